@@ -1,0 +1,101 @@
+// Package sysctl reads and writes single values below /proc/sys/net. Values
+// are those of the calling thread's network namespace.
+package sysctl
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+)
+
+const root = "/proc/sys/net/"
+
+// ErrInvalidKey says that a key's spelling leads nowhere below /proc/sys/net.
+var ErrInvalidKey = errors.New("invalid sysctl key")
+
+// Key names one value below /proc/sys/net; no spelling leads out of there.
+// The zero Key names nothing.
+type Key struct {
+	parts []string // below net, each one path element
+}
+
+// Net makes a key of the path elements below net, as in
+// Net("ipv4", "conf", "eth0.100", "arp_notify").
+func Net(parts ...string) (Key, error) {
+	if len(parts) == 0 {
+		return Key{}, fmt.Errorf("%w \"net\": names no value", ErrInvalidKey)
+	}
+	for _, p := range parts {
+		if p == "" || p == "." || p == ".." || strings.ContainsAny(p, "/\x00") {
+			return Key{}, fmt.Errorf("%w %q: bad element %q", ErrInvalidKey, "net/"+strings.Join(parts, "/"), p)
+		}
+	}
+	return Key{parts: slices.Clone(parts)}, nil
+}
+
+// Parse reads a key as sysctl(8) spells it. The first of "." and "/" in it is
+// the separator; with dots, a slash stands for a dot inside an element, so
+// net.ipv4.conf.eth0/100.arp_notify and net/ipv4/conf/eth0.100/arp_notify are
+// the same.
+func Parse(s string) (Key, error) {
+	path := s
+	if i := strings.IndexAny(s, "./"); i >= 0 && s[i] == '.' {
+		path = swap(s)
+	}
+	below, ok := strings.CutPrefix(path, "net/")
+	if !ok {
+		return Key{}, fmt.Errorf("%w %q: not below net", ErrInvalidKey, s)
+	}
+	k, err := Net(strings.Split(below, "/")...)
+	if err != nil {
+		return Key{}, fmt.Errorf("%w %q: an element is empty, \".\", \"..\" or has a NUL", ErrInvalidKey, s)
+	}
+	return k, nil
+}
+
+func swap(s string) string {
+	return strings.NewReplacer(".", "/", "/", ".").Replace(s)
+}
+
+// Path is the key's file, /proc/sys/net/...
+func (k Key) Path() string { return root + strings.Join(k.parts, "/") }
+
+// String is the dotted spelling, which Parse understands.
+func (k Key) String() string { return swap("net/" + strings.Join(k.parts, "/")) }
+
+// Read returns the value without the newline at its end. The error matches
+// fs.ErrNotExist when this kernel or namespace has no such key.
+func (k Key) Read() (string, error) {
+	data, err := k.read()
+	if err != nil {
+		return "", fmt.Errorf("sysctl %s: read: %w", k, err)
+	}
+	return strings.TrimSuffix(data, "\n"), nil
+}
+
+// Write sets the value unless the key has it already, so that a read-only
+// /proc/sys is no obstacle where nothing is to be changed. Of several numbers
+// in one value only the numbers count, not the blanks between them. The error
+// matches fs.ErrNotExist when there is no such key.
+func (k Key) Write(value string) error {
+	have, err := k.read()
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("sysctl %s: write %q: %w", k, value, err)
+	}
+	// Another error of reading says nothing: some keys can only be written.
+	if err == nil && Equal(have, value) {
+		return nil
+	}
+	if err := k.write(value); err != nil {
+		return fmt.Errorf("sysctl %s: write %q: %w", k, value, err)
+	}
+	return nil
+}
+
+// Equal tells whether two values are the same to the kernel: blanks, tabs and
+// newlines only separate.
+func Equal(a, b string) bool {
+	return slices.Equal(strings.Fields(a), strings.Fields(b))
+}
