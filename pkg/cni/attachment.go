@@ -1,0 +1,130 @@
+package cni
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"unicode"
+)
+
+// Attachment names one interface of one container on one network
+// (specification, section 3). Everything that a plugin leaves on the host
+// belongs to exactly one attachment.
+type Attachment struct {
+	Network     string
+	ContainerID string
+	IfName      string
+}
+
+const (
+	// hashLen is how many hex digits identify an attachment: 64 bits.
+	hashLen = 16
+	// markMax is the longest comment that nft(8) reads back from a saved
+	// ruleset, in bytes.
+	markMax = 128
+	// networkMax is the longest network name that a mark shows in full, in
+	// bytes: GC compares the name, so it must never be cut by markMax.
+	networkMax = 64
+)
+
+// Hash identifies the attachment in names of kernel objects and files: 16
+// lower-case hex digits. The parts are hashed with their lengths, so that
+// ("ab", "c") and ("a", "bc") differ.
+func (a Attachment) Hash() string {
+	return digest(a.Network, a.ContainerID, a.IfName)
+}
+
+// Mark is the owner as written next to what is owned (link alias, nftables
+// comment): Hash, network, container ID and interface, separated by blanks.
+// It is at most 128 bytes long; the container ID and interface are for people
+// and may be cut, the hash is the identity.
+func (a Attachment) Mark() string {
+	mark := a.Hash() + " " + networkLabel(a.Network) + " " + a.ContainerID + " " + a.IfName
+	if len(mark) > markMax {
+		mark = mark[:markMax]
+	}
+	return mark
+}
+
+// Owns reports whether mark was written by this attachment.
+func (a Attachment) Owns(mark string) bool {
+	hash, _, _ := strings.Cut(mark, " ")
+	return hash == a.Hash()
+}
+
+// NetworkOwns reports whether mark was written by some attachment of network.
+func NetworkOwns(network, mark string) bool {
+	hash, rest, ok := strings.Cut(mark, " ")
+	if !ok || !isHash(hash) {
+		return false
+	}
+	label, _, _ := strings.Cut(rest, " ")
+	return label == networkLabel(network)
+}
+
+// NetworkHash is a number for the network, never 0, for kernel objects that
+// have room for no more.
+func NetworkHash(network string) uint32 {
+	sum := sha256.Sum256([]byte(network))
+	return uint32(sum[0])<<24 | uint32(sum[1])<<16 | uint32(sum[2])<<8 | uint32(sum[3]) | 1
+}
+
+func (a Attachment) String() string {
+	return fmt.Sprintf("network %q, container %q, interface %q", a.Network, a.ContainerID, a.IfName)
+}
+
+// networkLabel is the network's name, or for a long one its beginning and its
+// hash, joined by a character that no name contains.
+func networkLabel(network string) string {
+	if len(network) <= networkMax {
+		return network
+	}
+	return network[:networkMax-hashLen-1] + "~" + digest(network)
+}
+
+func digest(parts ...string) string {
+	h := sha256.New()
+	for _, p := range parts {
+		fmt.Fprintf(h, "%d:%s", len(p), p)
+	}
+	return hex.EncodeToString(h.Sum(nil))[:hashLen]
+}
+
+func isHash(s string) bool {
+	if len(s) != hashLen {
+		return false
+	}
+	_, err := hex.DecodeString(s)
+	return err == nil
+}
+
+// ValidName reports whether s may name a network or a container
+// (specification, sections 1 and 2): a letter or digit, then letters, digits,
+// underscores, dots and hyphens.
+func ValidName(s string) bool {
+	for i, r := range s {
+		alnum := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9'
+		if !alnum && (i == 0 || r != '_' && r != '.' && r != '-') {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// ValidIfName reports whether the kernel takes s as the name of an interface:
+// 1 to 15 bytes, not "." or "..", without slash, colon or white space.
+func ValidIfName(s string) bool {
+	if s == "" || len(s) > 15 || s == "." || s == ".." {
+		return false
+	}
+	return !strings.ContainsFunc(s, func(r rune) bool {
+		return r == '/' || r == ':' || unicode.IsSpace(r) || r == 0
+	})
+}
+
+// ValidType reports whether s may name a plugin, which becomes a file name in
+// CNI_PATH: not empty, not "." or "..", no path separator.
+func ValidType(s string) bool {
+	return s != "" && s != "." && s != ".." && !strings.ContainsAny(s, "/\\\x00")
+}

@@ -1,0 +1,142 @@
+package cni
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+)
+
+// Config is what the configurations of all plugins have in common
+// (specification, section 1). Keys match without regard to case, as every
+// runtime relies on.
+type Config struct {
+	CNIVersion       string
+	Name             string
+	Type             string
+	IPAMType         string
+	PrevResult       *Result
+	ValidAttachments []AttachmentRef // nil when the key is missing, else not nil
+}
+
+type wireConfig struct {
+	CNIVersion string `json:"cniVersion"`
+	Name       string `json:"name"`
+	Type       string `json:"type"`
+	IPAM       struct {
+		Type string `json:"type"`
+	} `json:"ipam"`
+	PrevResult       json.RawMessage `json:"prevResult"`
+	ValidAttachments json.RawMessage `json:"cni.dev/valid-attachments"`
+	// Attachments is an older spelling that libcni still sends beside the
+	// specification's.
+	Attachments json.RawMessage `json:"cni.dev/attachments"`
+}
+
+// Unmarshal reads the JSON of a configuration into a plugin's own struct.
+// Text that is no JSON is code 6; a value of the wrong type is code 7 and
+// names the key and what it wants.
+func Unmarshal(data []byte, v any) error {
+	err := json.Unmarshal(data, v)
+	if err == nil {
+		return nil
+	}
+	if t := (*json.UnmarshalTypeError)(nil); errors.As(err, &t) {
+		key := t.Field
+		if key == "" {
+			key = "the configuration"
+		}
+		return Errorf(CodeConfig, "%s: is a JSON %s, want %s", key, t.Value, goKind(t))
+	}
+	if s := (*json.SyntaxError)(nil); errors.As(err, &s) {
+		return Errorf(CodeDecode, "network configuration: no valid JSON at byte %d: %w", s.Offset, err)
+	}
+	return Errorf(CodeConfig, "network configuration: %w", err)
+}
+
+// goKind says in JSON's words what the decoder wanted.
+func goKind(t *json.UnmarshalTypeError) string {
+	switch k := t.Type.Kind().String(); k {
+	case "bool":
+		return "true or false"
+	case "string":
+		return "a string"
+	case "slice", "array":
+		return "an array"
+	case "struct", "map":
+		return "an object"
+	case "int", "int8", "int16", "int32", "int64", "float32", "float64":
+		return "a number (" + k + ")"
+	case "uint", "uint8", "uint16", "uint32", "uint64":
+		return "a number that is not negative (" + k + ")"
+	default:
+		return k
+	}
+}
+
+// DecodeConfig reads what all configurations have in common. The version is
+// Oldest when the key is missing; it is not checked here. ignorePrev leaves a
+// prevResult unread, for callers who can do without a broken one.
+func DecodeConfig(data []byte, ignorePrev bool) (*Config, error) {
+	var w wireConfig
+	if err := Unmarshal(data, &w); err != nil {
+		return nil, err
+	}
+	c := &Config{CNIVersion: w.CNIVersion, Name: w.Name, Type: w.Type, IPAMType: w.IPAM.Type}
+	if c.CNIVersion == "" {
+		c.CNIVersion = Oldest
+	}
+	var err error
+	if c.ValidAttachments, err = decodeRefs(w); err != nil {
+		return nil, err
+	}
+	if ignorePrev || isNull(w.PrevResult) {
+		return c, nil
+	}
+	if c.PrevResult, err = DecodeResult(w.PrevResult, c.CNIVersion); err != nil {
+		e := AsError(err)
+		return nil, &Error{Code: CodeConfig, Msg: "prevResult: " + e.Msg, Details: e.Details}
+	}
+	return c, nil
+}
+
+func decodeRefs(w wireConfig) ([]AttachmentRef, error) {
+	key, raw := "cni.dev/valid-attachments", w.ValidAttachments
+	if raw == nil {
+		key, raw = "cni.dev/attachments", w.Attachments
+	}
+	if raw == nil {
+		return nil, nil
+	}
+	refs := []AttachmentRef{}
+	if isNull(raw) {
+		return refs, nil
+	}
+	if err := json.Unmarshal(raw, &refs); err != nil {
+		return nil, Errorf(CodeConfig, "%s: want a list of {containerID, ifname}: %w", key, err)
+	}
+	for i, r := range refs {
+		if r.ContainerID == "" || r.IfName == "" {
+			return nil, Errorf(CodeConfig, "%s[%d]: containerID %q, ifname %q: neither may be empty", key, i, r.ContainerID, r.IfName)
+		}
+	}
+	return refs, nil
+}
+
+func isNull(raw json.RawMessage) bool {
+	t := bytes.TrimSpace(raw)
+	return len(t) == 0 || bytes.Equal(t, []byte("null"))
+}
+
+// encode writes v as plugins print it: indented, no trailing newline, with
+// <, > and & as they are.
+func encode(v any) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "    ")
+	if err := enc.Encode(v); err != nil {
+		return nil, fmt.Errorf("encode: %w", err)
+	}
+	return bytes.TrimRight(b.Bytes(), "\n"), nil
+}

@@ -1,0 +1,106 @@
+package cni
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+)
+
+// Error codes. Up to 99 they are the specification's (section 5), from 100 on
+// they are this suite's; docs/errors.md says of each when it comes and what
+// to do.
+const (
+	CodeIncompatibleVersion uint = 1
+	CodeUnsupportedField    uint = 2
+	CodeUnknownContainer    uint = 3
+	CodeEnvironment         uint = 4
+	CodeIO                  uint = 5
+	CodeDecode              uint = 6
+	CodeConfig              uint = 7
+	CodeTryAgain            uint = 11
+	CodeUnavailable         uint = 50
+	CodeLimited             uint = 51
+	CodeExists              uint = 100 // the attachment, or an interface of its name, is there already
+	CodeDrift               uint = 101 // CHECK found something other than what ADD made
+	CodeIPAM                uint = 102 // the IPAM plugin's answer cannot be used
+	CodeConflict            uint = 103 // a name or an address is held by something else
+	CodeInternal            uint = 999
+)
+
+// Error is the error object that a plugin prints (specification, section 5).
+// It wraps the error that caused it, if any.
+type Error struct {
+	Code    uint
+	Msg     string
+	Details string
+	cause   error
+}
+
+// Errorf returns an Error whose message is formatted as fmt.Errorf does; what
+// %w names becomes its cause.
+func Errorf(code uint, format string, args ...any) *Error {
+	err := fmt.Errorf(format, args...)
+	return &Error{Code: code, Msg: err.Error(), cause: errors.Unwrap(err)}
+}
+
+// Error returns the message, and the details when there are any.
+func (e *Error) Error() string {
+	if e.Details == "" {
+		return e.Msg
+	}
+	return e.Msg + ": " + e.Details
+}
+
+// Unwrap returns the cause, nil if there is none.
+func (e *Error) Unwrap() error { return e.cause }
+
+// AsError makes an Error of any error. One in err's chain gives its code, and
+// is returned as it is when nothing was wrapped around it; an error of the
+// file system is CodeIO; any other is CodeInternal. It returns nil for nil.
+func AsError(err error) *Error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := err.(*Error); ok {
+		return e
+	}
+	code := CodeInternal
+	if e := (*Error)(nil); errors.As(err, &e) {
+		code = e.Code
+	} else if p := (*fs.PathError)(nil); errors.As(err, &p) {
+		code = CodeIO
+	}
+	return &Error{Code: code, Msg: err.Error(), cause: err}
+}
+
+// wireError is the error object on the wire.
+type wireError struct {
+	CNIVersion string `json:"cniVersion,omitempty"`
+	Code       uint   `json:"code"`
+	Msg        string `json:"msg"`
+	Details    string `json:"details,omitempty"`
+}
+
+// Encode writes the error object as version asks: the same object in every
+// version, with the version in it.
+func (e *Error) Encode(version string) []byte {
+	out, err := encode(wireError{CNIVersion: version, Code: e.Code, Msg: e.Msg, Details: e.Details})
+	if err != nil { // strings and a number cannot fail to encode
+		return nil
+	}
+	return out
+}
+
+// DecodeError reads an error object that another plugin printed. ok is false
+// when data is no such object: not JSON, or neither a code nor a message.
+func DecodeError(data []byte) (e *Error, ok bool) {
+	var w wireError
+	if json.Unmarshal(data, &w) != nil || w.Code == 0 && w.Msg == "" {
+		return nil, false
+	}
+	if w.Code == 0 { // 0 would tell our caller that nothing went wrong
+		w.Code = CodeInternal
+	}
+	return &Error{Code: w.Code, Msg: w.Msg, Details: w.Details}, true
+}

@@ -1,0 +1,115 @@
+package cni
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Result is what ADD made, in the newest shape (specification, section 5).
+// Older shapes are read into it by DecodeResult and written from it by
+// Encode.
+type Result struct {
+	Interfaces []Interface
+	IPs        []IP
+	Routes     []Route
+	DNS        DNS
+}
+
+// Interface is an interface that the attachment has, in the container or on
+// the host.
+type Interface struct {
+	Name       string
+	MAC        string // as text; empty where the interface has none
+	MTU        int    // bytes; 0 = not said
+	Sandbox    string // the container's namespace path; empty on the host
+	SocketPath string
+	PCIID      string
+}
+
+// IP is an address of the attachment.
+type IP struct {
+	Address   netip.Prefix // the address with its subnet's length, host bits kept
+	Gateway   netip.Addr   // the zero Addr = none
+	Interface *int         // index into Result.Interfaces; nil = not said
+}
+
+// Route is a route of the container.
+type Route struct {
+	Dst      netip.Prefix
+	GW       netip.Addr // the zero Addr: the gateway of an address of this family
+	MTU      int        // bytes; 0 = not said, as for all numbers here
+	AdvMSS   int        // bytes
+	Priority int
+	Table    *int
+	Scope    *int // as in rtnetlink: 0 global, 253 link, 254 host
+}
+
+// DNS is resolver configuration for the container.
+type DNS struct {
+	Nameservers []string `json:"nameservers,omitempty"`
+	Domain      string   `json:"domain,omitempty"`
+	Search      []string `json:"search,omitempty"`
+	Options     []string `json:"options,omitempty"`
+}
+
+// IsSet reports whether the configuration said anything at all: an empty list
+// counts, it overrides like any other.
+func (d DNS) IsSet() bool {
+	return d.Nameservers != nil || d.Domain != "" || d.Search != nil || d.Options != nil
+}
+
+// IsZero reports whether there is nothing to print.
+func (d DNS) IsZero() bool {
+	return len(d.Nameservers) == 0 && d.Domain == "" && len(d.Search) == 0 && len(d.Options) == 0
+}
+
+// Clone returns a copy that shares nothing with r.
+func (r *Result) Clone() *Result {
+	c := &Result{
+		Interfaces: slices.Clone(r.Interfaces),
+		IPs:        slices.Clone(r.IPs),
+		Routes:     slices.Clone(r.Routes),
+		DNS: DNS{
+			Nameservers: slices.Clone(r.DNS.Nameservers),
+			Domain:      r.DNS.Domain,
+			Search:      slices.Clone(r.DNS.Search),
+			Options:     slices.Clone(r.DNS.Options),
+		},
+	}
+	for i := range c.IPs {
+		c.IPs[i].Interface = clonePtr(c.IPs[i].Interface)
+	}
+	for i := range c.Routes {
+		c.Routes[i].Table = clonePtr(c.Routes[i].Table)
+		c.Routes[i].Scope = clonePtr(c.Routes[i].Scope)
+	}
+	return c
+}
+
+func clonePtr(p *int) *int {
+	if p == nil {
+		return nil
+	}
+	v := *p
+	return &v
+}
+
+// Prefixes returns the addresses of the result, in its order.
+func (r *Result) Prefixes() []netip.Prefix {
+	out := make([]netip.Prefix, 0, len(r.IPs))
+	for _, ip := range r.IPs {
+		out = append(out, ip.Address)
+	}
+	return out
+}
+
+// Gateway returns the gateway of the first address of this family that has
+// one; the zero Addr when none has.
+func (r *Result) Gateway(v4 bool) netip.Addr {
+	for _, ip := range r.IPs {
+		if ip.Gateway.IsValid() && ip.Gateway.Is4() == v4 {
+			return ip.Gateway
+		}
+	}
+	return netip.Addr{}
+}

@@ -1,0 +1,156 @@
+package cni
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+)
+
+// The shapes of a result on the wire. wire1 is that of 1.0.0 and later, and
+// with the address versions filled in that of 0.3.0 to 0.4.0.
+type wire1 struct {
+	CNIVersion string          `json:"cniVersion"`
+	Interfaces []wireInterface `json:"interfaces,omitempty"`
+	IPs        []wireIP        `json:"ips,omitempty"`
+	Routes     []wireRoute     `json:"routes,omitempty"`
+	DNS        *DNS            `json:"dns,omitempty"`
+}
+
+type wireInterface struct {
+	Name       string `json:"name"`
+	MAC        string `json:"mac,omitempty"`
+	MTU        int    `json:"mtu,omitempty"`
+	Sandbox    string `json:"sandbox,omitempty"`
+	SocketPath string `json:"socketPath,omitempty"`
+	PCIID      string `json:"pciID,omitempty"`
+}
+
+type wireIP struct {
+	Version   string `json:"version,omitempty"`
+	Interface *int   `json:"interface,omitempty"`
+	Address   string `json:"address"`
+	Gateway   string `json:"gateway,omitempty"`
+}
+
+type wireRoute struct {
+	Dst      string `json:"dst"`
+	GW       string `json:"gw,omitempty"`
+	MTU      int    `json:"mtu,omitempty"`
+	AdvMSS   int    `json:"advmss,omitempty"`
+	Priority int    `json:"priority,omitempty"`
+	Table    *int   `json:"table,omitempty"`
+	Scope    *int   `json:"scope,omitempty"`
+}
+
+// wire01 is the shape of 0.1.0 and 0.2.0: one address of each family.
+type wire01 struct {
+	CNIVersion string  `json:"cniVersion"`
+	IP4        *wireV4 `json:"ip4,omitempty"`
+	IP6        *wireV4 `json:"ip6,omitempty"`
+	DNS        DNS     `json:"dns"`
+}
+
+type wireV4 struct {
+	IP      string      `json:"ip"`
+	Gateway string      `json:"gateway,omitempty"`
+	Routes  []wireRoute `json:"routes,omitempty"`
+}
+
+// MarshalJSON writes the route as the lists of results and of plugin
+// configurations spell it.
+func (r Route) MarshalJSON() ([]byte, error) { return json.Marshal(toWireRoute(r)) }
+
+// UnmarshalJSON reads a route from a result or a plugin configuration; dst is
+// required. Errors name the key and the value.
+func (r *Route) UnmarshalJSON(data []byte) error {
+	var w wireRoute
+	if err := json.Unmarshal(data, &w); err != nil {
+		return err
+	}
+	parsed, err := fromWireRoute(w)
+	if err != nil {
+		return err
+	}
+	*r = parsed
+	return nil
+}
+
+func toWireRoute(r Route) wireRoute {
+	return wireRoute{
+		Dst: r.Dst.String(), GW: addrText(r.GW), MTU: r.MTU, AdvMSS: r.AdvMSS,
+		Priority: r.Priority, Table: r.Table, Scope: r.Scope,
+	}
+}
+
+func fromWireRoute(w wireRoute) (Route, error) {
+	r := Route{MTU: w.MTU, AdvMSS: w.AdvMSS, Priority: w.Priority, Table: w.Table, Scope: w.Scope}
+	var err error
+	if r.Dst, err = ParsePrefix(w.Dst); err != nil {
+		return r, fmt.Errorf("dst: %w", err)
+	}
+	if w.GW != "" {
+		if r.GW, err = ParseAddr(w.GW); err != nil {
+			return r, fmt.Errorf("gw: %w", err)
+		}
+	}
+	return r, checkRouteNumbers(r)
+}
+
+func checkRouteNumbers(r Route) error {
+	for _, n := range []struct {
+		key   string
+		value int
+		most  int
+	}{
+		{"mtu", r.MTU, 1<<31 - 1},
+		{"advmss", r.AdvMSS, 1<<31 - 1},
+		{"priority", r.Priority, 1<<32 - 1},
+		{"table", orZero(r.Table), 1<<32 - 1},
+		{"scope", orZero(r.Scope), 255},
+	} {
+		if n.value < 0 || n.value > n.most {
+			return fmt.Errorf("%s: %d is not between 0 and %d", n.key, n.value, n.most)
+		}
+	}
+	return nil
+}
+
+func orZero(p *int) int {
+	if p == nil {
+		return 0
+	}
+	return *p
+}
+
+// ParsePrefix reads an address in CIDR notation and keeps its host bits. An
+// IPv4 address mapped into IPv6 becomes the IPv4 address it stands for.
+func ParsePrefix(s string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		return netip.Prefix{}, fmt.Errorf("%q is no address in CIDR notation", s)
+	}
+	if p.Addr().Is4In6() {
+		if p.Bits() < 96 {
+			return netip.Prefix{}, fmt.Errorf("%q mixes IPv4 and IPv6", s)
+		}
+		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	}
+	return p, nil
+}
+
+// ParseAddr reads an address without zone. An IPv4 address mapped into IPv6
+// becomes the IPv4 address it stands for.
+func ParseAddr(s string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(s)
+	if err != nil || a.Zone() != "" {
+		return netip.Addr{}, fmt.Errorf("%q is no IP address", s)
+	}
+	return a.Unmap(), nil
+}
+
+func addrText(a netip.Addr) string {
+	if !a.IsValid() {
+		return ""
+	}
+	return a.String()
+}
