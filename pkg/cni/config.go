@@ -11,26 +11,17 @@ import (
 // (specification, section 1). Keys match without regard to case, as every
 // runtime relies on.
 type Config struct {
-	CNIVersion       string
-	Name             string
-	Type             string
-	IPAMType         string
-	PrevResult       *Result
-	ValidAttachments []AttachmentRef // nil when the key is missing, else not nil
-}
-
-type wireConfig struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
 	Type       string `json:"type"`
 	IPAM       struct {
 		Type string `json:"type"`
 	} `json:"ipam"`
-	PrevResult       json.RawMessage `json:"prevResult"`
-	ValidAttachments json.RawMessage `json:"cni.dev/valid-attachments"`
-	// Attachments is an older spelling that libcni still sends beside the
+	RawPrevResult       json.RawMessage `json:"prevResult"`
+	RawValidAttachments json.RawMessage `json:"cni.dev/valid-attachments"`
+	// RawAttachments is an older spelling that libcni still sends beside the
 	// specification's.
-	Attachments json.RawMessage `json:"cni.dev/attachments"`
+	RawAttachments json.RawMessage `json:"cni.dev/attachments"`
 }
 
 // Unmarshal reads the JSON of a configuration into a plugin's own struct.
@@ -75,43 +66,43 @@ func goKind(t *json.UnmarshalTypeError) string {
 }
 
 // DecodeConfig reads what all configurations have in common. The version is
-// Oldest when the key is missing; it is not checked here. ignorePrev leaves a
-// prevResult unread, for callers who can do without a broken one.
-func DecodeConfig(data []byte, ignorePrev bool) (*Config, error) {
-	var w wireConfig
-	if err := Unmarshal(data, &w); err != nil {
+// Oldest when the key is missing; it is not checked here.
+func DecodeConfig(data []byte) (*Config, error) {
+	c := &Config{}
+	if err := Unmarshal(data, c); err != nil {
 		return nil, err
 	}
-	c := &Config{CNIVersion: w.CNIVersion, Name: w.Name, Type: w.Type, IPAMType: w.IPAM.Type}
 	if c.CNIVersion == "" {
 		c.CNIVersion = Oldest
-	}
-	var err error
-	if c.ValidAttachments, err = decodeRefs(w); err != nil {
-		return nil, err
-	}
-	if ignorePrev || isNull(w.PrevResult) {
-		return c, nil
-	}
-	if c.PrevResult, err = DecodeResult(w.PrevResult, c.CNIVersion); err != nil {
-		e := AsError(err)
-		return nil, &Error{Code: CodeConfig, Msg: "prevResult: " + e.Msg, Details: e.Details}
 	}
 	return c, nil
 }
 
-func decodeRefs(w wireConfig) ([]AttachmentRef, error) {
-	key, raw := "cni.dev/valid-attachments", w.ValidAttachments
-	if raw == nil {
-		key, raw = "cni.dev/attachments", w.Attachments
-	}
-	if raw == nil {
+// PrevResult reads prevResult; nil when there is none. One that cannot be
+// read is code 7.
+func (c *Config) PrevResult() (*Result, error) {
+	if isNull(c.RawPrevResult) {
 		return nil, nil
 	}
-	refs := []AttachmentRef{}
-	if isNull(raw) {
-		return refs, nil
+	r, err := DecodeResult(c.RawPrevResult, c.CNIVersion)
+	if err != nil {
+		return nil, Errorf(CodeConfig, "prevResult: %w", err)
 	}
+	return r, nil
+}
+
+// ValidAttachments reads cni.dev/valid-attachments (specification 1.1, GC).
+// null and [] both mean that none is valid. A missing key is code 7: taking
+// it for an empty list would delete everything.
+func (c *Config) ValidAttachments() ([]AttachmentRef, error) {
+	key, raw := "cni.dev/valid-attachments", c.RawValidAttachments
+	if raw == nil {
+		key, raw = "cni.dev/attachments", c.RawAttachments
+	}
+	if raw == nil {
+		return nil, Errorf(CodeConfig, "cni.dev/valid-attachments: missing; GC removes nothing without a list (null or [] say that no attachment is valid)")
+	}
+	var refs []AttachmentRef
 	if err := json.Unmarshal(raw, &refs); err != nil {
 		return nil, Errorf(CodeConfig, "%s: want a list of {containerID, ifname}: %w", key, err)
 	}

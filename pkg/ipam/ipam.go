@@ -1,0 +1,84 @@
+// Package ipam borrows addresses from an IPAM plugin and gives them back
+// (specification, section 4).
+package ipam
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/invoke"
+)
+
+// Client speaks to the IPAM plugin that a configuration names.
+type Client struct {
+	Type    string // the plugin's name: ipam.type
+	Conf    []byte // the configuration as we were given it
+	Version string // its cniVersion
+	Runner  invoke.Runner
+}
+
+// Add asks for the attachment's addresses. The answer has at least one
+// address, and no interfaces. An answer that cannot be used is code 102; the
+// plugin's own error comes back with its code.
+//
+// Whatever Add returns, the plugin may have reserved something once it was
+// started: the caller registers Release before it calls Add.
+func (c Client) Add(ctx context.Context) (*cni.Result, error) {
+	out, err := c.run(ctx, "ADD")
+	if err != nil {
+		return nil, err
+	}
+	res, err := cni.DecodeResult(out, c.Version)
+	if err != nil {
+		return nil, cni.Errorf(cni.CodeIPAM, "IPAM plugin %q: its answer cannot be read: %w", c.Type, err)
+	}
+	if len(res.IPs) == 0 {
+		return nil, cni.Errorf(cni.CodeIPAM, "IPAM plugin %q: its answer has no addresses", c.Type)
+	}
+	// An IPAM plugin knows nothing of interfaces (specification, section 5).
+	res.Interfaces = nil
+	for i := range res.IPs {
+		res.IPs[i].Interface = nil
+	}
+	return res, nil
+}
+
+// Release gives the addresses back during a roll-back, in limited time.
+func (c Client) Release(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, invoke.UndoTimeout)
+	defer cancel()
+	return c.Del(ctx)
+}
+
+// Del gives the attachment's addresses back.
+func (c Client) Del(ctx context.Context) error { return c.only(ctx, "DEL") }
+
+// Check asks whether the attachment's addresses are still reserved.
+func (c Client) Check(ctx context.Context) error { return c.only(ctx, "CHECK") }
+
+// GC hands on a garbage collection: the configuration holds the list of valid
+// attachments.
+func (c Client) GC(ctx context.Context) error { return c.only(ctx, "GC") }
+
+// Status asks whether the plugin could serve an ADD.
+func (c Client) Status(ctx context.Context) error { return c.only(ctx, "STATUS") }
+
+func (c Client) only(ctx context.Context, command string) error {
+	_, err := c.run(ctx, command)
+	return err
+}
+
+func (c Client) run(ctx context.Context, command string) ([]byte, error) {
+	if !cni.ValidType(c.Type) {
+		return nil, cni.Errorf(cni.CodeConfig, "ipam.type: %q is no plugin name (it must be a plain file name)", c.Type)
+	}
+	out, err := c.Runner.Run(ctx, c.Type, command, c.Conf)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// String names the plugin for messages.
+func (c Client) String() string { return fmt.Sprintf("IPAM plugin %q", c.Type) }

@@ -1,0 +1,111 @@
+package skel
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"reflect"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+)
+
+// forPeople serves a person who runs the program by hand: --help, --version,
+// or a plain call without any of the protocol's variables.
+func forPeople(p Plugin, env Env) (done bool, code int) {
+	if len(env.Args) > 0 {
+		switch env.Args[0] {
+		case "--help", "-h", "-help", "help":
+			printHelp(env.Stdout, p)
+			return true, 0
+		case "--version", "-version", "-V", "version":
+			fmt.Fprintf(env.Stdout, "%s %s (CNI %s)\n", p.Name, version, strings.Join(cni.Versions(), ", "))
+			return true, 0
+		}
+	}
+	vars := environ(env.Vars)
+	for _, name := range []string{"CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"} {
+		if vars[name] != "" {
+			return false, 0
+		}
+	}
+	printHelp(env.Stderr, p)
+	return true, 0
+}
+
+func printHelp(w io.Writer, p Plugin) {
+	fmt.Fprintf(w, "%s %s: %s\n", p.Name, version, p.About)
+	fmt.Fprintf(w, "CNI protocol versions supported: %s\n\n", strings.Join(cni.Versions(), ", "))
+	fmt.Fprintf(w, "A CNI plugin: a container runtime runs it with CNI_COMMAND, CNI_CONTAINERID,\nCNI_NETNS, CNI_IFNAME, CNI_ARGS and CNI_PATH in its environment and the network\nconfiguration, a JSON object, on its standard input.\n")
+	keys := keysOf(reflect.TypeOf(p.Config), "")
+	if len(keys) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "\nKeys of the configuration:\n")
+	for _, k := range keys {
+		if k.help != "" {
+			fmt.Fprintf(w, "  %-28s %s\n", k.path, k.help)
+		}
+	}
+}
+
+// key is a key of a configuration, with the way to it.
+type key struct {
+	name, path, help string
+	inner            []key // of an object, or of the objects in a list
+	list             bool
+}
+
+// keysOf reads a configuration struct's tags, depth first.
+func keysOf(t reflect.Type, prefix string) []key {
+	var out []key
+	for _, k := range keyTree(t, prefix) {
+		out = append(out, k)
+		out = append(out, flatten(k.inner)...)
+	}
+	return out
+}
+
+func flatten(in []key) []key {
+	var out []key
+	for _, k := range in {
+		out = append(append(out, k), flatten(k.inner)...)
+	}
+	return out
+}
+
+func keyTree(t reflect.Type, prefix string) []key {
+	for t != nil && t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if t == nil || t.Kind() != reflect.Struct || implementsUnmarshaler(t) {
+		return nil
+	}
+	var out []key
+	for i := range t.NumField() {
+		f := t.Field(i)
+		if f.Anonymous {
+			out = append(out, keyTree(f.Type, prefix)...)
+			continue
+		}
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name == "" || name == "-" {
+			continue
+		}
+		k := key{name: name, path: prefix + name, help: f.Tag.Get("help")}
+		elem, suffix := f.Type, "."
+		for elem.Kind() == reflect.Slice || elem.Kind() == reflect.Pointer {
+			if elem.Kind() == reflect.Slice {
+				k.list, suffix = true, "[]."
+			}
+			elem = elem.Elem()
+		}
+		k.inner = keyTree(elem, k.path+suffix)
+		out = append(out, k)
+	}
+	return out
+}
+
+func implementsUnmarshaler(t reflect.Type) bool {
+	return reflect.PointerTo(t).Implements(reflect.TypeFor[json.Unmarshaler]())
+}

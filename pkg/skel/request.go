@@ -1,0 +1,127 @@
+package skel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime/debug"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
+)
+
+// Request is one ADD, DEL, CHECK, GC or STATUS. GC and STATUS know only the
+// network, the path and the configuration.
+type Request struct {
+	cni.Attachment
+
+	Netns   string // CNI_NETNS as given; results name it as the sandbox
+	Args    string // CNI_ARGS
+	Path    string // CNI_PATH
+	Conf    []byte // the configuration, as given
+	Version string // its cniVersion
+	IPAM    string // ipam.type; empty when there is none
+
+	// NS is the container's namespace: open in ADD and CHECK; in DEL nil when
+	// it is gone, and then there is nothing to do in it; nil for IPAM plugins.
+	NS *ns.NS
+
+	// PrevResult is the result of the plugin before us (ADD) or of the whole
+	// chain (CHECK, DEL); nil when there is none. In DEL one that cannot be read
+	// counts as none.
+	PrevResult *cni.Result
+
+	// Valid holds the attachments that GC must keep.
+	Valid cni.Set
+
+	// Env and Stderr are handed on to delegates.
+	Env    []string
+	Stderr io.Writer
+
+	plugin string
+	undos  []undo
+}
+
+type undo struct {
+	what string
+	do   func(context.Context) error
+}
+
+// Decode reads the configuration into v. Errors are code 6 or 7 and name the
+// key.
+func (r *Request) Decode(v any) error { return cni.Unmarshal(r.Conf, v) }
+
+// OnFail registers the undoing of an effect that ADD just had. When ADD
+// fails, in whatever way, what was registered runs last in, first out, each
+// with a context that does not end with the call's.
+func (r *Request) OnFail(what string, do func(context.Context) error) {
+	r.undos = append(r.undos, undo{what: what, do: do})
+}
+
+// Warn tells the administrator, on standard error, what is worth knowing and
+// no reason to fail.
+func (r *Request) Warn(format string, args ...any) {
+	fmt.Fprintf(r.Stderr, "%s: %s\n", r.plugin, fmt.Sprintf(format, args...))
+}
+
+// rollBack undoes what was registered and returns err, with what could not be
+// undone in its details.
+func (r *Request) rollBack(ctx context.Context, err error) error {
+	var failed []string
+	ctx = context.WithoutCancel(ctx)
+	for i := len(r.undos) - 1; i >= 0; i-- {
+		u := r.undos[i]
+		if uerr := catch(func() error { return u.do(ctx) }); uerr != nil {
+			failed = append(failed, fmt.Sprintf("roll-back: %s: %v", u.what, uerr))
+		}
+	}
+	r.undos = nil
+	if failed == nil {
+		return err
+	}
+	e := *cni.AsError(err)
+	if e.Details != "" {
+		failed = append([]string{e.Details}, failed...)
+	}
+	e.Details = strings.Join(failed, "; ")
+	return &e
+}
+
+func (r *Request) close() {
+	if r.NS != nil {
+		// Closing a descriptor of a namespace cannot lose anything.
+		_ = r.NS.Close()
+	}
+}
+
+// panicError is a panic of a handler, made an error.
+type panicError struct {
+	value any
+	stack []byte
+}
+
+func (p *panicError) Error() string { return fmt.Sprintf("internal error: %v", p.value) }
+
+// catch calls fn and makes an error of a panic in it.
+func catch(fn func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &panicError{value: v, stack: debug.Stack()}
+		}
+	}()
+	return fn()
+}
+
+// describe makes the error object that is printed for err.
+func describe(err error) *cni.Error {
+	p := (*panicError)(nil)
+	if !errors.As(err, &p) {
+		return cni.AsError(err)
+	}
+	e := *cni.AsError(err)
+	e.Code = cni.CodeInternal
+	e.Details = strings.TrimPrefix(e.Details+"; "+string(p.stack), "; ")
+	return &e
+}

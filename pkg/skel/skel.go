@@ -1,0 +1,152 @@
+// Package skel is the shell of every plugin, and the only one that touches
+// the process's environment, standard streams and exit status. It decodes a
+// call, refuses what no plugin could serve, runs the plugin's handler, rolls a
+// failed ADD back and prints exactly one answer (specification, sections 2
+// and 5).
+package skel
+
+import (
+	"context"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+)
+
+// version is set when a release is linked.
+var version = "unknown"
+
+// Plugin is what a plugin is: its name, its configuration and its handlers.
+// Handlers return; they never print. A nil Check, GC or Status succeeds.
+type Plugin struct {
+	Name  string
+	About string // one line for people
+
+	// Config is a zero value of the struct that the plugin decodes its
+	// configuration into. Its json and help tags make --help, and the hints
+	// about misspelt keys.
+	Config any
+
+	// IPAM plugins are given CNI_NETNS but never look at it.
+	IPAM bool
+
+	Add    func(context.Context, *Request) (*cni.Result, error)
+	Del    func(context.Context, *Request) error
+	Check  func(context.Context, *Request) error
+	GC     func(context.Context, *Request) error
+	Status func(context.Context, *Request) error
+}
+
+// Env is the process that a plugin runs in. Tests pass their own.
+type Env struct {
+	Args   []string // the command line, without the program's name
+	Vars   []string // KEY=value
+	Stdin  io.Reader
+	Stdout io.Writer
+	Stderr io.Writer
+}
+
+// Main runs p in this process and exits: with status 0 on success, 1 after an
+// error.
+func Main(p Plugin) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	// A reader that is gone must show as an error of our write, so that ADD is
+	// rolled back, and not kill us. A handler, unlike SIG_IGN, is not inherited
+	// by the programs that we run.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	code := Run(ctx, p, Env{
+		Args: os.Args[1:], Vars: os.Environ(),
+		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
+	})
+	stop()
+	os.Exit(code)
+}
+
+// Run serves one call in env and returns the exit status.
+func Run(ctx context.Context, p Plugin, env Env) int {
+	if done, code := forPeople(p, env); done {
+		return code
+	}
+	c := &call{plugin: p, env: env, vars: environ(env.Vars)}
+	if c.vars["CNI_COMMAND"] == "VERSION" {
+		return c.answerVersion()
+	}
+	err := c.serve(ctx)
+	if err == nil {
+		return 0
+	}
+	return c.fail(err)
+}
+
+// call is one call of a plugin.
+type call struct {
+	plugin  Plugin
+	env     Env
+	vars    map[string]string
+	version string // of the configuration; empty until it is known to be one
+	req     *Request
+}
+
+// serve decodes, dispatches and, for ADD, prints the result. Whatever fails
+// after the handler began is rolled back by the caller of serve.
+func (c *call) serve(ctx context.Context) error {
+	command := c.vars["CNI_COMMAND"]
+	if err := c.checkEnvironment(command); err != nil {
+		return err
+	}
+	req, err := c.decode(command)
+	if err != nil {
+		return err
+	}
+	c.req = req
+	defer req.close()
+	if err := c.openNetns(command); err != nil {
+		return err
+	}
+	if command == "ADD" {
+		return c.add(ctx)
+	}
+	return c.handle(ctx, map[string]func(context.Context, *Request) error{
+		"DEL": c.plugin.Del, "CHECK": c.plugin.Check, "GC": c.plugin.GC, "STATUS": c.plugin.Status,
+	}[command])
+}
+
+func (c *call) handle(ctx context.Context, handler func(context.Context, *Request) error) error {
+	if handler == nil {
+		return nil
+	}
+	return catch(func() error { return handler(ctx, c.req) })
+}
+
+// add runs the ADD handler and prints its result. On any failure, a panic and
+// an unwritable result too, it undoes what the handler did.
+func (c *call) add(ctx context.Context) error {
+	c.hintKeys()
+	err := catch(func() error {
+		res, err := c.plugin.Add(ctx, c.req)
+		if err != nil {
+			return err
+		}
+		return c.printResult(res)
+	})
+	if err == nil {
+		return nil
+	}
+	return c.req.rollBack(ctx, err)
+}
+
+// environ makes a map of KEY=value pairs; the last of a key wins.
+func environ(vars []string) map[string]string {
+	m := make(map[string]string, len(vars))
+	for _, kv := range vars {
+		for i := range kv {
+			if kv[i] == '=' && i > 0 {
+				m[kv[:i]] = kv[i+1:]
+				break
+			}
+		}
+	}
+	return m
+}
