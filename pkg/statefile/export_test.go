@@ -1,0 +1,7 @@
+package statefile
+
+// CreateNamed is Create as it works where there are no unnamed files.
+func CreateNamed(d *Dir, name string, data []byte) error { return d.createNamed(name, data, 0o600) }
+
+// HolderOf reads the text of /proc/locks.
+var HolderOf = holderOf
