@@ -1,0 +1,83 @@
+package nstest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/onsi/ginkgo/v2"
+)
+
+// module is the first line of the go.mod below which plugins/ lies.
+const module = "module github.com/hawser-cni/plugins\n"
+
+// built are the plugins that this run has compiled.
+var built struct {
+	sync.Mutex
+	paths map[string]string
+}
+
+// Build returns the path of a plugin's binary: the one in the directory named by
+// HAWSER_BIN, else one compiled now, once in a run, from this checkout.
+func Build(plugin string) string {
+	ginkgo.GinkgoHelper()
+	path, err := build(plugin)
+	if err != nil {
+		ginkgo.Fail(fmt.Sprintf("build %s: %v", plugin, err))
+	}
+	return path
+}
+
+func build(plugin string) (string, error) {
+	if dir := os.Getenv("HAWSER_BIN"); dir != "" {
+		path := filepath.Join(dir, plugin)
+		_, err := os.Stat(path)
+		return path, err
+	}
+	built.Lock()
+	defer built.Unlock()
+	if path, ok := built.paths[plugin]; ok {
+		return path, nil
+	}
+	root, err := Root()
+	if err != nil {
+		return "", err
+	}
+	sources, err := filepath.Glob(filepath.Join(root, "plugins", "*", plugin))
+	if err != nil || len(sources) != 1 {
+		return "", fmt.Errorf("%d directories plugins/*/%s in %s", len(sources), plugin, root)
+	}
+	path := filepath.Join(run.workDir, "bin", plugin)
+	cmd := exec.Command("go", "build", "-trimpath", "-o", path, ".")
+	cmd.Dir = sources[0]
+	// The namespaces have no way to the network; what the tests were compiled
+	// from is in the module cache.
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOPROXY=off", "GOFLAGS=-mod=readonly")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w\n%s", err, out)
+	}
+	if built.paths == nil {
+		built.paths = make(map[string]string)
+	}
+	built.paths[plugin] = path
+	return path, nil
+}
+
+// Root returns the top directory of the checkout that the tests run in.
+func Root() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for dir != "/" {
+		data, _ := os.ReadFile(filepath.Join(dir, "go.mod"))
+		if strings.HasPrefix(string(data), module) {
+			return dir, nil
+		}
+		dir = filepath.Dir(dir)
+	}
+	return "", fmt.Errorf("no directory above has a go.mod with %q", strings.TrimSpace(module))
+}

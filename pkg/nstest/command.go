@@ -1,0 +1,131 @@
+package nstest
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	"github.com/onsi/ginkgo/v2"
+	"golang.org/x/sys/unix"
+)
+
+// Program is what [Host.Run] starts.
+type Program struct {
+	Path  string   // a name to be looked up in PATH, or a path
+	Args  []string // without the program itself
+	Env   []string // in addition to the environment of the tests; later entries win
+	Stdin string
+}
+
+// Output is what a program left. Exit is its status, or 128 plus the signal that
+// ended it.
+type Output struct {
+	Stdout, Stderr string
+	Exit           int
+}
+
+// Run runs a program in the namespaces to its end, whatever that is. The spec
+// fails when it cannot be started.
+func (h *Host) Run(p Program) Output {
+	ginkgo.GinkgoHelper()
+	var out, errs bytes.Buffer
+	cmd := exec.Command(p.Path, p.Args...)
+	cmd.Env = append(os.Environ(), p.Env...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(p.Stdin), &out, &errs
+	var err error
+	h.Do(func() { err = cmd.Run() })
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		ginkgo.Fail(fmt.Sprintf("%s: %v", strings.Join(cmd.Args, " "), err))
+	}
+	return Output{Stdout: out.String(), Stderr: errs.String(), Exit: status(cmd)}
+}
+
+func status(cmd *exec.Cmd) int {
+	if ws, ok := cmd.ProcessState.Sys().(interface {
+		Signaled() bool
+		Signal() unix.Signal
+	}); ok && ws.Signaled() {
+		return 128 + int(ws.Signal())
+	}
+	return cmd.ProcessState.ExitCode()
+}
+
+// Cmd runs a program in the namespaces and returns what it wrote to stdout. The
+// spec fails when its exit status is not 0.
+func (h *Host) Cmd(name string, args ...string) string {
+	ginkgo.GinkgoHelper()
+	out := h.Run(Program{Path: name, Args: args})
+	if out.Exit != 0 {
+		ginkgo.Fail(fmt.Sprintf("%s: %s %s: exit %d\n%s%s", h.Name, name, strings.Join(args, " "),
+			out.Exit, out.Stdout, out.Stderr))
+	}
+	return out.Stdout
+}
+
+// JSON decodes into v what a program wrote to stdout, for example
+// h.JSON(&links, "ip", "-j", "-d", "link"). No output at all, which is how ip
+// writes an empty list in some versions, leaves v alone.
+func (h *Host) JSON(v any, name string, args ...string) {
+	ginkgo.GinkgoHelper()
+	out := h.Cmd(name, args...)
+	if strings.TrimSpace(out) == "" {
+		return
+	}
+	if err := json.Unmarshal([]byte(out), v); err != nil {
+		ginkgo.Fail(fmt.Sprintf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out))
+	}
+}
+
+// Start starts a program in the namespaces and returns at once. It is killed at
+// the end of the spec when it still runs; its output goes to the spec's.
+func (h *Host) Start(p Program) *exec.Cmd {
+	ginkgo.GinkgoHelper()
+	cmd := exec.Command(p.Path, p.Args...)
+	cmd.Env = append(os.Environ(), p.Env...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(p.Stdin), ginkgo.GinkgoWriter, ginkgo.GinkgoWriter
+	var err error
+	h.Do(func() { err = cmd.Start() })
+	if err != nil {
+		ginkgo.Fail(fmt.Sprintf("%s: %v", strings.Join(cmd.Args, " "), err))
+	}
+	ginkgo.DeferCleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	return cmd
+}
+
+// Sysctl reads a value below /proc/sys in the namespaces.
+func (h *Host) Sysctl(path string) string {
+	ginkgo.GinkgoHelper()
+	return strings.TrimSpace(h.Cmd("cat", "/proc/sys/"+path))
+}
+
+// SetSysctl writes a value below /proc/sys in the namespaces.
+func (h *Host) SetSysctl(path, value string) {
+	ginkgo.GinkgoHelper()
+	var err error
+	h.Do(func() { err = os.WriteFile("/proc/sys/"+path, []byte(value), 0) })
+	if err != nil {
+		ginkgo.Fail(fmt.Sprintf("%s: %v", h.Name, err))
+	}
+}
+
+// SetBridgeNF sets net.bridge.bridge-nf-call-iptables and -ip6tables: whether
+// frames that a bridge forwards pass the IP rules. What a new namespace begins
+// with depends on the kernel.
+func (h *Host) SetBridgeNF(on bool) {
+	ginkgo.GinkgoHelper()
+	Need("br_netfilter")
+	value := "0"
+	if on {
+		value = "1"
+	}
+	h.SetSysctl("net/bridge/bridge-nf-call-iptables", value)
+	h.SetSysctl("net/bridge/bridge-nf-call-ip6tables", value)
+}

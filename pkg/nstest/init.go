@@ -1,0 +1,84 @@
+package nstest
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// netnsDir is where namespaces are pinned: the directory of ip-netns(8). It is a
+// shared mount, so that a pin made anywhere is seen in every Host.
+const netnsDir = "/run/netns"
+
+// initMain is PID 1 of the new namespaces. It tells the parent on descriptor 3
+// whether they are usable, runs the tests as a child, and reaps orphans, which
+// would stay zombies if the tests themselves were PID 1.
+func initMain() int {
+	report := os.NewFile(3, "report")
+	unix.CloseOnExec(3)
+	if err := setUp(); err != nil {
+		_, _ = report.WriteString(err.Error())
+		return 1
+	}
+	pid, err := startTests()
+	if err != nil {
+		_, _ = report.WriteString("start the tests: " + err.Error())
+		return 1
+	}
+	_, _ = report.WriteString("ok")
+	_ = report.Close()
+	defer forwardSignals(pid)()
+	for {
+		var ws syscall.WaitStatus
+		got, err := syscall.Wait4(-1, &ws, 0, nil)
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			fmt.Fprintln(os.Stderr, "nstest: wait:", err)
+			return 1
+		case got == pid:
+			return exitCode(ws)
+		}
+	}
+}
+
+func startTests() (int, error) {
+	if err := os.Setenv(stageEnv, stageInside); err != nil {
+		return 0, err
+	}
+	return syscall.ForkExec("/proc/self/exe", os.Args, &syscall.ProcAttr{
+		Env: os.Environ(), Files: []uintptr{0, 1, 2},
+	})
+}
+
+// setUp detaches the mounts from the machine's and replaces those that would
+// show or change its state.
+func setUp() error {
+	if err := mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE); err != nil {
+		return err
+	}
+	if err := mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC); err != nil {
+		return err
+	}
+	if err := mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV); err != nil {
+		return err
+	}
+	for _, dir := range []string{netnsDir, "/run/lock"} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := mount("tmpfs", netnsDir, "tmpfs", 0); err != nil {
+		return err
+	}
+	return mount("none", netnsDir, "", unix.MS_SHARED)
+}
+
+func mount(source, target, fstype string, flags uintptr) error {
+	if err := unix.Mount(source, target, fstype, flags, ""); err != nil {
+		return fmt.Errorf("mount %s on %s: %w", source, target, err)
+	}
+	return nil
+}

@@ -1,0 +1,170 @@
+package nstest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/onsi/ginkgo/v2"
+	"golang.org/x/sys/unix"
+)
+
+// features says how each name that [Need] knows is tried: commands, run one
+// after the other in a scratch Host.
+var features = map[string][]string{
+	"8021q":           {"ip link add veth8 type veth peer name veth9", "ip link add link veth8 name veth8.5 type vlan id 5"},
+	"br_netfilter":    {"cat /proc/sys/net/bridge/bridge-nf-call-iptables"},
+	"conntrack":       {"conntrack -L"},
+	"dummy":           {"ip link add dummy9 type dummy"},
+	"ifb":             {"ip link add ifb9 type ifb"},
+	"ip-netns":        {"ip netns add need", "ip netns del need"},
+	"iptables":        {"iptables -t nat -S", "ip6tables -t nat -S"},
+	"iptables-legacy": {"iptables-legacy -t nat -S", "ip6tables-legacy -t nat -S"},
+	"iptables-nft":    {"iptables-nft -t nat -S", "ip6tables-nft -t nat -S"},
+	"ipvlan":          {"ip link add veth8 type veth peer name veth9", "ip link add link veth8 name low9 type ipvlan"},
+	"macvlan":         {"ip link add veth8 type veth peer name veth9", "ip link add link veth8 name low9 type macvlan"},
+	"nft":             {"nft add table inet t", "nft add chain inet t c { type filter hook input priority 0 ; }"},
+	"nft-bridge":      {"nft add table bridge t", "nft add chain bridge t c { type filter hook prerouting priority 0 ; }"},
+	"nft-fib":         {"nft add table inet t", "nft add chain inet t c", "nft add rule inet t c fib daddr type local accept"},
+	"nft-inet-nat":    {"nft add table inet t", "nft add chain inet t c { type nat hook prerouting priority -99 ; }"},
+	"tap":             {"ip tuntap add tap9 mode tap"},
+	"tbf":             {"tc qdisc add dev lo root tbf rate 1mbit burst 10kb latency 1s"},
+	"userns":          {"unshare -Ur true"},
+	"vlan_filtering":  {"ip link add bridge9 type bridge vlan_filtering 1"},
+	"vrf":             {"ip link add vrf9 type vrf table 10"},
+}
+
+// Need skips the spec unless each of these features works here, with the error
+// that the kernel gave. They are tried once in a run. A spec whose feature is the
+// kernel's to give or to lack (all but the programs) carries Label("kernel").
+//
+// The features are 8021q, br_netfilter, conntrack, dummy, ifb, ip-netns,
+// iptables, iptables-legacy, iptables-nft, ipvlan, macvlan, nft, nft-bridge,
+// nft-fib, nft-inet-nat, realroot (not in a user namespace), sctp, tap, tbf,
+// userns, vlan_filtering, vrf.
+func Need(names ...string) {
+	ginkgo.GinkgoHelper()
+	for _, name := range names {
+		if why := missing(name); why != "" {
+			skip(name, why)
+		}
+	}
+}
+
+// NeedProgram skips the spec unless each of these programs is installed.
+func NeedProgram(names ...string) {
+	ginkgo.GinkgoHelper()
+	for _, name := range names {
+		if _, err := exec.LookPath(name); err != nil {
+			skip(name, err.Error())
+		}
+	}
+}
+
+// tried remembers what [Need] found out in this run.
+var tried sync.Map
+
+func missing(name string) string {
+	ginkgo.GinkgoHelper()
+	if why, ok := tried.Load(name); ok {
+		return why.(string)
+	}
+	var err error
+	switch commands, ok := features[name]; {
+	case ok:
+		err = try(commands)
+	case name == "sctp":
+		err = trySCTP()
+	case name == "realroot":
+		err = tryRealRoot()
+	default:
+		ginkgo.Fail("nstest.Need: no such feature: " + name)
+	}
+	why := ""
+	if err != nil {
+		why = err.Error()
+	}
+	tried.Store(name, why)
+	return why
+}
+
+func try(commands []string) error {
+	ginkgo.GinkgoHelper()
+	h := NewHost()
+	for _, c := range commands {
+		args := strings.Fields(c)
+		if _, err := exec.LookPath(args[0]); err != nil {
+			return err
+		}
+		if out := h.Run(Program{Path: args[0], Args: args[1:]}); out.Exit != 0 {
+			return fmt.Errorf("%s: %s", c, strings.TrimSpace(out.Stderr))
+		}
+	}
+	return nil
+}
+
+func trySCTP() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
+	if err != nil {
+		return fmt.Errorf("socket: %w", err)
+	}
+	return unix.Close(fd)
+}
+
+func tryRealRoot() error {
+	data, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		return err
+	}
+	if f := strings.Fields(string(data)); len(f) != 3 || f[2] != "4294967295" {
+		return fmt.Errorf("the tests run in a user namespace (uid_map %q)", strings.TrimSpace(string(data)))
+	}
+	return nil
+}
+
+// skip ends the spec, as skipped or, where a skip is not allowed, as failed.
+func skip(what, why string) {
+	ginkgo.GinkgoHelper()
+	report := ginkgo.CurrentSpecReport()
+	reason := fmt.Sprintf("needs %s: %s", what, why)
+	switch strict := os.Getenv("NSTEST_REQUIRE"); {
+	case strict == "all":
+		ginkgo.Fail(reason + " (NSTEST_REQUIRE=all)")
+	case strict != "" && strict != "0" && !slices.Contains(report.Labels(), "kernel"):
+		ginkgo.Fail(reason + ` (NSTEST_REQUIRE=1, and the spec is not labelled "kernel")`)
+	}
+	logSkip(report.FullText(), reason)
+	ginkgo.Skip(reason)
+}
+
+// logSkip adds a line to the file that the end of a run is told from. One write
+// in append mode: several packages run at once.
+func logSkip(spec, reason string) {
+	path := os.Getenv("NSTEST_SKIPLOG")
+	if path == "" {
+		return
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		ginkgo.Fail(err.Error())
+	}
+	defer func() { _ = f.Close() }()
+	reason = strings.ReplaceAll(reason, "\n", " ")
+	if _, err := fmt.Fprintf(f, "%s\t%s\t%s\n", os.Args[0], spec, reason); err != nil {
+		ginkgo.Fail(err.Error())
+	}
+}
+
+// Patience is a deadline of d on a machine of usual speed, made longer by the
+// factor in NSTEST_SLOWNESS on a slow one such as an emulated processor.
+func Patience(d time.Duration) time.Duration {
+	if f, err := strconv.ParseFloat(os.Getenv("NSTEST_SLOWNESS"), 64); err == nil && f > 1 {
+		return time.Duration(float64(d) * f)
+	}
+	return d
+}

@@ -1,0 +1,195 @@
+package nstest_test
+
+import (
+	"os"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+func inode(path string) uint64 {
+	GinkgoHelper()
+	var st unix.Stat_t
+	Expect(unix.Stat(path, &st)).To(Succeed(), path)
+	return st.Ino
+}
+
+var _ = Describe("Main", func() {
+	It("runs the tests away from the machine's namespaces, with an own /proc and an empty /run", func() {
+		nstest.NewHost()
+		Expect(os.Geteuid()).To(Equal(0))
+		Expect(os.Getppid()).To(Equal(1), "an init that reaps orphans")
+		Expect(os.Args[0]).NotTo(BeEmpty())
+		entries, err := os.ReadDir("/run")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(entries).To(HaveLen(2), "netns and lock")
+	})
+})
+
+var _ = Describe("Host", func() {
+	It("is a namespace of its own, pinned by name", func() {
+		a, b := nstest.NewHost(), nstest.NewHost()
+		Expect(inode(a.Path)).NotTo(Equal(inode(b.Path)))
+		Expect(inode(a.Path)).NotTo(Equal(inode("/proc/self/ns/net")))
+		a.Do(func() { Expect(inode("/proc/thread-self/ns/net")).To(Equal(inode(a.Path))) })
+		Expect(inode("/proc/thread-self/ns/net")).NotTo(Equal(inode(a.Path)))
+		Expect(b.Cmd("ip", "netns", "identify")).To(Equal(b.Name + "\n"))
+	})
+
+	It("has lo up in a machine, and down in what a runtime makes", func() {
+		up := func(h *nstest.Host) []string {
+			var links []struct{ Flags []string }
+			h.JSON(&links, "ip", "-j", "link", "show", "lo")
+			return links[0].Flags
+		}
+		Expect(up(nstest.NewHost())).To(ContainElement("UP"))
+		Expect(up(nstest.NewNetns())).NotTo(ContainElement("UP"))
+	})
+
+	It("has an own /run, /var/lib and /sys, and the pins of all others", func() {
+		early := nstest.NewNetns()
+		a, b := nstest.NewHost(), nstest.NewHost()
+		late := nstest.NewNetns()
+		a.Cmd("touch", "/run/xtables.lock", "/var/lib/cni/mine")
+		a.Cmd("ip", "link", "add", "br0", "type", "bridge")
+		Expect(a.Cmd("ls", "/run", "/sys/class/net")).To(And(ContainSubstring("xtables.lock"), ContainSubstring("br0")))
+		Expect(b.Cmd("ls", "/run", "/var/lib/cni", "/sys/class/net")).NotTo(Or(
+			ContainSubstring("xtables.lock"), ContainSubstring("mine"), ContainSubstring("br0")))
+		for _, pinned := range []*nstest.Host{early, a, b, late} {
+			Expect(a.Cmd("ip", "-n", pinned.Name, "-o", "link")).To(ContainSubstring("lo"))
+		}
+	})
+
+	It("keeps the working directory", func() {
+		wd, err := os.Getwd()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(nstest.NewHost().Cmd("pwd")).To(Equal(wd + "\n"))
+	})
+
+	It("is gone at the end of the spec", func() {
+		var path string
+		DeferCleanup(func() { Expect(path).NotTo(BeAnExistingFile()) })
+		path = nstest.NewNetns().Path
+		Expect(path).To(BeAnExistingFile())
+	})
+
+	It("can be unpinned, twice", func() {
+		n := nstest.NewNetns()
+		n.Unpin()
+		Expect(n.Path).NotTo(BeAnExistingFile())
+		n.Unpin()
+	})
+
+	It("passes a failed assertion on", func() {
+		h := nstest.NewHost()
+		Expect(InterceptGomegaFailures(func() {
+			h.Do(func() { Expect(1).To(Equal(2)) })
+		})).To(HaveLen(1))
+		Expect(func() { h.Do(func() { panic("boom") }) }).To(PanicWith("boom"))
+	})
+
+	It("gives the output and the status of a program", func() {
+		h := nstest.NewHost()
+		out := h.Run(nstest.Program{Path: "sh", Args: []string{"-c", "cat; echo $X >&2; exit 3"}, Env: []string{"X=y"}, Stdin: "in"})
+		Expect(out).To(Equal(nstest.Output{Stdout: "in", Stderr: "y\n", Exit: 3}))
+		out = h.Run(nstest.Program{Path: "sh", Args: []string{"-c", "kill -9 $$"}})
+		Expect(out.Exit).To(Equal(137))
+	})
+
+	It("sets whether bridged frames pass the IP rules", Label("kernel"), func() {
+		h := nstest.NewHost()
+		for _, want := range []bool{true, false} {
+			h.SetBridgeNF(want)
+			Expect(h.Sysctl("net/bridge/bridge-nf-call-iptables") == "1").To(Equal(want))
+			Expect(h.Sysctl("net/bridge/bridge-nf-call-ip6tables") == "1").To(Equal(want))
+		}
+	})
+})
+
+var _ = Describe("Snapshot", func() {
+	var h *nstest.Host
+	BeforeEach(func() {
+		h = nstest.NewHost()
+		nstest.NewOutside(h)
+	})
+
+	It("is the same when nothing changed, also after what comes by itself", func() {
+		before := h.Snapshot()
+		h.Cmd("ping", "-c", "1", "-W", "3", "192.0.2.2")
+		h.Cmd("ping", "-c", "1", "-W", "3", "2001:db8::2")
+		Expect(h.Snapshot()).To(Equal(before))
+	})
+
+	DescribeTable("sees", func(section string, command ...string) {
+		before := h.Snapshot()
+		h.Cmd(command[0], command[1:]...)
+		Expect(h.Snapshot()).NotTo(Equal(before))
+		Expect(h.Snapshot(section)).NotTo(BeElementOf(before, "## "+section+"\n"))
+		Expect(before).NotTo(ContainSubstring(h.Snapshot(section)))
+	},
+		Entry("a link", "links", "ip", "link", "add", "br0", "type", "bridge"),
+		Entry("an alias", "links", "ip", "link", "set", "ext", "alias", "x"),
+		Entry("an address", "addresses", "ip", "addr", "add", "192.0.2.9/24", "dev", "ext"),
+		Entry("a route", "routes", "ip", "route", "add", "198.51.100.0/24", "via", "192.0.2.2"),
+		Entry("an IPv6 route of another table", "routes", "ip", "-6", "route", "add", "2001:db8:1::/64", "via", "2001:db8::2", "table", "7"),
+		Entry("a rule", "rules", "ip", "rule", "add", "from", "192.0.2.9", "table", "7"),
+		Entry("nftables", "nftables", "nft", "add", "table", "inet", "t"),
+		Entry("iptables-nft", "nftables", "iptables-nft", "-t", "nat", "-N", "MINE"),
+		Entry("iptables-legacy", "iptables-legacy", "iptables-legacy", "-t", "nat", "-N", "MINE"),
+		Entry("forwarding", "sysctls", "sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"),
+		Entry("an interface's sysctl", "sysctls", "sh", "-c", "echo 1 >/proc/sys/net/ipv4/conf/ext/route_localnet"),
+	)
+
+	It("lists files with their content", func() {
+		h.Cmd("sh", "-c", "echo hello >/var/lib/cni/x")
+		Expect(h.Files("/var/lib/cni")).To(ContainSubstring(`/var/lib/cni/x -rw-r--r-- "hello\n"`))
+	})
+})
+
+var _ = Describe("traffic", func() {
+	DescribeTable("shows the client's address as the server sees it", func(network, address, client string) {
+		h := nstest.NewHost()
+		out := nstest.NewOutside(h)
+		served := out.Serve(network, address)
+		answer, err := h.Ask(network, served)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(answer).To(HavePrefix(client))
+	},
+		Entry("TCP over IPv4", "tcp", "192.0.2.2:0", "192.0.2.1:"),
+		Entry("TCP over IPv6", "tcp", "[2001:db8::2]:0", "[2001:db8::1]:"),
+		Entry("UDP over IPv4", "udp", "192.0.2.2:0", "192.0.2.1:"),
+		Entry("UDP over IPv6", "udp", "[2001:db8::2]:0", "[2001:db8::1]:"),
+	)
+
+	It("returns the error when nobody serves", func() {
+		h := nstest.NewHost()
+		nstest.NewOutside(h)
+		_, err := h.Ask("tcp", "192.0.2.2:9")
+		Expect(err).To(MatchError(unix.ECONNREFUSED))
+	})
+})
+
+var _ = Describe("Need", Label("kernel"), func() {
+	DescribeTable("tries a feature", func(name string) {
+		nstest.Need(name)
+	},
+		Entry(nil, "8021q"), Entry(nil, "br_netfilter"), Entry(nil, "conntrack"), Entry(nil, "dummy"),
+		Entry(nil, "ifb"), Entry(nil, "ip-netns"), Entry(nil, "iptables"), Entry(nil, "iptables-legacy"),
+		Entry(nil, "iptables-nft"), Entry(nil, "ipvlan"), Entry(nil, "macvlan"), Entry(nil, "nft"),
+		Entry(nil, "nft-bridge"), Entry(nil, "nft-fib"), Entry(nil, "nft-inet-nat"), Entry(nil, "sctp"),
+		Entry(nil, "tap"), Entry(nil, "tbf"), Entry(nil, "userns"), Entry(nil, "vlan_filtering"), Entry(nil, "vrf"),
+	)
+})
+
+var _ = Describe("Root", func() {
+	It("is the top of the checkout", func() {
+		root, err := nstest.Root()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(root + "/pkg/nstest/nstest_test.go").To(BeAnExistingFile())
+		Expect(strings.HasSuffix(root, "/")).To(BeFalse())
+	})
+})

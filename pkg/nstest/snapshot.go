@@ -1,0 +1,203 @@
+package nstest
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/onsi/ginkgo/v2"
+)
+
+// sections of a snapshot, in the order in which they are written.
+var sections = []struct {
+	name string
+	read func(h *Host) []string
+}{
+	{"links", func(h *Host) []string { return h.objects("ip", "-j", "-d", "link") }},
+	{"addresses", func(h *Host) []string { return h.objects("ip", "-j", "addr") }},
+	{"routes", (*Host).routes},
+	{"rules", (*Host).rules},
+	{"nftables", (*Host).ruleset},
+	{"iptables-legacy", (*Host).legacy},
+	{"sysctls", (*Host).sysctls},
+}
+
+// Snapshot renders the state of the network namespace as sorted text, for
+// comparing before and after: links, addresses, routes, rules, nftables (which
+// shows iptables-nft too), iptables-legacy and sysctls. With names only those
+// sections. What changes without anybody's doing (indexes, counters, timers,
+// carrier, progress of address detection) is left out.
+func (h *Host) Snapshot(names ...string) string {
+	ginkgo.GinkgoHelper()
+	var b strings.Builder
+	for _, s := range sections {
+		if len(names) > 0 && !slices.Contains(names, s.name) {
+			continue
+		}
+		fmt.Fprintf(&b, "## %s\n", s.name)
+		for _, line := range s.read(h) {
+			b.WriteString(line + "\n")
+		}
+	}
+	return b.String()
+}
+
+// objects renders the JSON list that a command prints, one object a line.
+func (h *Host) objects(name string, args ...string) []string {
+	ginkgo.GinkgoHelper()
+	var list []map[string]any
+	h.JSON(&list, name, args...)
+	lines := make([]string, 0, len(list))
+	for _, o := range list {
+		if line := render(o); line != "" {
+			lines = append(lines, line)
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// volatile are the keys of ip(8)'s output that a snapshot leaves out.
+var volatile = []string{
+	"ifindex", "link_index", "operstate", "state", "qdisc", "bridge_id", "root_id", "root_port", "root_path_cost",
+	"designated_bridge", "designated_root", "designated_port", "no", "id", "topology_change",
+	"topology_change_detected", "hello_timer", "tcn_timer", "topology_change_timer", "gc_timer", "hold_timer",
+	"message_age_timer", "forward_delay_timer", "topology_change_ack", "config_pending", "valid_life_time",
+	"preferred_life_time", "tentative", "dadfailed", "used", "expires",
+}
+
+// carrier are the link flags that follow the other end of a cable.
+var carrier = []string{"NO-CARRIER", "LOWER_UP", "M-DOWN", "RUNNING", "linkdown"}
+
+func render(o map[string]any) string {
+	var words []string
+	for _, key := range slices.Sorted(maps.Keys(o)) {
+		if slices.Contains(volatile, key) {
+			continue
+		}
+		if word := renderValue(o[key]); word != "" {
+			words = append(words, key+"="+word)
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+func renderValue(v any) string {
+	switch v := v.(type) {
+	case map[string]any:
+		return "{" + render(v) + "}"
+	case []any:
+		var words []string
+		for _, e := range v {
+			if s, ok := e.(string); ok && slices.Contains(carrier, s) {
+				continue
+			}
+			if word := renderValue(e); word != "{}" {
+				words = append(words, word)
+			}
+		}
+		slices.Sort(words)
+		return "[" + strings.Join(words, " ") + "]"
+	case float64:
+		return json.Number(fmt.Sprintf("%.0f", v)).String()
+	default:
+		return fmt.Sprint(v)
+	}
+}
+
+func (h *Host) routes() []string {
+	ginkgo.GinkgoHelper()
+	return append(h.objects("ip", "-4", "-j", "-d", "route", "show", "table", "all"),
+		h.objects("ip", "-6", "-j", "-d", "route", "show", "table", "all")...)
+}
+
+func (h *Host) rules() []string {
+	ginkgo.GinkgoHelper()
+	return append(h.objects("ip", "-4", "-j", "rule"), h.objects("ip", "-6", "-j", "rule")...)
+}
+
+func (h *Host) ruleset() []string {
+	ginkgo.GinkgoHelper()
+	if _, err := exec.LookPath("nft"); err != nil {
+		return []string{"unknown: " + err.Error()}
+	}
+	return lines(h.Cmd("nft", "-s", "list", "ruleset"))
+}
+
+// legacy lists the rules and the chains of one's own making in the tables that
+// exist: looking at one that does not would create it.
+func (h *Host) legacy() []string {
+	ginkgo.GinkgoHelper()
+	var out []string
+	for _, family := range []string{"ip", "ip6"} {
+		var names []byte
+		h.Do(func() { names, _ = os.ReadFile("/proc/thread-self/net/" + family + "_tables_names") })
+		for _, table := range lines(string(names)) {
+			for _, line := range lines(h.Cmd(family+"tables-legacy", "-t", table, "-S")) {
+				if !strings.HasPrefix(line, "-P ") || !strings.HasSuffix(line, " ACCEPT") {
+					out = append(out, family+" "+table+" "+line)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// sysctls are the forwarding switches and every per-interface value of IPv4 and
+// IPv6.
+func (h *Host) sysctls() []string {
+	ginkgo.GinkgoHelper()
+	var out []string
+	h.Do(func() {
+		paths := []string{"/proc/sys/net/ipv4/ip_forward"}
+		for _, family := range []string{"ipv4", "ipv6"} {
+			found, _ := filepath.Glob("/proc/sys/net/" + family + "/conf/*/*")
+			paths = append(paths, found...)
+		}
+		for _, path := range paths {
+			// Some are for writing only, and stable_secret is unreadable until set.
+			if data, err := os.ReadFile(path); err == nil {
+				name := strings.TrimPrefix(path, "/proc/sys/")
+				out = append(out, name+"="+strings.TrimSpace(string(data)))
+			}
+		}
+	})
+	return out
+}
+
+// Files lists what is below these directories of the Host, one path a line with
+// its mode and, for regular files, its content.
+func (h *Host) Files(dirs ...string) string {
+	ginkgo.GinkgoHelper()
+	var b strings.Builder
+	h.Do(func() {
+		for _, dir := range dirs {
+			_ = filepath.Walk(dir, func(path string, info os.FileInfo, err error) error {
+				if err != nil {
+					return nil
+				}
+				content := ""
+				if info.Mode().IsRegular() {
+					data, _ := os.ReadFile(path)
+					content = fmt.Sprintf(" %q", data)
+				}
+				fmt.Fprintf(&b, "%s %s%s\n", path, info.Mode(), content)
+				return nil
+			})
+		}
+	})
+	return b.String()
+}
+
+func lines(s string) []string {
+	s = strings.TrimRight(s, "\n")
+	if s == "" {
+		return nil
+	}
+	return strings.Split(s, "\n")
+}

@@ -1,0 +1,126 @@
+package nstest
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/onsi/ginkgo/v2"
+)
+
+// End is one end of a cable: an interface of a Host and its addresses with prefix
+// lengths.
+type End struct {
+	Host  *Host
+	Name  string
+	Addrs []string
+}
+
+// Wire connects two Hosts by a veth pair, with both ends up and their addresses
+// usable at once.
+func Wire(a, b End) {
+	ginkgo.GinkgoHelper()
+	a.Host.Cmd("ip", "link", "add", a.Name, "type", "veth", "peer", "name", b.Name, "netns", b.Host.Name)
+	for _, e := range []End{a, b} {
+		// Duplicate address detection would end in the middle of a spec.
+		e.Host.SetSysctl("net/ipv6/conf/"+e.Name+"/accept_dad", "0")
+		for _, addr := range e.Addrs {
+			e.Host.Cmd("ip", "addr", "add", addr, "dev", e.Name)
+		}
+		e.Host.Cmd("ip", "link", "set", e.Name, "up")
+	}
+}
+
+// NewOutside makes a machine one hop away from h: "ext" of h has 192.0.2.1/24
+// and 2001:db8::1/64, "eth0" of the machine 192.0.2.2 and 2001:db8::2. The
+// machine knows no way back to anything else behind h.
+func NewOutside(h *Host) *Host {
+	ginkgo.GinkgoHelper()
+	out := NewHost()
+	Wire(End{h, "ext", []string{"192.0.2.1/24", "2001:db8::1/64"}},
+		End{out, "eth0", []string{"192.0.2.2/24", "2001:db8::2/64"}})
+	return out
+}
+
+// Serve answers on a TCP or UDP address of the namespace until the end of the
+// spec. The answer is the client's address and port as the server sees them. It
+// returns the address served, with the port chosen where it was 0.
+func (h *Host) Serve(network, address string) string {
+	ginkgo.GinkgoHelper()
+	if network == "udp" || network == "udp4" || network == "udp6" {
+		return h.serveUDP(network, address)
+	}
+	var l net.Listener
+	var err error
+	h.Do(func() { l, err = net.Listen(network, address) })
+	if err != nil {
+		ginkgo.Fail(fmt.Sprintf("%s: %v", h.Name, err))
+	}
+	ginkgo.DeferCleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(conn, conn.RemoteAddr().String())
+			_ = conn.Close()
+		}
+	}()
+	return l.Addr().String()
+}
+
+func (h *Host) serveUDP(network, address string) string {
+	ginkgo.GinkgoHelper()
+	var conn net.PacketConn
+	var err error
+	h.Do(func() { conn, err = net.ListenPacket(network, address) })
+	if err != nil {
+		ginkgo.Fail(fmt.Sprintf("%s: %v", h.Name, err))
+	}
+	ginkgo.DeferCleanup(func() { _ = conn.Close() })
+	go func() {
+		buf := make([]byte, 64)
+		for {
+			_, from, err := conn.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			_, _ = conn.WriteTo([]byte(from.String()), from)
+		}
+	}()
+	return conn.LocalAddr().String()
+}
+
+// Ask connects to a server made by [Host.Serve] and returns its answer: our
+// address and port as it sees them. An error is returned and fails nothing,
+// since that is what many specs expect.
+func (h *Host) Ask(network, address string) (string, error) {
+	ginkgo.GinkgoHelper()
+	var answer []byte
+	var err error
+	h.Do(func() { answer, err = ask(network, address) })
+	return string(answer), err
+}
+
+func ask(network, address string) ([]byte, error) {
+	limit := Patience(3 * time.Second)
+	conn, err := net.DialTimeout(network, address, limit)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = conn.Close() }()
+	if err := conn.SetDeadline(time.Now().Add(limit)); err != nil {
+		return nil, err
+	}
+	if _, ok := conn.(*net.UDPConn); ok {
+		if _, err := conn.Write([]byte("?")); err != nil {
+			return nil, err
+		}
+		buf := make([]byte, 128)
+		n, err := conn.Read(buf)
+		return buf[:n], err
+	}
+	return io.ReadAll(conn)
+}
