@@ -53,6 +53,16 @@ func Current() (*NS, error) {
 	return &NS{fd: fd}, nil
 }
 
+// OfSocket opens the namespace in which a socket was created. It takes
+// CAP_NET_ADMIN there.
+func OfSocket(fd int) (*NS, error) {
+	netns, err := unix.IoctlRetInt(fd, unix.SIOCGSKNS)
+	if err != nil {
+		return nil, fmt.Errorf("network namespace of a socket: %w", err)
+	}
+	return &NS{fd: netns}, nil
+}
+
 func openNetns(path string) (int, error) {
 	// Looked at before it is opened: opening a FIFO blocks, and opening a
 	// device can do anything.

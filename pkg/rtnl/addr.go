@@ -1,0 +1,138 @@
+package rtnl
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Addr is an address of a link.
+type Addr struct {
+	Prefix    netip.Prefix // host bits kept
+	Peer      netip.Addr   // the other end of a point to point link; zero = none
+	Broadcast netip.Addr   // zero = AddAddr computes it for IPv4 shorter than /31
+	Scope     int          // RT_SCOPE_*; 0 = universe, in AddAddr host for 127/8
+	NoDAD     bool         // no duplicate address detection for it (IPv6)
+
+	// Only read.
+	Tentative bool // duplicate address detection is under way
+	DADFailed bool // it found a duplicate
+	Permanent bool // no lifetime
+}
+
+// Addrs lists the addresses of a link, of both families.
+func (c *Conn) Addrs(index int) ([]Addr, error) {
+	header := nl.NewIfAddrmsg(unix.AF_UNSPEC)
+	header.Index = uint32(index)
+	var addrs []Addr
+	err := c.dump(unix.RTM_GETADDR, []nl.NetlinkRequestData{header}, func() { addrs = addrs[:0] }, func(m message) {
+		// Kernels before 4.20 do not filter.
+		if a, of := parseAddr(m.data); of == index && a.Prefix.IsValid() {
+			addrs = append(addrs, a)
+		}
+	})
+	if err != nil {
+		return nil, c.linkError(index, "list addresses", err)
+	}
+	return addrs, nil
+}
+
+// AddAddr adds an address to a link. The error matches EEXIST when the link
+// has it already.
+func (c *Conn) AddAddr(index int, a Addr) error {
+	header := addrHeader(index, a.Prefix)
+	header.Scope = uint8(a.scope())
+	if a.NoDAD {
+		header.Flags = unix.IFA_F_NODAD
+	}
+	body := []nl.NetlinkRequestData{header}
+	far := a.Prefix.Addr()
+	if a.Peer.IsValid() {
+		far = a.Peer
+	}
+	body = append(body, attrAddr(unix.IFA_LOCAL, a.Prefix.Addr()), attrAddr(unix.IFA_ADDRESS, far))
+	if b := a.broadcast(); b.IsValid() {
+		body = append(body, attrAddr(unix.IFA_BROADCAST, b))
+	}
+	return c.linkError(index, fmt.Sprintf("add address %s", a.Prefix), c.change(unix.RTM_NEWADDR, createNew, body...))
+}
+
+func (a Addr) scope() int {
+	if a.Scope == unix.RT_SCOPE_UNIVERSE && a.Prefix.Addr().Is4() && a.Prefix.Addr().IsLoopback() {
+		return unix.RT_SCOPE_HOST
+	}
+	return a.Scope
+}
+
+func (a Addr) broadcast() netip.Addr {
+	ip := a.Prefix.Addr()
+	if a.Broadcast.IsValid() || !ip.Is4() || a.Prefix.Bits() >= 31 || a.Peer.IsValid() {
+		return a.Broadcast
+	}
+	b := ip.As4()
+	for bit := a.Prefix.Bits(); bit < 32; bit++ {
+		b[bit/8] |= 0x80 >> (bit % 8)
+	}
+	return netip.AddrFrom4(b)
+}
+
+// DelAddr takes an address from a link. That the link does not have it, or is
+// gone, is no error.
+func (c *Conn) DelAddr(index int, p netip.Prefix) error {
+	err := c.change(unix.RTM_DELADDR, 0, addrHeader(index, p), attrAddr(unix.IFA_LOCAL, p.Addr()))
+	if errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	return c.linkError(index, fmt.Sprintf("delete address %s", p), err)
+}
+
+func addrHeader(index int, p netip.Prefix) *nl.IfAddrmsg {
+	header := nl.NewIfAddrmsg(family(p.Addr()))
+	header.Index = uint32(index)
+	header.Prefixlen = uint8(max(p.Bits(), 0))
+	return header
+}
+
+func family(ip netip.Addr) int {
+	if ip.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+func attrAddr(kind int, ip netip.Addr) *nl.RtAttr { return nl.NewRtAttr(kind, ip.AsSlice()) }
+
+func parseAddr(b []byte) (a Addr, index int) {
+	if len(b) < unix.SizeofIfAddrmsg {
+		return Addr{}, 0
+	}
+	header := nl.DeserializeIfAddrmsg(b)
+	flags := uint32(header.Flags)
+	var local, far netip.Addr
+	for kind, value := range attributes(b[unix.SizeofIfAddrmsg:]) {
+		switch kind {
+		case unix.IFA_LOCAL:
+			local, _ = netip.AddrFromSlice(value)
+		case unix.IFA_ADDRESS:
+			far, _ = netip.AddrFromSlice(value)
+		case unix.IFA_BROADCAST:
+			a.Broadcast, _ = netip.AddrFromSlice(value)
+		case unix.IFA_FLAGS:
+			flags = number(value)
+		}
+	}
+	if local.IsValid() && far != local {
+		a.Peer = far
+	}
+	a.Prefix = netip.PrefixFrom(cmp.Or(local, far), int(header.Prefixlen))
+	a.Scope = int(header.Scope)
+	a.NoDAD = flags&unix.IFA_F_NODAD != 0
+	a.Tentative = flags&unix.IFA_F_TENTATIVE != 0
+	a.DADFailed = flags&unix.IFA_F_DADFAILED != 0
+	a.Permanent = flags&unix.IFA_F_PERMANENT != 0
+	return a, int(header.Index)
+}
