@@ -77,16 +77,24 @@ func (c *Conn) getLink(body ...nl.NetlinkRequestData) (Link, error) {
 const extSkipStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS
 
 // Links lists all links of the namespace. The cost grows with their number.
-func (c *Conn) Links() ([]Link, error) {
+func (c *Conn) Links() ([]Link, error) { return c.links("list of links") }
+
+// Ports lists the ports of a bridge, by its index. The cost grows with their
+// number.
+func (c *Conn) Ports(bridge int) ([]Link, error) {
+	return c.links("ports of "+c.name(bridge), attrUint32(unix.IFLA_MASTER, uint32(bridge)))
+}
+
+func (c *Conn) links(what string, filter ...nl.NetlinkRequestData) ([]Link, error) {
 	var links []Link
-	body := []nl.NetlinkRequestData{nl.NewIfInfomsg(unix.AF_UNSPEC), attrUint32(unix.IFLA_EXT_MASK, extSkipStats)}
+	body := append([]nl.NetlinkRequestData{nl.NewIfInfomsg(unix.AF_UNSPEC), attrUint32(unix.IFLA_EXT_MASK, extSkipStats)}, filter...)
 	err := c.dump(unix.RTM_GETLINK, body, func() { links = links[:0] }, func(m message) {
 		l := parseLink(m.data)
 		c.names[l.Index] = l.Name
 		links = append(links, l)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list of links: %w", err)
+		return nil, fmt.Errorf("%s: %w", what, err)
 	}
 	return links, nil
 }
