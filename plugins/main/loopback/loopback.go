@@ -1,0 +1,138 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+const ifName = "lo"
+
+func add(_ context.Context, req *skel.Request) (*cni.Result, error) {
+	conn, lo, err := open(req)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	if !lo.Up {
+		if err := setUp(conn, lo, true, req.Mark()); err != nil {
+			return nil, err
+		}
+		req.OnFail("take lo down", func(context.Context) error { return setUp(conn, lo, false, "") })
+	}
+	if req.PrevResult != nil {
+		return req.PrevResult, nil
+	}
+	return result(conn, lo, req.Netns)
+}
+
+// del takes lo down only where its alias says that this attachment brought it
+// up: another one may use it.
+func del(_ context.Context, req *skel.Request) error {
+	if req.NS == nil {
+		return nil
+	}
+	conn, lo, err := open(req)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if !req.Owns(lo.Alias) {
+		return nil
+	}
+	return setUp(conn, lo, false, "")
+}
+
+func check(_ context.Context, req *skel.Request) error {
+	conn, lo, err := open(req)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if !lo.Up {
+		return cni.Errorf(cni.CodeDrift, "interface %q: is down", ifName)
+	}
+	if req.PrevResult == nil {
+		return nil
+	}
+	addrs, err := conn.Addrs(lo.Index)
+	if err != nil {
+		return err
+	}
+	var missing []error
+	for _, ip := range addressesOf(req.PrevResult) {
+		if !slices.ContainsFunc(addrs, func(a rtnl.Addr) bool { return a.Prefix == ip.Address }) {
+			missing = append(missing, cni.Errorf(cni.CodeDrift, "interface %q: address %s is missing", ifName, ip.Address))
+		}
+	}
+	return errors.Join(missing...)
+}
+
+// open returns the container's lo and a socket beside it.
+func open(req *skel.Request) (*rtnl.Conn, rtnl.Link, error) {
+	conn, err := rtnl.Dial(req.NS)
+	if err != nil {
+		return nil, rtnl.Link{}, fmt.Errorf("namespace %q: %w", req.Netns, err)
+	}
+	lo, err := conn.Link(ifName)
+	if err != nil {
+		_ = conn.Close()
+	}
+	return conn, lo, err
+}
+
+// setUp brings lo up or down and, in the same message, says on whose behalf
+// it is up.
+func setUp(conn *rtnl.Conn, lo rtnl.Link, up bool, mark string) error {
+	return conn.SetLink(lo.Index, rtnl.Change{Up: &up, Alias: &mark})
+}
+
+// result reports the first loopback address of each family. Others that lo
+// has, service addresses for instance, are not ours.
+func result(conn *rtnl.Conn, lo rtnl.Link, sandbox string) (*cni.Result, error) {
+	addrs, err := conn.Addrs(lo.Index)
+	if err != nil {
+		return nil, err
+	}
+	mac := lo.MAC
+	if mac == nil {
+		mac = make(net.HardwareAddr, 6)
+	}
+	res := &cni.Result{Interfaces: []cni.Interface{{Name: ifName, MAC: mac.String(), MTU: mtu(lo), Sandbox: sandbox}}}
+	index := 0
+	for _, v4 := range []bool{true, false} {
+		i := slices.IndexFunc(addrs, func(a rtnl.Addr) bool {
+			return a.Prefix.Addr().IsLoopback() && a.Prefix.Addr().Is4() == v4
+		})
+		if i >= 0 {
+			res.IPs = append(res.IPs, cni.IP{Address: addrs[i].Prefix, Interface: &index})
+		}
+	}
+	return res, nil
+}
+
+// mtu is lo's, where a result may say it: the result's schema ends at 65535
+// and the kernel's default for lo is one more.
+func mtu(lo rtnl.Link) int {
+	if lo.MTU > 65535 {
+		return 0
+	}
+	return lo.MTU
+}
+
+// addressesOf returns the addresses of a result that are lo's.
+func addressesOf(res *cni.Result) []cni.IP {
+	var out []cni.IP
+	for _, ip := range res.IPs {
+		if i := ip.Interface; i != nil && *i < len(res.Interfaces) && res.Interfaces[*i].Name == ifName && res.Interfaces[*i].Sandbox != "" {
+			out = append(out, ip)
+		}
+	}
+	return out
+}

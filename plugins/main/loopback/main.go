@@ -1,0 +1,23 @@
+// Loopback brings up the loopback interface of a container.
+//
+// It always serves "lo", whatever CNI_IFNAME says, and reports the addresses
+// that the kernel gives it. DEL takes lo down again when this attachment
+// brought it up. Nothing is left on the host.
+//
+// README.md is the manual.
+package main
+
+import "github.com/hawser-cni/plugins/pkg/skel"
+
+func main() {
+	skel.Main(skel.Plugin{
+		Name:   "loopback",
+		About:  "brings up the loopback interface of a container",
+		Config: wireConfig{},
+		Add:    add,
+		Del:    del,
+		Check:  check,
+		// Nothing is kept on the host, so GC has nothing to collect; and an ADD
+		// needs nothing of the host that STATUS could miss.
+	})
+}
