@@ -1,0 +1,21 @@
+#!/bin/bash
+# deps.sh [PACKAGE...]: the Debian packages that the tests use, or those named.
+# Without root or apt-get it only says what is missing: the specs that need it skip.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+[ $# -gt 0 ] || set -- conntrack containernetworking-plugins iproute2 iptables iputils-ping jq \
+	netcat-openbsd nftables procps shellcheck socat tcpdump util-linux
+missing=()
+for package; do
+	[ "$(dpkg-query -Wf '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+	echo "deps: not installed, and not root on a Debian machine: ${missing[*]}" >&2
+	exit 0
+fi
+echo "deps: installing ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+apt-get -qq update
+apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null </dev/null

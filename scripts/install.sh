@@ -1,0 +1,21 @@
+#!/bin/bash
+# install.sh: bin/ into $DESTDIR$PREFIX (default /opt/cni/bin). A plugin that runs
+# at this moment is not truncated: each file is complete before it takes its name.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+scripts/build.sh
+dest=${DESTDIR:-}${PREFIX:-/opt/cni/bin}
+mkdir -p "$dest"
+tmp=
+trap 'rm -f ${tmp:+"$tmp"}' EXIT
+for plugin in bin/*; do
+	tmp=$(mktemp "$dest/.hawser.XXXXXX")
+	cp "$plugin" "$tmp"
+	chmod 0755 "$tmp"
+	sync "$tmp"
+	mv -fT "$tmp" "$dest/${plugin##*/}"
+done
+tmp=
+sync "$dest"
+echo "installed in $dest:" bin/*

@@ -1,0 +1,31 @@
+#!/bin/bash
+# test-vm.sh: the specs labelled "kernel" on Debian's kernel in a virtual machine,
+# where none of them may skip. test-vm.sh COMMAND [ARG...] runs that there instead.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+[ $# -eq 0 ] || exec scripts/vm/run.sh "$@"
+scripts/deps.sh
+scripts/build.sh
+tests=$(mktemp -d)
+trap 'rm -rf "$tests"' EXIT
+# Compiled here, where the processor is a real one.
+grep -rlE 'Label\(.*"kernel"' --include='*_test.go' . | xargs -n 1 dirname | sort -u | while read -r dir; do
+	name=$(tr / - <<<"${dir#./}")
+	(cd "$dir" && go test -c -o "$tests/$name.test" .)
+	echo "$PWD/${dir#./}" >"$tests/$name.dir"
+done
+
+export HAWSER_BIN=$PWD/bin NSTEST_REQUIRE=all NSTEST_SLOWNESS=3
+export GOMEGA_DEFAULT_EVENTUALLY_TIMEOUT=5s
+# shellcheck disable=SC2016 # expanded in the machine
+scripts/vm/run.sh bash -c '
+	echo "== kernel $(uname -r)"
+	rc=0
+	for test in "$1"/*.test; do
+		cd "$(<"${test%.test}.dir")"
+		echo "== $PWD"
+		"$test" -test.timeout 10m -ginkgo.label-filter kernel -ginkgo.no-color -ginkgo.succinct || rc=1
+	done
+	exit $rc' vm "$tests" || { echo "== FAILED in the virtual machine"; exit 1; }
+echo "== passed in the virtual machine"

@@ -1,0 +1,42 @@
+#!/bin/bash
+# run.sh COMMAND [ARG...]: boots Debian's kernel in QEMU, runs COMMAND there as root
+# on this machine's file system (nothing that it writes stays), exits with its status.
+# VM_TIMEOUT (seconds, 900), VM_MEM (MiB, 2048), VM_ACCEL (tcg,thread=multi), VM_DIR.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+kernel=${VM_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/hawser-vm}/kernel
+"$here/setup.sh" "$kernel" >&2
+version=$(<"$kernel/version")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+initrd=$work/initrd
+mkdir -p "$initrd"/{bin,modules,proc,sys,dev,host,control,top} "$work/control"
+cp /bin/busybox "$initrd/bin/"
+install -m 755 "$here/init" "$initrd/init"
+for module in virtio_pci 9pnet_virtio 9p overlay virtio_console; do
+	/sbin/modprobe -d "$kernel" -S "$version" -D "$module"
+done | awk '/^insmod/ && !seen[$2]++ { print $2 }' | while read -r file; do
+	cp "$file" "$initrd/modules/"
+	echo "${file##*/}"
+done >"$work/order"
+mv "$work/order" "$initrd/modules/order"
+(cd "$initrd" && find . | cpio -o -H newc --quiet) >"$work/initrd.cpio"
+
+cp "$here/guest.sh" "$work/control/"
+echo "$kernel/lib/modules/$version" >"$work/control/modules"
+{ printf 'cd %q\n' "$PWD"; export -p | grep -vE '^declare -[a-z]*x (OLDPWD|PWD|SHLVL|_)='; printf '%q ' "$@"; } \
+	>"$work/control/command.sh"
+
+# Through cat: qemu opens /dev/stdout anew, which works for a pipe of its own.
+timeout -k 5 "${VM_TIMEOUT:-900}" qemu-system-x86_64 -accel "${VM_ACCEL:-tcg,thread=multi}" -cpu max -smp 2 \
+	-m "${VM_MEM:-2048}" -M q35 -nodefaults -no-user-config -display none -no-reboot \
+	-kernel "$kernel/vmlinux" -initrd "$work/initrd.cpio" \
+	-append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr tsc=reliable" \
+	-chardev "file,id=console,path=$work/console" -serial chardev:console \
+	-device virtio-serial-pci -chardev file,id=out,path=/dev/stdout,append=on -device virtserialport,chardev=out,name=out \
+	-virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
+	-virtfs "local,path=$work/control,mount_tag=control,security_model=none" \
+	-device virtio-rng-pci </dev/null | cat || echo "vm: qemu: exit $?" >&2
+[ -f "$work/control/rc" ] || { echo "vm: no result; its console:" >&2; tail -n 40 "$work/console" >&2; exit 125; }
+exit "$(<"$work/control/rc")"
