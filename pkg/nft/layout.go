@@ -1,0 +1,150 @@
+package nft
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// Family is the protocol family of a table.
+type Family byte
+
+// The families that nftables knows and that the plugins use.
+const (
+	INet   Family = 1
+	IPv4   Family = 2
+	IPv6   Family = 10
+	Bridge Family = 7
+)
+
+func (f Family) String() string {
+	switch f {
+	case INet:
+		return "inet"
+	case IPv4:
+		return "ip"
+	case IPv6:
+		return "ip6"
+	case Bridge:
+		return "bridge"
+	}
+	return fmt.Sprintf("family %d", byte(f))
+}
+
+// Table names a table.
+type Table struct {
+	Family Family
+	Name   string
+}
+
+func (t Table) String() string { return t.Family.String() + " " + t.Name }
+
+// Layout is a shared skeleton as data: what Ensure creates and Verify compares.
+// It holds no elements: those belong to attachments, the layout belongs to all.
+type Layout struct {
+	Table   Table
+	Comment string // of the table
+	Sets    []Set
+	Chains  []Chain // a chain that another one jumps to comes first
+}
+
+// Type is the type of one field of a key or of a map's data.
+type Type byte
+
+// The types, by the numbers that nft gives them.
+const (
+	Verdict     Type = 1
+	IPv4Addr    Type = 7
+	IPv6Addr    Type = 8
+	EtherAddr   Type = 9
+	InetProto   Type = 12
+	InetService Type = 13
+	Mark        Type = 19
+	IfName      Type = 41
+)
+
+// size is the number of bytes that a value of the type has.
+func (t Type) size() int {
+	return [...]int{IPv4Addr: 4, IPv6Addr: 16, EtherAddr: 6, InetProto: 1, InetService: 2, Mark: 4, IfName: 16}[t]
+}
+
+// Set is a named set, or a map when it has Data.
+type Set struct {
+	Name     string
+	Key      []Type // several make a concatenation
+	Data     []Type // nil for a set; {Verdict} for a verdict map
+	Interval bool   // the elements are ranges: for administrators, the plugins write none
+	Comment  string
+}
+
+// Chain is a chain and the rules that it must have, in order.
+type Chain struct {
+	Name    string
+	Hook    *Hook // nil for a chain that only jumps lead to
+	Rules   []Rule
+	Comment string
+}
+
+// HookPoint is the number of a netfilter hook.
+type HookPoint uint32
+
+// The hooks of the families ip, ip6, inet and bridge.
+const (
+	Prerouting  HookPoint = 0
+	Input       HookPoint = 1
+	Forward     HookPoint = 2
+	Output      HookPoint = 3
+	Postrouting HookPoint = 4
+)
+
+// Hook makes a chain a base chain; its policy is accept.
+type Hook struct {
+	Type     string // "filter", "nat" or "route"
+	Point    HookPoint
+	Priority int32
+}
+
+// Rule is a list of statements. Its String is what nft prints for it.
+type Rule []Stmt
+
+func (r Rule) String() string {
+	text := ""
+	for i, s := range r {
+		if i > 0 {
+			text += " "
+		}
+		text += s.text
+	}
+	return text
+}
+
+// Element is one element of a set or map. Identity is the key; Comment says who owns it.
+type Element struct {
+	Key     []byte // see Key
+	Data    []byte // of a map; nil for a set and a verdict map
+	Goto    string // of a verdict map: the chain that the packet goes to
+	Comment string // at most 128 bytes: nft refuses to load a longer one
+}
+
+// Key builds the key or data of an element from its fields, each padded to whole registers
+// as nftables wants it in a concatenation. A single field stays as it is.
+func Key(fields ...[]byte) []byte {
+	if len(fields) == 1 {
+		return fields[0]
+	}
+	var key []byte
+	for _, f := range fields {
+		key = append(key, f...)
+		key = append(key, make([]byte, -len(f)&3)...)
+	}
+	return key
+}
+
+// AddrKey is the key field of an address, in network order.
+func AddrKey(a netip.Addr) []byte { return a.AsSlice() }
+
+// IfNameKey is the key field of an interface name.
+func IfNameKey(name string) []byte {
+	field := make([]byte, IfName.size())
+	copy(field, name)
+	return field
+}

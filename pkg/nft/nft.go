@@ -1,0 +1,135 @@
+// Package nft changes nftables over netlink, in one batch a call and without the nft program.
+//
+// A plugin keeps one Conn for a call. What all attachments share (tables, sets, chains, rules) is a
+// Layout, as data; what belongs to one attachment is an Element whose comment names the owner. An
+// Update holds the host's lock, reads what is there, stages what has to change, and commits it in one
+// batch: everything or nothing. In the usual case a batch holds elements only; a layout that is
+// missing or has lost rules is made whole by Tx.Ensure. Shared chains are never flushed, since that
+// makes the next batch wait for the kernel (RCU), and breaks the traffic of others for a moment.
+//
+// github.com/google/nftables encodes the expressions of rules. Its connection is not used: it waits
+// for as many acknowledgements as it sent messages, which a kernel without nf_tables never gives, and
+// it knows no single element, no exclusive element and no batch larger than the socket's buffer.
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+// DefaultLock is the lock that all plugins of a host share.
+const DefaultLock = "/run/hawser/nft.lock"
+
+// attempts bounds how often an Update plans again because others, who do not take our lock, changed
+// the same objects meanwhile.
+const attempts = 5
+
+var (
+	// ErrUnsupported says that the kernel cannot hold the layout: no nf_tables, or one that is older
+	// than nat in the family inet, say.
+	ErrUnsupported = errors.New("not supported by this kernel")
+	// ErrDrift says that what is in the kernel is not what the plugins made.
+	ErrDrift = errors.New("ruleset differs")
+)
+
+// Conn is a connection to the nftables of one network namespace. It is for one goroutine.
+type Conn struct {
+	// Lock is the path of the host's lock file; empty means DefaultLock.
+	Lock string
+
+	sock *socket
+}
+
+// New returns a connection that is dialled when it is first needed, in the network namespace of the
+// thread that needs it.
+func New() *Conn { return &Conn{} }
+
+// Close closes the socket. The kernel finishes what deletions have begun in it, which takes
+// milliseconds: on DEL it comes after the link is gone, which waits for the same.
+func (c *Conn) Close() error {
+	if c.sock == nil {
+		return nil
+	}
+	s := c.sock
+	c.sock = nil
+	return s.close()
+}
+
+func (c *Conn) dial() error {
+	if c.sock != nil {
+		return nil
+	}
+	s, err := dial()
+	if err != nil {
+		return unsupported(fmt.Errorf("nftables: %w", err), err)
+	}
+	c.sock = s
+	return nil
+}
+
+// Update runs plan under the host's lock and commits what it staged, everything or nothing. When
+// somebody without the lock got in between, plan runs again. A plan that stages nothing costs no
+// batch. A lock that is still held at ctx's deadline is a *statefile.Busy naming the holder.
+func (c *Conn) Update(ctx context.Context, plan func(*Tx) error) error {
+	held, err := c.lock(ctx)
+	if err != nil {
+		return err
+	}
+	err = c.update(plan)
+	return errors.Join(err, held.Unlock())
+}
+
+func (c *Conn) update(plan func(*Tx) error) error {
+	for attempt := 1; ; attempt++ {
+		tx := &Tx{Conn: c, Attempt: attempt}
+		if err := plan(tx); err != nil {
+			return err
+		}
+		err := c.commit(tx.msgs)
+		if err == nil || errors.Is(err, ErrUnsupported) {
+			return err
+		}
+		if attempt == attempts || !transient(err) {
+			return lasting(err)
+		}
+	}
+}
+
+func (c *Conn) lock(ctx context.Context) (*statefile.Held, error) {
+	path := c.Lock
+	if path == "" {
+		path = DefaultLock
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, err
+	}
+	return statefile.Lock(ctx, path, 0o600)
+}
+
+// transient says whether the error may come from a change that somebody else made meanwhile.
+func transient(err error) bool {
+	for _, errno := range []error{unix.ENOENT, unix.EEXIST, unix.EBUSY, unix.EINTR, unix.EAGAIN, unix.ERESTART} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
+}
+
+// unsupported adds ErrUnsupported to err when cause is one of the answers of a kernel that does not
+// know what it was asked for.
+func unsupported(err, cause error) error {
+	for _, errno := range []error{unix.EOPNOTSUPP, unix.ENOENT, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT} {
+		if errors.Is(cause, errno) {
+			return fmt.Errorf("%w: %w", err, ErrUnsupported)
+		}
+	}
+	return err
+}

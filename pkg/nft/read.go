@@ -1,0 +1,179 @@
+package nft
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+)
+
+// LiveRule is a rule as the kernel has it.
+type LiveRule struct {
+	Handle  uint64
+	Comment string
+	// Target is the chain that the rule jumps or goes to, empty when it does neither.
+	Target string
+
+	exprs []byte
+}
+
+// LiveChain is a chain as the kernel has it.
+type LiveChain struct {
+	Table Table
+	Name  string
+	Hook  *Hook // nil for a chain that only jumps lead to
+
+	use uint32 // its rules and what leads to it
+}
+
+// HasTable says whether the table exists.
+func (c *Conn) HasTable(t Table) (bool, error) {
+	var a attrs
+	a.str(unix.NFTA_TABLE_NAME, t.Name)
+	replies, err := c.query(message{typ: nfMsg(unix.NFT_MSG_GETTABLE), table: t, body: a})
+	return err == nil && len(replies[0]) > 0, err
+}
+
+// Chain returns the chain, nil when there is none.
+func (c *Conn) Chain(t Table, name string) (*LiveChain, error) {
+	replies, err := c.query(chainRef(unix.NFT_MSG_GETCHAIN, t, name))
+	if err != nil || len(replies[0]) == 0 {
+		return nil, err
+	}
+	chain := decodeChain(t, replies[0][0].data)
+	return &chain, nil
+}
+
+// Chains returns all chains of the table; its cost grows with the number of chains in the family.
+func (c *Conn) Chains(t Table) ([]LiveChain, error) {
+	replies, err := c.dump(message{typ: nfMsg(unix.NFT_MSG_GETCHAIN), table: t})
+	var out []LiveChain
+	for _, r := range replies {
+		if cstring(attribute(r.data, unix.NFTA_CHAIN_TABLE)) == t.Name {
+			out = append(out, decodeChain(t, r.data))
+		}
+	}
+	return out, err
+}
+
+// References counts the rules and elements that lead to the chain; 0 also when there is no chain.
+func (c *Conn) References(t Table, name string) (int, error) {
+	chain, err := c.Chain(t, name)
+	if err != nil || chain == nil {
+		return 0, err
+	}
+	rules, err := c.Rules(t, name)
+	return int(chain.use) - len(rules), err
+}
+
+// Rules returns the rules of the chain, in order; none when there is no chain.
+func (c *Conn) Rules(t Table, chain string) ([]LiveRule, error) {
+	var a attrs
+	a.str(unix.NFTA_RULE_TABLE, t.Name)
+	a.str(unix.NFTA_RULE_CHAIN, chain)
+	replies, err := c.dump(message{typ: nfMsg(unix.NFT_MSG_GETRULE), table: t, body: a})
+	out := make([]LiveRule, 0, len(replies))
+	for _, r := range replies {
+		out = append(out, decodeRule(r.data))
+	}
+	return out, err
+}
+
+// Get returns the elements with these keys, in the order of the keys, nil for those that are not
+// there. One round for any 64 of them.
+func (c *Conn) Get(t Table, set string, keys ...[]byte) ([]*Element, error) {
+	msgs := make([]message, len(keys))
+	for i, key := range keys {
+		var list attrs
+		list.nest(unix.NFTA_LIST_ELEM, Element{Key: key}.encode(false))
+		body := setRef(t, set)
+		body.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, list)
+		msgs[i] = message{typ: nfMsg(unix.NFT_MSG_GETSETELEM), table: t, body: body}
+	}
+	replies, err := c.query(msgs...)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]*Element, len(keys))
+	for i, rs := range replies {
+		for _, r := range rs {
+			for _, e := range decodeElements(r.data) {
+				out[i] = &e
+			}
+		}
+	}
+	return out, nil
+}
+
+// Elements returns all elements of the set, none when there is no set; its cost grows with them.
+func (c *Conn) Elements(t Table, set string) ([]Element, error) {
+	replies, err := c.dump(message{typ: nfMsg(unix.NFT_MSG_GETSETELEM), table: t, body: setRef(t, set)})
+	var out []Element
+	for _, r := range replies {
+		out = append(out, decodeElements(r.data)...)
+	}
+	return out, err
+}
+
+func decodeChain(t Table, data []byte) LiveChain {
+	c := LiveChain{Table: t}
+	for typ, val := range attributes(data) {
+		switch typ {
+		case unix.NFTA_CHAIN_NAME:
+			c.Name = cstring(val)
+		case unix.NFTA_CHAIN_USE:
+			c.use = u32(val)
+		case unix.NFTA_CHAIN_HOOK:
+			c.hook().Point = HookPoint(u32(attribute(val, unix.NFTA_HOOK_HOOKNUM)))
+			c.hook().Priority = int32(u32(attribute(val, unix.NFTA_HOOK_PRIORITY)))
+		case unix.NFTA_CHAIN_TYPE:
+			c.hook().Type = cstring(val)
+		}
+	}
+	return c
+}
+
+func (c *LiveChain) hook() *Hook {
+	if c.Hook == nil {
+		c.Hook = &Hook{}
+	}
+	return c.Hook
+}
+
+func decodeRule(data []byte) LiveRule {
+	var r LiveRule
+	for typ, val := range attributes(data) {
+		switch typ {
+		case unix.NFTA_RULE_HANDLE:
+			if len(val) == 8 {
+				r.Handle = binary.BigEndian.Uint64(val)
+			}
+		case unix.NFTA_RULE_USERDATA:
+			r.Comment = udata(val, 0)
+		case unix.NFTA_RULE_EXPRESSIONS:
+			r.exprs = val
+			r.Target = target(val)
+		}
+	}
+	return r
+}
+
+// target finds the chain of a jump or goto among expressions, whoever wrote them.
+func target(exprs []byte) string {
+	for _, e := range attributes(exprs) {
+		if cstring(attribute(e, unix.NFTA_EXPR_NAME)) != "immediate" {
+			continue
+		}
+		data := attribute(attribute(e, unix.NFTA_EXPR_DATA), unix.NFTA_IMMEDIATE_DATA)
+		if name := attribute(attribute(data, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN); name != nil {
+			return cstring(name)
+		}
+	}
+	return ""
+}
+
+func u32(b []byte) uint32 {
+	if len(b) != 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(b)
+}

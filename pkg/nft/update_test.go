@@ -1,0 +1,167 @@
+package nft_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+var _ = Describe("an update", Label("kernel"), func() {
+	var host *nstest.Host
+
+	BeforeEach(func() {
+		nstest.Need("nft", "nft-inet-nat")
+		host = nstest.NewHost()
+	})
+
+	It("gets single elements with comment and verdict, and nothing for what is not there", func() {
+		with(host, func(c *nft.Conn) {
+			Expect(c.Get(table, "sources", source(1).Key)).To(Equal([]*nft.Element{nil}))
+			Expect(c.Elements(table, "sources")).To(BeEmpty())
+			Expect(c.HasTable(table)).To(BeFalse())
+			Expect(c.Update(context.Background(), func(tx *nft.Tx) error {
+				err := ensure(tx)
+				tx.Add(table, "sources", source(1), source(3))
+				return err
+			})).To(Succeed())
+			one, three := source(1), source(3)
+			Expect(c.Get(table, "sources", one.Key, source(2).Key, three.Key)).To(Equal([]*nft.Element{&one, nil, &three}))
+			Expect(c.References(table, "net_10.1.0.0/24")).To(Equal(2))
+			Expect(c.HasTable(table)).To(BeTrue())
+		})
+	})
+
+	It("never overwrites an element: the whole batch fails, and names what was refused", func() {
+		Expect(update(host, func(tx *nft.Tx) error {
+			err := ensure(tx)
+			tx.Add(table, "sources", source(1))
+			return err
+		})).To(Succeed())
+		before := host.Cmd("nft", "list", "ruleset")
+		attempts := 0
+		err := update(host, func(tx *nft.Tx) error {
+			attempts++
+			tx.Add(table, "sources", source(2))
+			tx.Add(table, "sources", source(1))
+			return nil
+		})
+		Expect(err).To(MatchError(unix.EEXIST))
+		Expect(err).To(MatchError(`nftables table "inet spec": add to set "sources": file exists`))
+		Expect(attempts).To(Equal(5))
+		Expect(host.Cmd("nft", "list", "ruleset")).To(Equal(before))
+	})
+
+	It("plans again when somebody else was faster", func() {
+		Expect(update(host, ensure)).To(Succeed())
+		Expect(update(host, func(tx *nft.Tx) error {
+			found, err := tx.Get(table, "sources", source(1).Key)
+			if err != nil {
+				return err
+			}
+			if tx.Attempt == 1 {
+				host.Cmd("nft", "add", "element", "inet", "spec", "sources", "{ 10.1.0.1 : drop }")
+			}
+			if found[0] == nil {
+				tx.Add(table, "sources", source(1))
+			}
+			return nil
+		})).To(Succeed())
+		Expect(host.Cmd("nft", "list", "ruleset")).To(ContainSubstring("10.1.0.1 : drop"))
+	})
+
+	It("adds and deletes thousands of elements in one batch each", func() {
+		Expect(update(host, ensure)).To(Succeed())
+		var many []nft.Element
+		for i := 1; i <= 5000; i++ {
+			many = append(many, port(i))
+		}
+		Expect(update(host, func(tx *nft.Tx) error { tx.Add(table, "ports", many...); return nil })).To(Succeed())
+		with(host, func(c *nft.Conn) {
+			got, err := c.Elements(table, "ports")
+			Expect(err).NotTo(HaveOccurred())
+			slices.SortFunc(got, func(a, b nft.Element) int { return bytes.Compare(a.Key, b.Key) })
+			Expect(got).To(Equal(many))
+			keys := [][]byte{}
+			for _, e := range many[:1000] {
+				keys = append(keys, e.Key)
+			}
+			some, err := c.Get(table, "ports", keys...)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(some).NotTo(ContainElement(BeNil()))
+		})
+		Expect(strings.Count(host.Cmd("nft", "list", "map", "inet", "spec", "ports"), "an owner")).To(Equal(5000))
+		Expect(update(host, func(tx *nft.Tx) error { tx.Delete(table, "ports", many...); return nil })).To(Succeed())
+		Expect(host.Cmd("nft", "list", "map", "inet", "spec", "ports")).NotTo(ContainSubstring("an owner"))
+	})
+
+	It("takes several batches when the socket's buffer cannot hold one", func() {
+		Expect(update(host, ensure)).To(Succeed())
+		var many []nft.Element
+		for i := 1; i <= 3000; i++ {
+			many = append(many, port(i))
+		}
+		with(host, func(c *nft.Conn) {
+			add := func(tx *nft.Tx) { tx.Add(table, "ports", many...) }
+			Expect(nft.CommitInPieces(c, 80<<10, add)).To(Succeed())
+			got, err := c.Elements(table, "ports")
+			Expect(err).NotTo(HaveOccurred())
+			Expect(got).To(HaveLen(len(many)))
+			Expect(nft.CommitInPieces(c, 1, add)).To(MatchError(unix.EEXIST))
+		})
+	})
+
+	It("tells what the kernel could hold, and changes nothing by it", func() {
+		with(host, func(c *nft.Conn) { Expect(c.Probe(sample())).To(Succeed()) })
+		Expect(host.Cmd("nft", "list", "ruleset")).To(BeEmpty())
+		Expect(update(host, ensure)).To(Succeed())
+		with(host, func(c *nft.Conn) { Expect(c.Probe(sample())).To(Succeed()) })
+		Expect(host.Cmd("nft", "list", "ruleset")).NotTo(BeEmpty())
+	})
+
+	It("says so when the kernel refuses a base chain, and leaves nothing", func() {
+		odd := sample()
+		odd.Table.Family = nft.Bridge // which has no nat
+		odd.Chains = []nft.Chain{{Name: "postrouting_v1", Hook: sample().Chains[2].Hook}}
+		for range 2 {
+			err := update(host, func(tx *nft.Tx) error {
+				_, err := tx.Ensure(odd)
+				return err
+			})
+			Expect(err).To(MatchError(nft.ErrUnsupported))
+			Expect(err).To(MatchError(ContainSubstring(`add chain "postrouting_v1"`)))
+		}
+		with(host, func(c *nft.Conn) { Expect(c.Probe(odd)).To(MatchError(nft.ErrUnsupported)) })
+		Expect(host.Cmd("nft", "list", "ruleset")).To(BeEmpty())
+	})
+
+	It("waits for the lock until the deadline and names its holder", func() {
+		host.Do(func() {
+			Expect(os.MkdirAll("/run/hawser", 0o755)).To(Succeed())
+			held, err := statefile.Lock(context.Background(), nft.DefaultLock, 0o600)
+			Expect(err).NotTo(HaveOccurred())
+			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+			defer cancel()
+			c := nft.New()
+			err = c.Update(ctx, ensure)
+			var busy *statefile.Busy
+			Expect(errors.As(err, &busy)).To(BeTrue())
+			Expect(busy.PID).To(Equal(os.Getpid()))
+			Expect(held.Unlock()).To(Succeed())
+			Expect(c.Update(context.Background(), ensure)).To(Succeed())
+			Expect(c.Close()).To(Succeed())
+			Expect(c.Close()).To(Succeed())
+		})
+	})
+})
