@@ -11,6 +11,7 @@ type AttachmentRef struct {
 // else belongs to the network is garbage.
 type Set struct {
 	network    string
+	all        []Attachment
 	hashes     map[string]bool
 	containers map[string]bool
 }
@@ -20,6 +21,7 @@ func NewSet(network string, valid []AttachmentRef) Set {
 	s := Set{network: network, hashes: map[string]bool{}, containers: map[string]bool{}}
 	for _, v := range valid {
 		a := Attachment{Network: network, ContainerID: v.ContainerID, IfName: v.IfName}
+		s.all = append(s.all, a)
 		s.hashes[a.Hash()] = true
 		s.containers[v.ContainerID] = true
 	}
@@ -28,6 +30,9 @@ func NewSet(network string, valid []AttachmentRef) Set {
 
 // Network is the network whose attachments the set holds.
 func (s Set) Network() string { return s.network }
+
+// All returns the valid attachments.
+func (s Set) All() []Attachment { return s.all }
 
 // Has reports whether a is valid.
 func (s Set) Has(a Attachment) bool { return s.hashes[a.Hash()] }

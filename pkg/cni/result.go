@@ -94,15 +94,6 @@ func clonePtr(p *int) *int {
 	return &v
 }
 
-// Prefixes returns the addresses of the result, in its order.
-func (r *Result) Prefixes() []netip.Prefix {
-	out := make([]netip.Prefix, 0, len(r.IPs))
-	for _, ip := range r.IPs {
-		out = append(out, ip.Address)
-	}
-	return out
-}
-
 // Gateway returns the gateway of the first address of this family that has
 // one; the zero Addr when none has.
 func (r *Result) Gateway(v4 bool) netip.Addr {
@@ -112,4 +103,38 @@ func (r *Result) Gateway(v4 bool) netip.Addr {
 		}
 	}
 	return netip.Addr{}
+}
+
+// ContainerInterface returns the entry of the container's interface called
+// name: one with a sandbox.
+func (r *Result) ContainerInterface(name string) (Interface, bool) {
+	i := slices.IndexFunc(r.Interfaces, func(i Interface) bool { return i.Name == name && i.Sandbox != "" })
+	if i < 0 {
+		return Interface{}, false
+	}
+	return r.Interfaces[i], true
+}
+
+// ContainerIPs returns the addresses of the container's interface called
+// name. A chain's result may hold those of other interfaces too; an address
+// that says nothing of its interface counts.
+func (r *Result) ContainerIPs(name string) []IP {
+	var out []IP
+	for _, ip := range r.IPs {
+		if i := ip.Interface; i != nil && *i < len(r.Interfaces) &&
+			(r.Interfaces[*i].Name != name || r.Interfaces[*i].Sandbox == "") {
+			continue
+		}
+		out = append(out, ip)
+	}
+	return out
+}
+
+// Addresses returns the addresses of ips, in their order.
+func Addresses(ips []IP) []netip.Prefix {
+	out := make([]netip.Prefix, 0, len(ips))
+	for _, ip := range ips {
+		out = append(out, ip.Address)
+	}
+	return out
 }

@@ -1,0 +1,135 @@
+package iface
+
+import (
+	"errors"
+	"net"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// A Search's Master where there is no bridge: the host end is a port of
+// nothing, or only marked ones are looked for.
+const (
+	NoMaster      = 0
+	UnknownMaster = -1
+)
+
+// Search looks for an attachment's pair when it is to be removed or checked,
+// with whatever is known of it: any part but Host may be missing.
+type Search struct {
+	Attachment cni.Attachment
+	Host       *rtnl.Conn
+	NS         *ns.NS      // the container's namespace; nil when it is gone
+	Prev       *cni.Result // what ADD returned; nil when it is not known
+	// Master is the index of the bridge that an unmarked host end must be a
+	// port of, NoMaster or UnknownMaster. Marked ones are found anywhere.
+	Master int
+}
+
+// HostEnd finds the host end: ours by its mark, one that other software made
+// by what the namespace or the result say. What belongs to somebody else by
+// now is not found; then the error is rtnl.ErrNoLink.
+func (s Search) HostEnd() (rtnl.Link, error) {
+	l, err := FindHostEnd(s.Host, s.Attachment)
+	if !errors.Is(err, rtnl.ErrNoLink) || s.Master == UnknownMaster {
+		return l, err
+	}
+	if s.NS == nil {
+		return s.byResult()
+	}
+	cont, err := rtnl.Dial(s.NS)
+	if err != nil {
+		return rtnl.Link{}, err
+	}
+	defer cont.Close()
+	end, err := cont.Link(s.Attachment.IfName)
+	if err != nil {
+		return rtnl.Link{}, err
+	}
+	if s.Prev != nil {
+		i, ok := s.Prev.ContainerInterface(s.Attachment.IfName)
+		if ok && i.MAC != "" && !sameMAC(i.MAC, end.MAC) {
+			return rtnl.Link{}, rtnl.ErrNoLink // the namespace is another container's by now
+		}
+	}
+	return s.PeerOf(end)
+}
+
+// PeerOf finds the unmarked host end of a container's interface.
+func (s Search) PeerOf(end rtnl.Link) (rtnl.Link, error) {
+	if end.Kind != "veth" || end.Peer == 0 {
+		return rtnl.Link{}, rtnl.ErrNoLink
+	}
+	l, err := s.Host.LinkByIndex(end.Peer)
+	if err != nil {
+		return l, err
+	}
+	if l.Peer != end.Index || !s.unmarked(l) {
+		return rtnl.Link{}, rtnl.ErrNoLink
+	}
+	return l, nil
+}
+
+// byResult finds the host end that the result names, by name and MAC address:
+// without the namespace there is no other trace of it.
+func (s Search) byResult() (rtnl.Link, error) {
+	if s.Prev == nil {
+		return rtnl.Link{}, rtnl.ErrNoLink
+	}
+	for _, i := range s.Prev.Interfaces {
+		if i.Sandbox != "" || i.MAC == "" {
+			continue
+		}
+		l, err := s.Host.Link(i.Name)
+		if err == nil && sameMAC(i.MAC, l.MAC) && s.unmarked(l) {
+			return l, nil
+		}
+	}
+	return rtnl.Link{}, rtnl.ErrNoLink
+}
+
+func (s Search) unmarked(l rtnl.Link) bool {
+	return l.Kind == "veth" && l.Alias == "" && l.Master == s.Master
+}
+
+// Delete deletes the attachment's pair. gone is false only when it was found
+// and is there still.
+func (s Search) Delete() (gone bool, err error) {
+	l, err := s.HostEnd()
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return true, nil
+	}
+	if err != nil {
+		return true, err
+	}
+	err = s.Host.DelLink(l.Index)
+	return err == nil, err
+}
+
+// Collect deletes the pairs of the network's attachments that are not valid.
+func Collect(host *rtnl.Conn, valid cni.Set) error {
+	links, err := HostEnds(host, valid.Network())
+	if err != nil {
+		return err
+	}
+	keep := map[string]bool{} // for those that have no mark yet
+	for _, a := range valid.All() {
+		for try := range nameTries {
+			keep[hostName(a, try)] = true
+		}
+	}
+	var errs []error
+	for _, l := range links {
+		if valid.Garbage(l.Alias) || l.Alias == "" && !keep[l.Name] {
+			errs = append(errs, host.DelLink(l.Index))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func sameMAC(text string, mac net.HardwareAddr) bool {
+	return strings.EqualFold(text, mac.String())
+}

@@ -1,0 +1,59 @@
+package iface
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
+)
+
+// EnableForwarding lets the host forward packets of a family. It is never
+// undone: others rely on it.
+func EnableForwarding(v4 bool) error {
+	key, err := forwarding(v4)
+	if err == nil {
+		err = key.Write("1")
+	}
+	if err != nil {
+		return fmt.Errorf("enable forwarding: %w", err)
+	}
+	return nil
+}
+
+// VerifyForwarding is code 101 when the host does not forward the family.
+func VerifyForwarding(v4 bool) error {
+	key, err := forwarding(v4)
+	if err != nil {
+		return err
+	}
+	value, err := key.Read()
+	if err != nil {
+		return err
+	}
+	if value == "0" {
+		return cni.Errorf(cni.CodeDrift, "sysctl %s: is 0, so the host does not forward what containers send", key)
+	}
+	return nil
+}
+
+func forwarding(v4 bool) (sysctl.Key, error) {
+	if v4 {
+		return sysctl.Net("ipv4", "ip_forward")
+	}
+	return sysctl.Net("ipv6", "conf", "all", "forwarding")
+}
+
+// IgnoreRouterAdverts keeps a host interface from taking routes and addresses
+// from what containers send. A kernel without IPv6 has nothing to ignore.
+func IgnoreRouterAdverts(link string) error {
+	key, err := sysctl.Net("ipv6", "conf", link, "accept_ra")
+	if err == nil {
+		err = key.Write("0")
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("link %q: %w", link, err)
+	}
+	return nil
+}

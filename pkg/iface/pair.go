@@ -1,0 +1,150 @@
+package iface
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// nameTries is how many host names an attachment may have. The second is
+// used when something else has the first: four leave nothing to chance, and
+// are few enough to look at all of them when the link is to be found again.
+const nameTries = 4
+
+// Pair says how to make a veth pair with one end in a container.
+type Pair struct {
+	Attachment cni.Attachment
+	Host       *rtnl.Conn
+	Cont       *rtnl.Conn       // in the container's namespace
+	NS         *ns.NS           // the same namespace
+	MTU        int              // bytes, of both ends; 0 = the kernel's default
+	MAC        net.HardwareAddr // of the container end; nil = random
+}
+
+// Create makes the pair, both ends in place and down, the container's called
+// as the attachment says and the host's by a name derived from the
+// attachment. The host end is found again by FindHostEnd; the caller marks it
+// with MarkChange. An interface, or a host end, that is there already is code
+// 100: this attachment exists.
+func (p Pair) Create() (host, cont rtnl.Link, err error) {
+	if err := p.refuseExisting(); err != nil {
+		return host, cont, err
+	}
+	for try := range nameTries {
+		name := hostName(p.Attachment, try)
+		err = p.Host.AddVeth(rtnl.Veth{
+			Name: name, MTU: p.MTU,
+			// Says whose the link is until it has its alias, which cannot be given
+			// when a link is made.
+			Group: cni.NetworkHash(p.Attachment.Network),
+			Peer:  rtnl.Peer{Name: p.Attachment.IfName, MAC: p.MAC, NS: p.NS},
+		})
+		if err == nil {
+			return p.ends(name)
+		}
+		if !errors.Is(err, unix.EEXIST) {
+			return host, cont, err
+		}
+		if err := p.refuseExisting(); err != nil {
+			return host, cont, err
+		}
+	}
+	return host, cont, cni.Errorf(cni.CodeConflict, "host interface: other links have all the names from %q to %q: %w",
+		hostName(p.Attachment, 0), hostName(p.Attachment, nameTries-1), err)
+}
+
+// ends looks up both ends of the new pair, or removes it.
+func (p Pair) ends(name string) (host, cont rtnl.Link, err error) {
+	if host, err = p.Host.Link(name); err != nil {
+		return host, cont, err
+	}
+	if cont, err = p.Cont.Link(p.Attachment.IfName); err != nil {
+		err = errors.Join(err, p.Host.DelLink(host.Index))
+	}
+	return host, cont, err
+}
+
+func (p Pair) refuseExisting() error {
+	if _, err := p.Cont.Link(p.Attachment.IfName); !errors.Is(err, rtnl.ErrNoLink) {
+		if err != nil {
+			return err
+		}
+		return cni.Errorf(cni.CodeExists, "interface %q: exists already in the container (%s)", p.Attachment.IfName, p.Attachment)
+	}
+	host, err := FindHostEnd(p.Host, p.Attachment)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return cni.Errorf(cni.CodeExists, "host interface %q: this attachment exists already (%s); DEL removes it", host.Name, p.Attachment)
+}
+
+// MarkChange returns the change that names the owner of a host end.
+func MarkChange(a cni.Attachment) rtnl.Change {
+	mark, group := a.Mark(), uint32(0)
+	return rtnl.Change{Alias: &mark, Group: &group}
+}
+
+// FindHostEnd finds the host end of an attachment that Create made, by its
+// name and its owner. It returns rtnl.ErrNoLink when there is none; a link of
+// that name that belongs to somebody else is none.
+func FindHostEnd(host *rtnl.Conn, a cni.Attachment) (rtnl.Link, error) {
+	for try := range nameTries {
+		l, err := host.Link(hostName(a, try))
+		if errors.Is(err, rtnl.ErrNoLink) {
+			continue
+		}
+		if err != nil || l.Kind == "veth" && (a.Owns(l.Alias) || unmarked(l, a.Network)) {
+			return l, err
+		}
+	}
+	return rtnl.Link{}, fmt.Errorf("host end of %s: %w", a, rtnl.ErrNoLink)
+}
+
+// HostEnds returns the host ends that Create made for any attachment of
+// network. It reads all links.
+func HostEnds(host *rtnl.Conn, network string) ([]rtnl.Link, error) {
+	links, err := host.Links()
+	if err != nil {
+		return nil, err
+	}
+	var ours []rtnl.Link
+	for _, l := range links {
+		if l.Kind == "veth" && (cni.NetworkOwns(network, l.Alias) || unmarked(l, network)) {
+			ours = append(ours, l)
+		}
+	}
+	return ours, nil
+}
+
+// unmarked tells a link of the network whose ADD died before it could mark
+// it.
+func unmarked(l rtnl.Link, network string) bool {
+	return l.Alias == "" && l.Group == cni.NetworkHash(network)
+}
+
+// HostNames returns the names that Create may give to the host end of a, in
+// the order in which it tries them.
+func HostNames(a cni.Attachment) []string {
+	names := make([]string, nameTries)
+	for try := range names {
+		names[try] = hostName(a, try)
+	}
+	return names
+}
+
+// hostName is the host end's name at the n-th try: 8 hex digits of the owner.
+func hostName(a cni.Attachment, n int) string {
+	if n > 0 {
+		a.IfName += fmt.Sprintf(" %d", n) // a blank, which no interface has in its name
+	}
+	return "veth" + a.Hash()[:8]
+}
