@@ -10,6 +10,6 @@ mkdir -p bin
 for main in plugins/*/*/main.go; do
 	[ -e "$main" ] || { echo "build: no plugins/*/*/main.go" >&2; exit 1; }
 	dir=${main%/main.go}
-	go build -trimpath -o "bin/${dir##*/}" \
+	go build -trimpath -buildvcs=false -o "bin/${dir##*/}" \
 		-ldflags "-s -w -X github.com/hawser-cni/plugins/pkg/skel.version=$version" "./$dir"
 done

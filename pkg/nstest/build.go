@@ -51,7 +51,7 @@ func build(plugin string) (string, error) {
 		return "", fmt.Errorf("%d directories plugins/*/%s in %s", len(sources), plugin, root)
 	}
 	path := filepath.Join(run.workDir, "bin", plugin)
-	cmd := exec.Command("go", "build", "-trimpath", "-o", path, ".")
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", path, ".")
 	cmd.Dir = sources[0]
 	// The namespaces have no way to the network; what the tests were compiled
 	// from is in the module cache.

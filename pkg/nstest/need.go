@@ -66,6 +66,15 @@ func NeedProgram(names ...string) {
 	}
 }
 
+// NeedOK skips the spec when err, the outcome of something that this machine need
+// not be able to do, is not nil.
+func NeedOK(what string, err error) {
+	ginkgo.GinkgoHelper()
+	if err != nil {
+		skip(what, err.Error())
+	}
+}
+
 // tried remembers what [Need] found out in this run.
 var tried sync.Map
 

@@ -1,0 +1,278 @@
+// The tests of this directory keep the promises that the design makes about the
+// source itself: which package imports which, who speaks to the outside, how long
+// a function is. They need no download and no tool but go.
+package plugins_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/hawser-cni/plugins"
+
+// floors of the packages: one imports only what is on a lower floor.
+var floors = map[string]int{
+	"pkg/cni": 0, "pkg/ns": 0, "pkg/sysctl": 0, "pkg/statefile": 0,
+	"pkg/rtnl": 1, "pkg/nft": 1, "pkg/ipt": 1, "pkg/invoke": 1,
+	"pkg/ipam": 2, "pkg/iface": 2, "pkg/masq": 2,
+	"pkg/skel": 3,
+}
+
+const (
+	pluginFloor = 4
+	harness     = "pkg/nstest" // imported by tests alone
+	maxLines    = 60
+	maxParams   = 4
+)
+
+// homes are the only packages whose code imports a library (or what is below it).
+var homes = map[string][]string{
+	"github.com/vishvananda/netlink": {"pkg/rtnl"},
+	"github.com/vishvananda/netns":   {"pkg/rtnl", "pkg/ns"},
+	"github.com/google/nftables":     {"pkg/nft"},
+	"github.com/mdlayher":            {"pkg/nft"},
+	"github.com/coreos/go-iptables":  {"pkg/ipt"},
+	"github.com/containernetworking": {},
+	"github.com/onsi":                {harness},
+	"os/exec":                        {"pkg/invoke", "pkg/ipt", harness},
+	"log":                            {},
+	"net/http":                       {},
+}
+
+// outward are the names by which a program speaks to whoever started it.
+var outward = map[string][]string{
+	"os":  {"Stdin", "Stdout", "Stderr", "Exit", "Args", "Getenv", "LookupEnv", "Environ", "ExpandEnv"},
+	"fmt": {"Print", "Printf", "Println", "Scan", "Scanf", "Scanln"},
+}
+
+// source is one parsed Go file.
+type source struct {
+	path  string // from the root
+	dir   string
+	fset  *token.FileSet
+	file  *ast.File
+	names map[string]string // of the imported packages -> their paths
+}
+
+func (s source) isTest() bool { return strings.HasSuffix(s.path, "_test.go") || within(s.dir, "test") }
+
+func (s source) at(n ast.Node) string { return s.fset.Position(n.Pos()).String() + ": " }
+
+func within(dir, top string) bool { return dir == top || strings.HasPrefix(dir, top+"/") }
+
+func parse(name string, content any) (source, error) {
+	s := source{path: name, dir: path.Dir(name), fset: token.NewFileSet(), names: make(map[string]string)}
+	var err error
+	s.file, err = parser.ParseFile(s.fset, name, content, parser.SkipObjectResolution)
+	if err != nil {
+		return s, err
+	}
+	for _, i := range s.file.Imports {
+		imported := strings.Trim(i.Path.Value, `"`)
+		local := path.Base(imported)
+		if i.Name != nil {
+			local = i.Name.Name
+		}
+		s.names[local] = imported
+	}
+	return s, nil
+}
+
+// rules look at one file and say what is wrong with it.
+var rules = map[string]func(s source) []string{
+	"floors":       checkFloors,
+	"homes":        checkHomes,
+	"one printer":  checkPrinter,
+	"no state":     checkState,
+	"no sleep":     checkSleep,
+	"size":         checkSize,
+	"skips spoken": checkSkips,
+}
+
+func TestSource(t *testing.T) {
+	var sources []source
+	for _, name := range tracked(t) {
+		if strings.HasSuffix(name, ".go") && !strings.Contains(name, "testdata/") {
+			s, err := parse(name, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sources = append(sources, s)
+		}
+	}
+	for name, rule := range rules {
+		t.Run(name, func(t *testing.T) {
+			for _, s := range sources {
+				for _, fault := range rule(s) {
+					t.Error(fault)
+				}
+			}
+		})
+	}
+}
+
+func checkFloors(s source) (faults []string) {
+	own, known := floors[s.dir]
+	isPlugin := within(s.dir, "plugins")
+	if isPlugin {
+		own, known = pluginFloor, true
+	}
+	if within(s.dir, "pkg") && !known && s.dir != harness {
+		faults = append(faults, s.path+": package "+s.dir+" has no floor")
+	}
+	for _, i := range s.file.Imports {
+		imported, ours := strings.CutPrefix(strings.Trim(i.Path.Value, `"`), module+"/")
+		if !ours {
+			continue
+		}
+		floor, isPkg := floors[imported]
+		switch {
+		case s.isTest() && (imported == harness || imported == s.dir || !within(imported, "plugins")):
+		case within(imported, "plugins"):
+			faults = append(faults, s.at(i)+"nothing imports a plugin")
+		case imported == harness:
+			faults = append(faults, s.at(i)+harness+" is for tests")
+		case !isPkg || floor >= own:
+			faults = append(faults, s.at(i)+s.dir+" imports "+imported+", which is not below it")
+		}
+	}
+	return faults
+}
+
+func checkHomes(s source) (faults []string) {
+	for _, i := range s.file.Imports {
+		imported := strings.Trim(i.Path.Value, `"`)
+		for library, home := range homes {
+			// A test asks ip(8) and nft(8), never the reader that it tests.
+			if s.isTest() && library != "github.com/vishvananda/netlink" {
+				continue
+			}
+			if within(imported, library) && !slices.Contains(home, s.dir) {
+				faults = append(faults, s.at(i)+imported+" is imported only in "+strings.Join(home, ", "))
+			}
+		}
+	}
+	return faults
+}
+
+func checkPrinter(s source) (faults []string) {
+	if s.isTest() || s.dir == "pkg/skel" || s.dir == harness {
+		return nil
+	}
+	ast.Inspect(s.file, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.SelectorExpr:
+			if x, ok := n.X.(*ast.Ident); ok && slices.Contains(outward[s.names[x.Name]], n.Sel.Name) {
+				faults = append(faults, s.at(n)+x.Name+"."+n.Sel.Name+" belongs to pkg/skel")
+			}
+		case *ast.CallExpr:
+			if f, ok := n.Fun.(*ast.Ident); ok && (f.Name == "print" || f.Name == "println") {
+				faults = append(faults, s.at(n)+f.Name+" belongs to pkg/skel")
+			}
+		}
+		return true
+	})
+	return faults
+}
+
+func checkState(s source) (faults []string) {
+	if s.isTest() || s.dir == harness {
+		return nil
+	}
+	for _, decl := range s.file.Decls {
+		switch d := decl.(type) {
+		case *ast.FuncDecl:
+			if d.Recv == nil && d.Name.Name == "init" {
+				faults = append(faults, s.at(d)+"no init functions")
+			}
+		case *ast.GenDecl:
+			for _, spec := range d.Specs {
+				if v, ok := spec.(*ast.ValueSpec); ok && d.Tok == token.VAR && !isConstant(s, v) {
+					faults = append(faults, s.at(v)+"package variable "+v.Names[0].Name+" is neither an error nor a table")
+				}
+			}
+		}
+	}
+	return faults
+}
+
+// isConstant reports whether a package variable is one only for want of constants
+// of its type: an error, a table, a compiled expression, an interface assertion,
+// the version that the linker sets.
+func isConstant(s source, v *ast.ValueSpec) bool {
+	if v.Names[0].Name == "_" || s.dir == "pkg/skel" && v.Names[0].Name == "version" {
+		return true
+	}
+	if len(v.Values) == 0 {
+		return false
+	}
+	for _, value := range v.Values {
+		if u, ok := value.(*ast.UnaryExpr); ok && u.Op == token.AND {
+			value = u.X
+		}
+		switch value := value.(type) {
+		case *ast.CompositeLit:
+		case *ast.CallExpr:
+			f, ok := value.Fun.(*ast.SelectorExpr)
+			if !ok {
+				return false
+			}
+			x, ok := f.X.(*ast.Ident)
+			if !ok || x.Name != "errors" && x.Name != "netip" && !strings.HasPrefix(f.Sel.Name, "Must") {
+				return false
+			}
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+func checkSleep(s source) (faults []string) {
+	ast.Inspect(s.file, func(n ast.Node) bool {
+		if sel, ok := n.(*ast.SelectorExpr); ok && sel.Sel.Name == "Sleep" {
+			if x, ok := sel.X.(*ast.Ident); ok && s.names[x.Name] == "time" {
+				faults = append(faults, s.at(n)+"nothing waits by sleeping")
+			}
+		}
+		return true
+	})
+	return faults
+}
+
+func checkSize(s source) (faults []string) {
+	for _, decl := range s.file.Decls {
+		d, ok := decl.(*ast.FuncDecl)
+		if !ok || s.isTest() {
+			continue
+		}
+		if d.Type.Params.NumFields() > maxParams {
+			faults = append(faults, s.at(d)+d.Name.Name+" has more than 4 parameters")
+		}
+		if s.fset.Position(d.End()).Line-s.fset.Position(d.Pos()).Line+1 > maxLines {
+			faults = append(faults, s.at(d)+d.Name.Name+" is longer than 60 lines")
+		}
+	}
+	return faults
+}
+
+// checkSkips: a spec that skips by itself is not in the list that make test prints.
+func checkSkips(s source) (faults []string) {
+	if s.dir == harness {
+		return nil
+	}
+	ast.Inspect(s.file, func(n ast.Node) bool {
+		if call, ok := n.(*ast.CallExpr); ok {
+			if f, ok := call.Fun.(*ast.Ident); ok && f.Name == "Skip" {
+				faults = append(faults, s.at(n)+"skip through nstest.Need, NeedProgram or NeedOK")
+			}
+		}
+		return true
+	})
+	return faults
+}

@@ -1,0 +1,120 @@
+package plugins_test
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// tracked lists the files of the tree: those that git knows or would add, or all
+// of them where there is no history.
+func tracked(t *testing.T) []string {
+	t.Helper()
+	if top, err := exec.Command("git", "rev-parse", "--show-prefix").Output(); err == nil && len(bytes.TrimSpace(top)) == 0 {
+		out, err := exec.Command("git", "ls-files", "-co", "--exclude-standard").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.DeleteFunc(strings.Fields(string(out)), func(name string) bool {
+			_, err := os.Stat(name)
+			return err != nil // deleted and not yet committed
+		})
+	}
+	var files []string
+	err := fs.WalkDir(os.DirFS("."), ".", func(name string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() && !within(name, ".git") && !within(name, "bin") {
+			files = append(files, name)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+func TestPluginShape(t *testing.T) {
+	files := tracked(t)
+	for _, main := range files {
+		dir := path.Dir(main)
+		if !within(dir, "plugins") || path.Base(main) != "main.go" {
+			continue
+		}
+		for _, want := range []string{"config.go", path.Base(dir) + ".go", "README.md"} {
+			if !slices.Contains(files, dir+"/"+want) {
+				t.Errorf("%s has no %s", dir, want)
+			}
+		}
+	}
+}
+
+func TestPluginDependencies(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", "./plugins/...").Output()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		t.Fatalf("go list: %s", exit.Stderr)
+	}
+	for _, dep := range strings.Fields(string(out)) {
+		for _, unwanted := range []string{"net/http", "crypto/tls", "os/user", "github.com/onsi",
+			"github.com/containernetworking", module + "/" + harness} {
+			if within(dep, unwanted) {
+				t.Errorf("the plugins depend on %s", dep)
+			}
+		}
+	}
+}
+
+var bash = regexp.MustCompile(`^#!.*\bbash\n(#.*\n|\n)*set -euo pipefail\n`)
+
+func TestScripts(t *testing.T) {
+	for _, name := range tracked(t) {
+		content, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, _, _ := bytes.Cut(content, []byte("\n"))
+		if bytes.HasPrefix(first, []byte("#!")) && bytes.HasSuffix(first, []byte("bash")) && !bash.Match(content) {
+			t.Errorf("%s: does not begin with set -euo pipefail", name)
+		}
+	}
+}
+
+// foreign are words that come from a machine on which the tree was worked on.
+var foreign = regexp.MustCompile(`(?:^|[^\w.-])/(?:work|root|home/\w+|tmp/plan)/`)
+
+// hosts that the tree may name in an address.
+var hosts = []string{"github.com", "www.cni.dev", "keepachangelog.com", "semver.org", "www.apache.org",
+	"man7.org", "wiki.nftables.org", "docs.kernel.org", "git.kernel.org", "datatracker.ietf.org", "pkg.go.dev", "go.dev"}
+
+var address = regexp.MustCompile(`https?://([\w.-]+)`)
+
+func TestWords(t *testing.T) {
+	for _, name := range tracked(t) {
+		content, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fault := range foreignWords(string(content)) {
+			t.Errorf("%s: %s", name, fault)
+		}
+	}
+}
+
+func foreignWords(content string) (faults []string) {
+	for _, word := range foreign.FindAllString(content, -1) {
+		faults = append(faults, "a path of somebody's machine: "+word)
+	}
+	for _, m := range address.FindAllStringSubmatch(content, -1) {
+		if !slices.Contains(hosts, m[1]) && !strings.HasPrefix(m[1], "example.") && !strings.HasSuffix(m[1], ".example") {
+			faults = append(faults, "an address that is not the product's: "+m[0])
+		}
+	}
+	return faults
+}
