@@ -72,6 +72,25 @@ func (d *Dir) createNamed(name string, data []byte, perm fs.FileMode) error {
 	return errors.Join(err, unix.Unlinkat(d.fd, tmp, 0))
 }
 
+// Writable tries whether a file can be created and written: on a file system
+// that is read-only or full it cannot. It leaves nothing behind.
+func (d *Dir) Writable() error {
+	fd, err := openat(d.fd, ".", unix.O_WRONLY|unix.O_TMPFILE, 0o600)
+	switch err {
+	case nil:
+		err = errors.Join(writeAll(fd, []byte{0}, 0), unix.Close(fd))
+	case unix.EOPNOTSUPP, unix.EISDIR, unix.EINVAL:
+		var tmp string
+		if tmp, err = d.writeTemporary([]byte{0}, 0o600); err == nil {
+			err = unix.Unlinkat(d.fd, tmp, 0)
+		}
+	}
+	if err != nil {
+		return &fs.PathError{Op: "write in", Path: d.path, Err: err}
+	}
+	return nil
+}
+
 // Replace gives the file name new content in one step; it is created when it
 // is absent. An entry that is a symbolic link is itself replaced.
 func (d *Dir) Replace(name string, data []byte, perm fs.FileMode) error {

@@ -1,0 +1,36 @@
+// host-local gives containers addresses from ranges that belong to this host,
+// and remembers them in a directory.
+//
+// It is an IPAM plugin: a network plugin such as bridge or ptp runs it as the
+// "ipam" part of its configuration says:
+//
+//	"ipam": {
+//	    "type": "host-local",
+//	    "ranges": [[{"subnet": "10.1.0.0/16"}], [{"subnet": "2001:db8:1::/64"}]],
+//	    "routes": [{"dst": "0.0.0.0/0"}]
+//	}
+//
+// ADD takes one address from each set of ranges, in turn round each set, or
+// those that were asked for. DEL gives back what the container's interface
+// holds, whatever has become of the ranges since. The reservations are files
+// in dataDir, one for each address, in the format of the reference plugin,
+// which may work on the same directory. README.md says what each key means.
+package main
+
+import "github.com/hawser-cni/plugins/pkg/skel"
+
+func main() { skel.Main(plugin()) }
+
+func plugin() skel.Plugin {
+	return skel.Plugin{
+		Name:   "host-local",
+		About:  "gives addresses from ranges of this host and remembers them in a directory",
+		Config: wireConfig{},
+		IPAM:   true,
+		Add:    add,
+		Del:    del,
+		Check:  check,
+		GC:     gc,
+		Status: status,
+	}
+}
