@@ -75,7 +75,7 @@ func openNetns(path string) (int, error) {
 	}
 	fd := -1
 	err := retry(func() (err error) {
-		fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+		fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		return err
 	})
 	if err != nil {

@@ -79,8 +79,8 @@ const extSkipStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS
 // Links lists all links of the namespace. The cost grows with their number.
 func (c *Conn) Links() ([]Link, error) { return c.links("list of links") }
 
-// Ports lists the ports of a bridge, by its index. The cost grows with their
-// number.
+// Ports lists the ports of a bridge, by the bridge's index. The cost grows with
+// their number.
 func (c *Conn) Ports(bridge int) ([]Link, error) {
 	return c.links("ports of "+c.name(bridge), attrUint32(unix.IFLA_MASTER, uint32(bridge)))
 }

@@ -1,0 +1,242 @@
+package ns_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// netns is the inode of the calling thread's namespace.
+func netns() uint64 {
+	GinkgoHelper()
+	var st unix.Stat_t
+	Expect(unix.Stat("/proc/thread-self/ns/net", &st)).To(Succeed())
+	return st.Ino
+}
+
+func inode(path string) uint64 {
+	GinkgoHelper()
+	var st unix.Stat_t
+	Expect(unix.Stat(path, &st)).To(Succeed())
+	return st.Ino
+}
+
+func open(path string) *ns.NS {
+	GinkgoHelper()
+	n, err := ns.Open(path)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(n.Close)
+	return n
+}
+
+var _ = Describe("Open", func() {
+	It("opens a pinned namespace and one of a process", func() {
+		h := nstest.NewNetns()
+		n := open(h.Path)
+		Expect(n.Path()).To(Equal(h.Path))
+		Expect(n.FD()).To(BeNumerically(">=", 0))
+		open("/proc/self/ns/net")
+	})
+
+	DescribeTable("says that a path is gone", func(path func() string) {
+		gone := path()
+		_, err := ns.Open(gone)
+		Expect(err).To(MatchError(ns.ErrNotExist))
+		Expect(err).NotTo(MatchError(ns.ErrNotNetns))
+		Expect(err).To(MatchError(fmt.Sprintf("network namespace %q: no such network namespace", gone)))
+	},
+		Entry("no path", func() string { return "" }),
+		Entry("a missing file", func() string { return "/run/netns/absent" }),
+		Entry("a missing directory", func() string { return "/nowhere/at/all" }),
+		Entry("a process that is gone", func() string { return "/proc/2147483647/ns/net" }),
+		Entry("below a file", func() string { return "/proc/version/net" }),
+		Entry("a dangling link", func() string {
+			path := filepath.Join(GinkgoT().TempDir(), "link")
+			Expect(os.Symlink("/nowhere", path)).To(Succeed())
+			return path
+		}),
+		Entry("unpinned", func() string {
+			h := nstest.NewNetns()
+			h.Unpin()
+			return h.Path
+		}),
+	)
+
+	DescribeTable("says that there is something else", func(path func() string) {
+		_, err := ns.Open(path())
+		Expect(err).To(MatchError(ns.ErrNotNetns))
+		Expect(err).NotTo(MatchError(ns.ErrNotExist))
+	},
+		Entry("a mount namespace", func() string { return "/proc/self/ns/mnt" }),
+		Entry("a user namespace", func() string { return "/proc/self/ns/user" }),
+		Entry("another file of /proc", func() string { return "/proc/version" }),
+		Entry("a directory", func() string { return "/run" }),
+		Entry("a pipe, which would block", func() string {
+			path := filepath.Join(GinkgoT().TempDir(), "fifo")
+			Expect(unix.Mkfifo(path, 0o600)).To(Succeed())
+			return path
+		}),
+		Entry("a pin that lost its mount", func() string {
+			path := filepath.Join(GinkgoT().TempDir(), "pin")
+			Expect(os.WriteFile(path, nil, 0o444)).To(Succeed())
+			return path
+		}),
+	)
+})
+
+var _ = Describe("a handle", func() {
+	It("is the same as another on the same namespace only", func() {
+		a, b := nstest.NewNetns(), nstest.NewNetns()
+		Expect(open(a.Path).Same(open(a.Path))).To(BeTrue())
+		Expect(open(a.Path).Same(open(b.Path))).To(BeFalse())
+		a.Do(func() {
+			here, err := ns.Current()
+			Expect(err).NotTo(HaveOccurred())
+			defer here.Close()
+			Expect(here.Same(open(a.Path))).To(BeTrue())
+			Expect(here.Path()).To(BeEmpty())
+		})
+	})
+
+	It("keeps its namespace when the path goes", func() {
+		h := nstest.NewNetns()
+		n, inside := open(h.Path), inode(h.Path)
+		h.Unpin()
+		Expect(n.Do(func() error {
+			Expect(netns()).To(Equal(inside))
+			return nil
+		})).To(Succeed())
+	})
+
+	It("can be closed twice and says so afterwards", func() {
+		h := nstest.NewNetns()
+		n := open(h.Path)
+		Expect(n.Close()).To(Succeed())
+		Expect(n.Close()).To(Succeed())
+		Expect(n.FD()).To(Equal(-1))
+		Expect(n.Do(func() error { Fail("ran"); return nil })).To(MatchError(os.ErrClosed))
+		_, err := n.Same(n)
+		Expect(err).To(MatchError(os.ErrClosed))
+		_, known := n.Cookie()
+		Expect(known).To(BeFalse())
+	})
+
+	It("has a cookie that no other namespace has", func() {
+		a, known := open(nstest.NewNetns().Path).Cookie()
+		if !known {
+			Skip("the kernel is older than 5.14")
+		}
+		h := nstest.NewNetns()
+		b, _ := open(h.Path).Cookie()
+		again, _ := open(h.Path).Cookie()
+		Expect(a).NotTo(Equal(b))
+		Expect(again).To(Equal(b))
+	})
+
+	It("is found from a socket", func() {
+		h := nstest.NewNetns()
+		n, fd := open(h.Path), -1
+		Expect(n.Do(func() (err error) {
+			fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+			return err
+		})).To(Succeed())
+		defer unix.Close(fd)
+		of, err := ns.OfSocket(fd)
+		Expect(err).NotTo(HaveOccurred())
+		defer of.Close()
+		Expect(of.Same(n)).To(BeTrue())
+		_, err = ns.OfSocket(n.FD())
+		Expect(err).To(HaveOccurred())
+	})
+})
+
+var _ = Describe("Do", func() {
+	var h *nstest.Host
+	var n *ns.NS
+	var inside uint64
+	BeforeEach(func() {
+		h = nstest.NewNetns()
+		n, inside = open(h.Path), inode(h.Path)
+	})
+
+	It("runs in the namespace, returns the error, and leaves the caller where it was", func() {
+		outside, bad := netns(), errors.New("bad")
+		Expect(n.Do(func() error {
+			Expect(netns()).To(Equal(inside))
+			return bad
+		})).To(MatchError(bad))
+		Expect(netns()).To(Equal(outside))
+	})
+
+	It("nests", func() {
+		other := nstest.NewNetns()
+		m, there := open(other.Path), inode(other.Path)
+		Expect(n.Do(func() error {
+			Expect(m.Do(func() error {
+				Expect(netns()).To(Equal(there))
+				return nil
+			})).To(Succeed())
+			Expect(netns()).To(Equal(inside))
+			return nil
+		})).To(Succeed())
+	})
+
+	It("never lets another goroutine run in the namespace", func() {
+		outside := netns()
+		var all sync.WaitGroup
+		for range 50 {
+			all.Go(func() {
+				defer GinkgoRecover()
+				for range 20 {
+					Expect(n.Do(func() error {
+						Expect(netns()).To(Equal(inside))
+						runtime.Gosched()
+						Expect(netns()).To(Equal(inside))
+						return nil
+					})).To(Succeed())
+					Expect(netns()).To(Equal(outside))
+				}
+			})
+		}
+		all.Wait()
+	})
+
+	It("throws the thread away when it cannot go back", func() {
+		outside, tid := netns(), 0
+		Expect(n.Do(func() error {
+			tid = unix.Gettid()
+			// No namespace can be entered any more on this thread.
+			var none unix.CapUserData
+			data := [2]unix.CapUserData{none, none}
+			return unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &data[0])
+		})).To(Succeed())
+		Eventually(func() string { return fmt.Sprintf("/proc/self/task/%d", tid) }, "10s").ShouldNot(BeADirectory())
+		Expect(netns()).To(Equal(outside))
+	})
+
+	It("lets a panic continue in the caller, with its value", func() {
+		bad := errors.New("bad")
+		Expect(func() { _ = n.Do(func() error { panic(bad) }) }).To(PanicWith(bad))
+	})
+
+	It("lets an exit of the goroutine continue in the caller", func() {
+		ended, wentOn := make(chan struct{}), false
+		go func() {
+			defer close(ended)
+			_ = n.Do(func() error { runtime.Goexit(); return nil })
+			wentOn = true
+		}()
+		Eventually(ended, "10s").Should(BeClosed())
+		Expect(wentOn).To(BeFalse())
+	})
+})

@@ -1,0 +1,164 @@
+package sysctl_test
+
+import (
+	"io/fs"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
+)
+
+var _ = DescribeTable("a key is", func(spelling, path, dotted string) {
+	k, err := sysctl.Parse(spelling)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(k.Path()).To(Equal(path))
+	Expect(k.String()).To(Equal(dotted))
+	Expect(sysctl.Parse(k.String())).To(Equal(k))
+},
+	Entry("dotted", "net.ipv4.ip_forward", "/proc/sys/net/ipv4/ip_forward", "net.ipv4.ip_forward"),
+	Entry("slashed", "net/ipv4/ip_forward", "/proc/sys/net/ipv4/ip_forward", "net.ipv4.ip_forward"),
+	Entry("dotted, with a dot in an interface name", "net.ipv4.conf.eth0/100.arp_notify",
+		"/proc/sys/net/ipv4/conf/eth0.100/arp_notify", "net.ipv4.conf.eth0/100.arp_notify"),
+	Entry("slashed, with a dot in an interface name", "net/ipv4/conf/eth0.100/arp_notify",
+		"/proc/sys/net/ipv4/conf/eth0.100/arp_notify", "net.ipv4.conf.eth0/100.arp_notify"),
+	Entry("with dots all over in an interface name", "net/ipv4/conf/.../arp_notify",
+		"/proc/sys/net/ipv4/conf/.../arp_notify", "net.ipv4.conf.///.arp_notify"),
+)
+
+var _ = DescribeTable("is no key below net", func(spelling string) {
+	_, err := sysctl.Parse(spelling)
+	Expect(err).To(MatchError(sysctl.ErrInvalidKey))
+},
+	Entry("nothing", ""),
+	Entry("net itself", "net"),
+	Entry("net and a dot", "net."),
+	Entry("net and a slash", "net/"),
+	Entry("another tree", "kernel.domainname"),
+	Entry("a name that begins with net", "netfilter.x"),
+	Entry("an absolute path", "/proc/sys/net/ipv4/ip_forward"),
+	Entry("up, slashed", "net/ipv4/../../kernel/domainname"),
+	Entry("up, dotted", "net.ipv4.//.//.kernel.domainname"),
+	Entry("here", "net/./ipv4/ip_forward"),
+	Entry("an empty element", "net.ipv4..ip_forward"),
+	Entry("an empty element, slashed", "net//ipv4"),
+	Entry("a slash at the end", "net/ipv4/"),
+	Entry("a NUL", "net.ipv4.ip_forward\x00x"),
+)
+
+var _ = DescribeTable("is no element of a key", func(parts ...string) {
+	_, err := sysctl.Net(parts...)
+	Expect(err).To(MatchError(sysctl.ErrInvalidKey))
+},
+	Entry("none"),
+	Entry("an empty one", "ipv4", ""),
+	Entry("here", "ipv4", "."),
+	Entry("up", "ipv4", "conf", "..", "ip_forward"),
+	Entry("two in one", "ipv4/conf"),
+	Entry("a NUL", "ipv4", "ip\x00"),
+)
+
+func FuzzParse(f *testing.F) {
+	f.Add("net.ipv4.conf.eth0/100.arp_notify")
+	f.Add("net/../kernel")
+	f.Fuzz(func(t *testing.T, s string) {
+		k, err := sysctl.Parse(s)
+		if err != nil {
+			return
+		}
+		below, ok := strings.CutPrefix(k.Path(), "/proc/sys/net/")
+		if !ok || below == "" || strings.ContainsRune(below, 0) {
+			t.Fatalf("Parse(%q) = %q", s, k.Path())
+		}
+		for _, part := range strings.Split(below, "/") {
+			if part == "" || part == "." || part == ".." {
+				t.Fatalf("Parse(%q) = %q", s, k.Path())
+			}
+		}
+	})
+}
+
+var _ = Describe("a value", func() {
+	var h *nstest.Host
+	BeforeEach(func() { h = nstest.NewHost() })
+	key := func(s string) sysctl.Key {
+		GinkgoHelper()
+		k, err := sysctl.Parse(s)
+		Expect(err).NotTo(HaveOccurred())
+		return k
+	}
+	write := func(s, value string) (err error) {
+		h.Do(func() { err = key(s).Write(value) })
+		return err
+	}
+	read := func(s string) (value string, err error) {
+		h.Do(func() { value, err = key(s).Read() })
+		return value, err
+	}
+	readOnly := func() {
+		GinkgoHelper()
+		// The host has mounts of its own: nobody else sees this.
+		h.Cmd("mount", "--bind", "/proc/sys", "/proc/sys")
+		h.Cmd("mount", "-o", "remount,bind,ro", "/proc/sys")
+	}
+
+	It("is written and read in the thread's namespace", func() {
+		other := nstest.NewHost()
+		Expect(write("net.ipv4.ip_forward", "1")).To(Succeed())
+		Expect(h.Sysctl("net/ipv4/ip_forward")).To(Equal("1"))
+		Expect(other.Sysctl("net/ipv4/ip_forward")).To(Equal("0"))
+		Expect(read("net.ipv4.ip_forward")).To(Equal("1"))
+	})
+
+	It("belongs to an interface with a dot in its name", func() {
+		h.Cmd("ip", "link", "add", "one.100", "type", "veth", "peer", "name", "two")
+		Expect(write("net.ipv4.conf.one/100.arp_notify", "1")).To(Succeed())
+		Expect(h.Sysctl("net/ipv4/conf/one.100/arp_notify")).To(Equal("1"))
+	})
+
+	It("of several numbers is written as given and compared number by number", func() {
+		Expect(write("net.ipv4.ping_group_range", "5 7")).To(Succeed())
+		Expect(h.Sysctl("net/ipv4/ping_group_range")).To(Equal("5\t7"))
+		Expect(read("net.ipv4.ping_group_range")).To(Equal("5\t7"))
+		readOnly()
+		Expect(write("net.ipv4.ping_group_range", " 5  7\n")).To(Succeed())
+		Expect(write("net.ipv4.ping_group_range", "5 8")).To(MatchError(unix.EROFS))
+	})
+
+	It("that is right already is no error where nothing can be written", func() {
+		readOnly()
+		Expect(write("net.ipv4.ip_forward", "0")).To(Succeed())
+		err := write("net.ipv4.ip_forward", "1")
+		Expect(err).To(MatchError(unix.EROFS))
+		Expect(err).To(MatchError(`sysctl net.ipv4.ip_forward: write "1": read-only file system`))
+	})
+
+	It("that can only be written is written", func() {
+		_, err := read("net.ipv4.route.flush")
+		Expect(err).To(HaveOccurred())
+		Expect(write("net.ipv4.route.flush", "1")).To(Succeed())
+	})
+
+	It("that the kernel refuses is an error that names key and value", func() {
+		err := write("net.ipv4.ip_forward", "maybe")
+		Expect(err).To(MatchError(unix.EINVAL))
+		Expect(err).To(MatchError(`sysctl net.ipv4.ip_forward: write "maybe": invalid argument`))
+	})
+
+	It("that is not there is fs.ErrNotExist", func() {
+		_, err := read("net.ipv4.conf.absent.arp_notify")
+		Expect(err).To(MatchError(fs.ErrNotExist))
+		Expect(err).To(MatchError("sysctl net.ipv4.conf.absent.arp_notify: read: no such file or directory"))
+		Expect(write("net.ipv4.conf.absent.arp_notify", "1")).To(MatchError(fs.ErrNotExist))
+	})
+
+	It("of no key is an error", func() {
+		_, err := sysctl.Key{}.Read()
+		Expect(err).To(MatchError(sysctl.ErrInvalidKey))
+		Expect(sysctl.Key{}.Write("1")).To(MatchError(sysctl.ErrInvalidKey))
+	})
+})
