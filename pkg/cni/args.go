@@ -1,7 +1,6 @@
 package cni
 
 import (
-	"fmt"
 	"sort"
 	"strings"
 )
@@ -16,14 +15,14 @@ func ParseArgs(args string, known ...string) (map[string]string, error) {
 	values := map[string]string{}
 	var unknown []string
 	ignore := ""
-	for pair := range strings.SplitSeq(args, ";") {
+	for n, pair := range strings.Split(args, ";") {
 		if strings.TrimSpace(pair) == "" {
 			continue
 		}
 		key, value, ok := strings.Cut(pair, "=")
 		key = strings.TrimSpace(key)
 		if !ok || key == "" {
-			return nil, Errorf(CodeEnvironment, "CNI_ARGS: a pair is not KEY=value")
+			return nil, Errorf(CodeEnvironment, "CNI_ARGS: pair %d is not KEY=value", n+1)
 		}
 		switch name := matchKey(key, known); {
 		case strings.EqualFold(key, "IgnoreUnknown"):
@@ -62,6 +61,5 @@ func parseIgnore(value string) (bool, error) {
 	case "", "0", "false":
 		return false, nil
 	}
-	return false, &Error{Code: CodeEnvironment,
-		Msg: fmt.Sprintf("CNI_ARGS: IgnoreUnknown is %q, want 0, 1, true or false", value)}
+	return false, Errorf(CodeEnvironment, "CNI_ARGS: IgnoreUnknown is not 0, 1, true or false")
 }

@@ -36,11 +36,11 @@ func (a Attachment) Hash() string {
 }
 
 // Mark is the owner as written next to what is owned (link alias, nftables
-// comment): Hash, network, container ID and interface, separated by blanks.
-// It is at most 128 bytes long; the container ID and interface are for people
-// and may be cut, the hash is the identity.
+// comment): Hash, network, container ID and interface, separated by blanks, in
+// printable ASCII. It is at most 128 bytes long; the container ID and interface
+// are for people and may be cut, the hash is the identity.
 func (a Attachment) Mark() string {
-	mark := a.Hash() + " " + networkLabel(a.Network) + " " + a.ContainerID + " " + a.IfName
+	mark := a.Hash() + " " + networkLabel(a.Network) + " " + a.ContainerID + " " + strings.Map(plain, a.IfName)
 	if len(mark) > markMax {
 		mark = mark[:markMax]
 	}
@@ -83,6 +83,14 @@ func networkLabel(network string) string {
 	return network[:networkMax-hashLen-1] + "~" + digest(network)
 }
 
+// plain replaces what a comment cannot hold: nft(8) cannot read a quote back.
+func plain(r rune) rune {
+	if r <= ' ' || r > '~' || r == '"' || r == '\\' {
+		return '?'
+	}
+	return r
+}
+
 func digest(parts ...string) string {
 	h := sha256.New()
 	for _, p := range parts {
@@ -92,11 +100,7 @@ func digest(parts ...string) string {
 }
 
 func isHash(s string) bool {
-	if len(s) != hashLen {
-		return false
-	}
-	_, err := hex.DecodeString(s)
-	return err == nil
+	return len(s) == hashLen && strings.Trim(s, "0123456789abcdef") == ""
 }
 
 // ValidName reports whether s may name a network or a container
@@ -112,15 +116,20 @@ func ValidName(s string) bool {
 	return s != ""
 }
 
-// ValidIfName reports whether the kernel takes s as the name of an interface:
-// 1 to 15 bytes, not "." or "..", without slash, colon or white space.
+// ValidIfName reports whether the kernel takes s, as it is, as the name of an
+// interface: 1 to 15 bytes without slash, colon or white space, and none of the
+// names that are directories beside the interfaces' own in /proc and /sys. A
+// name with a percent sign is a pattern, of which the kernel makes another name.
 func ValidIfName(s string) bool {
-	if s == "" || len(s) > 15 || s == "." || s == ".." {
+	switch s {
+	case "", ".", "..", "all", "default":
 		return false
 	}
-	return !strings.ContainsFunc(s, func(r rune) bool {
-		return r == '/' || r == ':' || unicode.IsSpace(r) || r == 0
-	})
+	// To the kernel the byte 0xa0 is white space, whatever rune it is part of.
+	if len(s) > 15 || strings.ContainsAny(s, "/:%\x00") || strings.Contains(s, "\xa0") {
+		return false
+	}
+	return !strings.ContainsFunc(s, unicode.IsSpace)
 }
 
 // ValidType reports whether s may name a plugin, which becomes a file name in

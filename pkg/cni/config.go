@@ -32,17 +32,30 @@ func Unmarshal(data []byte, v any) error {
 	if err == nil {
 		return nil
 	}
+	if t := (*json.UnmarshalTypeError)(nil); errors.As(err, &t) && t.Field != "" {
+		return Errorf(CodeConfig, "%w", complaint(err))
+	}
+	code := CodeConfig
+	if s := (*json.SyntaxError)(nil); errors.As(err, &s) {
+		code = CodeDecode
+	}
+	return Errorf(code, "network configuration: %w", complaint(err))
+}
+
+// complaint says in JSON's words what the decoder did not like, beginning with
+// the key where there is one.
+func complaint(err error) error {
 	if t := (*json.UnmarshalTypeError)(nil); errors.As(err, &t) {
-		key := t.Field
-		if key == "" {
-			key = "the configuration"
+		text := fmt.Sprintf("is a JSON %s, want %s", t.Value, goKind(t))
+		if t.Field != "" {
+			text = t.Field + ": " + text
 		}
-		return Errorf(CodeConfig, "%s: is a JSON %s, want %s", key, t.Value, goKind(t))
+		return errors.New(text)
 	}
 	if s := (*json.SyntaxError)(nil); errors.As(err, &s) {
-		return Errorf(CodeDecode, "network configuration: no valid JSON at byte %d: %w", s.Offset, err)
+		return fmt.Errorf("no valid JSON at byte %d: %w", s.Offset, err)
 	}
-	return Errorf(CodeConfig, "network configuration: %w", err)
+	return err
 }
 
 // goKind says in JSON's words what the decoder wanted.
@@ -66,16 +79,15 @@ func goKind(t *json.UnmarshalTypeError) string {
 }
 
 // DecodeConfig reads what all configurations have in common. The version is
-// Oldest when the key is missing; it is not checked here.
+// Oldest when the key is missing; it is not checked here. When a value has the
+// wrong type, the error comes with what the others say.
 func DecodeConfig(data []byte) (*Config, error) {
 	c := &Config{}
-	if err := Unmarshal(data, c); err != nil {
-		return nil, err
-	}
-	if c.CNIVersion == "" {
+	err := Unmarshal(data, c)
+	if err == nil && c.CNIVersion == "" {
 		c.CNIVersion = Oldest
 	}
-	return c, nil
+	return c, err
 }
 
 // PrevResult reads prevResult; nil when there is none. One that cannot be
@@ -104,7 +116,7 @@ func (c *Config) ValidAttachments() ([]AttachmentRef, error) {
 	}
 	var refs []AttachmentRef
 	if err := json.Unmarshal(raw, &refs); err != nil {
-		return nil, Errorf(CodeConfig, "%s: want a list of {containerID, ifname}: %w", key, err)
+		return nil, Errorf(CodeConfig, "%s: want a list of {containerID, ifname}: %w", key, complaint(err))
 	}
 	for i, r := range refs {
 		if r.ContainerID == "" || r.IfName == "" {

@@ -3,6 +3,7 @@ package cni
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 )
 
 // DecodeResult reads a result of any version. Its own cniVersion decides its
@@ -13,7 +14,7 @@ func DecodeResult(data []byte, version string) (*Result, error) {
 		CNIVersion string `json:"cniVersion"`
 	}
 	if err := json.Unmarshal(data, &head); err != nil {
-		return nil, Errorf(CodeDecode, "result: %w", err)
+		return nil, Errorf(CodeDecode, "result: %w", complaint(err))
 	}
 	if head.CNIVersion != "" {
 		version = head.CNIVersion
@@ -29,10 +30,10 @@ func DecodeResult(data []byte, version string) (*Result, error) {
 	case family03, family1:
 		r, err = decode1(data)
 	default:
-		return nil, Errorf(CodeIncompatibleVersion, "result: cniVersion %q is none of %v", version, versions)
+		return nil, Errorf(CodeIncompatibleVersion, "result: cniVersion: %q is none of %s", version, strings.Join(versions, ", "))
 	}
 	if err != nil {
-		return nil, Errorf(CodeDecode, "result: %w", err)
+		return nil, Errorf(CodeDecode, "result: %w", complaint(err))
 	}
 	return r, nil
 }
@@ -47,7 +48,7 @@ func decode1(data []byte) (*Result, error) {
 		r.Interfaces = append(r.Interfaces, Interface(i))
 	}
 	for n, ip := range w.IPs {
-		parsed, err := fromWireIP(ip)
+		parsed, err := fromWireIP(ip, "address")
 		if err != nil {
 			return nil, fmt.Errorf("ips[%d].%w", n, err)
 		}
@@ -76,7 +77,7 @@ func decode01(data []byte) (*Result, error) {
 		if v.ip == nil {
 			continue
 		}
-		ip, err := fromWireIP(wireIP{Address: v.ip.IP, Gateway: v.ip.Gateway})
+		ip, err := fromWireIP(wireIP{Address: v.ip.IP, Gateway: v.ip.Gateway}, "ip")
 		if err != nil {
 			return nil, fmt.Errorf("%s.%w", v.key, err)
 		}
@@ -90,11 +91,11 @@ func decode01(data []byte) (*Result, error) {
 	return r, nil
 }
 
-func fromWireIP(w wireIP) (IP, error) {
+func fromWireIP(w wireIP, addressKey string) (IP, error) {
 	ip := IP{Interface: w.Interface}
 	var err error
 	if ip.Address, err = ParsePrefix(w.Address); err != nil {
-		return ip, fmt.Errorf("address: %w", err)
+		return ip, fmt.Errorf("%s: %w", addressKey, err)
 	}
 	if w.Gateway != "" {
 		if ip.Gateway, err = ParseAddr(w.Gateway); err != nil {

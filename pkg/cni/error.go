@@ -1,10 +1,12 @@
 package cni
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 )
 
 // Error codes. Up to 99 they are the specification's (section 5), from 100 on
@@ -41,11 +43,18 @@ type Error struct {
 // %w names becomes its cause.
 func Errorf(code uint, format string, args ...any) *Error {
 	err := fmt.Errorf(format, args...)
-	return &Error{Code: code, Msg: err.Error(), cause: errors.Unwrap(err)}
+	cause := errors.Unwrap(err)
+	if _, several := err.(interface{ Unwrap() []error }); several {
+		cause = err
+	}
+	return &Error{Code: code, Msg: err.Error(), cause: cause}
 }
 
 // Error returns the message, and the details when there are any.
 func (e *Error) Error() string {
+	if e == nil { // returned as an error, where it is no nil error
+		return "an error without a message"
+	}
 	if e.Details == "" {
 		return e.Msg
 	}
@@ -53,25 +62,40 @@ func (e *Error) Error() string {
 }
 
 // Unwrap returns the cause, nil if there is none.
-func (e *Error) Unwrap() error { return e.cause }
+func (e *Error) Unwrap() error {
+	if e == nil {
+		return nil
+	}
+	return e.cause
+}
 
-// AsError makes an Error of any error. One in err's chain gives its code, and
-// is returned as it is when nothing was wrapped around it; an error of the
-// file system is CodeIO; any other is CodeInternal. It returns nil for nil.
+// AsError makes an Error of any error. One in err's chain gives its code and
+// its details, and is returned as it is when nothing was wrapped around it; an
+// error of the file system is CodeIO; any other, and one without a code, is
+// CodeInternal. It returns nil for nil.
 func AsError(err error) *Error {
 	if err == nil {
 		return nil
 	}
-	if e, ok := err.(*Error); ok {
+	e := (*Error)(nil)
+	if !errors.As(err, &e) {
+		code := CodeInternal
+		if p := (*fs.PathError)(nil); errors.As(err, &p) {
+			code = CodeIO
+		}
+		return &Error{Code: code, Msg: err.Error(), cause: err}
+	}
+	if e == nil {
+		return &Error{Code: CodeInternal, Msg: err.Error()}
+	}
+	if err == error(e) && e.Code != 0 {
 		return e
 	}
-	code := CodeInternal
-	if e := (*Error)(nil); errors.As(err, &e) {
-		code = e.Code
-	} else if p := (*fs.PathError)(nil); errors.As(err, &p) {
-		code = CodeIO
+	out := &Error{Code: cmp.Or(e.Code, CodeInternal), Msg: err.Error(), cause: err}
+	if msg, ok := strings.CutSuffix(out.Msg, ": "+e.Details); ok && e.Details != "" {
+		out.Msg, out.Details = msg, e.Details
 	}
-	return &Error{Code: code, Msg: err.Error(), cause: err}
+	return out
 }
 
 // wireError is the error object on the wire.

@@ -152,5 +152,5 @@ func addrText(a netip.Addr) string {
 	if !a.IsValid() {
 		return ""
 	}
-	return a.String()
+	return a.Unmap().String()
 }

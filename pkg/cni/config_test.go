@@ -1,0 +1,173 @@
+package cni_test
+
+import (
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+)
+
+var _ = Describe("Config", func() {
+	decode := func(doc string) *cni.Config {
+		GinkgoHelper()
+		c, err := cni.DecodeConfig([]byte(doc))
+		Expect(err).NotTo(HaveOccurred())
+		return c
+	}
+
+	DescribeTable("matches keys in any case", func(doc string) {
+		c := decode(doc)
+		Expect([]string{c.CNIVersion, c.Name, c.Type, c.IPAM.Type}).To(HaveExactElements("0.4.0", "n", "bridge", "host-local"))
+		prev, err := c.PrevResult()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(prev.IPs).To(HaveLen(1))
+		Expect(c.ValidAttachments()).To(HaveExactElements(cni.AttachmentRef{ContainerID: "c", IfName: "e"}))
+	},
+		Entry("as written", `{"cniVersion": "0.4.0", "name": "n", "type": "bridge", "ipam": {"type": "host-local"},
+			"prevResult": {"ips": [{"address": "10.0.0.1/8"}]}, "cni.dev/valid-attachments": [{"containerID": "c", "ifname": "e"}]}`),
+		Entry("upper", `{"CNIVERSION": "0.4.0", "NAME": "n", "TYPE": "bridge", "IPAM": {"TYPE": "host-local"},
+			"PREVRESULT": {"IPS": [{"ADDRESS": "10.0.0.1/8"}]}, "CNI.DEV/VALID-ATTACHMENTS": [{"CONTAINERID": "c", "IFNAME": "e"}]}`),
+		Entry("lower", `{"cniversion": "0.4.0", "name": "n", "type": "bridge", "ipam": {"type": "host-local"},
+			"prevresult": {"ips": [{"address": "10.0.0.1/8"}]}, "cni.dev/valid-attachments": [{"containerid": "c", "ifName": "e"}]}`),
+	)
+
+	It("without a version speaks the oldest", func() {
+		Expect(decode(`{"name": "n"}`).CNIVersion).To(Equal("0.1.0"))
+	})
+
+	DescribeTable("refuses", func(doc string, code uint, message string) {
+		_, err := cni.DecodeConfig([]byte(doc))
+		Expect(err).To(MatchError(message))
+		Expect(cni.AsError(err).Code).To(Equal(code))
+	},
+		Entry("text", "x", cni.CodeDecode, "network configuration: no valid JSON at byte 1: invalid character 'x' looking for beginning of value"),
+		Entry("a cut", `{"name": "n"`, cni.CodeDecode, "network configuration: no valid JSON at byte 12: unexpected end of JSON input"),
+		Entry("two documents", `{} {}`, cni.CodeDecode, "network configuration: no valid JSON at byte 4: invalid character '{' after top-level value"),
+		Entry("too deep", strings.Repeat("[", 20000), cni.CodeDecode, "network configuration: no valid JSON at byte 10001: invalid character '[' exceeded max depth"),
+		Entry("a list", `[]`, cni.CodeConfig, "network configuration: is a JSON array, want an object"),
+		Entry("a name that is a number", `{"name": 5}`, cni.CodeConfig, "name: is a JSON number, want a string"),
+		Entry("an ipam that is text", `{"ipam": "host-local"}`, cni.CodeConfig, "ipam: is a JSON string, want an object"),
+		Entry("an ipam.type that is a list", `{"ipam": {"type": []}}`, cni.CodeConfig, "ipam.type: is a JSON array, want a string"),
+	)
+
+	It("tells what else it read beside a value of the wrong type", func() {
+		c, err := cni.DecodeConfig([]byte(`{"name": 5, "cniVersion": "0.4.0"}`))
+		Expect(err).To(HaveOccurred())
+		Expect(c.CNIVersion).To(Equal("0.4.0"))
+	})
+
+	DescribeTable("says in JSON's words what it wants", func(doc, message string) {
+		var wire struct {
+			B bool
+			S string
+			L []string
+			I int16
+			U uint16
+			F float64
+			M map[string]int
+			P *int
+			R []cni.Route
+		}
+		err := cni.Unmarshal([]byte(doc), &wire)
+		Expect(err).To(MatchError(message))
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
+	},
+		Entry("bool", `{"b": "true"}`, "B: is a JSON string, want true or false"),
+		Entry("string", `{"s": 1}`, "S: is a JSON number, want a string"),
+		Entry("list", `{"l": "x"}`, "L: is a JSON string, want an array"),
+		Entry("list element", `{"l": [1]}`, "L: is a JSON number, want a string"),
+		Entry("integer", `{"i": 1.5}`, "I: is a JSON number 1.5, want a number (int16)"),
+		Entry("integer too big", `{"i": 70000}`, "I: is a JSON number 70000, want a number (int16)"),
+		Entry("unsigned", `{"u": -1}`, "U: is a JSON number -1, want a number that is not negative (uint16)"),
+		Entry("float", `{"f": "x"}`, "F: is a JSON string, want a number (float64)"),
+		Entry("map", `{"m": []}`, "M: is a JSON array, want an object"),
+		Entry("pointer", `{"p": "x"}`, "P: is a JSON string, want a number (int)"),
+		Entry("route", `{"r": [{"dst": "x"}]}`, `network configuration: dst: "x" is no address in CIDR notation`),
+	)
+
+	DescribeTable("prevResult", func(doc string, there bool) {
+		prev, err := decode(doc).PrevResult()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(prev != nil).To(Equal(there))
+	},
+		Entry("missing", `{"cniVersion": "1.0.0"}`, false),
+		Entry("null", `{"cniVersion": "1.0.0", "prevResult": null}`, false),
+		Entry("empty", `{"cniVersion": "1.0.0", "prevResult": {}}`, true),
+		Entry("of the configuration's version", `{"cniVersion": "0.2.0", "prevResult": {"ip4": {"ip": "10.0.0.1/8"}}}`, true),
+		Entry("of another family", `{"cniVersion": "1.1.0", "prevResult": {"cniVersion": "0.3.1", "ips": [{"version": "4", "address": "10.0.0.1/8"}]}}`, true),
+	)
+
+	It("names what it cannot read of prevResult", func() {
+		_, err := decode(`{"cniVersion": "1.0.0", "prevResult": {"ips": [{"address": "x"}]}}`).PrevResult()
+		Expect(err).To(MatchError(`prevResult: result: ips[0].address: "x" is no address in CIDR notation`))
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
+	})
+})
+
+var _ = Describe("cni.dev/valid-attachments", func() {
+	list := func(doc string) ([]cni.AttachmentRef, error) {
+		GinkgoHelper()
+		c, err := cni.DecodeConfig([]byte(doc))
+		Expect(err).NotTo(HaveOccurred())
+		return c.ValidAttachments()
+	}
+	c1 := cni.AttachmentRef{ContainerID: "c1", IfName: "eth0"}
+
+	DescribeTable("is read", func(doc string, want ...cni.AttachmentRef) {
+		got, err := list(doc)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(got).To(HaveExactElements(want))
+	},
+		Entry("null: none is valid", `{"cni.dev/valid-attachments": null}`),
+		Entry("[]: none is valid", `{"cni.dev/valid-attachments": []}`),
+		Entry("one", `{"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, c1),
+		Entry("the older spelling", `{"cni.dev/attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, c1),
+		Entry("the older spelling, null", `{"cni.dev/attachments": null}`),
+		Entry("both, as libcni sends them", `{"cni.dev/attachments": [{"containerID": "c1", "ifname": "eth0"}], "cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, c1),
+		Entry("both: the specification's counts", `{"cni.dev/attachments": null, "cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, c1),
+		Entry("both: the specification's counts when it is null", `{"cni.dev/valid-attachments": null, "cni.dev/attachments": [{"containerID": "c1", "ifname": "eth0"}]}`),
+	)
+
+	DescribeTable("is refused", func(doc, message string) {
+		_, err := list(doc)
+		Expect(err).To(MatchError(ContainSubstring(message)))
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
+	},
+		Entry("missing", `{}`, "cni.dev/valid-attachments: missing"),
+		Entry("an object", `{"cni.dev/valid-attachments": {}}`, "cni.dev/valid-attachments: want a list of {containerID, ifname}: is a JSON object, want an array"),
+		Entry("the older spelling of another type", `{"cni.dev/attachments": "x"}`, "cni.dev/attachments: want a list"),
+		Entry("an entry of another type", `{"cni.dev/valid-attachments": [5]}`, "want a list"),
+		Entry("a null entry", `{"cni.dev/valid-attachments": [null]}`, `cni.dev/valid-attachments[0]: containerID "", ifname ""`),
+		Entry("an entry without interface", `{"cni.dev/valid-attachments": [{"containerID": "c1"}]}`, `cni.dev/valid-attachments[0]: containerID "c1", ifname ""`),
+	)
+})
+
+var _ = Describe("commands and versions", func() {
+	DescribeTable("come together", func(command string, from string) {
+		there := false
+		for _, v := range cni.Versions() {
+			there = there || v == from
+			Expect(cni.Allows(v, command)).To(Equal(there), v)
+		}
+		Expect(cni.Allows("9.9.9", command)).To(BeFalse())
+	},
+		Entry("ADD", "ADD", "0.1.0"), Entry("DEL", "DEL", "0.1.0"), Entry("VERSION", "VERSION", "0.1.0"),
+		Entry("CHECK", "CHECK", "0.4.0"), Entry("GC", "GC", "1.1.0"), Entry("STATUS", "STATUS", "1.1.0"),
+	)
+})
+
+var _ = Describe("DNS", func() {
+	DescribeTable("is set, and has something to print", func(d cni.DNS, set, zero bool) {
+		Expect(d.IsSet()).To(Equal(set))
+		Expect(d.IsZero()).To(Equal(zero))
+	},
+		Entry("nothing", cni.DNS{}, false, true),
+		Entry("empty lists", cni.DNS{Search: []string{}}, true, true),
+		Entry("nameservers", cni.DNS{Nameservers: []string{"x"}}, true, false),
+		Entry("domain", cni.DNS{Domain: "x"}, true, false),
+		Entry("search", cni.DNS{Search: []string{"x"}}, true, false),
+		Entry("options", cni.DNS{Options: []string{"x"}}, true, false),
+	)
+})
