@@ -117,8 +117,11 @@ func (r *Result) ContainerInterface(name string) (Interface, bool) {
 
 // ContainerIPs returns the addresses of the container's interface called
 // name. A chain's result may hold those of other interfaces too; an address
-// that says nothing of its interface counts.
+// that says nothing of its interface counts. A nil result has none.
 func (r *Result) ContainerIPs(name string) []IP {
+	if r == nil {
+		return nil
+	}
 	var out []IP
 	for _, ip := range r.IPs {
 		if i := ip.Interface; i != nil && *i < len(r.Interfaces) &&

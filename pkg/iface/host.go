@@ -57,3 +57,12 @@ func IgnoreRouterAdverts(link string) error {
 	}
 	return nil
 }
+
+// Drifted gives an error that has no code of its own the one of what CHECK
+// finds, 101.
+func Drifted(err error) error {
+	if e := (*cni.Error)(nil); err == nil || errors.As(err, &e) {
+		return err
+	}
+	return cni.Errorf(cni.CodeDrift, "%w", err)
+}

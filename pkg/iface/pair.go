@@ -33,7 +33,7 @@ type Pair struct {
 // with MarkChange. An interface, or a host end, that is there already is code
 // 100: this attachment exists.
 func (p Pair) Create() (host, cont rtnl.Link, err error) {
-	if err := p.refuseExisting(); err != nil {
+	if err := p.RefuseExisting(); err != nil {
 		return host, cont, err
 	}
 	for try := range nameTries {
@@ -51,7 +51,7 @@ func (p Pair) Create() (host, cont rtnl.Link, err error) {
 		if !errors.Is(err, unix.EEXIST) {
 			return host, cont, err
 		}
-		if err := p.refuseExisting(); err != nil {
+		if err := p.RefuseExisting(); err != nil {
 			return host, cont, err
 		}
 	}
@@ -70,7 +70,9 @@ func (p Pair) ends(name string) (host, cont rtnl.Link, err error) {
 	return host, cont, err
 }
 
-func (p Pair) refuseExisting() error {
+// RefuseExisting is code 100 when the attachment exists: its interface in the
+// container, or its host end.
+func (p Pair) RefuseExisting() error {
 	if _, err := p.Cont.Link(p.Attachment.IfName); !errors.Is(err, rtnl.ErrNoLink) {
 		if err != nil {
 			return err
@@ -147,4 +149,21 @@ func hostName(a cni.Attachment, n int) string {
 		a.IfName += fmt.Sprintf(" %d", n) // a blank, which no interface has in its name
 	}
 	return "veth" + a.Hash()[:8]
+}
+
+// Describe makes a link an entry of a result, without sandbox.
+func Describe(l rtnl.Link) cni.Interface {
+	return cni.Interface{Name: l.Name, MAC: l.MAC.String(), MTU: l.MTU}
+}
+
+// Smallest and largest MTU of a veth, in bytes.
+const mtuMin, mtuMax = 68, 65535
+
+// CheckMTU refuses, with code 7, an mtu that no veth can have. 0 is the
+// kernel's choice.
+func CheckMTU(mtu int) error {
+	if mtu != 0 && (mtu < mtuMin || mtu > mtuMax) {
+		return cni.Errorf(cni.CodeConfig, "mtu: %d is not between %d and %d", mtu, mtuMin, mtuMax)
+	}
+	return nil
 }
