@@ -47,7 +47,7 @@ func TestPluginShape(t *testing.T) {
 		if !within(dir, "plugins") || path.Base(main) != "main.go" {
 			continue
 		}
-		for _, want := range []string{"config.go", path.Base(dir) + ".go", "README.md"} {
+		for _, want := range []string{"config.go", strings.ReplaceAll(path.Base(dir), "-", "") + ".go", "README.md"} {
 			if !slices.Contains(files, dir+"/"+want) {
 				t.Errorf("%s has no %s", dir, want)
 			}

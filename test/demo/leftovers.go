@@ -1,0 +1,136 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+)
+
+// state are the commands whose output must be what it was.
+var state = [][]string{
+	{"ip", "-br", "link"},
+	{"ip", "-br", "addr"},
+	{"ip", "-4", "route", "show", "table", "all"},
+	{"ip", "-6", "route", "show", "table", "all"},
+	{"ip", "rule"},
+	{"ip", "netns"},
+	{"nft", "-s", "list", "ruleset"},
+	{"sysctl", "net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"},
+	{"find", "/run", "/var/lib", "-not", "-path", "/run/netns/*"},
+}
+
+func snapshot() ([]string, error) {
+	var all []string
+	for _, c := range state {
+		out, err := command(c[0], c[1:]...)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, lines(out)...)
+	}
+	return all, nil
+}
+
+func lines(text string) []string {
+	var list []string
+	for line := range strings.Lines(text) {
+		if line = strings.TrimRight(line, " \n"); line != "" {
+			list = append(list, line)
+		}
+	}
+	return list
+}
+
+// nothingLeft shows what differs from before, fails when any of it belongs to one
+// of the containers, takes away what the next container would share, and fails
+// when the host is then not what it was.
+func nothingLeft(before []string, n *network) error {
+	title("what is left: only what the next container would share")
+	after, err := snapshot()
+	if err != nil {
+		return err
+	}
+	printDiff(before, after)
+	traces, err := traces(n)
+	if err != nil {
+		return err
+	}
+	if len(traces) > 0 {
+		return fmt.Errorf("left of the containers: %s", strings.Join(traces, "; "))
+	}
+	title("without that: before and after compared")
+	if _, err := command("sh", "-euc", dropShared); err != nil {
+		return err
+	}
+	if after, err = snapshot(); err != nil {
+		return err
+	}
+	if printDiff(before, after) {
+		return fmt.Errorf("the host is not what it was")
+	}
+	fmt.Printf("   no difference in %d lines of state\n", len(before))
+	return nil
+}
+
+// dropShared is what an administrator would do to give up the network.
+const dropShared = `
+ip link del cni0
+nft delete table inet hawser 2>/dev/null || nft flush ruleset
+sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0
+rm -rf /var/lib/cni /run/hawser /run/cni /run/xtables.lock
+`
+
+// traces lists everything that names a container, its addresses on the host or a
+// port that was its.
+func traces(n *network) ([]string, error) {
+	var found []string
+	for _, c := range n.containers {
+		out, err := command("sh", "-c", "grep -rlsF -e "+c.id+" /run /var/lib; ls -R /run /var/lib | grep -F -e "+c.id+"; true")
+		if err != nil {
+			return nil, err
+		}
+		rules, err := command("nft", "list", "ruleset")
+		if err != nil {
+			return nil, err
+		}
+		for _, word := range []string{c.id, c.addrs[0].String() + " ", c.addrs[1].String() + " "} {
+			if strings.Contains(rules, word) {
+				out += "a rule with " + word + "\n"
+			}
+		}
+		found = append(found, lines(out)...)
+	}
+	ports, err := command("ip", "-br", "link", "show", "master", bridge)
+	if err != nil {
+		return nil, err
+	}
+	found = append(found, lines(ports)...)
+	if _, err := os.Stat(cacheDir + "/results"); err == nil {
+		cached, err := os.ReadDir(cacheDir + "/results")
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range cached {
+			found = append(found, e.Name())
+		}
+	}
+	return found, nil
+}
+
+// printDiff prints the lines that came and went, and reports whether there are any.
+func printDiff(before, after []string) bool {
+	differ := false
+	for _, side := range []struct {
+		sign       string
+		have, lack []string
+	}{{"-", before, after}, {"+", after, before}} {
+		for _, line := range side.have {
+			if !slices.Contains(side.lack, line) {
+				fmt.Printf("   %s %s\n", side.sign, line)
+				differ = true
+			}
+		}
+	}
+	return differ
+}

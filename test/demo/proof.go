@@ -1,0 +1,166 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+)
+
+const (
+	port     = "8080"
+	patience = 3 * time.Second
+)
+
+// probe is one conversation: who asks whom, and whom the server must see. No
+// server must be reached where seen is not valid.
+type probe struct {
+	from, to string // namespaces; "" is the host
+	addr     netip.Addr
+	seen     netip.Addr
+}
+
+func prove(n *network) error {
+	title("proof: each server answers with the source address that it sees")
+	for _, netns := range []string{"", "outside", "one", "two", "three"} {
+		closeAll, err := serve(netns)
+		if err != nil {
+			return err
+		}
+		defer closeAll()
+	}
+	wrong := 0
+	for _, p := range probes(n) {
+		for _, proto := range []string{"tcp", "udp"} {
+			if !p.run(proto) {
+				wrong++
+			}
+		}
+	}
+	if wrong > 0 {
+		return fmt.Errorf("%d conversations were not as expected", wrong)
+	}
+	return nil
+}
+
+func probes(n *network) []probe {
+	one, two, three := n.containers[0], n.containers[1], n.containers[2]
+	gateway := []netip.Addr{netip.MustParseAddr("10.88.0.1"), netip.MustParseAddr("fd00:88::1")}
+	uplink := []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
+	outside := []netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2")}
+	var list []probe
+	for family := range 2 {
+		list = append(list,
+			probe{"one", "two", two.addrs[family], one.addrs[family]},
+			probe{"three", "one", one.addrs[family], three.addrs[family]},
+			probe{"two", "", gateway[family], two.addrs[family]},
+			probe{"", "three", three.addrs[family], gateway[family]},
+			probe{"one", "outside", outside[family], uplink[family]},
+			probe{"three", "outside", outside[family], uplink[family]},
+			// Without a way back, only masquerade explains the answers above.
+			probe{"outside", "one", one.addrs[family], netip.Addr{}},
+		)
+	}
+	return list
+}
+
+// run reports whether the conversation went as it should, and prints it.
+func (p probe) run(proto string) bool {
+	var answer string
+	err := inside(p.from, func() error {
+		var err error
+		answer, err = ask(proto, net.JoinHostPort(p.addr.String(), port))
+		return err
+	})
+	seen, parseErr := netip.ParseAddrPort(answer)
+	ok := err == nil && parseErr == nil && seen.Addr().Unmap() == p.seen
+	outcome := "seen as " + seen.Addr().Unmap().String()
+	if err != nil {
+		outcome = reason(err)
+	}
+	if !p.seen.IsValid() {
+		ok = err != nil
+	}
+	mark := "ok   "
+	if !ok {
+		mark = "WRONG"
+	}
+	if ok && p.seen.IsValid() && p.to == "outside" {
+		outcome += " (masqueraded)"
+	}
+	fmt.Printf("   %s  %-7s → %-7s  %s %-13s  %s\n", mark, place(p.from), place(p.to), proto, p.addr, outcome)
+	return ok
+}
+
+func place(netns string) string {
+	if netns == "" {
+		return "host"
+	}
+	return netns
+}
+
+func reason(err error) string {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		return op.Err.Error()
+	}
+	return err.Error()
+}
+
+// serve answers on TCP and UDP in a namespace until it is closed.
+func serve(netns string) (func(), error) {
+	var l net.Listener
+	var u net.PacketConn
+	err := inside(netns, func() (err error) {
+		if l, err = net.Listen("tcp", ":"+port); err != nil {
+			return err
+		}
+		u, err = net.ListenPacket("udp", ":"+port)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("serve in %s: %w", place(netns), err)
+	}
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(conn, conn.RemoteAddr().String())
+			_ = conn.Close()
+		}
+	}()
+	go func() {
+		buf := make([]byte, 16)
+		for {
+			_, from, err := u.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			_, _ = u.WriteTo([]byte(from.String()), from)
+		}
+	}()
+	return func() { _, _ = l.Close(), u.Close() }, nil
+}
+
+func ask(proto, address string) (string, error) {
+	conn, err := net.DialTimeout(proto, address, patience)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = conn.Close() }()
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return "", err
+	}
+	if proto == "udp" {
+		if _, err := io.WriteString(conn, "?"); err != nil {
+			return "", err
+		}
+	}
+	buf := make([]byte, 128)
+	read, err := conn.Read(buf)
+	return string(buf[:read]), err
+}
