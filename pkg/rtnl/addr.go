@@ -17,6 +17,8 @@ type Addr struct {
 	Broadcast netip.Addr   // zero = AddAddr computes it for IPv4 shorter than /31
 	Scope     int          // RT_SCOPE_*; 0 = universe, in AddAddr host for 127/8
 	NoDAD     bool         // no duplicate address detection for it (IPv6)
+	// NoPrefixRoute keeps the kernel from making a route to Prefix.
+	NoPrefixRoute bool
 
 	// Only read.
 	Tentative bool // duplicate address detection is under way
@@ -46,10 +48,10 @@ func (c *Conn) Addrs(index int) ([]Addr, error) {
 func (c *Conn) AddAddr(index int, a Addr) error {
 	header := addrHeader(index, a.Prefix)
 	header.Scope = uint8(a.scope())
-	if a.NoDAD {
-		header.Flags = unix.IFA_F_NODAD
-	}
 	body := []nl.NetlinkRequestData{header}
+	if flags := a.flags(); flags != 0 {
+		body = append(body, attrUint32(unix.IFA_FLAGS, flags))
+	}
 	far := a.Prefix.Addr()
 	if a.Peer.IsValid() {
 		far = a.Peer
@@ -66,6 +68,17 @@ func (a Addr) scope() int {
 		return unix.RT_SCOPE_HOST
 	}
 	return a.Scope
+}
+
+func (a Addr) flags() uint32 {
+	var flags uint32
+	if a.NoDAD {
+		flags |= unix.IFA_F_NODAD
+	}
+	if a.NoPrefixRoute {
+		flags |= unix.IFA_F_NOPREFIXROUTE
+	}
+	return flags
 }
 
 func (a Addr) broadcast() netip.Addr {
@@ -130,6 +143,7 @@ func parseAddr(b []byte) (a Addr, index int) {
 	}
 	a.Prefix = netip.PrefixFrom(cmp.Or(local, far), int(header.Prefixlen))
 	a.Scope = int(header.Scope)
+	a.NoPrefixRoute = flags&unix.IFA_F_NOPREFIXROUTE != 0
 	a.NoDAD = flags&unix.IFA_F_NODAD != 0
 	a.Tentative = flags&unix.IFA_F_TENTATIVE != 0
 	a.DADFailed = flags&unix.IFA_F_DADFAILED != 0

@@ -1,0 +1,200 @@
+package iface
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"golang.org/x/sys/unix"
+)
+
+// plan is what a result asks of one interface.
+type plan struct {
+	self   *cni.Interface // the result's entry for it; nil = none
+	addrs  []netip.Prefix
+	routes []route
+	v6     bool
+	// foreign says why an address of the result is not this interface's. For
+	// Verify that is no fault: another plugin of the chain may have added it.
+	foreign error
+}
+
+// route is a route with what of it was asked for.
+type route struct {
+	rtnl.Route
+	table, scope *int // nil = any
+}
+
+func newPlan(t Target, res *cni.Result) (plan, error) {
+	self, err := find(t.Name, res)
+	if err != nil {
+		return plan{}, err
+	}
+	var p plan
+	if self >= 0 {
+		p.self = &res.Interfaces[self]
+	}
+	for i, ip := range res.IPs {
+		where := fmt.Sprintf("ips[%d] (%s)", i, ip.Address)
+		if ip.Interface != nil && (*ip.Interface < 0 || *ip.Interface >= len(res.Interfaces)) {
+			return plan{}, fmt.Errorf("%s: no interface %d in the result", where, *ip.Interface)
+		}
+		if err := belongs(ip, self, res); err != nil {
+			p.foreign = fmt.Errorf("%s: %w", where, err)
+			continue
+		}
+		p.addrs = append(p.addrs, ip.Address)
+		p.v6 = p.v6 || ip.Address.Addr().Is6()
+	}
+	for _, r := range t.Routes {
+		p.routes = append(p.routes, ownRoute(r))
+	}
+	for i, r := range res.Routes {
+		if err := check(r); err != nil {
+			return plan{}, fmt.Errorf("routes[%d] (%s): %w", i, r.Dst, err)
+		}
+		p.routes = append(p.routes, newRoute(r, res))
+		p.v6 = p.v6 || r.Dst.Addr().Is6()
+	}
+	return p, nil
+}
+
+// find returns the index of the container's interface in the result, -1 where
+// the result lists no interfaces (those of IPAM plugins and before 0.3.0).
+func find(name string, res *cni.Result) (int, error) {
+	self := -1
+	for i, in := range res.Interfaces {
+		if in.Name == name && (self < 0 || in.Sandbox != "") {
+			self = i
+		}
+	}
+	if self < 0 && len(res.Interfaces) > 0 {
+		return -1, fmt.Errorf("the result has no interface %q", name)
+	}
+	return self, nil
+}
+
+func belongs(ip cni.IP, self int, res *cni.Result) error {
+	if ip.Interface != nil {
+		if *ip.Interface != self {
+			return fmt.Errorf("belongs to interface %d, %q", *ip.Interface, res.Interfaces[*ip.Interface].Name)
+		}
+		return nil
+	}
+	for i, in := range res.Interfaces {
+		if i != self && in.Sandbox != "" {
+			return fmt.Errorf("names no interface, and the container has %q besides", in.Name)
+		}
+	}
+	return nil
+}
+
+func check(r cni.Route) error {
+	if !r.Dst.IsValid() {
+		return fmt.Errorf("no destination")
+	}
+	for _, f := range []struct {
+		name  string
+		value int
+		most  int
+	}{
+		{"mtu", r.MTU, math.MaxUint32},
+		{"advmss", r.AdvMSS, math.MaxUint32},
+		{"priority", r.Priority, math.MaxUint32},
+		{"table", deref(r.Table), math.MaxUint32},
+		{"scope", deref(r.Scope), math.MaxUint8},
+	} {
+		if f.value < 0 || f.value > f.most {
+			return fmt.Errorf("%s %d is not within 0 and %d", f.name, f.value, f.most)
+		}
+	}
+	return nil
+}
+
+func deref(p *int) int {
+	if p == nil {
+		return 0
+	}
+	return *p
+}
+
+func ownRoute(r rtnl.Route) route {
+	r.Dst = r.Dst.Masked()
+	out := route{Route: r}
+	if r.Table != 0 {
+		out.table = &r.Table
+	}
+	if r.Dst.Addr().Is4() {
+		out.scope = &r.Scope
+	}
+	return out
+}
+
+func newRoute(r cni.Route, res *cni.Result) route {
+	out := route{
+		Route: rtnl.Route{
+			Dst: r.Dst.Masked(), GW: r.GW, MTU: r.MTU, AdvMSS: r.AdvMSS,
+			Priority: r.Priority, Table: deref(r.Table), Scope: deref(r.Scope),
+		},
+		scope: r.Scope,
+	}
+	if out.Table != 0 {
+		out.table = r.Table
+	}
+	// What is on the link, or on the host itself, is not behind a gateway.
+	if !r.GW.IsValid() && out.Scope < unix.RT_SCOPE_LINK {
+		out.GW = res.Gateway(r.Dst.Addr().Is4())
+	}
+	if !out.GW.IsValid() && r.Scope == nil {
+		out.Scope = unix.RT_SCOPE_LINK
+	}
+	if r.Dst.Addr().Is6() {
+		// The kernel keeps none for IPv6.
+		out.Scope, out.scope = 0, nil
+	}
+	return out
+}
+
+func (r route) family() int {
+	if r.Dst.Addr().Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// isOn tells whether a route of the kernel may be the one asked for. Without a
+// table asked for any will do: another plugin of the chain, sbr or vrf, may
+// have moved it.
+func (r route) isOn(have rtnl.Route) bool {
+	return have.Type == unix.RTN_UNICAST && have.Dst == r.Dst && (r.table == nil || *r.table == have.Table)
+}
+
+// differences names what of the kernel's route is not as asked for.
+func (r route) differences(have rtnl.Route) []string {
+	var d []string
+	if have.GW != r.GW {
+		d = append(d, fmt.Sprintf("gateway is %s instead of %s", or(have.GW, "none"), or(r.GW, "none")))
+	}
+	if r.Src.IsValid() && have.Src != r.Src {
+		d = append(d, fmt.Sprintf("source is %s instead of %s", or(have.Src, "none"), r.Src))
+	}
+	number := func(name string, asked bool, want, is int) {
+		if asked && want != is {
+			d = append(d, fmt.Sprintf("%s is %d instead of %d", name, is, want))
+		}
+	}
+	number("mtu", r.MTU != 0, r.MTU, have.MTU)
+	number("advmss", r.AdvMSS != 0, r.AdvMSS, have.AdvMSS)
+	number("priority", r.Priority != 0, r.Priority, have.Priority)
+	number("scope", r.scope != nil, deref(r.scope), have.Scope)
+	return d
+}
+
+func or(ip netip.Addr, none string) string {
+	if ip.IsValid() {
+		return ip.String()
+	}
+	return none
+}

@@ -1,0 +1,146 @@
+package iface
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"golang.org/x/sys/unix"
+)
+
+// An address may be tentative for a moment after its link came up again.
+const tentativePatience = 3 * time.Second
+
+// Verify compares the interface with the result, of this attachment or as a
+// later plugin of the chain left it, and returns all differences joined. More
+// addresses and routes than the result's are none.
+func Verify(t Target, res *cni.Result) error {
+	want, err := newPlan(t, res)
+	if err != nil {
+		return err
+	}
+	link, err := t.Conn.Link(t.Name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(slices.Concat(
+		verifyLink(t, link, want.self),
+		verifyAddrs(t, link, want.addrs),
+		verifyRoutes(t, link, want.routes),
+	)...)
+}
+
+func verifyLink(t Target, link rtnl.Link, want *cni.Interface) []error {
+	var diffs []error
+	differs := func(format string, args ...any) {
+		diffs = append(diffs, fmt.Errorf("link %q: "+format, append([]any{t.Name}, args...)...))
+	}
+	if !link.Up {
+		differs("is down")
+	}
+	if want == nil {
+		return diffs
+	}
+	if want.MAC != "" && !sameMAC(want.MAC, link.MAC) {
+		differs("MAC is %s instead of %s", link.MAC, want.MAC)
+	}
+	if want.MTU != 0 && want.MTU != link.MTU {
+		differs("MTU is %d instead of %d", link.MTU, want.MTU)
+	}
+	return diffs
+}
+
+func verifyAddrs(t Target, link rtnl.Link, want []netip.Prefix) []error {
+	if len(want) == 0 {
+		return nil
+	}
+	have, err := settledAddrs(t.Conn, link, want)
+	if err != nil {
+		return []error{err}
+	}
+	var diffs []error
+	for _, p := range want {
+		i := slices.IndexFunc(have, func(a rtnl.Addr) bool { return a.Prefix == p })
+		switch {
+		case i < 0:
+			diffs = append(diffs, fmt.Errorf("link %q: address %s: missing", t.Name, p))
+		case have[i].DADFailed:
+			diffs = append(diffs, fmt.Errorf("link %q: address %s: %w", t.Name, p, rtnl.ErrDuplicate))
+		case have[i].Tentative:
+			diffs = append(diffs, fmt.Errorf("link %q: address %s: still tentative", t.Name, p))
+		}
+	}
+	return diffs
+}
+
+// settledAddrs reads the addresses, after duplicate address detection of those
+// that matter where it is under way.
+func settledAddrs(c *rtnl.Conn, link rtnl.Link, want []netip.Prefix) ([]rtnl.Addr, error) {
+	have, err := c.Addrs(link.Index)
+	if err != nil {
+		return nil, err
+	}
+	pending := slices.ContainsFunc(have, func(a rtnl.Addr) bool {
+		return a.Tentative && !a.DADFailed && slices.Contains(want, a.Prefix)
+	})
+	// Without a carrier it cannot end.
+	if !pending || !link.Carrier {
+		return have, nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), tentativePatience)
+	defer cancel()
+	// What the wait finds wrong is seen in the addresses.
+	_ = c.WaitDAD(ctx, link.Index)
+	return c.Addrs(link.Index)
+}
+
+func verifyRoutes(t Target, link rtnl.Link, want []route) []error {
+	var diffs []error
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		asked := slices.DeleteFunc(slices.Clone(want), func(r route) bool { return r.family() != family })
+		if len(asked) == 0 {
+			continue
+		}
+		have, err := t.Conn.Routes(link.Index, family)
+		if err != nil {
+			diffs = append(diffs, err)
+			continue
+		}
+		for _, r := range asked {
+			if err := r.verify(have); err != nil {
+				diffs = append(diffs, fmt.Errorf("link %q: route %s: %w", t.Name, r, err))
+			}
+		}
+	}
+	return diffs
+}
+
+// verify returns nil when the route is among have, else what is nearest to it.
+func (r route) verify(have []rtnl.Route) error {
+	var nearest []string
+	for _, h := range have {
+		if !r.isOn(h) {
+			continue
+		}
+		d := r.differences(h)
+		if len(d) == 0 {
+			return nil
+		}
+		if nearest == nil || len(d) < len(nearest) {
+			nearest = d
+		}
+	}
+	if nearest == nil && r.table != nil {
+		return fmt.Errorf("missing in table %d", *r.table)
+	}
+	if nearest == nil {
+		return errors.New("missing")
+	}
+	return errors.New(strings.Join(nearest, ", "))
+}
