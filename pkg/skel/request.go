@@ -42,6 +42,7 @@ type Request struct {
 
 	plugin string
 	undos  []undo
+	done   []func()
 }
 
 type undo struct {
@@ -59,6 +60,11 @@ func (r *Request) Decode(v any) error { return cni.Unmarshal(r.Conf, v) }
 func (r *Request) OnFail(what string, do func(context.Context) error) {
 	r.undos = append(r.undos, undo{what: what, do: do})
 }
+
+// OnDone registers what is to run when the call is over: after the answer was
+// printed, and after the roll-back of a failed ADD. What an undo needs, a
+// socket for instance, is closed here. The last registered runs first.
+func (r *Request) OnDone(do func()) { r.done = append(r.done, do) }
 
 // Warn tells the administrator, on standard error, what is worth knowing and
 // no reason to fail.
@@ -90,6 +96,9 @@ func (r *Request) rollBack(ctx context.Context, err error) error {
 }
 
 func (r *Request) close() {
+	for i := len(r.done) - 1; i >= 0; i-- {
+		r.done[i]()
+	}
 	if r.NS != nil {
 		// Closing a descriptor of a namespace cannot lose anything.
 		_ = r.NS.Close()
