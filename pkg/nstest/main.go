@@ -107,10 +107,12 @@ func newNamespaces() *syscall.SysProcAttr {
 		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
 		Pdeathsig:  unix.SIGKILL,
 	}
-	if !ginkgoParallel() {
+	parallel := ginkgoParallel()
+	if !parallel {
 		attr.Cloneflags |= unix.CLONE_NEWNET
 	}
-	if !hasCapability(unix.CAP_SYS_ADMIN) {
+	// In the machine's network namespace a user namespace takes all rights away.
+	if parallel || !hasCapability(unix.CAP_SYS_ADMIN) {
 		attr.Cloneflags |= unix.CLONE_NEWUSER
 		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
 		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
