@@ -3,10 +3,12 @@
 package sysctl
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -59,6 +61,23 @@ func swap(s string) string {
 	return strings.NewReplacer(".", "/", "/", ".").Replace(s)
 }
 
+// Replace returns the key with value in the place of the first occurrence of
+// placeholder. The value stays within its element: dots in it separate
+// nothing, and one that would leave the element is ErrInvalidKey.
+func (k Key) Replace(placeholder, value string) (Key, error) {
+	i := slices.IndexFunc(k.parts, func(p string) bool { return strings.Contains(p, placeholder) })
+	if i < 0 {
+		return k, nil
+	}
+	parts := slices.Clone(k.parts)
+	parts[i] = strings.Replace(parts[i], placeholder, value, 1)
+	return Net(parts...)
+}
+
+// Has reports whether element, an interface's name for instance, is one of
+// the key's path elements.
+func (k Key) Has(element string) bool { return slices.Contains(k.parts, element) }
+
 // Path is the key's file, /proc/sys/net/...
 func (k Key) Path() string { return root + strings.Join(k.parts, "/") }
 
@@ -95,7 +114,48 @@ func (k Key) Write(value string) error {
 }
 
 // Equal tells whether two values are the same to the kernel: blanks, tabs and
-// newlines only separate.
+// newlines only separate, and a list of ports may be written in several ways.
 func Equal(a, b string) bool {
-	return slices.Equal(strings.Fields(a), strings.Fields(b))
+	return slices.EqualFunc(strings.Fields(a), strings.Fields(b), func(a, b string) bool {
+		if a == b {
+			return true
+		}
+		listA, okA := parseList(a)
+		listB, okB := parseList(b)
+		return okA && okB && slices.Equal(listA, listB)
+	})
+}
+
+// span is a range of numbers, both ends included.
+type span struct{ first, last uint64 }
+
+// parseList reads numbers and ranges as in "8080,9000-9010", sorted and with
+// what touches joined. A single number is left to the comparison as text.
+func parseList(s string) ([]span, bool) {
+	if !strings.ContainsAny(s, ",-") {
+		return nil, false
+	}
+	var list []span
+	for item := range strings.SplitSeq(s, ",") {
+		first, last, isRange := strings.Cut(item, "-")
+		if !isRange {
+			last = first
+		}
+		a, errA := strconv.ParseUint(first, 10, 16)
+		b, errB := strconv.ParseUint(last, 10, 16)
+		if errA != nil || errB != nil || a > b {
+			return nil, false
+		}
+		list = append(list, span{a, b})
+	}
+	slices.SortFunc(list, func(a, b span) int { return cmp.Compare(a.first, b.first) })
+	joined := list[:1]
+	for _, next := range list[1:] {
+		if end := &joined[len(joined)-1].last; next.first <= *end+1 {
+			*end = max(*end, next.last)
+		} else {
+			joined = append(joined, next)
+		}
+	}
+	return joined, true
 }

@@ -62,6 +62,41 @@ var _ = DescribeTable("is no element of a key", func(parts ...string) {
 	Entry("a NUL", "ipv4", "ip\x00"),
 )
 
+var _ = DescribeTable("a placeholder", func(spelling, value, want string) {
+	k, err := sysctl.Parse(spelling)
+	Expect(err).NotTo(HaveOccurred())
+	k, err = k.Replace("IFNAME", value)
+	if want == "" {
+		Expect(err).To(MatchError(sysctl.ErrInvalidKey))
+		return
+	}
+	Expect(err).NotTo(HaveOccurred())
+	Expect(k.Path()).To(Equal("/proc/sys/net/" + want))
+},
+	Entry("is replaced", "net.ipv4.conf.IFNAME.arp_notify", "eth0", "ipv4/conf/eth0/arp_notify"),
+	Entry("is replaced by a name with a dot", "net.ipv4.conf.IFNAME.arp_notify", "eth0.100", "ipv4/conf/eth0.100/arp_notify"),
+	Entry("is replaced in a part of an element", "net/ipv4/conf/IFNAME.7/arp_notify", "eth0", "ipv4/conf/eth0.7/arp_notify"),
+	Entry("is replaced once", "net.IFNAME.IFNAME", "a", "a/IFNAME"),
+	Entry("that is not there changes nothing", "net.ipv4.ip_forward", "eth0", "ipv4/ip_forward"),
+	Entry("never leads up", "net.ipv4.conf.IFNAME.arp_notify", "..", ""),
+	Entry("never leads down", "net.ipv4.conf.IFNAME.arp_notify", "a/b", ""),
+)
+
+var _ = DescribeTable("two values", func(a, b string, same bool) {
+	Expect(sysctl.Equal(a, b)).To(Equal(same))
+	Expect(sysctl.Equal(b, a)).To(Equal(same))
+},
+	Entry("with tabs and blanks", "4096 87380  6291456", "4096\t87380\t6291456\n", true),
+	Entry("that are empty", "", "\n", true),
+	Entry("that differ", "1", "2", false),
+	Entry("of which one is longer", "1 2", "1", false),
+	Entry("that list ports", "8081,8080,9000", "8080-8081,9000", true),
+	Entry("that list overlapping ports", "1-10,3-5,11", "1-11", true),
+	Entry("that list other ports", "8080,8082", "8080-8082", false),
+	Entry("that only look like lists", "1,x", "1-x", false),
+	Entry("that are no lists", "01", "1", false),
+)
+
 func FuzzParse(f *testing.F) {
 	f.Add("net.ipv4.conf.eth0/100.arp_notify")
 	f.Add("net/../kernel")
@@ -154,6 +189,13 @@ var _ = Describe("a value", func() {
 		Expect(err).To(MatchError(fs.ErrNotExist))
 		Expect(err).To(MatchError("sysctl net.ipv4.conf.absent.arp_notify: read: no such file or directory"))
 		Expect(write("net.ipv4.conf.absent.arp_notify", "1")).To(MatchError(fs.ErrNotExist))
+	})
+
+	It("of a list of ports is compared as the kernel keeps it", func() {
+		Expect(write("net.ipv4.ip_local_reserved_ports", "8081,8080,9000")).To(Succeed())
+		Expect(h.Sysctl("net/ipv4/ip_local_reserved_ports")).To(Equal("8080-8081,9000"))
+		readOnly()
+		Expect(write("net.ipv4.ip_local_reserved_ports", "8080,8081,9000")).To(Succeed())
 	})
 
 	It("of no key is an error", func() {
