@@ -29,33 +29,63 @@ type Search struct {
 	Master int
 }
 
-// HostEnd finds the host end: ours by its mark, one that other software made
-// by what the namespace or the result say. What belongs to somebody else by
-// now is not found; then the error is rtnl.ErrNoLink.
-func (s Search) HostEnd() (rtnl.Link, error) {
+// Delete deletes the attachment's pair: ours by its mark, one that other
+// software made by what the namespace or the result say. What belongs to
+// somebody else by now stays. gone is false only when the pair was found and
+// is there still.
+func (s Search) Delete() (gone bool, err error) {
 	l, err := FindHostEnd(s.Host, s.Attachment)
-	if !errors.Is(err, rtnl.ErrNoLink) || s.Master == UnknownMaster {
-		return l, err
+	if errors.Is(err, rtnl.ErrNoLink) && s.Master != UnknownMaster {
+		return s.deleteUnmarked()
 	}
-	if s.NS == nil {
-		return s.byResult()
+	return remove(s.Host, l, err)
+}
+
+// deleteUnmarked deletes a pair that other software made.
+func (s Search) deleteUnmarked() (gone bool, err error) {
+	if s.NS != nil {
+		cont, err := rtnl.Dial(s.NS)
+		if err != nil {
+			return true, err
+		}
+		defer cont.Close()
+		// From the inside: whoever is in the container can choose names, indexes
+		// and addresses, and must not be able to point at another's host end.
+		end, err := s.containerEnd(cont)
+		if !errors.Is(err, rtnl.ErrNoLink) {
+			return remove(cont, end, err)
+		}
 	}
-	cont, err := rtnl.Dial(s.NS)
-	if err != nil {
-		return rtnl.Link{}, err
-	}
-	defer cont.Close()
+	l, err := s.byResult()
+	return remove(s.Host, l, err)
+}
+
+// containerEnd finds the interface in the container, if it is what the result
+// says and the end of an unmarked pair.
+func (s Search) containerEnd(cont *rtnl.Conn) (rtnl.Link, error) {
 	end, err := cont.Link(s.Attachment.IfName)
 	if err != nil {
-		return rtnl.Link{}, err
+		return end, err
 	}
 	if s.Prev != nil {
 		i, ok := s.Prev.ContainerInterface(s.Attachment.IfName)
 		if ok && i.MAC != "" && !sameMAC(i.MAC, end.MAC) {
-			return rtnl.Link{}, rtnl.ErrNoLink // the namespace is another container's by now
+			return end, rtnl.ErrNoLink // the namespace is another container's by now
 		}
 	}
-	return s.PeerOf(end)
+	_, err = s.PeerOf(end)
+	return end, err
+}
+
+func remove(conn *rtnl.Conn, l rtnl.Link, err error) (gone bool, _ error) {
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return true, nil
+	}
+	if err != nil {
+		return true, err
+	}
+	err = conn.DelLink(l.Index)
+	return err == nil, err
 }
 
 // PeerOf finds the unmarked host end of a container's interface.
@@ -74,7 +104,7 @@ func (s Search) PeerOf(end rtnl.Link) (rtnl.Link, error) {
 }
 
 // byResult finds the host end that the result names, by name and MAC address:
-// without the namespace there is no other trace of it.
+// without the namespace, or its interface, there is no other trace of it.
 func (s Search) byResult() (rtnl.Link, error) {
 	if s.Prev == nil {
 		return rtnl.Link{}, rtnl.ErrNoLink
@@ -84,29 +114,20 @@ func (s Search) byResult() (rtnl.Link, error) {
 			continue
 		}
 		l, err := s.Host.Link(i.Name)
-		if err == nil && sameMAC(i.MAC, l.MAC) && s.unmarked(l) {
-			return l, nil
+		if errors.Is(err, rtnl.ErrNoLink) {
+			continue
+		}
+		if err != nil || sameMAC(i.MAC, l.MAC) && s.unmarked(l) {
+			return l, err
 		}
 	}
 	return rtnl.Link{}, rtnl.ErrNoLink
 }
 
+// unmarked tells a pair of other software. One of ours that has no mark yet is
+// in a group.
 func (s Search) unmarked(l rtnl.Link) bool {
-	return l.Kind == "veth" && l.Alias == "" && l.Master == s.Master
-}
-
-// Delete deletes the attachment's pair. gone is false only when it was found
-// and is there still.
-func (s Search) Delete() (gone bool, err error) {
-	l, err := s.HostEnd()
-	if errors.Is(err, rtnl.ErrNoLink) {
-		return true, nil
-	}
-	if err != nil {
-		return true, err
-	}
-	err = s.Host.DelLink(l.Index)
-	return err == nil, err
+	return l.Kind == "veth" && l.Alias == "" && l.Group == 0 && l.Master == s.Master
 }
 
 // Collect deletes the pairs of the network's attachments that are not valid.

@@ -61,11 +61,14 @@ func (p Pair) Create() (host, cont rtnl.Link, err error) {
 
 // ends looks up both ends of the new pair, or removes it.
 func (p Pair) ends(name string) (host, cont rtnl.Link, err error) {
-	if host, err = p.Host.Link(name); err != nil {
+	if cont, err = p.Cont.Link(p.Attachment.IfName); err == nil {
+		if host, err = p.Host.Link(name); err != nil {
+			err = errors.Join(err, p.Cont.DelLink(cont.Index))
+		}
 		return host, cont, err
 	}
-	if cont, err = p.Cont.Link(p.Attachment.IfName); err != nil {
-		err = errors.Join(err, p.Host.DelLink(host.Index))
+	if l, lost := p.Host.Link(name); lost == nil {
+		err = errors.Join(err, p.Host.DelLink(l.Index))
 	}
 	return host, cont, err
 }
