@@ -11,13 +11,16 @@ NSTEST_SKIPLOG=$(mktemp)
 export NSTEST_SKIPLOG
 trap 'rm -f "$NSTEST_SKIPLOG"' EXIT
 
+# ginkgo does not look whether it writes to a terminal.
+[ -t 1 ] || export GINKGO_NO_COLOR=TRUE
 failed=0
 read -ra flags <<<"${TESTFLAGS:-}"
 for module in . test; do
 	[ -f "$module/go.mod" ] || continue
 	echo "== go vet, go test in $module"
 	# -count=1: the result depends on the kernel, which go does not know.
-	(cd "$module" && go vet ./... && go test -count=1 -timeout 15m "${flags[@]}" ./...) || failed=1
+	(cd "$module" && go vet ./...) || failed=1
+	(cd "$module" && go test -count=1 -timeout 15m "${flags[@]}" ./...) || failed=1
 done
 
 if [ -s "$NSTEST_SKIPLOG" ]; then
