@@ -198,9 +198,22 @@ var _ = Describe("a full filesystem", func() {
 		Expect(d.Create("new", big, 0o600)).To(MatchError(unix.ENOSPC))
 		Expect(statefile.CreateNamed(d, "new", big)).To(MatchError(unix.ENOSPC))
 		Expect(d.Replace("old", big, 0o600)).To(MatchError(unix.ENOSPC))
+		Expect(d.Writable()).To(Succeed())
+		Expect(os.WriteFile(path+"/rest", big, 0o600)).To(MatchError(unix.ENOSPC))
+		Expect(d.Writable()).To(MatchError(unix.ENOSPC))
+		Expect(os.Remove(path + "/rest")).To(Succeed())
 		Expect(os.ReadFile(path + "/old")).To(BeEquivalentTo("old"))
 		Expect(entries(path)).To(Equal([]string{"old"}))
 	})
+})
+
+var _ = It("a read-only filesystem is not writable", func() {
+	path := GinkgoT().TempDir()
+	if err := unix.Mount("none", path, "tmpfs", unix.MS_RDONLY, ""); err != nil {
+		Skip("tmpfs: " + err.Error())
+	}
+	DeferCleanup(unix.Unmount, path, 0)
+	Expect(open(path).Writable()).To(MatchError(unix.EROFS))
 })
 
 // writerEnv makes the test binary write in the directory until it is killed.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -51,21 +52,25 @@ func (h *Held) Unlock() error {
 // perm when it is absent, and waits for it until ctx ends. At ctx's deadline
 // the error is a *Busy; at its cancellation it wraps ctx.Err().
 func Lock(ctx context.Context, path string, perm fs.FileMode) (*Held, error) {
-	return lockAt(ctx, lockFile{unix.AT_FDCWD, path, path}, perm)
+	return lockAt(ctx, lockFile{dir: unix.AT_FDCWD, name: path, path: path}, perm)
 }
 
-// Lock is the function Lock for the entry name of the directory.
-func (d *Dir) Lock(ctx context.Context, name string, perm fs.FileMode) (*Held, error) {
+// Lock is the function Lock for the entry name of the directory, with a
+// deadline of its own: it waits at most that long. Passing it here and not in
+// ctx keeps the timer, whose first use costs a process a thread, for those
+// that have to wait.
+func (d *Dir) Lock(ctx context.Context, name string, perm fs.FileMode, wait time.Duration) (*Held, error) {
 	if err := checkName("lock", d.path, name); err != nil {
 		return nil, err
 	}
-	return lockAt(ctx, lockFile{d.fd, name, d.join(name)}, perm)
+	return lockAt(ctx, lockFile{dir: d.fd, name: name, path: d.join(name), wait: wait}, perm)
 }
 
 type lockFile struct {
 	dir  int
 	name string
-	path string // for messages
+	path string        // for messages
+	wait time.Duration // 0 = as long as the context lasts
 }
 
 func lockAt(ctx context.Context, f lockFile, perm fs.FileMode) (*Held, error) {
@@ -74,7 +79,7 @@ func lockAt(ctx context.Context, f lockFile, perm fs.FileMode) (*Held, error) {
 		if err != nil {
 			return nil, &fs.PathError{Op: "lock", Path: f.path, Err: err}
 		}
-		if err := flock(ctx, fd, f.path); err != nil {
+		if err := flock(ctx, fd, f); err != nil {
 			return nil, err
 		}
 		var st unix.Stat_t
@@ -92,15 +97,26 @@ func lockAt(ctx context.Context, f lockFile, perm fs.FileMode) (*Held, error) {
 }
 
 // flock locks fd or closes it.
-func flock(ctx context.Context, fd int, path string) error {
+func flock(ctx context.Context, fd int, f lockFile) error {
 	err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
 	if err == nil {
 		return nil
 	}
 	if err != unix.EWOULDBLOCK {
 		unix.Close(fd)
-		return &fs.PathError{Op: "lock", Path: path, Err: err}
+		return &fs.PathError{Op: "lock", Path: f.path, Err: err}
 	}
+	if f.wait > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, f.wait)
+		defer cancel()
+	}
+	return waitFlock(ctx, fd, f.path)
+}
+
+// waitFlock waits for the lock in a goroutine that owns fd once ctx ended: a
+// blocked flock cannot be called off.
+func waitFlock(ctx context.Context, fd int, path string) error {
 	got := make(chan error)
 	go func() {
 		err := ignoreEINTR(func() error { return unix.Flock(fd, unix.LOCK_EX) })
@@ -119,8 +135,6 @@ func flock(ctx context.Context, fd int, path string) error {
 		return nil
 	case <-ctx.Done():
 	}
-	// The goroutine owns the descriptor from here on; a blocked flock cannot
-	// be called off.
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return &fs.PathError{Op: "lock", Path: path, Err: ctx.Err()}
 	}

@@ -73,6 +73,19 @@ var _ = Describe("a lock", func() {
 		Expect(err).To(MatchError(fmt.Sprintf("lock %s: held by process %d (%s)", path, pid, comm[:len(comm)-1])))
 	})
 
+	It("in a directory has a deadline of its own", func() {
+		d := open(filepath.Dir(path))
+		_, release := holdLock(path)
+		_, err := d.Lock(context.Background(), "lock", 0o600, 20*time.Millisecond)
+		Expect(err).To(MatchError(statefile.ErrBusy))
+		Expect(err).To(MatchError(ContainSubstring(path)))
+		release()
+		held, err := d.Lock(context.Background(), "lock", 0o600, 5*time.Second)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(held.Unlock()).To(Succeed())
+		Expect(second(d.Lock(context.Background(), "../lock", 0o600, 0))).To(MatchError(fs.ErrInvalid))
+	})
+
 	It("is had as soon as the holder lets go", func() {
 		_, release := holdLock(path)
 		done := make(chan error)

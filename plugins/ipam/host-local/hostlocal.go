@@ -7,16 +7,11 @@ import (
 	"io/fs"
 	"net/netip"
 	"strings"
-	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
-
-// lockWait is how long a call waits for the directory. A network plugin gives
-// us 90 s and a kubelet two minutes: the answer must come before that.
-const lockWait = 30 * time.Second
 
 // add takes an address from each set.
 func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
@@ -115,8 +110,6 @@ func gc(ctx context.Context, req *skel.Request) error {
 
 // lock opens a network's directory for one call.
 func lock(ctx context.Context, dataDir, network string, create bool) (*leases, error) {
-	ctx, cancel := context.WithTimeout(ctx, lockWait)
-	defer cancel()
 	l, err := openLeases(ctx, dataDir, network, create)
 	if errors.Is(err, statefile.ErrBusy) {
 		return nil, cni.Errorf(cni.CodeTryAgain, "network %q: waited %s: %w", network, lockWait, err)

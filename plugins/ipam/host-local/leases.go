@@ -25,9 +25,10 @@ type leases struct {
 	indexes *statefile.Dir // <dataDir>/.hawser
 	index   *index         // nil until it is needed, and after it failed
 	inPlace *statefile.File
-	listed  []lease // what the directory said, when this call had to read it
-	changed bool    // this call changed the directory
-	moving  bool    // somebody changed the directory while we read it
+	boot    [36]byte // the boot that we are in, once it was needed
+	listed  []lease  // what the directory said, when this call had to read it
+	changed bool     // this call changed the directory
+	moving  bool     // somebody changed the directory while we read it
 }
 
 const indexDir = ".hawser"

@@ -35,8 +35,7 @@ func (l *leases) current(h header) bool {
 	if err != nil || h.stamp == 0 || !info.ModTime.Equal(stampTime(h.stamp)) {
 		return false
 	}
-	boot, err := bootID()
-	return err == nil && h.boot == boot && h.device == info.Device && h.inode == info.Inode
+	return l.learnBoot() == nil && h.boot == l.boot && h.device == info.Device && h.inode == info.Inode
 }
 
 // save writes the index and, last of all, the directory's stamp.
@@ -46,10 +45,10 @@ func (l *leases) save() error {
 	if err != nil {
 		return err
 	}
-	if h.boot, err = bootID(); err != nil {
+	if err := l.learnBoot(); err != nil {
 		return err
 	}
-	h.device, h.inode = info.Device, info.Inode
+	h.boot, h.device, h.inode = l.boot, info.Device, info.Inode
 	h.stamp = nextStamp(h.stamp)
 	if err := l.writeIndex(); err != nil {
 		return err
@@ -91,15 +90,20 @@ func nextStamp(stamp uint64) uint64 {
 	return stamp%(stamps-1) + 1
 }
 
-// bootID names the boot that we are in.
-func bootID() (id [36]byte, err error) {
+// learnBoot reads which boot this is, once.
+func (l *leases) learnBoot() error {
+	if l.boot != [36]byte{} {
+		return nil
+	}
 	fd, err := unix.Open("/proc/sys/kernel/random/boot_id", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return id, err
+		return err
 	}
 	defer unix.Close(fd)
+	var id [36]byte
 	if n, err := unix.Read(fd, id[:]); err != nil || n != len(id) {
-		return id, errors.Join(err, errBadIndex)
+		return errors.Join(err, errBadIndex)
 	}
-	return id, nil
+	l.boot = id
+	return nil
 }

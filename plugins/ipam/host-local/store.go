@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
@@ -35,6 +36,10 @@ const (
 	dirMode   = 0o755
 	lockMode  = 0o750
 	leaseMode = 0o600
+
+	// lockWait is how long a call waits for its turn. A network plugin gives
+	// us 90 s and a kubelet two minutes: the answer must come before that.
+	lockWait = 30 * time.Second
 )
 
 // openStore opens and locks the directory of a network, which it makes when
@@ -54,7 +59,7 @@ func openStore(ctx context.Context, dataDir, network string, create bool) (*stor
 	if s.dir, err = openDir(s.base, network); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
-	if s.held, err = s.dir.Lock(ctx, lockFile, lockMode); err != nil {
+	if s.held, err = s.dir.Lock(ctx, lockFile, lockMode, lockWait); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
 	return s, nil
