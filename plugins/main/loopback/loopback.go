@@ -19,7 +19,7 @@ func add(_ context.Context, req *skel.Request) (*cni.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close()
+	req.OnDone(func() { _ = conn.Close() })
 	if !lo.Up {
 		if err := setUp(conn, lo, true, req.Mark()); err != nil {
 			return nil, err
