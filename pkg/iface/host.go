@@ -45,6 +45,20 @@ func forwarding(v4 bool) (sysctl.Key, error) {
 	return sysctl.Net("ipv6", "conf", "all", "forwarding")
 }
 
+// HeedsRouterAdverts tells whether a host interface takes routes and addresses
+// from router advertisements. Without IPv6 it does not.
+func HeedsRouterAdverts(link string) (bool, error) {
+	key, err := sysctl.Net("ipv6", "conf", link, "accept_ra")
+	value := ""
+	if err == nil {
+		value, err = key.Read()
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, fmt.Errorf("link %q: %w", link, err)
+	}
+	return err == nil && value != "0", nil
+}
+
 // IgnoreRouterAdverts keeps a host interface from taking routes and addresses
 // from what containers send. A kernel without IPv6 has nothing to ignore.
 func IgnoreRouterAdverts(link string) error {
