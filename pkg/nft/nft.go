@@ -16,8 +16,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -26,6 +26,9 @@ import (
 
 // DefaultLock is the lock that all plugins of a host share.
 const DefaultLock = "/run/hawser/nft.lock"
+
+// lockWait is how long the lock may be held by others. They hold it for milliseconds.
+const lockWait = 30 * time.Second
 
 // attempts bounds how often an Update plans again because others, who do not take our lock, changed
 // the same objects meanwhile.
@@ -76,7 +79,7 @@ func (c *Conn) dial() error {
 
 // Update runs plan under the host's lock and commits what it staged, everything or nothing. When
 // somebody without the lock got in between, plan runs again. A plan that stages nothing costs no
-// batch. A lock that is still held at ctx's deadline is a *statefile.Busy naming the holder.
+// batch. A lock that is still held at ctx's deadline, or after 30 seconds, is a *statefile.Busy naming the holder.
 func (c *Conn) Update(ctx context.Context, plan func(*Tx) error) error {
 	held, err := c.lock(ctx)
 	if err != nil {
@@ -107,10 +110,12 @@ func (c *Conn) lock(ctx context.Context) (*statefile.Held, error) {
 	if path == "" {
 		path = DefaultLock
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	dir, err := statefile.Open(filepath.Dir(path), 0o755)
+	if err != nil {
 		return nil, err
 	}
-	return statefile.Lock(ctx, path, 0o600)
+	held, err := dir.Lock(ctx, filepath.Base(path), 0o600, lockWait)
+	return held, errors.Join(err, dir.Close())
 }
 
 // transient says whether the error may come from a change that somebody else made meanwhile.

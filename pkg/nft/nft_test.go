@@ -36,6 +36,7 @@ func sample() nft.Layout {
 			{Name: "net_10.1.0.0/24", Comment: "one network", Rules: []nft.Rule{
 				{nft.InPrefix(nft.IPDaddr, netip.MustParsePrefix("10.1.0.0/20")), nft.Return()},
 				{nft.InPrefix(nft.IP6Daddr, netip.MustParsePrefix("fd00::/61")), nft.Return()},
+				{nft.InPrefix(nft.IPDaddr, netip.MustParsePrefix("10.2.3.0/24")), nft.Return()},
 				{nft.InPrefix(nft.IPDaddr, netip.MustParsePrefix("10.1.0.7/32")), nft.Accept()},
 				{nft.Masquerade()},
 			}},
@@ -86,6 +87,7 @@ const printed = `table inet spec {
 		comment "one network"
 		ip daddr 10.1.0.0/20 return
 		ip6 daddr fd00::/61 return
+		ip daddr 10.2.3.0/24 return
 		ip daddr 10.1.0.7 accept
 		masquerade
 	}

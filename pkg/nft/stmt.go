@@ -32,15 +32,17 @@ const (
 	THDport
 )
 
-// fieldTable says how each field is loaded.
-var fieldTable = [...]struct {
+type fieldSpec struct {
 	text   string
 	proto  byte
 	meta   expr.MetaKey // with base < 0
 	base   int
 	offset uint32
 	size   uint32
-}{
+}
+
+// fieldTable says how each field is loaded.
+var fieldTable = [...]fieldSpec{
 	IPSaddr:    {"ip saddr", unix.NFPROTO_IPV4, 0, unix.NFT_PAYLOAD_NETWORK_HEADER, 12, 4},
 	IPDaddr:    {"ip daddr", unix.NFPROTO_IPV4, 0, unix.NFT_PAYLOAD_NETWORK_HEADER, 16, 4},
 	IP6Saddr:   {"ip6 saddr", unix.NFPROTO_IPV6, 0, unix.NFT_PAYLOAD_NETWORK_HEADER, 8, 16},
@@ -52,22 +54,29 @@ var fieldTable = [...]struct {
 	THDport:    {"th dport", 0, 0, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2},
 }
 
-// InPrefix matches packets whose address field lies in the prefix.
+// InPrefix matches packets whose address field lies in the prefix. The expressions are those of nft, so
+// that a ruleset that it saved and loaded again is still the same: whole bytes need no mask.
 func InPrefix(f Field, p netip.Prefix) Stmt {
 	p = p.Masked()
 	spec := fieldTable[f]
-	s := Stmt{text: spec.text + " " + p.String(), proto: spec.proto, exprs: []expr.Any{load(f, 1)}}
+	s := Stmt{text: spec.text + " " + p.String(), proto: spec.proto}
 	if p.IsSingleIP() {
 		s.text = spec.text + " " + p.Addr().String()
+	}
+	want := p.Addr().AsSlice()
+	if p.Bits() > 0 && p.Bits()%8 == 0 {
+		spec.size = uint32(p.Bits() / 8)
+		want = want[:spec.size]
+		s.exprs = []expr.Any{spec.load(1)}
 	} else {
 		mask := make([]byte, spec.size)
 		for bit := range p.Bits() {
 			mask[bit/8] |= 0x80 >> (bit % 8)
 		}
-		s.exprs = append(s.exprs, &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: spec.size,
-			Mask: mask, Xor: make([]byte, spec.size)})
+		s.exprs = []expr.Any{spec.load(1), &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: spec.size,
+			Mask: mask, Xor: make([]byte, spec.size)}}
 	}
-	s.exprs = append(s.exprs, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Addr().AsSlice()})
+	s.exprs = append(s.exprs, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: want})
 	return s
 }
 
@@ -94,7 +103,7 @@ func lookup(fields []Field, tail string, l *expr.Lookup) Stmt {
 		spec := fieldTable[f]
 		names[i] = spec.text
 		s.proto = max(s.proto, spec.proto)
-		s.exprs = append(s.exprs, load(f, register(words)))
+		s.exprs = append(s.exprs, spec.load(register(words)))
 		words += (spec.size + 3) / 4
 	}
 	l.SourceRegister = 1
@@ -111,8 +120,7 @@ func register(word uint32) uint32 {
 	return unix.NFT_REG32_00 + word
 }
 
-func load(f Field, reg uint32) expr.Any {
-	spec := fieldTable[f]
+func (spec fieldSpec) load(reg uint32) expr.Any {
 	if spec.base < 0 {
 		return &expr.Meta{Key: spec.meta, Register: reg}
 	}
