@@ -1,6 +1,8 @@
 package skel
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"io"
 	"slices"
@@ -25,11 +27,11 @@ func (c *call) checkEnvironment(command string) error {
 			wrong = append(wrong, name+" "+quote(v))
 		}
 	}
-	any := func(string) bool { return true }
+	anything := func(string) bool { return true }
 	switch command {
 	case "ADD", "CHECK":
 		check("CNI_CONTAINERID", cni.ValidName)
-		check("CNI_NETNS", any)
+		check("CNI_NETNS", anything)
 		check("CNI_IFNAME", cni.ValidIfName)
 	case "DEL":
 		check("CNI_CONTAINERID", cni.ValidName)
@@ -54,19 +56,16 @@ func (c *call) checkEnvironment(command string) error {
 }
 
 // decode reads and checks the configuration.
-func (c *call) decode(command string) (*Request, error) {
-	data, err := io.ReadAll(io.LimitReader(c.env.Stdin, confMax+1))
+func (c *call) decode(ctx context.Context, command string) (*Request, error) {
+	data, err := c.readConf(ctx)
 	if err != nil {
-		return nil, cni.Errorf(cni.CodeIO, "network configuration: read standard input: %w", err)
-	}
-	if len(data) > confMax {
-		return nil, cni.Errorf(cni.CodeDecode, "network configuration: longer than %d bytes", confMax)
-	}
-	if len(strings.TrimSpace(string(data))) == 0 {
-		return nil, cni.Errorf(cni.CodeDecode, "network configuration: standard input is empty")
+		return nil, err
 	}
 	conf, err := cni.DecodeConfig(data)
 	if err != nil {
+		if cni.Supports(conf.CNIVersion) {
+			c.version = conf.CNIVersion
+		}
 		return nil, err
 	}
 	if err := c.checkVersion(conf.CNIVersion, command); err != nil {
@@ -76,8 +75,7 @@ func (c *call) decode(command string) (*Request, error) {
 		return nil, cni.Errorf(cni.CodeConfig, "name: %q is no network name (a letter or digit, then letters, digits, '_', '.', '-')", conf.Name)
 	}
 	req := &Request{
-		Attachment: cni.Attachment{Network: conf.Name, ContainerID: c.vars["CNI_CONTAINERID"], IfName: c.vars["CNI_IFNAME"]},
-		Netns:      c.vars["CNI_NETNS"],
+		Attachment: cni.Attachment{Network: conf.Name},
 		Args:       c.vars["CNI_ARGS"],
 		Path:       c.vars["CNI_PATH"],
 		Conf:       data,
@@ -87,12 +85,40 @@ func (c *call) decode(command string) (*Request, error) {
 		Stderr:     c.env.Stderr,
 		plugin:     c.plugin.Name,
 	}
-	return req, decodeRest(req, conf, command)
+	return req, c.decodeRest(req, conf, command)
 }
 
-// decodeRest reads the parts of the configuration that only some commands
-// look at.
-func decodeRest(req *Request, conf *cni.Config, command string) error {
+// readConf reads standard input to its end, or until ctx ends: the caller may
+// never close it, and a signal must still stop us.
+func (c *call) readConf(ctx context.Context) ([]byte, error) {
+	type input struct {
+		data []byte
+		err  error
+	}
+	done := make(chan input, 1)
+	go func() {
+		data, err := io.ReadAll(io.LimitReader(c.env.Stdin, confMax+1))
+		done <- input{data, err}
+	}()
+	select {
+	case <-ctx.Done():
+		return nil, cni.Errorf(cni.CodeIO, "network configuration: read standard input: %w", context.Cause(ctx))
+	case in := <-done:
+		switch {
+		case in.err != nil:
+			return nil, cni.Errorf(cni.CodeIO, "network configuration: read standard input: %w", in.err)
+		case len(in.data) > confMax:
+			return nil, cni.Errorf(cni.CodeDecode, "network configuration: longer than %d bytes", confMax)
+		case len(bytes.TrimSpace(in.data)) == 0:
+			return nil, cni.Errorf(cni.CodeDecode, "network configuration: standard input is empty")
+		}
+		return in.data, nil
+	}
+}
+
+// decodeRest reads what only some commands have: the attachment, and parts of
+// the configuration.
+func (c *call) decodeRest(req *Request, conf *cni.Config, command string) error {
 	switch command {
 	case "GC":
 		refs, err := conf.ValidAttachments()
@@ -101,6 +127,7 @@ func decodeRest(req *Request, conf *cni.Config, command string) error {
 		}
 		req.Valid = cni.NewSet(req.Network, refs)
 	case "ADD", "CHECK", "DEL":
+		req.ContainerID, req.IfName, req.Netns = c.vars["CNI_CONTAINERID"], c.vars["CNI_IFNAME"], c.vars["CNI_NETNS"]
 		prev, err := conf.PrevResult()
 		if err != nil && command == "DEL" { // DEL must not need it
 			req.Warn("%v", err)
@@ -165,6 +192,14 @@ func (c *call) openNetns(command string) error {
 // refuseOwn returns an error, and closes n, if n is the namespace that we run
 // in ourselves.
 func (c *call) refuseOwn(n *ns.NS) error {
+	err := c.checkOwn(n)
+	if err != nil {
+		_ = n.Close()
+	}
+	return err
+}
+
+func (c *call) checkOwn(n *ns.NS) error {
 	if v := c.vars["CNI_NETNS_OVERRIDE"]; v == "1" || strings.EqualFold(v, "true") {
 		return nil
 	}
@@ -176,9 +211,6 @@ func (c *call) refuseOwn(n *ns.NS) error {
 	same, err := own.Same(n)
 	if err == nil && same {
 		err = errors.New("is the plugin's own network namespace (CNI_NETNS_OVERRIDE=1 allows it)")
-	}
-	if err != nil {
-		_ = n.Close()
 	}
 	return err
 }

@@ -37,7 +37,7 @@ func printHelp(w io.Writer, p Plugin) {
 	fmt.Fprintf(w, "%s %s: %s\n", p.Name, version, p.About)
 	fmt.Fprintf(w, "CNI protocol versions supported: %s\n\n", strings.Join(cni.Versions(), ", "))
 	fmt.Fprintf(w, "A CNI plugin: a container runtime runs it with CNI_COMMAND, CNI_CONTAINERID,\nCNI_NETNS, CNI_IFNAME, CNI_ARGS and CNI_PATH in its environment and the network\nconfiguration, a JSON object, on its standard input.\n")
-	keys := keysOf(reflect.TypeOf(p.Config), "")
+	keys := keysOf(reflect.TypeOf(p.Config))
 	if len(keys) == 0 {
 		return
 	}
@@ -53,18 +53,10 @@ func printHelp(w io.Writer, p Plugin) {
 type key struct {
 	name, path, help string
 	inner            []key // of an object, or of the objects in a list
-	list             bool
 }
 
 // keysOf reads a configuration struct's tags, depth first.
-func keysOf(t reflect.Type, prefix string) []key {
-	var out []key
-	for _, k := range keyTree(t, prefix) {
-		out = append(out, k)
-		out = append(out, flatten(k.inner)...)
-	}
-	return out
-}
+func keysOf(t reflect.Type) []key { return flatten(keyTree(t, "")) }
 
 func flatten(in []key) []key {
 	var out []key
@@ -96,7 +88,7 @@ func keyTree(t reflect.Type, prefix string) []key {
 		elem, suffix := f.Type, "."
 		for elem.Kind() == reflect.Slice || elem.Kind() == reflect.Pointer {
 			if elem.Kind() == reflect.Slice {
-				k.list, suffix = true, "[]."
+				suffix = "[]" + suffix
 			}
 			elem = elem.Elem()
 		}

@@ -2,14 +2,19 @@ package skel
 
 import (
 	"encoding/json"
+	"fmt"
+	"maps"
 	"reflect"
-	"sort"
+	"slices"
 	"strings"
 )
 
 // protocolKeys are those that the protocol puts into every configuration.
 var protocolKeys = []string{"cniVersion", "cniVersions", "name", "type", "args", "capabilities",
 	"runtimeConfig", "prevResult", "ipam", "dns", "ipMasq", "disableCheck", "disableGC", "plugins"}
+
+// hintMax bounds how many keys of a configuration are looked at for hints.
+const hintMax = 1000
 
 // hintKeys warns about keys that nobody reads but that look like one that is
 // read. The specification has unknown keys ignored, which makes a misspelt one
@@ -19,36 +24,61 @@ func (c *call) hintKeys() {
 	if c.plugin.Config == nil || json.Unmarshal(c.req.Conf, &object) != nil {
 		return
 	}
+	h := &hinter{warn: c.req.Warn, left: hintMax}
 	known := keyTree(reflect.TypeOf(c.plugin.Config), "")
 	if !c.plugin.IPAM { // an IPAM plugin is handed the keys of another plugin too
 		for _, name := range protocolKeys {
 			known = append(known, key{name: name})
 		}
-		c.hintObject(object, known, "")
+		h.names(object, known, "")
 	}
 	for _, k := range known {
-		if raw, ok := object[k.name]; ok && k.inner != nil && k.name != "runtimeConfig" && k.name != "args" && (k.name != "ipam" || c.plugin.IPAM) {
-			var inner map[string]json.RawMessage
-			if json.Unmarshal(raw, &inner) == nil {
-				c.hintObject(inner, k.inner, k.name+".")
-			}
+		// The runtime fills in runtimeConfig and args, for the whole chain.
+		if k.name != "runtimeConfig" && k.name != "args" && (k.name != "ipam" || c.plugin.IPAM) {
+			h.value(object[k.name], k.inner, k.name)
 		}
 	}
 }
 
-func (c *call) hintObject(object map[string]json.RawMessage, known []key, prefix string) {
-	names := make([]string, 0, len(object))
-	for name := range object {
-		names = append(names, name)
+// hinter looks for misspelt keys.
+type hinter struct {
+	warn func(format string, args ...any)
+	left int // how many keys may still be looked at
+}
+
+// value looks at the objects in raw, which has the keys known and is found at
+// path.
+func (h *hinter) value(raw json.RawMessage, known []key, path string) {
+	if h.left--; h.left < 0 || len(raw) == 0 || known == nil {
+		return
 	}
-	sort.Strings(names)
-	for _, name := range names {
+	var list []json.RawMessage
+	var object map[string]json.RawMessage
+	switch {
+	case raw[0] == '[' && json.Unmarshal(raw, &list) == nil:
+		for i, elem := range list {
+			h.value(elem, known, fmt.Sprintf("%s[%d]", path, i))
+		}
+	case raw[0] == '{' && json.Unmarshal(raw, &object) == nil:
+		h.names(object, known, path+".")
+		for _, k := range known {
+			h.value(object[k.name], k.inner, path+"."+k.name)
+		}
+	}
+}
+
+// names looks at the keys of one object.
+func (h *hinter) names(object map[string]json.RawMessage, known []key, prefix string) {
+	for _, name := range slices.Sorted(maps.Keys(object)) {
+		if h.left--; h.left < 0 {
+			return
+		}
 		switch meant, exact := closest(name, known); {
 		case exact || meant == "":
 		case strings.EqualFold(name, meant):
-			c.req.Warn("key %q: read as %q", prefix+name, prefix+meant)
+			h.warn("key %q: did you mean %q? It is read as that", prefix+name, prefix+meant)
 		default:
-			c.req.Warn("key %q is unknown and ignored: did you mean %q?", prefix+name, prefix+meant)
+			h.warn("key %q is unknown and ignored: did you mean %q?", prefix+name, prefix+meant)
 		}
 	}
 }

@@ -1,9 +1,11 @@
 package skel
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"time"
@@ -13,38 +15,47 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// versionTimeout is how long VERSION waits for the configuration that says
-// which version to answer in. A caller who sends none need not close the
+// versionTimeout is how long an answer that needs no more than the version of
+// the configuration waits for it. A caller who sends none need not close the
 // stream.
 const versionTimeout = 2 * time.Second
 
 // answerVersion prints what versions we speak, in the version that we were
 // asked in (specification, section 5). Nothing else of the input matters.
-func (c *call) answerVersion() int {
+func (c *call) answerVersion(ctx context.Context) int {
+	info := cni.VersionInfo{CNIVersion: c.askedVersion(ctx), SupportedVersions: cni.Versions()}
+	out, err := json.Marshal(info)
+	if err == nil {
+		err = c.print(append(out, '\n'))
+	}
+	if err != nil {
+		return c.fail(err)
+	}
+	return 0
+}
+
+// askedVersion is the cniVersion on standard input, whatever else is there; the
+// newest when there is none.
+func (c *call) askedVersion(ctx context.Context) string {
 	asked := make(chan string, 1)
 	go func() {
 		var in struct {
 			CNIVersion string `json:"cniVersion"`
 		}
-		if json.NewDecoder(c.env.Stdin).Decode(&in) != nil || in.CNIVersion == "" {
+		err := json.NewDecoder(io.LimitReader(c.env.Stdin, confMax)).Decode(&in)
+		if err != nil || in.CNIVersion == "" {
 			in.CNIVersion = cni.Newest
 		}
 		asked <- in.CNIVersion
 	}()
-	info := cni.VersionInfo{CNIVersion: cni.Newest, SupportedVersions: cni.Versions()}
+	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
+	defer cancel()
 	select {
-	case info.CNIVersion = <-asked:
-	case <-time.After(versionTimeout):
+	case version := <-asked:
+		return version
+	case <-ctx.Done():
+		return cni.Newest
 	}
-	out, err := json.Marshal(info)
-	if err == nil {
-		_, err = c.env.Stdout.Write(append(out, '\n'))
-	}
-	if err != nil {
-		fmt.Fprintf(c.env.Stderr, "%s: print the version: %v\n", c.plugin.Name, err)
-		return 1
-	}
-	return 0
 }
 
 // printResult writes the result of ADD, in one write.
@@ -56,17 +67,26 @@ func (c *call) printResult(res *cni.Result) error {
 	if err != nil {
 		return err
 	}
-	if err := writable(c.env.Stdout); err != nil {
-		return cni.Errorf(cni.CodeIO, "standard output: %w", err)
+	return c.print(out)
+}
+
+// print writes a document to standard output, in one write.
+func (c *call) print(doc []byte) error {
+	if c.env.Stdout == nil {
+		return errors.New("standard output cannot be written")
 	}
-	n, err := c.env.Stdout.Write(out)
-	if err != nil {
-		if n > 0 { // half a document is out: no second one may follow it
-			c.env.Stdout = nil
-		}
-		return cni.Errorf(cni.CodeIO, "write the result: %w", err)
+	err := writable(c.env.Stdout)
+	n := 0
+	if err == nil {
+		n, err = c.env.Stdout.Write(doc)
 	}
-	return nil
+	if err == nil {
+		return nil
+	}
+	if n > 0 { // half a document is out: no second one may follow it
+		c.env.Stdout = nil
+	}
+	return cni.Errorf(cni.CodeIO, "standard output: %w", err)
 }
 
 // writable tells a standard output that was closed when we were started. The
@@ -98,12 +118,9 @@ func (c *call) fail(err error) int {
 		version = cni.Newest
 	}
 	out := e.Encode(version)
-	if c.env.Stdout != nil {
-		if _, werr := c.env.Stdout.Write(out); werr == nil {
-			return 1
-		}
+	if c.print(out) != nil {
+		fmt.Fprintf(c.env.Stderr, "%s: %s\n", c.plugin.Name, out)
 	}
-	fmt.Fprintf(c.env.Stderr, "%s: %s\n", c.plugin.Name, out)
 	return 1
 }
 

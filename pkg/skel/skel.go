@@ -7,9 +7,11 @@ package skel
 
 import (
 	"context"
+	"errors"
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -71,9 +73,9 @@ func Run(ctx context.Context, p Plugin, env Env) int {
 	}
 	c := &call{plugin: p, env: env, vars: environ(env.Vars)}
 	if c.vars["CNI_COMMAND"] == "VERSION" {
-		return c.answerVersion()
+		return c.answerVersion(ctx)
 	}
-	err := c.serve(ctx)
+	err := catch(func() error { return c.serve(ctx) })
 	if err == nil {
 		return 0
 	}
@@ -94,9 +96,12 @@ type call struct {
 func (c *call) serve(ctx context.Context) error {
 	command := c.vars["CNI_COMMAND"]
 	if err := c.checkEnvironment(command); err != nil {
+		if asked := c.askedVersion(ctx); cni.Supports(asked) {
+			c.version = asked // the error names it
+		}
 		return err
 	}
-	req, err := c.decode(command)
+	req, err := c.decode(ctx, command)
 	if err != nil {
 		return err
 	}
@@ -117,7 +122,7 @@ func (c *call) handle(ctx context.Context, handler func(context.Context, *Reques
 	if handler == nil {
 		return nil
 	}
-	return catch(func() error { return handler(ctx, c.req) })
+	return stopped(ctx, catch(func() error { return handler(ctx, c.req) }))
 }
 
 // add runs the ADD handler and prints its result. On any failure, a panic and
@@ -126,6 +131,10 @@ func (c *call) add(ctx context.Context) error {
 	c.hintKeys()
 	err := catch(func() error {
 		res, err := c.plugin.Add(ctx, c.req)
+		if err == nil {
+			// Who sent the signal does not wait for the result any more.
+			err = context.Cause(ctx)
+		}
 		if err != nil {
 			return err
 		}
@@ -134,18 +143,27 @@ func (c *call) add(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	return c.req.rollBack(ctx, err)
+	return c.req.rollBack(ctx, stopped(ctx, err))
+}
+
+// stopped says of a call that was told to end why it failed. A handler's error
+// with a code of its own stays.
+func stopped(ctx context.Context, err error) error {
+	if ctx.Err() == nil || err == nil || errors.As(err, new(*cni.Error)) || errors.As(err, new(*panicError)) {
+		return err
+	}
+	if errors.Is(err, context.Cause(ctx)) {
+		return cni.Errorf(cni.CodeTryAgain, "stopped: %w", err)
+	}
+	return cni.Errorf(cni.CodeTryAgain, "stopped: %w: %w", context.Cause(ctx), err)
 }
 
 // environ makes a map of KEY=value pairs; the last of a key wins.
 func environ(vars []string) map[string]string {
 	m := make(map[string]string, len(vars))
 	for _, kv := range vars {
-		for i := range kv {
-			if kv[i] == '=' && i > 0 {
-				m[kv[:i]] = kv[i+1:]
-				break
-			}
+		if key, value, ok := strings.Cut(kv, "="); ok {
+			m[key] = value
 		}
 	}
 	return m

@@ -1,0 +1,193 @@
+package skel_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"strings"
+	"testing/iotest"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+var _ = Describe("a call that succeeds", func() {
+	It("prints the result of ADD in exactly the version of the configuration", func() {
+		for _, v := range cni.Versions() {
+			r := attach("ADD")
+			r.conf = fmt.Sprintf(`{"cniVersion": %q, "name": "net1"}`, v)
+			a := r.run(probe(func(*skel.Request) error { return nil }))
+			want, err := oneAddress().Encode(v)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(a).To(Equal(answer{stdout: string(want)}))
+		}
+		r := attach("ADD")
+		r.conf = `{"name": "net1"}`
+		doc := r.run(probe(func(*skel.Request) error { return nil })).document()
+		Expect(doc).To(HaveKeyWithValue("cniVersion", "0.1.0"))
+	})
+
+	DescribeTable("prints nothing", func(command, conf string) {
+		r := attach(command)
+		r.conf = conf
+		called := 0
+		r.run(probe(func(*skel.Request) error { called++; return nil })).expectSilence()
+		Expect(called).To(Equal(1))
+		r.run(skel.Plugin{Name: "bare", Add: nil, Del: nil}).expectSilence()
+	},
+		Entry("DEL", "DEL", conf1), Entry("DEL, of the oldest version", "DEL", `{"name": "net1"}`), Entry("CHECK", "CHECK", conf1),
+		Entry("CHECK, of its first version", "CHECK", `{"name": "net1", "cniVersion": "0.4.0"}`), Entry("STATUS", "STATUS", conf1),
+		Entry("GC", "GC", `{"cniVersion": "1.1.0", "name": "net1", "cni.dev/valid-attachments": null}`),
+	)
+
+	It("gives the handler what the runtime gave", func() {
+		r := attach("ADD")
+		r.more = []string{"CNI_ARGS=IP=10.0.0.9"}
+		r.conf = `{"cniVersion": "1.0.0", "name": "net1", "IPAM": {"type": "host-local"}, "x": 5,
+			"prevResult": {"ips": [{"address": "10.0.0.5/24"}]}}`
+		r.run(probe(func(q *skel.Request) error {
+			Expect(q.Attachment).To(Equal(cni.Attachment{Network: "net1", ContainerID: "c1", IfName: "eth0"}))
+			Expect([]string{q.Netns, q.Args, q.Path, q.Version, q.IPAM}).To(HaveExactElements(r.netns, "IP=10.0.0.9", "/opt/cni/bin", "1.0.0", "host-local"))
+			Expect(string(q.Conf)).To(Equal(r.conf))
+			Expect(q.PrevResult).To(Equal(oneAddress()))
+			Expect(q.NS.Path()).To(Equal(r.netns))
+			Expect(q.Env).To(ContainElements("PATH=/bin", "CNI_COMMAND=ADD"))
+			var own struct{ X int }
+			Expect(q.Decode(&own)).To(Succeed())
+			Expect(own.X).To(Equal(5))
+			return nil
+		})).document()
+	})
+
+	It("gives GC its network and the valid attachments, and nothing of an attachment", func() {
+		r := request{command: "GC", id: "../c1", ifname: "../eth0", netns: "/x",
+			conf: `{"cniVersion": "1.1.0", "name": "net1", "cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}`}
+		r.run(probe(func(q *skel.Request) error {
+			Expect(q.Attachment).To(Equal(cni.Attachment{Network: "net1"}))
+			Expect(q.Netns).To(BeEmpty())
+			Expect(q.NS).To(BeNil())
+			Expect(q.Valid.Has(cni.Attachment{Network: "net1", ContainerID: "c1", IfName: "eth0"})).To(BeTrue())
+			return nil
+		})).expectSilence()
+	})
+
+	It("reads keys that are given twice as the handler does: the last counts", func() {
+		r := request{command: "STATUS", conf: `{"cniVersion": "1.1.0", "name": "a", "NAME": "b", "x": 1, "X": 2}`}
+		r.run(probe(func(q *skel.Request) error {
+			var own struct {
+				Name string
+				X    int
+			}
+			Expect(q.Decode(&own)).To(Succeed())
+			Expect(own.Name).To(Equal(q.Network))
+			Expect([]any{q.Network, own.X}).To(HaveExactElements("b", 2))
+			return nil
+		})).expectSilence()
+	})
+})
+
+var _ = Describe("a call that is refused before the handler runs", func() {
+	DescribeTable("for its environment: code 4, naming all the variables", func(r request, message string) {
+		r.conf = `{"cniVersion": "0.4.0", "name": "../no"}`
+		doc := r.run(forbidden()).expectError(cni.CodeEnvironment, message)
+		Expect(doc).To(HaveKeyWithValue("cniVersion", "0.4.0"), "the configuration's, although it was not looked at yet")
+	},
+		Entry("no command", request{id: "c1"}, "environment variables missing: CNI_COMMAND"),
+		Entry("an unknown command", request{command: "FOO"}, `environment variables invalid: CNI_COMMAND "FOO" (want ADD, DEL, CHECK, GC, STATUS or VERSION)`),
+		Entry("a command in lower case", request{command: "add"}, `environment variables invalid: CNI_COMMAND "add" (want ADD, DEL, CHECK, GC, STATUS or VERSION)`),
+		Entry("ADD, nothing", request{command: "ADD"}, "environment variables missing: CNI_CONTAINERID, CNI_NETNS, CNI_IFNAME"),
+		Entry("CHECK, nothing", request{command: "CHECK"}, "environment variables missing: CNI_CONTAINERID, CNI_NETNS, CNI_IFNAME"),
+		Entry("DEL, nothing", request{command: "DEL"}, "environment variables missing: CNI_CONTAINERID, CNI_IFNAME"),
+		Entry("both kinds", request{command: "ADD", id: "../c", ifname: "a/b"},
+			`environment variables missing: CNI_NETNS; invalid: CNI_CONTAINERID "../c", CNI_IFNAME "a/b"`),
+		Entry("an interface too long", request{command: "DEL", id: "c", ifname: "sixteen-letters-"}, `environment variables invalid: CNI_IFNAME "sixteen-letters-"`),
+		Entry("an interface that is a pattern", request{command: "ADD", id: "c", netns: "/x", ifname: "eth%d"}, `environment variables invalid: CNI_IFNAME "eth%d"`),
+	)
+
+	DescribeTable("for its configuration", func(command, conf string, code uint, message string) {
+		r := request{command: command, id: "c1", netns: "/no/such", ifname: "eth0", conf: conf}
+		r.run(forbidden()).expectError(code, ContainSubstring(message))
+	},
+		Entry("empty", "ADD", "", cni.CodeDecode, "standard input is empty"),
+		Entry("blank", "DEL", " \n", cni.CodeDecode, "standard input is empty"),
+		Entry("text", "DEL", "hello", cni.CodeDecode, "network configuration: no valid JSON"),
+		Entry("cut", "STATUS", `{"name": "x"`, cni.CodeDecode, "unexpected end of JSON input"),
+		Entry("deep", "ADD", strings.Repeat(`{"a":`, 100000), cni.CodeDecode, "exceeded max depth"),
+		Entry("two documents", "ADD", conf1+conf1, cni.CodeDecode, "after top-level value"),
+		Entry("a list", "ADD", "[]", cni.CodeConfig, "is a JSON array, want an object"),
+		Entry("a name of another type", "ADD", `{"name": 5}`, cni.CodeConfig, "name: is a JSON number"),
+		Entry("an unknown version", "ADD", `{"cniVersion": "9.9.9", "name": "../x"}`, cni.CodeIncompatibleVersion, `cniVersion: "9.9.9" is not supported`),
+		Entry("a version spelt otherwise", "DEL", `{"cniVersion": "1.0", "name": "x"}`, cni.CodeIncompatibleVersion, `cniVersion: "1.0" is not supported`),
+		Entry("CHECK before it was", "CHECK", `{"cniVersion": "0.3.1", "name": "../x"}`, cni.CodeIncompatibleVersion, `cniVersion: "0.3.1" has no CHECK`),
+		Entry("GC before it was", "GC", `{"cniVersion": "1.0.0", "name": "x"}`, cni.CodeIncompatibleVersion, `cniVersion: "1.0.0" has no GC`),
+		Entry("STATUS before it was", "STATUS", `{"cniVersion": "1.0.0", "name": "x"}`, cni.CodeIncompatibleVersion, `cniVersion: "1.0.0" has no STATUS`),
+		Entry("no name", "ADD", `{}`, cni.CodeConfig, `name: "" is no network name`),
+		Entry("null", "ADD", `null`, cni.CodeConfig, `name: "" is no network name`),
+		Entry("a path as name", "DEL", `{"name": "../x"}`, cni.CodeConfig, `name: "../x" is no network name`),
+		Entry("GC without a list", "GC", conf1, cni.CodeConfig, "cni.dev/valid-attachments: missing"),
+		Entry("a bad prevResult", "ADD", `{"name": "x", "cniVersion": "1.0.0", "prevResult": {"ips": 5}}`, cni.CodeConfig, "prevResult: result: ips: is a JSON number"),
+		Entry("a bad prevResult", "CHECK", `{"name": "x", "cniVersion": "1.0.0", "prevResult": []}`, cni.CodeConfig, "prevResult: "),
+	)
+
+	DescribeTable("the error names the configuration's version", func(conf, version string) {
+		r := request{command: "ADD", id: "c1", netns: "/no/such", ifname: "eth0", conf: conf}
+		Expect(r.run(forbidden()).document()).To(HaveKeyWithValue("cniVersion", version))
+	},
+		Entry("the configuration's", `{"cniVersion": "0.4.0", "name": "x"}`, "0.4.0"),
+		Entry("beside a value of the wrong type", `{"cniVersion": "0.4.0", "name": 5}`, "0.4.0"),
+		Entry("the oldest where there is none", `{"name": "x"}`, "0.1.0"),
+		Entry("the newest where it is none that we speak", `{"cniVersion": "9.9.9", "name": "x"}`, "1.1.0"),
+		Entry("the newest where it cannot be read", `hello`, "1.1.0"),
+	)
+
+	It("when standard input cannot be read: code 5", func() {
+		for _, command := range []string{"ADD", "DEL", "STATUS"} {
+			r := request{command: command, id: "c1", netns: "/x", ifname: "eth0", stdin: iotest.ErrReader(errors.New("oops"))}
+			r.run(forbidden()).expectError(cni.CodeIO, "network configuration: read standard input: oops")
+		}
+	})
+
+	It("when the configuration never ends", func() {
+		r := request{command: "STATUS", stdin: iotest.DataErrReader(endless{})}
+		r.run(forbidden()).expectError(cni.CodeDecode, "network configuration: longer than 67108864 bytes")
+	})
+})
+
+// endless is input without end.
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = ' '
+	}
+	return len(p), nil
+}
+
+var _ io.Reader = endless{}
+
+var _ = Describe("a handler's error", func() {
+	DescribeTable("is one error object", func(err error, code uint, message string) {
+		for _, command := range []string{"ADD", "DEL", "CHECK", "STATUS"} {
+			attach(command).run(probe(func(*skel.Request) error { return err })).expectError(code, message)
+		}
+	},
+		Entry("with its code", cni.Errorf(cni.CodeConflict, "x"), cni.CodeConflict, "x"),
+		Entry("wrapped", fmt.Errorf("link: %w", cni.Errorf(cni.CodeTryAgain, "busy")), cni.CodeTryAgain, "link: busy"),
+		Entry("of a file", fmt.Errorf("state: %w", &fs.PathError{Op: "open", Path: "/x", Err: fs.ErrPermission}), cni.CodeIO, "state: open /x: permission denied"),
+		Entry("any other", errHandler, cni.CodeInternal, "the handler was called"),
+		Entry("without a code", &cni.Error{Msg: "x"}, cni.CodeInternal, "x"),
+		Entry("a nil pointer", (*cni.Error)(nil), cni.CodeInternal, "an error without a message"),
+	)
+
+	It("that is a panic is code 999 with the stack in details", func() {
+		for _, command := range []string{"ADD", "DEL", "CHECK", "STATUS"} {
+			doc := attach(command).run(probe(func(*skel.Request) error { panic("oops") })).expectError(cni.CodeInternal, "internal error: oops")
+			Expect(doc).To(HaveKeyWithValue("details", ContainSubstring("contract_test.go")))
+		}
+		attach("ADD").run(skel.Plugin{Name: "no-add"}).expectError(cni.CodeInternal, ContainSubstring("internal error"))
+	})
+})

@@ -1,0 +1,62 @@
+package skel_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// FuzzRun: whatever environment and input, a call never panics and prints
+// exactly one JSON value when it fails, a result when ADD succeeds and nothing
+// when any other succeeds.
+func FuzzRun(f *testing.F) {
+	for _, command := range []string{"ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", "", "FOO"} {
+		for _, conf := range []string{conf1, confPrev, `{"cniVersion":"1.1.0","name":"n","cni.dev/valid-attachments":null,"dns":{"serch":[]}}`, "x", ""} {
+			f.Add(command, "c1", "/proc/self/ns/net", "eth0", "IP=x", []byte(conf))
+		}
+	}
+	f.Fuzz(func(t *testing.T, command, id, netns, ifname, args string, conf []byte) {
+		plugin := probe(func(r *skel.Request) error {
+			r.OnFail("nothing", func(context.Context) error { return nil })
+			var own wireConfig
+			if err := r.Decode(&own); err != nil {
+				return err
+			}
+			_, err := cni.ParseArgs(r.Args, "IP")
+			return err
+		})
+		plugin.Config, plugin.IPAM = wireConfig{}, true
+		var out, errs bytes.Buffer
+		code := skel.Run(context.Background(), plugin, skel.Env{
+			Vars:  []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + id, "CNI_NETNS=" + netns, "CNI_IFNAME=" + ifname, "CNI_ARGS=" + args},
+			Stdin: bytes.NewReader(conf), Stdout: &out, Stderr: &errs,
+		})
+		quiet := command != "ADD" && command != "VERSION"
+		if code == 0 && quiet {
+			if out.Len() > 0 {
+				t.Fatalf("%s printed %q", command, out.String())
+			}
+			return
+		}
+		var doc struct {
+			CNIVersion string
+			Code       uint
+		}
+		d := json.NewDecoder(&out)
+		if err := d.Decode(&doc); err != nil || doc.CNIVersion == "" || (doc.Code == 0) != (code == 0) {
+			t.Fatalf("status %d: %v: %+v", code, err, doc)
+		}
+		if err := d.Decode(new(any)); err != io.EOF {
+			t.Fatalf("more than one document: %v", err)
+		}
+		if strings.Contains(errs.String(), "goroutine ") {
+			t.Fatal(errs.String())
+		}
+	})
+}

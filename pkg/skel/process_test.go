@@ -1,0 +1,232 @@
+package skel_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+const (
+	// modeEnv makes the test binary a plugin, of the kind that it says.
+	modeEnv = "SKEL_TEST_PLUGIN"
+	// logEnv is the file in which that plugin notes what it undid.
+	logEnv = "SKEL_TEST_LOG"
+)
+
+// processPlugin is what the test binary is when it runs as a plugin: "add"
+// succeeds, "wait" fails when it is told to end, "deaf" succeeds then.
+func processPlugin(mode string) skel.Plugin {
+	ended := func(ctx context.Context, r *skel.Request) error {
+		if mode == "add" {
+			return nil
+		}
+		r.Warn("ready")
+		<-ctx.Done()
+		if mode == "deaf" {
+			return nil
+		}
+		return ctx.Err()
+	}
+	return skel.Plugin{
+		Name: "probe", About: "does nothing", IPAM: true,
+		Add: func(ctx context.Context, r *skel.Request) (*cni.Result, error) {
+			r.OnFail("remove it", func(context.Context) error {
+				return os.WriteFile(os.Getenv(logEnv), []byte("undone"), 0o600)
+			})
+			res := oneAddress()
+			if mode == "big" { // more than a pipe holds
+				for range 20000 {
+					res.Routes = append(res.Routes, cni.Route{Dst: netip.MustParsePrefix("10.0.0.0/8")})
+				}
+				return res, nil
+			}
+			return res, ended(ctx, r)
+		},
+		Del: ended,
+	}
+}
+
+func conf() io.Reader { return strings.NewReader(conf1) }
+
+// halfWriter takes half of the first document and nothing more.
+type halfWriter struct{ writes int }
+
+func (h *halfWriter) Write(p []byte) (int, error) {
+	h.writes++
+	return len(p) / 2, errors.New("full")
+}
+
+// process is a plugin process.
+type process struct {
+	*exec.Cmd
+	log    string
+	stdout bytes.Buffer
+	stderr bytes.Buffer
+}
+
+func newProcess(mode, command string) *process {
+	GinkgoHelper()
+	p := &process{Cmd: exec.Command("/proc/self/exe"), log: filepath.Join(GinkgoT().TempDir(), "log")}
+	p.Env = append(request{command: command, id: "c1", netns: "/x", ifname: "eth0"}.vars(), modeEnv+"="+mode, logEnv+"="+p.log)
+	p.Stdin, p.Stdout, p.Stderr = conf(), &p.stdout, &p.stderr
+	return p
+}
+
+// expectFailed checks that the process ended by itself with status 1.
+func (p *process) expectFailed(err error) {
+	GinkgoHelper()
+	var exit *exec.ExitError
+	Expect(errors.As(err, &exit)).To(BeTrue(), "%v", err)
+	status := exit.Sys().(syscall.WaitStatus)
+	Expect(status.Signaled()).To(BeFalse(), "killed by %s", status.Signal())
+	Expect(status.ExitStatus()).To(Equal(1), p.stderr.String())
+}
+
+func (p *process) expectUndone() {
+	GinkgoHelper()
+	Expect(os.ReadFile(p.log)).To(BeEquivalentTo("undone"))
+}
+
+func devFull() *os.File {
+	GinkgoHelper()
+	f, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(f.Close)
+	return f
+}
+
+// brokenPipe is a pipe that nobody reads.
+func brokenPipe() *os.File {
+	GinkgoHelper()
+	r, w, err := os.Pipe()
+	Expect(err).NotTo(HaveOccurred())
+	Expect(r.Close()).To(Succeed())
+	DeferCleanup(w.Close)
+	return w
+}
+
+// catches tells whether a process has a handler for a signal.
+func catches(pid int, sig unix.Signal) bool {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(status), "SigCgt:")
+	mask, err := strconv.ParseUint(strings.Fields(rest + " x")[0], 16, 64)
+	return err == nil && mask&(1<<(sig-1)) != 0
+}
+
+var _ = Describe("a plugin process", func() {
+	It("prints its result and exits with 0", func() {
+		p := newProcess("add", "ADD")
+		Expect(p.Run()).To(Succeed(), p.stderr.String())
+		Expect(answer{stdout: p.stdout.String()}.document()).To(HaveKey("ips"))
+		Expect(p.stderr.String()).To(BeEmpty())
+		Expect(p.log).NotTo(BeAnExistingFile())
+	})
+
+	DescribeTable("whose result cannot be written rolls back and says so on standard error", func(mode string, stdout func() *os.File) {
+		p := newProcess(mode, "ADD")
+		p.Stdout = stdout()
+		p.expectFailed(p.Run())
+		p.expectUndone()
+		Expect(p.stderr.String()).To(And(HavePrefix("probe: {"), ContainSubstring(`"code": 5`), ContainSubstring("standard output")))
+	},
+		Entry("nobody reads it", "add", brokenPipe), Entry("it is full", "add", devFull),
+		Entry("nobody reads a big one", "big", brokenPipe), Entry("it is full, a big one", "big", devFull),
+	)
+
+	It("whose standard output was closed from the start rolls back", func() {
+		p := newProcess("add", "ADD")
+		p.Path, p.Args = "/bin/sh", []string{"sh", "-c", `exec "$0" >&-`, fmt.Sprintf("/proc/%d/exe", os.Getpid())}
+		p.expectFailed(p.Run())
+		p.expectUndone()
+		Expect(p.stderr.String()).To(ContainSubstring("standard output: is closed"))
+	})
+
+	It("may have its output thrown away by its caller", func() {
+		null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(null.Close)
+		p := newProcess("add", "ADD")
+		p.Stdout = null
+		Expect(p.Run()).To(Succeed())
+		Expect(p.log).NotTo(BeAnExistingFile())
+	})
+
+	It("whose reader leaves in the middle of the result rolls back, and writes no second document", func() {
+		r, w, err := os.Pipe()
+		Expect(err).NotTo(HaveOccurred())
+		p := newProcess("big", "ADD")
+		p.Stdout = w
+		Expect(p.Start()).To(Succeed())
+		Expect(w.Close()).To(Succeed())
+		_, err = io.ReadFull(r, make([]byte, 100))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(r.Close()).To(Succeed())
+		p.expectFailed(p.Wait())
+		p.expectUndone()
+		Expect(strings.Count(p.stderr.String(), `"code"`)).To(Equal(1))
+	})
+
+	It("lives although nobody reads its standard error", func() {
+		for command, stdout := range map[string]func() *os.File{"ADD": devFull, "VERSION": brokenPipe} {
+			p := newProcess("add", command)
+			p.Stdout, p.Stderr = stdout(), brokenPipe()
+			p.expectFailed(p.Run())
+		}
+	})
+
+	DescribeTable("that is told to end during ADD rolls back and prints one error", func(mode string, sig os.Signal) {
+		p := newProcess(mode, "ADD")
+		p.Stderr = nil
+		errs, err := p.StderrPipe()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(p.Start()).To(Succeed())
+		line, err := bufio.NewReader(errs).ReadString('\n')
+		Expect(err).NotTo(HaveOccurred())
+		Expect(line).To(Equal("probe: ready\n"))
+		Expect(p.Process.Signal(sig)).To(Succeed())
+		p.expectFailed(p.Wait())
+		p.expectUndone()
+		doc := answer{code: 1, stdout: p.stdout.String()}.expectError(cni.CodeTryAgain, HavePrefix("stopped: "))
+		Expect(doc["msg"]).To(ContainSubstring("signal"))
+	},
+		Entry("SIGTERM", "wait", unix.SIGTERM), Entry("SIGINT", "wait", unix.SIGINT),
+		Entry("a handler that does not notice", "deaf", unix.SIGTERM),
+	)
+
+	It("ends when it is told to while it waits for its configuration", func() {
+		r, w, err := os.Pipe()
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(w.Close)
+		p := newProcess("add", "DEL")
+		p.Stdin = r
+		Expect(p.Start()).To(Succeed())
+		Expect(r.Close()).To(Succeed())
+		// It reads once it has looked at its environment; SIGPIPE is caught last.
+		Eventually(func() bool { return catches(p.Process.Pid, unix.SIGPIPE) }).WithTimeout(nstest.Patience(10 * time.Second)).Should(BeTrue())
+		Expect(p.Process.Signal(unix.SIGTERM)).To(Succeed())
+		p.expectFailed(p.Wait())
+		answer{code: 1, stdout: p.stdout.String()}.expectError(cni.CodeIO, ContainSubstring("signal"))
+	})
+})

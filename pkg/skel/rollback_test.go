@@ -1,0 +1,125 @@
+package skel_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+var _ = Describe("the undos of ADD", func() {
+	var log []string
+	note := func(what string) func(context.Context) error {
+		return func(context.Context) error { log = append(log, what); return nil }
+	}
+	BeforeEach(func() { log = nil })
+
+	// adding is a plugin that has three effects and ends with end.
+	adding := func(end func() (*cni.Result, error)) skel.Plugin {
+		return skel.Plugin{Name: "probe", Add: func(_ context.Context, r *skel.Request) (*cni.Result, error) {
+			r.OnFail("remove one", note("one"))
+			r.OnFail("remove two", note("two"))
+			r.OnFail("remove three", note("three"))
+			return end()
+		}}
+	}
+
+	DescribeTable("run last in, first out", func(end func() (*cni.Result, error), code uint, message any) {
+		attach("ADD").run(adding(end)).expectError(code, message)
+		Expect(log).To(HaveExactElements("three", "two", "one"))
+	},
+		Entry("after an error", func() (*cni.Result, error) { return oneAddress(), errHandler }, cni.CodeInternal, "the handler was called"),
+		Entry("after a panic", func() (*cni.Result, error) { panic(errHandler) }, cni.CodeInternal, "internal error: the handler was called"),
+		Entry("without a result", func() (*cni.Result, error) { return nil, nil }, cni.CodeInternal, "the plugin returned no result"),
+		Entry("after a result that cannot be written", func() (*cni.Result, error) {
+			return &cni.Result{IPs: []cni.IP{{Address: netip.Prefix{}}}}, nil
+		}, cni.CodeInternal, ContainSubstring("ips[0].address")),
+	)
+
+	It("do not run after a success", func() {
+		attach("ADD").run(adding(func() (*cni.Result, error) { return oneAddress(), nil })).document()
+		Expect(log).To(BeEmpty())
+	})
+
+	It("all run, and what failed is told in the details, with the first error's own", func() {
+		p := skel.Plugin{Name: "probe", Add: func(_ context.Context, r *skel.Request) (*cni.Result, error) {
+			r.OnFail("remove one", note("one"))
+			r.OnFail("remove two", func(context.Context) error { return errors.New("no") })
+			r.OnFail("remove three", func(context.Context) error { panic("never") })
+			return nil, &cni.Error{Code: cni.CodeIPAM, Msg: "the first", Details: "its own"}
+		}}
+		doc := attach("ADD").run(p).expectError(cni.CodeIPAM, "the first")
+		Expect(doc).To(HaveKeyWithValue("details", "its own; roll-back: remove three: internal error: never; roll-back: remove two: no"))
+		Expect(log).To(HaveExactElements("one"))
+	})
+
+	It("have a failure told beside a panic, whose code stays", func() {
+		p := skel.Plugin{Name: "probe", Add: func(_ context.Context, r *skel.Request) (*cni.Result, error) {
+			r.OnFail("remove one", func(context.Context) error { return cni.Errorf(cni.CodeTryAgain, "no") })
+			panic("oops")
+		}}
+		doc := attach("ADD").run(p).expectError(cni.CodeInternal, "internal error: oops")
+		Expect(doc).To(HaveKeyWithValue("details", And(HavePrefix("roll-back: remove one: no; "), ContainSubstring("rollback_test.go"))))
+	})
+
+	It("are not told to end by what ended the call", func() {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		p := skel.Plugin{Name: "probe", Add: func(ctx context.Context, r *skel.Request) (*cni.Result, error) {
+			r.OnFail("remove one", func(undo context.Context) error {
+				log = append(log, "one")
+				return undo.Err()
+			})
+			cancel(errors.New("terminated"))
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}}
+		doc := attach("ADD").runIn(ctx, p).expectError(cni.CodeTryAgain, "stopped: terminated: context canceled")
+		Expect(doc).NotTo(HaveKey("details"))
+		Expect(log).To(HaveExactElements("one"))
+	})
+
+	It("run when the handler did not notice that the call was ended", func() {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		a := attach("ADD").runIn(ctx, adding(func() (*cni.Result, error) {
+			cancel(errors.New("terminated"))
+			return oneAddress(), nil
+		}))
+		a.expectError(cni.CodeTryAgain, "stopped: terminated")
+		Expect(log).To(HaveExactElements("three", "two", "one"))
+	})
+
+	It("leave a handler's own code alone when the call was ended", func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		attach("ADD").runIn(ctx, adding(func() (*cni.Result, error) {
+			cancel()
+			return nil, cni.Errorf(cni.CodeConflict, "taken")
+		})).expectError(cni.CodeConflict, "taken")
+	})
+
+	It("belong to ADD alone", func() {
+		for _, command := range []string{"DEL", "CHECK"} {
+			attach(command).run(probe(func(r *skel.Request) error {
+				r.OnFail("remove one", note("one"))
+				return errHandler
+			})).expectError(cni.CodeInternal, "the handler was called")
+		}
+		Expect(log).To(BeEmpty())
+	})
+
+	It("run once when half of the result was written, and no second document follows", func() {
+		r := attach("ADD")
+		r.stdin = nil
+		half := &halfWriter{}
+		code := skel.Run(context.Background(), adding(func() (*cni.Result, error) { return oneAddress(), nil }), skel.Env{
+			Vars: r.vars(), Stdin: conf(), Stdout: half, Stderr: GinkgoWriter,
+		})
+		Expect(code).To(Equal(1))
+		Expect(half.writes).To(Equal(1))
+		Expect(log).To(HaveExactElements("three", "two", "one"))
+	})
+})
