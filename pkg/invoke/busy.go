@@ -3,6 +3,7 @@ package invoke
 import (
 	"context"
 	"errors"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,46 +15,47 @@ import (
 // plugin's file.
 const busyTimeout = 5 * time.Second
 
-// retryBusy calls run again each time the last writer of file closes it, for
-// as long as run says that the file is being written ("text file busy").
-func retryBusy(ctx context.Context, file string, run func() error) error {
+// retryBusy calls run again each time the last writer of file closes it, or
+// another file takes its place, for as long as run says that the file is being
+// written ("text file busy"), at most for limit.
+func retryBusy(ctx context.Context, file string, limit time.Duration, run func() error) error {
 	err := run()
 	if !errors.Is(err, unix.ETXTBSY) {
 		return err
 	}
-	watch, werr := unix.InotifyInit1(unix.IN_CLOEXEC)
+	watch, werr := watchFile(file)
 	if werr != nil {
 		return err
 	}
-	defer unix.Close(watch)
-	if _, werr := unix.InotifyAddWatch(watch, file, unix.IN_CLOSE_WRITE); werr != nil {
-		return err
-	}
-	for end := time.Now().Add(busyTimeout); ctx.Err() == nil; {
+	defer watch.Close()
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	// A deadline in the past ends a read that waits.
+	defer context.AfterFunc(ctx, func() { _ = watch.SetReadDeadline(time.Unix(1, 0)) })()
+	for events := make([]byte, 4096); ; {
+		// After the watch began: the writer may have closed it before.
 		if err = run(); !errors.Is(err, unix.ETXTBSY) {
 			return err
 		}
-		left := time.Until(end)
-		if left <= 0 {
+		if _, werr := watch.Read(events); werr != nil {
 			break
 		}
-		if err := waitReadable(watch, left); err != nil {
-			return err
-		}
 	}
-	return cni.Errorf(cni.CodeTryAgain, "plugin file %q: still being written after %s: %w", file, busyTimeout, err)
+	return cni.Errorf(cni.CodeTryAgain, "plugin file %q: still being written after %s: %w", file, limit, err)
 }
 
-// waitReadable waits for an event of an inotify descriptor and takes it.
-func waitReadable(fd int, limit time.Duration) error {
-	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	n, err := unix.Poll(fds, int(limit.Milliseconds())+1)
-	if errors.Is(err, unix.EINTR) || err == nil && n == 0 {
-		return nil
-	}
+// watchFile returns a file that can be read from when a writer of file is done,
+// or file is another one.
+func watchFile(file string) (*os.File, error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	_, err = unix.Read(fd, make([]byte, 4096))
-	return err
+	watch := os.NewFile(uintptr(fd), "inotify")
+	_, err = unix.InotifyAddWatch(fd, file, unix.IN_CLOSE_WRITE|unix.IN_ATTRIB|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF)
+	if err != nil {
+		_ = watch.Close()
+		return nil, err
+	}
+	return watch, nil
 }

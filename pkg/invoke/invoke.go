@@ -4,10 +4,12 @@ package invoke
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,12 +36,35 @@ const (
 	drain = time.Second
 )
 
+// Limits bound what a delegate may take. A zero field is the constant's value.
+type Limits struct {
+	Run    time.Duration // Timeout
+	Undo   time.Duration // UndoTimeout
+	Busy   time.Duration // how long to wait for a file that is being written
+	Drain  time.Duration // how long a dead delegate's children may hold its output open
+	Output int           // bytes of standard output
+}
+
+func (l Limits) orDefault() Limits {
+	return Limits{
+		Run: cmp.Or(l.Run, Timeout), Undo: cmp.Or(l.Undo, UndoTimeout), Busy: cmp.Or(l.Busy, busyTimeout),
+		Drain: cmp.Or(l.Drain, drain), Output: cmp.Or(l.Output, outputMax),
+	}
+}
+
 // Runner runs plugins with the environment and the standard error that we
 // were given ourselves.
 type Runner struct {
 	Path   string   // CNI_PATH: directories separated by colons
 	Env    []string // our environment, KEY=value
 	Stderr io.Writer
+	Limits Limits
+}
+
+// ForUndo is r for a roll-back, whose time is short.
+func (r Runner) ForUndo() Runner {
+	r.Limits.Run = r.Limits.orDefault().Undo
+	return r
 }
 
 // Find returns the file of the plugin called name: the first regular file of
@@ -54,6 +79,9 @@ func (r Runner) Find(name string) (string, error) {
 			continue
 		}
 		file := filepath.Join(dir, name)
+		if !filepath.IsAbs(file) { // one without a slash would be looked up in PATH
+			file = "./" + file
+		}
 		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() {
 			return file, nil
 		}
@@ -65,53 +93,77 @@ func (r Runner) Find(name string) (string, error) {
 // input, and returns its standard output. It dies with us, and at the latest
 // after Timeout. Its error object comes back as a *cni.Error with its code;
 // one that fails without such an object is code 999 with its standard error in
-// the details, one that runs out of time code 11.
+// the details, one that runs out of time code 11, one that cannot be started
+// code 5.
 func (r Runner) Run(ctx context.Context, name, command string, conf []byte) ([]byte, error) {
 	file, err := r.Find(name)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	limits := r.Limits.orDefault()
+	ctx, cancel := context.WithTimeout(ctx, limits.Run)
 	defer cancel()
-	stdout, stderr := &limited{max: outputMax}, &limited{max: stderrMax, rolling: true}
+	d := &delegate{name: name, began: time.Now(), stdout: &head{max: limits.Output}, stderr: &tail{copy: r.Stderr, max: stderrMax}}
 
 	// The parent-death signal is tied to the thread that forks, so that thread
 	// must live as long as the delegate.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	err = retryBusy(ctx, file, func() error {
+	err = retryBusy(ctx, file, limits.Busy, func() error {
 		cmd := exec.CommandContext(ctx, file)
 		cmd.Env = withCommand(r.Env, command)
 		cmd.Stdin = bytes.NewReader(conf)
-		cmd.Stdout = stdout
-		cmd.Stderr = io.MultiWriter(r.Stderr, stderr)
+		cmd.Stdout = d.stdout
+		cmd.Stderr = d.stderr
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		cmd.WaitDelay = drain
+		cmd.WaitDelay = limits.Drain
 		return cmd.Run()
 	})
-	if err == nil {
-		return stdout.Bytes(), nil
+	// The delegate itself has succeeded, and all that it wrote was read: what
+	// still holds its output open is a child of its.
+	if errors.Is(err, exec.ErrWaitDelay) && ctx.Err() == nil {
+		err = nil
 	}
-	return nil, failure(ctx, name, err, stdout.Bytes(), stderr.Bytes())
+	if err == nil && !d.stdout.over {
+		return d.stdout.buf, nil
+	}
+	return nil, d.failure(ctx, err)
+}
+
+// delegate is a plugin that we ran.
+type delegate struct {
+	name   string
+	began  time.Time
+	stdout *head
+	stderr *tail
 }
 
 // failure says what went wrong with a delegate that did not succeed.
-func failure(ctx context.Context, name string, err error, stdout, stderr []byte) error {
-	details := strings.TrimSpace(string(stderr))
-	if ctx.Err() != nil {
-		reason := fmt.Sprintf("no answer within %s", Timeout)
-		if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			reason = "stopped: " + context.Cause(ctx).Error()
-		}
-		return &cni.Error{Code: cni.CodeTryAgain, Msg: fmt.Sprintf("plugin %q: %s", name, reason), Details: details}
+func (d *delegate) failure(ctx context.Context, err error) error {
+	details := strings.TrimSpace(string(d.stderr.buf))
+	if d.stdout.over {
+		return &cni.Error{Code: cni.CodeInternal, Msg: fmt.Sprintf("plugin %q: more than %d bytes of output", d.name, d.stdout.max), Details: details}
 	}
-	if e, ok := cni.DecodeError(stdout); ok {
+	if e, ok := cni.DecodeError(d.stdout.buf); ok {
 		return e
 	}
-	if details == "" {
-		details = quote(stdout)
+	if ctx.Err() != nil {
+		reason := "stopped: " + context.Cause(ctx).Error()
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			reason = fmt.Sprintf("no answer within %s", time.Since(d.began).Round(time.Millisecond))
+		}
+		return &cni.Error{Code: cni.CodeTryAgain, Msg: fmt.Sprintf("plugin %q: %s", d.name, reason), Details: details}
 	}
-	return &cni.Error{Code: cni.CodeInternal, Msg: fmt.Sprintf("plugin %q: failed without an error object: %v", name, err), Details: details}
+	if e := (*cni.Error)(nil); errors.As(err, &e) {
+		return err
+	}
+	if e := (*fs.PathError)(nil); errors.As(err, &e) {
+		return cni.Errorf(cni.CodeIO, "plugin %q: %w", d.name, err)
+	}
+	if details == "" {
+		details = quote(d.stdout.buf)
+	}
+	return &cni.Error{Code: cni.CodeInternal, Msg: fmt.Sprintf("plugin %q: failed without an error object: %v", d.name, err), Details: details}
 }
 
 // quote shows the beginning of something that should have been JSON.
@@ -137,21 +189,37 @@ func withCommand(env []string, command string) []string {
 	return append(out, "CNI_COMMAND="+command)
 }
 
-// limited keeps at most max bytes: the first ones and then an error for the
-// writer, or, rolling, the last ones.
-type limited struct {
-	bytes.Buffer
-	max     int
-	rolling bool
+// head keeps the first max bytes and refuses more.
+type head struct {
+	buf  []byte
+	max  int
+	over bool
 }
 
-func (l *limited) Write(p []byte) (int, error) {
-	if !l.rolling && l.Len()+len(p) > l.max {
-		return 0, fmt.Errorf("more than %d bytes of output", l.max)
+func (h *head) Write(p []byte) (int, error) {
+	if len(h.buf)+len(p) > h.max {
+		h.over = true
+		return 0, fmt.Errorf("more than %d bytes of output", h.max)
 	}
-	l.Buffer.Write(p)
-	if over := l.Len() - l.max; over > 0 {
-		l.Next(over)
+	h.buf = append(h.buf, p...)
+	return len(p), nil
+}
+
+// tail copies what it gets and keeps the last max bytes. That nobody takes the
+// copies is no reason to fail, or a delegate would die of it.
+type tail struct {
+	copy io.Writer
+	buf  []byte
+	max  int
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	if t.copy != nil {
+		_, _ = t.copy.Write(p)
+	}
+	t.buf = append(t.buf, p...)
+	if over := len(t.buf) - t.max; over > 0 {
+		t.buf = append(t.buf[:0], t.buf[over:]...)
 	}
 	return len(p), nil
 }

@@ -46,8 +46,7 @@ func (c Client) Add(ctx context.Context) (*cni.Result, error) {
 
 // Release gives the addresses back during a roll-back, in limited time.
 func (c Client) Release(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, invoke.UndoTimeout)
-	defer cancel()
+	c.Runner = c.Runner.ForUndo()
 	return c.Del(ctx)
 }
 

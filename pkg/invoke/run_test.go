@@ -1,0 +1,218 @@
+package invoke_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/invoke"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// expectError checks code, message and details of a delegate's failure.
+func expectError(err error, code uint, message, details any) {
+	GinkgoHelper()
+	var e *cni.Error
+	Expect(errors.As(err, &e)).To(BeTrue(), "%v", err)
+	Expect(e.Msg).To(ContainSubstring(fmt.Sprint(message)))
+	Expect(e.Code).To(Equal(code), e.Msg)
+	if text, ok := details.(string); ok {
+		details = Equal(text)
+	}
+	Expect(e.Details).To(details.(OmegaMatcher))
+}
+
+var _ = Describe("Run", func() {
+	ctx := context.Background()
+
+	It("passes the environment through, with CNI_COMMAND replaced once", func() {
+		r, _ := runner("env")
+		r.Env = append(r.Env, "CNI_ARGS=A=b;C=d", "CNI_COMMAND=again", "CNI_COMMANDX=kept", "X=a=b", "EMPTY=")
+		out, err := r.Run(ctx, "ipam", "ADD", nil)
+		Expect(err).NotTo(HaveOccurred())
+		lines := strings.Split(string(out), "\n")
+		Expect(lines).To(ContainElements("CNI_ARGS=A=b;C=d", "CNI_COMMANDX=kept", "X=a=b", "EMPTY="))
+		Expect(strings.Count("\n"+string(out), "\nCNI_COMMAND=")).To(Equal(1))
+		Expect(lines).To(ContainElement("CNI_COMMAND=ADD"))
+	})
+
+	It("replaces it once in what the kernel is given, too", func() {
+		r, _ := runner(`tr '\0' '\n' </proc/$$/environ`)
+		r.Env = append(r.Env, "CNI_COMMAND=again")
+		out, err := r.Run(ctx, "ipam", "CHECK", nil)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(strings.Count("\n"+string(out), "\nCNI_COMMAND=")).To(Equal(1))
+	})
+
+	It("passes the configuration on byte for byte", func() {
+		conf := append([]byte("\ufeff{\n\t\"x\" : 1e400, \"x\":\"\x00\xff\" }\r\n\n"), bytes.Repeat([]byte("x"), 1<<20)...)
+		r, _ := runner("cat")
+		r.Limits.Output = 2 << 20
+		out, err := r.Run(ctx, "ipam", "ADD", conf)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(bytes.Equal(out, conf)).To(BeTrue())
+	})
+
+	It("does not mind a delegate that does not read it", func() {
+		r, _ := runner("echo {}")
+		Expect(r.Run(ctx, "ipam", "ADD", make([]byte, 1<<20))).To(BeEquivalentTo("{}\n"))
+	})
+
+	DescribeTable("hands its standard error on", func(end string) {
+		r, stderr := runner("echo one >&2; echo two >&2; " + end)
+		_, _ = r.Run(ctx, "ipam", "ADD", nil)
+		Expect(stderr.String()).To(Equal("one\ntwo\n"))
+	},
+		Entry("on success", "echo {}"), Entry("on failure", `echo '{"code": 7, "msg": "x"}'; exit 1`),
+		Entry("on failure without an answer", "exit 1"), Entry("when it is killed", "kill -9 $$"),
+	)
+
+	It("hands its standard error on while it runs", func() {
+		fifo := filepath.Join(GinkgoT().TempDir(), "fifo")
+		Expect(unix.Mkfifo(fifo, 0o600)).To(Succeed())
+		r, stderr := runner("echo progress >&2; cat " + fifo)
+		done := make(chan error, 1)
+		go func() { _, err := r.Run(ctx, "ipam", "ADD", nil); done <- err }()
+		Eventually(stderr.String).WithTimeout(nstest.Patience(5 * time.Second)).Should(Equal("progress\n"))
+		Expect(done).NotTo(Receive())
+		Expect(os.WriteFile(fifo, nil, 0o600)).To(Succeed())
+		Eventually(done).WithTimeout(nstest.Patience(5 * time.Second)).Should(Receive(BeNil()))
+	})
+
+	DescribeTable("does not mind that nobody reads our own standard error", func(w io.Writer) {
+		r, _ := runner("echo one >&2; echo two >&2; echo {}")
+		r.Stderr = w
+		Expect(r.Run(ctx, "ipam", "ADD", nil)).To(BeEquivalentTo("{}\n"))
+	}, Entry("it fails", broken{}), Entry("there is none", nil))
+
+	DescribeTable("says what a delegate died of", func(script string, code uint, message string, details any) {
+		r, _ := runner(script)
+		out, err := r.Run(ctx, "ipam", "ADD", nil)
+		expectError(err, code, message, details)
+		Expect(out).To(BeNil())
+	},
+		Entry("its own: try again", `echo '{"cniVersion": "0.4.0", "code": 11, "msg": "busy", "details": "by 17"}'; exit 1`, cni.CodeTryAgain, "busy", "by 17"),
+		Entry("its own: one of ours", `echo '{"code": 100, "msg": "there"}'; exit 1`, cni.CodeExists, "there", ""),
+		Entry("its own: configuration", `echo '{"code": 7, "msg": "bad"}'; exit 3`, cni.CodeConfig, "bad", ""),
+		Entry("its own, without a code", `echo '{"code": 0, "msg": "bad"}'; exit 1`, cni.CodeInternal, "bad", ""),
+		Entry("nothing said", "exit 1", cni.CodeInternal, `plugin "ipam": failed without an error object: exit status 1`, "it printed nothing"),
+		Entry("text on standard error", "echo boom >&2; exit 2", cni.CodeInternal, "exit status 2", "boom"),
+		Entry("text on standard output", "echo hello; exit 1", cni.CodeInternal, "exit status 1", `it printed "hello"`),
+		Entry("a result, and yet a failure", `echo '{"ips": []}'; exit 1`, cni.CodeInternal, "exit status 1", `it printed "{\"ips\": []}"`),
+		Entry("text on both", "echo hello; echo boom >&2; exit 1", cni.CodeInternal, "exit status 1", "boom"),
+		Entry("a signal", "echo boom >&2; kill -9 $$", cni.CodeInternal, "signal: killed", "boom"),
+		Entry("a crash", "kill -SEGV $$", cni.CodeInternal, "signal: segmentation fault", "it printed nothing"),
+		Entry("a long story: its end", "yes nonsense | head -c 90000 >&2; echo the end >&2; exit 1", cni.CodeInternal, "exit status 1",
+			And(HaveSuffix("nonsense\nthe end"), WithTransform(func(s string) int { return len(s) }, BeNumerically("<=", 4096)))),
+		Entry("too much output", "head -c 200000 /dev/zero; echo boom >&2", cni.CodeInternal, "more than 100000 bytes of output", HavePrefix("boom")),
+		Entry("too much output, without end", "yes", cni.CodeInternal, "more than 100000 bytes of output", ""),
+	)
+
+	It("names a file that cannot be run", func() {
+		r, _ := runner("")
+		Expect(os.Chmod(filepath.Join(r.Path, "ipam"), 0o644)).To(Succeed())
+		_, err := r.Run(ctx, "ipam", "ADD", nil)
+		expectError(err, cni.CodeIO, `plugin "ipam": fork/exec `+r.Path+"/ipam: permission denied", "")
+		Expect(os.WriteFile(filepath.Join(r.Path, "other"), []byte("not a program"), 0o755)).To(Succeed())
+		_, err = r.Run(ctx, "other", "ADD", nil)
+		expectError(err, cni.CodeIO, "exec format error", "")
+	})
+
+	DescribeTable("gives up after the time that it has", func(script string) {
+		given, _ := runner("echo waiting >&2; " + script)
+		given.Limits.Run = 300 * time.Millisecond
+		began := time.Now()
+		_, err := given.Run(ctx, "ipam", "ADD", nil)
+		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(3*time.Second)))
+		expectError(err, cni.CodeTryAgain, `plugin "ipam": no answer within `, "waiting")
+	},
+		Entry("one that hangs", "exec sleep 60"),
+		Entry("one whose child hangs", "sleep 60"),
+		Entry("one that ignores signals", "trap '' TERM INT HUP; exec sleep 60"),
+		Entry("one that takes no input", "exec sleep 60 </dev/null"),
+	)
+
+	It("gives up earlier in a roll-back", func() {
+		r, _ := runner("exec sleep 60")
+		began := time.Now()
+		_, err := r.ForUndo().Run(ctx, "ipam", "DEL", nil)
+		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(2*time.Second)))
+		expectError(err, cni.CodeTryAgain, "no answer within ", "")
+	})
+
+	It("has the times that leave room for a roll-back before a kubelet gives up", func() {
+		Expect(invoke.Timeout).To(Equal(90 * time.Second))
+		Expect(invoke.UndoTimeout).To(Equal(15 * time.Second))
+		Expect(invoke.Runner{}.ForUndo().Limits).To(Equal(invoke.Limits{Run: 15 * time.Second}))
+	})
+
+	It("ends a delegate when it is told to end itself", func() {
+		r, stderr := runner("echo ready >&2; exec sleep 60")
+		ctx, cancel := context.WithCancelCause(ctx)
+		go func() {
+			defer GinkgoRecover()
+			Eventually(stderr.String).WithTimeout(nstest.Patience(4 * time.Second)).Should(Equal("ready\n"))
+			cancel(errors.New("terminated"))
+		}()
+		_, err := r.Run(ctx, "ipam", "ADD", nil)
+		expectError(err, cni.CodeTryAgain, `plugin "ipam": stopped: terminated`, "ready")
+	})
+
+	It("takes the answer of a delegate whose child holds the output open", func() {
+		r, stderr := runner("sleep 60 & echo $! >&2; echo '{}'")
+		began := time.Now()
+		Expect(r.Run(ctx, "ipam", "ADD", nil)).To(BeEquivalentTo("{}\n"))
+		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(3*time.Second)))
+		pid, err := strconv.Atoi(strings.TrimSpace(stderr.String()))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(unix.Kill(pid, unix.SIGKILL)).To(Succeed(), "the child is not ours to end")
+	})
+
+	It("takes the error of a delegate whose child holds the output open", func() {
+		r, stderr := runner(`sleep 60 & echo $! >&2; echo '{"code": 11, "msg": "busy"}'; exit 1`)
+		_, err := r.Run(ctx, "ipam", "ADD", nil)
+		expectError(err, cni.CodeTryAgain, "busy", "")
+		pid, err := strconv.Atoi(strings.TrimSpace(stderr.String()))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(unix.Kill(pid, unix.SIGKILL)).To(Succeed())
+	})
+
+	It("takes the delegate along when it is killed itself", func() {
+		dir := GinkgoT().TempDir()
+		install(dir, "ipam", "echo $$ >&2; exec sleep 60")
+		parent := exec.Command("/proc/self/exe")
+		parent.Env = append(os.Environ(), parentEnv+"="+dir)
+		stderr, err := parent.StderrPipe()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(parent.Start()).To(Succeed())
+		var pid int
+		_, err = fmt.Fscanln(stderr, &pid)
+		Expect(err).NotTo(HaveOccurred())
+		child, err := unix.PidfdOpen(pid, 0)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(unix.Close, child)
+		Expect(parent.Process.Kill()).To(Succeed())
+		_ = parent.Wait()
+		fds := []unix.PollFd{{Fd: int32(child), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, int(nstest.Patience(5*time.Second).Milliseconds()))
+		Expect([]any{n, err}).To(HaveExactElements(1, nil), "the delegate lives")
+	})
+})
+
+// broken is a standard error that cannot be written.
+type broken struct{}
+
+func (broken) Write([]byte) (int, error) { return 0, unix.EPIPE }

@@ -1,0 +1,121 @@
+package ipam_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/invoke"
+	"github.com/hawser-cni/plugins/pkg/ipam"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+func TestIPAM(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "pkg/ipam")
+}
+
+var _ = Describe("Client", func() {
+	ctx := context.Background()
+	var stderr *bytes.Buffer
+
+	// client speaks to an IPAM plugin that is this shell script.
+	client := func(script string) ipam.Client {
+		GinkgoHelper()
+		dir := GinkgoT().TempDir()
+		Expect(os.WriteFile(filepath.Join(dir, "fake"), []byte("#!/bin/sh\n"+script+"\n"), 0o755)).To(Succeed())
+		stderr = &bytes.Buffer{}
+		return ipam.Client{Type: "fake", Conf: []byte(`{"name": "net1"}`), Version: "0.3.1", Runner: invoke.Runner{
+			Path: dir, Env: []string{"PATH=" + os.Getenv("PATH")}, Stderr: stderr,
+			Limits: invoke.Limits{Run: nstest.Patience(10 * time.Second), Undo: 100 * time.Millisecond},
+		}}
+	}
+	print := func(doc string) string { return fmt.Sprintf("cat >/dev/null; cat <<'EOF'\n%s\nEOF", doc) }
+
+	DescribeTable("reads the answer to ADD", func(doc string) {
+		Expect(client(print(doc)).Add(ctx)).To(Equal(&cni.Result{
+			IPs:    []cni.IP{{Address: netip.MustParsePrefix("10.0.0.5/24"), Gateway: netip.MustParseAddr("10.0.0.1")}},
+			Routes: []cni.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0")}},
+		}))
+	},
+		Entry("in the configuration's version", `{"cniVersion": "0.3.1", "ips": [{"version": "4", "address": "10.0.0.5/24", "gateway": "10.0.0.1"}], "routes": [{"dst": "0.0.0.0/0"}]}`),
+		Entry("without a version", `{"ips": [{"address": "10.0.0.5/24", "gateway": "10.0.0.1"}], "routes": [{"dst": "0.0.0.0/0"}]}`),
+		Entry("in another version", `{"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.5/24", "gateway": "10.0.0.1", "routes": [{"dst": "0.0.0.0/0"}]}}`),
+		Entry("with interfaces, of which it can know nothing", `{"interfaces": [{"name": "eth9"}], "ips": [{"address": "10.0.0.5/24", "gateway": "10.0.0.1", "interface": 7}], "routes": [{"dst": "0.0.0.0/0"}]}`),
+	)
+
+	DescribeTable("refuses an answer that it cannot use", func(doc, message string) {
+		res, err := client(print(doc)).Add(ctx)
+		Expect(res).To(BeNil())
+		Expect(err).To(MatchError(And(HavePrefix(`IPAM plugin "fake": `), ContainSubstring(message))))
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeIPAM))
+	},
+		Entry("nothing", ``, "unexpected end of JSON input"), Entry("text", `hello`, "no valid JSON"), Entry("a cut", `{"ips": [`, "no valid JSON"),
+		Entry("two documents", `{}{}`, "no valid JSON"), Entry("a list", `[]`, "is a JSON array"),
+		Entry("null", `null`, "no addresses"), Entry("empty", `{}`, "no addresses"), Entry("no addresses", `{"ips": []}`, "no addresses"),
+		Entry("an error object, but status 0", `{"code": 11, "msg": "busy"}`, "no addresses"),
+		Entry("a bad version", `{"cniVersion": "9.9.9", "ips": [{"address": "10.0.0.5/24"}]}`, `cniVersion: "9.9.9"`),
+		Entry("a bad address", `{"ips": [{"address": "10.0.0.5"}]}`, `ips[0].address: "10.0.0.5"`),
+		Entry("a bad gateway", `{"ips": [{"address": "10.0.0.5/24", "gateway": "x"}]}`, `ips[0].gateway: "x"`),
+		Entry("a bad route", `{"ips": [{"address": "10.0.0.5/24"}], "routes": [{"dst": "x"}]}`, `routes[0].dst: "x"`),
+		Entry("its family's shape, which is not its version's", `{"cniVersion": "1.0.0", "ip4": {"ip": "10.0.0.5/24"}}`, "no addresses"),
+	)
+
+	DescribeTable("hands the plugin's own error on", func(call func(ipam.Client, context.Context) error, code uint) {
+		err := call(client(fmt.Sprintf(`echo '{"cniVersion": "0.3.1", "code": %d, "msg": "no", "details": "more"}'; exit 1`, code)), ctx)
+		var e *cni.Error
+		Expect(errors.As(err, &e)).To(BeTrue())
+		Expect([]any{e.Code, e.Msg, e.Details}).To(HaveExactElements(code, "no", "more"))
+	},
+		Entry("ADD", func(c ipam.Client, ctx context.Context) error { _, err := c.Add(ctx); return err }, cni.CodeTryAgain),
+		Entry("DEL", ipam.Client.Del, cni.CodeIO), Entry("CHECK", ipam.Client.Check, cni.CodeDrift),
+		Entry("GC", ipam.Client.GC, cni.CodeIncompatibleVersion), Entry("STATUS", ipam.Client.Status, cni.CodeUnavailable),
+		Entry("a roll-back", ipam.Client.Release, cni.CodeIO),
+	)
+
+	DescribeTable("runs one command with the whole configuration, and minds no output but ADD's", func(call func(ipam.Client, context.Context) error, command string) {
+		c := client(`echo "$CNI_COMMAND $(cat)" >&2; echo garbage`)
+		Expect(call(c, ctx)).To(Succeed())
+		Expect(stderr.String()).To(Equal(command + ` {"name": "net1"}` + "\n"))
+	},
+		Entry("DEL", ipam.Client.Del, "DEL"), Entry("CHECK", ipam.Client.Check, "CHECK"), Entry("GC", ipam.Client.GC, "GC"),
+		Entry("STATUS", ipam.Client.Status, "STATUS"), Entry("a roll-back", ipam.Client.Release, "DEL"),
+	)
+
+	It("gives up early in a roll-back, and late otherwise", func() {
+		c := client("exec sleep 60")
+		began := time.Now()
+		Expect(cni.AsError(c.Release(ctx)).Code).To(Equal(cni.CodeTryAgain))
+		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(3*time.Second)))
+		Expect(client("sleep 0.3").Del(ctx)).To(Succeed())
+	})
+
+	DescribeTable("refuses a type that is no file name, naming the key", func(name string) {
+		c := client("")
+		c.Type = name
+		_, err := c.Add(ctx)
+		Expect(err).To(MatchError(ContainSubstring("ipam.type: %q", name)))
+		for _, err := range []error{err, c.Del(ctx), c.Check(ctx), c.GC(ctx), c.Status(ctx), c.Release(ctx)} {
+			Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
+		}
+	}, Entry("none", ""), Entry("a path", "../fake"), Entry("absolute", "/bin/true"), Entry("parent", ".."))
+
+	It("names CNI_PATH when there is no such plugin", func() {
+		c := client("")
+		c.Type = "nobody"
+		_, err := c.Add(ctx)
+		Expect(err).To(MatchError(ContainSubstring(`CNI_PATH: no plugin "nobody"`)))
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeEnvironment))
+		Expect(c.String()).To(Equal(`IPAM plugin "nobody"`))
+	})
+})
