@@ -1,0 +1,116 @@
+package ipt
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Socket options of linux/netfilter_ipv4/ip_tables.h; those of IPv6 have the same numbers.
+const (
+	optInfo    = 64 // IPT_SO_GET_INFO
+	optEntries = 65 // IPT_SO_GET_ENTRIES
+)
+
+// tableInfo is struct ipt_getinfo.
+type tableInfo struct {
+	name       [32]byte
+	validHooks uint32
+	hookEntry  [5]uint32
+	underflow  [5]uint32
+	numEntries uint32
+	size       uint32
+}
+
+// entriesHeader is the beginning of struct ipt_get_entries.
+type entriesHeader struct {
+	name [32]byte
+	size uint32
+	_    uint32 // the entries are aligned to 8 bytes
+}
+
+// LegacyHas says whether the x_tables table of the calling thread's network namespace has a chain
+// whose name begins with this. It runs no program, and a table that does not exist is not made.
+func LegacyHas(f Family, table, chain string) (bool, error) {
+	has, err := legacyTable(f, table)
+	if err != nil || !has {
+		return false, err
+	}
+	blob, err := legacyEntries(f, table)
+	if err != nil {
+		return false, fmt.Errorf("legacy %s table %q: %w", f.program(), table, err)
+	}
+	// A chain is an entry with a target ERROR, followed by its name.
+	target := make([]byte, 30)
+	copy(target, "ERROR")
+	for rest := blob; ; {
+		_, after, ok := bytes.Cut(rest, target)
+		if !ok {
+			return false, nil
+		}
+		if bytes.HasPrefix(after, []byte(chain)) {
+			return true, nil
+		}
+		rest = after
+	}
+}
+
+// legacyTable asks /proc, because asking the socket would make the table.
+func legacyTable(f Family, table string) (bool, error) {
+	name := "ip_tables_names"
+	if f == IPv6 {
+		name = "ip6_tables_names"
+	}
+	data, err := os.ReadFile("/proc/thread-self/net/" + name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return slices.Contains(strings.Fields(string(data)), table), err
+}
+
+// legacyEntries returns the table as the kernel keeps it.
+func legacyEntries(f Family, table string) ([]byte, error) {
+	domain, level := unix.AF_INET, unix.IPPROTO_IP
+	if f == IPv6 {
+		domain, level = unix.AF_INET6, unix.IPPROTO_IPV6
+	}
+	fd, err := unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	for attempt := 1; ; attempt++ {
+		info := tableInfo{}
+		copy(info.name[:], table)
+		raw := unsafe.Slice((*byte)(unsafe.Pointer(&info)), unsafe.Sizeof(info))
+		if err := getOption(fd, level, optInfo, raw); err != nil {
+			return nil, err
+		}
+		var header entriesHeader
+		blob := make([]byte, int(unsafe.Sizeof(header))+int(info.size))
+		h := (*entriesHeader)(unsafe.Pointer(&blob[0]))
+		h.name, h.size = info.name, info.size
+		err := getOption(fd, level, optEntries, blob)
+		if errors.Is(err, unix.EAGAIN) && attempt < 10 {
+			continue // the table has another size by now
+		}
+		return blob[unsafe.Sizeof(header):], err
+	}
+}
+
+func getOption(fd, level, option int, buf []byte) error {
+	n := uint32(len(buf))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),
+		uintptr(unsafe.Pointer(&buf[0])), uintptr(unsafe.Pointer(&n)), 0)
+	if errno != 0 {
+		return os.NewSyscallError("getsockopt", errno)
+	}
+	return nil
+}

@@ -1,0 +1,96 @@
+package ipt
+
+import (
+	"slices"
+	"strings"
+)
+
+// Rule is one rule: the chain it is in, and the arguments that make it.
+type Rule struct {
+	Chain string
+	Args  []string
+}
+
+// NewRule builds a rule.
+func NewRule(chain string, args ...string) Rule { return Rule{Chain: chain, Args: args} }
+
+// Append is the line that appends the rule.
+func (r Rule) Append() string { return "-A " + r.String() }
+
+// Delete is the line that deletes the first rule equal to it.
+func (r Rule) Delete() string { return "-D " + r.String() }
+
+// String is the chain and the arguments, quoted where iptables-restore needs that.
+func (r Rule) String() string {
+	var b strings.Builder
+	b.WriteString(quote(r.Chain))
+	for _, a := range r.Args {
+		b.WriteByte(' ')
+		b.WriteString(quote(a))
+	}
+	return b.String()
+}
+
+// Option is the argument after the name, such as "-j" or "--comment"; empty when there is none.
+func (r Rule) Option(name string) string {
+	i := slices.Index(r.Args, name)
+	if i < 0 || i+1 == len(r.Args) {
+		return ""
+	}
+	return r.Args[i+1]
+}
+
+// Equal compares without regard to the order of the arguments, which the versions print differently.
+func (r Rule) Equal(o Rule) bool {
+	a, b := slices.Sorted(slices.Values(r.Args)), slices.Sorted(slices.Values(o.Args))
+	return r.Chain == o.Chain && slices.Equal(a, b)
+}
+
+func quote(arg string) string {
+	if arg != "" && !strings.ContainsAny(arg, " \t\"'\\") {
+		return arg
+	}
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(arg) + `"`
+}
+
+// parseRules reads what iptables -S prints.
+func parseRules(out string) []Rule {
+	var rules []Rule
+	for line := range strings.Lines(out) {
+		if f := split(strings.TrimSuffix(line, "\n")); len(f) >= 2 && f[0] == "-A" {
+			rules = append(rules, Rule{Chain: f[1], Args: f[2:]})
+		}
+	}
+	return rules
+}
+
+// split cuts a line at blanks outside double quotes; a backslash takes the next character as it is.
+func split(line string) []string {
+	var out []string
+	var word strings.Builder
+	inWord, quoted, escaped := false, false, false
+	for _, c := range []byte(line) {
+		switch {
+		case escaped:
+			word.WriteByte(c)
+			escaped = false
+		case c == '\\':
+			escaped, inWord = true, true
+		case c == '"':
+			quoted, inWord = !quoted, true
+		case c == ' ' && !quoted:
+			if inWord {
+				out = append(out, word.String())
+				word.Reset()
+			}
+			inWord = false
+		default:
+			word.WriteByte(c)
+			inWord = true
+		}
+	}
+	if inWord {
+		out = append(out, word.String())
+	}
+	return out
+}

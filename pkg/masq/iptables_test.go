@@ -1,0 +1,243 @@
+package masq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/masq"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+const (
+	chainC1   = "CNI-c2d892b58e87e28a12fe6479" // net1, c1
+	commentC1 = `-m comment --comment "name: \"net1\" id: \"c1\""`
+)
+
+// natRules is the nat table of both families in the words of iptables.
+func natRules(h *nstest.Host) string {
+	GinkgoHelper()
+	return h.Cmd("iptables", "-t", "nat", "-S") + h.Cmd("ip6tables", "-t", "nat", "-S")
+}
+
+// eachVariant runs the same specs with either variant of the programs.
+func eachVariant(specs func(host func() *nstest.Host, variant string)) {
+	for _, variant := range []string{"nft", "legacy"} {
+		Context("for "+variant, func() {
+			var host *nstest.Host
+			BeforeEach(func() {
+				useVariant(variant)
+				host = nstest.NewHost()
+			})
+			specs(func() *nstest.Host { return host }, variant)
+		})
+	}
+}
+
+var _ = Describe("masquerade with iptables", Label("kernel"), func() {
+	one := config(masq.IPTables, "c1", "eth0", "10.1.0.2/24", "fd01::2/64")
+	two := config(masq.IPTables, "c1", "net1", "10.2.0.2/24", "fd01::7/64")
+
+	eachVariant(func(host func() *nstest.Host, variant string) {
+		It("writes the rules of the reference", func() {
+			before := natRules(host())
+			Expect(add(host(), one)).To(Succeed())
+			for _, family := range []struct{ program, addr, prefix, multicast string }{
+				{"iptables", "10.1.0.2/32", "10.1.0.0/24", "224.0.0.0/4"},
+				{"ip6tables", "fd01::2/128", "fd01::/64", "ff00::/8"},
+			} {
+				Expect(host().Cmd(family.program, "-t", "nat", "-S")).To(HaveSuffix(strings.Join([]string{
+					"-N " + chainC1,
+					"-A POSTROUTING -s " + family.addr + " " + commentC1 + " -j " + chainC1,
+					"-A " + chainC1 + " -d " + family.prefix + " " + commentC1 + " -j ACCEPT",
+					"-A " + chainC1 + " ! -d " + family.multicast + " " + commentC1 + " -j MASQUERADE",
+				}, "\n") + "\n"))
+			}
+			for _, remove := range []func(*nstest.Host, masq.Config) error{del, delBlind} {
+				Expect(add(host(), one)).To(Succeed())
+				Expect(check(host(), one)).To(Succeed())
+				Expect(remove(host(), one)).To(Succeed())
+				Expect(natRules(host())).To(Equal(before))
+				Expect(host().Cmd("ls", "/run/hawser/masq")).To(BeEmpty())
+				Expect(remove(host(), one)).To(Succeed())
+			}
+		})
+
+		It("repeats an ADD without a second copy", func() {
+			Expect(add(host(), one)).To(Succeed())
+			before := natRules(host())
+			Expect(add(host(), one)).To(Succeed())
+			Expect(natRules(host())).To(Equal(before))
+		})
+
+		It("keeps both interfaces of a container working in the chain that they share", func() {
+			Expect(add(host(), one)).To(Succeed())
+			alone := natRules(host())
+			Expect(add(host(), two)).To(Succeed())
+			Expect(check(host(), one)).To(Succeed())
+			Expect(check(host(), two)).To(Succeed())
+			Expect(strings.Count(natRules(host()), "-j MASQUERADE")).To(Equal(2))
+			for _, remove := range []func(*nstest.Host, masq.Config) error{del, delBlind} {
+				Expect(add(host(), two)).To(Succeed())
+				Expect(remove(host(), two)).To(Succeed())
+				Expect(natRules(host())).To(Equal(alone))
+				Expect(remove(host(), two)).To(Succeed())
+				Expect(natRules(host())).To(Equal(alone))
+			}
+			Expect(add(host(), two)).To(Succeed())
+			Expect(del(host(), one)).To(Succeed())
+			Expect(check(host(), two)).To(Succeed())
+			Expect(natRules(host())).NotTo(ContainSubstring("10.1.0."))
+			Expect(del(host(), two)).To(Succeed())
+			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
+		})
+
+		It("finds its rules when others moved or removed some of them", func() {
+			Expect(add(host(), one)).To(Succeed())
+			host().Cmd("sh", "-c", "iptables -t nat -D POSTROUTING -s 10.1.0.2/32 "+commentC1+" -j "+chainC1)
+			Expect(check(host(), one)).To(MatchError(ContainSubstring(`no rule "-A POSTROUTING -s 10.1.0.2/32`)))
+			Expect(del(host(), one)).To(Succeed())
+			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
+			Expect(check(host(), one)).To(MatchError(ContainSubstring("no such chain")))
+		})
+
+		It("makes exactly one copy of each rule when many come at once", func() {
+			var all sync.WaitGroup
+			errs := make([]error, 12)
+			each := func(do func(*nstest.Host, masq.Config) error) error {
+				for i := range errs {
+					all.Go(func() {
+						errs[i] = do(host(), config(masq.IPTables, fmt.Sprintf("c%d", i/2), fmt.Sprintf("eth%d", i%2),
+							fmt.Sprintf("10.1.%d.2/24", i)))
+					})
+				}
+				all.Wait()
+				return errors.Join(errs...)
+			}
+			Expect(each(add)).To(Succeed())
+			Expect(strings.Count(natRules(host()), "-j MASQUERADE")).To(Equal(6))
+			Expect(strings.Count(natRules(host()), "-j ACCEPT")).To(Equal(12))
+			Expect(strings.Count(natRules(host()), "-j CNI-")).To(Equal(12))
+			Expect(each(del)).To(Succeed())
+			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
+			Expect(host().Cmd("ls", "/run/hawser/masq")).To(BeEmpty())
+		})
+
+		It("starts one program for each family that has an address, and none on a clean host", func() {
+			log := shim(variant)
+			Expect(delBlind(host(), one)).To(Succeed())
+			Expect(gc(host(), "net1")).To(Succeed())
+			Expect(log()).To(BeEmpty())
+			Expect(add(host(), one)).To(Succeed())
+			Expect(log()).To(Equal([]string{"iptables-restore", "ip6tables-restore"}))
+			Expect(del(host(), config(masq.Auto, "other", "eth0", "10.1.0.9/24"))).To(Succeed())
+			Expect(log()).To(BeEmpty())
+		})
+
+		It("takes the IPv4 rules back when those of IPv6 fail", func() {
+			before := natRules(host())
+			dir := GinkgoT().TempDir()
+			Expect(os.WriteFile(dir+"/ip6tables-restore", []byte("#!/bin/sh\necho no luck >&2\nexit 1\n"), 0o755)).To(Succeed())
+			path := os.Getenv("PATH")
+			GinkgoT().Setenv("PATH", dir+":"+path)
+			err := add(host(), one)
+			Expect(err).To(MatchError(ContainSubstring("no luck")))
+			GinkgoT().Setenv("PATH", path)
+			Expect(natRules(host())).To(Equal(before))
+			Expect(host().Cmd("ls", "/run/hawser/masq")).To(BeEmpty())
+		})
+
+		It("collects what is not valid any more, of its network only", func() {
+			other := config(masq.IPTables, "c1", "eth0", "10.7.0.2/24")
+			other.Attachment.Network = "net2"
+			for _, c := range []masq.Config{one, two, other, config(masq.IPTables, "c2", "eth0", "10.1.0.3/24")} {
+				Expect(add(host(), c)).To(Succeed())
+			}
+			Expect(gc(host(), "net1", cni.AttachmentRef{ContainerID: "c1", IfName: "net1"})).To(Succeed())
+			Expect(check(host(), two)).To(Succeed())
+			Expect(check(host(), other)).To(Succeed())
+			Expect(natRules(host())).NotTo(ContainSubstring("10.1.0."))
+			Expect(gc(host(), "net1")).To(Succeed())
+			Expect(natRules(host())).NotTo(ContainSubstring("net1"))
+			Expect(check(host(), other)).To(Succeed())
+		})
+
+		It("deletes without the programs where it can, and names them where it cannot", func() {
+			Expect(add(host(), one)).To(Succeed())
+			var err error
+			withoutPrograms(func() { err = del(host(), one) })
+			if variant == "nft" {
+				Expect(err).NotTo(HaveOccurred())
+				Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
+				return
+			}
+			Expect(err).To(MatchError(And(ContainSubstring(chainC1), ContainSubstring("iptables-legacy-restore"))))
+			Expect(del(host(), one)).To(Succeed())
+			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
+		})
+
+		It("deletes what it made with the other variant, too", func() {
+			Expect(add(host(), one)).To(Succeed())
+			other := map[string]string{"nft": "legacy", "legacy": "nft"}[variant]
+			useVariant(other)
+			Expect(del(host(), one)).To(Succeed())
+			useVariant(variant)
+			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
+		})
+	})
+
+	It("waits for the xtables lock until the deadline and names its holder", func() {
+		useVariant("legacy")
+		host := nstest.NewHost()
+		host.Do(func() {
+			held, err := statefile.Lock(context.Background(), "/run/xtables.lock", 0o600)
+			Expect(err).NotTo(HaveOccurred())
+			defer func() { _ = held.Unlock() }()
+			ctx, cancel := context.WithTimeout(context.Background(), 1200*time.Millisecond)
+			defer cancel()
+			nf := nft.New()
+			err = masq.Add(ctx, nf, one)
+			var busy *statefile.Busy
+			Expect(errors.As(err, &busy)).To(BeTrue(), "%v", err)
+			Expect(busy.PID).To(Equal(os.Getpid()))
+			Expect(nf.Close()).To(Succeed())
+		})
+		Expect(host.Cmd("ls", "/run/hawser/masq")).To(BeEmpty())
+	})
+})
+
+// shim puts programs before the real ones that write down their names.
+func shim(variant string) (log func() []string) {
+	GinkgoHelper()
+	dir := GinkgoT().TempDir()
+	logFile := filepath.Join(dir, "log")
+	script := fmt.Sprintf("#!/bin/sh\nname=${0##*/}\necho $name >>%s\ncase $name in ip6*) f=ip6tables;; *) f=iptables;; esac\n"+
+		"exec $f-%s${name#$f} \"$@\"\n", logFile, variant)
+	real := filepath.Join(dir, "shim-"+variant)
+	Expect(os.WriteFile(real, []byte(script), 0o755)).To(Succeed())
+	for _, name := range []string{"iptables", "iptables-restore", "ip6tables", "ip6tables-restore"} {
+		Expect(os.Symlink(real, filepath.Join(dir, name))).To(Succeed())
+	}
+	GinkgoT().Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	return func() []string {
+		data, err := os.ReadFile(logFile)
+		if errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		Expect(err).NotTo(HaveOccurred())
+		Expect(os.Remove(logFile)).To(Succeed())
+		return strings.Fields(string(data))
+	}
+}

@@ -1,0 +1,134 @@
+// Package masq gives the packets of an attachment the host's address as source when they leave the
+// attachment's network: source NAT, on nftables or on iptables.
+//
+// The rule is the same on both: a packet whose source is one of the attachment's addresses, and whose
+// destination is neither in the prefix of that address nor multicast, is masqueraded.
+//
+// nftables is the default and needs no program. All attachments share a handful of rules; each has one
+// map element per address, whose comment names the owner. iptables writes the chains of the reference
+// plugins, byte for byte, so that either suite can delete what the other one made.
+//
+// What belongs to an attachment is found again without its namespace, configuration or result: Del and
+// GC look at both backends, and at what the reference plugins leave on either.
+package masq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nft"
+)
+
+// Backend is where the rules are.
+type Backend string
+
+// The backends. Auto is nftables, or iptables on a kernel that cannot hold our chains.
+const (
+	Auto     Backend = ""
+	NFTables Backend = "nftables"
+	IPTables Backend = "iptables"
+)
+
+// ParseBackend reads the configuration key ipMasqBackend; nil, for a key that is absent or null, is
+// Auto.
+func ParseBackend(s *string) (Backend, error) {
+	if s == nil {
+		return Auto, nil
+	}
+	switch b := Backend(*s); b {
+	case NFTables, IPTables:
+		return b, nil
+	}
+	return "", fmt.Errorf(`ipMasqBackend: unknown backend %q, it is "nftables" or "iptables"`, *s)
+}
+
+// Config is what one attachment asks for.
+type Config struct {
+	Attachment cni.Attachment
+	Backend    Backend
+	// Addrs are the addresses of the container, with the length of their prefix.
+	Addrs []netip.Prefix
+}
+
+// ErrMissing says that something that Add made is gone or different.
+var ErrMissing = errors.New("masquerading differs")
+
+// Add makes the attachment's rules, all or nothing. Repeating it is fine. When another attachment still
+// has an element for one of the addresses, it is replaced: IPAM lends an address once, so the other one
+// is a leftover.
+func Add(ctx context.Context, nf *nft.Conn, c Config) error {
+	if len(c.Addrs) == 0 {
+		return nil
+	}
+	if c.Backend == IPTables {
+		return addIPTables(ctx, nf, c)
+	}
+	err := addNFTables(ctx, nf, c)
+	if c.Backend == Auto && errors.Is(err, nft.ErrUnsupported) {
+		return addIPTables(ctx, nf, c)
+	}
+	return err
+}
+
+// Del removes whatever Add, or the reference plugins, made for the attachment, on either backend. The
+// addresses are a hint that makes it cheaper and may be nil. It succeeds when there is nothing, and
+// goes on after a failure.
+func Del(ctx context.Context, nf *nft.Conn, a cni.Attachment, addrs []netip.Prefix) error {
+	return errors.Join(
+		absent(delNFTables(ctx, nf, a, addrs)),
+		absent(delReference(ctx, nf, a)),
+		delIPTables(ctx, nf, a, addrs),
+	)
+}
+
+// Check compares the attachment's rules, and those that all share, with the kernel's. The error joins
+// the differences; each matches ErrMissing.
+func Check(ctx context.Context, nf *nft.Conn, c Config) error {
+	if len(c.Addrs) == 0 {
+		return nil
+	}
+	if c.Backend == IPTables {
+		return checkIPTables(ctx, nf, c)
+	}
+	err := checkNFTables(nf, c)
+	if c.Backend == Auto && errors.Is(err, nft.ErrUnsupported) {
+		return checkIPTables(ctx, nf, c)
+	}
+	return err
+}
+
+// GC removes what attachments of the network left that are not in its valid set, on either backend,
+// also when the reference plugins made it.
+func GC(ctx context.Context, nf *nft.Conn, network string, valid cni.Set) error {
+	return errors.Join(
+		absent(gcNFTables(ctx, nf, valid)),
+		absent(gcReference(ctx, nf, network, valid)),
+		gcIPTables(ctx, nf, network, valid),
+	)
+}
+
+// Status says whether Add could work, without running a program.
+func Status(_ context.Context, nf *nft.Conn, b Backend) error {
+	if b == IPTables {
+		return statusIPTables(nf)
+	}
+	err := nf.Probe(sharedLayout())
+	if b == Auto && errors.Is(err, nft.ErrUnsupported) {
+		if other := statusIPTables(nf); other != nil {
+			return errors.Join(err, other)
+		}
+		return nil
+	}
+	return err
+}
+
+// absent turns "this kernel has no nftables" into "so there is nothing of ours in it".
+func absent(err error) error {
+	if errors.Is(err, nft.ErrUnsupported) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,288 @@
+package masq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"sync"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/masq"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+const table = `table inet hawser {
+	comment "Hawser CNI plugins"
+	set masq_exempt4 {
+		type ipv4_addr
+		flags interval
+		comment "yours: destinations that are not masqueraded"
+	}
+
+	set masq_exempt6 {
+		type ipv6_addr
+		flags interval
+		comment "yours: destinations that are not masqueraded"
+	}
+
+	map masq4_v1 {
+		type ipv4_addr : verdict
+		comment "container address : chain of its network"
+		elements = { 10.1.0.2 comment "MARK1" : goto masq_v1_10.1.0.0/24 }
+	}
+
+	map masq6_v1 {
+		type ipv6_addr : verdict
+		comment "container address : chain of its network"
+		elements = { fd01::2 comment "MARK1" : goto masq_v1_fd01--/64 }
+	}
+
+	chain masq_v1 {
+		comment "source NAT of containers"
+		type nat hook postrouting priority srcnat; policy accept;
+		ip daddr @masq_exempt4 return
+		ip6 daddr @masq_exempt6 return
+		ip saddr vmap @masq4_v1
+		ip6 saddr vmap @masq6_v1
+	}
+
+	chain masq_v1_10.1.0.0/24 {
+		ip daddr 10.1.0.0/24 return
+		ip daddr 224.0.0.0/4 return
+		masquerade
+	}
+
+	chain masq_v1_fd01--/64 {
+		ip6 daddr fd01::/64 return
+		ip6 daddr ff00::/8 return
+		masquerade
+	}
+}
+`
+
+const single = `	chain masq_v1_single4 {
+		ip daddr 224.0.0.0/4 return
+		masquerade
+	}
+`
+
+var _ = Describe("masquerade with nftables", Label("kernel"), func() {
+	var host *nstest.Host
+	one := config(masq.Auto, "c1", "eth0", "10.1.0.2/24", "fd01::2/64")
+	two := config(masq.Auto, "c1", "net1", "10.9.0.7/32")
+
+	BeforeEach(func() {
+		nstest.Need("nft", "nft-inet-nat")
+		host = nstest.NewHost()
+	})
+
+	It("prints as an administrator would write it, with owners, and reloads", func() {
+		withoutPrograms(func() { Expect(add(host, one)).To(Succeed()) })
+		want := strings.ReplaceAll(table, "MARK1", one.Attachment.Mark())
+		Expect(host.Cmd("nft", "list", "ruleset")).To(Equal(want))
+		file := GinkgoT().TempDir() + "/saved"
+		host.Cmd("sh", "-c", "nft list ruleset >"+file+" && nft flush ruleset && nft -f "+file)
+		Expect(host.Cmd("nft", "list", "ruleset")).To(Equal(want))
+		Expect(check(host, one)).To(Succeed())
+		Expect(add(host, one)).To(Succeed())
+		Expect(host.Cmd("nft", "list", "ruleset")).To(Equal(want))
+	})
+
+	It("has one chain for all addresses that are alone in their prefix", func() {
+		Expect(add(host, two)).To(Succeed())
+		Expect(add(host, config(masq.Auto, "c2", "eth0", "10.9.0.8/32", "fd01::8/128"))).To(Succeed())
+		Expect(rulesOf(host)).To(ContainSubstring(single))
+		Expect(rules(host)).To(Equal(4 + 2 + 2))
+	})
+
+	It("removes an attachment with the chains that it was the last to use, and no other", func() {
+		Expect(add(host, one)).To(Succeed())
+		before := rulesOf(host)
+		other := config(masq.Auto, "c2", "eth0", "10.1.0.3/24", "fd02::3/64")
+		for _, remove := range []func(*nstest.Host, masq.Config) error{del, delBlind} {
+			Expect(add(host, other)).To(Succeed())
+			Expect(rulesOf(host)).To(ContainSubstring("fd02"))
+			withoutPrograms(func() { Expect(remove(host, other)).To(Succeed()) })
+			Expect(rulesOf(host)).To(Equal(before))
+			Expect(remove(host, other)).To(Succeed())
+		}
+		Expect(del(host, one)).To(Succeed())
+		Expect(rulesOf(host)).NotTo(ContainSubstring("masq_v1_"))
+		Expect(rulesOf(host)).NotTo(ContainSubstring("elements"))
+	})
+
+	It("does nothing, with no program and no lock, where there is nothing to delete", func() {
+		withoutPrograms(func() {
+			Expect(del(host, one)).To(Succeed())
+			Expect(delBlind(host, one)).To(Succeed())
+			Expect(gc(host, "net1")).To(Succeed())
+			Expect(status(host, masq.Auto)).To(Succeed())
+			Expect(status(host, masq.NFTables)).To(Succeed())
+		})
+		Expect(host.Cmd("nft", "list", "ruleset")).To(BeEmpty())
+		Expect(host.Cmd("ls", "/run")).NotTo(ContainSubstring("hawser"))
+		Expect(status(host, masq.IPTables)).To(Succeed())
+		withoutPrograms(func() { Expect(status(host, masq.IPTables)).To(MatchError(ContainSubstring("iptables-restore"))) })
+	})
+
+	It("gives an address to the one who has it now, and its former owner cannot take it away", func() {
+		old := config(masq.Auto, "old", "eth0", "10.1.0.2/24", "fd07::2/64")
+		Expect(add(host, old)).To(Succeed())
+		Expect(add(host, one)).To(Succeed())
+		Expect(check(host, one)).To(Succeed())
+		err := check(host, old)
+		Expect(err).To(MatchError(masq.ErrMissing))
+		Expect(err).To(MatchError(ContainSubstring("belongs to")))
+		Expect(del(host, old)).To(Succeed())
+		Expect(check(host, one)).To(Succeed())
+		Expect(rulesOf(host)).NotTo(ContainSubstring("fd07"))
+	})
+
+	It("moves an address whose prefix has changed, and its chain goes", func() {
+		Expect(add(host, one)).To(Succeed())
+		moved := config(masq.Auto, "c1", "eth0", "10.1.0.2/16")
+		Expect(add(host, moved)).To(Succeed())
+		Expect(check(host, moved)).To(Succeed())
+		Expect(rulesOf(host)).NotTo(ContainSubstring("10.1.0.0/24"))
+		Expect(check(host, one)).To(MatchError(ContainSubstring(`leads to chain "masq_v1_10.1.0.0/16"`)))
+	})
+
+	It("keeps the number of rules at 200 attachments, and their order of magnitude in messages", func() {
+		var all sync.WaitGroup
+		errs := make([]error, 200)
+		configs := make([]masq.Config, len(errs))
+		for i := range errs {
+			configs[i] = config(masq.Auto, fmt.Sprintf("c%d", i), "eth0", fmt.Sprintf("10.1.0.%d/24", i+2), fmt.Sprintf("fd01::%x/64", i+2))
+			all.Go(func() { errs[i] = add(host, configs[i]) })
+		}
+		all.Wait()
+		Expect(errors.Join(errs...)).To(Succeed())
+		Expect(rules(host)).To(Equal(4 + 3 + 3))
+		Expect(elements(host)).To(Equal(400))
+		Expect(check(host, configs[7])).To(Succeed())
+		for i := range errs {
+			all.Go(func() { errs[i] = del(host, configs[i]) })
+		}
+		all.Wait()
+		Expect(errors.Join(errs...)).To(Succeed())
+		Expect(elements(host)).To(BeZero())
+		Expect(rules(host)).To(Equal(4))
+		Expect(rulesOf(host)).NotTo(ContainSubstring("masq_v1_"))
+	})
+
+	It("makes one copy of each rule when four come first at once", func() {
+		for range 10 {
+			host.Cmd("nft", "flush", "ruleset")
+			var all sync.WaitGroup
+			errs := make([]error, 4)
+			for i := range errs {
+				all.Go(func() {
+					errs[i] = add(host, config(masq.Auto, fmt.Sprintf("c%d", i), "eth0", fmt.Sprintf("10.1.0.%d/24", i+2)))
+				})
+			}
+			all.Wait()
+			Expect(errors.Join(errs...)).To(Succeed())
+			Expect(rules(host)).To(Equal(4 + 3))
+			Expect(elements(host)).To(Equal(4))
+		}
+	})
+
+	DescribeTable("sees what was changed, and the next attachment repairs what all share",
+		func(change string, repaired bool) {
+			other := config(masq.Auto, "c2", "eth0", "10.5.0.2/24")
+			Expect(add(host, one)).To(Succeed())
+			Expect(add(host, other)).To(Succeed())
+			host.Cmd("sh", "-c", change)
+			Expect(check(host, one)).To(MatchError(masq.ErrMissing))
+			Expect(add(host, config(masq.Auto, "c3", "eth0", "10.1.0.9/24", "fd01::9/64"))).To(Succeed())
+			if repaired {
+				Expect(check(host, one)).To(Succeed())
+				Expect(check(host, other)).To(Succeed())
+				Expect(rules(host)).To(Equal(4 + 3 + 3 + 3))
+			} else {
+				Expect(check(host, one)).To(MatchError(masq.ErrMissing))
+			}
+		},
+		Entry("the table's rules flushed", "nft flush table inet hawser", true),
+		Entry("the shared chain flushed", "nft flush chain inet hawser masq_v1", true),
+		Entry("the network's chain flushed", "nft flush chain inet hawser masq_v1_10.1.0.0/24", true),
+		Entry("the shared chain deleted", "nft flush chain inet hawser masq_v1; nft delete chain inet hawser masq_v1", true),
+		Entry("the element deleted", "nft delete element inet hawser masq4_v1 '{ 10.1.0.2 }'", false),
+		Entry("the ruleset flushed", "nft flush ruleset", false),
+	)
+
+	It("keeps networks with the same container, and interfaces of one container, apart", func() {
+		elsewhere := config(masq.Auto, "c1", "eth0", "10.6.0.2/24")
+		elsewhere.Attachment.Network = "net2"
+		for _, c := range []masq.Config{one, two, elsewhere} {
+			Expect(add(host, c)).To(Succeed())
+		}
+		Expect(delBlind(host, one)).To(Succeed())
+		Expect(check(host, two)).To(Succeed())
+		Expect(check(host, elsewhere)).To(Succeed())
+		Expect(add(host, one)).To(Succeed())
+		Expect(gc(host, "net1", cni.AttachmentRef{ContainerID: "c1", IfName: "net1"})).To(Succeed())
+		Expect(check(host, one)).To(MatchError(masq.ErrMissing))
+		Expect(check(host, two)).To(Succeed())
+		Expect(check(host, elsewhere)).To(Succeed())
+		Expect(gc(host, "net1")).To(Succeed())
+		Expect(elements(host)).To(Equal(1))
+	})
+
+	It("respects the administrator's exemptions and leaves them alone", func() {
+		w := newWorld()
+		c := config(masq.Auto, "a", "eth0", "10.1.0.2/24")
+		Expect(add(w.host, c)).To(Succeed())
+		w.host.Cmd("nft", "add", "element", "inet", "hawser", "masq_exempt4", "{ 192.0.2.0/24 }")
+		w.out.Cmd("ip", "route", "add", "10.1.0.0/24", "via", "192.0.2.1")
+		Expect(seen(w.a, "tcp", w.out, "192.0.2.2")).To(Equal("10.1.0.2"))
+		Expect(add(w.host, config(masq.Auto, "b", "eth0", "10.1.0.3/24"))).To(Succeed())
+		Expect(del(w.host, c)).To(Succeed())
+		Expect(gc(w.host, "net1")).To(Succeed())
+		Expect(rulesOf(w.host)).To(ContainSubstring("192.0.2.0/24"))
+	})
+
+	It("falls back to iptables where the kernel has no nftables, unless told to use nftables", func() {
+		useVariant("legacy")
+		without := func(fn func(context.Context, *nft.Conn) error) error {
+			var err error
+			host.Do(func() {
+				// The thread ends with Do, and the filter with it.
+				refuseNetfilterSockets()
+				err = fn(context.Background(), nft.New())
+			})
+			return err
+		}
+		asked := one
+		asked.Backend = masq.NFTables
+		Expect(without(func(ctx context.Context, nf *nft.Conn) error { return masq.Add(ctx, nf, asked) })).
+			To(MatchError(nft.ErrUnsupported))
+		Expect(without(func(_ context.Context, nf *nft.Conn) error { return masq.Status(context.Background(), nf, masq.NFTables) })).
+			To(MatchError(nft.ErrUnsupported))
+		Expect(without(func(ctx context.Context, nf *nft.Conn) error {
+			return errors.Join(masq.Status(ctx, nf, masq.Auto), masq.Add(ctx, nf, one), masq.Check(ctx, nf, one))
+		})).To(Succeed())
+		Expect(host.Cmd("iptables-legacy", "-t", "nat", "-S")).To(ContainSubstring("-s 10.1.0.2/32"))
+		Expect(without(func(ctx context.Context, nf *nft.Conn) error { return masq.Del(ctx, nf, one.Attachment, nil) })).To(Succeed())
+		Expect(host.Cmd("iptables-legacy", "-t", "nat", "-S")).NotTo(ContainSubstring("CNI-"))
+		Expect(host.Cmd("ls", "/run/hawser/masq")).To(BeEmpty())
+	})
+})
+
+func rules(h *nstest.Host) int {
+	GinkgoHelper()
+	return strings.Count(h.Cmd("nft", "-j", "list", "ruleset"), `{"rule"`)
+}
+
+var element = regexp.MustCompile(`comment "[0-9a-f]{16} net[12] `)
+
+func elements(h *nstest.Host) int {
+	GinkgoHelper()
+	return len(element.FindAllString(h.Cmd("nft", "list", "ruleset"), -1))
+}

@@ -1,0 +1,133 @@
+package masq
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+// stateDir holds a record for each iptables chain of ours: the chain's rules name the container only,
+// so which of its interfaces has which address has to stand beside it. A chain without a record was
+// made by the reference plugins.
+const stateDir = "/run/hawser/masq"
+
+const lockSuffix = ".lock"
+
+// lockWait is how long another call for the same container may take; it runs programs that wait for
+// the xtables lock themselves.
+const lockWait = time.Minute
+
+// record is the file, and the lock that keeps others from the same chain.
+type record struct {
+	dir  *statefile.Dir
+	held *statefile.Held
+	name string
+
+	content
+}
+
+type content struct {
+	Network     string `json:"network"`
+	ContainerID string `json:"containerID"`
+	// Interfaces maps the container's interfaces to their addresses.
+	Interfaces map[string][]netip.Prefix `json:"interfaces"`
+}
+
+// openRecord locks and reads the record of a chain. A record that cannot be decoded is as good as none.
+func openRecord(ctx context.Context, chain string) (*record, error) {
+	dir, err := statefile.Open(stateDir, 0o700)
+	if err != nil {
+		return nil, err
+	}
+	held, err := dir.Lock(ctx, chain+lockSuffix, 0o600, lockWait)
+	if err != nil {
+		return nil, errors.Join(err, dir.Close())
+	}
+	r := &record{dir: dir, held: held, name: chain}
+	data, err := dir.Read(chain)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, errors.Join(err, r.close())
+	}
+	_ = json.Unmarshal(data, &r.content)
+	if r.Interfaces == nil {
+		r.Interfaces = map[string][]netip.Prefix{}
+	}
+	return r, nil
+}
+
+// save writes the record, or removes it with its lock when no interface is left in it.
+func (r *record) save() error {
+	if len(r.Interfaces) == 0 {
+		return errors.Join(r.dir.Remove(r.name), r.dir.Remove(r.name+lockSuffix))
+	}
+	data, err := json.Marshal(r.content)
+	if err != nil {
+		return fmt.Errorf("record %q: %w", r.name, err)
+	}
+	return r.dir.Replace(r.name, data, 0o600)
+}
+
+func (r *record) close() error { return errors.Join(r.held.Unlock(), r.dir.Close()) }
+
+// others are the addresses of the family that the container's other interfaces have.
+func (r *record) others(ifName string, f family) []netip.Prefix {
+	var out []netip.Prefix
+	for name, addrs := range r.Interfaces {
+		if name != ifName {
+			out = append(out, f.of(addrs)...)
+		}
+	}
+	return out
+}
+
+// records reads all records of a network, without their locks. No directory means no records.
+func records(network string) (map[string]content, error) {
+	dir, err := statefile.OpenExisting(stateDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = dir.Close() }()
+	names, err := dir.Names()
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]content{}
+	for _, name := range names {
+		if strings.HasSuffix(name, lockSuffix) {
+			continue
+		}
+		var c content
+		data, err := dir.Read(name)
+		if err == nil && json.Unmarshal(data, &c) == nil && c.Network == network {
+			out[name] = c
+		}
+	}
+	return out, nil
+}
+
+// recorded says whether the chain has a record, without its lock.
+func recorded(chain string) (bool, error) {
+	dir, err := statefile.OpenExisting(stateDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = dir.Close() }()
+	_, err = dir.Read(chain)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}

@@ -1,0 +1,77 @@
+package masq
+
+import (
+	"context"
+	"crypto/sha512"
+	"encoding/hex"
+	"fmt"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nft"
+)
+
+// What the reference plugins leave in nftables: one rule per address, owned through its comment
+// "<16 hex of the network>-<16 hex of interface and container>, net: N, if: I, id: C", cut at 128 bytes.
+var referenceTable = nft.Table{Family: nft.INet, Name: "cni_plugins_masquerade"}
+
+const referenceChain = "masq_checks"
+
+// referenceMark begins the comment of the reference's rules for the attachment.
+func referenceMark(a cni.Attachment) string {
+	return digest(a.Network, 16) + "-" + digest(a.IfName+":"+a.ContainerID, 16)
+}
+
+func digest(s string, digits int) string {
+	sum := sha512.Sum512([]byte(s))
+	return hex.EncodeToString(sum[:])[:digits]
+}
+
+func delReference(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
+	mark := referenceMark(a)
+	return removeRules(ctx, nf, func(comment string) bool { return strings.HasPrefix(comment, mark) })
+}
+
+func gcReference(ctx context.Context, nf *nft.Conn, network string, valid cni.Set) error {
+	marks := map[string]bool{}
+	for _, a := range valid.All() {
+		marks[referenceMark(a)] = true
+	}
+	prefix := digest(network, 16) + "-"
+	return removeRules(ctx, nf, func(comment string) bool {
+		mark, _, _ := strings.Cut(comment, ",")
+		return strings.HasPrefix(mark, prefix) && !marks[mark]
+	})
+}
+
+// removeRules deletes the rules with these comments from the reference's chain.
+func removeRules(ctx context.Context, nf *nft.Conn, garbage func(comment string) bool) error {
+	there, err := nf.HasTable(referenceTable)
+	if err != nil || !there {
+		return err
+	}
+	return nf.Update(ctx, func(tx *nft.Tx) error {
+		rules, err := tx.Rules(referenceTable, referenceChain)
+		for _, r := range rules {
+			if garbage(r.Comment) {
+				tx.DeleteRule(referenceTable, referenceChain, r.Handle)
+			}
+		}
+		return err
+	})
+}
+
+// chainOf is the reference's iptables chain of a container on a network: it has no room for the
+// interface, so all of the container's interfaces on that network share it.
+func chainOf(network, containerID string) string { return "CNI-" + digest(network+containerID, 24) }
+
+// commentOf is the comment of every rule in and to that chain.
+func commentOf(network, containerID string) string {
+	return fmt.Sprintf("name: %q id: %q", network, containerID)
+}
+
+// parseComment is the reverse of commentOf.
+func parseComment(comment string) (network, containerID string, ok bool) {
+	n, err := fmt.Sscanf(comment, "name: %q id: %q", &network, &containerID)
+	return network, containerID, n == 2 && err == nil
+}

@@ -1,0 +1,159 @@
+package masq_test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/masq"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// referenceDir is where Debian's containernetworking-plugins are.
+const referenceDir = "/usr/lib/cni"
+
+// reference runs the reference's bridge in the host.
+func reference(h *nstest.Host, command, ipMasq string, c masq.Config, netns string) {
+	GinkgoHelper()
+	var addrs []string
+	for _, p := range c.Addrs {
+		addrs = append(addrs, fmt.Sprintf(`{"address": %q}`, p))
+	}
+	out := h.Run(nstest.Program{Path: referenceDir + "/bridge", Stdin: fmt.Sprintf(`{
+		"cniVersion": "1.0.0", "name": %q, "type": "bridge", "bridge": "br0", "ipMasq": %s, "isGateway": true,
+		"ipam": {"type": "static", "addresses": [%s]}}`, c.Attachment.Network, ipMasq, strings.Join(addrs, ",")),
+		Env: []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + c.Attachment.ContainerID, "CNI_NETNS=" + netns,
+			"CNI_IFNAME=" + c.Attachment.IfName, "CNI_PATH=" + referenceDir}})
+	Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
+}
+
+var _ = Describe("beside the reference", Label("kernel"), func() {
+	one := config(masq.IPTables, "c1", "eth0", "10.1.0.2/24", "fd01::2/64")
+	two := config(masq.IPTables, "c1", "net1", "10.1.0.8/24", "fd01::8/64")
+
+	BeforeEach(func() {
+		if _, err := os.Stat(referenceDir + "/bridge"); err != nil {
+			Skip("the reference plugins are not installed: " + err.Error())
+		}
+	})
+
+	eachVariant(func(host func() *nstest.Host, _ string) {
+		It("writes the same rules", func() {
+			reference(host(), "ADD", "true", one, nstest.NewNetns().Path)
+			theirs := natRules(host())
+			Expect(check(host(), one)).To(Succeed())
+			twin := nstest.NewHost()
+			Expect(add(twin, one)).To(Succeed())
+			Expect(natRules(twin)).To(Equal(theirs))
+		})
+
+		DescribeTable("deletes its rules", func(remove func(*nstest.Host, masq.Config) error) {
+			before := natRules(host())
+			reference(host(), "ADD", "true", one, nstest.NewNetns().Path)
+			bystander := config(masq.IPTables, "c2", "eth0", "10.1.0.3/24")
+			reference(host(), "ADD", "true", bystander, nstest.NewNetns().Path)
+			Expect(remove(host(), one)).To(Succeed())
+			Expect(natRules(host())).NotTo(ContainSubstring(chainC1))
+			Expect(check(host(), bystander)).To(Succeed())
+			Expect(gc(host(), "net1", cni.AttachmentRef{ContainerID: "c2", IfName: "eth0"})).To(Succeed())
+			Expect(check(host(), bystander)).To(Succeed())
+			Expect(gc(host(), "net2")).To(Succeed())
+			Expect(check(host(), bystander)).To(Succeed())
+			Expect(gc(host(), "net1")).To(Succeed())
+			Expect(natRules(host())).To(Equal(before))
+			Expect(host().Cmd("sh", "-c", "ls /run/hawser/masq || true")).To(BeEmpty())
+		},
+			Entry("by their addresses", del),
+			Entry("without knowing them", delBlind),
+			Entry("by GC", func(h *nstest.Host, _ masq.Config) error {
+				return gc(h, "net1", cni.AttachmentRef{ContainerID: "c2", IfName: "eth0"})
+			}),
+		)
+
+		It("deletes one interface of a container that the reference made, and leaves the other", func() {
+			netns := nstest.NewNetns().Path
+			reference(host(), "ADD", "true", one, netns)
+			reference(host(), "ADD", "true", two, netns)
+			Expect(del(host(), two)).To(Succeed())
+			Expect(check(host(), one)).To(Succeed())
+			Expect(natRules(host())).NotTo(ContainSubstring("10.1.0.8"))
+			Expect(del(host(), one)).To(Succeed())
+			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
+		})
+
+		It("adds an interface to a container that the reference made", func() {
+			reference(host(), "ADD", "true", one, nstest.NewNetns().Path)
+			Expect(add(host(), two)).To(Succeed())
+			Expect(check(host(), one)).To(Succeed())
+			Expect(check(host(), two)).To(Succeed())
+			Expect(delBlind(host(), two)).To(Succeed())
+			Expect(check(host(), one)).To(Succeed())
+			Expect(delBlind(host(), one)).To(Succeed())
+			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
+		})
+
+		It("lets the reference delete its own rules", func() {
+			netns := nstest.NewNetns().Path
+			before := natRules(host())
+			reference(host(), "ADD", "false", one, netns)
+			Expect(add(host(), one)).To(Succeed())
+			Expect(natRules(host())).NotTo(Equal(before))
+			reference(host(), "DEL", "true", one, netns)
+			Expect(natRules(host())).To(Equal(before))
+			Expect(del(host(), one)).To(Succeed())
+			Expect(host().Cmd("ls", "/run/hawser/masq")).To(BeEmpty())
+		})
+
+		It("deletes the jumps of its older versions", func() {
+			reference(host(), "ADD", "true", one, nstest.NewNetns().Path)
+			host().Cmd("sh", "-c", "iptables -t nat -A POSTROUTING -s 10.1.0.2/24 "+commentC1+" -j "+chainC1)
+			Expect(del(host(), one)).To(Succeed())
+			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
+		})
+	})
+
+	DescribeTable("deletes its nftables rules", func(remove func(*nstest.Host, masq.Config) error) {
+		nstest.Need("nft", "nft-inet-nat")
+		host := nstest.NewHost()
+		rule := func(addr, comment string) string {
+			return fmt.Sprintf("add rule inet cni_plugins_masquerade masq_checks ip saddr == %s ip daddr != 10.1.0.0/24 "+
+				"masquerade comment \"%s\"\n", addr, comment)
+		}
+		// Vectors from the reference: network unit-test, interface eth0, container one.
+		const mine = "6fd94d501e58f0aa-287fc69eff0574a2, net: unit-test, if: eth0, id: one"
+		script := "add table inet cni_plugins_masquerade\n" +
+			"add chain inet cni_plugins_masquerade masq_checks\n" +
+			"add chain inet cni_plugins_masquerade postrouting { type nat hook postrouting priority srcnat; }\n" +
+			"add rule inet cni_plugins_masquerade postrouting goto masq_checks\n"
+		keep := rule("10.1.0.3", "6fd94d501e58f0aa-0000000000000000, net: unit-test, if: eth1, id: two") +
+			rule("10.1.0.4", "c84a55673dc39168-f4d01f2ef4b92245, net: pnet7, if: eth0, id: c1")
+		host.Run(nstest.Program{Path: "nft", Args: []string{"-f", "-"}, Stdin: script + keep})
+		before := host.Cmd("nft", "list", "ruleset")
+		host.Run(nstest.Program{Path: "nft", Args: []string{"-f", "-"}, Stdin: rule("10.1.0.2", mine) + rule("10.1.0.7", mine)})
+		Expect(host.Cmd("nft", "list", "ruleset")).NotTo(Equal(before))
+		c := masq.Config{Attachment: cni.Attachment{Network: "unit-test", ContainerID: "one", IfName: "eth0"}}
+		withoutPrograms(func() { Expect(remove(host, c)).To(Succeed()) })
+		if want := host.Cmd("nft", "list", "ruleset"); strings.Contains(want, "id: two") {
+			Expect(want).To(Equal(before))
+		} else {
+			Expect(want).To(ContainSubstring("pnet7"))
+			Expect(want).NotTo(ContainSubstring("unit-test"))
+		}
+	},
+		Entry("by Del", del),
+		Entry("by GC", func(h *nstest.Host, _ masq.Config) error { return gc(h, "unit-test") }),
+	)
+
+	It("keeps its nftables rules that are valid", func() {
+		nstest.Need("nft", "nft-inet-nat")
+		host := nstest.NewHost()
+		host.Cmd("sh", "-c", `nft add table inet cni_plugins_masquerade; nft add chain inet cni_plugins_masquerade masq_checks
+			nft add rule inet cni_plugins_masquerade masq_checks ip saddr 10.1.0.2 masquerade comment \"6fd94d501e58f0aa-287fc69eff0574a2, net: unit-\"`)
+		Expect(gc(host, "unit-test", cni.AttachmentRef{ContainerID: "one", IfName: "eth0"})).To(Succeed())
+		Expect(host.Cmd("nft", "list", "ruleset")).To(ContainSubstring("10.1.0.2"))
+	})
+})
