@@ -1,0 +1,60 @@
+package main
+
+import (
+	"net"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/masq"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// wireConfig is the configuration as written.
+type wireConfig struct {
+	IPMasq        bool    `json:"ipMasq" help:"masquerade what leaves the containers' subnets (false)"`
+	IPMasqBackend *string `json:"ipMasqBackend" help:"nftables or iptables (nftables, where the kernel has it)"`
+	MTU           int     `json:"mtu" help:"bytes, of both ends of the pair (the kernel's)"`
+	IPAM          struct {
+		Type string `json:"type" help:"IPAM plugin that gives the addresses; required"`
+	} `json:"ipam"`
+	DNS  cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
+	Args struct {
+		CNI struct {
+			MAC string `json:"mac" help:"MAC address of the container's end; wins over MAC in CNI_ARGS"`
+		} `json:"cni"`
+	} `json:"args"`
+	RuntimeConfig struct {
+		MAC string `json:"mac" help:"MAC address of the container's end (capability mac); wins over all"`
+	} `json:"runtimeConfig"`
+}
+
+// config is the configuration with every value checked.
+type config struct {
+	Masq        bool
+	MasqBackend masq.Backend
+	MTU         int
+	MAC         net.HardwareAddr
+	DNS         cni.DNS
+}
+
+// parseConfig reads and checks the configuration. Everything that it refuses
+// is code 7 with key and value, or code 4 for CNI_ARGS.
+func parseConfig(req *skel.Request) (config, error) {
+	w := wireConfig{}
+	if err := req.Decode(&w); err != nil {
+		return config{}, err
+	}
+	c := config{Masq: w.IPMasq, MTU: w.MTU, DNS: w.DNS}
+	if w.IPAM.Type == "" {
+		return c, cni.Errorf(cni.CodeConfig, "ipam.type: missing; ptp needs an IPAM plugin")
+	}
+	if err := iface.CheckMTU(w.MTU); err != nil {
+		return c, err
+	}
+	var err error
+	if c.MasqBackend, err = masq.ParseBackend(w.IPMasqBackend); err != nil {
+		return c, cni.Errorf(cni.CodeConfig, "%w", err)
+	}
+	c.MAC, err = iface.WantedMAC{Args: req.Args, ArgsCNI: w.Args.CNI.MAC, RuntimeConfig: w.RuntimeConfig.MAC}.Parse()
+	return c, err
+}

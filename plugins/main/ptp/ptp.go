@@ -1,0 +1,229 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/invoke"
+	"github.com/hawser-cni/plugins/pkg/ipam"
+	"github.com/hawser-cni/plugins/pkg/masq"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// attachment is one ADD or CHECK under way: the request, its configuration
+// and the sockets on both sides.
+type attachment struct {
+	*skel.Request
+	cfg  config
+	host *rtnl.Conn
+	cont *rtnl.Conn
+	nf   *nft.Conn
+
+	hostEnd rtnl.Link
+	contEnd rtnl.Link
+}
+
+func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
+	a, err := open(req)
+	if err != nil {
+		return nil, err
+	}
+	// An attachment that exists already must fail without asking IPAM.
+	if err := a.pair().RefuseExisting(); err != nil {
+		return nil, err
+	}
+	p, err := a.borrowAddresses(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.createPair(p); err != nil {
+		return nil, err
+	}
+	if err := iface.Configure(ctx, a.target(p.ContRoutes), p.Result); err != nil {
+		return nil, err
+	}
+	if err := a.setUpHost(p); err != nil {
+		return nil, err
+	}
+	return p.Result, a.masquerade(ctx, p.Result)
+}
+
+func del(ctx context.Context, req *skel.Request) error {
+	nf := nft.New()
+	// Closing a netfilter socket after a deletion waits for the kernel, and so
+	// does deleting a link. In this order the first wait covers the second.
+	natErr := masq.Del(ctx, nf, req.Attachment, cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)))
+	gone, linkErr := deleteLink(req)
+	errs := []error{natErr, linkErr, nf.Close()}
+	switch {
+	case req.IPAM == "":
+	case !gone:
+		// An address must not be given to another while somebody answers to it.
+		errs = append(errs, fmt.Errorf("IPAM plugin %q: not asked to release the addresses while the interface is still there", req.IPAM))
+	default:
+		errs = append(errs, ipamClient(req).Del(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+func check(ctx context.Context, req *skel.Request) error {
+	if req.PrevResult == nil {
+		return cni.Errorf(cni.CodeConfig, "prevResult: missing; CHECK compares the container with it")
+	}
+	a, err := open(req)
+	if err != nil {
+		return err
+	}
+	return errors.Join(append(a.verify(ctx), ipamClient(req).Check(ctx))...)
+}
+
+func gc(ctx context.Context, req *skel.Request) error {
+	host, err := rtnl.Dial(nil)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	nf := nft.New()
+	errs := []error{masq.GC(ctx, nf, req.Network, req.Valid), iface.Collect(host, req.Valid), nf.Close()}
+	if req.IPAM != "" {
+		errs = append(errs, ipamClient(req).GC(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+func status(ctx context.Context, req *skel.Request) error {
+	cfg, err := parseConfig(req)
+	if err != nil {
+		return err
+	}
+	if cfg.Masq {
+		nf := nft.New()
+		defer nf.Close()
+		if err := masq.Status(ctx, nf, cfg.MasqBackend); err != nil {
+			return cni.Errorf(cni.CodeUnavailable, "ipMasq: %w", err)
+		}
+	}
+	return ipamClient(req).Status(ctx)
+}
+
+// open parses the configuration and opens a socket on either side, for as long
+// as the call and its roll-back last.
+func open(req *skel.Request) (*attachment, error) {
+	cfg, err := parseConfig(req)
+	if err != nil {
+		return nil, err
+	}
+	a := &attachment{Request: req, cfg: cfg, nf: nft.New()}
+	req.OnDone(a.close)
+	if a.host, err = rtnl.Dial(nil); err != nil {
+		return nil, err
+	}
+	if a.cont, err = rtnl.Dial(req.NS); err != nil {
+		return nil, fmt.Errorf("namespace %q: %w", req.Netns, err)
+	}
+	return a, nil
+}
+
+func (a *attachment) close() {
+	for _, c := range []*rtnl.Conn{a.host, a.cont} {
+		if c != nil {
+			_ = c.Close()
+		}
+	}
+	_ = a.nf.Close()
+}
+
+func ipamClient(req *skel.Request) ipam.Client {
+	return ipam.Client{
+		Type: req.IPAM, Conf: req.Conf, Version: req.Version,
+		Runner: invoke.Runner{Path: req.Path, Env: req.Env, Stderr: req.Stderr},
+	}
+}
+
+func (a *attachment) pair() iface.Pair {
+	return iface.Pair{Attachment: a.Attachment, Host: a.host, Cont: a.cont, NS: a.NS, MTU: a.cfg.MTU, MAC: a.cfg.MAC}
+}
+
+// borrowAddresses asks IPAM and decides what to do with its answer.
+func (a *attachment) borrowAddresses(ctx context.Context) (plan, error) {
+	client := ipamClient(a.Request)
+	a.OnFail("release the addresses", client.Release)
+	lease, err := client.Add(ctx)
+	if err != nil {
+		return plan{}, err
+	}
+	return makePlan(a.cfg, lease)
+}
+
+// createPair makes the container's interface and its host end, marked as this
+// attachment's.
+func (a *attachment) createPair(p plan) error {
+	var err error
+	if a.hostEnd, a.contEnd, err = a.pair().Create(); err != nil {
+		return err
+	}
+	a.OnFail("delete the interface", func(context.Context) error { return a.host.DelLink(a.hostEnd.Index) })
+	if err := iface.IgnoreRouterAdverts(a.hostEnd.Name); err != nil {
+		return err
+	}
+	ch, up := iface.MarkChange(a.Attachment), true
+	ch.Up = &up
+	host, cont := iface.Describe(a.hostEnd), iface.Describe(a.contEnd)
+	cont.Sandbox = a.Netns
+	p.Result.Interfaces = []cni.Interface{host, cont}
+	return a.host.SetLink(a.hostEnd.Index, ch)
+}
+
+func (a *attachment) target(routes []rtnl.Route) iface.Target {
+	return iface.Target{NS: a.NS, Conn: a.cont, Name: a.IfName, NoSubnetRoutes: true, Routes: routes}
+}
+
+// setUpHost gives the host end the gateway addresses, and the host a route to
+// each address of the container.
+func (a *attachment) setUpHost(p plan) error {
+	for _, gw := range p.Gateways {
+		// Nobody else is on this link, so there is no duplicate to detect.
+		if err := a.host.AddAddr(a.hostEnd.Index, rtnl.Addr{Prefix: gw, NoDAD: true}); err != nil {
+			return err
+		}
+		if err := iface.EnableForwarding(gw.Addr().Is4()); err != nil {
+			return err
+		}
+	}
+	for _, r := range p.HostRoutes {
+		r.OutIndex = a.hostEnd.Index
+		if err := a.host.AddRoute(r); err != nil && !errors.Is(err, unix.EEXIST) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *attachment) masquerade(ctx context.Context, res *cni.Result) error {
+	if !a.cfg.Masq {
+		return nil
+	}
+	addrs := cni.Addresses(res.IPs)
+	a.OnFail("remove the masquerade", func(ctx context.Context) error {
+		return masq.Del(ctx, a.nf, a.Attachment, addrs)
+	})
+	return masq.Add(ctx, a.nf, masq.Config{Attachment: a.Attachment, Backend: a.cfg.MasqBackend, Addrs: addrs})
+}
+
+// deleteLink deletes the attachment's pair. gone is false only when it was
+// found and is there still.
+func deleteLink(req *skel.Request) (gone bool, err error) {
+	host, err := rtnl.Dial(nil)
+	if err != nil {
+		return true, err
+	}
+	defer host.Close()
+	return iface.Search{Attachment: req.Attachment, Host: host, NS: req.NS, Prev: req.PrevResult, Master: iface.NoMaster}.Delete()
+}
