@@ -51,7 +51,11 @@ func nothingLeft(before []string, n *network) error {
 	if err != nil {
 		return err
 	}
-	printDiff(before, after)
+	for _, line := range diff(before, after) {
+		if telling(line) {
+			fmt.Println("   " + line)
+		}
+	}
 	traces, err := traces(n)
 	if err != nil {
 		return err
@@ -66,8 +70,8 @@ func nothingLeft(before []string, n *network) error {
 	if after, err = snapshot(); err != nil {
 		return err
 	}
-	if printDiff(before, after) {
-		return fmt.Errorf("the host is not what it was")
+	if lines := diff(before, after); len(lines) > 0 {
+		return fmt.Errorf("the host is not what it was:\n%s", strings.Join(lines, "\n"))
 	}
 	fmt.Printf("   no difference in %d lines of state\n", len(before))
 	return nil
@@ -78,7 +82,7 @@ const dropShared = `
 ip link del cni0
 nft delete table inet hawser 2>/dev/null || nft flush ruleset
 sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0
-rm -rf /var/lib/cni /run/hawser /run/cni /run/xtables.lock
+rm -rf /var/lib/cni/networks /var/lib/cni/results /run/hawser /run/cni /run/xtables.lock
 `
 
 // traces lists everything that names a container, its addresses on the host or a
@@ -118,19 +122,28 @@ func traces(n *network) ([]string, error) {
 	return found, nil
 }
 
-// printDiff prints the lines that came and went, and reports whether there are any.
-func printDiff(before, after []string) bool {
-	differ := false
-	for _, side := range []struct {
-		sign       string
-		have, lack []string
-	}{{"-", before, after}, {"+", after, before}} {
-		for _, line := range side.have {
-			if !slices.Contains(side.lack, line) {
-				fmt.Printf("   %s %s\n", side.sign, line)
-				differ = true
-			}
+// diff returns the lines that went, and those that came.
+func diff(before, after []string) (lines []string) {
+	for _, line := range before {
+		if !slices.Contains(after, line) {
+			lines = append(lines, "- "+line)
 		}
 	}
-	return differ
+	for _, line := range after {
+		if !slices.Contains(before, line) {
+			lines = append(lines, "+ "+line)
+		}
+	}
+	return lines
+}
+
+// telling is false of what follows from other lines: the routes that the kernel
+// makes of an address, and what is inside an nftables object.
+func telling(line string) bool {
+	for _, prefix := range []string{"+ \t\t", "+ \t}", "+ \tcomment", "+ }", "+ anycast", "+ local", "+ broadcast", "+ multicast", "+ fe80"} {
+		if strings.HasPrefix(line, prefix) {
+			return false
+		}
+	}
+	return true
 }
