@@ -54,6 +54,8 @@ var _ = Describe("a route", func() {
 		}
 		ip(h, "addr add 10.1.2.3/24 dev one")
 		ip(h, "addr add 2001:db8::3/64 dev one")
+		// Until then the kernel does not choose the address as a source.
+		Eventually(func() string { return show(h, "one").Operstate }, "10s").Should(Equal("UP"))
 	})
 	prefix, addr := netip.MustParsePrefix, netip.MustParseAddr
 

@@ -1,0 +1,307 @@
+package iface_test
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// routes are the routes that nobody but a plugin makes, as ip(8) prints them.
+func (c container) routes() []string {
+	GinkgoHelper()
+	var out []string
+	for _, family := range []string{"-4", "-6"} {
+		for line := range strings.Lines(c.ip(family + " route show table all")) {
+			// The kernel's own, of which IPv6 has some without a protocol.
+			if strings.Contains(line, "proto kernel") || strings.Contains(line, "table local") {
+				continue
+			}
+			out = append(out, strings.Join(strings.Fields(line), " "))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// addrs are the container's addresses beside link-local ones.
+func (c container) addrs() []string {
+	GinkgoHelper()
+	var out []string
+	for line := range strings.Lines(c.ip("-o addr show dev eth0")) {
+		shown, _, _ := strings.Cut(line, `\`)
+		if s := strings.Join(strings.Fields(shown)[2:], " "); !strings.Contains(s, "fe80:") {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+func (c container) conf(family, key string) string {
+	GinkgoHelper()
+	return c.Sysctl("net/" + family + "/conf/eth0/" + key)
+}
+
+var _ = Describe("Configure", func() {
+	var c container
+	BeforeEach(func() { c = newContainer() })
+
+	It("gives the interface its addresses, usable at once, and brings it up", func() {
+		Expect(c.configure(result("10.1.2.3/24", "10.1.2.1", "10.9.0.1/32", "", "2001:db8::3/64", "2001:db8::1"))).To(Succeed())
+		Expect(c.addrs()).To(Equal([]string{
+			"inet 10.1.2.3/24 brd 10.1.2.255 scope global eth0",
+			"inet 10.9.0.1/32 scope global eth0",
+			"inet6 2001:db8::3/64 scope global nodad",
+		}))
+		Expect(c.ip("-o link show eth0")).To(MatchRegexp(`<[A-Z,_]*\bUP\b`))
+		c.host.Cmd("ip", "addr", "add", "10.1.2.1/24", "dev", "veth0")
+		c.host.Cmd("ip", "addr", "add", "2001:db8::1/64", "dev", "veth0")
+		c.Cmd("ping", "-c1", "-W5", "10.1.2.1")
+		c.Cmd("ping", "-c1", "-W5", "2001:db8::1")
+	})
+
+	It("needs no addresses", func() {
+		Expect(c.configure(result())).To(Succeed())
+		Expect(c.addrs()).To(BeEmpty())
+		Expect(c.ip("-o link show eth0")).To(MatchRegexp(`<[A-Z,_]*\bUP\b`))
+	})
+
+	It("takes the result of an IPAM plugin, which lists no interfaces", func() {
+		res := result("10.1.2.3/24", "")
+		res.Interfaces, res.IPs[0].Interface = nil, nil
+		Expect(c.configure(res)).To(Succeed())
+		Expect(c.addrs()).To(HaveLen(1))
+	})
+
+	It("takes an address that names no interface when the container has one only", func() {
+		res := result("10.1.2.3/24", "")
+		res.IPs[0].Interface = nil
+		Expect(c.configure(res)).To(Succeed())
+		Expect(c.addrs()).To(HaveLen(1))
+	})
+
+	DescribeTable("refuses, before anything is done,", func(change func(*cni.Result), want string) {
+		before := c.Snapshot()
+		res := result("10.1.2.2/24", "10.1.2.1", "10.1.2.3/24", "")
+		change(res)
+		Expect(c.configure(res)).To(MatchError(want))
+		Expect(c.Snapshot()).To(Equal(before))
+	},
+		Entry("an index that is too large", func(r *cni.Result) { r.IPs[1].Interface = ptr(2) },
+			"ips[1] (10.1.2.3/24): no interface 2 in the result"),
+		Entry("an index below zero", func(r *cni.Result) { r.IPs[1].Interface = ptr(-1) },
+			"ips[1] (10.1.2.3/24): no interface -1 in the result"),
+		Entry("the index of another interface", func(r *cni.Result) { r.IPs[1].Interface = ptr(0) },
+			`ips[1] (10.1.2.3/24): belongs to interface 0, "veth0"`),
+		Entry("an address that may be another interface's", func(r *cni.Result) {
+			r.IPs[1].Interface = nil
+			r.Interfaces = append(r.Interfaces, cni.Interface{Name: "net1", Sandbox: "/run/netns/x"})
+		}, `ips[1] (10.1.2.3/24): names no interface, and the container has "net1" besides`),
+		Entry("a result without the interface", func(r *cni.Result) { r.Interfaces[1].Name = "net1" },
+			`the result has no interface "eth0"`),
+		Entry("a scope that is none", func(r *cni.Result) {
+			r.Routes = []cni.Route{to("10.5.0.0/16"), {Dst: netip.MustParsePrefix("10.6.0.0/16"), Scope: ptr(256)}}
+		}, "routes[1] (10.6.0.0/16): scope 256 is not within 0 and 255"),
+		Entry("a table that is none", func(r *cni.Result) {
+			r.Routes = []cni.Route{{Dst: netip.MustParsePrefix("10.6.0.0/16"), Table: ptr(-1)}}
+		}, "routes[0] (10.6.0.0/16): table -1 is not within 0 and 4294967295"),
+		Entry("an MTU that is none", func(r *cni.Result) {
+			r.Routes = []cni.Route{{Dst: netip.MustParsePrefix("10.6.0.0/16"), MTU: -1}}
+		}, "routes[0] (10.6.0.0/16): mtu -1 is not within 0 and 4294967295"),
+	)
+
+	It("names link and address, or route, when the kernel refuses", func() {
+		c.ip("addr add 10.1.2.3/24 dev eth0")
+		err := c.configure(result("10.1.2.3/24", ""))
+		Expect(err).To(MatchError(unix.EEXIST))
+		Expect(err).To(MatchError(HavePrefix(`link "eth0": add address 10.1.2.3/24: file exists`)))
+
+		err = c.configure(withRoutes(result(), via("0.0.0.0/0", "192.0.2.1")))
+		Expect(err).To(MatchError(unix.ENETUNREACH))
+		Expect(err).To(MatchError(HavePrefix("route 0.0.0.0/0 via 192.0.2.1: network is unreachable")))
+
+		c.target.Name = "eth1"
+		err = c.configure(&cni.Result{})
+		Expect(err).To(MatchError(rtnl.ErrNoLink))
+		Expect(err).To(MatchError(`link "eth1": no such link`))
+	})
+
+	DescribeTable("makes routes as the result has them", func(want []string, routes ...cni.Route) {
+		Expect(c.configure(withRoutes(result("10.1.2.3/24", "10.1.2.1", "2001:db8::3/64", "2001:db8::1", "10.9.0.3/24", "10.9.0.1"), routes...))).To(Succeed())
+		Expect(c.routes()).To(Equal(want))
+	},
+		Entry("through their own gateway", []string{"10.5.0.0/16 via 10.9.0.7 dev eth0", "2001:db8:5::/48 via 2001:db8::7 dev eth0 metric 1024 pref medium"},
+			via("10.5.0.0/16", "10.9.0.7"), via("2001:db8:5::/48", "2001:db8::7")),
+		Entry("through the first gateway of their family", []string{"default via 10.1.2.1 dev eth0", "default via 2001:db8::1 dev eth0 metric 1024 pref medium"},
+			to("0.0.0.0/0"), to("::/0")),
+		Entry("with everything that can be said", []string{
+			"10.5.0.0/16 via 10.1.2.1 dev eth0 table 1000 metric 77 mtu 1400 advmss 1300",
+			"2001:db8:5::/48 via 2001:db8::1 dev eth0 table 1000 metric 77 mtu 1400 advmss 1300 pref medium",
+		},
+			cni.Route{Dst: netip.MustParsePrefix("10.5.0.0/16"), MTU: 1400, AdvMSS: 1300, Priority: 77, Table: ptr(1000), Scope: ptr(0)},
+			cni.Route{Dst: netip.MustParsePrefix("2001:db8:5::/48"), MTU: 1400, AdvMSS: 1300, Priority: 77, Table: ptr(1000), Scope: ptr(0)}),
+		Entry("on the link where their scope says so", []string{"169.254.1.1 dev eth0 scope link", "default via 169.254.1.1 dev eth0"},
+			cni.Route{Dst: netip.MustParsePrefix("169.254.1.1/32"), Scope: ptr(253)}, via("0.0.0.0/0", "169.254.1.1")),
+		Entry("two through different gateways", []string{
+			"10.5.0.0/16 via 10.1.2.1 dev eth0", "10.5.0.0/16 via 10.1.2.7 dev eth0",
+			"2001:db8:5::/48 metric 1024 pref medium", "nexthop via 2001:db8::1 dev eth0 weight 1", "nexthop via 2001:db8::7 dev eth0 weight 1",
+		},
+			to("10.5.0.0/16"), via("10.5.0.0/16", "10.1.2.7"), to("2001:db8:5::/48"), via("2001:db8:5::/48", "2001:db8::7")),
+		Entry("the same twice", []string{"10.5.0.0/16 via 10.1.2.1 dev eth0", "2001:db8:5::/48 via 2001:db8::1 dev eth0 metric 1024 pref medium"},
+			to("10.5.0.0/16"), via("10.5.0.0/16", "10.1.2.1"), to("2001:db8:5::/48"), to("2001:db8:5::/48")),
+		Entry("of the default table, spelt as 0", []string{"10.5.0.0/16 via 10.1.2.1 dev eth0"},
+			cni.Route{Dst: netip.MustParsePrefix("10.5.0.0/16"), Table: ptr(0)}),
+	)
+
+	It("makes a route without any gateway on the link", func() {
+		Expect(c.configure(withRoutes(result("10.1.2.3/24", "", "2001:db8::3/64", ""), to("0.0.0.0/0"), to("::/0")))).To(Succeed())
+		Expect(c.routes()).To(Equal([]string{"default dev eth0 metric 1024 pref medium", "default dev eth0 scope link"}))
+	})
+
+	It("does not mind a route that the kernel made for an address", func() {
+		res := withRoutes(result("10.1.2.3/24", "", "2001:db8::3/64", ""), to("10.1.2.0/24"),
+			cni.Route{Dst: netip.MustParsePrefix("2001:db8::/64"), Priority: 256})
+		Expect(c.configure(res)).To(Succeed())
+	})
+
+	It("minds a route that is there with another MTU", func() {
+		res := withRoutes(result("2001:db8::3/64", "2001:db8::1"), to("::/0"),
+			cni.Route{Dst: netip.MustParsePrefix("::/0"), MTU: 1400})
+		Expect(c.configure(res)).To(MatchError("route ::/0 via 2001:db8::1: file exists"))
+	})
+
+	It("makes the plugin's own routes first, and no routes to subnets where it wants none", func() {
+		c.target.NoSubnetRoutes = true
+		gw, addr := netip.MustParsePrefix("10.1.2.1/32"), netip.MustParseAddr("10.1.2.3")
+		c.target.Routes = []rtnl.Route{
+			{Dst: gw, Src: addr, Scope: unix.RT_SCOPE_LINK},
+			{Dst: netip.MustParsePrefix("10.1.2.3/24"), GW: gw.Addr(), Src: addr},
+		}
+		Expect(c.configure(withRoutes(result("10.1.2.3/24", "10.1.2.1", "2001:db8::3/64", ""), to("0.0.0.0/0")))).To(Succeed())
+		Expect(c.routes()).To(Equal([]string{
+			"10.1.2.0/24 via 10.1.2.1 dev eth0 src 10.1.2.3", "10.1.2.1 dev eth0 scope link src 10.1.2.3", "default via 10.1.2.1 dev eth0",
+		}))
+		Expect(c.ip("-6 route show dev eth0")).NotTo(ContainSubstring("2001:db8::/64"))
+	})
+
+	It("makes IPv6 routes while the host's end is down still", func() {
+		c.host.Cmd("ip", "link", "set", "veth0", "down")
+		Expect(c.configure(withRoutes(result("2001:db8::3/64", "2001:db8::1"), to("::/0")))).To(Succeed())
+		c.host.Cmd("ip", "link", "set", "veth0", "up")
+		Eventually(func() []string { return c.routes() }, "10s").Should(Equal([]string{"default via 2001:db8::1 dev eth0 metric 1024 pref medium"}))
+	})
+
+	It("makes the kernel announce addresses, keep them, and not look for duplicates", func() {
+		Expect(c.configure(result("2001:db8::3/64", ""))).To(Succeed())
+		Expect(c.conf("ipv4", "arp_notify")).To(Equal("1"))
+		Expect(c.conf("ipv6", "ndisc_notify")).To(Equal("1"))
+		Expect(c.conf("ipv6", "keep_addr_on_down")).To(Equal("1"))
+		Expect(c.conf("ipv6", "accept_dad")).To(Equal("0"))
+		Eventually(func() string { return c.ip("-o -6 addr show dev eth0") }, "10s").Should(
+			And(ContainSubstring("fe80:"), Not(ContainSubstring("tentative"))))
+	})
+
+	It("tells the neighbours of a reused address the new MAC", func() {
+		c.host.Cmd("ip", "addr", "add", "10.1.2.1/24", "dev", "veth0")
+		c.host.Cmd("ip", "addr", "add", "2001:db8::1/64", "dev", "veth0")
+		mac := strings.Fields(c.ip("-br link show eth0"))[2]
+		for _, addr := range []string{"10.1.2.3", "2001:db8::3"} {
+			c.host.Cmd("ip", "neigh", "add", addr, "lladdr", "02:00:00:00:00:99", "nud", "stale", "dev", "veth0")
+		}
+		Expect(c.configure(result("10.1.2.3/24", "", "2001:db8::3/64", ""))).To(Succeed())
+		Eventually(func() string { return c.host.Cmd("ip", "neigh", "show", "dev", "veth0") }, "10s").Should(And(
+			ContainSubstring("10.1.2.3 lladdr "+mac), ContainSubstring("2001:db8::3 lladdr "+mac)))
+	})
+
+	Describe("where IPv6 is turned off", func() {
+		BeforeEach(func() {
+			c.SetSysctl("net/ipv6/conf/eth0/disable_ipv6", "1")
+			c.SetSysctl("net/ipv6/conf/lo/disable_ipv6", "1")
+		})
+		It("turns it on for an IPv6 address", func() {
+			Expect(c.configure(result("2001:db8::3/64", ""))).To(Succeed())
+			Expect(c.conf("ipv6", "disable_ipv6")).To(Equal("0"))
+			Expect(c.Sysctl("net/ipv6/conf/lo/disable_ipv6")).To(Equal("0"))
+			Expect(c.addrs()).To(Equal([]string{"inet6 2001:db8::3/64 scope global nodad"}))
+		})
+		It("leaves it off without one", func() {
+			Expect(c.configure(withRoutes(result("10.1.2.3/24", "10.1.2.1"), to("0.0.0.0/0")))).To(Succeed())
+			Expect(c.conf("ipv6", "disable_ipv6")).To(Equal("1"))
+			Expect(c.Sysctl("net/ipv6/conf/lo/disable_ipv6")).To(Equal("1"))
+		})
+	})
+
+	Describe("with a read-only /proc/sys", func() {
+		readOnly := func() {
+			GinkgoHelper()
+			Expect(unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, "")).To(Succeed())
+			DeferCleanup(unix.Unmount, "/proc/sys", unix.MNT_DETACH)
+			Expect(unix.Mount("", "/proc/sys", "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")).To(Succeed())
+		}
+		It("does without what only makes things better", func() {
+			readOnly()
+			Expect(c.configure(result("10.1.2.3/24", "", "2001:db8::3/64", ""))).To(Succeed())
+			Expect(c.conf("ipv4", "arp_notify")).To(Equal("0"))
+			Expect(c.addrs()).To(HaveLen(2))
+			Expect(c.addrs()).NotTo(ContainElement(ContainSubstring("tentative")))
+		})
+		DescribeTable("fails without what the result needs", func(key, value string, dad bool, want string) {
+			c.target.EnableDAD = dad
+			c.SetSysctl(key, value)
+			readOnly()
+			err := c.configure(result("2001:db8::3/64", ""))
+			Expect(err).To(MatchError(unix.EROFS))
+			Expect(err).To(MatchError(want))
+		},
+			Entry("IPv6", "net/ipv6/conf/eth0/disable_ipv6", "1", false,
+				`link "eth0": sysctl net.ipv6.conf.eth0.disable_ipv6: write "0": read-only file system`),
+			Entry("IPv6 on lo", "net/ipv6/conf/lo/disable_ipv6", "1", false,
+				`link "eth0": sysctl net.ipv6.conf.lo.disable_ipv6: write "0": read-only file system`),
+			Entry("duplicate address detection", "net/ipv6/conf/eth0/accept_dad", "0", true,
+				`link "eth0": sysctl net.ipv6.conf.eth0.accept_dad: write "1": read-only file system`),
+		)
+	})
+
+	Describe("on a kernel without IPv6", func() {
+		BeforeEach(func() {
+			c.Do(func() {
+				Expect(unix.Mount("none", "/proc/sys/net/ipv6", "tmpfs", 0, "")).To(Succeed())
+			})
+			DeferCleanup(func() {
+				c.Do(func() { Expect(unix.Unmount("/proc/sys/net/ipv6", unix.MNT_DETACH)).To(Succeed()) })
+			})
+		})
+		It("serves IPv4", func() {
+			Expect(c.configure(withRoutes(result("10.1.2.3/24", "10.1.2.1"), to("0.0.0.0/0")))).To(Succeed())
+			Expect(c.conf("ipv4", "arp_notify")).To(Equal("1"))
+		})
+		It("refuses IPv6", func() {
+			Expect(c.configure(result("2001:db8::3/64", ""))).To(MatchError(
+				`link "eth0": sysctl net.ipv6.conf.lo.disable_ipv6: write "0": no such file or directory`))
+		})
+	})
+
+	Describe("with duplicate address detection", func() {
+		BeforeEach(func() { c.target.EnableDAD = true })
+
+		It("waits for its end", func() {
+			Expect(c.configure(result("2001:db8::3/64", "2001:db8::1"))).To(Succeed())
+			Expect(c.addrs()).To(Equal([]string{"inet6 2001:db8::3/64 scope global"}))
+			Expect(c.conf("ipv6", "accept_dad")).To(Equal("1"))
+			Expect(c.conf("ipv6", "enhanced_dad")).To(Equal("1"))
+		})
+
+		It("fails when another has the address", func() {
+			c.host.Cmd("ip", "addr", "add", "2001:db8::3/64", "dev", "veth0")
+			err := c.configure(result("2001:db8::3/64", ""))
+			Expect(err).To(MatchError(rtnl.ErrDuplicate))
+			Expect(err).To(MatchError(HavePrefix(`link "eth0": address 2001:db8::3/64: `)))
+		})
+	})
+})
