@@ -32,8 +32,9 @@ func (l link) addresses() string {
 	return strings.Join(words, "  ")
 }
 
+// links decodes what ip prints with these arguments.
 func links(args ...string) ([]link, error) {
-	out, err := command("ip", append(args, "-j", "addr")...)
+	out, err := command("ip", args...)
 	if err != nil {
 		return nil, err
 	}
@@ -55,11 +56,11 @@ func named(name string) func(link) bool { return func(l link) bool { return l.Na
 // draw shows the network as the kernel tells it, through ip and nft.
 func draw(n *network) error {
 	title("the network")
-	host, err := links()
+	host, err := links("-j", "addr")
 	if err != nil {
 		return err
 	}
-	outside, err := links("-n", "outside")
+	outside, err := links("-n", "outside", "-j", "addr")
 	if err != nil {
 		return err
 	}
@@ -79,7 +80,7 @@ func draw(n *network) error {
 }
 
 func drawPort(c *container, host []link, last bool) error {
-	inner, err := links("-n", c.name)
+	inner, err := links("-n", c.name, "-j", "addr")
 	if err != nil {
 		return err
 	}
@@ -90,12 +91,16 @@ func drawPort(c *container, host []link, last bool) error {
 		branch = "└"
 	}
 	fmt.Printf("   │  %s─ %-13s ══ %-5s eth0  %s   %s\n", branch, port.Name, c.name, eth0.addresses(), eth0.MAC)
-	if port.Alias != "" {
+	owner, err := links("-j", "link", "show", "dev", port.Name)
+	if err != nil {
+		return err
+	}
+	if len(owner) == 1 && owner[0].Alias != "" {
 		stem := "│"
 		if last {
 			stem = " "
 		}
-		fmt.Printf("   │  %s    owner %s\n", stem, port.Alias)
+		fmt.Printf("   │  %s    owner %s\n", stem, owner[0].Alias)
 	}
 	return nil
 }
