@@ -151,13 +151,19 @@ func (x *index) grow() error {
 		bigger.blocks *= 2
 	}
 	bigger.file = make(memory, bigger.size())
-	for at := headerSize; at < headerSize+int(x.slots)*slotSize; at += slotSize {
-		slot := old[at : at+slotSize]
-		if isEmpty(slot) || isGone(slot) {
-			continue
+	blocks := headerSize + int(x.slots)*slotSize
+	for at := headerSize; at < blocks; at += slotSize {
+		if slot := old[at : at+slotSize]; !isEmpty(slot) && !isGone(slot) {
+			if err := bigger.copySlot(slot); err != nil {
+				return err
+			}
 		}
-		if err := bigger.copySlot(slot); err != nil {
-			return err
+	}
+	for at := blocks; at < len(old); at += blockSize {
+		if key := [16]byte(old[at:]); key != [16]byte{} {
+			if err := bigger.copyBlock(key, old[at:at+blockSize]); err != nil {
+				return err
+			}
 		}
 	}
 	*x = *bigger
@@ -178,8 +184,15 @@ func (x *index) copySlot(slot []byte) error {
 	}
 	x.live++
 	x.used++
-	if err := x.write(slot, at); err != nil {
+	return x.write(slot, at)
+}
+
+// copyBlock adds a block of another index.
+func (x *index) copyBlock(key [16]byte, content []byte) error {
+	b, err := x.block(netip.AddrFrom16(key))
+	if err != nil {
 		return err
 	}
-	return x.mark(netip.AddrFrom16([16]byte(slot[16:])).Unmap(), true)
+	x.usedBlocks++
+	return x.write(content, b.off)
 }

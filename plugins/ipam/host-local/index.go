@@ -70,12 +70,15 @@ type header struct {
 	inode      uint64
 	slots      uint64 // room in the table of owners, a power of two
 	blocks     uint64 // room in the table of blocks, a power of two
-	live       uint64 // reservations
+	live       uint64 // slots that are taken
 	used       uint64 // slots that are or were taken
 	usedBlocks uint64
 }
 
-var errBadIndex = errors.New("index is damaged")
+var (
+	errBadIndex = errors.New("index is damaged")
+	errMany     = errors.New("index does not list the addresses of this owner")
+)
 
 func (h header) encode() []byte {
 	b := make([]byte, 0, headerSize)
@@ -142,19 +145,22 @@ func newIndex(n int) *index {
 	return x
 }
 
-// lookup returns the addresses that the owner has.
+// lookup returns the addresses that the owner has. An owner of very many is
+// errMany.
 func (x *index) lookup(owner string) ([]netip.Addr, error) {
 	key := ownerKey(owner)
 	var addrs []netip.Addr
+	many := false
 	err := x.probe(key, func(_ int64, slot []byte) bool {
-		if isEmpty(slot) {
-			return true
-		}
 		if [16]byte(slot) == key {
 			addrs = append(addrs, netip.AddrFrom16([16]byte(slot[16:])).Unmap())
+			many = many || isMany(slot)
 		}
-		return false
+		return many || isEmpty(slot)
 	})
+	if many {
+		return nil, errMany
+	}
 	return addrs, err
 }
 
@@ -166,24 +172,33 @@ func (x *index) insert(owner string, addr netip.Addr) error {
 		}
 	}
 	key := ownerKey(owner)
-	at, fresh := int64(-1), false
+	at, fresh, same, many := int64(-1), false, 0, false
 	err := x.probe(key, func(off int64, slot []byte) bool {
-		fresh = isEmpty(slot)
-		if fresh || isGone(slot) {
-			at = off
+		empty := isEmpty(slot)
+		if [16]byte(slot) == key {
+			same++
+			many = many || isMany(slot)
 		}
-		return at >= 0
+		if at < 0 && (empty || isGone(slot)) {
+			at, fresh = off, empty
+		}
+		return empty || many
 	})
 	if err != nil {
 		return err
 	}
 	a := addr.As16()
-	if err := x.write(append(key[:], a[:]...), at); err != nil {
-		return err
+	if same == manySlots {
+		a = [16]byte{}
 	}
-	x.live++
-	if fresh {
-		x.used++
+	if !many {
+		if err := x.write(append(key[:], a[:]...), at); err != nil {
+			return err
+		}
+		x.live++
+		if fresh {
+			x.used++
+		}
 	}
 	return x.mark(addr, true)
 }
@@ -211,6 +226,14 @@ func (x *index) remove(owner string, addr netip.Addr) error {
 	x.live--
 	return x.mark(addr, false)
 }
+
+// An administrator's word may stand in thousands of files. They would make
+// one long row in the table, so after manySlots of them one slot says that
+// there are more (by the address ::, which costs whoever gets it the same
+// search in the directory).
+const manySlots = 64
+
+func isMany(slot []byte) bool { return [16]byte(slot[16:]) == [16]byte{} }
 
 func isEmpty(slot []byte) bool { return [16]byte(slot) == [16]byte{} }
 

@@ -48,6 +48,22 @@ var _ = Describe("the index", func() {
 			}
 		}
 		Expect(x.live).To(BeEquivalentTo(len(m)))
+		want := map[netip.Addr]bool{}
+		for a := range m {
+			want[a] = true
+		}
+		for _, s := range spans {
+			for a := s.from; ; a = a.Next() {
+				b, err := x.block(a)
+				Expect(err).NotTo(HaveOccurred())
+				if b.firstZero(offset(a), 1) >= 0 == want[a] {
+					Fail(fmt.Sprint("bit of ", a))
+				}
+				if a == s.to || offset(a) > 4000 {
+					break
+				}
+			}
+		}
 	}
 
 	It("agrees with a map through thousands of changes, growing as it must", func() {
@@ -91,10 +107,32 @@ var _ = Describe("the index", func() {
 		for i := range uint64(2000) {
 			a := netip.MustParseAddr("2001:db8::").As16()
 			a[8], a[9], a[10] = byte(i>>8), byte(i), byte(i*7)
-			Expect(x.insert("o", netip.AddrFrom16(a))).To(Succeed())
+			Expect(x.insert(fmt.Sprint("o", i), netip.AddrFrom16(a))).To(Succeed())
 		}
-		Expect(x.lookup("o")).To(HaveLen(2000))
+		for i := range 2000 {
+			Expect(x.lookup(fmt.Sprint("o", i))).To(HaveLen(1))
+		}
 		Expect(x.blocks).To(BeNumerically(">", 2000))
+	})
+
+	It("keeps the row of a word that stands in thousands of files short", func() {
+		x := newIndex(0)
+		from := netip.MustParseAddr("10.0.0.0")
+		for i := range uint64(5000) {
+			Expect(x.insert("reserved", plus(from, i))).To(Succeed())
+		}
+		Expect(x.live).To(BeEquivalentTo(manySlots + 1))
+		Expect(second(x.lookup("reserved"))).To(MatchError(errMany))
+		got, ok, err := x.firstFree(span{from, plus(from, 9000)})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(ok).To(BeTrue())
+		Expect(got).To(Equal(plus(from, 5000)))
+		for i := range 1000 { // makes it grow
+			Expect(x.insert(fmt.Sprint("c", i), plus(from, uint64(5000+i)))).To(Succeed())
+		}
+		got, _, err = x.firstFree(span{from, plus(from, 9000)})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(got).To(Equal(plus(from, 6000)))
 	})
 
 	It("skips a full million of addresses in a moment, and finds the hole", func() {

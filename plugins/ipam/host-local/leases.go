@@ -64,7 +64,15 @@ func (l *leases) lookup(owner string) (addrs []netip.Addr, err error) {
 		addrs, err = x.lookup(owner)
 		return err
 	})
-	return addrs, err
+	if !errors.Is(err, errMany) {
+		return addrs, err
+	}
+	for _, lease := range l.listed { // ask had to read the directory
+		if lease.owner == owner {
+			addrs = append(addrs, lease.addr)
+		}
+	}
+	return addrs, nil
 }
 
 // ask puts a question to the index, and to a new one when it cannot answer.

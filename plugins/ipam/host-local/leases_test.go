@@ -143,6 +143,27 @@ var _ = Describe("the lease directory and its index", func() {
 		mustWalk("c5", "10.1.2.5")
 	})
 
+	It("finds all the files of an owner that has very many", func() {
+		for i := range 200 {
+			n.write(fmt.Sprintf("10.1.7.%d", i), "many")
+		}
+		for range 2 {
+			held, walked := lookup("many")
+			Expect(walked).To(BeTrue())
+			Expect(held).To(HaveLen(200))
+		}
+		_, walked := lookup("few")
+		Expect(walked).To(BeFalse())
+		within(func(l *leases) {
+			held, err := l.of("many")
+			Expect(err).NotTo(HaveOccurred())
+			for _, a := range held {
+				Expect(l.release(a, "many")).To(Succeed())
+			}
+		})
+		mustWalk("many")
+	})
+
 	It("writes no index through a link", func() {
 		dir := filepath.Join(n.dataDir, ".hawser")
 		Expect(os.RemoveAll(dir)).To(Succeed())
