@@ -1,0 +1,192 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nft"
+)
+
+// spoofCheck drops the frames of a port that do not have the container's MAC address as source. All
+// ports share one rule and two sets: which ports are checked, and which address each may use.
+type spoofCheck struct {
+	Attachment cni.Attachment
+	Port       string // the host end's name
+	MAC        net.HardwareAddr
+}
+
+var spoofTable = nft.Table{Family: nft.Bridge, Name: "hawser"}
+
+const (
+	spoofPorts = "macspoof_ports_v1"
+	spoofPairs = "macspoof_pairs_v1"
+)
+
+// spoofLayout filters before anything else of the bridge looks at a frame.
+func spoofLayout() nft.Layout {
+	return nft.Layout{
+		Table:   spoofTable,
+		Comment: "Hawser CNI plugins",
+		Sets: []nft.Set{
+			{Name: spoofPorts, Key: []nft.Type{nft.IfName}, Comment: "ports whose frames are checked"},
+			{Name: spoofPairs, Key: []nft.Type{nft.IfName, nft.EtherAddr}, Comment: "port . MAC address of its container"},
+		},
+		Chains: []nft.Chain{{
+			Name:    "macspoof_v1",
+			Comment: "macspoofchk of containers",
+			Hook:    &nft.Hook{Type: "filter", Point: nft.Prerouting, Priority: -300},
+			Rules: []nft.Rule{{
+				nft.InSet(spoofPorts, nft.IIFName),
+				nft.NotInSet(spoofPairs, nft.IIFName, nft.EtherSaddr),
+				nft.Drop(),
+			}},
+		}},
+	}
+}
+
+func (s spoofCheck) port() nft.Element {
+	return nft.Element{Key: nft.IfNameKey(s.Port), Comment: s.Attachment.Mark()}
+}
+
+func (s spoofCheck) pair() nft.Element {
+	return nft.Element{Key: nft.Key(nft.IfNameKey(s.Port), s.MAC), Comment: s.Attachment.Mark()}
+}
+
+// add makes the check. What is there for the port already is left from one that had its name before,
+// or from an ADD of this attachment that was killed.
+func (s spoofCheck) add(ctx context.Context, nf *nft.Conn) error {
+	err := nf.Update(ctx, func(tx *nft.Tx) error {
+		if _, err := tx.Ensure(spoofLayout()); err != nil {
+			return err
+		}
+		old, err := tx.Get(spoofTable, spoofPorts, s.port().Key)
+		if err != nil {
+			return err
+		}
+		if old[0] != nil {
+			samePort := func(e nft.Element) bool { return bytes.HasPrefix(e.Key, s.port().Key) }
+			if err := stageSpoofRemoval(tx, samePort); err != nil {
+				return err
+			}
+		}
+		tx.Add(spoofTable, spoofPorts, s.port())
+		tx.Add(spoofTable, spoofPairs, s.pair())
+		return nil
+	})
+	return spoofError(err)
+}
+
+// check compares the port's elements and the shared rule with the kernel's.
+func (s spoofCheck) check(nf *nft.Conn) error {
+	errs := []error{nf.Verify(spoofLayout())}
+	for set, want := range map[string]nft.Element{spoofPorts: s.port(), spoofPairs: s.pair()} {
+		live, err := nf.Get(spoofTable, set, want.Key)
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case live[0] == nil || !s.Attachment.Owns(live[0].Comment):
+			errs = append(errs, fmt.Errorf("set %q: port %q with address %s is missing", set, s.Port, s.MAC))
+		}
+	}
+	return spoofError(errors.Join(errs...))
+}
+
+// deleteSpoofCheck removes the attachment's check, ours or the reference's, without knowing the port.
+func deleteSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
+	err := errors.Join(
+		removeSpoofElements(ctx, nf, func(e nft.Element) bool { return a.Owns(e.Comment) }),
+		removeReferenceSpoofCheck(ctx, nf, a),
+	)
+	return spoofError(err)
+}
+
+// collectSpoofChecks removes the checks of the network's attachments that are not valid. The
+// reference's are left: they do not tell their network.
+func collectSpoofChecks(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
+	return spoofError(removeSpoofElements(ctx, nf, func(e nft.Element) bool { return valid.Garbage(e.Comment) }))
+}
+
+// spoofStatus says whether the kernel can do the check.
+func spoofStatus(nf *nft.Conn) error { return nf.Probe(spoofLayout()) }
+
+func removeSpoofElements(ctx context.Context, nf *nft.Conn, garbage func(nft.Element) bool) error {
+	there, err := nf.HasTable(spoofTable)
+	if err != nil || !there {
+		return nothingThere(err)
+	}
+	return nf.Update(ctx, func(tx *nft.Tx) error { return stageSpoofRemoval(tx, garbage) })
+}
+
+func stageSpoofRemoval(tx *nft.Tx, garbage func(nft.Element) bool) error {
+	for _, set := range []string{spoofPorts, spoofPairs} {
+		live, err := tx.Elements(spoofTable, set)
+		if err != nil {
+			return err
+		}
+		for _, e := range live {
+			if garbage(e) {
+				tx.Delete(spoofTable, set, e)
+			}
+		}
+	}
+	return nil
+}
+
+// removeReferenceSpoofCheck removes what the reference made: a jump in PREROUTING with a comment that
+// names container and interface, to a chain that jumps to another one.
+func removeReferenceSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
+	table := nft.Table{Family: nft.Bridge, Name: "nat"}
+	name := a.ContainerID + "-" + a.IfName
+	chains := []string{"cni-br-iface-" + name, "cni-br-iface-" + name + "-mac"}
+	there := false
+	for _, chain := range chains {
+		live, err := nf.Chain(table, chain)
+		if err != nil {
+			return nothingThere(err)
+		}
+		there = there || live != nil
+	}
+	if !there {
+		return nil
+	}
+	return nf.Update(ctx, func(tx *nft.Tx) error {
+		rules, err := tx.Rules(table, "PREROUTING")
+		if err != nil {
+			return err
+		}
+		for _, r := range rules {
+			if r.Target == chains[0] || r.Comment == "macspoofchk-"+name {
+				tx.DeleteRule(table, "PREROUTING", r.Handle)
+			}
+		}
+		for _, chain := range chains {
+			live, err := tx.Chain(table, chain)
+			if err != nil {
+				return err
+			}
+			if live != nil {
+				tx.DeleteChain(table, chain)
+			}
+		}
+		return nil
+	})
+}
+
+// nothingThere is for removals: a kernel without nftables has nothing of ours in it.
+func nothingThere(err error) error {
+	if errors.Is(err, nft.ErrUnsupported) {
+		return nil
+	}
+	return err
+}
+
+func spoofError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("MAC address check: %w", err)
+}

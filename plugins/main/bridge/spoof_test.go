@@ -1,0 +1,192 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+const spoofTablePrinted = `table bridge hawser {
+	comment "Hawser CNI plugins"
+	set macspoof_ports_v1 {
+		type ifname
+		comment "ports whose frames are checked"
+		elements = { "veth1" comment "MARK" }
+	}
+
+	set macspoof_pairs_v1 {
+		type ifname . ether_addr
+		comment "port . MAC address of its container"
+		elements = { "veth1" . 02:00:00:00:00:01 comment "MARK" }
+	}
+
+	chain macspoof_v1 {
+		comment "macspoofchk of containers"
+		type filter hook prerouting priority dstnat; policy accept;
+		iifname @macspoof_ports_v1 iifname . ether saddr != @macspoof_pairs_v1 drop
+	}
+}
+`
+
+func spoofed(id, ifName, port string, mac byte) spoofCheck {
+	return spoofCheck{Attachment: cni.Attachment{Network: "net1", ContainerID: id, IfName: ifName}, Port: port,
+		MAC: net.HardwareAddr{2, 0, 0, 0, 0, mac}}
+}
+
+// inHost runs fn in the host with a connection of its own.
+func inHost(h *nstest.Host, fn func(context.Context, *nft.Conn) error) error {
+	GinkgoHelper()
+	var err error
+	h.Do(func() {
+		nf := nft.New()
+		err = fn(context.Background(), nf)
+		Expect(nf.Close()).To(Succeed())
+	})
+	return err
+}
+
+var _ = Describe("the MAC address check", Label("kernel"), func() {
+	var host *nstest.Host
+	one := spoofed("c1", "eth0", "veth1", 1)
+
+	add := func(s spoofCheck) error { return inHost(host, s.add) }
+	check := func(s spoofCheck) error {
+		return inHost(host, func(_ context.Context, nf *nft.Conn) error { return s.check(nf) })
+	}
+	del := func(s spoofCheck) error {
+		return inHost(host, func(ctx context.Context, nf *nft.Conn) error { return deleteSpoofCheck(ctx, nf, s.Attachment) })
+	}
+	collect := func(valid ...cni.AttachmentRef) error {
+		return inHost(host, func(ctx context.Context, nf *nft.Conn) error {
+			return collectSpoofChecks(ctx, nf, cni.NewSet("net1", valid))
+		})
+	}
+	ruleset := func() string { return host.Cmd("nft", "list", "ruleset") }
+
+	BeforeEach(func() {
+		nstest.Need("nft", "nft-bridge")
+		host = nstest.NewHost()
+	})
+
+	It("lets the container's address pass and drops all others, of this port only", func() {
+		host.Cmd("ip", "link", "add", "br0", "type", "bridge")
+		host.Cmd("ip", "link", "set", "br0", "up")
+		var containers []*nstest.Host
+		for i := range 2 {
+			c := nstest.NewHost()
+			port := fmt.Sprintf("veth%d", i+1)
+			nstest.Wire(nstest.End{Host: host, Name: port},
+				nstest.End{Host: c, Name: "eth0", Addrs: []string{fmt.Sprintf("10.1.0.%d/24", i+1)}})
+			c.Cmd("ip", "link", "set", "eth0", "address", fmt.Sprintf("02:00:00:00:00:0%d", i+1))
+			host.Cmd("ip", "link", "set", port, "master", "br0")
+			containers = append(containers, c)
+		}
+		// The kernel sends again every second until there is an answer.
+		ping := func(seconds string) int {
+			containers[0].Cmd("ip", "neigh", "flush", "all")
+			return containers[0].Run(nstest.Program{Path: "ping", Args: []string{"-c1", "-w" + seconds, "10.1.0.2"}}).Exit
+		}
+		Expect(add(one)).To(Succeed())
+		Expect(ping("9")).To(BeZero())
+		containers[1].Cmd("ip", "link", "set", "eth0", "address", "02:00:00:00:00:44")
+		Expect(ping("9")).To(BeZero())
+		containers[0].Cmd("ip", "link", "set", "eth0", "address", "02:00:00:00:00:33")
+		Expect(ping("2")).NotTo(BeZero())
+		Expect(del(one)).To(Succeed())
+		Expect(ping("9")).To(BeZero())
+	})
+
+	It("prints as an administrator would write it, with its owner, and reloads", func() {
+		Expect(add(one)).To(Succeed())
+		want := strings.ReplaceAll(spoofTablePrinted, "MARK", one.Attachment.Mark())
+		Expect(ruleset()).To(Equal(want))
+		file := GinkgoT().TempDir() + "/saved"
+		host.Cmd("sh", "-c", "nft list ruleset >"+file+" && nft flush ruleset && nft -f "+file)
+		Expect(ruleset()).To(Equal(want))
+		Expect(check(one)).To(Succeed())
+	})
+
+	It("has one rule for all, and gives a port that has a new owner only the new address", func() {
+		two := spoofed("c2", "eth0", "veth2", 2)
+		Expect(add(one)).To(Succeed())
+		Expect(add(two)).To(Succeed())
+		Expect(strings.Count(host.Cmd("nft", "-j", "list", "ruleset"), `{"rule"`)).To(Equal(1))
+		reused := spoofed("c3", "eth0", "veth1", 3)
+		Expect(add(reused)).To(Succeed())
+		Expect(ruleset()).NotTo(ContainSubstring("02:00:00:00:00:01"))
+		Expect(check(one)).To(MatchError(ContainSubstring(`port "veth1"`)))
+		Expect(del(one)).To(Succeed())
+		Expect(check(reused)).To(Succeed())
+		Expect(check(two)).To(Succeed())
+		Expect(add(reused)).To(Succeed())
+		Expect(check(reused)).To(Succeed())
+	})
+
+	DescribeTable("sees what was changed, and the next one repairs what all share", func(change string, repaired bool) {
+		Expect(add(one)).To(Succeed())
+		host.Cmd("sh", "-c", change)
+		Expect(check(one)).NotTo(Succeed())
+		Expect(add(spoofed("c2", "eth0", "veth2", 2))).To(Succeed())
+		if repaired {
+			Expect(check(one)).To(Succeed())
+		}
+	},
+		Entry("the rule", "nft flush table bridge hawser", true),
+		Entry("the port", `nft delete element bridge hawser macspoof_ports_v1 '{ "veth1" }'`, false),
+		Entry("the address", `nft delete element bridge hawser macspoof_pairs_v1 '{ "veth1" . 02:00:00:00:00:01 }'`, false),
+		Entry("everything", "nft flush ruleset", false),
+	)
+
+	It("deletes and collects its own only, also where there is nothing", func() {
+		Expect(del(one)).To(Succeed())
+		Expect(collect()).To(Succeed())
+		Expect(ruleset()).To(BeEmpty())
+		second := spoofed("c1", "net1", "veth2", 2)
+		elsewhere := spoofed("c1", "eth0", "veth3", 3)
+		elsewhere.Attachment.Network = "net2"
+		for _, s := range []spoofCheck{one, second, elsewhere} {
+			Expect(add(s)).To(Succeed())
+		}
+		Expect(del(one)).To(Succeed())
+		Expect(check(second)).To(Succeed())
+		Expect(add(one)).To(Succeed())
+		Expect(collect(cni.AttachmentRef{ContainerID: "c1", IfName: "net1"})).To(Succeed())
+		Expect(check(one)).NotTo(Succeed())
+		Expect(check(second)).To(Succeed())
+		Expect(collect()).To(Succeed())
+		Expect(check(second)).NotTo(Succeed())
+		Expect(check(elsewhere)).To(Succeed())
+	})
+
+	It("tells whether the kernel could do it, and changes nothing by that", func() {
+		Expect(inHost(host, func(_ context.Context, nf *nft.Conn) error { return spoofStatus(nf) })).To(Succeed())
+		Expect(ruleset()).To(BeEmpty())
+	})
+
+	It("deletes what the reference made", func() {
+		const reference = "/usr/lib/cni"
+		if _, err := os.Stat(reference + "/bridge"); err != nil {
+			Skip("the reference plugins are not installed: " + err.Error())
+		}
+		for _, id := range []string{"c1", "c2"} {
+			out := host.Run(nstest.Program{Path: reference + "/bridge", Stdin: `{"cniVersion": "1.0.0", "name": "net1",
+				"type": "bridge", "bridge": "br0", "macspoofchk": true}`, Env: []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=" + id,
+				"CNI_NETNS=" + nstest.NewNetns().Path, "CNI_IFNAME=eth0", "CNI_PATH=" + reference}})
+			Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
+		}
+		Expect(ruleset()).To(ContainSubstring("cni-br-iface-c1-eth0-mac"))
+		Expect(del(one)).To(Succeed())
+		Expect(ruleset()).NotTo(ContainSubstring("c1-eth0"))
+		Expect(ruleset()).To(ContainSubstring("jump cni-br-iface-c2-eth0"))
+		Expect(ruleset()).To(ContainSubstring("jump cni-br-iface-c2-eth0-mac"))
+	})
+})
