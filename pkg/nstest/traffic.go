@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/onsi/ginkgo/v2"
@@ -26,7 +27,11 @@ func Wire(a, b End) {
 		// Duplicate address detection would end in the middle of a spec.
 		e.Host.SetSysctl("net/ipv6/conf/"+e.Name+"/accept_dad", "0")
 		for _, addr := range e.Addrs {
-			e.Host.Cmd("ip", "addr", "add", addr, "dev", e.Name)
+			args := []string{"addr", "add", addr, "dev", e.Name}
+			if strings.Contains(addr, ":") { // else it is tentative for a moment all the same
+				args = append(args, "nodad")
+			}
+			e.Host.Cmd("ip", args...)
 		}
 		e.Host.Cmd("ip", "link", "set", e.Name, "up")
 	}
