@@ -1,0 +1,323 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/invoke"
+	"github.com/hawser-cni/plugins/pkg/ipam"
+	"github.com/hawser-cni/plugins/pkg/masq"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// attachment is one ADD or CHECK under way: the request, its configuration
+// and the sockets on both sides.
+type attachment struct {
+	*skel.Request
+	cfg  config
+	host *rtnl.Conn
+	cont *rtnl.Conn
+	nf   *nft.Conn
+
+	bridge  rtnl.Link
+	hostEnd rtnl.Link
+	contEnd rtnl.Link
+
+	asked bool // IPAM was started and may have reserved something
+	stays bool // the pair could not be deleted in the roll-back
+}
+
+func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
+	a, err := open(req)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.findIPAM(); err != nil {
+		return nil, err
+	}
+	if err := a.ensureBridge(); err != nil {
+		return nil, err
+	}
+	if err := a.createPair(); err != nil {
+		return nil, err
+	}
+	if err := a.attachPort(ctx); err != nil {
+		return nil, err
+	}
+	// The link comes before IPAM: some IPAM plugins need it (dhcp), and an
+	// attachment that exists already must fail without asking IPAM.
+	p := plan{Result: &cni.Result{}}
+	if a.cfg.IPAM {
+		if p, err = a.borrowAddresses(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if err := a.setUpNetwork(ctx, p); err != nil {
+		return nil, err
+	}
+	if err := a.waitForPort(ctx); err != nil {
+		return nil, err
+	}
+	return p.Result, a.describeLinks(p.Result)
+}
+
+func del(ctx context.Context, req *skel.Request) error {
+	nf := nft.New()
+	// Closing a netfilter socket after a deletion waits for the kernel, and so
+	// does deleting a link. In this order the first wait covers the second.
+	natErr := errors.Join(deleteSpoofCheck(ctx, nf, req.Attachment), masq.Del(ctx, nf, req.Attachment, cni.Addresses(req.PrevResult.ContainerIPs(req.IfName))))
+	gone, linkErr := deleteLink(req)
+	errs := []error{natErr, linkErr, nf.Close()}
+	switch {
+	case req.IPAM == "":
+	case !gone:
+		// An address must not be given to another while somebody answers to it.
+		errs = append(errs, fmt.Errorf("IPAM plugin %q: not asked to release the addresses while the interface is still there", req.IPAM))
+	default:
+		errs = append(errs, ipamClient(req).Del(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+func check(ctx context.Context, req *skel.Request) error {
+	if req.PrevResult == nil {
+		return cni.Errorf(cni.CodeConfig, "prevResult: missing; CHECK compares the container with it")
+	}
+	a, err := open(req)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	if a.cfg.IPAM {
+		errs = append(errs, ipamClient(req).Check(ctx))
+	}
+	errs = append(errs, a.verify(ctx)...)
+	return errors.Join(errs...)
+}
+
+func gc(ctx context.Context, req *skel.Request) error {
+	host, err := rtnl.Dial(nil)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	nf := nft.New()
+	errs := []error{
+		collectSpoofChecks(ctx, nf, req.Valid),
+		masq.GC(ctx, nf, req.Network, req.Valid),
+		iface.Collect(host, req.Valid),
+		nf.Close(),
+	}
+	if req.IPAM != "" {
+		errs = append(errs, ipamClient(req).GC(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// status looks for what would make ADD fail: a configuration that is refused,
+// a bridge name that something else has, a missing backend, IPAM's answer.
+func status(ctx context.Context, req *skel.Request) error {
+	cfg, err := parseConfig(req)
+	if err != nil {
+		return err
+	}
+	host, err := rtnl.Dial(nil)
+	if err != nil {
+		return cni.Errorf(cni.CodeUnavailable, "%w", err)
+	}
+	defer host.Close()
+	nf := nft.New()
+	defer nf.Close()
+	if _, err := findBridge(host, cfg.Bridge); err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+		return cni.Errorf(cni.CodeUnavailable, "%w", err)
+	}
+	if cfg.SpoofCheck {
+		if err := spoofStatus(nf); err != nil {
+			return cni.Errorf(cni.CodeUnavailable, "macspoofchk: %w", err)
+		}
+	}
+	if cfg.Masq {
+		if err := masq.Status(ctx, nf, cfg.MasqBackend); err != nil {
+			return cni.Errorf(cni.CodeUnavailable, "ipMasq: %w", err)
+		}
+	}
+	if cfg.IPAM {
+		return ipamClient(req).Status(ctx)
+	}
+	return nil
+}
+
+// deleteLink deletes the attachment's pair. gone is false only when it was
+// found and is there still.
+func deleteLink(req *skel.Request) (gone bool, err error) {
+	host, err := rtnl.Dial(nil)
+	if err != nil {
+		return true, err
+	}
+	defer host.Close()
+	s := iface.Search{Attachment: req.Attachment, Host: host, NS: req.NS, Prev: req.PrevResult, Master: iface.UnknownMaster}
+	if br, err := findBridge(host, bridgeName(req)); err == nil {
+		s.Master = br.Index
+	}
+	return s.Delete()
+}
+
+// open parses the configuration and opens a socket on either side, for as long
+// as the call and its roll-back last.
+func open(req *skel.Request) (*attachment, error) {
+	cfg, err := parseConfig(req)
+	if err != nil {
+		return nil, err
+	}
+	a := &attachment{Request: req, cfg: cfg, nf: nft.New()}
+	req.OnDone(a.close)
+	if a.host, err = rtnl.Dial(nil); err != nil {
+		return nil, err
+	}
+	if a.cont, err = rtnl.Dial(req.NS); err != nil {
+		return nil, fmt.Errorf("namespace %q: %w", req.Netns, err)
+	}
+	return a, nil
+}
+
+func (a *attachment) close() {
+	for _, c := range []*rtnl.Conn{a.host, a.cont} {
+		if c != nil {
+			_ = c.Close()
+		}
+	}
+	_ = a.nf.Close()
+}
+
+func ipamClient(req *skel.Request) ipam.Client {
+	return ipam.Client{
+		Type: req.IPAM, Conf: req.Conf, Version: req.Version,
+		Runner: invoke.Runner{Path: req.Path, Env: req.Env, Stderr: req.Stderr},
+	}
+}
+
+// findIPAM refuses an IPAM plugin that is not there before anything is made.
+func (a *attachment) findIPAM() error {
+	if !a.cfg.IPAM {
+		return nil
+	}
+	client := ipamClient(a.Request)
+	_, err := client.Runner.Find(client.Type)
+	return err
+}
+
+// createPair makes the container's interface and its host end, marked as this
+// attachment's, and makes the host end a port of the bridge.
+func (a *attachment) createPair() error {
+	pair := iface.Pair{Attachment: a.Attachment, Host: a.host, Cont: a.cont, NS: a.NS, MTU: a.cfg.MTU, MAC: a.cfg.MAC}
+	var err error
+	if a.hostEnd, a.contEnd, err = pair.Create(); err != nil {
+		return err
+	}
+	// Undone in reverse: the addresses are free when nobody answers to them.
+	a.OnFail("release the addresses", a.release)
+	a.OnFail("delete the interface", a.deletePair)
+	ch := iface.MarkChange(a.Attachment)
+	ch.Master = &a.bridge.Index
+	return a.host.SetLink(a.hostEnd.Index, ch)
+}
+
+func (a *attachment) deletePair(context.Context) error {
+	err := a.host.DelLink(a.hostEnd.Index)
+	a.stays = err != nil
+	return err
+}
+
+// release gives back what IPAM reserved, for DEL to do once it is safe where
+// the pair is there still.
+func (a *attachment) release(ctx context.Context) error {
+	if !a.asked || a.stays {
+		return nil
+	}
+	return ipamClient(a.Request).Release(ctx)
+}
+
+// borrowAddresses asks IPAM and decides what to do with its answer.
+func (a *attachment) borrowAddresses(ctx context.Context) (plan, error) {
+	a.asked = true
+	lease, err := ipamClient(a.Request).Add(ctx)
+	if err != nil {
+		return plan{}, err
+	}
+	p, err := makePlan(a.cfg, lease)
+	if err != nil {
+		return plan{}, err
+	}
+	p.Result.Interfaces = a.interfaces()
+	return p, nil
+}
+
+// setUpNetwork configures the container's interface, the gateways and the
+// masquerade; in a layer 2 network it only brings the interface up.
+func (a *attachment) setUpNetwork(ctx context.Context, p plan) error {
+	if !a.cfg.IPAM {
+		if a.cfg.KeepDown {
+			return nil
+		}
+		return a.cont.SetLink(a.contEnd.Index, rtnl.Change{Up: ptr(true)})
+	}
+	if err := a.ensureGateways(ctx, p.Gateways); err != nil {
+		return err
+	}
+	if err := iface.Configure(ctx, a.target(), p.Result); err != nil {
+		return err
+	}
+	if !a.cfg.Masq {
+		return nil
+	}
+	a.OnFail("remove the masquerade", func(ctx context.Context) error {
+		return masq.Del(ctx, a.nf, a.Attachment, cni.Addresses(p.Result.IPs))
+	})
+	return masq.Add(ctx, a.nf, a.masq(p.Result))
+}
+
+func (a *attachment) target() iface.Target {
+	return iface.Target{NS: a.NS, Conn: a.cont, Name: a.IfName, EnableDAD: a.cfg.DAD}
+}
+
+func (a *attachment) masq(res *cni.Result) masq.Config {
+	return masq.Config{Attachment: a.Attachment, Backend: a.cfg.MasqBackend, Addrs: cni.Addresses(res.IPs)}
+}
+
+// interfaces lists the links as results do: the bridge, the host end, the
+// container's interface, and the VLAN's gateway if there is one.
+func (a *attachment) interfaces() []cni.Interface {
+	cont := iface.Describe(a.contEnd)
+	cont.Sandbox = a.Netns
+	return []cni.Interface{iface.Describe(a.bridge), iface.Describe(a.hostEnd), cont}
+}
+
+// describeLinks fills in the links as they are at the end.
+func (a *attachment) describeLinks(res *cni.Result) error {
+	for _, l := range []struct {
+		conn *rtnl.Conn
+		link *rtnl.Link
+	}{{a.host, &a.bridge}, {a.host, &a.hostEnd}, {a.cont, &a.contEnd}} {
+		now, err := l.conn.LinkByIndex(l.link.Index)
+		if err != nil {
+			return err
+		}
+		*l.link = now
+	}
+	res.Interfaces = a.interfaces()
+	if name := a.cfg.gatewayName(); a.cfg.Gateway && a.cfg.IPAM && name != a.cfg.Bridge {
+		gw, err := a.host.Link(name)
+		if err != nil {
+			return err
+		}
+		res.Interfaces = append(res.Interfaces, iface.Describe(gw))
+	}
+	return nil
+}
+
+func ptr[T any](v T) *T { return &v }

@@ -1,0 +1,199 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/masq"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+const (
+	defaultBridge = "cni0"
+	vlanMax       = 4094
+)
+
+// wireConfig is the configuration as written.
+type wireConfig struct {
+	Bridge                    string      `json:"bridge" help:"name of the bridge, made when it is not there (cni0)"`
+	IsGateway                 bool        `json:"isGateway" help:"give the bridge the gateway addresses and forward packets (false)"`
+	IsDefaultGateway          bool        `json:"isDefaultGateway" help:"isGateway, and the containers' default routes lead to it (false)"`
+	ForceAddress              bool        `json:"forceAddress" help:"replace other addresses of the bridge instead of failing (false)"`
+	IPMasq                    bool        `json:"ipMasq" help:"masquerade what leaves the containers' subnets (false)"`
+	IPMasqBackend             *string     `json:"ipMasqBackend" help:"nftables or iptables (nftables, where the kernel has it)"`
+	MTU                       int         `json:"mtu" help:"bytes, of a new bridge and of both ends of the pair (the kernel's)"`
+	HairpinMode               bool        `json:"hairpinMode" help:"let a container reach itself through the bridge (false)"`
+	PromiscMode               bool        `json:"promiscMode" help:"set the bridge promiscuous; not with hairpinMode (false)"`
+	VLAN                      int         `json:"vlan" help:"VLAN of the port, untagged, 1 to 4094 (0: none)"`
+	VLANTrunk                 []wireTrunk `json:"vlanTrunk" help:"VLANs that the port carries tagged"`
+	PreserveDefaultVLAN       bool        `json:"preserveDefaultVlan" help:"keep the bridge's default VLAN on a port with vlan or vlanTrunk (false)"`
+	MacSpoofChk               bool        `json:"macspoofchk" help:"drop frames that do not carry the container's MAC address (false)"`
+	EnableDAD                 bool        `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (false)"`
+	DisableContainerInterface bool        `json:"disableContainerInterface" help:"leave the container's end down; not with ipam (false)"`
+	PortIsolation             bool        `json:"portIsolation" help:"isolate the port from the bridge's other isolated ports (false)"`
+	IPAM                      wireIPAM    `json:"ipam"`
+	DNS                       cni.DNS     `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
+	Args                      struct {
+		CNI struct {
+			MAC string `json:"mac" help:"MAC address of the container's end; wins over MAC in CNI_ARGS"`
+		} `json:"cni"`
+	} `json:"args"`
+	RuntimeConfig struct {
+		MAC string `json:"mac" help:"MAC address of the container's end (capability mac); wins over all"`
+	} `json:"runtimeConfig"`
+}
+
+type wireIPAM struct {
+	Type string `json:"type" help:"IPAM plugin that gives the addresses (none: layer 2 only)"`
+}
+
+type wireTrunk struct {
+	ID    *int `json:"id" help:"one VLAN, 1 to 4094"`
+	MinID *int `json:"minID" help:"first VLAN of a range; with maxID"`
+	MaxID *int `json:"maxID" help:"last VLAN of a range; with minID"`
+}
+
+// config is the configuration with every value checked.
+type config struct {
+	Bridge         string
+	MTU            int
+	Promisc        bool
+	Gateway        bool
+	DefaultGateway bool
+	ForceAddress   bool
+	Masq           bool
+	MasqBackend    masq.Backend
+	Port           port
+	SpoofCheck     bool
+	DAD            bool
+	KeepDown       bool
+	MAC            net.HardwareAddr
+	DNS            cni.DNS
+	IPAM           bool
+}
+
+// port is how a port of the bridge is set up.
+type port struct {
+	Hairpin     bool
+	Isolated    bool
+	Filtering   bool // the bridge must filter VLANs
+	VLAN        uint16
+	Trunk       []uint16 // sorted, each once
+	KeepDefault bool
+}
+
+// parseConfig reads and checks the configuration. Everything that it refuses
+// is code 7 with key and value, or code 4 for CNI_ARGS.
+func parseConfig(req *skel.Request) (config, error) {
+	w := wireConfig{Bridge: defaultBridge}
+	if err := req.Decode(&w); err != nil {
+		return config{}, err
+	}
+	c := config{
+		Bridge: w.Bridge, MTU: w.MTU, Promisc: w.PromiscMode,
+		Gateway: w.IsGateway || w.IsDefaultGateway, DefaultGateway: w.IsDefaultGateway, ForceAddress: w.ForceAddress,
+		Masq: w.IPMasq && w.IPAM.Type != "", SpoofCheck: w.MacSpoofChk, DAD: w.EnableDAD, KeepDown: w.DisableContainerInterface,
+		DNS: w.DNS, IPAM: w.IPAM.Type != "",
+		Port: port{Hairpin: w.HairpinMode, Isolated: w.PortIsolation, KeepDefault: w.PreserveDefaultVLAN,
+			Filtering: w.VLAN != 0 || w.VLANTrunk != nil},
+	}
+	if err := checkLink(w); err != nil {
+		return c, err
+	}
+	var err error
+	if c.Port.VLAN, c.Port.Trunk, err = parseVLANs(w); err != nil {
+		return c, err
+	}
+	if c.Gateway && c.IPAM && c.Port.VLAN != 0 && !cni.ValidIfName(c.gatewayName()) {
+		return c, bad("bridge", w.Bridge, fmt.Sprintf("the gateway of vlan %d would be called %q, which is too long (15 bytes at most)", w.VLAN, c.gatewayName()))
+	}
+	if c.MasqBackend, err = masq.ParseBackend(w.IPMasqBackend); err != nil {
+		return c, cni.Errorf(cni.CodeConfig, "%w", err)
+	}
+	c.MAC, err = iface.WantedMAC{Args: req.Args, ArgsCNI: w.Args.CNI.MAC, RuntimeConfig: w.RuntimeConfig.MAC}.Parse()
+	return c, err
+}
+
+// gatewayName is the link that has the gateway addresses.
+func (c config) gatewayName() string {
+	if c.Port.VLAN == 0 {
+		return c.Bridge
+	}
+	return fmt.Sprintf("%s.%d", c.Bridge, c.Port.VLAN)
+}
+
+// bridgeName reads only what DEL needs, so that no other key, however broken,
+// stands in its way. With a broken name nothing was ever made.
+func bridgeName(req *skel.Request) string {
+	w := struct {
+		Bridge string `json:"bridge"`
+	}{defaultBridge}
+	if err := req.Decode(&w); err != nil {
+		req.Warn("%v", err)
+	}
+	return w.Bridge
+}
+
+func checkLink(w wireConfig) error {
+	switch {
+	case !cni.ValidIfName(w.Bridge):
+		return bad("bridge", w.Bridge, "is no interface name (1 to 15 bytes, no '/', ':' or blank)")
+	case w.HairpinMode && w.PromiscMode:
+		return bad("promiscMode", true, "cannot be set together with hairpinMode: frames would be delivered twice")
+	case w.DisableContainerInterface && w.IPAM.Type != "":
+		return bad("disableContainerInterface", true, fmt.Sprintf("cannot be set together with ipam.type %q: an interface that is down has no use for addresses", w.IPAM.Type))
+	}
+	return iface.CheckMTU(w.MTU)
+}
+
+func parseVLANs(w wireConfig) (vlan uint16, trunk []uint16, err error) {
+	if w.VLAN < 0 || w.VLAN > vlanMax {
+		return 0, nil, bad("vlan", w.VLAN, fmt.Sprintf("is not between 0 and %d", vlanMax))
+	}
+	for i, t := range w.VLANTrunk {
+		if err := t.check(fmt.Sprintf("vlanTrunk[%d]", i)); err != nil {
+			return 0, nil, err
+		}
+		if t.ID != nil {
+			trunk = append(trunk, uint16(*t.ID))
+		}
+		if t.MinID == nil {
+			continue
+		}
+		for id := *t.MinID; id <= *t.MaxID; id++ {
+			trunk = append(trunk, uint16(id))
+		}
+	}
+	slices.Sort(trunk)
+	return uint16(w.VLAN), slices.Compact(trunk), nil
+}
+
+// check refuses an entry of vlanTrunk that says nothing, half of something or
+// what no VLAN is. key is where it stands.
+func (t wireTrunk) check(key string) error {
+	switch {
+	case (t.MinID == nil) != (t.MaxID == nil):
+		return cni.Errorf(cni.CodeConfig, "%s: minID and maxID must be given together", key)
+	case t.ID == nil && t.MinID == nil:
+		return cni.Errorf(cni.CodeConfig, "%s: neither id nor minID and maxID", key)
+	}
+	for _, v := range []struct {
+		key string
+		id  *int
+	}{{".id", t.ID}, {".minID", t.MinID}, {".maxID", t.MaxID}} {
+		if v.id != nil && (*v.id < 1 || *v.id > vlanMax) {
+			return bad(key+v.key, *v.id, fmt.Sprintf("is not between 1 and %d", vlanMax))
+		}
+	}
+	if t.MinID != nil && *t.MinID > *t.MaxID {
+		return bad(key+".minID", *t.MinID, fmt.Sprintf("is greater than maxID %d", *t.MaxID))
+	}
+	return nil
+}
+
+func bad(key string, value any, reason string) error {
+	return cni.Errorf(cni.CodeConfig, "%s: %#v %s", key, value, reason)
+}

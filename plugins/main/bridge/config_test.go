@@ -1,0 +1,179 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+func parse(keys, args string) (config, error) {
+	return parseConfig(&skel.Request{Conf: []byte("{" + keys + "}"), Args: args})
+}
+
+// differences lists the fields of a configuration that are not as without keys.
+func differences(c config) string {
+	base, err := parse("", "")
+	Expect(err).NotTo(HaveOccurred())
+	var diffs []string
+	var walk func(a, b reflect.Value, name string)
+	walk = func(a, b reflect.Value, name string) {
+		if a.Kind() == reflect.Struct {
+			for i := range a.NumField() {
+				walk(a.Field(i), b.Field(i), name+"."+a.Type().Field(i).Name)
+			}
+		} else if v := fmt.Sprintf("%v", a); v != fmt.Sprintf("%v", b) || a.Kind() == reflect.Slice && a.IsNil() != b.IsNil() {
+			diffs = append(diffs, fmt.Sprintf("%s=%s", name[1:], v))
+		}
+	}
+	walk(reflect.ValueOf(c), reflect.ValueOf(base), "")
+	return strings.Join(diffs, " ")
+}
+
+var _ = Describe("configuration", func() {
+	It("has the reference's defaults", func() {
+		c, err := parse("", "")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(c).To(Equal(config{Bridge: "cni0"}))
+	})
+
+	DescribeTable("keys", func(keys, want string) {
+		c, err := parse(keys, "")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(differences(c)).To(Equal(want))
+	},
+		Entry("bridge", `"bridge":"mybr"`, "Bridge=mybr"),
+		Entry("bridge null", `"bridge":null`, ""),
+		Entry("isGateway", `"isGateway":true`, "Gateway=true"),
+		Entry("isDefaultGateway", `"isDefaultGateway":true`, "Gateway=true DefaultGateway=true"),
+		Entry("isDefaultGateway and no isGateway", `"isDefaultGateway":true,"isGateway":false`, "Gateway=true DefaultGateway=true"),
+		Entry("forceAddress", `"forceAddress":true`, "ForceAddress=true"),
+		Entry("ipMasq without ipam", `"ipMasq":true`, ""),
+		Entry("ipMasq", `"ipMasq":true,"ipam":{"type":"x"}`, "Masq=true IPAM=true"),
+		Entry("ipMasqBackend", `"ipMasqBackend":"iptables"`, "MasqBackend=iptables"),
+		Entry("ipMasqBackend nftables", `"ipMasqBackend":"nftables"`, "MasqBackend=nftables"),
+		Entry("ipMasqBackend null", `"ipMasqBackend":null`, ""),
+		Entry("mtu", `"mtu":1400`, "MTU=1400"),
+		Entry("mtu, smallest", `"mtu":68`, "MTU=68"),
+		Entry("mtu, largest", `"mtu":65535`, "MTU=65535"),
+		Entry("hairpinMode", `"hairpinMode":true`, "Port.Hairpin=true"),
+		Entry("promiscMode", `"promiscMode":true`, "Promisc=true"),
+		Entry("vlan", `"vlan":100`, "Port.Filtering=true Port.VLAN=100"),
+		Entry("vlan 0", `"vlan":0`, ""),
+		Entry("vlan, largest", `"vlan":4094`, "Port.Filtering=true Port.VLAN=4094"),
+		Entry("vlanTrunk, no entries", `"vlanTrunk":[]`, "Port.Filtering=true"),
+		Entry("vlanTrunk null", `"vlanTrunk":null`, ""),
+		Entry("vlanTrunk, one", `"vlanTrunk":[{"id":7}]`, "Port.Filtering=true Port.Trunk=[7]"),
+		Entry("vlanTrunk, a range of one", `"vlanTrunk":[{"minID":7,"maxID":7}]`, "Port.Filtering=true Port.Trunk=[7]"),
+		Entry("vlanTrunk, one and a range in an entry", `"vlanTrunk":[{"id":9,"minID":2,"maxID":4}]`, "Port.Filtering=true Port.Trunk=[2 3 4 9]"),
+		Entry("vlanTrunk, unordered and overlapping", `"vlanTrunk":[{"minID":8,"maxID":10},{"id":9},{"id":1},{"id":4094}]`, "Port.Filtering=true Port.Trunk=[1 8 9 10 4094]"),
+		Entry("vlan and vlanTrunk", `"vlan":5,"vlanTrunk":[{"id":7}]`, "Port.Filtering=true Port.VLAN=5 Port.Trunk=[7]"),
+		Entry("preserveDefaultVlan", `"preserveDefaultVlan":true`, "Port.KeepDefault=true"),
+		Entry("macspoofchk", `"macspoofchk":true`, "SpoofCheck=true"),
+		Entry("enabledad", `"enabledad":true`, "DAD=true"),
+		Entry("disableContainerInterface", `"disableContainerInterface":true`, "KeepDown=true"),
+		Entry("disableContainerInterface with an ipam without type", `"disableContainerInterface":true,"ipam":{}`, "KeepDown=true"),
+		Entry("portIsolation", `"portIsolation":true`, "Port.Isolated=true"),
+		Entry("ipam without type", `"ipam":{}`, ""),
+		Entry("ipam", `"ipam":{"type":"host-local"}`, "IPAM=true"),
+		Entry("dns", `"dns":{"nameservers":["192.0.2.53"],"domain":"d","search":["s"],"options":["o"]}`,
+			"DNS.Nameservers=[192.0.2.53] DNS.Domain=d DNS.Search=[s] DNS.Options=[o]"),
+		Entry("dns, an empty list is said", `"dns":{"search":[]}`, "DNS.Search=[]"),
+		Entry("keys in other case", `"BRIDGE":"x","isgateway":true,"MacSpoofChk":true`, "Bridge=x Gateway=true SpoofCheck=true"),
+		Entry("unknown keys", `"nonsense":{"bridge":1}`, ""),
+	)
+
+	DescribeTable("is refused with code 7, naming key and value", func(keys, want string) {
+		_, err := parse(keys, "")
+		Expect(err).To(MatchError(HavePrefix(want)))
+		var e *cni.Error
+		Expect(errors.As(err, &e)).To(BeTrue())
+		Expect(e.Code).To(Equal(cni.CodeConfig))
+	},
+		Entry("bridge empty", `"bridge":""`, `bridge: ""`),
+		Entry("bridge with a slash", `"bridge":"../x"`, `bridge: "../x"`),
+		Entry("bridge with a blank", `"bridge":"a b"`, `bridge: "a b"`),
+		Entry("bridge of 16 bytes", `"bridge":"abcdefghijklmnop"`, `bridge: "abcdefghijklmnop"`),
+		Entry("bridge ..", `"bridge":".."`, `bridge: ".."`),
+		Entry("bridge, a pattern", `"bridge":"br%d"`, `bridge: "br%d"`),
+		Entry("bridge, no string", `"bridge":5`, `bridge: is a JSON number`),
+		Entry("isGateway, no boolean", `"isGateway":"yes"`, `isGateway: is a JSON string`),
+		Entry("mtu too small", `"mtu":67`, `mtu: 67 is not between 68 and 65535`),
+		Entry("mtu too big", `"mtu":65536`, `mtu: 65536 `),
+		Entry("mtu negative", `"mtu":-1`, `mtu: -1 `),
+		Entry("mtu, a fraction", `"mtu":1.5`, `mtu: is a JSON number 1.5`),
+		Entry("hairpinMode and promiscMode", `"hairpinMode":true,"promiscMode":true`, `promiscMode: true `),
+		Entry("vlan too big", `"vlan":4095`, `vlan: 4095 is not between 0 and 4094`),
+		Entry("vlan negative", `"vlan":-1`, `vlan: -1 `),
+		Entry("vlan, no number", `"vlan":"100"`, `vlan: is a JSON string`),
+		Entry("vlanTrunk, no list", `"vlanTrunk":{"id":1}`, `vlanTrunk: is a JSON object`),
+		Entry("vlanTrunk id 0", `"vlanTrunk":[{"id":1},{"id":0}]`, `vlanTrunk[1].id: 0 is not between 1 and 4094`),
+		Entry("vlanTrunk id 4095", `"vlanTrunk":[{"id":4095}]`, `vlanTrunk[0].id: 4095 `),
+		Entry("vlanTrunk minID 0", `"vlanTrunk":[{"minID":0,"maxID":5}]`, `vlanTrunk[0].minID`),
+		Entry("vlanTrunk maxID 4095", `"vlanTrunk":[{"minID":1,"maxID":4095}]`, `vlanTrunk[0].maxID: 4095 `),
+		Entry("vlanTrunk reversed", `"vlanTrunk":[{"minID":6,"maxID":5}]`, `vlanTrunk[0].minID: 6 is greater than maxID 5`),
+		Entry("vlanTrunk, half a range", `"vlanTrunk":[{"minID":6}]`, `vlanTrunk[0]: minID`),
+		Entry("vlanTrunk, the other half", `"vlanTrunk":[{"id":3,"maxID":6}]`, `vlanTrunk[0]: minID`),
+		Entry("vlanTrunk, nothing", `"vlanTrunk":[{}]`, `vlanTrunk[0]: neither`),
+		Entry("the gateway's name would be too long", `"bridge":"abcdefghijkl","vlan":100,"isGateway":true,"ipam":{"type":"x"}`, `bridge: "abcdefghijkl" `),
+		Entry("disableContainerInterface with ipam", `"disableContainerInterface":true,"ipam":{"type":"x"}`, `disableContainerInterface: true `),
+		Entry("ipMasqBackend", `"ipMasqBackend":"nft"`, `ipMasqBackend: unknown backend "nft"`),
+		Entry("ipMasqBackend empty", `"ipMasqBackend":""`, `ipMasqBackend: unknown backend ""`),
+		Entry("ipam, no object", `"ipam":"host-local"`, `ipam: is a JSON string`),
+		Entry("dns.search, no list", `"dns":{"search":"a"}`, `dns.search: is a JSON string`),
+		Entry("args.cni.mac", `"args":{"cni":{"mac":"no"}}`, `args.cni.mac: "no" `),
+		Entry("runtimeConfig.mac", `"runtimeConfig":{"mac":"02:00:00:00:00"}`, `runtimeConfig.mac: "02:00:00:00:00" `),
+		Entry("a multicast MAC", `"runtimeConfig":{"mac":"01:00:00:00:00:01"}`, `runtimeConfig.mac: "01:00:00:00:00:01" `),
+		Entry("the zero MAC", `"runtimeConfig":{"mac":"00:00:00:00:00:00"}`, `runtimeConfig.mac: "00:00:00:00:00:00" `),
+		Entry("a MAC of 8 bytes", `"runtimeConfig":{"mac":"02:00:00:00:00:00:00:01"}`, `runtimeConfig.mac: "02:00:00:00:00:00:00:01" `),
+	)
+
+	It("reaches 15 bytes for the gateway's name", func() {
+		c, err := parse(`"bridge":"abcdefghijk","vlan":100,"isGateway":true,"ipam":{"type":"x"}`, "")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(c.gatewayName()).To(Equal("abcdefghijk.100"))
+	})
+
+	const envMAC, cniMAC, rtMAC = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"
+	DescribeTable("MAC address", func(keys, args, want string) {
+		c, err := parse(keys, args)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(c.MAC.String()).To(Equal(want))
+	},
+		Entry("from nowhere", ``, "", ""),
+		Entry("from CNI_ARGS", ``, "IgnoreUnknown=1;K8S_POD_NAME=a;MAC="+envMAC, envMAC),
+		Entry("from args.cni, which wins over CNI_ARGS", `"args":{"cni":{"mac":"`+cniMAC+`"}}`, "MAC="+envMAC, cniMAC),
+		Entry("from runtimeConfig, which wins over all", `"args":{"cni":{"mac":"`+cniMAC+`"}},"RuntimeConfig":{"mac":"`+rtMAC+`"}`, "MAC="+envMAC, rtMAC),
+		Entry("from runtimeConfig, whatever the weaker ones are", `"args":{"cni":{"mac":"bad"}},"runtimeConfig":{"mac":"`+rtMAC+`"}`, "MAC=bad", rtMAC),
+		Entry("an empty one is none", `"runtimeConfig":{"mac":""}`, "MAC="+envMAC, envMAC),
+		Entry("in capitals", `"runtimeConfig":{"mac":"0A-00-00-00-00-0B"}`, "", "0a:00:00:00:00:0b"),
+	)
+
+	DescribeTable("CNI_ARGS are refused with code 4", func(args, want string) {
+		_, err := parse("", args)
+		Expect(err).To(MatchError(ContainSubstring(want)))
+		var e *cni.Error
+		Expect(errors.As(err, &e)).To(BeTrue())
+		Expect(e.Code).To(Equal(cni.CodeEnvironment))
+	},
+		Entry("MAC", "MAC=zz", `CNI_ARGS MAC: "zz"`),
+		Entry("an unknown key", "IP=10.0.0.1", "IP"),
+		Entry("no pair", "MAC", "KEY=value"),
+	)
+
+	It("names every key in --help", func() {
+		var out strings.Builder
+		skel.Run(GinkgoT().Context(), plugin(), skel.Env{Args: []string{"--help"}, Stdout: &out})
+		for _, key := range []string{"bridge", "isGateway", "isDefaultGateway", "forceAddress", "ipMasq", "ipMasqBackend", "mtu",
+			"hairpinMode", "promiscMode", "vlan", "vlanTrunk", "vlanTrunk[].minID", "preserveDefaultVlan", "macspoofchk", "enabledad",
+			"disableContainerInterface", "portIsolation", "ipam.type", "dns", "args.cni.mac", "runtimeConfig.mac"} {
+			Expect(out.String()).To(MatchRegexp(`(?m)^  %s `, strings.NewReplacer("[", `\[`, "]", `\]`).Replace(key)))
+		}
+	})
+})

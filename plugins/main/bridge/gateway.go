@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// ensureGateways gives the bridge, or the gateway of the VLAN, the gateway
+// addresses and lets the host forward. All of it is shared and stays.
+func (a *attachment) ensureGateways(ctx context.Context, want []netip.Prefix) error {
+	if len(want) == 0 {
+		return nil
+	}
+	link := a.bridge
+	if a.cfg.Port.VLAN != 0 {
+		var err error
+		if link, err = a.ensureVLANGateway(ctx); err != nil {
+			return err
+		}
+	}
+	have, err := a.host.Addrs(link.Index)
+	if err != nil {
+		return err
+	}
+	if err := a.clearConflicts(link, have, want); err != nil {
+		return err
+	}
+	for _, gw := range want {
+		if !slices.ContainsFunc(have, func(h rtnl.Addr) bool { return h.Prefix == gw }) {
+			if err := a.addGateway(link, gw); err != nil {
+				return err
+			}
+		}
+		if err := iface.EnableForwarding(gw.Addr().Is4()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// clearConflicts refuses addresses that contradict the gateways, or with
+// forceAddress removes them: any other IPv4 address, and an IPv6 address whose
+// subnet overlaps, but not the link-local ones that every interface has.
+func (a *attachment) clearConflicts(link rtnl.Link, have []rtnl.Addr, want []netip.Prefix) error {
+	for _, h := range have {
+		i := slices.IndexFunc(want, func(gw netip.Prefix) bool { return contradict(h.Prefix, gw) })
+		if i < 0 || slices.Contains(want, h.Prefix) {
+			continue
+		}
+		if !a.cfg.ForceAddress {
+			return cni.Errorf(cni.CodeConflict, "bridge %q: gateway %s: the interface has address %s (forceAddress replaces it)", link.Name, want[i], h.Prefix)
+		}
+		if err := a.host.DelAddr(link.Index, h.Prefix); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func contradict(have, gw netip.Prefix) bool {
+	if have.Addr().Is4() || gw.Addr().Is4() {
+		return have.Addr().Is4() && gw.Addr().Is4()
+	}
+	return !have.Addr().IsLinkLocalUnicast() && have.Overlaps(gw)
+}
+
+// addGateway adds a gateway address. An IPv6 one answers at once where nobody
+// but containers with exclusive leases could have the same address; where the
+// bridge has an uplink the kernel's duplicate detection runs, and ADD does not
+// wait for it.
+func (a *attachment) addGateway(link rtnl.Link, gw netip.Prefix) error {
+	addr := rtnl.Addr{Prefix: gw}
+	if !gw.Addr().Is4() {
+		uplink, err := a.hasUplink()
+		if err != nil {
+			return err
+		}
+		addr.NoDAD = !uplink
+	}
+	err := a.host.AddAddr(link.Index, addr)
+	if errors.Is(err, unix.EEXIST) { // another ADD was quicker
+		return nil
+	}
+	return err
+}
+
+// ensureVLANGateway finds or makes the gateway of the VLAN: a veth pair called
+// <bridge>.<vlan> whose other end is a port of the bridge in that VLAN. Both
+// ends come up last, so one that is down was left half-made and is finished.
+// A link of that name that is no veth is the administrator's and used as found.
+func (a *attachment) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
+	name := a.cfg.gatewayName()
+	// The other end's name says what it belongs to.
+	portName := iface.HostNames(cni.Attachment{Network: a.cfg.Bridge, IfName: name})[0]
+	gw, err := a.host.Link(name)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		err = a.host.AddVeth(rtnl.Veth{Name: name, MTU: a.cfg.MTU, Peer: rtnl.Peer{Name: portName}})
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			return gw, err
+		}
+		gw, err = a.host.Link(name)
+	}
+	if err != nil || gw.Up {
+		return gw, err
+	}
+	end, ok, err := a.vlanGatewayPort(gw)
+	switch {
+	case err != nil:
+		return gw, err
+	case !ok:
+		return gw, a.host.SetLink(gw.Index, rtnl.Change{Up: ptr(true)})
+	}
+	return gw, a.finishVLANGateway(ctx, gw, end)
+}
+
+// vlanGatewayPort finds the other end of a VLAN's gateway. ok is false for a
+// gateway that is no pair of this host: the administrator's.
+func (a *attachment) vlanGatewayPort(gw rtnl.Link) (end rtnl.Link, ok bool, err error) {
+	if gw.Kind != "veth" || gw.PeerNS >= 0 {
+		return end, false, nil
+	}
+	end, err = a.host.LinkByIndex(gw.Peer)
+	return end, err == nil, err
+}
+
+// vlanGatewaySettings is how the port of the VLAN's gateway is set up.
+func (a *attachment) vlanGatewaySettings() port { return port{VLAN: a.cfg.Port.VLAN} }
+
+func (a *attachment) finishVLANGateway(ctx context.Context, gw, end rtnl.Link) error {
+	steps := []func() error{
+		func() error { return iface.IgnoreRouterAdverts(gw.Name) },
+		func() error { return iface.IgnoreRouterAdverts(end.Name) },
+		func() error { return a.host.SetLink(end.Index, rtnl.Change{Master: &a.bridge.Index}) },
+		func() error { return setVLANs(a.host, end.Index, a.bridge.DefaultPVID, a.vlanGatewaySettings()) },
+		func() error { return a.host.SetLink(end.Index, rtnl.Change{Up: ptr(true)}) },
+		func() error { return a.host.SetLink(gw.Index, rtnl.Change{Up: ptr(true)}) },
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return fmt.Errorf("gateway of vlan %d: %w", a.cfg.Port.VLAN, err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, portTimeout)
+	defer cancel()
+	return a.host.WaitUp(ctx, end.Index)
+}

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"crypto/rand"
+	"errors"
+	"net"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// findBridge looks the bridge up. A link of that name that is no bridge is
+// code 103.
+func findBridge(host *rtnl.Conn, name string) (rtnl.Link, error) {
+	l, err := host.Link(name)
+	if err == nil && l.Kind != "bridge" {
+		err = cni.Errorf(cni.CodeConflict, "bridge %q: the name is taken by an interface of kind %q", name, l.Kind)
+	}
+	return l, err
+}
+
+// ensureBridge finds the bridge or makes it. It is shared, so it stays when
+// the ADD that made it fails. One that is up is used as it is found.
+func (a *attachment) ensureBridge() error {
+	cfg := a.cfg
+	br, err := findBridge(a.host, cfg.Bridge)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		br, err = a.makeBridge()
+	}
+	if err != nil {
+		return err
+	}
+	if cfg.MTU != 0 && br.MTU != cfg.MTU {
+		a.Warn("bridge %q: has mtu %d, the configuration says %d; an existing bridge is not changed", cfg.Bridge, br.MTU, cfg.MTU)
+	}
+	if cfg.Port.Filtering && !br.VLANFiltering {
+		a.Warn("bridge %q: does not filter VLANs, so vlan and vlanTrunk have no effect (ip link set %s type bridge vlan_filtering 1)", cfg.Bridge, cfg.Bridge)
+	}
+	if cfg.Promisc && !br.Promisc {
+		if err := a.host.SetLink(br.Index, rtnl.Change{Promisc: ptr(true)}); err != nil {
+			return err
+		}
+	}
+	a.bridge = br
+	if err := a.ignoreRouterAdverts(); err != nil || br.Up {
+		return err
+	}
+	return a.host.SetLink(br.Index, rtnl.Change{Up: ptr(true)})
+}
+
+// ignoreRouterAdverts keeps containers from giving the host routes through the
+// bridge, also through one that others made. Only where the bridge is up and
+// has an uplink may there be a router that the host listens to.
+func (a *attachment) ignoreRouterAdverts() error {
+	listens, err := iface.HeedsRouterAdverts(a.bridge.Name)
+	if err != nil || !listens {
+		return err
+	}
+	if a.bridge.Up {
+		uplink, err := a.hasUplink()
+		if err != nil || uplink {
+			return err
+		}
+	}
+	return iface.IgnoreRouterAdverts(a.bridge.Name)
+}
+
+// hasUplink tells a bridge that leads out of the host, for all we can know.
+func (a *attachment) hasUplink() (bool, error) {
+	ports, err := a.host.Ports(a.bridge.Index)
+	return slices.ContainsFunc(ports, func(p rtnl.Link) bool { return p.Kind != "veth" }), err
+}
+
+// makeBridge makes the bridge, or finds the one that another ADD has made
+// meanwhile.
+func (a *attachment) makeBridge() (rtnl.Link, error) {
+	br, err := a.host.AddBridge(rtnl.Bridge{
+		Name: a.cfg.Bridge, MTU: a.cfg.MTU, VLANFiltering: a.cfg.Port.Filtering,
+		// A bridge without an address of its own takes that of one of its ports,
+		// and another when that port leaves: then neighbours' caches are wrong.
+		MAC: randomMAC(),
+	})
+	if errors.Is(err, unix.EEXIST) {
+		return findBridge(a.host, a.cfg.Bridge)
+	}
+	return br, err
+}
+
+// randomMAC returns a locally administered unicast address.
+func randomMAC() net.HardwareAddr {
+	mac := make(net.HardwareAddr, 6)
+	rand.Read(mac) // never fails
+	mac[0] = mac[0]&^1 | 2
+	return mac
+}

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+)
+
+// containerIndex is where the container's interface stands in the result,
+// after the bridge and the host end.
+const containerIndex = 2
+
+// mainTable is the routing table of a route that names none.
+const mainTable = 254
+
+// plan is what to do with what IPAM gave.
+type plan struct {
+	Result   *cni.Result    // addresses, routes and dns; no interfaces yet
+	Gateways []netip.Prefix // the addresses that the bridge must have
+}
+
+// makePlan decides which addresses, gateways and routes an attachment gets.
+func makePlan(cfg config, lease *cni.Result) (plan, error) {
+	p := plan{Result: lease.Clone()}
+	res := p.Result
+	for i := range res.IPs {
+		ip := &res.IPs[i]
+		index := containerIndex
+		ip.Interface = &index
+		if !cfg.Gateway {
+			continue
+		}
+		if err := fillGateway(ip); err != nil {
+			return p, err
+		}
+		gw := netip.PrefixFrom(ip.Gateway, ip.Address.Bits())
+		if !slices.Contains(p.Gateways, gw) {
+			p.Gateways = append(p.Gateways, gw)
+		}
+	}
+	if cfg.DefaultGateway {
+		addDefaultRoute(res, true)
+		addDefaultRoute(res, false)
+	}
+	if cfg.DNS.IsSet() {
+		res.DNS = cfg.DNS
+	}
+	return p, nil
+}
+
+// fillGateway gives an address the gateway that IPAM left out: the first
+// address of its subnet.
+func fillGateway(ip *cni.IP) error {
+	gw := ip.Gateway
+	if !gw.IsValid() {
+		gw = ip.Address.Masked().Addr().Next()
+		if !gw.IsValid() || !ip.Address.Contains(gw) || gw == ip.Address.Addr() {
+			return cni.Errorf(cni.CodeIPAM, "IPAM gave address %s without a gateway, and the first address of the subnet is not free for one", ip.Address)
+		}
+		ip.Gateway = gw
+	}
+	switch {
+	case gw.Is4() != ip.Address.Addr().Is4():
+		return cni.Errorf(cni.CodeIPAM, "IPAM gave address %s and gateway %s of the other family", ip.Address, gw)
+	case gw == ip.Address.Addr():
+		return cni.Errorf(cni.CodeIPAM, "IPAM gave address %s to the container and as its gateway", ip.Address)
+	}
+	return nil
+}
+
+// addDefaultRoute makes the gateway the default route of a family. A default
+// route that IPAM gave is kept; one without a gateway is given it.
+func addDefaultRoute(res *cni.Result, v4 bool) {
+	gw := res.Gateway(v4)
+	if !gw.IsValid() {
+		return
+	}
+	found := false
+	for i := range res.Routes {
+		r := &res.Routes[i]
+		if r.Dst.Bits() != 0 || r.Dst.Addr().Is4() != v4 || r.Table != nil && *r.Table != mainTable && *r.Table != 0 {
+			continue
+		}
+		found = true
+		if !r.GW.IsValid() {
+			r.GW = gw
+		}
+	}
+	if !found {
+		any := netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		if v4 {
+			any = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+		}
+		res.Routes = append(res.Routes, cni.Route{Dst: any, GW: gw})
+	}
+}

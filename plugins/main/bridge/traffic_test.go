@@ -1,0 +1,131 @@
+package main
+
+import (
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// advertise sends a router advertisement (RFC 4861, section 4.2) with a prefix
+// to all nodes.
+func advertise(h *nstest.Host, ifName, prefix string) {
+	GinkgoHelper()
+	ra := []byte{134, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, // a router for 1800 s
+		3, 4, 64, 0xc0, 0, 0, 0xff, 0xff, 0, 0, 0xff, 0xff, 0, 0, 0, 0} // on link, autonomous
+	ra = append(ra, netip.MustParseAddr(prefix).AsSlice()...)
+	var err error
+	h.Do(func() {
+		var dev *net.Interface
+		if dev, err = net.InterfaceByName(ifName); err != nil {
+			return
+		}
+		var fd int
+		if fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6); err != nil {
+			return
+		}
+		defer unix.Close(fd)
+		if err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, 255); err == nil {
+			err = unix.Sendto(fd, ra, 0, &unix.SockaddrInet6{ZoneId: uint32(dev.Index), Addr: netip.MustParseAddr("ff02::1").As16()})
+		}
+	})
+	Expect(err).NotTo(HaveOccurred())
+}
+
+// linkLocal is the link-local address of a link, once it may be used.
+func linkLocal(h *nstest.Host, name string) (address string) {
+	GinkgoHelper()
+	Eventually(func() string {
+		for _, a := range show(h, name).AddrInfo {
+			if strings.HasPrefix(a.Local, "fe80:") && !a.Tentative {
+				address = a.Local
+			}
+		}
+		return address
+	}, nstest.Patience(3*time.Second)).ShouldNot(BeEmpty())
+	return address
+}
+
+var _ = Describe("traffic", func() {
+	var w *world
+	BeforeEach(func() {
+		w = newWorld()
+		w.SetSysctl("net/ipv6/conf/default/accept_dad", "0") // no wait for link-local addresses
+	})
+
+	// heeded tells whether the host took the advertisement of a container.
+	heeded := func(a attached) bool {
+		GinkgoHelper()
+		router, host := linkLocal(a.Host, "eth0"), linkLocal(w.Host, "br")
+		advertise(a.Host, "eth0", "2001:db8:bad::")
+		// Answered after the advertisement was received.
+		Expect(ping(a.Host, host+"%eth0")).To(BeTrue(), router)
+		return strings.Contains(ip(w.Host, "-6 route"), "default via") || strings.Contains(ip(w.Host, "-6 addr"), "2001:db8:bad:")
+	}
+
+	It("of containers does not give the host routes, by IPv6 router advertisements", func() {
+		Expect(heeded(w.attach("one", l3(), "10.1.0.2/24"))).To(BeFalse())
+		Expect(w.Sysctl("net/ipv6/conf/br/accept_ra")).To(Equal("0"))
+	})
+
+	It("does not either through a bridge that others made and that leads nowhere", func() {
+		ip(w.Host, "link add name br up type bridge")
+		w.SetSysctl("net/ipv6/conf/br/accept_ra", "1")
+		Expect(heeded(w.attach("one", l3(), "10.1.0.2/24"))).To(BeFalse())
+	})
+
+	It("may, through a bridge of the administrator's with an uplink, which is used as found", func() {
+		nstest.Need("tap")
+		ip(w.Host, "link add name br up type bridge")
+		ip(w.Host, "tuntap add uplink mode tap")
+		ip(w.Host, "link set uplink master br")
+		w.SetSysctl("net/ipv6/conf/br/accept_ra", "1")
+		w.SetSysctl("net/ipv6/conf/br/accept_dad", "0")
+		a := w.attach("one", l3(), "10.1.0.2/24")
+		Expect(w.Sysctl("net/ipv6/conf/br/accept_ra")).To(Equal("1"))
+		Expect(heeded(a)).To(BeTrue(), "or the specs above show nothing")
+	})
+
+	DescribeTable("to the outside has the host's address with ipMasq", func(backend any, nf bool) {
+		if nf {
+			w.SetBridgeNF(true)
+		}
+		if backend == "iptables" {
+			nstest.Need("iptables")
+		}
+		out := nstest.NewOutside(w.Host)
+		out.Serve("tcp", "192.0.2.2:80")
+		out.Serve("tcp", "[2001:db8::2]:80")
+		c := l3(object{"isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": backend})
+		a := w.attach("one", c, "10.1.0.2/24", "fd00:1::2/64")
+		b := w.attach("two", c, "10.1.0.3/24", "fd00:1::3/64")
+		Expect(a.Ask("tcp", "192.0.2.2:80")).To(HavePrefix("192.0.2.1:"))
+		Expect(a.Ask("tcp", "[2001:db8::2]:80")).To(HavePrefix("[2001:db8::1]:"))
+		b.Serve("tcp", "10.1.0.3:80")
+		b.Serve("tcp", "[fd00:1::3]:80")
+		Expect(a.Ask("tcp", "10.1.0.3:80")).To(HavePrefix("10.1.0.2:"))
+		Expect(a.Ask("tcp", "[fd00:1::3]:80")).To(HavePrefix("[fd00:1::2]:"))
+		w.succeeds(a.as("CHECK"))
+		w.succeeds(a.as("DEL"))
+		Expect(b.Ask("tcp", "192.0.2.2:80")).To(HavePrefix("192.0.2.1:"))
+		w.succeeds(b.as("DEL"))
+	},
+		Entry("by default", nil, false),
+		Entry("on nftables, where bridged frames pass the IP rules", "nftables", true),
+		Entry("on iptables", "iptables", false),
+	)
+
+	It("to the outside has the container's address without ipMasq", func() {
+		out := nstest.NewOutside(w.Host)
+		out.Serve("tcp", "192.0.2.2:80")
+		ip(out, "route add 10.1.0.0/24 via 192.0.2.1")
+		a := w.attach("one", l3(object{"isDefaultGateway": true}), "10.1.0.2/24")
+		Expect(a.Ask("tcp", "192.0.2.2:80")).To(HavePrefix("10.1.0.2:"))
+	})
+})
