@@ -9,8 +9,10 @@ package main
 
 import "github.com/hawser-cni/plugins/pkg/skel"
 
-func main() {
-	skel.Main(skel.Plugin{
+func main() { skel.Main(plugin()) }
+
+func plugin() skel.Plugin {
+	return skel.Plugin{
 		Name:   "loopback",
 		About:  "brings up the loopback interface of a container",
 		Config: wireConfig{},
@@ -19,5 +21,5 @@ func main() {
 		Check:  check,
 		// Nothing is kept on the host, so GC has nothing to collect; and an ADD
 		// needs nothing of the host that STATUS could miss.
-	})
+	}
 }
