@@ -40,7 +40,7 @@ var _ = Describe("Attachment", func() {
 		mark := b.Mark()
 		Expect(len(mark)).To(BeNumerically("<=", 128))
 		Expect(mark).To(MatchRegexp(`^[!-~]+( [!-~]*)*$`))
-		Expect(mark).NotTo(ContainSubstring(`"`))
+		Expect(strings.ContainsAny(mark, `"\`)).To(BeFalse(), mark)
 		Expect(b.Owns(mark)).To(BeTrue())
 		Expect(a.Owns(mark)).To(BeFalse())
 		Expect(cni.NetworkOwns(b.Network, mark)).To(BeTrue())
@@ -103,6 +103,11 @@ var _ = Describe("Set", func() {
 		Expect(s.Garbage(foreign.Mark())).To(BeFalse())
 		Expect(s.HasContainer("c2")).To(BeTrue())
 		Expect(s.HasContainer("c3")).To(BeFalse())
+	})
+
+	It("lists what is valid", func() {
+		s := cni.NewSet("net1", []cni.AttachmentRef{ref("c1", "eth0"), ref("c2", "eth1")})
+		Expect(s.All()).To(HaveExactElements(at("net1", "c1", "eth0"), at("net1", "c2", "eth1")))
 	})
 
 	It("works for a network with a very long name", func() {

@@ -56,6 +56,9 @@ var _ = Describe("Config", func() {
 		c, err := cni.DecodeConfig([]byte(`{"name": 5, "cniVersion": "0.4.0"}`))
 		Expect(err).To(HaveOccurred())
 		Expect(c.CNIVersion).To(Equal("0.4.0"))
+		c, err = cni.DecodeConfig([]byte(`hello`))
+		Expect(err).To(HaveOccurred())
+		Expect(c.CNIVersion).To(BeEmpty(), "not the oldest: nobody said so")
 	})
 
 	DescribeTable("says in JSON's words what it wants", func(doc, message string) {
@@ -140,6 +143,7 @@ var _ = Describe("cni.dev/valid-attachments", func() {
 		Entry("the older spelling of another type", `{"cni.dev/attachments": "x"}`, "cni.dev/attachments: want a list"),
 		Entry("an entry of another type", `{"cni.dev/valid-attachments": [5]}`, "want a list"),
 		Entry("a null entry", `{"cni.dev/valid-attachments": [null]}`, `cni.dev/valid-attachments[0]: containerID "", ifname ""`),
+		Entry("an entry without container", `{"cni.dev/valid-attachments": [{"ifname": "eth0"}]}`, `cni.dev/valid-attachments[0]: containerID "", ifname "eth0"`),
 		Entry("an entry without interface", `{"cni.dev/valid-attachments": [{"containerID": "c1"}]}`, `cni.dev/valid-attachments[0]: containerID "c1", ifname ""`),
 	)
 })

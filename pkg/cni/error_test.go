@@ -50,6 +50,7 @@ var _ = Describe("Error", func() {
 		Entry("wrapped: its code and details, the outer message", fmt.Errorf("lease: %w", inner), cni.Error{Code: 11, Msg: "lease: busy", Details: "by 17"}),
 		Entry("joined", errors.Join(errors.New("other"), inner), cni.Error{Code: 11, Msg: "other\nbusy", Details: "by 17"}),
 		Entry("wrapped in one with another code", cni.Errorf(102, "answer: %w", inner), cni.Error{Code: 102, Msg: "answer: busy: by 17"}),
+		Entry("wrapped, without details", fmt.Errorf("lease: %w", &cni.Error{Code: 11, Msg: "busy: "}), cni.Error{Code: 11, Msg: "lease: busy: "}),
 		Entry("a file's", &fs.PathError{Op: "open", Path: "/x", Err: fs.ErrNotExist}, cni.Error{Code: 5, Msg: "open /x: file does not exist"}),
 		Entry("any other", errors.New("oops"), cni.Error{Code: 999, Msg: "oops"}),
 	)

@@ -115,6 +115,21 @@ var _ = Describe("Result", func() {
 		Expect(r.Gateway(true)).To(Equal(addr("10.244.0.1")))
 		Expect(r.Gateway(false)).To(Equal(addr("fd00::1")))
 		Expect(l2Result().Gateway(true).IsValid()).To(BeFalse())
+		late := cni.Result{IPs: []cni.IP{{Address: prefix("fd00::5/64")}, {Address: prefix("fd01::5/64"), Gateway: addr("fd01::1")}}}
+		Expect(late.Gateway(false)).To(Equal(addr("fd01::1")))
+	})
+
+	It("tells what belongs to the container's interface", func() {
+		r := richResult()
+		eth0, ok := r.ContainerInterface("eth0")
+		Expect(ok).To(BeTrue())
+		Expect(eth0).To(Equal(r.Interfaces[2]))
+		_, ok = r.ContainerInterface("cni0")
+		Expect(ok).To(BeFalse(), "it is on the host")
+		Expect(cni.Addresses(r.ContainerIPs("eth0"))).To(HaveExactElements(prefix("10.244.0.5/24"), prefix("fd00::5/64"), prefix("fd01::9/128")))
+		r.Interfaces[2].Sandbox = ""
+		Expect(cni.Addresses(r.ContainerIPs("eth0"))).To(HaveExactElements(prefix("fd01::9/128")))
+		Expect((*cni.Result)(nil).ContainerIPs("eth0")).To(BeEmpty())
 	})
 })
 
