@@ -263,7 +263,9 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		asked.Backend = masq.NFTables
 		Expect(without(func(ctx context.Context, nf *nft.Conn) error { return masq.Add(ctx, nf, asked) })).
 			To(MatchError(nft.ErrUnsupported))
-		Expect(without(func(_ context.Context, nf *nft.Conn) error { return masq.Status(context.Background(), nf, masq.NFTables) })).
+		Expect(without(func(_ context.Context, nf *nft.Conn) error {
+			return masq.Status(context.Background(), nf, masq.NFTables)
+		})).
 			To(MatchError(nft.ErrUnsupported))
 		Expect(without(func(ctx context.Context, nf *nft.Conn) error {
 			return errors.Join(masq.Status(ctx, nf, masq.Auto), masq.Add(ctx, nf, one), masq.Check(ctx, nf, one))
