@@ -43,7 +43,6 @@ func TestRules(t *testing.T) {
 		{"size", "pkg/ns/x.go", `func f(a, b, c, d, e int) {}`, 1},
 		{"size", "pkg/ns/x.go", "func f() {" + newlines(60) + "}", 1},
 		{"size", "pkg/ns/x.go", "func f() {" + newlines(59) + "}", 0},
-		{"skips spoken", "pkg/ns/x_test.go", `func f() { Skip("x") }`, 1},
 	} {
 		s, err := parse(c.path, "package x\n"+c.body)
 		if err != nil {

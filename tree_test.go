@@ -55,6 +55,31 @@ func TestPluginShape(t *testing.T) {
 	}
 }
 
+// TestSkipsAreSeen: outside nstest.Main a spec skips in silence.
+func TestSkipsAreSeen(t *testing.T) {
+	skips, watched := map[string]bool{}, map[string]bool{}
+	for _, name := range tracked(t) {
+		if !strings.HasSuffix(name, "_test.go") || path.Dir(name) == "." {
+			continue
+		}
+		content, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if regexp.MustCompile(`\b(Skip|NeedOK|Need|NeedProgram)\(`).Match(content) {
+			skips[path.Dir(name)] = true
+		}
+		if bytes.Contains(content, []byte("nstest.Main(m)")) {
+			watched[path.Dir(name)] = true
+		}
+	}
+	for dir := range skips {
+		if !watched[dir] {
+			t.Errorf("%s has specs that may skip, and a TestMain without nstest.Main", dir)
+		}
+	}
+}
+
 func TestPluginDependencies(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", "./plugins/...").Output()
 	var exit *exec.ExitError

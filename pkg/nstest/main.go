@@ -27,6 +27,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/onsi/ginkgo/v2"
 	"golang.org/x/sys/unix"
 )
 
@@ -43,7 +44,9 @@ const (
 var run = struct {
 	unavailable string // why no namespaces can be made here; empty when they can
 	workDir     string // removed when the run is over
-}{unavailable: "nstest.Main was not called by this package's TestMain"}
+}{unavailable: noMain}
+
+const noMain = "this package's TestMain does not call nstest.Main"
 
 // Main runs the tests of a package in new mount, PID, IPC, UTS and network
 // namespaces (and a new user namespace with mapped root where we have no
@@ -56,6 +59,7 @@ func Main(m *testing.M) {
 		os.Exit(initMain())
 	case stageInside:
 		run.unavailable, run.workDir = "", os.Getenv(workEnv)
+		ginkgo.ReportAfterEach(watchSkips)
 		os.Exit(m.Run())
 	}
 	dir, err := os.MkdirTemp("", "nstest-")
@@ -66,6 +70,7 @@ func Main(m *testing.M) {
 	code, err := reexec(dir)
 	if err != nil {
 		run.unavailable, run.workDir = err.Error(), dir
+		ginkgo.ReportAfterEach(watchSkips)
 		code = m.Run()
 	}
 	_ = os.RemoveAll(dir)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -134,39 +133,6 @@ func tryRealRoot() error {
 		return fmt.Errorf("the tests run in a user namespace (uid_map %q)", strings.TrimSpace(string(data)))
 	}
 	return nil
-}
-
-// skip ends the spec, as skipped or, where a skip is not allowed, as failed.
-func skip(what, why string) {
-	ginkgo.GinkgoHelper()
-	report := ginkgo.CurrentSpecReport()
-	reason := fmt.Sprintf("needs %s: %s", what, why)
-	switch strict := os.Getenv("NSTEST_REQUIRE"); {
-	case strict == "all":
-		ginkgo.Fail(reason + " (NSTEST_REQUIRE=all)")
-	case strict != "" && strict != "0" && !slices.Contains(report.Labels(), "kernel"):
-		ginkgo.Fail(reason + ` (NSTEST_REQUIRE=1, and the spec is not labelled "kernel")`)
-	}
-	logSkip(report.FullText(), reason)
-	ginkgo.Skip(reason)
-}
-
-// logSkip adds a line to the file that the end of a run is told from. One write
-// in append mode: several packages run at once.
-func logSkip(spec, reason string) {
-	path := os.Getenv("NSTEST_SKIPLOG")
-	if path == "" {
-		return
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	if err != nil {
-		ginkgo.Fail(err.Error())
-	}
-	defer func() { _ = f.Close() }()
-	reason = strings.ReplaceAll(reason, "\n", " ")
-	if _, err := fmt.Fprintf(f, "%s\t%s\t%s\n", os.Args[0], spec, reason); err != nil {
-		ginkgo.Fail(err.Error())
-	}
 }
 
 // Patience is a deadline of d on a machine of usual speed, made longer by the
