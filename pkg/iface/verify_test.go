@@ -26,11 +26,12 @@ var _ = Describe("Verify", func() {
 		// with the carrier.
 		c.SetSysctl("net/ipv6/conf/eth0/addr_gen_mode", "1")
 		res = withRoutes(result("10.1.2.3/24", "10.1.2.1", "2001:db8::3/64", "2001:db8::1"), to("0.0.0.0/0"), to("::/0"),
-			cni.Route{Dst: netip.MustParsePrefix("10.5.0.0/16"), MTU: 1400, AdvMSS: 1300, Priority: 77, Scope: ptr(0)}, ipv6Route)
+			cni.Route{Dst: netip.MustParsePrefix("10.5.0.0/16"), MTU: 1400, AdvMSS: 1300, Priority: 77, Scope: ptr(0)}, ipv6Route,
+			cni.Route{Dst: netip.MustParsePrefix("2001:db8:6::/48"), Scope: ptr(253)})
 		res.Interfaces[1].MAC = strings.Fields(c.ip("-br link show eth0"))[2]
 		res.Interfaces[1].MTU = 1500
 		Expect(c.configure(res)).To(Succeed())
-		Eventually(func() string { return c.ip("-br link show eth0") }, "10s").Should(MatchRegexp(`\bUP\b .*`))
+		Eventually(func() string { return strings.Fields(c.ip("-br link show eth0"))[1] }, "10s").Should(Equal("UP"))
 	})
 
 	It("has nothing to say of what Configure made, and changes nothing", func() {
@@ -61,6 +62,7 @@ var _ = Describe("Verify", func() {
 		Entry("a default route that answers that there is none", `link "eth0": route 0.0.0.0/0 via 10.1.2.1: missing`,
 			"route replace unreachable default"),
 		Entry("another MTU of a route", `link "eth0": route 10.5.0.0/16 via 10.1.2.1: mtu is 1401 instead of 1400`,
+			"route add 10.5.0.0/16 via 10.1.2.9 metric 5", "route add 10.5.0.0/16 via 10.1.2.9 metric 99",
 			"route change 10.5.0.0/16 via 10.1.2.1 metric 77 mtu 1401 advmss 1300"),
 		Entry("another MSS and gateway of a route",
 			`link "eth0": route 10.5.0.0/16 via 10.1.2.1: gateway is 10.1.2.9 instead of 10.1.2.1, advmss is 0 instead of 1300`,
@@ -73,6 +75,11 @@ var _ = Describe("Verify", func() {
 		Entry("another table than asked for", `link "eth0": route 2001:db8:5::/48 via 2001:db8::1: missing in table 1000`,
 			"-6 route flush table 1000", "-6 route add 2001:db8:5::/48 via 2001:db8::1 dev eth0 metric 77 mtu 1400 advmss 1300"),
 	)
+
+	It("does not take the kernel's broadcast route for one that was asked for", func() {
+		Expect(iface.Verify(c.target, withRoutes(res, cni.Route{Dst: netip.MustParsePrefix("10.1.2.255/32"), Scope: ptr(253)}))).
+			To(MatchError(`link "eth0": route 10.1.2.255/32: missing`))
+	})
 
 	It("names another MAC address", func() {
 		c.ip("link set eth0 address 02:00:00:00:00:01")
