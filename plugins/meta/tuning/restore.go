@@ -1,0 +1,172 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"slices"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
+)
+
+// restorer is one DEL under way.
+type restorer struct {
+	*skel.Request
+	store *store
+	conn  *rtnl.Conn // nil when the namespace is gone
+	link  rtnl.Link  // the zero Link when it is gone
+	now   place
+}
+
+// enter looks at the namespace that CNI_NETNS leads to by now.
+func (r *restorer) enter() error {
+	if r.NS == nil {
+		return nil
+	}
+	conn, err := rtnl.Dial(r.NS)
+	if err != nil {
+		return err
+	}
+	r.OnDone(func() { _ = conn.Close() })
+	link, err := conn.Link(r.IfName)
+	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+		return err
+	}
+	if r.now, err = findPlace(r.NS, link); err != nil {
+		return err
+	}
+	r.conn, r.link = conn, link
+	return nil
+}
+
+// restore puts back what the attachment's records say and removes them.
+func (r *restorer) restore() error {
+	names, err := r.store.names(r.Hash(), "", "")
+	if err != nil {
+		return err
+	}
+	own, err := r.store.read(names)
+	if err != nil {
+		return err
+	}
+	if len(own) == 0 {
+		if err := r.restoreForeign(names); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	for _, rec := range own {
+		before, err := r.store.handOver(rec)
+		errs = append(errs, err)
+		if r.conn != nil && rec.Place.isNow(r.now) {
+			if rec.Place.Link != r.now.Link { // another interface has the name now
+				before = before.withoutLink(r.IfName)
+			}
+			r.apply(before)
+		}
+	}
+	for _, name := range names {
+		errs = append(errs, r.store.remove(name, backupName(r.Attachment)))
+	}
+	return errors.Join(errs...)
+}
+
+// restoreForeign restores from a backup file without a record, which the
+// reference plugin wrote, and removes it. broken are records of ours that
+// cannot be read.
+func (r *restorer) restoreForeign(broken []string) error {
+	name := backupName(r.Attachment)
+	others, err := r.store.names("", backupHash(name), "")
+	if err != nil || len(others) > len(broken) { // another network's
+		return err
+	}
+	if before, ok := r.store.backup(name); ok && r.conn != nil && r.isOurs(before) {
+		r.apply(before)
+	}
+	return r.store.backups.Remove(name)
+}
+
+// isOurs decides whether the namespace is still the one that a backup file
+// without a record is about: its interface has the MAC address of prevResult
+// or, where prevResult says none, every value of the file is now what the
+// configuration makes of it.
+func (r *restorer) isOurs(before originals) bool {
+	if r.link.Index == 0 {
+		return false
+	}
+	if r.PrevResult != nil {
+		for _, i := range r.PrevResult.Interfaces {
+			if i.Name == r.IfName && i.Sandbox != "" && i.MAC != "" {
+				return strings.EqualFold(i.MAC, r.link.MAC.String())
+			}
+		}
+	}
+	cfg, err := parseConfig(r.Request)
+	if err != nil || len(cfg.Link.steps(r.link)) > 0 {
+		return false
+	}
+	configured := cfg.Link.of(r.link)
+	before.handLink(&configured)
+	return !cfg.Link.empty() && before.linkEmpty()
+}
+
+// apply restores values, sysctls last and in reverse, as ADD wrote them first.
+// What cannot be restored is reported: DEL goes on.
+func (r *restorer) apply(before originals) {
+	for _, s := range before.steps(r.link, r.Warn) {
+		err := r.conn.SetLink(r.link.Index, s.set)
+		if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+			r.Warn("restore %s %s: %v", s.key, s.value, err)
+		}
+	}
+	if len(before.Sysctls) == 0 {
+		return
+	}
+	err := r.NS.Do(func() error {
+		for _, p := range slices.Backward(before.Sysctls) {
+			key, err := sysctl.Parse(p.Key)
+			if err == nil {
+				err = key.Write(p.Value)
+			}
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				r.Warn("restore: %v", err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		r.Warn("restore sysctls: %v", err)
+	}
+}
+
+// steps lists what must change of link, in the order of the reference plugin.
+func (o originals) steps(link rtnl.Link, warn func(string, ...any)) []step {
+	if link.Index == 0 {
+		return nil
+	}
+	var all []step
+	if o.MTU != 0 && o.MTU != link.MTU {
+		all = append(all, step{key: "mtu", value: fmt.Sprint(o.MTU), set: rtnl.Change{MTU: o.MTU}})
+	}
+	if o.MAC != "" && !strings.EqualFold(o.MAC, link.MAC.String()) {
+		if mac, err := net.ParseMAC(o.MAC); err == nil {
+			all = append(all, step{key: "mac", value: o.MAC, set: rtnl.Change{MAC: mac}})
+		} else {
+			warn("restore mac %q: %v", o.MAC, err)
+		}
+	}
+	if o.Promisc != nil && *o.Promisc != link.Promisc {
+		all = append(all, step{key: "promisc", value: fmt.Sprint(*o.Promisc), set: rtnl.Change{Promisc: o.Promisc}})
+	}
+	if o.AllMulti != nil && *o.AllMulti != link.AllMulti {
+		all = append(all, step{key: "allmulti", value: fmt.Sprint(*o.AllMulti), set: rtnl.Change{AllMulti: o.AllMulti}})
+	}
+	if o.TxQLen != nil && *o.TxQLen != link.TxQLen {
+		all = append(all, step{key: "txQLen", value: fmt.Sprint(*o.TxQLen), set: rtnl.Change{TxQLen: o.TxQLen}})
+	}
+	return all
+}

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
+)
+
+// placeholder in a sysctl's key stands for the name of the interface.
+const placeholder = "IFNAME"
+
+// setting is a sysctl that is to have a value.
+type setting struct {
+	Source string // "sysctl" or "args.cni.sysctl"
+	Raw    string // the key as written, which the allow-list is about
+	Key    sysctl.Key
+	Value  string
+}
+
+func (s setting) name() string { return quoteKey(s.Source, s.Raw) }
+
+// parseSysctls reads both lists of sysctls, in the order in which they are
+// written. A key of args.cni.sysctl replaces the value of the same key in
+// sysctl.
+func parseSysctls(w wireConfig, ifName string) ([]setting, error) {
+	settings, err := parseSettings("sysctl", w.Sysctl, ifName)
+	if err != nil {
+		return nil, err
+	}
+	more, err := parseSettings("args.cni.sysctl", w.Args.CNI.Sysctl, ifName)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range more {
+		if i := find(settings, s.Key); i >= 0 {
+			settings[i] = s
+		} else {
+			settings = append(settings, s)
+		}
+	}
+	return settings, nil
+}
+
+func parseSettings(source string, raw json.RawMessage, ifName string) ([]setting, error) {
+	var pairs pairs
+	if len(raw) > 0 {
+		if err := pairs.UnmarshalJSON(raw); err != nil {
+			return nil, cni.Errorf(cni.CodeConfig, "%s: %w", source, err)
+		}
+	}
+	var out []setting
+	for _, p := range pairs {
+		key, err := sysctl.Parse(p.Key)
+		if err == nil && ifName != "" {
+			key, err = key.Replace(placeholder, ifName)
+		}
+		if err != nil {
+			return nil, bad(quoteKey(source, p.Key), p.Value, err)
+		}
+		if i := find(out, key); i >= 0 {
+			return nil, bad(quoteKey(source, p.Key), p.Value, fmt.Sprintf("duplicate of %q", out[i].Raw))
+		}
+		out = append(out, setting{Source: source, Raw: p.Key, Key: key, Value: p.Value})
+	}
+	return out, nil
+}
+
+// find returns the index of the setting of key, however it is spelt, or -1.
+func find(settings []setting, key sysctl.Key) int {
+	for i, s := range settings {
+		if s.Key.Path() == key.Path() {
+			return i
+		}
+	}
+	return -1
+}
+
+// pairs is a JSON object of strings whose order counts.
+type pairs []pair
+
+type pair struct{ Key, Value string }
+
+// UnmarshalJSON refuses a key that is there twice: which one the writer meant
+// is not known.
+func (p *pairs) UnmarshalJSON(data []byte) error {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	start, err := dec.Token()
+	if err != nil || start == nil { // null
+		return err
+	}
+	if start != json.Delim('{') {
+		return errors.New("want an object of strings")
+	}
+	seen := map[string]bool{}
+	for dec.More() {
+		name, err := dec.Token()
+		if err != nil {
+			return err
+		}
+		key, _ := name.(string) // the keys of an object are strings
+		value, err := dec.Token()
+		if err != nil {
+			return err
+		}
+		text, ok := value.(string)
+		switch {
+		case !ok:
+			return fmt.Errorf("%q: %s: want a string", key, describe(value))
+		case seen[key]:
+			return fmt.Errorf("%q: %q: duplicate key", key, text)
+		}
+		seen[key] = true
+		*p = append(*p, pair{key, text})
+	}
+	return nil
+}
+
+// describe says what a JSON token is that is no string.
+func describe(token json.Token) string {
+	if _, ok := token.(json.Delim); ok {
+		return "an object or a list"
+	}
+	return fmt.Sprint(token)
+}
+
+// MarshalJSON writes the object in the order of the pairs.
+func (p pairs) MarshalJSON() ([]byte, error) {
+	var b bytes.Buffer
+	b.WriteByte('{')
+	for i, one := range p {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		key, err := json.Marshal(one.Key)
+		if err != nil {
+			return nil, err
+		}
+		value, err := json.Marshal(one.Value)
+		if err != nil {
+			return nil, err
+		}
+		b.Write(key)
+		b.WriteByte(':')
+		b.Write(value)
+	}
+	b.WriteByte('}')
+	return b.Bytes(), nil
+}
+
+// get returns the value of key; ok is false when there is none.
+func (p pairs) get(key string) (value string, ok bool) {
+	for _, one := range p {
+		if one.Key == key {
+			return one.Value, true
+		}
+	}
+	return "", false
+}
