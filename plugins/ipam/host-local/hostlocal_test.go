@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -367,7 +368,9 @@ var _ = Describe("STATUS", func() {
 		n := newNetwork(slash24)
 		n.write("lock", "")
 		defer flock(n.path("lock"))()
+		start := time.Now()
 		n.call(ours(), "STATUS", "").ok()
+		Expect(time.Since(start)).To(BeNumerically("<", lockWait/2))
 	})
 
 	It("says that the directory cannot be written, and the configuration used", func() {

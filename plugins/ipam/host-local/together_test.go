@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -137,6 +138,66 @@ var _ = Describe("beside the reference", func() {
 			Expect(n.leases()).To(Equal(w.names()), at)
 		}
 	})
+
+	DescribeTable("answers a configuration as the reference does", func(ipam, rest, args, accepted string) {
+		var got []string
+		for _, program := range []string{ours(), reference()} {
+			n := newNetwork(ipam)
+			n.version = "1.0.0"
+			if rest != "" {
+				n = n.with(rest)
+			}
+			c := n.call(program, "ADD", "c1")
+			c.args = args
+			a := c.run()
+			answer := "refused"
+			if a.status == 0 {
+				var r struct{ IPs, Routes any }
+				Expect(json.Unmarshal([]byte(a.out), &r)).To(Succeed())
+				answer = fmt.Sprint(r, n.leases())
+			} else {
+				Expect(n.leases()).To(BeEmpty())
+			}
+			got = append(got, answer)
+		}
+		if accepted == "ours differs" {
+			Expect(got[0]).NotTo(Equal(got[1]))
+			return
+		}
+		Expect(got[0]).To(Equal(got[1]))
+		Expect(got[0] != "refused").To(Equal(accepted == "accepted"))
+	},
+		Entry("one range", slash24, "", "", "accepted"),
+		Entry("the old form", `"subnet": "10.1.2.0/24", "rangeStart": "10.1.2.7", "rangeEnd": "10.1.2.9", "gateway": "10.1.2.8"`, "", "", "accepted"),
+		Entry("both forms", `"subnet": "10.1.3.0/24", `+slash24, "", "", "accepted"),
+		Entry("and the runtime's", `"subnet": "10.1.3.0/24", `+slash24, `"runtimeConfig": {"ipRanges": [[{"subnet": "2001:db8::/64"}]]}`, "", "accepted"),
+		Entry("a start beside ranges", `"rangeStart": "10.1.3.1", `+slash24, "", "", "accepted"),
+		Entry("the network's address", `"ranges": [[{"subnet": "10.1.2.0/24", "rangeStart": "10.1.2.0"}]]`, "", "", "accepted"),
+		Entry("the broadcast address", `"ranges": [[{"subnet": "10.1.2.0/24", "rangeStart": "10.1.2.255", "rangeEnd": "10.1.2.255"}]]`, "", "", "accepted"),
+		Entry("a gateway elsewhere", `"ranges": [[{"subnet": "10.1.2.0/24", "gateway": "192.0.2.1"}]]`, "", "", "accepted"),
+		Entry("a gateway that is the only address", `"ranges": [[{"subnet": "10.1.2.0/24", "rangeEnd": "10.1.2.1"}]]`, "", "", "refused"),
+		Entry("a /30", `"ranges": [[{"subnet": "10.1.2.0/30"}]]`, "", "", "accepted"),
+		Entry("a /31", `"ranges": [[{"subnet": "10.1.2.0/31"}]]`, "", "", "refused"),
+		Entry("a /126", `"ranges": [[{"subnet": "2001:db8::/126"}]]`, "", "", "accepted"),
+		Entry("host bits", `"ranges": [[{"subnet": "10.1.2.1/24"}]]`, "", "", "refused"),
+		Entry("an empty set", `"ranges": [[]]`, "", "", "refused"),
+		Entry("mixed families", `"ranges": [[{"subnet": "10.1.2.0/24"}, {"subnet": "2001:db8::/64"}]]`, "", "", "refused"),
+		Entry("an overlap", `"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "10.1.2.0/25"}]]`, "", "", "refused"),
+		Entry("one subnet in two ranges", `"ranges": [[{"subnet": "10.1.2.0/24", "rangeEnd": "10.1.2.99"}, {"subnet": "10.1.2.0/24", "rangeStart": "10.1.2.200"}]]`, "", "", "accepted"),
+		Entry("keys in another case", `"Ranges": [[{"Subnet": "10.1.2.0/24", "RANGESTART": "10.1.2.9"}]]`, "", "", "accepted"),
+		Entry("routes", slash24+`, "routes": [{"dst": "10.0.0.5/8", "gw": "10.1.2.9"}, {"dst": "::/0"}]`, "", "", "accepted"),
+		Entry("a route to nowhere", slash24+`, "routes": [{"gw": "10.1.2.9"}]`, "", "", "ours differs"),
+		Entry("an address asked for in CNI_ARGS", slash24, "", "IP=10.1.2.9", "accepted"),
+		Entry("with a length", slash24, "", "IP=10.1.2.9/8", "accepted"),
+		Entry("with unknown arguments", slash24, "", "IP=10.1.2.9;FOO=1", "refused"),
+		Entry("which may be ignored", slash24, "", "IP=10.1.2.9;FOO=1;IgnoreUnknown=1", "accepted"),
+		Entry("in two places", `"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "2001:db8::/64"}]]`,
+			`"args": {"cni": {"ips": ["10.1.2.9"]}}, "runtimeConfig": {"ips": ["2001:db8::9", "10.1.2.9"]}`, "", "accepted"),
+		Entry("outside", slash24, `"runtimeConfig": {"ips": ["10.1.3.9"]}`, "", "refused"),
+		Entry("the gateway", slash24, `"runtimeConfig": {"ips": ["10.1.2.1"]}`, "", "refused"),
+		Entry("two of a set", slash24, `"runtimeConfig": {"ips": ["10.1.2.9", "10.1.2.8"]}`, "", "refused"),
+		Entry("no resolv.conf", slash24+`, "resolvConf": "/none"`, "", "", "refused"),
+		Entry("a gateway of the other family", `"ranges": [[{"subnet": "10.1.2.0/24", "gateway": "2001:db8::1"}]]`, "", "", "ours differs"))
 
 	It("shares the lock", func() {
 		n := newNetwork(slash24)
