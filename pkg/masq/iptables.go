@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
@@ -15,6 +16,9 @@ import (
 
 // attempts bounds how often a restore is planned again because others changed the same rules.
 const attempts = 3
+
+// undoTime is how long an ADD that failed half-way may take to remove the other half.
+const undoTime = 15 * time.Second
 
 func addIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	ch := natChainOf(c.Attachment.Network, c.Attachment.ContainerID)
@@ -36,7 +40,10 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 			continue
 		}
 		if err := (change{nf, f, ch, rec}).add(ctx, c.Attachment.IfName); err != nil {
-			undo := delRecorded(ctx, nf, rec, job{chain: ch, ifName: c.Attachment.IfName})
+			// The deadline may be why it failed.
+			undoCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+			defer cancel()
+			undo := delRecorded(undoCtx, nf, rec, job{chain: ch, ifName: c.Attachment.IfName})
 			rec.content = before
 			return errors.Join(fmt.Errorf("masquerade with iptables: %w", err), undo, rec.save())
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"regexp"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 const table = `table inet hawser {
@@ -139,9 +141,34 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		err := check(host, old)
 		Expect(err).To(MatchError(masq.ErrMissing))
 		Expect(err).To(MatchError(ContainSubstring("belongs to")))
-		Expect(del(host, old)).To(Succeed())
+		stale := old
+		stale.Addrs = stale.Addrs[:1]
+		Expect(del(host, stale)).To(Succeed())
 		Expect(check(host, one)).To(Succeed())
 		Expect(rulesOf(host)).NotTo(ContainSubstring("fd07"))
+	})
+
+	It("compares the owner under the lock, not only before", func() {
+		old := config(masq.Auto, "old", "eth0", "10.1.0.2/24")
+		Expect(add(host, old)).To(Succeed())
+		host.Do(func() {
+			held, err := statefile.Lock(context.Background(), nft.DefaultLock, 0o600)
+			Expect(err).NotTo(HaveOccurred())
+			deleted := make(chan error)
+			go func() { deleted <- del(host, old) }()
+			Eventually(func() string {
+				locks, err := os.ReadFile("/proc/locks")
+				Expect(err).NotTo(HaveOccurred())
+				return string(locks)
+			}).Should(MatchRegexp(`-> FLOCK .* %d `, os.Getpid()))
+			faster := nft.New()
+			faster.Lock = "/run/another"
+			Expect(masq.Add(context.Background(), faster, one)).To(Succeed())
+			Expect(faster.Close()).To(Succeed())
+			Expect(held.Unlock()).To(Succeed())
+			Expect(<-deleted).To(Succeed())
+		})
+		Expect(check(host, one)).To(Succeed())
 	})
 
 	It("moves an address whose prefix has changed, and its chain goes", func() {

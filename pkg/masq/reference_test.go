@@ -86,11 +86,12 @@ var _ = Describe("beside the reference", Label("kernel"), func() {
 		})
 
 		It("adds an interface to a container that the reference made", func() {
+			three := config(masq.IPTables, "c1", "net2", "10.4.0.8/24", "fd04::8/64")
 			reference(host(), "ADD", "true", one, nstest.NewNetns().Path)
-			Expect(add(host(), two)).To(Succeed())
+			Expect(add(host(), three)).To(Succeed())
 			Expect(check(host(), one)).To(Succeed())
-			Expect(check(host(), two)).To(Succeed())
-			Expect(delBlind(host(), two)).To(Succeed())
+			Expect(check(host(), three)).To(Succeed())
+			Expect(delBlind(host(), three)).To(Succeed())
 			Expect(check(host(), one)).To(Succeed())
 			Expect(delBlind(host(), one)).To(Succeed())
 			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))

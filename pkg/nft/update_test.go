@@ -106,6 +106,21 @@ var _ = Describe("an update", Label("kernel"), func() {
 		Expect(host.Cmd("nft", "list", "map", "inet", "spec", "ports")).NotTo(ContainSubstring("an owner"))
 	})
 
+	It("makes all of a large batch or nothing", func() {
+		Expect(update(host, ensure)).To(Succeed())
+		before := host.Cmd("nft", "list", "ruleset")
+		var many []nft.Element
+		for i := 1; i <= 6000; i++ { // more than the socket's usual buffer holds
+			many = append(many, port(i))
+		}
+		Expect(update(host, func(tx *nft.Tx) error {
+			tx.Add(table, "ports", many...)
+			tx.Add(table, "ports", many[0])
+			return nil
+		})).To(MatchError(unix.EEXIST))
+		Expect(host.Cmd("nft", "list", "ruleset")).To(Equal(before))
+	})
+
 	It("takes several batches when the socket's buffer cannot hold one", func() {
 		Expect(update(host, ensure)).To(Succeed())
 		var many []nft.Element
