@@ -19,6 +19,10 @@ import (
 // own times would not do, since two changes may get the same one. A file
 // rewritten in place does not show, so whatever the index finds is verified
 // by reading that one file. In every doubt the directory is read.
+//
+// Who changes the directory without the lock in the very moment between our
+// look at it and the stamp is not noticed. A file that came is found when its
+// name is to be created, one that went when it is verified.
 type leases struct {
 	*store
 	network string

@@ -113,7 +113,7 @@ var _ = Describe("the lease directory and its index", func() {
 			Expect(os.Chtimes(n.dir(), time.Time{}, stampTime(0))).To(Succeed())
 		}))
 
-	It("misses none of several changes within one tick of the kernel's clock", func() {
+	It("misses none of several changes within one tick of the kernel's clock", Label("kernel"), func() {
 		seed := uint64(GinkgoRandomSeed())
 		random := rand.New(rand.NewPCG(seed, seed))
 		for i := range 300 {
@@ -267,6 +267,24 @@ var _ = Describe("the lease directory and its index", func() {
 			}
 		})
 		Expect(os.ReadFile(outside)).To(BeEquivalentTo("10.1.2.9"))
+	})
+
+	It("can be looked at where nothing can be written", func() {
+		dir := GinkgoT().TempDir()
+		if err := unix.Mount("none", dir, "tmpfs", 0, ""); err != nil {
+			Skip("tmpfs: " + err.Error())
+		}
+		DeferCleanup(unix.Unmount, dir, 0)
+		n.dataDir = dir
+		reserve("10.1.2.2", "c1")
+		n.write("10.1.2.9", "c9")
+		Expect(unix.Mount("none", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, "")).To(Succeed())
+		l, err := openLeases(context.Background(), dir, "net", false)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(l.of("c9")).To(ConsistOf(addrs("10.1.2.9")))
+		Expect(l.release(netip.MustParseAddr("10.1.2.9"), "c9")).To(MatchError(unix.EROFS))
+		Expect(l.close()).To(Succeed())
+		Expect(keys(n.leases())).To(Equal([]string{"10.1.2.2", "10.1.2.9"}))
 	})
 
 	It("has a full disk: an error, and nothing that is half there", func() {
