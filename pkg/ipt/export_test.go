@@ -1,0 +1,4 @@
+package ipt
+
+// ParseRules is what List makes of a program's output.
+var ParseRules = parseRules

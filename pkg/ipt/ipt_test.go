@@ -1,0 +1,118 @@
+package ipt_test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+var _ = DescribeTable("a rule", func(line string, args ...string) {
+	rules := ipt.ParseRules("-P POSTROUTING ACCEPT\n-N X\n-A X " + line + "\n")
+	Expect(rules).To(Equal([]ipt.Rule{ipt.NewRule("X", args...)}))
+	again := ipt.ParseRules(rules[0].Append() + "\n")
+	Expect(again).To(Equal(rules))
+	Expect(rules[0].Delete()).To(HavePrefix("-D X "))
+},
+	Entry("of plain words", "-s 10.0.0.1/32 -j Y", "-s", "10.0.0.1/32", "-j", "Y"),
+	Entry("with a negation", "! -d 224.0.0.0/4 -j Y", "!", "-d", "224.0.0.0/4", "-j", "Y"),
+	Entry("with blanks", `-m comment --comment "a b"`, "-m", "comment", "--comment", "a b"),
+	Entry("with quotes", `--comment "name: \"n\" id: \"c\""`, "--comment", `name: "n" id: "c"`),
+	Entry("with a backslash", `--comment "a\\b"`, "--comment", `a\b`),
+	Entry("with an empty word", `--comment "" -j Y`, "--comment", "", "-j", "Y"),
+	Entry("with an escaped apostrophe", `--comment "it\'s"`, "--comment", `it's`),
+)
+
+var _ = Describe("rules that are compared", func() {
+	rule := ipt.NewRule("X", "-s", "10.0.0.1/32", "-m", "comment", "--comment", "c", "-j", "Y")
+
+	It("are equal in any order of their arguments", func() {
+		Expect(rule.Equal(ipt.NewRule("X", "-m", "comment", "--comment", "c", "-s", "10.0.0.1/32", "-j", "Y"))).To(BeTrue())
+		Expect(rule.Equal(ipt.NewRule("Z", rule.Args...))).To(BeFalse())
+		Expect(rule.Equal(ipt.NewRule("X", "-s", "10.0.0.1/32", "-j", "Y"))).To(BeFalse())
+	})
+
+	It("give their options", func() {
+		Expect(rule.Option("-j")).To(Equal("Y"))
+		Expect(rule.Option("--comment")).To(Equal("c"))
+		Expect(rule.Option("-d")).To(BeEmpty())
+		Expect(ipt.NewRule("X", "-j").Option("-j")).To(BeEmpty())
+	})
+})
+
+var _ = Describe("the programs", Label("kernel"), func() {
+	ctx := context.Background()
+
+	for _, family := range []ipt.Family{ipt.IPv4, ipt.IPv6} {
+		for _, variant := range []ipt.Variant{ipt.NFT, ipt.Legacy} {
+			name := map[ipt.Family]string{ipt.IPv4: "iptables-", ipt.IPv6: "ip6tables-"}[family] + string(variant)
+
+			It("change a table wholly or not at all, with "+name, func() {
+				nstest.Need("iptables-" + string(variant))
+				host := nstest.NewHost()
+				host.Do(func() {
+					tool, err := ipt.FindVariant(ctx, family, variant)
+					Expect(err).NotTo(HaveOccurred())
+					comment := `name: "n" it's a\b id: "c"`
+					rule := ipt.NewRule("OURS", "-m", "comment", "--comment", comment, "-j", "ACCEPT")
+					Expect(tool.Restore(ctx, "nat", []string{":OURS - [0:0]", rule.Append()})).To(Succeed())
+					Expect(tool.List(ctx, "nat", "OURS")).To(Equal([]ipt.Rule{rule}))
+					err = tool.Restore(ctx, "nat", []string{"-A OURS -j DROP-NOT", rule.Delete()})
+					Expect(err).To(HaveOccurred())
+					Expect(err.Error()).To(ContainSubstring("DROP-NOT"))
+					Expect(tool.List(ctx, "nat", "OURS")).To(Equal([]ipt.Rule{rule}))
+					Expect(tool.Restore(ctx, "nat", []string{rule.Delete(), "-X OURS"})).To(Succeed())
+					Expect(tool.List(ctx, "nat", "")).To(BeEmpty())
+				})
+			})
+		}
+
+		It("are looked for in the kernel's x_tables without making a table", func() {
+			nstest.Need("iptables-legacy")
+			host := nstest.NewHost()
+			host.Do(func() {
+				Expect(ipt.LegacyHas(family, "nat", "OURS")).To(BeFalse())
+				for _, f := range []string{"ip_tables_names", "ip6_tables_names"} {
+					data, err := os.ReadFile("/proc/thread-self/net/" + f)
+					Expect(err).NotTo(HaveOccurred())
+					Expect(string(data)).To(BeEmpty())
+				}
+				tool, err := ipt.FindVariant(ctx, family, ipt.Legacy)
+				Expect(err).NotTo(HaveOccurred())
+				Expect(tool.Restore(ctx, "nat", []string{":OURS-1 - [0:0]", "-A OURS-1 -j ACCEPT"})).To(Succeed())
+				for chain, want := range map[string]bool{"OURS-1": true, "OURS-": true, "URS": false, "OURS-12": false} {
+					Expect(ipt.LegacyHas(family, "nat", chain)).To(Equal(want), chain)
+				}
+				Expect(ipt.LegacyHas(family, "filter", "OURS-1")).To(BeFalse())
+			})
+		})
+	}
+
+	It("are told apart by the name behind the links, or by what they say of themselves", func() {
+		nstest.Need("iptables-nft")
+		dir := GinkgoT().TempDir()
+		for _, tail := range []string{"", "-restore"} {
+			script := "#!/bin/sh\nexec iptables-nft" + tail + " \"$@\"\n"
+			Expect(os.WriteFile(dir+"/iptables"+tail, []byte(script), 0o755)).To(Succeed())
+		}
+		path := os.Getenv("PATH")
+		GinkgoT().Setenv("PATH", dir+":"+path)
+		tool, err := ipt.Find(ctx, ipt.IPv4)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(tool.Variant).To(Equal(ipt.NFT))
+
+		GinkgoT().Setenv("PATH", GinkgoT().TempDir())
+		_, err = ipt.Find(ctx, ipt.IPv6)
+		Expect(err).To(MatchError(exec.ErrNotFound))
+		Expect(err).To(MatchError(ContainSubstring("ip6tables-restore")))
+		_, err = ipt.FindVariant(ctx, ipt.IPv4, ipt.Legacy)
+		Expect(err).To(MatchError(ContainSubstring("iptables-legacy-restore")))
+		Expect(strings.Contains(ipt.Installed(ipt.IPv4).Error(), "iptables-restore")).To(BeTrue())
+	})
+})
