@@ -85,19 +85,26 @@ func Del(ctx context.Context, nf *nft.Conn, a cni.Attachment, addrs []netip.Pref
 }
 
 // Check compares the attachment's rules, and those that all share, with the kernel's. The error joins
-// the differences; each matches ErrMissing.
+// the differences; each matches ErrMissing. Rules that an ADD with the other backend made, or the
+// reference plugins, are as good: the node may have been upgraded under the container.
 func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 	if len(c.Addrs) == 0 {
 		return nil
 	}
+	checks := []func(context.Context, *nft.Conn, Config) error{checkNFTables, checkIPTables, checkReference}
 	if c.Backend == IPTables {
-		return checkIPTables(ctx, nf, c)
+		checks[0], checks[1] = checks[1], checks[0]
 	}
-	err := checkNFTables(nf, c)
-	if c.Backend == Auto && errors.Is(err, nft.ErrUnsupported) {
-		return checkIPTables(ctx, nf, c)
+	first := checks[0](ctx, nf, c)
+	if first == nil {
+		return nil
 	}
-	return err
+	for _, other := range checks[1:] {
+		if other(ctx, nf, c) == nil {
+			return nil
+		}
+	}
+	return first
 }
 
 // GC removes what attachments of the network left that are not in its valid set, on either backend,

@@ -179,7 +179,7 @@ func owned(nf *nft.Conn, mine func(mark string) bool) (elements, error) {
 	return found, nil
 }
 
-func checkNFTables(nf *nft.Conn, c Config) error {
+func checkNFTables(_ context.Context, nf *nft.Conn, c Config) error {
 	var diffs []error
 	addrs := distinct(c.Addrs)
 	for _, p := range addrs {

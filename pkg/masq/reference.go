@@ -32,6 +32,24 @@ func delReference(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
 	return removeRules(ctx, nf, func(comment string) bool { return strings.HasPrefix(comment, mark) })
 }
 
+// checkReference looks for as many of the reference's nftables rules as the attachment has addresses.
+func checkReference(_ context.Context, nf *nft.Conn, c Config) error {
+	rules, err := nf.Rules(referenceTable, referenceChain)
+	if err != nil {
+		return err
+	}
+	mark, found := referenceMark(c.Attachment), 0
+	for _, r := range rules {
+		if strings.HasPrefix(r.Comment, mark) {
+			found++
+		}
+	}
+	if found < len(distinct(c.Addrs)) {
+		return fmt.Errorf("nftables table %q: %w: %d rules of the attachment", referenceTable, ErrMissing, found)
+	}
+	return nil
+}
+
 func gcReference(ctx context.Context, nf *nft.Conn, network string, valid cni.Set) error {
 	marks := map[string]bool{}
 	for _, a := range valid.All() {

@@ -46,6 +46,9 @@ var _ = Describe("beside the reference", Label("kernel"), func() {
 			reference(host(), "ADD", "true", one, nstest.NewNetns().Path)
 			theirs := natRules(host())
 			Expect(check(host(), one)).To(Succeed())
+			upgraded := one
+			upgraded.Backend = masq.Auto
+			Expect(check(host(), upgraded)).To(Succeed())
 			twin := nstest.NewHost()
 			Expect(add(twin, one)).To(Succeed())
 			Expect(natRules(twin)).To(Equal(theirs))
