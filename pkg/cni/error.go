@@ -27,6 +27,7 @@ const (
 	CodeDrift               uint = 101 // CHECK found something other than what ADD made
 	CodeIPAM                uint = 102 // the IPAM plugin's answer cannot be used
 	CodeConflict            uint = 103 // a name or an address is held by something else
+	CodePortTaken           uint = 104 // a port of the host is held by another attachment
 	CodeInternal            uint = 999
 )
 

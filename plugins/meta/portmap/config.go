@@ -1,0 +1,323 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"unicode"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// wireConfig is the configuration as written.
+type wireConfig struct {
+	Backend              *string  `json:"backend" help:"nftables or iptables (nftables, where the kernel and the other keys permit)"`
+	SNAT                 *bool    `json:"snat" help:"masquerade what comes from the host's loopback and from the container's own subnet (true)"`
+	MasqAll              bool     `json:"masqAll" help:"masquerade everything that is forwarded; needs snat (false)"`
+	MarkMasqBit          *int     `json:"markMasqBit" help:"bit of the packet mark that asks for masquerading, 0 to 31 (13)"`
+	ExternalSetMarkChain *string  `json:"externalSetMarkChain" help:"chain of other software that marks what is to be masqueraded; iptables only, not with markMasqBit"`
+	ConditionsV4         []string `json:"conditionsV4" help:"matches that IPv4 packets must meet, in the backend's syntax"`
+	ConditionsV6         []string `json:"conditionsV6" help:"matches that IPv6 packets must meet, in the backend's syntax"`
+	RuntimeConfig        struct {
+		PortMappings []wireMapping `json:"portMappings" help:"the ports (capability portMappings); none: nothing is done"`
+	} `json:"runtimeConfig"`
+}
+
+// wireMapping keeps its fields raw, so that an error can name the entry.
+type wireMapping struct {
+	HostPort      json.RawMessage `json:"hostPort" help:"port of the host, 1 to 65535"`
+	ContainerPort json.RawMessage `json:"containerPort" help:"port of the container, 1 to 65535"`
+	Protocol      json.RawMessage `json:"protocol" help:"tcp, udp or sctp"`
+	HostIP        json.RawMessage `json:"hostIP" help:"address of the host (all; 0.0.0.0 and :: are all of a family)"`
+}
+
+// backend is where the rules are.
+type backend string
+
+const (
+	auto     backend = ""
+	nftables backend = "nftables"
+	iptables backend = "iptables"
+)
+
+// config is the configuration with every value checked.
+type config struct {
+	asked    backend // by the key backend
+	needed   backend // by other keys, which exist in one backend only
+	options  options
+	mappings []mapping
+}
+
+// options are what an attachment's rules depend on besides its ports.
+type options struct {
+	SNAT         bool     `json:"snat"`
+	MasqAll      bool     `json:"masqAll,omitempty"`
+	MarkBit      int      `json:"markBit"`
+	MarkChain    string   `json:"markChain,omitempty"`
+	ConditionsV4 []string `json:"conditionsV4,omitempty"`
+	ConditionsV6 []string `json:"conditionsV6,omitempty"`
+}
+
+// mark is the bit as a mark.
+func (o options) mark() uint32 { return 1 << o.MarkBit }
+
+// conditions are those of a family.
+func (o options) conditions(v4 bool) []string {
+	if v4 {
+		return o.ConditionsV4
+	}
+	return o.ConditionsV6
+}
+
+// mapping is one port mapping.
+type mapping struct {
+	Proto    proto      `json:"proto"`
+	HostIP   netip.Addr `json:"hostIP"` // zero: all addresses of both families
+	HostPort uint16     `json:"hostPort"`
+	Port     uint16     `json:"port"`
+}
+
+// proto is a transport protocol by its number.
+type proto uint8
+
+// protocols are those that have ports and that both backends know.
+var protocols = map[string]proto{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}
+
+func (p proto) String() string {
+	for name, number := range protocols {
+		if number == p {
+			return name
+		}
+	}
+	return fmt.Sprintf("protocol %d", uint8(p))
+}
+
+const (
+	defaultMarkBit = 13
+	chainNameMax   = 28 // bytes that iptables takes
+)
+
+// parseConfig reads and checks the configuration. Everything that it refuses
+// is code 7 with key and value.
+func parseConfig(req *skel.Request) (config, error) {
+	var w wireConfig
+	if err := req.Decode(&w); err != nil {
+		return config{}, err
+	}
+	c := config{options: options{SNAT: true, MasqAll: w.MasqAll, MarkBit: defaultMarkBit,
+		ConditionsV4: w.ConditionsV4, ConditionsV6: w.ConditionsV6}}
+	if w.SNAT != nil {
+		c.options.SNAT = *w.SNAT
+	}
+	if w.Backend != nil {
+		c.asked = backend(*w.Backend)
+		if c.asked != nftables && c.asked != iptables {
+			return c, bad("backend", *w.Backend, `is neither "nftables" nor "iptables"`)
+		}
+	}
+	if err := c.parseMark(w); err != nil {
+		return c, err
+	}
+	if err := c.parseNeeds(w); err != nil {
+		return c, err
+	}
+	var err error
+	c.mappings, err = parseMappings(w.RuntimeConfig.PortMappings)
+	return c, err
+}
+
+func (c *config) parseMark(w wireConfig) error {
+	if w.MarkMasqBit != nil {
+		if w.ExternalSetMarkChain != nil {
+			return bad("markMasqBit", *w.MarkMasqBit, "cannot be set together with externalSetMarkChain, which decides the mark")
+		}
+		if *w.MarkMasqBit < 0 || *w.MarkMasqBit > 31 {
+			return bad("markMasqBit", *w.MarkMasqBit, "is not between 0 and 31")
+		}
+		c.options.MarkBit = *w.MarkMasqBit
+	}
+	if w.ExternalSetMarkChain == nil {
+		return nil
+	}
+	name := *w.ExternalSetMarkChain
+	if name == "" || len(name) > chainNameMax || strings.ContainsAny(name[:1], "-!") || strings.ContainsFunc(name, notPlain) {
+		return bad("externalSetMarkChain", name, fmt.Sprintf("is no name of a chain (1 to %d bytes, no blank, not beginning with - or !)", chainNameMax))
+	}
+	c.options.MarkChain = name
+	return nil
+}
+
+func notPlain(r rune) bool { return r <= ' ' || r > '~' || r == '"' || r == '\\' }
+
+// parseNeeds decides which backend the other keys ask for, and refuses
+// contradictions.
+func (c *config) parseNeeds(w wireConfig) error {
+	keys := map[backend][]string{}
+	if c.options.MarkChain != "" {
+		keys[iptables] = append(keys[iptables], "externalSetMarkChain")
+	}
+	for _, cond := range []struct {
+		key    string
+		tokens []string
+	}{{"conditionsV4", w.ConditionsV4}, {"conditionsV6", w.ConditionsV6}} {
+		if len(cond.tokens) == 0 {
+			continue
+		}
+		syntax := nftables
+		if first := cond.tokens[0]; strings.HasPrefix(first, "-") || strings.HasPrefix(first, "!") {
+			syntax = iptables
+		}
+		keys[syntax] = append(keys[syntax], cond.key)
+		if err := checkTokens(cond.key, cond.tokens, syntax); err != nil {
+			return err
+		}
+	}
+	if len(keys[nftables]) > 0 && len(keys[iptables]) > 0 {
+		return cni.Errorf(cni.CodeConfig, "%s: in the syntax of nftables, but %s is for iptables", keys[nftables][0], keys[iptables][0])
+	}
+	for b, list := range keys {
+		c.needed = b
+		if c.asked != auto && c.asked != b {
+			return bad("backend", string(c.asked), fmt.Sprintf("was asked for, but %s is for %s", strings.Join(list, " and "), b))
+		}
+	}
+	return nil
+}
+
+// checkTokens refuses what would end the statement or the line that the
+// condition becomes part of.
+func checkTokens(key string, tokens []string, syntax backend) error {
+	for i, t := range tokens {
+		where := fmt.Sprintf("%s[%d]", key, i)
+		switch {
+		case t == "":
+			return bad(where, t, "is empty")
+		case strings.ContainsFunc(t, unicode.IsControl):
+			return bad(where, t, "has a control character")
+		case syntax == nftables && strings.ContainsAny(t, ";#"):
+			return bad(where, t, "would end the condition")
+		}
+	}
+	return nil
+}
+
+// parseMappings checks every entry. Entries that say the same are one.
+func parseMappings(wire []wireMapping) ([]mapping, error) {
+	type place struct {
+		proto proto
+		host  netip.Addr
+		port  uint16
+	}
+	taken := map[place]int{}
+	var out []mapping
+	for i, w := range wire {
+		m, err := w.parse(fmt.Sprintf("runtimeConfig.portMappings[%d]", i))
+		if err != nil {
+			return nil, err
+		}
+		repeated := true
+		for _, host := range m.hosts() {
+			at := place{m.Proto, host, m.HostPort}
+			j, ok := taken[at]
+			if ok && out[j].Port != m.Port {
+				return nil, cni.Errorf(cni.CodeConfig, "runtimeConfig.portMappings[%d]: host port %s of %s leads to container port %d already, not to %d",
+					i, m.name(), hostName(host), out[j].Port, m.Port)
+			}
+			if !ok {
+				taken[at], repeated = len(out), false
+			}
+		}
+		if !repeated {
+			out = append(out, m)
+		}
+	}
+	return out, nil
+}
+
+// hosts are the host addresses that the mapping occupies.
+func (m mapping) hosts() []netip.Addr {
+	if m.HostIP.IsValid() {
+		return []netip.Addr{m.HostIP}
+	}
+	return []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
+}
+
+func (m mapping) name() string { return fmt.Sprintf("%d/%s", m.HostPort, m.Proto) }
+
+func hostName(host netip.Addr) string {
+	if host.IsUnspecified() {
+		return host.String() + " (all addresses)"
+	}
+	return host.String()
+}
+
+func (w wireMapping) parse(entry string) (m mapping, err error) {
+	if m.HostPort, err = parsePort(entry+".hostPort", w.HostPort); err != nil {
+		return m, err
+	}
+	if m.Port, err = parsePort(entry+".containerPort", w.ContainerPort); err != nil {
+		return m, err
+	}
+	name, err := parseString(entry+".protocol", w.Protocol)
+	if err != nil {
+		return m, err
+	}
+	known := false
+	if m.Proto, known = protocols[strings.ToLower(name)]; !known {
+		return m, bad(entry+".protocol", name, "is none of tcp, udp and sctp")
+	}
+	host, err := parseString(entry+".hostIP", w.HostIP)
+	if err != nil || host == "" {
+		return m, err
+	}
+	if m.HostIP, err = cni.ParseAddr(host); err != nil {
+		return m, cni.Errorf(cni.CodeConfig, "%s: %w", entry+".hostIP", err)
+	}
+	if m.HostIP.IsMulticast() || m.HostIP == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
+		return m, bad(entry+".hostIP", host, "is no address that a host can have")
+	}
+	return m, nil
+}
+
+func parsePort(key string, raw json.RawMessage) (uint16, error) {
+	var port *int64
+	if err := parseValue(key, raw, &port); err != nil {
+		return 0, err
+	}
+	if port == nil {
+		return 0, cni.Errorf(cni.CodeConfig, "%s: missing", key)
+	}
+	if *port < 1 || *port > 65535 {
+		return 0, bad(key, *port, "is not between 1 and 65535")
+	}
+	return uint16(*port), nil
+}
+
+func parseString(key string, raw json.RawMessage) (string, error) {
+	var s string
+	err := parseValue(key, raw, &s)
+	return s, err
+}
+
+func parseValue(key string, raw json.RawMessage, v any) error {
+	if len(raw) == 0 {
+		return nil
+	}
+	err := json.Unmarshal(raw, v)
+	if t := (*json.UnmarshalTypeError)(nil); errors.As(err, &t) {
+		return cni.Errorf(cni.CodeConfig, "%s: %s is no %s", key, raw, map[bool]string{true: "string", false: "whole number"}[t.Type.Kind().String() == "string"])
+	}
+	if err != nil {
+		return cni.Errorf(cni.CodeConfig, "%s: %w", key, err)
+	}
+	return nil
+}
+
+func bad(key string, value any, reason string) error {
+	return cni.Errorf(cni.CodeConfig, "%s: %#v %s", key, value, reason)
+}

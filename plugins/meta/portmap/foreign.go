@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
+)
+
+// foreignOwner is a container of which the reference plugins have rules in
+// iptables: they come before ours in nftables, and before those that are added
+// later. There is no record of it.
+type foreignOwner struct {
+	network, containerID string
+	forwards             []forward
+}
+
+// refuseForeign fails when rules of the reference's in iptables have a port
+// that is wanted. Rules of a container whose address is ours by now are a
+// leftover and removed.
+func refuseForeign(ctx context.Context, nf *nft.Conn, s *store, st *state) error {
+	for _, t := range st.Targets {
+		f := famOf(t.v4())
+		where, err := f.variants(nf, hostportDNAT)
+		if err != nil {
+			return err
+		}
+		for _, v := range where {
+			strange, err := f.hasStrangers(nf, v, s.ledger, st)
+			if err != nil {
+				return err
+			}
+			if !strange {
+				continue
+			}
+			tool, err := ipt.FindVariant(ctx, f.ipt(), v)
+			if err != nil {
+				return fmt.Errorf("chain %q of iptables-%s may have the ports: %w", hostportDNAT, v, err)
+			}
+			live, err := tool.List(ctx, natTable, "")
+			if err != nil {
+				return err
+			}
+			if err := f.refuse(ctx, nf, st, owners(live, s.ledger, st)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// hasStrangers says whether a rule leads to a chain of which we have no
+// record. The legacy tables do not tell without a program.
+func (f fam) hasStrangers(nf *nft.Conn, v ipt.Variant, l ledger, st *state) (bool, error) {
+	if v == ipt.Legacy {
+		return true, nil
+	}
+	live, err := nf.Rules(f.nat(), hostportDNAT)
+	for _, r := range live {
+		if isStranger(r.Target, l, st) {
+			return true, err
+		}
+	}
+	return false, err
+}
+
+func isStranger(chain string, l ledger, st *state) bool {
+	if len(chain) != len(dnPrefix)+21 || chain == dnChain(st.Network, st.ContainerID) {
+		return false
+	}
+	return !l.hasGroup(groupKey(chain[len(dnPrefix):]))
+}
+
+// owners reads the reference's rules.
+func owners(live []ipt.Rule, l ledger, st *state) []foreignOwner {
+	var out []foreignOwner
+	for _, entry := range live {
+		chain := entry.Option("-j")
+		if entry.Chain != hostportDNAT || !isStranger(chain, l, st) {
+			continue
+		}
+		o := foreignOwner{network: "?", containerID: entry.Option("--comment")}
+		if network, id, ok := parseComment(o.containerID); ok {
+			o.network, o.containerID = network, id
+		}
+		for _, r := range live {
+			if f, ok := forwardOf(r); ok && r.Chain == chain {
+				o.forwards = append(o.forwards, f)
+			}
+		}
+		if !slices.ContainsFunc(out, func(p foreignOwner) bool { return p.network == o.network && p.containerID == o.containerID }) {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+// forwardOf reads a rule that translates.
+func forwardOf(r ipt.Rule) (f forward, ok bool) {
+	to, err := netip.ParseAddrPort(r.Option("--to-destination"))
+	port, perr := strconv.ParseUint(r.Option("--dport"), 10, 16)
+	p, known := protocols[r.Option("-p")]
+	if err != nil || perr != nil || !known || r.Option("-j") != "DNAT" {
+		return f, false
+	}
+	f = forward{p, netip.IPv4Unspecified(), uint16(port), to}
+	if to.Addr().Is6() {
+		f.host = netip.IPv6Unspecified()
+	}
+	if d, err := netip.ParsePrefix(r.Option("-d")); err == nil {
+		f.host = d.Addr()
+	}
+	return f, true
+}
+
+func (f fam) refuse(ctx context.Context, nf *nft.Conn, st *state, others []foreignOwner) error {
+	for _, o := range others {
+		taken, ok := o.collides(st)
+		if !ok {
+			continue
+		}
+		if !o.leadsTo(st) {
+			return portTaken("host port %s: held by network %q, container %q, through the iptables rules of other plugins (DEL or GC of that network removes them)",
+				taken, o.network, o.containerID)
+		}
+		gone := &state{Network: o.network, ContainerID: o.containerID}
+		if err := (rules{nf: nf, fam: f, st: gone}).remove(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (o foreignOwner) collides(st *state) (forward, bool) {
+	for _, want := range st.forwards() {
+		for _, f := range o.forwards {
+			if f.proto == want.proto && f.port == want.port && f.v4() == want.v4() && collide(f.host, want.host) {
+				return want, true
+			}
+		}
+	}
+	return forward{}, false
+}
+
+// leadsTo says whether the rules lead to an address that the attachment has:
+// IPAM lends an address once, so the other one is dead.
+func (o foreignOwner) leadsTo(st *state) bool {
+	for _, f := range o.forwards {
+		for _, t := range st.Targets {
+			if f.to.Addr() == t.Addr.Addr() {
+				return true
+			}
+		}
+	}
+	return false
+}
