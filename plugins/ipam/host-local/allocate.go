@@ -47,7 +47,7 @@ func allocate(l *leases, a cni.Attachment, sets []rangeSet, asked []askedAddr) (
 	owner := ownerText(a.ContainerID, a.IfName)
 	var taken []netip.Addr
 	for i, set := range sets {
-		addr, err := takeFrom(l, i, set, asked[i], owner)
+		addr, err := takeOne(l, want{set: i, ranges: set, asked: asked[i], owner: owner})
 		if err != nil {
 			return nil, errors.Join(err, releaseAll(l, taken, owner))
 		}
@@ -71,28 +71,36 @@ func heldBy(l *leases, a cni.Attachment) ([]netip.Addr, error) {
 	return l.of(a.ContainerID)
 }
 
-// takeFrom takes the address that was asked for, or the next free one.
-func takeFrom(l *leases, i int, set rangeSet, asked askedAddr, owner string) (netip.Addr, error) {
-	if asked.addr.IsValid() {
-		err := l.reserve(asked.addr, owner)
+// want is one address to be taken.
+type want struct {
+	set    int // N of last_reserved_ip.N
+	ranges rangeSet
+	asked  askedAddr // the zero value: any
+	owner  string
+}
+
+// takeOne takes the address that was asked for, or the next free one.
+func takeOne(l *leases, w want) (netip.Addr, error) {
+	if addr := w.asked.addr; addr.IsValid() {
+		err := l.reserve(addr, w.owner)
 		if errors.Is(err, errTaken) {
-			return asked.addr, cni.Errorf(cni.CodeConflict, "%s: %s %w%s", asked.key, asked.addr, err, l.holder(asked.addr))
+			return addr, cni.Errorf(cni.CodeConflict, "%s: %s %w%s", w.asked.key, addr, err, l.holder(addr))
 		}
-		return asked.addr, err
+		return addr, err
 	}
-	last, err := l.last(i)
+	last, err := l.last(w.set)
 	if err != nil {
 		// Where to begin is a matter of taste, not worth a failure.
 		last = netip.Addr{}
 	}
-	addr, ok, err := l.take(set.after(last), owner)
+	addr, ok, err := l.take(w.ranges.after(last), w.owner)
 	if err != nil || ok {
 		return addr, err
 	}
-	reserved, owners := l.count(set)
+	files, owners := l.count(w.ranges)
 	return addr, cni.Errorf(cni.CodeTryAgain,
 		"range set %d (%s): no address is left: all %s are reserved, %d files of %d owners in %s",
-		i, set, sizeText(set.size()), reserved, owners, l.dir.Path())
+		w.set, w.ranges, sizeText(w.ranges.size()), files, owners, l.dir.Path())
 }
 
 // holder says in words who holds an address.
