@@ -58,6 +58,7 @@ var _ = Describe("ADD", func() {
 	})
 
 	DescribeTable("makes the bridge a gateway, which answers at once", func(addrs, gateways, others []string) {
+		w.SetSysctl("net/ipv6/conf/default/accept_dad", "1")
 		c := l3(object{"isDefaultGateway": true})
 		began := time.Now()
 		a := w.attach("one", c, addrs...)

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -41,6 +42,7 @@ type world struct {
 func newWorld() *world {
 	GinkgoHelper()
 	w := &world{Host: nstest.NewHost(), dir: GinkgoT().TempDir()}
+	w.SetSysctl("net/ipv6/conf/default/accept_dad", "0") // no wait for link-local addresses
 	w.script("fake", `d=$(dirname "$0"); echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME" >>"$d/calls"
 for f in "$d/on.$CNI_COMMAND.$CNI_CONTAINERID" "$d/on.$CNI_COMMAND"; do [ ! -e "$f" ] || { . "$f"; exit; }; done
 cat >/dev/null`)
@@ -365,4 +367,28 @@ func (a attached) as(command string) call {
 	c := a.call
 	c.command, c.conf = command, with(c.conf.(object), a.res)
 	return c
+}
+
+// linkLocal is the link-local address of a link, once it may be used.
+func linkLocal(h *nstest.Host, name string) (address string) {
+	GinkgoHelper()
+	Eventually(func() string {
+		for _, a := range show(h, name).AddrInfo {
+			if strings.HasPrefix(a.Local, "fe80:") && !a.Tentative {
+				address = a.Local
+			}
+		}
+		return address
+	}, nstest.Patience(3*time.Second)).ShouldNot(BeEmpty())
+	return address
+}
+
+// settle waits until the kernel has done all that it does by itself when a
+// container is attached, so that a snapshot stays true.
+func (w *world) settle(a attached) attached {
+	GinkgoHelper()
+	linkLocal(w.Host, "br")
+	linkLocal(w.Host, a.res.hostEnd())
+	linkLocal(a.Host, "eth0")
+	return a
 }

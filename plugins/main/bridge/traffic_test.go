@@ -4,7 +4,6 @@ import (
 	"net"
 	"net/netip"
 	"strings"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -38,25 +37,10 @@ func advertise(h *nstest.Host, ifName, prefix string) {
 	Expect(err).NotTo(HaveOccurred())
 }
 
-// linkLocal is the link-local address of a link, once it may be used.
-func linkLocal(h *nstest.Host, name string) (address string) {
-	GinkgoHelper()
-	Eventually(func() string {
-		for _, a := range show(h, name).AddrInfo {
-			if strings.HasPrefix(a.Local, "fe80:") && !a.Tentative {
-				address = a.Local
-			}
-		}
-		return address
-	}, nstest.Patience(3*time.Second)).ShouldNot(BeEmpty())
-	return address
-}
-
 var _ = Describe("traffic", func() {
 	var w *world
 	BeforeEach(func() {
 		w = newWorld()
-		w.SetSysctl("net/ipv6/conf/default/accept_dad", "0") // no wait for link-local addresses
 	})
 
 	// heeded tells whether the host took the advertisement of a container.
