@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
+	"time"
 
 	"github.com/onsi/ginkgo/v2"
 	"golang.org/x/sys/unix"
@@ -22,27 +24,76 @@ type Program struct {
 }
 
 // Output is what a program left. Exit is its status, or 128 plus the signal that
-// ended it.
+// ended it. Held says that something which the program started and left behind
+// still held its stdout or stderr seconds after its end.
 type Output struct {
 	Stdout, Stderr string
 	Exit           int
+	Held           bool
 }
+
+// leftBehind is how long [Host.Run] waits, after the end of a program, for others
+// to close its stdout and stderr.
+const leftBehind = 2 * time.Second
 
 // Run runs a program in the namespaces to its end, whatever that is. The spec
 // fails when it cannot be started.
 func (h *Host) Run(p Program) Output {
 	ginkgo.GinkgoHelper()
-	var out, errs bytes.Buffer
 	cmd := exec.Command(p.Path, p.Args...)
 	cmd.Env = append(os.Environ(), p.Env...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(p.Stdin), &out, &errs
+	cmd.Stdin = strings.NewReader(p.Stdin)
+	cmd.WaitDelay = Patience(leftBehind)
+	var streams [2]*stream
+	for i, to := range []*io.Writer{&cmd.Stdout, &cmd.Stderr} {
+		s, err := newStream()
+		if err != nil {
+			ginkgo.Fail(err.Error())
+		}
+		streams[i], *to = s, s.w
+	}
 	var err error
-	h.Do(func() { err = cmd.Run() })
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
+	h.Do(func() {
+		if err = cmd.Start(); err == nil {
+			_ = cmd.Wait()
+		}
+	})
+	if err != nil {
 		ginkgo.Fail(fmt.Sprintf("%s: %v", strings.Join(cmd.Args, " "), err))
 	}
-	return Output{Stdout: out.String(), Stderr: errs.String(), Exit: status(cmd)}
+	stdout, held := streams[0].finish()
+	stderr, heldToo := streams[1].finish()
+	return Output{Stdout: stdout, Stderr: stderr, Exit: status(cmd), Held: held || heldToo}
+}
+
+// stream collects what is written to a pipe.
+type stream struct {
+	r, w *os.File
+	text bytes.Buffer
+	done chan error
+}
+
+func newStream() (*stream, error) {
+	s := &stream{done: make(chan error, 1)}
+	var err error
+	if s.r, s.w, err = os.Pipe(); err != nil {
+		return nil, err
+	}
+	go func() {
+		_, err := s.text.ReadFrom(s.r)
+		s.done <- err
+	}()
+	return s, nil
+}
+
+// finish returns what came until everybody closed the pipe, or until it is clear
+// that somebody does not.
+func (s *stream) finish() (text string, held bool) {
+	_ = s.w.Close()
+	_ = s.r.SetReadDeadline(time.Now().Add(Patience(leftBehind)))
+	err := <-s.done
+	_ = s.r.Close()
+	return s.text.String(), errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 func status(cmd *exec.Cmd) int {

@@ -3,6 +3,7 @@ package nstest_test
 import (
 	"os"
 	"strings"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -98,6 +99,21 @@ var _ = Describe("Host", func() {
 		Expect(out).To(Equal(nstest.Output{Stdout: "in", Stderr: "y\n", Exit: 3}))
 		out = h.Run(nstest.Program{Path: "sh", Args: []string{"-c", "kill -9 $$"}})
 		Expect(out.Exit).To(Equal(137))
+	})
+
+	It("does not wait for what a program leaves behind", func() {
+		out := nstest.NewHost().Run(nstest.Program{Path: "sh", Args: []string{"-c", "sleep 1000 & echo out; exit 3"}})
+		Expect(out).To(Equal(nstest.Output{Stdout: "out\n", Exit: 3, Held: true}))
+	})
+
+	It("settles a cable before a snapshot can see it", func() {
+		for range 10 {
+			h := nstest.NewHost()
+			out := nstest.NewOutside(h)
+			before := h.Snapshot("addresses", "routes") + out.Snapshot("addresses", "routes")
+			Consistently(func() string { return h.Snapshot("addresses", "routes") + out.Snapshot("addresses", "routes") }).
+				WithTimeout(50 * time.Millisecond).Should(Equal(before))
+		}
 	})
 
 	It("sets whether bridged frames pass the IP rules", Label("kernel"), func() {

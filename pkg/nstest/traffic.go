@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"regexp"
 	"strings"
 	"time"
 
@@ -34,6 +35,27 @@ func Wire(a, b End) {
 			e.Host.Cmd("ip", args...)
 		}
 		e.Host.Cmd("ip", "link", "set", e.Name, "up")
+	}
+	for _, e := range []End{a, b} {
+		e.settle()
+	}
+}
+
+// settle returns when the link has its carrier, and the address and routes that
+// the kernel gives it for that, a little after the other end is up.
+func (e End) settle() {
+	ginkgo.GinkgoHelper()
+	local := regexp.MustCompile(`(?m)^local fe80:`)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(Patience(5 * time.Second)); ; <-tick.C {
+		routes := e.Host.Cmd("ip", "-6", "route", "show", "table", "local", "dev", e.Name)
+		if local.MatchString(routes) {
+			return
+		}
+		if time.Now().After(end) {
+			ginkgo.Fail(fmt.Sprintf("%s: no link-local address on %s:\n%s", e.Host.Name, e.Name, routes))
+		}
 	}
 }
 

@@ -34,6 +34,14 @@ ip -n outside addr add 192.0.2.2/24 dev eth0
 ip -n outside addr add 2001:db8::2/64 dev eth0
 ip link set ext up
 ip -n outside link set eth0 up
+# The kernel gives link-local addresses a little after both ends are up.
+for end in "-6" "-n outside -6"; do
+	for try in $(seq 1000); do
+		ip $end route show table local | grep -q "^local fe80:" && continue 2
+	done
+	echo "no link-local address: ip $end" >&2
+	exit 1
+done
 `
 
 func makeHost() error {
