@@ -12,7 +12,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-const everything = `"sysctl":{"net.ipv4.conf.IFNAME.arp_filter":"1","net.core.somaxconn":"77","net.ipv4.ping_group_range":"5 7"},` +
+const everything = `"sysctl":{"net.ipv4.conf.IFNAME.arp_filter":"1","net.core.somaxconn":"77","net.ipv4.ip_local_port_range":"40000 50000"},` +
 	`"mac":"02:00:00:00:00:02","promisc":true,"mtu":1400,"allmulti":true,"txQLen":55`
 
 var _ = Describe("ADD", func() {
@@ -24,7 +24,7 @@ var _ = Describe("ADD", func() {
 		Expect(state(w.cont, "eth0")).To(Equal(otherMAC + " mtu 1400 txqlen 55 promisc allmulti"))
 		Expect(w.cont.Sysctl("net/ipv4/conf/eth0/arp_filter")).To(Equal("1"))
 		Expect(w.cont.Sysctl("net/core/somaxconn")).To(Equal("77"))
-		Expect(w.cont.Sysctl("net/ipv4/ping_group_range")).To(Equal("5\t7"))
+		Expect(w.cont.Sysctl("net/ipv4/ip_local_port_range")).To(Equal("40000\t50000"))
 		Expect(w.host.Sysctl("net/core/somaxconn")).NotTo(Equal("77"))
 	})
 
@@ -81,8 +81,8 @@ var _ = Describe("ADD", func() {
 	})
 
 	It("keeps sysctls beside them", func() {
-		w.add(`"sysctl":{"net.ipv4.ping_group_range":"5 7","net/core/somaxconn":"77"},"mtu":1400`)
-		Expect(w.backup("c1_eth0.json")).To(Equal("{\n \"mtu\": 1500,\n \"sysctl\": {\n  \"net.ipv4.ping_group_range\": \"1\\t0\",\n  \"net.core.somaxconn\": \"4096\"\n }\n}"))
+		w.add(`"sysctl":{"net.ipv4.ip_local_port_range":"40000 50000","net/core/somaxconn":"77"},"mtu":1400`)
+		Expect(w.backup("c1_eth0.json")).To(Equal("{\n \"mtu\": 1500,\n \"sysctl\": {\n  \"net.ipv4.ip_local_port_range\": \"32768\\t60999\",\n  \"net.core.somaxconn\": \"4096\"\n }\n}"))
 	})
 
 	It("keeps them where nobody else can read them", func() {
@@ -134,7 +134,7 @@ var _ = Describe("ADD that fails", func() {
 	var before string
 	BeforeEach(func() {
 		w = newWorld()
-		w.cont.SetSysctl("net/ipv4/ping_group_range", "2 3")
+		w.cont.SetSysctl("net/ipv4/ip_local_port_range", "20000 30000")
 		before = w.cont.Snapshot() + w.values()
 	})
 	AfterEach(func() {
@@ -186,13 +186,13 @@ var _ = Describe("ADD that fails", func() {
 	DescribeTable("half-way", func(conf string, msg string) {
 		fails(call{conf: conf}, cni.CodeConfig, msg)
 	},
-		Entry("at the first sysctl", `"sysctl":{"net.core.somaxconn":"x","net.ipv4.ping_group_range":"5 7"}`,
+		Entry("at the first sysctl", `"sysctl":{"net.core.somaxconn":"x","net.ipv4.ip_local_port_range":"40000 50000"}`,
 			`sysctl["net.core.somaxconn"]: sysctl net.core.somaxconn: write "x": invalid argument`),
-		Entry("at the second sysctl", `"sysctl":{"net.ipv4.ping_group_range":"5 7","net.ipv4.conf.IFNAME.arp_filter":"x"}`,
+		Entry("at the second sysctl", `"sysctl":{"net.ipv4.ip_local_port_range":"40000 50000","net.ipv4.conf.IFNAME.arp_filter":"x"}`,
 			`sysctl["net.ipv4.conf.IFNAME.arp_filter"]: sysctl net.ipv4.conf.eth0.arp_filter: write "x": invalid argument`),
-		Entry("at the sysctl of args.cni", `"sysctl":{"net.ipv4.ping_group_range":"5 7"},"args":{"cni":{"sysctl":{"net.core.somaxconn":"x"}}}`,
+		Entry("at the sysctl of args.cni", `"sysctl":{"net.ipv4.ip_local_port_range":"40000 50000"},"args":{"cni":{"sysctl":{"net.core.somaxconn":"x"}}}`,
 			`args.cni.sysctl["net.core.somaxconn"]: sysctl net.core.somaxconn: write "x": invalid argument`),
-		Entry("at the MTU", `"sysctl":{"net.ipv4.ping_group_range":"5 7","net.ipv4.conf.IFNAME.forwarding":"1"},"mac":"02:00:00:00:00:02","promisc":true,"mtu":70000`,
+		Entry("at the MTU", `"sysctl":{"net.ipv4.ip_local_port_range":"40000 50000","net.ipv4.conf.IFNAME.forwarding":"1"},"mac":"02:00:00:00:00:02","promisc":true,"mtu":70000`,
 			`mtu: 70000: link "eth0": change: invalid argument (mtu greater than device maximum)`),
 	)
 
@@ -214,7 +214,7 @@ var _ = Describe("ADD that fails", func() {
 func (w *world) values() string {
 	GinkgoHelper()
 	s := state(w.cont, "eth0")
-	for _, key := range []string{"net/core/somaxconn", "net/ipv4/ping_group_range", "net/ipv4/ip_local_reserved_ports"} {
+	for _, key := range []string{"net/core/somaxconn", "net/ipv4/ip_local_port_range", "net/ipv4/ip_local_reserved_ports"} {
 		s += "\n" + key + "=" + w.cont.Sysctl(key)
 	}
 	return s

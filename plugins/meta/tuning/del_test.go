@@ -39,7 +39,8 @@ var _ = Describe("DEL", func() {
 	It("restores sysctls that write each other", func() {
 		w.cont.SetSysctl("net/ipv4/conf/eth0/forwarding", "1")
 		before := w.cont.Snapshot("sysctls")
-		w.add(`"sysctl":{"net.ipv4.conf.IFNAME.forwarding":"0","net.ipv4.conf.all.forwarding":"0"}`)
+		// Written last, all must be restored first: it takes eth0 with it.
+		w.add(`"sysctl":{"net.ipv4.conf.IFNAME.forwarding":"0","net.ipv4.conf.all.forwarding":"1"}`)
 		w.del("")
 		Expect(w.cont.Snapshot("sysctls")).To(Equal(before))
 	})
@@ -154,18 +155,18 @@ var _ = Describe("DEL", func() {
 	It("says what cannot be restored, and goes on", func() {
 		w.cont.Cmd("ip", "link", "set", "eth0", "mtu", "68") // no IPv6 below 1280
 		w.cont.Cmd("ip", "link", "set", "eth0", "mtu", "1500")
-		w.add(`"mtu":1400,"sysctl":{"net.ipv4.ping_group_range":"5 7","net.core.somaxconn":"77"}`)
+		w.add(`"mtu":1400,"sysctl":{"net.ipv4.ip_local_port_range":"40000 50000","net.core.somaxconn":"77"}`)
 		names, err := filepath.Glob(w.dir + "/.hawser/*.*.*")
 		Expect(err).NotTo(HaveOccurred())
 		data, err := os.ReadFile(names[0])
 		Expect(err).NotTo(HaveOccurred())
 		text := string(data)
-		for old, with := range map[string]string{`"mtu":1500`: `"mtu":70000`, `"1\t0"`: `"x"`} {
+		for old, with := range map[string]string{`"mtu":1500`: `"mtu":70000`, `"32768\t60999"`: `"x"`} {
 			text = replace(text, old, with)
 		}
 		Expect(os.WriteFile(names[0], []byte(text), 0o600)).To(Succeed())
 		out := w.del("")
-		Expect(out.stderr).To(And(ContainSubstring("restore mtu 70000: "), ContainSubstring(`sysctl net.ipv4.ping_group_range: write "x": invalid argument`)))
+		Expect(out.stderr).To(And(ContainSubstring("restore mtu 70000: "), ContainSubstring(`sysctl net.ipv4.ip_local_port_range: write "x": invalid argument`)))
 		Expect(w.cont.Sysctl("net/core/somaxconn")).To(Equal("4096"))
 		Expect(w.files()).To(BeEmpty())
 	})
@@ -263,6 +264,7 @@ var _ = Describe("two attachments", func() {
 		netns := map[string]*nstest.Host{"net1": one, "net2": two}
 		w.ok(call{command: "ADD", network: "net1", netns: one.Path, conf: `"mtu":1400`})
 		w.ok(call{command: "ADD", network: "net2", netns: two.Path, conf: `"mtu":1300,"txQLen":3`})
+		Expect(w.backup("c1_eth0.json")).To(Equal("{\n \"mtu\": 1500\n}")) // the first's
 		w.ok(call{command: "DEL", network: first, netns: netns[first].Path})
 		Expect(state(netns[first], "eth0")).To(Equal(untouched))
 		Expect(state(netns[second], "eth0")).NotTo(Equal(untouched))
