@@ -121,7 +121,7 @@ func (r Runner) Run(ctx context.Context, name, command string, conf []byte) ([]b
 	})
 	// The delegate itself has succeeded, and all that it wrote was read: what
 	// still holds its output open is a child of its.
-	if errors.Is(err, exec.ErrWaitDelay) && ctx.Err() == nil {
+	if errors.Is(err, exec.ErrWaitDelay) {
 		err = nil
 	}
 	if err == nil && !d.stdout.over {

@@ -164,7 +164,7 @@ func (c *call) openNetns(command string) error {
 		return nil
 	}
 	path := c.req.Netns
-	if command == "DEL" && path == "" {
+	if path == "" { // only DEL may lack it
 		return nil
 	}
 	code := cni.CodeEnvironment

@@ -43,6 +43,9 @@ var _ = Describe("VERSION", func() {
 	It("answers although nothing comes", func() {
 		r, w := io.Pipe()
 		DeferCleanup(w.Close)
+		refused := make(chan answer, 1)
+		go func() { refused <- request{command: "add", stdin: r}.run(forbidden()) }()
 		Expect(request{command: "VERSION", stdin: r}.run(forbidden()).document()).To(HaveKeyWithValue("cniVersion", "1.1.0"))
+		Eventually(refused).WithTimeout(nstest.Patience(5 * time.Second)).Should(Receive(WithTransform(func(a answer) int { return a.code }, Equal(1))))
 	})
 })
