@@ -31,15 +31,24 @@ func (a *attachment) ensureGateways(ctx context.Context, want []netip.Prefix) er
 	if err != nil {
 		return err
 	}
-	if err := a.clearConflicts(link, have, want); err != nil {
-		return err
+	missing := slices.DeleteFunc(slices.Clone(want), func(gw netip.Prefix) bool {
+		return slices.ContainsFunc(have, func(h rtnl.Addr) bool { return h.Prefix == gw })
+	})
+	for _, h := range have {
+		i := slices.IndexFunc(missing, func(gw netip.Prefix) bool { return contradict(h.Prefix, gw) })
+		if i < 0 || slices.Contains(want, h.Prefix) {
+			continue
+		}
+		if err := a.clearConflict(link, h.Prefix, missing[i]); err != nil {
+			return err
+		}
+	}
+	for _, gw := range missing {
+		if err := a.addGateway(link, gw); err != nil {
+			return err
+		}
 	}
 	for _, gw := range want {
-		if !slices.ContainsFunc(have, func(h rtnl.Addr) bool { return h.Prefix == gw }) {
-			if err := a.addGateway(link, gw); err != nil {
-				return err
-			}
-		}
 		if err := iface.EnableForwarding(gw.Addr().Is4()); err != nil {
 			return err
 		}
@@ -47,25 +56,18 @@ func (a *attachment) ensureGateways(ctx context.Context, want []netip.Prefix) er
 	return nil
 }
 
-// clearConflicts refuses addresses that contradict the gateways, or with
-// forceAddress removes them: any other IPv4 address, and an IPv6 address whose
-// subnet overlaps, but not the link-local ones that every interface has.
-func (a *attachment) clearConflicts(link rtnl.Link, have []rtnl.Addr, want []netip.Prefix) error {
-	for _, h := range have {
-		i := slices.IndexFunc(want, func(gw netip.Prefix) bool { return contradict(h.Prefix, gw) })
-		if i < 0 || slices.Contains(want, h.Prefix) {
-			continue
-		}
-		if !a.cfg.ForceAddress {
-			return cni.Errorf(cni.CodeConflict, "bridge %q: gateway %s: the interface has address %s (forceAddress replaces it)", link.Name, want[i], h.Prefix)
-		}
-		if err := a.host.DelAddr(link.Index, h.Prefix); err != nil {
-			return err
-		}
+// clearConflict refuses to add a gateway address that another one contradicts,
+// or with forceAddress removes that one.
+func (a *attachment) clearConflict(link rtnl.Link, have, gw netip.Prefix) error {
+	if !a.cfg.ForceAddress {
+		return cni.Errorf(cni.CodeConflict, "bridge %q: gateway %s: the interface has address %s (forceAddress replaces it)", link.Name, gw, have)
 	}
-	return nil
+	return a.host.DelAddr(link.Index, have)
 }
 
+// contradict tells what cannot stand beside a new gateway address: any other
+// IPv4 address, and an IPv6 address whose subnet overlaps, but not the
+// link-local ones that every interface has.
 func contradict(have, gw netip.Prefix) bool {
 	if have.Addr().Is4() || gw.Addr().Is4() {
 		return have.Addr().Is4() && gw.Addr().Is4()
