@@ -1,0 +1,179 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// parts returns the lines of a ruleset that belong to attachments: elements,
+// and chains that are not shared.
+func parts(ruleset string) string {
+	var out []string
+	keep, elements := false, false
+	for line := range strings.Lines(ruleset) {
+		if line = strings.TrimRight(line, "\n"); line == "}" {
+			keep = false
+		}
+		name, _, _ := strings.Cut(strings.TrimSpace(line), " {")
+		_, name, _ = strings.Cut(name, " ")
+		switch {
+		case strings.HasPrefix(line, "\tchain "):
+			keep = strings.Contains(name, "_near_") || strings.Contains(name, "_when_")
+		case strings.HasPrefix(line, "\tmap "), strings.HasPrefix(line, "\tset "):
+			keep = false
+			out = append(out, "@"+name)
+		}
+		elements = elements || strings.HasPrefix(line, "\t\telements")
+		if keep && line != "" || elements {
+			out = append(out, strings.TrimSpace(line))
+		}
+		elements = elements && !strings.HasSuffix(line, "}")
+	}
+	var filled []string
+	for i, line := range out {
+		if strings.HasPrefix(line, "@") && (i+1 == len(out) || strings.HasPrefix(out[i+1], "@") || strings.HasPrefix(out[i+1], "chain")) {
+			continue
+		}
+		filled = append(filled, line)
+	}
+	return strings.Join(filled, "\n") + "\n"
+}
+
+var _ = Describe("the layout in nftables", Label("kernel"), func() {
+	It("is in the kernel as an administrator would write it, and outlives a reload", func() {
+		nstest.NeedProgram("nft")
+		w := newWorld()
+		w.bridge(1)
+		c := w.container(1, 2)
+		c.add(ports("8080:80", "192.0.2.1:8081:81", "[::]:53:5353/udp", "0.0.0.0:54:53/udp", "9:9/sctp"))
+		text := w.Cmd("nft", "list", "ruleset")
+		golden, err := os.ReadFile("testdata/ruleset.nft")
+		Expect(err).NotTo(HaveOccurred())
+		if os.Getenv("UPDATE") != "" {
+			Expect(os.WriteFile("testdata/ruleset.nft", []byte(text), 0o644)).To(Succeed())
+		}
+		Expect(text).To(Equal(string(golden)))
+		saved := GinkgoT().TempDir() + "/saved"
+		Expect(os.WriteFile(saved, []byte(text), 0o600)).To(Succeed())
+		w.Cmd("nft", "flush", "ruleset")
+		w.Cmd("nft", "-f", saved)
+		c.check(ports("8080:80", "192.0.2.1:8081:81", "[::]:53:5353/udp", "0.0.0.0:54:53/udp", "9:9/sctp"))
+	})
+
+	DescribeTable("follows the options", func(config object, want string) {
+		w := newWorld()
+		w.bridge(1)
+		c := w.container(1, 2)
+		c.ips = c.ips[:1]
+		all := []object{config, ports("8080:80", "127.0.0.1:81:81")}
+		c.add(all...)
+		mark := (&state{Network: c.network, ContainerID: c.id, IfName: c.ifName}).attachment()
+		got := parts(w.Cmd("nft", "list", "ruleset"))
+		Expect(strings.NewReplacer(mark.Mark(), "OWNER", mark.Hash(), "HASH").Replace(got)).To(Equal(want))
+		c.check(all...)
+		c.del(all...)
+		Expect(parts(w.Cmd("nft", "list", "ruleset"))).To(Equal("\n"))
+	},
+		Entry("snat off", object{"snat": false}, `@portmap4_v1
+elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
+@portmap4_at_v1
+elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }
+`),
+		Entry("masqAll", object{"masqAll": true}, `@portmap4_v1
+elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
+@portmap4_at_v1
+elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }
+@portmap4_via_v1
+elements = { tcp . 8080 comment "OWNER" : goto portmap4_near_v1_13_all }
+@portmap4_at_via_v1
+elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : goto portmap4_near_v1_13_all }
+@portmap_localnet_v1
+elements = { "br1" comment "route_localnet was 0" }
+chain portmap4_near_v1_13_all {
+meta mark set meta mark | 0x00002000
+goto portmap4_dnat_v1
+}
+`),
+		Entry("another bit", object{"markMasqBit": 31}, `@portmap4_v1
+elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
+@portmap4_at_v1
+elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }
+@portmap4_via_v1
+elements = { tcp . 8080 comment "OWNER" : goto portmap4_near_v1_31_10.1.0.0/24 }
+@portmap4_at_via_v1
+elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : goto portmap4_near_v1_31_10.1.0.0/24 }
+@portmap_localnet_v1
+elements = { "br1" comment "route_localnet was 0" }
+chain portmap4_near_v1_31_10.1.0.0/24 {
+ip saddr 10.1.0.0/24 meta mark set meta mark | 0x80000000
+ip saddr 127.0.0.0/8 meta mark set meta mark | 0x80000000
+goto portmap4_dnat_v1
+}
+`),
+		Entry("conditions", object{"conditionsV4": []string{"ip", "saddr", "!=", "203.0.113.0/24"}}, `@portmap4_v1
+elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
+@portmap4_at_v1
+elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }
+@portmap4_via_v1
+elements = { tcp . 8080 comment "OWNER" : goto portmap4_when_v1_HASH }
+@portmap4_at_via_v1
+elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : goto portmap4_when_v1_HASH }
+@portmap_localnet_v1
+elements = { "br1" comment "route_localnet was 0" }
+chain portmap4_near_v1_13_10.1.0.0/24 {
+ip saddr 10.1.0.0/24 meta mark set meta mark | 0x00002000
+ip saddr 127.0.0.0/8 meta mark set meta mark | 0x00002000
+goto portmap4_dnat_v1
+}
+chain portmap4_when_v1_HASH {
+ip saddr != 203.0.113.0/24 goto portmap4_near_v1_13_10.1.0.0/24
+}
+`),
+	)
+})
+
+var _ = Describe("a marking chain's name", func() {
+	DescribeTable("says all of the chain", func(n near, name string) {
+		Expect(n.name()).To(Equal(name))
+		back, ok := parseNear(name)
+		Expect(ok).To(BeTrue())
+		Expect(back).To(Equal(n))
+	},
+		Entry("IPv4", near{famOf(true), 1 << 13, netip.MustParsePrefix("10.1.0.0/24")}, "portmap4_near_v1_13_10.1.0.0/24"),
+		Entry("IPv6", near{famOf(false), 1, netip.MustParsePrefix("fd00:1::/64")}, "portmap6_near_v1_0_fd00-1--/64"),
+		Entry("one address", near{famOf(true), 1 << 31, netip.MustParsePrefix("10.1.0.2/32")}, "portmap4_near_v1_31_10.1.0.2/32"),
+		Entry("everything", near{fam: famOf(false), mark: 1 << 5}, "portmap6_near_v1_5_all"),
+	)
+
+	DescribeTable("is not any other", func(name string) {
+		_, ok := parseNear(name)
+		Expect(ok).To(BeFalse())
+	},
+		Entry("a shared chain", "portmap4_dnat_v1"),
+		Entry("an attachment's", "portmap4_when_v1_0123456789abcdef"),
+		Entry("a bit too great", "portmap4_near_v1_32_all"),
+		Entry("no prefix", "portmap4_near_v1_13_10.1.0.0"),
+		Entry("none", ""),
+	)
+
+	It("has elements keyed as the maps are", func() {
+		var got []string
+		for _, it := range sample(nil).items() {
+			got = append(got, fmt.Sprintf("%s %x %x %s", it.set, it.Key, it.Data, it.Goto))
+		}
+		Expect(got).To(ContainElements(
+			"portmap4_v1 060000001f900000 0a01000200500000 ",
+			"portmap4_at_v1 06000000c00002011f910000 0a01000200510000 ",
+			"portmap6_v1 1100000000350000 fd00000100000000000000000000000214e90000 ",
+			"portmap6_via_v1 1100000000350000  portmap6_near_v1_13_fd00-1--/64"))
+		Expect(keyName(nft.Key([]byte{17}, []byte{1, 2, 3, 4}, []byte{0, 53}))).To(Equal("53/udp"))
+	})
+})

@@ -1,0 +1,261 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// The axes of the matrix.
+var (
+	netProtos = []string{"tcp", "udp"}
+	hostIPs   = []string{"unset", "one address", "unspecified", "loopback"}
+	sources   = []string{"outside", "host by own address", "host by loopback", "same container",
+		"other container of the bridge", "container of another network", "outside through the node", "container through the node"}
+)
+
+// What may come of a probe beside the source address that the server sees.
+const (
+	refused = "refused"
+	silence = "silence"
+)
+
+// cell is one point of the matrix.
+type cell struct {
+	proto  string
+	v6     bool
+	hostIP string
+	source string
+}
+
+func (c cell) String() string {
+	return fmt.Sprintf("%s over %s, hostIP %s, from %s", c.proto, c.family("IPv4", "IPv6"), c.hostIP, c.source)
+}
+
+func (c cell) family(four, six string) string {
+	if c.v6 {
+		return six
+	}
+	return four
+}
+
+func cells() []cell {
+	var out []cell
+	for _, p := range netProtos {
+		for _, v6 := range []bool{false, true} {
+			for _, ip := range hostIPs {
+				for _, s := range sources {
+					out = append(out, cell{p, v6, ip, s})
+				}
+			}
+		}
+	}
+	return out
+}
+
+// port is the host port of the cell's mapping, the same for every source. The
+// container's is 1000 higher.
+func (c cell) port() int {
+	port := 8000
+	for i, ip := range hostIPs {
+		if ip == c.hostIP {
+			port += i
+		}
+	}
+	if c.v6 {
+		port += 100
+	}
+	return port
+}
+
+// mapping is the cell's, as ports takes it.
+func (c cell) mapping() string {
+	host := map[string]string{"unset": "", "one address": c.family("192.0.2.1:", "[2001:db8::1]:"),
+		"unspecified": c.family("0.0.0.0:", "[::]:"), "loopback": c.family("127.0.0.1:", "[::1]:")}[c.hostIP]
+	return fmt.Sprintf("%s%d:%d/%s", host, c.port(), c.port()+1000, c.proto)
+}
+
+// setting is what a combination of the other axes says.
+type setting struct {
+	kind
+	brNetfilter, hairpin bool
+}
+
+// expected is the address that the server sees, or what else comes of it.
+func (c cell) expected(s setting) string {
+	toLoopback := c.source == "host by loopback"
+	gateway := c.family("10.1.0.1", "fd00:1::1")
+	switch {
+	case c.source == "outside through the node":
+		return c.family("192.0.2.2", "2001:db8::2")
+	case c.source == "container through the node":
+		return c.family("10.1.0.2", "fd00:1::2")
+	case toLoopback && c.v6 && c.hostIP != "one address" && s.name != "nftables":
+		return silence // the reference's rules translate what cannot be forwarded
+	case toLoopback && c.v6:
+		return refused // IPv6 cannot forward from ::1
+	case c.hostIP == "one address" && toLoopback, c.hostIP == "loopback" && !toLoopback:
+		return refused
+	case toLoopback:
+		return gateway
+	}
+	switch c.source {
+	case "outside":
+		return c.family("192.0.2.2", "2001:db8::2")
+	case "host by own address":
+		return c.family("192.0.2.1", "2001:db8::1")
+	case "container of another network":
+		return c.family("10.2.0.2", "fd00:2::2")
+	case "same container":
+		if s.brNetfilter && !s.hairpin {
+			return silence // the bridge does not send a frame back to its port
+		}
+	}
+	return gateway
+}
+
+// topology is what all cells of a combination share.
+type topology struct {
+	*world
+	target, other, elsewhere *container
+	third                    *nstest.Host // reached through the host
+}
+
+func newTopology(s setting) *topology {
+	GinkgoHelper()
+	t := &topology{world: newWorld()}
+	t.SetBridgeNF(s.brNetfilter)
+	t.bridge(1)
+	t.bridge(2)
+	t.target, t.other, t.elsewhere = t.container(1, 2), t.container(1, 3), t.container(2, 2)
+	if s.hairpin {
+		t.Cmd("ip", "link", "set", t.target.hostEnd, "type", "bridge_slave", "hairpin", "on")
+	}
+	t.third = nstest.NewHost()
+	nstest.Wire(nstest.End{Host: t.Host, Name: "far", Addrs: []string{"198.51.100.1/24", "2001:db8:9::1/64"}},
+		nstest.End{Host: t.third, Name: "eth0", Addrs: []string{"198.51.100.2/24", "2001:db8:9::2/64"}})
+	t.third.Cmd("ip", "route", "add", "default", "via", "198.51.100.1")
+	t.third.Cmd("ip", "route", "add", "default", "via", "2001:db8:9::1")
+	var mappings []string
+	seen := map[string]bool{}
+	for _, c := range cells() {
+		if seen[c.mapping()] {
+			continue
+		}
+		seen[c.mapping()] = true
+		mappings = append(mappings, c.mapping())
+		any := c.family("0.0.0.0", "[::]")
+		t.target.Serve(c.proto+c.family("4", "6"), fmt.Sprintf("%s:%d", any, c.port()+1000))
+		t.third.Serve(c.proto+c.family("4", "6"), fmt.Sprintf("%s:%d", any, c.port()))
+	}
+	t.target.add(s.config, ports(mappings...))
+	t.target.check(s.config, ports(mappings...))
+	return t
+}
+
+// probe asks as the cell says.
+func (t *topology) probe(c cell, limit time.Duration) string {
+	GinkgoHelper()
+	from, to := t.Host, c.family("192.0.2.1", "2001:db8::1")
+	switch c.source {
+	case "outside":
+		from = t.out
+	case "host by loopback":
+		to = c.family("127.0.0.1", "::1")
+	case "same container":
+		from = t.target.Host
+	case "other container of the bridge":
+		from = t.other.Host
+	case "container of another network":
+		from = t.elsewhere.Host
+	case "outside through the node":
+		from, to = t.out, c.family("198.51.100.2", "2001:db8:9::2")
+	case "container through the node":
+		from, to = t.target.Host, c.family("198.51.100.2", "2001:db8:9::2")
+	}
+	return ask(from, c.proto, net.JoinHostPort(to, strconv.Itoa(c.port())), limit)
+}
+
+// ask returns the address that the server sees, or what else came of it.
+func ask(from *nstest.Host, proto, to string, limit time.Duration) string {
+	GinkgoHelper()
+	var answer []byte
+	var err error
+	from.Do(func() { answer, err = exchange(proto, to, limit) })
+	var timeout net.Error
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return refused
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return silence
+	case err != nil:
+		return err.Error()
+	}
+	host, _, err := net.SplitHostPort(string(answer))
+	Expect(err).NotTo(HaveOccurred())
+	return host
+}
+
+func exchange(proto, to string, limit time.Duration) ([]byte, error) {
+	conn, err := net.DialTimeout(proto, to, limit)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = conn.Close() }()
+	if err := conn.SetDeadline(time.Now().Add(limit)); err != nil {
+		return nil, err
+	}
+	if proto == "tcp" {
+		return io.ReadAll(conn)
+	}
+	if _, err := conn.Write([]byte("?")); err != nil {
+		return nil, err
+	}
+	buf := make([]byte, 128)
+	n, err := conn.Read(buf)
+	return buf[:n], err
+}
+
+var _ = Describe("packets", Label("kernel"), func() {
+	for _, k := range kinds {
+		for _, brNetfilter := range []bool{false, true} {
+			for _, hairpin := range []bool{false, true} {
+				s := setting{k, brNetfilter, hairpin}
+				name := fmt.Sprintf("on %s, br_netfilter %t, hairpinMode %t:", k.name, brNetfilter, hairpin)
+				Context(name, Ordered, ContinueOnFailure, func() {
+					var t *topology
+					BeforeAll(func() {
+						useVariant(k.variant)
+						t = newTopology(s)
+					})
+					DescribeTable("the container is reached, and sees", func(c cell, want string) {
+						limit := nstest.Patience(3 * time.Second)
+						if want == silence {
+							limit = nstest.Patience(100 * time.Millisecond)
+						}
+						Expect(t.probe(c, limit)).To(Equal(want))
+					}, entries(s))
+				})
+			}
+		}
+	}
+})
+
+// entries are the specs of a combination.
+func entries(s setting) []TableEntry {
+	var out []TableEntry
+	for _, c := range cells() {
+		want := c.expected(s)
+		out = append(out, Entry(c.String()+": "+want, c, want))
+	}
+	return out
+}

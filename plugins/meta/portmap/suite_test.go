@@ -1,0 +1,281 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestPortmap(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "plugins/meta/portmap")
+}
+
+// object is a JSON object.
+type object = map[string]any
+
+// world is a host with networks, each a bridge with containers, and a machine
+// outside.
+type world struct {
+	*nstest.Host
+	out *nstest.Host // 192.0.2.2 and 2001:db8::2; the host has .1 and ::1
+}
+
+// newWorld makes the host and a machine one hop away, which knows the way to
+// the containers.
+func newWorld() *world {
+	GinkgoHelper()
+	nstest.Need("nft", "nft-inet-nat", "nft-fib")
+	w := &world{Host: nstest.NewHost()}
+	w.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
+	w.out = nstest.NewOutside(w.Host)
+	w.out.Cmd("ip", "route", "add", "default", "via", "192.0.2.1")
+	w.out.Cmd("ip", "route", "add", "default", "via", "2001:db8::1")
+	w.SetSysctl("net/ipv4/ip_forward", "1")
+	w.SetSysctl("net/ipv6/conf/all/forwarding", "1")
+	// A refusal is an answer that must come each time.
+	w.SetSysctl("net/ipv4/icmp_ratelimit", "0")
+	w.SetSysctl("net/ipv6/icmp/ratelimit", "0")
+	return w
+}
+
+// bridge makes network number n: br<n> with 10.<n>.0.1/24 and fd00:<n>::1/64.
+func (w *world) bridge(n int) {
+	GinkgoHelper()
+	br := fmt.Sprintf("br%d", n)
+	w.Cmd("ip", "link", "add", br, "type", "bridge")
+	w.Cmd("ip", "addr", "add", fmt.Sprintf("10.%d.0.1/24", n), "dev", br)
+	w.Cmd("ip", "addr", "add", fmt.Sprintf("fd00:%d::1/64", n), "dev", br, "nodad")
+	w.Cmd("ip", "link", "set", br, "up")
+}
+
+// container is a container of network n: its namespace, and what the plugin
+// before portmap says of it.
+type container struct {
+	*nstest.Host
+	w       *world
+	network string
+	id      string
+	ifName  string
+	hostEnd string
+	ips     []string // with the lengths of their prefixes
+}
+
+// container makes one with address number i.
+func (w *world) container(n, i int) *container {
+	GinkgoHelper()
+	c := &container{w: w, Host: nstest.NewNetns(), network: fmt.Sprintf("net%d", n), id: fmt.Sprintf("c%d-%d", n, i), ifName: "eth0"}
+	c.join(n, i)
+	return c
+}
+
+// second is another interface of the container, net1, on network n.
+func (c *container) second(n, i int) *container {
+	GinkgoHelper()
+	s := &container{w: c.w, Host: c.Host, network: fmt.Sprintf("net%d", n), id: c.id, ifName: "net1"}
+	s.join(n, i)
+	return s
+}
+
+func (c *container) join(n, i int) {
+	GinkgoHelper()
+	c.hostEnd = fmt.Sprintf("v%d-%d", n, i)
+	c.ips = []string{fmt.Sprintf("10.%d.0.%d/24", n, i), fmt.Sprintf("fd00:%d::%x/64", n, i)}
+	c.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
+	nstest.Wire(nstest.End{Host: c.w.Host, Name: c.hostEnd}, nstest.End{Host: c.Host, Name: c.ifName, Addrs: c.ips})
+	c.w.Cmd("ip", "link", "set", c.hostEnd, "master", fmt.Sprintf("br%d", n))
+	if c.ifName == "eth0" {
+		c.Cmd("ip", "link", "set", "lo", "up")
+		c.Cmd("ip", "route", "add", "default", "via", fmt.Sprintf("10.%d.0.1", n))
+		c.Cmd("ip", "route", "add", "default", "via", fmt.Sprintf("fd00:%d::1", n))
+	}
+}
+
+// addr is the container's address of a family.
+func (c *container) addr(v6 bool) string {
+	for _, ip := range c.ips {
+		if strings.Contains(ip, ":") == v6 {
+			addr, _, _ := strings.Cut(ip, "/")
+			return addr
+		}
+	}
+	return ""
+}
+
+// vanish ends the container without DEL: its namespace and so its pair go.
+func (c *container) vanish() {
+	GinkgoHelper()
+	c.Unpin()
+	c.w.Cmd("ip", "link", "del", c.hostEnd)
+}
+
+// conf is a configuration; keys are added, or taken away by nil.
+func conf(more ...object) object {
+	c := object{"cniVersion": "1.1.0", "name": "net1", "type": "portmap"}
+	for _, m := range more {
+		maps.Copy(c, m)
+	}
+	for k, v := range c {
+		if v == nil {
+			delete(c, k)
+		}
+	}
+	return c
+}
+
+// ports is a runtimeConfig: "8080:80", "8080:80/udp", "192.0.2.1:8080:80",
+// "[::]:8080:80".
+func ports(list ...string) object {
+	var out []object
+	for _, text := range list {
+		text, proto, _ := strings.Cut(text, "/")
+		if proto == "" {
+			proto = "tcp"
+		}
+		cut := strings.LastIndex(text, ":")
+		m := object{"containerPort": json.Number(text[cut+1:]), "protocol": proto}
+		text = text[:cut]
+		if cut = strings.LastIndex(text, ":"); cut >= 0 {
+			m["hostIP"] = strings.Trim(text[:cut], "[]")
+		}
+		m["hostPort"] = json.Number(text[cut+1:])
+		out = append(out, m)
+	}
+	return object{"runtimeConfig": object{"portMappings": out}}
+}
+
+// prevResult is what the plugin before said.
+func (c *container) prevResult() object {
+	var ips []object
+	for _, ip := range c.ips {
+		ips = append(ips, object{"address": ip, "interface": 1})
+	}
+	return object{"cniVersion": "1.1.0", "ips": ips,
+		"interfaces": []object{{"name": c.hostEnd}, {"name": c.ifName, "sandbox": c.Path}}}
+}
+
+// outcome is what a call gave back.
+type outcome struct {
+	exit           int
+	stdout, stderr string
+	Code           uint
+	Msg            string
+}
+
+func (o outcome) text() string { return fmt.Sprintf("exit %d %s %s", o.exit, o.stdout, o.stderr) }
+
+// call runs the plugin. A nil prevResult in the configuration takes it away.
+func (c *container) call(command string, more ...object) outcome {
+	GinkgoHelper()
+	all := append([]object{{"name": c.network, "prevResult": c.prevResult()}}, more...)
+	return c.w.run(command, conf(all...), "CNI_CONTAINERID="+c.id, "CNI_NETNS="+c.Path, "CNI_IFNAME="+c.ifName)
+}
+
+func (w *world) run(command string, config object, env ...string) outcome {
+	GinkgoHelper()
+	in, err := json.Marshal(config)
+	Expect(err).NotTo(HaveOccurred())
+	var o outcome
+	w.Do(func() { o = serve(in, append(env, "CNI_COMMAND="+command, "CNI_PATH=/nowhere")) })
+	return o
+}
+
+// serve runs the plugin on the calling thread.
+func serve(in []byte, env []string) outcome {
+	var out, errs bytes.Buffer
+	o := outcome{exit: skel.Run(context.Background(), plugin(), skel.Env{Vars: env,
+		Stdin: bytes.NewReader(in), Stdout: &out, Stderr: &errs})}
+	o.stdout, o.stderr = out.String(), errs.String()
+	_ = json.Unmarshal(out.Bytes(), &o)
+	return o
+}
+
+func (c *container) add(more ...object) {
+	GinkgoHelper()
+	o := c.call("ADD", more...)
+	Expect(o.exit).To(BeZero(), o.text())
+}
+
+func (c *container) del(more ...object) {
+	GinkgoHelper()
+	o := c.call("DEL", more...)
+	Expect(o.text()).To(Equal("exit 0  "))
+}
+
+func (c *container) check(more ...object) {
+	GinkgoHelper()
+	o := c.call("CHECK", more...)
+	Expect(o.text()).To(Equal("exit 0  "))
+}
+
+// gc runs GC of a network with these attachments valid: "c1/eth0".
+func (w *world) gc(network string, valid ...string) {
+	GinkgoHelper()
+	refs := []object{}
+	for _, v := range valid {
+		id, ifName, _ := strings.Cut(v, "/")
+		refs = append(refs, object{"containerID": id, "ifname": ifName})
+	}
+	o := w.run("GC", conf(object{"name": network, "cni.dev/valid-attachments": refs}))
+	Expect(o.text()).To(Equal("exit 0  "))
+}
+
+// useVariant makes "iptables" the programs of this variant until the end of
+// the spec.
+func useVariant(variant string) {
+	GinkgoHelper()
+	nstest.Need("iptables-" + variant)
+	dir, err := os.MkdirTemp("", "portmap-")
+	Expect(err).NotTo(HaveOccurred())
+	old := os.Getenv("PATH")
+	DeferCleanup(func() { _ = os.Setenv("PATH", old); _ = os.RemoveAll(dir) })
+	for _, program := range []string{"iptables", "ip6tables"} {
+		for _, suffix := range []string{"", "-restore", "-save"} {
+			name, err := exec.LookPath(program + "-" + variant + suffix)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(os.Symlink(name, filepath.Join(dir, program+suffix))).To(Succeed())
+		}
+	}
+	Expect(os.Setenv("PATH", dir+":"+old)).To(Succeed())
+}
+
+// kinds are the backends: what a configuration says, and which iptables there
+// is.
+type kind struct {
+	name    string
+	config  object
+	variant string
+}
+
+var kinds = []kind{
+	{"nftables", object{}, "nft"},
+	{"iptables-nft", object{"backend": "iptables"}, "nft"},
+	{"iptables-legacy", object{"backend": "iptables"}, "legacy"},
+}
+
+// rulesOf is the state of the host that portmap may change.
+func (w *world) rules() string {
+	GinkgoHelper()
+	return w.Snapshot("nftables", "iptables-legacy", "sysctls")
+}
+
+// natRules are both families' nat table as iptables says it.
+func (w *world) natRules() string {
+	GinkgoHelper()
+	return w.Cmd("iptables", "-t", "nat", "-S") + w.Cmd("ip6tables", "-t", "nat", "-S")
+}
