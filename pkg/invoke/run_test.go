@@ -111,6 +111,7 @@ var _ = Describe("Run", func() {
 		Entry("nothing said", "exit 1", cni.CodeInternal, `plugin "ipam": failed without an error object: exit status 1`, "it printed nothing"),
 		Entry("text on standard error", "echo boom >&2; exit 2", cni.CodeInternal, "exit status 2", "boom"),
 		Entry("text on standard output", "echo hello; exit 1", cni.CodeInternal, "exit status 1", `it printed "hello"`),
+		Entry("much text on standard output: its beginning", "yes x | head -c 1000 | tr -d '\\n'; exit 1", cni.CodeInternal, "exit status 1", `it printed "`+strings.Repeat("x", 200)+`"`),
 		Entry("a result, and yet a failure", `echo '{"ips": []}'; exit 1`, cni.CodeInternal, "exit status 1", `it printed "{\"ips\": []}"`),
 		Entry("text on both", "echo hello; echo boom >&2; exit 1", cni.CodeInternal, "exit status 1", "boom"),
 		Entry("a signal", "echo boom >&2; kill -9 $$", cni.CodeInternal, "signal: killed", "boom"),

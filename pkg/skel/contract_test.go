@@ -1,9 +1,10 @@
 package skel_test
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"strings"
 	"testing/iotest"
@@ -167,7 +168,10 @@ func (endless) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-var _ io.Reader = endless{}
+// panicking cannot be written to.
+type panicking struct{}
+
+func (panicking) Write([]byte) (int, error) { panic("no writing") }
 
 var _ = Describe("a handler's error", func() {
 	DescribeTable("is one error object", func(err error, code uint, message string) {
@@ -182,6 +186,18 @@ var _ = Describe("a handler's error", func() {
 		Entry("without a code", &cni.Error{Msg: "x"}, cni.CodeInternal, "x"),
 		Entry("a nil pointer", (*cni.Error)(nil), cni.CodeInternal, "an error without a message"),
 	)
+
+	It("that is a panic is code 999 wherever it comes from", func() {
+		plugin := probe(func(*skel.Request) error { return nil })
+		plugin.Config = wireConfig{}
+		r := attach("ADD")
+		var out bytes.Buffer
+		code := skel.Run(context.Background(), plugin, skel.Env{
+			Vars: r.vars(), Stdout: &out, Stderr: panicking{},
+			Stdin: strings.NewReader(`{"cniVersion": "1.0.0", "name": "net1", "BRIDGE": ""}`),
+		})
+		answer{code: code, stdout: out.String()}.expectError(cni.CodeInternal, "internal error: no writing")
+	})
 
 	It("that is a panic is code 999 with the stack in details", func() {
 		for _, command := range []string{"ADD", "DEL", "CHECK", "STATUS"} {

@@ -101,6 +101,15 @@ var _ = Describe("the undos of ADD", func() {
 		})).expectError(cni.CodeConflict, "taken")
 	})
 
+	It("leave a panic an internal error when the call was ended", func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		attach("ADD").runIn(ctx, adding(func() (*cni.Result, error) {
+			cancel()
+			panic("oops")
+		})).expectError(cni.CodeInternal, ContainSubstring("internal error: oops"))
+		Expect(log).To(HaveExactElements("three", "two", "one"))
+	})
+
 	It("belong to ADD alone", func() {
 		for _, command := range []string{"DEL", "CHECK"} {
 			attach(command).run(probe(func(r *skel.Request) error {

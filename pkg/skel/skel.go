@@ -149,7 +149,7 @@ func (c *call) add(ctx context.Context) error {
 // stopped says of a call that was told to end why it failed. A handler's error
 // with a code of its own stays.
 func stopped(ctx context.Context, err error) error {
-	if ctx.Err() == nil || err == nil || errors.As(err, new(*cni.Error)) || errors.As(err, new(*panicError)) {
+	if ctx.Err() == nil || err == nil || errors.As(err, new(*cni.Error)) {
 		return err
 	}
 	if errors.Is(err, context.Cause(ctx)) {
