@@ -163,15 +163,22 @@ func (n *NS) Close() error {
 // has no such number (before 5.14).
 func (n *NS) Cookie() (uint64, bool) {
 	var cookie uint64
+	var ok bool
 	err := n.Do(func() error {
-		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		cookie, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-		return err
+		cookie, ok = CurrentCookie()
+		return nil
 	})
+	return cookie, ok && err == nil
+}
+
+// CurrentCookie is the Cookie of the calling thread's namespace.
+func CurrentCookie() (uint64, bool) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, false
+	}
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	return cookie, err == nil
 }
 
