@@ -10,7 +10,49 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
+
+// change is one ADD or CHECK under way: the request, its configuration and
+// what the namespace has.
+type change struct {
+	*skel.Request
+	cfg    config
+	conn   *rtnl.Conn
+	link   rtnl.Link // the zero Link when there is none and none is needed
+	before originals
+}
+
+// make does the work of ADD. It runs on a thread in the container's namespace,
+// as sysctls need, from the beginning to the end: going in and out again for
+// each step takes longer than the steps.
+func (c *change) make(ctx context.Context) error {
+	if err := c.dial(); err != nil {
+		return err
+	}
+	// What is wrong is refused here, before anything is written anywhere.
+	if err := c.look(); err != nil {
+		return err
+	}
+	if err := c.keep(ctx); err != nil {
+		return err
+	}
+	if err := c.writeSysctls(); err != nil {
+		return err
+	}
+	return c.changeLink()
+}
+
+// dial opens a socket in the calling thread's namespace.
+func (c *change) dial() error {
+	conn, err := rtnl.Dial(nil)
+	if err != nil {
+		return err
+	}
+	c.OnDone(func() { _ = conn.Close() })
+	c.conn = conn
+	return nil
+}
 
 // look reads what the configuration is going to change, and refuses what is
 // not there.
@@ -38,24 +80,18 @@ func (c *change) look() error {
 // none to be kept.
 func (c *change) readSysctls() (pairs, error) {
 	var found pairs
-	if len(c.cfg.Sysctls) == 0 {
-		return nil, nil
-	}
-	err := c.NS.Do(func() error {
-		for _, s := range c.cfg.Sysctls {
-			value, err := s.Key.Read()
-			switch {
-			case err == nil:
-				found = append(found, pair{s.Key.String(), value})
-			case errors.Is(err, fs.ErrNotExist):
-				return bad(s.name(), s.Value, "no such sysctl in the container's network namespace")
-			case errors.Is(err, unix.EISDIR):
-				return bad(s.name(), s.Value, "is a directory of sysctls")
-			}
+	for _, s := range c.cfg.Sysctls {
+		value, err := s.Key.Read()
+		switch {
+		case err == nil:
+			found = append(found, pair{s.Key.String(), value})
+		case errors.Is(err, fs.ErrNotExist):
+			return nil, bad(s.name(), s.Value, "no such sysctl in the container's network namespace")
+		case errors.Is(err, unix.EISDIR):
+			return nil, bad(s.name(), s.Value, "is a directory of sysctls")
 		}
-		return nil
-	})
-	return found, err
+	}
+	return found, nil
 }
 
 // keep writes down what there was, so that DEL finds it whatever becomes of
@@ -92,24 +128,19 @@ func (c *change) keep(ctx context.Context) error {
 
 // writeSysctls writes the sysctls in their order.
 func (c *change) writeSysctls() error {
-	if len(c.cfg.Sysctls) == 0 {
-		return nil
-	}
-	return c.NS.Do(func() error {
-		for _, s := range c.cfg.Sysctls {
-			if err := s.Key.Write(s.Value); err != nil {
-				return sysctlError(s, err)
-			}
-			old, ok := c.before.Sysctls.get(s.Key.String())
-			if !ok {
-				continue
-			}
-			c.OnFail("restore "+s.name(), func(context.Context) error {
-				return c.NS.Do(func() error { return s.Key.Write(old) })
-			})
+	for _, s := range c.cfg.Sysctls {
+		if err := s.Key.Write(s.Value); err != nil {
+			return sysctlError(s, err)
 		}
-		return nil
-	})
+		old, ok := c.before.Sysctls.get(s.Key.String())
+		if !ok {
+			continue
+		}
+		c.OnFail("restore "+s.name(), func(context.Context) error {
+			return c.NS.Do(func() error { return s.Key.Write(old) })
+		})
+	}
+	return nil
 }
 
 func sysctlError(s setting, err error) error {

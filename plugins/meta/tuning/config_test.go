@@ -15,7 +15,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-func parse(conf, args string) (config, error) {
+func parseText(conf, args string) (config, error) {
 	return parseConfig(&skel.Request{
 		Attachment: cni.Attachment{Network: "net1", ContainerID: "c1", IfName: "eth0.5"},
 		Conf:       []byte("{" + conf + "}"), Args: args,
@@ -51,7 +51,7 @@ func render(c config) string {
 }
 
 var _ = DescribeTable("the configuration", func(conf, args, want string) {
-	c, err := parse(conf, args)
+	c, err := parseText(conf, args)
 	Expect(err).NotTo(HaveOccurred())
 	Expect(render(c)).To(Equal(want))
 	Expect(c.empty()).To(Equal(c.Link.empty() && len(c.Sysctls) == 0))
@@ -85,7 +85,7 @@ var _ = DescribeTable("the configuration", func(conf, args, want string) {
 )
 
 var _ = DescribeTable("is refused:", func(conf, args string, code uint, msg string) {
-	_, err := parse(conf, args)
+	_, err := parseText(conf, args)
 	var e *cni.Error
 	Expect(errors.As(err, &e)).To(BeTrue(), "%v", err)
 	Expect(e.Code).To(Equal(code))

@@ -85,15 +85,15 @@ func sortRecords(all []record) {
 	slices.SortFunc(all, func(a, b record) int { return cmp.Compare(a.Since, b.Since) })
 }
 
-// findPlace describes the namespace n and the link in it, which may be the
-// zero Link.
+// findPlace describes n, which must be the calling thread's namespace, and
+// the link in it, which may be the zero Link.
 func findPlace(n *ns.NS, link rtnl.Link) (place, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(n.FD(), &st); err != nil {
 		return place{}, fmt.Errorf("network namespace %q: %w", n.Path(), err)
 	}
 	p := place{Boot: bootID(), Device: uint64(st.Dev), Inode: st.Ino, Link: link.Index, MAC: link.MAC.String()}
-	p.Cookie, _ = n.Cookie()
+	p.Cookie, _ = ns.CurrentCookie()
 	return p, nil
 }
 

@@ -22,12 +22,30 @@ type restorer struct {
 	now   place
 }
 
-// enter looks at the namespace that CNI_NETNS leads to by now.
-func (r *restorer) enter() error {
+// run does the work of DEL, on a thread in the container's namespace when
+// there still is one.
+func (r *restorer) run() error {
 	if r.NS == nil {
-		return nil
+		return r.restore()
 	}
-	conn, err := rtnl.Dial(r.NS)
+	inside := false
+	err := r.NS.Do(func() error {
+		inside = true
+		if err := r.look(); err != nil {
+			r.Warn("%v; nothing is restored", err)
+		}
+		return r.restore()
+	})
+	if inside {
+		return err
+	}
+	r.Warn("%v; nothing is restored", err)
+	return r.restore()
+}
+
+// look sees to which namespace CNI_NETNS leads by now.
+func (r *restorer) look() error {
+	conn, err := rtnl.Dial(nil)
 	if err != nil {
 		return err
 	}
@@ -123,23 +141,14 @@ func (r *restorer) apply(before originals) {
 			r.Warn("restore %s %s: %v", s.key, s.value, err)
 		}
 	}
-	if len(before.Sysctls) == 0 {
-		return
-	}
-	err := r.NS.Do(func() error {
-		for _, p := range slices.Backward(before.Sysctls) {
-			key, err := sysctl.Parse(p.Key)
-			if err == nil {
-				err = key.Write(p.Value)
-			}
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				r.Warn("restore: %v", err)
-			}
+	for _, p := range slices.Backward(before.Sysctls) {
+		key, err := sysctl.Parse(p.Key)
+		if err == nil {
+			err = key.Write(p.Value)
 		}
-		return nil
-	})
-	if err != nil {
-		r.Warn("restore sysctls: %v", err)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			r.Warn("restore: %v", err)
+		}
 	}
 }
 

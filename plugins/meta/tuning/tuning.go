@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
@@ -32,38 +31,19 @@ func (t tuning) plugin() skel.Plugin {
 	}
 }
 
-// change is one ADD or CHECK under way: the request, its configuration and
-// what the namespace has.
-type change struct {
-	*skel.Request
-	cfg    config
-	conn   *rtnl.Conn
-	link   rtnl.Link // the zero Link when there is none and none is needed
-	before originals
-}
-
 func (t tuning) add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
-	c, err := open(req)
+	cfg, err := parse(req)
 	if err != nil {
 		return nil, err
 	}
-	if err := t.allowList.check(c.cfg.Sysctls); err != nil {
+	if err := t.allowList.check(cfg.Sysctls); err != nil {
 		return nil, err
 	}
-	if c.cfg.empty() {
+	if cfg.empty() {
 		return req.PrevResult, nil
 	}
-	// What is wrong is refused here, before anything is written anywhere.
-	if err := c.look(); err != nil {
-		return nil, err
-	}
-	if err := c.keep(ctx); err != nil {
-		return nil, err
-	}
-	if err := c.writeSysctls(); err != nil {
-		return nil, err
-	}
-	if err := c.changeLink(); err != nil {
+	c := &change{Request: req, cfg: cfg}
+	if err := req.NS.Do(func() error { return c.make(ctx) }); err != nil {
 		return nil, err
 	}
 	return c.result(), nil
@@ -83,18 +63,16 @@ func del(ctx context.Context, req *skel.Request) error {
 	}
 	req.OnDone(func() { _ = s.close() })
 	r := &restorer{Request: req, store: s}
-	if err := r.enter(); err != nil {
-		req.Warn("%v; nothing is restored", err)
-	}
-	return r.restore()
+	return r.run()
 }
 
 func check(_ context.Context, req *skel.Request) error {
-	c, err := open(req)
-	if err != nil {
+	cfg, err := parse(req)
+	if err != nil || cfg.empty() {
 		return err
 	}
-	return errors.Join(append(c.verifySysctls(), c.verifyLink()...)...)
+	c := &change{Request: req, cfg: cfg}
+	return req.NS.Do(c.verify)
 }
 
 // gc forgets the originals of attachments that are not valid. Nothing is
@@ -160,21 +138,13 @@ func writable(dir string) error {
 	return nil
 }
 
-// open parses the configuration and opens a socket in the namespace.
-func open(req *skel.Request) (*change, error) {
+// parse is parseConfig for ADD and CHECK, which need prevResult too.
+func parse(req *skel.Request) (config, error) {
 	cfg, err := parseConfig(req)
-	if err != nil {
-		return nil, err
+	if err == nil && req.PrevResult == nil {
+		err = cni.Errorf(cni.CodeConfig, "prevResult: missing; tuning changes what another plugin of the chain made")
 	}
-	if req.PrevResult == nil {
-		return nil, cni.Errorf(cni.CodeConfig, "prevResult: missing; tuning changes what another plugin of the chain made")
-	}
-	conn, err := rtnl.Dial(req.NS)
-	if err != nil {
-		return nil, err
-	}
-	req.OnDone(func() { _ = conn.Close() })
-	return &change{Request: req, cfg: cfg, conn: conn}, nil
+	return cfg, err
 }
 
 // result is the chain's result with what was changed of the container's

@@ -9,27 +9,29 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
+// verify does the work of CHECK, on a thread in the container's namespace.
+func (c *change) verify() error {
+	if err := c.dial(); err != nil {
+		return err
+	}
+	return errors.Join(append(c.verifySysctls(), c.verifyLink()...)...)
+}
+
 // verifySysctls returns each sysctl that has another value than configured.
 // Those that can only be written have none.
 func (c *change) verifySysctls() []error {
-	if len(c.cfg.Sysctls) == 0 {
-		return nil
-	}
 	var errs []error
-	err := c.NS.Do(func() error {
-		for _, s := range c.cfg.Sysctls {
-			value, err := s.Key.Read()
-			switch {
-			case errors.Is(err, fs.ErrPermission):
-			case err != nil:
-				errs = append(errs, cni.Errorf(cni.CodeDrift, "%s: %w, want %q", s.name(), err, s.Value))
-			case !sysctl.Equal(value, s.Value):
-				errs = append(errs, cni.Errorf(cni.CodeDrift, "%s: is %q, want %q", s.name(), value, s.Value))
-			}
+	for _, s := range c.cfg.Sysctls {
+		value, err := s.Key.Read()
+		switch {
+		case errors.Is(err, fs.ErrPermission):
+		case err != nil:
+			errs = append(errs, cni.Errorf(cni.CodeDrift, "%s: %w, want %q", s.name(), err, s.Value))
+		case !sysctl.Equal(value, s.Value):
+			errs = append(errs, cni.Errorf(cni.CodeDrift, "%s: is %q, want %q", s.name(), value, s.Value))
 		}
-		return nil
-	})
-	return append(errs, err)
+	}
+	return errs
 }
 
 // verifyLink returns each attribute of the interface that is not as
