@@ -31,7 +31,9 @@ func TestMasq(t *testing.T) {
 }
 
 // victim is the attachment of the loop.
-func victim(b masq.Backend) masq.Config { return config(b, "victim", "eth0", "10.1.0.2/24", "fd01::2/64") }
+func victim(b masq.Backend) masq.Config {
+	return config(b, "victim", "eth0", "10.1.0.2/24", "fd01::2/64")
+}
 
 func loop(c masq.Config) error {
 	ctx := context.Background()
