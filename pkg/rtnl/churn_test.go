@@ -72,12 +72,13 @@ var _ = Describe("while four threads make and delete links", func() {
 			routes, err := c.Routes(one, unix.AF_INET)
 			Expect(err).NotTo(HaveOccurred())
 			Expect(len(routes)).To(Equal(600), "with the local table")
-			links, err := c.Links()
-			Expect(err).NotTo(HaveOccurred())
-			Expect(named(links, "one", "two")).To(Equal(80 + n/10*2))
+			name := fmt.Sprint("one", 100+n)
+			Expect(c.AddVeth(rtnl.Veth{Name: name, Peer: rtnl.Peer{Name: fmt.Sprint("two", 100+n)}})).To(Succeed())
+			Expect(c.Link(name)).To(HaveField("Name", name))
 			if n%10 == 9 {
-				name := fmt.Sprint("one", 100+n)
-				Expect(c.AddVeth(rtnl.Veth{Name: name, Peer: rtnl.Peer{Name: fmt.Sprint("two", 100+n)}})).To(Succeed())
+				links, err := c.Links()
+				Expect(err).NotTo(HaveOccurred())
+				Expect(named(links, "one", "two")).To(Equal(80 + 2*(n+1)))
 			}
 		}
 	})

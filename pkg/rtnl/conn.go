@@ -8,7 +8,6 @@
 package rtnl
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -212,5 +211,3 @@ func (c *Conn) name(index int) string {
 	}
 	return fmt.Sprintf("#%d", index)
 }
-
-var native = binary.NativeEndian

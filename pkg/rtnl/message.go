@@ -1,6 +1,7 @@
 package rtnl
 
 import (
+	"encoding/binary"
 	"fmt"
 	"iter"
 
@@ -49,14 +50,14 @@ func (a *answer) read(data []byte) error {
 func messages(b []byte) iter.Seq[message] {
 	return func(yield func(message) bool) {
 		for len(b) >= unix.SizeofNlMsghdr {
-			size := int(native.Uint32(b))
+			size := int(binary.NativeEndian.Uint32(b))
 			if size < unix.SizeofNlMsghdr || size > len(b) {
 				return
 			}
 			m := message{
-				kind:  native.Uint16(b[4:]),
-				flags: native.Uint16(b[6:]),
-				seq:   native.Uint32(b[8:]),
+				kind:  binary.NativeEndian.Uint16(b[4:]),
+				flags: binary.NativeEndian.Uint16(b[6:]),
+				seq:   binary.NativeEndian.Uint32(b[8:]),
 				data:  b[unix.SizeofNlMsghdr:size],
 			}
 			if !yield(m) {
@@ -72,7 +73,7 @@ func (m message) err() error {
 	if len(m.data) < 4 {
 		return nil
 	}
-	errno := -int32(native.Uint32(m.data))
+	errno := -int32(binary.NativeEndian.Uint32(m.data))
 	if errno == 0 {
 		return nil
 	}
@@ -92,7 +93,7 @@ func (m message) explanation() string {
 	if m.kind == unix.NLMSG_ERROR {
 		skip := unix.SizeofNlMsghdr
 		if m.flags&unix.NLM_F_CAPPED == 0 && len(rest) >= 4 {
-			skip = align(int(native.Uint32(rest)))
+			skip = align(int(binary.NativeEndian.Uint32(rest)))
 		}
 		rest = rest[min(max(skip, 0), len(rest)):]
 	}
@@ -107,11 +108,11 @@ func (m message) explanation() string {
 func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for len(b) >= unix.SizeofRtAttr {
-			size := int(native.Uint16(b))
+			size := int(binary.NativeEndian.Uint16(b))
 			if size < unix.SizeofRtAttr || size > len(b) {
 				return
 			}
-			if !yield(native.Uint16(b[2:])&nl.NLA_TYPE_MASK, b[unix.SizeofRtAttr:size]) {
+			if !yield(binary.NativeEndian.Uint16(b[2:])&nl.NLA_TYPE_MASK, b[unix.SizeofRtAttr:size]) {
 				return
 			}
 			b = b[min(align(size), len(b)):]
@@ -128,9 +129,9 @@ func number(b []byte) uint32 {
 	case 1:
 		return uint32(b[0])
 	case 2:
-		return uint32(native.Uint16(b))
+		return uint32(binary.NativeEndian.Uint16(b))
 	case 4:
-		return native.Uint32(b)
+		return binary.NativeEndian.Uint32(b)
 	}
 	return 0
 }

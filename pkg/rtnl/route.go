@@ -14,7 +14,7 @@ import (
 type Route struct {
 	Dst      netip.Prefix // 0.0.0.0/0 or ::/0 = default; host bits are cut off
 	GW       netip.Addr   // zero = the destination is on the link
-	Src      netip.Addr   // preferred source; zero = the kernel's choice
+	Src      netip.Addr   // preferred source, not tentative; zero = the kernel's choice
 	OutIndex int
 	MTU      int // 0 = the link's
 	AdvMSS   int // 0 = from the MTU

@@ -53,7 +53,7 @@ var _ = Describe("a route", func() {
 			ip(h, "link set "+name+" up")
 		}
 		ip(h, "addr add 10.1.2.3/24 dev one")
-		ip(h, "addr add 2001:db8::3/64 dev one")
+		ip(h, "addr add 2001:db8::3/64 nodad dev one")
 		// Until then the kernel does not choose the address as a source.
 		Eventually(func() string { return show(h, "one").Operstate }, "10s").Should(Equal("UP"))
 	})

@@ -1,6 +1,7 @@
 package rtnl
 
 import (
+	"encoding/binary"
 	"net/netip"
 
 	"github.com/vishvananda/netlink/nl"
@@ -81,13 +82,13 @@ func (r *Route) set(kind uint16, value []byte) {
 func (r Route) perHop(b []byte) []Route {
 	var routes []Route
 	for len(b) >= unix.SizeofRtNexthop {
-		size := int(native.Uint16(b))
+		size := int(binary.NativeEndian.Uint16(b))
 		if size < unix.SizeofRtNexthop || size > len(b) {
 			break
 		}
 		hop := r
 		hop.OnLink = b[2]&unix.RTNH_F_ONLINK != 0
-		hop.OutIndex = int(native.Uint32(b[4:]))
+		hop.OutIndex = int(binary.NativeEndian.Uint32(b[4:]))
 		for kind, value := range attributes(b[unix.SizeofRtNexthop:size]) {
 			hop.set(kind, value)
 		}

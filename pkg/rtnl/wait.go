@@ -2,6 +2,7 @@ package rtnl
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -115,7 +116,7 @@ func nextEvent(ev *os.File, index int) error {
 		for m := range messages(buf[:n]) {
 			// The index is at the same place in the headers of links and
 			// addresses.
-			if len(m.data) >= 8 && int(native.Uint32(m.data[4:])) == index {
+			if len(m.data) >= 8 && int(binary.NativeEndian.Uint32(m.data[4:])) == index {
 				return nil
 			}
 		}
