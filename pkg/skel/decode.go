@@ -160,11 +160,8 @@ func (c *call) checkVersion(version, command string) error {
 // openNetns opens the container's namespace and refuses our own, before any
 // work is done.
 func (c *call) openNetns(command string) error {
-	if c.plugin.IPAM || command == "GC" || command == "STATUS" {
-		return nil
-	}
 	path := c.req.Netns
-	if path == "" { // only DEL may lack it
+	if c.plugin.IPAM || path == "" { // GC and STATUS have none, DEL may lack it
 		return nil
 	}
 	code := cni.CodeEnvironment
