@@ -187,6 +187,21 @@ func (l ledger) uses(link string, but [8]byte) bool {
 	})
 }
 
+// has says whether the owner has any claim.
+func (l ledger) has(owner [8]byte) bool {
+	return slices.ContainsFunc(l.claims, func(c claim) bool { return c.owner == owner })
+}
+
+// link is the link whose route_localnet the owner needs; empty: none.
+func (l ledger) link(owner [8]byte) string {
+	for _, c := range l.claims {
+		if c.kind == linkClaim && c.owner == owner {
+			return string(bytes.TrimRight(c.what[:], "\x00"))
+		}
+	}
+	return ""
+}
+
 // siblings are the other attachments of the container on its network.
 func (l ledger) siblings(s *state) [][8]byte {
 	self, group := ownerOf(s), groupKey(groupOf(s.Network, s.ContainerID))

@@ -365,12 +365,17 @@ func (c *call) unpublish(ctx context.Context, a cni.Attachment) (err error) {
 	if st != nil {
 		return c.removeOwner(ctx, s, st)
 	}
-	st = &state{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName}
-	var errs []error
-	if !s.ledger.complete || c.mentionsPorts() {
-		errs = append(errs, absent(sweepNFTables(ctx, c.nf, a.Owns)), absent(dropConditions(ctx, c.nf, a)))
+	st = &state{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName, Localnet: s.ledger.link(owner)}
+	if !s.ledger.complete || s.ledger.has(owner) || c.mentionsPorts() {
+		err := errors.Join(absent(sweepNFTables(ctx, c.nf, a.Owns)), absent(dropConditions(ctx, c.nf, a)))
+		if err != nil {
+			return err
+		}
 	}
-	return errors.Join(append(errs, c.removeForeign(ctx, s, st))...)
+	if s.ledger.has(owner) {
+		return c.removeOwner(ctx, s, st)
+	}
+	return c.removeForeign(ctx, s, st)
 }
 
 // mentionsPorts says whether the configuration has port mappings, however

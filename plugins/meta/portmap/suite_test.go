@@ -9,8 +9,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -54,14 +56,19 @@ func newWorld() *world {
 	return w
 }
 
+// ip runs several commands of ip(8) at once.
+func ip(h *nstest.Host, lines ...string) {
+	GinkgoHelper()
+	out := h.Run(nstest.Program{Path: "ip", Args: []string{"-batch", "-"}, Stdin: strings.Join(lines, "\n") + "\n"})
+	Expect(out.Exit).To(BeZero(), out.Stderr)
+}
+
 // bridge makes network number n: br<n> with 10.<n>.0.1/24 and fd00:<n>::1/64.
 func (w *world) bridge(n int) {
 	GinkgoHelper()
 	br := fmt.Sprintf("br%d", n)
-	w.Cmd("ip", "link", "add", br, "type", "bridge")
-	w.Cmd("ip", "addr", "add", fmt.Sprintf("10.%d.0.1/24", n), "dev", br)
-	w.Cmd("ip", "addr", "add", fmt.Sprintf("fd00:%d::1/64", n), "dev", br, "nodad")
-	w.Cmd("ip", "link", "set", br, "up")
+	ip(w.Host, "link add "+br+" type bridge", fmt.Sprintf("addr add 10.%d.0.1/24 dev %s", n, br),
+		fmt.Sprintf("addr add fd00:%d::1/64 dev %s nodad", n, br), "link set "+br+" up")
 }
 
 // container is a container of network n: its namespace, and what the plugin
@@ -84,10 +91,10 @@ func (w *world) container(n, i int) *container {
 	return c
 }
 
-// second is another interface of the container, net1, on network n.
-func (c *container) second(n, i int) *container {
+// second is another interface of the container, on network n.
+func (c *container) second(ifName string, n, i int) *container {
 	GinkgoHelper()
-	s := &container{w: c.w, Host: c.Host, network: fmt.Sprintf("net%d", n), id: c.id, ifName: "net1"}
+	s := &container{w: c.w, Host: c.Host, network: fmt.Sprintf("net%d", n), id: c.id, ifName: ifName}
 	s.join(n, i)
 	return s
 }
@@ -96,14 +103,17 @@ func (c *container) join(n, i int) {
 	GinkgoHelper()
 	c.hostEnd = fmt.Sprintf("v%d-%d", n, i)
 	c.ips = []string{fmt.Sprintf("10.%d.0.%d/24", n, i), fmt.Sprintf("fd00:%d::%x/64", n, i)}
-	c.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
-	nstest.Wire(nstest.End{Host: c.w.Host, Name: c.hostEnd}, nstest.End{Host: c.Host, Name: c.ifName, Addrs: c.ips})
-	c.w.Cmd("ip", "link", "set", c.hostEnd, "master", fmt.Sprintf("br%d", n))
-	if c.ifName == "eth0" {
-		c.Cmd("ip", "link", "set", "lo", "up")
-		c.Cmd("ip", "route", "add", "default", "via", fmt.Sprintf("10.%d.0.1", n))
-		c.Cmd("ip", "route", "add", "default", "via", fmt.Sprintf("fd00:%d::1", n))
+	ip(c.w.Host, fmt.Sprintf("link add %s type veth peer name %s netns %s", c.hostEnd, c.ifName, c.Name),
+		fmt.Sprintf("link set %s master br%d up", c.hostEnd, n))
+	lines := []string{"link set lo up", "link set " + c.ifName + " up"}
+	for _, addr := range c.ips {
+		lines = append(lines, "addr add "+addr+" dev "+c.ifName+map[bool]string{true: " nodad"}[strings.Contains(addr, ":")])
 	}
+	if c.ifName == "eth0" {
+		lines = append(lines, fmt.Sprintf("route add default via 10.%d.0.1", n), fmt.Sprintf("route add default via fd00:%d::1", n))
+	}
+	c.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
+	ip(c.Host, lines...)
 }
 
 // addr is the container's address of a family.
@@ -121,7 +131,9 @@ func (c *container) addr(v6 bool) string {
 func (c *container) vanish() {
 	GinkgoHelper()
 	c.Unpin()
-	c.w.Cmd("ip", "link", "del", c.hostEnd)
+	// The kernel may have been quicker.
+	c.w.Run(nstest.Program{Path: "ip", Args: []string{"link", "del", c.hostEnd}})
+	Expect(c.w.Run(nstest.Program{Path: "ip", Args: []string{"link", "show", c.hostEnd}}).Exit).NotTo(BeZero())
 }
 
 // conf is a configuration; keys are added, or taken away by nil.
@@ -268,14 +280,22 @@ var kinds = []kind{
 	{"iptables-legacy", object{"backend": "iptables"}, "legacy"},
 }
 
-// rulesOf is the state of the host that portmap may change.
+// rules is the state of the host that portmap may change, in no order: rules
+// of others may have moved.
 func (w *world) rules() string {
 	GinkgoHelper()
-	return w.Snapshot("nftables", "iptables-legacy", "sysctls")
+	lines := strings.Split(w.Snapshot("nftables", "iptables-legacy"), "\n")
+	slices.Sort(lines)
+	return strings.Join(lines, "\n") + w.Cmd("sh", "-c", "grep . /proc/sys/net/ipv4/conf/br*/route_localnet || true")
 }
 
 // natRules are both families' nat table as iptables says it.
 func (w *world) natRules() string {
 	GinkgoHelper()
 	return w.Cmd("iptables", "-t", "nat", "-S") + w.Cmd("ip6tables", "-t", "nat", "-S")
+}
+
+// timeout is a context that ends.
+func timeout(d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), d)
 }

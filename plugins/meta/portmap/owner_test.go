@@ -1,0 +1,276 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// eachKind runs the same specs on each backend.
+func eachKind(specs func(k kind)) {
+	for _, k := range kinds {
+		Context("on "+k.name, func() {
+			BeforeEach(func() { useVariant(k.variant) })
+			specs(k)
+		})
+	}
+}
+
+// patience is the time for an answer that must come.
+func patience() time.Duration { return nstest.Patience(3 * time.Second) }
+
+// reach asks a TCP host port from outside: the source that the server sees.
+func (w *world) reach(port int) string {
+	GinkgoHelper()
+	return ask(w.out, "tcp", fmt.Sprintf("192.0.2.1:%d", port), patience())
+}
+
+// serve answers on a TCP port of the container with the source.
+func (c *container) serve(port int) {
+	GinkgoHelper()
+	c.Serve("tcp4", fmt.Sprintf("%s:%d", c.addr(false), port))
+}
+
+var _ = Describe("a host port", Label("kernel"), func() {
+	eachKind(func(k kind) {
+		var w *world
+		var a, b *container
+
+		BeforeEach(func() {
+			w = newWorld()
+			w.bridge(1)
+			a, b = w.container(1, 2), w.container(1, 3)
+			a.serve(80)
+			b.serve(80)
+		})
+
+		It("of a live owner is refused before anything changes, and keeps working", func() {
+			a.add(k.config, ports("8080:80"))
+			before := w.rules()
+			files := w.Files("/run/hawser")
+			o := b.call("ADD", k.config, ports("9000:80", "8080:80"))
+			Expect(o.Code).To(Equal(cni.CodePortTaken))
+			Expect(o.Msg).To(Equal(`host port 0.0.0.0:8080/tcp: held on 0.0.0.0 (all addresses) by network "net1", container "c1-2", interface "eth0"`))
+			Expect(w.rules()).To(Equal(before))
+			Expect(w.Files("/run/hawser")).To(Equal(files))
+			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+			a.check(k.config, ports("8080:80"))
+		})
+
+		DescribeTable("is refused as bind would refuse it", func(first, second string, taken bool) {
+			a.add(k.config, ports(first))
+			o := b.call("ADD", k.config, ports(second))
+			if taken {
+				Expect(o.Code).To(Equal(cni.CodePortTaken), o.text())
+				return
+			}
+			Expect(o.exit).To(BeZero(), o.text())
+			a.check(k.config, ports(first))
+			b.check(k.config, ports(second))
+		},
+			Entry("one address beside all", "8080:80", "192.0.2.1:8080:80", true),
+			Entry("all beside one address", "192.0.2.1:8080:80", "8080:80", true),
+			Entry("different addresses", "192.0.2.1:8080:80", "127.0.0.1:8080:80", false),
+			Entry("different protocols", "8080:80/tcp", "8080:80/udp", false),
+			Entry("different families", "0.0.0.0:8080:80", "[::]:8080:80", false),
+		)
+
+		It("of an owner whose namespace and link are gone passes to the next", func() {
+			a.add(k.config, ports("8080:80", "9000:80"))
+			a.vanish()
+			b.add(k.config, ports("8080:80"))
+			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+			b.check(k.config, ports("8080:80"))
+			a.del(ports("8080:80", "9000:80")) // late, and somebody else's by now
+			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+			b.check(k.config, ports("8080:80"))
+			b.del()
+			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(ContainSubstring("8080"))
+			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(ContainSubstring("9000"))
+		})
+
+		It("of an owner stays its own as long as either is there", func() {
+			a.add(k.config, ports("8080:80"))
+			a.Unpin() // the path may be invisible from here: the link still says that it lives
+			Expect(b.call("ADD", k.config, ports("8080:80")).Code).To(Equal(cni.CodePortTaken))
+		})
+
+		It("of an owner passes on when its path leads to another namespace, and not while the link is there", func() {
+			a.add(k.config, ports("8080:80"))
+			a.Unpin()
+			w.Cmd("touch", a.Path)
+			w.Cmd("mount", "--bind", b.Path, a.Path)
+			DeferCleanup(func() { w.Run(nstest.Program{Path: "umount", Args: []string{a.Path}}) })
+			Expect(b.call("ADD", k.config, ports("8080:80")).Code).To(Equal(cni.CodePortTaken))
+			w.Run(nstest.Program{Path: "ip", Args: []string{"link", "del", a.hostEnd}})
+			b.add(k.config, ports("8080:80"))
+			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+		})
+
+		It("is asked for twice by the same attachment: the second fails, the first works on", func() {
+			a.add(k.config, ports("8080:80"))
+			before := w.rules()
+			o := a.call("ADD", k.config, ports("8080:80", "9000:80"))
+			Expect(o.Code).To(Equal(cni.CodeExists), o.text())
+			Expect(w.rules()).To(Equal(before))
+			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+		})
+
+		It("is taken over by the same attachment in a new namespace", func() {
+			a.add(k.config, ports("8080:80", "9000:80"))
+			a.vanish()
+			again := w.container(1, 2)
+			again.serve(81)
+			again.add(k.config, ports("8080:81"))
+			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+			again.check(k.config, ports("8080:81"))
+			again.del()
+			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp("8080|9000"))
+		})
+
+		It("goes to exactly one of many that ask at once", func() {
+			all := []*container{a, b, w.container(1, 4), w.container(1, 5)}
+			codes := make([]outcome, len(all))
+			var group sync.WaitGroup
+			for i, c := range all {
+				group.Go(func() {
+					defer GinkgoRecover()
+					codes[i] = c.call("ADD", k.config, ports("8080:80"))
+				})
+			}
+			group.Wait()
+			won := 0
+			for i, o := range codes {
+				if o.exit == 0 {
+					won++
+					all[i].check(k.config, ports("8080:80"))
+				} else {
+					Expect(o.Code).To(Equal(cni.CodePortTaken), o.text())
+				}
+			}
+			Expect(won).To(Equal(1))
+		})
+
+		It("of each of many that begin at once on a new host works, from one set of shared rules", func() {
+			all := []*container{a, b}
+			for i := range 6 {
+				all = append(all, w.container(1, 4+i))
+			}
+			var group sync.WaitGroup
+			for i, c := range all {
+				group.Go(func() {
+					defer GinkgoRecover()
+					c.add(k.config, ports(fmt.Sprintf("%d:80", 8000+i)))
+				})
+			}
+			group.Wait()
+			for i, c := range all {
+				c.check(k.config, ports(fmt.Sprintf("%d:80", 8000+i)))
+			}
+			for i := range 2 {
+				Expect(w.reach(8000 + i)).To(Equal("192.0.2.2"))
+			}
+			if k.name == "nftables" {
+				Expect(strings.Count(w.Cmd("nft", "list", "ruleset"), "masquerade\n")).To(Equal(1))
+			} else {
+				Expect(strings.Count(w.natRules(), "-j CNI-HOSTPORT-DNAT")).To(Equal(4))
+			}
+			for _, c := range all {
+				group.Go(func() {
+					defer GinkgoRecover()
+					c.del(k.config)
+				})
+			}
+			group.Wait()
+			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp(`80\d\d|CNI-DN`))
+		})
+
+		It("belongs to one interface of a container, on one network or on two", func() {
+			w.bridge(2)
+			same, other := a.second("net1", 1, 9), a.second("net2", 2, 9)
+			three := []*container{a, same, other}
+			for i, c := range three {
+				c.add(k.config, ports(fmt.Sprintf("%d:80", 8000+i)))
+			}
+			for i, c := range three {
+				c.check(k.config, ports(fmt.Sprintf("%d:80", 8000+i)))
+			}
+			Expect(same.call("ADD", k.config, ports("8000:80")).Code).To(Equal(cni.CodeExists))
+			same.del()
+			a.check(k.config, ports("8000:80"))
+			other.check(k.config, ports("8002:80"))
+			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(ContainSubstring("8001"))
+			Expect(w.reach(8000)).To(Equal("192.0.2.2"))
+			a.del()
+			other.check(k.config, ports("8002:80"))
+			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(ContainSubstring("8000"))
+			other.del()
+			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp(`80\d\d|CNI-DN`))
+		})
+
+		It("of one container ID on two networks at once is two owners'", func() {
+			w.bridge(2)
+			twin := w.container(2, 2)
+			twin.id = a.id
+			a.add(k.config, ports("8080:80"))
+			o := twin.call("ADD", k.config, ports("8080:80"))
+			Expect(o.Msg).To(ContainSubstring(`by network "net1", container "c1-2", interface "eth0"`))
+			twin.add(k.config, ports("8081:80"))
+			twin.del()
+			a.check(k.config, ports("8080:80"))
+			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+		})
+	})
+
+	It("of a live owner on the other backend is refused, of a dead one replaced", func() {
+		useVariant("nft")
+		w := newWorld()
+		w.bridge(1)
+		a, b := w.container(1, 2), w.container(1, 3)
+		b.serve(80)
+		for i, order := range [][]object{{{"backend": "iptables"}, {}}, {{}, {"backend": "iptables"}}} {
+			port := fmt.Sprintf("808%d:80", i)
+			if i > 0 {
+				a = w.container(1, 2)
+				b.del()
+			}
+			a.add(order[0], ports(port))
+			Expect(b.call("ADD", order[1], ports(port)).Code).To(Equal(cni.CodePortTaken))
+			a.vanish()
+			b.add(order[1], ports(port))
+			b.check(order[1], ports(port))
+			Expect(w.reach(8080 + i)).To(Equal("192.0.2.2"))
+			Expect(w.Snapshot("nftables")).NotTo(ContainSubstring("10.1.0.2"))
+		}
+	})
+
+	It("waits for the lock until a deadline and names who holds it", func() {
+		w := newWorld()
+		w.bridge(1)
+		a := w.container(1, 2)
+		a.add(ports("8080:80"))
+		holding := w.Start(nstest.Program{Path: "flock", Args: []string{"-o", "/run/hawser/portmap/lock", "sh", "-c", "exec sleep 60 >/dev/null 2>&1"}})
+		Eventually(func() string { return w.Cmd("cat", "/proc/locks") }).Should(ContainSubstring(fmt.Sprint(holding.Process.Pid)))
+		b := w.container(1, 3)
+		var s *store
+		var err error
+		w.Do(func() {
+			ctx, cancel := timeout(100 * time.Millisecond)
+			defer cancel()
+			s, err = openStore(ctx)
+		})
+		Expect(s).To(BeNil())
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeTryAgain))
+		Expect(err).To(MatchError(ContainSubstring(fmt.Sprintf("held by process %d (flock)", holding.Process.Pid))))
+		Expect(holding.Process.Signal(os.Kill)).To(Succeed())
+		b.add(ports("8081:80"))
+	})
+})

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"os"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+)
+
+// withoutPrograms makes the search path of programs empty until the end of
+// the spec.
+func withoutPrograms() {
+	GinkgoHelper()
+	old := os.Getenv("PATH")
+	DeferCleanup(func() { _ = os.Setenv("PATH", old) })
+	Expect(os.Setenv("PATH", "/nowhere")).To(Succeed())
+}
+
+// withPrograms runs fn with the programs that withoutPrograms took away.
+func withPrograms(path string, fn func()) {
+	old := os.Getenv("PATH")
+	_ = os.Setenv("PATH", path)
+	defer func() { _ = os.Setenv("PATH", old) }()
+	fn()
+}
+
+// settle makes what is shared and stays, so that it does not count as a
+// difference: the first ADD of a host leaves empty tables and chains.
+func (w *world) settle(k kind) {
+	GinkgoHelper()
+	c := w.container(1, 200)
+	c.add(k.config, ports("60000:80"))
+	c.del()
+}
+
+var all = []string{"8080:80", "192.0.2.1:8081:81", "53:53/udp", "127.0.0.1:9:9/sctp"}
+
+var _ = Describe("DEL", Label("kernel"), func() {
+	eachKind(func(k kind) {
+		var w *world
+		var a, b *container
+		var empty, before string
+
+		BeforeEach(func() {
+			w = newWorld()
+			w.bridge(1)
+			w.settle(k)
+			a, b = w.container(1, 2), w.container(1, 3)
+			empty = w.rules()
+			b.add(k.config, ports("7000:70"))
+			before = w.rules()
+			a.add(k.config, ports(all...))
+			Expect(w.rules()).NotTo(Equal(before))
+		})
+
+		AfterEach(func() {
+			a.Path = ""
+			Expect(w.rules()).To(Equal(before))
+			b.check(k.config, ports("7000:70"))
+			a.del(k.config, ports(all...)) // again
+			Expect(w.rules()).To(Equal(before))
+			b.del()
+			Expect(w.rules()).To(Equal(empty))
+			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
+		})
+
+		It("leaves nothing behind with all that the runtime may send", func() { a.del(k.config, ports(all...)) })
+		It("needs no runtimeConfig", func() { a.del(k.config) })
+		It("needs no prevResult", func() { a.del(k.config, ports(all...), object{"prevResult": nil}) })
+		It("needs neither, nor the backend", func() { a.del(object{"prevResult": nil}) })
+		It("does not mind another backend in the configuration", func() {
+			a.del(object{"backend": "iptables", "conditionsV4": []string{"-s", "10.0.0.0/8"}})
+		})
+		It("does not mind a configuration that ADD would refuse", func() {
+			a.del(object{"backend": "none", "markMasqBit": 99}, ports("99999:0/icmp"))
+		})
+		It("does not mind a prevResult that cannot be read", func() {
+			o := a.call("DEL", object{"prevResult": object{"cniVersion": "9.9.9"}})
+			Expect(o.exit).To(BeZero(), o.text())
+		})
+
+		DescribeTable("needs no namespace", func(change func()) {
+			change()
+			o := a.call("DEL", ports(all...))
+			Expect(o.exit).To(BeZero(), o.text())
+			Expect(o.stdout).To(BeEmpty())
+		},
+			Entry("gone", func() { a.Unpin() }),
+			Entry("gone with the interface", func() { a.vanish() }),
+			Entry("not named", func() { a.Path = "" }),
+			Entry("another one where it was", func() { a.Path = b.Path }),
+			Entry("no namespace where it was", func() { a.Path = "/etc/passwd" }),
+		)
+
+		It("needs no record", func() {
+			if k.name != "nftables" {
+				// Which container it was is in iptables' chains, on which network too.
+				w.Cmd("sh", "-c", "rm /run/hawser/portmap/*.json")
+				a.del()
+				b.del()
+				b.add(k.config, ports("7000:70"))
+				return
+			}
+			w.Cmd("rm", "-rf", "/run/hawser/portmap")
+			a.del()
+			b.del()
+			b.add(k.config, ports("7000:70"))
+		})
+
+		It("needs no record when only part of them was lost", func() {
+			w.Cmd("sh", "-c", "rm /run/hawser/portmap/"+owner(a)+".json")
+			a.del(ports(all...))
+		})
+
+		It("needs no ledger", func() {
+			w.Cmd("sh", "-c", "echo nonsense >/run/hawser/portmap/ledger")
+			a.del()
+		})
+
+		It("needs no programs, where the kernel has the rules in nf_tables", func() {
+			path := os.Getenv("PATH")
+			withoutPrograms()
+			if k.variant == "legacy" {
+				o := a.call("DEL")
+				Expect(o.exit).To(BeZero(), o.text())
+				Expect(o.stderr).To(ContainSubstring("executable file not found"))
+				withPrograms(path, func() { a.del() })
+			} else {
+				a.del()
+			}
+			Expect(os.Setenv("PATH", path)).To(Succeed())
+		})
+
+		It("comes back after others changed the rules", func() {
+			if k.name == "nftables" {
+				w.Cmd("nft", "delete", "element", "inet", "hawser", "portmap4_v1", "{ tcp . 8080 }")
+				w.Cmd("nft", "delete", "element", "inet", "hawser", "portmap6_via_v1", "{ udp . 53 }")
+			} else {
+				chain := dnChain(a.network, a.id)
+				w.Cmd("iptables", "-t", "nat", "-F", chain)
+				w.Cmd("ip6tables", "-t", "nat", "-F", "CNI-HOSTPORT-DNAT")
+				before = w.rules()
+				a.del()
+				b.del()
+				b.add(k.config, ports("7000:70"))
+				before = w.rules()
+				return
+			}
+			a.del()
+		})
+	})
+
+	It("succeeds before any ADD, and makes nothing", func() {
+		w := newWorld()
+		w.bridge(1)
+		c := w.container(1, 2)
+		before := w.rules()
+		c.del(ports("8080:80"))
+		c.del()
+		w.gc("net1")
+		Expect(w.rules()).To(Equal(before))
+	})
+
+	It("lets a bridge's route_localnet go with the last who needs it, unless it was on before", func() {
+		w := newWorld()
+		w.bridge(1)
+		w.bridge(2)
+		w.SetSysctl("net/ipv4/conf/br2/route_localnet", "1")
+		localnet := func() string {
+			return w.Sysctl("net/ipv4/conf/br1/route_localnet") + w.Sysctl("net/ipv4/conf/br2/route_localnet")
+		}
+		a, b, c := w.container(1, 2), w.container(1, 3), w.container(2, 2)
+		for i, x := range []*container{a, b, c} {
+			x.add(ports(string(rune('1'+i)) + "000:80"))
+		}
+		Expect(localnet()).To(Equal("11"))
+		Expect(parts(w.Cmd("nft", "list", "ruleset"))).To(ContainSubstring("@portmap_localnet_v1\nelements = { \"br1\" comment \"route_localnet was 0\",\n\"br2\" comment \"route_localnet was 1\" }"))
+		a.del()
+		Expect(localnet()).To(Equal("11"))
+		b.del()
+		c.del()
+		Expect(localnet()).To(Equal("01"))
+		Expect(parts(w.Cmd("nft", "list", "ruleset"))).To(Equal("\n"))
+	})
+})
+
+func owner(c *container) string {
+	return cni.Attachment{Network: c.network, ContainerID: c.id, IfName: c.ifName}.Hash()
+}
+
+var _ = Describe("GC", Label("kernel"), func() {
+	eachKind(func(k kind) {
+		It("removes what is not valid of its network, and nothing else", func() {
+			w := newWorld()
+			w.bridge(1)
+			w.bridge(2)
+			w.settle(k)
+			a, b, other := w.container(1, 2), w.container(1, 3), w.container(2, 2)
+			second := b.second("net1", 1, 4)
+			b.add(k.config, ports("8002:80"))
+			other.add(k.config, ports("8003:80"))
+			before := w.rules()
+			a.add(k.config, ports("8001:80"))
+			second.add(k.config, ports("8004:80"))
+			a.vanish()
+			w.gc("net1", "c1-3/eth0", "c1-3/net1")
+			second.check(k.config, ports("8004:80"))
+			w.gc("net1", "c1-3/eth0")
+			Expect(w.rules()).To(Equal(before))
+			b.check(k.config, ports("8002:80"))
+			other.check(k.config, ports("8003:80"))
+			w.gc("net1")
+			other.check(k.config, ports("8003:80"))
+			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(ContainSubstring("8002"))
+			Expect(w.run("GC", conf()).Code).To(Equal(cni.CodeConfig))
+		})
+
+		It("finds what has no record", func() {
+			w := newWorld()
+			w.bridge(1)
+			w.settle(k)
+			before := w.Snapshot("nftables", "iptables-legacy")
+			a := w.container(1, 2)
+			a.add(k.config, ports("8001:80"))
+			w.Cmd("rm", "-rf", "/run/hawser/portmap")
+			w.gc("net2")
+			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(Equal(before))
+			w.Cmd("ip", "link", "del", "br1")
+			w.gc("net1")
+			Expect(w.Snapshot("nftables", "iptables-legacy")).To(Equal(before))
+		})
+	})
+})
