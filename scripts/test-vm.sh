@@ -18,14 +18,5 @@ done
 
 export HAWSER_BIN=$PWD/bin NSTEST_REQUIRE=all NSTEST_SLOWNESS=3
 export GOMEGA_DEFAULT_EVENTUALLY_TIMEOUT=5s
-# shellcheck disable=SC2016 # expanded in the machine
-scripts/vm/run.sh bash -c '
-	echo "== kernel $(uname -r)"
-	rc=0
-	for test in "$1"/*.test; do
-		cd "$(<"${test%.test}.dir")"
-		echo "== $PWD"
-		"$test" -test.timeout 10m -ginkgo.label-filter kernel -ginkgo.no-color -ginkgo.succinct || rc=1
-	done
-	exit $rc' vm "$tests" || { echo "== FAILED in the virtual machine"; exit 1; }
+scripts/vm/run.sh scripts/vm/specs.sh "$tests" || { echo "== FAILED in the virtual machine"; exit 1; }
 echo "== passed in the virtual machine"
