@@ -59,7 +59,7 @@ var _ = Describe("Configure", func() {
 			"inet 10.9.0.1/32 scope global eth0",
 			"inet6 2001:db8::3/64 scope global nodad",
 		}))
-		Expect(c.ip("-o link show eth0")).To(MatchRegexp(`<[A-Z,_]*\bUP\b`))
+		Expect(c.ip("-o link show eth0")).To(MatchRegexp(`<[-A-Z,_]*\bUP\b`))
 		c.host.Cmd("ip", "addr", "add", "10.1.2.1/24", "dev", "veth0")
 		c.host.Cmd("ip", "addr", "add", "2001:db8::1/64", "dev", "veth0")
 		c.Cmd("ping", "-c1", "-W5", "10.1.2.1")
@@ -69,7 +69,7 @@ var _ = Describe("Configure", func() {
 	It("needs no addresses", func() {
 		Expect(c.configure(result())).To(Succeed())
 		Expect(c.addrs()).To(BeEmpty())
-		Expect(c.ip("-o link show eth0")).To(MatchRegexp(`<[A-Z,_]*\bUP\b`))
+		Expect(c.ip("-o link show eth0")).To(MatchRegexp(`<[-A-Z,_]*\bUP\b`))
 	})
 
 	It("takes the result of an IPAM plugin, which lists no interfaces", func() {
