@@ -28,8 +28,9 @@ echo "$kernel/lib/modules/$version" >"$work/control/modules"
 { printf 'cd %q\n' "$PWD"; export -p | grep -vE '^declare -[a-z]*x (OLDPWD|PWD|SHLVL|_)='; printf '%q ' "$@"; } \
 	>"$work/control/command.sh"
 
-# Through cat: qemu opens /dev/stdout anew, which works for a pipe of its own.
-timeout -k 5 "${VM_TIMEOUT:-900}" qemu-system-x86_64 -accel "${VM_ACCEL:-tcg,thread=multi}" -cpu max -smp 2 \
+# Through cat: qemu opens /dev/stdout anew, which works for a pipe of its own. Foreground:
+# in a process group of its own qemu would outlive whoever ends the group of make.
+timeout --foreground -k 5 "${VM_TIMEOUT:-900}" qemu-system-x86_64 -accel "${VM_ACCEL:-tcg,thread=multi}" -cpu max -smp 2 \
 	-m "${VM_MEM:-2048}" -M q35 -nodefaults -no-user-config -display none -no-reboot \
 	-kernel "$kernel/vmlinux" -initrd "$work/initrd.cpio" \
 	-append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr tsc=reliable" \
