@@ -115,8 +115,8 @@ func nextEvent(ev *os.File, index int) error {
 		}
 		for m := range messages(buf[:n]) {
 			// The index is at the same place in the headers of links and
-			// addresses.
-			if len(m.data) >= 8 && int(binary.NativeEndian.Uint32(m.data[4:])) == index {
+			// addresses; a route's has none.
+			if m.kind == unix.RTM_NEWROUTE || len(m.data) >= 8 && int(binary.NativeEndian.Uint32(m.data[4:])) == index {
 				return nil
 			}
 		}
