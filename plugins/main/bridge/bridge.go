@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
@@ -28,8 +29,9 @@ type attachment struct {
 	hostEnd rtnl.Link
 	contEnd rtnl.Link
 
-	asked bool // IPAM was started and may have reserved something
-	stays bool // the pair could not be deleted in the roll-back
+	ready []netip.Addr // IPv6 gateways without duplicate address detection
+	asked bool         // IPAM was started and may have reserved something
+	stays bool         // the pair could not be deleted in the roll-back
 }
 
 func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
@@ -63,6 +65,8 @@ func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
 	if err := a.waitForPort(ctx); err != nil {
 		return nil, err
 	}
+	a.waitForAddresses(ctx, p.Result)
+	a.waitForAddresses(ctx, p.Result)
 	return p.Result, a.describeLinks(p.Result)
 }
 

@@ -35,6 +35,9 @@ func (a *attachment) ensureGateways(ctx context.Context, want []netip.Prefix) er
 		return slices.ContainsFunc(have, func(h rtnl.Addr) bool { return h.Prefix == gw })
 	})
 	for _, h := range have {
+		if slices.Contains(want, h.Prefix) && !h.Prefix.Addr().Is4() && !h.Tentative && !h.DADFailed {
+			a.ready = append(a.ready, h.Prefix.Addr())
+		}
 		i := slices.IndexFunc(missing, func(gw netip.Prefix) bool { return contradict(h.Prefix, gw) })
 		if i < 0 || slices.Contains(want, h.Prefix) {
 			continue
@@ -87,6 +90,9 @@ func (a *attachment) addGateway(link rtnl.Link, gw netip.Prefix) error {
 			return err
 		}
 		addr.NoDAD = !uplink
+	}
+	if addr.NoDAD {
+		a.ready = append(a.ready, gw.Addr())
 	}
 	err := a.host.AddAddr(link.Index, addr)
 	if errors.Is(err, unix.EEXIST) { // another ADD was quicker

@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -13,6 +15,10 @@ import (
 
 // portTimeout is how long a port may take to forward once both ends are up.
 const portTimeout = 5 * time.Second
+
+// addressTimeout is how long an IPv6 address may take to be of use once it is
+// added.
+const addressTimeout = 2 * time.Second
 
 // attachPort sets the host end up as a port and brings it up last, so that
 // nothing passes before every restriction is in place.
@@ -96,6 +102,24 @@ func (a *attachment) waitForPort(ctx context.Context) error {
 		return fmt.Errorf("port %q of bridge %q: %w", a.hostEnd.Name, a.cfg.Bridge, err)
 	}
 	return nil
+}
+
+// waitForAddresses waits until the kernel has finished the IPv6 addresses on
+// both sides, for else the first packets are lost and neighbours ask again only
+// after a second. It does so within milliseconds; if not, that is no failure.
+func (a *attachment) waitForAddresses(ctx context.Context, res *cni.Result) {
+	ctx, cancel := context.WithTimeout(ctx, addressTimeout)
+	defer cancel()
+	var inside []netip.Addr
+	for _, ip := range res.IPs {
+		if !ip.Address.Addr().Is4() {
+			inside = append(inside, ip.Address.Addr())
+		}
+	}
+	err := errors.Join(a.cont.WaitLocal(ctx, a.contEnd.Index, inside...), a.host.WaitLocal(ctx, a.bridge.Index, a.ready...))
+	if err != nil {
+		a.Warn("%v", err)
+	}
 }
 
 // verifyPort compares the port with what attachPort made of it.
