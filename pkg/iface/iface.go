@@ -77,6 +77,15 @@ func Configure(ctx context.Context, t Target, res *cni.Result) error {
 	return t.Conn.WaitDAD(ctx, link.Index)
 }
 
+// Announce has the kernel tell the neighbours of a link, by ARP and neighbour
+// advertisements, where its addresses are now: those that remember another
+// MAC address would not find the container for up to a minute. What the kernel
+// sends when the link comes up is lost where a bridge does not forward yet. A
+// MAC address that is set, to the same one, makes it send again.
+func Announce(c *rtnl.Conn, link rtnl.Link) error {
+	return c.SetLink(link.Index, rtnl.Change{MAC: link.MAC})
+}
+
 // addRoute adds a route unless it is there: IPAM may name one twice, or one
 // that the kernel made for an address.
 func addRoute(c *rtnl.Conn, index int, r route) error {
@@ -123,7 +132,7 @@ func settings(t Target, want plan) []setting {
 		// NODAD on the addresses leaves the link-local one tentative.
 		list = append(list, setting{v6(t.Name, "accept_dad"), "0", false})
 	}
-	// So that neighbours of a reused address learn the new MAC.
+	// So that neighbours of a reused address learn the new MAC; see Announce.
 	return append(list,
 		setting{[]string{"ipv4", "conf", t.Name, "arp_notify"}, "1", false},
 		setting{v6(t.Name, "ndisc_notify"), "1", false})

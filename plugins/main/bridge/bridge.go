@@ -66,7 +66,11 @@ func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
 		return nil, err
 	}
 	a.waitForAddresses(ctx, p.Result)
-	a.waitForAddresses(ctx, p.Result)
+	if a.cfg.IPAM {
+		if err := iface.Announce(a.cont, a.contEnd); err != nil {
+			return nil, err
+		}
+	}
 	return p.Result, a.describeLinks(p.Result)
 }
 

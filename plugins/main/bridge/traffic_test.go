@@ -53,6 +53,19 @@ var _ = Describe("traffic", func() {
 		return strings.Contains(ip(w.Host, "-6 route"), "default via") || strings.Contains(ip(w.Host, "-6 addr"), "2001:db8:bad:")
 	}
 
+	It("finds the next container that has an address at once", func() {
+		c := l3(object{"isGateway": true})
+		addrs := []string{"10.1.0.2/24 10.1.0.1", "2001:db8:1::2/64 2001:db8:1::1"}
+		neighbour := w.attach("neighbour", c, "10.1.0.9/24 10.1.0.1", "2001:db8:1::9/64 2001:db8:1::1")
+		first := w.attach("first", c, addrs...)
+		both := func() bool { return ping(neighbour.Host, "10.1.0.2") && ping(neighbour.Host, "2001:db8:1::2") }
+		Expect(both()).To(BeTrue())
+		w.succeeds(first.as("DEL"))
+		Expect(ip(neighbour.Host, "neigh")).To(ContainSubstring("10.1.0.2 "), "the neighbour remembers the old MAC address")
+		w.attach("next", c, addrs...)
+		Expect(both()).To(BeTrue())
+	})
+
 	It("of containers does not give the host routes, by IPv6 router advertisements", func() {
 		Expect(heeded(w.attach("one", l3(), "10.1.0.2/24"))).To(BeFalse())
 		Expect(w.Sysctl("net/ipv6/conf/br/accept_ra")).To(Equal("0"))
