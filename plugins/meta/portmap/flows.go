@@ -11,6 +11,9 @@ import (
 // the host's own addresses.
 const loopbackIndex = 1
 
+// flushPasses bounds how often flushAdded looks again.
+const flushPasses = 5
+
 // flushAdded makes UDP senders that were there before the rules take the new
 // way: those that spoke to the host itself, and those that spoke to a dead
 // owner of the port. Nobody else's flows are touched.
@@ -22,34 +25,51 @@ func (c *call) flushAdded(st *state, dead []*state) error {
 		}
 	}
 	local := map[netip.Addr]bool{}
-	return eachUDP(st, func(at []forward, f conntrack.Flow) bool {
-		if f.Translated() && !gone[f.ReplySource.Addr()] {
-			return false
-		}
-		for _, fw := range at {
-			if !fw.host.IsUnspecified() {
-				if fw.host == f.Destination.Addr() {
-					return true
-				}
-				continue
-			}
-			is, known := local[f.Destination.Addr()]
-			if !known {
-				index, _, err := c.host.RouteTo(f.Destination.Addr())
-				is = err == nil && index == loopbackIndex
-				local[f.Destination.Addr()] = is
-			}
-			if is {
+	cut := map[conversation]bool{}
+	for range flushPasses {
+		n, err := eachUDP(st, func(at []forward, f conntrack.Flow) bool {
+			if !f.Translated() && cut[conversation{f.Destination, f.Source}] {
+				// An answer of the host's that was on its way has made the old
+				// flow anew, the other way round.
 				return true
 			}
+			if f.Translated() && !gone[f.ReplySource.Addr()] || !c.isAt(at, f.Destination.Addr(), local) {
+				return false
+			}
+			cut[conversation{f.Source, f.Destination}] = true
+			return true
+		})
+		if err != nil || n == 0 {
+			return err
 		}
-		return false
-	})
+	}
+	return nil
+}
+
+// conversation is who speaks to whom.
+type conversation struct{ from, to netip.AddrPort }
+
+// isAt says whether one of the forwards is about this address of the host.
+func (c *call) isAt(at []forward, addr netip.Addr, local map[netip.Addr]bool) bool {
+	for _, fw := range at {
+		if fw.host == addr {
+			return true
+		}
+		if !fw.host.IsUnspecified() {
+			continue
+		}
+		if _, known := local[addr]; !known {
+			index, _, err := c.host.RouteTo(addr)
+			local[addr] = err == nil && index == loopbackIndex
+		}
+		return local[addr]
+	}
+	return false
 }
 
 // flushRemoved makes UDP senders stop that the rules led to the container.
 func (c *call) flushRemoved(st *state) error {
-	return eachUDP(st, func(at []forward, f conntrack.Flow) bool {
+	_, err := eachUDP(st, func(at []forward, f conntrack.Flow) bool {
 		for _, fw := range at {
 			here := fw.host.IsUnspecified() || fw.host == f.Destination.Addr()
 			if here && f.Translated() && f.ReplySource == fw.to {
@@ -58,11 +78,13 @@ func (c *call) flushRemoved(st *state) error {
 		}
 		return false
 	})
+	return err
 }
 
-// eachUDP deletes the flows to the state's UDP ports that match selects, which
-// is given the forwards of the flow's port.
-func eachUDP(st *state, match func(at []forward, f conntrack.Flow) bool) error {
+// eachUDP deletes the flows that match selects, which is given the forwards of
+// the port that a flow goes to, and says how many. It does nothing for a state
+// without UDP.
+func eachUDP(st *state, match func(at []forward, f conntrack.Flow) bool) (deleted int, err error) {
 	for _, f := range families() {
 		ports := map[uint16][]forward{}
 		for _, fw := range st.forwards() {
@@ -77,13 +99,13 @@ func eachUDP(st *state, match func(at []forward, f conntrack.Flow) bool) error {
 		if !f.v4 {
 			family = conntrack.IPv6
 		}
-		_, err := conntrack.Delete(family, unix.IPPROTO_UDP, func(flow conntrack.Flow) bool {
-			at := ports[flow.Destination.Port()]
-			return len(at) > 0 && match(at, flow)
+		n, err := conntrack.Delete(family, unix.IPPROTO_UDP, func(flow conntrack.Flow) bool {
+			return match(ports[flow.Destination.Port()], flow)
 		})
+		deleted += n
 		if err != nil {
-			return err
+			return deleted, err
 		}
 	}
-	return nil
+	return deleted, nil
 }

@@ -259,3 +259,28 @@ func entries(s setting) []TableEntry {
 	}
 	return out
 }
+
+// listen serves TCP inside until the end of the spec.
+func listen(h *nstest.Host, address string) net.Listener {
+	GinkgoHelper()
+	var l net.Listener
+	h.Do(func() {
+		var err error
+		l, err = net.Listen("tcp", address)
+		Expect(err).NotTo(HaveOccurred())
+	})
+	DeferCleanup(func() { _ = l.Close() })
+	return l
+}
+
+// word is what a TCP server says.
+func word(from *nstest.Host, to string) string {
+	GinkgoHelper()
+	var answer []byte
+	var err error
+	from.Do(func() { answer, err = exchange("tcp", to, patience()) })
+	if err != nil {
+		return err.Error()
+	}
+	return string(answer)
+}

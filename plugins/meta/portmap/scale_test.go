@@ -1,0 +1,109 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// generation is the number of the kernel's nftables ruleset: each batch that is
+// committed adds one.
+func generation(h *nstest.Host) uint32 {
+	GinkgoHelper()
+	var id uint32
+	h.Do(func() {
+		conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+		Expect(err).NotTo(HaveOccurred())
+		defer func() { _ = conn.Close() }()
+		replies, err := conn.Execute(netlink.Message{Data: []byte{0, 0, 0, 0},
+			Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN), Flags: netlink.Request}})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(replies).NotTo(BeEmpty())
+		ad, err := netlink.NewAttributeDecoder(replies[0].Data[4:])
+		Expect(err).NotTo(HaveOccurred())
+		for ad.Next() {
+			if ad.Type() == unix.NFTA_GEN_ID {
+				id = uint32(ad.Bytes()[0])<<24 | uint32(ad.Bytes()[1])<<16 | uint32(ad.Bytes()[2])<<8 | uint32(ad.Bytes()[3])
+			}
+		}
+	})
+	return id
+}
+
+// many are n mappings from the port on.
+func many(first, n int, proto string) object {
+	var list []string
+	for i := range n {
+		list = append(list, fmt.Sprintf("%d:%d/%s", first+i, first+i, proto))
+	}
+	return ports(list...)
+}
+
+var _ = Describe("many mappings", Label("kernel"), func() {
+	It("go in one batch, and cost others nothing", func() {
+		w := newWorld()
+		w.bridge(1)
+		w.settle(kinds[0])
+		a, b, c := w.container(1, 2), w.container(1, 3), w.container(1, 4)
+		before := generation(w.Host)
+		began := time.Now()
+		a.add(many(1000, 1000, "tcp"))
+		AddReportEntry("1,000 mappings of two families", time.Since(began))
+		Expect(generation(w.Host)).To(Equal(before + 1))
+		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(2*time.Second)))
+		a.check(many(1000, 1000, "tcp"))
+		b.ips, c.ips = b.ips[:1], c.ips[:1]
+		b.add(many(10000, 10000, "tcp"))
+		c.serve(80)
+		before = generation(w.Host)
+		began = time.Now()
+		c.add(ports("8080:80"))
+		AddReportEntry("1 mapping with 11,000 present", time.Since(began))
+		Expect(generation(w.Host)).To(Equal(before + 1))
+		Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+		c.check(ports("8080:80"))
+		Expect(c.call("ADD", ports("8080:80", "15000:80")).exit).To(Equal(1))
+		before = generation(w.Host)
+		began = time.Now()
+		c.del()
+		AddReportEntry("DEL of 1 mapping with 11,000 present", time.Since(began))
+		Expect(generation(w.Host)).To(Equal(before + 1))
+		before = generation(w.Host)
+		b.del()
+		Expect(generation(w.Host)).To(Equal(before + 1))
+		a.del()
+		Expect(parts(w.Cmd("nft", "list", "ruleset"))).To(Equal("\n"))
+	})
+
+	It("go in one batch when they are the first, and when they replace a dead owner's", func() {
+		w := newWorld()
+		w.bridge(1)
+		a, b := w.container(1, 2), w.container(1, 3)
+		before := generation(w.Host)
+		a.add(many(1000, 300, "udp"))
+		Expect(generation(w.Host)).To(Equal(before + 1))
+		a.vanish()
+		before = generation(w.Host)
+		b.add(many(1000, 300, "udp"))
+		Expect(generation(w.Host)).To(Equal(before + 1))
+		b.check(many(1000, 300, "udp"))
+	})
+
+	It("need no netfilter socket when there are none", func() {
+		w := newWorld()
+		w.bridge(1)
+		c := w.container(1, 2)
+		o := c.call("ADD")
+		Expect(o.exit).To(BeZero(), o.text())
+		Expect(o.stdout).To(ContainSubstring(`"10.1.0.2/24"`))
+		Expect(w.Files("/run/hawser")).To(BeEmpty())
+		Expect(w.Cmd("nft", "list", "ruleset")).To(BeEmpty())
+		Expect(c.call("ADD", object{"prevResult": nil}).Msg).To(ContainSubstring("prevResult: missing"))
+	})
+})
