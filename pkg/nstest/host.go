@@ -186,12 +186,14 @@ func (h *Host) Unpin() {
 }
 
 func (h *Host) unpin() error {
+	// Not Path: a spec may have set that to something else, which would be removed.
+	pin := filepath.Join(netnsDir, h.Name)
 	// EINVAL: the spec itself has unmounted it.
-	err := unix.Unmount(h.Path, unix.MNT_DETACH)
+	err := unix.Unmount(pin, unix.MNT_DETACH)
 	if err != nil && err != unix.EINVAL && err != unix.ENOENT {
-		return fmt.Errorf("unpin %s: %w", h.Path, err)
+		return fmt.Errorf("unpin %s: %w", pin, err)
 	}
-	if err := os.Remove(h.Path); err != nil && !os.IsNotExist(err) {
+	if err := os.Remove(pin); err != nil && !os.IsNotExist(err) {
 		return err
 	}
 	return nil
