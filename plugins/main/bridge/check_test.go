@@ -163,7 +163,7 @@ var _ = Describe("CHECK", func() {
 	It("does not mind a packet sniffer", func() {
 		nstest.NeedProgram("tcpdump")
 		a := w.attach("one", everything(), "10.1.0.2/24")
-		w.Start(nstest.Program{Path: "tcpdump", Args: []string{"-i", "br", "-w", "/dev/null"}})
+		w.Start(nstest.Program{Path: "tcpdump", Args: []string{"-Z", "root", "-i", "br", "-w", "/dev/null"}})
 		Eventually(func() int { return show(w.Host, "br").Promiscuity }, "5s").Should(BeNumerically(">", 0))
 		w.succeeds(a.as("CHECK"))
 	})

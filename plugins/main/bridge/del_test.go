@@ -70,7 +70,7 @@ var _ = Describe("DEL", func() {
 		Entry("without CNI_NETNS and prevResult", form{call: all(netns(""), without("prevResult"))}),
 		Entry("with a path that leads nowhere", form{call: netns("/run/netns/gone")}),
 		Entry("with a path that leads nowhere, without prevResult", form{call: all(netns("/run/netns/gone"), without("prevResult"))}),
-		Entry("with a path to no namespace", form{call: netns("/etc/passwd")}),
+		Entry("with a path to no namespace", form{call: netns("/bin/sh")}),
 		Entry("with a path to another kind of namespace", form{call: netns("/proc/self/ns/mnt")}),
 		Entry("with the path of the host's own namespace", form{call: netns("/proc/thread-self/ns/net")}),
 		Entry("when the namespace is gone", form{before: func(_ *world, a attached) { a.Unpin() }}),

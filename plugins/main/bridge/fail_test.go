@@ -86,7 +86,7 @@ var _ = Describe("a failing ADD leaves the host and the container as they were",
 		Expect(ping(live.Host, "10.1.0.1") && ping(live.Host, "2001:db8:1::1")).To(BeTrue())
 	},
 		Entry("the namespace is not there", failure{change: func(c *call) { c.netns = "/run/netns/none" }, code: cni.CodeUnknownContainer, says: "CNI_NETNS", calls: none}),
-		Entry("CNI_NETNS is no namespace", failure{change: func(c *call) { c.netns = "/etc/passwd" }, code: cni.CodeEnvironment, says: "CNI_NETNS", calls: none}),
+		Entry("CNI_NETNS is no namespace", failure{change: func(c *call) { c.netns = "/bin/sh" }, code: cni.CodeEnvironment, says: "CNI_NETNS", calls: none}),
 		Entry("CNI_NETNS is the host's", failure{prepare: func(w *world, _ *nstest.Host) { Expect(os.Symlink(w.Path, w.dir+"/own")).To(Succeed()) },
 			change: func(c *call) { c.netns = "/proc/thread-self/ns/net" }, code: cni.CodeEnvironment, says: "CNI_NETNS", calls: none}),
 		Entry("the configuration is bad", failure{change: keys(object{"mtu": 5}), code: cni.CodeConfig, says: "mtu: 5", calls: none}),

@@ -197,7 +197,7 @@ var _ = Describe("loopback", func() {
 		c.succeeds(host)
 		other := nstest.NewNetns()
 		other.Cmd("ip", "link", "set", "lo", "up")
-		for _, path := range []string{"", "/run/netns/gone", "/etc/passwd", "/proc/thread-self/ns/net", other.Path} {
+		for _, path := range []string{"", "/run/netns/gone", "/bin/sh", "/proc/thread-self/ns/net", other.Path} {
 			del(path).succeeds(host)
 		}
 		Expect(up(other) && up(cont) && up(host)).To(BeTrue())
@@ -221,7 +221,7 @@ var _ = Describe("loopback", func() {
 		Expect(c.fails(host, code)).To(ContainSubstring("CNI_NETNS"))
 	},
 		Entry("nowhere", "/run/netns/gone", cni.CodeUnknownContainer),
-		Entry("a file", "/etc/passwd", cni.CodeEnvironment),
+		Entry("a file", "/bin/sh", cni.CodeEnvironment),
 		Entry("the host's", "/proc/thread-self/ns/net", cni.CodeEnvironment),
 	)
 
