@@ -38,7 +38,7 @@ var homes = map[string][]string{
 	"github.com/mdlayher":            {"pkg/nft"},
 	"github.com/coreos/go-iptables":  {"pkg/ipt"},
 	"github.com/containernetworking": {},
-	"github.com/onsi":                {harness},
+	"github.com/onsi":                {harness, harness + "/plugintest"},
 	"os/exec":                        {"pkg/invoke", "pkg/ipt", "pkg/nft", harness},
 	"log":                            {},
 	"net/http":                       {},
@@ -121,7 +121,7 @@ func checkFloors(s source) (faults []string) {
 	if isPlugin {
 		own, known = pluginFloor, true
 	}
-	if within(s.dir, "pkg") && !known && s.dir != harness {
+	if within(s.dir, "pkg") && !known && !within(s.dir, harness) {
 		faults = append(faults, s.path+": package "+s.dir+" has no floor")
 	}
 	for _, i := range s.file.Imports {
@@ -131,10 +131,10 @@ func checkFloors(s source) (faults []string) {
 		}
 		floor, isPkg := floors[imported]
 		switch {
-		case s.isTest() && (imported == harness || imported == s.dir || !within(imported, "plugins")):
+		case (s.isTest() || within(s.dir, harness)) && (imported == s.dir || !within(imported, "plugins")):
 		case within(imported, "plugins"):
 			faults = append(faults, s.at(i)+"nothing imports a plugin")
-		case imported == harness:
+		case within(imported, harness):
 			faults = append(faults, s.at(i)+harness+" is for tests")
 		case !isPkg || floor >= own:
 			faults = append(faults, s.at(i)+s.dir+" imports "+imported+", which is not below it")
@@ -160,7 +160,7 @@ func checkHomes(s source) (faults []string) {
 }
 
 func checkPrinter(s source) (faults []string) {
-	if s.isTest() || s.dir == "pkg/skel" || s.dir == harness {
+	if s.isTest() || s.dir == "pkg/skel" || within(s.dir, harness) {
 		return nil
 	}
 	ast.Inspect(s.file, func(n ast.Node) bool {
@@ -180,7 +180,7 @@ func checkPrinter(s source) (faults []string) {
 }
 
 func checkState(s source) (faults []string) {
-	if s.isTest() || s.dir == harness {
+	if s.isTest() || within(s.dir, harness) {
 		return nil
 	}
 	for _, decl := range s.file.Decls {

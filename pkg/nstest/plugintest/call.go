@@ -1,0 +1,185 @@
+package plugintest
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// Call is one call of the plugin.
+type Call struct {
+	Command string
+	ID      string // "one" when empty
+	IfName  string // "eth0" when empty
+	Netns   string
+	Args    string
+	Conf    any    // an Object, or text
+	Path    string // CNI_PATH instead of the world's
+	Ctx     context.Context
+	Stdout  io.Writer // instead of a buffer
+}
+
+// Vars is the environment of the call.
+func (c Call) Vars(w *World) []string {
+	return []string{"CNI_COMMAND=" + c.Command, "CNI_CONTAINERID=" + cmp.Or(c.ID, "one"), "CNI_IFNAME=" + cmp.Or(c.IfName, "eth0"),
+		"CNI_NETNS=" + c.Netns, "CNI_ARGS=" + c.Args, "CNI_PATH=" + cmp.Or(c.Path, w.Dir), "PATH=" + os.Getenv("PATH")}
+}
+
+// Stdin is the configuration as text.
+func (c Call) Stdin() string {
+	ginkgo.GinkgoHelper()
+	if s, ok := c.Conf.(string); ok {
+		return s
+	}
+	return Text(c.Conf)
+}
+
+// Program is the call as one of an executable.
+func (c Call) Program(w *World, path string, args ...string) nstest.Program {
+	ginkgo.GinkgoHelper()
+	return nstest.Program{Path: path, Args: args, Env: c.Vars(w), Stdin: c.Stdin()}
+}
+
+// Answer is what came of a call.
+type Answer struct {
+	Code           int
+	Stdout, Stderr string
+}
+
+// Call serves a call in this process, on a thread in the world's namespaces.
+func (w *World) Call(c Call) Answer {
+	ginkgo.GinkgoHelper()
+	var out, errs bytes.Buffer
+	env := skel.Env{Vars: c.Vars(w), Stdin: strings.NewReader(c.Stdin()), Stdout: &out, Stderr: &errs}
+	if c.Stdout != nil {
+		env.Stdout = c.Stdout
+	}
+	if c.Ctx == nil {
+		c.Ctx = context.Background()
+	}
+	var code int
+	w.Do(func() { code = skel.Run(c.Ctx, w.Plugin, env) })
+	return Answer{code, out.String(), errs.String()}
+}
+
+// Exec runs the built plugin as a runtime does.
+func (w *World) Exec(c Call) Answer {
+	ginkgo.GinkgoHelper()
+	out := w.Run(c.Program(w, nstest.Build(w.Plugin.Name)))
+	return Answer{out.Exit, out.Stdout, out.Stderr}
+}
+
+// Reference runs the reference plugin of the same name, which knows no version
+// after 1.0.0. It skips the spec where there is none.
+func (w *World) Reference(c Call) Answer {
+	ginkgo.GinkgoHelper()
+	program := filepath.Join("/usr/lib/cni", w.Plugin.Name)
+	_, err := os.Stat(program)
+	nstest.NeedOK("the reference plugins (Debian: containernetworking-plugins)", err)
+	out := w.Run(c.Program(w, program))
+	return Answer{out.Exit, out.Stdout, out.Stderr}
+}
+
+// Succeeds checks that a call other than ADD went well and said nothing.
+func (w *World) Succeeds(c Call) {
+	ginkgo.GinkgoHelper()
+	a := w.Call(c)
+	gomega.Expect(a.Stdout).To(gomega.BeEmpty())
+	gomega.Expect(a.Code).To(gomega.BeZero())
+}
+
+// Fails checks that a call printed one error object with a code, and returns its
+// message and details, a line each.
+func (w *World) Fails(c Call, code uint) string {
+	ginkgo.GinkgoHelper()
+	return w.Call(c).Failed(code)
+}
+
+// Failed is Fails for an answer.
+func (a Answer) Failed(code uint) string {
+	ginkgo.GinkgoHelper()
+	var e struct {
+		CNIVersion, Msg, Details string
+		Code                     uint
+	}
+	gomega.Expect(json.Unmarshal([]byte(a.Stdout), &e)).To(gomega.Succeed(), "one JSON document: %s", a.Stdout)
+	gomega.Expect(e.Code).To(gomega.Equal(code), a.Stdout)
+	gomega.Expect(e.Msg).NotTo(gomega.BeEmpty())
+	gomega.Expect(e.CNIVersion).NotTo(gomega.BeEmpty())
+	gomega.Expect(a.Code).To(gomega.Equal(1))
+	return e.Msg + "\n" + e.Details
+}
+
+// Result is what ADD printed, in the newest shape.
+type Result struct {
+	CNIVersion string
+	Interfaces []struct {
+		Name, MAC, Sandbox string
+		MTU                int
+	}
+	IPs []struct {
+		Address, Gateway string
+		Interface        *int
+	}
+	Routes []Object
+	DNS    Object
+	Text   string `json:"-"`
+}
+
+// Add serves an ADD that must succeed.
+func (w *World) Add(c Call) Result {
+	ginkgo.GinkgoHelper()
+	c.Command = "ADD"
+	return w.Call(c).Added()
+}
+
+// Added is the result of an ADD that must have succeeded.
+func (a Answer) Added() Result {
+	ginkgo.GinkgoHelper()
+	gomega.Expect(a.Code).To(gomega.BeZero(), a.Stdout)
+	r := Result{Text: a.Stdout}
+	gomega.Expect(json.Unmarshal([]byte(a.Stdout), &r)).To(gomega.Succeed(), a.Stdout)
+	return r
+}
+
+// With is a configuration with a result as its prevResult.
+func With(c Object, prev Result) Object {
+	return Merge(c, Object{"prevResult": json.RawMessage(prev.Text)})
+}
+
+// Attached is a container with what ADD returned for it.
+type Attached struct {
+	*nstest.Host
+	Call   Call
+	Result Result
+}
+
+// Attach makes a container and attaches it; fake lends it the addresses.
+func (w *World) Attach(id string, c Object, addrs ...string) Attached {
+	ginkgo.GinkgoHelper()
+	if addrs != nil {
+		w.LendAddrs(id, addrs...)
+	}
+	cont := nstest.NewNetns()
+	call := Call{ID: id, Netns: cont.Path, Conf: c}
+	return Attached{cont, call, w.Add(call)}
+}
+
+// As is the call of a later command, with the result as prevResult.
+func (a Attached) As(command string) Call {
+	ginkgo.GinkgoHelper()
+	c := a.Call
+	c.Command, c.Conf = command, With(c.Conf.(Object), a.Result)
+	return c
+}

@@ -1,0 +1,117 @@
+// Package plugintest runs one plugin as a runtime would, on a host of package
+// nstest, with an IPAM plugin that does as the spec says. Tests import it, and
+// nothing else.
+package plugintest
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// Object is a JSON object.
+type Object = map[string]any
+
+// World is a host, the plugin under test and a directory of IPAM plugins.
+type World struct {
+	*nstest.Host
+	Dir    string // CNI_PATH
+	Plugin skel.Plugin
+}
+
+// Refusal makes the IPAM plugin refuse with code 11, message "later" and
+// details "pool".
+const Refusal = `cat >/dev/null; echo '{"cniVersion":"1.1.0","code":11,"msg":"later","details":"pool"}'; exit 1`
+
+// NewWorld makes a host, and "fake", an IPAM plugin that writes down each call
+// and answers as On and Lend tell it to.
+func NewWorld(p skel.Plugin) *World {
+	ginkgo.GinkgoHelper()
+	w := &World{Host: nstest.NewHost(), Dir: ginkgo.GinkgoT().TempDir(), Plugin: p}
+	w.Script("fake", `d=$(dirname "$0"); echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME" >>"$d/calls"
+for f in "$d/on.$CNI_COMMAND.$CNI_CONTAINERID" "$d/on.$CNI_COMMAND"; do [ ! -e "$f" ] || { . "$f"; exit; }; done
+cat >/dev/null`)
+	return w
+}
+
+// Script makes a plugin of shell commands.
+func (w *World) Script(name, body string) {
+	ginkgo.GinkgoHelper()
+	gomega.Expect(os.WriteFile(filepath.Join(w.Dir, name), []byte("#!/bin/sh\n"+body+"\n"), 0o755)).To(gomega.Succeed())
+}
+
+// On says what fake does on a command: a piece of shell, in which $d is Dir.
+// With a container ID it is for that container alone.
+func (w *World) On(command, body string, id ...string) {
+	ginkgo.GinkgoHelper()
+	name := strings.Join(append([]string{"on", command}, id...), ".")
+	gomega.Expect(os.WriteFile(filepath.Join(w.Dir, name), []byte(body+"\n"), 0o644)).To(gomega.Succeed())
+}
+
+// Lend makes fake answer an ADD with a result.
+func (w *World) Lend(result string, id ...string) {
+	ginkgo.GinkgoHelper()
+	w.On("ADD", "cat >/dev/null; cat <<'E'\n"+result+"\nE", id...)
+}
+
+// LendAddrs makes fake lend addresses to a container, as Lease has them.
+func (w *World) LendAddrs(id string, addrs ...string) {
+	ginkgo.GinkgoHelper()
+	w.Lend(Lease(addrs...), id)
+}
+
+// Lease is the result of an IPAM plugin, "10.1.0.2/24 10.1.0.1" being an
+// address with its gateway.
+func Lease(addrs ...string) string {
+	ginkgo.GinkgoHelper()
+	var ips []Object
+	for _, a := range addrs {
+		address, gateway, _ := strings.Cut(a, " ")
+		ip := Object{"address": address}
+		if gateway != "" {
+			ip["gateway"] = gateway
+		}
+		ips = append(ips, ip)
+	}
+	return Text(Object{"cniVersion": "1.0.0", "ips": ips})
+}
+
+// Calls lists the calls of fake since the last time: "ADD one eth0".
+func (w *World) Calls() []string {
+	ginkgo.GinkgoHelper()
+	file := filepath.Join(w.Dir, "calls")
+	data, err := os.ReadFile(file)
+	if err == nil {
+		err = os.Remove(file)
+	}
+	if !os.IsNotExist(err) {
+		gomega.Expect(err).NotTo(gomega.HaveOccurred())
+	}
+	return strings.FieldsFunc(string(data), func(r rune) bool { return r == '\n' })
+}
+
+// Merge is an object with the keys of all; nil takes one away.
+func Merge(all ...Object) Object {
+	c := Object{}
+	for _, o := range all {
+		maps.Copy(c, o)
+	}
+	maps.DeleteFunc(c, func(_ string, v any) bool { return v == nil })
+	return c
+}
+
+// Text is v as JSON.
+func Text(v any) string {
+	ginkgo.GinkgoHelper()
+	out, err := json.Marshal(v)
+	gomega.Expect(err).NotTo(gomega.HaveOccurred())
+	return string(out)
+}
