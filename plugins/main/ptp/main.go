@@ -11,8 +11,10 @@ package main
 
 import "github.com/hawser-cni/plugins/pkg/skel"
 
-func main() {
-	skel.Main(skel.Plugin{
+func main() { skel.Main(plugin()) }
+
+func plugin() skel.Plugin {
+	return skel.Plugin{
 		Name:   "ptp",
 		About:  "attaches containers to the host by a point to point link",
 		Config: wireConfig{},
@@ -21,5 +23,5 @@ func main() {
 		Check:  check,
 		GC:     gc,
 		Status: status,
-	})
+	}
 }

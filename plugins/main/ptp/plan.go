@@ -1,7 +1,9 @@
 package main
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -30,8 +32,8 @@ func makePlan(cfg config, lease *cni.Result) (plan, error) {
 		ip := &p.Result.IPs[i]
 		index := containerIndex
 		ip.Interface = &index
-		if err := checkGateway(*ip); err != nil {
-			return p, err
+		if err := checkGateway(*ip, lease.IPs); err != nil {
+			return p, fmt.Errorf("address %s: %w", ip.Address, err)
 		}
 		gw, addr, subnet := single(ip.Gateway), single(ip.Address.Addr()), ip.Address.Masked()
 		if !known[gw] {
@@ -41,8 +43,10 @@ func makePlan(cfg config, lease *cni.Result) (plan, error) {
 		if !subnet.IsSingleIP() && !known[subnet] {
 			p.ContRoutes = append(p.ContRoutes, rtnl.Route{Dst: subnet, GW: ip.Gateway, Src: ip.Address.Addr()})
 		}
-		known[gw], known[subnet] = true, true
-		p.HostRoutes = append(p.HostRoutes, rtnl.Route{Dst: addr, Scope: unix.RT_SCOPE_HOST})
+		if !known[addr] { // it may come twice, with two lengths
+			p.HostRoutes = append(p.HostRoutes, rtnl.Route{Dst: addr, Scope: unix.RT_SCOPE_HOST})
+		}
+		known[gw], known[subnet], known[addr] = true, true, true
 	}
 	if cfg.DNS.IsSet() {
 		p.Result.DNS = cfg.DNS
@@ -50,14 +54,18 @@ func makePlan(cfg config, lease *cni.Result) (plan, error) {
 	return p, nil
 }
 
-func checkGateway(ip cni.IP) error {
+func checkGateway(ip cni.IP, all []cni.IP) error {
 	switch gw := ip.Gateway; {
 	case !gw.IsValid():
-		return cni.Errorf(cni.CodeIPAM, "IPAM gave address %s without a gateway, which ptp routes everything through", ip.Address)
+		return fmt.Errorf("has no gateway, and ptp routes everything through it")
 	case gw.Is4() != ip.Address.Addr().Is4():
-		return cni.Errorf(cni.CodeIPAM, "IPAM gave address %s and gateway %s of the other family", ip.Address, gw)
+		return fmt.Errorf("its gateway %s is of the other family", gw)
+	case gw.IsUnspecified() || gw.IsMulticast() || gw.IsLoopback():
+		return fmt.Errorf("its gateway %s is no address that the host's interface can have", gw)
 	case gw == ip.Address.Addr():
-		return cni.Errorf(cni.CodeIPAM, "IPAM gave address %s, which is its own gateway", ip.Address)
+		return fmt.Errorf("is its own gateway")
+	case slices.ContainsFunc(all, func(other cni.IP) bool { return other.Address.Addr() == gw }):
+		return fmt.Errorf("its gateway %s is another address of the container", gw)
 	}
 	return nil
 }

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/invoke"
@@ -28,6 +26,8 @@ type attachment struct {
 
 	hostEnd rtnl.Link
 	contEnd rtnl.Link
+
+	stays bool // the pair could not be deleted in the roll-back
 }
 
 func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
@@ -36,7 +36,7 @@ func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
 		return nil, err
 	}
 	// An attachment that exists already must fail without asking IPAM.
-	if err := a.pair().RefuseExisting(); err != nil {
+	if err := a.claim(); err != nil {
 		return nil, err
 	}
 	p, err := a.borrowAddresses(ctx)
@@ -52,7 +52,10 @@ func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
 	if err := a.setUpHost(p); err != nil {
 		return nil, err
 	}
-	return p.Result, a.masquerade(ctx, p.Result)
+	if err := a.masquerade(ctx, p.Result); err != nil {
+		return nil, err
+	}
+	return p.Result, a.waitUp(ctx)
 }
 
 func del(ctx context.Context, req *skel.Request) error {
@@ -154,12 +157,29 @@ func (a *attachment) pair() iface.Pair {
 // borrowAddresses asks IPAM and decides what to do with its answer.
 func (a *attachment) borrowAddresses(ctx context.Context) (plan, error) {
 	client := ipamClient(a.Request)
-	a.OnFail("release the addresses", client.Release)
+	// One that is not there was never asked and has nothing to release.
+	if _, err := client.Runner.Find(client.Type); err != nil {
+		return plan{}, err
+	}
+	a.OnFail("release the addresses", a.release)
 	lease, err := client.Add(ctx)
 	if err != nil {
 		return plan{}, err
 	}
-	return makePlan(a.cfg, lease)
+	p, err := makePlan(a.cfg, lease)
+	if err != nil {
+		return plan{}, cni.Errorf(cni.CodeIPAM, "IPAM plugin %q: %w", client.Type, err)
+	}
+	return p, nil
+}
+
+// release gives back what IPAM reserved; DEL does once it is safe where the
+// pair is there still.
+func (a *attachment) release(ctx context.Context) error {
+	if a.stays {
+		return nil
+	}
+	return ipamClient(a.Request).Release(ctx)
 }
 
 // createPair makes the container's interface and its host end, marked as this
@@ -169,41 +189,26 @@ func (a *attachment) createPair(p plan) error {
 	if a.hostEnd, a.contEnd, err = a.pair().Create(); err != nil {
 		return err
 	}
-	a.OnFail("delete the interface", func(context.Context) error { return a.host.DelLink(a.hostEnd.Index) })
-	if err := iface.IgnoreRouterAdverts(a.hostEnd.Name); err != nil {
+	a.OnFail("delete the interface", a.deletePair)
+	if err := prepareHostEnd(a.hostEnd.Name, p); err != nil {
 		return err
 	}
-	ch, up := iface.MarkChange(a.Attachment), true
-	ch.Up = &up
 	host, cont := iface.Describe(a.hostEnd), iface.Describe(a.contEnd)
 	cont.Sandbox = a.Netns
 	p.Result.Interfaces = []cni.Interface{host, cont}
+	ch, up := iface.MarkChange(a.Attachment), true
+	ch.Up = &up
 	return a.host.SetLink(a.hostEnd.Index, ch)
+}
+
+func (a *attachment) deletePair(context.Context) error {
+	err := a.host.DelLink(a.hostEnd.Index)
+	a.stays = err != nil
+	return err
 }
 
 func (a *attachment) target(routes []rtnl.Route) iface.Target {
 	return iface.Target{NS: a.NS, Conn: a.cont, Name: a.IfName, NoSubnetRoutes: true, Routes: routes}
-}
-
-// setUpHost gives the host end the gateway addresses, and the host a route to
-// each address of the container.
-func (a *attachment) setUpHost(p plan) error {
-	for _, gw := range p.Gateways {
-		// Nobody else is on this link, so there is no duplicate to detect.
-		if err := a.host.AddAddr(a.hostEnd.Index, rtnl.Addr{Prefix: gw, NoDAD: true}); err != nil {
-			return err
-		}
-		if err := iface.EnableForwarding(gw.Addr().Is4()); err != nil {
-			return err
-		}
-	}
-	for _, r := range p.HostRoutes {
-		r.OutIndex = a.hostEnd.Index
-		if err := a.host.AddRoute(r); err != nil && !errors.Is(err, unix.EEXIST) {
-			return err
-		}
-	}
-	return nil
 }
 
 func (a *attachment) masquerade(ctx context.Context, res *cni.Result) error {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,9 +22,12 @@ func (a *attachment) verify(ctx context.Context) []error {
 		return []error{cni.Errorf(cni.CodeDrift, "prevResult: has no interface %q in a container", a.IfName)}
 	}
 	own := &cni.Result{IPs: a.PrevResult.ContainerIPs(a.IfName)}
+	if len(own.IPs) == 0 {
+		return []error{cni.Errorf(cni.CodeDrift, "prevResult: has no address of interface %q", a.IfName)}
+	}
 	p, err := makePlan(a.cfg, own)
 	if err != nil {
-		return []error{err}
+		return []error{cni.Errorf(cni.CodeDrift, "prevResult: %w", err)}
 	}
 	if err := a.findLinks(); err != nil {
 		return []error{err}
@@ -67,6 +71,9 @@ func (a *attachment) verifyHost(p plan) []error {
 	if !a.hostEnd.Up {
 		drift("is down")
 	}
+	if want := a.wantedMTU(); want != 0 && want != a.hostEnd.MTU {
+		drift("MTU is %d instead of %d", a.hostEnd.MTU, want)
+	}
 	addrs, err := a.host.Addrs(a.hostEnd.Index)
 	if err != nil {
 		return append(errs, err)
@@ -82,9 +89,24 @@ func (a *attachment) verifyHost(p plan) []error {
 		return append(errs, err)
 	}
 	for _, want := range p.HostRoutes {
-		if !slices.ContainsFunc(routes, func(h rtnl.Route) bool { return h.Dst == want.Dst }) {
+		if !slices.ContainsFunc(routes, func(h rtnl.Route) bool { return isHostRoute(h, want) }) {
 			drift("the host's route to %s is missing", want.Dst)
 		}
 	}
 	return errs
+}
+
+// wantedMTU is the host end's as ADD reported it, or as the configuration says:
+// results before 1.0.0 have none. 0 is unknown.
+func (a *attachment) wantedMTU() int {
+	for _, i := range a.PrevResult.Interfaces {
+		if i.Name == a.hostEnd.Name && i.Sandbox == "" {
+			return cmp.Or(i.MTU, a.cfg.MTU)
+		}
+	}
+	return a.cfg.MTU
+}
+
+func isHostRoute(have, want rtnl.Route) bool {
+	return have.Dst == want.Dst && have.Type == unix.RTN_UNICAST && have.Table == unix.RT_TABLE_MAIN && !have.GW.IsValid()
 }

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"errors"
+	"regexp"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+func parse(keys, args string) (config, error) {
+	return parseConfig(&skel.Request{Conf: []byte("{" + keys + "}"), Args: args})
+}
+
+const withIPAM = `"ipam":{"type":"x"}`
+
+func codeOf(err error) uint {
+	var e *cni.Error
+	if !errors.As(err, &e) {
+		return 0
+	}
+	return e.Code
+}
+
+var _ = Describe("configuration", func() {
+	DescribeTable("keys", func(keys string, want config) {
+		c, err := parse(strings.TrimSuffix(withIPAM+","+keys, ","), "")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(c).To(Equal(want))
+	},
+		Entry("nothing but ipam", "", config{}),
+		Entry("ipMasq", `"ipMasq":true`, config{Masq: true}),
+		Entry("ipMasqBackend nftables", `"ipMasqBackend":"nftables"`, config{MasqBackend: "nftables"}),
+		Entry("ipMasqBackend iptables", `"ipMasqBackend":"iptables"`, config{MasqBackend: "iptables"}),
+		Entry("ipMasqBackend null", `"ipMasqBackend":null`, config{}),
+		Entry("mtu", `"mtu":1400`, config{MTU: 1400}),
+		Entry("mtu, smallest", `"mtu":68`, config{MTU: 68}),
+		Entry("mtu, largest", `"mtu":65535`, config{MTU: 65535}),
+		Entry("dns", `"dns":{"nameservers":["192.0.2.53"],"domain":"d","search":["s"],"options":["o"]}`,
+			config{DNS: cni.DNS{Nameservers: []string{"192.0.2.53"}, Domain: "d", Search: []string{"s"}, Options: []string{"o"}}}),
+		Entry("dns, an empty list is said", `"dns":{"search":[]}`, config{DNS: cni.DNS{Search: []string{}}}),
+		Entry("keys in other case", `"IPMASQ":true,"Mtu":1400`, config{Masq: true, MTU: 1400}),
+		Entry("unknown keys", `"nonsense":{"mtu":1}`, config{}),
+	)
+
+	DescribeTable("is refused with code 7, naming key and value", func(keys, want string) {
+		_, err := parse(keys, "")
+		Expect(err).To(MatchError(HavePrefix(want)))
+		Expect(codeOf(err)).To(Equal(cni.CodeConfig))
+	},
+		Entry("no ipam", ``, `ipam.type: missing`),
+		Entry("ipam without type", `"ipam":{}`, `ipam.type: missing`),
+		Entry("ipam null", `"ipam":null`, `ipam.type: missing`),
+		Entry("ipam, no object", `"ipam":"host-local"`, `ipam: is a JSON string`),
+		Entry("ipMasq, no boolean", withIPAM+`,"ipMasq":"yes"`, `ipMasq: is a JSON string`),
+		Entry("ipMasqBackend", withIPAM+`,"ipMasqBackend":"nft"`, `ipMasqBackend: unknown backend "nft"`),
+		Entry("ipMasqBackend empty", withIPAM+`,"ipMasqBackend":""`, `ipMasqBackend: unknown backend ""`),
+		Entry("mtu too small", withIPAM+`,"mtu":67`, `mtu: 67 is not between 68 and 65535`),
+		Entry("mtu too big", withIPAM+`,"mtu":65536`, `mtu: 65536 `),
+		Entry("mtu negative", withIPAM+`,"mtu":-1`, `mtu: -1 `),
+		Entry("mtu, a fraction", withIPAM+`,"mtu":1.5`, `mtu: is a JSON number 1.5`),
+		Entry("dns.search, no list", withIPAM+`,"dns":{"search":"a"}`, `dns.search: is a JSON string`),
+		Entry("args.cni.mac", withIPAM+`,"args":{"cni":{"mac":"no"}}`, `args.cni.mac: "no" `),
+		Entry("runtimeConfig.mac", withIPAM+`,"runtimeConfig":{"mac":"01:00:00:00:00:01"}`, `runtimeConfig.mac: "01:00:00:00:00:01" `),
+	)
+
+	const envMAC, cniMAC, rtMAC = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"
+	DescribeTable("MAC address", func(keys, args, want string) {
+		c, err := parse(withIPAM+keys, args)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(c.MAC.String()).To(Equal(want))
+	},
+		Entry("from nowhere", ``, "", ""),
+		Entry("from CNI_ARGS", ``, "IgnoreUnknown=1;K8S_POD_NAME=a;MAC="+envMAC, envMAC),
+		Entry("from args.cni, which wins over CNI_ARGS", `,"args":{"cni":{"mac":"`+cniMAC+`"}}`, "MAC="+envMAC, cniMAC),
+		Entry("from runtimeConfig, which wins over all", `,"args":{"cni":{"mac":"`+cniMAC+`"}},"runtimeConfig":{"mac":"`+rtMAC+`"}`, "MAC="+envMAC, rtMAC),
+	)
+
+	DescribeTable("CNI_ARGS are refused with code 4", func(args, want string) {
+		_, err := parse(withIPAM, args)
+		Expect(err).To(MatchError(ContainSubstring(want)))
+		Expect(codeOf(err)).To(Equal(cni.CodeEnvironment))
+	},
+		Entry("MAC", "MAC=zz", `CNI_ARGS MAC: "zz"`),
+		Entry("an unknown key", "IP=10.0.0.1", "IP"),
+	)
+
+	It("names every key in --help", func() {
+		var out strings.Builder
+		skel.Run(GinkgoT().Context(), plugin(), skel.Env{Args: []string{"--help"}, Stdout: &out})
+		for _, key := range []string{"ipMasq", "ipMasqBackend", "mtu", "ipam.type", "dns", "args.cni.mac", "runtimeConfig.mac"} {
+			Expect(out.String()).To(MatchRegexp(`(?m)^  ` + regexp.QuoteMeta(key) + ` `))
+		}
+	})
+})

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
+)
+
+// upTimeout is how long the host end may take to come up: the kernel needs a
+// millisecond.
+const upTimeout = 5 * time.Second
+
+// claim refuses an attachment that exists, and makes this the only ADD of it
+// that is under way: of two at once the loser would give back the addresses of
+// the winner, which IPAM knows by the same name. An abstract socket of the host needs no file, and goes with
+// the process, however that ends.
+func (a *attachment) claim() error {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("socket: %w", err)
+	}
+	a.OnDone(func() { _ = unix.Close(fd) })
+	switch err := unix.Bind(fd, &unix.SockaddrUnix{Name: "@hawser/ptp/" + a.Hash()}); {
+	case errors.Is(err, unix.EADDRINUSE):
+		return cni.Errorf(cni.CodeExists, "another ADD of this attachment is under way (%s)", a.Attachment)
+	case err != nil:
+		return fmt.Errorf("claim the attachment: %w", err)
+	}
+	return a.pair().RefuseExisting()
+}
+
+// prepareHostEnd writes what must hold before the host end comes up.
+func prepareHostEnd(link string, p plan) error {
+	if err := iface.IgnoreRouterAdverts(link); err != nil {
+		return err
+	}
+	v6 := false
+	for _, gw := range p.Gateways {
+		v6 = v6 || gw.Addr().Is6()
+	}
+	if !v6 {
+		return nil
+	}
+	// The host may have IPv6 off by default; this link needs it.
+	if err := writeIPv6(link, "disable_ipv6", "0"); err != nil {
+		return err
+	}
+	// The host asks for neighbours of what it forwards from its link-local
+	// address, and not at all while that is tentative. Nobody else is on this
+	// link, so there is no duplicate to detect.
+	if err := writeIPv6(link, "accept_dad", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func writeIPv6(link, name, value string) error {
+	key, err := sysctl.Net("ipv6", "conf", link, name)
+	if err == nil {
+		err = key.Write(value)
+	}
+	if err != nil {
+		return fmt.Errorf("host interface %q: %w", link, err)
+	}
+	return nil
+}
+
+// setUpHost gives the host end the gateway addresses, and the host a route to
+// each address of the container.
+func (a *attachment) setUpHost(p plan) error {
+	for _, gw := range p.Gateways {
+		if err := a.host.AddAddr(a.hostEnd.Index, rtnl.Addr{Prefix: gw, NoDAD: gw.Addr().Is6()}); err != nil {
+			return err
+		}
+		if err := iface.EnableForwarding(gw.Addr().Is4()); err != nil {
+			return err
+		}
+	}
+	for _, r := range p.HostRoutes {
+		r.OutIndex = a.hostEnd.Index
+		if err := a.host.AddRoute(r); err != nil {
+			return fmt.Errorf("host interface %q: %w", a.hostEnd.Name, err)
+		}
+	}
+	return nil
+}
+
+// waitUp waits until the host end passes packets: what is sent before is lost,
+// and repeated by the kernel a second later.
+func (a *attachment) waitUp(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, upTimeout)
+	defer cancel()
+	return a.host.WaitUp(ctx, a.hostEnd.Index)
+}
