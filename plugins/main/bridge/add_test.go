@@ -196,6 +196,14 @@ var _ = Describe("ADD", func() {
 		Expect(show(w.Host, "br").addrs()).To(ConsistOf("10.2.0.1/24", "2001:db8:1::1/64", "2001:db8:2::1/64"))
 	})
 
+	It("adds the gateways that are missing beside those that are there", func() {
+		c := l3(object{"isGateway": true})
+		w.attach("one", c, "10.1.0.2/24")
+		b := w.attach("two", c, "10.1.0.3/24", "10.2.0.3/24")
+		Expect(show(w.Host, "br").addrs()).To(ConsistOf("10.1.0.1/24", "10.2.0.1/24"))
+		Expect(ping(b.Host, "10.2.0.1")).To(BeTrue())
+	})
+
 	It("uses an existing bridge as it is, and says what contradicts", func() {
 		ip(w.Host, "link add name br address 02:00:00:00:00:09 mtu 1400 type bridge forward_delay 0 ageing_time 1234")
 		before := show(w.Host, "br")
