@@ -48,7 +48,7 @@ func guardNFTables(ctx context.Context, nf *nft.Conn, link string) error {
 
 // checkLocalnet looks whether 127.0.0.1 leads to the container, and whether
 // containers are kept from it.
-func checkLocalnet(nf *nft.Conn, link string) error {
+func checkLocalnet(ctx context.Context, nf *nft.Conn, link string) error {
 	if link == "" {
 		return nil
 	}
@@ -61,19 +61,35 @@ func checkLocalnet(nf *nft.Conn, link string) error {
 	}
 	err = nf.Verify(guardLayout())
 	if errors.Is(err, nft.ErrUnsupported) {
-		return nil // the guard is iptables'
+		return checkGuardIPTables(ctx, link)
+	}
+	if err != nil && !errors.Is(err, nft.ErrDrift) {
+		return err
 	}
 	if err != nil {
 		return drift("%w", err)
 	}
 	live, err := nf.Get(table, localnetSet, nft.IfNameKey(link))
+	if err == nil && live[0] == nil {
+		return unguarded(link)
+	}
+	return err
+}
+
+func checkGuardIPTables(ctx context.Context, link string) error {
+	tool, err := ipt.Find(ctx, ipt.IPv4)
 	if err != nil {
 		return err
 	}
-	if live[0] == nil {
-		return drift("interface %q: route_localnet is 1 and nothing keeps containers from the host's loopback: no element in set %q", link, localnetSet)
+	live, _, err := liveGuard(ctx, tool, link)
+	if err == nil && len(live) < 2 {
+		return unguarded(link)
 	}
-	return nil
+	return err
+}
+
+func unguarded(link string) error {
+	return drift("interface %q: route_localnet is 1 and nothing keeps containers from the host's loopback", link)
 }
 
 // sweepGuards takes links that are gone out of the guard.

@@ -347,30 +347,32 @@ func owned(nf *nft.Conn, mine func(mark string) bool) ([]item, error) {
 }
 
 // dropConditions deletes the attachment's chains of conditions to which no
-// element led: an ADD was killed before that.
-func dropConditions(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
+// element led, since its ADD ended before that, and those that they led to.
+func dropConditions(ctx context.Context, nf *nft.Conn, st *state) error {
+	var names []string
 	for _, f := range families() {
-		name := f.whenPrefix() + a.Hash()
+		names = append(names, f.whenPrefix()+st.attachment().Hash())
+	}
+	for _, n := range st.nears() {
+		names = append(names, n.name())
+	}
+	gone := map[string]int{}
+	for _, name := range names {
 		chain, err := nf.Chain(table, name)
 		if err != nil {
 			return err
 		}
-		if chain == nil {
-			continue
-		}
-		err = nf.Update(ctx, func(tx *nft.Tx) error {
-			left, err := tx.References(table, name)
-			if err == nil && left == 0 {
-				ch := changes{tx: tx, gone: map[string]int{name: 0}}
-				return ch.dropUnused()
-			}
-			return err
-		})
-		if err != nil {
-			return err
+		if chain != nil {
+			gone[name] = 0
 		}
 	}
-	return nil
+	if len(gone) == 0 {
+		return nil
+	}
+	return nf.Update(ctx, func(tx *nft.Tx) error {
+		ch := changes{tx: tx, gone: maps.Clone(gone)}
+		return ch.dropUnused()
+	})
 }
 
 // checkNFTables compares the attachment's elements and what it shares with

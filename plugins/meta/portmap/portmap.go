@@ -367,7 +367,7 @@ func (c *call) unpublish(ctx context.Context, a cni.Attachment) (err error) {
 	}
 	st = &state{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName, Localnet: s.ledger.link(owner)}
 	if !s.ledger.complete || s.ledger.has(owner) || c.mentionsPorts() {
-		err := errors.Join(absent(sweepNFTables(ctx, c.nf, a.Owns)), absent(dropConditions(ctx, c.nf, a)))
+		err := errors.Join(absent(sweepNFTables(ctx, c.nf, a.Owns)), absent(dropConditions(ctx, c.nf, st)))
 		if err != nil {
 			return err
 		}
@@ -414,7 +414,7 @@ func (c *call) removeRules(ctx context.Context, s *store, st *state) error {
 	if errors.Is(errs[1], nft.ErrUnsupported) {
 		errs[1] = unguardIPTables(ctx, free)
 	} else if len(st.Options.ConditionsV4)+len(st.Options.ConditionsV6) > 0 {
-		errs = append(errs, dropConditions(ctx, c.nf, st.attachment()))
+		errs = append(errs, dropConditions(ctx, c.nf, st))
 	}
 	if err == nil {
 		errs = append(errs, delIPTables(ctx, c.nf, st, siblings))
@@ -474,7 +474,7 @@ func normal(o options) options {
 }
 
 func (c *call) verifyRules(ctx context.Context, st *state) error {
-	local := checkLocalnet(c.nf, st.Localnet)
+	local := checkLocalnet(ctx, c.nf, st.Localnet)
 	if st.Backend == iptables {
 		return errors.Join(checkIPTables(ctx, c.nf, st), local)
 	}

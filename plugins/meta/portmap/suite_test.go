@@ -299,3 +299,8 @@ func (w *world) natRules() string {
 func timeout(d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), d)
 }
+
+// soon is how long to wait for what must not come.
+func soon(ms int) time.Duration {
+	return nstest.Patience(time.Duration(ms) * time.Millisecond)
+}

@@ -1,0 +1,277 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// brokenPipe is a standard output that nobody reads.
+type brokenPipe struct{}
+
+func (brokenPipe) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
+
+// readOnlyProc makes the sysctls of the host unwritable.
+func readOnlyProc(w *world) {
+	GinkgoHelper()
+	w.Cmd("mount", "--bind", "/proc/sys", "/proc/sys")
+	w.Cmd("mount", "-o", "remount,ro,bind", "/proc/sys")
+}
+
+// onlyIPv4 leaves no programs but iptables until the end of the spec.
+func onlyIPv4(variant string) {
+	GinkgoHelper()
+	dir := GinkgoT().TempDir()
+	old := os.Getenv("PATH")
+	DeferCleanup(func() { _ = os.Setenv("PATH", old) })
+	for _, name := range []string{"iptables", "iptables-" + variant} {
+		for _, suffix := range []string{"", "-restore"} {
+			program, err := exec.LookPath("iptables-" + variant + suffix)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(os.Symlink(program, filepath.Join(dir, name+suffix))).To(Succeed())
+		}
+	}
+	Expect(os.Setenv("PATH", dir)).To(Succeed())
+}
+
+var _ = Describe("an ADD that fails", Label("kernel"), func() {
+	eachKind(func(k kind) {
+		// fails expects everything to be as it was.
+		fails := func(prepare func(*world), want string, more ...object) {
+			GinkgoHelper()
+			w := newWorld()
+			w.bridge(1)
+			w.settle(k)
+			b, c := w.container(1, 3), w.container(1, 2)
+			b.add(k.config, ports("7000:70"))
+			w.SetSysctl("net/ipv4/conf/br1/route_localnet", "0")
+			if prepare != nil {
+				prepare(w)
+			}
+			before, files := w.rules(), w.Files("/run/hawser")
+			o := c.call("ADD", append([]object{k.config, ports(all...)}, more...)...)
+			Expect(o.exit).To(Equal(1), o.text())
+			Expect(o.stdout).To(ContainSubstring(want))
+			var one any
+			Expect(json.Unmarshal([]byte(o.stdout), &one)).To(Succeed(), "one document")
+			Expect(w.rules()).To(Equal(before))
+			Expect(w.Files("/run/hawser")).To(Equal(files))
+		}
+
+		It("at the configuration touches nothing", func() { fails(nil, "portMappings[0].hostPort", ports("0:80")) })
+		It("for want of an address touches nothing", func() {
+			fails(nil, "has no address of interface", object{"prevResult": object{"cniVersion": "1.1.0"}})
+		})
+		It("at the sysctl takes back the rules", func() { fails(readOnlyProc, "read-only file system") })
+
+		It("at the result takes back everything", func() {
+			w := newWorld()
+			w.bridge(1)
+			w.settle(k)
+			c := w.container(1, 2)
+			before := w.rules()
+			in, err := json.Marshal(conf(object{"prevResult": c.prevResult()}, k.config, ports(all...)))
+			Expect(err).NotTo(HaveOccurred())
+			var errs bytes.Buffer
+			exit := -1
+			w.Do(func() {
+				exit = skel.Run(context.Background(), plugin(), skel.Env{Stdin: bytes.NewReader(in), Stdout: brokenPipe{}, Stderr: &errs,
+					Vars: []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=" + c.id, "CNI_NETNS=" + c.Path, "CNI_IFNAME=eth0", "CNI_PATH=/x"}})
+			})
+			Expect(exit).To(Equal(1))
+			Expect(w.rules()).To(Equal(before))
+			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
+		})
+
+		It("at its record touches nothing", func() {
+			w := newWorld()
+			w.bridge(1)
+			w.Cmd("sh", "-ec", "mkdir /run/hawser; echo >/run/hawser/portmap")
+			c := w.container(1, 2)
+			before := w.rules()
+			o := c.call("ADD", k.config, ports(all...))
+			Expect(o.exit).To(Equal(1))
+			Expect(o.Msg).To(ContainSubstring("/run/hawser/portmap"))
+			Expect(w.rules()).To(Equal(before))
+			o = w.run("STATUS", conf(k.config))
+			Expect(o.Code).To(Equal(cni.CodeUnavailable), o.text())
+		})
+	})
+
+	It("at a foreign element under our key takes back the rest", func() {
+		w := newWorld()
+		w.bridge(1)
+		w.settle(kinds[0])
+		c := w.container(1, 2)
+		w.Cmd("nft", "add", "element", "inet", "hawser", "portmap6_via_v1", "{ udp . 53 : goto portmap6_dnat_v1 }")
+		before := w.rules()
+		o := c.call("ADD", ports(all...))
+		Expect(o.Code).To(Equal(cni.CodePortTaken), o.text())
+		Expect(w.rules()).To(Equal(before))
+	})
+
+	It("at conditions that nft does not understand takes back the rest", func() {
+		w := newWorld()
+		w.bridge(1)
+		w.settle(kinds[0])
+		c := w.container(1, 2)
+		before := w.rules()
+		o := c.call("ADD", object{"conditionsV4": []string{"ip saddr 10.0.0.0/8"}, "conditionsV6": []string{"nonsense"}}, ports(all...))
+		Expect(o.Msg).To(And(ContainSubstring("conditionsV6"), ContainSubstring("nonsense")))
+		Expect(w.rules()).To(Equal(before))
+	})
+
+	It("for want of the nft program says so, and so does STATUS", func() {
+		w := newWorld()
+		w.bridge(1)
+		w.settle(kinds[0])
+		c := w.container(1, 2)
+		before := w.rules()
+		cond := object{"conditionsV4": []string{"ip saddr 10.0.0.0/8"}}
+		path := os.Getenv("PATH")
+		withoutPrograms()
+		o := c.call("ADD", cond, ports(all...))
+		st := w.run("STATUS", conf(cond))
+		Expect(os.Setenv("PATH", path)).To(Succeed())
+		Expect(o.Msg).To(And(ContainSubstring("conditionsV4"), ContainSubstring(`"nft": executable file not found`)))
+		Expect(st.Code).To(Equal(cni.CodeUnavailable))
+		Expect(w.rules()).To(Equal(before))
+	})
+
+	for _, k := range kinds[1:] {
+		It("for want of ip6tables on "+k.name+" takes back what iptables did, and STATUS says so", func() {
+			useVariant(k.variant)
+			w := newWorld()
+			w.bridge(1)
+			w.settle(k)
+			c := w.container(1, 2)
+			before := w.rules()
+			path := os.Getenv("PATH")
+			onlyIPv4(k.variant)
+			o := c.call("ADD", k.config, ports(all...))
+			st := w.run("STATUS", conf(k.config))
+			Expect(os.Setenv("PATH", path)).To(Succeed())
+			Expect(o.Msg).To(ContainSubstring(`-restore": executable file not found`))
+			Expect(st.Code).To(Equal(cni.CodeUnavailable))
+			Expect(w.rules()).To(Equal(before))
+			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
+		})
+
+		It("at a condition that "+k.name+" does not understand takes back the rest", func() {
+			useVariant(k.variant)
+			w := newWorld()
+			w.bridge(1)
+			w.settle(k)
+			c := w.container(1, 2)
+			before := w.rules()
+			o := c.call("ADD", object{"conditionsV6": []string{"-m", "nonsense"}}, ports(all...))
+			Expect(o.Msg).To(ContainSubstring("nonsense"))
+			Expect(w.rules()).To(Equal(before))
+		})
+	}
+})
+
+var _ = Describe("STATUS", Label("kernel"), func() {
+	It("is content without programs on a kernel with nftables", func() {
+		w := newWorld()
+		path := os.Getenv("PATH")
+		withoutPrograms()
+		o := w.run("STATUS", conf())
+		Expect(os.Setenv("PATH", path)).To(Succeed())
+		Expect(o.text()).To(Equal("exit 0  "))
+		Expect(w.Cmd("nft", "list", "ruleset")).To(BeEmpty())
+		Expect(w.run("STATUS", conf(object{"backend": "iptables"})).text()).To(Equal("exit 0  "))
+		Expect(w.run("STATUS", conf(object{"backend": "none"})).Code).To(Equal(cni.CodeConfig))
+	})
+})
+
+var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
+	It("gets iptables, and the guard there", func() {
+		useVariant("legacy")
+		w := newWorld()
+		w.bridge(1)
+		a, b := w.container(1, 2), w.container(1, 3)
+		a.serve(80)
+		l := listen(w.Host, "127.0.0.1:9999")
+		Expect(l.Addr().String()).To(Equal("127.0.0.1:9999"))
+		run := func(c *container, command string, more ...object) outcome {
+			GinkgoHelper()
+			in, err := json.Marshal(conf(append([]object{{"name": c.network, "prevResult": c.prevResult()}}, more...)...))
+			Expect(err).NotTo(HaveOccurred())
+			var o outcome
+			w.Do(func() {
+				refuseNetfilterSockets()
+				o = serve(in, []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + c.id, "CNI_NETNS=" + c.Path, "CNI_IFNAME=eth0", "CNI_PATH=/x"})
+			})
+			return o
+		}
+		for i, c := range []*container{a, b} {
+			for _, command := range []string{"ADD", "CHECK"} {
+				o := run(c, command, ports([]string{"8080:80", "8081:80"}[i]))
+				Expect(o.exit).To(BeZero(), o.text())
+			}
+		}
+		Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+		Expect(ask(w.Host, "tcp", "127.0.0.1:8080", patience())).To(Equal("10.1.0.1"))
+		raw := w.Cmd("iptables-legacy", "-t", "raw", "-S", "PREROUTING")
+		Expect(strings.Count(raw, "-j DROP")).To(Equal(2))
+		Expect(run(b, "DEL").exit).To(BeZero())
+		Expect(w.Cmd("iptables-legacy", "-t", "raw", "-S", "PREROUTING")).To(Equal(raw))
+		w.Cmd("iptables-legacy", "-t", "raw", "-F", "PREROUTING")
+		Expect(run(a, "CHECK", ports("8080:80")).Msg).To(ContainSubstring("nothing keeps containers from the host's loopback"))
+		Expect(run(a, "DEL").exit).To(BeZero())
+		w.SetSysctl("net/ipv4/conf/br1/route_localnet", "0") // what it was went with the guard
+		Expect(w.Cmd("iptables-legacy", "-t", "nat", "-S")).NotTo(ContainSubstring("CNI-DN"))
+		Expect(run(a, "ADD", ports("8080:80")).exit).To(BeZero())
+		o := run(a, "DEL")
+		Expect(o.exit).To(BeZero(), o.text())
+		Expect(w.Cmd("iptables-legacy", "-t", "raw", "-S", "PREROUTING")).NotTo(ContainSubstring("DROP"))
+		Expect(w.Sysctl("net/ipv4/conf/br1/route_localnet")).To(Equal("0"))
+		Expect(run(a, "ADD", object{"backend": "nftables"}, ports("8080:80")).Msg).To(ContainSubstring("not supported by this kernel"))
+		Expect(w.Cmd("nft", "list", "ruleset")).To(BeEmpty())
+	})
+})
+
+var _ = Describe("route_localnet", Label("kernel"), func() {
+	eachKind(func(k kind) {
+		It("lets no container reach what the host serves on its loopback", func() {
+			w := newWorld()
+			w.bridge(1)
+			c, other := w.container(1, 2), w.container(1, 3)
+			c.serve(80)
+			l := listen(w.Host, "127.0.0.1:9999")
+			go func() {
+				for {
+					conn, err := l.Accept()
+					if err != nil {
+						return
+					}
+					_ = conn.Close()
+				}
+			}()
+			c.add(k.config, ports("8080:80"))
+			Expect(ask(w.Host, "tcp", "127.0.0.1:8080", patience())).To(Equal("10.1.0.1"))
+			// A container that wants to sends 127.0.0.1 to the host.
+			other.SetSysctl("net/ipv4/conf/all/route_localnet", "1")
+			ip(other.Host, "addr del 127.0.0.1/8 dev lo", "rule add pref 1 to 127.0.0.1 lookup 100", "rule del pref 0 lookup local",
+				"rule add pref 2 lookup local", "route add 127.0.0.1/32 via 10.1.0.1 dev eth0 table 100 src 10.1.0.3")
+			try := func() string {
+				return ask(other.Host, "tcp", "127.0.0.1:9999", soon(200))
+			}
+			Expect(try()).To(Equal(silence))
+			w.Cmd("nft", "flush", "chain", "inet", "hawser", "portmap_guard_v1")
+			Expect(try()).NotTo(Equal(silence), "the guard is what keeps it away")
+		})
+	})
+})

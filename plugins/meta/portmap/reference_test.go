@@ -1,0 +1,226 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// referencePlugin is Debian's build of the reference plugin.
+const referencePlugin = "/usr/lib/cni/portmap"
+
+// reference runs the reference plugin as call runs ours.
+func (c *container) reference(command string, more ...object) {
+	GinkgoHelper()
+	_, err := os.Stat(referencePlugin)
+	nstest.NeedOK("the reference plugins", err)
+	prev := c.prevResult()
+	prev["cniVersion"] = "1.0.0"
+	in, err := json.Marshal(conf(append([]object{{"cniVersion": "1.0.0", "name": c.network, "prevResult": prev}}, more...)...))
+	Expect(err).NotTo(HaveOccurred())
+	out := c.w.Run(nstest.Program{Path: referencePlugin, Stdin: string(in), Env: []string{"CNI_COMMAND=" + command,
+		"CNI_CONTAINERID=" + c.id, "CNI_NETNS=" + c.Path, "CNI_IFNAME=" + c.ifName, "CNI_PATH=/nowhere"}})
+	Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
+}
+
+var counters = regexp.MustCompile(`\[\d+:\d+\]`)
+
+// saved is the nat table of both families as iptables saves it.
+func (w *world) saved() string {
+	GinkgoHelper()
+	text := ""
+	for _, program := range []string{"iptables-save", "ip6tables-save"} {
+		for line := range strings.Lines(w.Cmd(program, "-t", "nat")) {
+			if !strings.HasPrefix(line, "#") {
+				text += counters.ReplaceAllString(line, "[0:0]")
+			}
+		}
+	}
+	return text
+}
+
+var _ = Describe("beside the reference plugin", Label("kernel"), func() {
+	mapped := ports("8080:80", "192.0.2.1:8081:81", "[::]:53:53/udp", "0.0.0.0:54:53/udp", "127.0.0.1:9:9/sctp")
+
+	for _, k := range kinds[1:] {
+		Context("on "+k.name, func() {
+			var w *world
+			var c *container
+
+			BeforeEach(func() {
+				useVariant(k.variant)
+				w = newWorld()
+				w.bridge(1)
+				c = w.container(1, 2)
+				c.serve(80)
+			})
+
+			DescribeTable("the rules are the same to the byte", func(config object) {
+				c.reference("ADD", k.config, config, mapped)
+				theirs := w.saved()
+				c.reference("DEL", k.config, config, mapped)
+				empty := w.saved()
+				c.add(k.config, config, mapped)
+				Expect(w.saved()).To(Equal(theirs))
+				c.check(k.config, config, mapped)
+				c.del()
+				Expect(w.saved()).To(Equal(empty))
+			},
+				Entry("by default", object{}),
+				Entry("snat off", object{"snat": false}),
+				Entry("another bit", object{"markMasqBit": 7}),
+				Entry("another's chain that marks", object{"externalSetMarkChain": "KUBE-MARK-MASQ", "snat": false}),
+				Entry("conditions", object{"conditionsV4": []string{"!", "-s", "203.0.113.0/24"}, "conditionsV6": []string{"-s", "2001:db8::/32", "-m", "mark", "--mark", "0x7"}}),
+			)
+
+			It("each makes what the other one would find on a new host", func() {
+				c.add(k.config, mapped)
+				ours := w.saved()
+				other := newWorld()
+				other.bridge(1)
+				twin := other.container(1, 2)
+				twin.reference("ADD", k.config, mapped)
+				Expect(sortedLines(ours)).To(Equal(sortedLines(other.saved())))
+			})
+
+			It("its DEL removes what we made", func() {
+				c.reference("ADD", k.config, mapped)
+				c.reference("DEL", k.config, mapped)
+				empty := w.saved()
+				c.add(k.config, mapped)
+				c.reference("DEL", k.config, mapped)
+				Expect(w.saved()).To(Equal(empty))
+				c.del()
+				c.add(k.config, mapped)
+				c.check(k.config, mapped)
+			})
+
+			It("our DEL removes what it made, with the default backend and nothing else in the configuration", func() {
+				c.reference("ADD", k.config, mapped)
+				c.reference("DEL", k.config, mapped)
+				empty := w.saved()
+				other := w.container(1, 3)
+				for _, config := range []object{{}, {"prevResult": nil}, {"backend": "iptables"}} {
+					c.reference("ADD", k.config, mapped)
+					c.del(config)
+					Expect(w.saved()).To(Equal(empty))
+				}
+				other.reference("ADD", k.config, ports("7000:80"))
+				both := w.saved()
+				c.reference("ADD", k.config, mapped)
+				c.del()
+				Expect(w.saved()).To(Equal(both))
+			})
+
+			It("our GC removes what it made for containers of the network that are not valid", func() {
+				other := w.container(1, 3)
+				other.reference("ADD", k.config, ports("7000:80"))
+				foreign := w.container(1, 4)
+				foreign.network = "net2"
+				foreign.reference("ADD", k.config, ports("7001:80"))
+				before := w.saved()
+				c.reference("ADD", k.config, mapped)
+				c.vanish()
+				w.gc("net1", "c1-3/eth0")
+				Expect(w.saved()).To(Equal(before))
+			})
+
+			It("a port that it gave to another container is refused, and its owner named", func() {
+				other := w.container(1, 3)
+				other.serve(80)
+				other.reference("ADD", k.config, ports("8080:80"))
+				Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+				before := w.rules()
+				for _, config := range []object{{}, k.config} {
+					o := c.call("ADD", config, ports("192.0.2.1:8080:80"))
+					Expect(o.Code).To(Equal(cni.CodePortTaken), o.text())
+					Expect(o.Msg).To(ContainSubstring(`host port 192.0.2.1:8080/tcp: held by network "net1", container "c1-3"`))
+					Expect(w.rules()).To(Equal(before))
+				}
+				c.add(ports("8081:80", "8080:80/udp"))
+				Expect(w.reach(8081)).To(Equal("192.0.2.2"))
+				c.del()
+			})
+
+			It("a port that it left to a dead container, whose address is ours by now, is taken over", func() {
+				for _, config := range []object{{}, k.config} {
+					old := &container{w: w, Host: c.Host, network: "net1", id: "dead", ifName: "eth0", ips: c.ips}
+					old.reference("ADD", k.config, ports("8080:81"))
+					c.add(config, ports("8080:80"))
+					Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+					Expect(w.saved()).NotTo(ContainSubstring(`id: \"dead\"`))
+					c.del()
+				}
+			})
+
+			It("the chains of an older version go too", func() {
+				chain := snPrefix + groupOf(c.network, c.id)
+				for _, program := range []string{"iptables", "ip6tables"} {
+					w.Cmd("sh", "-ec", fmt.Sprintf("%[1]s -t nat -N CNI-HOSTPORT-SNAT; %[1]s -t nat -N %[2]s; %[1]s -t nat -A %[2]s -j RETURN", program, chain))
+				}
+				empty := w.saved()
+				for _, program := range []string{"iptables", "ip6tables"} {
+					w.Cmd(program, "-t", "nat", "-A", "CNI-HOSTPORT-SNAT", "-j", chain)
+				}
+				c.del()
+				Expect(w.saved()).NotTo(ContainSubstring(chain))
+				Expect(empty).To(ContainSubstring(chain))
+			})
+		})
+	}
+
+	It("what it left in nftables goes with DEL, and with GC where a record says whose it was", func() {
+		w := newWorld()
+		w.bridge(1)
+		w.bridge(2)
+		a, b := w.container(1, 2), w.container(2, 2)
+		b.id = a.id
+		load := func() {
+			for _, v6 := range []bool{false, true} {
+				f := map[bool]string{true: "ip6", false: "ip"}[v6]
+				text := strings.ReplaceAll("add table F cni_hostport\n"+
+					"add chain F cni_hostport hostports { type nat hook prerouting priority -100 ; }\n"+
+					"add chain F cni_hostport hostip_hostports\n"+
+					"add chain F cni_hostport masquerading { type nat hook postrouting priority 100 ; }\n", "F", f)
+				for _, c := range []*container{a, b} {
+					addr := c.addr(v6)
+					text += fmt.Sprintf("add rule %s cni_hostport hostports tcp dport 8080 dnat to %s comment \"%s\"\n", f, net.JoinHostPort(addr, "80"), c.id)
+					text += fmt.Sprintf("add rule %[1]s cni_hostport masquerading %[1]s saddr %[2]s %[1]s daddr %[2]s masquerade comment \"%[3]s\"\n", f, addr, c.id)
+				}
+				out := w.Run(nstest.Program{Path: "nft", Args: []string{"-f", "-"}, Stdin: text})
+				Expect(out.Exit).To(BeZero(), out.Stderr)
+			}
+		}
+		load()
+		w.gc("net1")
+		Expect(w.Cmd("nft", "list", "ruleset")).To(ContainSubstring("10.1.0.2"), "no network is known")
+		a.add(ports("9000:80"))
+		a.del()
+		Expect(w.Cmd("nft", "list", "ruleset")).NotTo(MatchRegexp(`10\.1\.0\.2|fd00:1::2`))
+		Expect(w.Cmd("nft", "list", "ruleset")).To(And(ContainSubstring("10.2.0.2:80"), ContainSubstring("[fd00:2::2]:80")), "the other network's")
+		b.del()
+		Expect(w.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("dport 8080"))
+		w.Cmd("nft", "flush", "ruleset")
+		load()
+		a.add(ports("9000:80"))
+		w.gc("net1", "c1-9/eth0")
+		Expect(w.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("10.1.0.2:80"))
+		Expect(w.Cmd("nft", "list", "ruleset")).To(ContainSubstring("10.2.0.2:80"))
+	})
+})
+
+func sortedLines(text string) []string {
+	list := strings.Split(text, "\n")
+	slices.Sort(list)
+	return list
+}
