@@ -1,0 +1,230 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// alone makes a container on a point to point link, as ptp does.
+func (w *world) alone(i int) *container {
+	GinkgoHelper()
+	c := &container{w: w, Host: nstest.NewNetns(), network: "net1", id: fmt.Sprintf("p%d", i), ifName: "eth0", hostEnd: fmt.Sprintf("p%d", i),
+		ips: []string{fmt.Sprintf("10.9.0.%d/24", i), fmt.Sprintf("fd00:9::%d/64", i)}}
+	c.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
+	ip(w.Host, fmt.Sprintf("link add %s type veth peer name eth0 netns %s", c.hostEnd, c.Name), "link set "+c.hostEnd+" up",
+		"addr add 10.9.0.1/32 dev "+c.hostEnd, "addr add fe80::1/64 dev "+c.hostEnd+" nodad",
+		"route add "+c.addr(false)+"/32 dev "+c.hostEnd, "route add "+c.addr(true)+"/128 dev "+c.hostEnd)
+	ip(c.Host, "link set lo up", "link set eth0 up", "addr add "+c.addr(false)+"/32 dev eth0", "addr add "+c.addr(true)+"/128 dev eth0 nodad",
+		"route add 10.9.0.1/32 dev eth0", "route add default via 10.9.0.1", "route add default via fe80::1 dev eth0")
+	return c
+}
+
+var _ = Describe("containers on links of their own", Label("kernel"), func() {
+	eachKind(func(k kind) {
+		It("reach a host port from everywhere, and on nftables keep their address", func() {
+			w := newWorld()
+			a, b := w.alone(2), w.alone(3)
+			a.Serve("tcp4", "0.0.0.0:80")
+			a.Serve("tcp6", "[::]:81")
+			a.add(k.config, ports("8080:80", "8081:81"))
+			neighbour4, neighbour6 := "10.9.0.3", "fd00:9::3"
+			if k.name != "nftables" { // the reference's rules go by the subnet
+				neighbour4, neighbour6 = "10.9.0.1", ""
+			}
+			for _, c := range []struct {
+				from     *nstest.Host
+				to, seen string
+			}{
+				{w.out, "192.0.2.1:8080", "192.0.2.2"},
+				{w.Host, "127.0.0.1:8080", "10.9.0.1"},
+				{a.Host, "192.0.2.1:8080", "10.9.0.1"},
+				{b.Host, "192.0.2.1:8080", neighbour4},
+				{w.out, "[2001:db8::1]:8081", "2001:db8::2"},
+				{b.Host, "[2001:db8::1]:8081", neighbour6},
+			} {
+				if c.seen != "" {
+					Expect(ask(c.from, "tcp", c.to, patience())).To(Equal(c.seen), "%s to %s", c.from.Name, c.to)
+				}
+			}
+			a.check(k.config, ports("8080:80", "8081:81"))
+			Expect(w.Sysctl("net/ipv4/conf/p2/route_localnet")).To(Equal("1"))
+			a.del()
+			Expect(w.Sysctl("net/ipv4/conf/p2/route_localnet")).To(Equal("0"))
+			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp(`"p2"|_near_|808|CNI-DN`))
+		})
+
+		It("leave no guard behind when the link went first, by DEL or by GC", func() {
+			w := newWorld()
+			for i, remove := range []func(*container){func(c *container) { c.del() }, func(c *container) { w.gc("net1") },
+				func(c *container) { w.Cmd("rm", "-rf", "/run/hawser/portmap"); w.gc("net1") }} {
+				c := w.alone(2 + i)
+				c.add(k.config, ports("8080:80"))
+				c.vanish()
+				remove(c)
+				Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp(`"p\d"|_near_|808|CNI-DN`))
+			}
+		})
+	})
+})
+
+var _ = Describe("ADD", Label("kernel"), func() {
+	It("returns prevResult in the version of the configuration, with and without mappings", func() {
+		w := newWorld()
+		w.bridge(1)
+		for _, v := range cni.Versions() {
+			for _, mapped := range []object{{}, ports("8080:80")} {
+				c := w.container(1, 2)
+				prev := c.prevResult()
+				switch {
+				case strings.HasPrefix(v, "0.1"), strings.HasPrefix(v, "0.2"):
+					prev = object{"ip4": object{"ip": c.ips[0]}, "ip6": object{"ip": c.ips[1]}}
+				case strings.HasPrefix(v, "0."):
+					for _, ip := range prev["ips"].([]object) {
+						ip["version"] = map[bool]string{false: "4", true: "6"}[strings.Contains(ip["address"].(string), ":")]
+					}
+				}
+				prev["cniVersion"] = v
+				prev["dns"] = object{"nameservers": []string{"192.0.2.53"}}
+				o := c.call("ADD", object{"cniVersion": v, "prevResult": prev}, mapped)
+				Expect(o.exit).To(BeZero(), o.text())
+				Expect(o.stdout).To(And(ContainSubstring(`"cniVersion": "%s"`, v), ContainSubstring("192.0.2.53"),
+					ContainSubstring("10.1.0.2/24"), ContainSubstring("fd00:1::2/64")))
+				c.vanish()
+				o = c.w.run("DEL", conf(object{"cniVersion": v}), "CNI_CONTAINERID="+c.id, "CNI_IFNAME=eth0")
+				Expect(o.exit).To(BeZero(), o.text())
+			}
+		}
+	})
+
+	It("forwards to the addresses of its own interface, the first of each family", func() {
+		w := newWorld()
+		w.bridge(1)
+		c := w.container(1, 2)
+		c.serve(80)
+		c.add(ports("8080:80"), object{"prevResult": object{"cniVersion": "1.1.0",
+			"interfaces": []object{{"name": "eth0"}, {"name": "other", "sandbox": c.Path}, {"name": "eth0", "sandbox": c.Path}},
+			"ips":        []object{{"address": "10.7.0.7/24", "interface": 0}, {"address": "10.8.0.8/24", "interface": 1}, {"address": "10.1.0.2/24", "interface": 2}, {"address": "10.1.0.9/24", "interface": 2}}}})
+		Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+	})
+
+	It("says which mappings lead nowhere", func() {
+		w := newWorld()
+		w.bridge(1)
+		c := w.container(1, 2)
+		c.ips = c.ips[:1]
+		o := c.call("ADD", object{"masqAll": true, "snat": false}, ports("[2001:db8::1]:8080:80", "[::1]:8081:80", "[::]:8082:80", "8083:80"))
+		Expect(o.exit).To(BeZero(), o.text())
+		Expect(o.stderr).To(And(ContainSubstring("host port 8080/tcp of 2001:db8::1: the container has no address of that family"),
+			ContainSubstring("host port 8081/tcp of ::1: IPv6 cannot forward from the loopback address"),
+			ContainSubstring("masqAll: does nothing without snat")))
+		Expect(o.stderr).NotTo(MatchRegexp("8082|8083"))
+	})
+
+	It("points at keys that are misspelt", func() {
+		w := newWorld()
+		w.bridge(1)
+		o := w.container(1, 2).call("ADD", object{"markMasqBits": 7})
+		Expect(o.stderr).To(ContainSubstring(`did you mean "markMasqBit"?`))
+	})
+
+	It("repairs what all share when the rules were flushed", func() {
+		w := newWorld()
+		w.bridge(1)
+		w.bridge(2)
+		a, b, c := w.container(1, 2), w.container(2, 2), w.container(1, 3)
+		a.serve(80)
+		b.serve(80)
+		c.serve(80)
+		a.add(ports("8080:80"))
+		b.add(ports("8081:80"))
+		w.Cmd("nft", "flush", "table", "inet", "hawser")
+		Expect(w.reach(8080)).To(Equal(refused))
+		c.add(ports("8082:80"))
+		for i := range 3 {
+			Expect(w.reach(8080 + i)).To(Equal("192.0.2.2"))
+		}
+		Expect(ask(b.Host, "tcp", "192.0.2.1:8081", soon(500))).NotTo(Equal("10.2.0.2"))
+		a.check(ports("8080:80"))
+		b.check(ports("8081:80"))
+	})
+
+	It("masquerades everything with masqAll, nothing without snat", func() {
+		for _, k := range kinds {
+			useVariant(k.variant)
+			w := newWorld()
+			w.bridge(1)
+			all, none := w.container(1, 2), w.container(1, 3)
+			all.serve(80)
+			none.serve(80)
+			all.add(k.config, object{"masqAll": true}, ports("8080:80"))
+			none.add(k.config, object{"snat": false}, ports("8081:80"))
+			Expect(w.reach(8080)).To(Equal("10.1.0.1"))
+			Expect(ask(w.Host, "tcp", "192.0.2.1:8080", patience())).To(Equal("10.1.0.1"))
+			Expect(w.reach(8081)).To(Equal("192.0.2.2"))
+			Expect(ask(w.Host, "tcp", "192.0.2.1:8081", patience())).To(Equal("192.0.2.1"))
+			Expect(ask(w.Host, "tcp", "127.0.0.1:8081", soon(200))).NotTo(Equal("10.1.0.1"))
+		}
+	})
+})
+
+var _ = Describe("an owner", Label("kernel"), func() {
+	It("is told from others by its namespace, and lives in doubt", func() {
+		w := newWorld()
+		w.bridge(1)
+		a, b := w.container(1, 2), w.container(1, 3)
+		alive := func(l life) bool {
+			GinkgoHelper()
+			lives := false
+			w.Do(func() {
+				call, err := open(nil)
+				Expect(err).NotTo(HaveOccurred())
+				defer call.close()
+				lives, err = l.alive(call.host)
+				Expect(err).NotTo(HaveOccurred())
+			})
+			return lives
+		}
+		lifeAt := func(c *container) (l life) {
+			GinkgoHelper()
+			w.Do(func() {
+				n, err := ns.Open(c.Path)
+				Expect(err).NotTo(HaveOccurred())
+				defer n.Close()
+				call, err := open(nil)
+				Expect(err).NotTo(HaveOccurred())
+				defer call.close()
+				l, err = lifeOf(call.host, n, c.ifName)
+				Expect(err).NotTo(HaveOccurred())
+			})
+			return l
+		}
+		one := lifeAt(a)
+		Expect(one.Link).NotTo(BeZero())
+		Expect(one.Cookie).NotTo(BeZero())
+		Expect(alive(one)).To(BeTrue())
+		other := one
+		other.Netns = b.Path
+		Expect(alive(other)).To(BeTrue(), "its link is there")
+		other.Link = 0
+		Expect(alive(other)).To(BeFalse(), "another namespace is at its path, and no link is known")
+		other.Netns = "/nowhere"
+		Expect(alive(other)).To(BeTrue(), "the path may be invisible, and no link is known")
+		other = one
+		other.Netns, other.MAC = "/nowhere", "02:00:00:00:00:01"
+		Expect(alive(other)).To(BeFalse(), "the index is another link's by now")
+		// Without a cookie the inode decides.
+		old := one
+		old.Cookie = 0
+		Expect(alive(old)).To(BeTrue())
+		old.Inode++
+		old.Link = 0
+		Expect(alive(old)).To(BeFalse())
+	})
+})
