@@ -64,10 +64,10 @@ func NetworkOwns(network, mark string) bool {
 }
 
 // NetworkHash is a number for the network, never 0, for kernel objects that
-// have room for no more.
+// have room for no more. It is below 2^31, beyond which ip(8) knows no group.
 func NetworkHash(network string) uint32 {
 	sum := sha256.Sum256([]byte(network))
-	return uint32(sum[0])<<24 | uint32(sum[1])<<16 | uint32(sum[2])<<8 | uint32(sum[3]) | 1
+	return uint32(sum[0]&0x7f)<<24 | uint32(sum[1])<<16 | uint32(sum[2])<<8 | uint32(sum[3]) | 1
 }
 
 func (a Attachment) String() string {

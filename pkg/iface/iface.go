@@ -24,6 +24,9 @@ type Target struct {
 	// takes one to two seconds. Without it they are usable at once, as befits
 	// addresses that come from an exclusive lease.
 	EnableDAD bool
+	// NoRouterAdverts keeps the container from taking routes and addresses from
+	// router advertisements: where we are the router they are forged.
+	NoRouterAdverts bool
 	// NoSubnetRoutes keeps the kernel from making a route to the subnet of each
 	// address.
 	NoSubnetRoutes bool
@@ -131,6 +134,9 @@ func settings(t Target, want plan) []setting {
 	} else {
 		// NODAD on the addresses leaves the link-local one tentative.
 		list = append(list, setting{v6(t.Name, "accept_dad"), "0", false})
+	}
+	if t.NoRouterAdverts {
+		list = append(list, setting{v6(t.Name, "accept_ra"), "0", false})
 	}
 	// So that neighbours of a reused address learn the new MAC; see Announce.
 	return append(list,

@@ -60,8 +60,16 @@ func (c Client) Check(ctx context.Context) error { return c.only(ctx, "CHECK") }
 // attachments.
 func (c Client) GC(ctx context.Context) error { return c.only(ctx, "GC") }
 
-// Status asks whether the plugin could serve an ADD.
-func (c Client) Status(ctx context.Context) error { return c.only(ctx, "STATUS") }
+// Status asks whether the plugin could serve an ADD. One that is not there is
+// code 50: it could not.
+func (c Client) Status(ctx context.Context) error {
+	if cni.ValidType(c.Type) {
+		if _, err := c.Runner.Find(c.Type); err != nil {
+			return cni.Errorf(cni.CodeUnavailable, "%w", err)
+		}
+	}
+	return c.only(ctx, "STATUS")
+}
 
 func (c Client) only(ctx context.Context, command string) error {
 	_, err := c.run(ctx, command)

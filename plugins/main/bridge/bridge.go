@@ -115,13 +115,11 @@ func gc(ctx context.Context, req *skel.Request) error {
 	}
 	defer host.Close()
 	nf := nft.New()
-	errs := []error{
-		collectSpoofChecks(ctx, nf, req.Valid),
-		masq.GC(ctx, nf, req.Network, req.Valid),
-		iface.Collect(host, req.Valid),
-		nf.Close(),
-	}
-	if req.IPAM != "" {
+	natErr := errors.Join(collectSpoofChecks(ctx, nf, req.Valid), masq.GC(ctx, nf, req.Network, req.Valid))
+	linkErr := iface.Collect(host, req.Valid)
+	errs := []error{natErr, linkErr, nf.Close()}
+	// As in DEL, no address may go while somebody answers to it.
+	if req.IPAM != "" && linkErr == nil {
 		errs = append(errs, ipamClient(req).GC(ctx))
 	}
 	return errors.Join(errs...)
@@ -290,7 +288,7 @@ func (a *attachment) setUpNetwork(ctx context.Context, p plan) error {
 }
 
 func (a *attachment) target() iface.Target {
-	return iface.Target{NS: a.NS, Conn: a.cont, Name: a.IfName, EnableDAD: a.cfg.DAD}
+	return iface.Target{NS: a.NS, Conn: a.cont, Name: a.IfName, EnableDAD: a.cfg.DAD, NoRouterAdverts: a.cfg.Gateway}
 }
 
 func (a *attachment) masq(res *cni.Result) masq.Config {

@@ -89,6 +89,20 @@ var _ = Describe("traffic", func() {
 		Expect(heeded(a)).To(BeTrue(), "or the specs above show nothing")
 	})
 
+	It("of containers does not give other containers routes where the bridge is their gateway", func() {
+		c := l3(object{"isGateway": true})
+		rogue := w.attach("rogue", c, "10.1.0.9/24", "2001:db8:1::9/64")
+		for id, addrs := range map[string][]string{"single": {"10.1.0.2/24"}, "dual": {"10.1.0.3/24", "2001:db8:1::3/64"}} {
+			victim := w.attach(id, c, addrs...)
+			linkLocal(rogue.Host, "eth0") // from which it is sent
+			advertise(rogue.Host, "eth0", "2001:db8:bad::")
+			// Answered after the advertisement was received.
+			Expect(ping(rogue.Host, linkLocal(victim.Host, "eth0")+"%eth0")).To(BeTrue())
+			Expect(ip(victim.Host, "-6 route")).NotTo(ContainSubstring("default"))
+			Expect(ip(victim.Host, "-6 addr")).NotTo(ContainSubstring("2001:db8:bad:"))
+		}
+	})
+
 	DescribeTable("to the outside has the host's address with ipMasq", func(backend any, nf bool) {
 		if nf {
 			w.SetBridgeNF(true)
