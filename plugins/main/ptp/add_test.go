@@ -86,7 +86,7 @@ var _ = Describe("ADD", func() {
 
 	It("answers in each version", func() {
 		for i, v := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
-			res := w.Attach("v"+v, conf(Object{"cniVersion": v}), nth(i + 2)...).Result
+			res := w.Attach("v"+v, conf(Object{"cniVersion": v}), nth(i+2)...).Result
 			Expect(res.CNIVersion).To(Equal(v))
 			Expect(res.Text).To(ContainSubstring("10.1.0.%d/24", i+2))
 			Expect(res.Text).To(ContainSubstring("2001:db8:1::%d/64", i+2))

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -32,7 +33,7 @@ func (a *attachment) verify(ctx context.Context) []error {
 	if err := a.findLinks(); err != nil {
 		return []error{err}
 	}
-	errs := []error{iface.Drifted(iface.Verify(a.target(p.ContRoutes), a.PrevResult))}
+	errs := []error{iface.Drifted(iface.Verify(a.target(p.visible()), a.PrevResult))}
 	errs = append(errs, a.verifyHost(p)...)
 	if a.cfg.Masq {
 		errs = append(errs, iface.Drifted(masq.Check(ctx, a.nf, masq.Config{
@@ -40,6 +41,19 @@ func (a *attachment) verify(ctx context.Context) []error {
 		})))
 	}
 	return errs
+}
+
+// visible are the container's routes with what the kernel shows of them: of an
+// IPv6 route with several next hops, as two attachments to one subnet make it,
+// one source for all.
+func (p plan) visible() []rtnl.Route {
+	out := slices.Clone(p.ContRoutes)
+	for i, r := range out {
+		if r.GW.Is6() {
+			out[i].Src = netip.Addr{}
+		}
+	}
+	return out
 }
 
 func (a *attachment) findLinks() error {
