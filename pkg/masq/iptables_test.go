@@ -70,7 +70,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 				Expect(check(host(), one)).To(Succeed())
 				Expect(remove(host(), one)).To(Succeed())
 				Expect(natRules(host())).To(Equal(before))
-				Expect(host().Cmd("ls", "/run/hawser/masq")).To(BeEmpty())
+				Expect(host().Cmd("ls", "-A", "/run/hawser/masq")).To(BeEmpty())
 				Expect(remove(host(), one)).To(Succeed())
 			}
 		})
@@ -113,6 +113,16 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(check(host(), one)).To(MatchError(ContainSubstring("no such chain")))
 		})
 
+		It("deletes what calls left that were killed before they had changed a rule", func() {
+			Expect(add(host(), one)).To(Succeed())
+			Expect(del(host(), one)).To(Succeed())
+			for _, left := range []string{chainC1 + ".lock", chainC1} {
+				host().Cmd("touch", "/run/hawser/masq/"+left)
+				Expect(del(host(), one)).To(Succeed())
+				Expect(host().Cmd("ls", "-A", "/run/hawser/masq")).To(BeEmpty())
+			}
+		})
+
 		It("makes exactly one copy of each rule when many come at once", func() {
 			var all sync.WaitGroup
 			errs := make([]error, 12)
@@ -132,7 +142,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(strings.Count(natRules(host()), "-j CNI-")).To(Equal(12))
 			Expect(each(del)).To(Succeed())
 			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
-			Expect(host().Cmd("ls", "/run/hawser/masq")).To(BeEmpty())
+			Expect(host().Cmd("ls", "-A", "/run/hawser/masq")).To(BeEmpty())
 		})
 
 		It("starts one program for each family that has an address, and none on a clean host", func() {
@@ -156,7 +166,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(err).To(MatchError(ContainSubstring("no luck")))
 			GinkgoT().Setenv("PATH", path)
 			Expect(natRules(host())).To(Equal(before))
-			Expect(host().Cmd("ls", "/run/hawser/masq")).To(BeEmpty())
+			Expect(host().Cmd("ls", "-A", "/run/hawser/masq")).To(BeEmpty())
 		})
 
 		It("collects what is not valid any more, of its network only", func() {
@@ -214,7 +224,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(busy.PID).To(Equal(os.Getpid()))
 			Expect(nf.Close()).To(Succeed())
 		})
-		Expect(host.Cmd("ls", "/run/hawser/masq")).To(BeEmpty())
+		Expect(host.Cmd("ls", "-A", "/run/hawser/masq")).To(BeEmpty())
 	})
 })
 

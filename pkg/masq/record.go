@@ -29,6 +29,7 @@ type record struct {
 	dir  *statefile.Dir
 	held *statefile.Held
 	name string
+	old  bool // the file exists
 
 	content
 }
@@ -50,8 +51,8 @@ func openRecord(ctx context.Context, chain string) (*record, error) {
 	if err != nil {
 		return nil, errors.Join(err, dir.Close())
 	}
-	r := &record{dir: dir, held: held, name: chain}
 	data, err := dir.Read(chain)
+	r := &record{dir: dir, held: held, name: chain, old: err == nil}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, errors.Join(err, r.close())
 	}
@@ -65,11 +66,17 @@ func openRecord(ctx context.Context, chain string) (*record, error) {
 // save writes the record, or removes it with its lock when no interface is left in it.
 func (r *record) save() error {
 	if len(r.Interfaces) == 0 {
+		r.old = false
 		return errors.Join(r.dir.Remove(r.name), r.dir.Remove(r.name+lockSuffix))
 	}
 	data, err := json.Marshal(r.content)
 	if err != nil {
 		return fmt.Errorf("record %q: %w", r.name, err)
+	}
+	if !r.old {
+		// A kill leaves nothing of it, as it may of a replacement.
+		r.old = true
+		return r.dir.Create(r.name, data, 0o600)
 	}
 	return r.dir.Replace(r.name, data, 0o600)
 }
@@ -115,7 +122,8 @@ func records(network string) (map[string]content, error) {
 	return out, nil
 }
 
-// recorded says whether the chain has a record, without its lock.
+// recorded says whether the chain has a record, or the lock of one: a call that was killed before it
+// wrote the record leaves that.
 func recorded(chain string) (bool, error) {
 	dir, err := statefile.OpenExisting(stateDir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -125,9 +133,11 @@ func recorded(chain string) (bool, error) {
 		return false, err
 	}
 	defer func() { _ = dir.Close() }()
-	_, err = dir.Read(chain)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+	for _, name := range []string{chain, chain + lockSuffix} {
+		_, err := dir.Read(name)
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err == nil, err
+		}
 	}
-	return err == nil, err
+	return false, nil
 }

@@ -157,7 +157,9 @@ func rulesOf(h *nstest.Host) string {
 	GinkgoHelper()
 	text := h.Cmd("nft", "-s", "list", "ruleset")
 	for _, f := range []string{"iptables", "ip6tables"} {
-		if strings.Contains(h.Cmd("cat", "/proc/thread-self/net/"+strings.TrimSuffix(f, "tables")+"_tables_names"), "nat") {
+		// The file is there once the module is.
+		if h.Run(nstest.Program{Path: "grep", Args: []string{"-q", "nat",
+			"/proc/thread-self/net/" + strings.TrimSuffix(f, "tables") + "_tables_names"}}).Exit == 0 {
 			text += h.Cmd(f+"-legacy", "-t", "nat", "-S")
 		}
 	}
