@@ -77,7 +77,7 @@ func (c *conn) list(family, proto uint8) ([]Flow, error) {
 
 func (c *conn) listOnce(family, proto uint8) ([]Flow, error) {
 	var flows []Flow
-	err := c.request(ctGet, unix.NLM_F_DUMP, family, onlyProto(proto), func(body []byte) {
+	err := c.send(request{ctGet, unix.NLM_F_DUMP, family, onlyProto(proto)}, func(body []byte) {
 		// Kernels before 5.8 do not filter.
 		if f, p := decode(body); p == proto && f.Destination.IsValid() && f.ReplySource.IsValid() {
 			flows = append(flows, f)
@@ -87,7 +87,7 @@ func (c *conn) listOnce(family, proto uint8) ([]Flow, error) {
 }
 
 func (c *conn) delete(family uint8, f Flow) error {
-	return c.request(ctDelete, unix.NLM_F_ACK, family, f.id, nil)
+	return c.send(request{ctDelete, unix.NLM_F_ACK, family, f.id}, nil)
 }
 
 // onlyProto is the request for the entries of one protocol.

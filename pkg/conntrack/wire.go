@@ -64,11 +64,18 @@ func dial() (*conn, error) {
 
 func (c *conn) close() { _ = unix.Close(c.fd) }
 
-// request sends one request and hands the bodies of the answers to each. EINTR says that what was
-// listed changed under way.
-func (c *conn) request(typ, flags uint16, family uint8, body attrs, each func([]byte)) error {
+// request is what is asked of the kernel.
+type request struct {
+	typ, flags uint16
+	family     uint8
+	body       attrs
+}
+
+// send sends a request and hands the bodies of the answers to each. EINTR says that what was listed
+// changed under way.
+func (c *conn) send(r request, each func([]byte)) error {
 	c.seq++
-	err := unix.Sendto(c.fd, encode(header{typ, flags, c.seq, family}, body), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	err := unix.Sendto(c.fd, r.encode(c.seq), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 	if err != nil {
 		return os.NewSyscallError("send", err)
 	}
@@ -96,20 +103,14 @@ func (c *conn) request(typ, flags uint16, family uint8, body attrs, each func([]
 	}
 }
 
-type header struct {
-	typ, flags uint16
-	seq        uint32
-	family     uint8
-}
-
-func encode(h header, body attrs) []byte {
-	out := binary.NativeEndian.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+nfgenmsgSize+len(body)))
-	out = binary.NativeEndian.AppendUint16(out, h.typ)
-	out = binary.NativeEndian.AppendUint16(out, unix.NLM_F_REQUEST|h.flags)
-	out = binary.NativeEndian.AppendUint32(out, h.seq)
+func (r request) encode(seq uint32) []byte {
+	out := binary.NativeEndian.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+nfgenmsgSize+len(r.body)))
+	out = binary.NativeEndian.AppendUint16(out, r.typ)
+	out = binary.NativeEndian.AppendUint16(out, unix.NLM_F_REQUEST|r.flags)
+	out = binary.NativeEndian.AppendUint32(out, seq)
 	out = binary.NativeEndian.AppendUint32(out, 0)
-	out = append(out, h.family, unix.NFNETLINK_V0, 0, 0)
-	return append(out, body...)
+	out = append(out, r.family, unix.NFNETLINK_V0, 0, 0)
+	return append(out, r.body...)
 }
 
 type message struct {

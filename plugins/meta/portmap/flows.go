@@ -3,8 +3,9 @@ package main
 import (
 	"net/netip"
 
-	"github.com/hawser-cni/plugins/pkg/conntrack"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/conntrack"
 )
 
 // loopbackIndex is lo's, in every namespace. The kernel names it as the way to

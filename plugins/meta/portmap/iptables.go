@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
 	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/ipt"
@@ -298,6 +297,3 @@ func (s *state) isEntry(want, live ipt.Rule) bool {
 	}
 	return want.Chain == live.Chain && len(live.Args) >= len(want.Args)-len(s.Options.ConditionsV4)-len(s.Options.ConditionsV6)
 }
-
-// isMissing says whether the error is for want of a program only.
-func isMissing(err error) bool { return errors.Is(err, exec.ErrNotFound) }

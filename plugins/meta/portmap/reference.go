@@ -3,13 +3,10 @@ package main
 import (
 	"context"
 	"errors"
-	"io/fs"
-	"net/netip"
 	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
-	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // referenceTable is where the reference plugins have host ports in nftables:
@@ -80,24 +77,4 @@ func foreignContainers(ctx context.Context, nf *nft.Conn, network string) ([]str
 		}
 	}
 	return ids, errors.Join(errs...)
-}
-
-func singlePrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
-
-// installed says whether both iptables are there, without running them.
-func installed() error {
-	return errors.Join(ipt.Installed(ipt.IPv4), ipt.Installed(ipt.IPv6))
-}
-
-// writable says whether records can be written, as far as that can be told
-// without making anything.
-func writable() error {
-	dir, err := statefile.OpenExisting(stateDir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Writable(), dir.Close())
 }

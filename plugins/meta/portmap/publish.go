@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nft"
+)
+
+// publish makes the attachment's rules, unless somebody else has one of the
+// ports. It returns the dead owners whom it replaced.
+func (c *call) publish(ctx context.Context, cfg config, st *state) (dead []*state, err error) {
+	b, final, err := c.choose(cfg)
+	if err != nil {
+		return nil, err
+	}
+	s, err := openStore(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	if dead, err = c.resolve(ctx, s, st); err != nil {
+		return nil, err
+	}
+	c.OnFail("remove the host ports", func(ctx context.Context) error { return c.undo(ctx, st) })
+	st.Backend = b
+	if err := c.begin(s, st); err != nil {
+		return nil, err
+	}
+	err = c.apply(ctx, s, st, dead)
+	if !final && errors.Is(err, nft.ErrUnsupported) {
+		st.Backend = iptables
+		if err = s.put(st); err == nil {
+			err = c.apply(ctx, s, st, dead)
+		}
+	}
+	if err != nil {
+		return nil, tryAgain(err)
+	}
+	for _, d := range dead {
+		if ownerOf(d) != ownerOf(st) {
+			err = errors.Join(err, s.drop(ownerOf(d)))
+		}
+	}
+	return dead, err
+}
+
+// resolve finds out who has the ports. A live owner is an error that names
+// it, before anything changed; dead ones are returned.
+func (c *call) resolve(ctx context.Context, s *store, st *state) (dead []*state, err error) {
+	self := ownerOf(st)
+	own, err := s.record(self)
+	if err != nil {
+		return nil, err
+	}
+	if own != nil {
+		lives, err := own.Life.alive(c.host)
+		if err != nil {
+			return nil, err
+		}
+		if lives {
+			return nil, cni.Errorf(cni.CodeExists, "host ports: this attachment has them already (%s); DEL removes them", st.attachment())
+		}
+		dead = append(dead, own)
+	}
+	seen := map[[8]byte]bool{}
+	for _, k := range s.ledger.conflicts(st.forwards(), self) {
+		if seen[k.owner] {
+			continue
+		}
+		seen[k.owner] = true
+		other, err := s.record(k.owner)
+		if err != nil {
+			return nil, err
+		}
+		if other == nil {
+			// Its rules went before its record did.
+			if err := s.drop(k.owner); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		lives, err := other.Life.alive(c.host)
+		if err != nil {
+			return nil, err
+		}
+		if lives {
+			return nil, portTaken("host port %s: held on %s by %s", k.wanted, hostName(k.host), other.attachment())
+		}
+		dead = append(dead, other)
+	}
+	return dead, refuseForeign(ctx, c.nf, s, st)
+}
+
+// begin writes the record: from here on DEL knows what there may be.
+func (c *call) begin(s *store, st *state) error {
+	if s.fresh {
+		// Where records were lost, what they were about may still be there.
+		left, err := owned(c.nf, func(string) bool { return true })
+		if absent(err) != nil {
+			return err
+		}
+		s.ledger.complete = len(left) == 0 && len(s.ledger.claims) == 0
+	}
+	return s.put(st)
+}
+
+// apply makes the rules in the state's backend and takes away those of the
+// dead, wherever they are.
+func (c *call) apply(ctx context.Context, s *store, st *state, dead []*state) error {
+	var others []*state
+	for _, d := range dead {
+		if d.Backend == nftables && st.Backend == nftables {
+			others = append(others, d)
+		} else if err := c.removeRules(ctx, s, d); err != nil {
+			return err
+		}
+	}
+	if st.Backend == nftables {
+		if err := addNFTables(ctx, c.nf, st, others); err != nil {
+			return err
+		}
+		if len(st.Compiled) > 0 {
+			if err := s.put(st); err != nil {
+				return err
+			}
+		}
+		return enableLocalnet(st)
+	}
+	if err := c.guard(ctx, st.Localnet); err != nil {
+		return err
+	}
+	siblings, err := s.siblings(st)
+	if err != nil {
+		return err
+	}
+	if err := addIPTables(ctx, c.nf, st, siblings); err != nil {
+		return err
+	}
+	return enableLocalnet(st)
+}
+
+// undo is unpublish for what an ADD that failed made.
+func (c *call) undo(ctx context.Context, st *state) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	again, err := open(c.Request)
+	if err != nil {
+		return err
+	}
+	defer again.close()
+	return again.unpublish(ctx, st.attachment())
+}
