@@ -94,8 +94,11 @@ func gc(ctx context.Context, req *skel.Request) error {
 	}
 	defer host.Close()
 	nf := nft.New()
-	errs := []error{masq.GC(ctx, nf, req.Network, req.Valid), iface.Collect(host, req.Valid), nf.Close()}
-	if req.IPAM != "" {
+	natErr := masq.GC(ctx, nf, req.Network, req.Valid)
+	linkErr := iface.Collect(host, req.Valid)
+	errs := []error{natErr, linkErr, nf.Close()}
+	// As in DEL, no address may go while somebody answers to it.
+	if req.IPAM != "" && linkErr == nil {
 		errs = append(errs, ipamClient(req).GC(ctx))
 	}
 	return errors.Join(errs...)
