@@ -89,11 +89,12 @@ var _ = Describe("GC", func() {
 
 	It("does not ask IPAM while an interface cannot be deleted", func() {
 		nstest.NeedProgram("setpriv")
-		w.Attach("one", everything(), nth(2)...)
+		a := w.Attach("one", everything(), nth(2)...)
 		w.Calls()
 		c := gcOf(everything(), []Object{})
 		out := w.Run(c.Program(w, "setpriv", "--bounding-set", "-all", "--inh-caps", "-all", nstest.Build("ptp")))
 		Expect(out.Exit).To(Equal(1))
+		Expect(out.Stdout).To(ContainSubstring(hostEnd(a.Result)))
 		Expect(w.Calls()).To(BeEmpty())
 		w.Succeeds(c)
 		Expect(w.Calls()).To(Equal([]string{"GC one eth0"}))
