@@ -1,8 +1,10 @@
 package nft
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/google/nftables/expr"
@@ -81,22 +83,25 @@ func bitwise(mask, xor uint32) expr.Any {
 // Mentions says whether the rule has this value as it is: an address or a port that it compares with or
 // translates to. It tells apart rules that other software made.
 func (r LiveRule) Mentions(value []byte) bool {
+	has := func(v []byte) bool { return bytes.Equal(v, value) }
+	return slices.ContainsFunc(r.Compared(len(value)), has) ||
+		slices.ContainsFunc(r.operands("immediate", unix.NFTA_IMMEDIATE_DATA), has)
+}
+
+// Compared returns the values of so many bytes that the rule compares something with.
+func (r LiveRule) Compared(size int) [][]byte {
+	return slices.DeleteFunc(r.operands("cmp", unix.NFTA_CMP_DATA), func(v []byte) bool { return len(v) != size })
+}
+
+func (r LiveRule) operands(name string, operand uint16) [][]byte {
+	var out [][]byte
 	for _, e := range attributes(r.exprs) {
-		data := attribute(e, unix.NFTA_EXPR_DATA)
-		operand := uint16(0)
-		switch cstring(attribute(e, unix.NFTA_EXPR_NAME)) {
-		case "cmp":
-			operand = unix.NFTA_CMP_DATA
-		case "immediate":
-			operand = unix.NFTA_IMMEDIATE_DATA
-		default:
-			continue
-		}
-		if string(attribute(attribute(data, operand), unix.NFTA_DATA_VALUE)) == string(value) {
-			return true
+		if cstring(attribute(e, unix.NFTA_EXPR_NAME)) == name {
+			data := attribute(attribute(e, unix.NFTA_EXPR_DATA), operand)
+			out = append(out, attribute(data, unix.NFTA_DATA_VALUE))
 		}
 	}
-	return false
+	return out
 }
 
 // Text is a form of the rule's expressions that stays the same as long as nobody changes the rule: what

@@ -80,11 +80,11 @@ var _ = Describe("translation of destinations", Label("kernel"), func() {
 	})
 
 	It("is printed by nft as an administrator would write it, and recognised again", func() {
-		make := func(tx *nft.Tx) error {
+		ensure := func(tx *nft.Tx) error {
 			_, err := tx.Ensure(natSample())
 			return err
 		}
-		Expect(update(host, make)).To(Succeed())
+		Expect(update(host, ensure)).To(Succeed())
 		text := host.Cmd("nft", "list", "ruleset")
 		Expect(text).To(HaveSuffix(natPrinted))
 		with(host, func(c *nft.Conn) { Expect(c.Verify(natSample())).To(Succeed()) })
@@ -93,7 +93,7 @@ var _ = Describe("translation of destinations", Label("kernel"), func() {
 				Expect(text).To(ContainSubstring("\t\t" + r.String() + "\n"))
 			}
 		}
-		Expect(update(host, make)).To(Succeed())
+		Expect(update(host, ensure)).To(Succeed())
 		Expect(host.Cmd("nft", "list", "ruleset")).To(Equal(text))
 	})
 
@@ -108,6 +108,8 @@ var _ = Describe("translation of destinations", Label("kernel"), func() {
 			Expect(rules[0].Mentions([]byte{10, 1, 0, 2})).To(BeTrue())
 			Expect(rules[0].Mentions([]byte{0, 80})).To(BeTrue())
 			Expect(rules[0].Mentions([]byte{10, 1, 0, 3})).To(BeFalse())
+			Expect(rules[0].Compared(2)).To(Equal([][]byte{{0, 80}}))
+			Expect(rules[0].Compared(4)).To(BeEmpty())
 			Expect(rules[1].Mentions([]byte{10, 1, 0, 3})).To(BeTrue())
 			Expect(rules[1].Text()).NotTo(ContainSubstring("counter"))
 			Expect(rules[1].Text()).To(And(ContainSubstring("cmp:"), ContainSubstring("immediate:")))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
@@ -157,4 +158,59 @@ func (o foreignOwner) leadsTo(st *state) bool {
 		}
 	}
 	return false
+}
+
+// refuseReference is refuseForeign for the rules that the reference plugins have
+// in nftables.
+func refuseReference(ctx context.Context, nf *nft.Conn, st *state) error {
+	for _, t := range st.Targets {
+		f := famOf(t.v4())
+		there, err := nf.HasTable(f.referenceTable())
+		if absent(err) != nil {
+			return err
+		}
+		if !there {
+			continue
+		}
+		for _, chain := range referenceChains[:2] {
+			rules, err := nf.Rules(f.referenceTable(), chain)
+			if err != nil {
+				return err
+			}
+			for _, r := range rules {
+				if err := refuseRule(ctx, nf, st, r); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func refuseRule(ctx context.Context, nf *nft.Conn, st *state, r nft.LiveRule) error {
+	taken, ok := st.collides(r)
+	if !ok {
+		return nil
+	}
+	if st.mentioned(r) { // its container's address is ours by now
+		return delReference(ctx, nf, &state{ContainerID: r.Comment, Targets: st.Targets})
+	}
+	return portTaken("host port %s: held by container %q, through the nftables rules of other plugins (its DEL removes them)", taken, r.Comment)
+}
+
+// collides says whether a rule of the reference's has one of the state's ports.
+func (s *state) collides(r nft.LiveRule) (forward, bool) {
+	compares := func(value []byte) bool {
+		return slices.ContainsFunc(r.Compared(len(value)), func(v []byte) bool { return bytes.Equal(v, value) })
+	}
+	for _, f := range s.forwards() {
+		if !compares([]byte{byte(f.port >> 8), byte(f.port)}) || !compares([]byte{byte(f.proto)}) {
+			continue
+		}
+		host := nft.AddrKey(f.host)
+		if f.host.IsUnspecified() || compares(host) || len(r.Compared(len(host))) == 0 {
+			return f, true
+		}
+	}
+	return forward{}, false
 }

@@ -90,6 +90,9 @@ func (c *call) resolve(ctx context.Context, s *store, st *state) (dead []*state,
 		}
 		dead = append(dead, other)
 	}
+	if err := refuseReference(ctx, c.nf, st); err != nil {
+		return nil, err
+	}
 	return dead, refuseForeign(ctx, c.nf, s, st)
 }
 

@@ -28,7 +28,7 @@ func (c *call) unpublish(ctx context.Context, a cni.Attachment) (err error) {
 		return c.removeOwner(ctx, s, st)
 	}
 	st = &state{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName, Localnet: s.ledger.link(owner)}
-	if !s.ledger.complete || s.ledger.has(owner) || c.mentionsPorts() {
+	if !s.ledger.complete || s.ledger.has(owner) {
 		err := errors.Join(absent(sweepNFTables(ctx, c.nf, a.Owns)), absent(dropConditions(ctx, c.nf, st)))
 		if err != nil {
 			return err
@@ -38,17 +38,6 @@ func (c *call) unpublish(ctx context.Context, a cni.Attachment) (err error) {
 		return c.removeOwner(ctx, s, st)
 	}
 	return c.removeForeign(ctx, s, st)
-}
-
-// mentionsPorts says whether the configuration has port mappings, however
-// broken the rest of it is: then there should have been a record.
-func (c *call) mentionsPorts() bool {
-	var w struct {
-		RuntimeConfig struct {
-			PortMappings []any `json:"portMappings"`
-		} `json:"runtimeConfig"`
-	}
-	return c.Decode(&w) == nil && len(w.RuntimeConfig.PortMappings) > 0
 }
 
 // removeOwner removes everything of an attachment that has a record, and then
