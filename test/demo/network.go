@@ -46,8 +46,19 @@ func load(plugins, conflist string) (*network, error) {
 	return n, nil
 }
 
+// publicPort is the host's port that leads to the first container's.
+const publicPort = 80
+
 func runtimeConf(c *container) *libcni.RuntimeConf {
-	return &libcni.RuntimeConf{ContainerID: c.id, NetNS: "/run/netns/" + c.name, IfName: "eth0"}
+	rc := &libcni.RuntimeConf{ContainerID: c.id, NetNS: "/run/netns/" + c.name, IfName: "eth0"}
+	if c.name == "one" {
+		var mappings []map[string]any
+		for _, proto := range []string{"tcp", "udp"} {
+			mappings = append(mappings, map[string]any{"hostPort": publicPort, "containerPort": 8080, "protocol": proto})
+		}
+		rc.CapabilityArgs = map[string]any{"portMappings": mappings}
+	}
+	return rc
 }
 
 // attach adds the three containers as a runtime does.

@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	port     = "8080"
+	port     = 8080
 	patience = 3 * time.Second
 )
 
@@ -20,6 +20,7 @@ type probe struct {
 	from, to string // namespaces; "" is the host
 	addr     netip.Addr
 	seen     netip.Addr
+	public   bool // through the published port of the host
 }
 
 func prove(n *network) error {
@@ -53,17 +54,20 @@ func probes(n *network) []probe {
 	var list []probe
 	for family := range 2 {
 		list = append(list,
-			probe{"one", "two", two.addrs[family], one.addrs[family]},
-			probe{"three", "one", one.addrs[family], three.addrs[family]},
-			probe{"two", "", gateway[family], two.addrs[family]},
-			probe{"", "three", three.addrs[family], gateway[family]},
-			probe{"one", "outside", outside[family], uplink[family]},
-			probe{"three", "outside", outside[family], uplink[family]},
+			probe{from: "one", to: "two", addr: two.addrs[family], seen: one.addrs[family]},
+			probe{from: "three", to: "one", addr: one.addrs[family], seen: three.addrs[family]},
+			probe{from: "two", to: "", addr: gateway[family], seen: two.addrs[family]},
+			probe{from: "", to: "three", addr: three.addrs[family], seen: gateway[family]},
+			probe{from: "one", to: "outside", addr: outside[family], seen: uplink[family]},
+			probe{from: "three", to: "outside", addr: outside[family], seen: uplink[family]},
 			// Without a way back, only masquerade explains the answers above.
-			probe{"outside", "one", one.addrs[family], netip.Addr{}},
+			probe{from: "outside", to: "one", addr: one.addrs[family]},
+			probe{from: "outside", to: "one", addr: uplink[family], seen: outside[family], public: true},
+			probe{from: "", to: "one", addr: uplink[family], seen: uplink[family], public: true},
+			probe{from: "two", to: "one", addr: uplink[family], seen: gateway[family], public: true},
 		)
 	}
-	return list
+	return append(list, probe{from: "", to: "one", addr: netip.MustParseAddr("127.0.0.1"), seen: gateway[0], public: true})
 }
 
 // run reports whether the conversation went as it should, and prints it.
@@ -71,7 +75,7 @@ func (p probe) run(proto string) bool {
 	var answer string
 	err := inside(p.from, func() error {
 		var err error
-		answer, err = ask(proto, net.JoinHostPort(p.addr.String(), port))
+		answer, err = ask(proto, p.address())
 		return err
 	})
 	seen, parseErr := netip.ParseAddrPort(answer)
@@ -90,8 +94,15 @@ func (p probe) run(proto string) bool {
 	if ok && p.seen.IsValid() && p.to == "outside" {
 		outcome += " (masqueraded)"
 	}
-	fmt.Printf("   %s  %-7s → %-7s  %s %-13s  %s\n", mark, place(p.from), place(p.to), proto, p.addr, outcome)
+	fmt.Printf("   %s  %-7s → %-7s  %s %-19s  %s\n", mark, place(p.from), place(p.to), proto, p.address(), outcome)
 	return ok
+}
+
+func (p probe) address() string {
+	if p.public {
+		return netip.AddrPortFrom(p.addr, publicPort).String()
+	}
+	return netip.AddrPortFrom(p.addr, port).String()
 }
 
 func place(netns string) string {
@@ -114,10 +125,10 @@ func serve(netns string) (func(), error) {
 	var l net.Listener
 	var u net.PacketConn
 	err := inside(netns, func() (err error) {
-		if l, err = net.Listen("tcp", ":"+port); err != nil {
+		if l, err = net.Listen("tcp", fmt.Sprint(":", port)); err != nil {
 			return err
 		}
-		u, err = net.ListenPacket("udp", ":"+port)
+		u, err = net.ListenPacket("udp", fmt.Sprint(":", port))
 		return err
 	})
 	if err != nil {
