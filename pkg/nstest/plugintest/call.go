@@ -57,6 +57,9 @@ type Answer struct {
 	Stdout, Stderr string
 }
 
+// Ran is the answer that a program gave.
+func Ran(out nstest.Output) Answer { return Answer{out.Exit, out.Stdout, out.Stderr} }
+
 // Call serves a call in this process, on a thread in the world's namespaces.
 func (w *World) Call(c Call) Answer {
 	ginkgo.GinkgoHelper()
@@ -76,8 +79,7 @@ func (w *World) Call(c Call) Answer {
 // Exec runs the built plugin as a runtime does.
 func (w *World) Exec(c Call) Answer {
 	ginkgo.GinkgoHelper()
-	out := w.Run(c.Program(w, nstest.Build(w.Plugin.Name)))
-	return Answer{out.Exit, out.Stdout, out.Stderr}
+	return Ran(w.Run(c.Program(w, nstest.Build(w.Plugin.Name))))
 }
 
 // Reference runs the reference plugin of the same name, which knows no version
@@ -87,8 +89,7 @@ func (w *World) Reference(c Call) Answer {
 	program := filepath.Join("/usr/lib/cni", w.Plugin.Name)
 	_, err := os.Stat(program)
 	nstest.NeedOK("the reference plugins (Debian: containernetworking-plugins)", err)
-	out := w.Run(c.Program(w, program))
-	return Answer{out.Exit, out.Stdout, out.Stderr}
+	return Ran(w.Run(c.Program(w, program)))
 }
 
 // Succeeds checks that a call other than ADD went well and said nothing.

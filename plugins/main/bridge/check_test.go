@@ -9,6 +9,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 var _ = Describe("CHECK", func() {
@@ -16,39 +17,39 @@ var _ = Describe("CHECK", func() {
 	BeforeEach(func() { w = newWorld() })
 
 	It("passes right after ADD, for each configuration and version", func() {
-		for i, c := range []object{
-			conf(), conf(object{"disableContainerInterface": true}), conf(object{"macspoofchk": true, "hairpinMode": true}),
-			conf(object{"promiscMode": true, "bridge": "promisc"}),
-			l3(), l3(object{"isGateway": true}), l3(object{"mtu": 1400}), everything(),
+		for i, c := range []Object{
+			conf(), conf(Object{"disableContainerInterface": true}), conf(Object{"macspoofchk": true, "hairpinMode": true}),
+			conf(Object{"promiscMode": true, "bridge": "promisc"}),
+			l3(), l3(Object{"isGateway": true}), l3(Object{"mtu": 1400}), everything(),
 		} {
 			for _, v := range []string{"0.4.0", "1.0.0", "1.1.0"} {
 				c["cniVersion"] = v
-				a := w.attach(fmt.Sprintf("c%d-%s", i, v), c, fmt.Sprintf("10.1.0.%d/24", 10+i), fmt.Sprintf("2001:db8:1::%d/64", 10+i))
-				w.succeeds(a.as("CHECK"))
-				w.succeeds(a.as("DEL"))
+				a := w.Attach(fmt.Sprintf("c%d-%s", i, v), c, fmt.Sprintf("10.1.0.%d/24", 10+i), fmt.Sprintf("2001:db8:1::%d/64", 10+i))
+				w.Succeeds(a.As("CHECK"))
+				w.Succeeds(a.As("DEL"))
 			}
 		}
 		nstest.Need("iptables")
-		w.succeeds(w.attach("ipt", everything(object{"ipMasqBackend": "iptables"}), "10.1.0.99/24").as("CHECK"))
+		w.Succeeds(w.Attach("ipt", everything(Object{"ipMasqBackend": "iptables"}), "10.1.0.99/24").As("CHECK"))
 	})
 
 	It("asks IPAM, and passes its error on", func() {
-		a := w.attach("one", everything(), "10.1.0.2/24")
-		w.calls()
-		w.succeeds(a.as("CHECK"))
-		Expect(w.calls()).To(Equal([]string{"CHECK one eth0"}))
-		w.on("CHECK", refusal)
-		Expect(w.fails(a.as("CHECK"), 11)).To(Equal("later\npool"))
+		a := w.Attach("one", everything(), "10.1.0.2/24")
+		w.Calls()
+		w.Succeeds(a.As("CHECK"))
+		Expect(w.Calls()).To(Equal([]string{"CHECK one eth0"}))
+		w.On("CHECK", Refusal)
+		Expect(w.Fails(a.As("CHECK"), 11)).To(Equal("later\npool"))
 	})
 
 	It("needs prevResult and the namespace", func() {
-		a := w.attach("one", everything(), "10.1.0.2/24")
-		c := a.as("CHECK")
-		delete(c.conf.(object), "prevResult")
-		Expect(w.fails(c, cni.CodeConfig)).To(ContainSubstring("prevResult"))
-		c = a.as("CHECK")
-		c.netns = "/run/netns/gone"
-		Expect(w.fails(c, cni.CodeEnvironment)).To(ContainSubstring("CNI_NETNS"))
+		a := w.Attach("one", everything(), "10.1.0.2/24")
+		c := a.As("CHECK")
+		delete(c.Conf.(Object), "prevResult")
+		Expect(w.Fails(c, cni.CodeConfig)).To(ContainSubstring("prevResult"))
+		c = a.As("CHECK")
+		c.Netns = "/run/netns/gone"
+		Expect(w.Fails(c, cni.CodeEnvironment)).To(ContainSubstring("CNI_NETNS"))
 	})
 
 	// A drift is done by a command in the host or in the container; PORT is the
@@ -58,12 +59,12 @@ var _ = Describe("CHECK", func() {
 		says       []string
 	}
 	DescribeTable("finds", func(d drift) {
-		w.lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24"},{"address":"2001:db8:1::2/64"}],
+		w.Lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24"},{"address":"2001:db8:1::2/64"}],
 			"routes":[{"dst":"10.9.0.0/16","priority":50,"mtu":1300}]}`)
-		a := w.attach("one", everything())
-		w.succeeds(a.as("CHECK"))
+		a := w.Attach("one", everything())
+		w.Succeeds(a.As("CHECK"))
 		for _, command := range strings.Split(d.host, ";") {
-			if args := strings.Fields(strings.ReplaceAll(command, "PORT", a.res.hostEnd())); len(args) > 0 {
+			if args := strings.Fields(strings.ReplaceAll(command, "PORT", hostEnd(a.Result))); len(args) > 0 {
 				w.Cmd(args[0], args[1:]...)
 			}
 		}
@@ -72,9 +73,9 @@ var _ = Describe("CHECK", func() {
 				a.Cmd(args[0], args[1:]...)
 			}
 		}
-		says := w.fails(a.as("CHECK"), cni.CodeDrift)
+		says := w.Fails(a.As("CHECK"), cni.CodeDrift)
 		for _, text := range d.says {
-			Expect(says).To(ContainSubstring(strings.ReplaceAll(text, "PORT", a.res.hostEnd())))
+			Expect(says).To(ContainSubstring(strings.ReplaceAll(text, "PORT", hostEnd(a.Result))))
 		}
 	},
 		Entry("a missing address", drift{cont: "ip addr del 10.1.0.2/24 dev eth0", says: []string{"10.1.0.2/24", "missing"}}),
@@ -109,17 +110,17 @@ var _ = Describe("CHECK", func() {
 	)
 
 	DescribeTable("finds one missing element of", func(family, in, which string) {
-		a := w.attach("one", everything(), "10.1.0.2/24", "2001:db8:1::2/64")
-		w.attach("two", everything(), "10.1.0.3/24", "2001:db8:1::3/64")
+		a := w.Attach("one", everything(), "10.1.0.2/24", "2001:db8:1::2/64")
+		w.Attach("two", everything(), "10.1.0.3/24", "2001:db8:1::3/64")
 		n := 0
 		for _, set := range w.sets(family) {
 			for _, element := range set.elements {
-				if !strings.Contains(set.name, in) || !strings.Contains(element, strings.ReplaceAll(which, "PORT", a.res.hostEnd())) {
+				if !strings.Contains(set.name, in) || !strings.Contains(element, strings.ReplaceAll(which, "PORT", hostEnd(a.Result))) {
 					continue
 				}
 				n++
 				w.Cmd("nft", "delete", "element", family, "hawser", set.name, "{ "+element+" }")
-				w.fails(a.as("CHECK"), cni.CodeDrift)
+				w.Fails(a.As("CHECK"), cni.CodeDrift)
 				break
 			}
 		}
@@ -132,40 +133,40 @@ var _ = Describe("CHECK", func() {
 	)
 
 	It("finds a bridge that is not promiscuous any more", func() {
-		a := w.attach("one", conf(object{"promiscMode": true}))
-		ip(w.Host, "link set dev br promisc off")
-		Expect(w.fails(a.as("CHECK"), cni.CodeDrift)).To(ContainSubstring("promiscuous"))
+		a := w.Attach("one", conf(Object{"promiscMode": true}))
+		IP(w.Host, "link set dev br promisc off")
+		Expect(w.Fails(a.As("CHECK"), cni.CodeDrift)).To(ContainSubstring("promiscuous"))
 	})
 
 	It("finds the MAC address of an interface that is kept down", func() {
-		a := w.attach("one", conf(object{"disableContainerInterface": true}))
-		ip(a.Host, "link set eth0 address 02:00:00:00:00:77")
-		Expect(w.fails(a.as("CHECK"), cni.CodeDrift)).To(ContainSubstring("02:00:00:00:00:77"))
+		a := w.Attach("one", conf(Object{"disableContainerInterface": true}))
+		IP(a.Host, "link set eth0 address 02:00:00:00:00:77")
+		Expect(w.Fails(a.As("CHECK"), cni.CodeDrift)).To(ContainSubstring("02:00:00:00:00:77"))
 	})
 
 	It("does not mind what others do", func() {
-		a := w.attach("one", everything(), "10.1.0.2/24", "2001:db8:1::2/64")
+		a := w.Attach("one", everything(), "10.1.0.2/24", "2001:db8:1::2/64")
 		for _, words := range []string{"link set dev br promisc on", "link set dev br address 02:00:00:00:00:99", "addr add 192.0.2.9/24 dev br",
 			"link set dev br mtu 1300", "link add name br2 type bridge"} {
-			ip(w.Host, "%s", words)
-			w.succeeds(a.as("CHECK"))
+			IP(w.Host, "%s", words)
+			w.Succeeds(a.As("CHECK"))
 		}
 		for _, words := range []string{"addr add 10.7.0.1/24 dev eth0", "addr add 2001:db8:7::1/64 dev eth0", "route add 10.8.0.0/16 via 10.1.0.1",
 			"link add extra type veth peer name x", "link set eth0 promisc on", "link set eth0 alias mine"} {
-			ip(a.Host, "%s", words)
-			w.succeeds(a.as("CHECK"))
+			IP(a.Host, "%s", words)
+			w.Succeeds(a.As("CHECK"))
 		}
 		w.Cmd("nft", "add", "table", "inet", "others")
-		w.attach("two", everything(), "10.1.0.3/24") // the gateway is there already, so that other address is no conflict
-		w.succeeds(a.as("CHECK"))
+		w.Attach("two", everything(), "10.1.0.3/24") // the gateway is there already, so that other address is no conflict
+		w.Succeeds(a.As("CHECK"))
 	})
 
 	It("does not mind a packet sniffer", func() {
 		nstest.NeedProgram("tcpdump")
-		a := w.attach("one", everything(), "10.1.0.2/24")
+		a := w.Attach("one", everything(), "10.1.0.2/24")
 		w.Start(nstest.Program{Path: "tcpdump", Args: []string{"-Z", "root", "-i", "br", "-w", "/dev/null"}})
-		Eventually(func() int { return show(w.Host, "br").Promiscuity }, "5s").Should(BeNumerically(">", 0))
-		w.succeeds(a.as("CHECK"))
+		Eventually(func() int { return Show(w.Host, "br").Promiscuity }, "5s").Should(BeNumerically(">", 0))
+		w.Succeeds(a.As("CHECK"))
 	})
 })
 
@@ -205,11 +206,11 @@ func (w *world) sets(family string) []nftSet {
 
 // key renders an element's key: bare, with attributes, or concatenated.
 func key(e any) string {
-	o, ok := e.(object)
+	o, ok := e.(Object)
 	if !ok {
 		return fmt.Sprint(e)
 	}
-	if elem, ok := o["elem"].(object); ok {
+	if elem, ok := o["elem"].(Object); ok {
 		return key(elem["val"])
 	}
 	var parts []string

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 // advertise sends a router advertisement (RFC 4861, section 4.2) with a prefix
@@ -44,62 +45,62 @@ var _ = Describe("traffic", func() {
 	})
 
 	// heeded tells whether the host took the advertisement of a container.
-	heeded := func(a attached) bool {
+	heeded := func(a Attached) bool {
 		GinkgoHelper()
-		router, host := linkLocal(a.Host, "eth0"), linkLocal(w.Host, "br")
+		router, host := LinkLocal(a.Host, "eth0"), LinkLocal(w.Host, "br")
 		advertise(a.Host, "eth0", "2001:db8:bad::")
 		// Answered after the advertisement was received.
-		Expect(ping(a.Host, host+"%eth0")).To(BeTrue(), router)
-		return strings.Contains(ip(w.Host, "-6 route"), "default via") || strings.Contains(ip(w.Host, "-6 addr"), "2001:db8:bad:")
+		Expect(Ping(a.Host, host+"%eth0")).To(BeTrue(), router)
+		return strings.Contains(IP(w.Host, "-6 route"), "default via") || strings.Contains(IP(w.Host, "-6 addr"), "2001:db8:bad:")
 	}
 
 	It("finds the next container that has an address at once", func() {
-		c := l3(object{"isGateway": true})
+		c := l3(Object{"isGateway": true})
 		addrs := []string{"10.1.0.2/24 10.1.0.1", "2001:db8:1::2/64 2001:db8:1::1"}
-		neighbour := w.attach("neighbour", c, "10.1.0.9/24 10.1.0.1", "2001:db8:1::9/64 2001:db8:1::1")
-		first := w.attach("first", c, addrs...)
-		both := func() bool { return ping(neighbour.Host, "10.1.0.2") && ping(neighbour.Host, "2001:db8:1::2") }
+		neighbour := w.Attach("neighbour", c, "10.1.0.9/24 10.1.0.1", "2001:db8:1::9/64 2001:db8:1::1")
+		first := w.Attach("first", c, addrs...)
+		both := func() bool { return Ping(neighbour.Host, "10.1.0.2") && Ping(neighbour.Host, "2001:db8:1::2") }
 		Expect(both()).To(BeTrue())
-		w.succeeds(first.as("DEL"))
-		Expect(ip(neighbour.Host, "neigh")).To(ContainSubstring("10.1.0.2 "), "the neighbour remembers the old MAC address")
-		w.attach("next", c, addrs...)
+		w.Succeeds(first.As("DEL"))
+		Expect(IP(neighbour.Host, "neigh")).To(ContainSubstring("10.1.0.2 "), "the neighbour remembers the old MAC address")
+		w.Attach("next", c, addrs...)
 		Expect(both()).To(BeTrue())
 	})
 
 	It("of containers does not give the host routes, by IPv6 router advertisements", func() {
-		Expect(heeded(w.attach("one", l3(), "10.1.0.2/24"))).To(BeFalse())
+		Expect(heeded(w.Attach("one", l3(), "10.1.0.2/24"))).To(BeFalse())
 		Expect(w.Sysctl("net/ipv6/conf/br/accept_ra")).To(Equal("0"))
 	})
 
 	It("does not either through a bridge that others made and that leads nowhere", func() {
-		ip(w.Host, "link add name br up type bridge")
+		IP(w.Host, "link add name br up type bridge")
 		w.SetSysctl("net/ipv6/conf/br/accept_ra", "1")
-		Expect(heeded(w.attach("one", l3(), "10.1.0.2/24"))).To(BeFalse())
+		Expect(heeded(w.Attach("one", l3(), "10.1.0.2/24"))).To(BeFalse())
 	})
 
 	It("may, through a bridge of the administrator's with an uplink, which is used as found", func() {
 		nstest.Need("tap")
-		ip(w.Host, "link add name br up type bridge")
-		ip(w.Host, "tuntap add uplink mode tap")
-		ip(w.Host, "link set uplink master br")
+		IP(w.Host, "link add name br up type bridge")
+		IP(w.Host, "tuntap add uplink mode tap")
+		IP(w.Host, "link set uplink master br")
 		w.SetSysctl("net/ipv6/conf/br/accept_ra", "1")
 		w.SetSysctl("net/ipv6/conf/br/accept_dad", "0")
-		a := w.attach("one", l3(), "10.1.0.2/24")
+		a := w.Attach("one", l3(), "10.1.0.2/24")
 		Expect(w.Sysctl("net/ipv6/conf/br/accept_ra")).To(Equal("1"))
 		Expect(heeded(a)).To(BeTrue(), "or the specs above show nothing")
 	})
 
 	It("of containers does not give other containers routes where the bridge is their gateway", func() {
-		c := l3(object{"isGateway": true})
-		rogue := w.attach("rogue", c, "10.1.0.9/24", "2001:db8:1::9/64")
+		c := l3(Object{"isGateway": true})
+		rogue := w.Attach("rogue", c, "10.1.0.9/24", "2001:db8:1::9/64")
 		for id, addrs := range map[string][]string{"single": {"10.1.0.2/24"}, "dual": {"10.1.0.3/24", "2001:db8:1::3/64"}} {
-			victim := w.attach(id, c, addrs...)
-			linkLocal(rogue.Host, "eth0") // from which it is sent
+			victim := w.Attach(id, c, addrs...)
+			LinkLocal(rogue.Host, "eth0") // from which it is sent
 			advertise(rogue.Host, "eth0", "2001:db8:bad::")
 			// Answered after the advertisement was received.
-			Expect(ping(rogue.Host, linkLocal(victim.Host, "eth0")+"%eth0")).To(BeTrue())
-			Expect(ip(victim.Host, "-6 route")).NotTo(ContainSubstring("default"))
-			Expect(ip(victim.Host, "-6 addr")).NotTo(ContainSubstring("2001:db8:bad:"))
+			Expect(Ping(rogue.Host, LinkLocal(victim.Host, "eth0")+"%eth0")).To(BeTrue())
+			Expect(IP(victim.Host, "-6 route")).NotTo(ContainSubstring("default"))
+			Expect(IP(victim.Host, "-6 addr")).NotTo(ContainSubstring("2001:db8:bad:"))
 		}
 	})
 
@@ -113,19 +114,19 @@ var _ = Describe("traffic", func() {
 		out := nstest.NewOutside(w.Host)
 		out.Serve("tcp", "192.0.2.2:80")
 		out.Serve("tcp", "[2001:db8::2]:80")
-		c := l3(object{"isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": backend})
-		a := w.attach("one", c, "10.1.0.2/24", "fd00:1::2/64")
-		b := w.attach("two", c, "10.1.0.3/24", "fd00:1::3/64")
+		c := l3(Object{"isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": backend})
+		a := w.Attach("one", c, "10.1.0.2/24", "fd00:1::2/64")
+		b := w.Attach("two", c, "10.1.0.3/24", "fd00:1::3/64")
 		Expect(a.Ask("tcp", "192.0.2.2:80")).To(HavePrefix("192.0.2.1:"))
 		Expect(a.Ask("tcp", "[2001:db8::2]:80")).To(HavePrefix("[2001:db8::1]:"))
 		b.Serve("tcp", "10.1.0.3:80")
 		b.Serve("tcp", "[fd00:1::3]:80")
 		Expect(a.Ask("tcp", "10.1.0.3:80")).To(HavePrefix("10.1.0.2:"))
 		Expect(a.Ask("tcp", "[fd00:1::3]:80")).To(HavePrefix("[fd00:1::2]:"))
-		w.succeeds(a.as("CHECK"))
-		w.succeeds(a.as("DEL"))
+		w.Succeeds(a.As("CHECK"))
+		w.Succeeds(a.As("DEL"))
 		Expect(b.Ask("tcp", "192.0.2.2:80")).To(HavePrefix("192.0.2.1:"))
-		w.succeeds(b.as("DEL"))
+		w.Succeeds(b.As("DEL"))
 	},
 		Entry("by default", nil, false),
 		Entry("on nftables, where bridged frames pass the IP rules", "nftables", true),
@@ -135,8 +136,8 @@ var _ = Describe("traffic", func() {
 	It("to the outside has the container's address without ipMasq", func() {
 		out := nstest.NewOutside(w.Host)
 		out.Serve("tcp", "192.0.2.2:80")
-		ip(out, "route add 10.1.0.0/24 via 192.0.2.1")
-		a := w.attach("one", l3(object{"isDefaultGateway": true}), "10.1.0.2/24")
+		IP(out, "route add 10.1.0.0/24 via 192.0.2.1")
+		a := w.Attach("one", l3(Object{"isDefaultGateway": true}), "10.1.0.2/24")
 		Expect(a.Ask("tcp", "192.0.2.2:80")).To(HavePrefix("10.1.0.2:"))
 	})
 })

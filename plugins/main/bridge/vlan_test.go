@@ -9,6 +9,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 // vlans lists a port's VLANs as bridge(8) sees them: "5u" is VLAN 5, untagged
@@ -50,25 +51,25 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 		w = newWorld()
 	})
 
-	DescribeTable("of the port are", func(more object, want string) {
-		a := w.attach("one", conf(more))
-		Expect(show(w.Host, "br").Linkinfo.Data.Filtering).To(Equal(1))
-		Expect(w.vlans(a.res.hostEnd())).To(Equal(want))
-		w.succeeds(a.as("CHECK"))
-		w.succeeds(a.as("DEL"))
+	DescribeTable("of the port are", func(more Object, want string) {
+		a := w.Attach("one", conf(more))
+		Expect(Show(w.Host, "br").Linkinfo.Data.Filtering).To(Equal(1))
+		Expect(w.vlans(hostEnd(a.Result))).To(Equal(want))
+		w.Succeeds(a.As("CHECK"))
+		w.Succeeds(a.As("DEL"))
 	},
-		Entry("vlan", object{"vlan": 100}, "100u"),
-		Entry("vlan 1, which is the default one", object{"vlan": 1}, "1u"),
-		Entry("vlan, the default one kept", object{"vlan": 100, "preserveDefaultVlan": true}, "1(Egress Untagged) 100u"),
-		Entry("trunk", object{"vlanTrunk": []object{{"id": 7}, {"minID": 10, "maxID": 12}}}, "1u 7 10 11 12"),
-		Entry("trunk with a VLAN of its own", object{"vlan": 5, "vlanTrunk": []object{{"minID": 4, "maxID": 6}}}, "4 5u 6"),
-		Entry("all of them", object{"vlanTrunk": []object{{"minID": 1, "maxID": 4094}}}, "1u "+span(2, 4094)),
-		Entry("an empty trunk", object{"vlanTrunk": []object{}}, "1u"),
+		Entry("vlan", Object{"vlan": 100}, "100u"),
+		Entry("vlan 1, which is the default one", Object{"vlan": 1}, "1u"),
+		Entry("vlan, the default one kept", Object{"vlan": 100, "preserveDefaultVlan": true}, "1(Egress Untagged) 100u"),
+		Entry("trunk", Object{"vlanTrunk": []Object{{"id": 7}, {"minID": 10, "maxID": 12}}}, "1u 7 10 11 12"),
+		Entry("trunk with a VLAN of its own", Object{"vlan": 5, "vlanTrunk": []Object{{"minID": 4, "maxID": 6}}}, "4 5u 6"),
+		Entry("all of them", Object{"vlanTrunk": []Object{{"minID": 1, "maxID": 4094}}}, "1u "+span(2, 4094)),
+		Entry("an empty trunk", Object{"vlanTrunk": []Object{}}, "1u"),
 	)
 
 	It("keep containers apart", func() {
-		a, b := w.attach("one", conf(object{"vlan": 100})), w.attach("two", conf(object{"vlan": 100}))
-		c := w.attach("three", conf(object{"vlan": 200}))
+		a, b := w.Attach("one", conf(Object{"vlan": 100})), w.Attach("two", conf(Object{"vlan": 100}))
+		c := w.Attach("three", conf(Object{"vlan": 200}))
 		from, same, other := tap(a.Host, "eth0"), tap(b.Host, "eth0"), tap(c.Host, "eth0")
 		from.send(from.mac, broadcast, "hello")
 		Expect(same.next()).To(Equal("hello"))
@@ -77,45 +78,45 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 
 	It("reach a trunk tagged, and the gateway of the VLAN", func() {
 		nstest.Need("8021q")
-		gateway := object{"isGateway": true, "vlan": 100}
-		a := w.attach("one", l3(gateway), "10.1.0.2/24", "2001:db8:1::2/64")
-		Expect(a.res.Interfaces).To(HaveLen(4))
-		Expect(a.res.Interfaces[3].Name).To(Equal("br.100"))
-		Expect(show(w.Host, "br.100").addrs()).To(ConsistOf("10.1.0.1/24", "2001:db8:1::1/64"))
-		Expect(show(w.Host, "br").addrs()).To(BeEmpty())
-		Expect(ping(a.Host, "10.1.0.1") && ping(a.Host, "2001:db8:1::1")).To(BeTrue())
-		w.succeeds(a.as("CHECK"))
+		gateway := Object{"isGateway": true, "vlan": 100}
+		a := w.Attach("one", l3(gateway), "10.1.0.2/24", "2001:db8:1::2/64")
+		Expect(a.Result.Interfaces).To(HaveLen(4))
+		Expect(a.Result.Interfaces[3].Name).To(Equal("br.100"))
+		Expect(Show(w.Host, "br.100").Addrs()).To(ConsistOf("10.1.0.1/24", "2001:db8:1::1/64"))
+		Expect(Show(w.Host, "br").Addrs()).To(BeEmpty())
+		Expect(Ping(a.Host, "10.1.0.1") && Ping(a.Host, "2001:db8:1::1")).To(BeTrue())
+		w.Succeeds(a.As("CHECK"))
 
-		trunk := w.attach("trunk", conf(object{"vlanTrunk": []object{{"id": 100}}}))
-		ip(trunk.Host, "link add link eth0 name eth0.100 type vlan id 100")
-		ip(trunk.Host, "link add link eth0 name eth0.200 type vlan id 200")
-		ip(trunk.Host, "link set eth0.200 up")
-		ip(trunk.Host, "link set eth0.100 up")
-		ip(trunk.Host, "addr add 10.1.0.9/24 dev eth0.100")
-		Expect(ping(trunk.Host, "10.1.0.2") && ping(trunk.Host, "10.1.0.1")).To(BeTrue())
+		trunk := w.Attach("trunk", conf(Object{"vlanTrunk": []Object{{"id": 100}}}))
+		IP(trunk.Host, "link add link eth0 name eth0.100 type vlan id 100")
+		IP(trunk.Host, "link add link eth0 name eth0.200 type vlan id 200")
+		IP(trunk.Host, "link set eth0.200 up")
+		IP(trunk.Host, "link set eth0.100 up")
+		IP(trunk.Host, "addr add 10.1.0.9/24 dev eth0.100")
+		Expect(Ping(trunk.Host, "10.1.0.2") && Ping(trunk.Host, "10.1.0.1")).To(BeTrue())
 		in, wrong := tap(a.Host, "eth0"), tap(trunk.Host, "eth0.200")
 		wrong.send(wrong.mac, broadcast, "wrong")
 		Expect(in.next()).To(BeEmpty())
 
-		b := w.attach("two", l3(gateway), "10.1.0.3/24")
-		Expect(ping(b.Host, "10.1.0.1")).To(BeTrue())
+		b := w.Attach("two", l3(gateway), "10.1.0.3/24")
+		Expect(Ping(b.Host, "10.1.0.1")).To(BeTrue())
 		before := w.Snapshot("links")
-		for _, c := range []attached{a, b} {
-			w.succeeds(c.as("DEL"))
+		for _, c := range []Attached{a, b} {
+			w.Succeeds(c.As("DEL"))
 		}
 		Expect(before).To(ContainSubstring("ifname=br.100"))
-		Expect(names(w.Host, "")).To(ContainElement("br.100"))
+		Expect(Names(w.Host, "")).To(ContainElement("br.100"))
 	})
 
 	DescribeTable("CHECK finds", func(command, says string) {
-		a := w.attach("one", l3(object{"isGateway": true, "vlan": 100, "vlanTrunk": []object{{"id": 7}}}), "10.1.0.2/24")
-		w.succeeds(a.as("CHECK"))
+		a := w.Attach("one", l3(Object{"isGateway": true, "vlan": 100, "vlanTrunk": []Object{{"id": 7}}}), "10.1.0.2/24")
+		w.Succeeds(a.As("CHECK"))
 		var gw []struct{ Link string }
 		w.JSON(&gw, "ip", "-j", "link", "show", "dev", "br.100")
-		command = strings.NewReplacer("PORT", a.res.hostEnd(), "GWPORT", gw[0].Link).Replace(command)
+		command = strings.NewReplacer("PORT", hostEnd(a.Result), "GWPORT", gw[0].Link).Replace(command)
 		args := strings.Fields(command)
 		w.Cmd(args[0], args[1:]...)
-		Expect(w.fails(a.as("CHECK"), cni.CodeDrift)).To(ContainSubstring(says))
+		Expect(w.Fails(a.As("CHECK"), cni.CodeDrift)).To(ContainSubstring(says))
 	},
 		Entry("a missing VLAN", "bridge vlan del vid 7 dev PORT", "vlan 7 is missing"),
 		Entry("another VLAN of the port's own", "bridge vlan add vid 100 dev PORT", "vlan 100 is missing"),
@@ -128,42 +129,42 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 	)
 
 	It("need a bridge that filters: one that does not is used as found, and it is said", func() {
-		ip(w.Host, "link add name br up type bridge")
+		IP(w.Host, "link add name br up type bridge")
 		cont := nstest.NewNetns()
-		a := w.run(call{command: "ADD", netns: cont.Path, conf: conf(object{"vlan": 100})})
-		added(a)
-		Expect(a.stderr).To(ContainSubstring("vlan_filtering"))
-		Expect(show(w.Host, "br").Linkinfo.Data.Filtering).To(BeZero())
+		a := w.Call(Call{Command: "ADD", Netns: cont.Path, Conf: conf(Object{"vlan": 100})})
+		a.Added()
+		Expect(a.Stderr).To(ContainSubstring("vlan_filtering"))
+		Expect(Show(w.Host, "br").Linkinfo.Data.Filtering).To(BeZero())
 	})
 
 	It("finish the gateway that a killed ADD left half made", func() {
-		c := l3(object{"isGateway": true, "vlan": 100})
-		w.attach("one", c, "10.1.0.2/24")
+		c := l3(Object{"isGateway": true, "vlan": 100})
+		w.Attach("one", c, "10.1.0.2/24")
 		var gw []struct{ Link string }
 		w.JSON(&gw, "ip", "-j", "link", "show", "dev", "br.100")
-		ip(w.Host, "link set br.100 down")
-		ip(w.Host, "link set %s nomaster", gw[0].Link)
-		b := w.attach("two", c, "10.1.0.3/24")
-		Expect(ping(b.Host, "10.1.0.1")).To(BeTrue())
+		IP(w.Host, "link set br.100 down")
+		IP(w.Host, "link set %s nomaster", gw[0].Link)
+		b := w.Attach("two", c, "10.1.0.3/24")
+		Expect(Ping(b.Host, "10.1.0.1")).To(BeTrue())
 	})
 
 	It("use a gateway of the administrator's as it is", func() {
 		nstest.Need("8021q")
-		ip(w.Host, "link add name br up type bridge vlan_filtering 1")
-		ip(w.Host, "link add link br name br.100 type vlan id 100")
+		IP(w.Host, "link add name br up type bridge vlan_filtering 1")
+		IP(w.Host, "link add link br name br.100 type vlan id 100")
 		w.Cmd("bridge", "vlan", "add", "vid", "100", "dev", "br", "self")
-		a := w.attach("one", l3(object{"isGateway": true, "vlan": 100}), "10.1.0.2/24")
-		Expect(ping(a.Host, "10.1.0.1")).To(BeTrue())
-		w.succeeds(a.as("CHECK"))
+		a := w.Attach("one", l3(Object{"isGateway": true, "vlan": 100}), "10.1.0.2/24")
+		Expect(Ping(a.Host, "10.1.0.1")).To(BeTrue())
+		w.Succeeds(a.As("CHECK"))
 	})
 
 	It("have one gateway each", func() {
 		for i, id := range []int{100, 200} {
-			c := l3(object{"isGateway": true, "vlan": id})
-			a := w.attach(fmt.Sprint("c", id), c, fmt.Sprintf("10.%d.0.2/24", i))
-			Expect(ping(a.Host, fmt.Sprintf("10.%d.0.1", i))).To(BeTrue())
+			c := l3(Object{"isGateway": true, "vlan": id})
+			a := w.Attach(fmt.Sprint("c", id), c, fmt.Sprintf("10.%d.0.2/24", i))
+			Expect(Ping(a.Host, fmt.Sprintf("10.%d.0.1", i))).To(BeTrue())
 		}
-		Expect(names(w.Host, "")).To(ContainElements("br.100", "br.200"))
+		Expect(Names(w.Host, "")).To(ContainElements("br.100", "br.200"))
 	})
 })
 
