@@ -210,6 +210,9 @@ var _ = Describe("an owner", Label("kernel"), func() {
 		Expect(one.Cookie).NotTo(BeZero())
 		Expect(alive(one)).To(BeTrue())
 		other := one
+		other.Link = 99999
+		Expect(alive(other)).To(BeTrue(), "its namespace is there")
+		other = one
 		other.Netns = b.Path
 		Expect(alive(other)).To(BeTrue(), "its link is there")
 		other.Link = 0

@@ -104,7 +104,11 @@ var _ = Describe("DEL", Label("kernel"), func() {
 				return
 			}
 			w.Cmd("rm", "-rf", "/run/hawser/portmap")
+			other := w.container(1, 9)
+			other.add(ports("7500:75"))
 			a.del()
+			other.check(ports("7500:75"))
+			other.del()
 			b.del()
 			b.add(k.config, ports("7000:70"))
 		})
