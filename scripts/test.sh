@@ -1,15 +1,15 @@
 #!/bin/bash
 # test.sh: everything that this machine can run. At the end: what was skipped, why.
-# NSTEST_REQUIRE=1 lets only specs labelled "kernel" skip; TESTFLAGS go to go test.
+# NSTEST_REQUIRE=1 lets only specs labelled "kernel" skip; TESTFLAGS go to go test;
+# NSTEST_SKIPLOG is a file for what was skipped, which test-vm.sh reads.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 scripts/deps.sh
 scripts/build.sh
 export HAWSER_BIN=$PWD/bin
-NSTEST_SKIPLOG=$(mktemp)
+[ -n "${NSTEST_SKIPLOG:-}" ] || { NSTEST_SKIPLOG=$(mktemp); trap 'rm -f "$NSTEST_SKIPLOG"' EXIT; }
 export NSTEST_SKIPLOG
-trap 'rm -f "$NSTEST_SKIPLOG"' EXIT
 
 # ginkgo does not look whether it writes to a terminal.
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(3)
 	}
-	os.Exit(m.Run())
+	nstest.Main(m)
 }
 
 func TestInvoke(t *testing.T) {

@@ -1,12 +1,13 @@
 #!/bin/bash
 # specs.sh DIR: in the virtual machine, the specs labelled "kernel" of every DIR/*.test,
-# each in the directory named by DIR/*.dir, two packages at a time.
+# each in the directory named by DIR/*.dir, those that DIR/*.focus matches, two packages
+# at a time.
 set -euo pipefail
 
 one() {
 	cd "$(<"${1%.test}.dir")"
 	rc=0
-	output=$("$1" -test.timeout 10m -ginkgo.label-filter kernel -ginkgo.no-color -ginkgo.succinct 2>&1) || rc=$?
+	output=$("$1" -test.timeout 10m -ginkgo.label-filter kernel -ginkgo.focus "$(<"${1%.test}.focus")" -ginkgo.no-color -ginkgo.succinct 2>&1) || rc=$?
 	printf '== %s: exit %s\n%s\n' "$PWD" "$rc" "$output"
 	return $rc
 }
