@@ -3,10 +3,10 @@ package main
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
@@ -23,15 +23,15 @@ type foreignOwner struct {
 // refuseForeign fails when rules of the reference's in iptables have a port
 // that is wanted. Rules of a container whose address is ours by now are a
 // leftover and removed.
-func refuseForeign(ctx context.Context, nf *nft.Conn, s *store, st *state) error {
+func (c *call) refuseForeign(ctx context.Context, s *store, st *state) error {
 	for _, t := range st.Targets {
 		f := famOf(t.v4())
-		where, err := f.variants(nf, hostportDNAT)
+		where, err := f.variants(c.nf, hostportDNAT)
 		if err != nil {
 			return err
 		}
 		for _, v := range where {
-			strange, err := f.hasStrangers(nf, v, s.ledger, st)
+			strange, err := f.hasStrangers(c.nf, v, s.ledger, st)
 			if err != nil {
 				return err
 			}
@@ -39,14 +39,18 @@ func refuseForeign(ctx context.Context, nf *nft.Conn, s *store, st *state) error
 				continue
 			}
 			tool, err := ipt.FindVariant(ctx, f.ipt(), v)
-			if err != nil {
-				return fmt.Errorf("chain %q of iptables-%s may have the ports: %w", hostportDNAT, v, err)
+			if ipt.NotInstalled(err) {
+				c.Warn("chain %q of iptables-%s may have rules of other plugins for the same ports: %v", hostportDNAT, v, err)
+				continue
 			}
-			live, err := tool.List(ctx, natTable, "")
 			if err != nil {
 				return err
 			}
-			if err := f.refuse(ctx, nf, st, owners(live, s.ledger, st)); err != nil {
+			others, err := owners(ctx, tool, s.ledger, st)
+			if err != nil {
+				return err
+			}
+			if err := f.refuse(ctx, c.nf, st, others); err != nil {
 				return err
 			}
 		}
@@ -76,28 +80,45 @@ func isStranger(chain string, l ledger, st *state) bool {
 	return !l.hasGroup(groupKey(chain[len(dnPrefix):]))
 }
 
-// owners reads the reference's rules.
-func owners(live []ipt.Rule, l ledger, st *state) []foreignOwner {
+// owners reads the reference's rules: those that lead to the chains of
+// containers, and the chains of those that have a port that is wanted.
+func owners(ctx context.Context, tool ipt.Tool, l ledger, st *state) ([]foreignOwner, error) {
+	entries, err := tool.List(ctx, natTable, hostportDNAT)
+	if err != nil {
+		return nil, err
+	}
 	var out []foreignOwner
-	for _, entry := range live {
+	seen := map[string]bool{}
+	for _, entry := range entries {
 		chain := entry.Option("-j")
-		if entry.Chain != hostportDNAT || !isStranger(chain, l, st) {
+		if seen[chain] || !isStranger(chain, l, st) || !st.wants(entry) {
 			continue
 		}
+		seen[chain] = true
 		o := foreignOwner{network: "?", containerID: entry.Option("--comment")}
 		if network, id, ok := parseComment(o.containerID); ok {
 			o.network, o.containerID = network, id
 		}
-		for _, r := range live {
-			if f, ok := forwardOf(r); ok && r.Chain == chain {
+		rules, err := tool.List(ctx, natTable, chain)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range rules {
+			if f, ok := forwardOf(r); ok {
 				o.forwards = append(o.forwards, f)
 			}
 		}
-		if !slices.ContainsFunc(out, func(p foreignOwner) bool { return p.network == o.network && p.containerID == o.containerID }) {
-			out = append(out, o)
-		}
+		out = append(out, o)
 	}
-	return out
+	return out, nil
+}
+
+// wants says whether one of the state's ports is among those of an entry rule.
+func (s *state) wants(entry ipt.Rule) bool {
+	ports := strings.Split(entry.Option("--dports"), ",")
+	return slices.ContainsFunc(s.Mappings, func(m mapping) bool {
+		return m.Proto.String() == entry.Option("-p") && slices.Contains(ports, strconv.Itoa(int(m.HostPort)))
+	})
 }
 
 // forwardOf reads a rule that translates.

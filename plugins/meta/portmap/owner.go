@@ -22,15 +22,17 @@ type life struct {
 
 // lifeOf describes the owner that has this interface in this namespace.
 func lifeOf(host *rtnl.Conn, netns *ns.NS, ifName string) (life, error) {
-	l, err := lifeIn(netns)
+	device, inode, err := netns.ID()
 	if err != nil {
-		return l, err
+		return life{}, err
 	}
+	l := life{Netns: netns.Path(), Device: device, Inode: inode}
 	cont, err := rtnl.Dial(netns)
 	if err != nil {
 		return l, err
 	}
 	defer cont.Close()
+	l.Cookie, _ = cont.NetnsCookie()
 	inside, err := cont.Link(ifName)
 	if errors.Is(err, rtnl.ErrNoLink) {
 		return l, nil
@@ -49,22 +51,13 @@ func lifeOf(host *rtnl.Conn, netns *ns.NS, ifName string) (life, error) {
 	return l, err
 }
 
-func lifeIn(netns *ns.NS) (life, error) {
+// leadsTo says whether the open namespace is the owner's.
+func (l life) leadsTo(netns *ns.NS) (bool, error) {
+	if cookie, ok := netns.Cookie(); ok && l.Cookie != 0 {
+		return cookie == l.Cookie, nil
+	}
 	device, inode, err := netns.ID()
-	if err != nil {
-		return life{}, err
-	}
-	l := life{Netns: netns.Path(), Device: device, Inode: inode}
-	l.Cookie, _ = netns.Cookie()
-	return l, nil
-}
-
-// sameNetns says whether both are about one namespace.
-func (l life) sameNetns(o life) bool {
-	if l.Cookie != 0 && o.Cookie != 0 {
-		return l.Cookie == o.Cookie
-	}
-	return l.Device == o.Device && l.Inode == o.Inode
+	return device == l.Device && inode == l.Inode, err
 }
 
 // alive says whether the owner may still be there: it is dead only when its
@@ -75,9 +68,9 @@ func (l life) alive(host *rtnl.Conn) (bool, error) {
 	netns, err := ns.Open(l.Netns)
 	switch {
 	case err == nil:
-		now, err := lifeIn(netns)
+		same, err := l.leadsTo(netns)
 		_ = netns.Close()
-		if err != nil || l.sameNetns(now) {
+		if err != nil || same {
 			return true, err
 		}
 	case !errors.Is(err, ns.ErrNotExist) && !errors.Is(err, ns.ErrNotNetns):

@@ -93,7 +93,7 @@ func (c *call) resolve(ctx context.Context, s *store, st *state) (dead []*state,
 	if err := refuseReference(ctx, c.nf, st); err != nil {
 		return nil, err
 	}
-	return dead, refuseForeign(ctx, c.nf, s, st)
+	return dead, c.refuseForeign(ctx, s, st)
 }
 
 // begin writes the record: from here on DEL knows what there may be.

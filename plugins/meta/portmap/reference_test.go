@@ -147,6 +147,13 @@ var _ = Describe("beside the reference plugin", Label("kernel"), func() {
 					Expect(o.Msg).To(ContainSubstring(`host port 192.0.2.1:8080/tcp: held by network "net1", container "c1-3"`))
 					Expect(w.rules()).To(Equal(before))
 				}
+				path := os.Getenv("PATH")
+				withoutPrograms()
+				o := c.call("ADD", ports("8081:80"))
+				Expect(os.Setenv("PATH", path)).To(Succeed())
+				Expect(o.exit).To(BeZero(), o.text())
+				Expect(o.stderr).To(ContainSubstring("may have rules of other plugins for the same ports"))
+				c.del()
 				c.add(ports("8081:80", "8080:80/udp"))
 				Expect(w.reach(8081)).To(Equal("192.0.2.2"))
 				c.del()
