@@ -45,6 +45,30 @@ var _ = Describe("a call that succeeds", func() {
 		Entry("GC", "GC", `{"cniVersion": "1.1.0", "name": "net1", "cni.dev/valid-attachments": null}`),
 	)
 
+	DescribeTable("of DEL and GC goes on without an IPAM plugin that is the plugin itself, which would start itself without end", func(command, more string) {
+		r := attach(command)
+		r.conf = `{"cniVersion": "1.1.0", "name": "net1", "type": "other", "cni.dev/valid-attachments": [], ` + more + `}`
+		called := 0
+		a := r.run(probe(func(q *skel.Request) error { called++; Expect(q.IPAM).To(BeEmpty()); return nil }))
+		Expect(a.stderr).To(And(HavePrefix("probe: ipam.type: "), HaveSuffix("; taken for none\n")))
+		Expect(answer{code: a.code, stdout: a.stdout}).To(Equal(answer{}))
+		Expect(called).To(Equal(1))
+	},
+		Entry("DEL", "DEL", `"ipam": {"type": "probe"}`), Entry("GC", "GC", `"ipam": {"type": "probe"}`),
+		Entry("DEL, under another name", "DEL", `"ipam": {"type": "other"}`),
+	)
+
+	DescribeTable("of ADD, CHECK and STATUS never has itself as IPAM plugin", func(command string) {
+		for _, ipam := range []string{"probe", "other"} {
+			r := attach(command)
+			r.conf = fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "net1", "type": "other", "ipam": {"type": %q}}`, ipam)
+			r.run(forbidden()).expectError(cni.CodeConfig, fmt.Sprintf("ipam.type: %q is this plugin itself, which gives no addresses", ipam))
+			it := forbidden()
+			it.IPAM = true // for its own type is what it finds there
+			Expect(r.run(it).stdout).To(ContainSubstring(errHandler.Error()))
+		}
+	}, Entry("ADD", "ADD"), Entry("CHECK", "CHECK"), Entry("STATUS", "STATUS"))
+
 	It("gives the handler what the runtime gave", func() {
 		r := attach("ADD")
 		r.more = []string{"CNI_ARGS=IP=10.0.0.9"}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -74,6 +75,13 @@ func (c *call) decode(ctx context.Context, command string) (*Request, error) {
 	if !cni.ValidName(conf.Name) {
 		return nil, cni.Errorf(cni.CodeConfig, "name: %q is no network name (a letter or digit, then letters, digits, '_', '.', '-')", conf.Name)
 	}
+	if err := c.refuseSelf(conf); err != nil && command != "DEL" && command != "GC" {
+		return nil, err
+	} else if err != nil {
+		// No ADD ever got an address that way, but there may be more to remove.
+		fmt.Fprintf(c.env.Stderr, "%s: %v; taken for none\n", c.plugin.Name, err)
+		conf.IPAM.Type = ""
+	}
 	req := &Request{
 		Attachment: cni.Attachment{Network: conf.Name},
 		Args:       c.vars["CNI_ARGS"],
@@ -86,6 +94,17 @@ func (c *call) decode(ctx context.Context, command string) (*Request, error) {
 		plugin:     c.plugin.Name,
 	}
 	return req, c.decodeRest(req, conf, command)
+}
+
+// refuseSelf returns an error for a plugin that is to be its own IPAM plugin: an
+// IPAM plugin gets the configuration as it is, so it would start itself without
+// end.
+func (c *call) refuseSelf(conf *cni.Config) error {
+	ipam := conf.IPAM.Type
+	if c.plugin.IPAM || ipam == "" || ipam != c.plugin.Name && ipam != conf.Type {
+		return nil
+	}
+	return cni.Errorf(cni.CodeConfig, "ipam.type: %q is this plugin itself, which gives no addresses", ipam)
 }
 
 // readConf reads standard input to its end, or until ctx ends: the caller may
