@@ -9,6 +9,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
+
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 func checkIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
@@ -126,6 +128,9 @@ func variantsWithChains(nf *nft.Conn, f family) ([]ipt.Variant, error) {
 func isChainName(name string) bool { return len(name) == len("CNI-")+24 && name[:4] == "CNI-" }
 
 func statusIPTables(nf *nft.Conn) error {
+	if err := statefile.Writable(stateDir); err != nil {
+		return err
+	}
 	for _, f := range families() {
 		if _, err := nf.HasTable(f.table); absent(err) != nil {
 			return err

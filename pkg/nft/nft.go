@@ -13,6 +13,7 @@
 package nft
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +30,10 @@ const DefaultLock = "/run/hawser/nft.lock"
 
 // lockWait is how long the lock may be held by others. They hold it for milliseconds.
 const lockWait = 30 * time.Second
+
+// NameMax is the longest name of a table, chain or set, in bytes. The kernel refuses even to look for
+// a longer one.
+const NameMax = 255
 
 // attempts bounds how often an Update plans again because others, who do not take our lock, changed
 // the same objects meanwhile.
@@ -106,10 +111,7 @@ func (c *Conn) update(plan func(*Tx) error) error {
 }
 
 func (c *Conn) lock(ctx context.Context) (*statefile.Held, error) {
-	path := c.Lock
-	if path == "" {
-		path = DefaultLock
-	}
+	path := cmp.Or(c.Lock, DefaultLock)
 	dir, err := statefile.Open(filepath.Dir(path), 0o755)
 	if err != nil {
 		return nil, err

@@ -1,12 +1,16 @@
 package nft
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"reflect"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // Verify compares what all attachments share with what the kernel has. Its error joins the differences
@@ -45,8 +49,12 @@ func (c *Conn) Verify(l Layout) error {
 }
 
 // Probe says whether the kernel can hold the layout: it has it, or accepts it in a batch that is not
-// kept. The error matches ErrUnsupported when it cannot.
+// kept. The error matches ErrUnsupported when it cannot. That Update could not make its lock's file is
+// an error, too.
 func (c *Conn) Probe(l Layout) error {
+	if err := statefile.Writable(filepath.Dir(cmp.Or(c.Lock, DefaultLock))); err != nil {
+		return err
+	}
 	if err := c.Verify(l); !errors.Is(err, ErrDrift) {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"path/filepath"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -89,6 +90,20 @@ func (d *Dir) Writable() error {
 		return &fs.PathError{Op: "write in", Path: d.path, Err: err}
 	}
 	return nil
+}
+
+// Writable is Dir.Writable for the directory at path, or for the nearest one
+// above it where Open would make it.
+func Writable(path string) error {
+	d, err := OpenExisting(path)
+	if errors.Is(err, fs.ErrNotExist) && path != filepath.Dir(path) {
+		return Writable(filepath.Dir(path))
+	}
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Writable()
 }
 
 // Replace gives the file name new content in one step; it is created when it

@@ -23,7 +23,7 @@ func status(_ context.Context, req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := writable(filepath.Join(cfg.dataDir, req.Network)); err != nil {
+	if err := statefile.Writable(filepath.Join(cfg.dataDir, req.Network)); err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: no reservation can be written: %w", err)
 	}
 	full, err := fullSets(cfg, req.Network)
@@ -39,20 +39,6 @@ func status(_ context.Context, req *skel.Request) error {
 		req.Warn("%v", err)
 	}
 	return nil
-}
-
-// writable tries the directory, or the nearest one above it where it would be
-// made.
-func writable(path string) error {
-	d, err := statefile.OpenExisting(path)
-	if errors.Is(err, fs.ErrNotExist) && path != filepath.Dir(path) {
-		return writable(filepath.Dir(path))
-	}
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Writable()
 }
 
 // fullSets lists the sets that have no free address.

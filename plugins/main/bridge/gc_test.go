@@ -136,6 +136,15 @@ var _ = Describe("STATUS", func() {
 		Expect(w.Fails(status(conf(Object{"ipam": Object{"type": "nowhere"}})), cni.CodeUnavailable)).To(ContainSubstring(`"nowhere"`))
 	})
 
+	DescribeTable("is code 50 where no lock can be made", func(c Object) {
+		w.Cmd("mount", "-o", "remount,bind,ro", "/run")
+		Expect(w.Fails(status(c), cni.CodeUnavailable)).To(ContainSubstring("write in /run: read-only file system"))
+	},
+		Entry("for ipMasq: nftables", l3(Object{"ipMasq": true})),
+		Entry("for ipMasq: iptables", l3(Object{"ipMasq": true, "ipMasqBackend": "iptables"})),
+		Entry("for macspoofchk", conf(Object{"macspoofchk": true})),
+	)
+
 	DescribeTable("is code 50 where a backend cannot be used", func(c Object, table, says string) {
 		if table == "" {
 			c["ipMasqBackend"] = "iptables"
