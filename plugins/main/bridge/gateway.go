@@ -144,9 +144,8 @@ func (a *attachment) vlanGatewayPort(gw rtnl.Link) (end rtnl.Link, ok bool, err 
 func (a *attachment) vlanGatewaySettings() port { return port{VLAN: a.cfg.Port.VLAN} }
 
 func (a *attachment) finishVLANGateway(ctx context.Context, gw, end rtnl.Link) error {
+	a.warn(errors.Join(iface.IgnoreRouterAdverts(gw.Name), iface.IgnoreRouterAdverts(end.Name)))
 	steps := []func() error{
-		func() error { return iface.IgnoreRouterAdverts(gw.Name) },
-		func() error { return iface.IgnoreRouterAdverts(end.Name) },
 		func() error { return a.host.SetLink(end.Index, rtnl.Change{Master: &a.bridge.Index}) },
 		func() error { return setVLANs(a.host, end.Index, a.bridge.DefaultPVID, a.vlanGatewaySettings()) },
 		func() error { return a.host.SetLink(end.Index, rtnl.Change{Up: ptr(true)}) },

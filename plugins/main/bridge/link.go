@@ -46,8 +46,9 @@ func (a *attachment) ensureBridge() error {
 		}
 	}
 	a.bridge = br
-	if err := a.ignoreRouterAdverts(); err != nil || br.Up {
-		return err
+	a.warn(a.ignoreRouterAdverts())
+	if br.Up {
+		return nil
 	}
 	return a.host.SetLink(br.Index, rtnl.Change{Up: ptr(true)})
 }
@@ -87,7 +88,18 @@ func (a *attachment) makeBridge() (rtnl.Link, error) {
 	if errors.Is(err, unix.EEXIST) {
 		return findBridge(a.host, a.cfg.Bridge)
 	}
-	return br, err
+	return br, a.cfg.unsupportedVLANs(err)
+}
+
+// unsupportedVLANs gives the answer of a kernel without VLAN filtering code 2.
+func (c config) unsupportedVLANs(err error) error {
+	if !c.Port.Filtering || !errors.Is(err, unix.EOPNOTSUPP) {
+		return err
+	}
+	if c.Port.VLAN != 0 {
+		return cni.Errorf(cni.CodeUnsupportedField, "vlan: %d: not supported by this kernel: %w", c.Port.VLAN, err)
+	}
+	return cni.Errorf(cni.CodeUnsupportedField, "vlanTrunk: %v: not supported by this kernel: %w", c.Port.Trunk, err)
 }
 
 // randomMAC returns a locally administered unicast address.

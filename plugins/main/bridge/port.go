@@ -23,9 +23,7 @@ const addressTimeout = 2 * time.Second
 // attachPort sets the host end up as a port and brings it up last, so that
 // nothing passes before every restriction is in place.
 func (a *attachment) attachPort(ctx context.Context) error {
-	if err := iface.IgnoreRouterAdverts(a.hostEnd.Name); err != nil {
-		return err
-	}
+	a.warn(iface.IgnoreRouterAdverts(a.hostEnd.Name))
 	p := a.cfg.Port
 	if p.Hairpin || p.Isolated { // a new port is neither
 		if err := a.host.SetPort(a.hostEnd.Index, rtnl.Port{Hairpin: p.Hairpin, Isolated: p.Isolated}); err != nil {
@@ -34,7 +32,7 @@ func (a *attachment) attachPort(ctx context.Context) error {
 	}
 	if p.Filtering {
 		if err := setVLANs(a.host, a.hostEnd.Index, a.bridge.DefaultPVID, p); err != nil {
-			return err
+			return a.cfg.unsupportedVLANs(err)
 		}
 	}
 	if a.cfg.SpoofCheck {
@@ -104,6 +102,14 @@ func (a *attachment) waitForPort(ctx context.Context) error {
 	return nil
 }
 
+// warn tells of what makes a network better and is no reason to fail: where
+// /proc/sys is read-only, for instance.
+func (a *attachment) warn(err error) {
+	if err != nil {
+		a.Warn("%v", err)
+	}
+}
+
 // waitForAddresses waits until the kernel has finished the IPv6 addresses on
 // both sides, for else the first packets are lost and neighbours ask again only
 // after a second. It does so within milliseconds; if not, that is no failure.
@@ -116,10 +122,7 @@ func (a *attachment) waitForAddresses(ctx context.Context, res *cni.Result) {
 			inside = append(inside, ip.Address.Addr())
 		}
 	}
-	err := errors.Join(a.cont.WaitLocal(ctx, a.contEnd.Index, inside...), a.host.WaitLocal(ctx, a.bridge.Index, a.ready...))
-	if err != nil {
-		a.Warn("%v", err)
-	}
+	a.warn(errors.Join(a.cont.WaitLocal(ctx, a.contEnd.Index, inside...), a.host.WaitLocal(ctx, a.bridge.Index, a.ready...)))
 }
 
 // verifyPort compares the port with what attachPort made of it.

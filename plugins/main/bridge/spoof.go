@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nft"
@@ -77,11 +78,23 @@ func (s spoofCheck) add(ctx context.Context, nf *nft.Conn) error {
 		tx.Add(spoofTable, spoofPairs, s.pair())
 		return nil
 	})
+	if errors.Is(err, nft.ErrUnsupported) {
+		return cni.Errorf(cni.CodeUnsupportedField, "macspoofchk: true: %w", err)
+	}
 	return spoofError(err)
 }
 
-// check compares the port's elements and the shared rule with the kernel's.
+// check compares the port's elements and the shared rule with the kernel's. A check that the
+// reference made is as good: the node may have been upgraded under the container.
 func (s spoofCheck) check(nf *nft.Conn) error {
+	ours := s.checkOurs(nf)
+	if ours == nil || s.referenceThere(nf) {
+		return nil
+	}
+	return spoofError(ours)
+}
+
+func (s spoofCheck) checkOurs(nf *nft.Conn) error {
 	errs := []error{nf.Verify(spoofLayout())}
 	for set, want := range map[string]nft.Element{spoofPorts: s.port(), spoofPairs: s.pair()} {
 		live, err := nf.Get(spoofTable, set, want.Key)
@@ -92,7 +105,26 @@ func (s spoofCheck) check(nf *nft.Conn) error {
 			errs = append(errs, fmt.Errorf("set %q: port %q with address %s is missing", set, s.Port, s.MAC))
 		}
 	}
-	return spoofError(errors.Join(errs...))
+	return errors.Join(errs...)
+}
+
+// referenceThere tells whether the reference's check is whole: a jump to the first chain, from there
+// to the second, and what that one does with the frame.
+func (s spoofCheck) referenceThere(nf *nft.Conn) bool {
+	chains := referenceSpoofChains(s.Attachment)
+	if len(chains[1]) > nft.NameMax {
+		return false
+	}
+	way := []string{"PREROUTING", chains[0], chains[1]}
+	for i, chain := range way[:2] {
+		rules, err := nf.Rules(referenceSpoofTable, chain)
+		if err != nil || !slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Target == way[i+1] }) {
+			return false
+		}
+	}
+	// One rule lets the address pass, the other drops the rest.
+	rules, err := nf.Rules(referenceSpoofTable, way[2])
+	return err == nil && len(rules) >= 2
 }
 
 // deleteSpoofCheck removes the attachment's check, ours or the reference's, without knowing the port.
@@ -136,12 +168,21 @@ func stageSpoofRemoval(tx *nft.Tx, garbage func(nft.Element) bool) error {
 	return nil
 }
 
+var referenceSpoofTable = nft.Table{Family: nft.Bridge, Name: "nat"}
+
+func referenceSpoofChains(a cni.Attachment) []string {
+	first := "cni-br-iface-" + a.ContainerID + "-" + a.IfName
+	return []string{first, first + "-mac"}
+}
+
 // removeReferenceSpoofCheck removes what the reference made: a jump in PREROUTING with a comment that
 // names container and interface, to a chain that jumps to another one.
 func removeReferenceSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
-	table := nft.Table{Family: nft.Bridge, Name: "nat"}
-	name := a.ContainerID + "-" + a.IfName
-	chains := []string{"cni-br-iface-" + name, "cni-br-iface-" + name + "-mac"}
+	table, name := referenceSpoofTable, a.ContainerID+"-"+a.IfName
+	chains := referenceSpoofChains(a)
+	if len(chains[1]) > nft.NameMax {
+		return nil // no kernel has such a chain
+	}
 	there := false
 	for _, chain := range chains {
 		live, err := nf.Chain(table, chain)

@@ -172,7 +172,14 @@ var _ = Describe("the MAC address check", Label("kernel"), func() {
 		Expect(ruleset()).To(BeEmpty())
 	})
 
-	It("deletes what the reference made", func() {
+	It("has nothing to delete for a container whose ID no chain could be named after", func() {
+		long := spoofed(strings.Repeat("c", 300), "eth0", "veth1", 1)
+		Expect(add(long)).To(Succeed())
+		Expect(del(long)).To(Succeed())
+		Expect(ruleset()).NotTo(ContainSubstring("ccc"))
+	})
+
+	It("accepts and deletes what the reference made", func() {
 		const reference = "/usr/lib/cni"
 		if _, err := os.Stat(reference + "/bridge"); err != nil {
 			Skip("the reference plugins are not installed: " + err.Error())
@@ -184,6 +191,9 @@ var _ = Describe("the MAC address check", Label("kernel"), func() {
 			Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
 		}
 		Expect(ruleset()).To(ContainSubstring("cni-br-iface-c1-eth0-mac"))
+		Expect(check(one)).To(Succeed())
+		host.Cmd("nft", "flush", "chain", "bridge", "nat", "cni-br-iface-c1-eth0-mac")
+		Expect(check(one)).NotTo(Succeed())
 		Expect(del(one)).To(Succeed())
 		Expect(ruleset()).NotTo(ContainSubstring("c1-eth0"))
 		Expect(ruleset()).To(ContainSubstring("jump cni-br-iface-c2-eth0"))

@@ -72,6 +72,17 @@ var _ = Describe("traffic", func() {
 		Expect(w.Sysctl("net/ipv6/conf/br/accept_ra")).To(Equal("0"))
 	})
 
+	It("works where /proc/sys is read-only, with a word on what could not be set", func() {
+		w.SetSysctl("net/ipv4/ip_forward", "1")
+		w.SetSysctl("net/ipv6/conf/default/accept_ra", "1")
+		w.Cmd("mount", "--bind", "/proc/sys", "/proc/sys")
+		w.Cmd("mount", "-o", "remount,bind,ro", "/proc/sys")
+		a := w.Attach("one", l3(Object{"isGateway": true}), "10.1.0.2/24")
+		Expect(Ping(a.Host, "10.1.0.1")).To(BeTrue())
+		got := w.Call(Call{Command: "ADD", ID: "two", Netns: nstest.NewNetns().Path, Conf: l3(Object{"isGateway": true})})
+		Expect(got.Stderr).To(ContainSubstring(`link "br": sysctl net.ipv6.conf.br.accept_ra: write "0": read-only file system`))
+	})
+
 	It("does not either through a bridge that others made and that leads nowhere", func() {
 		IP(w.Host, "link add name br up type bridge")
 		w.SetSysctl("net/ipv6/conf/br/accept_ra", "1")

@@ -44,6 +44,22 @@ func (w *world) vlans(port string) string {
 	return strings.Join(words, " ")
 }
 
+var _ = Describe("a kernel without VLAN filtering", func() {
+	DescribeTable("is code 2 with the key and its value", func(more Object, says string) {
+		w := newWorld()
+		if w.Run(nstest.Program{Path: "ip", Args: strings.Fields("link add filtering type bridge vlan_filtering 1")}).Exit == 0 {
+			Skip("this kernel has VLAN filtering")
+		}
+		add := Call{Command: "ADD", Netns: nstest.NewNetns().Path, Conf: conf(more)}
+		Expect(w.Fails(add, cni.CodeUnsupportedField)).To(HavePrefix(says + ": not supported by this kernel"))
+		IP(w.Host, "link add name br up type bridge")
+		Expect(w.Fails(add, cni.CodeUnsupportedField)).To(HavePrefix(says + ": not supported by this kernel"))
+	},
+		Entry("vlan", Object{"vlan": 100}, "vlan: 100"),
+		Entry("vlanTrunk", Object{"vlanTrunk": []Object{{"id": 7}}}, "vlanTrunk: [7]"),
+	)
+})
+
 var _ = Describe("VLANs", Label("kernel"), func() {
 	var w *world
 	BeforeEach(func() {
