@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -137,7 +138,7 @@ var _ = Describe("the configuration", func() {
 
 	It("describes each key that it reads", func() {
 		var out strings.Builder
-		Expect(skel.Run(nil, plugin(), skel.Env{Args: []string{"--help"}, Stdout: &out})).To(BeZero())
+		Expect(skel.Run(context.Background(), plugin(), skel.Env{Args: []string{"--help"}, Stdout: &out})).To(BeZero())
 		for _, key := range []string{"backend", "snat", "masqAll", "markMasqBit", "externalSetMarkChain", "conditionsV4", "conditionsV6",
 			"runtimeConfig.portMappings[].hostPort", "runtimeConfig.portMappings[].containerPort",
 			"runtimeConfig.portMappings[].protocol", "runtimeConfig.portMappings[].hostIP"} {

@@ -62,6 +62,22 @@ var _ = Describe("a service on the port of a container", Label("kernel"), func()
 	}
 })
 
+var _ = Describe("a service that leads to a container with host ports", Label("kernel"), func() {
+	It("keeps the source of those who use the service, also on the port of the same number", func() {
+		w := newWorld()
+		w.bridge(1)
+		w.SetBridgeNF(true)
+		a, b := w.container(1, 2), w.container(1, 3)
+		a.serve(80)
+		a.add(ports("8080:80"))
+		w.Cmd("nft", `add table ip kube-proxy
+add chain ip kube-proxy pre { type nat hook prerouting priority -100 ; }
+add rule ip kube-proxy pre ip daddr 10.96.0.10 tcp dport 8080 dnat to 10.1.0.2:80`)
+		Expect(ask(b.Host, "tcp", "10.96.0.10:8080", patience())).To(Equal("10.1.0.3"))
+		Expect(ask(b.Host, "tcp", "192.0.2.1:8080", patience())).To(Equal("10.1.0.1"))
+	})
+})
+
 var _ = Describe("beside kube-proxy in its mode ipvs", Label("kernel"), func() {
 	var w *world
 	var c *container
