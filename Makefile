@@ -1,10 +1,11 @@
 .DEFAULT_GOAL := build
-.PHONY: build demo test test-vm lint fuzz bench install clean help
+.PHONY: build demo test test-vm test-runtimes lint fuzz bench install clean help
 
 build:   ; @scripts/build.sh    #: compile every plugin into bin/
 demo:    ; @scripts/demo.sh     #: three containers on a throw-away host, proved by traffic (root)
 test:    ; @scripts/test.sh     #: everything that this machine can run; says what it skipped
 test-vm: ; @scripts/test-vm.sh  #: the specs labelled "kernel", on Debian's kernel in QEMU
+test-runtimes: ; @scripts/test-runtimes.sh  #: the plugins under real runtimes (root; installs them)
 lint:    ; @scripts/lint.sh     #: gofmt, vet, staticcheck, shellcheck
 fuzz:    ; @scripts/fuzz.sh     #: each fuzz target for FUZZTIME (30s)
 bench:   ; @scripts/bench.sh    #: the Go benchmarks

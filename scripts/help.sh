@@ -3,4 +3,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-sed -n 's/^\([a-z-]*\): .*#: /make \1\t/p' Makefile | expand -t 14
+sed -n 's/^\([a-z-]*\): .*#: /make \1\t/p' Makefile | expand -t 20

@@ -1,0 +1,26 @@
+#!/bin/bash
+# test-runtimes.sh: the plugins under runtimes from Debian and a
+# containerd 2 built here, on throw-away hosts in namespaces of their own. Needs
+# root. The first run compiles containerd, which takes minutes. TESTFLAGS go to
+# go test; HAWSER_CONTAINERD is a directory with another containerd 2.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+version=v2.4.2
+scripts/deps.sh containerd containernetworking-plugins iproute2 nftables procps runc util-linux
+scripts/build.sh
+export HAWSER_BIN=$PWD/bin
+if [ -z "${HAWSER_CONTAINERD:-}" ]; then
+	HAWSER_CONTAINERD=${XDG_CACHE_HOME:-$HOME/.cache}/hawser/containerd-$version
+	for program in containerd containerd-shim-runc-v2 ctr; do
+		[ -x "$HAWSER_CONTAINERD/$program" ] ||
+			GOBIN=$HAWSER_CONTAINERD CGO_ENABLED=0 go install "github.com/containerd/containerd/v2/cmd/$program@$version"
+	done
+fi
+export HAWSER_CONTAINERD
+
+[ -t 1 ] || export GINKGO_NO_COLOR=TRUE
+cd test/runtimes
+go vet ./...
+read -ra flags <<<"${TESTFLAGS:-}"
+go test -count=1 -timeout 10m "${flags[@]}" ./...

@@ -1,0 +1,140 @@
+// Package pods is what specs under different runtimes have in common: the network
+// that a user would configure, and the traffic that must work in it.
+package pods
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// Port is where every pod serves, on TCP and UDP.
+const Port = "80"
+
+// Network is what differs between the networks of the specs.
+type Network struct {
+	Version  string // of the configuration; "1.0.0" when empty
+	Versions string // list of cniVersions, as JSON; for libraries that know it
+	Backend  string // "nftables" or "iptables"; none when empty
+	IPAM     string // more keys of ipam, each with a comma before it
+	Tuning   string // more keys of tuning, each with a comma before it
+}
+
+// Sysctl is the one that tuning sets in each pod, and its value.
+const (
+	Sysctl      = "net/core/somaxconn"
+	SysctlValue = "777"
+)
+
+// Conflist is a network of bridge, portmap and tuning, as the file that a user writes.
+func (n Network) Conflist() string {
+	version, versions, masq, backend := "1.0.0", "", "", ""
+	if n.Version != "" {
+		version = n.Version
+	}
+	if n.Versions != "" {
+		versions = `, "cniVersions": ` + n.Versions
+	}
+	if n.Backend != "" {
+		masq, backend = fmt.Sprintf(`, "ipMasqBackend": %q`, n.Backend), fmt.Sprintf(`, "backend": %q`, n.Backend)
+	}
+	return fmt.Sprintf(`{"cniVersion": %q%s, "name": "pods", "plugins": [
+  {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true%s,
+   "ipam": {"type": "host-local", "routes": [{"dst": "0.0.0.0/0"}], "ranges": [[{"subnet": "10.88.0.0/24"}]]%s}},
+  {"type": "portmap", "capabilities": {"portMappings": true}, "snat": true%s},
+  {"type": "tuning", "sysctl": {"net.core.somaxconn": %q}%s}
+]}
+`, version, versions, masq, n.IPAM, backend, SysctlValue, n.Tuning)
+}
+
+// Pod is a container that runs: its network namespace and its address.
+type Pod struct {
+	*nstest.Host
+	Addr string
+}
+
+// At is the pod whose network namespace is pinned at path.
+func At(path, addr string) Pod {
+	return Pod{Host: &nstest.Host{Name: path, Path: path}, Addr: addr}
+}
+
+// Serve answers on the pod's port, for pods in which nothing else does.
+func (p Pod) Serve() Pod {
+	ginkgo.GinkgoHelper()
+	p.Host.Serve("tcp", ":"+Port)
+	p.Host.Serve("udp", ":"+Port)
+	return p
+}
+
+// ExpectUp looks at the pod from within.
+func (p Pod) ExpectUp() {
+	ginkgo.GinkgoHelper()
+	gomega.Expect(p.Cmd("ip", "-4", "-o", "addr", "show", "dev", "eth0")).To(gomega.ContainSubstring(" " + p.Addr + "/24 "))
+	gomega.Expect(p.Cmd("ip", "-br", "link", "show", "dev", "eth0")).To(gomega.ContainSubstring("LOWER_UP"))
+	gomega.Expect(p.Cmd("ip", "-br", "link", "show", "dev", "lo")).To(gomega.ContainSubstring("LOWER_UP"))
+	gomega.Expect(p.Cmd("ip", "route", "show", "default")).To(gomega.ContainSubstring("via 10.88.0.1 dev eth0"))
+	gomega.Expect(p.Sysctl(Sysctl)).To(gomega.Equal(SysctlValue))
+}
+
+// World is a host, a machine one hop away from it, and ports of the host that are
+// published for the server of a pod.
+type World struct {
+	Host, Outside *nstest.Host
+	Published     string // a port, TCP and UDP, on all addresses of the host
+	OnUplink      string // a port, TCP, on 192.0.2.1 alone; none when empty
+}
+
+// expect asks until the server is there, and compares whom it saw.
+func expect(from *nstest.Host, network, address, seen string) {
+	ginkgo.GinkgoHelper()
+	ask := func() (string, error) { return from.Ask(network, address) }
+	gomega.Eventually(ask).WithTimeout(nstest.Patience(10*time.Second)).Should(gomega.HavePrefix(seen+":"),
+		fmt.Sprintf("%s asks %s %s", from.Name, network, address))
+}
+
+// ExpectTraffic talks to the server, the pod behind the published ports, from
+// everywhere, and lets the client talk to the outside.
+func (w World) ExpectTraffic(client, server Pod) {
+	ginkgo.GinkgoHelper()
+	outside, _, err := net.SplitHostPort(w.Outside.Serve("tcp", "192.0.2.2:4000"))
+	gomega.Expect(err).NotTo(gomega.HaveOccurred())
+	expect(client.Host, "tcp", outside+":4000", "192.0.2.1") // masqueraded
+	for _, network := range []string{"tcp", "udp"} {
+		expect(client.Host, network, server.Addr+":"+Port, client.Addr)
+		expect(w.Host, network, server.Addr+":"+Port, "10.88.0.1")
+		expect(w.Outside, network, "192.0.2.1:"+w.Published, "192.0.2.2")
+		expect(w.Host, network, "192.0.2.1:"+w.Published, "192.0.2.1")
+		expect(w.Host, network, "127.0.0.1:"+w.Published, "10.88.0.1")
+		expect(client.Host, network, "192.0.2.1:"+w.Published, "10.88.0.1")
+		expect(server.Host, network, "192.0.2.1:"+w.Published, "10.88.0.1") // hairpin
+	}
+	if w.OnUplink != "" {
+		expect(w.Outside, "tcp", "192.0.2.1:"+w.OnUplink, "192.0.2.2")
+		_, err := w.Host.Ask("tcp", "127.0.0.1:"+w.OnUplink)
+		gomega.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("refused")))
+	}
+}
+
+// ExpectNothingLeft looks for anything of a pod: links, leases, rules.
+func ExpectNothingLeft(host *nstest.Host) {
+	ginkgo.GinkgoHelper()
+	gomega.Expect(host.Cmd("ip", "-br", "link", "show", "master", "cni0")).To(gomega.BeEmpty(), "links")
+	gomega.Expect(Leases(host)).To(gomega.BeEmpty(), "leases")
+	// Elements are marked with network and container; chains of iptables have hashes.
+	gomega.Expect(host.Cmd("nft", "list", "ruleset")).NotTo(gomega.MatchRegexp(`[0-9a-f]{16} pods |10\.88\.0\.[0-9]+|CNI-(DN-)?[0-9a-f]`), "rules")
+}
+
+// Leases are the addresses that host-local has lent.
+func Leases(host *nstest.Host) []string {
+	ginkgo.GinkgoHelper()
+	// The directory is made by the first ADD.
+	out := host.Run(nstest.Program{Path: "find", Args: []string{
+		"/var/lib/cni/networks/pods", "-name", "10.88.0.*", "-printf", "%f\\n"}})
+	return strings.Fields(out.Stdout)
+}

@@ -1,0 +1,140 @@
+package runtimes_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/test/pods"
+)
+
+// Containerd 1.6 refuses a list whose cniVersion is 1.1.0; newer libraries choose
+// from cniVersions.
+var network = pods.Network{Versions: `["0.4.0", "1.0.0", "1.1.0"]`}
+
+// built is the directory of a containerd 2 that the script has built.
+func built() string {
+	dir := os.Getenv("HAWSER_CONTAINERD")
+	if dir == "" {
+		Skip("needs containerd 2: HAWSER_CONTAINERD is not set (scripts/test-runtimes.sh builds it)")
+	}
+	return dir
+}
+
+var _ = Describe("containerd 1.6", func() { underContainerd(func() string { return "" }) })
+
+var _ = Describe("containerd 2", func() { underContainerd(built) })
+
+func underContainerd(dir func() string) {
+	It("has pods with addresses, traffic, host ports, sysctls; stopped and removed twice", func() {
+		c := newContainerd(newMachine(""), dir(), network.Conflist())
+		first, _ := c.kubelet.start("first", tcp(8080, 80)) // what pods share is there from now on
+		c.end(first)
+		pods.ExpectNothingLeft(c.Host)
+		before := c.state()
+
+		a, client := c.kubelet.start("client")
+		b, server := c.kubelet.start("server", tcp(8080, 80), udp(8080, 80), on("192.0.2.1", tcp(8081, 80)))
+		client.ExpectUp()
+		server.ExpectUp()
+		c.world("8080", "8081").ExpectTraffic(client, server)
+
+		_, err := c.run("greedy", tcp(8080, 80))
+		Expect(err).To(MatchError(And(ContainSubstring("8080"), ContainSubstring(b))), "the port is taken, and by whom")
+		server.ExpectUp()
+
+		Expect(c.stop(a)).To(Succeed())
+		Expect(c.stop(a)).To(Succeed())
+		Expect(c.stop(b)).To(Succeed())
+		for range 2 {
+			Expect(c.remove(a)).To(Succeed())
+			Expect(c.remove(b)).To(Succeed())
+		}
+		c.end(c.all()...)
+		pods.ExpectNothingLeft(c.Host)
+		Expect(c.state()).To(Equal(before))
+	})
+
+	It("has 20 pods at once, up and down", func() {
+		c := newContainerd(newMachine(""), dir(), network.Conflist())
+		const many = 20
+		ids := make([]string, many)
+		Expect(atOnce(many, func(i int) (err error) {
+			ids[i], err = c.run(fmt.Sprint("pod", i), tcp(int32(9000+i), 80))
+			return err
+		})).To(Succeed())
+		taken := map[string]bool{}
+		for _, id := range ids {
+			pod := c.find(id)
+			pod.ExpectUp()
+			taken[pod.Addr] = true
+		}
+		Expect(taken).To(HaveLen(many))
+		Expect(atOnce(many, func(i int) error { return errors.Join(c.stop(ids[i]), c.remove(ids[i])) })).To(Succeed())
+		pods.ExpectNothingLeft(c.Host)
+	})
+
+	It("sets the MAC address that tuning is told", func() {
+		n := network
+		n.Tuning = `, "mac": "02:00:00:00:00:aa"`
+		c := newContainerd(newMachine(""), dir(), n.Conflist())
+		id, pod := c.kubelet.start("pod")
+		Expect(pod.Cmd("ip", "-br", "link", "show", "eth0")).To(ContainSubstring("02:00:00:00:00:aa"))
+		c.end(id)
+		pods.ExpectNothingLeft(c.Host)
+	})
+
+	It("is killed while pods run, and deletes them afterwards", func() {
+		c := newContainerd(newMachine(""), dir(), network.Conflist())
+		id, pod := c.kubelet.start("pod", tcp(8080, 80))
+		c.crash()
+		pod.ExpectUp()
+		c.start()
+		c.ready()
+		Expect(c.all()).To(ConsistOf(id))
+		c.end(id)
+		pods.ExpectNothingLeft(c.Host)
+	})
+
+	It("is killed in the middle of ADDs, and GC collects what it forgot", func() {
+		c := newContainerd(newMachine(""), dir(), network.Conflist())
+		var wg sync.WaitGroup
+		for i := range 10 {
+			wg.Go(func() { _, _ = c.run(fmt.Sprint("pod", i), tcp(int32(9000+i), 80)) })
+		}
+		Eventually(func() []string { return pods.Leases(c.Host) }).ShouldNot(BeEmpty())
+		c.crash()
+		wg.Wait()
+		c.start()
+		c.ready()
+		c.end(c.all()...)
+		AddReportEntry("addresses that containerd forgot", strings.Join(pods.Leases(c.Host), " "))
+		c.collect()
+		pods.ExpectNothingLeft(c.Host)
+	})
+}
+
+// collect is a GC of the network with nothing valid: a job that containerd leaves
+// to others.
+func (c *containerd) collect() {
+	GinkgoHelper()
+	for _, plugin := range []string{"bridge", "portmap", "tuning"} {
+		c.gc(plugin)
+	}
+}
+
+// atOnce calls fn with 0 to n-1, all at once.
+func atOnce(n int, fn func(int) error) error {
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { errs[i] = fn(i) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}

@@ -1,0 +1,160 @@
+package runtimes_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/test/pods"
+)
+
+// kubelet asks a runtime for pods over CRI, as kubelet does.
+type kubelet struct {
+	cri.RuntimeServiceClient
+	dir    string // of logs
+	cgroup string // parent of the pods'
+}
+
+func newKubelet(socket string, m *machine) *kubelet {
+	GinkgoHelper()
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(conn.Close)
+	return &kubelet{RuntimeServiceClient: cri.NewRuntimeServiceClient(conn), dir: m.dir, cgroup: m.cgroup}
+}
+
+// limit is how long kubelet waits for an answer.
+func limit() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), nstest.Patience(2*time.Minute))
+}
+
+// condition is the runtime's opinion of NetworkReady or RuntimeReady.
+func (k *kubelet) condition(kind string) (bool, string, error) {
+	ctx, cancel := limit()
+	defer cancel()
+	answer, err := k.Status(ctx, &cri.StatusRequest{})
+	if err != nil {
+		return false, "", err
+	}
+	for _, c := range answer.Status.Conditions {
+		if c.Type == kind {
+			return c.Status, c.Message, nil
+		}
+	}
+	return false, "", fmt.Errorf("no condition %s", kind)
+}
+
+// network reads NetworkReady as one text, which is "ready" when it is true.
+func (k *kubelet) network() string {
+	switch ready, message, err := k.condition("NetworkReady"); {
+	case err != nil:
+		return err.Error()
+	case ready:
+		return "ready"
+	default:
+		return "not ready: " + message
+	}
+}
+
+// sandbox is what kubelet wants of a pod.
+func (k *kubelet) sandbox(name string, ports ...*cri.PortMapping) *cri.PodSandboxConfig {
+	return &cri.PodSandboxConfig{
+		Metadata:     &cri.PodSandboxMetadata{Name: name, Uid: "uid-" + name, Namespace: "default"},
+		Hostname:     name,
+		LogDirectory: k.dir + "/log",
+		DnsConfig:    &cri.DNSConfig{Servers: []string{"192.0.2.53"}},
+		PortMappings: ports,
+		Linux: &cri.LinuxPodSandboxConfig{CgroupParent: k.cgroup, SecurityContext: &cri.LinuxSandboxSecurityContext{
+			NamespaceOptions: &cri.NamespaceOption{Network: cri.NamespaceMode_POD, Pid: cri.NamespaceMode_CONTAINER}}},
+	}
+}
+
+// run starts a pod and returns its ID.
+func (k *kubelet) run(name string, ports ...*cri.PortMapping) (string, error) {
+	ctx, cancel := limit()
+	defer cancel()
+	answer, err := k.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: k.sandbox(name, ports...)})
+	if err != nil {
+		return "", err
+	}
+	return answer.PodSandboxId, nil
+}
+
+func (k *kubelet) stop(id string) error {
+	ctx, cancel := limit()
+	defer cancel()
+	_, err := k.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: id})
+	return err
+}
+
+func (k *kubelet) remove(id string) error {
+	ctx, cancel := limit()
+	defer cancel()
+	_, err := k.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: id})
+	return err
+}
+
+// all are the IDs of the pods that the runtime knows.
+func (k *kubelet) all() []string {
+	GinkgoHelper()
+	ctx, cancel := limit()
+	defer cancel()
+	answer, err := k.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+	Expect(err).NotTo(HaveOccurred())
+	var ids []string
+	for _, s := range answer.Items {
+		ids = append(ids, s.Id)
+	}
+	return ids
+}
+
+// start runs a pod and looks where it is.
+func (k *kubelet) start(name string, ports ...*cri.PortMapping) (string, pods.Pod) {
+	GinkgoHelper()
+	id, err := k.run(name, ports...)
+	Expect(err).NotTo(HaveOccurred())
+	return id, k.find(id)
+}
+
+// find returns the pod of a sandbox.
+func (k *kubelet) find(id string) pods.Pod {
+	GinkgoHelper()
+	ctx, cancel := limit()
+	defer cancel()
+	answer, err := k.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
+	Expect(err).NotTo(HaveOccurred())
+	_, rest, found := strings.Cut(answer.Info["info"], `"type":"network","path":"`)
+	Expect(found).To(BeTrue(), answer.Info["info"])
+	path, _, _ := strings.Cut(rest, `"`)
+	// The runtime's way to it may lead through a link.
+	return pods.At(strings.Replace(path, "/var/run/", "/run/", 1), answer.Status.Network.Ip)
+}
+
+func (k *kubelet) end(ids ...string) {
+	GinkgoHelper()
+	for _, id := range ids {
+		Expect(k.stop(id)).To(Succeed())
+		Expect(k.remove(id)).To(Succeed())
+	}
+}
+
+func tcp(host, container int32) *cri.PortMapping {
+	return &cri.PortMapping{Protocol: cri.Protocol_TCP, HostPort: host, ContainerPort: container}
+}
+
+func udp(host, container int32) *cri.PortMapping {
+	return &cri.PortMapping{Protocol: cri.Protocol_UDP, HostPort: host, ContainerPort: container}
+}
+
+func on(address string, p *cri.PortMapping) *cri.PortMapping {
+	p.HostIp = address
+	return p
+}

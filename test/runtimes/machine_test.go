@@ -1,0 +1,145 @@
+package runtimes_test
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/test/pods"
+)
+
+const cgroups = "/sys/fs/cgroup"
+
+// machine is a host on which a runtime can live, with a machine one hop away.
+type machine struct {
+	*nstest.Host
+	outside *nstest.Host
+	dir     string // for files; everybody sees it
+	plugins string // the plugin directory
+	cgroup  string // parent of every container's
+}
+
+// newMachine makes a host with the given plugin directory's plugins, or ours where
+// that is empty. Whatever runs on it is killed at the end of the spec.
+func newMachine(plugins string) *machine {
+	GinkgoHelper()
+	nstest.Need("realroot")
+	m := &machine{Host: nstest.NewHost(), dir: GinkgoT().TempDir()}
+	m.cgroup = "/hawser-" + filepath.Base(filepath.Dir(m.dir)) + strconv.Itoa(os.Getpid())
+	m.outside = nstest.NewOutside(m.Host)
+	DeferCleanup(m.removeCgroups)
+	DeferCleanup(m.killAll)
+	nstest.NeedOK("cgroups", m.mountCgroups())
+	m.plugins = filepath.Join(m.dir, "bin")
+	Expect(os.Mkdir(m.plugins, 0o755)).To(Succeed())
+	m.install(plugins)
+	return m
+}
+
+var suite = []string{"bridge", "host-local", "loopback", "portmap", "tuning"}
+
+// install replaces the plugins by those of a directory, or by ours, each by a rename.
+func (m *machine) install(from string) {
+	GinkgoHelper()
+	for _, name := range suite {
+		path := filepath.Join(from, name)
+		if from == "" {
+			path = nstest.Build(name)
+		}
+		data, err := os.ReadFile(path)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(os.WriteFile(filepath.Join(m.plugins, ".new"), data, 0o755)).To(Succeed())
+		Expect(os.Rename(filepath.Join(m.plugins, ".new"), filepath.Join(m.plugins, name))).To(Succeed())
+	}
+}
+
+// mountCgroups brings the cgroups of the machine, which the fresh /sys of the host
+// hides, into the host's mount namespace.
+func (m *machine) mountCgroups() error {
+	tree, err := unix.OpenTree(unix.AT_FDCWD, cgroups, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+	if err != nil {
+		return fmt.Errorf("open_tree %s: %w", cgroups, err)
+	}
+	defer func() { _ = unix.Close(tree) }()
+	m.Do(func() { err = unix.MoveMount(tree, "", unix.AT_FDCWD, cgroups, unix.MOVE_MOUNT_F_EMPTY_PATH) })
+	return err
+}
+
+// removeCgroups removes what the runtimes made below the parent, deepest first.
+func (m *machine) removeCgroups() error {
+	parents, err := filepath.Glob(cgroups + "/*" + m.cgroup)
+	if err != nil {
+		return err
+	}
+	for _, parent := range append(parents, cgroups+m.cgroup) {
+		var dirs []string
+		_ = filepath.WalkDir(parent, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				dirs = append(dirs, path)
+			}
+			return nil
+		})
+		for _, dir := range slices.Backward(dirs) {
+			Eventually(func() error { return os.Remove(dir) }).Should(Or(Succeed(), MatchError(fs.ErrNotExist)))
+		}
+	}
+	return nil
+}
+
+// killAll kills every process with other mounts than the specs': the PID namespace
+// is that of this run.
+func (m *machine) killAll() {
+	GinkgoHelper()
+	own, err := os.Readlink("/proc/1/exe")
+	Expect(err).NotTo(HaveOccurred())
+	self, err := os.Readlink("/proc/self/exe")
+	Expect(err).NotTo(HaveOccurred())
+	Expect(own).To(Equal(self), "PID 1 is not the init of this run")
+	Eventually(func() []string {
+		left := foreigners()
+		for _, pid := range left {
+			n, _ := strconv.Atoi(pid)
+			_ = unix.Kill(n, unix.SIGKILL)
+		}
+		return left
+	}).WithTimeout(nstest.Patience(10 * time.Second)).Should(BeEmpty())
+}
+
+// foreigners are the processes that have other mounts than we.
+func foreigners() []string {
+	mounts, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return nil
+	}
+	var out []string
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		if its, err := os.Readlink(dir + "/ns/mnt"); err == nil && its != mounts {
+			out = append(out, filepath.Base(dir))
+		}
+	}
+	return out
+}
+
+// world is the machine as the shared specs see it.
+func (m *machine) world(published, onUplink string) pods.World {
+	return pods.World{Host: m.Host, Outside: m.outside, Published: published, OnUplink: onUplink}
+}
+
+// state is what has to be as before when everything is gone, but for the address
+// that host-local gave last, which is there to be different.
+func (m *machine) state() string {
+	GinkgoHelper()
+	files := m.Run(nstest.Program{Path: "find", Args: []string{
+		"/var/lib/cni", "/run/hawser", "/run/cni", "/run/netns", "-type", "f"}}).Stdout
+	return m.Snapshot() + files
+}
