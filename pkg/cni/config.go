@@ -111,6 +111,9 @@ func (c *Config) ValidAttachments() ([]AttachmentRef, error) {
 	if raw == nil {
 		key, raw = "cni.dev/attachments", c.RawAttachments
 	}
+	if isNull(raw) && !isNull(c.RawAttachments) && string(c.RawAttachments) != "[]" {
+		return nil, Errorf(CodeConfig, "cni.dev/valid-attachments: empty, but cni.dev/attachments has %s; GC removes nothing while they contradict", c.RawAttachments)
+	}
 	if raw == nil {
 		return nil, Errorf(CodeConfig, "cni.dev/valid-attachments: missing; GC removes nothing without a list (null or [] say that no attachment is valid)")
 	}

@@ -129,8 +129,8 @@ var _ = Describe("cni.dev/valid-attachments", func() {
 		Entry("the older spelling", `{"cni.dev/attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, c1),
 		Entry("the older spelling, null", `{"cni.dev/attachments": null}`),
 		Entry("both, as libcni sends them", `{"cni.dev/attachments": [{"containerID": "c1", "ifname": "eth0"}], "cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, c1),
+		Entry("both: one null, the other empty", `{"cni.dev/attachments": [], "cni.dev/valid-attachments": null}`),
 		Entry("both: the specification's counts", `{"cni.dev/attachments": null, "cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, c1),
-		Entry("both: the specification's counts when it is null", `{"cni.dev/valid-attachments": null, "cni.dev/attachments": [{"containerID": "c1", "ifname": "eth0"}]}`),
 	)
 
 	DescribeTable("is refused", func(doc, message string) {
@@ -139,6 +139,7 @@ var _ = Describe("cni.dev/valid-attachments", func() {
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 	},
 		Entry("missing", `{}`, "cni.dev/valid-attachments: missing"),
+		Entry("empty beside an older spelling that is not", `{"cni.dev/valid-attachments": null, "cni.dev/attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, "contradict"),
 		Entry("an object", `{"cni.dev/valid-attachments": {}}`, "cni.dev/valid-attachments: want a list of {containerID, ifname}: is a JSON object, want an array"),
 		Entry("the older spelling of another type", `{"cni.dev/attachments": "x"}`, "cni.dev/attachments: want a list"),
 		Entry("an entry of another type", `{"cni.dev/valid-attachments": [5]}`, "want a list"),

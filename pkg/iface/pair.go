@@ -170,3 +170,18 @@ func CheckMTU(mtu int) error {
 	}
 	return nil
 }
+
+// mtuMin6 is the smallest MTU of a link that carries IPv6, in bytes (RFC 8200,
+// section 5). Below it the kernel has no IPv6 on a link at all.
+const mtuMin6 = 1280
+
+// CheckMTUFor refuses, with code 7, an mtu that is too small for one of the
+// addresses.
+func CheckMTUFor(mtu int, ips []cni.IP) error {
+	for _, ip := range ips {
+		if mtu != 0 && mtu < mtuMin6 && ip.Address.Addr().Is6() {
+			return cni.Errorf(cni.CodeConfig, "mtu: %d is too small for IPv6 (%d), which address %s needs", mtu, mtuMin6, ip.Address)
+		}
+	}
+	return nil
+}

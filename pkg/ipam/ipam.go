@@ -5,6 +5,7 @@ package ipam
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/invoke"
@@ -35,6 +36,11 @@ func (c Client) Add(ctx context.Context) (*cni.Result, error) {
 	}
 	if len(res.IPs) == 0 {
 		return nil, cni.Errorf(cni.CodeIPAM, "IPAM plugin %q: its answer has no addresses", c.Type)
+	}
+	for i, ip := range res.IPs {
+		if slices.ContainsFunc(res.IPs[:i], func(o cni.IP) bool { return o.Address.Addr() == ip.Address.Addr() }) {
+			return nil, cni.Errorf(cni.CodeIPAM, "IPAM plugin %q: its answer has address %s twice", c.Type, ip.Address.Addr())
+		}
 	}
 	// An IPAM plugin knows nothing of interfaces (specification, section 5).
 	res.Interfaces = nil

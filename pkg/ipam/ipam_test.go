@@ -66,6 +66,7 @@ var _ = Describe("Client", func() {
 		Entry("an error object, but status 0", `{"code": 11, "msg": "busy"}`, "no addresses"),
 		Entry("a bad version", `{"cniVersion": "9.9.9", "ips": [{"address": "10.0.0.5/24"}]}`, `cniVersion: "9.9.9"`),
 		Entry("a bad address", `{"ips": [{"address": "10.0.0.5"}]}`, `ips[0].address: "10.0.0.5"`),
+		Entry("an address twice", `{"ips": [{"address": "10.0.0.5/24"}, {"address": "10.0.0.5/16"}]}`, "address 10.0.0.5 twice"),
 		Entry("a bad gateway", `{"ips": [{"address": "10.0.0.5/24", "gateway": "x"}]}`, `ips[0].gateway: "x"`),
 		Entry("a bad route", `{"ips": [{"address": "10.0.0.5/24"}], "routes": [{"dst": "x"}]}`, `routes[0].dst: "x"`),
 		Entry("its family's shape, which is not its version's", `{"cniVersion": "1.0.0", "ip4": {"ip": "10.0.0.5/24"}}`, "no addresses"),

@@ -196,11 +196,11 @@ func (c *call) openNetns(command string) error {
 		c.req.NS = opened
 		return nil
 	case command != "DEL":
-		return cni.Errorf(code, "CNI_NETNS %q: %w", path, err)
+		return cni.Errorf(code, "CNI_NETNS: %w", err)
 	case !errors.Is(err, ns.ErrNotExist):
 		// The path leads elsewhere by now. What was in the container went with
 		// its namespace.
-		c.req.Warn("CNI_NETNS %q: %v; taken for gone", path, err)
+		c.req.Warn("CNI_NETNS: %v; taken for gone", err)
 	}
 	return nil
 }
@@ -226,7 +226,7 @@ func (c *call) checkOwn(n *ns.NS) error {
 	defer own.Close()
 	same, err := own.Same(n)
 	if err == nil && same {
-		err = errors.New("is the plugin's own network namespace (CNI_NETNS_OVERRIDE=1 allows it)")
+		err = fmt.Errorf("network namespace %q: is the plugin's own (CNI_NETNS_OVERRIDE=1 allows it)", n.Path())
 	}
 	return err
 }

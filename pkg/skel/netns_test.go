@@ -58,7 +58,7 @@ var _ = Describe("CNI_NETNS", func() {
 		for _, path := range ownForms() {
 			for _, command := range []string{"ADD", "CHECK"} {
 				attachTo(command, path, conf1).run(forbidden()).expectError(cni.CodeEnvironment,
-					And(ContainSubstring("CNI_NETNS %q", path), ContainSubstring("the plugin's own network namespace")))
+					ContainSubstring("CNI_NETNS: network namespace %q: is the plugin's own", path))
 			}
 		}
 	})
@@ -81,7 +81,7 @@ var _ = Describe("CNI_NETNS", func() {
 
 	It("that is gone is code 3 on a first ADD only: elsewhere there is something to clean up", func() {
 		for _, path := range gone() {
-			names := ContainSubstring("CNI_NETNS %q", path)
+			names := ContainSubstring("CNI_NETNS: network namespace %q", path)
 			attachTo("ADD", path, conf1).run(forbidden()).expectError(cni.CodeUnknownContainer, names)
 			attachTo("ADD", path, confPrev).run(forbidden()).expectError(cni.CodeEnvironment, names)
 			attachTo("CHECK", path, conf1).run(forbidden()).expectError(cni.CodeEnvironment, names)
@@ -94,7 +94,7 @@ var _ = Describe("CNI_NETNS", func() {
 		for _, path := range noNetns() {
 			for _, command := range []string{"ADD", "CHECK"} {
 				attachTo(command, path, conf1).run(forbidden()).expectError(cni.CodeEnvironment,
-					And(ContainSubstring("CNI_NETNS %q", path), ContainSubstring("not a network namespace")))
+					And(ContainSubstring("CNI_NETNS: network namespace %q", path), ContainSubstring("not a network namespace")))
 			}
 		}
 	})
@@ -106,7 +106,7 @@ var _ = Describe("CNI_NETNS", func() {
 		}
 		for _, path := range append(noNetns(), ownForms()...) {
 			a := attachTo("DEL", path, conf1).run(probe(unused))
-			Expect(a.stderr).To(And(ContainSubstring("CNI_NETNS %q", path), ContainSubstring("taken for gone")))
+			Expect(a.stderr).To(And(ContainSubstring("CNI_NETNS: network namespace %q", path), ContainSubstring("taken for gone")))
 			Expect(answer{code: a.code, stdout: a.stdout}).To(Equal(answer{}))
 		}
 	})

@@ -99,7 +99,7 @@ func takeOne(l *leases, w want) (netip.Addr, error) {
 	}
 	files, owners := l.count(w.ranges)
 	return addr, cni.Errorf(cni.CodeTryAgain,
-		"range set %d (%s): no address is left: all %s are reserved, %d files of %d owners in %s",
+		"range set %d (%s): no address is left of %s: files %d, owners %d, in %s",
 		w.set, w.ranges, sizeText(w.ranges.size()), files, owners, l.dir.Path())
 }
 

@@ -124,7 +124,7 @@ var _ = Describe("ADD", func() {
 		n.write("10.1.3.4", "printer")
 		before := n.leases()
 		Expect(n.call(ours(), "ADD", "c1").refused(cni.CodeTryAgain)).To(Equal(fmt.Sprintf(
-			"range set 1 (10.1.3.2-10.1.3.4): no address is left: all 3 addresses are reserved, 3 files of 2 owners in %s", n.dir())))
+			"range set 1 (10.1.3.2-10.1.3.4): no address is left of 3 addresses: files 3, owners 2, in %s", n.dir())))
 		Expect(n.leases()).To(Equal(before))
 	})
 
@@ -351,7 +351,7 @@ var _ = Describe("STATUS", func() {
 		}
 		before := modTime(n.dir())
 		a := n.call(ours(), "STATUS", "").run()
-		message := "range set 0 (10.1.2.2-10.1.2.3): no address is left: all 2 addresses are reserved"
+		message := "range set 0 (10.1.2.2-10.1.2.3): no address is left of 2 addresses"
 		Expect(a).To(Equal(answer{err: "host-local: " + message + "\n"}))
 		n.ipam += `, "statusOnExhaustion": "fail"`
 		Expect(n.call(ours(), "STATUS", "").refused(cni.CodeUnavailable)).To(Equal(message))
@@ -371,6 +371,12 @@ var _ = Describe("STATUS", func() {
 		start := time.Now()
 		n.call(ours(), "STATUS", "").ok()
 		Expect(time.Since(start)).To(BeNumerically("<", lockWait/2))
+	})
+
+	It("says that resolv.conf cannot be read", func() {
+		n := newNetwork(slash24)
+		n.ipam += `, "resolvConf": "/no/such/file"`
+		Expect(n.call(ours(), "STATUS", "").refused(cni.CodeUnavailable)).To(ContainSubstring("ipam.resolvConf"))
 	})
 
 	It("says that the directory cannot be written, and the configuration used", func() {

@@ -26,12 +26,15 @@ func status(_ context.Context, req *skel.Request) error {
 	if err := statefile.Writable(filepath.Join(cfg.dataDir, req.Network)); err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: no reservation can be written: %w", err)
 	}
+	if _, err := readDNS(cfg.resolvConf); err != nil {
+		return cni.Errorf(cni.CodeUnavailable, "%w", err)
+	}
 	full, err := fullSets(cfg, req.Network)
 	if err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: the reservations cannot be read: %w", err)
 	}
 	for _, i := range full {
-		err := cni.Errorf(cni.CodeUnavailable, "range set %d (%s): no address is left: all %s are reserved",
+		err := cni.Errorf(cni.CodeUnavailable, "range set %d (%s): no address is left of %s",
 			i, cfg.sets[i], sizeText(cfg.sets[i].size()))
 		if cfg.failWhenFull {
 			return err

@@ -108,7 +108,7 @@ func parseConfig(req *skel.Request) (config, error) {
 		return c, err
 	}
 	if c.Gateway && c.IPAM && c.Port.VLAN != 0 && !cni.ValidIfName(c.gatewayName()) {
-		return c, bad("bridge", w.Bridge, fmt.Sprintf("the gateway of vlan %d would be called %q, which is too long (15 bytes at most)", w.VLAN, c.gatewayName()))
+		return c, bad("bridge", w.Bridge, fmt.Sprintf("is too long: the gateway of vlan %d would be called %q (15 bytes at most)", w.VLAN, c.gatewayName()))
 	}
 	if c.MasqBackend, err = masq.ParseBackend(w.IPMasqBackend); err != nil {
 		return c, cni.Errorf(cni.CodeConfig, "%w", err)

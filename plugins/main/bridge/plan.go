@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
 )
 
 // containerIndex is where the container's interface stands in the result,
@@ -23,6 +24,9 @@ type plan struct {
 // makePlan decides which addresses, gateways and routes an attachment gets.
 func makePlan(cfg config, lease *cni.Result) (plan, error) {
 	p := plan{Result: lease.Clone()}
+	if err := iface.CheckMTUFor(cfg.MTU, lease.IPs); err != nil {
+		return p, err
+	}
 	res := p.Result
 	for i := range res.IPs {
 		ip := &res.IPs[i]

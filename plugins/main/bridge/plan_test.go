@@ -60,6 +60,13 @@ var _ = Describe("plan", func() {
 		Entry("a link-local one", `"isGateway":true`, `{"address":"2001:db8:1::2/64","gateway":"fe80::1"}`, "fe80::1/64"),
 	)
 
+	It("refuses an mtu that is too small for an address", func() {
+		_, _, err := planned(`"mtu":1279`, `{"address":"2001:db8::2/64"}`, "")
+		Expect(err).To(MatchError(ContainSubstring("mtu: 1279 is too small for IPv6 (1280)")))
+		_, _, err = planned(`"mtu":1279`, `{"address":"10.1.0.2/24"}`, "")
+		Expect(err).NotTo(HaveOccurred())
+	})
+
 	DescribeTable("addresses that cannot have a gateway are code 102", func(ips, want string) {
 		_, _, err := planned(`"isGateway":true`, ips, "")
 		Expect(err).To(MatchError(ContainSubstring(want)))

@@ -39,9 +39,10 @@ func (a *attachment) claim() error {
 }
 
 // prepareHostEnd writes what must hold before the host end comes up.
-func prepareHostEnd(link string, p plan) error {
+func (a *attachment) prepareHostEnd(link string, p plan) error {
+	// A host whose /proc/sys is read-only still has a working link.
 	if err := iface.IgnoreRouterAdverts(link); err != nil {
-		return err
+		a.Warn("%v", err)
 	}
 	v6 := false
 	for _, gw := range p.Gateways {
@@ -58,7 +59,7 @@ func prepareHostEnd(link string, p plan) error {
 	// address, and not at all while that is tentative. Nobody else is on this
 	// link, so there is no duplicate to detect.
 	if err := writeIPv6(link, "accept_dad", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+		a.Warn("%v", err)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
@@ -27,6 +28,9 @@ type plan struct {
 // point link can have, before anything is made.
 func makePlan(cfg config, lease *cni.Result) (plan, error) {
 	p := plan{Result: lease.Clone()}
+	if err := iface.CheckMTUFor(cfg.MTU, lease.IPs); err != nil {
+		return p, err
+	}
 	known := map[netip.Prefix]bool{}
 	for i := range p.Result.IPs {
 		ip := &p.Result.IPs[i]

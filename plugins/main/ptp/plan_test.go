@@ -90,6 +90,13 @@ var _ = Describe("plan", func() {
 			"gateway 10.1.0.1/32", "host 10.1.0.2/32 scope host"),
 	)
 
+	It("refuses an mtu that is too small for an address", func() {
+		_, err := planOf(`"mtu":1279`, Lease("2001:db8::2/64 2001:db8::1"))
+		Expect(err).To(MatchError(ContainSubstring("mtu: 1279 is too small for IPv6 (1280)")))
+		_, err = planOf(`"mtu":1279`, Lease("10.1.0.2/24 10.1.0.1"))
+		Expect(err).NotTo(HaveOccurred())
+	})
+
 	DescribeTable("refuses", func(want string, addrs ...string) {
 		_, err := planOf("", Lease(addrs...))
 		Expect(err).To(MatchError(ContainSubstring(want)))

@@ -193,7 +193,7 @@ func (a *attachment) createPair(p plan) error {
 		return err
 	}
 	a.OnFail("delete the interface", a.deletePair)
-	if err := prepareHostEnd(a.hostEnd.Name, p); err != nil {
+	if err := a.prepareHostEnd(a.hostEnd.Name, p); err != nil {
 		return err
 	}
 	host, cont := iface.Describe(a.hostEnd), iface.Describe(a.contEnd)
