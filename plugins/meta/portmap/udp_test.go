@@ -208,3 +208,28 @@ func original(line string) string {
 	}
 	return first
 }
+
+var _ = Describe("many UDP senders that never pause", Label("kernel"), func() {
+	It("all reach the container, though answers of the host are on their way", func() {
+		w := newWorld()
+		w.bridge(1)
+		w.settle(kinds[0])
+		c := w.container(1, 2)
+		answer(c.Host, "10.1.0.2:5353", "container")
+		answer(w.Host, "192.0.2.1:53", "host")
+		var all []*stream
+		for range 20 {
+			all = append(all, newStream(w.out, "192.0.2.1:53"))
+		}
+		for range 5 {
+			for _, s := range all {
+				s.hears("host")
+			}
+			c.add(ports("53:5353/udp"))
+			for _, s := range all {
+				s.hears("container")
+			}
+			c.del()
+		}
+	})
+})
