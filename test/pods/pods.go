@@ -22,7 +22,7 @@ type Network struct {
 	Version  string // of the configuration; "1.0.0" when empty
 	Versions string // list of cniVersions, as JSON; for libraries that know it
 	Backend  string // "nftables" or "iptables"; none when empty
-	IPAM     string // more keys of ipam, each with a comma before it
+	Single   bool   // one address, 10.88.0.2, and STATUS fails while it is lent
 	Tuning   string // more keys of tuning, each with a comma before it
 }
 
@@ -34,7 +34,7 @@ const (
 
 // Conflist is a network of bridge, portmap and tuning, as the file that a user writes.
 func (n Network) Conflist() string {
-	version, versions, masq, backend := "1.0.0", "", "", ""
+	version, versions, masq, backend, end, full := "1.0.0", "", "", "", "10.88.0.254", "warn"
 	if n.Version != "" {
 		version = n.Version
 	}
@@ -44,13 +44,17 @@ func (n Network) Conflist() string {
 	if n.Backend != "" {
 		masq, backend = fmt.Sprintf(`, "ipMasqBackend": %q`, n.Backend), fmt.Sprintf(`, "backend": %q`, n.Backend)
 	}
+	if n.Single {
+		end, full = "10.88.0.2", "fail"
+	}
 	return fmt.Sprintf(`{"cniVersion": %q%s, "name": "pods", "plugins": [
   {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true%s,
-   "ipam": {"type": "host-local", "routes": [{"dst": "0.0.0.0/0"}], "ranges": [[{"subnet": "10.88.0.0/24"}]]%s}},
+   "ipam": {"type": "host-local", "routes": [{"dst": "0.0.0.0/0"}],
+    "ranges": [[{"subnet": "10.88.0.0/24", "rangeStart": "10.88.0.2", "rangeEnd": %q}]], "statusOnExhaustion": %q}},
   {"type": "portmap", "capabilities": {"portMappings": true}, "snat": true%s},
   {"type": "tuning", "sysctl": {"net.core.somaxconn": %q}%s}
 ]}
-`, version, versions, masq, n.IPAM, backend, SysctlValue, n.Tuning)
+`, version, versions, masq, end, full, backend, SysctlValue, n.Tuning)
 }
 
 // Pod is a container that runs: its network namespace and its address.

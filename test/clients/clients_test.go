@@ -1,0 +1,136 @@
+package clients_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/test/pods"
+)
+
+// node is a host where a runtime with one of the libraries lives.
+type node struct {
+	*nstest.Host
+	library          string
+	plugins, netconf string
+}
+
+func newNode(library string, n pods.Network) *node {
+	GinkgoHelper()
+	dir := GinkgoT().TempDir()
+	d := &node{Host: nstest.NewHost(), library: library, plugins: filepath.Join(dir, "bin"), netconf: filepath.Join(dir, "net.d")}
+	Expect(os.Mkdir(d.plugins, 0o755)).To(Succeed())
+	Expect(os.Mkdir(d.netconf, 0o755)).To(Succeed())
+	for _, name := range []string{"bridge", "host-local", "loopback", "portmap", "tuning"} {
+		Expect(os.Symlink(nstest.Build(name), filepath.Join(d.plugins, name))).To(Succeed())
+	}
+	Expect(os.WriteFile(filepath.Join(d.netconf, "10-pods.conflist"), []byte(n.Conflist()), 0o644)).To(Succeed())
+	return d
+}
+
+// do runs the library on the node.
+func (d *node) do(o order) answer {
+	GinkgoHelper()
+	in, err := json.Marshal(o)
+	Expect(err).NotTo(HaveOccurred())
+	out := d.Run(nstest.Program{Path: "/proc/self/exe", Stdin: string(in), Env: []string{
+		libraryEnv + "=" + d.library, pluginsEnv + "=" + d.plugins, netconfEnv + "=" + d.netconf}})
+	GinkgoWriter.Print(out.Stderr)
+	Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
+	var a answer
+	Expect(json.Unmarshal([]byte(out.Stdout), &a)).To(Succeed(), out.Stdout)
+	return a
+}
+
+// must is do, when nothing may fail.
+func (d *node) must(o order) answer {
+	GinkgoHelper()
+	a := d.do(o)
+	Expect(a.Error).To(BeEmpty())
+	return a
+}
+
+func newPod(id string, ports ...port) pod {
+	GinkgoHelper()
+	return pod{ID: id, Netns: nstest.NewNetns().Path, Ports: ports}
+}
+
+var _ = Describe("go-cni", func() { underLibrary("go-cni") })
+
+var _ = Describe("ocicni", func() {
+	underLibrary("ocicni")
+
+	It("collects at its start what was left, and only that", func() {
+		d := newNode("ocicni", pods.Network{Version: "1.1.0"})
+		kept, lost, gone := newPod("kept"), newPod("lost", port{8080, 80, "tcp", ""}), nstest.NewNetns()
+		forgotten := pod{ID: "forgotten", Netns: gone.Path}
+		d.must(order{Verbs: []string{"add"}, Pods: []pod{kept, lost, forgotten}})
+		gone.Unpin() // as after a reboot
+		d.must(order{Verbs: []string{"gc", "check"}, Pods: []pod{kept}})
+		Expect(pods.Leases(d.Host)).To(HaveLen(1))
+		d.must(order{Verbs: []string{"gc"}})
+		pods.ExpectNothingLeft(d.Host)
+	})
+})
+
+func underLibrary(library string) {
+	DescribeTable("has pods with addresses, traffic and host ports; CHECK after ADD; DEL twice", func(version string) {
+		d := newNode(library, pods.Network{Version: version})
+		w := pods.World{Host: d.Host, Outside: nstest.NewOutside(d.Host), Published: "8080", OnUplink: "8081"}
+		first := newPod("first", port{8080, 80, "tcp", ""})
+		d.must(order{Verbs: []string{"status", "add", "del"}, Pods: []pod{first}})
+		pods.ExpectNothingLeft(d.Host)
+		before := d.Snapshot()
+
+		client := newPod("client")
+		server := newPod("server", port{8080, 80, "tcp", ""}, port{8080, 80, "udp", ""}, port{8081, 80, "tcp", "192.0.2.1"})
+		addrs := d.must(order{Verbs: []string{"add", "check"}, Pods: []pod{client, server}}).Addrs
+		a, b := pods.At(client.Netns, addrs["client"]), pods.At(server.Netns, addrs["server"]).Serve()
+		a.ExpectUp()
+		b.ExpectUp()
+		w.ExpectTraffic(a, b)
+
+		greedy := newPod("greedy", port{8080, 80, "tcp", ""})
+		Expect(d.do(order{Verbs: []string{"add"}, Pods: []pod{greedy}}).Error).To(
+			And(ContainSubstring("8080"), ContainSubstring("server")), "the port is taken, and by whom")
+		d.must(order{Verbs: []string{"del"}, Pods: []pod{greedy}})
+		d.must(order{Verbs: []string{"check"}, Pods: []pod{client, server}})
+		d.must(order{Verbs: []string{"del", "del"}, Pods: []pod{client, server}})
+		pods.ExpectNothingLeft(d.Host)
+		Expect(d.Snapshot()).To(Equal(before))
+	},
+		Entry("1.0.0", "1.0.0"),
+		Entry("1.1.0", "1.1.0"),
+	)
+
+	It("has 20 pods at once, up and down", func() {
+		d := newNode(library, pods.Network{})
+		var many []pod
+		for i := range 20 {
+			many = append(many, newPod(fmt.Sprint("pod", i), port{int32(9000 + i), 80, "tcp", ""}))
+		}
+		d.must(order{Verbs: []string{"add", "check"}, Pods: many})
+		Expect(pods.Leases(d.Host)).To(HaveLen(20))
+		d.must(order{Verbs: []string{"del"}, Pods: many})
+		pods.ExpectNothingLeft(d.Host)
+	})
+
+	It("hears from STATUS that a range is full, or a bridge's name taken, and when that is over", func() {
+		d := newNode(library, pods.Network{Version: "1.1.0", Single: true})
+		one := newPod("one")
+		d.must(order{Verbs: []string{"status", "add"}, Pods: []pod{one}})
+		Expect(d.do(order{Verbs: []string{"status"}}).Error).To(ContainSubstring("10.88.0.2"))
+		d.must(order{Verbs: []string{"del", "status"}, Pods: []pod{one}})
+
+		d.Cmd("ip", "link", "del", "cni0")
+		d.Cmd("ip", "link", "add", "cni0", "type", "veth", "peer", "name", "other")
+		Expect(d.do(order{Verbs: []string{"status"}}).Error).To(ContainSubstring(`bridge "cni0"`))
+		d.Cmd("ip", "link", "del", "cni0")
+		d.must(order{Verbs: []string{"status"}})
+	})
+}

@@ -1,0 +1,25 @@
+// Package clients_test drives the plugins through go-cni, which is what containerd
+// and nerdctl call, and ocicni, which is what CRI-O calls.
+package clients_test
+
+import (
+	"os"
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+func TestMain(m *testing.M) {
+	if library := os.Getenv(libraryEnv); library != "" {
+		os.Exit(client(library))
+	}
+	nstest.Main(m)
+}
+
+func TestClients(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "clients: go-cni and ocicni")
+}
