@@ -1,5 +1,5 @@
 #!/bin/bash
-# test-runtimes.sh: the plugins under runtimes from Debian and a
+# test-runtimes.sh: the plugins under containerd and podman from Debian and a
 # containerd 2 built here, on throw-away hosts in namespaces of their own. Needs
 # root. The first run compiles containerd, which takes minutes. TESTFLAGS go to
 # go test; HAWSER_CONTAINERD is a directory with another containerd 2.
@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 version=v2.4.2
-scripts/deps.sh containerd containernetworking-plugins iproute2 nftables procps runc util-linux
+scripts/deps.sh containerd containernetworking-plugins iproute2 nftables podman procps runc util-linux
 scripts/build.sh
 export HAWSER_BIN=$PWD/bin
 if [ -z "${HAWSER_CONTAINERD:-}" ]; then

@@ -1,0 +1,184 @@
+package runtimes_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/test/pods"
+)
+
+// podman is podman on a machine, with CNI as its network backend.
+type podman struct {
+	*machine
+	env []string
+}
+
+func newPodman(m *machine, conflist string) *podman {
+	GinkgoHelper()
+	nstest.NeedProgram("podman", "runc")
+	p := &podman{machine: m}
+	conf := func(name, content string) string {
+		path := filepath.Join(m.dir, name)
+		Expect(os.WriteFile(path, []byte(content), 0o644)).To(Succeed())
+		return path
+	}
+	Expect(os.Mkdir(filepath.Join(m.dir, "net.d"), 0o755)).To(Succeed())
+	Expect(os.Mkdir(filepath.Join(m.dir, "tmp"), 0o755)).To(Succeed())
+	conf("net.d/pods.conflist", conflist)
+	nofile := strings.TrimSpace(m.Cmd("sh", "-c", "ulimit -Hn"))
+	nproc := strings.TrimSpace(m.Cmd("bash", "-c", "ulimit -Hu"))
+	ulimits := fmt.Sprintf(`"nofile=%[1]s:%[1]s"`, nofile)
+	if nproc != "unlimited" {
+		ulimits += fmt.Sprintf(`, "nproc=%[1]s:%[1]s"`, nproc)
+	}
+	p.env = []string{"TMPDIR=" + m.dir + "/tmp",
+		"CONTAINERS_CONF=" + conf("containers.conf", fmt.Sprintf(`[containers]
+default_ulimits = [%s]
+log_driver = "k8s-file"
+apparmor_profile = ""
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+runtime = "runc"
+[network]
+network_backend = "cni"
+default_network = "pods"
+cni_plugin_dirs = [%q]
+network_config_dir = %q
+`, ulimits, m.plugins, m.dir+"/net.d")),
+		"CONTAINERS_STORAGE_CONF=" + conf("storage.conf", `[storage]
+driver = "overlay"
+runroot = "/run/containers/storage"
+graphroot = "/var/lib/containers/storage"
+`)}
+	p.must("load", "-q", "-i", writeImage(m.dir))
+	AddReportEntry("version", p.must("--version"))
+	return p
+}
+
+// try runs podman.
+func (p *podman) try(args ...string) (string, error) {
+	GinkgoHelper()
+	out := p.Run(nstest.Program{Path: "podman", Args: args, Env: p.env})
+	GinkgoWriter.Print(out.Stderr)
+	if out.Exit != 0 {
+		return "", fmt.Errorf("podman %s: exit %d: %s", strings.Join(args, " "), out.Exit, out.Stderr)
+	}
+	return strings.TrimSpace(out.Stdout), nil
+}
+
+// must runs podman, which has to succeed.
+func (p *podman) must(args ...string) string {
+	GinkgoHelper()
+	out, err := p.try(args...)
+	Expect(err).NotTo(HaveOccurred())
+	return out
+}
+
+// container starts a container on a network, "pods" or another.
+func (p *podman) container(name string, options ...string) pods.Pod {
+	GinkgoHelper()
+	args := append([]string{"run", "-d", "--name", name, "--cgroup-parent", p.cgroup}, options...)
+	p.must(append(args, image)...)
+	return p.find(name)
+}
+
+// find returns a container by its name.
+func (p *podman) find(name string) pods.Pod {
+	GinkgoHelper()
+	var list []struct {
+		NetworkSettings struct {
+			SandboxKey string
+			Networks   map[string]struct{ IPAddress string }
+		}
+	}
+	Expect(json.Unmarshal([]byte(p.must("inspect", name)), &list)).To(Succeed())
+	s := list[0].NetworkSettings
+	return pods.At(s.SandboxKey, s.Networks["pods"].IPAddress)
+}
+
+var _ = Describe("podman", func() {
+	It("has containers with addresses, traffic, host ports, MAC addresses; stopped and removed twice", func() {
+		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0"}.Conflist())
+		p.container("first", "--network", "pods", "-p", "8080:80")
+		p.must("rm", "-f", "-t", "0", "first")
+		pods.ExpectNothingLeft(p.Host)
+		before := p.state()
+
+		client := p.container("client", "--network", "pods:ip=10.88.0.77,mac=02:00:00:00:00:aa")
+		server := p.container("server", "--network", "pods", "-p", "8080:80/tcp", "-p", "8080:80/udp", "-p", "192.0.2.1:8081:80")
+		Expect(client.Addr).To(Equal("10.88.0.77"))
+		Expect(client.Cmd("ip", "-br", "link", "show", "eth0")).To(ContainSubstring("02:00:00:00:00:aa"))
+		client.ExpectUp()
+		server.ExpectUp()
+		p.world("8080", "8081").ExpectTraffic(client, server)
+		_, err := p.try("run", "-d", "--name", "greedy", "--cgroup-parent", p.cgroup, "--network", "pods", "-p", "8080:80", image)
+		Expect(err).To(MatchError(ContainSubstring("8080")))
+
+		for range 2 {
+			p.must("stop", "-t", "1", "client")
+			p.must("stop", "-t", "1", "server")
+		}
+		p.must("rm", "-f", "client", "server", "greedy")
+		p.must("rm", "-f", "--ignore", "client", "server")
+		pods.ExpectNothingLeft(p.Host)
+		Expect(p.state()).To(Equal(before))
+	})
+
+	It("reloads the network of a live container, also after its rules were flushed", func() {
+		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0"}.Conflist())
+		client := p.container("client", "--network", "pods")
+		server := p.container("server", "--network", "pods", "-p", "8080:80/tcp", "-p", "8080:80/udp")
+		p.Cmd("nft", "flush", "ruleset")
+		p.must("network", "reload", "--all")
+		Expect(p.find("client").Addr).To(Equal(client.Addr))
+		Expect(p.find("server").Addr).To(Equal(server.Addr))
+		client.ExpectUp()
+		server.ExpectUp()
+		p.world("8080", "").ExpectTraffic(client, server)
+		p.must("rm", "-f", "-t", "0", "client", "server")
+		pods.ExpectNothingLeft(p.Host)
+	})
+
+	It("connects and disconnects live containers", func() {
+		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0"}.Conflist())
+		second := strings.NewReplacer(`"pods"`, `"second"`, "cni0", "cni1", "10.88.0.", "10.89.0.").Replace(
+			pods.Network{Version: "0.4.0"}.Conflist())
+		Expect(os.WriteFile(filepath.Join(p.dir, "net.d", "second.conflist"), []byte(second), 0o644)).To(Succeed())
+		c := p.container("one", "--network", "pods")
+		for range 2 {
+			p.must("network", "connect", "second", "one")
+			Expect(c.Cmd("ip", "-4", "-o", "addr", "show", "dev", "eth1")).To(ContainSubstring("10.89.0."))
+			p.must("network", "disconnect", "second", "one")
+			Expect(c.Cmd("ip", "-br", "link")).NotTo(ContainSubstring("eth1"))
+			c.ExpectUp()
+		}
+		p.must("rm", "-f", "-t", "0", "one")
+		pods.ExpectNothingLeft(p.Host)
+	})
+
+	It("has 10 containers at once, up and down", func() {
+		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0"}.Conflist())
+		const many = 10
+		Expect(atOnce(many, func(i int) error {
+			defer GinkgoRecover()
+			_, err := p.try("run", "-d", "--name", fmt.Sprint("c", i), "--cgroup-parent", p.cgroup,
+				"--network", "pods", "-p", fmt.Sprintf("%d:80", 9000+i), image)
+			return err
+		})).To(Succeed())
+		Expect(pods.Leases(p.Host)).To(HaveLen(many))
+		Expect(atOnce(many, func(i int) error {
+			defer GinkgoRecover()
+			_, err := p.try("rm", "-f", "-t", "0", fmt.Sprint("c", i))
+			return err
+		})).To(Succeed())
+		pods.ExpectNothingLeft(p.Host)
+	})
+})
