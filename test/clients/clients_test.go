@@ -121,7 +121,7 @@ func underLibrary(library string) {
 	})
 
 	It("hears from STATUS that a range is full, or a bridge's name taken, and when that is over", func() {
-		d := newNode(library, pods.Network{Version: "1.1.0", Single: true})
+		d := newNode(library, pods.Network{Version: "1.1.0", Last: "10.88.0.2"})
 		one := newPod("one")
 		d.must(order{Verbs: []string{"status", "add"}, Pods: []pod{one}})
 		Expect(d.do(order{Verbs: []string{"status"}}).Error).To(ContainSubstring("10.88.0.2"))

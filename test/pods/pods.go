@@ -4,7 +4,6 @@ package pods
 
 import (
 	"fmt"
-	"net"
 	"strings"
 	"time"
 
@@ -22,7 +21,7 @@ type Network struct {
 	Version  string // of the configuration; "1.0.0" when empty
 	Versions string // list of cniVersions, as JSON; for libraries that know it
 	Backend  string // "nftables" or "iptables"; none when empty
-	Single   bool   // one address, 10.88.0.2, and STATUS fails while it is lent
+	Last     string // last address of a short range, and STATUS fails when it is full
 	Tuning   string // more keys of tuning, each with a comma before it
 }
 
@@ -44,8 +43,8 @@ func (n Network) Conflist() string {
 	if n.Backend != "" {
 		masq, backend = fmt.Sprintf(`, "ipMasqBackend": %q`, n.Backend), fmt.Sprintf(`, "backend": %q`, n.Backend)
 	}
-	if n.Single {
-		end, full = "10.88.0.2", "fail"
+	if n.Last != "" {
+		end, full = n.Last, "fail"
 	}
 	return fmt.Sprintf(`{"cniVersion": %q%s, "name": "pods", "plugins": [
   {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true%s,
@@ -106,9 +105,7 @@ func expect(from *nstest.Host, network, address, seen string) {
 // everywhere, and lets the client talk to the outside.
 func (w World) ExpectTraffic(client, server Pod) {
 	ginkgo.GinkgoHelper()
-	outside, _, err := net.SplitHostPort(w.Outside.Serve("tcp", "192.0.2.2:4000"))
-	gomega.Expect(err).NotTo(gomega.HaveOccurred())
-	expect(client.Host, "tcp", outside+":4000", "192.0.2.1") // masqueraded
+	expect(client.Host, "tcp", w.Outside.Serve("tcp", "192.0.2.2:0"), "192.0.2.1") // masqueraded
 	for _, network := range []string{"tcp", "udp"} {
 		expect(client.Host, network, server.Addr+":"+Port, client.Addr)
 		expect(w.Host, network, server.Addr+":"+Port, "10.88.0.1")
@@ -128,7 +125,7 @@ func (w World) ExpectTraffic(client, server Pod) {
 // ExpectNothingLeft looks for anything of a pod: links, leases, rules.
 func ExpectNothingLeft(host *nstest.Host) {
 	ginkgo.GinkgoHelper()
-	gomega.Expect(host.Cmd("ip", "-br", "link", "show", "master", "cni0")).To(gomega.BeEmpty(), "links")
+	gomega.Expect(host.Cmd("ip", "-d", "-br", "link", "show", "type", "bridge_slave")).To(gomega.BeEmpty(), "links")
 	gomega.Expect(Leases(host)).To(gomega.BeEmpty(), "leases")
 	// Elements are marked with network and container; chains of iptables have hashes.
 	gomega.Expect(host.Cmd("nft", "list", "ruleset")).NotTo(gomega.MatchRegexp(`[0-9a-f]{16} pods |10\.88\.0\.[0-9]+|CNI-(DN-)?[0-9a-f]`), "rules")

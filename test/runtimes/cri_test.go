@@ -2,6 +2,7 @@ package runtimes_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
@@ -62,6 +63,25 @@ func (k *kubelet) network() string {
 	default:
 		return "not ready: " + message
 	}
+}
+
+// read are the network configurations as the runtime has read them.
+func (k *kubelet) read() ([]string, error) {
+	ctx, cancel := limit()
+	defer cancel()
+	answer, err := k.Status(ctx, &cri.StatusRequest{Verbose: true})
+	if err != nil {
+		return nil, err
+	}
+	var info struct {
+		Networks []struct{ Config struct{ Source string } }
+	}
+	err = json.Unmarshal([]byte(answer.Info["cniconfig"]), &info)
+	var sources []string
+	for _, n := range info.Networks {
+		sources = append(sources, n.Config.Source)
+	}
+	return sources, err
 }
 
 // sandbox is what kubelet wants of a pod.

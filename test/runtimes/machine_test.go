@@ -116,16 +116,17 @@ func (m *machine) killAll() {
 	}).WithTimeout(nstest.Patience(10 * time.Second)).Should(BeEmpty())
 }
 
-// foreigners are the processes that have other mounts than we.
+// foreigners are the processes that have other mounts than we. Our first thread may
+// have been on a host, and then it stays there.
 func foreigners() []string {
-	mounts, err := os.Readlink("/proc/self/ns/mnt")
+	mounts, err := os.Readlink("/proc/thread-self/ns/mnt")
 	if err != nil {
 		return nil
 	}
 	var out []string
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range dirs {
-		if its, err := os.Readlink(dir + "/ns/mnt"); err == nil && its != mounts {
+		if its, err := os.Readlink(dir + "/ns/mnt"); err == nil && its != mounts && filepath.Base(dir) != strconv.Itoa(os.Getpid()) {
 			out = append(out, filepath.Base(dir))
 		}
 	}
