@@ -2,7 +2,6 @@ package skel
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -57,8 +56,8 @@ func (c *call) checkEnvironment(command string) error {
 }
 
 // decode reads and checks the configuration.
-func (c *call) decode(ctx context.Context, command string) (*Request, error) {
-	data, err := c.readConf(ctx)
+func (c *call) decode(command string) (*Request, error) {
+	data, err := c.readConf()
 	if err != nil {
 		return nil, err
 	}
@@ -107,32 +106,18 @@ func (c *call) refuseSelf(conf *cni.Config) error {
 	return cni.Errorf(cni.CodeConfig, "ipam.type: %q is this plugin itself, which gives no addresses", ipam)
 }
 
-// readConf reads standard input to its end, or until ctx ends: the caller may
-// never close it, and a signal must still stop us.
-func (c *call) readConf(ctx context.Context) ([]byte, error) {
-	type input struct {
-		data []byte
-		err  error
+// readConf reads standard input to its end.
+func (c *call) readConf() ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(c.env.Stdin, confMax+1))
+	switch {
+	case err != nil:
+		return nil, cni.Errorf(cni.CodeIO, "network configuration: read standard input: %w", err)
+	case len(data) > confMax:
+		return nil, cni.Errorf(cni.CodeDecode, "network configuration: longer than %d bytes", confMax)
+	case len(bytes.TrimSpace(data)) == 0:
+		return nil, cni.Errorf(cni.CodeDecode, "network configuration: standard input is empty")
 	}
-	done := make(chan input, 1)
-	go func() {
-		data, err := io.ReadAll(io.LimitReader(c.env.Stdin, confMax+1))
-		done <- input{data, err}
-	}()
-	select {
-	case <-ctx.Done():
-		return nil, cni.Errorf(cni.CodeIO, "network configuration: read standard input: %w", context.Cause(ctx))
-	case in := <-done:
-		switch {
-		case in.err != nil:
-			return nil, cni.Errorf(cni.CodeIO, "network configuration: read standard input: %w", in.err)
-		case len(in.data) > confMax:
-			return nil, cni.Errorf(cni.CodeDecode, "network configuration: longer than %d bytes", confMax)
-		case len(bytes.TrimSpace(in.data)) == 0:
-			return nil, cni.Errorf(cni.CodeDecode, "network configuration: standard input is empty")
-		}
-		return in.data, nil
-	}
+	return data, nil
 }
 
 // decodeRest reads what only some commands have: the attachment, and parts of

@@ -1,7 +1,6 @@
 package skel
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,8 +21,8 @@ const versionTimeout = 2 * time.Second
 
 // answerVersion prints what versions we speak, in the version that we were
 // asked in (specification, section 5). Nothing else of the input matters.
-func (c *call) answerVersion(ctx context.Context) int {
-	info := cni.VersionInfo{CNIVersion: c.askedVersion(ctx), SupportedVersions: cni.Versions()}
+func (c *call) answerVersion() int {
+	info := cni.VersionInfo{CNIVersion: c.askedVersion(), SupportedVersions: cni.Versions()}
 	out, err := json.Marshal(info)
 	if err == nil {
 		err = c.print(append(out, '\n'))
@@ -36,26 +35,38 @@ func (c *call) answerVersion(ctx context.Context) int {
 
 // askedVersion is the cniVersion on standard input, whatever else is there; the
 // newest when there is none.
-func (c *call) askedVersion(ctx context.Context) string {
-	asked := make(chan string, 1)
-	go func() {
-		var in struct {
-			CNIVersion string `json:"cniVersion"`
-		}
-		err := json.NewDecoder(io.LimitReader(c.env.Stdin, confMax)).Decode(&in)
-		if err != nil || in.CNIVersion == "" {
-			in.CNIVersion = cni.Newest
-		}
-		asked <- in.CNIVersion
-	}()
-	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
-	defer cancel()
-	select {
-	case version := <-asked:
-		return version
-	case <-ctx.Done():
+func (c *call) askedVersion() string {
+	var in struct {
+		CNIVersion string `json:"cniVersion"`
+	}
+	stdin := patient{c.env.Stdin, time.Now().Add(versionTimeout)}
+	if json.NewDecoder(io.LimitReader(stdin, confMax)).Decode(&in) != nil || in.CNIVersion == "" {
 		return cni.Newest
 	}
+	return in.CNIVersion
+}
+
+// patient reads from a file for as long as something comes before end, and
+// from anything else as it is.
+type patient struct {
+	io.Reader
+	end time.Time
+}
+
+func (p patient) Read(b []byte) (int, error) {
+	f, ok := p.Reader.(*os.File)
+	for ok {
+		fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, max(0, int(time.Until(p.end).Milliseconds())))
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err == nil && n == 0 {
+			return 0, os.ErrDeadlineExceeded
+		}
+		break // something to read, the end, or an error that reading tells
+	}
+	return p.Reader.Read(b)
 }
 
 // printResult writes the result of ADD, in one write.

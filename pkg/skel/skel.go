@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
@@ -48,22 +50,35 @@ type Env struct {
 	Stdin  io.Reader
 	Stdout io.Writer
 	Stderr io.Writer
+
+	// Notify returns a context that ends when the process is told to end. It
+	// is called before the first thing that would have to be undone; until
+	// then, and where nothing is undone, a signal just ends the process.
+	// nil: nobody tells.
+	Notify func(context.Context) (context.Context, context.CancelFunc)
 }
 
 // Main runs p in this process and exits: with status 0 on success, 1 after an
 // error.
 func Main(p Plugin) {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	// A reader that is gone must show as an error of our write, so that ADD is
-	// rolled back, and not kill us. A handler, unlike SIG_IGN, is not inherited
-	// by the programs that we run.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	code := Run(ctx, p, Env{
+	os.Exit(Run(context.Background(), p, Env{
 		Args: os.Args[1:], Vars: os.Environ(),
-		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
-	})
-	stop()
-	os.Exit(code)
+		Stdin: os.Stdin, Stdout: survivor(os.Stdout), Stderr: survivor(os.Stderr),
+		Notify: func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
+		},
+	}))
+}
+
+// survivor returns a stream under another number. Go ends a process that
+// writes to number 1 or 2 when nobody reads them any more; to any other number
+// that is an error, after which ADD is rolled back.
+func survivor(f *os.File) *os.File {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return f
+	}
+	return os.NewFile(uintptr(fd), f.Name())
 }
 
 // Run serves one call in env and returns the exit status.
@@ -73,7 +88,7 @@ func Run(ctx context.Context, p Plugin, env Env) int {
 	}
 	c := &call{plugin: p, env: env, vars: environ(env.Vars)}
 	if c.vars["CNI_COMMAND"] == "VERSION" {
-		return c.answerVersion(ctx)
+		return c.answerVersion()
 	}
 	err := catch(func() error { return c.serve(ctx) })
 	if err == nil {
@@ -96,12 +111,12 @@ type call struct {
 func (c *call) serve(ctx context.Context) error {
 	command := c.vars["CNI_COMMAND"]
 	if err := c.checkEnvironment(command); err != nil {
-		if asked := c.askedVersion(ctx); cni.Supports(asked) {
+		if asked := c.askedVersion(); cni.Supports(asked) {
 			c.version = asked // the error names it
 		}
 		return err
 	}
-	req, err := c.decode(ctx, command)
+	req, err := c.decode(command)
 	if err != nil {
 		return err
 	}
@@ -128,6 +143,12 @@ func (c *call) handle(ctx context.Context, handler func(context.Context, *Reques
 // add runs the ADD handler and prints its result. On any failure, a panic and
 // an unwritable result too, it undoes what the handler did.
 func (c *call) add(ctx context.Context) error {
+	// An IPAM plugin's reservations are given back by whoever called it.
+	if c.env.Notify != nil && !c.plugin.IPAM {
+		var stop context.CancelFunc
+		ctx, stop = c.env.Notify(ctx)
+		defer stop()
+	}
 	c.hintKeys()
 	err := catch(func() error {
 		res, err := c.plugin.Add(ctx, c.req)

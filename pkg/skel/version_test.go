@@ -1,7 +1,7 @@
 package skel_test
 
 import (
-	"io"
+	"os"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -32,16 +32,18 @@ var _ = Describe("VERSION", func() {
 	)
 
 	It("does not wait for the end of its input", func() {
-		r, w := io.Pipe()
+		r, w, err := os.Pipe()
+		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(w.Close)
-		go func() { _, _ = io.WriteString(w, `{"cniVersion": "0.4.0"}`) }()
+		Expect(w.WriteString(`{"cniVersion": "0.4.0"}`)).To(BeNumerically(">", 0))
 		began := time.Now()
 		Expect(request{command: "VERSION", stdin: r}.run(forbidden()).document()).To(HaveKeyWithValue("cniVersion", "0.4.0"))
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(time.Second)))
 	})
 
 	It("answers although nothing comes", func() {
-		r, w := io.Pipe()
+		r, w, err := os.Pipe()
+		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(w.Close)
 		refused := make(chan answer, 1)
 		go func() { refused <- request{command: "add", stdin: r}.run(forbidden()) }()
