@@ -1,7 +1,6 @@
 package runtimes_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -101,11 +100,12 @@ func (c *containerd) start() {
 	c.process = c.Start(nstest.Program{Path: c.daemon, Args: []string{"-c", c.config, "-l", "warn"}, Env: []string{"PATH=" + c.path}})
 }
 
-// crash kills the daemon as the kernel would, and nothing else.
+// crash kills the daemon as the kernel would. What it has called comes to its end.
 func (c *containerd) crash() {
 	GinkgoHelper()
 	Expect(c.process.Process.Kill()).To(Succeed())
 	_ = c.process.Wait()
+	c.settle()
 }
 
 // ready returns when pods can be started.
@@ -121,22 +121,4 @@ func (c *containerd) Cmd(name string, args ...string) string {
 		name = filepath.Join(dir, name)
 	}
 	return c.machine.Cmd(name, args...)
-}
-
-// gc runs GC of one plugin of the network with an empty list, as libcni does.
-func (c *containerd) gc(plugin string) {
-	GinkgoHelper()
-	var list struct{ Plugins []object }
-	data, err := os.ReadFile(filepath.Join(c.netconf, "10-pods.conflist"))
-	Expect(err).NotTo(HaveOccurred())
-	Expect(json.Unmarshal(data, &list)).To(Succeed())
-	for _, conf := range list.Plugins {
-		if conf["type"] != plugin {
-			continue
-		}
-		conf["cniVersion"], conf["name"], conf["cni.dev/valid-attachments"] = "1.1.0", "pods", nil
-		out := c.Run(nstest.Program{Path: filepath.Join(c.plugins, plugin), Stdin: string(encode(conf)),
-			Env: []string{"CNI_COMMAND=GC", "CNI_PATH=" + c.plugins}})
-		Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
-	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 
@@ -114,18 +115,9 @@ func underContainerd(dir func() string) {
 		c.ready()
 		c.end(c.all()...)
 		AddReportEntry("addresses that containerd forgot", strings.Join(pods.Leases(c.Host), " "))
-		c.collect()
+		c.collect(filepath.Join(c.netconf, "10-pods.conflist"))
 		pods.ExpectNothingLeft(c.Host)
 	})
-}
-
-// collect is a GC of the network with nothing valid: a job that containerd leaves
-// to others.
-func (c *containerd) collect() {
-	GinkgoHelper()
-	for _, plugin := range []string{"bridge", "portmap", "tuning"} {
-		c.gc(plugin)
-	}
 }
 
 // atOnce calls fn with 0 to n-1, all at once.

@@ -1,6 +1,7 @@
 package runtimes_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"io/fs"
 	"os"
@@ -133,9 +134,40 @@ func foreigners() []string {
 	return out
 }
 
+// settle returns when no plugin runs any more: those of a killed runtime go on.
+func (m *machine) settle() {
+	GinkgoHelper()
+	Eventually(func() []string {
+		var running []string
+		links, _ := filepath.Glob("/proc/[0-9]*/exe")
+		for _, link := range links {
+			if exe, err := os.Readlink(link); err == nil && filepath.Dir(exe) == m.plugins {
+				running = append(running, exe)
+			}
+		}
+		return running
+	}).WithTimeout(nstest.Patience(30 * time.Second)).Should(BeEmpty())
+}
+
 // world is the machine as the shared specs see it.
 func (m *machine) world(published, onUplink string) pods.World {
 	return pods.World{Host: m.Host, Outside: m.outside, Published: published, OnUplink: onUplink}
+}
+
+// collect runs GC of each plugin of a network with nothing valid, as libcni 1.3
+// does: a job that the runtimes here leave to others.
+func (m *machine) collect(conflist string) {
+	GinkgoHelper()
+	var list struct{ Plugins []object }
+	data, err := os.ReadFile(conflist)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(json.Unmarshal(data, &list)).To(Succeed())
+	for _, conf := range list.Plugins {
+		conf["cniVersion"], conf["name"], conf["cni.dev/valid-attachments"] = "1.1.0", "pods", nil
+		out := m.Run(nstest.Program{Path: filepath.Join(m.plugins, conf["type"].(string)), Stdin: string(encode(conf)),
+			Env: []string{"CNI_COMMAND=GC", "CNI_PATH=" + m.plugins}})
+		Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
+	}
 }
 
 // state is what has to be as before when everything is gone, but for the address

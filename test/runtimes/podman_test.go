@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -164,9 +166,9 @@ var _ = Describe("podman", func() {
 		pods.ExpectNothingLeft(p.Host)
 	})
 
-	It("has 10 containers at once, up and down", func() {
+	It("has 20 containers at once, up and down", func() {
 		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0"}.Conflist())
-		const many = 10
+		const many = 20
 		Expect(atOnce(many, func(i int) error {
 			defer GinkgoRecover()
 			_, err := p.try("run", "-d", "--name", fmt.Sprint("c", i), "--cgroup-parent", p.cgroup,
@@ -179,6 +181,25 @@ var _ = Describe("podman", func() {
 			_, err := p.try("rm", "-f", "-t", "0", fmt.Sprint("c", i))
 			return err
 		})).To(Succeed())
+		pods.ExpectNothingLeft(p.Host)
+	})
+
+	It("is killed in the middle of ADDs, and GC collects what it forgot", func() {
+		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0"}.Conflist())
+		var running []*exec.Cmd
+		for i := range 5 {
+			running = append(running, p.Start(nstest.Program{Path: "podman", Env: p.env, Args: []string{"run", "-d", "--name", fmt.Sprint("c", i),
+				"--cgroup-parent", p.cgroup, "--network", "pods", "-p", fmt.Sprintf("%d:80", 9000+i), image}}))
+		}
+		Eventually(func() []string { return pods.Leases(p.Host) }).WithTimeout(nstest.Patience(20 * time.Second)).ShouldNot(BeEmpty())
+		for _, cmd := range running {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}
+		p.settle()
+		_, _ = p.try("rm", "-f", "-a", "-t", "0") // it may find its own storage in use
+		AddReportEntry("addresses that podman forgot", strings.Join(pods.Leases(p.Host), " "))
+		p.collect(filepath.Join(p.dir, "net.d", "pods.conflist"))
 		pods.ExpectNothingLeft(p.Host)
 	})
 })
