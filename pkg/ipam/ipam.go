@@ -59,6 +59,27 @@ func (c Client) Release(ctx context.Context) error {
 // Del gives the attachment's addresses back.
 func (c Client) Del(ctx context.Context) error { return c.only(ctx, "DEL") }
 
+// DelWhenGone gives the addresses back once the interface that had them is
+// gone: they must not be given to another while somebody answers to them. No
+// Type means that there are none.
+func (c Client) DelWhenGone(ctx context.Context, gone bool) error {
+	switch {
+	case c.Type == "":
+		return nil
+	case !gone:
+		return fmt.Errorf("%s: not asked to release the addresses while the interface is still there", c)
+	}
+	return c.Del(ctx)
+}
+
+// GCWhenGone is the same for a garbage collection.
+func (c Client) GCWhenGone(ctx context.Context, gone bool) error {
+	if c.Type == "" || !gone {
+		return nil // what is still there has said why
+	}
+	return c.GC(ctx)
+}
+
 // Check asks whether the attachment's addresses are still reserved.
 func (c Client) Check(ctx context.Context) error { return c.only(ctx, "CHECK") }
 

@@ -74,6 +74,18 @@ func Dial(n *ns.NS) (*Conn, error) {
 	return &Conn{fd: fd, buf: make([]byte, bufferSize), names: map[int]string{}}, nil
 }
 
+// DialBoth opens a socket in the calling thread's namespace and one in the
+// container's.
+func DialBoth(container *ns.NS) (host, cont *Conn, err error) {
+	if host, err = Dial(nil); err != nil {
+		return nil, nil, err
+	}
+	if cont, err = Dial(container); err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("container: %w", err), host.Close())
+	}
+	return host, cont, nil
+}
+
 func openSocket(groups uint32) (int, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -86,8 +98,12 @@ func openSocket(groups uint32) (int, error) {
 	return fd, nil
 }
 
-// Close closes the socket. Closing again does nothing.
+// Close closes the socket. Closing again does nothing, and neither does closing
+// nil.
 func (c *Conn) Close() error {
+	if c == nil {
+		return nil
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.fd < 0 {

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
@@ -64,16 +63,8 @@ func del(ctx context.Context, req *skel.Request) error {
 	// does deleting a link. In this order the first wait covers the second.
 	natErr := masq.Del(ctx, nf, req.Attachment, cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)))
 	gone, linkErr := deleteLink(req)
-	errs := []error{natErr, linkErr, nf.Close()}
-	switch {
-	case req.IPAM == "":
-	case !gone:
-		// An address must not be given to another while somebody answers to it.
-		errs = append(errs, fmt.Errorf("IPAM plugin %q: not asked to release the addresses while the interface is still there", req.IPAM))
-	default:
-		errs = append(errs, ipamClient(req).Del(ctx))
-	}
-	return errors.Join(errs...)
+	closeErr := nf.Close()
+	return errors.Join(natErr, linkErr, closeErr, ipamClient(req).DelWhenGone(ctx, gone))
 }
 
 func check(ctx context.Context, req *skel.Request) error {
@@ -96,12 +87,8 @@ func gc(ctx context.Context, req *skel.Request) error {
 	nf := nft.New()
 	natErr := masq.GC(ctx, nf, req.Network, req.Valid)
 	linkErr := iface.Collect(host, req.Valid)
-	errs := []error{natErr, linkErr, nf.Close()}
-	// As in DEL, no address may go while somebody answers to it.
-	if req.IPAM != "" && linkErr == nil {
-		errs = append(errs, ipamClient(req).GC(ctx))
-	}
-	return errors.Join(errs...)
+	closeErr := nf.Close()
+	return errors.Join(natErr, linkErr, closeErr, ipamClient(req).GCWhenGone(ctx, linkErr == nil))
 }
 
 func status(ctx context.Context, req *skel.Request) error {
@@ -128,22 +115,12 @@ func open(req *skel.Request) (*attachment, error) {
 	}
 	a := &attachment{Request: req, cfg: cfg, nf: nft.New()}
 	req.OnDone(a.close)
-	if a.host, err = rtnl.Dial(nil); err != nil {
-		return nil, err
-	}
-	if a.cont, err = rtnl.Dial(req.NS); err != nil {
-		return nil, fmt.Errorf("namespace %q: %w", req.Netns, err)
-	}
-	return a, nil
+	a.host, a.cont, err = rtnl.DialBoth(req.NS)
+	return a, err
 }
 
 func (a *attachment) close() {
-	for _, c := range []*rtnl.Conn{a.host, a.cont} {
-		if c != nil {
-			_ = c.Close()
-		}
-	}
-	_ = a.nf.Close()
+	_ = errors.Join(a.host.Close(), a.cont.Close(), a.nf.Close())
 }
 
 func ipamClient(req *skel.Request) ipam.Client {
