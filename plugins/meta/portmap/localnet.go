@@ -52,14 +52,10 @@ func checkLocalnet(ctx context.Context, nf *nft.Conn, link string) error {
 	if link == "" {
 		return nil
 	}
-	value, err := readLocalnet(link)
-	if err != nil {
-		return drift("interface %q: %w", link, err)
+	if err := checkLocalnetValue(link); err != nil {
+		return err
 	}
-	if value != "1" {
-		return drift("interface %q: route_localnet is %s, so 127.0.0.1 leads to no container", link, value)
-	}
-	err = nf.Verify(guardLayout())
+	err := nf.Verify(guardLayout())
 	if errors.Is(err, nft.ErrUnsupported) {
 		return checkGuardIPTables(ctx, link)
 	}
@@ -74,6 +70,22 @@ func checkLocalnet(ctx context.Context, nf *nft.Conn, link string) error {
 		return unguarded(link)
 	}
 	return err
+}
+
+// checkLocalnetValue looks whether 127.0.0.1 leads to the container. Without a
+// link there is nothing to look at.
+func checkLocalnetValue(link string) error {
+	if link == "" {
+		return nil
+	}
+	value, err := readLocalnet(link)
+	if err != nil {
+		return drift("interface %q: %w", link, err)
+	}
+	if value != "1" {
+		return drift("interface %q: route_localnet is %s, so 127.0.0.1 leads to no container", link, value)
+	}
+	return nil
 }
 
 func checkGuardIPTables(ctx context.Context, link string) error {

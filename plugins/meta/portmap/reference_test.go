@@ -105,6 +105,21 @@ var _ = Describe("beside the reference plugin", Label("kernel"), func() {
 				c.check(k.config, mapped)
 			})
 
+			It("our CHECK knows what it made, with any backend, and what is gone of it", func() {
+				c.reference("ADD", k.config, mapped)
+				for _, config := range []object{{}, k.config} {
+					c.check(config, mapped)
+				}
+				o := c.call("CHECK", mapped, object{"markMasqBit": 7})
+				Expect(o.Code).To(Equal(cni.CodeDrift), o.text())
+				Expect(o.Msg).To(ContainSubstring("is missing"))
+				Expect(o.Msg).NotTo(ContainSubstring("record"))
+				w.Cmd("sh", "-ec", "echo 0 >/proc/sys/net/ipv4/conf/br1/route_localnet")
+				Expect(c.call("CHECK", mapped).Msg).To(ContainSubstring("route_localnet is 0"))
+				c.del()
+				Expect(c.call("CHECK", mapped).Msg).To(ContainSubstring("there is no record"))
+			})
+
 			It("our DEL removes what it made, with the default backend and nothing else in the configuration", func() {
 				c.reference("ADD", k.config, mapped)
 				c.reference("DEL", k.config, mapped)

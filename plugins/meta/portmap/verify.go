@@ -23,6 +23,10 @@ func (c *call) verify(ctx context.Context, cfg config, want *state) error {
 		return err
 	}
 	if st == nil {
+		foreign, err := c.hasForeign(want)
+		if foreign || err != nil {
+			return errors.Join(err, c.verifyForeign(ctx, want))
+		}
 		b, _, err := c.choose(cfg)
 		if err != nil {
 			return err
@@ -40,6 +44,24 @@ func (c *call) verify(ctx context.Context, cfg config, want *state) error {
 	same("the configuration", normal(st.Options), normal(want.Options))
 	same("the container's addresses in prevResult", st.Targets, want.Targets)
 	return errors.Join(append(errs, c.verifyRules(ctx, st))...)
+}
+
+// hasForeign says whether the container has the reference's chain, of which
+// the reference keeps no record.
+func (c *call) hasForeign(st *state) (bool, error) {
+	for _, t := range st.Targets {
+		where, err := famOf(t.v4()).variants(c.nf, dnChain(st.Network, st.ContainerID))
+		if err != nil || len(where) > 0 {
+			return len(where) > 0, err
+		}
+	}
+	return false, nil
+}
+
+// verifyForeign looks for what the reference plugin makes: the same rules, and
+// route_localnet without a guard.
+func (c *call) verifyForeign(ctx context.Context, st *state) error {
+	return errors.Join(checkIPTables(ctx, c.nf, st), checkLocalnetValue(st.Localnet))
 }
 
 // normal makes options comparable: no conditions are an empty list or none.
