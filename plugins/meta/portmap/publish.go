@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nft"
@@ -43,7 +44,7 @@ func (c *call) publish(ctx context.Context, cfg config, st *state) (dead []*stat
 			err = errors.Join(err, s.drop(ownerOf(d)))
 		}
 	}
-	return dead, err
+	return dead, errors.Join(err, s.promise(st))
 }
 
 // resolve finds out who has the ports. A live owner is an error that names
@@ -64,36 +65,53 @@ func (c *call) resolve(ctx context.Context, s *store, st *state) (dead []*state,
 		}
 		dead = append(dead, own)
 	}
-	seen := map[[8]byte]bool{}
-	for _, k := range s.ledger.conflicts(st.forwards(), self) {
-		if seen[k.owner] {
-			continue
-		}
-		seen[k.owner] = true
-		other, err := s.record(k.owner)
-		if err != nil {
-			return nil, err
-		}
-		if other == nil {
-			// Its rules went before its record did.
-			if err := s.drop(k.owner); err != nil {
+	others, err := c.others(ctx, s, st)
+	if err != nil {
+		return nil, err
+	}
+	dead = append(dead, others...)
+	if err := refuseReference(ctx, c.nf, st); err != nil {
+		return nil, err
+	}
+	return dead, c.refuseForeign(ctx, s, st)
+}
+
+// others looks at who has places that the attachment wants: a live owner is an
+// error, dead ones are returned, and to the container itself they are yielded.
+func (c *call) others(ctx context.Context, s *store, st *state) (dead []*state, err error) {
+	seen := map[[8]byte]*state{}
+	for _, k := range s.ledger.conflicts(st.forwards(), ownerOf(st)) {
+		other, known := seen[k.owner]
+		if !known {
+			if other, err = s.record(k.owner); err != nil {
 				return nil, err
 			}
+			seen[k.owner] = other
+			if other == nil {
+				// Its rules went before its record did.
+				if err := s.drop(k.owner); err != nil {
+					return nil, err
+				}
+				continue
+			}
+		}
+		if other == nil || slices.Contains(dead, other) {
 			continue
 		}
 		lives, err := other.Life.alive(c.host)
 		if err != nil {
 			return nil, err
 		}
-		if lives {
+		switch {
+		case !lives:
+			dead = append(dead, other)
+		case other.isSameContainer(st):
+			st.Yielded = append(st.Yielded, k.wanted.place())
+		default:
 			return nil, portTaken("host port %s: held on %s by %s", k.wanted, hostName(k.host), other.attachment())
 		}
-		dead = append(dead, other)
 	}
-	if err := refuseReference(ctx, c.nf, st); err != nil {
-		return nil, err
-	}
-	return dead, c.refuseForeign(ctx, s, st)
+	return dead, nil
 }
 
 // begin writes the record: from here on DEL knows what there may be.

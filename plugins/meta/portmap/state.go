@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
@@ -25,6 +26,11 @@ type state struct {
 	Targets  []target  `json:"targets"` // at most one of each family
 	// Localnet is the link whose route_localnet the mappings need; empty = none.
 	Localnet string `json:"localnet,omitempty"`
+	// Yielded are places that another attachment of the container has: runtimes
+	// give a container's ports to each of its networks.
+	Yielded []place `json:"yielded,omitempty"`
+	// Heirs are the hashes of attachments that yielded places to this one.
+	Heirs []string `json:"heirs,omitempty"`
 	// Compiled identifies what nft made of the conditions of each family.
 	Compiled map[string]string `json:"compiled,omitempty"`
 }
@@ -51,6 +57,15 @@ type forward struct {
 	to    netip.AddrPort
 }
 
+// place is where the host is asked; of each there is one forward.
+type place struct {
+	Proto proto      `json:"proto"`
+	Host  netip.Addr `json:"host"` // unspecified: all addresses of the family
+	Port  uint16     `json:"port"`
+}
+
+func (f forward) place() place { return place{f.proto, f.host, f.port} }
+
 func (f forward) v4() bool { return f.host.Is4() }
 
 func (f forward) String() string {
@@ -58,7 +73,7 @@ func (f forward) String() string {
 }
 
 // forwards are the places of the host that the mappings occupy: those of the
-// families that the container has an address of.
+// families that the container has an address of, without those yielded.
 func (s *state) forwards() []forward {
 	var out []forward
 	seen := map[forward]bool{}
@@ -66,7 +81,7 @@ func (s *state) forwards() []forward {
 		for _, m := range s.Mappings {
 			for _, host := range m.hosts() {
 				f := forward{m.Proto, host, m.HostPort, netip.AddrPortFrom(t.Addr.Addr(), m.Port)}
-				if host.Is4() == t.v4() && !seen[f] {
+				if host.Is4() == t.v4() && !seen[f] && !slices.Contains(s.Yielded, f.place()) {
 					seen[f] = true
 					out = append(out, f)
 				}

@@ -51,7 +51,9 @@ func (c *call) removeOwner(ctx context.Context, s *store, st *state) error {
 	if err != nil {
 		return errors.Join(tryAgain(err), c.flushRemoved(st))
 	}
-	return errors.Join(c.flushRemoved(st), s.drop(ownerOf(st)))
+	err = errors.Join(c.flushRemoved(st), s.drop(ownerOf(st)))
+	c.inherit(ctx, s, st)
+	return err
 }
 
 // removeRules removes the attachment's rules from both backends.
@@ -132,5 +134,7 @@ func (c *call) collectOwner(ctx context.Context, s *store, st *state) error {
 	if err != nil {
 		return fmt.Errorf("host ports of %s: %w", st.attachment(), err)
 	}
-	return errors.Join(c.flushRemoved(st), s.drop(ownerOf(st)))
+	err = errors.Join(c.flushRemoved(st), s.drop(ownerOf(st)))
+	c.inherit(ctx, s, st)
+	return err
 }
