@@ -65,6 +65,14 @@ graphroot = "/var/lib/containers/storage"
 	return p
 }
 
+// second writes another network, "second".
+func (p *podman) second() {
+	GinkgoHelper()
+	conflist := strings.NewReplacer(`"pods"`, `"second"`, "cni0", "cni1", "10.88.0.", "10.89.0.").Replace(
+		pods.Network{Version: "0.4.0"}.Conflist())
+	Expect(os.WriteFile(filepath.Join(p.dir, "net.d", "second.conflist"), []byte(conflist), 0o644)).To(Succeed())
+}
+
 // try runs podman.
 func (p *podman) try(args ...string) (string, error) {
 	GinkgoHelper()
@@ -149,12 +157,25 @@ var _ = Describe("podman", func() {
 		pods.ExpectNothingLeft(p.Host)
 	})
 
+	It("publishes a port of a container that is on two networks, as long as it is on either", func() {
+		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0"}.Conflist())
+		p.second()
+		p.container("one", "--network", "pods,second", "-p", "8080:80")
+		reach := func() (string, error) { return p.outside.Ask("tcp", "192.0.2.1:8080") }
+		Eventually(reach).Should(HavePrefix("192.0.2.2:"))
+		p.must("network", "disconnect", "second", "one")
+		Eventually(reach).Should(HavePrefix("192.0.2.2:"))
+		p.must("network", "connect", "second", "one")
+		p.must("network", "disconnect", "pods", "one")
+		Eventually(reach).Should(HavePrefix("192.0.2.2:"))
+		p.must("rm", "-f", "-t", "0", "one")
+		pods.ExpectNothingLeft(p.Host)
+	})
+
 	It("connects and disconnects live containers", func() {
 		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0"}.Conflist())
-		second := strings.NewReplacer(`"pods"`, `"second"`, "cni0", "cni1", "10.88.0.", "10.89.0.").Replace(
-			pods.Network{Version: "0.4.0"}.Conflist())
-		Expect(os.WriteFile(filepath.Join(p.dir, "net.d", "second.conflist"), []byte(second), 0o644)).To(Succeed())
-		c := p.container("one", "--network", "pods")
+		p.second()
+		c := p.container("one", "--network", "pods", "-p", "8080:80")
 		for range 2 {
 			p.must("network", "connect", "second", "one")
 			Expect(c.Cmd("ip", "-4", "-o", "addr", "show", "dev", "eth1")).To(ContainSubstring("10.89.0."))
