@@ -231,7 +231,7 @@ var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 		w.Cmd("iptables-legacy", "-t", "raw", "-F", "PREROUTING")
 		Expect(run(a, "CHECK", ports("8080:80")).Msg).To(ContainSubstring("nothing keeps containers from the host's loopback"))
 		Expect(run(a, "DEL").exit).To(BeZero())
-		w.SetSysctl("net/ipv4/conf/br1/route_localnet", "0") // what it was went with the guard
+		Expect(w.Sysctl("net/ipv4/conf/br1/route_localnet")).To(Equal("0"), "what it was is in the record too")
 		Expect(w.Cmd("iptables-legacy", "-t", "nat", "-S")).NotTo(ContainSubstring("CNI-DN"))
 		Expect(run(a, "ADD", ports("8080:80")).exit).To(BeZero())
 		o := run(a, "DEL")

@@ -36,13 +36,33 @@ func writeLocalnet(link, value string) error {
 	return err
 }
 
+// localnetWas is what route_localnet of the attachment's link was before its
+// first user: what the kernel says now, or with other users what they recorded.
+func (c *call) localnetWas(s *store, st *state) (string, error) {
+	if st.Localnet == "" {
+		return "", nil
+	}
+	if s.ledger.uses(st.Localnet, ownerOf(st)) {
+		all, err := s.all()
+		if err != nil {
+			return "", err
+		}
+		for _, other := range all {
+			if other.Localnet == st.Localnet && other.LocalnetWas != "" {
+				return other.LocalnetWas, nil
+			}
+		}
+	}
+	return readLocalnet(st.Localnet)
+}
+
 // guardNFTables guards a link whose host ports are iptables' business.
-func guardNFTables(ctx context.Context, nf *nft.Conn, link string) error {
+func guardNFTables(ctx context.Context, nf *nft.Conn, st *state) error {
 	return nf.Update(ctx, func(tx *nft.Tx) error {
 		if _, err := tx.Ensure(guardLayout()); err != nil {
 			return err
 		}
-		return guard(tx, link)
+		return guard(tx, st)
 	})
 }
 
@@ -115,7 +135,7 @@ func sweepGuards(ctx context.Context, nf *nft.Conn, there func(link string) bool
 		if there(link) {
 			continue
 		}
-		if err := nf.Update(ctx, func(tx *nft.Tx) error { return unguard(tx, link) }); err != nil {
+		if err := nf.Update(ctx, func(tx *nft.Tx) error { return unguard(tx, link, "") }); err != nil {
 			return err
 		}
 	}
@@ -140,13 +160,13 @@ func enableLocalnet(st *state) error {
 
 // guard keeps containers from the host's loopback before the link gets its
 // route_localnet: in nftables, or on a kernel without it in iptables.
-func (c *call) guard(ctx context.Context, link string) error {
-	if link == "" {
+func (c *call) guard(ctx context.Context, st *state) error {
+	if st.Localnet == "" {
 		return nil
 	}
-	err := guardNFTables(ctx, c.nf, link)
+	err := guardNFTables(ctx, c.nf, st)
 	if errors.Is(err, nft.ErrUnsupported) {
-		return guardIPTables(ctx, link)
+		return guardIPTables(ctx, st)
 	}
 	return err
 }
@@ -176,23 +196,20 @@ func liveGuard(ctx context.Context, tool ipt.Tool, link string) (live []ipt.Rule
 	return live, was, err
 }
 
-func guardIPTables(ctx context.Context, link string) error {
+func guardIPTables(ctx context.Context, st *state) error {
 	tool, err := ipt.Find(ctx, ipt.IPv4)
 	if err != nil {
 		return err
 	}
-	live, _, err := liveGuard(ctx, tool, link)
+	live, _, err := liveGuard(ctx, tool, st.Localnet)
 	if err != nil || len(live) == 2 {
 		return err
 	}
-	was, err := readLocalnet(link)
-	if err != nil {
-		return err
-	}
-	return tool.Restore(ctx, rawTable, appendAll(nil, guardRules(link, was)))
+	return tool.Restore(ctx, rawTable, appendAll(nil, guardRules(st.Localnet, st.LocalnetWas)))
 }
 
-func unguardIPTables(ctx context.Context, link string) error {
+// unguardIPTables is unguard on a kernel without nftables.
+func unguardIPTables(ctx context.Context, link, recorded string) error {
 	if link == "" {
 		return nil
 	}
@@ -201,13 +218,19 @@ func unguardIPTables(ctx context.Context, link string) error {
 		return err
 	}
 	live, was, err := liveGuard(ctx, tool, link)
-	if err != nil || len(live) == 0 {
+	if err != nil {
 		return err
+	}
+	if len(live) == 0 {
+		was = recorded
 	}
 	if was == "0" {
 		if err := writeLocalnet(link, "0"); err != nil {
 			return err
 		}
+	}
+	if len(live) == 0 {
+		return nil
 	}
 	var lines []string
 	for _, r := range live {

@@ -27,7 +27,7 @@ func addNFTables(ctx context.Context, nf *nft.Conn, st *state, dead []*state) er
 		if err := ch.add(st); err != nil {
 			return err
 		}
-		if err := guard(tx, st.Localnet); err != nil {
+		if err := guard(tx, st); err != nil {
 			return err
 		}
 		return ch.dropUnused()
@@ -102,21 +102,16 @@ func ensure(tx *nft.Tx, st *state) error {
 }
 
 // guard stages the interface's entry in the guard.
-func guard(tx *nft.Tx, link string) error {
-	if link == "" {
+func guard(tx *nft.Tx, st *state) error {
+	if st.Localnet == "" {
 		return nil
 	}
-	key := nft.IfNameKey(link)
+	key := nft.IfNameKey(st.Localnet)
 	live, err := tx.Get(table, localnetSet, key)
-	if err != nil || live[0] != nil {
-		return err
+	if err == nil && live[0] == nil {
+		tx.Add(table, localnetSet, nft.Element{Key: key, Comment: localnetWas + st.LocalnetWas})
 	}
-	was, err := readLocalnet(link)
-	if err != nil {
-		return err
-	}
-	tx.Add(table, localnetSet, nft.Element{Key: key, Comment: localnetWas + was})
-	return nil
+	return err
 }
 
 // localnetWas, with the value, is the comment of an interface in the guard.

@@ -124,6 +124,10 @@ func (c *call) begin(s *store, st *state) error {
 		}
 		s.ledger.complete = len(left) == 0 && len(s.ledger.claims) == 0
 	}
+	var err error
+	if st.LocalnetWas, err = c.localnetWas(s, st); err != nil {
+		return err
+	}
 	return s.put(st)
 }
 
@@ -149,7 +153,7 @@ func (c *call) apply(ctx context.Context, s *store, st *state, dead []*state) er
 		}
 		return enableLocalnet(st)
 	}
-	if err := c.guard(ctx, st.Localnet); err != nil {
+	if err := c.guard(ctx, st); err != nil {
 		return err
 	}
 	siblings, err := s.siblings(st)

@@ -188,6 +188,28 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		Expect(localnet()).To(Equal("01"))
 		Expect(parts(w.Cmd("nft", "list", "ruleset"))).To(Equal("\n"))
 	})
+
+	It("takes route_localnet back also when somebody flushed all rules", func() {
+		w := newWorld()
+		w.bridge(1)
+		w.bridge(2)
+		w.SetSysctl("net/ipv4/conf/br2/route_localnet", "1")
+		localnet := func() string {
+			return w.Sysctl("net/ipv4/conf/br1/route_localnet") + w.Sysctl("net/ipv4/conf/br2/route_localnet")
+		}
+		a, c := w.container(1, 2), w.container(2, 2)
+		a.add(ports("1000:80"))
+		c.add(ports("2000:80"))
+		w.Cmd("nft", "flush", "ruleset")
+		b := w.container(1, 3)
+		b.add(ports("3000:80"))
+		w.Cmd("nft", "flush", "ruleset")
+		a.del()
+		Expect(localnet()).To(Equal("11"))
+		b.del()
+		c.del()
+		Expect(localnet()).To(Equal("01"))
+	})
 })
 
 func owner(c *container) string {

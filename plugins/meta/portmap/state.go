@@ -26,6 +26,9 @@ type state struct {
 	Targets  []target  `json:"targets"` // at most one of each family
 	// Localnet is the link whose route_localnet the mappings need; empty = none.
 	Localnet string `json:"localnet,omitempty"`
+	// LocalnetWas is what route_localnet was before the link's first user. The
+	// guard says it too, but rules are flushed by others.
+	LocalnetWas string `json:"localnetWas,omitempty"`
 	// Yielded are places that another attachment of the container has: runtimes
 	// give a container's ports to each of its networks.
 	Yielded []place `json:"yielded,omitempty"`

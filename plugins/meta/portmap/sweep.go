@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"maps"
+	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
@@ -12,7 +13,7 @@ import (
 func delNFTables(ctx context.Context, nf *nft.Conn, st *state, free string) error {
 	items := st.items()
 	own := st.attachment()
-	return removeNFTables(ctx, nf, free, func() ([]item, error) {
+	return removeNFTables(ctx, nf, freed{free, st.LocalnetWas}, func() ([]item, error) {
 		left, err := present(nf, items, own.Owns)
 		return left, err
 	})
@@ -20,13 +21,17 @@ func delNFTables(ctx context.Context, nf *nft.Conn, st *state, free string) erro
 
 // sweepNFTables takes away every element whose mark is garbage.
 func sweepNFTables(ctx context.Context, nf *nft.Conn, garbage func(mark string) bool) error {
-	return removeNFTables(ctx, nf, "", func() ([]item, error) { return owned(nf, garbage) })
+	return removeNFTables(ctx, nf, freed{}, func() ([]item, error) { return owned(nf, garbage) })
 }
+
+// freed is a link that nobody needs any more, and what its last user recorded
+// of it.
+type freed struct{ link, was string }
 
 // removeNFTables deletes the elements that find returns, and takes the link
 // that is free now out of the guard. The first look costs no lock.
-func removeNFTables(ctx context.Context, nf *nft.Conn, free string, find func() ([]item, error)) error {
-	if found, err := find(); err != nil || len(found) == 0 && free == "" {
+func removeNFTables(ctx context.Context, nf *nft.Conn, free freed, find func() ([]item, error)) error {
+	if found, err := find(); err != nil || len(found) == 0 && free.link == "" {
 		return err
 	}
 	return nf.Update(ctx, func(tx *nft.Tx) error {
@@ -38,7 +43,7 @@ func removeNFTables(ctx context.Context, nf *nft.Conn, free string, find func() 
 		for _, it := range found {
 			ch.delete(it.set, it.Element)
 		}
-		if err := unguard(tx, free); err != nil {
+		if err := unguard(tx, free.link, free.was); err != nil {
 			return err
 		}
 		return ch.dropUnused()
@@ -46,21 +51,27 @@ func removeNFTables(ctx context.Context, nf *nft.Conn, free string, find func() 
 }
 
 // unguard takes route_localnet back where we set it, and then stages the end of
-// the interface's guard.
-func unguard(tx *nft.Tx, link string) error {
+// the interface's guard. Where the guard was flushed the record says what it
+// was: without it containers would keep the way to the host's loopback.
+func unguard(tx *nft.Tx, link, recorded string) error {
 	if link == "" {
 		return nil
 	}
 	live, err := tx.Get(table, localnetSet, nft.IfNameKey(link))
-	if err != nil || live[0] == nil {
+	if err != nil {
 		return err
 	}
-	if live[0].Comment == localnetWas+"0" {
+	if live[0] != nil {
+		recorded = strings.TrimPrefix(live[0].Comment, localnetWas)
+	}
+	if recorded == "0" {
 		if err := writeLocalnet(link, "0"); err != nil {
 			return err
 		}
 	}
-	tx.Delete(table, localnetSet, *live[0])
+	if live[0] != nil {
+		tx.Delete(table, localnetSet, *live[0])
+	}
 	return nil
 }
 

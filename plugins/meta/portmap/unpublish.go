@@ -65,7 +65,7 @@ func (c *call) removeRules(ctx context.Context, s *store, st *state) error {
 	siblings, err := s.siblings(st)
 	errs := []error{err, delNFTables(ctx, c.nf, st, free)}
 	if errors.Is(errs[1], nft.ErrUnsupported) {
-		errs[1] = unguardIPTables(ctx, free)
+		errs[1] = unguardIPTables(ctx, free, st.LocalnetWas)
 	} else if len(st.Options.ConditionsV4)+len(st.Options.ConditionsV6) > 0 {
 		errs = append(errs, dropConditions(ctx, c.nf, st))
 	}
