@@ -1,6 +1,8 @@
 package runtimes_test
 
 import (
+	"path/filepath"
+
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
@@ -59,4 +61,18 @@ var _ = Describe("a node under running pods", func() {
 		Entry("containerd 1.6, our backend iptables, and back", func() string { return "" }, "iptables", true),
 		Entry("containerd 2, our backend nftables, to ours only", built, "", false),
 	)
+
+	It("that goes back with pods of the nftables backend stops them at the second try, and leaves elements", func() {
+		nstest.NeedProgram(reference + "/bridge")
+		nstest.Need("iptables")
+		c := newContainerd(newMachine(""), "", debian.Conflist())
+		id, pod := c.kubelet.start("pod", tcp(8080, 80))
+		c.install(reference)
+		Expect(c.stop(id)).To(MatchError(ContainSubstring("does not exist")))
+		c.end(id)
+		Expect(c.Cmd("nft", "list", "table", "inet", "hawser")).To(ContainSubstring(pod.Addr))
+		c.install("")
+		c.collect(filepath.Join(c.netconf, "10-pods.conflist"))
+		pods.ExpectNothingLeft(c.Host)
+	})
 })
