@@ -61,10 +61,18 @@ func HeedsRouterAdverts(link string) (bool, error) {
 
 // IgnoreRouterAdverts keeps a host interface from taking routes and addresses
 // from what containers send. A kernel without IPv6 has nothing to ignore.
-func IgnoreRouterAdverts(link string) error {
-	key, err := sysctl.Net("ipv6", "conf", link, "accept_ra")
+func IgnoreRouterAdverts(link string) error { return setIPv6(link, "accept_ra", "0") }
+
+// SkipDAD has a host interface use its link-local address at once. Until that
+// is usable the host does not ask for the neighbours of what it forwards. It
+// is for a link whose MAC address nobody else can have, before it goes up.
+func SkipDAD(link string) error { return setIPv6(link, "accept_dad", "0") }
+
+// setIPv6 writes a setting of a link, if the kernel has IPv6.
+func setIPv6(link, name, value string) error {
+	key, err := sysctl.Net("ipv6", "conf", link, name)
 	if err == nil {
-		err = key.Write("0")
+		err = key.Write(value)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("link %q: %w", link, err)

@@ -88,7 +88,13 @@ func (a *attachment) makeBridge() (rtnl.Link, error) {
 	if errors.Is(err, unix.EEXIST) {
 		return findBridge(a.host, a.cfg.Bridge)
 	}
-	return br, a.cfg.unsupportedVLANs(err)
+	if err != nil {
+		return br, a.cfg.unsupportedVLANs(err)
+	}
+	// The MAC address is ours alone, so there is no duplicate to detect, and the
+	// host can ask for neighbours at once.
+	a.warn(iface.SkipDAD(br.Name))
+	return br, nil
 }
 
 // unsupportedVLANs gives the answer of a kernel without VLAN filtering code 2.

@@ -67,6 +67,12 @@ var _ = Describe("traffic", func() {
 		Expect(both()).To(BeTrue())
 	})
 
+	It("is forwarded to the first container of a new bridge at once: the host can ask for its neighbours", func() {
+		w.SetSysctl("net/ipv6/conf/default/accept_dad", "1")
+		w.Attach("one", l3(Object{"isGateway": true}), "2001:db8:1::2/64")
+		Expect(w.Sysctl("net/ipv6/conf/br/accept_dad")).To(Equal("0"))
+	})
+
 	It("of containers does not give the host routes, by IPv6 router advertisements", func() {
 		Expect(heeded(w.Attach("one", l3(), "10.1.0.2/24"))).To(BeFalse())
 		Expect(w.Sysctl("net/ipv6/conf/br/accept_ra")).To(Equal("0"))

@@ -120,17 +120,6 @@ var _ = Describe("ADD", func() {
 		}
 	})
 
-	It("has IPv6 usable from another container at once, also where both ends have the same index", func() {
-		// Of such a pair the kernel looks at changes once in a second only, and
-		// the container's end has no link-local address before, which it needs
-		// to answer the host.
-		one := w.Attach("one", conf(), nth(2)...)
-		Expect(Show(w.Host, hostEnd(one.Result)).Ifindex).To(Equal(Show(one.Host, "eth0").Ifindex), "or this spec shows nothing")
-		two := w.Attach("two", conf(), nth(3)...)
-		ping := nstest.Program{Path: "ping", Args: []string{"-c1", "-W0.8", "-n", "2001:db8:1::2"}}
-		Expect(two.Host.Run(ping).Exit).To(BeZero())
-	})
-
 	It("returns when packets pass, which is a little after both ends are up", func() {
 		for i := range 20 {
 			id := fmt.Sprint("c", i)

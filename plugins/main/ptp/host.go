@@ -100,5 +100,6 @@ func (a *attachment) setUpHost(p plan) error {
 func (a *attachment) waitUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, upTimeout)
 	defer cancel()
-	return a.host.WaitUp(ctx, a.hostEnd.Index)
+	// The kernel tells the two ends of a change of carrier one after the other.
+	return errors.Join(a.host.WaitUp(ctx, a.hostEnd.Index), a.cont.WaitUp(ctx, a.contEnd.Index))
 }
