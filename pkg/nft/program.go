@@ -2,6 +2,7 @@ package nft
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os/exec"
 	"path/filepath"
@@ -13,8 +14,12 @@ import (
 // program is nft(8). Only text that an administrator wrote in its language needs it.
 const program = "nft"
 
+// ErrRefused says that the nft program did not accept a script.
+var ErrRefused = errors.New("refused by nft")
+
 // RunProgram has the nft program run a script, everything or nothing. The error matches exec.ErrNotFound
-// when it is not installed, and has what the program said.
+// when it is not installed and ErrRefused when it ran and did not accept the script, and has what the
+// program said.
 func RunProgram(ctx context.Context, script string) error {
 	path, err := exec.LookPath(program)
 	if err != nil {
@@ -27,7 +32,9 @@ func RunProgram(ctx context.Context, script string) error {
 	cmd := exec.CommandContext(ctx, path, "-f", "-")
 	cmd.Stdin, cmd.Stderr = strings.NewReader(script), &errs
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Run(); err != nil {
+	if err := cmd.Run(); errors.As(err, new(*exec.ExitError)) && ctx.Err() == nil {
+		return fmt.Errorf("%w: %s", ErrRefused, strings.Join(strings.Fields(errs.String()), " "))
+	} else if err != nil {
 		return fmt.Errorf("%s: %w: %s", filepath.Base(path), err, strings.Join(strings.Fields(errs.String()), " "))
 	}
 	return nil

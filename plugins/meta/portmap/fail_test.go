@@ -128,7 +128,8 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 		c := w.container(1, 2)
 		before := w.rules()
 		o := c.call("ADD", object{"conditionsV4": []string{"ip saddr 10.0.0.0/8"}, "conditionsV6": []string{"nonsense"}}, ports(all...))
-		Expect(o.Msg).To(And(ContainSubstring("conditionsV6"), ContainSubstring("nonsense")))
+		Expect(o.Msg).To(And(HavePrefix(`conditionsV6: ["nonsense"]: refused by nft`), ContainSubstring("unexpected")))
+		Expect(o.Code).To(Equal(cni.CodeConfig))
 		Expect(w.rules()).To(Equal(before))
 	})
 

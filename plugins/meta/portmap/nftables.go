@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -45,7 +46,11 @@ func compileConditions(ctx context.Context, nf *nft.Conn, st *state) error {
 		if err := nf.Update(ctx, func(tx *nft.Tx) error { return ensure(tx, st) }); err != nil {
 			return err
 		}
-		if err := nft.RunProgram(ctx, st.conditionScript(t.v4())); err != nil {
+		err := nft.RunProgram(ctx, st.conditionScript(t.v4()))
+		if errors.Is(err, nft.ErrRefused) {
+			return cni.Errorf(cni.CodeConfig, "%s: %q: %w", conditionsKey(t.v4()), st.Options.conditions(t.v4()), err)
+		}
+		if err != nil {
 			return fmt.Errorf("%s: the nft program has to compile them: %w", conditionsKey(t.v4()), err)
 		}
 		text, err := chainText(nf, chain)
