@@ -165,6 +165,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		c.del()
 		w.gc("net1")
 		Expect(w.rules()).To(Equal(before))
+		Expect(w.Files("/run/hawser")).To(BeEmpty())
 	})
 
 	It("lets a bridge's route_localnet go with the last who needs it, unless it was on before", func() {

@@ -27,7 +27,7 @@ const (
 
 // store is the directory of the records and the ledger, locked.
 type store struct {
-	dir    *statefile.Dir
+	dir    *statefile.Dir // nil where there is none, and so no record
 	held   *statefile.Held
 	ledger ledger
 	fresh  bool // there was no ledger
@@ -40,6 +40,10 @@ func openStore(ctx context.Context) (*store, error) {
 	if err != nil {
 		return nil, err
 	}
+	return lockStore(ctx, dir)
+}
+
+func lockStore(ctx context.Context, dir *statefile.Dir) (*store, error) {
 	held, err := dir.Lock(ctx, lockFile, 0o600, lockWait)
 	if err != nil {
 		return nil, errors.Join(tryAgain(err), dir.Close())
@@ -51,7 +55,25 @@ func openStore(ctx context.Context) (*store, error) {
 	return s, nil
 }
 
-func (s *store) close() error { return errors.Join(s.held.Unlock(), s.dir.Close()) }
+// openExistingStore is openStore for calls that write no record. On a host that
+// never had one they make nothing.
+func openExistingStore(ctx context.Context) (*store, error) {
+	dir, err := statefile.OpenExisting(stateDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return &store{fresh: true}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return lockStore(ctx, dir)
+}
+
+func (s *store) close() error {
+	if s.dir == nil {
+		return nil
+	}
+	return errors.Join(s.held.Unlock(), s.dir.Close())
+}
 
 // load reads the ledger, or makes it anew from the records when it cannot be
 // read.
@@ -87,6 +109,9 @@ func (s *store) put(st *state) error {
 
 // drop removes an attachment from the ledger, and then its record.
 func (s *store) drop(owner [8]byte) error {
+	if s.dir == nil {
+		return nil
+	}
 	if err := s.write(s.ledger.without(owner)); err != nil {
 		return err
 	}
@@ -104,6 +129,9 @@ func (s *store) write(l ledger) error {
 // record reads an attachment's record; nil when there is none. One that cannot
 // be decoded is as good as none.
 func (s *store) record(owner [8]byte) (*state, error) {
+	if s.dir == nil {
+		return nil, nil
+	}
 	data, err := s.dir.Read(hex.EncodeToString(owner[:]) + recordSuffix)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -120,6 +148,9 @@ func (s *store) record(owner [8]byte) (*state, error) {
 
 // all reads all records.
 func (s *store) all() ([]*state, error) {
+	if s.dir == nil {
+		return nil, nil
+	}
 	names, err := s.dir.Names()
 	if err != nil {
 		return nil, err

@@ -14,7 +14,7 @@ import (
 // unpublish removes whatever the attachment has, in any backend, made by
 // anybody.
 func (c *call) unpublish(ctx context.Context, a cni.Attachment) (err error) {
-	s, err := openStore(ctx)
+	s, err := openExistingStore(ctx)
 	if err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func (c *call) removeForeign(ctx context.Context, s *store, st *state) error {
 
 // collect removes what attachments of the network left that are not valid.
 func (c *call) collect(ctx context.Context) (err error) {
-	s, err := openStore(ctx)
+	s, err := openExistingStore(ctx)
 	if err != nil {
 		return err
 	}

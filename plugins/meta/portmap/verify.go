@@ -14,7 +14,7 @@ import (
 
 // verify compares the record with what is wanted, and the rules with both.
 func (c *call) verify(ctx context.Context, cfg config, want *state) error {
-	s, err := openStore(ctx)
+	s, err := openExistingStore(ctx)
 	if err != nil {
 		return err
 	}
