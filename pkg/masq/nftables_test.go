@@ -281,7 +281,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 			var err error
 			host.Do(func() {
 				// The thread ends with Do, and the filter with it.
-				refuseNetfilterSockets()
+				nstest.RefuseNetfilterSockets()
 				err = fn(context.Background(), nft.New())
 			})
 			return err

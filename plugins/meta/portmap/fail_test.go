@@ -14,6 +14,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -212,7 +213,7 @@ var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 			Expect(err).NotTo(HaveOccurred())
 			var o outcome
 			w.Do(func() {
-				refuseNetfilterSockets()
+				nstest.RefuseNetfilterSockets()
 				o = serve(in, []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + c.id, "CNI_NETNS=" + c.Path, "CNI_IFNAME=eth0", "CNI_PATH=/x"})
 			})
 			return o

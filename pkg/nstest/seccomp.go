@@ -1,4 +1,4 @@
-package main
+package nstest
 
 import (
 	"encoding/binary"
@@ -6,22 +6,20 @@ import (
 	"runtime"
 	"unsafe"
 
-	. "github.com/onsi/ginkgo/v2"
-	. "github.com/onsi/gomega"
+	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
-
-	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// refuseNetfilterSockets makes the calling thread, and what it starts, see a
+// RefuseNetfilterSockets makes the calling thread, and what it starts, see a
 // kernel without nfnetlink: such a socket is EPROTONOSUPPORT.
-func refuseNetfilterSockets() {
-	GinkgoHelper()
+func RefuseNetfilterSockets() {
+	ginkgo.GinkgoHelper()
 	var err error
 	if runtime.GOARCH != "amd64" && runtime.GOARCH != "arm64" || binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
 		err = errors.New("the filter knows amd64 and arm64")
 	}
-	nstest.NeedOK("a seccomp filter", err)
+	NeedOK("a seccomp filter", err)
 	const callNumber, first, third = 0, 16, 32 // of struct seccomp_data
 	load := func(at uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
@@ -37,8 +35,8 @@ func refuseNetfilterSockets() {
 		ret(unix.SECCOMP_RET_ERRNO | uint32(unix.EPROTONOSUPPORT)),
 		ret(unix.SECCOMP_RET_ALLOW),
 	}
-	Expect(unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)).To(Succeed())
+	gomega.Expect(unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)).To(gomega.Succeed())
 	fprog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&fprog)))
-	Expect(errno).To(BeZero())
+	gomega.Expect(errno).To(gomega.BeZero())
 }
