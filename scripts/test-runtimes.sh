@@ -21,6 +21,5 @@ export HAWSER_CONTAINERD
 
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE
 cd test/runtimes
-go vet ./...
 read -ra flags <<<"${TESTFLAGS:-}"
 go test -count=1 -timeout 10m "${flags[@]}" ./...
