@@ -13,6 +13,8 @@ import (
 	"github.com/hawser-cni/plugins/test/pods"
 )
 
+const conflistName = "10-pods.conflist"
+
 // node is a host where a runtime with one of the libraries lives.
 type node struct {
 	*nstest.Host
@@ -29,7 +31,7 @@ func newNode(library string, n pods.Network) *node {
 	for _, name := range []string{"bridge", "host-local", "loopback", "portmap", "tuning"} {
 		Expect(os.Symlink(nstest.Build(name), filepath.Join(d.plugins, name))).To(Succeed())
 	}
-	Expect(os.WriteFile(filepath.Join(d.netconf, "10-pods.conflist"), []byte(n.Conflist()), 0o644)).To(Succeed())
+	Expect(os.WriteFile(filepath.Join(d.netconf, conflistName), []byte(n.Conflist()), 0o644)).To(Succeed())
 	return d
 }
 
@@ -60,6 +62,8 @@ func newPod(id string, ports ...port) pod {
 	return pod{ID: id, Netns: nstest.NewNetns().Path, Ports: ports}
 }
 
+var _ = Describe("libcni", func() { underLibrary("libcni") })
+
 var _ = Describe("go-cni", func() { underLibrary("go-cni") })
 
 var _ = Describe("ocicni", func() {
@@ -69,7 +73,7 @@ var _ = Describe("ocicni", func() {
 		d := newNode("ocicni", pods.Network{Version: "1.1.0", Tuning: `, "mac": "02:00:00:00:00:aa", "mtu": 1400`})
 		p := newPod("one")
 		addrs := d.must(order{Verbs: []string{"add", "check"}, Pods: []pod{p}}).Addrs
-		one := pods.At(p.Netns, addrs["one"])
+		one := pods.At(p.Netns, addrs["one"]...)
 		one.ExpectUp()
 		Expect(one.Cmd("ip", "link", "show", "eth0")).To(And(ContainSubstring("02:00:00:00:00:aa"), ContainSubstring("mtu 1400")))
 		one.Cmd("ip", "link", "set", "eth0", "mtu", "1300")
@@ -92,8 +96,8 @@ var _ = Describe("ocicni", func() {
 })
 
 func underLibrary(library string) {
-	DescribeTable("has pods with addresses, traffic and host ports; CHECK after ADD; DEL twice", func(version string) {
-		d := newNode(library, pods.Network{Version: version})
+	DescribeTable("has pods with addresses, traffic and host ports; CHECK after ADD; DEL twice", func(n pods.Network) {
+		d := newNode(library, n)
 		w := pods.World{Host: d.Host, Outside: nstest.NewOutside(d.Host), Published: "8080", OnUplink: "8081"}
 		first := newPod("first", port{8080, 80, "tcp", ""})
 		d.must(order{Verbs: []string{"status", "add", "del"}, Pods: []pod{first}})
@@ -103,7 +107,7 @@ func underLibrary(library string) {
 		client := newPod("client")
 		server := newPod("server", port{8080, 80, "tcp", ""}, port{8080, 80, "udp", ""}, port{8081, 80, "tcp", "192.0.2.1"})
 		addrs := d.must(order{Verbs: []string{"add", "check"}, Pods: []pod{client, server}}).Addrs
-		a, b := pods.At(client.Netns, addrs["client"]), pods.At(server.Netns, addrs["server"]).Serve()
+		a, b := pods.At(client.Netns, addrs["client"]...), pods.At(server.Netns, addrs["server"]...).Serve()
 		a.ExpectUp()
 		b.ExpectUp()
 		w.ExpectTraffic(a, b)
@@ -117,8 +121,9 @@ func underLibrary(library string) {
 		pods.ExpectNothingLeft(d.Host)
 		Expect(d.Snapshot()).To(Equal(before))
 	},
-		Entry("1.0.0", "1.0.0"),
-		Entry("1.1.0", "1.1.0"),
+		Entry("1.0.0", pods.Network{Version: "1.0.0"}),
+		Entry("1.1.0", pods.Network{Version: "1.1.0"}),
+		Entry("1.1.0, IPv4 and IPv6", pods.Network{Version: "1.1.0", IPv6: true}),
 	)
 
 	It("has 20 pods at once, up and down", func() {

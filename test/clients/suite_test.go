@@ -1,5 +1,6 @@
-// Package clients_test drives the plugins through go-cni, which is what containerd
-// and nerdctl call, and ocicni, which is what CRI-O calls.
+// Package clients_test drives the plugins through libcni, which is below all
+// runtimes, go-cni, which is what containerd and nerdctl call, and ocicni, which is
+// what CRI-O calls.
 package clients_test
 
 import (
@@ -21,5 +22,5 @@ func TestMain(m *testing.M) {
 
 func TestClients(t *testing.T) {
 	RegisterFailHandler(Fail)
-	RunSpecs(t, "clients: go-cni and ocicni")
+	RunSpecs(t, "clients: libcni, go-cni and ocicni")
 }

@@ -4,6 +4,7 @@ package pods
 
 import (
 	"fmt"
+	"net"
 	"strings"
 	"time"
 
@@ -23,6 +24,7 @@ type Network struct {
 	Backend  string // "nftables" or "iptables"; none when empty
 	Last     string // last address of a short range, and STATUS fails when it is full
 	Tuning   string // more keys of tuning, each with a comma before it
+	IPv6     bool   // beside IPv4
 }
 
 // Sysctl is the one that tuning sets in each pod, and its value.
@@ -34,6 +36,7 @@ const (
 // Conflist is a network of bridge, portmap and tuning, as the file that a user writes.
 func (n Network) Conflist() string {
 	version, versions, masq, backend, end, full := "1.0.0", "", "", "", "10.88.0.254", "warn"
+	route, subnet := "", ""
 	if n.Version != "" {
 		version = n.Version
 	}
@@ -46,25 +49,38 @@ func (n Network) Conflist() string {
 	if n.Last != "" {
 		end, full = n.Last, "fail"
 	}
+	if n.IPv6 {
+		route, subnet = `, {"dst": "::/0"}`, `, [{"subnet": "fd00:88::/64"}]`
+	}
 	return fmt.Sprintf(`{"cniVersion": %q%s, "name": "pods", "plugins": [
   {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true%s,
-   "ipam": {"type": "host-local", "routes": [{"dst": "0.0.0.0/0"}],
-    "ranges": [[{"subnet": "10.88.0.0/24", "rangeStart": "10.88.0.2", "rangeEnd": %q}]], "statusOnExhaustion": %q}},
+   "ipam": {"type": "host-local", "routes": [{"dst": "0.0.0.0/0"}%s],
+    "ranges": [[{"subnet": "10.88.0.0/24", "rangeStart": "10.88.0.2", "rangeEnd": %q}]%s], "statusOnExhaustion": %q}},
   {"type": "portmap", "capabilities": {"portMappings": true}, "snat": true%s},
   {"type": "tuning", "sysctl": {"net.core.somaxconn": %q}%s}
 ]}
-`, version, versions, masq, end, full, backend, SysctlValue, n.Tuning)
+`, version, versions, masq, route, end, subnet, full, backend, SysctlValue, n.Tuning)
 }
 
-// Pod is a container that runs: its network namespace and its address.
+// Pod is a container that runs: its network namespace and its addresses.
 type Pod struct {
 	*nstest.Host
-	Addr string
+	Addr  string // of IPv4
+	Addr6 string // of IPv6; empty where the network has none
 }
 
-// At is the pod whose network namespace is pinned at path.
-func At(path, addr string) Pod {
-	return Pod{Host: &nstest.Host{Name: path, Path: path}, Addr: addr}
+// At is the pod whose network namespace is pinned at path. Of each family it has
+// one address, or none.
+func At(path string, addrs ...string) Pod {
+	p := Pod{Host: &nstest.Host{Name: path, Path: path}}
+	for _, addr := range addrs {
+		if strings.Contains(addr, ":") {
+			p.Addr6 = addr
+		} else {
+			p.Addr = addr
+		}
+	}
+	return p
 }
 
 // Serve answers on the pod's port, for pods in which nothing else does.
@@ -82,6 +98,10 @@ func (p Pod) ExpectUp() {
 	gomega.Expect(p.Cmd("ip", "-br", "link", "show", "dev", "eth0")).To(gomega.ContainSubstring("LOWER_UP"))
 	gomega.Expect(p.Cmd("ip", "-br", "link", "show", "dev", "lo")).To(gomega.ContainSubstring("LOWER_UP"))
 	gomega.Expect(p.Cmd("ip", "route", "show", "default")).To(gomega.ContainSubstring("via 10.88.0.1 dev eth0"))
+	if p.Addr6 != "" {
+		gomega.Expect(p.Cmd("ip", "-6", "-o", "addr", "show", "dev", "eth0")).To(gomega.ContainSubstring(" " + p.Addr6 + "/64 "))
+		gomega.Expect(p.Cmd("ip", "-6", "route", "show", "default")).To(gomega.ContainSubstring("via fd00:88::1 dev eth0"))
+	}
 	gomega.Expect(p.Sysctl(Sysctl)).To(gomega.Equal(SysctlValue))
 }
 
@@ -93,32 +113,52 @@ type World struct {
 	OnUplink      string // a port, TCP, on 192.0.2.1 alone; none when empty
 }
 
+// family is the addresses that everybody has in one of the two.
+type family struct{ gateway, host, outside, loopback string }
+
+var (
+	ipv4 = family{"10.88.0.1", "192.0.2.1", "192.0.2.2", "127.0.0.1"}
+	ipv6 = family{"fd00:88::1", "2001:db8::1", "2001:db8::2", ""} // [::1] forwards to nobody
+)
+
 // expect asks until the server is there, and compares whom it saw.
 func expect(from *nstest.Host, network, address, seen string) {
 	ginkgo.GinkgoHelper()
 	ask := func() (string, error) { return from.Ask(network, address) }
-	gomega.Eventually(ask).WithTimeout(nstest.Patience(10*time.Second)).Should(gomega.HavePrefix(seen+":"),
+	gomega.Eventually(ask).WithTimeout(nstest.Patience(10*time.Second)).Should(gomega.HavePrefix(net.JoinHostPort(seen, "")),
 		fmt.Sprintf("%s asks %s %s", from.Name, network, address))
 }
 
 // ExpectTraffic talks to the server, the pod behind the published ports, from
-// everywhere, and lets the client talk to the outside.
+// everywhere, and lets the client talk to the outside; in IPv6 too where they have it.
 func (w World) ExpectTraffic(client, server Pod) {
 	ginkgo.GinkgoHelper()
-	expect(client.Host, "tcp", w.Outside.Serve("tcp", "192.0.2.2:0"), "192.0.2.1") // masqueraded
-	for _, network := range []string{"tcp", "udp"} {
-		expect(client.Host, network, server.Addr+":"+Port, client.Addr)
-		expect(w.Host, network, server.Addr+":"+Port, "10.88.0.1")
-		expect(w.Outside, network, "192.0.2.1:"+w.Published, "192.0.2.2")
-		expect(w.Host, network, "192.0.2.1:"+w.Published, "192.0.2.1")
-		expect(w.Host, network, "127.0.0.1:"+w.Published, "10.88.0.1")
-		expect(client.Host, network, "192.0.2.1:"+w.Published, "10.88.0.1")
-		expect(server.Host, network, "192.0.2.1:"+w.Published, "10.88.0.1") // hairpin
+	w.expectTraffic(ipv4, client, server, client.Addr, server.Addr)
+	if server.Addr6 != "" {
+		w.expectTraffic(ipv6, client, server, client.Addr6, server.Addr6)
 	}
 	if w.OnUplink != "" {
 		expect(w.Outside, "tcp", "192.0.2.1:"+w.OnUplink, "192.0.2.2")
 		_, err := w.Host.Ask("tcp", "127.0.0.1:"+w.OnUplink)
 		gomega.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("refused")))
+	}
+}
+
+func (w World) expectTraffic(f family, client, server Pod, clientAddr, serverAddr string) {
+	ginkgo.GinkgoHelper()
+	outside := w.Outside.Serve("tcp", net.JoinHostPort(f.outside, "0"))
+	expect(client.Host, "tcp", outside, f.host) // masqueraded
+	pod, published := net.JoinHostPort(serverAddr, Port), net.JoinHostPort(f.host, w.Published)
+	for _, network := range []string{"tcp", "udp"} {
+		expect(client.Host, network, pod, clientAddr)
+		expect(w.Host, network, pod, f.gateway)
+		expect(w.Outside, network, published, f.outside)
+		expect(w.Host, network, published, f.host)
+		expect(client.Host, network, published, f.gateway)
+		expect(server.Host, network, published, f.gateway) // hairpin
+		if f.loopback != "" {
+			expect(w.Host, network, net.JoinHostPort(f.loopback, w.Published), f.gateway)
+		}
 	}
 }
 
@@ -128,7 +168,7 @@ func ExpectNothingLeft(host *nstest.Host) {
 	gomega.Expect(host.Cmd("ip", "-d", "-br", "link", "show", "type", "bridge_slave")).To(gomega.BeEmpty(), "links")
 	gomega.Expect(Leases(host)).To(gomega.BeEmpty(), "leases")
 	// Elements are marked with network and container; chains of iptables have hashes.
-	gomega.Expect(host.Cmd("nft", "list", "ruleset")).NotTo(gomega.MatchRegexp(`[0-9a-f]{16} pods |10\.88\.0\.[0-9]+|CNI-(DN-)?[0-9a-f]`), "rules")
+	gomega.Expect(host.Cmd("nft", "list", "ruleset")).NotTo(gomega.MatchRegexp(`[0-9a-f]{16} pods |10\.88\.0\.[0-9]+|fd00:88::|CNI-(DN-)?[0-9a-f]`), "rules")
 }
 
 // Leases are the addresses that host-local has lent.
@@ -136,6 +176,6 @@ func Leases(host *nstest.Host) []string {
 	ginkgo.GinkgoHelper()
 	// The directory is made by the first ADD.
 	out := host.Run(nstest.Program{Path: "find", Args: []string{
-		"/var/lib/cni/networks/pods", "-name", "10.88.0.*", "-printf", "%f\\n"}})
+		"/var/lib/cni/networks/pods", "(", "-name", "10.88.0.*", "-o", "-name", "fd00:88::*", ")", "-printf", "%f\\n"}})
 	return strings.Fields(out.Stdout)
 }
