@@ -25,15 +25,16 @@ type Config struct {
 }
 
 // Unmarshal reads the JSON of a configuration into a plugin's own struct.
-// Text that is no JSON is code 6; a value of the wrong type is code 7 and
-// names the key and what it wants.
+// Text that is no JSON is code 6. A value of the wrong type is code 7, a
+// Problem that names the key and what it wants; all such values are reported,
+// and everything else is read.
 func Unmarshal(data []byte, v any) error {
 	err := json.Unmarshal(data, v)
 	if err == nil {
 		return nil
 	}
-	if t := (*json.UnmarshalTypeError)(nil); errors.As(err, &t) && t.Field != "" {
-		return Errorf(CodeConfig, "%w", complaint(err))
+	if problems, ok := wrongTypes(data, v, err); ok {
+		return problems.Err()
 	}
 	code := CodeConfig
 	if s := (*json.SyntaxError)(nil); errors.As(err, &s) {

@@ -77,16 +77,16 @@ var _ = Describe("Config", func() {
 		Expect(err).To(MatchError(message))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 	},
-		Entry("bool", `{"b": "true"}`, "B: is a JSON string, want true or false"),
-		Entry("string", `{"s": 1}`, "S: is a JSON number, want a string"),
-		Entry("list", `{"l": "x"}`, "L: is a JSON string, want an array"),
-		Entry("list element", `{"l": [1]}`, "L: is a JSON number, want a string"),
-		Entry("integer", `{"i": 1.5}`, "I: is a JSON number 1.5, want a number (int16)"),
-		Entry("integer too big", `{"i": 70000}`, "I: is a JSON number 70000, want a number (int16)"),
-		Entry("unsigned", `{"u": -1}`, "U: is a JSON number -1, want a number that is not negative (uint16)"),
-		Entry("float", `{"f": "x"}`, "F: is a JSON string, want a number (float64)"),
-		Entry("map", `{"m": []}`, "M: is a JSON array, want an object"),
-		Entry("pointer", `{"p": "x"}`, "P: is a JSON string, want a number (int)"),
+		Entry("bool", `{"b": "true"}`, "b: is a JSON string, want true or false"),
+		Entry("string", `{"s": 1}`, "s: is a JSON number, want a string"),
+		Entry("list", `{"l": "x"}`, "l: is a JSON string, want an array"),
+		Entry("list element", `{"l": [1]}`, "l[0]: is a JSON number, want a string"),
+		Entry("integer", `{"i": 1.5}`, "i: is a JSON number 1.5, want a number (int16)"),
+		Entry("integer too big", `{"i": 70000}`, "i: is a JSON number 70000, want a number (int16)"),
+		Entry("unsigned", `{"u": -1}`, "u: is a JSON number -1, want a number that is not negative (uint16)"),
+		Entry("float", `{"f": "x"}`, "f: is a JSON string, want a number (float64)"),
+		Entry("map", `{"m": []}`, "m: is a JSON array, want an object"),
+		Entry("pointer", `{"p": "x"}`, "p: is a JSON string, want a number (int)"),
 		Entry("route", `{"r": [{"dst": "x"}]}`, `network configuration: dst: "x" is no address in CIDR notation`),
 	)
 

@@ -37,7 +37,9 @@ type Error struct {
 	Code    uint
 	Msg     string
 	Details string
-	cause   error
+
+	problems []Problem // of a configuration
+	cause    error
 }
 
 // Errorf returns an Error whose message is formatted as fmt.Errorf does; what

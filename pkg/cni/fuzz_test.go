@@ -1,6 +1,7 @@
 package cni_test
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -81,6 +82,20 @@ func FuzzMark(f *testing.F) {
 		}
 		if cni.NetworkOwns(other, mark) != (other == network) {
 			t.Fatalf("%q: owner %q or %q", mark, network, other)
+		}
+	})
+}
+
+// FuzzUnmarshal: the search for all wrong values ends, and finds one exactly
+// where the decoder does.
+func FuzzUnmarshal(f *testing.F) {
+	for _, seed := range []string{`{"mtu":"1","trunk":[{"id":[]},{}]}`, `{"a":[{"id":1,"x":"\u0000"}`, `[1]`, `{"IPAM":{"ranges":[[{"subnet":{}}]]}}`} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		plain, err := json.Unmarshal(data, new(keyed)), cni.Unmarshal(data, new(keyed))
+		if (plain == nil) != (err == nil) {
+			t.Fatalf("%q: decoder %v, Unmarshal %v", data, plain, err)
 		}
 	})
 }

@@ -1,0 +1,130 @@
+package cni
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Problem is one thing that is wrong with a configuration.
+type Problem struct {
+	Code       uint   // of the error that it makes
+	Key        string // where it is: runtimeConfig.portMappings[0].hostPort; empty where it has no place
+	Value      any    // nil when it is missing, or when Reason is clear without it
+	Reason     string // what is wrong, going on after key and value
+	Suggestion string // what to do about it; empty when Reason says so
+
+	wrongType bool // the decoder refused the value, and nobody has seen what is in it
+}
+
+// String is the problem in one sentence, as error messages have it.
+func (p Problem) String() string {
+	words := make([]string, 0, 3)
+	if p.Key != "" {
+		words = append(words, p.Key+":")
+	}
+	if p.Value != nil {
+		words = append(words, valueText(p.Value))
+	}
+	return strings.Join(append(words, p.Reason), " ")
+}
+
+func valueText(v any) string {
+	switch v := v.(type) {
+	case string:
+		return strconv.Quote(v)
+	case json.RawMessage:
+		return string(v)
+	}
+	return fmt.Sprint(v)
+}
+
+// Refuse returns the error for a value that is refused: code 7, and one
+// Problem. nil is the value of a key that is missing, and of one whose reason
+// is clear without it.
+func Refuse(key string, value any, reason string) *Error {
+	return newRefusal(Problem{Code: CodeConfig, Key: key, Value: value, Reason: reason})
+}
+
+// Suggest adds what to do about the problem of a Refuse.
+func (e *Error) Suggest(format string, args ...any) *Error {
+	e.problems[len(e.problems)-1].Suggestion = fmt.Sprintf(format, args...)
+	return e
+}
+
+func newRefusal(list ...Problem) *Error {
+	first, rest := list[0], list[1:]
+	e := &Error{Code: first.Code, Msg: first.String(), problems: list}
+	lines := make([]string, 0, len(rest))
+	for i, p := range rest {
+		if i == detailsMax {
+			lines = append(lines, fmt.Sprintf("and %d more", len(rest)-i))
+			break
+		}
+		lines = append(lines, p.String())
+	}
+	e.Details = strings.Join(lines, "; ")
+	return e
+}
+
+// detailsMax bounds how many problems the details of an error list.
+const detailsMax = 20
+
+// ProblemsOf returns the problems that err is made of. An error that is made
+// of none is one itself.
+func ProblemsOf(err error) []Problem {
+	if err == nil {
+		return nil
+	}
+	if e := (*Error)(nil); errors.As(err, &e) && e != nil && e.problems != nil {
+		return e.problems
+	}
+	e := AsError(err)
+	return []Problem{{Code: e.Code, Reason: e.Error()}}
+}
+
+// Problems collects what is wrong with a configuration, so that all of it is
+// reported at once.
+type Problems struct{ list []Problem }
+
+// Add takes the problems of err; nil has none. What only follows from a
+// problem that is there already is left out: a second one of the same value or
+// of what is in it, and one of an object or list with a part that could not be
+// read.
+func (p *Problems) Add(err error) {
+	for _, new := range ProblemsOf(err) {
+		if !p.explains(new) {
+			p.list = append(p.list, new)
+		}
+	}
+}
+
+func (p *Problems) explains(new Problem) bool {
+	for _, old := range p.list {
+		if within(new.Key, old.Key) || old.wrongType && within(old.Key, new.Key) {
+			return true
+		}
+	}
+	return false
+}
+
+// within reports whether key is outer, or leads to something in it. Either may
+// be spelt as the configuration spells it, in any case.
+func within(key, outer string) bool {
+	if outer == "" || len(key) < len(outer) || !strings.EqualFold(key[:len(outer)], outer) {
+		return false
+	}
+	rest := key[len(outer):]
+	return rest == "" || rest[0] == '.' || rest[0] == '['
+}
+
+// Err returns an error with all the problems, nil if there are none. Its code
+// and message are the first one's, the others are in its details.
+func (p *Problems) Err() error {
+	if len(p.list) == 0 {
+		return nil
+	}
+	return newRefusal(p.list...)
+}
