@@ -48,7 +48,7 @@ var _ = Describe("DecodeResult", func() {
 			Interfaces: []cni.Interface{{Name: "eth0", MAC: "0a:58:0a:f4:00:03", Sandbox: "/x"}},
 			IPs: []cni.IP{{Address: prefix("10.1.2.3/24"), Gateway: addr("10.1.2.1"), Interface: ptr(0)},
 				{Address: prefix("fd00::3/64")}},
-			Routes: []cni.Route{{Dst: prefix("0.0.0.0/0"), MTU: 1400, Table: ptr(0), Scope: ptr(253)}}}),
+			Routes: []cni.Route{{Dst: prefix("0.0.0.0/0"), MTU: 1400, Table: ptr[uint32](0), Scope: ptr(253)}}}),
 		Entry("a reference plugin at 0.2.0", reference02, "1.1.0", &cni.Result{
 			IPs:    []cni.IP{{Address: prefix("10.1.2.3/24"), Gateway: addr("10.1.2.1")}, {Address: prefix("fd00::3/64")}},
 			Routes: []cni.Route{{Dst: prefix("0.0.0.0/0")}, {Dst: prefix("::/0"), GW: addr("fd00::1")}},
@@ -57,6 +57,8 @@ var _ = Describe("DecodeResult", func() {
 			`{"ip4": {"ip": "10.1.2.3/24"}}`, "0.2.0", &cni.Result{IPs: []cni.IP{{Address: prefix("10.1.2.3/24")}}}),
 		Entry("the oldest version when there is none at all",
 			`{"ip4": {"ip": "10.1.2.3/24"}}`, "", &cni.Result{IPs: []cni.IP{{Address: prefix("10.1.2.3/24")}}}),
+		Entry("numbers of 32 bits", `{"routes": [{"dst": "10.0.0.0/8", "priority": 4294967295, "table": 4294967295}]}`, "1.0.0",
+			&cni.Result{Routes: []cni.Route{{Dst: prefix("10.0.0.0/8"), Priority: 4294967295, Table: ptr[uint32](4294967295)}}}),
 		Entry("keys in any case", `{"CNIVERSION": "1.0.0", "IPs": [{"Address": "10.1.2.3/24", "GateWay": "10.1.2.1"}]}`, "0.1.0",
 			&cni.Result{IPs: []cni.IP{{Address: prefix("10.1.2.3/24"), Gateway: addr("10.1.2.1")}}}),
 		Entry("null", `null`, "1.0.0", &cni.Result{}),

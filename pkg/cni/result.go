@@ -39,8 +39,8 @@ type Route struct {
 	GW       netip.Addr // the zero Addr: the gateway of an address of this family
 	MTU      int        // bytes; 0 = not said, as for all numbers here
 	AdvMSS   int        // bytes
-	Priority int
-	Table    *int
+	Priority uint32
+	Table    *uint32
 	Scope    *int // as in rtnetlink: 0 global, 253 link, 254 host
 }
 
@@ -86,7 +86,7 @@ func (r *Result) Clone() *Result {
 	return c
 }
 
-func clonePtr(p *int) *int {
+func clonePtr[T any](p *T) *T {
 	if p == nil {
 		return nil
 	}

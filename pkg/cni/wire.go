@@ -37,8 +37,8 @@ type wireRoute struct {
 	GW       string `json:"gw,omitempty"`
 	MTU      int    `json:"mtu,omitempty"`
 	AdvMSS   int    `json:"advmss,omitempty"`
-	Priority int    `json:"priority,omitempty"`
-	Table    *int   `json:"table,omitempty"`
+	Priority int64  `json:"priority,omitempty"`
+	Table    *int64 `json:"table,omitempty"`
 	Scope    *int   `json:"scope,omitempty"`
 }
 
@@ -78,12 +78,15 @@ func (r *Route) UnmarshalJSON(data []byte) error {
 func toWireRoute(r Route) wireRoute {
 	return wireRoute{
 		Dst: r.Dst.String(), GW: addrText(r.GW), MTU: r.MTU, AdvMSS: r.AdvMSS,
-		Priority: r.Priority, Table: r.Table, Scope: r.Scope,
+		Priority: int64(r.Priority), Table: converted[int64](r.Table), Scope: r.Scope,
 	}
 }
 
 func fromWireRoute(w wireRoute) (Route, error) {
-	r := Route{MTU: w.MTU, AdvMSS: w.AdvMSS, Priority: w.Priority, Table: w.Table, Scope: w.Scope}
+	r := Route{
+		MTU: w.MTU, AdvMSS: w.AdvMSS,
+		Priority: uint32(w.Priority), Table: converted[uint32](w.Table), Scope: w.Scope,
+	}
 	var err error
 	if r.Dst, err = ParsePrefix(w.Dst); err != nil {
 		return r, fmt.Errorf("dst: %w", err)
@@ -93,20 +96,20 @@ func fromWireRoute(w wireRoute) (Route, error) {
 			return r, fmt.Errorf("gw: %w", err)
 		}
 	}
-	return r, checkRouteNumbers(r)
+	return r, w.checkNumbers()
 }
 
-func checkRouteNumbers(r Route) error {
+func (w wireRoute) checkNumbers() error {
 	for _, n := range []struct {
 		key   string
-		value int
-		most  int
+		value int64
+		most  int64
 	}{
-		{"mtu", r.MTU, 1<<31 - 1},
-		{"advmss", r.AdvMSS, 1<<31 - 1},
-		{"priority", r.Priority, 1<<32 - 1},
-		{"table", orZero(r.Table), 1<<32 - 1},
-		{"scope", orZero(r.Scope), 255},
+		{"mtu", int64(w.MTU), 1<<31 - 1},
+		{"advmss", int64(w.AdvMSS), 1<<31 - 1},
+		{"priority", w.Priority, 1<<32 - 1},
+		{"table", orZero(w.Table), 1<<32 - 1},
+		{"scope", int64(orZero(w.Scope)), 255},
 	} {
 		if n.value < 0 || n.value > n.most {
 			return fmt.Errorf("%s: %d is not between 0 and %d", n.key, n.value, n.most)
@@ -115,11 +118,20 @@ func checkRouteNumbers(r Route) error {
 	return nil
 }
 
-func orZero(p *int) int {
+func orZero[T int | int64](p *T) T {
 	if p == nil {
 		return 0
 	}
 	return *p
+}
+
+// converted is the number that p points to, of another size.
+func converted[To, From uint32 | int64](p *From) *To {
+	if p == nil {
+		return nil
+	}
+	n := To(*p)
+	return &n
 }
 
 // ParsePrefix reads an address in CIDR notation and keeps its host bits. An

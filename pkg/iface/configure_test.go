@@ -108,12 +108,9 @@ var _ = Describe("Configure", func() {
 		Entry("a scope that is none", func(r *cni.Result) {
 			r.Routes = []cni.Route{to("10.5.0.0/16"), {Dst: netip.MustParsePrefix("10.6.0.0/16"), Scope: ptr(256)}}
 		}, "routes[1] (10.6.0.0/16): scope 256 is not within 0 and 255"),
-		Entry("a table that is none", func(r *cni.Result) {
-			r.Routes = []cni.Route{{Dst: netip.MustParsePrefix("10.6.0.0/16"), Table: ptr(-1)}}
-		}, "routes[0] (10.6.0.0/16): table -1 is not within 0 and 4294967295"),
 		Entry("an MTU that is none", func(r *cni.Result) {
 			r.Routes = []cni.Route{{Dst: netip.MustParsePrefix("10.6.0.0/16"), MTU: -1}}
-		}, "routes[0] (10.6.0.0/16): mtu -1 is not within 0 and 4294967295"),
+		}, "routes[0] (10.6.0.0/16): mtu -1 is not within 0 and 2147483647"),
 	)
 
 	It("names link and address, or route, when the kernel refuses", func() {
@@ -144,8 +141,8 @@ var _ = Describe("Configure", func() {
 			"10.5.0.0/16 via 10.1.2.1 dev eth0 table 1000 metric 77 mtu 1400 advmss 1300",
 			"2001:db8:5::/48 via 2001:db8::1 dev eth0 table 1000 metric 77 mtu 1400 advmss 1300 pref medium",
 		},
-			cni.Route{Dst: netip.MustParsePrefix("10.5.0.0/16"), MTU: 1400, AdvMSS: 1300, Priority: 77, Table: ptr(1000), Scope: ptr(0)},
-			cni.Route{Dst: netip.MustParsePrefix("2001:db8:5::/48"), MTU: 1400, AdvMSS: 1300, Priority: 77, Table: ptr(1000), Scope: ptr(0)}),
+			cni.Route{Dst: netip.MustParsePrefix("10.5.0.0/16"), MTU: 1400, AdvMSS: 1300, Priority: 77, Table: ptr[uint32](1000), Scope: ptr(0)},
+			cni.Route{Dst: netip.MustParsePrefix("2001:db8:5::/48"), MTU: 1400, AdvMSS: 1300, Priority: 77, Table: ptr[uint32](1000), Scope: ptr(0)}),
 		Entry("on the link where their scope says so", []string{"169.254.1.1 dev eth0 scope link", "default via 169.254.1.1 dev eth0"},
 			cni.Route{Dst: netip.MustParsePrefix("169.254.1.1/32"), Scope: ptr(253)}, via("0.0.0.0/0", "169.254.1.1")),
 		Entry("two through different gateways", []string{
@@ -156,7 +153,7 @@ var _ = Describe("Configure", func() {
 		Entry("the same twice", []string{"10.5.0.0/16 via 10.1.2.1 dev eth0", "2001:db8:5::/48 via 2001:db8::1 dev eth0 metric 1024 pref medium"},
 			to("10.5.0.0/16"), via("10.5.0.0/16", "10.1.2.1"), to("2001:db8:5::/48"), to("2001:db8:5::/48")),
 		Entry("of the default table, spelt as 0", []string{"10.5.0.0/16 via 10.1.2.1 dev eth0"},
-			cni.Route{Dst: netip.MustParsePrefix("10.5.0.0/16"), Table: ptr(0)}),
+			cni.Route{Dst: netip.MustParsePrefix("10.5.0.0/16"), Table: ptr[uint32](0)}),
 	)
 
 	It("makes a route without any gateway on the link", func() {

@@ -24,7 +24,8 @@ type plan struct {
 // route is a route with what of it was asked for.
 type route struct {
 	rtnl.Route
-	table, scope *int // nil = any
+	table *uint32 // nil = any, as for scope
+	scope *int
 }
 
 func newPlan(t Target, res *cni.Result) (plan, error) {
@@ -100,10 +101,8 @@ func check(r cni.Route) error {
 		value int
 		most  int
 	}{
-		{"mtu", r.MTU, math.MaxUint32},
-		{"advmss", r.AdvMSS, math.MaxUint32},
-		{"priority", r.Priority, math.MaxUint32},
-		{"table", deref(r.Table), math.MaxUint32},
+		{"mtu", r.MTU, math.MaxInt32},
+		{"advmss", r.AdvMSS, math.MaxInt32},
 		{"scope", deref(r.Scope), math.MaxUint8},
 	} {
 		if f.value < 0 || f.value > f.most {
@@ -113,9 +112,9 @@ func check(r cni.Route) error {
 	return nil
 }
 
-func deref(p *int) int {
+func deref[T any](p *T) T {
 	if p == nil {
-		return 0
+		return *new(T)
 	}
 	return *p
 }
@@ -180,15 +179,15 @@ func (r route) differences(have rtnl.Route) []string {
 	if r.Src.IsValid() && have.Src != r.Src {
 		d = append(d, fmt.Sprintf("source is %s instead of %s", or(have.Src, "none"), r.Src))
 	}
-	number := func(name string, asked bool, want, is int) {
+	number := func(name string, asked bool, want, is int64) {
 		if asked && want != is {
 			d = append(d, fmt.Sprintf("%s is %d instead of %d", name, is, want))
 		}
 	}
-	number("mtu", r.MTU != 0, r.MTU, have.MTU)
-	number("advmss", r.AdvMSS != 0, r.AdvMSS, have.AdvMSS)
-	number("priority", r.Priority != 0, r.Priority, have.Priority)
-	number("scope", r.scope != nil, deref(r.scope), have.Scope)
+	number("mtu", r.MTU != 0, int64(r.MTU), int64(have.MTU))
+	number("advmss", r.AdvMSS != 0, int64(r.AdvMSS), int64(have.AdvMSS))
+	number("priority", r.Priority != 0, int64(r.Priority), int64(have.Priority))
+	number("scope", r.scope != nil, int64(deref(r.scope)), int64(have.Scope))
 	return d
 }
 

@@ -14,7 +14,7 @@ import (
 
 // ipv6Route is a route with every field, in a table of its own.
 var ipv6Route = cni.Route{
-	Dst: netip.MustParsePrefix("2001:db8:5::/48"), MTU: 1400, AdvMSS: 1300, Priority: 77, Table: ptr(1000),
+	Dst: netip.MustParsePrefix("2001:db8:5::/48"), MTU: 1400, AdvMSS: 1300, Priority: 77, Table: ptr[uint32](1000),
 }
 
 var _ = Describe("Verify", func() {

@@ -16,10 +16,10 @@ type Route struct {
 	GW       netip.Addr   // zero = the destination is on the link
 	Src      netip.Addr   // preferred source, not tentative; zero = the kernel's choice
 	OutIndex int
-	MTU      int // 0 = the link's
-	AdvMSS   int // 0 = from the MTU
-	Priority int // metric; 0 = 0 for IPv4, 1024 for IPv6
-	Table    int // 0 = main
+	MTU      int    // 0 = the link's
+	AdvMSS   int    // 0 = from the MTU
+	Priority uint32 // metric; 0 = 0 for IPv4, 1024 for IPv6
+	Table    uint32 // 0 = main
 	// RT_SCOPE_*; IPv4 only, IPv6 knows none. AddRoute takes 0 for universe
 	// also where there is no gateway.
 	Scope    int
@@ -112,11 +112,11 @@ func (r Route) attributes() []nl.NetlinkRequestData {
 		attrs = append(attrs, attrUint32(unix.RTA_OIF, uint32(r.OutIndex)))
 	}
 	if r.Priority != 0 {
-		attrs = append(attrs, attrUint32(unix.RTA_PRIORITY, uint32(r.Priority)))
+		attrs = append(attrs, attrUint32(unix.RTA_PRIORITY, r.Priority))
 	}
 	// The header has one byte for it.
 	if r.Table > 255 {
-		attrs = append(attrs, attrUint32(unix.RTA_TABLE, uint32(r.Table)))
+		attrs = append(attrs, attrUint32(unix.RTA_TABLE, r.Table))
 	}
 	return attrs
 }

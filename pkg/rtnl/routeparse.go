@@ -19,7 +19,7 @@ func parseRoute(b []byte) []Route {
 	}
 	r := Route{
 		Dst:      netip.PrefixFrom(unspecified(int(header.Family)), int(header.Dst_len)),
-		Table:    int(header.Table),
+		Table:    uint32(header.Table),
 		Scope:    int(header.Scope),
 		Protocol: int(header.Protocol),
 		Type:     int(header.Type),
@@ -63,9 +63,9 @@ func (r *Route) set(kind uint16, value []byte) {
 	case unix.RTA_OIF:
 		r.OutIndex = int(number(value))
 	case unix.RTA_PRIORITY:
-		r.Priority = int(number(value))
+		r.Priority = number(value)
 	case unix.RTA_TABLE:
-		r.Table = int(number(value))
+		r.Table = number(value)
 	case unix.RTA_METRICS:
 		for metric, v := range attributes(value) {
 			switch metric {

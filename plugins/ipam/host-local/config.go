@@ -41,13 +41,13 @@ type wireRange struct {
 }
 
 type wireRoute struct {
-	Dst      string `json:"dst" help:"destination, as address/length"`
-	GW       string `json:"gw" help:"gateway"`
-	MTU      int    `json:"mtu" help:"MTU of the route, bytes"`
-	AdvMSS   int    `json:"advmss" help:"maximum segment size to advertise, bytes"`
-	Priority int    `json:"priority" help:"metric"`
-	Table    *int   `json:"table" help:"routing table"`
-	Scope    *int   `json:"scope" help:"scope (0 global, 253 link, 254 host)"`
+	Dst      string  `json:"dst" help:"destination, as address/length"`
+	GW       string  `json:"gw" help:"gateway"`
+	MTU      int     `json:"mtu" help:"MTU of the route, bytes"`
+	AdvMSS   int     `json:"advmss" help:"maximum segment size to advertise, bytes"`
+	Priority uint32  `json:"priority" help:"metric"`
+	Table    *uint32 `json:"table" help:"routing table"`
+	Scope    *int    `json:"scope" help:"scope (0 global, 253 link, 254 host)"`
 }
 
 type wireRuntimeConfig struct {
