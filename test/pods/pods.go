@@ -70,13 +70,14 @@ type Pod struct {
 }
 
 // At is the pod whose network namespace is pinned at path. Of each family it has
-// one address, or none.
+// one address, or none; empty ones do not count.
 func At(path string, addrs ...string) Pod {
 	p := Pod{Host: &nstest.Host{Name: path, Path: path}}
 	for _, addr := range addrs {
-		if strings.Contains(addr, ":") {
+		switch {
+		case strings.Contains(addr, ":"):
 			p.Addr6 = addr
-		} else {
+		case addr != "":
 			p.Addr = addr
 		}
 	}
@@ -162,13 +163,26 @@ func (w World) expectTraffic(f family, client, server Pod, clientAddr, serverAdd
 	}
 }
 
-// ExpectNothingLeft looks for anything of a pod: links, leases, rules.
+// shared are the files of all pods: locks, the ledger of host ports, the index of
+// leases and the address that host-local gave last.
+const shared = `/lock$|/nft\.lock$|/portmap/ledger$|/networks/\.hawser/[^/]+$|/last_reserved_ip\.`
+
+// ExpectNothingLeft looks for anything of a pod: links, leases, rules, records.
 func ExpectNothingLeft(host *nstest.Host) {
+	ginkgo.GinkgoHelper()
+	ExpectGone(host)
+	found := host.Run(nstest.Program{Path: "find", Args: []string{"/var/lib/cni/networks", "/run/hawser", "/run/cni", "-type", "f"}})
+	gomega.Expect(strings.Fields(found.Stdout)).To(gomega.HaveEach(gomega.MatchRegexp(shared)), "files")
+}
+
+// ExpectGone looks for links, leases and rules of a pod.
+func ExpectGone(host *nstest.Host) {
 	ginkgo.GinkgoHelper()
 	gomega.Expect(host.Cmd("ip", "-d", "-br", "link", "show", "type", "bridge_slave")).To(gomega.BeEmpty(), "links")
 	gomega.Expect(Leases(host)).To(gomega.BeEmpty(), "leases")
 	// Elements are marked with network and container; chains of iptables have hashes.
-	gomega.Expect(host.Cmd("nft", "list", "ruleset")).NotTo(gomega.MatchRegexp(`[0-9a-f]{16} pods |10\.88\.0\.[0-9]+|fd00:88::|CNI-(DN-)?[0-9a-f]`), "rules")
+	gomega.Expect(host.Cmd("nft", "list", "ruleset")).NotTo(
+		gomega.MatchRegexp(`[0-9a-f]{16} pods |10\.88\.0\.[0-9]+|fd00:88::|CNI-(DN-)?[0-9a-f]`), "rules")
 }
 
 // Leases are the addresses that host-local has lent.

@@ -32,8 +32,10 @@ var _ = Describe("containerd 1.6", func() { underContainerd(func() string { retu
 var _ = Describe("containerd 2", func() { underContainerd(built) })
 
 func underContainerd(dir func() string) {
-	It("has pods with addresses, traffic, host ports, sysctls; stopped and removed twice", func() {
-		c := newContainerd(newMachine(""), dir(), network.Conflist())
+	DescribeTable("has pods with addresses, traffic, host ports, sysctls; stopped and removed twice", func(v6 bool) {
+		n := network
+		n.IPv6 = v6
+		c := newContainerd(newMachine(""), dir(), n.Conflist())
 		first, _ := c.kubelet.start("first", tcp(8080, 80)) // what pods share is there from now on
 		c.end(first)
 		pods.ExpectNothingLeft(c.Host)
@@ -59,7 +61,10 @@ func underContainerd(dir func() string) {
 		c.end(c.all()...)
 		pods.ExpectNothingLeft(c.Host)
 		Expect(c.state()).To(Equal(before))
-	})
+	},
+		Entry("IPv4", false),
+		Entry("IPv4 and IPv6", true),
+	)
 
 	It("has 20 pods at once, up and down", func() {
 		c := newContainerd(newMachine(""), dir(), network.Conflist())

@@ -154,8 +154,12 @@ func (k *kubelet) find(id string) pods.Pod {
 	_, rest, found := strings.Cut(answer.Info["info"], `"type":"network","path":"`)
 	Expect(found).To(BeTrue(), answer.Info["info"])
 	path, _, _ := strings.Cut(rest, `"`)
+	addrs := []string{answer.Status.Network.Ip}
+	for _, ip := range answer.Status.Network.AdditionalIps {
+		addrs = append(addrs, ip.Ip)
+	}
 	// The runtime's way to it may lead through a link.
-	return pods.At(strings.Replace(path, "/var/run/", "/run/", 1), answer.Status.Network.Ip)
+	return pods.At(strings.Replace(path, "/var/run/", "/run/", 1), addrs...)
 }
 
 func (k *kubelet) end(ids ...string) {

@@ -8,6 +8,7 @@ replace (
 )
 
 require (
+	github.com/containernetworking/cni v1.3.1
 	github.com/hawser-cni/plugins v0.0.0-00010101000000-000000000000
 	github.com/hawser-cni/plugins/test v0.0.0-00010101000000-000000000000
 	github.com/onsi/ginkgo/v2 v2.34.0
@@ -19,10 +20,13 @@ require (
 
 require (
 	github.com/Masterminds/semver/v3 v3.4.0 // indirect
+	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/go-logr/logr v1.4.3 // indirect
 	github.com/go-task/slim-sprig/v3 v3.0.0 // indirect
 	github.com/google/go-cmp v0.7.0 // indirect
 	github.com/google/pprof v0.0.0-20260402051712-545e8a4df936 // indirect
+	go.opentelemetry.io/otel v1.44.0 // indirect
+	go.opentelemetry.io/otel/trace v1.44.0 // indirect
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/mod v0.38.0 // indirect
 	golang.org/x/net v0.58.0 // indirect

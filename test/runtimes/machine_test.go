@@ -177,7 +177,8 @@ func (m *machine) state() string {
 	files := m.Run(nstest.Program{Path: "find", Args: []string{
 		"/var/lib/cni", "/run/hawser", "/run/cni", "/run/netns", "-type", "f"}}).Stdout
 	var kept []string
-	for line := range strings.Lines(m.Snapshot() + files) {
+	found := slices.Sorted(strings.Lines(files))
+	for line := range strings.Lines(m.Snapshot() + strings.Join(found, "")) {
 		if strings.Contains(line, "=cni0") {
 			line = linkLocal.ReplaceAllString(line, "")
 		}

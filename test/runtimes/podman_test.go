@@ -106,17 +106,17 @@ func (p *podman) find(name string) pods.Pod {
 	var list []struct {
 		NetworkSettings struct {
 			SandboxKey string
-			Networks   map[string]struct{ IPAddress string }
+			Networks   map[string]struct{ IPAddress, GlobalIPv6Address string }
 		}
 	}
 	Expect(json.Unmarshal([]byte(p.must("inspect", name)), &list)).To(Succeed())
 	s := list[0].NetworkSettings
-	return pods.At(s.SandboxKey, s.Networks["pods"].IPAddress)
+	return pods.At(s.SandboxKey, s.Networks["pods"].IPAddress, s.Networks["pods"].GlobalIPv6Address)
 }
 
 var _ = Describe("podman", func() {
-	It("has containers with addresses, traffic, host ports, MAC addresses; stopped and removed twice", func() {
-		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0"}.Conflist())
+	DescribeTable("has containers with addresses, traffic, host ports, MAC addresses; stopped and removed twice", func(v6 bool) {
+		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0", IPv6: v6}.Conflist())
 		p.container("first", "--network", "pods", "-p", "8080:80")
 		p.must("rm", "-f", "-t", "0", "first")
 		pods.ExpectNothingLeft(p.Host)
@@ -140,7 +140,10 @@ var _ = Describe("podman", func() {
 		p.must("rm", "-f", "--ignore", "client", "server")
 		pods.ExpectNothingLeft(p.Host)
 		Expect(p.state()).To(Equal(before))
-	})
+	},
+		Entry("IPv4", false),
+		Entry("IPv4 and IPv6", true),
+	)
 
 	It("reloads the network of a live container, also after its rules were flushed", func() {
 		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0"}.Conflist())
