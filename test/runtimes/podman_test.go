@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -65,12 +66,20 @@ graphroot = "/var/lib/containers/storage"
 	return p
 }
 
-// second writes another network, "second".
-func (p *podman) second() {
+// create makes another network, and takes away the plugin that podman writes into
+// each and that we do not have.
+func (p *podman) create(name string, options ...string) {
 	GinkgoHelper()
-	conflist := strings.NewReplacer(`"pods"`, `"second"`, "cni0", "cni1", "10.88.0.", "10.89.0.").Replace(
-		pods.Network{Version: "0.4.0"}.Conflist())
-	Expect(os.WriteFile(filepath.Join(p.dir, "net.d", "second.conflist"), []byte(conflist), 0o644)).To(Succeed())
+	p.must(append(append([]string{"network", "create"}, options...), name)...)
+	path := filepath.Join(p.dir, "net.d", name+".conflist")
+	data, err := os.ReadFile(path)
+	Expect(err).NotTo(HaveOccurred())
+	var list object
+	Expect(json.Unmarshal(data, &list)).To(Succeed())
+	list["plugins"] = slices.DeleteFunc(list["plugins"].([]any), func(plugin any) bool {
+		return plugin.(object)["type"] == "firewall"
+	})
+	Expect(os.WriteFile(path, encode(list), 0o644)).To(Succeed())
 }
 
 // try runs podman.
@@ -162,7 +171,7 @@ var _ = Describe("podman", func() {
 
 	It("publishes a port of a container that is on two networks, as long as it is on either", func() {
 		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0"}.Conflist())
-		p.second()
+		p.create("second", "--subnet", "10.89.0.0/24")
 		p.container("one", "--network", "pods,second", "-p", "8080:80")
 		reach := func() (string, error) { return p.outside.Ask("tcp", "192.0.2.1:8080") }
 		Eventually(reach).Should(HavePrefix("192.0.2.2:"))
@@ -175,18 +184,46 @@ var _ = Describe("podman", func() {
 		pods.ExpectNothingLeft(p.Host)
 	})
 
-	It("connects and disconnects live containers", func() {
+	It("connects and disconnects live containers, to networks that podman has written", func() {
 		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0"}.Conflist())
-		p.second()
+		p.create("second", "--subnet", "10.89.0.0/24", "--ipv6", "--subnet", "fd00:89::/64")
+		p.create("shut", "--internal", "--subnet", "10.90.0.0/24")
 		c := p.container("one", "--network", "pods", "-p", "8080:80")
 		for range 2 {
-			p.must("network", "connect", "second", "one")
-			Expect(c.Cmd("ip", "-4", "-o", "addr", "show", "dev", "eth1")).To(ContainSubstring("10.89.0."))
+			p.must("network", "connect", "--ip", "10.89.0.7", "--mac-address", "02:00:00:00:00:bb", "second", "one")
+			Expect(c.Cmd("ip", "-o", "addr", "show", "dev", "eth1")).To(And(ContainSubstring(" 10.89.0.7/24 "), ContainSubstring(" fd00:89::")))
+			Expect(c.Cmd("ip", "-br", "link", "show", "eth1")).To(ContainSubstring("02:00:00:00:00:bb"))
+			p.must("network", "connect", "shut", "one")
+			Expect(c.Cmd("ip", "-o", "addr", "show", "dev", "eth2")).To(ContainSubstring(" 10.90.0."))
 			p.must("network", "disconnect", "second", "one")
-			Expect(c.Cmd("ip", "-br", "link")).NotTo(ContainSubstring("eth1"))
+			p.must("network", "disconnect", "shut", "one")
+			Expect(c.Cmd("ip", "-br", "link")).NotTo(Or(ContainSubstring("eth1"), ContainSubstring("eth2")))
 			c.ExpectUp()
 		}
 		p.must("rm", "-f", "-t", "0", "one")
+		pods.ExpectNothingLeft(p.Host)
+	})
+
+	It("keeps containers of the reference plugins alive with ours: reload, stop; and goes back", func() {
+		nstest.NeedProgram(reference + "/bridge")
+		nstest.Need("iptables")
+		n := pods.Network{Version: "0.4.0", Backend: "iptables"}
+		p := newPodman(newMachine(reference), n.Conflist())
+		ports := []string{"--network", "pods", "-p", "8080:80/tcp", "-p", "8080:80/udp"}
+		client, server := p.container("client", "--network", "pods"), p.container("server", ports...)
+		for _, plugins := range []string{"", reference} {
+			p.install(plugins)
+			p.world("8080", "").ExpectTraffic(client, server)
+			p.must("network", "reload", "--all")
+			p.world("8080", "").ExpectTraffic(client, server)
+			p.must("rm", "-f", "-t", "0", "client", "server")
+			pods.ExpectGone(p.Host)
+			client, server = p.container("client", "--network", "pods"), p.container("server", ports...)
+			p.world("8080", "").ExpectTraffic(client, server)
+		}
+		p.install("")
+		p.must("rm", "-f", "-t", "0", "client", "server")
+		p.collect(filepath.Join(p.dir, "net.d", "pods.conflist")) // records of what the reference has deleted
 		pods.ExpectNothingLeft(p.Host)
 	})
 
