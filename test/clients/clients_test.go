@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -35,13 +37,19 @@ func newNode(library string, n pods.Network) *node {
 	return d
 }
 
-// do runs the library on the node.
-func (d *node) do(o order) answer {
+// client is a process with the library.
+func (d *node) client(o order) nstest.Program {
 	GinkgoHelper()
 	in, err := json.Marshal(o)
 	Expect(err).NotTo(HaveOccurred())
-	out := d.Run(nstest.Program{Path: "/proc/self/exe", Stdin: string(in), Env: []string{
-		libraryEnv + "=" + d.library, pluginsEnv + "=" + d.plugins, netconfEnv + "=" + d.netconf}})
+	return nstest.Program{Path: "/proc/self/exe", Stdin: string(in), Env: []string{
+		libraryEnv + "=" + d.library, pluginsEnv + "=" + d.plugins, netconfEnv + "=" + d.netconf}}
+}
+
+// do runs the library on the node.
+func (d *node) do(o order) answer {
+	GinkgoHelper()
+	out := d.Run(d.client(o))
 	GinkgoWriter.Print(out.Stderr)
 	Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
 	var a answer
@@ -64,7 +72,22 @@ func newPod(id string, ports ...port) pod {
 
 var _ = Describe("libcni", func() { underLibrary("libcni") })
 
-var _ = Describe("go-cni", func() { underLibrary("go-cni") })
+var _ = Describe("go-cni", func() {
+	underLibrary("go-cni")
+
+	It("ends a container whose namespace was that of a process, as nerdctl names it", func() {
+		d := newNode("go-cni", pods.Network{})
+		ns := nstest.NewNetns()
+		init := ns.Start(nstest.Program{Path: "sleep", Args: []string{"infinity"}})
+		p := pod{ID: "one", Netns: fmt.Sprintf("/proc/%d/ns/net", init.Process.Pid), Ports: []port{{8080, 80, "tcp", ""}}}
+		addrs := d.must(order{Verbs: []string{"add", "check"}, Pods: []pod{p}}).Addrs
+		pods.At(ns.Path, addrs["one"]...).ExpectUp()
+		Expect(init.Process.Kill()).To(Succeed())
+		_ = init.Wait()
+		d.must(order{Verbs: []string{"del"}, Pods: []pod{p}})
+		pods.ExpectNothingLeft(d.Host)
+	})
+})
 
 var _ = Describe("ocicni", func() {
 	underLibrary("ocicni")
@@ -135,6 +158,28 @@ func underLibrary(library string) {
 		d.must(order{Verbs: []string{"add", "check"}, Pods: many})
 		Expect(pods.Leases(d.Host)).To(HaveLen(20))
 		d.must(order{Verbs: []string{"del"}, Pods: many})
+		pods.ExpectNothingLeft(d.Host)
+	})
+
+	It("is killed in the middle of ADDs, and GC or DEL collects what is there", func() {
+		d := newNode(library, pods.Network{Version: "1.1.0"})
+		var many []pod
+		for i := range 10 {
+			many = append(many, newPod(fmt.Sprint("pod", i), port{int32(9000 + i), 80, "tcp", ""}))
+		}
+		killed := d.Start(d.client(order{Verbs: []string{"add"}, Pods: many}))
+		Eventually(func() int { return len(pods.Leases(d.Host)) }).WithPolling(time.Millisecond).Should(BeNumerically(">=", 3))
+		Expect(killed.Process.Kill()).To(Succeed())
+		_ = killed.Wait()
+		pods.Settle(filepath.Dir(nstest.Build("bridge")))
+		AddReportEntry("addresses lent", strings.Join(pods.Leases(d.Host), " "))
+		if library == "go-cni" { // has no GC
+			d.must(order{Verbs: []string{"del"}, Pods: many})
+		} else {
+			d.must(order{Verbs: []string{"gc"}})
+		}
+		pods.ExpectNothingLeft(d.Host)
+		d.must(order{Verbs: []string{"add", "check", "del"}, Pods: many})
 		pods.ExpectNothingLeft(d.Host)
 	})
 

@@ -5,6 +5,8 @@ package pods
 import (
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -183,6 +185,22 @@ func ExpectGone(host *nstest.Host) {
 	// Elements are marked with network and container; chains of iptables have hashes.
 	gomega.Expect(host.Cmd("nft", "list", "ruleset")).NotTo(
 		gomega.MatchRegexp(`[0-9a-f]{16} pods |10\.88\.0\.[0-9]+|fd00:88::|CNI-(DN-)?[0-9a-f]`), "rules")
+}
+
+// Settle returns when none of the plugins in dir runs any more: those of a killed
+// runtime go on.
+func Settle(dir string) {
+	ginkgo.GinkgoHelper()
+	gomega.Eventually(func() []string {
+		var running []string
+		links, _ := filepath.Glob("/proc/[0-9]*/exe")
+		for _, link := range links {
+			if exe, err := os.Readlink(link); err == nil && filepath.Dir(exe) == dir {
+				running = append(running, exe)
+			}
+		}
+		return running
+	}).WithTimeout(nstest.Patience(30 * time.Second)).Should(gomega.BeEmpty())
 }
 
 // Leases are the addresses that host-local has lent.

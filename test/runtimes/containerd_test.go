@@ -12,6 +12,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/test/pods"
 )
 
 // containerd is the daemon on a machine, with a kubelet that speaks to it.
@@ -105,7 +106,7 @@ func (c *containerd) crash() {
 	GinkgoHelper()
 	Expect(c.process.Process.Kill()).To(Succeed())
 	_ = c.process.Wait()
-	c.settle()
+	pods.Settle(c.plugins)
 }
 
 // ready returns when pods can be started.

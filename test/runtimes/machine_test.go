@@ -134,21 +134,6 @@ func foreigners() []string {
 	return out
 }
 
-// settle returns when no plugin runs any more: those of a killed runtime go on.
-func (m *machine) settle() {
-	GinkgoHelper()
-	Eventually(func() []string {
-		var running []string
-		links, _ := filepath.Glob("/proc/[0-9]*/exe")
-		for _, link := range links {
-			if exe, err := os.Readlink(link); err == nil && filepath.Dir(exe) == m.plugins {
-				running = append(running, exe)
-			}
-		}
-		return running
-	}).WithTimeout(nstest.Patience(30 * time.Second)).Should(BeEmpty())
-}
-
 // world is the machine as the shared specs see it.
 func (m *machine) world(published, onUplink string) pods.World {
 	return pods.World{Host: m.Host, Outside: m.outside, Published: published, OnUplink: onUplink}

@@ -257,7 +257,7 @@ var _ = Describe("podman", func() {
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()
 		}
-		p.settle()
+		pods.Settle(p.plugins)
 		_, _ = p.try("rm", "-f", "-a", "-t", "0") // it may find its own storage in use
 		AddReportEntry("addresses that podman forgot", strings.Join(pods.Leases(p.Host), " "))
 		p.collect(filepath.Join(p.dir, "net.d", "pods.conflist"))
