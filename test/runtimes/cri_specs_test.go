@@ -107,6 +107,28 @@ func underContainerd(dir func() string) {
 		pods.ExpectNothingLeft(c.Host)
 	})
 
+	It("gives addresses and ports of pods from before a reboot to new ones, and deletes the old afterwards", func() {
+		n := network
+		n.Last = "10.88.0.4"
+		c := newContainerd(newMachine(""), dir(), n.Conflist())
+		old, _ := c.kubelet.start("old", tcp(8080, 80))
+		c.crash()
+		c.reboot()
+		c.start()
+		c.ready()
+		Expect(c.all()).To(ConsistOf(old))
+		id, client := c.kubelet.start("client")
+		_, server := c.kubelet.start("new", tcp(8080, 80), udp(8080, 80))
+		c.world("8080", "").ExpectTraffic(client, server)
+		c.end(old)
+		c.world("8080", "").ExpectTraffic(client, server)
+		Expect(c.stop(id)).To(Succeed())
+		_, another := c.kubelet.start("another")
+		another.ExpectUp()
+		c.end(c.all()...)
+		pods.ExpectNothingLeft(c.Host)
+	})
+
 	It("is killed in the middle of ADDs, and GC collects what it forgot", func() {
 		c := newContainerd(newMachine(""), dir(), network.Conflist())
 		var wg sync.WaitGroup

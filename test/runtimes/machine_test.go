@@ -117,6 +117,20 @@ func (m *machine) killAll() {
 	}).WithTimeout(nstest.Patience(10 * time.Second)).Should(BeEmpty())
 }
 
+// reboot takes away what a machine loses when it starts again: processes, pinned
+// namespaces, links, rules, /run. The files below /var stay.
+func (m *machine) reboot() {
+	GinkgoHelper()
+	m.killAll()
+	m.Cmd("sh", "-ec", `
+		for netns in /run/netns/cni-*; do umount "$netns"; rm "$netns"; done
+		for mount in $(awk '$2 ~ "^/run/(containerd|containers)/" { print $2 }' /proc/mounts | sort -r); do umount "$mount"; done
+		rm -rf /run/containerd /run/containers /run/hawser /run/cni
+		nft flush ruleset
+		ip link del cni0`)
+	Eventually(func() string { return m.Cmd("ip", "-br", "link", "show", "type", "veth") }).ShouldNot(ContainSubstring("veth"))
+}
+
 // foreigners are the processes that have other mounts than we. Our first thread may
 // have been on a host, and then it stays there.
 func foreigners() []string {
