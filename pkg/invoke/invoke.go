@@ -9,16 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/process"
 )
 
 const (
@@ -101,29 +98,12 @@ func (r Runner) Run(ctx context.Context, name, command string, conf []byte) ([]b
 		return nil, err
 	}
 	limits := r.Limits.orDefault()
-	ctx, cancel := context.WithTimeout(ctx, limits.Run)
-	defer cancel()
 	d := &delegate{name: name, began: time.Now(), stdout: &head{max: limits.Output}, stderr: &tail{copy: r.Stderr, max: stderrMax}}
-
-	// The parent-death signal is tied to the thread that forks, so that thread
-	// must live as long as the delegate.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	err = retryBusy(ctx, file, limits.Busy, func() error {
-		cmd := exec.CommandContext(ctx, file)
-		cmd.Env = withCommand(r.Env, command)
-		cmd.Stdin = bytes.NewReader(conf)
-		cmd.Stdout = d.stdout
-		cmd.Stderr = d.stderr
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		cmd.WaitDelay = limits.Drain
-		return cmd.Run()
-	})
-	// The delegate itself has succeeded, and all that it wrote was read: what
-	// still holds its output open is a child of its.
-	if errors.Is(err, exec.ErrWaitDelay) {
-		err = nil
+	cmd := process.Command{
+		Path: file, Env: withCommand(r.Env, command), Stdin: conf, Stdout: d.stdout, Stderr: d.stderr,
+		Limit: limits.Run, Drain: limits.Drain,
 	}
+	err = retryBusy(ctx, file, limits.Busy, func() error { return cmd.Run(ctx) })
 	if err == nil && !d.stdout.over {
 		return d.stdout.buf, nil
 	}
@@ -147,23 +127,30 @@ func (d *delegate) failure(ctx context.Context, err error) error {
 	if e, ok := cni.DecodeError(d.stdout.buf); ok {
 		return e
 	}
-	if ctx.Err() != nil {
-		reason := "stopped: " + context.Cause(ctx).Error()
-		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			reason = fmt.Sprintf("no answer within %s", time.Since(d.began).Round(time.Millisecond))
-		}
-		return &cni.Error{Code: cni.CodeTryAgain, Msg: fmt.Sprintf("plugin %q: %s", d.name, reason), Details: details}
-	}
-	if e := (*cni.Error)(nil); errors.As(err, &e) {
+	exit := (*process.ExitError)(nil)
+	switch {
+	case ctx.Err() != nil:
+		return d.stopped(context.Cause(ctx), details)
+	case errors.As(err, new(*cni.Error)):
 		return err
-	}
-	if e := (*fs.PathError)(nil); errors.As(err, &e) {
+	case !errors.As(err, &exit):
 		return cni.Errorf(cni.CodeIO, "plugin %q: %w", d.name, err)
+	case exit.Killed != nil:
+		return d.stopped(exit.Killed, details)
 	}
 	if details == "" {
 		details = quote(d.stdout.buf)
 	}
 	return &cni.Error{Code: cni.CodeInternal, Msg: fmt.Sprintf("plugin %q: failed without an error object: %v", d.name, err), Details: details}
+}
+
+// stopped is what is said of a delegate that we ended.
+func (d *delegate) stopped(cause error, details string) error {
+	reason := "stopped: " + cause.Error()
+	if errors.Is(cause, context.DeadlineExceeded) {
+		reason = fmt.Sprintf("no answer within %s", time.Since(d.began).Round(time.Millisecond))
+	}
+	return &cni.Error{Code: cni.CodeTryAgain, Msg: fmt.Sprintf("plugin %q: %s", d.name, reason), Details: details}
 }
 
 // quote shows the beginning of something that should have been JSON.

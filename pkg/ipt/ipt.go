@@ -10,14 +10,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/hawser-cni/plugins/pkg/process"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -62,7 +60,7 @@ type Tool struct {
 
 // Find returns the programs that are plainly called iptables: which variant that is the administrator
 // decided. It runs a program only where the name behind the links does not tell.
-// The error matches exec.ErrNotFound when there is none.
+// The error matches process.ErrNotFound when there is none.
 func Find(ctx context.Context, f Family) (Tool, error) {
 	t, err := lookUp(f, f.program())
 	if err != nil {
@@ -104,11 +102,11 @@ func FindVariant(ctx context.Context, f Family, v Variant) (Tool, error) {
 }
 
 func lookUp(f Family, program string) (Tool, error) {
-	restore, err := exec.LookPath(program + "-restore")
+	restore, err := process.LookPath(program + "-restore")
 	if err != nil {
 		return Tool{}, err
 	}
-	list, err := exec.LookPath(program)
+	list, err := process.LookPath(program)
 	if err != nil {
 		return Tool{}, err
 	}
@@ -154,19 +152,14 @@ type command struct {
 }
 
 func (t Tool) run(ctx context.Context, c command) (string, error) {
-	// The program must not outlive us with the lock held, and the signal for that comes when the
-	// thread that started it ends.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	var out, errs strings.Builder
-	cmd := exec.CommandContext(ctx, c.path, c.args...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(c.stdin), &out, &errs
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	err := cmd.Run()
+	cmd := process.Command{Path: c.path, Args: c.args, Stdin: []byte(c.stdin), Stdout: &out, Stderr: &errs}
+	err := cmd.Run(ctx)
 	if err == nil {
 		return out.String(), nil
 	}
-	if cmd.ProcessState != nil && (ctx.Err() != nil || cmd.ProcessState.ExitCode() == exitBusy) {
+	exit := (*process.ExitError)(nil)
+	if errors.As(err, &exit) && (exit.Killed != nil || exit.Status.ExitStatus() == exitBusy) {
 		if busy := holder(); busy != nil {
 			return "", fmt.Errorf("%s: %w", filepath.Base(c.path), busy)
 		}

@@ -3,7 +3,6 @@ package ipt_test
 import (
 	"context"
 	"os"
-	"os/exec"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/process"
 )
 
 var _ = DescribeTable("a rule", func(line string, args ...string) {
@@ -109,7 +109,7 @@ var _ = Describe("the programs", Label("kernel"), func() {
 
 		GinkgoT().Setenv("PATH", GinkgoT().TempDir())
 		_, err = ipt.Find(ctx, ipt.IPv6)
-		Expect(err).To(MatchError(exec.ErrNotFound))
+		Expect(err).To(MatchError(process.ErrNotFound))
 		Expect(err).To(MatchError(ContainSubstring("ip6tables-restore")))
 		_, err = ipt.FindVariant(ctx, ipt.IPv4, ipt.Legacy)
 		Expect(err).To(MatchError(ContainSubstring("iptables-legacy-restore")))

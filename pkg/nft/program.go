@@ -4,11 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
-	"syscall"
+
+	"github.com/hawser-cni/plugins/pkg/process"
 )
 
 // program is nft(8). Only text that an administrator wrote in its language needs it.
@@ -17,31 +16,29 @@ const program = "nft"
 // ErrRefused says that the nft program did not accept a script.
 var ErrRefused = errors.New("refused by nft")
 
-// RunProgram has the nft program run a script, everything or nothing. The error matches exec.ErrNotFound
+// RunProgram has the nft program run a script, everything or nothing. The error matches process.ErrNotFound
 // when it is not installed and ErrRefused when it ran and did not accept the script, and has what the
 // program said.
 func RunProgram(ctx context.Context, script string) error {
-	path, err := exec.LookPath(program)
+	path, err := process.LookPath(program)
 	if err != nil {
 		return err
 	}
-	// It must not outlive us, and the signal for that comes when the thread that started it ends.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	var errs strings.Builder
-	cmd := exec.CommandContext(ctx, path, "-f", "-")
-	cmd.Stdin, cmd.Stderr = strings.NewReader(script), &errs
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Run(); errors.As(err, new(*exec.ExitError)) && ctx.Err() == nil {
-		return fmt.Errorf("%w: %s", ErrRefused, strings.Join(strings.Fields(errs.String()), " "))
-	} else if err != nil {
-		return fmt.Errorf("%s: %w: %s", filepath.Base(path), err, strings.Join(strings.Fields(errs.String()), " "))
+	cmd := process.Command{Path: path, Args: []string{"-f", "-"}, Stdin: []byte(script), Stderr: &errs}
+	err = cmd.Run(ctx)
+	if err == nil {
+		return nil
 	}
-	return nil
+	text := strings.Join(strings.Fields(errs.String()), " ")
+	if exit := (*process.ExitError)(nil); errors.As(err, &exit) && exit.Killed == nil {
+		return fmt.Errorf("%w: %s", ErrRefused, text)
+	}
+	return fmt.Errorf("%s: %w: %s", filepath.Base(path), err, text)
 }
 
 // FindProgram says whether the nft program is installed.
 func FindProgram() error {
-	_, err := exec.LookPath(program)
+	_, err := process.LookPath(program)
 	return err
 }

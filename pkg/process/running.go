@@ -1,0 +1,178 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// running is a program that was started.
+type running struct {
+	pid      int
+	exited   int // readable when it has ended
+	stdin    stdin
+	out      [2]output
+	deadline time.Time // zero = none
+	drain    time.Duration
+
+	late bool // the deadline came
+}
+
+// serve feeds the program and takes its output until it has ended and nobody
+// holds its output open any more, or for not much longer. It returns the first
+// error of a writer.
+func (r *running) serve() error {
+	var failed error
+	buf := make([]byte, 8<<10)
+	for over := false; !over || r.out[0].fd >= 0 || r.out[1].fd >= 0; {
+		fds := [4]unix.PollFd{
+			{Fd: int32(r.exited), Events: unix.POLLIN}, {Fd: int32(r.stdin.fd), Events: unix.POLLOUT},
+			{Fd: int32(r.out[0].fd), Events: unix.POLLIN}, {Fd: int32(r.out[1].fd), Events: unix.POLLIN},
+		}
+		if over {
+			fds[0].Fd = -1
+		}
+		n, err := unix.Poll(fds[:], r.timeout())
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			r.kill()
+			return err
+		case n == 0 && over: // children of the program have the rest
+			return failed
+		case n == 0:
+			r.late, r.deadline = true, time.Time{}
+			r.kill()
+		}
+		if fds[1].Revents != 0 {
+			r.stdin.fill()
+		}
+		for i := range r.out {
+			if fds[2+i].Revents != 0 {
+				failed = errors.Join(failed, r.out[i].take(buf))
+			}
+		}
+		if fds[0].Revents != 0 {
+			over, r.deadline = true, time.Now().Add(r.drain)
+		}
+	}
+	return failed
+}
+
+// timeout is the time until the deadline as poll(2) wants it.
+func (r *running) timeout() int {
+	if r.deadline.IsZero() {
+		return -1
+	}
+	// Rounded up: too early would be a turn for nothing.
+	return int(max(0, time.Until(r.deadline)+time.Millisecond-1).Milliseconds())
+}
+
+func (r *running) kill() { _ = unix.Kill(r.pid, unix.SIGKILL) }
+
+func (r *running) wait() (status syscall.WaitStatus, err error) {
+	for {
+		if _, err = syscall.Wait4(r.pid, &status, 0, nil); !errors.Is(err, syscall.EINTR) {
+			return status, err
+		}
+	}
+}
+
+// reason is why we killed the program, nil when we did not.
+func (r *running) reason(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if r.late {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+func (r *running) close() { closeAll(r.exited, r.stdin.fd, r.out[0].fd, r.out[1].fd) }
+
+// stdin is our end of the program's input.
+type stdin struct {
+	fd   int
+	rest []byte
+}
+
+// prefill writes what the pipe holds before there is a reader; mostly that is
+// all.
+func (s *stdin) prefill() error {
+	if _, err := unix.FcntlInt(uintptr(s.fd), unix.F_SETFL, unix.O_NONBLOCK); err != nil {
+		return err
+	}
+	s.fill()
+	return nil
+}
+
+// fill writes what there is room for. A program need not read its input.
+func (s *stdin) fill() {
+	for len(s.rest) > 0 {
+		n, err := unix.Write(s.fd, s.rest)
+		if errors.Is(err, unix.EAGAIN) {
+			return
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			break
+		}
+		s.rest = s.rest[max(n, 0):]
+	}
+	closeAll(s.fd)
+	s.fd = -1
+}
+
+// output is our end of one of the program's outputs.
+type output struct {
+	fd int
+	to io.Writer
+}
+
+// take hands on what is there.
+func (o *output) take(buf []byte) error {
+	n, err := unix.Read(o.fd, buf)
+	if errors.Is(err, unix.EINTR) {
+		return nil
+	}
+	if n > 0 && o.to != nil {
+		_, err = o.to.Write(buf[:n])
+	}
+	if n <= 0 || err != nil {
+		closeAll(o.fd)
+		o.fd = -1
+	}
+	return err
+}
+
+// ExitError is how a program ended that did not succeed.
+type ExitError struct {
+	Status syscall.WaitStatus
+	// Killed is why we ended it: context.DeadlineExceeded or the cause of the
+	// context's end; nil when we did not. errors.Is finds it.
+	Killed error
+}
+
+// Error is "exit status 1" or "signal: killed", behind the reason that we had.
+func (e *ExitError) Error() string {
+	text := "exit status " + strconv.Itoa(e.Status.ExitStatus())
+	if e.Status.Signaled() {
+		text = "signal: " + e.Status.Signal().String()
+	}
+	if e.Status.CoreDump() {
+		text += " (core dumped)"
+	}
+	if e.Killed != nil {
+		text = e.Killed.Error() + ": " + text
+	}
+	return text
+}
+
+// Unwrap is Killed.
+func (e *ExitError) Unwrap() error { return e.Killed }
