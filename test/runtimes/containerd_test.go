@@ -90,6 +90,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri",
 [%[3]s.containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
 [%[3]s.cni]
+  max_conf_num = 2
   conf_dir = %[5]q
   %[6]s
 %[7]s`, version, c.socket(), runtime, sandbox, c.netconf, bin, pinned)

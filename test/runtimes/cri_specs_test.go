@@ -7,10 +7,12 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/test/pods"
 )
 
@@ -93,6 +95,31 @@ func underContainerd(dir func() string) {
 		Expect(pod.Cmd("ip", "-br", "link", "show", "eth0")).To(ContainSubstring("02:00:00:00:00:aa"))
 		c.end(id)
 		pods.ExpectNothingLeft(c.Host)
+	})
+
+	It("attaches pods to two networks at the same time, each with the host ports", func() {
+		c := newContainerd(newMachine(""), dir(), network.Conflist())
+		second := strings.NewReplacer(`"pods"`, `"second"`, "cni0", "cni1", "10.88.0.", "10.89.0.").Replace(network.Conflist())
+		Expect(os.WriteFile(filepath.Join(c.netconf, "20-second.conflist"), []byte(second), 0o644)).To(Succeed())
+		Eventually(c.read).WithTimeout(nstest.Patience(10 * time.Second)).Should(ContainElement(second))
+		const many = 5
+		ids := make([]string, many)
+		Expect(atOnce(many, func(i int) (err error) {
+			ids[i], err = c.run(fmt.Sprint("pod", i), tcp(int32(9000+i), 80), udp(int32(9000+i), 80), tcp(0, 81))
+			return err
+		})).To(Succeed())
+		for i, id := range ids {
+			pod := c.find(id)
+			pod.ExpectUp()
+			Expect(pod.Cmd("ip", "-4", "-o", "addr", "show", "dev", "eth1")).To(ContainSubstring(" 10.89.0."))
+			// Through whichever network came first. A UDP server that answers from the
+			// address of its default route would need that to be the same.
+			reach := func() (string, error) { return c.outside.Ask("tcp", fmt.Sprint("192.0.2.1:", 9000+i)) }
+			Eventually(reach).Should(HavePrefix("192.0.2.2:"))
+		}
+		Expect(atOnce(many, func(i int) error { return errors.Join(c.stop(ids[i]), c.remove(ids[i])) })).To(Succeed())
+		pods.ExpectNothingLeft(c.Host)
+		Expect(c.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("10.89.0."))
 	})
 
 	It("is killed while pods run, and deletes them afterwards", func() {
