@@ -38,6 +38,8 @@ const (
 
 	stageInit   = "init"   // PID 1 of the new namespaces: mounts, starts the tests, reaps
 	stageInside = "inside" // the tests themselves
+	// A fuzz worker that was started once more, by confine.
+	stageConfined = "confined"
 )
 
 // run is what one test process knows about its surroundings.
@@ -52,12 +54,17 @@ const noMain = "this package's TestMain does not call nstest.Main"
 // namespaces (and a new user namespace with mapped root where we have no
 // CAP_SYS_ADMIN), with an own /proc and an empty /run, and exits. Where the
 // kernel refuses that, the tests run in place and every spec that asks for a
-// namespace is skipped with the kernel's error.
+// namespace is skipped with the kernel's error. The workers of a fuzz target can
+// not even write files.
 func Main(m *testing.M) {
 	switch os.Getenv(stageEnv) {
 	case stageInit:
 		os.Exit(initMain())
-	case stageInside:
+	case stageInside, stageConfined:
+		if isFuzzWorker() && os.Getenv(stageEnv) == stageInside {
+			fmt.Fprintln(os.Stderr, "nstest: fuzz worker:", confine())
+			os.Exit(1)
+		}
 		run.unavailable, run.workDir = "", os.Getenv(workEnv)
 		ginkgo.ReportAfterEach(watchSkips)
 		os.Exit(m.Run())

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"net/netip"
 	"os"
@@ -20,12 +19,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-func TestMain(m *testing.M) {
-	if flag.Parse(); flag.Lookup("test.fuzz").Value.String() != "" {
-		os.Exit(m.Run()) // its workers speak over inherited descriptors, and need no namespaces
-	}
-	nstest.Main(m)
-}
+func TestMain(m *testing.M) { nstest.Main(m) }
 
 func TestHostLocal(t *testing.T) {
 	RegisterFailHandler(Fail)

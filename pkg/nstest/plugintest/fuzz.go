@@ -1,0 +1,292 @@
+package plugintest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// Fuzz is a fuzz target of whole calls. The fuzzer makes up the command, the
+// configuration, one more value in it or in the environment, and what the IPAM
+// plugin "fake" answers. An ADD that succeeds is followed by CHECK and DEL.
+//
+// Each answer must pass [Answer.Verdict] within seconds and quote no secret, and
+// after ADD, failed or followed by DEL, container and host must be as before.
+type Fuzz struct {
+	Plugin  skel.Plugin
+	Chained bool     // the container has eth0 already
+	Confs   []string // to begin with
+	Leases  []string // answers of fake; "!" before one makes its exit status 1
+}
+
+const (
+	// FuzzNetns is CNI_NETNS of the calls.
+	FuzzNetns = "/run/netns/fuzz"
+
+	fuzzSecret  = "s3cr3t-of-a-key-that-nobody-knows"
+	fuzzHang    = 20 * time.Second
+	fuzzRaw     = 0x80 // in the command: the configuration is taken as it is
+	fuzzMaxConf = 1 << 16
+)
+
+var fuzzCommands = []string{"ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", ""}
+
+// Run adds the seeds and runs the target.
+func (z Fuzz) Run(f *testing.F) {
+	leases := append(z.Leases, "")
+	for i := range fuzzCommands {
+		for j, conf := range z.Confs {
+			f.Add(uint8(i), []byte(conf), "", "", leases[j%len(leases)])
+		}
+	}
+	for i, lease := range leases {
+		f.Add(uint8(0), []byte(z.Confs[0]), []string{"CNI_ARGS", "CNI_CONTAINERID", "name"}[i%3], "x", lease)
+	}
+	w := newFuzzWorld(f, z)
+	f.Fuzz(func(t *testing.T, command uint8, conf []byte, key, value, lease string) {
+		if len(conf) > fuzzMaxConf {
+			t.Skip()
+		}
+		w.t = t
+		w.lend(lease)
+		w.round(compose(command, conf, key, value))
+	})
+}
+
+// fuzzCall is a call as it was made up.
+type fuzzCall struct {
+	command string
+	vars    map[string]string
+	conf    []byte
+}
+
+func compose(command uint8, conf []byte, key, value string) fuzzCall {
+	c := fuzzCall{command: fuzzCommands[int(command&^fuzzRaw)%len(fuzzCommands)], conf: conf, vars: map[string]string{
+		"CNI_CONTAINERID": "one", "CNI_IFNAME": "eth0", "CNI_NETNS": FuzzNetns, "CNI_ARGS": "IgnoreUnknown=1;TOKEN=" + fuzzSecret}}
+	if _, known := c.vars[key]; known {
+		c.vars[key] = strings.ReplaceAll(value, "\x00", "") // which no environment can hold
+		key = ""
+	}
+	if command&fuzzRaw != 0 {
+		return c
+	}
+	object := Object{}
+	d := json.NewDecoder(bytes.NewReader(conf))
+	d.UseNumber()
+	if d.Decode(&object) != nil {
+		return c
+	}
+	hide(object)
+	set(object, strings.Split(key, "."), value)
+	if out, err := json.Marshal(object); err == nil {
+		c.conf = out
+	}
+	return c
+}
+
+// hide puts a secret into each object, under a key that nobody reads.
+func hide(object Object) {
+	for key, v := range object {
+		if inner, ok := v.(Object); ok && key != "sysctl" { // whose keys are all read
+			hide(inner)
+		}
+	}
+	object["fuzzToken"] = fuzzSecret
+}
+
+// set gives the value at path, JSON or text, to an object.
+func set(object Object, path []string, value string) {
+	if inner, ok := object[path[0]].(Object); ok && len(path) > 1 {
+		set(inner, path[1:], value)
+		return
+	}
+	if path[0] == "" {
+		return
+	}
+	if json.Valid([]byte(value)) {
+		object[path[0]] = json.RawMessage(value)
+	} else {
+		object[path[0]] = value
+	}
+}
+
+// fuzzWorld is the process's network namespace as host, and a container.
+type fuzzWorld struct {
+	Fuzz
+	t          testing.TB
+	dir        string // CNI_PATH
+	host, cont *rtnl.Conn
+}
+
+func newFuzzWorld(f *testing.F, z Fuzz) *fuzzWorld {
+	f.Helper()
+	w := &fuzzWorld{Fuzz: z, t: f, dir: f.TempDir()}
+	c, err := nstest.Container(f, filepath.Base(FuzzNetns))
+	w.must(err)
+	w.must(os.WriteFile(w.dir+"/fake", []byte(`#!/bin/sh
+cat >/dev/null
+[ "$CNI_COMMAND" = ADD ] || exit 0
+d=$(dirname "$0"); cat "$d/lease"
+[ ! -e "$d/fails" ]
+`), 0o755))
+	c.Do(func() { w.cont, err = rtnl.Dial(nil) })
+	w.must(err)
+	w.host, err = rtnl.Dial(nil)
+	w.must(err)
+	f.Cleanup(func() { _ = errors.Join(w.host.Close(), w.cont.Close()) })
+	w.reset()
+	return w
+}
+
+func (w *fuzzWorld) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *fuzzWorld) lend(lease string) {
+	w.t.Helper()
+	lease, fails := strings.CutPrefix(lease, "!")
+	w.must(os.WriteFile(w.dir+"/lease", []byte(lease), 0o644))
+	if fails {
+		w.must(os.WriteFile(w.dir+"/fails", nil, 0o644))
+	} else if err := os.Remove(w.dir + "/fails"); !os.IsNotExist(err) {
+		w.must(err)
+	}
+}
+
+// call serves one call and looks at its answer.
+func (w *fuzzWorld) call(c fuzzCall) Answer {
+	w.t.Helper()
+	vars := []string{"CNI_COMMAND=" + c.command, "CNI_PATH=" + w.dir, "PATH=" + os.Getenv("PATH")}
+	for name, value := range c.vars {
+		vars = append(vars, name+"="+value)
+	}
+	hang := time.AfterFunc(nstest.Patience(fuzzHang), func() { panic("hangs: " + c.String()) })
+	defer hang.Stop()
+	var out, errs bytes.Buffer
+	code := skel.Run(context.Background(), w.Plugin, skel.Env{Vars: vars, Stdin: bytes.NewReader(c.conf), Stdout: &out, Stderr: &errs})
+	a := Answer{code, out.String(), errs.String()}
+	err := a.Verdict(c.command)
+	// prevResult is not ours to hide, and an environment that was made up may
+	// have the secret where there is none.
+	if err == nil && strings.Contains(a.Stdout+a.Stderr, fuzzSecret) {
+		err = fmt.Errorf("quotes a secret")
+	}
+	if err != nil {
+		w.t.Fatalf("%v: %s\nstatus %d\n%s\n%s", err, c, a.Code, a.Stdout, a.Stderr)
+	}
+	return a
+}
+
+func (c fuzzCall) String() string { return fmt.Sprintf("%s %q %s", c.command, c.vars, c.conf) }
+
+func (w *fuzzWorld) round(c fuzzCall) {
+	w.t.Helper()
+	defer w.reset()
+	before := w.inside()
+	a := w.call(c)
+	if c.command != "ADD" {
+		return
+	}
+	if a.Code == 0 {
+		c.conf = withPrev(c.conf, a.Stdout)
+		c.command = "CHECK"
+		w.call(c)
+		c.command = "DEL"
+		if a := w.call(c); a.Code != 0 {
+			w.t.Fatalf("DEL after ADD: %s\n%s", c, a.Stdout)
+		}
+	}
+	if after := w.inside(); after != before {
+		w.t.Fatalf("the container was\n%sand is\n%s%s\n%s", before, after, c, a.Stdout)
+	}
+	if left := w.left(c); left != "" {
+		w.t.Fatalf("left behind: %s: %s\n%s", left, c, a.Stdout)
+	}
+}
+
+func withPrev(conf []byte, result string) []byte {
+	object := map[string]json.RawMessage{}
+	if json.Unmarshal(conf, &object) != nil {
+		return conf
+	}
+	object["prevResult"] = json.RawMessage(result)
+	out, err := json.Marshal(object)
+	if err != nil {
+		return conf
+	}
+	return out
+}
+
+// inside describes the links of the container.
+func (w *fuzzWorld) inside() string {
+	w.t.Helper()
+	links, err := w.cont.Links()
+	w.must(err)
+	var b strings.Builder
+	for _, l := range links {
+		fmt.Fprintf(&b, "%s %s mtu %d txqlen %d up %t promisc %t allmulti %t\n", l.Name, l.MAC, l.MTU, l.TxQLen, l.Up, l.Promisc, l.AllMulti)
+	}
+	return b.String()
+}
+
+// left is what the host has of the attachment.
+func (w *fuzzWorld) left(c fuzzCall) string {
+	w.t.Helper()
+	var conf struct{ Name string }
+	_ = json.Unmarshal(c.conf, &conf)
+	a := cni.Attachment{Network: conf.Name, ContainerID: c.vars["CNI_CONTAINERID"], IfName: c.vars["CNI_IFNAME"]}
+	for _, name := range iface.HostNames(a) {
+		if _, err := w.host.Link(name); err == nil {
+			return "link " + name
+		}
+	}
+	rules, _ := exec.Command("nft", "list", "ruleset").Output()
+	if strings.Contains(string(rules), a.Hash()) {
+		return string(rules)
+	}
+	return ""
+}
+
+// reset takes away what a call may leave, and makes what it must find.
+func (w *fuzzWorld) reset() {
+	w.t.Helper()
+	for _, conn := range []*rtnl.Conn{w.host, w.cont} {
+		links, err := conn.Links()
+		w.must(err)
+		for _, l := range links {
+			if l.Name != "lo" && !w.keeps(conn, l) {
+				_ = conn.DelLink(l.Index) // its other end may have been deleted
+			}
+		}
+	}
+	if !w.Chained {
+		return
+	}
+	if _, err := w.cont.Link("eth0"); err != nil {
+		w.must(w.cont.AddVeth(rtnl.Veth{Name: "eth0", MAC: []byte{2, 0, 0, 0, 0, 1}, Peer: rtnl.Peer{Name: "peer0"}}))
+	}
+}
+
+// keeps tells the links that a chained plugin works on, as long as they are
+// as they were made.
+func (w *fuzzWorld) keeps(conn *rtnl.Conn, l rtnl.Link) bool {
+	return w.Chained && conn == w.cont && (l.Name == "peer0" ||
+		l.Name == "eth0" && l.MTU == 1500 && l.MAC.String() == "02:00:00:00:00:01" && !l.Promisc && !l.AllMulti)
+}
