@@ -30,7 +30,7 @@ func newNode(library string, n pods.Network) *node {
 	d := &node{Host: nstest.NewHost(), library: library, plugins: filepath.Join(dir, "bin"), netconf: filepath.Join(dir, "net.d")}
 	Expect(os.Mkdir(d.plugins, 0o755)).To(Succeed())
 	Expect(os.Mkdir(d.netconf, 0o755)).To(Succeed())
-	for _, name := range []string{"bridge", "host-local", "loopback", "portmap", "tuning"} {
+	for _, name := range []string{"bridge", "host-local", "loopback", "portmap", "ptp", "tuning"} {
 		Expect(os.Symlink(nstest.Build(name), filepath.Join(d.plugins, name))).To(Succeed())
 	}
 	Expect(os.WriteFile(filepath.Join(d.netconf, conflistName), []byte(n.Conflist()), 0o644)).To(Succeed())
@@ -121,7 +121,7 @@ var _ = Describe("ocicni", func() {
 func underLibrary(library string) {
 	DescribeTable("has pods with addresses, traffic and host ports; CHECK after ADD; DEL twice", func(n pods.Network) {
 		d := newNode(library, n)
-		w := pods.World{Host: d.Host, Outside: nstest.NewOutside(d.Host), Published: "8080", OnUplink: "8081"}
+		w := pods.World{Host: d.Host, Outside: nstest.NewOutside(d.Host), Published: "8080", OnUplink: "8081", PTP: n.PTP}
 		first := newPod("first", port{8080, 80, "tcp", ""})
 		d.must(order{Verbs: []string{"status", "add", "del"}, Pods: []pod{first}})
 		pods.ExpectNothingLeft(d.Host)
@@ -147,6 +147,8 @@ func underLibrary(library string) {
 		Entry("1.0.0", pods.Network{Version: "1.0.0"}),
 		Entry("1.1.0", pods.Network{Version: "1.1.0"}),
 		Entry("1.1.0, IPv4 and IPv6", pods.Network{Version: "1.1.0", IPv6: true}),
+		Entry("1.1.0, iptables", pods.Network{Version: "1.1.0", IPv6: true, Backend: "iptables"}),
+		Entry("1.1.0, ptp", pods.Network{Version: "1.1.0", IPv6: true, PTP: true}),
 	)
 
 	It("has 20 pods at once, up and down", func() {

@@ -27,6 +27,7 @@ type Network struct {
 	Last     string // last address of a short range, and STATUS fails when it is full
 	Tuning   string // more keys of tuning, each with a comma before it
 	IPv6     bool   // beside IPv4
+	PTP      bool   // ptp instead of bridge
 }
 
 // Sysctl is the one that tuning sets in each pod, and its value.
@@ -35,10 +36,13 @@ const (
 	SysctlValue = "777"
 )
 
-// Conflist is a network of bridge, portmap and tuning, as the file that a user writes.
+// Conflist is a network of bridge or ptp, portmap and tuning, as the file that a user writes.
 func (n Network) Conflist() string {
 	version, versions, masq, backend, end, full := "1.0.0", "", "", "", "10.88.0.254", "warn"
-	route, subnet := "", ""
+	main, route, subnet := `"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true`, "", ""
+	if n.PTP {
+		main = `"type": "ptp"`
+	}
 	if n.Version != "" {
 		version = n.Version
 	}
@@ -55,13 +59,13 @@ func (n Network) Conflist() string {
 		route, subnet = `, {"dst": "::/0"}`, `, [{"subnet": "fd00:88::/64"}]`
 	}
 	return fmt.Sprintf(`{"cniVersion": %q%s, "name": "pods", "plugins": [
-  {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true%s,
+  {%s, "ipMasq": true%s,
    "ipam": {"type": "host-local", "routes": [{"dst": "0.0.0.0/0"}%s],
     "ranges": [[{"subnet": "10.88.0.0/24", "rangeStart": "10.88.0.2", "rangeEnd": %q}]%s], "statusOnExhaustion": %q}},
   {"type": "portmap", "capabilities": {"portMappings": true}, "snat": true%s},
   {"type": "tuning", "sysctl": {"net.core.somaxconn": %q}%s}
 ]}
-`, version, versions, masq, route, end, subnet, full, backend, SysctlValue, n.Tuning)
+`, version, versions, main, masq, route, end, subnet, full, backend, SysctlValue, n.Tuning)
 }
 
 // Pod is a container that runs: its network namespace and its addresses.
@@ -114,6 +118,7 @@ type World struct {
 	Host, Outside *nstest.Host
 	Published     string // a port, TCP and UDP, on all addresses of the host
 	OnUplink      string // a port, TCP, on 192.0.2.1 alone; none when empty
+	PTP           bool   // pods are routed to each other
 }
 
 // family is the addresses that everybody has in one of the two.
@@ -151,13 +156,17 @@ func (w World) expectTraffic(f family, client, server Pod, clientAddr, serverAdd
 	ginkgo.GinkgoHelper()
 	outside := w.Outside.Serve("tcp", net.JoinHostPort(f.outside, "0"))
 	expect(client.Host, "tcp", outside, f.host) // masqueraded
+	neighbour := f.gateway                      // on a bridge the server would answer to a neighbour directly
+	if w.PTP {
+		neighbour = clientAddr
+	}
 	pod, published := net.JoinHostPort(serverAddr, Port), net.JoinHostPort(f.host, w.Published)
 	for _, network := range []string{"tcp", "udp"} {
 		expect(client.Host, network, pod, clientAddr)
 		expect(w.Host, network, pod, f.gateway)
 		expect(w.Outside, network, published, f.outside)
 		expect(w.Host, network, published, f.host)
-		expect(client.Host, network, published, f.gateway)
+		expect(client.Host, network, published, neighbour)
 		expect(server.Host, network, published, f.gateway) // hairpin
 		if f.loopback != "" {
 			expect(w.Host, network, net.JoinHostPort(f.loopback, w.Published), f.gateway)
@@ -180,7 +189,7 @@ func ExpectNothingLeft(host *nstest.Host) {
 // ExpectGone looks for links, leases and rules of a pod.
 func ExpectGone(host *nstest.Host) {
 	ginkgo.GinkgoHelper()
-	gomega.Expect(host.Cmd("ip", "-d", "-br", "link", "show", "type", "bridge_slave")).To(gomega.BeEmpty(), "links")
+	gomega.Expect(host.Cmd("ip", "-br", "link", "show", "type", "veth")).NotTo(gomega.ContainSubstring("veth"), "links")
 	gomega.Expect(Leases(host)).To(gomega.BeEmpty(), "leases")
 	// Elements are marked with network and container; chains of iptables have hashes.
 	gomega.Expect(host.Cmd("nft", "list", "ruleset")).NotTo(

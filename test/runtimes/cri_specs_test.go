@@ -34,9 +34,9 @@ var _ = Describe("containerd 1.6", func() { underContainerd(func() string { retu
 var _ = Describe("containerd 2", func() { underContainerd(built) })
 
 func underContainerd(dir func() string) {
-	DescribeTable("has pods with addresses, traffic, host ports, sysctls; stopped and removed twice", func(v6 bool) {
+	DescribeTable("has pods with addresses, traffic, host ports, sysctls; stopped and removed twice", func(v6, ptp bool) {
 		n := network
-		n.IPv6 = v6
+		n.IPv6, n.PTP = v6, ptp
 		c := newContainerd(newMachine(""), dir(), n.Conflist())
 		first, _ := c.kubelet.start("first", tcp(8080, 80)) // what pods share is there from now on
 		c.end(first)
@@ -47,7 +47,9 @@ func underContainerd(dir func() string) {
 		b, server := c.kubelet.start("server", tcp(8080, 80), udp(8080, 80), on("192.0.2.1", tcp(8081, 80)))
 		client.ExpectUp()
 		server.ExpectUp()
-		c.world("8080", "8081").ExpectTraffic(client, server)
+		w := c.world("8080", "8081")
+		w.PTP = ptp
+		w.ExpectTraffic(client, server)
 
 		_, err := c.run("greedy", tcp(8080, 80))
 		Expect(err).To(MatchError(And(ContainSubstring("8080"), ContainSubstring(b))), "the port is taken, and by whom")
@@ -64,8 +66,9 @@ func underContainerd(dir func() string) {
 		pods.ExpectNothingLeft(c.Host)
 		Expect(c.state()).To(Equal(before))
 	},
-		Entry("IPv4", false),
-		Entry("IPv4 and IPv6", true),
+		Entry("IPv4", false, false),
+		Entry("IPv4 and IPv6", true, false),
+		Entry("ptp, IPv4 and IPv6", true, true),
 	)
 
 	It("has 20 pods at once, up and down", func() {

@@ -48,7 +48,7 @@ func newMachine(plugins string) *machine {
 	return m
 }
 
-var suite = []string{"bridge", "host-local", "loopback", "portmap", "tuning"}
+var suite = []string{"bridge", "host-local", "loopback", "portmap", "ptp", "tuning"}
 
 // install replaces the plugins by those of a directory, or by ours, each by a rename.
 func (m *machine) install(from string) {
