@@ -1,0 +1,178 @@
+package trace
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// runtimeCalls are what a Go runtime, or a C library, asks for on its own account.
+var runtimeCalls = []int{
+	unix.SYS_FUTEX, unix.SYS_NANOSLEEP, unix.SYS_SCHED_YIELD, unix.SYS_SCHED_GETAFFINITY, unix.SYS_RESTART_SYSCALL,
+	unix.SYS_MMAP, unix.SYS_MUNMAP, unix.SYS_MADVISE, unix.SYS_MPROTECT, unix.SYS_BRK, unix.SYS_MINCORE,
+	unix.SYS_CLONE, unix.SYS_CLONE3, unix.SYS_GETTID, unix.SYS_SET_TID_ADDRESS, unix.SYS_SET_ROBUST_LIST, unix.SYS_RSEQ,
+	unix.SYS_RT_SIGACTION, unix.SYS_RT_SIGPROCMASK, unix.SYS_RT_SIGRETURN, unix.SYS_SIGALTSTACK, unix.SYS_TGKILL, unix.SYS_GETPID,
+	unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_PWAIT, unix.SYS_EVENTFD2,
+	unix.SYS_PRLIMIT64, unix.SYS_GETRANDOM, unix.SYS_EXIT, unix.SYS_EXIT_GROUP,
+}
+
+// waits are the system calls that end when a time is over.
+var waits = map[int]string{
+	unix.SYS_NANOSLEEP: "nanosleep", unix.SYS_CLOCK_NANOSLEEP: "clock_nanosleep", unix.SYS_FUTEX: "futex",
+	unix.SYS_EPOLL_PWAIT: "epoll_pwait", unix.SYS_EPOLL_PWAIT2: "epoll_pwait2", epollWaitCall: "epoll_wait",
+	unix.SYS_PPOLL: "ppoll", pollCall: "poll", unix.SYS_PSELECT6: "pselect6",
+}
+
+// nap is what a runtime may sleep: Go's watchdog thread does so between looks.
+const nap = 10 * time.Millisecond
+
+// call is one system call of a task.
+type call struct {
+	task   *task
+	number int
+	args   [6]uint64
+}
+
+func (c *call) enter() {
+	process, program := c.task.process, c.task.process.program
+	program.Syscalls++
+	if !slices.Contains(runtimeCalls, c.number) {
+		program.Calls++
+	}
+	switch c.number {
+	case unix.SYS_EXECVE:
+		c.task.execs = c.text(c.args[0])
+	case unix.SYS_EXECVEAT:
+		c.task.execs = c.text(c.args[1])
+	case unix.SYS_CLOSE:
+		delete(process.netlink, c.args[0])
+	}
+}
+
+func (c *call) leave(result int64) {
+	process, program := c.task.process, c.task.process.program
+	switch c.number {
+	case unix.SYS_SOCKET:
+		if result >= 0 && c.args[0] == unix.AF_NETLINK {
+			process.netlink[uint64(result)] = c.args[2]
+		} else if result >= 0 {
+			delete(process.netlink, uint64(result))
+		}
+	case unix.SYS_SENDTO, unix.SYS_WRITE, unix.SYS_SENDMSG, unix.SYS_SENDMMSG, unix.SYS_WRITEV:
+		if protocol, ok := process.netlink[c.args[0]]; ok && result > 0 {
+			program.Sends++
+			program.Messages = append(program.Messages, messages(protocol, c.sent(result))...)
+		}
+	case unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_READ, unix.SYS_PREAD64, unix.SYS_GETDENTS64:
+		if _, ok := process.netlink[c.args[0]]; ok {
+			program.Received += max(result, 0)
+		} else {
+			program.Read += max(result, 0)
+		}
+	default:
+		if d, ok := c.slept(result); ok {
+			program.Sleeps = append(program.Sleeps, fmt.Sprintf("%s for %v", waits[c.number], d))
+		}
+	}
+}
+
+// sent is what a call that sends has sent.
+func (c *call) sent(n int64) []byte {
+	switch c.number {
+	case unix.SYS_SENDTO, unix.SYS_WRITE:
+		return c.bytes(c.args[1], uint64(n))
+	case unix.SYS_WRITEV:
+		return c.vector(c.args[1], c.args[2])
+	case unix.SYS_SENDMSG:
+		return c.header(c.args[1])
+	}
+	var all []byte
+	for i := range uint64(n) { // struct mmsghdr
+		all = append(all, c.header(c.args[1]+64*i)...)
+	}
+	return all
+}
+
+// header reads what a struct msghdr points to.
+func (c *call) header(at uint64) []byte {
+	h := c.bytes(at, 56)
+	return c.vector(word(h, 16), word(h, 24))
+}
+
+func (c *call) vector(at, n uint64) (all []byte) {
+	v := c.bytes(at, 16*n)
+	for i := range n {
+		all = append(all, c.bytes(word(v, 16*i), word(v, 16*i+8))...)
+	}
+	return all
+}
+
+func word(b []byte, at uint64) uint64 {
+	if at+8 > uint64(len(b)) {
+		return 0
+	}
+	return binary.NativeEndian.Uint64(b[at:])
+}
+
+// bytes reads the task's memory; what cannot be read is missing at the end.
+func (c *call) bytes(at, n uint64) []byte {
+	b := make([]byte, min(n, 1<<24))
+	if len(b) == 0 {
+		return nil
+	}
+	local := []unix.Iovec{{Base: &b[0]}}
+	local[0].SetLen(len(b))
+	got, _ := unix.ProcessVMReadv(c.task.tid, local, []unix.RemoteIovec{{Base: uintptr(at), Len: len(b)}}, 0)
+	return b[:max(got, 0)]
+}
+
+// text reads a string that ends with a zero byte.
+func (c *call) text(at uint64) string {
+	// A read does not go over the end of the last page.
+	text, _, _ := bytes.Cut(append(c.bytes(at, 4096-at%4096), c.bytes((at|4095)+1, 4096)...), []byte{0})
+	return string(text)
+}
+
+// slept tells whether a call waited until a time was over.
+func (c *call) slept(result int64) (time.Duration, bool) {
+	errno := unix.Errno(-result)
+	switch c.number {
+	case unix.SYS_NANOSLEEP:
+		d := c.time(c.args[0])
+		return d, d > nap
+	case unix.SYS_CLOCK_NANOSLEEP:
+		return c.time(c.args[2]), true
+	case unix.SYS_FUTEX:
+		d := c.time(c.args[3])
+		return d, d > nap && errno == unix.ETIMEDOUT
+	case unix.SYS_EPOLL_PWAIT, pollCall, epollWaitCall:
+		ms := int32(c.args[3])
+		if c.number == pollCall {
+			ms = int32(c.args[2])
+		}
+		return time.Duration(ms) * time.Millisecond, ms > 0 && result == 0
+	case unix.SYS_EPOLL_PWAIT2:
+		d := c.time(c.args[3])
+		return d, d > 0 && result == 0
+	case unix.SYS_PPOLL:
+		d := c.time(c.args[2])
+		return d, d > 0 && result == 0
+	case unix.SYS_PSELECT6:
+		d := c.time(c.args[4])
+		return d, d > 0 && result == 0
+	}
+	return 0, false
+}
+
+// time reads a struct timespec; there is none at address 0.
+func (c *call) time(at uint64) time.Duration {
+	if at == 0 {
+		return 0
+	}
+	b := c.bytes(at, 16)
+	return time.Duration(word(b, 0))*time.Second + time.Duration(word(b, 8))
+}

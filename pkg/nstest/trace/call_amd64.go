@@ -1,0 +1,8 @@
+package trace
+
+import "golang.org/x/sys/unix"
+
+const (
+	pollCall      = unix.SYS_POLL
+	epollWaitCall = unix.SYS_EPOLL_WAIT
+)

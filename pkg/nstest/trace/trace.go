@@ -1,0 +1,180 @@
+// Package trace runs a program and counts what it asks of the kernel: the programs
+// that it starts, its system calls, its netlink messages, its sleeps. It is a small
+// ptrace(2) tracer, since the text of strace(1) does not tell netlink messages
+// reliably. Tests import it, and nothing else.
+package trace
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"time"
+
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Command is what [Run] starts.
+type Command struct {
+	Path  string
+	Args  []string // without the program itself
+	Env   []string // all of it
+	Stdin string
+}
+
+// Record is what a command, and all that it started, did.
+type Record struct {
+	Programs       []*Program // in the order of their start; the first is the command
+	Stdout, Stderr string
+	Exit           int // its status, or 128 plus the signal that ended it
+}
+
+// Program is one execve(2) and what followed it, with the processes that it forked
+// and the threads of all.
+type Program struct {
+	Path     string
+	Syscalls int // all of them
+	Calls    int // those that the program itself asks for, not its runtime: see [Run]
+	Sends    int // system calls that sent netlink messages
+	Messages []Message
+	Received int64    // bytes of netlink messages that came back
+	Read     int64    // bytes read from files, directories and pipes
+	Sleeps   []string // waits that lasted until their time was over: see [Run]
+	Peak     int64    // the largest resident set of one of its processes, in bytes
+}
+
+// Name is the last element of the path.
+func (p *Program) Name() string { return filepath.Base(p.Path) }
+
+// Names are the names of the programs.
+func (r *Record) Names() (names []string) {
+	for _, p := range r.Programs {
+		names = append(names, p.Name())
+	}
+	return names
+}
+
+// limit is when a command that does not end is killed.
+const limit = 5 * time.Minute
+
+// Run runs a command to its end, in the namespaces of the calling thread, which it
+// keeps for itself meanwhile.
+//
+// Calls leaves out what the Go runtime does more or less often from run to run:
+// futex, memory, signals, threads, polling. A sleep is a wait that ended by its
+// timeout: a timer of Go ends epoll_pwait that way. The runtime's own naps of 10 ms
+// and less, nanosleep and timed futexes, are none.
+func Run(c Command) (*Record, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var files [3]*os.File // the command's ends
+	var outputs [2]<-chan string
+	in, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	files[0] = in
+	for i := range outputs {
+		if files[i+1], outputs[i], err = collect(); err != nil {
+			return nil, err
+		}
+	}
+	fds := []uintptr{files[0].Fd(), files[1].Fd(), files[2].Fd()}
+	pid, err := syscall.ForkExec(c.Path, append([]string{c.Path}, c.Args...), &syscall.ProcAttr{
+		Env: c.Env, Files: fds, Sys: &syscall.SysProcAttr{Ptrace: true, Setpgid: true}})
+	for _, f := range files {
+		_ = f.Close()
+	}
+	go func() {
+		_, _ = io.WriteString(w, c.Stdin)
+		_ = w.Close()
+	}()
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", c.Path, err)
+	}
+	defer time.AfterFunc(limit, func() { _ = unix.Kill(-pid, unix.SIGKILL) }).Stop()
+	t := newTracer(pid, c.Path)
+	err = t.follow()
+	r := &Record{Programs: t.programs, Stdout: <-outputs[0], Stderr: <-outputs[1], Exit: t.exit}
+	return r, err
+}
+
+// collect returns a pipe's writing end, and where all that was written appears when
+// everybody has closed it.
+func collect() (*os.File, <-chan string, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	text := make(chan string, 1)
+	go func() {
+		all, _ := io.ReadAll(r)
+		_ = r.Close()
+		text <- string(all)
+	}()
+	return w, text, nil
+}
+
+// follow lets the tracees run from stop to stop until none is left.
+func (t *tracer) follow() error {
+	for {
+		var ws unix.WaitStatus
+		// Only our own: other threads of this process have children too.
+		tid, err := unix.Wait4(-1, &ws, unix.WALL|unix.WNOTHREAD, nil)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.ECHILD):
+			return nil
+		case err != nil:
+			return fmt.Errorf("wait: %w", err)
+		case ws.Exited() || ws.Signaled():
+			t.ended(tid, ws)
+		case ws.Stopped():
+			// A thread that another one's exit_group has killed is gone already.
+			if err := t.stopped(tid, ws); err != nil && !errors.Is(err, unix.ESRCH) {
+				return fmt.Errorf("trace %d: %w", tid, err)
+			}
+		}
+	}
+}
+
+func (t *tracer) ended(tid int, ws unix.WaitStatus) {
+	delete(t.tasks, tid)
+	if tid != t.root {
+		return
+	}
+	t.exit = ws.ExitStatus()
+	if ws.Signaled() {
+		t.exit = 128 + int(ws.Signal())
+	}
+}
+
+// stopped handles one stop and lets the task go on.
+func (t *tracer) stopped(tid int, ws unix.WaitStatus) error {
+	task := t.task(tid)
+	deliver := 0
+	switch signal := ws.StopSignal(); {
+	case signal == unix.SIGTRAP|0x80:
+		if err := t.syscall(task); err != nil {
+			return err
+		}
+	case signal == unix.SIGTRAP && ws.TrapCause() > 0:
+		t.event(task, ws.TrapCause())
+	case !task.started:
+		task.started = true
+		if tid == t.root {
+			if err := unix.PtraceSetOptions(tid, options); err != nil {
+				return err
+			}
+		}
+	case slices.Contains(stops, signal): // a group-stop, which PTRACE_TRACEME cannot tell apart
+	default:
+		deliver = int(signal)
+	}
+	return unix.PtraceSyscall(tid, deliver)
+}

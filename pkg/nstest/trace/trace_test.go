@@ -1,0 +1,113 @@
+package trace_test
+
+import (
+	"os"
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/nstest/trace"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestTrace(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "pkg/nstest/trace")
+}
+
+// sh traces a shell script on a host.
+func sh(h *nstest.Host, script string) *trace.Record {
+	GinkgoHelper()
+	var r *trace.Record
+	var err error
+	h.Do(func() {
+		r, err = trace.Run(trace.Command{Path: "/bin/sh", Args: []string{"-c", script}, Env: os.Environ(), Stdin: "given\n"})
+	})
+	Expect(err).NotTo(HaveOccurred())
+	return r
+}
+
+// words are the names of a program's messages.
+func words(p *trace.Program) (all []string) {
+	for _, m := range p.Messages {
+		all = append(all, m.String())
+	}
+	return all
+}
+
+var _ = Describe("a traced command", func() {
+	It("runs as it would", func() {
+		r := sh(nstest.NewHost(), "cat; echo problem >&2; exit 7")
+		Expect(r.Stdout).To(Equal("given\n"))
+		Expect(r.Stderr).To(Equal("problem\n"))
+		Expect(r.Exit).To(Equal(7))
+		Expect(sh(nstest.NewHost(), "kill -9 $$").Exit).To(Equal(128 + 9))
+		Expect(sh(nstest.NewHost(), "trap 'echo caught' USR1; kill -USR1 $$").Stdout).To(Equal("caught\n"))
+	})
+
+	It("has its programs counted, each for itself", func() {
+		r := sh(nstest.NewHost(), "(true; exec uname) & wait; env sh -c 'echo a; uname'")
+		Expect(r.Names()).To(Equal([]string{"sh", "uname", "env", "sh", "uname"}))
+		Expect(r.Programs[1].Path).To(HaveSuffix("/uname"))
+		loop := func(n string) *trace.Program {
+			return sh(nstest.NewHost(), "i=0; while [ $i -lt "+n+" ]; do : </dev/null; i=$((i+1)); done; sh -c :").Programs[0]
+		}
+		few, many := loop("10"), loop("110")
+		// open, fcntl or dup, close: the number is the shell's
+		Expect(many.Calls - few.Calls).To(BeNumerically(">=", 200))
+		Expect((many.Calls - few.Calls) % 100).To(BeZero())
+		Expect(many.Syscalls).To(BeNumerically(">=", many.Calls))
+	})
+
+	It("has its netlink messages counted by their names", func() {
+		h := nstest.NewHost()
+		r := sh(h, "ip link add br0 type bridge && ip addr add 10.0.0.1/24 dev br0 && ip link show dev lo; ip -4 route")
+		Expect(r.Exit).To(BeZero(), r.Stderr)
+		Expect(r.Names()).To(Equal([]string{"sh", "ip", "ip", "ip", "ip"}))
+		Expect(words(r.Programs[0])).To(BeEmpty())
+		Expect(words(r.Programs[1])).To(ContainElement("RTM_NEWLINK"))
+		Expect(words(r.Programs[2])).To(ContainElement(MatchRegexp(`^RTM_NEWADDR of link \d+$`)))
+		Expect(words(r.Programs[3])).To(ContainElement("RTM_GETLINK"))
+		Expect(words(r.Programs[3])).NotTo(ContainElement(ContainSubstring("dump")))
+		Expect(words(r.Programs[4])).To(ContainElement("RTM_GETROUTE dump"))
+		for _, p := range r.Programs[1:] {
+			Expect(p.Sends).To(Equal(len(p.Messages)), "ip sends one by one")
+			Expect(p.Received).To(BeNumerically(">", 0))
+		}
+	})
+
+	It("has each message of a batch counted", Label("kernel"), func() {
+		nstest.Need("nft")
+		r := sh(nstest.NewHost(), "nft 'add table inet t; add chain inet t c'")
+		Expect(r.Exit).To(BeZero(), r.Stderr)
+		Expect(words(r.Programs[1])).To(ContainElements("BATCH_BEGIN", "NFT_NEWTABLE", "NFT_NEWCHAIN", "BATCH_END"))
+		Expect(r.Programs[1].Sends).To(BeNumerically("<", len(r.Programs[1].Messages)))
+	})
+
+	It("has its sleeps seen, and what only waits for something not", func() {
+		h := nstest.NewHost()
+		r := sh(h, "sleep 0.02; true")
+		Expect(r.Programs[1].Sleeps).To(ConsistOf("clock_nanosleep for 20ms"))
+		Expect(sh(h, "echo | cat; sh -c : & wait").Programs).To(HaveEach(HaveField("Sleeps", BeEmpty())))
+	})
+
+	It("has what it reads measured", func() {
+		r := sh(nstest.NewHost(), "head -c 5000 /dev/zero | cat >/dev/null")
+		Expect(r.Programs[0].Read).To(BeNumerically("<", 5000))
+		Expect(r.Programs[1:]).To(HaveEach(HaveField("Read", BeNumerically(">=", 5000))))
+	})
+
+	It("has its memory measured", func() {
+		r := sh(nstest.NewHost(), "dd if=/dev/zero of=/dev/null bs=32M count=1")
+		Expect(r.Programs[1].Peak).To(BeNumerically("~", 34<<20, 4<<20))
+	})
+
+	It("that is not there is an error", func() {
+		_, err := trace.Run(trace.Command{Path: "/nowhere"})
+		Expect(err).To(MatchError(unix.ENOENT))
+	})
+})

@@ -1,0 +1,195 @@
+package cost_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/nstest/trace"
+)
+
+const (
+	// busy is how many other containers a busy node runs. A quiet one runs one.
+	busy = 200
+	// vary is by how many system calls a call may differ from the same one: a pipe
+	// that is not written yet is read twice.
+	vary = 6
+	// someBytes is the same for bytes: the runtime reads its list of mounts.
+	someBytes = 1024
+	// tries is how often a scenario is measured before too much is too much: who
+	// waits for an event of the kernel may be woken by one of something else.
+	tries = 3
+)
+
+var _ = Describe("a call asks of the kernel no more than its budget, on a quiet node and on a busy one", Ordered, ContinueOnFailure, func() {
+	var quiet, crowded node
+	BeforeAll(func() {
+		quiet, crowded = newNode(1), newNode(busy)
+		crowded.clutter(busy)
+	})
+	for _, b := range budgets {
+		It(b.name, func() {
+			var faults []string
+			for try := range tries {
+				if faults = b.faults(quiet.measure(b, try), crowded.measure(b, try)); len(faults) == 0 {
+					return
+				}
+			}
+			Fail(strings.Join(faults, "\n"))
+		})
+	}
+})
+
+// faults are the ways in which the calls exceed the budget.
+func (b budget) faults(one, many []*trace.Record) (faults []string) {
+	for i, verb := range verbs {
+		want, got, then := b.costs[verb], costOf(one[i]), costOf(many[i])
+		AddReportEntry(verb, got.cost.String(), ReportEntryVisibilityFailureOrVerbose)
+		what := slices.Concat(got.exceeds(want), waits(one[i]), waits(many[i]))
+		if verb == "ADD" {
+			what = append(what, fullDumps(one[i])...)
+		}
+		if len(what) != 0 {
+			faults = append(faults, fmt.Sprintf("%s: %s, the budget is %s: %s\n%s", verb, got, want, strings.Join(what, ", "), sent(one[i])))
+		}
+		if what = then.grown(got, b.state); len(what) != 0 && !slices.Contains(b.looksAtAll, verb) {
+			faults = append(faults, fmt.Sprintf("%s with %d others: %s, with one %s: %s\n%s", verb, busy, then, got, strings.Join(what, ", "), sent(many[i])))
+		}
+	}
+	return faults
+}
+
+// verbs are in the order in which they are called.
+var verbs = []string{"VERSION", "ADD", "CHECK", "STATUS", "GC", "DEL"}
+
+// measure counts each verb for a container beside a neighbour that stays, so that
+// what containers share is there.
+func (n node) measure(b budget, try int) (records []*trace.Record) {
+	GinkgoHelper()
+	own := plugintest.Call{ID: fmt.Sprintf("own%d", try), IfName: "eth0", Netns: nstest.NewNetns().Path}
+	neighbour := plugintest.Call{ID: fmt.Sprintf("neighbour%d", try), IfName: "eth0", Netns: nstest.NewNetns().Path}
+	if b.chained {
+		own, neighbour = n.bridged(own), n.bridged(neighbour)
+	}
+	neighbour = n.attach(asked{b.plugin, b.conf(9080)}, neighbour)
+	defer n.detach(b.plugin, neighbour)
+	own.Conf = asked{b.plugin, b.conf(8080)}.after(own)
+	for _, verb := range verbs {
+		c := own
+		c.Command = verb
+		if verb == "GC" {
+			valid := append([]object{attachment(own), attachment(neighbour)}, n.valid...)
+			c.Conf = plugintest.Merge(c.Conf.(object), object{"cni.dev/valid-attachments": valid})
+		}
+		r := n.count(b.plugin, c)
+		if verb == "ADD" {
+			own = after(own, plugintest.Answer{Stdout: r.Stdout}.Added())
+		}
+		records = append(records, r)
+	}
+	return records
+}
+
+// bridged is a container as the next plugin of a chain finds it, until the spec ends.
+func (n node) bridged(c plugintest.Call) plugintest.Call {
+	GinkgoHelper()
+	c = n.attach(asked{"bridge", bridge(dual)}, c)
+	DeferCleanup(n.detach, "bridge", c)
+	return c
+}
+
+// cost is what a call took of the kernel. Programs are those that it started;
+// the numbers are the plugin's own.
+type cost struct {
+	programs                      string
+	sends, messages, dumps, calls int
+}
+
+// measured is what one call took.
+type measured struct {
+	cost
+	received, read int64
+}
+
+func costOf(r *trace.Record) measured {
+	p := r.Programs[0]
+	// Which iptables it is depends on the machine.
+	names := strings.NewReplacer("-nft", "", "-legacy", "").Replace(strings.Join(r.Names()[1:], " "))
+	c := measured{cost{programs: names, sends: p.Sends, messages: len(p.Messages), calls: p.Calls}, p.Received, p.Read}
+	for _, m := range p.Messages {
+		if m.Dump() {
+			c.dumps++
+		}
+	}
+	return c
+}
+
+func (c cost) String() string {
+	return fmt.Sprintf("{%q, %d, %d, %d, %d}", c.programs, c.sends, c.messages, c.dumps, c.calls)
+}
+
+// exceeds says what is more than the budget.
+func (c cost) exceeds(most cost) (what []string) {
+	if c.programs != most.programs {
+		what = append(what, "other programs")
+	}
+	for _, n := range []struct {
+		of          string
+		is, maximum int
+	}{{"sends", c.sends, most.sends}, {"messages", c.messages, most.messages}, {"dumps", c.dumps, most.dumps}, {"system calls", c.calls, most.calls}} {
+		if n.is > n.maximum {
+			what = append(what, fmt.Sprintf("%d %s too many", n.is-n.maximum, n.of))
+		}
+	}
+	return what
+}
+
+// grown says what is more than it was, but for the state of others that is read.
+func (c measured) grown(was measured, state int64) []string {
+	was.calls += vary
+	what := c.exceeds(was.cost)
+	if c.received > was.received {
+		what = append(what, fmt.Sprintf("%d bytes of netlink received, not %d", c.received, was.received))
+	}
+	if most := was.read + someBytes + busy*state; c.read > most {
+		what = append(what, fmt.Sprintf("%d bytes read, not %d", c.read, most))
+	}
+	return what
+}
+
+// sent lists the messages of the plugin.
+func sent(r *trace.Record) string {
+	var s strings.Builder
+	for _, m := range r.Programs[0].Messages {
+		s.WriteString(m.String() + "\n")
+	}
+	return s.String()
+}
+
+// waits are the sleeps of our own programs.
+func waits(r *trace.Record) (all []string) {
+	for _, p := range r.Programs {
+		if strings.Contains(p.Name(), "tables") {
+			continue
+		}
+		for _, s := range p.Sleeps {
+			all = append(all, p.Name()+" sleeps: "+s)
+		}
+	}
+	return all
+}
+
+// fullDumps are the messages that ask for every link, address, route or rule.
+func fullDumps(r *trace.Record) (all []string) {
+	for _, m := range r.Programs[0].Messages {
+		if m.Dump() && m.Protocol == unix.NETLINK_ROUTE && m.Index == 0 {
+			all = append(all, m.String())
+		}
+	}
+	return all
+}
