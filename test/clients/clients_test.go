@@ -128,7 +128,7 @@ func underLibrary(library string) {
 		before := d.Snapshot()
 
 		client := newPod("client")
-		server := newPod("server", port{8080, 80, "tcp", ""}, port{8080, 80, "udp", ""}, port{8081, 80, "tcp", "192.0.2.1"})
+		server := newPod("server", port{8080, 80, "tcp", ""}, port{8080, 80, "udp", ""}, port{8081, 80, "tcp", pods.HostAddr}, port{8081, 80, "tcp", pods.HostAddr6})
 		addrs := d.must(order{Verbs: []string{"add", "check"}, Pods: []pod{client, server}}).Addrs
 		a, b := pods.At(client.Netns, addrs["client"]...), pods.At(server.Netns, addrs["server"]...).Serve()
 		a.ExpectUp()

@@ -117,16 +117,22 @@ func (p Pod) ExpectUp() {
 type World struct {
 	Host, Outside *nstest.Host
 	Published     string // a port, TCP and UDP, on all addresses of the host
-	OnUplink      string // a port, TCP, on 192.0.2.1 alone; none when empty
+	OnUplink      string // a port, TCP, on HostAddr and HostAddr6 alone; none when empty
 	PTP           bool   // pods are routed to each other
 }
+
+// What a host has on its uplink.
+const (
+	HostAddr  = "192.0.2.1"
+	HostAddr6 = "2001:db8::1"
+)
 
 // family is the addresses that everybody has in one of the two.
 type family struct{ gateway, host, outside, loopback string }
 
 var (
-	ipv4 = family{"10.88.0.1", "192.0.2.1", "192.0.2.2", "127.0.0.1"}
-	ipv6 = family{"fd00:88::1", "2001:db8::1", "2001:db8::2", ""} // [::1] forwards to nobody
+	ipv4 = family{"10.88.0.1", HostAddr, "192.0.2.2", "127.0.0.1"}
+	ipv6 = family{"fd00:88::1", HostAddr6, "2001:db8::2", "::1"}
 )
 
 // expect asks until the server is there, and compares whom it saw.
@@ -144,11 +150,6 @@ func (w World) ExpectTraffic(client, server Pod) {
 	w.expectTraffic(ipv4, client, server, client.Addr, server.Addr)
 	if server.Addr6 != "" {
 		w.expectTraffic(ipv6, client, server, client.Addr6, server.Addr6)
-	}
-	if w.OnUplink != "" {
-		expect(w.Outside, "tcp", "192.0.2.1:"+w.OnUplink, "192.0.2.2")
-		_, err := w.Host.Ask("tcp", "127.0.0.1:"+w.OnUplink)
-		gomega.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("refused")))
 	}
 }
 
@@ -168,9 +169,14 @@ func (w World) expectTraffic(f family, client, server Pod, clientAddr, serverAdd
 		expect(w.Host, network, published, f.host)
 		expect(client.Host, network, published, neighbour)
 		expect(server.Host, network, published, f.gateway) // hairpin
-		if f.loopback != "" {
+		if f == ipv4 { // IPv6 forwards nothing from ::1
 			expect(w.Host, network, net.JoinHostPort(f.loopback, w.Published), f.gateway)
 		}
+	}
+	if w.OnUplink != "" {
+		expect(w.Outside, "tcp", net.JoinHostPort(f.host, w.OnUplink), f.outside)
+		_, err := w.Host.Ask("tcp", net.JoinHostPort(f.loopback, w.OnUplink))
+		gomega.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("refused")))
 	}
 }
 

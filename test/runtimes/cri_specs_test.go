@@ -44,7 +44,7 @@ func underContainerd(dir func() string) {
 		before := c.state()
 
 		a, client := c.kubelet.start("client")
-		b, server := c.kubelet.start("server", tcp(8080, 80), udp(8080, 80), on("192.0.2.1", tcp(8081, 80)))
+		b, server := c.kubelet.start("server", tcp(8080, 80), udp(8080, 80), on(pods.HostAddr, tcp(8081, 80)), on(pods.HostAddr6, tcp(8081, 80)))
 		client.ExpectUp()
 		server.ExpectUp()
 		w := c.world("8080", "8081")

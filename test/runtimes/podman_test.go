@@ -132,7 +132,7 @@ var _ = Describe("podman", func() {
 		before := p.state()
 
 		client := p.container("client", "--network", "pods:ip=10.88.0.77,mac=02:00:00:00:00:aa")
-		server := p.container("server", "--network", "pods", "-p", "8080:80/tcp", "-p", "8080:80/udp", "-p", "192.0.2.1:8081:80")
+		server := p.container("server", "--network", "pods", "-p", "8080:80/tcp", "-p", "8080:80/udp", "-p", "192.0.2.1:8081:80", "-p", "[2001:db8::1]:8081:80")
 		Expect(client.Addr).To(Equal("10.88.0.77"))
 		Expect(client.Cmd("ip", "-br", "link", "show", "eth0")).To(ContainSubstring("02:00:00:00:00:aa"))
 		client.ExpectUp()
