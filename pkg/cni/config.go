@@ -99,7 +99,7 @@ func (c *Config) PrevResult() (*Result, error) {
 	}
 	r, err := DecodeResult(c.RawPrevResult, c.CNIVersion)
 	if err != nil {
-		return nil, Errorf(CodeConfig, "prevResult: %w", err)
+		return nil, Refuse("prevResult", nil, err.Error())
 	}
 	return r, nil
 }

@@ -50,7 +50,13 @@ func Refuse(key string, value any, reason string) *Error {
 
 // Suggest adds what to do about the problem of a Refuse.
 func (e *Error) Suggest(format string, args ...any) *Error {
-	e.problems[len(e.problems)-1].Suggestion = fmt.Sprintf(format, args...)
+	e.problems[0].Suggestion = fmt.Sprintf(format, args...)
+	return e
+}
+
+// WithCode gives the problem of a Refuse another code than 7.
+func (e *Error) WithCode(code uint) *Error {
+	e.Code, e.problems[0].Code = code, code
 	return e
 }
 
@@ -69,8 +75,12 @@ func newRefusal(list ...Problem) *Error {
 	return e
 }
 
-// detailsMax bounds how many problems the details of an error list.
-const detailsMax = 20
+const (
+	// problemsMax bounds how many problems are collected.
+	problemsMax = 200
+	// detailsMax bounds how many of them the details of an error list.
+	detailsMax = 20
+)
 
 // ProblemsOf returns the problems that err is made of. An error that is made
 // of none is one itself.
@@ -93,9 +103,16 @@ type Problems struct{ list []Problem }
 // problem that is there already is left out: a second one of the same value or
 // of what is in it, and one of an object or list with a part that could not be
 // read.
-func (p *Problems) Add(err error) {
+func (p *Problems) Add(err error) { p.AddIn("", err) }
+
+// AddIn is Add for a configuration that is part of a greater one; prefix is the
+// way to it, with a dot at its end.
+func (p *Problems) AddIn(prefix string, err error) {
 	for _, new := range ProblemsOf(err) {
-		if !p.explains(new) {
+		if new.Key != "" {
+			new.Key = prefix + new.Key
+		}
+		if len(p.list) < problemsMax && !p.explains(new) {
 			p.list = append(p.list, new)
 		}
 	}

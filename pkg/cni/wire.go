@@ -99,7 +99,11 @@ func fromWireRoute(w wireRoute) (Route, error) {
 	return r, w.checkNumbers()
 }
 
+// CheckNumbers refuses, with code 7, numbers that no route can have.
+func (r Route) CheckNumbers() error { return toWireRoute(r).checkNumbers() }
+
 func (w wireRoute) checkNumbers() error {
+	var problems Problems
 	for _, n := range []struct {
 		key   string
 		value int64
@@ -112,10 +116,10 @@ func (w wireRoute) checkNumbers() error {
 		{"scope", int64(orZero(w.Scope)), 255},
 	} {
 		if n.value < 0 || n.value > n.most {
-			return fmt.Errorf("%s: %d is not between 0 and %d", n.key, n.value, n.most)
+			problems.Add(Refuse(n.key, n.value, fmt.Sprintf("is not between 0 and %d", n.most)))
 		}
 	}
-	return nil
+	return problems.Err()
 }
 
 func orZero[T int | int64](p *T) T {

@@ -166,7 +166,8 @@ const mtuMin, mtuMax = 68, 65535
 // kernel's choice.
 func CheckMTU(mtu int) error {
 	if mtu != 0 && (mtu < mtuMin || mtu > mtuMax) {
-		return cni.Errorf(cni.CodeConfig, "mtu: %d is not between %d and %d", mtu, mtuMin, mtuMax)
+		return cni.Refuse("mtu", mtu, fmt.Sprintf("is not between %d and %d", mtuMin, mtuMax)).
+			Suggest("leave it out for the kernel's own")
 	}
 	return nil
 }

@@ -103,9 +103,18 @@ func (c Client) only(ctx context.Context, command string) error {
 	return err
 }
 
+// CheckType refuses, with code 7, an ipam.type that can be no plugin's name.
+func CheckType(name string) error {
+	if cni.ValidType(name) {
+		return nil
+	}
+	return cni.Refuse("ipam.type", name, "is no plugin name (it must be a plain file name)").
+		Suggest("name a program in CNI_PATH, host-local for example")
+}
+
 func (c Client) run(ctx context.Context, command string) ([]byte, error) {
-	if !cni.ValidType(c.Type) {
-		return nil, cni.Errorf(cni.CodeConfig, "ipam.type: %q is no plugin name (it must be a plain file name)", c.Type)
+	if err := CheckType(c.Type); err != nil {
+		return nil, err
 	}
 	out, err := c.Runner.Run(ctx, c.Type, command, c.Conf)
 	if err != nil {

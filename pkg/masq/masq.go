@@ -15,7 +15,6 @@ package masq
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -33,7 +32,7 @@ const (
 )
 
 // ParseBackend reads the configuration key ipMasqBackend; nil, for a key that is absent or null, is
-// Auto.
+// Auto. Anything else than a backend is code 7.
 func ParseBackend(s *string) (Backend, error) {
 	if s == nil {
 		return Auto, nil
@@ -42,7 +41,8 @@ func ParseBackend(s *string) (Backend, error) {
 	case NFTables, IPTables:
 		return b, nil
 	}
-	return "", fmt.Errorf(`ipMasqBackend: unknown backend %q, it is "nftables" or "iptables"`, *s)
+	return "", cni.Refuse("ipMasqBackend", *s, `is neither "nftables" nor "iptables"`).
+		Suggest("leave it out for the one that fits the kernel")
 }
 
 // Config is what one attachment asks for.

@@ -102,6 +102,6 @@ var _ = DescribeTable("the key ipMasqBackend", func(text *string, want masq.Back
 	Entry("absent", nil, masq.Auto, ""),
 	Entry("nftables", new("nftables"), masq.NFTables, ""),
 	Entry("iptables", new("iptables"), masq.IPTables, ""),
-	Entry("empty", new(""), masq.Auto, `ipMasqBackend: unknown backend "", it is "nftables" or "iptables"`),
-	Entry("something else", new("ipvs"), masq.Auto, `ipMasqBackend: unknown backend "ipvs", it is "nftables" or "iptables"`),
+	Entry("empty", new(""), masq.Auto, `ipMasqBackend: "" is neither "nftables" nor "iptables"`),
+	Entry("something else", new("ipvs"), masq.Auto, `ipMasqBackend: "ipvs" is neither "nftables" nor "iptables"`),
 )

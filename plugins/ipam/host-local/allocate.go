@@ -22,15 +22,15 @@ next:
 			case !ok:
 				continue
 			case a.addr == r.gateway:
-				return nil, cni.Errorf(a.code, "%s: %s is the gateway of %s", a.key, a.addr, r.subnet)
+				return nil, cni.Refuse(a.key, a.addr, fmt.Sprintf("is the gateway of %s", r.subnet)).WithCode(a.code)
 			case bySet[i].addr.IsValid():
-				return nil, cni.Errorf(a.code, "%s: %s and %s are both of range set %d (%s), which gives one address",
-					a.key, bySet[i].addr, a.addr, i, set)
+				return nil, cni.Refuse(a.key, a.addr, fmt.Sprintf("is of range set %d (%s), which gives one address, and %s is asked for too",
+					i, set, bySet[i].addr)).WithCode(a.code)
 			}
 			bySet[i] = a
 			continue next
 		}
-		return nil, cni.Errorf(a.code, "%s: %s is in none of the ranges (%s)", a.key, a.addr, join(sets))
+		return nil, cni.Refuse(a.key, a.addr, fmt.Sprintf("is in none of the ranges (%s)", join(sets))).WithCode(a.code)
 	}
 	return bySet, nil
 }

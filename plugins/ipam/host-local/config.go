@@ -1,9 +1,9 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -77,18 +77,24 @@ type askedAddr struct {
 // parseConfig reads and checks the whole configuration.
 func parseConfig(req *skel.Request) (*config, error) {
 	var wire wireConfig
-	if err := req.Decode(&wire); err != nil {
-		return nil, err
-	}
+	var problems cni.Problems
+	problems.Add(req.Decode(&wire))
 	cfg, err := wire.parse()
-	if err != nil {
-		return nil, cni.Errorf(cni.CodeConfig, "%w", err)
-	}
-	if err := checkFamilies(cfg.sets, req.Version); err != nil {
-		return nil, cni.Errorf(cni.CodeConfig, "%w", err)
-	}
+	problems.Add(err)
+	problems.Add(checkFamilies(cfg.sets, req.Version))
 	cfg.asked, err = wire.parseAsked(req.Args)
-	return cfg, err
+	problems.Add(err)
+	return cfg, problems.Err()
+}
+
+// validate reports what ADD refuses of a configuration. The ranges may be the
+// runtime's to send.
+func validate(req *skel.Request) error {
+	cfg, err := parseConfig(req)
+	if err == nil && len(cfg.sets) > 0 {
+		_, err = assign(cfg.sets, cfg.asked)
+	}
+	return err
 }
 
 // parseDataDir reads the one key that DEL and GC need, and nothing of what
@@ -113,104 +119,102 @@ func (w *wireConfig) parse() (*config, error) {
 	if cfg.dataDir == "" {
 		cfg.dataDir = defaultDataDir
 	}
+	var problems cni.Problems
 	switch w.IPAM.StatusOnExhaustion {
 	case "", "warn":
 	case "fail":
 		cfg.failWhenFull = true
 	default:
-		return nil, fmt.Errorf("ipam.statusOnExhaustion: %q is neither \"warn\" nor \"fail\"", w.IPAM.StatusOnExhaustion)
+		problems.Add(cni.Refuse("ipam.statusOnExhaustion", w.IPAM.StatusOnExhaustion, `is neither "warn" nor "fail"`))
 	}
 	var err error
-	if cfg.sets, err = w.parseSets(); err != nil {
-		return nil, err
-	}
+	cfg.sets, err = w.parseSets()
+	problems.Add(err)
 	for i, r := range w.IPAM.Routes {
 		route, err := r.parse(fmt.Sprintf("ipam.routes[%d]", i))
-		if err != nil {
-			return nil, err
-		}
+		problems.Add(err)
 		cfg.routes = append(cfg.routes, route)
 	}
-	return cfg, nil
+	return cfg, problems.Err()
 }
 
 // parseSets lists all sets in the order that last_reserved_ip.N counts them.
 func (w *wireConfig) parseSets() ([]rangeSet, error) {
 	var sets []rangeSet
 	var paths []string
-	add := func(path string, list []wireRange) error {
-		set, err := parseSet(path, list)
-		sets, paths = append(sets, set), append(paths, path)
-		return err
+	var problems cni.Problems
+	add := func(path string, set rangeSet, err error) {
+		if err == nil {
+			sets, paths = append(sets, set), append(paths, path)
+		}
+		problems.Add(err)
 	}
 	for i, list := range w.RuntimeConfig.IPRanges {
-		if err := add(fmt.Sprintf("runtimeConfig.ipRanges[%d]", i), list); err != nil {
-			return nil, err
-		}
+		path := fmt.Sprintf("runtimeConfig.ipRanges[%d]", i)
+		set, err := parseSet(path, list)
+		add(path, set, err)
 	}
 	if legacy := w.IPAM.wireRange; legacy.Subnet != nil {
 		r, err := legacy.parse("ipam")
-		if err != nil {
-			return nil, err
-		}
-		sets, paths = append(sets, rangeSet{r}), append(paths, "ipam.subnet")
-	} else if legacy != (wireRange{}) && len(w.IPAM.Ranges) == 0 && len(sets) == 0 {
-		return nil, errors.New("ipam.subnet: is missing beside rangeStart, rangeEnd or gateway")
+		add("ipam.subnet", rangeSet{r}, err)
+	} else if legacy != (wireRange{}) && len(w.IPAM.Ranges) == 0 && len(w.RuntimeConfig.IPRanges) == 0 {
+		problems.Add(cni.Refuse("ipam.subnet", nil, "is missing beside rangeStart, rangeEnd or gateway"))
 	}
 	for i, list := range w.IPAM.Ranges {
-		if err := add(fmt.Sprintf("ipam.ranges[%d]", i), list); err != nil {
-			return nil, err
-		}
+		path := fmt.Sprintf("ipam.ranges[%d]", i)
+		set, err := parseSet(path, list)
+		add(path, set, err)
 	}
-	if len(sets) == 0 && !w.Capabilities.IPRanges {
-		return nil, errors.New("ipam.ranges: no ranges to give addresses from")
+	if len(sets) == 0 && problems.Err() == nil && !w.Capabilities.IPRanges {
+		problems.Add(cni.Refuse("ipam.ranges", nil, "no ranges to give addresses from").
+			Suggest(`write "ranges": [[{"subnet": "10.1.0.0/16"}]]`))
 	}
-	return sets, checkOverlap(sets, paths)
+	problems.Add(checkOverlap(sets, paths))
+	return sets, problems.Err()
 }
 
 func parseSet(path string, list []wireRange) (rangeSet, error) {
 	if len(list) == 0 {
-		return nil, fmt.Errorf("%s: is an empty set", path)
+		return nil, cni.Refuse(path, nil, "is an empty set")
 	}
 	var set rangeSet
+	var problems cni.Problems
 	for i, w := range list {
-		r, err := w.parse(fmt.Sprintf("%s[%d]", path, i))
+		at := fmt.Sprintf("%s[%d]", path, i)
+		r, err := w.parse(at)
 		if err != nil {
-			return nil, err
+			problems.Add(err)
+			continue
 		}
-		if r.start.BitLen() != list0Bits(set, r) {
-			return nil, fmt.Errorf("%s[%d].subnet: %s is not of the address family of %s", path, i, r.subnet, set[0].subnet)
+		if len(set) > 0 && r.start.BitLen() != set[0].start.BitLen() {
+			problems.Add(cni.Refuse(at+".subnet", r.subnet, fmt.Sprintf("is not of the address family of %s", set[0].subnet)).
+				Suggest("give each family a set of its own"))
+			continue
 		}
 		for j, other := range set {
 			if r.overlaps(other) {
-				return nil, fmt.Errorf("%s[%d]: %s overlaps with [%d], %s", path, i, r, j, other)
+				problems.Add(cni.Refuse(at, r, fmt.Sprintf("overlaps with [%d], %s", j, other)))
 			}
 		}
 		set = append(set, r)
 	}
-	return set, nil
-}
-
-func list0Bits(set rangeSet, r ipRange) int {
-	if len(set) > 0 {
-		r = set[0]
-	}
-	return r.start.BitLen()
+	return set, problems.Err()
 }
 
 func checkOverlap(sets []rangeSet, paths []string) error {
+	var problems cni.Problems
 	for i, set := range sets {
 		for j, other := range sets[:i] {
 			for _, a := range set {
 				for _, b := range other {
 					if a.overlaps(b) {
-						return fmt.Errorf("%s: %s overlaps with %s, %s", paths[i], a, paths[j], b)
+						problems.Add(cni.Refuse(paths[i], a, fmt.Sprintf("overlaps with %s, %s", paths[j], b)))
 					}
 				}
 			}
 		}
 	}
-	return nil
+	return problems.Err()
 }
 
 // checkFamilies keeps a result printable in versions that have room for one
@@ -223,7 +227,8 @@ func checkFamilies(sets []rangeSet, version string) error {
 	for _, set := range sets {
 		family := set[0].start.BitLen()
 		if seen[family] {
-			return fmt.Errorf("ipam.ranges: cniVersion %s has room for one address of each family, not for the set %s too", version, set)
+			return cni.Refuse("ipam.ranges", nil, fmt.Sprintf("cniVersion %s has room for one address of each family, not for the set %s too", version, set)).
+				Suggest("use cniVersion 0.3.0 or later")
 		}
 		seen[family] = true
 	}
@@ -233,38 +238,30 @@ func checkFamilies(sets []rangeSet, version string) error {
 // parseAsked collects the addresses that were asked for, from all the ways
 // that there are to ask, each once.
 func (w *wireConfig) parseAsked(args string) ([]askedAddr, error) {
+	var problems cni.Problems
 	values, err := cni.ParseArgs(args, "IP")
-	if err != nil {
-		return nil, err
-	}
+	problems.Add(err)
 	var list []askedAddr
-	add := func(code uint, key, text string) error {
+	add := func(code uint, key, text string) {
 		addr, err := parseAskedAddr(text)
 		if err != nil {
-			return cni.Errorf(code, "%s: %w", key, err)
+			problems.Add(cni.Refuse(key, text, err.Error()).WithCode(code))
+			return
 		}
-		for _, a := range list {
-			if a.addr == addr {
-				return nil
-			}
+		if !slices.ContainsFunc(list, func(a askedAddr) bool { return a.addr == addr }) {
+			list = append(list, askedAddr{addr, code, key})
 		}
-		list = append(list, askedAddr{addr, code, key})
-		return nil
 	}
 	if ip := values["IP"]; ip != "" {
-		if err := add(cni.CodeEnvironment, "CNI_ARGS IP", ip); err != nil {
-			return nil, err
-		}
+		add(cni.CodeEnvironment, "CNI_ARGS IP", ip)
 	}
 	for _, source := range []struct {
 		key string
 		ips []string
 	}{{"args.cni.ips", w.Args.CNI.IPs}, {"runtimeConfig.ips", w.RuntimeConfig.IPs}} {
 		for i, ip := range source.ips {
-			if err := add(cni.CodeConfig, fmt.Sprintf("%s[%d]", source.key, i), ip); err != nil {
-				return nil, err
-			}
+			add(cni.CodeConfig, fmt.Sprintf("%s[%d]", source.key, i), ip)
 		}
 	}
-	return list, nil
+	return list, problems.Err()
 }

@@ -88,10 +88,39 @@ var _ = DescribeTable("what is refused", func(want, ipam string, more ...string)
 		`"ranges":[[{"subnet":"10.1.2.0/24"}]]`, `"runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/16"}]]}`),
 	Entry("a route without destination", `ipam.routes[1].dst: "" is not of the form address/length`, slash24+`,"routes":[{"dst":"0.0.0.0/0"},{"gw":"10.1.2.1"}]`),
 	Entry("a bad gateway of a route", `ipam.routes[0].gw: "gw" is no IP address`, slash24+`,"routes":[{"dst":"0.0.0.0/0","gw":"gw"}]`),
+	Entry("a number that no route can have", `ipam.routes[0].mtu: -1 is not between 0 and 2147483647`, slash24+`,"routes":[{"dst":"0.0.0.0/0","mtu":-1}]`),
+	Entry("a scope that no route can have", `ipam.routes[0].scope: 256 is not between 0 and 255`, slash24+`,"routes":[{"dst":"0.0.0.0/0","scope":256}]`),
 	Entry("a bad statusOnExhaustion", `ipam.statusOnExhaustion: "no" is neither "warn" nor "fail"`, slash24+`,"statusOnExhaustion":"no"`),
 	Entry("a bad address asked for", `runtimeConfig.ips[0]: "x" is no IP address`, slash24, `"runtimeConfig":{"ips":["x"]}`),
 	Entry("a bad prefix asked for", `args.cni.ips[1]: "10.1.2.5/x" is not of the form address/length`, slash24, `"args":{"cni":{"ips":["10.1.2.4","10.1.2.5/x"]}}`),
 	Entry("a wrong type", `ipam.ranges: is a JSON string, want an array`, `"ranges":"10.1.2.0/24"`))
+
+var _ = It("refuses everything that is wrong at once, in the order of the sources", func() {
+	req := request(`"ranges":[[{"subnet":"10.1.2.1/24"},{"subnet":"10.1.3.0/24","rangeStart":"x","rangeEnd":"10.1.4.1","gateway":"::1"}],[],[{"subnet":5}]],
+		"routes":[{"gw":"y"},{"dst":"::/0","advmss":-5}],"statusOnExhaustion":"no"`,
+		`"runtimeConfig":{"ipRanges":[[{}]],"ips":["10.1.2.3","z"]}`, `"args":{"cni":{"ips":["w"]}}`)
+	req.Args = "IP=v"
+	_, err := parseConfig(req)
+	var got []string
+	for _, p := range cni.ProblemsOf(err) {
+		got = append(got, fmt.Sprintf("%d %s", p.Code, p))
+	}
+	Expect(got).To(HaveExactElements(
+		`7 ipam.ranges[2][0].subnet: is a JSON number, want a string`,
+		`7 ipam.statusOnExhaustion: "no" is neither "warn" nor "fail"`,
+		`7 runtimeConfig.ipRanges[0][0].subnet: is missing`,
+		`7 ipam.ranges[0][0].subnet: 10.1.2.1/24 has host bits set, the network is 10.1.2.0/24`,
+		`7 ipam.ranges[0][1].rangeStart: "x" is no IP address`,
+		`7 ipam.ranges[0][1].rangeEnd: 10.1.4.1 is not in the subnet 10.1.3.0/24`,
+		`7 ipam.ranges[0][1].gateway: ::1 is not of the address family of 10.1.3.0/24`,
+		`7 ipam.ranges[1]: is an empty set`,
+		`7 ipam.routes[0].dst: "" is not of the form address/length`,
+		`7 ipam.routes[0].gw: "y" is no IP address`,
+		`7 ipam.routes[1].advmss: -5 is not between 0 and 2147483647`,
+		`4 CNI_ARGS IP: "v" is no IP address`,
+		`7 args.cni.ips[0]: "w" is no IP address`,
+		`7 runtimeConfig.ips[1]: "z" is no IP address`))
+})
 
 var _ = DescribeTable("old versions have room for one address of each family", func(version, ranges string, ok bool) {
 	req := request(ranges)
@@ -153,7 +182,7 @@ var _ = Describe("addresses asked for", func() {
 		Entry("all, in any order", "10.0.0.7 10.0.1.5 2001:db8::9", "2001:db8::9", "10.0.1.5", "10.0.0.7"),
 		Entry("outside", "ips[1]: 10.9.9.9 is in none of the ranges (10.0.0.1-10.0.0.254, 10.0.1.1-10.0.1.254, 2001:db8::1-2001:db8::ffff:ffff:ffff:ffff)", "10.0.0.7", "10.9.9.9"),
 		Entry("the gateway", "ips[0]: 10.0.1.1 is the gateway of 10.0.1.0/24", "10.0.1.1"),
-		Entry("two of one set", "ips[1]: 10.0.0.7 and 10.0.0.8 are both of range set 0 (10.0.0.1-10.0.0.254), which gives one address", "10.0.0.7", "10.0.0.8"))
+		Entry("two of one set", "ips[1]: 10.0.0.8 is of range set 0 (10.0.0.1-10.0.0.254), which gives one address, and 10.0.0.7 is asked for too", "10.0.0.7", "10.0.0.8"))
 })
 
 var _ = It("reads routes with all their fields, host bits too", func() {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -9,18 +10,20 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
+// parse reads a range, which is at path.
 func (w wireRange) parse(path string) (ipRange, error) {
 	if w.Subnet == nil {
-		return ipRange{}, fmt.Errorf("%s.subnet: is missing", path)
+		return ipRange{}, cni.Refuse(path+".subnet", nil, "is missing")
 	}
 	subnet, err := parsePrefix(*w.Subnet)
 	if err != nil {
-		return ipRange{}, fmt.Errorf("%s.subnet: %w", path, err)
+		return ipRange{}, cni.Refuse(path+".subnet", *w.Subnet, err.Error())
 	}
 	r, err := newRange(subnet)
 	if err != nil {
-		return ipRange{}, fmt.Errorf("%s.subnet: %w", path, err)
+		return ipRange{}, cni.Refuse(path+".subnet", subnet, err.Error())
 	}
+	var problems cni.Problems
 	for _, end := range []struct {
 		key, text string
 		to        *netip.Addr
@@ -28,65 +31,70 @@ func (w wireRange) parse(path string) (ipRange, error) {
 		if end.text == "" {
 			continue
 		}
-		if *end.to, err = parseAddr(end.text); err != nil {
-			return ipRange{}, fmt.Errorf("%s.%s: %w", path, end.key, err)
+		addr, err := parseAddr(end.text)
+		switch {
+		case err != nil:
+			problems.Add(cni.Refuse(path+"."+end.key, end.text, err.Error()))
+		case !subnet.Contains(addr):
+			problems.Add(cni.Refuse(path+"."+end.key, addr, fmt.Sprintf("is not in the subnet %s", subnet)))
 		}
-		if !subnet.Contains(*end.to) {
-			return ipRange{}, fmt.Errorf("%s.%s: %s is not in the subnet %s", path, end.key, *end.to, subnet)
-		}
+		*end.to = addr
 	}
-	if r.end.Less(r.start) {
-		return ipRange{}, fmt.Errorf("%s.rangeEnd: %s is before the start, %s", path, r.end, r.start)
+	if problems.Err() == nil && r.end.Less(r.start) {
+		problems.Add(cni.Refuse(path+".rangeEnd", r.end, fmt.Sprintf("is before the start, %s", r.start)))
 	}
 	if w.Gateway == "" {
-		return r, nil
+		return r, problems.Err()
 	}
 	if r.gateway, err = parseAddr(w.Gateway); err != nil {
-		return ipRange{}, fmt.Errorf("%s.gateway: %w", path, err)
+		problems.Add(cni.Refuse(path+".gateway", w.Gateway, err.Error()))
+	} else if r.gateway.BitLen() != subnet.Addr().BitLen() {
+		problems.Add(cni.Refuse(path+".gateway", r.gateway, fmt.Sprintf("is not of the address family of %s", subnet)))
 	}
-	if r.gateway.BitLen() != r.start.BitLen() {
-		return ipRange{}, fmt.Errorf("%s.gateway: %s is not of the address family of %s", path, r.gateway, subnet)
-	}
-	return r, nil
+	return r, problems.Err()
 }
 
+// parse reads a route, which is at path.
 func (w wireRoute) parse(path string) (cni.Route, error) {
 	route := cni.Route{MTU: w.MTU, AdvMSS: w.AdvMSS, Priority: w.Priority, Table: w.Table, Scope: w.Scope}
+	var problems cni.Problems
 	var err error
 	if route.Dst, err = parsePrefix(w.Dst); err != nil {
-		return route, fmt.Errorf("%s.dst: %w", path, err)
+		problems.Add(cni.Refuse(path+".dst", w.Dst, err.Error()))
 	}
-	if w.GW == "" {
-		return route, nil
+	if w.GW != "" {
+		if route.GW, err = parseAddr(w.GW); err != nil {
+			problems.Add(cni.Refuse(path+".gw", w.GW, err.Error()))
+		}
 	}
-	if route.GW, err = parseAddr(w.GW); err != nil {
-		return route, fmt.Errorf("%s.gw: %w", path, err)
-	}
-	return route, nil
+	problems.AddIn(path+".", route.CheckNumbers())
+	return route, problems.Err()
 }
 
 // parseAddr reads an address in any spelling and returns the one that stands
-// for all of them: an IPv4 address in IPv6 clothes is IPv4.
+// for all of them: an IPv4 address in IPv6 clothes is IPv4. The error goes on
+// after the text.
 func parseAddr(text string) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(text)
 	if err != nil {
-		return addr, fmt.Errorf("%q is no IP address", text)
+		return addr, errors.New("is no IP address")
 	}
 	if addr.Zone() != "" {
-		return addr, fmt.Errorf("%q has a zone, which an address that is given away cannot have", text)
+		return addr, errors.New("has a zone, which an address that is given away cannot have")
 	}
 	return addr.Unmap(), nil
 }
 
-// parsePrefix reads address/length and keeps the host bits.
+// parsePrefix reads address/length and keeps the host bits. The error goes on
+// after the text.
 func parsePrefix(text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(text)
 	if err != nil {
-		return p, fmt.Errorf("%q is not of the form address/length", text)
+		return p, errors.New("is not of the form address/length")
 	}
 	if p.Addr().Is4In6() {
 		if p.Bits() < 96 {
-			return p, fmt.Errorf("%q is neither IPv4 nor IPv6", text)
+			return p, errors.New("is neither IPv4 nor IPv6")
 		}
 		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
 	}

@@ -20,11 +20,10 @@ type ipRange struct {
 // out the network's own address and, in IPv4, the broadcast address.
 func newRange(subnet netip.Prefix) (ipRange, error) {
 	if subnet != subnet.Masked() {
-		return ipRange{}, fmt.Errorf("%s has host bits set, the network is %s", subnet, subnet.Masked())
+		return ipRange{}, fmt.Errorf("has host bits set, the network is %s", subnet.Masked())
 	}
 	if subnet.Bits() > subnet.Addr().BitLen()-2 {
-		return ipRange{}, fmt.Errorf("%s is too small: the network, its gateway and one address need a /%d",
-			subnet, subnet.Addr().BitLen()-2)
+		return ipRange{}, fmt.Errorf("is too small: the network, its gateway and one address need a /%d", subnet.Addr().BitLen()-2)
 	}
 	first, last := subnet.Addr().Next(), lastOf(subnet)
 	if last.Is4() {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -89,9 +90,8 @@ type port struct {
 // is code 7 with key and value, or code 4 for CNI_ARGS.
 func parseConfig(req *skel.Request) (config, error) {
 	w := wireConfig{Bridge: defaultBridge}
-	if err := req.Decode(&w); err != nil {
-		return config{}, err
-	}
+	var problems cni.Problems
+	problems.Add(req.Decode(&w))
 	c := config{
 		Bridge: w.Bridge, MTU: w.MTU, Promisc: w.PromiscMode,
 		Gateway: w.IsGateway || w.IsDefaultGateway, DefaultGateway: w.IsDefaultGateway, ForceAddress: w.ForceAddress,
@@ -100,21 +100,18 @@ func parseConfig(req *skel.Request) (config, error) {
 		Port: port{Hairpin: w.HairpinMode, Isolated: w.PortIsolation, KeepDefault: w.PreserveDefaultVLAN,
 			Filtering: w.VLAN != 0 || w.VLANTrunk != nil},
 	}
-	if err := checkLink(w); err != nil {
-		return c, err
-	}
+	problems.Add(checkLink(w))
 	var err error
-	if c.Port.VLAN, c.Port.Trunk, err = parseVLANs(w); err != nil {
-		return c, err
-	}
+	c.Port.VLAN, c.Port.Trunk, err = parseVLANs(w)
+	problems.Add(err)
 	if c.Gateway && c.IPAM && c.Port.VLAN != 0 && !cni.ValidIfName(c.gatewayName()) {
-		return c, bad("bridge", w.Bridge, fmt.Sprintf("is too long: the gateway of vlan %d would be called %q (15 bytes at most)", w.VLAN, c.gatewayName()))
+		problems.Add(cni.Refuse("bridge", w.Bridge, fmt.Sprintf("is too long: the gateway of vlan %d would be called %q (15 bytes at most)", w.VLAN, c.gatewayName())))
 	}
-	if c.MasqBackend, err = masq.ParseBackend(w.IPMasqBackend); err != nil {
-		return c, cni.Errorf(cni.CodeConfig, "%w", err)
-	}
+	c.MasqBackend, err = masq.ParseBackend(w.IPMasqBackend)
+	problems.Add(err)
 	c.MAC, err = iface.WantedMAC{Args: req.Args, ArgsCNI: w.Args.CNI.MAC, RuntimeConfig: w.RuntimeConfig.MAC}.Parse()
-	return c, err
+	problems.Add(err)
+	return c, problems.Err()
 }
 
 // gatewayName is the link that has the gateway addresses.
@@ -138,24 +135,34 @@ func bridgeName(req *skel.Request) string {
 }
 
 func checkLink(w wireConfig) error {
-	switch {
-	case !cni.ValidIfName(w.Bridge):
-		return bad("bridge", w.Bridge, "is no interface name (1 to 15 bytes, no '/', ':' or blank)")
-	case w.HairpinMode && w.PromiscMode:
-		return bad("promiscMode", true, "cannot be set together with hairpinMode: frames would be delivered twice")
-	case w.DisableContainerInterface && w.IPAM.Type != "":
-		return bad("disableContainerInterface", true, fmt.Sprintf("cannot be set together with ipam.type %q: an interface that is down has no use for addresses", w.IPAM.Type))
+	var problems cni.Problems
+	if !cni.ValidIfName(w.Bridge) {
+		problems.Add(cni.Refuse("bridge", w.Bridge, "is no interface name (1 to 15 bytes, no '/', ':' or blank)"))
 	}
-	return iface.CheckMTU(w.MTU)
+	if w.HairpinMode && w.PromiscMode {
+		problems.Add(cni.Refuse("promiscMode", true, "cannot be set together with hairpinMode: frames would be delivered twice").
+			Suggest("hairpinMode alone lets a container reach itself"))
+	}
+	if w.IPAM.Type != "" {
+		problems.Add(ipam.CheckType(w.IPAM.Type))
+	}
+	if w.DisableContainerInterface && w.IPAM.Type != "" {
+		problems.Add(cni.Refuse("disableContainerInterface", true, fmt.Sprintf("cannot be set together with ipam.type %q: an interface that is down has no use for addresses", w.IPAM.Type)).
+			Suggest("leave out one of them"))
+	}
+	problems.Add(iface.CheckMTU(w.MTU))
+	return problems.Err()
 }
 
 func parseVLANs(w wireConfig) (vlan uint16, trunk []uint16, err error) {
+	var problems cni.Problems
 	if w.VLAN < 0 || w.VLAN > vlanMax {
-		return 0, nil, bad("vlan", w.VLAN, fmt.Sprintf("is not between 0 and %d", vlanMax))
+		problems.Add(cni.Refuse("vlan", w.VLAN, fmt.Sprintf("is not between 0 and %d", vlanMax)))
 	}
 	for i, t := range w.VLANTrunk {
 		if err := t.check(fmt.Sprintf("vlanTrunk[%d]", i)); err != nil {
-			return 0, nil, err
+			problems.Add(err)
+			continue
 		}
 		if t.ID != nil {
 			trunk = append(trunk, uint16(*t.ID))
@@ -168,32 +175,29 @@ func parseVLANs(w wireConfig) (vlan uint16, trunk []uint16, err error) {
 		}
 	}
 	slices.Sort(trunk)
-	return uint16(w.VLAN), slices.Compact(trunk), nil
+	return uint16(w.VLAN), slices.Compact(trunk), problems.Err()
 }
 
 // check refuses an entry of vlanTrunk that says nothing, half of something or
 // what no VLAN is. key is where it stands.
 func (t wireTrunk) check(key string) error {
+	var problems cni.Problems
 	switch {
 	case (t.MinID == nil) != (t.MaxID == nil):
-		return cni.Errorf(cni.CodeConfig, "%s: minID and maxID must be given together", key)
+		problems.Add(cni.Refuse(key, nil, "minID and maxID must be given together"))
 	case t.ID == nil && t.MinID == nil:
-		return cni.Errorf(cni.CodeConfig, "%s: neither id nor minID and maxID", key)
+		problems.Add(cni.Refuse(key, nil, "neither id nor minID and maxID"))
 	}
 	for _, v := range []struct {
 		key string
 		id  *int
 	}{{".id", t.ID}, {".minID", t.MinID}, {".maxID", t.MaxID}} {
 		if v.id != nil && (*v.id < 1 || *v.id > vlanMax) {
-			return bad(key+v.key, *v.id, fmt.Sprintf("is not between 1 and %d", vlanMax))
+			problems.Add(cni.Refuse(key+v.key, *v.id, fmt.Sprintf("is not between 1 and %d", vlanMax)))
 		}
 	}
-	if t.MinID != nil && *t.MinID > *t.MaxID {
-		return bad(key+".minID", *t.MinID, fmt.Sprintf("is greater than maxID %d", *t.MaxID))
+	if t.MinID != nil && t.MaxID != nil && *t.MinID > *t.MaxID {
+		problems.Add(cni.Refuse(key+".minID", *t.MinID, fmt.Sprintf("is greater than maxID %d", *t.MaxID)))
 	}
-	return nil
-}
-
-func bad(key string, value any, reason string) error {
-	return cni.Errorf(cni.CodeConfig, "%s: %#v %s", key, value, reason)
+	return problems.Err()
 }

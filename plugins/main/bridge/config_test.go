@@ -122,9 +122,10 @@ var _ = Describe("configuration", func() {
 		Entry("vlanTrunk, the other half", `"vlanTrunk":[{"id":3,"maxID":6}]`, `vlanTrunk[0]: minID`),
 		Entry("vlanTrunk, nothing", `"vlanTrunk":[{}]`, `vlanTrunk[0]: neither`),
 		Entry("the gateway's name would be too long", `"bridge":"abcdefghijkl","vlan":100,"isGateway":true,"ipam":{"type":"x"}`, `bridge: "abcdefghijkl" `),
+		Entry("ipam.type, no plain file name", `"ipam":{"type":"../x"}`, `ipam.type: "../x" is no plugin name`),
 		Entry("disableContainerInterface with ipam", `"disableContainerInterface":true,"ipam":{"type":"x"}`, `disableContainerInterface: true `),
-		Entry("ipMasqBackend", `"ipMasqBackend":"nft"`, `ipMasqBackend: unknown backend "nft"`),
-		Entry("ipMasqBackend empty", `"ipMasqBackend":""`, `ipMasqBackend: unknown backend ""`),
+		Entry("ipMasqBackend", `"ipMasqBackend":"nft"`, `ipMasqBackend: "nft" is neither`),
+		Entry("ipMasqBackend empty", `"ipMasqBackend":""`, `ipMasqBackend: "" is neither`),
 		Entry("ipam, no object", `"ipam":"host-local"`, `ipam: is a JSON string`),
 		Entry("dns.search, no list", `"dns":{"search":"a"}`, `dns.search: is a JSON string`),
 		Entry("args.cni.mac", `"args":{"cni":{"mac":"no"}}`, `args.cni.mac: "no" `),
@@ -133,6 +134,29 @@ var _ = Describe("configuration", func() {
 		Entry("the zero MAC", `"runtimeConfig":{"mac":"00:00:00:00:00:00"}`, `runtimeConfig.mac: "00:00:00:00:00:00" `),
 		Entry("a MAC of 8 bytes", `"runtimeConfig":{"mac":"02:00:00:00:00:00:00:01"}`, `runtimeConfig.mac: "02:00:00:00:00:00:00:01" `),
 	)
+
+	It("is refused for everything that is wrong with it at once", func() {
+		_, err := parse(`"bridge":"a/b","mtu":5,"vlan":5000,"isGateway":"yes","hairpinMode":true,"promiscMode":true,"disableContainerInterface":true,"ipam":{"type":"../x"},
+			"vlanTrunk":[{"id":1},{"id":5000,"minID":3},{"minID":9,"maxID":"x"},{"minID":7,"maxID":6}],"ipMasqBackend":"nft","args":{"cni":{"mac":"no"}}`, "IP=10.0.0.1")
+		var got []string
+		for _, p := range cni.ProblemsOf(err) {
+			got = append(got, fmt.Sprintf("%d %s", p.Code, p))
+		}
+		Expect(got).To(HaveExactElements(
+			`7 isGateway: is a JSON string, want true or false`,
+			`7 vlanTrunk[2].maxID: is a JSON string, want a number (int)`,
+			HavePrefix(`7 bridge: "a/b" is no interface name`),
+			HavePrefix(`7 promiscMode: true cannot be set together with hairpinMode`),
+			HavePrefix(`7 ipam.type: "../x" is no plugin name`),
+			HavePrefix(`7 disableContainerInterface: true cannot be set together with ipam.type "../x"`),
+			`7 mtu: 5 is not between 68 and 65535`,
+			`7 vlan: 5000 is not between 0 and 4094`,
+			`7 vlanTrunk[1]: minID and maxID must be given together`,
+			`7 vlanTrunk[3].minID: 7 is greater than maxID 6`,
+			`7 ipMasqBackend: "nft" is neither "nftables" nor "iptables"`,
+			HavePrefix(`4 CNI_ARGS: unknown keys IP`),
+			HavePrefix(`7 args.cni.mac: "no" is no MAC address`)))
+	})
 
 	It("reaches 15 bytes for the gateway's name", func() {
 		c, err := parse(`"bridge":"abcdefghijk","vlan":100,"isGateway":true,"ipam":{"type":"x"}`, "")

@@ -5,6 +5,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -40,21 +41,20 @@ type config struct {
 // parseConfig reads and checks the configuration. Everything that it refuses
 // is code 7 with key and value, or code 4 for CNI_ARGS.
 func parseConfig(req *skel.Request) (config, error) {
-	w := wireConfig{}
-	if err := req.Decode(&w); err != nil {
-		return config{}, err
-	}
+	var w wireConfig
+	var problems cni.Problems
+	problems.Add(req.Decode(&w))
 	c := config{Masq: w.IPMasq, MTU: w.MTU, DNS: w.DNS}
 	if w.IPAM.Type == "" {
-		return c, cni.Errorf(cni.CodeConfig, "ipam.type: missing; ptp needs an IPAM plugin")
+		problems.Add(cni.Refuse("ipam.type", nil, "missing; ptp needs an IPAM plugin").Suggest(`write "ipam": {"type": "host-local", ...}`))
+	} else {
+		problems.Add(ipam.CheckType(w.IPAM.Type))
 	}
-	if err := iface.CheckMTU(w.MTU); err != nil {
-		return c, err
-	}
+	problems.Add(iface.CheckMTU(w.MTU))
 	var err error
-	if c.MasqBackend, err = masq.ParseBackend(w.IPMasqBackend); err != nil {
-		return c, cni.Errorf(cni.CodeConfig, "%w", err)
-	}
+	c.MasqBackend, err = masq.ParseBackend(w.IPMasqBackend)
+	problems.Add(err)
 	c.MAC, err = iface.WantedMAC{Args: req.Args, ArgsCNI: w.Args.CNI.MAC, RuntimeConfig: w.RuntimeConfig.MAC}.Parse()
-	return c, err
+	problems.Add(err)
+	return c, problems.Err()
 }

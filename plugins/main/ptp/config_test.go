@@ -56,9 +56,10 @@ var _ = Describe("configuration", func() {
 		Entry("ipam without type", `"ipam":{}`, `ipam.type: missing`),
 		Entry("ipam null", `"ipam":null`, `ipam.type: missing`),
 		Entry("ipam, no object", `"ipam":"host-local"`, `ipam: is a JSON string`),
+		Entry("ipam.type, no plain file name", `"ipam":{"type":"a/b"}`, `ipam.type: "a/b" is no plugin name`),
 		Entry("ipMasq, no boolean", withIPAM+`,"ipMasq":"yes"`, `ipMasq: is a JSON string`),
-		Entry("ipMasqBackend", withIPAM+`,"ipMasqBackend":"nft"`, `ipMasqBackend: unknown backend "nft"`),
-		Entry("ipMasqBackend empty", withIPAM+`,"ipMasqBackend":""`, `ipMasqBackend: unknown backend ""`),
+		Entry("ipMasqBackend", withIPAM+`,"ipMasqBackend":"nft"`, `ipMasqBackend: "nft" is neither`),
+		Entry("ipMasqBackend empty", withIPAM+`,"ipMasqBackend":""`, `ipMasqBackend: "" is neither`),
 		Entry("mtu too small", withIPAM+`,"mtu":67`, `mtu: 67 is not between 68 and 65535`),
 		Entry("mtu too big", withIPAM+`,"mtu":65536`, `mtu: 65536 `),
 		Entry("mtu negative", withIPAM+`,"mtu":-1`, `mtu: -1 `),
@@ -67,6 +68,13 @@ var _ = Describe("configuration", func() {
 		Entry("args.cni.mac", withIPAM+`,"args":{"cni":{"mac":"no"}}`, `args.cni.mac: "no" `),
 		Entry("runtimeConfig.mac", withIPAM+`,"runtimeConfig":{"mac":"01:00:00:00:00:01"}`, `runtimeConfig.mac: "01:00:00:00:00:01" `),
 	)
+
+	It("is refused for everything that is wrong with it at once", func() {
+		_, err := parse(`"ipMasq":1,"mtu":5,"ipMasqBackend":"nft","runtimeConfig":{"mac":"no"}`, "MAC")
+		Expect(cni.ProblemsOf(err)).To(HaveLen(6))
+		Expect(err).To(MatchError(And(HavePrefix("ipMasq: is a JSON number"), ContainSubstring("; mtu: 5 "), ContainSubstring("ipam.type: missing"),
+			ContainSubstring(`; ipMasqBackend: "nft" `), ContainSubstring("; CNI_ARGS: "), ContainSubstring(`; runtimeConfig.mac: "no" `))))
+	})
 
 	const envMAC, cniMAC, rtMAC = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"
 	DescribeTable("MAC address", func(keys, args, want string) {

@@ -79,9 +79,8 @@ const (
 // is code 7 with key and value.
 func parseConfig(req *skel.Request) (config, error) {
 	var w wireConfig
-	if err := req.Decode(&w); err != nil {
-		return config{}, err
-	}
+	var problems cni.Problems
+	problems.Add(req.Decode(&w))
 	c := config{options: options{SNAT: true, MasqAll: w.MasqAll, MarkBit: defaultMarkBit,
 		ConditionsV4: w.ConditionsV4, ConditionsV6: w.ConditionsV6}}
 	if w.SNAT != nil {
@@ -90,39 +89,40 @@ func parseConfig(req *skel.Request) (config, error) {
 	if w.Backend != nil {
 		c.asked = backend(*w.Backend)
 		if c.asked != nftables && c.asked != iptables {
-			return c, bad("backend", *w.Backend, `is neither "nftables" nor "iptables"`)
+			problems.Add(cni.Refuse("backend", *w.Backend, `is neither "nftables" nor "iptables"`).
+				Suggest("leave it out for the one that fits the kernel and the other keys"))
+			c.asked = auto // and no contradiction to any key
 		}
 	}
-	if err := c.parseMark(w); err != nil {
-		return c, err
-	}
-	if err := c.parseNeeds(w); err != nil {
-		return c, err
-	}
+	problems.Add(c.parseMark(w))
+	problems.Add(c.parseNeeds(w))
 	var err error
 	c.mappings, err = parseMappings(w.RuntimeConfig.PortMappings)
-	return c, err
+	problems.Add(err)
+	return c, problems.Err()
 }
 
 func (c *config) parseMark(w wireConfig) error {
+	var problems cni.Problems
 	if w.MarkMasqBit != nil {
-		if w.ExternalSetMarkChain != nil {
-			return bad("markMasqBit", *w.MarkMasqBit, "cannot be set together with externalSetMarkChain, which decides the mark")
-		}
-		if *w.MarkMasqBit < 0 || *w.MarkMasqBit > 31 {
-			return bad("markMasqBit", *w.MarkMasqBit, "is not between 0 and 31")
+		switch {
+		case w.ExternalSetMarkChain != nil:
+			problems.Add(cni.Refuse("markMasqBit", *w.MarkMasqBit, "cannot be set together with externalSetMarkChain, which decides the mark").
+				Suggest("leave out one of them"))
+		case *w.MarkMasqBit < 0 || *w.MarkMasqBit > 31:
+			problems.Add(cni.Refuse("markMasqBit", *w.MarkMasqBit, "is not between 0 and 31"))
 		}
 		c.options.MarkBit = *w.MarkMasqBit
 	}
 	if w.ExternalSetMarkChain == nil {
-		return nil
+		return problems.Err()
 	}
 	name := *w.ExternalSetMarkChain
 	if name == "" || len(name) > chainNameMax || strings.ContainsAny(name[:1], "-!") || strings.ContainsFunc(name, notPlain) {
-		return bad("externalSetMarkChain", name, fmt.Sprintf("is no name of a chain (1 to %d bytes, no blank, not beginning with - or !)", chainNameMax))
+		problems.Add(cni.Refuse("externalSetMarkChain", name, fmt.Sprintf("is no name of a chain (1 to %d bytes, no blank, not beginning with - or !)", chainNameMax)))
 	}
 	c.options.MarkChain = name
-	return nil
+	return problems.Err()
 }
 
 func notPlain(r rune) bool { return r <= ' ' || r > '~' || r == '"' || r == '\\' }
@@ -130,6 +130,7 @@ func notPlain(r rune) bool { return r <= ' ' || r > '~' || r == '"' || r == '\\'
 // parseNeeds decides which backend the other keys ask for, and refuses
 // contradictions.
 func (c *config) parseNeeds(w wireConfig) error {
+	var problems cni.Problems
 	keys := map[backend][]string{}
 	if c.options.MarkChain != "" {
 		keys[iptables] = append(keys[iptables], "externalSetMarkChain")
@@ -146,39 +147,36 @@ func (c *config) parseNeeds(w wireConfig) error {
 			syntax = iptables
 		}
 		keys[syntax] = append(keys[syntax], cond.key)
-		if err := checkTokens(cond.key, cond.tokens, syntax); err != nil {
-			return err
-		}
+		problems.Add(checkTokens(cond.key, cond.tokens, syntax))
 	}
 	if len(keys[nftables]) > 0 && len(keys[iptables]) > 0 {
-		return cni.Errorf(cni.CodeConfig, "%s: in the syntax of nftables, but %s is for iptables", keys[nftables][0], keys[iptables][0])
+		problems.Add(cni.Refuse(keys[nftables][0], nil, fmt.Sprintf("in the syntax of nftables, but %s is for iptables", keys[iptables][0])))
+		return problems.Err()
 	}
 	for b, list := range keys {
 		c.needed = b
 		if c.asked != auto && c.asked != b {
-			return bad("backend", string(c.asked), fmt.Sprintf("was asked for, but %s is for %s", strings.Join(list, " and "), b))
+			problems.Add(cni.Refuse("backend", string(c.asked), fmt.Sprintf("was asked for, but %s is for %s", strings.Join(list, " and "), b)).
+				Suggest("leave backend out: it follows the other keys"))
 		}
 	}
-	return nil
+	return problems.Err()
 }
 
 // checkTokens refuses what would end the statement or the line that the
 // condition becomes part of.
 func checkTokens(key string, tokens []string, syntax backend) error {
+	var problems cni.Problems
 	for i, t := range tokens {
 		where := fmt.Sprintf("%s[%d]", key, i)
 		switch {
 		case t == "":
-			return bad(where, t, "is empty")
+			problems.Add(cni.Refuse(where, t, "is empty"))
 		case strings.ContainsFunc(t, unicode.IsControl):
-			return bad(where, t, "has a control character")
+			problems.Add(cni.Refuse(where, t, "has a control character"))
 		case syntax == nftables && strings.ContainsAny(t, ";#"):
-			return bad(where, t, "would end the condition")
+			problems.Add(cni.Refuse(where, t, "would end the condition"))
 		}
 	}
-	return nil
-}
-
-func bad(key string, value any, reason string) error {
-	return cni.Errorf(cni.CodeConfig, "%s: %#v %s", key, value, reason)
+	return problems.Err()
 }

@@ -76,7 +76,7 @@ var _ = Describe("the configuration", func() {
 			`[1]: host port 9/tcp of 0.0.0.0 (all addresses) leads to container port 9 already, not to 10`),
 		Entry("two ways from one port of a family", `{"hostPort":9,"containerPort":10,"protocol":"tcp","hostIP":"::"}`,
 			`[1]: host port 9/tcp of :: (all addresses) leads to container port 9 already, not to 10`),
-		Entry("no object", `5`, `: is a JSON number, want an object`),
+		Entry("no object", `5`, `[1]: is a JSON number, want an object`),
 	)
 
 	It("takes what says the same as one, and an address beside all addresses", func() {
@@ -135,6 +135,31 @@ var _ = Describe("the configuration", func() {
 		Entry("snat as text", `"snat":"yes"`, `snat: is a JSON string, want true or false`),
 		Entry("conditions as text", `"conditionsV4":"-s 10.0.0.1"`, `conditionsV4: is a JSON string, want an array`),
 	)
+
+	It("is refused for everything that is wrong with it at once", func() {
+		_, err := parse(`"backend":"ipvs","snat":"no","markMasqBit":40,"conditionsV4":["-s","","a\nb"],"conditionsV6":["ip6;"],` +
+			mappingsOf(`{"hostPort":70000,"containerPort":"x","protocol":"icmp","hostIP":"y"},5,{"hostPort":1,"containerPort":1,"protocol":"tcp"},{}`))
+		var got []string
+		for _, p := range cni.ProblemsOf(err) {
+			got = append(got, p.String())
+		}
+		Expect(got).To(HaveExactElements(
+			`snat: is a JSON string, want true or false`,
+			`runtimeConfig.portMappings[1]: is a JSON number, want an object`,
+			`backend: "ipvs" is neither "nftables" nor "iptables"`,
+			`markMasqBit: 40 is not between 0 and 31`,
+			`conditionsV4[1]: "" is empty`,
+			`conditionsV4[2]: "a\nb" has a control character`,
+			`conditionsV6[0]: "ip6;" would end the condition`,
+			`conditionsV6: in the syntax of nftables, but conditionsV4 is for iptables`,
+			`runtimeConfig.portMappings[0].hostPort: 70000 is not between 1 and 65535`,
+			`runtimeConfig.portMappings[0].containerPort: "x" is no whole number`,
+			`runtimeConfig.portMappings[0].protocol: "icmp" is none of tcp, udp and sctp`,
+			`runtimeConfig.portMappings[0].hostIP: "y" is no IP address`,
+			`runtimeConfig.portMappings[3].hostPort: missing`,
+			`runtimeConfig.portMappings[3].containerPort: missing`,
+			`runtimeConfig.portMappings[3].protocol: "" is none of tcp, udp and sctp`))
+	})
 
 	It("describes each key that it reads", func() {
 		var out strings.Builder

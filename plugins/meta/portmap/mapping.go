@@ -44,18 +44,21 @@ func parseMappings(wire []wireMapping) ([]mapping, error) {
 	}
 	taken := map[place]int{}
 	var out []mapping
+	var problems cni.Problems
 	for i, w := range wire {
-		m, err := w.parse(fmt.Sprintf("runtimeConfig.portMappings[%d]", i))
+		entry := fmt.Sprintf("runtimeConfig.portMappings[%d]", i)
+		m, err := w.parse(entry)
 		if err != nil {
-			return nil, err
+			problems.Add(err)
+			continue
 		}
 		repeated := true
 		for _, host := range m.hosts() {
 			at := place{m.Proto, host, m.HostPort}
 			j, ok := taken[at]
 			if ok && out[j].Port != m.Port {
-				return nil, cni.Errorf(cni.CodeConfig, "runtimeConfig.portMappings[%d]: host port %s of %s leads to container port %d already, not to %d",
-					i, m.name(), hostName(host), out[j].Port, m.Port)
+				problems.Add(cni.Refuse(entry, nil, fmt.Sprintf("host port %s of %s leads to container port %d already, not to %d",
+					m.name(), hostName(host), out[j].Port, m.Port)))
 			}
 			if !ok {
 				taken[at], repeated = len(out), false
@@ -65,7 +68,7 @@ func parseMappings(wire []wireMapping) ([]mapping, error) {
 			out = append(out, m)
 		}
 	}
-	return out, nil
+	return out, problems.Err()
 }
 
 // hosts are the host addresses that the mapping occupies.
@@ -86,31 +89,16 @@ func hostName(host netip.Addr) string {
 }
 
 func (w wireMapping) parse(entry string) (m mapping, err error) {
-	if m.HostPort, err = parsePort(entry+".hostPort", w.HostPort); err != nil {
-		return m, err
-	}
-	if m.Port, err = parsePort(entry+".containerPort", w.ContainerPort); err != nil {
-		return m, err
-	}
-	name, err := parseString(entry+".protocol", w.Protocol)
-	if err != nil {
-		return m, err
-	}
-	known := false
-	if m.Proto, known = protocols[strings.ToLower(name)]; !known {
-		return m, bad(entry+".protocol", name, "is none of tcp, udp and sctp")
-	}
-	host, err := parseString(entry+".hostIP", w.HostIP)
-	if err != nil || host == "" {
-		return m, err
-	}
-	if m.HostIP, err = cni.ParseAddr(host); err != nil {
-		return m, cni.Errorf(cni.CodeConfig, "%s: %w", entry+".hostIP", err)
-	}
-	if m.HostIP.IsMulticast() || m.HostIP == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
-		return m, bad(entry+".hostIP", host, "is no address that a host can have")
-	}
-	return m, nil
+	var problems cni.Problems
+	m.HostPort, err = parsePort(entry+".hostPort", w.HostPort)
+	problems.Add(err)
+	m.Port, err = parsePort(entry+".containerPort", w.ContainerPort)
+	problems.Add(err)
+	m.Proto, err = parseProtocol(entry+".protocol", w.Protocol)
+	problems.Add(err)
+	m.HostIP, err = parseHostIP(entry+".hostIP", w.HostIP)
+	problems.Add(err)
+	return m, problems.Err()
 }
 
 func parsePort(key string, raw json.RawMessage) (uint16, error) {
@@ -119,18 +107,40 @@ func parsePort(key string, raw json.RawMessage) (uint16, error) {
 		return 0, err
 	}
 	if port == nil {
-		return 0, cni.Errorf(cni.CodeConfig, "%s: missing", key)
+		return 0, cni.Refuse(key, nil, "missing")
 	}
 	if *port < 1 || *port > 65535 {
-		return 0, bad(key, *port, "is not between 1 and 65535")
+		return 0, cni.Refuse(key, *port, "is not between 1 and 65535")
 	}
 	return uint16(*port), nil
 }
 
-func parseString(key string, raw json.RawMessage) (string, error) {
-	var s string
-	err := parseValue(key, raw, &s)
-	return s, err
+func parseProtocol(key string, raw json.RawMessage) (proto, error) {
+	var name string
+	if err := parseValue(key, raw, &name); err != nil {
+		return 0, err
+	}
+	p, known := protocols[strings.ToLower(name)]
+	if !known {
+		return 0, cni.Refuse(key, name, "is none of tcp, udp and sctp")
+	}
+	return p, nil
+}
+
+// parseHostIP returns the zero Addr for all addresses.
+func parseHostIP(key string, raw json.RawMessage) (netip.Addr, error) {
+	var text string
+	if err := parseValue(key, raw, &text); err != nil || text == "" {
+		return netip.Addr{}, err
+	}
+	host, err := cni.ParseAddr(text)
+	switch {
+	case err != nil:
+		return host, cni.Refuse(key, text, "is no IP address")
+	case host.IsMulticast() || host == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return host, cni.Refuse(key, text, "is no address that a host can have")
+	}
+	return host, nil
 }
 
 func parseValue(key string, raw json.RawMessage, v any) error {
@@ -139,7 +149,7 @@ func parseValue(key string, raw json.RawMessage, v any) error {
 	}
 	err := json.Unmarshal(raw, v)
 	if t := (*json.UnmarshalTypeError)(nil); errors.As(err, &t) {
-		return cni.Errorf(cni.CodeConfig, "%s: %s is no %s", key, raw, map[bool]string{true: "string", false: "whole number"}[t.Type.Kind().String() == "string"])
+		return cni.Refuse(key, raw, "is no "+map[bool]string{true: "string", false: "whole number"}[t.Type.Kind().String() == "string"])
 	}
 	if err != nil {
 		return cni.Errorf(cni.CodeConfig, "%s: %w", key, err)

@@ -68,9 +68,8 @@ func (l linkConfig) empty() bool {
 // interface (STATUS), IFNAME stays in the keys of sysctls.
 func parseConfig(req *skel.Request) (config, error) {
 	var w wireConfig
-	if err := req.Decode(&w); err != nil {
-		return config{}, err
-	}
+	var problems cni.Problems
+	problems.Add(req.Decode(&w))
 	c := config{DataDir: w.DataDir, Link: linkConfig{
 		Promisc: override(w.Promisc, w.Args.CNI.Promisc), AllMulti: w.AllMulti,
 	}}
@@ -80,15 +79,13 @@ func parseConfig(req *skel.Request) (config, error) {
 	if w.Args.CNI.AllMulti != nil {
 		c.Link.AllMulti = w.Args.CNI.AllMulti
 	}
-	if err := parseNumbers(w, &c.Link); err != nil {
-		return c, err
-	}
+	problems.Add(parseNumbers(w, &c.Link))
 	var err error
-	if c.Link.MAC, err = parseMAC(w, req.Args); err != nil {
-		return c, err
-	}
+	c.Link.MAC, err = parseMAC(w, req.Args)
+	problems.Add(err)
 	c.Sysctls, err = parseSysctls(w, req.IfName)
-	return c, err
+	problems.Add(err)
+	return c, problems.Err()
 }
 
 // dataDir reads only what DEL and GC need, so that no other key, however
@@ -111,30 +108,28 @@ func parseNumbers(w wireConfig, l *linkConfig) error {
 	if w.Args.CNI.TxQLen != nil {
 		l.TxQLen = w.Args.CNI.TxQLen
 	}
-	if err := checkNumber(source("mtu", w.Args.CNI.MTU != nil), l.MTU); err != nil {
-		return err
+	var problems cni.Problems
+	problems.Add(checkNumber(source("mtu", w.Args.CNI.MTU != nil), l.MTU))
+	if l.TxQLen != nil {
+		problems.Add(checkNumber(source("txQLen", w.Args.CNI.TxQLen != nil), *l.TxQLen))
 	}
-	if l.TxQLen == nil {
-		return nil
-	}
-	return checkNumber(source("txQLen", w.Args.CNI.TxQLen != nil), *l.TxQLen)
+	return problems.Err()
 }
 
 // checkNumber refuses what no interface takes; the rest depends on the device
 // and is the kernel's to refuse.
 func checkNumber(key string, n int) error {
 	if n < 0 || n > math.MaxInt32 {
-		return cni.Errorf(cni.CodeConfig, "%s: %d is not between 0 and %d", key, n, math.MaxInt32)
+		return cni.Refuse(key, n, fmt.Sprintf("is not between 0 and %d", math.MaxInt32))
 	}
 	return nil
 }
 
 // parseMAC takes the MAC address from the strongest of its four sources.
 func parseMAC(w wireConfig, args string) (net.HardwareAddr, error) {
+	var problems cni.Problems
 	values, err := cni.ParseArgs(args, "MAC")
-	if err != nil {
-		return nil, err
-	}
+	problems.Add(err)
 	code, key, text := cni.CodeConfig, "mac", w.MAC
 	if values["MAC"] != "" {
 		code, key, text = cni.CodeEnvironment, "CNI_ARGS MAC", values["MAC"]
@@ -146,14 +141,15 @@ func parseMAC(w wireConfig, args string) (net.HardwareAddr, error) {
 		code, key, text = cni.CodeConfig, "args.cni.mac", *w.Args.CNI.MAC
 	}
 	if text == "" {
-		return nil, nil
+		return nil, problems.Err()
 	}
 	mac, err := net.ParseMAC(text)
 	// A longer address is InfiniBand's, with rules of its own.
 	if err != nil || len(mac) == 6 && (mac[0]&1 != 0 || mac.String() == "00:00:00:00:00:00") {
-		return nil, cni.Errorf(code, "%s: %q is no MAC address of an interface (not multicast, not zero)", key, text)
+		problems.Add(cni.Refuse(key, text, "is no MAC address of an interface (not multicast, not zero)").
+			WithCode(code).Suggest("write it like 02:00:00:00:00:01, the second digit even"))
 	}
-	return mac, nil
+	return mac, problems.Err()
 }
 
 func override[T any](value T, other *T) T {

@@ -106,20 +106,39 @@ var _ = DescribeTable("is refused:", func(conf, args string, code uint, msg stri
 	Entry("promisc of another type", `"promisc":1`, "", cni.CodeConfig, `promisc: is a JSON number, want true or false`),
 	Entry("allmulti of another type", `"allmulti":"x"`, "", cni.CodeConfig, `allmulti: is a JSON string, want true or false`),
 	Entry("dataDir of another type", `"dataDir":1`, "", cni.CodeConfig, `dataDir: is a JSON number, want a string`),
-	Entry("no object of sysctls", `"sysctl":["net.core.x"]`, "", cni.CodeConfig, `sysctl: want an object of strings`),
-	Entry("a sysctl that is no string", `"sysctl":{"net.core.x":1}`, "", cni.CodeConfig, `sysctl: "net.core.x": 1: want a string`),
-	Entry("a sysctl that is an object", `"args":{"cni":{"sysctl":{"net.core.x":{}}}}`, "", cni.CodeConfig, `args.cni.sysctl: "net.core.x": an object or a list: want a string`),
-	Entry("a sysctl twice", `"sysctl":{"net.core.x":"1","net.core.y":"3","net.core.x":"2"}`, "", cni.CodeConfig, `sysctl: "net.core.x": "2": duplicate key`),
-	Entry("a sysctl of args.cni twice", `"args":{"cni":{"sysctl":{"net.core.x":"1","net.core.x":"1"}}}`, "", cni.CodeConfig, `args.cni.sysctl: "net.core.x": "1": duplicate key`),
-	Entry("a sysctl in two spellings", `"sysctl":{"net.core.x":"1","net/core/x":"2"}`, "", cni.CodeConfig, `sysctl["net/core/x"]: "2": duplicate of "net.core.x"`),
-	Entry("a sysctl by the interface's name", `"sysctl":{"net.ipv4.conf.eth0/5.x":"1","net.ipv4.conf.IFNAME.x":"2"}`, "", cni.CodeConfig, `sysctl["net.ipv4.conf.IFNAME.x"]: "2": duplicate of "net.ipv4.conf.eth0/5.x"`),
-	Entry("a sysctl elsewhere", `"sysctl":{"kernel.domainname":"1"}`, "", cni.CodeConfig, `sysctl["kernel.domainname"]: "1": invalid sysctl key "kernel.domainname": not below net`),
-	Entry("an absolute path", `"sysctl":{"/proc/sys/net/core/x":"1"}`, "", cni.CodeConfig, `sysctl["/proc/sys/net/core/x"]: "1": invalid sysctl key "/proc/sys/net/core/x": not below net`),
-	Entry("a way up", `"sysctl":{"net/../kernel/domainname":"1"}`, "", cni.CodeConfig, `sysctl["net/../kernel/domainname"]: "1": invalid sysctl key "net/../kernel/domainname": an element is empty, ".", ".." or has a NUL`),
-	Entry("a dotted way up", `"sysctl":{"net.//.kernel.domainname":"1"}`, "", cni.CodeConfig, `sysctl["net.//.kernel.domainname"]: "1": invalid sysctl key "net.//.kernel.domainname": an element is empty, ".", ".." or has a NUL`),
-	Entry("a way up in args.cni", `"args":{"cni":{"sysctl":{"net/core/../../kernel/domainname":"1"}}}`, "", cni.CodeConfig, `args.cni.sysctl["net/core/../../kernel/domainname"]: "1": invalid sysctl key "net/core/../../kernel/domainname": an element is empty, ".", ".." or has a NUL`),
+	Entry("no object of sysctls", `"sysctl":["net.core.x"]`, "", cni.CodeConfig, `sysctl: is no object of strings`),
+	Entry("a sysctl that is no string", `"sysctl":{"net.core.x":1}`, "", cni.CodeConfig, `sysctl["net.core.x"]: 1 is no string`),
+	Entry("a sysctl that is an object", `"args":{"cni":{"sysctl":{"net.core.x":{}}}}`, "", cni.CodeConfig, `args.cni.sysctl["net.core.x"]: {} is no string`),
+	Entry("a sysctl twice", `"sysctl":{"net.core.x":"1","net.core.y":"3","net.core.x":"2"}`, "", cni.CodeConfig, `sysctl["net.core.x"]: "2" is there twice`),
+	Entry("a sysctl of args.cni twice", `"args":{"cni":{"sysctl":{"net.core.x":"1","net.core.x":"1"}}}`, "", cni.CodeConfig, `args.cni.sysctl["net.core.x"]: "1" is there twice`),
+	Entry("a sysctl in two spellings", `"sysctl":{"net.core.x":"1","net/core/x":"2"}`, "", cni.CodeConfig, `sysctl["net/core/x"]: "2" is a duplicate of "net.core.x"`),
+	Entry("a sysctl by the interface's name", `"sysctl":{"net.ipv4.conf.eth0/5.x":"1","net.ipv4.conf.IFNAME.x":"2"}`, "", cni.CodeConfig, `sysctl["net.ipv4.conf.IFNAME.x"]: "2" is a duplicate of "net.ipv4.conf.eth0/5.x"`),
+	Entry("a sysctl elsewhere", `"sysctl":{"kernel.domainname":"1"}`, "", cni.CodeConfig, `sysctl["kernel.domainname"]: "1" cannot be set: invalid sysctl key "kernel.domainname": not below net`),
+	Entry("an absolute path", `"sysctl":{"/proc/sys/net/core/x":"1"}`, "", cni.CodeConfig, `sysctl["/proc/sys/net/core/x"]: "1" cannot be set: invalid sysctl key "/proc/sys/net/core/x": not below net`),
+	Entry("a way up", `"sysctl":{"net/../kernel/domainname":"1"}`, "", cni.CodeConfig, `sysctl["net/../kernel/domainname"]: "1" cannot be set: invalid sysctl key "net/../kernel/domainname": an element is empty, ".", ".." or has a NUL`),
+	Entry("a dotted way up", `"sysctl":{"net.//.kernel.domainname":"1"}`, "", cni.CodeConfig, `sysctl["net.//.kernel.domainname"]: "1" cannot be set: invalid sysctl key "net.//.kernel.domainname": an element is empty, ".", ".." or has a NUL`),
+	Entry("a way up in args.cni", `"args":{"cni":{"sysctl":{"net/core/../../kernel/domainname":"1"}}}`, "", cni.CodeConfig, `args.cni.sysctl["net/core/../../kernel/domainname"]: "1" cannot be set: invalid sysctl key "net/core/../../kernel/domainname": an element is empty, ".", ".." or has a NUL`),
 	Entry("no JSON", `"mtu":`, "", cni.CodeDecode, `network configuration: no valid JSON at byte 8: invalid character '}' looking for beginning of value`),
 )
+
+var _ = It("is refused for everything that is wrong with it at once", func() {
+	_, err := parseText(`"mac":"x","mtu":-1,"promisc":1,"sysctl":{"net.a":1,"net.b":"1","net.b":"2","kernel.x":"3","net/a":{}},"args":{"cni":{"txQLen":-1,"sysctl":[]}}`, "IP=1")
+	var got []string
+	for _, p := range cni.ProblemsOf(err) {
+		got = append(got, fmt.Sprintf("%d %s", p.Code, p))
+	}
+	Expect(got).To(HaveExactElements(
+		`7 promisc: is a JSON number, want true or false`,
+		`7 mtu: -1 is not between 0 and 2147483647`,
+		`7 args.cni.txQLen: -1 is not between 0 and 2147483647`,
+		HavePrefix(`4 CNI_ARGS: unknown keys IP`),
+		HavePrefix(`7 mac: "x" is no MAC address`),
+		`7 sysctl["net.a"]: 1 is no string`,
+		`7 sysctl["net.b"]: "2" is there twice`,
+		`7 sysctl["net/a"]: {} is no string`,
+		HavePrefix(`7 sysctl["kernel.x"]: "3" cannot be set: `),
+		`7 args.cni.sysctl: is no object of strings`))
+})
 
 var _ = Describe("README.md", func() {
 	It("has every key of the configuration", func() {

@@ -27,14 +27,11 @@ func (s setting) name() string { return quoteKey(s.Source, s.Raw) }
 // written. A key of args.cni.sysctl replaces the value of the same key in
 // sysctl.
 func parseSysctls(w wireConfig, ifName string) ([]setting, error) {
+	var problems cni.Problems
 	settings, err := parseSettings("sysctl", w.Sysctl, ifName)
-	if err != nil {
-		return nil, err
-	}
+	problems.Add(err)
 	more, err := parseSettings("args.cni.sysctl", w.Args.CNI.Sysctl, ifName)
-	if err != nil {
-		return nil, err
-	}
+	problems.Add(err)
 	for _, s := range more {
 		if i := find(settings, s.Key); i >= 0 {
 			settings[i] = s
@@ -42,14 +39,19 @@ func parseSysctls(w wireConfig, ifName string) ([]setting, error) {
 			settings = append(settings, s)
 		}
 	}
-	return settings, nil
+	return settings, problems.Err()
 }
 
 func parseSettings(source string, raw json.RawMessage, ifName string) ([]setting, error) {
 	var pairs pairs
+	var problems cni.Problems
 	if len(raw) > 0 {
-		if err := pairs.UnmarshalJSON(raw); err != nil {
-			return nil, cni.Errorf(cni.CodeConfig, "%s: %w", source, err)
+		err := pairs.read(raw, func(key string, value json.RawMessage, reason string) error {
+			problems.Add(cni.Refuse(quoteKey(source, key), value, reason))
+			return nil
+		})
+		if err != nil {
+			problems.Add(cni.Refuse(source, nil, err.Error()))
 		}
 	}
 	var out []setting
@@ -59,14 +61,15 @@ func parseSettings(source string, raw json.RawMessage, ifName string) ([]setting
 			key, err = key.Replace(placeholder, ifName)
 		}
 		if err != nil {
-			return nil, bad(quoteKey(source, p.Key), p.Value, err)
+			problems.Add(cni.Refuse(quoteKey(source, p.Key), p.Value, "cannot be set: "+err.Error()))
+			continue
 		}
 		if i := find(out, key); i >= 0 {
-			return nil, bad(quoteKey(source, p.Key), p.Value, fmt.Sprintf("duplicate of %q", out[i].Raw))
+			problems.Add(cni.Refuse(quoteKey(source, p.Key), p.Value, fmt.Sprintf("is a duplicate of %q", out[i].Raw)))
 		}
 		out = append(out, setting{Source: source, Raw: p.Key, Key: key, Value: p.Value})
 	}
-	return out, nil
+	return out, problems.Err()
 }
 
 // find returns the index of the setting of key, however it is spelt, or -1.
@@ -87,13 +90,21 @@ type pair struct{ Key, Value string }
 // UnmarshalJSON refuses a key that is there twice: which one the writer meant
 // is not known.
 func (p *pairs) UnmarshalJSON(data []byte) error {
+	return p.read(data, func(key string, value json.RawMessage, reason string) error {
+		return fmt.Errorf("%q: %s %s", key, value, reason)
+	})
+}
+
+// read reads the pairs of an object. What is wrong with one of them is given to
+// refuse, and reading goes on when that returns nil.
+func (p *pairs) read(data []byte, refuse func(key string, value json.RawMessage, reason string) error) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	start, err := dec.Token()
 	if err != nil || start == nil { // null
 		return err
 	}
 	if start != json.Delim('{') {
-		return errors.New("want an object of strings")
+		return errors.New("is no object of strings")
 	}
 	seen := map[string]bool{}
 	for dec.More() {
@@ -102,29 +113,25 @@ func (p *pairs) UnmarshalJSON(data []byte) error {
 			return err
 		}
 		key, _ := name.(string) // the keys of an object are strings
-		value, err := dec.Token()
+		var value json.RawMessage
+		if err := dec.Decode(&value); err != nil {
+			return err
+		}
+		var text string
+		switch {
+		case value[0] != '"' || json.Unmarshal(value, &text) != nil:
+			err = refuse(key, value, "is no string")
+		case seen[key]:
+			err = refuse(key, value, "is there twice")
+		default:
+			*p = append(*p, pair{key, text})
+		}
 		if err != nil {
 			return err
 		}
-		text, ok := value.(string)
-		switch {
-		case !ok:
-			return fmt.Errorf("%q: %s: want a string", key, describe(value))
-		case seen[key]:
-			return fmt.Errorf("%q: %q: duplicate key", key, text)
-		}
 		seen[key] = true
-		*p = append(*p, pair{key, text})
 	}
 	return nil
-}
-
-// describe says what a JSON token is that is no string.
-func describe(token json.Token) string {
-	if _, ok := token.(json.Delim); ok {
-		return "an object or a list"
-	}
-	return fmt.Sprint(token)
 }
 
 // MarshalJSON writes the object in the order of the pairs.
