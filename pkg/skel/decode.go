@@ -55,27 +55,42 @@ func (c *call) checkEnvironment(command string) error {
 	return cni.Errorf(cni.CodeEnvironment, "environment variables %s", strings.Join(parts, "; "))
 }
 
-// decode reads and checks the configuration.
+// decode reads and checks the configuration. What is wrong with it is reported
+// at once: what every plugin refuses, and what this one does.
 func (c *call) decode(command string) (*Request, error) {
 	data, err := c.readConf()
 	if err != nil {
 		return nil, err
 	}
 	conf, err := cni.DecodeConfig(data)
-	if err != nil {
-		if cni.Supports(conf.CNIVersion) {
-			c.version = conf.CNIVersion
+	switch {
+	case err == nil:
+		if err := c.checkVersion(conf.CNIVersion, command); err != nil {
+			return nil, err
 		}
+	case cni.ProblemsOf(err)[0].Key == "": // no JSON, or no object
 		return nil, err
+	case cni.Supports(conf.CNIVersion):
+		c.version = conf.CNIVersion
 	}
-	if err := c.checkVersion(conf.CNIVersion, command); err != nil {
-		return nil, err
+	var problems cni.Problems
+	problems.Add(err)
+	req, err := c.request(data, conf, command)
+	problems.Add(err)
+	if err = problems.Err(); err != nil && c.plugin.Validate != nil && (command == "ADD" || command == "CHECK" || command == "STATUS") {
+		problems.Add(c.plugin.Validate(req))
+		err = problems.Err()
 	}
-	if !cni.ValidName(conf.Name) {
-		return nil, cni.Errorf(cni.CodeConfig, "name: %q is no network name (a letter or digit, then letters, digits, '_', '.', '-')", conf.Name)
-	}
+	return req, err
+}
+
+// request makes a request of a configuration, and says what is wrong with the
+// keys that all configurations have.
+func (c *call) request(data []byte, conf *cni.Config, command string) (*Request, error) {
+	var problems cni.Problems
+	problems.Add(checkName(conf.Name))
 	if err := c.refuseSelf(conf); err != nil && command != "DEL" && command != "GC" {
-		return nil, err
+		problems.Add(err)
 	} else if err != nil {
 		// No ADD ever got an address that way, but there may be more to remove.
 		fmt.Fprintf(c.env.Stderr, "%s: %v; taken for none\n", c.plugin.Name, err)
@@ -92,7 +107,15 @@ func (c *call) decode(command string) (*Request, error) {
 		Stderr:     c.env.Stderr,
 		plugin:     c.plugin.Name,
 	}
-	return req, c.decodeRest(req, conf, command)
+	problems.Add(c.decodeRest(req, conf, command))
+	return req, problems.Err()
+}
+
+func checkName(name string) error {
+	if cni.ValidName(name) {
+		return nil
+	}
+	return cni.Refuse("name", name, "is no network name (a letter or digit, then letters, digits, '_', '.', '-')")
 }
 
 // refuseSelf returns an error for a plugin that is to be its own IPAM plugin: an
@@ -103,7 +126,7 @@ func (c *call) refuseSelf(conf *cni.Config) error {
 	if c.plugin.IPAM || ipam == "" || ipam != c.plugin.Name && ipam != conf.Type {
 		return nil
 	}
-	return cni.Errorf(cni.CodeConfig, "ipam.type: %q is this plugin itself, which gives no addresses", ipam)
+	return cni.Refuse("ipam.type", ipam, "is this plugin itself, which gives no addresses").Suggest("name an IPAM plugin, host-local for example")
 }
 
 // readConf reads standard input to its end.
@@ -147,9 +170,7 @@ func (c *call) decodeRest(req *Request, conf *cni.Config, command string) error 
 // the command (code 1).
 func (c *call) checkVersion(version, command string) error {
 	if !cni.Supports(version) {
-		return &cni.Error{Code: cni.CodeIncompatibleVersion,
-			Msg:     "cniVersion: " + quote(version) + " is not supported",
-			Details: "supported: " + strings.Join(cni.Versions(), ", ")}
+		return unsupported("cniVersion", version)
 	}
 	c.version = version
 	if cni.Allows(version, command) {
@@ -159,6 +180,13 @@ func (c *call) checkVersion(version, command string) error {
 	return &cni.Error{Code: cni.CodeIncompatibleVersion,
 		Msg:     "cniVersion: " + quote(version) + " has no " + command,
 		Details: command + " came with " + cni.Versions()[first]}
+}
+
+func unsupported(key, version string) error {
+	supported := "supported: " + strings.Join(cni.Versions(), ", ")
+	err := cni.Refuse(key, version, "is not supported").Suggest("%s", supported).WithCode(cni.CodeIncompatibleVersion)
+	err.Details = supported
+	return err
 }
 
 // openNetns opens the container's namespace and refuses our own, before any

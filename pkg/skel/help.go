@@ -5,14 +5,18 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// forPeople serves a person who runs the program by hand: --help, --version,
-// or a plain call without any of the protocol's variables.
+// forPeople serves a person who runs the program by hand: --check-config,
+// --help, --version, or a plain call without any of the protocol's variables.
 func forPeople(p Plugin, env Env) (done bool, code int) {
+	if slices.Contains(env.Args, "--check-config") {
+		return true, checkConfig(p, env)
+	}
 	if len(env.Args) > 0 {
 		switch env.Args[0] {
 		case "--help", "-h", "-help", "help":
@@ -36,7 +40,8 @@ func forPeople(p Plugin, env Env) (done bool, code int) {
 func printHelp(w io.Writer, p Plugin) {
 	fmt.Fprintf(w, "%s %s: %s\n", p.Name, version, p.About)
 	fmt.Fprintf(w, "CNI protocol versions supported: %s\n\n", strings.Join(cni.Versions(), ", "))
-	fmt.Fprintf(w, "A CNI plugin: a container runtime runs it with CNI_COMMAND, CNI_CONTAINERID,\nCNI_NETNS, CNI_IFNAME, CNI_ARGS and CNI_PATH in its environment and the network\nconfiguration, a JSON object, on its standard input.\n")
+	fmt.Fprintf(w, "A CNI plugin: a container runtime runs it with CNI_COMMAND, CNI_CONTAINERID,\nCNI_NETNS, CNI_IFNAME, CNI_ARGS and CNI_PATH in its environment and the network\nconfiguration, a JSON object, on its standard input.\n\n")
+	fmt.Fprintf(w, "%s --check-config [--json] < FILE says all that is wrong with a network\nconfiguration or a list of them, as far as it concerns this plugin. The exit\nstatus is 0 when it would do, 1 when it would not, 2 when it cannot be read.\n", p.Name)
 	keys := keysOf(reflect.TypeOf(p.Config))
 	if len(keys) == 0 {
 		return

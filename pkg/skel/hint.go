@@ -20,13 +20,38 @@ const hintMax = 1000
 // read. The specification has unknown keys ignored, which makes a misspelt one
 // silent; so this is no more than a warning.
 func (c *call) hintKeys() {
+	h := &hinter{left: hintMax, found: func(h hint) {
+		if h.read {
+			c.req.Warn("key %q: did you mean %q? It is read as that", h.key, h.meant)
+		} else {
+			c.req.Warn("key %q is unknown and ignored: did you mean %q?", h.key, h.meant)
+		}
+	}}
+	h.config(c.plugin, c.req.Conf)
+}
+
+// hint is a key that no plugin reads, or not by that spelling.
+type hint struct {
+	key   string // the way to it
+	meant string // the way to what was probably meant; empty where nothing is alike
+	read  bool   // it is read as that, since only the case differs
+}
+
+// hinter looks for misspelt keys.
+type hinter struct {
+	found func(hint)
+	left  int  // how many keys may still be looked at
+	all   bool // find also those that look like nothing
+}
+
+// config looks at the keys of a configuration that are the plugin's to know.
+func (h *hinter) config(p Plugin, conf []byte) {
 	var object map[string]json.RawMessage
-	if c.plugin.Config == nil || json.Unmarshal(c.req.Conf, &object) != nil {
+	if p.Config == nil || json.Unmarshal(conf, &object) != nil {
 		return
 	}
-	h := &hinter{warn: c.req.Warn, left: hintMax}
-	known := keyTree(reflect.TypeOf(c.plugin.Config), "")
-	if !c.plugin.IPAM { // an IPAM plugin is handed the keys of another plugin too
+	known := keyTree(reflect.TypeOf(p.Config), "")
+	if !p.IPAM { // an IPAM plugin is handed the keys of another plugin too
 		for _, name := range protocolKeys {
 			known = append(known, key{name: name})
 		}
@@ -34,16 +59,10 @@ func (c *call) hintKeys() {
 	}
 	for _, k := range known {
 		// The runtime fills in runtimeConfig and args, for the whole chain.
-		if k.name != "runtimeConfig" && k.name != "args" && (k.name != "ipam" || c.plugin.IPAM) {
+		if k.name != "runtimeConfig" && k.name != "args" && (k.name != "ipam" || p.IPAM) {
 			h.value(object[k.name], k.inner, k.name)
 		}
 	}
-}
-
-// hinter looks for misspelt keys.
-type hinter struct {
-	warn func(format string, args ...any)
-	left int // how many keys may still be looked at
 }
 
 // value looks at the objects in raw, which has the keys known and is found at
@@ -74,11 +93,11 @@ func (h *hinter) names(object map[string]json.RawMessage, known []key, prefix st
 			return
 		}
 		switch meant, exact := closest(name, known); {
-		case exact || meant == "":
-		case strings.EqualFold(name, meant):
-			h.warn("key %q: did you mean %q? It is read as that", prefix+name, prefix+meant)
-		default:
-			h.warn("key %q is unknown and ignored: did you mean %q?", prefix+name, prefix+meant)
+		case exact:
+		case meant != "":
+			h.found(hint{key: prefix + name, meant: prefix + meant, read: strings.EqualFold(name, meant)})
+		case h.all:
+			h.found(hint{key: prefix + name})
 		}
 	}
 }

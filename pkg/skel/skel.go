@@ -36,6 +36,14 @@ type Plugin struct {
 	// IPAM plugins are given CNI_NETNS but never look at it.
 	IPAM bool
 
+	// Needs are the capabilities without which the plugin has nothing to do.
+	Needs []string
+
+	// Validate reads and checks the configuration as Add does, and returns all
+	// that it refuses. It looks at nothing but the request: --check-config runs
+	// it where there is no host to look at. nil: there is nothing to refuse.
+	Validate func(*Request) error
+
 	Add    func(context.Context, *Request) (*cni.Result, error)
 	Del    func(context.Context, *Request) error
 	Check  func(context.Context, *Request) error

@@ -23,14 +23,15 @@ func main() { skel.Main(plugin()) }
 
 func plugin() skel.Plugin {
 	return skel.Plugin{
-		Name:   "host-local",
-		About:  "gives addresses from ranges of this host and remembers them in a directory",
-		Config: wireConfig{},
-		IPAM:   true,
-		Add:    add,
-		Del:    del,
-		Check:  check,
-		GC:     gc,
-		Status: status,
+		Name:     "host-local",
+		About:    "gives addresses from ranges of this host and remembers them in a directory",
+		Config:   wireConfig{},
+		Validate: validate,
+		IPAM:     true,
+		Add:      add,
+		Del:      del,
+		Check:    check,
+		GC:       gc,
+		Status:   status,
 	}
 }

@@ -20,6 +20,10 @@ func plugin() skel.Plugin {
 		Name:   "bridge",
 		About:  "attaches containers to a Linux bridge on the host",
 		Config: wireConfig{},
+		Validate: func(req *skel.Request) error {
+			_, err := parseConfig(req)
+			return err
+		},
 		Add:    add,
 		Del:    del,
 		Check:  check,

@@ -18,6 +18,10 @@ func plugin() skel.Plugin {
 		Name:   "ptp",
 		About:  "attaches containers to the host by a point to point link",
 		Config: wireConfig{},
+		Validate: func(req *skel.Request) error {
+			_, err := parseConfig(req)
+			return err
+		},
 		Add:    add,
 		Del:    del,
 		Check:  check,

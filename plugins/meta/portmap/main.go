@@ -20,6 +20,11 @@ func plugin() skel.Plugin {
 		Name:   "portmap",
 		About:  "forwards ports of the host to a container",
 		Config: wireConfig{},
+		Needs:  []string{"portMappings"},
+		Validate: func(req *skel.Request) error {
+			_, err := parseConfig(req)
+			return err
+		},
 		Add:    add,
 		Del:    del,
 		Check:  check,

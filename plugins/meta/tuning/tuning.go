@@ -23,6 +23,10 @@ func (t tuning) plugin() skel.Plugin {
 		Name:   "tuning",
 		About:  "changes the container's interface, and sysctls of its network namespace",
 		Config: wireConfig{},
+		Validate: func(req *skel.Request) error {
+			_, err := parseConfig(req)
+			return err
+		},
 		Add:    t.add,
 		Del:    del,
 		Check:  check,

@@ -1,0 +1,190 @@
+package skel
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+)
+
+// Exit statuses of --check-config.
+const (
+	confGood       = 0
+	confBad        = 1
+	confUnreadable = 2
+)
+
+// checkConfig serves --check-config. It reads a configuration, or a list of
+// them, from standard input and reports all that is wrong with it as far as it
+// concerns this plugin: its own entries, by the code that ADD runs, and the
+// keys that any plugin can judge.
+func checkConfig(p Plugin, env Env) int {
+	asJSON := false
+	for _, arg := range env.Args {
+		switch arg {
+		case "--check-config":
+		case "--json":
+			asJSON = true
+		default:
+			fmt.Fprintf(env.Stderr, "%s: %q: --check-config takes --json and nothing else; the configuration is read from standard input\n", p.Name, arg)
+			return confUnreadable
+		}
+	}
+	c := &checker{call: call{plugin: p, env: env, vars: map[string]string{}}}
+	data, err := c.readConf()
+	if err == nil {
+		err = c.file(data)
+	}
+	r := c.report(err)
+	if r.print(env.Stdout, asJSON) != nil {
+		return confUnreadable
+	}
+	return r.status()
+}
+
+// checker checks one file.
+type checker struct {
+	call
+	doc      json.RawMessage // the file
+	entries  []string        // the ways to this plugin's configurations, each with a dot at its end
+	problems cni.Problems
+	more     []finding // what is no error
+}
+
+// file checks what the file is. An error says that it cannot be read.
+func (c *checker) file(data []byte) error {
+	var object map[string]json.RawMessage
+	if err := json.Unmarshal(data, &object); err != nil {
+		return locate(data, err)
+	}
+	if object == nil {
+		return cni.Errorf(cni.CodeConfig, "network configuration: is null, want an object")
+	}
+	c.doc = data
+	if _, ok := object["plugins"]; ok {
+		c.list(data, object)
+		return nil
+	}
+	c.require(object, "cniVersion", "name", "type")
+	c.common(data, "")
+	c.entry(data, "")
+	return nil
+}
+
+// locate says in which line the JSON ends to be JSON.
+func locate(data []byte, err error) error {
+	s := (*json.SyntaxError)(nil)
+	if !errors.As(err, &s) {
+		return cni.Unmarshal(data, new(map[string]any))
+	}
+	before := data[:max(0, min(int(s.Offset)-1, len(data)))]
+	line, column := bytes.Count(before, []byte("\n"))+1, len(before)-bytes.LastIndexByte(before, '\n')
+	return cni.Errorf(cni.CodeDecode, "network configuration: no valid JSON at line %d, column %d: %w", line, column, s)
+}
+
+// require reports keys that runtimes want, whatever the plugin does.
+func (c *checker) require(object map[string]json.RawMessage, keys ...string) {
+	for _, key := range keys {
+		if _, ok := object[key]; !ok {
+			c.problems.Add(cni.Refuse(key, nil, "missing; the specification requires it"))
+		}
+	}
+}
+
+// common checks the keys that the runtime itself reads of an entry, whoever's
+// it is.
+func (c *checker) common(conf []byte, prefix string) {
+	var w struct {
+		Type         *string         `json:"type"`
+		Capabilities map[string]bool `json:"capabilities"`
+		IPAM         struct {
+			Type string `json:"type"`
+		} `json:"ipam"`
+		DNS           cni.DNS        `json:"dns"`
+		Args          map[string]any `json:"args"`
+		RuntimeConfig map[string]any `json:"runtimeConfig"`
+		PrevResult    map[string]any `json:"prevResult"`
+	}
+	c.problems.AddIn(prefix, cni.Unmarshal(conf, &w))
+	switch {
+	case w.Type == nil && prefix != "":
+		c.problems.AddIn(prefix, cni.Refuse("type", nil, "missing; it names the plugin"))
+	case w.Type != nil && !cni.ValidType(*w.Type):
+		c.problems.AddIn(prefix, cni.Refuse("type", *w.Type, "is no plugin name (it must be a plain file name)"))
+	}
+}
+
+// entry checks a configuration as ADD would, and for what only a person wants
+// to know of it. prefix is the way to it.
+func (c *checker) entry(data []byte, prefix string) {
+	c.entries = append(c.entries, prefix)
+	conf, err := cni.DecodeConfig(data)
+	c.problems.AddIn(prefix, err)
+	if err := c.checkVersion(conf.CNIVersion, "ADD"); err != nil {
+		c.problems.AddIn(prefix, err)
+		conf.CNIVersion = cni.Newest
+	}
+	req, err := c.request(data, conf, "ADD")
+	c.problems.AddIn(prefix, err)
+	if c.plugin.Validate != nil {
+		c.problems.AddIn(prefix, c.plugin.Validate(req))
+	}
+	c.misspelt(data, prefix)
+	c.needs(data, prefix)
+	if req.IPAM != "" && !c.plugin.IPAM {
+		c.more = append(c.more, finding{Level: levelNote, Key: prefix + "ipam",
+			Reason: fmt.Sprintf("is checked by its own plugin: %s --check-config", req.IPAM)})
+	}
+}
+
+// capabilities are those that the conventions of the specification name.
+var capabilities = []string{"aliases", "bandwidth", "cgroupPath", "deviceID", "dns", "infinibandGUID", "ipRanges", "ips", "mac", "portMappings"}
+
+// misspelt warns of keys that nobody reads.
+func (c *checker) misspelt(conf []byte, prefix string) {
+	h := hinter{left: hintMax, all: true, found: c.hint(prefix)}
+	h.config(c.plugin, conf)
+	var w struct {
+		Capabilities map[string]json.RawMessage `json:"capabilities"`
+	}
+	_ = json.Unmarshal(conf, &w) // an error is reported elsewhere
+	h.all = false                // there may be some that we have not heard of
+	known := make([]key, 0, len(capabilities))
+	for _, name := range capabilities {
+		known = append(known, key{name: name})
+	}
+	h.names(w.Capabilities, known, "capabilities.")
+}
+
+// hint makes a warning of a misspelt key.
+func (c *checker) hint(prefix string) func(hint) {
+	return func(h hint) {
+		f := finding{Level: levelWarning, Key: prefix + h.key, Reason: "is unknown and ignored"}
+		if h.read {
+			f.Reason = "is read in spite of its case"
+		}
+		if h.meant != "" {
+			f.Suggestion = fmt.Sprintf("did you mean %q?", h.meant)
+		}
+		c.more = append(c.more, f)
+	}
+}
+
+// needs warns where the runtime is not asked for what the plugin lives on.
+func (c *checker) needs(conf []byte, prefix string) {
+	var w struct {
+		Capabilities  map[string]json.RawMessage `json:"capabilities"`
+		RuntimeConfig map[string]json.RawMessage `json:"runtimeConfig"`
+	}
+	_ = json.Unmarshal(conf, &w) // an error is reported elsewhere
+	for _, name := range c.plugin.Needs {
+		if _, sent := w.RuntimeConfig[name]; sent || string(w.Capabilities[name]) == "true" {
+			continue
+		}
+		c.more = append(c.more, finding{Level: levelWarning, Key: prefix + "capabilities",
+			Reason:     fmt.Sprintf("lacks %s: the runtime sends none, and there is nothing to do", name),
+			Suggestion: fmt.Sprintf(`write "capabilities": {%q: true}`, name)})
+	}
+}

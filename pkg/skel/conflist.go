@@ -1,0 +1,112 @@
+package skel
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+)
+
+// wireList is a list of configurations (specification, section 1).
+type wireList struct {
+	CNIVersion             string            `json:"cniVersion"`
+	CNIVersions            []string          `json:"cniVersions"`
+	Name                   string            `json:"name"`
+	DisableCheck           json.RawMessage   `json:"disableCheck"`
+	DisableGC              json.RawMessage   `json:"disableGC"`
+	LoadOnlyInlinedPlugins json.RawMessage   `json:"loadOnlyInlinedPlugins"`
+	Plugins                []json.RawMessage `json:"plugins"`
+}
+
+// list checks a list, which no plugin is ever given, and this plugin's entries
+// in it as the runtime would hand them out.
+func (c *checker) list(data []byte, object map[string]json.RawMessage) {
+	var w wireList
+	c.problems.Add(cni.Unmarshal(data, &w))
+	c.require(object, "name")
+	if len(w.CNIVersions) == 0 {
+		c.require(object, "cniVersion")
+	}
+	if _, ok := object["name"]; ok {
+		c.problems.Add(checkName(w.Name))
+	}
+	version := c.newest(w)
+	c.problems.Add(checkSwitch("disableCheck", w.DisableCheck))
+	c.problems.Add(checkSwitch("disableGC", w.DisableGC))
+	c.problems.Add(checkSwitch("loadOnlyInlinedPlugins", w.LoadOnlyInlinedPlugins))
+	if len(w.Plugins) == 0 {
+		c.problems.Add(cni.Refuse("plugins", nil, "has no entries"))
+	}
+	h := hinter{left: hintMax, found: func(h hint) {
+		h.read = false // these libcni reads by their exact names
+		c.hint("")(h)
+	}}
+	h.names(object, keyTree(reflect.TypeFor[wireList](), ""), "")
+	for i, raw := range w.Plugins {
+		c.inList(raw, fmt.Sprintf("plugins[%d].", i), version)
+	}
+	if len(c.entries) == 0 && len(w.Plugins) > 0 {
+		c.more = append(c.more, finding{Level: levelNote, Key: "plugins", Reason: "has no entry for " + c.plugin.Name})
+	}
+}
+
+// newest is the version that a runtime of today would choose of those that the
+// list names.
+func (c *checker) newest(w wireList) string {
+	best := -1
+	look := func(key, version string) {
+		if !cni.Supports(version) {
+			c.problems.Add(unsupported(key, version))
+		}
+		best = max(best, slices.Index(cni.Versions(), version))
+	}
+	if w.CNIVersion != "" {
+		look("cniVersion", w.CNIVersion)
+	}
+	for i, v := range w.CNIVersions {
+		look(fmt.Sprintf("cniVersions[%d]", i), v)
+	}
+	if best < 0 {
+		return cni.Newest
+	}
+	return cni.Versions()[best]
+}
+
+// checkSwitch refuses what libcni does not take for true or false; it takes
+// text, too.
+func checkSwitch(key string, raw json.RawMessage) error {
+	switch strings.ToLower(string(raw)) {
+	case "", "true", "false", `"true"`, `"false"`:
+		return nil
+	}
+	return cni.Refuse(key, raw, "is neither true nor false")
+}
+
+// inList checks an entry of a list: one of another plugin only for what any
+// plugin can judge.
+func (c *checker) inList(raw json.RawMessage, prefix, version string) {
+	var object map[string]json.RawMessage
+	if json.Unmarshal(raw, &object) != nil || object == nil {
+		c.problems.Add(cni.Refuse(strings.TrimSuffix(prefix, "."), raw, "is no object"))
+		return
+	}
+	c.common(raw, prefix)
+	var w struct {
+		Type string `json:"type"`
+		IPAM struct {
+			Type string `json:"type"`
+		} `json:"ipam"`
+	}
+	_ = json.Unmarshal(raw, &w) // an error is reported already
+	if own := w.Type; c.plugin.IPAM && w.IPAM.Type != c.plugin.Name || !c.plugin.IPAM && own != c.plugin.Name {
+		return
+	}
+	// As the runtime does it: the list's name and version win.
+	object["name"], object["cniVersion"] = json.RawMessage(`"list"`), json.RawMessage(quote(version))
+	if conf, err := json.Marshal(object); err == nil {
+		c.entry(conf, prefix)
+	}
+}

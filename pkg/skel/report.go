@@ -1,0 +1,167 @@
+package skel
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"reflect"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+)
+
+// report is what --check-config says.
+type report struct {
+	Plugin   string    `json:"plugin"`
+	Checked  []string  `json:"checked"` // this plugin's entries: plugins[0]; "" is the whole file
+	Findings []finding `json:"findings"`
+
+	unreadable bool
+}
+
+// valueMax bounds how much of a value is printed for people, in bytes.
+const valueMax = 80
+
+// finding is one thing to say about a configuration.
+type finding struct {
+	Level      level           `json:"level"`
+	Code       uint            `json:"code,omitempty"` // of the error that ADD would be
+	Key        string          `json:"key"`
+	Value      json.RawMessage `json:"value,omitempty"` // as written
+	Reason     string          `json:"reason"`
+	Suggestion string          `json:"suggestion,omitempty"`
+}
+
+type level string
+
+const (
+	levelError   level = "error"
+	levelWarning level = "warning"
+	levelNote    level = "note"
+)
+
+// report makes one of what the checker found. err says why the file could not
+// be read.
+func (c *checker) report(err error) *report {
+	r := &report{Plugin: c.plugin.Name, Checked: []string{}, Findings: []finding{}, unreadable: err != nil}
+	for _, prefix := range c.entries {
+		r.Checked = append(r.Checked, strings.TrimSuffix(prefix, "."))
+	}
+	c.problems.Add(err)
+	for _, p := range cni.ProblemsOf(c.problems.Err()) {
+		f := finding{Level: levelError, Code: p.Code, Key: p.Key, Value: lookup(c.doc, p.Key), Reason: p.Reason, Suggestion: p.Suggestion}
+		if f.Suggestion == "" {
+			f.Suggestion = c.meaning(p.Key)
+		}
+		r.Findings = append(r.Findings, f)
+	}
+	r.Findings = append(r.Findings, c.more...)
+	return r
+}
+
+// meaning is what --help says of a key; empty where it says nothing.
+func (c *checker) meaning(at string) string {
+	for _, prefix := range c.entries {
+		rest, ok := strings.CutPrefix(at, prefix)
+		for _, k := range keysOf(reflect.TypeOf(c.plugin.Config)) {
+			if ok && k.help != "" && strings.EqualFold(k.path, withoutIndexes(rest)) {
+				return k.name + ": " + k.help
+			}
+		}
+	}
+	return ""
+}
+
+// withoutIndexes makes ranges[][].subnet, as --help spells it, of
+// ranges[0][1].subnet, and vlanTrunk of vlanTrunk[0].
+func withoutIndexes(key string) string {
+	var b strings.Builder
+	inside := false
+	for _, r := range key {
+		if r == ']' {
+			inside = false
+		}
+		if !inside {
+			b.WriteRune(r)
+		}
+		if r == '[' {
+			inside = true
+		}
+	}
+	return strings.TrimRight(b.String(), "[]")
+}
+
+func (r *report) count(l level) (n int) {
+	for _, f := range r.Findings {
+		if f.Level == l {
+			n++
+		}
+	}
+	return n
+}
+
+func (r *report) status() int {
+	switch {
+	case r.unreadable:
+		return confUnreadable
+	case r.count(levelError) > 0:
+		return confBad
+	}
+	return confGood
+}
+
+// print writes the report in one piece.
+func (r *report) print(w io.Writer, asJSON bool) error {
+	var b bytes.Buffer
+	if asJSON {
+		enc := json.NewEncoder(&b)
+		enc.SetEscapeHTML(false)
+		enc.SetIndent("", "    ")
+		if err := enc.Encode(r); err != nil {
+			return err
+		}
+	} else {
+		r.text(&b)
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+func (r *report) text(b *bytes.Buffer) {
+	for _, f := range r.Findings {
+		fmt.Fprintf(b, "%s: ", f.Level)
+		if f.Key != "" {
+			fmt.Fprintf(b, "%s: ", f.Key)
+		}
+		fmt.Fprintf(b, "%s%s\n", f.valueText(), f.Reason)
+		if f.Suggestion != "" {
+			fmt.Fprintf(b, "    %s\n", f.Suggestion)
+		}
+	}
+	fmt.Fprintf(b, "%s: %s, %s", r.Plugin, plural(r.count(levelError), "error"), plural(r.count(levelWarning), "warning"))
+	if len(r.Checked) > 0 && r.Checked[0] != "" {
+		fmt.Fprintf(b, " in %s and the keys of the list", strings.Join(r.Checked, ", "))
+	}
+	b.WriteByte('\n')
+}
+
+// valueText is the value before a reason that goes on after it: an object or a
+// list only where that is about it as a whole.
+func (f finding) valueText() string {
+	v := string(f.Value)
+	switch {
+	case v == "" || strings.ContainsAny(v[:1], "{[") && !strings.HasPrefix(f.Reason, "is "):
+		return ""
+	case len(v) > valueMax:
+		return v[:valueMax] + "... "
+	}
+	return v + " "
+}
+
+func plural(n int, word string) string {
+	if n == 1 {
+		return "1 " + word
+	}
+	return fmt.Sprintf("%d %ss", n, word)
+}
