@@ -118,11 +118,15 @@ func (c *config) parseMark(w wireConfig) error {
 		return problems.Err()
 	}
 	name := *w.ExternalSetMarkChain
-	if name == "" || len(name) > chainNameMax || strings.ContainsAny(name[:1], "-!") || strings.ContainsFunc(name, notPlain) {
+	if !isChainName(name) {
 		problems.Add(cni.Refuse("externalSetMarkChain", name, fmt.Sprintf("is no name of a chain (1 to %d bytes, no blank, not beginning with - or !)", chainNameMax)))
 	}
 	c.options.MarkChain = name
 	return problems.Err()
+}
+
+func isChainName(name string) bool {
+	return name != "" && len(name) <= chainNameMax && !strings.ContainsAny(name[:1], "-!") && !strings.ContainsFunc(name, notPlain)
 }
 
 func notPlain(r rune) bool { return r <= ' ' || r > '~' || r == '"' || r == '\\' }
@@ -142,10 +146,7 @@ func (c *config) parseNeeds(w wireConfig) error {
 		if len(cond.tokens) == 0 {
 			continue
 		}
-		syntax := nftables
-		if first := cond.tokens[0]; strings.HasPrefix(first, "-") || strings.HasPrefix(first, "!") {
-			syntax = iptables
-		}
+		syntax := syntaxOf(cond.tokens)
 		keys[syntax] = append(keys[syntax], cond.key)
 		problems.Add(checkTokens(cond.key, cond.tokens, syntax))
 	}
@@ -161,6 +162,13 @@ func (c *config) parseNeeds(w wireConfig) error {
 		}
 	}
 	return problems.Err()
+}
+
+func syntaxOf(tokens []string) backend {
+	if first := tokens[0]; strings.HasPrefix(first, "-") || strings.HasPrefix(first, "!") {
+		return iptables
+	}
+	return nftables
 }
 
 // checkTokens refuses what would end the statement or the line that the

@@ -38,6 +38,26 @@ type state struct {
 	Compiled map[string]string `json:"compiled,omitempty"`
 }
 
+// sane says whether an ADD can have written this record. Rules are made from
+// it, and its file may have been damaged.
+func (s *state) sane() bool {
+	o := s.Options
+	ok := (s.Backend == nftables || s.Backend == iptables) && o.MarkBit >= 0 && o.MarkBit <= 31 &&
+		(o.MarkChain == "" || isChainName(o.MarkChain)) && (s.Localnet == "" || cni.ValidIfName(s.Localnet))
+	for _, tokens := range [][]string{o.ConditionsV4, o.ConditionsV6} {
+		ok = ok && (len(tokens) == 0 || checkTokens("", tokens, syntaxOf(tokens)) == nil)
+	}
+	for _, m := range s.Mappings {
+		_, known := protocols[m.Proto.String()]
+		ok = ok && known && m.HostPort > 0 && m.Port > 0 && m.HostIP.Zone() == "" && !m.HostIP.Is4In6()
+	}
+	for _, t := range s.Targets {
+		a := t.Addr.Addr()
+		ok = ok && t.Addr.IsValid() && t.Near.IsValid() && a.Zone() == "" && !a.Is4In6() && t.Near.Addr().Is4() == a.Is4()
+	}
+	return ok
+}
+
 // target is a container's address.
 type target struct {
 	Addr netip.Prefix `json:"addr"` // with the length of its subnet

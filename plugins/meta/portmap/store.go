@@ -127,7 +127,7 @@ func (s *store) write(l ledger) error {
 }
 
 // record reads an attachment's record; nil when there is none. One that cannot
-// be decoded is as good as none.
+// be decoded, or that no ADD has written, is as good as none.
 func (s *store) record(owner [8]byte) (*state, error) {
 	if s.dir == nil {
 		return nil, nil
@@ -140,7 +140,7 @@ func (s *store) record(owner [8]byte) (*state, error) {
 		return nil, err
 	}
 	st := &state{}
-	if json.Unmarshal(data, st) != nil || ownerOf(st) != owner {
+	if json.Unmarshal(data, st) != nil || ownerOf(st) != owner || !st.sane() {
 		return nil, nil
 	}
 	return st, nil

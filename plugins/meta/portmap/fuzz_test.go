@@ -1,0 +1,90 @@
+package main
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+	"reflect"
+	"testing"
+
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// fuzzPrev is the result of the plugin before.
+const fuzzPrev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"peer0"},{"name":"eth0","mac":"02:00:00:00:00:01","sandbox":"` + FuzzNetns +
+	`"}],"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1","interface":1},{"address":"fd00:1::2/64","interface":1}]}`
+
+// FuzzCall makes up whole calls.
+func FuzzCall(f *testing.F) {
+	Fuzz{
+		Plugin: plugin(), Chained: true,
+		Confs: []string{
+			`{"cniVersion":"1.1.0","name":"net","type":"portmap","snat":true,"masqAll":false,"markMasqBit":5,"cni.dev/valid-attachments":[],` +
+				`"runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"},{"hostPort":53,"containerPort":53,"protocol":"udp","hostIP":"127.0.0.1"},` +
+				`{"hostPort":9,"containerPort":9,"protocol":"sctp","hostIP":"::"}]},` + fuzzPrev + `}`,
+			`{"cniVersion":"1.0.0","name":"net","backend":"nftables","snat":false,"masqAll":true,"runtimeConfig":{"portMappings":[{"hostPort":1,"containerPort":65535,"protocol":"TCP","hostIP":"0.0.0.0"}]},` + fuzzPrev + `}`,
+			`{"cniVersion":"0.4.0","name":"net","externalSetMarkChain":"KUBE-MARK-MASQ","conditionsV4":["!","-s","10.0.0.0/8"],"runtimeConfig":{"portMappings":[]},` + fuzzPrev + `}`,
+			`{"name":"net","prevResult":{"ip4":{"ip":"10.1.0.2/24"}},"runtimeConfig":{"portMappings":[{"hostPort":"x"}]}}`,
+			`{"cniVersion":"1.1.0","name":"net","cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}]}`,
+		},
+	}.Run(f)
+}
+
+// FuzzFiles damages the records and the ledger.
+func FuzzFiles(f *testing.F) {
+	conf := `{"cniVersion":"1.1.0","name":"net","cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}],` +
+		`"runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]},` + fuzzPrev + `}`
+	empty, whole := ledger{}, ledger{complete: true, claims: []claim{{kind: portClaim, proto: 6, v4: true, port: 8080}, {kind: linkClaim}}}
+	Fuzz{Plugin: plugin(), Chained: true, Confs: []string{conf}}.RunFiles(f, "/run/hawser/portmap", ``, `{}`, `null`,
+		string(empty.encode()), string(whole.encode()), `{"network":"net","containerID":"one","ifname":"eth0","life":{"netns":"/nowhere"},"backend":"nftables",`+
+			`"options":{"snat":true,"markBit":13},"mappings":[{"proto":6,"hostIP":"","hostPort":8080,"port":80}],"targets":[{"addr":"10.1.0.2/24","near":"10.1.0.0/24"}]}`,
+		`{"network":"net","containerID":"one","ifname":"eth0","backend":"x","options":{"markBit":-1,"conditionsV4":["a","b"]},"mappings":[{"proto":0,"hostIP":"fe80::1%a"}],`+
+			`"targets":[{"addr":"","near":""},{"addr":"::1/0","near":"0.0.0.0/0"}],"localnet":"../x","yielded":[{"proto":6}],"heirs":["x",""],"compiled":{"4":""}}`)
+}
+
+// FuzzLedger reads anything as the ledger, also with the right checksum: it is
+// what it says, or damaged.
+func FuzzLedger(f *testing.F) {
+	f.Add([]byte(ledgerMagic))
+	f.Add(ledger{complete: true, claims: []claim{{kind: portClaim, v4: true}, {kind: 9, proto: 255}}}.encode())
+	f.Fuzz(func(t *testing.T, data []byte) {
+		sealed := append(ledger{}.encode(), data...)
+		binary.BigEndian.PutUint32(sealed[ledgerHeader+1:], crc32.ChecksumIEEE(data))
+		for _, data := range [][]byte{data, sealed} {
+			l, err := decodeLedger(data)
+			if err != nil {
+				continue
+			}
+			again, err := decodeLedger(l.encode())
+			if err != nil || !reflect.DeepEqual(again, l) {
+				t.Fatal(err)
+			}
+			for _, c := range l.claims {
+				l.conflicts(nil, c.owner)
+				l.uses(l.link(c.owner), c.owner)
+				l.without(c.owner)
+			}
+		}
+	})
+}
+
+// FuzzNames reads anything as the names and comments by which rules of ours and
+// of others are known.
+func FuzzNames(f *testing.F) {
+	f.Add("portmap4_near_13_10.1.0.0/24")
+	f.Add(entryComment("net", "one"))
+	f.Add(`dnat name: "a`)
+	for _, n := range []near{{fam: famOf(true), mark: 1 << 13}, {fam: famOf(false), mark: 1}} {
+		f.Add(n.name())
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		if n, ok := parseNear(name); ok {
+			if again, ok := parseNear(n.name()); !ok || again != n {
+				t.Fatalf("%q: %+v, %+v", name, n, again)
+			}
+			n.chain()
+		}
+		if network, id, ok := parseComment(name); ok && len(name) < commentMax {
+			dnChain(network, id)
+		}
+	})
+}
