@@ -79,26 +79,46 @@ func (c *conn) send(r request, each func([]byte)) error {
 	if err != nil {
 		return os.NewSyscallError("send", err)
 	}
-	interrupted := false
+	a := answer{seq: c.seq, each: each}
 	for {
-		n, _, err := unix.Recvfrom(c.fd, c.buf, 0)
+		n, from, err := unix.Recvfrom(c.fd, c.buf, 0)
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
 		if err != nil {
 			return os.NewSyscallError("recv", err)
 		}
-		for m := range messages(c.buf[:n]) {
-			interrupted = interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
-			switch {
-			case m.seq != c.seq:
-			case m.typ == unix.NLMSG_DONE && interrupted:
-				return unix.EINTR
-			case m.typ == unix.NLMSG_DONE || m.typ == unix.NLMSG_ERROR:
-				return m.err()
-			case each != nil && len(m.data) >= nfgenmsgSize:
-				each(m.data[nfgenmsgSize:])
-			}
+		if sender, ok := from.(*unix.SockaddrNetlink); !ok || sender.Pid != 0 {
+			continue // not the kernel
+		}
+		if a.read(c.buf[:n]); a.done {
+			return a.err
+		}
+	}
+}
+
+// answer reads what comes for one request.
+type answer struct {
+	seq         uint32
+	each        func([]byte)
+	interrupted bool
+	done        bool
+	err         error
+}
+
+func (a *answer) read(b []byte) {
+	for m := range messages(b) {
+		switch {
+		case a.done || m.seq != a.seq: // a late answer to a request that was given up
+			continue
+		case m.typ == unix.NLMSG_DONE || m.typ == unix.NLMSG_ERROR:
+			a.done, a.err = true, m.err()
+		case a.each != nil && len(m.data) >= nfgenmsgSize:
+			a.each(m.data[nfgenmsgSize:])
+		}
+		a.interrupted = a.interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
+		if a.done && m.typ == unix.NLMSG_DONE && a.interrupted {
+			a.err = unix.EINTR
 		}
 	}
 }

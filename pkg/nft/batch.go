@@ -80,7 +80,7 @@ func (c *Conn) batch(msgs []message, keep bool) error {
 	if keep {
 		out = message{typ: unix.NFNL_MSG_BATCH_END}.encode(out, last+1, 0)
 	}
-	replies, err := c.sock.exchange(out)
+	replies, err := c.sock.exchange(out, begin)
 	acked := false
 	for _, r := range replies {
 		if e := r.err(); e != nil {
@@ -127,7 +127,7 @@ func (c *Conn) query(msgs ...message) ([][]reply, error) {
 		for i, m := range part {
 			raw = m.encode(raw, first+uint32(i), 0)
 		}
-		replies, err := c.sock.exchange(raw)
+		replies, err := c.sock.exchange(raw, first)
 		if err != nil {
 			return nil, fmt.Errorf("nftables table %q: %w", part[0].table, err)
 		}
@@ -164,7 +164,7 @@ func (c *Conn) dump(m message) ([]reply, error) {
 // dumpOnce fails with EINTR when the ruleset changed under way: what came then is a mixture.
 func (c *Conn) dumpOnce(m message) ([]reply, error) {
 	c.sock.seq++
-	replies, err := c.sock.exchange(m.encode(nil, c.sock.seq, unix.NLM_F_DUMP))
+	replies, err := c.sock.exchange(m.encode(nil, c.sock.seq, unix.NLM_F_DUMP), c.sock.seq)
 	if err != nil {
 		return nil, err
 	}
@@ -191,7 +191,7 @@ func (c *Conn) readFailure(m message, cause error) error {
 		return err
 	}
 	c.sock.seq++
-	replies, _ := c.sock.exchange(message{typ: nfMsg(unix.NFT_MSG_GETGEN)}.encode(nil, c.sock.seq, 0))
+	replies, _ := c.sock.exchange(message{typ: nfMsg(unix.NFT_MSG_GETGEN)}.encode(nil, c.sock.seq, 0), c.sock.seq)
 	for _, r := range replies {
 		if errors.Is(r.err(), unix.EINVAL) {
 			return fmt.Errorf("%w: %w", err, ErrUnsupported)

@@ -1,5 +1,7 @@
 package nft
 
+import "golang.org/x/sys/unix"
+
 // CommitInPieces is Update for a socket whose buffer holds no more than room bytes, without the lock.
 func CommitInPieces(c *Conn, room int, plan func(*Tx)) error {
 	tx := &Tx{Conn: c, Attempt: 1}
@@ -8,4 +10,13 @@ func CommitInPieces(c *Conn, room int, plan func(*Tx)) error {
 		return err
 	}
 	return c.commitPieces(tx.msgs, room)
+}
+
+// AskAndLeave sends a request whose answer nobody reads.
+func AskAndLeave(c *Conn, t Table) error {
+	if err := c.dial(); err != nil {
+		return err
+	}
+	c.sock.seq++
+	return c.sock.send(message{typ: nfMsg(unix.NFT_MSG_GETTABLE), table: t}.encode(nil, c.sock.seq, unix.NLM_F_ACK))
 }

@@ -252,6 +252,18 @@ var _ = Describe("a layout", Label("kernel"), func() {
 		Expect(strings.Count(host.Cmd("nft", "list", "ruleset"), "vmap")).To(Equal(1))
 	})
 
+	It("is read right where answers to an earlier request are still to be read", func() {
+		host.Cmd("nft", "add", "table", "inet", "other")
+		host.Do(func() {
+			c := nft.New()
+			defer c.Close()
+			Expect(nft.AskAndLeave(c, table)).To(Succeed())
+			Expect(c.HasTable(table)).To(BeFalse())
+			Expect(nft.AskAndLeave(c, table)).To(Succeed())
+			Expect(c.Chains(table)).To(BeEmpty())
+		})
+	})
+
 	It("sees a base chain that was made anew at another place", func() {
 		Expect(update(host, ensure)).To(Succeed())
 		host.Cmd("nft", "flush", "chain", "inet", "spec", "guard_v1")

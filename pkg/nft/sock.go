@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -46,14 +47,16 @@ func dial() (*socket, error) {
 
 func (s *socket) close() error { return os.NewSyscallError("close", unix.Close(s.fd)) }
 
-// exchange sends messages that carry their sequence numbers already and returns all answers.
-func (s *socket) exchange(out []byte) ([]reply, error) {
+// exchange sends messages that carry their sequence numbers already, from first to the last that was
+// taken, and returns all answers to them.
+func (s *socket) exchange(out []byte, first uint32) ([]reply, error) {
 	if err := s.send(out); err != nil {
 		return nil, err
 	}
 	var replies []reply
 	for {
-		n, _, err := unix.Recvfrom(s.fd, s.buf, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
+		n, from, err := unix.Recvfrom(s.fd, s.buf, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
+		sender, known := from.(*unix.SockaddrNetlink)
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
@@ -63,13 +66,20 @@ func (s *socket) exchange(out []byte) ([]reply, error) {
 			return replies, os.NewSyscallError("recv", err)
 		case n > len(s.buf):
 			return nil, fmt.Errorf("netlink message of %d bytes: %w", n, unix.EMSGSIZE)
+		case !known || sender.Pid != 0:
+			continue // not the kernel
 		}
 		got, err := parse(s.buf[:n])
 		if err != nil {
 			return nil, err
 		}
-		replies = append(replies, got...)
+		replies = append(replies, answersTo(got, first, s.seq)...)
 	}
+}
+
+// answersTo drops late answers to requests that were given up.
+func answersTo(replies []reply, first, last uint32) []reply {
+	return slices.DeleteFunc(replies, func(r reply) bool { return r.seq-first > last-first })
 }
 
 // send raises the socket's buffer when the message needs it. EMSGSIZE says that it could not.
@@ -143,14 +153,11 @@ func (r reply) extack() string {
 	if r.typ != unix.NLMSG_ERROR || r.flags&unix.NLM_F_ACK_TLVS == 0 {
 		return ""
 	}
-	at := 4 + unix.SizeofNlMsghdr
-	if r.flags&unix.NLM_F_CAPPED == 0 && len(r.data) >= at {
-		at = 4 + int(binary.NativeEndian.Uint32(r.data[4:]))
+	at := uint64(4 + unix.SizeofNlMsghdr)
+	if r.flags&unix.NLM_F_CAPPED == 0 && uint64(len(r.data)) >= at {
+		at = 4 + uint64(binary.NativeEndian.Uint32(r.data[4:]))
 	}
-	if at > len(r.data) {
-		return ""
-	}
-	for typ, val := range attributes(r.data[at:]) {
+	for typ, val := range attributes(r.data[min(at, uint64(len(r.data))):]) {
 		if typ == unix.NLMSGERR_ATTR_MSG {
 			return cstring(val)
 		}
