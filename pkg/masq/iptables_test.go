@@ -123,6 +123,21 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			}
 		})
 
+		It("deletes, and adds again, whatever became of its record", func() {
+			for _, content := range []string{"", "x", "{}", `{"network":"net1","containerID":"c1","interfaces":{"eth0":[""]}}`,
+				`{"network":"net1","containerID":"c1","interfaces":{"eth0":["fe80::1%-j/64"],"a\n-F":["0.0.0.0/0"]}}`,
+				`{"network":"net1","containerID":"c2","interfaces":{"eth1":["10.1.0.2/24"]}}`} {
+				Expect(add(host(), one)).To(Succeed())
+				file := filepath.Join("/run/hawser/masq", chainC1)
+				host().Do(func() { Expect(os.WriteFile(file, []byte(content), 0o600)).To(Succeed()) })
+				Expect(add(host(), one)).To(Succeed(), content)
+				host().Do(func() { Expect(os.WriteFile(file, []byte(content), 0o600)).To(Succeed()) })
+				Expect(del(host(), one)).To(Succeed(), content)
+				Expect(natRules(host())).NotTo(ContainSubstring("CNI-"), content)
+			}
+			Expect(host().Cmd("ls", "-A", "/run/hawser/masq")).To(BeEmpty())
+		})
+
 		It("makes exactly one copy of each rule when many come at once", func() {
 			var all sync.WaitGroup
 			errs := make([]error, 12)

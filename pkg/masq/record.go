@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -41,7 +42,24 @@ type content struct {
 	Interfaces map[string][]netip.Prefix `json:"interfaces"`
 }
 
-// openRecord locks and reads the record of a chain. A record that cannot be decoded is as good as none.
+// decodeContent reads the record of a chain. One that no call can have written says nothing: rules are
+// made from it, and its file may have been damaged.
+func decodeContent(chain string, data []byte) content {
+	var c content
+	if json.Unmarshal(data, &c) != nil || chainOf(c.Network, c.ContainerID) != chain {
+		return content{}
+	}
+	for _, addrs := range c.Interfaces {
+		if slices.ContainsFunc(addrs, func(p netip.Prefix) bool {
+			return !p.IsValid() || p.Addr().Zone() != "" || p.Addr().Is4In6()
+		}) {
+			return content{}
+		}
+	}
+	return c
+}
+
+// openRecord locks and reads the record of a chain.
 func openRecord(ctx context.Context, chain string) (*record, error) {
 	dir, err := statefile.Open(stateDir, 0o700)
 	if err != nil {
@@ -52,11 +70,10 @@ func openRecord(ctx context.Context, chain string) (*record, error) {
 		return nil, errors.Join(err, dir.Close())
 	}
 	data, err := dir.Read(chain)
-	r := &record{dir: dir, held: held, name: chain, old: err == nil}
+	r := &record{dir: dir, held: held, name: chain, old: err == nil, content: decodeContent(chain, data)}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, errors.Join(err, r.close())
 	}
-	_ = json.Unmarshal(data, &r.content)
 	if r.Interfaces == nil {
 		r.Interfaces = map[string][]netip.Prefix{}
 	}
@@ -113,9 +130,11 @@ func records(network string) (map[string]content, error) {
 		if strings.HasSuffix(name, lockSuffix) {
 			continue
 		}
-		var c content
 		data, err := dir.Read(name)
-		if err == nil && json.Unmarshal(data, &c) == nil && c.Network == network {
+		if err != nil {
+			continue
+		}
+		if c := decodeContent(name, data); c.Network == network {
 			out[name] = c
 		}
 	}

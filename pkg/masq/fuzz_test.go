@@ -1,0 +1,49 @@
+package masq
+
+import (
+	"regexp"
+	"testing"
+)
+
+// FuzzRecord reads anything as a record, and makes lines of it: each is one
+// line, about chains of ours or jumps to them.
+func FuzzRecord(f *testing.F) {
+	chain := chainOf("net", "one")
+	f.Add([]byte(`{"network":"net","containerID":"one","interfaces":{"eth0":["10.1.0.2/24","fd00::2/64"]}}`))
+	f.Add([]byte(`{"network":"net","containerID":"one","interfaces":{"eth0":[""],"a\n-F":["fe80::1%-j x/64"]}}`))
+	f.Add([]byte(`{"network":"net","containerID":"on","interfaces":null}`))
+	well := regexp.MustCompile(`^(:CNI-[0-9a-f]{24} - \[0:0\]|-[ADFX] (CNI-[0-9a-f]{24}|POSTROUTING)( !?[-0-9a-zA-Z.:/ "\\]*)?)$`)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		rec := record{content: decodeContent(chain, data)}
+		for name, addrs := range rec.Interfaces {
+			for _, fam := range families() {
+				g := change{f: fam, chain: natChainOf("net", "one"), rec: &rec}
+				lines := g.chain.fill(g.chain.rules(fam, fam.of(addrs)))
+				for _, p := range fam.of(addrs) {
+					lines = append(lines, g.chain.jump(p).Append())
+				}
+				for _, line := range append(lines, g.lines(nil, rec.others(name, fam), false)...) {
+					if !well.MatchString(line) {
+						t.Fatalf("%q: %q", data, line)
+					}
+				}
+			}
+		}
+	})
+}
+
+// FuzzComment reads anything as a comment of the reference's rules.
+func FuzzComment(f *testing.F) {
+	f.Add(commentOf("net", "one"))
+	f.Add(`name: "a" id: "`)
+	f.Add("name: `a\nb` id: \"\\x00\"")
+	f.Fuzz(func(t *testing.T, comment string) {
+		network, id, ok := parseComment(comment)
+		if !ok {
+			return
+		}
+		if n, i, ok := parseComment(commentOf(network, id)); !ok || n != network || i != id {
+			t.Fatalf("%q: %q, %q; %q, %q", comment, network, id, n, i)
+		}
+	})
+}
