@@ -128,12 +128,16 @@ func underLibrary(library string) {
 		before := d.Snapshot()
 
 		client := newPod("client")
-		server := newPod("server", port{8080, 80, "tcp", ""}, port{8080, 80, "udp", ""}, port{8081, 80, "tcp", pods.HostAddr}, port{8081, 80, "tcp", pods.HostAddr6})
-		addrs := d.must(order{Verbs: []string{"add", "check"}, Pods: []pod{client, server}}).Addrs
-		a, b := pods.At(client.Netns, addrs["client"]...), pods.At(server.Netns, addrs["server"]...).Serve()
-		a.ExpectUp()
-		b.ExpectUp()
-		w.ExpectTraffic(a, b)
+		server := newPod("server", port{8080, 80, "tcp", ""}, port{8080, 80, "udp", ""},
+			port{8081, 80, "tcp", pods.HostAddr}, port{8081, 80, "tcp", pods.HostAddr6})
+		pods.At(server.Netns).Serve()
+		for _, verbs := range [][]string{{"add", "check"}, {"del", "add", "check"}} { // and again while they live
+			addrs := d.must(order{Verbs: verbs, Pods: []pod{client, server}}).Addrs
+			a, b := pods.At(client.Netns, addrs["client"]...), pods.At(server.Netns, addrs["server"]...)
+			a.ExpectUp()
+			b.ExpectUp()
+			w.ExpectTraffic(a, b)
+		}
 
 		greedy := newPod("greedy", port{8080, 80, "tcp", ""})
 		Expect(d.do(order{Verbs: []string{"add"}, Pods: []pod{greedy}}).Error).To(

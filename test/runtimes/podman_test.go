@@ -132,13 +132,17 @@ var _ = Describe("podman", func() {
 		before := p.state()
 
 		client := p.container("client", "--network", "pods:ip=10.88.0.77,mac=02:00:00:00:00:aa")
-		server := p.container("server", "--network", "pods", "-p", "8080:80/tcp", "-p", "8080:80/udp", "-p", "192.0.2.1:8081:80", "-p", "[2001:db8::1]:8081:80")
+		server := p.container("server", "--network", "pods", "-p", "8080:80/tcp", "-p", "8080:80/udp",
+			"-p", "192.0.2.1:8081:80", "-p", "[2001:db8::1]:8081:80", "-p", "127.0.0.1:9000-9001:80-81")
 		Expect(client.Addr).To(Equal("10.88.0.77"))
 		Expect(client.Cmd("ip", "-br", "link", "show", "eth0")).To(ContainSubstring("02:00:00:00:00:aa"))
 		client.ExpectUp()
 		server.ExpectUp()
 		p.world("8080", "8081").ExpectTraffic(client, server)
-		_, err := p.try("run", "-d", "--name", "greedy", "--cgroup-parent", p.cgroup, "--network", "pods", "-p", "8080:80", image)
+		Expect(p.Ask("tcp", "127.0.0.1:9000")).To(HavePrefix("10.88.0.1:"))
+		_, err := p.outside.Ask("tcp", "192.0.2.1:9000")
+		Expect(err).To(MatchError(ContainSubstring("refused")))
+		_, err = p.try("run", "-d", "--name", "greedy", "--cgroup-parent", p.cgroup, "--network", "pods", "-p", "8080:80", image)
 		Expect(err).To(MatchError(ContainSubstring("8080")))
 
 		for range 2 {
