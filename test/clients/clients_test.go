@@ -92,19 +92,6 @@ var _ = Describe("go-cni", func() {
 var _ = Describe("ocicni", func() {
 	underLibrary("ocicni")
 
-	It("is content with CHECK right after ADD where tuning sets the MAC address and the MTU", func() {
-		d := newNode("ocicni", pods.Network{Version: "1.1.0", Tuning: `, "mac": "02:00:00:00:00:aa", "mtu": 1400`})
-		p := newPod("one")
-		addrs := d.must(order{Verbs: []string{"add", "check"}, Pods: []pod{p}}).Addrs
-		one := pods.At(p.Netns, addrs["one"]...)
-		one.ExpectUp()
-		Expect(one.Cmd("ip", "link", "show", "eth0")).To(And(ContainSubstring("02:00:00:00:00:aa"), ContainSubstring("mtu 1400")))
-		one.Cmd("ip", "link", "set", "eth0", "mtu", "1300")
-		Expect(d.do(order{Verbs: []string{"check"}, Pods: []pod{p}}).Error).To(ContainSubstring("1300"))
-		d.must(order{Verbs: []string{"del"}, Pods: []pod{p}})
-		pods.ExpectNothingLeft(d.Host)
-	})
-
 	It("collects at its start what was left, and only that", func() {
 		d := newNode("ocicni", pods.Network{Version: "1.1.0"})
 		kept, lost, gone := newPod("kept"), newPod("lost", port{8080, 80, "tcp", ""}), nstest.NewNetns()
@@ -164,6 +151,19 @@ func underLibrary(library string) {
 		d.must(order{Verbs: []string{"add", "check"}, Pods: many})
 		Expect(pods.Leases(d.Host)).To(HaveLen(20))
 		d.must(order{Verbs: []string{"del"}, Pods: many})
+		pods.ExpectNothingLeft(d.Host)
+	})
+
+	It("is content with CHECK right after ADD where tuning sets the MAC address and the MTU, until somebody changes them", func() {
+		d := newNode(library, pods.Network{Version: "1.1.0", Tuning: `, "mac": "02:00:00:00:00:aa", "mtu": 1400`})
+		p := newPod("one")
+		addrs := d.must(order{Verbs: []string{"add", "check"}, Pods: []pod{p}}).Addrs
+		one := pods.At(p.Netns, addrs["one"]...)
+		one.ExpectUp()
+		Expect(one.Cmd("ip", "link", "show", "eth0")).To(And(ContainSubstring("02:00:00:00:00:aa"), ContainSubstring("mtu 1400")))
+		one.Cmd("ip", "link", "set", "eth0", "mtu", "1300")
+		Expect(d.do(order{Verbs: []string{"check"}, Pods: []pod{p}}).Error).To(ContainSubstring("1300"))
+		d.must(order{Verbs: []string{"del"}, Pods: []pod{p}})
 		pods.ExpectNothingLeft(d.Host)
 	})
 
