@@ -113,7 +113,7 @@ func (c *Config) ValidAttachments() ([]AttachmentRef, error) {
 		key, raw = "cni.dev/attachments", c.RawAttachments
 	}
 	if isNull(raw) && !isNull(c.RawAttachments) && string(c.RawAttachments) != "[]" {
-		return nil, Errorf(CodeConfig, "cni.dev/valid-attachments: empty, but cni.dev/attachments has %s; GC removes nothing while they contradict", c.RawAttachments)
+		return nil, Errorf(CodeConfig, "cni.dev/valid-attachments: empty, but cni.dev/attachments is not; GC removes nothing while they contradict")
 	}
 	if raw == nil {
 		return nil, Errorf(CodeConfig, "cni.dev/valid-attachments: missing; GC removes nothing without a list (null or [] say that no attachment is valid)")

@@ -1,6 +1,7 @@
 package cni_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"strings"
 	"testing"
@@ -96,6 +97,57 @@ func FuzzUnmarshal(f *testing.F) {
 		plain, err := json.Unmarshal(data, new(keyed)), cni.Unmarshal(data, new(keyed))
 		if (plain == nil) != (err == nil) {
 			t.Fatalf("%q: decoder %v, Unmarshal %v", data, plain, err)
+		}
+	})
+}
+
+// FuzzConfig: whatever is sent is read or refused, and no value of a key that
+// nobody knows is in a message.
+func FuzzConfig(f *testing.F) {
+	for _, conf := range []string{
+		`{"cniVersion":"1.1.0","name":"n","type":"t","ipam":{"type":"i"},"prevResult":{"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}]},"cni.dev/valid-attachments":[{"containerID":"c","ifname":"e"}]}`,
+		`{"name":7,"ipam":[],"prevResult":{"cniVersion":"0.2.0","ip4":{"ip":"x"}},"cni.dev/valid-attachments":null,"cni.dev/attachments":[{"secret":"x"}]}`,
+		`{"NAME":{"a":[[1e999]]},"type":null,"prevResult":7,"cni.dev/attachments":[{"containerID":""}]}`,
+	} {
+		f.Add([]byte(conf))
+	}
+	f.Fuzz(func(t *testing.T, conf []byte) {
+		const secret = "\u2603hunter2"
+		conf = bytes.ReplaceAll(conf, []byte("secret"), []byte(`secret":"`+secret+`","x`))
+		c, err := cni.DecodeConfig(conf)
+		_, prevErr := c.PrevResult()
+		refs, validErr := c.ValidAttachments()
+		cni.NewSet(c.Name, refs).All()
+		for _, err := range []error{err, prevErr, validErr} {
+			if err == nil {
+				continue
+			}
+			e := cni.AsError(err)
+			if e.Code != cni.CodeConfig && e.Code != cni.CodeDecode {
+				t.Fatalf("code %d: %v", e.Code, err)
+			}
+			if strings.Contains(e.Error(), secret) {
+				t.Fatal(err)
+			}
+			e.Encode("1.1.0")
+		}
+	})
+}
+
+// FuzzError: what is taken for an error object has a code, and reads back the
+// same.
+func FuzzError(f *testing.F) {
+	f.Add([]byte(`{"cniVersion":"1.1.0","code":11,"msg":"later","details":"pool"}`))
+	f.Add([]byte(`{"code":0,"msg":"\u0000"}`))
+	f.Add([]byte(`{"code":-1}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		e, ok := cni.DecodeError(data)
+		if !ok {
+			return
+		}
+		again, ok := cni.DecodeError(e.Encode("1.1.0"))
+		if !ok || e.Code == 0 || again.Code != e.Code || again.Msg != e.Msg || again.Details != e.Details {
+			t.Fatalf("%q: %+v, %+v", data, e, again)
 		}
 	})
 }

@@ -101,7 +101,7 @@ func compose(command uint8, conf []byte, key, value string) fuzzCall {
 // hide puts a secret into each object, under a key that nobody reads.
 func hide(object Object) {
 	for key, v := range object {
-		if inner, ok := v.(Object); ok && key != "sysctl" { // whose keys are all read
+		if inner, ok := v.(Object); ok && key != "sysctl" && key != "capabilities" { // where all keys are read
 			hide(inner)
 		}
 	}
@@ -177,16 +177,10 @@ func (w *fuzzWorld) call(c fuzzCall) Answer {
 	for name, value := range c.vars {
 		vars = append(vars, name+"="+value)
 	}
-	hang := time.AfterFunc(nstest.Patience(fuzzHang), func() { panic("hangs: " + c.String()) })
-	defer hang.Stop()
-	var out, errs bytes.Buffer
-	code := skel.Run(context.Background(), w.Plugin, skel.Env{Vars: vars, Stdin: bytes.NewReader(c.conf), Stdout: &out, Stderr: &errs})
-	a := Answer{code, out.String(), errs.String()}
+	a := w.run(skel.Env{Vars: vars, Stdin: bytes.NewReader(c.conf)}, c)
 	err := a.Verdict(c.command)
-	// prevResult is not ours to hide, and an environment that was made up may
-	// have the secret where there is none.
 	if err == nil && strings.Contains(a.Stdout+a.Stderr, fuzzSecret) {
-		err = fmt.Errorf("quotes a secret")
+		err = errors.New("quotes a secret")
 	}
 	if err != nil {
 		w.t.Fatalf("%v: %s\nstatus %d\n%s\n%s", err, c, a.Code, a.Stdout, a.Stderr)
@@ -194,11 +188,30 @@ func (w *fuzzWorld) call(c fuzzCall) Answer {
 	return a
 }
 
+// inspect has the configuration checked without a call.
+func (w *fuzzWorld) inspect(c fuzzCall) {
+	w.t.Helper()
+	a := w.run(skel.Env{Args: []string{"--check-config", "--json"}, Stdin: bytes.NewReader(c.conf)}, c)
+	if a.Code > 2 || !json.Valid([]byte(a.Stdout)) || strings.Contains(a.Stdout+a.Stderr, fuzzSecret) {
+		w.t.Fatalf("--check-config: %s\nstatus %d\n%s\n%s", c, a.Code, a.Stdout, a.Stderr)
+	}
+}
+
+func (w *fuzzWorld) run(env skel.Env, c fuzzCall) Answer {
+	hang := time.AfterFunc(nstest.Patience(fuzzHang), func() { panic("hangs: " + c.String()) })
+	defer hang.Stop()
+	var out, errs bytes.Buffer
+	env.Stdout, env.Stderr = &out, &errs
+	code := skel.Run(context.Background(), w.Plugin, env)
+	return Answer{code, out.String(), errs.String()}
+}
+
 func (c fuzzCall) String() string { return fmt.Sprintf("%s %q %s", c.command, c.vars, c.conf) }
 
 func (w *fuzzWorld) round(c fuzzCall) {
 	w.t.Helper()
 	defer w.reset()
+	w.inspect(c)
 	before := w.inside()
 	a := w.call(c)
 	if c.command != "ADD" {
