@@ -18,29 +18,34 @@ import (
 // podman is podman on a machine, with CNI as its network backend.
 type podman struct {
 	*machine
-	env []string
+	command []string // podman, and what comes before it
+	env     []string
 }
+
+const rootStorage = `[storage]
+driver = "overlay"
+runroot = "/run/containers/storage"
+graphroot = "/var/lib/containers/storage"
+`
 
 func newPodman(m *machine, conflist string) *podman {
 	GinkgoHelper()
 	nstest.NeedProgram("podman", "runc")
-	p := &podman{machine: m}
-	conf := func(name, content string) string {
-		path := filepath.Join(m.dir, name)
-		Expect(os.WriteFile(path, []byte(content), 0o644)).To(Succeed())
-		return path
+	p := &podman{machine: m, command: []string{"podman"}}
+	p.configure(conflist, rootStorage)
+	return p
+}
+
+// configure writes podman's configuration, and gives it the image.
+func (p *podman) configure(conflist, storage string) {
+	GinkgoHelper()
+	for _, dir := range []string{"net.d", "tmp"} {
+		Expect(os.Mkdir(filepath.Join(p.dir, dir), 0o755)).To(Succeed())
+		Expect(os.Chmod(filepath.Join(p.dir, dir), 0o777)).To(Succeed()) // an ordinary user writes there too
 	}
-	Expect(os.Mkdir(filepath.Join(m.dir, "net.d"), 0o755)).To(Succeed())
-	Expect(os.Mkdir(filepath.Join(m.dir, "tmp"), 0o755)).To(Succeed())
-	conf("net.d/pods.conflist", conflist)
-	nofile := strings.TrimSpace(m.Cmd("sh", "-c", "ulimit -Hn"))
-	nproc := strings.TrimSpace(m.Cmd("bash", "-c", "ulimit -Hu"))
-	ulimits := fmt.Sprintf(`"nofile=%[1]s:%[1]s"`, nofile)
-	if nproc != "unlimited" {
-		ulimits += fmt.Sprintf(`, "nproc=%[1]s:%[1]s"`, nproc)
-	}
-	p.env = []string{"TMPDIR=" + m.dir + "/tmp",
-		"CONTAINERS_CONF=" + conf("containers.conf", fmt.Sprintf(`[containers]
+	p.write("net.d/pods.conflist", conflist)
+	p.env = append(p.env, "TMPDIR="+p.dir+"/tmp", "CONTAINERS_STORAGE_CONF="+p.write("storage.conf", storage),
+		"CONTAINERS_CONF="+p.write("containers.conf", fmt.Sprintf(`[containers]
 default_ulimits = [%s]
 log_driver = "k8s-file"
 apparmor_profile = ""
@@ -53,15 +58,29 @@ network_backend = "cni"
 default_network = "pods"
 cni_plugin_dirs = [%q]
 network_config_dir = %q
-`, ulimits, m.plugins, m.dir+"/net.d")),
-		"CONTAINERS_STORAGE_CONF=" + conf("storage.conf", `[storage]
-driver = "overlay"
-runroot = "/run/containers/storage"
-graphroot = "/var/lib/containers/storage"
-`)}
-	p.must("load", "-q", "-i", writeImage(m.dir))
+`, p.ulimits(), p.plugins, p.dir+"/net.d")))
+	p.must("load", "-q", "-i", writeImage(p.dir))
 	AddReportEntry("version", p.must("--version"))
-	return p
+}
+
+// ulimits are no higher than ours, which is all that we may give.
+func (p *podman) ulimits() string {
+	GinkgoHelper()
+	var limits []string
+	for name, flag := range map[string]string{"nofile": "-Hn", "nproc": "-Hu"} {
+		if limit := strings.TrimSpace(p.Cmd("bash", "-c", "ulimit "+flag)); limit != "unlimited" {
+			limits = append(limits, fmt.Sprintf("%q", fmt.Sprintf("%s=%s:%[2]s", name, limit)))
+		}
+	}
+	return strings.Join(limits, ", ")
+}
+
+// write writes a file into the machine's directory and returns its path.
+func (p *podman) write(name, content string) string {
+	GinkgoHelper()
+	path := filepath.Join(p.dir, name)
+	Expect(os.WriteFile(path, []byte(content), 0o644)).To(Succeed())
+	return path
 }
 
 // create makes another network, and takes away the plugin that podman writes into
@@ -83,7 +102,7 @@ func (p *podman) create(name string, options ...string) {
 // try runs podman.
 func (p *podman) try(args ...string) (string, error) {
 	GinkgoHelper()
-	out := p.Run(nstest.Program{Path: "podman", Args: args, Env: p.env})
+	out := p.Run(nstest.Program{Path: p.command[0], Args: append(slices.Clone(p.command[1:]), args...), Env: p.env})
 	GinkgoWriter.Print(out.Stderr)
 	if out.Exit != 0 {
 		return "", fmt.Errorf("podman %s: exit %d: %s", strings.Join(args, " "), out.Exit, out.Stderr)
