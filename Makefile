@@ -7,7 +7,7 @@ test:    ; @scripts/test.sh     #: everything that this machine can run; says wh
 test-vm: ; @scripts/test-vm.sh  #: the specs labelled "kernel", on Debian's kernel in QEMU
 test-runtimes: ; @scripts/test-runtimes.sh  #: the plugins under real runtimes (root; installs them)
 lint:    ; @scripts/lint.sh     #: gofmt, vet, staticcheck, shellcheck
-fuzz:    ; @scripts/fuzz.sh     #: each fuzz target for FUZZTIME (30s)
+fuzz:    ; @scripts/fuzz.sh     #: each fuzz target for FUZZTIME (30s), some at a time
 bench:   ; @scripts/bench.sh    #: the Go benchmarks
 install: ; @scripts/install.sh  #: bin/ into $(DESTDIR)$(PREFIX) (/opt/cni/bin)
 clean:   ; @rm -rf bin          #: remove bin/
