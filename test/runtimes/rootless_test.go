@@ -46,11 +46,11 @@ func (p *podman) inside(command string) string {
 	return p.must("unshare", "--rootless-netns", "bash", "-c", command)
 }
 
-// ask is what a server answers to a container, or to nobody's where that is empty.
+// ask is what a server answers to a container.
 func (p *podman) ask(sandbox, address string) func() (string, error) {
 	return func() (string, error) {
 		host, port, _ := strings.Cut(address, ":")
-		return p.try("unshare", "--rootless-netns", "nsenter", "--net="+sandbox, "bash", "-c", "cat < /dev/tcp/"+host+"/"+port)
+		return p.try("unshare", "--rootless-netns", "nsenter", "--net="+sandbox, "timeout", "5", "bash", "-c", "cat < /dev/tcp/"+host+"/"+port)
 	}
 }
 
