@@ -15,7 +15,10 @@ import (
 	"github.com/hawser-cni/plugins/test/pods"
 )
 
-const conflistName = "10-pods.conflist"
+const (
+	conflistName = "10-pods.conflist"
+	reference    = "/usr/lib/cni" // where Debian has the reference plugins
+)
 
 // node is a host where a runtime with one of the libraries lives.
 type node struct {
@@ -30,11 +33,28 @@ func newNode(library string, n pods.Network) *node {
 	d := &node{Host: nstest.NewHost(), library: library, plugins: filepath.Join(dir, "bin"), netconf: filepath.Join(dir, "net.d")}
 	Expect(os.Mkdir(d.plugins, 0o755)).To(Succeed())
 	Expect(os.Mkdir(d.netconf, 0o755)).To(Succeed())
-	for _, name := range []string{"bridge", "host-local", "loopback", "portmap", "ptp", "tuning"} {
-		Expect(os.Symlink(nstest.Build(name), filepath.Join(d.plugins, name))).To(Succeed())
-	}
-	Expect(os.WriteFile(filepath.Join(d.netconf, conflistName), []byte(n.Conflist()), 0o644)).To(Succeed())
+	d.install("")
+	d.configure(n)
 	return d
+}
+
+// configure writes the network.
+func (d *node) configure(n pods.Network) {
+	GinkgoHelper()
+	Expect(os.WriteFile(filepath.Join(d.netconf, conflistName), []byte(n.Conflist()), 0o644)).To(Succeed())
+}
+
+// install replaces the plugins by those of a directory, or by ours.
+func (d *node) install(from string) {
+	GinkgoHelper()
+	for _, name := range []string{"bridge", "host-local", "loopback", "portmap", "ptp", "tuning"} {
+		path := filepath.Join(from, name)
+		if from == "" {
+			path = nstest.Build(name)
+		}
+		Expect(os.Symlink(path, filepath.Join(d.plugins, ".new"))).To(Succeed())
+		Expect(os.Rename(filepath.Join(d.plugins, ".new"), filepath.Join(d.plugins, name))).To(Succeed())
+	}
 }
 
 // client is a process with the library.
@@ -108,7 +128,7 @@ var _ = Describe("ocicni", func() {
 func underLibrary(library string) {
 	DescribeTable("has pods with addresses, traffic and host ports; CHECK after ADD; DEL twice", func(n pods.Network) {
 		d := newNode(library, n)
-		w := pods.World{Host: d.Host, Outside: nstest.NewOutside(d.Host), Published: "8080", OnUplink: "8081", PTP: n.PTP}
+		w := pods.World{Host: d.Host, Outside: nstest.NewOutside(d.Host), Published: "8080", OnUplink: "8081", SeesNeighbours: n.PTP}
 		first := newPod("first", port{8080, 80, "tcp", ""})
 		d.must(order{Verbs: []string{"status", "add", "del"}, Pods: []pod{first}})
 		pods.ExpectNothingLeft(d.Host)
@@ -166,6 +186,34 @@ func underLibrary(library string) {
 		d.must(order{Verbs: []string{"del"}, Pods: []pod{p}})
 		pods.ExpectNothingLeft(d.Host)
 	})
+
+	DescribeTable("takes over pods of the reference plugins: CHECK, GC, traffic, DEL", func(ptp bool) {
+		nstest.NeedProgram(reference + "/bridge")
+		nstest.Need("iptables")
+		d := newNode(library, pods.Network{Version: "1.0.0", IPv6: true, PTP: ptp}) // Debian's know no newer one
+		w := pods.World{Host: d.Host, Outside: nstest.NewOutside(d.Host), Published: "8080"}
+		d.install(reference)
+		client, lost := newPod("client"), newPod("lost", port{9000, 80, "tcp", ""})
+		server := newPod("server", port{8080, 80, "tcp", ""}, port{8080, 80, "udp", ""})
+		addrs := d.must(order{Verbs: []string{"add"}, Pods: []pod{client, server, lost}}).Addrs
+		a, b := pods.At(client.Netns, addrs["client"]...), pods.At(server.Netns, addrs["server"]...).Serve()
+		w.ExpectTraffic(a, b)
+
+		d.install("")
+		d.configure(pods.Network{Version: "1.1.0", IPv6: true, PTP: ptp})
+		d.must(order{Verbs: []string{"check"}, Pods: []pod{client, server, lost}})
+		if library != "go-cni" { // has no GC
+			d.must(order{Verbs: []string{"gc", "check"}, Pods: []pod{client, server}})
+			Expect(pods.Leases(d.Host)).To(ConsistOf(append(addrs["client"], addrs["server"]...)))
+			Expect(d.Cmd("nft", "list", "ruleset")).NotTo(Or(ContainSubstring(addrs["lost"][0]), ContainSubstring("9000")))
+		}
+		w.ExpectTraffic(a, b)
+		d.must(order{Verbs: []string{"del"}, Pods: []pod{client, server, lost}})
+		pods.ExpectNothingLeft(d.Host)
+	},
+		Entry("bridge", false),
+		Entry("ptp", true),
+	)
 
 	It("is killed in the middle of ADDs, and GC or DEL collects what is there", func() {
 		d := newNode(library, pods.Network{Version: "1.1.0"})

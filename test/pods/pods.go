@@ -118,7 +118,9 @@ type World struct {
 	Host, Outside *nstest.Host
 	Published     string // a port, TCP and UDP, on all addresses of the host
 	OnUplink      string // a port, TCP, on HostAddr and HostAddr6 alone; none when empty
-	PTP           bool   // pods are routed to each other
+	// SeesNeighbours: through a published port the server sees a neighbour's own
+	// address, as on nftables where nobody answers past the host (ptp).
+	SeesNeighbours bool
 }
 
 // What a host has on its uplink.
@@ -157,8 +159,8 @@ func (w World) expectTraffic(f family, client, server Pod, clientAddr, serverAdd
 	ginkgo.GinkgoHelper()
 	outside := w.Outside.Serve("tcp", net.JoinHostPort(f.outside, "0"))
 	expect(client.Host, "tcp", outside, f.host) // masqueraded
-	neighbour := f.gateway                      // on a bridge the server would answer to a neighbour directly
-	if w.PTP {
+	neighbour := f.gateway
+	if w.SeesNeighbours {
 		neighbour = clientAddr
 	}
 	pod, published := net.JoinHostPort(serverAddr, Port), net.JoinHostPort(f.host, w.Published)
@@ -169,7 +171,7 @@ func (w World) expectTraffic(f family, client, server Pod, clientAddr, serverAdd
 		expect(w.Host, network, published, f.host)
 		expect(client.Host, network, published, neighbour)
 		expect(server.Host, network, published, f.gateway) // hairpin
-		if f == ipv4 { // IPv6 forwards nothing from ::1
+		if f == ipv4 {                                     // IPv6 forwards nothing from ::1
 			expect(w.Host, network, net.JoinHostPort(f.loopback, w.Published), f.gateway)
 		}
 	}

@@ -48,7 +48,7 @@ func underContainerd(dir func() string) {
 		client.ExpectUp()
 		server.ExpectUp()
 		w := c.world("8080", "8081")
-		w.PTP = ptp
+		w.SeesNeighbours = ptp
 		w.ExpectTraffic(client, server)
 
 		_, err := c.run("greedy", tcp(8080, 80))
