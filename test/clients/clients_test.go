@@ -90,7 +90,25 @@ func newPod(id string, ports ...port) pod {
 	return pod{ID: id, Netns: nstest.NewNetns().Path, Ports: ports}
 }
 
-var _ = Describe("libcni", func() { underLibrary("libcni") })
+var _ = Describe("libcni", func() {
+	underLibrary("libcni")
+
+	It("runs the network that docs/runtimes.md shows", func() {
+		text, err := os.ReadFile("../../docs/runtimes.md")
+		Expect(err).NotTo(HaveOccurred())
+		_, rest, _ := strings.Cut(string(text), "## One network for all of them")
+		conflist, _, found := strings.Cut(rest, "\nThe two versions")
+		Expect(found).To(BeTrue())
+		d := newNode("libcni", pods.Network{})
+		Expect(os.WriteFile(filepath.Join(d.netconf, conflistName), []byte(conflist), 0o644)).To(Succeed())
+		p := newPod("one", port{8080, 80, "tcp", ""})
+		pods.At(p.Netns).Serve()
+		d.must(order{Verbs: []string{"status", "add", "check"}, Pods: []pod{p}})
+		Eventually(func() (string, error) { return d.Ask("tcp", "127.0.0.1:8080") }).Should(HavePrefix("10.88.0.1:"))
+		d.must(order{Verbs: []string{"del"}, Pods: []pod{p}})
+		pods.ExpectNothingLeft(d.Host)
+	})
+})
 
 var _ = Describe("go-cni", func() {
 	underLibrary("go-cni")
