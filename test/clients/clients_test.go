@@ -1,7 +1,6 @@
 package clients_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,81 +13,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/test/pods"
 )
-
-const (
-	conflistName = "10-pods.conflist"
-	reference    = "/usr/lib/cni" // where Debian has the reference plugins
-)
-
-// node is a host where a runtime with one of the libraries lives.
-type node struct {
-	*nstest.Host
-	library          string
-	plugins, netconf string
-}
-
-func newNode(library string, n pods.Network) *node {
-	GinkgoHelper()
-	dir := GinkgoT().TempDir()
-	d := &node{Host: nstest.NewHost(), library: library, plugins: filepath.Join(dir, "bin"), netconf: filepath.Join(dir, "net.d")}
-	Expect(os.Mkdir(d.plugins, 0o755)).To(Succeed())
-	Expect(os.Mkdir(d.netconf, 0o755)).To(Succeed())
-	d.install("")
-	d.configure(n)
-	return d
-}
-
-// configure writes the network.
-func (d *node) configure(n pods.Network) {
-	GinkgoHelper()
-	Expect(os.WriteFile(filepath.Join(d.netconf, conflistName), []byte(n.Conflist()), 0o644)).To(Succeed())
-}
-
-// install replaces the plugins by those of a directory, or by ours.
-func (d *node) install(from string) {
-	GinkgoHelper()
-	for _, name := range []string{"bridge", "host-local", "loopback", "portmap", "ptp", "tuning"} {
-		path := filepath.Join(from, name)
-		if from == "" {
-			path = nstest.Build(name)
-		}
-		Expect(os.Symlink(path, filepath.Join(d.plugins, ".new"))).To(Succeed())
-		Expect(os.Rename(filepath.Join(d.plugins, ".new"), filepath.Join(d.plugins, name))).To(Succeed())
-	}
-}
-
-// client is a process with the library.
-func (d *node) client(o order) nstest.Program {
-	GinkgoHelper()
-	in, err := json.Marshal(o)
-	Expect(err).NotTo(HaveOccurred())
-	return nstest.Program{Path: "/proc/self/exe", Stdin: string(in), Env: []string{
-		libraryEnv + "=" + d.library, pluginsEnv + "=" + d.plugins, netconfEnv + "=" + d.netconf}}
-}
-
-// do runs the library on the node.
-func (d *node) do(o order) answer {
-	GinkgoHelper()
-	out := d.Run(d.client(o))
-	GinkgoWriter.Print(out.Stderr)
-	Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
-	var a answer
-	Expect(json.Unmarshal([]byte(out.Stdout), &a)).To(Succeed(), out.Stdout)
-	return a
-}
-
-// must is do, when nothing may fail.
-func (d *node) must(o order) answer {
-	GinkgoHelper()
-	a := d.do(o)
-	Expect(a.Error).To(BeEmpty())
-	return a
-}
-
-func newPod(id string, ports ...port) pod {
-	GinkgoHelper()
-	return pod{ID: id, Netns: nstest.NewNetns().Path, Ports: ports}
-}
 
 var _ = Describe("libcni", func() {
 	underLibrary("libcni")
@@ -188,6 +112,29 @@ func underLibrary(library string) {
 		}
 		d.must(order{Verbs: []string{"add", "check"}, Pods: many})
 		Expect(pods.Leases(d.Host)).To(HaveLen(20))
+		d.must(order{Verbs: []string{"del"}, Pods: many})
+		pods.ExpectNothingLeft(d.Host)
+	})
+
+	It("gives a host port to one of many pods that ask for it at once", func() {
+		d := newNode(library, pods.Network{})
+		outside := nstest.NewOutside(d.Host)
+		var many, lost []pod
+		for i := range 10 {
+			many = append(many, newPod(fmt.Sprint("pod", i), port{8080, 80, "tcp", ""}))
+			pods.At(many[i].Netns).Serve()
+		}
+		a := d.do(order{Verbs: []string{"add"}, Pods: many})
+		Expect(strings.Count(a.Error, "8080")).To(Equal(len(many)-1), a.Error)
+		for _, p := range many {
+			if a.Addrs[p.ID] == nil {
+				lost = append(lost, p)
+			}
+		}
+		Expect(lost).To(HaveLen(len(many) - 1))
+		d.must(order{Verbs: []string{"del"}, Pods: lost})
+		Eventually(func() (string, error) { return outside.Ask("tcp", "192.0.2.1:8080") }).Should(HavePrefix("192.0.2.2:"))
+		Expect(pods.Leases(d.Host)).To(HaveLen(1))
 		d.must(order{Verbs: []string{"del"}, Pods: many})
 		pods.ExpectNothingLeft(d.Host)
 	})

@@ -1,0 +1,88 @@
+package clients_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/test/pods"
+)
+
+const (
+	conflistName = "10-pods.conflist"
+	reference    = "/usr/lib/cni" // where Debian has the reference plugins
+)
+
+// node is a host where a runtime with one of the libraries lives.
+type node struct {
+	*nstest.Host
+	library          string
+	plugins, netconf string
+}
+
+func newNode(library string, n pods.Network) *node {
+	GinkgoHelper()
+	dir := GinkgoT().TempDir()
+	d := &node{Host: nstest.NewHost(), library: library, plugins: filepath.Join(dir, "bin"), netconf: filepath.Join(dir, "net.d")}
+	Expect(os.Mkdir(d.plugins, 0o755)).To(Succeed())
+	Expect(os.Mkdir(d.netconf, 0o755)).To(Succeed())
+	d.install("")
+	d.configure(n)
+	return d
+}
+
+// configure writes the network.
+func (d *node) configure(n pods.Network) {
+	GinkgoHelper()
+	Expect(os.WriteFile(filepath.Join(d.netconf, conflistName), []byte(n.Conflist()), 0o644)).To(Succeed())
+}
+
+// install replaces the plugins by those of a directory, or by ours.
+func (d *node) install(from string) {
+	GinkgoHelper()
+	for _, name := range []string{"bridge", "host-local", "loopback", "portmap", "ptp", "tuning"} {
+		path := filepath.Join(from, name)
+		if from == "" {
+			path = nstest.Build(name)
+		}
+		Expect(os.Symlink(path, filepath.Join(d.plugins, ".new"))).To(Succeed())
+		Expect(os.Rename(filepath.Join(d.plugins, ".new"), filepath.Join(d.plugins, name))).To(Succeed())
+	}
+}
+
+// client is a process with the library.
+func (d *node) client(o order) nstest.Program {
+	GinkgoHelper()
+	in, err := json.Marshal(o)
+	Expect(err).NotTo(HaveOccurred())
+	return nstest.Program{Path: "/proc/self/exe", Stdin: string(in), Env: []string{
+		libraryEnv + "=" + d.library, pluginsEnv + "=" + d.plugins, netconfEnv + "=" + d.netconf}}
+}
+
+// do runs the library on the node.
+func (d *node) do(o order) answer {
+	GinkgoHelper()
+	out := d.Run(d.client(o))
+	GinkgoWriter.Print(out.Stderr)
+	Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
+	var a answer
+	Expect(json.Unmarshal([]byte(out.Stdout), &a)).To(Succeed(), out.Stdout)
+	return a
+}
+
+// must is do, when nothing may fail.
+func (d *node) must(o order) answer {
+	GinkgoHelper()
+	a := d.do(o)
+	Expect(a.Error).To(BeEmpty())
+	return a
+}
+
+func newPod(id string, ports ...port) pod {
+	GinkgoHelper()
+	return pod{ID: id, Netns: nstest.NewNetns().Path, Ports: ports}
+}
