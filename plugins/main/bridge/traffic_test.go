@@ -1,42 +1,14 @@
 package main
 
 import (
-	"net"
-	"net/netip"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
-
-// advertise sends a router advertisement (RFC 4861, section 4.2) with a prefix
-// to all nodes.
-func advertise(h *nstest.Host, ifName, prefix string) {
-	GinkgoHelper()
-	ra := []byte{134, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, // a router for 1800 s
-		3, 4, 64, 0xc0, 0, 0, 0xff, 0xff, 0, 0, 0xff, 0xff, 0, 0, 0, 0} // on link, autonomous
-	ra = append(ra, netip.MustParseAddr(prefix).AsSlice()...)
-	var err error
-	h.Do(func() {
-		var dev *net.Interface
-		if dev, err = net.InterfaceByName(ifName); err != nil {
-			return
-		}
-		var fd int
-		if fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6); err != nil {
-			return
-		}
-		defer unix.Close(fd)
-		if err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, 255); err == nil {
-			err = unix.Sendto(fd, ra, 0, &unix.SockaddrInet6{ZoneId: uint32(dev.Index), Addr: netip.MustParseAddr("ff02::1").As16()})
-		}
-	})
-	Expect(err).NotTo(HaveOccurred())
-}
 
 var _ = Describe("traffic", func() {
 	var w *world
@@ -48,7 +20,7 @@ var _ = Describe("traffic", func() {
 	heeded := func(a Attached) bool {
 		GinkgoHelper()
 		router, host := LinkLocal(a.Host, "eth0"), LinkLocal(w.Host, "br")
-		advertise(a.Host, "eth0", "2001:db8:bad::")
+		a.AdvertiseRouter("eth0", "2001:db8:bad::")
 		// Answered after the advertisement was received.
 		Expect(Ping(a.Host, host+"%eth0")).To(BeTrue(), router)
 		return strings.Contains(IP(w.Host, "-6 route"), "default via") || strings.Contains(IP(w.Host, "-6 addr"), "2001:db8:bad:")
@@ -73,7 +45,7 @@ var _ = Describe("traffic", func() {
 		Expect(w.Sysctl("net/ipv6/conf/br/accept_dad")).To(Equal("0"))
 	})
 
-	It("of containers does not give the host routes, by IPv6 router advertisements", func() {
+	It("of containers does not give the host routes, by IPv6 router advertisements (CVE-2020-10749, CVE-2020-13401)", func() {
 		Expect(heeded(w.Attach("one", l3(), "10.1.0.2/24"))).To(BeFalse())
 		Expect(w.Sysctl("net/ipv6/conf/br/accept_ra")).To(Equal("0"))
 	})
@@ -107,13 +79,13 @@ var _ = Describe("traffic", func() {
 		Expect(heeded(a)).To(BeTrue(), "or the specs above show nothing")
 	})
 
-	It("of containers does not give other containers routes where the bridge is their gateway", func() {
+	It("of containers does not give other containers routes where the bridge is their gateway (CVE-2020-10749)", func() {
 		c := l3(Object{"isGateway": true})
 		rogue := w.Attach("rogue", c, "10.1.0.9/24", "2001:db8:1::9/64")
 		for id, addrs := range map[string][]string{"single": {"10.1.0.2/24"}, "dual": {"10.1.0.3/24", "2001:db8:1::3/64"}} {
 			victim := w.Attach(id, c, addrs...)
 			LinkLocal(rogue.Host, "eth0") // from which it is sent
-			advertise(rogue.Host, "eth0", "2001:db8:bad::")
+			rogue.AdvertiseRouter("eth0", "2001:db8:bad::")
 			// Answered after the advertisement was received.
 			Expect(Ping(rogue.Host, LinkLocal(victim.Host, "eth0")+"%eth0")).To(BeTrue())
 			Expect(IP(victim.Host, "-6 route")).NotTo(ContainSubstring("default"))

@@ -86,10 +86,10 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 	It("keep containers apart", func() {
 		a, b := w.Attach("one", conf(Object{"vlan": 100})), w.Attach("two", conf(Object{"vlan": 100}))
 		c := w.Attach("three", conf(Object{"vlan": 200}))
-		from, same, other := tap(a.Host, "eth0"), tap(b.Host, "eth0"), tap(c.Host, "eth0")
-		from.send(from.mac, broadcast, "hello")
-		Expect(same.next()).To(Equal("hello"))
-		Expect(other.next()).To(BeEmpty())
+		from, same, other := a.Host.Wiretap("eth0"), b.Host.Wiretap("eth0"), c.Host.Wiretap("eth0")
+		from.Send(from.MAC, nstest.Broadcast, "hello")
+		Expect(same.Next()).To(Equal("hello"))
+		Expect(other.Next()).To(BeEmpty())
 	})
 
 	It("reach a trunk tagged, and the gateway of the VLAN", func() {
@@ -110,9 +110,9 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 		IP(trunk.Host, "link set eth0.100 up")
 		IP(trunk.Host, "addr add 10.1.0.9/24 dev eth0.100")
 		Expect(Ping(trunk.Host, "10.1.0.2") && Ping(trunk.Host, "10.1.0.1")).To(BeTrue())
-		in, wrong := tap(a.Host, "eth0"), tap(trunk.Host, "eth0.200")
-		wrong.send(wrong.mac, broadcast, "wrong")
-		Expect(in.next()).To(BeEmpty())
+		in, wrong := a.Host.Wiretap("eth0"), trunk.Host.Wiretap("eth0.200")
+		wrong.Send(wrong.MAC, nstest.Broadcast, "wrong")
+		Expect(in.Next()).To(BeEmpty())
 
 		b := w.Attach("two", l3(gateway), "10.1.0.3/24")
 		Expect(Ping(b.Host, "10.1.0.1")).To(BeTrue())

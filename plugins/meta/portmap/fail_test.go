@@ -247,7 +247,7 @@ var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 
 var _ = Describe("route_localnet", Label("kernel"), func() {
 	eachKind(func(k kind) {
-		It("lets no container reach what the host serves on its loopback", func() {
+		It("lets no container reach what the host serves on its loopback (CVE-2020-8558)", func() {
 			w := newWorld()
 			w.bridge(1)
 			c, other := w.container(1, 2), w.container(1, 3)

@@ -225,7 +225,7 @@ func exchange(proto, to string, limit time.Duration) ([]byte, error) {
 	return buf[:n], err
 }
 
-var _ = Describe("packets", Label("kernel"), func() {
+var _ = Describe("packets (CVE-2025-67499)", Label("kernel"), func() {
 	for _, k := range kinds {
 		for _, brNetfilter := range []bool{false, true} {
 			for _, hairpin := range []bool{false, true} {

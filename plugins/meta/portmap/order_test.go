@@ -39,7 +39,7 @@ var _ = Describe("a service on the port of a container", Label("kernel"), func()
 	for _, service := range services {
 		for _, first := range []bool{true, false} {
 			name := map[bool]string{true: "first", false: "last"}[first]
-			It(fmt.Sprintf("of %s wins when it came %s", service.name, name), func() {
+			It(fmt.Sprintf("of %s wins when it came %s (CVE-2019-9946)", service.name, name), func() {
 				nstest.Need("iptables-nft", "iptables-legacy")
 				w := newWorld()
 				w.bridge(1)
