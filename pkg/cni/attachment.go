@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 )
 
 // Attachment names one interface of one container on one network
@@ -119,14 +120,15 @@ func ValidName(s string) bool {
 // ValidIfName reports whether the kernel takes s, as it is, as the name of an
 // interface: 1 to 15 bytes without slash, colon or white space, and none of the
 // names that are directories beside the interfaces' own in /proc and /sys. A
-// name with a percent sign is a pattern, of which the kernel makes another name.
+// name with a percent sign is a pattern, of which the kernel makes another
+// name, and one that is no UTF-8 cannot be written in a result.
 func ValidIfName(s string) bool {
 	switch s {
 	case "", ".", "..", "all", "default":
 		return false
 	}
 	// To the kernel the byte 0xa0 is white space, whatever rune it is part of.
-	if len(s) > 15 || strings.ContainsAny(s, "/:%\x00") || strings.Contains(s, "\xa0") {
+	if len(s) > 15 || strings.ContainsAny(s, "/:%\x00") || strings.Contains(s, "\xa0") || !utf8.ValidString(s) {
 		return false
 	}
 	return !strings.ContainsFunc(s, unicode.IsSpace)
