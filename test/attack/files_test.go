@@ -1,0 +1,81 @@
+package attack_test
+
+import (
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// The directories of the plugins' state are below one that anybody may write to.
+const shared = "/run/shared"
+
+func sharedList() []entry {
+	entries := list("")
+	entries[0].keys["ipam"] = Merge(entries[0].keys["ipam"].(Object), Object{"dataDir": shared + "/ipam"})
+	entries[2].keys["dataDir"] = shared + "/tuning"
+	return entries
+}
+
+// victims are files and a directory of others, with what they hold.
+const victims = `umask 022; mkdir -p /run/others /run/shared; chmod 1777 /run/shared; cd /run/others
+printf 'one\r\neth0' >lease; printf 'one\r\neth0' >10.88.0.2; echo '{"mtu":1400,"sysctl":{"net.ipv4.conf.eth0.arp_filter":"1"}}' >backup
+printf 10.88.0.19 >last; head -c 20000 /dev/zero >zeros; touch lock; `
+
+var _ = DescribeTable("a link that somebody planted where state is kept", Label("kernel"), func(plant string) {
+	n, p := newNode(), newPod("one")
+	hash := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}.Hash()
+	n.Cmd("bash", "-ec", victims+"mkdir -p /run/shared/ipam/.hawser /run/shared/ipam/net /run/shared/tuning/.hawser /run/hawser/portmap /run/hawser/masq; "+
+		strings.ReplaceAll(plant, "HASH", hash))
+	before := n.Files("/run/others", "/etc/passwd")
+	entries := sharedList()
+	for _, e := range entries {
+		e.keys["cni.dev/valid-attachments"] = []any{}
+	}
+	for _, command := range []string{"ADD", "CHECK", "STATUS", "DEL", "ADD", "GC"} {
+		n.run(command, p, entries)
+		Expect(n.Files("/run/others", "/etc/passwd")).To(Equal(before), command)
+	}
+},
+	Entry("of a lease, symbolic", "ln -s ../../../others/lease /run/shared/ipam/net/10.88.0.2"),
+	Entry("of a lease, hard", "ln lease /run/shared/ipam/net/10.88.0.2"),
+	Entry("of all leases, symbolic", "for i in {2..254}; do ln -s /run/others/lease /run/shared/ipam/net/10.88.0.$i; done"),
+	Entry("of the last address, symbolic", "ln -s /run/others/last /run/shared/ipam/net/last_reserved_ip.0"),
+	Entry("of the last address, hard", "ln last /run/shared/ipam/net/last_reserved_ip.0"),
+	Entry("of the lock of the leases, symbolic, dangling", "ln -s /run/others/new /run/shared/ipam/net/lock"),
+	Entry("of the lock of the leases, hard", "ln lock /run/shared/ipam/net/lock"),
+	Entry("of the network's directory", "rmdir /run/shared/ipam/net; ln -s /run/others /run/shared/ipam/net"),
+	Entry("of the directory of the indexes", "rmdir /run/shared/ipam/.hawser; ln -s /run/others /run/shared/ipam/.hawser"),
+	Entry("of the index, symbolic", "ln -s /run/others/zeros /run/shared/ipam/.hawser/net"),
+	Entry("of the index, hard", "ln zeros /run/shared/ipam/.hawser/net"),
+	Entry("of the backup file, symbolic", "ln -s /run/others/backup /run/shared/tuning/one_eth0.json"),
+	Entry("of the backup file, symbolic, dangling", "ln -s /run/others/new /run/shared/tuning/one_eth0.json"),
+	Entry("of the backup file, hard", "ln backup /run/shared/tuning/one_eth0.json"),
+	Entry("of the directory of the originals", "rmdir /run/shared/tuning/.hawser; ln -s /run/others /run/shared/tuning/.hawser"),
+	Entry("of the lock of the originals", "ln -s /run/others/new /run/shared/tuning/.hawser/lock"),
+	Entry("of the record of host ports, symbolic", "ln -s /run/others/backup /run/hawser/portmap/HASH.json"),
+	Entry("of the record of host ports, hard", "ln backup /run/hawser/portmap/HASH.json"),
+	Entry("of the ledger of host ports, symbolic", "ln -s /run/others/zeros /run/hawser/portmap/ledger"),
+	Entry("of the ledger of host ports, hard", "ln zeros /run/hawser/portmap/ledger"),
+	Entry("of the lock of host ports", "ln -s /run/others/new /run/hawser/portmap/lock"),
+	Entry("of the lock of the rules", "ln -s /run/others/new /run/hawser/nft.lock"),
+)
+
+var _ = Describe("a file that somebody planted where state is kept", Label("kernel"), func() {
+	It("keeps nobody from an address, and blocks no DEL, when it is no file at all", func() {
+		for _, kind := range []string{"mkdir", "mkfifo", "ln -s /nowhere"} {
+			n, p := newNode(), newPod("one")
+			n.Cmd("bash", "-ec", "mkdir -p "+shared+"/ipam/net; "+kind+" "+shared+"/ipam/net/10.88.0.2; "+kind+" "+shared+"/ipam/net/last_reserved_ip.1 || true")
+			a := n.run("ADD", p, sharedList())
+			if kind != "mkdir" { // no file can take the place of a directory
+				Expect(a.Code).To(BeZero(), a.Stdout)
+				Expect(p.addr()).To(Equal("10.88.0.3"))
+			}
+			n.succeeds("DEL", p, sharedList())
+			Expect(n.Files(shared+"/ipam/net")).NotTo(ContainSubstring("10.88.0.3 "), "a lease")
+		}
+	})
+})

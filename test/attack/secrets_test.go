@@ -1,0 +1,91 @@
+package attack_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// secret is what runtimes hand to plugins in keys that are not ours: tokens of
+// service accounts, passwords of registries.
+const secret = "s3cr3t-t0ken"
+
+// withSecrets puts it into every object of a configuration, under a key that no
+// plugin of ours reads.
+func withSecrets(keys Object) Object {
+	out := Object{"token": secret, "kubernetes": Object{"token": secret}}
+	for k, v := range keys {
+		if inner, ok := v.(Object); ok && k != "sysctl" {
+			v = withSecrets(inner)
+		}
+		out[k] = v
+	}
+	return out
+}
+
+// logging puts programs before the real ones that write down how they were
+// called, and returns the file.
+func logging(programs ...string) string {
+	GinkgoHelper()
+	dir := GinkgoT().TempDir()
+	log := filepath.Join(dir, "log")
+	for _, name := range programs {
+		script := "#!/bin/sh\necho \"$0 $*\" >>" + log + "\nPATH=${PATH#*:}\nexec " + name + " \"$@\"\n"
+		Expect(os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755)).To(Succeed())
+	}
+	GinkgoT().Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	return log
+}
+
+var _ = Describe("what a configuration says under keys that are not ours, and CNI_ARGS (CVE-2026-41184, CVE-2026-41185)", Label("kernel"), func() {
+	It("is in no message, no file, no rule and on no command line", func() {
+		nstest.Need("iptables")
+		log := logging("iptables", "iptables-restore", "ip6tables", "ip6tables-restore", "nft")
+		n := newNode()
+		said := ""
+		entries := list("iptables")
+		for i := range entries {
+			entries[i].keys = withSecrets(entries[i].keys)
+		}
+		p := newPod("one")
+		p.Args = "IgnoreUnknown=1;K8S_POD_TOKEN=" + secret
+		broken := func(key string, value any) []entry {
+			return []entry{{entries[0].plugin, Merge(entries[0].keys, Object{key: value})}}
+		}
+		try := func(command string, entries []entry) {
+			GinkgoHelper()
+			a := n.run(command, p, entries)
+			said += a.Stdout + a.Stderr
+		}
+		try("CHECK", entries)
+		try("ADD", broken("mtu", "x"))
+		try("ADD", broken("vlan", 5000))
+		try("ADD", broken("ipam", Object{"type": "host-local", "token": secret}))
+		try("ADD", broken("bridge", Object{"token": secret}))
+		try("ADD", broken("prevResult", Object{"token": secret, "ips": []any{Object{"address": "x"}}}))
+		for _, args := range []string{"K8S_POD_TOKEN=" + secret, "IP=x;TOKEN=" + secret, secret, "=" + secret, "IgnoreUnknown=" + secret} {
+			c := *p
+			c.Args = args
+			a := n.run("ADD", &c, entries)
+			said += a.Stdout + a.Stderr
+			Expect(a.Code).To(Equal(1), args)
+		}
+		n.add(p, entries)
+		said += string(p.result)
+		Expect(n.files()+n.Snapshot("links", "nftables", "iptables-legacy")).NotTo(ContainSubstring(secret), "on the host")
+		for _, command := range []string{"ADD", "CHECK", "STATUS", "GC", "DEL", "DEL"} {
+			try(command, entries)
+		}
+		Expect(said).NotTo(ContainSubstring(secret))
+		commands, err := os.ReadFile(log)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(strings.Count(string(commands), "\n")).To(BeNumerically(">", 8), "or the spec shows nothing")
+		Expect(string(commands)).NotTo(ContainSubstring(secret))
+	})
+})
