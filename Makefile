@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := build
-.PHONY: build demo test test-vm test-runtimes lint fuzz bench install clean help
+.PHONY: build demo test test-vm test-runtimes lint fuzz bench schema install clean help
 
 build:   ; @scripts/build.sh    #: compile every plugin into bin/
 demo:    ; @scripts/demo.sh     #: three containers on a throw-away host, proved by traffic (root)
@@ -9,6 +9,7 @@ test-runtimes: ; @scripts/test-runtimes.sh  #: the plugins under real runtimes (
 lint:    ; @scripts/lint.sh     #: gofmt, vet, staticcheck, shellcheck
 fuzz:    ; @scripts/fuzz.sh     #: each fuzz target for FUZZTIME (30s), some at a time
 bench:   ; @scripts/bench.sh    #: the Go benchmarks
+schema:  ; @scripts/schema.sh   #: write docs/schema from the types that the plugins decode into
 install: ; @scripts/install.sh  #: bin/ into $(DESTDIR)$(PREFIX) (/opt/cni/bin)
 clean:   ; @rm -rf bin          #: remove bin/
 help:    ; @scripts/help.sh     #: this list

@@ -103,10 +103,10 @@ func AsError(err error) *Error {
 
 // wireError is the error object on the wire.
 type wireError struct {
-	CNIVersion string `json:"cniVersion,omitempty"`
-	Code       uint   `json:"code"`
-	Msg        string `json:"msg"`
-	Details    string `json:"details,omitempty"`
+	CNIVersion string `json:"cniVersion,omitempty" help:"version of the configuration"`
+	Code       uint   `json:"code" help:"what went wrong: docs/errors.md has the list" schema:"required"`
+	Msg        string `json:"msg" help:"what happened, and to what" schema:"required"`
+	Details    string `json:"details,omitempty" help:"more about it"`
 }
 
 // Encode writes the error object as version asks: the same object in every

@@ -46,10 +46,10 @@ type Route struct {
 
 // DNS is resolver configuration for the container.
 type DNS struct {
-	Nameservers []string `json:"nameservers,omitempty"`
-	Domain      string   `json:"domain,omitempty"`
-	Search      []string `json:"search,omitempty"`
-	Options     []string `json:"options,omitempty"`
+	Nameservers []string `json:"nameservers,omitempty" help:"addresses of resolvers, the first one first"`
+	Domain      string   `json:"domain,omitempty" help:"domain that short names are looked up in"`
+	Search      []string `json:"search,omitempty" help:"list of such domains"`
+	Options     []string `json:"options,omitempty" help:"options of the resolver, as in resolv.conf(5)"`
 }
 
 // IsSet reports whether the configuration said anything at all: an empty list

@@ -9,51 +9,51 @@ import (
 // The shapes of a result on the wire. wire1 is that of 1.0.0 and later, and
 // with the address versions filled in that of 0.3.0 to 0.4.0.
 type wire1 struct {
-	CNIVersion string          `json:"cniVersion"`
-	Interfaces []wireInterface `json:"interfaces,omitempty"`
-	IPs        []wireIP        `json:"ips,omitempty"`
-	Routes     []wireRoute     `json:"routes,omitempty"`
-	DNS        *DNS            `json:"dns,omitempty"`
+	CNIVersion string          `json:"cniVersion" help:"version of the specification" schema:"required enum=0.3.0|0.3.1|0.4.0|1.0.0|1.1.0"`
+	Interfaces []wireInterface `json:"interfaces,omitempty" help:"what was made, in the container and on the host"`
+	IPs        []wireIP        `json:"ips,omitempty" help:"addresses of the container"`
+	Routes     []wireRoute     `json:"routes,omitempty" help:"routes of the container"`
+	DNS        *DNS            `json:"dns,omitempty" help:"resolver settings for the container"`
 }
 
 type wireInterface struct {
-	Name       string `json:"name"`
-	MAC        string `json:"mac,omitempty"`
-	MTU        int    `json:"mtu,omitempty"`
-	Sandbox    string `json:"sandbox,omitempty"`
-	SocketPath string `json:"socketPath,omitempty"`
-	PCIID      string `json:"pciID,omitempty"`
+	Name       string `json:"name" help:"name of the interface" schema:"required"`
+	MAC        string `json:"mac,omitempty" help:"MAC address"`
+	MTU        int    `json:"mtu,omitempty" help:"MTU, bytes"`
+	Sandbox    string `json:"sandbox,omitempty" help:"path of the container's network namespace; empty on the host"`
+	SocketPath string `json:"socketPath,omitempty" help:"socket that the interface is, for some plugins"`
+	PCIID      string `json:"pciID,omitempty" help:"PCI device that the interface is, for some plugins"`
 }
 
 type wireIP struct {
-	Version   string `json:"version,omitempty"`
-	Interface *int   `json:"interface,omitempty"`
-	Address   string `json:"address"`
-	Gateway   string `json:"gateway,omitempty"`
+	Version   string `json:"version,omitempty" help:"4 or 6, in versions 0.3.0 to 0.4.0"`
+	Interface *int   `json:"interface,omitempty" help:"index into interfaces" schema:"min=0"`
+	Address   string `json:"address" help:"address/length" schema:"required format=prefix"`
+	Gateway   string `json:"gateway,omitempty" help:"gateway of the address" schema:"format=address empty"`
 }
 
 type wireRoute struct {
-	Dst      string `json:"dst"`
-	GW       string `json:"gw,omitempty"`
-	MTU      int    `json:"mtu,omitempty"`
-	AdvMSS   int    `json:"advmss,omitempty"`
-	Priority int64  `json:"priority,omitempty"`
-	Table    *int64 `json:"table,omitempty"`
-	Scope    *int   `json:"scope,omitempty"`
+	Dst      string `json:"dst" help:"destination, as address/length" schema:"required format=prefix"`
+	GW       string `json:"gw,omitempty" help:"gateway; without it that of an address of the family" schema:"format=address empty"`
+	MTU      int    `json:"mtu,omitempty" help:"MTU, bytes" schema:"min=0 max=2147483647"`
+	AdvMSS   int    `json:"advmss,omitempty" help:"maximum segment size to advertise, bytes" schema:"min=0 max=2147483647"`
+	Priority int64  `json:"priority,omitempty" help:"metric" schema:"min=0 max=4294967295"`
+	Table    *int64 `json:"table,omitempty" help:"routing table" schema:"min=0 max=4294967295"`
+	Scope    *int   `json:"scope,omitempty" help:"0 global, 253 link, 254 host" schema:"min=0 max=255"`
 }
 
 // wire01 is the shape of 0.1.0 and 0.2.0: one address of each family.
 type wire01 struct {
-	CNIVersion string  `json:"cniVersion"`
-	IP4        *wireV4 `json:"ip4,omitempty"`
-	IP6        *wireV4 `json:"ip6,omitempty"`
-	DNS        DNS     `json:"dns"`
+	CNIVersion string  `json:"cniVersion" help:"version of the specification" schema:"required enum=0.1.0|0.2.0"`
+	IP4        *wireV4 `json:"ip4,omitempty" help:"the IPv4 address"`
+	IP6        *wireV4 `json:"ip6,omitempty" help:"the IPv6 address"`
+	DNS        DNS     `json:"dns" help:"resolver settings for the container"`
 }
 
 type wireV4 struct {
-	IP      string      `json:"ip"`
-	Gateway string      `json:"gateway,omitempty"`
-	Routes  []wireRoute `json:"routes,omitempty"`
+	IP      string      `json:"ip" help:"address/length" schema:"required format=prefix"`
+	Gateway string      `json:"gateway,omitempty" help:"gateway of the address" schema:"format=address empty"`
+	Routes  []wireRoute `json:"routes,omitempty" help:"routes of the container"`
 }
 
 // MarshalJSON writes the route as the lists of results and of plugin

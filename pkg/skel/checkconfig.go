@@ -87,26 +87,31 @@ func locate(data []byte, err error) error {
 // require reports keys that runtimes want, whatever the plugin does.
 func (c *checker) require(object map[string]json.RawMessage, keys ...string) {
 	for _, key := range keys {
-		if _, ok := object[key]; !ok {
+		if raw := string(object[key]); raw == "" || raw == "null" || raw == `""` {
 			c.problems.Add(cni.Refuse(key, nil, "missing; the specification requires it"))
 		}
 	}
 }
 
+// wireEntry is what runtimes themselves read of a configuration
+// (specification, section 1).
+type wireEntry struct {
+	Type         *string         `json:"type" help:"the plugin: a program in CNI_PATH" schema:"required format=file"`
+	CNIVersions  []string        `json:"cniVersions" help:"versions of the specification that the plugin speaks"`
+	Capabilities map[string]bool `json:"capabilities" help:"what the runtime is to send in runtimeConfig"`
+	IPAM         struct {
+		Type string `json:"type" help:"the IPAM plugin: a program in CNI_PATH" schema:"format=file empty"`
+	} `json:"ipam" help:"the IPAM plugin's part"`
+	DNS           cni.DNS        `json:"dns" help:"resolver settings"`
+	Args          map[string]any `json:"args" help:"more for plugins that understand it"`
+	RuntimeConfig map[string]any `json:"runtimeConfig" help:"what the runtime sends, as capabilities ask"`
+	PrevResult    map[string]any `json:"prevResult" help:"the result of the plugin before, which the runtime sends"`
+}
+
 // common checks the keys that the runtime itself reads of an entry, whoever's
 // it is.
 func (c *checker) common(conf []byte, prefix string) {
-	var w struct {
-		Type         *string         `json:"type"`
-		Capabilities map[string]bool `json:"capabilities"`
-		IPAM         struct {
-			Type string `json:"type"`
-		} `json:"ipam"`
-		DNS           cni.DNS        `json:"dns"`
-		Args          map[string]any `json:"args"`
-		RuntimeConfig map[string]any `json:"runtimeConfig"`
-		PrevResult    map[string]any `json:"prevResult"`
-	}
+	var w wireEntry
 	c.problems.AddIn(prefix, cni.Unmarshal(conf, &w))
 	switch {
 	case w.Type == nil && prefix != "":

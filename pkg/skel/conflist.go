@@ -12,13 +12,13 @@ import (
 
 // wireList is a list of configurations (specification, section 1).
 type wireList struct {
-	CNIVersion             string            `json:"cniVersion"`
-	CNIVersions            []string          `json:"cniVersions"`
-	Name                   string            `json:"name"`
-	DisableCheck           json.RawMessage   `json:"disableCheck"`
-	DisableGC              json.RawMessage   `json:"disableGC"`
-	LoadOnlyInlinedPlugins json.RawMessage   `json:"loadOnlyInlinedPlugins"`
-	Plugins                []json.RawMessage `json:"plugins"`
+	CNIVersion             string            `json:"cniVersion" help:"version of the specification" schema:"enum=0.1.0|0.2.0|0.3.0|0.3.1|0.4.0|1.0.0|1.1.0"`
+	CNIVersions            []string          `json:"cniVersions" help:"more versions, of which the runtime takes the newest that it knows" each:"enum=0.1.0|0.2.0|0.3.0|0.3.1|0.4.0|1.0.0|1.1.0"`
+	Name                   string            `json:"name" help:"the network, unique on this host" schema:"required format=name"`
+	DisableCheck           json.RawMessage   `json:"disableCheck" help:"the runtime calls no CHECK" default:"false" schema:"format=switch"`
+	DisableGC              json.RawMessage   `json:"disableGC" help:"the runtime calls no GC" default:"false" schema:"format=switch"`
+	LoadOnlyInlinedPlugins json.RawMessage   `json:"loadOnlyInlinedPlugins" help:"plugins is all; no directory of the network's name is read" default:"false" schema:"format=switch"`
+	Plugins                []json.RawMessage `json:"plugins" help:"the configurations, in the order of ADD" schema:"required nonempty"`
 }
 
 // list checks a list, which no plugin is ever given, and this plugin's entries

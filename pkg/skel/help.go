@@ -47,17 +47,22 @@ func printHelp(w io.Writer, p Plugin) {
 		return
 	}
 	fmt.Fprintf(w, "\nKeys of the configuration:\n")
+	width := 0
+	for _, k := range keys {
+		width = max(width, len(k.path))
+	}
 	for _, k := range keys {
 		if k.help != "" {
-			fmt.Fprintf(w, "  %-28s %s\n", k.path, k.help)
+			fmt.Fprintf(w, "  %-*s %s\n", width, k.path, k.help)
 		}
 	}
 }
 
 // key is a key of a configuration, with the way to it.
 type key struct {
-	name, path, help string
-	inner            []key // of an object, or of the objects in a list
+	name, path string
+	help       string // what it means, and in parentheses what it is when it is missing
+	inner      []key  // of an object, or of the objects in a list
 }
 
 // keysOf reads a configuration struct's tags, depth first.
@@ -90,6 +95,9 @@ func keyTree(t reflect.Type, prefix string) []key {
 			continue
 		}
 		k := key{name: name, path: prefix + name, help: f.Tag.Get("help")}
+		if missing := f.Tag.Get("default"); missing != "" {
+			k.help += " (" + missing + ")"
+		}
 		elem, suffix := f.Type, "."
 		for elem.Kind() == reflect.Slice || elem.Kind() == reflect.Pointer {
 			if elem.Kind() == reflect.Slice {

@@ -96,7 +96,7 @@ func (h *hinter) names(object map[string]json.RawMessage, known []key, prefix st
 		case exact:
 		case meant != "":
 			h.found(hint{key: prefix + name, meant: prefix + meant, read: strings.EqualFold(name, meant)})
-		case h.all:
+		case h.all && name != "$schema": // for editors
 			h.found(hint{key: prefix + name})
 		}
 	}

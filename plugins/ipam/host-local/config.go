@@ -15,43 +15,43 @@ type wireConfig struct {
 	RuntimeConfig wireRuntimeConfig `json:"runtimeConfig"`
 	Args          struct {
 		CNI struct {
-			IPs []string `json:"ips" help:"addresses asked for"`
+			IPs []string `json:"ips" help:"addresses asked for" each:"format=asked"`
 		} `json:"cni"`
 	} `json:"args"`
 	Capabilities struct {
-		IPRanges bool `json:"ipRanges" help:"the runtime sends ranges in runtimeConfig"`
+		IPRanges bool `json:"ipRanges" help:"the runtime sends ranges in runtimeConfig" default:"false"`
 	} `json:"capabilities"`
 }
 
 type wireIPAM struct {
-	Type string `json:"type" help:"\"host-local\""`
+	Type string `json:"type" help:"host-local"`
 	wireRange
 	Ranges             [][]wireRange `json:"ranges" help:"sets of ranges; a container gets one address of each set"`
 	Routes             []wireRoute   `json:"routes" help:"routes, copied to the result"`
-	DataDir            string        `json:"dataDir" help:"where the reservations are (default \"/var/lib/cni/networks\")"`
+	DataDir            string        `json:"dataDir" help:"where the reservations are" default:"/var/lib/cni/networks"`
 	ResolvConf         string        `json:"resolvConf" help:"a resolv.conf file whose content becomes the result's dns"`
-	StatusOnExhaustion string        `json:"statusOnExhaustion" help:"what STATUS does about a full range: \"warn\" (default) or \"fail\""`
+	StatusOnExhaustion string        `json:"statusOnExhaustion" help:"what STATUS does about a full range: warn or fail" default:"warn" schema:"enum=warn|fail empty"`
 }
 
 type wireRange struct {
-	Subnet     *string `json:"subnet" help:"the network, as address/length"`
-	RangeStart string  `json:"rangeStart" help:"first address to give away (default: the first of the subnet)"`
-	RangeEnd   string  `json:"rangeEnd" help:"last address to give away (default: the last of the subnet, without the broadcast address)"`
-	Gateway    string  `json:"gateway" help:"the gateway, never given away (default: the first of the subnet)"`
+	Subnet     *string `json:"subnet" help:"the network, as address/length" schema:"required format=prefix"`
+	RangeStart string  `json:"rangeStart" help:"first address to give away (the first of the subnet)" schema:"format=address empty"`
+	RangeEnd   string  `json:"rangeEnd" help:"last address to give away (the last of the subnet, without the broadcast address)" schema:"format=address empty"`
+	Gateway    string  `json:"gateway" help:"the gateway, never given away (the first of the subnet)" schema:"format=address empty"`
 }
 
 type wireRoute struct {
-	Dst      string  `json:"dst" help:"destination, as address/length"`
-	GW       string  `json:"gw" help:"gateway"`
-	MTU      int     `json:"mtu" help:"MTU of the route, bytes"`
-	AdvMSS   int     `json:"advmss" help:"maximum segment size to advertise, bytes"`
+	Dst      string  `json:"dst" help:"destination, as address/length" schema:"required format=prefix"`
+	GW       string  `json:"gw" help:"gateway (that of the range)" schema:"format=address empty"`
+	MTU      int     `json:"mtu" help:"MTU of the route, bytes" schema:"min=0 max=2147483647"`
+	AdvMSS   int     `json:"advmss" help:"maximum segment size to advertise, bytes" schema:"min=0 max=2147483647"`
 	Priority uint32  `json:"priority" help:"metric"`
 	Table    *uint32 `json:"table" help:"routing table"`
-	Scope    *int    `json:"scope" help:"scope (0 global, 253 link, 254 host)"`
+	Scope    *int    `json:"scope" help:"scope (0 global, 253 link, 254 host)" schema:"min=0 max=255"`
 }
 
 type wireRuntimeConfig struct {
-	IPs      []string      `json:"ips" help:"addresses asked for"`
+	IPs      []string      `json:"ips" help:"addresses asked for" each:"format=asked"`
 	IPRanges [][]wireRange `json:"ipRanges" help:"sets of ranges, before those of ipam"`
 }
 

@@ -19,42 +19,42 @@ const (
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
-	Bridge                    string      `json:"bridge" help:"name of the bridge, made when it is not there (cni0)"`
-	IsGateway                 bool        `json:"isGateway" help:"give the bridge the gateway addresses and forward packets (false)"`
-	IsDefaultGateway          bool        `json:"isDefaultGateway" help:"isGateway, and the containers' default routes lead to it (false)"`
-	ForceAddress              bool        `json:"forceAddress" help:"replace other addresses of the bridge instead of failing (false)"`
-	IPMasq                    bool        `json:"ipMasq" help:"masquerade what leaves the containers' subnets (false)"`
-	IPMasqBackend             *string     `json:"ipMasqBackend" help:"nftables or iptables (nftables, where the kernel has it)"`
-	MTU                       int         `json:"mtu" help:"bytes, of a new bridge and of both ends of the pair (the kernel's)"`
-	HairpinMode               bool        `json:"hairpinMode" help:"let a container reach itself through the bridge (false)"`
-	PromiscMode               bool        `json:"promiscMode" help:"set the bridge promiscuous; not with hairpinMode (false)"`
-	VLAN                      int         `json:"vlan" help:"VLAN of the port, untagged, 1 to 4094 (0: none)"`
-	VLANTrunk                 []wireTrunk `json:"vlanTrunk" help:"VLANs that the port carries tagged"`
-	PreserveDefaultVLAN       bool        `json:"preserveDefaultVlan" help:"keep the bridge's default VLAN on a port with vlan or vlanTrunk (false)"`
-	MacSpoofChk               bool        `json:"macspoofchk" help:"drop frames that do not carry the container's MAC address (false)"`
-	EnableDAD                 bool        `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (false)"`
-	DisableContainerInterface bool        `json:"disableContainerInterface" help:"leave the container's end down; not with ipam (false)"`
-	PortIsolation             bool        `json:"portIsolation" help:"isolate the port from the bridge's other isolated ports (false)"`
-	IPAM                      wireIPAM    `json:"ipam"`
+	Bridge                    string      `json:"bridge" help:"name of the bridge, made when it is not there" default:"cni0" schema:"format=ifname"`
+	IsGateway                 bool        `json:"isGateway" help:"give the bridge the gateway addresses and forward packets" default:"false"`
+	IsDefaultGateway          bool        `json:"isDefaultGateway" help:"isGateway, and the containers' default routes lead to it" default:"false"`
+	ForceAddress              bool        `json:"forceAddress" help:"replace other addresses of the bridge instead of failing" default:"false"`
+	IPMasq                    bool        `json:"ipMasq" help:"masquerade what leaves the containers' subnets" default:"false"`
+	IPMasqBackend             *string     `json:"ipMasqBackend" help:"nftables or iptables (nftables, where the kernel has it)" schema:"enum=nftables|iptables"`
+	MTU                       int         `json:"mtu" help:"bytes, of a new bridge and of both ends of the pair (the kernel's)" schema:"min=68 max=65535 zero"`
+	HairpinMode               bool        `json:"hairpinMode" help:"let a container reach itself through the bridge" default:"false"`
+	PromiscMode               bool        `json:"promiscMode" help:"set the bridge promiscuous; not with hairpinMode" default:"false"`
+	VLAN                      int         `json:"vlan" help:"VLAN of the port, untagged, 1 to 4094 (0: none)" schema:"min=0 max=4094"`
+	VLANTrunk                 []wireTrunk `json:"vlanTrunk" help:"VLANs that the port carries tagged" each:"set"`
+	PreserveDefaultVLAN       bool        `json:"preserveDefaultVlan" help:"keep the bridge's default VLAN on a port with vlan or vlanTrunk" default:"false"`
+	MacSpoofChk               bool        `json:"macspoofchk" help:"drop frames that do not carry the container's MAC address" default:"false"`
+	EnableDAD                 bool        `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it" default:"false"`
+	DisableContainerInterface bool        `json:"disableContainerInterface" help:"leave the container's end down; not with ipam" default:"false"`
+	PortIsolation             bool        `json:"portIsolation" help:"isolate the port from the bridge's other isolated ports" default:"false"`
+	IPAM                      wireIPAM    `json:"ipam" help:"the IPAM plugin's part (none: layer 2 only)"`
 	DNS                       cni.DNS     `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
 	Args                      struct {
 		CNI struct {
-			MAC string `json:"mac" help:"MAC address of the container's end; wins over MAC in CNI_ARGS"`
+			MAC string `json:"mac" help:"MAC address of the container's end; wins over MAC in CNI_ARGS" schema:"format=mac empty"`
 		} `json:"cni"`
 	} `json:"args"`
 	RuntimeConfig struct {
-		MAC string `json:"mac" help:"MAC address of the container's end (capability mac); wins over all"`
+		MAC string `json:"mac" help:"MAC address of the container's end (capability mac); wins over all" schema:"format=mac empty"`
 	} `json:"runtimeConfig"`
 }
 
 type wireIPAM struct {
-	Type string `json:"type" help:"IPAM plugin that gives the addresses (none: layer 2 only)"`
+	Type string `json:"type" help:"IPAM plugin that gives the addresses" schema:"format=file empty"`
 }
 
 type wireTrunk struct {
-	ID    *int `json:"id" help:"one VLAN, 1 to 4094"`
-	MinID *int `json:"minID" help:"first VLAN of a range; with maxID"`
-	MaxID *int `json:"maxID" help:"last VLAN of a range; with minID"`
+	ID    *int `json:"id" help:"one VLAN, 1 to 4094" schema:"min=1 max=4094"`
+	MinID *int `json:"minID" help:"first VLAN of a range; with maxID" schema:"min=1 max=4094"`
+	MaxID *int `json:"maxID" help:"last VLAN of a range; with minID" schema:"min=1 max=4094"`
 }
 
 // config is the configuration with every value checked.

@@ -12,20 +12,20 @@ import (
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
-	IPMasq        bool    `json:"ipMasq" help:"masquerade what leaves the containers' subnets (false)"`
-	IPMasqBackend *string `json:"ipMasqBackend" help:"nftables or iptables (nftables, where the kernel has it)"`
-	MTU           int     `json:"mtu" help:"bytes, of both ends of the pair (the kernel's)"`
+	IPMasq        bool    `json:"ipMasq" help:"masquerade what leaves the containers' subnets" default:"false"`
+	IPMasqBackend *string `json:"ipMasqBackend" help:"nftables or iptables (nftables, where the kernel has it)" schema:"enum=nftables|iptables"`
+	MTU           int     `json:"mtu" help:"bytes, of both ends of the pair (the kernel's)" schema:"min=68 max=65535 zero"`
 	IPAM          struct {
-		Type string `json:"type" help:"IPAM plugin that gives the addresses; required"`
-	} `json:"ipam"`
+		Type string `json:"type" help:"IPAM plugin that gives the addresses; required" schema:"required format=file"`
+	} `json:"ipam" help:"the IPAM plugin's part; required" schema:"required"`
 	DNS  cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
 	Args struct {
 		CNI struct {
-			MAC string `json:"mac" help:"MAC address of the container's end; wins over MAC in CNI_ARGS"`
+			MAC string `json:"mac" help:"MAC address of the container's end; wins over MAC in CNI_ARGS" schema:"format=mac empty"`
 		} `json:"cni"`
 	} `json:"args"`
 	RuntimeConfig struct {
-		MAC string `json:"mac" help:"MAC address of the container's end (capability mac); wins over all"`
+		MAC string `json:"mac" help:"MAC address of the container's end (capability mac); wins over all" schema:"format=mac empty"`
 	} `json:"runtimeConfig"`
 }
 

@@ -12,13 +12,13 @@ import (
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
-	Backend              *string  `json:"backend" help:"nftables or iptables (nftables, where the kernel and the other keys permit)"`
-	SNAT                 *bool    `json:"snat" help:"masquerade what comes from the host's loopback and from the container's own subnet (true)"`
-	MasqAll              bool     `json:"masqAll" help:"masquerade everything that is forwarded; needs snat (false)"`
-	MarkMasqBit          *int     `json:"markMasqBit" help:"bit of the packet mark that asks for masquerading, 0 to 31 (13)"`
-	ExternalSetMarkChain *string  `json:"externalSetMarkChain" help:"chain of other software that marks what is to be masqueraded; iptables only, not with markMasqBit"`
-	ConditionsV4         []string `json:"conditionsV4" help:"matches that IPv4 packets must meet, in the backend's syntax"`
-	ConditionsV6         []string `json:"conditionsV6" help:"matches that IPv6 packets must meet, in the backend's syntax"`
+	Backend              *string  `json:"backend" help:"nftables or iptables (nftables, where the kernel and the other keys permit)" schema:"enum=nftables|iptables"`
+	SNAT                 *bool    `json:"snat" help:"masquerade what comes from the host's loopback and from the container's own subnet" default:"true"`
+	MasqAll              bool     `json:"masqAll" help:"masquerade everything that is forwarded; needs snat" default:"false"`
+	MarkMasqBit          *int     `json:"markMasqBit" help:"bit of the packet mark that asks for masquerading, 0 to 31" default:"13" schema:"min=0 max=31"`
+	ExternalSetMarkChain *string  `json:"externalSetMarkChain" help:"chain of other software that marks what is to be masqueraded; iptables only, not with markMasqBit" schema:"format=chain"`
+	ConditionsV4         []string `json:"conditionsV4" help:"matches that IPv4 packets must meet, in the backend's syntax" each:"format=token"`
+	ConditionsV6         []string `json:"conditionsV6" help:"matches that IPv6 packets must meet, in the backend's syntax" each:"format=token"`
 	RuntimeConfig        struct {
 		PortMappings []wireMapping `json:"portMappings" help:"the ports (capability portMappings); none: nothing is done"`
 	} `json:"runtimeConfig"`
@@ -26,10 +26,10 @@ type wireConfig struct {
 
 // wireMapping keeps its fields raw, so that an error can name the entry.
 type wireMapping struct {
-	HostPort      json.RawMessage `json:"hostPort" help:"port of the host, 1 to 65535"`
-	ContainerPort json.RawMessage `json:"containerPort" help:"port of the container, 1 to 65535"`
-	Protocol      json.RawMessage `json:"protocol" help:"tcp, udp or sctp"`
-	HostIP        json.RawMessage `json:"hostIP" help:"address of the host (all; 0.0.0.0 and :: are all of a family)"`
+	HostPort      json.RawMessage `json:"hostPort" help:"port of the host, 1 to 65535" schema:"required type=integer min=1 max=65535"`
+	ContainerPort json.RawMessage `json:"containerPort" help:"port of the container, 1 to 65535" schema:"required type=integer min=1 max=65535"`
+	Protocol      json.RawMessage `json:"protocol" help:"tcp, udp or sctp" schema:"required type=string fold=tcp|udp|sctp"`
+	HostIP        json.RawMessage `json:"hostIP" help:"address of the host (all; 0.0.0.0 and :: are all of a family)" schema:"type=string format=address empty"`
 }
 
 // backend is where the rules are.

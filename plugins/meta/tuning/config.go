@@ -14,30 +14,30 @@ const defaultDataDir = "/run/cni/tuning"
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
-	Sysctl   json.RawMessage `json:"sysctl" help:"values below /proc/sys/net, in this order; IFNAME in a key is the interface"`
-	MAC      string          `json:"mac" help:"MAC address of the interface"`
-	MTU      int             `json:"mtu" help:"MTU of the interface, in bytes (0: as it is)"`
+	Sysctl   json.RawMessage `json:"sysctl" help:"values below /proc/sys/net, in this order; IFNAME in a key is the interface" schema:"format=sysctls"`
+	MAC      string          `json:"mac" help:"MAC address of the interface" schema:"format=hwaddr empty"`
+	MTU      int             `json:"mtu" help:"MTU of the interface, in bytes (0: as it is)" schema:"min=0 max=2147483647"`
 	Promisc  bool            `json:"promisc" help:"set the interface promiscuous (false: as it is)"`
 	AllMulti *bool           `json:"allmulti" help:"set the allmulticast mode on or off (as it is)"`
-	TxQLen   *int            `json:"txQLen" help:"length of the transmit queue, in packets (as it is)"`
-	DataDir  string          `json:"dataDir" help:"where the values from before are kept (/run/cni/tuning)"`
+	TxQLen   *int            `json:"txQLen" help:"length of the transmit queue, in packets (as it is)" schema:"min=0 max=2147483647"`
+	DataDir  string          `json:"dataDir" help:"where the values from before are kept" default:"/run/cni/tuning"`
 	Args     struct {
 		CNI wireArgs `json:"cni"`
 	} `json:"args"`
 	RuntimeConfig struct {
-		MAC string `json:"mac" help:"MAC address (capability mac); wins over mac and CNI_ARGS"`
+		MAC string `json:"mac" help:"MAC address (capability mac); wins over mac and CNI_ARGS" schema:"format=hwaddr empty"`
 	} `json:"runtimeConfig"`
 }
 
 // wireArgs are the keys of args.cni. Each that is there wins over its like,
 // with whatever value.
 type wireArgs struct {
-	Sysctl   json.RawMessage `json:"sysctl" help:"more sysctls; one that is in sysctl too gets this value"`
-	MAC      *string         `json:"mac" help:"wins over every other MAC address"`
-	MTU      *int            `json:"mtu" help:"wins over mtu"`
+	Sysctl   json.RawMessage `json:"sysctl" help:"more sysctls; one that is in sysctl too gets this value" schema:"format=sysctls"`
+	MAC      *string         `json:"mac" help:"wins over every other MAC address" schema:"format=hwaddr empty"`
+	MTU      *int            `json:"mtu" help:"wins over mtu" schema:"min=0 max=2147483647"`
 	Promisc  *bool           `json:"promisc" help:"wins over promisc"`
 	AllMulti *bool           `json:"allmulti" help:"wins over allmulti"`
-	TxQLen   *int            `json:"txQLen" help:"wins over txQLen"`
+	TxQLen   *int            `json:"txQLen" help:"wins over txQLen" schema:"min=0 max=2147483647"`
 }
 
 // config is the configuration with every value checked.

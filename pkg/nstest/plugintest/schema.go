@@ -1,0 +1,297 @@
+package plugintest
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// schemaBase is where the schemas are to be found by those who have no checkout.
+const schemaBase = "https://github.com/hawser-cni/plugins/raw/main/docs/schema/"
+
+// ExpectSchema checks that docs/schema/NAME.json is this schema, given without
+// its head. With UPDATE=1 in the environment it writes the file instead.
+func ExpectSchema(name, description string, schema Object) {
+	ginkgo.GinkgoHelper()
+	doc := Merge(schema, Object{
+		"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": schemaBase + name + ".json",
+		"title": name, "description": description, "type": "object"})
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "    ")
+	gomega.Expect(enc.Encode(doc)).To(gomega.Succeed())
+	root, err := nstest.Root()
+	gomega.Expect(err).NotTo(gomega.HaveOccurred())
+	file := filepath.Join(root, "docs", "schema", name+".json")
+	if os.Getenv("UPDATE") == "1" {
+		gomega.Expect(os.WriteFile(file, b.Bytes(), 0o644)).To(gomega.Succeed())
+	}
+	have, err := os.ReadFile(file)
+	gomega.Expect(err).NotTo(gomega.HaveOccurred(), "make schema writes it")
+	gomega.Expect(string(have)).To(gomega.Equal(b.String()), "make schema writes it anew")
+}
+
+// ExpectPluginSchema is ExpectSchema for a plugin: for what its wire type says,
+// and rules about several keys.
+func ExpectPluginSchema(p skel.Plugin, rules ...Object) {
+	ginkgo.GinkgoHelper()
+	schema := SchemaOf(p.Config)
+	all := []any{Object{"$ref": "network.json#/$defs/entry"}}
+	for _, r := range rules {
+		all = append(all, r)
+	}
+	schema["allOf"] = all
+	ExpectSchema(p.Name, p.About, schema)
+}
+
+// HasKey is a rule: the key, a way such as ipam.type, is there with such a
+// value.
+func HasKey(path string, value Object) Object {
+	name, rest, inner := strings.Cut(path, ".")
+	if inner {
+		value = HasKey(rest, value)
+		value["type"] = "object"
+	}
+	return Object{"required": []string{name}, "properties": Object{name: value}}
+}
+
+// NotBoth is a rule: one of two does not hold.
+func NotBoth(a, b Object) Object { return Object{"not": Object{"allOf": []any{a, b}}} }
+
+// SchemaOf makes a schema of a wire type by the tags of its fields:
+//
+//	json     the key
+//	help     what it means
+//	default  what a missing key stands for, where that is a value
+//	schema   what the parser wants of the value, in the words of [schemaWord]
+//	each     the same of each element of a list
+//
+// null stands for a missing key, as it does for the decoder, unless the key is
+// required.
+func SchemaOf(wire any) Object { return objectSchema(reflect.TypeOf(wire)) }
+
+func objectSchema(t reflect.Type) Object {
+	properties, required := Object{}, []string{}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		if f.Anonymous { // what is required of the part is not required here
+			for name, p := range objectSchema(f.Type)["properties"].(Object) {
+				properties[name] = nullable(p.(Object))
+			}
+			continue
+		}
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name == "" || name == "-" {
+			continue
+		}
+		node := fieldSchema(f)
+		if slices.Contains(strings.Fields(f.Tag.Get("schema")), "required") {
+			required = append(required, name)
+		} else {
+			node = nullable(node)
+		}
+		properties[name] = node
+	}
+	o := Object{"type": "object", "properties": properties}
+	if len(required) > 0 {
+		o["required"] = required
+	}
+	return o
+}
+
+func fieldSchema(f reflect.StructField) Object {
+	node := typeSchema(f.Type, f.Tag.Get("each"))
+	for _, word := range strings.Fields(f.Tag.Get("schema")) {
+		schemaWord(node, word)
+	}
+	if help := f.Tag.Get("help"); help != "" {
+		node["description"] = help
+	}
+	if text, ok := f.Tag.Lookup("default"); ok {
+		var value any
+		if node["type"] == "string" || json.Unmarshal([]byte(text), &value) != nil {
+			value = text
+		}
+		node["default"] = value
+	}
+	return node
+}
+
+func typeSchema(t reflect.Type, each string) Object {
+	switch k := t.Kind(); {
+	case t == reflect.TypeFor[json.RawMessage](), k == reflect.Interface:
+		return Object{}
+	case k == reflect.Pointer:
+		return typeSchema(t.Elem(), each)
+	case k == reflect.Struct:
+		return objectSchema(t)
+	case k == reflect.Map && t.Elem().Kind() == reflect.Interface:
+		return Object{"type": "object"}
+	case k == reflect.Map:
+		return Object{"type": "object", "additionalProperties": nullable(typeSchema(t.Elem(), ""))}
+	case k == reflect.Slice:
+		return Object{"type": "array", "items": itemSchema(t.Elem(), each)}
+	case k == reflect.String:
+		return Object{"type": "string"}
+	case k == reflect.Bool:
+		return Object{"type": "boolean"}
+	case k == reflect.Uint, k == reflect.Uint32:
+		return Object{"type": "integer", "minimum": 0, "maximum": uint32(1<<32 - 1)}
+	case k == reflect.Int, k == reflect.Int64:
+		return Object{"type": "integer"}
+	default:
+		panic(fmt.Sprintf("no schema for %s", t))
+	}
+}
+
+// itemSchema is that of an element. null is the zero value, which the parser
+// takes where nothing is wanted of an element.
+func itemSchema(t reflect.Type, each string) Object {
+	node := typeSchema(t, each)
+	if t.Kind() == reflect.Slice { // the words are about the innermost elements, which no list may lack
+		node["minItems"] = 1
+		return node
+	}
+	if _, ok := node["required"]; !ok && each == "" {
+		return nullable(node)
+	}
+	for _, word := range strings.Fields(each) {
+		schemaWord(node, word)
+	}
+	return node
+}
+
+// nullable lets a schema take null.
+func nullable(node Object) Object {
+	if kind, ok := node["type"].(string); ok {
+		node["type"] = []string{kind, "null"}
+	}
+	if enum, ok := node["enum"].([]any); ok && !slices.Contains(enum, nil) {
+		node["enum"] = append(enum, nil)
+	}
+	return node
+}
+
+// schemaWord adds one word of a tag:
+//
+//	required          the key must be there
+//	set               null is not taken
+//	type=T            of a value that the decoder leaves as it is
+//	min=N max=N       of a number
+//	zero              0 as well
+//	nonempty          of a list: it has elements
+//	enum=A|B          one of these
+//	fold=A|B          one of these, in any case
+//	format=F          as formats has it
+//	empty             the empty string as well
+func schemaWord(node Object, word string) {
+	key, value, _ := strings.Cut(word, "=")
+	switch key {
+	case "required", "set":
+	case "type":
+		node["type"] = value
+	case "min":
+		node["minimum"] = number(value)
+	case "max":
+		node["maximum"] = number(value)
+	case "nonempty":
+		node["minItems"] = 1
+	case "zero":
+		alternative(node, Object{"const": 0}, "minimum", "maximum")
+	case "enum":
+		var list []any
+		for _, v := range strings.Split(value, "|") {
+			list = append(list, v)
+		}
+		node["enum"] = list
+	case "fold":
+		node["pattern"] = foldPattern(value)
+	case "format":
+		for k, v := range formats[value] {
+			node[k] = v
+		}
+	case "empty":
+		if enum, ok := node["enum"].([]any); ok {
+			node["enum"] = append(enum, "")
+			return
+		}
+		alternative(node, Object{"const": ""}, "pattern", "not")
+	default:
+		panic("no such word: " + word)
+	}
+}
+
+// alternative moves some keywords into the second of two alternatives.
+func alternative(node, first Object, keywords ...string) {
+	second := Object{}
+	for _, k := range keywords {
+		if v, ok := node[k]; ok {
+			second[k] = v
+			delete(node, k)
+		}
+	}
+	node["anyOf"] = []any{first, second}
+}
+
+func number(text string) int {
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+// foldPattern matches words in any case; JSON Schema has no flag for it.
+func foldPattern(words string) string {
+	var b strings.Builder
+	for _, r := range words {
+		if r == '|' {
+			b.WriteRune(r)
+		} else {
+			fmt.Fprintf(&b, "[%s%s]", strings.ToUpper(string(r)), strings.ToLower(string(r)))
+		}
+	}
+	return "^(" + b.String() + ")$"
+}
+
+const (
+	octet   = `(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])`
+	ipv4    = octet + `(\.` + octet + `){3}`
+	ipv6    = `[0-9A-Fa-f:]*:[0-9A-Fa-f:]*(` + ipv4 + `)?` // more than there are; none is missing
+	hex2    = `[0-9A-Fa-f]{2}`
+	unicast = `[0-9A-Fa-f][02468ACEace]`
+	sixByte = unicast + `(:` + hex2 + `){5}|` + unicast + `(-` + hex2 + `){5}|` + unicast + hex2 + `(\.` + hex2 + hex2 + `){2}`
+)
+
+// formats are those that a pattern can tell, for the most part. None refuses
+// what the parser takes.
+var formats = map[string]Object{
+	"address": {"pattern": "^(" + ipv4 + "|" + ipv6 + ")$"},
+	"prefix":  {"pattern": "^(" + ipv4 + "/([0-9]|[12][0-9]|3[0-2])|" + ipv6 + "/([0-9]|[1-9][0-9]|1[01][0-9]|12[0-8]))$"},
+	"asked":   {"pattern": "^(" + ipv4 + "|" + ipv6 + ")(/[0-9]{1,3})?$"},
+	"mac":     {"pattern": "^(" + sixByte + ")$", "not": Object{"type": "string", "pattern": "^[0:.-]+$"}},
+	"hwaddr": {"pattern": "^(" + sixByte + "|" + hex2 + "([:-]" + hex2 + "){7}|" + hex2 + "([:-]" + hex2 + "){19}|" +
+		hex2 + hex2 + `(\.` + hex2 + hex2 + "){3}|" + hex2 + hex2 + `(\.` + hex2 + hex2 + "){9})$",
+		"not": Object{"type": "string", "pattern": `^(00([:-]00){5}|0000(\.0000){2})$`}},
+	"ifname": {"pattern": `^[^/:%\s]{1,15}$`, "not": Object{"enum": []any{".", "..", "all", "default"}}},
+	"name":   {"pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]*$"},
+	"file":   {"pattern": `^[^/\\]+$`, "not": Object{"enum": []any{".", ".."}}},
+	"chain":  {"pattern": `^[#-,.-\[\]-~][!#-\[\]-~]{0,27}$`},
+	"token":  {"pattern": "^[^\\x00-\\x1f\\x7f]+$"},
+	"sysctls": {"type": "object", "propertyNames": Object{"pattern": "^net[./]."},
+		"additionalProperties": Object{"type": "string"}},
+	"switch": {"type": []string{"boolean", "string"}, "pattern": foldPattern("true|false")},
+}

@@ -1,0 +1,7 @@
+package skel
+
+// What --check-config reads of a file beside the plugins' own keys.
+type (
+	WireList  = wireList
+	WireEntry = wireEntry
+)

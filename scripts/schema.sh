@@ -1,0 +1,6 @@
+#!/bin/bash
+# schema.sh: write docs/schema/*.json from the types that the plugins decode into.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+UPDATE=1 go test -count=1 ./pkg/cni ./pkg/skel ./plugins/... --ginkgo.focus=docs/schema
