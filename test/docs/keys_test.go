@@ -1,0 +1,80 @@
+package docs_test
+
+import (
+	"maps"
+	"slices"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+)
+
+// keyDoc is what a schema says of a key.
+type keyDoc struct {
+	path    string // vlanTrunk[].id
+	kind    string // string, number, boolean, list, object
+	missing any    // the default, nil where there is none
+	node    object
+}
+
+// keysOf lists the keys that a schema describes, objects before what is in them.
+func keysOf(node object, path string) (list []keyDoc) {
+	properties, _ := node["properties"].(object)
+	for _, name := range slices.Sorted(maps.Keys(properties)) {
+		k := keyDoc{path: path + name, node: properties[name].(object)}
+		k.kind, k.missing = kindOf(k.node), k.node["default"]
+		if k.node["description"] != nil {
+			list = append(list, k)
+		}
+		inner, prefix := k.node, k.path
+		for inner["items"] != nil {
+			inner, prefix = inner["items"].(object), prefix+"[]"
+		}
+		list = append(list, keysOf(inner, prefix+".")...)
+	}
+	return list
+}
+
+// kindOf is the type of a key in the words of the manuals.
+func kindOf(node object) string {
+	kind, _ := node["type"].(string)
+	if several, ok := node["type"].([]any); ok {
+		kind, _ = several[0].(string)
+	}
+	switch kind {
+	case "integer":
+		return "number"
+	case "array":
+		return "list"
+	}
+	return kind
+}
+
+// schemaKeys are the keys of docs/schema/NAME.json.
+func schemaKeys(name string) []keyDoc {
+	GinkgoHelper()
+	return keysOf(parsed(read(root("docs", "schema", name+".json"))).(object), "")
+}
+
+func paths(keys []keyDoc) (list []string) {
+	for _, k := range keys {
+		list = append(list, k.path)
+	}
+	return list
+}
+
+var _ = DescribeTable("good and bad values are there of each key of", func(plugin string) {
+	var tried []string
+	for _, v := range tables()[plugin] {
+		tried = append(tried, v.key)
+		Expect(v.good).NotTo(BeEmpty())
+	}
+	slices.Sort(tried)
+	want := paths(schemaKeys(plugin))
+	slices.Sort(want)
+	Expect(slices.Compact(tried)).To(Equal(want))
+},
+	Entry(nil, "bridge"), Entry(nil, "ptp"), Entry(nil, "host-local"), Entry(nil, "tuning"), Entry(nil, "portmap"))
+
+var _ = It("a loopback has no keys of its own", func() {
+	Expect(schemaKeys("loopback")).To(BeEmpty())
+})

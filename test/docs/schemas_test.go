@@ -1,0 +1,206 @@
+package docs_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os/exec"
+	"regexp"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// plugins are all of this suite, with the least that each is content with.
+var plugins = map[string]string{
+	"bridge":     `{}`,
+	"ptp":        `{"ipam": {"type": "static"}}`,
+	"loopback":   `{}`,
+	"host-local": `{"type": "bridge", "ipam": {"type": "host-local", "subnet": "10.9.0.0/16"}}`,
+	"tuning":     `{}`,
+	"portmap":    `{"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}}`,
+}
+
+// subject is what a table of values is tried on.
+type subject struct {
+	plugin string // that is run
+	schema string // that judges the part
+	base   any    // the whole
+	part   func(whole any) any
+}
+
+func subjectOf(table string) subject {
+	GinkgoHelper()
+	self := func(whole any) any { return whole }
+	single := func(plugin, more string) any {
+		return merge(parsed(`{"cniVersion": "1.1.0", "name": "net1", "type": "`+plugin+`"}`), parsed(more))
+	}
+	switch table {
+	case "entry":
+		return subject{"loopback", "loopback", single("loopback", "{}"), self}
+	case "list":
+		return subject{"loopback", "network", parsed(`{"cniVersion": "1.1.0", "name": "net1", "plugins": [{"type": "loopback"}]}`), self}
+	}
+	return subject{table, table, single(table, plugins[table]), self}
+}
+
+// merge is a with what b says, object by object; null in b takes away.
+func merge(a, b any) any {
+	into, ok := a.(object)
+	from, too := b.(object)
+	if !ok || !too {
+		if list, ok := a.([]any); ok && len(list) > 0 {
+			if other, ok := b.([]any); ok && len(other) > 0 {
+				return append([]any{merge(list[0], other[0])}, list[1:]...)
+			}
+		}
+		return b
+	}
+	out := maps.Clone(into)
+	for k, v := range from {
+		if out[k] = merge(into[k], v); v == nil {
+			delete(out, k)
+		}
+	}
+	return out
+}
+
+// put is doc with a value at a key: vlanTrunk[].id is that of the first entry.
+func put(doc any, key string, value any) any {
+	if key == "" {
+		return value
+	}
+	if rest, ok := strings.CutPrefix(key, "[]"); ok {
+		list, _ := doc.([]any)
+		if len(list) == 0 {
+			list = []any{nil}
+		}
+		return append([]any{put(list[0], strings.TrimPrefix(rest, "."), value)}, list[1:]...)
+	}
+	i := strings.IndexAny(key+".", ".[")
+	name, rest := key[:i], strings.TrimPrefix(key[i:], ".")
+	o, _ := doc.(object)
+	if o = maps.Clone(o); o == nil {
+		o = object{}
+	}
+	o[name] = put(o[name], rest, value)
+	return o
+}
+
+// report is what --check-config --json says.
+type report struct {
+	Findings []struct {
+		Level, Key, Reason, Suggestion string
+		Value                          json.RawMessage
+		Code                           uint
+	}
+}
+
+// errors are the findings that would make ADD fail.
+func (r report) errors() (list []string) {
+	for _, f := range r.Findings {
+		if f.Level == "error" {
+			list = append(list, strings.TrimPrefix(fmt.Sprintf("%s: %s %s", f.Key, f.Value, f.Reason), ": "))
+		}
+	}
+	return list
+}
+
+func checkConfig(plugin, conf string) (r report, code int) {
+	GinkgoHelper()
+	cmd := exec.Command(nstest.Build(plugin), "--check-config", "--json")
+	cmd.Stdin = strings.NewReader(conf)
+	out, err := cmd.Output()
+	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) {
+		Expect(err).NotTo(HaveOccurred())
+	}
+	Expect(json.Unmarshal(out, &r)).To(Succeed(), string(out))
+	return r, cmd.ProcessState.ExitCode()
+}
+
+// expectGood has the schema, that of whole files and the parser take a document.
+func (s subject) expectGood(doc any) {
+	GinkgoHelper()
+	text := plugintest.Text(doc)
+	Expect(validate(schema(s.schema), doc)).To(Succeed(), text)
+	Expect(validate(schema("network"), doc)).To(Succeed(), text)
+	r, code := checkConfig(s.plugin, text)
+	Expect(r.errors()).To(BeEmpty(), text)
+	Expect(code).To(BeZero(), text)
+}
+
+// expectRefused has both schemas refuse a document.
+func (s subject) expectRefused(doc any) {
+	GinkgoHelper()
+	text := plugintest.Text(doc)
+	Expect(validate(schema(s.schema), doc)).NotTo(Succeed(), text)
+	Expect(validate(schema("network"), doc)).NotTo(Succeed(), text)
+}
+
+// expectBad has the parser refuse a document. near is the key that it must
+// complain about, or about what is in it or around it; empty for any.
+func (s subject) expectBad(doc any, near string) report {
+	GinkgoHelper()
+	text := plugintest.Text(doc)
+	r, code := checkConfig(s.plugin, text)
+	Expect(code).To(Equal(1), text)
+	keys := []string{}
+	for _, f := range r.Findings {
+		if f.Level == "error" {
+			keys = append(keys, index.ReplaceAllString(f.Key, "[]"))
+		}
+	}
+	Expect(keys).To(ContainElement(Or(HavePrefix(near), Satisfy(func(k string) bool { return strings.HasPrefix(near, k) }))), text)
+	return r
+}
+
+var index = regexp.MustCompile(`\[\d+\]`)
+
+// expectADD has ADD report what --check-config does.
+func (s subject) expectADD(w *plugintest.World, netns string, doc any, r report) {
+	GinkgoHelper()
+	said := w.Exec(plugintest.Call{Command: "ADD", Netns: netns, Conf: doc}).Failed(cni.CodeConfig)
+	for _, f := range r.Findings {
+		if f.Level == "error" {
+			Expect(said).To(MatchRegexp(`(?m)(^|; )%s: .*%s`, regexp.QuoteMeta(f.Key), regexp.QuoteMeta(f.Reason)))
+			Expect(f.Suggestion).NotTo(BeEmpty(), f.Key)
+		}
+	}
+}
+
+var _ = Describe("the schemas", func() {
+	for table, list := range tables() {
+		for _, v := range list {
+			It(fmt.Sprintf("and the parser agree: %s, %s %s", table, v.key, v.beside), func() {
+				s, near := subjectOf(table), v.key
+				if v.beside != "" {
+					s.base, near = merge(s.base, parsed(v.beside)), ""
+				}
+				for _, value := range parsed(v.good).([]any) {
+					s.expectGood(put(s.base, v.key, value))
+				}
+				w, cont := plugintest.NewWorld(skel.Plugin{Name: s.plugin}), nstest.NewNetns()
+				for _, value := range parsed(v.bad).([]any) {
+					s.expectRefused(put(s.base, v.key, value))
+				}
+				if v.beyond == "" {
+					v.beyond = "[]"
+				}
+				for _, value := range append(parsed(v.bad).([]any), parsed(v.beyond).([]any)...) {
+					doc := put(s.base, v.key, value)
+					r := s.expectBad(doc, near)
+					if table == s.plugin { // the others have keys that no plugin reads
+						s.expectADD(w, cont.Path, doc, r)
+					}
+				}
+			})
+		}
+	}
+})

@@ -1,0 +1,138 @@
+package docs_test
+
+import (
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// specCase is one key of the JSON Schemas that go about for the specification
+// (www.cni.dev/schemas/network-config.json and result.json): with each of the
+// good values they take a document that is otherwise minimal, with each of the
+// bad ones they do not. They are compared key by key, since their text comes
+// without a licence.
+type specCase struct{ key, good, bad string }
+
+const (
+	versionGood = `["1.0.0", "0.4.0", "0.3.1"]`
+	versionBad  = `["1.0", "text", 5, []]`
+	dnsBad      = `["text", [], {"nameservers": "text"}, {"nameservers": [5]}, {"domain": 5}, {"search": {}}, {"search": [true]}, {"options": [5]}]`
+	dnsGood     = `[{}, {"nameservers": ["10.96.0.10"], "domain": "cluster.local", "search": ["example.com"], "options": ["ndots:5"]}]`
+	routesGood  = `[[], [{"dst": "0.0.0.0/0"}], [{"dst": "::/0", "gw": "fd00::1"}], [{"dst": "10.0.0.0/8", "gw": "10.0.0.1", "mtu": 68, "advmss": 1}], [{"dst": "10.0.0.0/8", "mtu": 65535, "advmss": 1460}]]`
+	routesBad   = `["text", {}, [{}], ["text"], [{"gw": "10.0.0.1"}], [{"dst": 5}], [{"dst": "0.0.0.0/0", "gw": 5}], [{"dst": "0.0.0.0/0", "mtu": "x"}], [{"dst": "0.0.0.0/0", "mtu": 1.5}], [{"dst": "0.0.0.0/0", "advmss": {}}]]`
+)
+
+// resultCases are of results, and of prevResult.
+var resultCases = []specCase{
+	{"cniVersion", versionGood, versionBad},
+	{"interfaces", `[[], [{"name": "eth0"}], [{"name": "eth0", "mac": "0a:58:0a:f4:00:01", "mtu": 68, "sandbox": "/proc/12345/ns/net"}],
+		[{"name": "net1", "mtu": 65535, "sandbox": "", "socketPath": "/run/x", "pciID": "0000:03:00.1"}]]`,
+		`["text", {}, ["eth0"], [{}], [{"mac": "0a:58:0a:f4:00:01"}], [{"name": 5}], [{"name": "eth0", "mtu": "x"}], [{"name": "eth0", "mtu": 1.5}],
+		[{"name": "eth0", "sandbox": 5}], [{"name": "eth0", "socketPath": []}], [{"name": "eth0", "pciID": true}]]`},
+	{"ips", `[[], [{"address": "10.244.0.5/24"}], [{"address": "fd00::1/64", "gateway": "fd00::2", "interface": 0}]]`,
+		`["text", {}, [{}], ["10.244.0.5/24"], [{"gateway": "10.0.0.1"}], [{"address": 5}], [{"address": "10.0.0.2/8", "gateway": 5}], [{"address": "10.0.0.2/8", "interface": "x"}],
+		[{"address": "10.0.0.2/8", "interface": -1}]]`},
+	{"routes", routesGood, routesBad},
+	{"dns", dnsGood, dnsBad},
+}
+
+// networkCases are of configurations. A plugin's keys are tried in a
+// configuration of that plugin: in another one nobody reads them, and then
+// nobody refuses them.
+var networkCases = map[string][]specCase{
+	"bridge": {
+		{"cniVersion", versionGood, versionBad},
+		{"cniVersions", `[["1.0.0", "0.4.0"], []]`, `["1.0.0", {}, [5]]`},
+		{"name", `["mynet", "k8s-pod-network", "bridge-net"]`, `["", "-a", "a b", 5]`},
+		{"type", `["bridge", "ipvlan", "host-device", "calico", "weave-net"]`, `["", 5, []]`},
+		{"args", `[{}, {"cni": {}}, {"cni": {"disable-check": true, "aliases": {"a": ["b"]}}}, {"other": 1}]`, `["text", [], {"cni": "text"}, {"cni": []}]`},
+		{"ipMasq", `[true, false]`, `["x", 1]`},
+		{"ipam", `[{"type": "dhcp"}, {"type": "whereabouts", "range": "10.0.0.0/8"}]`, `["text", [], {"type": 5}]`},
+		{"dns", dnsGood, dnsBad},
+		{"capabilities", `[{}, {"portMappings": true, "ipRanges": false, "bandwidth": true, "dns": true, "mac": true, "aliases": true, "infinibandGUID": true, "deviceID": true, "other": false}]`,
+			`["text", [], {"mac": "x"}, {"other": 1}]`},
+		{"runtimeConfig", `[{}, {"mac": "0a:58:0a:f4:00:01"}, {"bandwidth": {"ingressRate": 0, "egressBurst": 8}, "dns": {}, "other": 1}]`, `["text", [], {"mac": "x"}, {"mac": 5}]`},
+		{"prevResult", `[{"cniVersion": "1.0.0"}]`, `["text", [], {}]`},
+	},
+	"host-local": {
+		{"ipam", `[{"type": "host-local", "subnet": "10.244.0.0/24", "rangeStart": "10.244.0.5", "rangeEnd": "10.244.0.9", "gateway": "10.244.0.1",
+			"routes": [{"dst": "0.0.0.0/0"}], "dataDir": "/var/lib/cni/networks", "resolvConf": "/etc/resolv.conf"},
+			{"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24", "rangeStart": "10.244.0.5", "rangeEnd": "10.244.0.9", "gateway": "10.244.0.1"}]]}]`,
+			`[{"type": "host-local", "subnet": 5}]`},
+		{"ipam.rangeStart", `["10.9.0.5"]`, `["text", "10.9.0", 5]`},
+		{"ipam.rangeEnd", `["10.9.0.5"]`, `["text", 5]`},
+		{"ipam.gateway", `["10.9.0.5"]`, `["text", 5]`},
+		{"ipam.dataDir", `["/x"]`, `[5]`},
+		{"ipam.resolvConf", `["/x"]`, `[5]`},
+		{"ipam.ranges", `[[[{"subnet": "10.244.0.0/24"}]]]`, `["text", ["text"], [["text"]], [[{"subnet": 5}]], [[{"subnet": "10.0.0.0/8", "rangeStart": 5}]]]`},
+		{"ipam.routes", routesGood, routesBad},
+		{"runtimeConfig.ipRanges", `[[[{"subnet": "10.244.0.0/24", "rangeStart": "10.244.0.5"}]]]`, `["text", ["text"], [["text"]], [[{"subnet": 5}]], [[{"subnet": "10.0.0.0/8", "gateway": 5}]]]`},
+	},
+	"portmap": {
+		{"runtimeConfig.portMappings", `[[], [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}], [{"hostPort": 65535, "containerPort": 1, "protocol": "sctp", "hostIP": "10.0.0.1"}]]`,
+			`["text", {}, ["text"], [{}], [{"hostPort": 1, "protocol": "tcp"}], [{"containerPort": 0, "hostPort": 1, "protocol": "tcp"}], [{"containerPort": 65536, "hostPort": 1, "protocol": "tcp"}],
+			[{"containerPort": "x", "hostPort": 1, "protocol": "tcp"}], [{"containerPort": 1, "hostPort": 65536, "protocol": "udp"}], [{"containerPort": 1, "hostPort": -1, "protocol": "udp"}],
+			[{"containerPort": 1, "hostPort": 1, "protocol": "icmp"}], [{"containerPort": 1, "hostPort": 1, "protocol": "tcp", "hostIP": 5}]]`},
+	},
+}
+
+// expectAs checks that documents are taken, or refused.
+func expectAs(name string, base any, c specCase) {
+	GinkgoHelper()
+	for _, value := range parsed(c.good).([]any) {
+		Expect(validate(schema(name), put(base, c.key, value))).To(Succeed(), "%s: %v", c.key, value)
+	}
+	for _, value := range parsed(c.bad).([]any) {
+		Expect(validate(schema(name), put(base, c.key, value))).NotTo(Succeed(), "%s: %v", c.key, value)
+	}
+}
+
+var _ = Describe("beside the schemas of the specification, ours", func() {
+	It("takes and wants the same of results", func() {
+		for _, version := range []string{"1.0.0", "0.4.0"} {
+			base := object{"cniVersion": version}
+			for _, c := range resultCases {
+				expectAs("result", base, c)
+			}
+			whole := put(subjectOf("bridge").base, "prevResult", base)
+			for _, c := range resultCases {
+				c.key = "prevResult." + c.key
+				expectAs("network", whole, c)
+			}
+		}
+		for _, doc := range []any{parsed(`{}`), parsed(`{"ips": []}`), parsed(`[]`), "text"} {
+			Expect(validate(schema("result"), doc)).NotTo(Succeed())
+		}
+	})
+
+	It("takes and wants the same of configurations", func() {
+		for plugin, cases := range networkCases {
+			for _, c := range cases {
+				base := subjectOf(plugin).base
+				if strings.HasPrefix(c.key, "runtimeConfig.ipRanges") {
+					base = merge(base, parsed(`{"ipam": {"subnet": null}}`))
+				}
+				expectAs("network", base, c)
+			}
+		}
+		for _, key := range []string{"cniVersion", "name", "type"} {
+			Expect(validate(schema("network"), merge(subjectOf("bridge").base, object{key: nil}))).NotTo(Succeed(), key)
+		}
+	})
+
+	// The two points where ours differ, since the plugins do: an empty ipam is
+	// how layer 2 is asked for, and a port mapping needs a host port and a
+	// protocol.
+	It("differs where the plugins do", func() {
+		Expect(validate(schema("network"), put(subjectOf("bridge").base, "ipam", object{}))).To(Succeed())
+		for _, mapping := range []string{`{"containerPort": 80}`, `{"containerPort": 80, "hostPort": 0, "protocol": "tcp"}`} {
+			doc := put(subjectOf("portmap").base, "runtimeConfig.portMappings[]", parsed(mapping))
+			Expect(validate(schema("network"), doc)).NotTo(Succeed())
+			_, code := checkConfig("portmap", plugintest.Text(doc))
+			Expect(code).To(Equal(1))
+		}
+	})
+})
