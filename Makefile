@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := build
-.PHONY: build demo test test-vm test-runtimes lint fuzz bench schema install clean help
+.PHONY: build demo test test-vm test-runtimes test-release lint fuzz bench schema install release clean help
 
 build:   ; @scripts/build.sh    #: compile every plugin into bin/
 demo:    ; @scripts/demo.sh     #: three containers on a throw-away host, proved by traffic (root)
@@ -8,7 +8,7 @@ test-vm: ; @scripts/test-vm.sh  #: the specs labelled "kernel", on Debian's kern
 test-runtimes: ; @scripts/test-runtimes.sh  #: the plugins under real runtimes (root; installs them)
 lint:    ; @scripts/lint.sh     #: gofmt, vet, staticcheck, shellcheck
 fuzz:    ; @scripts/fuzz.sh     #: each fuzz target for FUZZTIME (30s), some at a time
-bench:   ; @scripts/bench.sh    #: the Go benchmarks
+bench:   ; @scripts/bench.sh    #: against PEER (DIR), by default Debian's plugins, call by call (root); QUICK=1, BENCH=regexp
 schema:  ; @scripts/schema.sh   #: write docs/schema from the types that the plugins decode into
 install: ; @scripts/install.sh  #: bin/ into $(DESTDIR)$(PREFIX) (/opt/cni/bin)
 clean:   ; @rm -rf bin          #: remove bin/

@@ -15,7 +15,7 @@ export NSTEST_SKIPLOG
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE
 failed=0
 read -ra flags <<<"${TESTFLAGS:-}"
-for module in . test; do
+for module in . test test/bench; do
 	[ -f "$module/go.mod" ] || continue
 	echo "== go vet, go test in $module"
 	# -count=1: the result depends on the kernel, which go does not know.

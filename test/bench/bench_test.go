@@ -1,0 +1,106 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestBench(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "test/bench")
+}
+
+// page is one with words before and after what is generated.
+const page = "# Before\n" + pageBegin + "old\n" + pageEnd + "## After\n"
+
+var _ = Describe("a run", func() {
+	It("fills the page and the plot, and leaves the host alone", func() {
+		dir, h := GinkgoT().TempDir(), nstest.NewHost()
+		h.Cmd("sh", "-c", "mkdir "+dir+"/ours "+dir+"/peer "+dir+"/empty "+dir+"/disk")
+		for _, name := range []string{"bridge", "host-local", "loopback", "portmap", "ptp", "tuning"} {
+			Expect(os.Symlink(nstest.Build(name), filepath.Join(dir, "ours", name))).To(Succeed())
+			if name != "loopback" { // the other plugins have none
+				Expect(os.Symlink(nstest.Build(name), filepath.Join(dir, "peer", name))).To(Succeed())
+			}
+		}
+		Expect(exec.Command("go", "build", "-o", dir+"/empty/bridge", "./empty").Run()).To(Succeed())
+		Expect(exec.Command("go", "build", "-o", dir+"/bench", ".").Run()).To(Succeed())
+		Expect(os.WriteFile(dir+"/page.md", []byte(page), 0o644)).To(Succeed())
+		before := h.Snapshot()
+
+		out := h.Run(nstest.Program{Path: dir + "/bench", Args: []string{"-ours", dir + "/ours", "-peer", dir + "/peer", "-empty", dir + "/empty",
+			"-work", dir + "/disk", "-n", "2", "-page", dir + "/page.md", "-plot", dir + "/plot.svg",
+			"-rows", `^(bridge.* against .*|loopback|portmap, 1 published|host-local, 1000 reserved): |^chain.* 8 at a time`}})
+		Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
+
+		Expect(h.Snapshot()).To(Equal(before))
+		Expect(filepath.Glob(dir + "/disk/*")).To(BeEmpty())
+		Expect(os.ReadFile(dir + "/plot.svg")).To(ContainSubstring("portmap, 1 published: ADD"))
+		written, err := os.ReadFile(dir + "/page.md")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(string(written)).To(And(HavePrefix("# Before\n"), HaveSuffix("## After\n"), Not(ContainSubstring("old"))))
+		const ratio = `[0-9.]+ \([0-9.]+ to [0-9.]+\)`
+		for _, line := range []string{
+			`bridge against an empty Go program: VERSION \| 2 \| ` + ratio,
+			`bridge, masquerade, against itself: ADD \| 2 \| ` + ratio + ` .* 2 > 2 \| [0-9]+ > [0-9]+ \| [1-9][0-9]* > [1-9][0-9]* \| 0 > 0 \|`,
+			`loopback: ADD \| 0 \| n/a: no loopback \| - > - \| - > - \| - > - \| - > [0-9.]+ \| - > 1 `,
+			`portmap, 1 published: GC \| 2 \| ` + ratio,
+			`host-local, 1000 reserved: ADD \| 2 \| ` + ratio + ` .* 0 > 0 \| 0 > 0 \|`,
+			`chain of bridge, tuning, portmap, 8 at a time: ADD \| 2 \| ` + ratio + ` .* 0 > 0 \|`,
+			`our failures, all rows \| at most 0 \| 0.00 \| yes`,
+		} {
+			Expect(string(written)).To(MatchRegexp(`(?m)^\| ` + line))
+		}
+	})
+})
+
+var _ = DescribeTable("quantiles", func(part, want float64, values ...float64) {
+	Expect(quantile(values, part)).To(BeNumerically("~", want, 1e-9))
+},
+	Entry("of one", 0.99, 3.0, 3.0),
+	Entry("between two", 0.25, 1.5, 3.0, 1.0),
+	Entry("the middle", 0.5, 2.0, 3.0, 1.0, 2.0),
+	Entry("the last", 1.0, 3.0, 3.0, 1.0, 2.0),
+)
+
+var _ = DescribeTable("an aim", func(a aim, met bool, value float64) {
+	Expect(a.met(value)).To(Equal(met))
+},
+	Entry("above the least", aim{want: 2}, true, 2.5),
+	Entry("below the least", aim{want: 2}, false, 1.9),
+	Entry("below the most", aim{want: 2, atMost: true}, true, 1.9),
+	Entry("above the most", aim{want: 2, atMost: true}, false, 2.5),
+)
+
+var _ = Describe("the aims", func() {
+	It("are of rows that there are, and a missed one says so", func() {
+		b := &bench{options: &options{}, own: &plugins{dir: "/nowhere"}}
+		for _, sc := range scenarios() {
+			for _, verb := range sc.verbs {
+				r := &row{scenario: sc.name, verb: verb, ratios: []float64{1, 1.2, 1.1}}
+				r.sides[1].wall = []float64{5}
+				b.rows = append(b.rows, r)
+			}
+		}
+		for _, cells := range (&report{bench: b}).aimTable().rows {
+			switch cells[0] {
+			case "our six binaries together, MB":
+				Expect(cells[3]).To(Equal("not measured"))
+			case "our failures, all rows", "host-local: time with 60000 reserved / with 1", "portmap: time with 1000 others / with none",
+				"start: time of bridge VERSION / an empty Go program's":
+				Expect(cells[3]).To(Equal("yes"), cells[0])
+			default:
+				Expect(cells[2:]).To(Equal([]string{"1.10", "**no**"}), cells[0])
+			}
+		}
+	})
+})

@@ -1,0 +1,90 @@
+// Bench measures two directories of CNI plugins against each other: the same calls,
+// in turns, on two throw-away hosts in namespaces of their own. scripts/bench.sh
+// runs it; docs/performance.md is what it writes.
+//
+// Times are compared in pairs that were taken one right after the other, and the
+// order within the pair changes each time, so that what else the machine does falls
+// on both. What is counted (programs, system calls, netlink messages, memory) is
+// counted in calls of its own, which are traced and not timed.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"regexp"
+	"runtime"
+	"time"
+)
+
+// options are what the command line says.
+type options struct {
+	ours, peer string // directories of plugins
+	peerName   string
+	empty      string // a directory with an empty program, as "bridge"
+	version    string // of ours
+	work       string // a directory on disk
+	rows       *regexp.Regexp
+	limit      time.Duration // for a scenario's loop, after the third round
+	rounds     int           // most rounds of a scenario
+	quick      bool          // no scenario that takes long
+	page, plot string        // files to write
+}
+
+// The first thread of a process never ends, so no host may get it: its namespaces
+// would stay.
+func init() { runtime.LockOSThread() }
+
+func main() {
+	var o options
+	rows := ""
+	flag.StringVar(&o.ours, "ours", "", "`directory` of our plugins")
+	flag.StringVar(&o.peer, "peer", "", "`directory` of the plugins to compare with")
+	flag.StringVar(&o.peerName, "peer-name", "peer", "what the tables call them")
+	flag.StringVar(&o.empty, "empty", "", "`directory` with an empty Go program named bridge")
+	flag.StringVar(&o.version, "version", "", "ours, for the page")
+	flag.StringVar(&o.work, "work", os.TempDir(), "`directory` on disk for what plugins keep there")
+	flag.StringVar(&rows, "rows", "", "`regexp` of the rows to measure")
+	flag.DurationVar(&o.limit, "time", 8*time.Second, "for each scenario, at least three rounds")
+	flag.IntVar(&o.rounds, "n", 100, "at most so many rounds of a scenario")
+	flag.BoolVar(&o.quick, "quick", false, "leave out what takes long")
+	flag.StringVar(&o.page, "page", "", "`file` in which the generated part is replaced")
+	flag.StringVar(&o.plot, "plot", "", "`file` for the plot, .svg")
+	flag.Parse()
+	if err := run(&o, rows); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(o *options, rows string) error {
+	var err error
+	if o.rows, err = regexp.Compile(rows); err != nil {
+		return fmt.Errorf("-rows: %w", err)
+	}
+	if !inside() {
+		return isolate()
+	}
+	if err := arrange(); err != nil {
+		return err
+	}
+	b, err := newBench(o)
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	if err := b.measureAll(); err != nil {
+		return err
+	}
+	r := report{bench: b, machine: lookAround(o.work), took: time.Since(began)}
+	r.print(os.Stdout)
+	if o.page != "" {
+		if err := r.writePage(o.page); err != nil {
+			return err
+		}
+	}
+	if o.plot != "" {
+		return writePlot(o.plot, b)
+	}
+	return nil
+}

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+)
+
+// step is one plugin of a chain.
+type step struct {
+	plugin string
+	conf   func(port int) object
+}
+
+// scenario is a chain of plugins, or one, whose verbs are measured, each a row.
+type scenario struct {
+	name     string
+	verbs    []string
+	steps    []step
+	before   []step // attached first, and not measured
+	others   int    // other pods on the host
+	reserved int    // addresses that are reserved already
+	parallel int    // pods at the same time; 0: one after the other
+	nft      bool   // only where the plugins know the nftables backends
+	slow     bool
+	// uncounted: the peer's system calls are so many that tracing takes minutes.
+	uncounted bool
+	against   string // againstPeer, ...
+}
+
+// What ours are compared with.
+const (
+	againstPeer  = ""
+	againstOurs  = "ours"  // shows the noise
+	againstEmpty = "empty" // a program that does nothing: what any start costs
+)
+
+var (
+	all  = []string{"VERSION", "ADD", "CHECK", "STATUS", "GC", "DEL"}
+	most = []string{"ADD", "CHECK", "DEL"}
+
+	masquerade  = object{"ipMasq": true}
+	byIPTables  = object{"ipMasq": true, "ipMasqBackend": "iptables"}
+	byNFTables  = object{"ipMasq": true, "ipMasqBackend": "nftables"}
+	onIPTables  = object{"backend": "iptables"}
+	onNFTables  = object{"backend": "nftables"}
+	plain, dual = object{"ipam": ipam(false)}, object{"ipam": ipam(true)}
+)
+
+// Names that the aims refer to.
+const (
+	manyOthers = 1000
+	startName  = "bridge against an empty Go program"
+	sameName   = "bridge, masquerade, against itself"
+	chainName  = "chain of bridge, tuning, portmap"
+)
+
+func parallelName(n int) string   { return fmt.Sprintf("%s, %d at a time", chainName, n) }
+func reservedName(n int) string   { return fmt.Sprintf("host-local, %d reserved", n) }
+func portsName(n int) string      { return fmt.Sprintf("portmap, %d published", n) }
+func othersName(of string) string { return fmt.Sprintf("%s, %d others", of, manyOthers) }
+
+func scenarios() []scenario {
+	return slices.Concat([]scenario{
+		{name: startName, verbs: all[:1], steps: []step{bridge()}, against: againstEmpty},
+		{name: sameName, verbs: most, steps: []step{bridge(plain, masquerade)}, against: againstOurs},
+		{name: "loopback", verbs: all, steps: []step{{"loopback", same(nil)}}},
+		{name: "tuning, a sysctl", verbs: all, before: []step{bridge(plain)}, steps: []step{tuning()}},
+		{name: "tuning, the MAC", verbs: most, before: []step{bridge(plain)}, steps: []step{
+			{"tuning", same(object{"mac": "c2:11:22:33:44:55"})}}},
+	}, lending(), linking("ptp", ptp), linking("bridge", bridge), crowds(), publishing(), chains())
+}
+
+func lending() (list []scenario) {
+	for i, n := range []int{1, 1000, 10000, 60000} {
+		s := scenario{name: reservedName(n), verbs: most, steps: []step{{"host-local", same(plain)}}, reserved: n, slow: n > 10000, uncounted: n > 10000}
+		if i == 0 {
+			s.verbs = all
+		}
+		list = append(list, s)
+	}
+	return list
+}
+
+func linking(name string, plugin func(...object) step) []scenario {
+	return []scenario{
+		{name: name, verbs: all, steps: []step{plugin(plain)}},
+		{name: name + ", masquerade", verbs: all[1:], steps: []step{plugin(plain, masquerade)}},
+		{name: name + ", masquerade by iptables", verbs: most, steps: []step{plugin(plain, byIPTables)}},
+		{name: name + ", masquerade by nftables", verbs: most, steps: []step{plugin(plain, byNFTables)}, nft: true},
+		{name: name + ", masquerade, dual stack", verbs: most, steps: []step{plugin(dual, masquerade)}},
+	}
+}
+
+func crowds() []scenario {
+	return []scenario{
+		{name: othersName("bridge"), verbs: most, steps: []step{bridge(plain)}, others: manyOthers, slow: true},
+		{name: othersName("bridge, masquerade"), verbs: most, steps: []step{bridge(plain, masquerade)}, others: manyOthers, slow: true},
+		{name: othersName("bridge, masquerade by iptables"), verbs: most, steps: []step{bridge(plain, byIPTables)}, others: manyOthers, slow: true},
+	}
+}
+
+func publishing() (list []scenario) {
+	before := []step{bridge(plain)}
+	for _, n := range []int{1, 10, 100, 1000} {
+		s := scenario{name: portsName(n), verbs: most, before: before, steps: []step{portmap(n)}, slow: n > 10, uncounted: n > 100}
+		if n == 1 {
+			s.verbs = all
+		}
+		list = append(list, s)
+		if n == 1000 {
+			break
+		}
+		list = append(list,
+			scenario{name: portsName(n) + " by iptables", verbs: most, before: before, steps: []step{portmap(n, onIPTables)}, slow: n > 10},
+			scenario{name: portsName(n) + " by nftables", verbs: most, before: before, steps: []step{portmap(n, onNFTables)}, nft: true})
+	}
+	return append(list,
+		scenario{name: portsName(1) + ", dual stack", verbs: most, before: []step{bridge(dual)}, steps: []step{portmap(1)}},
+		scenario{name: othersName(portsName(1)), verbs: most, before: before, steps: []step{portmap(1)}, others: manyOthers, slow: true},
+		scenario{name: othersName(portsName(1) + " by iptables"), verbs: most, before: before, steps: []step{portmap(1, onIPTables)}, others: manyOthers, slow: true})
+}
+
+func chains() []scenario {
+	chain := []step{bridge(plain, masquerade), tuning(), portmap(1)}
+	list := []scenario{
+		{name: chainName, verbs: most, steps: chain},
+		{name: chainName + " by iptables", verbs: most, steps: []step{bridge(plain, byIPTables), tuning(), portmap(1, onIPTables)}},
+		{name: chainName + " by nftables", verbs: most, steps: []step{bridge(plain, byNFTables), tuning(), portmap(1, onNFTables)}, nft: true},
+		{name: chainName + ", dual stack", verbs: most, steps: []step{bridge(dual, masquerade), tuning(), portmap(1)}},
+	}
+	for _, n := range []int{1, 2, 8, 32, 64} {
+		list = append(list, scenario{name: parallelName(n), verbs: []string{"ADD", "DEL"}, steps: chain, parallel: n, slow: n == 2 || n == 32})
+	}
+	return list
+}
+
+func same(conf object) func(int) object { return func(int) object { return conf } }
+
+func bridge(more ...object) step {
+	return step{"bridge", same(merged(object{"bridge": "cni0", "isGateway": true}, merged(more...)))}
+}
+
+func ptp(more ...object) step { return step{"ptp", same(merged(more...))} }
+
+func tuning() step {
+	return step{"tuning", same(object{"sysctl": object{"net.core.somaxconn": "777"}})}
+}
+
+// portmap publishes n ports from the pod's on.
+func portmap(n int, more ...object) step {
+	return step{"portmap", func(port int) object {
+		var mappings []object
+		for i := range n {
+			mappings = append(mappings, object{"hostPort": port + i, "containerPort": 80 + i, "protocol": "tcp"})
+		}
+		return merged(object{"capabilities": object{"portMappings": true}, "runtimeConfig": object{"portMappings": mappings}}, merged(more...))
+	}}
+}
+
+func ipam(dual bool) object {
+	ranges := []any{[]object{{"subnet": "10.22.0.0/16"}}}
+	routes := []object{{"dst": "0.0.0.0/0"}}
+	if dual {
+		ranges = append(ranges, []object{{"subnet": "fd00:22::/64"}})
+		routes = append(routes, object{"dst": "::/0"})
+	}
+	return object{"type": "host-local", "ranges": ranges, "routes": routes}
+}

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// side is a host with one of the directories, for one scenario.
+type side struct {
+	*host
+	*plugins
+	version string   // of the configurations
+	crowd   []object // the attachments of the other pods
+}
+
+// pod is a container whose attachment is measured.
+type pod struct {
+	id, ifName, ns string
+	port           int
+	before, result json.RawMessage // of the plugin before those that are measured, and of the last
+}
+
+const network = "bench"
+
+// config is a step's configuration.
+func (s *side) config(st step, verb string, p *pod, prev json.RawMessage) object {
+	conf := merged(object{"cniVersion": s.version, "name": network, "type": st.plugin}, st.conf(p.port))
+	switch {
+	case verb == "GC":
+		conf["cni.dev/valid-attachments"] = append([]object{p.attachment()}, s.crowd...)
+	case prev != nil && verb != "STATUS" && verb != "VERSION":
+		conf["prevResult"] = prev
+	}
+	return conf
+}
+
+func (p *pod) attachment() object { return object{"containerID": p.id, "ifname": p.ifName} }
+
+// serve has the plugins of a chain serve a verb as a runtime would. Each call is
+// handed to one, which returns the result.
+func (s *side) serve(steps []step, verb string, p *pod, one func(call) (json.RawMessage, error)) error {
+	if verb == "DEL" {
+		steps = slices.Clone(steps)
+		slices.Reverse(steps)
+	}
+	prev := p.result
+	if verb == "ADD" {
+		prev = p.before
+	}
+	for _, st := range steps {
+		result, err := one(call{verb: verb, plugin: st.plugin, id: p.id, ifName: p.ifName, ns: p.ns, conf: s.config(st, verb, p, prev)})
+		if err != nil {
+			return err
+		}
+		if verb == "ADD" {
+			prev = result
+		}
+	}
+	if verb == "ADD" {
+		p.result = prev
+	}
+	return nil
+}
+
+// quietly is serve with nothing measured, on the calling thread.
+func (s *side) quietly(steps []step, verb string, p *pod) error {
+	return s.serve(steps, verb, p, func(c call) (json.RawMessage, error) {
+		spent, err := c.timed(s.plugins)
+		return spent.result, err
+	})
+}
+
+// prepare brings the side to where the scenario begins, with the pod that is measured.
+func (s *side) prepare(sc *scenario) (*pod, error) {
+	if err := s.reserve(sc.reserved); err != nil {
+		return nil, err
+	}
+	if err := s.populate(sc); err != nil {
+		return nil, fmt.Errorf("%d others: %w", sc.others, err)
+	}
+	p, err := s.newPod(0)
+	if err != nil || sc.before == nil {
+		return p, err
+	}
+	err = s.do(func() error { return s.quietly(sc.before, "ADD", p) })
+	p.before = p.result
+	return p, err
+}
+
+// newPod makes pod number i, and publishes its ports from a place of its own.
+func (s *side) newPod(i int) (*pod, error) {
+	ns, err := s.netns(fmt.Sprintf("pod%d", i))
+	return &pod{id: fmt.Sprintf("%064x", i+1), ifName: "eth0", ns: ns, port: 8000 + i}, err
+}
+
+// reserve writes reservations as host-local keeps them.
+func (s *side) reserve(n int) error {
+	if n == 0 {
+		return nil
+	}
+	dir := filepath.Join(s.disk, "networks", network)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	last := ""
+	for i := range n {
+		last = fmt.Sprintf("10.22.%d.%d", (i+2)>>8, (i+2)&255)
+		owner := fmt.Sprintf("%064x\r\neth0", 1<<20+i)
+		s.crowd = append(s.crowd, object{"containerID": owner[:64], "ifname": "eth0"})
+		if err := os.WriteFile(filepath.Join(dir, last), []byte(owner), 0o600); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(filepath.Join(dir, "last_reserved_ip.0"), []byte(last), 0o600)
+}
+
+// open looks at a directory of plugins.
+func open(name, dir string) (*plugins, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	p := &plugins{name: name, dir: dir}
+	program, err := os.ReadFile(filepath.Join(dir, "bridge"))
+	if err != nil {
+		return nil, fmt.Errorf("%s plugins: %w", name, err)
+	}
+	// A plugin ignores keys that it does not know.
+	p.nft = bytes.Contains(program, []byte("ipMasqBackend"))
+	c := call{verb: "VERSION", plugin: "bridge", conf: object{"cniVersion": "1.0.0"}}
+	path, env, stdin, err := c.start(p)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := output(path, env, stdin)
+	if err != nil {
+		return nil, fmt.Errorf("VERSION of %s: %w", path, err)
+	}
+	var v struct{ SupportedVersions []string }
+	if err := json.Unmarshal(answer, &v); err != nil {
+		return nil, fmt.Errorf("VERSION of %s: %w: %s", path, err, answer)
+	}
+	p.versions = v.SupportedVersions
+	return p, nil
+}
