@@ -93,8 +93,14 @@ func (chain Chain) expressions(family Family) ([]expressions, error) {
 }
 
 // decodeLike decodes an expression into another value of like's type. The kernel adds attributes of its
-// own to what it gives back; going through the decoder leaves those that mean something.
-func decodeLike(family Family, like expr.Any, raw []byte) (expr.Any, error) {
+// own to what it gives back; going through the decoder leaves those that mean something. The decoder
+// trusts lengths, so a panic of it is an error.
+func decodeLike(family Family, like expr.Any, raw []byte) (e expr.Any, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("expression %T: %v", like, v)
+		}
+	}()
 	e, ok := reflect.New(reflect.TypeOf(like).Elem()).Interface().(expr.Any)
 	if !ok {
 		return nil, fmt.Errorf("no expression: %T", like)

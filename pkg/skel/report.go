@@ -50,7 +50,7 @@ func (c *checker) report(err error) *report {
 	}
 	c.problems.Add(err)
 	for _, p := range cni.ProblemsOf(c.problems.Err()) {
-		f := finding{Level: levelError, Code: p.Code, Key: p.Key, Value: lookup(c.doc, p.Key), Reason: p.Reason, Suggestion: p.Suggestion}
+		f := finding{Level: levelError, Code: p.Code, Key: p.Key, Value: quotable(lookup(c.doc, p.Key)), Reason: p.Reason, Suggestion: p.Suggestion}
 		if f.Suggestion == "" {
 			f.Suggestion = c.meaning(p.Key)
 		}
@@ -58,6 +58,15 @@ func (c *checker) report(err error) *report {
 	}
 	r.Findings = append(r.Findings, c.more...)
 	return r
+}
+
+// quotable is a value without objects: what stands in them under keys that
+// nobody reads may be a secret.
+func quotable(v json.RawMessage) json.RawMessage {
+	if len(v) > 0 && v[0] != '"' && bytes.ContainsRune(v, '{') && bytes.ContainsRune(v, '"') {
+		return nil
+	}
+	return v
 }
 
 // meaning is what --help says of a key; empty where it says nothing.
