@@ -137,3 +137,11 @@ func (n node) files() string {
 	GinkgoHelper()
 	return n.Files("/run/hawser", "/run/cni", "/var/lib/cni")
 }
+
+// interfaceOn is the name of one of the interfaces of the result.
+func (p *pod) interfaceOn(i int) string {
+	GinkgoHelper()
+	var r Result
+	Expect(json.Unmarshal(p.result, &r)).To(Succeed())
+	return r.Interfaces[i].Name
+}

@@ -1,0 +1,215 @@
+package attack_test
+
+import (
+	"fmt"
+	"net"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// ptpList is a network of point to point links.
+func ptpList() []entry {
+	return []entry{{"ptp", Object{"ipam": Object{"type": "host-local", "ranges": []any{[]any{Object{"subnet": "10.89.0.0/24"}}}}}}}
+}
+
+var _ = Describe("a container that advertises itself as router (CVE-2020-10749, CVE-2020-13401)", func() {
+	DescribeTable("gives routes and addresses to nobody", func(entries []entry, hostLink func(*pod) string) {
+		n := newNode()
+		n.SetSysctl("net/ipv6/conf/default/accept_ra", "1")
+		rogue, victim := newPod("rogue"), newPod("victim")
+		for _, p := range []*pod{rogue, victim} {
+			n.add(p, entries)
+		}
+		before := n.Snapshot("addresses", "routes") + victim.Snapshot("addresses", "routes")
+		LinkLocal(rogue.Host, "eth0")
+		host := LinkLocal(n.Host, hostLink(rogue))
+		for range 3 {
+			rogue.AdvertiseRouter("eth0", "2001:db8:bad::")
+		}
+		// Answered after the advertisements were received.
+		Expect(Ping(rogue.Host, host+"%eth0")).To(BeTrue())
+		Expect(n.Snapshot("addresses", "routes") + victim.Snapshot("addresses", "routes")).To(Equal(before))
+	},
+		Entry("on a bridge of IPv4 and IPv6", list("")[:1], func(*pod) string { return "cni0" }),
+		Entry("on a bridge of IPv4 alone", []entry{{"bridge", Object{"bridge": "cni0", "isGateway": true,
+			"ipam": Object{"type": "host-local", "subnet": "10.88.0.0/24"}}}}, func(*pod) string { return "cni0" }),
+		Entry("on a point to point link", ptpList(), func(p *pod) string { return p.interfaceOn(0) }),
+	)
+})
+
+var _ = Describe("a container that takes another's MAC address", Label("kernel"), func() {
+	It("sends nothing with it where macspoofchk is on, tagged or not, and gets none of its frames", func() {
+		nstest.Need("nft-bridge")
+		n := newNode()
+		checked := []entry{{"bridge", Merge(list("")[0].keys, Object{"macspoofchk": true})}}
+		rogue, victim, third := n.add(newPod("rogue"), checked), n.add(newPod("victim"), checked), n.add(newPod("third"), checked)
+		from, to := rogue.Wiretap("eth0"), third.Wiretap("eth0")
+		own, stolen := from.MAC, victim.Wiretap("eth0").MAC
+		from.Send(own, nstest.Broadcast, "honest")
+		Expect(to.Next()).To(Equal("honest"))
+		from.Send(stolen, nstest.Broadcast, "stolen")
+		from.SendFrame(append(append(append(net.HardwareAddr{}, nstest.Broadcast...), stolen...), 0x81, 0, 0, 0, 0x88, 0xb5, 'x'))
+		Expect(to.Next()).To(BeEmpty())
+		rogue.Cmd("ip", "link", "set", "eth0", "address", stolen.String())
+		from.Send(stolen, nstest.Broadcast, "taken")
+		Expect(to.Next()).To(BeEmpty())
+		Expect(Ping(victim.Host, "10.88.0.1")).To(BeTrue(), "the victim")
+	})
+})
+
+var _ = Describe("a container that takes another's IP address", Label("kernel"), func() {
+	It("is not taken for it by DEL, CHECK and GC, and keeps its own masquerade", func() {
+		n := newNode()
+		out := nstest.NewOutside(n.Host)
+		server := out.Serve("tcp", "192.0.2.2:0")
+		rogue, victim := n.add(newPod("rogue"), list("")[:1]), n.add(newPod("victim"), list("")[:1])
+		rogue.Cmd("ip", "addr", "add", victim.addr()+"/32", "dev", "eth0")
+		n.succeeds("CHECK", victim, list("")[:1])
+		n.succeeds("DEL", rogue, list("")[:1])
+		seen, err := victim.Ask("tcp", server)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(seen).To(HavePrefix("192.0.2.1:"), "masqueraded")
+		n.succeeds("CHECK", victim, list("")[:1])
+		Expect(n.files()).To(ContainSubstring("/" + victim.addr() + " "))
+	})
+})
+
+var _ = Describe("a container that floods", Label("kernel"), func() {
+	It("keeps nobody else from coming and going", func() {
+		n := newNode()
+		flood := n.add(newPod("flood"), list("")[:1])
+		from := flood.Wiretap("eth0")
+		stop, stopped := make(chan struct{}), make(chan int)
+		go func() {
+			defer GinkgoRecover()
+			sent := 0
+			defer func() { stopped <- sent }()
+			for payload := strings.Repeat("x", 1000); sent < 200000; sent++ {
+				select {
+				case <-stop:
+					return
+				default: // every station hears it, and the bridge learns a new one with each
+					from.Send(net.HardwareAddr{2, 1, byte(sent >> 16), byte(sent >> 8), byte(sent), 1}, nstest.Broadcast, payload)
+				}
+			}
+		}()
+		for i := range 5 {
+			p := n.add(newPod(fmt.Sprintf("c%d", i)), list("")[:1])
+			Expect(Ping(p.Host, "10.88.0.1")).To(BeTrue())
+			n.succeeds("CHECK", p, list("")[:1])
+			n.succeeds("DEL", p, list("")[:1])
+		}
+		close(stop)
+		Expect(<-stopped).To(BeNumerically(">", 1000), "or the spec shows nothing")
+		n.succeeds("DEL", flood, list("")[:1])
+	})
+})
+
+var _ = Describe("packets to 127.0.0.0/8 (CVE-2020-8558)", Label("kernel"), func() {
+	for _, backend := range []string{"nftables", "iptables"} {
+		It("reach the host's loopback neither from outside nor from a container, where route_localnet is on for host ports, with "+backend, func() {
+			nstest.Need("nft-inet-nat")
+			if backend == "iptables" {
+				nstest.Need("iptables")
+			}
+			n := newNode()
+			// A machine on the bridge itself, where an uplink may be.
+			outside := nstest.NewHost()
+			p := n.add(newPod("one"), list(backend))
+			rogue := n.add(newPod("rogue"), list(backend)[:1])
+			nstest.Wire(nstest.End{Host: n.Host, Name: "uplink"}, nstest.End{Host: outside, Name: "eth0", Addrs: []string{"10.88.0.200/24"}})
+			n.Cmd("ip", "link", "set", "uplink", "master", "cni0")
+			n.Serve("tcp4", "127.0.0.1:9999")
+			n.Serve("tcp4", "0.0.0.0:9998")
+			for _, h := range []*nstest.Host{outside, rogue.Host, p.Host} {
+				// It sends 127.0.0.1 to the host, if it can.
+				h.SetSysctl("net/ipv4/conf/all/route_localnet", "1")
+				for _, words := range []string{"addr flush dev lo", "rule add pref 1 to 127.0.0.1 lookup 100", "rule del pref 0 lookup local",
+					"rule add pref 2 lookup local", "route add 127.0.0.1/32 via 10.88.0.1 dev eth0 table 100"} {
+					IP(h, "%s", words)
+				}
+			}
+			refusedAll := func() bool {
+				GinkgoHelper()
+				for _, h := range []*nstest.Host{outside, rogue.Host, p.Host} {
+					for _, port := range []string{"9999", "9998"} {
+						if reaches(h, "127.0.0.1:"+port) {
+							return false
+						}
+					}
+				}
+				return true
+			}
+			Expect(n.Sysctl("net/ipv4/conf/cni0/route_localnet")).To(Equal("1"))
+			Expect(refusedAll()).To(BeTrue())
+			n.Cmd("nft", "flush", "chain", "inet", "hawser", "portmap_guard_v1")
+			Expect(refusedAll()).To(BeFalse(), "or the spec shows nothing")
+		})
+	}
+})
+
+// reaches tells whether a TCP server answers within a moment.
+func reaches(h *nstest.Host, address string) bool {
+	GinkgoHelper()
+	return h.Run(nstest.Program{Path: "nc", Args: []string{"-z", "-w1", strings.Split(address, ":")[0], strings.Split(address, ":")[1]}}).Exit == 0
+}
+
+var _ = Describe("a host port 53 (CVE-2025-67499)", Label("kernel"), func() {
+	for _, backend := range []string{"nftables", "iptables"} {
+		for _, hostIP := range []string{"", "192.0.2.1"} {
+			It(fmt.Sprintf("takes no question to other name servers, of containers, of the host or through it, with %s and hostIP %q", backend, hostIP), func() {
+				nstest.Need("nft-inet-nat")
+				if backend == "iptables" {
+					nstest.Need("iptables")
+				}
+				n := newNode()
+				out := nstest.NewOutside(n.Host)
+				out.Cmd("ip", "route", "add", "10.88.0.0/24", "via", "192.0.2.1")
+				entries := list(backend)
+				plain := entries[:1]
+				var mappings []Object
+				for _, proto := range []string{"tcp", "udp"} {
+					mappings = append(mappings, Object{"hostIP": hostIP, "hostPort": 53, "containerPort": 53, "protocol": proto})
+				}
+				entries[1].keys = Merge(entries[1].keys, Object{"runtimeConfig": Object{"portMappings": mappings}})
+				dns, client, other := n.add(newPod("dns"), entries), n.add(newPod("client"), plain), n.add(newPod("other"), plain)
+				for _, network := range []string{"tcp", "udp"} {
+					for _, s := range []struct {
+						h  *nstest.Host
+						at string
+					}{{dns.Host, dns.addr()}, {other.Host, other.addr()}, {out, "192.0.2.2"}, {n.Host, "127.0.0.53"}} {
+						s.h.Serve(network, s.at+":53")
+					}
+					for _, ask := range []question{
+						{client.Host, "192.0.2.2", "192.0.2.1"},          // masqueraded, and that is all
+						{client.Host, other.addr(), client.addr()},       // a name server in a container
+						{dns.Host, "192.0.2.2", "192.0.2.1"},             // what the server itself asks
+						{n.Host, "192.0.2.2", "192.0.2.1"},               // what the host asks
+						{n.Host, "127.0.0.53", resolverOf[hostIP != ""]}, // the host's own resolver
+						{out, other.addr(), "192.0.2.2"},                 // through the host
+						{out, "192.0.2.1", "192.0.2.2"},                  // and this is the port
+					} {
+						seen, err := ask.from.Ask(network, ask.to+":53")
+						Expect(err).NotTo(HaveOccurred(), "%s %s", network, ask.to)
+						Expect(seen).To(HavePrefix(ask.seen+":"), "%s %s", network, ask.to)
+					}
+				}
+			})
+		}
+	}
+})
+
+// question is asked of a server, who then sees an address.
+type question struct {
+	from     *nstest.Host
+	to, seen string
+}
+
+// resolverOf says whom a resolver at another address of the host's loopback sees,
+// if it sees anybody: all local addresses are taken where no hostIP says which.
+var resolverOf = map[bool]string{true: "127.0.0.1", false: "10.88.0.1"}
