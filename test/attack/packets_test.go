@@ -25,7 +25,6 @@ var _ = Describe("a container that advertises itself as router (CVE-2020-10749, 
 		for _, p := range []*pod{rogue, victim} {
 			n.add(p, entries)
 		}
-		before := n.Snapshot("addresses", "routes") + victim.Snapshot("addresses", "routes")
 		LinkLocal(rogue.Host, "eth0")
 		host := LinkLocal(n.Host, hostLink(rogue))
 		for range 3 {
@@ -33,7 +32,8 @@ var _ = Describe("a container that advertises itself as router (CVE-2020-10749, 
 		}
 		// Answered after the advertisements were received.
 		Expect(Ping(rogue.Host, host+"%eth0")).To(BeTrue())
-		Expect(n.Snapshot("addresses", "routes") + victim.Snapshot("addresses", "routes")).To(Equal(before))
+		Expect(n.Snapshot("addresses", "routes") + victim.Snapshot("addresses", "routes")).
+			NotTo(Or(ContainSubstring("2001:db8:bad:"), ContainSubstring("protocol=ra")))
 	},
 		Entry("on a bridge of IPv4 and IPv6", list("")[:1], func(*pod) string { return "cni0" }),
 		Entry("on a bridge of IPv4 alone", []entry{{"bridge", Object{"bridge": "cni0", "isGateway": true,
