@@ -64,15 +64,16 @@ func (b *bench) row(scenario, verb string) *row {
 	return nil
 }
 
-// worst is the smallest ratio of some rows.
+// worst is the smallest ratio of some rows, but those that the peer always fails.
 func worst(verbs []string, scenarios ...string) func(*bench) float64 {
 	return func(b *bench) float64 {
 		least := math.Inf(1)
 		for _, sc := range scenarios {
 			for _, verb := range verbs {
-				if r := b.row(sc, verb); r == nil || len(r.ratios) == 0 {
+				switch r := b.row(sc, verb); {
+				case r == nil || len(r.ratios) == 0 && !r.refused():
 					return math.NaN()
-				} else {
+				case len(r.ratios) > 0:
 					least = min(least, median(r.ratios))
 				}
 			}
@@ -80,6 +81,9 @@ func worst(verbs []string, scenarios ...string) func(*bench) float64 {
 		return least
 	}
 }
+
+// refused tells whether the peer never did it.
+func (r *row) refused() bool { return len(r.ratios) == 0 && r.sides[0].failures > 0 }
 
 // growth is by how much our time in one scenario is longer than in another, at most.
 func growth(of, over string) func(*bench) float64 {

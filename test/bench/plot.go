@@ -58,6 +58,7 @@ func writePlot(path string, b *bench) error {
 		return err
 	}
 	p.Add(same, bars, dots)
+	p.X.Min, p.X.Max = p.X.Min/1.2, p.X.Max*1.2
 	canvas := vgsvg.New(20*vg.Centimeter, vg.Length(len(names))*0.42*vg.Centimeter+3*vg.Centimeter)
 	p.Draw(draw.New(canvas))
 	f, err := os.Create(path)

@@ -35,6 +35,8 @@ func (r *report) callTable() table {
 		what := spread(row.ratios)
 		if row.na != "" {
 			what = "n/a: " + row.na
+		} else if row.refused() {
+			what = "n/a: fails"
 		}
 		t.rows = append(t.rows, []string{row.scenario + ": " + row.verb, fmt.Sprint(row.rounds), what,
 			of(func(s *sample) string { return figure(median(s.wall)) }),
