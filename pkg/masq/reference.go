@@ -2,8 +2,6 @@ package masq
 
 import (
 	"context"
-	"crypto/sha512"
-	"encoding/hex"
 	"fmt"
 	"strings"
 
@@ -19,12 +17,7 @@ const referenceChain = "masq_checks"
 
 // referenceMark begins the comment of the reference's rules for the attachment.
 func referenceMark(a cni.Attachment) string {
-	return digest(a.Network, 16) + "-" + digest(a.IfName+":"+a.ContainerID, 16)
-}
-
-func digest(s string, digits int) string {
-	sum := sha512.Sum512([]byte(s))
-	return hex.EncodeToString(sum[:])[:digits]
+	return cni.Digest(a.Network, 16) + "-" + cni.Digest(a.IfName+":"+a.ContainerID, 16)
 }
 
 func delReference(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
@@ -55,7 +48,7 @@ func gcReference(ctx context.Context, nf *nft.Conn, network string, valid cni.Se
 	for _, a := range valid.All() {
 		marks[referenceMark(a)] = true
 	}
-	prefix := digest(network, 16) + "-"
+	prefix := cni.Digest(network, 16) + "-"
 	return removeRules(ctx, nf, func(comment string) bool {
 		mark, _, _ := strings.Cut(comment, ",")
 		return strings.HasPrefix(mark, prefix) && !marks[mark]
@@ -81,7 +74,7 @@ func removeRules(ctx context.Context, nf *nft.Conn, garbage func(comment string)
 
 // chainOf is the reference's iptables chain of a container on a network: it has no room for the
 // interface, so all of the container's interfaces on that network share it.
-func chainOf(network, containerID string) string { return "CNI-" + digest(network+containerID, 24) }
+func chainOf(network, containerID string) string { return "CNI-" + cni.Digest(network+containerID, 24) }
 
 // commentOf is the comment of every rule in and to that chain.
 func commentOf(network, containerID string) string {

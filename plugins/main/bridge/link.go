@@ -1,7 +1,6 @@
 package main
 
 import (
-	"crypto/rand"
 	"errors"
 	"net"
 	"slices"
@@ -111,7 +110,7 @@ func (c config) unsupportedVLANs(err error) error {
 // randomMAC returns a locally administered unicast address.
 func randomMAC() net.HardwareAddr {
 	mac := make(net.HardwareAddr, 6)
-	rand.Read(mac) // never fails
+	_, _ = unix.Getrandom(mac, 0) // never fails for so few bytes
 	mac[0] = mac[0]&^1 | 2
 	return mac
 }

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"crypto/sha512"
-	"encoding/hex"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -149,6 +147,5 @@ func targets(ips []cni.IP) []target {
 // network. It has no room for the interface, so all of the container's
 // interfaces on that network share a chain.
 func groupOf(network, containerID string) string {
-	sum := sha512.Sum512([]byte(network + containerID))
-	return hex.EncodeToString(sum[:])[:21]
+	return cni.Digest(network+containerID, 21)
 }

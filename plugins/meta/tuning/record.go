@@ -2,8 +2,6 @@ package main
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -60,8 +58,7 @@ const nameMax = 255
 func backupName(a cni.Attachment) string { return a.ContainerID + "_" + a.IfName + ".json" }
 
 func backupHash(name string) string {
-	sum := sha256.Sum256([]byte(name))
-	return hex.EncodeToString(sum[:8])
+	return cni.Digest(name, 16)
 }
 
 // isRecord matches names of records by their parts; empty ones match any.
