@@ -10,6 +10,8 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
 // Flow is an entry: what the first packet had, and what the answers to it have.
@@ -18,7 +20,7 @@ type Flow struct {
 	// ReplySource is who really answers: Destination itself unless that is translated.
 	ReplySource, ReplyDestination netip.AddrPort
 
-	id attrs // what names the entry to the kernel
+	id netlink.Body // what names the entry to the kernel
 }
 
 // Translated says whether the destination is translated.
@@ -34,15 +36,15 @@ const (
 // says how many. It reads all entries of that protocol. An entry that is gone by then is no error. A
 // kernel without connection tracking over netlink has nothing to delete.
 func Delete(family, proto uint8, match func(Flow) bool) (int, error) {
-	c, err := dial()
+	sock, err := netlink.Open(unix.NETLINK_NETFILTER)
 	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EAFNOSUPPORT) {
 		return 0, nil
 	}
 	if err != nil {
 		return 0, fmt.Errorf("conntrack: %w", err)
 	}
-	defer c.close()
-	flows, err := c.list(family, proto)
+	defer sock.Close()
+	flows, err := list(sock, family, proto)
 	if err != nil {
 		return 0, fmt.Errorf("conntrack: list: %w", err)
 	}
@@ -52,7 +54,7 @@ func Delete(family, proto uint8, match func(Flow) bool) (int, error) {
 		if !match(f) {
 			continue
 		}
-		err := c.delete(family, f)
+		err := remove(sock, family, f)
 		switch {
 		case err == nil:
 			n++
@@ -63,56 +65,48 @@ func Delete(family, proto uint8, match func(Flow) bool) (int, error) {
 	return n, errors.Join(failed...)
 }
 
-// dumpAttempts bounds how often a list that was interrupted by changes is read again.
-const dumpAttempts = 20
-
-func (c *conn) list(family, proto uint8) ([]Flow, error) {
-	for attempt := 1; ; attempt++ {
-		flows, err := c.listOnce(family, proto)
-		if !errors.Is(err, unix.EINTR) || attempt == dumpAttempts {
-			return flows, err
-		}
-	}
-}
-
-func (c *conn) listOnce(family, proto uint8) ([]Flow, error) {
+func list(sock *netlink.Socket, family, proto uint8) ([]Flow, error) {
 	var flows []Flow
-	err := c.send(request{ctGet, unix.NLM_F_DUMP, family, onlyProto(proto)}, func(body []byte) {
+	req := netlink.Request{Type: ctGet, Body: append(body(family), onlyProto(proto)...)}
+	err := sock.Dump(req, func() { flows = flows[:0] }, func(m netlink.Message) {
+		if len(m.Data) < nfgenmsgSize {
+			return
+		}
 		// Kernels before 5.8 do not filter.
-		if f, p := decode(body); p == proto && f.Destination.IsValid() && f.ReplySource.IsValid() {
+		if f, p := decode(m.Data[nfgenmsgSize:]); p == proto && f.Destination.IsValid() && f.ReplySource.IsValid() {
 			flows = append(flows, f)
 		}
 	})
 	return flows, err
 }
 
-func (c *conn) delete(family uint8, f Flow) error {
-	return c.send(request{ctDelete, unix.NLM_F_ACK, family, f.id}, nil)
+func remove(sock *netlink.Socket, family uint8, f Flow) error {
+	return sock.Do(netlink.Request{Type: ctDelete, Body: append(body(family), f.id...)})
 }
 
 // onlyProto is the request for the entries of one protocol.
-func onlyProto(proto uint8) attrs {
+func onlyProto(proto uint8) netlink.Body {
 	const filterProtoNum = 1 << 3 // CTA_FILTER_FLAG(CTA_PROTO_NUM)
-	var protoAttr, tuple, filter, a attrs
-	protoAttr.put(ctaProtoNum, []byte{proto})
-	tuple.nest(ctaTupleProto, protoAttr)
-	filter.u32(ctaFilterOrigFlags, filterProtoNum)
-	filter.u32(ctaFilterReplyFlags, 0)
-	a.nest(ctaTupleOrig, tuple)
-	a.nest(ctaFilter, filter)
-	return a
+	var protoAttr, tuple, filter, b netlink.Body
+	protoAttr.Uint8(ctaProtoNum, proto)
+	tuple.Nest(ctaTupleProto, protoAttr)
+	filter.Uint32(ctaFilterOrigFlags, filterProtoNum)
+	filter.Uint32(ctaFilterReplyFlags, 0)
+	b.Nest(ctaTupleOrig, tuple)
+	b.Nest(ctaFilter, filter)
+	return b
 }
 
 func decode(body []byte) (f Flow, proto uint8) {
-	for typ, val := range attributes(body) {
+	for typ, val := range netlink.Attributes(body) {
 		switch typ {
 		case ctaTupleOrig:
 			f.Source, f.Destination, proto = decodeTuple(val)
-			f.id.nest(ctaTupleOrig, val)
+			f.id.Nest(ctaTupleOrig, val)
 		case ctaTupleReply:
 			f.ReplySource, f.ReplyDestination, _ = decodeTuple(val)
 		case ctaID, ctaZone:
-			f.id.put(typ, val)
+			f.id.Bytes(typ, val)
 		}
 	}
 	return f, proto
@@ -121,10 +115,10 @@ func decode(body []byte) (f Flow, proto uint8) {
 func decodeTuple(b []byte) (src, dst netip.AddrPort, proto uint8) {
 	var from, to netip.Addr
 	var fromPort, toPort uint16
-	for typ, val := range attributes(b) {
+	for typ, val := range netlink.Attributes(b) {
 		switch typ {
 		case ctaTupleIP:
-			for ip, addr := range attributes(val) {
+			for ip, addr := range netlink.Attributes(val) {
 				switch ip {
 				case ctaIPv4Src, ctaIPv6Src:
 					from, _ = netip.AddrFromSlice(addr)
@@ -133,7 +127,7 @@ func decodeTuple(b []byte) (src, dst netip.AddrPort, proto uint8) {
 				}
 			}
 		case ctaTupleProto:
-			for field, v := range attributes(val) {
+			for field, v := range netlink.Attributes(val) {
 				switch {
 				case field == ctaProtoNum && len(v) == 1:
 					proto = v[0]

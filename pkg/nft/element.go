@@ -3,8 +3,9 @@ package nft
 import (
 	"fmt"
 
-	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
 // elementMessages cuts a change of elements into messages that an attribute's 16-bit length can hold.
@@ -15,13 +16,13 @@ func elementMessages(typ uint16, t Table, set string, elems []Element) []message
 		what, flags = "delete from", 0
 	}
 	var out []message
-	var list attrs
+	var list netlink.Body
 	flush := func() {
 		if len(list) == 0 {
 			return
 		}
 		body := setRef(t, set)
-		body.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, list)
+		body.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, list)
 		out = append(out, message{typ: nfMsg(typ), flags: flags, table: t, body: body,
 			what: fmt.Sprintf("%s set %q", what, set)})
 		list = nil
@@ -31,77 +32,66 @@ func elementMessages(typ uint16, t Table, set string, elems []Element) []message
 		if len(list)+len(one)+4 > chunkSize {
 			flush()
 		}
-		list.nest(unix.NFTA_LIST_ELEM, one)
+		list.Nest(unix.NFTA_LIST_ELEM, one)
 	}
 	flush()
 	return out
 }
 
-func setRef(t Table, set string) attrs {
-	var a attrs
-	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
-	a.str(unix.NFTA_SET_ELEM_LIST_SET, set)
+func setRef(t Table, set string) netlink.Body {
+	var a netlink.Body
+	a.Text(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
+	a.Text(unix.NFTA_SET_ELEM_LIST_SET, set)
 	return a
 }
 
 // encode leaves out all but the key where the kernel wants no more: it would ignore the rest.
-func (e Element) encode(whole bool) attrs {
-	var a attrs
-	a.nest(unix.NFTA_SET_ELEM_KEY, value(e.Key))
+func (e Element) encode(whole bool) netlink.Body {
+	var a netlink.Body
+	a.Nest(unix.NFTA_SET_ELEM_KEY, value(e.Key))
 	if !whole {
 		return a
 	}
 	switch {
 	case e.Goto != "":
-		var v, data attrs
+		var v, data netlink.Body
 		code := int32(unix.NFT_GOTO)
-		v.u32(unix.NFTA_VERDICT_CODE, uint32(code))
-		v.str(unix.NFTA_VERDICT_CHAIN, e.Goto)
-		data.nest(unix.NFTA_DATA_VERDICT, v)
-		a.nest(unix.NFTA_SET_ELEM_DATA, data)
+		v.Net32(unix.NFTA_VERDICT_CODE, uint32(code))
+		v.Text(unix.NFTA_VERDICT_CHAIN, e.Goto)
+		data.Nest(unix.NFTA_DATA_VERDICT, v)
+		a.Nest(unix.NFTA_SET_ELEM_DATA, data)
 	case e.Data != nil:
-		a.nest(unix.NFTA_SET_ELEM_DATA, value(e.Data))
+		a.Nest(unix.NFTA_SET_ELEM_DATA, value(e.Data))
 	}
 	if e.Comment != "" {
-		a.put(attrElemUserdata, comment(userdata.NFTNL_UDATA_SET_ELEM_COMMENT, e.Comment))
+		a.Bytes(attrElemUserdata, udataText(udataComment, e.Comment))
 	}
 	return a
 }
 
-func value(data []byte) attrs {
-	var a attrs
-	a.put(unix.NFTA_DATA_VALUE, data)
+func value(data []byte) netlink.Body {
+	var a netlink.Body
+	a.Bytes(unix.NFTA_DATA_VALUE, data)
 	return a
 }
 
 // decodeElements reads the elements of a NEWSETELEM message.
 func decodeElements(data []byte) []Element {
 	var out []Element
-	for _, raw := range attributes(attribute(data, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+	for _, raw := range netlink.Attributes(netlink.Attribute(data, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 		var e Element
-		for typ, val := range attributes(raw) {
+		for typ, val := range netlink.Attributes(raw) {
 			switch typ {
 			case unix.NFTA_SET_ELEM_KEY:
-				e.Key = attribute(val, unix.NFTA_DATA_VALUE)
+				e.Key = netlink.Attribute(val, unix.NFTA_DATA_VALUE)
 			case unix.NFTA_SET_ELEM_DATA:
-				e.Data = attribute(val, unix.NFTA_DATA_VALUE)
-				e.Goto = cstring(attribute(attribute(val, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN))
+				e.Data = netlink.Attribute(val, unix.NFTA_DATA_VALUE)
+				e.Goto = netlink.Text(netlink.Attribute(netlink.Attribute(val, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN))
 			case attrElemUserdata:
-				e.Comment = udata(val, userdata.NFTNL_UDATA_SET_ELEM_COMMENT)
+				e.Comment = udata(val, udataComment)
 			}
 		}
 		out = append(out, e)
 	}
 	return out
-}
-
-// udata is userdata.GetString for what somebody else may have written: it trusts no length.
-func udata(b []byte, want userdata.Type) string {
-	for len(b) >= 2 && len(b) >= 2+int(b[1]) {
-		if userdata.Type(b[0]) == want {
-			return cstring(b[2 : 2+int(b[1])])
-		}
-		b = b[2+int(b[1]):]
-	}
-	return ""
 }

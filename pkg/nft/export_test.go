@@ -1,6 +1,10 @@
 package nft
 
-import "golang.org/x/sys/unix"
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/netlink"
+)
 
 // CommitInPieces is Update for a socket whose buffer holds no more than room bytes, without the lock.
 func CommitInPieces(c *Conn, room int, plan func(*Tx)) error {
@@ -17,6 +21,7 @@ func AskAndLeave(c *Conn, t Table) error {
 	if err := c.dial(); err != nil {
 		return err
 	}
-	c.sock.seq++
-	return c.sock.send(message{typ: nfMsg(unix.NFT_MSG_GETTABLE), table: t}.encode(nil, c.sock.seq, unix.NLM_F_ACK))
+	req := message{typ: nfMsg(unix.NFT_MSG_GETTABLE), table: t}.request(unix.NLM_F_ACK)
+	req.Quiet = true
+	return c.sock.Exchange([]netlink.Request{req}, nil)
 }

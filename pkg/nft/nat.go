@@ -7,36 +7,37 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
-)
 
-// Goto leaves this chain for another one of the table and does not come back.
-func Goto(chain string) Stmt {
-	return verdict("goto "+chain, expr.Verdict{Kind: expr.VerdictGoto, Chain: chain})
-}
+	"github.com/hawser-cni/plugins/pkg/netlink"
+)
 
 // DNATMap translates the destination to the address and port that the map has for the fields, and goes
 // on when it has none. The map's data are an address of the family f and a port.
 func DNATMap(f Family, set string, fields ...Field) Stmt {
-	s := lookup(fields, "", &expr.Lookup{SetName: set, IsDestRegSet: true, DestRegister: unix.NFT_REG_1})
+	s := lookup(fields, "", set, num(unix.NFTA_LOOKUP_DREG, reg1))
 	proto := uint32(unix.NFPROTO_IPV4)
 	words := uint32(1)
 	if f == IPv6 {
 		proto, words = unix.NFPROTO_IPV6, 4
 	}
 	port := register(words)
-	s.exprs = append(s.exprs, &expr.NAT{Type: expr.NATTypeDestNAT, Family: proto, RegAddrMin: unix.NFT_REG_1,
-		RegAddrMax: unix.NFT_REG_1, RegProtoMin: port, RegProtoMax: port, Specified: true})
+	// Newer kernels set of their own what follows from the registers.
+	const mapIPs, protoSpecified = 1 << 0, 1 << 1 // NF_NAT_RANGE_*
+	flags := num(unix.NFTA_NAT_FLAGS, protoSpecified)
+	flags.moot = mapIPs | protoSpecified
+	s.exprs = append(s.exprs, expression{"nat", []attr{num(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT), num(unix.NFTA_NAT_FAMILY, proto),
+		num(unix.NFTA_NAT_REG_ADDR_MIN, reg1), num(unix.NFTA_NAT_REG_ADDR_MAX, reg1),
+		num(unix.NFTA_NAT_REG_PROTO_MIN, port), num(unix.NFTA_NAT_REG_PROTO_MAX, port), flags}})
 	s.text = fmt.Sprintf("dnat %s to %s map @%s", f, s.text, set)
 	return s
 }
 
 // DaddrIsLocal matches packets that are addressed to this host.
 func DaddrIsLocal() Stmt {
-	return Stmt{text: "fib daddr type local", exprs: []expr.Any{
-		&expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)}}}
+	fib := expression{"fib", []attr{num(unix.NFTA_FIB_DREG, reg1), num(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_ADDRTYPE),
+		num(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_DADDR)}}
+	return Stmt{text: "fib daddr type local", exprs: []expression{fib, isEqual(word(unix.RTN_LOCAL))}}
 }
 
 // IsFamily matches packets of one family in a table of several.
@@ -45,40 +46,31 @@ func IsFamily(f Family) Stmt {
 	if f == IPv6 {
 		proto, name = unix.NFPROTO_IPV6, "ipv6"
 	}
-	return Stmt{text: "meta nfproto " + name, exprs: []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}}}}
+	return Stmt{text: "meta nfproto " + name, exprs: []expression{loadMeta(unix.NFT_META_NFPROTO, reg1), isEqual([]byte{proto})}}
 }
 
 const statusDNAT = 1 << 5 // IPS_DST_NAT
 
 // CtTranslated matches packets of flows whose destination was translated.
 func CtTranslated() Stmt {
-	exprs := []expr.Any{&expr.Ct{Key: expr.CtKeySTATUS, Register: 1}, and(statusDNAT),
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)}}
-	return Stmt{text: "ct status dnat", exprs: exprs}
+	load := expression{"ct", []attr{num(unix.NFTA_CT_KEY, unix.NFT_CT_STATUS), num(unix.NFTA_CT_DREG, reg1)}}
+	return Stmt{text: "ct status dnat", exprs: []expression{load, bitwise(word(statusDNAT), word(0)), compare(unix.NFT_CMP_NEQ, word(0))}}
 }
 
 // MarkHas matches packets whose mark has the bits.
 func MarkHas(bits uint32) Stmt {
-	return Stmt{text: fmt.Sprintf("meta mark & 0x%08x == 0x%08x", bits, bits), exprs: []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, and(bits),
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binary.NativeEndian.AppendUint32(nil, bits)}}}
+	return Stmt{text: fmt.Sprintf("meta mark & 0x%08x == 0x%08x", bits, bits),
+		exprs: []expression{loadMeta(unix.NFT_META_MARK, reg1), bitwise(word(bits), word(0)), isEqual(word(bits))}}
 }
 
 // MarkWith sets the bits in the packet's mark and leaves the others alone.
 func MarkWith(bits uint32) Stmt {
-	return Stmt{text: fmt.Sprintf("meta mark set meta mark | 0x%08x", bits), exprs: []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, bitwise(^bits, bits),
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true}}}
+	return Stmt{text: fmt.Sprintf("meta mark set meta mark | 0x%08x", bits),
+		exprs: []expression{loadMeta(unix.NFT_META_MARK, reg1), bitwise(word(^bits), word(bits)), storeMeta(unix.NFT_META_MARK)}}
 }
 
-func and(mask uint32) expr.Any { return bitwise(mask, 0) }
-
-func bitwise(mask, xor uint32) expr.Any {
-	return &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4,
-		Mask: binary.NativeEndian.AppendUint32(nil, mask), Xor: binary.NativeEndian.AppendUint32(nil, xor)}
-}
+// word is a number as registers hold it.
+func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 
 // Mentions says whether the rule has this value as it is: an address or a port that it compares with or
 // translates to. It tells apart rules that other software made.
@@ -95,10 +87,10 @@ func (r LiveRule) Compared(size int) [][]byte {
 
 func (r LiveRule) operands(name string, operand uint16) [][]byte {
 	var out [][]byte
-	for _, e := range attributes(r.exprs) {
-		if cstring(attribute(e, unix.NFTA_EXPR_NAME)) == name {
-			data := attribute(attribute(e, unix.NFTA_EXPR_DATA), operand)
-			out = append(out, attribute(data, unix.NFTA_DATA_VALUE))
+	for _, e := range netlink.Attributes(r.exprs) {
+		if netlink.Text(netlink.Attribute(e, unix.NFTA_EXPR_NAME)) == name {
+			data := netlink.Attribute(netlink.Attribute(e, unix.NFTA_EXPR_DATA), operand)
+			out = append(out, netlink.Attribute(data, unix.NFTA_DATA_VALUE))
 		}
 	}
 	return out
@@ -108,12 +100,12 @@ func (r LiveRule) operands(name string, operand uint16) [][]byte {
 // counts packets is left out.
 func (r LiveRule) Text() string {
 	var b strings.Builder
-	for _, e := range attributes(r.exprs) {
-		name := cstring(attribute(e, unix.NFTA_EXPR_NAME))
+	for _, e := range netlink.Attributes(r.exprs) {
+		name := netlink.Text(netlink.Attribute(e, unix.NFTA_EXPR_NAME))
 		if name == "counter" || name == "quota" || name == "last" {
 			continue
 		}
-		fmt.Fprintf(&b, "%s:%x ", name, attribute(e, unix.NFTA_EXPR_DATA))
+		fmt.Fprintf(&b, "%s:%x ", name, netlink.Attribute(e, unix.NFTA_EXPR_DATA))
 	}
 	return b.String()
 }

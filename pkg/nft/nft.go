@@ -6,10 +6,6 @@
 // batch: everything or nothing. In the usual case a batch holds elements only; a layout that is
 // missing or has lost rules is made whole by Tx.Ensure. Shared chains are never flushed, since that
 // makes the next batch wait for the kernel (RCU), and breaks the traffic of others for a moment.
-//
-// github.com/google/nftables encodes the expressions of rules. Its connection is not used: it waits
-// for as many acknowledgements as it sent messages, which a kernel without nf_tables never gives, and
-// it knows no single element, no exclusive element and no batch larger than the socket's buffer.
 package nft
 
 import (
@@ -22,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/netlink"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -52,7 +49,7 @@ type Conn struct {
 	// Lock is the path of the host's lock file; empty means DefaultLock.
 	Lock string
 
-	sock *socket
+	sock *netlink.Socket
 }
 
 // New returns a connection that is dialled when it is first needed, in the network namespace of the
@@ -67,14 +64,14 @@ func (c *Conn) Close() error {
 	}
 	s := c.sock
 	c.sock = nil
-	return s.close()
+	return s.Close()
 }
 
 func (c *Conn) dial() error {
 	if c.sock != nil {
 		return nil
 	}
-	s, err := dial()
+	s, err := netlink.Open(unix.NETLINK_NETFILTER)
 	if err != nil {
 		return unsupported(fmt.Errorf("nftables: %w", err), err)
 	}

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
 // LiveRule is a rule as the kernel has it.
@@ -27,19 +29,19 @@ type LiveChain struct {
 
 // HasTable says whether the table exists.
 func (c *Conn) HasTable(t Table) (bool, error) {
-	var a attrs
-	a.str(unix.NFTA_TABLE_NAME, t.Name)
+	var a netlink.Body
+	a.Text(unix.NFTA_TABLE_NAME, t.Name)
 	replies, err := c.query(message{typ: nfMsg(unix.NFT_MSG_GETTABLE), table: t, body: a})
-	return err == nil && len(replies[0]) > 0, err
+	return err == nil && replies[0] != nil, err
 }
 
 // Chain returns the chain, nil when there is none.
 func (c *Conn) Chain(t Table, name string) (*LiveChain, error) {
 	replies, err := c.query(chainRef(unix.NFT_MSG_GETCHAIN, t, name))
-	if err != nil || len(replies[0]) == 0 {
+	if err != nil || replies[0] == nil {
 		return nil, err
 	}
-	chain := decodeChain(t, replies[0][0].data)
+	chain := decodeChain(t, replies[0])
 	return &chain, nil
 }
 
@@ -48,8 +50,8 @@ func (c *Conn) Chains(t Table) ([]LiveChain, error) {
 	replies, err := c.dump(message{typ: nfMsg(unix.NFT_MSG_GETCHAIN), table: t})
 	var out []LiveChain
 	for _, r := range replies {
-		if cstring(attribute(r.data, unix.NFTA_CHAIN_TABLE)) == t.Name {
-			out = append(out, decodeChain(t, r.data))
+		if netlink.Text(netlink.Attribute(r, unix.NFTA_CHAIN_TABLE)) == t.Name {
+			out = append(out, decodeChain(t, r))
 		}
 	}
 	return out, err
@@ -67,13 +69,13 @@ func (c *Conn) References(t Table, name string) (int, error) {
 
 // Rules returns the rules of the chain, in order; none when there is no chain.
 func (c *Conn) Rules(t Table, chain string) ([]LiveRule, error) {
-	var a attrs
-	a.str(unix.NFTA_RULE_TABLE, t.Name)
-	a.str(unix.NFTA_RULE_CHAIN, chain)
+	var a netlink.Body
+	a.Text(unix.NFTA_RULE_TABLE, t.Name)
+	a.Text(unix.NFTA_RULE_CHAIN, chain)
 	replies, err := c.dump(message{typ: nfMsg(unix.NFT_MSG_GETRULE), table: t, body: a})
 	out := make([]LiveRule, 0, len(replies))
 	for _, r := range replies {
-		out = append(out, decodeRule(r.data))
+		out = append(out, decodeRule(r))
 	}
 	return out, err
 }
@@ -83,10 +85,10 @@ func (c *Conn) Rules(t Table, chain string) ([]LiveRule, error) {
 func (c *Conn) Get(t Table, set string, keys ...[]byte) ([]*Element, error) {
 	msgs := make([]message, len(keys))
 	for i, key := range keys {
-		var list attrs
-		list.nest(unix.NFTA_LIST_ELEM, Element{Key: key}.encode(false))
+		var list netlink.Body
+		list.Nest(unix.NFTA_LIST_ELEM, Element{Key: key}.encode(false))
 		body := setRef(t, set)
-		body.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, list)
+		body.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, list)
 		msgs[i] = message{typ: nfMsg(unix.NFT_MSG_GETSETELEM), table: t, body: body}
 	}
 	replies, err := c.query(msgs...)
@@ -94,11 +96,9 @@ func (c *Conn) Get(t Table, set string, keys ...[]byte) ([]*Element, error) {
 		return nil, err
 	}
 	out := make([]*Element, len(keys))
-	for i, rs := range replies {
-		for _, r := range rs {
-			for _, e := range decodeElements(r.data) {
-				out[i] = &e
-			}
+	for i, r := range replies {
+		for _, e := range decodeElements(r) {
+			out[i] = &e
 		}
 	}
 	return out, nil
@@ -109,24 +109,24 @@ func (c *Conn) Elements(t Table, set string) ([]Element, error) {
 	replies, err := c.dump(message{typ: nfMsg(unix.NFT_MSG_GETSETELEM), table: t, body: setRef(t, set)})
 	var out []Element
 	for _, r := range replies {
-		out = append(out, decodeElements(r.data)...)
+		out = append(out, decodeElements(r)...)
 	}
 	return out, err
 }
 
 func decodeChain(t Table, data []byte) LiveChain {
 	c := LiveChain{Table: t}
-	for typ, val := range attributes(data) {
+	for typ, val := range netlink.Attributes(data) {
 		switch typ {
 		case unix.NFTA_CHAIN_NAME:
-			c.Name = cstring(val)
+			c.Name = netlink.Text(val)
 		case unix.NFTA_CHAIN_USE:
-			c.use = u32(val)
+			c.use = netNumber(val)
 		case unix.NFTA_CHAIN_HOOK:
-			c.hook().Point = HookPoint(u32(attribute(val, unix.NFTA_HOOK_HOOKNUM)))
-			c.hook().Priority = int32(u32(attribute(val, unix.NFTA_HOOK_PRIORITY)))
+			c.hook().Point = HookPoint(netNumber(netlink.Attribute(val, unix.NFTA_HOOK_HOOKNUM)))
+			c.hook().Priority = int32(netNumber(netlink.Attribute(val, unix.NFTA_HOOK_PRIORITY)))
 		case unix.NFTA_CHAIN_TYPE:
-			c.hook().Type = cstring(val)
+			c.hook().Type = netlink.Text(val)
 		}
 	}
 	return c
@@ -141,7 +141,7 @@ func (c *LiveChain) hook() *Hook {
 
 func decodeRule(data []byte) LiveRule {
 	var r LiveRule
-	for typ, val := range attributes(data) {
+	for typ, val := range netlink.Attributes(data) {
 		switch typ {
 		case unix.NFTA_RULE_HANDLE:
 			if len(val) == 8 {
@@ -159,21 +159,14 @@ func decodeRule(data []byte) LiveRule {
 
 // target finds the chain of a jump or goto among expressions, whoever wrote them.
 func target(exprs []byte) string {
-	for _, e := range attributes(exprs) {
-		if cstring(attribute(e, unix.NFTA_EXPR_NAME)) != "immediate" {
+	for _, e := range netlink.Attributes(exprs) {
+		if netlink.Text(netlink.Attribute(e, unix.NFTA_EXPR_NAME)) != "immediate" {
 			continue
 		}
-		data := attribute(attribute(e, unix.NFTA_EXPR_DATA), unix.NFTA_IMMEDIATE_DATA)
-		if name := attribute(attribute(data, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN); name != nil {
-			return cstring(name)
+		data := netlink.Attribute(netlink.Attribute(e, unix.NFTA_EXPR_DATA), unix.NFTA_IMMEDIATE_DATA)
+		if name := netlink.Attribute(netlink.Attribute(data, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN); name != nil {
+			return netlink.Text(name)
 		}
 	}
 	return ""
-}
-
-func u32(b []byte) uint32 {
-	if len(b) != 4 {
-		return 0
-	}
-	return binary.BigEndian.Uint32(b)
 }

@@ -1,11 +1,9 @@
 package nft
 
 import (
-	"fmt"
 	"net/netip"
 	"strings"
 
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
 
@@ -13,7 +11,7 @@ import (
 type Stmt struct {
 	text  string
 	proto byte // network protocol that the expressions presuppose, 0 for none
-	exprs []expr.Any
+	exprs []expression
 }
 
 // Field is something of a packet that a rule can look at.
@@ -35,7 +33,7 @@ const (
 type fieldSpec struct {
 	text   string
 	proto  byte
-	meta   expr.MetaKey // with base < 0
+	meta   uint32 // with base < 0
 	base   int
 	offset uint32
 	size   uint32
@@ -48,9 +46,9 @@ var fieldTable = [...]fieldSpec{
 	IP6Saddr:   {"ip6 saddr", unix.NFPROTO_IPV6, 0, unix.NFT_PAYLOAD_NETWORK_HEADER, 8, 16},
 	IP6Daddr:   {"ip6 daddr", unix.NFPROTO_IPV6, 0, unix.NFT_PAYLOAD_NETWORK_HEADER, 24, 16},
 	EtherSaddr: {"ether saddr", 0, 0, unix.NFT_PAYLOAD_LL_HEADER, 6, 6},
-	IIFName:    {"iifname", 0, expr.MetaKeyIIFNAME, -1, 0, 16},
-	OIFName:    {"oifname", 0, expr.MetaKeyOIFNAME, -1, 0, 16},
-	L4Proto:    {"meta l4proto", 0, expr.MetaKeyL4PROTO, -1, 0, 1},
+	IIFName:    {"iifname", 0, unix.NFT_META_IIFNAME, -1, 0, 16},
+	OIFName:    {"oifname", 0, unix.NFT_META_OIFNAME, -1, 0, 16},
+	L4Proto:    {"meta l4proto", 0, unix.NFT_META_L4PROTO, -1, 0, 1},
 	THDport:    {"th dport", 0, 0, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2},
 }
 
@@ -67,35 +65,35 @@ func InPrefix(f Field, p netip.Prefix) Stmt {
 	if p.Bits() > 0 && p.Bits()%8 == 0 {
 		spec.size = uint32(p.Bits() / 8)
 		want = want[:spec.size]
-		s.exprs = []expr.Any{spec.load(1)}
+		s.exprs = []expression{spec.load(reg1)}
 	} else {
 		mask := make([]byte, spec.size)
 		for bit := range p.Bits() {
 			mask[bit/8] |= 0x80 >> (bit % 8)
 		}
-		s.exprs = []expr.Any{spec.load(1), &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: spec.size,
-			Mask: mask, Xor: make([]byte, spec.size)}}
+		s.exprs = []expression{spec.load(reg1), bitwise(mask, make([]byte, spec.size))}
 	}
-	s.exprs = append(s.exprs, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: want})
+	s.exprs = append(s.exprs, isEqual(want))
 	return s
 }
 
 // InSet matches packets whose fields, concatenated, are an element of the set.
 func InSet(set string, fields ...Field) Stmt {
-	return lookup(fields, " @"+set, &expr.Lookup{SetName: set})
+	return lookup(fields, " @"+set, set)
 }
 
 // NotInSet is the opposite of InSet.
 func NotInSet(set string, fields ...Field) Stmt {
-	return lookup(fields, " != @"+set, &expr.Lookup{SetName: set, Invert: true})
+	return lookup(fields, " != @"+set, set, num(unix.NFTA_LOOKUP_FLAGS, unix.NFT_LOOKUP_F_INV))
 }
 
 // VerdictMap applies the verdict that the map has for the fields, and goes on when it has none.
 func VerdictMap(set string, fields ...Field) Stmt {
-	return lookup(fields, " vmap @"+set, &expr.Lookup{SetName: set, IsDestRegSet: true})
+	return lookup(fields, " vmap @"+set, set, num(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT))
 }
 
-func lookup(fields []Field, tail string, l *expr.Lookup) Stmt {
+// lookup loads the fields and looks them up in the set.
+func lookup(fields []Field, tail, set string, more ...attr) Stmt {
 	var s Stmt
 	names := make([]string, len(fields))
 	words := uint32(0)
@@ -106,9 +104,9 @@ func lookup(fields []Field, tail string, l *expr.Lookup) Stmt {
 		s.exprs = append(s.exprs, spec.load(register(words)))
 		words += (spec.size + 3) / 4
 	}
-	l.SourceRegister = 1
 	s.text = strings.Join(names, " . ") + tail
-	s.exprs = append(s.exprs, l)
+	s.exprs = append(s.exprs, expression{"lookup",
+		append([]attr{str(unix.NFTA_LOOKUP_SET, set), num(unix.NFTA_LOOKUP_SREG, reg1), num(unix.NFTA_LOOKUP_SET_ID, 0)}, more...)})
 	return s
 }
 
@@ -120,58 +118,47 @@ func register(word uint32) uint32 {
 	return unix.NFT_REG32_00 + word
 }
 
-func (spec fieldSpec) load(reg uint32) expr.Any {
+func (spec fieldSpec) load(reg uint32) expression {
 	if spec.base < 0 {
-		return &expr.Meta{Key: spec.meta, Register: reg}
+		return loadMeta(spec.meta, reg)
 	}
-	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBase(spec.base), Offset: spec.offset, Len: spec.size}
+	return expression{"payload", []attr{num(unix.NFTA_PAYLOAD_DREG, reg), num(unix.NFTA_PAYLOAD_BASE, uint32(spec.base)),
+		num(unix.NFTA_PAYLOAD_OFFSET, spec.offset), num(unix.NFTA_PAYLOAD_LEN, spec.size)}}
 }
 
 // Return ends the chain.
-func Return() Stmt { return verdict("return", expr.Verdict{Kind: expr.VerdictReturn}) }
+func Return() Stmt { return ending("return", unix.NFT_RETURN, "") }
 
 // Accept ends the hook's chain for the packet.
-func Accept() Stmt { return verdict("accept", expr.Verdict{Kind: expr.VerdictAccept}) }
+func Accept() Stmt { return ending("accept", acceptPacket, "") }
 
 // Drop discards the packet.
-func Drop() Stmt { return verdict("drop", expr.Verdict{Kind: expr.VerdictDrop}) }
+func Drop() Stmt { return ending("drop", dropPacket, "") }
 
 // Jump calls another chain of the table.
-func Jump(chain string) Stmt {
-	return verdict("jump "+chain, expr.Verdict{Kind: expr.VerdictJump, Chain: chain})
+func Jump(chain string) Stmt { return ending("jump "+chain, unix.NFT_JUMP, chain) }
+
+// Goto leaves this chain for another one of the table and does not come back.
+func Goto(chain string) Stmt { return ending("goto "+chain, unix.NFT_GOTO, chain) }
+
+func ending(text string, code int32, chain string) Stmt {
+	return Stmt{text: text, exprs: []expression{verdict(code, chain)}}
 }
 
-func verdict(text string, v expr.Verdict) Stmt { return Stmt{text: text, exprs: []expr.Any{&v}} }
-
 // Masquerade gives the packet the source address of the interface it leaves by.
-func Masquerade() Stmt { return Stmt{text: "masquerade", exprs: []expr.Any{&expr.Masq{}}} }
+func Masquerade() Stmt { return Stmt{text: "masquerade", exprs: []expression{{name: "masq"}}} }
 
 // compile returns the rule's expressions for a table of the family. In a family of several protocols
 // a field of one of them needs a test for it first: without it nft prints raw offsets, too.
-func (r Rule) compile(family Family) []expr.Any {
-	var out []expr.Any
+func (r Rule) compile(family Family) []expression {
+	var out []expression
 	var proto byte
 	for _, s := range r {
 		if s.proto != 0 && s.proto != proto && family == INet {
 			proto = s.proto
-			out = append(out, &expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
-				&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}})
+			out = append(out, loadMeta(unix.NFT_META_NFPROTO, reg1), isEqual([]byte{proto}))
 		}
 		out = append(out, s.exprs...)
 	}
 	return out
-}
-
-// marshal returns the rule's expressions as the kernel takes them.
-func (r Rule) marshal(family Family) ([][]byte, error) {
-	exprs := r.compile(family)
-	out := make([][]byte, len(exprs))
-	for i, e := range exprs {
-		data, err := expr.Marshal(byte(family), e)
-		if err != nil {
-			return nil, fmt.Errorf("rule %q: %w", r, err)
-		}
-		out[i] = data
-	}
-	return out, nil
 }

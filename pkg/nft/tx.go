@@ -54,9 +54,7 @@ func (tx *Tx) Ensure(l Layout) (lacking bool, err error) {
 			lacking = true
 			tx.create(l)
 		}
-		if err := tx.refill(l.Table, chain, *lack); err != nil {
-			return lacking, err
-		}
+		tx.refill(l.Table, chain, *lack)
 	}
 	return lacking, nil
 }
@@ -73,11 +71,8 @@ func (tx *Tx) compare(t Table, chain Chain) (*lack, error) {
 	if err != nil {
 		return nil, err
 	}
-	exprs, err := chain.expressions(t.Family)
-	if err != nil {
-		return nil, err
-	}
-	if len(live) > 0 && missingRule(exprs, live) < 0 {
+	want := chain.compile(t.Family)
+	if len(live) > 0 && missingRule(want, live) < 0 {
 		return nil, nil
 	}
 	there, err := tx.Chain(t, chain.Name)
@@ -86,7 +81,7 @@ func (tx *Tx) compare(t Table, chain Chain) (*lack, error) {
 	}
 	l := lack{chain: there == nil}
 	for _, r := range live {
-		if slices.ContainsFunc(exprs, func(want expressions) bool { return want.same(r) }) {
+		if slices.ContainsFunc(want, r.runs) {
 			l.ours = append(l.ours, r)
 		}
 	}
@@ -103,7 +98,7 @@ func (tx *Tx) create(l Layout) {
 }
 
 // refill stages the chain if there is none, and its rules in place of those that are left of them.
-func (tx *Tx) refill(t Table, chain Chain, l lack) error {
+func (tx *Tx) refill(t Table, chain Chain, l lack) {
 	if l.chain {
 		tx.msgs = append(tx.msgs, newChain(t, chain))
 	}
@@ -111,11 +106,6 @@ func (tx *Tx) refill(t Table, chain Chain, l lack) error {
 		tx.DeleteRule(t, chain.Name, r.Handle)
 	}
 	for _, r := range chain.Rules {
-		m, err := newRule(t, chain.Name, r)
-		if err != nil {
-			return err
-		}
-		tx.msgs = append(tx.msgs, m)
+		tx.msgs = append(tx.msgs, newRule(t, chain.Name, r))
 	}
-	return nil
 }

@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
 // Addr is an address of a link.
@@ -28,12 +29,11 @@ type Addr struct {
 
 // Addrs lists the addresses of a link, of both families.
 func (c *Conn) Addrs(index int) ([]Addr, error) {
-	header := nl.NewIfAddrmsg(unix.AF_UNSPEC)
-	header.Index = uint32(index)
+	req := netlink.Request{Type: unix.RTM_GETADDR, Body: addrHeader{index: index}.body()}
 	var addrs []Addr
-	err := c.dump(unix.RTM_GETADDR, []nl.NetlinkRequestData{header}, func() { addrs = addrs[:0] }, func(m message) {
+	err := c.dump(req, func() { addrs = addrs[:0] }, func(data []byte) {
 		// Kernels before 4.20 do not filter.
-		if a, of := parseAddr(m.data); of == index && a.Prefix.IsValid() {
+		if a, of := parseAddr(data); of == index && a.Prefix.IsValid() {
 			addrs = append(addrs, a)
 		}
 	})
@@ -46,21 +46,22 @@ func (c *Conn) Addrs(index int) ([]Addr, error) {
 // AddAddr adds an address to a link. The error matches EEXIST when the link
 // has it already.
 func (c *Conn) AddAddr(index int, a Addr) error {
-	header := addrHeader(index, a.Prefix)
-	header.Scope = uint8(a.scope())
-	body := []nl.NetlinkRequestData{header}
+	header := newAddrHeader(index, a.Prefix)
+	header.scope = uint8(a.scope())
+	body := header.body()
 	if flags := a.flags(); flags != 0 {
-		body = append(body, attrUint32(unix.IFA_FLAGS, flags))
+		body.Uint32(unix.IFA_FLAGS, flags)
 	}
 	far := a.Prefix.Addr()
 	if a.Peer.IsValid() {
 		far = a.Peer
 	}
-	body = append(body, attrAddr(unix.IFA_LOCAL, a.Prefix.Addr()), attrAddr(unix.IFA_ADDRESS, far))
+	addAddr(&body, unix.IFA_LOCAL, a.Prefix.Addr())
+	addAddr(&body, unix.IFA_ADDRESS, far)
 	if b := a.broadcast(); b.IsValid() {
-		body = append(body, attrAddr(unix.IFA_BROADCAST, b))
+		addAddr(&body, unix.IFA_BROADCAST, b)
 	}
-	return c.linkError(index, fmt.Sprintf("add address %s", a.Prefix), c.change(unix.RTM_NEWADDR, createNew, body...))
+	return c.linkError(index, fmt.Sprintf("add address %s", a.Prefix), c.change(unix.RTM_NEWADDR, createNew, body))
 }
 
 func (a Addr) scope() int {
@@ -96,37 +97,26 @@ func (a Addr) broadcast() netip.Addr {
 // DelAddr takes an address from a link. That the link does not have it, or is
 // gone, is no error.
 func (c *Conn) DelAddr(index int, p netip.Prefix) error {
-	err := c.change(unix.RTM_DELADDR, 0, addrHeader(index, p), attrAddr(unix.IFA_LOCAL, p.Addr()))
+	body := newAddrHeader(index, p).body()
+	addAddr(&body, unix.IFA_LOCAL, p.Addr())
+	err := c.change(unix.RTM_DELADDR, 0, body)
 	if errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.ENODEV) {
 		return nil
 	}
 	return c.linkError(index, fmt.Sprintf("delete address %s", p), err)
 }
 
-func addrHeader(index int, p netip.Prefix) *nl.IfAddrmsg {
-	header := nl.NewIfAddrmsg(family(p.Addr()))
-	header.Index = uint32(index)
-	header.Prefixlen = uint8(max(p.Bits(), 0))
-	return header
+func newAddrHeader(index int, p netip.Prefix) addrHeader {
+	return addrHeader{family: family(p.Addr()), prefixLen: uint8(max(p.Bits(), 0)), index: index}
 }
-
-func family(ip netip.Addr) int {
-	if ip.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
-}
-
-func attrAddr(kind int, ip netip.Addr) *nl.RtAttr { return nl.NewRtAttr(kind, ip.AsSlice()) }
 
 func parseAddr(b []byte) (a Addr, index int) {
 	if len(b) < unix.SizeofIfAddrmsg {
 		return Addr{}, 0
 	}
-	header := nl.DeserializeIfAddrmsg(b)
-	flags := uint32(header.Flags)
+	flags := uint32(b[2])
 	var local, far netip.Addr
-	for kind, value := range attributes(b[unix.SizeofIfAddrmsg:]) {
+	for kind, value := range netlink.Attributes(b[unix.SizeofIfAddrmsg:]) {
 		switch kind {
 		case unix.IFA_LOCAL:
 			local, _ = netip.AddrFromSlice(value)
@@ -141,12 +131,12 @@ func parseAddr(b []byte) (a Addr, index int) {
 	if local.IsValid() && far != local {
 		a.Peer = far
 	}
-	a.Prefix = netip.PrefixFrom(cmp.Or(local, far), int(header.Prefixlen))
-	a.Scope = int(header.Scope)
+	a.Prefix = netip.PrefixFrom(cmp.Or(local, far), int(b[1]))
+	a.Scope = int(b[3])
 	a.NoPrefixRoute = flags&unix.IFA_F_NOPREFIXROUTE != 0
 	a.NoDAD = flags&unix.IFA_F_NODAD != 0
 	a.Tentative = flags&unix.IFA_F_TENTATIVE != 0
 	a.DADFailed = flags&unix.IFA_F_DADFAILED != 0
 	a.Permanent = flags&unix.IFA_F_PERMANENT != 0
-	return a, int(header.Index)
+	return a, linkIndex(b)
 }

@@ -1,11 +1,13 @@
 package rtnl
 
 import (
+	"encoding/binary"
 	"errors"
 	"slices"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
 // ErrNotPort says that a link is no port of a bridge.
@@ -19,19 +21,19 @@ type Port struct {
 
 // SetPort sets all of Port on a bridge's port in one message.
 func (c *Conn) SetPort(index int, p Port) error {
-	header := nl.NewIfInfomsg(unix.AF_BRIDGE)
-	header.Index = int32(index)
-	info := attrNested(unix.IFLA_PROTINFO)
-	info.AddRtAttr(nl.IFLA_BRPORT_MODE, flag(p.Hairpin))
-	info.AddRtAttr(nl.IFLA_BRPORT_ISOLATED, flag(p.Isolated))
-	return c.linkError(index, "set bridge port", c.change(unix.RTM_SETLINK, 0, header, info))
+	var info netlink.Body
+	info.Uint8(unix.IFLA_BRPORT_MODE, flag(p.Hairpin))
+	info.Uint8(unix.IFLA_BRPORT_ISOLATED, flag(p.Isolated))
+	body := linkHeader{family: unix.AF_BRIDGE, index: index}.body()
+	body.Nest(unix.IFLA_PROTINFO, info)
+	return c.linkError(index, "set bridge port", c.change(unix.RTM_SETLINK, 0, body))
 }
 
-func flag(on bool) []byte {
+func flag(on bool) uint8 {
 	if on {
-		return nl.Uint8Attr(1)
+		return 1
 	}
-	return nl.Uint8Attr(0)
+	return 0
 }
 
 // Port reads a bridge's port; ErrNotPort when the link is none.
@@ -48,11 +50,11 @@ func (c *Conn) Port(index int) (Port, error) {
 
 func parsePort(b []byte) *Port {
 	var p Port
-	for kind, value := range attributes(b) {
+	for kind, value := range netlink.Attributes(b) {
 		switch kind {
-		case nl.IFLA_BRPORT_MODE:
+		case unix.IFLA_BRPORT_MODE:
 			p.Hairpin = number(value) != 0
-		case nl.IFLA_BRPORT_ISOLATED:
+		case unix.IFLA_BRPORT_ISOLATED:
 			p.Isolated = number(value) != 0
 		}
 	}
@@ -82,39 +84,46 @@ func (c *Conn) DelVLANs(index int, ids []uint16) error {
 	return c.linkError(index, "delete VLANs", c.changeVLANs(unix.RTM_DELLINK, index, vlans))
 }
 
-func (c *Conn) changeVLANs(kind, index int, vlans []VLAN) error {
+func (c *Conn) changeVLANs(kind uint16, index int, vlans []VLAN) error {
 	if len(vlans) == 0 {
 		return nil
 	}
-	header := nl.NewIfInfomsg(unix.AF_BRIDGE)
-	header.Index = int32(index)
-	spec := attrNested(unix.IFLA_AF_SPEC)
+	var spec netlink.Body
 	for _, info := range vlanRanges(vlans) {
-		spec.AddRtAttr(nl.IFLA_BRIDGE_VLAN_INFO, info.Serialize())
+		spec.Bytes(bridgeVLANInfo, info.encode())
 	}
-	return c.change(kind, 0, header, spec)
+	body := linkHeader{family: unix.AF_BRIDGE, index: index}.body()
+	body.Nest(unix.IFLA_AF_SPEC, spec)
+	return c.change(kind, 0, body)
+}
+
+// vlanInfo is struct bridge_vlan_info.
+type vlanInfo struct{ flags, id uint16 }
+
+func (v vlanInfo) encode() []byte {
+	return binary.NativeEndian.AppendUint16(binary.NativeEndian.AppendUint16(nil, v.flags), v.id)
 }
 
 // vlanRanges joins VLANs with neighbouring IDs and equal flags. The kernel
 // takes no PVID in a range.
-func vlanRanges(vlans []VLAN) []nl.BridgeVlanInfo {
+func vlanRanges(vlans []VLAN) []vlanInfo {
 	vlans = slices.Clone(vlans)
 	slices.SortFunc(vlans, func(a, b VLAN) int { return int(a.ID) - int(b.ID) })
 	vlans = slices.Compact(vlans)
-	var infos []nl.BridgeVlanInfo
+	var infos []vlanInfo
 	for len(vlans) > 0 {
 		first, n := vlans[0], 1
 		for n < len(vlans) && continues(first, n, vlans[n]) {
 			n++
 		}
 		last := vlans[n-1]
-		begin := nl.BridgeVlanInfo{Vid: first.ID, Flags: first.flags()}
+		begin := vlanInfo{id: first.ID, flags: first.flags()}
 		if n > 1 {
-			begin.Flags |= nl.BRIDGE_VLAN_INFO_RANGE_BEGIN
+			begin.flags |= vlanRangeBegin
 		}
 		infos = append(infos, begin)
 		if n > 1 {
-			infos = append(infos, nl.BridgeVlanInfo{Vid: last.ID, Flags: last.flags() | nl.BRIDGE_VLAN_INFO_RANGE_END})
+			infos = append(infos, vlanInfo{id: last.ID, flags: last.flags() | vlanRangeEnd})
 		}
 		vlans = vlans[n:]
 	}
@@ -128,10 +137,10 @@ func continues(first VLAN, n int, next VLAN) bool {
 func (v VLAN) flags() uint16 {
 	var flags uint16
 	if v.PVID {
-		flags |= nl.BRIDGE_VLAN_INFO_PVID
+		flags |= vlanPVID
 	}
 	if v.Untagged {
-		flags |= nl.BRIDGE_VLAN_INFO_UNTAGGED
+		flags |= vlanUntagged
 	}
 	return flags
 }
@@ -140,13 +149,11 @@ func (v VLAN) flags() uint16 {
 // filter for it: the cost grows with the number of ports.
 func (c *Conn) VLANs(index int) ([]VLAN, error) {
 	var vlans []VLAN
-	body := []nl.NetlinkRequestData{
-		nl.NewIfInfomsg(unix.AF_BRIDGE),
-		attrUint32(unix.IFLA_EXT_MASK, nl.RTEXT_FILTER_BRVLAN_COMPRESSED),
-	}
-	err := c.dump(unix.RTM_GETLINK, body, func() { vlans = vlans[:0] }, func(m message) {
-		if len(m.data) >= unix.SizeofIfInfomsg && int(nl.DeserializeIfInfomsg(m.data).Index) == index {
-			vlans = appendVLANs(vlans, m.data[unix.SizeofIfInfomsg:])
+	body := linkHeader{family: unix.AF_BRIDGE}.body()
+	body.Uint32(unix.IFLA_EXT_MASK, extBridgeVLANs)
+	err := c.dump(netlink.Request{Type: unix.RTM_GETLINK, Body: body}, func() { vlans = vlans[:0] }, func(data []byte) {
+		if len(data) >= unix.SizeofIfInfomsg && linkIndex(data) == index {
+			vlans = appendVLANs(vlans, data[unix.SizeofIfInfomsg:])
 		}
 	})
 	if err != nil {
@@ -156,26 +163,26 @@ func (c *Conn) VLANs(index int) ([]VLAN, error) {
 }
 
 func appendVLANs(vlans []VLAN, b []byte) []VLAN {
-	for kind, spec := range attributes(b) {
+	for kind, spec := range netlink.Attributes(b) {
 		if kind != unix.IFLA_AF_SPEC {
 			continue
 		}
 		begin := 0
-		for kind, value := range attributes(spec) {
-			if kind != nl.IFLA_BRIDGE_VLAN_INFO || len(value) < nl.SizeofBridgeVlanInfo {
+		for kind, value := range netlink.Attributes(spec) {
+			if kind != bridgeVLANInfo || len(value) < sizeofBridgeVLAN {
 				continue
 			}
-			info := nl.DeserializeBridgeVlanInfo(value)
-			if info.Flags&nl.BRIDGE_VLAN_INFO_RANGE_BEGIN != 0 {
-				begin = int(info.Vid)
+			flags, id := binary.NativeEndian.Uint16(value), int(binary.NativeEndian.Uint16(value[2:]))
+			if flags&vlanRangeBegin != 0 {
+				begin = id
 				continue
 			}
-			from := int(info.Vid)
-			if info.Flags&nl.BRIDGE_VLAN_INFO_RANGE_END != 0 && begin > 0 {
+			from := id
+			if flags&vlanRangeEnd != 0 && begin > 0 {
 				from = begin
 			}
-			for id := from; id <= int(info.Vid); id++ {
-				vlans = append(vlans, VLAN{ID: uint16(id), PVID: info.PortVID(), Untagged: info.EngressUntag()})
+			for n := from; n <= id; n++ {
+				vlans = append(vlans, VLAN{ID: uint16(n), PVID: flags&vlanPVID != 0, Untagged: flags&vlanUntagged != 0})
 			}
 			begin = 0
 		}

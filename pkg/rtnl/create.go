@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"net"
 
+	"github.com/hawser-cni/plugins/pkg/netlink"
 	"github.com/hawser-cni/plugins/pkg/ns"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -27,14 +27,12 @@ type Bridge struct {
 // matches EEXIST when the name is taken.
 func (c *Conn) AddBridge(b Bridge) (Link, error) {
 	body := end{name: b.Name, mac: b.MAC, mtu: b.MTU}.body()
-	info := attrNested(unix.IFLA_LINKINFO)
-	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("bridge"))
+	var data netlink.Body
 	if b.VLANFiltering {
-		data := attrNested(nl.IFLA_INFO_DATA)
-		data.AddRtAttr(nl.IFLA_BR_VLAN_FILTERING, nl.Uint8Attr(1))
-		info.AddChild(data)
+		data.Uint8(unix.IFLA_BR_VLAN_FILTERING, 1)
 	}
-	if err := c.change(unix.RTM_NEWLINK, createNew, append(body, info)...); err != nil {
+	addInfo(&body, "bridge", data)
+	if err := c.change(unix.RTM_NEWLINK, createNew, body); err != nil {
 		return Link{}, fmt.Errorf("bridge %q: create: %w", b.Name, err)
 	}
 	return c.Link(b.Name)
@@ -61,19 +59,14 @@ type Peer struct {
 // taken in its namespace.
 func (c *Conn) AddVeth(v Veth) error {
 	body := end{name: v.Name, mac: v.MAC, mtu: v.MTU, group: v.Group}.body()
-	peer := nl.NewRtAttr(nl.VETH_INFO_PEER|unix.NLA_F_NESTED, nil)
-	for _, attr := range (end{name: v.Peer.Name, mac: v.Peer.MAC, mtu: v.MTU}).body() {
-		peer.AddChild(attr)
-	}
+	peer := end{name: v.Peer.Name, mac: v.Peer.MAC, mtu: v.MTU}.body()
 	if v.Peer.NS != nil {
-		peer.AddRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(v.Peer.NS.FD())))
+		peer.Uint32(unix.IFLA_NET_NS_FD, uint32(v.Peer.NS.FD()))
 	}
-	data := attrNested(nl.IFLA_INFO_DATA)
-	data.AddChild(peer)
-	info := attrNested(unix.IFLA_LINKINFO)
-	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("veth"))
-	info.AddChild(data)
-	if err := c.change(unix.RTM_NEWLINK, createNew, append(body, info)...); err != nil {
+	var data netlink.Body
+	data.Nest(vethInfoPeer, peer)
+	addInfo(&body, "veth", data)
+	if err := c.change(unix.RTM_NEWLINK, createNew, body); err != nil {
 		return fmt.Errorf("veth %q with peer %q: create: %w", v.Name, v.Peer.Name, err)
 	}
 	return nil
@@ -87,16 +80,27 @@ type end struct {
 	group uint32
 }
 
-func (e end) body() []nl.NetlinkRequestData {
-	body := []nl.NetlinkRequestData{nl.NewIfInfomsg(unix.AF_UNSPEC), attrString(unix.IFLA_IFNAME, e.name)}
+func (e end) body() netlink.Body {
+	body := linkHeader{}.body()
+	body.Text(unix.IFLA_IFNAME, e.name)
 	if e.mac != nil {
-		body = append(body, nl.NewRtAttr(unix.IFLA_ADDRESS, e.mac))
+		body.Bytes(unix.IFLA_ADDRESS, e.mac)
 	}
 	if e.mtu != 0 {
-		body = append(body, attrUint32(unix.IFLA_MTU, uint32(e.mtu)))
+		body.Uint32(unix.IFLA_MTU, uint32(e.mtu))
 	}
 	if e.group != 0 {
-		body = append(body, attrUint32(unix.IFLA_GROUP, e.group))
+		body.Uint32(unix.IFLA_GROUP, e.group)
 	}
 	return body
+}
+
+// addInfo says what kind of link it is.
+func addInfo(body *netlink.Body, kind string, data netlink.Body) {
+	var info netlink.Body
+	info.Bytes(unix.IFLA_INFO_KIND, []byte(kind))
+	if data != nil {
+		info.Nest(unix.IFLA_INFO_DATA, data)
+	}
+	body.Nest(unix.IFLA_LINKINFO, info)
 }

@@ -1,12 +1,13 @@
 package rtnl
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"slices"
 
-	"github.com/vishvananda/netlink/nl"
+	"github.com/hawser-cni/plugins/pkg/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -45,7 +46,7 @@ func (c *Conn) Link(name string) (Link, error) {
 	if name == "" || len(name) >= unix.IFNAMSIZ {
 		return Link{}, fmt.Errorf("link %q: %w", name, ErrNoLink)
 	}
-	l, err := c.getLink(nl.NewIfInfomsg(unix.AF_UNSPEC), attrString(unix.IFLA_IFNAME, name))
+	l, err := c.getLink(0, name)
 	if errors.Is(err, unix.ENODEV) {
 		err = ErrNoLink
 	}
@@ -57,39 +58,47 @@ func (c *Conn) Link(name string) (Link, error) {
 
 // LinkByIndex finds a link by its index.
 func (c *Conn) LinkByIndex(index int) (Link, error) {
-	l, err := c.getLink(linkHeader(index))
+	l, err := c.getLink(index, "")
 	if err != nil {
 		return Link{}, c.linkError(index, "read", err)
 	}
 	return l, nil
 }
 
-func (c *Conn) getLink(body ...nl.NetlinkRequestData) (Link, error) {
-	body = append(body, attrUint32(unix.IFLA_EXT_MASK, extSkipStats))
+// getLink asks by the index or, where that is 0, by the name.
+func (c *Conn) getLink(index int, name string) (Link, error) {
+	body := linkHeader{index: index}.body()
+	if index == 0 {
+		body.Text(unix.IFLA_IFNAME, name)
+	}
+	body.Uint32(unix.IFLA_EXT_MASK, extSkipStats)
 	var l Link
-	err := c.get(unix.RTM_GETLINK, body, func(m message) {
-		l = parseLink(m.data)
+	err := c.get(netlink.Request{Type: unix.RTM_GETLINK, Body: body}, func(data []byte) {
+		l = parseLink(data)
 		c.names[l.Index] = l.Name
 	})
 	return l, err
 }
 
-const extSkipStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS
-
 // Links lists all links of the namespace. The cost grows with their number.
-func (c *Conn) Links() ([]Link, error) { return c.links("list of links") }
+func (c *Conn) Links() ([]Link, error) { return c.links("list of links", 0) }
 
 // Ports lists the ports of a bridge, by the bridge's index. The cost grows with
 // their number.
 func (c *Conn) Ports(bridge int) ([]Link, error) {
-	return c.links("ports of "+c.name(bridge), attrUint32(unix.IFLA_MASTER, uint32(bridge)))
+	return c.links("ports of "+c.name(bridge), bridge)
 }
 
-func (c *Conn) links(what string, filter ...nl.NetlinkRequestData) ([]Link, error) {
+// links lists the ports of a master, all links for 0.
+func (c *Conn) links(what string, master int) ([]Link, error) {
+	body := linkHeader{}.body()
+	body.Uint32(unix.IFLA_EXT_MASK, extSkipStats)
+	if master != 0 {
+		body.Uint32(unix.IFLA_MASTER, uint32(master))
+	}
 	var links []Link
-	body := append([]nl.NetlinkRequestData{nl.NewIfInfomsg(unix.AF_UNSPEC), attrUint32(unix.IFLA_EXT_MASK, extSkipStats)}, filter...)
-	err := c.dump(unix.RTM_GETLINK, body, func() { links = links[:0] }, func(m message) {
-		l := parseLink(m.data)
+	err := c.dump(netlink.Request{Type: unix.RTM_GETLINK, Body: body}, func() { links = links[:0] }, func(data []byte) {
+		l := parseLink(data)
 		c.names[l.Index] = l.Name
 		links = append(links, l)
 	})
@@ -115,80 +124,78 @@ type Change struct {
 // SetLink changes a link in one message. A link that gets a master and comes
 // up does so in this order on kernels since 6.0.
 func (c *Conn) SetLink(index int, ch Change) error {
-	header := linkHeader(index)
-	setFlag(header, unix.IFF_UP, ch.Up)
-	setFlag(header, unix.IFF_PROMISC, ch.Promisc)
-	setFlag(header, unix.IFF_ALLMULTI, ch.AllMulti)
-	body := append([]nl.NetlinkRequestData{header}, ch.attributes()...)
-	if len(body) == 1 && header.Change == 0 {
+	header := linkHeader{index: index}
+	header.set(unix.IFF_UP, ch.Up)
+	header.set(unix.IFF_PROMISC, ch.Promisc)
+	header.set(unix.IFF_ALLMULTI, ch.AllMulti)
+	body := header.body()
+	empty := len(body)
+	ch.append(&body)
+	if len(body) == empty && header.change == 0 {
 		return nil
 	}
-	return c.linkError(index, "change", c.change(unix.RTM_NEWLINK, 0, body...))
+	return c.linkError(index, "change", c.change(unix.RTM_NEWLINK, 0, body))
 }
 
-func (ch Change) attributes() []nl.NetlinkRequestData {
-	var attrs []nl.NetlinkRequestData
-	if ch.MAC != nil {
-		attrs = append(attrs, nl.NewRtAttr(unix.IFLA_ADDRESS, ch.MAC))
-	}
-	if ch.MTU != 0 {
-		attrs = append(attrs, attrUint32(unix.IFLA_MTU, uint32(ch.MTU)))
-	}
-	if ch.Group != nil {
-		attrs = append(attrs, attrUint32(unix.IFLA_GROUP, *ch.Group))
-	}
-	if ch.TxQLen != nil {
-		attrs = append(attrs, attrUint32(unix.IFLA_TXQLEN, uint32(*ch.TxQLen)))
-	}
-	if ch.Alias != nil {
-		attrs = append(attrs, nl.NewRtAttr(unix.IFLA_IFALIAS, []byte(*ch.Alias)))
-	}
-	if ch.Master != nil {
-		attrs = append(attrs, attrUint32(unix.IFLA_MASTER, uint32(*ch.Master)))
-	}
-	return attrs
-}
-
-func setFlag(header *nl.IfInfomsg, flag uint32, on *bool) {
+func (h *linkHeader) set(flag uint32, on *bool) {
 	if on == nil {
 		return
 	}
-	header.Change |= flag
+	h.change |= flag
 	if *on {
-		header.Flags |= flag
+		h.flags |= flag
+	}
+}
+
+func (ch Change) append(b *netlink.Body) {
+	if ch.MAC != nil {
+		b.Bytes(unix.IFLA_ADDRESS, ch.MAC)
+	}
+	if ch.MTU != 0 {
+		b.Uint32(unix.IFLA_MTU, uint32(ch.MTU))
+	}
+	if ch.Group != nil {
+		b.Uint32(unix.IFLA_GROUP, *ch.Group)
+	}
+	if ch.TxQLen != nil {
+		b.Uint32(unix.IFLA_TXQLEN, uint32(*ch.TxQLen))
+	}
+	if ch.Alias != nil {
+		b.Bytes(unix.IFLA_IFALIAS, []byte(*ch.Alias))
+	}
+	if ch.Master != nil {
+		b.Uint32(unix.IFLA_MASTER, uint32(*ch.Master))
 	}
 }
 
 // DelLink deletes a link, and a veth's other end with it. That the link is
 // gone already is no error.
 func (c *Conn) DelLink(index int) error {
-	err := c.change(unix.RTM_DELLINK, 0, linkHeader(index))
+	err := c.change(unix.RTM_DELLINK, 0, linkHeader{index: index}.body())
 	if errors.Is(err, unix.ENODEV) {
 		return nil
 	}
 	return c.linkError(index, "delete", err)
 }
 
-func linkHeader(index int) *nl.IfInfomsg {
-	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
-	header.Index = int32(index)
-	return header
-}
+// linkIndex is the index in a message's header, which must be whole: a link's or
+// an address's.
+func linkIndex(b []byte) int { return int(int32(binary.NativeEndian.Uint32(b[4:]))) }
 
 func parseLink(b []byte) Link {
 	if len(b) < unix.SizeofIfInfomsg {
 		return Link{}
 	}
-	header := nl.DeserializeIfInfomsg(b)
+	flags := binary.NativeEndian.Uint32(b[8:])
 	l := Link{
-		Index:    int(header.Index),
+		Index:    linkIndex(b),
 		PeerNS:   -1,
-		Up:       header.Flags&unix.IFF_UP != 0,
-		Carrier:  header.Flags&unix.IFF_LOWER_UP != 0,
-		Promisc:  header.Flags&unix.IFF_PROMISC != 0,
-		AllMulti: header.Flags&unix.IFF_ALLMULTI != 0,
+		Up:       flags&unix.IFF_UP != 0,
+		Carrier:  flags&unix.IFF_LOWER_UP != 0,
+		Promisc:  flags&unix.IFF_PROMISC != 0,
+		AllMulti: flags&unix.IFF_ALLMULTI != 0,
 	}
-	for kind, value := range attributes(b[unix.SizeofIfInfomsg:]) {
+	for kind, value := range netlink.Attributes(b[unix.SizeofIfInfomsg:]) {
 		l.set(kind, value)
 	}
 	return l
@@ -197,7 +204,7 @@ func parseLink(b []byte) Link {
 func (l *Link) set(kind uint16, value []byte) {
 	switch kind {
 	case unix.IFLA_IFNAME:
-		l.Name = text(value)
+		l.Name = netlink.Text(value)
 	case unix.IFLA_ADDRESS:
 		l.MAC = slices.Clone(value)
 	case unix.IFLA_MTU:
@@ -213,7 +220,7 @@ func (l *Link) set(kind uint16, value []byte) {
 	case unix.IFLA_GROUP:
 		l.Group = number(value)
 	case unix.IFLA_IFALIAS:
-		l.Alias = text(value)
+		l.Alias = netlink.Text(value)
 	case unix.IFLA_OPERSTATE:
 		l.Oper = operName(number(value))
 	case unix.IFLA_PROMISCUITY:
@@ -232,13 +239,13 @@ func operName(state uint32) string {
 }
 
 func (l *Link) setInfo(b []byte) {
-	for kind, value := range attributes(b) {
+	for kind, value := range netlink.Attributes(b) {
 		switch kind {
-		case nl.IFLA_INFO_KIND:
-			l.Kind = text(value)
-		case nl.IFLA_INFO_DATA:
+		case unix.IFLA_INFO_KIND:
+			l.Kind = netlink.Text(value)
+		case unix.IFLA_INFO_DATA:
 			l.setBridge(value)
-		case nl.IFLA_INFO_SLAVE_DATA:
+		case unix.IFLA_INFO_SLAVE_DATA:
 			l.port = parsePort(value)
 		}
 	}
@@ -248,11 +255,11 @@ func (l *Link) setInfo(b []byte) {
 }
 
 func (l *Link) setBridge(b []byte) {
-	for kind, value := range attributes(b) {
+	for kind, value := range netlink.Attributes(b) {
 		switch kind {
-		case nl.IFLA_BR_VLAN_FILTERING:
+		case unix.IFLA_BR_VLAN_FILTERING:
 			l.VLANFiltering = number(value) != 0
-		case nl.IFLA_BR_VLAN_DEFAULT_PVID:
+		case unix.IFLA_BR_VLAN_DEFAULT_PVID:
 			l.DefaultPVID = uint16(number(value))
 		}
 	}

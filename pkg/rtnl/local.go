@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,11 +27,8 @@ func (c *Conn) WaitLocal(ctx context.Context, index int, addrs ...netip.Addr) er
 }
 
 func (c *Conn) isLocal(addr netip.Addr) (local bool, err error) {
-	header := &nl.RtMsg{}
-	header.Family = uint8(family(addr))
-	header.Dst_len = uint8(addr.BitLen())
-	err = c.get(unix.RTM_GETROUTE, []nl.NetlinkRequestData{header, attrAddr(unix.RTA_DST, addr)}, func(m message) {
-		for _, r := range parseRoute(m.data) {
+	err = c.get(routeQuery(addr), func(data []byte) {
+		for _, r := range parseRoute(data) {
 			local = r.Type == unix.RTN_LOCAL
 		}
 	})

@@ -2,127 +2,84 @@ package rtnl
 
 import (
 	"encoding/binary"
-	"fmt"
-	"iter"
+	"net/netip"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
-// message is one message of an answer.
-type message struct {
-	kind  uint16
-	flags uint16
-	seq   uint32
-	data  []byte // without the netlink header
+// Attributes that golang.org/x/sys does not name (linux/veth.h, linux/if_bridge.h, linux/rtnetlink.h).
+const (
+	vethInfoPeer = 1
+
+	bridgeVLANInfo   = 2
+	vlanPVID         = 1 << 1
+	vlanUntagged     = 1 << 2
+	vlanRangeBegin   = 1 << 3
+	vlanRangeEnd     = 1 << 4
+	extBridgeVLANs   = 1 << 2 // RTEXT_FILTER_BRVLAN_COMPRESSED
+	extSkipStats     = 1 << 3 // RTEXT_FILTER_SKIP_STATS
+	sizeofBridgeVLAN = 4
+)
+
+// linkHeader is struct ifinfomsg.
+type linkHeader struct {
+	family        uint8
+	index         int
+	flags, change uint32
 }
 
-// answer reads the messages of one request's answer; a change is answered by
-// an error message (0 = acknowledged), a dump by many messages and a done one.
-type answer struct {
-	seq         uint32
-	each        func(message)
-	done        bool
-	interrupted bool
+func (h linkHeader) body() netlink.Body {
+	b := netlink.Body{h.family, 0, 0, 0}
+	b = binary.NativeEndian.AppendUint32(b, uint32(h.index))
+	b = binary.NativeEndian.AppendUint32(b, h.flags)
+	return binary.NativeEndian.AppendUint32(b, h.change)
 }
 
-func (a *answer) read(data []byte) error {
-	for m := range messages(data) {
-		// A late answer to a request that was given up.
-		if m.seq != a.seq {
-			continue
-		}
-		if m.flags&unix.NLM_F_DUMP_INTR != 0 {
-			a.interrupted = true
-		}
-		switch {
-		case m.kind == unix.NLMSG_ERROR || m.kind == unix.NLMSG_DONE:
-			a.done = true
-			return m.err()
-		case a.each != nil:
-			a.each(m)
-			a.done = m.flags&unix.NLM_F_MULTI == 0
-		}
-	}
-	return nil
+// addrHeader is struct ifaddrmsg.
+type addrHeader struct {
+	family, prefixLen, flags, scope uint8
+	index                           int
 }
 
-func messages(b []byte) iter.Seq[message] {
-	return func(yield func(message) bool) {
-		for len(b) >= unix.SizeofNlMsghdr {
-			size := int(binary.NativeEndian.Uint32(b))
-			if size < unix.SizeofNlMsghdr || size > len(b) {
-				return
-			}
-			m := message{
-				kind:  binary.NativeEndian.Uint16(b[4:]),
-				flags: binary.NativeEndian.Uint16(b[6:]),
-				seq:   binary.NativeEndian.Uint32(b[8:]),
-				data:  b[unix.SizeofNlMsghdr:size],
-			}
-			if !yield(m) {
-				return
-			}
-			b = b[min(align(size), len(b)):]
-		}
-	}
+func (h addrHeader) body() netlink.Body {
+	return binary.NativeEndian.AppendUint32(netlink.Body{h.family, h.prefixLen, h.flags, h.scope}, uint32(h.index))
 }
 
-// err is the error of an error or done message, with the kernel's explanation.
-func (m message) err() error {
-	if len(m.data) < 4 {
-		return nil
-	}
-	errno := -int32(binary.NativeEndian.Uint32(m.data))
-	if errno == 0 {
-		return nil
-	}
-	if text := m.explanation(); text != "" {
-		return fmt.Errorf("%w (%s)", unix.Errno(errno), text)
-	}
-	return unix.Errno(errno)
+// routeHeader is struct rtmsg.
+type routeHeader struct {
+	family, dstLen         uint8
+	table, protocol, scope uint8
+	kind                   uint8
+	flags                  uint32
 }
 
-func (m message) explanation() string {
-	if m.flags&unix.NLM_F_ACK_TLVS == 0 {
-		return ""
-	}
-	rest := m.data[4:]
-	// An error message repeats the request before the attributes (only its
-	// header when capped), a done message does not.
-	if m.kind == unix.NLMSG_ERROR {
-		skip := unix.SizeofNlMsghdr
-		if m.flags&unix.NLM_F_CAPPED == 0 && len(rest) >= 4 {
-			skip = align(int(binary.NativeEndian.Uint32(rest)))
-		}
-		rest = rest[min(max(skip, 0), len(rest)):]
-	}
-	for kind, value := range attributes(rest) {
-		if kind == nl.NLMSGERR_ATTR_MSG {
-			return text(value)
-		}
-	}
-	return ""
+func (h routeHeader) body() netlink.Body {
+	b := netlink.Body{h.family, h.dstLen, 0, 0, h.table, h.protocol, h.scope, h.kind}
+	return binary.NativeEndian.AppendUint32(b, h.flags)
 }
 
-func attributes(b []byte) iter.Seq2[uint16, []byte] {
-	return func(yield func(uint16, []byte) bool) {
-		for len(b) >= unix.SizeofRtAttr {
-			size := int(binary.NativeEndian.Uint16(b))
-			if size < unix.SizeofRtAttr || size > len(b) {
-				return
-			}
-			if !yield(binary.NativeEndian.Uint16(b[2:])&nl.NLA_TYPE_MASK, b[unix.SizeofRtAttr:size]) {
-				return
-			}
-			b = b[min(align(size), len(b)):]
-		}
-	}
+func parseRouteHeader(b []byte) routeHeader {
+	return routeHeader{family: b[0], dstLen: b[1], table: b[4], protocol: b[5], scope: b[6], kind: b[7],
+		flags: binary.NativeEndian.Uint32(b[8:])}
 }
 
-func align(n int) int { return (n + unix.NLMSG_ALIGNTO - 1) &^ (unix.NLMSG_ALIGNTO - 1) }
+// routeQuery asks for the way to an address.
+func routeQuery(addr netip.Addr) netlink.Request {
+	b := routeHeader{family: family(addr), dstLen: uint8(addr.BitLen())}.body()
+	addAddr(&b, unix.RTA_DST, addr)
+	return netlink.Request{Type: unix.RTM_GETROUTE, Body: b}
+}
 
-func text(b []byte) string { return unix.ByteSliceToString(b) }
+func family(ip netip.Addr) uint8 {
+	if ip.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+func addAddr(b *netlink.Body, kind uint16, ip netip.Addr) { b.Bytes(kind, ip.AsSlice()) }
 
 func number(b []byte) uint32 {
 	switch len(b) {
@@ -135,7 +92,3 @@ func number(b []byte) uint32 {
 	}
 	return 0
 }
-
-func attrString(kind int, s string) *nl.RtAttr { return nl.NewRtAttr(kind, nl.ZeroTerminated(s)) }
-func attrUint32(kind int, v uint32) *nl.RtAttr { return nl.NewRtAttr(kind, nl.Uint32Attr(v)) }
-func attrNested(kind int) *nl.RtAttr           { return nl.NewRtAttr(kind|unix.NLA_F_NESTED, nil) }

@@ -2,12 +2,14 @@ package rtnl
 
 import (
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
 // Route is a route with one next hop.
@@ -43,32 +45,31 @@ func (r Route) String() string {
 // the next hop the one added last is used; with IPv6 both are (multipath).
 func (c *Conn) AddRoute(r Route) error {
 	header := r.header()
-	header.Protocol = uint8(cmp.Or(r.Protocol, unix.RTPROT_BOOT))
-	header.Type = uint8(cmp.Or(r.Type, unix.RTN_UNICAST))
-	header.Scope = uint8(r.Scope)
+	header.protocol = uint8(cmp.Or(r.Protocol, unix.RTPROT_BOOT))
+	header.kind = uint8(cmp.Or(r.Type, unix.RTN_UNICAST))
+	header.scope = uint8(r.Scope)
 	if r.OnLink {
-		header.Flags |= unix.RTNH_F_ONLINK
+		header.flags |= unix.RTNH_F_ONLINK
 	}
-	body := append([]nl.NetlinkRequestData{header}, r.attributes()...)
+	body := r.body(header)
 	if r.Src.IsValid() {
-		body = append(body, attrAddr(unix.RTA_PREFSRC, r.Src))
+		addAddr(&body, unix.RTA_PREFSRC, r.Src)
 	}
 	if metrics := r.metrics(); metrics != nil {
-		body = append(body, metrics)
+		body.Nest(unix.RTA_METRICS, metrics)
 	}
 	// Without NLM_F_EXCL, which would refuse a second next hop as well.
-	return r.wrap(c.change(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, body...))
+	return r.wrap(c.change(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, body))
 }
 
 // DelRoute deletes a route. Fields left zero match every value, except Table.
 // That no such route is there, or the link is gone, is no error.
 func (c *Conn) DelRoute(r Route) error {
 	header := r.header()
-	header.Protocol = uint8(r.Protocol)
-	header.Type = uint8(r.Type)
-	header.Scope = uint8(cmp.Or(r.Scope, unix.RT_SCOPE_NOWHERE))
-	body := append([]nl.NetlinkRequestData{header}, r.attributes()...)
-	err := c.change(unix.RTM_DELROUTE, 0, body...)
+	header.protocol = uint8(r.Protocol)
+	header.kind = uint8(r.Type)
+	header.scope = uint8(cmp.Or(r.Scope, unix.RT_SCOPE_NOWHERE))
+	err := c.change(unix.RTM_DELROUTE, 0, r.body(header))
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENODEV) {
 		return nil
 	}
@@ -88,58 +89,48 @@ func (r Route) wrap(err error) error {
 	return nil
 }
 
-func (r Route) header() *nl.RtMsg {
-	header := &nl.RtMsg{}
-	header.Family = uint8(family(r.Dst.Addr()))
-	header.Dst_len = uint8(max(r.Dst.Bits(), 0))
-	header.Table = uint8(unix.RT_TABLE_MAIN)
+func (r Route) header() routeHeader {
+	header := routeHeader{family: family(r.Dst.Addr()), dstLen: uint8(max(r.Dst.Bits(), 0)), table: unix.RT_TABLE_MAIN}
 	if r.Table > 0 && r.Table <= 255 {
-		header.Table = uint8(r.Table)
+		header.table = uint8(r.Table)
 	}
 	return header
 }
 
-// attributes are those by which a route is also found.
-func (r Route) attributes() []nl.NetlinkRequestData {
-	var attrs []nl.NetlinkRequestData
+// body has the attributes by which a route is also found.
+func (r Route) body(header routeHeader) netlink.Body {
+	body := header.body()
 	if r.Dst.Bits() > 0 {
-		attrs = append(attrs, attrAddr(unix.RTA_DST, r.Dst.Masked().Addr()))
+		addAddr(&body, unix.RTA_DST, r.Dst.Masked().Addr())
 	}
-	if r.GW.IsValid() {
-		attrs = append(attrs, r.gateway())
+	switch {
+	case !r.GW.IsValid():
+	case r.GW.Is4() == r.Dst.Addr().Is4():
+		addAddr(&body, unix.RTA_GATEWAY, r.GW)
+	default: // struct rtvia: the gateway is of the other family
+		via := binary.NativeEndian.AppendUint16(nil, uint16(family(r.GW)))
+		body.Bytes(unix.RTA_VIA, append(via, r.GW.AsSlice()...))
 	}
 	if r.OutIndex != 0 {
-		attrs = append(attrs, attrUint32(unix.RTA_OIF, uint32(r.OutIndex)))
+		body.Uint32(unix.RTA_OIF, uint32(r.OutIndex))
 	}
 	if r.Priority != 0 {
-		attrs = append(attrs, attrUint32(unix.RTA_PRIORITY, r.Priority))
+		body.Uint32(unix.RTA_PRIORITY, r.Priority)
 	}
 	// The header has one byte for it.
 	if r.Table > 255 {
-		attrs = append(attrs, attrUint32(unix.RTA_TABLE, r.Table))
+		body.Uint32(unix.RTA_TABLE, r.Table)
 	}
-	return attrs
+	return body
 }
 
-func (r Route) gateway() *nl.RtAttr {
-	if r.GW.Is4() == r.Dst.Addr().Is4() {
-		return attrAddr(unix.RTA_GATEWAY, r.GW)
-	}
-	// struct rtvia: the gateway is of the other family.
-	via := append(nl.Uint16Attr(uint16(family(r.GW))), r.GW.AsSlice()...)
-	return nl.NewRtAttr(unix.RTA_VIA, via)
-}
-
-func (r Route) metrics() *nl.RtAttr {
-	if r.MTU == 0 && r.AdvMSS == 0 {
-		return nil
-	}
-	metrics := attrNested(unix.RTA_METRICS)
+func (r Route) metrics() netlink.Body {
+	var metrics netlink.Body
 	if r.MTU != 0 {
-		metrics.AddRtAttr(unix.RTAX_MTU, nl.Uint32Attr(uint32(r.MTU)))
+		metrics.Uint32(unix.RTAX_MTU, uint32(r.MTU))
 	}
 	if r.AdvMSS != 0 {
-		metrics.AddRtAttr(unix.RTAX_ADVMSS, nl.Uint32Attr(uint32(r.AdvMSS)))
+		metrics.Uint32(unix.RTAX_ADVMSS, uint32(r.AdvMSS))
 	}
 	return metrics
 }
@@ -156,12 +147,11 @@ func (c *Conn) Routes(index, family int) ([]Route, error) {
 		v6, err := c.Routes(index, unix.AF_INET6)
 		return append(v4, v6...), err
 	}
-	header := &nl.RtMsg{}
-	header.Family = uint8(family)
-	body := []nl.NetlinkRequestData{header, attrUint32(unix.RTA_OIF, uint32(index))}
+	body := routeHeader{family: uint8(family)}.body()
+	body.Uint32(unix.RTA_OIF, uint32(index))
 	var routes []Route
-	err := c.dump(unix.RTM_GETROUTE, body, func() { routes = routes[:0] }, func(m message) {
-		for _, r := range parseRoute(m.data) {
+	err := c.dump(netlink.Request{Type: unix.RTM_GETROUTE, Body: body}, func() { routes = routes[:0] }, func(data []byte) {
+		for _, r := range parseRoute(data) {
 			// Kernels before 4.20 do not filter; also, a kernel without IPv6
 			// answers for all families it has.
 			if r.OutIndex == index && r.family() == family {
@@ -175,16 +165,13 @@ func (c *Conn) Routes(index, family int) ([]Route, error) {
 	return routes, nil
 }
 
-func (r Route) family() int { return family(r.Dst.Addr()) }
+func (r Route) family() int { return int(family(r.Dst.Addr())) }
 
 // RouteTo asks the kernel which link it would send to addr through, and from
 // which address.
 func (c *Conn) RouteTo(addr netip.Addr) (outIndex int, src netip.Addr, err error) {
-	header := &nl.RtMsg{}
-	header.Family = uint8(family(addr))
-	header.Dst_len = uint8(addr.BitLen())
-	err = c.get(unix.RTM_GETROUTE, []nl.NetlinkRequestData{header, attrAddr(unix.RTA_DST, addr)}, func(m message) {
-		for _, r := range parseRoute(m.data) {
+	err = c.get(routeQuery(addr), func(data []byte) {
+		for _, r := range parseRoute(data) {
 			outIndex, src = r.OutIndex, r.Src
 		}
 	})

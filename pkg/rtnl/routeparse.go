@@ -4,8 +4,9 @@ import (
 	"encoding/binary"
 	"net/netip"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
 // parseRoute returns one Route for each next hop.
@@ -13,20 +14,20 @@ func parseRoute(b []byte) []Route {
 	if len(b) < unix.SizeofRtMsg {
 		return nil
 	}
-	header := nl.DeserializeRtMsg(b)
-	if header.Family != unix.AF_INET && header.Family != unix.AF_INET6 {
+	header := parseRouteHeader(b)
+	if header.family != unix.AF_INET && header.family != unix.AF_INET6 {
 		return nil
 	}
 	r := Route{
-		Dst:      netip.PrefixFrom(unspecified(int(header.Family)), int(header.Dst_len)),
-		Table:    uint32(header.Table),
-		Scope:    int(header.Scope),
-		Protocol: int(header.Protocol),
-		Type:     int(header.Type),
-		OnLink:   header.Flags&unix.RTNH_F_ONLINK != 0,
+		Dst:      netip.PrefixFrom(unspecified(header.family), int(header.dstLen)),
+		Table:    uint32(header.table),
+		Scope:    int(header.scope),
+		Protocol: int(header.protocol),
+		Type:     int(header.kind),
+		OnLink:   header.flags&unix.RTNH_F_ONLINK != 0,
 	}
 	var hops []byte
-	for kind, value := range attributes(b[unix.SizeofRtMsg:]) {
+	for kind, value := range netlink.Attributes(b[unix.SizeofRtMsg:]) {
 		if kind == unix.RTA_MULTIPATH {
 			hops = value
 			continue
@@ -39,7 +40,7 @@ func parseRoute(b []byte) []Route {
 	return r.perHop(hops)
 }
 
-func unspecified(family int) netip.Addr {
+func unspecified(family uint8) netip.Addr {
 	if family == unix.AF_INET {
 		return netip.IPv4Unspecified()
 	}
@@ -67,7 +68,7 @@ func (r *Route) set(kind uint16, value []byte) {
 	case unix.RTA_TABLE:
 		r.Table = number(value)
 	case unix.RTA_METRICS:
-		for metric, v := range attributes(value) {
+		for metric, v := range netlink.Attributes(value) {
 			switch metric {
 			case unix.RTAX_MTU:
 				r.MTU = int(number(v))
@@ -89,11 +90,11 @@ func (r Route) perHop(b []byte) []Route {
 		hop := r
 		hop.OnLink = b[2]&unix.RTNH_F_ONLINK != 0
 		hop.OutIndex = int(binary.NativeEndian.Uint32(b[4:]))
-		for kind, value := range attributes(b[unix.SizeofRtNexthop:size]) {
+		for kind, value := range netlink.Attributes(b[unix.SizeofRtNexthop:size]) {
 			hop.set(kind, value)
 		}
 		routes = append(routes, hop)
-		b = b[min(align(size), len(b)):]
+		b = b[min((size+unix.RTNH_ALIGNTO-1)&^(unix.RTNH_ALIGNTO-1), len(b)):]
 	}
 	return routes
 }

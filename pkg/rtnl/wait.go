@@ -2,12 +2,12 @@ package rtnl
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"time"
 
+	"github.com/hawser-cni/plugins/pkg/netlink"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"golang.org/x/sys/unix"
 )
@@ -81,30 +81,42 @@ func (c *Conn) wait(ctx context.Context, group uint, index int, look func() (pen
 // the Conn. It is another one so that a flood of events cannot push out the
 // answers on the first.
 func (c *Conn) subscribe(group uint) (*os.File, error) {
-	n, err := ns.OfSocket(c.fd)
+	var n *ns.NS
+	err := c.use(func(s *netlink.Socket) (err error) {
+		n, err = ns.OfSocket(s.FD())
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
 	defer n.Close()
 	fd := -1
 	err = n.Do(func() (err error) {
-		fd, err = openSocket(1 << (group - 1))
+		fd, err = openEvents(1 << (group - 1))
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.SetNonblock(fd, true); err != nil {
-		unix.Close(fd)
-		return nil, err
-	}
 	return os.NewFile(uintptr(fd), "rtnetlink events"), nil
+}
+
+func openEvents(groups uint32) (int, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+	if err != nil {
+		return -1, err
+	}
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
 }
 
 // nextEvent returns when something about the link changed, or when events were
 // lost: then anything may have changed.
 func nextEvent(ev *os.File, index int) error {
-	buf := make([]byte, bufferSize)
+	buf := make([]byte, 32<<10)
 	for {
 		n, err := ev.Read(buf)
 		if errors.Is(err, unix.ENOBUFS) {
@@ -113,10 +125,10 @@ func nextEvent(ev *os.File, index int) error {
 		if err != nil {
 			return err
 		}
-		for m := range messages(buf[:n]) {
+		for m := range netlink.Messages(buf[:n]) {
 			// The index is at the same place in the headers of links and
 			// addresses; a route's has none.
-			if m.kind == unix.RTM_NEWROUTE || len(m.data) >= 8 && int(binary.NativeEndian.Uint32(m.data[4:])) == index {
+			if m.Type == unix.RTM_NEWROUTE || len(m.Data) >= 8 && linkIndex(m.Data) == index {
 				return nil
 			}
 		}

@@ -1,10 +1,10 @@
 package main
 
 import (
+	"encoding/binary"
 	"fmt"
 	"time"
 
-	"github.com/mdlayher/netlink"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
@@ -18,21 +18,24 @@ func generation(h *nstest.Host) uint32 {
 	GinkgoHelper()
 	var id uint32
 	h.Do(func() {
-		conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 		Expect(err).NotTo(HaveOccurred())
-		defer func() { _ = conn.Close() }()
-		replies, err := conn.Execute(netlink.Message{Data: []byte{0, 0, 0, 0},
-			Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN), Flags: netlink.Request}})
+		defer unix.Close(fd)
+		// struct nlmsghdr and struct nfgenmsg
+		ask := binary.NativeEndian.AppendUint32(nil, 20)
+		ask = binary.NativeEndian.AppendUint16(ask, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN)
+		ask = append(binary.NativeEndian.AppendUint16(ask, unix.NLM_F_REQUEST), make([]byte, 12)...)
+		Expect(unix.Sendto(fd, ask, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})).To(Succeed())
+		answer := make([]byte, 4096)
+		n, _, err := unix.Recvfrom(fd, answer, 0)
 		Expect(err).NotTo(HaveOccurred())
-		Expect(replies).NotTo(BeEmpty())
-		ad, err := netlink.NewAttributeDecoder(replies[0].Data[4:])
-		Expect(err).NotTo(HaveOccurred())
-		for ad.Next() {
-			if ad.Type() == unix.NFTA_GEN_ID {
-				id = uint32(ad.Bytes()[0])<<24 | uint32(ad.Bytes()[1])<<16 | uint32(ad.Bytes()[2])<<8 | uint32(ad.Bytes()[3])
+		for rest := answer[20:n]; len(rest) >= 8; rest = rest[(binary.NativeEndian.Uint16(rest)+3)&^3:] {
+			if binary.NativeEndian.Uint16(rest[2:]) == unix.NFTA_GEN_ID {
+				id = binary.BigEndian.Uint32(rest[4:])
 			}
 		}
 	})
+	Expect(id).NotTo(BeZero())
 	return id
 }
 

@@ -1,0 +1,17 @@
+package netlink
+
+import (
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestNetlink(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "pkg/netlink")
+}
