@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -113,6 +114,9 @@ func (c Command) start() (_ *running, err error) {
 	if env == nil {
 		env = syscall.Environ()
 	}
+	// Whoever started us may have left descriptors open that are no business of
+	// the program's. Kernels before 5.11 cannot close them in one call.
+	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	r.pid, err = syscall.ForkExec(c.Path, append([]string{c.Path}, c.Args...), &syscall.ProcAttr{
 		Env: env, Files: []uintptr{uintptr(theirs[0]), uintptr(theirs[1]), uintptr(theirs[2])},
 		Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},

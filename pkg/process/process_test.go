@@ -52,6 +52,15 @@ var _ = Describe("Run", func() {
 		Expect(out.String()).To(Equal("there\n"))
 	})
 
+	It("hands on no descriptor that it was started with itself", func() {
+		var fds [2]int
+		Expect(unix.Pipe(fds[:])).To(Succeed())
+		defer func() { _, _ = unix.Close(fds[0]), unix.Close(fds[1]) }()
+		c, out, _ := shell("echo /proc/$$/fd/*")
+		Expect(c.Run(ctx)).To(Succeed())
+		Expect(strings.Fields(out.String())).To(HaveEach(MatchRegexp(`/fd/[0-3]$`)), "3 is the shell's own")
+	})
+
 	It("gives and takes more than a pipe holds, both at once", func() {
 		c, out, _ := shell("cat")
 		c.Stdin = bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
