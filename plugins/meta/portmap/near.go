@@ -76,7 +76,7 @@ func nearLayout(list []near) nft.Layout {
 // nears are the marking chains that the attachment uses.
 func (s *state) nears() []near {
 	var out []near
-	for _, t := range s.Targets {
+	for _, t := range s.served() {
 		if n, ok := s.near(t.v4()); ok {
 			out = append(out, n)
 		}

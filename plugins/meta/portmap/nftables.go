@@ -38,7 +38,7 @@ func addNFTables(ctx context.Context, nf *nft.Conn, st *state, dead []*state) er
 // compileConditions has nft make the chains with the attachment's conditions.
 // Nothing leads to them yet.
 func compileConditions(ctx context.Context, nf *nft.Conn, st *state) error {
-	for _, t := range st.Targets {
+	for _, t := range st.served() {
 		chain := st.when(t.v4())
 		if chain == "" {
 			continue

@@ -98,6 +98,23 @@ var _ = Describe("a host port", Label("kernel"), func() {
 			}),
 		)
 
+		It("that is yielded, or of one family alone, leaves nothing, and needs nothing that others take away", func() {
+			w.bridge(2)
+			third := w.container(2, 3)
+			b.add(k.config, ports("8000:80")) // what all share is there
+			before := w.rules()
+			second := a.second("eth1", 2, 2)
+			a.add(k.config, ports("192.0.2.1:8080:80"))
+			second.add(k.config, ports("192.0.2.1:8080:80"))
+			third.add(k.config, ports("9000:80"))
+			third.del()
+			a.check(k.config, ports("192.0.2.1:8080:80"))
+			second.check(k.config, ports("192.0.2.1:8080:80"))
+			second.del()
+			a.del()
+			Expect(w.rules()).To(Equal(before))
+		})
+
 		DescribeTable("is refused as bind would refuse it", func(first, second string, taken bool) {
 			a.add(k.config, ports(first))
 			o := b.call("ADD", k.config, ports(second))

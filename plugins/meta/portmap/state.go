@@ -112,6 +112,15 @@ func (s *state) forwards() []forward {
 	return out
 }
 
+// served are the addresses to which anything leads: all places of a family may
+// have been yielded, or there are mappings of the other one alone.
+func (s *state) served() []target {
+	forwards := s.forwards()
+	return slices.DeleteFunc(slices.Clone(s.Targets), func(t target) bool {
+		return !slices.ContainsFunc(forwards, func(f forward) bool { return f.v4() == t.v4() })
+	})
+}
+
 // unreachable are the mappings of a family that the container lacks. That
 // runtimes send both 0.0.0.0 and :: is no reason to complain.
 func (s *state) unreachable() []mapping {

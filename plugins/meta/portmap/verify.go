@@ -106,7 +106,7 @@ func checkNFTables(nf *nft.Conn, st *state) error {
 			diffs = append(diffs, drift("%w", err))
 		}
 	}
-	for _, t := range st.Targets {
+	for _, t := range st.served() {
 		chain := st.when(t.v4())
 		if chain == "" {
 			continue
