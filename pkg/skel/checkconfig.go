@@ -69,8 +69,31 @@ func (c *checker) file(data []byte) error {
 	}
 	c.require(object, "cniVersion", "name", "type")
 	c.common(data, "")
-	c.entry(data, "")
+	if c.isOwn(data) {
+		c.entry(data, "")
+	} else {
+		c.note("", "this is no configuration of "+c.plugin.Name)
+	}
 	return nil
+}
+
+// isOwn reports whether a configuration is this plugin's to check.
+func (c *checker) isOwn(conf []byte) bool {
+	var w struct {
+		Type string `json:"type"`
+		IPAM struct {
+			Type string `json:"type"`
+		} `json:"ipam"`
+	}
+	_ = json.Unmarshal(conf, &w) // an error is reported elsewhere
+	if c.plugin.IPAM {
+		return w.IPAM.Type == c.plugin.Name
+	}
+	return w.Type == c.plugin.Name
+}
+
+func (c *checker) note(key, reason string) {
+	c.more = append(c.more, finding{Level: levelNote, Key: key, Reason: reason})
 }
 
 // locate says in which line the JSON ends to be JSON.
@@ -139,8 +162,7 @@ func (c *checker) entry(data []byte, prefix string) {
 	c.misspelt(data, prefix)
 	c.needs(data, prefix)
 	if req.IPAM != "" && !c.plugin.IPAM {
-		c.more = append(c.more, finding{Level: levelNote, Key: prefix + "ipam",
-			Reason: fmt.Sprintf("is checked by its own plugin: %s --check-config", req.IPAM)})
+		c.note(prefix+"ipam", fmt.Sprintf("is checked by its own plugin: %s --check-config", req.IPAM))
 	}
 }
 

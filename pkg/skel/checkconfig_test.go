@@ -160,8 +160,9 @@ var _ = Describe("--check-config", func() {
 	)
 
 	It("checks a configuration of its own for what the specification requires", func() {
-		Expect(checked(picky(), `{"runtimeConfig": {"portMappings": []}}`).stdout).To(Equal("error: cniVersion: missing; the specification requires it\n" +
-			"error: name: missing; the specification requires it\nerror: type: missing; the specification requires it\nprobe: 3 errors, 0 warnings\n"))
+		Expect(checked(picky(), `{"vlan": 5000}`).stdout).To(Equal("error: cniVersion: missing; the specification requires it\n" +
+			"error: name: missing; the specification requires it\nerror: type: missing; the specification requires it\n" +
+			"note: this is no configuration of probe\nprobe: 3 errors, 0 warnings\n"))
 		Expect(checked(picky(), `{"cniVersion": "2.0", "name": "n", "type": "probe", "prevResult": {"ips": 5}, "runtimeConfig": {"portMappings": []}}`).stdout).
 			To(HavePrefix("error: cniVersion: \"2.0\" is not supported\n"))
 	})

@@ -49,7 +49,7 @@ func (c *checker) list(data []byte, object map[string]json.RawMessage) {
 		c.inList(raw, fmt.Sprintf("plugins[%d].", i), version)
 	}
 	if len(c.entries) == 0 && len(w.Plugins) > 0 {
-		c.more = append(c.more, finding{Level: levelNote, Key: "plugins", Reason: "has no entry for " + c.plugin.Name})
+		c.note("plugins", "has no entry for "+c.plugin.Name)
 	}
 }
 
@@ -94,14 +94,7 @@ func (c *checker) inList(raw json.RawMessage, prefix, version string) {
 		return
 	}
 	c.common(raw, prefix)
-	var w struct {
-		Type string `json:"type"`
-		IPAM struct {
-			Type string `json:"type"`
-		} `json:"ipam"`
-	}
-	_ = json.Unmarshal(raw, &w) // an error is reported already
-	if own := w.Type; c.plugin.IPAM && w.IPAM.Type != c.plugin.Name || !c.plugin.IPAM && own != c.plugin.Name {
+	if !c.isOwn(raw) {
 		return
 	}
 	// As the runtime does it: the list's name and version win.

@@ -58,8 +58,9 @@ func (h *hinter) config(p Plugin, conf []byte) {
 		h.names(object, known, "")
 	}
 	for _, k := range known {
-		// The runtime fills in runtimeConfig and args, for the whole chain.
-		if k.name != "runtimeConfig" && k.name != "args" && (k.name != "ipam" || p.IPAM) {
+		// The runtime fills in runtimeConfig and args, for the whole chain, and
+		// capabilities are asked for on behalf of the IPAM plugin too.
+		if !slices.Contains([]string{"runtimeConfig", "args", "capabilities"}, k.name) && (k.name != "ipam" || p.IPAM) {
 			h.value(object[k.name], k.inner, k.name)
 		}
 	}

@@ -2,8 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
-	"reflect"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -209,24 +207,3 @@ var _ = DescribeTable("DEL and GC need the data directory alone", func(conf, wan
 },
 	Entry("the default", `{"ipam":{}}`, "/var/lib/cni/networks"),
 	Entry("beside nonsense", `{"ipam":{"dataDir":"/x","ranges":[[{"subnet":7}]],"routes":"no"},"runtimeConfig":3,"args":[]}`, "/x"))
-
-var _ = It("explains every key in README.md", func() {
-	readme, err := os.ReadFile("README.md")
-	Expect(err).NotTo(HaveOccurred())
-	var walk func(t reflect.Type)
-	walk = func(t reflect.Type) {
-		for t.Kind() == reflect.Slice || t.Kind() == reflect.Pointer {
-			t = t.Elem()
-		}
-		if t.Kind() != reflect.Struct {
-			return
-		}
-		for i := range t.NumField() {
-			if name := t.Field(i).Tag.Get("json"); name != "" {
-				Expect(string(readme)).To(ContainSubstring("`" + name))
-			}
-			walk(t.Field(i).Type)
-		}
-	}
-	walk(reflect.TypeFor[wireConfig]())
-})

@@ -3,8 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
-	"reflect"
 	"strings"
 	"testing"
 
@@ -138,25 +136,6 @@ var _ = It("is refused for everything that is wrong with it at once", func() {
 		`7 sysctl["net/a"]: {} is no string`,
 		HavePrefix(`7 sysctl["kernel.x"]: "3" cannot be set: `),
 		`7 args.cni.sysctl: is no object of strings`))
-})
-
-var _ = Describe("README.md", func() {
-	It("has every key of the configuration", func() {
-		readme, err := os.ReadFile("README.md")
-		Expect(err).NotTo(HaveOccurred())
-		var look func(t reflect.Type, prefix string)
-		look = func(t reflect.Type, prefix string) {
-			for i := range t.NumField() {
-				key := prefix + t.Field(i).Tag.Get("json")
-				if inner := t.Field(i).Type; inner.Kind() == reflect.Struct {
-					look(inner, key+".")
-				} else {
-					Expect(string(readme)).To(ContainSubstring("`" + key + "`"))
-				}
-			}
-		}
-		look(reflect.TypeFor[wireConfig](), "")
-	})
 })
 
 func FuzzConfig(f *testing.F) {

@@ -1,0 +1,102 @@
+package docs_test
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+)
+
+// row is one of the tables of keys.
+type row struct{ key, kind, missing string }
+
+var quoted = regexp.MustCompile("`([^`]+)`")
+
+// keyRows are the rows of all tables of a page whose first column is "key"; one
+// may be about several keys.
+func keyRows(page string) (rows []row) {
+	GinkgoHelper()
+	inside := false
+	for line := range strings.Lines(read(page)) {
+		cells := strings.Split(strings.TrimSpace(line), "|")
+		if len(cells) < 6 || strings.HasPrefix(cells[1], "-") {
+			inside = inside && len(cells) > 1
+			continue
+		}
+		if first := strings.TrimSpace(cells[1]); first == "key" {
+			inside = true
+			continue
+		} else if !inside {
+			continue
+		}
+		names := quoted.FindAllStringSubmatch(cells[1], -1)
+		Expect(names).NotTo(BeEmpty(), line)
+		for _, n := range names {
+			rows = append(rows, row{n[1], strings.TrimSpace(cells[2]), strings.TrimSpace(cells[3])})
+		}
+	}
+	return rows
+}
+
+// sections that a manual page has, in this order; there may be more.
+var sections = []string{"Name", "Synopsis", "Description", "Keys", "Capabilities and arguments", "Commands", "On the host",
+	"Examples", "Errors", "Differences from the reference plugin", "See also"}
+
+var _ = Describe("README.md", func() {
+	for _, plugin := range []string{"bridge", "ptp", "loopback", "host-local", "tuning", "portmap"} {
+		page := func() string {
+			GinkgoHelper()
+			return glob("plugins/*/" + plugin + "/README.md")[0]
+		}
+
+		It("of "+plugin+" has each key that it reads, with type and default, and no other", func() {
+			rows, keys := keyRows(page()), schemaKeys(plugin)
+			var have, want []string
+			for _, r := range rows {
+				have = append(have, r.key)
+			}
+			for _, k := range keys {
+				want = append(want, k.path)
+				i := slices.IndexFunc(rows, func(r row) bool { return r.key == k.path })
+				if i < 0 {
+					continue
+				}
+				Expect(rows[i].kind).To(HavePrefix(k.kind), k.path)
+				if k.missing != nil {
+					Expect(strings.Trim(rows[i].missing, "`")).To(Equal(fmt.Sprint(k.missing)), k.path)
+				}
+			}
+			slices.Sort(have)
+			slices.Sort(want)
+			Expect(have).To(Equal(want))
+		})
+
+		It("of "+plugin+" is a manual page", func() {
+			text := read(page())
+			var have []string
+			for _, m := range regexp.MustCompile(`(?m)^## (.*)$`).FindAllStringSubmatch(text, -1) {
+				if slices.Contains(sections, m[1]) {
+					have = append(have, m[1])
+				}
+			}
+			Expect(have).To(Equal(sections))
+			Expect(text).To(HavePrefix("# " + plugin + "\n\n## Name\n\n" + plugin + " - "))
+		})
+
+		It("of "+plugin+" explains each code that it lists as docs/errors.md has it", func() {
+			all := read(root("docs", "errors.md"))
+			_, errors, _ := strings.Cut(read(page()), "## Errors\n")
+			errors, _, _ = strings.Cut(errors, "\n## ")
+			codes := regexp.MustCompile(`(?m)^\| ([\d, ]+) \|`).FindAllStringSubmatch(errors, -1)
+			Expect(codes).NotTo(BeEmpty())
+			for _, m := range codes {
+				for _, code := range strings.Split(m[1], ", ") {
+					Expect(all).To(ContainSubstring("\n| " + code + " | "))
+				}
+			}
+		})
+	}
+})

@@ -1,0 +1,181 @@
+package docs_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containernetworking/cni/libcni"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// sent is what the runtime sends of each capability.
+var sent = map[string]any{
+	"portMappings": []object{{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}, {"hostPort": 5353, "containerPort": 53, "protocol": "udp"}},
+	"mac":          "02:00:00:00:00:55",
+	"ips":          []string{"10.3.0.7"},
+	"ipRanges":     [][]object{{{"subnet": "10.3.0.0/24"}}},
+}
+
+// entries are the configurations of an example.
+func (e example) entries() (list []object) {
+	all, ok := e.doc["plugins"].([]any)
+	if !ok {
+		return []object{e.doc}
+	}
+	for _, p := range all {
+		list = append(list, p.(object))
+	}
+	return list
+}
+
+// asks reports whether an entry has such a key, with such a value if one is given.
+func (e example) asks(key string, value ...string) bool {
+	for _, entry := range e.entries() {
+		if v, ok := entry[key]; ok && (len(value) == 0 || v == value[0]) {
+			return true
+		}
+	}
+	return false
+}
+
+// labels mark what not every kernel can do.
+func (e example) labels() Labels {
+	if e.asks("vlan") || e.asks("vlanTrunk") {
+		return Label("kernel")
+	}
+	return nil
+}
+
+// prepare skips what this machine cannot do, and makes what is not the plugins'
+// to make: the chain of kube-proxy that an example names, and the plugin static.
+func (e example) prepare(host *nstest.Host) (pluginDir string) {
+	GinkgoHelper()
+	if e.asks("vlan") || e.asks("vlanTrunk") {
+		nstest.Need("vlan_filtering", "8021q")
+	}
+	if e.asks("macspoofchk") {
+		nstest.Need("nft-bridge")
+	}
+	if e.asks("ipMasqBackend", "iptables") || e.asks("externalSetMarkChain") {
+		nstest.Need("iptables")
+	}
+	for _, entry := range e.entries() {
+		if chain, ok := entry["externalSetMarkChain"].(string); ok {
+			host.Cmd("iptables", "-t", "nat", "-N", chain)
+			host.Cmd("ip6tables", "-t", "nat", "-N", chain)
+		}
+	}
+	dir := GinkgoT().TempDir()
+	for name := range plugins {
+		Expect(os.Symlink(nstest.Build(name), filepath.Join(dir, name))).To(Succeed())
+	}
+	for _, entry := range e.entries() {
+		if ipam, _ := entry["ipam"].(object); ipam["type"] == "static" {
+			answer := plugintest.Text(object{"cniVersion": "1.0.0", "ips": ipam["addresses"], "routes": ipam["routes"]})
+			script := "#!/bin/sh\ncat >/dev/null\n[ $CNI_COMMAND != ADD ] || echo '" + answer + "'\n"
+			Expect(os.WriteFile(filepath.Join(dir, "static"), []byte(script), 0o755)).To(Succeed())
+		}
+	}
+	return dir
+}
+
+// list is the example as libcni has it.
+func (e example) list() *libcni.NetworkConfigList {
+	GinkgoHelper()
+	text := e.text
+	if e.doc["plugins"] == nil {
+		text = plugintest.Text(object{"cniVersion": e.doc["cniVersion"], "name": e.doc["name"], "plugins": []any{e.doc}})
+	}
+	list, err := libcni.NetworkConfFromBytes([]byte(text))
+	Expect(err).NotTo(HaveOccurred())
+	return list
+}
+
+// ifName is that of the container's interface.
+func (e example) ifName() string {
+	if e.entries()[0]["type"] == "loopback" {
+		return "lo"
+	}
+	return "eth0"
+}
+
+// once attaches a container, checks it and takes it away; it returns the result.
+func (e example) once(host *nstest.Host, c *libcni.CNIConfig, id string) object {
+	GinkgoHelper()
+	cont, list := nstest.NewNetns(), e.list()
+	rt := &libcni.RuntimeConf{ContainerID: id, NetNS: cont.Path, IfName: e.ifName(), CapabilityArgs: sent}
+	run := func(fn func(context.Context) error) {
+		GinkgoHelper()
+		var err error
+		host.Do(func() { err = fn(context.Background()) })
+		Expect(err).NotTo(HaveOccurred())
+	}
+	var result object
+	run(func(ctx context.Context) error {
+		r, err := c.AddNetworkList(ctx, list, rt)
+		if err != nil {
+			return err
+		}
+		return json.Unmarshal([]byte(plugintest.Text(r)), &result)
+	})
+	Expect(validate(schema("result"), result)).To(Succeed())
+	link := plugintest.Show(cont, e.ifName())
+	for _, ip := range asList(result["ips"]) {
+		Expect(plugintest.Text(link.AddrInfo)).To(ContainSubstring(strings.Split(ip.(object)["address"].(string), "/")[0]))
+	}
+	if list.CNIVersion == "1.1.0" {
+		run(func(ctx context.Context) error { return c.GetStatusNetworkList(ctx, list) })
+	}
+	run(func(ctx context.Context) error { return c.CheckNetworkList(ctx, list, rt) })
+	run(func(ctx context.Context) error { return c.DelNetworkList(ctx, list, rt) })
+	Expect(plugintest.Names(host, "veth")).To(BeEmpty())
+	Expect(host.Cmd("find", "/var/lib/cni/networks", "-type", "f", "-name", "*[.:]*", "!", "-name", "last_reserved_ip.*")).To(BeEmpty())
+	return result
+}
+
+func asList(v any) []any {
+	list, _ := v.([]any)
+	return list
+}
+
+var _ = Describe("the examples are run:", func() {
+	for _, page := range pages() {
+		list := examples(page)
+		for i, e := range list {
+			if e.schema() != "network" {
+				continue
+			}
+			It(fmt.Sprintf("%s, number %d, %s", page, i+1, e.doc["name"]), e.labels(), func() {
+				host := nstest.NewHost()
+				host.Cmd("mkdir", "-p", "/var/lib/cni/networks")
+				c := libcni.NewCNIConfigWithCacheDir([]string{e.prepare(host)}, GinkgoT().TempDir(), nil)
+				result := e.once(host, c, "c1")
+				after := host.Snapshot()
+				e.once(host, c, "c2")
+				Expect(host.Snapshot()).To(Equal(after), "the second container leaves no more than the first")
+				if i+1 < len(list) && list[i+1].schema() == "result" {
+					Expect(withSandbox(result)).To(Equal(withSandbox(list[i+1].doc)))
+				}
+			})
+		}
+	}
+})
+
+// withSandbox is a result whose container is always the same.
+func withSandbox(result object) string {
+	GinkgoHelper()
+	for _, i := range asList(result["interfaces"]) {
+		if o := i.(object); o["sandbox"] != nil {
+			o["sandbox"] = "/run/netns/c1"
+		}
+	}
+	return plugintest.Text(result)
+}
