@@ -8,15 +8,16 @@ import (
 	. "github.com/onsi/gomega"
 
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/test/node"
 )
 
 var _ = Describe("an ipam.type that is a path (CVE-2021-20206)", func() {
 	It("starts nothing, whatever the command", func() {
-		n, p := newNode(), newPod("one")
+		n, p := node.New(), node.NewPod("one")
 		top := GinkgoT().TempDir()
 		mark := filepath.Join(top, "was-here")
-		n.dir = filepath.Join(top, "bin")
-		for _, dir := range []string{n.dir, filepath.Join(n.dir, "sub")} {
+		n.Dir = filepath.Join(top, "bin")
+		for _, dir := range []string{n.Dir, filepath.Join(n.Dir, "sub")} {
 			Expect(os.Mkdir(dir, 0o755)).To(Succeed())
 		}
 		for _, program := range []string{"evil", "bin/sub/evil", "bin/evil", "bin/a\\b"} {
@@ -24,7 +25,7 @@ var _ = Describe("an ipam.type that is a path (CVE-2021-20206)", func() {
 		}
 		run := func(plugin, command, ipam string) Answer {
 			GinkgoHelper()
-			return n.call(plugin, Call{Command: command, Netns: p.Netns, Conf: Object{"cniVersion": "1.1.0", "name": "net", "type": plugin,
+			return n.Call(plugin, Call{Command: command, Netns: p.Netns, Conf: Object{"cniVersion": "1.1.0", "name": "net", "type": plugin,
 				"cni.dev/valid-attachments": []any{}, "prevResult": Object{"cniVersion": "1.1.0"}, "ipam": Object{"type": ipam}}})
 		}
 		before := n.Snapshot("links", "nftables")

@@ -8,15 +8,16 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/test/node"
 )
 
 // The directories of the plugins' state are below one that anybody may write to.
 const shared = "/run/shared"
 
-func sharedList() []entry {
-	entries := list("")
-	entries[0].keys["ipam"] = Merge(entries[0].keys["ipam"].(Object), Object{"dataDir": shared + "/ipam"})
-	entries[2].keys["dataDir"] = shared + "/tuning"
+func sharedList() []node.Entry {
+	entries := node.List("")
+	entries[0].Keys["ipam"] = Merge(entries[0].Keys["ipam"].(Object), Object{"dataDir": shared + "/ipam"})
+	entries[2].Keys["dataDir"] = shared + "/tuning"
 	return entries
 }
 
@@ -26,17 +27,17 @@ printf 'one\r\neth0' >lease; printf 'one\r\neth0' >10.88.0.2; echo '{"mtu":1400,
 printf 10.88.0.19 >last; head -c 20000 /dev/zero >zeros; touch lock; `
 
 var _ = DescribeTable("a link that somebody planted where state is kept", Label("kernel"), func(plant string) {
-	n, p := newNode(), newPod("one")
+	n, p := node.New(), node.NewPod("one")
 	hash := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}.Hash()
 	n.Cmd("bash", "-ec", victims+"mkdir -p /run/shared/ipam/.hawser /run/shared/ipam/net /run/shared/tuning/.hawser /run/hawser/portmap /run/hawser/masq; "+
 		strings.ReplaceAll(plant, "HASH", hash))
 	before := n.Files("/run/others", "/etc/passwd")
 	entries := sharedList()
 	for _, e := range entries {
-		e.keys["cni.dev/valid-attachments"] = []any{}
+		e.Keys["cni.dev/valid-attachments"] = []any{}
 	}
 	for _, command := range []string{"ADD", "CHECK", "STATUS", "DEL", "ADD", "GC"} {
-		n.run(command, p, entries)
+		n.Chain(command, p, entries)
 		Expect(n.Files("/run/others", "/etc/passwd")).To(Equal(before), command)
 	}
 },
@@ -67,14 +68,14 @@ var _ = DescribeTable("a link that somebody planted where state is kept", Label(
 var _ = Describe("a file that somebody planted where state is kept", Label("kernel"), func() {
 	It("keeps nobody from an address, and blocks no DEL, when it is no file at all", func() {
 		for _, kind := range []string{"mkdir", "mkfifo", "ln -s /nowhere"} {
-			n, p := newNode(), newPod("one")
+			n, p := node.New(), node.NewPod("one")
 			n.Cmd("bash", "-ec", "mkdir -p "+shared+"/ipam/net; "+kind+" "+shared+"/ipam/net/10.88.0.2; "+kind+" "+shared+"/ipam/net/last_reserved_ip.1 || true")
-			a := n.run("ADD", p, sharedList())
+			a := n.Chain("ADD", p, sharedList())
 			if kind != "mkdir" { // no file can take the place of a directory
 				Expect(a.Code).To(BeZero(), a.Stdout)
-				Expect(p.addr()).To(Equal("10.88.0.3"))
+				Expect(p.Addr()).To(Equal("10.88.0.3"))
 			}
-			n.succeeds("DEL", p, sharedList())
+			n.Succeeds("DEL", p, sharedList())
 			Expect(n.Files(shared+"/ipam/net")).NotTo(ContainSubstring("10.88.0.3 "), "a lease")
 		}
 	})

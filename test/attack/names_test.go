@@ -9,6 +9,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/test/node"
 )
 
 // Names that would mean something to a file system, a shell, iptables-restore,
@@ -19,42 +20,65 @@ var (
 )
 
 // refused serves a call whose one name is hostile.
-func (n node) refused(plugin string, c Call, network, name string) {
+func refused(n *node.Node, plugin string, c Call, network, name string) {
 	GinkgoHelper()
 	c.Conf = Object{"cniVersion": "1.1.0", "name": network, "type": plugin, "prevResult": Object{"cniVersion": "1.1.0"},
 		"ipam": Object{"type": "host-local", "subnet": "10.88.0.0/24"}}
-	a := n.call(plugin, c)
+	a := n.Call(plugin, c)
 	Expect(a.Code).To(Equal(1), "%s %s %q", plugin, c.Command, name)
 	Expect(a.Stdout).To(MatchRegexp(`"code": [47],`), "%s %s %q", plugin, c.Command, name)
 }
 
+var _ = Describe("names as long as they may be", Label("kernel"), func() {
+	DescribeTable("are served, or refused with nothing left behind", func(backend string, length int, served bool) {
+		if backend == "iptables" {
+			nstest.Need("iptables")
+		}
+		n, p := node.New(), node.NewPod(strings.Repeat("c", length))
+		p.Network = strings.Repeat("n", length)
+		n.Succeeds("DEL", n.Add(node.NewPod("first"), node.List(backend)), node.List(backend))
+		before := n.Snapshot("links", "nftables", "iptables-legacy")
+		a := n.Chain("ADD", p, node.List(backend))
+		Expect(a.Code == 0).To(Equal(served), a.Stdout)
+		if served {
+			n.Succeeds("CHECK", p, node.List(backend))
+		}
+		n.Succeeds("DEL", p, node.List(backend))
+		Expect(n.Snapshot("links", "nftables", "iptables-legacy")).To(Equal(before))
+		Expect(n.Own()).NotTo(Or(ContainSubstring("ccc"), MatchRegexp(`nnn/[0-9]`)))
+	},
+		Entry("on nftables", "nftables", 240, true), Entry("on iptables", "iptables", 240, true),
+		Entry("on nftables, too long for a file", "nftables", 260, false), Entry("on iptables, too long for a file", "iptables", 260, false),
+	)
+})
+
 // interfaces counts those that are not lo. The JSON of ip(8) is none when a name
 // is strange.
-func (p *pod) interfaces() int {
+func interfaces(p *node.Pod) int {
 	GinkgoHelper()
 	return strings.Count(p.Cmd("ip", "-o", "link"), "\n") - 1
 }
 
 var _ = Describe("a name that leads elsewhere", Label("kernel"), func() {
 	It("is refused by every plugin and command, for a network, a container or an interface, before anything is done", func() {
-		n, p := newNode(), newPod("one")
-		before, inside := n.state(), p.Snapshot()
-		for i, plugin := range plugins {
+		n, p := node.New(), node.NewPod("one")
+		before, inside := n.State(), p.Snapshot()
+		for i, plugin := range node.Plugins() {
 			networks := append(hostile, strangest...)
 			if i > 0 { // which read names by the same code
 				networks = networks[:2]
 			}
 			for _, command := range []string{"ADD", "CHECK", "DEL"} {
 				for j, name := range networks {
-					n.refused(plugin, Call{Command: command, Netns: p.Netns}, name, name)
-					n.refused(plugin, Call{Command: command, Netns: p.Netns, ID: name}, "net", name)
+					refused(n, plugin, Call{Command: command, Netns: p.Netns}, name, name)
+					refused(n, plugin, Call{Command: command, Netns: p.Netns, ID: name}, "net", name)
 					if j < len(hostile) {
-						n.refused(plugin, Call{Command: command, Netns: p.Netns, IfName: name}, "net", name)
+						refused(n, plugin, Call{Command: command, Netns: p.Netns, IfName: name}, "net", name)
 					}
 				}
 			}
 		}
-		Expect(n.state()).To(Equal(before))
+		Expect(n.State()).To(Equal(before))
 		Expect(p.Snapshot()).To(Equal(inside))
 	})
 
@@ -63,27 +87,27 @@ var _ = Describe("a name that leads elsewhere", Label("kernel"), func() {
 			if backend == "iptables" {
 				nstest.Need("iptables")
 			}
-			n := newNode()
-			first := n.add(newPod("first"), list(backend))
-			n.succeeds("DEL", first, list(backend))
+			n := node.New()
+			first := n.Add(node.NewPod("first"), node.List(backend))
+			n.Succeeds("DEL", first, node.List(backend))
 			before := n.Snapshot("nftables", "iptables-legacy")
-			var pods []*pod
+			var pods []*node.Pod
 			for i, name := range strangest {
-				p := newPod(fmt.Sprintf("c%d", i))
+				p := node.NewPod(fmt.Sprintf("c%d", i))
 				p.IfName = name
-				entries := list(backend)
-				entries[1].keys = Merge(entries[1].keys, Object{"runtimeConfig": Object{"portMappings": []Object{{"hostPort": 8000 + i, "containerPort": 80, "protocol": "tcp"}}}})
-				pods = append(pods, n.add(p, entries))
-				n.succeeds("CHECK", p, entries)
-				Expect(p.interfaces()).To(Equal(1))
+				entries := node.List(backend)
+				entries[1].Keys = Merge(entries[1].Keys, Object{"runtimeConfig": Object{"portMappings": []Object{{"hostPort": 8000 + i, "containerPort": 80, "protocol": "tcp"}}}})
+				pods = append(pods, n.Add(p, entries))
+				n.Succeeds("CHECK", p, entries)
+				Expect(interfaces(p)).To(Equal(1))
 			}
 			n.Cmd("sh", "-c", "nft list ruleset >/run/saved && nft -c -f /run/saved")
 			for _, p := range pods {
-				n.succeeds("DEL", p, list(backend))
-				Expect(p.interfaces()).To(BeZero())
+				n.Succeeds("DEL", p, node.List(backend))
+				Expect(interfaces(p)).To(BeZero())
 			}
 			Expect(n.Snapshot("nftables", "iptables-legacy")).To(Equal(before))
-			Expect(n.files()).NotTo(MatchRegexp(`"c[0-9]`))
+			Expect(n.Own()).NotTo(MatchRegexp(`"c[0-9]`))
 		})
 	}
 })

@@ -10,20 +10,21 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/test/node"
 )
 
 // ptpList is a network of point to point links.
-func ptpList() []entry {
-	return []entry{{"ptp", Object{"ipam": Object{"type": "host-local", "ranges": []any{[]any{Object{"subnet": "10.89.0.0/24"}}}}}}}
+func ptpList() []node.Entry {
+	return []node.Entry{{Plugin: "ptp", Keys: Object{"ipam": Object{"type": "host-local", "ranges": []any{[]any{Object{"subnet": "10.89.0.0/24"}}}}}}}
 }
 
 var _ = Describe("a container that advertises itself as router (CVE-2020-10749, CVE-2020-13401)", func() {
-	DescribeTable("gives routes and addresses to nobody", func(entries []entry, hostLink func(*pod) string) {
-		n := newNode()
+	DescribeTable("gives routes and addresses to nobody", func(entries []node.Entry, hostLink func(*node.Pod) string) {
+		n := node.New()
 		n.SetSysctl("net/ipv6/conf/default/accept_ra", "1")
-		rogue, victim := newPod("rogue"), newPod("victim")
-		for _, p := range []*pod{rogue, victim} {
-			n.add(p, entries)
+		rogue, victim := node.NewPod("rogue"), node.NewPod("victim")
+		for _, p := range []*node.Pod{rogue, victim} {
+			n.Add(p, entries)
 		}
 		LinkLocal(rogue.Host, "eth0")
 		host := LinkLocal(n.Host, hostLink(rogue))
@@ -35,19 +36,19 @@ var _ = Describe("a container that advertises itself as router (CVE-2020-10749, 
 		Expect(n.Snapshot("addresses", "routes") + victim.Snapshot("addresses", "routes")).
 			NotTo(Or(ContainSubstring("2001:db8:bad:"), ContainSubstring("protocol=ra")))
 	},
-		Entry("on a bridge of IPv4 and IPv6", list("")[:1], func(*pod) string { return "cni0" }),
-		Entry("on a bridge of IPv4 alone", []entry{{"bridge", Object{"bridge": "cni0", "isGateway": true,
-			"ipam": Object{"type": "host-local", "subnet": "10.88.0.0/24"}}}}, func(*pod) string { return "cni0" }),
-		Entry("on a point to point link", ptpList(), func(p *pod) string { return p.interfaceOn(0) }),
+		Entry("on a bridge of IPv4 and IPv6", node.List("")[:1], func(*node.Pod) string { return "cni0" }),
+		Entry("on a bridge of IPv4 alone", []node.Entry{{Plugin: "bridge", Keys: Object{"bridge": "cni0", "isGateway": true,
+			"ipam": Object{"type": "host-local", "subnet": "10.88.0.0/24"}}}}, func(*node.Pod) string { return "cni0" }),
+		Entry("on a point to point link", ptpList(), func(p *node.Pod) string { return p.Decode().Interfaces[0].Name }),
 	)
 })
 
 var _ = Describe("a container that takes another's MAC address", Label("kernel"), func() {
 	It("sends nothing with it where macspoofchk is on, tagged or not, and gets none of its frames", func() {
 		nstest.Need("nft-bridge")
-		n := newNode()
-		checked := []entry{{"bridge", Merge(list("")[0].keys, Object{"macspoofchk": true})}}
-		rogue, victim, third := n.add(newPod("rogue"), checked), n.add(newPod("victim"), checked), n.add(newPod("third"), checked)
+		n := node.New()
+		checked := []node.Entry{{Plugin: "bridge", Keys: Merge(node.List("")[0].Keys, Object{"macspoofchk": true})}}
+		rogue, victim, third := n.Add(node.NewPod("rogue"), checked), n.Add(node.NewPod("victim"), checked), n.Add(node.NewPod("third"), checked)
 		from, to := rogue.Wiretap("eth0"), third.Wiretap("eth0")
 		own, stolen := from.MAC, victim.Wiretap("eth0").MAC
 		from.Send(own, nstest.Broadcast, "honest")
@@ -64,25 +65,25 @@ var _ = Describe("a container that takes another's MAC address", Label("kernel")
 
 var _ = Describe("a container that takes another's IP address", Label("kernel"), func() {
 	It("is not taken for it by DEL, CHECK and GC, and keeps its own masquerade", func() {
-		n := newNode()
+		n := node.New()
 		out := nstest.NewOutside(n.Host)
 		server := out.Serve("tcp", "192.0.2.2:0")
-		rogue, victim := n.add(newPod("rogue"), list("")[:1]), n.add(newPod("victim"), list("")[:1])
-		rogue.Cmd("ip", "addr", "add", victim.addr()+"/32", "dev", "eth0")
-		n.succeeds("CHECK", victim, list("")[:1])
-		n.succeeds("DEL", rogue, list("")[:1])
+		rogue, victim := n.Add(node.NewPod("rogue"), node.List("")[:1]), n.Add(node.NewPod("victim"), node.List("")[:1])
+		rogue.Cmd("ip", "addr", "add", victim.Addr()+"/32", "dev", "eth0")
+		n.Succeeds("CHECK", victim, node.List("")[:1])
+		n.Succeeds("DEL", rogue, node.List("")[:1])
 		seen, err := victim.Ask("tcp", server)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(seen).To(HavePrefix("192.0.2.1:"), "masqueraded")
-		n.succeeds("CHECK", victim, list("")[:1])
-		Expect(n.files()).To(ContainSubstring("/" + victim.addr() + " "))
+		n.Succeeds("CHECK", victim, node.List("")[:1])
+		Expect(n.Own()).To(ContainSubstring("/" + victim.Addr() + " "))
 	})
 })
 
 var _ = Describe("a container that floods", Label("kernel"), func() {
 	It("keeps nobody else from coming and going", func() {
-		n := newNode()
-		flood := n.add(newPod("flood"), list("")[:1])
+		n := node.New()
+		flood := n.Add(node.NewPod("flood"), node.List("")[:1])
 		from := flood.Wiretap("eth0")
 		stop, stopped := make(chan struct{}), make(chan int)
 		go func() {
@@ -99,14 +100,14 @@ var _ = Describe("a container that floods", Label("kernel"), func() {
 			}
 		}()
 		for i := range 5 {
-			p := n.add(newPod(fmt.Sprintf("c%d", i)), list("")[:1])
+			p := n.Add(node.NewPod(fmt.Sprintf("c%d", i)), node.List("")[:1])
 			Expect(Ping(p.Host, "10.88.0.1")).To(BeTrue())
-			n.succeeds("CHECK", p, list("")[:1])
-			n.succeeds("DEL", p, list("")[:1])
+			n.Succeeds("CHECK", p, node.List("")[:1])
+			n.Succeeds("DEL", p, node.List("")[:1])
 		}
 		close(stop)
 		Expect(<-stopped).To(BeNumerically(">", 1000), "or the spec shows nothing")
-		n.succeeds("DEL", flood, list("")[:1])
+		n.Succeeds("DEL", flood, node.List("")[:1])
 	})
 })
 
@@ -117,11 +118,11 @@ var _ = Describe("packets to 127.0.0.0/8 (CVE-2020-8558)", Label("kernel"), func
 			if backend == "iptables" {
 				nstest.Need("iptables")
 			}
-			n := newNode()
+			n := node.New()
 			// A machine on the bridge itself, where an uplink may be.
 			outside := nstest.NewHost()
-			p := n.add(newPod("one"), list(backend))
-			rogue := n.add(newPod("rogue"), list(backend)[:1])
+			p := n.Add(node.NewPod("one"), node.List(backend))
+			rogue := n.Add(node.NewPod("rogue"), node.List(backend)[:1])
 			nstest.Wire(nstest.End{Host: n.Host, Name: "uplink"}, nstest.End{Host: outside, Name: "eth0", Addrs: []string{"10.88.0.200/24"}})
 			n.Cmd("ip", "link", "set", "uplink", "master", "cni0")
 			n.Serve("tcp4", "127.0.0.1:9999")
@@ -167,31 +168,31 @@ var _ = Describe("a host port 53 (CVE-2025-67499)", Label("kernel"), func() {
 				if backend == "iptables" {
 					nstest.Need("iptables")
 				}
-				n := newNode()
+				n := node.New()
 				out := nstest.NewOutside(n.Host)
 				out.Cmd("ip", "route", "add", "10.88.0.0/24", "via", "192.0.2.1")
-				entries := list(backend)
+				entries := node.List(backend)
 				plain := entries[:1]
 				var mappings []Object
 				for _, proto := range []string{"tcp", "udp"} {
 					mappings = append(mappings, Object{"hostIP": hostIP, "hostPort": 53, "containerPort": 53, "protocol": proto})
 				}
-				entries[1].keys = Merge(entries[1].keys, Object{"runtimeConfig": Object{"portMappings": mappings}})
-				dns, client, other := n.add(newPod("dns"), entries), n.add(newPod("client"), plain), n.add(newPod("other"), plain)
+				entries[1].Keys = Merge(entries[1].Keys, Object{"runtimeConfig": Object{"portMappings": mappings}})
+				dns, client, other := n.Add(node.NewPod("dns"), entries), n.Add(node.NewPod("client"), plain), n.Add(node.NewPod("other"), plain)
 				for _, network := range []string{"tcp", "udp"} {
 					for _, s := range []struct {
 						h  *nstest.Host
 						at string
-					}{{dns.Host, dns.addr()}, {other.Host, other.addr()}, {out, "192.0.2.2"}, {n.Host, "127.0.0.53"}} {
+					}{{dns.Host, dns.Addr()}, {other.Host, other.Addr()}, {out, "192.0.2.2"}, {n.Host, "127.0.0.53"}} {
 						s.h.Serve(network, s.at+":53")
 					}
 					for _, ask := range []question{
 						{client.Host, "192.0.2.2", "192.0.2.1"},          // masqueraded, and that is all
-						{client.Host, other.addr(), client.addr()},       // a name server in a container
+						{client.Host, other.Addr(), client.Addr()},       // a name server in a container
 						{dns.Host, "192.0.2.2", "192.0.2.1"},             // what the server itself asks
 						{n.Host, "192.0.2.2", "192.0.2.1"},               // what the host asks
 						{n.Host, "127.0.0.53", resolverOf[hostIP != ""]}, // the host's own resolver
-						{out, other.addr(), "192.0.2.2"},                 // through the host
+						{out, other.Addr(), "192.0.2.2"},                 // through the host
 						{out, "192.0.2.1", "192.0.2.2"},                  // and this is the port
 					} {
 						seen, err := ask.from.Ask(network, ask.to+":53")

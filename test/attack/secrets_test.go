@@ -10,6 +10,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/test/node"
 )
 
 // secret is what runtimes hand to plugins in keys that are not ours: tokens of
@@ -47,20 +48,20 @@ var _ = Describe("what a configuration says under keys that are not ours, and CN
 	It("is in no message, no file, no rule and on no command line", func() {
 		nstest.Need("iptables")
 		log := logging("iptables", "iptables-restore", "ip6tables", "ip6tables-restore", "nft")
-		n := newNode()
+		n := node.New()
 		said := ""
-		entries := list("iptables")
+		entries := node.List("iptables")
 		for i := range entries {
-			entries[i].keys = withSecrets(entries[i].keys)
+			entries[i].Keys = withSecrets(entries[i].Keys)
 		}
-		p := newPod("one")
+		p := node.NewPod("one")
 		p.Args = "IgnoreUnknown=1;K8S_POD_TOKEN=" + secret
-		broken := func(key string, value any) []entry {
-			return []entry{{entries[0].plugin, Merge(entries[0].keys, Object{key: value})}}
+		broken := func(key string, value any) []node.Entry {
+			return []node.Entry{{Plugin: entries[0].Plugin, Keys: Merge(entries[0].Keys, Object{key: value})}}
 		}
-		try := func(command string, entries []entry) {
+		try := func(command string, entries []node.Entry) {
 			GinkgoHelper()
-			a := n.run(command, p, entries)
+			a := n.Chain(command, p, entries)
 			said += a.Stdout + a.Stderr
 		}
 		try("CHECK", entries)
@@ -72,13 +73,13 @@ var _ = Describe("what a configuration says under keys that are not ours, and CN
 		for _, args := range []string{"K8S_POD_TOKEN=" + secret, "IP=x;TOKEN=" + secret, secret, "=" + secret, "IgnoreUnknown=" + secret} {
 			c := *p
 			c.Args = args
-			a := n.run("ADD", &c, entries)
+			a := n.Chain("ADD", &c, entries)
 			said += a.Stdout + a.Stderr
 			Expect(a.Code).To(Equal(1), args)
 		}
-		n.add(p, entries)
-		said += string(p.result)
-		Expect(n.files()+n.Snapshot("links", "nftables", "iptables-legacy")).NotTo(ContainSubstring(secret), "on the host")
+		n.Add(p, entries)
+		said += string(p.Result)
+		Expect(n.Own()+n.Snapshot("links", "nftables", "iptables-legacy")).NotTo(ContainSubstring(secret), "on the host")
 		for _, command := range []string{"ADD", "CHECK", "STATUS", "GC", "DEL", "DEL"} {
 			try(command, entries)
 		}
