@@ -76,9 +76,17 @@ func removeRules(ctx context.Context, nf *nft.Conn, garbage func(comment string)
 // interface, so all of the container's interfaces on that network share it.
 func chainOf(network, containerID string) string { return "CNI-" + cni.Digest(network+containerID, 24) }
 
-// commentOf is the comment of every rule in and to that chain.
+// commentMax is how many bytes of a comment iptables keeps.
+const commentMax = 255
+
+// commentOf is the comment of every rule in and to that chain. One that iptables would cut is cut here,
+// so that the rule is found again.
 func commentOf(network, containerID string) string {
-	return fmt.Sprintf("name: %q id: %q", network, containerID)
+	c := fmt.Sprintf("name: %q id: %q", network, containerID)
+	if len(c) > commentMax {
+		c = c[:commentMax-3] + "..."
+	}
+	return c
 }
 
 // parseComment is the reverse of commentOf.

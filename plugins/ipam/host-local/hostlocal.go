@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
@@ -111,10 +113,14 @@ func gc(ctx context.Context, req *skel.Request) error {
 // lock opens a network's directory for one call.
 func lock(ctx context.Context, dataDir, network string, create bool) (*leases, error) {
 	l, err := openLeases(ctx, dataDir, network, create)
-	if errors.Is(err, statefile.ErrBusy) {
+	switch {
+	case errors.Is(err, statefile.ErrBusy):
 		return nil, cni.Errorf(cni.CodeTryAgain, "network %q: waited %s: %w", network, lockWait, err)
-	}
-	if err != nil {
+	case errors.Is(err, unix.ENAMETOOLONG) && create:
+		return nil, cni.Errorf(cni.CodeConfig, "name: %q: no directory can have the name: %w", network, err)
+	case errors.Is(err, unix.ENAMETOOLONG):
+		return nil, fs.ErrNotExist // and so it holds nothing
+	case err != nil:
 		return nil, fmt.Errorf("network %q: %w", network, err)
 	}
 	return l, nil
