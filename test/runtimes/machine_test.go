@@ -123,7 +123,7 @@ func (m *machine) reboot() {
 	GinkgoHelper()
 	m.killAll()
 	m.Cmd("sh", "-ec", `
-		for netns in /run/netns/cni-*; do umount "$netns"; rm "$netns"; done
+		for netns in /run/netns/cni-*; do umount "$netns" || true; rm "$netns"; done # one may be left of a spec that failed
 		for mount in $(awk '$2 ~ "^/run/(containerd|containers)/" { print $2 }' /proc/mounts | sort -r); do umount "$mount"; done
 		rm -rf /run/containerd /run/containers /run/hawser /run/cni
 		nft flush ruleset
