@@ -1,0 +1,88 @@
+package hostile_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/test/node"
+)
+
+// useIPTables makes "iptables" the programs of a variant until the end of the
+// spec.
+func useIPTables(variant string) {
+	GinkgoHelper()
+	nstest.Need("iptables-" + variant)
+	dir := GinkgoT().TempDir()
+	for _, program := range []string{"iptables", "ip6tables"} {
+		for _, suffix := range []string{"", "-restore", "-save"} {
+			file, err := exec.LookPath(program + "-" + variant + suffix)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(os.Symlink(file, filepath.Join(dir, program+suffix))).To(Succeed())
+		}
+	}
+	GinkgoT().Setenv("PATH", dir+":"+os.Getenv("PATH"))
+}
+
+// reached asks the pod's server from outside through its host port, and lets the
+// pod ask outside.
+func reached(n *node.Node, p *node.Pod, outside *nstest.Host, port string) {
+	GinkgoHelper()
+	p.Serve("tcp", p.Addr()+":80")
+	seen, err := outside.Ask("tcp", "192.0.2.1:"+port)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(seen).To(HavePrefix("192.0.2.2:"))
+	seen, err = p.Ask("tcp", outside.Serve("tcp", "192.0.2.2:0"))
+	Expect(err).NotTo(HaveOccurred())
+	Expect(seen).To(HavePrefix("192.0.2.1:"), "masqueraded")
+}
+
+// kinds are the backends, and the iptables that there is.
+var kinds = map[string]struct{ backend, variant string }{
+	"nftables": {"", "nft"}, "iptables over nf_tables": {"iptables", "nft"}, "legacy iptables": {"iptables", "legacy"},
+}
+
+var _ = DescribeTable("somebody flushes the rules of all between ADD and the rest", Label("kernel"), func(kind, flush string, seen bool) {
+	k := kinds[kind]
+	useIPTables(k.variant)
+	n := node.New()
+	outside := nstest.NewOutside(n.Host)
+	entries := node.List(k.backend)
+	p := n.Add(node.NewPod("one"), entries)
+	n.Cmd("bash", "-ec", flush)
+	a := n.Chain("CHECK", p, entries)
+	Expect(a.Code).To(Equal(map[bool]int{true: 1}[seen]), a.Stdout)
+	if seen {
+		Expect(a.Stdout).To(ContainSubstring(`"code": 101`))
+	} else {
+		reached(n, p, outside, "8080")
+	}
+	// The next one puts back what all share.
+	next := n.Add(node.NewPod("next"), node.Port(entries, 8081))
+	n.Succeeds("CHECK", next, node.Port(entries, 8081))
+	reached(n, next, outside, "8081")
+	n.Cmd("bash", "-ec", flush)
+	for _, q := range []*node.Pod{p, next} {
+		n.Succeeds("DEL", q, entries)
+		n.Succeeds("DEL", q, entries)
+	}
+	Expect(n.Snapshot("links", "nftables", "iptables-legacy")).NotTo(MatchRegexp(`ifname=veth|[0-9a-f]{16} net |CNI-[0-9a-f]|CNI-DN|10\.88\.0\.[23]\b`))
+	Expect(n.Own()).NotTo(MatchRegexp(`networks/net/[0-9a-f]|\.json `))
+	Expect(n.Sysctl("net/ipv4/conf/cni0/route_localnet")).To(Equal("0"), "and nothing would guard it")
+},
+	Entry("with nftables: nft flush ruleset", "nftables", "nft flush ruleset", true),
+	Entry("with nftables: iptables -F, as firewalld does", "nftables", flushIPTables, false),
+	Entry("with nftables: the rules of one table", "nftables", "nft flush table inet hawser", true),
+	Entry("with iptables over nf_tables: nft flush ruleset", "iptables over nf_tables", "nft flush ruleset", true),
+	Entry("with iptables over nf_tables: iptables -F, as firewalld does", "iptables over nf_tables", flushIPTables, true),
+	Entry("with iptables over nf_tables: iptables -t nat -F", "iptables over nf_tables", "iptables -t nat -F", true),
+	Entry("with legacy iptables: iptables -F, as firewalld does", "legacy iptables", flushIPTables, true),
+	Entry("with legacy iptables: nft flush ruleset", "legacy iptables", "nft flush ruleset", true),
+)
+
+// flushIPTables empties and removes every chain of the tables that firewalls use.
+const flushIPTables = `for p in iptables ip6tables; do for t in raw mangle nat filter; do $p -t $t -F; $p -t $t -X; done; done`

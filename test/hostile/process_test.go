@@ -1,0 +1,146 @@
+package hostile_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/test/node"
+)
+
+var _ = DescribeTable("the clock jumps between calls, so that files are of other times", Label("kernel"), func(to string) {
+	n := node.New()
+	jump := func() {
+		GinkgoHelper()
+		n.Cmd("sh", "-ec", "find /run/hawser /run/cni /var/lib/cni -exec touch -h -d '"+to+"' {} +")
+	}
+	entries := node.List("")
+	first, second := n.Add(node.NewPod("first"), entries), node.NewPod("second")
+	jump()
+	n.Succeeds("CHECK", first, entries)
+	n.Add(second, node.Port(entries, 8081))
+	Expect(second.Addr()).NotTo(Equal(first.Addr()))
+	jump()
+	n.Succeeds("DEL", first, entries)
+	jump()
+	n.Succeeds("CHECK", second, node.Port(entries, 8081))
+	n.Succeeds("GC", second, withGC(node.Port(entries, 8081), second))
+	n.Succeeds("CHECK", second, node.Port(entries, 8081))
+	jump()
+	n.Succeeds("GC", second, withGC(node.Port(entries, 8081)))
+	n.Succeeds("DEL", second, entries)
+	Expect(n.Own()).NotTo(MatchRegexp(`networks/net/([0-9]+\.|fd)|\.json `))
+},
+	Entry("to the future", "2099-01-01"), Entry("to the past", "1970-01-01"), Entry("to when we write times that the kernel does not", "1985-10-26 01:21:00"),
+)
+
+var _ = DescribeTable("the umask that we are started with", Label("kernel"), func(umask string) {
+	n := node.New()
+	n.Before = "umask " + umask
+	entries := node.List("iptables")
+	if umask != "0" {
+		entries = node.List("")
+	}
+	n.Add(node.NewPod("one"), entries)
+	Expect(n.Cmd("sh", "-c", "find /run/hawser /run/cni /var/lib/cni -perm /022")).To(BeEmpty(), "what others may write")
+	private := n.Cmd("sh", "-c", "find /run/hawser /run/cni /var/lib/cni -type f -perm /077 ! -path '*/net/lock'")
+	Expect(private).To(BeEmpty(), "files that others may read")
+	Expect(n.Cmd("sh", "-c", "find /run/hawser/* /run/cni/* /var/lib/cni/networks/.hawser -type d -perm /077")).To(BeEmpty(), "directories")
+	if umask == "0" { // as the reference has them
+		Expect(n.Cmd("stat", "-c", "%a", "/var/lib/cni/networks/net", "/var/lib/cni/networks/net/lock", "/var/lib/cni/networks/net/10.88.0.2")).To(Equal("755\n750\n600\n"))
+	}
+},
+	Entry("0", "0"), Entry("022", "022"), Entry("077", "077"),
+)
+
+var _ = Describe("a thousand open descriptors", Label("kernel"), func() {
+	It("are handed on to no program that we run", func() {
+		nstest.Need("iptables")
+		n := node.New()
+		n.Before = "ulimit -n 4096\nfor i in {1..1000}; do exec {fd}</dev/null; done"
+		// IPAM and iptables say how many they have.
+		dir := GinkgoT().TempDir()
+		log := filepath.Join(dir, "log")
+		for name, real := range map[string]string{"host-local": nstest.Build("host-local"), "iptables": "iptables", "iptables-restore": "iptables-restore",
+			"ip6tables": "ip6tables", "ip6tables-restore": "ip6tables-restore"} {
+			script := "#!/bin/bash\necho " + name + " $(ls /proc/$$/fd | wc -l) >>" + log + "\nPATH=${PATH#*:}\nexec " + real + " \"$@\"\n"
+			Expect(os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755)).To(Succeed())
+		}
+		n.Env = []string{"PATH=" + dir + ":" + os.Getenv("PATH")}
+		n.Dir = dir
+		p := n.Add(node.NewPod("one"), node.List("iptables"))
+		n.Succeeds("CHECK", p, node.List("iptables"))
+		n.Succeeds("DEL", p, node.List("iptables"))
+		said, err := os.ReadFile(log)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(strings.Count(string(said), "\n")).To(BeNumerically(">", 5))
+		Expect(strings.Split(strings.TrimSpace(string(said)), "\n")).To(HaveEach(MatchRegexp(` [3-6]$`)))
+	})
+})
+
+var _ = Describe("standard streams that are closed or full", Label("kernel"), func() {
+	// chained gives each plugin what it needs to serve an ADD by itself.
+	conf := func(plugin string, p *node.Pod) Object {
+		c := Object{"cniVersion": "1.1.0", "name": "net", "type": plugin}
+		for _, e := range append(node.List(""), node.Entry{Plugin: "ptp", Keys: Object{"ipam": Object{"type": "host-local", "subnet": "10.89.0.0/24"}}},
+			node.Entry{Plugin: "host-local", Keys: Object{"ipam": Object{"type": "host-local", "subnet": "10.89.0.0/24"}}}) {
+			if e.Plugin == plugin {
+				c = Merge(c, e.Keys)
+			}
+		}
+		if plugin == "portmap" || plugin == "tuning" {
+			c["prevResult"] = p.Result
+		}
+		return c
+	}
+
+	for _, plugin := range node.Plugins() {
+		It("are an error of "+plugin+" where they are needed, after which nothing is left", func() {
+			n, p := node.New(), node.NewPod("one")
+			before := n.Add(node.NewPod("first"), node.List(""))
+			n.Succeeds("DEL", before, node.List(""))
+			if plugin == "portmap" || plugin == "tuning" {
+				n.Add(p, node.List("")[:1])
+			}
+			state := func() string {
+				GinkgoHelper()
+				return n.Snapshot("links", "nftables", "iptables-legacy") + p.Snapshot("links") + leases(n)
+			}
+			was := state()
+			for _, streams := range []struct {
+				before string
+				status int
+			}{{"exec <&-", 1}, {"exec >&-", 1}, {"exec >/dev/full", 1}, {"exec <&- >&- 2>&-", 1}, {"exec >&- 2>/dev/full", 1}} {
+				n.Before = streams.before
+				a := n.Try(plugin, Call{Command: "ADD", Netns: p.Netns, Conf: conf(plugin, p)})
+				Expect(a.Code).To(Equal(streams.status), "%s: %s%s", streams.before, a.Stdout, a.Stderr)
+				if !strings.Contains(streams.before, "2>") {
+					Expect(a.Stdout + a.Stderr).To(MatchRegexp(`standard (in|out)put`), streams.before)
+				}
+				if plugin == "host-local" { // whose addresses are given back by whoever called it
+					n.Before = ""
+					Expect(n.Call(plugin, Call{Command: "DEL", Conf: conf(plugin, p)}).Code).To(BeZero())
+				}
+				Expect(state()).To(Equal(was), streams.before)
+			}
+			for _, before := range []string{"exec 2>&-", "exec 2>/dev/full"} {
+				n.Before = before
+				Expect(n.Call(plugin, Call{Command: "ADD", Netns: p.Netns, Conf: Merge(conf(plugin, p), Object{"nmae": "x"})}).Code).To(BeZero(), before)
+				n.Before = before + " >&-"
+				Expect(n.Try(plugin, Call{Command: "DEL", Netns: p.Netns, Conf: conf(plugin, p)}).Code).To(BeZero(), before)
+			}
+			Expect(state()).To(Equal(was))
+		})
+	}
+})
+
+// leases are the addresses that are lent.
+func leases(n *node.Node) string {
+	GinkgoHelper()
+	return n.Cmd("find", "/var/lib/cni/networks/net", "-name", "*[.:]*", "!", "-name", "last_reserved_ip.*")
+}
