@@ -127,6 +127,9 @@ func (e example) once(host *nstest.Host, c *libcni.CNIConfig, id string) object 
 		return json.Unmarshal([]byte(plugintest.Text(r)), &result)
 	})
 	Expect(validate(schema("result"), result)).To(Succeed())
+	if e.ifName() == "eth0" {
+		Expect(host.Cmd("ip", "-d", "link")).To(ContainSubstring(id))
+	}
 	link := plugintest.Show(cont, e.ifName())
 	for _, ip := range asList(result["ips"]) {
 		Expect(plugintest.Text(link.AddrInfo)).To(ContainSubstring(strings.Split(ip.(object)["address"].(string), "/")[0]))
@@ -136,7 +139,8 @@ func (e example) once(host *nstest.Host, c *libcni.CNIConfig, id string) object 
 	}
 	run(func(ctx context.Context) error { return c.CheckNetworkList(ctx, list, rt) })
 	run(func(ctx context.Context) error { return c.DelNetworkList(ctx, list, rt) })
-	Expect(plugintest.Names(host, "veth")).To(BeEmpty())
+	Expect(host.Cmd("ip", "-d", "link")).NotTo(ContainSubstring(id), "links whose alias names the container")
+	Expect(host.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring(id), "rules that name it")
 	Expect(host.Cmd("find", "/var/lib/cni/networks", "-type", "f", "-name", "*[.:]*", "!", "-name", "last_reserved_ip.*")).To(BeEmpty())
 	return result
 }
@@ -157,9 +161,9 @@ var _ = Describe("the examples are run:", func() {
 				host := nstest.NewHost()
 				host.Cmd("mkdir", "-p", "/var/lib/cni/networks")
 				c := libcni.NewCNIConfigWithCacheDir([]string{e.prepare(host)}, GinkgoT().TempDir(), nil)
-				result := e.once(host, c, "c1")
+				result := e.once(host, c, "container1")
 				after := host.Snapshot()
-				e.once(host, c, "c2")
+				e.once(host, c, "container2")
 				Expect(host.Snapshot()).To(Equal(after), "the second container leaves no more than the first")
 				if i+1 < len(list) && list[i+1].schema() == "result" {
 					Expect(withSandbox(result)).To(Equal(withSandbox(list[i+1].doc)))
