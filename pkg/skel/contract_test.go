@@ -14,6 +14,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 var _ = Describe("a call that succeeds", func() {
@@ -210,6 +211,18 @@ var _ = Describe("a handler's error", func() {
 		Entry("without a code", &cni.Error{Msg: "x"}, cni.CodeInternal, "x"),
 		Entry("a nil pointer", (*cni.Error)(nil), cni.CodeInternal, "an error without a message"),
 	)
+
+	It("that is a lock which somebody held for too long is code 11, whatever was wrapped around it", func() {
+		busy := &statefile.Busy{Path: "/run/x.lock", PID: 4711, Program: "other"}
+		for _, command := range []string{"ADD", "DEL", "CHECK", "STATUS"} {
+			attach(command).run(probe(func(r *skel.Request) error {
+				r.OnFail("nothing", func(context.Context) error { return errors.New("no") })
+				return errors.Join(errors.New("before"), fmt.Errorf("rules: %w", busy))
+			})).expectError(cni.CodeTryAgain, "before\nrules: lock /run/x.lock: held by process 4711 (other)")
+		}
+		attach("ADD").run(probe(func(*skel.Request) error { return cni.Errorf(cni.CodeUnavailable, "%w", busy) })).
+			expectError(cni.CodeUnavailable, ContainSubstring("4711"))
+	})
 
 	It("that is a panic is code 999 wherever it comes from", func() {
 		plugin := probe(func(*skel.Request) error { return nil })

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // Request is one ADD, DEL, CHECK, GC or STATUS. GC and STATUS know only the
@@ -123,13 +124,17 @@ func catch(fn func() error) (err error) {
 	return fn()
 }
 
-// describe makes the error object that is printed for err.
+// describe makes the error object that is printed for err. A lock that somebody
+// held for too long is to be tried again, wherever it is.
 func describe(err error) *cni.Error {
 	p := (*panicError)(nil)
-	if !errors.As(err, &p) {
-		return cni.AsError(err)
-	}
 	e := *cni.AsError(err)
+	if !errors.As(err, &p) {
+		if e.Code == cni.CodeInternal && errors.Is(err, statefile.ErrBusy) {
+			e.Code = cni.CodeTryAgain
+		}
+		return &e
+	}
 	e.Code = cni.CodeInternal
 	e.Details = strings.TrimPrefix(e.Details+"; "+string(p.stack), "; ")
 	return &e

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"sync"
 	"time"
@@ -300,27 +299,5 @@ var _ = Describe("a host port", Label("kernel"), func() {
 			Expect(w.reach(8080 + i)).To(Equal("192.0.2.2"))
 			Expect(w.Snapshot("nftables")).NotTo(ContainSubstring("10.1.0.2"))
 		}
-	})
-
-	It("waits for the lock until a deadline and names who holds it", func() {
-		w := newWorld()
-		w.bridge(1)
-		a := w.container(1, 2)
-		a.add(ports("8080:80"))
-		holding := w.Start(nstest.Program{Path: "flock", Args: []string{"-o", "/run/hawser/portmap/lock", "sh", "-c", "exec sleep 60 >/dev/null 2>&1"}})
-		Eventually(func() string { return w.Cmd("cat", "/proc/locks") }).Should(ContainSubstring(fmt.Sprint(holding.Process.Pid)))
-		b := w.container(1, 3)
-		var s *store
-		var err error
-		w.Do(func() {
-			ctx, cancel := timeout(100 * time.Millisecond)
-			defer cancel()
-			s, err = openStore(ctx)
-		})
-		Expect(s).To(BeNil())
-		Expect(cni.AsError(err).Code).To(Equal(cni.CodeTryAgain))
-		Expect(err).To(MatchError(ContainSubstring(fmt.Sprintf("held by process %d (flock)", holding.Process.Pid))))
-		Expect(holding.Process.Signal(os.Kill)).To(Succeed())
-		b.add(ports("8081:80"))
 	})
 })
