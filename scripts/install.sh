@@ -4,7 +4,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-scripts/build.sh
+if command -v go >/dev/null; then
+	scripts/build.sh
+elif compgen -G 'bin/*' >/dev/null; then
+	echo "install: no go here, as usual under sudo: bin/ is installed as it is" >&2
+else
+	echo "install: no go here, and nothing in bin/: run make first" >&2
+	exit 1
+fi
 dest=${DESTDIR:-}${PREFIX:-/opt/cni/bin}
 mkdir -p "$dest"
 tmp=
