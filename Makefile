@@ -6,10 +6,12 @@ demo:    ; @scripts/demo.sh     #: three containers on a throw-away host, proved
 test:    ; @scripts/test.sh     #: everything that this machine can run; says what it skipped
 test-vm: ; @scripts/test-vm.sh  #: the specs labelled "kernel", on Debian's kernel in QEMU
 test-runtimes: ; @scripts/test-runtimes.sh  #: the plugins under real runtimes (root; installs them)
+test-release: ; @scripts/test-release.sh  #: install and release, from copies of this tree
 lint:    ; @scripts/lint.sh     #: gofmt, vet, staticcheck, shellcheck
 fuzz:    ; @scripts/fuzz.sh     #: each fuzz target for FUZZTIME (30s), some at a time
 bench:   ; @scripts/bench.sh    #: against PEER (DIR), by default Debian's plugins, call by call (root); QUICK=1, BENCH=regexp
 schema:  ; @scripts/schema.sh   #: write docs/schema from the types that the plugins decode into
 install: ; @scripts/install.sh  #: bin/ into $(DESTDIR)$(PREFIX) (/opt/cni/bin)
-clean:   ; @rm -rf bin          #: remove bin/
+release: ; @scripts/release.sh  #: tarballs, packages, SBOMs and sums, for ARCHS, into dist/
+clean:   ; @rm -rf bin dist     #: remove bin/ and dist/
 help:    ; @scripts/help.sh     #: this list

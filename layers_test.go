@@ -58,7 +58,10 @@ type source struct {
 	names map[string]string // of the imported packages -> their paths
 }
 
-func (s source) isTest() bool { return strings.HasSuffix(s.path, "_test.go") || within(s.dir, "test") }
+// isTest says whether the file is no part of the plugins: a test, or a tool.
+func (s source) isTest() bool {
+	return strings.HasSuffix(s.path, "_test.go") || within(s.dir, "test") || within(s.dir, "scripts")
+}
 
 func (s source) at(n ast.Node) string { return s.fset.Position(n.Pos()).String() + ": " }
 

@@ -28,6 +28,7 @@ func TestRules(t *testing.T) {
 		{"one printer", "pkg/ns/x.go", `import "fmt"; func f() { fmt.Println(); println() }`, 2},
 		{"one printer", "pkg/ns/x.go", `import "fmt"; func f() string { return fmt.Sprint() }`, 0},
 		{"one printer", "pkg/skel/x.go", `import "os"; func f() { os.Exit(1) }`, 0},
+		{"one printer", "scripts/x/x.go", `import "os"; func f() { os.Exit(1) }`, 0},
 		{"no state", "pkg/ns/x.go", `func init() {}`, 1},
 		{"no state", "pkg/ns/x.go", `type t struct{}; func (t) init() {}`, 0},
 		{"no state", "pkg/ns/x.go", `var n int`, 1},

@@ -1,0 +1,39 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/licenseclassifier/v2/assets"
+)
+
+func TestLicenceOf(t *testing.T) {
+	lawyer, err := newClassifier()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		licences    []string // files of the classifier
+		want, fault string
+	}{
+		{[]string{"MIT/pristine"}, "MIT", ""},
+		{[]string{"Apache-2.0/pristine", "BSD-3-Clause/pristine"}, "Apache-2.0 AND BSD-3-Clause", ""},
+		{[]string{"AGPL-3.0/license"}, "", "licence AGPL-3.0"},
+		{[]string{"MIT/pristine", "GPL-2.0/license"}, "", "licence GPL-2.0"},
+		{nil, "", "no licence"},
+	} {
+		var files []noticeFile
+		for _, name := range c.licences {
+			text, err := assets.ReadLicenseFile("License/" + name + ".txt")
+			if err != nil {
+				t.Fatal(err)
+			}
+			files = append(files, noticeFile{"LICENSE", "Copyright 2026 somebody\n\n" + string(text)})
+		}
+		files = append(files, noticeFile{"NOTICE", "Made by somebody."})
+		got, err := lawyer.licenceOf(files)
+		if got != c.want || (err == nil) != (c.fault == "") || err != nil && !strings.Contains(err.Error(), c.fault) {
+			t.Errorf("%v: got %q and %v, want %q and %q", c.licences, got, err, c.want, c.fault)
+		}
+	}
+}

@@ -1,0 +1,83 @@
+// Bom says what is in the plugins' binaries: each Go module that was linked,
+// with its licence, as a table, as the notices that those licences want to see
+// shipped, and as a CycloneDX bill of materials. What may not be shipped is an
+// error.
+//
+//	bom [-version V -notices FILE -sbom FILE] BINARY...
+//
+// It runs in the directory of the plugins' module, by whose go.sum the sources of
+// the others are checked.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+)
+
+func main() {
+	if err := run(os.Args[1:], os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "bom:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string, stdout io.Writer) error {
+	flags := flag.NewFlagSet("bom", flag.ContinueOnError)
+	version := flags.String("version", "", "of the plugins, for the SBOM")
+	notices := flags.String("notices", "", "`file` for the licences' texts")
+	sbom := flags.String("sbom", "", "`file` for the CycloneDX bill of materials")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	binaries, err := readBinaries(flags.Args())
+	if err != nil {
+		return err
+	}
+	modules, err := findModules(binaries)
+	if err != nil {
+		return err
+	}
+	if *notices == "" && *sbom == "" {
+		return list(stdout, modules)
+	}
+	if *notices != "" {
+		if err := os.WriteFile(*notices, []byte(noticesOf(modules)), 0o644); err != nil {
+			return err
+		}
+	}
+	if *sbom == "" {
+		return nil
+	}
+	data, err := sbomOf(*version, binaries, modules)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(*sbom, data, 0o644)
+}
+
+func list(out io.Writer, modules []module) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, m := range modules {
+		fmt.Fprintf(w, "%s\t%s\t%s\n", m.path, m.version, m.licence)
+	}
+	return w.Flush()
+}
+
+func noticesOf(modules []module) string {
+	var b strings.Builder
+	b.WriteString("# Third-party software\n\nThe plugins are under the Apache License 2.0 (LICENSE). " +
+		"They contain the following, under these licences.\n\n")
+	for _, m := range modules {
+		fmt.Fprintf(&b, "- %s %s (%s)\n", m.path, m.version, m.licence)
+	}
+	for _, m := range modules {
+		for _, f := range m.files {
+			fmt.Fprintf(&b, "\n## %s: %s\n\n```\n%s\n```\n", m.path, f.name, strings.Trim(f.text, "\n"))
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,203 @@
+package release_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"debug/buildinfo"
+	"debug/elf"
+	"encoding/hex"
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+)
+
+// unpack returns the tarball's members in their order, and their contents.
+func unpack(path string) ([]tar.Header, map[string][]byte) {
+	GinkgoHelper()
+	f, err := os.Open(path)
+	Expect(err).NotTo(HaveOccurred())
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	Expect(err).NotTo(HaveOccurred())
+	var headers []tar.Header
+	files := map[string][]byte{}
+	for r := tar.NewReader(z); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			return headers, files
+		}
+		Expect(err).NotTo(HaveOccurred())
+		headers = append(headers, *h)
+		files[h.Name], err = io.ReadAll(r)
+		Expect(err).NotTo(HaveOccurred())
+	}
+}
+
+var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
+	var first, dist string
+	BeforeAll(func() {
+		first = filepath.Join(GinkgoT().TempDir(), "tree")
+		dist = first + "/dist"
+		copyTree("../..", first)
+		run(first, []string{"ARCHS=amd64"}, "make", "release")
+	})
+
+	It("gives the same bytes to somebody else, elsewhere", func() {
+		tree := filepath.Join(GinkgoT().TempDir(), "somewhere", "else", "with a blank")
+		copyTree(first, tree)
+		run(tree, nil, "chmod", "-R", "go-rwx", ".")
+		run(tree, nil, "find", ".", "-exec", "touch", "-d", "2001-01-01", "{}", "+")
+		run(tree, []string{"ARCHS=amd64", "GOFLAGS=-tags=other", "GOAMD64=v3", "GOEXPERIMENT=nodwarf5", "TZ=Asia/Tokyo", "LC_ALL=C.UTF-8"},
+			"bash", "-c", "umask 077; make release")
+		Expect(names(tree + "/dist")).To(Equal(names(dist)))
+		for _, name := range names(dist) {
+			Expect(contents(tree+"/dist/"+name) == contents(dist+"/"+name)).To(BeTrue(), name)
+		}
+	})
+
+	It("names the files as the tag, and sums them all", func() {
+		files := []string{"SHA256SUMS", "SHA512SUMS", "hawser-cni-9.8.7-1.x86_64.rpm", "hawser-cni-linux-amd64-v9.8.7.cdx.json",
+			"hawser-cni-linux-amd64-v9.8.7.tgz", "hawser-cni_9.8.7-1_amd64.deb"}
+		Expect(names(dist)).To(Equal(files))
+		for _, sum := range []string{"256", "512"} {
+			Expect(strings.Fields(contents(dist + "/SHA" + sum + "SUMS"))).To(ContainElements(files[2:]))
+			run(dist, nil, "sha"+sum+"sum", "-c", "SHA"+sum+"SUMS")
+		}
+	})
+
+	It("makes a tarball that can be unpacked in the plugins' directory", func() {
+		headers, files := unpack(one(dist, "*.tgz"))
+		var members []string
+		for _, h := range headers {
+			members = append(members, h.Name)
+			mode := int64(0o644)
+			if h.Name == strings.ToLower(h.Name) {
+				mode = 0o755
+			}
+			Expect(h).To(And(HaveField("Typeflag", byte(tar.TypeReg)), HaveField("Mode", mode), HaveField("Uid", 0), HaveField("Gid", 0),
+				HaveField("Uname", ""), HaveField("ModTime", BeTemporally("==", time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)))))
+		}
+		Expect(members).To(Equal(append([]string{"LICENSE", "README.md", "THIRD_PARTY.md"}, plugins...)))
+		Expect(files["bridge"]).To(ContainSubstring("9.8.7"))
+	})
+
+	It("lists everything that is linked, in the SBOM and with its licence in the notices", func() {
+		_, files := unpack(one(dist, "*.tgz"))
+		var sbom struct {
+			BOMFormat, SpecVersion string
+			Metadata               struct{ Timestamp string }
+			Components             []struct {
+				Name, Version, PURL string
+				Hashes              []struct{ Content string }
+				Licenses            []struct{ License struct{ ID string } }
+			}
+		}
+		Expect(json.Unmarshal([]byte(contents(one(dist, "*.cdx.json"))), &sbom)).To(Succeed())
+		Expect([]string{sbom.BOMFormat, sbom.SpecVersion, sbom.Metadata.Timestamp}).To(HaveExactElements("CycloneDX", "1.6", "2026-01-02T03:04:05Z"))
+		got := map[string]string{}
+		for _, c := range sbom.Components {
+			got[c.Name] = c.Version
+			if c.PURL == "" {
+				sum := sha256.Sum256(files[c.Name])
+				Expect(c.Hashes[0].Content).To(Equal(hex.EncodeToString(sum[:])), c.Name)
+			} else {
+				Expect(c.Licenses[0].License.ID).NotTo(BeEmpty(), c.Name)
+			}
+		}
+		want := map[string]string{}
+		notices := string(files["THIRD_PARTY.md"])
+		for _, plugin := range plugins {
+			info, err := buildinfo.Read(bytes.NewReader(files[plugin]))
+			Expect(err).NotTo(HaveOccurred())
+			want[plugin], want["std"] = "9.8.7", strings.TrimPrefix(info.GoVersion, "go")
+			for _, d := range info.Deps {
+				want[d.Path] = d.Version
+				Expect(notices).To(ContainSubstring("\n## " + d.Path + ": LICENSE"))
+			}
+		}
+		Expect(got).To(Equal(want))
+		Expect(notices).To(ContainSubstring("Copyright 2009 The Go Authors."))
+	})
+
+	DescribeTable("builds static programs for", func(arch string, machine elf.Machine, class elf.Class, data elf.Data) {
+		dir := GinkgoT().TempDir()
+		run("../..", []string{"GOARCH=" + arch}, "scripts/build.sh", dir)
+		Expect(names(dir)).To(Equal(plugins))
+		for _, plugin := range plugins {
+			f, err := elf.Open(filepath.Join(dir, plugin))
+			Expect(err).NotTo(HaveOccurred())
+			defer f.Close()
+			Expect(f.FileHeader).To(And(HaveField("Machine", machine), HaveField("Class", class), HaveField("Data", data)))
+			for _, p := range f.Progs {
+				Expect(p.Type).NotTo(Equal(elf.PT_INTERP), plugin)
+			}
+		}
+	},
+		Entry("amd64", "amd64", elf.EM_X86_64, elf.ELFCLASS64, elf.ELFDATA2LSB),
+		Entry("arm64", "arm64", elf.EM_AARCH64, elf.ELFCLASS64, elf.ELFDATA2LSB),
+		Entry("arm", "arm", elf.EM_ARM, elf.ELFCLASS32, elf.ELFDATA2LSB),
+		Entry("ppc64le", "ppc64le", elf.EM_PPC64, elf.ELFCLASS64, elf.ELFDATA2LSB),
+		Entry("s390x", "s390x", elf.EM_S390, elf.ELFCLASS64, elf.ELFDATA2MSB),
+		Entry("riscv64", "riscv64", elf.EM_RISCV, elf.ELFCLASS64, elf.ELFDATA2LSB),
+		Entry("mips64le", "mips64le", elf.EM_MIPS, elf.ELFCLASS64, elf.ELFDATA2LSB),
+	)
+
+	It("makes an RPM that installs the plugins and refuses to be beside kubernetes-cni", func() {
+		rpm := one(dist, "*.rpm")
+		for _, plugin := range plugins {
+			Expect(run(dist, nil, "rpm", "-qpl", rpm)).To(ContainSubstring("/opt/cni/bin/" + plugin + "\n"))
+		}
+		Expect(run(dist, nil, "rpm", "-qp", "--conflicts", rpm)).To(Equal("kubernetes-cni\n"))
+		Expect(run(dist, nil, "rpm", "-qp", "--licensefiles", rpm)).To(Equal(
+			"/usr/share/licenses/hawser-cni/LICENSE\n/usr/share/licenses/hawser-cni/THIRD_PARTY.md\n"))
+	})
+
+	It("makes a Debian package that stands before kubernetes-cni, and steps aside", func() {
+		d := newDebian()
+		d.install(d.kubernetesCNI("1.2.0"))
+		d.install(one(dist, "*.deb"))
+		Expect(d.plugin("bridge")).To(ContainSubstring("9.8.7"))
+		Expect(d.plugin("vlan")).To(Equal("vlan of 1.2.0"))
+		d.install(d.kubernetesCNI("1.3.0"))
+		d.install(one(dist, "*.deb"))
+		Expect(d.plugin("bridge")).To(ContainSubstring("9.8.7"))
+		Expect(d.plugin("vlan")).To(Equal("vlan of 1.3.0"))
+		d.dpkg("--remove", "hawser-cni")
+		Expect(names(d.bin())).To(Equal([]string{"bridge", "portmap", "vlan"}))
+		Expect(d.plugin("bridge")).To(Equal("bridge of 1.3.0"))
+		Expect(d.diversions()).To(BeEmpty())
+	})
+
+	It("makes a Debian package that may be there first, and leaves nothing behind", func() {
+		d := newDebian()
+		d.install(one(dist, "*.deb"))
+		Expect(names(d.bin())).To(Equal(plugins))
+		d.install(d.kubernetesCNI("1.2.0"))
+		Expect(d.plugin("portmap")).To(ContainSubstring("9.8.7"))
+		d.dpkg("--purge", "kubernetes-cni")
+		Expect(names(d.bin())).To(Equal(plugins))
+		d.dpkg("--purge", "hawser-cni")
+		Expect(d.bin()).NotTo(BeADirectory())
+		Expect(d.diversions()).To(BeEmpty())
+	})
+
+	It("makes a Debian package that gives files of nobody back", func() {
+		d := newDebian()
+		Expect(os.MkdirAll(d.bin(), 0o755)).To(Succeed())
+		Expect(os.WriteFile(d.bin()+"/bridge", []byte("from a tarball"), 0o755)).To(Succeed())
+		d.install(one(dist, "*.deb"))
+		Expect(d.plugin("bridge")).To(ContainSubstring("9.8.7"))
+		d.install(one(dist, "*.deb"))
+		d.dpkg("--purge", "hawser-cni")
+		Expect(names(d.bin())).To(Equal([]string{"bridge"}))
+		Expect(d.plugin("bridge")).To(Equal("from a tarball"))
+	})
+})
