@@ -69,17 +69,33 @@ func quotable(v json.RawMessage) json.RawMessage {
 	return v
 }
 
-// meaning is what --help says of a key; empty where it says nothing.
+// meaning is what a key means: this plugin's as --help has it, those of all
+// configurations and of lists as the schemas do. It is empty where nobody says.
 func (c *checker) meaning(at string) string {
+	lists := []described{{"", reflect.TypeFor[wireList]()}}
+	if i := strings.Index(at, "]."); strings.HasPrefix(at, "plugins[") && i > 0 {
+		lists = append(lists, described{at[:i+2], reflect.TypeFor[wireEntry]()})
+	} else {
+		lists = append(lists, described{"", reflect.TypeFor[wireEntry]()})
+	}
 	for _, prefix := range c.entries {
-		rest, ok := strings.CutPrefix(at, prefix)
-		for _, k := range keysOf(reflect.TypeOf(c.plugin.Config)) {
+		lists = append([]described{{prefix, reflect.TypeOf(c.plugin.Config)}}, lists...)
+	}
+	for _, l := range lists {
+		rest, ok := strings.CutPrefix(at, l.prefix)
+		for _, k := range keysOf(l.wire) {
 			if ok && k.help != "" && strings.EqualFold(k.path, withoutIndexes(rest)) {
 				return k.name + ": " + k.help
 			}
 		}
 	}
 	return ""
+}
+
+// described is a type that describes the keys of a configuration at prefix.
+type described struct {
+	prefix string
+	wire   reflect.Type
 }
 
 // withoutIndexes makes ranges[][].subnet, as --help spells it, of
