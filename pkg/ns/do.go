@@ -56,7 +56,7 @@ func (n *NS) onThread(fn func() error, out *outcome) {
 
 // enter switches the calling thread and returns its former namespace.
 func (n *NS) enter() (home int, err error) {
-	home, err = openNetns(threadPath)
+	home, err = openOwn()
 	if err != nil {
 		return -1, n.wrap(err)
 	}

@@ -18,8 +18,6 @@ var (
 	ErrNotNetns = errors.New("not a network namespace")
 )
 
-const threadPath = "/proc/thread-self/ns/net"
-
 // NS is an open network namespace. The namespace lives at least as long as the
 // handle. Its methods may be called from several goroutines.
 type NS struct {
@@ -46,7 +44,7 @@ func Open(path string) (*NS, error) {
 // Current opens the namespace of the calling thread. Path is empty, since the
 // thread's own path means another namespace in any other thread.
 func Current() (*NS, error) {
-	fd, err := openNetns(threadPath)
+	fd, err := openOwn()
 	if err != nil {
 		return nil, fmt.Errorf("network namespace of this thread: %w", err)
 	}
@@ -73,13 +71,9 @@ func openNetns(path string) (int, error) {
 	if fs.Type != unix.NSFS_MAGIC {
 		return -1, ErrNotNetns
 	}
-	fd := -1
-	err := retry(func() (err error) {
-		fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		return err
-	})
+	fd, err := openPath(path)
 	if err != nil {
-		return -1, pathError(err)
+		return -1, err
 	}
 	kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE)
 	if err != nil || kind != unix.CLONE_NEWNET {
@@ -87,6 +81,18 @@ func openNetns(path string) (int, error) {
 		return -1, ErrNotNetns
 	}
 	return fd, nil
+}
+
+// openOwn opens the calling thread's namespace: there is nothing to doubt about
+// what is at that path.
+func openOwn() (int, error) { return openPath("/proc/thread-self/ns/net") }
+
+func openPath(path string) (fd int, err error) {
+	err = retry(func() (err error) {
+		fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		return err
+	})
+	return fd, pathError(err)
 }
 
 func pathError(err error) error {

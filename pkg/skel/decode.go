@@ -131,7 +131,10 @@ func (c *call) refuseSelf(conf *cni.Config) error {
 
 // readConf reads standard input to its end.
 func (c *call) readConf() ([]byte, error) {
-	data, err := io.ReadAll(io.LimitReader(c.env.Stdin, confMax+1))
+	var buf bytes.Buffer
+	buf.Grow(8 << 10) // most are shorter, and read at once
+	_, err := buf.ReadFrom(io.LimitReader(c.env.Stdin, confMax+1))
+	data := buf.Bytes()
 	switch {
 	case err != nil:
 		return nil, cni.Errorf(cni.CodeIO, "network configuration: read standard input: %w", err)

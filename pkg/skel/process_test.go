@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -32,15 +33,21 @@ const (
 )
 
 // processPlugin is what the test binary is when it runs as a plugin: "add"
-// succeeds, "wait" fails when it is told to end, "deaf" succeeds then.
+// succeeds, "wait" fails when it is told to end, "deaf" succeeds then, and
+// so does "glance", which waits without the context's channel.
 func processPlugin(mode string) skel.Plugin {
 	ended := func(ctx context.Context, r *skel.Request) error {
 		if mode == "add" {
 			return nil
 		}
 		r.Warn("ready")
-		<-ctx.Done()
-		if mode == "deaf" {
+		for mode == "glance" && ctx.Err() == nil {
+			runtime.Gosched()
+		}
+		if mode != "glance" {
+			<-ctx.Done()
+		}
+		if mode == "deaf" || mode == "glance" {
 			return nil
 		}
 		return ctx.Err()
@@ -200,7 +207,7 @@ var _ = Describe("a plugin process", func() {
 		Expect(doc["msg"]).To(ContainSubstring("signal"))
 	},
 		Entry("SIGTERM", "wait", unix.SIGTERM), Entry("SIGINT", "wait", unix.SIGINT),
-		Entry("a handler that does not notice", "deaf", unix.SIGTERM),
+		Entry("a handler that does not notice", "deaf", unix.SIGTERM), Entry("a handler that only looks now and then", "glance", unix.SIGTERM),
 	)
 
 	It("that lends addresses just ends: whoever called it gives them back", func() {

@@ -10,9 +10,7 @@ import (
 	"errors"
 	"io"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -72,9 +70,7 @@ func Main(p Plugin) {
 	os.Exit(Run(context.Background(), p, Env{
 		Args: os.Args[1:], Vars: os.Environ(),
 		Stdin: os.Stdin, Stdout: survivor(os.Stdout), Stderr: survivor(os.Stderr),
-		Notify: func(ctx context.Context) (context.Context, context.CancelFunc) {
-			return signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
-		},
+		Notify: notify,
 	}))
 }
 
@@ -160,7 +156,7 @@ func (c *call) add(ctx context.Context) error {
 	c.hintKeys()
 	err := catch(func() error {
 		res, err := c.plugin.Add(ctx, c.req)
-		if err == nil {
+		if err == nil && ctx.Err() != nil {
 			// Who sent the signal does not wait for the result any more.
 			err = context.Cause(ctx)
 		}

@@ -15,18 +15,33 @@ func (k Key) read() (string, error) {
 		return "", err
 	}
 	defer unix.Close(fd)
-	var data []byte
-	buf := make([]byte, 4096)
-	for {
-		n, err := retry(func() (int, error) { return unix.Read(fd, buf) })
+	return readAll(fd)
+}
+
+// readAll reads a value: the kernel gives as much of it as there is room for.
+func readAll(fd int) (string, error) {
+	for buf := make([]byte, 256); ; buf = make([]byte, 4*len(buf)) {
+		n, err := retry(func() (int, error) { return unix.Pread(fd, buf, 0) })
 		if err != nil {
 			return "", err
 		}
-		if n == 0 {
-			return string(data), nil
+		if n < len(buf) {
+			return string(buf[:n]), nil
 		}
-		data = append(data, buf[:n]...)
 	}
+}
+
+// update writes the value unless it is there, through one descriptor.
+func (k Key) update(value string) error {
+	fd, err := k.open(unix.O_RDWR)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if have, err := readAll(fd); err == nil && Equal(have, value) {
+		return nil
+	}
+	return writeAll(fd, value)
 }
 
 func (k Key) write(value string) error {
@@ -35,8 +50,12 @@ func (k Key) write(value string) error {
 		return err
 	}
 	defer unix.Close(fd)
-	// One write: the kernel takes each write for a whole value.
-	_, err = retry(func() (int, error) { return unix.Write(fd, []byte(value+"\n")) })
+	return writeAll(fd, value)
+}
+
+// writeAll writes once: the kernel takes each write for a whole value.
+func writeAll(fd int, value string) error {
+	_, err := retry(func() (int, error) { return unix.Pwrite(fd, []byte(value+"\n"), 0) })
 	return err
 }
 

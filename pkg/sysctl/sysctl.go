@@ -99,18 +99,22 @@ func (k Key) Read() (string, error) {
 // in one value only the numbers count, not the blanks between them. The error
 // matches fs.ErrNotExist when there is no such key.
 func (k Key) Write(value string) error {
-	have, err := k.read()
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("sysctl %s: write %q: %w", k, value, err)
+	err := k.update(value)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		err = k.separately(value)
 	}
-	// Another error of reading says nothing: some keys can only be written.
-	if err == nil && Equal(have, value) {
-		return nil
-	}
-	if err := k.write(value); err != nil {
+	if err != nil {
 		return fmt.Errorf("sysctl %s: write %q: %w", k, value, err)
 	}
 	return nil
+}
+
+// separately is update for a value that cannot be read, or not be written.
+func (k Key) separately(value string) error {
+	if have, err := k.read(); err == nil && Equal(have, value) {
+		return nil
+	}
+	return k.write(value)
 }
 
 // Equal tells whether two values are the same to the kernel: blanks, tabs and

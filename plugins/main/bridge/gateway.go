@@ -12,6 +12,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 // ensureGateways gives the bridge, or the gateway of the VLAN, the gateway
@@ -156,7 +157,6 @@ func (a *attachment) finishVLANGateway(ctx context.Context, gw, end rtnl.Link) e
 			return fmt.Errorf("gateway of vlan %d: %w", a.cfg.Port.VLAN, err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, portTimeout)
-	defer cancel()
+	ctx = skel.Limit(ctx, portTimeout)
 	return a.host.WaitUp(ctx, end.Index)
 }

@@ -32,8 +32,7 @@ func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
 	if len(cfg.mappings) == 0 {
 		return req.PrevResult, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
+	ctx = skel.Limit(ctx, callTimeout)
 	c, err := open(req)
 	if err != nil {
 		return nil, err
@@ -52,8 +51,7 @@ func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
 }
 
 func del(ctx context.Context, req *skel.Request) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
+	ctx = skel.Limit(ctx, callTimeout)
 	c, err := open(req)
 	if err != nil {
 		return err
@@ -73,8 +71,7 @@ func check(ctx context.Context, req *skel.Request) error {
 	if len(cfg.mappings) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
+	ctx = skel.Limit(ctx, callTimeout)
 	c, err := open(req)
 	if err != nil {
 		return err
@@ -88,8 +85,7 @@ func check(ctx context.Context, req *skel.Request) error {
 }
 
 func gc(ctx context.Context, req *skel.Request) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
+	ctx = skel.Limit(ctx, callTimeout)
 	c, err := open(req)
 	if err != nil {
 		return err
