@@ -1,11 +1,13 @@
 package rtnl
 
 import (
+	"encoding/binary"
+
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/netlink"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
@@ -16,15 +18,20 @@ var _ = Describe("an answer that a process of the container makes up", func() {
 			c, err := Dial(nil)
 			Expect(err).NotTo(HaveOccurred())
 			defer c.Close()
-			own, err := unix.Getsockname(c.fd)
+			// The socket has its address once it is used.
+			_, err = c.Link("lo")
 			Expect(err).NotTo(HaveOccurred())
-			forger, err := openSocket(0)
+			own, err := unix.Getsockname(c.sock.FD())
 			Expect(err).NotTo(HaveOccurred())
-			defer unix.Close(forger)
-			header := nl.NewIfInfomsg(unix.AF_UNSPEC)
-			header.Index = 77
-			answer := packet(unix.RTM_NEWLINK, 0, header.Serialize(), attrString(unix.IFLA_IFNAME, "lo").Serialize())
-			Expect(unix.Sendto(forger, answer, 0, own)).To(Succeed())
+			forger, err := netlink.Open(unix.NETLINK_ROUTE)
+			Expect(err).NotTo(HaveOccurred())
+			defer forger.Close()
+			link := linkHeader{index: 77}.body()
+			link.Text(unix.IFLA_IFNAME, "lo")
+			answer := binary.NativeEndian.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+len(link)))
+			answer = binary.NativeEndian.AppendUint16(answer, unix.RTM_NEWLINK)
+			answer = append(binary.NativeEndian.AppendUint32(append(answer, 0, 0), 2), 0, 0, 0, 0) // to the second request
+			Expect(unix.Sendto(forger.FD(), append(answer, link...), 0, own)).To(Succeed())
 			l, err := c.Link("lo")
 			Expect(err).NotTo(HaveOccurred())
 			Expect(l.Index).To(Equal(1))
