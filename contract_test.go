@@ -2,29 +2,55 @@ package plugins_test
 
 import (
 	"os"
+	"path"
 	"regexp"
 	"strings"
 	"testing"
 )
 
-// TestContract finds each spec that docs/contract.md names.
+// TestContract finds each spec that the pages about promises name.
 func TestContract(t *testing.T) {
-	page, err := os.ReadFile("docs/contract.md")
+	for _, name := range []string{"docs/contract.md", "docs/reliability.md"} {
+		page, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		specs := regexp.MustCompile("`([^`]+_test\\.go)`: \"([^\"]+)\"").FindAllStringSubmatch(string(page), -1)
+		if lines := strings.Count(string(page), "_test.go`"); len(specs) != lines || lines == 0 {
+			t.Errorf("%s: %d of %d specs can be read", name, len(specs), lines)
+		}
+		for _, s := range specs {
+			source, err := os.ReadFile(s[1])
+			if err != nil {
+				t.Error(err)
+				continue
+			}
+			if !strings.Contains(string(source), `("`+s[2]+`"`) {
+				t.Errorf("%s: %s: no spec %q", name, s[1], s[2])
+			}
+		}
+	}
+}
+
+// TestFuzzTargets finds each fuzz target in docs/reliability.md.
+func TestFuzzTargets(t *testing.T) {
+	page, err := os.ReadFile("docs/reliability.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	specs := regexp.MustCompile("`([^`]+_test\\.go)`: \"([^\"]+)\"").FindAllStringSubmatch(string(page), -1)
-	if lines := strings.Count(string(page), "_test.go`"); len(specs) != lines || lines == 0 {
-		t.Errorf("docs/contract.md: %d of %d specs can be read", len(specs), lines)
-	}
-	for _, s := range specs {
-		source, err := os.ReadFile(s[1])
-		if err != nil {
-			t.Error(err)
+	targets := regexp.MustCompile(`(?m)^func (Fuzz\w+)\(f \*testing\.F\)`)
+	for _, name := range tracked(t) {
+		if !strings.HasSuffix(name, "_test.go") {
 			continue
 		}
-		if !strings.Contains(string(source), `("`+s[2]+`"`) {
-			t.Errorf("%s: no spec %q", s[1], s[2])
+		source, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, target := range targets.FindAllStringSubmatch(string(source), -1) {
+			if line := "| `" + path.Dir(name) + "` " + target[1] + " |"; !strings.Contains(string(page), line) {
+				t.Errorf("docs/reliability.md: no line has %s", line)
+			}
 		}
 	}
 }

@@ -61,6 +61,9 @@ var _ = DescribeTable("somebody flushes the rules of all between ADD and the res
 	} else {
 		reached(n, p, outside, "8080")
 	}
+	if flush == flushIPTables {
+		Expect(n.Cmd("nft", "list", "chain", "inet", "hawser", "portmap_guard_v1")).To(ContainSubstring("drop"), "containers are kept from the host's loopback")
+	}
 	// The next one puts back what all share.
 	next := n.Add(node.NewPod("next"), node.Port(entries, 8081))
 	n.Succeeds("CHECK", next, node.Port(entries, 8081))
@@ -75,12 +78,12 @@ var _ = DescribeTable("somebody flushes the rules of all between ADD and the res
 	Expect(n.Sysctl("net/ipv4/conf/cni0/route_localnet")).To(Equal("0"), "and nothing would guard it")
 },
 	Entry("with nftables: nft flush ruleset", "nftables", "nft flush ruleset", true),
-	Entry("with nftables: iptables -F, as firewalld does", "nftables", flushIPTables, false),
+	Entry("with nftables: iptables -F, as firewalld does (CVE-2025-54388, CVE-2025-54410)", "nftables", flushIPTables, false),
 	Entry("with nftables: the rules of one table", "nftables", "nft flush table inet hawser", true),
 	Entry("with iptables over nf_tables: nft flush ruleset", "iptables over nf_tables", "nft flush ruleset", true),
-	Entry("with iptables over nf_tables: iptables -F, as firewalld does", "iptables over nf_tables", flushIPTables, true),
+	Entry("with iptables over nf_tables: iptables -F, as firewalld does (CVE-2025-54388, CVE-2025-54410)", "iptables over nf_tables", flushIPTables, true),
 	Entry("with iptables over nf_tables: iptables -t nat -F", "iptables over nf_tables", "iptables -t nat -F", true),
-	Entry("with legacy iptables: iptables -F, as firewalld does", "legacy iptables", flushIPTables, true),
+	Entry("with legacy iptables: iptables -F, as firewalld does (CVE-2025-54388, CVE-2025-54410)", "legacy iptables", flushIPTables, true),
 	Entry("with legacy iptables: nft flush ruleset", "legacy iptables", "nft flush ruleset", true),
 )
 

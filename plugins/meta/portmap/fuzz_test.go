@@ -2,8 +2,10 @@ package main
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"hash/crc32"
 	"reflect"
+	"strings"
 	"testing"
 
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
@@ -86,5 +88,37 @@ func FuzzNames(f *testing.F) {
 		if network, id, ok := parseComment(name); ok && len(name) < commentMax {
 			dnChain(network, id)
 		}
+	})
+}
+
+// FuzzRecord reads anything as a record, and makes of it what a backend is told:
+// each line is one.
+func FuzzRecord(f *testing.F) {
+	for _, part := range []string{`"options":{"snat":true,"markBit":13}`, `"options":{"snat":true,"masqAll":true,"markChain":"KUBE-MARK-MASQ","conditionsV4":["!","-s","10.0.0.0/8"]}`,
+		`"options":{"markBit":31,"conditionsV4":["ip","saddr","10.0.0.0/8"],"conditionsV6":["a\nb"]},"localnet":"eth0"`} {
+		f.Add([]byte(`{"network":"net","containerID":"one","ifname":"eth0","backend":"iptables",` + part + `,"mappings":[{"proto":6,"hostIP":"","hostPort":8080,"port":80},` +
+			`{"proto":17,"hostIP":"127.0.0.1","hostPort":53,"port":53},{"proto":132,"hostIP":"::","hostPort":9,"port":9}],` +
+			`"targets":[{"addr":"10.1.0.2/24","near":"10.1.0.0/24"},{"addr":"fd00::2/64","near":"fd00::2/128"}],"yielded":[{"proto":6,"host":"::","port":8080}]}`))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		st := &state{}
+		if json.Unmarshal(data, st) != nil || !st.sane() {
+			return
+		}
+		l := ledger{}.with(st)
+		l.conflicts(st.forwards(), [8]byte{})
+		group(st.items())
+		for _, target := range st.Targets {
+			v4 := target.v4()
+			for _, line := range st.firstLines(target, false, st.sharedChains(), nil) {
+				if strings.ContainsAny(line, "\n\r\x00") {
+					t.Fatalf("%q", line)
+				}
+			}
+			if len(st.Options.conditions(v4)) > 0 && strings.Count(st.conditionScript(v4), "\n") != 3 {
+				t.Fatalf("%q", st.conditionScript(v4))
+			}
+		}
+		nearLayout(st.nears())
 	})
 }

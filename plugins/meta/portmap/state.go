@@ -40,7 +40,7 @@ type state struct {
 // it, and its file may have been damaged.
 func (s *state) sane() bool {
 	o := s.Options
-	ok := (s.Backend == nftables || s.Backend == iptables) && o.MarkBit >= 0 && o.MarkBit <= 31 &&
+	ok := cni.ValidName(s.Network) && cni.ValidName(s.ContainerID) && (s.Backend == nftables || s.Backend == iptables) && o.MarkBit >= 0 && o.MarkBit <= 31 &&
 		(o.MarkChain == "" || isChainName(o.MarkChain)) && (s.Localnet == "" || cni.ValidIfName(s.Localnet))
 	for _, tokens := range [][]string{o.ConditionsV4, o.ConditionsV6} {
 		ok = ok && (len(tokens) == 0 || checkTokens("", tokens, syntaxOf(tokens)) == nil)
