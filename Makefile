@@ -7,7 +7,7 @@ test:    ; @scripts/test.sh     #: everything that this machine can run; says wh
 test-vm: ; @scripts/test-vm.sh  #: the specs labelled "kernel", on Debian's kernel in QEMU
 test-runtimes: ; @scripts/test-runtimes.sh  #: the plugins under real runtimes (root; installs them)
 test-release: ; @scripts/test-release.sh  #: install and release, from copies of this tree
-lint:    ; @scripts/lint.sh     #: gofmt, vet, staticcheck, shellcheck
+lint:    ; @scripts/lint.sh     #: gofmt, vet, staticcheck, shellcheck, licences, vulnerabilities
 fuzz:    ; @scripts/fuzz.sh     #: each fuzz target for FUZZTIME (30s), some at a time
 bench:   ; @scripts/bench.sh    #: against PEER (DIR), by default Debian's plugins, call by call (root); QUICK=1, BENCH=regexp
 schema:  ; @scripts/schema.sh   #: write docs/schema from the types that the plugins decode into

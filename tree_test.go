@@ -29,7 +29,7 @@ func tracked(t *testing.T) []string {
 	}
 	var files []string
 	err := fs.WalkDir(os.DirFS("."), ".", func(name string, d fs.DirEntry, err error) error {
-		if err == nil && d.Type().IsRegular() && !within(name, ".git") && !within(name, "bin") {
+		if err == nil && d.Type().IsRegular() && !within(name, ".git") && !within(name, "bin") && !within(name, "dist") {
 			files = append(files, name)
 		}
 		return err
