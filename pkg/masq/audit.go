@@ -75,7 +75,7 @@ func gcIPTables(ctx context.Context, nf *nft.Conn, network string, valid cni.Set
 	for a := range garbage {
 		errs = append(errs, delIPTables(ctx, nf, a, nil))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, sweepLocks(ctx))...)
 }
 
 // containersOf lists the containers for which the network has chains in either iptables.

@@ -30,7 +30,6 @@ type record struct {
 	dir  *statefile.Dir
 	held *statefile.Held
 	name string
-	old  bool // the file exists
 
 	content
 }
@@ -70,7 +69,7 @@ func openRecord(ctx context.Context, chain string) (*record, error) {
 		return nil, errors.Join(err, dir.Close())
 	}
 	data, err := dir.Read(chain)
-	r := &record{dir: dir, held: held, name: chain, old: err == nil, content: decodeContent(chain, data)}
+	r := &record{dir: dir, held: held, name: chain, content: decodeContent(chain, data)}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, errors.Join(err, r.close())
 	}
@@ -83,17 +82,11 @@ func openRecord(ctx context.Context, chain string) (*record, error) {
 // save writes the record, or removes it with its lock when no interface is left in it.
 func (r *record) save() error {
 	if len(r.Interfaces) == 0 {
-		r.old = false
-		return errors.Join(r.dir.Remove(r.name), r.dir.Remove(r.name+lockSuffix))
+		return errors.Join(r.dir.Discard(r.name), r.dir.Remove(r.name+lockSuffix))
 	}
 	data, err := json.Marshal(r.content)
 	if err != nil {
 		return fmt.Errorf("record %q: %w", r.name, err)
-	}
-	if !r.old {
-		// A kill leaves nothing of it, as it may of a replacement.
-		r.old = true
-		return r.dir.Create(r.name, data, 0o600)
 	}
 	return r.dir.Replace(r.name, data, 0o600)
 }
@@ -139,6 +132,38 @@ func records(network string) (map[string]content, error) {
 		}
 	}
 	return out, nil
+}
+
+// sweepLocks removes the locks of chains without a record: calls that were killed have left them. One that
+// is held is not looked at.
+func sweepLocks(ctx context.Context) error {
+	dir, err := statefile.OpenExisting(stateDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }()
+	names, err := dir.Names()
+	errs := []error{err}
+	ctx, cancel := context.WithDeadline(ctx, time.Now())
+	defer cancel()
+	for _, name := range names {
+		chain, isLock := strings.CutSuffix(name, lockSuffix)
+		if !isLock || slices.Contains(names, chain) {
+			continue
+		}
+		rec, err := openRecord(ctx, chain)
+		if errors.Is(err, statefile.ErrBusy) {
+			continue
+		}
+		if err == nil {
+			err = errors.Join(dropLock(rec), rec.close())
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // recorded says whether the chain has a record, or the lock of one: a call that was killed before it

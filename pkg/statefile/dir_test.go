@@ -134,6 +134,23 @@ var _ = Describe("a file", func() {
 		Expect(entries(path)).To(ConsistOf("soft", "hard", "new"))
 	})
 
+	It("is replaced, and discarded, with what a Replace that was killed has left", func() {
+		left := path + "/" + statefile.Successor("f")
+		leave := func() { Expect(os.WriteFile(left, []byte("half"), 0o600)).To(Succeed()) }
+		leave()
+		Expect(d.Replace("f", []byte("old"), 0o600)).To(Succeed())
+		Expect(d.Replace("f", []byte("new"), 0o600)).To(Succeed())
+		Expect(os.ReadFile(path + "/f")).To(BeEquivalentTo("new"))
+		Expect(entries(path)).To(Equal([]string{"f"}))
+		leave()
+		Expect(d.Names()).To(Equal([]string{"f"}))
+		Expect(d.Discard("f")).To(Succeed())
+		Expect(entries(path)).To(BeEmpty())
+		leave()
+		Expect(d.Discard("f")).To(Succeed())
+		Expect(entries(path)).To(BeEmpty())
+	})
+
 	It("that is a link is neither created over, read nor opened", func() {
 		Expect(os.Symlink("/etc/passwd", path+"/l")).To(Succeed())
 		Expect(d.Create("l", nil, 0o600)).To(MatchError(fs.ErrExist))

@@ -5,3 +5,6 @@ func CreateNamed(d *Dir, name string, data []byte) error { return d.createNamed(
 
 // HolderOf reads the text of /proc/locks.
 var HolderOf = holderOf
+
+// Successor is the name that a Replace which was killed may leave.
+var Successor = successor

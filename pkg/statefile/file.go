@@ -40,24 +40,38 @@ var errNoUnnamed = errors.New("no unnamed files on this filesystem")
 // createUnnamed links a file into the directory that had no name until then,
 // so that a kill before that leaves nothing.
 func (d *Dir) createUnnamed(name string, data []byte, perm fs.FileMode) error {
-	fd, err := openat(d.fd, ".", unix.O_WRONLY|unix.O_TMPFILE, perm)
-	switch err {
-	case nil:
-	case unix.EOPNOTSUPP, unix.EISDIR, unix.EINVAL:
-		return errNoUnnamed
-	default:
+	fd, err := d.writeUnnamed(data, perm)
+	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := writeAll(fd, data, 0); err != nil {
-		return err
+	return d.link(fd, name)
+}
+
+func (d *Dir) writeUnnamed(data []byte, perm fs.FileMode) (fd int, err error) {
+	fd, err = openat(d.fd, ".", unix.O_WRONLY|unix.O_TMPFILE, perm)
+	switch err {
+	case nil:
+	case unix.EOPNOTSUPP, unix.EISDIR, unix.EINVAL:
+		return -1, errNoUnnamed
+	default:
+		return -1, err
 	}
+	if err := writeAll(fd, data, 0); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// link gives an unnamed file a name.
+func (d *Dir) link(fd int, name string) error {
 	// Without CAP_DAC_READ_SEARCH (and before 6.10 always) the descriptor
 	// cannot be linked as such.
 	if err := unix.Linkat(fd, "", d.fd, name, unix.AT_EMPTY_PATH); err != unix.ENOENT {
 		return err
 	}
-	err = unix.Linkat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(fd), d.fd, name, unix.AT_SYMLINK_FOLLOW)
+	err := unix.Linkat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(fd), d.fd, name, unix.AT_SYMLINK_FOLLOW)
 	if err == unix.ENOENT || err == unix.EXDEV {
 		return errNoUnnamed
 	}
@@ -104,22 +118,6 @@ func Writable(path string) error {
 	}
 	defer d.Close()
 	return d.Writable()
-}
-
-// Replace gives the file name new content in one step; it is created when it
-// is absent. An entry that is a symbolic link is itself replaced.
-func (d *Dir) Replace(name string, data []byte, perm fs.FileMode) error {
-	if err := checkName("replace", d.path, name); err != nil {
-		return err
-	}
-	tmp, err := d.writeTemporary(data, perm)
-	if err != nil {
-		return d.fail("replace", name, err)
-	}
-	if err := unix.Renameat(d.fd, tmp, d.fd, name); err != nil {
-		return d.fail("replace", name, errors.Join(err, unix.Unlinkat(d.fd, tmp, 0)))
-	}
-	return nil
 }
 
 func (d *Dir) writeTemporary(data []byte, perm fs.FileMode) (string, error) {

@@ -45,7 +45,8 @@ type Held struct{ fd int }
 func (h *Held) Unlock() error {
 	// Closing alone would not do while a child that is between fork and exec
 	// still has a copy of the descriptor.
-	return errors.Join(unix.Flock(h.fd, unix.LOCK_UN), unix.Close(h.fd))
+	err := ignoreEINTR(func() error { return unix.Flock(h.fd, unix.LOCK_UN) })
+	return errors.Join(err, unix.Close(h.fd))
 }
 
 // Lock takes an exclusive flock(2) on the file at path, which it creates with
@@ -98,7 +99,7 @@ func lockAt(ctx context.Context, f lockFile, perm fs.FileMode) (*Held, error) {
 
 // flock locks fd or closes it.
 func flock(ctx context.Context, fd int, f lockFile) error {
-	err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+	err := ignoreEINTR(func() error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
 	if err == nil {
 		return nil
 	}

@@ -115,7 +115,7 @@ func (s *store) drop(owner [8]byte) error {
 	if err := s.write(s.ledger.without(owner)); err != nil {
 		return err
 	}
-	return s.dir.Remove(hex.EncodeToString(owner[:]) + recordSuffix)
+	return s.dir.Discard(hex.EncodeToString(owner[:]) + recordSuffix)
 }
 
 func (s *store) write(l ledger) error {

@@ -159,7 +159,7 @@ func (s *store) remove(name, backup string) error {
 	if err := s.refresh(backup, name); err != nil {
 		return err
 	}
-	return s.records.Remove(name)
+	return s.records.Discard(name)
 }
 
 // refresh makes a backup file anew from its records, or removes it when there
@@ -174,7 +174,7 @@ func (s *store) refresh(backup, without string) error {
 		return err
 	}
 	if len(all) == 0 {
-		return s.backups.Remove(backup)
+		return s.backups.Discard(backup)
 	}
 	return s.write(backup, all)
 }
