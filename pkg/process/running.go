@@ -3,6 +3,7 @@ package process
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strconv"
 	"syscall"
@@ -20,7 +21,8 @@ type running struct {
 	deadline time.Time // zero = none
 	drain    time.Duration
 
-	late bool // the deadline came
+	late    bool  // the deadline came
+	starved error // why it did not get all of its input
 }
 
 // serve feeds the program and takes its output until it has ended and nobody
@@ -51,7 +53,11 @@ func (r *running) serve() error {
 			r.kill()
 		}
 		if fds[1].Revents != 0 {
-			r.stdin.fill()
+			if r.starved = r.stdin.fill(); r.starved != nil {
+				r.kill() // before it sees an end of its input
+				closeAll(r.stdin.fd)
+				r.stdin.fd = -1
+			}
 		}
 		for i := range r.out {
 			if fds[2+i].Revents != 0 {
@@ -92,7 +98,7 @@ func (r *running) reason(ctx context.Context) error {
 	if r.late {
 		return context.DeadlineExceeded
 	}
-	return nil
+	return r.starved
 }
 
 func (r *running) close() { closeAll(r.exited, r.stdin.fd, r.out[0].fd, r.out[1].fd) }
@@ -109,24 +115,28 @@ func (s *stdin) prefill() error {
 	if _, err := unix.FcntlInt(uintptr(s.fd), unix.F_SETFL, unix.O_NONBLOCK); err != nil {
 		return err
 	}
-	s.fill()
-	return nil
+	return s.fill()
 }
 
-// fill writes what there is room for. A program need not read its input.
-func (s *stdin) fill() {
+// fill writes what there is room for. A program need not read its input; one that
+// reads must not take a part for the whole, so any other error is one.
+func (s *stdin) fill() error {
 	for len(s.rest) > 0 {
 		n, err := unix.Write(s.fd, s.rest)
-		if errors.Is(err, unix.EAGAIN) {
-			return
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return nil
+		case errors.Is(err, unix.EPIPE):
+			s.rest = nil
+		case err != nil && !errors.Is(err, unix.EINTR):
+			return fmt.Errorf("standard input: %w", err)
+		default:
+			s.rest = s.rest[max(n, 0):]
 		}
-		if err != nil && !errors.Is(err, unix.EINTR) {
-			break
-		}
-		s.rest = s.rest[max(n, 0):]
 	}
 	closeAll(s.fd)
 	s.fd = -1
+	return nil
 }
 
 // output is our end of one of the program's outputs.
