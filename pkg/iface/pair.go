@@ -49,7 +49,7 @@ func (p Pair) Create() (host, cont rtnl.Link, err error) {
 			return p.ends(name)
 		}
 		if !errors.Is(err, unix.EEXIST) {
-			return host, cont, err
+			return host, cont, p.revoke(name, err)
 		}
 		if err := p.RefuseExisting(); err != nil {
 			return host, cont, err
@@ -57,6 +57,14 @@ func (p Pair) Create() (host, cont rtnl.Link, err error) {
 	}
 	return host, cont, cni.Errorf(cni.CodeConflict, "host interface: other links have all the names from %q to %q: %w",
 		hostName(p.Attachment, 0), hostName(p.Attachment, nameTries-1), err)
+}
+
+// revoke removes the pair where only the answer to its request was lost.
+func (p Pair) revoke(name string, err error) error {
+	if l, lost := p.Host.Link(name); lost == nil && l.Kind == "veth" && unmarked(l, p.Attachment.Network) {
+		err = errors.Join(err, p.Host.DelLink(l.Index))
+	}
+	return err
 }
 
 // ends looks up both ends of the new pair, or removes it.
