@@ -213,6 +213,9 @@ func (c *call) openNetns(command string) error {
 		return nil
 	case command != "DEL":
 		return cni.Errorf(code, "CNI_NETNS: %w", err)
+	case cni.Transient(err):
+		// What is in the container would stay for ever.
+		return cni.Errorf(cni.CodeTryAgain, "CNI_NETNS: %w", err)
 	case !errors.Is(err, ns.ErrNotExist):
 		// The path leads elsewhere by now. What was in the container went with
 		// its namespace.

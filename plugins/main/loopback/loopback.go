@@ -21,10 +21,11 @@ func add(_ context.Context, req *skel.Request) (*cni.Result, error) {
 	}
 	req.OnDone(func() { _ = conn.Close() })
 	if !lo.Up {
+		// Before it is up: the kernel's answer may be lost.
+		req.OnFail("take lo down", func(context.Context) error { return setUp(conn, lo, false, "") })
 		if err := setUp(conn, lo, true, req.Mark()); err != nil {
 			return nil, err
 		}
-		req.OnFail("take lo down", func(context.Context) error { return setUp(conn, lo, false, "") })
 	}
 	if req.PrevResult != nil {
 		return req.PrevResult, nil

@@ -89,6 +89,8 @@ func (c *change) readSysctls() (pairs, error) {
 			return nil, bad(s.name(), s.Value, "no such sysctl in the container's network namespace")
 		case errors.Is(err, unix.EISDIR):
 			return nil, bad(s.name(), s.Value, "is a directory of sysctls")
+		case cni.Transient(err):
+			return nil, sysctlError(s, err)
 		}
 	}
 	return found, nil
@@ -129,16 +131,15 @@ func (c *change) keep(ctx context.Context) error {
 // writeSysctls writes the sysctls in their order.
 func (c *change) writeSysctls() error {
 	for _, s := range c.cfg.Sysctls {
+		// Before it is written: an error need not mean that it was not.
+		if old, ok := c.before.Sysctls.get(s.Key.String()); ok {
+			c.OnFail("restore "+s.name(), func(context.Context) error {
+				return c.NS.Do(func() error { return s.Key.Write(old) })
+			})
+		}
 		if err := s.Key.Write(s.Value); err != nil {
 			return sysctlError(s, err)
 		}
-		old, ok := c.before.Sysctls.get(s.Key.String())
-		if !ok {
-			continue
-		}
-		c.OnFail("restore "+s.name(), func(context.Context) error {
-			return c.NS.Do(func() error { return s.Key.Write(old) })
-		})
 	}
 	return nil
 }
@@ -155,10 +156,11 @@ func sysctlError(s setting, err error) error {
 // says which one the kernel refused.
 func (c *change) changeLink() error {
 	for _, s := range c.cfg.Link.steps(c.link) {
+		// Before it is set: the answer may be lost.
+		c.OnFail("restore "+s.key, func(context.Context) error { return c.conn.SetLink(c.link.Index, s.undo) })
 		if err := c.conn.SetLink(c.link.Index, s.set); err != nil {
 			return linkError(s, err)
 		}
-		c.OnFail("restore "+s.key, func(context.Context) error { return c.conn.SetLink(c.link.Index, s.undo) })
 	}
 	return nil
 }

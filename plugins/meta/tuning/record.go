@@ -3,7 +3,9 @@ package main
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -89,19 +91,23 @@ func findPlace(n *ns.NS, link rtnl.Link) (place, error) {
 	if err := unix.Fstat(n.FD(), &st); err != nil {
 		return place{}, fmt.Errorf("network namespace %q: %w", n.Path(), err)
 	}
-	p := place{Boot: bootID(), Device: uint64(st.Dev), Inode: st.Ino, Link: link.Index, MAC: link.MAC.String()}
+	boot, err := bootID()
+	if err != nil {
+		return place{}, err
+	}
+	p := place{Boot: boot, Device: uint64(st.Dev), Inode: st.Ino, Link: link.Index, MAC: link.MAC.String()}
 	p.Cookie, _ = ns.CurrentCookie()
 	return p, nil
 }
 
 // bootID tells one boot from another: after a reboot the kernel counts
 // namespaces from the beginning, and dataDir need not be below /run.
-func bootID() string {
+func bootID() (string, error) {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return ""
+	if errors.Is(err, fs.ErrNotExist) { // then DEL does not find it either
+		return "", nil
 	}
-	return strings.TrimSpace(string(data))
+	return strings.TrimSpace(string(data)), err
 }
 
 // namespace identifies the namespace in names of records.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/sysctl"
@@ -31,12 +32,16 @@ func (r *restorer) run() error {
 	inside := false
 	err := r.NS.Do(func() error {
 		inside = true
-		if err := r.look(); err != nil {
+		err := r.look()
+		if cni.Transient(err) {
+			return err
+		}
+		if err != nil {
 			r.Warn("%v; nothing is restored", err)
 		}
 		return r.restore()
 	})
-	if inside {
+	if inside || cni.Transient(err) {
 		return err
 	}
 	r.Warn("%v; nothing is restored", err)
@@ -84,8 +89,11 @@ func (r *restorer) restore() error {
 			if rec.Place.Link != r.now.Link { // another interface has the name now
 				before = before.withoutLink(r.IfName)
 			}
-			r.apply(before)
+			errs = append(errs, r.apply(before))
 		}
+	}
+	if cni.Transient(errors.Join(errs...)) {
+		return errors.Join(errs...) // the repetition needs the records
 	}
 	for _, name := range names {
 		errs = append(errs, r.store.remove(name, backupName(r.Attachment)))
@@ -103,7 +111,9 @@ func (r *restorer) restoreForeign(broken []string) error {
 		return err
 	}
 	if before, ok := r.store.backup(name); ok && r.conn != nil && r.isOurs(before) {
-		r.apply(before)
+		if err := r.apply(before); err != nil {
+			return err
+		}
 	}
 	return r.store.backups.Remove(name)
 }
@@ -133,12 +143,21 @@ func (r *restorer) isOurs(before originals) bool {
 }
 
 // apply restores values, sysctls last and in reverse, as ADD wrote them first.
-// What cannot be restored is reported: DEL goes on.
-func (r *restorer) apply(before originals) {
+// What cannot be restored is reported, and DEL goes on; an error says that its
+// repetition may have more success.
+func (r *restorer) apply(before originals) error {
+	var errs []error
+	failed := func(err error) {
+		if cni.Transient(err) {
+			errs = append(errs, err)
+		} else {
+			r.Warn("%v", err)
+		}
+	}
 	for _, s := range before.steps(r.link, r.Warn) {
 		err := r.conn.SetLink(r.link.Index, s.set)
 		if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
-			r.Warn("restore %s %s: %v", s.key, s.value, err)
+			failed(fmt.Errorf("restore %s %s: %w", s.key, s.value, err))
 		}
 	}
 	for _, p := range slices.Backward(before.Sysctls) {
@@ -147,9 +166,10 @@ func (r *restorer) apply(before originals) {
 			err = key.Write(p.Value)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			r.Warn("restore: %v", err)
+			failed(fmt.Errorf("restore: %w", err))
 		}
 	}
+	return errors.Join(errs...)
 }
 
 // steps lists what must change of link, in the order of the reference plugin.
