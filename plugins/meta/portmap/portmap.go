@@ -2,8 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"net/netip"
+	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nft"
@@ -141,6 +145,9 @@ func (c *call) describe(cfg config) (*state, error) {
 // there nothing more is needed.
 func (c *call) inspect(st *state, t *target) error {
 	index, _, err := c.host.RouteTo(t.Addr.Addr())
+	if err != nil && !unreachable(err) {
+		return err
+	}
 	if err != nil || index == loopbackIndex {
 		return nil
 	}
@@ -156,6 +163,14 @@ func (c *call) inspect(st *state, t *target) error {
 		st.Localnet = link.Name
 	}
 	return nil
+}
+
+// unreachable reports whether the answer to a question for a route was that there
+// is none, or one of the types unreachable, prohibit and blackhole, or that the
+// kernel lacks the family.
+func unreachable(err error) bool {
+	return slices.ContainsFunc([]error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.EACCES, unix.EINVAL,
+		unix.EAFNOSUPPORT, unix.EOPNOTSUPP}, func(errno error) bool { return errors.Is(err, errno) })
 }
 
 func singlePrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
