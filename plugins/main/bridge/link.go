@@ -49,6 +49,14 @@ func (a *attachment) ensureBridge() error {
 	if br.Up {
 		return nil
 	}
+	// It comes up last, so one that is down is new or was left half made. Its MAC
+	// address is ours alone, unless it leads out of the host: there is no duplicate
+	// to detect, and the host can ask for neighbours at once.
+	if uplink, err := a.hasUplink(); err != nil {
+		return err
+	} else if !uplink {
+		a.warn(iface.SkipDAD(br.Name))
+	}
 	return a.host.SetLink(br.Index, rtnl.Change{Up: ptr(true)})
 }
 
@@ -90,9 +98,6 @@ func (a *attachment) makeBridge() (rtnl.Link, error) {
 	if err != nil {
 		return br, a.cfg.unsupportedVLANs(err)
 	}
-	// The MAC address is ours alone, so there is no duplicate to detect, and the
-	// host can ask for neighbours at once.
-	a.warn(iface.SkipDAD(br.Name))
 	return br, nil
 }
 
