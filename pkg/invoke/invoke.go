@@ -9,9 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -71,6 +73,7 @@ func (r Runner) Find(name string) (string, error) {
 	if !cni.ValidType(name) {
 		return "", cni.Errorf(cni.CodeConfig, "type: %q is no plugin name (it must be a plain file name)", name)
 	}
+	var unknown error // what kept us from looking
 	for _, dir := range filepath.SplitList(r.Path) {
 		if dir == "" {
 			continue
@@ -79,9 +82,16 @@ func (r Runner) Find(name string) (string, error) {
 		if !filepath.IsAbs(file) { // one without a slash would be looked up in PATH
 			file = "./" + file
 		}
-		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() {
+		info, err := os.Stat(file)
+		if err == nil && info.Mode().IsRegular() {
 			return file, nil
 		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
+			unknown = err
+		}
+	}
+	if unknown != nil {
+		return "", cni.Errorf(cni.CodeEnvironment, "CNI_PATH: no plugin %q in %q: %w", name, r.Path, unknown)
 	}
 	return "", cni.Errorf(cni.CodeEnvironment, "CNI_PATH: no plugin %q in %q", name, r.Path)
 }
