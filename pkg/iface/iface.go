@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -145,19 +144,13 @@ func settings(t Target, want plan) []setting {
 		setting{v6(t.Name, "ndisc_notify"), "1", false})
 }
 
-// dispensable reports whether a setting that need not be is out of our reach. Any
-// other error may hit the settings that must be as well.
-func dispensable(err error) bool {
-	return slices.ContainsFunc([]error{unix.ENOENT, unix.EROFS, unix.EACCES, unix.EPERM, unix.EINVAL}, func(errno error) bool { return errors.Is(err, errno) })
-}
-
 func write(list []setting) error {
 	for _, s := range list {
 		key, err := sysctl.Net(s.key...)
 		if err == nil {
 			err = key.Write(s.value)
 		}
-		if err != nil && (s.must || !dispensable(err)) {
+		if err != nil && (s.must || cni.Transient(err)) {
 			return err
 		}
 	}

@@ -145,7 +145,9 @@ func (a *attachment) vlanGatewayPort(gw rtnl.Link) (end rtnl.Link, ok bool, err 
 func (a *attachment) vlanGatewaySettings() port { return port{VLAN: a.cfg.Port.VLAN} }
 
 func (a *attachment) finishVLANGateway(ctx context.Context, gw, end rtnl.Link) error {
-	a.warn(errors.Join(iface.IgnoreRouterAdverts(gw.Name), iface.IgnoreRouterAdverts(end.Name)))
+	if err := a.tolerate(errors.Join(iface.IgnoreRouterAdverts(gw.Name), iface.IgnoreRouterAdverts(end.Name))); err != nil {
+		return err
+	}
 	steps := []func() error{
 		func() error { return a.host.SetLink(end.Index, rtnl.Change{Master: &a.bridge.Index}) },
 		func() error { return setVLANs(a.host, end.Index, a.bridge.DefaultPVID, a.vlanGatewaySettings()) },

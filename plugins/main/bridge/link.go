@@ -45,17 +45,21 @@ func (a *attachment) ensureBridge() error {
 		}
 	}
 	a.bridge = br
-	a.warn(a.ignoreRouterAdverts())
+	if err := a.tolerate(a.ignoreRouterAdverts()); err != nil {
+		return err
+	}
 	if br.Up {
 		return nil
 	}
 	// It comes up last, so one that is down is new or was left half made. Its MAC
 	// address is ours alone, unless it leads out of the host: there is no duplicate
 	// to detect, and the host can ask for neighbours at once.
-	if uplink, err := a.hasUplink(); err != nil {
+	uplink, err := a.hasUplink()
+	if err == nil && !uplink {
+		err = a.tolerate(iface.SkipDAD(br.Name))
+	}
+	if err != nil {
 		return err
-	} else if !uplink {
-		a.warn(iface.SkipDAD(br.Name))
 	}
 	return a.host.SetLink(br.Index, rtnl.Change{Up: ptr(true)})
 }

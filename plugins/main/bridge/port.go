@@ -24,7 +24,9 @@ const addressTimeout = 2 * time.Second
 // attachPort sets the host end up as a port and brings it up last, so that
 // nothing passes before every restriction is in place.
 func (a *attachment) attachPort(ctx context.Context) error {
-	a.warn(iface.IgnoreRouterAdverts(a.hostEnd.Name))
+	if err := a.tolerate(iface.IgnoreRouterAdverts(a.hostEnd.Name)); err != nil {
+		return err
+	}
 	p := a.cfg.Port
 	if p.Hairpin || p.Isolated { // a new port is neither
 		if err := a.host.SetPort(a.hostEnd.Index, rtnl.Port{Hairpin: p.Hairpin, Isolated: p.Isolated}); err != nil {
@@ -102,12 +104,14 @@ func (a *attachment) waitForPort(ctx context.Context) error {
 	return nil
 }
 
-// warn tells of what makes a network better and is no reason to fail: where
-// /proc/sys is read-only, for instance.
-func (a *attachment) warn(err error) {
-	if err != nil {
-		a.Warn("%v", err)
+// tolerate tells of what makes a network better and is no reason to fail: where
+// /proc/sys is read-only, for instance. It returns what may succeed a moment later.
+func (a *attachment) tolerate(err error) error {
+	if err == nil || cni.Transient(err) {
+		return err
 	}
+	a.Warn("%v", err)
+	return nil
 }
 
 // waitForAddresses waits until the kernel has finished the IPv6 addresses on
@@ -121,7 +125,10 @@ func (a *attachment) waitForAddresses(ctx context.Context, res *cni.Result) {
 			inside = append(inside, ip.Address.Addr())
 		}
 	}
-	a.warn(errors.Join(a.cont.WaitLocal(ctx, a.contEnd.Index, inside...), a.host.WaitLocal(ctx, a.bridge.Index, a.ready...)))
+	err := errors.Join(a.cont.WaitLocal(ctx, a.contEnd.Index, inside...), a.host.WaitLocal(ctx, a.bridge.Index, a.ready...))
+	if err != nil {
+		a.Warn("%v", err)
+	}
 }
 
 // verifyPort compares the port with what attachPort made of it.

@@ -42,8 +42,8 @@ func (a *attachment) claim() error {
 // prepareHostEnd writes what must hold before the host end comes up.
 func (a *attachment) prepareHostEnd(link string, p plan) error {
 	// A host whose /proc/sys is read-only still has a working link.
-	if err := iface.IgnoreRouterAdverts(link); err != nil {
-		a.Warn("%v", err)
+	if err := a.tolerate(iface.IgnoreRouterAdverts(link)); err != nil {
+		return err
 	}
 	v6 := false
 	for _, gw := range p.Gateways {
@@ -59,9 +59,19 @@ func (a *attachment) prepareHostEnd(link string, p plan) error {
 	// The host asks for neighbours of what it forwards from its link-local
 	// address, and not at all while that is tentative. Nobody else is on this
 	// link, so there is no duplicate to detect.
-	if err := writeIPv6(link, "accept_dad", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		a.Warn("%v", err)
+	if err := writeIPv6(link, "accept_dad", "0"); !errors.Is(err, fs.ErrNotExist) {
+		return a.tolerate(err)
 	}
+	return nil
+}
+
+// tolerate tells of a setting that cannot be made, and returns what may succeed a
+// moment later.
+func (a *attachment) tolerate(err error) error {
+	if err == nil || cni.Transient(err) {
+		return err
+	}
+	a.Warn("%v", err)
 	return nil
 }
 

@@ -118,13 +118,18 @@ func (p place) namespace() string {
 	return fmt.Sprintf("i%x-%x", p.Device, p.Inode)
 }
 
-func (p place) sameNetns(q place) bool { return p.Boot == q.Boot && p.namespace() == q.namespace() }
+func (p place) sameNetns(q place) bool {
+	if p.Boot != q.Boot || p.Cookie != 0 && q.Cookie != 0 {
+		return p.Boot == q.Boot && p.Cookie == q.Cookie
+	}
+	return p.Device == q.Device && p.Inode == q.Inode
+}
 
 // isNow reports whether the namespace that p describes is the one that now
 // does. A cookie is given to one namespace only; an inode is used again, so
 // there the MAC address must be as ADD left it.
 func (p place) isNow(now place) bool {
-	return p.sameNetns(now) && (p.Cookie != 0 || p.MAC == now.MAC)
+	return p.sameNetns(now) && (p.Cookie != 0 && now.Cookie != 0 || p.MAC == now.MAC)
 }
 
 // bootClock orders records. It never steps back and only counts within a boot,
