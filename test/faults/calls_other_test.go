@@ -1,0 +1,5 @@
+//go:build !amd64
+
+package faults_test
+
+var older = map[uint64]string{}

@@ -1,0 +1,145 @@
+package faults_test
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// failing is one case: the call at which an error is injected into ADD or DEL.
+type failing struct {
+	command string
+	fault   fault
+}
+
+// sampleSize is how many errors of each scenario are tried, unless HAWSER_FAULTS=all.
+const sampleSize = 60
+
+var _ = Describe("an error at every call", Label("kernel"), func() {
+	for _, s := range scenarios() {
+		It("of "+s.Name+" leaves nothing half done", func() {
+			nstest.Need(s.Needs...)
+			l := learn(s)
+			cases := failings(l)
+			if all := len(cases); !everything() {
+				random := rand.New(rand.NewPCG(uint64(GinkgoRandomSeed()), 0))
+				random.Shuffle(all, func(i, j int) { cases[i], cases[j] = cases[j], cases[i] })
+				cases = cases[:min(all, sampleSize)]
+				AddReportEntry(fmt.Sprintf("%s: a sample of %d errors, seed %d", s.Name, all, GinkgoRandomSeed()))
+			}
+			l.report(len(cases), each(l, cases, failing.play))
+		})
+	}
+})
+
+// failings are all errors of all calls of an undisturbed ADD, and DEL.
+func failings(l *lesson) (cases []failing) {
+	GinkgoHelper()
+	for _, command := range l.commands() {
+		for _, c := range l.calls(command, fault{}) {
+			for pick := range c.Failures {
+				cases = append(cases, failing{command, fault{At: c.N, Fail: true, Pick: pick}})
+			}
+		}
+	}
+	return cases
+}
+
+// play makes the call fail and judges what came of it.
+func (c failing) play(n *node) error {
+	out, prev, err := n.disturbed(c.command, c.fault)
+	switch {
+	case err == nil && out.Hit == nil: // it was over sooner this time
+		return n.del(out.Stdout)
+	case err == nil && out.Exit != 0:
+		err = errors.Join(explained(out), c.repeat(n, prev))
+	case err == nil && c.command == "ADD":
+		err = n.isWhole(out)
+	case err == nil:
+		err = n.isGone(out)
+	}
+	if err == nil || errors.Is(err, errRetire) {
+		return err
+	}
+	return fmt.Errorf("%s: %s at call %s:\n        %w\n        %s%s", c.command, out.Injected, out.Hit, err, out.Stdout, out.Stderr)
+}
+
+// repeat: an ADD that failed has left nothing; the repetition of a DEL that failed
+// leaves nothing.
+func (c failing) repeat(n *node, prev string) error {
+	if c.command == "ADD" {
+		if err := errors.Join(n.isClean(), n.del("")); err != nil || !n.Cold {
+			return err
+		}
+		result, err := n.add()
+		return errors.Join(err, n.del(result), n.isCleanAgain())
+	}
+	return errors.Join(n.del(prev), n.isClean())
+}
+
+// isWhole: an ADD that succeeded did all that it does undisturbed.
+func (n *node) isWhole(out outcome) error {
+	if got := n.normal(out.Stdout); got != n.result {
+		return errors.New("succeeds, with another result")
+	}
+	if key, ok := strings.CutPrefix(out.Hit.File, "/proc/sys/net/"); ok && final[out.Injected.errno] {
+		// /proc/sys may be read-only; some values only make the network better.
+		key = " " + key + ":"
+		err := n.state().without(key).differs(n.whole.without(key), nil)
+		return cmp.Or(err, errRetire)
+	}
+	if err := n.state().differs(n.whole, nil); err != nil {
+		return fmt.Errorf("succeeds, with a difference: %w", err)
+	}
+	return errors.Join(n.del(out.Stdout), n.isCleanAgain())
+}
+
+// isGone: a DEL that succeeded left nothing. In a container that cannot be entered,
+// or does not take its values back, something may stay, and DEL says so: it must not
+// fail for ever.
+func (n *node) isGone(out outcome) error {
+	if n.Inside && final[out.Injected.errno] && strings.Contains(out.Stderr, out.Injected.errno.Error()) {
+		return errors.Join(n.isCleanOutside(), errRetire)
+	}
+	return n.isClean()
+}
+
+// final are errors that a repetition would bring again.
+var final = map[unix.Errno]bool{unix.EPERM: true, unix.EACCES: true, unix.EROFS: true, unix.EINVAL: true, unix.EIO: true, unix.EBUSY: true}
+
+// explained: there is one error object, and it names the cause; an interrupted call
+// is no error.
+func explained(out outcome) error {
+	text := out.Stdout
+	if text == "" { // what failed may be its writing
+		_, text, _ = strings.Cut(out.Stderr, ": ")
+	}
+	var e struct {
+		Msg, Details string
+		Code         uint
+	}
+	err := json.Unmarshal([]byte(text), &e)
+	said, cause := e.Msg+" "+e.Details, out.Injected.errno.Error()
+	if !out.Hit.ours() {
+		cause = "tables" // the name of the program
+	}
+	switch {
+	case out.Exit != 1 || err != nil || e.Code == 0 || e.Msg == "":
+		return fmt.Errorf("exit %d without an error object", out.Exit)
+	case strings.Contains(said, "goroutine "):
+		return errors.New("a panic")
+	case out.Injected.errno == unix.EINTR && out.Hit.ours():
+		return errors.New("an interrupted call was not repeated")
+	case !strings.Contains(said, cause):
+		return fmt.Errorf("the error does not say %q", cause)
+	}
+	return nil
+}

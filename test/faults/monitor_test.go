@@ -1,0 +1,254 @@
+package faults_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// fault is what happens at the N-th watched call.
+type fault struct {
+	At int // 0: nothing happens
+
+	// Changes counts only calls that change something outside of the process: a
+	// kill between two of them is like one before the second.
+	Changes bool
+
+	Kill  bool // all are killed, and the call is not made
+	Alone bool // the plugin alone is killed, and its children may go on
+
+	Fail bool // the call is not made, and returns an error instead
+	Pick int  // which one of those that it can give
+}
+
+// outcome is what came of a call of a plugin.
+type outcome struct {
+	Stdout, Stderr string
+	Exit           int // 128 and more: the signal that ended it
+	Calls          []call
+	Hit            *call // the call at which the fault happened; nil: it did not
+	Injected       failure
+}
+
+// notification and response are the kernel's struct seccomp_notif and its answer.
+type notification struct {
+	id         uint64
+	tid, flags uint32
+	nr         int32
+	arch       uint32
+	ip         uint64
+	args       [6]uint64
+}
+
+type response struct {
+	id    uint64
+	value int64
+	errno int32
+	flags uint32
+}
+
+// monitor answers the reports of one call of a plugin.
+type monitor struct {
+	fault
+	listener int
+	plugin   int // its process, and the group of all
+	began    bool
+	pids     map[int]int // of threads
+	refusals map[answerTo][]byte
+	out      *outcome
+}
+
+// limit is how long a call may take. Nothing in the specs has a reason to wait.
+const limit = 20 * time.Second
+
+// run runs a program on the host and lets the fault happen. It returns when the
+// program and all its children have ended.
+func run(h *nstest.Host, p nstest.Program, f fault) (outcome, error) {
+	ours, theirs, err := socketPair()
+	if err != nil {
+		return outcome{}, err
+	}
+	defer unix.Close(ours)
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(append(os.Environ(), p.Env...), launchEnv+"="+p.Path)
+	cmd.Stdin = strings.NewReader(p.Stdin)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.ExtraFiles = []*os.File{theirs}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	h.Do(func() { err = cmd.Start() })
+	_ = theirs.Close()
+	if err != nil {
+		return outcome{}, err
+	}
+	var out outcome
+	m := &monitor{fault: f, plugin: cmd.Process.Pid, pids: map[int]int{}, refusals: map[answerTo][]byte{}, out: &out}
+	if m.listener, err = receiveListener(ours); err == nil {
+		err = m.serve()
+		_ = unix.Close(m.listener)
+	}
+	if err != nil {
+		_ = unix.Kill(-m.plugin, unix.SIGKILL)
+	}
+	_ = cmd.Wait()
+	ws := cmd.ProcessState.Sys().(syscall.WaitStatus)
+	out.Exit = ws.ExitStatus()
+	if ws.Signaled() {
+		out.Exit = 128 + int(ws.Signal())
+	}
+	out.Stdout, out.Stderr = stdout.String(), stderr.String()
+	return out, err
+}
+
+func socketPair() (ours int, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, nil, err
+	}
+	return fds[0], os.NewFile(uintptr(fds[1]), "launcher"), nil
+}
+
+func receiveListener(socket int) (int, error) {
+	timeout := unix.Timeval{Sec: int64(nstest.Patience(limit).Seconds())}
+	if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
+		return -1, err
+	}
+	oob := make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := unix.Recvmsg(socket, make([]byte, 1), oob, unix.MSG_CMSG_CLOEXEC)
+	for errors.Is(err, unix.EINTR) {
+		_, n, _, _, err = unix.Recvmsg(socket, make([]byte, 1), oob, unix.MSG_CMSG_CLOEXEC)
+	}
+	if err != nil {
+		return -1, fmt.Errorf("no listener from the launcher: %w", err)
+	}
+	msgs, err := unix.ParseSocketControlMessage(oob[:n])
+	if err != nil || len(msgs) != 1 {
+		return -1, fmt.Errorf("no listener from the launcher (%d messages): %w", len(msgs), err)
+	}
+	fds, err := unix.ParseUnixRights(&msgs[0])
+	if err != nil {
+		return -1, err
+	}
+	return fds[0], nil
+}
+
+// serve answers reports until nobody is left who could make one.
+func (m *monitor) serve() error {
+	_ = unix.IoctlSetInt(m.listener, setFlags, unix.SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP)
+	deadline := time.Now().Add(nstest.Patience(limit))
+	for {
+		fds := []unix.PollFd{{Fd: int32(m.listener), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, int(time.Until(deadline).Milliseconds()))
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return err
+		case n == 0 || time.Now().After(deadline):
+			return m.hung()
+		case fds[0].Revents&unix.POLLIN != 0:
+			if err := m.next(); err != nil {
+				return err
+			}
+		default:
+			return nil // everybody has ended
+		}
+	}
+}
+
+// hung says who is there still.
+func (m *monitor) hung() error {
+	var last []string
+	for _, c := range m.out.Calls[max(0, len(m.out.Calls)-8):] {
+		last = append(last, c.String())
+	}
+	return fmt.Errorf("not over after %s; the last calls: %s", limit, strings.Join(last, "; "))
+}
+
+const setFlags = 0x40082104 // SECCOMP_IOCTL_NOTIF_SET_FLAGS
+
+// next receives one report and answers it.
+func (m *monitor) next() error {
+	var n notification
+	if errno := m.ioctl(unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&n)); errno != 0 {
+		if errno == unix.ENOENT || errno == unix.EINTR { // killed before we looked
+			return nil
+		}
+		return fmt.Errorf("receive a report: %w", errno)
+	}
+	r, answer := m.decide(n)
+	if !answer {
+		return nil
+	}
+	r.id = n.id
+	if errno := m.ioctl(unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r)); errno != 0 && errno != unix.ENOENT {
+		return fmt.Errorf("answer a report: %w", errno)
+	}
+	return nil
+}
+
+func (m *monitor) ioctl(request uintptr, arg unsafe.Pointer) unix.Errno {
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(m.listener), request, uintptr(arg))
+	return errno
+}
+
+// decide is the answer to a report: go on, an error, or none, since the caller
+// has been killed.
+func (m *monitor) decide(n notification) (response, bool) {
+	proceed := response{flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
+	name := callName(uint64(n.nr))
+	if !m.began { // what the launcher does is none of the plugin's calls
+		m.began = name == "execve"
+		return proceed, true
+	}
+	c := call{N: len(m.out.Calls) + 1, Name: name, Pid: m.pid(int(n.tid)), Args: n.args}
+	if m.Changes && !c.changes(int(n.tid)) {
+		return proceed, true
+	}
+	c.Main = c.Pid == m.plugin
+	if m.At == 0 || m.At == c.N {
+		c.describe(int(n.tid))
+		c.Failures = len(c.failures(int(n.tid)))
+	}
+	m.out.Calls = append(m.out.Calls, c)
+	if r, ok := m.answer(n, c); ok {
+		return r, true
+	}
+	if m.At != c.N {
+		return proceed, true
+	}
+	switch {
+	case m.Kill:
+		m.out.Hit = &c
+		_ = unix.Kill(-m.plugin, unix.SIGKILL)
+		return response{}, false
+	case m.Alone:
+		m.out.Hit = &c
+		_ = unix.Kill(m.plugin, unix.SIGKILL)
+	case m.Fail:
+		return m.inject(n, c)
+	}
+	return proceed, true
+}
+
+// pid is the process of a thread.
+func (m *monitor) pid(tid int) int {
+	if pid, ok := m.pids[tid]; ok {
+		return pid
+	}
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
+	_, after, _ := strings.Cut(string(status), "\nTgid:")
+	pid := 0
+	_, _ = fmt.Sscan(after, &pid)
+	m.pids[tid] = pid
+	return pid
+}

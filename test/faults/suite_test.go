@@ -1,0 +1,27 @@
+// Package faults_test kills the plugins at each of their system calls, and makes
+// each of them fail, and sees that nothing is lost or left behind.
+package faults_test
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+func TestMain(m *testing.M) {
+	if program := os.Getenv(launchEnv); program != "" {
+		fmt.Fprintln(os.Stderr, "launch:", launch(program))
+		os.Exit(1)
+	}
+	nstest.Main(m)
+}
+
+func TestFaults(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "faults: kills and errors at every system call")
+}
