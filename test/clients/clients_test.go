@@ -20,8 +20,8 @@ var _ = Describe("libcni", func() {
 	It("runs the network that docs/runtimes.md shows", func() {
 		text, err := os.ReadFile("../../docs/runtimes.md")
 		Expect(err).NotTo(HaveOccurred())
-		_, rest, _ := strings.Cut(string(text), "## One network for all of them")
-		conflist, _, found := strings.Cut(rest, "\nThe two versions")
+		_, rest, _ := strings.Cut(string(text), "## One network for all of them\n\n```json\n")
+		conflist, _, found := strings.Cut(rest, "```\n")
 		Expect(found).To(BeTrue())
 		d := newNode("libcni", pods.Network{})
 		Expect(os.WriteFile(filepath.Join(d.netconf, conflistName), []byte(conflist), 0o644)).To(Succeed())
