@@ -57,7 +57,7 @@ func (c *call) resolve(ctx context.Context, s *store, st *state) (dead []*state,
 		return nil, err
 	}
 	if own != nil {
-		lives, err := own.Life.alive(c.host)
+		lives, err := c.lives(own)
 		if err != nil {
 			return nil, err
 		}
@@ -99,7 +99,7 @@ func (c *call) others(ctx context.Context, s *store, st *state) (dead []*state, 
 		if other == nil || slices.Contains(dead, other) {
 			continue
 		}
-		lives, err := other.Life.alive(c.host)
+		lives, err := c.lives(other)
 		if err != nil {
 			return nil, err
 		}
@@ -113,6 +113,17 @@ func (c *call) others(ctx context.Context, s *store, st *state) (dead []*state, 
 		}
 	}
 	return dead, nil
+}
+
+// lives says whether an attachment still has its host ports: not when its
+// namespace has gone, and not when the reference, whose DEL leaves our record
+// alone, has removed its chain.
+func (c *call) lives(st *state) (bool, error) {
+	lives, err := st.Life.alive(c.host)
+	if err != nil || !lives || st.Backend == nftables {
+		return lives, err
+	}
+	return c.hasForeign(st)
 }
 
 // begin writes the record: from here on DEL knows what there may be.

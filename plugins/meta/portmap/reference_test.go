@@ -105,6 +105,27 @@ var _ = Describe("beside the reference plugin", Label("kernel"), func() {
 				c.check(k.config, mapped)
 			})
 
+			It("after its DEL of what we made, the host ports are anybody's", func() {
+				other := w.container(1, 3)
+				c.add(k.config, mapped)
+				c.reference("DEL", k.config, mapped)
+				other.add(k.config, mapped)
+				other.del()
+				c.add(k.config, mapped)
+				c.check(k.config, mapped)
+			})
+
+			It("our CHECK knows what it made in place of what we made", func() {
+				other := w.container(1, 3)
+				c.add(k.config, mapped)
+				c.reference("DEL", k.config, mapped)
+				other.id, other.ifName = c.id, c.ifName // as its next ADD, with another address
+				other.reference("ADD", k.config, mapped)
+				other.check(k.config, mapped)
+				Expect(other.call("CHECK", k.config, ports("8080:81")).Msg).To(ContainSubstring("changed since ADD"))
+				Expect(c.call("CHECK", k.config, mapped).Code).To(Equal(cni.CodeDrift), "the address that it had before")
+			})
+
 			It("our CHECK knows what it made, with any backend, and what is gone of it", func() {
 				c.reference("ADD", k.config, mapped)
 				for _, config := range []object{{}, k.config} {

@@ -34,6 +34,9 @@ func (c *call) verify(ctx context.Context, cfg config, want *state) error {
 		want.Backend = b
 		return errors.Join(drift("host ports: there is no record of this attachment (%s)", want.attachment()), c.verifyRules(ctx, want))
 	}
+	if c.remade(ctx, st, want) {
+		return nil
+	}
 	var errs []error
 	same := func(key string, a, b any) {
 		if !reflect.DeepEqual(a, b) {
@@ -44,6 +47,12 @@ func (c *call) verify(ctx context.Context, cfg config, want *state) error {
 	same("the configuration", normal(st.Options), normal(want.Options))
 	same("the container's addresses in prevResult", st.Targets, want.Targets)
 	return errors.Join(append(errs, c.verifyRules(ctx, st))...)
+}
+
+// remade says whether the reference, which leaves our record alone, has deleted
+// the attachment and made it again with other addresses.
+func (c *call) remade(ctx context.Context, st, want *state) bool {
+	return st.Backend == iptables && !reflect.DeepEqual(st.Targets, want.Targets) && c.verifyForeign(ctx, want) == nil
 }
 
 // hasForeign says whether the container has the reference's chain, of which

@@ -1,0 +1,262 @@
+package load_test
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/nstest/trace"
+	"github.com/hawser-cni/plugins/test/node"
+)
+
+const (
+	containers = 500
+	workers    = 64
+)
+
+// lasting is how long one of the two backends is under load: half of HAWSER_LOAD.
+func lasting() time.Duration {
+	GinkgoHelper()
+	d, err := time.ParseDuration(cmp.Or(os.Getenv("HAWSER_LOAD"), "20s"))
+	Expect(err).NotTo(HaveOccurred())
+	return d / 2
+}
+
+var _ = DescribeTable("500 containers, 64 at a time, in any order", Label("kernel"), func(backend string) {
+	n := node.New()
+	l := &load{Node: n, entries: roomy(backend), counts: map[string]int{}}
+	warm := n.Add(node.NewPod("warm"), l.entries)
+	small := l.peaks(warm)
+	before := n.Snapshot("links", "nftables", "iptables-legacy") + leases(n)
+	pods := make([]*pod, containers)
+	for i := range pods {
+		pods[i] = &pod{Pod: node.NewPod(fmt.Sprintf("c%d", i)), entries: node.Port(l.entries, 10000+i)}
+	}
+	l.run(pods, lasting())
+	for i := range pods { // all of them, for the figures of a full node
+		pods[i].bring(l)
+	}
+	full := l.peaks(warm)
+	l.gc(nil)
+	l.count("GC")
+	AddReportEntry("load", fmt.Sprintf("seed %d: %v", GinkgoRandomSeed(), l.counts))
+	Expect(n.Snapshot("links", "nftables", "iptables-legacy") + leases(n)).To(Equal(before))
+	after := l.peaks(warm)
+	for name, peak := range small {
+		Expect(after[name]).To(BeNumerically("<", peak+1<<20), "the memory of %s afterwards", name)
+		if backend == "" { // what iptables lists grows
+			Expect(full[name]).To(BeNumerically("<", peak+1<<20), "the memory of %s on a full node", name)
+		}
+	}
+},
+	Entry("with nftables", ""), Entry("with iptables", "iptables"),
+)
+
+// roomy is the list of a node with addresses for all.
+func roomy(backend string) []node.Entry {
+	entries := node.List(backend)
+	entries[0].Keys = Merge(entries[0].Keys, Object{"ipam": Object{"type": "host-local",
+		"ranges": []any{[]any{Object{"subnet": "10.88.0.0/16"}}, []any{Object{"subnet": "fd00:88::/64"}}}}})
+	return entries
+}
+
+// leases are the addresses that are taken, and what else lies beside them.
+func leases(n *node.Node) string {
+	GinkgoHelper()
+	return n.Cmd("sh", "-c", "cd /var/lib/cni/networks/net && ls -I 'last_reserved_ip.*'; ls /run/hawser/portmap /run/cni/tuning 2>/dev/null || true")
+}
+
+// load is what all workers share.
+type load struct {
+	*node.Node
+	entries []node.Entry
+
+	// A runtime calls GC only while it calls nothing else of the network.
+	calls  sync.RWMutex
+	failed atomic.Bool
+
+	mu     sync.Mutex
+	counts map[string]int
+	owners map[string]string // of the addresses
+}
+
+// pod is a container of one worker.
+type pod struct {
+	*node.Pod
+	entries []node.Entry
+	up      bool // ADD succeeded, and the runtime knows of it
+}
+
+// run has each worker do what it likes with its own containers until the time is
+// over.
+func (l *load) run(pods []*pod, during time.Duration) {
+	GinkgoHelper()
+	l.owners = map[string]string{}
+	end := time.Now().Add(during)
+	var wait sync.WaitGroup
+	for w := range workers {
+		wait.Go(func() {
+			defer GinkgoRecover()
+			defer func() {
+				if p := recover(); p != nil {
+					l.failed.Store(true) // nobody goes on
+					panic(p)
+				}
+			}()
+			r := rand.New(rand.NewPCG(uint64(GinkgoRandomSeed()), uint64(w)))
+			for time.Now().Before(end) && !l.failed.Load() {
+				l.step(r, pods, w+workers*r.IntN((len(pods)-w-1)/workers+1))
+			}
+		})
+	}
+	wait.Wait()
+}
+
+// step does one thing with the container of that number.
+func (l *load) step(r *rand.Rand, pods []*pod, i int) {
+	GinkgoHelper()
+	p := pods[i]
+	if r.IntN(2000) == 0 {
+		l.gc(pods)
+		l.count("GC")
+		return
+	}
+	l.calls.RLock()
+	defer l.calls.RUnlock()
+	switch dice := r.IntN(20); {
+	case dice == 0:
+		l.Succeeds("STATUS", p.Pod, p.entries)
+		l.count("STATUS")
+	case !p.up:
+		p.bring(l)
+	case dice < 8:
+		l.Succeeds("CHECK", p.Pod, p.entries)
+		l.count("CHECK")
+	case dice == 8:
+		p.up = false // the runtime died and forgot it; DEL or GC will come
+		l.release(p)
+		l.count("forgotten")
+	default:
+		p.take(l, r.IntN(4))
+	}
+}
+
+// bring attaches the container. One that was forgotten gets its DEL first.
+func (p *pod) bring(l *load) {
+	GinkgoHelper()
+	if p.up {
+		return
+	}
+	l.Succeeds("DEL", p.Pod, p.entries)
+	p.Result = nil
+	l.Add(p.Pod, p.entries)
+	p.up = true
+	l.own(p)
+	l.count("ADD")
+}
+
+// take detaches the container, in one of the ways in which runtimes do.
+func (p *pod) take(l *load, way int) {
+	GinkgoHelper()
+	p.up = false
+	l.release(p)
+	q := *p.Pod
+	switch way {
+	case 1:
+		q.Netns = "" // the sandbox has gone
+	case 2:
+		q.Result = nil // so has the cache
+	case 3:
+		l.Succeeds("DEL", &q, p.entries) // and again
+	}
+	l.Succeeds("DEL", &q, p.entries)
+	l.count("DEL")
+}
+
+// own notes the addresses of a container, which nobody else may have.
+func (l *load) own(p *pod) {
+	GinkgoHelper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, ip := range p.Decode().IPs {
+		Expect(l.owners).NotTo(HaveKey(ip.Address), "%s is %s's and was given to %s", ip.Address, l.owners[ip.Address], p.ID)
+		l.owners[ip.Address] = p.ID
+	}
+}
+
+// release forgets them, before somebody else can be given them.
+func (l *load) release(p *pod) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for address, id := range l.owners {
+		if id == p.ID {
+			delete(l.owners, address)
+		}
+	}
+}
+
+func (l *load) count(what string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.counts[what]++
+}
+
+// gc tells the plugins that the first container and those that are up are all.
+func (l *load) gc(pods []*pod) {
+	GinkgoHelper()
+	l.calls.Lock()
+	defer l.calls.Unlock()
+	valid := []Object{{"containerID": "warm", "ifname": "eth0"}}
+	for _, p := range pods {
+		if p.up {
+			valid = append(valid, Object{"containerID": p.ID, "ifname": "eth0"})
+		}
+	}
+	entries := append([]node.Entry{}, l.entries...)
+	for i := range entries {
+		entries[i].Keys = Merge(entries[i].Keys, Object{"cni.dev/valid-attachments": valid})
+	}
+	nobody := &node.Pod{Network: "net"}
+	l.Succeeds("GC", nobody, entries)
+	for _, p := range pods {
+		if p.up {
+			l.Succeeds("CHECK", p.Pod, p.entries)
+			return // one is enough here: the others are checked by their workers
+		}
+	}
+}
+
+// peaks is the memory that each program needs for a CHECK, in bytes.
+func (l *load) peaks(p *node.Pod) map[string]int64 {
+	GinkgoHelper()
+	out := map[string]int64{}
+	for _, e := range l.entries {
+		c := p.Call
+		c.Command = "CHECK"
+		c.Conf = Merge(Object{"cniVersion": "1.1.0", "name": p.Network, "type": e.Plugin, "prevResult": p.Result}, e.Keys)
+		w := &World{Host: l.Host, Dir: l.Dir}
+		var rec *trace.Record
+		var err error
+		l.Do(func() {
+			rec, err = trace.Run(trace.Command{Path: nstest.Build(e.Plugin), Env: c.Vars(w), Stdin: c.Stdin()})
+		})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(rec.Exit).To(BeZero(), rec.Stdout)
+		for _, prog := range rec.Programs {
+			if !strings.Contains(prog.Name(), "tables") { // what iptables needs is not ours
+				out[prog.Name()] = max(out[prog.Name()], prog.Peak)
+			}
+		}
+	}
+	return out
+}

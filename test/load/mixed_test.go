@@ -1,0 +1,97 @@
+package load_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/test/node"
+)
+
+const referenceDir = "/usr/lib/cni"
+
+// mixed is a node on which each call of a plugin is served by ours or by the
+// reference's, and each delegate's too.
+type mixed struct {
+	*node.Node
+	r      *rand.Rand
+	counts map[string]int
+}
+
+var _ = Describe("a node that is upgraded and downgraded", Label("kernel"), func() {
+	It("all the time serves 200 steps of ADD, CHECK and DEL", func() {
+		const pods, steps = 8, 200
+		n := node.New()
+		m := &mixed{Node: n, r: rand.New(rand.NewPCG(uint64(GinkgoRandomSeed()), 0)), counts: map[string]int{}}
+		entries := node.List("iptables")                                                 // the reference, at 1.1.1, knows nothing else
+		entries[2].Keys = Object{"sysctl": Object{"net.ipv4.conf.eth0.arp_filter": "1"}} // nor IFNAME in CHECK
+		all := make([]*node.Pod, pods)
+		for i := range all {
+			all[i] = node.NewPod(fmt.Sprintf("c%d", i))
+		}
+		for range steps {
+			i := m.r.IntN(pods)
+			p, list := all[i], node.Port(entries, 8000+i)
+			switch {
+			case p.Result == nil:
+				m.chain("ADD", p, list)
+				for _, other := range all {
+					Expect(other == p || other.Result == nil || other.Addr() != p.Addr()).To(BeTrue(), "%s and %s have %s", p.ID, other.ID, p.Addr())
+				}
+			case m.r.IntN(2) == 0:
+				m.chain("CHECK", p, list)
+			default:
+				m.chain("DEL", p, list)
+				p.Result = nil
+			}
+		}
+		for i, p := range all {
+			m.chain("DEL", p, node.Port(entries, 8000+i))
+		}
+		AddReportEntry("mixed", fmt.Sprintf("seed %d: %v", GinkgoRandomSeed(), m.counts))
+		Expect(n.Snapshot("links", "nftables", "iptables-legacy")).NotTo(MatchRegexp(`ifname=veth|CNI-[0-9a-f]|CNI-DN|10\.88\.0\.[0-9]+:80`))
+		Expect(n.Own()).NotTo(MatchRegexp(`networks/net/([0-9]+\.|fd)`))
+	})
+})
+
+// chain has a list serve the command, each of its plugins by either side.
+func (m *mixed) chain(command string, p *node.Pod, entries []node.Entry) {
+	GinkgoHelper()
+	for i := range entries {
+		e := entries[i]
+		if command == "DEL" {
+			e = entries[len(entries)-1-i]
+		}
+		c := p.Call
+		c.Command = command
+		conf := Merge(Object{"cniVersion": "1.0.0", "name": p.Network, "type": e.Plugin}, e.Keys)
+		if p.Result != nil {
+			conf["prevResult"] = p.Result
+		}
+		c.Conf = conf
+		c.Path = []string{m.Dir, referenceDir}[m.r.IntN(2)] // of the IPAM plugin
+		side, a := m.serve(e.Plugin, c)
+		m.counts[side+" "+command]++
+		Expect(a.Code).To(BeZero(), "%s %s by %s: %s%s", e.Plugin, command, side, a.Stdout, a.Stderr)
+		if command == "ADD" {
+			p.Result = json.RawMessage(a.Stdout)
+		}
+	}
+}
+
+func (m *mixed) serve(plugin string, c Call) (side string, a Answer) {
+	GinkgoHelper()
+	// The reference's portmap, at 1.1.1, finds no host port in CHECK, not even its own.
+	if blind := plugin == "portmap" && c.Command == "CHECK"; m.r.IntN(2) == 0 || blind {
+		return "ours", m.Call(plugin, c)
+	}
+	w := &World{Host: m.Host, Dir: referenceDir, Plugin: skel.Plugin{Name: plugin}}
+	nstest.Need("iptables")
+	return "the reference", w.Reference(c)
+}

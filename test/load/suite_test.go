@@ -1,0 +1,20 @@
+// The specs of this directory run whole lists of plugins at random: many containers
+// at once, and our plugins in turns with the reference's on one node. What is random
+// follows from the seed that ginkgo prints: -ginkgo.seed repeats it.
+package load_test
+
+import (
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestLoad(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "the plugins under load")
+}
