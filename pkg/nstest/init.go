@@ -3,6 +3,7 @@ package nstest
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -77,7 +78,16 @@ func setUp() error {
 	if err := mount("tmpfs", netnsDir, "tmpfs", 0); err != nil {
 		return err
 	}
-	return mount("none", netnsDir, "", unix.MS_SHARED)
+	if err := mount("none", netnsDir, "", unix.MS_SHARED); err != nil {
+		return err
+	}
+	if ginkgoParallel() {
+		return nil
+	}
+	// The network namespace is older than the mapping of root in its user
+	// namespace, so that parts of its /proc/net are closed to us.
+	runtime.LockOSThread()
+	return unix.Unshare(unix.CLONE_NEWNET)
 }
 
 func mount(source, target, fstype string, flags uintptr) error {
