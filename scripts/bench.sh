@@ -1,7 +1,7 @@
 #!/bin/bash
 # bench.sh: our plugins against others, call by call in turns, on throw-away hosts (root).
 # PEER is a directory with the others, Debian's by default; BENCH a regexp of the rows;
-# BENCH_TIME the time for each scenario (6s), N the most rounds of each; QUICK=1 takes two
+# BENCH_TIME the time for each scenario (5s), N the most rounds of each; QUICK=1 takes two
 # minutes. A run of everything, of a quarter of an hour, writes docs/performance.md.
 # HAWSER_BIN is a directory with our plugins.
 set -euo pipefail
@@ -28,7 +28,7 @@ cp "$plugins"/* "$work/ours" # a build in the meantime changes nothing
 	go build -o "$work/bench" . && go build -trimpath -ldflags '-s -w' -o "$work/empty/bridge" ./empty)
 
 args=(-ours "$work/ours" -peer "$peer" -peer-name "${name:-peer}" -empty "$work/empty" -work "$work/disk"
-	-version "$(scripts/version.sh)" -time "${BENCH_TIME:-6s}")
+	-version "$(scripts/version.sh)" -time "${BENCH_TIME:-5s}")
 [ -z "${N:-}" ] || args+=(-n "$N")
 if [ -n "${QUICK:-}" ]; then
 	args+=(-quick -time "${BENCH_TIME:-1s}" -n "${N:-20}")

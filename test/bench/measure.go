@@ -141,16 +141,19 @@ func (b *bench) measure(sc *scenario, number int) (err error) {
 }
 
 // enough tells whether to stop after so many rounds.
-func (b *bench) enough(rounds int, began time.Time) bool {
+func (b *bench) enough(sc *scenario, rounds int, began time.Time) bool {
 	const least = 3
-	return rounds >= b.options.rounds || rounds >= least && time.Since(began) > b.limit
+	return rounds >= b.options.rounds || sc.once && rounds > 0 || rounds >= least && time.Since(began) > b.limit
 }
 
 // inTurns serves every verb on either host, again and again, the other one first each
 // time. The first round is not kept.
 func (b *bench) inTurns(sc *scenario, pair *[2]*side, pods [2]*pod, rows []*row) {
-	began := time.Now()
-	for round := -1; round < 0 || !b.enough(round, began); round++ {
+	began, first := time.Now(), -1
+	if sc.once {
+		first = 0
+	}
+	for round := first; round < 0 || !b.enough(sc, round, began); round++ {
 		for _, r := range rows {
 			if r.na != "" {
 				if round < 0 { // so that ours is no first call when it is counted
