@@ -120,7 +120,7 @@ var _ = Describe("standard streams that are closed or full", Label("kernel"), fu
 				a := n.Try(plugin, Call{Command: "ADD", Netns: p.Netns, Conf: conf(plugin, p)})
 				Expect(a.Code).To(Equal(streams.status), "%s: %s%s", streams.before, a.Stdout, a.Stderr)
 				if !strings.Contains(streams.before, "2>") {
-					Expect(a.Stdout + a.Stderr).To(MatchRegexp(`standard (in|out)put`), streams.before)
+					Expect(a.Stdout+a.Stderr).To(MatchRegexp(`standard (in|out)put`), streams.before)
 				}
 				if plugin == "host-local" { // whose addresses are given back by whoever called it
 					n.Before = ""
