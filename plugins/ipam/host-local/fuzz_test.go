@@ -143,6 +143,7 @@ func FuzzIndex(f *testing.F) {
 	f.Add(uint16(headerSize), []byte{0xff})
 	f.Add(uint16(headerSize+place(ownerKey("a\r\neth0"))%minSlots*slotSize), make([]byte, 2*slotSize))
 	f.Add(uint16(headerSize+minSlots*slotSize), bytes.Repeat([]byte{0xff}, minBlocks*blockSize))
+	f.Add(uint16(headerSize+minSlots*slotSize), make([]byte, minBlocks*blockSize))
 	f.Add(uint16(headerSize), bytes.Repeat([]byte{1}, minSlots*slotSize))
 	f.Fuzz(func(t *testing.T, at uint16, damage []byte) {
 		base := t.TempDir()
@@ -162,7 +163,7 @@ func FuzzIndex(f *testing.F) {
 			t.Fatal(err)
 		}
 		given := readLeases(t, base)
-		for _, id := range []string{"c", "d"} {
+		for _, id := range []string{"c", "d", "e", "f"} { // one more than are free
 			if owner, taken := given[fuzzCall(t, base, "ADD", id)]; taken {
 				t.Fatalf("gave what %q holds", owner)
 			}
