@@ -4,6 +4,7 @@ package ipam
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -19,14 +20,25 @@ type Client struct {
 	Runner  invoke.Runner
 }
 
-// Add asks for the attachment's addresses. The answer has at least one
-// address, and no interfaces. An answer that cannot be used is code 102; the
-// plugin's own error comes back with its code.
+// Add asks for the addresses of an attachment that has no interface yet. The
+// answer has at least one address, and no interfaces. An answer that cannot be
+// used is code 102; the plugin's own error comes back with its code.
+//
+// What the plugin has of the attachment already (code 100) is given back first:
+// it is from before a reboot, or a crash. Podman starts such a container again
+// without a DEL.
 //
 // Whatever Add returns, the plugin may have reserved something once it was
 // started: the caller registers Release before it calls Add.
 func (c Client) Add(ctx context.Context) (*cni.Result, error) {
 	out, err := c.run(ctx, "ADD")
+	var refused *cni.Error
+	if errors.As(err, &refused) && refused.Code == cni.CodeExists {
+		if err := c.Del(ctx); err != nil {
+			return nil, errors.Join(refused, err)
+		}
+		out, err = c.run(ctx, "ADD")
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -84,6 +84,26 @@ var _ = Describe("Client", func() {
 		Entry("a roll-back", ipam.Client.Release, cni.CodeIO),
 	)
 
+	DescribeTable("gives back what the attachment has already, once, and asks again", func(fails string, code uint, calls string) {
+		c := client(fmt.Sprintf(`cat >/dev/null; echo "$CNI_COMMAND" >&2; cd "${0%%/*}"
+			fail() { echo '{"cniVersion": "0.3.1", "code": '"$1"', "msg": "no"}'; exit 1; }
+			case $CNI_COMMAND in DEL) touch released; %s;; esac
+			[ -e released ] || fail 100
+			echo '{"ips": [{"address": "10.0.0.5/24"}]}'`, fails))
+		res, err := c.Add(ctx)
+		Expect(stderr.String()).To(Equal(calls))
+		if code != 0 {
+			Expect(cni.AsError(err).Code).To(Equal(code))
+			return
+		}
+		Expect(err).NotTo(HaveOccurred())
+		Expect(res.IPs).To(HaveLen(1))
+	},
+		Entry("from before a reboot", "exit", uint(0), "ADD\nDEL\nADD\n"),
+		Entry("which stays", "rm released; exit", cni.CodeExists, "ADD\nDEL\nADD\n"),
+		Entry("which cannot be given back", "fail 5", cni.CodeExists, "ADD\nDEL\n"),
+	)
+
 	DescribeTable("runs one command with the whole configuration, and minds no output but ADD's", func(call func(ipam.Client, context.Context) error, command string) {
 		c := client(`echo "$CNI_COMMAND $(cat)" >&2; echo garbage`)
 		Expect(call(c, ctx)).To(Succeed())
