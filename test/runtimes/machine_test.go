@@ -41,11 +41,22 @@ func newMachine(plugins string) *machine {
 	m.outside = nstest.NewOutside(m.Host)
 	DeferCleanup(m.removeCgroups)
 	DeferCleanup(m.killAll)
+	before := locks()
+	DeferCleanup(func() { Expect(locks()).To(Equal(before), "podman's locks are the machine's own") })
 	nstest.NeedOK("cgroups", m.mountCgroups())
+	m.Cmd("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")
 	m.plugins = filepath.Join(m.dir, "bin")
 	Expect(os.Mkdir(m.plugins, 0o755)).To(Succeed())
 	m.install(plugins)
 	return m
+}
+
+// locks are the shared memory of the containers that the machine itself has.
+func locks() []string {
+	GinkgoHelper()
+	found, err := filepath.Glob("/dev/shm/libpod*")
+	Expect(err).NotTo(HaveOccurred())
+	return found
 }
 
 var suite = []string{"bridge", "host-local", "loopback", "portmap", "ptp", "tuning"}
@@ -118,14 +129,14 @@ func (m *machine) killAll() {
 }
 
 // reboot takes away what a machine loses when it starts again: processes, pinned
-// namespaces, links, rules, /run. The files below /var stay.
+// namespaces, links, rules, /run, shared memory. The files below /var stay.
 func (m *machine) reboot() {
 	GinkgoHelper()
 	m.killAll()
 	m.Cmd("sh", "-ec", `
-		for netns in /run/netns/cni-*; do umount "$netns" || true; rm "$netns"; done # one may be left of a spec that failed
-		for mount in $(awk '$2 ~ "^/run/(containerd|containers)/" { print $2 }' /proc/mounts | sort -r); do umount "$mount"; done
-		rm -rf /run/containerd /run/containers /run/hawser /run/cni
+		for netns in $(find /run/netns -name 'cni-*' -o -name 'netns-*'); do umount "$netns" || true; rm "$netns"; done # one may be left of a spec that failed
+		for mount in $(awk '$2 ~ "^(/run|/var/lib)/(containerd|containers)/" { print $2 }' /proc/mounts | sort -r); do umount "$mount"; done
+		rm -rf /run/containerd /run/containers /run/libpod /run/runc /run/hawser /run/cni /dev/shm/libpod*
 		nft flush ruleset
 		ip link del cni0`)
 	Eventually(func() string { return m.Cmd("ip", "-br", "link", "show", "type", "veth") }).ShouldNot(ContainSubstring("veth"))

@@ -147,6 +147,20 @@ var _ = Describe("podman", func() {
 		pods.ExpectNothingLeft(p.Host)
 	})
 
+	It("starts containers from before a reboot again, with their ports and the addresses that they asked for", func() {
+		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0"}.Conflist())
+		p.container("client", "--network", "pods")
+		p.container("server", "--network", "pods:ip=10.88.0.77", "-p", "8080:80/tcp", "-p", "8080:80/udp")
+		p.reboot()
+		p.must("start", "client", "server")
+		server := p.find("server")
+		Expect(server.Addr).To(Equal("10.88.0.77"))
+		p.world("8080", "").ExpectTraffic(p.find("client"), server)
+		Expect(pods.Leases(p.Host)).To(HaveLen(2))
+		p.must("rm", "-f", "-t", "0", "client", "server")
+		pods.ExpectNothingLeft(p.Host)
+	})
+
 	It("is killed in the middle of ADDs, and GC collects what it forgot", func() {
 		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0"}.Conflist())
 		var running []*exec.Cmd
