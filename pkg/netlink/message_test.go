@@ -91,7 +91,9 @@ var _ = Describe("attributes", func() {
 
 	It("end where a length makes no sense", func() {
 		for _, n := range []uint16{0, 3, 9} {
-			b := binary.NativeEndian.AppendUint16(Body{8, 0, 1, 0, 1, 1, 1, 1}, n)
+			var b Body
+			b.Uint32(1, 1)
+			b = binary.NativeEndian.AppendUint16(b, n)
 			count := 0
 			for range Attributes(append(b, 1, 0, 0, 0)) {
 				count++

@@ -2,6 +2,7 @@ package netlink
 
 import (
 	"errors"
+	"fmt"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -78,7 +79,7 @@ var _ = Describe("a socket", func() {
 			Expect(names).To(ContainElements("lo", "a0", "a9"))
 			Expect(starts).To(Equal(1))
 			for i := range 60 { // more than one part
-				h.Cmd("ip", "link", "add", "b"+string(rune('A'+i)), "type", "dummy")
+				h.Cmd("ip", "link", "add", fmt.Sprint("b", i), "type", "dummy")
 			}
 			changed := false
 			starts = 0

@@ -20,8 +20,9 @@ func udataBytes(typ byte, value []byte) []byte {
 
 func udataText(typ byte, text string) []byte { return udataBytes(typ, append([]byte(text), 0)) }
 
+// udataNumber writes a number in the order of the machine, as libnftnl does.
 func udataNumber(typ byte, v uint32) []byte {
-	return udataBytes(typ, binary.LittleEndian.AppendUint32(nil, v))
+	return udataBytes(typ, binary.NativeEndian.AppendUint32(nil, v))
 }
 
 // udata finds a text in what somebody else may have written: it trusts no length.
