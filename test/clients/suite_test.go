@@ -6,6 +6,7 @@ package clients_test
 import (
 	"os"
 	"testing"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -22,5 +23,6 @@ func TestMain(m *testing.M) {
 
 func TestClients(t *testing.T) {
 	RegisterFailHandler(Fail)
+	SetDefaultEventuallyTimeout(nstest.Patience(10 * time.Second))
 	RunSpecs(t, "clients: libcni, go-cni and ocicni")
 }

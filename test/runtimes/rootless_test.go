@@ -71,12 +71,17 @@ var _ = Describe("podman of an ordinary user", func() {
 			p.must("network", "reload", "--all")
 			Expect(p.find("server").Addr).To(Equal(server.Addr))
 		}
+		there := func() string {
+			return p.inside("nft list ruleset; find /var/lib/cni/networks /run/hawser -type f; ip -br link show type veth")
+		}
+		rule, lease, record, pairs := server.Addr+" . 80", "/"+server.Addr+"\n", ".json", MatchRegexp("(?s)veth.*\nveth")
+		Expect(there()).To(And(ContainSubstring(rule), ContainSubstring(lease), ContainSubstring(record), pairs))
 		for range 2 {
 			p.must("stop", "-t", "0", "server")
 		}
 		p.must("rm", "server")
-		Expect(p.inside("nft list ruleset; find /var/lib/cni/networks /run/hawser -type f; ip -br link show type veth")).NotTo(
-			Or(ContainSubstring(server.Addr), ContainSubstring(".json"), MatchRegexp("(?s)veth.*veth")))
+		Expect(there()).NotTo(Or(ContainSubstring(rule), ContainSubstring(lease), ContainSubstring(record), pairs))
 		p.must("rm", "-f", "-t", "0", "client")
+		Expect(there()).NotTo(Or(ContainSubstring(client.Addr), ContainSubstring("veth")))
 	})
 })

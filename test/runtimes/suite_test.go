@@ -5,6 +5,7 @@ package runtimes_test
 
 import (
 	"testing"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -16,5 +17,6 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func TestRuntimes(t *testing.T) {
 	RegisterFailHandler(Fail)
+	SetDefaultEventuallyTimeout(nstest.Patience(10 * time.Second))
 	RunSpecs(t, "runtimes: real runtimes with our plugins")
 }
