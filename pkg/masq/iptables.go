@@ -27,6 +27,9 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 		return err
 	}
 	defer func() { _ = rec.close() }()
+	if err := delStale(ctx, nf, rec, c); err != nil {
+		return fmt.Errorf("masquerade with iptables: %w", err)
+	}
 	before := rec.content
 	before.Interfaces = maps.Clone(rec.Interfaces)
 	rec.Network, rec.ContainerID = c.Attachment.Network, c.Attachment.ContainerID
@@ -46,6 +49,16 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 			undo := delRecorded(undoCtx, nf, rec, job{chain: ch, ifName: c.Attachment.IfName})
 			rec.content = before
 			return errors.Join(fmt.Errorf("masquerade with iptables: %w", err), undo, rec.save())
+		}
+	}
+	return nil
+}
+
+// delStale removes what an ADD without a DEL left of other addresses: the record is about to forget them.
+func delStale(ctx context.Context, nf *nft.Conn, rec *record, c Config) error {
+	for _, p := range rec.Interfaces[c.Attachment.IfName] {
+		if !slices.Contains(c.Addrs, p) {
+			return delRecorded(ctx, nf, rec, job{chain: natChainOf(rec.Network, rec.ContainerID), ifName: c.Attachment.IfName})
 		}
 	}
 	return nil

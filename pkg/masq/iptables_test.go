@@ -82,6 +82,22 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(natRules(host())).To(Equal(before))
 		})
 
+		It("forgets nothing of an ADD without a DEL when the next has other addresses", func() {
+			before := natRules(host())
+			again := config(masq.IPTables, "c1", "eth0", "10.1.0.9/24", "fd01::2/64")
+			for _, remove := range []func(*nstest.Host, masq.Config) error{del, delBlind} {
+				Expect(add(host(), two)).To(Succeed())
+				Expect(add(host(), one)).To(Succeed())
+				Expect(add(host(), again)).To(Succeed())
+				Expect(check(host(), again)).To(Succeed())
+				Expect(check(host(), two)).To(Succeed())
+				Expect(natRules(host())).NotTo(ContainSubstring("10.1.0.2/"))
+				Expect(del(host(), two)).To(Succeed())
+				Expect(remove(host(), again)).To(Succeed())
+				Expect(natRules(host())).To(Equal(before))
+			}
+		})
+
 		It("keeps both interfaces of a container working in the chain that they share", func() {
 			Expect(add(host(), one)).To(Succeed())
 			alone := natRules(host())
