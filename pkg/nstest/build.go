@@ -14,6 +14,9 @@ import (
 // module is the first line of the go.mod below which plugins/ lies.
 const module = "module github.com/hawser-cni/plugins\n"
 
+// example is the plugin that nothing installs.
+const example = "sample"
+
 // built are the plugins that this run has compiled.
 var built struct {
 	sync.Mutex
@@ -21,7 +24,8 @@ var built struct {
 }
 
 // Build returns the path of a plugin's binary: the one in the directory named by
-// HAWSER_BIN, else one compiled now, once in a run, from this checkout.
+// HAWSER_BIN, else one compiled now, once in a run, from this checkout. The
+// example, plugins/sample, is in no such directory.
 func Build(plugin string) string {
 	ginkgo.GinkgoHelper()
 	path, err := build(plugin)
@@ -32,7 +36,7 @@ func Build(plugin string) string {
 }
 
 func build(plugin string) (string, error) {
-	if dir := os.Getenv("HAWSER_BIN"); dir != "" {
+	if dir := os.Getenv("HAWSER_BIN"); dir != "" && plugin != example {
 		path := filepath.Join(dir, plugin)
 		_, err := os.Stat(path)
 		return path, err
@@ -46,9 +50,13 @@ func build(plugin string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	sources, err := filepath.Glob(filepath.Join(root, "plugins", "*", plugin))
+	pattern := filepath.Join(root, "plugins", "*", plugin)
+	if plugin == example {
+		pattern = filepath.Join(root, "plugins", plugin)
+	}
+	sources, err := filepath.Glob(pattern)
 	if err != nil || len(sources) != 1 {
-		return "", fmt.Errorf("%d directories plugins/*/%s in %s", len(sources), plugin, root)
+		return "", fmt.Errorf("%d directories %s", len(sources), pattern)
 	}
 	path := filepath.Join(run.workDir, "bin", plugin)
 	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", path, ".")
