@@ -10,8 +10,6 @@ import (
 // wireConfig is the configuration as written. Its tags make --help, the hints
 // about misspelt keys and the JSON Schema, so that they cannot drift.
 type wireConfig struct {
-	skel.Keys
-
 	Label string `json:"label" help:"what the interface is called; required" schema:"required"`
 }
 
