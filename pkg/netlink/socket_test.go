@@ -27,7 +27,7 @@ func inHost(fn func(*nstest.Host, *Socket)) {
 	GinkgoHelper()
 	h := nstest.NewHost()
 	for _, name := range []string{"a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "a9"} {
-		h.Cmd("ip", "link", "add", name, "type", "dummy")
+		h.Cmd("ip", "link", "add", name, "type", "bridge")
 	}
 	h.Do(func() {
 		s, err := Open(unix.NETLINK_ROUTE)
@@ -79,14 +79,14 @@ var _ = Describe("a socket", func() {
 			Expect(names).To(ContainElements("lo", "a0", "a9"))
 			Expect(starts).To(Equal(1))
 			for i := range 60 { // more than one part
-				h.Cmd("ip", "link", "add", fmt.Sprint("b", i), "type", "dummy")
+				h.Cmd("ip", "link", "add", fmt.Sprint("b", i), "type", "bridge")
 			}
 			changed := false
 			starts = 0
 			Expect(list(func() {
 				if !changed {
 					changed = true
-					h.Cmd("ip", "link", "add", "late", "type", "dummy")
+					h.Cmd("ip", "link", "add", "late", "type", "bridge")
 				}
 			})).To(Succeed())
 			Expect(starts).To(Equal(2))
