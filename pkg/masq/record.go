@@ -107,7 +107,7 @@ func (r *record) others(ifName string, f family) []netip.Prefix {
 // records reads all records of a network, without their locks. No directory means no records.
 func records(network string) (map[string]content, error) {
 	dir, err := statefile.OpenExisting(stateDir)
-	if errors.Is(err, fs.ErrNotExist) {
+	if statefile.IsAbsent(err) {
 		return nil, nil
 	}
 	if err != nil {
@@ -138,7 +138,7 @@ func records(network string) (map[string]content, error) {
 // is held is not looked at.
 func sweepLocks(ctx context.Context) error {
 	dir, err := statefile.OpenExisting(stateDir)
-	if errors.Is(err, fs.ErrNotExist) {
+	if statefile.IsAbsent(err) {
 		return nil
 	}
 	if err != nil {
@@ -170,7 +170,7 @@ func sweepLocks(ctx context.Context) error {
 // wrote the record leaves that.
 func recorded(chain string) (bool, error) {
 	dir, err := statefile.OpenExisting(stateDir)
-	if errors.Is(err, fs.ErrNotExist) {
+	if statefile.IsAbsent(err) {
 		return false, nil
 	}
 	if err != nil {

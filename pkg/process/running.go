@@ -21,8 +21,8 @@ type running struct {
 	deadline time.Time // zero = none
 	drain    time.Duration
 
-	late    bool  // the deadline came
-	starved error // why it did not get all of its input
+	late   bool  // the deadline came
+	broken error // why we could not feed or watch it
 }
 
 // serve feeds the program and takes its output until it has ended and nobody
@@ -45,6 +45,7 @@ func (r *running) serve() error {
 			continue
 		case err != nil:
 			r.kill()
+			r.broken = err
 			return err
 		case n == 0 && over: // children of the program have the rest
 			return failed
@@ -53,7 +54,7 @@ func (r *running) serve() error {
 			r.kill()
 		}
 		if fds[1].Revents != 0 {
-			if r.starved = r.stdin.fill(); r.starved != nil {
+			if r.broken = r.stdin.fill(); r.broken != nil {
 				r.kill() // before it sees an end of its input
 				closeAll(r.stdin.fd)
 				r.stdin.fd = -1
@@ -98,7 +99,7 @@ func (r *running) reason(ctx context.Context) error {
 	if r.late {
 		return context.DeadlineExceeded
 	}
-	return r.starved
+	return r.broken
 }
 
 func (r *running) close() { closeAll(r.exited, r.stdin.fd, r.out[0].fd, r.out[1].fd) }

@@ -41,6 +41,10 @@ func OpenExisting(path string) (*Dir, error) {
 	return &Dir{fd: fd, path: path}, nil
 }
 
+// IsAbsent reports whether the error of OpenExisting says that nothing is kept
+// at the path: there is none, or a file is in its place.
+func IsAbsent(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) }
+
 // OpenDir opens a directory inside d and makes it with perm when it is
 // absent. A symbolic link of that name is an error (ENOTDIR).
 func (d *Dir) OpenDir(name string, perm fs.FileMode) (*Dir, error) {

@@ -160,7 +160,14 @@ func (d *Dir) Remove(name string) error {
 	if err := checkName("remove", d.path, name); err != nil {
 		return err
 	}
-	if err := unix.Unlinkat(d.fd, name, 0); err != nil && err != unix.ENOENT {
+	err := unix.Unlinkat(d.fd, name, 0)
+	if err == unix.EROFS { // it comes before ENOENT
+		var st unix.Stat_t
+		if unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW) == unix.ENOENT {
+			return nil
+		}
+	}
+	if err != nil && err != unix.ENOENT {
 		return d.fail("remove", name, err)
 	}
 	return nil

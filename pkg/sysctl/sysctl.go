@@ -84,12 +84,13 @@ func (k Key) Path() string { return root + strings.Join(k.parts, "/") }
 // String is the dotted spelling, which Parse understands.
 func (k Key) String() string { return swap("net/" + strings.Join(k.parts, "/")) }
 
-// Read returns the value without the newline at its end. The error matches
-// fs.ErrNotExist when this kernel or namespace has no such key.
+// Read returns the value without the newline at its end. The error, here and of
+// Write, is an *fs.PathError; it matches fs.ErrNotExist when this kernel or
+// namespace has no such key.
 func (k Key) Read() (string, error) {
 	data, err := k.read()
 	if err != nil {
-		return "", fmt.Errorf("sysctl %s: read: %w", k, err)
+		return "", k.fail("read", err)
 	}
 	return strings.TrimSuffix(data, "\n"), nil
 }
@@ -104,10 +105,24 @@ func (k Key) Write(value string) error {
 		err = k.separately(value)
 	}
 	if err != nil {
-		return fmt.Errorf("sysctl %s: write %q: %w", k, value, err)
+		return k.fail(fmt.Sprintf("write %q", value), err)
 	}
 	return nil
 }
+
+// failure is an *fs.PathError that names the key.
+type failure struct {
+	key Key
+	fs.PathError
+}
+
+func (k Key) fail(op string, err error) error {
+	return &failure{k, fs.PathError{Op: op, Path: k.Path(), Err: err}}
+}
+
+func (f *failure) Error() string { return fmt.Sprintf("sysctl %s: %s: %v", f.key, f.Op, f.Err) }
+
+func (f *failure) Unwrap() error { return &f.PathError }
 
 // separately is update for a value that cannot be read, or not be written.
 func (k Key) separately(value string) error {

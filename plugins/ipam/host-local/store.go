@@ -53,7 +53,11 @@ func openStore(ctx context.Context, dataDir, network string, create bool) (*stor
 		openDir = func(d *statefile.Dir, n string) (*statefile.Dir, error) { return d.OpenDir(n, dirMode) }
 	}
 	var err error
-	if s.base, err = open(dataDir); err != nil {
+	s.base, err = open(dataDir)
+	if !create && statefile.IsAbsent(err) {
+		return nil, fmt.Errorf("ipam.dataDir: %s: %w", dataDir, fs.ErrNotExist)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("ipam.dataDir: %w", err)
 	}
 	if s.dir, err = openDir(s.base, network); err != nil {

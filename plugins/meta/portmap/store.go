@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
@@ -59,7 +61,7 @@ func lockStore(ctx context.Context, dir *statefile.Dir) (*store, error) {
 // never had one they make nothing.
 func openExistingStore(ctx context.Context) (*store, error) {
 	dir, err := statefile.OpenExisting(stateDir)
-	if errors.Is(err, fs.ErrNotExist) {
+	if statefile.IsAbsent(err) {
 		return &store{fresh: true}, nil
 	}
 	if err != nil {
@@ -112,10 +114,15 @@ func (s *store) drop(owner [8]byte) error {
 	if s.dir == nil {
 		return nil
 	}
-	if err := s.write(s.ledger.without(owner)); err != nil {
+	record := hex.EncodeToString(owner[:]) + recordSuffix
+	err := s.write(s.ledger.without(owner))
+	if errors.Is(err, unix.ENOSPC) { // the record has the room that the ledger needs
+		return errors.Join(s.dir.Discard(record), s.write(s.ledger.without(owner)))
+	}
+	if err != nil {
 		return err
 	}
-	return s.dir.Discard(hex.EncodeToString(owner[:]) + recordSuffix)
+	return s.dir.Discard(record)
 }
 
 func (s *store) write(l ledger) error {

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
@@ -53,7 +51,7 @@ func openStore(ctx context.Context, dataDir string, warn func(string, ...any)) (
 // there is no directory the store is nil.
 func openExistingStore(ctx context.Context, dataDir string, warn func(string, ...any)) (*store, error) {
 	backups, err := statefile.OpenExisting(dataDir)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+	if statefile.IsAbsent(err) {
 		return nil, nil
 	}
 	if err != nil {
