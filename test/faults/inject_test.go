@@ -94,7 +94,7 @@ var possible = map[string][]unix.Errno{
 	"dup3": {unix.EBUSY}, "dup2": {unix.EBUSY}, "flock": {unix.EINTR, unix.ENOLCK, unix.EIO},
 	"pipe2": {unix.EMFILE, unix.ENFILE}, "pipe": {unix.EMFILE}, "memfd_create": {unix.EMFILE, unix.ENOMEM},
 	"poll": {unix.EINTR, unix.ENOMEM}, "ppoll": {unix.EINTR, unix.ENOMEM}, "select": {unix.EINTR, unix.ENOMEM},
-	"socket": {unix.EMFILE, unix.ENOBUFS, unix.EPERM}, "bind": {unix.ENOMEM, unix.EADDRINUSE}, "connect": {unix.EINTR, unix.EAGAIN},
+	"socket": {unix.EMFILE, unix.ENOBUFS, unix.EPERM}, "bind": {unix.ENOMEM}, "connect": {unix.EINTR, unix.EAGAIN},
 	"setsockopt": {unix.ENOMEM, unix.EPERM, unix.ENOPROTOOPT}, "getsockopt": {unix.ENOMEM},
 	"recvfrom": {unix.ENOBUFS, unix.ENOMEM, unix.EINTR}, "recvmsg": {unix.ENOBUFS, unix.ENOMEM, unix.EINTR},
 	"setns": {unix.EPERM, unix.ENOMEM}, "clone": {unix.EAGAIN, unix.ENOMEM}, "clone3": {unix.EAGAIN}, "fork": {unix.EAGAIN},

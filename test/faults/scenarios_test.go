@@ -1,6 +1,7 @@
 package faults_test
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
@@ -73,6 +74,11 @@ func scenarios() []scenario {
 		{Name: "portmap, iptables", Conf: portmap("iptables"), Below: onBridge, Needs: ipt},
 		{Name: "portmap, iptables, first on the host", Cold: true, Conf: portmap("iptables"), Below: bridge(0, nil), Needs: ipt},
 	}
+}
+
+func scenarioOf(name string) scenario {
+	all := scenarios()
+	return all[slices.IndexFunc(all, func(s scenario) bool { return s.Name == name })]
 }
 
 // commands are those that faults happen to.

@@ -60,7 +60,7 @@ var (
 	// element is one of a set, which nft lists in any order.
 	element = regexp.MustCompile(`^(?:elements = \{ )?(.*?)(?:,| \})?$`)
 	// kernels are addresses and routes that the kernel adds a little later.
-	kernels = regexp.MustCompile(`fe80::|ff00::/8|dst=multicast`)
+	kernels = regexp.MustCompile(`fe80::|ff00::/8|dst=multicast|dst=[0-9a-f]*:.* protocol=kernel .*type=local`)
 )
 
 // normal is text without what differs from node to node.
