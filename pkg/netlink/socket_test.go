@@ -38,8 +38,6 @@ func inHost(fn func(*nstest.Host, *Socket)) {
 }
 
 var _ = Describe("a socket", func() {
-	BeforeEach(func() { nstest.Need("dummy") })
-
 	It("sends several requests at once and tells their answers apart", func() {
 		inHost(func(_ *nstest.Host, s *Socket) {
 			answers := map[int]string{}
