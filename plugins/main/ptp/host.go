@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -106,10 +107,25 @@ func (a *attachment) setUpHost(p plan) error {
 	return nil
 }
 
-// waitUp waits until the host end passes packets: what is sent before is lost,
-// and repeated by the kernel a second later.
-func (a *attachment) waitUp(ctx context.Context) error {
+// waitUp waits until both ends pass packets, and take them for their IPv6
+// addresses: what is sent before is lost, and repeated by the kernel a second later.
+func (a *attachment) waitUp(ctx context.Context, p plan) error {
 	ctx = skel.Limit(ctx, upTimeout)
 	// The kernel tells the two ends of a change of carrier one after the other.
-	return errors.Join(a.host.WaitUp(ctx, a.hostEnd.Index), a.cont.WaitUp(ctx, a.contEnd.Index))
+	err := errors.Join(a.host.WaitUp(ctx, a.hostEnd.Index), a.cont.WaitUp(ctx, a.contEnd.Index))
+	if err != nil {
+		return err
+	}
+	return a.tolerate(errors.Join(
+		a.host.WaitLocal(ctx, a.hostEnd.Index, v6(p.Gateways)...), a.cont.WaitLocal(ctx, a.contEnd.Index, v6(cni.Addresses(p.Result.IPs))...)))
+}
+
+// v6 returns the IPv6 addresses among them.
+func v6(all []netip.Prefix) (addrs []netip.Addr) {
+	for _, p := range all {
+		if p.Addr().Is6() {
+			addrs = append(addrs, p.Addr())
+		}
+	}
+	return addrs
 }

@@ -54,7 +54,7 @@ func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
 	if err := a.masquerade(ctx, p.Result); err != nil {
 		return nil, err
 	}
-	return p.Result, a.waitUp(ctx)
+	return p.Result, a.waitUp(ctx, p)
 }
 
 func del(ctx context.Context, req *skel.Request) error {
