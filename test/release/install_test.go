@@ -21,8 +21,8 @@ var _ = Describe("make install", func() {
 
 	It("puts every plugin under DESTDIR and PREFIX, for everybody to run", func() {
 		install()
-		Expect(names(dest)).To(Equal(plugins))
-		for _, plugin := range plugins {
+		Expect(names(dest)).To(Equal(plugins()))
+		for _, plugin := range plugins() {
 			info, err := os.Stat(filepath.Join(dest, plugin))
 			Expect(err).NotTo(HaveOccurred())
 			Expect(info.Mode()).To(Equal(os.FileMode(0o755)))
@@ -39,7 +39,7 @@ var _ = Describe("make install", func() {
 		defer old.Close()
 		install()
 		Expect(io.ReadAll(old)).To(BeEquivalentTo("the old one"))
-		Expect(names(dest)).To(Equal(plugins))
+		Expect(names(dest)).To(Equal(plugins()))
 		Expect(contents(dest + "/bridge")).To(Equal(contents("../../bin/bridge")))
 	})
 

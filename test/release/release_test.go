@@ -85,7 +85,7 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 			Expect(h).To(And(HaveField("Typeflag", byte(tar.TypeReg)), HaveField("Mode", mode), HaveField("Uid", 0), HaveField("Gid", 0),
 				HaveField("Uname", ""), HaveField("ModTime", BeTemporally("==", time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)))))
 		}
-		Expect(members).To(Equal(append([]string{"LICENSE", "README.md", "THIRD_PARTY.md"}, plugins...)))
+		Expect(members).To(Equal(append([]string{"LICENSE", "README.md", "THIRD_PARTY.md"}, plugins()...)))
 		Expect(files["bridge"]).To(ContainSubstring("9.8.7"))
 	})
 
@@ -114,7 +114,7 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 		}
 		want := map[string]string{}
 		notices := string(files["THIRD_PARTY.md"])
-		for _, plugin := range plugins {
+		for _, plugin := range plugins() {
 			info, err := buildinfo.Read(bytes.NewReader(files[plugin]))
 			Expect(err).NotTo(HaveOccurred())
 			want[plugin], want["std"] = "9.8.7", strings.TrimPrefix(info.GoVersion, "go")
@@ -130,8 +130,8 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 	DescribeTable("builds static programs for", func(arch string, machine elf.Machine, class elf.Class, data elf.Data) {
 		dir := GinkgoT().TempDir()
 		run("../..", []string{"GOARCH=" + arch}, "scripts/build.sh", dir)
-		Expect(names(dir)).To(Equal(plugins))
-		for _, plugin := range plugins {
+		Expect(names(dir)).To(Equal(plugins()))
+		for _, plugin := range plugins() {
 			f, err := elf.Open(filepath.Join(dir, plugin))
 			Expect(err).NotTo(HaveOccurred())
 			defer f.Close()
@@ -152,13 +152,17 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 
 	It("makes an RPM that installs the plugins and refuses to be beside kubernetes-cni", func() {
 		rpm := one(dist, "*.rpm")
-		for _, plugin := range plugins {
+		for _, plugin := range plugins() {
 			Expect(run(dist, nil, "rpm", "-qpl", rpm)).To(ContainSubstring("/opt/cni/bin/" + plugin + "\n"))
 		}
 		Expect(run(dist, nil, "rpm", "-qp", "--conflicts", rpm)).To(Equal("kubernetes-cni\n"))
 		Expect(run(dist, nil, "rpm", "-qp", "--licensefiles", rpm)).To(Equal(
 			"/usr/share/licenses/hawser-cni/LICENSE\n/usr/share/licenses/hawser-cni/THIRD_PARTY.md\n"))
 	})
+
+	DescribeTable("knows of all plugins in", func(script string) {
+		Expect(contents("../../scripts/release/" + script)).To(ContainSubstring("for plugin in " + strings.Join(plugins(), " ") + "; do\n"))
+	}, Entry("preinst", "preinst"), Entry("postrm", "postrm"))
 
 	It("makes a Debian package that stands before kubernetes-cni, and steps aside", func() {
 		d := newDebian()
@@ -179,11 +183,11 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 	It("makes a Debian package that may be there first, and leaves nothing behind", func() {
 		d := newDebian()
 		d.install(one(dist, "*.deb"))
-		Expect(names(d.bin())).To(Equal(plugins))
+		Expect(names(d.bin())).To(Equal(plugins()))
 		d.install(d.kubernetesCNI("1.2.0"))
 		Expect(d.plugin("portmap")).To(ContainSubstring("9.8.7"))
 		d.dpkg("--purge", "kubernetes-cni")
-		Expect(names(d.bin())).To(Equal(plugins))
+		Expect(names(d.bin())).To(Equal(plugins()))
 		d.dpkg("--purge", "hawser-cni")
 		Expect(d.bin()).NotTo(BeADirectory())
 		Expect(d.diversions()).To(BeEmpty())

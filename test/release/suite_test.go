@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,7 +21,20 @@ func TestRelease(t *testing.T) {
 	RunSpecs(t, "release: what users install")
 }
 
-var plugins = []string{"bridge", "host-local", "loopback", "portmap", "ptp", "tuning"}
+// plugins are the names of all that have a main.go two directories below
+// plugins/, in their order.
+func plugins() []string {
+	GinkgoHelper()
+	mains, err := filepath.Glob("../../plugins/*/*/main.go")
+	Expect(err).NotTo(HaveOccurred())
+	var out []string
+	for _, main := range mains {
+		out = append(out, filepath.Base(filepath.Dir(main)))
+	}
+	slices.Sort(out)
+	Expect(len(out)).To(BeNumerically(">=", 6))
+	return out
+}
 
 // run runs a command in a directory, with more in its environment, and returns
 // what it printed.
