@@ -30,7 +30,7 @@ func (w *world) owned(table string) {
 }
 
 func soon() context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), nstest.Patience(400*time.Millisecond))
+	ctx, cancel := context.WithTimeout(context.Background(), nstest.Patience(2*time.Second))
 	DeferCleanup(cancel)
 	return ctx
 }

@@ -44,7 +44,7 @@ func lends(addrs ...string) func(*World, *nstest.Host) { return answers(Lease(ad
 func keys(more Object) func(*Call) { return func(c *Call) { c.Conf = everything(more) } }
 
 func soon() context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), nstest.Patience(400*time.Millisecond))
+	ctx, cancel := context.WithTimeout(context.Background(), nstest.Patience(2*time.Second))
 	DeferCleanup(cancel)
 	return ctx
 }
