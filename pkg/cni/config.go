@@ -22,6 +22,8 @@ type Config struct {
 	// RawAttachments is an older spelling that libcni still sends beside the
 	// specification's.
 	RawAttachments json.RawMessage `json:"cni.dev/attachments"`
+	// RawLog is a key of this suite: the file of the log.
+	RawLog json.RawMessage `json:"log"`
 }
 
 // Unmarshal reads the JSON of a configuration into a plugin's own struct.

@@ -44,7 +44,7 @@ func (s Search) Delete() (gone bool, err error) {
 // deleteUnmarked deletes a pair that other software made.
 func (s Search) deleteUnmarked() (gone bool, err error) {
 	if s.NS != nil {
-		cont, err := rtnl.Dial(s.NS)
+		cont, err := s.Host.Dial(s.NS)
 		if err != nil {
 			return true, err
 		}

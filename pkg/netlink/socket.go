@@ -55,6 +55,9 @@ func Open(protocol int) (*Socket, error) {
 // FD is the descriptor. It belongs to the socket.
 func (s *Socket) FD() int { return s.fd }
 
+// Sent is how many messages were sent, also when the socket is closed.
+func (s *Socket) Sent() int64 { return int64(s.seq) }
+
 // Close closes the socket.
 func (s *Socket) Close() error { return os.NewSyscallError("close", unix.Close(s.fd)) }
 

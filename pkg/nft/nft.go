@@ -50,6 +50,7 @@ type Conn struct {
 	Lock string
 
 	sock *netlink.Socket
+	sent int64 // by sockets that are closed
 }
 
 // New returns a connection that is dialled when it is first needed, in the network namespace of the
@@ -63,8 +64,17 @@ func (c *Conn) Close() error {
 		return nil
 	}
 	s := c.sock
+	c.sent = c.Sent()
 	c.sock = nil
 	return s.Close()
+}
+
+// Sent is how many netlink messages were sent.
+func (c *Conn) Sent() int64 {
+	if c.sock == nil {
+		return c.sent
+	}
+	return c.sent + c.sock.Sent()
 }
 
 func (c *Conn) dial() error {

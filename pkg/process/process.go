@@ -40,6 +40,16 @@ type Command struct {
 	Drain time.Duration
 }
 
+// watcher is the key of a context's function that Watch put there.
+type watcher struct{}
+
+// Watch returns a context by which ended is told of each program that is run
+// with it: the file, and how long it took. Programs that run side by side call
+// it side by side.
+func Watch(ctx context.Context, ended func(file string, took time.Duration)) context.Context {
+	return context.WithValue(ctx, watcher{}, ended)
+}
+
 // Run runs the program to its end. It is killed when the context or Limit ends,
 // and when we die.
 //
@@ -51,6 +61,9 @@ func (c Command) Run(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	began := time.Now()
+	if told, ok := ctx.Value(watcher{}).(func(string, time.Duration)); ok {
+		defer func() { told(c.Path, time.Since(began)) }()
+	}
 	// The signal for our death comes when the thread that forks ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

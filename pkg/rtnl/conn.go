@@ -26,6 +26,8 @@ var ErrNoLink = errors.New("no such link")
 type Conn struct {
 	mu    sync.Mutex
 	sock  *netlink.Socket // nil once closed
+	sent  int64           // messages of sockets that are closed
+	above *Conn           // whose count has these messages, too; nil: none
 	names map[int]string  // for error texts: what Link and Links have seen
 }
 
@@ -49,13 +51,22 @@ func Dial(n *ns.NS) (*Conn, error) {
 	return &Conn{sock: sock, names: map[int]string{}}, nil
 }
 
-// DialBoth opens a socket in the calling thread's namespace and one in the
-// container's.
+// Dial opens another socket, in n, whose messages count as c's once it is closed.
+func (c *Conn) Dial(n *ns.NS) (*Conn, error) {
+	other, err := Dial(n)
+	if err == nil {
+		other.above = c
+	}
+	return other, err
+}
+
+// DialBoth opens a socket in the calling thread's namespace and, from that one,
+// one in the container's.
 func DialBoth(container *ns.NS) (host, cont *Conn, err error) {
 	if host, err = Dial(nil); err != nil {
 		return nil, nil, err
 	}
-	if cont, err = Dial(container); err != nil {
+	if cont, err = host.Dial(container); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("container: %w", err), host.Close())
 	}
 	return host, cont, nil
@@ -73,8 +84,32 @@ func (c *Conn) Close() error {
 		return nil
 	}
 	err := c.sock.Close()
+	if c.above != nil {
+		c.above.add(c.sent + c.sock.Sent())
+	}
+	c.sent += c.sock.Sent()
 	c.sock = nil
 	return err
+}
+
+// Sent is how many messages were sent, those of sockets that it opened in other
+// namespaces included.
+func (c *Conn) Sent() int64 {
+	if c == nil {
+		return 0
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sock == nil {
+		return c.sent
+	}
+	return c.sent + c.sock.Sent()
+}
+
+func (c *Conn) add(sent int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sent += sent
 }
 
 // change sends one request and waits for its acknowledgement.

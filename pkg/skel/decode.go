@@ -107,6 +107,12 @@ func (c *call) request(data []byte, conf *cni.Config, command string) (*Request,
 		Stderr:     c.env.Stderr,
 		plugin:     c.plugin.Name,
 	}
+	if err := c.logKey(conf.RawLog); err != nil && (command == "DEL" || command == "GC") {
+		req.Warn("%v; there is no log", err)
+	} else {
+		problems.Add(err)
+	}
+	req.record = c.record
 	problems.Add(c.decodeRest(req, conf, command))
 	return req, problems.Err()
 }

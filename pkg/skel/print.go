@@ -21,16 +21,13 @@ const versionTimeout = 2 * time.Second
 
 // answerVersion prints what versions we speak, in the version that we were
 // asked in (specification, section 5). Nothing else of the input matters.
-func (c *call) answerVersion() int {
+func (c *call) answerVersion() error {
 	info := cni.VersionInfo{CNIVersion: c.askedVersion(), SupportedVersions: cni.Versions()}
 	out, err := json.Marshal(info)
-	if err == nil {
-		err = c.print(append(out, '\n'))
-	}
 	if err != nil {
-		return c.fail(err)
+		return err
 	}
-	return 0
+	return c.print(append(out, '\n'))
 }
 
 // askedVersion is the cniVersion on standard input, whatever else is there; the
@@ -75,10 +72,13 @@ func (c *call) printResult(res *cni.Result) error {
 		return errors.New("the plugin returned no result")
 	}
 	out, err := res.Encode(c.version)
-	if err != nil {
-		return err
+	if err == nil {
+		err = c.print(out)
 	}
-	return c.print(out)
+	if err == nil {
+		c.result = res
+	}
+	return err
 }
 
 // print writes a document to standard output, in one write.

@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -90,15 +91,22 @@ func Run(ctx context.Context, p Plugin, env Env) int {
 	if done, code := forPeople(p, env); done {
 		return code
 	}
-	c := &call{plugin: p, env: env, vars: environ(env.Vars)}
-	if c.vars["CNI_COMMAND"] == "VERSION" {
-		return c.answerVersion()
+	c := &call{plugin: p, env: env, vars: environ(env.Vars), began: time.Now()}
+	if path := c.vars[logVar]; path != "" {
+		c.startLog(logVar, path)
 	}
-	err := catch(func() error { return c.serve(ctx) })
-	if err == nil {
-		return 0
+	err := catch(func() error {
+		if c.vars["CNI_COMMAND"] == "VERSION" {
+			return c.answerVersion()
+		}
+		return c.serve(ctx)
+	})
+	code := 0
+	if err != nil {
+		code = c.fail(err)
 	}
-	return c.fail(err)
+	c.log(err)
+	return code
 }
 
 // call is one call of a plugin.
@@ -108,6 +116,9 @@ type call struct {
 	vars    map[string]string
 	version string // of the configuration; empty until it is known to be one
 	req     *Request
+	began   time.Time
+	record  *record     // nil: there is no log
+	result  *cni.Result // that was printed
 }
 
 // serve decodes, dispatches and, for ADD, prints the result. Whatever fails
@@ -121,14 +132,16 @@ func (c *call) serve(ctx context.Context) error {
 		return err
 	}
 	req, err := c.decode(command)
+	c.req = req
 	if err != nil {
 		return err
 	}
-	c.req = req
 	defer req.close()
 	if err := c.openNetns(command); err != nil {
 		return err
 	}
+	ctx = c.record.watch(ctx)
+	req.Step(command)
 	if command == "ADD" {
 		return c.add(ctx)
 	}
@@ -163,11 +176,13 @@ func (c *call) add(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		c.req.Step("print")
 		return c.printResult(res)
 	})
 	if err == nil {
 		return nil
 	}
+	c.req.Step("roll back")
 	return c.req.rollBack(ctx, stopped(ctx, err))
 }
 

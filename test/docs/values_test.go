@@ -48,6 +48,11 @@ func dns() []values {
 	}
 }
 
+// common are the keys that every plugin reads.
+func common() []values {
+	return []values{{key: "log", good: `["", null, "/nowhere/a log"]`, bad: `["x", "./x", "/", "/x/", "//x", 5, true, {}, []]`, beyond: `["/x/../y", "/x/."]`}}
+}
+
 // ranges are the keys of a range at prefix; one without prefix is the old form
 // in ipam itself.
 func ranges(prefix, beside string) []values {
@@ -64,12 +69,12 @@ func ranges(prefix, beside string) []values {
 // list those of a list.
 func tables() map[string][]values {
 	return map[string][]values{
-		"bridge":     concat(bridgeValues(), dns()),
-		"ptp":        concat(ptpValues(), dns()),
-		"loopback":   nil,
-		"host-local": hostLocalValues(),
-		"tuning":     tuningValues(),
-		"portmap":    portmapValues(),
+		"bridge":     concat(bridgeValues(), dns(), common()),
+		"ptp":        concat(ptpValues(), dns(), common()),
+		"loopback":   common(),
+		"host-local": concat(hostLocalValues(), common()),
+		"tuning":     concat(tuningValues(), common()),
+		"portmap":    concat(portmapValues(), common()),
 		"entry":      entryValues(),
 		"list":       listValues(),
 	}

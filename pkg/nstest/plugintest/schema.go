@@ -288,6 +288,7 @@ var formats = map[string]Object{
 		"not": Object{"type": "string", "pattern": `^(00([:-]00){5}|0000(\.0000){2})$`}},
 	"ifname": {"pattern": `^[^/:%\s]{1,15}$`, "not": Object{"enum": []any{".", "..", "all", "default"}}},
 	"name":   {"pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]*$"},
+	"path":   {"pattern": `^(/[^/\x00]+)+$`},
 	"file":   {"pattern": `^[^/\\]+$`, "not": Object{"enum": []any{".", ".."}}},
 	"chain":  {"pattern": `^[#-,.-\[\]-~][!#-\[\]-~]{0,27}$`},
 	"token":  {"pattern": "^[^\\x00-\\x1f\\x7f]+$"},

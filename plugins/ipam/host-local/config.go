@@ -11,6 +11,8 @@ import (
 
 // wireConfig is the part of a network configuration that host-local reads.
 type wireConfig struct {
+	skel.Keys
+
 	IPAM          wireIPAM          `json:"ipam"`
 	RuntimeConfig wireRuntimeConfig `json:"runtimeConfig"`
 	Args          struct {

@@ -32,10 +32,12 @@ func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
 	if err != nil {
 		return nil, err
 	}
+	req.Step("wait for the lock")
 	l, err := lock(ctx, cfg.dataDir, req.Network, true)
 	if err != nil {
 		return nil, err
 	}
+	req.Step("reserve")
 	addrs, err := allocate(l, req.Attachment, cfg.sets, asked)
 	if err == nil {
 		req.OnFail("give back "+join(addrs), func(ctx context.Context) error {

@@ -41,15 +41,18 @@ func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
 	if err := a.findIPAM(); err != nil {
 		return nil, err
 	}
+	req.Step("bridge")
 	if err := a.ensureBridge(); err != nil {
 		return nil, err
 	}
+	req.Step("interfaces")
 	if err := a.createPair(); err != nil {
 		return nil, err
 	}
 	if err := a.attachPort(ctx); err != nil {
 		return nil, err
 	}
+	req.Step("addresses")
 	// The link comes before IPAM: some IPAM plugins need it (dhcp), and an
 	// attachment that exists already must fail without asking IPAM.
 	p := plan{Result: &cni.Result{}}
@@ -58,9 +61,11 @@ func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
 			return nil, err
 		}
 	}
+	req.Step("network")
 	if err := a.setUpNetwork(ctx, p); err != nil {
 		return nil, err
 	}
+	req.Step("wait for the port")
 	if err := a.waitForPort(ctx); err != nil {
 		return nil, err
 	}
@@ -75,11 +80,15 @@ func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
 
 func del(ctx context.Context, req *skel.Request) error {
 	nf := nft.New()
+	req.Count(nf)
+	req.Step("masquerade")
 	// Closing a netfilter socket after a deletion waits for the kernel, and so
 	// does deleting a link. In this order the first wait covers the second.
 	natErr := errors.Join(deleteSpoofCheck(ctx, nf, req.Attachment), masq.Del(ctx, nf, req.Attachment, cni.Addresses(req.PrevResult.ContainerIPs(req.IfName))))
+	req.Step("link")
 	gone, linkErr := deleteLink(req)
 	closeErr := nf.Close()
+	req.Step("addresses")
 	return errors.Join(natErr, linkErr, closeErr, ipamClient(req).DelWhenGone(ctx, gone))
 }
 
@@ -106,6 +115,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 	}
 	defer host.Close()
 	nf := nft.New()
+	req.Count(host, nf)
 	natErr := errors.Join(collectSpoofChecks(ctx, nf, req.Valid), masq.GC(ctx, nf, req.Network, req.Valid))
 	linkErr := iface.Collect(host, req.Valid)
 	closeErr := nf.Close()
@@ -126,6 +136,7 @@ func status(ctx context.Context, req *skel.Request) error {
 	defer host.Close()
 	nf := nft.New()
 	defer nf.Close()
+	req.Count(host, nf)
 	if _, err := findBridge(host, cfg.Bridge); err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 		return cni.Errorf(cni.CodeUnavailable, "%w", err)
 	}
@@ -153,6 +164,7 @@ func deleteLink(req *skel.Request) (gone bool, err error) {
 		return true, err
 	}
 	defer host.Close()
+	req.Count(host)
 	s := iface.Search{Attachment: req.Attachment, Host: host, NS: req.NS, Prev: req.PrevResult, Master: iface.UnknownMaster}
 	if br, err := findBridge(host, bridgeName(req)); err == nil {
 		s.Master = br.Index
@@ -169,8 +181,11 @@ func open(req *skel.Request) (*attachment, error) {
 	}
 	a := &attachment{Request: req, cfg: cfg, nf: nft.New()}
 	req.OnDone(a.close)
-	a.host, a.cont, err = rtnl.DialBoth(req.NS)
-	return a, err
+	if a.host, a.cont, err = rtnl.DialBoth(req.NS); err != nil {
+		return nil, err
+	}
+	req.Count(a.host, a.nf)
+	return a, nil
 }
 
 func (a *attachment) close() {

@@ -19,6 +19,8 @@ const (
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
+	skel.Keys
+
 	Bridge                    string      `json:"bridge" help:"name of the bridge, made when it is not there" default:"cni0" schema:"format=ifname"`
 	IsGateway                 bool        `json:"isGateway" help:"give the bridge the gateway addresses and forward packets" default:"false"`
 	IsDefaultGateway          bool        `json:"isDefaultGateway" help:"isGateway, and the containers' default routes lead to it" default:"false"`

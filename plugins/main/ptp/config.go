@@ -12,6 +12,8 @@ import (
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
+	skel.Keys
+
 	IPMasq        bool    `json:"ipMasq" help:"masquerade what leaves the containers' subnets" default:"false"`
 	IPMasqBackend *string `json:"ipMasqBackend" help:"nftables or iptables (nftables, where the kernel has it)" schema:"enum=nftables|iptables"`
 	MTU           int     `json:"mtu" help:"bytes, of both ends of the pair (the kernel's)" schema:"min=68 max=65535 zero"`

@@ -38,32 +38,41 @@ func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
 	if err := a.claim(); err != nil {
 		return nil, err
 	}
+	req.Step("addresses")
 	p, err := a.borrowAddresses(ctx)
 	if err != nil {
 		return nil, err
 	}
+	req.Step("interfaces")
 	if err := a.createPair(p); err != nil {
 		return nil, err
 	}
+	req.Step("container")
 	if err := iface.Configure(ctx, a.target(p.ContRoutes), p.Result); err != nil {
 		return nil, err
 	}
+	req.Step("host")
 	if err := a.setUpHost(p); err != nil {
 		return nil, err
 	}
 	if err := a.masquerade(ctx, p.Result); err != nil {
 		return nil, err
 	}
+	req.Step("wait for the link")
 	return p.Result, a.waitUp(ctx, p)
 }
 
 func del(ctx context.Context, req *skel.Request) error {
 	nf := nft.New()
+	req.Count(nf)
+	req.Step("masquerade")
 	// Closing a netfilter socket after a deletion waits for the kernel, and so
 	// does deleting a link. In this order the first wait covers the second.
 	natErr := masq.Del(ctx, nf, req.Attachment, cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)))
+	req.Step("link")
 	gone, linkErr := deleteLink(req)
 	closeErr := nf.Close()
+	req.Step("addresses")
 	return errors.Join(natErr, linkErr, closeErr, ipamClient(req).DelWhenGone(ctx, gone))
 }
 
@@ -85,6 +94,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 	}
 	defer host.Close()
 	nf := nft.New()
+	req.Count(host, nf)
 	natErr := masq.GC(ctx, nf, req.Network, req.Valid)
 	linkErr := iface.Collect(host, req.Valid)
 	closeErr := nf.Close()
@@ -99,6 +109,7 @@ func status(ctx context.Context, req *skel.Request) error {
 	if cfg.Masq {
 		nf := nft.New()
 		defer nf.Close()
+		req.Count(nf)
 		if err := masq.Status(ctx, nf, cfg.MasqBackend); err != nil {
 			return cni.Errorf(cni.CodeUnavailable, "ipMasq: %w", err)
 		}
@@ -115,8 +126,11 @@ func open(req *skel.Request) (*attachment, error) {
 	}
 	a := &attachment{Request: req, cfg: cfg, nf: nft.New()}
 	req.OnDone(a.close)
-	a.host, a.cont, err = rtnl.DialBoth(req.NS)
-	return a, err
+	if a.host, a.cont, err = rtnl.DialBoth(req.NS); err != nil {
+		return nil, err
+	}
+	req.Count(a.host, a.nf)
+	return a, nil
 }
 
 func (a *attachment) close() {
@@ -210,5 +224,6 @@ func deleteLink(req *skel.Request) (gone bool, err error) {
 		return true, err
 	}
 	defer host.Close()
+	req.Count(host)
 	return iface.Search{Attachment: req.Attachment, Host: host, NS: req.NS, Prev: req.PrevResult, Master: iface.NoMaster}.Delete()
 }

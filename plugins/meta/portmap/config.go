@@ -12,6 +12,8 @@ import (
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
+	skel.Keys
+
 	Backend              *string  `json:"backend" help:"nftables or iptables (nftables, where the kernel and the other keys permit)" schema:"enum=nftables|iptables"`
 	SNAT                 *bool    `json:"snat" help:"masquerade what comes from the host's loopback and from the container's own subnet" default:"true"`
 	MasqAll              bool     `json:"masqAll" help:"masquerade everything that is forwarded; needs snat" default:"false"`

@@ -10,6 +10,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 // alone makes a container on a point to point link, as ptp does.
@@ -183,7 +184,7 @@ var _ = Describe("an owner", Label("kernel"), func() {
 			GinkgoHelper()
 			lives := false
 			w.Do(func() {
-				call, err := open(nil)
+				call, err := open(&skel.Request{})
 				Expect(err).NotTo(HaveOccurred())
 				defer call.close()
 				lives, err = l.alive(call.host)
@@ -197,7 +198,7 @@ var _ = Describe("an owner", Label("kernel"), func() {
 				n, err := ns.Open(c.Path)
 				Expect(err).NotTo(HaveOccurred())
 				defer n.Close()
-				call, err := open(nil)
+				call, err := open(&skel.Request{})
 				Expect(err).NotTo(HaveOccurred())
 				defer call.close()
 				l, err = lifeOf(call.host, n, c.ifName)

@@ -42,15 +42,18 @@ func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
 		return nil, err
 	}
 	defer c.close()
+	req.Step("look at the container")
 	st, err := c.describe(cfg)
 	if err != nil {
 		return nil, err
 	}
 	c.warn(cfg, st)
+	req.Step("publish the ports")
 	dead, err := c.publish(ctx, cfg, st)
 	if err != nil {
 		return nil, err
 	}
+	req.Step("flush connections")
 	return req.PrevResult, c.flushAdded(st, dead)
 }
 
@@ -116,7 +119,9 @@ func open(req *skel.Request) (*call, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &call{Request: req, host: host, nf: nft.New()}, nil
+	c := &call{Request: req, host: host, nf: nft.New()}
+	req.Count(c.host, c.nf)
+	return c, nil
 }
 
 func (c *call) close() {

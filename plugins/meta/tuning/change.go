@@ -30,13 +30,16 @@ func (c *change) make(ctx context.Context) error {
 	if err := c.dial(); err != nil {
 		return err
 	}
+	c.Step("look at the interface")
 	// What is wrong is refused here, before anything is written anywhere.
 	if err := c.look(); err != nil {
 		return err
 	}
+	c.Step("keep the values from before")
 	if err := c.keep(ctx); err != nil {
 		return err
 	}
+	c.Step("change")
 	if err := c.writeSysctls(); err != nil {
 		return err
 	}
@@ -50,6 +53,7 @@ func (c *change) dial() error {
 		return err
 	}
 	c.OnDone(func() { _ = conn.Close() })
+	c.Count(conn)
 	c.conn = conn
 	return nil
 }

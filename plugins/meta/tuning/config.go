@@ -14,6 +14,8 @@ const defaultDataDir = "/run/cni/tuning"
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
+	skel.Keys
+
 	Sysctl   json.RawMessage `json:"sysctl" help:"values below /proc/sys/net, in this order; IFNAME in a key is the interface" schema:"format=sysctls"`
 	MAC      string          `json:"mac" help:"MAC address of the interface" schema:"format=hwaddr empty"`
 	MTU      int             `json:"mtu" help:"MTU of the interface, in bytes (0: as it is)" schema:"min=0 max=2147483647"`

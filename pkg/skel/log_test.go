@@ -1,0 +1,226 @@
+package skel_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	programs "github.com/hawser-cni/plugins/pkg/process"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// lines are those of a log.
+func lines(file string) (list []object) {
+	GinkgoHelper()
+	data, err := os.ReadFile(file)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(string(data)).To(HaveSuffix("\n"))
+	for text := range strings.Lines(string(data)) {
+		var l object
+		Expect(json.Unmarshal([]byte(text), &l)).To(Succeed(), text)
+		list = append(list, l)
+	}
+	return list
+}
+
+// names are those of the steps or programs of a line.
+func names(l object, key string) (list []string) {
+	GinkgoHelper()
+	for _, s := range l[key].([]any) {
+		Expect(s).To(HaveKeyWithValue("ms", BeNumerically(">=", 0)))
+		list = append(list, s.(object)["name"].(string))
+	}
+	return list
+}
+
+// counted is a connection that sent so many messages.
+type counted int64
+
+func (c counted) Sent() int64 { return int64(c) }
+
+var _ = Describe("the log", func() {
+	var file string
+	BeforeEach(func() { file = filepath.Join(GinkgoT().TempDir(), "log") })
+	logged := func(r request) request {
+		r.more = append(r.more, "HAWSER_LOG="+file)
+		return r
+	}
+
+	It("has a line of each call, with steps, programs, messages and the result", func() {
+		p := probe(nil)
+		p.Add = func(ctx context.Context, r *skel.Request) (*cni.Result, error) {
+			r.Step("one")
+			r.Count(counted(3), counted(4))
+			Expect(programs.Command{Path: "/bin/true"}.Run(ctx)).To(Succeed())
+			r.Step("two")
+			return &cni.Result{Interfaces: []cni.Interface{{Name: "eth0"}}, IPs: oneAddress().IPs}, nil
+		}
+		before := time.Now().Add(-time.Millisecond)
+		logged(attach("ADD")).run(p).document()
+		l := lines(file)[0]
+		Expect(l).To(And(HaveKeyWithValue("plugin", "probe"), HaveKeyWithValue("version", "unknown"), HaveKeyWithValue("verb", "ADD"),
+			HaveKeyWithValue("cniVersion", "1.1.0"), HaveKeyWithValue("network", "net1"), HaveKeyWithValue("containerID", "c1"), HaveKeyWithValue("ifname", "eth0"),
+			HaveKeyWithValue("netlink", 7.0), HaveKeyWithValue("result", object{"interfaces": []any{"eth0"}, "ips": []any{"10.0.0.5/24"}}), Not(HaveKey("error"))))
+		Expect(names(l, "steps")).To(Equal([]string{"decode", "ADD", "one", "two", "print"}))
+		Expect(names(l, "programs")).To(Equal([]string{"true"}))
+		at, err := time.Parse(time.RFC3339, l["time"].(string))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(at).To(BeTemporally("~", before, 5*time.Second))
+		sum := 0.0
+		for _, s := range l["steps"].([]any) {
+			sum += s.(object)["ms"].(float64)
+		}
+		Expect(l["ms"]).To(BeNumerically(">=", sum-0.01))
+		Expect(l["ms"]).To(BeNumerically(">", 0.1))
+	})
+
+	It("has one of calls that fail, panic, are stopped or are refused, and of VERSION", func() {
+		fail := errors.New("outer: inner")
+		logged(attach("DEL")).run(probe(func(*skel.Request) error { return fail }))
+		logged(attach("ADD")).run(probe(func(r *skel.Request) error {
+			r.OnFail("nothing", func(context.Context) error { return errors.New("cannot") })
+			panic("oh")
+		}))
+		ctx, stop := context.WithCancelCause(context.Background())
+		stop(errors.New("told to"))
+		logged(attach("ADD")).runIn(ctx, probe(func(*skel.Request) error { return nil }))
+		logged(request{command: "ADD", conf: conf1}).run(forbidden())
+		logged(request{command: "STATUS", conf: "{"}).run(forbidden())
+		logged(request{command: "STATUS", conf: conf1}).run(probe(func(*skel.Request) error { return nil }))
+		logged(request{command: "VERSION", conf: "{}"}).run(forbidden())
+		list := lines(file)
+		Expect(list).To(HaveLen(7))
+		e := func(i int) object { return list[i]["error"].(object) }
+		Expect(e(0)).To(Equal(object{"code": 999.0, "msg": "outer: inner"}))
+		Expect(e(1)).To(HaveKeyWithValue("msg", "internal error: oh"))
+		Expect(e(1)).To(HaveKeyWithValue("details", And(ContainSubstring("roll-back: nothing: cannot"), ContainSubstring("goroutine"))))
+		Expect(len(e(1)["details"].(string))).To(BeNumerically("<", 4200))
+		Expect(names(list[1], "steps")).To(Equal([]string{"decode", "ADD", "roll back"}))
+		Expect(e(2)).To(Equal(object{"code": 11.0, "msg": "stopped: told to"}))
+		Expect(e(3)).To(HaveKeyWithValue("code", 4.0))
+		Expect(e(4)).To(HaveKeyWithValue("code", 6.0))
+		Expect(list[5]).NotTo(Or(HaveKey("error"), HaveKey("result")))
+		Expect(list[6]).To(HaveKeyWithValue("verb", "VERSION"))
+	})
+
+	It("has none of calls for people", func() {
+		for _, arg := range []string{"--help", "--version", "--check-config"} {
+			logged(request{args: []string{arg}, conf: conf1}).run(forbidden())
+		}
+		Expect(file).NotTo(BeAnExistingFile())
+	})
+
+	It("has the file that the key names, unless the variable names another", func() {
+		keyed := attach("ADD")
+		keyed.conf = `{"cniVersion": "1.1.0", "name": "net1", "type": "probe", "log": "` + file + `.key"}`
+		ok := probe(func(*skel.Request) error { return nil })
+		keyed.run(ok).document()
+		Expect(lines(file + ".key")).To(HaveLen(1))
+		logged(keyed).run(ok).document()
+		Expect(lines(file + ".key")).To(HaveLen(1))
+		Expect(lines(file)).To(HaveLen(1))
+		keyed.run(probe(func(*skel.Request) error { return errHandler }))
+		Expect(lines(file + ".key")[1]).To(HaveKey("error"))
+	})
+
+	DescribeTable("refuses a bad key in ADD, and goes without in DEL", func(value, says string) {
+		r := attach("ADD")
+		r.conf = `{"cniVersion": "1.1.0", "name": "net1", "type": "probe", "log": ` + value + `}`
+		r.run(forbidden()).expectError(cni.CodeConfig, HavePrefix("log: "+value+" "+says))
+		r.command = "DEL"
+		a := r.run(probe(func(*skel.Request) error { return nil }))
+		Expect(a.code).To(BeZero())
+		Expect(a.stderr).To(ContainSubstring("log: " + value + " " + says))
+	},
+		Entry(nil, `"x.log"`, "is no absolute path"),
+		Entry(nil, `"/x/../y"`, "is no plain path of a file"),
+		Entry(nil, `"/"`, "is no plain path of a file"),
+		Entry(nil, `5`, "is no string"),
+	)
+
+	It("that cannot be written is no reason to fail, and said once", func() {
+		for _, bad := range []string{file + "/none/log", "relative", filepath.Dir(file)} {
+			r := attach("ADD")
+			r.more = []string{"HAWSER_LOG=" + bad}
+			a := r.run(probe(func(*skel.Request) error { return nil }))
+			Expect(a.code).To(BeZero())
+			Expect(a.document()).To(HaveKey("ips"))
+			Expect(a.stderr).To(And(HavePrefix("probe: HAWSER_LOG: "), ContainSubstring(bad), HaveSuffix("the call is not in the log\n")))
+			Expect(strings.Count(a.stderr, "\n")).To(Equal(1))
+		}
+	})
+
+	It("has no values of CNI_ARGS and of unknown keys, whatever a delegate says", func() {
+		const secret = "s3cr3t-\"t0ken\""
+		conf := map[string]any{"cniVersion": "1.1.0", "name": "net1", "type": "probe", "log": file, "token": secret, "pin": 987654,
+			"nested": []any{object{"deep": secret + "2"}}, "short": "xy", "ipam": object{"type": "other", "password": secret + "3", "subnet": "10.1.0.0/16"}}
+		text, err := json.Marshal(conf)
+		Expect(err).NotTo(HaveOccurred())
+		r := attach("ADD")
+		r.conf, r.more = string(text), []string{"CNI_ARGS=K8S_POD_TOKEN=args-s3cr3t;POD=c1;IP=;args-alone"}
+		p := probe(func(r *skel.Request) error {
+			return &cni.Error{Code: cni.CodeIO, Msg: "subnet 10.1.0.0/16 of net1 for c1: " + r.Args + ` "xy" foxy`,
+				Details: strings.Join([]string{string(r.Conf), quoted(string(r.Conf)), secret, "args-s3cr3t 987654"}, " ")}
+		})
+		p.Config = struct{ skel.Keys }{}
+		Expect(r.run(p).stdout).To(ContainSubstring("s3cr3t"), "or the spec shows nothing")
+		data, err := os.ReadFile(file)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(string(data)).NotTo(Or(ContainSubstring("s3cr3t"), ContainSubstring("xy\\"), ContainSubstring("t0ken"), ContainSubstring("987654"), ContainSubstring("args-alone"), ContainSubstring(`"xy`)))
+		Expect(lines(file)[0]["error"]).To(HaveKeyWithValue("msg", "subnet 10.1.0.0/16 of net1 for c1: K8S_POD_TOKEN=[hidden];POD=c1;IP=;[hidden] \"[hidden]\" foxy"))
+	})
+
+	It("has no error text where there are too many values to look at", func() {
+		r := attach("ADD")
+		r.conf = `{"cniVersion": "1.1.0", "name": "net1", "type": "probe", "log": "` + file + `", "many": [` + strings.Repeat(`1,`, 10000) + `"s3cr3t"]}`
+		r.run(probe(func(*skel.Request) error { return errors.New("s3cr3t") })).expectError(cni.CodeInternal, "s3cr3t")
+		Expect(lines(file)[0]["error"]).To(Equal(object{"code": 999.0, "msg": "[hidden]"}))
+	})
+})
+
+func quoted(text string) string {
+	out, err := json.Marshal(text)
+	Expect(err).NotTo(HaveOccurred())
+	return string(out)
+}
+
+var _ = It("a log that nobody asked for costs no allocation", func() {
+	p := probe(func(r *skel.Request) error {
+		defer GinkgoRecover()
+		conn := counted(1)
+		Expect(testing.AllocsPerRun(100, func() {
+			r.Step("one")
+			r.Count(&conn, &conn)
+		})).To(BeZero())
+		return nil
+	})
+	Expect(request{command: "STATUS", conf: conf1}.run(p)).To(Equal(answer{}))
+})
+
+// BenchmarkLog is a call of a plugin that does nothing, without a log and with one.
+func BenchmarkLog(b *testing.B) {
+	for name, vars := range map[string][]string{"off": nil, "on": {"HAWSER_LOG=" + b.TempDir() + "/log"}} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			p := probe(func(r *skel.Request) error { r.Step("one"); return nil })
+			env := skel.Env{Vars: append([]string{"CNI_COMMAND=STATUS"}, vars...), Stdout: io.Discard, Stderr: io.Discard}
+			for b.Loop() {
+				env.Stdin = bytes.NewReader([]byte(conf1))
+				if skel.Run(context.Background(), p, env) != 0 {
+					b.Fatal("it failed")
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,190 @@
+package lifecycle_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/nstest/trace"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/test/node"
+)
+
+// logLine is what is looked at of a line of the log.
+type logLine struct {
+	PID                                        int
+	Plugin, Verb, Network, ContainerID, IfName string
+	MS                                         float64
+	Netlink                                    int
+	Steps, Programs                            []struct {
+		Name string
+		MS   float64
+	}
+	Result *struct{ Interfaces, IPs []string }
+	Error  *struct {
+		Code uint
+		Msg  string
+	}
+}
+
+func (l logLine) String() string { return l.Plugin + " " + l.Verb }
+
+func logLines(file string) (list []logLine) {
+	GinkgoHelper()
+	data, err := os.ReadFile(file)
+	Expect(err).NotTo(HaveOccurred())
+	for text := range strings.Lines(string(data)) {
+		var l logLine
+		Expect(json.Unmarshal([]byte(text), &l)).To(Succeed(), text)
+		list = append(list, l)
+	}
+	return list
+}
+
+var _ = Describe("the log of a node", func() {
+	var n *node.Node
+	var file string
+	BeforeEach(func() {
+		n, file = node.New(), filepath.Join(GinkgoT().TempDir(), "hawser.log")
+	})
+
+	It("has a line of each call of the runtime, and of each call of IPAM in them", func() {
+		n.Env = []string{"HAWSER_LOG=" + file}
+		p := n.Add(node.NewPod("one"), node.List(""))
+		for _, command := range []string{"CHECK", "STATUS", "DEL"} {
+			n.Succeeds(command, p, node.List(""))
+		}
+		var have []string
+		for _, l := range logLines(file) {
+			have = append(have, l.String())
+			Expect(l.Error).To(BeNil())
+			Expect(l.Network).To(Equal("net"))
+			Expect(l.MS).To(BeNumerically(">", 0))
+		}
+		Expect(have).To(Equal([]string{"host-local ADD", "bridge ADD", "portmap ADD", "tuning ADD",
+			"host-local CHECK", "bridge CHECK", "portmap CHECK", "tuning CHECK", "host-local STATUS", "bridge STATUS", "portmap STATUS", "tuning STATUS",
+			"tuning DEL", "portmap DEL", "host-local DEL", "bridge DEL"}))
+		add := logLines(file)[1]
+		Expect(add.Result.Interfaces).To(ContainElements("cni0", "eth0"))
+		Expect(add.Result.IPs).To(HaveExactElements("10.88.0.2/24", "fd00:88::2/64"))
+		Expect(add.Programs).To(HaveLen(1))
+		Expect(add.Programs[0].Name).To(Equal("host-local"))
+		Expect(add.Programs[0].MS).To(And(BeNumerically(">", 0), BeNumerically("<", add.MS)))
+	})
+
+	It("is written by the configuration's key, to IPAM's line", func() {
+		entries := node.List("")
+		for i := range entries {
+			entries[i].Keys = plugintest.Merge(entries[i].Keys, plugintest.Object{"log": file})
+		}
+		n.Add(node.NewPod("one"), entries)
+		Expect(logLines(file)).To(HaveLen(4))
+	})
+
+	It("has as many programs and netlink messages as the kernel saw", func() {
+		entries := node.List("")
+		n.Add(node.NewPod("other"), node.Port(entries, 9090))
+		p := node.NewPod("one")
+		for _, command := range []string{"ADD", "CHECK", "STATUS", "DEL"} {
+			for i := range entries {
+				e := entries[i]
+				if command == "DEL" {
+					e = entries[len(entries)-1-i]
+				}
+				r := traced(n, file, p.Call, command, e, p.Result)
+				if command == "ADD" {
+					p.Result = json.RawMessage(r.Stdout)
+				}
+				all := logLines(file)
+				l := all[len(all)-1]
+				Expect(l.String()).To(Equal(e.Plugin + " " + command))
+				Expect(l.Netlink).To(Equal(len(r.Programs[0].Messages)), l.String())
+				var names []string
+				for _, program := range l.Programs {
+					names = append(names, program.Name)
+				}
+				Expect(names).To(HaveExactElements(r.Names()[1:]), l.String())
+			}
+		}
+	})
+
+	It("loses no line of calls side by side", func() {
+		n.Env = []string{"HAWSER_LOG=" + file}
+		const pods = 12
+		var wait sync.WaitGroup
+		for i := range pods {
+			wait.Go(func() {
+				defer GinkgoRecover()
+				n.Add(node.NewPod(fmt.Sprintf("pod%d", i)), node.List("")[:1])
+			})
+		}
+		wait.Wait()
+		list := logLines(file)
+		Expect(list).To(HaveLen(2 * pods))
+		for i := range pods {
+			Expect(slices.IndexFunc(list, func(l logLine) bool { return l.Plugin == "bridge" && l.ContainerID == fmt.Sprintf("pod%d", i) })).To(BeNumerically(">=", 0))
+		}
+	})
+
+	It("tells why a call failed, and what it did until then", func() {
+		n.Env = []string{"HAWSER_LOG=" + file}
+		p := n.Add(node.NewPod("one"), node.List("")[:1])
+		Expect(n.Chain("ADD", p, node.List("")[:1]).Code).To(Equal(1))
+		all := logLines(file)
+		l := all[len(all)-1]
+		Expect(l.Error.Code).To(BeEquivalentTo(100))
+		Expect(l.Error.Msg).To(ContainSubstring("exists already"))
+		Expect(l.Result).To(BeNil())
+		Expect(l.Steps[len(l.Steps)-1].Name).To(Equal("roll back"))
+	})
+
+	It("that cannot be written changes nothing but standard error", func() {
+		for _, bad := range []string{"/proc/nothing/log", "/dev/null", "x"} {
+			n.Env = []string{"HAWSER_LOG=" + bad}
+			p := node.NewPod("one")
+			for _, command := range []string{"ADD", "CHECK", "DEL"} {
+				a := n.Chain(command, p, node.List("")[:1])
+				Expect(a.Code).To(BeZero(), a.Stdout)
+				Expect(strings.Count(a.Stderr, "the call is not in the log")).To(Equal(2), "bridge and host-local: %s", a.Stderr)
+			}
+		}
+	})
+
+	It("is full where the disk is", func() {
+		dir := GinkgoT().TempDir()
+		n.Cmd("mount", "-t", "tmpfs", "-o", "size=4096", "none", dir)
+		n.Cmd("sh", "-c", "head -c 4096 /dev/zero >"+dir+"/rest")
+		n.Env = []string{"HAWSER_LOG=" + filepath.Join(dir, "log")}
+		a := n.Chain("ADD", node.NewPod("one"), node.List("")[:1])
+		Expect(a.Code).To(BeZero(), a.Stdout)
+		Expect(a.Stderr).To(ContainSubstring("no space left on device"))
+	})
+})
+
+// traced is a call that writes to a log, and what the kernel saw of it.
+func traced(n *node.Node, file string, c plugintest.Call, command string, e node.Entry, prev json.RawMessage) *trace.Record {
+	GinkgoHelper()
+	conf := plugintest.Merge(plugintest.Object{"cniVersion": "1.1.0", "name": "net", "type": e.Plugin}, e.Keys)
+	if prev != nil {
+		conf["prevResult"] = prev
+	}
+	c.Command, c.Conf = command, conf
+	w := &plugintest.World{Host: n.Host, Dir: n.Dir, Plugin: skel.Plugin{Name: e.Plugin}}
+	var r *trace.Record
+	var err error
+	n.Do(func() {
+		r, err = trace.Run(trace.Command{Path: nstest.Build(e.Plugin), Env: append(c.Vars(w), "HAWSER_LOG="+file), Stdin: c.Stdin()})
+	})
+	Expect(err).NotTo(HaveOccurred())
+	Expect(r.Exit).To(BeZero(), r.Stdout+r.Stderr)
+	return r
+}
