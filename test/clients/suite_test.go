@@ -6,7 +6,6 @@ package clients_test
 import (
 	"os"
 	"testing"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -23,6 +22,5 @@ func TestMain(m *testing.M) {
 
 func TestClients(t *testing.T) {
 	RegisterFailHandler(Fail)
-	SetDefaultEventuallyTimeout(nstest.Patience(10 * time.Second))
 	RunSpecs(t, "clients: libcni, go-cni and ocicni")
 }

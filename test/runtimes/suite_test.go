@@ -5,7 +5,6 @@ package runtimes_test
 
 import (
 	"testing"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -17,6 +16,5 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func TestRuntimes(t *testing.T) {
 	RegisterFailHandler(Fail)
-	SetDefaultEventuallyTimeout(nstest.Patience(10 * time.Second))
 	RunSpecs(t, "runtimes: real runtimes with our plugins")
 }

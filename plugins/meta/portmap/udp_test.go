@@ -66,7 +66,7 @@ func newStream(from *nstest.Host, to string) *stream {
 // hears waits until the stream is answered by this one.
 func (s *stream) hears(who string) {
 	GinkgoHelper()
-	Eventually(func() any { return s.last.Load() }).WithTimeout(nstest.Patience(time.Second)).WithPolling(5 * time.Millisecond).Should(Equal(who))
+	Eventually(func() any { return s.last.Load() }).WithPolling(5 * time.Millisecond).Should(Equal(who))
 }
 
 // answer serves UDP: the answer is a word.
