@@ -49,6 +49,8 @@ var _ = Describe("what a configuration says under keys that are not ours, and CN
 		nstest.Need("iptables")
 		log := logging("iptables", "iptables-restore", "ip6tables", "ip6tables-restore", "nft")
 		n := node.New()
+		calls := filepath.Join(GinkgoT().TempDir(), "calls")
+		n.Env = []string{"HAWSER_LOG=" + calls}
 		said := ""
 		entries := node.List("iptables")
 		for i := range entries {
@@ -86,6 +88,10 @@ var _ = Describe("what a configuration says under keys that are not ours, and CN
 		Expect(said).NotTo(ContainSubstring(secret))
 		commands, err := os.ReadFile(log)
 		Expect(err).NotTo(HaveOccurred())
+		lines, err := os.ReadFile(calls)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(strings.Count(string(lines), "\n")).To(BeNumerically(">", 20), "or the spec shows nothing")
+		Expect(string(lines)).NotTo(ContainSubstring(secret))
 		Expect(strings.Count(string(commands), "\n")).To(BeNumerically(">", 8), "or the spec shows nothing")
 		Expect(string(commands)).NotTo(ContainSubstring(secret))
 	})
