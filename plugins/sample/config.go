@@ -10,6 +10,8 @@ import (
 // wireConfig is the configuration as written. Its tags make --help, the hints
 // about misspelt keys and the JSON Schema, so that they cannot drift.
 type wireConfig struct {
+	skel.Keys // those of every plugin
+
 	Label string `json:"label" help:"what the interface is called; required" schema:"required"`
 }
 
