@@ -397,7 +397,7 @@ var _ = Describe("STATUS", func() {
 		n.ipam, n.dataDir = slash24, "/dev/null"
 		n.call(ours(), "STATUS", "").refused(cni.CodeUnavailable)
 		Expect(n.call(ours(), "ADD", "c1").refused(cni.CodeIO)).To(ContainSubstring("/dev/null"))
-		n.call(ours(), "DEL", "c1").refused(cni.CodeIO)
+		n.call(ours(), "DEL", "c1").ok() // there is no directory, and so no address
 	})
 })
 
