@@ -28,29 +28,32 @@ var watched = map[uint64]string{
 	unix.SYS_INOTIFY_INIT1: "inotify_init1", unix.SYS_INOTIFY_ADD_WATCH: "inotify_add_watch",
 }
 
-// changes reports whether the call changes something outside of the process. A lock
+// changing are the calls that change something outside of the process, or may. A lock
 // that is taken or given back is none, since it goes with the process.
+var changing = map[string]bool{
+	"openat": true, "open": true, "mkdirat": true, "linkat": true, "symlinkat": true, "renameat": true, "renameat2": true,
+	"unlinkat": true, "unlink": true, "mknodat": true, "fchmod": true, "fchmodat": true, "utimensat": true, "ftruncate": true,
+	"write": true, "pwrite64": true, "writev": true, "sendto": true, "sendmsg": true,
+	"execve": true, "clone": true, "clone3": true, "fork": true, "vfork": true,
+}
+
+// changes reports whether the call changes something outside of the process.
 func (c call) changes(tid int) bool {
 	switch c.Name {
-	case "openat", "open", "openat2":
-		flags := c.Args[2]
-		if c.Name == "open" {
-			flags = c.Args[1]
-		}
-		return flags&(unix.O_CREAT|unix.O_TRUNC) != 0 // a file that O_TMPFILE makes has no name
-	case "sendto", "sendmsg":
+	case "openat":
+		return c.Args[2]&(unix.O_CREAT|unix.O_TRUNC) != 0 // a file that O_TMPFILE makes has no name
+	case "open":
+		return c.Args[1]&(unix.O_CREAT|unix.O_TRUNC) != 0
+	case "sendto":
 		return !asks(tid, c)
-	case "mkdirat", "linkat", "symlinkat", "renameat", "renameat2", "unlinkat", "unlink", "mknodat", "fchmod", "fchmodat", "utimensat",
-		"ftruncate", "write", "pwrite64", "writev", "execve", "clone", "clone3", "fork", "vfork":
-		return true
 	}
-	return false
+	return changing[c.Name]
 }
 
 // asks reports whether a message to the kernel is a question.
 func asks(tid int, c call) bool {
 	header := make([]byte, unix.SizeofNlMsghdr)
-	if c.Name != "sendto" || peek(tid, c.Args[1], header) != nil {
+	if peek(tid, c.Args[1], header) != nil {
 		return false
 	}
 	switch typ := binary.NativeEndian.Uint16(header[4:]); {

@@ -14,6 +14,8 @@ const (
 	// launchEnv makes this test binary run a program under a filter that reports
 	// each watched call, of all its threads and children, and waits for our word.
 	launchEnv = "FAULTS_LAUNCH"
+	// changesEnv, when it is not empty, leaves out calls that change nothing.
+	changesEnv = "FAULTS_CHANGES"
 
 	// handOver is the launcher's end of a socket over which it hands us the
 	// listener. The filter knows this number: nobody listens yet when it is used.
@@ -29,8 +31,8 @@ func launch(program string) error {
 	if err := unix.Close(3); err != nil {
 		return err
 	}
-	env := slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, launchEnv+"=") })
-	listener, err := listen()
+	env := slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "FAULTS_") })
+	listener, err := listen(filter(os.Getenv(changesEnv) != ""))
 	if err != nil {
 		return err
 	}
@@ -42,8 +44,7 @@ func launch(program string) error {
 
 // listen puts the filter on this thread and returns the descriptor that its
 // reports come from.
-func listen() (int, error) {
-	program := filter()
+func listen(program []unix.SockFilter) (int, error) {
 	fprog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	// Who waits for our word is not disturbed by signals, but those that kill.
 	const flags = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
@@ -54,9 +55,10 @@ func listen() (int, error) {
 	return int(fd), nil
 }
 
-// filter reports the watched calls, but clone where it makes a thread.
-func filter() []unix.SockFilter {
-	const callNumber, firstArg = 0, 16 // offsets in struct seccomp_data, of a little-endian machine
+// filter reports the watched calls, but clone where it makes a thread, or only those
+// that may change something.
+func filter(changes bool) []unix.SockFilter {
+	const callNumber, firstArg, thirdArg = 0, 16, 32 // offsets in struct seccomp_data, of a little-endian machine
 	load := func(at uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
 	}
@@ -73,9 +75,14 @@ func filter() []unix.SockFilter {
 		unless(unix.SYS_CLONE, 4), load(firstArg), hasNot(unix.CLONE_THREAD, 1), allow, report,
 		unless(unix.SYS_SENDMSG, 4), load(firstArg), unless(handOver, 1), allow, report,
 	}
-	for nr := range watched {
-		if nr != unix.SYS_CLONE && nr != unix.SYS_SENDMSG {
-			program = append(program, unless(uint32(nr), 1), report)
+	if changes {
+		program = append(program, unless(unix.SYS_OPENAT, 4), load(thirdArg), hasNot(unix.O_CREAT|unix.O_TRUNC, 1), report, allow)
+	}
+	for _, calls := range []map[uint64]string{watched, older} {
+		for nr, name := range calls {
+			if nr != unix.SYS_CLONE && nr != unix.SYS_SENDMSG && (!changes || changing[name]) {
+				program = append(program, unless(uint32(nr), 1), report)
+			}
 		}
 	}
 	return append(program, allow)

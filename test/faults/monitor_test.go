@@ -81,6 +81,9 @@ func run(h *nstest.Host, p nstest.Program, f fault) (outcome, error) {
 	defer unix.Close(ours)
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(append(os.Environ(), p.Env...), launchEnv+"="+p.Path)
+	if f.Changes {
+		cmd.Env = append(cmd.Env, changesEnv+"=1")
+	}
 	cmd.Stdin = strings.NewReader(p.Stdin)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
