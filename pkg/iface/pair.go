@@ -30,12 +30,9 @@ type Pair struct {
 // Create makes the pair, both ends in place and down, the container's called
 // as the attachment says and the host's by a name derived from the
 // attachment. The host end is found again by FindHostEnd; the caller marks it
-// with MarkChange. An interface, or a host end, that is there already is code
-// 100: this attachment exists.
+// with MarkChange. The caller has called RefuseExisting before; what comes in
+// between is code 100, too.
 func (p Pair) Create() (host, cont rtnl.Link, err error) {
-	if err := p.RefuseExisting(); err != nil {
-		return host, cont, err
-	}
 	for try := range nameTries {
 		name := hostName(p.Attachment, try)
 		err = p.Host.AddVeth(rtnl.Veth{

@@ -58,6 +58,9 @@ type Runner struct {
 	Env    []string // our environment, KEY=value
 	Stderr io.Writer
 	Limits Limits
+	// Hold keeps the configuration from a plugin that was started until it is
+	// waited for.
+	Hold bool
 }
 
 // ForUndo is r for a roll-back, whose time is short.
@@ -103,33 +106,63 @@ func (r Runner) Find(name string) (string, error) {
 // the details, one that runs out of time code 11, one that cannot be started
 // code 5.
 func (r Runner) Run(ctx context.Context, name, command string, conf []byte) ([]byte, error) {
+	d, err := r.Start(ctx, name, command, conf)
+	if err != nil {
+		return nil, err
+	}
+	return d.Wait(ctx)
+}
+
+// Start starts the plugin as Run does, for a caller who has something else to
+// do until it waits for the answer. Wait must follow, in the same goroutine.
+func (r Runner) Start(ctx context.Context, name, command string, conf []byte) (*Delegate, error) {
 	file, err := r.Find(name)
 	if err != nil {
 		return nil, err
 	}
 	limits := r.Limits.orDefault()
-	d := &delegate{name: name, began: time.Now(), stdout: &head{max: limits.Output}, stderr: &tail{copy: r.Stderr, max: stderrMax}}
+	d := &Delegate{name: name, began: time.Now(), stdout: &head{max: limits.Output}, stderr: &tail{copy: r.Stderr, max: stderrMax}}
 	cmd := process.Command{
-		Path: file, Env: withCommand(r.Env, command), Stdin: conf, Stdout: d.stdout, Stderr: d.stderr,
+		Path: file, Env: withCommand(r.Env, command), Stdin: conf, HoldStdin: r.Hold, Stdout: d.stdout, Stderr: d.stderr,
 		Limit: limits.Run, Drain: limits.Drain,
 	}
-	err = retryBusy(ctx, file, limits.Busy, func() error { return cmd.Run(ctx) })
+	err = retryBusy(ctx, file, limits.Busy, func() error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		d.process, err = cmd.Start()
+		return err
+	})
+	if err != nil {
+		return nil, d.failure(ctx, err)
+	}
+	return d, nil
+}
+
+// Delegate is a plugin that was started.
+type Delegate struct {
+	name    string
+	began   time.Time
+	process *process.Process
+	stdout  *head
+	stderr  *tail
+}
+
+// Wait returns the plugin's standard output, or what Run says of a failure.
+func (d *Delegate) Wait(ctx context.Context) ([]byte, error) {
+	err := d.process.Wait(ctx)
 	if err == nil && !d.stdout.over {
 		return d.stdout.buf, nil
 	}
 	return nil, d.failure(ctx, err)
 }
 
-// delegate is a plugin that we ran.
-type delegate struct {
-	name   string
-	began  time.Time
-	stdout *head
-	stderr *tail
-}
+// Abandon ends the plugin instead of waiting for it. One that was held back
+// never sees its configuration.
+func (d *Delegate) Abandon() { d.process.Abandon() }
 
 // failure says what went wrong with a delegate that did not succeed.
-func (d *delegate) failure(ctx context.Context, err error) error {
+func (d *Delegate) failure(ctx context.Context, err error) error {
 	details := strings.TrimSpace(string(d.stderr.buf))
 	if d.stdout.over {
 		return &cni.Error{Code: cni.CodeInternal, Msg: fmt.Sprintf("plugin %q: more than %d bytes of output", d.name, d.stdout.max), Details: details}
@@ -155,7 +188,7 @@ func (d *delegate) failure(ctx context.Context, err error) error {
 }
 
 // stopped is what is said of a delegate that we ended.
-func (d *delegate) stopped(cause error, details string) error {
+func (d *Delegate) stopped(cause error, details string) error {
 	reason := "stopped: " + cause.Error()
 	if errors.Is(cause, context.DeadlineExceeded) {
 		reason = fmt.Sprintf("no answer within %s", time.Since(d.began).Round(time.Millisecond))

@@ -32,6 +32,11 @@ type Client struct {
 // started: the caller registers Release before it calls Add.
 func (c Client) Add(ctx context.Context) (*cni.Result, error) {
 	out, err := c.run(ctx, "ADD")
+	return c.lease(ctx, out, err)
+}
+
+// lease reads the answer to ADD.
+func (c Client) lease(ctx context.Context, out []byte, err error) (*cni.Result, error) {
 	var refused *cni.Error
 	if errors.As(err, &refused) && refused.Code == cni.CodeExists {
 		if err := c.Del(ctx); err != nil {
@@ -71,20 +76,7 @@ func (c Client) Release(ctx context.Context) error {
 // Del gives the attachment's addresses back.
 func (c Client) Del(ctx context.Context) error { return c.only(ctx, "DEL") }
 
-// DelWhenGone gives the addresses back once the interface that had them is
-// gone: they must not be given to another while somebody answers to them. No
-// Type means that there are none.
-func (c Client) DelWhenGone(ctx context.Context, gone bool) error {
-	switch {
-	case c.Type == "":
-		return nil
-	case !gone:
-		return fmt.Errorf("%s: not asked to release the addresses while the interface is still there", c)
-	}
-	return c.Del(ctx)
-}
-
-// GCWhenGone is the same for a garbage collection.
+// GCWhenGone hands on a garbage collection once the interfaces are gone.
 func (c Client) GCWhenGone(ctx context.Context, gone bool) error {
 	if c.Type == "" || !gone {
 		return nil // what is still there has said why

@@ -30,6 +30,9 @@ type Command struct {
 	Env  []string // KEY=value; nil = that of this process
 	// Stdin is all that the program can read.
 	Stdin []byte
+	// HoldStdin keeps it from the program until Wait is called: one that does
+	// nothing before it has read its input can get ready meanwhile.
+	HoldStdin bool
 	// Stdout and Stderr are given what the program writes while it runs; nil
 	// discards it. After an error of one the program cannot write there any more.
 	Stdout, Stderr io.Writer
@@ -60,68 +63,90 @@ func (c Command) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	began := time.Now()
-	if told, ok := ctx.Value(watcher{}).(func(string, time.Duration)); ok {
-		defer func() { told(c.Path, time.Since(began)) }()
-	}
-	// The signal for our death comes when the thread that forks ends.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	r, err := c.start()
+	p, err := c.Start()
 	if err != nil {
 		return err
 	}
-	defer r.close()
-	r.deadline = deadline(ctx, began, c.Limit)
+	return p.Wait(ctx)
+}
+
+// Start starts the program, for a caller who has something else to do until it
+// waits for it. Wait must follow, in the same goroutine. The program can read
+// of Stdin what a pipe holds, unless it is held back.
+func (c Command) Start() (*Process, error) {
+	// The signal for our death comes when the thread that forks ends.
+	runtime.LockOSThread()
+	p, err := c.start()
+	if err != nil {
+		runtime.UnlockOSThread()
+	}
+	return p, err
+}
+
+// Wait serves the program until it ends, and returns what Run does.
+func (p *Process) Wait(ctx context.Context) error {
+	if told, ok := ctx.Value(watcher{}).(func(string, time.Duration)); ok {
+		defer func() { told(p.path, time.Since(p.began)) }()
+	}
+	defer runtime.UnlockOSThread()
+	defer p.close()
 	killed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
-		r.kill()
+		p.kill()
 		close(killed)
 	})
-	err = r.serve()
+	err := p.serve(ctx)
 	if !stop() {
 		<-killed // before the wait below makes the number another process's
 	}
-	status, waitErr := r.wait()
+	status, waitErr := p.wait()
 	switch {
 	case waitErr != nil:
 		return errors.Join(waitErr, err)
 	case status.Exited() && status.ExitStatus() == 0:
 		return err
 	}
-	return &ExitError{Status: status, Killed: r.reason(ctx)}
+	return &ExitError{Status: status, Killed: p.reason(ctx)}
 }
 
-// deadline is the earlier one of the context's and of the limit's; zero = none.
-func deadline(ctx context.Context, began time.Time, limit time.Duration) time.Time {
-	d, _ := ctx.Deadline()
-	if end := began.Add(limit); limit > 0 && (d.IsZero() || end.Before(d)) {
-		return end
-	}
-	return d
+// Abandon ends the program instead of waiting for it. What was held back of its
+// input it never sees.
+func (p *Process) Abandon() {
+	p.kill()
+	closeAll(p.stdin.fd) // the program is dead, so this is no end of its input
+	p.stdin.fd = -1
+	_ = p.Wait(context.Background())
 }
 
 // start starts the program with a pipe for each stream.
-func (c Command) start() (_ *running, err error) {
-	r := &running{drain: cmp.Or(c.Drain, time.Second), exited: -1, stdin: stdin{fd: -1, rest: c.Stdin}}
-	r.out = [2]output{{fd: -1, to: c.Stdout}, {fd: -1, to: c.Stderr}}
+func (c Command) start() (_ *Process, err error) {
+	p := &Process{path: c.Path, began: time.Now(), drain: cmp.Or(c.Drain, time.Second), exited: -1, stdin: stdin{fd: -1, rest: c.Stdin}}
+	if c.Limit > 0 {
+		p.deadline = p.began.Add(c.Limit)
+	}
+	p.out = [2]output{{fd: -1, to: c.Stdout}, {fd: -1, to: c.Stderr}}
 	theirs := [3]int{-1, -1, -1}
 	defer func() {
 		closeAll(theirs[:]...)
 		if err != nil {
-			r.close()
+			p.close()
 		}
 	}()
-	if theirs[0], r.stdin.fd, err = pipe(); err != nil {
+	if theirs[0], p.stdin.fd, err = pipe(); err != nil {
 		return nil, err
 	}
-	for i := range r.out {
-		if r.out[i].fd, theirs[i+1], err = pipe(); err != nil {
+	for i := range p.out {
+		if p.out[i].fd, theirs[i+1], err = pipe(); err != nil {
 			return nil, err
 		}
 	}
-	if err := r.stdin.prefill(); err != nil {
+	if err := p.stdin.dontBlock(); err != nil {
 		return nil, err
+	}
+	if !c.HoldStdin { // mostly the pipe takes all of it
+		if err := p.stdin.fill(); err != nil {
+			return nil, err
+		}
 	}
 	env := c.Env
 	if env == nil {
@@ -130,19 +155,19 @@ func (c Command) start() (_ *running, err error) {
 	// Whoever started us may have left descriptors open that are no business of
 	// the program's. Kernels before 5.11 cannot close them in one call.
 	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
-	r.pid, err = syscall.ForkExec(c.Path, append([]string{c.Path}, c.Args...), &syscall.ProcAttr{
+	p.pid, err = syscall.ForkExec(c.Path, append([]string{c.Path}, c.Args...), &syscall.ProcAttr{
 		Env: env, Files: []uintptr{uintptr(theirs[0]), uintptr(theirs[1]), uintptr(theirs[2])},
 		Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
 	})
 	if err != nil {
 		return nil, &fs.PathError{Op: "fork/exec", Path: c.Path, Err: err}
 	}
-	if r.exited, err = watchExit(r.pid); err != nil {
-		r.kill()
-		_, _ = r.wait()
+	if p.exited, err = watchExit(p.pid); err != nil {
+		p.kill()
+		_, _ = p.wait()
 		return nil, err
 	}
-	return r, nil
+	return p, nil
 }
 
 // watchExit returns a descriptor that can be read from, or is at its end, once

@@ -171,6 +171,34 @@ var _ = Describe("Run", func() {
 		Expect(fds()).To(Equal(before))
 	})
 
+	It("can do something else while the program runs", func() {
+		c, out, _ := shell("touch $0; cat")
+		there := filepath.Join(GinkgoT().TempDir(), "there")
+		c.Args, c.Stdin = append(c.Args, there), []byte("input")
+		p, err := c.Start()
+		Expect(err).NotTo(HaveOccurred())
+		Eventually(there).WithTimeout(soon).Should(BeAnExistingFile())
+		Expect(p.Wait(ctx)).To(Succeed())
+		Expect(out.String()).To(Equal("input"))
+	})
+
+	DescribeTable("keeps the input from a program until it is waited for", func(end func(*process.Process), wants string) {
+		c, _, _ := shell("touch $0; cat >$0.in")
+		there := filepath.Join(GinkgoT().TempDir(), "there")
+		c.Args, c.Stdin, c.HoldStdin = append(c.Args, there), []byte("input"), true
+		p, err := c.Start()
+		Expect(err).NotTo(HaveOccurred())
+		Eventually(there + ".in").WithTimeout(soon).Should(BeAnExistingFile())
+		Expect(os.ReadFile(there + ".in")).To(BeEmpty())
+		began := time.Now()
+		end(p)
+		Expect(time.Since(began)).To(BeNumerically("<", soon))
+		Expect(os.ReadFile(there + ".in")).To(BeEquivalentTo(wants))
+	},
+		Entry("and then gives it", func(p *process.Process) { Expect(p.Wait(ctx)).To(Succeed()) }, "input"),
+		Entry("and never gives it where it is abandoned", func(p *process.Process) { p.Abandon() }, ""),
+	)
+
 	It("needs no pidfd", func() {
 		done := make(chan error)
 		go func() { // the thread stays as it is, and ends with the goroutine

@@ -46,20 +46,15 @@ func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
 		return nil, err
 	}
 	req.Step("interfaces")
-	if err := a.createPair(); err != nil {
+	// An attachment that exists already must fail without asking IPAM.
+	release, err := a.pair().Claim()
+	if err != nil {
 		return nil, err
 	}
-	if err := a.attachPort(ctx); err != nil {
+	a.OnDone(release)
+	p, err := a.createPort(ctx)
+	if err != nil {
 		return nil, err
-	}
-	req.Step("addresses")
-	// The link comes before IPAM: some IPAM plugins need it (dhcp), and an
-	// attachment that exists already must fail without asking IPAM.
-	p := plan{Result: &cni.Result{}}
-	if a.cfg.IPAM {
-		if p, err = a.borrowAddresses(ctx); err != nil {
-			return nil, err
-		}
 	}
 	req.Step("network")
 	if err := a.setUpNetwork(ctx, p); err != nil {
@@ -86,10 +81,12 @@ func del(ctx context.Context, req *skel.Request) error {
 	// does deleting a link. In this order the first wait covers the second.
 	natErr := errors.Join(deleteSpoofCheck(ctx, nf, req.Attachment), masq.Del(ctx, nf, req.Attachment, cni.Addresses(req.PrevResult.ContainerIPs(req.IfName))))
 	req.Step("link")
-	gone, linkErr := deleteLink(req)
-	closeErr := nf.Close()
-	req.Step("addresses")
-	return errors.Join(natErr, linkErr, closeErr, ipamClient(req).DelWhenGone(ctx, gone))
+	return errors.Join(natErr, ipamClient(req).DelAfter(ctx, func() (gone bool, err error) {
+		gone, err = deleteLink(req)
+		err = errors.Join(err, nf.Close())
+		req.Step("addresses")
+		return gone, err
+	}))
 }
 
 func check(ctx context.Context, req *skel.Request) error {
@@ -100,12 +97,11 @@ func check(ctx context.Context, req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	var errs []error
-	if a.cfg.IPAM {
-		errs = append(errs, ipamClient(req).Check(ctx))
+	compare := func() []error { return a.verify(ctx) }
+	if !a.cfg.IPAM {
+		return errors.Join(compare()...)
 	}
-	errs = append(errs, a.verify(ctx)...)
-	return errors.Join(errs...)
+	return errors.Join(ipamClient(req).CheckBeside(ctx, compare)...)
 }
 
 func gc(ctx context.Context, req *skel.Request) error {
@@ -209,16 +205,58 @@ func (a *attachment) findIPAM() error {
 	return err
 }
 
+// createPort makes the container's interface and its host end a port of the
+// bridge, and asks IPAM for addresses, at the same time where IPAM does without
+// the interface.
+func (a *attachment) createPort(ctx context.Context) (plan, error) {
+	create := func() error {
+		if err := a.createPair(); err != nil {
+			return err
+		}
+		err := a.attachPort(ctx)
+		a.Step("addresses")
+		return err
+	}
+	if !a.cfg.IPAM {
+		return plan{Result: &cni.Result{}}, create()
+	}
+	client := ipamClient(a.Request)
+	// Undone in reverse: the addresses are free when nobody answers to them.
+	a.OnFail("release the addresses", a.release)
+	lease, err := a.createAndAsk(ctx, client, create)
+	if err != nil {
+		return plan{}, err
+	}
+	p, err := makePlan(a.cfg, lease)
+	if err == nil {
+		p.Result.Interfaces = a.interfaces()
+	}
+	return p, err
+}
+
+func (a *attachment) createAndAsk(ctx context.Context, client ipam.Client, create func() error) (*cni.Result, error) {
+	if client.NeedsNothing() {
+		a.asked = true
+		return client.AddBeside(ctx, create)
+	}
+	if err := create(); err != nil {
+		return nil, err
+	}
+	a.asked = true
+	return client.Add(ctx)
+}
+
+func (a *attachment) pair() iface.Pair {
+	return iface.Pair{Attachment: a.Attachment, Host: a.host, Cont: a.cont, NS: a.NS, MTU: a.cfg.MTU, MAC: a.cfg.MAC}
+}
+
 // createPair makes the container's interface and its host end, marked as this
 // attachment's, and makes the host end a port of the bridge.
 func (a *attachment) createPair() error {
-	pair := iface.Pair{Attachment: a.Attachment, Host: a.host, Cont: a.cont, NS: a.NS, MTU: a.cfg.MTU, MAC: a.cfg.MAC}
 	var err error
-	if a.hostEnd, a.contEnd, err = pair.Create(); err != nil {
+	if a.hostEnd, a.contEnd, err = a.pair().Create(); err != nil {
 		return err
 	}
-	// Undone in reverse: the addresses are free when nobody answers to them.
-	a.OnFail("release the addresses", a.release)
 	a.OnFail("delete the interface", a.deletePair)
 	ch := iface.MarkChange(a.Attachment)
 	ch.Master = &a.bridge.Index
@@ -238,21 +276,6 @@ func (a *attachment) release(ctx context.Context) error {
 		return nil
 	}
 	return ipamClient(a.Request).Release(ctx)
-}
-
-// borrowAddresses asks IPAM and decides what to do with its answer.
-func (a *attachment) borrowAddresses(ctx context.Context) (plan, error) {
-	a.asked = true
-	lease, err := ipamClient(a.Request).Add(ctx)
-	if err != nil {
-		return plan{}, err
-	}
-	p, err := makePlan(a.cfg, lease)
-	if err != nil {
-		return plan{}, err
-	}
-	p.Result.Interfaces = a.interfaces()
-	return p, nil
 }
 
 // setUpNetwork configures the container's interface, the gateways and the

@@ -65,7 +65,7 @@ func untouched(h *nstest.Host) string {
 // aClaim holds an abstract socket of the name that an ADD of the attachment
 // takes.
 func aClaim(w *World, _ *nstest.Host) {
-	name := "@hawser/ptp/" + cni.Attachment{Network: "net", ContainerID: "two", IfName: "eth0"}.Hash()
+	name := "@hawser/" + cni.Attachment{Network: "net", ContainerID: "two", IfName: "eth0"}.Hash()
 	var l net.PacketConn
 	var err error
 	w.Do(func() { l, err = net.ListenPacket("unixgram", name) })

@@ -8,8 +8,6 @@ import (
 	"net/netip"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -21,23 +19,13 @@ import (
 // millisecond.
 const upTimeout = 5 * time.Second
 
-// claim refuses an attachment that exists, and makes this the only ADD of it
-// that is under way: of two at once the loser would give back the addresses of
-// the winner, which IPAM knows by the same name. An abstract socket of the host needs no file, and goes with
-// the process, however that ends.
+// claim refuses an attachment that exists or is being added.
 func (a *attachment) claim() error {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("socket: %w", err)
+	release, err := a.pair().Claim()
+	if err == nil {
+		a.OnDone(release)
 	}
-	a.OnDone(func() { _ = unix.Close(fd) })
-	switch err := unix.Bind(fd, &unix.SockaddrUnix{Name: "@hawser/ptp/" + a.Hash()}); {
-	case errors.Is(err, unix.EADDRINUSE):
-		return cni.Errorf(cni.CodeExists, "another ADD of this attachment is under way (%s)", a.Attachment)
-	case err != nil:
-		return fmt.Errorf("claim the attachment: %w", err)
-	}
-	return a.pair().RefuseExisting()
+	return err
 }
 
 // prepareHostEnd writes what must hold before the host end comes up.

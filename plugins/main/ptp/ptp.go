@@ -38,13 +38,11 @@ func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
 	if err := a.claim(); err != nil {
 		return nil, err
 	}
-	req.Step("addresses")
-	p, err := a.borrowAddresses(ctx)
+	p, err := a.createPair(ctx)
 	if err != nil {
 		return nil, err
 	}
-	req.Step("interfaces")
-	if err := a.createPair(p); err != nil {
+	if err := a.connectHostEnd(p); err != nil {
 		return nil, err
 	}
 	req.Step("container")
@@ -70,10 +68,12 @@ func del(ctx context.Context, req *skel.Request) error {
 	// does deleting a link. In this order the first wait covers the second.
 	natErr := masq.Del(ctx, nf, req.Attachment, cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)))
 	req.Step("link")
-	gone, linkErr := deleteLink(req)
-	closeErr := nf.Close()
-	req.Step("addresses")
-	return errors.Join(natErr, linkErr, closeErr, ipamClient(req).DelWhenGone(ctx, gone))
+	return errors.Join(natErr, ipamClient(req).DelAfter(ctx, func() (gone bool, err error) {
+		gone, err = deleteLink(req)
+		err = errors.Join(err, nf.Close())
+		req.Step("addresses")
+		return gone, err
+	}))
 }
 
 func check(ctx context.Context, req *skel.Request) error {
@@ -84,7 +84,7 @@ func check(ctx context.Context, req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(append(a.verify(ctx), ipamClient(req).Check(ctx))...)
+	return errors.Join(ipamClient(req).CheckBeside(ctx, func() []error { return a.verify(ctx) })...)
 }
 
 func gc(ctx context.Context, req *skel.Request) error {
@@ -148,25 +148,6 @@ func (a *attachment) pair() iface.Pair {
 	return iface.Pair{Attachment: a.Attachment, Host: a.host, Cont: a.cont, NS: a.NS, MTU: a.cfg.MTU, MAC: a.cfg.MAC}
 }
 
-// borrowAddresses asks IPAM and decides what to do with its answer.
-func (a *attachment) borrowAddresses(ctx context.Context) (plan, error) {
-	client := ipamClient(a.Request)
-	// One that is not there was never asked and has nothing to release.
-	if _, err := client.Runner.Find(client.Type); err != nil {
-		return plan{}, err
-	}
-	a.OnFail("release the addresses", a.release)
-	lease, err := client.Add(ctx)
-	if err != nil {
-		return plan{}, err
-	}
-	p, err := makePlan(a.cfg, lease)
-	if err != nil {
-		return plan{}, cni.Errorf(cni.CodeIPAM, "IPAM plugin %q: %w", client.Type, err)
-	}
-	return p, nil
-}
-
 // release gives back what IPAM reserved; DEL does once it is safe where the
 // pair is there still.
 func (a *attachment) release(ctx context.Context) error {
@@ -177,22 +158,58 @@ func (a *attachment) release(ctx context.Context) error {
 }
 
 // createPair makes the container's interface and its host end, marked as this
-// attachment's.
-func (a *attachment) createPair(p plan) error {
-	var err error
-	if a.hostEnd, a.contEnd, err = a.pair().Create(); err != nil {
+// attachment's, and asks IPAM for addresses, at the same time where IPAM does without the interface.
+func (a *attachment) createPair(ctx context.Context) (plan, error) {
+	client := ipamClient(a.Request)
+	// One that is not there was never asked and has nothing to release.
+	if _, err := client.Runner.Find(client.Type); err != nil {
+		return plan{}, err
+	}
+	// Undone in reverse: the addresses are free when nobody answers to them.
+	a.OnFail("release the addresses", a.release)
+	lease, err := a.askAndCreate(ctx, client)
+	if err != nil {
+		return plan{}, err
+	}
+	p, err := makePlan(a.cfg, lease)
+	if err != nil {
+		return plan{}, cni.Errorf(cni.CodeIPAM, "IPAM plugin %q: %w", client.Type, err)
+	}
+	return p, nil
+}
+
+func (a *attachment) askAndCreate(ctx context.Context, client ipam.Client) (*cni.Result, error) {
+	create := func() (err error) {
+		if a.hostEnd, a.contEnd, err = a.pair().Create(); err != nil {
+			return err
+		}
+		a.OnFail("delete the interface", a.deletePair)
+		err = a.host.SetLink(a.hostEnd.Index, iface.MarkChange(a.Attachment))
+		a.Step("addresses")
 		return err
 	}
-	a.OnFail("delete the interface", a.deletePair)
+	if client.NeedsNothing() {
+		a.Step("interfaces")
+		return client.AddBeside(ctx, create)
+	}
+	a.Step("addresses")
+	lease, err := client.Add(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return lease, create()
+}
+
+// connectHostEnd brings the host end up.
+func (a *attachment) connectHostEnd(p plan) error {
 	if err := a.prepareHostEnd(a.hostEnd.Name, p); err != nil {
 		return err
 	}
 	host, cont := iface.Describe(a.hostEnd), iface.Describe(a.contEnd)
 	cont.Sandbox = a.Netns
 	p.Result.Interfaces = []cni.Interface{host, cont}
-	ch, up := iface.MarkChange(a.Attachment), true
-	ch.Up = &up
-	return a.host.SetLink(a.hostEnd.Index, ch)
+	up := true
+	return a.host.SetLink(a.hostEnd.Index, rtnl.Change{Up: &up})
 }
 
 func (a *attachment) deletePair(context.Context) error {

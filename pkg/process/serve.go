@@ -12,8 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// running is a program that was started.
-type running struct {
+// Process is a program that was started.
+type Process struct {
+	path     string
+	began    time.Time
 	pid      int
 	exited   int // readable when it has ended
 	stdin    stdin
@@ -28,81 +30,84 @@ type running struct {
 // serve feeds the program and takes its output until it has ended and nobody
 // holds its output open any more, or for not much longer. It returns the first
 // error of a writer.
-func (r *running) serve() error {
+func (p *Process) serve(ctx context.Context) error {
+	if d, ok := ctx.Deadline(); ok && (p.deadline.IsZero() || d.Before(p.deadline)) {
+		p.deadline = d
+	}
 	var failed error
 	buf := make([]byte, 8<<10)
-	for over := false; !over || r.out[0].fd >= 0 || r.out[1].fd >= 0; {
+	for over := false; !over || p.out[0].fd >= 0 || p.out[1].fd >= 0; {
 		fds := [4]unix.PollFd{
-			{Fd: int32(r.exited), Events: unix.POLLIN}, {Fd: int32(r.stdin.fd), Events: unix.POLLOUT},
-			{Fd: int32(r.out[0].fd), Events: unix.POLLIN}, {Fd: int32(r.out[1].fd), Events: unix.POLLIN},
+			{Fd: int32(p.exited), Events: unix.POLLIN}, {Fd: int32(p.stdin.fd), Events: unix.POLLOUT},
+			{Fd: int32(p.out[0].fd), Events: unix.POLLIN}, {Fd: int32(p.out[1].fd), Events: unix.POLLIN},
 		}
 		if over {
 			fds[0].Fd = -1
 		}
-		n, err := unix.Poll(fds[:], r.timeout())
+		n, err := unix.Poll(fds[:], p.timeout())
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case err != nil:
-			r.kill()
-			r.broken = err
+			p.kill()
+			p.broken = err
 			return err
 		case n == 0 && over: // children of the program have the rest
 			return failed
 		case n == 0:
-			r.late, r.deadline = true, time.Time{}
-			r.kill()
+			p.late, p.deadline = true, time.Time{}
+			p.kill()
 		}
 		if fds[1].Revents != 0 {
-			if r.broken = r.stdin.fill(); r.broken != nil {
-				r.kill() // before it sees an end of its input
-				closeAll(r.stdin.fd)
-				r.stdin.fd = -1
+			if p.broken = p.stdin.fill(); p.broken != nil {
+				p.kill() // before it sees an end of its input
+				closeAll(p.stdin.fd)
+				p.stdin.fd = -1
 			}
 		}
-		for i := range r.out {
+		for i := range p.out {
 			if fds[2+i].Revents != 0 {
-				failed = errors.Join(failed, r.out[i].take(buf))
+				failed = errors.Join(failed, p.out[i].take(buf))
 			}
 		}
 		if fds[0].Revents != 0 {
-			over, r.deadline = true, time.Now().Add(r.drain)
+			over, p.deadline = true, time.Now().Add(p.drain)
 		}
 	}
 	return failed
 }
 
 // timeout is the time until the deadline as poll(2) wants it.
-func (r *running) timeout() int {
-	if r.deadline.IsZero() {
+func (p *Process) timeout() int {
+	if p.deadline.IsZero() {
 		return -1
 	}
 	// Rounded up: too early would be a turn for nothing.
-	return int(max(0, time.Until(r.deadline)+time.Millisecond-1).Milliseconds())
+	return int(max(0, time.Until(p.deadline)+time.Millisecond-1).Milliseconds())
 }
 
-func (r *running) kill() { _ = unix.Kill(r.pid, unix.SIGKILL) }
+func (p *Process) kill() { _ = unix.Kill(p.pid, unix.SIGKILL) }
 
-func (r *running) wait() (status syscall.WaitStatus, err error) {
+func (p *Process) wait() (status syscall.WaitStatus, err error) {
 	for {
-		if _, err = syscall.Wait4(r.pid, &status, 0, nil); !errors.Is(err, syscall.EINTR) {
+		if _, err = syscall.Wait4(p.pid, &status, 0, nil); !errors.Is(err, syscall.EINTR) {
 			return status, err
 		}
 	}
 }
 
 // reason is why we killed the program, nil when we did not.
-func (r *running) reason(ctx context.Context) error {
+func (p *Process) reason(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if r.late {
+	if p.late {
 		return context.DeadlineExceeded
 	}
-	return r.broken
+	return p.broken
 }
 
-func (r *running) close() { closeAll(r.exited, r.stdin.fd, r.out[0].fd, r.out[1].fd) }
+func (p *Process) close() { closeAll(p.exited, p.stdin.fd, p.out[0].fd, p.out[1].fd) }
 
 // stdin is our end of the program's input.
 type stdin struct {
@@ -110,13 +115,9 @@ type stdin struct {
 	rest []byte
 }
 
-// prefill writes what the pipe holds before there is a reader; mostly that is
-// all.
-func (s *stdin) prefill() error {
-	if _, err := unix.FcntlInt(uintptr(s.fd), unix.F_SETFL, unix.O_NONBLOCK); err != nil {
-		return err
-	}
-	return s.fill()
+func (s *stdin) dontBlock() error {
+	_, err := unix.FcntlInt(uintptr(s.fd), unix.F_SETFL, unix.O_NONBLOCK)
+	return err
 }
 
 // fill writes what there is room for. A program need not read its input; one that
