@@ -238,13 +238,17 @@ func (c *container) check(more ...object) {
 // gc runs GC of a network with these attachments valid: "c1/eth0".
 func (w *world) gc(network string, valid ...string) {
 	GinkgoHelper()
+	Expect(w.tryGC(network, valid...).text()).To(Equal("exit 0  "))
+}
+
+func (w *world) tryGC(network string, valid ...string) outcome {
+	GinkgoHelper()
 	refs := []object{}
 	for _, v := range valid {
 		id, ifName, _ := strings.Cut(v, "/")
 		refs = append(refs, object{"containerID": id, "ifname": ifName})
 	}
-	o := w.run("GC", conf(object{"name": network, "cni.dev/valid-attachments": refs}))
-	Expect(o.text()).To(Equal("exit 0  "))
+	return w.run("GC", conf(object{"name": network, "cni.dev/valid-attachments": refs}))
 }
 
 // useVariant makes "iptables" the programs of this variant until the end of
