@@ -217,7 +217,14 @@ func (g change) remove(ctx context.Context, v ipt.Variant, j job) error {
 			return err
 		}
 		err = tool.Restore(ctx, nat, lines)
-		if err == nil || attempt == attempts || ctx.Err() != nil {
+		if err == nil {
+			return nil
+		}
+		// A restore that has failed for us, the one before too, may have done its work.
+		if where, lost := variants(g.nf, g.f, g.chain.name); lost == nil && !slices.Contains(where, v) {
+			return nil
+		}
+		if attempt == attempts || ctx.Err() != nil {
 			return err
 		}
 	}
