@@ -109,12 +109,11 @@ func closest(name string, known []key) (meant string, exact bool) {
 	if len(name) > 40 { // no key of ours is nearly as long
 		return "", false
 	}
-	best := 3
+	if slices.ContainsFunc(known, func(k key) bool { return k.name == name }) {
+		return name, true
+	}
+	best, lower := 3, strings.ToLower(name)
 	for _, k := range known {
-		if k.name == name {
-			return k.name, true
-		}
-		d := distance(strings.ToLower(name), strings.ToLower(k.name))
 		most := 2
 		if len(k.name) < 6 || len(name) < 6 {
 			most = 1
@@ -122,7 +121,11 @@ func closest(name string, known []key) (meant string, exact bool) {
 		if len(k.name) < 4 {
 			most = 0
 		}
-		if d <= most && d < best {
+		// Each letter of difference in length is one to insert.
+		if longer := len(lower) - len(k.name); longer > most || -longer > most {
+			continue
+		}
+		if d := distance(lower, strings.ToLower(k.name)); d <= most && d < best {
 			best, meant = d, k.name
 		}
 	}
