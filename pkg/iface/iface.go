@@ -20,6 +20,8 @@ type Target struct {
 	NS   *ns.NS
 	Conn *rtnl.Conn // a socket in NS
 	Name string
+	// Index is the interface's, for Configure; 0 = look it up.
+	Index int
 	// EnableDAD asks for duplicate address detection of IPv6 addresses, which
 	// takes one to two seconds. Without it they are usable at once, as befits
 	// addresses that come from an exclusive lease.
@@ -49,9 +51,12 @@ func Configure(ctx context.Context, t Target, res *cni.Result) error {
 	if want.foreign != nil {
 		return want.foreign
 	}
-	link, err := t.Conn.Link(t.Name)
-	if err != nil {
-		return err
+	if t.Index == 0 {
+		link, err := t.Conn.Link(t.Name)
+		if err != nil {
+			return err
+		}
+		t.Index = link.Index
 	}
 	// Before the link is up: coming up starts detection and announcements.
 	if err := t.NS.Do(func() error { return write(settings(t, want)) }); err != nil {
@@ -59,16 +64,16 @@ func Configure(ctx context.Context, t Target, res *cni.Result) error {
 	}
 	for _, p := range want.addrs {
 		a := rtnl.Addr{Prefix: p, NoPrefixRoute: t.NoSubnetRoutes, NoDAD: p.Addr().Is6() && !t.EnableDAD}
-		if err := t.Conn.AddAddr(link.Index, a); err != nil {
+		if err := t.Conn.AddAddr(t.Index, a); err != nil {
 			return err
 		}
 	}
 	up := true
-	if err := t.Conn.SetLink(link.Index, rtnl.Change{Up: &up}); err != nil {
+	if err := t.Conn.SetLink(t.Index, rtnl.Change{Up: &up}); err != nil {
 		return err
 	}
 	for _, r := range want.routes {
-		if err := addRoute(t.Conn, link.Index, r); err != nil {
+		if err := addRoute(t.Conn, t.Index, r); err != nil {
 			return err
 		}
 	}
@@ -77,7 +82,7 @@ func Configure(ctx context.Context, t Target, res *cni.Result) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, dadPatience)
 	defer cancel()
-	return t.Conn.WaitDAD(ctx, link.Index)
+	return t.Conn.WaitDAD(ctx, t.Index)
 }
 
 // Announce has the kernel tell the neighbours of a link, by ARP and neighbour

@@ -35,7 +35,7 @@ type Pair struct {
 func (p Pair) Create() (host, cont rtnl.Link, err error) {
 	for try := range nameTries {
 		name := hostName(p.Attachment, try)
-		err = p.Host.AddVeth(rtnl.Veth{
+		host, err = p.Host.AddVeth(rtnl.Veth{
 			Name: name, MTU: p.MTU,
 			// Says whose the link is until it has its alias, which cannot be given
 			// when a link is made.
@@ -43,7 +43,10 @@ func (p Pair) Create() (host, cont rtnl.Link, err error) {
 			Peer:  rtnl.Peer{Name: p.Attachment.IfName, MAC: p.MAC, NS: p.NS},
 		})
 		if err == nil {
-			return p.ends(name)
+			if cont, err = p.Cont.Link(p.Attachment.IfName); err != nil {
+				err = errors.Join(err, p.Host.DelLink(host.Index))
+			}
+			return host, cont, err
 		}
 		if !errors.Is(err, unix.EEXIST) {
 			return host, cont, p.revoke(name, err)
@@ -62,20 +65,6 @@ func (p Pair) revoke(name string, err error) error {
 		err = errors.Join(err, p.Host.DelLink(l.Index))
 	}
 	return err
-}
-
-// ends looks up both ends of the new pair, or removes it.
-func (p Pair) ends(name string) (host, cont rtnl.Link, err error) {
-	if cont, err = p.Cont.Link(p.Attachment.IfName); err == nil {
-		if host, err = p.Host.Link(name); err != nil {
-			err = errors.Join(err, p.Cont.DelLink(cont.Index))
-		}
-		return host, cont, err
-	}
-	if l, lost := p.Host.Link(name); lost == nil {
-		err = errors.Join(err, p.Host.DelLink(l.Index))
-	}
-	return host, cont, err
 }
 
 // RefuseExisting is code 100 when the attachment exists: its interface in the
@@ -107,13 +96,13 @@ func MarkChange(a cni.Attachment) rtnl.Change {
 // name and its owner. It returns rtnl.ErrNoLink when there is none; a link of
 // that name that belongs to somebody else is none.
 func FindHostEnd(host *rtnl.Conn, a cni.Attachment) (rtnl.Link, error) {
-	for try := range nameTries {
-		l, err := host.Link(hostName(a, try))
-		if errors.Is(err, rtnl.ErrNoLink) {
-			continue
-		}
-		if err != nil || l.Kind == "veth" && (a.Owns(l.Alias) || unmarked(l, a.Network)) {
-			return l, err
+	links, err := host.LinksNamed(HostNames(a)...)
+	if err != nil {
+		return rtnl.Link{}, err
+	}
+	for _, l := range links {
+		if l.Kind == "veth" && (a.Owns(l.Alias) || unmarked(l, a.Network)) {
+			return l, nil
 		}
 	}
 	return rtnl.Link{}, fmt.Errorf("host end of %s: %w", a, rtnl.ErrNoLink)

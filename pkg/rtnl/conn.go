@@ -121,14 +121,24 @@ func (c *Conn) change(kind, flags uint16, body netlink.Body) error {
 
 // get sends one request that has one answer, or none with an error.
 func (c *Conn) get(req netlink.Request, each func(data []byte)) error {
-	return c.use(func(s *netlink.Socket) (err error) {
-		lost := s.Exchange([]netlink.Request{req}, func(_ int, m netlink.Message) {
-			if err = m.Err(); err == nil {
-				each(m.Data)
+	return c.ask([]netlink.Request{req}, func(_ int, data []byte) { each(data) })[0]
+}
+
+// ask sends several such requests at once and returns the error of each. Those
+// behind one that fails are worked on nevertheless.
+func (c *Conn) ask(reqs []netlink.Request, each func(i int, data []byte)) []error {
+	errs := make([]error, len(reqs))
+	lost := c.use(func(s *netlink.Socket) error {
+		return s.Exchange(reqs, func(i int, m netlink.Message) {
+			if errs[i] = m.Err(); errs[i] == nil && !m.IsAck() {
+				each(i, m.Data)
 			}
 		})
-		return errors.Join(err, lost)
 	})
+	for i := range errs {
+		errs[i] = errors.Join(errs[i], lost)
+	}
+	return errs
 }
 
 // dump collects a list. start is called before each attempt to drop what an

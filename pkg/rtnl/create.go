@@ -32,10 +32,22 @@ func (c *Conn) AddBridge(b Bridge) (Link, error) {
 		data.Uint8(unix.IFLA_BR_VLAN_FILTERING, 1)
 	}
 	addInfo(&body, "bridge", data)
-	if err := c.change(unix.RTM_NEWLINK, createNew, body); err != nil {
-		return Link{}, fmt.Errorf("bridge %q: create: %w", b.Name, err)
+	l, err := c.create(b.Name, body)
+	if err != nil {
+		return l, fmt.Errorf("bridge %q: create: %w", b.Name, err)
 	}
-	return c.Link(b.Name)
+	return l, nil
+}
+
+// create makes a link and looks at it, in one go. Without NLM_F_ECHO, which the
+// kernel knows here since 6.2.
+func (c *Conn) create(name string, body netlink.Body) (l Link, err error) {
+	add := netlink.Request{Type: unix.RTM_NEWLINK, Flags: createNew | unix.NLM_F_ACK, Body: body}
+	errs := c.ask([]netlink.Request{add, linkNamed(name)}, func(_ int, data []byte) { l = c.learn(data) })
+	if errs[0] != nil {
+		return Link{}, errs[0] // what was looked at is somebody else's
+	}
+	return l, errs[1]
 }
 
 // Veth is a pair that AddVeth creates; the end in the Conn's own namespace.
@@ -55,9 +67,9 @@ type Peer struct {
 }
 
 // AddVeth creates both ends of a pair, down, each where it belongs: nothing is
-// moved or renamed afterwards. The error matches EEXIST when either name is
+// moved or renamed afterwards. It returns the end called Name. The error matches EEXIST when either name is
 // taken in its namespace.
-func (c *Conn) AddVeth(v Veth) error {
+func (c *Conn) AddVeth(v Veth) (Link, error) {
 	body := end{name: v.Name, mac: v.MAC, mtu: v.MTU, group: v.Group}.body()
 	peer := end{name: v.Peer.Name, mac: v.Peer.MAC, mtu: v.MTU}.body()
 	if v.Peer.NS != nil {
@@ -66,10 +78,11 @@ func (c *Conn) AddVeth(v Veth) error {
 	var data netlink.Body
 	data.Nest(vethInfoPeer, peer)
 	addInfo(&body, "veth", data)
-	if err := c.change(unix.RTM_NEWLINK, createNew, body); err != nil {
-		return fmt.Errorf("veth %q with peer %q: create: %w", v.Name, v.Peer.Name, err)
+	l, err := c.create(v.Name, body)
+	if err != nil {
+		return l, fmt.Errorf("veth %q with peer %q: create: %w", v.Name, v.Peer.Name, err)
 	}
-	return nil
+	return l, nil
 }
 
 // end is what a message says about a link to be created.

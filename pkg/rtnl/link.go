@@ -42,42 +42,75 @@ type Link struct {
 
 // Link finds a link by its name.
 func (c *Conn) Link(name string) (Link, error) {
-	// The kernel calls a longer name out of range; it is as absent as another.
-	if name == "" || len(name) >= unix.IFNAMSIZ {
+	links, err := c.LinksNamed(name)
+	if err != nil {
+		return Link{}, err
+	}
+	if len(links) == 0 {
 		return Link{}, fmt.Errorf("link %q: %w", name, ErrNoLink)
 	}
-	l, err := c.getLink(0, name)
-	if errors.Is(err, unix.ENODEV) {
-		err = ErrNoLink
+	return links[0], nil
+}
+
+// LinksNamed finds those of the names that there are links of, in one go.
+func (c *Conn) LinksNamed(names ...string) ([]Link, error) {
+	// The kernel calls a longer name out of range; it is as absent as another.
+	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == "" || len(name) >= unix.IFNAMSIZ })
+	reqs := make([]netlink.Request, len(names))
+	for i, name := range names {
+		reqs[i] = linkNamed(name)
 	}
-	if err != nil {
-		return Link{}, fmt.Errorf("link %q: %w", name, err)
+	var links []Link
+	errs := c.ask(reqs, func(_ int, data []byte) { links = append(links, c.learn(data)) })
+	for i, err := range errs {
+		if err != nil && !errors.Is(err, unix.ENODEV) {
+			return nil, fmt.Errorf("link %q: %w", names[i], err)
+		}
 	}
-	return l, nil
+	return links, nil
 }
 
 // LinkByIndex finds a link by its index.
 func (c *Conn) LinkByIndex(index int) (Link, error) {
-	l, err := c.getLink(index, "")
+	links, err := c.LinksAt(index)
 	if err != nil {
-		return Link{}, c.linkError(index, "read", err)
+		return Link{}, err
 	}
-	return l, nil
+	return links[0], nil
 }
 
-// getLink asks by the index or, where that is 0, by the name.
-func (c *Conn) getLink(index int, name string) (Link, error) {
-	body := linkHeader{index: index}.body()
-	if index == 0 {
-		body.Text(unix.IFLA_IFNAME, name)
+// LinksAt finds links by their indexes, all of them or none, in one go.
+func (c *Conn) LinksAt(indexes ...int) ([]Link, error) {
+	reqs := make([]netlink.Request, len(indexes))
+	for i, index := range indexes {
+		reqs[i] = getLink(linkHeader{index: index}.body())
 	}
+	links := make([]Link, len(indexes))
+	errs := c.ask(reqs, func(i int, data []byte) { links[i] = c.learn(data) })
+	for i, err := range errs {
+		if err != nil {
+			return nil, c.linkError(indexes[i], "read", err)
+		}
+	}
+	return links, nil
+}
+
+func linkNamed(name string) netlink.Request {
+	body := linkHeader{}.body()
+	body.Text(unix.IFLA_IFNAME, name)
+	return getLink(body)
+}
+
+func getLink(body netlink.Body) netlink.Request {
 	body.Uint32(unix.IFLA_EXT_MASK, extSkipStats)
-	var l Link
-	err := c.get(netlink.Request{Type: unix.RTM_GETLINK, Body: body}, func(data []byte) {
-		l = parseLink(data)
-		c.names[l.Index] = l.Name
-	})
-	return l, err
+	return netlink.Request{Type: unix.RTM_GETLINK, Body: body}
+}
+
+// learn reads a link and keeps its name.
+func (c *Conn) learn(data []byte) Link {
+	l := parseLink(data)
+	c.names[l.Index] = l.Name
+	return l
 }
 
 // Links lists all links of the namespace. The cost grows with their number.
@@ -98,9 +131,7 @@ func (c *Conn) links(what string, master int) ([]Link, error) {
 	}
 	var links []Link
 	err := c.dump(netlink.Request{Type: unix.RTM_GETLINK, Body: body}, func() { links = links[:0] }, func(data []byte) {
-		l := parseLink(data)
-		c.names[l.Index] = l.Name
-		links = append(links, l)
+		links = append(links, c.learn(data))
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)

@@ -119,8 +119,9 @@ type measured struct {
 func costOf(r *trace.Record) measured {
 	p := r.Programs[0]
 	// Which iptables it is depends on the machine.
-	names := strings.NewReplacer("-nft", "", "-legacy", "").Replace(strings.Join(r.Names()[1:], " "))
-	c := measured{cost{programs: names, sends: p.Sends, messages: len(p.Messages), calls: p.Calls}, p.Received, p.Read}
+	names := strings.Fields(strings.NewReplacer("-nft", "", "-legacy", "").Replace(strings.Join(r.Names()[1:], " ")))
+	slices.Sort(names) // some run beside each other
+	c := measured{cost{programs: strings.Join(names, " "), sends: p.Sends, messages: len(p.Messages), calls: p.Calls}, p.Received, p.Read}
 	for _, m := range p.Messages {
 		if m.Dump() {
 			c.dumps++

@@ -293,7 +293,8 @@ func (w *fuzzWorld) reset() {
 		return
 	}
 	if _, err := w.cont.Link("eth0"); err != nil {
-		w.must(w.cont.AddVeth(rtnl.Veth{Name: "eth0", MAC: []byte{2, 0, 0, 0, 0, 1}, Peer: rtnl.Peer{Name: "peer0"}}))
+		_, err := w.cont.AddVeth(rtnl.Veth{Name: "eth0", MAC: []byte{2, 0, 0, 0, 0, 1}, Peer: rtnl.Peer{Name: "peer0"}})
+		w.must(err)
 	}
 }
 

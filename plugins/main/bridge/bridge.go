@@ -41,11 +41,6 @@ func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
 	if err := a.findIPAM(); err != nil {
 		return nil, err
 	}
-	req.Step("bridge")
-	if err := a.ensureBridge(); err != nil {
-		return nil, err
-	}
-	req.Step("interfaces")
 	// An attachment that exists already must fail without asking IPAM.
 	release, err := a.pair().Claim()
 	if err != nil {
@@ -210,6 +205,11 @@ func (a *attachment) findIPAM() error {
 // the interface.
 func (a *attachment) createPort(ctx context.Context) (plan, error) {
 	create := func() error {
+		a.Step("bridge")
+		if err := a.ensureBridge(); err != nil {
+			return err
+		}
+		a.Step("interfaces")
 		if err := a.createPair(); err != nil {
 			return err
 		}
@@ -303,7 +303,7 @@ func (a *attachment) setUpNetwork(ctx context.Context, p plan) error {
 }
 
 func (a *attachment) target() iface.Target {
-	return iface.Target{NS: a.NS, Conn: a.cont, Name: a.IfName, EnableDAD: a.cfg.DAD, NoRouterAdverts: a.cfg.Gateway}
+	return iface.Target{NS: a.NS, Conn: a.cont, Name: a.IfName, Index: a.contEnd.Index, EnableDAD: a.cfg.DAD, NoRouterAdverts: a.cfg.Gateway}
 }
 
 func (a *attachment) masq(res *cni.Result) masq.Config {
@@ -320,15 +320,13 @@ func (a *attachment) interfaces() []cni.Interface {
 
 // describeLinks fills in the links as they are at the end.
 func (a *attachment) describeLinks(res *cni.Result) error {
-	for _, l := range []struct {
-		conn *rtnl.Conn
-		link *rtnl.Link
-	}{{a.host, &a.bridge}, {a.host, &a.hostEnd}, {a.cont, &a.contEnd}} {
-		now, err := l.conn.LinkByIndex(l.link.Index)
-		if err != nil {
-			return err
-		}
-		*l.link = now
+	host, err := a.host.LinksAt(a.bridge.Index, a.hostEnd.Index)
+	if err != nil {
+		return err
+	}
+	a.bridge, a.hostEnd = host[0], host[1]
+	if a.contEnd, err = a.cont.LinkByIndex(a.contEnd.Index); err != nil {
+		return err
 	}
 	res.Interfaces = a.interfaces()
 	if name := a.cfg.gatewayName(); a.cfg.Gateway && a.cfg.IPAM && name != a.cfg.Bridge {

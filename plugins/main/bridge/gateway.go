@@ -112,11 +112,10 @@ func (a *attachment) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 	portName := iface.HostNames(cni.Attachment{Network: a.cfg.Bridge, IfName: name})[0]
 	gw, err := a.host.Link(name)
 	if errors.Is(err, rtnl.ErrNoLink) {
-		err = a.host.AddVeth(rtnl.Veth{Name: name, MTU: a.cfg.MTU, Peer: rtnl.Peer{Name: portName}})
-		if err != nil && !errors.Is(err, unix.EEXIST) {
-			return gw, err
+		gw, err = a.host.AddVeth(rtnl.Veth{Name: name, MTU: a.cfg.MTU, Peer: rtnl.Peer{Name: portName}})
+		if errors.Is(err, unix.EEXIST) { // another ADD was quicker
+			gw, err = a.host.Link(name)
 		}
-		gw, err = a.host.Link(name)
 	}
 	if err != nil || gw.Up {
 		return gw, err

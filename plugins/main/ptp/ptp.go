@@ -219,7 +219,7 @@ func (a *attachment) deletePair(context.Context) error {
 }
 
 func (a *attachment) target(routes []rtnl.Route) iface.Target {
-	return iface.Target{NS: a.NS, Conn: a.cont, Name: a.IfName, NoSubnetRoutes: true, Routes: routes}
+	return iface.Target{NS: a.NS, Conn: a.cont, Name: a.IfName, Index: a.contEnd.Index, NoSubnetRoutes: true, Routes: routes}
 }
 
 func (a *attachment) masquerade(ctx context.Context, res *cni.Result) error {
