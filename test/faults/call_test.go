@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -24,7 +25,7 @@ type call struct {
 	Failures int    // in how many ways it can fail
 }
 
-// callNames tells the name of each watched call.
+// callName is the name of a watched call.
 func callName(nr uint64) string {
 	if name, ok := watched[nr]; ok {
 		return name
@@ -32,36 +33,20 @@ func callName(nr uint64) string {
 	return older[nr]
 }
 
-// String is the call for people: "openat /run/hawser/lock (0x80042)".
+// String is the call for people: "17 bridge openat /run/hawser/nft.lock".
 func (c call) String() string {
-	s := fmt.Sprintf("%d %s %s", c.N, c.Program, c.Name)
-	if c.File != "" {
-		s += " " + c.File
+	s := fmt.Sprintf("%d %s %s %s", c.N, c.Program, c.Name, c.File)
+	switch c.Name {
+	case "openat", "fcntl", "flock", "setsockopt":
+		s += fmt.Sprintf(" %#x %#x", uint32(c.Args[1]), c.Args[2])
 	}
-	if c.is("openat", "fcntl", "flock", "setsockopt") {
-		s += fmt.Sprintf(" %#x %#x", c.Args[1]&0xffffffff*b2i(c.Name != "openat"), c.Args[2])
-	}
-	return s
-}
-
-func b2i(b bool) uint64 {
-	if b {
-		return 1
-	}
-	return 0
+	return strings.TrimSpace(s)
 }
 
 // ours reports whether the program is one of the plugins.
 func (c call) ours() bool { return !strings.Contains(c.Program, "tables") }
 
-func (c call) is(names ...string) bool {
-	for _, n := range names {
-		if n == c.Name {
-			return true
-		}
-	}
-	return false
-}
+func (c call) is(names ...string) bool { return slices.Contains(names, c.Name) }
 
 // describe finds out what the call is about. The caller of it waits for our
 // answer, so nothing moves.
@@ -77,13 +62,11 @@ func (c *call) describe(tid int) {
 		c.File = pathAt(tid, c.Args[1], c.Args[2])
 	case c.is("execve", "open", "access", "readlink", "unlink"):
 		c.File = text(tid, c.Args[0])
-	case c.is("socket", "pipe2", "pipe", "memfd_create", "clone", "clone3", "fork", "vfork", "wait4", "waitid", "poll", "ppoll", "select", "inotify_init1"):
-	case c.is("sendto"):
-		c.File = descriptor(tid, c.Args[0])
-		if c.Args[4] != 0 && family(tid, c.Args[4]) == unix.AF_NETLINK {
-			c.File = "netlink"
-		}
-	default:
+	case c.is("sendto") && c.Args[4] != 0 && family(tid, c.Args[4]) == unix.AF_NETLINK:
+		c.File = "netlink"
+	case c.is("read", "pread64", "readv", "write", "pwrite64", "writev", "close", "fstat", "getdents64", "fsync", "fdatasync", "ftruncate",
+		"fchmod", "fcntl", "flock", "ioctl", "setns", "dup3", "dup2", "bind", "connect", "setsockopt", "getsockopt", "sendto", "sendmsg",
+		"recvfrom", "recvmsg"):
 		c.File = descriptor(tid, c.Args[0])
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -20,22 +19,16 @@ type failing struct {
 	fault   fault
 }
 
-// sampleSize is how many errors of each scenario are tried, unless HAWSER_FAULTS=all.
-const sampleSize = 60
-
 var _ = Describe("an error at every call", Label("kernel"), func() {
 	for _, s := range scenarios() {
 		It("of "+s.Name+" leaves nothing half done", func() {
 			nstest.Need(s.Needs...)
 			l := learn(s)
 			cases := failings(l)
-			if all := len(cases); !everything() {
-				random := rand.New(rand.NewPCG(uint64(GinkgoRandomSeed()), 0))
-				random.Shuffle(all, func(i, j int) { cases[i], cases[j] = cases[j], cases[i] })
-				cases = cases[:min(all, sampleSize)]
-				AddReportEntry(fmt.Sprintf("%s: a sample of %d errors, seed %d", s.Name, all, GinkgoRandomSeed()))
+			if !everything() {
+				cases = sample(cases)
 			}
-			l.report(len(cases), each(l, cases, failing.play))
+			each(l, cases, failing.play)
 		})
 	}
 })

@@ -177,23 +177,40 @@ type answerTo struct {
 	fd  uint64
 }
 
-// negative is the kernel's answer that refuses a request. Of a batch it is
-// the first message between the brackets that is refused.
-func negative(request []byte, errno unix.Errno) []byte {
-	order := binary.NativeEndian
-	if order.Uint16(request[4:]) == unix.NFNL_MSG_BATCH_BEGIN {
-		if length := order.Uint32(request); int(length)+unix.SizeofNlMsghdr <= len(request) {
-			request = request[length:]
+// batchSize is the size of the message that begins a batch.
+const batchSize = unix.SizeofNlMsghdr + 4
+
+// negative is the kernel's answer that refuses each request of a datagram. Of a batch
+// it is the first that is refused.
+func negative(datagram []byte, errno unix.Errno) (answer []byte) {
+	order, batch := binary.NativeEndian, false
+	for len(datagram) >= unix.SizeofNlMsghdr {
+		header := datagram[:unix.SizeofNlMsghdr]
+		length := (int(order.Uint32(header)) + unix.NLMSG_ALIGNTO - 1) &^ (unix.NLMSG_ALIGNTO - 1)
+		// RTM_NEWLINK has the same number, and is longer.
+		if order.Uint16(header[4:]) == unix.NFNL_MSG_BATCH_BEGIN && length == batchSize {
+			batch = true
+		} else {
+			answer = append(answer, refusal(header, errno)...)
+			if batch {
+				return answer
+			}
 		}
+		datagram = datagram[min(max(length, len(header)), len(datagram)):]
 	}
-	const size = unix.SizeofNlMsghdr + 4 + unix.SizeofNlMsghdr
-	answer := make([]byte, size)
-	order.PutUint32(answer, size)
-	order.PutUint16(answer[4:], unix.NLMSG_ERROR)
-	copy(answer[8:16], request[8:16]) // sequence number and port
-	order.PutUint32(answer[16:], uint32(-int32(errno)))
-	copy(answer[20:], request[:unix.SizeofNlMsghdr])
 	return answer
+}
+
+// refusal is one message that refuses a request.
+func refusal(header []byte, errno unix.Errno) []byte {
+	order, size := binary.NativeEndian, 2*unix.SizeofNlMsghdr+4
+	m := make([]byte, size)
+	order.PutUint32(m, uint32(size))
+	order.PutUint16(m[4:], unix.NLMSG_ERROR)
+	copy(m[8:16], header[8:16]) // sequence number and port
+	order.PutUint32(m[16:], uint32(-int32(errno)))
+	copy(m[20:], header)
+	return m
 }
 
 // answer gives the kernel's refusal to who waits for the kernel's answer.

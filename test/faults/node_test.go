@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 
@@ -196,9 +198,11 @@ func (n *node) isCleanAgain() error {
 	return n.isClean()
 }
 
-// each plays the cases, several nodes at a time, and returns all that went wrong.
+// each plays the cases, several nodes at a time, and fails with all that went wrong.
 // Whatever happened to a node, the next case finds a good one.
-func each[T any](l *lesson, cases []T, play func(T, *node) error) (failed []string) {
+func each[T any](l *lesson, cases []T, play func(T, *node) error) {
+	GinkgoHelper()
+	var failed []string
 	todo := make(chan T)
 	var mu sync.Mutex
 	var workers sync.WaitGroup
@@ -231,8 +235,29 @@ func each[T any](l *lesson, cases []T, play func(T, *node) error) (failed []stri
 	}
 	close(todo)
 	workers.Wait()
-	return failed
+	AddReportEntry(fmt.Sprintf("%s: %d cases", l.Name, len(cases)))
+	if len(failed) > 0 {
+		Fail(fmt.Sprintf("%d of %d cases:\n    %s", len(failed), len(cases), strings.Join(failed, "\n    ")))
+	}
 }
+
+// sampleSize is how many cases of a scenario are played where not all are.
+const sampleSize = 60
+
+// sample chooses some of the cases, the same for the same seed.
+func sample[T any](cases []T) []T {
+	AddReportEntry(fmt.Sprintf("a sample of %d, seed %d", len(cases), GinkgoRandomSeed()))
+	random := rand.New(rand.NewPCG(uint64(GinkgoRandomSeed()), 0))
+	random.Shuffle(len(cases), func(i, j int) { cases[i], cases[j] = cases[j], cases[i] })
+	size := sampleSize
+	if slow() {
+		size /= 4
+	}
+	return cases[:min(len(cases), size)]
+}
+
+// slow says that this machine is an emulated one.
+func slow() bool { return nstest.Patience(time.Second) > time.Second }
 
 // nodesAtOnce: a call spends half of its time waiting for the kernel.
 const nodesAtOnce = 4
@@ -253,15 +278,6 @@ func (l *lesson) calls(command string, f fault) []call {
 	}
 	n.retire()
 	return out.Calls
-}
-
-// report tells how many cases were played, and fails with what went wrong.
-func (l *lesson) report(cases int, failed []string) {
-	GinkgoHelper()
-	AddReportEntry(fmt.Sprintf("%s: %d cases", l.Name, cases))
-	if len(failed) > 0 {
-		Fail(fmt.Sprintf("%d of %d cases:\n    %s", len(failed), cases, strings.Join(failed, "\n    ")))
-	}
 }
 
 // everything says that nothing is left out for want of time.
