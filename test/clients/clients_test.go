@@ -2,6 +2,7 @@ package clients_test
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -160,7 +161,10 @@ func underLibrary(library string) {
 		d.install(reference)
 		client, lost := newPod("client"), newPod("lost", port{9000, 80, "tcp", ""})
 		server := newPod("server", port{8080, 80, "tcp", ""}, port{8080, 80, "udp", ""})
-		addrs := d.must(order{Verbs: []string{"add"}, Pods: []pod{client, server, lost}}).Addrs
+		addrs := map[string][]string{}
+		for _, p := range []pod{client, server, lost} { // one at a time: the reference's ADDs lose rules of each other
+			maps.Copy(addrs, d.must(order{Verbs: []string{"add"}, Pods: []pod{p}}).Addrs)
+		}
 		a, b := pods.At(client.Netns, addrs["client"]...), pods.At(server.Netns, addrs["server"]...).Serve()
 		w.ExpectTraffic(a, b)
 
