@@ -3,6 +3,7 @@ package statefile
 import (
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"path/filepath"
@@ -136,14 +137,21 @@ func (d *Dir) writeTemporary(data []byte, perm fs.FileMode) (string, error) {
 	return tmp, nil
 }
 
-// Read returns the content of the regular file name. Whatever is not a
-// regular file is an error.
+// ErrIrregular says that an entry can never be a state file: it is no regular
+// file, or larger than 16 MiB.
+var ErrIrregular = errors.New("not a regular file of at most 16 MiB")
+
+// Read returns the content of the regular file name. For whatever else is there
+// the error matches ErrIrregular.
 func (d *Dir) Read(name string) ([]byte, error) {
 	if err := checkName("read", d.path, name); err != nil {
 		return nil, err
 	}
 	// A FIFO would block the open.
 	fd, err := openat(d.fd, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err == unix.ELOOP || err == unix.ENXIO { // a link; a socket, a device
+		err = fmt.Errorf("%w: %w", ErrIrregular, err)
+	}
 	if err != nil {
 		return nil, d.fail("read", name, err)
 	}
@@ -259,11 +267,8 @@ func readAll(fd int) ([]byte, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, err
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return nil, errors.New("not a regular file")
-	}
-	if st.Size > maxSize {
-		return nil, unix.EFBIG
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > maxSize {
+		return nil, ErrIrregular
 	}
 	data := make([]byte, st.Size)
 	for done := 0; done < len(data); {

@@ -124,7 +124,10 @@ func (l *leases) take(spans []span, owner string) (addr netip.Addr, ok bool, err
 			return addr, err == nil, err
 		}
 		// A file that was empty, or none, when the directory was read.
-		holder, _ := l.owner(addr)
+		holder, err := l.owner(addr)
+		if err != nil {
+			return addr, false, err
+		}
 		l.tell(func(x *index) error { return x.insert(holder, addr) })
 	}
 }

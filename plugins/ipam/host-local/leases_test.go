@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -215,6 +216,23 @@ var _ = Describe("the lease directory and its index", func() {
 		Expect(os.ReadFile(outside)).To(BeEmpty())
 	})
 
+	It("says nothing of who holds what while a lease cannot be read", func() {
+		n.write("10.1.2.7", "c7\r\neth0")
+		Expect(os.Chmod(n.path("10.1.2.7"), 0)).To(Succeed())
+		withoutDAC(func() {
+			for range 2 { // nor was anything kept of the first look
+				l, err := openLeases(context.Background(), n.dataDir, "net", true)
+				Expect(err).NotTo(HaveOccurred())
+				Expect(second(l.of("c7\r\neth0"))).To(MatchError(unix.EACCES))
+				Expect(l.reserve(netip.MustParseAddr("10.1.2.7"), "c8")).To(MatchError(unix.EACCES))
+				Expect(l.reserve(netip.MustParseAddr("10.1.2.8"), "c8")).To(Succeed())
+				Expect(l.release(netip.MustParseAddr("10.1.2.8"), "c8")).To(Succeed())
+				Expect(l.close()).To(Succeed())
+			}
+		})
+		mustWalk("c7\r\neth0", "10.1.2.7")
+	})
+
 	It("says that nothing is left only after it read the directory", func() {
 		ten := set("10.1.2.0/24 10.1.2.2-10.1.2.3").after(netip.Addr{})
 		within(func(l *leases) {
@@ -314,6 +332,21 @@ var _ = Describe("the lease directory and its index", func() {
 		Expect(held).To(BeEmpty())
 	})
 })
+
+// withoutDAC runs fn as a root whom the modes of files bind.
+func withoutDAC(fn func()) {
+	GinkgoHelper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var all [2]unix.CapUserData
+	Expect(unix.Capget(&header, &all[0])).To(Succeed())
+	less := all
+	less[0].Effective &^= 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_DAC_READ_SEARCH
+	Expect(unix.Capset(&header, &less[0])).To(Succeed())
+	defer func() { Expect(unix.Capset(&header, &all[0])).To(Succeed()) }()
+	fn()
+}
 
 func modTime(path string) time.Time {
 	GinkgoHelper()

@@ -91,13 +91,20 @@ func parseOwner(text string) (containerID, ifName string, ok bool) {
 	return containerID, ifName, ok && containerID != "" && ifName != "" && !strings.ContainsAny(ifName, "\r\n")
 }
 
+// irregular is the owner of an entry that no reservation can be made over. No
+// container can have this name.
+const irregular = "(not a regular file)"
+
 // owner reads who holds an address. A lease file that is absent, or whose
 // content is nobody's (a writer died before it wrote, or wrote nothing but
 // blanks and NULs), has the owner "".
 func (s *store) owner(addr netip.Addr) (string, error) {
 	content, err := s.dir.Read(addr.String())
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return "", nil
+	case errors.Is(err, statefile.ErrIrregular):
+		return irregular, nil
 	}
 	return ownerOf(content), err
 }
@@ -120,8 +127,10 @@ func (s *store) reserve(addr netip.Addr, owner string) error {
 	if !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	if holder, err := s.owner(addr); err != nil || holder != "" {
-		// What cannot be read (a link, a directory) is not ours to take.
+	switch holder, err := s.owner(addr); {
+	case err != nil:
+		return err
+	case holder != "":
 		return errTaken
 	}
 	if err := s.dir.Remove(name); err != nil {
@@ -139,7 +148,8 @@ type lease struct {
 	owner string // "" = nobody
 }
 
-// leases reads the whole directory.
+// leases reads the whole directory. A file that cannot be read may be
+// anybody's: without it nobody can be told what he holds.
 func (s *store) leases() ([]lease, error) {
 	names, err := s.dir.Names()
 	if err != nil {
@@ -151,14 +161,9 @@ func (s *store) leases() ([]lease, error) {
 		if !ok {
 			continue
 		}
-		content, err := s.dir.Read(name)
-		owner := ownerOf(content)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			continue
-		case err != nil:
-			// It is there and no reservation can be made over it.
-			owner = "unreadable"
+		owner, err := s.owner(addr)
+		if err != nil {
+			return nil, err
 		}
 		list = append(list, lease{addr, owner})
 	}
