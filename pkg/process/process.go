@@ -36,7 +36,8 @@ type Command struct {
 	// Stdout and Stderr are given what the program writes while it runs; nil
 	// discards it. After an error of one the program cannot write there any more.
 	Stdout, Stderr io.Writer
-	// Limit is how long the program may run; 0 = as long as the context.
+	// Limit is how long the program may run, with HoldStdin from the time that it
+	// is waited for; 0 = as long as the context.
 	Limit time.Duration
 	// Drain is how long children of the program may hold its output open when
 	// it has ended itself; 0 = a second.
@@ -90,6 +91,9 @@ func (p *Process) Wait(ctx context.Context) error {
 	}
 	defer runtime.UnlockOSThread()
 	defer p.close()
+	if p.limit > 0 {
+		p.deadline = time.Now().Add(p.limit)
+	}
 	killed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		p.kill()
@@ -121,7 +125,10 @@ func (p *Process) Abandon() {
 // start starts the program with a pipe for each stream.
 func (c Command) start() (_ *Process, err error) {
 	p := &Process{path: c.Path, began: time.Now(), drain: cmp.Or(c.Drain, time.Second), exited: -1, stdin: stdin{fd: -1, rest: c.Stdin}}
-	if c.Limit > 0 {
+	switch {
+	case c.HoldStdin:
+		p.limit = c.Limit
+	case c.Limit > 0:
 		p.deadline = p.began.Add(c.Limit)
 	}
 	p.out = [2]output{{fd: -1, to: c.Stdout}, {fd: -1, to: c.Stderr}}

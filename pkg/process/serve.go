@@ -20,7 +20,8 @@ type Process struct {
 	exited   int // readable when it has ended
 	stdin    stdin
 	out      [2]output
-	deadline time.Time // zero = none
+	deadline time.Time     // zero = none
+	limit    time.Duration // from Wait on; 0 = none
 	drain    time.Duration
 
 	late   bool  // the deadline came
