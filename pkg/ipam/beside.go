@@ -25,10 +25,16 @@ func (c Client) AddBeside(ctx context.Context, work func() error) (*cni.Result, 
 	if err != nil {
 		return nil, err
 	}
+	waiting := false
+	defer func() {
+		if !waiting { // a panic must not leave it at work, either
+			d.Abandon()
+		}
+	}()
 	if err := work(); err != nil {
-		d.Abandon()
 		return nil, err
 	}
+	waiting = true
 	out, err := d.Wait(ctx)
 	return c.lease(ctx, out, err)
 }

@@ -9,6 +9,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/invoke"
 	"github.com/hawser-cni/plugins/pkg/ipam"
@@ -53,6 +54,18 @@ var _ = Describe("Client, beside other work,", func() {
 		})
 		Expect(err).To(MatchError(bad))
 		Expect(time.Since(began)).To(BeNumerically("<", soon))
+	})
+
+	It("ends the plugin before a panic goes on", func() {
+		c := client("host-local", `touch started; exec sleep 60`)
+		Expect(func() {
+			_, _ = c.AddBeside(ctx, func() error {
+				Eventually(file("started")).WithTimeout(soon).Should(BeAnExistingFile())
+				panic("oops")
+			})
+		}).To(PanicWith("oops"))
+		_, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
+		Expect(err).To(MatchError(unix.ECHILD), "it is at work still")
 	})
 
 	It("returns the plugin's error when the interface was made", func() {
