@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"strconv"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -17,12 +18,13 @@ func assign(sets []rangeSet, asked []askedAddr) ([]askedAddr, error) {
 next:
 	for _, a := range asked {
 		for i, set := range sets {
-			r, ok := set.find(a.addr)
+			_, ok := set.find(a.addr)
+			at := slices.IndexFunc(set, func(r ipRange) bool { return r.gateway == a.addr })
 			switch {
 			case !ok:
 				continue
-			case a.addr == r.gateway:
-				return nil, cni.Refuse(a.key, a.addr, fmt.Sprintf("is the gateway of %s", r.subnet)).WithCode(a.code)
+			case at >= 0:
+				return nil, cni.Refuse(a.key, a.addr, fmt.Sprintf("is the gateway of %s", set[at].subnet)).WithCode(a.code)
 			case bySet[i].addr.IsValid():
 				return nil, cni.Refuse(a.key, a.addr, fmt.Sprintf("is of range set %d (%s), which gives one address, and %s is asked for too",
 					i, set, bySet[i].addr)).WithCode(a.code)

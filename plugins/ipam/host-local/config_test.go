@@ -160,7 +160,7 @@ var _ = Describe("addresses asked for", func() {
 		Entry("unknown key", "IPP=10.1.2.3", "IPP"))
 
 	DescribeTable("are spread over the sets", func(want string, list ...string) {
-		sets := []rangeSet{set("10.0.0.0/24"), set("10.0.1.0/24"), set("2001:db8::/64")}
+		sets := []rangeSet{set("10.0.0.0/24"), set("10.0.1.0/24"), set("2001:db8::/64"), set("10.0.3.0/29", "10.0.4.0/29 gw 10.0.3.3")}
 		var asked []askedAddr
 		for i, a := range addrs(list...) {
 			asked = append(asked, askedAddr{a, cni.CodeConfig, fmt.Sprintf("ips[%d]", i)})
@@ -176,10 +176,11 @@ var _ = Describe("addresses asked for", func() {
 		}
 		Expect(strings.Join(words, " ")).To(Equal(want))
 	},
-		Entry("one", "invalid IP 10.0.1.5 invalid IP", "10.0.1.5"),
-		Entry("all, in any order", "10.0.0.7 10.0.1.5 2001:db8::9", "2001:db8::9", "10.0.1.5", "10.0.0.7"),
-		Entry("outside", "ips[1]: 10.9.9.9 is in none of the ranges (10.0.0.1-10.0.0.254, 10.0.1.1-10.0.1.254, 2001:db8::1-2001:db8::ffff:ffff:ffff:ffff)", "10.0.0.7", "10.9.9.9"),
+		Entry("one", "invalid IP 10.0.1.5 invalid IP invalid IP", "10.0.1.5"),
+		Entry("all, in any order", "10.0.0.7 10.0.1.5 2001:db8::9 invalid IP", "2001:db8::9", "10.0.1.5", "10.0.0.7"),
+		Entry("outside", "ips[1]: 10.9.9.9 is in none of the ranges (10.0.0.1-10.0.0.254, 10.0.1.1-10.0.1.254, 2001:db8::1-2001:db8::ffff:ffff:ffff:ffff, 10.0.3.1-10.0.3.6,10.0.4.1-10.0.4.6)", "10.0.0.7", "10.9.9.9"),
 		Entry("the gateway", "ips[0]: 10.0.1.1 is the gateway of 10.0.1.0/24", "10.0.1.1"),
+		Entry("the gateway of another range of its set", "ips[0]: 10.0.3.3 is the gateway of 10.0.4.0/29", "10.0.3.3"),
 		Entry("two of one set", "ips[1]: 10.0.0.8 is of range set 0 (10.0.0.1-10.0.0.254), which gives one address, and 10.0.0.7 is asked for too", "10.0.0.7", "10.0.0.8"))
 })
 

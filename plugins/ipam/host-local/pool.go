@@ -5,11 +5,12 @@ import (
 	"math"
 	"math/bits"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
 // ipRange is a run of addresses of one subnet, both ends included. Whatever
-// lies between start and end may be given away, but for the gateway.
+// lies between start and end may be given away, but for gateways.
 type ipRange struct {
 	subnet     netip.Prefix // masked
 	start, end netip.Addr
@@ -49,19 +50,6 @@ func (r ipRange) contains(addr netip.Addr) bool {
 
 func (r ipRange) overlaps(o ipRange) bool {
 	return r.contains(o.start) || o.contains(r.start)
-}
-
-// size is the number of addresses that the range can give away, at most
-// math.MaxUint64.
-func (r ipRange) size() uint64 {
-	n, ok := distance(r.start, r.end)
-	if !ok || n == math.MaxUint64 {
-		return math.MaxUint64
-	}
-	if r.contains(r.gateway) {
-		return n
-	}
-	return n + 1
 }
 
 // distance is b-a; ok is false when it takes more than 64 bits.
@@ -107,16 +95,32 @@ func (s rangeSet) find(addr netip.Addr) (ipRange, bool) {
 	return ipRange{}, false
 }
 
+// size is the number of addresses that the set can give away, at most
+// math.MaxUint64.
 func (s rangeSet) size() uint64 {
 	var sum uint64
 	for _, r := range s {
-		n, carry := bits.Add64(sum, r.size(), 0)
-		if carry != 0 {
-			return math.MaxUint64
+		for _, free := range s.appendSpan(nil, r.start, r.end) {
+			n, ok := distance(free.from, free.to)
+			total, carry := bits.Add64(sum, n, 1)
+			if !ok || carry != 0 {
+				return math.MaxUint64
+			}
+			sum = total
 		}
-		sum = n
 	}
 	return sum
+}
+
+// gateways lists the gateways of all ranges, in order: that of one range may
+// lie in another.
+func (s rangeSet) gateways() []netip.Addr {
+	var list []netip.Addr
+	for _, r := range s {
+		list = append(list, r.gateway)
+	}
+	slices.SortFunc(list, netip.Addr.Compare)
+	return slices.Compact(list)
 }
 
 // span is a run of addresses, both ends included.
@@ -137,35 +141,35 @@ func (s rangeSet) after(last netip.Addr) []span {
 	}
 	if at < 0 {
 		for _, r := range s {
-			spans = r.appendSpan(spans, r.start, r.end)
+			spans = s.appendSpan(spans, r.start, r.end)
 		}
 		return spans
 	}
 	if last != s[at].end {
-		spans = s[at].appendSpan(spans, last.Next(), s[at].end)
+		spans = s.appendSpan(spans, last.Next(), s[at].end)
 	}
 	for i := 1; i < len(s); i++ {
 		r := s[(at+i)%len(s)]
-		spans = r.appendSpan(spans, r.start, r.end)
+		spans = s.appendSpan(spans, r.start, r.end)
 	}
-	return s[at].appendSpan(spans, s[at].start, last)
+	return s.appendSpan(spans, s[at].start, last)
 }
 
-// appendSpan appends from to to without the range's gateway.
-func (r ipRange) appendSpan(spans []span, from, to netip.Addr) []span {
-	inside := span{from, to}.contains(r.gateway)
-	if inside && from == to {
-		return spans
+// appendSpan appends from to to without gateways.
+func (s rangeSet) appendSpan(spans []span, from, to netip.Addr) []span {
+	for _, gateway := range s.gateways() {
+		if !(span{from, to}).contains(gateway) {
+			continue
+		}
+		if gateway != from {
+			spans = append(spans, span{from, gateway.Prev()})
+		}
+		if gateway == to {
+			return spans
+		}
+		from = gateway.Next()
 	}
-	switch {
-	case !inside:
-		return append(spans, span{from, to})
-	case r.gateway == from:
-		return append(spans, span{from.Next(), to})
-	case r.gateway == to:
-		return append(spans, span{from, to.Prev()})
-	}
-	return append(spans, span{from, r.gateway.Prev()}, span{r.gateway.Next(), to})
+	return append(spans, span{from, to})
 }
 
 func (s span) contains(addr netip.Addr) bool {
