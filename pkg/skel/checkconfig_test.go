@@ -2,6 +2,7 @@ package skel_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -142,6 +143,24 @@ var _ = Describe("--check-config", func() {
 		a := request{args: []string{"--check-config", "file"}}.run(picky())
 		Expect([]any{a.code, a.stdout}).To(HaveExactElements(2, ""))
 		Expect(a.stderr).To(HavePrefix(`probe: "file": --check-config takes --json and nothing else`))
+	})
+
+	DescribeTable("is the only one of its kind: another argument is refused with status 2, and what was meant is said", func(arg, meant string) {
+		a := request{args: []string{arg}, conf: list(probeEntry)}.run(picky())
+		Expect([]any{a.code, a.stdout}).To(HaveExactElements(2, ""))
+		Expect(a.stderr).To(Equal(fmt.Sprintf("probe: %q is no option; there are --check-config [--json], --help and --version\n%s", arg, meant)))
+	},
+		Entry(nil, "--chek-config", "    did you mean --check-config?\n"),
+		Entry(nil, "-check-config", "    did you mean --check-config?\n"),
+		Entry(nil, "--helpp", "    did you mean --help?\n"),
+		Entry(nil, "net.conflist", ""),
+		Entry(nil, "--json", ""),
+	)
+
+	It("is for people: a runtime's arguments are ignored", func() {
+		r := attach("VERSION")
+		r.args = []string{"--chek-config"}
+		Expect(r.run(picky()).code).To(BeZero())
 	})
 
 	It("reports that it cannot write", func() {

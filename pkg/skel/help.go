@@ -12,7 +12,8 @@ import (
 )
 
 // forPeople serves a person who runs the program by hand: --check-config,
-// --help, --version, or a plain call without any of the protocol's variables.
+// --help, --version, or a call without any of the protocol's variables. Runtimes
+// pass no arguments, and what else is passed beside the variables is ignored.
 func forPeople(p Plugin, env Env) (done bool, code int) {
 	if slices.Contains(env.Args, "--check-config") {
 		return true, checkConfig(p, env)
@@ -33,8 +34,20 @@ func forPeople(p Plugin, env Env) (done bool, code int) {
 			return false, 0
 		}
 	}
+	if len(env.Args) > 0 {
+		refuseArgument(env.Stderr, p.Name, env.Args[0])
+		return true, confUnreadable
+	}
 	printHelp(env.Stderr, p)
 	return true, 0
+}
+
+// refuseArgument says of an argument that is no option what it may be.
+func refuseArgument(w io.Writer, plugin, arg string) {
+	fmt.Fprintf(w, "%s: %q is no option; there are --check-config [--json], --help and --version\n", plugin, arg)
+	if meant, _ := closest(arg, []key{{name: "--check-config"}, {name: "--help"}, {name: "--version"}}); meant != "" {
+		fmt.Fprintf(w, "    did you mean %s?\n", meant)
+	}
 }
 
 func printHelp(w io.Writer, p Plugin) {
