@@ -206,9 +206,28 @@ var _ = Describe("a plugin process", func() {
 		doc := answer{code: 1, stdout: p.stdout.String()}.expectError(cni.CodeTryAgain, HavePrefix("stopped: "))
 		Expect(doc["msg"]).To(ContainSubstring("signal"))
 	},
-		Entry("SIGTERM", "wait", unix.SIGTERM), Entry("SIGINT", "wait", unix.SIGINT),
+		Entry("SIGTERM", "wait", unix.SIGTERM), Entry("SIGINT", "wait", unix.SIGINT), Entry("SIGHUP", "wait", unix.SIGHUP),
 		Entry("a handler that does not notice", "deaf", unix.SIGTERM), Entry("a handler that only looks now and then", "glance", unix.SIGTERM),
 	)
+
+	It("goes on ignoring what it was started to ignore", func() {
+		p := newProcess("wait", "ADD")
+		p.Args = []string{"sh", "-c", `trap "" HUP INT; exec "$0"`, p.Path}
+		self, err := os.Executable()
+		Expect(err).NotTo(HaveOccurred())
+		p.Path, p.Args[3], p.Stderr = "/bin/sh", self, nil
+		errs, err := p.StderrPipe()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(p.Start()).To(Succeed())
+		_, err = bufio.NewReader(errs).ReadString('\n')
+		Expect(err).NotTo(HaveOccurred())
+		for _, sig := range []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGTERM} {
+			Expect(p.Process.Signal(sig)).To(Succeed())
+		}
+		p.expectFailed(p.Wait())
+		p.expectUndone()
+		answer{code: 1, stdout: p.stdout.String()}.expectError(cni.CodeTryAgain, HavePrefix("stopped: terminated signal"))
+	})
 
 	It("that lends addresses just ends: whoever called it gives them back", func() {
 		p := newProcess("lend", "ADD")

@@ -25,7 +25,11 @@ type told struct {
 func notify(ctx context.Context) (context.Context, context.CancelFunc) {
 	t := &told{signals: make(chan os.Signal, 1)}
 	t.Context, t.end = context.WithCancelCause(ctx)
-	signal.Notify(t.signals, syscall.SIGTERM, syscall.SIGINT)
+	for _, s := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
+		if !signal.Ignored(s) { // nohup, and what a shell does for jobs in the background
+			signal.Notify(t.signals, s)
+		}
+	}
 	return t, func() { t.end(nil) }
 }
 
