@@ -38,9 +38,15 @@ func writeLocalnet(link, value string) error {
 
 // localnetWas is what route_localnet of the attachment's link was before its
 // first user: what the kernel says now, or with other users what they recorded.
-func (c *call) localnetWas(s *store, st *state) (string, error) {
+// The attachment itself may have been one, before it died.
+func (c *call) localnetWas(s *store, st *state, dead []*state) (string, error) {
 	if st.Localnet == "" {
 		return "", nil
+	}
+	for _, d := range dead {
+		if d.Localnet == st.Localnet && d.LocalnetWas != "" {
+			return d.LocalnetWas, nil
+		}
 	}
 	if s.ledger.uses(st.Localnet, ownerOf(st)) {
 		all, err := s.all()

@@ -27,7 +27,7 @@ func (c *call) publish(ctx context.Context, cfg config, st *state) (dead []*stat
 	}
 	c.OnFail("remove the host ports", func(ctx context.Context) error { return c.undo(ctx, st) })
 	st.Backend = b
-	if err := c.begin(s, st); err != nil {
+	if err := c.begin(s, st, dead); err != nil {
 		return nil, err
 	}
 	err = c.apply(ctx, s, st, dead)
@@ -127,7 +127,7 @@ func (c *call) lives(st *state) (bool, error) {
 }
 
 // begin writes the record: from here on DEL knows what there may be.
-func (c *call) begin(s *store, st *state) error {
+func (c *call) begin(s *store, st *state, dead []*state) error {
 	if s.fresh {
 		// Where records were lost, what they were about may still be there.
 		left, err := owned(c.nf, func(string) bool { return true })
@@ -137,18 +137,19 @@ func (c *call) begin(s *store, st *state) error {
 		s.ledger.complete = len(left) == 0 && len(s.ledger.claims) == 0
 	}
 	var err error
-	if st.LocalnetWas, err = c.localnetWas(s, st); err != nil {
+	if st.LocalnetWas, err = c.localnetWas(s, st, dead); err != nil {
 		return err
 	}
 	return s.put(st)
 }
 
 // apply makes the rules in the state's backend and takes away those of the
-// dead, wherever they are.
+// dead, wherever they are. With those of nftables that goes in one batch, unless
+// a dead one was the last who needed another link's route_localnet.
 func (c *call) apply(ctx context.Context, s *store, st *state, dead []*state) error {
 	var others []*state
 	for _, d := range dead {
-		if d.Backend == nftables && st.Backend == nftables {
+		if d.Backend == nftables && st.Backend == nftables && (d.Localnet == "" || d.Localnet == st.Localnet) {
 			others = append(others, d)
 		} else if err := c.removeRules(ctx, s, d); err != nil {
 			return err

@@ -213,6 +213,47 @@ var _ = Describe("DEL", Label("kernel"), func() {
 	})
 })
 
+var _ = Describe("route_localnet of an owner that died", Label("kernel"), func() {
+	eachKind(func(k kind) {
+		It("is taken back with its guard by the last DEL, though the same attachment or another took over", func() {
+			w := newWorld()
+			w.bridge(1)
+			w.settle(k)
+			before := w.rules()
+			for range 3 {
+				c := w.container(1, 2)
+				c.add(k.config, ports("8080:80"))
+				c.vanish()
+			}
+			other := w.container(1, 3)
+			other.add(k.config, ports("8080:80"))
+			Expect(w.Sysctl("net/ipv4/conf/br1/route_localnet")).To(Equal("1"))
+			other.check(k.config, ports("8080:80"))
+			other.del()
+			Expect(w.rules()).To(Equal(before))
+		})
+
+		It("is taken back on the link that it had", func() {
+			w := newWorld()
+			w.bridge(1)
+			w.bridge(2)
+			w.settle(k)
+			for i, id := range []string{"c1-2", "c2-2"} { // the same attachment, another one
+				old := w.container(1, 2)
+				old.add(k.config, ports("8080:80"))
+				old.vanish()
+				c := w.container(2, 3+i)
+				c.network, c.id = "net1", id
+				c.add(k.config, ports("8080:80"))
+				Expect(w.Sysctl("net/ipv4/conf/br1/route_localnet")).To(Equal("0"), id)
+				Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(ContainSubstring("br1"), id)
+				c.check(k.config, ports("8080:80"))
+				c.del()
+			}
+		})
+	})
+})
+
 func owner(c *container) string {
 	return cni.Attachment{Network: c.network, ContainerID: c.id, IfName: c.ifName}.Hash()
 }
