@@ -5,7 +5,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-nfpm=github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2
 VERSION=${VERSION:-$(scripts/version.sh)}
 VERSION=${VERSION#v}
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat -c %Y VERSION)}
@@ -16,26 +15,24 @@ umask 022
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/tools" "$work/dist"
-GOBIN=$work/tools CGO_ENABLED=0 go install "$nfpm"
 (cd scripts/bom && CGO_ENABLED=0 go build -o "$work/tools/bom" .)
 
-export DOCS=$work/docs
-mkdir "$DOCS"
-cp --parents ./*.md docs/*.md plugins/*/*/README.md "$DOCS"
-chmod -R u=rwX,go=rX "$DOCS"
+docs=$work/docs
+mkdir "$docs"
+cp -r --parents ./*.md LICENSE docs plugins/*/*/README.md plugins/sample "$docs"
+chmod -R u=rwX,go=rX "$docs"
 
 for arch in ${ARCHS:-amd64 arm64 arm ppc64le s390x riscv64 mips64le}; do
 	name=hawser-cni-linux-$arch-v$VERSION
-	export STAGE=$work/$arch PACKAGE_ARCH=${arch/#%arm/arm7}
-	GOARCH=$arch scripts/build.sh "$STAGE"
-	"$work/tools/bom" -version "$VERSION" -notices "$STAGE/THIRD_PARTY.md" -sbom "$work/dist/$name.cdx.json" "$STAGE"/*
-	cp LICENSE README.md "$STAGE/"
-	# No directory inside: it would change the mode and the owner of /opt/cni/bin.
-	(cd "$STAGE" && tar -cf - --format=ustar --owner=0 --group=0 --numeric-owner --mode=u+rw,go=u-w \
+	stage=$work/$arch
+	GOARCH=$arch scripts/build.sh "$stage"
+	"$work/tools/bom" -version "$VERSION" -notices "$stage/THIRD_PARTY.md" -sbom "$work/dist/$name.cdx.json" "$stage"/*
+	scripts/release/packages.sh "$arch" "$stage" "$docs" "$work/dist"
+	cp LICENSE "$stage/"
+	cp -r "$docs" "$stage/hawser-cni"
+	# Not the directory itself: it would change the mode and the owner of /opt/cni/bin.
+	(cd "$stage" && tar -cf - --format=ustar --sort=name --owner=0 --group=0 --numeric-owner --mode=u+rw,go=u-w \
 		--mtime="@$SOURCE_DATE_EPOCH" -- *) | gzip -9n >"$work/dist/$name.tgz"
-	for packager in deb rpm; do
-		"$work/tools/nfpm" package -f scripts/release/nfpm.yaml -p "$packager" -t "$work/dist" >"$work/nfpm.log" || { cat "$work/nfpm.log" >&2; exit 1; }
-	done
 done
 (cd "$work/dist" && sha256sum -- * >"$work/SHA256SUMS" && sha512sum -- * >"$work/SHA512SUMS")
 mv "$work"/SHA*SUMS "$work/dist/"

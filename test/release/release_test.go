@@ -10,8 +10,12 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"io"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,6 +43,31 @@ func unpack(path string) ([]tar.Header, map[string][]byte) {
 		files[h.Name], err = io.ReadAll(r)
 		Expect(err).NotTo(HaveOccurred())
 	}
+}
+
+// link is a link of Markdown to another file of the tree.
+var link = regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
+
+// deadLinks are the links of all pages below a directory that lead to no file in it.
+func deadLinks(dir string) []string {
+	GinkgoHelper()
+	var dead []string
+	links := 0
+	Expect(filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".md" {
+			return err
+		}
+		for _, found := range link.FindAllStringSubmatch(contents(path), -1) {
+			links++
+			target := filepath.Join(filepath.Dir(path), found[1])
+			if _, err := os.Stat(target); err != nil || !strings.HasPrefix(target, dir+"/") {
+				dead = append(dead, strings.TrimPrefix(path, dir+"/")+": "+found[1])
+			}
+		}
+		return nil
+	})).To(Succeed())
+	Expect(links).To(BeNumerically(">", 50))
+	return dead
 }
 
 var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
@@ -75,18 +104,32 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 
 	It("makes a tarball that can be unpacked in the plugins' directory", func() {
 		headers, files := unpack(one(dist, "*.tgz"))
-		var members []string
+		top := map[string]bool{}
 		for _, h := range headers {
-			members = append(members, h.Name)
+			root, _, nested := strings.Cut(h.Name, "/")
+			top[root] = true
 			mode := int64(0o644)
-			if h.Name == strings.ToLower(h.Name) {
+			if h.Typeflag == tar.TypeDir || !nested && h.Name == strings.ToLower(h.Name) {
 				mode = 0o755
 			}
-			Expect(h).To(And(HaveField("Typeflag", byte(tar.TypeReg)), HaveField("Mode", mode), HaveField("Uid", 0), HaveField("Gid", 0),
-				HaveField("Uname", ""), HaveField("ModTime", BeTemporally("==", time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)))))
+			Expect(h).To(And(HaveField("Typeflag", BeElementOf(byte(tar.TypeReg), byte(tar.TypeDir))), HaveField("Mode", mode), HaveField("Uid", 0), HaveField("Gid", 0),
+				HaveField("Uname", ""), HaveField("ModTime", BeTemporally("==", time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)))), h.Name)
 		}
-		Expect(members).To(Equal(append([]string{"LICENSE", "README.md", "THIRD_PARTY.md"}, plugins()...)))
+		Expect(slices.Collect(maps.Keys(top))).To(ConsistOf(append(plugins(), "LICENSE", "THIRD_PARTY.md", "hawser-cni")))
 		Expect(files["bridge"]).To(ContainSubstring("9.8.7"))
+	})
+
+	It("ships the documentation whole, in the tarball and in the packages: no link leads nowhere", func() {
+		tarball, deb := GinkgoT().TempDir(), GinkgoT().TempDir()
+		run(tarball, nil, "tar", "-xzf", one(dist, "*.tgz"))
+		run(deb, nil, "dpkg-deb", "-x", one(dist, "*.deb"), deb)
+		for _, docs := range []string{tarball + "/hawser-cni", deb + "/usr/share/doc/hawser-cni"} {
+			Expect(deadLinks(docs)).To(BeEmpty(), docs)
+			Expect(filepath.Join(docs, "docs/schema/network.json")).To(BeARegularFile())
+			Expect(filepath.Join(docs, "plugins/sample/main.go")).To(BeARegularFile())
+		}
+		shipped := run(tarball+"/hawser-cni", nil, "find", ".", "-type", "f", "-printf", "/usr/share/doc/hawser-cni/%P\n")
+		Expect(strings.Fields(run(dist, nil, "rpm", "-qpl", one(dist, "*.rpm")))).To(ContainElements(strings.Fields(shipped)))
 	})
 
 	It("lists everything that is linked, in the SBOM and with its licence in the notices", func() {
@@ -159,6 +202,24 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 		Expect(run(dist, nil, "rpm", "-qp", "--licensefiles", rpm)).To(Equal(
 			"/usr/share/licenses/hawser-cni/LICENSE\n/usr/share/licenses/hawser-cni/THIRD_PARTY.md\n"))
 	})
+
+	DescribeTable("names a package's architecture as Debian and Fedora do:", func(arch, deb, rpm string) {
+		stage, docs, out := GinkgoT().TempDir(), GinkgoT().TempDir(), GinkgoT().TempDir()
+		for _, file := range []string{stage + "/bridge", stage + "/THIRD_PARTY.md", docs + "/README.md"} {
+			Expect(os.WriteFile(file, nil, 0o644)).To(Succeed())
+		}
+		run(first, []string{"VERSION=9.8.7", "SOURCE_DATE_EPOCH=1"}, "scripts/release/packages.sh", arch, stage, docs, out)
+		Expect(run(out, nil, "dpkg-deb", "-f", one(out, "*.deb"), "Architecture")).To(Equal(deb + "\n"))
+		Expect(run(out, nil, "rpm", "-qp", "--qf", "%{ARCH}", one(out, "*.rpm"))).To(Equal(rpm))
+	},
+		Entry("amd64", "amd64", "amd64", "x86_64"),
+		Entry("arm64", "arm64", "arm64", "aarch64"),
+		Entry("arm", "arm", "armhf", "armv7hl"),
+		Entry("ppc64le", "ppc64le", "ppc64el", "ppc64le"),
+		Entry("s390x", "s390x", "s390x", "s390x"),
+		Entry("riscv64", "riscv64", "riscv64", "riscv64"),
+		Entry("mips64le", "mips64le", "mips64el", "mips64el"),
+	)
 
 	DescribeTable("knows of all plugins in", func(script string) {
 		Expect(contents("../../scripts/release/" + script)).To(ContainSubstring("for plugin in " + strings.Join(plugins(), " ") + "; do\n"))
