@@ -14,6 +14,7 @@ const (
 	confGood       = 0
 	confBad        = 1
 	confUnreadable = 2
+	confOther      = 3 // nothing in it is this plugin's
 )
 
 // checkConfig serves --check-config. It reads a configuration, or a list of
@@ -69,16 +70,21 @@ func (c *checker) file(data []byte) error {
 	}
 	c.require(object, "cniVersion", "name", "type")
 	c.common(data, "")
-	if c.isOwn(data) {
+	switch {
+	case c.isOwn(data):
 		c.entry(data, "")
-	} else {
+	case c.plugin.IPAM:
+		c.stranger(data, "")
+		c.note("", fmt.Sprintf("there is no ipam.type %q", c.plugin.Name))
+	default:
+		c.stranger(data, "")
 		c.note("", "this is no configuration of "+c.plugin.Name)
 	}
 	return nil
 }
 
-// isOwn reports whether a configuration is this plugin's to check.
-func (c *checker) isOwn(conf []byte) bool {
+// typesOf are the plugins that a configuration names.
+func typesOf(conf []byte) (name, ipam string) {
 	var w struct {
 		Type string `json:"type"`
 		IPAM struct {
@@ -86,14 +92,13 @@ func (c *checker) isOwn(conf []byte) bool {
 		} `json:"ipam"`
 	}
 	_ = json.Unmarshal(conf, &w) // an error is reported elsewhere
-	if c.plugin.IPAM {
-		return w.IPAM.Type == c.plugin.Name
-	}
-	return w.Type == c.plugin.Name
+	return w.Type, w.IPAM.Type
 }
 
-func (c *checker) note(key, reason string) {
-	c.more = append(c.more, finding{Level: levelNote, Key: key, Reason: reason})
+// isOwn reports whether a configuration is this plugin's to check.
+func (c *checker) isOwn(conf []byte) bool {
+	name, ipam := typesOf(conf)
+	return name == c.plugin.Name || c.plugin.IPAM && ipam == c.plugin.Name
 }
 
 // locate says in which line the JSON ends to be JSON.
@@ -161,57 +166,5 @@ func (c *checker) entry(data []byte, prefix string) {
 	}
 	c.misspelt(data, prefix)
 	c.needs(data, prefix)
-	if req.IPAM != "" && !c.plugin.IPAM {
-		c.note(prefix+"ipam", fmt.Sprintf("is checked by its own plugin: %s --check-config", req.IPAM))
-	}
-}
-
-// capabilities are those that the conventions of the specification name.
-var capabilities = []string{"aliases", "bandwidth", "cgroupPath", "deviceID", "dns", "infinibandGUID", "ipRanges", "ips", "mac", "portMappings"}
-
-// misspelt warns of keys that nobody reads.
-func (c *checker) misspelt(conf []byte, prefix string) {
-	h := hinter{left: hintMax, all: true, found: c.hint(prefix)}
-	h.config(c.plugin, conf)
-	var w struct {
-		Capabilities map[string]json.RawMessage `json:"capabilities"`
-	}
-	_ = json.Unmarshal(conf, &w) // an error is reported elsewhere
-	h.all = false                // there may be some that we have not heard of
-	known := make([]key, 0, len(capabilities))
-	for _, name := range capabilities {
-		known = append(known, key{name: name})
-	}
-	h.names(w.Capabilities, known, "capabilities.")
-}
-
-// hint makes a warning of a misspelt key.
-func (c *checker) hint(prefix string) func(hint) {
-	return func(h hint) {
-		f := finding{Level: levelWarning, Key: prefix + h.key, Reason: "is unknown and ignored"}
-		if h.read {
-			f.Reason = "is read in spite of its case"
-		}
-		if h.meant != "" {
-			f.Suggestion = fmt.Sprintf("did you mean %q?", h.meant)
-		}
-		c.more = append(c.more, f)
-	}
-}
-
-// needs warns where the runtime is not asked for what the plugin lives on.
-func (c *checker) needs(conf []byte, prefix string) {
-	var w struct {
-		Capabilities  map[string]json.RawMessage `json:"capabilities"`
-		RuntimeConfig map[string]json.RawMessage `json:"runtimeConfig"`
-	}
-	_ = json.Unmarshal(conf, &w) // an error is reported elsewhere
-	for _, name := range c.plugin.Needs {
-		if _, sent := w.RuntimeConfig[name]; sent || string(w.Capabilities[name]) == "true" {
-			continue
-		}
-		c.more = append(c.more, finding{Level: levelWarning, Key: prefix + "capabilities",
-			Reason:     fmt.Sprintf("lacks %s: the runtime sends none, and there is nothing to do", name),
-			Suggestion: fmt.Sprintf(`write "capabilities": {%q: true}`, name)})
-	}
+	c.ipam(data, prefix)
 }

@@ -106,7 +106,6 @@ var _ = Describe("--check-config", func() {
 			`    did you mean "capabilities.portMappings"?`,
 			`warning: plugins[1].capabilities: lacks portMappings: the runtime sends none, and there is nothing to do`,
 			`    write "capabilities": {"portMappings": true}`,
-			`note: plugins[1].ipam: is checked by its own plugin: probe --check-config`,
 			`probe: 13 errors, 7 warnings in plugins[1] and the keys of the list`,
 			``))
 		Expect(a.code).To(Equal(1))
@@ -186,7 +185,7 @@ var _ = Describe("--check-config", func() {
 	It("checks a configuration of its own for what the specification requires", func() {
 		Expect(checked(picky(), `{"vlan": 5000}`).stdout).To(And(ContainSubstring("error: cniVersion: missing; the specification requires it\n"),
 			ContainSubstring("error: name: missing; the specification requires it\n"), ContainSubstring("error: type: missing; the specification requires it\n"),
-			HaveSuffix("note: this is no configuration of probe\nprobe: 3 errors, 0 warnings\n")))
+			HaveSuffix("note: this is no configuration of probe\nprobe: 3 errors, 0 warnings; nothing of probe was there to be checked\n")))
 		Expect(checked(picky(), `{"cniVersion": "2.0", "name": "n", "type": "probe", "prevResult": {"ips": 5}, "runtimeConfig": {"portMappings": []}}`).stdout).
 			To(HavePrefix("error: cniVersion: \"2.0\" is not supported\n"))
 	})
@@ -194,9 +193,61 @@ var _ = Describe("--check-config", func() {
 	It("of an IPAM plugin checks the entries that name it, and not what else is in them", func() {
 		p := picky()
 		p.IPAM, p.Needs = true, nil
-		a := checked(p, list(`{"type": "bridge", "isGatway": true, "ipam": {"type": "probe", "Ranges": [[{"subnett": ""}]]}}, {"type": "probe"}, {"type": "x", "ipam": {"type": "dhcp"}}`))
+		a := checked(p, list(`{"type": "bridge", "isGatway": true, "ipam": {"type": "probe", "Ranges": [[{"subnett": ""}]]}}, {"type": "x", "ipam": {"type": "dhcp"}}`))
 		Expect(a.stdout).To(Equal("warning: plugins[0].ipam.Ranges: is read in spite of its case\n    did you mean \"ipam.ranges\"?\n" +
 			"probe: 0 errors, 1 warning in plugins[0] and the keys of the list\n"))
+	})
+
+	It("of an IPAM plugin checks also what runs it by itself, and says that this is not the way", func() {
+		p := picky()
+		p.IPAM, p.Needs = true, nil
+		Expect(checked(p, list(`{"type": "probe", "vlan": 5000}`))).To(Equal(answer{code: 1, stdout: "error: plugins[0].vlan: 5000 is too great\n    vlan: VLAN ID\n" +
+			"warning: plugins[0].ipam.type: is not \"probe\", by which other plugins run this one\n    write \"ipam\": {\"type\": \"probe\"}\n" +
+			"probe: 1 error, 1 warning in plugins[0] and the keys of the list\n"}))
+	})
+
+	DescribeTable("exits with 3 when nothing is there for the plugin, and says what may have been meant:", func(ipam bool, conf, want string) {
+		p := picky()
+		if p.IPAM = ipam; ipam {
+			p.Needs = nil
+		}
+		a := checked(p, conf)
+		Expect(a.stdout).To(Equal(want + "; nothing of probe was there to be checked\n"))
+		Expect(a.code).To(Equal(3))
+	},
+		Entry("a list", false, list(`{"type": "other"}`), "note: plugins: has no entry for probe\nprobe: 0 errors, 0 warnings"),
+		Entry("a configuration", false, `{"cniVersion": "1.0.0", "name": "n", "type": "other"}`, "note: this is no configuration of probe\nprobe: 0 errors, 0 warnings"),
+		Entry("two letters swapped", false, list(`{"type": "prboe"}`), "warning: plugins[0].type: is \"prboe\", which was not checked\n    did you mean \"probe\"?\n"+
+			"note: plugins: has no entry for probe\nprobe: 0 errors, 1 warning"),
+		Entry("another case", false, `{"cniVersion": "1.0.0", "name": "n", "type": "Probe"}`, "warning: type: is \"Probe\", which was not checked\n    did you mean \"probe\"?\n"+
+			"note: this is no configuration of probe\nprobe: 0 errors, 1 warning"),
+		Entry("an IPAM plugin, a list", true, list(`{"type": "other"}`), "note: plugins: has no entry with ipam.type \"probe\"\nprobe: 0 errors, 0 warnings"),
+		Entry("an IPAM plugin, a letter left out", true, `{"cniVersion": "1.0.0", "name": "n", "type": "other", "ipam": {"type": "prbe"}}`,
+			"warning: ipam.type: is \"prbe\", which was not checked\n    did you mean \"probe\"?\nnote: there is no ipam.type \"probe\"\nprobe: 0 errors, 1 warning"),
+		Entry("an IPAM plugin, another letter in ipam", true, list(`{"type": "other", "impam": {"type": "probe"}}`),
+			"warning: plugins[0].impam: is unknown and ignored\n    did you mean \"ipam\"?\nnote: plugins: has no entry with ipam.type \"probe\"\nprobe: 0 errors, 1 warning"),
+	)
+
+	DescribeTable("tells who checks ipam:", func(ipam, want string) {
+		a := checked(picky(), list(`{"type": "probe", "capabilities": {"portMappings": true}, "ipam": `+ipam+`}`))
+		Expect(a.stdout).To(HavePrefix(want))
+	},
+		Entry("its plugin", `{"type": "other"}`, "note: plugins[0].ipam: is checked by its own plugin: other --check-config\nprobe: 0 errors"),
+		Entry("nobody", `{"subnet": "x"}`, "warning: plugins[0].ipam: has no type: nobody reads it, and no addresses are asked for\n    write \"type\": \"host-local\", for example\n"),
+		Entry("nobody, by a typing error", `{"tpye": "other"}`, "warning: plugins[0].ipam: has no type: nobody reads it, and no addresses are asked for\n    did you mean \"type\"?\n"),
+		Entry("layer 2", `{}`, "probe: 0 errors, 0 warnings"),
+	)
+
+	It("does not send anybody to the IPAM plugin of a plugin that has none, or to one that cannot be", func() {
+		p := picky()
+		p.Config = Common{}
+		Expect(checked(p, list(`{"type": "probe", "capabilities": {"portMappings": true}, "ipam": {"type": "x"}}`)).stdout).To(HavePrefix("probe: 0 errors"))
+		Expect(checked(picky(), list(`{"type": "probe", "ipam": {"type": "probe"}}`)).stdout).NotTo(ContainSubstring("note:"))
+	})
+
+	It("of capabilities knows that their case counts", func() {
+		Expect(checked(picky(), list(`{"type": "probe", "capabilities": {"portmappings": true}}`)).stdout).
+			To(HavePrefix("warning: plugins[0].capabilities.portmappings: is unknown and ignored\n    did you mean \"capabilities.portMappings\"?\n"))
 	})
 
 	It("prints no more of a value than fits", func() {

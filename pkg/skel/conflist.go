@@ -48,7 +48,11 @@ func (c *checker) list(data []byte, object map[string]json.RawMessage) {
 	for i, raw := range w.Plugins {
 		c.inList(raw, fmt.Sprintf("plugins[%d].", i), version)
 	}
-	if len(c.entries) == 0 && len(w.Plugins) > 0 {
+	switch {
+	case len(c.entries) > 0 || len(w.Plugins) == 0:
+	case c.plugin.IPAM:
+		c.note("plugins", fmt.Sprintf("has no entry with ipam.type %q", c.plugin.Name))
+	default:
 		c.note("plugins", "has no entry for "+c.plugin.Name)
 	}
 }
@@ -95,6 +99,7 @@ func (c *checker) inList(raw json.RawMessage, prefix, version string) {
 	}
 	c.common(raw, prefix)
 	if !c.isOwn(raw) {
+		c.stranger(raw, prefix)
 		return
 	}
 	// As the runtime does it: the list's name and version win.

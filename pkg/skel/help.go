@@ -54,7 +54,7 @@ func printHelp(w io.Writer, p Plugin) {
 	fmt.Fprintf(w, "%s %s: %s\n", p.Name, version, p.About)
 	fmt.Fprintf(w, "CNI protocol versions supported: %s\n\n", strings.Join(cni.Versions(), ", "))
 	fmt.Fprintf(w, "A CNI plugin: a container runtime runs it with CNI_COMMAND, CNI_CONTAINERID,\nCNI_NETNS, CNI_IFNAME, CNI_ARGS and CNI_PATH in its environment and the network\nconfiguration, a JSON object, on its standard input.\n\n")
-	fmt.Fprintf(w, "%s --check-config [--json] < FILE says all that is wrong with a network\nconfiguration or a list of them, as far as it concerns this plugin. The exit\nstatus is 0 when it would do, 1 when it would not, 2 when it cannot be read.\n", p.Name)
+	fmt.Fprintf(w, "%s --check-config [--json] < FILE says all that is wrong with a network\nconfiguration or a list of them, as far as it concerns this plugin. Exit status\n0: valid, 1: not valid, 2: unreadable, 3: nothing in it is for this plugin.\n", p.Name)
 	keys := keysOf(reflect.TypeOf(p.Config))
 	if len(keys) == 0 {
 		return

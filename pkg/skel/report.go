@@ -132,6 +132,8 @@ func (r *report) status() int {
 		return confUnreadable
 	case r.count(levelError) > 0:
 		return confBad
+	case len(r.Checked) == 0:
+		return confOther
 	}
 	return confGood
 }
@@ -165,7 +167,11 @@ func (r *report) text(b *bytes.Buffer) {
 		}
 	}
 	fmt.Fprintf(b, "%s: %s, %s", r.Plugin, plural(r.count(levelError), "error"), plural(r.count(levelWarning), "warning"))
-	if len(r.Checked) > 0 && r.Checked[0] != "" {
+	switch {
+	case r.unreadable:
+	case len(r.Checked) == 0:
+		fmt.Fprintf(b, "; nothing of %s was there to be checked", r.Plugin)
+	case r.Checked[0] != "":
 		fmt.Fprintf(b, " in %s and the keys of the list", strings.Join(r.Checked, ", "))
 	}
 	b.WriteByte('\n')
