@@ -87,7 +87,7 @@ func FuzzCheckConfig(f *testing.F) {
 			}
 		}
 		var object map[string]any
-		if unreadable := json.Unmarshal(conf, &object) != nil || object == nil; unreadable != (code == 2) || (errors > 0) != (code != 0) {
+		if unreadable := json.Unmarshal(conf, &object) != nil || object == nil; unreadable != (code == 2) || (errors > 0) != (code == 1 || code == 2) {
 			t.Fatalf("status %d: %s", code, out.String())
 		}
 	})
