@@ -45,10 +45,12 @@ func aims() []aim {
 		aim{what: portsName(1) + ": ADD", want: 13, value: worst([]string{"ADD"}, portsName(1))},
 		aim{what: portsName(10) + ": ADD", want: 35, value: worst([]string{"ADD"}, portsName(10))},
 		aim{what: portsName(100) + ": ADD", want: 300, value: worst([]string{"ADD"}, portsName(100))},
-		aim{what: othersName(portsName(1)) + ": ADD, CHECK, DEL", want: 8, value: worst(most, othersName(portsName(1)))},
-		aim{what: "portmap: time with 1000 others / with none", want: 1.3, atMost: true, value: growth(othersName(portsName(1)), portsName(1))},
+		aim{what: othersName(portsName(1), manyOthers) + ": ADD, CHECK, DEL", want: 8, value: worst(most, othersName(portsName(1), manyOthers))},
+		aim{what: "portmap: time with 1000 others / with none", want: 1.3, atMost: true, value: growth(othersName(portsName(1), manyOthers), portsName(1))},
 		aim{what: "by iptables, a port or masquerade: ADD", want: 5, value: worst([]string{"ADD"}, portsName(1)+" by iptables", "bridge, masquerade by iptables", "ptp, masquerade by iptables")},
 		aim{what: parallelName(64) + ": pods a second, ADD", want: 6, value: worst([]string{"ADD"}, parallelName(64))},
+		aim{what: parallelName(64) + ": pods a second, DEL", want: 6, value: worst([]string{"DEL"}, parallelName(64))},
+		aim{what: "our pods a second at 64 / at 8 at a time", want: 0.9, value: scaling},
 		aim{what: "our failures, all rows", want: 0, atMost: true, value: failures},
 		aim{what: "our six binaries together, MB", want: 14, atMost: true, value: size},
 	)
@@ -98,6 +100,19 @@ func growth(of, over string) func(*bench) float64 {
 		}
 		return most
 	}
+}
+
+// scaling is our rate with 64 pods at a time over that with 8, the lesser of ADD's and DEL's.
+func scaling(b *bench) float64 {
+	least := math.Inf(1)
+	for _, verb := range []string{"ADD", "DEL"} {
+		many, few := b.row(parallelName(64), verb), b.row(parallelName(8), verb)
+		if many == nil || few == nil {
+			return math.NaN()
+		}
+		least = min(least, median(many.sides[1].perSecond)/median(few.sides[1].perSecond))
+	}
+	return least
 }
 
 func failures(b *bench) float64 {

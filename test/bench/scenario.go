@@ -55,10 +55,10 @@ const (
 	chainName  = "chain of bridge, tuning, portmap"
 )
 
-func parallelName(n int) string   { return fmt.Sprintf("%s, %d at a time", chainName, n) }
-func reservedName(n int) string   { return fmt.Sprintf("host-local, %d reserved", n) }
-func portsName(n int) string      { return fmt.Sprintf("portmap, %d published", n) }
-func othersName(of string) string { return fmt.Sprintf("%s, %d others", of, manyOthers) }
+func parallelName(n int) string          { return fmt.Sprintf("%s, %d at a time", chainName, n) }
+func reservedName(n int) string          { return fmt.Sprintf("host-local, %d reserved", n) }
+func portsName(n int) string             { return fmt.Sprintf("portmap, %d published", n) }
+func othersName(of string, n int) string { return fmt.Sprintf("%s, %d others", of, n) }
 
 func scenarios() []scenario {
 	return slices.Concat([]scenario{
@@ -68,7 +68,7 @@ func scenarios() []scenario {
 		{name: "tuning, a sysctl", verbs: all, before: []step{bridge(plain)}, steps: []step{tuning()}},
 		{name: "tuning, the MAC", verbs: most, before: []step{bridge(plain)}, steps: []step{
 			{"tuning", same(object{"mac": "c2:11:22:33:44:55"})}}},
-	}, lending(), linking("ptp", ptp), linking("bridge", bridge), crowds(), publishing(), chains())
+	}, lending(), linking("ptp", ptp), linking("bridge", bridge), publishing(), crowds(), chains())
 }
 
 func lending() (list []scenario) {
@@ -92,11 +92,21 @@ func linking(name string, plugin func(...object) step) []scenario {
 	}
 }
 
-func crowds() []scenario {
-	return []scenario{
-		{name: othersName("bridge, masquerade"), verbs: most, steps: []step{bridge(plain, masquerade)}, others: manyOthers, slow: true},
-		{name: othersName("bridge, masquerade by iptables"), verbs: most, steps: []step{bridge(plain, byIPTables)}, others: manyOthers, slow: true},
+// crowds are pods among others of their network.
+func crowds() (list []scenario) {
+	for _, of := range []scenario{
+		{name: "bridge, masquerade", steps: []step{bridge(plain, masquerade)}},
+		{name: "bridge, masquerade by iptables", steps: []step{bridge(plain, byIPTables)}},
+		{name: portsName(1), before: []step{bridge(plain)}, steps: []step{portmap(1)}},
+		{name: portsName(1) + " by iptables", before: []step{bridge(plain)}, steps: []step{portmap(1, onIPTables)}},
+	} {
+		for _, n := range []int{10, 100, manyOthers} {
+			s := of
+			s.name, s.verbs, s.others, s.slow = othersName(of.name, n), most, n, true
+			list = append(list, s)
+		}
 	}
+	return list
 }
 
 func publishing() (list []scenario) {
@@ -115,9 +125,7 @@ func publishing() (list []scenario) {
 			scenario{name: portsName(n) + " by nftables", verbs: most, before: before, steps: []step{portmap(n, onNFTables)}, nft: true})
 	}
 	return append(list,
-		scenario{name: portsName(1) + ", dual stack", verbs: most, before: []step{bridge(dual)}, steps: []step{portmap(1)}},
-		scenario{name: othersName(portsName(1)), verbs: most, before: before, steps: []step{portmap(1)}, others: manyOthers, slow: true},
-		scenario{name: othersName(portsName(1) + " by iptables"), verbs: most, before: before, steps: []step{portmap(1, onIPTables)}, others: manyOthers, slow: true})
+		scenario{name: portsName(1) + ", dual stack", verbs: most, before: []step{bridge(dual)}, steps: []step{portmap(1)}})
 }
 
 func chains() []scenario {

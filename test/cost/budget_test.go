@@ -12,17 +12,22 @@ type budget struct {
 	chained bool // after bridge
 	// state is what the calls may read of each other container's, in bytes.
 	state int64
-	// looksAtAll are the verbs that cost more when others are there.
-	looksAtAll []string
-	costs      map[string]cost // programs, sends, messages, dumps, system calls
+	// grows is what costs more the more others are there, by verb.
+	grows map[string]growth
+	costs map[string]cost // programs, sends, messages, dumps, system calls
 }
 
+// growth is what may grow with the number of others: the system calls, what is
+// received from netlink, what is read of files.
+type growth struct{ calls, received, read bool }
+
 var (
-	gc = []string{"GC"}
+	// GC compares everything of the network with the list.
+	gc = map[string]growth{"GC": {true, true, true}}
 	// Known: the value of route_localnet is looked for in the records of all.
-	gcAndAdd = []string{"GC", "ADD"}
+	gcAndAdd = map[string]growth{"GC": {true, true, true}, "ADD": {calls: true, read: true}}
 	// An attachment that has no element at its address may have one at another.
-	gcAndDel = []string{"GC", "DEL"}
+	gcAndDel = map[string]growth{"GC": {true, true, true}, "DEL": {calls: true, received: true}}
 	ten      = []string{"tcp", "udp", "tcp", "udp", "tcp", "udp", "tcp", "udp", "tcp", "udp"}
 )
 
