@@ -87,7 +87,7 @@ var _ = Describe("the aims", func() {
 		for _, sc := range scenarios() {
 			for _, verb := range sc.verbs {
 				r := &row{scenario: sc.name, verb: verb, ratios: []float64{1, 1.2, 1.1}}
-				r.sides[1].wall = []float64{5}
+				r.sides[1].wall, r.sides[1].perSecond = []float64{5}, []float64{50}
 				b.rows = append(b.rows, r)
 			}
 		}
@@ -98,7 +98,7 @@ var _ = Describe("the aims", func() {
 			case "our six binaries together, MB", portsName(10) + ": ADD":
 				Expect(cells[3]).To(Equal("not measured"))
 			case "our failures, all rows", "host-local: time with 60000 reserved / with 1", "portmap: time with 1000 others / with none",
-				"start: time of bridge VERSION / an empty Go program's":
+				"start: time of bridge VERSION / an empty Go program's", "our pods a second at 64 / at 8 at a time":
 				Expect(cells[3]).To(Equal("yes"), cells[0])
 			default:
 				Expect(cells[2:]).To(Equal([]string{"1.10", "**no**"}), cells[0])
