@@ -12,13 +12,14 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // attempts bounds how often a restore is planned again because others changed the same rules.
 const attempts = 3
 
 // undoTime is how long an ADD that failed half-way may take to remove the other half.
-const undoTime = 15 * time.Second
+const undoTime = 5 * time.Second
 
 func addIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	ch := natChainOf(c.Attachment.Network, c.Attachment.ContainerID)
@@ -83,7 +84,7 @@ func (g change) add(ctx context.Context, ifName string) error {
 			return err
 		}
 		err = tool.Restore(ctx, nat, lines)
-		if err == nil || attempt == attempts || ctx.Err() != nil {
+		if err == nil || attempt == attempts || noTime(ctx, err) {
 			return err
 		}
 	}
@@ -186,6 +187,9 @@ func delRecorded(ctx context.Context, nf *nft.Conn, rec *record, j job) error {
 				err = fmt.Errorf("chain %q of table nat (iptables-%s): %w", j.chain.name, v, err)
 			}
 			errs = append(errs, err)
+			if errors.Is(err, statefile.ErrBusy) {
+				return errors.Join(errs...) // the other programs wait for the same lock
+			}
 		}
 	}
 	return errors.Join(errs...)
@@ -207,8 +211,9 @@ func (g change) remove(ctx context.Context, v ipt.Variant, j job) error {
 		for _, p := range mine {
 			jumps = append(jumps, g.chain.jump(p))
 		}
-		if tool.Restore(ctx, nat, g.lines(jumps, others, len(others) == 0)) == nil {
-			return nil
+		err := tool.Restore(ctx, nat, g.lines(jumps, others, len(others) == 0))
+		if err == nil || noTime(ctx, err) {
+			return err
 		}
 	}
 	for attempt := 1; ; attempt++ {
@@ -224,10 +229,16 @@ func (g change) remove(ctx context.Context, v ipt.Variant, j job) error {
 		if where, lost := variants(g.nf, g.f, g.chain.name); lost == nil && !slices.Contains(where, v) {
 			return nil
 		}
-		if attempt == attempts || ctx.Err() != nil {
+		if attempt == attempts || noTime(ctx, err) {
 			return err
 		}
 	}
+}
+
+// noTime says of a failure that another attempt would not get further: the time is up, or the lock did
+// not come free in it.
+func noTime(ctx context.Context, err error) bool {
+	return ctx.Err() != nil || errors.Is(err, statefile.ErrBusy)
 }
 
 // planRemoval finds the jumps in the kernel. An empty plan means that none of them is ours.

@@ -95,7 +95,7 @@ func (p *Process) Wait(ctx context.Context) error {
 		p.deadline = time.Now().Add(p.limit)
 	}
 	killed := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
+	stop := context.AfterFunc(untimed(ctx), func() {
 		p.kill()
 		close(killed)
 	})
@@ -111,6 +111,15 @@ func (p *Process) Wait(ctx context.Context) error {
 		return err
 	}
 	return &ExitError{Status: status, Killed: p.reason(ctx)}
+}
+
+// untimed is a context without its deadline where it offers that: serve keeps the
+// deadline itself, and a timer would cost the process its first threads.
+func untimed(ctx context.Context) context.Context {
+	if timed, ok := ctx.(interface{ Untimed() context.Context }); ok {
+		return timed.Untimed()
+	}
+	return ctx
 }
 
 // Abandon ends the program instead of waiting for it. What was held back of its

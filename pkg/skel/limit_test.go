@@ -1,16 +1,77 @@
 package skel_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
+
+var _ = Describe("the time that a call has", func() {
+	brief := 50 * time.Millisecond
+	serve := func(command string, l skel.Limits, p skel.Plugin) answer {
+		GinkgoHelper()
+		var out bytes.Buffer
+		r := attach(command)
+		if command == "GC" {
+			r.conf = strings.Replace(conf1, "{", `{"cni.dev/valid-attachments": [], `, 1)
+		}
+		code := skel.Run(context.Background(), p, skel.Env{Vars: r.vars(), Stdin: strings.NewReader(r.conf), Stdout: &out, Stderr: GinkgoWriter, Limits: l})
+		return answer{code: code, stdout: out.String()}
+	}
+	waits := func(ctx context.Context, _ *skel.Request) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+
+	DescribeTable("ends, and with it what it waits for, in", func(command string) {
+		a := serve(command, skel.Limits{Call: brief}, skel.Plugin{Name: "probe",
+			Add: func(ctx context.Context, r *skel.Request) (*cni.Result, error) { return nil, waits(ctx, r) },
+			Del: waits, Check: waits, GC: waits, Status: waits})
+		a.expectError(cni.CodeTryAgain, "no time left: context deadline exceeded")
+	}, Entry(nil, "ADD"), Entry(nil, "DEL"), Entry(nil, "CHECK"), Entry(nil, "GC"), Entry(nil, "STATUS"))
+
+	DescribeTable("is less than a kubelet's two minutes in", func(command string) {
+		looks := func(ctx context.Context, _ *skel.Request) error {
+			at, _ := ctx.Deadline()
+			Expect(time.Until(at)).To(BeNumerically("~", 90*time.Second, nstest.Patience(5*time.Second)))
+			return errHandler
+		}
+		serve(command, skel.Limits{}, skel.Plugin{Name: "probe",
+			Add: func(ctx context.Context, r *skel.Request) (*cni.Result, error) { return nil, looks(ctx, r) },
+			Del: looks, Check: looks, GC: looks, Status: looks}).expectError(cni.CodeInternal, errHandler.Error())
+	}, Entry(nil, "ADD"), Entry(nil, "DEL"), Entry(nil, "CHECK"), Entry(nil, "GC"), Entry(nil, "STATUS"))
+
+	It("is limited for the roll-back as a whole, and for each step of it", func() {
+		var left []time.Duration
+		a := serve("ADD", skel.Limits{Undo: brief, RollBack: time.Hour}, skel.Plugin{Name: "probe",
+			Add: func(_ context.Context, r *skel.Request) (*cni.Result, error) {
+				r.OnFail("remove one", func(ctx context.Context) error { return ctx.Err() })
+				r.OnFail("remove two", func(ctx context.Context) error { return waits(ctx, r) })
+				return nil, errHandler
+			}})
+		doc := a.expectError(cni.CodeInternal, errHandler.Error())
+		Expect(doc).To(HaveKeyWithValue("details", "roll-back: remove two: context deadline exceeded"))
+		serve("ADD", skel.Limits{Undo: time.Hour, RollBack: time.Minute}, skel.Plugin{Name: "probe",
+			Add: func(_ context.Context, r *skel.Request) (*cni.Result, error) {
+				r.OnFail("remove it", func(ctx context.Context) error {
+					at, _ := ctx.Deadline()
+					left = append(left, time.Until(at))
+					return nil
+				})
+				return nil, errHandler
+			}}).expectError(cni.CodeInternal, errHandler.Error())
+		Expect(left).To(ConsistOf(BeNumerically("<=", time.Minute)))
+	})
+})
 
 var _ = Describe("Limit", func() {
 	soon := nstest.Patience(5 * time.Second)
@@ -43,6 +104,22 @@ var _ = Describe("Limit", func() {
 		Expect(ctx.Err()).To(MatchError(context.Canceled))
 		Expect(context.Cause(ctx)).To(MatchError(told))
 		Expect(context.Cause(child)).To(MatchError(told))
+	})
+
+	It("gives most of the time that there is to what may wait", func() {
+		began := time.Now()
+		at, _ := skel.Most(skel.Limit(context.Background(), time.Hour)).Deadline()
+		Expect(at).To(BeTemporally("~", began.Add(40*time.Minute), time.Minute))
+		_, ok := skel.Most(context.Background()).Deadline()
+		Expect(ok).To(BeFalse())
+	})
+
+	It("can be had without its deadline, by who keeps that itself", func() {
+		parent, end := context.WithCancelCause(context.Background())
+		ctx := skel.Limit(skel.Limit(parent, time.Hour), time.Minute)
+		Expect(ctx.(interface{ Untimed() context.Context }).Untimed()).To(BeIdenticalTo(parent))
+		end(told)
+		Expect(context.Cause(ctx)).To(MatchError(told))
 	})
 
 	It("does not extend a deadline that there is", func() {

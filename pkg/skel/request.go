@@ -58,7 +58,7 @@ func (r *Request) Decode(v any) error { return cni.Unmarshal(r.Conf, v) }
 
 // OnFail registers the undoing of an effect that ADD just had. When ADD
 // fails, in whatever way, what was registered runs last in, first out, each
-// with a context that does not end with the call's.
+// with a context that does not end with the call's, but in time.
 func (r *Request) OnFail(what string, do func(context.Context) error) {
 	r.undos = append(r.undos, undo{what: what, do: do})
 }
@@ -74,14 +74,14 @@ func (r *Request) Warn(format string, args ...any) {
 	fmt.Fprintf(r.Stderr, "%s: %s\n", r.plugin, fmt.Sprintf(format, args...))
 }
 
-// rollBack undoes what was registered and returns err, with what could not be
-// undone in its details.
-func (r *Request) rollBack(ctx context.Context, err error) error {
+// rollBack undoes what was registered, in limited time, and returns err, with
+// what could not be undone in its details.
+func (r *Request) rollBack(ctx context.Context, limits Limits, err error) error {
 	var failed []string
-	ctx = context.WithoutCancel(ctx)
+	ctx = Limit(ctx, limits.RollBack)
 	for i := len(r.undos) - 1; i >= 0; i-- {
 		u := r.undos[i]
-		if uerr := catch(func() error { return u.do(ctx) }); uerr != nil {
+		if uerr := catch(func() error { return u.do(Limit(ctx, limits.Undo)) }); uerr != nil {
 			failed = append(failed, fmt.Sprintf("roll-back: %s: %v", u.what, uerr))
 		}
 	}

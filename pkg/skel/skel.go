@@ -63,6 +63,9 @@ type Env struct {
 	// then, and where nothing is undone, a signal just ends the process.
 	// nil: nobody tells.
 	Notify func(context.Context) (context.Context, context.CancelFunc)
+
+	// Limits bound what the call may take.
+	Limits Limits
 }
 
 // Main runs p in this process and exits: with status 0 on success, 1 after an
@@ -154,6 +157,7 @@ func (c *call) handle(ctx context.Context, handler func(context.Context, *Reques
 	if handler == nil {
 		return nil
 	}
+	ctx = Limit(ctx, c.env.Limits.orDefault().Call)
 	return stopped(ctx, catch(func() error { return handler(ctx, c.req) }))
 }
 
@@ -167,8 +171,10 @@ func (c *call) add(ctx context.Context) error {
 		defer stop()
 	}
 	c.hintKeys()
+	limits := c.env.Limits.orDefault()
+	timed := Limit(ctx, limits.Call)
 	err := catch(func() error {
-		res, err := c.plugin.Add(ctx, c.req)
+		res, err := c.plugin.Add(timed, c.req)
 		if err == nil && ctx.Err() != nil {
 			// Who sent the signal does not wait for the result any more.
 			err = context.Cause(ctx)
@@ -183,19 +189,23 @@ func (c *call) add(ctx context.Context) error {
 		return nil
 	}
 	c.req.Step("roll back")
-	return c.req.rollBack(ctx, stopped(ctx, err))
+	return c.req.rollBack(context.WithoutCancel(ctx), limits, stopped(timed, err))
 }
 
-// stopped says of a call that was told to end why it failed. A handler's error
-// with a code of its own stays.
+// stopped says of a call that was told to end, or whose time is up, why it
+// failed. A handler's error with a code of its own stays.
 func stopped(ctx context.Context, err error) error {
 	if ctx.Err() == nil || err == nil || errors.As(err, new(*cni.Error)) {
 		return err
 	}
-	if errors.Is(err, context.Cause(ctx)) {
+	cause := context.Cause(ctx)
+	switch {
+	case errors.Is(cause, context.DeadlineExceeded):
+		return cni.Errorf(cni.CodeTryAgain, "no time left: %w", err)
+	case errors.Is(err, cause):
 		return cni.Errorf(cni.CodeTryAgain, "stopped: %w", err)
 	}
-	return cni.Errorf(cni.CodeTryAgain, "stopped: %w: %w", context.Cause(ctx), err)
+	return cni.Errorf(cni.CodeTryAgain, "stopped: %w: %w", cause, err)
 }
 
 // environ makes a map of KEY=value pairs; the last of a key wins.

@@ -74,7 +74,8 @@ func del(ctx context.Context, req *skel.Request) error {
 	req.Step("masquerade")
 	// Closing a netfilter socket after a deletion waits for the kernel, and so
 	// does deleting a link. In this order the first wait covers the second.
-	natErr := errors.Join(deleteSpoofCheck(ctx, nf, req.Attachment), masq.Del(ctx, nf, req.Attachment, cni.Addresses(req.PrevResult.ContainerIPs(req.IfName))))
+	locks := skel.Most(ctx)
+	natErr := errors.Join(deleteSpoofCheck(locks, nf, req.Attachment), masq.Del(locks, nf, req.Attachment, cni.Addresses(req.PrevResult.ContainerIPs(req.IfName))))
 	req.Step("link")
 	return errors.Join(natErr, ipamClient(req).DelAfter(ctx, func() (gone bool, err error) {
 		gone, err = deleteLink(req)
@@ -107,7 +108,8 @@ func gc(ctx context.Context, req *skel.Request) error {
 	defer host.Close()
 	nf := nft.New()
 	req.Count(host, nf)
-	natErr := errors.Join(collectSpoofChecks(ctx, nf, req.Valid), masq.GC(ctx, nf, req.Network, req.Valid))
+	locks := skel.Most(ctx)
+	natErr := errors.Join(collectSpoofChecks(locks, nf, req.Valid), masq.GC(locks, nf, req.Network, req.Valid))
 	linkErr := iface.Collect(host, req.Valid)
 	closeErr := nf.Close()
 	return errors.Join(natErr, linkErr, closeErr, ipamClient(req).GCWhenGone(ctx, linkErr == nil))

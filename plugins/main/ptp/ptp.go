@@ -66,7 +66,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	req.Step("masquerade")
 	// Closing a netfilter socket after a deletion waits for the kernel, and so
 	// does deleting a link. In this order the first wait covers the second.
-	natErr := masq.Del(ctx, nf, req.Attachment, cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)))
+	natErr := masq.Del(skel.Most(ctx), nf, req.Attachment, cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)))
 	req.Step("link")
 	return errors.Join(natErr, ipamClient(req).DelAfter(ctx, func() (gone bool, err error) {
 		gone, err = deleteLink(req)
@@ -95,7 +95,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 	defer host.Close()
 	nf := nft.New()
 	req.Count(host, nf)
-	natErr := masq.GC(ctx, nf, req.Network, req.Valid)
+	natErr := masq.GC(skel.Most(ctx), nf, req.Network, req.Valid)
 	linkErr := iface.Collect(host, req.Valid)
 	closeErr := nf.Close()
 	return errors.Join(natErr, linkErr, closeErr, ipamClient(req).GCWhenGone(ctx, linkErr == nil))
