@@ -1,32 +1,45 @@
 #!/bin/bash
 # lint.sh: gofmt -s, go vet, staticcheck in every module; shellcheck of all scripts;
-# licences and known vulnerabilities of what is linked. GOVULNDB is another database.
+# licences and known vulnerabilities of what is linked. What cannot be had without the
+# network is said and left out, in CI the vulnerabilities alone. GOVULNDB is another database.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 staticcheck=honnef.co/go/tools/cmd/staticcheck@v0.8.2
 govulncheck=golang.org/x/vuln/cmd/govulncheck@v1.3.0
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+without() { echo "lint: $1 cannot be had, so $2: $(tail -n 1 "$work/log")" >&2; }
+
 unformatted=$(gofmt -s -l .)
 [ -z "$unformatted" ] || { echo "lint: gofmt -s -w" "$unformatted" >&2; exit 1; }
+GOBIN=$work go install "$staticcheck" 2>"$work/log" || { without "$staticcheck" "it was not run"; [ -z "${CI:-}" ]; }
 find . -name go.mod -not -path './.git/*' -printf '%h\n' | sort | while read -r module; do
 	echo "lint: module $module"
-	(cd "$module" && go vet ./... && go run "$staticcheck" ./...) </dev/null
+	if ! (cd "$module" && go list -deps -test ./...) >/dev/null 2>"$work/log" </dev/null; then
+		without "what it imports" "it was not looked at"
+		[ -z "${CI:-}" ]
+		continue
+	fi
+	(cd "$module" && go vet ./... && { [ ! -x "$work/staticcheck" ] || "$work/staticcheck" ./...; }) </dev/null
 done
 scripts/deps.sh shellcheck
 if command -v shellcheck >/dev/null; then
-	find . -name '*.sh' -not -path './.git/*' -exec shellcheck {} +
-	shellcheck .ci/run
+	find . -type f -not -path './.git/*' -exec awk 'FNR == 1 && /^#!.*sh$/ { printf "%s%c", FILENAME, 0 } { nextfile }' {} + |
+		xargs -0 shellcheck
 else
 	echo "lint: no shellcheck here, scripts were not checked" >&2
 fi
 
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 scripts/build.sh "$work/plugins"
-(cd scripts/bom && go build -o "$work/bom" .)
 echo "lint: licences of what is linked"
-"$work/bom" "$work"/plugins/*
-GOBIN=$work go install "$govulncheck"
+if (cd scripts/bom && go build -o "$work/bom" .) 2>"$work/log"; then
+	"$work/bom" "$work"/plugins/*
+else
+	without scripts/bom "no licence was looked at"
+	[ -z "${CI:-}" ]
+fi
+GOBIN=$work go install "$govulncheck" 2>"$work/log" || { without "$govulncheck" "no vulnerability was looked up"; exit 0; }
 rc=0
 CGO_ENABLED=0 "$work/govulncheck" ${GOVULNDB:+-db="$GOVULNDB"} ./plugins/... >"$work/report" 2>&1 || rc=$?
 cat "$work/report"
