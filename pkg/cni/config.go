@@ -49,7 +49,10 @@ func Unmarshal(data []byte, v any) error {
 // the key where there is one.
 func complaint(err error) error {
 	if t := (*json.UnmarshalTypeError)(nil); errors.As(err, &t) {
-		text := fmt.Sprintf("is a JSON %s, want %s", t.Value, goKind(t))
+		text := misfit(t)
+		if number := numberOf(t); number != "" {
+			text = number + " " + text
+		}
 		if t.Field != "" {
 			text = t.Field + ": " + text
 		}
@@ -59,26 +62,6 @@ func complaint(err error) error {
 		return fmt.Errorf("no valid JSON at byte %d: %w", s.Offset, err)
 	}
 	return err
-}
-
-// goKind says in JSON's words what the decoder wanted.
-func goKind(t *json.UnmarshalTypeError) string {
-	switch k := t.Type.Kind().String(); k {
-	case "bool":
-		return "true or false"
-	case "string":
-		return "a string"
-	case "slice", "array":
-		return "an array"
-	case "struct", "map":
-		return "an object"
-	case "int", "int8", "int16", "int32", "int64", "float32", "float64":
-		return "a number (" + k + ")"
-	case "uint", "uint8", "uint16", "uint32", "uint64":
-		return "a number that is not negative (" + k + ")"
-	default:
-		return k
-	}
 }
 
 // DecodeConfig reads what all configurations have in common. The version is

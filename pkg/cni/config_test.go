@@ -81,12 +81,12 @@ var _ = Describe("Config", func() {
 		Entry("string", `{"s": 1}`, "s: is a JSON number, want a string"),
 		Entry("list", `{"l": "x"}`, "l: is a JSON string, want an array"),
 		Entry("list element", `{"l": [1]}`, "l[0]: is a JSON number, want a string"),
-		Entry("integer", `{"i": 1.5}`, "i: is a JSON number 1.5, want a number (int16)"),
-		Entry("integer too big", `{"i": 70000}`, "i: is a JSON number 70000, want a number (int16)"),
-		Entry("unsigned", `{"u": -1}`, "u: is a JSON number -1, want a number that is not negative (uint16)"),
-		Entry("float", `{"f": "x"}`, "f: is a JSON string, want a number (float64)"),
+		Entry("integer", `{"i": 1.5}`, "i: 1.5 is no whole number from -32768 to 32767"),
+		Entry("integer too big", `{"i": 70000}`, "i: 70000 is no whole number from -32768 to 32767"),
+		Entry("unsigned", `{"u": -1}`, "u: -1 is no whole number from 0 to 65535"),
+		Entry("float", `{"f": "x"}`, "f: is a JSON string, want a number"),
 		Entry("map", `{"m": []}`, "m: is a JSON array, want an object"),
-		Entry("pointer", `{"p": "x"}`, "p: is a JSON string, want a number (int)"),
+		Entry("pointer", `{"p": "x"}`, "p: is a JSON string, want a whole number"),
 		Entry("route", `{"r": [{"dst": "x"}]}`, `network configuration: dst: "x" is no address in CIDR notation`),
 	)
 

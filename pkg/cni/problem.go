@@ -16,7 +16,9 @@ type Problem struct {
 	Reason     string // what is wrong, going on after key and value
 	Suggestion string // what to do about it; empty when Reason says so
 
-	wrongType bool // the decoder refused the value, and nobody has seen what is in it
+	// Raw is the value as written where the decoder refused it for its type:
+	// nobody has seen what is in it.
+	Raw json.RawMessage
 }
 
 // String is the problem in one sentence, as error messages have it.
@@ -120,7 +122,7 @@ func (p *Problems) AddIn(prefix string, err error) {
 
 func (p *Problems) explains(new Problem) bool {
 	for _, old := range p.list {
-		if within(new.Key, old.Key) || old.wrongType && within(old.Key, new.Key) {
+		if within(new.Key, old.Key) || old.Raw != nil && within(old.Key, new.Key) {
 			return true
 		}
 	}

@@ -46,10 +46,10 @@ var _ = Describe("Problems", func() {
 		err := cni.Unmarshal([]byte(`{ "MTU" : "1400","up":"true", "names":["a", 5 ,"b"],
 			"trunk":[{"id":1},{"id":"2"},3,{"id":4}],"ipam":{"ranges":[[{"subnet":"x"}],[{"subnet":{}}],{"subnet":"y"}]},"odd.key":[]}`), &wire)
 		Expect(lines(err)).To(HaveExactElements(
-			`MTU: is a JSON string, want a number (int) -> write 1400`,
+			`MTU: is a JSON string, want a whole number -> write 1400`,
 			`up: is a JSON string, want true or false -> write true`,
-			`names[1]: is a JSON number, want a string -> write "5"`,
-			`trunk[1].id: is a JSON string, want a number (int) -> write 2`,
+			`names[1]: is a JSON number, want a string`,
+			`trunk[1].id: is a JSON string, want a whole number -> write 2`,
 			`trunk[2]: is a JSON number, want an object`,
 			`ipam.ranges[1][0].subnet: is a JSON object, want a string`,
 			`ipam.ranges[2]: is a JSON object, want an array -> write [{"subnet":"y"}]`,
@@ -64,7 +64,7 @@ var _ = Describe("Problems", func() {
 		var wire map[string]map[string]int
 		err := cni.Unmarshal([]byte(`{"a.b":{"":"x"},"c":{"d[0]":"yes"}}`), &wire)
 		Expect(lines(err)).To(HaveExactElements(
-			`["a.b"][""]: is a JSON string, want a number (int)`, `c["d[0]"]: is a JSON string, want a number (int)`))
+			`["a.b"][""]: is a JSON string, want a whole number`, `c["d[0]"]: is a JSON string, want a whole number`))
 	})
 
 	It("are as many as the decoder is asked for, and no more", func() {
@@ -117,7 +117,7 @@ var _ = Describe("Problems", func() {
 		var all cni.Problems
 		all.Add(cni.Unmarshal([]byte(`{"trunk":[{"id":"x"}]}`), &wire))
 		all.Add(cni.Refuse("trunk[0]", nil, "has no id"))
-		Expect(lines(all.Err())).To(HaveExactElements(`trunk[0].id: is a JSON string, want a number (int)`))
+		Expect(lines(all.Err())).To(HaveExactElements(`trunk[0].id: is a JSON string, want a whole number`))
 	})
 
 	It("of any other error are that error", func() {

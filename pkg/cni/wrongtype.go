@@ -5,9 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // wrongTypesMax bounds how often a configuration is decoded again.
@@ -27,29 +30,77 @@ func wrongTypes(data []byte, v any, err error) (problems Problems, ok bool) {
 		if !f.value("") || f.key == "" {
 			break
 		}
-		problems.Add(newRefusal(Problem{Code: CodeConfig, Key: f.key, wrongType: true,
-			Reason: fmt.Sprintf("is a JSON %s, want %s", t.Value, goKind(t)), Suggestion: asWanted(t, data[f.start:f.end])}))
+		raw := data[f.start:f.end]
+		p := Problem{Code: CodeConfig, Key: f.key, Raw: raw, Reason: misfit(t), Suggestion: asWanted(t, raw)}
+		if number := numberOf(t); number != "" {
+			p.Value = json.RawMessage(number)
+		}
+		problems.Add(newRefusal(p))
 		data = slices.Concat(data[:f.start], []byte("null"), data[f.end:])
 		err = json.Unmarshal(data, v)
 	}
 	return problems, problems.list != nil
 }
 
+// misfit says what the decoder wanted, going on after the key and, where it is
+// a number, the value.
+func misfit(t *json.UnmarshalTypeError) string {
+	if numberOf(t) != "" {
+		return "is no " + wholeNumber(t.Type)
+	}
+	return fmt.Sprintf("is a JSON %s, want %s", t.Value, goKind(t))
+}
+
+// numberOf is a number that does not fit; empty for any other value.
+func numberOf(t *json.UnmarshalTypeError) string {
+	number, ok := strings.CutPrefix(t.Value, "number ")
+	if !ok {
+		return ""
+	}
+	return number
+}
+
+// goKind says in JSON's words what the decoder wanted.
+func goKind(t *json.UnmarshalTypeError) string {
+	switch k := t.Type.Kind(); k {
+	case reflect.Bool:
+		return "true or false"
+	case reflect.String:
+		return "a string"
+	case reflect.Slice, reflect.Array:
+		return "an array"
+	case reflect.Struct, reflect.Map:
+		return "an object"
+	default:
+		return "a " + wholeNumber(t.Type)
+	}
+}
+
+// wholeNumber says which numbers a type takes: a plain int is as good as any.
+func wholeNumber(t reflect.Type) string {
+	switch k := t.Kind(); {
+	case k >= reflect.Uint && k <= reflect.Uint64:
+		return fmt.Sprintf("whole number from 0 to %d", uint64(math.MaxUint64)>>(64-t.Bits()))
+	case k >= reflect.Int8 && k <= reflect.Int32:
+		return fmt.Sprintf("whole number from %d to %d", -1<<(t.Bits()-1), 1<<(t.Bits()-1)-1)
+	case k == reflect.Float32 || k == reflect.Float64:
+		return "number"
+	}
+	return "whole number"
+}
+
 // asWanted spells a value as the type that is wanted, where that is easy.
 func asWanted(t *json.UnmarshalTypeError, raw []byte) string {
-	text := ""
-	switch want := goKind(t); {
-	case want == "a string" && len(raw) > 0 && raw[0] != '[' && raw[0] != '{':
-		text = `"` + string(raw) + `"`
-	case want == "an array" && t.Value != "array" && len(raw) < 100:
+	text, _ := strconv.Unquote(string(raw)) // empty for what is no string
+	switch {
+	case t.Type.Kind() == reflect.Slice && t.Value != "array" && len(raw) < 100:
 		text = "[" + string(raw) + "]"
-	case (want == "true or false" || strings.HasPrefix(want, "a number")) && t.Value == "string":
-		plain, err := strconv.Unquote(string(raw))
-		if err != nil || json.Unmarshal([]byte(plain), new(any)) != nil || (plain == "true" || plain == "false") != (want == "true or false") {
-			return ""
+	case numberOf(t) != "":
+		if n, err := strconv.ParseFloat(numberOf(t), 64); err == nil {
+			text = strconv.FormatFloat(n, 'f', -1, 64)
 		}
-		text = plain
-	default:
+	}
+	if text == "" || text == "null" || text == "[{}]" || json.Unmarshal([]byte(text), reflect.New(t.Type).Interface()) != nil {
 		return ""
 	}
 	return "write " + text
@@ -82,7 +133,7 @@ func (f *finder) value(key string) bool {
 	case json.Delim('{'):
 		for f.dec.More() {
 			name, err := f.dec.Token()
-			if text, _ := name.(string); err != nil || f.value(childKey(key, text)) {
+			if text, _ := name.(string); err != nil || f.value(KeyIn(key, text)) {
 				return err == nil
 			}
 		}
@@ -104,13 +155,16 @@ func (f *finder) value(key string) bool {
 	return hit
 }
 
-// childKey is the way to what an object at key has under name.
-func childKey(key, name string) string {
+// KeyIn is the way to what the object at key has under name, quoted where it
+// would be misread or do something to a terminal: ["a.b"] or ipam["\x1b"].
+func KeyIn(key, name string) string {
 	switch {
-	case name == "" || strings.ContainsAny(name, ".[]\""):
+	case name == "" || strings.ContainsAny(name, ".[]\"") || strings.ContainsFunc(name, notPrintable):
 		return fmt.Sprintf("%s[%q]", key, name)
 	case key == "":
 		return name
 	}
 	return key + "." + name
 }
+
+func notPrintable(r rune) bool { return !strconv.IsPrint(r) || r == utf8.RuneError }

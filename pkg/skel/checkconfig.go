@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
@@ -38,6 +39,9 @@ func checkConfig(p Plugin, env Env) int {
 	if err == nil {
 		err = c.file(data)
 	}
+	if err == nil {
+		c.duplicates()
+	}
 	r := c.report(err)
 	if r.print(env.Stdout, asJSON) != nil {
 		return confUnreadable
@@ -49,9 +53,26 @@ func checkConfig(p Plugin, env Env) int {
 type checker struct {
 	call
 	doc      json.RawMessage // the file
-	entries  []string        // the ways to this plugin's configurations, each with a dot at its end
+	entries  []entry         // this plugin's configurations
 	problems cni.Problems
 	more     []finding // what is no error
+}
+
+// entry is a configuration as the plugin is given it.
+type entry struct {
+	prefix string // the way to it in the file, with a dot at its end
+	conf   json.RawMessage
+}
+
+// value is what stands in the file under a key, or, where that was said more
+// than once, what counted.
+func (c *checker) value(key string) json.RawMessage {
+	for _, e := range c.entries {
+		if rest, ok := strings.CutPrefix(key, e.prefix); ok {
+			return lookup(e.conf, rest)
+		}
+	}
+	return lookup(c.doc, key)
 }
 
 // file checks what the file is. An error says that it cannot be read.
@@ -152,7 +173,7 @@ func (c *checker) common(conf []byte, prefix string) {
 // entry checks a configuration as ADD would, and for what only a person wants
 // to know of it. prefix is the way to it.
 func (c *checker) entry(data []byte, prefix string) {
-	c.entries = append(c.entries, prefix)
+	c.entries = append(c.entries, entry{prefix, data})
 	conf, err := cni.DecodeConfig(data)
 	c.problems.AddIn(prefix, err)
 	if err := c.checkVersion(conf.CNIVersion, "ADD"); err != nil {

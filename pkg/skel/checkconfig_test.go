@@ -77,7 +77,7 @@ var _ = Describe("--check-config", func() {
 			`error: plugins[0].capabilities.mac: "yes" is a JSON string, want true or false`,
 			`error: plugins[1].ipam.type: "probe" is this plugin itself, which gives no addresses`,
 			`    name an IPAM plugin, host-local for example`,
-			`error: plugins[1].MTU: "1" is a JSON string, want a number (int)`,
+			`error: plugins[1].MTU: "1" is a JSON string, want a whole number`,
 			`    write 1`,
 			`error: plugins[1].vlanTrunk[2]: 3 is a JSON number, want an object`,
 			`    vlanTrunk: more VLANs`,
@@ -95,8 +95,8 @@ var _ = Describe("--check-config", func() {
 			`    plugins: the configurations, in the order of ADD`,
 			`warning: disablegc: is unknown and ignored`,
 			`    did you mean "disableGC"?`,
-			`warning: plugins[1].MTU: is read in spite of its case`,
-			`    did you mean "mtu"?`,
+			`warning: plugins[1].MTU: is the same key as "mtu", which is there too`,
+			`    leave one of them: which one counts is not the same everywhere`,
 			`warning: plugins[1].isGatway: is unknown and ignored`,
 			`    did you mean "isGateway"?`,
 			`warning: plugins[1].odd: is unknown and ignored`,
@@ -245,6 +245,51 @@ var _ = Describe("--check-config", func() {
 		Expect(checked(picky(), list(`{"type": "probe", "ipam": {"type": "probe"}}`)).stdout).NotTo(ContainSubstring("note:"))
 	})
 
+	DescribeTable("warns of keys beside plugins, which no plugin is given:", func(key, want string) {
+		Expect(checked(picky(), strings.Replace(list(probeEntry), "{", `{"`+key+`": null, `, 1)).stdout).To(HavePrefix(want))
+	},
+		Entry("the plugin's", "vlan", "warning: vlan: is given to no plugin, since it stands beside plugins\n    it belongs into an entry of plugins\n"),
+		Entry("everybody's", "capabilities", "warning: capabilities: is given to no plugin"),
+		Entry("everybody's", "ipMasq", "warning: ipMasq: is given to no plugin"),
+		Entry("of a runtime", "args", "probe: 0 errors, 0 warnings"),
+		Entry("of a runtime", "nerdctlID", "probe: 0 errors, 0 warnings"),
+	)
+
+	DescribeTable("warns of keys that are there more than once, and quotes the value that counts:", func(keys, want string) {
+		Expect(checked(picky(), `{"cniVersion": "1.0.0", "name": "n", "type": "probe", "capabilities": {"portMappings": true}, `+keys+`}`).stdout).To(Equal(want))
+	},
+		Entry("the last one of a key", `"vlan": 5000, "vlan": 5`,
+			"warning: vlan: is there more than once\n    leave one of them: which one counts is not the same everywhere\nprobe: 0 errors, 1 warning\n"),
+		Entry("in another case", `"vlan": 5, "VLAN": 5000`,
+			"error: vlan: 5000 is too great\n    vlan: VLAN ID\nwarning: VLAN: is the same key as \"vlan\", which is there too\n"+
+				"    leave one of them: which one counts is not the same everywhere\nprobe: 1 error, 1 warning\n"),
+		Entry("twice in a wrong case", `"Vlan": 5, "VLAN": 5000`,
+			"error: vlan: 5000 is too great\n    vlan: VLAN ID\nwarning: VLAN: is read in spite of its case\n    did you mean \"vlan\"?\n"+
+				"warning: Vlan: is the same key as \"VLAN\", which is there too\n    leave one of them: which one counts is not the same everywhere\nprobe: 1 error, 2 warnings\n"),
+		Entry("one that is no number", `"vlan": "x", "vlan": 5`,
+			"error: vlan: \"x\" is a JSON string, want a whole number\n    vlan: VLAN ID\nwarning: vlan: is there more than once\n"+
+				"    leave one of them: which one counts is not the same everywhere\nprobe: 1 error, 1 warning\n"),
+		Entry("objects, which are merged", `"ipam": {"type": "probe"}, "ipam": {}`,
+			"error: ipam.type: \"probe\" is this plugin itself, which gives no addresses\n    name an IPAM plugin, host-local for example\n"+
+				"warning: ipam: is there more than once\n    leave one of them: which one counts is not the same everywhere\nprobe: 1 error, 1 warning\n"),
+		Entry("in lists", `"vlanTrunk": [{}, {"id": 1, "id": 2}], "x": {"a.b": [{"y": 1, "y": 1, "y": 1}]}`,
+			"warning: x: is unknown and ignored\nwarning: vlanTrunk[1].id: is there more than once\n    leave one of them: which one counts is not the same everywhere\n"+
+				"warning: x[\"a.b\"][0].y: is there more than once\n    leave one of them: which one counts is not the same everywhere\nprobe: 0 errors, 3 warnings\n"),
+	)
+
+	It("quotes what the runtime would hand out, where a list has a key twice", func() {
+		Expect(checked(picky(), list(`{"type": "probe", "capabilities": {"portMappings": true}, "vlan": 5000, "VLAN": 5}`)).stdout).
+			To(HavePrefix("error: plugins[0].vlan: 5000 is too great\n"))
+	})
+
+	It("has complete sentences, also of what is there and counts as missing", func() {
+		a := checked(picky(), `{"cniVersion": "", "name": "", "type": "probe", "vlan": 1.0, "mtu": 5000000000000000000000, "capabilities": {"portMappings": true}}`)
+		Expect(a.stdout).To(HavePrefix("error: cniVersion: missing; the specification requires it\n"))
+		Expect(a.stdout).To(ContainSubstring("\nerror: name: missing; the specification requires it\n"))
+		Expect(a.stdout).To(ContainSubstring("\nerror: vlan: 1.0 is no whole number\n    write 1\n"))
+		Expect(a.stdout).To(ContainSubstring("\nerror: mtu: 5000000000000000000000 is no whole number\n"))
+	})
+
 	It("of capabilities knows that their case counts", func() {
 		Expect(checked(picky(), list(`{"type": "probe", "capabilities": {"portmappings": true}}`)).stdout).
 			To(HavePrefix("warning: plugins[0].capabilities.portmappings: is unknown and ignored\n    did you mean \"capabilities.portMappings\"?\n"))
@@ -257,7 +302,7 @@ var _ = Describe("--check-config", func() {
 
 	It("finds values by keys with odd names", func() {
 		p := picky()
-		p.Validate = func(*skel.Request) error { return cni.Refuse(`odd["a.b]"][1].x`, nil, "is bad") }
+		p.Validate = func(*skel.Request) error { return cni.Refuse(`odd["a.b]"][1].x`, "there", "is bad") }
 		a := checked(p, list(`{"type": "probe", "capabilities": {"portMappings": true}, "odd": {"a.b]": [0, {"X": "here"}]}}`))
 		Expect(a.stdout).To(HavePrefix(`error: plugins[0].odd["a.b]"][1].x: "here" is bad`))
 	})
@@ -272,7 +317,7 @@ var _ = Describe("ADD", func() {
 			r.conf = conf
 			doc := r.run(picky()).expectError(cni.CodeConfig, HavePrefix(`name: "a b" is no network name`))
 			Expect(doc["details"]).To(And(HavePrefix(`ipam.type: "probe" is this plugin itself, which gives no addresses; prevResult: `),
-				HaveSuffix(`; mtu: is a JSON string, want a number (int); vlan: 5000 is too great`)))
+				HaveSuffix(`; mtu: is a JSON string, want a whole number; vlan: 5000 is too great`)))
 		}
 	})
 

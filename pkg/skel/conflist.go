@@ -3,6 +3,7 @@ package skel
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -44,7 +45,9 @@ func (c *checker) list(data []byte, object map[string]json.RawMessage) {
 		h.read = false // these libcni reads by their exact names
 		c.hint("")(h)
 	}}
-	h.names(object, keyTree(reflect.TypeFor[wireList](), ""), "")
+	known := keyTree(reflect.TypeFor[wireList](), "")
+	h.names(object, known, "")
+	c.misplaced(object, known)
 	for i, raw := range w.Plugins {
 		c.inList(raw, fmt.Sprintf("plugins[%d].", i), version)
 	}
@@ -54,6 +57,21 @@ func (c *checker) list(data []byte, object map[string]json.RawMessage) {
 		c.note("plugins", fmt.Sprintf("has no entry with ipam.type %q", c.plugin.Name))
 	default:
 		c.note("plugins", "has no entry for "+c.plugin.Name)
+	}
+}
+
+// misplaced warns of keys of configurations beside their list: nobody is given
+// them. A runtime may have put args there for itself.
+func (c *checker) misplaced(object map[string]json.RawMessage, ofList []key) {
+	known := append(keyTree(reflect.TypeFor[wireEntry](), ""), keyTree(reflect.TypeOf(c.plugin.Config), "")...)
+	known = append(known, key{name: "ipMasq"})
+	for _, name := range slices.Sorted(maps.Keys(object)) {
+		if _, read := closest(name, ofList); read || name == "args" {
+			continue
+		}
+		if _, belongs := closest(name, known); belongs {
+			c.warn(cni.KeyIn("", name), "is given to no plugin, since it stands beside plugins", "it belongs into an entry of plugins")
+		}
 	}
 }
 

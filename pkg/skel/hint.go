@@ -7,6 +7,8 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
 // protocolKeys are those that the protocol puts into every configuration.
@@ -35,6 +37,7 @@ type hint struct {
 	key   string // the way to it
 	meant string // the way to what was probably meant; empty where nothing is alike
 	read  bool   // it is read as that, since only the case differs
+	twin  string // another key beside it that differs by case alone
 }
 
 // hinter looks for misspelt keys.
@@ -80,15 +83,16 @@ func (h *hinter) value(raw json.RawMessage, known []key, path string) {
 			h.value(elem, known, fmt.Sprintf("%s[%d]", path, i))
 		}
 	case raw[0] == '{' && json.Unmarshal(raw, &object) == nil:
-		h.names(object, known, path+".")
+		h.names(object, known, path)
 		for _, k := range known {
 			h.value(object[k.name], k.inner, path+"."+k.name)
 		}
 	}
 }
 
-// names looks at the keys of one object.
-func (h *hinter) names(object map[string]json.RawMessage, known []key, prefix string) {
+// names looks at the keys of one object, which is at path.
+func (h *hinter) names(object map[string]json.RawMessage, known []key, path string) {
+	folded := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(object)) {
 		if h.left--; h.left < 0 {
 			return
@@ -96,9 +100,15 @@ func (h *hinter) names(object map[string]json.RawMessage, known []key, prefix st
 		switch meant, exact := closest(name, known); {
 		case exact:
 		case meant != "":
-			h.found(hint{key: prefix + name, meant: prefix + meant, read: strings.EqualFold(name, meant)})
+			found := hint{key: cni.KeyIn(path, name), meant: cni.KeyIn(path, meant), read: strings.EqualFold(name, meant)}
+			if _, ok := object[meant]; ok && found.read {
+				found.twin = meant
+			} else if found.read {
+				found.twin, folded[meant] = folded[meant], name
+			}
+			h.found(found)
 		case h.all && name != "$schema": // for editors
-			h.found(hint{key: prefix + name})
+			h.found(hint{key: cni.KeyIn(path, name)})
 		}
 	}
 }

@@ -3,33 +3,43 @@ package skel
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
 	"strconv"
 	"strings"
 )
 
 // lookup finds the value at key, runtimeConfig.portMappings[0].hostPort for
 // instance, in a JSON document; nil when there is none. Names match as the
-// decoder matches them: without regard to case when none is exact.
+// decoder matches them: without regard to case, and of several the last one that
+// leads to a value.
 func lookup(doc json.RawMessage, key string) json.RawMessage {
-	if key == "" {
+	if key == "" || doc == nil {
 		return nil
 	}
-	for key != "" && doc != nil {
-		var step string
-		switch step, key = nextStep(key); {
-		case step == "":
-			return nil
-		case step[0] == '[':
-			doc = element(doc, step[1:])
-		default:
-			doc = member(doc, step)
-		}
-	}
 	var b bytes.Buffer
-	if json.Compact(&b, doc) != nil {
+	if json.Compact(&b, find(doc, key)) != nil {
 		return nil
 	}
 	return b.Bytes()
+}
+
+func find(doc json.RawMessage, key string) json.RawMessage {
+	if key == "" {
+		return doc
+	}
+	step, rest := nextStep(key)
+	switch {
+	case step == "":
+		return nil
+	case step[0] == '[':
+		return find(element(doc, step[1:]), rest)
+	}
+	for _, value := range slices.Backward(members(doc, step)) {
+		if found := find(value, rest); found != nil {
+			return found
+		}
+	}
+	return nil
 }
 
 // nextStep cuts the first step off a key: a name, or "[" and an index.
@@ -58,18 +68,21 @@ func element(doc json.RawMessage, index string) json.RawMessage {
 	return list[i]
 }
 
-func member(doc json.RawMessage, name string) json.RawMessage {
-	var object map[string]json.RawMessage
-	if json.Unmarshal(doc, &object) != nil {
+// members are the values that an object has under name, in their order.
+func members(doc json.RawMessage, name string) (list []json.RawMessage) {
+	dec := json.NewDecoder(bytes.NewReader(doc))
+	if start, err := dec.Token(); err != nil || start != json.Delim('{') {
 		return nil
 	}
-	if value, ok := object[name]; ok {
-		return value
-	}
-	for other, value := range object {
-		if strings.EqualFold(other, name) {
-			return value
+	for dec.More() {
+		key, err := dec.Token()
+		var value json.RawMessage
+		if err != nil || dec.Decode(&value) != nil {
+			return list
+		}
+		if text, _ := key.(string); strings.EqualFold(text, name) {
+			list = append(list, value)
 		}
 	}
-	return nil
+	return list
 }

@@ -31,6 +31,8 @@ type finding struct {
 	Value      json.RawMessage `json:"value,omitempty"` // as written
 	Reason     string          `json:"reason"`
 	Suggestion string          `json:"suggestion,omitempty"`
+
+	said bool // the reason goes on after the value
 }
 
 type level string
@@ -45,12 +47,15 @@ const (
 // be read.
 func (c *checker) report(err error) *report {
 	r := &report{Plugin: c.plugin.Name, Checked: []string{}, Findings: []finding{}, unreadable: err != nil}
-	for _, prefix := range c.entries {
-		r.Checked = append(r.Checked, strings.TrimSuffix(prefix, "."))
+	for _, e := range c.entries {
+		r.Checked = append(r.Checked, strings.TrimSuffix(e.prefix, "."))
 	}
 	c.problems.Add(err)
 	for _, p := range cni.ProblemsOf(c.problems.Err()) {
-		f := finding{Level: levelError, Code: p.Code, Key: p.Key, Value: quotable(lookup(c.doc, p.Key)), Reason: p.Reason, Suggestion: p.Suggestion}
+		f := finding{Level: levelError, Code: p.Code, Key: p.Key, Value: quotable(p.Raw), Reason: p.Reason, Suggestion: p.Suggestion, said: p.Value != nil || p.Raw != nil}
+		if p.Raw == nil {
+			f.Value = quotable(c.value(p.Key))
+		}
 		if f.Suggestion == "" {
 			f.Suggestion = c.meaning(p.Key)
 		}
@@ -78,8 +83,8 @@ func (c *checker) meaning(at string) string {
 	} else {
 		lists = append(lists, described{"", reflect.TypeFor[wireEntry]()})
 	}
-	for _, prefix := range c.entries {
-		lists = append([]described{{prefix, reflect.TypeOf(c.plugin.Config)}}, lists...)
+	for _, e := range c.entries {
+		lists = append([]described{{e.prefix, reflect.TypeOf(c.plugin.Config)}}, lists...)
 	}
 	for _, l := range lists {
 		rest, ok := strings.CutPrefix(at, l.prefix)
@@ -182,7 +187,7 @@ func (r *report) text(b *bytes.Buffer) {
 func (f finding) valueText() string {
 	v := string(f.Value)
 	switch {
-	case v == "" || strings.ContainsAny(v[:1], "{[") && !strings.HasPrefix(f.Reason, "is "):
+	case v == "" || !f.said || strings.ContainsAny(v[:1], "{[") && !strings.HasPrefix(f.Reason, "is "):
 		return ""
 	case len(v) > valueMax:
 		return v[:valueMax] + "... "

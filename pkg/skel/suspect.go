@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
@@ -19,11 +20,24 @@ func (c *checker) warn(key, reason, suggestion string) {
 	c.more = append(c.more, finding{Level: levelWarning, Key: key, Reason: reason, Suggestion: suggestion})
 }
 
+// within is the way to a key of the entry at prefix.
+func within(prefix, key string) string {
+	if strings.HasPrefix(key, "[") {
+		prefix = strings.TrimSuffix(prefix, ".")
+	}
+	return prefix + key
+}
+
 func didYouMean(meant string) string { return fmt.Sprintf("did you mean %q?", meant) }
 
 // refused reports whether there is an error about a key.
-func (c *checker) refused(key string) bool {
-	return slices.ContainsFunc(cni.ProblemsOf(c.problems.Err()), func(p cni.Problem) bool { return p.Key == key })
+func (c *checker) refused(key string) bool { return c.refusedAs(key, "") }
+
+// refusedAs reports whether there is one whose reason begins so.
+func (c *checker) refusedAs(key, reason string) bool {
+	return slices.ContainsFunc(cni.ProblemsOf(c.problems.Err()), func(p cni.Problem) bool {
+		return p.Key == key && strings.HasPrefix(p.Reason, reason)
+	})
 }
 
 // stranger warns of a configuration that is another plugin's, or nobody's, by
@@ -90,18 +104,22 @@ func (c *checker) misspelt(conf []byte, prefix string) {
 	for _, name := range capabilities {
 		known = append(known, key{name: name})
 	}
-	h.names(w.Capabilities, known, "capabilities.")
+	h.names(w.Capabilities, known, "capabilities")
 }
 
 // hint makes a warning of a misspelt key.
 func (c *checker) hint(prefix string) func(hint) {
 	return func(h hint) {
-		f := finding{Level: levelWarning, Key: prefix + h.key, Reason: "is unknown and ignored"}
+		f := finding{Level: levelWarning, Key: within(prefix, h.key), Reason: "is unknown and ignored"}
+		if h.meant != "" {
+			f.Suggestion = didYouMean(h.meant)
+		}
 		if h.read {
 			f.Reason = "is read in spite of its case"
 		}
-		if h.meant != "" {
-			f.Suggestion = didYouMean(h.meant)
+		if h.read && h.twin != "" {
+			f.Reason = fmt.Sprintf("is the same key as %q, which is there too", h.twin)
+			f.Suggestion = "leave one of them: which one counts is not the same everywhere"
 		}
 		c.more = append(c.more, f)
 	}

@@ -107,7 +107,7 @@ var _ = Describe("configuration", func() {
 		Entry("mtu too small", `"mtu":67`, `mtu: 67 is not between 68 and 65535`),
 		Entry("mtu too big", `"mtu":65536`, `mtu: 65536 `),
 		Entry("mtu negative", `"mtu":-1`, `mtu: -1 `),
-		Entry("mtu, a fraction", `"mtu":1.5`, `mtu: is a JSON number 1.5`),
+		Entry("mtu, a fraction", `"mtu":1.5`, `mtu: 1.5 is no whole number`),
 		Entry("hairpinMode and promiscMode", `"hairpinMode":true,"promiscMode":true`, `promiscMode: true `),
 		Entry("vlan too big", `"vlan":4095`, `vlan: 4095 is not between 0 and 4094`),
 		Entry("vlan negative", `"vlan":-1`, `vlan: -1 `),
@@ -144,7 +144,7 @@ var _ = Describe("configuration", func() {
 		}
 		Expect(got).To(HaveExactElements(
 			`7 isGateway: is a JSON string, want true or false`,
-			`7 vlanTrunk[2].maxID: is a JSON string, want a number (int)`,
+			`7 vlanTrunk[2].maxID: is a JSON string, want a whole number`,
 			HavePrefix(`7 bridge: "a/b" is no interface name`),
 			HavePrefix(`7 promiscMode: true cannot be set together with hairpinMode`),
 			HavePrefix(`7 ipam.type: "../x" is no plugin name`),

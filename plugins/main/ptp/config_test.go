@@ -63,7 +63,7 @@ var _ = Describe("configuration", func() {
 		Entry("mtu too small", withIPAM+`,"mtu":67`, `mtu: 67 is not between 68 and 65535`),
 		Entry("mtu too big", withIPAM+`,"mtu":65536`, `mtu: 65536 `),
 		Entry("mtu negative", withIPAM+`,"mtu":-1`, `mtu: -1 `),
-		Entry("mtu, a fraction", withIPAM+`,"mtu":1.5`, `mtu: is a JSON number 1.5`),
+		Entry("mtu, a fraction", withIPAM+`,"mtu":1.5`, `mtu: 1.5 is no whole number`),
 		Entry("dns.search, no list", withIPAM+`,"dns":{"search":"a"}`, `dns.search: is a JSON string`),
 		Entry("args.cni.mac", withIPAM+`,"args":{"cni":{"mac":"no"}}`, `args.cni.mac: "no" `),
 		Entry("runtimeConfig.mac", withIPAM+`,"runtimeConfig":{"mac":"01:00:00:00:00:01"}`, `runtimeConfig.mac: "01:00:00:00:00:01" `),

@@ -100,7 +100,7 @@ var _ = DescribeTable("is refused:", func(conf, args string, code uint, msg stri
 	Entry("args.cni.mtu", `"args":{"cni":{"mtu":-1}}`, "", cni.CodeConfig, `args.cni.mtu: -1 is not between 0 and 2147483647`),
 	Entry("txQLen", `"txQLen":-1`, "", cni.CodeConfig, `txQLen: -1 is not between 0 and 2147483647`),
 	Entry("args.cni.txQLen", `"args":{"cni":{"txQLen":-2}}`, "", cni.CodeConfig, `args.cni.txQLen: -2 is not between 0 and 2147483647`),
-	Entry("mtu of another type", `"mtu":"1500"`, "", cni.CodeConfig, `mtu: is a JSON string, want a number (int)`),
+	Entry("mtu of another type", `"mtu":"1500"`, "", cni.CodeConfig, `mtu: is a JSON string, want a whole number`),
 	Entry("promisc of another type", `"promisc":1`, "", cni.CodeConfig, `promisc: is a JSON number, want true or false`),
 	Entry("allmulti of another type", `"allmulti":"x"`, "", cni.CodeConfig, `allmulti: is a JSON string, want true or false`),
 	Entry("dataDir of another type", `"dataDir":1`, "", cni.CodeConfig, `dataDir: is a JSON number, want a string`),
