@@ -31,8 +31,8 @@ type Search struct {
 
 // Delete deletes the attachment's pair: ours by its mark, one that other
 // software made by what the namespace or the result say. What belongs to
-// somebody else by now stays. gone is false only when the pair was found and
-// is there still.
+// somebody else by now stays. gone is false when the pair was found and is there
+// still, and when we are too short of memory or descriptors to look for it.
 func (s Search) Delete() (gone bool, err error) {
 	l, err := FindHostEnd(s.Host, s.Attachment)
 	if errors.Is(err, rtnl.ErrNoLink) && s.Master != UnknownMaster {
@@ -46,7 +46,7 @@ func (s Search) deleteUnmarked() (gone bool, err error) {
 	if s.NS != nil {
 		cont, err := s.Host.Dial(s.NS)
 		if err != nil {
-			return true, err
+			return Gone(err), err
 		}
 		defer cont.Close()
 		// From the inside: whoever is in the container can choose names, indexes
@@ -82,11 +82,15 @@ func remove(conn *rtnl.Conn, l rtnl.Link, err error) (gone bool, _ error) {
 		return true, nil
 	}
 	if err != nil {
-		return true, err
+		return Gone(err), err
 	}
 	err = conn.DelLink(l.Index)
 	return err == nil, err
 }
+
+// Gone says of a pair that could not be looked for whether DEL may give its
+// addresses back: not where a moment later it may be found, answering to them.
+func Gone(err error) bool { return !cni.Transient(err) }
 
 // PeerOf finds the unmarked host end of a container's interface.
 func (s Search) PeerOf(end rtnl.Link) (rtnl.Link, error) {

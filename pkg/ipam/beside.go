@@ -93,5 +93,5 @@ func (c Client) delBeside(ctx context.Context, remove func() (gone bool, err err
 }
 
 func (c Client) withheld() error {
-	return fmt.Errorf("%s: not asked to release the addresses while the interface is still there", c)
+	return fmt.Errorf("%s: not asked to release the addresses while the interface may still be there", c)
 }

@@ -28,7 +28,14 @@ func RefuseNetfilterSockets() {
 // without a system call.
 func RefuseCall(number uint32) {
 	ginkgo.GinkgoHelper()
-	filter(load(callNumber), unless(number, 1), answer(unix.ENOSYS))
+	FailCall(number, unix.ENOSYS)
+}
+
+// FailCall makes a system call of the calling thread, and of what it starts,
+// fail with errno.
+func FailCall(number uint32, errno unix.Errno) {
+	ginkgo.GinkgoHelper()
+	filter(load(callNumber), unless(number, 1), answer(errno))
 }
 
 const callNumber = 0 // in struct seccomp_data

@@ -149,17 +149,20 @@ func status(ctx context.Context, req *skel.Request) error {
 	return nil
 }
 
-// deleteLink deletes the attachment's pair. gone is false only when it was
-// found and is there still.
+// deleteLink deletes the attachment's pair, see iface.Search.
 func deleteLink(req *skel.Request) (gone bool, err error) {
 	host, err := rtnl.Dial(nil)
 	if err != nil {
-		return true, err
+		return iface.Gone(err), err
 	}
 	defer host.Close()
 	req.Count(host)
 	s := iface.Search{Attachment: req.Attachment, Host: host, NS: req.NS, Prev: req.PrevResult, Master: iface.UnknownMaster}
-	if br, err := findBridge(host, bridgeName(req)); err == nil {
+	br, err := findBridge(host, bridgeName(req))
+	if cni.Transient(err) {
+		return false, err
+	}
+	if err == nil {
 		s.Master = br.Index
 	}
 	return s.Delete()

@@ -1,14 +1,18 @@
 package main
 
 import (
+	"context"
 	"os"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 // form is a way in which a runtime may call DEL.
@@ -108,6 +112,24 @@ var _ = Describe("DEL", func() {
 		Entry("with keys that make no sense", form{call: all(saying("mtu", "x"), saying("ipMasq", 9), saying("ipMasqBackend", "x"), saying("dns", 5))}),
 		Entry("with keys that say otherwise", form{call: all(saying("ipMasq", false), saying("ipMasqBackend", "iptables"), saying("mtu", 1300))}),
 		Entry("with CNI_ARGS that make no sense", form{call: func(c *Call) { c.Args = "MAC=zz;nonsense" }}),
+	)
+
+	DescribeTable("keeps the addresses while it cannot look for the interface:", func(call uint32, errno unix.Errno) {
+		a := w.Attach("one", everything(), nth(3)...)
+		w.Calls()
+		whole := w.Plugin.Del
+		w.Plugin.Del = func(ctx context.Context, req *skel.Request) error {
+			nstest.FailCall(call, errno)
+			return whole(ctx, req)
+		}
+		Expect(w.Fails(a.As("DEL"), cni.CodeInternal)).To(ContainSubstring("not asked to release the addresses"))
+		Expect(w.Calls()).NotTo(ContainElement(HavePrefix("DEL")))
+		w.Plugin.Del = whole
+		w.Succeeds(a.As("DEL"))
+		Expect(w.Calls()).To(Equal([]string{"DEL one eth0"}))
+		isClean()
+	},
+		Entry("no descriptor for a socket", uint32(unix.SYS_SOCKET), unix.EMFILE), Entry("no memory for a message", uint32(unix.SYS_SENDTO), unix.ENOBUFS),
 	)
 
 	It("before ADD succeeds and harms nothing", func() {

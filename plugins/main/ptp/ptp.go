@@ -233,12 +233,11 @@ func (a *attachment) masquerade(ctx context.Context, res *cni.Result) error {
 	return masq.Add(ctx, a.nf, masq.Config{Attachment: a.Attachment, Backend: a.cfg.MasqBackend, Addrs: addrs})
 }
 
-// deleteLink deletes the attachment's pair. gone is false only when it was
-// found and is there still.
+// deleteLink deletes the attachment's pair, see iface.Search.
 func deleteLink(req *skel.Request) (gone bool, err error) {
 	host, err := rtnl.Dial(nil)
 	if err != nil {
-		return true, err
+		return iface.Gone(err), err
 	}
 	defer host.Close()
 	req.Count(host)
