@@ -185,6 +185,9 @@ func (c *checker) entry(data []byte, prefix string) {
 	if c.plugin.Validate != nil {
 		c.problems.AddIn(prefix, c.plugin.Validate(req))
 	}
+	if c.plugin.Doubts != nil {
+		c.doubt(prefix, c.plugin.Doubts(req))
+	}
 	c.misspelt(data, prefix)
 	c.needs(data, prefix)
 	c.ipam(data, prefix)

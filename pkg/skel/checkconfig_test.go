@@ -245,6 +245,19 @@ var _ = Describe("--check-config", func() {
 		Expect(checked(picky(), list(`{"type": "probe", "ipam": {"type": "probe"}}`)).stdout).NotTo(ContainSubstring("note:"))
 	})
 
+	It("warns of what the plugin has doubts about, unless it is refused", func() {
+		p := picky()
+		p.Doubts = func(*skel.Request) error {
+			var all cni.Problems
+			all.Add(cni.Refuse("vlan", 1, "is strange"))
+			all.Add(cni.Refuse("mtu", 1, "is odd").Suggest("take 2"))
+			return all.Err()
+		}
+		Expect(checked(p, list(`{"type": "probe", "vlan": 5000, "mtu": 1, "capabilities": {"portMappings": true}}`)).stdout).To(Equal(
+			"error: plugins[0].vlan: 5000 is too great\n    vlan: VLAN ID\nwarning: plugins[0].mtu: 1 is odd\n    take 2\n" +
+				"probe: 1 error, 1 warning in plugins[0] and the keys of the list\n"))
+	})
+
 	DescribeTable("warns of keys beside plugins, which no plugin is given:", func(key, want string) {
 		Expect(checked(picky(), strings.Replace(list(probeEntry), "{", `{"`+key+`": null, `, 1)).stdout).To(HavePrefix(want))
 	},

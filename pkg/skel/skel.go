@@ -43,6 +43,10 @@ type Plugin struct {
 	// it where there is no host to look at. nil: there is nothing to refuse.
 	Validate func(*Request) error
 
+	// Doubts returns, as Validate would, what Add takes and hardly anybody
+	// means; --check-config warns of it. nil: there is no such thing.
+	Doubts func(*Request) error
+
 	Add    func(context.Context, *Request) (*cni.Result, error)
 	Del    func(context.Context, *Request) error
 	Check  func(context.Context, *Request) error

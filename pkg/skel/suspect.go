@@ -28,6 +28,16 @@ func within(prefix, key string) string {
 	return prefix + key
 }
 
+// doubt warns of what the plugin itself has doubts about.
+func (c *checker) doubt(prefix string, err error) {
+	for _, p := range cni.ProblemsOf(err) {
+		if key := within(prefix, p.Key); !c.refused(key) {
+			c.more = append(c.more, finding{Level: levelWarning, Key: key, Value: quotable(c.value(key)),
+				Reason: p.Reason, Suggestion: p.Suggestion, said: p.Value != nil})
+		}
+	}
+}
+
 func didYouMean(meant string) string { return fmt.Sprintf("did you mean %q?", meant) }
 
 // refused reports whether there is an error about a key.

@@ -24,6 +24,7 @@ func plugin() skel.Plugin {
 			_, err := parseConfig(req)
 			return err
 		},
+		Doubts: doubts,
 		Add:    add,
 		Del:    del,
 		Check:  check,
