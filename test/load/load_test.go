@@ -27,31 +27,34 @@ const (
 // lasting is how long one of the two backends is under load: half of HAWSER_LOAD.
 func lasting() time.Duration {
 	GinkgoHelper()
-	d, err := time.ParseDuration(cmp.Or(os.Getenv("HAWSER_LOAD"), "20s"))
+	d, err := time.ParseDuration(cmp.Or(os.Getenv("HAWSER_LOAD"), "10s"))
 	Expect(err).NotTo(HaveOccurred())
 	return d / 2
 }
 
 var _ = DescribeTable("500 containers, 64 at a time, in any order", Label("kernel"), func(backend string) {
 	n := node.New()
-	l := &load{Node: n, entries: roomy(backend), counts: map[string]int{}}
+	l := &load{Node: n, entries: roomy(backend), counts: map[string]int{}, owners: map[string]string{}}
 	warm := n.Add(node.NewPod("warm"), l.entries)
 	small := l.peaks(warm)
-	before := n.Snapshot("links", "nftables", "iptables-legacy") + leases(n)
+	links, rest := n.Snapshot("links"), l.rest()
 	pods := make([]*pod, containers)
 	for i := range pods {
 		pods[i] = &pod{Pod: node.NewPod(fmt.Sprintf("c%d", i)), entries: node.Port(l.entries, 10000+i)}
 	}
-	l.run(pods, lasting())
-	for i := range pods { // all of them, for the figures of a full node
-		pods[i].bring(l)
-	}
+	l.fill(pods)
 	full := l.peaks(warm)
-	l.gc(nil)
-	l.count("GC")
+	l.shake(pods, lasting())
+	l.gc(pods) // the runtime is there again
+	for _, p := range pods {
+		p.Unpin()
+	}
+	l.gc(nil) // the node has started again
 	AddReportEntry("load", fmt.Sprintf("seed %d: %v", GinkgoRandomSeed(), l.counts))
-	Expect(n.Snapshot("links", "nftables", "iptables-legacy") + leases(n)).To(Equal(before))
+	Eventually(func() string { return n.Snapshot("links") }).Should(Equal(links)) // which go with the namespaces
+	Expect(l.rest()).To(Equal(rest))
 	after := l.peaks(warm)
+	AddReportEntry("load, memory", fmt.Sprintf("KiB with one container %v, with all %v, afterwards %v", kib(small), kib(full), kib(after)))
 	for name, peak := range small {
 		Expect(after[name]).To(BeNumerically("<", peak+1<<20), "the memory of %s afterwards", name)
 		if backend == "" { // what iptables lists grows
@@ -70,10 +73,19 @@ func roomy(backend string) []node.Entry {
 	return entries
 }
 
-// leases are the addresses that are taken, and what else lies beside them.
-func leases(n *node.Node) string {
+// rest are the rules, the addresses that are taken, and what else is kept.
+func (l *load) rest() string {
 	GinkgoHelper()
-	return n.Cmd("sh", "-c", "cd /var/lib/cni/networks/net && ls -I 'last_reserved_ip.*'; ls /run/hawser/portmap /run/cni/tuning 2>/dev/null || true")
+	return l.Snapshot("nftables", "iptables-legacy") + l.Cmd("sh", "-c", "cd /var/lib/cni/networks/net && ls -I 'last_reserved_ip.*'; ls /run/hawser/portmap /run/cni/tuning 2>/dev/null || true")
+}
+
+// kib are sizes for people.
+func kib(sizes map[string]int64) map[string]int64 {
+	out := map[string]int64{}
+	for name, size := range sizes {
+		out[name] = size >> 10
+	}
+	return out
 }
 
 // load is what all workers share.
@@ -95,14 +107,36 @@ type pod struct {
 	*node.Pod
 	entries []node.Entry
 	up      bool // ADD succeeded, and the runtime knows of it
+
+	forgotten bool // the runtime knows nothing of it any more
 }
 
-// run has each worker do what it likes with its own containers until the time is
-// over.
-func (l *load) run(pods []*pod, during time.Duration) {
+// fill attaches all containers.
+func (l *load) fill(pods []*pod) {
 	GinkgoHelper()
-	l.owners = map[string]string{}
+	l.work(func(w int) {
+		for i := w; i < len(pods) && !l.failed.Load(); i += workers {
+			pods[i].bring(l)
+		}
+	})
+}
+
+// shake has each worker do what it likes with its own containers until the time is
+// over.
+func (l *load) shake(pods []*pod, during time.Duration) {
+	GinkgoHelper()
 	end := time.Now().Add(during)
+	l.work(func(w int) {
+		r := rand.New(rand.NewPCG(uint64(GinkgoRandomSeed()), uint64(w)))
+		for time.Now().Before(end) && !l.failed.Load() {
+			l.step(r, pods, w+workers*r.IntN((len(pods)-w-1)/workers+1))
+		}
+	})
+}
+
+// work has all workers work at once.
+func (l *load) work(do func(worker int)) {
+	GinkgoHelper()
 	var wait sync.WaitGroup
 	for w := range workers {
 		wait.Go(func() {
@@ -113,10 +147,7 @@ func (l *load) run(pods []*pod, during time.Duration) {
 					panic(p)
 				}
 			}()
-			r := rand.New(rand.NewPCG(uint64(GinkgoRandomSeed()), uint64(w)))
-			for time.Now().Before(end) && !l.failed.Load() {
-				l.step(r, pods, w+workers*r.IntN((len(pods)-w-1)/workers+1))
-			}
+			do(w)
 		})
 	}
 	wait.Wait()
@@ -126,9 +157,8 @@ func (l *load) run(pods []*pod, during time.Duration) {
 func (l *load) step(r *rand.Rand, pods []*pod, i int) {
 	GinkgoHelper()
 	p := pods[i]
-	if r.IntN(2000) == 0 {
+	if r.IntN(500) == 0 {
 		l.gc(pods)
-		l.count("GC")
 		return
 	}
 	l.calls.RLock()
@@ -143,7 +173,7 @@ func (l *load) step(r *rand.Rand, pods []*pod, i int) {
 		l.Succeeds("CHECK", p.Pod, p.entries)
 		l.count("CHECK")
 	case dice == 8:
-		p.up = false // the runtime died and forgot it; DEL or GC will come
+		p.up, p.forgotten = false, true // the runtime died; DEL or GC will come
 		l.release(p)
 		l.count("forgotten")
 	default:
@@ -157,8 +187,10 @@ func (p *pod) bring(l *load) {
 	if p.up {
 		return
 	}
-	l.Succeeds("DEL", p.Pod, p.entries)
-	p.Result = nil
+	if p.forgotten {
+		l.Succeeds("DEL", p.Pod, p.entries)
+	}
+	p.Result, p.forgotten = nil, false
 	l.Add(p.Pod, p.entries)
 	p.up = true
 	l.own(p)
@@ -216,6 +248,7 @@ func (l *load) gc(pods []*pod) {
 	GinkgoHelper()
 	l.calls.Lock()
 	defer l.calls.Unlock()
+	l.count("GC")
 	valid := []Object{{"containerID": "warm", "ifname": "eth0"}}
 	for _, p := range pods {
 		if p.up {
