@@ -174,9 +174,18 @@ var _ = Describe("configuration", func() {
 		Entry("from CNI_ARGS", ``, "IgnoreUnknown=1;K8S_POD_NAME=a;MAC="+envMAC, envMAC),
 		Entry("from args.cni, which wins over CNI_ARGS", `"args":{"cni":{"mac":"`+cniMAC+`"}}`, "MAC="+envMAC, cniMAC),
 		Entry("from runtimeConfig, which wins over all", `"args":{"cni":{"mac":"`+cniMAC+`"}},"RuntimeConfig":{"mac":"`+rtMAC+`"}`, "MAC="+envMAC, rtMAC),
-		Entry("from runtimeConfig, whatever the weaker ones are", `"args":{"cni":{"mac":"bad"}},"runtimeConfig":{"mac":"`+rtMAC+`"}`, "MAC=bad", rtMAC),
+		Entry("from runtimeConfig, whatever CNI_ARGS have", `"runtimeConfig":{"mac":"`+rtMAC+`"}`, "MAC=bad", rtMAC),
 		Entry("an empty one is none", `"runtimeConfig":{"mac":""}`, "MAC="+envMAC, envMAC),
 		Entry("in capitals", `"runtimeConfig":{"mac":"0A-00-00-00-00-0B"}`, "", "0a:00:00:00:00:0b"),
+	)
+
+	DescribeTable("a MAC address that is bad is refused, also beside a stronger one", func(args, rt string, want ...string) {
+		_, err := parse(`"args":{"cni":{"mac":"`+args+`"}},"runtimeConfig":{"mac":"`+rt+`"}`, "")
+		Expect(err).To(MatchError(HavePrefix(want[0])))
+		Expect(cni.ProblemsOf(err)).To(HaveLen(len(want)))
+	},
+		Entry(nil, "01:00:00:00:00:00", rtMAC, `args.cni.mac: "01:00:00:00:00:00" is no MAC address`),
+		Entry(nil, "bad", "worse", `runtimeConfig.mac: "worse" is no MAC address`, "and the other"),
 	)
 
 	DescribeTable("CNI_ARGS are refused with code 4", func(args, want string) {

@@ -111,10 +111,10 @@ func parseNumbers(w wireConfig, l *linkConfig) error {
 		l.TxQLen = w.Args.CNI.TxQLen
 	}
 	var problems cni.Problems
-	problems.Add(checkNumber(source("mtu", w.Args.CNI.MTU != nil), l.MTU))
-	if l.TxQLen != nil {
-		problems.Add(checkNumber(source("txQLen", w.Args.CNI.TxQLen != nil), *l.TxQLen))
-	}
+	problems.Add(checkNumber("mtu", w.MTU))
+	problems.Add(checkNumber("args.cni.mtu", override(0, w.Args.CNI.MTU)))
+	problems.Add(checkNumber("txQLen", override(0, w.TxQLen)))
+	problems.Add(checkNumber("args.cni.txQLen", override(0, w.Args.CNI.TxQLen)))
 	return problems.Err()
 }
 
@@ -132,26 +132,34 @@ func parseMAC(w wireConfig, args string) (net.HardwareAddr, error) {
 	var problems cni.Problems
 	values, err := cni.ParseArgs(args, "MAC")
 	problems.Add(err)
-	code, key, text := cni.CodeConfig, "mac", w.MAC
-	if values["MAC"] != "" {
-		code, key, text = cni.CodeEnvironment, "CNI_ARGS MAC", values["MAC"]
+	problems.Add(checkMAC(cni.CodeConfig, "args.cni.mac", override("", w.Args.CNI.MAC)))
+	problems.Add(checkMAC(cni.CodeConfig, "runtimeConfig.mac", w.RuntimeConfig.MAC))
+	problems.Add(checkMAC(cni.CodeConfig, "mac", w.MAC))
+	text := w.MAC
+	switch {
+	case w.Args.CNI.MAC != nil:
+		text = *w.Args.CNI.MAC
+	case w.RuntimeConfig.MAC != "":
+		text = w.RuntimeConfig.MAC
+	case values["MAC"] != "":
+		text = values["MAC"]
+		problems.Add(checkMAC(cni.CodeEnvironment, "CNI_ARGS MAC", text))
 	}
-	if w.RuntimeConfig.MAC != "" {
-		code, key, text = cni.CodeConfig, "runtimeConfig.mac", w.RuntimeConfig.MAC
-	}
-	if w.Args.CNI.MAC != nil {
-		code, key, text = cni.CodeConfig, "args.cni.mac", *w.Args.CNI.MAC
-	}
-	if text == "" {
+	if text == "" || problems.Err() != nil {
 		return nil, problems.Err()
 	}
+	return net.ParseMAC(text)
+}
+
+// checkMAC refuses what no interface can have. A longer address than Ethernet's
+// is InfiniBand's, with rules of its own.
+func checkMAC(code uint, key, text string) error {
 	mac, err := net.ParseMAC(text)
-	// A longer address is InfiniBand's, with rules of its own.
-	if err != nil || len(mac) == 6 && (mac[0]&1 != 0 || mac.String() == "00:00:00:00:00:00") {
-		problems.Add(cni.Refuse(key, text, "is no MAC address of an interface (not multicast, not zero)").
-			WithCode(code).Suggest("write it like 02:00:00:00:00:01, the second digit even"))
+	if text == "" || err == nil && (len(mac) != 6 || mac[0]&1 == 0 && mac.String() != "00:00:00:00:00:00") {
+		return nil
 	}
-	return mac, problems.Err()
+	return cni.Refuse(key, text, "is no MAC address of an interface (not multicast, not zero)").WithCode(code).
+		Suggest("write it like 02:00:00:00:00:01, the second digit even")
 }
 
 func override[T any](value T, other *T) T {
@@ -159,13 +167,6 @@ func override[T any](value T, other *T) T {
 		return *other
 	}
 	return value
-}
-
-func source(key string, fromArgs bool) string {
-	if fromArgs {
-		return "args.cni." + key
-	}
-	return key
 }
 
 // bad is the error for a value that is refused.
