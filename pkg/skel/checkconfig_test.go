@@ -290,6 +290,13 @@ var _ = Describe("--check-config", func() {
 				"warning: x[\"a.b\"][0].y: is there more than once\n    leave one of them: which one counts is not the same everywhere\nprobe: 0 errors, 3 warnings\n"),
 	)
 
+	It("gives a plugin the list's name, and has an error about it once, where it is", func() {
+		p := picky()
+		p.Validate = func(r *skel.Request) error { return cni.Refuse("name", r.Network, "is strange") }
+		Expect(checked(p, list(probeEntry+","+probeEntry)).stdout).To(Equal("error: name: \"net1\" is strange\n    name: the network, unique on this host\n" +
+			"probe: 1 error, 0 warnings in plugins[0], plugins[1] and the keys of the list\n"))
+	})
+
 	It("quotes what the runtime would hand out, where a list has a key twice", func() {
 		Expect(checked(picky(), list(`{"type": "probe", "capabilities": {"portMappings": true}, "vlan": 5000, "VLAN": 5}`)).stdout).
 			To(HavePrefix("error: plugins[0].vlan: 5000 is too great\n"))

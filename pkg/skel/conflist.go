@@ -48,8 +48,12 @@ func (c *checker) list(data []byte, object map[string]json.RawMessage) {
 	known := keyTree(reflect.TypeFor[wireList](), "")
 	h.names(object, known, "")
 	c.misplaced(object, known)
+	name := w.Name
+	if !cni.ValidName(name) {
+		name = "list" // what is wrong with it is said once
+	}
 	for i, raw := range w.Plugins {
-		c.inList(raw, fmt.Sprintf("plugins[%d].", i), version)
+		c.inList(raw, fmt.Sprintf("plugins[%d].", i), cni.Config{Name: name, CNIVersion: version})
 	}
 	switch {
 	case len(c.entries) > 0 || len(w.Plugins) == 0:
@@ -108,8 +112,8 @@ func checkSwitch(key string, raw json.RawMessage) error {
 }
 
 // inList checks an entry of a list: one of another plugin only for what any
-// plugin can judge.
-func (c *checker) inList(raw json.RawMessage, prefix, version string) {
+// plugin can judge. The list's name and version win, as the runtime does it.
+func (c *checker) inList(raw json.RawMessage, prefix string, list cni.Config) {
 	var object map[string]json.RawMessage
 	if json.Unmarshal(raw, &object) != nil || object == nil {
 		c.problems.Add(cni.Refuse(strings.TrimSuffix(prefix, "."), raw, "is no object"))
@@ -120,8 +124,7 @@ func (c *checker) inList(raw json.RawMessage, prefix, version string) {
 		c.stranger(raw, prefix)
 		return
 	}
-	// As the runtime does it: the list's name and version win.
-	object["name"], object["cniVersion"] = json.RawMessage(`"list"`), json.RawMessage(quote(version))
+	object["name"], object["cniVersion"] = json.RawMessage(quote(list.Name)), json.RawMessage(quote(list.CNIVersion))
 	if conf, err := json.Marshal(object); err == nil {
 		c.entry(conf, prefix)
 	}

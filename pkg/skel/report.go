@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -52,17 +53,31 @@ func (c *checker) report(err error) *report {
 	}
 	c.problems.Add(err)
 	for _, p := range cni.ProblemsOf(c.problems.Err()) {
-		f := finding{Level: levelError, Code: p.Code, Key: p.Key, Value: quotable(p.Raw), Reason: p.Reason, Suggestion: p.Suggestion, said: p.Value != nil || p.Raw != nil}
-		if p.Raw == nil {
-			f.Value = quotable(c.value(p.Key))
+		f := c.finding(p)
+		same := func(g finding) bool { return g.Key == f.Key && g.Reason == f.Reason }
+		if !slices.ContainsFunc(r.Findings, same) { // each entry has the list's name
+			r.Findings = append(r.Findings, f)
 		}
-		if f.Suggestion == "" {
-			f.Suggestion = c.meaning(p.Key)
-		}
-		r.Findings = append(r.Findings, f)
 	}
 	r.Findings = append(r.Findings, c.more...)
 	return r
+}
+
+// finding is an error.
+func (c *checker) finding(p cni.Problem) finding {
+	for _, e := range c.entries {
+		if p.Key == e.prefix+"name" { // the runtime puts the list's there
+			p.Key = "name"
+		}
+	}
+	f := finding{Level: levelError, Code: p.Code, Key: p.Key, Value: quotable(p.Raw), Reason: p.Reason, Suggestion: p.Suggestion, said: p.Value != nil || p.Raw != nil}
+	if p.Raw == nil {
+		f.Value = quotable(c.value(p.Key))
+	}
+	if f.Suggestion == "" {
+		f.Suggestion = c.meaning(p.Key)
+	}
+	return f
 }
 
 // quotable is a value without objects: what stands in them under keys that

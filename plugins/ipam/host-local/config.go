@@ -59,6 +59,9 @@ type wireRuntimeConfig struct {
 
 const defaultDataDir = "/var/lib/cni/networks"
 
+// nameMax is how long the name of a file may be, in bytes.
+const nameMax = 255
+
 // config is what ADD, CHECK and STATUS act on.
 type config struct {
 	dataDir      string
@@ -84,6 +87,9 @@ func parseConfig(req *skel.Request) (*config, error) {
 	cfg, err := wire.parse()
 	problems.Add(err)
 	problems.Add(checkFamilies(cfg.sets, req.Version))
+	if len(req.Network) > nameMax {
+		problems.Add(cni.Refuse("name", req.Network, fmt.Sprintf("is longer than %d bytes, and no directory can be called so", nameMax)))
+	}
 	cfg.asked, err = wire.parseAsked(req.Args)
 	problems.Add(err)
 	return cfg, problems.Err()

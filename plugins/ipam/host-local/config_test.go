@@ -84,7 +84,7 @@ var _ = DescribeTable("what is refused", func(want, ipam string, more ...string)
 		`"ranges":[[{"subnet":"10.1.2.0/24"},{"subnet":"10.1.2.128/25"}]]`),
 	Entry("an overlap of sets", "ipam.ranges[0]: 10.1.2.1-10.1.2.254 overlaps with runtimeConfig.ipRanges[0], 10.1.0.1-10.1.255.254",
 		`"ranges":[[{"subnet":"10.1.2.0/24"}]]`, `"runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/16"}]]}`),
-	Entry("a route without destination", `ipam.routes[1].dst: "" is not of the form address/length`, slash24+`,"routes":[{"dst":"0.0.0.0/0"},{"gw":"10.1.2.1"}]`),
+	Entry("a route without destination", `ipam.routes[1].dst: missing`, slash24+`,"routes":[{"dst":"0.0.0.0/0"},{"gw":"10.1.2.1"}]`),
 	Entry("a bad gateway of a route", `ipam.routes[0].gw: "gw" is no IP address`, slash24+`,"routes":[{"dst":"0.0.0.0/0","gw":"gw"}]`),
 	Entry("a number that no route can have", `ipam.routes[0].mtu: -1 is not between 0 and 2147483647`, slash24+`,"routes":[{"dst":"0.0.0.0/0","mtu":-1}]`),
 	Entry("a scope that no route can have", `ipam.routes[0].scope: 256 is not between 0 and 255`, slash24+`,"routes":[{"dst":"0.0.0.0/0","scope":256}]`),
@@ -92,6 +92,24 @@ var _ = DescribeTable("what is refused", func(want, ipam string, more ...string)
 	Entry("a bad address asked for", `runtimeConfig.ips[0]: "x" is no IP address`, slash24, `"runtimeConfig":{"ips":["x"]}`),
 	Entry("a bad prefix asked for", `args.cni.ips[1]: "10.1.2.5/x" is not of the form address/length`, slash24, `"args":{"cni":{"ips":["10.1.2.4","10.1.2.5/x"]}}`),
 	Entry("a wrong type", `ipam.ranges: is a JSON string, want an array`, `"ranges":"10.1.2.0/24"`))
+
+var _ = DescribeTable("tells what to write instead", func(want, ipam string) {
+	_, err := parseConfig(request(ipam))
+	Expect(cni.ProblemsOf(err)).To(ConsistOf(HaveField("Suggestion", want)))
+},
+	Entry("of a subnet with host bits", `write "10.1.2.0/24"`, `"subnet":"10.1.2.1/24"`),
+	Entry("of a default route", `write "0.0.0.0/0", or "::/0" for IPv6`, slash24+`,"routes":[{"dst":"default"}]`),
+	Entry("of no route", `write "dst": "0.0.0.0/0" for the default route`, slash24+`,"routes":[{"gw":"10.1.2.1"}]`))
+
+var _ = It("refuses a network name for which there can be no directory", func() {
+	req := request(slash24)
+	req.Network = strings.Repeat("n", 256)
+	_, err := parseConfig(req)
+	Expect(err).To(MatchError(`name: "` + req.Network + `" is longer than 255 bytes, and no directory can be called so`))
+	req.Network = req.Network[:255]
+	_, err = parseConfig(req)
+	Expect(err).NotTo(HaveOccurred())
+})
 
 var _ = It("refuses everything that is wrong at once, in the order of the sources", func() {
 	req := request(`"ranges":[[{"subnet":"10.1.2.1/24"},{"subnet":"10.1.3.0/24","rangeStart":"x","rangeEnd":"10.1.4.1","gateway":"::1"}],[],[{"subnet":5}]],
@@ -112,7 +130,7 @@ var _ = It("refuses everything that is wrong at once, in the order of the source
 		`7 ipam.ranges[0][1].rangeEnd: 10.1.4.1 is not in the subnet 10.1.3.0/24`,
 		`7 ipam.ranges[0][1].gateway: ::1 is not of the address family of 10.1.3.0/24`,
 		`7 ipam.ranges[1]: is an empty set`,
-		`7 ipam.routes[0].dst: "" is not of the form address/length`,
+		`7 ipam.routes[0].dst: missing`,
 		`7 ipam.routes[0].gw: "y" is no IP address`,
 		`7 ipam.routes[1].advmss: -5 is not between 0 and 2147483647`,
 		`4 CNI_ARGS IP: "v" is no IP address`,

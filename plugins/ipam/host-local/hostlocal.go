@@ -118,9 +118,7 @@ func lock(ctx context.Context, dataDir, network string, create bool) (*leases, e
 	switch {
 	case errors.Is(err, statefile.ErrBusy):
 		return nil, cni.Errorf(cni.CodeTryAgain, "network %q: waited %s: %w", network, lockWait, err)
-	case errors.Is(err, unix.ENAMETOOLONG) && create:
-		return nil, cni.Errorf(cni.CodeConfig, "name: %q: no directory can have the name: %w", network, err)
-	case errors.Is(err, unix.ENAMETOOLONG):
+	case errors.Is(err, unix.ENAMETOOLONG) && !create:
 		return nil, fs.ErrNotExist // and so it holds nothing
 	case err != nil:
 		return nil, fmt.Errorf("network %q: %w", network, err)

@@ -21,7 +21,11 @@ func (w wireRange) parse(path string) (ipRange, error) {
 	}
 	r, err := newRange(subnet)
 	if err != nil {
-		return ipRange{}, cni.Refuse(path+".subnet", subnet, err.Error())
+		refused := cni.Refuse(path+".subnet", subnet, err.Error())
+		if subnet != subnet.Masked() {
+			refused.Suggest("write %q", subnet.Masked())
+		}
+		return ipRange{}, refused
 	}
 	var problems cni.Problems
 	for _, end := range []struct {
@@ -59,7 +63,12 @@ func (w wireRoute) parse(path string) (cni.Route, error) {
 	route := cni.Route{MTU: w.MTU, AdvMSS: w.AdvMSS, Priority: w.Priority, Table: w.Table, Scope: w.Scope}
 	var problems cni.Problems
 	var err error
-	if route.Dst, err = parsePrefix(w.Dst); err != nil {
+	switch route.Dst, err = parsePrefix(w.Dst); {
+	case w.Dst == "":
+		problems.Add(cni.Refuse(path+".dst", nil, "missing").Suggest(`write "dst": "0.0.0.0/0" for the default route`))
+	case w.Dst == "default":
+		problems.Add(cni.Refuse(path+".dst", w.Dst, err.Error()).Suggest(`write "0.0.0.0/0", or "::/0" for IPv6`))
+	case err != nil:
 		problems.Add(cni.Refuse(path+".dst", w.Dst, err.Error()))
 	}
 	if w.GW != "" {
