@@ -42,7 +42,7 @@ func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
 		return nil, err
 	}
 	// An attachment that exists already must fail without asking IPAM.
-	release, err := a.pair().Claim()
+	release, err := a.pair().Claim(a.Warn)
 	if err != nil {
 		return nil, err
 	}

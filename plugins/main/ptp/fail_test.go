@@ -3,13 +3,13 @@ package main
 import (
 	"context"
 	"errors"
-	"net"
 	"os"
 	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
@@ -62,15 +62,14 @@ func untouched(h *nstest.Host) string {
 	return strings.Join(out, "\n")
 }
 
-// aClaim holds an abstract socket of the name that an ADD of the attachment
-// takes.
+// aClaim holds what an ADD of the attachment takes: its byte, or all.
 func aClaim(w *World, _ *nstest.Host) {
-	name := "@hawser/" + cni.Attachment{Network: "net", ContainerID: "two", IfName: "eth0"}.Hash()
-	var l net.PacketConn
+	var f *os.File
 	var err error
-	w.Do(func() { l, err = net.ListenPacket("unixgram", name) })
+	w.Do(func() { f, err = os.OpenFile("/run/hawser/claims", os.O_RDWR, 0) })
 	Expect(err).NotTo(HaveOccurred())
-	DeferCleanup(l.Close)
+	Expect(unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})).To(Succeed())
+	DeferCleanup(f.Close)
 }
 
 var _ = Describe("a failing ADD leaves the host and the container as they were", func() {

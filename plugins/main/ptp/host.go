@@ -21,7 +21,7 @@ const upTimeout = 5 * time.Second
 
 // claim refuses an attachment that exists or is being added.
 func (a *attachment) claim() error {
-	release, err := a.pair().Claim()
+	release, err := a.pair().Claim(a.Warn)
 	if err == nil {
 		a.OnDone(release)
 	}
