@@ -2,6 +2,7 @@ package cni
 
 import (
 	"sort"
+	"strconv"
 	"strings"
 )
 
@@ -29,6 +30,8 @@ func ParseArgs(args string, known ...string) (map[string]string, error) {
 			ignore = value
 		case name != "":
 			values[name] = value
+		case strings.ContainsFunc(key, notPrintable):
+			unknown = append(unknown, strconv.Quote(key))
 		default:
 			unknown = append(unknown, key)
 		}

@@ -38,6 +38,7 @@ var _ = Describe("ParseArgs", func() {
 		Expect(err.Error()).NotTo(ContainSubstring("hunter2"))
 	},
 		Entry("an unknown key", "FOO=hunter2", "CNI_ARGS: unknown keys FOO (known: IP, MAC; IgnoreUnknown=1 accepts any)"),
+		Entry("one that would do something to a terminal", "\x1b[31mX=hunter2", `CNI_ARGS: unknown keys "\x1b[31mX" (known: IP, MAC; IgnoreUnknown=1 accepts any)`),
 		Entry("several, in order", "Z=hunter2;A=hunter2;IP=x;IgnoreUnknown=false", "CNI_ARGS: unknown keys A, Z (known: IP, MAC; IgnoreUnknown=1 accepts any)"),
 		Entry("a pair without =", "IP=x;hunter2", "CNI_ARGS: pair 2 is not KEY=value"),
 		Entry("the same, whatever is ignored", "IgnoreUnknown=1;hunter2", "CNI_ARGS: pair 2 is not KEY=value"),

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // Config is what the configurations of all plugins have in common
@@ -84,9 +85,19 @@ func (c *Config) PrevResult() (*Result, error) {
 	}
 	r, err := DecodeResult(c.RawPrevResult, c.CNIVersion)
 	if err != nil {
-		return nil, Refuse("prevResult", nil, err.Error())
+		return nil, refuseResult("prevResult", err)
 	}
 	return r, nil
+}
+
+// refuseResult has the error of a result that is part of a configuration say
+// where in it.
+func refuseResult(key string, err error) *Error {
+	reason := strings.TrimPrefix(err.Error(), "result: ")
+	if inner, rest, ok := strings.Cut(reason, ": "); ok && !strings.ContainsAny(inner, " \"") {
+		key, reason = key+"."+inner, rest
+	}
+	return Refuse(key, nil, reason)
 }
 
 // ValidAttachments reads cni.dev/valid-attachments (specification 1.1, GC).

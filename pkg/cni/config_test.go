@@ -104,7 +104,7 @@ var _ = Describe("Config", func() {
 
 	It("names what it cannot read of prevResult", func() {
 		_, err := decode(`{"cniVersion": "1.0.0", "prevResult": {"ips": [{"address": "x"}]}}`).PrevResult()
-		Expect(err).To(MatchError(`prevResult: result: ips[0].address: "x" is no address in CIDR notation`))
+		Expect(err).To(MatchError(`prevResult.ips[0].address: "x" is no address in CIDR notation`))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 	})
 })

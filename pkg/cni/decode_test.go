@@ -97,7 +97,7 @@ var _ = Describe("DecodeResult", func() {
 		Entry("a bad ip4", `{"ip4": {"ip": "x"}}`, "0.1.0", cni.CodeDecode, `result: ip4.ip: "x" is no address in CIDR notation`),
 		Entry("a bad ip6 gateway", `{"ip6": {"ip": "fd00::1/64", "gateway": "x"}}`, "0.1.0", cni.CodeDecode, `result: ip6.gateway: "x" is no IP address`),
 		Entry("a bad ip6 route", `{"ip6": {"ip": "fd00::1/64", "routes": [{"dst": "x"}]}}`, "0.1.0", cni.CodeDecode, `result: ip6.routes[0].dst: "x" is no address in CIDR notation`),
-		Entry("a route without destination", `{"routes": [{"gw": "10.0.0.1"}]}`, "1.0.0", cni.CodeDecode, `result: routes[0].dst: "" is no address in CIDR notation`),
+		Entry("a route without destination", `{"routes": [{"gw": "10.0.0.1"}]}`, "1.0.0", cni.CodeDecode, `result: routes[0].dst: missing`),
 		Entry("a bad gw", `{"routes": [{"dst": "10.0.0.0/8", "gw": "me"}]}`, "1.0.0", cni.CodeDecode, `result: routes[0].gw: "me" is no IP address`),
 		Entry("a negative mtu", `{"routes": [{"dst": "10.0.0.0/8", "mtu": -1}]}`, "1.0.0", cni.CodeDecode, `result: routes[0].mtu: -1 is not between 0 and 2147483647`),
 		Entry("a negative advmss", `{"routes": [{"dst": "10.0.0.0/8", "advmss": -1}]}`, "1.0.0", cni.CodeDecode, `result: routes[0].advmss: -1 is not between 0 and 2147483647`),

@@ -2,6 +2,7 @@ package cni
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 )
@@ -86,6 +87,9 @@ func fromWireRoute(w wireRoute) (Route, error) {
 	r := Route{
 		MTU: w.MTU, AdvMSS: w.AdvMSS,
 		Priority: uint32(w.Priority), Table: converted[uint32](w.Table), Scope: w.Scope,
+	}
+	if w.Dst == "" {
+		return r, errors.New("dst: missing")
 	}
 	var err error
 	if r.Dst, err = ParsePrefix(w.Dst); err != nil {

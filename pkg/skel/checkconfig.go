@@ -89,6 +89,9 @@ func (c *checker) file(data []byte) error {
 		c.list(data, object)
 		return nil
 	}
+	if c.misspeltList(object) {
+		return nil
+	}
 	c.require(object, "cniVersion", "name", "type")
 	c.common(data, "")
 	switch {

@@ -3,6 +3,7 @@ package skel_test
 import (
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -136,6 +137,9 @@ var _ = Describe("--check-config", func() {
 		Entry("half of it", `{"name"`, "no valid JSON at line 1, column 7: unexpected end of JSON input"),
 		Entry("null", "null", "is null, want an object"),
 		Entry("no object", "[]", "is a JSON array, want an object"),
+		Entry("a byte order mark", "\ufeff{}", "begins with a byte order mark; save it as UTF-8 without one"),
+		Entry("UTF-16", "\xff\xfe{\x00}\x00", "is UTF-16; save it as UTF-8 without a byte order mark"),
+		Entry("UTF-16 the other way round", "\xfe\xff\x00{\x00}", "is UTF-16; save it as UTF-8 without a byte order mark"),
 	)
 
 	It("takes no other arguments", func() {
@@ -297,6 +301,21 @@ var _ = Describe("--check-config", func() {
 			"probe: 1 error, 0 warnings in plugins[0], plugins[1] and the keys of the list\n"))
 	})
 
+	It("knows a list by a misspelt key", func() {
+		for _, key := range []string{"Plugins", "plugin", "pluigns"} {
+			Expect(checked(picky(), strings.Replace(list(probeEntry), "plugins", key, 1))).To(Equal(answer{code: 1, stdout: "error: " + key +
+				": is unknown, and there is neither plugins nor type\n    did you mean \"plugins\"?\nprobe: 1 error, 0 warnings; nothing of probe was there to be checked\n"}))
+		}
+	})
+
+	It("does nothing to a terminal, whatever is in keys and values", func() {
+		a := checked(picky(), list(`{"type": "probe", "capabilities": {"portMappings": true}, "\u001b[31mevil": 1, "x\u009by": 2, "bridge": "none", "mtu": "`+"\u009b\u202e"+`"}`))
+		Expect(a.stdout).To(ContainSubstring("error: plugins[0].mtu: \"\\u009b\\u202e\" is a JSON string"))
+		Expect(a.stdout).To(ContainSubstring(`warning: plugins[0]["\x1b[31mevil"]: is unknown and ignored` + "\n"))
+		Expect(a.stdout).To(ContainSubstring(`warning: plugins[0]["x\u009by"]: is unknown and ignored` + "\n"))
+		Expect(strings.ContainsFunc(a.stdout, func(r rune) bool { return r != '\n' && !strconv.IsPrint(r) })).To(BeFalse())
+	})
+
 	It("quotes what the runtime would hand out, where a list has a key twice", func() {
 		Expect(checked(picky(), list(`{"type": "probe", "capabilities": {"portMappings": true}, "vlan": 5000, "VLAN": 5}`)).stdout).
 			To(HavePrefix("error: plugins[0].vlan: 5000 is too great\n"))
@@ -336,7 +355,7 @@ var _ = Describe("ADD", func() {
 			r := attach(command)
 			r.conf = conf
 			doc := r.run(picky()).expectError(cni.CodeConfig, HavePrefix(`name: "a b" is no network name`))
-			Expect(doc["details"]).To(And(HavePrefix(`ipam.type: "probe" is this plugin itself, which gives no addresses; prevResult: `),
+			Expect(doc["details"]).To(And(HavePrefix(`ipam.type: "probe" is this plugin itself, which gives no addresses; prevResult.ips: `),
 				HaveSuffix(`; mtu: is a JSON string, want a whole number; vlan: 5000 is too great`)))
 		}
 	})

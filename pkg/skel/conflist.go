@@ -64,6 +64,18 @@ func (c *checker) list(data []byte, object map[string]json.RawMessage) {
 	}
 }
 
+// misspeltList refuses what would be a list but for the spelling of plugins,
+// which runtimes read by its exact name.
+func (c *checker) misspeltList(object map[string]json.RawMessage) bool {
+	for _, name := range slices.Sorted(maps.Keys(object)) {
+		if meant, _ := closest(name, []key{{name: "plugins"}}); meant != "" && object["type"] == nil {
+			c.problems.Add(cni.Refuse(cni.KeyIn("", name), nil, "is unknown, and there is neither plugins nor type").Suggest("%s", didYouMean(meant)))
+			return true
+		}
+	}
+	return false
+}
+
 // misplaced warns of keys of configurations beside their list: nobody is given
 // them. A runtime may have put args there for itself.
 func (c *checker) misplaced(object map[string]json.RawMessage, ofList []key) {

@@ -155,7 +155,7 @@ var _ = Describe("a call that is refused before the handler runs", func() {
 		Entry("null", "ADD", `null`, cni.CodeConfig, `name: "" is no network name`),
 		Entry("a path as name", "DEL", `{"name": "../x"}`, cni.CodeConfig, `name: "../x" is no network name`),
 		Entry("GC without a list", "GC", conf1, cni.CodeConfig, "cni.dev/valid-attachments: missing"),
-		Entry("a bad prevResult", "ADD", `{"name": "x", "cniVersion": "1.0.0", "prevResult": {"ips": 5}}`, cni.CodeConfig, "prevResult: result: ips: is a JSON number"),
+		Entry("a bad prevResult", "ADD", `{"name": "x", "cniVersion": "1.0.0", "prevResult": {"ips": 5}}`, cni.CodeConfig, "prevResult.ips: is a JSON number"),
 		Entry("a bad prevResult", "CHECK", `{"name": "x", "cniVersion": "1.0.0", "prevResult": []}`, cni.CodeConfig, "prevResult: "),
 	)
 

@@ -148,6 +148,10 @@ func (c *call) readConf() ([]byte, error) {
 		return nil, cni.Errorf(cni.CodeDecode, "network configuration: longer than %d bytes", confMax)
 	case len(bytes.TrimSpace(data)) == 0:
 		return nil, cni.Errorf(cni.CodeDecode, "network configuration: standard input is empty")
+	case bytes.HasPrefix(data, []byte("\xef\xbb\xbf")):
+		return nil, cni.Errorf(cni.CodeDecode, "network configuration: begins with a byte order mark; save it as UTF-8 without one")
+	case bytes.HasPrefix(data, []byte("\xff\xfe")), bytes.HasPrefix(data, []byte("\xfe\xff")):
+		return nil, cni.Errorf(cni.CodeDecode, "network configuration: is UTF-16; save it as UTF-8 without a byte order mark")
 	}
 	return data, nil
 }

@@ -144,7 +144,11 @@ func (c *call) logKey(raw json.RawMessage) error {
 		return cni.Refuse("log", raw, "is no string")
 	}
 	if reason := refusePath(path); path != "" && reason != "" {
-		return cni.Refuse("log", path, reason).Suggest("name a file by its absolute path, /var/log/hawser.log for example")
+		refused := cni.Refuse("log", path, reason).Suggest("name a file by its absolute path, /var/log/hawser.log for example")
+		if plain := filepath.Clean(path); refusePath(plain) == "" {
+			refused.Suggest("write %q", plain)
+		}
+		return refused
 	}
 	if path != "" && c.record == nil {
 		c.startLog("log", path)

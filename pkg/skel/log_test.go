@@ -159,6 +159,13 @@ var _ = Describe("the log", func() {
 		Entry(nil, `5`, "is no string"),
 	)
 
+	It("tells how to write the path", func() {
+		for path, want := range map[string]string{"/var/../tmp//x/": `write "/tmp/x"`, "x.log": "name a file by its absolute path, /var/log/hawser.log for example"} {
+			a := request{args: []string{"--check-config"}, conf: `{"cniVersion": "1.1.0", "name": "n", "type": "probe", "log": "` + path + `"}`}.run(forbidden())
+			Expect(a.stdout).To(ContainSubstring("\n    " + want + "\n"))
+		}
+	})
+
 	It("that cannot be written is no reason to fail, and said once", func() {
 		for _, bad := range []string{file + "/none/log", "relative", filepath.Dir(file)} {
 			r := attach("ADD")

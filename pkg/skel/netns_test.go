@@ -155,6 +155,6 @@ var _ = Describe("DEL", func() {
 		a := r.run(probe(func(q *skel.Request) error { Expect(q.PrevResult).To(BeNil()); return nil }))
 		Expect(a.code).To(BeZero())
 		Expect(a.stdout).To(BeEmpty())
-		Expect(a.stderr).To(ContainSubstring(`prevResult: result: cniVersion: "9.9.9"`))
+		Expect(a.stderr).To(ContainSubstring(`prevResult.cniVersion: "9.9.9"`))
 	})
 })

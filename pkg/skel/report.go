@@ -7,6 +7,7 @@ import (
 	"io"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -177,13 +178,13 @@ func (r *report) print(w io.Writer, asJSON bool) error {
 
 func (r *report) text(b *bytes.Buffer) {
 	for _, f := range r.Findings {
-		fmt.Fprintf(b, "%s: ", f.Level)
+		line := f.valueText() + f.Reason
 		if f.Key != "" {
-			fmt.Fprintf(b, "%s: ", f.Key)
+			line = f.Key + ": " + line
 		}
-		fmt.Fprintf(b, "%s%s\n", f.valueText(), f.Reason)
+		fmt.Fprintf(b, "%s: %s\n", f.Level, printable(line))
 		if f.Suggestion != "" {
-			fmt.Fprintf(b, "    %s\n", f.Suggestion)
+			fmt.Fprintf(b, "    %s\n", printable(f.Suggestion))
 		}
 	}
 	fmt.Fprintf(b, "%s: %s, %s", r.Plugin, plural(r.count(levelError), "error"), plural(r.count(levelWarning), "warning"))
@@ -195,6 +196,19 @@ func (r *report) text(b *bytes.Buffer) {
 		fmt.Fprintf(b, " in %s and the keys of the list", strings.Join(r.Checked, ", "))
 	}
 	b.WriteByte('\n')
+}
+
+// printable is a text that does nothing to a terminal.
+func printable(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		if strconv.IsPrint(r) {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+	}
+	return b.String()
 }
 
 // valueText is the value before a reason that goes on after it: an object or a

@@ -207,7 +207,7 @@ func (t wireTrunk) check(key string) error {
 	case (t.MinID == nil) != (t.MaxID == nil):
 		problems.Add(cni.Refuse(key, nil, "minID and maxID must be given together"))
 	case t.ID == nil && t.MinID == nil:
-		problems.Add(cni.Refuse(key, nil, "neither id nor minID and maxID"))
+		problems.Add(cni.Refuse(key, nil, "has neither id nor minID and maxID"))
 	}
 	for _, v := range []struct {
 		key string

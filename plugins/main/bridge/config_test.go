@@ -120,7 +120,7 @@ var _ = Describe("configuration", func() {
 		Entry("vlanTrunk reversed", `"vlanTrunk":[{"minID":6,"maxID":5}]`, `vlanTrunk[0].minID: 6 is greater than maxID 5`),
 		Entry("vlanTrunk, half a range", `"vlanTrunk":[{"minID":6}]`, `vlanTrunk[0]: minID`),
 		Entry("vlanTrunk, the other half", `"vlanTrunk":[{"id":3,"maxID":6}]`, `vlanTrunk[0]: minID`),
-		Entry("vlanTrunk, nothing", `"vlanTrunk":[{}]`, `vlanTrunk[0]: neither`),
+		Entry("vlanTrunk, nothing", `"vlanTrunk":[{}]`, `vlanTrunk[0]: has neither`),
 		Entry("the gateway's name would be too long", `"bridge":"abcdefghijkl","vlan":100,"isGateway":true,"ipam":{"type":"x"}`, `bridge: "abcdefghijkl" `),
 		Entry("ipam.type, no plain file name", `"ipam":{"type":"../x"}`, `ipam.type: "../x" is no plugin name`),
 		Entry("disableContainerInterface with ipam", `"disableContainerInterface":true,"ipam":{"type":"x"}`, `disableContainerInterface: true `),

@@ -62,7 +62,7 @@ var _ = Describe("the configuration", func() {
 		Entry("container port too great", `{"hostPort":8080,"containerPort":70000,"protocol":"tcp"}`, `[1].containerPort: 70000 is not between 1 and 65535`),
 		Entry("no container port", `{"hostPort":8080,"protocol":"tcp"}`, `[1].containerPort: missing`),
 		Entry("container port as a list", `{"hostPort":8080,"containerPort":[80],"protocol":"tcp"}`, `[1].containerPort: [80] is no whole number`),
-		Entry("no protocol", `{"hostPort":8080,"containerPort":80}`, `[1].protocol: "" is none of tcp, udp and sctp`),
+		Entry("no protocol", `{"hostPort":8080,"containerPort":80}`, `[1].protocol: missing`),
 		Entry("another protocol", `{"hostPort":8080,"containerPort":80,"protocol":"icmp"}`, `[1].protocol: "icmp" is none of tcp, udp and sctp`),
 		Entry("protocol with a blank", `{"hostPort":8080,"containerPort":80,"protocol":"tcp "}`, `[1].protocol: "tcp " is none of tcp, udp and sctp`),
 		Entry("protocol as a number", `{"hostPort":8080,"containerPort":80,"protocol":6}`, `[1].protocol: 6 is no string`),
@@ -77,6 +77,15 @@ var _ = Describe("the configuration", func() {
 		Entry("two ways from one port of a family", `{"hostPort":9,"containerPort":10,"protocol":"tcp","hostIP":"::"}`,
 			`[1]: host port 9/tcp of :: (all addresses) leads to container port 9 already, not to 10`),
 		Entry("no object", `5`, `[1]: is a JSON number, want an object`),
+	)
+
+	DescribeTable("tells what to write instead", func(entry, want string) {
+		_, err := parse(mappingsOf(entry))
+		Expect(cni.ProblemsOf(err)).To(ConsistOf(HaveField("Suggestion", want)))
+	},
+		Entry("of a port as text", `{"hostPort":"80","containerPort":80,"protocol":"tcp"}`, "write 80"),
+		Entry("not of other text", `{"hostPort":"null","containerPort":80,"protocol":"tcp"}`, ""),
+		Entry("of no protocol", `{"hostPort":80,"containerPort":80,"protocol":null}`, `write "protocol": "tcp", "udp" or "sctp"`),
 	)
 
 	It("takes what says the same as one, and an address beside all addresses", func() {
@@ -158,7 +167,7 @@ var _ = Describe("the configuration", func() {
 			`runtimeConfig.portMappings[0].hostIP: "y" is no IP address`,
 			`runtimeConfig.portMappings[3].hostPort: missing`,
 			`runtimeConfig.portMappings[3].containerPort: missing`,
-			`runtimeConfig.portMappings[3].protocol: "" is none of tcp, udp and sctp`))
+			`runtimeConfig.portMappings[3].protocol: missing`))
 	})
 
 	It("describes each key that it reads", func() {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -121,7 +122,10 @@ func parseProtocol(key string, raw json.RawMessage) (proto, error) {
 		return 0, err
 	}
 	p, known := protocols[strings.ToLower(name)]
-	if !known {
+	switch {
+	case name == "":
+		return 0, cni.Refuse(key, nil, "missing").Suggest(`write "protocol": "tcp", "udp" or "sctp"`)
+	case !known:
 		return 0, cni.Refuse(key, name, "is none of tcp, udp and sctp")
 	}
 	return p, nil
@@ -149,7 +153,11 @@ func parseValue(key string, raw json.RawMessage, v any) error {
 	}
 	err := json.Unmarshal(raw, v)
 	if t := (*json.UnmarshalTypeError)(nil); errors.As(err, &t) {
-		return cni.Refuse(key, raw, "is no "+map[bool]string{true: "string", false: "whole number"}[t.Type.Kind().String() == "string"])
+		refused := cni.Refuse(key, raw, "is no "+map[bool]string{true: "string", false: "whole number"}[t.Type.Kind().String() == "string"])
+		if text, _ := strconv.Unquote(string(raw)); text != "null" && json.Unmarshal([]byte(text), v) == nil {
+			refused.Suggest("write %s", text)
+		}
+		return refused
 	}
 	if err != nil {
 		return cni.Errorf(cni.CodeConfig, "%s: %w", key, err)

@@ -82,6 +82,11 @@ var _ = DescribeTable("the configuration", func(conf, args, want string) {
 	Entry("an empty value", `"sysctl":{"net.core.x":""}`, "", "core/x="),
 )
 
+var _ = It("tells how to write a number of a sysctl", func() {
+	_, err := parseText(`"sysctl":{"net.core.x":1,"net.core.y":null}`, "")
+	Expect(cni.ProblemsOf(err)).To(HaveExactElements(HaveField("Suggestion", `write "1"`), HaveField("Suggestion", "")))
+})
+
 var _ = DescribeTable("is refused:", func(conf, args string, code uint, msg string) {
 	_, err := parseText(conf, args)
 	var e *cni.Error

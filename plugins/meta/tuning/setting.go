@@ -47,7 +47,11 @@ func parseSettings(source string, raw json.RawMessage, ifName string) ([]setting
 	var problems cni.Problems
 	if len(raw) > 0 {
 		err := pairs.read(raw, func(key string, value json.RawMessage, reason string) error {
-			problems.Add(cni.Refuse(quoteKey(source, key), value, reason))
+			refused := cni.Refuse(quoteKey(source, key), value, reason)
+			if bytes.ContainsRune([]byte("-0123456789"), rune(value[0])) {
+				refused.Suggest("write %q", value)
+			}
+			problems.Add(refused)
 			return nil
 		})
 		if err != nil {
