@@ -73,7 +73,8 @@ func gcIPTables(ctx context.Context, nf *nft.Conn, network string, valid cni.Set
 		}
 	}
 	for a := range garbage {
-		errs = append(errs, delIPTables(ctx, nf, a, nil))
+		missing, err := delIPTables(ctx, nf, a, nil)
+		errs = append(errs, missing, err)
 	}
 	return errors.Join(append(errs, sweepLocks(ctx))...)
 }

@@ -47,7 +47,7 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 			// The deadline may be why it failed.
 			undoCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 			defer cancel()
-			undo := delRecorded(undoCtx, nf, rec, job{chain: ch, ifName: c.Attachment.IfName})
+			undo := errors.Join(delRecorded(undoCtx, nf, rec, job{chain: ch, ifName: c.Attachment.IfName}))
 			rec.content = before
 			return errors.Join(fmt.Errorf("masquerade with iptables: %w", err), undo, rec.save())
 		}
@@ -59,7 +59,7 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 func delStale(ctx context.Context, nf *nft.Conn, rec *record, c Config) error {
 	for _, p := range rec.Interfaces[c.Attachment.IfName] {
 		if !slices.Contains(c.Addrs, p) {
-			return delRecorded(ctx, nf, rec, job{chain: natChainOf(rec.Network, rec.ContainerID), ifName: c.Attachment.IfName})
+			return errors.Join(delRecorded(ctx, nf, rec, job{chain: natChainOf(rec.Network, rec.ContainerID), ifName: c.Attachment.IfName}))
 		}
 	}
 	return nil
@@ -137,7 +137,7 @@ func variants(nf *nft.Conn, f family, chain string) ([]ipt.Variant, error) {
 	return out, err
 }
 
-func delIPTables(ctx context.Context, nf *nft.Conn, a cni.Attachment, addrs []netip.Prefix) error {
+func delIPTables(ctx context.Context, nf *nft.Conn, a cni.Attachment, addrs []netip.Prefix) (missing, err error) {
 	ch := natChainOf(a.Network, a.ContainerID)
 	exists, err := recorded(ch.name)
 	for _, f := range families() {
@@ -146,18 +146,19 @@ func delIPTables(ctx context.Context, nf *nft.Conn, a cni.Attachment, addrs []ne
 		err = errors.Join(err, e)
 	}
 	if err != nil || !exists {
-		return err
+		return nil, err
 	}
 	rec, err := openRecord(ctx, ch.name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { _ = rec.close() }()
-	if err := delRecorded(ctx, nf, rec, job{chain: ch, ifName: a.IfName, hint: addrs}); err != nil {
-		return errors.Join(err, dropLock(rec))
+	missing, err = delRecorded(ctx, nf, rec, job{chain: ch, ifName: a.IfName, hint: addrs})
+	if missing != nil || err != nil {
+		return missing, errors.Join(err, dropLock(rec))
 	}
 	delete(rec.Interfaces, a.IfName)
-	return rec.save()
+	return nil, rec.save()
 }
 
 // dropLock removes a lock file that was made for a chain without a record.
@@ -175,24 +176,28 @@ type job struct {
 	hint   []netip.Prefix
 }
 
-// delRecorded removes an interface's rules wherever they are.
-func delRecorded(ctx context.Context, nf *nft.Conn, rec *record, j job) error {
-	var errs []error
+// delRecorded removes an interface's rules wherever they are. What stays for want of a program is
+// missing.
+func delRecorded(ctx context.Context, nf *nft.Conn, rec *record, j job) (missing, failed error) {
 	for _, f := range families() {
 		where, err := variants(nf, f, j.chain.name)
-		errs = append(errs, err)
+		failed = errors.Join(failed, err)
 		for _, v := range where {
 			err := change{nf, f, j.chain, rec}.remove(ctx, v, j)
 			if err != nil {
 				err = fmt.Errorf("chain %q of table nat (iptables-%s): %w", j.chain.name, v, err)
 			}
-			errs = append(errs, err)
+			if ipt.NotInstalled(err) {
+				missing = errors.Join(missing, err)
+				continue
+			}
+			failed = errors.Join(failed, err)
 			if errors.Is(err, statefile.ErrBusy) {
-				return errors.Join(errs...) // the other programs wait for the same lock
+				return missing, failed // the other programs wait for the same lock
 			}
 		}
 	}
-	return errors.Join(errs...)
+	return missing, failed
 }
 
 func (g change) remove(ctx context.Context, v ipt.Variant, j job) error {

@@ -18,6 +18,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/process"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -225,6 +226,13 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 				return
 			}
 			Expect(err).To(MatchError(And(ContainSubstring(chainC1), ContainSubstring("iptables-legacy-restore"))))
+			with(host(), func(ctx context.Context, nf *nft.Conn) {
+				withoutPrograms(func() {
+					missing, err := masq.Del(ctx, nf, one.Attachment, one.Addrs)
+					Expect(err).NotTo(HaveOccurred())
+					Expect(missing).To(MatchError(process.ErrNotFound))
+				})
+			})
 			Expect(del(host(), one)).To(Succeed())
 			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
 		})

@@ -75,13 +75,15 @@ func Add(ctx context.Context, nf *nft.Conn, c Config) error {
 
 // Del removes whatever Add, or the reference plugins, made for the attachment, on either backend. The
 // addresses are a hint that makes it cheaper and may be nil. It succeeds when there is nothing, and
-// goes on after a failure.
-func Del(ctx context.Context, nf *nft.Conn, a cni.Attachment, addrs []netip.Prefix) error {
-	return errors.Join(
+// goes on after a failure. What stays for want of a program, and is removed once that is there, is
+// missing: no reason for a DEL to fail for ever.
+func Del(ctx context.Context, nf *nft.Conn, a cni.Attachment, addrs []netip.Prefix) (missing, err error) {
+	err = errors.Join(
 		absent(delNFTables(ctx, nf, a, addrs)),
 		absent(delReference(ctx, nf, a)),
-		delIPTables(ctx, nf, a, addrs),
 	)
+	missing, iptErr := delIPTables(ctx, nf, a, addrs)
+	return missing, errors.Join(err, iptErr)
 }
 
 // Check compares the attachment's rules, and those that all share, with the kernel's. The error joins

@@ -298,7 +298,9 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 			return errors.Join(masq.Status(ctx, nf, masq.Auto), masq.Add(ctx, nf, one), masq.Check(ctx, nf, one))
 		})).To(Succeed())
 		Expect(host.Cmd("iptables-legacy", "-t", "nat", "-S")).To(ContainSubstring("-s 10.1.0.2/32"))
-		Expect(without(func(ctx context.Context, nf *nft.Conn) error { return masq.Del(ctx, nf, one.Attachment, nil) })).To(Succeed())
+		Expect(without(func(ctx context.Context, nf *nft.Conn) error {
+			return errors.Join(masq.Del(ctx, nf, one.Attachment, nil))
+		})).To(Succeed())
 		Expect(host.Cmd("iptables-legacy", "-t", "nat", "-S")).NotTo(ContainSubstring("CNI-"))
 		Expect(host.Cmd("ls", "/run/hawser/masq")).To(BeEmpty())
 	})

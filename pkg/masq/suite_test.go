@@ -2,6 +2,7 @@ package masq_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"testing"
@@ -42,7 +43,7 @@ func loop(c masq.Config) error {
 		if err := masq.Add(ctx, nf, c); err != nil {
 			return err
 		}
-		if err := masq.Del(ctx, nf, c.Attachment, c.Addrs); err != nil {
+		if err := errors.Join(masq.Del(ctx, nf, c.Attachment, c.Addrs)); err != nil {
 			return err
 		}
 	}

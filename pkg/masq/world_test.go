@@ -2,6 +2,7 @@ package masq_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -95,7 +96,7 @@ func add(h *nstest.Host, c masq.Config) error {
 func del(h *nstest.Host, c masq.Config) error {
 	GinkgoHelper()
 	var err error
-	with(h, func(ctx context.Context, nf *nft.Conn) { err = masq.Del(ctx, nf, c.Attachment, c.Addrs) })
+	with(h, func(ctx context.Context, nf *nft.Conn) { err = errors.Join(masq.Del(ctx, nf, c.Attachment, c.Addrs)) })
 	return err
 }
 

@@ -75,9 +75,13 @@ func del(ctx context.Context, req *skel.Request) error {
 	// Closing a netfilter socket after a deletion waits for the kernel, and so
 	// does deleting a link. In this order the first wait covers the second.
 	locks := skel.Most(ctx)
-	natErr := errors.Join(deleteSpoofCheck(locks, nf, req.Attachment), masq.Del(locks, nf, req.Attachment, cni.Addresses(req.PrevResult.ContainerIPs(req.IfName))))
+	spoofErr := deleteSpoofCheck(locks, nf, req.Attachment)
+	missing, natErr := masq.Del(locks, nf, req.Attachment, cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)))
+	if missing != nil {
+		req.Warn("masquerade of %s: %v", req.Attachment, missing)
+	}
 	req.Step("link")
-	return errors.Join(natErr, ipamClient(req).DelAfter(ctx, func() (gone bool, err error) {
+	return errors.Join(spoofErr, natErr, ipamClient(req).DelAfter(ctx, func() (gone bool, err error) {
 		gone, err = deleteLink(req)
 		err = errors.Join(err, nf.Close())
 		req.Step("addresses")
@@ -302,7 +306,7 @@ func (a *attachment) setUpNetwork(ctx context.Context, p plan) error {
 		return nil
 	}
 	a.OnFail("remove the masquerade", func(ctx context.Context) error {
-		return masq.Del(ctx, a.nf, a.Attachment, cni.Addresses(p.Result.IPs))
+		return errors.Join(masq.Del(ctx, a.nf, a.Attachment, cni.Addresses(p.Result.IPs)))
 	})
 	return masq.Add(ctx, a.nf, a.masq(p.Result))
 }

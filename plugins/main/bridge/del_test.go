@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -167,6 +169,28 @@ var _ = Describe("DEL", func() {
 		out := w.Run(nstest.Program{Path: nstest.Build("bridge"), Env: vars, Stdin: c.Stdin()})
 		Expect(out).To(Equal(nstest.Output{}))
 		isClean()
+	})
+
+	It("works where the programs of legacy iptables are gone, and says what stays until they are back", func() {
+		legacyIPTables()
+		a := w.Attach("one", everything(Object{"ipMasqBackend": "iptables"}), "10.1.0.3/24")
+		c := a.As("DEL")
+		w.Calls()
+		path, few := os.Getenv("PATH"), GinkgoT().TempDir()
+		for _, name := range []string{"dirname", "cat"} { // what fake needs
+			program, err := exec.LookPath(name)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(os.Symlink(program, filepath.Join(few, name))).To(Succeed())
+		}
+		Expect(os.Setenv("PATH", few)).To(Succeed())
+		out := w.Call(c)
+		Expect(os.Setenv("PATH", path)).To(Succeed())
+		Expect(out.Code).To(BeZero(), out.Stdout)
+		Expect(out.Stderr).To(MatchRegexp(`^bridge: masquerade of .*one.*iptables-legacy-restore`))
+		Expect(w.Calls()).To(Equal([]string{"DEL one eth0"}))
+		Expect(w.Cmd("iptables-legacy", "-t", "nat", "-S")).To(ContainSubstring("10.1.0.3"))
+		w.Succeeds(c)
+		Expect(w.Cmd("iptables-legacy", "-t", "nat", "-S")).NotTo(ContainSubstring("10.1.0.3"))
 	})
 
 	It("does not touch the container that has the namespace by now", func() {

@@ -66,7 +66,10 @@ func del(ctx context.Context, req *skel.Request) error {
 	req.Step("masquerade")
 	// Closing a netfilter socket after a deletion waits for the kernel, and so
 	// does deleting a link. In this order the first wait covers the second.
-	natErr := masq.Del(skel.Most(ctx), nf, req.Attachment, cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)))
+	missing, natErr := masq.Del(skel.Most(ctx), nf, req.Attachment, cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)))
+	if missing != nil {
+		req.Warn("masquerade of %s: %v", req.Attachment, missing)
+	}
 	req.Step("link")
 	return errors.Join(natErr, ipamClient(req).DelAfter(ctx, func() (gone bool, err error) {
 		gone, err = deleteLink(req)
@@ -228,7 +231,7 @@ func (a *attachment) masquerade(ctx context.Context, res *cni.Result) error {
 	}
 	addrs := cni.Addresses(res.IPs)
 	a.OnFail("remove the masquerade", func(ctx context.Context) error {
-		return masq.Del(ctx, a.nf, a.Attachment, addrs)
+		return errors.Join(masq.Del(ctx, a.nf, a.Attachment, addrs))
 	})
 	return masq.Add(ctx, a.nf, masq.Config{Attachment: a.Attachment, Backend: a.cfg.MasqBackend, Addrs: addrs})
 }
