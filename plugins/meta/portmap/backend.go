@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"io/fs"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
@@ -63,7 +62,7 @@ func (c *call) status(cfg config) error {
 	if err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "%w", err)
 	}
-	if err := writable(); err != nil {
+	if err := statefile.Writable(stateDir); err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "host ports: %w", err)
 	}
 	if b == nftables {
@@ -76,7 +75,7 @@ func (c *call) status(cfg config) error {
 		}
 	}
 	if b == iptables {
-		return unavailable(installed())
+		return unavailable(c.installed())
 	}
 	if cfg.needed == nftables {
 		if err := nft.FindProgram(); err != nil {
@@ -89,20 +88,11 @@ func (c *call) status(cfg config) error {
 	return nil
 }
 
-// installed says whether both iptables are there, without running them.
-func installed() error {
-	return errors.Join(ipt.Installed(ipt.IPv4), ipt.Installed(ipt.IPv6))
-}
-
-// writable says whether records can be written, as far as that can be told
-// without making anything.
-func writable() error {
-	dir, err := statefile.OpenExisting(stateDir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+// installed says whether iptables is there, without running it. That of IPv6 is
+// needed by containers with an address of that family only.
+func (c *call) installed() error {
+	if err := ipt.Installed(ipt.IPv6); err != nil {
+		c.Warn("backend iptables: no host ports of containers with an IPv6 address: %v", err)
 	}
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Writable(), dir.Close())
+	return ipt.Installed(ipt.IPv4)
 }

@@ -152,7 +152,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 	})
 
 	for _, k := range kinds[1:] {
-		It("for want of ip6tables on "+k.name+" takes back what iptables did, and STATUS says so", func() {
+		It("for want of ip6tables on "+k.name+" takes back what iptables did, and STATUS warns of it", func() {
 			useVariant(k.variant)
 			w := newWorld()
 			w.bridge(1)
@@ -165,9 +165,22 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 			st := w.run("STATUS", conf(k.config))
 			Expect(os.Setenv("PATH", path)).To(Succeed())
 			Expect(o.Msg).To(ContainSubstring(`-restore": executable file not found`))
-			Expect(st.Code).To(Equal(cni.CodeUnavailable))
+			Expect(st.exit).To(BeZero(), "containers may have IPv4 alone")
+			Expect(st.stderr).To(And(ContainSubstring("no host ports of containers with an IPv6 address"), ContainSubstring("not found")))
 			Expect(w.rules()).To(Equal(before))
 			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
+		})
+
+		It("for want of a writable /run on "+k.name+" says so, and so does STATUS", func() {
+			useVariant(k.variant)
+			w := newWorld()
+			w.bridge(1)
+			c := w.container(1, 2)
+			Expect(w.run("STATUS", conf(k.config)).text()).To(Equal("exit 0  "))
+			w.Cmd("mount", "-o", "remount,ro", "/run")
+			for _, o := range []outcome{c.call("ADD", k.config, ports("8080:80")), w.run("STATUS", conf(k.config))} {
+				Expect(o.Msg).To(ContainSubstring("read-only file system"))
+			}
 		})
 
 		It("at a condition that "+k.name+" does not understand takes back the rest", func() {
