@@ -10,9 +10,10 @@ import (
 // changes collects what happens to elements, and so to the number of
 // references to the chains that they lead to.
 type changes struct {
-	tx   *nft.Tx
-	gone map[string]int  // chain: elements that are deleted
-	kept map[string]bool // chains that get an element
+	tx     *nft.Tx
+	gone   map[string]int  // chain: elements that are deleted
+	kept   map[string]bool // chains that get an element
+	staged map[string]bool // elements that are deleted, by set and key
 }
 
 // add stages the attachment's elements. The usual case does not look whether
@@ -45,7 +46,7 @@ func (ch *changes) makeRoom(st *state, items []item) error {
 			return err
 		}
 		for _, old := range live {
-			if !st.attachment().Owns(old.Comment) {
+			if !ch.staged[set+string(old.Key)] && !st.attachment().Owns(old.Comment) {
 				return portTaken("host port in map %q: held by %q, of whom there is no record (DEL or GC of that network removes it)", set, old.Comment)
 			}
 			ch.delete(set, old)
@@ -94,7 +95,16 @@ func (ch *changes) remove(items []item, mine func(mark string) bool) error {
 	return nil
 }
 
+// delete stages the deletion of an element once.
 func (ch *changes) delete(set string, e nft.Element) {
+	at := set + string(e.Key)
+	if ch.staged[at] {
+		return
+	}
+	if ch.staged == nil {
+		ch.staged = map[string]bool{}
+	}
+	ch.staged[at] = true
 	ch.tx.Delete(table, set, e)
 	if e.Goto != "" {
 		ch.gone[e.Goto]++
