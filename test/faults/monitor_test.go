@@ -18,7 +18,7 @@ import (
 
 // fault is what happens at the N-th watched call.
 type fault struct {
-	At int // 0: nothing happens
+	At int // 0: nothing happens; an error happens at the first call from there on that can fail
 
 	// Changes counts only calls that change something outside of the process: a
 	// kill between two of them is like one before the second.
@@ -218,7 +218,9 @@ func (m *monitor) decide(n notification) (response, bool) {
 		return proceed, true
 	}
 	c.Main = c.Pid == m.plugin
-	if m.At == 0 || m.At == c.N {
+	// What threads do differs from call to call: the one that can fail may come later.
+	due := m.At > 0 && c.N >= m.At && m.out.Hit == nil
+	if m.At == 0 || due {
 		c.describe(int(n.tid))
 		c.Failures = len(c.failures(int(n.tid)))
 	}
@@ -226,7 +228,7 @@ func (m *monitor) decide(n notification) (response, bool) {
 	if r, ok := m.answer(n, c); ok {
 		return r, true
 	}
-	if m.At != c.N {
+	if !due {
 		return proceed, true
 	}
 	switch {

@@ -5,17 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"os"
 	"path/filepath"
-	"strings"
 	"sync"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	testnode "github.com/hawser-cni/plugins/test/node"
 )
 
 // The attachment that faults happen to, and the one that must not notice.
@@ -64,7 +61,9 @@ var making sync.Mutex
 func (l *lesson) node() (*node, error) {
 	n := &node{lesson: l, below: map[string]string{}, conts: map[string]*nstest.Host{}}
 	making.Lock()
-	n.bin = filepath.Dir(nstest.Build("bridge"))
+	for _, name := range testnode.Plugins() {
+		n.bin = filepath.Dir(nstest.Build(name))
+	}
 	n.host, n.conts[victim] = nstest.NewHost(), nstest.NewNetns()
 	if !l.Cold {
 		n.conts[bystander] = nstest.NewNetns()
@@ -198,73 +197,6 @@ func (n *node) isCleanAgain() error {
 	return n.isClean()
 }
 
-// each plays the cases, several nodes at a time, and fails with all that went wrong.
-// Whatever happened to a node, the next case finds a good one.
-func each[T any](l *lesson, cases []T, play func(T, *node) error) {
-	GinkgoHelper()
-	var failed []string
-	todo := make(chan T)
-	var mu sync.Mutex
-	var workers sync.WaitGroup
-	for range nodesAtOnce {
-		workers.Go(func() {
-			defer GinkgoRecover()
-			var n *node
-			for c := range todo {
-				var err error
-				if n == nil {
-					n, err = l.node()
-				}
-				if err == nil {
-					err = play(c, n)
-				}
-				if err != nil || l.Cold {
-					n.retire()
-					n = nil
-				}
-				if err != nil && !errors.Is(err, errRetire) {
-					mu.Lock()
-					failed = append(failed, err.Error())
-					mu.Unlock()
-				}
-			}
-		})
-	}
-	for _, c := range cases {
-		todo <- c
-	}
-	close(todo)
-	workers.Wait()
-	AddReportEntry(fmt.Sprintf("%s: %d cases", l.Name, len(cases)))
-	if len(failed) > 0 {
-		Fail(fmt.Sprintf("%d of %d cases:\n    %s", len(failed), len(cases), strings.Join(failed, "\n    ")))
-	}
-}
-
-// sampleSize is how many cases of a scenario are played where not all are.
-const sampleSize = 60
-
-// sample chooses some of the cases, the same for the same seed.
-func sample[T any](cases []T) []T {
-	AddReportEntry(fmt.Sprintf("a sample of %d, seed %d", len(cases), GinkgoRandomSeed()))
-	random := rand.New(rand.NewPCG(uint64(GinkgoRandomSeed()), 0))
-	random.Shuffle(len(cases), func(i, j int) { cases[i], cases[j] = cases[j], cases[i] })
-	size := sampleSize
-	if slow() {
-		size /= 4
-	}
-	return cases[:min(len(cases), size)]
-}
-
-// slow says that this machine is an emulated one.
-func slow() bool { return nstest.Patience(time.Second) > time.Second }
-
-// nodesAtOnce: a call spends half of its time waiting for the kernel.
-const nodesAtOnce = 4
-
-// errRetire says that all is well, and that the node cannot be used again.
-var errRetire = errors.New("retire the node")
-
 // calls are those of an undisturbed ADD or DEL, as far as the fault counts them.
 func (l *lesson) calls(command string, f fault) []call {
 	GinkgoHelper()
@@ -279,6 +211,3 @@ func (l *lesson) calls(command string, f fault) []call {
 	n.retire()
 	return out.Calls
 }
-
-// everything says that nothing is left out for want of time.
-func everything() bool { return os.Getenv("HAWSER_FAULTS") == "all" }
