@@ -198,6 +198,13 @@ var _ = Describe("the log", func() {
 		Expect(lines(file)[0]["error"]).To(HaveKeyWithValue("msg", "subnet 10.1.0.0/16 of net1 for c1: K8S_POD_TOKEN=[hidden];POD=c1;IP=;[hidden] \"[hidden]\" foxy"))
 	})
 
+	It("takes neither truth values for secrets nor what Kubernetes calls the pod", func() {
+		r := logged(attach("ADD"))
+		r.more = append(r.more, "CNI_ARGS=IgnoreUnknown=true;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;OTHER=false;X=default2")
+		r.run(probe(func(*skel.Request) error { return errors.New("true, false, no default route for web-0 or default2") })).document()
+		Expect(lines(file)[0]["error"]).To(HaveKeyWithValue("msg", "true, false, no default route for web-0 or [hidden]"))
+	})
+
 	It("has no error text where there are too many values to look at", func() {
 		r := attach("ADD")
 		r.conf = `{"cniVersion": "1.1.0", "name": "net1", "type": "probe", "log": "` + file + `", "many": [` + strings.Repeat(`1,`, 10000) + `"s3cr3t"]}`

@@ -118,11 +118,21 @@ func (l logFile) appendTo(dir, fd int, line []byte) (again bool, err error) {
 			return false, errors.New("is full, and somebody keeps it from being renamed")
 		}
 	}
+	if torn(fd, st.Size) {
+		line = append([]byte{'\n'}, line...)
+	}
 	n, err := unix.Write(fd, line)
 	if err == nil && n < len(line) {
 		err = unix.ENOSPC
 	}
 	return false, err
+}
+
+// torn reports whether the last line has no end: the disk was full.
+func torn(fd int, size int64) bool {
+	last := make([]byte, 1)
+	n, err := unix.Pread(fd, last, max(0, size-1))
+	return err == nil && n == 1 && last[0] != '\n'
 }
 
 // checkLog refuses what is no log of ours. Root would otherwise write to

@@ -54,6 +54,13 @@ var _ = Describe("the file of the log", func() {
 		Expect(content(file) + content(file+".1")).To(Equal(line(2) + line(1)))
 	})
 
+	It("begins a new line behind one that was torn by a full disk", func() {
+		Expect(os.WriteFile(file, []byte(line(1)+`{"time":"00`), 0o600)).To(Succeed())
+		Expect(skel.AppendLog(file, 1000, line(2))).To(Succeed())
+		Expect(skel.AppendLog(file, 1000, line(3))).To(Succeed())
+		Expect(content(file)).To(Equal(line(1) + `{"time":"00` + "\n" + line(2) + line(3)))
+	})
+
 	It("loses no line of writers side by side while it is renamed", func() {
 		const writers, each = 8, 250
 		// It is renamed once on the way: nothing is dropped with an older one.

@@ -24,14 +24,21 @@ type secrets struct {
 // secretsMax bounds how many values of a configuration are looked at.
 const secretsMax = 10000
 
+// plainArgs are keys of CNI_ARGS whose values are no secrets: what Kubernetes
+// calls the pod. A namespace may be called "default", as routes are.
+var plainArgs = []string{"IgnoreUnknown", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_UID", "K8S_POD_INFRA_CONTAINER_ID"}
+
 // secrets collects those of the call.
 func (c *call) secrets() *secrets {
 	s := &secrets{left: secretsMax}
 	for _, pair := range strings.Split(c.vars["CNI_ARGS"], ";") {
-		if _, value, ok := strings.Cut(pair, "="); ok {
-			pair = value
+		name, value, ok := strings.Cut(pair, "=")
+		switch {
+		case !ok:
+			s.add(pair)
+		case !slices.Contains(plainArgs, strings.TrimSpace(name)):
+			s.add(value)
 		}
-		s.add(pair)
 	}
 	if c.req != nil {
 		var known []key
@@ -99,12 +106,15 @@ func isAddress(text string) bool {
 }
 
 // add takes a text, and the parts of it that are the same inside of quotes of any
-// kind. Short numbers tell nothing.
+// kind. Short numbers and truth values tell nothing.
 func (s *secrets) add(text string) {
 	text = strings.TrimSpace(text)
 	parts := strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune("\"'\\<>&", r) || r < ' ' || r > '~' })
 	for i, part := range append(parts, text) {
 		_, err := strconv.Atoi(part)
+		if part == "true" || part == "false" || part == "null" {
+			continue
+		}
 		if len(part) >= wordMin || part != "" && i == len(parts) && err != nil {
 			s.texts = append(s.texts, part)
 		}
