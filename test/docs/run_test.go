@@ -160,6 +160,7 @@ var _ = Describe("the examples are run:", func() {
 			It(fmt.Sprintf("%s, number %d, %s", page, i+1, e.doc["name"]), e.labels(), func() {
 				host := nstest.NewHost()
 				host.Cmd("mkdir", "-p", "/var/lib/cni/networks")
+				host.Cmd("mount", "-t", "tmpfs", "tmpfs", "/var/log") // the machine's is not the example's to write to
 				c := libcni.NewCNIConfigWithCacheDir([]string{e.prepare(host)}, GinkgoT().TempDir(), nil)
 				result := e.once(host, c, "container1")
 				after := host.Snapshot()
