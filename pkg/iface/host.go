@@ -46,17 +46,28 @@ func forwarding(v4 bool) (sysctl.Key, error) {
 }
 
 // HeedsRouterAdverts tells whether a host interface takes routes and addresses
-// from router advertisements. Without IPv6 it does not.
+// from router advertisements. Without IPv6 it does not, and one that forwards
+// does only with accept_ra=2.
 func HeedsRouterAdverts(link string) (bool, error) {
-	key, err := sysctl.Net("ipv6", "conf", link, "accept_ra")
+	accepts, err := readIPv6(link, "accept_ra")
+	if err != nil || accepts != "1" {
+		return accepts == "2", err
+	}
+	forwards, err := readIPv6(link, "forwarding")
+	return forwards == "0", err
+}
+
+// readIPv6 is a setting of a link, empty where the kernel has no IPv6.
+func readIPv6(link, name string) (string, error) {
+	key, err := sysctl.Net("ipv6", "conf", link, name)
 	value := ""
 	if err == nil {
 		value, err = key.Read()
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false, fmt.Errorf("link %q: %w", link, err)
+		return "", fmt.Errorf("link %q: %w", link, err)
 	}
-	return err == nil && value != "0", nil
+	return value, nil
 }
 
 // IgnoreRouterAdverts keeps a host interface from taking routes and addresses

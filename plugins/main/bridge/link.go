@@ -65,14 +65,14 @@ func (a *attachment) ensureBridge() error {
 }
 
 // ignoreRouterAdverts keeps containers from giving the host routes through the
-// bridge, also through one that others made. Only where the bridge is up and
-// has an uplink may there be a router that the host listens to.
+// bridge, also through one that others made and that it listens to. Only where
+// the bridge is up and has an uplink may there be a router.
 func (a *attachment) ignoreRouterAdverts() error {
-	listens, err := iface.HeedsRouterAdverts(a.bridge.Name)
-	if err != nil || !listens {
-		return err
-	}
 	if a.bridge.Up {
+		listens, err := iface.HeedsRouterAdverts(a.bridge.Name)
+		if err != nil || !listens {
+			return err
+		}
 		uplink, err := a.hasUplink()
 		if err != nil || uplink {
 			return err

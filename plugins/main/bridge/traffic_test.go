@@ -67,6 +67,14 @@ var _ = Describe("traffic", func() {
 		Expect(heeded(w.Attach("one", l3(), "10.1.0.2/24"))).To(BeFalse())
 	})
 
+	It("of containers does not give the host routes either when it stops to forward, or forwards and heeds them all the same", func() {
+		w.SetSysctl("net/ipv6/conf/all/forwarding", "1")
+		w.Attach("one", l3(), "10.1.0.2/24")
+		Expect(w.Sysctl("net/ipv6/conf/br/accept_ra")).To(Equal("0"))
+		w.SetSysctl("net/ipv6/conf/br/accept_ra", "2")
+		Expect(heeded(w.Attach("two", l3(), "10.1.0.3/24"))).To(BeFalse())
+	})
+
 	It("may, through a bridge of the administrator's with an uplink, which is used as found", func() {
 		nstest.Need("tap")
 		IP(w.Host, "link add name br up type bridge")
