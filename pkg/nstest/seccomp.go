@@ -15,12 +15,18 @@ import (
 // kernel without nfnetlink: such a socket is EPROTONOSUPPORT.
 func RefuseNetfilterSockets() {
 	ginkgo.GinkgoHelper()
+	FailNetfilterSockets(unix.EPROTONOSUPPORT)
+}
+
+// FailNetfilterSockets has such a socket fail for another reason.
+func FailNetfilterSockets(errno unix.Errno) {
+	ginkgo.GinkgoHelper()
 	const first, third = 16, 32 // of struct seccomp_data
 	filter(
 		load(callNumber), unless(unix.SYS_SOCKET, 5),
 		load(first), unless(unix.AF_NETLINK, 3),
 		load(third), unless(unix.NETLINK_NETFILTER, 1),
-		answer(unix.EPROTONOSUPPORT),
+		answer(errno),
 	)
 }
 
@@ -36,6 +42,14 @@ func RefuseCall(number uint32) {
 func FailCall(number uint32, errno unix.Errno) {
 	ginkgo.GinkgoHelper()
 	filter(load(callNumber), unless(number, 1), answer(errno))
+}
+
+// KillAtCall has the kernel kill whatever program the calling thread starts when
+// it makes a system call; the thread itself must not make it.
+func KillAtCall(number uint32) {
+	ginkgo.GinkgoHelper()
+	kill := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_KILL_PROCESS}
+	filter(load(callNumber), unless(number, 1), kill)
 }
 
 const callNumber = 0 // in struct seccomp_data

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -150,7 +151,7 @@ func (f fam) refuse(ctx context.Context, nf *nft.Conn, st *state, others []forei
 				taken, o.network, o.containerID)
 		}
 		gone := &state{Network: o.network, ContainerID: o.containerID}
-		if err := (rules{nf: nf, fam: f, st: gone}).remove(ctx); err != nil {
+		if err := errors.Join(rules{nf: nf, fam: f, st: gone}.remove(ctx)...); err != nil {
 			return err
 		}
 	}

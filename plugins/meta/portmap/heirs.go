@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"slices"
 )
 
@@ -35,6 +36,35 @@ func (s *store) promise(st *state) error {
 	return nil
 }
 
+// withHeirs adds those heirs of the dead that are dead too. They have no claim to
+// what they yielded, and on iptables rules for it.
+func (c *call) withHeirs(s *store, dead []*state) ([]*state, error) {
+	seen := map[[8]byte]bool{}
+	for _, d := range dead {
+		seen[ownerOf(d)] = true
+	}
+	for i := 0; i < len(dead); i++ {
+		for _, hash := range dead[i].Heirs {
+			heir, err := s.record(hashKey(hash))
+			if err != nil {
+				return nil, err
+			}
+			if heir == nil || seen[ownerOf(heir)] {
+				continue
+			}
+			seen[ownerOf(heir)] = true
+			lives, err := c.lives(heir)
+			if err != nil {
+				return nil, err
+			}
+			if !lives {
+				dead = append(dead, heir)
+			}
+		}
+	}
+	return dead, nil
+}
+
 // inherit gives the places of an attachment that is gone to those that yielded
 // them and live. What fails is their loss, and no reason to repeat the end of
 // the other.
@@ -55,19 +85,29 @@ func (c *call) inheritOne(ctx context.Context, s *store, heir [8]byte) error {
 		return err
 	}
 	st := *was
-	st.Yielded = nil
+	st.Yielded, st.Targets = nil, slices.Clone(was.Targets)
+	for i := range st.Targets { // it may not have needed its link's route_localnet
+		if err := c.inspect(&st, &st.Targets[i]); err != nil {
+			return err
+		}
+	}
 	dead, err := c.others(ctx, s, &st)
 	if err != nil {
+		return err
+	}
+	if st.LocalnetWas, err = c.localnetWas(s, &st, append(dead, was)); err != nil {
 		return err
 	}
 	if err := s.put(&st); err != nil {
 		return err
 	}
-	// On iptables both have had their rules all the time.
 	if st.Backend == nftables {
-		if err := c.apply(ctx, s, &st, append(dead, was)); err != nil {
-			return err
-		}
+		err = c.apply(ctx, s, &st, append(dead, was))
+	} else {
+		err = c.takeOver(ctx, s, &st, dead)
+	}
+	if err != nil {
+		return err
 	}
 	for _, d := range dead {
 		if err := s.drop(ownerOf(d)); err != nil {
@@ -75,4 +115,18 @@ func (c *call) inheritOne(ctx context.Context, s *store, heir [8]byte) error {
 		}
 	}
 	return s.promise(&st)
+}
+
+// takeOver is apply for an heir on iptables, which has had its rules all the
+// time.
+func (c *call) takeOver(ctx context.Context, s *store, st *state, dead []*state) error {
+	for _, d := range dead {
+		if err := errors.Join(c.removeRules(ctx, s, d)...); err != nil {
+			return err
+		}
+	}
+	if err := c.guard(ctx, st); err != nil {
+		return err
+	}
+	return enableLocalnet(st)
 }

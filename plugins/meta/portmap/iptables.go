@@ -81,7 +81,7 @@ func (r rules) add(ctx context.Context, t target) error {
 	}
 	if len(own) > 0 && len(r.siblings) == 0 {
 		// What an ADD without DEL, or the reference, left of this container.
-		if err := r.remove(ctx); err != nil {
+		if err := errors.Join(r.remove(ctx)...); err != nil {
 			return err
 		}
 		own = nil
@@ -127,17 +127,17 @@ func (r rules) addFirst(ctx context.Context, tool ipt.Tool, t target, keep bool)
 // delIPTables takes away what the attachment has in iptables, of either
 // variant, also when the reference made it. Rules of other attachments of the
 // container in the same chain stay.
-func delIPTables(ctx context.Context, nf *nft.Conn, st *state, siblings []*state) error {
+func delIPTables(ctx context.Context, nf *nft.Conn, st *state, siblings []*state) []error {
 	var errs []error
 	for _, f := range families() {
-		errs = append(errs, rules{nf, f, st, siblings}.remove(ctx))
+		errs = append(errs, rules{nf, f, st, siblings}.remove(ctx)...)
 	}
-	return errors.Join(errs...)
+	return errs
 }
 
 // remove removes the container's chain, and the one that an older version of
 // the reference had beside it.
-func (r rules) remove(ctx context.Context) error {
+func (r rules) remove(ctx context.Context) []error {
 	group := groupOf(r.st.Network, r.st.ContainerID)
 	var errs []error
 	for _, c := range []struct{ chain, from string }{{dnPrefix + group, hostportDNAT}, {snPrefix + group, hostportSNAT}} {
@@ -149,7 +149,7 @@ func (r rules) remove(ctx context.Context) error {
 			}
 		}
 	}
-	return errors.Join(errs...)
+	return errs
 }
 
 func (r rules) removeFrom(ctx context.Context, v ipt.Variant, chain, from string) error {

@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // ledger says who has which port of the host, and who needs which link's
@@ -34,8 +35,9 @@ type claim struct {
 }
 
 const (
-	portClaim = 0
-	linkClaim = 1
+	portClaim  = 0
+	linkClaim  = 1
+	groupClaim = 2 // nothing but that the attachment has rules
 
 	claimSize    = 40
 	ledgerHeader = 16
@@ -103,6 +105,10 @@ func (s *state) claims() []claim {
 		c.kind, c.what = linkClaim, linkKey(s.Localnet)
 		out = append(out, c)
 	}
+	if len(out) == 0 { // all yielded
+		base.kind = groupClaim
+		out = append(out, base)
+	}
 	return out
 }
 
@@ -115,6 +121,12 @@ func hashKey(hash string) (key [8]byte) {
 		copy(key[:], raw)
 	}
 	return key
+}
+
+// markKey is the owner whom an element's mark names.
+func markKey(mark string) [8]byte {
+	hash, _, _ := strings.Cut(mark, " ")
+	return hashKey(hash)
 }
 
 func groupKey(group string) [8]byte { return hashKey(group[:16]) }

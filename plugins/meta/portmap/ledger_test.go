@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 
@@ -102,5 +103,37 @@ var _ = Describe("the ledger", func() {
 		asking := holder("x", at("", 15000, 6))
 		Expect(l.conflicts(asking.forwards(), ownerOf(asking))).To(HaveLen(1))
 		Expect(fmt.Sprint(l.conflicts(asking.forwards(), ownerOf(asking))[0].host)).To(Equal("0.0.0.0"))
+	})
+})
+
+var _ = Describe("a ledger that was lost", Label("kernel"), func() {
+	It("is complete again as soon as all that is there has a record", func() {
+		w := newWorld()
+		w.bridge(1)
+		complete := func() (is bool) {
+			GinkgoHelper()
+			w.Do(func() {
+				s, err := openStore(context.Background())
+				Expect(err).NotTo(HaveOccurred())
+				is = s.ledger.complete
+				Expect(s.close()).To(Succeed())
+			})
+			return is
+		}
+		a, b, c, d := w.container(1, 2), w.container(1, 3), w.container(1, 4), w.container(1, 5)
+		a.add(ports("8080:80"))
+		b.add(ports("8081:80"))
+		Expect(complete()).To(BeTrue())
+		w.Cmd("rm", "/run/hawser/portmap/ledger")
+		b.del()
+		Expect(complete()).To(BeFalse())
+		c.add(ports("8082:80"))
+		Expect(complete()).To(BeTrue())
+		w.Cmd("rm", "/run/hawser/portmap/ledger", "/run/hawser/portmap/"+owner(a)+".json")
+		b.add(ports("8081:80"))
+		Expect(complete()).To(BeFalse(), "there is something without a record")
+		a.del()
+		d.add(ports("8083:80"))
+		Expect(complete()).To(BeTrue())
 	})
 })

@@ -70,7 +70,9 @@ func (c *call) resolve(ctx context.Context, s *store, st *state) (dead []*state,
 	if err != nil {
 		return nil, err
 	}
-	dead = append(dead, others...)
+	if dead, err = c.withHeirs(s, append(dead, others...)); err != nil {
+		return nil, err
+	}
 	if err := refuseReference(ctx, c.nf, st); err != nil {
 		return nil, err
 	}
@@ -79,6 +81,7 @@ func (c *call) resolve(ctx context.Context, s *store, st *state) (dead []*state,
 
 // others looks at who has places that the attachment wants: a live owner is an
 // error, dead ones are returned, and to the container itself they are yielded.
+// Then it is known whether the attachment needs its link's route_localnet.
 func (c *call) others(ctx context.Context, s *store, st *state) (dead []*state, err error) {
 	seen := map[[8]byte]*state{}
 	for _, k := range s.ledger.conflicts(st.forwards(), ownerOf(st)) {
@@ -112,29 +115,44 @@ func (c *call) others(ctx context.Context, s *store, st *state) (dead []*state, 
 			return nil, portTaken("host port %s: held on %s by %s", k.wanted, hostName(k.host), other.attachment())
 		}
 	}
+	if !slices.ContainsFunc(st.served(), target.v4) {
+		st.Localnet = ""
+	}
 	return dead, nil
 }
 
 // lives says whether an attachment still has its host ports: not when its
 // namespace has gone, and not when the reference, whose DEL leaves our record
-// alone, has removed its chain.
+// alone, has removed its chain. Where the chain that all share is gone too
+// somebody flushed everything, so that says nothing.
 func (c *call) lives(st *state) (bool, error) {
 	lives, err := st.Life.alive(c.host)
 	if err != nil || !lives || st.Backend == nftables {
 		return lives, err
 	}
-	return c.hasForeign(st)
+	for _, t := range st.Targets {
+		f := famOf(t.v4())
+		own, err := f.variants(c.nf, dnChain(st.Network, st.ContainerID))
+		if err != nil || len(own) > 0 {
+			return true, err
+		}
+		shared, err := f.variants(c.nf, hostportDNAT)
+		if err != nil || len(shared) == 0 {
+			return true, err
+		}
+	}
+	return false, nil
 }
 
 // begin writes the record: from here on DEL knows what there may be.
 func (c *call) begin(s *store, st *state, dead []*state) error {
-	if s.fresh {
+	if !s.ledger.complete {
 		// Where records were lost, what they were about may still be there.
-		left, err := owned(c.nf, func(string) bool { return true })
+		left, err := owned(c.nf, func(mark string) bool { return !s.ledger.has(markKey(mark)) })
 		if absent(err) != nil {
 			return err
 		}
-		s.ledger.complete = len(left) == 0 && len(s.ledger.claims) == 0
+		s.ledger.complete = len(left) == 0
 	}
 	var err error
 	if st.LocalnetWas, err = c.localnetWas(s, st, dead); err != nil {
@@ -151,7 +169,7 @@ func (c *call) apply(ctx context.Context, s *store, st *state, dead []*state) er
 	for _, d := range dead {
 		if d.Backend == nftables && st.Backend == nftables && (d.Localnet == "" || d.Localnet == st.Localnet) {
 			others = append(others, d)
-		} else if err := c.removeRules(ctx, s, d); err != nil {
+		} else if err := errors.Join(c.removeRules(ctx, s, d)...); err != nil {
 			return err
 		}
 	}

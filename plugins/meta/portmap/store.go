@@ -32,7 +32,6 @@ type store struct {
 	dir    *statefile.Dir // nil where there is none, and so no record
 	held   *statefile.Held
 	ledger ledger
-	fresh  bool // there was no ledger
 }
 
 // openStore locks the host's port mappings: nobody else changes them until
@@ -62,7 +61,7 @@ func lockStore(ctx context.Context, dir *statefile.Dir) (*store, error) {
 func openExistingStore(ctx context.Context) (*store, error) {
 	dir, err := statefile.OpenExisting(stateDir)
 	if statefile.IsAbsent(err) {
-		return &store{fresh: true}, nil
+		return &store{}, nil
 	}
 	if err != nil {
 		return nil, err
@@ -88,7 +87,6 @@ func (s *store) load() error {
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	s.fresh = true
 	all, err := s.all()
 	for _, st := range all {
 		s.ledger = s.ledger.with(st)

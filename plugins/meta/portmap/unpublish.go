@@ -43,21 +43,43 @@ func (c *call) unpublish(ctx context.Context, a cni.Attachment) (err error) {
 // removeOwner removes everything of an attachment that has a record, and then
 // the record.
 func (c *call) removeOwner(ctx context.Context, s *store, st *state) error {
-	err := errors.Join(c.removeRules(ctx, s, st), absent(delReference(ctx, c.nf, st)))
-	if ipt.NotInstalled(err) {
-		c.Warn("host ports of %s: %v", st.attachment(), err)
+	missing, err := divide(append(c.removeRules(ctx, s, st), absent(delReference(ctx, c.nf, st))))
+	if err != nil {
+		return errors.Join(tryAgain(errors.Join(err, missing)), c.flushRemoved(st))
+	}
+	if missing != nil {
+		c.Warn("host ports of %s: %v", st.attachment(), missing)
 		return c.flushRemoved(st)
 	}
-	if err != nil {
-		return errors.Join(tryAgain(err), c.flushRemoved(st))
+	return c.forget(ctx, s, st)
+}
+
+// divide parts errors for want of a program from all others.
+func divide(errs []error) (missing, other error) {
+	for _, err := range errs {
+		if ipt.NotInstalled(err) {
+			missing = errors.Join(missing, err)
+		} else {
+			other = errors.Join(other, err)
+		}
 	}
-	err = errors.Join(c.flushRemoved(st), s.drop(ownerOf(st)))
+	return missing, other
+}
+
+// forget ends an attachment whose rules are gone. Its record stays while flows
+// lead to where it was, and until its heirs have its places: a call that failed
+// or was killed before that is repeated.
+func (c *call) forget(ctx context.Context, s *store, st *state) error {
+	if err := c.flushRemoved(st); err != nil {
+		return err
+	}
+	s.ledger = s.ledger.without(ownerOf(st))
 	c.inherit(ctx, s, st)
-	return err
+	return s.drop(ownerOf(st))
 }
 
 // removeRules removes the attachment's rules from both backends.
-func (c *call) removeRules(ctx context.Context, s *store, st *state) error {
+func (c *call) removeRules(ctx context.Context, s *store, st *state) []error {
 	free := ""
 	if st.Localnet != "" && !s.ledger.uses(st.Localnet, ownerOf(st)) {
 		free = st.Localnet
@@ -70,9 +92,9 @@ func (c *call) removeRules(ctx context.Context, s *store, st *state) error {
 		errs = append(errs, dropConditions(ctx, c.nf, st))
 	}
 	if err == nil {
-		errs = append(errs, delIPTables(ctx, c.nf, st, siblings))
+		errs = append(errs, delIPTables(ctx, c.nf, st, siblings)...)
 	}
-	return errors.Join(errs...)
+	return errs
 }
 
 // removeForeign removes what the reference plugins left of a container that
@@ -82,10 +104,9 @@ func (c *call) removeForeign(ctx context.Context, s *store, st *state) error {
 	if err != nil {
 		return err
 	}
-	err = errors.Join(delIPTables(ctx, c.nf, st, siblings), absent(delReference(ctx, c.nf, st)))
-	if ipt.NotInstalled(err) {
-		c.Warn("host ports of %s: %v", st.attachment(), err)
-		return nil
+	missing, err := divide(append(delIPTables(ctx, c.nf, st, siblings), absent(delReference(ctx, c.nf, st))))
+	if missing != nil {
+		c.Warn("host ports of %s: %v", st.attachment(), missing)
 	}
 	return err
 }
@@ -114,7 +135,7 @@ func (c *call) collect(ctx context.Context) (err error) {
 		// Rules of the reference tell no interface apart: they stay until the
 		// container has none.
 		if !c.Valid.HasContainer(id) {
-			errs = append(errs, delIPTables(ctx, c.nf, &state{Network: c.Network, ContainerID: id}, nil))
+			errs = append(errs, delIPTables(ctx, c.nf, &state{Network: c.Network, ContainerID: id}, nil)...)
 		}
 	}
 	errs = append(errs, absent(sweepGuards(ctx, c.nf, func(link string) bool {
@@ -127,14 +148,12 @@ func (c *call) collect(ctx context.Context) (err error) {
 // collectOwner is removeOwner for GC: the reference's rules carry no network
 // and no interface, so they stay while the container has anything valid.
 func (c *call) collectOwner(ctx context.Context, s *store, st *state) error {
-	err := c.removeRules(ctx, s, st)
+	err := errors.Join(c.removeRules(ctx, s, st)...)
 	if !c.Valid.HasContainer(st.ContainerID) {
 		err = errors.Join(err, absent(delReference(ctx, c.nf, st)))
 	}
 	if err != nil {
 		return fmt.Errorf("host ports of %s: %w", st.attachment(), err)
 	}
-	err = errors.Join(c.flushRemoved(st), s.drop(ownerOf(st)))
-	c.inherit(ctx, s, st)
-	return err
+	return c.forget(ctx, s, st)
 }
