@@ -41,6 +41,37 @@ func keyRows(page string) (rows []row) {
 	return rows
 }
 
+// expectRows has a table say of each key what the schema does, and of no other.
+func expectRows(rows []row, keys []keyDoc) {
+	GinkgoHelper()
+	var have, want []string
+	for _, r := range rows {
+		have = append(have, r.key)
+	}
+	for _, k := range keys {
+		want = append(want, k.path)
+		i := slices.IndexFunc(rows, func(r row) bool { return r.key == k.path })
+		if i < 0 {
+			continue
+		}
+		Expect(rows[i].kind).To(HavePrefix(k.kind), k.path)
+		if k.missing != nil {
+			Expect(strings.Trim(rows[i].missing, "`")).To(Equal(fmt.Sprint(k.missing)), k.path)
+		}
+	}
+	slices.Sort(have)
+	slices.Sort(want)
+	Expect(have).To(Equal(want))
+}
+
+var _ = It("docs/configuration.md has each key that all configurations have, and those of lists", func() {
+	defs := parsed(read(root("docs", "schema", "network.json"))).(object)["$defs"].(object)
+	keys := append(keysOf(defs["list"].(object), ""), keysOf(defs["entry"].(object), "")...)
+	keys = append(keys, keyDoc{path: "prevResult"}) // result.json has its own
+	keys = append(keys, schemaKeys("loopback")...)  // those of every plugin of this suite
+	expectRows(keyRows(root("docs", "configuration.md")), keys)
+})
+
 // sections that a manual page has, in this order; there may be more.
 var sections = []string{"Name", "Synopsis", "Description", "Keys", "Capabilities and arguments", "Commands", "On the host",
 	"Examples", "Errors", "Differences from the reference plugin", "See also"}
@@ -53,25 +84,7 @@ var _ = Describe("README.md", func() {
 		}
 
 		It("of "+plugin+" has each key that it reads, with type and default, and no other", func() {
-			rows, keys := keyRows(page()), schemaKeys(plugin)
-			var have, want []string
-			for _, r := range rows {
-				have = append(have, r.key)
-			}
-			for _, k := range keys {
-				want = append(want, k.path)
-				i := slices.IndexFunc(rows, func(r row) bool { return r.key == k.path })
-				if i < 0 {
-					continue
-				}
-				Expect(rows[i].kind).To(HavePrefix(k.kind), k.path)
-				if k.missing != nil {
-					Expect(strings.Trim(rows[i].missing, "`")).To(Equal(fmt.Sprint(k.missing)), k.path)
-				}
-			}
-			slices.Sort(have)
-			slices.Sort(want)
-			Expect(have).To(Equal(want))
+			expectRows(keyRows(page()), schemaKeys(plugin))
 		})
 
 		It("of "+plugin+" is a manual page", func() {
