@@ -29,6 +29,9 @@ func (a *attachment) ensureGateways(ctx context.Context, want []netip.Prefix) er
 		}
 	}
 	have, err := a.host.Addrs(link.Index)
+	if err == nil {
+		have, err = a.retryDuplicates(ctx, gateways{link, want}, have)
+	}
 	if err != nil {
 		return err
 	}
@@ -58,6 +61,33 @@ func (a *attachment) ensureGateways(ctx context.Context, want []netip.Prefix) er
 		}
 	}
 	return nil
+}
+
+// gateways are the addresses that a link is to have.
+type gateways struct {
+	link rtnl.Link
+	want []netip.Prefix
+}
+
+// retryDuplicates tries gateway addresses again that somebody else had: he may
+// have gone, and as they are they answer to nobody.
+func (a *attachment) retryDuplicates(ctx context.Context, g gateways, have []rtnl.Addr) ([]rtnl.Addr, error) {
+	duplicate := func(h rtnl.Addr) bool { return h.DADFailed && slices.Contains(g.want, h.Prefix) }
+	if !slices.ContainsFunc(have, duplicate) {
+		return have, nil
+	}
+	for _, h := range slices.DeleteFunc(have, func(h rtnl.Addr) bool { return !duplicate(h) }) {
+		if err := errors.Join(a.host.DelAddr(g.link.Index, h.Prefix), a.addGateway(g.link, h.Prefix)); err != nil {
+			return nil, err
+		}
+	}
+	// It ends with any duplicate on the link; which it is the addresses tell.
+	_ = a.host.WaitDAD(skel.Limit(ctx, portTimeout), g.link.Index)
+	have, err := a.host.Addrs(g.link.Index)
+	if i := slices.IndexFunc(have, duplicate); err == nil && i >= 0 {
+		err = cni.Errorf(cni.CodeConflict, "bridge %q: gateway %s: %w", g.link.Name, have[i].Prefix, rtnl.ErrDuplicate)
+	}
+	return have, err
 }
 
 // clearConflict refuses to add a gateway address that another one contradicts,
