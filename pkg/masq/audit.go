@@ -136,9 +136,10 @@ func statusIPTables(nf *nft.Conn) error {
 		if _, err := nf.HasTable(f.table); absent(err) != nil {
 			return err
 		}
-		if err := ipt.Installed(f.ipt); err != nil {
-			return fmt.Errorf("masquerade with iptables: %w", err)
-		}
+	}
+	// That of IPv6 is needed by containers with an address of that family only.
+	if err := ipt.Installed(ipt.IPv4); err != nil {
+		return fmt.Errorf("masquerade with iptables: %w", err)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -245,6 +246,28 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			useVariant(variant)
 			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
 		})
+	})
+
+	It("needs no ip6tables for IPv4", func() {
+		nstest.Need("iptables")
+		host := nstest.NewHost()
+		c := config(masq.IPTables, "c1", "eth0", "10.1.0.2/24")
+		for _, f := range []struct {
+			programs string
+			enough   bool
+		}{{"iptables", true}, {"ip6tables", false}} {
+			dir := GinkgoT().TempDir()
+			for _, name := range []string{f.programs, f.programs + "-restore"} {
+				real, err := exec.LookPath(name)
+				Expect(err).NotTo(HaveOccurred())
+				Expect(os.Symlink(real, filepath.Join(dir, name))).To(Succeed())
+			}
+			path := os.Getenv("PATH")
+			Expect(os.Setenv("PATH", dir)).To(Succeed())
+			says, does := status(host, masq.IPTables), errors.Join(add(host, c), check(host, c), del(host, c))
+			Expect(os.Setenv("PATH", path)).To(Succeed())
+			Expect([]bool{says == nil, does == nil}).To(Equal([]bool{f.enough, f.enough}), "%s alone: %v, %v", f.programs, says, does)
+		}
 	})
 
 	It("waits for the xtables lock until the deadline and names its holder", func() {
