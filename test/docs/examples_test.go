@@ -33,7 +33,7 @@ func examples(page string) (list []example) {
 // pages are all that people read.
 func pages() (list []string) {
 	GinkgoHelper()
-	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "plugins/*/*/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "plugins/*/*.md", "plugins/*/*/*.md"} {
 		files, err := filepath.Glob(root(pattern))
 		Expect(err).NotTo(HaveOccurred())
 		for _, f := range files {

@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
@@ -74,7 +76,11 @@ func (e example) prepare(host *nstest.Host) (pluginDir string) {
 		}
 	}
 	dir := GinkgoT().TempDir()
-	for name := range plugins {
+	names := slices.Collect(maps.Keys(plugins))
+	if e.asks("type", "sample") {
+		names = append(names, "sample")
+	}
+	for _, name := range names {
 		Expect(os.Symlink(nstest.Build(name), filepath.Join(dir, name))).To(Succeed())
 	}
 	for _, entry := range e.entries() {
