@@ -23,7 +23,8 @@ var _ = Describe("Verify", func() {
 	BeforeEach(func() {
 		c = newContainer()
 		// Link-local addresses come some time after the link is up, other routes
-		// with the carrier.
+		// with the carrier, and that of an own IPv6 address when a worker of the
+		// kernel gets round to it.
 		c.SetSysctl("net/ipv6/conf/eth0/addr_gen_mode", "1")
 		res = withRoutes(result("10.1.2.3/24", "10.1.2.1", "2001:db8::3/64", "2001:db8::1"), to("0.0.0.0/0"), to("::/0"),
 			cni.Route{Dst: netip.MustParsePrefix("10.5.0.0/16"), MTU: 1400, AdvMSS: 1300, Priority: 77, Scope: ptr(0)}, ipv6Route,
@@ -32,6 +33,7 @@ var _ = Describe("Verify", func() {
 		res.Interfaces[1].MTU = 1500
 		Expect(c.configure(res)).To(Succeed())
 		Eventually(func() string { return strings.Fields(c.ip("-br link show eth0"))[1] }, "10s").Should(Equal("UP"))
+		Eventually(func() string { return c.ip("-6 route show table local") }, "10s").Should(ContainSubstring("local 2001:db8::3 "))
 	})
 
 	It("has nothing to say of what Configure made, and changes nothing", func() {
