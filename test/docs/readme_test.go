@@ -2,6 +2,7 @@ package docs_test
 
 import (
 	"fmt"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -9,6 +10,9 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 // row is one of the tables of keys.
@@ -113,4 +117,25 @@ var _ = Describe("README.md", func() {
 			}
 		})
 	}
+
+	It("shows what --check-config prints", func() {
+		net := examples("README.md")[0]
+		net.entries()[0]["mtu"], net.entries()[0]["isGatway"] = 70000, true
+		cmd := exec.Command(nstest.Build("bridge"), "--check-config")
+		cmd.Stdin = strings.NewReader(plugintest.Text(net.doc))
+		out, err := cmd.CombinedOutput()
+		Expect(err).To(MatchError("exit status 1"))
+		var shown strings.Builder
+		for line := range strings.Lines(string(out)) {
+			shown.WriteString("    " + line)
+		}
+		Expect(read(root("README.md"))).To(ContainSubstring("\n" + shown.String() + "\n"))
+	})
+
+	It("calls bridge by its path: the one in PATH is iproute2's", func() {
+		bare := regexp.MustCompile(`(?m)^.*(^|[^/\w])bridge --(check-config|help|json|version).*$`)
+		for _, page := range pages() {
+			Expect(bare.FindString(read(root(page)))).To(BeEmpty(), page)
+		}
+	})
 })
