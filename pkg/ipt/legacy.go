@@ -68,11 +68,34 @@ func legacyTable(f Family, table string) (bool, error) {
 	if f == IPv6 {
 		name = "ip6_tables_names"
 	}
-	data, err := os.ReadFile("/proc/thread-self/net/" + name)
+	data, err := readProc("/proc/thread-self/net/" + name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	return slices.Contains(strings.Fields(string(data)), table), err
+}
+
+// readProc is os.ReadFile by plain system calls: this file can be polled, and os would
+// set up its poller for it.
+func readProc(path string) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var data []byte
+	for buf := make([]byte, 512); ; {
+		n, err := unix.Read(fd, buf)
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return nil, &fs.PathError{Op: "read", Path: path, Err: err}
+		case n == 0:
+			return data, nil
+		default:
+			data = append(data, buf[:n]...)
+		}
+	}
 }
 
 // legacyEntries returns the table as the kernel keeps it.
