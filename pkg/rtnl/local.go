@@ -18,7 +18,7 @@ import (
 func (c *Conn) WaitLocal(ctx context.Context, index int, addrs ...netip.Addr) error {
 	return c.wait(ctx, unix.RTNLGRP_IPV6_ROUTE, index, func() (string, error) {
 		for _, a := range addrs {
-			if local, err := c.isLocal(a); err != nil || !local {
+			if local, err := c.isLocal(index, a); err != nil || !local {
 				return fmt.Sprintf("address %s", a), err
 			}
 		}
@@ -26,8 +26,10 @@ func (c *Conn) WaitLocal(ctx context.Context, index int, addrs ...netip.Addr) er
 	})
 }
 
-func (c *Conn) isLocal(addr netip.Addr) (local bool, err error) {
-	err = c.get(routeQuery(addr), func(data []byte) {
+func (c *Conn) isLocal(index int, addr netip.Addr) (local bool, err error) {
+	req := routeQuery(addr)
+	req.Body.Uint32(unix.RTA_OIF, uint32(index)) // the link may be in a VRF, with tables of its own
+	err = c.get(req, func(data []byte) {
 		for _, r := range parseRoute(data) {
 			local = r.Type == unix.RTN_LOCAL
 		}
