@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
@@ -70,8 +71,12 @@ func (s spoofCheck) add(ctx context.Context, nf *nft.Conn) error {
 		}
 		if old[0] != nil {
 			samePort := func(e nft.Element) bool { return bytes.HasPrefix(e.Key, s.port().Key) }
-			if err := stageSpoofRemoval(tx, samePort); err != nil {
+			found, err := findSpoofElements(nf, samePort)
+			if err != nil {
 				return err
+			}
+			for set, elems := range found {
+				tx.Delete(spoofTable, set, elems...)
 			}
 		}
 		tx.Add(spoofTable, spoofPorts, s.port())
@@ -129,43 +134,82 @@ func (s spoofCheck) referenceThere(nf *nft.Conn) bool {
 
 // deleteSpoofCheck removes the attachment's check, ours or the reference's, without knowing the port.
 func deleteSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
-	err := errors.Join(
-		removeSpoofElements(ctx, nf, func(e nft.Element) bool { return a.Owns(e.Comment) }),
-		removeReferenceSpoofCheck(ctx, nf, a),
-	)
-	return spoofError(err)
+	there, err := hasSpoofCheck(nf, a)
+	if there {
+		err = removeSpoofElements(ctx, nf, func(e nft.Element) bool { return a.Owns(e.Comment) })
+	}
+	return spoofError(errors.Join(err, removeReferenceSpoofCheck(ctx, nf, a)))
+}
+
+// hasSpoofCheck looks for the attachment at the names that its port may have: most containers are not
+// checked, and those of others need not be looked at.
+func hasSpoofCheck(nf *nft.Conn, a cni.Attachment) (bool, error) {
+	there, err := nf.HasTable(spoofTable)
+	if err != nil || !there {
+		return false, nothingThere(err)
+	}
+	var keys [][]byte
+	for _, name := range iface.HostNames(a) {
+		keys = append(keys, nft.IfNameKey(name))
+	}
+	live, err := nf.Get(spoofTable, spoofPorts, keys...)
+	return slices.ContainsFunc(live, func(e *nft.Element) bool { return e != nil && a.Owns(e.Comment) }), err
 }
 
 // collectSpoofChecks removes the checks of the network's attachments that are not valid. The
 // reference's are left: they do not tell their network.
 func collectSpoofChecks(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
-	return spoofError(removeSpoofElements(ctx, nf, func(e nft.Element) bool { return valid.Garbage(e.Comment) }))
+	there, err := nf.HasTable(spoofTable)
+	if there {
+		err = removeSpoofElements(ctx, nf, func(e nft.Element) bool { return valid.Garbage(e.Comment) })
+	}
+	return spoofError(nothingThere(err))
 }
 
 // spoofStatus says whether the kernel can do the check.
 func spoofStatus(nf *nft.Conn) error { return nf.Probe(spoofLayout()) }
 
+// removeSpoofElements looks at all elements, and only at what it found once it has the lock.
 func removeSpoofElements(ctx context.Context, nf *nft.Conn, garbage func(nft.Element) bool) error {
-	there, err := nf.HasTable(spoofTable)
-	if err != nil || !there {
-		return nothingThere(err)
+	found, err := findSpoofElements(nf, garbage)
+	if err != nil || len(found) == 0 {
+		return err
 	}
-	return nf.Update(ctx, func(tx *nft.Tx) error { return stageSpoofRemoval(tx, garbage) })
+	return nf.Update(ctx, func(tx *nft.Tx) error {
+		for set, elems := range found {
+			var keys [][]byte
+			for _, e := range elems {
+				keys = append(keys, e.Key)
+			}
+			live, err := tx.Get(spoofTable, set, keys...)
+			if err != nil {
+				return err
+			}
+			for _, e := range live {
+				if e != nil && garbage(*e) {
+					tx.Delete(spoofTable, set, *e)
+				}
+			}
+		}
+		return nil
+	})
 }
 
-func stageSpoofRemoval(tx *nft.Tx, garbage func(nft.Element) bool) error {
+// findSpoofElements are the elements of each set that are garbage.
+func findSpoofElements(nf *nft.Conn, garbage func(nft.Element) bool) (map[string][]nft.Element, error) {
+	found := map[string][]nft.Element{}
 	for _, set := range []string{spoofPorts, spoofPairs} {
-		live, err := tx.Elements(spoofTable, set)
+		live, err := nf.Elements(spoofTable, set)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, e := range live {
 			if garbage(e) {
-				tx.Delete(spoofTable, set, e)
+				found[set] = append(found[set], e)
 			}
 		}
 	}
-	return nil
+	return found, nil
 }
 
 var referenceSpoofTable = nft.Table{Family: nft.Bridge, Name: "nat"}

@@ -1,18 +1,22 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
 	"os"
 	"strings"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 const spoofTablePrinted = `table bridge hawser {
@@ -37,9 +41,10 @@ const spoofTablePrinted = `table bridge hawser {
 }
 `
 
+// spoofed is the check of a port, called as the attachment's host end when port is empty.
 func spoofed(id, ifName, port string, mac byte) spoofCheck {
-	return spoofCheck{Attachment: cni.Attachment{Network: "net1", ContainerID: id, IfName: ifName}, Port: port,
-		MAC: net.HardwareAddr{2, 0, 0, 0, 0, mac}}
+	a := cni.Attachment{Network: "net1", ContainerID: id, IfName: ifName}
+	return spoofCheck{Attachment: a, Port: cmp.Or(port, iface.HostNames(a)[0]), MAC: net.HardwareAddr{2, 0, 0, 0, 0, mac}}
 }
 
 // inHost runs fn in the host with a connection of its own.
@@ -81,9 +86,9 @@ var _ = Describe("the MAC address check", Label("kernel"), func() {
 		host.Cmd("ip", "link", "add", "br0", "type", "bridge")
 		host.Cmd("ip", "link", "set", "br0", "up")
 		var containers []*nstest.Host
-		for i := range 2 {
+		one := spoofed("c1", "eth0", "", 1)
+		for i, port := range []string{one.Port, "veth2"} {
 			c := nstest.NewHost()
-			port := fmt.Sprintf("veth%d", i+1)
 			nstest.Wire(nstest.End{Host: host, Name: port},
 				nstest.End{Host: c, Name: "eth0", Addrs: []string{fmt.Sprintf("10.1.0.%d/24", i+1)}})
 			c.Cmd("ip", "link", "set", "eth0", "address", fmt.Sprintf("02:00:00:00:00:0%d", i+1))
@@ -150,6 +155,7 @@ var _ = Describe("the MAC address check", Label("kernel"), func() {
 		Expect(del(one)).To(Succeed())
 		Expect(collect()).To(Succeed())
 		Expect(ruleset()).To(BeEmpty())
+		one := spoofed("c1", "eth0", "", 1)
 		second := spoofed("c1", "net1", "veth2", 2)
 		elsewhere := spoofed("c1", "eth0", "veth3", 3)
 		elsewhere.Attachment.Network = "net2"
@@ -157,6 +163,7 @@ var _ = Describe("the MAC address check", Label("kernel"), func() {
 			Expect(add(s)).To(Succeed())
 		}
 		Expect(del(one)).To(Succeed())
+		Expect(ruleset()).NotTo(ContainSubstring(one.Attachment.Mark()))
 		Expect(check(second)).To(Succeed())
 		Expect(add(one)).To(Succeed())
 		Expect(collect(cni.AttachmentRef{ContainerID: "c1", IfName: "net1"})).To(Succeed())
@@ -167,13 +174,28 @@ var _ = Describe("the MAC address check", Label("kernel"), func() {
 		Expect(check(elsewhere)).To(Succeed())
 	})
 
+	It("is nobody's business who has none: the lock is not taken", func() {
+		Expect(add(spoofed("c1", "eth0", "", 1))).To(Succeed())
+		host.Do(func() {
+			held, err := statefile.Lock(context.Background(), nft.DefaultLock, 0o600)
+			Expect(err).NotTo(HaveOccurred())
+			defer held.Unlock()
+			ctx, cancel := context.WithTimeout(context.Background(), nstest.Patience(time.Second))
+			defer cancel()
+			nf := nft.New()
+			Expect(deleteSpoofCheck(ctx, nf, cni.Attachment{Network: "net1", ContainerID: "c2", IfName: "eth0"})).To(Succeed())
+			Expect(deleteSpoofCheck(ctx, nf, cni.Attachment{Network: "net1", ContainerID: "c1", IfName: "eth0"})).To(MatchError(statefile.ErrBusy))
+			Expect(nf.Close()).To(Succeed())
+		})
+	})
+
 	It("tells whether the kernel could do it, and changes nothing by that", func() {
 		Expect(inHost(host, func(_ context.Context, nf *nft.Conn) error { return spoofStatus(nf) })).To(Succeed())
 		Expect(ruleset()).To(BeEmpty())
 	})
 
 	It("has nothing to delete for a container whose ID no chain could be named after", func() {
-		long := spoofed(strings.Repeat("c", 300), "eth0", "veth1", 1)
+		long := spoofed(strings.Repeat("c", 300), "eth0", "", 1)
 		Expect(add(long)).To(Succeed())
 		Expect(del(long)).To(Succeed())
 		Expect(ruleset()).NotTo(ContainSubstring("ccc"))
