@@ -3,6 +3,7 @@
 package netlink
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -79,10 +80,16 @@ func (s *Socket) Exchange(reqs []Request, each func(i int, m Message)) error {
 	if err := s.send(out); err != nil {
 		return err
 	}
+	var lost error
 	for done := last < 0; !done; {
 		data, err := s.receive()
-		if err != nil {
-			return err
+		switch {
+		case errors.Is(err, unix.EMSGSIZE), errors.Is(err, unix.ENOBUFS):
+			// The kernel refuses another list until the rest of this one is taken.
+			lost = cmp.Or(lost, err)
+			continue
+		case err != nil:
+			return cmp.Or(lost, err)
 		}
 		for m := range Messages(data) {
 			i := int(m.seq - first)
@@ -93,7 +100,7 @@ func (s *Socket) Exchange(reqs []Request, each func(i int, m Message)) error {
 			done = done || i == last && m.End()
 		}
 	}
-	return nil
+	return lost
 }
 
 // Do sends a request that changes something and returns what the kernel says.
