@@ -89,8 +89,9 @@ func (c *Conn) dial() error {
 	return nil
 }
 
-// Update runs plan under the host's lock and commits what it staged, everything or nothing. When
-// somebody without the lock got in between, plan runs again. A plan that stages nothing costs no
+// Update runs plan under the host's lock and commits what it staged, everything or nothing: only
+// what no socket buffer holds, without CAP_NET_ADMIN over the machine, goes in pieces, of which those
+// before one that fails stand, as its error says. When somebody without the lock got in between, plan runs again. A plan that stages nothing costs no
 // batch. A lock that is still held at ctx's deadline, or after 30 seconds, is a *statefile.Busy naming the holder.
 func (c *Conn) Update(ctx context.Context, plan func(*Tx) error) error {
 	held, err := c.lock(ctx)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -120,6 +121,21 @@ var _ = Describe("Limit", func() {
 		Expect(ctx.(interface{ Untimed() context.Context }).Untimed()).To(BeIdenticalTo(parent))
 		end(told)
 		Expect(context.Cause(ctx)).To(MatchError(told))
+	})
+
+	It("is an error of what waits for the kernel", func() {
+		parent, end := context.WithCancelCause(context.Background())
+		defer end(nil)
+		nstest.NewHost().Do(func() {
+			c, err := rtnl.Dial(nil)
+			Expect(err).NotTo(HaveOccurred())
+			defer c.Close()
+			veth, err := c.AddVeth(rtnl.Veth{Name: "one", Peer: rtnl.Peer{Name: "two"}})
+			Expect(err).NotTo(HaveOccurred())
+			for _, ctx := range []context.Context{context.Background(), parent} {
+				Expect(c.WaitUp(skel.Limit(ctx, 20*time.Millisecond), veth.Index)).To(MatchError(context.DeadlineExceeded))
+			}
+		})
 	})
 
 	It("does not extend a deadline that there is", func() {
