@@ -194,10 +194,10 @@ func collide(a, b netip.Addr) bool { return a == b || a.IsUnspecified() || b.IsU
 
 // uses says whether anybody but the owner needs the link's route_localnet.
 func (l ledger) uses(link string, but [8]byte) bool {
-	return slices.ContainsFunc(l.claims, func(c claim) bool {
-		return c.kind == linkClaim && c.what == linkKey(link) && c.owner != but
-	})
+	return slices.ContainsFunc(l.claims, func(c claim) bool { return c.isLink(link) && c.owner != but })
 }
+
+func (c claim) isLink(name string) bool { return c.kind == linkClaim && c.what == linkKey(name) }
 
 // has says whether the owner has any claim.
 func (l ledger) has(owner [8]byte) bool {

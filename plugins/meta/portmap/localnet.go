@@ -48,15 +48,16 @@ func (c *call) localnetWas(s *store, st *state, dead []*state) (string, error) {
 			return d.LocalnetWas, nil
 		}
 	}
-	if s.ledger.uses(st.Localnet, ownerOf(st)) {
-		all, err := s.all()
+	for _, c := range s.ledger.claims {
+		if !c.isLink(st.Localnet) || c.owner == ownerOf(st) {
+			continue
+		}
+		other, err := s.record(c.owner)
 		if err != nil {
 			return "", err
 		}
-		for _, other := range all {
-			if other.Localnet == st.Localnet && other.LocalnetWas != "" {
-				return other.LocalnetWas, nil
-			}
+		if other != nil && other.Localnet == st.Localnet && other.LocalnetWas != "" {
+			return other.LocalnetWas, nil
 		}
 	}
 	return readLocalnet(st.Localnet)

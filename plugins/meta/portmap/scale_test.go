@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/binary"
 	"fmt"
+	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -96,6 +97,18 @@ var _ = Describe("many mappings", Label("kernel"), func() {
 		b.add(many(1000, 300, "udp"))
 		Expect(generation(w.Host)).To(Equal(before + 1))
 		b.check(many(1000, 300, "udp"))
+	})
+
+	It("of other containers on the bridge cost an ADD the look at one of their records", func() {
+		w := newWorld()
+		w.bridge(1)
+		for i := range 8 {
+			w.container(1, 2+i).add(ports(fmt.Sprintf("%d:80", 8080+i)))
+		}
+		w.Cmd("sh", "-ec", "touch -a -d '2 days ago' /run/hawser/portmap/*.json")
+		w.container(1, 20).add(ports("9000:80"))
+		read := w.Cmd("sh", "-ec", "find /run/hawser/portmap -name '*.json' -amin -60")
+		Expect(strings.Fields(read)).To(HaveLen(2), "another's, and its own, which is new: %s", read)
 	})
 
 	It("need no netfilter socket when there are none", func() {
