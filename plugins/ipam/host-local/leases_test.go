@@ -8,12 +8,13 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 var _ = Describe("the lease directory and its index", func() {
@@ -219,7 +220,7 @@ var _ = Describe("the lease directory and its index", func() {
 	It("says nothing of who holds what while a lease cannot be read", func() {
 		n.write("10.1.2.7", "c7\r\neth0")
 		Expect(os.Chmod(n.path("10.1.2.7"), 0)).To(Succeed())
-		withoutDAC(func() {
+		nstest.WithoutDAC(func() {
 			for range 2 { // nor was anything kept of the first look
 				l, err := openLeases(context.Background(), n.dataDir, "net", true)
 				Expect(err).NotTo(HaveOccurred())
@@ -332,21 +333,6 @@ var _ = Describe("the lease directory and its index", func() {
 		Expect(held).To(BeEmpty())
 	})
 })
-
-// withoutDAC runs fn as a root whom the modes of files bind.
-func withoutDAC(fn func()) {
-	GinkgoHelper()
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var all [2]unix.CapUserData
-	Expect(unix.Capget(&header, &all[0])).To(Succeed())
-	less := all
-	less[0].Effective &^= 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_DAC_READ_SEARCH
-	Expect(unix.Capset(&header, &less[0])).To(Succeed())
-	defer func() { Expect(unix.Capset(&header, &all[0])).To(Succeed()) }()
-	fn()
-}
 
 func modTime(path string) time.Time {
 	GinkgoHelper()

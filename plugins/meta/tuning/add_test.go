@@ -1,12 +1,15 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
@@ -231,6 +234,20 @@ var _ = Describe("a second ADD that fails", func() {
 		w.del("")
 		Expect(state(w.cont, "eth0")).To(Equal(untouched))
 		Expect(w.cont.Sysctl("net/core/somaxconn")).To(Equal("4096"))
+	})
+	It("leaves a backup that it cannot read as it was", func() {
+		w := newWorld()
+		text := "{\n \"mtu\": 1450\n}"
+		w.put("c1_eth0.json", text)
+		Expect(os.Chmod(filepath.Join(w.dir, "c1_eth0.json"), 0)).To(Succeed())
+		nstest.WithoutDAC(func() {
+			s, err := openStore(context.Background(), w.dir, func(string, ...any) {})
+			Expect(err).NotTo(HaveOccurred())
+			_, err = s.inherit(&record{Network: "net1", ContainerID: "c1", IfName: "eth0"})
+			Expect(err).To(MatchError(unix.EACCES))
+			Expect(s.close()).To(Succeed())
+		})
+		Expect(w.backup("c1_eth0.json")).To(Equal(text))
 	})
 	It("leaves the reference's backup as it was", func() {
 		w := newWorld()

@@ -17,7 +17,10 @@ type former struct {
 // ADD of the same attachment, or of the reference plugin. What the attachment
 // left in a namespace of a former life is removed.
 func (s *store) inherit(r *record) (former, error) {
-	found, ok := s.backup(r.backup())
+	found, ok, err := s.backup(r.backup())
+	if err != nil {
+		return former{}, err
+	}
 	names := []string{r.name()}
 	if ok { // else nothing but a record of our own can be there
 		all, err := s.records.Names()

@@ -111,7 +111,13 @@ func (r *restorer) restoreForeign(broken []string) error {
 	if err != nil || len(others) > len(broken) { // another network's
 		return err
 	}
-	if before, ok := r.store.backup(name); ok && r.conn != nil && r.isOurs(before) {
+	before, ok, err := r.store.backup(name)
+	switch {
+	case cni.Transient(err):
+		return err
+	case err != nil:
+		r.Warn("%v; nothing is restored", err)
+	case ok && r.conn != nil && r.isOurs(before):
 		if err := r.apply(before); err != nil {
 			return err
 		}

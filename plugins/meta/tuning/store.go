@@ -199,17 +199,19 @@ func combine(all []record) originals {
 
 // backup reads a backup file; ok is false when there is none, or one that
 // says nothing.
-func (s *store) backup(name string) (o originals, ok bool) {
+func (s *store) backup(name string) (o originals, ok bool, err error) {
 	data, err := s.backups.Read(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return o, false
-	}
-	if err == nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return o, false, nil
+	case err != nil && !errors.Is(err, statefile.ErrIrregular):
+		return o, false, err
+	case err == nil:
 		o, err = decodeOriginals(data)
 	}
 	if err != nil {
 		s.warn("backup %s/%s: %v", s.backups.Path(), name, err)
-		return originals{}, false
+		return originals{}, false, nil
 	}
-	return o, true
+	return o, true, nil
 }
