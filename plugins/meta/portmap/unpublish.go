@@ -67,15 +67,16 @@ func divide(errs []error) (missing, other error) {
 }
 
 // forget ends an attachment whose rules are gone. Its record stays while flows
-// lead to where it was, and until its heirs have its places: a call that failed
-// or was killed before that is repeated.
+// that could be ended lead to where it was, and until its heirs have its places:
+// a call that failed or was killed before that is repeated.
 func (c *call) forget(ctx context.Context, s *store, st *state) error {
-	if err := c.flushRemoved(st); err != nil {
+	err := c.flushRemoved(st)
+	if cni.Transient(err) {
 		return err
 	}
 	s.ledger = s.ledger.without(ownerOf(st))
 	c.inherit(ctx, s, st)
-	return s.drop(ownerOf(st))
+	return errors.Join(err, s.drop(ownerOf(st)))
 }
 
 // removeRules removes the attachment's rules from both backends.
