@@ -37,13 +37,17 @@ type entriesHeader struct {
 }
 
 // LegacyHas says whether the x_tables table of the calling thread's network namespace has a chain
-// whose name begins with this. It runs no program, and a table that does not exist is not made.
+// whose name begins with this. It runs no program. A table that does not exist is not made, except
+// where /proc may not be read, which would tell.
 func LegacyHas(f Family, table, chain string) (bool, error) {
 	has, err := legacyTable(f, table)
 	if err != nil || !has {
 		return false, err
 	}
 	blob, err := legacyEntries(f, table)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOPROTOOPT) {
+		return false, nil // the kernel has no such table, or no x_tables
+	}
 	if err != nil {
 		return false, fmt.Errorf("legacy %s table %q: %w", f.program(), table, err)
 	}
@@ -62,7 +66,9 @@ func LegacyHas(f Family, table, chain string) (bool, error) {
 	}
 }
 
-// legacyTable asks /proc, because asking the socket would make the table.
+// legacyTable asks /proc, because asking the socket would make the table. Root in a user namespace
+// may not read it when both namespaces were made by one call, as in a container of LXC: nobody owns
+// the file. Then there may be one.
 func legacyTable(f Family, table string) (bool, error) {
 	name := "ip_tables_names"
 	if f == IPv6 {
@@ -71,6 +77,9 @@ func legacyTable(f Family, table string) (bool, error) {
 	data, err := readProc("/proc/thread-self/net/" + name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return true, nil
 	}
 	return slices.Contains(strings.Fields(string(data)), table), err
 }
