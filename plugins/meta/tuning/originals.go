@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -24,6 +25,13 @@ type originals struct {
 // encode writes the backup file, byte for byte as the reference plugin does
 // where there are no sysctls.
 func (o originals) encode() ([]byte, error) { return json.MarshalIndent(o, "", " ") }
+
+// equal compares what would be written.
+func (o originals) equal(other originals) bool {
+	one, err := o.encode()
+	two, otherErr := other.encode()
+	return err == nil && otherErr == nil && bytes.Equal(one, two)
+}
 
 func decodeOriginals(data []byte) (o originals, err error) {
 	if err := json.Unmarshal(data, &o); err != nil {

@@ -156,6 +156,18 @@ var _ = Describe("beside the reference plugin", func() {
 		Entry("with prevResult", true), Entry("without", false),
 	)
 
+	It("restores what the reference changed after it had removed ours with another interface", func() {
+		add(ours)
+		del(reference, "none")
+		w.cont.Cmd("ip", "link", "del", "eth0")
+		w.link(w.cont, "eth0")
+		w.cont.Cmd("ip", "link", "set", "eth0", "mtu", "1450")
+		add(reference)
+		del(ours, tuned())
+		Expect(state(w.cont, "eth0")).To(Equal(firstMAC + " mtu 1450 txqlen 1000"))
+		Expect(w.files()).To(BeEmpty())
+	})
+
 	It("checks what the reference changed", func() {
 		add(reference)
 		Expect(w.process(ours, call{command: "CHECK", version: "1.0.0", conf: conf, prev: tuned()})).To(Equal(outcome{}))

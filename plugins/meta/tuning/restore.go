@@ -82,6 +82,10 @@ func (r *restorer) restore() error {
 			return err
 		}
 	}
+	since, err := r.overwritten(own)
+	if err != nil {
+		return err
+	}
 	var errs []error
 	for _, rec := range own {
 		before, err := r.store.handOver(rec)
@@ -93,6 +97,7 @@ func (r *restorer) restore() error {
 			errs = append(errs, r.apply(before))
 		}
 	}
+	errs = append(errs, r.apply(since))
 	if cni.Transient(errors.Join(errs...)) {
 		return errors.Join(errs...) // the repetition needs the records
 	}
@@ -100,6 +105,31 @@ func (r *restorer) restore() error {
 		errs = append(errs, r.store.remove(name, backupName(r.Attachment)))
 	}
 	return errors.Join(errs...)
+}
+
+// overwritten is what the backup file says where the reference plugin served DEL and another
+// ADD after our records: it knows only the file. Nothing when one of them is about the
+// interface that is there now.
+func (r *restorer) overwritten(own []record) (since originals, err error) {
+	current := func(rec record) bool { return rec.Place.isNow(r.now) && rec.Place.Link == r.now.Link }
+	if len(own) == 0 || r.conn == nil || slices.ContainsFunc(own, current) {
+		return since, nil
+	}
+	name := backupName(r.Attachment)
+	all, err := r.store.find("", backupHash(name), "")
+	if err != nil {
+		return since, err
+	}
+	before, ok, err := r.store.backup(name)
+	switch {
+	case cni.Transient(err):
+		return since, err
+	case err != nil:
+		r.Warn("%v; nothing is restored", err)
+	case ok && !before.equal(combine(all)) && r.isOurs(before):
+		return before, nil
+	}
+	return since, nil
 }
 
 // restoreForeign restores from a backup file without a record, which the
