@@ -20,24 +20,23 @@ const referenceDir = "/usr/lib/cni"
 // reference's, and each delegate's too.
 type mixed struct {
 	*node.Node
-	r      *rand.Rand
-	counts map[string]int
+	r         *rand.Rand
+	counts    map[string]int
+	originals map[string]Link // of the containers, before tuning
 }
 
 var _ = Describe("a node that is upgraded and downgraded", Label("kernel"), func() {
 	It("all the time serves 200 steps of ADD, CHECK and DEL", func() {
 		const pods, steps = 8, 200
 		n := node.New()
-		m := &mixed{Node: n, r: rand.New(rand.NewPCG(uint64(GinkgoRandomSeed()), 0)), counts: map[string]int{}}
-		entries := node.List("iptables")                                                 // the reference, at 1.1.1, knows nothing else
-		entries[2].Keys = Object{"sysctl": Object{"net.ipv4.conf.eth0.arp_filter": "1"}} // nor IFNAME in CHECK
+		m := &mixed{Node: n, r: rand.New(rand.NewPCG(uint64(GinkgoRandomSeed()), 0)), counts: map[string]int{}, originals: map[string]Link{}}
 		all := make([]*node.Pod, pods)
 		for i := range all {
 			all[i] = node.NewPod(fmt.Sprintf("c%d", i))
 		}
 		for range steps {
 			i := m.r.IntN(pods)
-			p, list := all[i], node.Port(entries, 8000+i)
+			p, list := all[i], mixedList(i)
 			switch {
 			case p.Result == nil:
 				m.chain("ADD", p, list)
@@ -52,13 +51,32 @@ var _ = Describe("a node that is upgraded and downgraded", Label("kernel"), func
 			}
 		}
 		for i, p := range all {
-			m.chain("DEL", p, node.Port(entries, 8000+i))
+			m.chain("DEL", p, mixedList(i))
 		}
 		AddReportEntry("mixed", fmt.Sprintf("seed %d: %v", GinkgoRandomSeed(), m.counts))
 		Expect(n.Snapshot("links", "nftables", "iptables-legacy")).NotTo(MatchRegexp(`ifname=veth|CNI-[0-9a-f]|CNI-DN|10\.88\.0\.[0-9]+:80`))
 		Expect(n.Own()).NotTo(MatchRegexp(`networks/net/([0-9]+\.|fd)`))
+		Expect(n.Files("/run/cni/tuning")).NotTo(ContainSubstring("_eth0.json"))
+
+		// The reference's DEL does not know what else we keep; our GC ends it. route_localnet stays
+		// as the reference has set it, and nothing of ours holds on to it.
+		list := mixedList(0)
+		for i := range list {
+			list[i].Keys = Merge(list[i].Keys, Object{"cni.dev/valid-attachments": []any{}})
+		}
+		n.Succeeds("GC", &node.Pod{Network: "net"}, list)
+		Expect(n.Cmd("find", "/run/cni/tuning", "/run/hawser/portmap", "/run/hawser/masq", "-type", "f", "!", "-name", "lock", "!", "-name", "ledger")).To(BeEmpty())
+		Expect(n.Snapshot("nftables")).NotTo(ContainSubstring("route_localnet was"))
 	})
 })
+
+// mixedList is what the reference, at 1.1.1, can do too, for the container of that number:
+// no nftables, and no IFNAME in CHECK.
+func mixedList(i int) []node.Entry {
+	list := node.Port(node.List("iptables"), 8000+i)
+	list[2].Keys = Object{"sysctl": Object{"net.ipv4.conf.eth0.arp_filter": "1"}, "mtu": 1400, "mac": fmt.Sprintf("0a:00:00:00:00:%02x", i)}
+	return list
+}
 
 // chain has a list serve the command, each of its plugins by either side.
 func (m *mixed) chain(command string, p *node.Pod, entries []node.Entry) {
@@ -76,11 +94,18 @@ func (m *mixed) chain(command string, p *node.Pod, entries []node.Entry) {
 		}
 		c.Conf = conf
 		c.Path = []string{m.Dir, referenceDir}[m.r.IntN(2)] // of the IPAM plugin
+		if e.Plugin == "tuning" && command == "ADD" {
+			m.originals[p.ID] = Show(p.Host, "eth0")
+		}
 		side, a := m.serve(e.Plugin, c)
 		m.counts[side+" "+command]++
 		Expect(a.Code).To(BeZero(), "%s %s by %s: %s%s", e.Plugin, command, side, a.Stdout, a.Stderr)
 		if command == "ADD" {
 			p.Result = json.RawMessage(a.Stdout)
+		}
+		if e.Plugin == "tuning" && command == "DEL" && p.Result != nil {
+			now, was := Show(p.Host, "eth0"), m.originals[p.ID]
+			Expect([]any{now.MTU, now.Address}).To(Equal([]any{was.MTU, was.Address}), "%s after the DEL of %s", p.ID, side)
 		}
 	}
 }
