@@ -126,7 +126,7 @@ func (c *call) collect(ctx context.Context) (err error) {
 	var errs []error
 	for _, st := range all {
 		if st.Network == c.Network && !c.Valid.Has(st.attachment()) {
-			errs = append(errs, c.collectOwner(ctx, s, st))
+			errs = append(errs, c.collectOwner(ctx, s, ownerOf(st)))
 		}
 	}
 	errs = append(errs, absent(sweepNFTables(ctx, c.nf, c.Valid.Garbage)))
@@ -147,9 +147,14 @@ func (c *call) collect(ctx context.Context) (err error) {
 }
 
 // collectOwner is removeOwner for GC: the reference's rules carry no network
-// and no interface, so they stay while the container has anything valid.
-func (c *call) collectOwner(ctx context.Context, s *store, st *state) error {
-	err := errors.Join(c.removeRules(ctx, s, st)...)
+// and no interface, so they stay while the container has anything valid. The
+// record may have changed since it was found: others name their heirs in it.
+func (c *call) collectOwner(ctx context.Context, s *store, owner [8]byte) error {
+	st, err := s.record(owner)
+	if err != nil || st == nil {
+		return err
+	}
+	err = errors.Join(c.removeRules(ctx, s, st)...)
 	if !c.Valid.HasContainer(st.ContainerID) {
 		err = errors.Join(err, absent(delReference(ctx, c.nf, st)))
 	}
