@@ -24,6 +24,8 @@ const (
 	// The kernel builds lists in parts of at most 32 KiB.
 	receiveSize = 32 << 10
 	sendSlack   = 32 // what the kernel takes off the send buffer
+	// How many parts of one answer may be lost before the rest is, too.
+	lossesMax = 1000
 	// How long an interrupted list is read again.
 	dumpPatience = 5 * time.Second
 )
@@ -81,12 +83,14 @@ func (s *Socket) Exchange(reqs []Request, each func(i int, m Message)) error {
 		return err
 	}
 	var lost error
+	losses := 0
 	for done := last < 0; !done; {
 		data, err := s.receive()
 		switch {
-		case errors.Is(err, unix.EMSGSIZE), errors.Is(err, unix.ENOBUFS):
+		case losses < lossesMax && (errors.Is(err, unix.EMSGSIZE) || errors.Is(err, unix.ENOBUFS)):
 			// The kernel refuses another list until the rest of this one is taken.
 			lost = cmp.Or(lost, err)
+			losses++
 			continue
 		case err != nil:
 			return cmp.Or(lost, err)

@@ -128,9 +128,10 @@ func (c *Conn) lock(ctx context.Context) (*statefile.Held, error) {
 	return held, errors.Join(err, dir.Close())
 }
 
-// transient says whether the error may come from a change that somebody else made meanwhile.
+// transient says whether the error may come from a change that somebody else made meanwhile, or the
+// answer was lost: then the next plan finds what the batch did.
 func transient(err error) bool {
-	for _, errno := range []error{unix.ENOENT, unix.EEXIST, unix.EBUSY, unix.EINTR, unix.EAGAIN, unix.ERESTART} {
+	for _, errno := range []error{unix.ENOENT, unix.EEXIST, unix.EBUSY, unix.EINTR, unix.EAGAIN, unix.ERESTART, unix.ENOBUFS} {
 		if errors.Is(err, errno) {
 			return true
 		}

@@ -63,6 +63,20 @@ var _ = Describe("an update", Label("kernel"), func() {
 		Expect(host.Cmd("nft", "list", "ruleset")).To(Equal(before))
 	})
 
+	It("plans again when the kernel's answer was lost: the batch may have done its work", func() {
+		attempts := 0
+		err := update(host, func(tx *nft.Tx) error {
+			attempts++
+			if attempts == 1 {
+				nstest.FailCall(unix.SYS_RECVFROM, unix.ENOBUFS)
+			}
+			tx.Add(table, "sources", source(2))
+			return nil
+		})
+		Expect(err).To(MatchError(unix.ENOBUFS))
+		Expect(attempts).To(Equal(5))
+	})
+
 	It("plans again when somebody else was faster", func() {
 		Expect(update(host, ensure)).To(Succeed())
 		Expect(update(host, func(tx *nft.Tx) error {
