@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := build
-.PHONY: build demo test test-vm test-runtimes test-release lint fuzz bench schema install release clean help
+.PHONY: build demo test test-vm test-runtimes test-release reliability lint fuzz bench schema install release clean help
 
 build:   ; @scripts/build.sh    #: compile every plugin into bin/
 demo:    ; @scripts/demo.sh     #: three containers on a throw-away host, proved by traffic (root)
@@ -7,6 +7,7 @@ test:    ; @scripts/test.sh     #: everything that this machine can run; says wh
 test-vm: ; @scripts/test-vm.sh  #: the specs labelled "kernel", on Debian's kernel in QEMU
 test-runtimes: ; @scripts/test-runtimes.sh  #: the plugins under real runtimes (root; installs them)
 test-release: ; @scripts/test-release.sh  #: install and release, from copies of this tree
+reliability: ; @scripts/reliability.sh  #: every kill and error, and a minute of load, with figures (root; an hour and more)
 lint:    ; @scripts/lint.sh     #: gofmt, vet, staticcheck, shellcheck, licences, vulnerabilities
 fuzz:    ; @scripts/fuzz.sh     #: each fuzz target for FUZZTIME (30s), some at a time
 bench:   ; @scripts/bench.sh    #: against PEER (DIR), by default Debian's plugins, call by call (root); QUICK=1, BENCH=regexp

@@ -1,6 +1,6 @@
 #!/bin/bash
 # fuzz.sh: each fuzz target for FUZZTIME (default 30s), FUZZJOBS of them at a time
-# (one more than processors: they wait for the kernel, too). What fails is written to
+# (twice as many as processors, and one: they wait for the kernel, too). What fails is written to
 # testdata/fuzz beside the target: commit it together with what cures it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,4 +19,4 @@ export -f run
 
 grep -rE '^func Fuzz[A-Z]\w*\(f \*testing\.F\)' --include='*_test.go' . | sort |
 	sed -nE 's|^\./(.*)/[^/]*:func (Fuzz\w+).*|\1 \2|p' |
-	xargs -P "${FUZZJOBS:-$(($(nproc) + 1))}" -L 1 bash -c 'run "$@"' run
+	xargs -P "${FUZZJOBS:-$((2 * $(nproc) + 1))}" -L 1 bash -c 'run "$@"' run

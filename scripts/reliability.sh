@@ -1,0 +1,20 @@
+#!/bin/bash
+# reliability.sh: what make test takes samples of, whole: every kill and every error of
+# every scenario, and a minute of load; prints the figures. An hour and more.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+scripts/deps.sh
+scripts/build.sh
+export HAWSER_BIN=$PWD/bin HAWSER_FAULTS=all HAWSER_LOAD=${HAWSER_LOAD:-1m}
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+failed=0
+cd test
+for package in faults load; do
+	go test -count=1 -timeout 4h "./$package" -ginkgo.timeout 4h -ginkgo.v -ginkgo.no-color -v >"$log" 2>&1 || { failed=1; cat "$log"; }
+	echo "== $package"
+	# What the specs report: a line with a seed, and those about the programs' memory.
+	sed -nE 's/ - \/.*//; /seed [0-9]|^ *KiB|^Ran /p' "$log"
+done
+exit $failed
