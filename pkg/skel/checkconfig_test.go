@@ -62,6 +62,13 @@ var _ = Describe("--check-config", func() {
 		Expect(a).To(Equal(answer{stdout: "probe: 0 errors, 0 warnings\n"}))
 	})
 
+	It("quotes a value on one line, however it is laid out", func() {
+		a := checked(picky(), list(`{"type": "probe", "capabilities": [
+			"portMappings"
+		]}`))
+		Expect(a.stdout).To(HavePrefix(`error: plugins[0].capabilities: ["portMappings"] is a JSON array, want an object` + "\n"))
+	})
+
 	It("says everything that is wrong in its entries and in the list, with value, reason and suggestion, and exits with 1", func() {
 		a := checked(picky(), `{"cniVersion": "9.9", "name": "a b", "disableCheck": 1, "disablegc": true, "plugins": [
 			{"type": "other", "vlan": "x", "capabilities": {"mac": "yes"}},

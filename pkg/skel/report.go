@@ -81,13 +81,17 @@ func (c *checker) finding(p cni.Problem) finding {
 	return f
 }
 
-// quotable is a value without objects: what stands in them under keys that
-// nobody reads may be a secret.
+// quotable is a value on one line, without objects: what stands in them under
+// keys that nobody reads may be a secret.
 func quotable(v json.RawMessage) json.RawMessage {
 	if len(v) > 0 && v[0] != '"' && bytes.ContainsRune(v, '{') && bytes.ContainsRune(v, '"') {
 		return nil
 	}
-	return v
+	var line bytes.Buffer
+	if json.Compact(&line, v) != nil {
+		return v
+	}
+	return line.Bytes()
 }
 
 // meaning is what a key means: this plugin's as --help has it, those of all
