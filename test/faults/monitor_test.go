@@ -94,6 +94,12 @@ func run(h *nstest.Host, p nstest.Program, f fault) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
+	// Before Linux 6.11 a program's filter is there until somebody has waited for it.
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait()
+		close(ended)
+	}()
 	var out outcome
 	m := &monitor{fault: f, plugin: cmd.Process.Pid, pids: map[int]int{}, refusals: map[answerTo][]byte{}, out: &out}
 	if m.listener, err = receiveListener(ours); err == nil {
@@ -103,7 +109,7 @@ func run(h *nstest.Host, p nstest.Program, f fault) (outcome, error) {
 	if err != nil {
 		_ = unix.Kill(-m.plugin, unix.SIGKILL)
 	}
-	_ = cmd.Wait()
+	<-ended
 	ws := cmd.ProcessState.Sys().(syscall.WaitStatus)
 	out.Exit = ws.ExitStatus()
 	if ws.Signaled() {
