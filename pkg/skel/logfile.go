@@ -128,7 +128,8 @@ func (l logFile) appendTo(dir, fd int, line []byte) (again bool, err error) {
 	return false, err
 }
 
-// torn reports whether the last line has no end: the disk was full.
+// torn reports whether the last line has no end: the disk was full, or somebody is
+// still writing it, when an empty line will do no harm.
 func torn(fd int, size int64) bool {
 	last := make([]byte, 1)
 	n, err := unix.Pread(fd, last, max(0, size-1))
