@@ -2,8 +2,10 @@ package iface
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"strings"
+	"sync"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
@@ -146,12 +148,45 @@ func Collect(host *rtnl.Conn, valid cni.Set) error {
 			keep[hostName(a, try)] = true
 		}
 	}
-	var errs []error
+	var dead []rtnl.Link
 	for _, l := range links {
 		if valid.Garbage(l.Alias) || l.Alias == "" && !keep[l.Name] {
-			errs = append(errs, host.DelLink(l.Index))
+			dead = append(dead, l)
 		}
 	}
+	return deleteAll(host, dead)
+}
+
+// deleters is how many links deleteAll deletes at a time, each by a socket of its
+// own: the kernel answers one after its grace period, which others share.
+const deleters = 16
+
+func deleteAll(host *rtnl.Conn, links []rtnl.Link) error {
+	next := make(chan rtnl.Link, len(links))
+	for _, l := range links {
+		next <- l
+	}
+	close(next)
+	errs := make([]error, min(deleters, len(links)))
+	var wait sync.WaitGroup
+	for i := range errs {
+		conn := host
+		if i > 0 { // opened here: another thread may be in another namespace
+			var err error
+			if conn, err = host.Dial(nil); err != nil {
+				break // fewer will do
+			}
+			defer conn.Close()
+		}
+		wait.Go(func() {
+			for l := range next {
+				if err := conn.DelLink(l.Index); err != nil {
+					errs[i] = errors.Join(errs[i], fmt.Errorf("%s: %w", l.Name, err))
+				}
+			}
+		})
+	}
+	wait.Wait()
 	return errors.Join(errs...)
 }
 
