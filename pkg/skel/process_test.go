@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -192,6 +193,9 @@ var _ = Describe("a plugin process", func() {
 	})
 
 	DescribeTable("that is told to end during ADD rolls back and prints one error", func(mode string, sig os.Signal) {
+		heard := make(chan os.Signal, 1) // or the process ignores it where we were told to, as by nohup
+		signal.Notify(heard, sig)
+		DeferCleanup(signal.Stop, heard)
 		p := newProcess(mode, "ADD")
 		p.Stderr = nil
 		errs, err := p.StderrPipe()
