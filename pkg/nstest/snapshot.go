@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -46,6 +47,12 @@ func (h *Host) Snapshot(names ...string) string {
 	}
 	return b.String()
 }
+
+var linkLocal = regexp.MustCompile(`(?m)\{[^{}\n]*local=fe80:[^{}\n]*\}|^.*dst=(fe80:|ff00:).*\n`)
+
+// WithoutLinkLocal leaves out of a snapshot what the kernel adds by itself some time
+// after a link has come up: the link-local address and its routes.
+func WithoutLinkLocal(snapshot string) string { return linkLocal.ReplaceAllString(snapshot, "") }
 
 // objects renders the JSON list that a command prints, one object a line.
 func (h *Host) objects(name string, args ...string) []string {

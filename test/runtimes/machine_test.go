@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -190,13 +189,9 @@ func (m *machine) state() string {
 	found := slices.Sorted(strings.Lines(files))
 	for line := range strings.Lines(m.Snapshot() + strings.Join(found, "")) {
 		if strings.Contains(line, "=cni0") {
-			line = linkLocal.ReplaceAllString(line, "")
+			line = nstest.WithoutLinkLocal(line) // that comes with the first carrier
 		}
 		kept = append(kept, line)
 	}
 	return strings.Join(kept, "")
 }
-
-// linkLocal are the address and the routes that a bridge has, or not yet, once its
-// first port had a carrier.
-var linkLocal = regexp.MustCompile(`\{[^{}]*local=fe80:[^{}]*\}|^.*dst=(fe80:|ff00:).*\n`)
