@@ -116,7 +116,8 @@ var foreign = regexp.MustCompile(`(?:^|[^\w.-])/(?:work|root|home/\w+|tmp/plan)/
 
 // hosts that the tree may name in an address.
 var hosts = []string{"github.com", "www.cni.dev", "keepachangelog.com", "semver.org", "www.apache.org",
-	"man7.org", "wiki.nftables.org", "docs.kernel.org", "json-schema.org", "git.kernel.org", "datatracker.ietf.org", "pkg.go.dev", "go.dev"}
+	"man7.org", "wiki.nftables.org", "docs.kernel.org", "json-schema.org", "git.kernel.org", "datatracker.ietf.org", "pkg.go.dev", "go.dev",
+	"www.w3.org"} // the names of what is in an SVG
 
 var address = regexp.MustCompile(`https?://([\w.-]+)`)
 
