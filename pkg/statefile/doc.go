@@ -1,5 +1,5 @@
 // Package statefile is a locked directory whose files appear and change
-// atomically.
+// atomically, and Store, one JSON record for each attachment in such a directory.
 //
 // Whatever happens to the writer (kill, full disk, I/O error), a reader sees
 // a file whole as it was before, whole as it is after, or not at all. A

@@ -1,0 +1,131 @@
+package statefile
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"time"
+)
+
+const (
+	recordSuffix = ".json"
+	storeLock    = "lock"
+)
+
+// Store is a locked directory that holds one JSON record of type T in a file,
+// by a name that the caller gives: an attachment's hash. Nobody else reads or
+// writes it until Close.
+type Store[T any] struct {
+	dir  *Dir // nil where there is no directory
+	held *Held
+}
+
+// OpenStore makes the directory at path and locks it. It waits for the lock at
+// most as long as wait says; then the error matches ErrBusy and names the holder.
+func OpenStore[T any](ctx context.Context, path string, wait time.Duration) (*Store[T], error) {
+	dir, err := Open(path, 0o700)
+	if err != nil {
+		return nil, err
+	}
+	return lockStore[T](ctx, dir, wait)
+}
+
+// OpenExistingStore is OpenStore for calls that put no record: it makes no
+// directory, and where there is none the store is empty.
+func OpenExistingStore[T any](ctx context.Context, path string, wait time.Duration) (*Store[T], error) {
+	dir, err := OpenExisting(path)
+	if IsAbsent(err) {
+		return &Store[T]{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return lockStore[T](ctx, dir, wait)
+}
+
+func lockStore[T any](ctx context.Context, dir *Dir, wait time.Duration) (*Store[T], error) {
+	held, err := dir.Lock(ctx, storeLock, 0o600, wait)
+	if err != nil {
+		return nil, errors.Join(err, dir.Close())
+	}
+	return &Store[T]{dir, held}, nil
+}
+
+// Close unlocks the directory. It may be called again.
+func (s *Store[T]) Close() error {
+	if s.dir == nil {
+		return nil
+	}
+	err := errors.Join(s.held.Unlock(), s.dir.Close())
+	s.dir = nil
+	return err
+}
+
+// Get reads a record; ok is false when there is none. One that cannot be
+// decoded is none: no call of ours wrote it.
+func (s *Store[T]) Get(name string) (record T, ok bool, err error) {
+	var none T
+	if s.dir == nil {
+		return none, false, nil
+	}
+	data, err := s.dir.Read(name + recordSuffix)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrIrregular) {
+		return none, false, nil
+	}
+	if err != nil {
+		return none, false, err
+	}
+	if json.Unmarshal(data, &record) != nil {
+		return none, false, nil
+	}
+	return record, true, nil
+}
+
+// Put writes a record, whole or not at all.
+func (s *Store[T]) Put(name string, record T) error {
+	data, err := json.Marshal(record)
+	if err != nil {
+		return fmt.Errorf("record %q: %w", name, err)
+	}
+	if s.dir == nil {
+		return fmt.Errorf("record %q: %w", name, fs.ErrClosed)
+	}
+	return s.dir.Replace(name+recordSuffix, data, 0o600)
+}
+
+// Drop removes a record. An absent one is no error.
+func (s *Store[T]) Drop(name string) error {
+	if s.dir == nil {
+		return nil
+	}
+	return s.dir.Discard(name + recordSuffix)
+}
+
+// All reads all records, by their names.
+func (s *Store[T]) All() (map[string]T, error) {
+	all := make(map[string]T)
+	if s.dir == nil {
+		return all, nil
+	}
+	files, err := s.dir.Names()
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range files {
+		name, isRecord := strings.CutSuffix(file, recordSuffix)
+		if !isRecord {
+			continue
+		}
+		record, ok, err := s.Get(name)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			all[name] = record
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,105 @@
+package statefile_test
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+type lease struct {
+	Address string `json:"address"`
+}
+
+var _ = Describe("a store", func() {
+	var path string
+	BeforeEach(func() { path = filepath.Join(GinkgoT().TempDir(), "run", "leases") })
+
+	reopen := func() *statefile.Store[lease] {
+		GinkgoHelper()
+		s, err := statefile.OpenStore[lease](context.Background(), path, time.Second)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(s.Close)
+		return s
+	}
+	// get expects Get to succeed.
+	get := func(s *statefile.Store[lease], name string) (lease, bool) {
+		GinkgoHelper()
+		l, ok, err := s.Get(name)
+		Expect(err).NotTo(HaveOccurred())
+		return l, ok
+	}
+
+	It("keeps a record in a file until it is dropped", func() {
+		s := reopen()
+		Expect(s.Put("a1", lease{"192.0.2.1"})).To(Succeed())
+		Expect(s.Put("a1", lease{"192.0.2.2"})).To(Succeed())
+		Expect(s.Put("b2", lease{"192.0.2.3"})).To(Succeed())
+		Expect(s.Close()).To(Succeed())
+		Expect(s.Close()).To(Succeed())
+		Expect(os.ReadFile(path + "/a1.json")).To(MatchJSON(`{"address": "192.0.2.2"}`))
+		info, err := os.Stat(path)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(info.Mode().Perm()).To(BeEquivalentTo(0o700))
+
+		s = reopen()
+		Expect(s.All()).To(Equal(map[string]lease{"a1": {"192.0.2.2"}, "b2": {"192.0.2.3"}}))
+		Expect(s.Drop("a1")).To(Succeed())
+		Expect(s.Drop("a1")).To(Succeed())
+		_, ok := get(s, "a1")
+		Expect(ok).To(BeFalse())
+		Expect(s.All()).To(HaveLen(1))
+	})
+
+	It("that is absent has no record, and is made by OpenStore alone", func() {
+		s, err := statefile.OpenExistingStore[lease](context.Background(), path, time.Second)
+		Expect(err).NotTo(HaveOccurred())
+		_, ok := get(s, "a1")
+		Expect(ok).To(BeFalse())
+		Expect(s.All()).To(BeEmpty())
+		Expect(s.Drop("a1")).To(Succeed())
+		Expect(s.Put("a1", lease{})).To(MatchError(fs.ErrClosed))
+		Expect(s.Close()).To(Succeed())
+		Expect(path).NotTo(BeADirectory())
+
+		Expect(reopen().Put("a1", lease{"192.0.2.1"})).To(Succeed())
+	})
+
+	It("takes a file that it cannot have written for no record", func() {
+		s := reopen()
+		Expect(os.WriteFile(path+"/torn.json", []byte(`{"address": "192.`), 0o600)).To(Succeed())
+		Expect(os.WriteFile(path+"/half.json", []byte(`{"address": "192.0.2.1", "address": 7}`), 0o600)).To(Succeed())
+		Expect(os.Mkdir(path+"/dir.json", 0o700)).To(Succeed())
+		Expect(os.Symlink("/etc/passwd", path+"/link.json")).To(Succeed())
+		Expect(os.WriteFile(path+"/notes", []byte(`{}`), 0o600)).To(Succeed())
+		for _, name := range []string{"torn", "half", "dir", "link"} {
+			l, ok := get(s, name)
+			Expect(ok).To(BeFalse(), name)
+			Expect(l).To(BeZero(), name)
+		}
+		Expect(s.All()).To(BeEmpty())
+	})
+
+	It("refuses a name that leads elsewhere", func() {
+		s := reopen()
+		Expect(s.Put("../x", lease{})).To(MatchError(fs.ErrInvalid))
+		Expect(s.Drop("../x")).To(MatchError(fs.ErrInvalid))
+		_, _, err := s.Get("../x")
+		Expect(err).To(MatchError(fs.ErrInvalid))
+	})
+
+	It("that is locked is given up at the deadline", func() {
+		s := reopen()
+		_, err := statefile.OpenExistingStore[lease](context.Background(), path, 20*time.Millisecond)
+		Expect(err).To(MatchError(statefile.ErrBusy))
+		Expect(err).To(MatchError(ContainSubstring("held by process")))
+		Expect(s.Close()).To(Succeed())
+		Expect(reopen().Close()).To(Succeed())
+	})
+})
