@@ -22,7 +22,7 @@ const (
 // them, from standard input and reports all that is wrong with it as far as it
 // concerns this plugin: its own entries, by the code that ADD runs, and the
 // keys that any plugin can judge.
-func checkConfig(p Plugin, env Env) int {
+func checkConfig(p Plugin[any], env Env) int {
 	asJSON := false
 	for _, arg := range env.Args {
 		switch arg {
@@ -185,8 +185,9 @@ func (c *checker) entry(data []byte, prefix string) {
 	}
 	req, err := c.request(data, conf, "ADD")
 	c.problems.AddIn(prefix, err)
-	if c.plugin.Validate != nil {
-		c.problems.AddIn(prefix, c.plugin.Validate(req))
+	if c.plugin.Parse != nil {
+		_, err := c.plugin.Parse(req)
+		c.problems.AddIn(prefix, err)
 	}
 	if c.plugin.Doubts != nil {
 		c.doubt(prefix, c.plugin.Doubts(req))

@@ -14,11 +14,11 @@ import (
 )
 
 // picky is a plugin that refuses some things.
-func picky() skel.Plugin {
+func picky() skel.Plugin[any] {
 	p := probe(func(*skel.Request) error { return errHandler })
 	p.Config = wireConfig{}
 	p.Needs = []string{"portMappings"}
-	parse := func(req *skel.Request) error {
+	p.Parse = func(req *skel.Request) (any, error) {
 		var w wireConfig
 		var all cni.Problems
 		all.Add(req.Decode(&w))
@@ -33,14 +33,13 @@ func picky() skel.Plugin {
 		if w.Bridge == "none" {
 			all.Add(cni.Refuse("bridge", w.Bridge, "cannot be made").WithCode(cni.CodeUnsupportedField))
 		}
-		return all.Err()
+		return w, all.Err()
 	}
-	p.Validate = parse
 	return p
 }
 
 // checked runs --check-config.
-func checked(p skel.Plugin, conf string, args ...string) answer {
+func checked(p skel.Plugin[any], conf string, args ...string) answer {
 	GinkgoHelper()
 	a := request{args: append([]string{"--check-config"}, args...), conf: conf}.run(p)
 	Expect(a.stderr).To(BeEmpty())
@@ -174,7 +173,7 @@ var _ = Describe("--check-config", func() {
 	})
 
 	It("reports that it cannot write", func() {
-		var p skel.Plugin
+		var p skel.Plugin[any]
 		Expect(skel.Run(GinkgoT().Context(), p, skel.Env{Args: []string{"--check-config"}, Stdin: strings.NewReader("{}"), Stdout: deaf{}})).To(Equal(2))
 	})
 
@@ -211,7 +210,7 @@ var _ = Describe("--check-config", func() {
 
 	It("gives a plugin the list's name, and has an error about it once, where it is", func() {
 		p := picky()
-		p.Validate = func(r *skel.Request) error { return cni.Refuse("name", r.Network, "is strange") }
+		p.Parse = func(r *skel.Request) (any, error) { return nil, cni.Refuse("name", r.Network, "is strange") }
 		Expect(checked(p, list(probeEntry+","+probeEntry)).stdout).To(Equal("error: name: \"net1\" is strange\n    name: the network, unique on this host\n" +
 			"probe: 1 error, 0 warnings in plugins[0], plugins[1] and the keys of the list\n"))
 	})
@@ -246,7 +245,7 @@ var _ = Describe("--check-config", func() {
 
 	It("finds values by keys with odd names", func() {
 		p := picky()
-		p.Validate = func(*skel.Request) error { return cni.Refuse(`odd["a.b]"][1].x`, "there", "is bad") }
+		p.Parse = func(*skel.Request) (any, error) { return nil, cni.Refuse(`odd["a.b]"][1].x`, "there", "is bad") }
 		a := checked(p, list(`{"type": "probe", "capabilities": {"portMappings": true}, "odd": {"a.b]": [0, {"X": "here"}]}}`))
 		Expect(a.stdout).To(HavePrefix(`error: plugins[0].odd["a.b]"][1].x: "here" is bad`))
 	})

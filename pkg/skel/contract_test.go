@@ -39,7 +39,7 @@ var _ = Describe("a call that succeeds", func() {
 		called := 0
 		r.run(probe(func(*skel.Request) error { called++; return nil })).expectSilence()
 		Expect(called).To(Equal(1))
-		r.run(skel.Plugin{Name: "bare", Add: nil, Del: nil}).expectSilence()
+		r.run(skel.Plugin[any]{Name: "bare", Add: nil, Del: nil}).expectSilence()
 	},
 		Entry("DEL", "DEL", conf1), Entry("DEL, of the oldest version", "DEL", `{"name": "net1"}`), Entry("CHECK", "CHECK", conf1),
 		Entry("CHECK, of its first version", "CHECK", `{"name": "net1", "cniVersion": "0.4.0"}`), Entry("STATUS", "STATUS", conf1),
@@ -100,6 +100,29 @@ var _ = Describe("a call that succeeds", func() {
 			return nil
 		})).expectSilence()
 	})
+
+	DescribeTable("parses the configuration once for the handlers that are given it, and not for others", func(command string, times int) {
+		r := attach(command)
+		r.conf = `{"cniVersion": "1.1.0", "name": "net1", "cni.dev/valid-attachments": [], "vlan": 7}`
+		parsed, given := 0, func(_ context.Context, _ *skel.Request, vlan int) error {
+			Expect(vlan).To(Equal(7))
+			return nil
+		}
+		p := skel.Plugin[int]{
+			Parse: func(q *skel.Request) (int, error) {
+				parsed++
+				var w wireConfig
+				err := q.Decode(&w)
+				return w.VLAN, err
+			},
+			Add: func(ctx context.Context, q *skel.Request, vlan int) (*cni.Result, error) {
+				return oneAddress(), given(ctx, q, vlan)
+			},
+			Check: given, Status: given,
+		}
+		Expect(r.run(p.Any()).code).To(BeZero())
+		Expect(parsed).To(Equal(times))
+	}, Entry(nil, "ADD", 1), Entry(nil, "CHECK", 1), Entry(nil, "STATUS", 1), Entry(nil, "DEL", 0), Entry(nil, "GC", 0))
 
 	It("reads keys that are given twice as the handler does: the last counts", func() {
 		r := request{command: "STATUS", conf: `{"cniVersion": "1.1.0", "name": "a", "NAME": "b", "x": 1, "X": 2}`}
@@ -241,6 +264,6 @@ var _ = Describe("a handler's error", func() {
 			doc := attach(command).run(probe(func(*skel.Request) error { panic("oops") })).expectError(cni.CodeInternal, "internal error: oops")
 			Expect(doc).To(HaveKeyWithValue("details", ContainSubstring("contract_test.go")))
 		}
-		attach("ADD").run(skel.Plugin{Name: "no-add"}).expectError(cni.CodeInternal, ContainSubstring("internal error"))
+		attach("ADD").run(skel.Plugin[any]{Name: "no-add"}).expectError(cni.CodeInternal, ContainSubstring("internal error"))
 	})
 })

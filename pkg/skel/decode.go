@@ -77,11 +77,11 @@ func (c *call) decode(command string) (*Request, error) {
 	problems.Add(err)
 	req, err := c.request(data, conf, command)
 	problems.Add(err)
-	if err = problems.Err(); err != nil && c.plugin.Validate != nil && (command == "ADD" || command == "CHECK" || command == "STATUS") {
-		problems.Add(c.plugin.Validate(req))
-		err = problems.Err()
+	if parses := command == "ADD" || command == "CHECK" || command == "STATUS"; parses && c.plugin.Parse != nil {
+		c.cfg, err = c.plugin.Parse(req)
+		problems.Add(err)
 	}
-	return req, err
+	return req, problems.Err()
 }
 
 // request makes a request of a configuration, and says what is wrong with the

@@ -14,7 +14,7 @@ import (
 // forPeople serves a person who runs the program by hand: --check-config,
 // --help, --version, or a call without any of the protocol's variables. Runtimes
 // pass no arguments, and what else is passed beside the variables is ignored.
-func forPeople(p Plugin, env Env) (done bool, code int) {
+func forPeople(p Plugin[any], env Env) (done bool, code int) {
 	if slices.Contains(env.Args, "--check-config") {
 		return true, checkConfig(p, env)
 	}
@@ -50,7 +50,7 @@ func refuseArgument(w io.Writer, plugin, arg string) {
 	}
 }
 
-func printHelp(w io.Writer, p Plugin) {
+func printHelp(w io.Writer, p Plugin[any]) {
 	fmt.Fprintf(w, "%s %s: %s\n", p.Name, version, p.About)
 	fmt.Fprintf(w, "CNI protocol versions supported: %s\n\n", strings.Join(cni.Versions(), ", "))
 	fmt.Fprintf(w, "A CNI plugin: a container runtime runs it with CNI_COMMAND, CNI_CONTAINERID,\nCNI_NETNS, CNI_IFNAME, CNI_ARGS and CNI_PATH in its environment and the network\nconfiguration, a JSON object, on its standard input.\n\n")

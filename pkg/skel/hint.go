@@ -48,7 +48,7 @@ type hinter struct {
 }
 
 // config looks at the keys of a configuration that are the plugin's to know.
-func (h *hinter) config(p Plugin, conf []byte) {
+func (h *hinter) config(p Plugin[any], conf []byte) {
 	var object map[string]json.RawMessage
 	if p.Config == nil || json.Unmarshal(conf, &object) != nil {
 		return

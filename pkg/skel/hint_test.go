@@ -50,7 +50,7 @@ var _ = Describe("the keys of a configuration", func() {
 	plugin := probe(func(*skel.Request) error { return nil })
 	plugin.Config = wireConfig{hidden: 0}
 
-	stderr := func(p skel.Plugin, keys string) string {
+	stderr := func(p skel.Plugin[any], keys string) string {
 		GinkgoHelper()
 		r := attach("ADD")
 		r.conf = strings.TrimSuffix(conf1, "}") + ", " + keys + "}"

@@ -18,7 +18,7 @@ import (
 
 var _ = Describe("the time that a call has", func() {
 	brief := 50 * time.Millisecond
-	serve := func(command string, l skel.Limits, p skel.Plugin) answer {
+	serve := func(command string, l skel.Limits, p skel.Plugin[any]) answer {
 		GinkgoHelper()
 		var out bytes.Buffer
 		r := attach(command)
@@ -34,9 +34,9 @@ var _ = Describe("the time that a call has", func() {
 	}
 
 	DescribeTable("ends, and with it what it waits for, in", func(command string) {
-		a := serve(command, skel.Limits{Call: brief}, skel.Plugin{Name: "probe",
-			Add: func(ctx context.Context, r *skel.Request) (*cni.Result, error) { return nil, waits(ctx, r) },
-			Del: waits, Check: waits, GC: waits, Status: waits})
+		a := serve(command, skel.Limits{Call: brief}, skel.Plugin[any]{Name: "probe",
+			Add: func(ctx context.Context, r *skel.Request, _ any) (*cni.Result, error) { return nil, waits(ctx, r) },
+			Del: waits, Check: parsed(waits), GC: waits, Status: parsed(waits)})
 		a.expectError(cni.CodeTryAgain, "no time left: context deadline exceeded")
 	}, Entry(nil, "ADD"), Entry(nil, "DEL"), Entry(nil, "CHECK"), Entry(nil, "GC"), Entry(nil, "STATUS"))
 
@@ -46,23 +46,23 @@ var _ = Describe("the time that a call has", func() {
 			Expect(time.Until(at)).To(BeNumerically("~", 90*time.Second, nstest.Patience(5*time.Second)))
 			return errHandler
 		}
-		serve(command, skel.Limits{}, skel.Plugin{Name: "probe",
-			Add: func(ctx context.Context, r *skel.Request) (*cni.Result, error) { return nil, looks(ctx, r) },
-			Del: looks, Check: looks, GC: looks, Status: looks}).expectError(cni.CodeInternal, errHandler.Error())
+		serve(command, skel.Limits{}, skel.Plugin[any]{Name: "probe",
+			Add: func(ctx context.Context, r *skel.Request, _ any) (*cni.Result, error) { return nil, looks(ctx, r) },
+			Del: looks, Check: parsed(looks), GC: looks, Status: parsed(looks)}).expectError(cni.CodeInternal, errHandler.Error())
 	}, Entry(nil, "ADD"), Entry(nil, "DEL"), Entry(nil, "CHECK"), Entry(nil, "GC"), Entry(nil, "STATUS"))
 
 	It("is limited for the roll-back as a whole, and for each step of it", func() {
 		var left []time.Duration
-		a := serve("ADD", skel.Limits{Undo: brief, RollBack: time.Hour}, skel.Plugin{Name: "probe",
-			Add: func(_ context.Context, r *skel.Request) (*cni.Result, error) {
+		a := serve("ADD", skel.Limits{Undo: brief, RollBack: time.Hour}, skel.Plugin[any]{Name: "probe",
+			Add: func(_ context.Context, r *skel.Request, _ any) (*cni.Result, error) {
 				r.OnFail("remove one", func(ctx context.Context) error { return ctx.Err() })
 				r.OnFail("remove two", func(ctx context.Context) error { return waits(ctx, r) })
 				return nil, errHandler
 			}})
 		doc := a.expectError(cni.CodeInternal, errHandler.Error())
 		Expect(doc).To(HaveKeyWithValue("details", "roll-back: remove two: context deadline exceeded"))
-		serve("ADD", skel.Limits{Undo: time.Hour, RollBack: time.Minute}, skel.Plugin{Name: "probe",
-			Add: func(_ context.Context, r *skel.Request) (*cni.Result, error) {
+		serve("ADD", skel.Limits{Undo: time.Hour, RollBack: time.Minute}, skel.Plugin[any]{Name: "probe",
+			Add: func(_ context.Context, r *skel.Request, _ any) (*cni.Result, error) {
 				r.OnFail("remove it", func(ctx context.Context) error {
 					at, _ := ctx.Deadline()
 					left = append(left, time.Until(at))

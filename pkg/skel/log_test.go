@@ -60,7 +60,7 @@ var _ = Describe("the log", func() {
 
 	It("has a line of each call, with steps, programs, messages and the result", func() {
 		p := probe(nil)
-		p.Add = func(ctx context.Context, r *skel.Request) (*cni.Result, error) {
+		p.Add = func(ctx context.Context, r *skel.Request, _ any) (*cni.Result, error) {
 			r.Step("one")
 			r.Count(counted(3), counted(4))
 			Expect(programs.Command{Path: "/bin/true"}.Run(ctx)).To(Succeed())
@@ -117,7 +117,7 @@ var _ = Describe("the log", func() {
 	It("has long texts and lists in part", func() {
 		p := probe(func(*skel.Request) error { return errors.New(strings.Repeat("x", 1<<20)) })
 		logged(attach("DEL")).run(p)
-		p.Add = func(context.Context, *skel.Request) (*cni.Result, error) {
+		p.Add = func(context.Context, *skel.Request, any) (*cni.Result, error) {
 			return &cni.Result{IPs: slices.Repeat(oneAddress().IPs, 10000)}, nil
 		}
 		logged(attach("ADD")).run(p)

@@ -36,7 +36,7 @@ const (
 // processPlugin is what the test binary is when it runs as a plugin: "add"
 // succeeds, "wait" fails when it is told to end, "deaf" succeeds then, and
 // so does "glance", which waits without the context's channel.
-func processPlugin(mode string) skel.Plugin {
+func processPlugin(mode string) skel.Plugin[any] {
 	ended := func(ctx context.Context, r *skel.Request) error {
 		if mode == "add" {
 			return nil
@@ -53,9 +53,9 @@ func processPlugin(mode string) skel.Plugin {
 		}
 		return ctx.Err()
 	}
-	return skel.Plugin{
+	return skel.Plugin[any]{
 		Name: "probe", About: "does nothing", IPAM: mode == "lend",
-		Add: func(ctx context.Context, r *skel.Request) (*cni.Result, error) {
+		Add: func(ctx context.Context, r *skel.Request, _ any) (*cni.Result, error) {
 			r.OnFail("remove it", func(context.Context) error {
 				return os.WriteFile(os.Getenv(logEnv), []byte("undone"), 0o600)
 			})

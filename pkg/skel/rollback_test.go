@@ -20,8 +20,8 @@ var _ = Describe("the undos of ADD", func() {
 	BeforeEach(func() { log = nil })
 
 	// adding is a plugin that has three effects and ends with end.
-	adding := func(end func() (*cni.Result, error)) skel.Plugin {
-		return skel.Plugin{Name: "probe", Add: func(_ context.Context, r *skel.Request) (*cni.Result, error) {
+	adding := func(end func() (*cni.Result, error)) skel.Plugin[any] {
+		return skel.Plugin[any]{Name: "probe", Add: func(_ context.Context, r *skel.Request, _ any) (*cni.Result, error) {
 			r.OnFail("remove one", note("one"))
 			r.OnFail("remove two", note("two"))
 			r.OnFail("remove three", note("three"))
@@ -47,7 +47,7 @@ var _ = Describe("the undos of ADD", func() {
 	})
 
 	It("all run, and what failed is told in the details, with the first error's own", func() {
-		p := skel.Plugin{Name: "probe", Add: func(_ context.Context, r *skel.Request) (*cni.Result, error) {
+		p := skel.Plugin[any]{Name: "probe", Add: func(_ context.Context, r *skel.Request, _ any) (*cni.Result, error) {
 			r.OnFail("remove one", note("one"))
 			r.OnFail("remove two", func(context.Context) error { return errors.New("no") })
 			r.OnFail("remove three", func(context.Context) error { panic("never") })
@@ -59,7 +59,7 @@ var _ = Describe("the undos of ADD", func() {
 	})
 
 	It("have a failure told beside a panic, whose code stays", func() {
-		p := skel.Plugin{Name: "probe", Add: func(_ context.Context, r *skel.Request) (*cni.Result, error) {
+		p := skel.Plugin[any]{Name: "probe", Add: func(_ context.Context, r *skel.Request, _ any) (*cni.Result, error) {
 			r.OnFail("remove one", func(context.Context) error { return cni.Errorf(cni.CodeTryAgain, "no") })
 			panic("oops")
 		}}
@@ -69,7 +69,7 @@ var _ = Describe("the undos of ADD", func() {
 
 	It("are not told to end by what ended the call", func() {
 		ctx, cancel := context.WithCancelCause(context.Background())
-		p := skel.Plugin{Name: "probe", Add: func(ctx context.Context, r *skel.Request) (*cni.Result, error) {
+		p := skel.Plugin[any]{Name: "probe", Add: func(ctx context.Context, r *skel.Request, _ any) (*cni.Result, error) {
 			r.OnFail("remove one", func(undo context.Context) error {
 				log = append(log, "one")
 				return undo.Err()

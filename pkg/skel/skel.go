@@ -22,14 +22,16 @@ import (
 var version = "unknown"
 
 // Plugin is what a plugin is: its name, its configuration and its handlers.
-// Handlers return; they never print. A nil Check, GC or Status succeeds.
-type Plugin struct {
+// C is the type into which it parses its configuration; struct{} when it has
+// none of its own. Handlers return; they never print. A nil Check, GC or Status
+// succeeds.
+type Plugin[C any] struct {
 	Name  string
 	About string // one line for people
 
-	// Config is a zero value of the struct that the plugin decodes its
-	// configuration into. Its json and help tags make --help, and the hints
-	// about misspelt keys.
+	// Config is a zero value of the struct that Parse decodes the configuration
+	// into. Its json and help tags make --help, and the hints about misspelt
+	// keys.
 	Config any
 
 	// IPAM plugins are given CNI_NETNS but never look at it.
@@ -38,20 +40,45 @@ type Plugin struct {
 	// Needs are the capabilities without which the plugin has nothing to do.
 	Needs []string
 
-	// Validate reads and checks the configuration as Add does, and returns all
-	// that it refuses. It looks at nothing but the request: --check-config runs
-	// it where there is no host to look at. nil: there is nothing to refuse.
-	Validate func(*Request) error
+	// Parse reads and checks the configuration, and returns all that it refuses.
+	// It looks at nothing but the request. It runs once, before the handlers
+	// that are given C: those of DEL and GC, which work with a configuration
+	// that ADD refuses, read what they need themselves. nil: C is its zero value.
+	Parse func(*Request) (C, error)
 
-	// Doubts returns, as Validate would, what Add takes and hardly anybody
-	// means; --check-config warns of it. nil: there is no such thing.
+	// Doubts returns, as Parse would, what Add takes and hardly anybody means;
+	// --check-config warns of it. nil: there is no such thing.
 	Doubts func(*Request) error
 
-	Add    func(context.Context, *Request) (*cni.Result, error)
+	Add    func(context.Context, *Request, C) (*cni.Result, error)
 	Del    func(context.Context, *Request) error
-	Check  func(context.Context, *Request) error
+	Check  func(context.Context, *Request, C) error
 	GC     func(context.Context, *Request) error
-	Status func(context.Context, *Request) error
+	Status func(context.Context, *Request, C) error
+}
+
+// Any returns p as a plugin like any other, whatever its configuration's type.
+func (p Plugin[C]) Any() Plugin[any] {
+	a := Plugin[any]{Name: p.Name, About: p.About, Config: p.Config, IPAM: p.IPAM, Needs: p.Needs, Doubts: p.Doubts, Del: p.Del, GC: p.GC}
+	if p.Parse != nil {
+		a.Parse = func(r *Request) (any, error) { return p.Parse(r) }
+	}
+	a.Add = func(ctx context.Context, r *Request, c any) (*cni.Result, error) {
+		cfg, _ := c.(C) // nil without Parse
+		return p.Add(ctx, r, cfg)
+	}
+	a.Check, a.Status = forget(p.Check), forget(p.Status)
+	return a
+}
+
+func forget[C any](handler func(context.Context, *Request, C) error) func(context.Context, *Request, any) error {
+	if handler == nil {
+		return nil
+	}
+	return func(ctx context.Context, r *Request, c any) error {
+		cfg, _ := c.(C)
+		return handler(ctx, r, cfg)
+	}
 }
 
 // Env is the process that a plugin runs in. Tests pass their own.
@@ -74,7 +101,7 @@ type Env struct {
 
 // Main runs p in this process and exits: with status 0 on success, 1 after an
 // error.
-func Main(p Plugin) {
+func Main[C any](p Plugin[C]) {
 	os.Exit(Run(context.Background(), p, Env{
 		Args: os.Args[1:], Vars: os.Environ(),
 		Stdin: os.Stdin, Stdout: survivor(os.Stdout), Stderr: survivor(os.Stderr),
@@ -94,7 +121,9 @@ func survivor(f *os.File) *os.File {
 }
 
 // Run serves one call in env and returns the exit status.
-func Run(ctx context.Context, p Plugin, env Env) int {
+func Run[C any](ctx context.Context, p Plugin[C], env Env) int { return run(ctx, p.Any(), env) }
+
+func run(ctx context.Context, p Plugin[any], env Env) int {
 	if done, code := forPeople(p, env); done {
 		return code
 	}
@@ -118,11 +147,12 @@ func Run(ctx context.Context, p Plugin, env Env) int {
 
 // call is one call of a plugin.
 type call struct {
-	plugin  Plugin
+	plugin  Plugin[any]
 	env     Env
 	vars    map[string]string
 	version string // of the configuration; empty until it is known to be one
 	req     *Request
+	cfg     any // what the plugin made of its configuration
 	began   time.Time
 	record  *record     // nil: there is no log
 	result  *cni.Result // that was printed
@@ -149,12 +179,25 @@ func (c *call) serve(ctx context.Context) error {
 	}
 	ctx = c.record.watch(ctx)
 	req.Step(command)
-	if command == "ADD" {
+	switch command {
+	case "ADD":
 		return c.add(ctx)
+	case "CHECK":
+		return c.handle(ctx, c.parsed(c.plugin.Check))
+	case "STATUS":
+		return c.handle(ctx, c.parsed(c.plugin.Status))
+	case "GC":
+		return c.handle(ctx, c.plugin.GC)
 	}
-	return c.handle(ctx, map[string]func(context.Context, *Request) error{
-		"DEL": c.plugin.Del, "CHECK": c.plugin.Check, "GC": c.plugin.GC, "STATUS": c.plugin.Status,
-	}[command])
+	return c.handle(ctx, c.plugin.Del)
+}
+
+// parsed is a handler that is given the parsed configuration.
+func (c *call) parsed(handler func(context.Context, *Request, any) error) func(context.Context, *Request) error {
+	if handler == nil {
+		return nil
+	}
+	return func(ctx context.Context, r *Request) error { return handler(ctx, r, c.cfg) }
 }
 
 func (c *call) handle(ctx context.Context, handler func(context.Context, *Request) error) error {
@@ -178,7 +221,7 @@ func (c *call) add(ctx context.Context) error {
 	limits := c.env.Limits.orDefault()
 	timed := Limit(ctx, limits.Call)
 	err := catch(func() error {
-		res, err := c.plugin.Add(timed, c.req)
+		res, err := c.plugin.Add(timed, c.req, c.cfg)
 		if err == nil && ctx.Err() != nil {
 			// Who sent the signal does not wait for the result any more.
 			err = context.Cause(ctx)

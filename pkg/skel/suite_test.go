@@ -61,11 +61,11 @@ type answer struct {
 	stdout, stderr string
 }
 
-func (r request) run(p skel.Plugin) answer {
+func (r request) run(p skel.Plugin[any]) answer {
 	return r.runIn(context.Background(), p)
 }
 
-func (r request) runIn(ctx context.Context, p skel.Plugin) answer {
+func (r request) runIn(ctx context.Context, p skel.Plugin[any]) answer {
 	var out, errs bytes.Buffer
 	stdin := r.stdin
 	if stdin == nil {
@@ -111,17 +111,22 @@ const conf1 = `{"cniVersion": "1.1.0", "name": "net1", "type": "probe"}`
 var errHandler = errors.New("the handler was called")
 
 // probe is a plugin whose handlers all run fn.
-func probe(fn func(*skel.Request) error) skel.Plugin {
+func probe(fn func(*skel.Request) error) skel.Plugin[any] {
 	handler := func(_ context.Context, r *skel.Request) error { return fn(r) }
-	return skel.Plugin{
+	return skel.Plugin[any]{
 		Name: "probe", About: "does nothing",
-		Add: func(_ context.Context, r *skel.Request) (*cni.Result, error) { return oneAddress(), fn(r) },
-		Del: handler, Check: handler, GC: handler, Status: handler,
+		Add: func(_ context.Context, r *skel.Request, _ any) (*cni.Result, error) { return oneAddress(), fn(r) },
+		Del: handler, Check: parsed(handler), GC: handler, Status: parsed(handler),
 	}
 }
 
+// parsed is a handler that ignores the parsed configuration.
+func parsed(handler func(context.Context, *skel.Request) error) func(context.Context, *skel.Request, any) error {
+	return func(ctx context.Context, r *skel.Request, _ any) error { return handler(ctx, r) }
+}
+
 // forbidden is a plugin whose handlers must not be reached.
-func forbidden() skel.Plugin { return probe(func(*skel.Request) error { return errHandler }) }
+func forbidden() skel.Plugin[any] { return probe(func(*skel.Request) error { return errHandler }) }
 
 func oneAddress() *cni.Result {
 	return &cni.Result{IPs: []cni.IP{{Address: netip.MustParsePrefix("10.0.0.5/24")}}}

@@ -41,11 +41,6 @@ func parseConfig(req *skel.Request) (config, error) {
 	return config{Label: w.Label}, problems.Err()
 }
 
-func validate(req *skel.Request) error {
-	_, err := parseConfig(req)
-	return err
-}
-
 // alias is the label behind its owner. Everything that a plugin leaves anywhere
 // says whose it is: DEL removes what is its own, and nothing else.
 func (c config) alias(owner cni.Attachment) string { return owner.Mark() + " " + c.Label }

@@ -12,15 +12,15 @@ func main() { skel.Main(plugin()) }
 
 // plugin is all that the shell needs to know. Nothing else in a plugin reads the
 // environment or standard input, prints, or exits.
-func plugin() skel.Plugin {
-	return skel.Plugin{
-		Name:     "sample",
-		About:    "labels the container's interface",
-		Config:   wireConfig{},
-		Validate: validate,
-		Add:      add,
-		Del:      del,
-		Check:    check,
+func plugin() skel.Plugin[config] {
+	return skel.Plugin[config]{
+		Name:   "sample",
+		About:  "labels the container's interface",
+		Config: wireConfig{},
+		Parse:  parseConfig,
+		Add:    add,
+		Del:    del,
+		Check:  check,
 		// Nothing is kept on the host, so GC has nothing to collect; and an ADD
 		// needs nothing of the host that STATUS could miss.
 	}

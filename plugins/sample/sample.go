@@ -11,11 +11,7 @@ import (
 
 // add acts in a straight line, with the undoing of each deed on the line after
 // it. Whatever fails from there on, a result that nobody reads too, is undone.
-func add(_ context.Context, req *skel.Request) (*cni.Result, error) {
-	cfg, err := parseConfig(req)
-	if err != nil {
-		return nil, err
-	}
+func add(_ context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
 	if req.PrevResult == nil {
 		return nil, cni.Errorf(cni.CodeConfig, "prevResult: missing; sample labels what another plugin of the chain made")
 	}
@@ -56,11 +52,7 @@ func del(_ context.Context, req *skel.Request) error {
 }
 
 // check compares and changes nothing.
-func check(_ context.Context, req *skel.Request) error {
-	cfg, err := parseConfig(req)
-	if err != nil {
-		return err
-	}
+func check(_ context.Context, req *skel.Request, cfg config) error {
 	conn, link, err := open(req)
 	if err != nil {
 		return err

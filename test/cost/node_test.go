@@ -84,7 +84,7 @@ type asked struct {
 
 // world is the node as one plugin sees it.
 func (n node) world(plugin string) *plugintest.World {
-	return &plugintest.World{Host: n.Host, Dir: n.dir, Plugin: skel.Plugin{Name: plugin}}
+	return &plugintest.World{Host: n.Host, Dir: n.dir, Plugin: skel.Plugin[any]{Name: plugin}}
 }
 
 // attach has a plugin serve an ADD. What it returns is the call with the result as

@@ -186,7 +186,7 @@ var _ = Describe("the schemas", func() {
 				for _, value := range parsed(v.good).([]any) {
 					s.expectGood(put(s.base, v.key, value))
 				}
-				w, cont := plugintest.NewWorld(skel.Plugin{Name: s.plugin}), nstest.NewNetns()
+				w, cont := plugintest.NewWorld(skel.Plugin[any]{Name: s.plugin}), nstest.NewNetns()
 				for _, value := range parsed(v.bad).([]any) {
 					s.expectRefused(put(s.base, v.key, value))
 				}

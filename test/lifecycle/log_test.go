@@ -178,7 +178,7 @@ func traced(n *node.Node, file string, c plugintest.Call, command string, e node
 		conf["prevResult"] = prev
 	}
 	c.Command, c.Conf = command, conf
-	w := &plugintest.World{Host: n.Host, Dir: n.Dir, Plugin: skel.Plugin{Name: e.Plugin}}
+	w := &plugintest.World{Host: n.Host, Dir: n.Dir, Plugin: skel.Plugin[any]{Name: e.Plugin}}
 	var r *trace.Record
 	var err error
 	n.Do(func() {

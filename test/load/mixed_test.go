@@ -116,7 +116,7 @@ func (m *mixed) serve(plugin string, c Call) (side string, a Answer) {
 	if blind := plugin == "portmap" && c.Command == "CHECK"; m.r.IntN(2) == 0 || blind {
 		return "ours", m.Call(plugin, c)
 	}
-	w := &World{Host: m.Host, Dir: referenceDir, Plugin: skel.Plugin{Name: plugin}}
+	w := &World{Host: m.Host, Dir: referenceDir, Plugin: skel.Plugin[any]{Name: plugin}}
 	nstest.Need("iptables")
 	return "the reference", w.Reference(c)
 }

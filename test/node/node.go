@@ -47,7 +47,7 @@ func New() *Node {
 // Try runs one plugin as a program.
 func (n *Node) Try(plugin string, c plugintest.Call) plugintest.Answer {
 	ginkgo.GinkgoHelper()
-	w := &plugintest.World{Host: n.Host, Dir: n.Dir, Plugin: skel.Plugin{Name: plugin}}
+	w := &plugintest.World{Host: n.Host, Dir: n.Dir, Plugin: skel.Plugin[any]{Name: plugin}}
 	p := c.Program(w, nstest.Build(plugin))
 	p.Env = append(p.Env, n.Env...)
 	if n.Before != "" {

@@ -27,7 +27,7 @@ import (
 // Each answer must pass [Answer.Verdict] within seconds and quote no secret, and
 // after ADD, failed or followed by DEL, container and host must be as before.
 type Fuzz struct {
-	Plugin  skel.Plugin
+	Plugin  skel.Plugin[any]
 	Chained bool     // the container has eth0 already
 	Confs   []string // to begin with
 	Leases  []string // answers of fake; "!" before one makes its exit status 1

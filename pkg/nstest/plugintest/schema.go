@@ -46,7 +46,7 @@ func ExpectSchema(name, description string, schema Object) {
 
 // ExpectPluginSchema is ExpectSchema for a plugin: for what its wire type says,
 // and rules about several keys.
-func ExpectPluginSchema(p skel.Plugin, rules ...Object) {
+func ExpectPluginSchema[C any](p skel.Plugin[C], rules ...Object) {
 	ginkgo.GinkgoHelper()
 	schema := SchemaOf(p.Config)
 	all := []any{Object{"$ref": "network.json#/$defs/entry"}}

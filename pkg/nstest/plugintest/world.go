@@ -24,7 +24,7 @@ type Object = map[string]any
 type World struct {
 	*nstest.Host
 	Dir    string // CNI_PATH
-	Plugin skel.Plugin
+	Plugin skel.Plugin[any]
 }
 
 // Refusal makes the IPAM plugin refuse with code 11, message "later" and
@@ -33,9 +33,9 @@ const Refusal = `cat >/dev/null; echo '{"cniVersion":"1.1.0","code":11,"msg":"la
 
 // NewWorld makes a host, and "fake", an IPAM plugin that writes down each call
 // and answers as On and Lend tell it to.
-func NewWorld(p skel.Plugin) *World {
+func NewWorld[C any](p skel.Plugin[C]) *World {
 	ginkgo.GinkgoHelper()
-	w := &World{Host: nstest.NewHost(), Dir: ginkgo.GinkgoT().TempDir(), Plugin: p}
+	w := &World{Host: nstest.NewHost(), Dir: ginkgo.GinkgoT().TempDir(), Plugin: p.Any()}
 	w.Script("fake", `d=$(dirname "$0"); echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME" >>"$d/calls"
 for f in "$d/on.$CNI_COMMAND.$CNI_CONTAINERID" "$d/on.$CNI_COMMAND"; do [ ! -e "$f" ] || { . "$f"; exit; }; done
 cat >/dev/null`)

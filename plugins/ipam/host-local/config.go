@@ -95,14 +95,14 @@ func parseConfig(req *skel.Request) (*config, error) {
 	return cfg, problems.Err()
 }
 
-// validate reports what ADD refuses of a configuration. The ranges may be the
-// runtime's to send.
-func validate(req *skel.Request) error {
+// parse is parseConfig, and refuses addresses that were asked for and are in no
+// range. The ranges may be the runtime's to send.
+func parse(req *skel.Request) (*config, error) {
 	cfg, err := parseConfig(req)
 	if err == nil && len(cfg.sets) > 0 {
 		_, err = assign(cfg.sets, cfg.asked)
 	}
-	return err
+	return cfg, err
 }
 
 // parseDataDir reads the one key that DEL and GC need, and nothing of what

@@ -69,7 +69,7 @@ func FuzzConfig(f *testing.F) {
 // FuzzCall makes up whole calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
-		Plugin: plugin(),
+		Plugin: plugin().Any(),
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","ipam":{"type":"host-local","dataDir":"/run/leases","ranges":[[{"subnet":"10.1.0.0/29"}],[{"subnet":"fd00::/64"}]],` +
 				`"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0","mtu":1400,"table":5}],"resolvConf":"/etc/resolv.conf","statusOnExhaustion":"fail"},"cni.dev/valid-attachments":[]}`,

@@ -16,11 +16,7 @@ import (
 )
 
 // add takes an address from each set.
-func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
-	cfg, err := parseConfig(req)
-	if err != nil {
-		return nil, err
-	}
+func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, error) {
 	if len(cfg.sets) == 0 {
 		return nil, cni.Errorf(cni.CodeConfig, "runtimeConfig.ipRanges: no ranges to give addresses from")
 	}
@@ -61,11 +57,7 @@ func del(ctx context.Context, req *skel.Request) error {
 
 // check verifies that the interface has its addresses, and that they are the
 // ones it was told.
-func check(ctx context.Context, req *skel.Request) error {
-	cfg, err := parseConfig(req)
-	if err != nil {
-		return err
-	}
+func check(ctx context.Context, req *skel.Request, cfg *config) error {
 	l, err := lock(ctx, cfg.dataDir, req.Network, false)
 	if errors.Is(err, fs.ErrNotExist) {
 		return cni.Errorf(cni.CodeDrift, "no address is reserved for %s: %w", req.Attachment, err)

@@ -21,17 +21,17 @@ import "github.com/hawser-cni/plugins/pkg/skel"
 
 func main() { skel.Main(plugin()) }
 
-func plugin() skel.Plugin {
-	return skel.Plugin{
-		Name:     "host-local",
-		About:    "gives addresses from ranges of this host and remembers them in a directory",
-		Config:   wireConfig{},
-		Validate: validate,
-		IPAM:     true,
-		Add:      add,
-		Del:      del,
-		Check:    check,
-		GC:       gc,
-		Status:   status,
+func plugin() skel.Plugin[*config] {
+	return skel.Plugin[*config]{
+		Name:   "host-local",
+		About:  "gives addresses from ranges of this host and remembers them in a directory",
+		Config: wireConfig{},
+		Parse:  parse,
+		IPAM:   true,
+		Add:    add,
+		Del:    del,
+		Check:  check,
+		GC:     gc,
+		Status: status,
 	}
 }

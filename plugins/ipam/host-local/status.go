@@ -18,11 +18,7 @@ import (
 // A range that is full is a warning unless the configuration asks for more:
 // a runtime makes the whole node not ready of an error, and that would punish
 // the containers that have their addresses.
-func status(_ context.Context, req *skel.Request) error {
-	cfg, err := parseConfig(req)
-	if err != nil {
-		return err
-	}
+func status(_ context.Context, req *skel.Request, cfg *config) error {
 	if err := statefile.Writable(filepath.Join(cfg.dataDir, req.Network)); err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: no reservation can be written: %w", err)
 	}

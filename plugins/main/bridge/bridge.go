@@ -33,8 +33,8 @@ type attachment struct {
 	stays bool         // the pair could not be deleted in the roll-back
 }
 
-func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
-	a, err := open(req)
+func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
+	a, err := open(req, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -89,11 +89,11 @@ func del(ctx context.Context, req *skel.Request) error {
 	}))
 }
 
-func check(ctx context.Context, req *skel.Request) error {
+func check(ctx context.Context, req *skel.Request, cfg config) error {
 	if req.PrevResult == nil {
 		return cni.Errorf(cni.CodeConfig, "prevResult: missing; CHECK compares the container with it")
 	}
-	a, err := open(req)
+	a, err := open(req, cfg)
 	if err != nil {
 		return err
 	}
@@ -121,11 +121,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 
 // status looks for what would make ADD fail: a configuration that is refused,
 // a bridge name that something else has, a missing backend, IPAM's answer.
-func status(ctx context.Context, req *skel.Request) error {
-	cfg, err := parseConfig(req)
-	if err != nil {
-		return err
-	}
+func status(ctx context.Context, req *skel.Request, cfg config) error {
 	host, err := rtnl.Dial(nil)
 	if err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "%w", err)
@@ -172,15 +168,12 @@ func deleteLink(req *skel.Request) (gone bool, err error) {
 	return s.Delete()
 }
 
-// open parses the configuration and opens a socket on either side, for as long
-// as the call and its roll-back last.
-func open(req *skel.Request) (*attachment, error) {
-	cfg, err := parseConfig(req)
-	if err != nil {
-		return nil, err
-	}
+// open opens a socket on either side, for as long as the call and its roll-back
+// last.
+func open(req *skel.Request, cfg config) (*attachment, error) {
 	a := &attachment{Request: req, cfg: cfg, nf: nft.New()}
 	req.OnDone(a.close)
+	var err error
 	if a.host, a.cont, err = rtnl.DialBoth(req.NS); err != nil {
 		return nil, err
 	}

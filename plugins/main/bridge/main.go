@@ -15,15 +15,12 @@ import "github.com/hawser-cni/plugins/pkg/skel"
 
 func main() { skel.Main(plugin()) }
 
-func plugin() skel.Plugin {
-	return skel.Plugin{
+func plugin() skel.Plugin[config] {
+	return skel.Plugin[config]{
 		Name:   "bridge",
 		About:  "attaches containers to a Linux bridge on the host",
 		Config: wireConfig{},
-		Validate: func(req *skel.Request) error {
-			_, err := parseConfig(req)
-			return err
-		},
+		Parse:  parseConfig,
 		Doubts: doubts,
 		Add:    add,
 		Del:    del,

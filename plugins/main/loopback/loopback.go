@@ -14,7 +14,7 @@ import (
 
 const ifName = "lo"
 
-func add(_ context.Context, req *skel.Request) (*cni.Result, error) {
+func add(_ context.Context, req *skel.Request, _ struct{}) (*cni.Result, error) {
 	conn, lo, err := open(req)
 	if err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func del(_ context.Context, req *skel.Request) error {
 	return setUp(conn, lo, false, "")
 }
 
-func check(_ context.Context, req *skel.Request) error {
+func check(_ context.Context, req *skel.Request, _ struct{}) error {
 	conn, lo, err := open(req)
 	if err != nil {
 		return err

@@ -11,8 +11,8 @@ import "github.com/hawser-cni/plugins/pkg/skel"
 
 func main() { skel.Main(plugin()) }
 
-func plugin() skel.Plugin {
-	return skel.Plugin{
+func plugin() skel.Plugin[struct{}] {
+	return skel.Plugin[struct{}]{
 		Name:   "loopback",
 		About:  "brings up the loopback interface of a container",
 		Config: wireConfig{},

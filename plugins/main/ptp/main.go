@@ -13,15 +13,12 @@ import "github.com/hawser-cni/plugins/pkg/skel"
 
 func main() { skel.Main(plugin()) }
 
-func plugin() skel.Plugin {
-	return skel.Plugin{
+func plugin() skel.Plugin[config] {
+	return skel.Plugin[config]{
 		Name:   "ptp",
 		About:  "attaches containers to the host by a point to point link",
 		Config: wireConfig{},
-		Validate: func(req *skel.Request) error {
-			_, err := parseConfig(req)
-			return err
-		},
+		Parse:  parseConfig,
 		Add:    add,
 		Del:    del,
 		Check:  check,

@@ -29,8 +29,8 @@ type attachment struct {
 	stays bool // the pair could not be deleted in the roll-back
 }
 
-func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
-	a, err := open(req)
+func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
+	a, err := open(req, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -79,11 +79,11 @@ func del(ctx context.Context, req *skel.Request) error {
 	}))
 }
 
-func check(ctx context.Context, req *skel.Request) error {
+func check(ctx context.Context, req *skel.Request, cfg config) error {
 	if req.PrevResult == nil {
 		return cni.Errorf(cni.CodeConfig, "prevResult: missing; CHECK compares the container with it")
 	}
-	a, err := open(req)
+	a, err := open(req, cfg)
 	if err != nil {
 		return err
 	}
@@ -104,11 +104,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 	return errors.Join(natErr, linkErr, closeErr, ipamClient(req).GCWhenGone(ctx, linkErr == nil))
 }
 
-func status(ctx context.Context, req *skel.Request) error {
-	cfg, err := parseConfig(req)
-	if err != nil {
-		return err
-	}
+func status(ctx context.Context, req *skel.Request, cfg config) error {
 	if cfg.Masq {
 		nf := nft.New()
 		defer nf.Close()
@@ -120,15 +116,12 @@ func status(ctx context.Context, req *skel.Request) error {
 	return ipamClient(req).Status(ctx)
 }
 
-// open parses the configuration and opens a socket on either side, for as long
-// as the call and its roll-back last.
-func open(req *skel.Request) (*attachment, error) {
-	cfg, err := parseConfig(req)
-	if err != nil {
-		return nil, err
-	}
+// open opens a socket on either side, for as long as the call and its roll-back
+// last.
+func open(req *skel.Request, cfg config) (*attachment, error) {
 	a := &attachment{Request: req, cfg: cfg, nf: nft.New()}
 	req.OnDone(a.close)
+	var err error
 	if a.host, a.cont, err = rtnl.DialBoth(req.NS); err != nil {
 		return nil, err
 	}

@@ -18,7 +18,7 @@ const fuzzPrev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"peer
 // FuzzCall makes up whole calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
-		Plugin: plugin(), Chained: true,
+		Plugin: plugin().Any(), Chained: true,
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","type":"portmap","snat":true,"masqAll":false,"markMasqBit":5,"cni.dev/valid-attachments":[],` +
 				`"runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"},{"hostPort":53,"containerPort":53,"protocol":"udp","hostIP":"127.0.0.1"},` +
@@ -36,7 +36,7 @@ func FuzzFiles(f *testing.F) {
 	conf := `{"cniVersion":"1.1.0","name":"net","cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}],` +
 		`"runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]},` + fuzzPrev + `}`
 	empty, whole := ledger{}, ledger{complete: true, claims: []claim{{kind: portClaim, proto: 6, v4: true, port: 8080}, {kind: linkClaim}}}
-	Fuzz{Plugin: plugin(), Chained: true, Confs: []string{conf}}.RunFiles(f, "/run/hawser/portmap", ``, `{}`, `null`,
+	Fuzz{Plugin: plugin().Any(), Chained: true, Confs: []string{conf}}.RunFiles(f, "/run/hawser/portmap", ``, `{}`, `null`,
 		string(empty.encode()), string(whole.encode()), `{"network":"net","containerID":"one","ifname":"eth0","life":{"netns":"/nowhere"},"backend":"nftables",`+
 			`"options":{"snat":true,"markBit":13},"mappings":[{"proto":6,"hostIP":"","hostPort":8080,"port":80}],"targets":[{"addr":"10.1.0.2/24","near":"10.1.0.0/24"}]}`,
 		`{"network":"net","containerID":"one","ifname":"eth0","backend":"x","options":{"markBit":-1,"conditionsV4":["a","b"]},"mappings":[{"proto":0,"hostIP":"fe80::1%a"}],`+

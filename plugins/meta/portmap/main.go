@@ -15,16 +15,13 @@ import "github.com/hawser-cni/plugins/pkg/skel"
 
 func main() { skel.Main(plugin()) }
 
-func plugin() skel.Plugin {
-	return skel.Plugin{
+func plugin() skel.Plugin[config] {
+	return skel.Plugin[config]{
 		Name:   "portmap",
 		About:  "forwards ports of the host to a container",
 		Config: wireConfig{},
 		Needs:  []string{"portMappings"},
-		Validate: func(req *skel.Request) error {
-			_, err := parseConfig(req)
-			return err
-		},
+		Parse:  parseConfig,
 		Add:    add,
 		Del:    del,
 		Check:  check,

@@ -25,11 +25,7 @@ type call struct {
 	nf   *nft.Conn
 }
 
-func add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
-	cfg, err := parseConfig(req)
-	if err != nil {
-		return nil, err
-	}
+func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
 	if req.PrevResult == nil {
 		return nil, cni.Errorf(cni.CodeConfig, "prevResult: missing; portmap works behind the plugin that makes the interface")
 	}
@@ -67,11 +63,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	return c.unpublish(ctx, req.Attachment)
 }
 
-func check(ctx context.Context, req *skel.Request) error {
-	cfg, err := parseConfig(req)
-	if err != nil {
-		return err
-	}
+func check(ctx context.Context, req *skel.Request, cfg config) error {
 	if req.PrevResult == nil {
 		return cni.Errorf(cni.CodeConfig, "prevResult: missing; CHECK compares the rules with it")
 	}
@@ -101,11 +93,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 	return c.collect(ctx)
 }
 
-func status(ctx context.Context, req *skel.Request) error {
-	cfg, err := parseConfig(req)
-	if err != nil {
-		return err
-	}
+func status(_ context.Context, req *skel.Request, cfg config) error {
 	c, err := open(req)
 	if err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "%w", err)

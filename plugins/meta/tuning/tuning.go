@@ -18,15 +18,12 @@ type tuning struct {
 	allowList allowList
 }
 
-func (t tuning) plugin() skel.Plugin {
-	return skel.Plugin{
+func (t tuning) plugin() skel.Plugin[config] {
+	return skel.Plugin[config]{
 		Name:   "tuning",
 		About:  "changes the container's interface, and sysctls of its network namespace",
 		Config: wireConfig{},
-		Validate: func(req *skel.Request) error {
-			_, err := parseConfig(req)
-			return err
-		},
+		Parse:  parseConfig,
 		Add:    t.add,
 		Del:    del,
 		Check:  check,
@@ -35,9 +32,8 @@ func (t tuning) plugin() skel.Plugin {
 	}
 }
 
-func (t tuning) add(ctx context.Context, req *skel.Request) (*cni.Result, error) {
-	cfg, err := parse(req)
-	if err != nil {
+func (t tuning) add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
+	if err := needPrevResult(req); err != nil {
 		return nil, err
 	}
 	if err := t.allowList.check(cfg.Sysctls); err != nil {
@@ -70,9 +66,8 @@ func del(ctx context.Context, req *skel.Request) error {
 	return r.run()
 }
 
-func check(_ context.Context, req *skel.Request) error {
-	cfg, err := parse(req)
-	if err != nil || cfg.empty() {
+func check(_ context.Context, req *skel.Request, cfg config) error {
+	if err := needPrevResult(req); err != nil || cfg.empty() {
 		return err
 	}
 	c := &change{Request: req, cfg: cfg}
@@ -105,12 +100,8 @@ func gc(ctx context.Context, req *skel.Request) error {
 // status looks for what would make ADD fail: a configuration that is refused,
 // a broken allow-list or one that forbids what is configured, a directory that
 // cannot be written.
-func (t tuning) status(_ context.Context, req *skel.Request) error {
-	cfg, err := parseConfig(req)
-	if err != nil {
-		return err
-	}
-	err = t.allowList.verify()
+func (t tuning) status(_ context.Context, _ *skel.Request, cfg config) error {
+	err := t.allowList.verify()
 	if err == nil {
 		err = t.allowList.check(cfg.Sysctls)
 	}
@@ -142,13 +133,12 @@ func writable(dir string) error {
 	return nil
 }
 
-// parse is parseConfig for ADD and CHECK, which need prevResult too.
-func parse(req *skel.Request) (config, error) {
-	cfg, err := parseConfig(req)
-	if err == nil && req.PrevResult == nil {
-		err = cni.Errorf(cni.CodeConfig, "prevResult: missing; tuning changes what another plugin of the chain made")
+// needPrevResult refuses an ADD or a CHECK without it.
+func needPrevResult(req *skel.Request) error {
+	if req.PrevResult == nil {
+		return cni.Errorf(cni.CodeConfig, "prevResult: missing; tuning changes what another plugin of the chain made")
 	}
-	return cfg, err
+	return nil
 }
 
 // result is the chain's result with what was changed of the container's
