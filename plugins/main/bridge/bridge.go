@@ -312,8 +312,8 @@ func (a *attachment) masq(res *cni.Result) masq.Config {
 	return masq.Config{Attachment: a.Attachment, Backend: a.cfg.MasqBackend, Addrs: cni.Addresses(res.IPs)}
 }
 
-// interfaces lists the links as results do: the bridge, the host end, the
-// container's interface, and the VLAN's gateway if there is one.
+// interfaces lists the links as results do: the bridge, the host end and the
+// container's interface.
 func (a *attachment) interfaces() []cni.Interface {
 	cont := iface.Describe(a.contEnd)
 	cont.Sandbox = a.Netns

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -55,6 +57,11 @@ func (a *attachment) ensureGateways(ctx context.Context, want []netip.Prefix) er
 			return err
 		}
 	}
+	if link.Index == a.bridge.Index {
+		if err := a.keepMAC(len(missing) > 0); err != nil {
+			return err
+		}
+	}
 	for _, gw := range want {
 		if err := iface.EnableForwarding(gw.Addr().Is4()); err != nil {
 			return err
@@ -62,6 +69,29 @@ func (a *attachment) ensureGateways(ctx context.Context, want []netip.Prefix) er
 	}
 	return nil
 }
+
+// keepMAC sets the MAC address of a bridge that becomes a gateway to what it is. A bridge whose
+// address was never set takes that of one of its ports, and another when that port goes: then
+// containers lose their gateway until their neighbour caches expire. A bridge that was a gateway
+// before belongs to somebody else: ADD only warns. Where /sys cannot tell there is no warning.
+func (a *attachment) keepMAC(becomesGateway bool) error {
+	if !becomesGateway {
+		kind, err := os.ReadFile("/sys/class/net/" + a.bridge.Name + "/addr_assign_type")
+		if err == nil && strings.TrimSpace(string(kind)) != macWasSet {
+			a.Warn("bridge %q: its MAC address was never set and changes with its ports (ip link set dev %s address %s)",
+				a.bridge.Name, a.bridge.Name, a.bridge.MAC)
+		}
+		return nil
+	}
+	br, err := a.host.LinkByIndex(a.bridge.Index) // the port that ADD just made may have changed it
+	if err != nil {
+		return err
+	}
+	return a.host.SetLink(br.Index, rtnl.Change{MAC: br.MAC})
+}
+
+// macWasSet is the kernel's NET_ADDR_SET, addr_assign_type of a link whose MAC address was set.
+const macWasSet = "3"
 
 // gateways are the addresses that a link is to have.
 type gateways struct {

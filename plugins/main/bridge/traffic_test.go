@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -37,6 +38,68 @@ var _ = Describe("traffic", func() {
 		Expect(IP(neighbour.Host, "neigh")).To(ContainSubstring("10.1.0.2 "), "the neighbour remembers the old MAC address")
 		w.Attach("next", c, addrs...)
 		Expect(both()).To(BeTrue())
+	})
+
+	// Each end of the pair of the lowest MAC address may give a bridge its own.
+	lowest := func(all []Attached) int {
+		low := 0
+		for i, a := range all {
+			if Show(w.Host, hostEnd(a.Result)).Address < Show(w.Host, hostEnd(all[low].Result)).Address {
+				low = i
+			}
+		}
+		return low
+	}
+	DescribeTable("reaches the gateway, whichever container goes, on a bridge that was made", func(by string, reference bool) {
+		c := l3(Object{"isGateway": true, "cniVersion": "1.0.0"})
+		call := func(cl Call) Answer {
+			GinkgoHelper()
+			if reference {
+				return w.Reference(cl)
+			}
+			return w.Call(cl)
+		}
+		if by == "ip" {
+			IP(w.Host, "link add name br type bridge")
+			IP(w.Host, "link set dev br up")
+		} else {
+			layer2 := Call{Command: "ADD", ID: "layer2", Netns: nstest.NewNetns().Path, Conf: conf(Object{"cniVersion": "1.0.0"})}
+			w.Reference(layer2).Added()
+		}
+		var all []Attached
+		for i := range 4 {
+			id, cont := fmt.Sprint("c", i), nstest.NewNetns()
+			w.LendAddrs(id, fmt.Sprintf("10.1.0.%d/24 10.1.0.1", i+2))
+			cl := Call{Command: "ADD", ID: id, Netns: cont.Path, Conf: c}
+			all = append(all, Attached{Host: cont, Call: cl, Result: call(cl).Added()})
+		}
+		goes := lowest(all)
+		other := all[(goes+1)%len(all)]
+		Expect(Ping(other.Host, "10.1.0.1")).To(BeTrue())
+		mac := Show(w.Host, "br").Address
+		Expect(call(all[goes].As("DEL")).Code).To(BeZero())
+		Expect(Show(w.Host, "br").Address).To(Equal(mac))
+		Expect(IP(other.Host, "neigh")).To(ContainSubstring("10.1.0.1 dev eth0 lladdr " + mac))
+		Expect(other.Cmd("ping", "-n", "-c20", "-i0.02", "-W1", "10.1.0.1")).To(ContainSubstring("20 received"))
+	},
+		Entry("by an administrator", "ip", false),
+		Entry("by an administrator (the reference)", "ip", true),
+		Entry("by the reference for a layer 2 network", "reference", false),
+		Entry("by the reference for a layer 2 network (the reference)", "reference", true),
+	)
+
+	It("may lose a gateway that somebody else made: ADD warns, and changes nothing", func() {
+		IP(w.Host, "link add name br type bridge")
+		IP(w.Host, "addr add 10.1.0.1/24 dev br")
+		IP(w.Host, "link set dev br up")
+		w.LendAddrs("one", "10.1.0.2/24 10.1.0.1")
+		cl := Call{Command: "ADD", Netns: nstest.NewNetns().Path, Conf: l3(Object{"isGateway": true})}
+		Expect(w.Exec(cl).Stderr).To(MatchRegexp(`"br": its MAC address was never set .*ip link set dev br address`))
+		Expect(w.Cmd("cat", "/sys/class/net/br/addr_assign_type")).To(Equal("1"))
+		IP(w.Host, "link set dev br address 02:00:00:00:00:01")
+		cl = Call{Command: "ADD", ID: "two", Netns: nstest.NewNetns().Path, Conf: l3(Object{"isGateway": true})}
+		w.LendAddrs("two", "10.1.0.3/24 10.1.0.1")
+		Expect(w.Exec(cl).Stderr).To(BeEmpty())
 	})
 
 	It("is forwarded to the first container of a new bridge at once: the host can ask for its neighbours", func() {

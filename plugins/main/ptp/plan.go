@@ -25,7 +25,7 @@ type plan struct {
 }
 
 // makePlan decides what an attachment gets, and refuses what no point to
-// point link can have, before anything is made.
+// point link can have.
 func makePlan(cfg config, lease *cni.Result) (plan, error) {
 	p := plan{Result: lease.Clone()}
 	if err := iface.CheckMTUFor(cfg.MTU, lease.IPs); err != nil {
