@@ -1,6 +1,7 @@
 package iface
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,7 +23,7 @@ const claims = "/run/hawser/claims"
 // of two at once by the same name: where it is asked before the interface is
 // made the loser would give back the addresses of the winner. A host whose /run
 // cannot be written to is told by warn, and has no more than the refusal.
-func (p Pair) Claim(warn func(format string, args ...any)) (release func(), err error) {
+func (p Pair) Claim(ctx context.Context, warn func(format string, args ...any)) (release func(), err error) {
 	fd, err := openClaims()
 	if err == nil {
 		err = p.lock(fd)
@@ -33,7 +34,7 @@ func (p Pair) Claim(warn func(format string, args ...any)) (release func(), err 
 		err = nil
 	}
 	if err == nil {
-		err = p.RefuseExisting()
+		err = p.RefuseExisting(ctx)
 	}
 	if err != nil {
 		release()

@@ -1,6 +1,7 @@
 package iface_test
 
 import (
+	"context"
 	"fmt"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -25,7 +26,7 @@ var _ = Describe("the claim of an attachment", Label("kernel"), func() {
 			}
 			defer conn.Close()
 			release, err = iface.Pair{Attachment: cni.Attachment{Network: "net", ContainerID: id, IfName: "eth0"}, Host: conn, Cont: conn}.
-				Claim(func(format string, args ...any) { warned = append(warned, fmt.Sprintf(format, args...)) })
+				Claim(context.Background(), func(format string, args ...any) { warned = append(warned, fmt.Sprintf(format, args...)) })
 		})
 		return release, err
 	}

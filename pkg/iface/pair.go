@@ -1,9 +1,11 @@
 package iface
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -32,7 +34,7 @@ type Pair struct {
 // attachment. The host end is found again by FindHostEnd; the caller marks it
 // with MarkChange. The caller has called RefuseExisting before; what comes in
 // between is code 100, too.
-func (p Pair) Create() (host, cont rtnl.Link, err error) {
+func (p Pair) Create(ctx context.Context) (host, cont rtnl.Link, err error) {
 	for try := range nameTries {
 		name := hostName(p.Attachment, try)
 		host, err = p.Host.AddVeth(rtnl.Veth{
@@ -51,7 +53,7 @@ func (p Pair) Create() (host, cont rtnl.Link, err error) {
 		if !errors.Is(err, unix.EEXIST) {
 			return host, cont, p.revoke(name, err)
 		}
-		if err := p.RefuseExisting(); err != nil {
+		if err := p.RefuseExisting(ctx); err != nil {
 			return host, cont, err
 		}
 	}
@@ -67,9 +69,14 @@ func (p Pair) revoke(name string, err error) error {
 	return err
 }
 
+// endPatience is how long the kernel may take to delete the host end of a
+// container whose namespace has ended.
+const endPatience = time.Second
+
 // RefuseExisting is code 100 when the attachment exists: its interface in the
-// container, or its host end.
-func (p Pair) RefuseExisting() error {
+// container, or its host end. The host end of a container whose namespace has
+// ended is no attachment any more: RefuseExisting waits until it is gone.
+func (p Pair) RefuseExisting(ctx context.Context) error {
 	if _, err := p.Cont.Link(p.Attachment.IfName); !errors.Is(err, rtnl.ErrNoLink) {
 		if err != nil {
 			return err
@@ -82,6 +89,13 @@ func (p Pair) RefuseExisting() error {
 	}
 	if err != nil {
 		return err
+	}
+	if p.Host.PeerNSGone(host) {
+		ctx, cancel := context.WithTimeout(ctx, endPatience)
+		defer cancel()
+		if err := p.Host.WaitGone(ctx, host.Index); err == nil {
+			return nil
+		}
 	}
 	return cni.Errorf(cni.CodeExists, "host interface %q: this attachment exists already (%s); DEL removes it", host.Name, p.Attachment)
 }

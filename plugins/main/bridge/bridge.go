@@ -42,7 +42,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, err
 	}
 	// An attachment that exists already must fail without asking IPAM.
-	release, err := a.pair().Claim(a.Warn)
+	release, err := a.pair().Claim(ctx, a.Warn)
 	if err != nil {
 		return nil, err
 	}
@@ -212,7 +212,7 @@ func (a *attachment) createPort(ctx context.Context) (plan, error) {
 			return err
 		}
 		a.Step("interfaces")
-		if err := a.createPair(); err != nil {
+		if err := a.createPair(ctx); err != nil {
 			return err
 		}
 		err := a.attachPort(ctx)
@@ -254,9 +254,9 @@ func (a *attachment) pair() iface.Pair {
 
 // createPair makes the container's interface and its host end, marked as this
 // attachment's, and makes the host end a port of the bridge.
-func (a *attachment) createPair() error {
+func (a *attachment) createPair(ctx context.Context) error {
 	var err error
-	if a.hostEnd, a.contEnd, err = a.pair().Create(); err != nil {
+	if a.hostEnd, a.contEnd, err = a.pair().Create(ctx); err != nil {
 		return err
 	}
 	a.OnFail("delete the interface", a.deletePair)

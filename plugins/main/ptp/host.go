@@ -20,8 +20,8 @@ import (
 const upTimeout = 5 * time.Second
 
 // claim refuses an attachment that exists or is being added.
-func (a *attachment) claim() error {
-	release, err := a.pair().Claim(a.Warn)
+func (a *attachment) claim(ctx context.Context) error {
+	release, err := a.pair().Claim(ctx, a.Warn)
 	if err == nil {
 		a.OnDone(release)
 	}

@@ -35,7 +35,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, err
 	}
 	// An attachment that exists already must fail without asking IPAM.
-	if err := a.claim(); err != nil {
+	if err := a.claim(ctx); err != nil {
 		return nil, err
 	}
 	p, err := a.createPair(ctx)
@@ -176,7 +176,7 @@ func (a *attachment) createPair(ctx context.Context) (plan, error) {
 
 func (a *attachment) askAndCreate(ctx context.Context, client ipam.Client) (*cni.Result, error) {
 	create := func() (err error) {
-		if a.hostEnd, a.contEnd, err = a.pair().Create(); err != nil {
+		if a.hostEnd, a.contEnd, err = a.pair().Create(ctx); err != nil {
 			return err
 		}
 		a.OnFail("delete the interface", a.deletePair)
