@@ -189,10 +189,6 @@ func (c *checker) entry(data []byte, prefix string) {
 		_, err := c.plugin.Parse(req)
 		c.problems.AddIn(prefix, err)
 	}
-	if c.plugin.Doubts != nil {
-		c.doubt(prefix, c.plugin.Doubts(req))
-	}
 	c.misspelt(data, prefix)
-	c.needs(data, prefix)
 	c.ipam(data, prefix)
 }

@@ -17,7 +17,6 @@ import (
 func picky() skel.Plugin[any] {
 	p := probe(func(*skel.Request) error { return errHandler })
 	p.Config = wireConfig{}
-	p.Needs = []string{"portMappings"}
 	p.Parse = func(req *skel.Request) (any, error) {
 		var w wireConfig
 		var all cni.Problems
@@ -111,9 +110,7 @@ var _ = Describe("--check-config", func() {
 			`    did you mean "vlanTrunk[1].minID"?`,
 			`warning: plugins[1].capabilities.portMapping: is unknown and ignored`,
 			`    did you mean "capabilities.portMappings"?`,
-			`warning: plugins[1].capabilities: lacks portMappings: the runtime sends none, and there is nothing to do`,
-			`    write "capabilities": {"portMappings": true}`,
-			`probe: 13 errors, 7 warnings in plugins[1] and the keys of the list`,
+			`probe: 13 errors, 6 warnings in plugins[1] and the keys of the list`,
 			``))
 		Expect(a.code).To(Equal(1))
 	})
@@ -124,9 +121,7 @@ var _ = Describe("--check-config", func() {
 		Expect(a.stdout).To(MatchJSON(`{"plugin": "probe", "checked": ["plugins[0]"], "findings": [
 			{"level": "error", "code": 7, "key": "plugins[0].vlanTrunk[0].id", "value": -1, "reason": "is negative", "suggestion": "use 1"},
 			{"level": "error", "code": 2, "key": "plugins[0].bridge", "value": "none", "reason": "cannot be made", "suggestion": "bridge: the bridge to attach to"},
-			{"level": "warning", "key": "plugins[0].x", "reason": "is unknown and ignored"},
-			{"level": "warning", "key": "plugins[0].capabilities", "reason": "lacks portMappings: the runtime sends none, and there is nothing to do",
-			 "suggestion": "write \"capabilities\": {\"portMappings\": true}"}]}`))
+			{"level": "warning", "key": "plugins[0].x", "reason": "is unknown and ignored"}]}`))
 		Expect(checked(picky(), list(probeEntry), "--json").stdout).To(MatchJSON(`{"plugin": "probe", "checked": ["plugins[0]"], "findings": []}`))
 	})
 
@@ -202,7 +197,7 @@ var _ = Describe("--check-config", func() {
 
 	It("of an IPAM plugin checks the entries that name it, and not what else is in them", func() {
 		p := picky()
-		p.IPAM, p.Needs = true, nil
+		p.IPAM = true
 		a := checked(p, list(`{"type": "bridge", "isGatway": true, "ipam": {"type": "probe", "Ranges": [[{"subnett": ""}]]}}, {"type": "x", "ipam": {"type": "dhcp"}}`))
 		Expect(a.stdout).To(Equal("warning: plugins[0].ipam.Ranges: is read in spite of its case\n    did you mean \"ipam.ranges\"?\n" +
 			"probe: 0 errors, 1 warning in plugins[0] and the keys of the list\n"))

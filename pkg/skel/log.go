@@ -2,17 +2,14 @@ package skel
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/process"
 )
 
 // logVar is the variable that names the log. It wins over the key.
@@ -43,8 +40,6 @@ type line struct {
 	IfName      string      `json:"ifname,omitempty"`
 	MS          ms          `json:"ms"`
 	Steps       []timed     `json:"steps"`
-	Programs    []timed     `json:"programs,omitempty"`
-	Netlink     int64       `json:"netlink,omitempty"` // messages sent
 	Result      *lineResult `json:"result,omitempty"`
 	Error       *lineError  `json:"error,omitempty"`
 }
@@ -60,7 +55,7 @@ type lineError struct {
 	Details string `json:"details,omitempty"`
 }
 
-// timed is a step or a program, and how long it took.
+// timed is a step, and how long it took.
 type timed struct {
 	Name string `json:"name"`
 	MS   ms     `json:"ms"`
@@ -76,16 +71,11 @@ func (m ms) MarshalJSON() ([]byte, error) {
 
 // record collects what the log says of a call. A nil one collects nothing.
 type record struct {
-	path     string
-	from     string // what names the path, for warnings
-	steps    []timed
-	since    time.Time // when the last of them began
-	netlink  []sender
-	mu       sync.Mutex // programs may run side by side
-	programs []timed
+	path  string
+	from  string // what names the path, for warnings
+	steps []timed
+	since time.Time // when the last of them began
 }
-
-type sender interface{ Sent() int64 }
 
 // startLog begins the record of a call that began a while ago.
 func (c *call) startLog(from, path string) {
@@ -110,28 +100,9 @@ func (r *record) end() {
 	}
 }
 
-// watch has the programs that are run with the context recorded.
-func (r *record) watch(ctx context.Context) context.Context {
-	if r == nil {
-		return ctx
-	}
-	return process.Watch(ctx, func(file string, took time.Duration) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.programs = append(r.programs, timed{filepath.Base(file), ms(took)})
-	})
-}
-
 // Step says what the call does from now on, until the next Step. The log has
 // the time that each took.
 func (r *Request) Step(name string) { r.record.step(name) }
-
-// Count has the netlink messages of connections counted in the log.
-func (r *Request) Count(conns ...sender) {
-	if r.record != nil {
-		r.record.netlink = append(r.record.netlink, conns...)
-	}
-}
 
 // logKey reads the key log. The variable wins, but what is wrong with the key
 // is an error all the same.
@@ -193,13 +164,10 @@ func (c *call) line(err error) *line {
 		Time: c.began.UTC().Format("2006-01-02T15:04:05.000Z07:00"), PID: os.Getpid(),
 		Plugin: c.plugin.Name, Version: version, Verb: cut(c.vars["CNI_COMMAND"]), CNIVersion: c.version,
 		ContainerID: cut(c.vars["CNI_CONTAINERID"]), IfName: cut(c.vars["CNI_IFNAME"]),
-		MS: ms(time.Since(c.began)), Steps: r.steps[:min(len(r.steps), listMax)], Programs: r.programs[:min(len(r.programs), listMax)],
+		MS: ms(time.Since(c.began)), Steps: r.steps[:min(len(r.steps), listMax)],
 	}
 	if c.req != nil {
 		l.Network = cut(c.req.Network)
-	}
-	for _, conn := range r.netlink {
-		l.Netlink += conn.Sent()
 	}
 	switch {
 	case err != nil:

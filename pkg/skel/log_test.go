@@ -17,7 +17,6 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	programs "github.com/hawser-cni/plugins/pkg/process"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -35,7 +34,7 @@ func lines(file string) (list []object) {
 	return list
 }
 
-// names are those of the steps or programs of a line.
+// names are those of the steps of a line.
 func names(l object, key string) (list []string) {
 	GinkgoHelper()
 	for _, s := range l[key].([]any) {
@@ -45,11 +44,6 @@ func names(l object, key string) (list []string) {
 	return list
 }
 
-// counted is a connection that sent so many messages.
-type counted int64
-
-func (c counted) Sent() int64 { return int64(c) }
-
 var _ = Describe("the log", func() {
 	var file string
 	BeforeEach(func() { file = filepath.Join(GinkgoT().TempDir(), "log") })
@@ -58,12 +52,10 @@ var _ = Describe("the log", func() {
 		return r
 	}
 
-	It("has a line of each call, with steps, programs, messages and the result", func() {
+	It("has a line of each call, with steps and the result", func() {
 		p := probe(nil)
 		p.Add = func(ctx context.Context, r *skel.Request, _ any) (*cni.Result, error) {
 			r.Step("one")
-			r.Count(counted(3), counted(4))
-			Expect(programs.Command{Path: "/bin/true"}.Run(ctx)).To(Succeed())
 			r.Step("two")
 			return &cni.Result{Interfaces: []cni.Interface{{Name: "eth0"}}, IPs: oneAddress().IPs}, nil
 		}
@@ -72,9 +64,8 @@ var _ = Describe("the log", func() {
 		l := lines(file)[0]
 		Expect(l).To(And(HaveKeyWithValue("plugin", "probe"), HaveKeyWithValue("version", "unknown"), HaveKeyWithValue("verb", "ADD"),
 			HaveKeyWithValue("cniVersion", "1.1.0"), HaveKeyWithValue("network", "net1"), HaveKeyWithValue("containerID", "c1"), HaveKeyWithValue("ifname", "eth0"),
-			HaveKeyWithValue("netlink", 7.0), HaveKeyWithValue("result", object{"interfaces": []any{"eth0"}, "ips": []any{"10.0.0.5/24"}}), Not(HaveKey("error"))))
+			HaveKeyWithValue("result", object{"interfaces": []any{"eth0"}, "ips": []any{"10.0.0.5/24"}}), Not(HaveKey("error"))))
 		Expect(names(l, "steps")).To(Equal([]string{"decode", "ADD", "one", "two", "print"}))
-		Expect(names(l, "programs")).To(Equal([]string{"true"}))
 		at, err := time.Parse(time.RFC3339, l["time"].(string))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(at).To(BeTemporally("~", before, 5*time.Second))
@@ -222,11 +213,7 @@ func quoted(text string) string {
 var _ = It("a log that nobody asked for costs no allocation", func() {
 	p := probe(func(r *skel.Request) error {
 		defer GinkgoRecover()
-		conn := counted(1)
-		Expect(testing.AllocsPerRun(100, func() {
-			r.Step("one")
-			r.Count(&conn, &conn)
-		})).To(BeZero())
+		Expect(testing.AllocsPerRun(100, func() { r.Step("one") })).To(BeZero())
 		return nil
 	})
 	Expect(request{command: "STATUS", conf: conf1}.run(p)).To(Equal(answer{}))

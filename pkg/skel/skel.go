@@ -37,18 +37,11 @@ type Plugin[C any] struct {
 	// IPAM plugins are given CNI_NETNS but never look at it.
 	IPAM bool
 
-	// Needs are the capabilities without which the plugin has nothing to do.
-	Needs []string
-
 	// Parse reads and checks the configuration, and returns all that it refuses.
 	// It looks at nothing but the request. It runs once, before the handlers
 	// that are given C: those of DEL and GC, which work with a configuration
 	// that ADD refuses, read what they need themselves. nil: C is its zero value.
 	Parse func(*Request) (C, error)
-
-	// Doubts returns, as Parse would, what Add takes and hardly anybody means;
-	// --check-config warns of it. nil: there is no such thing.
-	Doubts func(*Request) error
 
 	Add    func(context.Context, *Request, C) (*cni.Result, error)
 	Del    func(context.Context, *Request) error
@@ -59,7 +52,7 @@ type Plugin[C any] struct {
 
 // Any returns p as a plugin like any other, whatever its configuration's type.
 func (p Plugin[C]) Any() Plugin[any] {
-	a := Plugin[any]{Name: p.Name, About: p.About, Config: p.Config, IPAM: p.IPAM, Needs: p.Needs, Doubts: p.Doubts, Del: p.Del, GC: p.GC}
+	a := Plugin[any]{Name: p.Name, About: p.About, Config: p.Config, IPAM: p.IPAM, Del: p.Del, GC: p.GC}
 	if p.Parse != nil {
 		a.Parse = func(r *Request) (any, error) { return p.Parse(r) }
 	}
@@ -177,7 +170,6 @@ func (c *call) serve(ctx context.Context) error {
 	if err := c.openNetns(command); err != nil {
 		return err
 	}
-	ctx = c.record.watch(ctx)
 	req.Step(command)
 	switch command {
 	case "ADD":

@@ -28,16 +28,6 @@ func within(prefix, key string) string {
 	return prefix + key
 }
 
-// doubt warns of what the plugin itself has doubts about.
-func (c *checker) doubt(prefix string, err error) {
-	for _, p := range cni.ProblemsOf(err) {
-		if key := within(prefix, p.Key); !c.refused(key) {
-			c.more = append(c.more, finding{Level: levelWarning, Key: key, Value: quotable(c.value(key)),
-				Reason: p.Reason, Suggestion: p.Suggestion, said: p.Value != nil})
-		}
-	}
-}
-
 func didYouMean(meant string) string { return fmt.Sprintf("did you mean %q?", meant) }
 
 // refused reports whether there is an error about a key.
@@ -132,22 +122,5 @@ func (c *checker) hint(prefix string) func(hint) {
 			f.Suggestion = "leave one of them: which one counts is not the same everywhere"
 		}
 		c.more = append(c.more, f)
-	}
-}
-
-// needs warns where the runtime is not asked for what the plugin lives on.
-func (c *checker) needs(conf []byte, prefix string) {
-	var w struct {
-		Capabilities  map[string]json.RawMessage `json:"capabilities"`
-		RuntimeConfig map[string]json.RawMessage `json:"runtimeConfig"`
-	}
-	_ = json.Unmarshal(conf, &w) // an error is reported elsewhere
-	for _, name := range c.plugin.Needs {
-		if _, sent := w.RuntimeConfig[name]; sent || string(w.Capabilities[name]) == "true" {
-			continue
-		}
-		c.more = append(c.more, finding{Level: levelWarning, Key: prefix + "capabilities",
-			Reason:     fmt.Sprintf("lacks %s: the runtime sends none, and there is nothing to do", name),
-			Suggestion: fmt.Sprintf(`write "capabilities": {%q: true}`, name)})
 	}
 }

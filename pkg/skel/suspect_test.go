@@ -5,15 +5,12 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-
-	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 var _ = Describe("--check-config, of what is no error and hardly meant,", func() {
 	It("of an IPAM plugin checks also what runs it by itself, and says that this is not the way", func() {
 		p := picky()
-		p.IPAM, p.Needs = true, nil
+		p.IPAM = true
 		Expect(checked(p, list(`{"type": "probe", "vlan": 5000}`))).To(Equal(answer{code: 1, stdout: "error: plugins[0].vlan: 5000 is too great\n    vlan: VLAN ID\n" +
 			"warning: plugins[0].ipam.type: is not \"probe\", by which other plugins run this one\n    write \"ipam\": {\"type\": \"probe\"}\n" +
 			"probe: 1 error, 1 warning in plugins[0] and the keys of the list\n"}))
@@ -21,9 +18,7 @@ var _ = Describe("--check-config, of what is no error and hardly meant,", func()
 
 	DescribeTable("exits with 3 when nothing is there for the plugin, and says what may have been meant:", func(ipam bool, conf, want string) {
 		p := picky()
-		if p.IPAM = ipam; ipam {
-			p.Needs = nil
-		}
+		p.IPAM = ipam
 		a := checked(p, conf)
 		Expect(a.stdout).To(Equal(want + "; nothing of probe was there to be checked\n"))
 		Expect(a.code).To(Equal(3))
@@ -56,19 +51,6 @@ var _ = Describe("--check-config, of what is no error and hardly meant,", func()
 		p.Config = Common{}
 		Expect(checked(p, list(`{"type": "probe", "capabilities": {"portMappings": true}, "ipam": {"type": "x"}}`)).stdout).To(HavePrefix("probe: 0 errors"))
 		Expect(checked(picky(), list(`{"type": "probe", "ipam": {"type": "probe"}}`)).stdout).NotTo(ContainSubstring("note:"))
-	})
-
-	It("warns of what the plugin has doubts about, unless it is refused", func() {
-		p := picky()
-		p.Doubts = func(*skel.Request) error {
-			var all cni.Problems
-			all.Add(cni.Refuse("vlan", 1, "is strange"))
-			all.Add(cni.Refuse("mtu", 1, "is odd").Suggest("take 2"))
-			return all.Err()
-		}
-		Expect(checked(p, list(`{"type": "probe", "vlan": 5000, "mtu": 1, "capabilities": {"portMappings": true}}`)).stdout).To(Equal(
-			"error: plugins[0].vlan: 5000 is too great\n    vlan: VLAN ID\nwarning: plugins[0].mtu: 1 is odd\n    take 2\n" +
-				"probe: 1 error, 1 warning in plugins[0] and the keys of the list\n"))
 	})
 
 	DescribeTable("warns of keys beside plugins, which no plugin is given:", func(key, want string) {

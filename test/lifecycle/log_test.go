@@ -12,10 +12,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
-	"github.com/hawser-cni/plugins/pkg/nstest/trace"
-	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/test/node"
 )
 
@@ -24,8 +21,7 @@ type logLine struct {
 	PID                                        int
 	Plugin, Verb, Network, ContainerID, IfName string
 	MS                                         float64
-	Netlink                                    int
-	Steps, Programs                            []struct {
+	Steps                                      []struct {
 		Name string
 		MS   float64
 	}
@@ -76,9 +72,6 @@ var _ = Describe("the log of a node", func() {
 		add := logLines(file)[1]
 		Expect(add.Result.Interfaces).To(ContainElements("cni0", "eth0"))
 		Expect(add.Result.IPs).To(HaveExactElements("10.88.0.2/24", "fd00:88::2/64"))
-		Expect(add.Programs).To(HaveLen(1))
-		Expect(add.Programs[0].Name).To(Equal("host-local"))
-		Expect(add.Programs[0].MS).To(And(BeNumerically(">", 0), BeNumerically("<", add.MS)))
 	})
 
 	It("is written by the configuration's key, to IPAM's line", func() {
@@ -88,33 +81,6 @@ var _ = Describe("the log of a node", func() {
 		}
 		n.Add(node.NewPod("one"), entries)
 		Expect(logLines(file)).To(HaveLen(4))
-	})
-
-	It("has as many programs and netlink messages as the kernel saw", func() {
-		entries := node.List("")
-		n.Add(node.NewPod("other"), node.Port(entries, 9090))
-		p := node.NewPod("one")
-		for _, command := range []string{"ADD", "CHECK", "STATUS", "DEL"} {
-			for i := range entries {
-				e := entries[i]
-				if command == "DEL" {
-					e = entries[len(entries)-1-i]
-				}
-				r := traced(n, file, p.Call, command, e, p.Result)
-				if command == "ADD" {
-					p.Result = json.RawMessage(r.Stdout)
-				}
-				all := logLines(file)
-				l := all[len(all)-1]
-				Expect(l.String()).To(Equal(e.Plugin + " " + command))
-				Expect(l.Netlink).To(Equal(len(r.Programs[0].Messages)), l.String())
-				var names []string
-				for _, program := range l.Programs {
-					names = append(names, program.Name)
-				}
-				Expect(names).To(HaveExactElements(r.Names()[1:]), l.String())
-			}
-		}
 	})
 
 	It("loses no line of calls side by side", func() {
@@ -169,22 +135,3 @@ var _ = Describe("the log of a node", func() {
 		Expect(a.Stderr).To(ContainSubstring("no space left on device"))
 	})
 })
-
-// traced is a call that writes to a log, and what the kernel saw of it.
-func traced(n *node.Node, file string, c plugintest.Call, command string, e node.Entry, prev json.RawMessage) *trace.Record {
-	GinkgoHelper()
-	conf := plugintest.Merge(plugintest.Object{"cniVersion": "1.1.0", "name": "net", "type": e.Plugin}, e.Keys)
-	if prev != nil {
-		conf["prevResult"] = prev
-	}
-	c.Command, c.Conf = command, conf
-	w := &plugintest.World{Host: n.Host, Dir: n.Dir, Plugin: skel.Plugin[any]{Name: e.Plugin}}
-	var r *trace.Record
-	var err error
-	n.Do(func() {
-		r, err = trace.Run(trace.Command{Path: nstest.Build(e.Plugin), Env: append(c.Vars(w), "HAWSER_LOG="+file), Stdin: c.Stdin()})
-	})
-	Expect(err).NotTo(HaveOccurred())
-	Expect(r.Exit).To(BeZero(), r.Stdout+r.Stderr)
-	return r
-}

@@ -70,7 +70,6 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 
 func del(ctx context.Context, req *skel.Request) error {
 	nf := nft.New()
-	req.Count(nf)
 	req.Step("masquerade")
 	// Closing a netfilter socket after a deletion waits for the kernel, and so
 	// does deleting a link. In this order the first wait covers the second.
@@ -111,7 +110,6 @@ func gc(ctx context.Context, req *skel.Request) error {
 	}
 	defer host.Close()
 	nf := nft.New()
-	req.Count(host, nf)
 	locks := skel.Most(ctx)
 	natErr := errors.Join(collectSpoofChecks(locks, nf, req.Valid), masq.GC(locks, nf, req.Network, req.Valid))
 	linkErr := iface.Collect(host, req.Valid)
@@ -129,7 +127,6 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 	defer host.Close()
 	nf := nft.New()
 	defer nf.Close()
-	req.Count(host, nf)
 	if _, err := findBridge(host, cfg.Bridge); err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 		return cni.Errorf(cni.CodeUnavailable, "%w", err)
 	}
@@ -156,7 +153,6 @@ func deleteLink(req *skel.Request) (gone bool, err error) {
 		return iface.Gone(err), err
 	}
 	defer host.Close()
-	req.Count(host)
 	s := iface.Search{Attachment: req.Attachment, Host: host, NS: req.NS, Prev: req.PrevResult, Master: iface.UnknownMaster}
 	br, err := findBridge(host, bridgeName(req))
 	if cni.Transient(err) {
@@ -177,7 +173,6 @@ func open(req *skel.Request, cfg config) (*attachment, error) {
 	if a.host, a.cont, err = rtnl.DialBoth(req.NS); err != nil {
 		return nil, err
 	}
-	req.Count(a.host, a.nf)
 	return a, nil
 }
 

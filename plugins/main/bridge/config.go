@@ -116,25 +116,6 @@ func parseConfig(req *skel.Request) (config, error) {
 	return c, problems.Err()
 }
 
-// doubts returns keys that are without effect, as with the reference, where no
-// IPAM plugin gives addresses.
-func doubts(req *skel.Request) error {
-	var w wireConfig
-	var problems cni.Problems
-	if err := req.Decode(&w); err != nil || w.IPAM.Type != "" {
-		return nil // or it is refused
-	}
-	for _, k := range []struct {
-		key string
-		set bool
-	}{{"isGateway", w.IsGateway}, {"isDefaultGateway", w.IsDefaultGateway}, {"forceAddress", w.ForceAddress}, {"ipMasq", w.IPMasq}} {
-		if k.set {
-			problems.Add(cni.Refuse(k.key, true, "has no effect without ipam.type: there are no addresses"))
-		}
-	}
-	return problems.Err()
-}
-
 // gatewayName is the link that has the gateway addresses.
 func (c config) gatewayName() string {
 	if c.Port.VLAN == 0 {

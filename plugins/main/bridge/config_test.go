@@ -209,19 +209,4 @@ var _ = Describe("configuration", func() {
 			Expect(out.String()).To(MatchRegexp(`(?m)^  %s `, strings.NewReplacer("[", `\[`, "]", `\]`).Replace(key)))
 		}
 	})
-
-	DescribeTable("has doubts about keys that only addresses make sense of:", func(keys string, want ...string) {
-		var have []string
-		for _, p := range cni.ProblemsOf(doubts(&skel.Request{Conf: []byte("{" + keys + "}")})) {
-			have = append(have, p.String())
-		}
-		Expect(have).To(HaveExactElements(want))
-	},
-		Entry("without IPAM", `"isGateway":true,"isDefaultGateway":true,"forceAddress":true,"ipMasq":true,"vlan":5`,
-			`isGateway: true has no effect without ipam.type: there are no addresses`, `isDefaultGateway: true has no effect without ipam.type: there are no addresses`,
-			`forceAddress: true has no effect without ipam.type: there are no addresses`, `ipMasq: true has no effect without ipam.type: there are no addresses`),
-		Entry("with an empty one", `"ipMasq":true,"ipam":{}`, `ipMasq: true has no effect without ipam.type: there are no addresses`),
-		Entry("not with IPAM", `"isGateway":true,"ipMasq":true,"ipam":{"type":"x"}`),
-		Entry("not when they are false", `"isGateway":false,"ipMasq":false`),
-	)
 })

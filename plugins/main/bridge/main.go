@@ -21,7 +21,6 @@ func plugin() skel.Plugin[config] {
 		About:  "attaches containers to a Linux bridge on the host",
 		Config: wireConfig{},
 		Parse:  parseConfig,
-		Doubts: doubts,
 		Add:    add,
 		Del:    del,
 		Check:  check,

@@ -81,7 +81,6 @@ func open(req *skel.Request) (*rtnl.Conn, rtnl.Link, error) {
 	if err != nil {
 		return nil, rtnl.Link{}, fmt.Errorf("namespace %q: %w", req.Netns, err)
 	}
-	req.Count(conn)
 	lo, err := conn.Link(ifName)
 	if err != nil {
 		_ = conn.Close()

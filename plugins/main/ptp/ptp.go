@@ -62,7 +62,6 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 
 func del(ctx context.Context, req *skel.Request) error {
 	nf := nft.New()
-	req.Count(nf)
 	req.Step("masquerade")
 	// Closing a netfilter socket after a deletion waits for the kernel, and so
 	// does deleting a link. In this order the first wait covers the second.
@@ -97,7 +96,6 @@ func gc(ctx context.Context, req *skel.Request) error {
 	}
 	defer host.Close()
 	nf := nft.New()
-	req.Count(host, nf)
 	natErr := masq.GC(skel.Most(ctx), nf, req.Network, req.Valid)
 	linkErr := iface.Collect(host, req.Valid)
 	closeErr := nf.Close()
@@ -108,7 +106,6 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 	if cfg.Masq {
 		nf := nft.New()
 		defer nf.Close()
-		req.Count(nf)
 		if err := masq.Status(ctx, nf, cfg.MasqBackend); err != nil {
 			return cni.Errorf(cni.CodeUnavailable, "ipMasq: %w", err)
 		}
@@ -125,7 +122,6 @@ func open(req *skel.Request, cfg config) (*attachment, error) {
 	if a.host, a.cont, err = rtnl.DialBoth(req.NS); err != nil {
 		return nil, err
 	}
-	req.Count(a.host, a.nf)
 	return a, nil
 }
 
@@ -236,6 +232,5 @@ func deleteLink(req *skel.Request) (gone bool, err error) {
 		return iface.Gone(err), err
 	}
 	defer host.Close()
-	req.Count(host)
 	return iface.Search{Attachment: req.Attachment, Host: host, NS: req.NS, Prev: req.PrevResult, Master: iface.NoMaster}.Delete()
 }

@@ -20,7 +20,6 @@ func plugin() skel.Plugin[config] {
 		Name:   "portmap",
 		About:  "forwards ports of the host to a container",
 		Config: wireConfig{},
-		Needs:  []string{"portMappings"},
 		Parse:  parseConfig,
 		Add:    add,
 		Del:    del,

@@ -108,7 +108,6 @@ func open(req *skel.Request) (*call, error) {
 		return nil, err
 	}
 	c := &call{Request: req, host: host, nf: nft.New()}
-	req.Count(c.host, c.nf)
 	return c, nil
 }
 

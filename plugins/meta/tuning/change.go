@@ -53,7 +53,6 @@ func (c *change) dial() error {
 		return err
 	}
 	c.OnDone(func() { _ = conn.Close() })
-	c.Count(conn)
 	c.conn = conn
 	return nil
 }

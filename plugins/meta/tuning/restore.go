@@ -55,7 +55,6 @@ func (r *restorer) look() error {
 		return err
 	}
 	r.OnDone(func() { _ = conn.Close() })
-	r.Count(conn)
 	link, err := conn.Link(r.IfName)
 	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 		return err
