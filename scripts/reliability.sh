@@ -5,6 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 scripts/deps.sh
+scripts/reference.sh >/dev/null
 scripts/build.sh
 export HAWSER_BIN=$PWD/bin HAWSER_FAULTS=all HAWSER_LOAD=${HAWSER_LOAD:-1m}
 log=$(mktemp)

@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 
 version=v2.4.2
 scripts/deps.sh containerd containernetworking-plugins iproute2 nftables podman procps runc slirp4netns uidmap util-linux
+scripts/reference.sh >/dev/null
 scripts/build.sh
 export HAWSER_BIN=$PWD/bin
 if [ -z "${HAWSER_CONTAINERD:-}" ]; then

@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 
 [ $# -eq 0 ] || exec scripts/vm/run.sh "$@"
 scripts/deps.sh
+scripts/reference.sh >/dev/null
 scripts/build.sh
 log=${NSTEST_SKIPLOG:-}
 unset NSTEST_SKIPLOG

@@ -6,6 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 scripts/deps.sh
+scripts/reference.sh >/dev/null
 scripts/build.sh
 export HAWSER_BIN=$PWD/bin
 [ -n "${NSTEST_SKIPLOG:-}" ] || { NSTEST_SKIPLOG=$(mktemp); trap 'rm -f "$NSTEST_SKIPLOG"' EXIT; }

@@ -2,7 +2,6 @@ package masq_test
 
 import (
 	"fmt"
-	"os"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -13,37 +12,34 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// referenceDir is where Debian's containernetworking-plugins are.
-const referenceDir = "/usr/lib/cni"
-
-// reference runs the reference's bridge in the host.
-func reference(h *nstest.Host, command, ipMasq string, c masq.Config, netns string) {
+// reference runs a release's bridge in the host.
+func reference(ref nstest.Reference, h *nstest.Host, command, ipMasq string, c masq.Config, netns string) {
 	GinkgoHelper()
 	var addrs []string
 	for _, p := range c.Addrs {
 		addrs = append(addrs, fmt.Sprintf(`{"address": %q}`, p))
 	}
-	out := h.Run(nstest.Program{Path: referenceDir + "/bridge", Stdin: fmt.Sprintf(`{
+	out := h.Run(nstest.Program{Path: ref.Program("bridge"), Stdin: fmt.Sprintf(`{
 		"cniVersion": "1.0.0", "name": %q, "type": "bridge", "bridge": "br0", "ipMasq": %s, "isGateway": true,
 		"ipam": {"type": "static", "addresses": [%s]}}`, c.Attachment.Network, ipMasq, strings.Join(addrs, ",")),
 		Env: []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + c.Attachment.ContainerID, "CNI_NETNS=" + netns,
-			"CNI_IFNAME=" + c.Attachment.IfName, "CNI_PATH=" + referenceDir}})
+			"CNI_IFNAME=" + c.Attachment.IfName, "CNI_PATH=" + ref.Dir()}})
 	Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
 }
 
 var _ = Describe("beside the reference", Label("kernel"), func() {
+	for _, ref := range nstest.References() {
+		Context("of "+ref.Name, func() { besideReference(ref) })
+	}
+})
+
+func besideReference(ref nstest.Reference) {
 	one := config(masq.IPTables, "c1", "eth0", "10.1.0.2/24", "fd01::2/64")
 	two := config(masq.IPTables, "c1", "net1", "10.1.0.8/24", "fd01::8/64")
 
-	BeforeEach(func() {
-		if _, err := os.Stat(referenceDir + "/bridge"); err != nil {
-			Skip("the reference plugins are not installed: " + err.Error())
-		}
-	})
-
 	eachVariant(func(host func() *nstest.Host, _ string) {
 		It("writes the same rules", func() {
-			reference(host(), "ADD", "true", one, nstest.NewNetns().Path)
+			reference(ref, host(), "ADD", "true", one, nstest.NewNetns().Path)
 			theirs := natRules(host())
 			Expect(check(host(), one)).To(Succeed())
 			upgraded := one
@@ -56,9 +52,9 @@ var _ = Describe("beside the reference", Label("kernel"), func() {
 
 		DescribeTable("deletes its rules", func(remove func(*nstest.Host, masq.Config) error) {
 			before := natRules(host())
-			reference(host(), "ADD", "true", one, nstest.NewNetns().Path)
+			reference(ref, host(), "ADD", "true", one, nstest.NewNetns().Path)
 			bystander := config(masq.IPTables, "c2", "eth0", "10.1.0.3/24")
-			reference(host(), "ADD", "true", bystander, nstest.NewNetns().Path)
+			reference(ref, host(), "ADD", "true", bystander, nstest.NewNetns().Path)
 			Expect(remove(host(), one)).To(Succeed())
 			Expect(natRules(host())).NotTo(ContainSubstring(chainC1))
 			Expect(check(host(), bystander)).To(Succeed())
@@ -79,8 +75,8 @@ var _ = Describe("beside the reference", Label("kernel"), func() {
 
 		It("deletes one interface of a container that the reference made, and leaves the other", func() {
 			netns := nstest.NewNetns().Path
-			reference(host(), "ADD", "true", one, netns)
-			reference(host(), "ADD", "true", two, netns)
+			reference(ref, host(), "ADD", "true", one, netns)
+			reference(ref, host(), "ADD", "true", two, netns)
 			Expect(del(host(), two)).To(Succeed())
 			Expect(check(host(), one)).To(Succeed())
 			Expect(natRules(host())).NotTo(ContainSubstring("10.1.0.8"))
@@ -90,7 +86,7 @@ var _ = Describe("beside the reference", Label("kernel"), func() {
 
 		It("adds an interface to a container that the reference made", func() {
 			three := config(masq.IPTables, "c1", "net2", "10.4.0.8/24", "fd04::8/64")
-			reference(host(), "ADD", "true", one, nstest.NewNetns().Path)
+			reference(ref, host(), "ADD", "true", one, nstest.NewNetns().Path)
 			Expect(add(host(), three)).To(Succeed())
 			Expect(check(host(), one)).To(Succeed())
 			Expect(check(host(), three)).To(Succeed())
@@ -103,23 +99,25 @@ var _ = Describe("beside the reference", Label("kernel"), func() {
 		It("lets the reference delete its own rules", func() {
 			netns := nstest.NewNetns().Path
 			before := natRules(host())
-			reference(host(), "ADD", "false", one, netns)
+			reference(ref, host(), "ADD", "false", one, netns)
 			Expect(add(host(), one)).To(Succeed())
 			Expect(natRules(host())).NotTo(Equal(before))
-			reference(host(), "DEL", "true", one, netns)
+			reference(ref, host(), "DEL", "true", one, netns)
 			Expect(natRules(host())).To(Equal(before))
 			Expect(del(host(), one)).To(Succeed())
 			Expect(host().Cmd("ls", "/run/hawser/masq")).To(BeEmpty())
 		})
 
 		It("deletes the jumps of its older versions", func() {
-			reference(host(), "ADD", "true", one, nstest.NewNetns().Path)
+			reference(ref, host(), "ADD", "true", one, nstest.NewNetns().Path)
 			host().Cmd("sh", "-c", "iptables -t nat -A POSTROUTING -s 10.1.0.2/24 "+commentC1+" -j "+chainC1)
 			Expect(del(host(), one)).To(Succeed())
 			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
 		})
 	})
+}
 
+var _ = Describe("beside the reference's nftables", Label("kernel"), func() {
 	DescribeTable("deletes its nftables rules", func(remove func(*nstest.Host, masq.Config) error) {
 		nstest.Need("nft", "nft-inet-nat")
 		host := nstest.NewHost()

@@ -200,6 +200,21 @@ var _ = Describe("Need", Label("kernel"), func() {
 	)
 })
 
+var _ = Describe("Reference", func() {
+	DescribeTable("has all plugins and answers VERSION", func(ref nstest.Reference, newest string) {
+		host := nstest.NewHost()
+		for _, plugin := range []string{"bandwidth", "bridge", "dhcp", "firewall", "host-device", "host-local", "ipvlan",
+			"loopback", "macvlan", "portmap", "ptp", "sbr", "static", "tuning", "vlan", "vrf"} {
+			out := host.Run(nstest.Program{Path: ref.Program(plugin), Env: []string{"CNI_COMMAND=VERSION"},
+				Stdin: `{"cniVersion":"1.0.0"}`})
+			Expect(out.Stdout).To(ContainSubstring(newest+`"]`), plugin)
+		}
+	},
+		Entry("of Debian", nstest.Debian(), "1.0.0"),
+		Entry("the newest", nstest.Newest(), "1.1.0"),
+	)
+})
+
 var _ = Describe("Root", func() {
 	It("is the top of the checkout", func() {
 		root, err := nstest.Root()

@@ -26,13 +26,19 @@ func watchSkips(report ginkgo.SpecReport) {
 	if report.State.String() != "skipped" || reason == "" {
 		return
 	}
-	switch strict := os.Getenv("NSTEST_REQUIRE"); {
-	case strict == "all":
+	switch {
+	case os.Getenv("NSTEST_REQUIRE") == "all":
 		ginkgo.Fail(reason + " (NSTEST_REQUIRE=all)")
-	case strict != "" && strict != "0" && !slices.Contains(report.Labels(), "kernel"):
+	case required() && !slices.Contains(report.Labels(), "kernel"):
 		ginkgo.Fail(reason + ` (NSTEST_REQUIRE=1, and the spec is not labelled "kernel")`)
 	}
 	logSkip(report.FullText(), reason)
+}
+
+// required tells whether what the kernel does not lack must be there.
+func required() bool {
+	strict := os.Getenv("NSTEST_REQUIRE")
+	return strict != "" && strict != "0"
 }
 
 // logSkip adds a line to the file that the end of a run is told from. One write

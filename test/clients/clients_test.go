@@ -153,12 +153,11 @@ func underLibrary(library string) {
 		pods.ExpectNothingLeft(d.Host)
 	})
 
-	DescribeTable("takes over pods of the reference plugins: CHECK, GC, traffic, DEL", func(ptp bool) {
-		nstest.NeedProgram(reference + "/bridge")
+	DescribeTable("takes over pods of the reference plugins: CHECK, GC, traffic, DEL", func(ref nstest.Reference, ptp bool) {
 		nstest.Need("iptables")
 		d := newNode(library, pods.Network{Version: "1.0.0", IPv6: true, PTP: ptp}) // Debian's know no newer one
 		w := pods.World{Host: d.Host, Outside: nstest.NewOutside(d.Host), Published: "8080"}
-		d.install(reference)
+		d.install(ref.Dir())
 		client, lost := newPod("client"), newPod("lost", port{9000, 80, "tcp", ""})
 		server := newPod("server", port{8080, 80, "tcp", ""}, port{8080, 80, "udp", ""})
 		addrs := map[string][]string{}
@@ -180,8 +179,10 @@ func underLibrary(library string) {
 		d.must(order{Verbs: []string{"del"}, Pods: []pod{client, server, lost}})
 		pods.ExpectNothingLeft(d.Host)
 	},
-		Entry("bridge", false),
-		Entry("ptp", true),
+		Entry("Debian's bridge", nstest.Debian(), false),
+		Entry("Debian's ptp", nstest.Debian(), true),
+		Entry("the newest bridge", nstest.Newest(), false),
+		Entry("the newest ptp", nstest.Newest(), true),
 	)
 
 	It("is killed in the middle of ADDs, and GC or DEL collects what is there", func() {

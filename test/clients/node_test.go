@@ -12,10 +12,7 @@ import (
 	"github.com/hawser-cni/plugins/test/pods"
 )
 
-const (
-	conflistName = "10-pods.conflist"
-	reference    = "/usr/lib/cni" // where Debian has the reference plugins
-)
+const conflistName = "10-pods.conflist"
 
 // node is a host where a runtime with one of the libraries lives.
 type node struct {

@@ -14,29 +14,28 @@ import (
 	"github.com/hawser-cni/plugins/test/node"
 )
 
-const referenceDir = "/usr/lib/cni"
-
 // mixed is a node on which each call of a plugin is served by ours or by the
 // reference's, and each delegate's too.
 type mixed struct {
 	*node.Node
+	ref       nstest.Reference
 	r         *rand.Rand
 	counts    map[string]int
 	originals map[string]Link // of the containers, before tuning
 }
 
 var _ = Describe("a node that is upgraded and downgraded", Label("kernel"), func() {
-	It("all the time serves 200 steps of ADD, CHECK and DEL", func() {
+	DescribeTable("all the time serves 200 steps of ADD, CHECK and DEL", func(ref nstest.Reference) {
 		const pods, steps = 8, 200
 		n := node.New()
-		m := &mixed{Node: n, r: rand.New(rand.NewPCG(uint64(GinkgoRandomSeed()), 0)), counts: map[string]int{}, originals: map[string]Link{}}
+		m := &mixed{Node: n, ref: ref, r: rand.New(rand.NewPCG(uint64(GinkgoRandomSeed()), 0)), counts: map[string]int{}, originals: map[string]Link{}}
 		all := make([]*node.Pod, pods)
 		for i := range all {
 			all[i] = node.NewPod(fmt.Sprintf("c%d", i))
 		}
 		for range steps {
 			i := m.r.IntN(pods)
-			p, list := all[i], mixedList(i)
+			p, list := all[i], m.list(i)
 			switch {
 			case p.Result == nil:
 				m.chain("ADD", p, list)
@@ -51,7 +50,7 @@ var _ = Describe("a node that is upgraded and downgraded", Label("kernel"), func
 			}
 		}
 		for i, p := range all {
-			m.chain("DEL", p, mixedList(i))
+			m.chain("DEL", p, m.list(i))
 		}
 		AddReportEntry("mixed", fmt.Sprintf("seed %d: %v", GinkgoRandomSeed(), m.counts))
 		Expect(n.Snapshot("links", "nftables", "iptables-legacy")).NotTo(MatchRegexp(`ifname=veth|CNI-[0-9a-f]|CNI-DN|10\.88\.0\.[0-9]+:80`))
@@ -60,21 +59,28 @@ var _ = Describe("a node that is upgraded and downgraded", Label("kernel"), func
 
 		// The reference's DEL does not know what else we keep; our GC ends it. route_localnet stays
 		// as the reference has set it, and nothing of ours holds on to it.
-		list := mixedList(0)
+		list := m.list(0)
 		for i := range list {
 			list[i].Keys = Merge(list[i].Keys, Object{"cni.dev/valid-attachments": []any{}})
 		}
 		n.Succeeds("GC", &node.Pod{Network: "net"}, list)
 		Expect(n.Cmd("find", "/run/cni/tuning", "/run/hawser/portmap", "/run/hawser/masq", "-type", "f", "!", "-name", "lock", "!", "-name", "ledger")).To(BeEmpty())
 		Expect(n.Snapshot("nftables")).NotTo(ContainSubstring("route_localnet was"))
-	})
+	},
+		Entry("beside Debian's reference", nstest.Debian()),
+		Entry("beside the newest", nstest.Newest()),
+	)
 })
 
-// mixedList is what the reference, at 1.1.1, can do too, for the container of that number:
-// no nftables, and no IFNAME in CHECK.
-func mixedList(i int) []node.Entry {
+// list is what the reference can do too, for the container of that number: at 1.1.1 no
+// nftables, and no IFNAME in CHECK. The newest one's tuning keeps the MTU that our bridge
+// put into the result, and our bridge's CHECK finds another one then.
+func (m *mixed) list(i int) []node.Entry {
 	list := node.Port(node.List("iptables"), 8000+i)
-	list[2].Keys = Object{"sysctl": Object{"net.ipv4.conf.eth0.arp_filter": "1"}, "mtu": 1400, "mac": fmt.Sprintf("0a:00:00:00:00:%02x", i)}
+	list[2].Keys = Object{"sysctl": Object{"net.ipv4.conf.eth0.arp_filter": "1"}, "mac": fmt.Sprintf("0a:00:00:00:00:%02x", i)}
+	if m.ref == nstest.Debian() {
+		list[2].Keys["mtu"] = 1400
+	}
 	return list
 }
 
@@ -93,7 +99,7 @@ func (m *mixed) chain(command string, p *node.Pod, entries []node.Entry) {
 			conf["prevResult"] = p.Result
 		}
 		c.Conf = conf
-		c.Path = []string{m.Dir, referenceDir}[m.r.IntN(2)] // of the IPAM plugin
+		c.Path = []string{m.Dir, m.ref.Dir()}[m.r.IntN(2)] // of the IPAM plugin
 		if e.Plugin == "tuning" && command == "ADD" {
 			m.originals[p.ID] = Show(p.Host, "eth0")
 		}
@@ -116,7 +122,7 @@ func (m *mixed) serve(plugin string, c Call) (side string, a Answer) {
 	if blind := plugin == "portmap" && c.Command == "CHECK"; m.r.IntN(2) == 0 || blind {
 		return "ours", m.Call(plugin, c)
 	}
-	w := &World{Host: m.Host, Dir: referenceDir, Plugin: skel.Plugin[any]{Name: plugin}}
+	w := &World{Host: m.Host, Dir: m.ref.Dir(), Plugin: skel.Plugin[any]{Name: plugin}}
 	nstest.Need("iptables")
-	return "the reference", w.Reference(c)
+	return "the reference", w.Reference(m.ref, c)
 }

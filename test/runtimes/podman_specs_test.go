@@ -107,7 +107,7 @@ var _ = Describe("podman", func() {
 	})
 
 	It("keeps containers of the reference plugins alive with ours: reload, stop; and goes back", func() {
-		nstest.NeedProgram(reference + "/bridge")
+		reference := nstest.Debian().Dir()
 		nstest.Need("iptables")
 		n := pods.Network{Version: "0.4.0", Backend: "iptables"}
 		p := newPodman(newMachine(reference), n.Conflist())

@@ -10,16 +10,13 @@ import (
 	"github.com/hawser-cni/plugins/test/pods"
 )
 
-// reference is where Debian has the reference plugins.
-const reference = "/usr/lib/cni"
-
 // debian is the network as the reference plugins have it: three addresses, so that
 // new pods have to get those of old ones.
 var debian = pods.Network{Last: "10.88.0.4"}
 
 var _ = Describe("a node under running pods", func() {
-	DescribeTable("goes from the reference plugins to ours and back", func(dir func() string, backend string, back, v6 bool) {
-		nstest.NeedProgram(reference + "/bridge")
+	DescribeTable("goes from the reference plugins to ours and back", func(ref nstest.Reference, dir func() string, backend string, back, v6 bool) {
+		reference := ref.Dir()
 		nstest.Need("iptables")
 		theirs := debian
 		theirs.IPv6 = v6
@@ -65,14 +62,14 @@ var _ = Describe("a node under running pods", func() {
 		c.collect(filepath.Join(c.netconf, "10-pods.conflist"))
 		pods.ExpectNothingLeft(c.Host)
 	},
-		Entry("containerd 1.6, our backend nftables, to ours only", func() string { return "" }, "", false, false),
-		Entry("containerd 1.6, our backend iptables, and back", func() string { return "" }, "iptables", true, false),
-		Entry("containerd 2, our backend nftables, to ours only, IPv4 and IPv6", built, "", false, true),
-		Entry("containerd 2, our backend iptables, and back, IPv4 and IPv6", built, "iptables", true, true),
+		Entry("containerd 1.6, our backend nftables, to ours only", nstest.Debian(), func() string { return "" }, "", false, false),
+		Entry("containerd 1.6, our backend iptables, and back", nstest.Newest(), func() string { return "" }, "iptables", true, false),
+		Entry("containerd 2, our backend nftables, to ours only, IPv4 and IPv6", nstest.Newest(), built, "", false, true),
+		Entry("containerd 2, our backend iptables, and back, IPv4 and IPv6", nstest.Debian(), built, "iptables", true, true),
 	)
 
 	It("that goes back with pods of the nftables backend stops them at the second try, and leaves elements", func() {
-		nstest.NeedProgram(reference + "/bridge")
+		reference := nstest.Debian().Dir()
 		nstest.Need("iptables")
 		c := newContainerd(newMachine(""), "", debian.Conflist())
 		id, pod := c.kubelet.start("pod", tcp(8080, 80))

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/onsi/ginkgo/v2"
@@ -82,14 +81,11 @@ func (w *World) Exec(c Call) Answer {
 	return Ran(w.Run(c.Program(w, nstest.Build(w.Plugin.Name))))
 }
 
-// Reference runs the reference plugin of the same name, which knows no version
-// after 1.0.0. It skips the spec where there is none.
-func (w *World) Reference(c Call) Answer {
+// Reference runs the reference plugin of the same name. It skips the spec where
+// there is none.
+func (w *World) Reference(r nstest.Reference, c Call) Answer {
 	ginkgo.GinkgoHelper()
-	program := filepath.Join("/usr/lib/cni", w.Plugin.Name)
-	_, err := os.Stat(program)
-	nstest.NeedOK("the reference plugins (Debian: containernetworking-plugins)", err)
-	return Ran(w.Run(c.Program(w, program)))
+	return Ran(w.Run(c.Program(w, r.Program(w.Plugin.Name))))
 }
 
 // Succeeds checks that a call other than ADD went well and said nothing.

@@ -26,24 +26,7 @@ func TestHostLocal(t *testing.T) {
 	RunSpecs(t, "plugins/ipam/host-local")
 }
 
-// ours and reference are the two programs that must get along.
 func ours() string { return nstest.Build("host-local") }
-
-func reference() string {
-	GinkgoHelper()
-	dir := os.Getenv("CNI_REFERENCE")
-	if dir == "" {
-		dir = "/usr/lib/cni"
-	}
-	path := filepath.Join(dir, "host-local")
-	if _, err := os.Stat(path); err != nil {
-		if os.Getenv("NSTEST_REQUIRE") != "" {
-			Fail("reference plugin: " + err.Error())
-		}
-		Skip("reference plugin (package containernetworking-plugins, or CNI_REFERENCE): " + err.Error())
-	}
-	return path
-}
 
 // call is one call of a host-local.
 type call struct {

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -91,6 +92,13 @@ func (w *world) names() map[string]string {
 }
 
 var _ = Describe("beside the reference", func() {
+	for _, ref := range nstest.References() {
+		Context("of "+ref.Name, func() { besideReference(ref) })
+	}
+})
+
+func besideReference(ref nstest.Reference) {
+	reference := func() string { return ref.Program("host-local") }
 	It("gives what one of them alone would have given, whoever is called", func() {
 		seed := uint64(GinkgoRandomSeed())
 		random := rand.New(rand.NewPCG(seed, seed))
@@ -216,7 +224,7 @@ var _ = Describe("beside the reference", func() {
 		}
 		Expect(n.leases()).To(BeEmpty())
 	})
-})
+}
 
 func inParallel(n int, do func(i int) answer) []answer {
 	answers := make([]answer, n)

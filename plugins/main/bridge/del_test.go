@@ -278,7 +278,7 @@ var _ = Describe("DEL", func() {
 	})
 })
 
-var _ = Describe("what the reference plugin made", func() {
+var _ = eachReference(func(ref nstest.Reference) {
 	var w *world
 	c := l3(Object{"cniVersion": "1.0.0", "isGateway": true, "ipMasq": true, "macspoofchk": true})
 	attach := func(id, addr string) Attached {
@@ -286,7 +286,7 @@ var _ = Describe("what the reference plugin made", func() {
 		w.Lend(Text(Object{"cniVersion": "1.0.0", "ips": []Object{{"address": addr}}}), id)
 		cont := nstest.NewNetns()
 		cl := Call{Command: "ADD", ID: id, Netns: cont.Path, Conf: c}
-		return Attached{Host: cont, Call: cl, Result: w.Reference(cl).Added()}
+		return Attached{Host: cont, Call: cl, Result: w.Reference(ref, cl).Added()}
 	}
 	BeforeEach(func() {
 		w = newWorld()
@@ -348,3 +348,11 @@ var _ = Describe("what the reference plugin made", func() {
 		Expect(Ping(victim.Host, "10.1.0.1")).To(BeTrue())
 	})
 })
+
+// eachReference is what each release of the reference plugin made.
+func eachReference(specs func(nstest.Reference)) bool {
+	for _, ref := range nstest.References() {
+		Describe("what "+ref.Name+" made", func() { specs(ref) })
+	}
+	return true
+}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"os"
 	"strings"
 	"time"
 
@@ -201,15 +200,11 @@ var _ = Describe("the MAC address check", Label("kernel"), func() {
 		Expect(ruleset()).NotTo(ContainSubstring("ccc"))
 	})
 
-	It("accepts and deletes what the reference made", func() {
-		const reference = "/usr/lib/cni"
-		if _, err := os.Stat(reference + "/bridge"); err != nil {
-			Skip("the reference plugins are not installed: " + err.Error())
-		}
+	DescribeTable("accepts and deletes what the reference made", func(ref nstest.Reference) {
 		for _, id := range []string{"c1", "c2"} {
-			out := host.Run(nstest.Program{Path: reference + "/bridge", Stdin: `{"cniVersion": "1.0.0", "name": "net1",
+			out := host.Run(nstest.Program{Path: ref.Program("bridge"), Stdin: `{"cniVersion": "1.0.0", "name": "net1",
 				"type": "bridge", "bridge": "br0", "macspoofchk": true}`, Env: []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=" + id,
-				"CNI_NETNS=" + nstest.NewNetns().Path, "CNI_IFNAME=eth0", "CNI_PATH=" + reference}})
+				"CNI_NETNS=" + nstest.NewNetns().Path, "CNI_IFNAME=eth0", "CNI_PATH=" + ref.Dir()}})
 			Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
 		}
 		Expect(ruleset()).To(ContainSubstring("cni-br-iface-c1-eth0-mac"))
@@ -220,5 +215,8 @@ var _ = Describe("the MAC address check", Label("kernel"), func() {
 		Expect(ruleset()).NotTo(ContainSubstring("c1-eth0"))
 		Expect(ruleset()).To(ContainSubstring("jump cni-br-iface-c2-eth0"))
 		Expect(ruleset()).To(ContainSubstring("jump cni-br-iface-c2-eth0-mac"))
-	})
+	},
+		Entry("Debian's", nstest.Debian()),
+		Entry("the newest", nstest.Newest()),
+	)
 })

@@ -55,7 +55,7 @@ var _ = Describe("traffic", func() {
 		call := func(cl Call) Answer {
 			GinkgoHelper()
 			if reference {
-				return w.Reference(cl)
+				return w.Reference(nstest.Newest(), cl)
 			}
 			return w.Call(cl)
 		}
@@ -64,7 +64,7 @@ var _ = Describe("traffic", func() {
 			IP(w.Host, "link set dev br up")
 		} else {
 			layer2 := Call{Command: "ADD", ID: "layer2", Netns: nstest.NewNetns().Path, Conf: conf(Object{"cniVersion": "1.0.0"})}
-			w.Reference(layer2).Added()
+			w.Reference(nstest.Newest(), layer2).Added()
 		}
 		var all []Attached
 		for i := range 4 {

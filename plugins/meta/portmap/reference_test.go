@@ -16,19 +16,14 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// referencePlugin is Debian's build of the reference plugin.
-const referencePlugin = "/usr/lib/cni/portmap"
-
-// reference runs the reference plugin as call runs ours.
-func (c *container) reference(command string, more ...object) {
+// reference runs a release of the reference plugin as call runs ours.
+func (c *container) reference(ref nstest.Reference, command string, more ...object) {
 	GinkgoHelper()
-	_, err := os.Stat(referencePlugin)
-	nstest.NeedOK("the reference plugins", err)
 	prev := c.prevResult()
 	prev["cniVersion"] = "1.0.0"
 	in, err := json.Marshal(conf(append([]object{{"cniVersion": "1.0.0", "name": c.network, "prevResult": prev}}, more...)...))
 	Expect(err).NotTo(HaveOccurred())
-	out := c.w.Run(nstest.Program{Path: referencePlugin, Stdin: string(in), Env: []string{"CNI_COMMAND=" + command,
+	out := c.w.Run(nstest.Program{Path: ref.Program("portmap"), Stdin: string(in), Env: []string{"CNI_COMMAND=" + command,
 		"CNI_CONTAINERID=" + c.id, "CNI_NETNS=" + c.Path, "CNI_IFNAME=" + c.ifName, "CNI_PATH=/nowhere"}})
 	Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
 }
@@ -50,6 +45,12 @@ func (w *world) saved() string {
 }
 
 var _ = Describe("beside the reference plugin", Label("kernel"), func() {
+	for _, ref := range nstest.References() {
+		Context("of "+ref.Name, func() { besideReference(ref) })
+	}
+})
+
+func besideReference(ref nstest.Reference) {
 	mapped := ports("8080:80", "192.0.2.1:8081:81", "[::]:53:53/udp", "0.0.0.0:54:53/udp", "127.0.0.1:9:9/sctp")
 
 	for _, k := range kinds[1:] {
@@ -66,9 +67,9 @@ var _ = Describe("beside the reference plugin", Label("kernel"), func() {
 			})
 
 			DescribeTable("the rules are the same to the byte", func(config object) {
-				c.reference("ADD", k.config, config, mapped)
+				c.reference(ref, "ADD", k.config, config, mapped)
 				theirs := w.saved()
-				c.reference("DEL", k.config, config, mapped)
+				c.reference(ref, "DEL", k.config, config, mapped)
 				empty := w.saved()
 				c.add(k.config, config, mapped)
 				Expect(w.saved()).To(Equal(theirs))
@@ -89,16 +90,16 @@ var _ = Describe("beside the reference plugin", Label("kernel"), func() {
 				other := newWorld()
 				other.bridge(1)
 				twin := other.container(1, 2)
-				twin.reference("ADD", k.config, mapped)
+				twin.reference(ref, "ADD", k.config, mapped)
 				Expect(sortedLines(ours)).To(Equal(sortedLines(other.saved())))
 			})
 
 			It("its DEL removes what we made", func() {
-				c.reference("ADD", k.config, mapped)
-				c.reference("DEL", k.config, mapped)
+				c.reference(ref, "ADD", k.config, mapped)
+				c.reference(ref, "DEL", k.config, mapped)
 				empty := w.saved()
 				c.add(k.config, mapped)
-				c.reference("DEL", k.config, mapped)
+				c.reference(ref, "DEL", k.config, mapped)
 				Expect(w.saved()).To(Equal(empty))
 				c.del()
 				c.add(k.config, mapped)
@@ -108,7 +109,7 @@ var _ = Describe("beside the reference plugin", Label("kernel"), func() {
 			It("after its DEL of what we made, the host ports are anybody's", func() {
 				other := w.container(1, 3)
 				c.add(k.config, mapped)
-				c.reference("DEL", k.config, mapped)
+				c.reference(ref, "DEL", k.config, mapped)
 				other.add(k.config, mapped)
 				other.del()
 				c.add(k.config, mapped)
@@ -118,16 +119,16 @@ var _ = Describe("beside the reference plugin", Label("kernel"), func() {
 			It("our CHECK knows what it made in place of what we made", func() {
 				other := w.container(1, 3)
 				c.add(k.config, mapped)
-				c.reference("DEL", k.config, mapped)
+				c.reference(ref, "DEL", k.config, mapped)
 				other.id, other.ifName = c.id, c.ifName // as its next ADD, with another address
-				other.reference("ADD", k.config, mapped)
+				other.reference(ref, "ADD", k.config, mapped)
 				other.check(k.config, mapped)
 				Expect(other.call("CHECK", k.config, ports("8080:81")).Msg).To(ContainSubstring("changed since ADD"))
 				Expect(c.call("CHECK", k.config, mapped).Code).To(Equal(cni.CodeDrift), "the address that it had before")
 			})
 
 			It("our CHECK knows what it made, with any backend, and what is gone of it", func() {
-				c.reference("ADD", k.config, mapped)
+				c.reference(ref, "ADD", k.config, mapped)
 				for _, config := range []object{{}, k.config} {
 					c.check(config, mapped)
 				}
@@ -142,30 +143,30 @@ var _ = Describe("beside the reference plugin", Label("kernel"), func() {
 			})
 
 			It("our DEL removes what it made, with the default backend and nothing else in the configuration", func() {
-				c.reference("ADD", k.config, mapped)
-				c.reference("DEL", k.config, mapped)
+				c.reference(ref, "ADD", k.config, mapped)
+				c.reference(ref, "DEL", k.config, mapped)
 				empty := w.saved()
 				other := w.container(1, 3)
 				for _, config := range []object{{}, {"prevResult": nil}, {"backend": "iptables"}} {
-					c.reference("ADD", k.config, mapped)
+					c.reference(ref, "ADD", k.config, mapped)
 					c.del(config)
 					Expect(w.saved()).To(Equal(empty))
 				}
-				other.reference("ADD", k.config, ports("7000:80"))
+				other.reference(ref, "ADD", k.config, ports("7000:80"))
 				both := w.saved()
-				c.reference("ADD", k.config, mapped)
+				c.reference(ref, "ADD", k.config, mapped)
 				c.del()
 				Expect(w.saved()).To(Equal(both))
 			})
 
 			It("our GC removes what it made for containers of the network that are not valid", func() {
 				other := w.container(1, 3)
-				other.reference("ADD", k.config, ports("7000:80"))
+				other.reference(ref, "ADD", k.config, ports("7000:80"))
 				foreign := w.container(1, 4)
 				foreign.network = "net2"
-				foreign.reference("ADD", k.config, ports("7001:80"))
+				foreign.reference(ref, "ADD", k.config, ports("7001:80"))
 				before := w.saved()
-				c.reference("ADD", k.config, mapped)
+				c.reference(ref, "ADD", k.config, mapped)
 				c.vanish()
 				w.gc("net1", "c1-3/eth0")
 				Expect(w.saved()).To(Equal(before))
@@ -174,7 +175,7 @@ var _ = Describe("beside the reference plugin", Label("kernel"), func() {
 			It("a port that it gave to another container is refused, and its owner named", func() {
 				other := w.container(1, 3)
 				other.serve(80)
-				other.reference("ADD", k.config, ports("8080:80"))
+				other.reference(ref, "ADD", k.config, ports("8080:80"))
 				Expect(w.reach(8080)).To(Equal("192.0.2.2"))
 				before := w.rules()
 				for _, config := range []object{{}, k.config} {
@@ -198,7 +199,7 @@ var _ = Describe("beside the reference plugin", Label("kernel"), func() {
 			It("a port that it left to a dead container, whose address is ours by now, is taken over", func() {
 				for _, config := range []object{{}, k.config} {
 					old := &container{w: w, Host: c.Host, network: "net1", id: "dead", ifName: "eth0", ips: c.ips}
-					old.reference("ADD", k.config, ports("8080:81"))
+					old.reference(ref, "ADD", k.config, ports("8080:81"))
 					c.add(config, ports("8080:80"))
 					Expect(w.reach(8080)).To(Equal("192.0.2.2"))
 					Expect(w.saved()).NotTo(ContainSubstring(`id: \"dead\"`))
@@ -221,7 +222,9 @@ var _ = Describe("beside the reference plugin", Label("kernel"), func() {
 			})
 		})
 	}
+}
 
+var _ = Describe("beside the reference plugin's nftables", Label("kernel"), func() {
 	It("what it left in nftables goes with DEL, and with GC where a record says whose it was", func() {
 		w := newWorld()
 		w.bridge(1)

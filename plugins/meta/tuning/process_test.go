@@ -15,8 +15,6 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-const reference = "/usr/lib/cni/tuning"
-
 // chain is a result as bridge makes it; the host's interface has the
 // container's name.
 const chain = `{"cniVersion":"VERSION","interfaces":[
@@ -108,12 +106,18 @@ var _ = Describe("the program", func() {
 })
 
 var _ = Describe("beside the reference plugin", func() {
+	for _, ref := range nstest.References() {
+		Context("of "+ref.Name, func() { besideReference(ref) })
+	}
+})
+
+func besideReference(ref nstest.Reference) {
 	// What Debian's version has; sysctls are never restored by it.
 	const conf = `"mac":"02:00:00:00:00:02","promisc":true,"mtu":1400,"allmulti":true,"sysctl":{"net.core.somaxconn":"77"}`
 	var w *world
-	var ours string
+	var ours, reference string
 	BeforeEach(func() {
-		nstest.NeedProgram(reference)
+		reference = ref.Program("tuning")
 		w = newWorld()
 		ours = nstest.Build("tuning")
 	})
@@ -199,4 +203,4 @@ var _ = Describe("beside the reference plugin", func() {
 		del(ours, "none")
 		Expect(w.files()).To(BeEmpty())
 	})
-})
+}
