@@ -101,29 +101,28 @@ func refuseResult(key string, err error) *Error {
 }
 
 // ValidAttachments reads cni.dev/valid-attachments (specification 1.1, GC).
-// null and [] both mean that none is valid. A missing key is code 7: taking
-// it for an empty list would delete everything.
-func (c *Config) ValidAttachments() ([]AttachmentRef, error) {
+// null and [] both mean that none is valid. listed is false where there is no
+// such key: nobody said that any is not valid.
+func (c *Config) ValidAttachments() (refs []AttachmentRef, listed bool, err error) {
 	key, raw := "cni.dev/valid-attachments", c.RawValidAttachments
 	if raw == nil {
 		key, raw = "cni.dev/attachments", c.RawAttachments
 	}
 	if isNull(raw) && !isNull(c.RawAttachments) && string(c.RawAttachments) != "[]" {
-		return nil, Errorf(CodeConfig, "cni.dev/valid-attachments: empty, but cni.dev/attachments is not; GC removes nothing while they contradict")
+		return nil, true, Errorf(CodeConfig, "cni.dev/valid-attachments: empty, but cni.dev/attachments is not; GC removes nothing while they contradict")
 	}
 	if raw == nil {
-		return nil, Errorf(CodeConfig, "cni.dev/valid-attachments: missing; GC removes nothing without a list (null or [] say that no attachment is valid)")
+		return nil, false, nil
 	}
-	var refs []AttachmentRef
 	if err := json.Unmarshal(raw, &refs); err != nil {
-		return nil, Errorf(CodeConfig, "%s: want a list of {containerID, ifname}: %w", key, complaint(err))
+		return nil, true, Errorf(CodeConfig, "%s: want a list of {containerID, ifname}: %w", key, complaint(err))
 	}
 	for i, r := range refs {
 		if r.ContainerID == "" || r.IfName == "" {
-			return nil, Errorf(CodeConfig, "%s[%d]: containerID %q, ifname %q: neither may be empty", key, i, r.ContainerID, r.IfName)
+			return nil, true, Errorf(CodeConfig, "%s[%d]: containerID %q, ifname %q: neither may be empty", key, i, r.ContainerID, r.IfName)
 		}
 	}
-	return refs, nil
+	return refs, true, nil
 }
 
 func isNull(raw json.RawMessage) bool {

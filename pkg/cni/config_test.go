@@ -23,7 +23,10 @@ var _ = Describe("Config", func() {
 		prev, err := c.PrevResult()
 		Expect(err).NotTo(HaveOccurred())
 		Expect(prev.IPs).To(HaveLen(1))
-		Expect(c.ValidAttachments()).To(HaveExactElements(cni.AttachmentRef{ContainerID: "c", IfName: "e"}))
+		refs, listed, err := c.ValidAttachments()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(listed).To(BeTrue())
+		Expect(refs).To(HaveExactElements(cni.AttachmentRef{ContainerID: "c", IfName: "e"}))
 	},
 		Entry("as written", `{"cniVersion": "0.4.0", "name": "n", "type": "bridge", "ipam": {"type": "host-local"},
 			"prevResult": {"ips": [{"address": "10.0.0.1/8"}]}, "cni.dev/valid-attachments": [{"containerID": "c", "ifname": "e"}]}`),
@@ -110,7 +113,7 @@ var _ = Describe("Config", func() {
 })
 
 var _ = Describe("cni.dev/valid-attachments", func() {
-	list := func(doc string) ([]cni.AttachmentRef, error) {
+	list := func(doc string) (refs []cni.AttachmentRef, listed bool, err error) {
 		GinkgoHelper()
 		c, err := cni.DecodeConfig([]byte(doc))
 		Expect(err).NotTo(HaveOccurred())
@@ -119,8 +122,9 @@ var _ = Describe("cni.dev/valid-attachments", func() {
 	c1 := cni.AttachmentRef{ContainerID: "c1", IfName: "eth0"}
 
 	DescribeTable("is read", func(doc string, want ...cni.AttachmentRef) {
-		got, err := list(doc)
+		got, listed, err := list(doc)
 		Expect(err).NotTo(HaveOccurred())
+		Expect(listed).To(BeTrue())
 		Expect(got).To(HaveExactElements(want))
 	},
 		Entry("null: none is valid", `{"cni.dev/valid-attachments": null}`),
@@ -133,12 +137,18 @@ var _ = Describe("cni.dev/valid-attachments", func() {
 		Entry("both: the specification's counts", `{"cni.dev/attachments": null, "cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, c1),
 	)
 
+	It("that is missing is no empty list", func() {
+		refs, listed, err := list(`{}`)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(refs).To(BeEmpty())
+		Expect(listed).To(BeFalse())
+	})
+
 	DescribeTable("is refused", func(doc, message string) {
-		_, err := list(doc)
+		_, _, err := list(doc)
 		Expect(err).To(MatchError(ContainSubstring(message)))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 	},
-		Entry("missing", `{}`, "cni.dev/valid-attachments: missing"),
 		Entry("empty beside an older spelling that is not", `{"cni.dev/valid-attachments": null, "cni.dev/attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, "contradict"),
 		Entry("an object", `{"cni.dev/valid-attachments": {}}`, "cni.dev/valid-attachments: want a list of {containerID, ifname}: is a JSON object, want an array"),
 		Entry("the older spelling of another type", `{"cni.dev/attachments": "x"}`, "cni.dev/attachments: want a list"),

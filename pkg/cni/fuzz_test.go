@@ -116,7 +116,7 @@ func FuzzConfig(f *testing.F) {
 		conf = bytes.ReplaceAll(conf, []byte("secret"), []byte(`secret":"`+secret+`","x`))
 		c, err := cni.DecodeConfig(conf)
 		_, prevErr := c.PrevResult()
-		refs, validErr := c.ValidAttachments()
+		refs, _, validErr := c.ValidAttachments()
 		cni.NewSet(c.Name, refs).All()
 		for _, err := range []error{err, prevErr, validErr} {
 			if err == nil {

@@ -89,6 +89,17 @@ var _ = Describe("a call that succeeds", func() {
 		})).document()
 	})
 
+	It("of GC without a list, as cnitool calls it, removes nothing, asks nobody and says so", func() {
+		for _, key := range []string{"", `"cni.dev/attachment": [], `} {
+			r := request{command: "GC", conf: `{"cniVersion": "1.1.0", ` + key + `"name": "net1", "ipam": {"type": "host-local"}}`}
+			Expect(r.run(forbidden())).To(Equal(answer{stderr: "probe: cni.dev/valid-attachments: missing; nothing is removed\n"}))
+		}
+		for _, list := range []string{"null", "[]"} {
+			r := request{command: "GC", conf: `{"cniVersion": "1.1.0", "name": "net1", "cni.dev/valid-attachments": ` + list + `}`}
+			r.run(forbidden()).expectError(cni.CodeInternal, errHandler.Error())
+		}
+	})
+
 	It("gives GC its network and the valid attachments, and nothing of an attachment", func() {
 		r := request{command: "GC", id: "../c1", ifname: "../eth0", netns: "/x",
 			conf: `{"cniVersion": "1.1.0", "name": "net1", "cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}`}
@@ -171,16 +182,25 @@ var _ = Describe("a call that is refused before the handler runs", func() {
 		Entry("a name of another type", "ADD", `{"name": 5}`, cni.CodeConfig, "name: is a JSON number"),
 		Entry("an unknown version", "ADD", `{"cniVersion": "9.9.9", "name": "../x"}`, cni.CodeIncompatibleVersion, `cniVersion: "9.9.9" is not supported`),
 		Entry("a version spelt otherwise", "DEL", `{"cniVersion": "1.0", "name": "x"}`, cni.CodeIncompatibleVersion, `cniVersion: "1.0" is not supported`),
-		Entry("CHECK before it was", "CHECK", `{"cniVersion": "0.3.1", "name": "../x"}`, cni.CodeIncompatibleVersion, `cniVersion: "0.3.1" has no CHECK`),
-		Entry("GC before it was", "GC", `{"cniVersion": "1.0.0", "name": "x"}`, cni.CodeIncompatibleVersion, `cniVersion: "1.0.0" has no GC`),
-		Entry("STATUS before it was", "STATUS", `{"cniVersion": "1.0.0", "name": "x"}`, cni.CodeIncompatibleVersion, `cniVersion: "1.0.0" has no STATUS`),
+		Entry("CHECK before it was", "CHECK", `{"cniVersion": "0.3.1", "name": "../x"}`, cni.CodeIncompatibleVersion, `cniVersion: "0.3.1": config version does not allow CHECK`),
+		Entry("GC before it was", "GC", `{"cniVersion": "1.0.0", "name": "x"}`, cni.CodeIncompatibleVersion, `cniVersion: "1.0.0": config version does not allow GC`),
+		Entry("STATUS before it was", "STATUS", `{"cniVersion": "1.0.0", "name": "x"}`, cni.CodeIncompatibleVersion, `cniVersion: "1.0.0": config version does not allow STATUS`),
 		Entry("no name", "ADD", `{}`, cni.CodeConfig, `name: "" is no network name`),
 		Entry("null", "ADD", `null`, cni.CodeConfig, `name: "" is no network name`),
 		Entry("a path as name", "DEL", `{"name": "../x"}`, cni.CodeConfig, `name: "../x" is no network name`),
-		Entry("GC without a list", "GC", conf1, cni.CodeConfig, "cni.dev/valid-attachments: missing"),
 		Entry("a bad prevResult", "ADD", `{"name": "x", "cniVersion": "1.0.0", "prevResult": {"ips": 5}}`, cni.CodeConfig, "prevResult.ips: is a JSON number"),
 		Entry("a bad prevResult", "CHECK", `{"name": "x", "cniVersion": "1.0.0", "prevResult": []}`, cni.CodeConfig, "prevResult: "),
 	)
+
+	It("STATUS of a configuration or CNI_ARGS that the plugin's Parse refuses, as ADD is", func() {
+		p := forbidden()
+		p.Parse = func(q *skel.Request) (any, error) { return cni.ParseArgs(q.Args, "IP") }
+		for _, command := range []string{"ADD", "CHECK", "STATUS"} {
+			r := attach(command)
+			r.more = []string{"CNI_ARGS=IP"}
+			r.run(p).expectError(cni.CodeEnvironment, "CNI_ARGS: pair 1 is not KEY=value")
+		}
+	})
 
 	DescribeTable("the error names the configuration's version", func(conf, version string) {
 		r := request{command: "ADD", id: "c1", netns: "/no/such", ifname: "eth0", conf: conf}

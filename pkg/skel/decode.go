@@ -161,11 +161,9 @@ func (c *call) readConf() ([]byte, error) {
 func (c *call) decodeRest(req *Request, conf *cni.Config, command string) error {
 	switch command {
 	case "GC":
-		refs, err := conf.ValidAttachments()
-		if err != nil {
-			return err
-		}
-		req.Valid = cni.NewSet(req.Network, refs)
+		refs, listed, err := conf.ValidAttachments()
+		req.Valid, c.unlisted = cni.NewSet(req.Network, refs), !listed
+		return err
 	case "ADD", "CHECK", "DEL":
 		req.ContainerID, req.IfName, req.Netns = c.vars["CNI_CONTAINERID"], c.vars["CNI_IFNAME"], c.vars["CNI_NETNS"]
 		prev, err := conf.PrevResult()
@@ -190,8 +188,9 @@ func (c *call) checkVersion(version, command string) error {
 		return nil
 	}
 	first := slices.IndexFunc(cni.Versions(), func(v string) bool { return cni.Allows(v, command) })
+	// Scripts know the reference's words.
 	return &cni.Error{Code: cni.CodeIncompatibleVersion,
-		Msg:     "cniVersion: " + quote(version) + " has no " + command,
+		Msg:     "cniVersion: " + quote(version) + ": config version does not allow " + command,
 		Details: command + " came with " + cni.Versions()[first]}
 }
 

@@ -38,8 +38,16 @@ func forPeople(p Plugin[any], env Env) (done bool, code int) {
 		refuseArgument(env.Stderr, p.Name, env.Args[0])
 		return true, confUnreadable
 	}
+	fmt.Fprintf(env.Stderr, "CNI %s plugin %s\n", p.Name, behaviour())
 	printHelp(env.Stderr, p)
 	return true, 0
+}
+
+// behaviour is the version of the reference plugins whose behaviour this is, with
+// our own in its build metadata. nerdctl asks so whether firewall can isolate
+// networks, and Nomad whether a node's plugins are of this decade.
+func behaviour() string {
+	return "v1.9.1+hawser." + strings.ReplaceAll(version, "+", ".")
 }
 
 // refuseArgument says of an argument that is no option what it may be.

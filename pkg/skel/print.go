@@ -86,11 +86,7 @@ func (c *call) print(doc []byte) error {
 	if c.env.Stdout == nil {
 		return errors.New("standard output cannot be written")
 	}
-	err := writable(c.env.Stdout)
-	n := 0
-	if err == nil {
-		n, err = c.env.Stdout.Write(doc)
-	}
+	n, err := c.env.Stdout.Write(doc)
 	if err == nil {
 		return nil
 	}
@@ -98,26 +94,6 @@ func (c *call) print(doc []byte) error {
 		c.env.Stdout = nil
 	}
 	return cni.Errorf(cni.CodeIO, "standard output: %w", err)
-}
-
-// writable tells a standard output that was closed when we were started. The
-// Go runtime puts /dev/null, open for reading and writing, in the place of a
-// closed one, and a result written there is lost.
-func writable(w any) error {
-	f, ok := w.(*os.File)
-	if !ok {
-		return nil
-	}
-	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
-	if err != nil || flags&unix.O_ACCMODE != unix.O_RDWR {
-		return err
-	}
-	var st, null unix.Stat_t
-	if unix.Fstat(int(f.Fd()), &st) == nil && unix.Stat(os.DevNull, &null) == nil &&
-		st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == null.Rdev {
-		return errors.New("is closed")
-	}
-	return nil
 }
 
 // fail prints the error object, on standard output or, where that cannot be

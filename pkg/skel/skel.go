@@ -146,9 +146,11 @@ type call struct {
 	version string // of the configuration; empty until it is known to be one
 	req     *Request
 	cfg     any // what the plugin made of its configuration
-	began   time.Time
-	record  *record     // nil: there is no log
-	result  *cni.Result // that was printed
+
+	unlisted bool // GC was not told which attachments are valid
+	began    time.Time
+	record   *record     // nil: there is no log
+	result   *cni.Result // that was printed
 }
 
 // serve decodes, dispatches and, for ADD, prints the result. Whatever fails
@@ -179,6 +181,10 @@ func (c *call) serve(ctx context.Context) error {
 	case "STATUS":
 		return c.handle(ctx, c.parsed(c.plugin.Status))
 	case "GC":
+		if c.unlisted { // cnitool calls so
+			req.Warn("cni.dev/valid-attachments: missing; nothing is removed")
+			return nil
+		}
 		return c.handle(ctx, c.plugin.GC)
 	}
 	return c.handle(ctx, c.plugin.Del)

@@ -235,7 +235,7 @@ func checkFamilies(sets []rangeSet, version string) error {
 	for _, set := range sets {
 		family := set[0].start.BitLen()
 		if seen[family] {
-			return cni.Refuse("ipam.ranges", nil, fmt.Sprintf("cniVersion %s has room for one address of each family, not for the set %s too", version, set)).
+			return cni.Refuse("ipam.ranges", nil, fmt.Sprintf("CNI version %s does not support more than 1 address per family, and the set %s is one more", version, set)).
 				Suggest("use cniVersion 0.3.0 or later")
 		}
 		seen[family] = true

@@ -146,7 +146,7 @@ var _ = DescribeTable("old versions have room for one address of each family", f
 		Expect(err).NotTo(HaveOccurred())
 		return
 	}
-	Expect(err).To(MatchError(ContainSubstring("cniVersion " + version)))
+	Expect(err).To(MatchError(ContainSubstring("CNI version " + version + " does not support more than 1 address per family")))
 	Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 },
 	Entry("0.2.0, two of IPv4", "0.2.0", `"ranges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"10.2.0.0/24"}]]`, false),
