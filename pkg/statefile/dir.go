@@ -60,10 +60,7 @@ func (d *Dir) OpenDir(name string, perm fs.FileMode) (*Dir, error) {
 
 // OpenExistingDir is OpenDir for a directory that has to be there.
 func (d *Dir) OpenExistingDir(name string) (*Dir, error) {
-	if err := checkName("open", d.path, name); err != nil {
-		return nil, err
-	}
-	fd, err := openat(d.fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	fd, err := d.open(name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, d.fail("open", name, err)
 	}
@@ -83,46 +80,39 @@ func (d *Dir) Close() error {
 	return unix.Close(fd)
 }
 
-// Names lists the entries, sorted by nothing, without those that belong to
-// an unfinished Create or Replace.
+// Names lists the entries, in no order, without the temporary files.
 func (d *Dir) Names() ([]string, error) {
-	all, err := d.names()
-	if err != nil {
-		return nil, err
-	}
-	names := all[:0]
-	for _, name := range all {
-		if !strings.HasPrefix(name, temporary) {
-			names = append(names, name)
-		}
-	}
-	return names, nil
+	names, _, err := d.list()
+	return names, err
 }
 
-func (d *Dir) names() ([]string, error) {
+// Sweep removes the temporary files that killed writers left behind. The
+// caller holds the lock that all writers of this directory take.
+func (d *Dir) Sweep() error {
+	_, temporary, err := d.list()
+	errs := []error{err}
+	for _, name := range temporary {
+		errs = append(errs, d.Remove(name))
+	}
+	return errors.Join(errs...)
+}
+
+func (d *Dir) list() (names, temporary []string, err error) {
 	fd, err := openat(d.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return nil, &fs.PathError{Op: "list", Path: d.path, Err: err}
+		return nil, nil, &fs.PathError{Op: "list", Path: d.path, Err: err}
 	}
 	f := os.NewFile(uintptr(fd), d.path)
 	defer f.Close()
-	return f.Readdirnames(-1)
-}
-
-// Sweep removes what writers that were killed half-way left behind. The
-// caller holds the lock that all writers of this directory take.
-func (d *Dir) Sweep() error {
-	names, err := d.names()
-	if err != nil {
-		return err
-	}
-	var failed []error
-	for _, name := range names {
-		if strings.HasPrefix(name, temporary) {
-			failed = append(failed, d.Remove(name))
+	all, err := f.Readdirnames(-1)
+	for _, name := range all {
+		if isTemporary(name) {
+			temporary = append(temporary, name)
+		} else {
+			names = append(names, name)
 		}
 	}
-	return errors.Join(failed...)
+	return names, temporary, err
 }
 
 // Info is what stat says of a directory.
@@ -156,12 +146,17 @@ func (d *Dir) fail(op, name string, err error) error {
 	return &fs.PathError{Op: op, Path: d.join(name), Err: err}
 }
 
-// checkName keeps an access inside the directory.
-func checkName(op, dir, name string) error {
-	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
-		return &fs.PathError{Op: op, Path: dir + "/" + name, Err: fs.ErrInvalid}
+// open opens one entry of the directory, which is no link.
+func (d *Dir) open(name string, flags int, perm fs.FileMode) (int, error) {
+	if !isEntry(name) {
+		return -1, fs.ErrInvalid
 	}
-	return nil
+	return openat(d.fd, name, flags|unix.O_NOFOLLOW, perm)
+}
+
+// isEntry keeps an access inside the directory.
+func isEntry(name string) bool {
+	return name != "" && name != "." && name != ".." && !strings.ContainsAny(name, "/\x00")
 }
 
 func openat(dir int, name string, flags int, perm fs.FileMode) (fd int, err error) {

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -107,19 +108,30 @@ var _ = Describe("a file", func() {
 		d = open(path)
 	})
 
-	DescribeTable("created", func(create func(name string, data []byte) error) {
-		Expect(create("10.1.2.2", []byte("c1\r\neth0"))).To(Succeed())
+	It("is created once, with what a Create that was killed has left", func() {
+		Expect(os.WriteFile(path+"/"+statefile.Temporary("10.1.2.2"), []byte("half"), 0o644)).To(Succeed())
+		Expect(d.Create("10.1.2.2", []byte("c1\r\neth0"), 0o600)).To(Succeed())
 		Expect(os.ReadFile(path + "/10.1.2.2")).To(BeEquivalentTo("c1\r\neth0"))
 		info, err := os.Lstat(path + "/10.1.2.2")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(info.Mode()).To(Equal(fs.FileMode(0o600)))
 
-		Expect(create("10.1.2.2", []byte("other"))).To(MatchError(fs.ErrExist))
+		Expect(d.Create("10.1.2.2", []byte("other"), 0o600)).To(MatchError(fs.ErrExist))
 		Expect(os.ReadFile(path + "/10.1.2.2")).To(BeEquivalentTo("c1\r\neth0"))
 		Expect(entries(path)).To(Equal([]string{"10.1.2.2"}))
-	},
-		Entry("by a link to an unnamed file", func(n string, b []byte) error { return d.Create(n, b, 0o600) }),
-		Entry("by a link to a temporary file", func(n string, b []byte) error { return statefile.CreateNamed(d, n, b) }))
+	})
+
+	It("has a name of up to 255 bytes", func() {
+		long := strings.Repeat("n", 255)
+		Expect(d.Replace(long, []byte("old"), 0o600)).To(Succeed())
+		Expect(d.Replace(long, []byte("new"), 0o600)).To(Succeed())
+		Expect(d.Read(long)).To(BeEquivalentTo("new"))
+		Expect(d.Discard(long)).To(Succeed())
+		Expect(d.Create(long, nil, 0o600)).To(Succeed())
+		Expect(entries(path)).To(Equal([]string{long}))
+		Expect(d.Replace(long+"n", nil, 0o600)).To(MatchError(unix.ENAMETOOLONG))
+		Expect(entries(path)).To(Equal([]string{long}))
+	})
 
 	It("is replaced in one step, link and all", func() {
 		outside := filepath.Join(GinkgoT().TempDir(), "outside")
@@ -135,7 +147,7 @@ var _ = Describe("a file", func() {
 	})
 
 	It("is replaced, and discarded, with what a Replace that was killed has left", func() {
-		left := path + "/" + statefile.Successor("f")
+		left := path + "/" + statefile.Temporary("f")
 		leave := func() { Expect(os.WriteFile(left, []byte("half"), 0o600)).To(Succeed()) }
 		leave()
 		Expect(d.Replace("f", []byte("old"), 0o600)).To(Succeed())
@@ -193,7 +205,7 @@ var _ = Describe("a file", func() {
 	})
 
 	It("of a killed writer is hidden, and swept", func() {
-		Expect(os.WriteFile(path+"/.statefile-0123", []byte("half"), 0o600)).To(Succeed())
+		Expect(os.WriteFile(path+"/.whole.tmp", []byte("half"), 0o600)).To(Succeed())
 		Expect(os.WriteFile(path+"/whole", nil, 0o600)).To(Succeed())
 		Expect(d.Names()).To(Equal([]string{"whole"}))
 		Expect(d.Sweep()).To(Succeed())
@@ -213,7 +225,6 @@ var _ = Describe("a full filesystem", func() {
 		big := bytes.Repeat([]byte("x"), 128<<10)
 
 		Expect(d.Create("new", big, 0o600)).To(MatchError(unix.ENOSPC))
-		Expect(statefile.CreateNamed(d, "new", big)).To(MatchError(unix.ENOSPC))
 		Expect(d.Replace("old", big, 0o600)).To(MatchError(unix.ENOSPC))
 		Expect(d.Writable()).To(Succeed())
 		Expect(os.WriteFile(path+"/rest", big, 0o600)).To(MatchError(unix.ENOSPC))
@@ -244,7 +255,7 @@ func writeForEver(path string) {
 	for err == nil {
 		err = errors.Join(
 			d.Create("created", killContent, 0o600), d.Replace("replaced", killContent, 0o600),
-			d.Remove("created"), statefile.CreateNamed(d, "created", killContent), d.Remove("created"))
+			d.Remove("created"))
 	}
 	println(err.Error())
 	os.Exit(1)

@@ -53,40 +53,33 @@ func (h *Held) Unlock() error {
 // perm when it is absent, and waits for it until ctx ends. At ctx's deadline
 // the error is a *Busy; at its cancellation it wraps ctx.Err().
 func Lock(ctx context.Context, path string, perm fs.FileMode) (*Held, error) {
-	return lockAt(ctx, lockFile{dir: unix.AT_FDCWD, name: path, path: path}, perm)
+	return lock(ctx, path, func(flags int) (int, error) { return openat(unix.AT_FDCWD, path, flags, perm) })
 }
 
-// Lock is the function Lock for the entry name of the directory, with a
-// deadline of its own: it waits at most that long. Passing it here and not in
-// ctx keeps the timer, whose first use costs a process a thread, for those
-// that have to wait.
+// Lock is the function Lock for the entry name of the directory. It waits at
+// most as long as wait says; 0 = as long as the context.
 func (d *Dir) Lock(ctx context.Context, name string, perm fs.FileMode, wait time.Duration) (*Held, error) {
-	if err := checkName("lock", d.path, name); err != nil {
-		return nil, err
+	if wait > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, wait)
+		defer cancel()
 	}
-	return lockAt(ctx, lockFile{dir: d.fd, name: name, path: d.join(name), wait: wait}, perm)
+	return lock(ctx, d.join(name), func(flags int) (int, error) { return d.open(name, flags, perm) })
 }
 
-type lockFile struct {
-	dir  int
-	name string
-	path string        // for messages
-	wait time.Duration // 0 = as long as the context lasts
-}
-
-func lockAt(ctx context.Context, f lockFile, perm fs.FileMode) (*Held, error) {
+func lock(ctx context.Context, path string, open func(flags int) (int, error)) (*Held, error) {
 	for {
-		fd, err := openat(f.dir, f.name, unix.O_RDONLY|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_NONBLOCK, perm)
+		fd, err := open(unix.O_RDONLY | unix.O_CREAT | unix.O_NOFOLLOW | unix.O_NONBLOCK)
 		if err != nil {
-			return nil, &fs.PathError{Op: "lock", Path: f.path, Err: err}
+			return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
 		}
-		if err := flock(ctx, fd, f); err != nil {
+		if err := flock(ctx, fd, path); err != nil {
 			return nil, err
 		}
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err != nil {
 			unix.Close(fd)
-			return nil, &fs.PathError{Op: "lock", Path: f.path, Err: err}
+			return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
 		}
 		if st.Nlink > 0 {
 			return &Held{fd}, nil
@@ -97,73 +90,50 @@ func lockAt(ctx context.Context, f lockFile, perm fs.FileMode) (*Held, error) {
 	}
 }
 
-// flock locks fd or closes it.
-func flock(ctx context.Context, fd int, f lockFile) error {
+// flock locks fd or closes it. It waits in a goroutine, which owns fd once ctx
+// ended: a blocked flock cannot be called off.
+func flock(ctx context.Context, fd int, path string) error {
 	err := ignoreEINTR(func() error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
-	if err == nil {
-		return nil
-	}
-	if err != unix.EWOULDBLOCK {
-		unix.Close(fd)
-		return &fs.PathError{Op: "lock", Path: f.path, Err: err}
-	}
-	if f.wait > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, f.wait)
-		defer cancel()
-	}
-	return waitFlock(ctx, fd, f.path)
-}
-
-// waitFlock waits for the lock in a goroutine that owns fd once ctx ended: a
-// blocked flock cannot be called off.
-func waitFlock(ctx context.Context, fd int, path string) error {
-	got := make(chan error)
-	go func() {
-		err := ignoreEINTR(func() error { return unix.Flock(fd, unix.LOCK_EX) })
+	if err == unix.EWOULDBLOCK {
+		got := make(chan error)
+		go func() {
+			err := ignoreEINTR(func() error { return unix.Flock(fd, unix.LOCK_EX) })
+			select {
+			case got <- err:
+			case <-ctx.Done():
+				unix.Close(fd)
+			}
+		}()
 		select {
-		case got <- err:
+		case err = <-got:
 		case <-ctx.Done():
-			unix.Close(fd)
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return busy(path)
+			}
+			return &fs.PathError{Op: "lock", Path: path, Err: ctx.Err()}
 		}
-	}()
-	select {
-	case err := <-got:
-		if err != nil {
-			unix.Close(fd)
-			return &fs.PathError{Op: "lock", Path: path, Err: err}
-		}
-		return nil
-	case <-ctx.Done():
 	}
-	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return &fs.PathError{Op: "lock", Path: path, Err: ctx.Err()}
+	if err != nil {
+		unix.Close(fd)
+		return &fs.PathError{Op: "lock", Path: path, Err: err}
 	}
-	busy := &Busy{Path: path}
-	busy.PID, busy.Program = holder(path)
-	return busy
+	return nil
 }
 
-// holder looks the lock's owner up in /proc/locks. Zero values mean that the
+// busy looks the lock's owner up in /proc/locks. Zero values mean that the
 // kernel shows none to us (another PID namespace, no /proc).
-func holder(path string) (pid int, program string) {
+func busy(path string) *Busy {
+	b := &Busy{Path: path}
 	var st unix.Stat_t
-	if err := unix.Lstat(path, &st); err != nil {
-		return 0, ""
+	if unix.Lstat(path, &st) != nil {
+		return b
 	}
-	locks, err := os.ReadFile("/proc/locks")
-	if err != nil {
-		return 0, ""
+	locks, _ := os.ReadFile("/proc/locks")
+	if b.PID = holderOf(string(locks), st.Ino, uint64(st.Dev)); b.PID > 0 {
+		comm, _ := os.ReadFile("/proc/" + strconv.Itoa(b.PID) + "/comm")
+		b.Program = strings.TrimSpace(string(comm))
 	}
-	pid = holderOf(string(locks), st.Ino, uint64(st.Dev))
-	if pid <= 0 {
-		return 0, ""
-	}
-	comm, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
-	if err != nil {
-		return pid, ""
-	}
-	return pid, strings.TrimSpace(string(comm))
+	return b
 }
 
 // holderOf finds the owner of the flock on an inode in the text of
@@ -185,7 +155,7 @@ func holderOf(locks string, ino, dev uint64) int {
 			continue
 		}
 		pid, err := strconv.Atoi(f[4])
-		if err != nil {
+		if err != nil || pid < 0 {
 			continue
 		}
 		if f[5][:at] == device {
