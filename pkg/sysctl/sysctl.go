@@ -3,10 +3,10 @@
 package sysctl
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -88,11 +88,8 @@ func (k Key) String() string { return swap("net/" + strings.Join(k.parts, "/")) 
 // Write, is an *fs.PathError; it matches fs.ErrNotExist when this kernel or
 // namespace has no such key.
 func (k Key) Read() (string, error) {
-	data, err := k.read()
-	if err != nil {
-		return "", k.fail("read", err)
-	}
-	return strings.TrimSuffix(data, "\n"), nil
+	value, err := k.read()
+	return value, k.failure("read", err)
 }
 
 // Write sets the value unless the key has it already, so that a read-only
@@ -100,36 +97,33 @@ func (k Key) Read() (string, error) {
 // in one value only the numbers count, not the blanks between them. The error
 // matches fs.ErrNotExist when there is no such key.
 func (k Key) Write(value string) error {
-	err := k.update(value)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		err = k.separately(value)
-	}
-	if err != nil {
-		return k.fail(fmt.Sprintf("write %q", value), err)
-	}
-	return nil
-}
-
-// failure is an *fs.PathError that names the key.
-type failure struct {
-	key Key
-	fs.PathError
-}
-
-func (k Key) fail(op string, err error) error {
-	return &failure{k, fs.PathError{Op: op, Path: k.Path(), Err: err}}
-}
-
-func (f *failure) Error() string { return fmt.Sprintf("sysctl %s: %s: %v", f.key, f.Op, f.Err) }
-
-func (f *failure) Unwrap() error { return &f.PathError }
-
-// separately is update for a value that cannot be read, or not be written.
-func (k Key) separately(value string) error {
-	if have, err := k.read(); err == nil && Equal(have, value) {
+	have, err := k.read()
+	if err == nil && Equal(have, value) {
 		return nil
 	}
-	return k.write(value)
+	if len(k.parts) > 0 && !errors.Is(err, fs.ErrNotExist) { // some can only be written
+		err = os.WriteFile(k.Path(), []byte(value+"\n"), 0)
+	}
+	return k.failure(fmt.Sprintf("write %q", value), err)
+}
+
+func (k Key) read() (string, error) {
+	if len(k.parts) == 0 {
+		return "", ErrInvalidKey
+	}
+	data, err := os.ReadFile(k.Path())
+	return strings.TrimSuffix(string(data), "\n"), err
+}
+
+// failure names the key as sysctl(8) spells it.
+func (k Key) failure(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if path := (*fs.PathError)(nil); errors.As(err, &path) {
+		err = path.Err
+	}
+	return &fs.PathError{Op: "sysctl", Path: k.String() + ": " + op, Err: err}
 }
 
 // Equal tells whether two values are the same to the kernel: blanks, tabs and
@@ -139,42 +133,29 @@ func Equal(a, b string) bool {
 		if a == b {
 			return true
 		}
-		listA, okA := parseList(a)
-		listB, okB := parseList(b)
-		return okA && okB && slices.Equal(listA, listB)
+		portsA, okA := ports(a)
+		portsB, okB := ports(b)
+		return okA && okB && *portsA == *portsB
 	})
 }
 
-// span is a range of numbers, both ends included.
-type span struct{ first, last uint64 }
-
-// parseList reads numbers and ranges as in "8080,9000-9010", sorted and with
-// what touches joined. A single number is left to the comparison as text.
-func parseList(s string) ([]span, bool) {
-	if !strings.ContainsAny(s, ",-") {
-		return nil, false
-	}
-	var list []span
-	for item := range strings.SplitSeq(s, ",") {
+// ports reads numbers and ranges as in "8080,9000-9010". A single number is left
+// to the comparison as text.
+func ports(list string) (set *[1 << 16]bool, ok bool) {
+	set = new([1 << 16]bool)
+	for item := range strings.SplitSeq(list, ",") {
 		first, last, isRange := strings.Cut(item, "-")
 		if !isRange {
 			last = first
 		}
 		a, errA := strconv.ParseUint(first, 10, 16)
 		b, errB := strconv.ParseUint(last, 10, 16)
-		if errA != nil || errB != nil || a > b {
+		if errA != nil || errB != nil {
 			return nil, false
 		}
-		list = append(list, span{a, b})
-	}
-	slices.SortFunc(list, func(a, b span) int { return cmp.Compare(a.first, b.first) })
-	joined := list[:1]
-	for _, next := range list[1:] {
-		if end := &joined[len(joined)-1].last; next.first <= *end+1 {
-			*end = max(*end, next.last)
-		} else {
-			joined = append(joined, next)
+		for port := a; port <= b; port++ {
+			set[port] = true
 		}
 	}
-	return joined, true
+	return set, strings.ContainsAny(list, ",-")
 }
