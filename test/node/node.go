@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -31,6 +32,17 @@ type Node struct {
 	// Before are commands of bash that run before each plugin, in its process:
 	// "umask 0".
 	Before string
+
+	// Version is that of configurations; the newest when empty.
+	Version string
+
+	programs string // directory of the plugins; ours when empty
+}
+
+// With is the same host with a release of the reference plugins, IPAM's too.
+func (n *Node) With(ref nstest.Reference) *Node {
+	ginkgo.GinkgoHelper()
+	return &Node{Host: n.Host, Dir: ref.Dir(), Version: "1.0.0", programs: ref.Dir()}
 }
 
 // New makes a host on which nothing has run yet.
@@ -48,7 +60,11 @@ func New() *Node {
 func (n *Node) Try(plugin string, c plugintest.Call) plugintest.Answer {
 	ginkgo.GinkgoHelper()
 	w := &plugintest.World{Host: n.Host, Dir: n.Dir, Plugin: skel.Plugin[any]{Name: plugin}}
-	p := c.Program(w, nstest.Build(plugin))
+	program := filepath.Join(n.programs, plugin)
+	if n.programs == "" {
+		program = nstest.Build(plugin)
+	}
+	p := c.Program(w, program)
 	p.Env = append(p.Env, n.Env...)
 	if n.Before != "" {
 		p.Args, p.Path = []string{"-c", n.Before + "\nexec " + p.Path}, "/bin/bash"
@@ -118,7 +134,7 @@ func (n *Node) Chain(command string, p *Pod, entries []Entry) (a plugintest.Answ
 		}
 		c := p.Call
 		c.Command = command
-		conf := plugintest.Merge(object{"cniVersion": "1.1.0", "name": p.Network, "type": e.Plugin}, e.Keys)
+		conf := plugintest.Merge(object{"cniVersion": cmp.Or(n.Version, "1.1.0"), "name": p.Network, "type": e.Plugin}, e.Keys)
 		if p.Result != nil {
 			conf["prevResult"] = p.Result
 		}
