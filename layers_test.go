@@ -32,7 +32,8 @@ const (
 
 // homes are the only packages whose code imports a library (or what is below it).
 var homes = map[string][]string{
-	"github.com/vishvananda":         {},
+	"github.com/vishvananda/netlink": {"pkg/rtnl"},
+	"github.com/vishvananda/netns":   {"pkg/rtnl"},
 	"github.com/google/nftables":     {},
 	"github.com/mdlayher":            {},
 	"github.com/coreos/go-iptables":  {},

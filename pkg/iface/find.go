@@ -46,7 +46,7 @@ func (s Search) Delete() (gone bool, err error) {
 // deleteUnmarked deletes a pair that other software made.
 func (s Search) deleteUnmarked() (gone bool, err error) {
 	if s.NS != nil {
-		cont, err := s.Host.Dial(s.NS)
+		cont, err := rtnl.Dial(s.NS)
 		if err != nil {
 			return Gone(err), err
 		}
@@ -173,7 +173,7 @@ func deleteAll(host *rtnl.Conn, links []rtnl.Link) error {
 		conn := host
 		if i > 0 { // opened here: another thread may be in another namespace
 			var err error
-			if conn, err = host.Dial(nil); err != nil {
+			if conn, err = rtnl.Dial(nil); err != nil {
 				break // fewer will do
 			}
 			defer conn.Close()

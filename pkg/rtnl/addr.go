@@ -1,14 +1,13 @@
 package rtnl
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
 // Addr is an address of a link.
@@ -28,14 +27,14 @@ type Addr struct {
 }
 
 // Addrs lists the addresses of a link, of both families.
-func (c *Conn) Addrs(index int) ([]Addr, error) {
-	req := netlink.Request{Type: unix.RTM_GETADDR, Body: addrHeader{index: index}.body()}
-	var addrs []Addr
-	err := c.dump(req, func() { addrs = addrs[:0] }, func(data []byte) {
-		// Kernels before 4.20 do not filter.
-		if a, of := parseAddr(data); of == index && a.Prefix.IsValid() {
-			addrs = append(addrs, a)
+func (c *Conn) Addrs(index int) (addrs []Addr, err error) {
+	err = c.use(func(h *netlink.Handle) error {
+		list, err := h.AddrList(at(index), netlink.FAMILY_ALL)
+		addrs = make([]Addr, len(list))
+		for i, a := range list {
+			addrs[i] = readAddr(a)
 		}
+		return err
 	})
 	if err != nil {
 		return nil, c.linkError(index, "list addresses", err)
@@ -43,100 +42,71 @@ func (c *Conn) Addrs(index int) ([]Addr, error) {
 	return addrs, nil
 }
 
+func readAddr(in netlink.Addr) Addr {
+	has := func(flag int) bool { return in.Flags&flag != 0 }
+	a := Addr{
+		Prefix: prefixOf(in.IPNet), Broadcast: addrOf(in.Broadcast), Scope: in.Scope,
+		NoDAD: has(unix.IFA_F_NODAD), NoPrefixRoute: has(unix.IFA_F_NOPREFIXROUTE),
+		Tentative: has(unix.IFA_F_TENTATIVE), DADFailed: has(unix.IFA_F_DADFAILED), Permanent: has(unix.IFA_F_PERMANENT),
+	}
+	if in.Peer != nil { // which then has the length of the prefix
+		far := prefixOf(in.Peer)
+		if far.Addr() != a.Prefix.Addr() {
+			a.Peer = far.Addr()
+		}
+		a.Prefix = netip.PrefixFrom(a.Prefix.Addr(), far.Bits())
+	}
+	return a
+}
+
 // AddAddr adds an address to a link. The error matches EEXIST when the link
 // has it already.
 func (c *Conn) AddAddr(index int, a Addr) error {
-	header := newAddrHeader(index, a.Prefix)
-	header.scope = uint8(a.scope())
-	body := header.body()
-	if flags := a.flags(); flags != 0 {
-		body.Uint32(unix.IFA_FLAGS, flags)
-	}
-	far := a.Prefix.Addr()
-	if a.Peer.IsValid() {
-		far = a.Peer
-	}
-	addAddr(&body, unix.IFA_LOCAL, a.Prefix.Addr())
-	addAddr(&body, unix.IFA_ADDRESS, far)
-	if b := a.broadcast(); b.IsValid() {
-		addAddr(&body, unix.IFA_BROADCAST, b)
-	}
-	return c.linkError(index, fmt.Sprintf("add address %s", a.Prefix), c.change(unix.RTM_NEWADDR, createNew, body))
-}
-
-func (a Addr) scope() int {
+	in := &netlink.Addr{IPNet: ipNet(a.Prefix), Scope: a.Scope}
 	if a.Scope == unix.RT_SCOPE_UNIVERSE && a.Prefix.Addr().Is4() && a.Prefix.Addr().IsLoopback() {
-		return unix.RT_SCOPE_HOST
+		in.Scope = unix.RT_SCOPE_HOST
 	}
-	return a.Scope
-}
-
-func (a Addr) flags() uint32 {
-	var flags uint32
 	if a.NoDAD {
-		flags |= unix.IFA_F_NODAD
+		in.Flags |= unix.IFA_F_NODAD
 	}
 	if a.NoPrefixRoute {
-		flags |= unix.IFA_F_NOPREFIXROUTE
+		in.Flags |= unix.IFA_F_NOPREFIXROUTE
 	}
-	return flags
-}
-
-func (a Addr) broadcast() netip.Addr {
-	ip := a.Prefix.Addr()
-	if a.Broadcast.IsValid() || !ip.Is4() || a.Prefix.Bits() >= 31 || a.Peer.IsValid() {
-		return a.Broadcast
+	if a.Peer.IsValid() {
+		in.Peer, in.Broadcast = ipNet(netip.PrefixFrom(a.Peer, a.Prefix.Bits())), net.IPv4zero // the latter: none
 	}
-	b := ip.As4()
-	for bit := a.Prefix.Bits(); bit < 32; bit++ {
-		b[bit/8] |= 0x80 >> (bit % 8)
+	if a.Broadcast.IsValid() {
+		in.Broadcast = a.Broadcast.AsSlice()
 	}
-	return netip.AddrFrom4(b)
+	err := c.use(func(h *netlink.Handle) error { return h.AddrAdd(at(index), in) })
+	return c.linkError(index, fmt.Sprintf("add address %s", a.Prefix), err)
 }
 
 // DelAddr takes an address from a link. That the link does not have it, or is
 // gone, is no error.
 func (c *Conn) DelAddr(index int, p netip.Prefix) error {
-	body := newAddrHeader(index, p).body()
-	addAddr(&body, unix.IFA_LOCAL, p.Addr())
-	err := c.change(unix.RTM_DELADDR, 0, body)
+	err := c.use(func(h *netlink.Handle) error {
+		return h.AddrDel(at(index), &netlink.Addr{IPNet: ipNet(p), Broadcast: net.IPv4zero})
+	})
 	if errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.ENODEV) {
 		return nil
 	}
 	return c.linkError(index, fmt.Sprintf("delete address %s", p), err)
 }
 
-func newAddrHeader(index int, p netip.Prefix) addrHeader {
-	return addrHeader{family: family(p.Addr()), prefixLen: uint8(max(p.Bits(), 0)), index: index}
+func addrOf(ip net.IP) netip.Addr {
+	addr, _ := netip.AddrFromSlice(ip)
+	return addr
 }
 
-func parseAddr(b []byte) (a Addr, index int) {
-	if len(b) < unix.SizeofIfAddrmsg {
-		return Addr{}, 0
+func prefixOf(n *net.IPNet) netip.Prefix {
+	if n == nil {
+		return netip.Prefix{}
 	}
-	flags := uint32(b[2])
-	var local, far netip.Addr
-	for kind, value := range netlink.Attributes(b[unix.SizeofIfAddrmsg:]) {
-		switch kind {
-		case unix.IFA_LOCAL:
-			local, _ = netip.AddrFromSlice(value)
-		case unix.IFA_ADDRESS:
-			far, _ = netip.AddrFromSlice(value)
-		case unix.IFA_BROADCAST:
-			a.Broadcast, _ = netip.AddrFromSlice(value)
-		case unix.IFA_FLAGS:
-			flags = number(value)
-		}
-	}
-	if local.IsValid() && far != local {
-		a.Peer = far
-	}
-	a.Prefix = netip.PrefixFrom(cmp.Or(local, far), int(b[1]))
-	a.Scope = int(b[3])
-	a.NoPrefixRoute = flags&unix.IFA_F_NOPREFIXROUTE != 0
-	a.NoDAD = flags&unix.IFA_F_NODAD != 0
-	a.Tentative = flags&unix.IFA_F_TENTATIVE != 0
-	a.DADFailed = flags&unix.IFA_F_DADFAILED != 0
-	a.Permanent = flags&unix.IFA_F_PERMANENT != 0
-	return a, linkIndex(b)
+	bits, _ := n.Mask.Size()
+	return netip.PrefixFrom(addrOf(n.IP).Unmap(), bits) // the library's 0.0.0.0 has 16 bytes
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }

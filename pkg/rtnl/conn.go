@@ -1,78 +1,116 @@
-// Package rtnl is the part of rtnetlink that CNI plugins need, on a socket
-// that is bound to one network namespace for its whole life.
+// Package rtnl is the part of rtnetlink that CNI plugins need, on
+// vishvananda/netlink and on a handle that is bound to one network namespace
+// for its whole life.
 //
 // Nothing here dumps what the kernel can look up or filter: a link is asked
-// for by name or index, addresses and routes by interface. Links is the
-// exception. A dump that other changes interrupted is repeated and never
+// for by name or index, addresses and routes by interface. Links and VLANs are
+// the exceptions. A dump that other changes interrupted is repeated and never
 // returned in part.
 package rtnl
 
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
+	"time"
 
-	"github.com/hawser-cni/plugins/pkg/netlink"
-	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/ns"
 )
 
 // ErrNoLink says that the namespace has no such link.
 var ErrNoLink = errors.New("no such link")
 
-// Conn is a socket in one namespace. Its methods may be called from several
+const (
+	// Without a limit the library waits a minute for an answer.
+	answerTime = 10 * time.Second
+	// How long a list that changed meanwhile, and what was disturbed, is repeated.
+	patience = 5 * time.Second
+)
+
+// The library asks the kernel for the explanation of an error only so.
+var _ = explainErrors()
+
+func explainErrors() bool {
+	nl.EnableErrorMessageReporting = true
+	return true
+}
+
+// Conn is a handle in one namespace. Its methods may be called from several
 // goroutines. Their errors wrap the kernel's errno and carry its explanation
 // where it gives one; a link that is gone is ErrNoLink.
 type Conn struct {
 	mu    sync.Mutex
-	sock  *netlink.Socket // nil once closed
-	sent  int64           // messages of sockets that are closed
-	above *Conn           // whose count has these messages, too; nil: none
-	names map[int]string  // for error texts: what Link and Links have seen
+	h     *netlink.Handle  // nil once closed
+	own   *nl.SocketHandle // for messages of our own: the handle's socket is private
+	names sync.Map         // int -> string, for error texts: what links that were read are called
 }
 
-// Dial opens a socket in n, or with nil in the calling thread's namespace. The
+// Dial opens a handle in n, or with nil in the calling thread's namespace. The
 // Conn does not need n afterwards.
 func Dial(n *ns.NS) (*Conn, error) {
-	var sock *netlink.Socket
-	open := func() (err error) {
-		sock, err = netlink.Open(unix.NETLINK_ROUTE)
-		return err
-	}
-	dial := open
+	c := &Conn{}
+	dial := c.open
 	if n != nil {
-		dial = func() error { return n.Do(open) }
+		// The library's NewHandleAt would leave the thread in that namespace where
+		// the kernel does not let it go back.
+		dial = func() error { return n.Do(c.open) }
 	}
 	if err := dial(); err != nil {
 		return nil, fmt.Errorf("rtnetlink: %w", err)
 	}
-	// Older kernels lack it; then filters apply here.
-	_ = unix.SetsockoptInt(sock.FD(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
-	return &Conn{sock: sock, names: map[int]string{}}, nil
+	return c, nil
 }
 
-// Dial opens another socket, in n, whose messages count as c's once it is closed.
-func (c *Conn) Dial(n *ns.NS) (*Conn, error) {
-	other, err := Dial(n)
-	if err == nil {
-		other.above = c
+// open opens the sockets in the calling thread's namespace.
+func (c *Conn) open() error {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
 	}
-	return other, err
+	own, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		return errors.Join(err, h.Close())
+	}
+	limit := unix.NsecToTimeval(answerTime.Nanoseconds())
+	_ = own.SetReceiveTimeout(&limit) // these two store a number
+	_ = h.SetSocketTimeout(answerTime)
+	// Older kernels lack it; then filters apply here.
+	_ = h.SetStrictCheck(true)
+	c.h, c.own = h.DisableVFInfoCollection(), &nl.SocketHandle{Socket: own}
+	return nil
 }
 
-// DialBoth opens a socket in the calling thread's namespace and, from that one,
-// one in the container's.
+// reopen opens other sockets in the same namespace.
+func (c *Conn) reopen() error {
+	n, err := ns.OfSocket(c.own.Socket.GetFd())
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	_ = errors.Join(c.h.Close(), c.own.Close())
+	c.h = nil
+	return n.Do(c.open)
+}
+
+// DialBoth opens a handle in the calling thread's namespace and one in the
+// container's.
 func DialBoth(container *ns.NS) (host, cont *Conn, err error) {
 	if host, err = Dial(nil); err != nil {
 		return nil, nil, err
 	}
-	if cont, err = host.Dial(container); err != nil {
+	if cont, err = Dial(container); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("container: %w", err), host.Close())
 	}
 	return host, cont, nil
 }
 
-// Close closes the socket. Closing again does nothing, and neither does closing
+// Close closes the handle. Closing again does nothing, and neither does closing
 // nil.
 func (c *Conn) Close() error {
 	if c == nil {
@@ -80,82 +118,71 @@ func (c *Conn) Close() error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.sock == nil {
+	if c.h == nil {
 		return nil
 	}
-	err := c.sock.Close()
-	if c.above != nil {
-		c.above.add(c.sent + c.sock.Sent())
-	}
-	c.sent += c.sock.Sent()
-	c.sock = nil
+	err := errors.Join(c.h.Close(), c.own.Close())
+	c.h = nil
 	return err
 }
 
-// Sent is how many messages were sent, those of sockets that it opened in other
-// namespaces included.
-func (c *Conn) Sent() int64 {
-	if c == nil {
-		return 0
-	}
+// NetnsCookie is the number that the kernel gives to the namespace of the socket and to no other until
+// the machine restarts. It is false where the kernel has no such number (before 5.14).
+func (c *Conn) NetnsCookie() (cookie uint64, ok bool) {
+	err := c.use(func(*netlink.Handle) (err error) {
+		cookie, err = unix.GetsockoptUint64(c.own.Socket.GetFd(), unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+		return err
+	})
+	return cookie, err == nil
+}
+
+// use calls the library and repeats what was interrupted: a list that changed
+// while it was read, or any call while somebody else sent to the socket (a
+// process of the container may, and the library then gives up). A change that
+// was made before its answer was lost is then refused, with EEXIST say.
+func (c *Conn) use(call func(h *netlink.Handle) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.sock == nil {
-		return c.sent
-	}
-	return c.sent + c.sock.Sent()
-}
-
-func (c *Conn) add(sent int64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.sent += sent
-}
-
-// change sends one request and waits for its acknowledgement.
-func (c *Conn) change(kind, flags uint16, body netlink.Body) error {
-	return c.use(func(s *netlink.Socket) error {
-		return s.Do(netlink.Request{Type: kind, Flags: flags, Body: body})
-	})
-}
-
-// get sends one request that has one answer, or none with an error.
-func (c *Conn) get(req netlink.Request, each func(data []byte)) error {
-	return c.ask([]netlink.Request{req}, func(_ int, data []byte) { each(data) })[0]
-}
-
-// ask sends several such requests at once and returns the error of each. Those
-// behind one that fails are worked on nevertheless.
-func (c *Conn) ask(reqs []netlink.Request, each func(i int, data []byte)) []error {
-	errs := make([]error, len(reqs))
-	lost := c.use(func(s *netlink.Socket) error {
-		return s.Exchange(reqs, func(i int, m netlink.Message) {
-			if errs[i] = m.Err(); errs[i] == nil && !m.IsAck() {
-				each(i, m.Data)
-			}
-		})
-	})
-	for i := range errs {
-		errs[i] = errors.Join(errs[i], lost)
-	}
-	return errs
-}
-
-// dump collects a list. start is called before each attempt to drop what an
-// interrupted one has collected.
-func (c *Conn) dump(req netlink.Request, start func(), each func(data []byte)) error {
-	return c.use(func(s *netlink.Socket) error {
-		return s.Dump(req, start, func(m netlink.Message) { each(m.Data) })
-	})
-}
-
-func (c *Conn) use(call func(*netlink.Socket) error) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.sock == nil {
+	if c.h == nil {
 		return unix.EBADF
 	}
-	return call(c.sock)
+	for deadline := time.Now().Add(patience); ; {
+		err := call(c.h)
+		disturbed := err != nil && strings.HasPrefix(err.Error(), "Wrong sender portid") || errors.Is(err, unix.ENOBUFS)
+		switch {
+		case !disturbed && !errors.Is(err, netlink.ErrDumpInterrupted):
+			return err
+		case time.Now().After(deadline):
+			return fmt.Errorf("disturbed for %s: %w", patience, err)
+		case disturbed:
+			if err := c.reopen(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// send sends a message that the library does not have, or has only in several,
+// and returns the answers.
+func (c *Conn) send(kind, flags int, header nl.NetlinkRequestData, attrs ...*nl.RtAttr) (answers [][]byte, err error) {
+	req := nl.NewNetlinkRequest(kind, flags)
+	req.AddData(header)
+	for _, a := range attrs {
+		req.AddData(a)
+	}
+	err = c.use(func(*netlink.Handle) error {
+		req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: c.own}
+		answers, err = req.Execute(unix.NETLINK_ROUTE, 0)
+		return err
+	})
+	return answers, err
+}
+
+// header is the header of a message about a link.
+func header(family, index int) *nl.IfInfomsg {
+	msg := nl.NewIfInfomsg(family)
+	msg.Index = int32(index)
+	return msg
 }
 
 // linkError names the link that an operation was about.
@@ -163,16 +190,19 @@ func (c *Conn) linkError(index int, what string, err error) error {
 	if err == nil {
 		return nil
 	}
-	if errors.Is(err, unix.ENODEV) {
-		err = ErrNoLink
+	return fmt.Errorf("link %s: %s: %w", c.name(index), what, noLink(err))
+}
+
+// noLink is ErrNoLink for what the library and the kernel say instead.
+func noLink(err error) error {
+	if errors.As(err, &netlink.LinkNotFoundError{}) || errors.Is(err, unix.ENODEV) {
+		return ErrNoLink
 	}
-	return fmt.Errorf("link %s: %s: %w", c.name(index), what, err)
+	return err
 }
 
 func (c *Conn) name(index int) string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if name, ok := c.names[index]; ok {
+	if name, ok := c.names.Load(index); ok {
 		return fmt.Sprintf("%q", name)
 	}
 	return fmt.Sprintf("#%d", index)

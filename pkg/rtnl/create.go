@@ -4,12 +4,10 @@ import (
 	"fmt"
 	"net"
 
-	"github.com/hawser-cni/plugins/pkg/netlink"
-	"github.com/hawser-cni/plugins/pkg/ns"
-	"golang.org/x/sys/unix"
-)
+	"github.com/vishvananda/netlink"
 
-const createNew = unix.NLM_F_CREATE | unix.NLM_F_EXCL
+	"github.com/hawser-cni/plugins/pkg/ns"
+)
 
 // Bridge is what AddBridge creates.
 type Bridge struct {
@@ -26,28 +24,17 @@ type Bridge struct {
 // AddBridge creates a bridge, down, and returns it as it then is. The error
 // matches EEXIST when the name is taken.
 func (c *Conn) AddBridge(b Bridge) (Link, error) {
-	body := end{name: b.Name, mac: b.MAC, mtu: b.MTU}.body()
-	var data netlink.Body
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = b.Name, b.MTU, b.MAC
+	bridge := &netlink.Bridge{LinkAttrs: attrs}
 	if b.VLANFiltering {
-		data.Uint8(unix.IFLA_BR_VLAN_FILTERING, 1)
+		bridge.VlanFiltering = &b.VLANFiltering
 	}
-	addInfo(&body, "bridge", data)
-	l, err := c.create(b.Name, body)
+	l, err := c.create(bridge)
 	if err != nil {
 		return l, fmt.Errorf("bridge %q: create: %w", b.Name, err)
 	}
 	return l, nil
-}
-
-// create makes a link and looks at it, in one go. Without NLM_F_ECHO, which the
-// kernel knows here since 6.2.
-func (c *Conn) create(name string, body netlink.Body) (l Link, err error) {
-	add := netlink.Request{Type: unix.RTM_NEWLINK, Flags: createNew | unix.NLM_F_ACK, Body: body}
-	errs := c.ask([]netlink.Request{add, linkNamed(name)}, func(_ int, data []byte) { l = c.learn(data) })
-	if errs[0] != nil {
-		return Link{}, errs[0] // what was looked at is somebody else's
-	}
-	return l, errs[1]
 }
 
 // Veth is a pair that AddVeth creates; the end in the Conn's own namespace.
@@ -67,53 +54,35 @@ type Peer struct {
 }
 
 // AddVeth creates both ends of a pair, down, each where it belongs: nothing is
-// moved or renamed afterwards. It returns the end called Name. The error matches EEXIST when either name is
-// taken in its namespace.
+// moved or renamed afterwards. It returns the end called Name. The error matches
+// EEXIST when either name is taken in its namespace.
 func (c *Conn) AddVeth(v Veth) (Link, error) {
-	body := end{name: v.Name, mac: v.MAC, mtu: v.MTU, group: v.Group}.body()
-	peer := end{name: v.Peer.Name, mac: v.Peer.MAC, mtu: v.MTU}.body()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr, attrs.Group = v.Name, v.MTU, v.MAC, v.Group
+	veth := netlink.NewVeth(attrs) // a bare Veth gives the peer a queue of length 0
+	veth.PeerName, veth.PeerHardwareAddr = v.Peer.Name, v.Peer.MAC
 	if v.Peer.NS != nil {
-		peer.Uint32(unix.IFLA_NET_NS_FD, uint32(v.Peer.NS.FD()))
+		veth.PeerNamespace = netlink.NsFd(v.Peer.NS.FD())
 	}
-	var data netlink.Body
-	data.Nest(vethInfoPeer, peer)
-	addInfo(&body, "veth", data)
-	l, err := c.create(v.Name, body)
+	l, err := c.create(veth)
 	if err != nil {
 		return l, fmt.Errorf("veth %q with peer %q: create: %w", v.Name, v.Peer.Name, err)
 	}
 	return l, nil
 }
 
-// end is what a message says about a link to be created.
-type end struct {
-	name  string
-	mac   net.HardwareAddr
-	mtu   int
-	group uint32
-}
-
-func (e end) body() netlink.Body {
-	body := linkHeader{}.body()
-	body.Text(unix.IFLA_IFNAME, e.name)
-	if e.mac != nil {
-		body.Bytes(unix.IFLA_ADDRESS, e.mac)
-	}
-	if e.mtu != 0 {
-		body.Uint32(unix.IFLA_MTU, uint32(e.mtu))
-	}
-	if e.group != 0 {
-		body.Uint32(unix.IFLA_GROUP, e.group)
-	}
-	return body
-}
-
-// addInfo says what kind of link it is.
-func addInfo(body *netlink.Body, kind string, data netlink.Body) {
-	var info netlink.Body
-	info.Bytes(unix.IFLA_INFO_KIND, []byte(kind))
-	if data != nil {
-		info.Nest(unix.IFLA_INFO_DATA, data)
-	}
-	body.Nest(unix.IFLA_LINKINFO, info)
+// create makes a link and looks at it. The library looks, too, and keeps the
+// index alone.
+func (c *Conn) create(l netlink.Link) (made Link, err error) {
+	err = c.use(func(h *netlink.Handle) error {
+		if err := h.LinkAdd(l); err != nil {
+			return err
+		}
+		found, err := h.LinkByIndex(l.Attrs().Index)
+		if err == nil {
+			made = c.learn(found)
+		}
+		return err
+	})
+	return made, noLink(err)
 }

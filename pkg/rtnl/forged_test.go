@@ -7,34 +7,65 @@ import (
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
-	"github.com/hawser-cni/plugins/pkg/netlink"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// A container with CAP_NET_ADMIN may send to our socket in its namespace.
-var _ = Describe("an answer that a process of the container makes up", func() {
-	It("is passed over", func() {
+// A container with CAP_NET_ADMIN may send to our sockets in its namespace.
+var _ = DescribeTable("what a process of the container sends to our sockets is not taken for the kernel's answer",
+	func(messages int) {
 		nstest.NewNetns().Do(func() {
+			forger, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+			Expect(err).NotTo(HaveOccurred())
+			defer unix.Close(forger)
+			others := ports()
 			c, err := Dial(nil)
 			Expect(err).NotTo(HaveOccurred())
 			defer c.Close()
-			// The socket has its address once it is used.
-			_, err = c.Link("lo")
-			Expect(err).NotTo(HaveOccurred())
-			own, err := unix.Getsockname(c.sock.FD())
-			Expect(err).NotTo(HaveOccurred())
-			forger, err := netlink.Open(unix.NETLINK_ROUTE)
-			Expect(err).NotTo(HaveOccurred())
-			defer forger.Close()
-			link := linkHeader{index: 77}.body()
-			link.Text(unix.IFLA_IFNAME, "lo")
-			answer := binary.NativeEndian.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+len(link)))
-			answer = binary.NativeEndian.AppendUint16(answer, unix.RTM_NEWLINK)
-			answer = append(binary.NativeEndian.AppendUint32(append(answer, 0, 0), 2), 0, 0, 0, 0) // to the second request
-			Expect(unix.Sendto(forger.FD(), append(answer, link...), 0, own)).To(Succeed())
+			ours := 0
+			for port := range ports() {
+				if others[port] {
+					continue
+				}
+				ours++
+				for range messages {
+					err := unix.Sendto(forger, forgedLink(), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: port})
+					Expect(err).To(Or(Succeed(), MatchError(unix.EAGAIN))) // the latter: no more fits
+				}
+			}
+			Expect(ours).To(Equal(2))
 			l, err := c.Link("lo")
 			Expect(err).NotTo(HaveOccurred())
 			Expect(l.Index).To(Equal(1))
+			alias := "ours"
+			Expect(c.SetLink(1, Change{Alias: &alias})).To(Succeed())
+			l, err = c.LinkByIndex(1)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(l.Alias).To(Equal("ours"))
 		})
-	})
-})
+	},
+	Entry("an answer", 1),
+	Entry("so many that the kernel's do not fit", 2000),
+)
+
+// ports are the port numbers of our process's netlink sockets.
+func ports() map[uint32]bool {
+	found := map[uint32]bool{}
+	for fd := range 1024 {
+		if address, err := unix.Getsockname(fd); err == nil {
+			if n, ok := address.(*unix.SockaddrNetlink); ok {
+				found[n.Pid] = true
+			}
+		}
+	}
+	return found
+}
+
+// forgedLink answers the first request of a socket with a link #77.
+func forgedLink() []byte {
+	link := append(header(unix.AF_UNSPEC, 77).Serialize(), 7, 0, unix.IFLA_IFNAME, 0, 'l', 'o', 0, 0)
+	answer := binary.NativeEndian.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+len(link)))
+	answer = binary.NativeEndian.AppendUint16(answer, unix.RTM_NEWLINK)
+	answer = append(answer, 0, 0)
+	answer = binary.NativeEndian.AppendUint32(answer, 1) // the number of the request
+	return append(append(answer, 0, 0, 0, 0), link...)
+}

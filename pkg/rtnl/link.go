@@ -1,13 +1,13 @@
 package rtnl
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
-	"slices"
+	"strings"
 
-	"github.com/hawser-cni/plugins/pkg/netlink"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -36,107 +36,121 @@ type Link struct {
 	// Of a bridge only.
 	VLANFiltering bool
 	DefaultPVID   uint16
+}
 
-	port *Port // of a bridge's port only
+// learn translates a link and keeps its name.
+func (c *Conn) learn(in netlink.Link) Link {
+	a := in.Attrs()
+	l := Link{
+		Index: a.Index, Name: a.Name, MAC: a.HardwareAddr, MTU: a.MTU, TxQLen: a.TxQLen,
+		Master: a.MasterIndex, Peer: a.ParentIndex, PeerNS: a.NetNsID, Group: a.Group, Alias: a.Alias,
+		Up: a.RawFlags&unix.IFF_UP != 0, Carrier: a.RawFlags&unix.IFF_LOWER_UP != 0,
+		Oper:    strings.ReplaceAll(a.OperState.String(), "-", ""), // as ip(8) writes it
+		Promisc: a.RawFlags&unix.IFF_PROMISC != 0, AllMulti: a.RawFlags&unix.IFF_ALLMULTI != 0,
+		Promiscuity: a.Promisc,
+	}
+	switch in := in.(type) {
+	case *netlink.Device: // what has no kind
+	case *netlink.Bridge:
+		l.Kind = in.Type()
+		l.VLANFiltering = in.VlanFiltering != nil && *in.VlanFiltering
+		if in.VlanDefaultPVID != nil {
+			l.DefaultPVID = *in.VlanDefaultPVID
+		}
+	default:
+		l.Kind = in.Type()
+	}
+	c.names.Store(l.Index, l.Name)
+	return l
 }
 
 // Link finds a link by its name.
-func (c *Conn) Link(name string) (Link, error) {
-	links, err := c.LinksNamed(name)
-	if err != nil {
-		return Link{}, err
-	}
-	if len(links) == 0 {
+func (c *Conn) Link(name string) (l Link, err error) {
+	// The library takes a longer name for an alternative one; it is as absent.
+	if name == "" || len(name) >= unix.IFNAMSIZ {
 		return Link{}, fmt.Errorf("link %q: %w", name, ErrNoLink)
 	}
-	return links[0], nil
+	err = c.use(func(h *netlink.Handle) error {
+		found, err := h.LinkByName(name)
+		if err == nil {
+			l = c.learn(found)
+		}
+		return err
+	})
+	if err != nil {
+		return Link{}, fmt.Errorf("link %q: %w", name, noLink(err))
+	}
+	return l, nil
 }
 
-// LinksNamed finds those of the names that there are links of, in one go.
+// LinksNamed finds those of the names that there are links of.
 func (c *Conn) LinksNamed(names ...string) ([]Link, error) {
-	// The kernel calls a longer name out of range; it is as absent as another.
-	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == "" || len(name) >= unix.IFNAMSIZ })
-	reqs := make([]netlink.Request, len(names))
-	for i, name := range names {
-		reqs[i] = linkNamed(name)
-	}
 	var links []Link
-	errs := c.ask(reqs, func(_ int, data []byte) { links = append(links, c.learn(data)) })
-	for i, err := range errs {
-		if err != nil && !errors.Is(err, unix.ENODEV) {
-			return nil, fmt.Errorf("link %q: %w", names[i], err)
+	for _, name := range names {
+		l, err := c.Link(name)
+		if err == nil {
+			links = append(links, l)
+		} else if !errors.Is(err, ErrNoLink) {
+			return nil, err
 		}
 	}
 	return links, nil
 }
 
 // LinkByIndex finds a link by its index.
-func (c *Conn) LinkByIndex(index int) (Link, error) {
-	links, err := c.LinksAt(index)
-	if err != nil {
-		return Link{}, err
-	}
-	return links[0], nil
+func (c *Conn) LinkByIndex(index int) (l Link, err error) {
+	err = c.use(func(h *netlink.Handle) error {
+		found, err := h.LinkByIndex(index)
+		if err == nil {
+			l = c.learn(found)
+		}
+		return err
+	})
+	return l, c.linkError(index, "read", err)
 }
 
-// LinksAt finds links by their indexes, all of them or none, in one go.
+// LinksAt finds links by their indexes, all of them or none.
 func (c *Conn) LinksAt(indexes ...int) ([]Link, error) {
-	reqs := make([]netlink.Request, len(indexes))
-	for i, index := range indexes {
-		reqs[i] = getLink(linkHeader{index: index}.body())
-	}
 	links := make([]Link, len(indexes))
-	errs := c.ask(reqs, func(i int, data []byte) { links[i] = c.learn(data) })
-	for i, err := range errs {
-		if err != nil {
-			return nil, c.linkError(indexes[i], "read", err)
+	for i, index := range indexes {
+		var err error
+		if links[i], err = c.LinkByIndex(index); err != nil {
+			return nil, err
 		}
 	}
 	return links, nil
 }
 
-func linkNamed(name string) netlink.Request {
-	body := linkHeader{}.body()
-	body.Text(unix.IFLA_IFNAME, name)
-	return getLink(body)
-}
-
-func getLink(body netlink.Body) netlink.Request {
-	body.Uint32(unix.IFLA_EXT_MASK, extSkipStats)
-	return netlink.Request{Type: unix.RTM_GETLINK, Body: body}
-}
-
-// learn reads a link and keeps its name.
-func (c *Conn) learn(data []byte) Link {
-	l := parseLink(data)
-	c.names[l.Index] = l.Name
-	return l
-}
-
 // Links lists all links of the namespace. The cost grows with their number.
-func (c *Conn) Links() ([]Link, error) { return c.links("list of links", 0) }
+func (c *Conn) Links() ([]Link, error) { return c.links("list of links") }
 
 // Ports lists the ports of a bridge, by the bridge's index. The cost grows with
 // their number.
 func (c *Conn) Ports(bridge int) ([]Link, error) {
-	return c.links("ports of "+c.name(bridge), bridge)
+	return c.links("ports of "+c.name(bridge), nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(uint32(bridge))))
 }
 
-// links lists the ports of a master, all links for 0.
-func (c *Conn) links(what string, master int) ([]Link, error) {
-	body := linkHeader{}.body()
-	body.Uint32(unix.IFLA_EXT_MASK, extSkipStats)
-	if master != 0 {
-		body.Uint32(unix.IFLA_MASTER, uint32(master))
-	}
-	var links []Link
-	err := c.dump(netlink.Request{Type: unix.RTM_GETLINK, Body: body}, func() { links = links[:0] }, func(data []byte) {
-		links = append(links, c.learn(data))
-	})
+// links lists links. The library's LinkList knows no filter and asks for
+// statistics and virtual functions.
+func (c *Conn) links(what string, filter ...*nl.RtAttr) ([]Link, error) {
+	answers, err := c.send(unix.RTM_GETLINK, unix.NLM_F_DUMP, header(unix.AF_UNSPEC, 0), append(filter, noStatistics())...)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
 	}
+	links := make([]Link, len(answers))
+	for i, answer := range answers {
+		found, err := netlink.LinkDeserialize(nil, answer)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", what, err)
+		}
+		links[i] = c.learn(found)
+	}
 	return links, nil
+}
+
+func noStatistics() *nl.RtAttr {
+	const skipStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS
+	return nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(skipStats))
 }
 
 // Change is what SetLink changes; fields left zero stay as they are.
@@ -152,146 +166,60 @@ type Change struct {
 	AllMulti *bool
 }
 
-// SetLink changes a link in one message. A link that gets a master and comes
-// up does so in this order on kernels since 6.0.
+// SetLink changes a link in one message; the library has one for each change.
+// A link that gets a master and comes up does so in this order on kernels since
+// 6.0.
 func (c *Conn) SetLink(index int, ch Change) error {
-	header := linkHeader{index: index}
-	header.set(unix.IFF_UP, ch.Up)
-	header.set(unix.IFF_PROMISC, ch.Promisc)
-	header.set(unix.IFF_ALLMULTI, ch.AllMulti)
-	body := header.body()
-	empty := len(body)
-	ch.append(&body)
-	if len(body) == empty && header.change == 0 {
+	msg := header(unix.AF_UNSPEC, index)
+	flags := map[uint32]*bool{unix.IFF_UP: ch.Up, unix.IFF_PROMISC: ch.Promisc, unix.IFF_ALLMULTI: ch.AllMulti}
+	for flag, on := range flags {
+		if on != nil {
+			msg.Change |= flag
+		}
+		if on != nil && *on {
+			msg.Flags |= flag
+		}
+	}
+	attrs := ch.attrs()
+	if msg.Change == 0 && len(attrs) == 0 {
 		return nil
 	}
-	return c.linkError(index, "change", c.change(unix.RTM_NEWLINK, 0, body))
+	_, err := c.send(unix.RTM_NEWLINK, unix.NLM_F_ACK, msg, attrs...)
+	return c.linkError(index, "change", err)
 }
 
-func (h *linkHeader) set(flag uint32, on *bool) {
-	if on == nil {
-		return
-	}
-	h.change |= flag
-	if *on {
-		h.flags |= flag
-	}
-}
-
-func (ch Change) append(b *netlink.Body) {
+func (ch Change) attrs() (attrs []*nl.RtAttr) {
+	add := func(kind int, value []byte) { attrs = append(attrs, nl.NewRtAttr(kind, value)) }
 	if ch.MAC != nil {
-		b.Bytes(unix.IFLA_ADDRESS, ch.MAC)
+		add(unix.IFLA_ADDRESS, ch.MAC)
 	}
 	if ch.MTU != 0 {
-		b.Uint32(unix.IFLA_MTU, uint32(ch.MTU))
+		add(unix.IFLA_MTU, nl.Uint32Attr(uint32(ch.MTU)))
 	}
 	if ch.Group != nil {
-		b.Uint32(unix.IFLA_GROUP, *ch.Group)
+		add(unix.IFLA_GROUP, nl.Uint32Attr(*ch.Group))
 	}
 	if ch.TxQLen != nil {
-		b.Uint32(unix.IFLA_TXQLEN, uint32(*ch.TxQLen))
+		add(unix.IFLA_TXQLEN, nl.Uint32Attr(uint32(*ch.TxQLen)))
 	}
 	if ch.Alias != nil {
-		b.Bytes(unix.IFLA_IFALIAS, []byte(*ch.Alias))
+		add(unix.IFLA_IFALIAS, []byte(*ch.Alias))
 	}
 	if ch.Master != nil {
-		b.Uint32(unix.IFLA_MASTER, uint32(*ch.Master))
+		add(unix.IFLA_MASTER, nl.Uint32Attr(uint32(*ch.Master)))
 	}
+	return attrs
 }
 
 // DelLink deletes a link, and a veth's other end with it. That the link is
 // gone already is no error.
 func (c *Conn) DelLink(index int) error {
-	err := c.change(unix.RTM_DELLINK, 0, linkHeader{index: index}.body())
+	err := c.use(func(h *netlink.Handle) error { return h.LinkDel(at(index)) })
 	if errors.Is(err, unix.ENODEV) {
 		return nil
 	}
 	return c.linkError(index, "delete", err)
 }
 
-// linkIndex is the index in a message's header, which must be whole: a link's or
-// an address's.
-func linkIndex(b []byte) int { return int(int32(binary.NativeEndian.Uint32(b[4:]))) }
-
-func parseLink(b []byte) Link {
-	if len(b) < unix.SizeofIfInfomsg {
-		return Link{}
-	}
-	flags := binary.NativeEndian.Uint32(b[8:])
-	l := Link{
-		Index:    linkIndex(b),
-		PeerNS:   -1,
-		Up:       flags&unix.IFF_UP != 0,
-		Carrier:  flags&unix.IFF_LOWER_UP != 0,
-		Promisc:  flags&unix.IFF_PROMISC != 0,
-		AllMulti: flags&unix.IFF_ALLMULTI != 0,
-	}
-	for kind, value := range netlink.Attributes(b[unix.SizeofIfInfomsg:]) {
-		l.set(kind, value)
-	}
-	return l
-}
-
-func (l *Link) set(kind uint16, value []byte) {
-	switch kind {
-	case unix.IFLA_IFNAME:
-		l.Name = netlink.Text(value)
-	case unix.IFLA_ADDRESS:
-		l.MAC = slices.Clone(value)
-	case unix.IFLA_MTU:
-		l.MTU = int(number(value))
-	case unix.IFLA_TXQLEN:
-		l.TxQLen = int(number(value))
-	case unix.IFLA_MASTER:
-		l.Master = int(number(value))
-	case unix.IFLA_LINK:
-		l.Peer = int(number(value))
-	case unix.IFLA_LINK_NETNSID:
-		l.PeerNS = int(int32(number(value)))
-	case unix.IFLA_GROUP:
-		l.Group = number(value)
-	case unix.IFLA_IFALIAS:
-		l.Alias = netlink.Text(value)
-	case unix.IFLA_OPERSTATE:
-		l.Oper = operName(number(value))
-	case unix.IFLA_PROMISCUITY:
-		l.Promiscuity = int(number(value))
-	case unix.IFLA_LINKINFO:
-		l.setInfo(value)
-	}
-}
-
-func operName(state uint32) string {
-	names := [...]string{"unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up"}
-	if int(state) < len(names) {
-		return names[state]
-	}
-	return fmt.Sprintf("state %d", state)
-}
-
-func (l *Link) setInfo(b []byte) {
-	for kind, value := range netlink.Attributes(b) {
-		switch kind {
-		case unix.IFLA_INFO_KIND:
-			l.Kind = netlink.Text(value)
-		case unix.IFLA_INFO_DATA:
-			l.setBridge(value)
-		case unix.IFLA_INFO_SLAVE_DATA:
-			l.port = parsePort(value)
-		}
-	}
-	if l.Kind != "bridge" {
-		l.VLANFiltering, l.DefaultPVID = false, 0
-	}
-}
-
-func (l *Link) setBridge(b []byte) {
-	for kind, value := range netlink.Attributes(b) {
-		switch kind {
-		case unix.IFLA_BR_VLAN_FILTERING:
-			l.VLANFiltering = number(value) != 0
-		case unix.IFLA_BR_VLAN_DEFAULT_PVID:
-			l.DefaultPVID = uint16(number(value))
-		}
-	}
-}
+// at is a link of which the library needs no more than the index.
+func at(index int) netlink.Link { return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}} }

@@ -4,9 +4,8 @@ import (
 	"context"
 	"errors"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
 // PeerNSGone tells whether the namespace of a veth's other end has ended. The kernel deletes the
@@ -15,9 +14,8 @@ func (c *Conn) PeerNSGone(l Link) bool {
 	if l.PeerNS < 0 { // the namespace has no number any more
 		return l.Peer != 0
 	}
-	body := make(netlink.Body, 4) // struct rtgenmsg
-	body.Uint32(unix.NETNSA_NSID, uint32(l.PeerNS))
-	err := c.get(netlink.Request{Type: unix.RTM_GETNSID, Body: body}, func([]byte) {})
+	number := nl.NewRtAttr(unix.NETNSA_NSID, nl.Uint32Attr(uint32(l.PeerNS)))
+	_, err := c.send(unix.RTM_GETNSID, 0, nl.NewRtGenMsg(), number)
 	return errors.Is(err, unix.ENOENT)
 }
 

@@ -1,15 +1,11 @@
 package rtnl
 
 import (
-	"cmp"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
 // Route is a route with one next hop.
@@ -44,95 +40,38 @@ func (r Route) String() string {
 // table, for IPv4 all other fields too. Of two IPv4 routes that differ only in
 // the next hop the one added last is used; with IPv6 both are (multipath).
 func (c *Conn) AddRoute(r Route) error {
-	header := r.header()
-	header.protocol = uint8(cmp.Or(r.Protocol, unix.RTPROT_BOOT))
-	header.kind = uint8(cmp.Or(r.Type, unix.RTN_UNICAST))
-	header.scope = uint8(r.Scope)
-	if r.OnLink {
-		header.flags |= unix.RTNH_F_ONLINK
-	}
-	body := r.body(header)
-	if r.Src.IsValid() {
-		addAddr(&body, unix.RTA_PREFSRC, r.Src)
-	}
-	if metrics := r.metrics(); metrics != nil {
-		body.Nest(unix.RTA_METRICS, metrics)
-	}
-	// Without NLM_F_EXCL, which would refuse a second next hop as well.
-	return r.wrap(c.change(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, body))
-}
-
-// DelRoute deletes a route. Fields left zero match every value, except Table.
-// That no such route is there, or the link is gone, is no error.
-func (c *Conn) DelRoute(r Route) error {
-	header := r.header()
-	header.protocol = uint8(r.Protocol)
-	header.kind = uint8(r.Type)
-	header.scope = uint8(cmp.Or(r.Scope, unix.RT_SCOPE_NOWHERE))
-	err := c.change(unix.RTM_DELROUTE, 0, r.body(header))
-	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENODEV) {
-		return nil
-	}
+	// RouteAdd would refuse a second next hop as well.
+	err := c.use(func(h *netlink.Handle) error { return h.RouteAddEcmp(r.encode()) })
 	if err != nil {
-		return fmt.Errorf("route %s: delete: %w", r, err)
+		return fmt.Errorf("route %s: %w", r, noLink(err))
 	}
 	return nil
 }
 
-func (r Route) wrap(err error) error {
-	if errors.Is(err, unix.ENODEV) {
-		err = ErrNoLink
-	}
-	if err != nil {
-		return fmt.Errorf("route %s: %w", r, err)
-	}
-	return nil
-}
-
-func (r Route) header() routeHeader {
-	header := routeHeader{family: family(r.Dst.Addr()), dstLen: uint8(max(r.Dst.Bits(), 0)), table: unix.RT_TABLE_MAIN}
-	if r.Table > 0 && r.Table <= 255 {
-		header.table = uint8(r.Table)
-	}
-	return header
-}
-
-// body has the attributes by which a route is also found.
-func (r Route) body(header routeHeader) netlink.Body {
-	body := header.body()
-	if r.Dst.Bits() > 0 {
-		addAddr(&body, unix.RTA_DST, r.Dst.Masked().Addr())
+func (r Route) encode() *netlink.Route {
+	out := &netlink.Route{
+		Dst: ipNet(r.Dst.Masked()), Src: r.Src.AsSlice(), LinkIndex: r.OutIndex,
+		MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: int(r.Priority), Table: int(r.Table),
+		Scope: netlink.Scope(r.Scope), Protocol: netlink.RouteProtocol(r.Protocol), Type: r.Type,
 	}
 	switch {
 	case !r.GW.IsValid():
 	case r.GW.Is4() == r.Dst.Addr().Is4():
-		addAddr(&body, unix.RTA_GATEWAY, r.GW)
-	default: // struct rtvia: the gateway is of the other family
-		via := binary.NativeEndian.AppendUint16(nil, uint16(family(r.GW)))
-		body.Bytes(unix.RTA_VIA, append(via, r.GW.AsSlice()...))
+		out.Gw = r.GW.AsSlice()
+	default:
+		out.Via = &netlink.Via{AddrFamily: family(r.GW), Addr: r.GW.AsSlice()}
 	}
-	if r.OutIndex != 0 {
-		body.Uint32(unix.RTA_OIF, uint32(r.OutIndex))
+	if r.OnLink {
+		out.Flags = int(netlink.FLAG_ONLINK)
 	}
-	if r.Priority != 0 {
-		body.Uint32(unix.RTA_PRIORITY, r.Priority)
-	}
-	// The header has one byte for it.
-	if r.Table > 255 {
-		body.Uint32(unix.RTA_TABLE, r.Table)
-	}
-	return body
+	return out
 }
 
-func (r Route) metrics() netlink.Body {
-	var metrics netlink.Body
-	if r.MTU != 0 {
-		metrics.Uint32(unix.RTAX_MTU, uint32(r.MTU))
+func family(ip netip.Addr) int {
+	if ip.Is4() {
+		return unix.AF_INET
 	}
-	if r.AdvMSS != 0 {
-		metrics.Uint32(unix.RTAX_ADVMSS, uint32(r.AdvMSS))
-	}
-	return metrics
+	return unix.AF_INET6
 }
 
 // Routes lists the routes that leave through a link, of all tables and types:
@@ -147,17 +86,15 @@ func (c *Conn) Routes(index, family int) ([]Route, error) {
 		v6, err := c.Routes(index, unix.AF_INET6)
 		return append(v4, v6...), err
 	}
-	body := routeHeader{family: uint8(family)}.body()
-	body.Uint32(unix.RTA_OIF, uint32(index))
 	var routes []Route
-	err := c.dump(netlink.Request{Type: unix.RTM_GETROUTE, Body: body}, func() { routes = routes[:0] }, func(data []byte) {
-		for _, r := range parseRoute(data) {
-			// Kernels before 4.20 do not filter; also, a kernel without IPv6
-			// answers for all families it has.
-			if r.OutIndex == index && r.family() == family {
-				routes = append(routes, r)
-			}
+	err := c.use(func(h *netlink.Handle) error {
+		// The kernel filters by the link, the library by a table that is any.
+		list, err := h.RouteListFiltered(family, &netlink.Route{LinkIndex: index}, netlink.RT_FILTER_TABLE)
+		routes = nil
+		for _, r := range list {
+			routes = append(routes, readRoute(r, index)...)
 		}
+		return err
 	})
 	if err != nil {
 		return nil, c.linkError(index, "list routes", err)
@@ -165,18 +102,50 @@ func (c *Conn) Routes(index, family int) ([]Route, error) {
 	return routes, nil
 }
 
-func (r Route) family() int { return int(family(r.Dst.Addr())) }
+// readRoute returns one Route for each next hop that uses the link.
+func readRoute(in netlink.Route, index int) (routes []Route) {
+	hops := in.MultiPath
+	if hops == nil {
+		hops = []*netlink.NexthopInfo{{LinkIndex: in.LinkIndex, Gw: in.Gw, Via: in.Via, Flags: in.Flags}}
+	}
+	for _, hop := range hops {
+		if hop.LinkIndex != index {
+			continue
+		}
+		r := Route{
+			Dst: prefixOf(in.Dst), GW: addrOf(hop.Gw), Src: addrOf(in.Src), OutIndex: index,
+			MTU: in.MTU, AdvMSS: in.AdvMSS, Priority: uint32(in.Priority), Table: uint32(in.Table),
+			Scope: int(in.Scope), Protocol: int(in.Protocol), Type: in.Type, OnLink: hop.Flags&unix.RTNH_F_ONLINK != 0,
+		}
+		if via, ok := hop.Via.(*netlink.Via); ok {
+			r.GW = addrOf(via.Addr)
+		}
+		routes = append(routes, r)
+	}
+	return routes
+}
 
 // RouteTo asks the kernel which link it would send to addr through, and from
 // which address.
 func (c *Conn) RouteTo(addr netip.Addr) (outIndex int, src netip.Addr, err error) {
-	err = c.get(routeQuery(addr), func(data []byte) {
-		for _, r := range parseRoute(data) {
-			outIndex, src = r.OutIndex, r.Src
-		}
-	})
+	r, err := c.lookUp(addr, 0)
 	if err != nil {
 		return 0, netip.Addr{}, fmt.Errorf("route to %s: %w", addr, err)
 	}
-	return outIndex, src, nil
+	return r.LinkIndex, addrOf(r.Src), nil
+}
+
+// lookUp is the route to addr, out of a link if index is not 0.
+func (c *Conn) lookUp(addr netip.Addr, index int) (r netlink.Route, err error) {
+	err = c.use(func(h *netlink.Handle) error {
+		// The library sets a flag that a strict kernel refuses with IPv6.
+		_ = h.SetStrictCheck(false)
+		defer func() { _ = h.SetStrictCheck(true) }()
+		found, err := h.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{OifIndex: index})
+		if err == nil && len(found) > 0 {
+			r = found[0]
+		}
+		return err
+	})
+	return r, err
 }

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"time"
+	"net/netip"
 
-	"github.com/hawser-cni/plugins/pkg/netlink"
-	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/ns"
 )
 
 // ErrDuplicate says that duplicate address detection found another user.
@@ -47,19 +49,40 @@ func (c *Conn) WaitDAD(ctx context.Context, index int) error {
 	})
 }
 
-// wait calls look now and after each change of the link, until look says that
+// WaitLocal waits until the namespace takes packets for IPv6 addresses of a
+// link. The kernel says that an address is added before it has joined the group
+// in which neighbours ask for it, and before it has the route to itself: that
+// is left to a worker, and what comes earlier is lost. An address that is
+// tentative gets there when detection ends. At the deadline of ctx the error
+// names the address and matches ctx's error.
+func (c *Conn) WaitLocal(ctx context.Context, index int, addrs ...netip.Addr) error {
+	return c.wait(ctx, unix.RTNLGRP_IPV6_ROUTE, index, func() (string, error) {
+		for _, a := range addrs {
+			r, err := c.lookUp(a, index) // by the link: it may be in a VRF, with tables of its own
+			if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) {
+				err = nil
+			}
+			if err != nil || r.Type != unix.RTN_LOCAL {
+				return fmt.Sprintf("address %s", a), err
+			}
+		}
+		return "", nil
+	})
+}
+
+// wait calls look now and after each event of the group, until look says that
 // nothing is pending.
 func (c *Conn) wait(ctx context.Context, group uint, index int, look func() (pending string, err error)) error {
 	// Mostly it is so already, and then no subscription is paid for.
 	if pending, err := look(); pending == "" || err != nil {
 		return err
 	}
-	ev, err := c.subscribe(group)
+	events, err := c.subscribe(group)
 	if err != nil {
 		return c.linkError(index, "subscribe to changes", err)
 	}
-	defer ev.Close()
-	stop := context.AfterFunc(ctx, func() { _ = ev.SetReadDeadline(time.Unix(1, 0)) })
+	defer events.Close()
+	stop := context.AfterFunc(ctx, func() { events.Close() })
 	defer stop()
 	for {
 		// After subscribing: a change from here on is an event.
@@ -67,70 +90,32 @@ func (c *Conn) wait(ctx context.Context, group uint, index int, look func() (pen
 		if pending == "" || err != nil {
 			return err
 		}
-		err = nextEvent(ev, index)
-		if errors.Is(err, os.ErrDeadlineExceeded) {
+		_, _, err = events.Receive()
+		switch {
+		case ctx.Err() != nil:
 			return c.linkError(index, "wait for "+pending, context.Cause(ctx))
-		}
-		if err != nil {
+		case err != nil && !errors.Is(err, unix.ENOBUFS): // which says that events were lost: look
 			return c.linkError(index, "read changes", err)
 		}
 	}
 }
 
-// subscribe opens a socket that receives a group's events, in the namespace of
-// the Conn. It is another one so that a flood of events cannot push out the
-// answers on the first.
-func (c *Conn) subscribe(group uint) (*os.File, error) {
+// subscribe opens a socket that receives a group's events. The library's
+// LinkSubscribe and its like parse them, end when some were lost, and leave a
+// goroutine behind when nobody takes them; here an event is a reason to look.
+func (c *Conn) subscribe(group uint) (events *nl.NetlinkSocket, err error) {
 	var n *ns.NS
-	err := c.use(func(s *netlink.Socket) (err error) {
-		n, err = ns.OfSocket(s.FD())
+	err = c.use(func(*netlink.Handle) (err error) {
+		n, err = ns.OfSocket(c.own.Socket.GetFd())
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	defer n.Close()
-	fd := -1
 	err = n.Do(func() (err error) {
-		fd, err = openEvents(1 << (group - 1))
+		events, err = nl.SubscribeAt(netns.None(), netns.None(), unix.NETLINK_ROUTE, group)
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), "rtnetlink events"), nil
-}
-
-func openEvents(groups uint32) (int, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
-	if err != nil {
-		return -1, err
-	}
-	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
-		unix.Close(fd)
-		return -1, err
-	}
-	return fd, nil
-}
-
-// nextEvent returns when something about the link changed, or when events were
-// lost: then anything may have changed.
-func nextEvent(ev *os.File, index int) error {
-	buf := make([]byte, 32<<10)
-	for {
-		n, err := ev.Read(buf)
-		if errors.Is(err, unix.ENOBUFS) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		for m := range netlink.Messages(buf[:n]) {
-			// The index is at the same place in the headers of links and
-			// addresses; a route's has none.
-			if m.Type == unix.RTM_NEWROUTE || len(m.Data) >= 8 && linkIndex(m.Data) == index {
-				return nil
-			}
-		}
-	}
+	return events, err
 }

@@ -86,7 +86,7 @@ type Env struct {
 	// is called before the first thing that would have to be undone; until
 	// then, and where nothing is undone, a signal just ends the process.
 	// nil: nobody tells.
-	Notify func(context.Context) context.Context
+	Notify func(context.Context) (context.Context, context.CancelFunc)
 
 	// Limits bound what the call may take.
 	Limits Limits
@@ -202,8 +202,7 @@ func (c *call) handle(ctx context.Context, handler func(context.Context, *Reques
 	if handler == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.env.Limits.orDefault().Call)
-	defer cancel()
+	ctx = Limit(ctx, c.env.Limits.orDefault().Call)
 	return stopped(ctx, catch(func() error { return handler(ctx, c.req) }))
 }
 
@@ -212,12 +211,13 @@ func (c *call) handle(ctx context.Context, handler func(context.Context, *Reques
 func (c *call) add(ctx context.Context) error {
 	// An IPAM plugin's reservations are given back by whoever called it.
 	if c.env.Notify != nil && !c.plugin.IPAM {
-		ctx = c.env.Notify(ctx)
+		var stop context.CancelFunc
+		ctx, stop = c.env.Notify(ctx)
+		defer stop()
 	}
 	c.hintKeys()
 	limits := c.env.Limits.orDefault()
-	timed, cancel := context.WithTimeout(ctx, limits.Call)
-	defer cancel()
+	timed := Limit(ctx, limits.Call)
 	err := catch(func() error {
 		res, err := c.plugin.Add(timed, c.req, c.cfg)
 		if err == nil && ctx.Err() != nil {

@@ -73,8 +73,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	req.Step("masquerade")
 	// Closing a netfilter socket after a deletion waits for the kernel, and so
 	// does deleting a link. In this order the first wait covers the second.
-	locks, cancel := skel.Most(ctx)
-	defer cancel()
+	locks := skel.Most(ctx)
 	spoofErr := deleteSpoofCheck(locks, nf, req.Attachment)
 	missing, natErr := masq.Del(locks, nf, req.Attachment, cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)))
 	if missing != nil {
@@ -111,8 +110,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 	}
 	defer host.Close()
 	nf := nft.New()
-	locks, cancel := skel.Most(ctx)
-	defer cancel()
+	locks := skel.Most(ctx)
 	natErr := errors.Join(collectSpoofChecks(locks, nf, req.Valid), masq.GC(locks, nf, req.Network, req.Valid))
 	linkErr := iface.Collect(host, req.Valid)
 	closeErr := nf.Close()

@@ -65,9 +65,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	req.Step("masquerade")
 	// Closing a netfilter socket after a deletion waits for the kernel, and so
 	// does deleting a link. In this order the first wait covers the second.
-	locks, cancel := skel.Most(ctx)
-	defer cancel()
-	missing, natErr := masq.Del(locks, nf, req.Attachment, cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)))
+	missing, natErr := masq.Del(skel.Most(ctx), nf, req.Attachment, cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)))
 	if missing != nil {
 		req.Warn("masquerade of %s: %v", req.Attachment, missing)
 	}
@@ -98,9 +96,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 	}
 	defer host.Close()
 	nf := nft.New()
-	locks, cancel := skel.Most(ctx)
-	defer cancel()
-	natErr := masq.GC(locks, nf, req.Network, req.Valid)
+	natErr := masq.GC(skel.Most(ctx), nf, req.Network, req.Valid)
 	linkErr := iface.Collect(host, req.Valid)
 	closeErr := nf.Close()
 	return errors.Join(natErr, linkErr, closeErr, ipamClient(req).GCWhenGone(ctx, linkErr == nil))

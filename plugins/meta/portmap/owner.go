@@ -27,7 +27,7 @@ func lifeOf(host *rtnl.Conn, netns *ns.NS, ifName string) (life, error) {
 		return life{}, err
 	}
 	l := life{Netns: netns.Path(), Device: device, Inode: inode}
-	cont, err := host.Dial(netns)
+	cont, err := rtnl.Dial(netns)
 	if err != nil {
 		return l, err
 	}

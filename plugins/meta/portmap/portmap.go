@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -13,6 +14,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
+
+// callTimeout ends what waits for locks before the runtime gives up on us.
+const callTimeout = 90 * time.Second
 
 // call is one call under way: the sockets that it uses.
 type call struct {
@@ -28,6 +32,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if len(cfg.mappings) == 0 {
 		return req.PrevResult, nil
 	}
+	ctx = skel.Limit(ctx, callTimeout)
 	c, err := open(req)
 	if err != nil {
 		return nil, err
@@ -49,6 +54,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 }
 
 func del(ctx context.Context, req *skel.Request) error {
+	ctx = skel.Limit(ctx, callTimeout)
 	c, err := open(req)
 	if err != nil {
 		return err
@@ -64,6 +70,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	if len(cfg.mappings) == 0 {
 		return nil
 	}
+	ctx = skel.Limit(ctx, callTimeout)
 	c, err := open(req)
 	if err != nil {
 		return err
@@ -77,6 +84,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 }
 
 func gc(ctx context.Context, req *skel.Request) error {
+	ctx = skel.Limit(ctx, callTimeout)
 	c, err := open(req)
 	if err != nil {
 		return err

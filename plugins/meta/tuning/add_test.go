@@ -196,7 +196,7 @@ var _ = Describe("ADD that fails", func() {
 		Entry("at the sysctl of args.cni", `"sysctl":{"net.ipv4.ip_local_port_range":"40000 50000"},"args":{"cni":{"sysctl":{"net.core.somaxconn":"x"}}}`,
 			`args.cni.sysctl["net.core.somaxconn"]: sysctl net.core.somaxconn: write "x": invalid argument`),
 		Entry("at the MTU", `"sysctl":{"net.ipv4.ip_local_port_range":"40000 50000","net.ipv4.conf.IFNAME.forwarding":"1"},"mac":"02:00:00:00:00:02","promisc":true,"mtu":70000`,
-			`mtu: 70000: link "eth0": change: invalid argument (mtu greater than device maximum)`),
+			`mtu: 70000: link "eth0": change: invalid argument: mtu greater than device maximum`),
 	)
 
 	DescribeTable("at its very end", func(conf string) {
