@@ -33,7 +33,7 @@ const (
 // homes are the only packages whose code imports a library (or what is below it).
 var homes = map[string][]string{
 	"github.com/vishvananda/netlink": {"pkg/rtnl"},
-	"github.com/vishvananda/netns":   {"pkg/rtnl"},
+	"github.com/vishvananda/netns":   {"pkg/ns", "pkg/rtnl"},
 	"github.com/google/nftables":     {},
 	"github.com/mdlayher":            {},
 	"github.com/coreos/go-iptables":  {},

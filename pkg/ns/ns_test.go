@@ -127,20 +127,29 @@ var _ = Describe("a handle", func() {
 		Expect(n.Do(func() error { Fail("ran"); return nil })).To(MatchError(os.ErrClosed))
 		_, err := n.Same(n)
 		Expect(err).To(MatchError(os.ErrClosed))
-		_, known := n.Cookie()
-		Expect(known).To(BeFalse())
+		_, err = n.Identity()
+		Expect(err).To(MatchError(os.ErrClosed))
 	})
 
-	It("has a cookie that no other namespace has", func() {
-		a, known := open(nstest.NewNetns().Path).Cookie()
-		if !known {
-			Skip("the kernel is older than 5.14")
-		}
+	It("has an identity that no other namespace has, now or later", func() {
 		h := nstest.NewNetns()
-		b, _ := open(h.Path).Cookie()
-		again, _ := open(h.Path).Cookie()
-		Expect(a).NotTo(Equal(b))
-		Expect(again).To(Equal(b))
+		id, err := open(h.Path).Identity()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(id.Inode).To(Equal(inode(h.Path)))
+		again, err := open(h.Path).Identity()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(id.Is(again)).To(BeTrue())
+		other, err := open(nstest.NewNetns().Path).Identity()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(id.Is(other)).To(BeFalse())
+
+		By("its number, not its inode, which another namespace gets when it is gone")
+		reused := ns.Identity{Cookie: 8, Device: 4, Inode: 77}
+		Expect(reused.Is(ns.Identity{Cookie: 7, Device: 4, Inode: 77})).To(BeFalse())
+		Expect(reused.Is(ns.Identity{Cookie: 8, Device: 4, Inode: 78})).To(BeTrue())
+		By("device and inode where the kernel had no number")
+		Expect(reused.Is(ns.Identity{Device: 4, Inode: 77})).To(BeTrue())
+		Expect(reused.Is(ns.Identity{Device: 5, Inode: 77})).To(BeFalse())
 	})
 
 	It("is found from a socket", func() {
@@ -227,16 +236,5 @@ var _ = Describe("Do", func() {
 	It("lets a panic continue in the caller, with its value", func() {
 		bad := errors.New("bad")
 		Expect(func() { _ = n.Do(func() error { panic(bad) }) }).To(PanicWith(bad))
-	})
-
-	It("lets an exit of the goroutine continue in the caller", func() {
-		ended, wentOn := make(chan struct{}), false
-		go func() {
-			defer close(ended)
-			_ = n.Do(func() error { runtime.Goexit(); return nil })
-			wentOn = true
-		}()
-		Eventually(ended, "10s").Should(BeClosed())
-		Expect(wentOn).To(BeFalse())
 	})
 })

@@ -1,0 +1,64 @@
+package ns
+
+import "golang.org/x/sys/unix"
+
+// Identity tells a namespace from others, also later, by another process, and
+// when it is gone, until the machine restarts.
+type Identity struct {
+	// Cookie is the number that the kernel gives to this namespace and to no
+	// other; 0 = the kernel has no such number (before 5.14).
+	Cookie uint64 `json:"cookie,omitempty"`
+	// The kernel gives the inode of a dead namespace to a new one.
+	Device uint64 `json:"device"`
+	Inode  uint64 `json:"inode"`
+}
+
+// Is tells whether both are of one namespace: by the cookie, or by device and
+// inode where one of them has none.
+func (i Identity) Is(other Identity) bool {
+	if i.Cookie != 0 && other.Cookie != 0 {
+		return i.Cookie == other.Cookie
+	}
+	return i.Device == other.Device && i.Inode == other.Inode
+}
+
+// Identity is the namespace's.
+func (n *NS) Identity() (Identity, error) {
+	st, err := n.stat()
+	if err != nil {
+		return Identity{}, err
+	}
+	id := Identity{Device: uint64(st.Dev), Inode: st.Ino}
+	err = n.Do(func() error {
+		sock, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(sock)
+		id.Cookie, _ = unix.GetsockoptUint64(sock, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+		return nil
+	})
+	return id, err
+}
+
+// ID is the namespace's device and inode; see Identity.
+func (n *NS) ID() (device, inode uint64, err error) {
+	st, err := n.stat()
+	return uint64(st.Dev), st.Ino, err
+}
+
+// Cookie is the Identity's; false: it has none.
+func (n *NS) Cookie() (uint64, bool) {
+	id, err := n.Identity()
+	return id.Cookie, err == nil && id.Cookie != 0
+}
+
+// CurrentCookie is the Cookie of the calling thread's namespace.
+func CurrentCookie() (uint64, bool) {
+	n, err := Current()
+	if err != nil {
+		return 0, false
+	}
+	defer n.Close()
+	return n.Cookie()
+}
