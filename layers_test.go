@@ -18,8 +18,8 @@ const module = "github.com/hawser-cni/plugins"
 // floors of the packages: one imports only what is on a lower floor.
 var floors = map[string]int{
 	"pkg/cni": 0, "pkg/ns": 0, "pkg/sysctl": 0, "pkg/statefile": 0, "pkg/process": 0, "pkg/netlink": 0,
-	"pkg/rtnl": 1, "pkg/nft": 1, "pkg/ipt": 1, "pkg/conntrack": 1, "pkg/invoke": 1,
-	"pkg/ipam": 2, "pkg/iface": 2, "pkg/masq": 2,
+	"pkg/rtnl": 1, "pkg/nft": 1, "pkg/conntrack": 1, "pkg/invoke": 1,
+	"pkg/ipam": 2, "pkg/iface": 2, "pkg/ipt": 2, "pkg/masq": 3,
 	"pkg/skel": 3,
 }
 
@@ -36,7 +36,7 @@ var homes = map[string][]string{
 	"github.com/vishvananda/netns":   {"pkg/ns", "pkg/rtnl"},
 	"github.com/google/nftables":     {},
 	"github.com/mdlayher":            {},
-	"github.com/coreos/go-iptables":  {},
+	"github.com/coreos/go-iptables":  {"pkg/ipt"},
 	"github.com/containernetworking": {},
 	"github.com/onsi":                {harness, harness + "/plugintest"},
 	"os/exec":                        {harness, harness + "/plugintest"},

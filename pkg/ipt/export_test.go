@@ -1,4 +1,4 @@
 package ipt
 
-// ParseRules is what List makes of a program's output.
+// ParseRules is what List makes of the lines that a program prints.
 var ParseRules = parseRules

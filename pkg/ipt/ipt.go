@@ -1,9 +1,8 @@
-// Package ipt changes iptables rules: one iptables-restore --noflush for each family of a call, which
-// applies all lines or none, under the xtables lock with a deadline.
+// Package ipt looks at iptables through go-iptables and changes it by one iptables-restore --noflush,
+// which applies all lines or none, under the xtables lock with a deadline.
 //
 // There are two variants of the programs, for nf_tables and for the older x_tables ("legacy"), and a
-// host may have both, with rules in each. LegacyHas looks into the x_tables of the kernel without a
-// program; the chains of the other variant are visible to package nft.
+// host may have both, with rules in each. Chain finds its own in either.
 package ipt
 
 import (
@@ -11,9 +10,12 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/coreos/go-iptables/iptables"
 
 	"github.com/hawser-cni/plugins/pkg/process"
 	"github.com/hawser-cni/plugins/pkg/statefile"
@@ -44,11 +46,14 @@ const (
 	Legacy Variant = "legacy"
 )
 
-// lockFile keeps the legacy programs apart; those of nf_tables do without.
-const lockFile = "/run/xtables.lock"
-
-// exitBusy is what the programs exit with when the lock did not come free (RESOURCE_PROBLEM).
-const exitBusy = 4
+const (
+	// lockFile keeps the legacy programs apart; those of nf_tables do without.
+	lockFile = "/run/xtables.lock"
+	// exitBusy is what the programs exit with when the lock did not come free (RESOURCE_PROBLEM).
+	exitBusy = 4
+	// attempts bounds how often a change is planned because others changed the same rules.
+	attempts = 3
+)
 
 // Tool is the programs of one family and variant.
 type Tool struct {
@@ -76,12 +81,13 @@ func Find(ctx context.Context, f Family) (Tool, error) {
 	case strings.Contains(name, "legacy"):
 		t.Variant = Legacy
 	default:
-		out, err := t.run(ctx, command{path: t.list, args: []string{"--version"}})
-		if err != nil {
-			return Tool{}, err
+		// go-iptables asks this too, and keeps the answer to itself.
+		var out strings.Builder
+		if err := (process.Command{Path: t.list, Args: []string{"--version"}, Stdout: &out}).Run(ctx); err != nil {
+			return Tool{}, fmt.Errorf("%s --version: %w", t.list, err)
 		}
 		t.Variant = Legacy // the older programs do not say so
-		if strings.Contains(out, "nf_tables") {
+		if strings.Contains(out.String(), "nf_tables") {
 			t.Variant = NFT
 		}
 	}
@@ -113,59 +119,122 @@ func lookUp(f Family, program string) (Tool, error) {
 	return Tool{Family: f, restore: restore, list: list}, nil
 }
 
+// Installed says whether there are programs for the family, without running one.
+func Installed(f Family) error {
+	_, err := lookUp(f, f.program())
+	return err
+}
+
+// NotInstalled says whether the error is for want of a program.
+func NotInstalled(err error) bool { return errors.Is(err, process.ErrNotFound) }
+
+// Change plans the lines of a restore from what is there and applies them. When others changed the same
+// rules meanwhile, it plans again. A plan of no lines costs no program.
+func (t Tool) Change(ctx context.Context, table string, plan func() ([]string, error)) error {
+	for attempt := 1; ; attempt++ {
+		lines, err := plan()
+		if err != nil || len(lines) == 0 {
+			return err
+		}
+		err = t.Restore(ctx, table, lines)
+		if err == nil || attempt == attempts || ctx.Err() != nil || errors.Is(err, statefile.ErrBusy) {
+			return err
+		}
+	}
+}
+
 // Restore applies the lines, in the syntax of iptables-restore, to a table: all or none. A chain that
 // is named in a line ":CHAIN -" is emptied, or made when it is missing; all others stay as they are.
 // When the xtables lock is not free before ctx's deadline, the error is a *statefile.Busy with its
 // holder.
 func (t Tool) Restore(ctx context.Context, table string, lines []string) error {
 	script := "*" + table + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
-	_, err := t.run(ctx, command{path: t.restore, args: []string{"--noflush", "-w", waitSeconds(ctx)}, stdin: script})
-	return err
-}
-
-// List returns the rules of a chain, or of the whole table when chain is empty.
-func (t Tool) List(ctx context.Context, table, chain string) ([]Rule, error) {
-	args := []string{"-w", waitSeconds(ctx), "-t", table, "-S"}
-	if chain != "" {
-		args = append(args, chain)
-	}
-	out, err := t.run(ctx, command{path: t.list, args: args})
-	if err != nil {
-		return nil, err
-	}
-	return parseRules(out), nil
-}
-
-// waitSeconds is how long the program may wait for the lock.
-func waitSeconds(ctx context.Context) string {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return "60"
-	}
-	return strconv.Itoa(max(1, int(time.Until(deadline).Seconds())))
-}
-
-type command struct {
-	path  string
-	args  []string
-	stdin string
-}
-
-func (t Tool) run(ctx context.Context, c command) (string, error) {
-	var out, errs strings.Builder
-	cmd := process.Command{Path: c.path, Args: c.args, Stdin: []byte(c.stdin), Stdout: &out, Stderr: &errs}
+	var errs strings.Builder
+	cmd := process.Command{Path: t.restore, Args: []string{"--noflush", "-w", strconv.Itoa(waitSeconds(ctx))},
+		Stdin: []byte(script), Stderr: &errs}
 	err := cmd.Run(ctx)
 	if err == nil {
-		return out.String(), nil
+		return nil
 	}
 	exit := (*process.ExitError)(nil)
 	if errors.As(err, &exit) && (exit.Killed != nil || exit.Status.ExitStatus() == exitBusy) {
 		if busy := holder(); busy != nil {
-			return "", fmt.Errorf("%s: %w", filepath.Base(c.path), busy)
+			return fmt.Errorf("%s: %w", filepath.Base(t.restore), busy)
 		}
 	}
 	text := strings.Join(strings.Fields(errs.String()), " ")
-	return "", fmt.Errorf("%s: %w: %s%s", filepath.Base(c.path), err, text, failedLine(text, c.stdin))
+	return fmt.Errorf("%s: %w: %s%s", filepath.Base(t.restore), err, text, failedLine(text, script))
+}
+
+// List returns the rules of chains, none for a chain that does not exist. Each chain is a run of the
+// program, and the first one another for its version.
+func (t Tool) List(ctx context.Context, table string, chains ...string) ([]Rule, error) {
+	lib, err := t.library(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []Rule
+	for _, chain := range chains {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		lines, err := lib.List(table, chain)
+		if err != nil {
+			// Of a chain that does not exist iptables 1.8.9 says that it is "incompatible": another look tells.
+			if names, lost := lib.ListChains(table); lost == nil && !slices.Contains(names, chain) {
+				continue
+			}
+			return nil, t.lookFailure(err)
+		}
+		out = append(out, parseRules(lines)...)
+	}
+	return out, nil
+}
+
+// Chains returns the names of all chains of a table.
+func (t Tool) Chains(ctx context.Context, table string) ([]string, error) {
+	lib, err := t.library(ctx)
+	if err != nil {
+		return nil, err
+	}
+	names, err := lib.ListChains(table)
+	return names, t.lookFailure(err)
+}
+
+// library is go-iptables for this program. It asks the program for its version, and waits for the
+// xtables lock as long as the context may.
+func (t Tool) library(ctx context.Context) (*iptables.IPTables, error) {
+	protocol := iptables.ProtocolIPv4
+	if t.Family == IPv6 {
+		protocol = iptables.ProtocolIPv6
+	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	lib, err := iptables.New(iptables.IPFamily(protocol), iptables.Path(t.list), iptables.Timeout(waitSeconds(ctx)))
+	return lib, t.lookFailure(err)
+}
+
+// lookFailure names the holder of a lock that did not come free.
+func (t Tool) lookFailure(err error) error {
+	if err == nil {
+		return nil
+	}
+	if failed := (*iptables.Error)(nil); errors.As(err, &failed) && failed.ExitStatus() == exitBusy {
+		if busy := holder(); busy != nil {
+			err = busy
+		}
+	}
+	return fmt.Errorf("%s: %w", filepath.Base(t.list), err)
+}
+
+// waitSeconds is how long the program may wait for the lock.
+func waitSeconds(ctx context.Context) int {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return 60
+	}
+	return max(1, int(time.Until(deadline).Seconds()))
 }
 
 // holder is who has the xtables lock, nil when nobody has.
@@ -195,10 +264,4 @@ func failedLine(text, script string) string {
 		return ""
 	}
 	return fmt.Sprintf(" (%s)", lines[n-1])
-}
-
-// Installed says whether there are programs for the family, without running one.
-func Installed(f Family) error {
-	_, err := lookUp(f, f.program())
-	return err
 }

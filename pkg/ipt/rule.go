@@ -53,11 +53,11 @@ func quote(arg string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(arg) + `"`
 }
 
-// parseRules reads what iptables -S prints.
-func parseRules(out string) []Rule {
+// parseRules reads the lines that iptables -S prints.
+func parseRules(lines []string) []Rule {
 	var rules []Rule
-	for line := range strings.Lines(out) {
-		if f := split(strings.TrimSuffix(line, "\n")); len(f) >= 2 && f[0] == "-A" {
+	for _, line := range lines {
+		if f := split(line); len(f) >= 2 && f[0] == "-A" {
 			rules = append(rules, Rule{Chain: f[1], Args: f[2:]})
 		}
 	}

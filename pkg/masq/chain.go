@@ -1,11 +1,12 @@
 package masq
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
-	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
 const (
@@ -13,88 +14,136 @@ const (
 	postrouting = "POSTROUTING"
 )
 
-// family is one of the two families of iptables, with what depends on it.
-type family struct {
-	ipt       ipt.Family
-	table     nft.Table // in which iptables for nf_tables keeps its nat
-	multicast string
+var families = [...]ipt.Family{ipt.IPv4, ipt.IPv6}
+
+// of selects the addresses of the family.
+func of(f ipt.Family, addrs []netip.Prefix) []netip.Prefix {
+	return slices.DeleteFunc(distinct(addrs), func(p netip.Prefix) bool { return p.Addr().Is4() != (f == ipt.IPv4) })
 }
 
-func families() []family {
-	return []family{
-		{ipt.IPv4, nft.Table{Family: nft.IPv4, Name: nat}, multicast4},
-		{ipt.IPv6, nft.Table{Family: nft.IPv6, Name: nat}, multicast6},
+// natChain is the reference's chain of a container on a network. It has no room for the interface, so all
+// of the container's interfaces on that network share it.
+type natChain struct {
+	ipt.Chain
+	comment string // of every rule in it and to it
+}
+
+func natChainOf(f ipt.Family, a cni.Attachment) natChain {
+	return natChain{ipt.Chain{Family: f, Table: nat, Name: chainOf(a.Network, a.ContainerID), From: postrouting},
+		commentOf(a.Network, a.ContainerID)}
+}
+
+func chainOf(network, containerID string) string { return "CNI-" + cni.Digest(network+containerID, 24) }
+
+func isChainName(name string) bool { return len(name) == len("CNI-")+24 && name[:4] == "CNI-" }
+
+// commentMax is how many bytes of a comment iptables keeps.
+const commentMax = 255
+
+// commentOf names the container. A comment that iptables would cut is cut here, so that the rule is found
+// again.
+func commentOf(network, containerID string) string {
+	c := fmt.Sprintf("name: %q id: %q", network, containerID)
+	if len(c) > commentMax {
+		c = c[:commentMax-3] + "..."
+	}
+	return c
+}
+
+// parseComment is the reverse of commentOf.
+func parseComment(comment string) (network, containerID string, ok bool) {
+	n, err := fmt.Sscanf(comment, "name: %q id: %q", &network, &containerID)
+	return network, containerID, n == 2 && err == nil
+}
+
+func (c natChain) rule(chain string, match ...string) func(target string) ipt.Rule {
+	return func(target string) ipt.Rule {
+		return ipt.NewRule(chain, append(match, "-m", "comment", "--comment", c.comment, "-j", target)...)
 	}
 }
 
-// of selects the addresses of the family.
-func (f family) of(addrs []netip.Prefix) []netip.Prefix {
-	var out []netip.Prefix
-	for _, p := range distinct(addrs) {
-		if p.Addr().Is4() == (f.ipt == ipt.IPv4) {
-			out = append(out, p)
-		}
+// jumps lead the packets of the addresses to the chain.
+func (c natChain) jumps(addrs []netip.Prefix) []ipt.Rule {
+	var out []ipt.Rule
+	for _, p := range addrs {
+		single := netip.PrefixFrom(p.Addr(), p.Addr().BitLen())
+		out = append(out, c.rule(postrouting, "-s", single.String())(c.Name))
 	}
 	return out
 }
 
-// natChain is the reference's chain of a container on a network: the rules in it, and those that lead
-// to it from POSTROUTING.
-type natChain struct {
-	name    string
-	comment string
-}
-
-func natChainOf(network, containerID string) natChain {
-	return natChain{chainOf(network, containerID), commentOf(network, containerID)}
-}
-
-func (c natChain) rule(chain string, match []string, target string) ipt.Rule {
-	args := append(match, "-m", "comment", "--comment", c.comment, "-j", target)
-	return ipt.NewRule(chain, args...)
-}
-
-// jump leads packets from the address to the chain.
-func (c natChain) jump(p netip.Prefix) ipt.Rule {
-	single := netip.PrefixFrom(p.Addr(), p.Addr().BitLen())
-	return c.rule(postrouting, []string{"-s", single.String()}, c.name)
-}
-
-// accept leaves the source of packets to the prefix alone.
-func (c natChain) accept(p netip.Prefix) ipt.Rule {
-	return c.rule(c.name, []string{"-d", p.Masked().String()}, "ACCEPT")
-}
-
-func (c natChain) masquerade(f family) ipt.Rule {
-	return c.rule(c.name, []string{"!", "-d", f.multicast}, "MASQUERADE")
-}
-
-// rules are the rules in the chain for these addresses. All accepts come before the masquerade: in
-// the order in which the reference adds a second prefix, its own traffic would be masqueraded.
-func (c natChain) rules(f family, addrs []netip.Prefix) []ipt.Rule {
+// rules are the rules in the chain for these addresses: packets to their prefixes keep their source. All
+// accepts come before the masquerade: in the order in which the reference adds a second prefix, its own
+// traffic would be masqueraded.
+func (c natChain) rules(addrs []netip.Prefix) []ipt.Rule {
 	var out []ipt.Rule
 	for _, p := range addrs {
-		if r := c.accept(p); !slices.ContainsFunc(out, r.Equal) {
+		if r := c.rule(c.Name, "-d", p.Masked().String())("ACCEPT"); !slices.ContainsFunc(out, r.Equal) {
 			out = append(out, r)
 		}
 	}
-	return append(out, c.masquerade(f))
+	multicast := multicast4
+	if c.Family == ipt.IPv6 {
+		multicast = multicast6
+	}
+	return append(out, c.rule(c.Name, "!", "-d", multicast)("MASQUERADE"))
 }
 
-// fill are the lines of a restore that make the chain anew with these rules, whether it exists or not.
-func (c natChain) fill(rules []ipt.Rule) []string {
-	lines := []string{":" + c.name + " - [0:0]"}
-	for _, r := range rules {
-		lines = append(lines, r.Append())
+// plan returns the lines of a restore that make the chain what the addresses to keep need, and remove the
+// jumps that are gone. Jumps of nobody whom we know stay, with the rules in the chain: the reference made
+// them for another interface of the container. The last jump takes the chain with it.
+func (c natChain) plan(live liveChain, keep []netip.Prefix, gone func(jump ipt.Rule) bool) []string {
+	var stale []ipt.Rule
+	foreign := false
+	want := c.jumps(keep)
+	for _, j := range live.jumps {
+		switch {
+		case slices.ContainsFunc(want, j.Equal):
+		case gone(j):
+			stale = append(stale, j)
+		default:
+			foreign = true
+		}
+	}
+	var lines []string
+	switch {
+	case len(keep) == 0 && !foreign && live.exists:
+		return c.Clear(stale)
+	case len(keep) > 0:
+		lines = c.repair(live.rules, c.rules(keep), foreign)
+	}
+	for _, j := range stale {
+		lines = append(lines, j.Delete())
+	}
+	for _, j := range missing(want, live.jumps) {
+		lines = append(lines, j.Append())
 	}
 	return lines
 }
 
-// clear are the lines that remove the chain.
-func (c natChain) clear() []string { return []string{"-F " + c.name, "-X " + c.name} }
+// repair fills the chain unless it has just the wanted rules, in any order. With foreign jumps its other
+// rules stay.
+func (c natChain) repair(live, want []ipt.Rule, foreign bool) []string {
+	other := missing(live, want)
+	if len(missing(want, live)) == 0 && (foreign || len(other) == 0) {
+		return nil
+	}
+	if foreign {
+		want = append(other, want...)
+	}
+	return c.Fill(want)
+}
 
-// leads says whether the rule is a jump to the chain.
-func (c natChain) leads(r ipt.Rule) bool { return r.Option("-j") == c.name }
+// missing are those of the wanted rules that are not live.
+func missing(want, live []ipt.Rule) []ipt.Rule {
+	var out []ipt.Rule
+	for _, r := range want {
+		if !slices.ContainsFunc(live, r.Equal) {
+			out = append(out, r)
+		}
+	}
+	return out
+}
 
 // isFrom says whether a jump is that of one of the addresses, also in the older form that was made
 // with the prefix and so stands for the whole of it.

@@ -1,8 +1,12 @@
 package masq
 
 import (
+	"encoding/json"
 	"regexp"
 	"testing"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
 )
 
 // FuzzRecord reads anything as a record, and makes lines of it: each is one
@@ -14,15 +18,16 @@ func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`{"network":"net","containerID":"on","interfaces":null}`))
 	well := regexp.MustCompile(`^(:CNI-[0-9a-f]{24} - \[0:0\]|-[ADFX] (CNI-[0-9a-f]{24}|POSTROUTING)( !?[-0-9a-zA-Z.:/ "\\]*)?)$`)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		rec := record{content: decodeContent(chain, data)}
-		for name, addrs := range rec.Interfaces {
-			for _, fam := range families() {
-				g := change{f: fam, chain: natChainOf("net", "one"), rec: &rec}
-				lines := g.chain.fill(g.chain.rules(fam, fam.of(addrs)))
-				for _, p := range fam.of(addrs) {
-					lines = append(lines, g.chain.jump(p).Append())
-				}
-				for _, line := range append(lines, g.lines(nil, rec.others(name, fam), false)...) {
+		var rec record
+		if json.Unmarshal(data, &rec) != nil || !rec.sane(chain) {
+			return
+		}
+		for name := range rec.Interfaces {
+			for _, fam := range families {
+				ch, left := natChainOf(fam, cni.Attachment{Network: "net", ContainerID: "one"}), rec.with(name, nil)
+				made := ch.plan(liveChain{}, of(fam, rec.addrs()), nil)
+				live := liveChain{true, ch.rules(of(fam, rec.addrs())), ch.jumps(of(fam, rec.addrs()))}
+				for _, line := range append(made, ch.plan(live, of(fam, left.addrs()), func(ipt.Rule) bool { return true })...) {
 					if !well.MatchString(line) {
 						t.Fatalf("%q: %q", data, line)
 					}

@@ -15,287 +15,307 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// attempts bounds how often a restore is planned again because others changed the same rules.
-const attempts = 3
+const (
+	// stateDir holds a record for each iptables chain of ours: the chain's rules name the container only,
+	// so which of its interfaces has which address has to stand beside it.
+	stateDir = "/run/hawser/masq"
+	// lockWait is how long other calls may take; they run programs that wait for the xtables lock themselves.
+	lockWait = time.Minute
+	// undoTime is how long an ADD that failed half-way may take to remove the other half.
+	undoTime = 5 * time.Second
+)
 
-// undoTime is how long an ADD that failed half-way may take to remove the other half.
-const undoTime = 5 * time.Second
+// record is what Add gave to a container on one network. A chain without one was made by the reference
+// plugins.
+type record struct {
+	Network     string `json:"network"`
+	ContainerID string `json:"containerID"`
+	// Interfaces maps the container's interfaces to their addresses.
+	Interfaces map[string][]netip.Prefix `json:"interfaces"`
+}
 
-func addIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
-	ch := natChainOf(c.Attachment.Network, c.Attachment.ContainerID)
-	rec, err := openRecord(ctx, ch.name)
+type records = *statefile.Store[record]
+
+// recordOf reads a container's record. One that is not sane says nothing: rules are made from it, and its
+// file may have been damaged.
+func recordOf(s records, a cni.Attachment) (record, error) {
+	name := chainOf(a.Network, a.ContainerID)
+	rec, found, err := s.Get(name)
+	if !found || !rec.sane(name) {
+		rec = record{a.Network, a.ContainerID, map[string][]netip.Prefix{}}
+	}
+	return rec, err
+}
+
+// sane says whether a call can have written the record of the chain.
+func (r record) sane(chain string) bool {
+	for _, addrs := range r.Interfaces {
+		if slices.ContainsFunc(addrs, func(p netip.Prefix) bool {
+			return !p.IsValid() || p.Addr().Zone() != "" || p.Addr().Is4In6()
+		}) {
+			return false
+		}
+	}
+	return r.Interfaces != nil && chainOf(r.Network, r.ContainerID) == chain
+}
+
+// with is the record with other addresses for an interface; none remove it.
+func (r record) with(ifName string, addrs []netip.Prefix) record {
+	r.Interfaces = maps.Clone(r.Interfaces)
+	r.Interfaces[ifName] = addrs
+	if len(addrs) == 0 {
+		delete(r.Interfaces, ifName)
+	}
+	return r
+}
+
+// save writes the record, or removes it when no interface is left in it.
+func (r record) save(s records) error {
+	name := chainOf(r.Network, r.ContainerID)
+	if len(r.Interfaces) == 0 {
+		return s.Drop(name)
+	}
+	return s.Put(name, r)
+}
+
+// addrs are the addresses of all interfaces.
+func (r record) addrs() []netip.Prefix {
+	return distinct(slices.Concat(slices.Collect(maps.Values(r.Interfaces))...))
+}
+
+func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
+	s, err := statefile.OpenStore[record](ctx, stateDir, lockWait)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = rec.close() }()
-	if err := delStale(ctx, nf, rec, c); err != nil {
-		return fmt.Errorf("masquerade with iptables: %w", err)
-	}
-	before := rec.content
-	before.Interfaces = maps.Clone(rec.Interfaces)
-	rec.Network, rec.ContainerID = c.Attachment.Network, c.Attachment.ContainerID
-	rec.Interfaces[c.Attachment.IfName] = distinct(c.Addrs)
-	// The record comes first: after a kill between the two it names too much, which harms nothing.
-	if err := rec.save(); err != nil {
+	defer func() { err = errors.Join(err, s.Close()) }()
+	a := c.Attachment
+	before, err := recordOf(s, a)
+	if err != nil {
 		return err
 	}
-	for _, f := range families() {
-		if len(f.of(c.Addrs)) == 0 {
+	after := before.with(a.IfName, distinct(c.Addrs))
+	// The record comes first, with the addresses that an ADD without a DEL left: after a kill between the
+	// two it names too much, which harms nothing.
+	stale := before.Interfaces[a.IfName]
+	if err := before.with(a.IfName, distinct(append(slices.Clone(c.Addrs), stale...))).save(s); err != nil {
+		return err
+	}
+	err = apply(ctx, nf, after, stale)
+	if err != nil {
+		// The deadline may be why it failed.
+		undoCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+		defer cancel()
+		err = fmt.Errorf("masquerade with iptables: %w", err)
+		return errors.Join(err, apply(undoCtx, nf, before, c.Addrs), before.save(s))
+	}
+	if len(stale) > 0 {
+		return after.save(s)
+	}
+	return nil
+}
+
+// apply makes the container's chains what the record says, with the programs that are plainly called iptables.
+// Jumps from stale addresses go.
+func apply(ctx context.Context, nf *nft.Conn, rec record, stale []netip.Prefix) error {
+	for _, f := range families {
+		keep := of(f, rec.addrs())
+		if len(keep) == 0 && len(of(f, stale)) == 0 {
 			continue
 		}
-		if err := (change{nf, f, ch, rec}).add(ctx, c.Attachment.IfName); err != nil {
-			// The deadline may be why it failed.
-			undoCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
-			defer cancel()
-			undo := errors.Join(delRecorded(undoCtx, nf, rec, job{chain: ch, ifName: c.Attachment.IfName}))
-			rec.content = before
-			return errors.Join(fmt.Errorf("masquerade with iptables: %w", err), undo, rec.save())
-		}
-	}
-	return nil
-}
-
-// delStale removes what an ADD without a DEL left of other addresses: the record is about to forget them.
-func delStale(ctx context.Context, nf *nft.Conn, rec *record, c Config) error {
-	for _, p := range rec.Interfaces[c.Attachment.IfName] {
-		if !slices.Contains(c.Addrs, p) {
-			return errors.Join(delRecorded(ctx, nf, rec, job{chain: natChainOf(rec.Network, rec.ContainerID), ifName: c.Attachment.IfName}))
-		}
-	}
-	return nil
-}
-
-// change is a change of one family's chain.
-type change struct {
-	nf    *nft.Conn
-	f     family
-	chain natChain
-	rec   *record
-}
-
-func (g change) add(ctx context.Context, ifName string) error {
-	tool, err := ipt.Find(ctx, g.f.ipt)
-	if err != nil {
-		return err
-	}
-	for attempt := 1; ; attempt++ {
-		lines, err := g.plan(ctx, tool, ifName)
+		tool, err := ipt.Find(ctx, f)
 		if err != nil {
 			return err
 		}
-		err = tool.Restore(ctx, nat, lines)
-		if err == nil || attempt == attempts || noTime(ctx, err) {
+		gone := func(j ipt.Rule) bool { return isFrom(j, stale) }
+		ch := natChainOf(f, cni.Attachment{Network: rec.Network, ContainerID: rec.ContainerID})
+		if err := ch.change(ctx, nf, tool, func(live liveChain) []string { return ch.plan(live, keep, gone) }); err != nil {
 			return err
 		}
 	}
+	return nil
 }
 
-// plan returns the lines that make the chain whole for all interfaces of the record. Where the chain
-// exists (of the reference, of another interface, of an ADD before) what it has is kept.
-func (g change) plan(ctx context.Context, tool ipt.Tool, ifName string) ([]string, error) {
-	addrs := append(g.f.of(g.rec.Interfaces[ifName]), g.rec.others(ifName, g.f)...)
-	rules := g.chain.rules(g.f, addrs)
-	where, err := variants(g.nf, g.f, g.chain.name)
-	if err != nil {
-		return nil, err
-	}
-	var jumps []ipt.Rule
-	if slices.Contains(where, tool.Variant) {
-		if jumps, err = tool.List(ctx, nat, postrouting); err != nil {
+// liveChain is what one variant has of a chain.
+type liveChain struct {
+	exists       bool
+	rules, jumps []ipt.Rule
+}
+
+func (c natChain) change(ctx context.Context, nf *nft.Conn, tool ipt.Tool, plan func(liveChain) []string) error {
+	return tool.Change(ctx, nat, func() ([]string, error) {
+		where, err := c.Variants(ctx, nf)
+		if err != nil && !ipt.NotInstalled(err) {
 			return nil, err
 		}
-		own, err := tool.List(ctx, nat, g.chain.name)
-		if err != nil {
-			return nil, err
-		}
-		own = slices.DeleteFunc(own, func(r ipt.Rule) bool { return slices.ContainsFunc(rules, r.Equal) })
-		rules = append(own, rules...)
-	}
-	lines := g.chain.fill(rules)
-	for _, p := range addrs {
-		if j := g.chain.jump(p); !slices.ContainsFunc(jumps, j.Equal) {
-			lines = append(lines, j.Append())
-		}
-	}
-	return lines, nil
-}
-
-// variants says which iptables have a chain of this name, without running either.
-func variants(nf *nft.Conn, f family, chain string) ([]ipt.Variant, error) {
-	var out []ipt.Variant
-	live, err := nf.Chain(f.table, chain)
-	if err := absent(err); err != nil {
-		return nil, err
-	}
-	if live != nil {
-		out = append(out, ipt.NFT)
-	}
-	has, err := ipt.LegacyHas(f.ipt, nat, chain)
-	if has {
-		out = append(out, ipt.Legacy)
-	}
-	return out, err
-}
-
-func delIPTables(ctx context.Context, nf *nft.Conn, a cni.Attachment, addrs []netip.Prefix) (missing, err error) {
-	ch := natChainOf(a.Network, a.ContainerID)
-	exists, err := recorded(ch.name)
-	for _, f := range families() {
-		where, e := variants(nf, f, ch.name)
-		exists = exists || len(where) > 0
-		err = errors.Join(err, e)
-	}
-	if err != nil || !exists {
-		return nil, err
-	}
-	rec, err := openRecord(ctx, ch.name)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = rec.close() }()
-	missing, err = delRecorded(ctx, nf, rec, job{chain: ch, ifName: a.IfName, hint: addrs})
-	if missing != nil || err != nil {
-		return missing, errors.Join(err, dropLock(rec))
-	}
-	delete(rec.Interfaces, a.IfName)
-	return nil, rec.save()
-}
-
-// dropLock removes a lock file that was made for a chain without a record.
-func dropLock(rec *record) error {
-	if len(rec.Interfaces) == 0 {
-		return rec.save()
-	}
-	return nil
-}
-
-// job is what is to be removed: the rules of an interface, known from the record or from the hint.
-type job struct {
-	chain  natChain
-	ifName string // empty for all that the record does not give to another interface
-	hint   []netip.Prefix
-}
-
-// delRecorded removes an interface's rules wherever they are. What stays for want of a program is
-// missing.
-func delRecorded(ctx context.Context, nf *nft.Conn, rec *record, j job) (missing, failed error) {
-	for _, f := range families() {
-		where, err := variants(nf, f, j.chain.name)
-		failed = errors.Join(failed, err)
-		for _, v := range where {
-			err := change{nf, f, j.chain, rec}.remove(ctx, v, j)
-			if err != nil {
-				err = fmt.Errorf("chain %q of table nat (iptables-%s): %w", j.chain.name, v, err)
-			}
-			if ipt.NotInstalled(err) {
-				missing = errors.Join(missing, err)
-				continue
-			}
-			failed = errors.Join(failed, err)
-			if errors.Is(err, statefile.ErrBusy) {
-				return missing, failed // the other programs wait for the same lock
+		live := liveChain{exists: slices.Contains(where, tool.Variant)}
+		if live.exists {
+			if live.rules, live.jumps, err = c.Live(ctx, tool); err != nil {
+				return nil, err
 			}
 		}
-	}
-	return missing, failed
-}
-
-func (g change) remove(ctx context.Context, v ipt.Variant, j job) error {
-	mine, others := g.f.of(g.rec.Interfaces[j.ifName]), g.rec.others(j.ifName, g.f)
-	tool, err := ipt.FindVariant(ctx, g.f.ipt, v)
-	if err != nil {
-		if v == ipt.NFT && len(others) == 0 {
-			return g.removeOverNetlink(ctx)
-		}
-		return err
-	}
-	if len(mine) > 0 {
-		// All of it is in the record. Should the rules not be as recorded, nothing happens, and the
-		// listing tells.
-		var jumps []ipt.Rule
-		for _, p := range mine {
-			jumps = append(jumps, g.chain.jump(p))
-		}
-		err := tool.Restore(ctx, nat, g.lines(jumps, others, len(others) == 0))
-		if err == nil || noTime(ctx, err) {
-			return err
-		}
-	}
-	for attempt := 1; ; attempt++ {
-		lines, err := g.planRemoval(ctx, tool, j)
-		if err != nil || len(lines) == 0 {
-			return err
-		}
-		err = tool.Restore(ctx, nat, lines)
-		if err == nil {
-			return nil
-		}
-		// A restore that has failed for us, the one before too, may have done its work.
-		if where, lost := variants(g.nf, g.f, g.chain.name); lost == nil && !slices.Contains(where, v) {
-			return nil
-		}
-		if attempt == attempts || noTime(ctx, err) {
-			return err
-		}
-	}
-}
-
-// noTime says of a failure that another attempt would not get further: the time is up, or the lock did
-// not come free in it.
-func noTime(ctx context.Context, err error) bool {
-	return ctx.Err() != nil || errors.Is(err, statefile.ErrBusy)
-}
-
-// planRemoval finds the jumps in the kernel. An empty plan means that none of them is ours.
-func (g change) planRemoval(ctx context.Context, tool ipt.Tool, j job) ([]string, error) {
-	mine, others := g.f.of(g.rec.Interfaces[j.ifName]), g.rec.others(j.ifName, g.f)
-	live, err := tool.List(ctx, nat, postrouting)
-	if err != nil {
-		return nil, err
-	}
-	live = slices.DeleteFunc(live, func(r ipt.Rule) bool { return !g.chain.leads(r) })
-	mine = append(mine, g.f.of(j.hint)...)
-	var gone []ipt.Rule
-	for _, r := range live {
-		if !isFrom(r, others) && (len(mine) == 0 || isFrom(r, mine)) {
-			gone = append(gone, r)
-		}
-	}
-	last := len(gone) == len(live)
-	if len(gone) == 0 && !last {
-		return nil, nil
-	}
-	return g.lines(gone, others, last), nil
-}
-
-// lines remove jumps, and either the chain with the last of them or what only they needed in it.
-func (g change) lines(jumps []ipt.Rule, others []netip.Prefix, last bool) []string {
-	var lines []string
-	for _, r := range jumps {
-		lines = append(lines, r.Delete())
-	}
-	switch {
-	case last:
-		lines = append(lines, g.chain.clear()...)
-	case len(others) > 0:
-		lines = append(lines, g.chain.fill(g.chain.rules(g.f, others))...)
-	}
-	return lines
-}
-
-// removeOverNetlink removes the chain and all jumps to it where the program is missing.
-func (g change) removeOverNetlink(ctx context.Context) error {
-	return g.nf.Update(ctx, func(tx *nft.Tx) error {
-		rules, err := tx.Rules(g.f.table, postrouting)
-		if err != nil {
-			return err
-		}
-		for _, r := range rules {
-			if r.Target == g.chain.name {
-				tx.DeleteRule(g.f.table, postrouting, r.Handle)
-			}
-		}
-		tx.DeleteChain(g.f.table, g.chain.name)
-		return nil
+		return plan(live), nil
 	})
+}
+
+// delIPTables removes an interface's rules wherever they are. The addresses are a hint.
+func delIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
+	s, err := statefile.OpenExistingStore[record](ctx, stateDir, lockWait)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	return delRecorded(ctx, nf, s, c)
+}
+
+// delRecorded is delIPTables with the records. What stays for want of a program is a warning, and the record
+// stays with it: the next call that finds the program removes both.
+func delRecorded(ctx context.Context, nf *nft.Conn, s records, c Config) error {
+	before, err := recordOf(s, c.Attachment)
+	if err != nil {
+		return err
+	}
+	after, own := before.with(c.Attachment.IfName, nil), before.Interfaces[c.Attachment.IfName]
+	stays := false
+	report := func(err error) error {
+		if !ipt.NotInstalled(err) || c.Warn == nil {
+			return err
+		}
+		c.Warn("masquerade of %s: %v", c.Attachment, err)
+		stays = true
+		return nil
+	}
+	for _, f := range families {
+		ch := natChainOf(f, c.Attachment)
+		where, lost := ch.Variants(ctx, nf)
+		if !ipt.NotInstalled(lost) || len(where) == 0 && len(of(f, own)) > 0 {
+			err = errors.Join(err, report(lost)) // otherwise we made nothing where the program is missing
+		}
+		for _, v := range where {
+			r := removal{keep: of(f, after.addrs()), gone: of(f, append(slices.Clone(own), c.Addrs...))}
+			err = errors.Join(err, report(ch.remove(ctx, nf, v, r)))
+		}
+		if errors.Is(err, statefile.ErrBusy) {
+			break // the programs of the other family wait for the same lock
+		}
+	}
+	if err != nil || stays {
+		return err
+	}
+	return after.save(s)
+}
+
+// removal is what stays of a chain, and the addresses whose jumps go: none for all others.
+type removal struct{ keep, gone []netip.Prefix }
+
+func (c natChain) remove(ctx context.Context, nf *nft.Conn, v ipt.Variant, r removal) error {
+	overNetlink := v == ipt.NFT && len(r.keep) == 0
+	if overNetlink {
+		alone, err := c.LeadsOnlyFrom(nf, r.gone)
+		if err != nil || alone {
+			return errors.Join(err, c.Remove(ctx, nf, v))
+		}
+	}
+	tool, err := ipt.FindVariant(ctx, c.Family, v)
+	if overNetlink && ipt.NotInstalled(err) {
+		return c.Remove(ctx, nf, v)
+	}
+	if err == nil {
+		err = c.change(ctx, nf, tool, func(live liveChain) []string {
+			return c.plan(live, r.keep, func(j ipt.Rule) bool {
+				return !isFrom(j, r.keep) && (len(r.gone) == 0 || isFrom(j, r.gone))
+			})
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("chain %q of table nat (iptables-%s): %w", c.Name, v, err)
+	}
+	return nil
+}
+
+func checkIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
+	var diffs []error
+	for _, f := range families {
+		addrs := of(f, c.Addrs)
+		if len(addrs) == 0 {
+			continue
+		}
+		ch := natChainOf(f, c.Attachment)
+		where, err := ch.Variants(ctx, nf)
+		switch {
+		case len(where) == 0 && err != nil:
+			return err
+		case len(where) == 0:
+			diffs = append(diffs, fmt.Errorf("iptables chain %q: %w: no such chain", ch.Name, ErrMissing))
+			continue
+		}
+		tool, err := ipt.FindVariant(ctx, f, where[0])
+		if err != nil {
+			return fmt.Errorf("chain %q of table nat (iptables-%s): %w", ch.Name, where[0], err)
+		}
+		rules, jumps, err := ch.Live(ctx, tool)
+		if err != nil {
+			return err
+		}
+		for _, r := range append(missing(ch.rules(addrs), rules), missing(ch.jumps(addrs), jumps)...) {
+			diffs = append(diffs, fmt.Errorf("iptables chain %q: %w: no rule %q", r.Chain, ErrMissing, r.Append()))
+		}
+	}
+	return errors.Join(diffs...)
+}
+
+func gcIPTables(ctx context.Context, nf *nft.Conn, network string, valid cni.Set) (err error) {
+	s, err := statefile.OpenExistingStore[record](ctx, stateDir, lockWait)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	all, err := s.All()
+	if err != nil {
+		return err
+	}
+	garbage := map[cni.Attachment]bool{}
+	for chain, rec := range all {
+		if !rec.sane(chain) || rec.Network != network {
+			delete(all, chain)
+			continue
+		}
+		for ifName := range rec.Interfaces {
+			a := cni.Attachment{Network: network, ContainerID: rec.ContainerID, IfName: ifName}
+			garbage[a] = !valid.Has(a)
+		}
+	}
+	errs := []error{}
+	for _, f := range families {
+		rules, err := natChainOf(f, cni.Attachment{}).Rules(ctx, nf, isChainName)
+		errs = append(errs, err)
+		for _, r := range rules {
+			net, id, ok := parseComment(r.Option("--comment"))
+			_, ours := all[chainOf(net, id)]
+			// The rules of the reference tell no interface apart: they stay until the container has none.
+			garbage[cni.Attachment{Network: net, ContainerID: id}] = ok && net == network && !ours && !valid.HasContainer(id)
+		}
+	}
+	for a, is := range garbage {
+		if is {
+			errs = append(errs, delRecorded(ctx, nf, s, Config{Attachment: a}))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func statusIPTables(nf *nft.Conn) error {
+	if err := statefile.Writable(stateDir); err != nil {
+		return err
+	}
+	for _, f := range []nft.Family{nft.IPv4, nft.IPv6} {
+		if _, err := nf.HasTable(nft.Table{Family: f, Name: nat}); nft.IfSupported(err) != nil {
+			return err
+		}
+	}
+	// That of IPv6 is needed by containers with an address of that family only.
+	if err := ipt.Installed(ipt.IPv4); err != nil {
+		return fmt.Errorf("masquerade with iptables: %w", err)
+	}
+	return nil
 }

@@ -49,8 +49,12 @@ func ParseBackend(s *string) (Backend, error) {
 type Config struct {
 	Attachment cni.Attachment
 	Backend    Backend
-	// Addrs are the addresses of the container, with the length of their prefix.
+	// Addrs are the addresses of the container, with the length of their prefix. Del needs none: they make
+	// it cheaper.
 	Addrs []netip.Prefix
+	// Warn is told by Del what stays for want of a program, and is removed once that is there: no reason
+	// for a DEL to fail for ever. With nil that is an error.
+	Warn func(format string, args ...any)
 }
 
 // ErrMissing says that something that Add made is gone or different.
@@ -73,17 +77,14 @@ func Add(ctx context.Context, nf *nft.Conn, c Config) error {
 	return err
 }
 
-// Del removes whatever Add, or the reference plugins, made for the attachment, on either backend. The
-// addresses are a hint that makes it cheaper and may be nil. It succeeds when there is nothing, and
-// goes on after a failure. What stays for want of a program, and is removed once that is there, is
-// missing: no reason for a DEL to fail for ever.
-func Del(ctx context.Context, nf *nft.Conn, a cni.Attachment, addrs []netip.Prefix) (missing, err error) {
-	err = errors.Join(
-		absent(delNFTables(ctx, nf, a, addrs)),
-		absent(delReference(ctx, nf, a)),
+// Del removes whatever Add, or the reference plugins, made for the attachment, on either backend. It
+// succeeds when there is nothing, and goes on after a failure.
+func Del(ctx context.Context, nf *nft.Conn, c Config) error {
+	return errors.Join(
+		nft.IfSupported(delNFTables(ctx, nf, c)),
+		nft.IfSupported(delReference(ctx, nf, c.Attachment)),
+		delIPTables(ctx, nf, c),
 	)
-	missing, iptErr := delIPTables(ctx, nf, a, addrs)
-	return missing, errors.Join(err, iptErr)
 }
 
 // Check compares the attachment's rules, and those that all share, with the kernel's. The error joins
@@ -113,8 +114,8 @@ func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 // also when the reference plugins made it.
 func GC(ctx context.Context, nf *nft.Conn, network string, valid cni.Set) error {
 	return errors.Join(
-		absent(gcNFTables(ctx, nf, valid)),
-		absent(gcReference(ctx, nf, network, valid)),
+		nft.IfSupported(gcNFTables(ctx, nf, valid)),
+		nft.IfSupported(gcReference(ctx, nf, network, valid)),
 		gcIPTables(ctx, nf, network, valid),
 	)
 }
@@ -129,14 +130,6 @@ func Status(_ context.Context, nf *nft.Conn, b Backend) error {
 		if other := statusIPTables(nf); other != nil {
 			return errors.Join(err, other)
 		}
-		return nil
-	}
-	return err
-}
-
-// absent turns "this kernel has no nftables" into "so there is nothing of ours in it".
-func absent(err error) error {
-	if errors.Is(err, nft.ErrUnsupported) {
 		return nil
 	}
 	return err

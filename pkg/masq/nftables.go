@@ -95,8 +95,9 @@ func (ch *changes) dropUnused() error {
 	return nil
 }
 
-func delNFTables(ctx context.Context, nf *nft.Conn, a cni.Attachment, addrs []netip.Prefix) error {
-	found, err := hinted(nf, a, addrs)
+func delNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
+	a := c.Attachment
+	found, err := hinted(nf, a, c.Addrs)
 	if err == nil && found == nil {
 		found, err = owned(nf, a.Owns)
 	}

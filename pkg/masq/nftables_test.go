@@ -299,10 +299,10 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		})).To(Succeed())
 		Expect(host.Cmd("iptables-legacy", "-t", "nat", "-S")).To(ContainSubstring("-s 10.1.0.2/32"))
 		Expect(without(func(ctx context.Context, nf *nft.Conn) error {
-			return errors.Join(masq.Del(ctx, nf, one.Attachment, nil))
+			return masq.Del(ctx, nf, masq.Config{Attachment: one.Attachment})
 		})).To(Succeed())
 		Expect(host.Cmd("iptables-legacy", "-t", "nat", "-S")).NotTo(ContainSubstring("CNI-"))
-		Expect(host.Cmd("ls", "/run/hawser/masq")).To(BeEmpty())
+		Expect(records(host)).To(BeEmpty())
 	})
 })
 

@@ -71,26 +71,3 @@ func removeRules(ctx context.Context, nf *nft.Conn, garbage func(comment string)
 		return err
 	})
 }
-
-// chainOf is the reference's iptables chain of a container on a network: it has no room for the
-// interface, so all of the container's interfaces on that network share it.
-func chainOf(network, containerID string) string { return "CNI-" + cni.Digest(network+containerID, 24) }
-
-// commentMax is how many bytes of a comment iptables keeps.
-const commentMax = 255
-
-// commentOf is the comment of every rule in and to that chain. One that iptables would cut is cut here,
-// so that the rule is found again.
-func commentOf(network, containerID string) string {
-	c := fmt.Sprintf("name: %q id: %q", network, containerID)
-	if len(c) > commentMax {
-		c = c[:commentMax-3] + "..."
-	}
-	return c
-}
-
-// parseComment is the reverse of commentOf.
-func parseComment(comment string) (network, containerID string, ok bool) {
-	n, err := fmt.Sscanf(comment, "name: %q id: %q", &network, &containerID)
-	return network, containerID, n == 2 && err == nil
-}

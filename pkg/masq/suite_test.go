@@ -2,7 +2,6 @@ package masq_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"testing"
@@ -43,7 +42,7 @@ func loop(c masq.Config) error {
 		if err := masq.Add(ctx, nf, c); err != nil {
 			return err
 		}
-		if err := errors.Join(masq.Del(ctx, nf, c.Attachment, c.Addrs)); err != nil {
+		if err := masq.Del(ctx, nf, c); err != nil {
 			return err
 		}
 	}

@@ -2,7 +2,6 @@ package masq_test
 
 import (
 	"context"
-	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -96,7 +95,7 @@ func add(h *nstest.Host, c masq.Config) error {
 func del(h *nstest.Host, c masq.Config) error {
 	GinkgoHelper()
 	var err error
-	with(h, func(ctx context.Context, nf *nft.Conn) { err = errors.Join(masq.Del(ctx, nf, c.Attachment, c.Addrs)) })
+	with(h, func(ctx context.Context, nf *nft.Conn) { err = masq.Del(ctx, nf, c) })
 	return err
 }
 

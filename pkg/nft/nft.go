@@ -139,6 +139,14 @@ func transient(err error) bool {
 	return false
 }
 
+// IfSupported is err, or nil when it says that the kernel has no nftables: then there is nothing in it.
+func IfSupported(err error) error {
+	if errors.Is(err, ErrUnsupported) {
+		return nil
+	}
+	return err
+}
+
 // unsupported adds ErrUnsupported to err when cause is one of the answers of a kernel that does not
 // know what it was asked for.
 func unsupported(err, cause error) error {

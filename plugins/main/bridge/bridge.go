@@ -75,10 +75,8 @@ func del(ctx context.Context, req *skel.Request) error {
 	// does deleting a link. In this order the first wait covers the second.
 	locks := skel.Most(ctx)
 	spoofErr := deleteSpoofCheck(locks, nf, req.Attachment)
-	missing, natErr := masq.Del(locks, nf, req.Attachment, cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)))
-	if missing != nil {
-		req.Warn("masquerade of %s: %v", req.Attachment, missing)
-	}
+	natErr := masq.Del(locks, nf, masq.Config{Attachment: req.Attachment,
+		Addrs: cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)), Warn: req.Warn})
 	req.Step("link")
 	return errors.Join(spoofErr, natErr, ipamClient(req).DelAfter(ctx, func() (gone bool, err error) {
 		gone, err = deleteLink(req)
@@ -294,7 +292,7 @@ func (a *attachment) setUpNetwork(ctx context.Context, p plan) error {
 		return nil
 	}
 	a.OnFail("remove the masquerade", func(ctx context.Context) error {
-		return errors.Join(masq.Del(ctx, a.nf, a.Attachment, cni.Addresses(p.Result.IPs)))
+		return masq.Del(ctx, a.nf, a.masq(p.Result))
 	})
 	return masq.Add(ctx, a.nf, a.masq(p.Result))
 }

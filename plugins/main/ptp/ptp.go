@@ -65,10 +65,8 @@ func del(ctx context.Context, req *skel.Request) error {
 	req.Step("masquerade")
 	// Closing a netfilter socket after a deletion waits for the kernel, and so
 	// does deleting a link. In this order the first wait covers the second.
-	missing, natErr := masq.Del(skel.Most(ctx), nf, req.Attachment, cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)))
-	if missing != nil {
-		req.Warn("masquerade of %s: %v", req.Attachment, missing)
-	}
+	natErr := masq.Del(skel.Most(ctx), nf, masq.Config{Attachment: req.Attachment,
+		Addrs: cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)), Warn: req.Warn})
 	req.Step("link")
 	return errors.Join(natErr, ipamClient(req).DelAfter(ctx, func() (gone bool, err error) {
 		gone, err = deleteLink(req)
@@ -218,11 +216,9 @@ func (a *attachment) masquerade(ctx context.Context, res *cni.Result) error {
 	if !a.cfg.Masq {
 		return nil
 	}
-	addrs := cni.Addresses(res.IPs)
-	a.OnFail("remove the masquerade", func(ctx context.Context) error {
-		return errors.Join(masq.Del(ctx, a.nf, a.Attachment, addrs))
-	})
-	return masq.Add(ctx, a.nf, masq.Config{Attachment: a.Attachment, Backend: a.cfg.MasqBackend, Addrs: addrs})
+	c := masq.Config{Attachment: a.Attachment, Backend: a.cfg.MasqBackend, Addrs: cni.Addresses(res.IPs)}
+	a.OnFail("remove the masquerade", func(ctx context.Context) error { return masq.Del(ctx, a.nf, c) })
+	return masq.Add(ctx, a.nf, c)
 }
 
 // deleteLink deletes the attachment's pair, see iface.Search.

@@ -28,6 +28,10 @@ func (c *call) refuseForeign(ctx context.Context, s *store, st *state) error {
 	for _, t := range st.Targets {
 		f := famOf(t.v4())
 		where, err := f.variants(c.nf, hostportDNAT)
+		if ipt.NotInstalled(err) {
+			c.Warn("chain %q may have rules of other plugins for the same ports: %v", hostportDNAT, err)
+			err = nil
+		}
 		if err != nil {
 			return err
 		}

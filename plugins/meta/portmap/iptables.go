@@ -28,19 +28,16 @@ func (f fam) nat() nft.Table { return nft.Table{Family: f.family, Name: natTable
 // variants says which iptables have a chain of this name, without running
 // either.
 func (f fam) variants(nf *nft.Conn, chain string) ([]ipt.Variant, error) {
-	var out []ipt.Variant
-	live, err := nf.Chain(f.nat(), chain)
-	if err := absent(err); err != nil {
-		return nil, err
+	return ipt.Chain{Family: f.ipt(), Table: natTable, Name: chain}.Variants(context.Background(), nf)
+}
+
+// found is variants for those to whom a chain that only a program which is missing could show is none.
+func (f fam) found(nf *nft.Conn, chain string) ([]ipt.Variant, error) {
+	where, err := f.variants(nf, chain)
+	if ipt.NotInstalled(err) {
+		err = nil
 	}
-	if live != nil {
-		out = append(out, ipt.NFT)
-	}
-	has, err := ipt.LegacyHas(f.ipt(), natTable, chain)
-	if has {
-		out = append(out, ipt.Legacy)
-	}
-	return out, err
+	return where, err
 }
 
 // absent turns "this kernel has no nftables" into "so there is nothing in it".
@@ -75,7 +72,7 @@ func (r rules) add(ctx context.Context, t target) error {
 	if err != nil {
 		return err
 	}
-	own, err := r.fam.variants(r.nf, dnChain(r.st.Network, r.st.ContainerID))
+	own, err := r.fam.found(r.nf, dnChain(r.st.Network, r.st.ContainerID))
 	if err != nil {
 		return err
 	}
@@ -87,7 +84,7 @@ func (r rules) add(ctx context.Context, t target) error {
 		own = nil
 	}
 	keep := slices.Contains(own, tool.Variant)
-	shared, err := r.fam.variants(r.nf, hostportDNAT)
+	shared, err := r.fam.found(r.nf, hostportDNAT)
 	if err != nil {
 		return err
 	}
@@ -105,7 +102,7 @@ func (r rules) addFirst(ctx context.Context, tool ipt.Tool, t target, keep bool)
 	for attempt := 1; ; attempt++ {
 		var missing []string
 		for _, chain := range r.st.sharedChains() {
-			where, err := r.fam.variants(r.nf, chain)
+			where, err := r.fam.found(r.nf, chain)
 			if err != nil {
 				return err
 			}
@@ -113,7 +110,7 @@ func (r rules) addFirst(ctx context.Context, tool ipt.Tool, t target, keep bool)
 				missing = append(missing, chain)
 			}
 		}
-		live, err := tool.List(ctx, natTable, "")
+		live, err := tool.List(ctx, natTable, r.st.watched()...)
 		if err != nil {
 			return err
 		}
@@ -230,7 +227,7 @@ func checkIPTables(ctx context.Context, nf *nft.Conn, st *state) error {
 	var diffs []error
 	for _, t := range st.Targets {
 		f := famOf(t.v4())
-		where, err := f.variants(nf, chain)
+		where, err := f.found(nf, chain)
 		if err != nil {
 			return err
 		}
@@ -242,7 +239,7 @@ func checkIPTables(ctx context.Context, nf *nft.Conn, st *state) error {
 		if err != nil {
 			return err
 		}
-		live, err := tool.List(ctx, natTable, "")
+		live, err := tool.List(ctx, natTable, append(st.watched(), chain)...)
 		if err != nil {
 			return err
 		}

@@ -132,11 +132,11 @@ func (c *call) lives(st *state) (bool, error) {
 	}
 	for _, t := range st.Targets {
 		f := famOf(t.v4())
-		own, err := f.variants(c.nf, dnChain(st.Network, st.ContainerID))
+		own, err := f.found(c.nf, dnChain(st.Network, st.ContainerID))
 		if err != nil || len(own) > 0 {
 			return true, err
 		}
-		shared, err := f.variants(c.nf, hostportDNAT)
+		shared, err := f.found(c.nf, hostportDNAT)
 		if err != nil || len(shared) == 0 {
 			return true, err
 		}

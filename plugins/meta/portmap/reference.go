@@ -58,7 +58,7 @@ func foreignContainers(ctx context.Context, nf *nft.Conn, network string) ([]str
 	var ids []string
 	var errs []error
 	for _, f := range families() {
-		where, err := f.variants(nf, hostportDNAT)
+		where, err := f.found(nf, hostportDNAT)
 		errs = append(errs, err)
 		for _, v := range where {
 			tool, err := ipt.FindVariant(ctx, f.ipt(), v)

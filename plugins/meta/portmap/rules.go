@@ -68,6 +68,11 @@ func (s *state) sharedRules() []sharedRule {
 		sharedRule{Rule: ipt.NewRule(hostportMasq, "-m", "mark", "--mark", mark, "-j", "MASQUERADE")})
 }
 
+// watched are all chains that hold shared rules.
+func (s *state) watched() []string {
+	return append([]string{"PREROUTING", "OUTPUT", "POSTROUTING"}, s.sharedChains()...)
+}
+
 // sharedChains are those that hold or are led to by the shared rules.
 func (s *state) sharedChains() []string {
 	if !s.Options.SNAT || s.Options.MarkChain != "" {

@@ -59,7 +59,7 @@ func (c *call) remade(ctx context.Context, st, want *state) bool {
 // the reference keeps no record.
 func (c *call) hasForeign(st *state) (bool, error) {
 	for _, t := range st.Targets {
-		where, err := famOf(t.v4()).variants(c.nf, dnChain(st.Network, st.ContainerID))
+		where, err := famOf(t.v4()).found(c.nf, dnChain(st.Network, st.ContainerID))
 		if err != nil || len(where) > 0 {
 			return len(where) > 0, err
 		}

@@ -1,0 +1,213 @@
+package ipt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/nft"
+)
+
+// Chain is a chain of one container, in a table that others use too.
+type Chain struct {
+	Family      Family
+	Table, Name string
+	From        string // the shared chain whose rules lead to it
+}
+
+// nftTable is where the programs for nf_tables keep the table.
+func (c Chain) nftTable() nft.Table {
+	if c.Family == IPv6 {
+		return nft.Table{Family: nft.IPv6, Name: c.Table}
+	}
+	return nft.Table{Family: nft.IPv4, Name: c.Table}
+}
+
+// Variants says which iptables have the chain. It runs a program only where there is a legacy table: when
+// that program is not installed, the error says so (NotInstalled), and what is said of nf_tables counts.
+func (c Chain) Variants(ctx context.Context, nf *nft.Conn) ([]Variant, error) {
+	var out []Variant
+	live, err := nf.Chain(c.nftTable(), c.Name)
+	if err := nft.IfSupported(err); err != nil {
+		return nil, err
+	}
+	if live != nil {
+		out = append(out, NFT)
+	}
+	chains, err := LegacyChains(ctx, c.Family, c.Table)
+	if slices.Contains(chains, c.Name) {
+		out = append(out, Legacy)
+	}
+	return out, err
+}
+
+// LegacyChains are the chains of a legacy table, none when the namespace does not have the table:
+// asking a program would make it.
+func LegacyChains(ctx context.Context, f Family, table string) ([]string, error) {
+	there, err := hasLegacyTable(f, table)
+	if err != nil || !there {
+		return nil, err
+	}
+	tool, err := FindVariant(ctx, f, Legacy)
+	if err != nil {
+		return nil, fmt.Errorf("legacy %s table %q: %w", f.program(), table, err)
+	}
+	return tool.Chains(ctx, table)
+}
+
+// hasLegacyTable asks /proc. Root in a user namespace may not read it when both namespaces were made by
+// one call, as in a container of LXC: nobody owns the file. Then there may be one.
+func hasLegacyTable(f Family, table string) (bool, error) {
+	name := "ip_tables_names"
+	if f == IPv6 {
+		name = "ip6_tables_names"
+	}
+	data, err := os.ReadFile("/proc/thread-self/net/" + name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return true, nil
+	}
+	return slices.Contains(strings.Fields(string(data)), table), err
+}
+
+// Live returns the rules of the chain, and those that lead to it.
+func (c Chain) Live(ctx context.Context, t Tool) (rules, jumps []Rule, err error) {
+	all, err := t.List(ctx, c.Table, c.From, c.Name)
+	for _, r := range all {
+		switch {
+		case r.Chain == c.Name:
+			rules = append(rules, r)
+		case r.Option("-j") == c.Name:
+			jumps = append(jumps, r)
+		}
+	}
+	return rules, jumps, err
+}
+
+// Fill are the lines of a restore that make the chain, or make it anew, with these rules.
+func (c Chain) Fill(rules []Rule) []string {
+	lines := []string{":" + c.Name + " - [0:0]"}
+	for _, r := range rules {
+		lines = append(lines, r.Append())
+	}
+	return lines
+}
+
+// Clear are the lines that remove the chain with its jumps.
+func (c Chain) Clear(jumps []Rule) []string {
+	var lines []string
+	for _, j := range jumps {
+		lines = append(lines, j.Delete())
+	}
+	return append(lines, "-F "+c.Name, "-X "+c.Name)
+}
+
+// Remove removes the chain and all that leads to it from one variant: for nf_tables over netlink,
+// without a program.
+func (c Chain) Remove(ctx context.Context, nf *nft.Conn, v Variant) error {
+	if v == NFT {
+		return c.removeOverNetlink(ctx, nf)
+	}
+	tool, err := FindVariant(ctx, c.Family, v)
+	if err != nil {
+		return err
+	}
+	return tool.Change(ctx, c.Table, func() ([]string, error) {
+		chains, err := tool.Chains(ctx, c.Table)
+		if err != nil || !slices.Contains(chains, c.Name) {
+			return nil, err
+		}
+		_, jumps, err := c.Live(ctx, tool)
+		return c.Clear(jumps), err
+	})
+}
+
+// LeadsOnlyFrom says whether everything in nf_tables that leads to the chain names one of the addresses.
+func (c Chain) LeadsOnlyFrom(nf *nft.Conn, addrs []netip.Prefix) (bool, error) {
+	rules, err := nf.Rules(c.nftTable(), c.From)
+	for _, r := range rules {
+		from := func(p netip.Prefix) bool { return r.Mentions(nft.AddrKey(p.Addr())) }
+		if r.Target == c.Name && !slices.ContainsFunc(addrs, from) {
+			return false, err
+		}
+	}
+	return true, err
+}
+
+func (c Chain) removeOverNetlink(ctx context.Context, nf *nft.Conn) error {
+	t := c.nftTable()
+	return nf.Update(ctx, func(tx *nft.Tx) error {
+		there, err := tx.Chain(t, c.Name)
+		if err != nil || there == nil {
+			return err
+		}
+		rules, err := tx.Rules(t, c.From)
+		if err != nil {
+			return err
+		}
+		for _, r := range rules {
+			if r.Target == c.Name {
+				tx.DeleteRule(t, c.From, r.Handle)
+			}
+		}
+		tx.DeleteChain(t, c.Name)
+		return nil
+	})
+}
+
+// Rules returns, of either variant, the rules that lead from c.From to chains with such names, and those in
+// such chains to which nothing leads: their comments tell whose the chains are.
+func (c Chain) Rules(ctx context.Context, nf *nft.Conn, named func(chain string) bool) ([]Rule, error) {
+	live, err := nf.Chains(c.nftTable())
+	if err := nft.IfSupported(err); err != nil {
+		return nil, err
+	}
+	chains := map[Variant][]string{}
+	for _, l := range live {
+		chains[NFT] = append(chains[NFT], l.Name)
+	}
+	// Without the program nobody can have left anything there lately.
+	if chains[Legacy], err = LegacyChains(ctx, c.Family, c.Table); err != nil && !NotInstalled(err) {
+		return nil, err
+	}
+	var out []Rule
+	for _, v := range []Variant{NFT, Legacy} {
+		names := slices.DeleteFunc(chains[v], func(name string) bool { return !named(name) })
+		if len(names) == 0 {
+			continue
+		}
+		rules, err := c.rulesOf(ctx, v, names)
+		if err != nil {
+			return out, fmt.Errorf("chains %q (iptables-%s): %w", names, v, err)
+		}
+		out = append(out, rules...)
+	}
+	return out, nil
+}
+
+func (c Chain) rulesOf(ctx context.Context, v Variant, names []string) ([]Rule, error) {
+	tool, err := FindVariant(ctx, c.Family, v)
+	if err != nil {
+		return nil, err
+	}
+	all, err := tool.List(ctx, c.Table, c.From)
+	if err != nil {
+		return nil, err
+	}
+	jumps := slices.DeleteFunc(all, func(r Rule) bool { return !slices.Contains(names, r.Option("-j")) })
+	orphans := slices.DeleteFunc(names, func(name string) bool {
+		return slices.ContainsFunc(jumps, func(r Rule) bool { return r.Option("-j") == name })
+	})
+	if len(orphans) == 0 {
+		return jumps, nil
+	}
+	rest, err := tool.List(ctx, c.Table, orphans...)
+	return append(jumps, rest...), err
+}
