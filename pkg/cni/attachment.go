@@ -1,7 +1,9 @@
 package cni
 
 import (
+	"crypto/sha512"
 	"encoding/binary"
+	"encoding/hex"
 	"fmt"
 	"strings"
 	"unicode"
@@ -66,7 +68,7 @@ func NetworkOwns(network, mark string) bool {
 // NetworkHash is a number for the network, never 0, for kernel objects that
 // have room for no more. It is below 2^31, beyond which ip(8) knows no group.
 func NetworkHash(network string) uint32 {
-	sum := sha512([]byte(network))
+	sum := sha512.Sum512([]byte(network))
 	return binary.BigEndian.Uint32(sum[:])&0x7fffffff | 1
 }
 
@@ -97,6 +99,13 @@ func digest(parts ...string) string {
 		all = fmt.Appendf(all, "%d:%s", len(p), p)
 	}
 	return Digest(string(all), hashLen)
+}
+
+// Digest returns the first digits of the SHA-512 of a text, at most all 128, in
+// lower-case hexadecimal: what names long names where there is little room.
+func Digest(text string, digits int) string {
+	sum := sha512.Sum512([]byte(text))
+	return hex.EncodeToString(sum[:])[:digits]
 }
 
 func isHash(s string) bool {

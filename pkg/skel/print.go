@@ -1,15 +1,13 @@
 package skel
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
@@ -36,34 +34,17 @@ func (c *call) askedVersion() string {
 	var in struct {
 		CNIVersion string `json:"cniVersion"`
 	}
-	stdin := patient{c.env.Stdin, time.Now().Add(versionTimeout)}
-	if json.NewDecoder(io.LimitReader(stdin, confMax)).Decode(&in) != nil || in.CNIVersion == "" {
+	answer := make(chan string, 1)
+	go func() {
+		_ = json.NewDecoder(io.LimitReader(c.env.Stdin, confMax)).Decode(&in) // what cannot be read has no version
+		answer <- in.CNIVersion
+	}()
+	select {
+	case version := <-answer:
+		return cmp.Or(version, cni.Newest)
+	case <-time.After(versionTimeout):
 		return cni.Newest
 	}
-	return in.CNIVersion
-}
-
-// patient reads from a file for as long as something comes before end, and
-// from anything else as it is.
-type patient struct {
-	io.Reader
-	end time.Time
-}
-
-func (p patient) Read(b []byte) (int, error) {
-	f, ok := p.Reader.(*os.File)
-	for ok {
-		fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLIN}}
-		n, err := unix.Poll(fds, max(0, int(time.Until(p.end).Milliseconds())))
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err == nil && n == 0 {
-			return 0, os.ErrDeadlineExceeded
-		}
-		break // something to read, the end, or an error that reading tells
-	}
-	return p.Reader.Read(b)
 }
 
 // printResult writes the result of ADD, in one write.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"runtime/debug"
 	"strings"
+	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
@@ -78,10 +79,11 @@ func (r *Request) Warn(format string, args ...any) {
 // what could not be undone in its details.
 func (r *Request) rollBack(ctx context.Context, limits Limits, err error) error {
 	var failed []string
-	ctx = Limit(ctx, limits.RollBack)
+	ctx, cancel := context.WithTimeout(ctx, limits.RollBack)
+	defer cancel()
 	for i := len(r.undos) - 1; i >= 0; i-- {
 		u := r.undos[i]
-		if uerr := catch(func() error { return u.do(Limit(ctx, limits.Undo)) }); uerr != nil {
+		if uerr := catch(func() error { return u.within(ctx, limits.Undo) }); uerr != nil {
 			failed = append(failed, fmt.Sprintf("roll-back: %s: %v", u.what, uerr))
 		}
 	}
@@ -95,6 +97,12 @@ func (r *Request) rollBack(ctx context.Context, limits Limits, err error) error 
 	}
 	e.Details = strings.Join(failed, "; ")
 	return &e
+}
+
+func (u undo) within(ctx context.Context, d time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	return u.do(ctx)
 }
 
 func (r *Request) close() {

@@ -86,7 +86,7 @@ type Env struct {
 	// is called before the first thing that would have to be undone; until
 	// then, and where nothing is undone, a signal just ends the process.
 	// nil: nobody tells.
-	Notify func(context.Context) (context.Context, context.CancelFunc)
+	Notify func(context.Context) context.Context
 
 	// Limits bound what the call may take.
 	Limits Limits
@@ -202,7 +202,8 @@ func (c *call) handle(ctx context.Context, handler func(context.Context, *Reques
 	if handler == nil {
 		return nil
 	}
-	ctx = Limit(ctx, c.env.Limits.orDefault().Call)
+	ctx, cancel := context.WithTimeout(ctx, c.env.Limits.orDefault().Call)
+	defer cancel()
 	return stopped(ctx, catch(func() error { return handler(ctx, c.req) }))
 }
 
@@ -211,13 +212,12 @@ func (c *call) handle(ctx context.Context, handler func(context.Context, *Reques
 func (c *call) add(ctx context.Context) error {
 	// An IPAM plugin's reservations are given back by whoever called it.
 	if c.env.Notify != nil && !c.plugin.IPAM {
-		var stop context.CancelFunc
-		ctx, stop = c.env.Notify(ctx)
-		defer stop()
+		ctx = c.env.Notify(ctx)
 	}
 	c.hintKeys()
 	limits := c.env.Limits.orDefault()
-	timed := Limit(ctx, limits.Call)
+	timed, cancel := context.WithTimeout(ctx, limits.Call)
+	defer cancel()
 	err := catch(func() error {
 		res, err := c.plugin.Add(timed, c.req, c.cfg)
 		if err == nil && ctx.Err() != nil {

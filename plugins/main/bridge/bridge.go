@@ -73,7 +73,8 @@ func del(ctx context.Context, req *skel.Request) error {
 	req.Step("masquerade")
 	// Closing a netfilter socket after a deletion waits for the kernel, and so
 	// does deleting a link. In this order the first wait covers the second.
-	locks := skel.Most(ctx)
+	locks, cancel := skel.Most(ctx)
+	defer cancel()
 	spoofErr := deleteSpoofCheck(locks, nf, req.Attachment)
 	natErr := masq.Del(locks, nf, masq.Config{Attachment: req.Attachment,
 		Addrs: cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)), Warn: req.Warn})
@@ -108,7 +109,8 @@ func gc(ctx context.Context, req *skel.Request) error {
 	}
 	defer host.Close()
 	nf := nft.New()
-	locks := skel.Most(ctx)
+	locks, cancel := skel.Most(ctx)
+	defer cancel()
 	natErr := errors.Join(collectSpoofChecks(locks, nf, req.Valid), masq.GC(locks, nf, req.Network, req.Valid))
 	linkErr := iface.Collect(host, req.Valid)
 	closeErr := nf.Close()

@@ -14,7 +14,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
-	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 // ensureGateways gives the bridge, or the gateway of the VLAN, the gateway
@@ -112,7 +111,9 @@ func (a *attachment) retryDuplicates(ctx context.Context, g gateways, have []rtn
 		}
 	}
 	// It ends with any duplicate on the link; which it is the addresses tell.
-	_ = a.host.WaitDAD(skel.Limit(ctx, portTimeout), g.link.Index)
+	ctx, cancel := context.WithTimeout(ctx, portTimeout)
+	defer cancel()
+	_ = a.host.WaitDAD(ctx, g.link.Index)
 	have, err := a.host.Addrs(g.link.Index)
 	if i := slices.IndexFunc(have, duplicate); err == nil && i >= 0 {
 		err = cni.Errorf(cni.CodeConflict, "bridge %q: gateway %s: %w", g.link.Name, have[i].Prefix, rtnl.ErrDuplicate)
@@ -218,6 +219,7 @@ func (a *attachment) finishVLANGateway(ctx context.Context, gw, end rtnl.Link) e
 			return fmt.Errorf("gateway of vlan %d: %w", a.cfg.Port.VLAN, err)
 		}
 	}
-	ctx = skel.Limit(ctx, portTimeout)
+	ctx, cancel := context.WithTimeout(ctx, portTimeout)
+	defer cancel()
 	return a.host.WaitUp(ctx, end.Index)
 }

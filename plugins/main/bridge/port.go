@@ -11,7 +11,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
-	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 // portTimeout is how long a port may take to forward once both ends are up.
@@ -97,7 +96,8 @@ func (a *attachment) waitForPort(ctx context.Context) error {
 	if a.cfg.KeepDown {
 		return nil
 	}
-	ctx = skel.Limit(ctx, portTimeout)
+	ctx, cancel := context.WithTimeout(ctx, portTimeout)
+	defer cancel()
 	if err := a.host.WaitUp(ctx, a.hostEnd.Index); err != nil {
 		return fmt.Errorf("port %q of bridge %q: %w", a.hostEnd.Name, a.cfg.Bridge, err)
 	}
@@ -118,7 +118,8 @@ func (a *attachment) tolerate(err error) error {
 // both sides, for else the first packets are lost and neighbours ask again only
 // after a second. It does so within milliseconds; if not, that is no failure.
 func (a *attachment) waitForAddresses(ctx context.Context, res *cni.Result) {
-	ctx = skel.Limit(ctx, addressTimeout)
+	ctx, cancel := context.WithTimeout(ctx, addressTimeout)
+	defer cancel()
 	var inside []netip.Addr
 	for _, ip := range res.IPs {
 		if !ip.Address.Addr().Is4() {

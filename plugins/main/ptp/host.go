@@ -11,7 +11,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
-	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
@@ -98,7 +97,8 @@ func (a *attachment) setUpHost(p plan) error {
 // waitUp waits until both ends pass packets, and take them for their IPv6
 // addresses: what is sent before is lost, and repeated by the kernel a second later.
 func (a *attachment) waitUp(ctx context.Context, p plan) error {
-	ctx = skel.Limit(ctx, upTimeout)
+	ctx, cancel := context.WithTimeout(ctx, upTimeout)
+	defer cancel()
 	// The kernel tells the two ends of a change of carrier one after the other.
 	err := errors.Join(a.host.WaitUp(ctx, a.hostEnd.Index), a.cont.WaitUp(ctx, a.contEnd.Index))
 	if err != nil {

@@ -65,7 +65,9 @@ func del(ctx context.Context, req *skel.Request) error {
 	req.Step("masquerade")
 	// Closing a netfilter socket after a deletion waits for the kernel, and so
 	// does deleting a link. In this order the first wait covers the second.
-	natErr := masq.Del(skel.Most(ctx), nf, masq.Config{Attachment: req.Attachment,
+	locks, cancel := skel.Most(ctx)
+	defer cancel()
+	natErr := masq.Del(locks, nf, masq.Config{Attachment: req.Attachment,
 		Addrs: cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)), Warn: req.Warn})
 	req.Step("link")
 	return errors.Join(natErr, ipamClient(req).DelAfter(ctx, func() (gone bool, err error) {
@@ -94,7 +96,9 @@ func gc(ctx context.Context, req *skel.Request) error {
 	}
 	defer host.Close()
 	nf := nft.New()
-	natErr := masq.GC(skel.Most(ctx), nf, req.Network, req.Valid)
+	locks, cancel := skel.Most(ctx)
+	defer cancel()
+	natErr := masq.GC(locks, nf, req.Network, req.Valid)
 	linkErr := iface.Collect(host, req.Valid)
 	closeErr := nf.Close()
 	return errors.Join(natErr, linkErr, closeErr, ipamClient(req).GCWhenGone(ctx, linkErr == nil))

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -14,9 +13,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
-
-// callTimeout ends what waits for locks before the runtime gives up on us.
-const callTimeout = 90 * time.Second
 
 // call is one call under way: the sockets that it uses.
 type call struct {
@@ -32,7 +28,6 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if len(cfg.mappings) == 0 {
 		return req.PrevResult, nil
 	}
-	ctx = skel.Limit(ctx, callTimeout)
 	c, err := open(req)
 	if err != nil {
 		return nil, err
@@ -54,7 +49,6 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 }
 
 func del(ctx context.Context, req *skel.Request) error {
-	ctx = skel.Limit(ctx, callTimeout)
 	c, err := open(req)
 	if err != nil {
 		return err
@@ -70,7 +64,6 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	if len(cfg.mappings) == 0 {
 		return nil
 	}
-	ctx = skel.Limit(ctx, callTimeout)
 	c, err := open(req)
 	if err != nil {
 		return err
@@ -84,7 +77,6 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 }
 
 func gc(ctx context.Context, req *skel.Request) error {
-	ctx = skel.Limit(ctx, callTimeout)
 	c, err := open(req)
 	if err != nil {
 		return err

@@ -7,7 +7,6 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nft"
-	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 // publish makes the attachment's rules, unless somebody else has one of the
@@ -199,7 +198,6 @@ func (c *call) apply(ctx context.Context, s *store, st *state, dead []*state) er
 
 // undo is unpublish for what an ADD that failed made.
 func (c *call) undo(ctx context.Context, st *state) error {
-	ctx = skel.Limit(ctx, callTimeout)
 	again, err := open(c.Request)
 	if err != nil {
 		return err
