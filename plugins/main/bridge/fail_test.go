@@ -148,12 +148,10 @@ var _ = Describe("a failing ADD leaves the host and the container as they were",
 		Expect(w.Calls()).To(Equal(both))
 		Expect(w.Snapshot()).To(Equal(before))
 		Expect(Names(cont, "")).To(BeEmpty())
-		for _, redirect := range []string{">&-", ">/dev/full"} {
-			w.Run(nstest.Program{Path: "sh", Args: []string{"-c", "exec " + nstest.Build("bridge") + redirect}, Env: c.Vars(w.World), Stdin: c.Stdin()})
-			Expect(w.Calls()).To(Equal(both), redirect)
-			Expect(w.Snapshot()).To(Equal(before), redirect)
-			Expect(Names(cont, "")).To(BeEmpty())
-		}
+		w.Run(nstest.Program{Path: "sh", Args: []string{"-c", "exec " + nstest.Build("bridge") + ">/dev/full"}, Env: c.Vars(w.World), Stdin: c.Stdin()})
+		Expect(w.Calls()).To(Equal(both))
+		Expect(w.Snapshot()).To(Equal(before))
+		Expect(Names(cont, "")).To(BeEmpty())
 	})
 
 	It("when it is told to stop while IPAM works", func() {

@@ -169,12 +169,10 @@ var _ = Describe("a failing ADD leaves the host and the container as they were",
 		Expect(w.Calls()).To(Equal(both))
 		Expect(w.Snapshot()).To(Equal(before))
 		Expect(Names(cont, "")).To(BeEmpty())
-		for _, redirect := range []string{">&-", ">/dev/full"} {
-			w.Run(c.Program(w, "sh", "-c", "exec "+nstest.Build("ptp")+redirect))
-			Expect(w.Calls()).To(Equal(both), redirect)
-			Expect(w.Snapshot()).To(Equal(before), redirect)
-			Expect(Names(cont, "")).To(BeEmpty())
-		}
+		w.Run(c.Program(w, "sh", "-c", "exec "+nstest.Build("ptp")+">/dev/full"))
+		Expect(w.Calls()).To(Equal(both))
+		Expect(w.Snapshot()).To(Equal(before))
+		Expect(Names(cont, "")).To(BeEmpty())
 	})
 
 	It("when it is told to stop while IPAM works", func() {
