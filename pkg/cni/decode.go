@@ -94,12 +94,12 @@ func decode01(data []byte) (*Result, error) {
 func fromWireIP(w wireIP, addressKey string) (IP, error) {
 	ip := IP{Interface: w.Interface}
 	var err error
-	if ip.Address, err = ParsePrefix(w.Address); err != nil {
-		return ip, fmt.Errorf("%s: %w", addressKey, err)
+	if ip.Address, err = ParsePrefix(addressKey, w.Address); err != nil {
+		return ip, err
 	}
 	if w.Gateway != "" {
-		if ip.Gateway, err = ParseAddr(w.Gateway); err != nil {
-			return ip, fmt.Errorf("gateway: %w", err)
+		if ip.Gateway, err = ParseAddr("gateway", w.Gateway); err != nil {
+			return ip, err
 		}
 	}
 	if w.Interface != nil && *w.Interface < 0 {
@@ -108,10 +108,10 @@ func fromWireIP(w wireIP, addressKey string) (IP, error) {
 	return ip, nil
 }
 
-func fromWireRoutes(in []wireRoute, key string) ([]Route, error) {
+func fromWireRoutes(in []WireRoute, key string) ([]Route, error) {
 	var out []Route
 	for n, w := range in {
-		r, err := fromWireRoute(w)
+		r, err := w.Parse()
 		if err != nil {
 			return nil, fmt.Errorf("%s[%d].%w", key, n, err)
 		}

@@ -90,7 +90,7 @@ var _ = Describe("DecodeResult", func() {
 		Entry("an address without length", `{"ips": [{"address": "10.0.0.1"}]}`, "1.0.0", cni.CodeDecode, `result: ips[0].address: "10.0.0.1" is no address in CIDR notation`),
 		Entry("a length too long", `{"ips": [{"address": "10.0.0.1/33"}]}`, "1.0.0", cni.CodeDecode, `result: ips[0].address: "10.0.0.1/33" is no address in CIDR notation`),
 		Entry("an address with a zone", `{"ips": [{"address": "fe80::1%eth0/64"}]}`, "1.0.0", cni.CodeDecode, `result: ips[0].address: "fe80::1%eth0/64" is no address in CIDR notation`),
-		Entry("two families in one", `{"ips": [{"address": "::ffff:10.0.0.1/64"}]}`, "1.0.0", cni.CodeDecode, `result: ips[0].address: "::ffff:10.0.0.1/64" mixes IPv4 and IPv6`),
+		Entry("two families in one", `{"ips": [{"address": "::ffff:10.0.0.1/64"}]}`, "1.0.0", cni.CodeDecode, `result: ips[0].address: "::ffff:10.0.0.1/64" is no address in CIDR notation`),
 		Entry("a bad gateway", `{"ips": [{"address": "10.0.0.1/8", "gateway": "10.0.0.1/8"}]}`, "1.0.0", cni.CodeDecode, `result: ips[0].gateway: "10.0.0.1/8" is no IP address`),
 		Entry("a gateway with a zone", `{"ips": [{"address": "fd00::1/8", "gateway": "fe80::1%e"}]}`, "1.0.0", cni.CodeDecode, `result: ips[0].gateway: "fe80::1%e" is no IP address`),
 		Entry("a negative index", `{"ips": [{"address": "10.0.0.1/8", "interface": -1}]}`, "1.0.0", cni.CodeDecode, `result: ips[0].interface: -1 is no index`),

@@ -86,11 +86,11 @@ func (r *Result) wire01(version string) wire01 {
 	return w
 }
 
-func (r *Result) wireRoutes01(v4 bool) []wireRoute {
-	var out []wireRoute
+func (r *Result) wireRoutes01(v4 bool) []WireRoute {
+	var out []WireRoute
 	for _, route := range r.Routes {
 		if route.Dst.Addr().Is4() == v4 {
-			out = append(out, wireRoute{Dst: route.Dst.String(), GW: addrText(route.GW)})
+			out = append(out, WireRoute{Dst: route.Dst.String(), GW: addrText(route.GW)})
 		}
 	}
 	return out

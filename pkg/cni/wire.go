@@ -2,7 +2,6 @@ package cni
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 )
@@ -13,7 +12,7 @@ type wire1 struct {
 	CNIVersion string          `json:"cniVersion" help:"version of the specification" schema:"required enum=0.3.0|0.3.1|0.4.0|1.0.0|1.1.0"`
 	Interfaces []wireInterface `json:"interfaces,omitempty" help:"what was made, in the container and on the host"`
 	IPs        []wireIP        `json:"ips,omitempty" help:"addresses of the container"`
-	Routes     []wireRoute     `json:"routes,omitempty" help:"routes of the container"`
+	Routes     []WireRoute     `json:"routes,omitempty" help:"routes of the container"`
 	DNS        *DNS            `json:"dns,omitempty" help:"resolver settings for the container"`
 }
 
@@ -33,7 +32,8 @@ type wireIP struct {
 	Gateway   string `json:"gateway,omitempty" help:"gateway of the address" schema:"format=address empty"`
 }
 
-type wireRoute struct {
+// WireRoute is a route as results and configurations spell it.
+type WireRoute struct {
 	Dst      string `json:"dst" help:"destination, as address/length" schema:"required format=prefix"`
 	GW       string `json:"gw,omitempty" help:"gateway; without it that of an address of the family" schema:"format=address empty"`
 	MTU      int    `json:"mtu,omitempty" help:"MTU, bytes" schema:"min=0 max=2147483647"`
@@ -54,7 +54,7 @@ type wire01 struct {
 type wireV4 struct {
 	IP      string      `json:"ip" help:"address/length" schema:"required format=prefix"`
 	Gateway string      `json:"gateway,omitempty" help:"gateway of the address" schema:"format=address empty"`
-	Routes  []wireRoute `json:"routes,omitempty" help:"routes of the container"`
+	Routes  []WireRoute `json:"routes,omitempty" help:"routes of the container"`
 }
 
 // MarshalJSON writes the route as the lists of results and of plugin
@@ -64,11 +64,11 @@ func (r Route) MarshalJSON() ([]byte, error) { return json.Marshal(toWireRoute(r
 // UnmarshalJSON reads a route from a result or a plugin configuration; dst is
 // required. Errors name the key and the value.
 func (r *Route) UnmarshalJSON(data []byte) error {
-	var w wireRoute
+	var w WireRoute
 	if err := json.Unmarshal(data, &w); err != nil {
 		return err
 	}
-	parsed, err := fromWireRoute(w)
+	parsed, err := w.Parse()
 	if err != nil {
 		return err
 	}
@@ -76,42 +76,37 @@ func (r *Route) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-func toWireRoute(r Route) wireRoute {
-	return wireRoute{
+func toWireRoute(r Route) WireRoute {
+	return WireRoute{
 		Dst: r.Dst.String(), GW: addrText(r.GW), MTU: r.MTU, AdvMSS: r.AdvMSS,
 		Priority: int64(r.Priority), Table: converted[int64](r.Table), Scope: r.Scope,
 	}
 }
 
-func fromWireRoute(w wireRoute) (Route, error) {
+// Parse checks a route of a configuration or a result. It reports all that is
+// wrong, by the keys of the route.
+func (w WireRoute) Parse() (Route, error) {
 	r := Route{
 		MTU: w.MTU, AdvMSS: w.AdvMSS,
 		Priority: uint32(w.Priority), Table: converted[uint32](w.Table), Scope: w.Scope,
 	}
-	if w.Dst == "" {
-		return r, errors.New("dst: missing")
-	}
+	var problems Problems
 	var err error
-	if r.Dst, err = ParsePrefix(w.Dst); err != nil {
-		return r, fmt.Errorf("dst: %w", err)
+	switch r.Dst, err = ParsePrefix("dst", w.Dst); {
+	case w.Dst == "":
+		problems.Add(Refuse("dst", nil, "missing").Suggest(`write "dst": "0.0.0.0/0" for the default route`))
+	case w.Dst == "default":
+		problems.Add(Refuse("dst", w.Dst, noPrefix).Suggest(`write "0.0.0.0/0", or "::/0" for IPv6`))
+	default:
+		problems.Add(err)
 	}
 	if w.GW != "" {
-		if r.GW, err = ParseAddr(w.GW); err != nil {
-			return r, fmt.Errorf("gw: %w", err)
-		}
+		r.GW, err = ParseAddr("gw", w.GW)
+		problems.Add(err)
 	}
-	return r, w.checkNumbers()
-}
-
-// CheckNumbers refuses, with code 7, numbers that no route can have.
-func (r Route) CheckNumbers() error { return toWireRoute(r).checkNumbers() }
-
-func (w wireRoute) checkNumbers() error {
-	var problems Problems
 	for _, n := range []struct {
-		key   string
-		value int64
-		most  int64
+		key         string
+		value, most int64
 	}{
 		{"mtu", int64(w.MTU), 1<<31 - 1},
 		{"advmss", int64(w.AdvMSS), 1<<31 - 1},
@@ -123,7 +118,7 @@ func (w wireRoute) checkNumbers() error {
 			problems.Add(Refuse(n.key, n.value, fmt.Sprintf("is not between 0 and %d", n.most)))
 		}
 	}
-	return problems.Err()
+	return r, problems.Err()
 }
 
 func orZero[T int | int64](p *T) T {
@@ -142,28 +137,27 @@ func converted[To, From uint32 | int64](p *From) *To {
 	return &n
 }
 
-// ParsePrefix reads an address in CIDR notation and keeps its host bits. An
-// IPv4 address mapped into IPv6 becomes the IPv4 address it stands for.
-func ParsePrefix(s string) (netip.Prefix, error) {
-	p, err := netip.ParsePrefix(s)
-	if err != nil {
-		return netip.Prefix{}, fmt.Errorf("%q is no address in CIDR notation", s)
+const noPrefix = "is no address in CIDR notation"
+
+// ParsePrefix reads the value of a key in CIDR notation and keeps its host
+// bits. An IPv4 address mapped into IPv6 becomes the IPv4 address it stands for.
+func ParsePrefix(key, text string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(text)
+	if err != nil || p.Addr().Is4In6() && p.Bits() < 96 {
+		return netip.Prefix{}, Refuse(key, text, noPrefix)
 	}
 	if p.Addr().Is4In6() {
-		if p.Bits() < 96 {
-			return netip.Prefix{}, fmt.Errorf("%q mixes IPv4 and IPv6", s)
-		}
 		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
 	}
 	return p, nil
 }
 
-// ParseAddr reads an address without zone. An IPv4 address mapped into IPv6
-// becomes the IPv4 address it stands for.
-func ParseAddr(s string) (netip.Addr, error) {
-	a, err := netip.ParseAddr(s)
+// ParseAddr reads the value of a key, an address without zone. An IPv4 address
+// mapped into IPv6 becomes the IPv4 address it stands for.
+func ParseAddr(key, text string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(text)
 	if err != nil || a.Zone() != "" {
-		return netip.Addr{}, fmt.Errorf("%q is no IP address", s)
+		return netip.Addr{}, Refuse(key, text, "is no IP address")
 	}
 	return a.Unmap(), nil
 }

@@ -44,12 +44,12 @@ var budgets = []budget{
 		"GC":      {"", 0, 0, 0, 29},
 		"DEL":     {"", 2, 2, 0, 65},
 	}},
-	{"host-local, two families", "host-local", same(ipam(dual)), false, 0, gc, map[string]cost{
+	{"host-local, two families", "host-local", same(ipam(dual)), false, 48, gc, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 31},
 		"ADD":     {"", 0, 0, 0, 90},
-		"CHECK":   {"", 0, 0, 0, 57},
-		"STATUS":  {"", 0, 0, 0, 52},
-		"GC":      {"", 0, 0, 0, 87},
+		"CHECK":   {"", 0, 0, 0, 63},
+		"STATUS":  {"", 0, 0, 0, 54},
+		"GC":      {"", 0, 0, 0, 91},
 		"DEL":     {"", 0, 0, 0, 71},
 	}},
 	{"tuning, a sysctl and the MAC", "tuning", tuning, true, 200, gc, map[string]cost{

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
+	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -28,28 +31,19 @@ type wireConfig struct {
 type wireIPAM struct {
 	Type string `json:"type" help:"host-local"`
 	wireRange
-	Ranges             [][]wireRange `json:"ranges" help:"sets of ranges; a container gets one address of each set"`
-	Routes             []wireRoute   `json:"routes" help:"routes, copied to the result"`
-	DataDir            string        `json:"dataDir" help:"where the reservations are" default:"/var/lib/cni/networks"`
-	ResolvConf         string        `json:"resolvConf" help:"a resolv.conf file whose content becomes the result's dns"`
-	StatusOnExhaustion string        `json:"statusOnExhaustion" help:"what STATUS does about a full range: warn or fail" default:"warn" schema:"enum=warn|fail empty"`
+	Ranges     [][]wireRange   `json:"ranges" help:"sets of ranges; a container gets one address of each set"`
+	Routes     []cni.WireRoute `json:"routes" help:"routes, copied to the result"`
+	DataDir    string          `json:"dataDir" help:"directory of the leases" default:"/var/lib/cni/networks"`
+	ResolvConf string          `json:"resolvConf" help:"a file as resolv.conf(5), for the dns of the result"`
+
+	StatusOnExhaustion string `json:"statusOnExhaustion" default:"warn" schema:"enum=warn|fail empty" help:"of a full range"`
 }
 
 type wireRange struct {
-	Subnet     *string `json:"subnet" help:"the network, as address/length" schema:"required format=prefix"`
-	RangeStart string  `json:"rangeStart" help:"first address to give away (the first of the subnet)" schema:"format=address empty"`
-	RangeEnd   string  `json:"rangeEnd" help:"last address to give away (the last of the subnet, without the broadcast address)" schema:"format=address empty"`
-	Gateway    string  `json:"gateway" help:"the gateway, never given away (the first of the subnet)" schema:"format=address empty"`
-}
-
-type wireRoute struct {
-	Dst      string  `json:"dst" help:"destination, as address/length" schema:"required format=prefix"`
-	GW       string  `json:"gw" help:"gateway (that of the range)" schema:"format=address empty"`
-	MTU      int     `json:"mtu" help:"MTU of the route, bytes" schema:"min=0 max=2147483647"`
-	AdvMSS   int     `json:"advmss" help:"maximum segment size to advertise, bytes" schema:"min=0 max=2147483647"`
-	Priority uint32  `json:"priority" help:"metric"`
-	Table    *uint32 `json:"table" help:"routing table"`
-	Scope    *int    `json:"scope" help:"scope (0 global, 253 link, 254 host)" schema:"min=0 max=255"`
+	Subnet *string `json:"subnet" help:"the network, as address/length" schema:"required format=prefix"`
+	Start  string  `json:"rangeStart" help:"first address to give away" schema:"format=address empty"`
+	End    string  `json:"rangeEnd" help:"last address to give away" schema:"format=address empty"`
+	GW     string  `json:"gateway" help:"the gateway, never given away" schema:"format=address empty"`
 }
 
 type wireRuntimeConfig struct {
@@ -67,162 +61,126 @@ type config struct {
 	dataDir      string
 	resolvConf   string // empty = none
 	sets         []rangeSet
+	asked        []askedAddr // for each set; the zero value asks for none
 	routes       []cni.Route
-	asked        []askedAddr
 	failWhenFull bool
 }
 
 // askedAddr is an address that the runtime asked for.
 type askedAddr struct {
 	addr netip.Addr
-	code uint   // of an error about it: CodeConfig or CodeEnvironment
 	key  string // where it was asked for
+	code uint   // of an error about it: CodeConfig or CodeEnvironment
 }
 
-// parseConfig reads and checks the whole configuration.
+// parseConfig reads and checks the whole configuration. Without sets the
+// runtime is to send some: capabilities.ipRanges says so.
 func parseConfig(req *skel.Request) (*config, error) {
 	var wire wireConfig
 	var problems cni.Problems
 	problems.Add(req.Decode(&wire))
-	cfg, err := wire.parse()
-	problems.Add(err)
-	problems.Add(checkFamilies(cfg.sets, req.Version))
-	if len(req.Network) > nameMax {
-		problems.Add(cni.Refuse("name", req.Network, fmt.Sprintf("is longer than %d bytes, and no directory can be called so", nameMax)))
+	cfg := &config{
+		dataDir: cmp.Or(wire.IPAM.DataDir, defaultDataDir), resolvConf: wire.IPAM.ResolvConf,
+		failWhenFull: wire.IPAM.StatusOnExhaustion == "fail",
 	}
-	cfg.asked, err = wire.parseAsked(req.Args)
+	if mode := wire.IPAM.StatusOnExhaustion; !slices.Contains([]string{"", "warn", "fail"}, mode) {
+		problems.Add(cni.Refuse("ipam.statusOnExhaustion", mode, `is neither "warn" nor "fail"`))
+	}
+	if len(req.Network) > nameMax {
+		reason := fmt.Sprintf("is longer than %d bytes, and no directory can be called so", nameMax)
+		problems.Add(cni.Refuse("name", req.Network, reason))
+	}
+	var err error
+	cfg.sets, err = wire.parseSets(req.Version)
 	problems.Add(err)
+	for i, r := range wire.IPAM.Routes {
+		route, err := r.Parse()
+		problems.AddIn(fmt.Sprintf("ipam.routes[%d].", i), err)
+		cfg.routes = append(cfg.routes, route)
+	}
+	asked, err := wire.parseAsked(req.Args)
+	problems.Add(err)
+	if problems.Err() == nil && len(cfg.sets) > 0 {
+		cfg.asked, err = assign(cfg.sets, asked)
+		problems.Add(err)
+	}
 	return cfg, problems.Err()
 }
 
-// parse is parseConfig, and refuses addresses that were asked for and are in no
-// range. The ranges may be the runtime's to send.
-func parse(req *skel.Request) (*config, error) {
-	cfg, err := parseConfig(req)
-	if err == nil && len(cfg.sets) > 0 {
-		_, err = assign(cfg.sets, cfg.asked)
-	}
-	return cfg, err
-}
-
-// parseDataDir reads the one key that DEL and GC need, and nothing of what
-// may be wrong with the others.
+// parseDataDir reads the one key that DEL and GC need, whatever is wrong with
+// the others.
 func parseDataDir(req *skel.Request) (string, error) {
 	var wire struct {
 		IPAM struct {
 			DataDir string `json:"dataDir"`
 		} `json:"ipam"`
 	}
-	if err := req.Decode(&wire); err != nil {
-		return "", err
-	}
-	if wire.IPAM.DataDir == "" {
-		return defaultDataDir, nil
-	}
-	return wire.IPAM.DataDir, nil
-}
-
-func (w *wireConfig) parse() (*config, error) {
-	cfg := &config{dataDir: w.IPAM.DataDir, resolvConf: w.IPAM.ResolvConf}
-	if cfg.dataDir == "" {
-		cfg.dataDir = defaultDataDir
-	}
-	var problems cni.Problems
-	switch w.IPAM.StatusOnExhaustion {
-	case "", "warn":
-	case "fail":
-		cfg.failWhenFull = true
-	default:
-		problems.Add(cni.Refuse("ipam.statusOnExhaustion", w.IPAM.StatusOnExhaustion, `is neither "warn" nor "fail"`))
-	}
-	var err error
-	cfg.sets, err = w.parseSets()
-	problems.Add(err)
-	for i, r := range w.IPAM.Routes {
-		route, err := r.parse(fmt.Sprintf("ipam.routes[%d]", i))
-		problems.Add(err)
-		cfg.routes = append(cfg.routes, route)
-	}
-	return cfg, problems.Err()
+	err := req.Decode(&wire)
+	return cmp.Or(wire.IPAM.DataDir, defaultDataDir), err
 }
 
 // parseSets lists all sets in the order that last_reserved_ip.N counts them.
-func (w *wireConfig) parseSets() ([]rangeSet, error) {
-	var sets []rangeSet
-	var paths []string
-	var problems cni.Problems
-	add := func(path string, set rangeSet, err error) {
-		if err == nil {
-			sets, paths = append(sets, set), append(paths, path)
-		}
-		problems.Add(err)
+func (w *wireConfig) parseSets(version string) ([]rangeSet, error) {
+	var p setParser
+	for i, ranges := range w.RuntimeConfig.IPRanges {
+		p.add(fmt.Sprintf("runtimeConfig.ipRanges[%d]", i), ranges)
 	}
-	for i, list := range w.RuntimeConfig.IPRanges {
-		path := fmt.Sprintf("runtimeConfig.ipRanges[%d]", i)
-		set, err := parseSet(path, list)
-		add(path, set, err)
+	if w.IPAM.Subnet != nil {
+		p.sets = append(p.sets, nil)
+		p.addRange("ipam", w.IPAM.wireRange)
+	} else if w.IPAM.wireRange != (wireRange{}) && len(w.IPAM.Ranges) == 0 && len(w.RuntimeConfig.IPRanges) == 0 {
+		p.problems.Add(cni.Refuse("ipam.subnet", nil, "is missing beside rangeStart, rangeEnd or gateway"))
 	}
-	if legacy := w.IPAM.wireRange; legacy.Subnet != nil {
-		r, err := legacy.parse("ipam")
-		add("ipam.subnet", rangeSet{r}, err)
-	} else if legacy != (wireRange{}) && len(w.IPAM.Ranges) == 0 && len(w.RuntimeConfig.IPRanges) == 0 {
-		problems.Add(cni.Refuse("ipam.subnet", nil, "is missing beside rangeStart, rangeEnd or gateway"))
+	for i, ranges := range w.IPAM.Ranges {
+		p.add(fmt.Sprintf("ipam.ranges[%d]", i), ranges)
 	}
-	for i, list := range w.IPAM.Ranges {
-		path := fmt.Sprintf("ipam.ranges[%d]", i)
-		set, err := parseSet(path, list)
-		add(path, set, err)
+	if err := p.problems.Err(); err != nil {
+		return p.sets, err
 	}
-	if len(sets) == 0 && problems.Err() == nil && !w.Capabilities.IPRanges {
-		problems.Add(cni.Refuse("ipam.ranges", nil, "no ranges to give addresses from").
-			Suggest(`write "ranges": [[{"subnet": "10.1.0.0/16"}]]`))
+	if len(p.sets) == 0 && !w.Capabilities.IPRanges {
+		return nil, cni.Refuse("ipam.ranges", nil, "no ranges to give addresses from").
+			Suggest(`write "ranges": [[{"subnet": "10.1.0.0/16"}]]`)
 	}
-	problems.Add(checkOverlap(sets, paths))
-	return sets, problems.Err()
+	return p.sets, checkFamilies(p.sets, version)
 }
 
-func parseSet(path string, list []wireRange) (rangeSet, error) {
-	if len(list) == 0 {
-		return nil, cni.Refuse(path, nil, "is an empty set")
-	}
-	var set rangeSet
-	var problems cni.Problems
-	for i, w := range list {
-		at := fmt.Sprintf("%s[%d]", path, i)
-		r, err := w.parse(at)
-		if err != nil {
-			problems.Add(err)
-			continue
-		}
-		if len(set) > 0 && r.start.BitLen() != set[0].start.BitLen() {
-			problems.Add(cni.Refuse(at+".subnet", r.subnet, fmt.Sprintf("is not of the address family of %s", set[0].subnet)).
-				Suggest("give each family a set of its own"))
-			continue
-		}
-		for j, other := range set {
-			if r.overlaps(other) {
-				problems.Add(cni.Refuse(at, r, fmt.Sprintf("overlaps with [%d], %s", j, other)))
-			}
-		}
-		set = append(set, r)
-	}
-	return set, problems.Err()
+// setParser collects range sets and what is wrong with them.
+type setParser struct {
+	sets     []rangeSet
+	paths    []string // of all ranges so far
+	problems cni.Problems
 }
 
-func checkOverlap(sets []rangeSet, paths []string) error {
-	var problems cni.Problems
-	for i, set := range sets {
-		for j, other := range sets[:i] {
-			for _, a := range set {
-				for _, b := range other {
-					if a.overlaps(b) {
-						problems.Add(cni.Refuse(paths[i], a, fmt.Sprintf("overlaps with %s, %s", paths[j], b)))
-					}
-				}
-			}
+func (p *setParser) add(path string, ranges []wireRange) {
+	if len(ranges) == 0 {
+		p.problems.Add(cni.Refuse(path, nil, "is an empty set"))
+	}
+	p.sets = append(p.sets, nil)
+	for i, w := range ranges {
+		p.addRange(fmt.Sprintf("%s[%d]", path, i), w)
+	}
+}
+
+// addRange adds a range to the last set.
+func (p *setParser) addRange(path string, w wireRange) {
+	r, err := w.parse(path)
+	if err != nil {
+		p.problems.Add(err)
+		return
+	}
+	set := &p.sets[len(p.sets)-1]
+	if len(*set) > 0 && r.start.BitLen() != (*set)[0].start.BitLen() {
+		reason := fmt.Sprintf("is not of the address family of %s", (*set)[0].subnet)
+		p.problems.Add(cni.Refuse(path+".subnet", r.subnet, reason).Suggest("give each family a set of its own"))
+		return
+	}
+	for i, other := range slices.Concat(p.sets...) {
+		if r.overlaps(other) {
+			p.problems.Add(cni.Refuse(path, r, fmt.Sprintf("overlaps with %s, %s", p.paths[i], other)))
 		}
 	}
-	return problems.Err()
+	*set = append(*set, r)
+	p.paths = append(p.paths, path)
 }
 
 // checkFamilies keeps a result printable in versions that have room for one
@@ -235,41 +193,141 @@ func checkFamilies(sets []rangeSet, version string) error {
 	for _, set := range sets {
 		family := set[0].start.BitLen()
 		if seen[family] {
-			return cni.Refuse("ipam.ranges", nil, fmt.Sprintf("CNI version %s does not support more than 1 address per family, and the set %s is one more", version, set)).
-				Suggest("use cniVersion 0.3.0 or later")
+			reason := fmt.Sprintf(
+				"CNI version %s does not support more than 1 address per family, and the set %s is one more", version, set)
+			return cni.Refuse("ipam.ranges", nil, reason).Suggest("use cniVersion 0.3.0 or later")
 		}
 		seen[family] = true
 	}
 	return nil
 }
 
-// parseAsked collects the addresses that were asked for, from all the ways
-// that there are to ask, each once.
+// parse reads the range at path.
+func (w wireRange) parse(path string) (ipRange, error) {
+	if w.Subnet == nil {
+		return ipRange{}, cni.Refuse(path+".subnet", nil, "is missing")
+	}
+	subnet, err := cni.ParsePrefix(path+".subnet", *w.Subnet)
+	if err != nil {
+		return ipRange{}, err
+	}
+	r, err := newRange(subnet)
+	if err != nil {
+		refused := cni.Refuse(path+".subnet", subnet, err.Error())
+		if subnet != subnet.Masked() {
+			refused.Suggest("write %q", subnet.Masked())
+		}
+		return ipRange{}, refused
+	}
+	var problems cni.Problems
+	for _, v := range []struct {
+		key, text string
+		to        *netip.Addr
+	}{{"rangeStart", w.Start, &r.start}, {"rangeEnd", w.End, &r.end}, {"gateway", w.GW, &r.gateway}} {
+		if v.text != "" {
+			*v.to, err = cni.ParseAddr(path+"."+v.key, v.text)
+			problems.Add(err)
+		}
+	}
+	refuse := func(wrong bool, key string, addr netip.Addr, reason string) {
+		if wrong && addr.IsValid() {
+			problems.Add(cni.Refuse(path+"."+key, addr, reason))
+		}
+	}
+	outside := fmt.Sprintf("is not in the subnet %s", subnet)
+	refuse(!subnet.Contains(r.start), "rangeStart", r.start, outside)
+	refuse(!subnet.Contains(r.end), "rangeEnd", r.end, outside)
+	refuse(subnet.Contains(r.start) && r.end.Less(r.start), "rangeEnd", r.end,
+		fmt.Sprintf("is before the start, %s", r.start))
+	refuse(r.gateway.Is4() != subnet.Addr().Is4(), "gateway", r.gateway,
+		fmt.Sprintf("is not of the address family of %s", subnet))
+	return r, problems.Err()
+}
+
+// parseAsked collects the addresses that were asked for, from all the places
+// where they can be, each once.
 func (w *wireConfig) parseAsked(args string) ([]askedAddr, error) {
 	var problems cni.Problems
 	values, err := cni.ParseArgs(args, "IP")
 	problems.Add(err)
 	var list []askedAddr
-	add := func(code uint, key, text string) {
-		addr, err := parseAskedAddr(text)
-		if err != nil {
-			problems.Add(cni.Refuse(key, text, err.Error()).WithCode(code))
-			return
+	add := func(key string, code uint, text string) {
+		// Its length, if it has one, means nothing: the range knows it.
+		addr, err := cni.ParseAddr(key, text)
+		if strings.Contains(text, "/") {
+			var p netip.Prefix
+			p, err = cni.ParsePrefix(key, text)
+			addr = p.Addr()
 		}
-		if !slices.ContainsFunc(list, func(a askedAddr) bool { return a.addr == addr }) {
-			list = append(list, askedAddr{addr, code, key})
+		if err != nil {
+			problems.Add(cni.AsError(err).WithCode(code))
+		} else if !slices.ContainsFunc(list, func(a askedAddr) bool { return a.addr == addr }) {
+			list = append(list, askedAddr{addr, key, code})
 		}
 	}
 	if ip := values["IP"]; ip != "" {
-		add(cni.CodeEnvironment, "CNI_ARGS IP", ip)
+		add("CNI_ARGS IP", cni.CodeEnvironment, ip)
 	}
-	for _, source := range []struct {
-		key string
-		ips []string
-	}{{"args.cni.ips", w.Args.CNI.IPs}, {"runtimeConfig.ips", w.RuntimeConfig.IPs}} {
-		for i, ip := range source.ips {
-			add(cni.CodeConfig, fmt.Sprintf("%s[%d]", source.key, i), ip)
-		}
+	for i, ip := range w.Args.CNI.IPs {
+		add(fmt.Sprintf("args.cni.ips[%d]", i), cni.CodeConfig, ip)
+	}
+	for i, ip := range w.RuntimeConfig.IPs {
+		add(fmt.Sprintf("runtimeConfig.ips[%d]", i), cni.CodeConfig, ip)
 	}
 	return list, problems.Err()
+}
+
+// assign finds the set of each address that was asked for. A set gives one
+// address only, and every address asked for must have a set.
+func assign(sets []rangeSet, asked []askedAddr) ([]askedAddr, error) {
+	bySet := make([]askedAddr, len(sets))
+	for _, a := range asked {
+		refuse := func(format string, args ...any) error {
+			return cni.Refuse(a.key, a.addr, fmt.Sprintf(format, args...)).WithCode(a.code)
+		}
+		i := slices.IndexFunc(sets, func(s rangeSet) bool { _, ok := s.find(a.addr); return ok })
+		switch {
+		case i < 0:
+			return nil, refuse("is in none of the ranges (%s)", join(sets))
+		case sets[i].isGateway(a.addr):
+			return nil, refuse("is a gateway of range set %d (%s)", i, sets[i])
+		case bySet[i].addr.IsValid():
+			return nil, refuse("is of range set %d (%s), which gives one address, and %s is asked for too",
+				i, sets[i], bySet[i].addr)
+		}
+		bySet[i] = a
+	}
+	return bySet, nil
+}
+
+// readDNS reads a file in the format of resolv.conf(5).
+func readDNS(path string) (cni.DNS, error) {
+	if path == "" {
+		return cni.DNS{}, nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return cni.DNS{}, fmt.Errorf("ipam.resolvConf: %w", err)
+	}
+	return parseDNS(string(text)), nil
+}
+
+func parseDNS(text string) (dns cni.DNS) {
+	for line := range strings.Lines(text) {
+		f := strings.Fields(line)
+		if len(f) < 2 || f[0][0] == '#' || f[0][0] == ';' {
+			continue
+		}
+		switch f[0] {
+		case "nameserver":
+			dns.Nameservers = append(dns.Nameservers, f[1])
+		case "domain":
+			dns.Domain = f[1]
+		case "search":
+			dns.Search = append(dns.Search, f[1:]...)
+		case "options":
+			dns.Options = append(dns.Options, f[1:]...)
+		}
+	}
+	return dns
 }

@@ -42,19 +42,25 @@ var _ = DescribeTable("ranges", func(want, ipam string, more ...string) {
 	Expect(show(cfg)).To(Equal(want))
 },
 	Entry("one", "10.1.2.1-10.1.2.254 gw 10.1.2.1", `"ranges":[[{"subnet":"10.1.2.0/24"}]]`),
-	Entry("the old single one", "10.1.2.3-10.1.2.9 gw 10.1.2.2", `"subnet":"10.1.2.0/24","rangeStart":"10.1.2.3","rangeEnd":"10.1.2.9","gateway":"10.1.2.2"`),
+	Entry("the old single one", "10.1.2.3-10.1.2.9 gw 10.1.2.2",
+		`"subnet":"10.1.2.0/24","rangeStart":"10.1.2.3","rangeEnd":"10.1.2.9","gateway":"10.1.2.2"`),
 	Entry("keys in any case", "10.1.2.1-10.1.2.254 gw 10.1.2.1", `"Ranges":[[{"SUBNET":"10.1.2.0/24"}]]`),
 	Entry("the order of all sources",
 		"10.1.0.1-10.1.0.254 gw 10.1.0.1; 10.2.0.1-10.2.0.254 gw 10.2.0.1; 10.3.0.1-10.3.0.254 gw 10.3.0.1",
-		`"subnet":"10.2.0.0/24","ranges":[[{"subnet":"10.3.0.0/24"}]]`, `"runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/24"}]]}`),
+		`"subnet":"10.2.0.0/24","ranges":[[{"subnet":"10.3.0.0/24"}]]`,
+		`"runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/24"}]]}`),
 	Entry("several in a set", "10.1.0.1-10.1.0.254,10.1.9.1-10.1.9.254 gw 10.1.0.1 gw 10.1.9.1",
 		`"ranges":[[{"subnet":"10.1.0.0/24"},{"subnet":"10.1.9.0/24"}]]`),
 	Entry("network and broadcast address, when said", "10.1.2.0-10.1.2.255 gw 10.1.2.1",
 		`"ranges":[[{"subnet":"10.1.2.0/24","rangeStart":"10.1.2.0","rangeEnd":"10.1.2.255"}]]`),
-	Entry("a gateway elsewhere", "10.1.2.1-10.1.2.254 gw 192.0.2.1", `"ranges":[[{"subnet":"10.1.2.0/24","gateway":"192.0.2.1"}]]`),
-	Entry("any spelling of an address", "2001:db8::a-2001:db8::ffff:ffff:ffff:ffff gw 2001:db8::1; 10.1.2.7-10.1.2.254 gw 10.1.2.1",
-		`"ranges":[[{"subnet":"2001:DB8:0::/64","rangeStart":"2001:0db8::000A"}],[{"subnet":"10.1.2.0/24","rangeStart":"::ffff:10.1.2.7"}]]`),
-	Entry("empty texts as absent ones", "10.1.2.1-10.1.2.254 gw 10.1.2.1", `"ranges":[[{"subnet":"10.1.2.0/24","rangeStart":"","gateway":""}]]`),
+	Entry("a gateway elsewhere",
+		"10.1.2.1-10.1.2.254 gw 192.0.2.1", `"ranges":[[{"subnet":"10.1.2.0/24","gateway":"192.0.2.1"}]]`),
+	Entry("any spelling of an address",
+		"2001:db8::a-2001:db8::ffff:ffff:ffff:ffff gw 2001:db8::1; 10.1.2.7-10.1.2.254 gw 10.1.2.1",
+		`"ranges":[[{"subnet":"2001:DB8:0::/64","rangeStart":"2001:0db8::000A"}],
+			[{"subnet":"10.1.2.0/24","rangeStart":"::ffff:10.1.2.7"}]]`),
+	Entry("empty texts as absent ones",
+		"10.1.2.1-10.1.2.254 gw 10.1.2.1", `"ranges":[[{"subnet":"10.1.2.0/24","rangeStart":"","gateway":""}]]`),
 	Entry("none yet, where the runtime will send them", "", ``, `"capabilities":{"ipRanges":true}`))
 
 var _ = DescribeTable("what is refused", func(want, ipam string, more ...string) {
@@ -65,32 +71,55 @@ var _ = DescribeTable("what is refused", func(want, ipam string, more ...string)
 	Entry("nothing", "ipam.ranges: no ranges to give addresses from", ``),
 	Entry("a set without ranges", "ipam.ranges[1]: is an empty set", `"ranges":[[{"subnet":"10.1.2.0/24"}],[]]`),
 	Entry("a range without subnet", "ipam.ranges[0][0].subnet: is missing", `"ranges":[[{"gateway":"10.1.2.1"}]]`),
-	Entry("an old range without subnet", "ipam.subnet: is missing beside rangeStart, rangeEnd or gateway", `"gateway":"10.1.2.1"`),
-	Entry("an empty subnet", `ipam.subnet: "" is not of the form address/length`, `"subnet":""`),
-	Entry("a bad subnet", `ipam.ranges[0][0].subnet: "10.1.2.0" is not of the form address/length`, `"ranges":[[{"subnet":"10.1.2.0"}]]`),
-	Entry("host bits", `ipam.ranges[0][0].subnet: 10.1.2.1/24 has host bits set, the network is 10.1.2.0/24`, `"ranges":[[{"subnet":"10.1.2.1/24"}]]`),
-	Entry("a small subnet", `ipam.subnet: 10.1.2.0/31 is too small: the network, its gateway and one address need a /30`, `"subnet":"10.1.2.0/31"`),
-	Entry("a subnet between the families", `ipam.subnet: "::ffff:10.0.0.0/95" is neither IPv4 nor IPv6`, `"subnet":"::ffff:10.0.0.0/95"`),
+	Entry("an old range without subnet",
+		"ipam.subnet: is missing beside rangeStart, rangeEnd or gateway", `"gateway":"10.1.2.1"`),
+	Entry("an empty subnet", `ipam.subnet: "" is no address in CIDR notation`, `"subnet":""`),
+	Entry("a bad subnet", `ipam.ranges[0][0].subnet: "10.1.2.0" is no address in CIDR notation`,
+		`"ranges":[[{"subnet":"10.1.2.0"}]]`),
+	Entry("host bits",
+		`ipam.ranges[0][0].subnet: 10.1.2.1/24 has host bits set, the network is 10.1.2.0/24`,
+		`"ranges":[[{"subnet":"10.1.2.1/24"}]]`),
+	Entry("a small subnet",
+		`ipam.subnet: 10.1.2.0/31 is too small: the network, its gateway and one address need a /30`,
+		`"subnet":"10.1.2.0/31"`),
+	Entry("a subnet between the families", `ipam.subnet: "::ffff:10.0.0.0/95" is no address in CIDR notation`,
+		`"subnet":"::ffff:10.0.0.0/95"`),
 	Entry("a start outside", "ipam.ranges[0][1].rangeStart: 10.1.4.1 is not in the subnet 10.1.3.0/24",
 		`"ranges":[[{"subnet":"10.1.2.0/24"},{"subnet":"10.1.3.0/24","rangeStart":"10.1.4.1"}]]`),
-	Entry("an end outside", "ipam.rangeEnd: 10.1.4.1 is not in the subnet 10.1.3.0/24", `"subnet":"10.1.3.0/24","rangeEnd":"10.1.4.1"`),
-	Entry("an end before the start", "ipam.rangeEnd: 10.1.3.4 is before the start, 10.1.3.5", `"subnet":"10.1.3.0/24","rangeStart":"10.1.3.5","rangeEnd":"10.1.3.4"`),
+	Entry("an end outside",
+		"ipam.rangeEnd: 10.1.4.1 is not in the subnet 10.1.3.0/24", `"subnet":"10.1.3.0/24","rangeEnd":"10.1.4.1"`),
+	Entry("an end before the start",
+		"ipam.rangeEnd: 10.1.3.4 is before the start, 10.1.3.5",
+		`"subnet":"10.1.3.0/24","rangeStart":"10.1.3.5","rangeEnd":"10.1.3.4"`),
 	Entry("a bad gateway", `ipam.gateway: "x" is no IP address`, `"subnet":"10.1.3.0/24","gateway":"x"`),
-	Entry("a gateway with a zone", `ipam.gateway: "fe80::1%eth0" has a zone, which an address that is given away cannot have`, `"subnet":"2001:db8::/64","gateway":"fe80::1%eth0"`),
-	Entry("a gateway of the other family", "ipam.gateway: 2001:db8::1 is not of the address family of 10.1.3.0/24", `"subnet":"10.1.3.0/24","gateway":"2001:db8::1"`),
+	Entry("a gateway with a zone", `ipam.gateway: "fe80::1%eth0" is no IP address`,
+		`"subnet":"2001:db8::/64","gateway":"fe80::1%eth0"`),
+	Entry("a gateway of the other family",
+		"ipam.gateway: 2001:db8::1 is not of the address family of 10.1.3.0/24",
+		`"subnet":"10.1.3.0/24","gateway":"2001:db8::1"`),
 	Entry("two families in a set", "ipam.ranges[0][1].subnet: 2001:db8::/64 is not of the address family of 10.1.2.0/24",
 		`"ranges":[[{"subnet":"10.1.2.0/24"},{"subnet":"2001:db8::/64"}]]`),
-	Entry("an overlap in a set", "ipam.ranges[0][1]: 10.1.2.129-10.1.2.254 overlaps with [0], 10.1.2.1-10.1.2.254",
+	Entry("an overlap in a set",
+		"ipam.ranges[0][1]: 10.1.2.129-10.1.2.254 overlaps with ipam.ranges[0][0], 10.1.2.1-10.1.2.254",
 		`"ranges":[[{"subnet":"10.1.2.0/24"},{"subnet":"10.1.2.128/25"}]]`),
-	Entry("an overlap of sets", "ipam.ranges[0]: 10.1.2.1-10.1.2.254 overlaps with runtimeConfig.ipRanges[0], 10.1.0.1-10.1.255.254",
+	Entry("an overlap of sets",
+		"ipam.ranges[0][0]: 10.1.2.1-10.1.2.254 overlaps with "+
+			"runtimeConfig.ipRanges[0][0], 10.1.0.1-10.1.255.254",
 		`"ranges":[[{"subnet":"10.1.2.0/24"}]]`, `"runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/16"}]]}`),
-	Entry("a route without destination", `ipam.routes[1].dst: missing`, slash24+`,"routes":[{"dst":"0.0.0.0/0"},{"gw":"10.1.2.1"}]`),
-	Entry("a bad gateway of a route", `ipam.routes[0].gw: "gw" is no IP address`, slash24+`,"routes":[{"dst":"0.0.0.0/0","gw":"gw"}]`),
-	Entry("a number that no route can have", `ipam.routes[0].mtu: -1 is not between 0 and 2147483647`, slash24+`,"routes":[{"dst":"0.0.0.0/0","mtu":-1}]`),
-	Entry("a scope that no route can have", `ipam.routes[0].scope: 256 is not between 0 and 255`, slash24+`,"routes":[{"dst":"0.0.0.0/0","scope":256}]`),
-	Entry("a bad statusOnExhaustion", `ipam.statusOnExhaustion: "no" is neither "warn" nor "fail"`, slash24+`,"statusOnExhaustion":"no"`),
-	Entry("a bad address asked for", `runtimeConfig.ips[0]: "x" is no IP address`, slash24, `"runtimeConfig":{"ips":["x"]}`),
-	Entry("a bad prefix asked for", `args.cni.ips[1]: "10.1.2.5/x" is not of the form address/length`, slash24, `"args":{"cni":{"ips":["10.1.2.4","10.1.2.5/x"]}}`),
+	Entry("a route without destination",
+		`ipam.routes[1].dst: missing`, slash24+`,"routes":[{"dst":"0.0.0.0/0"},{"gw":"10.1.2.1"}]`),
+	Entry("a bad gateway of a route",
+		`ipam.routes[0].gw: "gw" is no IP address`, slash24+`,"routes":[{"dst":"0.0.0.0/0","gw":"gw"}]`),
+	Entry("a number that no route can have",
+		`ipam.routes[0].mtu: -1 is not between 0 and 2147483647`, slash24+`,"routes":[{"dst":"0.0.0.0/0","mtu":-1}]`),
+	Entry("a scope that no route can have",
+		`ipam.routes[0].scope: 256 is not between 0 and 255`, slash24+`,"routes":[{"dst":"0.0.0.0/0","scope":256}]`),
+	Entry("a bad statusOnExhaustion",
+		`ipam.statusOnExhaustion: "no" is neither "warn" nor "fail"`, slash24+`,"statusOnExhaustion":"no"`),
+	Entry("a bad address asked for",
+		`runtimeConfig.ips[0]: "x" is no IP address`, slash24, `"runtimeConfig":{"ips":["x"]}`),
+	Entry("a bad prefix asked for", `args.cni.ips[1]: "10.1.2.5/x" is no address in CIDR notation`,
+		slash24, `"args":{"cni":{"ips":["10.1.2.4","10.1.2.5/x"]}}`),
 	Entry("a wrong type", `ipam.ranges: is a JSON string, want an array`, `"ranges":"10.1.2.0/24"`))
 
 var _ = DescribeTable("tells what to write instead", func(want, ipam string) {
@@ -112,7 +141,8 @@ var _ = It("refuses a network name for which there can be no directory", func() 
 })
 
 var _ = It("refuses everything that is wrong at once, in the order of the sources", func() {
-	req := request(`"ranges":[[{"subnet":"10.1.2.1/24"},{"subnet":"10.1.3.0/24","rangeStart":"x","rangeEnd":"10.1.4.1","gateway":"::1"}],[],[{"subnet":5}]],
+	req := request(`"ranges":[[{"subnet":"10.1.2.1/24"},{"subnet":"10.1.3.0/24","rangeStart":"x",
+		"rangeEnd":"10.1.4.1","gateway":"::1"}],[],[{"subnet":5}]],
 		"routes":[{"gw":"y"},{"dst":"::/0","advmss":-5}],"statusOnExhaustion":"no"`,
 		`"runtimeConfig":{"ipRanges":[[{}]],"ips":["10.1.2.3","z"]}`, `"args":{"cni":{"ips":["w"]}}`)
 	req.Args = "IP=v"
@@ -146,25 +176,28 @@ var _ = DescribeTable("old versions have room for one address of each family", f
 		Expect(err).NotTo(HaveOccurred())
 		return
 	}
-	Expect(err).To(MatchError(ContainSubstring("CNI version " + version + " does not support more than 1 address per family")))
+	Expect(err).To(MatchError(ContainSubstring(
+		"CNI version " + version + " does not support more than 1 address per family")))
 	Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 },
 	Entry("0.2.0, two of IPv4", "0.2.0", `"ranges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"10.2.0.0/24"}]]`, false),
-	Entry("0.1.0, two of IPv6", "0.1.0", `"ranges":[[{"subnet":"2001:db8::/64"}],[{"subnet":"2001:db9::/64"}]]`, false),
+	Entry("0.1.0, two of IPv6",
+		"0.1.0", `"ranges":[[{"subnet":"2001:db8::/64"}],[{"subnet":"2001:db9::/64"}]]`, false),
 	Entry("0.2.0, one of each", "0.2.0", `"ranges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"2001:db8::/64"}]]`, true),
 	Entry("0.3.0, two of IPv4", "0.3.0", `"ranges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"10.2.0.0/24"}]]`, true))
 
 var _ = Describe("addresses asked for", func() {
 	It("come from all sources, each once, in this order", func() {
-		req := request(slash24, `"args":{"cni":{"ips":["10.1.2.8/16","10.1.2.9"]}}`, `"runtimeConfig":{"ips":["10.1.2.9","::ffff:10.1.2.7","10.1.2.6"]}`)
-		req.Args = "IgnoreUnknown=1;K8S_POD_NAME=p;IP=10.1.2.7"
-		cfg, err := parseConfig(req)
+		wire := &wireConfig{RuntimeConfig: wireRuntimeConfig{IPs: []string{"10.1.2.9", "::ffff:10.1.2.7", "10.1.2.6"}}}
+		wire.Args.CNI.IPs = []string{"10.1.2.8/16", "10.1.2.9"}
+		asked, err := wire.parseAsked("IgnoreUnknown=1;K8S_POD_NAME=p;IP=10.1.2.7")
 		Expect(err).NotTo(HaveOccurred())
 		var got []string
-		for _, a := range cfg.asked {
+		for _, a := range asked {
 			got = append(got, fmt.Sprintf("%s %d %s", a.addr, a.code, a.key))
 		}
-		Expect(got).To(Equal([]string{"10.1.2.7 4 CNI_ARGS IP", "10.1.2.8 7 args.cni.ips[0]", "10.1.2.9 7 args.cni.ips[1]", "10.1.2.6 7 runtimeConfig.ips[2]"}))
+		Expect(got).To(Equal([]string{"10.1.2.7 4 CNI_ARGS IP", "10.1.2.8 7 args.cni.ips[0]",
+			"10.1.2.9 7 args.cni.ips[1]", "10.1.2.6 7 runtimeConfig.ips[2]"}))
 	})
 
 	DescribeTable("in CNI_ARGS that are wrong are code 4", func(args, want string) {
@@ -178,10 +211,11 @@ var _ = Describe("addresses asked for", func() {
 		Entry("unknown key", "IPP=10.1.2.3", "IPP"))
 
 	DescribeTable("are spread over the sets", func(want string, list ...string) {
-		sets := []rangeSet{set("10.0.0.0/24"), set("10.0.1.0/24"), set("2001:db8::/64"), set("10.0.3.0/29", "10.0.4.0/29 gw 10.0.3.3")}
+		sets := []rangeSet{set("10.0.0.0/24"), set("10.0.1.0/24"), set("2001:db8::/64"),
+			set("10.0.3.0/29", "10.0.4.0/29 gw 10.0.3.3")}
 		var asked []askedAddr
 		for i, a := range addrs(list...) {
-			asked = append(asked, askedAddr{a, cni.CodeConfig, fmt.Sprintf("ips[%d]", i)})
+			asked = append(asked, askedAddr{a, fmt.Sprintf("ips[%d]", i), cni.CodeConfig})
 		}
 		got, err := assign(sets, asked)
 		if err != nil {
@@ -196,23 +230,33 @@ var _ = Describe("addresses asked for", func() {
 	},
 		Entry("one", "invalid IP 10.0.1.5 invalid IP invalid IP", "10.0.1.5"),
 		Entry("all, in any order", "10.0.0.7 10.0.1.5 2001:db8::9 invalid IP", "2001:db8::9", "10.0.1.5", "10.0.0.7"),
-		Entry("outside", "ips[1]: 10.9.9.9 is in none of the ranges (10.0.0.1-10.0.0.254, 10.0.1.1-10.0.1.254, 2001:db8::1-2001:db8::ffff:ffff:ffff:ffff, 10.0.3.1-10.0.3.6,10.0.4.1-10.0.4.6)", "10.0.0.7", "10.9.9.9"),
-		Entry("the gateway", "ips[0]: 10.0.1.1 is the gateway of 10.0.1.0/24", "10.0.1.1"),
-		Entry("the gateway of another range of its set", "ips[0]: 10.0.3.3 is the gateway of 10.0.4.0/29", "10.0.3.3"),
-		Entry("two of one set", "ips[1]: 10.0.0.8 is of range set 0 (10.0.0.1-10.0.0.254), which gives one address, and 10.0.0.7 is asked for too", "10.0.0.7", "10.0.0.8"))
+		Entry("outside",
+			"ips[1]: 10.9.9.9 is in none of the ranges "+
+				"(10.0.0.1-10.0.0.254, 10.0.1.1-10.0.1.254, 2001:db8::1-2001:db8::ffff:ffff:ffff:ffff, "+
+				"10.0.3.1-10.0.3.6,10.0.4.1-10.0.4.6)",
+			"10.0.0.7", "10.9.9.9"),
+		Entry("the gateway", "ips[0]: 10.0.1.1 is a gateway of range set 1 (10.0.1.1-10.0.1.254)", "10.0.1.1"),
+		Entry("the gateway of another range of its set",
+			"ips[0]: 10.0.3.3 is a gateway of range set 3 (10.0.3.1-10.0.3.6,10.0.4.1-10.0.4.6)", "10.0.3.3"),
+		Entry("two of one set",
+			"ips[1]: 10.0.0.8 is of range set 0 (10.0.0.1-10.0.0.254), which gives one address, and 10.0.0.7 is asked for too",
+			"10.0.0.7", "10.0.0.8"))
 })
 
 var _ = It("reads routes with all their fields, host bits too", func() {
-	cfg, err := parseConfig(request(slash24 + `,"routes":[{"dst":"192.0.2.7/24","gw":"10.1.2.9","mtu":1400,"advmss":1300,"priority":5,"table":100,"scope":253},{"dst":"::/0"}]`))
+	cfg, err := parseConfig(request(slash24 + `,"routes":[{"dst":"::/0"},
+		{"dst":"192.0.2.7/24","gw":"10.1.2.9","mtu":1400,"advmss":1300,"priority":5,"table":100,"scope":253}]`))
 	Expect(err).NotTo(HaveOccurred())
-	r := cfg.routes[0]
-	Expect(fmt.Sprint(r.Dst, r.GW, r.MTU, r.AdvMSS, r.Priority, *r.Table, *r.Scope)).To(Equal("192.0.2.7/24 10.1.2.9 1400 1300 5 100 253"))
-	Expect(cfg.routes[1]).To(Equal(cni.Route{Dst: cfg.routes[1].Dst}))
+	Expect(cfg.routes[0]).To(Equal(cni.Route{Dst: cfg.routes[0].Dst}))
+	r := cfg.routes[1]
+	Expect(fmt.Sprint(r.Dst, r.GW, r.MTU, r.AdvMSS, r.Priority, *r.Table, *r.Scope)).To(Equal(
+		"192.0.2.7/24 10.1.2.9 1400 1300 5 100 253"))
 })
 
 var _ = It("reads resolv.conf", func() {
 	dns := parseDNS("# comment\n; another\n\n  nameserver 192.0.2.1 ignored\nnameserver 2001:db8::1\r\nnameserver\n" +
-		"domain a.example\ndomain b.example\nsearch x y\nsearch z\noptions ndots:5\n\toptions timeout:1 rotate\nsortlist 1.2.3.4\n")
+		"domain a.example\ndomain b.example\nsearch x y\nsearch z\n" +
+		"options ndots:5\n\toptions timeout:1 rotate\nsortlist 1.2.3.4\n")
 	Expect(dns).To(Equal(cni.DNS{
 		Nameservers: []string{"192.0.2.1", "2001:db8::1"}, Domain: "b.example",
 		Search: []string{"x", "y", "z"}, Options: []string{"ndots:5", "timeout:1", "rotate"},
@@ -225,4 +269,5 @@ var _ = DescribeTable("DEL and GC need the data directory alone", func(conf, wan
 	Expect(dir).To(Equal(want))
 },
 	Entry("the default", `{"ipam":{}}`, "/var/lib/cni/networks"),
-	Entry("beside nonsense", `{"ipam":{"dataDir":"/x","ranges":[[{"subnet":7}]],"routes":"no"},"runtimeConfig":3,"args":[]}`, "/x"))
+	Entry("beside nonsense",
+		`{"ipam":{"dataDir":"/x","ranges":[[{"subnet":7}]],"routes":"no"},"runtimeConfig":3,"args":[]}`, "/x"))

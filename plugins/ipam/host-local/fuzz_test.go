@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -41,26 +40,16 @@ func FuzzConfig(f *testing.F) {
 			}
 			return
 		}
-		if _, err := assign(cfg.sets, cfg.asked); err != nil && len(cfg.asked) == 0 {
-			t.Fatal(err)
-		}
 		last, _ := netip.ParseAddr(lastText)
 		for _, set := range cfg.sets {
-			var sum uint64
-			for _, s := range set.after(last) {
-				n, fits := distance(s.from, s.to)
-				sum += n + 1
-				for _, a := range []netip.Addr{s.from, s.to} {
-					if _, ok := set.find(a); !ok || slices.Contains(set.gateways(), a) || s.to.Less(s.from) {
-						t.Fatalf("%s after %s: %v", set, last, s)
-					}
+			seen := map[netip.Addr]bool{}
+			for a := range set.after(last) {
+				if _, ok := set.find(a); !ok || set.isGateway(a) || seen[a] {
+					t.Fatalf("%s after %s: %s", set, last, a)
 				}
-				if !fits {
-					return
+				if seen[a] = true; len(seen) == 1000 {
+					break
 				}
-			}
-			if size := set.size(); size != sum && size < 1<<63 {
-				t.Fatalf("%s after %s: %d of %d addresses", set, last, sum, size)
 			}
 		}
 	})
@@ -71,13 +60,19 @@ func FuzzCall(f *testing.F) {
 	Fuzz{
 		Plugin: plugin().Any(),
 		Confs: []string{
-			`{"cniVersion":"1.1.0","name":"net","ipam":{"type":"host-local","dataDir":"/run/leases","ranges":[[{"subnet":"10.1.0.0/29"}],[{"subnet":"fd00::/64"}]],` +
-				`"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0","mtu":1400,"table":5}],"resolvConf":"/etc/resolv.conf","statusOnExhaustion":"fail"},"cni.dev/valid-attachments":[]}`,
-			`{"cniVersion":"0.3.1","name":"net","ipam":{"dataDir":"/run/leases","subnet":"10.2.0.0/24","rangeStart":"10.2.0.5","rangeEnd":"10.2.0.9","gateway":"10.2.0.1"},` +
-				`"args":{"cni":{"ips":["10.2.0.7"]}},"cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}]}`,
-			`{"name":"net","ipam":{"dataDir":"/run/leases","ranges":[]},"capabilities":{"ipRanges":true},"runtimeConfig":{"ipRanges":[[{"subnet":"10.3.0.0/30"}]],"ips":["10.3.0.2/30"]}}`,
-			`{"cniVersion":"1.1.0","name":"net","ipam":{"dataDir":"/run/leases","subnet":"10.1.0.0/29"},"prevResult":{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/29"}]}}`,
-			`{"cniVersion":"1.1.0","name":"net","ipam":{"dataDir":"/proc/self/fd","subnet":"10.1.0.0/29"},"cni.dev/valid-attachments":null}`,
+			`{"cniVersion":"1.1.0","name":"net","ipam":{"type":"host-local","dataDir":"/run/leases",
+				"ranges":[[{"subnet":"10.1.0.0/29"}],[{"subnet":"fd00::/64"}]],
+				"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0","mtu":1400,"table":5}],
+				"resolvConf":"/etc/resolv.conf","statusOnExhaustion":"fail"},"cni.dev/valid-attachments":[]}`,
+			`{"cniVersion":"0.3.1","name":"net","ipam":{"dataDir":"/run/leases","subnet":"10.2.0.0/24",
+				"rangeStart":"10.2.0.5","rangeEnd":"10.2.0.9","gateway":"10.2.0.1"},
+				"args":{"cni":{"ips":["10.2.0.7"]}},"cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}]}`,
+			`{"name":"net","ipam":{"dataDir":"/run/leases","ranges":[]},
+				"capabilities":{"ipRanges":true},"runtimeConfig":{"ipRanges":[[{"subnet":"10.3.0.0/30"}]],"ips":["10.3.0.2/30"]}}`,
+			`{"cniVersion":"1.1.0","name":"net","ipam":{"dataDir":"/run/leases","subnet":"10.1.0.0/29"},
+				"prevResult":{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/29"}]}}`,
+			`{"cniVersion":"1.1.0","name":"net","ipam":{"dataDir":"/proc/self/fd","subnet":"10.1.0.0/29"},
+				"cni.dev/valid-attachments":null}`,
 		},
 	}.Run(f)
 }
@@ -86,9 +81,11 @@ func FuzzCall(f *testing.F) {
 // any kind beside the files that are always there. What has an owner stays as it
 // is, and its address is given to nobody.
 func FuzzFiles(f *testing.F) {
-	f.Add(uint8(0), "10.1.0.2", []byte("other\r\neth0"), []byte("10.1.0.3"), []byte(indexMagic), []byte("nameserver 10.1.0.1\n"))
-	f.Add(uint8(0), "10.1.0.2", []byte("one\r\neth0"), []byte("10.1.0.99\n"), newIndex(0).encode(), []byte("search\noptions a b"))
-	f.Add(uint8(0), "10.1.0.2", []byte(" \x00\r\n"), []byte("::"), bytes.Repeat([]byte{0xff}, headerSize+slotSize), []byte("domain"))
+	f.Add(uint8(0), "10.1.0.2", []byte("other\r\neth0"), []byte("10.1.0.3"), []byte(indexMagic),
+		[]byte("nameserver 10.1.0.1\n"))
+	f.Add(uint8(0), "10.1.0.2", []byte("one\r\neth0"), []byte("10.1.0.99\n"), []byte(indexMagic),
+		[]byte("search\noptions a b"))
+	f.Add(uint8(0), "10.1.0.2", []byte(" \x00\r\n"), []byte("::"), bytes.Repeat([]byte{0xff}, 128), []byte("domain"))
 	f.Add(uint8(0), "010.1.0.2", []byte("one"), []byte("x"), []byte{0}, []byte("#"))
 	for kind := range uint8(4) {
 		f.Add(kind, "10.1.0.2", []byte("10.1.0.3"), []byte(""), []byte(""), []byte("; nameserver"))
@@ -138,32 +135,28 @@ func plant(kind uint8, path, content string) bool {
 	return false
 }
 
-// FuzzIndex damages an index that is up to date, where its checksum does not
-// tell.
+// FuzzIndex damages an index that is up to date.
 func FuzzIndex(f *testing.F) {
-	f.Add(uint16(headerSize), []byte{0xff})
-	f.Add(uint16(headerSize+place(ownerKey("a\r\neth0"))%minSlots*slotSize), make([]byte, 2*slotSize))
-	f.Add(uint16(headerSize+minSlots*slotSize), bytes.Repeat([]byte{0xff}, minBlocks*blockSize))
-	f.Add(uint16(headerSize+minSlots*slotSize), make([]byte, minBlocks*blockSize))
-	f.Add(uint16(headerSize), bytes.Repeat([]byte{1}, minSlots*slotSize))
+	header := len(indexMagic) + 37 + 34 // without stamp and count
+	f.Add(uint16(header), []byte{0xff})
+	f.Add(uint16(header+8), []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
+	f.Add(uint16(header+8), []byte{0})
+	f.Add(uint16(header+16), make([]byte, recordSize))
+	f.Add(uint16(header+16), bytes.Repeat([]byte{1}, 2*recordSize))
 	f.Fuzz(func(t *testing.T, at uint16, damage []byte) {
 		base := t.TempDir()
 		fuzzCall(t, base, "ADD", "a")
 		fuzzCall(t, base, "ADD", "b")
-		index, err := os.OpenFile(filepath.Join(base, ".hawser/net"), os.O_RDWR, 0)
+		file := base + "/.hawser/net"
+		index, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer index.Close()
-		info, err := index.Stat()
-		if err != nil {
-			t.Fatal(err)
-		}
-		off := max(int64(at), headerSize)
-		if _, err := index.WriteAt(damage[:max(0, min(int64(len(damage)), info.Size()-off))], off); err != nil {
-			t.Fatal(err)
+		if int(at) < len(index) {
+			copy(index[at:], damage)
 		}
 		given := readLeases(t, base)
+		write(t, file, index)
 		for _, id := range []string{"c", "d", "e", "f"} { // one more than are free
 			if owner, taken := given[fuzzCall(t, base, "ADD", id)]; taken {
 				t.Fatalf("gave what %q holds", owner)
@@ -180,8 +173,8 @@ func FuzzIndex(f *testing.F) {
 // returns the address that it gave.
 func fuzzCall(t *testing.T, base, command, id string) string {
 	t.Helper()
-	conf := `{"cniVersion":"1.1.0","name":"net","ipam":{"subnet":"10.1.0.0/29","dataDir":"` + base + `","resolvConf":"` + base +
-		`/resolv.conf"},"cni.dev/valid-attachments":[{"containerID":"other","ifname":"eth0"}]}`
+	conf := `{"cniVersion":"1.1.0","name":"net","ipam":{"subnet":"10.1.0.0/29","dataDir":"` + base +
+		`","resolvConf":"` + base + `/resolv.conf"},"cni.dev/valid-attachments":[{"containerID":"other","ifname":"eth0"}]}`
 	if _, err := os.Stat(base + "/resolv.conf"); err != nil {
 		conf = strings.Replace(conf, `"resolvConf"`, `"-"`, 1)
 	}
@@ -221,7 +214,7 @@ func readLeases(t *testing.T, base string) map[string]string {
 			}
 			owner = ownerOf(data)
 		}
-		if addr, ok := leaseAddr(e.Name()); ok && owner != "" {
+		if addr, err := netip.ParseAddr(e.Name()); err == nil && addr.String() == e.Name() && owner != "" {
 			held[addr.String()+"/29"] = owner
 		}
 	}

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"path/filepath"
+	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -20,27 +20,16 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 	if len(cfg.sets) == 0 {
 		return nil, cni.Errorf(cni.CodeConfig, "runtimeConfig.ipRanges: no ranges to give addresses from")
 	}
-	asked, err := assign(cfg.sets, cfg.asked)
-	if err != nil {
-		return nil, err
-	}
 	dns, err := readDNS(cfg.resolvConf)
 	if err != nil {
 		return nil, err
 	}
-	req.Step("wait for the lock")
-	l, err := lock(ctx, cfg.dataDir, req.Network, true)
+	s, err := openStore(ctx, cfg.dataDir, req.Network, true)
 	if err != nil {
 		return nil, err
 	}
-	req.Step("reserve")
-	addrs, err := allocate(l, req.Attachment, cfg.sets, asked)
-	if err == nil {
-		req.OnFail("give back "+join(addrs), func(ctx context.Context) error {
-			return giveBack(ctx, cfg.dataDir, req.Network, ownerText(req.ContainerID, req.IfName))
-		})
-	}
-	if err = errors.Join(err, l.close()); err != nil {
+	addrs, err := allocate(s, req, cfg)
+	if err = errors.Join(err, s.close()); err != nil {
 		return nil, err
 	}
 	return &cni.Result{IPs: resultIPs(cfg.sets, addrs), Routes: cfg.routes, DNS: dns}, nil
@@ -56,17 +45,17 @@ func del(ctx context.Context, req *skel.Request) error {
 }
 
 // check verifies that the interface has its addresses, and that they are the
-// ones it was told.
+// ones in its result.
 func check(ctx context.Context, req *skel.Request, cfg *config) error {
-	l, err := lock(ctx, cfg.dataDir, req.Network, false)
+	s, err := openStore(ctx, cfg.dataDir, req.Network, false)
 	if errors.Is(err, fs.ErrNotExist) {
 		return cni.Errorf(cni.CodeDrift, "no address is reserved for %s: %w", req.Attachment, err)
 	}
 	if err != nil {
 		return err
 	}
-	held, err := heldBy(l, req.Attachment)
-	if err = errors.Join(err, l.close()); err != nil {
+	held, err := s.heldBy(ownerText(req.ContainerID, req.IfName), req.ContainerID)
+	if err = errors.Join(err, s.close()); err != nil {
 		return err
 	}
 	if len(held) == 0 {
@@ -76,75 +65,122 @@ func check(ctx context.Context, req *skel.Request, cfg *config) error {
 }
 
 // gc gives back the addresses of attachments that are not valid. Files that
-// hold nothing go as well; whatever else is not exactly what ADD writes stays:
+// hold nothing go as well. Whatever else is not exactly what ADD writes stays:
 // a container ID alone cannot be told from an administrator's word.
 func gc(ctx context.Context, req *skel.Request) error {
 	dataDir, err := parseDataDir(req)
 	if err != nil {
 		return err
 	}
-	l, err := lock(ctx, dataDir, req.Network, false)
+	s, err := openStore(ctx, dataDir, req.Network, false)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	errs := []error{l.read()}
-	for _, lease := range l.listed {
-		id, ifName, ok := parseOwner(lease.owner)
-		a := cni.Attachment{Network: req.Network, ContainerID: id, IfName: ifName}
-		switch {
-		case lease.owner == "":
-			errs = append(errs, l.discard(lease.addr))
-		case ok && cni.ValidName(id) && cni.ValidIfName(ifName) && !req.Valid.Has(a):
-			errs = append(errs, l.release(lease.addr, lease.owner))
-		}
+	if err := s.walk(); err != nil {
+		return errors.Join(err, s.close())
 	}
-	return errors.Join(append(errs, l.close())...)
+	var errs []error
+	kept := []lease{}
+	for _, l := range s.listed {
+		id, ifName, ok := parseOwner(l.owner)
+		a := cni.Attachment{Network: req.Network, ContainerID: id, IfName: ifName}
+		if l.owner == "" || ok && cni.ValidName(id) && cni.ValidIfName(ifName) && !req.Valid.Has(a) {
+			err := s.dir.Remove(l.addr.String())
+			if err == nil {
+				continue
+			}
+			errs = append(errs, err)
+		}
+		kept = append(kept, l)
+	}
+	s.listed = kept
+	return errors.Join(append(errs, s.close())...)
 }
 
-// lock opens a network's directory for one call.
-func lock(ctx context.Context, dataDir, network string, create bool) (*leases, error) {
-	l, err := openLeases(ctx, dataDir, network, create)
-	switch {
-	case errors.Is(err, statefile.ErrBusy):
-		return nil, cni.Errorf(cni.CodeTryAgain, "network %q: waited %s: %w", network, lockWait, err)
-	case errors.Is(err, unix.ENAMETOOLONG) && !create:
-		return nil, fs.ErrNotExist // and so it holds nothing
-	case err != nil:
-		return nil, fmt.Errorf("network %q: %w", network, err)
+// status says whether ADD could take addresses: the directory can be written
+// and read. It waits for no lock and changes nothing.
+//
+// A range that is full is a warning unless the configuration asks for more:
+// a runtime makes the whole node not ready of an error, and that would punish
+// the containers that have their addresses.
+func status(_ context.Context, req *skel.Request, cfg *config) error {
+	if err := statefile.Writable(filepath.Join(cfg.dataDir, req.Network)); err != nil {
+		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: no reservation can be written: %w", err)
 	}
-	return l, nil
+	if _, err := readDNS(cfg.resolvConf); err != nil {
+		return cni.Errorf(cni.CodeUnavailable, "%w", err)
+	}
+	taken, err := takenNow(cfg.dataDir, req.Network)
+	if err != nil {
+		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: the reservations cannot be read: %w", err)
+	}
+	for i, set := range cfg.sets {
+		if hasFree(set, taken) {
+			continue
+		}
+		err := cni.Errorf(cni.CodeUnavailable, "range set %d (%s): no address is left", i, set)
+		if cfg.failWhenFull {
+			return err
+		}
+		req.Warn("%v", err)
+	}
+	return nil
 }
 
 // giveBack releases what the first of the owners that has anything holds. A
 // directory that is absent holds nothing.
 func giveBack(ctx context.Context, dataDir, network string, owners ...string) error {
-	l, err := lock(ctx, dataDir, network, false)
+	s, err := openStore(ctx, dataDir, network, false)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	var errs []error
-	for _, owner := range owners {
-		held, err := l.of(owner)
-		errs = append(errs, err, releaseAll(l, held, owner))
-		if len(held) > 0 {
-			break
-		}
+	held, err := s.heldBy(owners...)
+	errs := []error{err}
+	for _, addr := range held {
+		errs = append(errs, s.release(addr))
 	}
-	return errors.Join(append(errs, l.close())...)
+	return errors.Join(append(errs, s.close())...)
 }
 
-func releaseAll(l *leases, addrs []netip.Addr, owner string) error {
-	var errs []error
-	for _, addr := range addrs {
-		errs = append(errs, l.release(addr, owner))
+// takenNow returns the addresses that are taken, without the lock: those of the
+// index, if it describes the directory before and after, or those of all entries
+// of the directory.
+func takenNow(dataDir, network string) (map[netip.Addr]bool, error) {
+	s, err := openUnlocked(dataDir, network, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
-	return errors.Join(errs...)
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	if s.loadIndex() == nil {
+		taken, err := s.index.taken()
+		if info, again := s.dir.Stat(); err == nil && again == nil && info.ModTime.Equal(stampTime(s.index.stamp)) {
+			return taken, nil
+		}
+	}
+	addrs, err := s.addrs()
+	taken := map[netip.Addr]bool{}
+	for _, addr := range addrs {
+		taken[addr] = true
+	}
+	return taken, err
+}
+
+func hasFree(set rangeSet, taken map[netip.Addr]bool) bool {
+	for addr := range set.after(netip.Addr{}) {
+		if !taken[addr] {
+			return true
+		}
+	}
+	return false
 }
 
 func resultIPs(sets []rangeSet, addrs []netip.Addr) []cni.IP {
@@ -162,23 +198,19 @@ func compare(result *cni.Result, sets []rangeSet, held []netip.Addr) error {
 	if result == nil {
 		return nil
 	}
-	ours := map[netip.Addr]bool{}
-	for _, addr := range held {
-		ours[addr] = true
-	}
 	var lost []netip.Addr
 	for _, ip := range result.IPs {
 		addr := ip.Address.Addr().Unmap()
-		for _, set := range sets {
-			if _, ok := set.find(addr); ok && !ours[addr] {
-				lost = append(lost, addr)
-			}
+		ours := slices.ContainsFunc(sets, func(s rangeSet) bool { _, ok := s.find(addr); return ok })
+		if ours && !slices.Contains(held, addr) {
+			lost = append(lost, addr)
 		}
 	}
-	if lost != nil {
-		return cni.Errorf(cni.CodeDrift, "prevResult: %s is not reserved for the attachment, which holds %s", join(lost), join(held))
+	if lost == nil {
+		return nil
 	}
-	return nil
+	return cni.Errorf(cni.CodeDrift, "prevResult: %s is not reserved for the attachment, which holds %s",
+		join(lost), join(held))
 }
 
 func join[T fmt.Stringer](list []T) string {

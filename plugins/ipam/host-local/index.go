@@ -4,291 +4,263 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"hash/fnv"
-	"io"
-	"math/bits"
+	"math/rand/v2"
 	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// index answers "which addresses has this owner" and "which address is the
-// next free one" in a few reads, however many reservations there are. It is
-// a copy of what the lease directory says and never the truth (leases.go).
+// index is a copy of what the lease directory says, in one file:
+// <dataDir>/.hawser/<network>. It is never the truth.
 //
-// It is one file, changed in place:
+//	header   identity, stamp, number of records
+//	records  hash of the owner's text, address; in no order
 //
-//	header   headerSize bytes
-//	owners   a hash table of reservations: hash of the owner's text, address
-//	blocks   a hash table of bitmaps, each for blockAddrs addresses in a row
+// A search reads all records. A new one is appended; the last one takes the
+// place of one that is removed.
 //
-// Both tables are probed linearly and hold at most three quarters of what
-// they have room for.
+// The stamp says whether the index describes the directory as it is. The last
+// thing that every change of ours does under the lock is to set the directory's
+// modification time to a whole second of a past year that stands for the stamp.
+// No kernel writes such a time, so while it stands no file came, went or was
+// renamed. The kernel's own times would not do: two changes may get the same
+// one. A kill before the stamp leaves a time of the kernel's, and so the next
+// call reads the directory.
+//
+// A change without the lock in the moment between our look at the directory and
+// the stamp is not noticed. A file that came is found when its name is to be
+// created, one that went when it is verified.
 type index struct {
-	header
-	file  storage
-	dirty bool // the file no longer says what its header says
+	file   *statefile.File
+	header []byte // identity
+	stamp  uint64
+	count  int
+	at     map[netip.Addr]int // the records that find and add saw
 }
-
-// storage is the index's bytes: its file, or memory when it was just built.
-type storage interface {
-	io.ReaderAt
-	io.WriterAt
-}
-
-type memory []byte
-
-func (m memory) ReadAt(p []byte, off int64) (int, error) {
-	if off > int64(len(m)) {
-		return 0, io.EOF
-	}
-	n := copy(p, m[off:])
-	if n < len(p) {
-		return n, io.EOF
-	}
-	return n, nil
-}
-
-func (m memory) WriteAt(p []byte, off int64) (int, error) { return copy(m[off:], p), nil }
 
 const (
-	indexMagic = "hawser-1"
-	headerSize = 128
+	indexDir   = ".hawser"
+	indexMagic = "hawser-index-1\n"
+	hashSize   = 8
+	recordSize = hashSize + 16
 
-	slotSize   = 32   // hash of the owner, address
-	blockAddrs = 4096 // addresses in a block
-	blockSize  = 16 + blockAddrs/8
-	window     = 16 // slots that are read at once
-
-	minSlots  = 1024
-	minBlocks = 16
+	// scanned is how many records are read at once: memory that a process has
+	// not touched before costs more than the reading.
+	scanned = 8 << 10
 )
 
-// header describes the index. It is written whole, last of all.
-type header struct {
-	stamp      uint64   // the lease directory's state that the index describes, 0 = none
-	boot       [36]byte // the boot in which it was written: pages reach the disk in any order
-	device     uint64   // the lease directory
-	inode      uint64
-	slots      uint64 // room in the table of owners, a power of two
-	blocks     uint64 // room in the table of blocks, a power of two
-	live       uint64 // slots that are taken
-	used       uint64 // slots that are or were taken
-	usedBlocks uint64
+// openIndex opens the index of a directory with this identity.
+func openIndex(file *statefile.File, identity []byte) (*index, error) {
+	x := &index{file: file, header: identity, at: map[netip.Addr]int{}}
+	data := make([]byte, len(identity)+16)
+	if _, err := file.ReadAt(data, 0); err != nil {
+		return nil, err
+	}
+	rest, same := bytes.CutPrefix(data, identity)
+	if !same {
+		return nil, errStale
+	}
+	x.stamp = binary.LittleEndian.Uint64(rest)
+	count := binary.LittleEndian.Uint64(rest[8:])
+	if count > uint64(file.Size())/recordSize || x.offset(int(count)) > file.Size() {
+		return nil, errStale
+	}
+	x.count = int(count)
+	return x, nil
 }
 
-var (
-	errBadIndex = errors.New("index is damaged")
-	errMany     = errors.New("index does not list the addresses of this owner")
-)
+func (x *index) offset(i int) int64 { return int64(len(x.header) + 16 + i*recordSize) }
 
-func (h header) encode() []byte {
-	b := make([]byte, 0, headerSize)
-	b = append(b, indexMagic...)
-	b = append(b, h.boot[:]...)
-	for _, v := range []uint64{h.stamp, h.device, h.inode, h.slots, h.blocks, h.live, h.used, h.usedBlocks} {
-		b = binary.LittleEndian.AppendUint64(b, v)
+// scan shows all records.
+func (x *index) scan(visit func(i int, record []byte)) error {
+	buf := make([]byte, min(x.count, scanned)*recordSize)
+	for i := 0; i < x.count; {
+		part := buf[:min(x.count-i, scanned)*recordSize]
+		if _, err := x.file.ReadAt(part, x.offset(i)); err != nil {
+			return err
+		}
+		for record := range slices.Chunk(part, recordSize) {
+			visit(i, record)
+			i++
+		}
 	}
-	b = binary.LittleEndian.AppendUint64(b, checksum(b))
-	return append(b, make([]byte, headerSize-len(b))...)
+	return nil
 }
 
-func decodeHeader(b []byte) (header, error) {
-	var h header
-	fields := []*uint64{&h.stamp, &h.device, &h.inode, &h.slots, &h.blocks, &h.live, &h.used, &h.usedBlocks}
-	end := len(indexMagic) + len(h.boot) + 8*len(fields)
-	if len(b) != headerSize || string(b[:len(indexMagic)]) != indexMagic ||
-		binary.LittleEndian.Uint64(b[end:]) != checksum(b[:end]) {
-		return h, errBadIndex
+// find returns for each owner its addresses, and those of owners with the same
+// hash.
+func (x *index) find(owners ...string) ([][]netip.Addr, error) {
+	hashes := make([][hashSize]byte, len(owners))
+	for i, owner := range owners {
+		hashes[i] = ownerHash(owner)
 	}
-	rest := b[len(indexMagic):]
-	rest = rest[copy(h.boot[:], rest):]
-	for i, f := range fields {
-		*f = binary.LittleEndian.Uint64(rest[8*i:])
-	}
-	return h, nil
+	found := make([][]netip.Addr, len(owners))
+	err := x.scan(func(i int, record []byte) {
+		for n, hash := range hashes {
+			if [hashSize]byte(record) == hash {
+				addr := recordAddr(record)
+				found[n], x.at[addr] = append(found[n], addr), i
+			}
+		}
+	})
+	return found, err
 }
 
-func checksum(b []byte) uint64 {
+// taken is the set of all addresses.
+func (x *index) taken() (map[netip.Addr]bool, error) {
+	taken := make(map[netip.Addr]bool, x.count)
+	err := x.scan(func(_ int, record []byte) { taken[recordAddr(record)] = true })
+	return taken, err
+}
+
+func (x *index) add(l lease) error {
+	if _, err := x.file.WriteAt(appendRecord(nil, l), x.offset(x.count)); err != nil {
+		return err
+	}
+	x.at[l.addr] = x.count
+	x.count++
+	return nil
+}
+
+// remove takes out a record that find or add saw.
+func (x *index) remove(addr netip.Addr) error {
+	i, seen := x.at[addr]
+	if !seen {
+		return errStale
+	}
+	last := make([]byte, recordSize)
+	if _, err := x.file.ReadAt(last, x.offset(x.count-1)); err != nil {
+		return err
+	}
+	if _, err := x.file.WriteAt(last, x.offset(i)); err != nil {
+		return err
+	}
+	if moved := recordAddr(last); x.at[moved] == x.count-1 {
+		x.at[moved] = i
+	}
+	delete(x.at, addr)
+	x.count--
+	return nil
+}
+
+func appendRecord(b []byte, l lease) []byte {
+	hash, a := ownerHash(l.owner), l.addr.As16()
+	return append(append(b, hash[:]...), a[:]...)
+}
+
+func recordAddr(record []byte) netip.Addr {
+	return netip.AddrFrom16([16]byte(record[hashSize:])).Unmap()
+}
+
+func ownerHash(owner string) (key [hashSize]byte) {
 	h := fnv.New64a()
-	h.Write(b)
-	return h.Sum64()
-}
-
-func (h header) size() int64 {
-	return headerSize + int64(h.slots)*slotSize + int64(h.blocks)*blockSize
-}
-
-// openIndex reads an index of size bytes.
-func openIndex(file storage, size int64) (*index, error) {
-	b := make([]byte, headerSize)
-	if _, err := file.ReadAt(b, 0); err != nil {
-		return nil, err
-	}
-	h, err := decodeHeader(b)
-	if err != nil {
-		return nil, err
-	}
-	const most = 1 << 32
-	if h.slots > most || h.blocks > most || bits.OnesCount64(h.slots) != 1 || bits.OnesCount64(h.blocks) != 1 || h.size() != size {
-		return nil, errBadIndex
-	}
-	return &index{header: h, file: file}, nil
-}
-
-// newIndex returns an empty index in memory with room for n reservations, and
-// for a third more before it has to grow.
-func newIndex(n int) *index {
-	x := &index{header: header{slots: minSlots, blocks: minBlocks}, dirty: true}
-	for x.slots*9/16 < uint64(n) {
-		x.slots *= 2
-	}
-	x.file = make(memory, x.size())
-	return x
-}
-
-// lookup returns the addresses that the owner has. An owner of very many is
-// errMany.
-func (x *index) lookup(owner string) ([]netip.Addr, error) {
-	key := ownerKey(owner)
-	var addrs []netip.Addr
-	many := false
-	err := x.probe(key, func(_ int64, slot []byte) bool {
-		if [16]byte(slot) == key {
-			addrs = append(addrs, netip.AddrFrom16([16]byte(slot[16:])).Unmap())
-			many = many || isMany(slot)
-		}
-		return many || isEmpty(slot)
-	})
-	if many {
-		return nil, errMany
-	}
-	return addrs, err
-}
-
-// insert adds a reservation.
-func (x *index) insert(owner string, addr netip.Addr) error {
-	if x.used >= x.slots*3/4 {
-		if err := x.grow(); err != nil {
-			return err
-		}
-	}
-	key := ownerKey(owner)
-	at, fresh, same, many := int64(-1), false, 0, false
-	err := x.probe(key, func(off int64, slot []byte) bool {
-		empty := isEmpty(slot)
-		if [16]byte(slot) == key {
-			same++
-			many = many || isMany(slot)
-		}
-		if at < 0 && (empty || isGone(slot)) {
-			at, fresh = off, empty
-		}
-		return empty || many
-	})
-	if err != nil {
-		return err
-	}
-	a := addr.As16()
-	if same == manySlots {
-		a = [16]byte{}
-	}
-	if !many {
-		if err := x.write(append(key[:], a[:]...), at); err != nil {
-			return err
-		}
-		x.live++
-		if fresh {
-			x.used++
-		}
-	}
-	return x.mark(addr, true)
-}
-
-// remove takes a reservation out; one that is not there is an error.
-func (x *index) remove(owner string, addr netip.Addr) error {
-	key := ownerKey(owner)
-	a := addr.As16()
-	at := int64(-1)
-	err := x.probe(key, func(off int64, slot []byte) bool {
-		if [16]byte(slot) == key && [16]byte(slot[16:]) == a {
-			at = off
-		}
-		return at >= 0 || isEmpty(slot)
-	})
-	if err != nil {
-		return err
-	}
-	if at < 0 {
-		return errBadIndex
-	}
-	if err := x.write(goneSlot(), at); err != nil {
-		return err
-	}
-	x.live--
-	return x.mark(addr, false)
-}
-
-// An administrator's word may stand in thousands of files. They would make
-// one long row in the table, so after manySlots of them one slot says that
-// there are more (by the address ::, which costs whoever gets it the same
-// search in the directory).
-const manySlots = 64
-
-func isMany(slot []byte) bool { return [16]byte(slot[16:]) == [16]byte{} }
-
-func isEmpty(slot []byte) bool { return [16]byte(slot) == [16]byte{} }
-
-// A slot whose reservation was removed is all ones: probing goes on behind it.
-func goneSlot() []byte        { return bytes.Repeat([]byte{0xff}, slotSize) }
-func isGone(slot []byte) bool { return bytes.Count(slot, []byte{0xff}) == slotSize }
-
-// ownerKey is the hash of an owner's text, never all zero.
-func ownerKey(owner string) (key [16]byte) {
-	h := fnv.New128a()
 	h.Write([]byte(owner))
 	h.Sum(key[:0])
-	key[0] |= 1
 	return key
 }
 
-// place is where the search for a key begins, in a table of any size.
-func place(key [16]byte) uint64 {
-	n := binary.BigEndian.Uint64(key[:8]) ^ binary.BigEndian.Uint64(key[8:])
-	return n * 0x9e3779b97f4a7c15 >> 32
+// errStale says that there is no index that describes the directory as it is.
+var errStale = errors.New("no index of this state of the directory")
+
+// loadIndex opens the index, once, if it describes the directory as it is.
+func (s *store) loadIndex() error {
+	if s.index != nil {
+		return nil
+	}
+	dir, err := s.base.OpenExistingDir(indexDir)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	file, err := dir.OpenFile(s.network)
+	if err != nil {
+		return err
+	}
+	identity, modTime, err := s.identity()
+	if err == nil {
+		s.index, err = openIndex(file, identity)
+	}
+	if err == nil && !modTime.Equal(stampTime(s.index.stamp)) {
+		err = errStale
+	}
+	if err != nil {
+		s.index = nil
+		return errors.Join(err, file.Close())
+	}
+	return nil
 }
 
-// probe shows the slots from the key's place on until visit says that it has
-// seen enough.
-func (x *index) probe(key [16]byte, visit func(off int64, slot []byte) (done bool)) error {
-	buf := make([]byte, window*slotSize)
-	first := place(key) & (x.slots - 1)
-	for seen := uint64(0); seen < x.slots; {
-		slot := (first + seen) & (x.slots - 1)
-		n := min(window, x.slots-slot)
-		off := headerSize + int64(slot)*slotSize
-		if _, err := x.file.ReadAt(buf[:n*slotSize], off); err != nil {
-			return err
-		}
-		for i := int64(0); i < int64(n); i++ {
-			if visit(off+i*slotSize, buf[i*slotSize:(i+1)*slotSize]) {
-				return nil
-			}
-		}
-		seen += n
+// identity begins every index of this directory in this boot: after a power cut
+// any part of a file may be old.
+func (s *store) identity() (identity []byte, modTime time.Time, err error) {
+	info, err := s.dir.Stat()
+	if err != nil {
+		return nil, modTime, err
 	}
-	return errBadIndex
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return nil, modTime, err
+	}
+	return fmt.Appendf(nil, "%s%s%016x %016x\n", indexMagic, boot, info.Device, info.Inode), info.ModTime, nil
 }
 
-// write changes the file, whose header says from then on that it describes
-// nothing.
-func (x *index) write(b []byte, off int64) error {
-	if !x.dirty {
-		h := x.header
-		h.stamp = 0
-		if _, err := x.file.WriteAt(h.encode(), 0); err != nil {
-			return err
-		}
-		x.dirty = true
+// stampIndex makes the index describe the directory, and stamps it.
+func (s *store) stampIndex() error {
+	x := s.index
+	x.stamp = nextStamp(x.stamp)
+	if _, err := x.file.WriteAt(x.encodeHeader(), 0); err != nil {
+		return err
 	}
-	_, err := x.file.WriteAt(b, off)
-	return err
+	return s.dir.SetModTime(stampTime(x.stamp))
+}
+
+// newIndex writes an index of the leases that the directory has, and stamps it.
+func (s *store) newIndex() error {
+	identity, _, err := s.identity()
+	if err != nil {
+		return err
+	}
+	dir, err := s.base.OpenDir(indexDir, 0o700)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	x := &index{header: identity, stamp: nextStamp(0)}
+	var records []byte
+	for _, l := range s.listed {
+		if l.owner != "" { // a file of nobody is as good as none
+			records = appendRecord(records, l)
+			x.count++
+		}
+	}
+	if err := dir.Replace(s.network, append(x.encodeHeader(), records...), leaseMode); err != nil {
+		return err
+	}
+	return s.dir.SetModTime(stampTime(x.stamp))
+}
+
+func (x *index) encodeHeader() []byte {
+	b := binary.LittleEndian.AppendUint64(slices.Clone(x.header), x.stamp)
+	return binary.LittleEndian.AppendUint64(b, uint64(x.count))
+}
+
+// stamps is how many stamps there are before they begin again.
+const stamps = 1 << 29
+
+// stampTime is the time that stands for a stamp: whole seconds, which every
+// filesystem can store, from 1980 to 1997.
+func stampTime(stamp uint64) time.Time { return time.Unix(315532800+int64(stamp%stamps), 0) }
+
+// nextStamp follows stamp, or begins anywhere after 0: an old index that
+// somebody puts back must not match by chance.
+func nextStamp(stamp uint64) uint64 {
+	if stamp == 0 {
+		stamp = rand.Uint64()
+	}
+	return stamp%(stamps-1) + 1
 }

@@ -12,9 +12,9 @@
 //
 // ADD takes one address from each set of ranges, in turn round each set, or
 // those that were asked for. DEL gives back what the container's interface
-// holds, whatever has become of the ranges since. The reservations are files
-// in dataDir, one for each address, in the format of the reference plugin,
-// which may work on the same directory. README.md says what each key means.
+// holds, whatever has become of the ranges since. The leases are files in
+// dataDir, one for each address, in the format of the reference plugin, which
+// may work on the same directory. README.md says what each key means.
 package main
 
 import "github.com/hawser-cni/plugins/pkg/skel"
@@ -26,7 +26,7 @@ func plugin() skel.Plugin[*config] {
 		Name:   "host-local",
 		About:  "gives addresses from ranges of this host and remembers them in a directory",
 		Config: wireConfig{},
-		Parse:  parse,
+		Parse:  parseConfig,
 		IPAM:   true,
 		Add:    add,
 		Del:    del,

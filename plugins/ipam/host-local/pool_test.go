@@ -2,10 +2,8 @@ package main
 
 import (
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"net/netip"
-	"slices"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -44,35 +42,38 @@ var _ = DescribeTable("the range of a subnet", func(subnet, want string) {
 		Expect(err.Error()).To(Equal(want))
 		return
 	}
-	Expect(fmt.Sprintf("%s gw %s, %d", r, r.gateway, rangeSet{r}.size())).To(Equal(want))
+	Expect(fmt.Sprintf("%s gw %s", r, r.gateway)).To(Equal(want))
 },
-	Entry("IPv4 leaves out network and broadcast", "10.1.2.0/24", "10.1.2.1-10.1.2.254 gw 10.1.2.1, 253"),
-	Entry("the smallest IPv4 subnet", "10.1.2.4/30", "10.1.2.5-10.1.2.6 gw 10.1.2.5, 1"),
-	Entry("a point-to-point subnet", "10.1.2.4/31", "is too small: the network, its gateway and one address need a /30"),
+	Entry("IPv4 leaves out network and broadcast", "10.1.2.0/24", "10.1.2.1-10.1.2.254 gw 10.1.2.1"),
+	Entry("the smallest IPv4 subnet", "10.1.2.4/30", "10.1.2.5-10.1.2.6 gw 10.1.2.5"),
+	Entry("a point-to-point subnet",
+		"10.1.2.4/31", "is too small: the network, its gateway and one address need a /30"),
 	Entry("a host", "10.1.2.4/32", "is too small: the network, its gateway and one address need a /30"),
 	Entry("host bits", "10.1.2.4/24", "has host bits set, the network is 10.1.2.0/24"),
-	Entry("the last IPv4 subnet", "255.255.255.252/30", "255.255.255.253-255.255.255.254 gw 255.255.255.253, 1"),
-	Entry("all of IPv4", "0.0.0.0/0", "0.0.0.1-255.255.255.254 gw 0.0.0.1, 4294967293"),
-	Entry("IPv6 ends with the last address", "2001:db8::/64", "2001:db8::1-2001:db8::ffff:ffff:ffff:ffff gw 2001:db8::1, 18446744073709551614"),
-	Entry("more than 2^64 addresses", "2001:db8::/63", fmt.Sprintf("2001:db8::1-2001:db8:0:1:ffff:ffff:ffff:ffff gw 2001:db8::1, %d", uint64(math.MaxUint64))),
-	Entry("the smallest IPv6 subnet", "2001:db8::4/126", "2001:db8::5-2001:db8::7 gw 2001:db8::5, 2"),
+	Entry("the last IPv4 subnet", "255.255.255.252/30", "255.255.255.253-255.255.255.254 gw 255.255.255.253"),
+	Entry("all of IPv4", "0.0.0.0/0", "0.0.0.1-255.255.255.254 gw 0.0.0.1"),
+	Entry("IPv6 ends with the last address",
+		"2001:db8::/64", "2001:db8::1-2001:db8::ffff:ffff:ffff:ffff gw 2001:db8::1"),
+	Entry("the smallest IPv6 subnet", "2001:db8::4/126", "2001:db8::5-2001:db8::7 gw 2001:db8::5"),
 	Entry("too small IPv6", "2001:db8::/127", "is too small: the network, its gateway and one address need a /126"),
-	Entry("IPv6 whose numbers fit in four bytes", "::100:0/112", "::100:1-::100:ffff gw ::100:1, 65534"),
+	Entry("IPv6 whose numbers fit in four bytes", "::100:0/112", "::100:1-::100:ffff gw ::100:1"),
 	Entry("the end of IPv6", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff0/124",
-		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff1-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff gw ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff1, 14"))
-
-// text writes spans as "a-b c-d".
-func text(spans []span) string {
-	var words []string
-	for _, s := range spans {
-		words = append(words, s.from.String()+"-"+s.to.String())
-	}
-	return strings.Join(words, " ")
-}
+		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff1-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"+
+			" gw ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff1"))
 
 var _ = DescribeTable("the order of a set", func(s rangeSet, last, want string) {
 	addr, _ := netip.ParseAddr(last)
-	Expect(text(s.after(addr))).To(Equal(want))
+	var runs []string
+	var begin, end netip.Addr
+	for a := range s.after(addr) {
+		if begin.IsValid() && a == end.Next() {
+			runs = runs[:len(runs)-1]
+		} else {
+			begin = a
+		}
+		runs, end = append(runs, begin.String()+"-"+a.String()), a
+	}
+	Expect(strings.Join(runs, " ")).To(Equal(want))
 },
 	Entry("from the start", set("10.0.0.0/29"), "", "10.0.0.2-10.0.0.6"),
 	Entry("after the last, round to it", set("10.0.0.0/29"), "10.0.0.4", "10.0.0.5-10.0.0.6 10.0.0.2-10.0.0.4"),
@@ -80,39 +81,46 @@ var _ = DescribeTable("the order of a set", func(s rangeSet, last, want string) 
 	Entry("after the start", set("10.0.0.0/29 gw 10.0.0.6"), "10.0.0.1", "10.0.0.2-10.0.0.5 10.0.0.1-10.0.0.1"),
 	Entry("after one that is in no range now", set("10.0.0.0/29"), "10.0.9.4", "10.0.0.2-10.0.0.6"),
 	Entry("after one of the other family", set("10.0.0.0/29"), "2001:db8::4", "10.0.0.2-10.0.0.6"),
-	Entry("after what is the gateway now", set("10.0.0.0/29 gw 10.0.0.4"), "10.0.0.4", "10.0.0.5-10.0.0.6 10.0.0.1-10.0.0.3"),
+	Entry("after what is the gateway now", set("10.0.0.0/29 gw 10.0.0.4"), "10.0.0.4",
+		"10.0.0.5-10.0.0.6 10.0.0.1-10.0.0.3"),
 	Entry("a gateway in the middle", set("10.0.0.0/29 gw 10.0.0.4"), "", "10.0.0.1-10.0.0.3 10.0.0.5-10.0.0.6"),
 	Entry("a gateway at the end", set("10.0.0.0/29 gw 10.0.0.6"), "", "10.0.0.1-10.0.0.5"),
 	Entry("a gateway outside", set("10.0.0.0/29 gw 192.0.2.1"), "", "10.0.0.1-10.0.0.6"),
-	Entry("a gateway in another range of the set", set("10.0.0.0/29", "10.0.1.0/29 gw 10.0.0.4", "10.0.2.0/29 10.0.2.6-10.0.2.6 gw 10.0.0.3"), "10.0.0.4",
+	Entry("a gateway in another range of the set",
+		set("10.0.0.0/29", "10.0.1.0/29 gw 10.0.0.4", "10.0.2.0/29 10.0.2.6-10.0.2.6 gw 10.0.0.3"), "10.0.0.4",
 		"10.0.0.5-10.0.0.6 10.0.1.1-10.0.1.6 10.0.2.6-10.0.2.6 10.0.0.2-10.0.0.2"),
 	Entry("only the gateway", set("10.0.0.0/29 10.0.0.1-10.0.0.1"), "", ""),
-	Entry("only one address, given away before", set("10.0.0.0/29 10.0.0.3-10.0.0.3"), "10.0.0.3", "10.0.0.3-10.0.0.3"),
-	Entry("through other ranges", set("10.0.0.0/29 10.0.0.2-10.0.0.4", "10.0.1.0/29", "10.0.2.0/29 10.0.2.3-10.0.2.3"), "10.0.1.3",
+	Entry("only one address, given away before",
+		set("10.0.0.0/29 10.0.0.3-10.0.0.3"), "10.0.0.3", "10.0.0.3-10.0.0.3"),
+	Entry("through other ranges",
+		set("10.0.0.0/29 10.0.0.2-10.0.0.4", "10.0.1.0/29", "10.0.2.0/29 10.0.2.3-10.0.2.3"), "10.0.1.3",
 		"10.0.1.4-10.0.1.6 10.0.2.3-10.0.2.3 10.0.0.2-10.0.0.4 10.0.1.2-10.0.1.3"),
 	Entry("at the top of IPv4", set("255.255.255.252/30 255.255.255.252-255.255.255.255"), "255.255.255.255",
 		"255.255.255.252-255.255.255.252 255.255.255.254-255.255.255.255"),
-	Entry("at the top of IPv6", set("ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffc/126"), "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
+	Entry("at the top of IPv6", set("ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffc/126"),
+		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
 		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"))
 
 var _ = It("tries every address of a set once, and no gateway", func() {
 	seed := uint64(GinkgoRandomSeed())
 	random := rand.New(rand.NewPCG(seed, seed))
 	for range 500 {
-		s := set(fmt.Sprintf("10.0.0.0/28 10.0.0.%d-10.0.0.%d gw 10.0.0.%d", random.IntN(6), 6+random.IntN(10), random.IntN(16)),
+		s := set(fmt.Sprintf("10.0.0.0/28 10.0.0.%d-10.0.0.%d gw 10.0.0.%d",
+			random.IntN(6), 6+random.IntN(10), random.IntN(16)),
 			fmt.Sprintf("10.0.1.0/29 gw 10.0.%d.%d", random.IntN(2), random.IntN(8)))
-		last := netip.AddrFrom4([4]byte{10, 0, byte(random.IntN(2)), byte(random.IntN(16))})
-		seen := map[netip.Addr]bool{}
-		for _, sp := range s.after(last) {
-			for a := sp.from; ; a = a.Next() {
-				_, ok := s.find(a)
-				Expect(ok && !slices.Contains(s.gateways(), a) && !seen[a]).To(BeTrue(), "seed %d: %s after %s: %s", seed, s, last, a)
-				seen[a] = true
-				if a == sp.to {
-					break
-				}
+		want := map[netip.Addr]bool{}
+		for i := range 512 {
+			a := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
+			if _, ok := s.find(a); ok && !s.isGateway(a) {
+				want[a] = true
 			}
 		}
-		Expect(uint64(len(seen))).To(Equal(s.size()), "seed %d: %s after %s", seed, s, last)
+		last := netip.AddrFrom4([4]byte{10, 0, byte(random.IntN(2)), byte(random.IntN(16))})
+		seen := map[netip.Addr]bool{}
+		for a := range s.after(last) {
+			Expect(seen).NotTo(HaveKey(a))
+			seen[a] = true
+		}
+		Expect(seen).To(Equal(want), "seed %d: %s after %s", seed, s, last)
 	}
 })

@@ -7,9 +7,12 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
@@ -22,12 +25,19 @@ import (
 //	last_reserved_ip.<N> the address that set N gave away last
 //
 // A file that older plugins wrote holds the container ID alone; one that an
-// administrator wrote holds whatever he liked. Both are owners. A file that
-// holds nothing has none.
+// administrator wrote holds any text. Both are owners. A file without text has
+// no owner.
+//
+// The directory is the truth. The index (index.go) saves reading all of it.
 type store struct {
-	base *statefile.Dir // dataDir
-	dir  *statefile.Dir
-	held *statefile.Held
+	network string
+	base    *statefile.Dir // dataDir
+	dir     *statefile.Dir
+	held    *statefile.Held
+	index   *index  // nil until it is needed, and where there is none
+	listed  []lease // all leases instead, when this call had to read the directory
+	changed bool    // this call changed the directory
+	moving  bool    // somebody without the lock changed the directory while we read it
 }
 
 const (
@@ -46,7 +56,18 @@ const (
 // create is set. Without create, one that is absent is an error that matches
 // fs.ErrNotExist.
 func openStore(ctx context.Context, dataDir, network string, create bool) (*store, error) {
-	s := &store{}
+	s, err := openUnlocked(dataDir, network, create)
+	if err != nil {
+		return nil, err
+	}
+	if s.held, err = s.dir.Lock(ctx, lockFile, lockMode, lockWait); err != nil {
+		return nil, errors.Join(fmt.Errorf("network %q: %w", network, err), s.close())
+	}
+	return s, nil
+}
+
+func openUnlocked(dataDir, network string, create bool) (*store, error) {
+	s := &store{network: network}
 	open, openDir := statefile.OpenExisting, (*statefile.Dir).OpenExistingDir
 	if create {
 		open = func(p string) (*statefile.Dir, error) { return statefile.Open(p, dirMode) }
@@ -60,25 +81,40 @@ func openStore(ctx context.Context, dataDir, network string, create bool) (*stor
 	if err != nil {
 		return nil, fmt.Errorf("ipam.dataDir: %w", err)
 	}
-	if s.dir, err = openDir(s.base, network); err != nil {
-		return nil, errors.Join(err, s.close())
+	s.dir, err = openDir(s.base, network)
+	if !create && errors.Is(err, unix.ENAMETOOLONG) {
+		err = fs.ErrNotExist
 	}
-	if s.held, err = s.dir.Lock(ctx, lockFile, lockMode, lockWait); err != nil {
-		return nil, errors.Join(err, s.close())
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("network %q: %w", network, err), s.base.Close())
 	}
 	return s, nil
 }
 
-// close gives the lock back.
+// close makes the index describe the directory as it is now, and gives the lock
+// back. An index that cannot be written is no error: the next call reads the
+// directory.
 func (s *store) close() error {
+	switch {
+	case s.held == nil || s.moving:
+	case s.listed != nil:
+		_ = s.newIndex()
+	case s.index != nil && s.changed:
+		_ = s.stampIndex()
+	}
 	var errs []error
 	if s.held != nil {
 		errs = append(errs, s.held.Unlock())
 	}
-	if s.dir != nil {
-		errs = append(errs, s.dir.Close())
+	s.dropIndex()
+	return errors.Join(append(errs, s.dir.Close(), s.base.Close())...)
+}
+
+func (s *store) dropIndex() {
+	if s.index != nil {
+		s.index.file.Close()
+		s.index = nil
 	}
-	return errors.Join(append(errs, s.base.Close())...)
 }
 
 // ownerText is what a lease file of an interface of a container says.
@@ -91,13 +127,12 @@ func parseOwner(text string) (containerID, ifName string, ok bool) {
 	return containerID, ifName, ok && containerID != "" && ifName != "" && !strings.ContainsAny(ifName, "\r\n")
 }
 
-// irregular is the owner of an entry that no reservation can be made over. No
-// container can have this name.
+// irregular is the owner of an entry that is no file. No container can have
+// this name.
 const irregular = "(not a regular file)"
 
-// owner reads who holds an address. A lease file that is absent, or whose
-// content is nobody's (a writer died before it wrote, or wrote nothing but
-// blanks and NULs), has the owner "".
+// owner reads who holds an address; "" is nobody. A file is nobody's when it
+// holds only blanks and NULs: its writer was killed.
 func (s *store) owner(addr netip.Addr) (string, error) {
 	content, err := s.dir.Read(addr.String())
 	switch {
@@ -116,31 +151,114 @@ func ownerOf(content []byte) string {
 	return string(bytes.TrimSpace(content))
 }
 
+// heldBy returns what the first of the owners that holds anything holds.
+func (s *store) heldBy(owners ...string) ([]netip.Addr, error) {
+	if s.listed == nil {
+		if addrs, err := s.heldByIndex(owners); err == nil {
+			return addrs, nil
+		}
+		if err := s.walk(); err != nil {
+			return nil, err
+		}
+	}
+	for _, owner := range owners {
+		var addrs []netip.Addr
+		for _, l := range s.listed {
+			if l.owner == owner {
+				addrs = append(addrs, l.addr)
+			}
+		}
+		if len(addrs) > 0 {
+			return addrs, nil
+		}
+	}
+	return nil, nil
+}
+
+// heldByIndex is heldBy on the index's word. A file rewritten in place does not
+// show in the directory's time, so each lease that is found is verified by
+// reading that one file.
+func (s *store) heldByIndex(owners []string) ([]netip.Addr, error) {
+	if err := s.loadIndex(); err != nil {
+		return nil, err
+	}
+	found, err := s.index.find(owners...)
+	if err != nil {
+		return nil, err
+	}
+	for i, owner := range owners {
+		for _, addr := range found[i] {
+			if holder, err := s.owner(addr); err != nil || holder != owner {
+				return nil, errStale
+			}
+		}
+		if len(found[i]) > 0 {
+			return found[i], nil
+		}
+	}
+	return nil, nil
+}
+
+// taken returns the addresses that have an owner.
+func (s *store) taken() (map[netip.Addr]bool, error) {
+	if s.listed == nil && s.index != nil {
+		return s.index.taken()
+	}
+	taken := map[netip.Addr]bool{}
+	for _, l := range s.listed {
+		taken[l.addr] = l.owner != ""
+	}
+	return taken, nil
+}
+
 // errTaken says that an address has an owner already.
 var errTaken = errors.New("is reserved already")
 
-// reserve writes the owner's lease file. A file that nobody owns gives way:
-// nobody can be about to write it, since we hold the lock.
+// reserve writes the owner's lease file, whole or not at all. A file that
+// nobody owns is replaced: nobody can be about to write it, since we hold the
+// lock. The error matches errTaken when the address has an owner.
 func (s *store) reserve(addr netip.Addr, owner string) error {
 	name := addr.String()
 	err := s.dir.Create(name, []byte(owner), leaseMode)
-	if !errors.Is(err, fs.ErrExist) {
+	if errors.Is(err, fs.ErrExist) {
+		switch holder, err := s.owner(addr); {
+		case err != nil:
+			return err
+		case holder != "":
+			return errTaken
+		}
+		s.changed = true
+		if err := s.dir.Remove(name); err != nil {
+			return err
+		}
+		err = s.dir.Create(name, []byte(owner), leaseMode)
+	}
+	if err != nil {
 		return err
 	}
-	switch holder, err := s.owner(addr); {
-	case err != nil:
-		return err
-	case holder != "":
-		return errTaken
+	s.changed = true
+	l := lease{addr, owner}
+	if s.listed != nil {
+		s.listed = append(s.listed, l)
+	} else if s.index != nil && s.index.add(l) != nil {
+		s.dropIndex()
 	}
-	if err := s.dir.Remove(name); err != nil {
-		return err
-	}
-	return s.dir.Create(name, []byte(owner), leaseMode)
+	return nil
 }
 
-// release removes the lease file of an address.
-func (s *store) release(addr netip.Addr) error { return s.dir.Remove(addr.String()) }
+// release removes the lease of an address that heldBy found or reserve took.
+func (s *store) release(addr netip.Addr) error {
+	s.changed = true
+	if err := s.dir.Remove(addr.String()); err != nil {
+		return err
+	}
+	if s.listed != nil {
+		s.listed = slices.DeleteFunc(s.listed, func(l lease) bool { return l.addr == addr })
+	} else if s.index != nil && s.index.remove(addr) != nil {
+		s.dropIndex()
+	}
+	return nil
+}
 
 // lease is one file of the directory that is named by an address.
 type lease struct {
@@ -148,55 +266,67 @@ type lease struct {
 	owner string // "" = nobody
 }
 
-// leases reads the whole directory. A file that cannot be read may be
-// anybody's: without it nobody can be told what he holds.
-func (s *store) leases() ([]lease, error) {
+// walk reads the whole directory; close makes a new index of it. A file that
+// cannot be read is an error: anybody may own it.
+func (s *store) walk() error {
+	if err := s.dir.Sweep(); err != nil {
+		return err
+	}
+	before, err := s.dir.Stat()
+	if err != nil {
+		return err
+	}
+	addrs, err := s.addrs()
+	if err != nil {
+		return err
+	}
+	list := make([]lease, 0, len(addrs))
+	for _, addr := range addrs {
+		owner, err := s.owner(addr)
+		if err != nil {
+			return err
+		}
+		list = append(list, lease{addr, owner})
+	}
+	after, err := s.dir.Stat()
+	if err != nil {
+		return err
+	}
+	s.listed, s.moving = list, after.ModTime != before.ModTime
+	s.dropIndex()
+	return nil
+}
+
+// addrs lists the addresses that the directory has entries for. Only the one
+// spelling that plugins write counts.
+func (s *store) addrs() ([]netip.Addr, error) {
 	names, err := s.dir.Names()
 	if err != nil {
 		return nil, err
 	}
-	list := make([]lease, 0, len(names))
+	addrs := make([]netip.Addr, 0, len(names))
 	for _, name := range names {
-		addr, ok := leaseAddr(name)
-		if !ok {
-			continue
+		addr, err := netip.ParseAddr(name)
+		if err == nil && addr.Zone() == "" && !addr.Is4In6() && addr.String() == name {
+			addrs = append(addrs, addr)
 		}
-		owner, err := s.owner(addr)
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, lease{addr, owner})
 	}
-	return list, nil
+	return addrs, nil
 }
 
-// leaseAddr is the address that a lease file's name says. Only the one
-// spelling that plugins write counts.
-func leaseAddr(name string) (netip.Addr, bool) {
-	addr, err := netip.ParseAddr(name)
-	if err != nil || addr.Zone() != "" || addr.Is4In6() || addr.String() != name {
-		return netip.Addr{}, false
-	}
-	return addr, true
-}
-
-// last returns the address that the set gave away last. What is no address
-// counts as none.
-func (s *store) last(set int) (netip.Addr, error) {
-	content, err := s.dir.Read(lastFile + strconv.Itoa(set))
-	if errors.Is(err, fs.ErrNotExist) {
-		return netip.Addr{}, nil
-	}
+// last returns the address that the set gave away last. Where to begin is no
+// reason to fail: what cannot be read, or is no address, counts as none.
+func (s *store) last(set int) netip.Addr {
+	content, _ := s.dir.Read(lastFile + strconv.Itoa(set))
 	addr, _ := netip.ParseAddr(string(content))
-	return addr, err
+	return addr
 }
 
 // setLast remembers the address that the set gave away last.
 func (s *store) setLast(set int, addr netip.Addr) error {
 	name, text := lastFile+strconv.Itoa(set), []byte(addr.String())
-	// In place where nothing is left over of the old text: one small write
-	// is not cut in two by a kill, and ext4 need not flush it as it does for
-	// a rename.
+	// In place where the old text is as long: one small write is not cut in two
+	// by a kill, and ext4 need not flush it as it does for a rename.
 	if f, err := s.dir.OpenFile(name); err == nil {
 		defer f.Close()
 		if f.Size() == int64(len(text)) {
@@ -204,5 +334,6 @@ func (s *store) setLast(set int, addr netip.Addr) error {
 			return err
 		}
 	}
+	s.changed = true
 	return s.dir.Replace(name, text, leaseMode)
 }

@@ -1,22 +1,20 @@
 package main
 
 import (
-	"bytes"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"sort"
 	"strings"
 	"testing"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -26,92 +24,12 @@ func TestHostLocal(t *testing.T) {
 	RunSpecs(t, "plugins/ipam/host-local")
 }
 
-func ours() string { return nstest.Build("host-local") }
-
-// call is one call of a host-local.
-type call struct {
-	program, command string
-	id, ifName       string
-	args             string
-	conf             string
-}
-
-type answer struct {
-	out, err string
-	status   int
-}
-
-func (c call) cmd() *exec.Cmd {
-	cmd := exec.Command(c.program)
-	if c.ifName == "" {
-		c.ifName = "eth0"
-	}
-	cmd.Env = []string{"CNI_COMMAND=" + c.command, "CNI_CONTAINERID=" + c.id, "CNI_IFNAME=" + c.ifName,
-		"CNI_NETNS=/not/looked/at", "CNI_PATH=/", "CNI_ARGS=" + c.args}
-	cmd.Stdin = strings.NewReader(c.conf)
-	return cmd
-}
-
-func (c call) run() answer {
-	GinkgoHelper()
-	cmd := c.cmd()
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
-		Fail(err.Error())
-	}
-	return answer{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
-}
-
-// ok runs a call that must succeed and returns the addresses of its result.
-func (c call) ok() []string {
-	GinkgoHelper()
-	a := c.run()
-	Expect(a.status).To(BeZero(), "%s %s: %s %s", c.command, c.id, a.out, a.err)
-	if c.command != "ADD" {
-		Expect(a.out).To(BeEmpty())
-		return nil
-	}
-	return a.addrs()
-}
-
-func (a answer) addrs() []string {
-	GinkgoHelper()
-	var result struct {
-		IPs []struct{ Address string }
-	}
-	Expect(json.Unmarshal([]byte(a.out), &result)).To(Succeed(), a.out)
-	var list []string
-	for _, ip := range result.IPs {
-		addr, _, _ := strings.Cut(ip.Address, "/")
-		list = append(list, addr)
-	}
-	return list
-}
-
-// refused runs a call that must fail with a code; it returns the message.
-func (c call) refused(code uint) string {
-	GinkgoHelper()
-	a := c.run()
-	Expect(a.status).To(Equal(1), "%s %s: %s", c.command, c.id, a.out)
-	var e struct {
-		CNIVersion string
-		Code       uint
-		Msg        string
-	}
-	Expect(json.Unmarshal([]byte(a.out), &e)).To(Succeed(), a.out)
-	Expect(e.Code).To(Equal(code), e.Msg)
-	Expect(e.CNIVersion).NotTo(BeEmpty())
-	return e.Msg
-}
-
-// network is a data directory with one network.
+// network is a node with a data directory and the configuration of a network.
 type network struct {
+	*World
 	dataDir string
-	ipam    string // keys besides type and dataDir
-	rest    string // keys of the network
+	ipam    string // keys of ipam besides type and dataDir, as JSON
+	keys    string // keys of the network, as JSON
 	version string
 }
 
@@ -119,25 +37,75 @@ const slash24 = `"ranges": [[{"subnet": "10.1.2.0/24"}]]`
 
 func newNetwork(ipam string) network {
 	GinkgoHelper()
-	return network{dataDir: filepath.Join(GinkgoT().TempDir(), "networks"), ipam: ipam, version: "1.1.0"}
+	return networkIn(filepath.Join(GinkgoT().TempDir(), "networks"), ipam)
 }
 
-func (n network) conf() string {
-	extra := n.ipam
-	if extra != "" {
-		extra = ", " + extra
+func networkIn(dataDir, ipam string) network {
+	GinkgoHelper()
+	return network{World: NewWorld(plugin()), dataDir: dataDir, ipam: ipam, version: "1.1.0"}
+}
+
+// tmpfs mounts a file system that a network may have its directory on. It must
+// come before the network.
+func tmpfs(flags uintptr, options string) string {
+	GinkgoHelper()
+	dir := GinkgoT().TempDir()
+	if err := unix.Mount("none", dir, "tmpfs", flags, options); err != nil {
+		Skip("tmpfs: " + err.Error())
 	}
-	return fmt.Sprintf(`{"cniVersion": %q, "name": "net", "type": "bridge"%s, "ipam": {"type": "host-local", "dataDir": %q%s}}`,
-		n.version, n.rest, n.dataDir, extra)
+	DeferCleanup(unix.Unmount, dir, 0)
+	return dir
 }
 
-func (n network) with(rest string) network {
-	n.rest = ", " + rest
+// with is the network with more keys.
+func (n network) with(keys string) network {
+	n.keys += keys + ", "
 	return n
 }
 
-func (n network) call(program, command, id string) call {
-	return call{program: program, command: command, id: id, conf: n.conf()}
+func (n network) call(command, id string) Call {
+	ipam := fmt.Sprintf(`{"type": "host-local", "dataDir": %q`, n.dataDir)
+	if n.ipam != "" {
+		ipam += ", " + n.ipam
+	}
+	conf := fmt.Sprintf(`{"cniVersion": %q, "name": "net", "type": "bridge", %s"ipam": %s}}`, n.version, n.keys, ipam)
+	return Call{Command: command, ID: id, Netns: "/not/looked/at", Conf: conf}
+}
+
+// add is an ADD that must succeed. It returns the addresses.
+func (n network) add(id string) []string {
+	GinkgoHelper()
+	return addresses(n.Add(n.call("ADD", id)))
+}
+
+func addresses(r Result) (list []string) {
+	for _, ip := range r.IPs {
+		addr, _, _ := strings.Cut(ip.Address, "/")
+		list = append(list, addr)
+	}
+	return list
+}
+
+func (n network) succeeds(command, id string) {
+	GinkgoHelper()
+	n.Succeeds(n.call(command, id))
+}
+
+// fails is a call that must fail with a code. It returns the message.
+func (n network) fails(command, id string, code uint) string {
+	GinkgoHelper()
+	message, _, _ := strings.Cut(n.Fails(n.call(command, id), code), "\n")
+	return message
+}
+
+// gc is a GC with a list of container IDs whose eth0 is valid.
+func (n network) gc(valid ...string) {
+	GinkgoHelper()
+	list := []Object{}
+	for _, id := range valid {
+		list = append(list, Object{"containerID": id, "ifname": "eth0"})
+	}
+	n.with(`"cni.dev/valid-attachments": `+Text(list)).succeeds("GC", "")
 }
 
 func (n network) dir() string { return filepath.Join(n.dataDir, "net") }
@@ -171,13 +139,15 @@ func (n network) leases() map[string]string {
 	return m
 }
 
-func keys(m map[string]string) []string {
-	var list []string
-	for k := range m {
-		list = append(list, k)
-	}
-	sort.Strings(list)
-	return list
+// beLeases matches leases of exactly these files.
+func beLeases(names ...string) OmegaMatcher {
+	return WithTransform(func(m map[string]string) []string {
+		list := []string{}
+		for name := range m {
+			list = append(list, name)
+		}
+		return list
+	}, ConsistOf(names))
 }
 
 func addrs(list ...string) []netip.Addr {
@@ -186,4 +156,20 @@ func addrs(list ...string) []netip.Addr {
 		out = append(out, netip.MustParseAddr(s))
 	}
 	return out
+}
+
+func modTime(path string) time.Time {
+	GinkgoHelper()
+	info, err := os.Stat(path)
+	Expect(err).NotTo(HaveOccurred())
+	return info.ModTime()
+}
+
+// flock takes a lock as another program would.
+func flock(path string) (release func()) {
+	GinkgoHelper()
+	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o750)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(unix.Flock(int(f.Fd()), unix.LOCK_EX)).To(Succeed())
+	return func() { f.Close() }
 }

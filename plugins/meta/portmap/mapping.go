@@ -137,10 +137,10 @@ func parseHostIP(key string, raw json.RawMessage) (netip.Addr, error) {
 	if err := parseValue(key, raw, &text); err != nil || text == "" {
 		return netip.Addr{}, err
 	}
-	host, err := cni.ParseAddr(text)
+	host, err := cni.ParseAddr(key, text)
 	switch {
 	case err != nil:
-		return host, cni.Refuse(key, text, "is no IP address")
+		return host, err
 	case host.IsMulticast() || host == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
 		return host, cni.Refuse(key, text, "is no address that a host can have")
 	}
