@@ -98,29 +98,29 @@ const (
 	multicast6 = "ff00::/8"
 )
 
-// chains is the layout of the chains of these prefixes.
-func chains(prefixes []netip.Prefix) nft.Layout {
-	l := nft.Layout{Table: table, Comment: sharedLayout().Comment}
-	seen := map[string]bool{}
-	for _, p := range prefixes {
-		if c := chain(p); !seen[c.Name] {
-			seen[c.Name] = true
-			l.Chains = append(l.Chains, c)
+// owned are the elements in the layout: one for each address, that leads to the chain of its prefix.
+func owned() nft.Owned {
+	return nft.Owned{Layout: sharedLayout(), Sets: []string{map4, map6}, Chain: func(name string) (nft.Chain, bool) {
+		p, ok := parseChainName(name)
+		if !ok {
+			return nft.Chain{}, false
 		}
-	}
-	return l
+		return chain(p), true
+	}}
 }
 
-// element is the element of one address in its map.
-func element(a cni.Attachment, p netip.Prefix) (mapName string, e nft.Element) {
-	return mapOf(p.Addr()), nft.Element{Key: nft.AddrKey(p.Addr()), Goto: chainName(p), Comment: a.Mark()}
-}
-
-func mapOf(a netip.Addr) string {
-	if a.Is4() {
-		return map4
+// items are the elements of an attachment's addresses.
+func items(a cni.Attachment, addrs []netip.Prefix) []nft.Item {
+	var out []nft.Item
+	for _, p := range distinct(addrs) {
+		set := map4
+		if p.Addr().Is6() {
+			set = map6
+		}
+		out = append(out, nft.Item{Set: set, Name: "address " + p.Addr().String(),
+			Element: nft.Element{Key: nft.AddrKey(p.Addr()), Goto: chainName(p), Comment: a.Mark()}})
 	}
-	return map6
+	return out
 }
 
 // distinct leaves out prefixes whose address came before: it can only have one.

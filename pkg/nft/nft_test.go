@@ -37,7 +37,7 @@ func sample() nft.Layout {
 				{nft.InPrefix(nft.IPDaddr, netip.MustParsePrefix("10.1.0.0/20")), nft.Return()},
 				{nft.InPrefix(nft.IP6Daddr, netip.MustParsePrefix("fd00::/61")), nft.Return()},
 				{nft.InPrefix(nft.IPDaddr, netip.MustParsePrefix("10.2.3.0/24")), nft.Return()},
-				{nft.InPrefix(nft.IPDaddr, netip.MustParsePrefix("10.1.0.7/32")), nft.Accept()},
+				{nft.InPrefix(nft.IPDaddr, netip.MustParsePrefix("10.1.0.7/32")), nft.Return()},
 				{nft.Masquerade()},
 			}},
 			{Name: "postrouting_v1", Hook: &nft.Hook{Type: "nat", Point: nft.Postrouting, Priority: 100}, Rules: []nft.Rule{
@@ -88,7 +88,7 @@ const printed = `table inet spec {
 		ip daddr 10.1.0.0/20 return
 		ip6 daddr fd00::/61 return
 		ip daddr 10.2.3.0/24 return
-		ip daddr 10.1.0.7 accept
+		ip daddr 10.1.0.7 return
 		masquerade
 	}
 

@@ -129,9 +129,6 @@ func (spec fieldSpec) load(reg uint32) expression {
 // Return ends the chain.
 func Return() Stmt { return ending("return", unix.NFT_RETURN, "") }
 
-// Accept ends the hook's chain for the packet.
-func Accept() Stmt { return ending("accept", acceptPacket, "") }
-
 // Drop discards the packet.
 func Drop() Stmt { return ending("drop", dropPacket, "") }
 

@@ -1,0 +1,302 @@
+package nft
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Item is an element, and the set or map that it is in.
+type Item struct {
+	Set string
+	Element
+	Name string // in errors: an address or a port
+}
+
+// Owned is a layout with the elements that attachments own in it: the comment of each is its owner's mark.
+type Owned struct {
+	Layout Layout   // that all attachments share
+	Sets   []string // that have the elements
+	// Chain makes a chain to which elements lead from its name; ok is false for any other chain. Such a chain
+	// goes with the last element or rule that leads to it. One without rules in Chain is not made whole again
+	// when it has lost them. Nil: elements lead to no chains.
+	Chain func(name string) (c Chain, ok bool)
+}
+
+// Update is Conn.Update for changes of owned elements. What loses its last element goes in the same batch.
+func (o Owned) Update(ctx context.Context, c *Conn, plan func(*Change) error) error {
+	return c.Update(ctx, func(tx *Tx) error {
+		ch := &Change{Tx: tx, owned: o, ensured: map[string]bool{}, deleted: map[string]bool{},
+			gone: map[string]int{}, kept: map[string]bool{}}
+		if err := plan(ch); err != nil {
+			return err
+		}
+		return ch.dropUnused()
+	})
+}
+
+// Live returns those of the items that are there and mine, by what their marks say.
+func (o Owned) Live(c *Conn, items []Item, mine func(mark string) bool) ([]Item, error) {
+	live, err := o.get(c, items)
+	var out []Item
+	for i, e := range live {
+		if e != nil && mine(e.Comment) {
+			out = append(out, Item{items[i].Set, *e, items[i].Name})
+		}
+	}
+	return out, err
+}
+
+// All returns all elements that are mine. Its cost grows with those of all others.
+func (o Owned) All(c *Conn, mine func(mark string) bool) ([]Item, error) {
+	var out []Item
+	for _, set := range o.Sets {
+		live, err := c.Elements(o.Layout.Table, set)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range live {
+			if mine(e.Comment) {
+				out = append(out, Item{Set: set, Element: e})
+			}
+		}
+	}
+	return out, nil
+}
+
+// Remove deletes those of the items that still are mine: they were found without the host's lock, which a
+// host where there is nothing does not need.
+func (o Owned) Remove(ctx context.Context, c *Conn, found []Item, mine func(mark string) bool) error {
+	if len(found) == 0 {
+		return nil
+	}
+	return o.Update(ctx, c, func(ch *Change) error { return ch.Remove(found, mine) })
+}
+
+// Verify compares items, the layout and the chains to which the items lead with what the kernel has. Its
+// error joins the differences and matches ErrDrift.
+func (o Owned) Verify(c *Conn, items []Item) error {
+	live, err := o.get(c, items)
+	if err != nil {
+		return err
+	}
+	var diffs []error
+	var chains []string
+	for i, want := range items {
+		chains = append(chains, want.Goto)
+		if what := difference(want, live[i]); what != "" {
+			diffs = append(diffs, fmt.Errorf("nftables table %q, set %q, %s: %w: %s", o.Layout.Table, want.Set,
+				want.Name, ErrDrift, what))
+		}
+	}
+	for _, l := range []Layout{o.Layout, o.layout(chains)} {
+		err := c.Verify(l)
+		if err != nil && !errors.Is(err, ErrDrift) {
+			return err
+		}
+		diffs = append(diffs, err)
+	}
+	return errors.Join(diffs...)
+}
+
+func difference(want Item, live *Element) string {
+	switch {
+	case live == nil:
+		return "no element"
+	case !sameOwner(live.Comment, want.Comment):
+		return fmt.Sprintf("the element belongs to %q", live.Comment)
+	case live.Goto != want.Goto:
+		return fmt.Sprintf("the element leads to chain %q, not %q", live.Goto, want.Goto)
+	case !bytes.Equal(live.Data, want.Data):
+		return "the element leads to another address or port"
+	}
+	return ""
+}
+
+// sameOwner compares the hashes with which marks begin.
+func sameOwner(a, b string) bool {
+	a, _, _ = strings.Cut(a, " ")
+	b, _, _ = strings.Cut(b, " ")
+	return a == b
+}
+
+// get returns what the kernel has for the key of each item, nil where it has nothing.
+func (o Owned) get(c *Conn, items []Item) ([]*Element, error) {
+	out := make([]*Element, len(items))
+	for _, set := range o.Sets {
+		var keys [][]byte
+		var places []int
+		for i, it := range items {
+			if it.Set == set {
+				keys, places = append(keys, it.Key), append(places, i)
+			}
+		}
+		if len(keys) == 0 {
+			continue
+		}
+		live, err := c.Get(o.Layout.Table, set, keys...)
+		if err != nil {
+			return nil, err
+		}
+		for i, e := range live {
+			out[places[i]] = e
+		}
+	}
+	return out, nil
+}
+
+// layout has those of the named chains that elements lead to.
+func (o Owned) layout(names []string) Layout {
+	l := Layout{Table: o.Layout.Table, Comment: o.Layout.Comment}
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(names))) {
+		if c, ok := o.chain(name); ok {
+			l.Chains = append(l.Chains, c)
+		}
+	}
+	return l
+}
+
+func (o Owned) chain(name string) (Chain, bool) {
+	if o.Chain == nil || name == "" {
+		return Chain{}, false
+	}
+	return o.Chain(name)
+}
+
+// Change is a Tx that knows who owns what, and what the chains lose and get.
+type Change struct {
+	*Tx
+	owned   Owned
+	shared  bool            // the layout is ensured
+	ensured map[string]bool // chains that are
+	deleted map[string]bool // elements, by set and key
+	gone    map[string]int  // chain: what leads to it and is deleted
+	kept    map[string]bool // chains that were asked for
+}
+
+// Ensure stages what the kernel lacks of the layout, and of chains that elements lead to, which stay: a chain
+// comes before those that lead to it. Where shared rules were lost, those of the other attachments' chains
+// probably were, too.
+func (ch *Change) Ensure(chains ...string) error {
+	for _, name := range chains {
+		ch.kept[name] = true
+	}
+	if !ch.shared {
+		lacking, err := ch.Tx.Ensure(ch.owned.Layout)
+		if err != nil {
+			return err
+		}
+		if lacking {
+			live, err := ch.Chains(ch.owned.Layout.Table)
+			if err != nil {
+				return err
+			}
+			for _, l := range live {
+				chains = append(chains, l.Name)
+			}
+		}
+		ch.shared = true
+	}
+	chains = slices.DeleteFunc(slices.Clone(chains), func(name string) bool { return ch.ensured[name] })
+	for _, name := range chains {
+		ch.ensured[name] = true
+	}
+	_, err := ch.Tx.Ensure(ch.owned.layout(chains))
+	return err
+}
+
+// Put stages items, with all that they need. An element that is there and the same stays. Another owner's
+// is replaced when replace returns nil for it, or is nil itself; otherwise the error is returned.
+func (ch *Change) Put(items []Item, replace func(old Item) error) error {
+	var chains []string
+	for _, it := range items {
+		chains = append(chains, it.Goto)
+	}
+	if err := ch.Ensure(chains...); err != nil {
+		return err
+	}
+	live, err := ch.owned.get(ch.Conn, items)
+	if err != nil {
+		return err
+	}
+	added := map[string][]Element{}
+	for i, it := range items {
+		if old := live[i]; old != nil && !ch.deleted[it.Set+string(it.Key)] {
+			if difference(it, old) == "" {
+				continue
+			}
+			if replace != nil && !sameOwner(old.Comment, it.Comment) {
+				if err := replace(Item{it.Set, *old, it.Name}); err != nil {
+					return err
+				}
+			}
+			ch.delete(it.Set, *old)
+		}
+		added[it.Set] = append(added[it.Set], it.Element)
+	}
+	for _, set := range ch.owned.Sets {
+		ch.Add(ch.owned.Layout.Table, set, added[set]...)
+	}
+	return nil
+}
+
+// Remove stages the deletion of those of the items that are there and mine.
+func (ch *Change) Remove(items []Item, mine func(mark string) bool) error {
+	live, err := ch.owned.Live(ch.Conn, items, mine)
+	for _, it := range live {
+		ch.delete(it.Set, it.Element)
+	}
+	return err
+}
+
+// delete stages the deletion of an element once.
+func (ch *Change) delete(set string, e Element) {
+	if at := set + string(e.Key); !ch.deleted[at] {
+		ch.deleted[at] = true
+		ch.Delete(ch.owned.Layout.Table, set, e)
+		ch.gone[e.Goto]++
+	}
+}
+
+// Drop stages the deletion of those of the chains to which nothing leads.
+func (ch *Change) Drop(chains ...string) {
+	for _, name := range chains {
+		ch.gone[name] += 0
+	}
+}
+
+// dropUnused stages the deletion of chains to which nothing leads any more, and so on with those to which
+// their rules led.
+func (ch *Change) dropUnused() error {
+	t := ch.owned.Layout.Table
+	dropped := map[string]bool{"": true}
+	for again := true; again; {
+		again = false
+		for _, name := range slices.Sorted(maps.Keys(ch.gone)) {
+			if _, ours := ch.owned.chain(name); !ours || dropped[name] || ch.kept[name] {
+				continue
+			}
+			live, err := ch.Tx.Chain(t, name)
+			if err != nil {
+				return err
+			}
+			rules, err := ch.Rules(t, name)
+			if err != nil {
+				return err
+			}
+			if live == nil || int(live.use)-len(rules) > ch.gone[name] {
+				continue
+			}
+			dropped[name], again = true, true
+			for _, r := range rules {
+				ch.gone[r.Target]++
+			}
+			ch.DeleteChain(t, name)
+		}
+	}
+	return nil
+}
