@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -30,10 +31,9 @@ type Pair struct {
 }
 
 // Create makes the pair, both ends in place and down, the container's called
-// as the attachment says and the host's by a name derived from the
-// attachment. The host end is found again by FindHostEnd; the caller marks it
-// with MarkChange. The caller has called RefuseExisting before; what comes in
-// between is code 100, too.
+// as the attachment says and the host's by a name derived from the attachment.
+// The host end is found again by FindHostEnd; the caller marks it with
+// MarkChange. An attachment that exists is code 100.
 func (p Pair) Create(ctx context.Context) (host, cont rtnl.Link, err error) {
 	for try := range nameTries {
 		name := hostName(p.Attachment, try)
@@ -53,7 +53,7 @@ func (p Pair) Create(ctx context.Context) (host, cont rtnl.Link, err error) {
 		if !errors.Is(err, unix.EEXIST) {
 			return host, cont, p.revoke(name, err)
 		}
-		if err := p.RefuseExisting(ctx); err != nil {
+		if err := p.refuseExisting(ctx); err != nil {
 			return host, cont, err
 		}
 	}
@@ -73,10 +73,10 @@ func (p Pair) revoke(name string, err error) error {
 // container whose namespace has ended.
 const endPatience = time.Second
 
-// RefuseExisting is code 100 when the attachment exists: its interface in the
+// refuseExisting is code 100 when the attachment exists: its interface in the
 // container, or its host end. The host end of a container whose namespace has
-// ended is no attachment any more: RefuseExisting waits until it is gone.
-func (p Pair) RefuseExisting(ctx context.Context) error {
+// ended is no attachment any more: refuseExisting waits until it is gone.
+func (p Pair) refuseExisting(ctx context.Context) error {
 	if _, err := p.Cont.Link(p.Attachment.IfName); !errors.Is(err, rtnl.ErrNoLink) {
 		if err != nil {
 			return err
@@ -85,7 +85,7 @@ func (p Pair) RefuseExisting(ctx context.Context) error {
 	}
 	host, err := FindHostEnd(p.Host, p.Attachment)
 	if errors.Is(err, rtnl.ErrNoLink) {
-		return nil
+		return nil // the name is another link's
 	}
 	if err != nil {
 		return err
@@ -122,20 +122,25 @@ func FindHostEnd(host *rtnl.Conn, a cni.Attachment) (rtnl.Link, error) {
 	return rtnl.Link{}, fmt.Errorf("host end of %s: %w", a, rtnl.ErrNoLink)
 }
 
-// HostEnds returns the host ends that Create made for any attachment of
-// network. It reads all links.
-func HostEnds(host *rtnl.Conn, network string) ([]rtnl.Link, error) {
+// Collect deletes the host ends that Create made for attachments of the network
+// that are not valid. It reads all links.
+func Collect(host *rtnl.Conn, valid cni.Set) error {
 	links, err := host.Links()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var ours []rtnl.Link
+	var keep []string // names of those that have no mark yet
+	for _, a := range valid.All() {
+		keep = append(keep, HostNames(a)...)
+	}
+	var errs []error
 	for _, l := range links {
-		if l.Kind == "veth" && (cni.NetworkOwns(network, l.Alias) || unmarked(l, network)) {
-			ours = append(ours, l)
+		left := unmarked(l, valid.Network()) && !slices.Contains(keep, l.Name)
+		if l.Kind == "veth" && (valid.Garbage(l.Alias) || left) {
+			errs = append(errs, host.DelLink(l.Index))
 		}
 	}
-	return ours, nil
+	return errors.Join(errs...)
 }
 
 // unmarked tells a link of the network whose ADD died before it could mark
@@ -165,32 +170,4 @@ func hostName(a cni.Attachment, n int) string {
 // Describe makes a link an entry of a result, without sandbox.
 func Describe(l rtnl.Link) cni.Interface {
 	return cni.Interface{Name: l.Name, MAC: l.MAC.String(), MTU: l.MTU}
-}
-
-// Smallest and largest MTU of a veth, in bytes.
-const mtuMin, mtuMax = 68, 65535
-
-// CheckMTU refuses, with code 7, an mtu that no veth can have. 0 is the
-// kernel's choice.
-func CheckMTU(mtu int) error {
-	if mtu != 0 && (mtu < mtuMin || mtu > mtuMax) {
-		return cni.Refuse("mtu", mtu, fmt.Sprintf("is not between %d and %d", mtuMin, mtuMax)).
-			Suggest("leave it out for the kernel's own")
-	}
-	return nil
-}
-
-// mtuMin6 is the smallest MTU of a link that carries IPv6, in bytes (RFC 8200,
-// section 5). Below it the kernel has no IPv6 on a link at all.
-const mtuMin6 = 1280
-
-// CheckMTUFor refuses, with code 7, an mtu that is too small for one of the
-// addresses.
-func CheckMTUFor(mtu int, ips []cni.IP) error {
-	for _, ip := range ips {
-		if mtu != 0 && mtu < mtuMin6 && ip.Address.Addr().Is6() {
-			return cni.Errorf(cni.CodeConfig, "mtu: %d is too small for IPv6 (%d), which address %s needs", mtu, mtuMin6, ip.Address)
-		}
-	}
-	return nil
 }

@@ -47,7 +47,7 @@ func verifyLink(t Target, link rtnl.Link, want *cni.Interface) []error {
 	if want == nil {
 		return diffs
 	}
-	if want.MAC != "" && !sameMAC(want.MAC, link.MAC) {
+	if want.MAC != "" && !strings.EqualFold(want.MAC, link.MAC.String()) {
 		differs("MAC is %s instead of %s", link.MAC, want.MAC)
 	}
 	if want.MTU != 0 && want.MTU != link.MTU {

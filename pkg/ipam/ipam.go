@@ -20,43 +20,85 @@ type Client struct {
 	Runner  invoke.Runner
 }
 
-// Add asks for the addresses of an attachment that has no interface yet. The
-// answer has at least one address, and no interfaces. An answer that cannot be
-// used is code 102; the plugin's own error comes back with its code.
+// Call is the plugin at work on a command.
+type Call struct {
+	client   Client
+	delegate *invoke.Delegate // nil once it was awaited
+}
+
+// Start starts the plugin, for a caller who has something else to do until it
+// needs the answer. Lease or Wait follows, in the same goroutine. A plugin that
+// was started for an ADD may have reserved something: the caller registers
+// Release.
+func (c Client) Start(ctx context.Context, command string) (*Call, error) {
+	if err := CheckType(c.Type); err != nil {
+		return nil, err
+	}
+	d, err := c.Runner.Start(ctx, c.Type, command, c.Conf)
+	if err != nil {
+		return nil, err
+	}
+	return &Call{client: c, delegate: d}, nil
+}
+
+// Wait waits for the end of a command that has no answer.
+func (l *Call) Wait(ctx context.Context) error {
+	_, err := l.output(ctx)
+	return err
+}
+
+func (l *Call) output(ctx context.Context) ([]byte, error) {
+	d := l.delegate
+	l.delegate = nil
+	return d.Wait(ctx)
+}
+
+// Lease returns what an ADD reserved: at least one address, and no interfaces.
+// An answer that cannot be used is code 102; the plugin's own error comes back
+// with its code.
 //
 // What the plugin has of the attachment already (code 100) is given back first:
 // it is from before a reboot, or a crash. Podman starts such a container again
 // without a DEL.
-//
-// Whatever Add returns, the plugin may have reserved something once it was
-// started: the caller registers Release before it calls Add.
-func (c Client) Add(ctx context.Context) (*cni.Result, error) {
-	out, err := c.run(ctx, "ADD")
-	return c.lease(ctx, out, err)
-}
-
-// lease reads the answer to ADD.
-func (c Client) lease(ctx context.Context, out []byte, err error) (*cni.Result, error) {
-	var refused *cni.Error
-	if errors.As(err, &refused) && refused.Code == cni.CodeExists {
+func (l *Call) Lease(ctx context.Context) (*cni.Result, error) {
+	c := l.client
+	out, err := l.output(ctx)
+	if refused := (*cni.Error)(nil); errors.As(err, &refused) && refused.Code == cni.CodeExists {
 		if err := c.Del(ctx); err != nil {
 			return nil, errors.Join(refused, err)
 		}
-		out, err = c.run(ctx, "ADD")
+		out, err = c.Runner.Run(ctx, c.Type, "ADD", c.Conf)
 	}
 	if err != nil {
 		return nil, err
 	}
-	res, err := cni.DecodeResult(out, c.Version)
+	return c.decode(out)
+}
+
+// Release gives the addresses back during a roll-back, in limited time. A
+// plugin that was not awaited is ended first.
+func (l *Call) Release(ctx context.Context) error {
+	if l.delegate != nil {
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		_ = l.Wait(ended)
+	}
+	c := l.client
+	c.Runner = c.Runner.ForUndo()
+	return c.Del(ctx)
+}
+
+func (c Client) decode(answer []byte) (*cni.Result, error) {
+	res, err := cni.DecodeResult(answer, c.Version)
 	if err != nil {
-		return nil, cni.Errorf(cni.CodeIPAM, "IPAM plugin %q: its answer cannot be read: %w", c.Type, err)
+		return nil, cni.Errorf(cni.CodeIPAM, "%s: its answer cannot be read: %w", c, err)
 	}
 	if len(res.IPs) == 0 {
-		return nil, cni.Errorf(cni.CodeIPAM, "IPAM plugin %q: its answer has no addresses", c.Type)
+		return nil, cni.Errorf(cni.CodeIPAM, "%s: its answer has no addresses", c)
 	}
 	for i, ip := range res.IPs {
 		if slices.ContainsFunc(res.IPs[:i], func(o cni.IP) bool { return o.Address.Addr() == ip.Address.Addr() }) {
-			return nil, cni.Errorf(cni.CodeIPAM, "IPAM plugin %q: its answer has address %s twice", c.Type, ip.Address.Addr())
+			return nil, cni.Errorf(cni.CodeIPAM, "%s: its answer has address %s twice", c, ip.Address.Addr())
 		}
 	}
 	// An IPAM plugin knows nothing of interfaces (specification, section 5).
@@ -67,29 +109,19 @@ func (c Client) lease(ctx context.Context, out []byte, err error) (*cni.Result, 
 	return res, nil
 }
 
-// Release gives the addresses back during a roll-back, in limited time.
-func (c Client) Release(ctx context.Context) error {
-	c.Runner = c.Runner.ForUndo()
-	return c.Del(ctx)
+// NeedsInterface tells whether the plugin's DEL needs the container's
+// interface, as dhcp's does, which tells its server through it. Only plugins
+// that keep their leases in a store are known to do without.
+func (c Client) NeedsInterface() bool {
+	return !slices.Contains([]string{"host-local", "static", "whereabouts"}, c.Type)
 }
 
 // Del gives the attachment's addresses back.
-func (c Client) Del(ctx context.Context) error { return c.only(ctx, "DEL") }
-
-// GCWhenGone hands on a garbage collection once the interfaces are gone.
-func (c Client) GCWhenGone(ctx context.Context, gone bool) error {
-	if c.Type == "" || !gone {
-		return nil // what is still there has said why
-	}
-	return c.GC(ctx)
-}
-
-// Check asks whether the attachment's addresses are still reserved.
-func (c Client) Check(ctx context.Context) error { return c.only(ctx, "CHECK") }
+func (c Client) Del(ctx context.Context) error { return c.run(ctx, "DEL") }
 
 // GC hands on a garbage collection: the configuration holds the list of valid
 // attachments.
-func (c Client) GC(ctx context.Context) error { return c.only(ctx, "GC") }
+func (c Client) GC(ctx context.Context) error { return c.run(ctx, "GC") }
 
 // Status asks whether the plugin could serve an ADD. One that is not there is
 // code 50: it could not.
@@ -99,12 +131,7 @@ func (c Client) Status(ctx context.Context) error {
 			return cni.Errorf(cni.CodeUnavailable, "%w", err)
 		}
 	}
-	return c.only(ctx, "STATUS")
-}
-
-func (c Client) only(ctx context.Context, command string) error {
-	_, err := c.run(ctx, command)
-	return err
+	return c.run(ctx, "STATUS")
 }
 
 // CheckType refuses, with code 7, an ipam.type that can be no plugin's name.
@@ -116,15 +143,12 @@ func CheckType(name string) error {
 		Suggest("name a program in CNI_PATH, host-local for example")
 }
 
-func (c Client) run(ctx context.Context, command string) ([]byte, error) {
+func (c Client) run(ctx context.Context, command string) error {
 	if err := CheckType(c.Type); err != nil {
-		return nil, err
+		return err
 	}
-	out, err := c.Runner.Run(ctx, c.Type, command, c.Conf)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
+	_, err := c.Runner.Run(ctx, c.Type, command, c.Conf)
+	return err
 }
 
 // String names the plugin for messages.

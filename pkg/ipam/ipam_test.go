@@ -40,10 +40,24 @@ var _ = Describe("Client", func() {
 			Limits: invoke.Limits{Run: nstest.Patience(10 * time.Second), Undo: 100 * time.Millisecond},
 		}}
 	}
+	add := func(c ipam.Client) (*cni.Result, error) {
+		call, err := c.Start(ctx, "ADD")
+		if err != nil {
+			return nil, err
+		}
+		return call.Lease(ctx)
+	}
+	check := func(c ipam.Client, ctx context.Context) error {
+		call, err := c.Start(ctx, "CHECK")
+		if err != nil {
+			return err
+		}
+		return call.Wait(ctx)
+	}
 	print := func(doc string) string { return fmt.Sprintf("cat >/dev/null; cat <<'EOF'\n%s\nEOF", doc) }
 
 	DescribeTable("reads the answer to ADD", func(doc string) {
-		Expect(client(print(doc)).Add(ctx)).To(Equal(&cni.Result{
+		Expect(add(client(print(doc)))).To(Equal(&cni.Result{
 			IPs:    []cni.IP{{Address: netip.MustParsePrefix("10.0.0.5/24"), Gateway: netip.MustParseAddr("10.0.0.1")}},
 			Routes: []cni.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0")}},
 		}))
@@ -55,7 +69,7 @@ var _ = Describe("Client", func() {
 	)
 
 	DescribeTable("refuses an answer that it cannot use", func(doc, message string) {
-		res, err := client(print(doc)).Add(ctx)
+		res, err := add(client(print(doc)))
 		Expect(res).To(BeNil())
 		Expect(err).To(MatchError(And(HavePrefix(`IPAM plugin "fake": `), ContainSubstring(message))))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeIPAM))
@@ -78,10 +92,9 @@ var _ = Describe("Client", func() {
 		Expect(errors.As(err, &e)).To(BeTrue())
 		Expect([]any{e.Code, e.Msg, e.Details}).To(HaveExactElements(code, "no", "more"))
 	},
-		Entry("ADD", func(c ipam.Client, ctx context.Context) error { _, err := c.Add(ctx); return err }, cni.CodeTryAgain),
-		Entry("DEL", ipam.Client.Del, cni.CodeIO), Entry("CHECK", ipam.Client.Check, cni.CodeDrift),
+		Entry("ADD", func(c ipam.Client, ctx context.Context) error { _, err := add(c); return err }, cni.CodeTryAgain),
+		Entry("DEL", ipam.Client.Del, cni.CodeIO), Entry("CHECK", check, cni.CodeDrift),
 		Entry("GC", ipam.Client.GC, cni.CodeIncompatibleVersion), Entry("STATUS", ipam.Client.Status, cni.CodeUnavailable),
-		Entry("a roll-back", ipam.Client.Release, cni.CodeIO),
 	)
 
 	DescribeTable("gives back what the attachment has already, once, and asks again", func(fails string, code uint, calls string) {
@@ -90,7 +103,7 @@ var _ = Describe("Client", func() {
 			case $CNI_COMMAND in DEL) touch released; %s;; esac
 			[ -e released ] || fail 100
 			echo '{"ips": [{"address": "10.0.0.5/24"}]}'`, fails))
-		res, err := c.Add(ctx)
+		res, err := add(c)
 		Expect(stderr.String()).To(Equal(calls))
 		if code != 0 {
 			Expect(cni.AsError(err).Code).To(Equal(code))
@@ -109,24 +122,27 @@ var _ = Describe("Client", func() {
 		Expect(call(c, ctx)).To(Succeed())
 		Expect(stderr.String()).To(Equal(command + ` {"name": "net1"}` + "\n"))
 	},
-		Entry("DEL", ipam.Client.Del, "DEL"), Entry("CHECK", ipam.Client.Check, "CHECK"), Entry("GC", ipam.Client.GC, "GC"),
-		Entry("STATUS", ipam.Client.Status, "STATUS"), Entry("a roll-back", ipam.Client.Release, "DEL"),
+		Entry("DEL", ipam.Client.Del, "DEL"), Entry("CHECK", check, "CHECK"), Entry("GC", ipam.Client.GC, "GC"),
+		Entry("STATUS", ipam.Client.Status, "STATUS"),
 	)
 
-	It("gives up early in a roll-back, and late otherwise", func() {
-		c := client("exec sleep 60")
+	It("ends in a roll-back a plugin that was not awaited, and gives up early on its DEL", func() {
+		c := client(`echo "$CNI_COMMAND" >&2; exec sleep 60`)
+		call, err := c.Start(ctx, "ADD")
+		Expect(err).NotTo(HaveOccurred())
 		began := time.Now()
-		Expect(cni.AsError(c.Release(ctx)).Code).To(Equal(cni.CodeTryAgain))
+		Expect(cni.AsError(call.Release(ctx)).Code).To(Equal(cni.CodeTryAgain))
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(3*time.Second)))
+		Expect(stderr.String()).To(HaveSuffix("DEL\n"))
 		Expect(client("sleep 0.3").Del(ctx)).To(Succeed())
 	})
 
 	DescribeTable("refuses a type that is no file name, naming the key", func(name string) {
 		c := client("")
 		c.Type = name
-		_, err := c.Add(ctx)
+		_, err := add(c)
 		Expect(err).To(MatchError(ContainSubstring("ipam.type: %q", name)))
-		for _, err := range []error{err, c.Del(ctx), c.Check(ctx), c.GC(ctx), c.Status(ctx), c.Release(ctx)} {
+		for _, err := range []error{err, c.Del(ctx), check(c, ctx), c.GC(ctx), c.Status(ctx)} {
 			Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 		}
 	}, Entry("none", ""), Entry("a path", "../fake"), Entry("absolute", "/bin/true"), Entry("parent", ".."))
@@ -134,7 +150,7 @@ var _ = Describe("Client", func() {
 	It("names CNI_PATH when there is no such plugin", func() {
 		c := client("")
 		c.Type = "nobody"
-		_, err := c.Add(ctx)
+		_, err := add(c)
 		Expect(err).To(MatchError(ContainSubstring(`CNI_PATH: no plugin "nobody"`)))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeEnvironment))
 		Expect(c.String()).To(Equal(`IPAM plugin "nobody"`))

@@ -2,13 +2,11 @@ package main
 
 import (
 	"fmt"
-	"net"
 	"slices"
 
+	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/ipam"
-	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -21,12 +19,11 @@ const (
 type wireConfig struct {
 	skel.Keys
 
-	Bridge                    string      `json:"bridge" help:"name of the bridge, made when it is not there" default:"cni0" schema:"format=ifname"`
-	IsGateway                 bool        `json:"isGateway" help:"give the bridge the gateway addresses and forward packets" default:"false"`
-	IsDefaultGateway          bool        `json:"isDefaultGateway" help:"isGateway, and the containers' default routes lead to it" default:"false"`
-	ForceAddress              bool        `json:"forceAddress" help:"replace other addresses of the bridge instead of failing" default:"false"`
-	IPMasq                    bool        `json:"ipMasq" help:"masquerade what leaves the containers' subnets" default:"false"`
-	IPMasqBackend             *string     `json:"ipMasqBackend" help:"nftables or iptables (nftables, where the kernel has it)" schema:"enum=nftables|iptables"`
+	Bridge           string `json:"bridge" help:"name of the bridge, made when it is not there" default:"cni0" schema:"format=ifname"`
+	IsGateway        bool   `json:"isGateway" help:"give the bridge the gateway addresses and forward packets" default:"false"`
+	IsDefaultGateway bool   `json:"isDefaultGateway" help:"isGateway, and the containers' default routes lead to it" default:"false"`
+	ForceAddress     bool   `json:"forceAddress" help:"replace other addresses of the bridge instead of failing" default:"false"`
+	attach.MasqKeys
 	MTU                       int         `json:"mtu" help:"bytes, of a new bridge and of both ends of the pair (the kernel's)" schema:"min=68 max=65535 zero"`
 	HairpinMode               bool        `json:"hairpinMode" help:"let a container reach itself through the bridge" default:"false"`
 	PromiscMode               bool        `json:"promiscMode" help:"set the bridge promiscuous; not with hairpinMode" default:"false"`
@@ -38,15 +35,7 @@ type wireConfig struct {
 	DisableContainerInterface bool        `json:"disableContainerInterface" help:"leave the container's end down; not with ipam" default:"false"`
 	PortIsolation             bool        `json:"portIsolation" help:"isolate the port from the bridge's other isolated ports" default:"false"`
 	IPAM                      wireIPAM    `json:"ipam" help:"the IPAM plugin's part (none: layer 2 only)"`
-	DNS                       cni.DNS     `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
-	Args                      struct {
-		CNI struct {
-			MAC string `json:"mac" help:"MAC address of the container's end; wins over MAC in CNI_ARGS" schema:"format=mac empty"`
-		} `json:"cni"`
-	} `json:"args"`
-	RuntimeConfig struct {
-		MAC string `json:"mac" help:"MAC address of the container's end (capability mac); wins over all" schema:"format=mac empty"`
-	} `json:"runtimeConfig"`
+	attach.LinkKeys
 }
 
 type wireIPAM struct {
@@ -61,25 +50,22 @@ type wireTrunk struct {
 
 // config is the configuration with every value checked.
 type config struct {
+	Link           attach.Link
 	Bridge         string
-	MTU            int
 	Promisc        bool
 	Gateway        bool
 	DefaultGateway bool
 	ForceAddress   bool
-	Masq           bool
-	MasqBackend    masq.Backend
-	Port           port
+	Masq           attach.Masq
+	Port           portConfig
 	SpoofCheck     bool
 	DAD            bool
 	KeepDown       bool
-	MAC            net.HardwareAddr
-	DNS            cni.DNS
 	IPAM           bool
 }
 
-// port is how a port of the bridge is set up.
-type port struct {
+// portConfig is how a port of the bridge is set up.
+type portConfig struct {
 	Hairpin     bool
 	Isolated    bool
 	Filtering   bool // the bridge must filter VLANs
@@ -95,11 +81,10 @@ func parseConfig(req *skel.Request) (config, error) {
 	var problems cni.Problems
 	problems.Add(req.Decode(&w))
 	c := config{
-		Bridge: w.Bridge, MTU: w.MTU, Promisc: w.PromiscMode,
+		Bridge: w.Bridge, Promisc: w.PromiscMode,
 		Gateway: w.IsGateway || w.IsDefaultGateway, DefaultGateway: w.IsDefaultGateway, ForceAddress: w.ForceAddress,
-		Masq: w.IPMasq && w.IPAM.Type != "", SpoofCheck: w.MacSpoofChk, DAD: w.EnableDAD, KeepDown: w.DisableContainerInterface,
-		DNS: w.DNS, IPAM: w.IPAM.Type != "",
-		Port: port{Hairpin: w.HairpinMode, Isolated: w.PortIsolation, KeepDefault: w.PreserveDefaultVLAN,
+		SpoofCheck: w.MacSpoofChk, DAD: w.EnableDAD, KeepDown: w.DisableContainerInterface, IPAM: w.IPAM.Type != "",
+		Port: portConfig{Hairpin: w.HairpinMode, Isolated: w.PortIsolation, KeepDefault: w.PreserveDefaultVLAN,
 			Filtering: w.VLAN != 0 || w.VLANTrunk != nil},
 	}
 	problems.Add(checkLink(w))
@@ -109,9 +94,10 @@ func parseConfig(req *skel.Request) (config, error) {
 	if c.Gateway && c.IPAM && c.Port.VLAN != 0 && !cni.ValidIfName(c.gatewayName()) {
 		problems.Add(cni.Refuse("bridge", w.Bridge, fmt.Sprintf("is too long: the gateway of vlan %d would be called %q (15 bytes at most)", w.VLAN, c.gatewayName())))
 	}
-	c.MasqBackend, err = masq.ParseBackend(w.IPMasqBackend)
+	c.Masq, err = w.MasqKeys.Parse()
+	c.Masq.On = c.Masq.On && c.IPAM
 	problems.Add(err)
-	c.MAC, err = iface.WantedMAC{Args: req.Args, ArgsCNI: w.Args.CNI.MAC, RuntimeConfig: w.RuntimeConfig.MAC}.Parse()
+	c.Link, err = w.LinkKeys.Parse(req, w.MTU)
 	problems.Add(err)
 	return c, problems.Err()
 }
@@ -152,7 +138,6 @@ func checkLink(w wireConfig) error {
 		problems.Add(cni.Refuse("disableContainerInterface", true, fmt.Sprintf("cannot be set together with ipam.type %q: an interface that is down has no use for addresses", w.IPAM.Type)).
 			Suggest("leave out one of them"))
 	}
-	problems.Add(iface.CheckMTU(w.MTU))
 	return problems.Err()
 }
 

@@ -55,13 +55,13 @@ var _ = Describe("configuration", func() {
 		Entry("isDefaultGateway and no isGateway", `"isDefaultGateway":true,"isGateway":false`, "Gateway=true DefaultGateway=true"),
 		Entry("forceAddress", `"forceAddress":true`, "ForceAddress=true"),
 		Entry("ipMasq without ipam", `"ipMasq":true`, ""),
-		Entry("ipMasq", `"ipMasq":true,"ipam":{"type":"x"}`, "Masq=true IPAM=true"),
-		Entry("ipMasqBackend", `"ipMasqBackend":"iptables"`, "MasqBackend=iptables"),
-		Entry("ipMasqBackend nftables", `"ipMasqBackend":"nftables"`, "MasqBackend=nftables"),
+		Entry("ipMasq", `"ipMasq":true,"ipam":{"type":"x"}`, "Masq.On=true IPAM=true"),
+		Entry("ipMasqBackend", `"ipMasqBackend":"iptables"`, "Masq.Backend=iptables"),
+		Entry("ipMasqBackend nftables", `"ipMasqBackend":"nftables"`, "Masq.Backend=nftables"),
 		Entry("ipMasqBackend null", `"ipMasqBackend":null`, ""),
-		Entry("mtu", `"mtu":1400`, "MTU=1400"),
-		Entry("mtu, smallest", `"mtu":68`, "MTU=68"),
-		Entry("mtu, largest", `"mtu":65535`, "MTU=65535"),
+		Entry("mtu", `"mtu":1400`, "Link.MTU=1400"),
+		Entry("mtu, smallest", `"mtu":68`, "Link.MTU=68"),
+		Entry("mtu, largest", `"mtu":65535`, "Link.MTU=65535"),
 		Entry("hairpinMode", `"hairpinMode":true`, "Port.Hairpin=true"),
 		Entry("promiscMode", `"promiscMode":true`, "Promisc=true"),
 		Entry("vlan", `"vlan":100`, "Port.Filtering=true Port.VLAN=100"),
@@ -83,8 +83,8 @@ var _ = Describe("configuration", func() {
 		Entry("ipam without type", `"ipam":{}`, ""),
 		Entry("ipam", `"ipam":{"type":"host-local"}`, "IPAM=true"),
 		Entry("dns", `"dns":{"nameservers":["192.0.2.53"],"domain":"d","search":["s"],"options":["o"]}`,
-			"DNS.Nameservers=[192.0.2.53] DNS.Domain=d DNS.Search=[s] DNS.Options=[o]"),
-		Entry("dns, an empty list is said", `"dns":{"search":[]}`, "DNS.Search=[]"),
+			"Link.DNS.Nameservers=[192.0.2.53] Link.DNS.Domain=d Link.DNS.Search=[s] Link.DNS.Options=[o]"),
+		Entry("dns, an empty list is said", `"dns":{"search":[]}`, "Link.DNS.Search=[]"),
 		Entry("keys in other case", `"BRIDGE":"x","isgateway":true,"MacSpoofChk":true`, "Bridge=x Gateway=true SpoofCheck=true"),
 		Entry("unknown keys", `"nonsense":{"bridge":1}`, ""),
 	)
@@ -149,11 +149,11 @@ var _ = Describe("configuration", func() {
 			HavePrefix(`7 promiscMode: true cannot be set together with hairpinMode`),
 			HavePrefix(`7 ipam.type: "../x" is no plugin name`),
 			HavePrefix(`7 disableContainerInterface: true cannot be set together with ipam.type "../x"`),
-			`7 mtu: 5 is not between 68 and 65535`,
 			`7 vlan: 5000 is not between 0 and 4094`,
 			`7 vlanTrunk[1]: minID and maxID must be given together`,
 			`7 vlanTrunk[3].minID: 7 is greater than maxID 6`,
 			`7 ipMasqBackend: "nft" is neither "nftables" nor "iptables"`,
+			`7 mtu: 5 is not between 68 and 65535`,
 			HavePrefix(`4 CNI_ARGS: unknown keys IP`),
 			HavePrefix(`7 args.cni.mac: "no" is no MAC address`)))
 	})
@@ -168,7 +168,7 @@ var _ = Describe("configuration", func() {
 	DescribeTable("MAC address", func(keys, args, want string) {
 		c, err := parse(keys, args)
 		Expect(err).NotTo(HaveOccurred())
-		Expect(c.MAC.String()).To(Equal(want))
+		Expect(c.Link.MAC.String()).To(Equal(want))
 	},
 		Entry("from nowhere", ``, "", ""),
 		Entry("from CNI_ARGS", ``, "IgnoreUnknown=1;K8S_POD_NAME=a;MAC="+envMAC, envMAC),

@@ -22,30 +22,37 @@ func findBridge(host *rtnl.Conn, name string) (rtnl.Link, error) {
 	return l, err
 }
 
+// bridgeIndex is the index of the bridge; a link of that name that is no bridge
+// is none.
+func bridgeIndex(host *rtnl.Conn, name string) (int, error) {
+	l, err := findBridge(host, name)
+	return l.Index, err
+}
+
 // ensureBridge finds the bridge or makes it. It is shared, so it stays when
 // the ADD that made it fails. One that is up is used as it is found.
-func (a *attachment) ensureBridge() error {
-	cfg := a.cfg
-	br, err := findBridge(a.host, cfg.Bridge)
+func (p *port) ensureBridge() error {
+	cfg := p.cfg
+	br, err := findBridge(p.Host, cfg.Bridge)
 	if errors.Is(err, rtnl.ErrNoLink) {
-		br, err = a.makeBridge()
+		br, err = p.makeBridge()
 	}
 	if err != nil {
 		return err
 	}
-	if cfg.MTU != 0 && br.MTU != cfg.MTU {
-		a.Warn("bridge %q: has mtu %d, the configuration says %d; an existing bridge is not changed", cfg.Bridge, br.MTU, cfg.MTU)
+	if cfg.Link.MTU != 0 && br.MTU != cfg.Link.MTU {
+		p.Warn("bridge %q: has mtu %d, the configuration says %d; an existing bridge is not changed", cfg.Bridge, br.MTU, cfg.Link.MTU)
 	}
 	if cfg.Port.Filtering && !br.VLANFiltering {
-		a.Warn("bridge %q: does not filter VLANs, so vlan and vlanTrunk have no effect (ip link set %s type bridge vlan_filtering 1)", cfg.Bridge, cfg.Bridge)
+		p.Warn("bridge %q: does not filter VLANs, so vlan and vlanTrunk have no effect (ip link set %s type bridge vlan_filtering 1)", cfg.Bridge, cfg.Bridge)
 	}
 	if cfg.Promisc && !br.Promisc {
-		if err := a.host.SetLink(br.Index, rtnl.Change{Promisc: ptr(true)}); err != nil {
+		if err := p.Host.SetLink(br.Index, rtnl.Change{Promisc: ptr(true)}); err != nil {
 			return err
 		}
 	}
-	a.bridge = br
-	if err := a.tolerate(a.ignoreRouterAdverts()); err != nil {
+	p.bridge = br
+	if err := p.Tolerate(p.ignoreRouterAdverts()); err != nil {
 		return err
 	}
 	if br.Up {
@@ -54,53 +61,53 @@ func (a *attachment) ensureBridge() error {
 	// It comes up last, so one that is down is new or was left half made. Its MAC
 	// address is ours alone, unless it leads out of the host: there is no duplicate
 	// to detect, and the host can ask for neighbours at once.
-	uplink, err := a.hasUplink()
+	uplink, err := p.hasUplink()
 	if err == nil && !uplink {
-		err = a.tolerate(iface.SkipDAD(br.Name))
+		err = p.Tolerate(iface.SkipDAD(br.Name))
 	}
 	if err != nil {
 		return err
 	}
-	return a.host.SetLink(br.Index, rtnl.Change{Up: ptr(true)})
+	return p.Host.SetLink(br.Index, rtnl.Change{Up: ptr(true)})
 }
 
 // ignoreRouterAdverts keeps containers from giving the host routes through the
 // bridge, also through one that others made and that it listens to. Only where
 // the bridge is up and has an uplink may there be a router.
-func (a *attachment) ignoreRouterAdverts() error {
-	if a.bridge.Up {
-		listens, err := iface.HeedsRouterAdverts(a.bridge.Name)
+func (p *port) ignoreRouterAdverts() error {
+	if p.bridge.Up {
+		listens, err := iface.HeedsRouterAdverts(p.bridge.Name)
 		if err != nil || !listens {
 			return err
 		}
-		uplink, err := a.hasUplink()
+		uplink, err := p.hasUplink()
 		if err != nil || uplink {
 			return err
 		}
 	}
-	return iface.IgnoreRouterAdverts(a.bridge.Name)
+	return iface.IgnoreRouterAdverts(p.bridge.Name)
 }
 
 // hasUplink tells a bridge that leads out of the host, for all we can know.
-func (a *attachment) hasUplink() (bool, error) {
-	ports, err := a.host.Ports(a.bridge.Index)
-	return slices.ContainsFunc(ports, func(p rtnl.Link) bool { return p.Kind != "veth" }), err
+func (p *port) hasUplink() (bool, error) {
+	ports, err := p.Host.Ports(p.bridge.Index)
+	return slices.ContainsFunc(ports, func(l rtnl.Link) bool { return l.Kind != "veth" }), err
 }
 
 // makeBridge makes the bridge, or finds the one that another ADD has made
 // meanwhile.
-func (a *attachment) makeBridge() (rtnl.Link, error) {
-	br, err := a.host.AddBridge(rtnl.Bridge{
-		Name: a.cfg.Bridge, MTU: a.cfg.MTU, VLANFiltering: a.cfg.Port.Filtering,
+func (p *port) makeBridge() (rtnl.Link, error) {
+	br, err := p.Host.AddBridge(rtnl.Bridge{
+		Name: p.cfg.Bridge, MTU: p.cfg.Link.MTU, VLANFiltering: p.cfg.Port.Filtering,
 		// A bridge without an address of its own takes that of one of its ports,
 		// and another when that port leaves: then neighbours' caches are wrong.
 		MAC: randomMAC(),
 	})
 	if errors.Is(err, unix.EEXIST) {
-		return findBridge(a.host, a.cfg.Bridge)
+		return findBridge(p.Host, p.cfg.Bridge)
 	}
 	if err != nil {
-		return br, a.cfg.unsupportedVLANs(err)
+		return br, p.cfg.unsupportedVLANs(err)
 	}
 	return br, nil
 }

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/iface"
 )
 
 // containerIndex is where the container's interface stands in the result,
@@ -24,7 +23,7 @@ type plan struct {
 // makePlan decides which addresses, gateways and routes an attachment gets.
 func makePlan(cfg config, lease *cni.Result) (plan, error) {
 	p := plan{Result: lease.Clone()}
-	if err := iface.CheckMTUFor(cfg.MTU, lease.IPs); err != nil {
+	if err := cfg.Link.Carries(lease.IPs); err != nil {
 		return p, err
 	}
 	res := p.Result
@@ -47,8 +46,8 @@ func makePlan(cfg config, lease *cni.Result) (plan, error) {
 		addDefaultRoute(res, true)
 		addDefaultRoute(res, false)
 	}
-	if cfg.DNS.IsSet() {
-		res.DNS = cfg.DNS
+	if cfg.Link.DNS.IsSet() {
+		res.DNS = cfg.Link.DNS
 	}
 	return p, nil
 }

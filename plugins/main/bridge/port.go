@@ -2,60 +2,46 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// portTimeout is how long a port may take to forward once both ends are up.
-const portTimeout = 5 * time.Second
-
-// addressTimeout is how long an IPv6 address may take to be of use once it is
-// added.
-const addressTimeout = 2 * time.Second
-
-// attachPort sets the host end up as a port and brings it up last, so that
+// setUpPort sets the host end up as a port and brings it up last, so that
 // nothing passes before every restriction is in place.
-func (a *attachment) attachPort(ctx context.Context) error {
-	if err := a.tolerate(iface.IgnoreRouterAdverts(a.hostEnd.Name)); err != nil {
-		return err
-	}
-	p := a.cfg.Port
-	if p.Hairpin || p.Isolated { // a new port is neither
-		if err := a.host.SetPort(a.hostEnd.Index, rtnl.Port{Hairpin: p.Hairpin, Isolated: p.Isolated}); err != nil {
+func (p *port) setUpPort(ctx context.Context) error {
+	want := p.cfg.Port
+	if want.Hairpin || want.Isolated { // a new port is neither
+		if err := p.Host.SetPort(p.HostEnd.Index, rtnl.Port{Hairpin: want.Hairpin, Isolated: want.Isolated}); err != nil {
 			return err
 		}
 	}
-	if p.Filtering {
-		if err := setVLANs(a.host, a.hostEnd.Index, a.bridge.DefaultPVID, p); err != nil {
-			return a.cfg.unsupportedVLANs(err)
+	if want.Filtering {
+		if err := setVLANs(p.Host, p.HostEnd.Index, p.bridge.DefaultPVID, want); err != nil {
+			return p.cfg.unsupportedVLANs(err)
 		}
 	}
-	if a.cfg.SpoofCheck {
-		a.OnFail("remove the MAC address check", func(ctx context.Context) error {
-			return deleteSpoofCheck(ctx, a.nf, a.Attachment)
+	if p.cfg.SpoofCheck {
+		p.OnFail("remove the MAC address check", func(ctx context.Context) error {
+			return deleteSpoofCheck(ctx, p.NF, p.Request.Attachment)
 		})
-		if err := a.spoofCheck().add(ctx, a.nf); err != nil {
+		if err := p.spoofCheck().add(ctx, p.NF); err != nil {
 			return err
 		}
 	}
-	return a.host.SetLink(a.hostEnd.Index, rtnl.Change{Up: ptr(true)})
+	return p.Host.SetLink(p.HostEnd.Index, rtnl.Change{Up: ptr(true)})
 }
 
-func (a *attachment) spoofCheck() spoofCheck {
-	return spoofCheck{Attachment: a.Attachment, Port: a.hostEnd.Name, MAC: a.contEnd.MAC}
+func (p *port) spoofCheck() spoofCheck {
+	return spoofCheck{Attachment: p.Request.Attachment, Port: p.HostEnd.Name, MAC: p.ContEnd.MAC}
 }
 
 // setVLANs gives a new port its VLANs, and takes from it the one that every
 // new port of the bridge is given by the kernel. A port without VLANs would
 // carry nothing: it keeps that one.
-func setVLANs(host *rtnl.Conn, index int, defaultPVID uint16, p port) error {
+func setVLANs(host *rtnl.Conn, index int, defaultPVID uint16, p portConfig) error {
 	vlans := p.vlans()
 	if len(vlans) == 0 {
 		return nil
@@ -73,7 +59,7 @@ func setVLANs(host *rtnl.Conn, index int, defaultPVID uint16, p port) error {
 
 // vlans lists what the port carries. A trunk without a VLAN of its own has
 // VLAN 1 untagged.
-func (p port) vlans() []rtnl.VLAN {
+func (p portConfig) vlans() []rtnl.VLAN {
 	var out []rtnl.VLAN
 	native := p.VLAN
 	if native == 0 && len(p.Trunk) > 0 {
@@ -90,68 +76,26 @@ func (p port) vlans() []rtnl.VLAN {
 	return out
 }
 
-// waitForPort waits until the bridge forwards through the port: the kernel
-// notices a moment after the container's end came up.
-func (a *attachment) waitForPort(ctx context.Context) error {
-	if a.cfg.KeepDown {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, portTimeout)
-	defer cancel()
-	if err := a.host.WaitUp(ctx, a.hostEnd.Index); err != nil {
-		return fmt.Errorf("port %q of bridge %q: %w", a.hostEnd.Name, a.cfg.Bridge, err)
-	}
-	return nil
-}
-
-// tolerate tells of what makes a network better and is no reason to fail: where
-// /proc/sys is read-only, for instance. It returns what may succeed a moment later.
-func (a *attachment) tolerate(err error) error {
-	if err == nil || cni.Transient(err) {
-		return err
-	}
-	a.Warn("%v", err)
-	return nil
-}
-
-// waitForAddresses waits until the kernel has finished the IPv6 addresses on
-// both sides, for else the first packets are lost and neighbours ask again only
-// after a second. It does so within milliseconds; if not, that is no failure.
-func (a *attachment) waitForAddresses(ctx context.Context, res *cni.Result) {
-	ctx, cancel := context.WithTimeout(ctx, addressTimeout)
-	defer cancel()
-	var inside []netip.Addr
-	for _, ip := range res.IPs {
-		if !ip.Address.Addr().Is4() {
-			inside = append(inside, ip.Address.Addr())
-		}
-	}
-	err := errors.Join(a.cont.WaitLocal(ctx, a.contEnd.Index, inside...), a.host.WaitLocal(ctx, a.bridge.Index, a.ready...))
-	if err != nil {
-		a.Warn("%v", err)
-	}
-}
-
-// verifyPort compares the port with what attachPort made of it.
-func (a *attachment) verifyPort() []error {
+// verifyPort compares the port with what setUpPort made of it.
+func (p *port) verifyPort() []error {
 	var errs []error
 	drift := func(format string, args ...any) {
-		errs = append(errs, cni.Errorf(cni.CodeDrift, "port %q of bridge %q: %s", a.hostEnd.Name, a.cfg.Bridge, fmt.Sprintf(format, args...)))
+		errs = append(errs, cni.Errorf(cni.CodeDrift, "port %q of bridge %q: %s", p.HostEnd.Name, p.cfg.Bridge, fmt.Sprintf(format, args...)))
 	}
-	if a.hostEnd.Master != a.bridge.Index {
+	if p.HostEnd.Master != p.bridge.Index {
 		drift("is no port of the bridge")
 		return errs
 	}
-	if !a.hostEnd.Up {
+	if !p.HostEnd.Up {
 		drift("is down")
 	}
-	have, err := a.host.Port(a.hostEnd.Index)
+	have, err := p.Host.Port(p.HostEnd.Index)
 	if err != nil {
 		return append(errs, err)
 	}
-	want := a.cfg.Port
-	if a.cfg.MTU != 0 && a.hostEnd.MTU != a.cfg.MTU {
-		drift("MTU is %d, not %d", a.hostEnd.MTU, a.cfg.MTU)
+	want := p.cfg.Port
+	if p.cfg.Link.MTU != 0 && p.HostEnd.MTU != p.cfg.Link.MTU {
+		drift("MTU is %d, not %d", p.HostEnd.MTU, p.cfg.Link.MTU)
 	}
 	if have.Hairpin != want.Hairpin {
 		drift("hairpin is %t, not %t", have.Hairpin, want.Hairpin)
@@ -159,19 +103,19 @@ func (a *attachment) verifyPort() []error {
 	if have.Isolated != want.Isolated {
 		drift("isolated is %t, not %t", have.Isolated, want.Isolated)
 	}
-	for _, text := range a.vlanDrift(a.hostEnd.Index, want) {
+	for _, text := range p.vlanDrift(p.HostEnd.Index, want) {
 		drift("%s", text)
 	}
 	return errs
 }
 
 // vlanDrift compares the VLANs of a port with those that setVLANs gave it.
-func (a *attachment) vlanDrift(index int, p port) (diffs []string) {
-	want := p.vlans()
+func (p *port) vlanDrift(index int, cfg portConfig) (diffs []string) {
+	want := cfg.vlans()
 	if len(want) == 0 {
 		return nil
 	}
-	have, err := a.host.VLANs(index)
+	have, err := p.Host.VLANs(index)
 	if err != nil {
 		return []string{err.Error()}
 	}
@@ -181,7 +125,7 @@ func (a *attachment) vlanDrift(index int, p port) (diffs []string) {
 		}
 	}
 	for _, v := range have {
-		if !p.KeepDefault && !slices.ContainsFunc(want, func(w rtnl.VLAN) bool { return w.ID == v.ID }) {
+		if !cfg.KeepDefault && !slices.ContainsFunc(want, func(w rtnl.VLAN) bool { return w.ID == v.ID }) {
 			diffs = append(diffs, fmt.Sprintf("vlan %d is there and should not be", v.ID))
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -33,17 +34,17 @@ var _ = Describe("configuration", func() {
 		Expect(c).To(Equal(want))
 	},
 		Entry("nothing but ipam", "", config{}),
-		Entry("ipMasq", `"ipMasq":true`, config{Masq: true}),
-		Entry("ipMasqBackend nftables", `"ipMasqBackend":"nftables"`, config{MasqBackend: "nftables"}),
-		Entry("ipMasqBackend iptables", `"ipMasqBackend":"iptables"`, config{MasqBackend: "iptables"}),
+		Entry("ipMasq", `"ipMasq":true`, config{Masq: attach.Masq{On: true}}),
+		Entry("ipMasqBackend nftables", `"ipMasqBackend":"nftables"`, config{Masq: attach.Masq{Backend: "nftables"}}),
+		Entry("ipMasqBackend iptables", `"ipMasqBackend":"iptables"`, config{Masq: attach.Masq{Backend: "iptables"}}),
 		Entry("ipMasqBackend null", `"ipMasqBackend":null`, config{}),
-		Entry("mtu", `"mtu":1400`, config{MTU: 1400}),
-		Entry("mtu, smallest", `"mtu":68`, config{MTU: 68}),
-		Entry("mtu, largest", `"mtu":65535`, config{MTU: 65535}),
+		Entry("mtu", `"mtu":1400`, config{Link: attach.Link{MTU: 1400}}),
+		Entry("mtu, smallest", `"mtu":68`, config{Link: attach.Link{MTU: 68}}),
+		Entry("mtu, largest", `"mtu":65535`, config{Link: attach.Link{MTU: 65535}}),
 		Entry("dns", `"dns":{"nameservers":["192.0.2.53"],"domain":"d","search":["s"],"options":["o"]}`,
-			config{DNS: cni.DNS{Nameservers: []string{"192.0.2.53"}, Domain: "d", Search: []string{"s"}, Options: []string{"o"}}}),
-		Entry("dns, an empty list is said", `"dns":{"search":[]}`, config{DNS: cni.DNS{Search: []string{}}}),
-		Entry("keys in other case", `"IPMASQ":true,"Mtu":1400`, config{Masq: true, MTU: 1400}),
+			config{Link: attach.Link{DNS: cni.DNS{Nameservers: []string{"192.0.2.53"}, Domain: "d", Search: []string{"s"}, Options: []string{"o"}}}}),
+		Entry("dns, an empty list is said", `"dns":{"search":[]}`, config{Link: attach.Link{DNS: cni.DNS{Search: []string{}}}}),
+		Entry("keys in other case", `"IPMASQ":true,"Mtu":1400`, config{Masq: attach.Masq{On: true}, Link: attach.Link{MTU: 1400}}),
 		Entry("unknown keys", `"nonsense":{"mtu":1}`, config{}),
 	)
 
@@ -80,7 +81,7 @@ var _ = Describe("configuration", func() {
 	DescribeTable("MAC address", func(keys, args, want string) {
 		c, err := parse(withIPAM+keys, args)
 		Expect(err).NotTo(HaveOccurred())
-		Expect(c.MAC.String()).To(Equal(want))
+		Expect(c.Link.MAC.String()).To(Equal(want))
 	},
 		Entry("from nowhere", ``, "", ""),
 		Entry("from CNI_ARGS", ``, "IgnoreUnknown=1;K8S_POD_NAME=a;MAC="+envMAC, envMAC),

@@ -7,6 +7,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/types"
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -265,15 +266,20 @@ var _ = Describe("DEL", func() {
 		isClean()
 	})
 
-	It("releases the addresses last", func() {
-		a := w.Attach("one", everything(), nth(3)...)
-		w.On("DEL", `cat >/dev/null; { ip -o link; nft list ruleset; } >"$d/seen"`)
-		w.Succeeds(a.As("DEL"))
-		seen, err := os.ReadFile(w.Dir + "/seen")
-		Expect(err).NotTo(HaveOccurred())
-		Expect(string(seen)).To(ContainSubstring(hostEnd(live.Result)))
-		Expect(string(seen)).NotTo(Or(ContainSubstring(hostEnd(a.Result)), ContainSubstring("10.1.0.3")))
-	})
+	DescribeTable("releases the addresses when nobody answers to them any more", func(ipam string, seen types.GomegaMatcher) {
+		Expect(os.Symlink("fake", w.Dir+"/whereabouts")).To(Succeed())
+		a := w.Attach("one", everything(Object{"ipam": Object{"type": ipam}}), nth(3)...)
+		w.On("DEL", `cat >/dev/null; { ip -o link; nft list ruleset; nsenter --net="$CNI_NETNS" ip addr show eth0; } >"$d/seen" 2>&1; :`)
+		c := a.As("DEL")
+		w.Calls()
+		Expect(w.Exec(c).Code).To(BeZero())
+		Expect(w.Calls()).To(Equal([]string{"DEL one eth0"}))
+		Expect(os.ReadFile(w.Dir + "/seen")).To(And(ContainSubstring(hostEnd(live.Result)), seen, Not(ContainSubstring("10.1.0.3"))))
+		isClean()
+	},
+		Entry("of a store: when the interface is gone", "whereabouts", ContainSubstring(`"eth0" does not exist`)),
+		Entry("of a plugin that may need the interface: when it has no address", "fake", MatchRegexp(`eth0@if.* state UP`)),
+	)
 
 	It("passes IPAM's error on, when all else is gone", func() {
 		a := w.Attach("one", everything(), nth(3)...)

@@ -9,7 +9,6 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
@@ -62,16 +61,6 @@ func untouched(h *nstest.Host) string {
 	return strings.Join(out, "\n")
 }
 
-// aClaim holds what an ADD of the attachment takes: its byte, or all.
-func aClaim(w *World, _ *nstest.Host) {
-	var f *os.File
-	var err error
-	w.Do(func() { f, err = os.OpenFile("/run/hawser/claims", os.O_RDWR, 0) })
-	Expect(err).NotTo(HaveOccurred())
-	Expect(unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})).To(Succeed())
-	DeferCleanup(f.Close)
-}
-
 var _ = Describe("a failing ADD leaves the host and the container as they were", func() {
 	var w *World
 	var live Attached
@@ -107,12 +96,11 @@ var _ = Describe("a failing ADD leaves the host and the container as they were",
 		Entry("there is no ipam", failure{change: keys(Object{"ipam": nil}), code: cni.CodeConfig, says: "ipam.type", calls: none}),
 		Entry("the interface is there", failure{prepare: func(_ *World, cont *nstest.Host) { IP(cont, "link add eth0 type veth peer name x") },
 			code: cni.CodeExists, says: `"eth0"`, calls: none}),
-		Entry("another ADD of the attachment is under way", failure{prepare: aClaim, code: cni.CodeExists, says: "under way", calls: none}),
 		Entry("the host end's names are taken", failure{prepare: func(w *World, _ *nstest.Host) {
 			for _, name := range iface.HostNames(cni.Attachment{Network: "net", ContainerID: "two", IfName: "eth0"}) {
 				IP(w.Host, "link add %s type veth peer name %s", name, strings.Replace(name, "veth", "peer", 1))
 			}
-		}, code: cni.CodeConflict, says: "veth", calls: both}),
+		}, code: cni.CodeConflict, says: "veth", calls: none}),
 		Entry("the IPAM plugin is not there", failure{change: keys(Object{"ipam": Object{"type": "nowhere"}}), code: cni.CodeEnvironment, says: `no plugin "nowhere"`, calls: none}),
 		Entry("the IPAM plugin's name is a path", failure{change: keys(Object{"ipam": Object{"type": "../fake"}}), code: cni.CodeConfig, says: `"../fake"`, calls: none}),
 		Entry("IPAM gives no addresses", failure{prepare: answers(`{"cniVersion":"1.1.0","ips":[]}`), code: cni.CodeIPAM, says: `"fake"`, calls: both}),
@@ -182,9 +170,6 @@ var _ = Describe("a failing ADD leaves the host and the container as they were",
 		c := Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: everything()}
 		cmd := w.Start(c.Program(w, nstest.Build("ptp")))
 		Eventually(w.Dir+"/started", nstest.Patience(5*time.Second)).Should(BeAnExistingFile())
-		// Nothing is made before IPAM has answered.
-		Expect(w.Snapshot()).To(Equal(before))
-		Expect(Names(cont, "")).To(BeEmpty())
 		Expect(cmd.Process.Signal(os.Interrupt)).To(Succeed())
 		Expect(cmd.Wait()).To(HaveOccurred())
 		Expect(w.Calls()).To(Equal(both))

@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
@@ -28,7 +27,7 @@ type plan struct {
 // point link can have.
 func makePlan(cfg config, lease *cni.Result) (plan, error) {
 	p := plan{Result: lease.Clone()}
-	if err := iface.CheckMTUFor(cfg.MTU, lease.IPs); err != nil {
+	if err := cfg.Link.Carries(lease.IPs); err != nil {
 		return p, err
 	}
 	known := map[netip.Prefix]bool{}
@@ -52,8 +51,8 @@ func makePlan(cfg config, lease *cni.Result) (plan, error) {
 		}
 		known[gw], known[subnet], known[addr] = true, true, true
 	}
-	if cfg.DNS.IsSet() {
-		p.Result.DNS = cfg.DNS
+	if cfg.Link.DNS.IsSet() {
+		p.Result.DNS = cfg.Link.DNS
 	}
 	return p, nil
 }

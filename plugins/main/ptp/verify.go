@@ -3,44 +3,34 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
-	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
 // verify compares everything that ADD made, on both sides, with what is
 // there, and returns each difference.
-func (a *attachment) verify(ctx context.Context) []error {
-	if _, ok := a.PrevResult.ContainerInterface(a.IfName); !ok {
-		return []error{cni.Errorf(cni.CodeDrift, "prevResult: has no interface %q in a container", a.IfName)}
-	}
+func verify(ctx context.Context, a *attach.Call, cfg config) []error {
 	own := &cni.Result{IPs: a.PrevResult.ContainerIPs(a.IfName)}
 	if len(own.IPs) == 0 {
 		return []error{cni.Errorf(cni.CodeDrift, "prevResult: has no address of interface %q", a.IfName)}
 	}
-	p, err := makePlan(a.cfg, own)
+	p, err := makePlan(cfg, own)
 	if err != nil {
 		return []error{cni.Errorf(cni.CodeDrift, "prevResult: %w", err)}
 	}
-	if err := a.findLinks(); err != nil {
+	if err := a.FindLinks(attach.NoMaster); err != nil {
 		return []error{err}
 	}
-	errs := []error{iface.Drifted(iface.Verify(a.target(p.visible()), a.PrevResult))}
-	errs = append(errs, a.verifyHost(p)...)
-	if a.cfg.Masq {
-		errs = append(errs, iface.Drifted(masq.Check(ctx, a.nf, masq.Config{
-			Attachment: a.Attachment, Backend: a.cfg.MasqBackend, Addrs: cni.Addresses(own.IPs),
-		})))
-	}
-	return errs
+	errs := []error{iface.Drifted(iface.Verify(target(a, p.visible()), a.PrevResult)), a.VerifyMasquerade(ctx, cfg.Masq)}
+	return append(errs, verifyHost(a, cfg, p)...)
 }
 
 // visible are the container's routes with what the kernel shows of them: of an
@@ -56,39 +46,19 @@ func (p plan) visible() []rtnl.Route {
 	return out
 }
 
-func (a *attachment) findLinks() error {
-	var err error
-	if a.contEnd, err = a.cont.Link(a.IfName); err != nil {
-		return iface.Drifted(fmt.Errorf("container: %w", err))
-	}
-	a.hostEnd, err = iface.FindHostEnd(a.host, a.Attachment)
-	if errors.Is(err, rtnl.ErrNoLink) { // made by other software, perhaps
-		a.hostEnd, err = iface.Search{Host: a.host, Master: iface.NoMaster}.PeerOf(a.contEnd)
-	}
-	switch {
-	case errors.Is(err, rtnl.ErrNoLink):
-		return cni.Errorf(cni.CodeDrift, "interface %q: has no host end", a.IfName)
-	case err != nil:
-		return err
-	case a.hostEnd.Peer != a.contEnd.Index:
-		return cni.Errorf(cni.CodeDrift, "interface %q: is not the other end of host interface %q", a.IfName, a.hostEnd.Name)
-	}
-	return nil
-}
-
-// verifyHost looks for what setUpHost made.
-func (a *attachment) verifyHost(p plan) []error {
+// verifyHost looks for what raiseHostEnd and routeToContainer made.
+func verifyHost(a *attach.Call, cfg config, p plan) []error {
 	var errs []error
 	drift := func(format string, args ...any) {
-		errs = append(errs, cni.Errorf(cni.CodeDrift, "host interface %q: %s", a.hostEnd.Name, fmt.Sprintf(format, args...)))
+		errs = append(errs, cni.Errorf(cni.CodeDrift, "host interface %q: %s", a.HostEnd.Name, fmt.Sprintf(format, args...)))
 	}
-	if !a.hostEnd.Up {
+	if !a.HostEnd.Up {
 		drift("is down")
 	}
-	if want := a.wantedMTU(); want != 0 && want != a.hostEnd.MTU {
-		drift("MTU is %d instead of %d", a.hostEnd.MTU, want)
+	if want := wantedMTU(a, cfg); want != 0 && want != a.HostEnd.MTU {
+		drift("MTU is %d instead of %d", a.HostEnd.MTU, want)
 	}
-	addrs, err := a.host.Addrs(a.hostEnd.Index)
+	addrs, err := a.Host.Addrs(a.HostEnd.Index)
 	if err != nil {
 		return append(errs, err)
 	}
@@ -98,7 +68,7 @@ func (a *attachment) verifyHost(p plan) []error {
 		}
 		errs = append(errs, iface.VerifyForwarding(gw.Addr().Is4()))
 	}
-	routes, err := a.host.Routes(a.hostEnd.Index, unix.AF_UNSPEC)
+	routes, err := a.Host.Routes(a.HostEnd.Index, unix.AF_UNSPEC)
 	if err != nil {
 		return append(errs, err)
 	}
@@ -112,13 +82,13 @@ func (a *attachment) verifyHost(p plan) []error {
 
 // wantedMTU is the host end's as ADD reported it, or as the configuration says:
 // results before 1.0.0 have none. 0 is unknown.
-func (a *attachment) wantedMTU() int {
+func wantedMTU(a *attach.Call, cfg config) int {
 	for _, i := range a.PrevResult.Interfaces {
-		if i.Name == a.hostEnd.Name && i.Sandbox == "" {
-			return cmp.Or(i.MTU, a.cfg.MTU)
+		if i.Name == a.HostEnd.Name && i.Sandbox == "" {
+			return cmp.Or(i.MTU, cfg.Link.MTU)
 		}
 	}
-	return a.cfg.MTU
+	return cfg.Link.MTU
 }
 
 func isHostRoute(have, want rtnl.Route) bool {

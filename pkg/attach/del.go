@@ -1,0 +1,140 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/ipam"
+	"github.com/hawser-cni/plugins/pkg/masq"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// Rules removes rules of the plugin's own in DEL or GC.
+type Rules func(ctx context.Context, nf *nft.Conn) error
+
+// Del removes what ADD made, with whatever is known of it: the rules, the
+// interface, the addresses. It goes on after a failure. master is the bridge
+// that the host end of the reference must be a port of.
+//
+// Addresses are released when the interface is gone, since nobody may be given
+// one while somebody answers to it. An IPAM plugin that needs the interface
+// comes before its deletion, when it has lost its addresses.
+func Del(ctx context.Context, req *skel.Request, master Master, rules ...Rules) error {
+	nf := nft.New()
+	locks, cancel := skel.Most(ctx) // what waits for locks leaves time for the rest
+	defer cancel()
+	var errs []error
+	for _, remove := range rules {
+		errs = append(errs, remove(locks, nf))
+	}
+	errs = append(errs, masq.Del(locks, nf, masq.Config{
+		Attachment: req.Attachment, Addrs: cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)), Warn: req.Warn,
+	}))
+
+	client := client(req)
+	p, err := find(req, master)
+	defer p.close()
+	released := err == nil && req.IPAM != "" && client.NeedsInterface() && p.flush(req) == nil
+	if released {
+		errs = append(errs, client.Del(ctx))
+	}
+	gone, err := p.delete(err)
+	// Closing a netfilter socket after a deletion waits for the kernel, and so
+	// does deleting a link. In this order the first wait covers the second.
+	errs = append(errs, err, nf.Close())
+	switch {
+	case released || req.IPAM == "":
+	case gone:
+		errs = append(errs, client.Del(ctx))
+	default:
+		errs = append(errs, withheld(client))
+	}
+	return errors.Join(errs...)
+}
+
+// GC removes what attachments of the network left that are not valid.
+func GC(ctx context.Context, req *skel.Request, rules ...Rules) error {
+	host, err := rtnl.Dial(nil)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	nf := nft.New()
+	locks, cancel := skel.Most(ctx)
+	defer cancel()
+	var errs []error
+	for _, collect := range rules {
+		errs = append(errs, collect(locks, nf))
+	}
+	errs = append(errs, masq.GC(locks, nf, req.Network, req.Valid))
+	linkErr := iface.Collect(host, req.Valid)
+	errs = append(errs, linkErr, nf.Close())
+	if req.IPAM != "" && linkErr == nil {
+		errs = append(errs, client(req).GC(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+func withheld(c ipam.Client) error {
+	return fmt.Errorf("%s: not asked to release the addresses while the interface may still be there", c)
+}
+
+// pair is the attachment's pair as DEL found it: one end, and the socket by
+// which it is deleted.
+type pair struct {
+	host *rtnl.Conn
+	cont *rtnl.Conn // nil until it is needed
+	conn *rtnl.Conn // one of both
+	end  rtnl.Link
+}
+
+// delete deletes the pair that find found, or handles its error: gone is false
+// when the pair is there still, and when memory or descriptors are too short to
+// look for it.
+func (p pair) delete(err error) (gone bool, _ error) {
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return true, nil
+	}
+	if err != nil {
+		return !cni.Transient(err), err
+	}
+	err = p.conn.DelLink(p.end.Index)
+	return err == nil, err
+}
+
+// flush takes the container's interface its addresses.
+func (p *pair) flush(req *skel.Request) error {
+	if p.conn == p.cont {
+		return flush(p.cont, p.end)
+	}
+	if req.NS == nil {
+		return errors.New("the namespace cannot be entered")
+	}
+	var err error
+	if p.cont, err = rtnl.Dial(req.NS); err != nil {
+		return err
+	}
+	end, err := p.cont.LinkByIndex(p.end.Peer)
+	if err != nil || end.Peer != p.end.Index {
+		return fmt.Errorf("interface %q: is not in the namespace: %w", req.IfName, err)
+	}
+	return flush(p.cont, end)
+}
+
+func flush(cont *rtnl.Conn, end rtnl.Link) error {
+	addrs, err := cont.Addrs(end.Index)
+	errs := []error{err}
+	for _, a := range addrs {
+		if !a.Prefix.Addr().IsLinkLocalUnicast() { // which the kernel made
+			errs = append(errs, cont.DelAddr(end.Index, a.Prefix))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (p pair) close() { _ = errors.Join(p.host.Close(), p.cont.Close()) }

@@ -1,0 +1,135 @@
+package attach
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// Master finds the bridge that a host end without mark, which the reference
+// made, must be a port of; 0 is none. rtnl.ErrNoLink says that there is no such
+// bridge: then only marked host ends are looked for.
+type Master func(host *rtnl.Conn) (index int, err error)
+
+// NoMaster is the Master of plugins without a bridge.
+func NoMaster(*rtnl.Conn) (int, error) { return 0, nil }
+
+// find finds the attachment's pair: ours by its mark, one of the reference by
+// what the namespace or the result says. What belongs to somebody else by now
+// is not found: rtnl.ErrNoLink.
+func find(req *skel.Request, master Master) (p pair, err error) {
+	if p.host, err = rtnl.Dial(nil); err != nil {
+		return p, err
+	}
+	p.conn = p.host
+	p.end, err = iface.FindHostEnd(p.host, req.Attachment)
+	if !errors.Is(err, rtnl.ErrNoLink) {
+		return p, err
+	}
+	bridge, err := master(p.host)
+	switch {
+	case cni.Transient(err):
+		return p, err
+	case err != nil:
+		return p, rtnl.ErrNoLink
+	}
+	if req.NS != nil {
+		if p.cont, err = rtnl.Dial(req.NS); err != nil {
+			return p, err
+		}
+		// From the inside: whoever is in the container can choose names, indexes
+		// and addresses, and must not be able to point at another's host end.
+		end, err := containerEnd(req, p, bridge)
+		if !errors.Is(err, rtnl.ErrNoLink) {
+			p.conn, p.end = p.cont, end
+			return p, err
+		}
+	}
+	p.end, err = hostEndByResult(p.host, req.PrevResult, bridge)
+	return p, err
+}
+
+// containerEnd finds the interface in the container, if it is what the result
+// says and the end of an unmarked pair.
+func containerEnd(req *skel.Request, p pair, bridge int) (rtnl.Link, error) {
+	end, err := p.cont.Link(req.IfName)
+	if err != nil {
+		return end, err
+	}
+	if req.PrevResult != nil {
+		i, ok := req.PrevResult.ContainerInterface(req.IfName)
+		if ok && i.MAC != "" && !strings.EqualFold(i.MAC, end.MAC.String()) {
+			return end, rtnl.ErrNoLink // the namespace is another container's by now
+		}
+	}
+	_, err = unmarkedPeer(p.host, end, bridge)
+	return end, err
+}
+
+// unmarkedPeer finds the host end, without mark, of a container's interface.
+func unmarkedPeer(host *rtnl.Conn, end rtnl.Link, bridge int) (rtnl.Link, error) {
+	if end.Kind != "veth" || end.Peer == 0 {
+		return rtnl.Link{}, rtnl.ErrNoLink
+	}
+	l, err := host.LinkByIndex(end.Peer)
+	if err == nil && (l.Peer != end.Index || !unmarked(l, bridge)) {
+		err = rtnl.ErrNoLink
+	}
+	return l, err
+}
+
+// hostEndByResult finds the host end that the result names, by name and MAC
+// address: without the interface there is no other trace of it.
+func hostEndByResult(host *rtnl.Conn, prev *cni.Result, bridge int) (rtnl.Link, error) {
+	if prev == nil {
+		return rtnl.Link{}, rtnl.ErrNoLink
+	}
+	for _, i := range prev.Interfaces {
+		if i.Sandbox != "" || i.MAC == "" {
+			continue
+		}
+		l, err := host.Link(i.Name)
+		if errors.Is(err, rtnl.ErrNoLink) {
+			continue
+		}
+		if err != nil || strings.EqualFold(i.MAC, l.MAC.String()) && unmarked(l, bridge) {
+			return l, err
+		}
+	}
+	return rtnl.Link{}, rtnl.ErrNoLink
+}
+
+// unmarked tells a host end of other software. One of ours that has no mark yet
+// is in a group.
+func unmarked(l rtnl.Link, bridge int) bool {
+	return l.Kind == "veth" && l.Alias == "" && l.Group == 0 && l.Master == bridge
+}
+
+// FindLinks looks up both ends of the pair for CHECK; master is as in Del.
+func (a *Call) FindLinks(master Master) error {
+	var err error
+	if a.ContEnd, err = a.Cont.Link(a.IfName); err != nil {
+		return iface.Drifted(fmt.Errorf("container: %w", err))
+	}
+	a.HostEnd, err = iface.FindHostEnd(a.Host, a.Attachment)
+	if errors.Is(err, rtnl.ErrNoLink) { // made by the reference, perhaps
+		var bridge int
+		if bridge, err = master(a.Host); err == nil {
+			a.HostEnd, err = unmarkedPeer(a.Host, a.ContEnd, bridge)
+		}
+	}
+	switch {
+	case errors.Is(err, rtnl.ErrNoLink):
+		return cni.Errorf(cni.CodeDrift, "interface %q: has no host end", a.IfName)
+	case err != nil:
+		return err
+	case a.HostEnd.Peer != a.ContEnd.Index:
+		return cni.Errorf(cni.CodeDrift, "interface %q: is not the other end of host interface %q", a.IfName, a.HostEnd.Name)
+	}
+	return nil
+}

@@ -1,0 +1,113 @@
+package attach
+
+import (
+	"fmt"
+	"net"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/masq"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// LinkKeys are the configuration keys of plugins that make an interface.
+type LinkKeys struct {
+	DNS  cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
+	Args struct {
+		CNI struct {
+			MAC string `json:"mac" help:"MAC address of the container's end; wins over MAC in CNI_ARGS" schema:"format=mac empty"`
+		} `json:"cni"`
+	} `json:"args"`
+	RuntimeConfig struct {
+		MAC string `json:"mac" help:"MAC address of the container's end (capability mac); wins over all" schema:"format=mac empty"`
+	} `json:"runtimeConfig"`
+}
+
+// Link is how an interface is to be made.
+type Link struct {
+	MTU int              // bytes; 0 = the kernel's
+	MAC net.HardwareAddr // of the container's end; nil = random
+	DNS cni.DNS          // of the result, instead of IPAM's
+}
+
+// Parse checks the keys, and the plugin's key mtu. What no interface can have
+// is code 7, also of a key that a stronger one overrides; in CNI_ARGS it is
+// code 4 where no key does.
+func (k LinkKeys) Parse(req *skel.Request, mtu int) (Link, error) {
+	l := Link{MTU: mtu, DNS: k.DNS}
+	var problems cni.Problems
+	problems.Add(checkMTU(mtu))
+	args, err := cni.ParseArgs(req.Args, "MAC")
+	problems.Add(err)
+	for _, source := range []struct {
+		code      uint
+		key, text string
+	}{
+		{cni.CodeConfig, "runtimeConfig.mac", k.RuntimeConfig.MAC},
+		{cni.CodeConfig, "args.cni.mac", k.Args.CNI.MAC},
+		{cni.CodeEnvironment, "CNI_ARGS MAC", args["MAC"]},
+	} {
+		overridden := k.RuntimeConfig.MAC != "" || k.Args.CNI.MAC != ""
+		if source.text == "" || source.code == cni.CodeEnvironment && overridden {
+			continue
+		}
+		mac, err := parseMAC(source.code, source.key, source.text)
+		problems.Add(err)
+		if l.MAC == nil {
+			l.MAC = mac
+		}
+	}
+	return l, problems.Err()
+}
+
+// parseMAC reads the address of an Ethernet interface.
+func parseMAC(code uint, key, text string) (net.HardwareAddr, error) {
+	mac, err := cni.ParseMAC(code, key, text)
+	if err == nil && len(mac) != 6 {
+		err = cni.Refuse(key, text, "is no MAC address of an interface (six bytes, not multicast, not zero)").WithCode(code)
+	}
+	return mac, err
+}
+
+// Smallest and largest MTU of a veth, in bytes.
+const mtuMin, mtuMax = 68, 65535
+
+func checkMTU(mtu int) error {
+	if mtu != 0 && (mtu < mtuMin || mtu > mtuMax) {
+		return cni.Refuse("mtu", mtu, fmt.Sprintf("is not between %d and %d", mtuMin, mtuMax)).
+			Suggest("leave it out for the kernel's own")
+	}
+	return nil
+}
+
+// mtuMin6 is the smallest MTU of a link that carries IPv6, in bytes (RFC 8200,
+// section 5). Below it the kernel has no IPv6 on a link at all.
+const mtuMin6 = 1280
+
+// Carries refuses, with code 7, an mtu that is too small for one of the
+// addresses.
+func (l Link) Carries(ips []cni.IP) error {
+	for _, ip := range ips {
+		if l.MTU != 0 && l.MTU < mtuMin6 && ip.Address.Addr().Is6() {
+			return cni.Errorf(cni.CodeConfig, "mtu: %d is too small for IPv6 (%d), which address %s needs", l.MTU, mtuMin6, ip.Address)
+		}
+	}
+	return nil
+}
+
+// MasqKeys are the configuration keys of the masquerade.
+type MasqKeys struct {
+	IPMasq        bool    `json:"ipMasq" help:"masquerade what leaves the containers' subnets" default:"false"`
+	IPMasqBackend *string `json:"ipMasqBackend" help:"nftables or iptables (nftables, where the kernel has it)" schema:"enum=nftables|iptables"`
+}
+
+// Masq says whether ADD masquerades, and with what.
+type Masq struct {
+	On      bool
+	Backend masq.Backend
+}
+
+// Parse checks the keys.
+func (k MasqKeys) Parse() (Masq, error) {
+	backend, err := masq.ParseBackend(k.IPMasqBackend)
+	return Masq{On: k.IPMasq, Backend: backend}, err
+}
