@@ -137,7 +137,7 @@ var _ = Describe("Run", func() {
 		given.Limits.Run = 300 * time.Millisecond
 		began := time.Now()
 		_, err := given.Run(ctx, "ipam", "ADD", nil)
-		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(3*time.Second)))
+		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
 		expectError(err, cni.CodeTryAgain, `plugin "ipam": no answer within `, "waiting")
 	},
 		Entry("one that hangs", "exec sleep 60"),
@@ -150,7 +150,7 @@ var _ = Describe("Run", func() {
 		r, _ := runner("exec sleep 60")
 		began := time.Now()
 		_, err := r.ForUndo().Run(ctx, "ipam", "DEL", nil)
-		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(2*time.Second)))
+		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
 		expectError(err, cni.CodeTryAgain, "no answer within ", "")
 	})
 
@@ -176,7 +176,7 @@ var _ = Describe("Run", func() {
 		r, stderr := runner("sleep 60 & echo $! >&2; echo '{}'")
 		began := time.Now()
 		Expect(r.Run(ctx, "ipam", "ADD", nil)).To(BeEquivalentTo("{}\n"))
-		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(3*time.Second)))
+		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
 		pid, err := strconv.Atoi(strings.TrimSpace(stderr.String()))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(unix.Kill(pid, unix.SIGKILL)).To(Succeed(), "the child is not ours to end")

@@ -42,7 +42,7 @@ func confine() error {
 }
 
 func confineMounts() error {
-	if err := mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE); err != nil {
+	if err := detachMounts(); err != nil {
 		return err
 	}
 	readOnly := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}

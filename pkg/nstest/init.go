@@ -1,6 +1,7 @@
 package nstest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -61,7 +62,7 @@ func startTests() (int, error) {
 // setUp detaches the mounts from the machine's and replaces those that would
 // show or change its state.
 func setUp() error {
-	if err := mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE); err != nil {
+	if err := detachMounts(); err != nil {
 		return err
 	}
 	if err := mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC); err != nil {
@@ -88,6 +89,34 @@ func setUp() error {
 	// namespace, so that parts of its /proc/net are closed to us.
 	runtime.LockOSThread()
 	return unix.Unshare(unix.CLONE_NEWNET)
+}
+
+// deepest is how far below the namespace's root a chroot may be: a path has 4096 bytes.
+const deepest = 2048
+
+// detachMounts keeps the mounts of a new mount namespace from the machine's. In a chroot,
+// / need not be a mount point: it becomes one then, below a mount that is private already.
+func detachMounts() error {
+	err := mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE)
+	if !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	wd, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	root, err := os.Open("/")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	// Whoever stands above his root can go up to the namespace's.
+	err = errors.Join(unix.Chroot("/proc"), root.Chdir())
+	for range deepest {
+		err = errors.Join(err, os.Chdir(".."))
+	}
+	return errors.Join(err, mount("none", ".", "", unix.MS_REC|unix.MS_PRIVATE), root.Chdir(), unix.Chroot("."),
+		mount("/", "/", "", unix.MS_BIND|unix.MS_REC), unix.Chroot("/.."), os.Chdir(wd))
 }
 
 func mount(source, target, fstype string, flags uintptr) error {

@@ -135,6 +135,10 @@ func tryRealRoot() error {
 	return nil
 }
 
+// Hang is a time that no call takes under any load, unless it waits for something that
+// does not come: specs have that last for a minute.
+const Hang = 40 * time.Second
+
 // Patience is a deadline of d on a machine of usual speed, made longer by the
 // factor in NSTEST_SLOWNESS on a slow one such as an emulated processor.
 func Patience(d time.Duration) time.Duration {

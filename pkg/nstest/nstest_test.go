@@ -29,6 +29,23 @@ var _ = Describe("Main", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(entries).To(HaveLen(2), "netns and lock")
 	})
+
+	It("runs them in a chroot whose / is no mount point, too, and mounts nothing outside", func() {
+		nstest.Need("realroot") // no user namespace is made in a chroot
+		self, err := os.Executable()
+		Expect(err).NotTo(HaveOccurred())
+		host := nstest.NewHost()
+		sh := func(script string) string { return host.Cmd("sh", "-ec", script) }
+		sh(`mount -t tmpfs none /var/lib; mount --make-shared /var/lib; mkdir /var/lib/root; cd /var/lib/root
+			mkdir -p tmp run var/lib; for d in usr etc proc sys dev; do mkdir $d; mount --rbind /$d $d; done
+			for d in bin sbin lib lib64; do ln -s usr/$d $d; done; cp ` + self + ` test`)
+		before := sh("cat /proc/self/mountinfo")
+		out := host.Run(nstest.Program{Path: "chroot", Args: []string{"/var/lib/root", "/test", "-ginkgo.focus", "runs the tests away"},
+			Env: []string{"NSTEST_REQUIRE=all", "NSTEST_STAGE="}})
+		Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
+		Expect(out.Stdout).To(ContainSubstring("1 Passed"))
+		Expect(sh("cat /proc/self/mountinfo")).To(Equal(before))
+	})
 })
 
 var _ = Describe("Host", func() {

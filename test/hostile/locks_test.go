@@ -1,6 +1,7 @@
 package hostile_test
 
 import (
+	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -10,26 +11,25 @@ import (
 	"github.com/hawser-cni/plugins/test/node"
 )
 
-// hold has another program hold a lock from now on, for so many seconds.
-func hold(n *node.Node, lock, seconds string) {
+// hold has another program hold a lock, until the spec ends or release is called.
+func hold(n *node.Node, lock string) (release func()) {
 	GinkgoHelper()
-	n.Start(nstest.Program{Path: "bash", Args: []string{"-ec", "exec 9>>" + lock + "; flock 9; touch /run/held; exec sleep " + seconds}})
-	Eventually(func() int { return n.Host.Run(nstest.Program{Path: "test", Args: []string{"-e", "/run/held"}}).Exit }).
-		WithTimeout(nstest.Patience(5 * time.Second)).WithPolling(5 * time.Millisecond).Should(BeZero())
-	n.Cmd("rm", "/run/held")
+	holder := n.Start(nstest.Program{Path: "flock", Args: []string{"-o", lock, "sh", "-c", "exec sleep 60 >/dev/null 2>&1"}})
+	Eventually(func() string { return n.Cmd("cat", "/proc/locks") }).Should(MatchRegexp(`FLOCK .* %d `, holder.Process.Pid))
+	return func() { Expect(holder.Process.Kill()).To(Succeed()) }
 }
 
 var _ = Describe("a lock that another program holds", Label("kernel"), func() {
 	It("is not even looked at when it is the xtables lock and the rules are in nftables", func() {
 		n := node.New()
 		n.Succeeds("DEL", n.Add(node.NewPod("first"), node.List("")), node.List(""))
-		hold(n, "/run/xtables.lock", "60")
+		hold(n, "/run/xtables.lock")
 		began := time.Now()
 		p := n.Add(node.NewPod("one"), node.List(""))
 		n.Succeeds("CHECK", p, node.List(""))
 		n.Succeeds("DEL", p, node.List(""))
 		n.Succeeds("GC", p, withGC(node.List("")))
-		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(20*time.Second)))
+		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
 	})
 
 	DescribeTable("is waited for, and no longer than it is held", func(backend, lock string) {
@@ -38,15 +38,23 @@ var _ = Describe("a lock that another program holds", Label("kernel"), func() {
 		}
 		n := node.New()
 		first := n.Add(node.NewPod("first"), node.List(backend))
+		inode := strings.TrimSpace(n.Cmd("stat", "-c", "%i", lock))
 		for _, command := range []string{"ADD", "DEL"} {
-			hold(n, lock, "1.5")
-			began := time.Now()
-			if command == "ADD" {
-				n.Add(node.NewPod("one"), node.Port(node.List(backend), 8081))
-			} else {
-				n.Succeeds("DEL", first, node.List(backend))
-			}
-			Expect(time.Since(began)).To(And(BeNumerically(">", time.Second), BeNumerically("<", nstest.Patience(10*time.Second))), command)
+			release := hold(n, lock)
+			done := make(chan struct{})
+			go func() {
+				defer GinkgoRecover()
+				defer close(done)
+				if command == "ADD" {
+					n.Add(node.NewPod("one"), node.Port(node.List(backend), 8081))
+				} else {
+					n.Succeeds("DEL", first, node.List(backend))
+				}
+			}()
+			Eventually(func() string { return n.Cmd("cat", "/proc/locks") }).Should(MatchRegexp(`-> FLOCK .*:%s `, inode))
+			Expect(done).NotTo(BeClosed(), command)
+			release()
+			Eventually(done).WithTimeout(nstest.Hang).Should(BeClosed(), command)
 		}
 	},
 		Entry("of the leases", "", "/var/lib/cni/networks/net/lock"),

@@ -12,11 +12,11 @@ import (
 
 // runtimeCalls are what a Go runtime, or a C library, asks for on its own account.
 var runtimeCalls = []int{
-	unix.SYS_FUTEX, unix.SYS_NANOSLEEP, unix.SYS_SCHED_YIELD, unix.SYS_SCHED_GETAFFINITY, unix.SYS_RESTART_SYSCALL,
+	unix.SYS_SCHED_YIELD, unix.SYS_SCHED_GETAFFINITY, unix.SYS_RESTART_SYSCALL,
 	unix.SYS_MMAP, unix.SYS_MUNMAP, unix.SYS_MADVISE, unix.SYS_MPROTECT, unix.SYS_BRK, unix.SYS_MINCORE,
 	unix.SYS_CLONE, unix.SYS_CLONE3, unix.SYS_GETTID, unix.SYS_SET_TID_ADDRESS, unix.SYS_SET_ROBUST_LIST, unix.SYS_RSEQ,
 	unix.SYS_RT_SIGACTION, unix.SYS_RT_SIGPROCMASK, unix.SYS_RT_SIGRETURN, unix.SYS_SIGALTSTACK, unix.SYS_TGKILL, unix.SYS_GETPID,
-	unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_PWAIT, unix.SYS_EVENTFD2,
+	unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL, unix.SYS_EVENTFD2,
 	unix.SYS_PRLIMIT64, unix.SYS_GETRANDOM, unix.SYS_EXIT, unix.SYS_EXIT_GROUP,
 }
 
@@ -40,7 +40,7 @@ type call struct {
 func (c *call) enter() {
 	process, program := c.task.process, c.task.process.program
 	program.Syscalls++
-	if !slices.Contains(runtimeCalls, c.number) {
+	if c.asked() {
 		program.Calls++
 	}
 	switch c.number {
@@ -50,11 +50,28 @@ func (c *call) enter() {
 		c.task.execs = c.text(c.args[1])
 	case unix.SYS_CLOSE:
 		delete(process.netlink, c.args[0])
+		delete(process.wakers, c.args[0])
 	}
 }
 
+// asked tells whether the program itself asks for the call: neither its runtime, nor a
+// wait, which others may end early and often.
+func (c *call) asked() bool {
+	if _, wait := waits[c.number]; wait || slices.Contains(runtimeCalls, c.number) {
+		return false
+	}
+	return c.number != unix.SYS_READ && c.number != unix.SYS_WRITE || !c.task.process.wakers[c.args[0]]
+}
+
+// again are the results of calls that come once more: a signal of the scheduler came
+// in between, which the kernel shows to tracers alone, or nothing was there yet.
+var again = []int64{-int64(unix.EINTR), -int64(unix.EAGAIN), -512, -513, -514, -516} // ERESTARTSYS to _RESTARTBLOCK
+
 func (c *call) leave(result int64) {
 	process, program := c.task.process, c.task.process.program
+	if slices.Contains(again, result) && c.asked() {
+		program.Calls--
+	}
 	switch c.number {
 	case unix.SYS_SOCKET:
 		if result >= 0 && c.args[0] == unix.AF_NETLINK {
@@ -62,6 +79,8 @@ func (c *call) leave(result int64) {
 		} else if result >= 0 {
 			delete(process.netlink, uint64(result))
 		}
+	case unix.SYS_EVENTFD2: // by which Go wakes who polls
+		process.wakers[uint64(result)] = true
 	case unix.SYS_SENDTO, unix.SYS_WRITE, unix.SYS_SENDMSG, unix.SYS_SENDMMSG, unix.SYS_WRITEV:
 		if protocol, ok := process.netlink[c.args[0]]; ok && result > 0 {
 			program.Sends++

@@ -39,11 +39,16 @@ type process struct {
 	pid     int
 	program *Program
 	netlink map[uint64]uint64 // descriptor -> protocol
+	wakers  map[uint64]bool   // descriptors of eventfd(2)
+}
+
+func newProcess(pid int, program *Program) *process {
+	return &process{pid: pid, program: program, netlink: map[uint64]uint64{}, wakers: map[uint64]bool{}}
 }
 
 func newTracer(pid int, path string) *tracer {
 	p := &Program{Path: path}
-	root := &task{tid: pid, process: &process{pid: pid, program: p, netlink: map[uint64]uint64{}}}
+	root := &task{tid: pid, process: newProcess(pid, p)}
 	return &tracer{root: pid, programs: []*Program{p}, tasks: map[int]*task{pid: root}}
 }
 
@@ -59,12 +64,10 @@ func (t *tracer) task(tid int) *task {
 	if own, ok := t.tasks[int(leader)]; ok && leader != int64(tid) {
 		fresh.process = own.process
 	} else {
-		parent := t.programs[0]
-		netlink := map[uint64]uint64{}
+		fresh.process = newProcess(tid, t.programs[0])
 		if above, ok := t.tasks[int(status(tid, "PPid"))]; ok {
-			parent, netlink = above.process.program, maps.Clone(above.process.netlink)
+			fresh.process.program, fresh.process.netlink = above.process.program, maps.Clone(above.process.netlink)
 		}
-		fresh.process = &process{pid: tid, program: parent, netlink: netlink}
 	}
 	t.tasks[tid] = fresh
 	return fresh
@@ -88,7 +91,7 @@ func (t *tracer) event(task *task, event int) {
 		program := &Program{Path: task.execs}
 		t.programs = append(t.programs, program)
 		// Descriptors are closed by exec, all but few.
-		task.process = &process{pid: task.tid, program: program, netlink: map[uint64]uint64{}}
+		task.process = newProcess(task.tid, program)
 		task.entered = nil
 	case unix.PTRACE_EVENT_EXIT:
 		if task.tid == task.process.pid {

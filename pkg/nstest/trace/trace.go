@@ -65,8 +65,9 @@ const limit = 5 * time.Minute
 // Run runs a command to its end, in the namespaces of the calling thread, which it
 // keeps for itself meanwhile.
 //
-// Calls leaves out what the Go runtime does more or less often from run to run:
-// futex, memory, signals, threads, polling. A sleep is a wait that ended by its
+// Calls leaves out what the Go runtime does more or less often from run to run, and the
+// more often the busier the machine is: futex, memory, signals, threads, waits, and calls
+// that come again since a signal interrupted them or nothing was there yet. A sleep is a wait that ended by its
 // timeout: a timer of Go ends epoll_pwait that way. The runtime's own naps of 10 ms
 // and less, nanosleep and timed futexes, are none.
 func Run(c Command) (*Record, error) {

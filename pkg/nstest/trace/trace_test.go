@@ -2,6 +2,7 @@ package trace_test
 
 import (
 	"os"
+	"strings"
 	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -61,6 +62,18 @@ var _ = Describe("a traced command", func() {
 		Expect(many.Calls - few.Calls).To(BeNumerically(">=", 200))
 		Expect((many.Calls - few.Calls) % 100).To(BeZero())
 		Expect(many.Syscalls).To(BeNumerically(">=", many.Calls))
+	})
+
+	It("has a call counted once, however often the scheduler's signals interrupt it", func() {
+		reader := func(signals string) *trace.Program {
+			fifo := GinkgoT().TempDir() + "/fifo"
+			return sh(nstest.NewHost(), "mkfifo "+fifo+"; cat "+fifo+" & exec 3>"+fifo+
+				"; for i in "+signals+"; do kill -URG $!; done; exec 3>&-; wait").Programs[2]
+		}
+		quiet, busy := reader(""), reader(strings.Repeat("x ", 50))
+		Expect(quiet.Name()).To(Equal("cat"))
+		Expect(busy.Calls).To(Equal(quiet.Calls))
+		Expect(busy.Syscalls).To(BeNumerically(">", quiet.Syscalls), "or the spec shows nothing")
 	})
 
 	It("has its netlink messages counted by their names", func() {

@@ -60,7 +60,6 @@ var _ = Describe("many mappings", Label("kernel"), func() {
 		a.add(many(1000, 1000, "tcp"))
 		AddReportEntry("1,000 mappings of two families", time.Since(began))
 		Expect(generation(w.Host)).To(Equal(before + 1))
-		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(2*time.Second)))
 		a.check(many(1000, 1000, "tcp"))
 		b.ips, c.ips = b.ips[:1], c.ips[:1]
 		b.add(many(10000, 10000, "tcp"))
