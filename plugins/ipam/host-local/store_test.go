@@ -151,7 +151,14 @@ var _ = Describe("the index", func() {
 		}),
 		Entry("when it has a second name", func(p string) { Expect(os.Link(p, p+"x")).To(Succeed()) }),
 		Entry("of another version", damage(0)),
-		Entry("of another boot", damage(len(indexMagic))),
+		Entry("of another boot", func(p string) {
+			boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+			Expect(err).NotTo(HaveOccurred())
+			data, err := os.ReadFile(p)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(bytes.Index(data, boot)).To(Equal(len(indexMagic)))
+			damage(len(indexMagic))(p)
+		}),
 		Entry("of another device", damage(len(indexMagic)+37)),
 		Entry("of another directory", damage(len(indexMagic)+37+32)),
 		Entry("with another stamp", damage(len(indexMagic)+37+34)))
@@ -203,13 +210,15 @@ var _ = Describe("the index", func() {
 		}))
 
 	It("does not say alone that nothing is left", func() {
-		two := set("10.1.2.0/24 10.1.2.2-10.1.2.3")
-		n.reserve("10.1.2.3", "c3")
-		Expect(os.Truncate(n.path("10.1.2.2"), 0)).To(Succeed()) // not seen in the directory's time
+		all := set("10.1.2.0/24 10.1.2.100-10.1.2.140 gw 10.1.2.1")
+		for addr := range all.after(netip.Addr{}) {
+			n.reserve(addr.String(), addr.String())
+		}
+		Expect(os.Truncate(n.path("10.1.2.140"), 0)).To(Succeed()) // not seen in the directory's time
 		n.within(func(s *store) {
 			Expect(s.heldBy("c4")).To(BeEmpty())
-			Expect(s.take(0, two, askedAddr{}, "c4")).To(Equal(netip.MustParseAddr("10.1.2.2")))
-			_, err := s.take(0, two, askedAddr{}, "c5")
+			Expect(s.take(0, all, askedAddr{}, "c4")).To(Equal(netip.MustParseAddr("10.1.2.140")))
+			_, err := s.take(0, all, askedAddr{}, "c5")
 			Expect(err).To(MatchError(errNoneLeft))
 		})
 	})
