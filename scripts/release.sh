@@ -19,7 +19,7 @@ mkdir "$work/tools" "$work/dist"
 
 docs=$work/docs
 mkdir "$docs"
-cp -r --parents ./*.md LICENSE docs plugins/*/*/README.md plugins/sample "$docs"
+cp -r --parents ./*.md LICENSE docs plugins/*/*/README.md "$docs"
 chmod -R u=rwX,go=rX "$docs"
 
 for arch in ${ARCHS:-amd64 arm64 arm ppc64le s390x riscv64 mips64le}; do

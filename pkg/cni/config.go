@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
+	"reflect"
 	"strings"
 )
 
@@ -28,41 +30,108 @@ type Config struct {
 }
 
 // Unmarshal reads the JSON of a configuration into a plugin's own struct.
-// Text that is no JSON is code 6. A value of the wrong type is code 7, a
-// Problem that names the key and what it wants; all such values are reported,
-// and everything else is read.
+// Text that is no JSON is code 6. The first value of the wrong type is code 7, a
+// Problem that names the key and what it wants; everything else is read.
 func Unmarshal(data []byte, v any) error {
 	err := json.Unmarshal(data, v)
 	if err == nil {
 		return nil
 	}
-	if problems, ok := wrongTypes(data, v, err); ok {
-		return problems.Err()
+	t, s := (*json.UnmarshalTypeError)(nil), (*json.SyntaxError)(nil)
+	switch {
+	case errors.As(err, &t) && t.Field != "":
+		// Field names embedded structs and no elements of lists. The offset may be one
+		// in a part of the document that reads itself.
+		if key := keyAt(data, t.Offset); lastName(key) == lastName(t.Field) {
+			t.Field = key
+		}
+		return refuseType(t)
+	case errors.As(err, &s):
+		return Errorf(CodeDecode, "network configuration: %w", complaint(err))
 	}
-	code := CodeConfig
-	if s := (*json.SyntaxError)(nil); errors.As(err, &s) {
-		code = CodeDecode
+	return Errorf(CodeConfig, "network configuration: %w", complaint(err))
+}
+
+// keyAt is the way to the value that ends, or whose inside begins, at an offset of
+// a JSON document; empty when there is none.
+func keyAt(doc []byte, offset int64) string {
+	d := json.NewDecoder(bytes.NewReader(doc))
+	var walk func(key string) string
+	walk = func(key string) (found string) {
+		token, _ := d.Token()
+		if d.InputOffset() == offset {
+			return key
+		}
+		switch token {
+		case json.Delim('{'):
+			for d.More() && found == "" {
+				name, _ := d.Token()
+				text, _ := name.(string)
+				found = walk(KeyIn(key, text))
+			}
+		case json.Delim('['):
+			for i := 0; d.More() && found == ""; i++ {
+				found = walk(fmt.Sprintf("%s[%d]", key, i))
+			}
+		default:
+			return ""
+		}
+		if found == "" {
+			_, _ = d.Token() // its end
+		}
+		return found
 	}
-	return Errorf(code, "network configuration: %w", complaint(err))
+	return walk("")
+}
+
+// lastName is the name at the end of a key, in lower case and without an index.
+func lastName(key string) string {
+	return strings.ToLower(strings.TrimRight(key[strings.LastIndexByte(key, '.')+1:], "[]0123456789"))
 }
 
 // complaint says in JSON's words what the decoder did not like, beginning with
 // the key where there is one.
 func complaint(err error) error {
 	if t := (*json.UnmarshalTypeError)(nil); errors.As(err, &t) {
-		text := misfit(t)
-		if number := numberOf(t); number != "" {
-			text = number + " " + text
-		}
-		if t.Field != "" {
-			text = t.Field + ": " + text
-		}
-		return errors.New(text)
+		return errors.New(refuseType(t).Msg)
 	}
 	if s := (*json.SyntaxError)(nil); errors.As(err, &s) {
 		return fmt.Errorf("no valid JSON at byte %d: %w", s.Offset, err)
 	}
 	return err
+}
+
+// refuseType refuses a value of the wrong type. Only a number is quoted: what is in
+// others may be a secret.
+func refuseType(t *json.UnmarshalTypeError) *Error {
+	if number, ok := strings.CutPrefix(t.Value, "number "); ok {
+		return Refuse(t.Field, json.RawMessage(number), "is no "+wholeNumber(t.Type))
+	}
+	want := "a " + wholeNumber(t.Type)
+	switch t.Type.Kind() {
+	case reflect.Bool:
+		want = "true or false"
+	case reflect.String:
+		want = "a string"
+	case reflect.Slice, reflect.Array:
+		want = "an array"
+	case reflect.Struct, reflect.Map:
+		want = "an object"
+	}
+	return Refuse(t.Field, nil, fmt.Sprintf("is a JSON %s, want %s", t.Value, want))
+}
+
+// wholeNumber says which numbers a type takes: a plain int is as good as any.
+func wholeNumber(t reflect.Type) string {
+	switch k := t.Kind(); {
+	case k >= reflect.Uint && k <= reflect.Uint64:
+		return fmt.Sprintf("whole number from 0 to %d", uint64(math.MaxUint64)>>(64-t.Bits()))
+	case k >= reflect.Int8 && k <= reflect.Int32:
+		return fmt.Sprintf("whole number from %d to %d", -1<<(t.Bits()-1), 1<<(t.Bits()-1)-1)
+	case k == reflect.Float32 || k == reflect.Float64:
+		return "number"
+	}
+	return "whole number"
 }
 
 // DecodeConfig reads what all configurations have in common. The version is

@@ -66,15 +66,15 @@ var _ = Describe("Config", func() {
 
 	DescribeTable("says in JSON's words what it wants", func(doc, message string) {
 		var wire struct {
-			B bool
-			S string
-			L []string
-			I int16
-			U uint16
-			F float64
-			M map[string]int
-			P *int
-			R []cni.Route
+			B bool           `json:"b"`
+			S string         `json:"s"`
+			L []string       `json:"l"`
+			I int16          `json:"i"`
+			U uint16         `json:"u"`
+			F float64        `json:"f"`
+			M map[string]int `json:"m"`
+			P *int           `json:"p"`
+			R []cni.Route    `json:"r"`
 		}
 		err := cni.Unmarshal([]byte(doc), &wire)
 		Expect(err).To(MatchError(message))

@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // Problem is one thing that is wrong with a configuration.
@@ -15,10 +17,6 @@ type Problem struct {
 	Value      any    // nil when it is missing, or when Reason is clear without it
 	Reason     string // what is wrong, going on after key and value
 	Suggestion string // what to do about it; empty when Reason says so
-
-	// Raw is the value as written where the decoder refused it for its type:
-	// nobody has seen what is in it.
-	Raw json.RawMessage
 }
 
 // String is the problem in one sentence, as error messages have it.
@@ -47,7 +45,7 @@ func valueText(v any) string {
 // Problem. nil is the value of a key that is missing, and of one whose reason
 // is clear without it.
 func Refuse(key string, value any, reason string) *Error {
-	return newRefusal(Problem{Code: CodeConfig, Key: key, Value: value, Reason: reason})
+	return refusal([]Problem{{Code: CodeConfig, Key: key, Value: value, Reason: reason}})
 }
 
 // Suggest adds what to do about the problem of a Refuse.
@@ -62,7 +60,7 @@ func (e *Error) WithCode(code uint) *Error {
 	return e
 }
 
-func newRefusal(list ...Problem) *Error {
+func refusal(list []Problem) *Error {
 	first, rest := list[0], list[1:]
 	e := &Error{Code: first.Code, Msg: first.String(), problems: list}
 	lines := make([]string, 0, len(rest))
@@ -77,12 +75,8 @@ func newRefusal(list ...Problem) *Error {
 	return e
 }
 
-const (
-	// problemsMax bounds how many problems are collected.
-	problemsMax = 200
-	// detailsMax bounds how many of them the details of an error list.
-	detailsMax = 20
-)
+// detailsMax bounds how many problems the details of an error list.
+const detailsMax = 20
 
 // ProblemsOf returns the problems that err is made of. An error that is made
 // of none is one itself.
@@ -103,8 +97,7 @@ type Problems struct{ list []Problem }
 
 // Add takes the problems of err; nil has none. What only follows from a
 // problem that is there already is left out: a second one of the same value or
-// of what is in it, and one of an object or list with a part that could not be
-// read.
+// of what is in it.
 func (p *Problems) Add(err error) { p.AddIn("", err) }
 
 // AddIn is Add for a configuration that is part of a greater one; prefix is the
@@ -114,19 +107,16 @@ func (p *Problems) AddIn(prefix string, err error) {
 		if new.Key != "" {
 			new.Key = prefix + new.Key
 		}
-		if len(p.list) < problemsMax && !p.explains(new) {
+		if !p.explains(new) {
 			p.list = append(p.list, new)
 		}
 	}
 }
 
+// explains reports whether there is a problem of the same value, or of one that it
+// is in.
 func (p *Problems) explains(new Problem) bool {
-	for _, old := range p.list {
-		if within(new.Key, old.Key) || old.Raw != nil && within(old.Key, new.Key) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.list, func(old Problem) bool { return within(new.Key, old.Key) })
 }
 
 // within reports whether key is outer, or leads to something in it. Either may
@@ -145,5 +135,19 @@ func (p *Problems) Err() error {
 	if len(p.list) == 0 {
 		return nil
 	}
-	return newRefusal(p.list...)
+	return refusal(p.list)
 }
+
+// KeyIn is the way to what the object at key has under name, quoted where it
+// would be misread or do something to a terminal: ["a.b"] or ipam["\x1b"].
+func KeyIn(key, name string) string {
+	switch {
+	case name == "" || strings.ContainsAny(name, ".[]\"") || strings.ContainsFunc(name, notPrintable):
+		return fmt.Sprintf("%s[%q]", key, name)
+	case key == "":
+		return name
+	}
+	return key + "." + name
+}
+
+func notPrintable(r rune) bool { return !strconv.IsPrint(r) || r == utf8.RuneError }

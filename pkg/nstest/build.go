@@ -14,9 +14,6 @@ import (
 // module is the first line of the go.mod below which plugins/ lies.
 const module = "module github.com/hawser-cni/plugins\n"
 
-// example is the plugin that nothing installs.
-const example = "sample"
-
 // built are the plugins that this run has compiled.
 var built struct {
 	sync.Mutex
@@ -24,8 +21,7 @@ var built struct {
 }
 
 // Build returns the path of a plugin's binary: the one in the directory named by
-// HAWSER_BIN, else one compiled now, once in a run, from this checkout. The
-// example, plugins/sample, is in no such directory.
+// HAWSER_BIN, else one compiled now, once in a run, from this checkout.
 func Build(plugin string) string {
 	ginkgo.GinkgoHelper()
 	path, err := build(plugin)
@@ -36,7 +32,7 @@ func Build(plugin string) string {
 }
 
 func build(plugin string) (string, error) {
-	if dir := os.Getenv("HAWSER_BIN"); dir != "" && plugin != example {
+	if dir := os.Getenv("HAWSER_BIN"); dir != "" {
 		path := filepath.Join(dir, plugin)
 		_, err := os.Stat(path)
 		return path, err
@@ -51,9 +47,6 @@ func build(plugin string) (string, error) {
 		return "", err
 	}
 	pattern := filepath.Join(root, "plugins", "*", plugin)
-	if plugin == example {
-		pattern = filepath.Join(root, "plugins", plugin)
-	}
 	sources, err := filepath.Glob(pattern)
 	if err != nil || len(sources) != 1 {
 		return "", fmt.Errorf("%d directories %s", len(sources), pattern)

@@ -3,11 +3,14 @@ package skel
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
@@ -21,12 +24,6 @@ type Keys struct {
 	Log string `json:"log" help:"file to which every call adds a line (none); HAWSER_LOG in the environment wins" schema:"format=path empty"`
 }
 
-const (
-	// textMax bounds each text of a line, and listMax each list.
-	textMax = 4 << 10
-	listMax = 64
-)
-
 // line is what one call adds to the log.
 type line struct {
 	Time        string      `json:"time"`
@@ -39,7 +36,7 @@ type line struct {
 	ContainerID string      `json:"containerID,omitempty"`
 	IfName      string      `json:"ifname,omitempty"`
 	MS          ms          `json:"ms"`
-	Steps       []timed     `json:"steps"`
+	Steps       []step      `json:"steps"`
 	Result      *lineResult `json:"result,omitempty"`
 	Error       *lineError  `json:"error,omitempty"`
 }
@@ -49,14 +46,14 @@ type lineResult struct {
 	IPs        []string `json:"ips,omitempty"`
 }
 
+// lineError has no details: they may be another program's words.
 type lineError struct {
-	Code    uint   `json:"code"`
-	Msg     string `json:"msg"`
-	Details string `json:"details,omitempty"`
+	Code uint   `json:"code"`
+	Msg  string `json:"msg"`
 }
 
-// timed is a step, and how long it took.
-type timed struct {
+// step is a part of a call, and how long it took.
+type step struct {
 	Name string `json:"name"`
 	MS   ms     `json:"ms"`
 }
@@ -73,7 +70,7 @@ func (m ms) MarshalJSON() ([]byte, error) {
 type record struct {
 	path  string
 	from  string // what names the path, for warnings
-	steps []timed
+	steps []step
 	since time.Time // when the last of them began
 }
 
@@ -88,7 +85,7 @@ func (r *record) step(name string) {
 		return
 	}
 	r.end()
-	r.steps = append(r.steps, timed{Name: name})
+	r.steps = append(r.steps, step{Name: name})
 }
 
 // end ends the last step.
@@ -114,93 +111,93 @@ func (c *call) logKey(raw json.RawMessage) error {
 	if json.Unmarshal(raw, &path) != nil {
 		return cni.Refuse("log", raw, "is no string")
 	}
-	if reason := refusePath(path); path != "" && reason != "" {
-		refused := cni.Refuse("log", path, reason).Suggest("name a file by its absolute path, /var/log/hawser.log for example")
-		if plain := filepath.Clean(path); refusePath(plain) == "" {
-			refused.Suggest("write %q", plain)
-		}
-		return refused
+	if path == "" {
+		return nil
 	}
-	if path != "" && c.record == nil {
+	if err := checkPath(path); err != nil {
+		return cni.Refuse("log", path, err.Error()).Suggest("name a file by its absolute path, /var/log/hawser.log for example")
+	}
+	if c.record == nil {
 		c.startLog("log", path)
 	}
 	return nil
 }
 
-func refusePath(path string) string {
+func checkPath(path string) error {
 	switch {
 	case !filepath.IsAbs(path):
-		return "is no absolute path"
+		return errors.New("is no absolute path")
 	case filepath.Clean(path) != path || path == "/" || strings.ContainsRune(path, 0):
-		return "is no plain path of a file"
+		return errors.New("is no plain path of a file")
 	}
-	return ""
+	return nil
 }
 
 // log adds the call to the log, if there is one. That it cannot be written is
 // no reason to fail.
 func (c *call) log(err error) {
-	r := c.record
-	if r == nil {
+	if c.record == nil {
 		return
 	}
-	r.end()
-	failed := error(nil)
-	if reason := refusePath(r.path); reason != "" {
-		failed = fmt.Errorf("%q: %s", r.path, reason)
-	} else if data, err := c.line(err).encode(); err != nil {
-		failed = err
+	c.record.end()
+	failed := checkPath(c.record.path)
+	if failed != nil {
+		failed = fmt.Errorf("%q: %w", c.record.path, failed)
 	} else {
-		failed = logFile{path: r.path, max: logMax}.append(data)
+		failed = appendLine(c.record.path, c.line(err))
 	}
 	if failed != nil {
-		fmt.Fprintf(c.env.Stderr, "%s: %s: %v; the call is not in the log\n", c.plugin.Name, r.from, failed)
+		fmt.Fprintf(c.env.Stderr, "%s: %s: %v; the call is not in the log\n", c.plugin.Name, c.record.from, failed)
 	}
 }
 
-func (c *call) line(err error) *line {
-	r := c.record
-	l := &line{
-		Time: c.began.UTC().Format("2006-01-02T15:04:05.000Z07:00"), PID: os.Getpid(),
-		Plugin: c.plugin.Name, Version: version, Verb: cut(c.vars["CNI_COMMAND"]), CNIVersion: c.version,
-		ContainerID: cut(c.vars["CNI_CONTAINERID"]), IfName: cut(c.vars["CNI_IFNAME"]),
-		MS: ms(time.Since(c.began)), Steps: r.steps[:min(len(r.steps), listMax)],
-	}
-	if c.req != nil {
-		l.Network = cut(c.req.Network)
-	}
-	switch {
-	case err != nil:
-		e, hide := describe(err), c.secrets()
-		l.Error = &lineError{Code: e.Code, Msg: cut(hide.in(e.Msg)), Details: cut(hide.in(e.Details))}
-	case c.result != nil:
-		l.Result = summary(c.result)
-	}
-	return l
-}
-
-func summary(res *cni.Result) *lineResult {
-	s := &lineResult{}
-	for _, i := range res.Interfaces[:min(len(res.Interfaces), listMax)] {
-		s.Interfaces = append(s.Interfaces, cut(i.Name))
-	}
-	for _, ip := range res.IPs[:min(len(res.IPs), listMax)] {
-		s.IPs = append(s.IPs, ip.Address.String())
-	}
-	return s
-}
-
-func cut(text string) string {
-	if len(text) <= textMax {
-		return text
-	}
-	return text[:textMax] + "..."
-}
-
-func (l *line) encode() ([]byte, error) {
+// appendLine adds a line to a file in one write, so that the lines of plugins side
+// by side stay whole. A symbolic link is not followed, and what is no regular file
+// not written to: whoever may write to the directory chooses no file for root.
+func appendLine(path string, l line) error {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
-	err := enc.Encode(l)
-	return b.Bytes(), err
+	if err := enc.Encode(l); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	if err != nil {
+		return err
+	}
+	st, err := f.Stat()
+	switch {
+	case err != nil:
+	case !st.Mode().IsRegular():
+		err = fmt.Errorf("%s: is no regular file", path)
+	default:
+		_, err = f.Write(b.Bytes())
+	}
+	return errors.Join(err, f.Close())
+}
+
+func (c *call) line(err error) line {
+	l := line{
+		Time: c.began.UTC().Format("2006-01-02T15:04:05.000Z07:00"), PID: os.Getpid(),
+		Plugin: c.plugin.Name, Version: version, Verb: c.vars["CNI_COMMAND"], CNIVersion: c.version,
+		ContainerID: c.vars["CNI_CONTAINERID"], IfName: c.vars["CNI_IFNAME"],
+		MS: ms(time.Since(c.began)), Steps: c.record.steps,
+	}
+	if c.req != nil {
+		l.Network = c.req.Network
+	}
+	switch {
+	case err != nil:
+		e := describe(err)
+		l.Error = &lineError{Code: e.Code, Msg: e.Msg}
+	case c.result != nil:
+		l.Result = &lineResult{}
+		for _, i := range c.result.Interfaces {
+			l.Result.Interfaces = append(l.Result.Interfaces, i.Name)
+		}
+		for _, ip := range c.result.IPs {
+			l.Result.IPs = append(l.Result.IPs, ip.Address.String())
+		}
+	}
+	return l
 }

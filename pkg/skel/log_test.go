@@ -1,20 +1,19 @@
 package skel_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -95,23 +94,12 @@ var _ = Describe("the log", func() {
 		e := func(i int) object { return list[i]["error"].(object) }
 		Expect(e(0)).To(Equal(object{"code": 999.0, "msg": "outer: inner"}))
 		Expect(e(1)).To(HaveKeyWithValue("msg", "internal error: oh"))
-		Expect(e(1)).To(HaveKeyWithValue("details", And(ContainSubstring("roll-back: nothing: cannot"), ContainSubstring("goroutine"))))
 		Expect(names(list[1], "steps")).To(Equal([]string{"decode", "ADD", "roll back"}))
 		Expect(e(2)).To(Equal(object{"code": 11.0, "msg": "stopped: told to"}))
 		Expect(e(3)).To(HaveKeyWithValue("code", 4.0))
 		Expect(e(4)).To(HaveKeyWithValue("code", 6.0))
 		Expect(list[5]).NotTo(Or(HaveKey("error"), HaveKey("result")))
 		Expect(list[6]).To(HaveKeyWithValue("verb", "VERSION"))
-	})
-
-	It("has long texts and lists in part", func() {
-		p := probe(func(*skel.Request) error { return errors.New(strings.Repeat("x", 1<<20)) })
-		logged(attach("DEL")).run(p)
-		p.Add = func(context.Context, *skel.Request, any) (*cni.Result, error) {
-			return &cni.Result{IPs: slices.Repeat(oneAddress().IPs, 10000)}, nil
-		}
-		logged(attach("ADD")).run(p)
-		Expect(len(content(file))).To(BeNumerically("<", 8<<10))
 	})
 
 	It("has none of calls for people", func() {
@@ -149,13 +137,6 @@ var _ = Describe("the log", func() {
 		Entry(nil, `5`, "is no string"),
 	)
 
-	It("tells how to write the path", func() {
-		for path, want := range map[string]string{"/var/../tmp//x/": `write "/tmp/x"`, "x.log": "name a file by its absolute path, /var/log/hawser.log for example"} {
-			a := request{args: []string{"--check-config"}, conf: `{"cniVersion": "1.1.0", "name": "n", "type": "probe", "log": "` + path + `"}`}.run(forbidden())
-			Expect(a.stdout).To(ContainSubstring("\n    " + want + "\n"))
-		}
-	})
-
 	It("that cannot be written is no reason to fail, and said once", func() {
 		for _, bad := range []string{file + "/none/log", "relative", filepath.Dir(file)} {
 			r := attach("ADD")
@@ -168,46 +149,44 @@ var _ = Describe("the log", func() {
 		}
 	})
 
-	It("has no values of CNI_ARGS and of unknown keys, whatever a delegate says", func() {
-		const secret = "s3cr3t-\"t0ken\""
-		conf := map[string]any{"cniVersion": "1.1.0", "name": "net1", "type": "probe", "log": file, "token": secret, "pin": 987654,
-			"nested": []any{object{"deep": secret + "2"}}, "short": "xy", "ipam": object{"type": "other", "password": secret + "3", "subnet": "10.1.0.0/16"}}
-		text, err := json.Marshal(conf)
-		Expect(err).NotTo(HaveOccurred())
-		r := attach("ADD")
-		r.conf, r.more = string(text), []string{"CNI_ARGS=K8S_POD_TOKEN=args-s3cr3t;POD=c1;IP=;args-alone"}
-		p := probe(func(r *skel.Request) error {
-			return &cni.Error{Code: cni.CodeIO, Msg: "subnet 10.1.0.0/16 of net1 for c1: " + r.Args + ` "xy" foxy`,
-				Details: strings.Join([]string{string(r.Conf), quoted(string(r.Conf)), secret, "args-s3cr3t 987654"}, " ")}
-		})
-		p.Config = struct{ skel.Keys }{}
-		Expect(r.run(p).stdout).To(ContainSubstring("s3cr3t"), "or the spec shows nothing")
-		data, err := os.ReadFile(file)
-		Expect(err).NotTo(HaveOccurred())
-		Expect(string(data)).NotTo(Or(ContainSubstring("s3cr3t"), ContainSubstring("xy\\"), ContainSubstring("t0ken"), ContainSubstring("987654"), ContainSubstring("args-alone"), ContainSubstring(`"xy`)))
-		Expect(lines(file)[0]["error"]).To(HaveKeyWithValue("msg", "subnet 10.1.0.0/16 of net1 for c1: K8S_POD_TOKEN=[hidden];POD=c1;IP=;[hidden] \"[hidden]\" foxy"))
-	})
-
-	It("takes neither truth values for secrets nor what Kubernetes calls the pod", func() {
+	It("is its owner's alone, and has the calls before and beside it whole", func() {
 		r := logged(attach("ADD"))
-		r.more = append(r.more, "CNI_ARGS=IgnoreUnknown=true;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;OTHER=false;X=default2")
-		r.run(probe(func(*skel.Request) error { return errors.New("true, false, no default route for web-0 or default2") })).document()
-		Expect(lines(file)[0]["error"]).To(HaveKeyWithValue("msg", "true, false, no default route for web-0 or [hidden]"))
+		var calls sync.WaitGroup
+		for range 20 {
+			calls.Go(func() {
+				defer GinkgoRecover()
+				r.run(probe(func(*skel.Request) error { return nil })).document()
+			})
+		}
+		calls.Wait()
+		Expect(lines(file)).To(HaveLen(20))
+		st, err := os.Stat(file)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(st.Mode()).To(Equal(os.FileMode(0o600)))
 	})
 
-	It("has no error text where there are too many values to look at", func() {
-		r := attach("ADD")
-		r.conf = `{"cniVersion": "1.1.0", "name": "net1", "type": "probe", "log": "` + file + `", "many": [` + strings.Repeat(`1,`, 10000) + `"s3cr3t"]}`
-		r.run(probe(func(*skel.Request) error { return errors.New("s3cr3t") })).expectError(cni.CodeInternal, "s3cr3t")
-		Expect(lines(file)[0]["error"]).To(Equal(object{"code": 999.0, "msg": "[hidden]"}))
+	DescribeTable("is nothing but a regular file: it refuses", func(prepare func()) {
+		prepare()
+		a := logged(attach("ADD")).run(probe(func(*skel.Request) error { return nil }))
+		Expect(a.code).To(BeZero())
+		Expect(a.stderr).To(HaveSuffix("the call is not in the log\n"))
+	},
+		Entry("a symbolic link", func() {
+			target := file + ".target"
+			Expect(os.WriteFile(target, nil, 0o600)).To(Succeed())
+			Expect(os.Symlink(target, file)).To(Succeed())
+			DeferCleanup(func() { Expect(os.ReadFile(target)).To(BeEmpty()) })
+		}),
+		Entry("a pipe that nobody reads", func() { Expect(unix.Mkfifo(file, 0o600)).To(Succeed()) }),
+		Entry("a device", func() { file = "/dev/full" }),
+	)
+
+	It("has no words of a delegate but its message", func() {
+		fail := &cni.Error{Code: cni.CodeIO, Msg: "no", Details: "token s3cr3t"}
+		logged(attach("ADD")).run(probe(func(*skel.Request) error { return fail })).expectError(cni.CodeIO, "no")
+		Expect(lines(file)[0]["error"]).To(Equal(object{"code": 5.0, "msg": "no"}))
 	})
 })
-
-func quoted(text string) string {
-	out, err := json.Marshal(text)
-	Expect(err).NotTo(HaveOccurred())
-	return string(out)
-}
 
 var _ = It("a log that nobody asked for costs no allocation", func() {
 	p := probe(func(r *skel.Request) error {
@@ -217,20 +196,3 @@ var _ = It("a log that nobody asked for costs no allocation", func() {
 	})
 	Expect(request{command: "STATUS", conf: conf1}.run(p)).To(Equal(answer{}))
 })
-
-// BenchmarkLog is a call of a plugin that does nothing, without a log and with one.
-func BenchmarkLog(b *testing.B) {
-	for name, vars := range map[string][]string{"off": nil, "on": {"HAWSER_LOG=" + b.TempDir() + "/log"}} {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			p := probe(func(r *skel.Request) error { r.Step("one"); return nil })
-			env := skel.Env{Vars: append([]string{"CNI_COMMAND=STATUS"}, vars...), Stdout: io.Discard, Stderr: io.Discard}
-			for b.Loop() {
-				env.Stdin = bytes.NewReader([]byte(conf1))
-				if skel.Run(context.Background(), p, env) != 0 {
-					b.Fatal("it failed")
-				}
-			}
-		})
-	}
-}

@@ -214,7 +214,14 @@ func (c *call) add(ctx context.Context) error {
 	if c.env.Notify != nil && !c.plugin.IPAM {
 		ctx = c.env.Notify(ctx)
 	}
-	c.hintKeys()
+	for _, s := range strays(c.plugin, c.req.Conf) {
+		switch {
+		case s.read:
+			c.req.Warn("key %q: did you mean %q? It is read as that", s.key, s.meant)
+		case s.meant != "":
+			c.req.Warn("key %q is unknown and ignored: did you mean %q?", s.key, s.meant)
+		}
+	}
 	limits := c.env.Limits.orDefault()
 	timed, cancel := context.WithTimeout(ctx, limits.Call)
 	defer cancel()

@@ -82,14 +82,12 @@ var sections = []string{"Name", "Synopsis", "Description", "Keys", "Capabilities
 	"Examples", "Errors", "Differences from the reference plugin", "See also"}
 
 var _ = Describe("README.md", func() {
-	for _, page := range slices.Concat(glob("plugins/*/*/README.md"), glob("plugins/sample/README.md")) {
+	for _, page := range glob("plugins/*/*/README.md") {
 		plugin := filepath.Base(filepath.Dir(page))
 
-		if plugin != "sample" { // whose schema nobody needs
-			It("of "+plugin+" has each key that it reads, with type and default, and no other", func() {
-				expectRows(keyRows(page), schemaKeys(plugin))
-			})
-		}
+		It("of "+plugin+" has each key that it reads, with type and default, and no other", func() {
+			expectRows(keyRows(page), schemaKeys(plugin))
+		})
 
 		It("of "+plugin+" is a manual page", func() {
 			text := read(page)

@@ -4,10 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
@@ -76,11 +74,7 @@ func (e example) prepare(host *nstest.Host) (pluginDir string) {
 		}
 	}
 	dir := GinkgoT().TempDir()
-	names := slices.Collect(maps.Keys(plugins))
-	if e.asks("type", "sample") {
-		names = append(names, "sample")
-	}
-	for _, name := range names {
+	for name := range plugins {
 		Expect(os.Symlink(nstest.Build(name), filepath.Join(dir, name))).To(Succeed())
 	}
 	for _, entry := range e.entries() {

@@ -1,7 +1,6 @@
 package docs_test
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -94,35 +93,26 @@ func put(doc any, key string, value any) any {
 	return o
 }
 
-// report is what --check-config --json says.
-type report struct {
-	Findings []struct {
-		Level, Key, Reason, Suggestion string
-		Value                          json.RawMessage
-		Code                           uint
-	}
-}
+// report is what --check-config says: "error: KEY: what is wrong", a line each.
+type report string
 
-// errors are the findings that would make ADD fail.
-func (r report) errors() (list []string) {
-	for _, f := range r.Findings {
-		if f.Level == "error" {
-			list = append(list, strings.TrimPrefix(fmt.Sprintf("%s: %s %s", f.Key, f.Value, f.Reason), ": "))
-		}
+// lines are those of a level, without it.
+func (r report) lines(level string) (list []string) {
+	for _, m := range regexp.MustCompile(`(?m)^`+level+`: (.*)$`).FindAllStringSubmatch(string(r), -1) {
+		list = append(list, m[1])
 	}
 	return list
 }
 
 func checkConfig(plugin, conf string) (r report, code int) {
 	GinkgoHelper()
-	cmd := exec.Command(nstest.Build(plugin), "--check-config", "--json")
+	cmd := exec.Command(nstest.Build(plugin), "--check-config")
 	cmd.Stdin = strings.NewReader(conf)
 	out, err := cmd.Output()
 	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) {
 		Expect(err).NotTo(HaveOccurred())
 	}
-	Expect(json.Unmarshal(out, &r)).To(Succeed(), string(out))
-	return r, cmd.ProcessState.ExitCode()
+	return report(out), cmd.ProcessState.ExitCode()
 }
 
 // expectGood has the schema, that of whole files and the parser take a document.
@@ -132,7 +122,7 @@ func (s subject) expectGood(doc any) {
 	Expect(validate(schema(s.schema), doc)).To(Succeed(), text)
 	Expect(validate(schema("network"), doc)).To(Succeed(), text)
 	r, code := checkConfig(s.plugin, text)
-	Expect(r.errors()).To(BeEmpty(), text)
+	Expect(r.lines("error")).To(BeEmpty(), text)
 	Expect(code).To(Or(BeZero(), Equal(3)), text) // 3: it is another plugin's
 }
 
@@ -152,10 +142,9 @@ func (s subject) expectBad(doc any, near string) report {
 	r, code := checkConfig(s.plugin, text)
 	Expect(code).To(Equal(1), text)
 	keys := []string{}
-	for _, f := range r.Findings {
-		if f.Level == "error" {
-			keys = append(keys, index.ReplaceAllString(f.Key, "[]"))
-		}
+	for _, line := range r.lines("error") {
+		key, _, _ := strings.Cut(line, ": ")
+		keys = append(keys, index.ReplaceAllString(key, "[]"))
 	}
 	Expect(keys).To(ContainElement(Or(HavePrefix(near), Satisfy(func(k string) bool { return strings.HasPrefix(near, k) }))), text)
 	return r
@@ -167,11 +156,8 @@ var index = regexp.MustCompile(`\[\d+\]`)
 func (s subject) expectADD(w *plugintest.World, netns string, doc any, r report) {
 	GinkgoHelper()
 	said := w.Exec(plugintest.Call{Command: "ADD", Netns: netns, Conf: doc}).Failed(cni.CodeConfig)
-	for _, f := range r.Findings {
-		if f.Level == "error" {
-			Expect(said).To(MatchRegexp(`(?m)(^|; )%s: .*%s`, regexp.QuoteMeta(f.Key), regexp.QuoteMeta(f.Reason)))
-			Expect(f.Suggestion).NotTo(BeEmpty(), f.Key)
-		}
+	for _, line := range r.lines("error") {
+		Expect(said).To(MatchRegexp(`(?m)(^|; )%s(;|$)`, regexp.QuoteMeta(line)))
 	}
 }
 
@@ -190,15 +176,15 @@ var _ = Describe("the schemas", func() {
 				for _, value := range parsed(v.bad).([]any) {
 					s.expectRefused(put(s.base, v.key, value))
 				}
+				if table != s.plugin { // keys for the runtime, which no plugin reads
+					return
+				}
 				if v.beyond == "" {
 					v.beyond = "[]"
 				}
 				for _, value := range append(parsed(v.bad).([]any), parsed(v.beyond).([]any)...) {
 					doc := put(s.base, v.key, value)
-					r := s.expectBad(doc, near)
-					if table == s.plugin { // the others have keys that no plugin reads
-						s.expectADD(w, cont.Path, doc, r)
-					}
+					s.expectADD(w, cont.Path, doc, s.expectBad(doc, near))
 				}
 			})
 		}

@@ -77,8 +77,10 @@ type askedAddr struct {
 // runtime is to send some: capabilities.ipRanges says so.
 func parseConfig(req *skel.Request) (*config, error) {
 	var wire wireConfig
+	if err := req.Decode(&wire); err != nil {
+		return nil, err
+	}
 	var problems cni.Problems
-	problems.Add(req.Decode(&wire))
 	cfg := &config{
 		dataDir: cmp.Or(wire.IPAM.DataDir, defaultDataDir), resolvConf: wire.IPAM.ResolvConf,
 		failWhenFull: wire.IPAM.StatusOnExhaustion == "fail",

@@ -142,7 +142,7 @@ var _ = It("refuses a network name for which there can be no directory", func() 
 
 var _ = It("refuses everything that is wrong at once, in the order of the sources", func() {
 	req := request(`"ranges":[[{"subnet":"10.1.2.1/24"},{"subnet":"10.1.3.0/24","rangeStart":"x",
-		"rangeEnd":"10.1.4.1","gateway":"::1"}],[],[{"subnet":5}]],
+		"rangeEnd":"10.1.4.1","gateway":"::1"}],[],[{"subnet":"5"}]],
 		"routes":[{"gw":"y"},{"dst":"::/0","advmss":-5}],"statusOnExhaustion":"no"`,
 		`"runtimeConfig":{"ipRanges":[[{}]],"ips":["10.1.2.3","z"]}`, `"args":{"cni":{"ips":["w"]}}`)
 	req.Args = "IP=v"
@@ -152,7 +152,6 @@ var _ = It("refuses everything that is wrong at once, in the order of the source
 		got = append(got, fmt.Sprintf("%d %s", p.Code, p))
 	}
 	Expect(got).To(HaveExactElements(
-		`7 ipam.ranges[2][0].subnet: is a JSON number, want a string`,
 		`7 ipam.statusOnExhaustion: "no" is neither "warn" nor "fail"`,
 		`7 runtimeConfig.ipRanges[0][0].subnet: is missing`,
 		`7 ipam.ranges[0][0].subnet: 10.1.2.1/24 has host bits set, the network is 10.1.2.0/24`,
@@ -160,6 +159,7 @@ var _ = It("refuses everything that is wrong at once, in the order of the source
 		`7 ipam.ranges[0][1].rangeEnd: 10.1.4.1 is not in the subnet 10.1.3.0/24`,
 		`7 ipam.ranges[0][1].gateway: ::1 is not of the address family of 10.1.3.0/24`,
 		`7 ipam.ranges[1]: is an empty set`,
+		`7 ipam.ranges[2][0].subnet: "5" is no address in CIDR notation`,
 		`7 ipam.routes[0].dst: missing`,
 		`7 ipam.routes[0].gw: "y" is no IP address`,
 		`7 ipam.routes[1].advmss: -5 is not between 0 and 2147483647`,

@@ -78,8 +78,10 @@ type portConfig struct {
 // is code 7 with key and value, or code 4 for CNI_ARGS.
 func parseConfig(req *skel.Request) (config, error) {
 	w := wireConfig{Bridge: defaultBridge}
+	if err := req.Decode(&w); err != nil {
+		return config{}, err
+	}
 	var problems cni.Problems
-	problems.Add(req.Decode(&w))
 	c := config{
 		Bridge: w.Bridge, Promisc: w.PromiscMode,
 		Gateway: w.IsGateway || w.IsDefaultGateway, DefaultGateway: w.IsDefaultGateway, ForceAddress: w.ForceAddress,

@@ -136,21 +136,20 @@ var _ = Describe("configuration", func() {
 	)
 
 	It("is refused for everything that is wrong with it at once", func() {
-		_, err := parse(`"bridge":"a/b","mtu":5,"vlan":5000,"isGateway":"yes","hairpinMode":true,"promiscMode":true,"disableContainerInterface":true,"ipam":{"type":"../x"},
-			"vlanTrunk":[{"id":1},{"id":5000,"minID":3},{"minID":9,"maxID":"x"},{"minID":7,"maxID":6}],"ipMasqBackend":"nft","args":{"cni":{"mac":"no"}}`, "IP=10.0.0.1")
+		_, err := parse(`"bridge":"a/b","mtu":5,"vlan":5000,"isGateway":true,"hairpinMode":true,"promiscMode":true,"disableContainerInterface":true,"ipam":{"type":"../x"},
+			"vlanTrunk":[{"id":1},{"id":5000,"minID":3},{"minID":9,"maxID":5000},{"minID":7,"maxID":6}],"ipMasqBackend":"nft","args":{"cni":{"mac":"no"}}`, "IP=10.0.0.1")
 		var got []string
 		for _, p := range cni.ProblemsOf(err) {
 			got = append(got, fmt.Sprintf("%d %s", p.Code, p))
 		}
 		Expect(got).To(HaveExactElements(
-			`7 isGateway: is a JSON string, want true or false`,
-			`7 vlanTrunk[2].maxID: is a JSON string, want a whole number`,
 			HavePrefix(`7 bridge: "a/b" is no interface name`),
 			HavePrefix(`7 promiscMode: true cannot be set together with hairpinMode`),
 			HavePrefix(`7 ipam.type: "../x" is no plugin name`),
 			HavePrefix(`7 disableContainerInterface: true cannot be set together with ipam.type "../x"`),
 			`7 vlan: 5000 is not between 0 and 4094`,
 			`7 vlanTrunk[1]: minID and maxID must be given together`,
+			`7 vlanTrunk[2].maxID: 5000 is not between 1 and 4094`,
 			`7 vlanTrunk[3].minID: 7 is greater than maxID 6`,
 			`7 ipMasqBackend: "nft" is neither "nftables" nor "iptables"`,
 			`7 mtu: 5 is not between 68 and 65535`,

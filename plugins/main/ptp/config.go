@@ -28,8 +28,10 @@ type config struct {
 // is code 7 with key and value, or code 4 for CNI_ARGS.
 func parseConfig(req *skel.Request) (c config, err error) {
 	var w wireConfig
+	if err := req.Decode(&w); err != nil {
+		return config{}, err
+	}
 	var problems cni.Problems
-	problems.Add(req.Decode(&w))
 	if w.IPAM.Type == "" {
 		problems.Add(cni.Refuse("ipam.type", nil, "missing; ptp needs an IPAM plugin").
 			Suggest(`write "ipam": {"type": "host-local", ...}`))

@@ -71,10 +71,10 @@ var _ = Describe("configuration", func() {
 	)
 
 	It("is refused for everything that is wrong with it at once", func() {
-		_, err := parse(`"ipMasq":1,"mtu":5,"ipMasqBackend":"nft","runtimeConfig":{"mac":"no"}`, "MAC")
-		Expect(cni.ProblemsOf(err)).To(HaveLen(6))
-		Expect(err).To(MatchError(And(HavePrefix("ipMasq: is a JSON number"), ContainSubstring("; mtu: 5 "), ContainSubstring("ipam.type: missing"),
-			ContainSubstring(`; ipMasqBackend: "nft" `), ContainSubstring("; CNI_ARGS: "), ContainSubstring(`; runtimeConfig.mac: "no" `))))
+		_, err := parse(`"ipMasq":true,"mtu":5,"ipMasqBackend":"nft","runtimeConfig":{"mac":"no"}`, "MAC")
+		Expect(cni.ProblemsOf(err)).To(HaveLen(5))
+		Expect(err).To(MatchError(And(HavePrefix("ipam.type: missing"), ContainSubstring("; mtu: 5 "),
+			ContainSubstring(`ipMasqBackend: "nft" `), ContainSubstring("; CNI_ARGS: "), ContainSubstring(`; runtimeConfig.mac: "no" `))))
 	})
 
 	const envMAC, cniMAC, rtMAC = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"

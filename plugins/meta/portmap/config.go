@@ -81,8 +81,10 @@ const (
 // is code 7 with key and value.
 func parseConfig(req *skel.Request) (config, error) {
 	var w wireConfig
+	if err := req.Decode(&w); err != nil {
+		return config{}, err
+	}
 	var problems cni.Problems
-	problems.Add(req.Decode(&w))
 	c := config{options: options{SNAT: true, MasqAll: w.MasqAll, MarkBit: defaultMarkBit,
 		ConditionsV4: w.ConditionsV4, ConditionsV6: w.ConditionsV6}}
 	if w.SNAT != nil {

@@ -146,15 +146,13 @@ var _ = Describe("the configuration", func() {
 	)
 
 	It("is refused for everything that is wrong with it at once", func() {
-		_, err := parse(`"backend":"ipvs","snat":"no","markMasqBit":40,"conditionsV4":["-s","","a\nb"],"conditionsV6":["ip6;"],` +
-			mappingsOf(`{"hostPort":70000,"containerPort":"x","protocol":"icmp","hostIP":"y"},5,{"hostPort":1,"containerPort":1,"protocol":"tcp"},{}`))
+		_, err := parse(`"backend":"ipvs","snat":false,"markMasqBit":40,"conditionsV4":["-s","","a\nb"],"conditionsV6":["ip6;"],` +
+			mappingsOf(`{"hostPort":70000,"containerPort":"x","protocol":"icmp","hostIP":"y"},{"hostPort":1,"containerPort":1,"protocol":"tcp"},{}`))
 		var got []string
 		for _, p := range cni.ProblemsOf(err) {
 			got = append(got, p.String())
 		}
 		Expect(got).To(HaveExactElements(
-			`snat: is a JSON string, want true or false`,
-			`runtimeConfig.portMappings[1]: is a JSON number, want an object`,
 			`backend: "ipvs" is neither "nftables" nor "iptables"`,
 			`markMasqBit: 40 is not between 0 and 31`,
 			`conditionsV4[1]: "" is empty`,
@@ -165,9 +163,9 @@ var _ = Describe("the configuration", func() {
 			`runtimeConfig.portMappings[0].containerPort: "x" is no whole number`,
 			`runtimeConfig.portMappings[0].protocol: "icmp" is none of tcp, udp and sctp`,
 			`runtimeConfig.portMappings[0].hostIP: "y" is no IP address`,
-			`runtimeConfig.portMappings[3].hostPort: missing`,
-			`runtimeConfig.portMappings[3].containerPort: missing`,
-			`runtimeConfig.portMappings[3].protocol: missing`))
+			`runtimeConfig.portMappings[2].hostPort: missing`,
+			`runtimeConfig.portMappings[2].containerPort: missing`,
+			`runtimeConfig.portMappings[2].protocol: missing`))
 	})
 
 	It("describes each key that it reads", func() {

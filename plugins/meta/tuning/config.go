@@ -70,8 +70,10 @@ func (l linkConfig) empty() bool {
 // interface (STATUS), IFNAME stays in the keys of sysctls.
 func parseConfig(req *skel.Request) (config, error) {
 	var w wireConfig
+	if err := req.Decode(&w); err != nil {
+		return config{}, err
+	}
 	var problems cni.Problems
-	problems.Add(req.Decode(&w))
 	c := config{DataDir: w.DataDir, Link: linkConfig{
 		Promisc: override(w.Promisc, w.Args.CNI.Promisc), AllMulti: w.AllMulti,
 	}}
