@@ -39,7 +39,7 @@ var homes = map[string][]string{
 	"github.com/coreos/go-iptables":  {"pkg/ipt"},
 	"github.com/containernetworking": {},
 	"github.com/onsi":                {harness, harness + "/plugintest"},
-	"os/exec":                        {harness, harness + "/plugintest"},
+	"os/exec":                        {"pkg/process", harness, harness + "/plugintest"},
 	"log":                            {},
 	"net/http":                       {},
 }

@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -31,24 +32,12 @@ const (
 	outputMax = 16 << 20
 	// stderrMax bounds what an error quotes of a delegate's stderr, in bytes.
 	stderrMax = 4 << 10
-	// drain is how long a dead delegate's children may hold its output open.
-	drain = time.Second
 )
 
 // Limits bound what a delegate may take. A zero field is the constant's value.
 type Limits struct {
-	Run    time.Duration // Timeout
-	Undo   time.Duration // UndoTimeout
-	Busy   time.Duration // how long to wait for a file that is being written
-	Drain  time.Duration // how long a dead delegate's children may hold its output open
-	Output int           // bytes of standard output
-}
-
-func (l Limits) orDefault() Limits {
-	return Limits{
-		Run: cmp.Or(l.Run, Timeout), Undo: cmp.Or(l.Undo, UndoTimeout), Busy: cmp.Or(l.Busy, busyTimeout),
-		Drain: cmp.Or(l.Drain, drain), Output: cmp.Or(l.Output, outputMax),
-	}
+	Run  time.Duration // Timeout
+	Undo time.Duration // UndoTimeout
 }
 
 // Runner runs plugins with the environment and the standard error that we
@@ -58,14 +47,11 @@ type Runner struct {
 	Env    []string // our environment, KEY=value
 	Stderr io.Writer
 	Limits Limits
-	// Hold keeps the configuration from a plugin that was started until it is
-	// waited for.
-	Hold bool
 }
 
 // ForUndo is r for a roll-back, whose time is short.
 func (r Runner) ForUndo() Runner {
-	r.Limits.Run = r.Limits.orDefault().Undo
+	r.Limits.Run = cmp.Or(r.Limits.Undo, UndoTimeout)
 	return r
 }
 
@@ -103,8 +89,8 @@ func (r Runner) Find(name string) (string, error) {
 // input, and returns its standard output. It dies with us, and at the latest
 // after Timeout. Its error object comes back as a *cni.Error with its code;
 // one that fails without such an object is code 999 with its standard error in
-// the details, one that runs out of time code 11, one that cannot be started
-// code 5.
+// the details; one that runs out of time, or whose file is being written, is
+// code 11; one that cannot be started code 5.
 func (r Runner) Run(ctx context.Context, name, command string, conf []byte) ([]byte, error) {
 	d, err := r.Start(ctx, name, command, conf)
 	if err != nil {
@@ -120,19 +106,14 @@ func (r Runner) Start(ctx context.Context, name, command string, conf []byte) (*
 	if err != nil {
 		return nil, err
 	}
-	limits := r.Limits.orDefault()
-	d := &Delegate{name: name, began: time.Now(), stdout: &head{max: limits.Output}, stderr: &tail{copy: r.Stderr, max: stderrMax}}
-	cmd := process.Command{
-		Path: file, Env: withCommand(r.Env, command), Stdin: conf, HoldStdin: r.Hold, Stdout: d.stdout, Stderr: d.stderr,
-		Limit: limits.Run, Drain: limits.Drain,
+	d := &Delegate{name: name, began: time.Now(), stderr: tail{copy: r.Stderr}}
+	if ctx.Err() != nil {
+		return nil, d.failure(ctx, context.Cause(ctx))
 	}
-	err = retryBusy(ctx, file, limits.Busy, func() error {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		d.process, err = cmd.Start()
-		return err
-	})
+	d.process, err = process.Command{
+		Path: file, Env: withCommand(r.Env, command), Stdin: conf, Stdout: &d.stdout, Stderr: &d.stderr,
+		Limit: cmp.Or(r.Limits.Run, Timeout),
+	}.Start()
 	if err != nil {
 		return nil, d.failure(ctx, err)
 	}
@@ -144,11 +125,12 @@ type Delegate struct {
 	name    string
 	began   time.Time
 	process *process.Process
-	stdout  *head
-	stderr  *tail
+	stdout  head
+	stderr  tail
 }
 
-// Wait returns the plugin's standard output, or what Run says of a failure.
+// Wait returns the plugin's standard output, or what Run says of a failure. The
+// plugin is killed when ctx ends.
 func (d *Delegate) Wait(ctx context.Context) ([]byte, error) {
 	err := d.process.Wait(ctx)
 	if err == nil && !d.stdout.over {
@@ -157,15 +139,11 @@ func (d *Delegate) Wait(ctx context.Context) ([]byte, error) {
 	return nil, d.failure(ctx, err)
 }
 
-// Abandon ends the plugin instead of waiting for it. One that was held back
-// never sees its configuration.
-func (d *Delegate) Abandon() { d.process.Abandon() }
-
 // failure says what went wrong with a delegate that did not succeed.
 func (d *Delegate) failure(ctx context.Context, err error) error {
 	details := strings.TrimSpace(string(d.stderr.buf))
 	if d.stdout.over {
-		return &cni.Error{Code: cni.CodeInternal, Msg: fmt.Sprintf("plugin %q: more than %d bytes of output", d.name, d.stdout.max), Details: details}
+		return d.error(cni.CodeInternal, fmt.Sprintf("more than %d bytes of output", outputMax), details)
 	}
 	if e, ok := cni.DecodeError(d.stdout.buf); ok {
 		return e
@@ -174,8 +152,8 @@ func (d *Delegate) failure(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return d.stopped(context.Cause(ctx), details)
-	case errors.As(err, new(*cni.Error)):
-		return err
+	case errors.Is(err, syscall.ETXTBSY):
+		return cni.Errorf(cni.CodeTryAgain, "plugin %q: its file is being written: %w", d.name, err)
 	case !errors.As(err, &exit):
 		return cni.Errorf(cni.CodeIO, "plugin %q: %w", d.name, err)
 	case exit.Killed != nil:
@@ -184,7 +162,7 @@ func (d *Delegate) failure(ctx context.Context, err error) error {
 	if details == "" {
 		details = quote(d.stdout.buf)
 	}
-	return &cni.Error{Code: cni.CodeInternal, Msg: fmt.Sprintf("plugin %q: failed without an error object: %v", d.name, err), Details: details}
+	return d.error(cni.CodeInternal, fmt.Sprintf("failed without an error object: %v", err), details)
 }
 
 // stopped is what is said of a delegate that we ended.
@@ -193,7 +171,11 @@ func (d *Delegate) stopped(cause error, details string) error {
 	if errors.Is(cause, context.DeadlineExceeded) {
 		reason = fmt.Sprintf("no answer within %s", time.Since(d.began).Round(time.Millisecond))
 	}
-	return &cni.Error{Code: cni.CodeTryAgain, Msg: fmt.Sprintf("plugin %q: %s", d.name, reason), Details: details}
+	return d.error(cni.CodeTryAgain, reason, details)
+}
+
+func (d *Delegate) error(code uint, msg, details string) error {
+	return &cni.Error{Code: code, Msg: fmt.Sprintf("plugin %q: %s", d.name, msg), Details: details}
 }
 
 // quote shows the beginning of something that should have been JSON.
@@ -210,37 +192,30 @@ func quote(data []byte) string {
 
 // withCommand is env with CNI_COMMAND set to command, once.
 func withCommand(env []string, command string) []string {
-	out := make([]string, 0, len(env)+1)
-	for _, kv := range env {
-		if !strings.HasPrefix(kv, "CNI_COMMAND=") {
-			out = append(out, kv)
-		}
-	}
+	out := slices.DeleteFunc(slices.Clone(env), func(kv string) bool { return strings.HasPrefix(kv, "CNI_COMMAND=") })
 	return append(out, "CNI_COMMAND="+command)
 }
 
-// head keeps the first max bytes and refuses more.
+// head keeps the first bytes, outputMax of them, and refuses more.
 type head struct {
 	buf  []byte
-	max  int
 	over bool
 }
 
 func (h *head) Write(p []byte) (int, error) {
-	if len(h.buf)+len(p) > h.max {
+	if len(h.buf)+len(p) > outputMax {
 		h.over = true
-		return 0, fmt.Errorf("more than %d bytes of output", h.max)
+		return 0, errors.New("too much output")
 	}
 	h.buf = append(h.buf, p...)
 	return len(p), nil
 }
 
-// tail copies what it gets and keeps the last max bytes. That nobody takes the
-// copies is no reason to fail, or a delegate would die of it.
+// tail copies what it gets and keeps the last bytes, stderrMax of them. That
+// nobody takes the copies is no reason to fail, or a delegate would die of it.
 type tail struct {
 	copy io.Writer
 	buf  []byte
-	max  int
 }
 
 func (t *tail) Write(p []byte) (int, error) {
@@ -248,8 +223,6 @@ func (t *tail) Write(p []byte) (int, error) {
 		_, _ = t.copy.Write(p)
 	}
 	t.buf = append(t.buf, p...)
-	if over := len(t.buf) - t.max; over > 0 {
-		t.buf = append(t.buf[:0], t.buf[over:]...)
-	}
+	t.buf = t.buf[max(0, len(t.buf)-stderrMax):]
 	return len(p), nil
 }

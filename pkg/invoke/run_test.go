@@ -60,7 +60,6 @@ var _ = Describe("Run", func() {
 	It("passes the configuration on byte for byte", func() {
 		conf := append([]byte("\ufeff{\n\t\"x\" : 1e400, \"x\":\"\x00\xff\" }\r\n\n"), bytes.Repeat([]byte("x"), 1<<20)...)
 		r, _ := runner("cat")
-		r.Limits.Output = 2 << 20
 		out, err := r.Run(ctx, "ipam", "ADD", conf)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(bytes.Equal(out, conf)).To(BeTrue())
@@ -118,9 +117,22 @@ var _ = Describe("Run", func() {
 		Entry("a crash", "kill -SEGV $$", cni.CodeInternal, "signal: segmentation fault", "it printed nothing"),
 		Entry("a long story: its end", "yes nonsense | head -c 90000 >&2; echo the end >&2; exit 1", cni.CodeInternal, "exit status 1",
 			And(HaveSuffix("nonsense\nthe end"), WithTransform(func(s string) int { return len(s) }, BeNumerically("<=", 4096)))),
-		Entry("too much output", "head -c 200000 /dev/zero; echo boom >&2", cni.CodeInternal, "more than 100000 bytes of output", HavePrefix("boom")),
-		Entry("too much output, without end", "yes", cni.CodeInternal, "more than 100000 bytes of output", ""),
+		Entry("too much output", "head -c 17000000 /dev/zero; echo boom >&2", cni.CodeInternal, "more than 16777216 bytes of output", HavePrefix("boom")),
+		Entry("too much output, without end", "yes", cni.CodeInternal, "more than 16777216 bytes of output", ""),
 	)
+
+	It("does not wait for a file that is being written: try again", func() {
+		r, _ := runner("echo done")
+		file := filepath.Join(r.Path, "ipam")
+		writer, err := os.OpenFile(file, os.O_WRONLY, 0)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(writer.Close)
+		if err := exec.Command(file).Run(); !errors.Is(err, unix.ETXTBSY) {
+			Skip("this kernel runs files that are being written")
+		}
+		_, err = r.Run(ctx, "ipam", "ADD", nil)
+		expectError(err, cni.CodeTryAgain, `plugin "ipam": its file is being written`, "")
+	})
 
 	It("names a file that cannot be run", func() {
 		r, _ := runner("")

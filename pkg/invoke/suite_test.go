@@ -54,10 +54,7 @@ func runner(script string) (invoke.Runner, *log) {
 }
 
 func short() invoke.Limits {
-	return invoke.Limits{
-		Run: nstest.Patience(5 * time.Second), Undo: 50 * time.Millisecond, Busy: 100 * time.Millisecond,
-		Drain: 50 * time.Millisecond, Output: 100000,
-	}
+	return invoke.Limits{Run: nstest.Patience(5 * time.Second), Undo: 50 * time.Millisecond}
 }
 
 // log is a standard error that can be looked at while it is written.
