@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/process"
 )
 
 // Chain is a chain of one container, in a table that others use too.
@@ -46,18 +47,32 @@ func (c Chain) Variants(ctx context.Context, nf *nft.Conn) ([]Variant, error) {
 	return out, err
 }
 
-// LegacyChains are the chains of a legacy table, none when the namespace does not have the table:
-// asking a program would make it.
+// LegacyChains are the chains of a legacy table, none when the namespace does not have the table: asking a
+// program would make it. The program that it runs does not wait for the xtables lock.
 func LegacyChains(ctx context.Context, f Family, table string) ([]string, error) {
 	there, err := hasLegacyTable(f, table)
 	if err != nil || !there {
 		return nil, err
 	}
-	tool, err := FindVariant(ctx, f, Legacy)
+	save, err := process.LookPath(f.program() + "-legacy-save")
+	if plain, plainErr := Find(ctx, f); err != nil && plainErr == nil && plain.Variant == Legacy {
+		save, err = process.LookPath(f.program() + "-save")
+	}
+	var out strings.Builder
+	if err == nil {
+		err = process.Command{Path: save, Args: []string{"-t", table}, Stdout: &out}.Run(ctx)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("legacy %s table %q: %w", f.program(), table, err)
 	}
-	return tool.Chains(ctx, table)
+	var chains []string
+	for line := range strings.Lines(out.String()) {
+		if header, ok := strings.CutPrefix(line, ":"); ok {
+			name, _, _ := strings.Cut(header, " ")
+			chains = append(chains, name)
+		}
+	}
+	return chains, nil
 }
 
 // hasLegacyTable asks /proc. Root in a user namespace may not read it when both namespaces were made by
@@ -120,7 +135,7 @@ func (c Chain) Remove(ctx context.Context, nf *nft.Conn, v Variant) error {
 		return err
 	}
 	return tool.Change(ctx, c.Table, func() ([]string, error) {
-		chains, err := tool.Chains(ctx, c.Table)
+		chains, err := LegacyChains(ctx, c.Family, c.Table)
 		if err != nil || !slices.Contains(chains, c.Name) {
 			return nil, err
 		}

@@ -191,16 +191,6 @@ func (t Tool) List(ctx context.Context, table string, chains ...string) ([]Rule,
 	return out, nil
 }
 
-// Chains returns the names of all chains of a table.
-func (t Tool) Chains(ctx context.Context, table string) ([]string, error) {
-	lib, err := t.library(ctx)
-	if err != nil {
-		return nil, err
-	}
-	names, err := lib.ListChains(table)
-	return names, t.lookFailure(err)
-}
-
 // library is go-iptables for this program. It asks the program for its version, and waits for the
 // xtables lock as long as the context may.
 func (t Tool) library(ctx context.Context) (*iptables.IPTables, error) {

@@ -101,13 +101,17 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 	if err := before.with(a.IfName, distinct(append(slices.Clone(c.Addrs), stale...))).save(s); err != nil {
 		return err
 	}
-	err = apply(ctx, nf, after, stale)
+	done, err := apply(ctx, nf, after, stale)
 	if err != nil {
+		err = fmt.Errorf("masquerade with iptables: %w", err)
+		if done == 0 && errors.Is(err, statefile.ErrBusy) {
+			return errors.Join(err, before.save(s))
+		}
 		// The deadline may be why it failed.
 		undoCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 		defer cancel()
-		err = fmt.Errorf("masquerade with iptables: %w", err)
-		return errors.Join(err, apply(undoCtx, nf, before, c.Addrs), before.save(s))
+		_, undoErr := apply(undoCtx, nf, before, c.Addrs)
+		return errors.Join(err, undoErr, before.save(s))
 	}
 	if len(stale) > 0 {
 		return after.save(s)
@@ -116,8 +120,8 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 }
 
 // apply makes the container's chains what the record says, with the programs that are plainly called iptables.
-// Jumps from stale addresses go.
-func apply(ctx context.Context, nf *nft.Conn, rec record, stale []netip.Prefix) error {
+// Jumps from stale addresses go. It returns the number of families that are done.
+func apply(ctx context.Context, nf *nft.Conn, rec record, stale []netip.Prefix) (done int, err error) {
 	for _, f := range families {
 		keep := of(f, rec.addrs())
 		if len(keep) == 0 && len(of(f, stale)) == 0 {
@@ -125,15 +129,16 @@ func apply(ctx context.Context, nf *nft.Conn, rec record, stale []netip.Prefix) 
 		}
 		tool, err := ipt.Find(ctx, f)
 		if err != nil {
-			return err
+			return done, err
 		}
 		gone := func(j ipt.Rule) bool { return isFrom(j, stale) }
 		ch := natChainOf(f, cni.Attachment{Network: rec.Network, ContainerID: rec.ContainerID})
 		if err := ch.change(ctx, nf, tool, func(live liveChain) []string { return ch.plan(live, keep, gone) }); err != nil {
-			return err
+			return done, err
 		}
+		done++
 	}
-	return nil
+	return done, nil
 }
 
 // liveChain is what one variant has of a chain.

@@ -223,12 +223,12 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 				Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
 				return
 			}
-			Expect(err).To(MatchError(And(ContainSubstring(`"nat"`), ContainSubstring("iptables-legacy-restore"))))
+			Expect(err).To(MatchError(And(ContainSubstring(`"nat"`), ContainSubstring("iptables-legacy-save"))))
 			patient := one
 			var warning string
 			patient.Warn = func(format string, args ...any) { warning = fmt.Sprintf(format, args...) }
 			withoutPrograms(func() { Expect(del(host(), patient)).To(Succeed()) })
-			Expect(warning).To(ContainSubstring("tables-legacy-restore"))
+			Expect(warning).To(ContainSubstring("tables-legacy-save"))
 			Expect(records(host())).To(Equal(chainC1 + ".json\n"))
 			Expect(del(host(), one)).To(Succeed())
 			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
@@ -280,6 +280,9 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			var busy *statefile.Busy
 			Expect(errors.As(err, &busy)).To(BeTrue(), "%v", err)
 			Expect(busy.PID).To(Equal(os.Getpid()))
+			By("only for what is there")
+			host.Cmd("iptables-legacy-save", "-t", "nat") // makes the table
+			Expect(masq.Del(context.Background(), nf, config(masq.Auto, "other", "eth0"))).To(Succeed())
 			Expect(nf.Close()).To(Succeed())
 		})
 		Expect(records(host)).To(BeEmpty())

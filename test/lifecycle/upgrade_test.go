@@ -55,7 +55,7 @@ func upgrades() []upgrade {
 		{name: "bridge and host-local", list: entries("bridge", nil)},
 		{name: "bridge, ipMasq on iptables", list: entries("bridge", masq("iptables"))},
 		{name: "bridge, ipMasq on nftables", list: entries("bridge", masq("nftables")), forward: true, newest: true},
-		{name: "bridge, macspoofchk", list: entries("bridge", Object{"macspoofchk": true}), forward: true, gc: pending},
+		{name: "bridge, macspoofchk", list: entries("bridge", Object{"macspoofchk": true}), forward: true},
 		{name: "bridge, vlan", list: entries("bridge", Object{"isDefaultGateway": nil, "vlan": 7}),
 			needs: []string{"vlan_filtering"}},
 		{name: "ptp, ipMasq on iptables", list: entries("ptp", masq("iptables"))},

@@ -7,6 +7,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -78,7 +79,8 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 
 func gc(ctx context.Context, req *skel.Request) error {
 	return attach.GC(ctx, req, func(ctx context.Context, nf *nft.Conn) error {
-		return collectSpoofChecks(ctx, nf, req.Valid)
+		leases, err := ipam.Leases(req.Conf, req.Network)
+		return errors.Join(err, collectSpoofChecks(ctx, nf, req.Valid, leases))
 	})
 }
 

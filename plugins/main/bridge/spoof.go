@@ -10,6 +10,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
@@ -50,38 +51,34 @@ func spoofLayout() nft.Layout {
 	}
 }
 
-func (s spoofCheck) port() nft.Element {
-	return nft.Element{Key: nft.IfNameKey(s.Port), Comment: s.Attachment.Mark()}
+// spoofElements are the elements of the attachments.
+func spoofElements() nft.Owned {
+	return nft.Owned{Layout: spoofLayout(), Sets: []string{spoofPorts, spoofPairs}}
 }
 
-func (s spoofCheck) pair() nft.Element {
-	return nft.Element{Key: nft.Key(nft.IfNameKey(s.Port), s.MAC), Comment: s.Attachment.Mark()}
+func (s spoofCheck) items() []nft.Item {
+	port, mark := nft.IfNameKey(s.Port), s.Attachment.Mark()
+	return []nft.Item{
+		{Set: spoofPorts, Name: fmt.Sprintf("port %q", s.Port), Element: nft.Element{Key: port, Comment: mark}},
+		{Set: spoofPairs, Name: fmt.Sprintf("port %q with address %s", s.Port, s.MAC),
+			Element: nft.Element{Key: nft.Key(port, s.MAC), Comment: mark}},
+	}
 }
 
 // add makes the check. What is there for the port already is left from one that had its name before,
 // or from an ADD of this attachment that was killed.
 func (s spoofCheck) add(ctx context.Context, nf *nft.Conn) error {
-	err := nf.Update(ctx, func(tx *nft.Tx) error {
-		if _, err := tx.Ensure(spoofLayout()); err != nil {
-			return err
+	anybodys := func(string) bool { return true }
+	err := spoofElements().Update(ctx, nf, func(ch *nft.Change) error {
+		old, err := spoofElements().Live(nf, s.items()[:1], anybodys)
+		if err == nil && len(old) > 0 {
+			old, err = spoofElements().All(nf, anybodys)
 		}
-		old, err := tx.Get(spoofTable, spoofPorts, s.port().Key)
 		if err != nil {
 			return err
 		}
-		if old[0] != nil {
-			samePort := func(e nft.Element) bool { return bytes.HasPrefix(e.Key, s.port().Key) }
-			found, err := findSpoofElements(nf, samePort)
-			if err != nil {
-				return err
-			}
-			for set, elems := range found {
-				tx.Delete(spoofTable, set, elems...)
-			}
-		}
-		tx.Add(spoofTable, spoofPorts, s.port())
-		tx.Add(spoofTable, spoofPairs, s.pair())
-		return nil
+		otherPort := func(it nft.Item) bool { return !bytes.HasPrefix(it.Key, nft.IfNameKey(s.Port)) }
+		return errors.Join(ch.Remove(slices.DeleteFunc(old, otherPort), anybodys), ch.Put(s.items(), nil))
 	})
 	if errors.Is(err, nft.ErrUnsupported) {
 		return cni.Errorf(cni.CodeUnsupportedField, "macspoofchk: true: %w", err)
@@ -92,25 +89,11 @@ func (s spoofCheck) add(ctx context.Context, nf *nft.Conn) error {
 // check compares the port's elements and the shared rule with the kernel's. A check that the
 // reference made is as good: the node may have been upgraded under the container.
 func (s spoofCheck) check(nf *nft.Conn) error {
-	ours := s.checkOurs(nf)
+	ours := spoofElements().Verify(nf, s.items())
 	if ours == nil || s.referenceThere(nf) {
 		return nil
 	}
 	return spoofError(ours)
-}
-
-func (s spoofCheck) checkOurs(nf *nft.Conn) error {
-	errs := []error{nf.Verify(spoofLayout())}
-	for set, want := range map[string]nft.Element{spoofPorts: s.port(), spoofPairs: s.pair()} {
-		live, err := nf.Get(spoofTable, set, want.Key)
-		switch {
-		case err != nil:
-			errs = append(errs, err)
-		case live[0] == nil || !s.Attachment.Owns(live[0].Comment):
-			errs = append(errs, fmt.Errorf("set %q: port %q with address %s is missing", set, s.Port, s.MAC))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // referenceThere tells whether the reference's check is whole: a jump to the first chain, from there
@@ -134,83 +117,51 @@ func (s spoofCheck) referenceThere(nf *nft.Conn) bool {
 
 // deleteSpoofCheck removes the attachment's check, ours or the reference's, without knowing the port.
 func deleteSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
-	there, err := hasSpoofCheck(nf, a)
-	if there {
-		err = removeSpoofElements(ctx, nf, func(e nft.Element) bool { return a.Owns(e.Comment) })
+	found, err := findSpoofCheck(nf, a)
+	if err == nil {
+		err = spoofElements().Remove(ctx, nf, found, a.Owns)
 	}
-	return spoofError(errors.Join(err, removeReferenceSpoofCheck(ctx, nf, a)))
+	return spoofError(errors.Join(nft.IfSupported(err), removeReferenceSpoofCheck(ctx, nf, a)))
 }
 
-// hasSpoofCheck looks for the attachment at the names that its port may have: most containers are not
+// findSpoofCheck looks for the attachment at the names that its port may have: most containers are not
 // checked, and those of others need not be looked at.
-func hasSpoofCheck(nf *nft.Conn, a cni.Attachment) (bool, error) {
+func findSpoofCheck(nf *nft.Conn, a cni.Attachment) ([]nft.Item, error) {
 	there, err := nf.HasTable(spoofTable)
 	if err != nil || !there {
-		return false, nothingThere(err)
+		return nil, err
 	}
-	var keys [][]byte
+	var ports []nft.Item
 	for _, name := range iface.HostNames(a) {
-		keys = append(keys, nft.IfNameKey(name))
+		ports = append(ports, nft.Item{Set: spoofPorts, Element: nft.Element{Key: nft.IfNameKey(name)}})
 	}
-	live, err := nf.Get(spoofTable, spoofPorts, keys...)
-	return slices.ContainsFunc(live, func(e *nft.Element) bool { return e != nil && a.Owns(e.Comment) }), err
+	found, err := spoofElements().Live(nf, ports, a.Owns)
+	if err != nil || len(found) == 0 {
+		return nil, err
+	}
+	return spoofElements().All(nf, a.Owns)
 }
 
-// collectSpoofChecks removes the checks of the network's attachments that are not valid. The
-// reference's are left: they do not tell their network.
-func collectSpoofChecks(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
-	there, err := nf.HasTable(spoofTable)
-	if there {
-		err = removeSpoofElements(ctx, nf, func(e nft.Element) bool { return valid.Garbage(e.Comment) })
+// collectSpoofChecks removes the checks of the network's attachments that are not valid. The chains of the
+// reference do not tell their network: those go whose container's interface has one of the network's leases.
+func collectSpoofChecks(ctx context.Context, nf *nft.Conn, valid cni.Set, leases []ipam.Lease) error {
+	found, err := spoofElements().All(nf, valid.Garbage)
+	if err == nil {
+		err = spoofElements().Remove(ctx, nf, found, valid.Garbage)
 	}
-	return spoofError(nothingThere(err))
+	there, lookErr := nf.HasTable(referenceSpoofTable)
+	errs := []error{nft.IfSupported(err), nft.IfSupported(lookErr)}
+	for _, l := range leases {
+		a := cni.Attachment{Network: valid.Network(), ContainerID: l.ContainerID, IfName: l.IfName}
+		if there && !valid.Has(a) {
+			errs = append(errs, removeReferenceSpoofCheck(ctx, nf, a))
+		}
+	}
+	return spoofError(errors.Join(errs...))
 }
 
 // spoofStatus says whether the kernel can do the check.
 func spoofStatus(nf *nft.Conn) error { return nf.Probe(spoofLayout()) }
-
-// removeSpoofElements looks at all elements, and only at what it found once it has the lock.
-func removeSpoofElements(ctx context.Context, nf *nft.Conn, garbage func(nft.Element) bool) error {
-	found, err := findSpoofElements(nf, garbage)
-	if err != nil || len(found) == 0 {
-		return err
-	}
-	return nf.Update(ctx, func(tx *nft.Tx) error {
-		for set, elems := range found {
-			var keys [][]byte
-			for _, e := range elems {
-				keys = append(keys, e.Key)
-			}
-			live, err := tx.Get(spoofTable, set, keys...)
-			if err != nil {
-				return err
-			}
-			for _, e := range live {
-				if e != nil && garbage(*e) {
-					tx.Delete(spoofTable, set, *e)
-				}
-			}
-		}
-		return nil
-	})
-}
-
-// findSpoofElements are the elements of each set that are garbage.
-func findSpoofElements(nf *nft.Conn, garbage func(nft.Element) bool) (map[string][]nft.Element, error) {
-	found := map[string][]nft.Element{}
-	for _, set := range []string{spoofPorts, spoofPairs} {
-		live, err := nf.Elements(spoofTable, set)
-		if err != nil {
-			return nil, err
-		}
-		for _, e := range live {
-			if garbage(e) {
-				found[set] = append(found[set], e)
-			}
-		}
-	}
-	return found, nil
-}
 
 var referenceSpoofTable = nft.Table{Family: nft.Bridge, Name: "nat"}
 
@@ -222,51 +173,44 @@ func referenceSpoofChains(a cni.Attachment) []string {
 // removeReferenceSpoofCheck removes what the reference made: a jump in PREROUTING with a comment that
 // names container and interface, to a chain that jumps to another one.
 func removeReferenceSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
-	table, name := referenceSpoofTable, a.ContainerID+"-"+a.IfName
-	chains := referenceSpoofChains(a)
-	if len(chains[1]) > nft.NameMax {
-		return nil // no kernel has such a chain
-	}
-	there := false
-	for _, chain := range chains {
-		live, err := nf.Chain(table, chain)
-		if err != nil {
-			return nothingThere(err)
-		}
-		there = there || live != nil
-	}
-	if !there {
-		return nil
+	there, err := liveSpoofChains(nf, a)
+	if err != nil || len(there) == 0 {
+		return nft.IfSupported(err)
 	}
 	return nf.Update(ctx, func(tx *nft.Tx) error {
-		rules, err := tx.Rules(table, "PREROUTING")
+		there, err := liveSpoofChains(nf, a)
 		if err != nil {
 			return err
 		}
+		rules, err := tx.Rules(referenceSpoofTable, "PREROUTING")
 		for _, r := range rules {
-			if r.Target == chains[0] || r.Comment == "macspoofchk-"+name {
-				tx.DeleteRule(table, "PREROUTING", r.Handle)
+			if r.Target == referenceSpoofChains(a)[0] || r.Comment == "macspoofchk-"+a.ContainerID+"-"+a.IfName {
+				tx.DeleteRule(referenceSpoofTable, "PREROUTING", r.Handle)
 			}
 		}
-		for _, chain := range chains {
-			live, err := tx.Chain(table, chain)
-			if err != nil {
-				return err
-			}
-			if live != nil {
-				tx.DeleteChain(table, chain)
-			}
+		for _, chain := range there {
+			tx.DeleteChain(referenceSpoofTable, chain)
 		}
-		return nil
+		return err
 	})
 }
 
-// nothingThere is for removals: a kernel without nftables has nothing of ours in it.
-func nothingThere(err error) error {
-	if errors.Is(err, nft.ErrUnsupported) {
-		return nil
+// liveSpoofChains are those of the reference's chains that there are.
+func liveSpoofChains(nf *nft.Conn, a cni.Attachment) ([]string, error) {
+	var out []string
+	for _, chain := range referenceSpoofChains(a) {
+		if len(chain) > nft.NameMax {
+			return nil, nil // no kernel has such a chain
+		}
+		live, err := nf.Chain(referenceSpoofTable, chain)
+		if err != nil {
+			return nil, err
+		}
+		if live != nil {
+			out = append(out, chain)
+		}
 	}
-	return err
+	return out, nil
 }
 
 func spoofError(err error) error {

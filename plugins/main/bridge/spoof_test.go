@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/statefile"
@@ -69,9 +71,10 @@ var _ = Describe("the MAC address check", Label("kernel"), func() {
 	del := func(s spoofCheck) error {
 		return inHost(host, func(ctx context.Context, nf *nft.Conn) error { return deleteSpoofCheck(ctx, nf, s.Attachment) })
 	}
+	var leases []ipam.Lease
 	collect := func(valid ...cni.AttachmentRef) error {
 		return inHost(host, func(ctx context.Context, nf *nft.Conn) error {
-			return collectSpoofChecks(ctx, nf, cni.NewSet("net1", valid))
+			return collectSpoofChecks(ctx, nf, cni.NewSet("net1", valid), leases)
 		})
 	}
 	ruleset := func() string { return host.Cmd("nft", "list", "ruleset") }
@@ -79,6 +82,7 @@ var _ = Describe("the MAC address check", Label("kernel"), func() {
 	BeforeEach(func() {
 		nstest.Need("nft", "nft-bridge")
 		host = nstest.NewHost()
+		leases = nil
 	})
 
 	It("lets the container's address pass and drops all others, of this port only", func() {
@@ -200,23 +204,42 @@ var _ = Describe("the MAC address check", Label("kernel"), func() {
 		Expect(ruleset()).NotTo(ContainSubstring("ccc"))
 	})
 
-	DescribeTable("accepts and deletes what the reference made", func(ref nstest.Reference) {
-		for _, id := range []string{"c1", "c2"} {
+	// reference has the reference plugin check the ports of containers c1 and so on.
+	reference := func(ref nstest.Reference, ids ...string) {
+		GinkgoHelper()
+		for _, id := range ids {
 			out := host.Run(nstest.Program{Path: ref.Program("bridge"), Stdin: `{"cniVersion": "1.0.0", "name": "net1",
 				"type": "bridge", "bridge": "br0", "macspoofchk": true}`, Env: []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=" + id,
 				"CNI_NETNS=" + nstest.NewNetns().Path, "CNI_IFNAME=eth0", "CNI_PATH=" + ref.Dir()}})
 			Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
 		}
-		Expect(ruleset()).To(ContainSubstring("cni-br-iface-c1-eth0-mac"))
-		Expect(check(one)).To(Succeed())
-		host.Cmd("nft", "flush", "chain", "bridge", "nat", "cni-br-iface-c1-eth0-mac")
-		Expect(check(one)).NotTo(Succeed())
-		Expect(del(one)).To(Succeed())
-		Expect(ruleset()).NotTo(ContainSubstring("c1-eth0"))
-		Expect(ruleset()).To(ContainSubstring("jump cni-br-iface-c2-eth0"))
-		Expect(ruleset()).To(ContainSubstring("jump cni-br-iface-c2-eth0-mac"))
-	},
-		Entry("Debian's", nstest.Debian()),
-		Entry("the newest", nstest.Newest()),
-	)
+	}
+
+	for _, ref := range nstest.References() {
+		It("accepts and deletes what the reference made: "+ref.Name, func() {
+			reference(ref, "c1", "c2")
+			Expect(ruleset()).To(ContainSubstring("cni-br-iface-c1-eth0-mac"))
+			Expect(check(one)).To(Succeed())
+			host.Cmd("nft", "flush", "chain", "bridge", "nat", "cni-br-iface-c1-eth0-mac")
+			Expect(check(one)).NotTo(Succeed())
+			Expect(del(one)).To(Succeed())
+			Expect(ruleset()).NotTo(ContainSubstring("c1-eth0"))
+			Expect(ruleset()).To(ContainSubstring("jump cni-br-iface-c2-eth0"))
+			Expect(ruleset()).To(ContainSubstring("jump cni-br-iface-c2-eth0-mac"))
+		})
+
+		It("collects what the reference made for interfaces with a lease of the network: "+ref.Name, func() {
+			reference(ref, "valid", "unknown")
+			before := ruleset()
+			reference(ref, "c1", "c2")
+			host.Cmd("nft", "flush", "chain", "bridge", "nat", "cni-br-iface-c2-eth0")
+			for i, id := range []string{"c1", "c2", "valid", "gone"} {
+				leases = append(leases, ipam.Lease{AttachmentRef: cni.AttachmentRef{ContainerID: id, IfName: "eth0"},
+					Addr: netip.AddrFrom4([4]byte{10, 1, 0, byte(i)})})
+			}
+			leases = append(leases, ipam.Lease{AttachmentRef: cni.AttachmentRef{ContainerID: "unknown", IfName: "eth1"}})
+			Expect(collect(cni.AttachmentRef{ContainerID: "valid", IfName: "eth0"})).To(Succeed())
+			Expect(ruleset()).To(Equal(before))
+		})
+	}
 })

@@ -1,0 +1,60 @@
+package ipam
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+)
+
+// hostLocalDir is where host-local keeps its leases, unless ipam.dataDir says otherwise.
+const hostLocalDir = "/var/lib/cni/networks"
+
+// Lease is an address that host-local gave to a container's interface.
+type Lease struct {
+	cni.AttachmentRef
+	Addr netip.Addr
+}
+
+// Leases returns what host-local has lent in a network, by its files. For what the reference plugins left they
+// alone tell the network. There are none of a configuration with another IPAM plugin; one without any gets
+// those of the usual directory, for chained plugins.
+func Leases(conf []byte, network string) ([]Lease, error) {
+	var c struct {
+		IPAM struct {
+			Type    string `json:"type"`
+			DataDir string `json:"dataDir"`
+		} `json:"ipam"`
+	}
+	if json.Unmarshal(conf, &c) != nil || c.IPAM.Type != "" && c.IPAM.Type != "host-local" {
+		return nil, nil
+	}
+	dir := filepath.Join(cmp.Or(c.IPAM.DataDir, hostLocalDir), network)
+	files, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var out []Lease
+	for _, f := range files {
+		addr, err := netip.ParseAddr(f.Name())
+		if err != nil || !f.Type().IsRegular() {
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(dir, f.Name()))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // released meanwhile
+			return nil, err
+		}
+		id, ifName, _ := strings.Cut(strings.TrimSpace(string(data)), "\n")
+		id, ifName = strings.TrimSpace(id), strings.TrimSpace(ifName)
+		if cni.ValidName(id) {
+			out = append(out, Lease{cni.AttachmentRef{ContainerID: id, IfName: ifName}, addr})
+		}
+	}
+	return out, nil
+}
