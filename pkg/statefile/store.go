@@ -107,12 +107,21 @@ func (s *Store[T]) Drop(name string) error {
 // All reads all records, by their names.
 func (s *Store[T]) All() (map[string]T, error) {
 	all := make(map[string]T)
+	_, err := s.Any(func(name string, record T) bool {
+		all[name] = record
+		return false
+	})
+	return all, err
+}
+
+// Any says whether there is a record that matches. It reads no more than it has to.
+func (s *Store[T]) Any(matches func(name string, record T) bool) (bool, error) {
 	if s.dir == nil {
-		return all, nil
+		return false, nil
 	}
 	files, err := s.dir.Names()
 	if err != nil {
-		return nil, err
+		return false, err
 	}
 	for _, file := range files {
 		name, isRecord := strings.CutSuffix(file, recordSuffix)
@@ -120,12 +129,9 @@ func (s *Store[T]) All() (map[string]T, error) {
 			continue
 		}
 		record, ok, err := s.Get(name)
-		if err != nil {
-			return nil, err
-		}
-		if ok {
-			all[name] = record
+		if err != nil || ok && matches(name, record) {
+			return err == nil, err
 		}
 	}
-	return all, nil
+	return false, nil
 }

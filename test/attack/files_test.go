@@ -67,10 +67,8 @@ var _ = DescribeTable("a link that somebody planted where state is kept", Label(
 	Entry("of the backup file, hard", "ln backup /run/shared/tuning/one_eth0.json", ""),
 	Entry("of the directory of the originals", "rmdir /run/shared/tuning/.hawser; ln -s /run/others /run/shared/tuning/.hawser", "open /run/shared/tuning/.hawser: not a directory"),
 	Entry("of the lock of the originals", "ln -s /run/others/new /run/shared/tuning/.hawser/lock", "lock /run/shared/tuning/.hawser/lock: too many levels"),
-	Entry("of the record of host ports, symbolic", "ln -s /run/others/backup /run/hawser/portmap/HASH.json", ".json: not a regular file"),
+	Entry("of the record of host ports, symbolic", "ln -s /run/others/backup /run/hawser/portmap/HASH.json", ""),
 	Entry("of the record of host ports, hard", "ln backup /run/hawser/portmap/HASH.json", ""),
-	Entry("of the ledger of host ports, symbolic", "ln -s /run/others/zeros /run/hawser/portmap/ledger", "read /run/hawser/portmap/ledger: not a regular file"),
-	Entry("of the ledger of host ports, hard", "ln zeros /run/hawser/portmap/ledger", ""),
 	Entry("of the lock of host ports", "ln -s /run/others/new /run/hawser/portmap/lock", "lock /run/hawser/portmap/lock: too many levels"),
 	Entry("of the lock of the rules", "ln -s /run/others/new /run/hawser/nft.lock", "lock /run/hawser/nft.lock: too many levels"),
 )

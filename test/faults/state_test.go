@@ -28,7 +28,7 @@ ipv6/conf/*/disable_ipv6 ipv6/conf/*/keep_addr_on_down ipv6/conf/*/ndisc_notify 
 	// files are kept on the host. host-local's index, and the lock of those who make
 	// the same interface, may be missing at any time; of what tells where to begin, or is
 	// made from the rest, the content may differ.
-	files = `find /run/hawser /run/cni /var/lib/cni ! -path '/var/lib/cni/networks/.hawser*' -printf '%M %p\n' ! -name 'last_reserved_ip.*' ! -name ledger \
+	files = `find /run/hawser /run/cni /var/lib/cni ! -path '/var/lib/cni/networks/.hawser*' -printf '%M %p\n' ! -name 'last_reserved_ip.*' \
 -type f -exec grep -H '' {} +`
 )
 

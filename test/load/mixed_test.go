@@ -64,7 +64,7 @@ var _ = Describe("a node that is upgraded and downgraded", Label("kernel"), func
 			list[i].Keys = Merge(list[i].Keys, Object{"cni.dev/valid-attachments": []any{}})
 		}
 		n.Succeeds("GC", &node.Pod{Network: "net"}, list)
-		Expect(n.Cmd("find", "/run/cni/tuning", "/run/hawser/portmap", "/run/hawser/masq", "-type", "f", "!", "-name", "lock", "!", "-name", "ledger")).To(BeEmpty())
+		Expect(n.Cmd("find", "/run/cni/tuning", "/run/hawser/portmap", "/run/hawser/masq", "-type", "f", "!", "-name", "lock")).To(BeEmpty())
 		Expect(n.Snapshot("nftables")).NotTo(ContainSubstring("route_localnet was"))
 	},
 		Entry("beside Debian's reference", nstest.Debian()),

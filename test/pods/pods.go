@@ -182,9 +182,9 @@ func (w World) expectTraffic(f family, client, server Pod, clientAddr, serverAdd
 	}
 }
 
-// shared are the files of all pods: locks, the claims of ADDs, the ledger of host ports, the index of
+// shared are the files of all pods: locks, the claims of ADDs, the index of
 // leases and the address that host-local gave last.
-const shared = `/lock$|/nft\.lock$|/claims$|/portmap/ledger$|/networks/\.hawser/[^/]+$|/last_reserved_ip\.`
+const shared = `/lock$|/nft\.lock$|/claims$|/networks/\.hawser/[^/]+$|/last_reserved_ip\.`
 
 // ExpectNothingLeft looks for anything of a pod: links, leases, rules, records.
 func ExpectNothingLeft(host *nstest.Host) {

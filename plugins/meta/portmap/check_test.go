@@ -20,7 +20,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 		c := w.container(1, 2)
 		c.add(k.config, mapped)
 		c.check(k.config, mapped)
-		command = strings.NewReplacer("@CHAIN", dnChain(c.network, c.id), "HASH", owner(c)).Replace(command)
+		command = strings.NewReplacer("@CHAIN", dnChain(c.network, c.id), "HASH", ownerHash(c)).Replace(command)
 		w.Cmd("sh", "-ec", command)
 		o := c.call("CHECK", k.config, mapped)
 		Expect(o.Code).To(Equal(cni.CodeDrift), o.text())
@@ -38,12 +38,12 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			useVariant("nft")
 			changed(k, command, want...)
 		},
-			Entry("a port that is gone", `nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }'`, `nftables map \"portmap4_v1\", 8080/tcp: no element`),
+			Entry("a port that is gone", `nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }'`, `nftables map \"portmap4_v1\", host port 0.0.0.0:8080/tcp: no element`),
 			Entry("several, in one answer", `nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }'; nft delete element inet hawser portmap6_v1 '{ udp . 53 }'`, `8080/tcp`, `53/udp`),
 			Entry("a port that leads elsewhere", `nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }'; nft add element inet hawser portmap4_v1 '{ tcp . 8080 comment "HASH net1 c1-2 eth0" : 10.1.0.9 . 80 }'`, `leads to another container address or port`),
-			Entry("a port of one address", `nft delete element inet hawser portmap4_at_v1 '{ tcp . 192.0.2.1 . 8081 }'`, `portmap4_at_v1\", 8081/tcp: no element`),
-			Entry("no masquerade", `nft delete element inet hawser portmap4_via_v1 '{ tcp . 8080 }'`, `portmap4_via_v1\", 8080/tcp: no element`),
-			Entry("flushed rules", `nft flush table inet hawser`, `portmap_prerouting_v1`, `portmap_output_v1`, `portmap_snat13_v1`, `portmap_guard_v1`, `portmap4_near_v1_13_10.1.0.0/24`),
+			Entry("a port of one address", `nft delete element inet hawser portmap4_at_v1 '{ tcp . 192.0.2.1 . 8081 }'`, `portmap4_at_v1\", host port 192.0.2.1:8081/tcp: no element`),
+			Entry("no masquerade", `nft delete element inet hawser portmap4_via_v1 '{ tcp . 8080 }'`, `portmap4_via_v1\", host port 0.0.0.0:8080/tcp: no element`),
+			Entry("flushed rules", `nft flush table inet hawser`, `portmap_prerouting_v1`, `portmap_output_v1`, `portmap_snat13_v1`, `portmap_guard_v1`, `portmap4_masq_v1_13_10.1.0.0/24`),
 			Entry("a rule that is gone", `nft flush chain inet hawser portmap_output_v1`, `rule \"ip6 daddr ::1 return\" is missing`),
 			Entry("route_localnet off", `echo 0 >/proc/sys/net/ipv4/conf/br1/route_localnet`, `route_localnet is 0, so 127.0.0.1 leads to no container`),
 			Entry("route_localnet without its guard", `nft delete element inet hawser portmap_localnet_v1 '{ "br1" }'`, `nothing keeps containers from the host's loopback`),
@@ -75,9 +75,9 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			c.serve(80)
 			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
 			c.check(cond, mapped)
-			w.Cmd("sh", "-ec", strings.ReplaceAll(`nft flush chain inet hawser portmap4_when_v1_HASH; nft add rule inet hawser portmap4_when_v1_HASH ip saddr 10.0.0.0/8 goto portmap4_dnat_v1`, "HASH", owner(c)))
+			w.Cmd("sh", "-ec", strings.ReplaceAll(`nft flush chain inet hawser portmap4_conditions_v1_HASH; nft add rule inet hawser portmap4_conditions_v1_HASH ip saddr 10.0.0.0/8 goto portmap4_dnat_v1`, "HASH", ownerHash(c)))
 			o := c.call("CHECK", cond, mapped)
-			Expect(o.Msg).To(ContainSubstring("the conditions are not those of conditionsV4"))
+			Expect(o.Msg).To(ContainSubstring("does not have the rule of conditionsV4"))
 			Expect(c.call("CHECK", mapped).Msg).To(ContainSubstring("the configuration changed since ADD"))
 		})
 	})

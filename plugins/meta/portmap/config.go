@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"strings"
 	"unicode"
@@ -26,12 +25,11 @@ type wireConfig struct {
 	} `json:"runtimeConfig"`
 }
 
-// wireMapping keeps its fields raw, so that an error can name the entry.
 type wireMapping struct {
-	HostPort      json.RawMessage `json:"hostPort" help:"port of the host, 1 to 65535" schema:"required type=integer min=1 max=65535"`
-	ContainerPort json.RawMessage `json:"containerPort" help:"port of the container, 1 to 65535" schema:"required type=integer min=1 max=65535"`
-	Protocol      json.RawMessage `json:"protocol" help:"tcp, udp or sctp" schema:"required type=string fold=tcp|udp|sctp"`
-	HostIP        json.RawMessage `json:"hostIP" help:"address of the host (all; 0.0.0.0 and :: are all of a family)" schema:"type=string format=address empty"`
+	HostPort      *int64 `json:"hostPort" help:"port of the host, 1 to 65535" schema:"required min=1 max=65535"`
+	ContainerPort *int64 `json:"containerPort" help:"port of the container, 1 to 65535" schema:"required min=1 max=65535"`
+	Protocol      string `json:"protocol" help:"tcp, udp or sctp" schema:"required fold=tcp|udp|sctp"`
+	HostIP        string `json:"hostIP" help:"address of the host (all; 0.0.0.0 and :: are all of a family)" schema:"format=address empty"`
 }
 
 // backend is where the rules are.
@@ -60,9 +58,6 @@ type options struct {
 	ConditionsV4 []string `json:"conditionsV4,omitempty"`
 	ConditionsV6 []string `json:"conditionsV6,omitempty"`
 }
-
-// mark is the bit as a mark.
-func (o options) mark() uint32 { return 1 << o.MarkBit }
 
 // conditions are those of a family.
 func (o options) conditions(v4 bool) []string {

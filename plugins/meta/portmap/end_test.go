@@ -1,11 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"os"
-	"os/exec"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -18,16 +14,16 @@ import (
 )
 
 // unpublish is a DEL of the container, after prepare has changed its thread.
-func (c *container) unpublish(prepare func(*call)) error {
+func (c *container) unpublish(prepare func(*nft.Conn)) error {
 	GinkgoHelper()
 	var err error
 	c.w.Do(func() {
-		a := cni.Attachment{Network: c.network, ContainerID: c.id, IfName: c.ifName}
-		under, openErr := open(&skel.Request{Attachment: a})
+		under, openErr := open(&skel.Request{Attachment: cni.Attachment{Network: c.network, ContainerID: c.id, IfName: c.ifName}})
 		Expect(openErr).NotTo(HaveOccurred())
-		defer under.close()
-		prepare(under)
-		err = under.unpublish(context.Background(), a)
+		defer under.nf.Close()
+		defer under.host.Close()
+		prepare(under.nf)
+		err = under.unpublish(context.Background())
 	})
 	return err
 }
@@ -42,8 +38,8 @@ var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
 			c.add(k.config, ports("53:53/udp"))
 			w.Cmd("conntrack", "-I", "-p", "udp", "-t", "300", "-s", "192.0.2.2", "--sport", "1000", "-d", "192.0.2.1", "--dport", "53",
 				"-r", "10.1.0.2", "--reply-port-src", "53", "-q", "192.0.2.2", "--reply-port-dst", "1000")
-			Expect(c.unpublish(func(under *call) {
-				_, err := under.nf.HasTable(table) // it has its socket; that of conntrack is another
+			Expect(c.unpublish(func(nf *nft.Conn) {
+				_, err := nf.HasTable(table) // it has its socket; that of conntrack is another
 				Expect(err).NotTo(HaveOccurred())
 				nstest.FailNetfilterSockets(unix.EMFILE)
 			})).To(MatchError(ContainSubstring("conntrack")))
@@ -51,35 +47,6 @@ var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
 			c.del()
 			Expect(w.Cmd("conntrack", "-L", "-p", "udp")).NotTo(ContainSubstring("10.1.0.2"))
 			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
-		})
-
-		if k.variant == "legacy" {
-			return // its iptables makes the call by which the next one is killed
-		}
-		It("hands the ports on when the first one was killed before that", func() {
-			binary := nstest.Build("portmap")
-			w := newWorld()
-			w.bridge(1)
-			w.bridge(2)
-			first := w.container(1, 2)
-			second := first.second("eth1", 2, 2)
-			second.serve(80)
-			first.add(k.config, ports("8080:80"))
-			second.add(k.config, ports("8080:80"))
-			in, err := json.Marshal(conf(object{"name": "net1"}))
-			Expect(err).NotTo(HaveOccurred())
-			cmd := exec.Command(binary)
-			cmd.Stdin = bytes.NewReader(in)
-			cmd.Env = []string{"CNI_COMMAND=DEL", "CNI_CONTAINERID=" + first.id, "CNI_IFNAME=eth0", "CNI_PATH=/x", "PATH=" + os.Getenv("PATH")}
-			w.Do(func() {
-				nstest.KillAtCall(unix.SYS_STATFS) // of the heir's namespace
-				err = cmd.Run()
-			})
-			Expect(err).To(MatchError(ContainSubstring("bad system call")))
-			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(ContainSubstring("10.1.0.2:80"))
-			first.del()
-			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
-			second.check(k.config, ports("8080:80"))
 		})
 	})
 
@@ -90,7 +57,7 @@ var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
 		c := w.container(1, 2)
 		c.add(kinds[2].config, ports("8080:80"))
 		w.Cmd("sh", "-ec", "rm "+nft.DefaultLock+"; mkdir "+nft.DefaultLock)
-		Expect(c.unpublish(func(*call) {
+		Expect(c.unpublish(func(*nft.Conn) {
 			withoutPrograms()
 		})).To(MatchError(And(ContainSubstring(nft.DefaultLock+": is a directory"), ContainSubstring("executable file not found"))))
 	})

@@ -18,23 +18,23 @@ const flushPasses = 5
 // flushAdded makes UDP senders that were there before the rules take the new
 // way: those that spoke to the host itself, and those that spoke to a dead
 // owner of the port. Nobody else's flows are touched.
-func (c *call) flushAdded(st *state, dead []*state) error {
-	gone := map[netip.Addr]bool{}
-	for _, d := range dead {
-		for _, t := range d.Targets {
-			gone[t.Addr.Addr()] = true
+func (c *call) flushAdded(r *record, gone []*record) error {
+	former := map[netip.Addr]bool{}
+	for _, o := range gone {
+		for _, a := range o.Addrs {
+			former[a.Addr.Addr()] = true
 		}
 	}
 	local := map[netip.Addr]bool{}
 	cut := map[conversation]bool{}
 	for range flushPasses {
-		n, err := eachUDP(st, func(at []forward, f conntrack.Flow) bool {
+		n, err := eachUDP(r, func(at []hostPort, f conntrack.Flow) bool {
 			if !f.Translated() && cut[conversation{f.Destination, f.Source}] {
 				// An answer of the host's that was on its way has made the old
 				// flow anew, the other way round.
 				return true
 			}
-			if f.Translated() && !gone[f.ReplySource.Addr()] || !c.isAt(at, f.Destination.Addr(), local) {
+			if f.Translated() && !former[f.ReplySource.Addr()] || !c.isAt(at, f.Destination.Addr(), local) {
 				return false
 			}
 			cut[conversation{f.Source, f.Destination}] = true
@@ -51,12 +51,12 @@ func (c *call) flushAdded(st *state, dead []*state) error {
 type conversation struct{ from, to netip.AddrPort }
 
 // isAt says whether one of the forwards is about this address of the host.
-func (c *call) isAt(at []forward, addr netip.Addr, local map[netip.Addr]bool) bool {
-	for _, fw := range at {
-		if fw.host == addr {
+func (c *call) isAt(at []hostPort, addr netip.Addr, local map[netip.Addr]bool) bool {
+	for _, p := range at {
+		if p.Addr == addr {
 			return true
 		}
-		if !fw.host.IsUnspecified() {
+		if !p.Addr.IsUnspecified() {
 			continue
 		}
 		if _, known := local[addr]; !known {
@@ -69,11 +69,11 @@ func (c *call) isAt(at []forward, addr netip.Addr, local map[netip.Addr]bool) bo
 }
 
 // flushRemoved makes UDP senders stop that the rules led to the container.
-func (c *call) flushRemoved(st *state) error {
-	_, err := eachUDP(st, func(at []forward, f conntrack.Flow) bool {
-		for _, fw := range at {
-			here := fw.host.IsUnspecified() || fw.host == f.Destination.Addr()
-			if here && f.Translated() && f.ReplySource == fw.to {
+func (c *call) flushRemoved(r *record) error {
+	_, err := eachUDP(r, func(at []hostPort, f conntrack.Flow) bool {
+		for _, p := range at {
+			here := p.Addr.IsUnspecified() || p.Addr == f.Destination.Addr()
+			if here && f.Translated() && f.ReplySource == p.To {
 				return true
 			}
 		}
@@ -85,19 +85,19 @@ func (c *call) flushRemoved(st *state) error {
 // eachUDP deletes the flows that match selects, which is given the forwards of
 // the port that a flow goes to, and says how many. It does nothing for a state
 // without UDP.
-func eachUDP(st *state, match func(at []forward, f conntrack.Flow) bool) (deleted int, err error) {
+func eachUDP(r *record, match func(at []hostPort, f conntrack.Flow) bool) (deleted int, err error) {
 	for _, f := range families() {
-		ports := map[uint16][]forward{}
-		for _, fw := range st.forwards() {
-			if fw.proto == unix.IPPROTO_UDP && fw.v4() == f.v4 {
-				ports[fw.port] = append(ports[fw.port], fw)
+		ports := map[uint16][]hostPort{}
+		for _, p := range r.hostPorts() {
+			if p.Proto == unix.IPPROTO_UDP && p.Addr.Is4() == f.v4() {
+				ports[p.Port] = append(ports[p.Port], p)
 			}
 		}
 		if len(ports) == 0 {
 			continue
 		}
 		family := uint8(conntrack.IPv4)
-		if !f.v4 {
+		if !f.v4() {
 			family = conntrack.IPv6
 		}
 		n, err := conntrack.Delete(family, unix.IPPROTO_UDP, func(flow conntrack.Flow) bool {

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"encoding/binary"
 	"encoding/json"
-	"hash/crc32"
-	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -31,60 +29,22 @@ func FuzzCall(f *testing.F) {
 	}.Run(f)
 }
 
-// FuzzFiles damages the records and the ledger.
+// FuzzFiles damages the records.
 func FuzzFiles(f *testing.F) {
 	conf := `{"cniVersion":"1.1.0","name":"net","cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}],` +
 		`"runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]},` + fuzzPrev + `}`
-	empty, whole := ledger{}, ledger{complete: true, claims: []claim{{kind: portClaim, proto: 6, v4: true, port: 8080}, {kind: linkClaim}}}
 	Fuzz{Plugin: plugin().Any(), Chained: true, Confs: []string{conf}}.RunFiles(f, "/run/hawser/portmap", ``, `{}`, `null`,
-		string(empty.encode()), string(whole.encode()), `{"network":"net","containerID":"one","ifname":"eth0","life":{"netns":"/nowhere"},"backend":"nftables",`+
-			`"options":{"snat":true,"markBit":13},"mappings":[{"proto":6,"hostIP":"","hostPort":8080,"port":80}],"targets":[{"addr":"10.1.0.2/24","near":"10.1.0.0/24"}]}`,
+		`{"network":"net","containerID":"one","ifname":"eth0","owner":{"netns":"/nowhere"},"backend":"nftables",`+
+			`"options":{"snat":true,"markBit":13},"mappings":[{"proto":6,"hostIP":"","hostPort":8080,"port":80}],"addrs":[{"addr":"10.1.0.2/24","near":"10.1.0.0/24"}]}`,
 		`{"network":"net","containerID":"one","ifname":"eth0","backend":"x","options":{"markBit":-1,"conditionsV4":["a","b"]},"mappings":[{"proto":0,"hostIP":"fe80::1%a"}],`+
-			`"targets":[{"addr":"","near":""},{"addr":"::1/0","near":"0.0.0.0/0"}],"localnet":"../x","yielded":[{"proto":6}],"heirs":["x",""],"compiled":{"4":""}}`)
+			`"addrs":[{"addr":"","near":""},{"addr":"::1/0","near":"0.0.0.0/0"}],"localnet":"../x","yielded":[{"proto":6}]}`)
 }
 
-// FuzzLedger reads anything as the ledger, also with the right checksum: it is
-// what it says, or damaged.
-func FuzzLedger(f *testing.F) {
-	f.Add([]byte(ledgerMagic))
-	f.Add(ledger{complete: true, claims: []claim{{kind: portClaim, v4: true}, {kind: 9, proto: 255}}}.encode())
-	f.Fuzz(func(t *testing.T, data []byte) {
-		sealed := append(ledger{}.encode(), data...)
-		binary.BigEndian.PutUint32(sealed[ledgerHeader+1:], crc32.ChecksumIEEE(data))
-		for _, data := range [][]byte{data, sealed} {
-			l, err := decodeLedger(data)
-			if err != nil {
-				continue
-			}
-			again, err := decodeLedger(l.encode())
-			if err != nil || !reflect.DeepEqual(again, l) {
-				t.Fatal(err)
-			}
-			for _, c := range l.claims {
-				l.conflicts(nil, c.owner)
-				l.uses(l.link(c.owner), c.owner)
-				l.without(c.owner)
-			}
-		}
-	})
-}
-
-// FuzzNames reads anything as the names and comments by which rules of ours and
-// of others are known.
+// FuzzNames reads anything as the comments of iptables rules of ours and of others.
 func FuzzNames(f *testing.F) {
-	f.Add("portmap4_near_13_10.1.0.0/24")
 	f.Add(entryComment("net", "one"))
 	f.Add(`dnat name: "a`)
-	for _, n := range []near{{fam: famOf(true), mark: 1 << 13}, {fam: famOf(false), mark: 1}} {
-		f.Add(n.name())
-	}
 	f.Fuzz(func(t *testing.T, name string) {
-		if n, ok := parseNear(name); ok {
-			if again, ok := parseNear(n.name()); !ok || again != n {
-				t.Fatalf("%q: %+v, %+v", name, n, again)
-			}
-			n.chain()
-		}
 		if network, id, ok := parseComment(name); ok && len(name) < commentMax {
 			dnChain(network, id)
 		}
@@ -98,27 +58,29 @@ func FuzzRecord(f *testing.F) {
 		`"options":{"markBit":31,"conditionsV4":["ip","saddr","10.0.0.0/8"],"conditionsV6":["a\nb"]},"localnet":"eth0"`} {
 		f.Add([]byte(`{"network":"net","containerID":"one","ifname":"eth0","backend":"iptables",` + part + `,"mappings":[{"proto":6,"hostIP":"","hostPort":8080,"port":80},` +
 			`{"proto":17,"hostIP":"127.0.0.1","hostPort":53,"port":53},{"proto":132,"hostIP":"::","hostPort":9,"port":9}],` +
-			`"targets":[{"addr":"10.1.0.2/24","near":"10.1.0.0/24"},{"addr":"fd00::2/64","near":"fd00::2/128"}],"yielded":[{"proto":6,"host":"::","port":8080}]}`))
+			`"addrs":[{"addr":"10.1.0.2/24","near":"10.1.0.0/24"},{"addr":"fd00::2/64","near":"fd00::2/128"}],"yielded":[{"proto":6,"host":"::","port":8080}]}`))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		st := &state{}
+		st := &record{}
 		if json.Unmarshal(data, st) != nil || !st.sane() {
 			return
 		}
-		l := ledger{}.with(st)
-		l.conflicts(st.forwards(), [8]byte{})
-		group(st.items())
-		for _, target := range st.Targets {
-			v4 := target.v4()
-			for _, line := range st.firstLines(target, false, st.sharedChains(), nil) {
+		w := wantedBy(st)
+		for _, it := range st.items() {
+			if !slices.ContainsFunc(w[it.port.Port], familyOf(it.port.Addr.Is4()).hostPortOf(it.Key).conflicts) {
+				t.Fatalf("%v", it)
+			}
+		}
+		for _, a := range st.Addrs {
+			for _, line := range st.firstLines(a, false, st.sharedChains(), nil) {
 				if strings.ContainsAny(line, "\n\r\x00") {
 					t.Fatalf("%q", line)
 				}
 			}
-			if len(st.Options.conditions(v4)) > 0 && strings.Count(st.conditionScript(v4), "\n") != 3 {
-				t.Fatalf("%q", st.conditionScript(v4))
+			if len(st.Options.conditions(a.v4())) > 0 && strings.Count(st.conditionScript(a), "\n") != 3 {
+				t.Fatalf("%q", st.conditionScript(a))
 			}
 		}
-		nearLayout(st.nears())
+		masqLayout(st)
 	})
 }

@@ -4,13 +4,13 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
-	"strconv"
+	"strings"
 
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// table is shared with other plugins. Names in it carry the version of the
-// layout.
+// table is shared with other plugins. Names in it carry the version of the layout.
 var table = nft.Table{Family: nft.INet, Name: "hawser"}
 
 const (
@@ -21,59 +21,57 @@ const (
 	guardChain      = "portmap_guard_v1"
 	localnetSet     = "portmap_localnet_v1"
 
-	// dnatPriority is behind those who translate at -100: the services of
-	// kube-proxy win, whoever came first.
+	// dnatPriority is behind those who translate at -100: the services of kube-proxy win, whoever came first.
 	dnatPriority = -99
 	snatPriority = 100
 	rawPriority  = -300
 )
 
-// fam names what the layout has once for each family.
-type fam struct {
-	family       nft.Family
-	v4           bool
+// family is what differs between IPv4 and IPv6.
+type family struct {
+	nft.Family
+	ipt          ipt.Family
 	addr         nft.Type
 	daddr, saddr nft.Field
-	digit        string
+	all          netip.Addr // all addresses of the host
+	digit        string     // in the names of the layout
 }
 
-func families() []fam {
-	return []fam{
-		{nft.IPv4, true, nft.IPv4Addr, nft.IPDaddr, nft.IPSaddr, "4"},
-		{nft.IPv6, false, nft.IPv6Addr, nft.IP6Daddr, nft.IP6Saddr, "6"},
+func families() []family {
+	return []family{
+		{nft.IPv4, ipt.IPv4, nft.IPv4Addr, nft.IPDaddr, nft.IPSaddr, netip.IPv4Unspecified(), "4"},
+		{nft.IPv6, ipt.IPv6, nft.IPv6Addr, nft.IP6Daddr, nft.IP6Saddr, netip.IPv6Unspecified(), "6"},
 	}
 }
 
-func famOf(v4 bool) fam {
+func familyOf(v4 bool) family {
 	if v4 {
 		return families()[0]
 	}
 	return families()[1]
 }
 
+func (f family) v4() bool { return f.Family == nft.IPv4 }
+
 // anyMap has the host ports of all addresses, atMap those of one address.
-func (f fam) anyMap() string { return "portmap" + f.digit + "_v1" }
-func (f fam) atMap() string  { return "portmap" + f.digit + "_at_v1" }
+func (f family) anyMap() string { return "portmap" + f.digit + "_v1" }
+func (f family) atMap() string  { return "portmap" + f.digit + "_at_v1" }
 
-// anyVia and atVia lead host ports through a chain on their way to the maps:
-// one that marks what is to be masqueraded, or one with conditions.
-func (f fam) anyVia() string { return "portmap" + f.digit + "_via_v1" }
-func (f fam) atVia() string  { return "portmap" + f.digit + "_at_via_v1" }
+// anyVia and atVia lead host ports through a chain on their way to the maps: one that sets the fwmark of
+// what is to be masqueraded, or one with conditions.
+func (f family) anyVia() string { return "portmap" + f.digit + "_via_v1" }
+func (f family) atVia() string  { return "portmap" + f.digit + "_at_via_v1" }
 
-func (f fam) localChain() string { return "portmap" + f.digit + "_local_v1" }
-func (f fam) dnatChain() string  { return "portmap" + f.digit + "_dnat_v1" }
-func (f fam) nearPrefix() string { return "portmap" + f.digit + "_near_v1_" }
-func (f fam) whenPrefix() string { return "portmap" + f.digit + "_when_v1_" }
+func (f family) localChain() string { return "portmap" + f.digit + "_local_v1" }
+func (f family) dnatChain() string  { return "portmap" + f.digit + "_dnat_v1" }
 
-func snatChain(mark uint32) string { return fmt.Sprintf("portmap_snat%d_v1", markBit(mark)) }
-
-func markBit(mark uint32) int { return len(strconv.FormatUint(uint64(mark), 2)) - 1 }
+func snatChain(bit int) string { return fmt.Sprintf("portmap_snat%d_v1", bit) }
 
 // loopback4 are the sources of a host that speaks to itself.
 var loopback4 = netip.MustParsePrefix("127.0.0.0/8")
 
-// sharedLayout is what all attachments use whose masquerade goes by this mark.
-func sharedLayout(mark uint32) nft.Layout {
+// sharedLayout is what all attachments use whose masquerade goes by this bit of the fwmark.
+func sharedLayout(bit int) nft.Layout {
 	l := nft.Layout{Table: table, Comment: tableComment}
 	for _, f := range families() {
 		l.Sets = append(l.Sets, f.sets()...)
@@ -84,24 +82,23 @@ func sharedLayout(mark uint32) nft.Layout {
 	l.Chains = append(l.Chains, guard.Chains...)
 	var local []nft.Rule
 	for _, f := range families() {
-		local = append(local, nft.Rule{nft.IsFamily(f.family), nft.DaddrIsLocal(), nft.Jump(f.localChain())})
+		local = append(local, nft.Rule{nft.IsFamily(f.Family), nft.DaddrIsLocal(), nft.Jump(f.localChain())})
 	}
-	// No packet to a container can come from ::1, so it is left alone: it is
-	// refused at once, or served by the host.
+	// No packet to a container can come from ::1, so it is left alone: it is refused at once, or served by the host.
 	loopback6 := nft.Rule{nft.InPrefix(nft.IP6Daddr, netip.PrefixFrom(netip.IPv6Loopback(), 128)), nft.Return()}
 	l.Chains = append(l.Chains,
 		nft.Chain{Name: preroutingChain, Comment: "host ports of what arrives",
 			Hook: &nft.Hook{Type: "nat", Point: nft.Prerouting, Priority: dnatPriority}, Rules: local},
 		nft.Chain{Name: outputChain, Comment: "host ports of what the host sends to itself",
 			Hook: &nft.Hook{Type: "nat", Point: nft.Output, Priority: dnatPriority}, Rules: append([]nft.Rule{loopback6}, local...)},
-		nft.Chain{Name: snatChain(mark), Comment: "masquerade of what was marked on its way to a host port",
+		nft.Chain{Name: snatChain(bit), Comment: "masquerade of what was marked on its way to a host port",
 			Hook:  &nft.Hook{Type: "nat", Point: nft.Postrouting, Priority: snatPriority},
-			Rules: []nft.Rule{{nft.CtTranslated(), nft.MarkHas(mark), nft.Masquerade()}}},
+			Rules: []nft.Rule{{nft.CtTranslated(), nft.MarkHas(1 << bit), nft.Masquerade()}}},
 	)
 	return l
 }
 
-func (f fam) sets() []nft.Set {
+func (f family) sets() []nft.Set {
 	service := []nft.Type{nft.InetProto, nft.InetService}
 	at := []nft.Type{nft.InetProto, f.addr, nft.InetService}
 	to := []nft.Type{f.addr, nft.InetService}
@@ -114,13 +111,13 @@ func (f fam) sets() []nft.Set {
 	}
 }
 
-func (f fam) chains() []nft.Chain {
+func (f family) chains() []nft.Chain {
 	any := []nft.Field{nft.L4Proto, nft.THDport}
 	at := []nft.Field{nft.L4Proto, f.daddr, nft.THDport}
 	return []nft.Chain{
 		{Name: f.dnatChain(), Rules: []nft.Rule{
-			{nft.DNATMap(f.family, f.atMap(), at...)},
-			{nft.DNATMap(f.family, f.anyMap(), any...)},
+			{nft.DNATMap(f.Family, f.atMap(), at...)},
+			{nft.DNATMap(f.Family, f.anyMap(), any...)},
 		}},
 		{Name: f.localChain(), Rules: []nft.Rule{
 			{nft.VerdictMap(f.atVia(), at...)},
@@ -130,16 +127,14 @@ func (f fam) chains() []nft.Chain {
 	}
 }
 
-// guardLayout keeps containers from what the host serves on its loopback
-// only: route_localnet, without which 127.0.0.1 leads to no container, would
-// let them reach it.
+// guardLayout keeps containers from what the host serves on its loopback only: route_localnet, without
+// which 127.0.0.1 leads to no container, would let them reach it.
 func guardLayout() nft.Layout {
 	in := nft.InSet(localnetSet, nft.IIFName)
 	return nft.Layout{
 		Table:   table,
 		Comment: tableComment,
-		Sets: []nft.Set{{Name: localnetSet, Key: []nft.Type{nft.IfName},
-			Comment: "interfaces with route_localnet"}},
+		Sets:    []nft.Set{{Name: localnetSet, Key: []nft.Type{nft.IfName}, Comment: "interfaces with route_localnet"}},
 		Chains: []nft.Chain{{Name: guardChain, Comment: "nothing from or to 127.0.0.0/8 comes from containers",
 			Hook: &nft.Hook{Type: "filter", Point: nft.Prerouting, Priority: rawPriority},
 			Rules: []nft.Rule{
@@ -149,30 +144,124 @@ func guardLayout() nft.Layout {
 	}
 }
 
-// item is an element and where it belongs.
+// masqChain is the chain that sets the fwmark of what is to be masqueraded on its way to this address of
+// the container. Its name says all of it; nft takes no colons in names.
+func (r *record) masqChain(a address) nft.Chain {
+	f := familyOf(a.v4())
+	mark := nft.MarkWith(1 << r.Options.MarkBit)
+	name := fmt.Sprintf("portmap%s_masq_v1_%d_", f.digit, r.Options.MarkBit)
+	if r.Options.MasqAll {
+		return nft.Chain{Name: name + "all", Rules: []nft.Rule{{mark}, {nft.Goto(f.dnatChain())}}}
+	}
+	rules := []nft.Rule{{nft.InPrefix(f.saddr, a.Near), mark}}
+	if a.v4() {
+		rules = append(rules, nft.Rule{nft.InPrefix(f.saddr, loopback4), mark})
+	}
+	return nft.Chain{Name: name + strings.ReplaceAll(a.Near.String(), ":", "-"), Rules: append(rules, nft.Rule{nft.Goto(f.dnatChain())})}
+}
+
+// masqLayout has the chains by which the attachments masquerade.
+func masqLayout(all ...*record) nft.Layout {
+	l := nft.Layout{Table: table, Comment: tableComment}
+	seen := map[string]bool{}
+	for _, r := range all {
+		for _, a := range r.served() {
+			if c := r.masqChain(a); r.Options.SNAT && !seen[c.Name] {
+				seen[c.Name] = true
+				l.Chains = append(l.Chains, c)
+			}
+		}
+	}
+	return l
+}
+
+// conditionChains begins the names of the chains that hold conditions, each of one attachment.
+func (f family) conditionChains() string { return "portmap" + f.digit + "_conditions_v1_" }
+
+func isConditionChain(name string) bool {
+	return strings.HasPrefix(name, families()[0].conditionChains()) || strings.HasPrefix(name, families()[1].conditionChains())
+}
+
+// conditionChain is the attachment's own chain with its conditions; empty when it has none.
+func (r *record) conditionChain(v4 bool) string {
+	if len(r.Options.conditions(v4)) == 0 {
+		return ""
+	}
+	return familyOf(v4).conditionChains() + r.hash()
+}
+
+// afterConditions is the chain to which what meets the conditions goes.
+func (r *record) afterConditions(a address) string {
+	if r.Options.SNAT {
+		return r.masqChain(a).Name
+	}
+	return familyOf(a.v4()).dnatChain()
+}
+
+// via is the chain through which the host ports of the address go first; empty when they are translated at once.
+func (r *record) via(a address) string {
+	if chain := r.conditionChain(a.v4()); chain != "" {
+		return chain
+	}
+	if r.Options.SNAT {
+		return r.masqChain(a).Name
+	}
+	return ""
+}
+
+// conditionScript is what nft(8) is told about the conditions of a family.
+func (r *record) conditionScript(a address) string {
+	where := fmt.Sprintf("%s %s", table, r.conditionChain(a.v4()))
+	return fmt.Sprintf("add chain %s\nflush chain %s\nadd rule %s %s goto %s\n",
+		where, where, where, strings.Join(r.Options.conditions(a.v4()), " "), r.afterConditions(a))
+}
+
+// item is an element and the set it belongs to.
 type item struct {
 	set string
 	nft.Element
+	port hostPort
 }
 
 // items are the elements of the attachment.
-func (s *state) items() []item {
-	mark := s.attachment().Mark()
+func (r *record) items() []item {
+	mark := r.attachment().Mark()
+	via := map[bool]string{}
+	for _, a := range r.Addrs {
+		via[a.v4()] = r.via(a)
+	}
 	var out []item
-	for _, fw := range s.forwards() {
-		f := famOf(fw.v4())
-		port := binary.BigEndian.AppendUint16(nil, fw.port)
-		to := nft.Key(nft.AddrKey(fw.to.Addr()), binary.BigEndian.AppendUint16(nil, fw.to.Port()))
-		key, set, viaSet := nft.Key([]byte{byte(fw.proto)}, port), f.anyMap(), f.anyVia()
-		if !fw.host.IsUnspecified() {
-			key, set, viaSet = nft.Key([]byte{byte(fw.proto)}, nft.AddrKey(fw.host), port), f.atMap(), f.atVia()
+	for _, p := range r.hostPorts() {
+		f := familyOf(p.Addr.Is4())
+		key, set, viaSet := keyOf(p.Proto, nil, p.Port), f.anyMap(), f.anyVia()
+		if !p.Addr.IsUnspecified() {
+			key, set, viaSet = keyOf(p.Proto, nft.AddrKey(p.Addr), p.Port), f.atMap(), f.atVia()
 		}
-		out = append(out, item{set, nft.Element{Key: key, Data: to, Comment: mark}})
-		if via := s.via(fw.v4()); via != "" {
-			out = append(out, item{viaSet, nft.Element{Key: key, Goto: via, Comment: mark}})
+		to := nft.Key(nft.AddrKey(p.To.Addr()), binary.BigEndian.AppendUint16(nil, p.To.Port()))
+		out = append(out, item{set, nft.Element{Key: key, Data: to, Comment: mark}, p})
+		if chain := via[f.v4()]; chain != "" {
+			out = append(out, item{viaSet, nft.Element{Key: key, Goto: chain, Comment: mark}, p})
 		}
 	}
 	return out
+}
+
+// keyOf is the key of a host port; of one address, or without one of all.
+func keyOf(p proto, addr []byte, port uint16) []byte {
+	number := binary.BigEndian.AppendUint16(nil, port)
+	if addr == nil {
+		return nft.Key([]byte{byte(p)}, number)
+	}
+	return nft.Key([]byte{byte(p)}, addr, number)
+}
+
+// hostPortOf is the host port of a key. Each field is padded to four bytes.
+func (f family) hostPortOf(key []byte) hostPort {
+	p := hostPort{Proto: proto(key[0]), Addr: f.all, Port: binary.BigEndian.Uint16(key[len(key)-4:])}
+	if len(key) > 8 {
+		p.Addr, _ = netip.AddrFromSlice(key[4 : len(key)-4])
+	}
+	return p
 }
 
 // itemSets are all sets that hold elements of attachments.

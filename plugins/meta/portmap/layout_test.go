@@ -2,14 +2,12 @@ package main
 
 import (
 	"fmt"
-	"net/netip"
 	"os"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
@@ -26,7 +24,7 @@ func parts(ruleset string) string {
 		_, name, _ = strings.Cut(name, " ")
 		switch {
 		case strings.HasPrefix(line, "\tchain "):
-			keep = strings.Contains(name, "_near_") || strings.Contains(name, "_when_")
+			keep = strings.Contains(name, "_masq_") || strings.Contains(name, "_conditions_")
 		case strings.HasPrefix(line, "\tmap "), strings.HasPrefix(line, "\tset "):
 			keep = false
 			out = append(out, "@"+name)
@@ -75,7 +73,7 @@ var _ = Describe("the layout in nftables", Label("kernel"), func() {
 		c.ips = c.ips[:1]
 		all := []object{config, ports("8080:80", "127.0.0.1:81:81")}
 		c.add(all...)
-		mark := (&state{Network: c.network, ContainerID: c.id, IfName: c.ifName}).attachment()
+		mark := (&record{Network: c.network, ContainerID: c.id, IfName: c.ifName}).attachment()
 		got := parts(w.Cmd("nft", "list", "ruleset"))
 		Expect(strings.NewReplacer(mark.Mark(), "OWNER", mark.Hash(), "HASH").Replace(got)).To(Equal(want))
 		c.check(all...)
@@ -92,12 +90,12 @@ elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
 @portmap4_at_v1
 elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }
 @portmap4_via_v1
-elements = { tcp . 8080 comment "OWNER" : goto portmap4_near_v1_13_all }
+elements = { tcp . 8080 comment "OWNER" : goto portmap4_masq_v1_13_all }
 @portmap4_at_via_v1
-elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : goto portmap4_near_v1_13_all }
+elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : goto portmap4_masq_v1_13_all }
 @portmap_localnet_v1
 elements = { "br1" comment "route_localnet was 0" }
-chain portmap4_near_v1_13_all {
+chain portmap4_masq_v1_13_all {
 meta mark set meta mark | 0x00002000
 goto portmap4_dnat_v1
 }
@@ -107,12 +105,12 @@ elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
 @portmap4_at_v1
 elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }
 @portmap4_via_v1
-elements = { tcp . 8080 comment "OWNER" : goto portmap4_near_v1_31_10.1.0.0/24 }
+elements = { tcp . 8080 comment "OWNER" : goto portmap4_masq_v1_31_10.1.0.0/24 }
 @portmap4_at_via_v1
-elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : goto portmap4_near_v1_31_10.1.0.0/24 }
+elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : goto portmap4_masq_v1_31_10.1.0.0/24 }
 @portmap_localnet_v1
 elements = { "br1" comment "route_localnet was 0" }
-chain portmap4_near_v1_31_10.1.0.0/24 {
+chain portmap4_masq_v1_31_10.1.0.0/24 {
 ip saddr 10.1.0.0/24 meta mark set meta mark | 0x80000000
 ip saddr 127.0.0.0/8 meta mark set meta mark | 0x80000000
 goto portmap4_dnat_v1
@@ -123,57 +121,34 @@ elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
 @portmap4_at_v1
 elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }
 @portmap4_via_v1
-elements = { tcp . 8080 comment "OWNER" : goto portmap4_when_v1_HASH }
+elements = { tcp . 8080 comment "OWNER" : goto portmap4_conditions_v1_HASH }
 @portmap4_at_via_v1
-elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : goto portmap4_when_v1_HASH }
+elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : goto portmap4_conditions_v1_HASH }
 @portmap_localnet_v1
 elements = { "br1" comment "route_localnet was 0" }
-chain portmap4_near_v1_13_10.1.0.0/24 {
+chain portmap4_masq_v1_13_10.1.0.0/24 {
 ip saddr 10.1.0.0/24 meta mark set meta mark | 0x00002000
 ip saddr 127.0.0.0/8 meta mark set meta mark | 0x00002000
 goto portmap4_dnat_v1
 }
-chain portmap4_when_v1_HASH {
-ip saddr != 203.0.113.0/24 goto portmap4_near_v1_13_10.1.0.0/24
+chain portmap4_conditions_v1_HASH {
+ip saddr != 203.0.113.0/24 goto portmap4_masq_v1_13_10.1.0.0/24
 }
 `),
 	)
 })
 
-var _ = Describe("a marking chain's name", func() {
-	DescribeTable("says all of the chain", func(n near, name string) {
-		Expect(n.name()).To(Equal(name))
-		back, ok := parseNear(name)
-		Expect(ok).To(BeTrue())
-		Expect(back).To(Equal(n))
-	},
-		Entry("IPv4", near{famOf(true), 1 << 13, netip.MustParsePrefix("10.1.0.0/24")}, "portmap4_near_v1_13_10.1.0.0/24"),
-		Entry("IPv6", near{famOf(false), 1, netip.MustParsePrefix("fd00:1::/64")}, "portmap6_near_v1_0_fd00-1--/64"),
-		Entry("one address", near{famOf(true), 1 << 31, netip.MustParsePrefix("10.1.0.2/32")}, "portmap4_near_v1_31_10.1.0.2/32"),
-		Entry("everything", near{fam: famOf(false), mark: 1 << 5}, "portmap6_near_v1_5_all"),
-	)
-
-	DescribeTable("is not any other", func(name string) {
-		_, ok := parseNear(name)
-		Expect(ok).To(BeFalse())
-	},
-		Entry("a shared chain", "portmap4_dnat_v1"),
-		Entry("an attachment's", "portmap4_when_v1_0123456789abcdef"),
-		Entry("a bit too great", "portmap4_near_v1_32_all"),
-		Entry("no prefix", "portmap4_near_v1_13_10.1.0.0"),
-		Entry("none", ""),
-	)
-
-	It("has elements keyed as the maps are", func() {
+var _ = Describe("the elements of a host port", func() {
+	It("are keyed as the maps are, and lead through a chain named after what it masquerades", func() {
 		var got []string
 		for _, it := range sample(nil).items() {
 			got = append(got, fmt.Sprintf("%s %x %x %s", it.set, it.Key, it.Data, it.Goto))
+			Expect(familyOf(it.port.Addr.Is4()).hostPortOf(it.Key).conflicts(it.port)).To(BeTrue())
 		}
 		Expect(got).To(ContainElements(
 			"portmap4_v1 060000001f900000 0a01000200500000 ",
 			"portmap4_at_v1 06000000c00002011f910000 0a01000200510000 ",
 			"portmap6_v1 1100000000350000 fd00000100000000000000000000000214e90000 ",
-			"portmap6_via_v1 1100000000350000  portmap6_near_v1_13_fd00-1--/64"))
-		Expect(keyName(nft.Key([]byte{17}, []byte{1, 2, 3, 4}, []byte{0, 53}))).To(Equal("53/udp"))
+			"portmap6_via_v1 1100000000350000  portmap6_masq_v1_13_fd00-1--/64"))
 	})
 })

@@ -10,9 +10,9 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 var _ = Describe("the lock", Label("kernel"), func() {
@@ -24,15 +24,13 @@ var _ = Describe("the lock", Label("kernel"), func() {
 		holding := w.Start(nstest.Program{Path: "flock", Args: []string{"-o", "/run/hawser/portmap/lock", "sh", "-c", "exec sleep 60 >/dev/null 2>&1"}})
 		Eventually(func() string { return w.Cmd("cat", "/proc/locks") }).Should(ContainSubstring(fmt.Sprint(holding.Process.Pid)))
 		b := w.container(1, 3)
-		var s *store
 		var err error
 		w.Do(func() {
 			ctx, cancel := timeout(100 * time.Millisecond)
 			defer cancel()
-			s, err = openStore(ctx)
+			_, err = openStore(ctx)
 		})
-		Expect(s).To(BeNil())
-		Expect(cni.AsError(err).Code).To(Equal(cni.CodeTryAgain))
+		Expect(err).To(MatchError(statefile.ErrBusy)) // code 11
 		Expect(err).To(MatchError(ContainSubstring(fmt.Sprintf("held by process %d (flock)", holding.Process.Pid))))
 		Expect(holding.Process.Signal(os.Kill)).To(Succeed())
 		b.add(ports("8081:80"))

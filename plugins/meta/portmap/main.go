@@ -4,8 +4,8 @@
 // port mappings that the runtime sends and makes rules that translate what
 // arrives at a host port, from outside, from the host itself and from
 // containers, to the container's address and port. A host port belongs to one
-// attachment: another one that wants it fails and is told who has it. DEL takes
-// away what belongs to the attachment, whoever made it and with whatever
+// attachment: another one that wants it fails and is told who has it. DEL
+// removes what belongs to the attachment, whoever made it and with whatever
 // backend.
 //
 // README.md lists every key of the configuration.

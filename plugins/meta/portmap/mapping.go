@@ -1,11 +1,8 @@
 package main
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -13,7 +10,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// mapping is one port mapping.
+// mapping is one entry of portMappings: a port of the host and one of the container.
 type mapping struct {
 	Proto    proto      `json:"proto"`
 	HostIP   netip.Addr `json:"hostIP"` // zero: all addresses of both families
@@ -21,29 +18,48 @@ type mapping struct {
 	Port     uint16     `json:"port"`
 }
 
+// hostPort is a port of the host at one address, and where it leads. A mapping makes one for each family.
+type hostPort struct {
+	Proto proto          `json:"proto"`
+	Addr  netip.Addr     `json:"addr"` // unspecified: all addresses of the family
+	Port  uint16         `json:"port"`
+	To    netip.AddrPort `json:"to"`
+}
+
+func (p hostPort) String() string {
+	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(p.Addr, p.Port), p.Proto)
+}
+
+// conflicts compares by the rules of bind(2): all addresses of a family conflict with each of them,
+// different addresses do not.
+func (p hostPort) conflicts(other hostPort) bool {
+	return p.Proto == other.Proto && p.Port == other.Port && p.Addr.Is4() == other.Addr.Is4() &&
+		(p.Addr == other.Addr || p.Addr.IsUnspecified() || other.Addr.IsUnspecified())
+}
+
 // proto is a transport protocol by its number.
 type proto uint8
 
-// protocols are those that have ports and that both backends know.
-var protocols = map[string]proto{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}
+// protocolNames are those that have ports and that both backends know, in the order of the alphabet.
+func protocolNames() []string { return []string{"sctp", "tcp", "udp"} }
+
+func protocolOf(name string) (p proto, known bool) {
+	p, known = map[string]proto{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}[name]
+	return p, known
+}
 
 func (p proto) String() string {
-	for name, number := range protocols {
-		if number == p {
+	for _, name := range protocolNames() {
+		if number, _ := protocolOf(name); number == p {
 			return name
 		}
 	}
 	return fmt.Sprintf("protocol %d", uint8(p))
 }
 
-// parseMappings checks every entry. Entries that say the same are one.
+// parseMappings checks every entry. An entry that repeats another one is left out.
 func parseMappings(wire []wireMapping) ([]mapping, error) {
-	type place struct {
-		proto proto
-		host  netip.Addr
-		port  uint16
-	}
-	taken := map[place]int{}
+	leads := map[hostPort]uint16{}
 	var out []mapping
 	var problems cni.Problems
 	for i, w := range wire {
@@ -54,15 +70,15 @@ func parseMappings(wire []wireMapping) ([]mapping, error) {
 			continue
 		}
 		repeated := true
-		for _, host := range m.hosts() {
-			at := place{m.Proto, host, m.HostPort}
-			j, ok := taken[at]
-			if ok && out[j].Port != m.Port {
+		for _, addr := range m.hostAddrs() {
+			at := hostPort{Proto: m.Proto, Addr: addr, Port: m.HostPort}
+			port, known := leads[at]
+			if known && port != m.Port {
 				problems.Add(cni.Refuse(entry, nil, fmt.Sprintf("host port %s of %s leads to container port %d already, not to %d",
-					m.name(), hostName(host), out[j].Port, m.Port)))
+					m.name(), addrName(addr), port, m.Port)))
 			}
-			if !ok {
-				taken[at], repeated = len(out), false
+			if !known {
+				leads[at], repeated = m.Port, false
 			}
 		}
 		if !repeated {
@@ -72,8 +88,7 @@ func parseMappings(wire []wireMapping) ([]mapping, error) {
 	return out, problems.Err()
 }
 
-// hosts are the host addresses that the mapping occupies.
-func (m mapping) hosts() []netip.Addr {
+func (m mapping) hostAddrs() []netip.Addr {
 	if m.HostIP.IsValid() {
 		return []netip.Addr{m.HostIP}
 	}
@@ -82,11 +97,11 @@ func (m mapping) hosts() []netip.Addr {
 
 func (m mapping) name() string { return fmt.Sprintf("%d/%s", m.HostPort, m.Proto) }
 
-func hostName(host netip.Addr) string {
-	if host.IsUnspecified() {
-		return host.String() + " (all addresses)"
+func addrName(addr netip.Addr) string {
+	if addr.IsUnspecified() {
+		return addr.String() + " (all addresses)"
 	}
-	return host.String()
+	return addr.String()
 }
 
 func (w wireMapping) parse(entry string) (m mapping, err error) {
@@ -102,26 +117,18 @@ func (w wireMapping) parse(entry string) (m mapping, err error) {
 	return m, problems.Err()
 }
 
-func parsePort(key string, raw json.RawMessage) (uint16, error) {
-	var port *int64
-	if err := parseValue(key, raw, &port); err != nil {
-		return 0, err
-	}
-	if port == nil {
+func parsePort(key string, port *int64) (uint16, error) {
+	switch {
+	case port == nil:
 		return 0, cni.Refuse(key, nil, "missing")
-	}
-	if *port < 1 || *port > 65535 {
+	case *port < 1 || *port > 65535:
 		return 0, cni.Refuse(key, *port, "is not between 1 and 65535")
 	}
 	return uint16(*port), nil
 }
 
-func parseProtocol(key string, raw json.RawMessage) (proto, error) {
-	var name string
-	if err := parseValue(key, raw, &name); err != nil {
-		return 0, err
-	}
-	p, known := protocols[strings.ToLower(name)]
+func parseProtocol(key, name string) (proto, error) {
+	p, known := protocolOf(strings.ToLower(name))
 	switch {
 	case name == "":
 		return 0, cni.Refuse(key, nil, "missing").Suggest(`write "protocol": "tcp", "udp" or "sctp"`)
@@ -132,35 +139,16 @@ func parseProtocol(key string, raw json.RawMessage) (proto, error) {
 }
 
 // parseHostIP returns the zero Addr for all addresses.
-func parseHostIP(key string, raw json.RawMessage) (netip.Addr, error) {
-	var text string
-	if err := parseValue(key, raw, &text); err != nil || text == "" {
-		return netip.Addr{}, err
+func parseHostIP(key, text string) (netip.Addr, error) {
+	if text == "" {
+		return netip.Addr{}, nil
 	}
-	host, err := cni.ParseAddr(key, text)
+	addr, err := cni.ParseAddr(key, text)
 	switch {
 	case err != nil:
-		return host, err
-	case host.IsMulticast() || host == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
-		return host, cni.Refuse(key, text, "is no address that a host can have")
+		return addr, err
+	case addr.IsMulticast() || addr == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return addr, cni.Refuse(key, text, "is no address that a host can have")
 	}
-	return host, nil
-}
-
-func parseValue(key string, raw json.RawMessage, v any) error {
-	if len(raw) == 0 {
-		return nil
-	}
-	err := json.Unmarshal(raw, v)
-	if t := (*json.UnmarshalTypeError)(nil); errors.As(err, &t) {
-		refused := cni.Refuse(key, raw, "is no "+map[bool]string{true: "string", false: "whole number"}[t.Type.Kind().String() == "string"])
-		if text, _ := strconv.Unquote(string(raw)); text != "null" && json.Unmarshal([]byte(text), v) == nil {
-			refused.Suggest("write %s", text)
-		}
-		return refused
-	}
-	if err != nil {
-		return cni.Errorf(cni.CodeConfig, "%s: %w", key, err)
-	}
-	return nil
+	return addr, nil
 }

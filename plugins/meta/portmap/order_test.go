@@ -146,7 +146,7 @@ var _ = Describe("conditions", Label("kernel"), func() {
 			b.del()
 			Expect(w.reach(8080)).To(Equal(refused))
 			a.del()
-			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp("808|_when_|_near_|CNI-DN"))
+			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp("808|_conditions_|_masq_|CNI-DN"))
 		})
 	})
 })

@@ -10,7 +10,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/nstest"
-	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
 // alone makes a container on a point to point link, as ptp does.
@@ -58,7 +58,7 @@ var _ = Describe("containers on links of their own", Label("kernel"), func() {
 			Expect(w.Sysctl("net/ipv4/conf/p2/route_localnet")).To(Equal("1"))
 			a.del()
 			Expect(w.Sysctl("net/ipv4/conf/p2/route_localnet")).To(Equal("0"))
-			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp(`"p2"|_near_|808|CNI-DN`))
+			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp(`"p2"|_masq_|808|CNI-DN`))
 		})
 
 		It("leave no guard behind when the link went first, by DEL or by GC", func() {
@@ -69,7 +69,7 @@ var _ = Describe("containers on links of their own", Label("kernel"), func() {
 				c.add(k.config, ports("8080:80"))
 				c.vanish()
 				remove(c)
-				Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp(`"p\d"|_near_|808|CNI-DN`))
+				Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp(`"p\d"|_masq_|808|CNI-DN`))
 			}
 		})
 	})
@@ -180,55 +180,55 @@ var _ = Describe("an owner", Label("kernel"), func() {
 		w := newWorld()
 		w.bridge(1)
 		a, b := w.container(1, 2), w.container(1, 3)
-		alive := func(l life) bool {
+		isGone := func(o owner) bool {
 			GinkgoHelper()
-			lives := false
+			gone := false
 			w.Do(func() {
-				call, err := open(&skel.Request{})
+				host, err := rtnl.Dial(nil)
 				Expect(err).NotTo(HaveOccurred())
-				defer call.close()
-				lives, err = l.alive(call.host)
+				defer host.Close()
+				gone, err = o.gone(host)
 				Expect(err).NotTo(HaveOccurred())
 			})
-			return lives
+			return gone
 		}
-		lifeAt := func(c *container) (l life) {
+		ownerIn := func(c *container) (o owner) {
 			GinkgoHelper()
 			w.Do(func() {
 				n, err := ns.Open(c.Path)
 				Expect(err).NotTo(HaveOccurred())
 				defer n.Close()
-				call, err := open(&skel.Request{})
+				host, err := rtnl.Dial(nil)
 				Expect(err).NotTo(HaveOccurred())
-				defer call.close()
-				l, err = lifeOf(call.host, n, c.ifName)
+				defer host.Close()
+				o, err = ownerOf(host, n, c.ifName)
 				Expect(err).NotTo(HaveOccurred())
 			})
-			return l
+			return o
 		}
-		one := lifeAt(a)
+		one := ownerIn(a)
 		Expect(one.Link).NotTo(BeZero())
 		Expect(one.Cookie).NotTo(BeZero())
-		Expect(alive(one)).To(BeTrue())
+		Expect(isGone(one)).To(BeFalse())
 		other := one
 		other.Link = 99999
-		Expect(alive(other)).To(BeTrue(), "its namespace is there")
+		Expect(isGone(other)).To(BeFalse(), "its namespace is there")
 		other = one
 		other.Netns = b.Path
-		Expect(alive(other)).To(BeTrue(), "its link is there")
+		Expect(isGone(other)).To(BeFalse(), "its link is there")
 		other.Link = 0
-		Expect(alive(other)).To(BeFalse(), "another namespace is at its path, and no link is known")
+		Expect(isGone(other)).To(BeTrue(), "another namespace is at its path, and no link is known")
 		other.Netns = "/nowhere"
-		Expect(alive(other)).To(BeTrue(), "the path may be invisible, and no link is known")
+		Expect(isGone(other)).To(BeFalse(), "the path may be invisible, and no link is known")
 		other = one
 		other.Netns, other.MAC = "/nowhere", "02:00:00:00:00:01"
-		Expect(alive(other)).To(BeFalse(), "the index is another link's by now")
+		Expect(isGone(other)).To(BeTrue(), "the index is another link's by now")
 		// Without a cookie the inode decides.
 		old := one
 		old.Cookie = 0
-		Expect(alive(old)).To(BeTrue())
+		Expect(isGone(old)).To(BeFalse())
 		old.Inode++
 		old.Link = 0
-		Expect(alive(old)).To(BeFalse())
+		Expect(isGone(old)).To(BeTrue())
 	})
 })

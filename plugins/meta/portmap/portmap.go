@@ -3,15 +3,18 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // call is one call under way: the sockets that it uses.
@@ -32,20 +35,19 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	defer c.close()
 	req.Step("look at the container")
-	st, err := c.describe(cfg)
+	r, err := c.plan(cfg)
 	if err != nil {
 		return nil, err
 	}
-	c.warn(cfg, st)
+	c.warn(cfg, r)
 	req.Step("publish the ports")
-	dead, err := c.publish(ctx, cfg, st)
+	gone, err := c.publish(ctx, cfg, r)
 	if err != nil {
 		return nil, err
 	}
 	req.Step("flush connections")
-	return req.PrevResult, c.flushAdded(st, dead)
+	return req.PrevResult, c.flushAdded(r, gone)
 }
 
 func del(ctx context.Context, req *skel.Request) error {
@@ -53,8 +55,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	defer c.close()
-	return c.unpublish(ctx, req.Attachment)
+	return c.unpublish(ctx)
 }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
@@ -68,8 +69,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	defer c.close()
-	want, err := c.describe(cfg)
+	want, err := c.plan(cfg)
 	if err != nil {
 		return err
 	}
@@ -81,55 +81,109 @@ func gc(ctx context.Context, req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	defer c.close()
 	return c.collect(ctx)
 }
 
+// status looks for what would make ADD fail.
 func status(_ context.Context, req *skel.Request, cfg config) error {
+	unavailable := func(err error, what string) error { return cni.Errorf(cni.CodeUnavailable, "%s: %w", what, err) }
 	c, err := open(req)
 	if err != nil {
-		return cni.Errorf(cni.CodeUnavailable, "%w", err)
+		return unavailable(err, "host ports")
 	}
-	defer c.close()
-	return c.status(cfg)
+	b, final, err := c.choose(cfg)
+	if err != nil {
+		return unavailable(err, "host ports")
+	}
+	if err := statefile.Writable(recordDir); err != nil {
+		return unavailable(err, "host ports")
+	}
+	if b == nftables {
+		err := c.nf.Probe(sharedLayout(cfg.options.MarkBit))
+		if err != nil && (final || !errors.Is(err, nft.ErrUnsupported)) {
+			return unavailable(err, "backend nftables")
+		}
+		if err != nil {
+			b = iptables
+		}
+	}
+	if b == iptables {
+		if err := ipt.Installed(ipt.IPv6); err != nil {
+			c.Warn("backend iptables: no host ports of containers with an IPv6 address: %v", err)
+		}
+		if err := ipt.Installed(ipt.IPv4); err != nil {
+			return unavailable(err, "backend iptables")
+		}
+		return nil
+	}
+	if cfg.needed == nftables {
+		if err := nft.FindProgram(); err != nil {
+			return unavailable(err, "conditionsV4, conditionsV6: the nft program has to compile them")
+		}
+	}
+	if _, err := c.host.Link(ipvsLink); err == nil {
+		return cni.Errorf(cni.CodeLimited, besideIPVS)
+	}
+	return nil
 }
 
+// open dials the sockets, which are open until the call is over and a failed ADD is rolled back.
 func open(req *skel.Request) (*call, error) {
 	host, err := rtnl.Dial(nil)
 	if err != nil {
 		return nil, err
 	}
 	c := &call{Request: req, host: host, nf: nft.New()}
+	req.OnDone(func() { _ = errors.Join(c.host.Close(), c.nf.Close()) })
 	return c, nil
 }
 
-func (c *call) close() {
-	_ = c.host.Close()
-	_ = c.nf.Close()
+// ipvsLink is where kube-proxy in its mode ipvs has the addresses of all services: they count as local,
+// and what protects them protects them from iptables only.
+const (
+	ipvsLink   = "kube-ipvs0"
+	besideIPVS = "backend nftables beside kube-proxy in its mode ipvs (link \"" + ipvsLink + "\"): host ports win over services of the same port"
+)
+
+// choose decides on the backend. final says that there is no falling back.
+func (c *call) choose(cfg config) (b backend, final bool, err error) {
+	switch {
+	case cfg.asked != auto:
+		return cfg.asked, true, nil
+	case cfg.needed != auto:
+		return cfg.needed, true, nil
+	}
+	_, err = c.host.Link(ipvsLink)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return nftables, false, nil
+	}
+	return iptables, true, err
 }
 
-// describe works out what the attachment's rules are made from.
-func (c *call) describe(cfg config) (*state, error) {
-	st := &state{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName,
-		Options: cfg.options, Mappings: cfg.mappings, Targets: targets(c.PrevResult.ContainerIPs(c.IfName))}
-	if len(st.Targets) == 0 {
+// plan works out what the attachment's rules are made from.
+func (c *call) plan(cfg config) (*record, error) {
+	r := &record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName,
+		Options: cfg.options, Mappings: cfg.mappings, Addrs: addressesOf(c.PrevResult.ContainerIPs(c.IfName))}
+	if len(r.Addrs) == 0 {
 		return nil, cni.Errorf(cni.CodeConfig, "prevResult: has no address of interface %q to forward ports to", c.IfName)
 	}
-	for i := range st.Targets {
-		if err := c.inspect(st, &st.Targets[i]); err != nil {
+	for i := range r.Addrs {
+		if err := c.findLink(r, &r.Addrs[i]); err != nil {
 			return nil, err
 		}
 	}
+	if !slices.ContainsFunc(r.served(), address.v4) {
+		r.Localnet = ""
+	}
 	var err error
-	st.Life, err = lifeOf(c.host, c.NS, c.IfName)
-	return st, err
+	r.Owner, err = ownerOf(c.host, c.NS, c.IfName)
+	return r, err
 }
 
-// inspect looks where the host sends packets to the target. Without a way
-// there nothing more is needed.
-func (c *call) inspect(st *state, t *target) error {
-	index, _, err := c.host.RouteTo(t.Addr.Addr())
-	if err != nil && !unreachable(err) {
+// findLink looks where the host sends packets to the address. Without a way there nothing more is needed.
+func (c *call) findLink(r *record, a *address) error {
+	index, _, err := c.host.RouteTo(a.Addr.Addr())
+	if err != nil && !isUnreachable(err) {
 		return err
 	}
 	if err != nil || index == loopbackIndex {
@@ -141,20 +195,204 @@ func (c *call) inspect(st *state, t *target) error {
 	}
 	if link.Kind == "veth" && link.PeerNS != -1 {
 		// Nobody else is on a point to point link.
-		t.Near = singlePrefix(t.Addr.Addr())
+		a.Near = netip.PrefixFrom(a.Addr.Addr(), a.Addr.Addr().BitLen())
 	}
-	if t.v4() && st.Options.SNAT {
-		st.Localnet = link.Name
+	if a.v4() && r.Options.SNAT {
+		r.Localnet = link.Name
 	}
 	return nil
 }
 
-// unreachable reports whether the answer to a question for a route was that there
-// is none, or one of the types unreachable, prohibit and blackhole, or that the
-// kernel lacks the family.
-func unreachable(err error) bool {
+// isUnreachable reports whether the answer to a question for a route was that there is none, or one of the
+// types unreachable, prohibit and blackhole, or that the kernel lacks the family.
+func isUnreachable(err error) bool {
 	return slices.ContainsFunc([]error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.EACCES, unix.EINVAL,
 		unix.EAFNOSUPPORT, unix.EOPNOTSUPP}, func(errno error) bool { return errors.Is(err, errno) })
 }
 
-func singlePrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+func (c *call) warn(cfg config, r *record) {
+	for _, m := range r.unreachable() {
+		c.Warn("host port %s of %s: the container has no address of that family, so it leads nowhere", m.name(), m.HostIP)
+	}
+	for _, m := range r.Mappings {
+		if m.HostIP.Is6() && m.HostIP.IsLoopback() {
+			c.Warn("host port %s of %s: IPv6 cannot forward from the loopback address, so it leads nowhere", m.name(), m.HostIP)
+		}
+	}
+	if cfg.options.MasqAll && !cfg.options.SNAT {
+		c.Warn("masqAll: does nothing without snat")
+	}
+	if cfg.asked == nftables || cfg.needed == nftables {
+		if _, err := c.host.Link(ipvsLink); err == nil {
+			c.Warn(besideIPVS)
+		}
+	}
+}
+
+// publish makes the attachment's rules, unless somebody else has one of the ports. It returns the owners that
+// are gone and whose rules it replaced.
+func (c *call) publish(ctx context.Context, cfg config, r *record) (gone []*record, err error) {
+	b, final, err := c.choose(cfg)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range r.Addrs {
+		if err := ipt.Installed(familyOf(a.v4()).ipt); b == iptables && err != nil {
+			return nil, fmt.Errorf("host ports with iptables: %w", err)
+		}
+	}
+	s, err := openStore(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	r.Backend = b
+	if gone, err = c.makeRoom(ctx, s, r); err != nil {
+		return nil, err
+	}
+	if err := c.planLocalnet(s, r); err != nil {
+		return nil, err
+	}
+	c.OnFail("remove the host ports", c.unpublish)
+	if err := s.Put(r.hash(), *r); err != nil { // from here on DEL knows what there may be
+		return nil, err
+	}
+	err = c.apply(ctx, s, r, gone)
+	if !final && errors.Is(err, nft.ErrUnsupported) {
+		r.Backend = iptables
+		if err = s.Put(r.hash(), *r); err == nil {
+			err = c.apply(ctx, s, r, gone)
+		}
+	}
+	for _, o := range gone {
+		if err == nil && o.hash() != r.hash() {
+			err = s.Drop(o.hash())
+		}
+	}
+	return gone, err
+}
+
+// apply makes the rules in the record's backend and removes those of the owners that are gone, in any backend.
+// With nftables that is one batch, unless one of them was the last that needed another link's route_localnet.
+func (c *call) apply(ctx context.Context, s *store, r *record, gone []*record) error {
+	var replaced []*record
+	for _, o := range gone {
+		if o.Backend == nftables && r.Backend == nftables && (o.Localnet == "" || o.Localnet == r.Localnet) {
+			replaced = append(replaced, o)
+		} else if err := errors.Join(c.removeRules(ctx, s, o)...); err != nil {
+			return err
+		}
+	}
+	if r.Backend == nftables {
+		if err := c.addNFTables(ctx, s, r, replaced); err != nil {
+			return err
+		}
+		return enableLocalnet(r)
+	}
+	if err := c.guardAlone(ctx, r); err != nil {
+		return err
+	}
+	if err := c.addIPTables(ctx, s, r); err != nil {
+		return err
+	}
+	return enableLocalnet(r)
+}
+
+// unpublish removes whatever the attachment has, in any backend, made by anybody.
+func (c *call) unpublish(ctx context.Context) (err error) {
+	s, err := openExistingStore(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	r, err := recordOf(s, c.Attachment.Hash())
+	if err != nil {
+		return err
+	}
+	if r == nil { // no element is known by its key
+		r = &record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName}
+		if err := nft.IfSupported(c.sweep(ctx, r.attachment().Owns)); err != nil {
+			return err
+		}
+	}
+	errs := append(c.removeRules(ctx, s, r), delReference(ctx, c.nf, r))
+	var missing error
+	for i, err := range errs {
+		if ipt.NotInstalled(err) {
+			missing, errs[i] = errors.Join(missing, err), nil
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return errors.Join(err, missing, c.flushRemoved(r))
+	}
+	if missing != nil { // the record stays for a later DEL or GC
+		c.Warn("host ports of %s: %v", r.attachment(), missing)
+		return c.flushRemoved(r)
+	}
+	return c.forget(s, r)
+}
+
+// forget ends an attachment whose rules are gone. Its record stays while there are flows that could be ended:
+// a call that failed before that is repeated.
+func (c *call) forget(s *store, r *record) error {
+	err := c.flushRemoved(r)
+	if cni.Transient(err) {
+		return err
+	}
+	return errors.Join(err, s.Drop(r.hash()))
+}
+
+// removeRules removes the attachment's rules from both backends.
+func (c *call) removeRules(ctx context.Context, s *store, r *record) []error {
+	last, err := isLastOn(s, r)
+	if err != nil {
+		return []error{err}
+	}
+	errs := []error{nft.IfSupported(c.delNFTables(ctx, r, last))}
+	for _, f := range families() {
+		errs = append(errs, c.delChains(ctx, f, s, r)...)
+	}
+	return errs
+}
+
+// collect removes what attachments of the network left that are not valid.
+func (c *call) collect(ctx context.Context) (err error) {
+	s, err := openExistingStore(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	all, err := records(s)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, r := range all {
+		if r.Network == c.Network && !c.Valid.Has(r.attachment()) {
+			errs = append(errs, c.collectOne(ctx, s, r))
+		}
+	}
+	errs = append(errs, nft.IfSupported(c.sweep(ctx, c.Valid.Garbage)))
+	ids, err := c.referenceContainers(ctx)
+	errs = append(errs, err)
+	for _, id := range ids {
+		// The reference's rules tell no interface apart: they stay until the container has none.
+		if !c.Valid.HasContainer(id) {
+			for _, f := range families() {
+				errs = append(errs, c.delChains(ctx, f, s, &record{Network: c.Network, ContainerID: id})...)
+			}
+		}
+	}
+	return errors.Join(append(errs, nft.IfSupported(c.sweepGuard(ctx)))...)
+}
+
+func (c *call) collectOne(ctx context.Context, s *store, r *record) error {
+	errs := c.removeRules(ctx, s, r)
+	if !c.Valid.HasContainer(r.ContainerID) {
+		errs = append(errs, delReference(ctx, c.nf, r))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("host ports of %s: %w", r.attachment(), err)
+	}
+	return c.forget(s, r)
+}

@@ -1,41 +1,240 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// referenceTable is where the reference plugins have host ports in nftables:
-// rules whose comment is the container ID, without a network.
-func (f fam) referenceTable() nft.Table { return nft.Table{Family: f.family, Name: "cni_hostport"} }
+// The reference plugins' host ports in nftables: rules in tables of their own whose comment is the
+// container ID, without a network.
+func (f family) referenceTable() nft.Table { return nft.Table{Family: f.Family, Name: "cni_hostport"} }
 
 var referenceChains = []string{"hostports", "hostip_hostports", "masquerading"}
 
-// delReference removes the reference's rules of a container: those that
-// mention the attachment's addresses, or all where none is known.
-func delReference(ctx context.Context, nf *nft.Conn, st *state) error {
-	for _, f := range families() {
-		t := f.referenceTable()
-		there, err := nf.HasTable(t)
+// referenceInIPTables finds host ports of containers that have the reference's chain and no record of ours.
+func (c *call) referenceInIPTables(ctx context.Context, s *store, r *record, w wanted) ([]holder, error) {
+	all, err := records(s)
+	if err != nil {
+		return nil, err
+	}
+	known := map[string]bool{dnChain(r.Network, r.ContainerID): true}
+	for _, o := range all {
+		known[dnChain(o.Network, o.ContainerID)] = true
+	}
+	var out []holder
+	for _, a := range r.served() {
+		f := familyOf(a.v4())
+		found, err := c.foreignChains(ctx, f, func(chain string) bool { return strings.HasPrefix(chain, dnPrefix) && !known[chain] }, w)
+		if ipt.NotInstalled(err) {
+			c.Warn("chain %q may have rules of other plugins for the same ports: %v", hostportDNAT, err)
+			continue
+		}
 		if err != nil {
-			return err
+			return nil, err
+		}
+		for _, o := range found {
+			remove := func(ctx context.Context) error {
+				return errors.Join(c.delChains(ctx, f, s, &record{Network: o.network, ContainerID: o.containerID})...)
+			}
+			out = append(out, o.holders(r, w, remove)...)
+		}
+	}
+	return out, nil
+}
+
+// foreignChain is a container's chain in iptables of which there is no record.
+type foreignChain struct {
+	network, containerID string
+	ports                []hostPort
+}
+
+// foreignChains lists those that a rule with a wanted port leads to.
+func (c *call) foreignChains(ctx context.Context, f family, isForeign func(chain string) bool, w wanted) ([]foreignChain, error) {
+	entries, err := ipt.Chain{Family: f.ipt, Table: natTable, From: hostportDNAT}.Rules(ctx, c.nf, isForeign)
+	if err != nil {
+		return nil, err
+	}
+	var out []foreignChain
+	listed := map[string]bool{}
+	for _, entry := range entries {
+		chain := ipt.Chain{Family: f.ipt, Table: natTable, Name: entry.Option("-j")}
+		if listed[chain.Name] || !w.matches(entry) {
+			continue
+		}
+		listed[chain.Name] = true
+		where, err := c.variants(ctx, chain)
+		if err != nil {
+			return nil, err
+		}
+		found := foreignChain{network: "?", containerID: entry.Option("--comment")}
+		if network, id, ok := parseComment(found.containerID); ok {
+			found.network, found.containerID = network, id
+		}
+		for _, v := range where {
+			tool, err := ipt.FindVariant(ctx, f.ipt, v)
+			if err != nil {
+				return nil, err
+			}
+			rules, err := tool.List(ctx, natTable, chain.Name)
+			if err != nil {
+				return nil, err
+			}
+			for _, rule := range rules {
+				if p, ok := hostPortOf(rule); ok {
+					found.ports = append(found.ports, p)
+				}
+			}
+		}
+		out = append(out, found)
+	}
+	return out, nil
+}
+
+// matches says whether a wanted host port is among those of an entry rule.
+func (w wanted) matches(entry ipt.Rule) bool {
+	for _, text := range strings.Split(entry.Option("--dports"), ",") {
+		port, _ := strconv.ParseUint(text, 10, 16)
+		if slices.ContainsFunc(w[uint16(port)], func(p hostPort) bool { return p.Proto.String() == entry.Option("-p") }) {
+			return true
+		}
+	}
+	return false
+}
+
+// hostPortOf reads a rule that translates.
+func hostPortOf(r ipt.Rule) (p hostPort, ok bool) {
+	to, err := netip.ParseAddrPort(r.Option("--to-destination"))
+	port, portErr := strconv.ParseUint(r.Option("--dport"), 10, 16)
+	number, known := protocolOf(r.Option("-p"))
+	if err != nil || portErr != nil || !known || r.Option("-j") != "DNAT" {
+		return p, false
+	}
+	p = hostPort{number, netip.IPv4Unspecified(), uint16(port), to}
+	if to.Addr().Is6() {
+		p.Addr = netip.IPv6Unspecified()
+	}
+	if d, err := netip.ParsePrefix(r.Option("-d")); err == nil {
+		p.Addr = d.Addr()
+	}
+	return p, true
+}
+
+// holders compares the chain's host ports with those wanted.
+func (o foreignChain) holders(r *record, w wanted, remove func(context.Context) error) []holder {
+	if !slices.ContainsFunc(o.ports, func(p hostPort) bool { return r.hasAddr(p.To.Addr()) }) {
+		remove = nil
+	}
+	var out []holder
+	for _, held := range o.ports {
+		for _, p := range w[held.Port] {
+			if p.conflicts(held) {
+				out = append(out, holder{wanted: p, leftover: remove, name: fmt.Sprintf(
+					"by network %q, container %q, through the iptables rules of other plugins (DEL or GC of that network removes them)",
+					o.network, o.containerID)})
+			}
+		}
+	}
+	return out
+}
+
+func (r *record) hasAddr(addr netip.Addr) bool {
+	return slices.ContainsFunc(r.Addrs, func(a address) bool { return a.Addr.Addr() == addr })
+}
+
+// referenceRules are the rules of chains of the reference's; none where it has no table.
+func (f family) referenceRules(nf *nft.Conn, chains ...string) ([]nft.LiveRule, error) {
+	there, err := nf.HasTable(f.referenceTable())
+	if err != nil || !there {
+		return nil, err
+	}
+	var out []nft.LiveRule
+	for _, chain := range chains {
+		rules, err := nf.Rules(f.referenceTable(), chain)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, rules...)
+	}
+	return out, nil
+}
+
+// referenceInNFTables finds rules of the reference's that have a wanted host port.
+func (c *call) referenceInNFTables(r *record) ([]holder, error) {
+	var out []holder
+	for _, a := range r.served() {
+		rules, err := familyOf(a.v4()).referenceRules(c.nf, referenceChains[:2]...)
+		if err != nil {
+			return nil, err
+		}
+		for _, rule := range rules {
+			for _, p := range r.hostPorts() {
+				if p.Addr.Is4() == a.v4() && p.isIn(rule) {
+					out = append(out, c.referenceHolder(r, p, rule))
+					break
+				}
+			}
+		}
+	}
+	return out, nil
+}
+
+func (c *call) referenceHolder(r *record, p hostPort, rule nft.LiveRule) holder {
+	h := holder{wanted: p, name: fmt.Sprintf("by container %q, through the nftables rules of other plugins (its DEL removes them)", rule.Comment)}
+	if r.isMentioned(rule) {
+		h.leftover = func(ctx context.Context) error {
+			return delReference(ctx, c.nf, &record{ContainerID: rule.Comment, Addrs: r.Addrs})
+		}
+	}
+	return h
+}
+
+// isIn says whether a rule of the reference's translates the host port.
+func (p hostPort) isIn(rule nft.LiveRule) bool {
+	compares := func(value []byte) bool {
+		return slices.ContainsFunc(rule.Compared(len(value)), func(v []byte) bool { return bytes.Equal(v, value) })
+	}
+	if !compares([]byte{byte(p.Port >> 8), byte(p.Port)}) || !compares([]byte{byte(p.Proto)}) {
+		return false
+	}
+	addr := nft.AddrKey(p.Addr)
+	return p.Addr.IsUnspecified() || compares(addr) || len(rule.Compared(len(addr))) == 0
+}
+
+// isMentioned says whether the rule is about an address of the record; any rule is where none is known.
+func (r *record) isMentioned(rule nft.LiveRule) bool {
+	return len(r.Addrs) == 0 || slices.ContainsFunc(r.Addrs, func(a address) bool {
+		return rule.Mentions(nft.AddrKey(a.Addr.Addr()))
+	})
+}
+
+// delReference removes the reference's nftables rules of the container that are about its addresses.
+func delReference(ctx context.Context, nf *nft.Conn, r *record) error {
+	for _, f := range families() {
+		there, err := nf.HasTable(f.referenceTable())
+		if err != nil {
+			return nft.IfSupported(err)
 		}
 		if !there {
 			continue
 		}
 		err = nf.Update(ctx, func(tx *nft.Tx) error {
 			for _, chain := range referenceChains {
-				rules, err := tx.Rules(t, chain)
+				rules, err := tx.Rules(f.referenceTable(), chain)
 				if err != nil {
 					return err
 				}
-				for _, r := range rules {
-					if r.Comment == st.ContainerID && st.mentioned(r) {
-						tx.DeleteRule(t, chain, r.Handle)
+				for _, rule := range rules {
+					if rule.Comment == r.ContainerID && r.isMentioned(rule) {
+						tx.DeleteRule(f.referenceTable(), chain, rule.Handle)
 					}
 				}
 			}
@@ -48,31 +247,18 @@ func delReference(ctx context.Context, nf *nft.Conn, st *state) error {
 	return nil
 }
 
-func (s *state) mentioned(r nft.LiveRule) bool {
-	return len(s.Targets) == 0 || slices.ContainsFunc(s.Targets, func(t target) bool { return r.Mentions(nft.AddrKey(t.Addr.Addr())) })
-}
-
-// foreignContainers lists the containers for which iptables has chains of the
-// network, in either variant.
-func foreignContainers(ctx context.Context, nf *nft.Conn, network string) ([]string, error) {
+// referenceContainers lists the containers for which iptables has chains of the network, in either variant.
+func (c *call) referenceContainers(ctx context.Context) ([]string, error) {
 	var ids []string
 	var errs []error
 	for _, f := range families() {
-		where, err := f.found(nf, hostportDNAT)
+		entries, err := ipt.Chain{Family: f.ipt, Table: natTable, From: hostportDNAT}.Rules(ctx, c.nf,
+			func(chain string) bool { return strings.HasPrefix(chain, dnPrefix) })
 		errs = append(errs, err)
-		for _, v := range where {
-			tool, err := ipt.FindVariant(ctx, f.ipt(), v)
-			if err != nil {
-				errs = append(errs, err)
-				continue
-			}
-			live, err := tool.List(ctx, natTable, hostportDNAT)
-			errs = append(errs, err)
-			for _, r := range live {
-				net, id, ok := parseComment(r.Option("--comment"))
-				if ok && net == network && r.Option("-j") == dnChain(net, id) && !slices.Contains(ids, id) {
-					ids = append(ids, id)
-				}
+		for _, rule := range entries {
+			name, id, ok := parseComment(rule.Option("--comment"))
+			if ok && name == c.Network && rule.Option("-j") == dnChain(name, id) && !slices.Contains(ids, id) {
+				ids = append(ids, id)
 			}
 		}
 	}

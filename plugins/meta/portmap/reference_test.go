@@ -208,7 +208,7 @@ func besideReference(ref nstest.Reference) {
 			})
 
 			It("the chains of an older version go too", func() {
-				chain := snPrefix + groupOf(c.network, c.id)
+				chain := snPrefix + chainHash(c.network, c.id)
 				for _, program := range []string{"iptables", "ip6tables"} {
 					w.Cmd("sh", "-ec", fmt.Sprintf("%[1]s -t nat -N CNI-HOSTPORT-SNAT; %[1]s -t nat -N %[2]s; %[1]s -t nat -A %[2]s -j RETURN", program, chain))
 				}

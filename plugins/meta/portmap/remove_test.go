@@ -114,13 +114,8 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		})
 
 		It("needs no record when only part of them was lost", func() {
-			w.Cmd("sh", "-c", "rm /run/hawser/portmap/"+owner(a)+".json")
+			w.Cmd("sh", "-c", "rm /run/hawser/portmap/"+ownerHash(a)+".json")
 			a.del(ports(all...))
-		})
-
-		It("needs no ledger", func() {
-			w.Cmd("sh", "-c", "echo nonsense >/run/hawser/portmap/ledger")
-			a.del()
 		})
 
 		It("needs no programs, where the kernel has the rules in nf_tables", func() {
@@ -254,7 +249,7 @@ var _ = Describe("route_localnet of an owner that died", Label("kernel"), func()
 	})
 })
 
-func owner(c *container) string {
+func ownerHash(c *container) string {
 	return cni.Attachment{Network: c.network, ContainerID: c.id, IfName: c.ifName}.Hash()
 }
 

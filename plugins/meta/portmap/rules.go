@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 )
 
@@ -27,7 +28,11 @@ const (
 	commentMax   = 255 // bytes that the match comment takes
 )
 
-func dnChain(network, containerID string) string { return dnPrefix + groupOf(network, containerID) }
+func dnChain(network, containerID string) string { return dnPrefix + chainHash(network, containerID) }
+
+// chainHash is the reference's hash of a container on a network. It has no room for the interface, so all of
+// the container's interfaces on that network share a chain.
+func chainHash(network, containerID string) string { return cni.Digest(network+containerID, 21) }
 
 // entryComment is the comment of the rules that lead to a container's chain.
 func entryComment(network, containerID string) string {
@@ -52,113 +57,111 @@ type sharedRule struct {
 
 // sharedRules are those that the attachment's rules rely on, in words as
 // iptables lists them.
-func (s *state) sharedRules() []sharedRule {
+func (r *record) sharedRules() []sharedRule {
 	local := []string{"-m", "addrtype", "--dst-type", "LOCAL", "-j", hostportDNAT}
 	out := []sharedRule{
 		{Rule: ipt.NewRule("PREROUTING", local...)},
 		{Rule: ipt.NewRule("OUTPUT", local...)},
 	}
-	if !s.Options.SNAT || s.Options.MarkChain != "" {
+	if !r.Options.SNAT || r.Options.MarkChain != "" {
 		return out
 	}
-	mark := fmt.Sprintf("%#x/%#x", s.Options.mark(), s.Options.mark())
+	mark := fmt.Sprintf("%#x/%#x", 1<<r.Options.MarkBit, 1<<r.Options.MarkBit)
 	return append(out,
 		sharedRule{ipt.NewRule("POSTROUTING", "-m", "comment", "--comment", "CNI portfwd requiring masquerade", "-j", hostportMasq), true},
 		sharedRule{Rule: ipt.NewRule(hostportSetMark, "-m", "comment", "--comment", "CNI portfwd masquerade mark", "-j", "MARK", "--set-xmark", mark)},
 		sharedRule{Rule: ipt.NewRule(hostportMasq, "-m", "mark", "--mark", mark, "-j", "MASQUERADE")})
 }
 
-// watched are all chains that hold shared rules.
-func (s *state) watched() []string {
-	return append([]string{"PREROUTING", "OUTPUT", "POSTROUTING"}, s.sharedChains()...)
+// lookedAt are all chains that hold shared rules.
+func (r *record) lookedAt() []string {
+	return append([]string{"PREROUTING", "OUTPUT", "POSTROUTING"}, r.sharedChains()...)
 }
 
 // sharedChains are those that hold or are led to by the shared rules.
-func (s *state) sharedChains() []string {
-	if !s.Options.SNAT || s.Options.MarkChain != "" {
+func (r *record) sharedChains() []string {
+	if !r.Options.SNAT || r.Options.MarkChain != "" {
 		return []string{hostportDNAT}
 	}
 	return []string{hostportDNAT, hostportSetMark, hostportMasq}
 }
 
-// entryRules lead the container's ports to its chain: one rule for each
-// protocol and fifteen ports. Ports of the other family are among them, as with
-// the reference.
-func (s *state) entryRules(v4 bool) []ipt.Rule {
-	ports := map[proto][]string{}
-	for _, m := range s.Mappings {
-		ports[m.Proto] = append(ports[m.Proto], strconv.Itoa(int(m.HostPort)))
+// entryRules lead the container's ports to its chain: one rule for each protocol and fifteen ports. Ports of
+// the other family are among them, as with the reference.
+func (r *record) entryRules(v4 bool) []ipt.Rule {
+	ports := map[string][]string{}
+	for _, m := range r.Mappings {
+		if !r.yields(m, v4) {
+			ports[m.Proto.String()] = append(ports[m.Proto.String()], strconv.Itoa(int(m.HostPort)))
+		}
 	}
-	var names []string
-	for p := range ports {
-		names = append(names, p.String())
-	}
-	slices.Sort(names)
 	var out []ipt.Rule
-	for _, name := range names {
-		for list := range slices.Chunk(ports[protocols[name]], multiportMax) {
-			args := []string{"-p", name, "-m", "comment", "--comment", entryComment(s.Network, s.ContainerID),
+	for _, name := range protocolNames() {
+		for list := range slices.Chunk(ports[name], multiportMax) {
+			args := []string{"-p", name, "-m", "comment", "--comment", entryComment(r.Network, r.ContainerID),
 				"-m", "multiport", "--dports", strings.Join(list, ",")}
-			args = append(args, s.Options.conditions(v4)...)
-			out = append(out, ipt.NewRule(hostportDNAT, append(args, "-j", dnChain(s.Network, s.ContainerID))...))
+			args = append(args, r.Options.conditions(v4)...)
+			out = append(out, ipt.NewRule(hostportDNAT, append(args, "-j", dnChain(r.Network, r.ContainerID))...))
 		}
 	}
 	return out
 }
 
-// chainRules are those in the container's chain: for each port what has to be
-// masqueraded is marked, and then everything is translated.
-func (s *state) chainRules(t target) []ipt.Rule {
-	chain := dnChain(s.Network, s.ContainerID)
+func (r *record) yields(m mapping, v4 bool) bool {
+	return slices.ContainsFunc(r.Yielded, func(p hostPort) bool {
+		return p.Proto == m.Proto && p.Port == m.HostPort && p.Addr.Is4() == v4 && slices.Contains(m.hostAddrs(), p.Addr)
+	})
+}
+
+// chainAddrs are the addresses that the container's chains are made for.
+func (r *record) chainAddrs() []address {
+	if r.Yielded == nil {
+		return r.Addrs
+	}
+	return r.served()
+}
+
+// chainRules are those in the container's chain: for each port what has to be masqueraded is marked, and
+// then everything is translated.
+func (r *record) chainRules(a address) []ipt.Rule {
+	chain := dnChain(r.Network, r.ContainerID)
 	var out []ipt.Rule
-	for _, m := range s.Mappings {
-		if m.HostIP.IsValid() && m.HostIP.Is4() != t.v4() {
+	for _, p := range r.hostPorts() {
+		if p.To.Addr() != a.Addr.Addr() {
 			continue
 		}
 		var match []string
-		if m.HostIP.IsValid() && !m.HostIP.IsUnspecified() {
-			match = append(match, "-d", netip.PrefixFrom(m.HostIP, m.HostIP.BitLen()).String())
+		if !p.Addr.IsUnspecified() {
+			match = append(match, "-d", netip.PrefixFrom(p.Addr, p.Addr.BitLen()).String())
 		}
-		p := m.Proto.String()
-		match = append(match, "-p", p, "-m", p, "--dport", strconv.Itoa(int(m.HostPort)))
-		for _, from := range s.masqueraded(t) {
-			out = append(out, ipt.NewRule(chain, append(slices.Concat(from, match), "-j", s.markChain())...))
+		match = append(match, "-p", p.Proto.String(), "-m", p.Proto.String(), "--dport", strconv.Itoa(int(p.Port)))
+		for _, from := range r.masqueraded(a) {
+			out = append(out, ipt.NewRule(chain, append(slices.Concat(from, match), "-j", r.markChain())...))
 		}
-		to := netip.AddrPortFrom(t.Addr.Addr(), m.Port).String()
-		out = append(out, ipt.NewRule(chain, append(match, "-j", "DNAT", "--to-destination", to)...))
+		out = append(out, ipt.NewRule(chain, append(match, "-j", "DNAT", "--to-destination", p.To.String())...))
 	}
 	return out
 }
 
 // masqueraded are the matches of the sources that are to be masqueraded.
-func (s *state) masqueraded(t target) [][]string {
+func (r *record) masqueraded(a address) [][]string {
 	switch {
-	case !s.Options.SNAT:
+	case !r.Options.SNAT:
 		return nil
-	case s.Options.MasqAll:
+	case r.Options.MasqAll:
 		return [][]string{nil}
-	case t.v4():
-		return [][]string{{"-s", t.Addr.Masked().String()}, {"-s", "127.0.0.1/32"}}
+	case a.v4():
+		return [][]string{{"-s", a.Addr.Masked().String()}, {"-s", "127.0.0.1/32"}}
 	}
-	return [][]string{{"-s", t.Addr.Masked().String()}}
+	return [][]string{{"-s", a.Addr.Masked().String()}}
 }
 
-func (s *state) markChain() string {
-	if s.Options.MarkChain != "" {
-		return s.Options.MarkChain
+func (r *record) markChain() string {
+	if r.Options.MarkChain != "" {
+		return r.Options.MarkChain
 	}
 	return hostportSetMark
 }
-
-// The lines of a restore for what a rule is not enough for.
-
-func newChain(chain string) string    { return "-N " + chain }
-func emptyChain(chain string) string  { return ":" + chain + " - [0:0]" }
-func removeChain(chain string) string { return "-X " + chain }
-
-// checkLine is the line that fails, and the whole restore with it, unless the rule
-// is there.
-func checkLine(r ipt.Rule) string { return "-C " + r.String() }
 
 func (r sharedRule) line() string {
 	if r.first {
@@ -168,39 +171,41 @@ func (r sharedRule) line() string {
 }
 
 func appendAll(lines []string, rules []ipt.Rule) []string {
-	for _, r := range rules {
-		lines = append(lines, r.Append())
+	for _, rule := range rules {
+		lines = append(lines, rule.Append())
 	}
 	return lines
 }
 
 // steadyLines make a container's chain where all that is shared is there.
-func (s *state) steadyLines(t target, keepChain bool) []string {
+func (r *record) steadyLines(a address, keepChain bool) []string {
 	var lines []string
-	for _, r := range s.sharedRules() {
-		lines = append(lines, checkLine(r.Rule))
+	for _, shared := range r.sharedRules() {
+		lines = append(lines, "-C "+shared.String()) // fails, and the whole restore with it, unless it is there
 	}
-	return append(lines, s.ownLines(t, keepChain)...)
+	return append(lines, r.ownLines(a, keepChain)...)
 }
 
 // firstLines make it where chains and rules may be missing.
-func (s *state) firstLines(t target, keepChain bool, missing []string, live []ipt.Rule) []string {
+func (r *record) firstLines(a address, keepChain bool, chains []string, live []ipt.Rule) []string {
 	var lines []string
-	for _, c := range missing {
-		lines = append(lines, newChain(c))
-	}
-	for _, r := range s.sharedRules() {
-		if !slices.ContainsFunc(live, r.Equal) {
-			lines = append(lines, r.line())
+	for _, c := range r.sharedChains() {
+		if !slices.Contains(chains, c) {
+			lines = append(lines, "-N "+c)
 		}
 	}
-	return append(lines, s.ownLines(t, keepChain)...)
+	for _, shared := range r.sharedRules() {
+		if !slices.ContainsFunc(live, shared.Equal) {
+			lines = append(lines, shared.line())
+		}
+	}
+	return append(lines, r.ownLines(a, keepChain)...)
 }
 
-func (s *state) ownLines(t target, keepChain bool) []string {
+func (r *record) ownLines(a address, keepChain bool) []string {
 	var lines []string
 	if !keepChain {
-		lines = append(lines, emptyChain(dnChain(s.Network, s.ContainerID)))
+		lines = append(lines, ":"+dnChain(r.Network, r.ContainerID)+" - [0:0]")
 	}
-	return appendAll(appendAll(lines, s.chainRules(t)), s.entryRules(t.v4()))
+	return appendAll(appendAll(lines, r.chainRules(a)), r.entryRules(a.v4()))
 }

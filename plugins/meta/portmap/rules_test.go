@@ -20,11 +20,11 @@ const (
 func script(lines []string) string { return strings.Join(lines, "\n") + "\n" }
 
 var _ = Describe("the rules of iptables", func() {
-	v4, v6 := sample(nil).Targets[0], sample(nil).Targets[1]
+	v4, v6 := sample(nil).Addrs[0], sample(nil).Addrs[1]
 
 	DescribeTable("are in chains named as the reference does", func(network, id, name string) {
 		Expect(dnChain(network, id)).To(Equal(name))
-		Expect(snPrefix + groupOf(network, id)).To(Equal(strings.Replace(name, "DN", "SN", 1)))
+		Expect(snPrefix + chainHash(network, id)).To(Equal(strings.Replace(name, "DN", "SN", 1)))
 		Expect(len(name)).To(Equal(chainNameMax))
 	},
 		Entry("c1", "pnet", "c1", "CNI-DN-45f36743c0e772d73e562"),
@@ -53,9 +53,9 @@ var _ = Describe("the rules of iptables", func() {
 	})
 
 	It("make what is missing of the shared ones, the masquerade first", func() {
-		st := sample(func(s *state) { s.Options.MarkBit = 5 })
+		st := sample(func(s *record) { s.Options.MarkBit = 5 })
 		live := []ipt.Rule{ipt.NewRule("PREROUTING", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "CNI-HOSTPORT-DNAT")}
-		lines := st.firstLines(v6, true, []string{hostportSetMark, hostportMasq}, live)
+		lines := st.firstLines(v6, true, []string{hostportDNAT}, live)
 		Expect(script(lines)).To(Equal(`-N CNI-HOSTPORT-SETMARK
 -N CNI-HOSTPORT-MASQ
 -A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
@@ -71,8 +71,8 @@ var _ = Describe("the rules of iptables", func() {
 `))
 	})
 
-	DescribeTable("follow the options", func(change func(*state), want ...string) {
-		st := sample(func(s *state) { s.Mappings = s.Mappings[:1]; change(s) })
+	DescribeTable("follow the options", func(change func(*record), want ...string) {
+		st := sample(func(s *record) { s.Mappings = s.Mappings[:1]; change(s) })
 		var got []string
 		for _, r := range st.sharedRules() {
 			got = append(got, r.line())
@@ -83,28 +83,28 @@ var _ = Describe("the rules of iptables", func() {
 		}
 		Expect(got).To(Equal(want))
 	},
-		Entry("snat off", func(s *state) { s.Options.SNAT = false },
+		Entry("snat off", func(s *record) { s.Options.SNAT = false },
 			"-A DN -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80",
 			"-A CNI-HOSTPORT-DNAT -p tcp COMMENT -m multiport --dports 8080 -j DN"),
-		Entry("masqAll", func(s *state) { s.Options.MasqAll = true },
+		Entry("masqAll", func(s *record) { s.Options.MasqAll = true },
 			`-I POSTROUTING 1 -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ`,
 			`-A CNI-HOSTPORT-SETMARK -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark 0x2000/0x2000`,
 			"-A CNI-HOSTPORT-MASQ -m mark --mark 0x2000/0x2000 -j MASQUERADE",
 			"-A DN -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK",
 			"-A DN -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80",
 			"-A CNI-HOSTPORT-DNAT -p tcp COMMENT -m multiport --dports 8080 -j DN"),
-		Entry("another's chain that marks", func(s *state) { s.Options.MarkChain = "KUBE-MARK-MASQ" },
+		Entry("another's chain that marks", func(s *record) { s.Options.MarkChain = "KUBE-MARK-MASQ" },
 			"-A DN -s 10.1.0.0/24 -p tcp -m tcp --dport 8080 -j KUBE-MARK-MASQ",
 			"-A DN -s 127.0.0.1/32 -p tcp -m tcp --dport 8080 -j KUBE-MARK-MASQ",
 			"-A DN -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80",
 			"-A CNI-HOSTPORT-DNAT -p tcp COMMENT -m multiport --dports 8080 -j DN"),
-		Entry("conditions", func(s *state) { s.Options.SNAT = false; s.Options.ConditionsV4 = []string{"!", "-s", "10.0.0.0/8"} },
+		Entry("conditions", func(s *record) { s.Options.SNAT = false; s.Options.ConditionsV4 = []string{"!", "-s", "10.0.0.0/8"} },
 			"-A DN -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80",
 			"-A CNI-HOSTPORT-DNAT -p tcp COMMENT -m multiport --dports 8080 ! -s 10.0.0.0/8 -j DN"),
 	)
 
 	It("name fifteen ports in a rule, and protocols in order", func() {
-		st := sample(func(s *state) {
+		st := sample(func(s *record) {
 			s.Mappings = nil
 			for i := range 31 {
 				s.Mappings = append(s.Mappings, mapping{17, netip.Addr{}, uint16(100 + i), 1})
@@ -129,10 +129,10 @@ var _ = Describe("the rules of iptables", func() {
 	})
 
 	DescribeTable("that others made are read for what they hold", func(rule string, want string) {
-		f, ok := forwardOf(ipt.NewRule(chainC1, strings.Fields(rule)...))
+		f, ok := hostPortOf(ipt.NewRule(chainC1, strings.Fields(rule)...))
 		Expect(ok).To(Equal(want != ""))
 		if ok {
-			Expect(fmt.Sprintf("%s to %s", f, f.to)).To(Equal(want))
+			Expect(fmt.Sprintf("%s to %s", f, f.To)).To(Equal(want))
 		}
 	},
 		Entry("all addresses", "-p tcp -m tcp --dport 80 -j DNAT --to-destination 10.1.0.2:8080", "0.0.0.0:80/tcp to 10.1.0.2:8080"),

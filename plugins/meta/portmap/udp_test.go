@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"net"
 	"slices"
 	"strings"
@@ -152,7 +151,7 @@ var _ = Describe("a UDP sender that never pauses", Label("kernel"), func() {
 					direct.hears("a")
 					ours.hears("host")
 					spared := []string{"198.51.100.2", "2001:db8:9::2", "dport=54 ", "dport=5353 "}
-					for _, mapping := range [][]string{{hostPort(host, 53) + ":5353/udp"}, {"53:5353/udp", "5353:5353/udp"}} {
+					for _, mapping := range [][]string{{net.JoinHostPort(host, "53") + ":5353/udp"}, {"53:5353/udp", "5353:5353/udp"}} {
 						texts := spared
 						if len(mapping) == 1 {
 							texts = append(texts, second)
@@ -175,8 +174,6 @@ var _ = Describe("a UDP sender that never pauses", Label("kernel"), func() {
 		}
 	})
 })
-
-func hostPort(host string, port int) string { return net.JoinHostPort(host, fmt.Sprint(port)) }
 
 // flows are the numbers of the tracked flows whose description has one of the
 // texts: a flow that was deleted comes back with another.

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
+)
+
+// localnetWas, with the value, is the comment of an interface in the guard.
+const localnetWas = "route_localnet was "
+
+func readLocalnet(link string) (string, error) {
+	key, err := sysctl.Net("ipv4", "conf", link, "route_localnet")
+	if err != nil {
+		return "", err
+	}
+	return key.Read()
+}
+
+// writeLocalnet sets whether packets between 127.0.0.0/8 and the link are routed. A link that is gone
+// needs no reset.
+func writeLocalnet(link, value string) error {
+	key, err := sysctl.Net("ipv4", "conf", link, "route_localnet")
+	if err == nil {
+		err = key.Write(value)
+	}
+	if value == "0" && errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// planLocalnet notes in the record what route_localnet of its link was before the first user: as the guard
+// says, or where that was flushed as another record says. Without nf_tables there is no guard, and so no
+// route_localnet.
+func (c *call) planLocalnet(s *store, r *record) error {
+	if r.Localnet == "" {
+		return nil
+	}
+	live, err := present(c.nf, localnetSet, [][]byte{nft.IfNameKey(r.Localnet)})
+	if errors.Is(err, nft.ErrUnsupported) {
+		c.Warn("host ports of 127.0.0.1 lead nowhere: the kernel has no nf_tables to keep containers from the host's loopback")
+		r.Localnet = ""
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if len(live) > 0 {
+		r.LocalnetWas = strings.TrimPrefix(live[0].Comment, localnetWas)
+		return nil
+	}
+	if r.LocalnetWas, err = readLocalnet(r.Localnet); err != nil || r.LocalnetWas == "0" {
+		return err
+	}
+	all, err := records(s)
+	for _, o := range all {
+		if o.Localnet == r.Localnet && o.LocalnetWas != "" {
+			r.LocalnetWas = o.LocalnetWas
+		}
+	}
+	return err
+}
+
+// guard stages the link's entry in the guard.
+func guard(tx *nft.Tx, r *record) error {
+	if r.Localnet == "" {
+		return nil
+	}
+	key := nft.IfNameKey(r.Localnet)
+	live, err := tx.Get(table, localnetSet, key)
+	if err == nil && live[0] == nil {
+		tx.Add(table, localnetSet, nft.Element{Key: key, Comment: localnetWas + r.LocalnetWas})
+	}
+	return err
+}
+
+// guardAlone guards a link whose host ports are on iptables.
+func (c *call) guardAlone(ctx context.Context, r *record) error {
+	if r.Localnet == "" {
+		return nil
+	}
+	return c.nf.Update(ctx, func(tx *nft.Tx) error {
+		if _, err := tx.Ensure(guardLayout()); err != nil {
+			return err
+		}
+		return guard(tx, r)
+	})
+}
+
+func enableLocalnet(r *record) error {
+	if r.Localnet == "" {
+		return nil
+	}
+	return writeLocalnet(r.Localnet, "1")
+}
+
+// isLastOn says whether nobody else needs route_localnet of the record's link.
+func isLastOn(s *store, r *record) (bool, error) {
+	if r.Localnet == "" {
+		return false, nil
+	}
+	used, err := s.Any(func(hash string, o record) bool { return hash != r.hash() && o.Localnet == r.Localnet && o.sane() })
+	return !used, err
+}
+
+// unguard resets route_localnet where we set it, and then stages the end of the link's guard. Where the guard
+// was flushed the record says what it was: without the guard containers could reach the host's loopback.
+func unguard(tx *nft.Tx, link, recorded string) error {
+	live, err := tx.Get(table, localnetSet, nft.IfNameKey(link))
+	if err != nil {
+		return err
+	}
+	if live[0] != nil {
+		recorded = strings.TrimPrefix(live[0].Comment, localnetWas)
+	}
+	if recorded == "0" {
+		if err := writeLocalnet(link, "0"); err != nil {
+			return err
+		}
+	}
+	if live[0] != nil {
+		tx.Delete(table, localnetSet, *live[0])
+	}
+	return nil
+}
+
+// sweepGuard removes links that do not exist from the guard.
+func (c *call) sweepGuard(ctx context.Context) error {
+	live, err := c.nf.Elements(table, localnetSet)
+	if err != nil {
+		return err
+	}
+	for _, e := range live {
+		link := strings.TrimRight(string(e.Key), "\x00")
+		if _, err := c.host.Link(link); !errors.Is(err, rtnl.ErrNoLink) {
+			continue
+		}
+		if err := c.nf.Update(ctx, func(tx *nft.Tx) error { return unguard(tx, link, "") }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkLocalnet looks whether 127.0.0.1 leads to the container.
+func checkLocalnet(link string) error {
+	if link == "" {
+		return nil
+	}
+	value, err := readLocalnet(link)
+	if err != nil {
+		return drift("interface %q: %w", link, err)
+	}
+	if value != "1" {
+		return drift("interface %q: route_localnet is %s, so 127.0.0.1 leads to no container", link, value)
+	}
+	return nil
+}
+
+// checkGuard looks whether containers are kept from the host's loopback.
+func (c *call) checkGuard(link string) error {
+	if link == "" {
+		return nil
+	}
+	err := c.nf.Verify(guardLayout())
+	if errors.Is(err, nft.ErrDrift) {
+		return drift("%w", err)
+	}
+	if err != nil {
+		return err
+	}
+	live, err := present(c.nf, localnetSet, [][]byte{nft.IfNameKey(link)})
+	if err == nil && len(live) == 0 {
+		return drift("interface %q: route_localnet is 1 and nothing keeps containers from the host's loopback", link)
+	}
+	return err
+}

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+const (
+	recordDir = "/run/hawser/portmap"
+	// lockWait is how long others may take. One that runs iptables waits for the xtables lock itself.
+	lockWait = time.Minute
+)
+
+// record says what an attachment was given. DEL, CHECK and GC make the rules from it again.
+type record struct {
+	Network     string `json:"network"`
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifname"`
+
+	Owner   owner   `json:"owner"`
+	Backend backend `json:"backend"`
+	Options options `json:"options"`
+
+	Mappings []mapping `json:"mappings"`
+	Addrs    []address `json:"addrs"` // at most one of each family
+	// Yielded are host ports that another attachment of the container has: runtimes send a container's
+	// ports to each of its networks.
+	Yielded []hostPort `json:"yielded,omitempty"`
+
+	// Localnet is the link whose route_localnet the host ports need; empty = none.
+	Localnet string `json:"localnet,omitempty"`
+	// LocalnetWas is the value of route_localnet before the link's first user. The guard says it too, but
+	// others may flush it.
+	LocalnetWas string `json:"localnetWas,omitempty"`
+}
+
+// address is the container's address of one family.
+type address struct {
+	Addr netip.Prefix `json:"addr"` // with the length of its subnet
+	// Near are the sources that the container would answer past the host: its subnet, or on a point to
+	// point link the container itself. They are masqueraded.
+	Near netip.Prefix `json:"near"`
+}
+
+func (a address) v4() bool { return a.Addr.Addr().Is4() }
+
+type store = statefile.Store[record]
+
+// openStore locks the host ports of the host: nobody else changes them until Close.
+func openStore(ctx context.Context) (*store, error) {
+	return statefile.OpenStore[record](ctx, recordDir, lockWait)
+}
+
+func openExistingStore(ctx context.Context) (*store, error) {
+	return statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
+}
+
+// recordOf reads the record with the hash; nil when there is none. A record that no ADD has written is none.
+func recordOf(s *store, hash string) (*record, error) {
+	r, ok, err := s.Get(hash)
+	if err != nil || !ok || !r.sane() || r.attachment().Hash() != hash {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// records reads all records, in the order of their hashes.
+func records(s *store) ([]*record, error) {
+	all, err := s.All()
+	var out []*record
+	for hash, r := range all {
+		if r.sane() && r.attachment().Hash() == hash {
+			out = append(out, &r)
+		}
+	}
+	slices.SortFunc(out, func(a, b *record) int { return cmp.Compare(a.hash(), b.hash()) })
+	return out, err
+}
+
+// siblings are the records of the container's other attachments to the network that are on iptables:
+// they share its chain.
+func siblings(s *store, r *record) ([]*record, error) {
+	all, err := records(s)
+	return slices.DeleteFunc(all, func(o *record) bool {
+		return o.Backend != iptables || o.Network != r.Network || o.ContainerID != r.ContainerID || o.IfName == r.IfName
+	}), err
+}
+
+// sane says whether an ADD can have written the record. Rules are made from it, and its file may be damaged.
+func (r *record) sane() bool {
+	o := r.Options
+	ok := cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) && (r.Backend == nftables || r.Backend == iptables) &&
+		o.MarkBit >= 0 && o.MarkBit <= 31 && (o.MarkChain == "" || isChainName(o.MarkChain)) &&
+		(r.Localnet == "" || cni.ValidIfName(r.Localnet))
+	for _, tokens := range [][]string{o.ConditionsV4, o.ConditionsV6} {
+		ok = ok && (len(tokens) == 0 || checkTokens("", tokens, syntaxOf(tokens)) == nil)
+	}
+	for _, m := range r.Mappings {
+		_, known := protocolOf(m.Proto.String())
+		ok = ok && known && m.HostPort > 0 && m.Port > 0 && m.HostIP.Zone() == "" && !m.HostIP.Is4In6()
+	}
+	for _, a := range r.Addrs {
+		addr := a.Addr.Addr()
+		ok = ok && a.Addr.IsValid() && a.Near.IsValid() && addr.Zone() == "" && !addr.Is4In6() && a.Near.Addr().Is4() == addr.Is4()
+	}
+	return ok
+}
+
+func (r *record) attachment() cni.Attachment {
+	return cni.Attachment{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName}
+}
+
+func (r *record) hash() string { return r.attachment().Hash() }
+
+// sharesContainer says whether both are attachments of one container to different networks. A container
+// ID alone does not say so.
+func (r *record) sharesContainer(other *record) bool {
+	return r.ContainerID == other.ContainerID && r.Network != other.Network && r.Owner.Is(other.Owner.Identity)
+}
+
+// hostPorts are those of the families that the container has an address of, without those yielded.
+func (r *record) hostPorts() []hostPort {
+	var out []hostPort
+	seen := map[hostPort]bool{}
+	for _, p := range r.Yielded {
+		seen[p] = true
+	}
+	for _, a := range r.Addrs {
+		for _, m := range r.Mappings {
+			for _, addr := range m.hostAddrs() {
+				p := hostPort{m.Proto, addr, m.HostPort, netip.AddrPortFrom(a.Addr.Addr(), m.Port)}
+				if addr.Is4() == a.v4() && !seen[p] {
+					seen[p] = true
+					out = append(out, p)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// served are the container's addresses to which a host port leads.
+func (r *record) served() []address {
+	ports := r.hostPorts()
+	return slices.DeleteFunc(slices.Clone(r.Addrs), func(a address) bool {
+		return !slices.ContainsFunc(ports, func(p hostPort) bool { return p.To.Addr() == a.Addr.Addr() })
+	})
+}
+
+// unreachable are the mappings of a family that the container has no address of. That runtimes send both
+// 0.0.0.0 and :: is no reason to complain.
+func (r *record) unreachable() []mapping {
+	return slices.DeleteFunc(slices.Clone(r.Mappings), func(m mapping) bool {
+		return !m.HostIP.IsValid() || m.HostIP.IsUnspecified() ||
+			slices.ContainsFunc(r.Addrs, func(a address) bool { return a.v4() == m.HostIP.Is4() })
+	})
+}
+
+// addressesOf are the first addresses of each family. Near is the subnet until the link is known.
+func addressesOf(ips []cni.IP) []address {
+	var out []address
+	for _, v4 := range []bool{true, false} {
+		i := slices.IndexFunc(ips, func(ip cni.IP) bool { return ip.Address.Addr().Is4() == v4 })
+		if i >= 0 {
+			out = append(out, address{Addr: ips[i].Address, Near: ips[i].Address.Masked()})
+		}
+	}
+	return out
+}
