@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/netlink"
@@ -36,7 +37,7 @@ const (
 // says how many. It reads all entries of that protocol. An entry that is gone by then is no error. A
 // kernel without connection tracking over netlink has nothing to delete.
 func Delete(family, proto uint8, match func(Flow) bool) (int, error) {
-	sock, err := netlink.Open(unix.NETLINK_NETFILTER)
+	sock, err := nl.Subscribe(unix.NETLINK_NETFILTER) // to nothing: it is the library's way to open a socket
 	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EAFNOSUPPORT) {
 		return 0, nil
 	}
@@ -44,7 +45,9 @@ func Delete(family, proto uint8, match func(Flow) bool) (int, error) {
 		return 0, fmt.Errorf("conntrack: %w", err)
 	}
 	defer sock.Close()
-	flows, err := list(sock, family, proto)
+	_ = sock.SetReceiveTimeout(&unix.Timeval{Sec: 10}) // the kernel has answered when a request is sent
+	c := conn{&nl.SocketHandle{Socket: sock}, family}
+	flows, err := c.list(proto)
 	if errors.Is(err, unix.EINVAL) { // nfnetlink's answer for a part of it that the kernel lacks
 		return 0, nil
 	}
@@ -57,7 +60,7 @@ func Delete(family, proto uint8, match func(Flow) bool) (int, error) {
 		if !match(f) {
 			continue
 		}
-		err := remove(sock, family, f)
+		_, err := c.execute(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, f.id)
 		switch {
 		case err == nil:
 			n++
@@ -68,34 +71,50 @@ func Delete(family, proto uint8, match func(Flow) bool) (int, error) {
 	return n, errors.Join(failed...)
 }
 
-func list(sock *netlink.Socket, family, proto uint8) ([]Flow, error) {
-	var flows []Flow
-	req := netlink.Request{Type: ctGet, Body: append(body(family), onlyProto(proto)...)}
-	err := sock.Dump(req, func() { flows = flows[:0] }, func(m netlink.Message) {
-		if len(m.Data) < nfgenmsgSize {
-			return
-		}
+// conn asks about the entries of one family.
+type conn struct {
+	sock   *nl.SocketHandle
+	family uint8
+}
+
+// list reads the entries of a protocol. The library's own list has no filter by which the kernel
+// selects: of 20,000 entries it takes six times as long.
+func (c conn) list(proto uint8) (flows []Flow, err error) {
+	answers, err := c.execute(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, onlyProto(proto))
+	for _, a := range answers {
 		// Kernels before 5.8 do not filter.
-		if f, p := decode(m.Data[nfgenmsgSize:]); p == proto && f.Destination.IsValid() && f.ReplySource.IsValid() {
+		f, p := decode(a[min(nl.SizeofNfgenmsg, len(a)):])
+		if p == proto && f.Destination.IsValid() && f.ReplySource.IsValid() {
 			flows = append(flows, f)
 		}
-	})
+	}
 	return flows, err
 }
 
-func remove(sock *netlink.Socket, family uint8, f Flow) error {
-	return sock.Do(netlink.Request{Type: ctDelete, Body: append(body(family), f.id...)})
+// execute repeats a list that changed while it was read, ten times.
+func (c conn) execute(kind, flags int, attrs netlink.Body) ([][]byte, error) {
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|kind, flags)
+	req.Sockets, req.RetryInterrupted = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: c.sock}, true
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: c.family, Version: nl.NFNETLINK_V0})
+	req.AddRawData(attrs)
+	return req.Execute(unix.NETLINK_NETFILTER, 0)
 }
 
 // onlyProto is the request for the entries of one protocol.
 func onlyProto(proto uint8) netlink.Body {
-	const filterProtoNum = 1 << 3 // CTA_FILTER_FLAG(CTA_PROTO_NUM)
+	// Of linux/netfilter/nfnetlink_conntrack.h, and not in the library.
+	const (
+		ctaFilter           = 25
+		ctaFilterOrigFlags  = 1
+		ctaFilterReplyFlags = 2
+		filterProtoNum      = 1 << 3 // CTA_FILTER_FLAG(CTA_PROTO_NUM)
+	)
 	var protoAttr, tuple, filter, b netlink.Body
-	protoAttr.Uint8(ctaProtoNum, proto)
-	tuple.Nest(ctaTupleProto, protoAttr)
+	protoAttr.Uint8(nl.CTA_PROTO_NUM, proto)
+	tuple.Nest(nl.CTA_TUPLE_PROTO, protoAttr)
 	filter.Uint32(ctaFilterOrigFlags, filterProtoNum)
 	filter.Uint32(ctaFilterReplyFlags, 0)
-	b.Nest(ctaTupleOrig, tuple)
+	b.Nest(nl.CTA_TUPLE_ORIG, tuple)
 	b.Nest(ctaFilter, filter)
 	return b
 }
@@ -103,12 +122,12 @@ func onlyProto(proto uint8) netlink.Body {
 func decode(body []byte) (f Flow, proto uint8) {
 	for typ, val := range netlink.Attributes(body) {
 		switch typ {
-		case ctaTupleOrig:
+		case nl.CTA_TUPLE_ORIG:
 			f.Source, f.Destination, proto = decodeTuple(val)
-			f.id.Nest(ctaTupleOrig, val)
-		case ctaTupleReply:
+			f.id.Nest(nl.CTA_TUPLE_ORIG, val)
+		case nl.CTA_TUPLE_REPLY:
 			f.ReplySource, f.ReplyDestination, _ = decodeTuple(val)
-		case ctaID, ctaZone:
+		case nl.CTA_ID, nl.CTA_ZONE:
 			f.id.Bytes(typ, val)
 		}
 	}
@@ -120,23 +139,23 @@ func decodeTuple(b []byte) (src, dst netip.AddrPort, proto uint8) {
 	var fromPort, toPort uint16
 	for typ, val := range netlink.Attributes(b) {
 		switch typ {
-		case ctaTupleIP:
+		case nl.CTA_TUPLE_IP:
 			for ip, addr := range netlink.Attributes(val) {
 				switch ip {
-				case ctaIPv4Src, ctaIPv6Src:
+				case nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC:
 					from, _ = netip.AddrFromSlice(addr)
-				case ctaIPv4Dst, ctaIPv6Dst:
+				case nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST:
 					to, _ = netip.AddrFromSlice(addr)
 				}
 			}
-		case ctaTupleProto:
+		case nl.CTA_TUPLE_PROTO:
 			for field, v := range netlink.Attributes(val) {
 				switch {
-				case field == ctaProtoNum && len(v) == 1:
+				case field == nl.CTA_PROTO_NUM && len(v) == 1:
 					proto = v[0]
-				case field == ctaProtoSrcPort && len(v) == 2:
+				case field == nl.CTA_PROTO_SRC_PORT && len(v) == 2:
 					fromPort = uint16(v[0])<<8 | uint16(v[1])
-				case field == ctaProtoDstPort && len(v) == 2:
+				case field == nl.CTA_PROTO_DST_PORT && len(v) == 2:
 					toPort = uint16(v[0])<<8 | uint16(v[1])
 				}
 			}

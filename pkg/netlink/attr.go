@@ -1,3 +1,7 @@
+// Package netlink writes and reads the attributes of netlink messages, for those that vishvananda/netlink
+// does not have. The sockets are those of its nl package. The attributes are not: nl.ParseRouteAttr gives
+// nothing of a list that has one bad element, panics where the last one is not padded, and leaves
+// flags in the kind.
 package netlink
 
 import (

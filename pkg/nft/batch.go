@@ -1,9 +1,13 @@
 package nft
 
 import (
+	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"syscall"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/netlink"
@@ -44,7 +48,8 @@ func (c *Conn) commit(msgs []message) error {
 	if !errors.Is(err, unix.EMSGSIZE) {
 		return err
 	}
-	return c.commitPieces(msgs, c.sock.SendBuffer())
+	room, _ := unix.GetsockoptInt(c.sock.Socket.GetFd(), unix.SOL_SOCKET, unix.SO_SNDBUF)
+	return c.commitPieces(msgs, room)
 }
 
 // commitPieces sends the messages in as many batches as it takes to stay within room bytes each.
@@ -70,29 +75,91 @@ const (
 
 // batch sends one batch. Without the end message the kernel tries everything and keeps nothing.
 func (c *Conn) batch(msgs []message, keep bool) error {
-	reqs := []netlink.Request{message{typ: unix.NFNL_MSG_BATCH_BEGIN}.request(0)}
-	for _, m := range msgs {
-		reqs = append(reqs, m.request(0))
-	}
-	if keep {
-		reqs = append(reqs, message{typ: unix.NFNL_MSG_BATCH_END}.request(0))
-	}
-	for i := range reqs {
-		reqs[i].Quiet = true
-	}
+	all := append([]message{{typ: unix.NFNL_MSG_BATCH_BEGIN}}, msgs...)
 	// One acknowledgement for all: errors are reported without.
-	reqs[len(msgs)].Flags |= unix.NLM_F_ACK
-	reqs[len(msgs)].Quiet = false
+	all[len(msgs)].flags |= unix.NLM_F_ACK
+	if keep {
+		all = append(all, message{typ: unix.NFNL_MSG_BATCH_END})
+	}
 	var failed error
-	err := c.sock.Exchange(reqs, func(i int, m netlink.Message) {
-		if e := m.Err(); e != nil && failed == nil {
-			failed = batchFailure(msgs, i, e)
+	err := c.exchange(all, func(place int, answer syscall.NetlinkMessage) (last bool) {
+		if err := answerError(answer); err != nil && failed == nil {
+			failed = batchFailure(msgs, place, err)
 		}
+		return place == 0 || place == len(msgs) // about the batch itself, or its last operation
 	})
 	if failed == nil && err != nil {
 		return fmt.Errorf("nftables table %q: %w", msgs[0].table, err)
 	}
 	return failed
+}
+
+// exchange sends messages in one datagram, for which the library has nothing, and hands on each answer
+// with the place of its message, until one is the last. The kernel has answered when the datagram is
+// sent: what is missing then is an error, and nothing is waited for.
+func (c *Conn) exchange(msgs []message, each func(place int, answer syscall.NetlinkMessage) (last bool)) error {
+	var out []byte
+	first := c.sock.Seq + 1
+	for _, m := range msgs {
+		c.sock.Seq++
+		req := m.request(0)
+		req.Seq = c.sock.Seq
+		out = append(out, req.Serialize()...)
+	}
+	if err := c.send(out); err != nil {
+		return err
+	}
+	buf := make([]byte, 8<<10) // for one object, or an error without its request
+	for {
+		n, _, err := unix.Recvfrom(c.sock.Socket.GetFd(), buf, 0)
+		if errors.Is(err, unix.EAGAIN) {
+			err = fmt.Errorf("no answer from the kernel: %w", err)
+		}
+		if err != nil {
+			return err
+		}
+		answers, err := syscall.ParseNetlinkMessage(buf[:n])
+		if err != nil {
+			return err
+		}
+		for _, a := range answers {
+			place := int(a.Header.Seq - first) // others are late, of a request that was given up
+			if place >= 0 && place < len(msgs) && each(place, a) {
+				return nil
+			}
+		}
+	}
+}
+
+// send sends a datagram, after raising the socket's buffer when it needs that. EMSGSIZE says that it
+// could not: without CAP_NET_ADMIN over the machine there is no more than net.core.wmem_max.
+func (c *Conn) send(out []byte) error {
+	fd, kernel := c.sock.Socket.GetFd(), &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
+	err := unix.Sendto(fd, out, 0, kernel)
+	if !errors.Is(err, unix.EMSGSIZE) {
+		return err
+	}
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, len(out)+bufferSlack) != nil {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, len(out)+bufferSlack)
+	}
+	return unix.Sendto(fd, out, 0, kernel)
+}
+
+// answerError is the error in a message, with the kernel's explanation where it gives one. The
+// library keeps its own for itself.
+func answerError(m syscall.NetlinkMessage) error {
+	if m.Header.Type != unix.NLMSG_ERROR || len(m.Data) < 4+unix.SizeofNlMsghdr {
+		return nil
+	}
+	errno := unix.Errno(-int32(binary.NativeEndian.Uint32(m.Data)))
+	if errno == 0 {
+		return nil
+	}
+	// The request's header stands before the attributes, but not the request: the socket says so.
+	if text := netlink.Attribute(m.Data[4+unix.SizeofNlMsghdr:], unix.NLMSGERR_ATTR_MSG); text != nil {
+		return fmt.Errorf("%w: %s", errno, netlink.Text(text))
+	}
+	return errno
 }
 
 // batchFailure attributes the error to the operation by its place: 0 is the batch itself, which a
@@ -109,8 +176,8 @@ func batchFailure(msgs []message, place int, cause error) error {
 	return err
 }
 
-// query sends requests for single objects, many at a time, and returns the attributes of each. What is
-// not there is nil.
+// query asks for single objects, many at a time, and returns the attributes of each. What is not there
+// is nil.
 func (c *Conn) query(msgs ...message) ([][]byte, error) {
 	const atOnce = 64 // the answers have to fit into the receive buffer
 	if err := c.dial(); err != nil {
@@ -119,33 +186,21 @@ func (c *Conn) query(msgs ...message) ([][]byte, error) {
 	out := make([][]byte, len(msgs))
 	for at := 0; at < len(msgs); at += atOnce {
 		part := msgs[at:min(at+atOnce, len(msgs))]
-		var reqs []netlink.Request
-		for _, m := range part {
-			reqs = append(reqs, m.request(0))
-		}
-		failed := make([]error, len(part))
-		err := c.sock.Exchange(reqs, func(i int, m netlink.Message) {
-			if err := m.Err(); err != nil && !errors.Is(err, unix.ENOENT) {
-				failed[i] = err
-			} else if err == nil {
-				out[at+i] = content(m)
+		var failed error
+		err := c.exchange(part, func(place int, answer syscall.NetlinkMessage) (last bool) {
+			err := answerError(answer)
+			if err == nil {
+				out[at+place] = append([]byte{}, answer.Data[min(nfgenmsgSize, len(answer.Data)):]...)
+			} else if !errors.Is(err, unix.ENOENT) {
+				failed = cmp.Or(failed, err)
 			}
+			return place == len(part)-1
 		})
-		for i, err := range failed {
-			if err != nil {
-				return nil, c.readFailure(part[i], err)
-			}
-		}
-		if err != nil {
-			return nil, fmt.Errorf("nftables table %q: %w", part[0].table, err)
+		if err = cmp.Or(failed, err); err != nil {
+			return nil, c.readFailure(part[0], err)
 		}
 	}
 	return out, nil
-}
-
-// content is a copy of the message's attributes, never nil.
-func content(m netlink.Message) []byte {
-	return append([]byte{}, m.Data[min(nfgenmsgSize, len(m.Data)):]...)
 }
 
 // dump returns the attributes of all objects that the request selects, from one state of the ruleset.
@@ -153,15 +208,27 @@ func (c *Conn) dump(m message) ([][]byte, error) {
 	if err := c.dial(); err != nil {
 		return nil, err
 	}
-	var out [][]byte
-	err := c.sock.Dump(m.request(0), func() { out = nil }, func(m netlink.Message) { out = append(out, content(m)) })
+	answers, err := c.execute(m.request(unix.NLM_F_DUMP))
 	switch {
 	case errors.Is(err, unix.ENOENT):
 		return nil, nil
 	case err != nil:
 		return nil, c.readFailure(m, err)
 	}
-	return out, nil
+	for i, a := range answers {
+		answers[i] = a[min(nfgenmsgSize, len(a)):]
+	}
+	return answers, nil
+}
+
+// execute repeats a list that changed while it was read, ten times.
+func (c *Conn) execute(req *nl.NetlinkRequest) ([][]byte, error) {
+	req.Sockets, req.RetryInterrupted = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: c.sock}, true
+	answers, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	if errors.Is(err, unix.ENOBUFS) {
+		_ = c.Close() // the kernel refuses another list until the rest of a lost one is taken
+	}
+	return answers, err
 }
 
 // readFailure knows a kernel without nf_tables by the fact that it calls every request invalid.
@@ -170,11 +237,7 @@ func (c *Conn) readFailure(m message, cause error) error {
 	if !errors.Is(cause, unix.EINVAL) {
 		return err
 	}
-	none := false
-	_ = c.sock.Exchange([]netlink.Request{message{typ: nfMsg(unix.NFT_MSG_GETGEN)}.request(0)}, func(_ int, m netlink.Message) {
-		none = errors.Is(m.Err(), unix.EINVAL)
-	})
-	if none {
+	if _, none := c.execute(message{typ: nfMsg(unix.NFT_MSG_GETGEN)}.request(0)); errors.Is(none, unix.EINVAL) {
 		return fmt.Errorf("%w: %w", err, ErrUnsupported)
 	}
 	return err

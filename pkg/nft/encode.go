@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/netlink"
@@ -35,14 +36,15 @@ type message struct {
 }
 
 // request is the message with its header, for the wire.
-func (m message) request(extra uint16) netlink.Request {
+func (m message) request(extra uint16) *nl.NetlinkRequest {
 	res := uint16(0)
 	if m.typ == unix.NFNL_MSG_BATCH_BEGIN || m.typ == unix.NFNL_MSG_BATCH_END {
 		res = unix.NFNL_SUBSYS_NFTABLES
 	}
-	body := netlink.Body{byte(m.table.Family), unix.NFNETLINK_V0}
-	body = binary.BigEndian.AppendUint16(body, res)
-	return netlink.Request{Type: m.typ, Flags: m.flags | extra, Body: append(body, m.body...)}
+	req := &nl.NetlinkRequest{NlMsghdr: unix.NlMsghdr{Type: m.typ, Flags: unix.NLM_F_REQUEST | m.flags | extra}}
+	req.AddRawData(binary.BigEndian.AppendUint16([]byte{byte(m.table.Family), unix.NFNETLINK_V0}, res))
+	req.AddRawData(m.body)
+	return req
 }
 
 const nfgenmsgSize = 4

@@ -1,10 +1,6 @@
 package nft
 
-import (
-	"golang.org/x/sys/unix"
-
-	"github.com/hawser-cni/plugins/pkg/netlink"
-)
+import "golang.org/x/sys/unix"
 
 // CommitInPieces is Update for a socket whose buffer holds no more than room bytes, without the lock.
 func CommitInPieces(c *Conn, room int, plan func(*Tx)) error {
@@ -21,7 +17,8 @@ func AskAndLeave(c *Conn, t Table) error {
 	if err := c.dial(); err != nil {
 		return err
 	}
+	c.sock.Seq++
 	req := message{typ: nfMsg(unix.NFT_MSG_GETTABLE), table: t}.request(unix.NLM_F_ACK)
-	req.Quiet = true
-	return c.sock.Exchange([]netlink.Request{req}, nil)
+	req.Seq = c.sock.Seq
+	return c.sock.Socket.Send(req)
 }

@@ -16,9 +16,9 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/hawser-cni/plugins/pkg/netlink"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -27,6 +27,10 @@ const DefaultLock = "/run/hawser/nft.lock"
 
 // lockWait is how long the lock may be held by others. They hold it for milliseconds.
 const lockWait = 30 * time.Second
+
+// answerTime is after how many seconds an answer is missing. The kernel has answered when a request
+// is sent.
+const answerTime = 10
 
 // NameMax is the longest name of a table, chain or set, in bytes. The kernel refuses even to look for
 // a longer one.
@@ -49,8 +53,7 @@ type Conn struct {
 	// Lock is the path of the host's lock file; empty means DefaultLock.
 	Lock string
 
-	sock *netlink.Socket
-	sent int64 // by sockets that are closed
+	sock *nl.SocketHandle
 }
 
 // New returns a connection that is dialled when it is first needed, in the network namespace of the
@@ -64,28 +67,23 @@ func (c *Conn) Close() error {
 		return nil
 	}
 	s := c.sock
-	c.sent = c.Sent()
 	c.sock = nil
 	return s.Close()
-}
-
-// Sent is how many netlink messages were sent.
-func (c *Conn) Sent() int64 {
-	if c.sock == nil {
-		return c.sent
-	}
-	return c.sent + c.sock.Sent()
 }
 
 func (c *Conn) dial() error {
 	if c.sock != nil {
 		return nil
 	}
-	s, err := netlink.Open(unix.NETLINK_NETFILTER)
+	s, err := nl.Subscribe(unix.NETLINK_NETFILTER) // to nothing: it is the library's way to open a socket
 	if err != nil {
 		return unsupported(fmt.Errorf("nftables: %w", err), err)
 	}
-	c.sock = s
+	// Without these the errors are bigger and poorer, that is all.
+	_ = unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
+	_ = s.SetExtAck(true)
+	_ = s.SetReceiveTimeout(&unix.Timeval{Sec: answerTime})
+	c.sock = &nl.SocketHandle{Socket: s}
 	return nil
 }
 
@@ -131,7 +129,8 @@ func (c *Conn) lock(ctx context.Context) (*statefile.Held, error) {
 // transient says whether the error may come from a change that somebody else made meanwhile, or the
 // answer was lost: then the next plan finds what the batch did.
 func transient(err error) bool {
-	for _, errno := range []error{unix.ENOENT, unix.EEXIST, unix.EBUSY, unix.EINTR, unix.EAGAIN, unix.ERESTART, unix.ENOBUFS} {
+	for _, errno := range []error{unix.ENOENT, unix.EEXIST, unix.EBUSY, unix.EINTR, unix.EAGAIN, unix.ERESTART, unix.ENOBUFS,
+		nl.ErrDumpInterrupted} {
 		if errors.Is(err, errno) {
 			return true
 		}

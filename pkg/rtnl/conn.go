@@ -17,7 +17,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/ns"
@@ -73,10 +72,11 @@ func (c *Conn) open() error {
 	if err != nil {
 		return err
 	}
-	own, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
+	own, err := nl.Subscribe(unix.NETLINK_ROUTE) // to nothing: it is the library's way to open a socket
 	if err != nil {
 		return errors.Join(err, h.Close())
 	}
+	_ = own.SetExtAck(true) // without it errors are poorer, that is all
 	limit := unix.NsecToTimeval(answerTime.Nanoseconds())
 	_ = own.SetReceiveTimeout(&limit) // these two store a number
 	_ = h.SetSocketTimeout(answerTime)

@@ -2,13 +2,15 @@ package rtnl
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/ns"
@@ -90,12 +92,30 @@ func (c *Conn) wait(ctx context.Context, group uint, index int, look func() (pen
 		if pending == "" || err != nil {
 			return err
 		}
-		_, _, err = events.Receive()
-		switch {
-		case ctx.Err() != nil:
+		err = nextEvent(events, index)
+		if ctx.Err() != nil {
 			return c.linkError(index, "wait for "+pending, context.Cause(ctx))
-		case err != nil && !errors.Is(err, unix.ENOBUFS): // which says that events were lost: look
+		}
+		if err != nil {
 			return c.linkError(index, "read changes", err)
+		}
+	}
+}
+
+// nextEvent returns when something about the link changed, or when events were
+// lost: then anything may have changed.
+func nextEvent(events *nl.NetlinkSocket, index int) error {
+	for {
+		messages, _, err := events.Receive()
+		if errors.Is(err, unix.ENOBUFS) {
+			return nil
+		}
+		if err != nil || slices.ContainsFunc(messages, func(m syscall.NetlinkMessage) bool {
+			// The index is at the same place in the headers of links and
+			// addresses; a route's has none.
+			return m.Header.Type == unix.RTM_NEWROUTE || len(m.Data) >= 8 && binary.NativeEndian.Uint32(m.Data[4:]) == uint32(index)
+		}) {
+			return err
 		}
 	}
 }
@@ -114,7 +134,7 @@ func (c *Conn) subscribe(group uint) (events *nl.NetlinkSocket, err error) {
 	}
 	defer n.Close()
 	err = n.Do(func() (err error) {
-		events, err = nl.SubscribeAt(netns.None(), netns.None(), unix.NETLINK_ROUTE, group)
+		events, err = nl.Subscribe(unix.NETLINK_ROUTE, group)
 		return err
 	})
 	return events, err
