@@ -32,13 +32,15 @@ type World struct {
 const Refusal = `cat >/dev/null; echo '{"cniVersion":"1.1.0","code":11,"msg":"later","details":"pool"}'; exit 1`
 
 // NewWorld makes a host, and "fake", an IPAM plugin that writes down each call
-// and answers as On and Lend tell it to.
+// and answers as On and Lend tell it to. As "whereabouts" it is a plugin that
+// is known to need no interface.
 func NewWorld[C any](p skel.Plugin[C]) *World {
 	ginkgo.GinkgoHelper()
 	w := &World{Host: nstest.NewHost(), Dir: ginkgo.GinkgoT().TempDir(), Plugin: p.Any()}
 	w.Script("fake", `d=$(dirname "$0"); echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME" >>"$d/calls"
 for f in "$d/on.$CNI_COMMAND.$CNI_CONTAINERID" "$d/on.$CNI_COMMAND"; do [ ! -e "$f" ] || { . "$f"; exit; }; done
 cat >/dev/null`)
+	gomega.Expect(os.Symlink("fake", filepath.Join(w.Dir, "whereabouts"))).To(gomega.Succeed())
 	return w
 }
 

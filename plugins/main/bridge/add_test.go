@@ -250,22 +250,6 @@ var _ = Describe("ADD", func() {
 		Expect(mac).To(MatchRegexp("^.[26ae]:"))
 	})
 
-	It("starts a container again without DEL, right after its namespace went", func() {
-		c := l3(Object{"isGateway": true})
-		old := w.Attach("one", c, "10.1.0.2/24")
-		// The kernel ends namespaces one after the other.
-		for range 8 {
-			other := nstest.NewNetns()
-			IP(other, "link add name a type veth peer name b")
-			other.Unpin()
-		}
-		old.Unpin()
-		a := w.Attach("one", c, "10.1.0.3/24")
-		Expect(Ping(a.Host, "10.1.0.1")).To(BeTrue())
-		Expect(Names(w.Host, "veth")).To(HaveLen(1))
-		w.Succeeds(a.As("CHECK"))
-	})
-
 	It("passes dns on: IPAM's, or the configuration's instead", func() {
 		w.Lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24"}],"dns":{"nameservers":["192.0.2.1"],"domain":"ipam"}}`)
 		Expect(w.Attach("one", l3()).Result.DNS).To(Equal(Object{"nameservers": []any{"192.0.2.1"}, "domain": "ipam"}))

@@ -1,0 +1,245 @@
+package plugintest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// Fixture is what Behaves has to know of a main plugin that makes a veth pair.
+type Fixture struct {
+	Plugin skel.Plugin[any]
+	// Conf uses all that there is, with addresses from fake; fake may be replaced
+	// by another ipam. Network "net".
+	Conf Object
+	// Reference is a configuration for the reference plugin, of version 1.0.0.
+	Reference Object
+	// HostEnd is where the host end stands in the result's interfaces.
+	HostEnd int
+	// Links are the host's links when there is no attachment any more.
+	Links []string
+	// Prepare sets up the host of a spec; nil: nothing.
+	Prepare func(*World)
+	// Senseless are values that DEL and GC must not mind.
+	Senseless Object
+	// Otherwise are values that contradict Conf, which DEL must not mind either.
+	Otherwise Object
+
+	Forms    map[string]Form    // more ways to call DEL
+	Failures map[string]Failure // more ways for ADD to fail
+	Drifts   map[string]Drift   // more that CHECK must find
+}
+
+// Form is a way in which a runtime may call DEL.
+type Form struct {
+	Before func(w *World, a Attached)
+	Call   func(c *Call)
+	Leaves []string // links of the container that DEL must leave
+}
+
+// Failure is a way for ADD to fail, after Prepare and Change.
+type Failure struct {
+	Prepare func(w *World, cont *nstest.Host)
+	Change  func(c *Call)
+	Code    uint
+	Says    string
+	Asked   bool // IPAM had its ADD, and must have its DEL
+}
+
+// Drift is done by commands in the host or in the container, separated by
+// semicolons. END is the host end's name there and in what CHECK says.
+type Drift struct {
+	Host, Cont string
+	Says       []string
+}
+
+// Behaves registers the specs of the life of an attachment, which each main
+// plugin passes: DEL in all its forms, ADD failing in all its ways, CHECK, GC,
+// STATUS, and what the reference plugins made.
+func Behaves(f Fixture) bool {
+	Describe("DEL", func() {
+		l := f.life()
+		l.delForms()
+		l.delAlways()
+		l.delOthers()
+		l.delOne()
+		l.delIPAM()
+	})
+	Describe("a failing ADD leaves the host and the container as they were", func() {
+		l := f.life()
+		l.failures()
+		l.stopped()
+		l.second()
+		l.together()
+	})
+	Describe("CHECK", func() {
+		l := f.life()
+		l.drifts()
+		l.check()
+	})
+	Describe("GC", func() {
+		l := f.life()
+		l.gc()
+		l.gcMore()
+	})
+	Describe("STATUS", func() { f.life().status() })
+	for _, ref := range nstest.References() {
+		Describe("what "+ref.Name+" made", func() { f.life().reference(ref) })
+	}
+	return true
+}
+
+// life is a spec's world: a host with a live attachment, and how it looked then.
+type life struct {
+	*World
+	f     Fixture
+	live  Attached
+	clean string
+}
+
+func (f Fixture) life() *life {
+	l := &life{f: f}
+	BeforeEach(func() {
+		l.World = NewWorld(f.Plugin)
+		if f.Prepare != nil {
+			f.Prepare(l.World)
+		}
+	})
+	return l
+}
+
+// alive attaches the live container, whose gateways answer whatever else
+// happens.
+func (l *life) alive() {
+	BeforeEach(func() {
+		l.live = l.settled(l.attach("live", 2))
+		l.Calls()
+		l.clean = l.Snapshot()
+	})
+}
+
+// Addrs are addresses of the n-th container, of both families, with gateways.
+func Addrs(n int) []string {
+	return []string{fmt.Sprintf("10.1.0.%d/24 10.1.0.1", n), fmt.Sprintf("2001:db8:1::%d/64 2001:db8:1::1", n)}
+}
+
+// conf is the fixture's configuration: keys are added, or taken away by nil.
+func (l *life) conf(more ...Object) Object { return Merge(append([]Object{l.f.Conf}, more...)...) }
+
+func (l *life) attach(id string, n int, more ...Object) Attached {
+	GinkgoHelper()
+	return l.Attach(id, l.conf(more...), Addrs(n)...)
+}
+
+// beside attaches another interface to a's container.
+func (l *life) beside(a Attached, ifName string, n int, more ...Object) Attached {
+	GinkgoHelper()
+	b := Attached{Host: a.Host, Call: Call{ID: a.Call.ID, IfName: ifName, Netns: a.Path, Conf: l.conf(more...)}}
+	l.LendAddrs(a.Call.ID, Addrs(n)...)
+	b.Result = l.Add(b.Call)
+	return b
+}
+
+func (l *life) hostEnd(a Attached) string { return a.Result.Interfaces[l.f.HostEnd].Name }
+
+// settled waits until the kernel has done all that it does by itself when a
+// container is attached, so that a snapshot stays true.
+func (l *life) settled(a Attached) Attached {
+	GinkgoHelper()
+	for _, i := range a.Result.Interfaces {
+		if i.Sandbox == "" {
+			LinkLocal(l.Host, i.Name)
+		}
+	}
+	LinkLocal(a.Host, "eth0")
+	return a
+}
+
+func works(a Attached) {
+	GinkgoHelper()
+	Expect(Ping(a.Host, "10.1.0.1") && Ping(a.Host, "2001:db8:1::1")).To(BeTrue())
+}
+
+func (l *life) isClean() {
+	GinkgoHelper()
+	Eventually(func() string { return l.Snapshot() }, nstest.Patience(3*time.Second)).Should(Equal(l.clean))
+	works(l.live)
+}
+
+// without takes keys from a call's configuration.
+func without(keys ...string) func(*Call) {
+	return func(c *Call) {
+		for _, k := range keys {
+			delete(c.Conf.(Object), k)
+		}
+	}
+}
+
+// saying sets keys of a call's configuration.
+func saying(keys Object) func(*Call) {
+	return func(c *Call) { c.Conf = Merge(c.Conf.(Object), keys) }
+}
+
+func both(changes ...func(*Call)) func(*Call) {
+	return func(c *Call) {
+		for _, change := range changes {
+			change(c)
+		}
+	}
+}
+
+// at calls with another CNI_NETNS.
+func at(path string) func(*Call) { return func(c *Call) { c.Netns = path } }
+
+// Inside runs ip(8) in the container.
+func Inside(commands ...string) func(*World, Attached) {
+	return func(_ *World, a Attached) {
+		for _, words := range commands {
+			IP(a.Host, "%s", words)
+		}
+	}
+}
+
+// Powerless runs the built plugin without the right to change a link.
+func (w *World) Powerless(c Call) Answer {
+	GinkgoHelper()
+	nstest.NeedProgram("setpriv")
+	return Ran(w.Run(c.Program(w, "setpriv", "--bounding-set", "-all", "--inh-caps", "-all", nstest.Build(w.Plugin.Name))))
+}
+
+// Owned makes a table that nobody but the nft process which made it may change.
+func (w *World) Owned(table string) {
+	GinkgoHelper()
+	// One process, that ends when it is killed.
+	script := `mkfifo "$0/in"; exec 3<>"$0/in"; echo "add table $1 { flags owner; }" >&3; exec nft -i <&3`
+	w.Start(nstest.Program{Path: "sh", Args: []string{"-c", script, w.Dir, table}})
+	Eventually(func() string { return w.Cmd("nft", "list", "tables") },
+		nstest.Patience(5*time.Second)).Should(ContainSubstring(table))
+}
+
+// do runs commands in a host, separated by semicolons; END is replaced.
+func do(h *nstest.Host, commands, end string) {
+	GinkgoHelper()
+	for _, command := range strings.Split(commands, ";") {
+		if args := strings.Fields(strings.ReplaceAll(command, "END", end)); len(args) > 0 {
+			h.Cmd(args[0], args[1:]...)
+		}
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+type brokenPipe struct{}
+
+func (brokenPipe) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }

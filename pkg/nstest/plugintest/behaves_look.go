@@ -1,0 +1,358 @@
+package plugintest
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// drifts are what CHECK must find in every container.
+func drifts() map[string]Drift {
+	inside := func(commands string, says ...string) Drift { return Drift{Cont: commands, Says: says} }
+	host := func(commands string, says ...string) Drift { return Drift{Host: commands, Says: says} }
+	return map[string]Drift{
+		"a missing address":      inside("ip addr del 10.1.0.2/24 dev eth0", "10.1.0.2/24", "missing"),
+		"a missing IPv6 address": inside("ip addr del 2001:db8:1::2/64 dev eth0", "2001:db8:1::2/64", "missing"),
+		"an address of another length": inside("ip addr del 10.1.0.2/24 dev eth0;ip addr add 10.1.0.2/16 dev eth0",
+			"10.1.0.2/24"),
+		"a missing default route":      inside("ip route del default", "0.0.0.0/0", "missing"),
+		"a missing IPv6 default route": inside("ip -6 route del default", "::/0", "missing"),
+		"a default route through another gateway": inside("ip route replace default via 10.1.0.9 onlink dev eth0",
+			"0.0.0.0/0", "10.1.0.9 instead of 10.1.0.1"),
+		"a route with another metric": inside(
+			"ip route del 10.9.0.0/16;ip route add 10.9.0.0/16 via 10.1.0.1 metric 51 mtu 1300",
+			"10.9.0.0/16", "priority"),
+		"a route with another MTU": inside("ip route change 10.9.0.0/16 via 10.1.0.1 metric 50 mtu 1200",
+			"10.9.0.0/16", "mtu"),
+		"the interface down":            inside("ip link set eth0 down", `"eth0"`, "is down"),
+		"the interface gone":            inside("ip link del eth0", `"eth0"`),
+		"the interface renamed":         inside("ip link set eth0 down;ip link set eth0 name moved", `"eth0"`),
+		"another interface of the name": inside(
+			"ip link set eth0 down;ip link set eth0 name moved;ip link add eth0 type veth peer name x", `"eth0"`, "END"),
+		"another MAC address":           inside("ip link set eth0 address 02:00:00:00:00:77", "02:00:00:00:00:77"),
+		"another MTU":                   inside("ip link set eth0 mtu 1300", `"eth0"`, "MTU", "1300"),
+		"another MTU of the host end":   host("ip link set END mtu 1350", "END", "1350"),
+		"the host end down":             host("ip link set END down", "END", "is down"),
+		"the host end renamed": host("ip link set END down;ip link set END name moved", `"eth0"`,
+			"has no host end"),
+		"forwarding off":                 host("sysctl -qw net.ipv4.ip_forward=0", "ip_forward"),
+		"IPv6 forwarding off":            host("sysctl -qw net.ipv6.conf.all.forwarding=0", "forwarding"),
+		"the masquerade's table gone":    host("nft delete table inet hawser", "masquerading"),
+		"the masquerade's table flushed": host("nft flush table inet hawser", "masquerading"),
+		"the masquerade's element gone": host("nft delete element inet hawser masq4_v1 { 10.1.0.2 }", "10.1.0.2",
+			"no element"),
+		"the IPv6 masquerade's": host("nft delete element inet hawser masq6_v1 { 2001:db8:1::2 }", "2001:db8:1::2",
+			"no element"),
+		"something in both, all of it": {Cont: "ip addr del 10.1.0.2/24 dev eth0", Host: "ip link set END down",
+			Says: []string{"10.1.0.2/24", "END", "is down"}},
+	}
+}
+
+func (l *life) drifts() {
+	all := drifts()
+	maps.Copy(all, l.f.Drifts)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		d := all[name]
+		It("finds "+name, func() {
+			l.Lend(`{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"},` +
+				`{"address":"2001:db8:1::2/64","gateway":"2001:db8:1::1"}],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"},` +
+				`{"dst":"10.9.0.0/16","priority":50,"mtu":1300}]}`)
+			a := l.Attach("one", l.conf())
+			l.Succeeds(a.As("CHECK"))
+			do(l.Host, d.Host, l.hostEnd(a))
+			do(a.Host, d.Cont, l.hostEnd(a))
+			says := l.Fails(a.As("CHECK"), cni.CodeDrift)
+			for _, text := range d.Says {
+				Expect(says).To(ContainSubstring(strings.ReplaceAll(text, "END", l.hostEnd(a))))
+			}
+		})
+	}
+}
+
+func (l *life) check() {
+	It("passes right after ADD, in each version and on each backend", func() {
+		for i, v := range []string{"0.4.0", "1.0.0", "1.1.0"} {
+			l.Succeeds(l.attach("c"+v, 10+i, Object{"cniVersion": v}).As("CHECK"))
+		}
+		nstest.Need("iptables")
+		l.Succeeds(l.attach("ipt", 20, Object{"ipMasqBackend": "iptables"}).As("CHECK"))
+	})
+
+	It("asks IPAM, and passes its error on", func() {
+		a := l.attach("one", 2)
+		l.Calls()
+		l.Succeeds(a.As("CHECK"))
+		Expect(l.Calls()).To(Equal([]string{"CHECK one eth0"}))
+		l.On("CHECK", Refusal)
+		Expect(l.Fails(a.As("CHECK"), 11)).To(Equal("later\npool"))
+	})
+
+	It("needs prevResult with the interface, and the namespace", func() {
+		a := l.attach("one", 2)
+		fails := func(change func(*Call), code uint, says string) {
+			GinkgoHelper()
+			c := a.As("CHECK")
+			change(&c)
+			Expect(l.Fails(c, code)).To(ContainSubstring(says))
+		}
+		fails(without("prevResult"), cni.CodeConfig, "prevResult")
+		fails(saying(Object{"prevResult": Object{"cniVersion": "1.0.0", "ips": []Object{{"address": "10.1.0.2/24"}}}}),
+			cni.CodeDrift, `prevResult: has no interface "eth0"`)
+		fails(at("/run/netns/gone"), cni.CodeEnvironment, "CNI_NETNS")
+	})
+
+	It("finds what is missing of a masquerade on iptables", func() {
+		nstest.Need("iptables")
+		a := l.attach("one", 2, Object{"ipMasqBackend": "iptables"})
+		l.Succeeds(a.As("CHECK"))
+		l.Cmd("ip6tables", "-t", "nat", "-F", "POSTROUTING")
+		Expect(l.Fails(a.As("CHECK"), cni.CodeDrift)).To(ContainSubstring("masquerading"))
+	})
+
+	It("does not mind what others do", func() {
+		a := l.attach("one", 2)
+		for _, words := range []string{"link set END promisc on", "link set END address 02:00:00:00:00:99",
+			"link set END group 7"} {
+			do(l.Host, "ip "+words, l.hostEnd(a))
+			l.Succeeds(a.As("CHECK"))
+		}
+		for _, words := range []string{"addr add 10.7.0.1/24 dev eth0", "addr add 2001:db8:7::1/64 dev eth0",
+			"route add 10.8.0.0/16 via 10.1.0.1",
+			"link add extra type veth peer name x", "link set eth0 promisc on", "link set eth0 alias mine"} {
+			do(a.Host, "ip "+words, "")
+			l.Succeeds(a.As("CHECK"))
+		}
+	})
+}
+
+// valid is a GC of the network with a list of valid attachments.
+func (l *life) valid(list any, more ...Object) Call {
+	return Call{Command: "GC", Conf: Merge(l.conf(more...), Object{"cni.dev/valid-attachments": list})}
+}
+
+func container(id string) Object { return Object{"containerID": id, "ifname": "eth0"} }
+
+func (l *life) gc() {
+	DescribeTable("removes what is not valid of its network, and nothing else", func(backend string) {
+		if backend == "iptables" {
+			nstest.Need("iptables")
+		}
+		on := Object{"ipMasqBackend": backend}
+		keep, other := l.settled(l.attach("keep", 2, on)), l.settled(l.attach("gone1", 3, on, Object{"name": "net2"}))
+		clean := l.Snapshot()
+		l.attach("gone1", 4, on)
+		gone := l.attach("gone2", 5, on)
+		again := gone // another interface of a valid container
+		again.Call.ID = "keep"
+		l.beside(again, "eth1", 6, on)
+		for range 2 {
+			l.Calls()
+			l.Succeeds(l.valid([]Object{container("keep"), container("never")}, on))
+			Expect(l.Calls()).To(Equal([]string{"GC one eth0"}))
+			Eventually(func() string { return l.Snapshot() }, nstest.Patience(3e9)).Should(Equal(clean))
+			Expect(Names(gone.Host, "")).To(BeEmpty())
+			for _, a := range []Attached{keep, other} {
+				works(a)
+				l.Succeeds(a.As("CHECK"))
+			}
+		}
+	}, Entry("on nftables", "nftables"), Entry("on iptables", "iptables"))
+
+	DescribeTable("with no valid attachment at all", func(list any) {
+		a := l.attach("one", 2)
+		l.Calls()
+		l.Succeeds(l.valid(list))
+		Expect(Names(a.Host, "")).To(BeEmpty())
+		Expect(Names(l.Host, "")).To(ConsistOf(l.f.Links))
+		Expect(l.Snapshot("nftables")).NotTo(ContainSubstring("elements"))
+		Expect(l.Calls()).To(Equal([]string{"GC one eth0"}))
+	}, Entry("by an empty list", []Object{}), Entry("by null", json.RawMessage("null")))
+
+	It("removes nothing without a list", func() {
+		a := l.attach("one", 2)
+		l.Calls()
+		before := l.Snapshot()
+		missing := Call{Command: "GC", Conf: l.conf()}
+		l.Succeeds(missing)
+		Expect(l.Call(missing).Stderr).To(ContainSubstring("cni.dev/valid-attachments: missing"))
+		Expect(l.Fails(l.valid("all"), cni.CodeConfig)).To(ContainSubstring("cni.dev/valid-attachments"))
+		Expect(l.Snapshot()).To(Equal(before))
+		Expect(l.Calls()).To(BeEmpty())
+		l.Succeeds(a.As("CHECK"))
+	})
+}
+
+func (l *life) gcMore() {
+	It("looks at no key but ipam.type", func() {
+		l.attach("one", 2)
+		l.Succeeds(l.valid([]Object{}, l.f.Senseless, Object{"ipam": nil}))
+		Expect(Names(l.Host, "")).To(ConsistOf(l.f.Links))
+	})
+
+	It("passes IPAM's error on, and does its own work", func() {
+		l.attach("one", 2)
+		l.On("GC", Refusal)
+		Expect(l.Fails(l.valid([]Object{}), 11)).To(Equal("later\npool"))
+		Expect(Names(l.Host, "")).To(ConsistOf(l.f.Links))
+	})
+
+	It("does not ask IPAM while an interface cannot be deleted", func() {
+		a := l.attach("one", 2)
+		l.Calls()
+		Expect(l.Powerless(l.valid([]Object{})).Failed(cni.CodeInternal)).To(ContainSubstring(l.hostEnd(a)))
+		Expect(l.Calls()).To(BeEmpty())
+		l.Succeeds(l.valid([]Object{}))
+		Expect(l.Calls()).To(Equal([]string{"GC one eth0"}))
+	})
+
+	It("removes a pair whose ADD was killed before it was marked", func() {
+		IP(l.Host, "link add vethdeadbeef group %d type veth peer name a", cni.NetworkHash("net"))
+		IP(l.Host, "link add vethdeadbee0 type veth peer name b")
+		l.Succeeds(l.valid([]Object{}, Object{"name": "other"}))
+		Expect(Names(l.Host, "")).To(HaveLen(4))
+		l.Succeeds(l.valid([]Object{}))
+		Expect(Names(l.Host, "")).To(ConsistOf("vethdeadbee0", "b"))
+	})
+}
+
+func (l *life) status() {
+	call := func(more ...Object) Call { return Call{Command: "STATUS", Conf: l.conf(more...)} }
+
+	It("is fine on a fresh host, which it leaves as it is, and with containers", func() {
+		before := l.Snapshot()
+		l.Succeeds(call())
+		Expect(l.Calls()).To(Equal([]string{"STATUS one eth0"}))
+		Expect(l.Snapshot()).To(Equal(before))
+		l.attach("one", 2)
+		l.Succeeds(call())
+	})
+
+	It("is IPAM's answer", func() {
+		l.On("STATUS", `echo '{"cniVersion":"1.1.0","code":50,"msg":"full"}'; exit 1`)
+		Expect(l.Fails(call(), 50)).To(ContainSubstring("full"))
+	})
+
+	It("refuses a bad configuration, and is code 50 without the IPAM plugin", func() {
+		Expect(l.Fails(call(Object{"mtu": 3}), cni.CodeConfig)).To(ContainSubstring("mtu: 3"))
+		Expect(l.Fails(call(Object{"ipam": Object{"type": "nowhere"}}),
+			cni.CodeUnavailable)).To(ContainSubstring(`"nowhere"`))
+		Expect(l.Calls()).To(BeEmpty())
+	})
+
+	DescribeTable("is code 50 where the masquerade cannot be made", func(prepare func(), backend, says string) {
+		prepare()
+		Expect(l.Fails(call(Object{"ipMasqBackend": backend, "macspoofchk": nil}), cni.CodeUnavailable)).To(
+			And(ContainSubstring("ipMasq"), ContainSubstring(says)))
+	},
+		Entry("the table is another's", func() { l.Owned("inet hawser") }, "nftables", "not permitted"),
+		Entry("no lock for nftables", func() { l.Cmd("mount", "-o", "remount,bind,ro", "/run") }, "nftables",
+			"write in /run: read-only file system"),
+		Entry("no lock for iptables", func() { l.Cmd("mount", "-o", "remount,bind,ro", "/run") }, "iptables",
+			"write in /run: read-only file system"),
+	)
+
+	It("is code 50 where iptables is not installed", func() {
+		program := call(Object{"ipMasqBackend": "iptables", "macspoofchk": nil}).Program(l.World, nstest.Build(l.Plugin.Name))
+		program.Env = append(program.Env, "PATH=/nowhere")
+		Expect(Ran(l.Run(program)).Failed(cni.CodeUnavailable)).To(ContainSubstring("ipMasq"))
+	})
+}
+
+// reference are the specs of what a release of the reference plugin made.
+func (l *life) reference(ref nstest.Reference) {
+	BeforeEach(func() { nstest.Need("iptables") })
+	attach := func(id string, n int) Attached {
+		GinkgoHelper()
+		l.LendAddrs(id, Addrs(n)...)
+		cont := nstest.NewNetns()
+		cont.SetSysctl("net/ipv6/conf/default/accept_dad", "0") // the reference waits for it
+		call := Call{Command: "ADD", ID: id, Netns: cont.Path, Conf: l.f.Reference}
+		return Attached{Host: cont, Call: call, Result: l.Reference(ref, call).Added()}
+	}
+	BeforeEach(func() { l.SetSysctl("net/ipv6/conf/default/accept_dad", "0") })
+
+	It("passes CHECK", func() {
+		a := attach("one", 3)
+		l.Succeeds(a.As("CHECK"))
+		IP(a.Host, "addr del 10.1.0.3/24 dev eth0")
+		Expect(l.Fails(a.As("CHECK"), cni.CodeDrift)).To(ContainSubstring("10.1.0.3/24"))
+	})
+
+	l.removed(attach)
+	l.notRemoved(attach)
+}
+
+// removed are the specs of DEL of a container of the reference.
+func (l *life) removed(attach func(id string, n int) Attached) {
+	forms := map[string]Form{
+		"with prevResult":            {},
+		"without prevResult":         {Call: without("prevResult")},
+		"without CNI_NETNS":          {Call: at("")},
+		"when the namespace is gone": {Before: func(_ *World, a Attached) { a.Unpin() }},
+		"when the namespace is gone, without prevResult": {Before: func(_ *World, a Attached) { a.Unpin() },
+			Call: without("prevResult")},
+		"when the interface is renamed": {Before: Inside("link set eth0 down", "link set eth0 name moved")},
+	}
+	for _, name := range slices.Sorted(maps.Keys(forms)) {
+		f := forms[name]
+		It("is removed by DEL, and nothing else is, "+name, func() {
+			state := func() string { return l.Snapshot("links", "addresses", "routes", "nftables") }
+			other := l.settled(attach("other", 2))
+			before := state()
+			a := attach("one", 3)
+			if f.Before != nil {
+				f.Before(l.World, a)
+			}
+			c := a.As("DEL")
+			if f.Call != nil {
+				f.Call(&c)
+			}
+			l.Calls()
+			l.Succeeds(c)
+			Expect(l.Calls()).To(Equal([]string{"DEL one eth0"}))
+			Eventually(state, "3s").Should(Equal(before))
+			if exists(a.Path) {
+				Expect(Names(a.Host, "")).To(BeEmpty())
+			}
+			Expect(Names(other.Host, "")).To(Equal([]string{"eth0"}))
+			works(other)
+			l.Succeeds(c)
+		})
+	}
+}
+
+// notRemoved are the specs of containers of the reference that DEL of another must leave.
+func (l *life) notRemoved(attach func(id string, n int) Attached) {
+	It("is not removed when the namespace is another container's by now", func() {
+		a, other := attach("one", 3), attach("other", 2)
+		IP(a.Host, "link del eth0")
+		c := a.As("DEL")
+		c.Netns = other.Path
+		l.Succeeds(c)
+		Expect(Names(other.Host, "")).To(Equal([]string{"eth0"}))
+		works(other)
+	})
+
+	It("is not removed because a container points at it from its own namespace", func() {
+		victim, a := attach("victim", 2), attach("one", 3)
+		end, index := Show(l.Host, l.hostEnd(victim)), Show(victim.Host, "eth0").Index
+		IP(a.Host, "link del eth0")
+		IP(a.Host, "link add name eth0 index %d type veth peer name x", index)
+		IP(a.Host, "link del eth0")
+		far := nstest.NewNetns()
+		IP(a.Host, "link add name eth0 index %d type veth peer name x index %d netns %s", index, end.Index, far.Name)
+		Expect(Show(a.Host, "eth0").Index).To(Equal(index))
+		c := a.As("DEL")
+		without("prevResult")(&c)
+		l.Succeeds(c)
+		Expect(Names(victim.Host, "")).To(Equal([]string{"eth0"}))
+		works(victim)
+	})
+}

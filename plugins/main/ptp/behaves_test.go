@@ -1,0 +1,175 @@
+package main
+
+import (
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+func inside(commands string, says ...string) Drift  { return Drift{Cont: commands, Says: says} }
+func outside(commands string, says ...string) Drift { return Drift{Host: commands, Says: says} }
+
+var _ = Behaves(Fixture{
+	Plugin:    plugin().Any(),
+	Conf:      everything(),
+	Reference: conf(Object{"cniVersion": "1.0.0", "ipMasq": true}),
+	HostEnd:   0,
+	Senseless: Object{"mtu": "x", "ipMasq": 9, "ipMasqBackend": "x", "dns": 5},
+	Otherwise: Object{"ipMasq": false, "ipMasqBackend": "iptables", "mtu": 1300},
+	Failures: map[string]Failure{
+		"there is no ipam": {Change: func(c *Call) { c.Conf = everything(Object{"ipam": nil}) }, Code: cni.CodeConfig,
+			Says: "ipam.type"},
+		"IPAM gives an address without a gateway": {Prepare: Lends("10.1.0.3/24"), Code: cni.CodeIPAM,
+			Says: `"fake": address 10.1.0.3/24: has no gateway`, Asked: true},
+		"IPAM gives a second address without a gateway": {Prepare: Lends(nth(3)[0], "2001:db8:1::3/64"), Code: cni.CodeIPAM,
+			Says: "2001:db8:1::3/64", Asked: true},
+	},
+	Drifts: map[string]Drift{
+		"a missing route to the gateway":      inside("ip route del 10.1.0.1/32", "10.1.0.1/32", "missing"),
+		"a missing route to the IPv6 gateway": inside("ip -6 route del 2001:db8:1::1/128", "2001:db8:1::1/128", "missing"),
+		"a missing route to the subnet":       inside("ip route del 10.1.0.0/24", "10.1.0.0/24", "missing"),
+		"a missing route to the IPv6 subnet":  inside("ip -6 route del 2001:db8:1::/64", "2001:db8:1::/64", "missing"),
+		"a subnet on the link": inside("ip route del 10.1.0.0/24;ip route add 10.1.0.0/24 dev eth0 src 10.1.0.2",
+			"10.1.0.0/24", "gateway is none instead of 10.1.0.1"),
+		"a subnet's route with another source": inside(
+			"ip addr add 10.1.0.9/32 dev eth0;ip route change 10.1.0.0/24 via 10.1.0.1 src 10.1.0.9", "10.1.0.0/24",
+			"source is 10.1.0.9"),
+		"a missing gateway address":        outside("ip addr del 10.1.0.1/32 dev END", "END", "10.1.0.1/32"),
+		"a missing IPv6 gateway address":   outside("ip addr del 2001:db8:1::1/128 dev END", "END", "2001:db8:1::1/128"),
+		"a missing route of the host":      outside("ip route del 10.1.0.2", "END", "10.1.0.2/32"),
+		"a missing IPv6 route of the host": outside("ip -6 route del 2001:db8:1::2", "END", "2001:db8:1::2/128"),
+		"a route of the host that is in another table only": outside(
+			"ip route del 10.1.0.2;ip route add 10.1.0.2 dev END table 7", "10.1.0.2/32"),
+		"a route of the host through somebody else": outside(
+			"ip route del 10.1.0.2;ip route add 10.1.0.2 via 10.1.0.9 dev END onlink", "10.1.0.2/32"),
+	},
+})
+
+var _ = Describe("CHECK", func() {
+	var w *World
+	BeforeEach(func() { w = newWorld() })
+
+	It("passes right after ADD, for addresses that are alone in their subnet", func() {
+		w.Succeeds(w.Attach("single", everything(), "10.1.0.5/32 10.1.0.1", "2001:db8:1::5/128 fe80::1").As("CHECK"))
+	})
+
+	DescribeTable("refuses a prevResult that cannot be ADD's", func(prev Object, want string) {
+		a := w.Attach("one", conf(), nth(2)...)
+		c := a.As("CHECK")
+		c.Conf = conf(Object{"prevResult": Merge(Object{"cniVersion": "1.0.0",
+			"interfaces": []Object{{"name": hostEnd(a.Result)}, {"name": "eth0", "sandbox": a.Path}},
+			"ips":        []Object{{"address": "10.1.0.2/24", "gateway": gw4, "interface": 1}}}, prev)})
+		if want == "" {
+			w.Succeeds(c)
+			return
+		}
+		Expect(w.Fails(c, cni.CodeDrift)).To(ContainSubstring(want))
+	},
+		Entry("but takes one with less in it", Object{}, ""),
+		Entry("without addresses", Object{"ips": []Object{}}, `prevResult: has no address of interface "eth0"`),
+		Entry("with an address without gateway", Object{"ips": []Object{{"address": "10.1.0.2/24"}}},
+			"prevResult: address 10.1.0.2/24: has no gateway"),
+	)
+
+	It("does not look for a masquerade that was not asked for", func() {
+		a := w.Attach("one", conf(), nth(2)...)
+		w.Attach("two", everything(), nth(3)...)
+		w.Cmd("nft", "flush", "table", "inet", "hawser")
+		w.Succeeds(a.As("CHECK"))
+	})
+
+	It("does not mind what others add to the host end", func() {
+		a := w.Attach("one", everything(), nth(2)...)
+		for _, words := range []string{"addr add 192.0.2.9/24 dev ", "route add 10.77.0.0/16 dev "} {
+			IP(w.Host, "%s", words+hostEnd(a.Result))
+			w.Succeeds(a.As("CHECK"))
+		}
+	})
+
+	It("takes the result of a chain, with the MAC and MTU and interfaces of later plugins", func() {
+		a := w.Attach("one", conf(), nth(2)...)
+		IP(a.Host, "link set eth0 address 02:00:00:00:00:77")
+		IP(a.Host, "link set eth0 mtu 1350")
+		c := a.As("CHECK")
+		c.Conf = conf(Object{"prevResult": Object{"cniVersion": "1.1.0", "interfaces": []Object{
+			{"name": "ifb0", "mac": "02:00:00:00:00:01"}, {"name": hostEnd(a.Result), "mac": a.Result.Interfaces[0].MAC,
+				"mtu": 1500},
+			{"name": "eth0", "sandbox": a.Path, "mac": "02:00:00:00:00:77", "mtu": 1350}, {"name": "net1", "sandbox": a.Path}},
+			"ips": []Object{{"address": "10.9.9.9/24", "interface": 3}, {"address": "10.1.0.2/24", "gateway": gw4,
+				"interface": 2},
+				{"address": "2001:db8:1::2/64", "gateway": gw6, "interface": 2}}}})
+		w.Succeeds(c)
+	})
+})
+
+var _ = Describe("DEL", func() {
+	It("takes a host end that somebody put into a bridge", func() {
+		w := newWorld()
+		a := w.Attach("one", everything(), nth(3)...)
+		IP(w.Host, "link add name br type bridge")
+		IP(w.Host, "link set %s master br", hostEnd(a.Result))
+		w.Succeeds(a.As("DEL"))
+		Expect(Names(w.Host, "")).To(Equal([]string{"br"}))
+	})
+})
+
+var _ = Describe("STATUS", func() {
+	It("refuses a configuration without IPAM", func() {
+		w := newWorld()
+		says := w.Fails(Call{Command: "STATUS", Conf: conf(Object{"ipam": nil})}, cni.CodeConfig)
+		Expect(says).To(ContainSubstring("ipam.type"))
+	})
+})
+
+var _ = eachReference(func(ref nstest.Reference) {
+	c := conf(Object{"cniVersion": "1.0.0", "ipMasq": true})
+	var w *World
+	var a Attached
+	BeforeEach(func() {
+		nstest.Need("iptables")
+		w = newWorld()
+		w.SetSysctl("net/ipv6/conf/default/accept_dad", "0") // the reference waits for it
+		w.LendAddrs("one", nth(3)...)
+		cont := nstest.NewNetns()
+		cont.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
+		a = Attached{Host: cont, Call: Call{Command: "ADD", Netns: cont.Path, Conf: c}}
+		a.Result = w.Reference(ref, a.Call).Added()
+	})
+
+	It("passes CHECK, each thing of it", func() {
+		IP(w.Host, "route del 10.1.0.3")
+		Expect(w.Fails(a.As("CHECK"), 101)).To(ContainSubstring("10.1.0.3/32"))
+	})
+
+	It("is not removed because it has the name, or is a port of a bridge", func() {
+		IP(a.Host, "link del eth0")
+		IP(w.Host, "link add %s address %s type veth peer name other", hostEnd(a.Result), a.Result.Interfaces[0].MAC)
+		IP(w.Host, "link add name br type bridge")
+		IP(w.Host, "link set %s master br", hostEnd(a.Result))
+		w.Succeeds(a.As("DEL"))
+		Expect(Names(w.Host, "")).To(ContainElements(hostEnd(a.Result), "other"))
+	})
+
+	It("is replaced after DEL by ours, which the reference's DEL removes", func() {
+		rules := func() string { return w.Cmd("iptables-save", "-t", "nat") + w.Cmd("ip6tables-save", "-t", "nat") }
+		w.Succeeds(a.As("DEL"))
+		before := w.Snapshot("links")
+		a.Call.Conf = conf(Object{"cniVersion": "1.0.0", "ipMasq": true, "ipMasqBackend": "iptables"})
+		a.Result = w.Add(a.Call)
+		Expect(rules()).To(ContainSubstring("10.1.0.3"))
+		Expect(w.Reference(ref, a.As("DEL")).Code).To(BeZero())
+		Expect(rules()).NotTo(Or(ContainSubstring("10.1.0.3"), ContainSubstring("2001:db8:1::3")))
+		Eventually(func() string { return w.Snapshot("links") }, "3s").Should(Equal(before))
+	})
+})
+
+// eachReference is what each release of the reference plugin made.
+func eachReference(specs func(nstest.Reference)) bool {
+	for _, ref := range nstest.References() {
+		Describe("what "+ref.Name+" made", func() { specs(ref) })
+	}
+	return true
+}
