@@ -230,7 +230,7 @@ var _ = Describe("loopback", func() {
 		as("GC", `,"cni.dev/valid-attachments":[]`).succeeds(host)
 		as("STATUS", "").succeeds(host)
 		Expect(up(cont)).To(BeTrue())
-		Expect(as("GC", "").fails(host, cni.CodeConfig)).To(ContainSubstring("valid-attachments"))
+		as("GC", "").succeeds(host) // the caller gave no list
 	})
 
 	It("works many times at once, also in one namespace", func() {
