@@ -16,7 +16,8 @@ func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`{"network":"net","containerID":"one","interfaces":{"eth0":["10.1.0.2/24","fd00::2/64"]}}`))
 	f.Add([]byte(`{"network":"net","containerID":"one","interfaces":{"eth0":[""],"a\n-F":["fe80::1%-j x/64"]}}`))
 	f.Add([]byte(`{"network":"net","containerID":"on","interfaces":null}`))
-	well := regexp.MustCompile(`^(:CNI-[0-9a-f]{24} - \[0:0\]|-[ADFX] (CNI-[0-9a-f]{24}|POSTROUTING)( !?[-0-9a-zA-Z.:/ "\\]*)?)$`)
+	well := regexp.MustCompile(`^(:CNI-[0-9a-f]{24} - \[0:0\]|` +
+		`-[ADFX] (CNI-[0-9a-f]{24}|POSTROUTING)( !?[-0-9a-zA-Z.:/ "\\]*)?)$`)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var rec record
 		if json.Unmarshal(data, &rec) != nil || !rec.sane(chain) {

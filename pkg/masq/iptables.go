@@ -251,7 +251,7 @@ func checkIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 		case len(where) == 0 && err != nil:
 			return err
 		case len(where) == 0:
-			diffs = append(diffs, fmt.Errorf("iptables chain %q: %w: no such chain", ch.Name, ErrMissing))
+			diffs = append(diffs, fmt.Errorf("iptables chain %q: %w: no such chain", ch.Name, nft.ErrDrift))
 			continue
 		}
 		tool, err := ipt.FindVariant(ctx, f, where[0])
@@ -263,7 +263,7 @@ func checkIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 			return err
 		}
 		for _, r := range append(missing(ch.rules(addrs), rules), missing(ch.jumps(addrs), jumps)...) {
-			diffs = append(diffs, fmt.Errorf("iptables chain %q: %w: no rule %q", r.Chain, ErrMissing, r.Append()))
+			diffs = append(diffs, fmt.Errorf("iptables chain %q: %w: no rule %q", r.Chain, nft.ErrDrift, r.Append()))
 		}
 	}
 	return errors.Join(diffs...)

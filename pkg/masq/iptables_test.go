@@ -262,7 +262,8 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(os.Setenv("PATH", dir)).To(Succeed())
 			says, does := status(host, masq.IPTables), errors.Join(add(host, c), check(host, c), del(host, c))
 			Expect(os.Setenv("PATH", path)).To(Succeed())
-			Expect([]bool{says == nil, does == nil}).To(Equal([]bool{f.enough, f.enough}), "%s alone: %v, %v", f.programs, says, does)
+			Expect([]bool{says == nil, does == nil}).To(Equal([]bool{f.enough, f.enough}),
+				"%s alone: %v, %v", f.programs, says, does)
 		}
 	})
 
@@ -300,7 +301,8 @@ func shim(variant string) (log func() []string) {
 	GinkgoHelper()
 	dir := GinkgoT().TempDir()
 	logFile := filepath.Join(dir, "log")
-	script := fmt.Sprintf("#!/bin/sh\nname=${0##*/}\necho $name >>%s\ncase $name in ip6*) f=ip6tables;; *) f=iptables;; esac\n"+
+	script := fmt.Sprintf("#!/bin/sh\nname=${0##*/}\necho $name >>%s\n"+
+		"case $name in ip6*) f=ip6tables;; *) f=iptables;; esac\n"+
 		"exec $f-%s${name#$f} \"$@\"\n", logFile, variant)
 	real := filepath.Join(dir, "shim-"+variant)
 	Expect(os.WriteFile(real, []byte(script), 0o755)).To(Succeed())

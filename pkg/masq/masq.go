@@ -57,9 +57,6 @@ type Config struct {
 	Warn func(format string, args ...any)
 }
 
-// ErrMissing says that something that Add made is gone or different.
-var ErrMissing = errors.New("masquerading differs")
-
 // Add makes the attachment's rules, all or nothing. Repeating it is fine. When another attachment still
 // has an element for one of the addresses, it is replaced: IPAM lends an address once, so the other one
 // is a leftover.
@@ -88,7 +85,7 @@ func Del(ctx context.Context, nf *nft.Conn, c Config) error {
 }
 
 // Check compares the attachment's rules, and those that all share, with the kernel's. The error joins
-// the differences; each matches ErrMissing. Rules that an ADD with the other backend made, or the
+// the differences; each matches nft.ErrDrift. Rules that an ADD with the other backend made, or the
 // reference plugins, are as good: the node may have been upgraded under the container.
 func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 	if len(c.Addrs) == 0 {

@@ -2,8 +2,6 @@ package masq
 
 import (
 	"context"
-	"errors"
-	"fmt"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nft"
@@ -36,9 +34,5 @@ func gcNFTables(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
 }
 
 func checkNFTables(_ context.Context, nf *nft.Conn, c Config) error {
-	err := owned().Verify(nf, items(c.Attachment, c.Addrs))
-	if errors.Is(err, nft.ErrDrift) {
-		return fmt.Errorf("%w: %w", ErrMissing, err)
-	}
-	return err
+	return owned().Verify(nf, items(c.Attachment, c.Addrs))
 }

@@ -139,7 +139,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Expect(add(host, one)).To(Succeed())
 		Expect(check(host, one)).To(Succeed())
 		err := check(host, old)
-		Expect(err).To(MatchError(masq.ErrMissing))
+		Expect(err).To(MatchError(nft.ErrDrift))
 		Expect(err).To(MatchError(ContainSubstring("belongs to")))
 		stale := old
 		stale.Addrs = stale.Addrs[:1]
@@ -185,7 +185,8 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		errs := make([]error, 200)
 		configs := make([]masq.Config, len(errs))
 		for i := range errs {
-			configs[i] = config(masq.Auto, fmt.Sprintf("c%d", i), "eth0", fmt.Sprintf("10.1.0.%d/24", i+2), fmt.Sprintf("fd01::%x/64", i+2))
+			configs[i] = config(masq.Auto, fmt.Sprintf("c%d", i), "eth0", fmt.Sprintf("10.1.0.%d/24", i+2),
+				fmt.Sprintf("fd01::%x/64", i+2))
 			all.Go(func() { errs[i] = add(host, configs[i]) })
 		}
 		all.Wait()
@@ -226,14 +227,14 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 			Expect(add(host, one)).To(Succeed())
 			Expect(add(host, other)).To(Succeed())
 			host.Cmd("sh", "-c", change)
-			Expect(check(host, one)).To(MatchError(masq.ErrMissing))
+			Expect(check(host, one)).To(MatchError(nft.ErrDrift))
 			Expect(add(host, config(masq.Auto, "c3", "eth0", "10.1.0.9/24", "fd01::9/64"))).To(Succeed())
 			if repaired {
 				Expect(check(host, one)).To(Succeed())
 				Expect(check(host, other)).To(Succeed())
 				Expect(rules(host)).To(Equal(4 + 3 + 3 + 3))
 			} else {
-				Expect(check(host, one)).To(MatchError(masq.ErrMissing))
+				Expect(check(host, one)).To(MatchError(nft.ErrDrift))
 			}
 		},
 		Entry("the table's rules flushed", "nft flush table inet hawser", true),
@@ -255,7 +256,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Expect(check(host, elsewhere)).To(Succeed())
 		Expect(add(host, one)).To(Succeed())
 		Expect(gc(host, "net1", cni.AttachmentRef{ContainerID: "c1", IfName: "net1"})).To(Succeed())
-		Expect(check(host, one)).To(MatchError(masq.ErrMissing))
+		Expect(check(host, one)).To(MatchError(nft.ErrDrift))
 		Expect(check(host, two)).To(Succeed())
 		Expect(check(host, elsewhere)).To(Succeed())
 		Expect(gc(host, "net1")).To(Succeed())

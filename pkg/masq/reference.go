@@ -38,7 +38,7 @@ func checkReference(_ context.Context, nf *nft.Conn, c Config) error {
 		}
 	}
 	if found < len(distinct(c.Addrs)) {
-		return fmt.Errorf("nftables table %q: %w: %d rules of the attachment", referenceTable, ErrMissing, found)
+		return fmt.Errorf("nftables table %q: %w: %d rules of the attachment", referenceTable, nft.ErrDrift, found)
 	}
 	return nil
 }

@@ -135,7 +135,8 @@ var _ = Describe("beside the reference's nftables", Label("kernel"), func() {
 			rule("10.1.0.4", "c84a55673dc39168-f4d01f2ef4b92245, net: pnet7, if: eth0, id: c1")
 		host.Run(nstest.Program{Path: "nft", Args: []string{"-f", "-"}, Stdin: script + keep})
 		before := host.Cmd("nft", "list", "ruleset")
-		host.Run(nstest.Program{Path: "nft", Args: []string{"-f", "-"}, Stdin: rule("10.1.0.2", mine) + rule("10.1.0.7", mine)})
+		host.Run(nstest.Program{Path: "nft", Args: []string{"-f", "-"},
+			Stdin: rule("10.1.0.2", mine) + rule("10.1.0.7", mine)})
 		Expect(host.Cmd("nft", "list", "ruleset")).NotTo(Equal(before))
 		c := masq.Config{Attachment: cni.Attachment{Network: "unit-test", ContainerID: "one", IfName: "eth0"}}
 		withoutPrograms(func() { Expect(remove(host, c)).To(Succeed()) })
@@ -154,7 +155,8 @@ var _ = Describe("beside the reference's nftables", Label("kernel"), func() {
 		nstest.Need("nft", "nft-inet-nat")
 		host := nstest.NewHost()
 		host.Cmd("sh", "-c", `nft add table inet cni_plugins_masquerade; nft add chain inet cni_plugins_masquerade masq_checks
-			nft add rule inet cni_plugins_masquerade masq_checks ip saddr 10.1.0.2 masquerade comment \"6fd94d501e58f0aa-287fc69eff0574a2, net: unit-\"`)
+			nft add rule inet cni_plugins_masquerade masq_checks ip saddr 10.1.0.2 masquerade \
+				comment \"6fd94d501e58f0aa-287fc69eff0574a2, net: unit-\"`)
 		Expect(gc(host, "unit-test", cni.AttachmentRef{ContainerID: "one", IfName: "eth0"})).To(Succeed())
 		Expect(host.Cmd("nft", "list", "ruleset")).To(ContainSubstring("10.1.0.2"))
 	})

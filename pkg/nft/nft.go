@@ -87,10 +87,11 @@ func (c *Conn) dial() error {
 	return nil
 }
 
-// Update runs plan under the host's lock and commits what it staged, everything or nothing: only
-// what no socket buffer holds, without CAP_NET_ADMIN over the machine, goes in pieces, of which those
-// before one that fails stand, as its error says. When somebody without the lock got in between, plan runs again. A plan that stages nothing costs no
-// batch. A lock that is still held at ctx's deadline, or after 30 seconds, is a *statefile.Busy naming the holder.
+// Update runs plan under the host's lock and commits what it staged, everything or nothing. Only a batch that
+// no socket buffer holds, without CAP_NET_ADMIN over the machine, goes in pieces; those before one that fails
+// stand, as its error says. When somebody without the lock got in between, plan runs again. A plan that stages
+// nothing costs no batch. A lock that is still held at ctx's deadline, or after 30 seconds, is a
+// *statefile.Busy naming the holder.
 func (c *Conn) Update(ctx context.Context, plan func(*Tx) error) error {
 	held, err := c.lock(ctx)
 	if err != nil {
@@ -129,8 +130,8 @@ func (c *Conn) lock(ctx context.Context) (*statefile.Held, error) {
 // transient says whether the error may come from a change that somebody else made meanwhile, or the
 // answer was lost: then the next plan finds what the batch did.
 func transient(err error) bool {
-	for _, errno := range []error{unix.ENOENT, unix.EEXIST, unix.EBUSY, unix.EINTR, unix.EAGAIN, unix.ERESTART, unix.ENOBUFS,
-		nl.ErrDumpInterrupted} {
+	for _, errno := range []error{unix.ENOENT, unix.EEXIST, unix.EBUSY, unix.EINTR, unix.EAGAIN, unix.ERESTART,
+		unix.ENOBUFS, nl.ErrDumpInterrupted} {
 		if errors.Is(err, errno) {
 			return true
 		}

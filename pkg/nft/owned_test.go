@@ -57,7 +57,9 @@ func change(h *nstest.Host, plan func(*nft.Change) error) (err error) {
 
 func put(h *nstest.Host, items ...nft.Item) {
 	GinkgoHelper()
-	Expect(change(h, func(ch *nft.Change) error { return errors.Join(ch.Ensure("way_plain"), ch.Put(items, nil)) })).To(Succeed())
+	Expect(change(h, func(ch *nft.Change) error {
+		return errors.Join(ch.Ensure("way_plain"), ch.Put(items, nil))
+	})).To(Succeed())
 }
 
 var _ = Describe("owned elements", Label("kernel"), func() {
@@ -160,12 +162,15 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 		host.Cmd("sh", "-ec", strings.ReplaceAll(change, "TABLE", table.String()))
 		Expect(verify()).To(And(MatchError(nft.ErrDrift), MatchError(ContainSubstring(difference))))
 	},
-		Entry("when one is gone", "nft delete element TABLE ways '{ 10.1.0.1 }'", `set "ways", address 10.1.0.1: ruleset differs: no element`),
+		Entry("when one is gone", "nft delete element TABLE ways '{ 10.1.0.1 }'",
+			`set "ways", address 10.1.0.1: ruleset differs: no element`),
 		Entry("when one is somebody else's",
-			"nft delete element TABLE ways '{ 10.1.0.1 }'; nft add element TABLE ways '{ 10.1.0.1 comment \"x y\" : goto way_plain }'",
+			`nft delete element TABLE ways '{ 10.1.0.1 }'
+			nft add element TABLE ways '{ 10.1.0.1 comment "x y" : goto way_plain }'`,
 			`belongs to "x y"`),
 		Entry("when one leads elsewhere", `nft delete element TABLE ways '{ 10.1.0.1 }'
-			nft add element TABLE ways '{ 10.1.0.1 comment "`+alice.Mark()+`" : goto way_marked }'`, `chain "way_marked", not "way_plain"`),
+			nft add element TABLE ways '{ 10.1.0.1 comment "`+alice.Mark()+`" : goto way_marked }'`,
+			`chain "way_marked", not "way_plain"`),
 		Entry("when a shared rule is gone", "nft flush chain TABLE base_v1", `chain "base_v1"`),
 		Entry("when a rule of their chain is gone", "nft flush chain TABLE way_plain", `chain "way_plain"`),
 	)

@@ -106,7 +106,8 @@ func lookup(fields []Field, tail, set string, more ...attr) Stmt {
 	}
 	s.text = strings.Join(names, " . ") + tail
 	s.exprs = append(s.exprs, expression{"lookup",
-		append([]attr{str(unix.NFTA_LOOKUP_SET, set), num(unix.NFTA_LOOKUP_SREG, reg1), num(unix.NFTA_LOOKUP_SET_ID, 0)}, more...)})
+		append([]attr{str(unix.NFTA_LOOKUP_SET, set), num(unix.NFTA_LOOKUP_SREG, reg1),
+			num(unix.NFTA_LOOKUP_SET_ID, 0)}, more...)})
 	return s
 }
 

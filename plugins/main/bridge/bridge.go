@@ -79,8 +79,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 
 func gc(ctx context.Context, req *skel.Request) error {
 	return attach.GC(ctx, req, func(ctx context.Context, nf *nft.Conn) error {
-		leases, err := ipam.Leases(req.Conf, req.Network)
-		return errors.Join(err, collectSpoofChecks(ctx, nf, req.Valid, leases))
+		return collectSpoofChecks(ctx, nf, req.Valid, func() ([]ipam.Lease, error) { return ipam.Leases(req.Conf, req.Network) })
 	})
 }
 

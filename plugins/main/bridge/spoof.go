@@ -142,22 +142,38 @@ func findSpoofCheck(nf *nft.Conn, a cni.Attachment) ([]nft.Item, error) {
 	return spoofElements().All(nf, a.Owns)
 }
 
-// collectSpoofChecks removes the checks of the network's attachments that are not valid. The chains of the
-// reference do not tell their network: those go whose container's interface has one of the network's leases.
-func collectSpoofChecks(ctx context.Context, nf *nft.Conn, valid cni.Set, leases []ipam.Lease) error {
-	found, err := spoofElements().All(nf, valid.Garbage)
-	if err == nil {
-		err = spoofElements().Remove(ctx, nf, found, valid.Garbage)
+// collectSpoofChecks removes the checks of the network's attachments that are not valid, of ours and of the
+// reference's. Nothing is asked for where there is no table.
+func collectSpoofChecks(ctx context.Context, nf *nft.Conn, valid cni.Set, leases leasesOf) error {
+	ours, err := nf.HasTable(spoofTable)
+	if ours {
+		var found []nft.Item
+		if found, err = spoofElements().All(nf, valid.Garbage); err == nil {
+			err = spoofElements().Remove(ctx, nf, found, valid.Garbage)
+		}
 	}
-	there, lookErr := nf.HasTable(referenceSpoofTable)
-	errs := []error{nft.IfSupported(err), nft.IfSupported(lookErr)}
-	for _, l := range leases {
+	theirs, lookErr := nf.HasTable(referenceSpoofTable)
+	if theirs {
+		lookErr = collectReferenceSpoofChecks(ctx, nf, valid, leases)
+	}
+	return spoofError(errors.Join(nft.IfSupported(err), nft.IfSupported(lookErr)))
+}
+
+// leasesOf reads the leases of the network.
+type leasesOf func() ([]ipam.Lease, error)
+
+// collectReferenceSpoofChecks goes by the network's leases: the reference's chains tell container and interface,
+// but not the network.
+func collectReferenceSpoofChecks(ctx context.Context, nf *nft.Conn, valid cni.Set, leases leasesOf) error {
+	lent, err := leases()
+	errs := []error{err}
+	for _, l := range lent {
 		a := cni.Attachment{Network: valid.Network(), ContainerID: l.ContainerID, IfName: l.IfName}
-		if there && !valid.Has(a) {
+		if !valid.Has(a) {
 			errs = append(errs, removeReferenceSpoofCheck(ctx, nf, a))
 		}
 	}
-	return spoofError(errors.Join(errs...))
+	return errors.Join(errs...)
 }
 
 // spoofStatus says whether the kernel can do the check.

@@ -74,7 +74,7 @@ var _ = Describe("the MAC address check", Label("kernel"), func() {
 	var leases []ipam.Lease
 	collect := func(valid ...cni.AttachmentRef) error {
 		return inHost(host, func(ctx context.Context, nf *nft.Conn) error {
-			return collectSpoofChecks(ctx, nf, cni.NewSet("net1", valid), leases)
+			return collectSpoofChecks(ctx, nf, cni.NewSet("net1", valid), func() ([]ipam.Lease, error) { return leases, nil })
 		})
 	}
 	ruleset := func() string { return host.Cmd("nft", "list", "ruleset") }
@@ -186,8 +186,9 @@ var _ = Describe("the MAC address check", Label("kernel"), func() {
 			ctx, cancel := context.WithTimeout(context.Background(), nstest.Patience(time.Second))
 			defer cancel()
 			nf := nft.New()
-			Expect(deleteSpoofCheck(ctx, nf, cni.Attachment{Network: "net1", ContainerID: "c2", IfName: "eth0"})).To(Succeed())
-			Expect(deleteSpoofCheck(ctx, nf, cni.Attachment{Network: "net1", ContainerID: "c1", IfName: "eth0"})).To(MatchError(statefile.ErrBusy))
+			c1, c2 := one.Attachment, spoofed("c2", "eth0", "", 2).Attachment
+			Expect(deleteSpoofCheck(ctx, nf, c2)).To(Succeed())
+			Expect(deleteSpoofCheck(ctx, nf, c1)).To(MatchError(statefile.ErrBusy))
 			Expect(nf.Close()).To(Succeed())
 		})
 	})

@@ -164,7 +164,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 			o := c.call("ADD", k.config, ports(all...))
 			st := w.run("STATUS", conf(k.config))
 			Expect(os.Setenv("PATH", path)).To(Succeed())
-			Expect(o.Msg).To(ContainSubstring(`-restore": executable file not found`))
+			Expect(o.Msg).To(ContainSubstring(`": executable file not found`))
 			Expect(st.exit).To(BeZero(), "containers may have IPv4 alone")
 			Expect(st.stderr).To(And(ContainSubstring("no host ports of containers with an IPv6 address"), ContainSubstring("not found")))
 			Expect(w.rules()).To(Equal(before))

@@ -1,0 +1,103 @@
+package ipt_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+var _ = Describe("a chain", Label("kernel"), func() {
+	ctx := context.Background()
+	isOurs := func(name string) bool { return strings.HasPrefix(name, "OURS-") }
+
+	for _, variant := range []ipt.Variant{ipt.NFT, ipt.Legacy} {
+		for _, family := range []ipt.Family{ipt.IPv4, ipt.IPv6} {
+			named := func(name string) ipt.Chain {
+				return ipt.Chain{Family: family, Table: "nat", Name: name, From: "POSTROUTING"}
+			}
+			rules := func(chain string) []ipt.Rule {
+				return []ipt.Rule{ipt.NewRule(chain, "-j", "ACCEPT"), ipt.NewRule(chain, "-j", "RETURN")}
+			}
+			jump := func(chain string) ipt.Rule { return ipt.NewRule("POSTROUTING", "-j", chain) }
+
+			// inHost makes OURS-1, to which two rules lead, and OURS-2, to which none does.
+			inHost := func(fn func(nf *nft.Conn, tool ipt.Tool)) {
+				GinkgoHelper()
+				nstest.Need("iptables-" + string(variant))
+				nstest.NewHost().Do(func() {
+					nf := nft.New()
+					defer func() { Expect(nf.Close()).To(Succeed()) }()
+					tool, err := ipt.FindVariant(ctx, family, variant)
+					Expect(err).NotTo(HaveOccurred())
+					lines := slices.Concat(named("OURS-1").Fill(rules("OURS-1")), named("OURS-2").Fill(rules("OURS-2")),
+						[]string{jump("OURS-1").Append(), jump("OURS-1").Append()})
+					Expect(tool.Restore(ctx, "nat", lines)).To(Succeed())
+					fn(nf, tool)
+				})
+			}
+			of := " of iptables-" + string(variant) + " for IPv" + string('0'+rune(family))
+
+			It("is found, with its rules and those that lead to it"+of, func() {
+				inHost(func(nf *nft.Conn, tool ipt.Tool) {
+					Expect(named("OURS-1").Variants(ctx, nf)).To(Equal([]ipt.Variant{variant}))
+					Expect(named("OURS-3").Variants(ctx, nf)).To(BeEmpty())
+					live, jumps, err := named("OURS-1").Live(ctx, tool)
+					Expect(err).NotTo(HaveOccurred())
+					Expect(live).To(Equal(rules("OURS-1")))
+					Expect(jumps).To(Equal([]ipt.Rule{jump("OURS-1"), jump("OURS-1")}))
+					Expect(named("").Rules(ctx, nf, isOurs)).To(ConsistOf(append(rules("OURS-2"), jump("OURS-1"), jump("OURS-1"))))
+				})
+			})
+
+			It("goes with all that leads to it, and again"+of, func() {
+				inHost(func(nf *nft.Conn, tool ipt.Tool) {
+					for range 2 {
+						Expect(named("OURS-1").Remove(ctx, nf, variant)).To(Succeed())
+					}
+					Expect(named("OURS-1").Variants(ctx, nf)).To(BeEmpty())
+					Expect(tool.List(ctx, "nat", "POSTROUTING", "OURS-1")).To(BeEmpty())
+					Expect(tool.List(ctx, "nat", "OURS-2")).To(Equal(rules("OURS-2")))
+				})
+			})
+
+			It("is changed by a plan that is made again when it fails, and not when there is nothing to do"+of, func() {
+				inHost(func(nf *nft.Conn, tool ipt.Tool) {
+					plans := 0
+					Expect(tool.Change(ctx, "nat", func() ([]string, error) {
+						if plans++; plans == 1 {
+							return []string{jump("OURS-2").Delete()}, nil
+						}
+						return []string{jump("OURS-2").Append()}, nil
+					})).To(Succeed())
+					Expect(plans).To(Equal(2))
+					Expect(tool.List(ctx, "nat", "POSTROUTING")).To(ContainElement(jump("OURS-2")))
+					Expect(tool.Change(ctx, "no such table", func() ([]string, error) { return nil, nil })).To(Succeed())
+					failed := errors.New("no plan")
+					Expect(tool.Change(ctx, "nat", func() ([]string, error) { return nil, failed })).To(MatchError(failed))
+				})
+			})
+		}
+	}
+
+	It("of the legacy variant is looked for without waiting for the lock", func() {
+		nstest.Need("iptables-legacy")
+		nstest.NewHost().Do(func() {
+			tool, err := ipt.FindVariant(ctx, ipt.IPv4, ipt.Legacy)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(tool.Restore(ctx, "nat", []string{":OURS-1 - [0:0]"})).To(Succeed())
+			held, err := statefile.Lock(ctx, "/run/xtables.lock", 0o600)
+			Expect(err).NotTo(HaveOccurred())
+			defer func() { Expect(held.Unlock()).To(Succeed()) }()
+			Expect(ipt.LegacyChains(ctx, ipt.IPv4, "nat")).To(ContainElement("OURS-1"))
+		})
+	})
+})
