@@ -39,14 +39,17 @@ func Open(path string) (*NS, error) {
 	// Looked at before it is opened: opening a FIFO blocks, and opening a
 	// device can do anything.
 	var fs unix.Statfs_t
-	if err := unix.Statfs(path, &fs); err != nil {
+	if err := retry(func() error { return unix.Statfs(path, &fs) }); err != nil {
 		return nil, n.wrap(pathError(err))
 	}
 	if fs.Type != unix.NSFS_MAGIC {
 		return nil, n.wrap(ErrNotNetns)
 	}
-	var err error
-	if n.h, err = netns.GetFromPath(path); err != nil {
+	err := retry(func() (err error) {
+		n.h, err = netns.GetFromPath(path)
+		return err
+	})
+	if err != nil {
 		return nil, n.wrap(pathError(err))
 	}
 	if kind, err := unix.IoctlRetInt(int(n.h), unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
@@ -54,6 +57,14 @@ func Open(path string) (*NS, error) {
 		return nil, n.wrap(ErrNotNetns)
 	}
 	return n, nil
+}
+
+func retry(call func() error) error {
+	for {
+		if err := call(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
 }
 
 func pathError(err error) error {

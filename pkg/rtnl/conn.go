@@ -139,27 +139,44 @@ func (c *Conn) NetnsCookie() (cookie uint64, ok bool) {
 // use calls the library and repeats what was interrupted: a list that changed
 // while it was read, or any call while somebody else sent to the socket (a
 // process of the container may, and the library then gives up). A change that
-// was made before its answer was lost is then refused, with EEXIST say.
+// was made before its answer was lost is then there already.
 func (c *Conn) use(call func(h *netlink.Handle) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.h == nil {
 		return unix.EBADF
 	}
-	for deadline := time.Now().Add(patience); ; {
+	repeated := false
+	for deadline := time.Now().Add(patience); ; repeated = true {
 		err := call(c.h)
-		disturbed := err != nil && strings.HasPrefix(err.Error(), "Wrong sender portid") || errors.Is(err, unix.ENOBUFS)
 		switch {
-		case !disturbed && !errors.Is(err, netlink.ErrDumpInterrupted):
+		case repeated && errors.Is(err, unix.EEXIST):
+			return nil
+		case !disturbed(err) && !errors.Is(err, netlink.ErrDumpInterrupted):
 			return err
 		case time.Now().After(deadline):
 			return fmt.Errorf("disturbed for %s: %w", patience, err)
-		case disturbed:
+		case disturbed(err):
 			if err := c.reopen(); err != nil {
 				return err
 			}
 		}
 	}
+}
+
+// once is use for what cannot be told from somebody else's when it is repeated.
+func (c *Conn) once(call func(h *netlink.Handle) error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.h == nil {
+		return unix.EBADF
+	}
+	return call(c.h)
+}
+
+// disturbed says whether somebody else's messages stood in an answer's place.
+func disturbed(err error) bool {
+	return err != nil && strings.HasPrefix(err.Error(), "Wrong sender portid") || errors.Is(err, unix.ENOBUFS)
 }
 
 // send sends a message that the library does not have, or has only in several,

@@ -71,18 +71,12 @@ func (c *Conn) AddVeth(v Veth) (Link, error) {
 	return l, nil
 }
 
-// create makes a link and looks at it. The library looks, too, and keeps the
-// index alone.
-func (c *Conn) create(l netlink.Link) (made Link, err error) {
-	err = c.use(func(h *netlink.Handle) error {
-		if err := h.LinkAdd(l); err != nil {
-			return err
-		}
-		found, err := h.LinkByIndex(l.Attrs().Index)
-		if err == nil {
-			made = c.learn(found)
-		}
-		return err
-	})
-	return made, noLink(err)
+// create makes a link and looks at it. The library looks, too, keeps the index
+// alone, and says nothing when it cannot. A creation whose answer was lost is an
+// error: the link may be there.
+func (c *Conn) create(l netlink.Link) (Link, error) {
+	if err := c.once(func(h *netlink.Handle) error { return h.LinkAdd(l) }); err != nil {
+		return Link{}, noLink(err)
+	}
+	return c.Link(l.Attrs().Name)
 }

@@ -2,6 +2,7 @@ package rtnl
 
 import (
 	"encoding/binary"
+	"net/netip"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -14,38 +15,53 @@ import (
 var _ = DescribeTable("what a process of the container sends to our sockets is not taken for the kernel's answer",
 	func(messages int) {
 		nstest.NewNetns().Do(func() {
-			forger, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
-			Expect(err).NotTo(HaveOccurred())
-			defer unix.Close(forger)
-			others := ports()
-			c, err := Dial(nil)
-			Expect(err).NotTo(HaveOccurred())
-			defer c.Close()
-			ours := 0
-			for port := range ports() {
-				if others[port] {
-					continue
-				}
-				ours++
-				for range messages {
-					err := unix.Sendto(forger, forgedLink(), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: port})
-					Expect(err).To(Or(Succeed(), MatchError(unix.EAGAIN))) // the latter: no more fits
-				}
-			}
-			Expect(ours).To(Equal(2))
-			l, err := c.Link("lo")
+			l, err := dialAmong(messages).Link("lo")
 			Expect(err).NotTo(HaveOccurred())
 			Expect(l.Index).To(Equal(1))
 			alias := "ours"
-			Expect(c.SetLink(1, Change{Alias: &alias})).To(Succeed())
-			l, err = c.LinkByIndex(1)
+			Expect(dialAmong(messages).SetLink(1, Change{Alias: &alias})).To(Succeed())
+			Expect(dialAmong(messages).AddAddr(1, Addr{Prefix: netip.MustParsePrefix("127.0.0.2/8")})).To(Succeed())
+			l, err = dialAmong(messages).LinkByIndex(1)
 			Expect(err).NotTo(HaveOccurred())
 			Expect(l.Alias).To(Equal("ours"))
+			Expect(dialAmong(messages).Addrs(1)).To(ContainElement(HaveField("Prefix", netip.MustParsePrefix("127.0.0.2/8"))))
+
+			By("an error where a link is made, which somebody else may have made")
+			c := dialAmong(messages)
+			_, err = c.AddVeth(Veth{Name: "one", Peer: Peer{Name: "two"}})
+			Expect(err).To(HaveOccurred())
+			Expect(err).NotTo(MatchError(unix.EEXIST))
+			Expect(c.Link("one")).To(HaveField("Kind", "veth"))
 		})
 	},
 	Entry("an answer", 1),
 	Entry("so many that the kernel's do not fit", 2000),
 )
+
+// dialAmong dials in the thread's namespace and sends messages to the sockets.
+func dialAmong(messages int) *Conn {
+	GinkgoHelper()
+	forger, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+	Expect(err).NotTo(HaveOccurred())
+	defer unix.Close(forger)
+	others := ports()
+	c, err := Dial(nil)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(c.Close)
+	ours := 0
+	for port := range ports() {
+		if others[port] {
+			continue
+		}
+		ours++
+		for range messages {
+			err := unix.Sendto(forger, forgedLink(), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: port})
+			Expect(err).To(Or(Succeed(), MatchError(unix.EAGAIN))) // the latter: no more fits
+		}
+	}
+	Expect(ours).To(Equal(2))
+	return c
+}
 
 // ports are the port numbers of our process's netlink sockets.
 func ports() map[uint32]bool {
