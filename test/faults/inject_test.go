@@ -57,11 +57,13 @@ func (c call) failures(tid int) []failure {
 	case "write", "pwrite64", "writev":
 		return c.writeFailures()
 	case "sendto", "sendmsg":
-		all := fails(unix.ENOBUFS, unix.EPERM, unix.EINTR)
+		all := interruptible(tid, c.Args[0], unix.ENOBUFS, unix.EPERM)
 		if c.File == "netlink" && c.Name == "sendto" && c.ours() {
 			all = append(all, failure{unix.EPERM, true}, failure{unix.ENOMEM, true}, failure{unix.EBUSY, true})
 		}
 		return all
+	case "recvfrom", "recvmsg":
+		return interruptible(tid, c.Args[0], unix.ENOBUFS, unix.ENOMEM)
 	case "fstat":
 		if c.File == "net" { // /proc/thread-self/ns/net
 			return fails(unix.ENOMEM)
@@ -101,7 +103,6 @@ var possible = map[string][]unix.Errno{
 	"poll": {unix.EINTR, unix.ENOMEM}, "ppoll": {unix.EINTR, unix.ENOMEM}, "select": {unix.EINTR, unix.ENOMEM},
 	"socket": {unix.EMFILE, unix.ENOBUFS, unix.EPERM}, "bind": {unix.ENOMEM}, "connect": {unix.EINTR, unix.EAGAIN},
 	"setsockopt": {unix.ENOMEM, unix.EPERM, unix.ENOPROTOOPT}, "getsockopt": {unix.ENOMEM},
-	"recvfrom": {unix.ENOBUFS, unix.ENOMEM, unix.EINTR}, "recvmsg": {unix.ENOBUFS, unix.ENOMEM, unix.EINTR},
 	"setns": {unix.EPERM, unix.ENOMEM}, "clone": {unix.EAGAIN, unix.ENOMEM}, "clone3": {unix.EAGAIN}, "fork": {unix.EAGAIN},
 	"vfork": {unix.EAGAIN}, "execve": {unix.EACCES, unix.ENOMEM, unix.EIO}, "wait4": {unix.EINTR}, "waitid": {unix.EINTR},
 	"inotify_init1": {unix.EMFILE}, "inotify_add_watch": {unix.ENOSPC},
@@ -144,11 +145,24 @@ func writable(tid int, fd uint64) bool {
 	if unix.Stat(fmt.Sprintf("/proc/%d/fd/%d", tid, int32(fd)), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return false
 	}
+	return flags(tid, fd)&(unix.O_WRONLY|unix.O_RDWR) != 0
+}
+
+// interruptible are the failures of a call on a socket: no signal interrupts one that
+// does not block.
+func interruptible(tid int, fd uint64, errnos ...unix.Errno) []failure {
+	if flags(tid, fd)&unix.O_NONBLOCK == 0 {
+		errnos = append(errnos, unix.EINTR)
+	}
+	return fails(errnos...)
+}
+
+// flags are those of an open descriptor.
+func flags(tid int, fd uint64) (flags int) {
 	info, _ := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", tid, int32(fd)))
 	_, after, _ := strings.Cut(string(info), "flags:")
-	var flags int
-	_, err := fmt.Sscanf(strings.TrimSpace(after), "%o", &flags)
-	return err == nil && flags&(unix.O_WRONLY|unix.O_RDWR) != 0
+	_, _ = fmt.Sscanf(strings.TrimSpace(after), "%o", &flags)
+	return flags
 }
 
 // inject makes the call fail.
@@ -167,7 +181,7 @@ func (m *monitor) inject(n notification, c call) (response, bool) {
 		m.out.Hit = nil
 		return response{flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}, true
 	}
-	m.refusals[answerTo{c.Pid, n.args[0]}] = negative(request, f.errno)
+	m.refusals[answerTo{c.Pid, n.args[0]}] = negative(request, f.errno, port(c.Pid, n.args[0]))
 	return response{value: int64(len(request))}, true
 }
 
@@ -180,37 +194,56 @@ type answerTo struct {
 // batchSize is the size of the message that begins a batch.
 const batchSize = unix.SizeofNlMsghdr + 4
 
-// negative is the kernel's answer that refuses each request of a datagram. Of a batch
-// it is the first that is refused.
-func negative(datagram []byte, errno unix.Errno) (answer []byte) {
+// negative is the kernel's answer to a port that refuses each request of a datagram. Of a
+// batch it is the first that is refused.
+func negative(datagram []byte, errno unix.Errno, port uint32) (answer []byte) {
 	order, batch := binary.NativeEndian, false
 	for len(datagram) >= unix.SizeofNlMsghdr {
-		header := datagram[:unix.SizeofNlMsghdr]
-		length := (int(order.Uint32(header)) + unix.NLMSG_ALIGNTO - 1) &^ (unix.NLMSG_ALIGNTO - 1)
+		length := (int(order.Uint32(datagram)) + unix.NLMSG_ALIGNTO - 1) &^ (unix.NLMSG_ALIGNTO - 1)
+		message := datagram[:min(max(length, unix.SizeofNlMsghdr), len(datagram))]
 		// RTM_NEWLINK has the same number, and is longer.
-		if order.Uint16(header[4:]) == unix.NFNL_MSG_BATCH_BEGIN && length == batchSize {
+		if order.Uint16(message[4:]) == unix.NFNL_MSG_BATCH_BEGIN && length == batchSize {
 			batch = true
 		} else {
-			answer = append(answer, refusal(header, errno)...)
+			answer = append(answer, refusal(message, errno, port)...)
 			if batch {
 				return answer
 			}
 		}
-		datagram = datagram[min(max(length, len(header)), len(datagram)):]
+		datagram = datagram[len(message):]
 	}
 	return answer
 }
 
-// refusal is one message that refuses a request.
-func refusal(header []byte, errno unix.Errno) []byte {
-	order, size := binary.NativeEndian, 2*unix.SizeofNlMsghdr+4
-	m := make([]byte, size)
-	order.PutUint32(m, uint32(size))
+// port is the netlink port of a process's socket, 0 when it has none.
+func port(pid int, socket uint64) uint32 {
+	process, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return 0
+	}
+	defer unix.Close(process)
+	fd, err := unix.PidfdGetfd(process, int(socket), 0)
+	if err != nil {
+		return 0
+	}
+	defer unix.Close(fd)
+	name, _ := unix.Getsockname(fd)
+	if address, ok := name.(*unix.SockaddrNetlink); ok {
+		return address.Pid
+	}
+	return 0
+}
+
+// refusal is one message that refuses a request, and repeats it.
+func refusal(request []byte, errno unix.Errno, port uint32) []byte {
+	order := binary.NativeEndian
+	m := make([]byte, unix.SizeofNlMsghdr+4, unix.SizeofNlMsghdr+4+len(request))
+	order.PutUint32(m, uint32(cap(m)))
 	order.PutUint16(m[4:], unix.NLMSG_ERROR)
-	copy(m[8:16], header[8:16]) // sequence number and port
+	copy(m[8:12], request[8:12]) // the sequence number
+	order.PutUint32(m[12:], port)
 	order.PutUint32(m[16:], uint32(-int32(errno)))
-	copy(m[20:], header)
-	return m
+	return append(m, request...)
 }
 
 // answer gives the kernel's refusal to who waits for the kernel's answer.
