@@ -41,12 +41,6 @@ func (n *NS) Identity() (Identity, error) {
 	return id, err
 }
 
-// ID is the namespace's device and inode; see Identity.
-func (n *NS) ID() (device, inode uint64, err error) {
-	st, err := n.stat()
-	return uint64(st.Dev), st.Ino, err
-}
-
 // Cookie is the Identity's; false: it has none.
 func (n *NS) Cookie() (uint64, bool) {
 	id, err := n.Identity()

@@ -126,16 +126,6 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// NetnsCookie is the number that the kernel gives to the namespace of the socket and to no other until
-// the machine restarts. It is false where the kernel has no such number (before 5.14).
-func (c *Conn) NetnsCookie() (cookie uint64, ok bool) {
-	err := c.use(func(*netlink.Handle) (err error) {
-		cookie, err = unix.GetsockoptUint64(c.own.Socket.GetFd(), unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-		return err
-	})
-	return cookie, err == nil
-}
-
 // use calls the library and repeats what was interrupted: a list that changed
 // while it was read, or any call while somebody else sent to the socket (a
 // process of the container may, and the library then gives up). A change that

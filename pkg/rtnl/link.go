@@ -109,18 +109,6 @@ func (c *Conn) LinkByIndex(index int) (l Link, err error) {
 	return l, c.linkError(index, "read", err)
 }
 
-// LinksAt finds links by their indexes, all of them or none.
-func (c *Conn) LinksAt(indexes ...int) ([]Link, error) {
-	links := make([]Link, len(indexes))
-	for i, index := range indexes {
-		var err error
-		if links[i], err = c.LinkByIndex(index); err != nil {
-			return nil, err
-		}
-	}
-	return links, nil
-}
-
 // Links lists all links of the namespace. The cost grows with their number.
 func (c *Conn) Links() ([]Link, error) { return c.links("list of links") }
 

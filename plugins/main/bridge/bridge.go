@@ -143,11 +143,13 @@ func (p *port) interfaces() []cni.Interface {
 // describeLinks fills in the links as they are at the end, and the VLAN's
 // gateway if there is one.
 func (p *port) describeLinks(res *cni.Result) error {
-	host, err := p.Host.LinksAt(p.bridge.Index, p.HostEnd.Index)
-	if err != nil {
+	var err error
+	if p.bridge, err = p.Host.LinkByIndex(p.bridge.Index); err != nil {
 		return err
 	}
-	p.bridge, p.HostEnd = host[0], host[1]
+	if p.HostEnd, err = p.Host.LinkByIndex(p.HostEnd.Index); err != nil {
+		return err
+	}
 	if p.ContEnd, err = p.Cont.LinkByIndex(p.ContEnd.Index); err != nil {
 		return err
 	}
