@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"reflect"
 	"strings"
 )
@@ -33,27 +32,51 @@ type Config struct {
 // Text that is no JSON is code 6. The first value of the wrong type is code 7, a
 // Problem that names the key and what it wants; everything else is read.
 func Unmarshal(data []byte, v any) error {
-	err := json.Unmarshal(data, v)
-	if err == nil {
-		return nil
+	err := decode(data, v)
+	if err == nil || ProblemsOf(err)[0].Key != "" {
+		return err
 	}
+	return Errorf(AsError(err).Code, "network configuration: %w", err)
+}
+
+// decode is Unmarshal of anything.
+func decode(data []byte, v any) error {
+	err := json.Unmarshal(data, v)
 	t, s := (*json.UnmarshalTypeError)(nil), (*json.SyntaxError)(nil)
 	switch {
-	case errors.As(err, &t) && t.Field != "":
-		// Field names embedded structs and no elements of lists. The offset may be one
-		// in a part of the document that reads itself.
-		if key := keyAt(data, t.Offset); lastName(key) == lastName(t.Field) {
-			t.Field = key
-		}
-		return refuseType(t)
+	case err == nil:
+		return nil
+	case errors.As(err, &t):
+		return refuseType(t, data)
 	case errors.As(err, &s):
-		return Errorf(CodeDecode, "network configuration: %w", complaint(err))
+		return Errorf(CodeDecode, "no valid JSON at byte %d: %w", s.Offset, err)
 	}
-	return Errorf(CodeConfig, "network configuration: %w", complaint(err))
+	return Errorf(CodeConfig, "%w", err)
+}
+
+// refuseType refuses a value of the wrong type. Only a number is quoted: what is in
+// others may be a secret.
+func refuseType(t *json.UnmarshalTypeError, doc []byte) *Error {
+	key := keyAt(doc, t.Offset)
+	if number, ok := strings.CutPrefix(t.Value, "number "); ok {
+		return Refuse(key, json.RawMessage(number), "is no whole number")
+	}
+	want := "a whole number"
+	switch t.Type.Kind() {
+	case reflect.Bool:
+		want = "true or false"
+	case reflect.String:
+		want = "a string"
+	case reflect.Slice, reflect.Array:
+		want = "an array"
+	case reflect.Struct, reflect.Map:
+		want = "an object"
+	}
+	return Refuse(key, nil, fmt.Sprintf("is a JSON %s, want %s", t.Value, want))
 }
 
 // keyAt is the way to the value that ends, or whose inside begins, at an offset of
-// a JSON document; empty when there is none.
+// a JSON document. The decoder's own Field has no places in lists.
 func keyAt(doc []byte, offset int64) string {
 	d := json.NewDecoder(bytes.NewReader(doc))
 	var walk func(key string) string
@@ -84,56 +107,6 @@ func keyAt(doc []byte, offset int64) string {
 	return walk("")
 }
 
-// lastName is the name at the end of a key, in lower case and without an index.
-func lastName(key string) string {
-	return strings.ToLower(strings.TrimRight(key[strings.LastIndexByte(key, '.')+1:], "[]0123456789"))
-}
-
-// complaint says in JSON's words what the decoder did not like, beginning with
-// the key where there is one.
-func complaint(err error) error {
-	if t := (*json.UnmarshalTypeError)(nil); errors.As(err, &t) {
-		return errors.New(refuseType(t).Msg)
-	}
-	if s := (*json.SyntaxError)(nil); errors.As(err, &s) {
-		return fmt.Errorf("no valid JSON at byte %d: %w", s.Offset, err)
-	}
-	return err
-}
-
-// refuseType refuses a value of the wrong type. Only a number is quoted: what is in
-// others may be a secret.
-func refuseType(t *json.UnmarshalTypeError) *Error {
-	if number, ok := strings.CutPrefix(t.Value, "number "); ok {
-		return Refuse(t.Field, json.RawMessage(number), "is no "+wholeNumber(t.Type))
-	}
-	want := "a " + wholeNumber(t.Type)
-	switch t.Type.Kind() {
-	case reflect.Bool:
-		want = "true or false"
-	case reflect.String:
-		want = "a string"
-	case reflect.Slice, reflect.Array:
-		want = "an array"
-	case reflect.Struct, reflect.Map:
-		want = "an object"
-	}
-	return Refuse(t.Field, nil, fmt.Sprintf("is a JSON %s, want %s", t.Value, want))
-}
-
-// wholeNumber says which numbers a type takes: a plain int is as good as any.
-func wholeNumber(t reflect.Type) string {
-	switch k := t.Kind(); {
-	case k >= reflect.Uint && k <= reflect.Uint64:
-		return fmt.Sprintf("whole number from 0 to %d", uint64(math.MaxUint64)>>(64-t.Bits()))
-	case k >= reflect.Int8 && k <= reflect.Int32:
-		return fmt.Sprintf("whole number from %d to %d", -1<<(t.Bits()-1), 1<<(t.Bits()-1)-1)
-	case k == reflect.Float32 || k == reflect.Float64:
-		return "number"
-	}
-	return "whole number"
-}
-
 // DecodeConfig reads what all configurations have in common. The version is
 // Oldest when the key is missing; it is not checked here. When a value has the
 // wrong type, the error comes with what the others say.
@@ -152,21 +125,18 @@ func (c *Config) PrevResult() (*Result, error) {
 	if isNull(c.RawPrevResult) {
 		return nil, nil
 	}
-	r, err := DecodeResult(c.RawPrevResult, c.CNIVersion)
-	if err != nil {
-		return nil, refuseResult("prevResult", err)
+	r, err := decodeResult(c.RawPrevResult, c.CNIVersion)
+	var problems Problems
+	for _, p := range ProblemsOf(err) {
+		if p.Code, p.Key = CodeConfig, "prevResult."+p.Key; p.Key == "prevResult." {
+			p.Key = "prevResult"
+		}
+		problems.list = append(problems.list, p)
+	}
+	if err := problems.Err(); err != nil {
+		return nil, err
 	}
 	return r, nil
-}
-
-// refuseResult has the error of a result that is part of a configuration say
-// where in it.
-func refuseResult(key string, err error) *Error {
-	reason := strings.TrimPrefix(err.Error(), "result: ")
-	if inner, rest, ok := strings.Cut(reason, ": "); ok && !strings.ContainsAny(inner, " \"") {
-		key, reason = key+"."+inner, rest
-	}
-	return Refuse(key, nil, reason)
 }
 
 // ValidAttachments reads cni.dev/valid-attachments (specification 1.1, GC).
@@ -183,8 +153,8 @@ func (c *Config) ValidAttachments() (refs []AttachmentRef, listed bool, err erro
 	if raw == nil {
 		return nil, false, nil
 	}
-	if err := json.Unmarshal(raw, &refs); err != nil {
-		return nil, true, Errorf(CodeConfig, "%s: want a list of {containerID, ifname}: %w", key, complaint(err))
+	if err := decode(raw, &refs); err != nil {
+		return nil, true, Errorf(CodeConfig, "%s: want a list of {containerID, ifname}: %w", key, err)
 	}
 	for i, r := range refs {
 		if r.ContainerID == "" || r.IfName == "" {
@@ -195,8 +165,7 @@ func (c *Config) ValidAttachments() (refs []AttachmentRef, listed bool, err erro
 }
 
 func isNull(raw json.RawMessage) bool {
-	t := bytes.TrimSpace(raw)
-	return len(t) == 0 || bytes.Equal(t, []byte("null"))
+	return len(raw) == 0 || string(raw) == "null"
 }
 
 // encode writes v as plugins print it: indented, no trailing newline, with

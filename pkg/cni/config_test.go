@@ -1,6 +1,7 @@
 package cni_test
 
 import (
+	"net/netip"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -71,10 +72,9 @@ var _ = Describe("Config", func() {
 			L []string       `json:"l"`
 			I int16          `json:"i"`
 			U uint16         `json:"u"`
-			F float64        `json:"f"`
 			M map[string]int `json:"m"`
 			P *int           `json:"p"`
-			R []cni.Route    `json:"r"`
+			A netip.Addr     `json:"a"`
 		}
 		err := cni.Unmarshal([]byte(doc), &wire)
 		Expect(err).To(MatchError(message))
@@ -84,13 +84,12 @@ var _ = Describe("Config", func() {
 		Entry("string", `{"s": 1}`, "s: is a JSON number, want a string"),
 		Entry("list", `{"l": "x"}`, "l: is a JSON string, want an array"),
 		Entry("list element", `{"l": [1]}`, "l[0]: is a JSON number, want a string"),
-		Entry("integer", `{"i": 1.5}`, "i: 1.5 is no whole number from -32768 to 32767"),
-		Entry("integer too big", `{"i": 70000}`, "i: 70000 is no whole number from -32768 to 32767"),
-		Entry("unsigned", `{"u": -1}`, "u: -1 is no whole number from 0 to 65535"),
-		Entry("float", `{"f": "x"}`, "f: is a JSON string, want a number"),
+		Entry("integer", `{"i": 1.5}`, "i: 1.5 is no whole number"),
+		Entry("integer too big", `{"i": 70000}`, "i: 70000 is no whole number"),
+		Entry("unsigned", `{"u": -1}`, "u: -1 is no whole number"),
 		Entry("map", `{"m": []}`, "m: is a JSON array, want an object"),
 		Entry("pointer", `{"p": "x"}`, "p: is a JSON string, want a whole number"),
-		Entry("route", `{"r": [{"dst": "x"}]}`, `network configuration: dst: "x" is no address in CIDR notation`),
+		Entry("what reads itself", `{"a": "x"}`, `network configuration: ParseAddr("x"): unable to parse IP`),
 	)
 
 	DescribeTable("prevResult", func(doc string, there bool) {

@@ -1,7 +1,6 @@
 package cni
 
 import (
-	"encoding/json"
 	"fmt"
 	"strings"
 )
@@ -10,11 +9,24 @@ import (
 // shape; version is taken when it has none. Text that is no result is code 6,
 // an unknown version code 1; the message names the key and the value.
 func DecodeResult(data []byte, version string) (*Result, error) {
+	r, err := decodeResult(data, version)
+	if err != nil {
+		code := CodeDecode
+		if AsError(err).Code == CodeIncompatibleVersion {
+			code = CodeIncompatibleVersion
+		}
+		return nil, Errorf(code, "result: %w", err)
+	}
+	return r, nil
+}
+
+// decodeResult is DecodeResult with the Problems of each key.
+func decodeResult(data []byte, version string) (*Result, error) {
 	var head struct {
 		CNIVersion string `json:"cniVersion"`
 	}
-	if err := json.Unmarshal(data, &head); err != nil {
-		return nil, Errorf(CodeDecode, "result: %w", complaint(err))
+	if err := decode(data, &head); err != nil {
+		return nil, err
 	}
 	if head.CNIVersion != "" {
 		version = head.CNIVersion
@@ -22,100 +34,82 @@ func DecodeResult(data []byte, version string) (*Result, error) {
 	if version == "" {
 		version = Oldest
 	}
-	var r *Result
-	var err error
 	switch familyOf(version) {
 	case family01:
-		r, err = decode01(data)
+		var w wire01
+		if err := decode(data, &w); err != nil {
+			return nil, err
+		}
+		return w.parse()
 	case family03, family1:
-		r, err = decode1(data)
-	default:
-		return nil, Errorf(CodeIncompatibleVersion, "result: cniVersion: %q is none of %s", version, strings.Join(versions, ", "))
+		var w wire1
+		if err := decode(data, &w); err != nil {
+			return nil, err
+		}
+		return w.parse()
 	}
-	if err != nil {
-		return nil, Errorf(CodeDecode, "result: %w", complaint(err))
-	}
-	return r, nil
+	reason := "is none of " + strings.Join(versions, ", ")
+	return nil, Refuse("cniVersion", version, reason).WithCode(CodeIncompatibleVersion)
 }
 
-func decode1(data []byte) (*Result, error) {
-	var w wire1
-	if err := json.Unmarshal(data, &w); err != nil {
-		return nil, err
-	}
-	r := &Result{}
+func (w wire1) parse() (*Result, error) {
+	var problems Problems
+	r := &Result{Routes: parseRoutes(w.Routes, "", &problems)}
 	for _, i := range w.Interfaces {
 		r.Interfaces = append(r.Interfaces, Interface(i))
 	}
 	for n, ip := range w.IPs {
-		parsed, err := fromWireIP(ip, "address")
-		if err != nil {
-			return nil, fmt.Errorf("ips[%d].%w", n, err)
-		}
+		parsed, err := ip.parse("address")
+		problems.AddIn(fmt.Sprintf("ips[%d].", n), err)
 		r.IPs = append(r.IPs, parsed)
-	}
-	var err error
-	if r.Routes, err = fromWireRoutes(w.Routes, "routes"); err != nil {
-		return nil, err
 	}
 	if w.DNS != nil {
 		r.DNS = *w.DNS
 	}
-	return r, nil
+	return r, problems.Err()
 }
 
-func decode01(data []byte) (*Result, error) {
-	var w wire01
-	if err := json.Unmarshal(data, &w); err != nil {
-		return nil, err
-	}
+func (w wire01) parse() (*Result, error) {
+	var problems Problems
 	r := &Result{DNS: w.DNS}
 	for _, v := range []struct {
-		key string
-		ip  *wireV4
-	}{{"ip4", w.IP4}, {"ip6", w.IP6}} {
+		prefix string
+		ip     *wireV4
+	}{{"ip4.", w.IP4}, {"ip6.", w.IP6}} {
 		if v.ip == nil {
 			continue
 		}
-		ip, err := fromWireIP(wireIP{Address: v.ip.IP, Gateway: v.ip.Gateway}, "ip")
-		if err != nil {
-			return nil, fmt.Errorf("%s.%w", v.key, err)
-		}
-		routes, err := fromWireRoutes(v.ip.Routes, v.key+".routes")
-		if err != nil {
-			return nil, err
-		}
+		ip, err := wireIP{Address: v.ip.IP, Gateway: v.ip.Gateway}.parse("ip")
+		problems.AddIn(v.prefix, err)
 		r.IPs = append(r.IPs, ip)
-		r.Routes = append(r.Routes, routes...)
+		r.Routes = append(r.Routes, parseRoutes(v.ip.Routes, v.prefix, &problems)...)
 	}
-	return r, nil
+	return r, problems.Err()
 }
 
-func fromWireIP(w wireIP, addressKey string) (IP, error) {
+// parse checks an address of a result; addressKey is how its version calls it.
+func (w wireIP) parse(addressKey string) (IP, error) {
 	ip := IP{Interface: w.Interface}
+	var problems Problems
 	var err error
-	if ip.Address, err = ParsePrefix(addressKey, w.Address); err != nil {
-		return ip, err
-	}
+	ip.Address, err = ParsePrefix(addressKey, w.Address)
+	problems.Add(err)
 	if w.Gateway != "" {
-		if ip.Gateway, err = ParseAddr("gateway", w.Gateway); err != nil {
-			return ip, err
-		}
+		ip.Gateway, err = ParseAddr("gateway", w.Gateway)
+		problems.Add(err)
 	}
 	if w.Interface != nil && *w.Interface < 0 {
-		return ip, fmt.Errorf("interface: %d is no index", *w.Interface)
+		problems.Add(Refuse("interface", *w.Interface, "is no index"))
 	}
-	return ip, nil
+	return ip, problems.Err()
 }
 
-func fromWireRoutes(in []WireRoute, key string) ([]Route, error) {
+func parseRoutes(in []WireRoute, prefix string, problems *Problems) []Route {
 	var out []Route
 	for n, w := range in {
 		r, err := w.Parse()
-		if err != nil {
-			return nil, fmt.Errorf("%s[%d].%w", key, n, err)
-		}
+		problems.AddIn(fmt.Sprintf("%sroutes[%d].", prefix, n), err)
 		out = append(out, r)
 	}
-	return out, nil
+	return out
 }

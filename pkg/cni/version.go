@@ -41,12 +41,6 @@ func Allows(version, command string) bool {
 	return slices.Index(versions, version) >= slices.Index(versions, first)
 }
 
-// VersionInfo is the answer to VERSION (specification, section 5).
-type VersionInfo struct {
-	CNIVersion        string   `json:"cniVersion"`
-	SupportedVersions []string `json:"supportedVersions"`
-}
-
 // family is the result shape that a version uses.
 type family int
 

@@ -1,7 +1,6 @@
 package cni
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/netip"
 )
@@ -55,25 +54,6 @@ type wireV4 struct {
 	IP      string      `json:"ip" help:"address/length" schema:"required format=prefix"`
 	Gateway string      `json:"gateway,omitempty" help:"gateway of the address" schema:"format=address empty"`
 	Routes  []WireRoute `json:"routes,omitempty" help:"routes of the container"`
-}
-
-// MarshalJSON writes the route as the lists of results and of plugin
-// configurations spell it.
-func (r Route) MarshalJSON() ([]byte, error) { return json.Marshal(toWireRoute(r)) }
-
-// UnmarshalJSON reads a route from a result or a plugin configuration; dst is
-// required. Errors name the key and the value.
-func (r *Route) UnmarshalJSON(data []byte) error {
-	var w WireRoute
-	if err := json.Unmarshal(data, &w); err != nil {
-		return err
-	}
-	parsed, err := w.Parse()
-	if err != nil {
-		return err
-	}
-	*r = parsed
-	return nil
 }
 
 func toWireRoute(r Route) WireRoute {

@@ -20,8 +20,10 @@ const versionTimeout = 2 * time.Second
 // answerVersion prints what versions we speak, in the version that we were
 // asked in (specification, section 5). Nothing else of the input matters.
 func (c *call) answerVersion() error {
-	info := cni.VersionInfo{CNIVersion: c.askedVersion(), SupportedVersions: cni.Versions()}
-	out, err := json.Marshal(info)
+	out, err := json.Marshal(struct {
+		CNIVersion        string   `json:"cniVersion"`
+		SupportedVersions []string `json:"supportedVersions"`
+	}{c.askedVersion(), cni.Versions()})
 	if err != nil {
 		return err
 	}
