@@ -181,10 +181,11 @@ func (t Tool) List(ctx context.Context, table string, chains ...string) ([]Rule,
 		lines, err := lib.List(table, chain)
 		if err != nil {
 			// Of a chain that does not exist iptables 1.8.9 says that it is "incompatible": another look tells.
-			if names, lost := lib.ListChains(table); lost == nil && !slices.Contains(names, chain) {
+			names, lost := lib.ListChains(table)
+			if lost == nil && !slices.Contains(names, chain) {
 				continue
 			}
-			return nil, t.lookFailure(err)
+			return nil, t.lookFailure(errors.Join(lost, err))
 		}
 		out = append(out, parseRules(lines)...)
 	}
