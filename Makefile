@@ -10,7 +10,7 @@ test-release: ; @scripts/test-release.sh  #: install and release, from copies of
 reliability: ; @scripts/reliability.sh  #: every kill and error, and a minute of load, with figures (root; an hour and more)
 lint:    ; @scripts/lint.sh     #: gofmt, vet, staticcheck, shellcheck, licences, vulnerabilities
 fuzz:    ; @scripts/fuzz.sh     #: each fuzz target for FUZZTIME (30s), some at a time
-bench:   ; @scripts/bench.sh    #: against PEER (DIR), by default Debian's plugins, call by call (root); QUICK=1, BENCH=regexp
+bench:   ; @scripts/bench.sh    #: against the reference, newest and Debian's, call by call (root); QUICK=1, BENCH=regexp, BEFORE=DIR
 schema:  ; @scripts/schema.sh   #: write docs/schema from the types that the plugins decode into
 install: ; @scripts/install.sh  #: bin/ into $(DESTDIR)$(PREFIX) (/opt/cni/bin)
 release: ; @scripts/release.sh  #: tarballs, packages, SBOMs and sums, for ARCHS, into dist/

@@ -37,7 +37,8 @@ var _ = Describe("a run", func() {
 		Expect(os.WriteFile(dir+"/page.md", []byte(page), 0o644)).To(Succeed())
 		before := h.Snapshot()
 
-		out := h.Run(nstest.Program{Path: dir + "/bench", Args: []string{"-ours", dir + "/ours", "-peer", dir + "/peer", "-empty", dir + "/empty",
+		out := h.Run(nstest.Program{Path: dir + "/bench", Args: []string{"-ours", dir + "/ours", "-peer", "hawser before=" + dir + "/peer", "-peer", "other=" + dir + "/peer",
+			"-empty", dir + "/empty",
 			"-work", dir + "/disk", "-n", "2", "-page", dir + "/page.md", "-plot", dir + "/plot.svg",
 			"-rows", `^(bridge.* against .*|loopback|portmap, 1 published|host-local, 1000 reserved): |^chain.* 8 at a time`}})
 		Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
@@ -50,12 +51,12 @@ var _ = Describe("a run", func() {
 		Expect(string(written)).To(And(HavePrefix("# Before\n"), HaveSuffix("## After\n"), Not(ContainSubstring("old"))))
 		const ratio = `[0-9.]+ \([0-9.]+ to [0-9.]+\)`
 		for _, line := range []string{
-			`bridge against an empty Go program: VERSION \| 2 \| ` + ratio,
-			`bridge, masquerade, against itself: ADD \| 2 \| ` + ratio + ` .* 2 > 2 \| [0-9]+ > [0-9]+ \| [1-9][0-9]* > [1-9][0-9]* \| 0 > 0 \|`,
-			`loopback: ADD \| 0 \| n/a: no loopback \| - > - \| - > - \| - > - \| - > [0-9.]+ \| - > 1 `,
-			`portmap, 1 published: GC \| 2 \| ` + ratio,
-			`host-local, 1000 reserved: ADD \| 2 \| ` + ratio + ` .* 0 > 0 \| 0 > 0 \|`,
-			`chain of bridge, tuning, portmap, 8 at a time: ADD \| 2 \| ` + ratio + ` .* 0 > 0 \|`,
+			`bridge against an empty Go program: VERSION \| ` + ratio + ` \| - \| 2 \|`,
+			`bridge, masquerade, against itself: ADD \| ` + ratio + ` .* 2 / 2 \| [0-9]+ / [0-9]+ \| [1-9][0-9]* / [1-9][0-9]* \| 0 / 0 \|`,
+			`loopback: ADD \| n/a: no loopback \| n/a: no loopback \| 2 \| [0-9.]+ / - / - \| .* \| 1 / - \|`,
+			`portmap, 1 published: GC \| ` + ratio + ` \| ` + ratio + ` \| 2 \|`,
+			`host-local, 1000 reserved: ADD \| ` + ratio + ` .* 0 / 0 \| 0 / 0 / 0 \|`,
+			`chain of bridge, tuning, portmap, 8 at a time: ADD \| ` + ratio + ` .* 0 / 0 / 0 \|`,
 			`our failures, all rows \| at most 0 \| 0.00 \| yes`,
 		} {
 			Expect(string(written)).To(MatchRegexp(`(?m)^\| ` + line))
@@ -83,25 +84,27 @@ var _ = DescribeTable("an aim", func(a aim, met bool, value float64) {
 
 var _ = Describe("the aims", func() {
 	It("are of rows that there are, and a missed one says so", func() {
-		b := &bench{options: &options{}, own: &plugins{dir: "/nowhere"}}
+		b := &bench{options: &options{}, own: &plugins{dir: "/dev/fd"}, others: []*plugins{{name: beforeName}}}
 		for _, sc := range scenarios() {
 			for _, verb := range sc.verbs {
-				r := &row{scenario: sc.name, verb: verb, ratios: []float64{1, 1.2, 1.1}}
-				r.sides[1].wall, r.sides[1].perSecond = []float64{5}, []float64{50}
+				r := &row{scenario: sc.name, verb: verb, peers: []sample{{ratios: []float64{1.05, 1.2, 1.08}}}}
+				r.own.wall, r.own.perSecond = []float64{5}, []float64{50}
 				b.rows = append(b.rows, r)
 			}
 		}
-		b.row("bridge", "ADD").ratios, b.row("bridge", "ADD").sides[0].failures = nil, 3 // cannot be compared
-		b.row(portsName(10), "ADD").ratios = nil
+		b.row("bridge", "ADD").peers[0] = sample{failures: 3} // cannot be compared
+		b.row(portsName(10), "ADD").peers[0].ratios = nil
 		for _, cells := range (&report{bench: b}).aimTable().rows {
 			switch cells[0] {
-			case "our six binaries together, MB", portsName(10) + ": ADD":
+			case "size of our programs / of the others'", portsName(10) + ": ADD":
 				Expect(cells[3]).To(Equal("not measured"))
 			case "our failures, all rows", "host-local: time with 60000 reserved / with 1", "portmap: time with 1000 others / with none",
-				"start: time of bridge VERSION / an empty Go program's", "our pods a second at 64 / at 8 at a time":
+				"bridge: time of CHECK with 1000 ports / with one", "start: time of bridge VERSION / an empty Go program's",
+				"our pods a second at 64 / at 8 at a time", "bridge ADD: time / before",
+				"bridge CHECK with 1000 ports: time / before", "VERSION: time / before":
 				Expect(cells[3]).To(Equal("yes"), cells[0])
 			default:
-				Expect(cells[2:]).To(Equal([]string{"1.10", "**no**"}), cells[0])
+				Expect(cells[2:]).To(Equal([]string{"1.08", "**no**"}), cells[0])
 			}
 		}
 	})

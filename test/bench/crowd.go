@@ -16,7 +16,7 @@ func output(path string, env []string, stdin []byte) ([]byte, error) {
 }
 
 // populate attaches the other pods, all of them in one namespace. Our plugins do all
-// of it. The peer's attach them without iptables, which would take a quarter of an
+// of it. The reference's attach them without iptables, which would take a quarter of an
 // hour: the rules that they would have made are loaded at once.
 func (s *side) populate(sc *scenario) error {
 	if sc.others == 0 {
@@ -31,7 +31,7 @@ func (s *side) populate(sc *scenario) error {
 		return err
 	}
 	steps, loaded := append(sc.before[:len(sc.before):len(sc.before)], sc.steps...), false
-	if s.name != oursName {
+	if s.name != oursName && s.name != beforeName {
 		steps, loaded = []step{bridge(plain)}, true
 	}
 	const workers = 4

@@ -1,29 +1,31 @@
-// Bench measures two directories of CNI plugins against each other: the same calls,
-// in turns, on two throw-away hosts in namespaces of their own. scripts/bench.sh
-// runs it; docs/performance.md is what it writes.
+// Bench measures our plugins against those of other directories: the same calls, in
+// turns, on throw-away hosts in namespaces of their own. scripts/bench.sh runs it;
+// docs/performance.md is what it writes.
 //
-// Times are compared in pairs that were taken one right after the other, and the
-// order within the pair changes each time, so that what else the machine does falls
-// on both. What is counted (programs, system calls, netlink messages, memory) is
+// Times are compared in rounds: every side serves the call, one right after the other, and
+// another one begins each time, so that what else the machine does falls on all. What is
+// counted (programs, system calls, netlink messages, memory) is
 // counted in calls of its own, which are traced and not timed.
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"regexp"
 	"runtime"
+	"strings"
 	"time"
 )
 
 // options are what the command line says.
 type options struct {
-	ours, peer string // directories of plugins
-	peerName   string
-	empty      string // a directory with an empty program, as "bridge"
-	version    string // of ours
-	work       string // a directory on disk
+	ours       string      // directory of our plugins
+	peers      [][2]string // names and directories of the others
+	empty      string      // a directory with an empty program, as "bridge"
+	version    string      // of ours
+	work       string      // a directory on disk
 	rows       *regexp.Regexp
 	limit      time.Duration // for a scenario's loop, after the third round
 	rounds     int           // most rounds of a scenario
@@ -39,8 +41,7 @@ func main() {
 	var o options
 	rows := ""
 	flag.StringVar(&o.ours, "ours", "", "`directory` of our plugins")
-	flag.StringVar(&o.peer, "peer", "", "`directory` of the plugins to compare with")
-	flag.StringVar(&o.peerName, "peer-name", "peer", "what the tables call them")
+	flag.Func("peer", "`name=directory` of plugins to compare with, in the order of the tables", o.addPeer)
 	flag.StringVar(&o.empty, "empty", "", "`directory` with an empty Go program named bridge")
 	flag.StringVar(&o.version, "version", "", "ours, for the page")
 	flag.StringVar(&o.work, "work", os.TempDir(), "`directory` on disk for what plugins keep there")
@@ -55,6 +56,16 @@ func main() {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
+}
+
+// addPeer reads one -peer.
+func (o *options) addPeer(text string) error {
+	name, dir, ok := strings.Cut(text, "=")
+	if !ok {
+		return errors.New("is no name=directory")
+	}
+	o.peers = append(o.peers, [2]string{name, dir})
+	return nil
 }
 
 func run(o *options, rows string) error {

@@ -8,47 +8,51 @@ import (
 	"time"
 )
 
-const oursName = "hawser"
+const (
+	oursName   = "hawser"
+	beforeName = "hawser before" // an older build of ours, if it is a peer
+)
 
 // bench is a whole run.
 type bench struct {
 	*options
-	peers, own *plugins
-	version    string // of the configurations: the newest that both know
+	own        *plugins
+	others     []*plugins // the peers, in the order of the tables
 	rows       []*row
 	emptyStart *plugins
 }
 
-// row is one verb of a scenario. The peer's part comes first.
+// row is one verb of a scenario.
 type row struct {
 	scenario, verb string
-	na             string // why the peer cannot be measured
-	rounds         int
-	sides          [2]sample
-	ratios         []float64 // peer's time / our time, or our pods a second / the peer's, by pair
+	own            sample
+	peers          []sample // of the bench's others; one where the scenario says with what
 	inParallel     bool
 }
 
 // sample is what one side took: milliseconds for each call, pods a second for each
 // batch of pods in parallel.
 type sample struct {
+	na                   string // why it cannot be measured
 	wall, cpu, perSecond []float64
+	ratios               []float64 // its time / ours, or our pods a second / its, by round
 	failures             int
 	failure              string // the first one
 	counts               counts
 }
 
 func newBench(o *options) (*bench, error) {
-	b := &bench{options: o, version: "1.0.0"}
+	b := &bench{options: o}
 	var err error
 	if b.own, err = open(oursName, o.ours); err != nil {
 		return nil, err
 	}
-	if b.peers, err = open(o.peerName, o.peer); err != nil {
-		return nil, err
-	}
-	if slices.Contains(b.peers.versions, "1.1.0") {
-		b.version = "1.1.0"
+	for _, p := range o.peers {
+		other, err := open(p[0], p[1])
+		if err != nil {
+			return nil, err
+		}
+		b.others = append(b.others, other)
 	}
 	if o.empty != "" {
 		b.emptyStart = &plugins{name: "an empty program", dir: o.empty, versions: b.own.versions}
@@ -59,7 +63,7 @@ func newBench(o *options) (*bench, error) {
 // measureAll measures the scenarios that are asked for.
 func (b *bench) measureAll() error {
 	for i, sc := range scenarios() {
-		if sc.slow && b.quick || !b.wanted(&sc) {
+		if b.quick && !sc.quick || !b.wanted(&sc) {
 			continue
 		}
 		began := time.Now()
@@ -75,18 +79,20 @@ func (b *bench) wanted(sc *scenario) bool {
 	return slices.ContainsFunc(sc.verbs, func(verb string) bool { return b.options.rows.MatchString(sc.name + ": " + verb) })
 }
 
-// peerOf is what a scenario compares ours with; nil when there is none.
-func (b *bench) peerOf(sc *scenario) *plugins {
-	switch sc.against {
-	case againstOurs:
-		return b.own
-	case againstEmpty:
-		return b.emptyStart
+// peersOf are what a scenario compares ours with.
+func (b *bench) peersOf(sc *scenario) []*plugins {
+	switch {
+	case sc.against == againstOurs:
+		return []*plugins{b.own}
+	case sc.against == againstEmpty && b.emptyStart != nil:
+		return []*plugins{b.emptyStart}
+	case sc.against == againstEmpty:
+		return nil
 	}
-	return b.peers
+	return b.others
 }
 
-// lacks says why the peer cannot be measured, "" when it can.
+// lacks says why a peer cannot be measured, "" when it can.
 func lacks(p *plugins, sc *scenario, verb string) string {
 	for _, st := range sc.steps {
 		if !p.has(st.plugin) {
@@ -102,16 +108,17 @@ func lacks(p *plugins, sc *scenario, verb string) string {
 	return ""
 }
 
-// measure measures one scenario on two new hosts.
+// measure measures one scenario on new hosts. The first side is ours.
 func (b *bench) measure(sc *scenario, number int) (err error) {
-	peer := b.peerOf(sc)
-	if peer == nil {
+	sides := []*side{{plugins: b.own}}
+	for _, peer := range b.peersOf(sc) {
+		sides = append(sides, &side{plugins: peer})
+	}
+	if len(sides) == 1 {
 		return nil
 	}
-	pair := &[2]*side{{plugins: peer}, {plugins: b.own}}
-	var pods [2]*pod
-	for i, s := range pair {
-		s.version = b.version
+	pods := make([]*pod, len(sides))
+	for i, s := range sides {
 		if s.host, err = newHost(b.work, fmt.Sprintf("canary%d-%d", number, i)); err != nil {
 			return err
 		}
@@ -126,62 +133,59 @@ func (b *bench) measure(sc *scenario, number int) (err error) {
 	}
 	var rows []*row
 	for _, verb := range sc.verbs {
-		r := &row{scenario: sc.name, verb: verb, na: lacks(peer, sc, verb), inParallel: sc.parallel > 0}
+		r := &row{scenario: sc.name, verb: verb, peers: make([]sample, len(sides)-1), inParallel: sc.parallel > 0}
+		for i, s := range sides[1:] {
+			r.peers[i].na = lacks(s.plugins, sc, verb)
+		}
 		rows = append(rows, r)
 		if b.options.rows.MatchString(sc.name + ": " + verb) {
 			b.rows = append(b.rows, r)
 		}
 	}
 	if sc.parallel > 0 {
-		return b.batches(sc, pair, rows)
+		return b.batches(sc, sides, rows)
 	}
-	b.inTurns(sc, pair, pods, rows)
-	b.count(sc, pair, pods, rows)
+	b.inTurns(sc, sides, pods, rows)
+	b.count(sc, sides, pods, rows)
 	return nil
 }
 
 // enough tells whether to stop after so many rounds.
-func (b *bench) enough(sc *scenario, rounds int, began time.Time) bool {
+func (b *bench) enough(rounds int, began time.Time) bool {
 	const least = 3
-	return rounds >= b.options.rounds || sc.once && rounds > 0 || rounds >= least && time.Since(began) > b.limit
+	return rounds >= b.options.rounds || rounds >= least && time.Since(began) > b.limit
 }
 
-// inTurns serves every verb on either host, again and again, the other one first each
-// time. The first round is not kept.
-func (b *bench) inTurns(sc *scenario, pair *[2]*side, pods [2]*pod, rows []*row) {
-	began, first := time.Now(), -1
-	if sc.once {
-		first = 0
+// of is a side's sample: 0 is ours.
+func (r *row) of(side int) *sample {
+	if side == 0 {
+		return &r.own
 	}
-	for round := first; round < 0 || !b.enough(sc, round, began); round++ {
+	return &r.peers[side-1]
+}
+
+// inTurns serves every verb on each host, again and again, another one first each time.
+// The first round is not kept.
+func (b *bench) inTurns(sc *scenario, sides []*side, pods []*pod, rows []*row) {
+	began := time.Now()
+	for round := -1; round < 0 || !b.enough(round, began); round++ {
 		for _, r := range rows {
-			if r.na != "" {
-				if round < 0 { // so that ours is no first call when it is counted
-					_ = b.alone(pair[1], func(s *side) error { return s.timed(sc.steps, r.verb, pods[1], &spent{}) })
+			took := make([]spent, len(sides))
+			for turn := range sides {
+				i := (turn + round + 1) % len(sides)
+				if r.of(i).na != "" {
+					continue
 				}
-				continue
-			}
-			var took [2]spent
-			whole := true
-			for turn := range 2 {
-				i := (turn + round + 1) % 2
-				if err := pair[i].timed(sc.steps, r.verb, pods[i], &took[i]); err != nil {
-					r.sides[i].failed(err)
-					whole = false
+				if err := sides[i].timed(sc.steps, r.verb, pods[i], &took[i]); err != nil {
+					r.of(i).failed(err)
+					took[i] = spent{}
 				}
 			}
-			if whole && round >= 0 {
+			if round >= 0 {
 				r.keep(took)
 			}
 		}
 	}
-}
-
-// alone does something in the newest version of ours, which has every verb.
-func (b *bench) alone(s *side, fn func(*side) error) error {
-	s.version = s.versions[len(s.versions)-1]
-	defer func() { s.version = b.version }()
-	return fn(s)
 }
 
 // timed serves a verb and adds up what the calls took.
@@ -198,13 +202,18 @@ func (s *side) timedHere(steps []step, verb string, p *pod, sum *spent) error {
 	})
 }
 
-func (r *row) keep(took [2]spent) {
-	r.rounds++
+// keep keeps what went well in a round.
+func (r *row) keep(took []spent) {
 	for i, t := range took {
-		r.sides[i].wall = append(r.sides[i].wall, t.wall)
-		r.sides[i].cpu = append(r.sides[i].cpu, t.cpu)
+		s := r.of(i)
+		if t.wall == 0 {
+			continue
+		}
+		s.wall, s.cpu = append(s.wall, t.wall), append(s.cpu, t.cpu)
+		if took[0].wall > 0 {
+			s.ratios = append(s.ratios, t.wall/took[0].wall)
+		}
 	}
-	r.ratios = append(r.ratios, took[0].wall/took[1].wall)
 }
 
 func (s *sample) failed(err error) {
@@ -213,27 +222,20 @@ func (s *sample) failed(err error) {
 	}
 }
 
-// count serves every verb once more, traced.
-func (b *bench) count(sc *scenario, pair *[2]*side, pods [2]*pod, rows []*row) {
-	for i, s := range pair {
+// count serves every verb once more, traced: on our side, and on the first of the others.
+func (b *bench) count(sc *scenario, sides []*side, pods []*pod, rows []*row) {
+	for i, s := range sides[:2] {
 		for _, r := range rows {
-			if i == 0 && (r.na != "" || sc.uncounted) {
+			if i > 0 && (r.of(i).na != "" || sc.uncounted) {
 				continue
 			}
 			one := func(c call) (json.RawMessage, error) {
 				n, result, err := c.counted(s.plugins)
-				r.sides[i].counts.add(n)
+				r.of(i).counts.add(n)
 				return result, err
 			}
-			once := func(s *side) error { return s.do(func() error { return s.serve(sc.steps, r.verb, pods[i], one) }) }
-			var err error
-			if r.na == "" {
-				err = once(s)
-			} else {
-				err = b.alone(s, once)
-			}
-			if err != nil {
-				r.sides[i].failed(err)
+			if err := s.do(func() error { return s.serve(sc.steps, r.verb, pods[i], one) }); err != nil {
+				r.of(i).failed(err)
 			}
 		}
 	}

@@ -6,11 +6,11 @@ import (
 )
 
 // batches attaches pods in parallel, and detaches them, on one host and then on the
-// other: A B B A. Pods a second are of a whole batch, times of each pod.
-func (b *bench) batches(sc *scenario, pair *[2]*side, rows []*row) error {
+// others, another one first each time. Pods a second are of a whole batch, times of each pod.
+func (b *bench) batches(sc *scenario, sides []*side, rows []*row) error {
 	size := max(sc.parallel, 16)
-	var pods [2][]*pod
-	for i, s := range pair {
+	pods := make([][]*pod, len(sides))
+	for i, s := range sides {
 		for n := range size {
 			p, err := s.newPod(n + 1)
 			if err != nil {
@@ -20,26 +20,27 @@ func (b *bench) batches(sc *scenario, pair *[2]*side, rows []*row) error {
 		}
 	}
 	began := time.Now()
-	const turn = 2 // batches of each
-	for round := 0; round < turn || round < b.options.rounds && time.Since(began) < b.limit; round++ {
-		var perSecond [2][]float64
-		for n := range 2 {
-			i := (n + round) % 2
+	const least = 2 // batches of each
+	for round := 0; round < least || round < b.options.rounds && time.Since(began) < b.limit; round++ {
+		for turn := range sides {
+			i := (turn + round) % len(sides)
 			for _, r := range rows {
-				perSecond[i] = append(perSecond[i], pair[i].batch(sc, r, i, pods[i]))
+				sides[i].batch(sc, r, r.of(i), pods[i])
 			}
 		}
-		for n, r := range rows {
-			r.rounds++
-			r.ratios = append(r.ratios, perSecond[1][n]/perSecond[0][n])
+		for _, r := range rows {
+			for i := range r.peers {
+				s := &r.peers[i]
+				s.ratios = append(s.ratios, r.own.perSecond[round]/s.perSecond[round])
+			}
 		}
 	}
 	return nil
 }
 
-// batch serves a verb for all pods, as many at a time as the scenario says, and
-// returns how many pods a second went well.
-func (s *side) batch(sc *scenario, r *row, side int, pods []*pod) float64 {
+// batch serves a verb for all pods, as many at a time as the scenario says, and keeps
+// how many pods a second went well.
+func (s *side) batch(sc *scenario, r *row, sample *sample, pods []*pod) {
 	waiting := make(chan *pod, len(pods))
 	for _, p := range pods {
 		waiting <- p
@@ -47,8 +48,7 @@ func (s *side) batch(sc *scenario, r *row, side int, pods []*pod) float64 {
 	close(waiting)
 	var mu sync.Mutex
 	var wait sync.WaitGroup
-	sample, good := &r.sides[side], 0
-	began := time.Now()
+	good, began := 0, time.Now()
 	for range sc.parallel {
 		wait.Go(func() {
 			err := s.join(func() error {
@@ -75,7 +75,5 @@ func (s *side) batch(sc *scenario, r *row, side int, pods []*pod) float64 {
 		})
 	}
 	wait.Wait()
-	perSecond := float64(good) / time.Since(began).Seconds()
-	sample.perSecond = append(sample.perSecond, perSecond)
-	return perSecond
+	sample.perSecond = append(sample.perSecond, float64(good)/time.Since(began).Seconds())
 }

@@ -15,24 +15,25 @@ import (
 )
 
 // points are ratios with their quartiles, one below the other.
-type points struct{ rows []*row }
+type points struct{ samples []*sample }
 
-func (p points) Len() int { return len(p.rows) }
+func (p points) Len() int { return len(p.samples) }
 
-func (p points) XY(i int) (x, y float64) { return median(p.rows[i].ratios), float64(i) }
+func (p points) XY(i int) (x, y float64) { return median(p.samples[i].ratios), float64(i) }
 
 func (p points) XError(i int) (below, above float64) {
-	r := p.rows[i].ratios
+	r := p.samples[i].ratios
 	return quantile(r, 0.25) - median(r), quantile(r, 0.75) - median(r)
 }
 
-// writePlot draws each row's ratio with its quartiles, on a logarithmic scale.
+// writePlot draws each row's ratio against the first of the others with its quartiles, on a
+// logarithmic scale.
 func writePlot(path string, b *bench) error {
 	var shown points
 	var names []string
 	for _, r := range slices.Backward(b.rows) {
-		if len(r.ratios) > 0 {
-			shown.rows = append(shown.rows, r)
+		if len(r.peers[0].ratios) > 0 {
+			shown.samples = append(shown.samples, &r.peers[0])
 			names = append(names, r.scenario+": "+r.verb)
 		}
 	}
@@ -40,7 +41,7 @@ func writePlot(path string, b *bench) error {
 		return fmt.Errorf("plot: nothing was measured")
 	}
 	p := plot.New()
-	p.Title.Text = fmt.Sprintf("How many times faster than %s, with quartiles", b.peerName)
+	p.Title.Text = fmt.Sprintf("How many times faster than %s, with quartiles", b.others[0].name)
 	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, tens{}
 	p.NominalY(names...)
 	p.Add(plotter.NewGrid())

@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -24,55 +25,88 @@ type table struct {
 	rows [][]string
 }
 
+// ratios are the heads of the columns of ratios.
+func (r *report) ratios(of string) (heads []string) {
+	for _, p := range r.others {
+		heads = append(heads, of+": "+p.name)
+	}
+	return heads
+}
+
+// compared are the cells of the columns of ratios.
+func (r *report) compared(row *row) []string {
+	cells := make([]string, len(r.others))
+	for i := range cells {
+		cells[i] = "-" // compared with one alone
+		if i < len(row.peers) {
+			cells[i] = row.peers[i].compared()
+		}
+	}
+	return cells
+}
+
+func (s *sample) compared() string {
+	switch {
+	case s.na != "":
+		return "n/a: " + s.na
+	case s.refused():
+		return "n/a: fails"
+	}
+	return spread(s.ratios)
+}
+
 // callTable is of the rows in which one call follows the other.
 func (r *report) callTable() table {
-	t := table{head: []string{"call", "rounds", "ratio (quartiles)", "median, ms", "p99, ms", "CPU, ms", "MiB", "programs", "system calls", "netlink messages", "failures"}}
+	t := table{head: slices.Concat([]string{"call"}, r.ratios("ratio"), []string{"rounds", "median, ms", "p99, ms", "CPU, ms",
+		"MiB", "programs", "system calls", "netlink messages", "failures"})}
 	for _, row := range r.rows {
 		if row.inParallel {
 			continue
 		}
-		of := func(f func(*sample) string) string { return both(row, f) }
-		what := spread(row.ratios)
-		if row.na != "" {
-			what = "n/a: " + row.na
-		} else if row.refused() {
-			what = "n/a: fails"
-		}
-		t.rows = append(t.rows, []string{row.scenario + ": " + row.verb, fmt.Sprint(row.rounds), what,
-			of(func(s *sample) string { return figure(median(s.wall)) }),
-			of(func(s *sample) string { return figure(quantile(s.wall, 0.99)) }),
-			of(func(s *sample) string { return figure(median(s.cpu)) }),
-			of(func(s *sample) string { return figure(megabytes(s.counts)) }),
-			of(func(s *sample) string { return number(s.counts, s.counts.programs) }),
-			of(func(s *sample) string { return number(s.counts, s.counts.syscalls) }),
-			of(func(s *sample) string { return number(s.counts, s.counts.messages) }),
-			of(func(s *sample) string { return fmt.Sprint(s.failures) })})
+		t.rows = append(t.rows, slices.Concat([]string{row.scenario + ": " + row.verb}, r.compared(row), []string{
+			fmt.Sprint(len(row.own.wall)),
+			row.each(func(s *sample) string { return figure(median(s.wall)) }),
+			row.each(func(s *sample) string { return figure(quantile(s.wall, 0.99)) }),
+			row.each(func(s *sample) string { return figure(median(s.cpu)) }),
+			row.two(func(s *sample) string { return figure(megabytes(s.counts)) }),
+			row.two(func(s *sample) string { return number(s.counts, s.counts.programs) }),
+			row.two(func(s *sample) string { return number(s.counts, s.counts.syscalls) }),
+			row.two(func(s *sample) string { return number(s.counts, s.counts.messages) }),
+			row.each(func(s *sample) string { return fmt.Sprint(s.failures) })}))
 	}
 	return t
 }
 
 // parallelTable is of the rows with many pods at a time.
 func (r *report) parallelTable() table {
-	t := table{head: []string{"pods", "batches", "ratio of pods a second (quartiles)", "pods a second", "median, ms", "p99, ms", "CPU a pod, ms", "failures"}}
+	t := table{head: slices.Concat([]string{"pods"}, r.ratios("ratio of pods a second"), []string{"batches", "pods a second",
+		"median, ms", "p99, ms", "CPU a pod, ms", "failures"})}
 	for _, row := range r.rows {
 		if !row.inParallel {
 			continue
 		}
-		of := func(f func(*sample) string) string { return both(row, f) }
-		t.rows = append(t.rows, []string{row.scenario + ": " + row.verb, fmt.Sprint(row.rounds), spread(row.ratios),
-			of(func(s *sample) string { return figure(median(s.perSecond)) }),
-			of(func(s *sample) string { return figure(median(s.wall)) }),
-			of(func(s *sample) string { return figure(quantile(s.wall, 0.99)) }),
-			of(func(s *sample) string { return figure(median(s.cpu)) }),
-			of(func(s *sample) string { return fmt.Sprint(s.failures) })})
+		t.rows = append(t.rows, slices.Concat([]string{row.scenario + ": " + row.verb}, r.compared(row), []string{
+			fmt.Sprint(len(row.own.perSecond)),
+			row.each(func(s *sample) string { return figure(median(s.perSecond)) }),
+			row.each(func(s *sample) string { return figure(median(s.wall)) }),
+			row.each(func(s *sample) string { return figure(quantile(s.wall, 0.99)) }),
+			row.each(func(s *sample) string { return figure(median(s.cpu)) }),
+			row.each(func(s *sample) string { return fmt.Sprint(s.failures) })}))
 	}
 	return t
 }
 
-// both is "peer's > ours"; "-" is what was not measured.
-func both(r *row, f func(*sample) string) string {
-	return f(&r.sides[0]) + " > " + f(&r.sides[1])
+// each is a figure of all sides, ours first; "-" is what was not measured.
+func (r *row) each(f func(*sample) string) string {
+	all := f(&r.own)
+	for i := range r.peers {
+		all += " / " + f(&r.peers[i])
+	}
+	return all
 }
+
+// two is a figure of ours and the first other.
+func (r *row) two(f func(*sample) string) string { return f(&r.own) + " / " + f(&r.peers[0]) }
 
 func megabytes(n counts) float64 {
 	if n.programs == 0 {
@@ -105,26 +139,35 @@ func (r *report) aimTable() table {
 // troubles are the first failures of each row.
 func (r *report) troubles() (lines []string) {
 	for _, row := range r.rows {
-		for i, name := range []string{r.peerName, oursName} {
-			if s := row.sides[i]; s.failures > 0 {
-				lines = append(lines, fmt.Sprintf("%s: %s: %s failed %d times: %.300s", row.scenario, row.verb, name, s.failures, strings.Join(strings.Fields(s.failure), " ")))
+		for i := range len(row.peers) + 1 {
+			if s := row.of(i); s.failures > 0 {
+				lines = append(lines, fmt.Sprintf("%s: %s: %s failed %d times: %.300s", row.scenario, row.verb,
+					r.names()[i], s.failures, strings.Join(strings.Fields(s.failure), " ")))
 			}
 		}
 	}
 	return lines
 }
 
+// names are those of the sides, ours first.
+func (r *report) names() []string {
+	names := []string{oursName}
+	for _, p := range r.others {
+		names = append(names, p.name)
+	}
+	return names
+}
+
 // facts are what a reader needs to know of the run.
 func (r *report) facts() []string {
-	return append(r.machine, fmt.Sprintf("%s %s against %s, configurations of version %s; the run took %v",
-		oursName, r.options.version, r.peerName, r.bench.version, r.took.Round(time.Second)))
+	return append(r.machine, fmt.Sprintf("%s %s; the run took %v", oursName, r.options.version, r.took.Round(time.Second)),
+		"figures beside each other: "+strings.Join(r.names(), " / "))
 }
 
 func (r *report) print(w io.Writer) {
 	for _, fact := range r.facts() {
 		_, _ = fmt.Fprintln(w, fact)
 	}
-	_, _ = fmt.Fprintf(w, "Two figures: %s > %s.\n", r.peerName, oursName)
 	for _, t := range []table{r.callTable(), r.parallelTable(), r.aimTable()} {
 		if len(t.rows) == 0 {
 			continue
@@ -176,7 +219,7 @@ func (r *report) writePage(path string) error {
 		s.WriteString("- " + fact + "\n")
 	}
 	fmt.Fprintf(&s, "\n### Aims\n%s\n", r.aimTable().markdown())
-	fmt.Fprintf(&s, "### Calls\nTwo figures are %s > %s.\n\n%s\n", r.peerName, oursName, r.callTable().markdown())
+	fmt.Fprintf(&s, "### Calls\n%s\n", r.callTable().markdown())
 	fmt.Fprintf(&s, "### Pods at the same time\n%s\n", r.parallelTable().markdown())
 	for _, line := range r.troubles() {
 		s.WriteString("- " + line + "\n")

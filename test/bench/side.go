@@ -13,8 +13,7 @@ import (
 type side struct {
 	*host
 	*plugins
-	version string   // of the configurations
-	crowd   []object // the attachments of the other pods
+	crowd []object // the attachments of the other pods
 }
 
 // pod is a container whose attachment is measured.
@@ -28,7 +27,7 @@ const network = "bench"
 
 // config is a step's configuration.
 func (s *side) config(st step, verb string, p *pod, prev json.RawMessage) object {
-	conf := merged(object{"cniVersion": s.version, "name": network, "type": st.plugin}, st.conf(p.port))
+	conf := merged(object{"cniVersion": s.versions[len(s.versions)-1], "name": network, "type": st.plugin}, st.conf(p.port))
 	switch {
 	case verb == "GC":
 		conf["cni.dev/valid-attachments"] = append([]object{p.attachment()}, s.crowd...)
