@@ -37,12 +37,16 @@ var _ = Describe("ParseArgs", func() {
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeEnvironment))
 		Expect(err.Error()).NotTo(ContainSubstring("hunter2"))
 	},
-		Entry("an unknown key", "FOO=hunter2", "CNI_ARGS: unknown keys FOO (known: IP, MAC; IgnoreUnknown=1 accepts any)"),
-		Entry("one that would do something to a terminal", "\x1b[31mX=hunter2", `CNI_ARGS: unknown keys "\x1b[31mX" (known: IP, MAC; IgnoreUnknown=1 accepts any)`),
-		Entry("several, in order", "Z=hunter2;A=hunter2;IP=x;IgnoreUnknown=false", "CNI_ARGS: unknown keys A, Z (known: IP, MAC; IgnoreUnknown=1 accepts any)"),
+		Entry("an unknown key", "FOO=hunter2",
+			"CNI_ARGS: unknown keys FOO (known: IP, MAC; IgnoreUnknown=1 accepts any)"),
+		Entry("one that would do something to a terminal", "\x1b[31mX=hunter2",
+			`CNI_ARGS: unknown keys "\x1b[31mX" (known: IP, MAC; IgnoreUnknown=1 accepts any)`),
+		Entry("several, in order", "Z=hunter2;A=hunter2;IP=x;IgnoreUnknown=false",
+			"CNI_ARGS: unknown keys A, Z (known: IP, MAC; IgnoreUnknown=1 accepts any)"),
 		Entry("a pair without =", "IP=x;hunter2", "CNI_ARGS: pair 2 is not KEY=value"),
 		Entry("the same, whatever is ignored", "IgnoreUnknown=1;hunter2", "CNI_ARGS: pair 2 is not KEY=value"),
 		Entry("a pair without key", "=hunter2", "CNI_ARGS: pair 1 is not KEY=value"),
-		Entry("another IgnoreUnknown", "IgnoreUnknown=1,PASSWORD=hunter2", "CNI_ARGS: IgnoreUnknown is not 0, 1, true or false"),
+		Entry("another IgnoreUnknown", "IgnoreUnknown=1,PASSWORD=hunter2",
+			"CNI_ARGS: IgnoreUnknown is not 0, 1, true or false"),
 	)
 })

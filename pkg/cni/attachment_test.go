@@ -24,7 +24,8 @@ var _ = Describe("Attachment", func() {
 		seen := map[string]cni.Attachment{}
 		for _, b := range []cni.Attachment{
 			a, {"net1", "c1", "eth1"}, {"net1", "c2", "eth0"}, {"net2", "c1", "eth0"}, {"c1", "net1", "eth0"},
-			{"ab", "c", "d"}, {"a", "bc", "d"}, {"a", "b", "cd"}, {"abc", "", "d"}, {"", "abcd", ""}, {"1:a", "b", "c"}, {"1", ":ab", "c"},
+			{"ab", "c", "d"}, {"a", "bc", "d"}, {"a", "b", "cd"}, {"abc", "", "d"}, {"", "abcd", ""}, {"1:a", "b",
+				"c"}, {"1", ":ab", "c"},
 			{long, "c", "d"}, {long + "n", "c", "d"}, {"a", long, "d"}, {"a", long + "n", "d"},
 		} {
 			Expect(b.Hash()).To(MatchRegexp("^[0-9a-f]{16}$"))
@@ -49,11 +50,14 @@ var _ = Describe("Attachment", func() {
 		Expect(cni.NetworkOwns(a.Network, mark)).To(BeFalse())
 	},
 		Entry("short", cni.Attachment{Network: "pod-net", ContainerID: "c1", IfName: "eth1"}),
-		Entry("a container ID of 64", cni.Attachment{Network: "pod-net", ContainerID: strings.Repeat("c", 64), IfName: "eth1"}),
-		Entry("a network of 64", cni.Attachment{Network: long[:64], ContainerID: strings.Repeat("c", 64), IfName: "eth1"}),
+		Entry("a container ID of 64", cni.Attachment{Network: "pod-net", ContainerID: strings.Repeat("c", 64),
+			IfName: "eth1"}),
+		Entry("a network of 64", cni.Attachment{Network: long[:64], ContainerID: strings.Repeat("c", 64),
+			IfName: "eth1"}),
 		Entry("a network of 65", cni.Attachment{Network: long[:65], ContainerID: "c1", IfName: "eth1"}),
 		Entry("all too long", cni.Attachment{Network: long, ContainerID: long, IfName: "eth1234567890ab"}),
-		Entry("an interface that a comment cannot hold", cni.Attachment{Network: "pod-net", ContainerID: "c1", IfName: "a\"\\\x01é\xff"}),
+		Entry("an interface that a comment cannot hold",
+			cni.Attachment{Network: "pod-net", ContainerID: "c1", IfName: "a\"\\\x01é\xff"}),
 	)
 
 	It("tells long networks with the same beginning apart", func() {
@@ -68,7 +72,8 @@ var _ = Describe("Attachment", func() {
 	},
 		Entry("nothing", ""), Entry("a text", "my comment"), Entry("the network alone", "net1"),
 		Entry("no hash", "0123 net1 c1 eth0"), Entry("a hash in upper case", "5EC66F3B7C1F354C net1 c1 eth0"),
-		Entry("a longer hash", "5f3c29da973ec8080 net1 c1 eth0"), Entry("not hexadecimal", "gf3c29da973ec808 net1 c1 eth0"),
+		Entry("a longer hash", "5f3c29da973ec8080 net1 c1 eth0"), Entry("not hexadecimal",
+			"gf3c29da973ec808 net1 c1 eth0"),
 		Entry("another network", "0123456789abcdef net10 c1 eth0"), Entry("no network", "0123456789abcdef"),
 		Entry("the reference's", `name: "net1" id: "c1"`),
 		Entry("the reference's in nftables", "6fd94d501e58f0aa-287fc69eff0574a2, net: net1, if: eth0, id: c1"),
@@ -94,7 +99,8 @@ var _ = Describe("Set", func() {
 		Expect(s.Network()).To(Equal("net1"))
 		Expect(s.Has(at("net1", "c1", "eth0"))).To(BeTrue())
 		Expect(s.Garbage(at("net1", "c1", "eth0").Mark())).To(BeFalse())
-		for _, gone := range []cni.Attachment{at("net1", "c1", "eth1"), at("net1", "c2", "eth0"), at("net1", "c3", "eth0"), at("net1", long, "eth0")} {
+		for _, gone := range []cni.Attachment{at("net1", "c1", "eth1"), at("net1", "c2", "eth0"),
+			at("net1", "c3", "eth0"), at("net1", long, "eth0")} {
 			Expect(s.Has(gone)).To(BeFalse())
 			Expect(s.Garbage(gone.Mark())).To(BeTrue())
 		}
@@ -138,13 +144,15 @@ var _ = Describe("names", func() {
 	It("of networks and containers", func() {
 		check(cni.ValidName,
 			[]string{"a", "0", "k8s.io-x", "a_b.c-d", "A9", "a..", long},
-			[]string{"", ".", "..", "-a", "_a", ".a", "a/b", "a b", "a\n", "a;b", "ä", "aä", "a\x00", "a\\b", "../x", "a$b", `a"b`})
+			[]string{"", ".", "..", "-a", "_a", ".a", "a/b", "a b", "a\n", "a;b", "ä", "aä", "a\x00", "a\\b", "../x",
+				"a$b", `a"b`})
 	})
 
 	It("of interfaces", func() {
 		check(cni.ValidIfName,
 			[]string{"e", "eth0", "lo", "eth0.100", "a-very-long-nam", "-", "é", "a\"b", "...", "allx"},
-			[]string{"", ".", "..", "a-very-long-name", "a/b", "a:b", "a b", "a\tb", "a\n", "a\u2028b", "a\u0085b", "a\x00", "éééééééé", "à", "eth%d", "100%", "a\xffb", "all", "default"})
+			[]string{"", ".", "..", "a-very-long-name", "a/b", "a:b", "a b", "a\tb", "a\n", "a\u2028b", "a\u0085b",
+				"a\x00", "éééééééé", "à", "eth%d", "100%", "a\xffb", "all", "default"})
 	})
 
 	It("of plugins", func() {

@@ -148,7 +148,8 @@ func (c *Config) ValidAttachments() (refs []AttachmentRef, listed bool, err erro
 		key, raw = "cni.dev/attachments", c.RawAttachments
 	}
 	if isNull(raw) && !isNull(c.RawAttachments) && string(c.RawAttachments) != "[]" {
-		return nil, true, Errorf(CodeConfig, "cni.dev/valid-attachments: empty, but cni.dev/attachments is not; GC removes nothing while they contradict")
+		return nil, true, Errorf(CodeConfig,
+			"cni.dev/valid-attachments: empty, but cni.dev/attachments is not: they contradict")
 	}
 	if raw == nil {
 		return nil, false, nil
@@ -158,7 +159,8 @@ func (c *Config) ValidAttachments() (refs []AttachmentRef, listed bool, err erro
 	}
 	for i, r := range refs {
 		if r.ContainerID == "" || r.IfName == "" {
-			return nil, true, Errorf(CodeConfig, "%s[%d]: containerID %q, ifname %q: neither may be empty", key, i, r.ContainerID, r.IfName)
+			return nil, true, Errorf(CodeConfig, "%s[%d]: containerID %q, ifname %q: neither may be empty", key, i,
+				r.ContainerID, r.IfName)
 		}
 	}
 	return refs, true, nil

@@ -20,7 +20,8 @@ var _ = Describe("Config", func() {
 
 	DescribeTable("matches keys in any case", func(doc string) {
 		c := decode(doc)
-		Expect([]string{c.CNIVersion, c.Name, c.Type, c.IPAM.Type}).To(HaveExactElements("0.4.0", "n", "bridge", "host-local"))
+		Expect([]string{c.CNIVersion, c.Name, c.Type, c.IPAM.Type}).To(HaveExactElements("0.4.0", "n", "bridge",
+			"host-local"))
 		prev, err := c.PrevResult()
 		Expect(err).NotTo(HaveOccurred())
 		Expect(prev.IPs).To(HaveLen(1))
@@ -46,14 +47,20 @@ var _ = Describe("Config", func() {
 		Expect(err).To(MatchError(message))
 		Expect(cni.AsError(err).Code).To(Equal(code))
 	},
-		Entry("text", "x", cni.CodeDecode, "network configuration: no valid JSON at byte 1: invalid character 'x' looking for beginning of value"),
-		Entry("a cut", `{"name": "n"`, cni.CodeDecode, "network configuration: no valid JSON at byte 12: unexpected end of JSON input"),
-		Entry("two documents", `{} {}`, cni.CodeDecode, "network configuration: no valid JSON at byte 4: invalid character '{' after top-level value"),
-		Entry("too deep", strings.Repeat("[", 20000), cni.CodeDecode, "network configuration: no valid JSON at byte 10001: invalid character '[' exceeded max depth"),
+		Entry("text", "x", cni.CodeDecode,
+			"network configuration: no valid JSON at byte 1: invalid character 'x' looking for beginning of value"),
+		Entry("a cut", `{"name": "n"`, cni.CodeDecode,
+			"network configuration: no valid JSON at byte 12: unexpected end of JSON input"),
+		Entry("two documents", `{} {}`, cni.CodeDecode,
+			"network configuration: no valid JSON at byte 4: invalid character '{' after top-level value"),
+		Entry("too deep", strings.Repeat("[", 20000), cni.CodeDecode,
+			"network configuration: no valid JSON at byte 10001: invalid character '[' exceeded max depth"),
 		Entry("a list", `[]`, cni.CodeConfig, "network configuration: is a JSON array, want an object"),
 		Entry("a name that is a number", `{"name": 5}`, cni.CodeConfig, "name: is a JSON number, want a string"),
-		Entry("an ipam that is text", `{"ipam": "host-local"}`, cni.CodeConfig, "ipam: is a JSON string, want an object"),
-		Entry("an ipam.type that is a list", `{"ipam": {"type": []}}`, cni.CodeConfig, "ipam.type: is a JSON array, want a string"),
+		Entry("an ipam that is text", `{"ipam": "host-local"}`, cni.CodeConfig,
+			"ipam: is a JSON string, want an object"),
+		Entry("an ipam.type that is a list", `{"ipam": {"type": []}}`, cni.CodeConfig,
+			"ipam.type: is a JSON array, want a string"),
 	)
 
 	It("tells what else it read beside a value of the wrong type", func() {
@@ -100,8 +107,10 @@ var _ = Describe("Config", func() {
 		Entry("missing", `{"cniVersion": "1.0.0"}`, false),
 		Entry("null", `{"cniVersion": "1.0.0", "prevResult": null}`, false),
 		Entry("empty", `{"cniVersion": "1.0.0", "prevResult": {}}`, true),
-		Entry("of the configuration's version", `{"cniVersion": "0.2.0", "prevResult": {"ip4": {"ip": "10.0.0.1/8"}}}`, true),
-		Entry("of another family", `{"cniVersion": "1.1.0", "prevResult": {"cniVersion": "0.3.1", "ips": [{"version": "4", "address": "10.0.0.1/8"}]}}`, true),
+		Entry("of the configuration's version",
+			`{"cniVersion": "0.2.0", "prevResult": {"ip4": {"ip": "10.0.0.1/8"}}}`, true),
+		Entry("of another family",
+			`{"cniVersion": "1.1.0", "prevResult": {"cniVersion": "0.3.1", "ips": [{"version": "4", "address": "10.0.0.1/8"}]}}`, true),
 	)
 
 	It("names what it cannot read of prevResult", func() {
@@ -131,9 +140,11 @@ var _ = Describe("cni.dev/valid-attachments", func() {
 		Entry("one", `{"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, c1),
 		Entry("the older spelling", `{"cni.dev/attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, c1),
 		Entry("the older spelling, null", `{"cni.dev/attachments": null}`),
-		Entry("both, as libcni sends them", `{"cni.dev/attachments": [{"containerID": "c1", "ifname": "eth0"}], "cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, c1),
+		Entry("both, as libcni sends them",
+			`{"cni.dev/attachments": [{"containerID": "c1", "ifname": "eth0"}], "cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, c1),
 		Entry("both: one null, the other empty", `{"cni.dev/attachments": [], "cni.dev/valid-attachments": null}`),
-		Entry("both: the specification's counts", `{"cni.dev/attachments": null, "cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, c1),
+		Entry("both: the specification's counts",
+			`{"cni.dev/attachments": null, "cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, c1),
 	)
 
 	It("that is missing is no empty list", func() {
@@ -148,13 +159,18 @@ var _ = Describe("cni.dev/valid-attachments", func() {
 		Expect(err).To(MatchError(ContainSubstring(message)))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 	},
-		Entry("empty beside an older spelling that is not", `{"cni.dev/valid-attachments": null, "cni.dev/attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, "contradict"),
-		Entry("an object", `{"cni.dev/valid-attachments": {}}`, "cni.dev/valid-attachments: want a list of {containerID, ifname}: is a JSON object, want an array"),
+		Entry("empty beside an older spelling that is not",
+			`{"cni.dev/valid-attachments": null, "cni.dev/attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, "contradict"),
+		Entry("an object", `{"cni.dev/valid-attachments": {}}`,
+			"cni.dev/valid-attachments: want a list of {containerID, ifname}: is a JSON object, want an array"),
 		Entry("the older spelling of another type", `{"cni.dev/attachments": "x"}`, "cni.dev/attachments: want a list"),
 		Entry("an entry of another type", `{"cni.dev/valid-attachments": [5]}`, "want a list"),
-		Entry("a null entry", `{"cni.dev/valid-attachments": [null]}`, `cni.dev/valid-attachments[0]: containerID "", ifname ""`),
-		Entry("an entry without container", `{"cni.dev/valid-attachments": [{"ifname": "eth0"}]}`, `cni.dev/valid-attachments[0]: containerID "", ifname "eth0"`),
-		Entry("an entry without interface", `{"cni.dev/valid-attachments": [{"containerID": "c1"}]}`, `cni.dev/valid-attachments[0]: containerID "c1", ifname ""`),
+		Entry("a null entry", `{"cni.dev/valid-attachments": [null]}`,
+			`cni.dev/valid-attachments[0]: containerID "", ifname ""`),
+		Entry("an entry without container", `{"cni.dev/valid-attachments": [{"ifname": "eth0"}]}`,
+			`cni.dev/valid-attachments[0]: containerID "", ifname "eth0"`),
+		Entry("an entry without interface", `{"cni.dev/valid-attachments": [{"containerID": "c1"}]}`,
+			`cni.dev/valid-attachments[0]: containerID "c1", ifname ""`),
 	)
 })
 

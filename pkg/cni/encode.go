@@ -44,7 +44,8 @@ func (r *Result) wire1(version string) wire1 {
 		w.Interfaces = append(w.Interfaces, wireInterface(i))
 	}
 	for _, ip := range r.IPs {
-		w.IPs = append(w.IPs, wireIP{Interface: ip.Interface, Address: ip.Address.String(), Gateway: addrText(ip.Gateway)})
+		w.IPs = append(w.IPs, wireIP{Interface: ip.Interface, Address: ip.Address.String(),
+			Gateway: addrText(ip.Gateway)})
 	}
 	for _, route := range r.Routes {
 		w.Routes = append(w.Routes, toWireRoute(route))

@@ -47,11 +47,16 @@ var _ = Describe("Error", func() {
 		Expect(errors.Is(got, err)).To(BeTrue())
 	},
 		Entry("itself", inner, *inner),
-		Entry("wrapped: its code and details, the outer message", fmt.Errorf("lease: %w", inner), cni.Error{Code: 11, Msg: "lease: busy", Details: "by 17"}),
-		Entry("joined", errors.Join(errors.New("other"), inner), cni.Error{Code: 11, Msg: "other\nbusy", Details: "by 17"}),
-		Entry("wrapped in one with another code", cni.Errorf(102, "answer: %w", inner), cni.Error{Code: 102, Msg: "answer: busy: by 17"}),
-		Entry("wrapped, without details", fmt.Errorf("lease: %w", &cni.Error{Code: 11, Msg: "busy: "}), cni.Error{Code: 11, Msg: "lease: busy: "}),
-		Entry("a file's", &fs.PathError{Op: "open", Path: "/x", Err: fs.ErrNotExist}, cni.Error{Code: 5, Msg: "open /x: file does not exist"}),
+		Entry("wrapped: its code and details, the outer message", fmt.Errorf("lease: %w", inner),
+			cni.Error{Code: 11, Msg: "lease: busy", Details: "by 17"}),
+		Entry("joined", errors.Join(errors.New("other"), inner),
+			cni.Error{Code: 11, Msg: "other\nbusy", Details: "by 17"}),
+		Entry("wrapped in one with another code", cni.Errorf(102, "answer: %w", inner),
+			cni.Error{Code: 102, Msg: "answer: busy: by 17"}),
+		Entry("wrapped, without details", fmt.Errorf("lease: %w", &cni.Error{Code: 11, Msg: "busy: "}),
+			cni.Error{Code: 11, Msg: "lease: busy: "}),
+		Entry("a file's", &fs.PathError{Op: "open", Path: "/x", Err: fs.ErrNotExist},
+			cni.Error{Code: 5, Msg: "open /x: file does not exist"}),
 		Entry("any other", errors.New("oops"), cni.Error{Code: 999, Msg: "oops"}),
 	)
 
@@ -74,7 +79,8 @@ var _ = Describe("Error", func() {
 		Expect(ok).To(BeFalse())
 	},
 		Entry("nothing", ""), Entry("text", "panic: x"), Entry("null", "null"), Entry("a list", "[]"),
-		Entry("a result", `{"cniVersion": "1.0.0", "ips": []}`), Entry("a code that is text", `{"code": "7", "msg": "x"}`),
+		Entry("a result", `{"cniVersion": "1.0.0", "ips": []}`), Entry("a code that is text",
+			`{"code": "7", "msg": "x"}`),
 		Entry("a negative code", `{"code": -1, "msg": "x"}`), Entry("two documents", `{"code": 7}{"code": 7}`),
 	)
 })

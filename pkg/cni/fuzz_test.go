@@ -13,7 +13,8 @@ import (
 // FuzzResult: what can be read can be written in every version, and reads back
 // the same.
 func FuzzResult(f *testing.F) {
-	for _, doc := range []string{specIPAM, specBridge, schemaExample, reference03, reference02, `null`, `{"ips":[{"address":"::ffff:1.2.3.4/96"}]}`} {
+	for _, doc := range []string{specIPAM, specBridge, schemaExample, reference03, reference02, `null`,
+		`{"ips":[{"address":"::ffff:1.2.3.4/96"}]}`} {
 		for _, v := range []string{"0.2.0", "0.4.0", "1.1.0"} {
 			f.Add([]byte(doc), v)
 		}
@@ -45,7 +46,8 @@ func FuzzResult(f *testing.F) {
 
 // FuzzArgs: a value is never lost, and never in a message.
 func FuzzArgs(f *testing.F) {
-	for _, s := range []string{"", "IP=10.0.0.5", "IgnoreUnknown=1;K8S_POD_NAME=a=b;;", "ip=x;IP=y", "FOO=BAR", "x;=;IgnoreUnknown=2"} {
+	for _, s := range []string{"", "IP=10.0.0.5", "IgnoreUnknown=1;K8S_POD_NAME=a=b;;", "ip=x;IP=y", "FOO=BAR",
+		"x;=;IgnoreUnknown=2"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, args string) {
@@ -90,7 +92,8 @@ func FuzzMark(f *testing.F) {
 // FuzzUnmarshal: an error exactly where the decoder has one, with a code of its
 // own.
 func FuzzUnmarshal(f *testing.F) {
-	for _, seed := range []string{`{"mtu":"1","trunk":[{"id":[]},{}]}`, `{"a":[{"id":1,"x":"\u0000"}`, `[1]`, `{"IPAM":{"ranges":[[{"subnet":{}}]]}}`} {
+	for _, seed := range []string{`{"mtu":"1","trunk":[{"id":[]},{}]}`, `{"a":[{"id":1,"x":"\u0000"}`, `[1]`,
+		`{"IPAM":{"ranges":[[{"subnet":{}}]]}}`} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

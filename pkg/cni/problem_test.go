@@ -68,7 +68,8 @@ var _ = Describe("Problems", func() {
 		for _, p := range cni.ProblemsOf(e) {
 			codes = append(codes, p.Code)
 		}
-		Expect(codes).To(HaveExactElements(cni.CodeConfig, cni.CodeInternal, cni.CodeEnvironment, cni.CodeConfig, cni.CodeConfig, cni.CodeConfig))
+		Expect(codes).To(HaveExactElements(cni.CodeConfig, cni.CodeInternal, cni.CodeEnvironment, cni.CodeConfig,
+			cni.CodeConfig, cni.CodeConfig))
 	})
 
 	DescribeTable("of a value count once", func(first, second string, both bool) {

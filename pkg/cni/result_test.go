@@ -84,9 +84,11 @@ var _ = Describe("Result", func() {
 		}
 	},
 		Entry("no address", cni.Result{IPs: []cni.IP{{Address: prefix("10.0.0.1/8")}, {}}}, "ips[1].address"),
-		Entry("IPv4 in IPv6", cni.Result{IPs: []cni.IP{{Address: netip.PrefixFrom(addr("::ffff:10.0.0.1"), 120)}}}, "ips[0].address"),
+		Entry("IPv4 in IPv6", cni.Result{IPs: []cni.IP{{Address: netip.PrefixFrom(addr("::ffff:10.0.0.1"), 120)}}},
+			"ips[0].address"),
 		Entry("no destination", cni.Result{Routes: []cni.Route{{}}}, "routes[0].dst"),
-		Entry("IPv4 in IPv6 as destination", cni.Result{Routes: []cni.Route{{Dst: netip.PrefixFrom(addr("::ffff:10.0.0.0"), 104)}}}, "routes[0].dst"),
+		Entry("IPv4 in IPv6 as destination",
+			cni.Result{Routes: []cni.Route{{Dst: netip.PrefixFrom(addr("::ffff:10.0.0.0"), 104)}}}, "routes[0].dst"),
 	)
 
 	It("writes a gateway that is IPv4 in IPv6 as IPv4", func() {
@@ -111,11 +113,13 @@ var _ = Describe("Result", func() {
 
 	It("tells prefixes and gateways", func() {
 		r := richResult()
-		Expect(cni.Addresses(r.IPs)).To(HaveExactElements(prefix("10.244.0.5/24"), prefix("fd00::5/64"), prefix("192.0.2.9/32"), prefix("fd01::9/128")))
+		Expect(cni.Addresses(r.IPs)).To(HaveExactElements(prefix("10.244.0.5/24"), prefix("fd00::5/64"),
+			prefix("192.0.2.9/32"), prefix("fd01::9/128")))
 		Expect(r.Gateway(true)).To(Equal(addr("10.244.0.1")))
 		Expect(r.Gateway(false)).To(Equal(addr("fd00::1")))
 		Expect(l2Result().Gateway(true).IsValid()).To(BeFalse())
-		late := cni.Result{IPs: []cni.IP{{Address: prefix("fd00::5/64")}, {Address: prefix("fd01::5/64"), Gateway: addr("fd01::1")}}}
+		late := cni.Result{IPs: []cni.IP{{Address: prefix("fd00::5/64")},
+			{Address: prefix("fd01::5/64"), Gateway: addr("fd01::1")}}}
 		Expect(late.Gateway(false)).To(Equal(addr("fd01::1")))
 	})
 
@@ -126,7 +130,8 @@ var _ = Describe("Result", func() {
 		Expect(eth0).To(Equal(r.Interfaces[2]))
 		_, ok = r.ContainerInterface("cni0")
 		Expect(ok).To(BeFalse(), "it is on the host")
-		Expect(cni.Addresses(r.ContainerIPs("eth0"))).To(HaveExactElements(prefix("10.244.0.5/24"), prefix("fd00::5/64"), prefix("fd01::9/128")))
+		Expect(cni.Addresses(r.ContainerIPs("eth0"))).To(HaveExactElements(prefix("10.244.0.5/24"),
+			prefix("fd00::5/64"), prefix("fd01::9/128")))
 		r.Interfaces[2].Sandbox = ""
 		Expect(cni.Addresses(r.ContainerIPs("eth0"))).To(HaveExactElements(prefix("fd01::9/128")))
 		Expect((*cni.Result)(nil).ContainerIPs("eth0")).To(BeEmpty())

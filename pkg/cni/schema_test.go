@@ -18,6 +18,7 @@ var _ = Describe("docs/schema", func() {
 	})
 
 	It("has error.json", func() {
-		plugintest.ExpectSchema("error", "what a plugin prints that fails (specification, section 5)", plugintest.SchemaOf(cni.WireError{}))
+		plugintest.ExpectSchema("error", "what a plugin prints that fails (specification, section 5)",
+			plugintest.SchemaOf(cni.WireError{}))
 	})
 })

@@ -56,7 +56,8 @@ func richResult() *cni.Result {
 			{Address: prefix("fd01::9/128")},
 		},
 		Routes: []cni.Route{
-			{Dst: prefix("0.0.0.0/0"), GW: addr("10.244.0.1"), MTU: 1400, AdvMSS: 1360, Priority: 100, Table: ptr[uint32](254), Scope: ptr(0)},
+			{Dst: prefix("0.0.0.0/0"), GW: addr("10.244.0.1"), MTU: 1400, AdvMSS: 1360, Priority: 100,
+				Table: ptr[uint32](254), Scope: ptr(0)},
 			{Dst: prefix("::/0")},
 			{Dst: prefix("198.51.100.0/24"), Table: ptr[uint32](0), Scope: ptr(253)},
 			{Dst: prefix("fd02::/48"), GW: addr("fd00::2"), MTU: 1280},

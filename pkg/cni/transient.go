@@ -10,7 +10,8 @@ import (
 // succeed a moment later. DEL, which takes most refusals for final, leaves what it
 // could not do to its repetition then.
 func Transient(err error) bool {
-	for _, errno := range []syscall.Errno{syscall.ENOMEM, syscall.ENOBUFS, syscall.EMFILE, syscall.ENFILE, syscall.EAGAIN, syscall.ETIMEDOUT} {
+	for _, errno := range []syscall.Errno{syscall.ENOMEM, syscall.ENOBUFS, syscall.EMFILE, syscall.ENFILE,
+		syscall.EAGAIN, syscall.ETIMEDOUT} {
 		if errors.Is(err, errno) {
 			return true
 		}

@@ -38,7 +38,8 @@ func checkConfig(p Plugin[any], env Env) int {
 	default:
 		c.entry("", data)
 	}
-	verdict := map[int]string{confGood: "valid", confBad: "not valid", confUnreadable: "not readable", confOther: "nothing here is for it"}
+	verdict := map[int]string{confGood: "valid", confBad: "not valid", confUnreadable: "not readable",
+		confOther: "nothing here is for it"}
 	fmt.Fprintf(&c.out, "%s: %s\n", p.Name, verdict[c.status])
 	if _, err := c.out.WriteTo(env.Stdout); err != nil {
 		return confUnreadable
@@ -96,10 +97,8 @@ func (c *checker) entry(prefix string, data []byte) {
 	problems.Add(c.checkVersion(conf.CNIVersion, "ADD"))
 	req, err := c.request(data, conf, "ADD")
 	problems.Add(err)
-	if c.plugin.Parse != nil {
-		_, err = c.plugin.Parse(req)
-		problems.Add(err)
-	}
+	_, err = c.plugin.Parse(req)
+	problems.Add(err)
 	all := cni.ProblemsOf(problems.Err())
 	for _, p := range all {
 		if p.Key != "" {

@@ -58,26 +58,29 @@ var _ = Describe("--check-config", func() {
 		Expect(checked(picky(), `{"cniVersion": "0.4.0", "name": "n", "type": "probe"}`)).To(Equal(good))
 	})
 
-	It("says everything that is wrong in its entries, with key, value, reason and suggestion, and exits with 1", func() {
-		a := checked(picky(), list(`{"type": "other", "vlan": 5000}, {"type": "probe", "vlan": 5000, "ipam": {"type": "probe"},
-			"vlanTrunk": [{"minId": 5}, {"id": -1}], "bridge": "none", "isGatway": true, "odd": 1}, {"type": "probe", "mtu": "1"}`))
-		Expect(strings.Split(a.stdout, "\n")).To(HaveExactElements(
-			`error: plugins[1].ipam.type: "probe" is this plugin itself, which gives no addresses`,
-			`    name an IPAM plugin, host-local for example`,
-			`error: plugins[1].vlan: 5000 is too great`,
-			`error: plugins[1].vlanTrunk[1].id: -1 is negative`,
-			`    use 1`,
-			`error: plugins[1].bridge: "none" cannot be made`,
-			`warning: plugins[1].isGatway: is unknown and ignored`,
-			`    did you mean "plugins[1].isGateway"?`,
-			`warning: plugins[1].odd: is unknown and ignored`,
-			`warning: plugins[1].vlanTrunk[0].minId: is read in spite of its case`,
-			`    did you mean "plugins[1].vlanTrunk[0].minID"?`,
-			`error: plugins[2].mtu: is a JSON string, want a whole number`,
-			`probe: not valid`,
-			``))
-		Expect(a.code).To(Equal(1))
-	})
+	It("says everything that is wrong in its entries, with key, value, reason and suggestion, and exits with 1",
+		func() {
+			a := checked(picky(), list(`{"type": "other", "vlan": 5000},
+			{"type": "probe", "vlan": 5000, "ipam": {"type": "probe"}, "vlanTrunk": [{"minId": 5}, {"id": -1}],
+			 "bridge": "none", "isGatway": true, "odd": 1},
+			{"type": "probe", "mtu": "1"}`))
+			Expect(strings.Split(a.stdout, "\n")).To(HaveExactElements(
+				`error: plugins[1].ipam.type: "probe" is this plugin itself, which gives no addresses`,
+				`    name an IPAM plugin, host-local for example`,
+				`error: plugins[1].vlan: 5000 is too great`,
+				`error: plugins[1].vlanTrunk[1].id: -1 is negative`,
+				`    use 1`,
+				`error: plugins[1].bridge: "none" cannot be made`,
+				`warning: plugins[1].isGatway: is unknown and ignored`,
+				`    did you mean "plugins[1].isGateway"?`,
+				`warning: plugins[1].odd: is unknown and ignored`,
+				`warning: plugins[1].vlanTrunk[0].minId: is read in spite of its case`,
+				`    did you mean "plugins[1].vlanTrunk[0].minID"?`,
+				`error: plugins[2].mtu: is a JSON string, want a whole number`,
+				`probe: not valid`,
+				``))
+			Expect(a.code).To(Equal(1))
+		})
 
 	DescribeTable("exits with 2 for what cannot be read", func(conf, want string) {
 		Expect(checked(picky(), conf)).To(Equal(answer{code: 2, stdout: "error: " + want + "\nprobe: not readable\n"}))
@@ -88,8 +91,8 @@ var _ = Describe("--check-config", func() {
 		Entry("no object", "[]", "network configuration: is a JSON array, want an object"),
 		Entry("no list of entries", `{"name": "x", "plugins": {}}`, "plugins: is no list of objects"),
 		Entry("an entry that is none", list("5"), "plugins: is no list of objects"),
-		Entry("a byte order mark", "\ufeff{}", "network configuration: begins with a byte order mark; save it as UTF-8 without one"),
-		Entry("UTF-16", "\xff\xfe{\x00}\x00", "network configuration: is UTF-16; save it as UTF-8 without a byte order mark"),
+		Entry("a byte order mark", "\ufeff{}", "network configuration: save it as UTF-8 without a byte order mark"),
+		Entry("UTF-16", "\xff\xfe{\x00}\x00", "network configuration: save it as UTF-8 without a byte order mark"),
 	)
 
 	DescribeTable("exits with 3 when nothing in it is for the plugin", func(ipam bool, conf string) {
@@ -107,7 +110,8 @@ var _ = Describe("--check-config", func() {
 	It("of an IPAM plugin checks the entries that name it, and not what else is in them", func() {
 		p := picky()
 		p.IPAM = true
-		a := checked(p, list(`{"type": "bridge", "isGatway": true, "ipam": {"type": "probe", "Ranges": [[{"subnett": ""}]]}}`))
+		a := checked(p,
+			list(`{"type": "bridge", "isGatway": true, "ipam": {"type": "probe", "Ranges": [[{"subnett": ""}]]}}`))
 		Expect(a).To(Equal(answer{stdout: "warning: plugins[0].ipam.Ranges: is read in spite of its case\n" +
 			"    did you mean \"plugins[0].ipam.ranges\"?\nprobe: valid\n"}))
 	})
@@ -117,7 +121,8 @@ var _ = Describe("--check-config", func() {
 	},
 		Entry("a bad name", `"cniVersion": "1.0.0", "name": "a b"`, `error: plugins[0].name: "a b" is no network name`),
 		Entry("no name", `"cniVersion": "1.0.0"`, `error: plugins[0].name: "" is no network name`),
-		Entry("a version that nobody speaks", `"cniVersion": "7", "name": "x"`, `error: plugins[0].cniVersion: "7" is not supported`),
+		Entry("a version that nobody speaks", `"cniVersion": "7", "name": "x"`,
+			`error: plugins[0].cniVersion: "7" is not supported`),
 		Entry("several versions", `"cniVersions": ["1.0.0"], "name": "x"`, "probe: valid"),
 	)
 
@@ -141,14 +146,17 @@ var _ = Describe("--check-config", func() {
 	})
 
 	It("does nothing to a terminal, whatever is in keys and values", func() {
-		a := checked(picky(), list(`{"type": "probe", "\u001b[31mevil": 1, "x\u009by": 2, "bridge": "none", "mtu": "`+"\u009b\u202e"+`"}`))
+		a := checked(picky(),
+			list(`{"type": "probe", "\u001b[31mevil": 1, "x\u009by": 2, "bridge": "none", "mtu": "`+"\u009b\u202e"+`"}`))
 		Expect(a.stdout).To(ContainSubstring(`warning: plugins[0]["\x1b[31mevil"]: is unknown and ignored` + "\n"))
-		Expect(strings.ContainsFunc(a.stdout, func(r rune) bool { return r != '\n' && !strconv.IsPrint(r) })).To(BeFalse())
+		Expect(strings.ContainsFunc(a.stdout,
+			func(r rune) bool { return r != '\n' && !strconv.IsPrint(r) })).To(BeFalse())
 	})
 })
 
 var _ = Describe("ADD", func() {
-	conf := `{"cniVersion": "1.1.0", "name": "a b", "ipam": {"type": "probe"}, "prevResult": {"ips": 5}, "vlan": 5000, "mtu": "x"}`
+	conf := `{"cniVersion": "1.1.0", "name": "a b", "ipam": {"type": "probe"},
+		"prevResult": {"ips": 5}, "vlan": 5000, "mtu": "x"}`
 
 	It("reports at once what every plugin refuses and what this one does", func() {
 		for _, command := range []string{"ADD", "CHECK"} {

@@ -41,8 +41,10 @@ var _ = Describe("a call that succeeds", func() {
 		Expect(called).To(Equal(1))
 		r.run(skel.Plugin[any]{Name: "bare", Add: nil, Del: nil}).expectSilence()
 	},
-		Entry("DEL", "DEL", conf1), Entry("DEL, of the oldest version", "DEL", `{"name": "net1"}`), Entry("CHECK", "CHECK", conf1),
-		Entry("CHECK, of its first version", "CHECK", `{"name": "net1", "cniVersion": "0.4.0"}`), Entry("STATUS", "STATUS", conf1),
+		Entry("DEL", "DEL", conf1), Entry("DEL, of the oldest version", "DEL", `{"name": "net1"}`), Entry("CHECK",
+			"CHECK", conf1),
+		Entry("CHECK, of its first version", "CHECK", `{"name": "net1", "cniVersion": "0.4.0"}`), Entry("STATUS",
+			"STATUS", conf1),
 		Entry("GC", "GC", `{"cniVersion": "1.1.0", "name": "net1", "cni.dev/valid-attachments": null}`),
 	)
 
@@ -63,7 +65,8 @@ var _ = Describe("a call that succeeds", func() {
 		for _, ipam := range []string{"probe", "other"} {
 			r := attach(command)
 			r.conf = fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "net1", "type": "other", "ipam": {"type": %q}}`, ipam)
-			r.run(forbidden()).expectError(cni.CodeConfig, fmt.Sprintf("ipam.type: %q is this plugin itself, which gives no addresses", ipam))
+			r.run(forbidden()).expectError(cni.CodeConfig,
+				fmt.Sprintf("ipam.type: %q is this plugin itself, which gives no addresses", ipam))
 			it := forbidden()
 			it.IPAM = true // for its own type is what it finds there
 			Expect(r.run(it).stdout).To(ContainSubstring(errHandler.Error()))
@@ -77,7 +80,8 @@ var _ = Describe("a call that succeeds", func() {
 			"prevResult": {"ips": [{"address": "10.0.0.5/24"}]}}`
 		r.run(probe(func(q *skel.Request) error {
 			Expect(q.Attachment).To(Equal(cni.Attachment{Network: "net1", ContainerID: "c1", IfName: "eth0"}))
-			Expect([]string{q.Netns, q.Args, q.Path, q.Version, q.IPAM}).To(HaveExactElements(r.netns, "IP=10.0.0.9", "/opt/cni/bin", "1.0.0", "host-local"))
+			Expect([]string{q.Netns, q.Args, q.Path, q.Version, q.IPAM}).To(HaveExactElements(r.netns, "IP=10.0.0.9",
+				"/opt/cni/bin", "1.0.0", "host-local"))
 			Expect(string(q.Conf)).To(Equal(r.conf))
 			Expect(q.PrevResult).To(Equal(oneAddress()))
 			Expect(q.NS.Path()).To(Equal(r.netns))
@@ -91,11 +95,13 @@ var _ = Describe("a call that succeeds", func() {
 
 	It("of GC without a list, as cnitool calls it, removes nothing, asks nobody and says so", func() {
 		for _, key := range []string{"", `"cni.dev/attachment": [], `} {
-			r := request{command: "GC", conf: `{"cniVersion": "1.1.0", ` + key + `"name": "net1", "ipam": {"type": "host-local"}}`}
+			r := request{command: "GC",
+				conf: `{"cniVersion": "1.1.0", ` + key + `"name": "net1", "ipam": {"type": "host-local"}}`}
 			Expect(r.run(forbidden())).To(Equal(answer{stderr: "probe: cni.dev/valid-attachments: missing; nothing is removed\n"}))
 		}
 		for _, list := range []string{"null", "[]"} {
-			r := request{command: "GC", conf: `{"cniVersion": "1.1.0", "name": "net1", "cni.dev/valid-attachments": ` + list + `}`}
+			r := request{command: "GC",
+				conf: `{"cniVersion": "1.1.0", "name": "net1", "cni.dev/valid-attachments": ` + list + `}`}
 			r.run(forbidden()).expectError(cni.CodeInternal, errHandler.Error())
 		}
 	})
@@ -112,28 +118,29 @@ var _ = Describe("a call that succeeds", func() {
 		})).expectSilence()
 	})
 
-	DescribeTable("parses the configuration once for the handlers that are given it, and not for others", func(command string, times int) {
-		r := attach(command)
-		r.conf = `{"cniVersion": "1.1.0", "name": "net1", "cni.dev/valid-attachments": [], "vlan": 7}`
-		parsed, given := 0, func(_ context.Context, _ *skel.Request, vlan int) error {
-			Expect(vlan).To(Equal(7))
-			return nil
-		}
-		p := skel.Plugin[int]{
-			Parse: func(q *skel.Request) (int, error) {
-				parsed++
-				var w wireConfig
-				err := q.Decode(&w)
-				return w.VLAN, err
-			},
-			Add: func(ctx context.Context, q *skel.Request, vlan int) (*cni.Result, error) {
-				return oneAddress(), given(ctx, q, vlan)
-			},
-			Check: given, Status: given,
-		}
-		Expect(r.run(p.Any()).code).To(BeZero())
-		Expect(parsed).To(Equal(times))
-	}, Entry(nil, "ADD", 1), Entry(nil, "CHECK", 1), Entry(nil, "STATUS", 1), Entry(nil, "DEL", 0), Entry(nil, "GC", 0))
+	DescribeTable("parses the configuration once for the handlers that are given it, and not for others",
+		func(command string, times int) {
+			r := attach(command)
+			r.conf = `{"cniVersion": "1.1.0", "name": "net1", "cni.dev/valid-attachments": [], "vlan": 7}`
+			parsed, given := 0, func(_ context.Context, _ *skel.Request, vlan int) error {
+				Expect(vlan).To(Equal(7))
+				return nil
+			}
+			p := skel.Plugin[int]{
+				Parse: func(q *skel.Request) (int, error) {
+					parsed++
+					var w wireConfig
+					err := q.Decode(&w)
+					return w.VLAN, err
+				},
+				Add: func(ctx context.Context, q *skel.Request, vlan int) (*cni.Result, error) {
+					return oneAddress(), given(ctx, q, vlan)
+				},
+				Check: given, Status: given,
+			}
+			Expect(r.run(p.Any()).code).To(BeZero())
+			Expect(parsed).To(Equal(times))
+		}, Entry(nil, "ADD", 1), Entry(nil, "CHECK", 1), Entry(nil, "STATUS", 1), Entry(nil, "DEL", 0), Entry(nil, "GC", 0))
 
 	It("reads keys that are given twice as the handler does: the last counts", func() {
 		r := request{command: "STATUS", conf: `{"cniVersion": "1.1.0", "name": "a", "NAME": "b", "x": 1, "X": 2}`}
@@ -154,18 +161,25 @@ var _ = Describe("a call that is refused before the handler runs", func() {
 	DescribeTable("for its environment: code 4, naming all the variables", func(r request, message string) {
 		r.conf = `{"cniVersion": "0.4.0", "name": "../no"}`
 		doc := r.run(forbidden()).expectError(cni.CodeEnvironment, message)
-		Expect(doc).To(HaveKeyWithValue("cniVersion", "0.4.0"), "the configuration's, although it was not looked at yet")
+		Expect(doc).To(HaveKeyWithValue("cniVersion", "0.4.0"),
+			"the configuration's, although it was not looked at yet")
 	},
 		Entry("no command", request{id: "c1"}, "environment variables missing: CNI_COMMAND"),
-		Entry("an unknown command", request{command: "FOO"}, `environment variables invalid: CNI_COMMAND "FOO" (want ADD, DEL, CHECK, GC, STATUS or VERSION)`),
-		Entry("a command in lower case", request{command: "add"}, `environment variables invalid: CNI_COMMAND "add" (want ADD, DEL, CHECK, GC, STATUS or VERSION)`),
-		Entry("ADD, nothing", request{command: "ADD"}, "environment variables missing: CNI_CONTAINERID, CNI_NETNS, CNI_IFNAME"),
-		Entry("CHECK, nothing", request{command: "CHECK"}, "environment variables missing: CNI_CONTAINERID, CNI_NETNS, CNI_IFNAME"),
+		Entry("an unknown command", request{command: "FOO"},
+			`environment variables invalid: CNI_COMMAND "FOO" (want ADD, DEL, CHECK, GC, STATUS or VERSION)`),
+		Entry("a command in lower case", request{command: "add"},
+			`environment variables invalid: CNI_COMMAND "add" (want ADD, DEL, CHECK, GC, STATUS or VERSION)`),
+		Entry("ADD, nothing", request{command: "ADD"},
+			"environment variables missing: CNI_CONTAINERID, CNI_NETNS, CNI_IFNAME"),
+		Entry("CHECK, nothing", request{command: "CHECK"},
+			"environment variables missing: CNI_CONTAINERID, CNI_NETNS, CNI_IFNAME"),
 		Entry("DEL, nothing", request{command: "DEL"}, "environment variables missing: CNI_CONTAINERID, CNI_IFNAME"),
 		Entry("both kinds", request{command: "ADD", id: "../c", ifname: "a/b"},
 			`environment variables missing: CNI_NETNS; invalid: CNI_CONTAINERID "../c", CNI_IFNAME "a/b"`),
-		Entry("an interface too long", request{command: "DEL", id: "c", ifname: "sixteen-letters-"}, `environment variables invalid: CNI_IFNAME "sixteen-letters-"`),
-		Entry("an interface that is a pattern", request{command: "ADD", id: "c", netns: "/x", ifname: "eth%d"}, `environment variables invalid: CNI_IFNAME "eth%d"`),
+		Entry("an interface too long", request{command: "DEL", id: "c", ifname: "sixteen-letters-"},
+			`environment variables invalid: CNI_IFNAME "sixteen-letters-"`),
+		Entry("an interface that is a pattern", request{command: "ADD", id: "c", netns: "/x", ifname: "eth%d"},
+			`environment variables invalid: CNI_IFNAME "eth%d"`),
 	)
 
 	DescribeTable("for its configuration", func(command, conf string, code uint, message string) {
@@ -180,16 +194,23 @@ var _ = Describe("a call that is refused before the handler runs", func() {
 		Entry("two documents", "ADD", conf1+conf1, cni.CodeDecode, "after top-level value"),
 		Entry("a list", "ADD", "[]", cni.CodeConfig, "is a JSON array, want an object"),
 		Entry("a name of another type", "ADD", `{"name": 5}`, cni.CodeConfig, "name: is a JSON number"),
-		Entry("an unknown version", "ADD", `{"cniVersion": "9.9.9", "name": "../x"}`, cni.CodeIncompatibleVersion, `cniVersion: "9.9.9" is not supported`),
-		Entry("a version spelt otherwise", "DEL", `{"cniVersion": "1.0", "name": "x"}`, cni.CodeIncompatibleVersion, `cniVersion: "1.0" is not supported`),
-		Entry("CHECK before it was", "CHECK", `{"cniVersion": "0.3.1", "name": "../x"}`, cni.CodeIncompatibleVersion, `cniVersion: "0.3.1": config version does not allow CHECK`),
-		Entry("GC before it was", "GC", `{"cniVersion": "1.0.0", "name": "x"}`, cni.CodeIncompatibleVersion, `cniVersion: "1.0.0": config version does not allow GC`),
-		Entry("STATUS before it was", "STATUS", `{"cniVersion": "1.0.0", "name": "x"}`, cni.CodeIncompatibleVersion, `cniVersion: "1.0.0": config version does not allow STATUS`),
+		Entry("an unknown version", "ADD", `{"cniVersion": "9.9.9", "name": "../x"}`, cni.CodeIncompatibleVersion,
+			`cniVersion: "9.9.9" is not supported`),
+		Entry("a version spelt otherwise", "DEL", `{"cniVersion": "1.0", "name": "x"}`, cni.CodeIncompatibleVersion,
+			`cniVersion: "1.0" is not supported`),
+		Entry("CHECK before it was", "CHECK", `{"cniVersion": "0.3.1", "name": "../x"}`, cni.CodeIncompatibleVersion,
+			`cniVersion: "0.3.1": config version does not allow CHECK`),
+		Entry("GC before it was", "GC", `{"cniVersion": "1.0.0", "name": "x"}`, cni.CodeIncompatibleVersion,
+			`cniVersion: "1.0.0": config version does not allow GC`),
+		Entry("STATUS before it was", "STATUS", `{"cniVersion": "1.0.0", "name": "x"}`, cni.CodeIncompatibleVersion,
+			`cniVersion: "1.0.0": config version does not allow STATUS`),
 		Entry("no name", "ADD", `{}`, cni.CodeConfig, `name: "" is no network name`),
 		Entry("null", "ADD", `null`, cni.CodeConfig, `name: "" is no network name`),
 		Entry("a path as name", "DEL", `{"name": "../x"}`, cni.CodeConfig, `name: "../x" is no network name`),
-		Entry("a bad prevResult", "ADD", `{"name": "x", "cniVersion": "1.0.0", "prevResult": {"ips": 5}}`, cni.CodeConfig, "prevResult.ips: is a JSON number"),
-		Entry("a bad prevResult", "CHECK", `{"name": "x", "cniVersion": "1.0.0", "prevResult": []}`, cni.CodeConfig, "prevResult: "),
+		Entry("a bad prevResult", "ADD", `{"name": "x", "cniVersion": "1.0.0", "prevResult": {"ips": 5}}`,
+			cni.CodeConfig, "prevResult.ips: is a JSON number"),
+		Entry("a bad prevResult", "CHECK", `{"name": "x", "cniVersion": "1.0.0", "prevResult": []}`, cni.CodeConfig,
+			"prevResult: "),
 	)
 
 	It("STATUS of a configuration or CNI_ARGS that the plugin's Parse refuses, as ADD is", func() {
@@ -215,7 +236,8 @@ var _ = Describe("a call that is refused before the handler runs", func() {
 
 	It("when standard input cannot be read: code 5", func() {
 		for _, command := range []string{"ADD", "DEL", "STATUS"} {
-			r := request{command: command, id: "c1", netns: "/x", ifname: "eth0", stdin: iotest.ErrReader(errors.New("oops"))}
+			r := request{command: command, id: "c1", netns: "/x", ifname: "eth0",
+				stdin: iotest.ErrReader(errors.New("oops"))}
 			r.run(forbidden()).expectError(cni.CodeIO, "network configuration: read standard input: oops")
 		}
 	})
@@ -249,7 +271,8 @@ var _ = Describe("a handler's error", func() {
 	},
 		Entry("with its code", cni.Errorf(cni.CodeConflict, "x"), cni.CodeConflict, "x"),
 		Entry("wrapped", fmt.Errorf("link: %w", cni.Errorf(cni.CodeTryAgain, "busy")), cni.CodeTryAgain, "link: busy"),
-		Entry("of a file", fmt.Errorf("state: %w", &fs.PathError{Op: "open", Path: "/x", Err: fs.ErrPermission}), cni.CodeIO, "state: open /x: permission denied"),
+		Entry("of a file", fmt.Errorf("state: %w", &fs.PathError{Op: "open", Path: "/x", Err: fs.ErrPermission}),
+			cni.CodeIO, "state: open /x: permission denied"),
 		Entry("any other", errHandler, cni.CodeInternal, "the handler was called"),
 		Entry("without a code", &cni.Error{Msg: "x"}, cni.CodeInternal, "x"),
 		Entry("a nil pointer", (*cni.Error)(nil), cni.CodeInternal, "an error without a message"),
@@ -284,6 +307,7 @@ var _ = Describe("a handler's error", func() {
 			doc := attach(command).run(probe(func(*skel.Request) error { panic("oops") })).expectError(cni.CodeInternal, "internal error: oops")
 			Expect(doc).To(HaveKeyWithValue("details", ContainSubstring("contract_test.go")))
 		}
-		attach("ADD").run(skel.Plugin[any]{Name: "no-add"}).expectError(cni.CodeInternal, ContainSubstring("internal error"))
+		attach("ADD").run(skel.Plugin[any]{Name: "no-add"}).expectError(cni.CodeInternal,
+			ContainSubstring("internal error"))
 	})
 })

@@ -77,19 +77,22 @@ func (c *call) decode(command string) (*Request, error) {
 	problems.Add(err)
 	req, err := c.request(data, conf, command)
 	problems.Add(err)
-	if parses := command == "ADD" || command == "CHECK" || command == "STATUS"; parses && c.plugin.Parse != nil {
+	if !lenient(command) {
 		c.cfg, err = c.plugin.Parse(req)
 		problems.Add(err)
 	}
 	return req, problems.Err()
 }
 
+// lenient reports whether a command works with a configuration that ADD refuses.
+func lenient(command string) bool { return command == "DEL" || command == "GC" }
+
 // request makes a request of a configuration, and says what is wrong with the
 // keys that all configurations have.
 func (c *call) request(data []byte, conf *cni.Config, command string) (*Request, error) {
 	var problems cni.Problems
 	problems.Add(checkName(conf.Name))
-	if err := c.refuseSelf(conf); err != nil && command != "DEL" && command != "GC" {
+	if err := c.refuseSelf(conf); !lenient(command) {
 		problems.Add(err)
 	} else if err != nil {
 		// No ADD ever got an address that way, but there may be more to remove.
@@ -107,10 +110,10 @@ func (c *call) request(data []byte, conf *cni.Config, command string) (*Request,
 		Stderr:     c.env.Stderr,
 		plugin:     c.plugin.Name,
 	}
-	if err := c.logKey(conf.RawLog); err != nil && (command == "DEL" || command == "GC") {
-		req.Warn("%v; there is no log", err)
-	} else {
+	if err := c.logKey(conf.RawLog); !lenient(command) {
 		problems.Add(err)
+	} else if err != nil {
+		req.Warn("%v; there is no log", err)
 	}
 	req.record = c.record
 	problems.Add(c.decodeRest(req, conf, command))
@@ -132,7 +135,8 @@ func (c *call) refuseSelf(conf *cni.Config) error {
 	if c.plugin.IPAM || ipam == "" || ipam != c.plugin.Name && ipam != conf.Type {
 		return nil
 	}
-	return cni.Refuse("ipam.type", ipam, "is this plugin itself, which gives no addresses").Suggest("name an IPAM plugin, host-local for example")
+	return cni.Refuse("ipam.type", ipam, "is this plugin itself, which gives no addresses").
+		Suggest("name an IPAM plugin, host-local for example")
 }
 
 // readConf reads standard input to its end.
@@ -148,10 +152,9 @@ func (c *call) readConf() ([]byte, error) {
 		return nil, cni.Errorf(cni.CodeDecode, "network configuration: longer than %d bytes", confMax)
 	case len(bytes.TrimSpace(data)) == 0:
 		return nil, cni.Errorf(cni.CodeDecode, "network configuration: standard input is empty")
-	case bytes.HasPrefix(data, []byte("\xef\xbb\xbf")):
-		return nil, cni.Errorf(cni.CodeDecode, "network configuration: begins with a byte order mark; save it as UTF-8 without one")
-	case bytes.HasPrefix(data, []byte("\xff\xfe")), bytes.HasPrefix(data, []byte("\xfe\xff")):
-		return nil, cni.Errorf(cni.CodeDecode, "network configuration: is UTF-16; save it as UTF-8 without a byte order mark")
+	case bytes.HasPrefix(data, []byte("\xef\xbb\xbf")), bytes.HasPrefix(data,
+		[]byte("\xff\xfe")), bytes.HasPrefix(data, []byte("\xfe\xff")):
+		return nil, cni.Errorf(cni.CodeDecode, "network configuration: save it as UTF-8 without a byte order mark")
 	}
 	return data, nil
 }
@@ -181,7 +184,10 @@ func (c *call) decodeRest(req *Request, conf *cni.Config, command string) error 
 // the command (code 1).
 func (c *call) checkVersion(version, command string) error {
 	if !cni.Supports(version) {
-		return unsupported("cniVersion", version)
+		supported := "supported: " + strings.Join(cni.Versions(), ", ")
+		err := cni.Refuse("cniVersion", version, "is not supported").WithCode(cni.CodeIncompatibleVersion)
+		err.Details = supported
+		return err.Suggest("%s", supported)
 	}
 	c.version = version
 	if cni.Allows(version, command) {
@@ -194,13 +200,6 @@ func (c *call) checkVersion(version, command string) error {
 		Details: command + " came with " + cni.Versions()[first]}
 }
 
-func unsupported(key, version string) error {
-	supported := "supported: " + strings.Join(cni.Versions(), ", ")
-	err := cni.Refuse(key, version, "is not supported").Suggest("%s", supported).WithCode(cni.CodeIncompatibleVersion)
-	err.Details = supported
-	return err
-}
-
 // openNetns opens the container's namespace and refuses our own, before any
 // work is done.
 func (c *call) openNetns(command string) error {
@@ -211,7 +210,9 @@ func (c *call) openNetns(command string) error {
 	code := cni.CodeEnvironment
 	opened, err := ns.Open(path)
 	if err == nil {
-		err = c.refuseOwn(opened)
+		if err = c.refuseOwn(opened); err != nil {
+			_ = opened.Close()
+		}
 	} else if errors.Is(err, ns.ErrNotExist) && command == "ADD" && c.req.PrevResult == nil {
 		// Nothing was ever made in it, so there is nothing to clean up.
 		code = cni.CodeUnknownContainer
@@ -233,17 +234,8 @@ func (c *call) openNetns(command string) error {
 	return nil
 }
 
-// refuseOwn returns an error, and closes n, if n is the namespace that we run
-// in ourselves.
+// refuseOwn refuses the namespace that we run in ourselves.
 func (c *call) refuseOwn(n *ns.NS) error {
-	err := c.checkOwn(n)
-	if err != nil {
-		_ = n.Close()
-	}
-	return err
-}
-
-func (c *call) checkOwn(n *ns.NS) error {
 	if v := c.vars["CNI_NETNS_OVERRIDE"]; v == "1" || strings.EqualFold(v, "true") {
 		return nil
 	}

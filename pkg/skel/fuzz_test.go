@@ -17,7 +17,8 @@ import (
 // when any other succeeds.
 func FuzzRun(f *testing.F) {
 	for _, command := range []string{"ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", "", "FOO"} {
-		for _, conf := range []string{conf1, confPrev, `{"cniVersion":"1.1.0","name":"n","cni.dev/valid-attachments":null,"dns":{"serch":[]}}`, "x", ""} {
+		for _, conf := range []string{conf1, confPrev,
+			`{"cniVersion":"1.1.0","name":"n","cni.dev/valid-attachments":null,"dns":{"serch":[]}}`, "x", ""} {
 			f.Add(command, "c1", "/proc/self/ns/net", "eth0", "IP=x", []byte(conf))
 		}
 	}
@@ -34,7 +35,8 @@ func FuzzRun(f *testing.F) {
 		plugin.Config, plugin.IPAM = wireConfig{}, true
 		var out, errs bytes.Buffer
 		code := skel.Run(context.Background(), plugin, skel.Env{
-			Vars:  []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + id, "CNI_NETNS=" + netns, "CNI_IFNAME=" + ifname, "CNI_ARGS=" + args},
+			Vars: []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + id, "CNI_NETNS=" + netns,
+				"CNI_IFNAME=" + ifname, "CNI_ARGS=" + args},
 			Stdin: bytes.NewReader(conf), Stdout: &out, Stderr: &errs,
 		})
 		quiet := command != "ADD" && command != "VERSION"
@@ -64,7 +66,8 @@ func FuzzRun(f *testing.F) {
 // FuzzCheckConfig: --check-config always answers, with status 2 for what is
 // no JSON object.
 func FuzzCheckConfig(f *testing.F) {
-	for _, seed := range []string{conf1, list(probeEntry), `{"plugins":[{"type":"probe","vlanTrunk":[{"id":-1},7]},{"type":5},[]],"name":[]}`, `{"plugins":{"a":1}`} {
+	for _, seed := range []string{conf1, list(probeEntry),
+		`{"plugins":[{"type":"probe","vlanTrunk":[{"id":-1},7]},{"type":5},[]],"name":[]}`, `{"plugins":{"a":1}`} {
 		f.Add([]byte(seed), false)
 		f.Add([]byte(seed), true)
 	}

@@ -32,7 +32,8 @@ func forPeople(p Plugin[any], env Env) (done bool, code int) {
 		}
 	}
 	if len(env.Args) > 0 {
-		fmt.Fprintf(env.Stderr, "%s: %q is no option; there are --check-config, --help and --version\n", p.Name, env.Args[0])
+		fmt.Fprintf(env.Stderr, "%s: %q is no option; there are --check-config, --help and --version\n", p.Name,
+			env.Args[0])
 		return true, confUnreadable
 	}
 	fmt.Fprintf(env.Stderr, "CNI %s plugin %s\n", p.Name, behaviour())
@@ -50,8 +51,14 @@ func behaviour() string {
 func printHelp(w io.Writer, p Plugin[any]) {
 	fmt.Fprintf(w, "%s %s: %s\n", p.Name, version, p.About)
 	fmt.Fprintf(w, "CNI protocol versions supported: %s\n\n", strings.Join(cni.Versions(), ", "))
-	fmt.Fprintf(w, "A CNI plugin: a container runtime runs it with CNI_COMMAND, CNI_CONTAINERID,\nCNI_NETNS, CNI_IFNAME, CNI_ARGS and CNI_PATH in its environment and the network\nconfiguration, a JSON object, on its standard input.\n\n")
-	fmt.Fprintf(w, "%s --check-config < FILE says all that is wrong with this plugin's part of a\nnetwork configuration, or of a list of them. Exit status 0: valid, 1: not valid,\n2: not readable, 3: nothing in it is for this plugin.\n", p.Name)
+	fmt.Fprint(w, `A CNI plugin: a container runtime runs it with CNI_COMMAND, CNI_CONTAINERID,
+CNI_NETNS, CNI_IFNAME, CNI_ARGS and CNI_PATH in its environment and the network
+configuration, a JSON object, on its standard input.
+
+`+p.Name+` --check-config < FILE says all that is wrong with this plugin's part of a
+network configuration, or of a list of them. Exit status 0: valid, 1: not valid,
+2: not readable, 3: nothing in it is for this plugin.
+`)
 	keys := flatten(keysOf(reflect.TypeOf(p.Config), ""))
 	if len(keys) == 0 {
 		return

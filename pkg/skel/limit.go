@@ -10,25 +10,16 @@ import (
 	"time"
 )
 
-// How long a call may take, together less than the two minutes after which a
-// kubelet gives up on us.
-const (
-	callTimeout = 90 * time.Second
-	// undoTimeout is one undo's share of rollBackTimeout: what waits for a lock
-	// must not leave the others without any.
-	undoTimeout     = 15 * time.Second
-	rollBackTimeout = 20 * time.Second
-)
-
-// Limits bound what a call may take. A zero field is the usual value.
+// Limits bound what a call may take. A zero field is the usual value; together they
+// are less than the two minutes after which a kubelet gives up on us.
 type Limits struct {
 	Call     time.Duration // of every verb, up to the roll-back; 90 s
-	Undo     time.Duration // of one step of the roll-back; 15 s
+	Undo     time.Duration // of one step of the roll-back, so that the others have time left; 15 s
 	RollBack time.Duration // of all of them; 20 s
 }
 
 func (l Limits) orDefault() Limits {
-	return Limits{cmp.Or(l.Call, callTimeout), cmp.Or(l.Undo, undoTimeout), cmp.Or(l.RollBack, rollBackTimeout)}
+	return Limits{cmp.Or(l.Call, 90*time.Second), cmp.Or(l.Undo, 15*time.Second), cmp.Or(l.RollBack, 20*time.Second)}
 }
 
 // Most returns a context that ends after two thirds of the time that ctx has: what
@@ -46,6 +37,7 @@ func Most(ctx context.Context) (context.Context, context.CancelFunc) {
 // instance, we ignore as well.
 func notify(ctx context.Context) context.Context {
 	ignored := func(s os.Signal) bool { return signal.Ignored(s) }
-	ctx, _ = signal.NotifyContext(ctx, slices.DeleteFunc([]os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}, ignored)...)
+	signals := []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
+	ctx, _ = signal.NotifyContext(ctx, slices.DeleteFunc(signals, ignored)...)
 	return ctx
 }

@@ -23,7 +23,8 @@ var _ = Describe("the time that a call has", func() {
 		if command == "GC" {
 			r.conf = strings.Replace(conf1, "{", `{"cni.dev/valid-attachments": [], `, 1)
 		}
-		code := skel.Run(context.Background(), p, skel.Env{Vars: r.vars(), Stdin: strings.NewReader(r.conf), Stdout: &out, Stderr: GinkgoWriter, Limits: l})
+		code := skel.Run(context.Background(), p,
+			skel.Env{Vars: r.vars(), Stdin: strings.NewReader(r.conf), Stdout: &out, Stderr: GinkgoWriter, Limits: l})
 		return answer{code: code, stdout: out.String()}
 	}
 	waits := func(ctx context.Context, _ *skel.Request) error {

@@ -115,7 +115,8 @@ func (c *call) logKey(raw json.RawMessage) error {
 		return nil
 	}
 	if err := checkPath(path); err != nil {
-		return cni.Refuse("log", path, err.Error()).Suggest("name a file by its absolute path, /var/log/hawser.log for example")
+		return cni.Refuse("log", path,
+			err.Error()).Suggest("name a file by its absolute path, /var/log/hawser.log for example")
 	}
 	if c.record == nil {
 		c.startLog("log", path)

@@ -61,9 +61,12 @@ var _ = Describe("the log", func() {
 		before := time.Now().Add(-time.Millisecond)
 		logged(attach("ADD")).run(p).document()
 		l := lines(file)[0]
-		Expect(l).To(And(HaveKeyWithValue("plugin", "probe"), HaveKeyWithValue("version", "unknown"), HaveKeyWithValue("verb", "ADD"),
-			HaveKeyWithValue("cniVersion", "1.1.0"), HaveKeyWithValue("network", "net1"), HaveKeyWithValue("containerID", "c1"), HaveKeyWithValue("ifname", "eth0"),
-			HaveKeyWithValue("result", object{"interfaces": []any{"eth0"}, "ips": []any{"10.0.0.5/24"}}), Not(HaveKey("error"))))
+		Expect(l).To(And(HaveKeyWithValue("plugin", "probe"), HaveKeyWithValue("version", "unknown"),
+			HaveKeyWithValue("verb", "ADD"),
+			HaveKeyWithValue("cniVersion", "1.1.0"), HaveKeyWithValue("network",
+				"net1"), HaveKeyWithValue("containerID", "c1"), HaveKeyWithValue("ifname", "eth0"),
+			HaveKeyWithValue("result", object{"interfaces": []any{"eth0"},
+				"ips": []any{"10.0.0.5/24"}}), Not(HaveKey("error"))))
 		Expect(names(l, "steps")).To(Equal([]string{"decode", "ADD", "one", "two", "print"}))
 		at, err := time.Parse(time.RFC3339, l["time"].(string))
 		Expect(err).NotTo(HaveOccurred())
@@ -144,7 +147,8 @@ var _ = Describe("the log", func() {
 			a := r.run(probe(func(*skel.Request) error { return nil }))
 			Expect(a.code).To(BeZero())
 			Expect(a.document()).To(HaveKey("ips"))
-			Expect(a.stderr).To(And(HavePrefix("probe: HAWSER_LOG: "), ContainSubstring(bad), HaveSuffix("the call is not in the log\n")))
+			Expect(a.stderr).To(And(HavePrefix("probe: HAWSER_LOG: "), ContainSubstring(bad),
+				HaveSuffix("the call is not in the log\n")))
 			Expect(strings.Count(a.stderr, "\n")).To(Equal(1))
 		}
 	})

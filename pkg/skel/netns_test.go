@@ -94,7 +94,8 @@ var _ = Describe("CNI_NETNS", func() {
 		for _, path := range noNetns() {
 			for _, command := range []string{"ADD", "CHECK"} {
 				attachTo(command, path, conf1).run(forbidden()).expectError(cni.CodeEnvironment,
-					And(ContainSubstring("CNI_NETNS: network namespace %q", path), ContainSubstring("not a network namespace")))
+					And(ContainSubstring("CNI_NETNS: network namespace %q", path),
+						ContainSubstring("not a network namespace")))
 			}
 		}
 	})
@@ -106,7 +107,8 @@ var _ = Describe("CNI_NETNS", func() {
 		}
 		for _, path := range append(noNetns(), ownForms()...) {
 			a := attachTo("DEL", path, conf1).run(probe(unused))
-			Expect(a.stderr).To(And(ContainSubstring("CNI_NETNS: network namespace %q", path), ContainSubstring("taken for gone")))
+			Expect(a.stderr).To(And(ContainSubstring("CNI_NETNS: network namespace %q", path),
+				ContainSubstring("taken for gone")))
 			Expect(answer{code: a.code, stdout: a.stdout}).To(Equal(answer{}))
 		}
 	})
@@ -127,7 +129,8 @@ var _ = Describe("CNI_NETNS", func() {
 			attachTo("CHECK", path, conf1).run(ipam).expectSilence()
 			attachTo("DEL", path, conf1).run(ipam).expectSilence()
 			attachTo("STATUS", path, conf1).run(blind).expectSilence()
-			attachTo("GC", path, `{"cniVersion": "1.1.0", "name": "x", "cni.dev/valid-attachments": []}`).run(blind).expectSilence()
+			attachTo("GC", path,
+				`{"cniVersion": "1.1.0", "name": "x", "cni.dev/valid-attachments": []}`).run(blind).expectSilence()
 		}
 	})
 

@@ -63,29 +63,38 @@ var _ = Describe("the keys of a configuration", func() {
 	DescribeTable("that look like one that is read: did you mean", func(keys, want string) {
 		Expect(stderr(plugin, keys)).To(Equal("probe: " + want + "\n"))
 	},
-		Entry("a letter left out", `"isGatway": true`, `key "isGatway" is unknown and ignored: did you mean "isGateway"?`),
+		Entry("a letter left out", `"isGatway": true`,
+			`key "isGatway" is unknown and ignored: did you mean "isGateway"?`),
 		Entry("a letter too many", `"bridgee": ""`, `key "bridgee" is unknown and ignored: did you mean "bridge"?`),
-		Entry("a letter for another", `"macspoofchc": true`, `key "macspoofchc" is unknown and ignored: did you mean "macspoofchk"?`),
+		Entry("a letter for another", `"macspoofchc": true`,
+			`key "macspoofchc" is unknown and ignored: did you mean "macspoofchk"?`),
 		Entry("two letters swapped", `"brigde": ""`, `key "brigde" is unknown and ignored: did you mean "bridge"?`),
-		Entry("two letters, in a long key", `"isGtway": true`, `key "isGtway" is unknown and ignored: did you mean "isGateway"?`),
+		Entry("two letters, in a long key", `"isGtway": true`,
+			`key "isGtway" is unknown and ignored: did you mean "isGateway"?`),
 		Entry("a letter, in a short key", `"vlam": 5`, `key "vlam" is unknown and ignored: did you mean "vlan"?`),
 		Entry("the case", `"BRIDGE": ""`, `key "BRIDGE": did you mean "bridge"? It is read as that`),
 		Entry("the case, in a very short key", `"MTU": 5`, `key "MTU": did you mean "mtu"? It is read as that`),
-		Entry("a key of the protocol", `"capabilites": {}`, `key "capabilites" is unknown and ignored: did you mean "capabilities"?`),
-		Entry("in an object", `"dns": {"nameserver": []}`, `key "dns.nameserver" is unknown and ignored: did you mean "dns.nameservers"?`),
-		Entry("in a list", `"vlanTrunk": [{"id": 1}, {"minId": 5}]`, `key "vlanTrunk[1].minId": did you mean "vlanTrunk[1].minID"? It is read as that`),
+		Entry("a key of the protocol", `"capabilites": {}`,
+			`key "capabilites" is unknown and ignored: did you mean "capabilities"?`),
+		Entry("in an object", `"dns": {"nameserver": []}`,
+			`key "dns.nameserver" is unknown and ignored: did you mean "dns.nameservers"?`),
+		Entry("in a list", `"vlanTrunk": [{"id": 1}, {"minId": 5}]`,
+			`key "vlanTrunk[1].minId": did you mean "vlanTrunk[1].minID"? It is read as that`),
 	)
 
 	DescribeTable("are not commented on", func(keys string) {
 		Expect(stderr(plugin, keys)).To(BeEmpty())
 	},
-		Entry("as they should be", `"bridge": "", "isGateway": true, "mtu": 5, "vlan": 5, "dns": {"nameservers": []}, "vlanTrunk": [{"minID": 5}]`),
+		Entry("as they should be",
+			`"bridge": "", "isGateway": true, "mtu": 5, "vlan": 5, "dns": {"nameservers": []}, "vlanTrunk": [{"minID": 5}]`),
 		Entry("unrelated", `"keyA": ["some more"], "loadOnlyInlinedPlugins": true, "x": 1`),
 		Entry("two letters, in a short key", `"vlxy": 5, "brdgx": ""`),
 		Entry("a letter, in a very short key", `"mtx": 5, "mt": 1, "mtus": 1`),
 		Entry("three letters", `"bri": "", "isGatXXX": true`),
-		Entry("of the protocol", `"cniVersions": [], "args": {"cni": {"x": 1}}, "capabilities": {"portMapping": true}, "runtimeConfig": {}, "disableCheck": true, "disableGC": true, "ipMasq": true, "cni.dev/valid-attachments": []`),
-		Entry("the runtime's, in any case", `"runtimeConfig": {"PortMappings": [{"HostPort": 8080}], "portMapping": []}`),
+		Entry("of the protocol",
+			`"cniVersions": [], "args": {"cni": {"x": 1}}, "capabilities": {"portMapping": true}, "runtimeConfig": {}, "disableCheck": true, "disableGC": true, "ipMasq": true, "cni.dev/valid-attachments": []`),
+		Entry("the runtime's, in any case",
+			`"runtimeConfig": {"PortMappings": [{"HostPort": 8080}], "portMapping": []}`),
 		Entry("the IPAM plugin's", `"ipam": {"type": "x", "range": [], "ranges": [[{"subnett": "x"}]]}`),
 		Entry("of values of another type", `"vlanTrunk": 5, "dns": [5], "x": {"bridgee": 1}`),
 		Entry("very long", fmt.Sprintf("%q: 1", "bridge"+strings.Repeat("e", 1<<20))),
@@ -94,7 +103,8 @@ var _ = Describe("the keys of a configuration", func() {
 	It("of the other plugin are nothing to an IPAM plugin, its own are", func() {
 		ipam := plugin
 		ipam.IPAM = true
-		Expect(stderr(ipam, `"bridgee": "", "isGatway": true, "dns": {}, "MTU": 5, "ipam": {"type": "x", "ranges": [[{"subnet": "x"}], [{}, {"subnett": "y", "RangeStart": "z"}]]}`)).
+		Expect(stderr(ipam,
+			`"bridgee": "", "isGatway": true, "dns": {}, "MTU": 5, "ipam": {"type": "x", "ranges": [[{"subnet": "x"}], [{}, {"subnett": "y", "RangeStart": "z"}]]}`)).
 			To(Equal(`probe: key "ipam.ranges[1][1].RangeStart": did you mean "ipam.ranges[1][1].rangeStart"? It is read as that` + "\n" +
 				`probe: key "ipam.ranges[1][1].subnett" is unknown and ignored: did you mean "ipam.ranges[1][1].subnet"?` + "\n"))
 	})
@@ -114,7 +124,8 @@ var _ = Describe("the keys of a configuration", func() {
 			a, b := 'A'+i/26, 'A'+i%26
 			fmt.Fprintf(&keys, `"%c%cidge": 0, "brid%c%c": 0, `, a, b, a, b)
 		}
-		Expect(strings.Count(stderr(plugin, keys.String()+`"x": 1`), "\n")).To(And(BeNumerically(">", 500), BeNumerically("<=", 1000)))
+		Expect(strings.Count(stderr(plugin, keys.String()+`"x": 1`), "\n")).To(And(BeNumerically(">", 500),
+			BeNumerically("<=", 1000)))
 		list := `"vlanTrunk": [` + strings.Repeat(`{"minId": 1}, `, 5000) + `{}]`
 		Expect(strings.Count(stderr(plugin, list), "\n")).To(And(BeNumerically(">", 100), BeNumerically("<=", 1000)))
 		Expect(stderr(plugin, `"vlanTrunk": `+strings.Repeat("[", 9000)+strings.Repeat("]", 9000))).To(BeEmpty())

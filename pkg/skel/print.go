@@ -83,11 +83,7 @@ func (c *call) print(doc []byte) error {
 // written, on standard error, and returns the exit status.
 func (c *call) fail(err error) int {
 	e := describe(err)
-	version := c.version
-	if version == "" {
-		version = cni.Newest
-	}
-	out := e.Encode(version)
+	out := e.Encode(cmp.Or(c.version, cni.Newest))
 	if c.print(out) != nil {
 		fmt.Fprintf(c.env.Stderr, "%s: %s\n", c.plugin.Name, out)
 	}

@@ -93,7 +93,8 @@ type process struct {
 func newProcess(mode, command string) *process {
 	GinkgoHelper()
 	p := &process{Cmd: exec.Command("/proc/self/exe"), log: filepath.Join(GinkgoT().TempDir(), "log")}
-	p.Env = append(request{command: command, id: "c1", netns: "/proc/self/ns/net", ifname: "eth0"}.vars(), "CNI_NETNS_OVERRIDE=1", modeEnv+"="+mode, logEnv+"="+p.log)
+	p.Env = append(request{command: command, id: "c1", netns: "/proc/self/ns/net", ifname: "eth0"}.vars(),
+		"CNI_NETNS_OVERRIDE=1", modeEnv+"="+mode, logEnv+"="+p.log)
 	p.Stdin, p.Stdout, p.Stderr = conf(), &p.stdout, &p.stderr
 	return p
 }
@@ -140,13 +141,15 @@ var _ = Describe("a plugin process", func() {
 		Expect(p.log).NotTo(BeAnExistingFile())
 	})
 
-	DescribeTable("whose result cannot be written rolls back and says so on standard error", func(mode string, stdout func() *os.File) {
-		p := newProcess(mode, "ADD")
-		p.Stdout = stdout()
-		p.expectFailed(p.Run())
-		p.expectUndone()
-		Expect(p.stderr.String()).To(And(HavePrefix("probe: {"), ContainSubstring(`"code": 5`), ContainSubstring("standard output")))
-	},
+	DescribeTable("whose result cannot be written rolls back and says so on standard error",
+		func(mode string, stdout func() *os.File) {
+			p := newProcess(mode, "ADD")
+			p.Stdout = stdout()
+			p.expectFailed(p.Run())
+			p.expectUndone()
+			Expect(p.stderr.String()).To(And(HavePrefix("probe: {"), ContainSubstring(`"code": 5`),
+				ContainSubstring("standard output")))
+		},
 		Entry("nobody reads it", "add", brokenPipe), Entry("it is full", "add", devFull),
 		Entry("nobody reads a big one", "big", brokenPipe), Entry("it is full, a big one", "big", devFull),
 	)
@@ -204,8 +207,10 @@ var _ = Describe("a plugin process", func() {
 		doc := answer{code: 1, stdout: p.stdout.String()}.expectError(cni.CodeTryAgain, HavePrefix("stopped: "))
 		Expect(doc["msg"]).To(ContainSubstring("signal"))
 	},
-		Entry("SIGTERM", "wait", unix.SIGTERM), Entry("SIGINT", "wait", unix.SIGINT), Entry("SIGHUP", "wait", unix.SIGHUP),
-		Entry("a handler that does not notice", "deaf", unix.SIGTERM), Entry("a handler that only looks now and then", "glance", unix.SIGTERM),
+		Entry("SIGTERM", "wait", unix.SIGTERM), Entry("SIGINT", "wait", unix.SIGINT), Entry("SIGHUP", "wait",
+			unix.SIGHUP),
+		Entry("a handler that does not notice", "deaf", unix.SIGTERM), Entry("a handler that only looks now and then",
+			"glance", unix.SIGTERM),
 	)
 
 	It("goes on ignoring what it was started to ignore", func() {
@@ -224,7 +229,8 @@ var _ = Describe("a plugin process", func() {
 		}
 		p.expectFailed(p.Wait())
 		p.expectUndone()
-		answer{code: 1, stdout: p.stdout.String()}.expectError(cni.CodeTryAgain, HavePrefix("stopped: terminated signal"))
+		answer{code: 1, stdout: p.stdout.String()}.expectError(cni.CodeTryAgain,
+			HavePrefix("stopped: terminated signal"))
 	})
 
 	It("that lends addresses just ends: whoever called it gives them back", func() {
@@ -251,7 +257,8 @@ var _ = Describe("a plugin process", func() {
 		_, err = w.WriteString("{")
 		Expect(err).NotTo(HaveOccurred())
 		Eventually(func() (int, error) { return unix.IoctlGetInt(int(w.Fd()), unix.TIOCINQ) }).
-			WithTimeout(nstest.Patience(10*time.Second)).WithPolling(time.Millisecond).Should(BeZero(), "it does not read")
+			WithTimeout(nstest.Patience(10*time.Second)).WithPolling(time.Millisecond).Should(BeZero(),
+			"it does not read")
 		Expect(p.Process.Signal(unix.SIGTERM)).To(Succeed())
 		Expect(p.Wait()).To(MatchError("signal: terminated"), "there was nothing to undo yet")
 	})

@@ -115,19 +115,12 @@ func (r *Request) close() {
 	}
 }
 
-// panicError is a panic of a handler, made an error.
-type panicError struct {
-	value any
-	stack []byte
-}
-
-func (p *panicError) Error() string { return fmt.Sprintf("internal error: %v", p.value) }
-
 // catch calls fn and makes an error of a panic in it.
 func catch(fn func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			err = &panicError{value: v, stack: debug.Stack()}
+			err = &cni.Error{Code: cni.CodeInternal, Msg: fmt.Sprintf("internal error: %v", v),
+				Details: string(debug.Stack())}
 		}
 	}()
 	return fn()
@@ -136,15 +129,9 @@ func catch(fn func() error) (err error) {
 // describe makes the error object that is printed for err. A lock that somebody
 // held for too long is to be tried again, wherever it is.
 func describe(err error) *cni.Error {
-	p := (*panicError)(nil)
 	e := *cni.AsError(err)
-	if !errors.As(err, &p) {
-		if e.Code == cni.CodeInternal && errors.Is(err, statefile.ErrBusy) {
-			e.Code = cni.CodeTryAgain
-		}
-		return &e
+	if e.Code == cni.CodeInternal && errors.Is(err, statefile.ErrBusy) {
+		e.Code = cni.CodeTryAgain
 	}
-	e.Code = cni.CodeInternal
-	e.Details = strings.TrimPrefix(e.Details+"; "+string(p.stack), "; ")
 	return &e
 }

@@ -15,16 +15,20 @@ import (
 var _ = Describe("docs/schema", func() {
 	It("has network.json: a configuration or a list of them, each as its plugins want it", func() {
 		entry, list := plugintest.SchemaOf(wireEntry{}), plugintest.SchemaOf(wireList{})
-		entry["properties"].(object)["prevResult"] = object{"anyOf": []any{object{"type": "null"}, object{"$ref": "result.json"}}}
+		entry["properties"].(object)["prevResult"] = object{"anyOf": []any{object{"type": "null"},
+			object{"$ref": "result.json"}}}
 		keys := list["properties"].(object)
 		keys["plugins"].(object)["items"] = ref("#/$defs/plugin")
-		list["anyOf"] = []any{plugintest.HasKey("cniVersion", object{"type": "string"}), plugintest.HasKey("cniVersions", object{"type": "array", "minItems": 1})}
+		list["anyOf"] = []any{plugintest.HasKey("cniVersion", object{"type": "string"}),
+			plugintest.HasKey("cniVersions", object{"type": "array", "minItems": 1})}
 		single := object{"required": []string{"cniVersion", "name"}, "allOf": []any{ref("#/$defs/plugin")},
 			"properties": object{"cniVersion": keys["cniVersion"], "name": keys["name"]}}
-		plugintest.ExpectSchema("network", "a network configuration, or a list of them (specification, section 1)", object{
-			"if": object{"required": []string{"plugins"}}, "then": ref("#/$defs/list"), "else": ref("#/$defs/single"),
-			"$defs": object{"entry": entry, "list": list, "single": single, "plugin": object{
-				"allOf": slices.Concat([]any{ref("#/$defs/entry")}, whose("type", "main"), whose("type", "meta"), whose("ipam.type", "ipam"))}}})
+		plugintest.ExpectSchema("network", "a network configuration, or a list of them (specification, section 1)",
+			object{
+				"if": object{"required": []string{"plugins"}}, "then": ref("#/$defs/list"), "else": ref("#/$defs/single"),
+				"$defs": object{"entry": entry, "list": list, "single": single, "plugin": object{
+					"allOf": slices.Concat([]any{ref("#/$defs/entry")}, whose("type", "main"), whose("type", "meta"),
+						whose("ipam.type", "ipam"))}}})
 	})
 })
 

@@ -52,25 +52,29 @@ type Plugin[C any] struct {
 
 // Any returns p as a plugin like any other, whatever its configuration's type.
 func (p Plugin[C]) Any() Plugin[any] {
-	a := Plugin[any]{Name: p.Name, About: p.About, Config: p.Config, IPAM: p.IPAM, Del: p.Del, GC: p.GC}
-	if p.Parse != nil {
-		a.Parse = func(r *Request) (any, error) { return p.Parse(r) }
+	return Plugin[any]{
+		Name: p.Name, About: p.About, Config: p.Config, IPAM: p.IPAM,
+		Parse: func(r *Request) (any, error) {
+			if p.Parse == nil {
+				return nil, nil
+			}
+			return p.Parse(r)
+		},
+		Add: func(ctx context.Context, r *Request, c any) (*cni.Result, error) {
+			cfg, _ := c.(C) // nil without Parse
+			return p.Add(ctx, r, cfg)
+		},
+		Del: p.Del, Check: anyHandler(p.Check), GC: p.GC, Status: anyHandler(p.Status),
 	}
-	a.Add = func(ctx context.Context, r *Request, c any) (*cni.Result, error) {
-		cfg, _ := c.(C) // nil without Parse
-		return p.Add(ctx, r, cfg)
-	}
-	a.Check, a.Status = forget(p.Check), forget(p.Status)
-	return a
 }
 
-func forget[C any](handler func(context.Context, *Request, C) error) func(context.Context, *Request, any) error {
-	if handler == nil {
+func anyHandler[C any](h func(context.Context, *Request, C) error) func(context.Context, *Request, any) error {
+	if h == nil {
 		return nil
 	}
 	return func(ctx context.Context, r *Request, c any) error {
 		cfg, _ := c.(C)
-		return handler(ctx, r, cfg)
+		return h(ctx, r, cfg)
 	}
 }
 
@@ -173,38 +177,28 @@ func (c *call) serve(ctx context.Context) error {
 		return err
 	}
 	req.Step(command)
-	switch command {
-	case "ADD":
+	switch p := c.plugin; {
+	case command == "ADD":
 		return c.add(ctx)
-	case "CHECK":
-		return c.handle(ctx, c.parsed(c.plugin.Check))
-	case "STATUS":
-		return c.handle(ctx, c.parsed(c.plugin.Status))
-	case "GC":
-		if c.unlisted { // cnitool calls so
-			req.Warn("cni.dev/valid-attachments: missing; nothing is removed")
-			return nil
-		}
-		return c.handle(ctx, c.plugin.GC)
+	case command == "DEL" && p.Del != nil:
+		return c.handle(ctx, func(ctx context.Context) error { return p.Del(ctx, req) })
+	case command == "CHECK" && p.Check != nil:
+		return c.handle(ctx, func(ctx context.Context) error { return p.Check(ctx, req, c.cfg) })
+	case command == "STATUS" && p.Status != nil:
+		return c.handle(ctx, func(ctx context.Context) error { return p.Status(ctx, req, c.cfg) })
+	case command == "GC" && c.unlisted: // cnitool calls so
+		req.Warn("cni.dev/valid-attachments: missing; nothing is removed")
+	case command == "GC" && p.GC != nil:
+		return c.handle(ctx, func(ctx context.Context) error { return p.GC(ctx, req) })
 	}
-	return c.handle(ctx, c.plugin.Del)
+	return nil
 }
 
-// parsed is a handler that is given the parsed configuration.
-func (c *call) parsed(handler func(context.Context, *Request, any) error) func(context.Context, *Request) error {
-	if handler == nil {
-		return nil
-	}
-	return func(ctx context.Context, r *Request) error { return handler(ctx, r, c.cfg) }
-}
-
-func (c *call) handle(ctx context.Context, handler func(context.Context, *Request) error) error {
-	if handler == nil {
-		return nil
-	}
+// handle runs a handler that is not undone.
+func (c *call) handle(ctx context.Context, handler func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, c.env.Limits.orDefault().Call)
 	defer cancel()
-	return stopped(ctx, catch(func() error { return handler(ctx, c.req) }))
+	return stopped(ctx, catch(func() error { return handler(ctx) }))
 }
 
 // add runs the ADD handler and prints its result. On any failure, a panic and

@@ -47,7 +47,8 @@ type request struct {
 
 func (r request) vars() []string {
 	vars := []string{"PATH=/bin", "CNI_PATH=/opt/cni/bin"}
-	for key, value := range map[string]string{"CNI_COMMAND": r.command, "CNI_CONTAINERID": r.id, "CNI_NETNS": r.netns, "CNI_IFNAME": r.ifname} {
+	for key, value := range map[string]string{"CNI_COMMAND": r.command, "CNI_CONTAINERID": r.id, "CNI_NETNS": r.netns,
+		"CNI_IFNAME": r.ifname} {
 		if value != "" {
 			vars = append(vars, key+"="+value)
 		}

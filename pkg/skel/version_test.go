@@ -26,8 +26,10 @@ var _ = Describe("VERSION", func() {
 		Entry("one that we do not speak", `{"cniVersion": "9.9.9"}`, "9.9.9"),
 		Entry("a whole configuration", `{"name": "../x", "type": 5, "cniVersion": "1.0.0", "prevResult": 5}`, "1.0.0"),
 		Entry("with more after it", `{"cniVersion": "1.0.0"} x`, "1.0.0"),
-		Entry("none", `{}`, "1.1.0"), Entry("an empty one", `{"cniVersion": ""}`, "1.1.0"), Entry("null", `null`, "1.1.0"),
-		Entry("nothing", ``, "1.1.0"), Entry("text", `hello`, "1.1.0"), Entry("a cut", `{"cniVersion": "1.0.0"`, "1.1.0"),
+		Entry("none", `{}`, "1.1.0"), Entry("an empty one", `{"cniVersion": ""}`, "1.1.0"), Entry("null", `null`,
+			"1.1.0"),
+		Entry("nothing", ``, "1.1.0"), Entry("text", `hello`, "1.1.0"), Entry("a cut", `{"cniVersion": "1.0.0"`,
+			"1.1.0"),
 		Entry("of another type", `{"cniVersion": 1}`, "1.1.0"), Entry("a list", `[]`, "1.1.0"),
 	)
 
@@ -37,7 +39,8 @@ var _ = Describe("VERSION", func() {
 		DeferCleanup(w.Close)
 		Expect(w.WriteString(`{"cniVersion": "0.4.0"}`)).To(BeNumerically(">", 0))
 		began := time.Now()
-		Expect(request{command: "VERSION", stdin: r}.run(forbidden()).document()).To(HaveKeyWithValue("cniVersion", "0.4.0"))
+		Expect(request{command: "VERSION", stdin: r}.run(forbidden()).document()).To(HaveKeyWithValue("cniVersion",
+			"0.4.0"))
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(time.Second)))
 	})
 
@@ -47,7 +50,8 @@ var _ = Describe("VERSION", func() {
 		DeferCleanup(w.Close)
 		refused := make(chan answer, 1)
 		go func() { refused <- request{command: "add", stdin: r}.run(forbidden()) }()
-		Expect(request{command: "VERSION", stdin: r}.run(forbidden()).document()).To(HaveKeyWithValue("cniVersion", "1.1.0"))
+		Expect(request{command: "VERSION", stdin: r}.run(forbidden()).document()).To(HaveKeyWithValue("cniVersion",
+			"1.1.0"))
 		Eventually(refused).WithTimeout(nstest.Patience(5 * time.Second)).Should(Receive(WithTransform(func(a answer) int { return a.code }, Equal(1))))
 	})
 })
