@@ -3,6 +3,7 @@ package attach
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
@@ -40,9 +41,13 @@ func (a *Call) VerifyMasquerade(ctx context.Context, m Masq) error {
 	if !m.On {
 		return nil
 	}
-	return iface.Drifted(masq.Check(ctx, a.NF, masq.Config{
+	err := masq.Check(ctx, a.NF, masq.Config{
 		Attachment: a.Attachment, Backend: m.Backend, Addrs: cni.Addresses(a.PrevResult.ContainerIPs(a.IfName)),
-	}))
+	})
+	if err != nil {
+		err = fmt.Errorf("masquerade: %w", err)
+	}
+	return iface.Drifted(err)
 }
 
 // Status is code 50 where ADD could not masquerade, and else IPAM's answer.

@@ -105,12 +105,6 @@ var _ = Describe("Configure", func() {
 		}, `ips[1] (10.1.2.3/24): names no interface, and the container has "net1" besides`),
 		Entry("a result without the interface", func(r *cni.Result) { r.Interfaces[1].Name = "net1" },
 			`the result has no interface "eth0"`),
-		Entry("a scope that is none", func(r *cni.Result) {
-			r.Routes = []cni.Route{to("10.5.0.0/16"), {Dst: netip.MustParsePrefix("10.6.0.0/16"), Scope: ptr(256)}}
-		}, "routes[1] (10.6.0.0/16): scope 256 is not within 0 and 255"),
-		Entry("an MTU that is none", func(r *cni.Result) {
-			r.Routes = []cni.Route{{Dst: netip.MustParsePrefix("10.6.0.0/16"), MTU: -1}}
-		}, "routes[0] (10.6.0.0/16): mtu -1 is not within 0 and 2147483647"),
 	)
 
 	It("names link and address, or route, when the kernel refuses", func() {

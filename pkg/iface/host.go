@@ -79,13 +79,24 @@ func IgnoreRouterAdverts(link string) error { return setIPv6(link, "accept_ra", 
 // is for a link whose MAC address nobody else can have, before it goes up.
 func SkipDAD(link string) error { return setIPv6(link, "accept_dad", "0") }
 
+// EnableIPv6 turns IPv6 on for a host interface that needs it: the host may have
+// it off by default. A kernel without IPv6 is an error.
+func EnableIPv6(link string) error { return writeIPv6(link, "disable_ipv6", "0") }
+
 // setIPv6 writes a setting of a link, if the kernel has IPv6.
 func setIPv6(link, name, value string) error {
+	if err := writeIPv6(link, name, value); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func writeIPv6(link, name, value string) error {
 	key, err := sysctl.Net("ipv6", "conf", link, name)
 	if err == nil {
 		err = key.Write(value)
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err != nil {
 		return fmt.Errorf("link %q: %w", link, err)
 	}
 	return nil

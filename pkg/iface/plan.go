@@ -2,7 +2,6 @@ package iface
 
 import (
 	"fmt"
-	"math"
 	"net/netip"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -52,10 +51,7 @@ func newPlan(t Target, res *cni.Result) (plan, error) {
 	for _, r := range t.Routes {
 		p.routes = append(p.routes, ownRoute(r))
 	}
-	for i, r := range res.Routes {
-		if err := check(r); err != nil {
-			return plan{}, fmt.Errorf("routes[%d] (%s): %w", i, r.Dst, err)
-		}
+	for _, r := range res.Routes {
 		p.routes = append(p.routes, newRoute(r, res))
 		p.v6 = p.v6 || r.Dst.Addr().Is6()
 	}
@@ -87,26 +83,6 @@ func belongs(ip cni.IP, self int, res *cni.Result) error {
 	for i, in := range res.Interfaces {
 		if i != self && in.Sandbox != "" {
 			return fmt.Errorf("names no interface, and the container has %q besides", in.Name)
-		}
-	}
-	return nil
-}
-
-func check(r cni.Route) error {
-	if !r.Dst.IsValid() {
-		return fmt.Errorf("no destination")
-	}
-	for _, f := range []struct {
-		name  string
-		value int
-		most  int
-	}{
-		{"mtu", r.MTU, math.MaxInt32},
-		{"advmss", r.AdvMSS, math.MaxInt32},
-		{"scope", deref(r.Scope), math.MaxUint8},
-	} {
-		if f.value < 0 || f.value > f.most {
-			return fmt.Errorf("%s %d is not within 0 and %d", f.name, f.value, f.most)
 		}
 	}
 	return nil

@@ -44,8 +44,8 @@ func drifts() map[string]Drift {
 			"has no host end"),
 		"forwarding off":                 host("sysctl -qw net.ipv4.ip_forward=0", "ip_forward"),
 		"IPv6 forwarding off":            host("sysctl -qw net.ipv6.conf.all.forwarding=0", "forwarding"),
-		"the masquerade's table gone":    host("nft delete table inet hawser", "masquerading"),
-		"the masquerade's table flushed": host("nft flush table inet hawser", "masquerading"),
+		"the masquerade's table gone":    host("nft delete table inet hawser", "masquerade"),
+		"the masquerade's table flushed": host("nft flush table inet hawser", "masquerade"),
 		"the masquerade's element gone": host("nft delete element inet hawser masq4_v1 { 10.1.0.2 }", "10.1.0.2",
 			"no element"),
 		"the IPv6 masquerade's": host("nft delete element inet hawser masq6_v1 { 2001:db8:1::2 }", "2001:db8:1::2",
@@ -113,7 +113,7 @@ func (l *life) check() {
 		a := l.attach("one", 2, Object{"ipMasqBackend": "iptables"})
 		l.Succeeds(a.As("CHECK"))
 		l.Cmd("ip6tables", "-t", "nat", "-F", "POSTROUTING")
-		Expect(l.Fails(a.As("CHECK"), cni.CodeDrift)).To(ContainSubstring("masquerading"))
+		Expect(l.Fails(a.As("CHECK"), cni.CodeDrift)).To(ContainSubstring("masquerade"))
 	})
 
 	It("does not mind what others do", func() {

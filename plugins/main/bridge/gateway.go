@@ -33,14 +33,13 @@ func (p *port) ensureGateways(ctx context.Context, want []netip.Prefix) (gw atta
 			return gw, err
 		}
 	}
-	have, err := p.Host.Addrs(gw.Link.Index)
-	if err == nil {
-		have, err = p.retryDuplicates(ctx, gateways{gw.Link, want}, have)
-	}
+	have, err := p.addrs(ctx, gw.Link, want)
 	if err != nil {
 		return gw, err
 	}
-	missing := slices.DeleteFunc(slices.Clone(want), func(g netip.Prefix) bool { return slices.ContainsFunc(have, isAddr(g)) })
+	missing := slices.DeleteFunc(slices.Clone(want), func(g netip.Prefix) bool {
+		return slices.ContainsFunc(have, func(h rtnl.Addr) bool { return h.Prefix == g })
+	})
 	for _, h := range have {
 		i := slices.IndexFunc(missing, func(g netip.Prefix) bool { return contradict(h.Prefix, g) })
 		switch {
@@ -50,8 +49,8 @@ func (p *port) ensureGateways(ctx context.Context, want []netip.Prefix) (gw atta
 			}
 		case i < 0:
 		case !p.cfg.ForceAddress:
-			return gw, cni.Errorf(cni.CodeConflict, "bridge %q: gateway %s: the interface has address %s (forceAddress replaces it)",
-				gw.Link.Name, missing[i], h.Prefix)
+			return gw, cni.Errorf(cni.CodeConflict,
+				"bridge %q: gateway %s: the interface has address %s (forceAddress replaces it)", gw.Link.Name, missing[i], h.Prefix)
 		default:
 			if err := p.Host.DelAddr(gw.Link.Index, h.Prefix); err != nil {
 				return gw, err
@@ -112,33 +111,31 @@ func (p *port) keepMAC(becomesGateway bool) error {
 // macWasSet is the kernel's NET_ADDR_SET, addr_assign_type of a link whose MAC address was set.
 const macWasSet = "3"
 
-// gateways are the addresses that a link is to have.
-type gateways struct {
-	link rtnl.Link
-	want []netip.Prefix
-}
-
-// retryDuplicates removes gateway addresses that failed duplicate detection and
-// adds them again: the other host may be gone.
-func (p *port) retryDuplicates(ctx context.Context, g gateways, have []rtnl.Addr) ([]rtnl.Addr, error) {
-	duplicate := func(h rtnl.Addr) bool { return h.DADFailed && slices.Contains(g.want, h.Prefix) }
-	if !slices.ContainsFunc(have, duplicate) {
-		return have, nil
+// addrs reads the addresses of the link. A gateway that failed duplicate
+// detection is removed and added again before: the other host may be gone.
+func (p *port) addrs(ctx context.Context, link rtnl.Link, gateways []netip.Prefix) ([]rtnl.Addr, error) {
+	duplicate := func(a rtnl.Addr) bool { return a.DADFailed && slices.Contains(gateways, a.Prefix) }
+	have, err := p.Host.Addrs(link.Index)
+	if err != nil || !slices.ContainsFunc(have, duplicate) {
+		return have, err
 	}
-	for _, h := range slices.DeleteFunc(have, func(h rtnl.Addr) bool { return !duplicate(h) }) {
-		if err := p.Host.DelAddr(g.link.Index, h.Prefix); err != nil {
+	for _, h := range have {
+		if !duplicate(h) {
+			continue
+		}
+		if err := p.Host.DelAddr(link.Index, h.Prefix); err != nil {
 			return nil, err
 		}
-		if _, err := p.addGateway(g.link, h.Prefix); err != nil {
+		if _, err := p.addGateway(link, h.Prefix); err != nil {
 			return nil, err
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, gatewayTimeout)
 	defer cancel()
-	_ = p.Host.WaitDAD(ctx, g.link.Index) // the addresses tell whether a gateway failed, or another address
-	have, err := p.Host.Addrs(g.link.Index)
+	_ = p.Host.WaitDAD(ctx, link.Index) // the addresses tell whether a gateway failed, or another address
+	have, err = p.Host.Addrs(link.Index)
 	if i := slices.IndexFunc(have, duplicate); err == nil && i >= 0 {
-		err = cni.Errorf(cni.CodeConflict, "bridge %q: gateway %s: %w", g.link.Name, have[i].Prefix, rtnl.ErrDuplicate)
+		err = cni.Errorf(cni.CodeConflict, "bridge %q: gateway %s: %w", link.Name, have[i].Prefix, rtnl.ErrDuplicate)
 	}
 	return have, err
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
-	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
@@ -64,7 +63,7 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 func raiseHostEnd(a *attach.Call, p plan) error {
 	if len(v6(p.Gateways)) > 0 {
 		// The host may have IPv6 off by default; this link needs it.
-		if err := writeIPv6(a.HostEnd.Name, "disable_ipv6", "0"); err != nil {
+		if err := iface.EnableIPv6(a.HostEnd.Name); err != nil {
 			return err
 		}
 		// Nobody else is on this link, so there is no duplicate to detect.
@@ -100,17 +99,6 @@ func routeToContainer(a *attach.Call, p plan) error {
 		if err := a.Host.AddRoute(r); err != nil {
 			return fmt.Errorf("host interface %q: %w", a.HostEnd.Name, err)
 		}
-	}
-	return nil
-}
-
-func writeIPv6(link, name, value string) error {
-	key, err := sysctl.Net("ipv6", "conf", link, name)
-	if err == nil {
-		err = key.Write(value)
-	}
-	if err != nil {
-		return fmt.Errorf("host interface %q: %w", link, err)
 	}
 	return nil
 }
