@@ -26,16 +26,10 @@ type Lease struct {
 // alone tell the network. There are none of a configuration with another IPAM plugin; one without any gets
 // those of the usual directory, for chained plugins.
 func Leases(conf []byte, network string) ([]Lease, error) {
-	var c struct {
-		IPAM struct {
-			Type    string `json:"type"`
-			DataDir string `json:"dataDir"`
-		} `json:"ipam"`
-	}
-	if json.Unmarshal(conf, &c) != nil || c.IPAM.Type != "" && c.IPAM.Type != "host-local" {
+	dir := leaseDir(conf, network)
+	if dir == "" {
 		return nil, nil
 	}
-	dir := filepath.Join(cmp.Or(c.IPAM.DataDir, hostLocalDir), network)
 	files, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -57,4 +51,41 @@ func Leases(conf []byte, network string) ([]Lease, error) {
 		}
 	}
 	return out, nil
+}
+
+// Known are the addresses of which it is known that host-local has lent them in the network: those of the
+// leases, and the last one of each range set. Where IPAM's GC came first, most leases are gone.
+func Known(conf []byte, network string) (map[netip.Addr]bool, error) {
+	leases, err := Leases(conf, network)
+	if err != nil {
+		return nil, err
+	}
+	known := map[netip.Addr]bool{}
+	for _, l := range leases {
+		known[l.Addr] = true
+	}
+	if dir := leaseDir(conf, network); dir != "" {
+		last, _ := filepath.Glob(filepath.Join(dir, "last_reserved_ip.*")) // the pattern is good
+		for _, file := range last {
+			data, _ := os.ReadFile(file) // a file that cannot be read tells nothing
+			if addr, err := netip.ParseAddr(strings.TrimSpace(string(data))); err == nil {
+				known[addr.Unmap()] = true
+			}
+		}
+	}
+	return known, nil
+}
+
+// leaseDir is where host-local keeps the network's leases; empty for another IPAM plugin.
+func leaseDir(conf []byte, network string) string {
+	var c struct {
+		IPAM struct {
+			Type    string `json:"type"`
+			DataDir string `json:"dataDir"`
+		} `json:"ipam"`
+	}
+	if json.Unmarshal(conf, &c) != nil || c.IPAM.Type != "" && c.IPAM.Type != "host-local" {
+		return ""
+	}
+	return filepath.Join(cmp.Or(c.IPAM.DataDir, hostLocalDir), network)
 }

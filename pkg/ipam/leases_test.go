@@ -45,6 +45,18 @@ var _ = Describe("the leases of a network", func() {
 		Expect(ipam.Leases([]byte("{"), "net1")).To(BeEmpty())
 	})
 
+	It("say with the last one of each range set which addresses the network is known to have lent", func() {
+		Expect(os.WriteFile(filepath.Join(dir, "net1", "last_reserved_ip.1"), []byte("fd00::7"), 0o600)).To(Succeed())
+		known, err := ipam.Known(conf("host-local"), "net1")
+		Expect(err).NotTo(HaveOccurred())
+		var all []string
+		for addr := range known {
+			all = append(all, addr.String())
+		}
+		Expect(all).To(ConsistOf("10.1.0.2", "10.1.0.3", "fd00::2", "fd00::7"))
+		Expect(ipam.Known(conf("static"), "net1")).To(BeEmpty())
+	})
+
 	It("that cannot be read are an error", func() {
 		Expect(os.WriteFile(filepath.Join(dir, "net2"), nil, 0o600)).To(Succeed())
 		Expect(ipam.Leases(conf("host-local"), "net2")).Error().To(HaveOccurred())

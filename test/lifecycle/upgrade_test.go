@@ -39,7 +39,6 @@ type upgrade struct {
 	newest    bool // Debian's release does not have it
 	checkless bool // Debian's release fails CHECK of what it made itself
 	needs     []string
-	check, gc []any // Pending, until the plugin can do it
 }
 
 func upgrades() []upgrade {
@@ -50,7 +49,6 @@ func upgrades() []upgrade {
 			{"hostPort": 53, "containerPort": 53, "protocol": "udp", "hostIP": "192.0.2.1"}}}}
 	}
 	tuned := Object{"sysctl": Object{"net.ipv4.conf.eth0.arp_filter": "1"}, "mac": "0a:00:00:00:00:07", "promisc": true}
-	pending := []any{Pending}
 	return []upgrade{
 		{name: "bridge and host-local", list: entries("bridge", nil)},
 		{name: "bridge, ipMasq on iptables", list: entries("bridge", masq("iptables"))},
@@ -61,8 +59,7 @@ func upgrades() []upgrade {
 		{name: "ptp, ipMasq on iptables", list: entries("ptp", masq("iptables"))},
 		{name: "ptp, ipMasq on nftables", list: entries("ptp", masq("nftables")), forward: true, newest: true},
 		{name: "portmap on iptables", list: entries("portmap", published("iptables")), checkless: true},
-		{name: "portmap on nftables", list: entries("portmap", published("nftables")), forward: true, newest: true,
-			check: pending, gc: pending},
+		{name: "portmap on nftables", list: entries("portmap", published("nftables")), forward: true, newest: true},
 		{name: "tuning", list: entries("tuning", tuned)},
 		{name: "loopback", list: entries("loopback", Object{})},
 	}
@@ -121,14 +118,14 @@ var _ = Describe("an attachment that lives while a node changes its plugins", La
 					ours.Succeeds("CHECK", other, elsewhere(u.list))
 				})
 
-				It("CHECK passes, DEL removes it", u.check, func() {
+				It("CHECK passes, DEL removes it", func() {
 					theirs.Add(pod, u.list)
 					ours.Succeeds("CHECK", pod, u.list)
 					ours.Succeeds("DEL", pod, u.list)
 					Expect(state("links", "routes")).To(Equal(before))
 				})
 
-				It("GC removes its rules and leases", u.gc, func() { // its links say not whose they are
+				It("GC removes its rules and leases", func() { // its links say not whose they are
 					before = state()
 					theirs.Add(pod, u.list)
 					ours.Version = "1.1.0"

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"reflect"
 	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
 // verify compares the record with what is wanted, and the rules with the record.
@@ -45,6 +47,9 @@ func (c *call) verifyUnknown(ctx context.Context, cfg config, want *record) erro
 		if len(where) > 0 {
 			return c.verifyReference(ctx, want)
 		}
+	}
+	if found, err := c.checkReference(want); found || err != nil && cni.AsError(err).Code != cni.CodeDrift {
+		return errors.Join(err, checkLocalnet(want.Localnet))
 	}
 	b, _, err := c.choose(cfg)
 	if err != nil {

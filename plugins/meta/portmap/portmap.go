@@ -311,6 +311,9 @@ func (c *call) unpublish(ctx context.Context) (err error) {
 	}
 	if r == nil { // no element is known by its key
 		r = &record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName}
+		if c.PrevResult != nil { // the reference's rules name no network
+			r.Addrs = addressesOf(c.PrevResult.ContainerIPs(c.IfName))
+		}
 		if err := nft.IfSupported(c.sweep(ctx, r.attachment().Owns)); err != nil {
 			return err
 		}
@@ -366,7 +369,7 @@ func (c *call) collect(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	var errs []error
+	errs := []error{c.collectReference(ctx, all)}
 	for _, r := range all {
 		if r.Network == c.Network && !c.Valid.Has(r.attachment()) {
 			errs = append(errs, c.collectOne(ctx, s, r))

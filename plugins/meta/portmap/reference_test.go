@@ -273,6 +273,86 @@ var _ = Describe("beside the reference plugin's nftables", Label("kernel"), func
 	})
 })
 
+var _ = Describe("host ports that the newest reference made in nftables", Label("kernel"), func() {
+	nft := object{"backend": "nftables"}
+	mapped := ports("8080:80", "192.0.2.1:8081:81", "[::]:53:53/udp", "127.0.0.1:9:9/sctp")
+	var w *world
+	var c *container
+
+	BeforeEach(func() {
+		w = newWorld()
+		w.bridge(1)
+		c = w.container(1, 2)
+		c.serve(80)
+	})
+
+	rules := func() string {
+		return w.Cmd("nft", "list", "table", "ip", "cni_hostport") + w.Cmd("nft", "list", "table", "ip6", "cni_hostport")
+	}
+
+	DescribeTable("pass CHECK while they are whole, and go with DEL", func(config object) {
+		other := w.container(1, 3)
+		other.reference(nstest.Newest(), "ADD", nft, config, ports("7000:80"))
+		before := rules()
+		c.reference(nstest.Newest(), "ADD", nft, config, mapped)
+		c.check(config, mapped)
+		c.check(nft, config, mapped)
+		Expect(c.call("CHECK", config, ports("8080:81")).Msg).To(ContainSubstring("no rule of host port 0.0.0.0:8080/tcp"))
+		Expect(c.call("CHECK", config, ports("127.0.0.1:8080:80")).Code).To(Equal(cni.CodeDrift))
+		c.del(config)
+		Expect(rules()).To(Equal(before))
+		Expect(c.call("CHECK", config, mapped).Msg).To(ContainSubstring("there is no record"))
+		other.check(config, ports("7000:80"))
+	},
+		Entry("by default", object{}),
+		Entry("snat off", object{"snat": false}),
+		Entry("masqAll", object{"masqAll": true}),
+		Entry("conditions", object{"conditionsV4": []string{"ip", "saddr", "192.0.2.0/24"}}),
+	)
+
+	DescribeTable("fail CHECK when something is gone of them", func(command, want string) {
+		c.reference(nstest.Newest(), "ADD", nft, mapped)
+		c.check(mapped)
+		w.Cmd("bash", "-ec", command)
+		o := c.call("CHECK", mapped)
+		Expect(o.Code).To(Equal(cni.CodeDrift), o.text())
+		Expect(o.Msg).To(ContainSubstring(want))
+	},
+		Entry("a rule", `nft delete rule ip cni_hostport hostports handle $(nft -a list chain ip cni_hostport hostports | sed -n 's/.*8081.*handle //p')`,
+			"no rule of host port 192.0.2.1:8081/tcp"),
+		Entry("the masquerade", `nft flush chain ip6 cni_hostport masquerading`, "0 rules masquerade what comes to fd00:1::2"),
+		Entry("the way in", `nft flush chain ip cni_hostport output`, `no rule leads from chain "output" to chain "hostports_all"`),
+		Entry("route_localnet", `echo 0 >/proc/sys/net/ipv4/conf/br1/route_localnet`, "route_localnet is 0"),
+	)
+
+	It("of a container on two networks go with the DEL of theirs", func() {
+		w.bridge(2)
+		second := c.second("eth1", 2, 2)
+		c.reference(nstest.Newest(), "ADD", nft, mapped)
+		second.reference(nstest.Newest(), "ADD", nft, ports("9000:80"))
+		second.del()
+		c.check(mapped)
+		Expect(rules()).NotTo(ContainSubstring("9000"))
+	})
+
+	It("go with GC when nothing of their container is valid and the network gave them the address", func() {
+		other := w.container(1, 3)
+		other.reference(nstest.Newest(), "ADD", nft, ports("7000:80"))
+		before := rules()
+		c.reference(nstest.Newest(), "ADD", nft, mapped)
+		w.gc("net1", c.id+"/eth0")
+		c.check(mapped)
+		w.gc("net1")
+		c.check(mapped) // nobody knows whose 10.1.0.2 and fd00:1::2 are
+		w.Cmd("bash", "-ec", "mkdir -p /var/lib/cni/networks/net{1,2}; cd /var/lib/cni/networks; printf '"+c.id+`\r\neth0' >net1/10.1.0.2
+			printf fd00:1::2 >net1/last_reserved_ip.1; printf x >net2/10.1.0.3`)
+		w.gc("net1", other.id+"/eth0")
+		Expect(rules()).To(Equal(before))
+		w.gc("net1")
+		other.check(ports("7000:80")) // the address is another network's
+	})
+})
+
 func sortedLines(text string) []string {
 	list := strings.Split(text, "\n")
 	slices.Sort(list)
