@@ -38,20 +38,18 @@ var _ = Describe("VERSION", func() {
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(w.Close)
 		Expect(w.WriteString(`{"cniVersion": "0.4.0"}`)).To(BeNumerically(">", 0))
-		began := time.Now()
 		Expect(request{command: "VERSION", stdin: r}.run(forbidden()).document()).To(HaveKeyWithValue("cniVersion",
 			"0.4.0"))
-		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(time.Second)))
 	})
 
 	It("answers although nothing comes", func() {
 		r, w, err := os.Pipe()
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(w.Close)
-		refused := make(chan answer, 1)
-		go func() { refused <- request{command: "add", stdin: r}.run(forbidden()) }()
+		refused := make(chan int, 1)
+		go func() { refused <- request{command: "add", stdin: r}.run(forbidden()).code }()
 		Expect(request{command: "VERSION", stdin: r}.run(forbidden()).document()).To(HaveKeyWithValue("cniVersion",
 			"1.1.0"))
-		Eventually(refused).WithTimeout(nstest.Patience(5 * time.Second)).Should(Receive(WithTransform(func(a answer) int { return a.code }, Equal(1))))
+		Eventually(refused).WithTimeout(nstest.Patience(5 * time.Second)).Should(Receive(Equal(1)))
 	})
 })
