@@ -113,7 +113,8 @@ func nextEvent(events *nl.NetlinkSocket, index int) error {
 		if err != nil || slices.ContainsFunc(messages, func(m syscall.NetlinkMessage) bool {
 			// The index is at the same place in the headers of links and
 			// addresses; a route's has none.
-			return m.Header.Type == unix.RTM_NEWROUTE || len(m.Data) >= 8 && binary.NativeEndian.Uint32(m.Data[4:]) == uint32(index)
+			return m.Header.Type == unix.RTM_NEWROUTE ||
+				len(m.Data) >= 8 && binary.NativeEndian.Uint32(m.Data[4:]) == uint32(index)
 		}) {
 			return err
 		}
