@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,6 +35,17 @@ var _ = Describe("libcni", func() {
 		pods.ExpectNothingLeft(d.Host)
 	})
 })
+
+var _ = DescribeTable("libcni drives ADD, CHECK, STATUS, GC and DEL, of the versions that have them", func(version string, verbs ...string) {
+	d := newNode("libcni", pods.Network{Version: version, IPv6: true})
+	d.must(order{Verbs: verbs, Pods: []pod{newPod("one")}})
+	pods.ExpectNothingLeft(d.Host)
+},
+	Entry(nil, "0.3.1", "add", "del", "del"),
+	Entry(nil, "0.4.0", "add", "check", "del", "del"),
+	Entry(nil, "1.0.0", "add", "check", "del", "del"),
+	Entry(nil, "1.1.0", "status", "add", "check", "status", "gc", "check", "del", "del"),
+)
 
 var _ = Describe("go-cni", func() {
 	underLibrary("go-cni")
@@ -105,16 +117,19 @@ func underLibrary(library string) {
 		Entry("1.1.0, ptp", pods.Network{Version: "1.1.0", IPv6: true, PTP: true}),
 	)
 
-	It("has 20 pods at once, up and down", func() {
-		d := newNode(library, pods.Network{})
-		var many []pod
-		for i := range 20 {
-			many = append(many, newPod(fmt.Sprint("pod", i), port{int32(9000 + i), 80, "tcp", ""}))
+	It("has 100 pods at once, up and down, three times", func() {
+		d := newNode(library, pods.Network{IPv6: true})
+		for round := range 3 {
+			var many []pod
+			for i := range 100 {
+				many = append(many, newPod(fmt.Sprintf("pod%d-%d", round, i), port{int32(9000 + i), 80, "tcp", ""}))
+			}
+			addrs := slices.Concat(slices.Collect(maps.Values(d.must(order{Verbs: []string{"add", "check"}, Pods: many}).Addrs))...)
+			Expect(slices.Compact(slices.Sorted(slices.Values(addrs)))).To(HaveLen(2 * len(many)))
+			Expect(pods.Leases(d.Host)).To(ConsistOf(addrs))
+			d.must(order{Verbs: []string{"del"}, Pods: many})
+			pods.ExpectNothingLeft(d.Host)
 		}
-		d.must(order{Verbs: []string{"add", "check"}, Pods: many})
-		Expect(pods.Leases(d.Host)).To(HaveLen(20))
-		d.must(order{Verbs: []string{"del"}, Pods: many})
-		pods.ExpectNothingLeft(d.Host)
 	})
 
 	It("gives a host port to one of many pods that ask for it at once", func() {
@@ -216,7 +231,10 @@ func underLibrary(library string) {
 
 		d.Cmd("ip", "link", "del", "cni0")
 		d.Cmd("ip", "link", "add", "cni0", "type", "veth", "peer", "name", "other")
+		before := d.Snapshot()
 		Expect(d.do(order{Verbs: []string{"status"}}).Error).To(ContainSubstring(`bridge "cni0"`))
+		Expect(d.do(order{Verbs: []string{"add"}, Pods: []pod{one}}).Error).To(ContainSubstring(`bridge "cni0"`))
+		Expect(d.Snapshot()).To(Equal(before))
 		d.Cmd("ip", "link", "del", "cni0")
 		d.must(order{Verbs: []string{"status"}})
 	})

@@ -65,6 +65,9 @@ func (l libCNI) add(ctx context.Context, p pod) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	if res.Version() != l.list.CNIVersion {
+		return nil, fmt.Errorf("a result of version %s", res.Version())
+	}
 	return addresses(res)
 }
 
