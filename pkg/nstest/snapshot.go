@@ -14,19 +14,17 @@ import (
 	"github.com/onsi/ginkgo/v2"
 )
 
-// sections of a snapshot, in the order in which they are written.
-var sections = []struct {
+// lists are the sections of a snapshot that ip(8) lists, in the order in which they are
+// written: its commands without a family, and for IPv6.
+var lists = []struct{ name, both, six string }{
+	{"links", "link", ""}, {"addresses", "addr", ""}, {"routes", "route show table all", "route show table all"}, {"rules", "rule", "rule"},
+}
+
+// others are the sections that follow.
+var others = []struct {
 	name string
 	read func(h *Host) []string
-}{
-	{"links", func(h *Host) []string { return h.objects("ip", "-j", "-d", "link") }},
-	{"addresses", func(h *Host) []string { return h.objects("ip", "-j", "addr") }},
-	{"routes", (*Host).routes},
-	{"rules", (*Host).rules},
-	{"nftables", (*Host).ruleset},
-	{"iptables-legacy", (*Host).legacy},
-	{"sysctls", (*Host).sysctls},
-}
+}{{"nftables", (*Host).ruleset}, {"iptables-legacy", (*Host).legacy}, {"sysctls", (*Host).sysctls}}
 
 // Snapshot renders the state of the network namespace as sorted text, for
 // comparing before and after: links, addresses, routes, rules, nftables (which
@@ -36,13 +34,35 @@ var sections = []struct {
 func (h *Host) Snapshot(names ...string) string {
 	ginkgo.GinkgoHelper()
 	var b strings.Builder
-	for _, s := range sections {
-		if len(names) > 0 && !slices.Contains(names, s.name) {
-			continue
-		}
-		fmt.Fprintf(&b, "## %s\n", s.name)
-		for _, line := range s.read(h) {
+	write := func(name string, lines []string) {
+		fmt.Fprintf(&b, "## %s\n", name)
+		for _, line := range lines {
 			b.WriteString(line + "\n")
+		}
+	}
+	wanted := func(name string) bool { return len(names) == 0 || slices.Contains(names, name) }
+	var both, six []string
+	for _, l := range lists {
+		if wanted(l.name) {
+			both = append(both, l.both)
+			if l.six != "" {
+				six = append(six, l.six)
+			}
+		}
+	}
+	listed, listed6 := h.listed(both, "-j", "-d"), h.listed(six, "-6", "-j", "-d")
+	for _, l := range lists {
+		if wanted(l.name) {
+			lines := <-listed
+			if l.six != "" {
+				lines = append(lines, <-listed6...)
+			}
+			write(l.name, lines)
+		}
+	}
+	for _, s := range others {
+		if wanted(s.name) {
+			write(s.name, s.read(h))
 		}
 	}
 	return b.String()
@@ -54,19 +74,36 @@ var linkLocal = regexp.MustCompile(`(?m)\{[^{}\n]*local=fe80:[^{}\n]*\}|^.*dst=(
 // after a link has come up: the link-local address and its routes.
 func WithoutLinkLocal(snapshot string) string { return linkLocal.ReplaceAllString(snapshot, "") }
 
-// objects renders the JSON list that a command prints, one object a line.
-func (h *Host) objects(name string, args ...string) []string {
+// listed has ip(8) list several things in one process. What comes is, of each, the
+// objects, one a line.
+func (h *Host) listed(commands []string, options ...string) <-chan []string {
 	ginkgo.GinkgoHelper()
-	var list []map[string]any
-	h.JSON(&list, name, args...)
-	lines := make([]string, 0, len(list))
-	for _, o := range list {
-		if line := render(o); line != "" {
-			lines = append(lines, line)
-		}
+	all := make(chan []string, len(commands))
+	if len(commands) == 0 {
+		return all
 	}
-	slices.Sort(lines)
-	return lines
+	out := h.Run(Program{Path: "ip", Args: append(options, "-batch", "-"), Stdin: strings.Join(commands, "\n") + "\n"})
+	if out.Exit != 0 {
+		ginkgo.Fail(fmt.Sprintf("%s: ip -batch: exit %d: %s", h.Name, out.Exit, out.Stderr))
+	}
+	for decoder := json.NewDecoder(strings.NewReader(out.Stdout)); len(all) < len(commands); {
+		var list []map[string]any
+		if err := decoder.Decode(&list); err != nil {
+			ginkgo.Fail(fmt.Sprintf("%s: ip -batch %q: %v\n%s", h.Name, commands, err, out.Stdout))
+		}
+		lines := make([]string, 0, len(list))
+		for _, o := range list {
+			if o["addr_info"] != nil { // what else it says is among the links
+				o = map[string]any{"ifname": o["ifname"], "addr_info": o["addr_info"]}
+			}
+			if line := render(o); line != "" {
+				lines = append(lines, line)
+			}
+		}
+		slices.Sort(lines)
+		all <- lines
+	}
+	return all
 }
 
 // volatile are the keys of ip(8)'s output that a snapshot leaves out.
@@ -115,17 +152,6 @@ func renderValue(v any) string {
 	default:
 		return fmt.Sprint(v)
 	}
-}
-
-func (h *Host) routes() []string {
-	ginkgo.GinkgoHelper()
-	return append(h.objects("ip", "-4", "-j", "-d", "route", "show", "table", "all"),
-		h.objects("ip", "-6", "-j", "-d", "route", "show", "table", "all")...)
-}
-
-func (h *Host) rules() []string {
-	ginkgo.GinkgoHelper()
-	return append(h.objects("ip", "-4", "-j", "rule"), h.objects("ip", "-6", "-j", "rule")...)
 }
 
 func (h *Host) ruleset() []string {
