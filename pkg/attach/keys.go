@@ -88,7 +88,8 @@ const mtuMin6 = 1280
 func (l Link) Carries(ips []cni.IP) error {
 	for _, ip := range ips {
 		if l.MTU != 0 && l.MTU < mtuMin6 && ip.Address.Addr().Is6() {
-			return cni.Errorf(cni.CodeConfig, "mtu: %d is too small for IPv6 (%d), which address %s needs", l.MTU, mtuMin6, ip.Address)
+			return cni.Errorf(cni.CodeConfig, "mtu: %d is too small for IPv6 (%d), which address %s needs", l.MTU, mtuMin6,
+				ip.Address)
 		}
 	}
 	return nil

@@ -53,7 +53,8 @@ var _ = Describe("Configure", func() {
 	BeforeEach(func() { c = newContainer() })
 
 	It("gives the interface its addresses, usable at once, and brings it up", func() {
-		Expect(c.configure(result("10.1.2.3/24", "10.1.2.1", "10.9.0.1/32", "", "2001:db8::3/64", "2001:db8::1"))).To(Succeed())
+		Expect(c.configure(result("10.1.2.3/24", "10.1.2.1", "10.9.0.1/32", "", "2001:db8::3/64",
+			"2001:db8::1"))).To(Succeed())
 		Expect(c.addrs()).To(Equal([]string{
 			"inet 10.1.2.3/24 brd 10.1.2.255 scope global eth0",
 			"inet 10.9.0.1/32 scope global eth0",
@@ -124,34 +125,43 @@ var _ = Describe("Configure", func() {
 	})
 
 	DescribeTable("makes routes as the result has them", func(want []string, routes ...cni.Route) {
-		Expect(c.configure(withRoutes(result("10.1.2.3/24", "10.1.2.1", "2001:db8::3/64", "2001:db8::1", "10.9.0.3/24", "10.9.0.1"), routes...))).To(Succeed())
+		Expect(c.configure(withRoutes(result("10.1.2.3/24", "10.1.2.1", "2001:db8::3/64", "2001:db8::1", "10.9.0.3/24",
+			"10.9.0.1"), routes...))).To(Succeed())
 		Expect(c.routes()).To(Equal(want))
 	},
-		Entry("through their own gateway", []string{"10.5.0.0/16 via 10.9.0.7 dev eth0", "2001:db8:5::/48 via 2001:db8::7 dev eth0 metric 1024 pref medium"},
+		Entry("through their own gateway", []string{"10.5.0.0/16 via 10.9.0.7 dev eth0",
+			"2001:db8:5::/48 via 2001:db8::7 dev eth0 metric 1024 pref medium"},
 			via("10.5.0.0/16", "10.9.0.7"), via("2001:db8:5::/48", "2001:db8::7")),
-		Entry("through the first gateway of their family", []string{"default via 10.1.2.1 dev eth0", "default via 2001:db8::1 dev eth0 metric 1024 pref medium"},
+		Entry("through the first gateway of their family", []string{"default via 10.1.2.1 dev eth0",
+			"default via 2001:db8::1 dev eth0 metric 1024 pref medium"},
 			to("0.0.0.0/0"), to("::/0")),
 		Entry("with everything that can be said", []string{
 			"10.5.0.0/16 via 10.1.2.1 dev eth0 table 1000 metric 77 mtu 1400 advmss 1300",
 			"2001:db8:5::/48 via 2001:db8::1 dev eth0 table 1000 metric 77 mtu 1400 advmss 1300 pref medium",
 		},
-			cni.Route{Dst: netip.MustParsePrefix("10.5.0.0/16"), MTU: 1400, AdvMSS: 1300, Priority: 77, Table: ptr[uint32](1000), Scope: ptr(0)},
-			cni.Route{Dst: netip.MustParsePrefix("2001:db8:5::/48"), MTU: 1400, AdvMSS: 1300, Priority: 77, Table: ptr[uint32](1000), Scope: ptr(0)}),
-		Entry("on the link where their scope says so", []string{"169.254.1.1 dev eth0 scope link", "default via 169.254.1.1 dev eth0"},
+			cni.Route{Dst: netip.MustParsePrefix("10.5.0.0/16"), MTU: 1400, AdvMSS: 1300, Priority: 77,
+				Table: ptr[uint32](1000), Scope: ptr(0)},
+			cni.Route{Dst: netip.MustParsePrefix("2001:db8:5::/48"), MTU: 1400, AdvMSS: 1300, Priority: 77,
+				Table: ptr[uint32](1000), Scope: ptr(0)}),
+		Entry("on the link where their scope says so", []string{"169.254.1.1 dev eth0 scope link",
+			"default via 169.254.1.1 dev eth0"},
 			cni.Route{Dst: netip.MustParsePrefix("169.254.1.1/32"), Scope: ptr(253)}, via("0.0.0.0/0", "169.254.1.1")),
 		Entry("two through different gateways", []string{
 			"10.5.0.0/16 via 10.1.2.1 dev eth0", "10.5.0.0/16 via 10.1.2.7 dev eth0",
-			"2001:db8:5::/48 metric 1024 pref medium", "nexthop via 2001:db8::1 dev eth0 weight 1", "nexthop via 2001:db8::7 dev eth0 weight 1",
+			"2001:db8:5::/48 metric 1024 pref medium", "nexthop via 2001:db8::1 dev eth0 weight 1",
+			"nexthop via 2001:db8::7 dev eth0 weight 1",
 		},
 			to("10.5.0.0/16"), via("10.5.0.0/16", "10.1.2.7"), to("2001:db8:5::/48"), via("2001:db8:5::/48", "2001:db8::7")),
-		Entry("the same twice", []string{"10.5.0.0/16 via 10.1.2.1 dev eth0", "2001:db8:5::/48 via 2001:db8::1 dev eth0 metric 1024 pref medium"},
+		Entry("the same twice", []string{"10.5.0.0/16 via 10.1.2.1 dev eth0",
+			"2001:db8:5::/48 via 2001:db8::1 dev eth0 metric 1024 pref medium"},
 			to("10.5.0.0/16"), via("10.5.0.0/16", "10.1.2.1"), to("2001:db8:5::/48"), to("2001:db8:5::/48")),
 		Entry("of the default table, spelt as 0", []string{"10.5.0.0/16 via 10.1.2.1 dev eth0"},
 			cni.Route{Dst: netip.MustParsePrefix("10.5.0.0/16"), Table: ptr[uint32](0)}),
 	)
 
 	It("makes a route without any gateway on the link", func() {
-		Expect(c.configure(withRoutes(result("10.1.2.3/24", "", "2001:db8::3/64", ""), to("0.0.0.0/0"), to("::/0")))).To(Succeed())
+		Expect(c.configure(withRoutes(result("10.1.2.3/24", "", "2001:db8::3/64", ""), to("0.0.0.0/0"),
+			to("::/0")))).To(Succeed())
 		Expect(c.routes()).To(Equal([]string{"default dev eth0 metric 1024 pref medium", "default dev eth0 scope link"}))
 	})
 
@@ -174,9 +184,11 @@ var _ = Describe("Configure", func() {
 			{Dst: gw, Src: addr, Scope: unix.RT_SCOPE_LINK},
 			{Dst: netip.MustParsePrefix("10.1.2.3/24"), GW: gw.Addr(), Src: addr},
 		}
-		Expect(c.configure(withRoutes(result("10.1.2.3/24", "10.1.2.1", "2001:db8::3/64", ""), to("0.0.0.0/0")))).To(Succeed())
+		Expect(c.configure(withRoutes(result("10.1.2.3/24", "10.1.2.1", "2001:db8::3/64", ""),
+			to("0.0.0.0/0")))).To(Succeed())
 		Expect(c.routes()).To(Equal([]string{
-			"10.1.2.0/24 via 10.1.2.1 dev eth0 src 10.1.2.3", "10.1.2.1 dev eth0 scope link src 10.1.2.3", "default via 10.1.2.1 dev eth0",
+			"10.1.2.0/24 via 10.1.2.1 dev eth0 src 10.1.2.3", "10.1.2.1 dev eth0 scope link src 10.1.2.3",
+			"default via 10.1.2.1 dev eth0",
 		}))
 		Expect(c.ip("-6 route show dev eth0")).NotTo(ContainSubstring("2001:db8::/64"))
 	})
@@ -185,7 +197,8 @@ var _ = Describe("Configure", func() {
 		c.host.Cmd("ip", "link", "set", "veth0", "down")
 		Expect(c.configure(withRoutes(result("2001:db8::3/64", "2001:db8::1"), to("::/0")))).To(Succeed())
 		c.host.Cmd("ip", "link", "set", "veth0", "up")
-		Eventually(func() []string { return c.routes() }, "10s").Should(Equal([]string{"default via 2001:db8::1 dev eth0 metric 1024 pref medium"}))
+		Eventually(func() []string { return c.routes() },
+			"10s").Should(Equal([]string{"default via 2001:db8::1 dev eth0 metric 1024 pref medium"}))
 	})
 
 	It("makes the kernel announce addresses, keep them, and not look for duplicates", func() {
@@ -233,7 +246,8 @@ var _ = Describe("Configure", func() {
 			GinkgoHelper()
 			Expect(unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, "")).To(Succeed())
 			DeferCleanup(unix.Unmount, "/proc/sys", unix.MNT_DETACH)
-			Expect(unix.Mount("", "/proc/sys", "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")).To(Succeed())
+			Expect(unix.Mount("", "/proc/sys", "",
+				unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")).To(Succeed())
 		}
 		It("does without what only makes things better", func() {
 			readOnly()

@@ -35,9 +35,11 @@ var _ = Describe("the collection of pairs", Label("kernel"), func() {
 			Expect(err).NotTo(HaveOccurred())
 			defer conn.Close()
 			valid := attachment(dead + 1)
-			Expect(iface.Collect(conn, cni.NewSet("net", []cni.AttachmentRef{{ContainerID: valid.ContainerID, IfName: valid.IfName}}))).To(Succeed())
+			Expect(iface.Collect(conn, cni.NewSet("net", []cni.AttachmentRef{{ContainerID: valid.ContainerID,
+				IfName: valid.IfName}}))).To(Succeed())
 		})
-		left := host.Cmd("sh", "-c", "ip -br link show type veth | awk '{ print $1 }' | cut -d@ -f1 | grep -v peer | sort | xargs")
+		left := host.Cmd("sh", "-c",
+			"ip -br link show type veth | awk '{ print $1 }' | cut -d@ -f1 | grep -v peer | sort | xargs")
 		Expect(strings.Fields(left)).To(ConsistOf(fmt.Sprint("end", dead), fmt.Sprint("end", dead+1), "theirs"))
 	})
 })

@@ -81,7 +81,8 @@ func (p Pair) refuseExisting(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return cni.Errorf(cni.CodeExists, "interface %q: exists already in the container (%s)", p.Attachment.IfName, p.Attachment)
+		return cni.Errorf(cni.CodeExists, "interface %q: exists already in the container (%s)", p.Attachment.IfName,
+			p.Attachment)
 	}
 	host, err := FindHostEnd(p.Host, p.Attachment)
 	if errors.Is(err, rtnl.ErrNoLink) {
@@ -97,7 +98,8 @@ func (p Pair) refuseExisting(ctx context.Context) error {
 			return nil
 		}
 	}
-	return cni.Errorf(cni.CodeExists, "host interface %q: this attachment exists already (%s); DEL removes it", host.Name, p.Attachment)
+	return cni.Errorf(cni.CodeExists, "host interface %q: this attachment exists already (%s); DEL removes it",
+		host.Name, p.Attachment)
 }
 
 // MarkChange returns the change that names the owner of a host end.

@@ -27,13 +27,15 @@ var _ = Describe("Verify", func() {
 		// kernel gets round to it.
 		c.SetSysctl("net/ipv6/conf/eth0/addr_gen_mode", "1")
 		res = withRoutes(result("10.1.2.3/24", "10.1.2.1", "2001:db8::3/64", "2001:db8::1"), to("0.0.0.0/0"), to("::/0"),
-			cni.Route{Dst: netip.MustParsePrefix("10.5.0.0/16"), MTU: 1400, AdvMSS: 1300, Priority: 77, Scope: ptr(0)}, ipv6Route,
+			cni.Route{Dst: netip.MustParsePrefix("10.5.0.0/16"), MTU: 1400, AdvMSS: 1300, Priority: 77, Scope: ptr(0)},
+			ipv6Route,
 			cni.Route{Dst: netip.MustParsePrefix("2001:db8:6::/48"), Scope: ptr(253)})
 		res.Interfaces[1].MAC = strings.Fields(c.ip("-br link show eth0"))[2]
 		res.Interfaces[1].MTU = 1500
 		Expect(c.configure(res)).To(Succeed())
 		Eventually(func() string { return strings.Fields(c.ip("-br link show eth0"))[1] }, "10s").Should(Equal("UP"))
-		Eventually(func() string { return c.ip("-6 route show table local") }, "10s").Should(ContainSubstring("local 2001:db8::3 "))
+		Eventually(func() string { return c.ip("-6 route show table local") },
+			"10s").Should(ContainSubstring("local 2001:db8::3 "))
 	})
 
 	It("has nothing to say of what Configure made, and changes nothing", func() {
@@ -59,7 +61,8 @@ var _ = Describe("Verify", func() {
 		Entry("no IPv6 default route", `link "eth0": route ::/0 via 2001:db8::1: missing`, "-6 route del default"),
 		Entry("another default gateway", `link "eth0": route 0.0.0.0/0 via 10.1.2.1: gateway is 10.1.2.9 instead of 10.1.2.1`,
 			"route replace default via 10.1.2.9"),
-		Entry("another IPv6 default gateway", `link "eth0": route ::/0 via 2001:db8::1: gateway is 2001:db8::9 instead of 2001:db8::1`,
+		Entry("another IPv6 default gateway",
+			`link "eth0": route ::/0 via 2001:db8::1: gateway is 2001:db8::9 instead of 2001:db8::1`,
 			"-6 route replace default via 2001:db8::9 dev eth0"),
 		Entry("a default route that answers that there is none", `link "eth0": route 0.0.0.0/0 via 10.1.2.1: missing`,
 			"route replace unreachable default"),
@@ -79,7 +82,8 @@ var _ = Describe("Verify", func() {
 	)
 
 	It("does not take the kernel's broadcast route for one that was asked for", func() {
-		Expect(iface.Verify(c.target, withRoutes(res, cni.Route{Dst: netip.MustParsePrefix("10.1.2.255/32"), Scope: ptr(253)}))).
+		Expect(iface.Verify(c.target, withRoutes(res, cni.Route{Dst: netip.MustParsePrefix("10.1.2.255/32"),
+			Scope: ptr(253)}))).
 			To(MatchError(`link "eth0": route 10.1.2.255/32: missing`))
 	})
 
@@ -93,7 +97,8 @@ var _ = Describe("Verify", func() {
 		c.ip("link set eth0 down")
 		err := iface.Verify(c.target, res)
 		Expect(strings.Split(err.Error(), "\n")).To(ContainElements(
-			`link "eth0": is down`, `link "eth0": route 0.0.0.0/0 via 10.1.2.1: missing`, `link "eth0": route ::/0 via 2001:db8::1: missing`))
+			`link "eth0": is down`, `link "eth0": route 0.0.0.0/0 via 10.1.2.1: missing`,
+			`link "eth0": route ::/0 via 2001:db8::1: missing`))
 	})
 
 	It("names an address that is in use elsewhere", func() {
@@ -119,7 +124,8 @@ var _ = Describe("Verify", func() {
 		c.SetSysctl("net/ipv6/conf/eth0/accept_dad", "1")
 		res.IPs = append(res.IPs, result("2001:db8::4/64", "").IPs...)
 		c.ip("addr add 2001:db8::4/64 dev eth0")
-		Expect(iface.Verify(c.target, res)).To(MatchError(ContainSubstring(`link "eth0": address 2001:db8::4/64: still tentative`)))
+		Expect(iface.Verify(c.target,
+			res)).To(MatchError(ContainSubstring(`link "eth0": address 2001:db8::4/64: still tentative`)))
 	})
 
 	DescribeTable("says nothing of", func(change func()) {
@@ -148,7 +154,8 @@ var _ = Describe("Verify", func() {
 			res.Interfaces[1].MAC, res.Interfaces[1].MTU = "", 0
 		}),
 		Entry("another interface of the chain and its address", func() {
-			res.Interfaces = append(res.Interfaces, cni.Interface{Name: "net1", Sandbox: "/run/netns/x", MAC: "02:00:00:00:00:01"})
+			res.Interfaces = append(res.Interfaces, cni.Interface{Name: "net1", Sandbox: "/run/netns/x",
+				MAC: "02:00:00:00:00:01"})
 			res.IPs = append(res.IPs, cni.IP{Address: netip.MustParsePrefix("10.200.0.1/24"), Interface: ptr(2)})
 		}),
 		Entry("a host interface of the same name", func() {
@@ -171,6 +178,7 @@ var _ = Describe("Verify", func() {
 		Expect(iface.Verify(c.target, res)).To(Succeed())
 		c.ip("addr add 10.1.2.4/24 dev eth0")
 		c.ip("route change 10.1.2.1/32 dev eth0 scope link src 10.1.2.4")
-		Expect(iface.Verify(c.target, res)).To(MatchError(`link "eth0": route 10.1.2.1/32: source is 10.1.2.4 instead of 10.1.2.3`))
+		Expect(iface.Verify(c.target,
+			res)).To(MatchError(`link "eth0": route 10.1.2.1/32: source is 10.1.2.4 instead of 10.1.2.3`))
 	})
 })

@@ -62,10 +62,14 @@ var _ = Describe("Client", func() {
 			Routes: []cni.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0")}},
 		}))
 	},
-		Entry("in the configuration's version", `{"cniVersion": "0.3.1", "ips": [{"version": "4", "address": "10.0.0.5/24", "gateway": "10.0.0.1"}], "routes": [{"dst": "0.0.0.0/0"}]}`),
-		Entry("without a version", `{"ips": [{"address": "10.0.0.5/24", "gateway": "10.0.0.1"}], "routes": [{"dst": "0.0.0.0/0"}]}`),
-		Entry("in another version", `{"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.5/24", "gateway": "10.0.0.1", "routes": [{"dst": "0.0.0.0/0"}]}}`),
-		Entry("with interfaces, of which it can know nothing", `{"interfaces": [{"name": "eth9"}], "ips": [{"address": "10.0.0.5/24", "gateway": "10.0.0.1", "interface": 7}], "routes": [{"dst": "0.0.0.0/0"}]}`),
+		Entry("in the configuration's version",
+			`{"cniVersion": "0.3.1", "ips": [{"version": "4", "address": "10.0.0.5/24", "gateway": "10.0.0.1"}], "routes": [{"dst": "0.0.0.0/0"}]}`),
+		Entry("without a version",
+			`{"ips": [{"address": "10.0.0.5/24", "gateway": "10.0.0.1"}], "routes": [{"dst": "0.0.0.0/0"}]}`),
+		Entry("in another version",
+			`{"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.5/24", "gateway": "10.0.0.1", "routes": [{"dst": "0.0.0.0/0"}]}}`),
+		Entry("with interfaces, of which it can know nothing",
+			`{"interfaces": [{"name": "eth9"}], "ips": [{"address": "10.0.0.5/24", "gateway": "10.0.0.1", "interface": 7}], "routes": [{"dst": "0.0.0.0/0"}]}`),
 	)
 
 	DescribeTable("refuses an answer that it cannot use", func(doc, message string) {
@@ -74,20 +78,25 @@ var _ = Describe("Client", func() {
 		Expect(err).To(MatchError(And(HavePrefix(`IPAM plugin "fake": `), ContainSubstring(message))))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeIPAM))
 	},
-		Entry("nothing", ``, "unexpected end of JSON input"), Entry("text", `hello`, "no valid JSON"), Entry("a cut", `{"ips": [`, "no valid JSON"),
+		Entry("nothing", ``, "unexpected end of JSON input"), Entry("text", `hello`, "no valid JSON"), Entry("a cut",
+			`{"ips": [`, "no valid JSON"),
 		Entry("two documents", `{}{}`, "no valid JSON"), Entry("a list", `[]`, "is a JSON array"),
-		Entry("null", `null`, "no addresses"), Entry("empty", `{}`, "no addresses"), Entry("no addresses", `{"ips": []}`, "no addresses"),
+		Entry("null", `null`, "no addresses"), Entry("empty", `{}`, "no addresses"), Entry("no addresses", `{"ips": []}`,
+			"no addresses"),
 		Entry("an error object, but status 0", `{"code": 11, "msg": "busy"}`, "no addresses"),
 		Entry("a bad version", `{"cniVersion": "9.9.9", "ips": [{"address": "10.0.0.5/24"}]}`, `cniVersion: "9.9.9"`),
 		Entry("a bad address", `{"ips": [{"address": "10.0.0.5"}]}`, `ips[0].address: "10.0.0.5"`),
-		Entry("an address twice", `{"ips": [{"address": "10.0.0.5/24"}, {"address": "10.0.0.5/16"}]}`, "address 10.0.0.5 twice"),
+		Entry("an address twice", `{"ips": [{"address": "10.0.0.5/24"}, {"address": "10.0.0.5/16"}]}`,
+			"address 10.0.0.5 twice"),
 		Entry("a bad gateway", `{"ips": [{"address": "10.0.0.5/24", "gateway": "x"}]}`, `ips[0].gateway: "x"`),
 		Entry("a bad route", `{"ips": [{"address": "10.0.0.5/24"}], "routes": [{"dst": "x"}]}`, `routes[0].dst: "x"`),
-		Entry("its family's shape, which is not its version's", `{"cniVersion": "1.0.0", "ip4": {"ip": "10.0.0.5/24"}}`, "no addresses"),
+		Entry("its family's shape, which is not its version's", `{"cniVersion": "1.0.0", "ip4": {"ip": "10.0.0.5/24"}}`,
+			"no addresses"),
 	)
 
 	DescribeTable("hands the plugin's own error on", func(call func(ipam.Client, context.Context) error, code uint) {
-		err := call(client(fmt.Sprintf(`echo '{"cniVersion": "0.3.1", "code": %d, "msg": "no", "details": "more"}'; exit 1`, code)), ctx)
+		err := call(client(fmt.Sprintf(`echo '{"cniVersion": "0.3.1", "code": %d, "msg": "no", "details": "more"}'; exit 1`,
+			code)), ctx)
 		var e *cni.Error
 		Expect(errors.As(err, &e)).To(BeTrue())
 		Expect([]any{e.Code, e.Msg, e.Details}).To(HaveExactElements(code, "no", "more"))
@@ -97,7 +106,8 @@ var _ = Describe("Client", func() {
 		Entry("GC", ipam.Client.GC, cni.CodeIncompatibleVersion), Entry("STATUS", ipam.Client.Status, cni.CodeUnavailable),
 	)
 
-	DescribeTable("gives back what the attachment has already, once, and asks again", func(fails string, code uint, calls string) {
+	DescribeTable("gives back what the attachment has already, once, and asks again", func(fails string, code uint,
+		calls string) {
 		c := client(fmt.Sprintf(`cat >/dev/null; echo "$CNI_COMMAND" >&2; cd "${0%%/*}"
 			fail() { echo '{"cniVersion": "0.3.1", "code": '"$1"', "msg": "no"}'; exit 1; }
 			case $CNI_COMMAND in DEL) touch released; %s;; esac
@@ -117,11 +127,12 @@ var _ = Describe("Client", func() {
 		Entry("which cannot be given back", "fail 5", cni.CodeExists, "ADD\nDEL\n"),
 	)
 
-	DescribeTable("runs one command with the whole configuration, and minds no output but ADD's", func(call func(ipam.Client, context.Context) error, command string) {
-		c := client(`echo "$CNI_COMMAND $(cat)" >&2; echo garbage`)
-		Expect(call(c, ctx)).To(Succeed())
-		Expect(stderr.String()).To(Equal(command + ` {"name": "net1"}` + "\n"))
-	},
+	DescribeTable("runs one command with the whole configuration, and minds no output but ADD's",
+		func(call func(ipam.Client, context.Context) error, command string) {
+			c := client(`echo "$CNI_COMMAND $(cat)" >&2; echo garbage`)
+			Expect(call(c, ctx)).To(Succeed())
+			Expect(stderr.String()).To(Equal(command + ` {"name": "net1"}` + "\n"))
+		},
 		Entry("DEL", ipam.Client.Del, "DEL"), Entry("CHECK", check, "CHECK"), Entry("GC", ipam.Client.GC, "GC"),
 		Entry("STATUS", ipam.Client.Status, "STATUS"),
 	)

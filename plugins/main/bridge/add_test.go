@@ -52,7 +52,8 @@ var _ = Describe("ADD", func() {
 		for i, v := range versions {
 			res := w.Attach("l2-"+v, conf(Object{"cniVersion": v})).Result
 			Expect(res.CNIVersion).To(Equal(v))
-			res = w.Attach("l3-"+v, l3(Object{"cniVersion": v, "bridge": "br3", "isGateway": true}), fmt.Sprintf("10.1.0.%d/24", i+2)).Result
+			res = w.Attach("l3-"+v, l3(Object{"cniVersion": v, "bridge": "br3", "isGateway": true}),
+				fmt.Sprintf("10.1.0.%d/24", i+2)).Result
 			Expect(res.CNIVersion).To(Equal(v))
 			Expect(res.Text).To(ContainSubstring("10.1.0.%d/24", i+2))
 		}
@@ -87,7 +88,8 @@ var _ = Describe("ADD", func() {
 	},
 		Entry("IPv4", []string{"10.1.0.2/24 10.1.0.1"}, []string{"10.1.0.1/24"}, []string{"10.1.0.3/24 10.1.0.1"}),
 		Entry("IPv6", []string{"2001:db8:1::2/64"}, []string{"2001:db8:1::1/64"}, []string{"2001:db8:1::3/64"}),
-		Entry("dual stack", []string{"10.1.0.2/24", "2001:db8:1::2/64"}, []string{"10.1.0.1/24", "2001:db8:1::1/64"}, []string{"10.1.0.3/24", "2001:db8:1::3/64"}),
+		Entry("dual stack", []string{"10.1.0.2/24", "2001:db8:1::2/64"}, []string{"10.1.0.1/24", "2001:db8:1::1/64"},
+			[]string{"10.1.0.3/24", "2001:db8:1::3/64"}),
 		Entry("several addresses", []string{"10.1.0.2/24", "10.2.0.2/24", "2001:db8:1::2/64", "2001:db8:2::2/64"},
 			[]string{"10.1.0.1/24", "10.2.0.1/24", "2001:db8:1::1/64", "2001:db8:2::1/64"},
 			[]string{"10.1.0.3/24", "10.2.0.3/24", "2001:db8:1::3/64", "2001:db8:2::3/64"}),
@@ -170,7 +172,8 @@ var _ = Describe("ADD", func() {
 	})
 
 	It("gives the container the MAC address that was asked for", func() {
-		c := Call{ID: "one", Conf: conf(Object{"runtimeConfig": Object{"mac": "02:00:00:00:00:05"}}), Args: "MAC=02:00:00:00:00:01"}
+		c := Call{ID: "one", Conf: conf(Object{"runtimeConfig": Object{"mac": "02:00:00:00:00:05"}}),
+			Args: "MAC=02:00:00:00:00:01"}
 		cont := nstest.NewNetns()
 		c.Netns = cont.Path
 		Expect(w.Add(c).Interfaces[2].MAC).To(Equal("02:00:00:00:00:05"))
@@ -190,9 +193,11 @@ var _ = Describe("ADD", func() {
 		before := w.Snapshot()
 		cont := nstest.NewNetns()
 		w.LendAddrs("two", "10.2.0.2/24")
-		Expect(w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: c}, cni.CodeConflict)).To(ContainSubstring("10.1.0.1/24"))
+		Expect(w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: c},
+			cni.CodeConflict)).To(ContainSubstring("10.1.0.1/24"))
 		w.LendAddrs("two", "2001:db8:1::3/60 2001:db8:1:2::1")
-		Expect(w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: c}, cni.CodeConflict)).To(ContainSubstring("2001:db8:1::1/64"))
+		Expect(w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: c},
+			cni.CodeConflict)).To(ContainSubstring("2001:db8:1::1/64"))
 		Expect(w.Snapshot()).To(Equal(before))
 
 		w.Attach("three", c, "2001:db8:2::3/64")
@@ -253,13 +258,15 @@ var _ = Describe("ADD", func() {
 	It("passes dns on: IPAM's, or the configuration's instead", func() {
 		w.Lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24"}],"dns":{"nameservers":["192.0.2.1"],"domain":"ipam"}}`)
 		Expect(w.Attach("one", l3()).Result.DNS).To(Equal(Object{"nameservers": []any{"192.0.2.1"}, "domain": "ipam"}))
-		Expect(w.Attach("two", l3(Object{"dns": Object{"search": []string{"x"}}})).Result.DNS).To(Equal(Object{"search": []any{"x"}}))
+		Expect(w.Attach("two",
+			l3(Object{"dns": Object{"search": []string{"x"}}})).Result.DNS).To(Equal(Object{"search": []any{"x"}}))
 		Expect(w.Attach("three", l3(Object{"dns": Object{"search": []string{}}})).Result.DNS).To(BeNil())
 	})
 
 	It("works with host-local", func() {
-		c := conf(Object{"isDefaultGateway": true, "ipam": Object{"type": "host-local", "dataDir": GinkgoT().TempDir(), "ranges": [][]Object{
-			{{"subnet": "10.1.0.0/24"}}, {{"subnet": "2001:db8:1::/64"}}}}})
+		c := conf(Object{"isDefaultGateway": true, "ipam": Object{"type": "host-local", "dataDir": GinkgoT().TempDir(),
+			"ranges": [][]Object{
+				{{"subnet": "10.1.0.0/24"}}, {{"subnet": "2001:db8:1::/64"}}}}})
 		path := strings.TrimSuffix(nstest.Build("host-local"), "/host-local")
 		cont := nstest.NewNetns()
 		cl := Call{Command: "ADD", Netns: cont.Path, Conf: c, Path: path}

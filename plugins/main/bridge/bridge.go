@@ -78,8 +78,9 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 }
 
 func gc(ctx context.Context, req *skel.Request) error {
+	leases := func() ([]ipam.Lease, error) { return ipam.Leases(req.Conf, req.Network) }
 	return attach.GC(ctx, req, func(ctx context.Context, nf *nft.Conn) error {
-		return collectSpoofChecks(ctx, nf, req.Valid, func() ([]ipam.Lease, error) { return ipam.Leases(req.Conf, req.Network) })
+		return collectSpoofChecks(ctx, nf, req.Valid, leases)
 	})
 }
 

@@ -94,7 +94,8 @@ func parseConfig(req *skel.Request) (config, error) {
 	c.Port.VLAN, c.Port.Trunk, err = parseVLANs(w)
 	problems.Add(err)
 	if c.Gateway && c.IPAM && c.Port.VLAN != 0 && !cni.ValidIfName(c.gatewayName()) {
-		problems.Add(cni.Refuse("bridge", w.Bridge, fmt.Sprintf("is too long: the gateway of vlan %d would be called %q (15 bytes at most)", w.VLAN, c.gatewayName())))
+		problems.Add(cni.Refuse("bridge", w.Bridge,
+			fmt.Sprintf("is too long: the gateway of vlan %d would be called %q (15 bytes at most)", w.VLAN, c.gatewayName())))
 	}
 	c.Masq, err = w.MasqKeys.Parse()
 	c.Masq.On = c.Masq.On && c.IPAM
@@ -130,14 +131,17 @@ func checkLink(w wireConfig) error {
 		problems.Add(cni.Refuse("bridge", w.Bridge, "is no interface name (1 to 15 bytes, no '/', ':' or blank)"))
 	}
 	if w.HairpinMode && w.PromiscMode {
-		problems.Add(cni.Refuse("promiscMode", true, "cannot be set together with hairpinMode: frames would be delivered twice").
+		problems.Add(cni.Refuse("promiscMode", true,
+			"cannot be set together with hairpinMode: frames would be delivered twice").
 			Suggest("hairpinMode alone lets a container reach itself"))
 	}
 	if w.IPAM.Type != "" {
 		problems.Add(ipam.CheckType(w.IPAM.Type))
 	}
 	if w.DisableContainerInterface && w.IPAM.Type != "" {
-		problems.Add(cni.Refuse("disableContainerInterface", true, fmt.Sprintf("cannot be set together with ipam.type %q: an interface that is down has no use for addresses", w.IPAM.Type)).
+		problems.Add(cni.Refuse("disableContainerInterface", true,
+			fmt.Sprintf("cannot be set together with ipam.type %q: an interface that is down has no use for addresses",
+				w.IPAM.Type)).
 			Suggest("leave out one of them"))
 	}
 	return problems.Err()

@@ -28,7 +28,8 @@ func differences(c config) string {
 			for i := range a.NumField() {
 				walk(a.Field(i), b.Field(i), name+"."+a.Type().Field(i).Name)
 			}
-		} else if v := fmt.Sprintf("%v", a); v != fmt.Sprintf("%v", b) || a.Kind() == reflect.Slice && a.IsNil() != b.IsNil() {
+		} else if v := fmt.Sprintf("%v", a); v != fmt.Sprintf("%v",
+			b) || a.Kind() == reflect.Slice && a.IsNil() != b.IsNil() {
 			diffs = append(diffs, fmt.Sprintf("%s=%s", name[1:], v))
 		}
 	}
@@ -52,7 +53,8 @@ var _ = Describe("configuration", func() {
 		Entry("bridge null", `"bridge":null`, ""),
 		Entry("isGateway", `"isGateway":true`, "Gateway=true"),
 		Entry("isDefaultGateway", `"isDefaultGateway":true`, "Gateway=true DefaultGateway=true"),
-		Entry("isDefaultGateway and no isGateway", `"isDefaultGateway":true,"isGateway":false`, "Gateway=true DefaultGateway=true"),
+		Entry("isDefaultGateway and no isGateway", `"isDefaultGateway":true,"isGateway":false`,
+			"Gateway=true DefaultGateway=true"),
 		Entry("forceAddress", `"forceAddress":true`, "ForceAddress=true"),
 		Entry("ipMasq without ipam", `"ipMasq":true`, ""),
 		Entry("ipMasq", `"ipMasq":true,"ipam":{"type":"x"}`, "Masq.On=true IPAM=true"),
@@ -71,21 +73,25 @@ var _ = Describe("configuration", func() {
 		Entry("vlanTrunk null", `"vlanTrunk":null`, ""),
 		Entry("vlanTrunk, one", `"vlanTrunk":[{"id":7}]`, "Port.Filtering=true Port.Trunk=[7]"),
 		Entry("vlanTrunk, a range of one", `"vlanTrunk":[{"minID":7,"maxID":7}]`, "Port.Filtering=true Port.Trunk=[7]"),
-		Entry("vlanTrunk, one and a range in an entry", `"vlanTrunk":[{"id":9,"minID":2,"maxID":4}]`, "Port.Filtering=true Port.Trunk=[2 3 4 9]"),
-		Entry("vlanTrunk, unordered and overlapping", `"vlanTrunk":[{"minID":8,"maxID":10},{"id":9},{"id":1},{"id":4094}]`, "Port.Filtering=true Port.Trunk=[1 8 9 10 4094]"),
+		Entry("vlanTrunk, one and a range in an entry", `"vlanTrunk":[{"id":9,"minID":2,"maxID":4}]`,
+			"Port.Filtering=true Port.Trunk=[2 3 4 9]"),
+		Entry("vlanTrunk, unordered and overlapping", `"vlanTrunk":[{"minID":8,"maxID":10},{"id":9},{"id":1},{"id":4094}]`,
+			"Port.Filtering=true Port.Trunk=[1 8 9 10 4094]"),
 		Entry("vlan and vlanTrunk", `"vlan":5,"vlanTrunk":[{"id":7}]`, "Port.Filtering=true Port.VLAN=5 Port.Trunk=[7]"),
 		Entry("preserveDefaultVlan", `"preserveDefaultVlan":true`, "Port.KeepDefault=true"),
 		Entry("macspoofchk", `"macspoofchk":true`, "SpoofCheck=true"),
 		Entry("enabledad", `"enabledad":true`, "DAD=true"),
 		Entry("disableContainerInterface", `"disableContainerInterface":true`, "KeepDown=true"),
-		Entry("disableContainerInterface with an ipam without type", `"disableContainerInterface":true,"ipam":{}`, "KeepDown=true"),
+		Entry("disableContainerInterface with an ipam without type", `"disableContainerInterface":true,"ipam":{}`,
+			"KeepDown=true"),
 		Entry("portIsolation", `"portIsolation":true`, "Port.Isolated=true"),
 		Entry("ipam without type", `"ipam":{}`, ""),
 		Entry("ipam", `"ipam":{"type":"host-local"}`, "IPAM=true"),
 		Entry("dns", `"dns":{"nameservers":["192.0.2.53"],"domain":"d","search":["s"],"options":["o"]}`,
 			"Link.DNS.Nameservers=[192.0.2.53] Link.DNS.Domain=d Link.DNS.Search=[s] Link.DNS.Options=[o]"),
 		Entry("dns, an empty list is said", `"dns":{"search":[]}`, "Link.DNS.Search=[]"),
-		Entry("keys in other case", `"BRIDGE":"x","isgateway":true,"MacSpoofChk":true`, "Bridge=x Gateway=true SpoofCheck=true"),
+		Entry("keys in other case", `"BRIDGE":"x","isgateway":true,"MacSpoofChk":true`,
+			"Bridge=x Gateway=true SpoofCheck=true"),
 		Entry("unknown keys", `"nonsense":{"bridge":1}`, ""),
 	)
 
@@ -121,9 +127,11 @@ var _ = Describe("configuration", func() {
 		Entry("vlanTrunk, half a range", `"vlanTrunk":[{"minID":6}]`, `vlanTrunk[0]: minID`),
 		Entry("vlanTrunk, the other half", `"vlanTrunk":[{"id":3,"maxID":6}]`, `vlanTrunk[0]: minID`),
 		Entry("vlanTrunk, nothing", `"vlanTrunk":[{}]`, `vlanTrunk[0]: has neither`),
-		Entry("the gateway's name would be too long", `"bridge":"abcdefghijkl","vlan":100,"isGateway":true,"ipam":{"type":"x"}`, `bridge: "abcdefghijkl" `),
+		Entry("the gateway's name would be too long",
+			`"bridge":"abcdefghijkl","vlan":100,"isGateway":true,"ipam":{"type":"x"}`, `bridge: "abcdefghijkl" `),
 		Entry("ipam.type, no plain file name", `"ipam":{"type":"../x"}`, `ipam.type: "../x" is no plugin name`),
-		Entry("disableContainerInterface with ipam", `"disableContainerInterface":true,"ipam":{"type":"x"}`, `disableContainerInterface: true `),
+		Entry("disableContainerInterface with ipam", `"disableContainerInterface":true,"ipam":{"type":"x"}`,
+			`disableContainerInterface: true `),
 		Entry("ipMasqBackend", `"ipMasqBackend":"nft"`, `ipMasqBackend: "nft" is neither`),
 		Entry("ipMasqBackend empty", `"ipMasqBackend":""`, `ipMasqBackend: "" is neither`),
 		Entry("ipam, no object", `"ipam":"host-local"`, `ipam: is a JSON string`),
@@ -132,7 +140,8 @@ var _ = Describe("configuration", func() {
 		Entry("runtimeConfig.mac", `"runtimeConfig":{"mac":"02:00:00:00:00"}`, `runtimeConfig.mac: "02:00:00:00:00" `),
 		Entry("a multicast MAC", `"runtimeConfig":{"mac":"01:00:00:00:00:01"}`, `runtimeConfig.mac: "01:00:00:00:00:01" `),
 		Entry("the zero MAC", `"runtimeConfig":{"mac":"00:00:00:00:00:00"}`, `runtimeConfig.mac: "00:00:00:00:00:00" `),
-		Entry("a MAC of 8 bytes", `"runtimeConfig":{"mac":"02:00:00:00:00:00:00:01"}`, `runtimeConfig.mac: "02:00:00:00:00:00:00:01" `),
+		Entry("a MAC of 8 bytes", `"runtimeConfig":{"mac":"02:00:00:00:00:00:00:01"}`,
+			`runtimeConfig.mac: "02:00:00:00:00:00:00:01" `),
 	)
 
 	It("is refused for everything that is wrong with it at once", func() {
@@ -172,13 +181,15 @@ var _ = Describe("configuration", func() {
 		Entry("from nowhere", ``, "", ""),
 		Entry("from CNI_ARGS", ``, "IgnoreUnknown=1;K8S_POD_NAME=a;MAC="+envMAC, envMAC),
 		Entry("from args.cni, which wins over CNI_ARGS", `"args":{"cni":{"mac":"`+cniMAC+`"}}`, "MAC="+envMAC, cniMAC),
-		Entry("from runtimeConfig, which wins over all", `"args":{"cni":{"mac":"`+cniMAC+`"}},"RuntimeConfig":{"mac":"`+rtMAC+`"}`, "MAC="+envMAC, rtMAC),
+		Entry("from runtimeConfig, which wins over all",
+			`"args":{"cni":{"mac":"`+cniMAC+`"}},"RuntimeConfig":{"mac":"`+rtMAC+`"}`, "MAC="+envMAC, rtMAC),
 		Entry("from runtimeConfig, whatever CNI_ARGS have", `"runtimeConfig":{"mac":"`+rtMAC+`"}`, "MAC=bad", rtMAC),
 		Entry("an empty one is none", `"runtimeConfig":{"mac":""}`, "MAC="+envMAC, envMAC),
 		Entry("in capitals", `"runtimeConfig":{"mac":"0A-00-00-00-00-0B"}`, "", "0a:00:00:00:00:0b"),
 	)
 
-	DescribeTable("a MAC address that is bad is refused, also beside a stronger one", func(args, rt string, want ...string) {
+	DescribeTable("a MAC address that is bad is refused, also beside a stronger one", func(args, rt string,
+		want ...string) {
 		_, err := parse(`"args":{"cni":{"mac":"`+args+`"}},"runtimeConfig":{"mac":"`+rt+`"}`, "")
 		Expect(err).To(MatchError(HavePrefix(want[0])))
 		Expect(cni.ProblemsOf(err)).To(HaveLen(len(want)))
@@ -202,8 +213,10 @@ var _ = Describe("configuration", func() {
 	It("names every key in --help", func() {
 		var out strings.Builder
 		skel.Run(GinkgoT().Context(), plugin(), skel.Env{Args: []string{"--help"}, Stdout: &out})
-		for _, key := range []string{"bridge", "isGateway", "isDefaultGateway", "forceAddress", "ipMasq", "ipMasqBackend", "mtu",
-			"hairpinMode", "promiscMode", "vlan", "vlanTrunk", "vlanTrunk[].minID", "preserveDefaultVlan", "macspoofchk", "enabledad",
+		for _, key := range []string{"bridge", "isGateway", "isDefaultGateway", "forceAddress", "ipMasq", "ipMasqBackend",
+			"mtu",
+			"hairpinMode", "promiscMode", "vlan", "vlanTrunk", "vlanTrunk[].minID", "preserveDefaultVlan", "macspoofchk",
+			"enabledad",
 			"disableContainerInterface", "portIsolation", "ipam.type", "dns", "args.cni.mac", "runtimeConfig.mac"} {
 			Expect(out.String()).To(MatchRegexp(`(?m)^  %s `, strings.NewReplacer("[", `\[`, "]", `\]`).Replace(key)))
 		}

@@ -37,45 +37,31 @@ func (p *port) ensureGateways(ctx context.Context, want []netip.Prefix) (gw atta
 	if err != nil {
 		return gw, err
 	}
-	missing := slices.DeleteFunc(slices.Clone(want), func(g netip.Prefix) bool {
-		return slices.ContainsFunc(have, func(h rtnl.Addr) bool { return h.Prefix == g })
-	})
-	for _, h := range have {
-		i := slices.IndexFunc(missing, func(g netip.Prefix) bool { return contradict(h.Prefix, g) })
-		switch {
-		case slices.Contains(want, h.Prefix):
-			if h.Prefix.Addr().Is6() && !h.Tentative {
-				gw.Addrs = append(gw.Addrs, h.Prefix.Addr())
-			}
-		case i < 0:
-		case !p.cfg.ForceAddress:
-			return gw, cni.Errorf(cni.CodeConflict,
-				"bridge %q: gateway %s: the interface has address %s (forceAddress replaces it)", gw.Link.Name, missing[i], h.Prefix)
-		default:
-			if err := p.Host.DelAddr(gw.Link.Index, h.Prefix); err != nil {
-				return gw, err
-			}
+	plan, err := planGateways(p.cfg, gw.Link.Name, have, want)
+	if err != nil {
+		return gw, err
+	}
+	gw.Addrs = plan.Usable
+	for _, a := range plan.Remove {
+		if err := p.Host.DelAddr(gw.Link.Index, a); err != nil {
+			return gw, err
 		}
 	}
-	for _, g := range missing {
-		usable, err := p.addGateway(gw.Link, g)
+	for _, a := range plan.Add {
+		usable, err := p.addGateway(gw.Link, a)
 		if err != nil {
 			return gw, err
 		}
-		if usable && g.Addr().Is6() {
-			gw.Addrs = append(gw.Addrs, g.Addr())
+		if usable {
+			gw.Addrs = append(gw.Addrs, a.Addr())
 		}
 	}
 	if gw.Link.Index == p.bridge.Index {
-		if err := p.keepMAC(len(missing) > 0); err != nil {
+		if err := p.keepMAC(len(plan.Add) > 0); err != nil {
 			return gw, err
 		}
 	}
 	return gw, forward(want)
-}
-
-func isAddr(p netip.Prefix) func(rtnl.Addr) bool {
-	return func(a rtnl.Addr) bool { return a.Prefix == p }
 }
 
 // forward lets the host forward packets of the gateways' families.
@@ -140,20 +126,9 @@ func (p *port) addrs(ctx context.Context, link rtnl.Link, gateways []netip.Prefi
 	return have, err
 }
 
-// contradict tells what cannot stand beside a new gateway address: any other
-// IPv4 address, and an IPv6 address whose subnet overlaps, but not the
-// link-local ones that every interface has.
-func contradict(have, gw netip.Prefix) bool {
-	if have.Addr().Is4() || gw.Addr().Is4() {
-		return have.Addr().Is4() && gw.Addr().Is4()
-	}
-	return !have.Addr().IsLinkLocalUnicast() && have.Overlaps(gw)
-}
-
-// addGateway adds a gateway address. An IPv6 one is usable at once where nobody
-// but containers with exclusive leases could have the same address; where the
-// bridge has an uplink the kernel's duplicate detection runs, and ADD does not
-// wait for it.
+// addGateway adds a gateway address. ADD waits for an IPv6 one that is usable at
+// once, since nobody but containers with exclusive leases could have the same
+// address; where the bridge has an uplink the kernel's duplicate detection runs.
 func (p *port) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, err error) {
 	addr := rtnl.Addr{Prefix: gw}
 	if gw.Addr().Is6() {
@@ -212,7 +187,8 @@ func (p *port) vlanGatewayPort(gw rtnl.Link) (end rtnl.Link, ok bool, err error)
 func (p *port) vlanGatewaySettings() portConfig { return portConfig{VLAN: p.cfg.Port.VLAN} }
 
 func (p *port) finishVLANGateway(ctx context.Context, gw, end rtnl.Link) error {
-	if err := p.Tolerate(errors.Join(iface.IgnoreRouterAdverts(gw.Name), iface.IgnoreRouterAdverts(end.Name))); err != nil {
+	if err := p.Tolerate(errors.Join(iface.IgnoreRouterAdverts(gw.Name),
+		iface.IgnoreRouterAdverts(end.Name))); err != nil {
 		return err
 	}
 	steps := []func() error{

@@ -30,7 +30,8 @@ var _ = Describe("a gateway that another machine behind the uplink has", func() 
 
 		routed := l3(Object{"isGateway": true})
 		w.Attach("one", routed, "2001:db8:1::2/64")
-		Eventually(func() string { return IP(w.Host, "addr show dev br") }, nstest.Patience(5*time.Second)).Should(ContainSubstring("dadfailed"))
+		Eventually(func() string { return IP(w.Host, "addr show dev br") },
+			nstest.Patience(5*time.Second)).Should(ContainSubstring("dadfailed"))
 
 		cont := nstest.NewNetns()
 		w.LendAddrs("two", "2001:db8:1::3/64")
@@ -40,7 +41,8 @@ var _ = Describe("a gateway that another machine behind the uplink has", func() 
 
 		IP(other, "link set eth0 down")
 		r := w.Add(two)
-		Expect(strings.Fields(IP(w.Host, "addr show dev br"))).To(And(ContainElement(gateway), Not(ContainElement("dadfailed"))))
+		Expect(strings.Fields(IP(w.Host, "addr show dev br"))).To(And(ContainElement(gateway),
+			Not(ContainElement("dadfailed"))))
 		w.Succeeds(Call{Command: "CHECK", ID: "two", Netns: cont.Path, Conf: With(routed, r)})
 		Expect(Ping(cont, "2001:db8:1::1")).To(BeTrue())
 	})

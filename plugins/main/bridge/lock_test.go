@@ -39,7 +39,8 @@ var _ = Describe("the lock of legacy iptables, held by a program that hangs,", L
 	// hold takes the lock until the spec ends, or release is called.
 	hold := func() (release func()) {
 		GinkgoHelper()
-		holding := w.Start(nstest.Program{Path: "flock", Args: []string{"-o", "/run/xtables.lock", "sh", "-c", "exec sleep 60 >/dev/null 2>&1"}})
+		holding := w.Start(nstest.Program{Path: "flock", Args: []string{"-o", "/run/xtables.lock", "sh", "-c",
+			"exec sleep 60 >/dev/null 2>&1"}})
 		Eventually(func() string { return w.Cmd("cat", "/proc/locks") }, nstest.Patience(5*time.Second)).
 			Should(ContainSubstring(fmt.Sprint(holding.Process.Pid)))
 		holder = fmt.Sprintf("held by process %d (flock)", holding.Process.Pid)
@@ -68,7 +69,8 @@ var _ = Describe("the lock of legacy iptables, held by a program that hangs,", L
 		cont := nstest.NewNetns()
 		w.LendAddrs("two", addrs(3)...)
 		began := time.Now()
-		says := w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: both, Ctx: within(nstest.Patience(given))}, cni.CodeTryAgain)
+		says := w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: both, Ctx: within(nstest.Patience(given))},
+			cni.CodeTryAgain)
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
 		Expect(says).To(And(ContainSubstring(holder), Not(ContainSubstring("roll-back"))))
 		Expect(w.Calls()).To(Equal([]string{"ADD two eth0", "DEL two eth0"}))

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
 // containerIndex is where the container's interface stands in the result,
@@ -59,7 +60,8 @@ func fillGateway(ip *cni.IP) error {
 	if !gw.IsValid() {
 		gw = ip.Address.Masked().Addr().Next()
 		if !gw.IsValid() || !ip.Address.Contains(gw) || gw == ip.Address.Addr() {
-			return cni.Errorf(cni.CodeIPAM, "IPAM gave address %s without a gateway, and the first address of the subnet is not free for one", ip.Address)
+			return cni.Errorf(cni.CodeIPAM,
+				"IPAM gave address %s without a gateway, and the first address of the subnet is not free for one", ip.Address)
 		}
 		ip.Gateway = gw
 	}
@@ -97,4 +99,50 @@ func addDefaultRoute(res *cni.Result, v4 bool) {
 		}
 		res.Routes = append(res.Routes, cni.Route{Dst: any, GW: gw})
 	}
+}
+
+// gatewayPlan is what to do to make a link the gateway.
+type gatewayPlan struct {
+	Add    []netip.Prefix // gateway addresses that it lacks
+	Remove []netip.Prefix // its addresses that contradict one of them
+	Usable []netip.Addr   // its IPv6 gateway addresses that answer
+}
+
+// planGateways compares the addresses of a link with the gateway addresses that
+// it is to have.
+func planGateways(cfg config, link string, have []rtnl.Addr, want []netip.Prefix) (p gatewayPlan, err error) {
+	for _, gw := range want {
+		if !slices.ContainsFunc(have, func(h rtnl.Addr) bool { return h.Prefix == gw }) {
+			p.Add = append(p.Add, gw)
+		}
+	}
+	for _, h := range have {
+		if slices.Contains(want, h.Prefix) {
+			if h.Prefix.Addr().Is6() && !h.Tentative {
+				p.Usable = append(p.Usable, h.Prefix.Addr())
+			}
+			continue
+		}
+		i := slices.IndexFunc(p.Add, func(gw netip.Prefix) bool { return contradict(h.Prefix, gw) })
+		if i < 0 {
+			continue
+		}
+		if !cfg.ForceAddress {
+			return p, cni.Errorf(cni.CodeConflict,
+				"bridge %q: gateway %s: the interface has address %s (forceAddress replaces it)",
+				link, p.Add[i], h.Prefix)
+		}
+		p.Remove = append(p.Remove, h.Prefix)
+	}
+	return p, nil
+}
+
+// contradict tells what cannot stand beside a new gateway address: any other
+// IPv4 address, and an IPv6 address whose subnet overlaps, but not the
+// link-local ones that every interface has.
+func contradict(have, gw netip.Prefix) bool {
+	if have.Addr().Is4() || gw.Addr().Is4() {
+		return have.Addr().Is4() && gw.Addr().Is4()
+	}
+	return !have.Addr().IsLinkLocalUnicast() && have.Overlaps(gw)
 }

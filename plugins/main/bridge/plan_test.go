@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"net/netip"
 	"strconv"
 	"strings"
 
@@ -9,6 +11,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
 // planned is what a plan makes of a lease: the result as JSON without blanks, and the
@@ -56,7 +59,8 @@ var _ = Describe("plan", func() {
 		Entry("several addresses", `"isGateway":true`, v4gw+","+v4more, "10.1.0.254/24 10.2.0.254/24"),
 		Entry("one for two addresses of a subnet", `"isGateway":true`, v4+`,{"address":"10.1.0.3/24"}`, "10.1.0.1/24"),
 		Entry("the other address of a /31", `"isGateway":true`, `{"address":"10.1.0.0/31"}`, "10.1.0.1/31"),
-		Entry("a /32 with a gateway elsewhere", `"isGateway":true`, `{"address":"10.1.0.2/32","gateway":"10.9.9.9"}`, "10.9.9.9/32"),
+		Entry("a /32 with a gateway elsewhere", `"isGateway":true`, `{"address":"10.1.0.2/32","gateway":"10.9.9.9"}`,
+			"10.9.9.9/32"),
 		Entry("a link-local one", `"isGateway":true`, `{"address":"2001:db8:1::2/64","gateway":"fe80::1"}`, "fe80::1/64"),
 	)
 
@@ -90,15 +94,21 @@ var _ = Describe("plan", func() {
 		Expect(got).To(Equal(want))
 	},
 		Entry("IPAM gave none", v4, "", `{"dst":"0.0.0.0/0","gw":"10.1.0.1"}`),
-		Entry("for each family", v4gw+","+v6, "", `{"dst":"0.0.0.0/0","gw":"10.1.0.254"},{"dst":"::/0","gw":"2001:db8:1::1"}`),
+		Entry("for each family", v4gw+","+v6, "",
+			`{"dst":"0.0.0.0/0","gw":"10.1.0.254"},{"dst":"::/0","gw":"2001:db8:1::1"}`),
 		Entry("one a family, however many addresses", v4gw+","+v4more, "", `{"dst":"0.0.0.0/0","gw":"10.1.0.254"}`),
 		Entry("IPAM's without a gateway is given it", v4, any4, `{"dst":"0.0.0.0/0","gw":"10.1.0.1"}`),
-		Entry("IPAM's with a gateway stays", v4, `{"dst":"0.0.0.0/0","gw":"10.1.0.9"}`, `{"dst":"0.0.0.0/0","gw":"10.1.0.9"}`),
-		Entry("IPAM's in table 0, which is the main one", v4, `{"dst":"0.0.0.0/0","table":0}`, `{"dst":"0.0.0.0/0","gw":"10.1.0.1","table":0}`),
-		Entry("IPAM's in the main table by number", v4, `{"dst":"0.0.0.0/0","table":254}`, `{"dst":"0.0.0.0/0","gw":"10.1.0.1","table":254}`),
-		Entry("IPAM's in another table is another route", v4, `{"dst":"0.0.0.0/0","table":7}`, `{"dst":"0.0.0.0/0","table":7},{"dst":"0.0.0.0/0","gw":"10.1.0.1"}`),
+		Entry("IPAM's with a gateway stays", v4, `{"dst":"0.0.0.0/0","gw":"10.1.0.9"}`,
+			`{"dst":"0.0.0.0/0","gw":"10.1.0.9"}`),
+		Entry("IPAM's in table 0, which is the main one", v4, `{"dst":"0.0.0.0/0","table":0}`,
+			`{"dst":"0.0.0.0/0","gw":"10.1.0.1","table":0}`),
+		Entry("IPAM's in the main table by number", v4, `{"dst":"0.0.0.0/0","table":254}`,
+			`{"dst":"0.0.0.0/0","gw":"10.1.0.1","table":254}`),
+		Entry("IPAM's in another table is another route", v4, `{"dst":"0.0.0.0/0","table":7}`,
+			`{"dst":"0.0.0.0/0","table":7},{"dst":"0.0.0.0/0","gw":"10.1.0.1"}`),
 		Entry("others stay", v6, `{"dst":"10.0.0.0/8"}`, `{"dst":"10.0.0.0/8"},{"dst":"::/0","gw":"2001:db8:1::1"}`),
-		Entry("of one family only", v4+","+v6, any6, `{"dst":"::/0","gw":"2001:db8:1::1"},{"dst":"0.0.0.0/0","gw":"10.1.0.1"}`),
+		Entry("of one family only", v4+","+v6, any6,
+			`{"dst":"::/0","gw":"2001:db8:1::1"},{"dst":"0.0.0.0/0","gw":"10.1.0.1"}`),
 	)
 
 	It("makes no default route without isDefaultGateway", func() {
@@ -121,7 +131,8 @@ var _ = Describe("plan", func() {
 	},
 		Entry("IPAM's", `"dns":{}`, `"dns":{"domain":"ipam"}}`),
 		Entry("IPAM's", `"dns":null`, `"dns":{"domain":"ipam"}}`),
-		Entry("the configuration's, instead of all of IPAM's", `"dns":{"nameservers":["192.0.2.1"]}`, `"dns":{"nameservers":["192.0.2.1"]}}`),
+		Entry("the configuration's, instead of all of IPAM's", `"dns":{"nameservers":["192.0.2.1"]}`,
+			`"dns":{"nameservers":["192.0.2.1"]}}`),
 		Entry("none at all, by an empty list", `"dns":{"nameservers":[]}`, `"address":"10.1.0.2/24"}]}`),
 	)
 })
@@ -153,3 +164,28 @@ func vlansText(c config) string {
 	}
 	return strings.Join(words, " ")
 }
+
+var _ = DescribeTable("what a link lacks as a gateway", func(force bool, have, add, remove, refused string) {
+	var addrs []rtnl.Addr
+	for _, a := range strings.Fields(have) {
+		addrs = append(addrs, rtnl.Addr{Prefix: netip.MustParsePrefix(a)})
+	}
+	want := []netip.Prefix{netip.MustParsePrefix("10.1.0.1/24"), netip.MustParsePrefix("2001:db8:1::1/64")}
+	p, err := planGateways(config{ForceAddress: force}, "br", addrs, want)
+	if refused != "" {
+		Expect(err).To(MatchError(ContainSubstring(refused)))
+		return
+	}
+	Expect(err).NotTo(HaveOccurred())
+	Expect(strings.Trim(fmt.Sprint(p.Add), "[]")).To(Equal(add))
+	Expect(strings.Trim(fmt.Sprint(p.Remove), "[]")).To(Equal(remove))
+},
+	Entry("both, of a new bridge", false, "fe80::5/64", "10.1.0.1/24 2001:db8:1::1/64", "", ""),
+	Entry("nothing", false, "10.1.0.1/24 2001:db8:1::1/64", "", "", ""),
+	Entry("one", false, "10.1.0.1/24", "2001:db8:1::1/64", "", ""),
+	Entry("nothing, beside another IPv4 address", false, "10.1.0.1/24 10.2.0.1/24 2001:db8:1::1/64", "", "", ""),
+	Entry("another IPv4 address is refused", false, "10.2.0.1/24", "", "", "has address 10.2.0.1/24"),
+	Entry("or replaced", true, "10.2.0.1/24 2001:db8:1::1/64", "10.1.0.1/24", "10.2.0.1/24", ""),
+	Entry("an IPv6 address of another subnet is none in the way", false, "10.1.0.1/24 2001:db8:2::1/64", "2001:db8:1::1/64", "", ""),
+	Entry("one that overlaps is", false, "10.1.0.1/24 2001:db8:1::2/60", "", "", "has address 2001:db8:1::2/60"),
+)

@@ -80,7 +80,8 @@ func (p portConfig) vlans() []rtnl.VLAN {
 func (p *port) verifyPort() []error {
 	var errs []error
 	drift := func(format string, args ...any) {
-		errs = append(errs, cni.Errorf(cni.CodeDrift, "port %q of bridge %q: %s", p.HostEnd.Name, p.cfg.Bridge, fmt.Sprintf(format, args...)))
+		errs = append(errs, cni.Errorf(cni.CodeDrift, "port %q of bridge %q: %s", p.HostEnd.Name, p.cfg.Bridge,
+			fmt.Sprintf(format, args...)))
 	}
 	if p.HostEnd.Master != p.bridge.Index {
 		drift("is no port of the bridge")

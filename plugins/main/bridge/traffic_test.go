@@ -24,7 +24,8 @@ var _ = Describe("traffic", func() {
 		a.AdvertiseRouter("eth0", "2001:db8:bad::")
 		// Answered after the advertisement was received.
 		Expect(Ping(a.Host, host+"%eth0")).To(BeTrue(), router)
-		return strings.Contains(IP(w.Host, "-6 route"), "default via") || strings.Contains(IP(w.Host, "-6 addr"), "2001:db8:bad:")
+		return strings.Contains(IP(w.Host, "-6 route"), "default via") || strings.Contains(IP(w.Host, "-6 addr"),
+			"2001:db8:bad:")
 	}
 
 	It("finds the next container that has an address at once", func() {
@@ -50,7 +51,8 @@ var _ = Describe("traffic", func() {
 		}
 		return low
 	}
-	DescribeTable("reaches the gateway, whichever container goes, on a bridge that was made", func(by string, reference bool) {
+	DescribeTable("reaches the gateway, whichever container goes, on a bridge that was made", func(by string,
+		reference bool) {
 		c := l3(Object{"isGateway": true, "cniVersion": "1.0.0"})
 		call := func(cl Call) Answer {
 			GinkgoHelper()
@@ -63,7 +65,8 @@ var _ = Describe("traffic", func() {
 			IP(w.Host, "link add name br type bridge")
 			IP(w.Host, "link set dev br up")
 		} else {
-			layer2 := Call{Command: "ADD", ID: "layer2", Netns: nstest.NewNetns().Path, Conf: conf(Object{"cniVersion": "1.0.0"})}
+			layer2 := Call{Command: "ADD", ID: "layer2", Netns: nstest.NewNetns().Path,
+				Conf: conf(Object{"cniVersion": "1.0.0"})}
 			w.Reference(nstest.Newest(), layer2).Added()
 		}
 		var all []Attached
@@ -108,10 +111,11 @@ var _ = Describe("traffic", func() {
 		Expect(w.Sysctl("net/ipv6/conf/br/accept_dad")).To(Equal("0"))
 	})
 
-	It("of containers does not give the host routes, by IPv6 router advertisements (CVE-2020-10749, CVE-2020-13401)", func() {
-		Expect(heeded(w.Attach("one", l3(), "10.1.0.2/24"))).To(BeFalse())
-		Expect(w.Sysctl("net/ipv6/conf/br/accept_ra")).To(Equal("0"))
-	})
+	It("of containers does not give the host routes, by IPv6 router advertisements (CVE-2020-10749, CVE-2020-13401)",
+		func() {
+			Expect(heeded(w.Attach("one", l3(), "10.1.0.2/24"))).To(BeFalse())
+			Expect(w.Sysctl("net/ipv6/conf/br/accept_ra")).To(Equal("0"))
+		})
 
 	It("works where /proc/sys is read-only, with a word on what could not be set", func() {
 		w.SetSysctl("net/ipv4/ip_forward", "1")

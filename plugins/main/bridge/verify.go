@@ -98,7 +98,8 @@ func (p *port) verifyVLANGateway(gw rtnl.Link) []error {
 	}
 	var errs []error
 	drift := func(text string) {
-		errs = append(errs, cni.Errorf(cni.CodeDrift, "gateway %q: port %q of bridge %q: %s", gw.Name, end.Name, p.bridge.Name, text))
+		errs = append(errs, cni.Errorf(cni.CodeDrift, "gateway %q: port %q of bridge %q: %s", gw.Name, end.Name,
+			p.bridge.Name, text))
 	}
 	switch {
 	case end.Master != p.bridge.Index:

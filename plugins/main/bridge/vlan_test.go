@@ -47,7 +47,8 @@ func (w *world) vlans(port string) string {
 var _ = Describe("a kernel without VLAN filtering", func() {
 	DescribeTable("is code 2 with the key and its value", func(more Object, says string) {
 		w := newWorld()
-		if w.Run(nstest.Program{Path: "ip", Args: strings.Fields("link add filtering type bridge vlan_filtering 1")}).Exit == 0 {
+		if w.Run(nstest.Program{Path: "ip",
+			Args: strings.Fields("link add filtering type bridge vlan_filtering 1")}).Exit == 0 {
 			Skip("this kernel has VLAN filtering")
 		}
 		add := Call{Command: "ADD", Netns: nstest.NewNetns().Path, Conf: conf(more)}

@@ -131,7 +131,11 @@ func mtu(lo rtnl.Link) int {
 func addressesOf(res *cni.Result) []cni.IP {
 	var out []cni.IP
 	for _, ip := range res.IPs {
-		if i := ip.Interface; i != nil && *i < len(res.Interfaces) && res.Interfaces[*i].Name == ifName && res.Interfaces[*i].Sandbox != "" {
+		i := ip.Interface
+		if i == nil || *i >= len(res.Interfaces) {
+			continue
+		}
+		if of := res.Interfaces[*i]; of.Name == ifName && of.Sandbox != "" {
 			out = append(out, ip)
 		}
 	}

@@ -48,7 +48,8 @@ func (c call) vars() []string {
 	if ifName == "" {
 		ifName = "lo"
 	}
-	return []string{"CNI_COMMAND=" + c.command, "CNI_CONTAINERID=one", "CNI_IFNAME=" + ifName, "CNI_NETNS=" + c.netns, "CNI_PATH=/nowhere"}
+	return []string{"CNI_COMMAND=" + c.command, "CNI_CONTAINERID=one", "CNI_IFNAME=" + ifName, "CNI_NETNS=" + c.netns,
+		"CNI_PATH=/nowhere"}
 }
 
 func (c call) run(h *nstest.Host) (code int, stdout string) {

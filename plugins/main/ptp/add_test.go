@@ -42,22 +42,27 @@ var _ = Describe("ADD", func() {
 			[]string{"10.1.0.1 scope link src 10.1.0.2", "10.1.0.0/24 via 10.1.0.1 scope global src 10.1.0.2"}, []string{},
 			[]string{"10.1.0.1/32"}, []string{"10.1.0.2 scope host"}),
 		Entry("IPv6", []string{"2001:db8:1::2/64 2001:db8:1::1"}, []string{"2001:db8:1::2/64"}, []string{},
-			[]string{"2001:db8:1::1 scope global src 2001:db8:1::2 metric 1024", "2001:db8:1::/64 via 2001:db8:1::1 scope global src 2001:db8:1::2 metric 1024"},
+			[]string{"2001:db8:1::1 scope global src 2001:db8:1::2 metric 1024",
+				"2001:db8:1::/64 via 2001:db8:1::1 scope global src 2001:db8:1::2 metric 1024"},
 			[]string{"2001:db8:1::1/128"}, []string{"2001:db8:1::2 scope global metric 1024"}),
 		Entry("IPv4 and IPv6 of single addresses, with gateways elsewhere",
 			[]string{"10.1.0.2/32 169.254.1.1", "2001:db8:1::2/128 fe80::1"}, []string{"10.1.0.2/32", "2001:db8:1::2/128"},
 			[]string{"169.254.1.1 scope link src 10.1.0.2"}, []string{"fe80::1 scope global src 2001:db8:1::2 metric 1024"},
-			[]string{"169.254.1.1/32", "fe80::1/128"}, []string{"10.1.0.2 scope host", "2001:db8:1::2 scope global metric 1024"}),
+			[]string{"169.254.1.1/32", "fe80::1/128"}, []string{"10.1.0.2 scope host",
+				"2001:db8:1::2 scope global metric 1024"}),
 		Entry("a /31", []string{"10.1.0.0/31 10.1.0.1"}, []string{"10.1.0.0/31"},
 			[]string{"10.1.0.1 scope link src 10.1.0.0", "10.1.0.0/31 via 10.1.0.1 scope global src 10.1.0.0"}, []string{},
 			[]string{"10.1.0.1/32"}, []string{"10.1.0.0 scope host"}),
 		Entry("several addresses of both families, two of them in one subnet",
-			[]string{"10.1.0.2/24 10.1.0.1", "10.1.0.3/24 10.1.0.1", "10.2.0.2/24 10.2.0.1", "2001:db8:1::2/64 2001:db8:1::1", "2001:db8:2::2/64 2001:db8:2::1"},
+			[]string{"10.1.0.2/24 10.1.0.1", "10.1.0.3/24 10.1.0.1", "10.2.0.2/24 10.2.0.1", "2001:db8:1::2/64 2001:db8:1::1",
+				"2001:db8:2::2/64 2001:db8:2::1"},
 			[]string{"10.1.0.2/24", "10.1.0.3/24", "10.2.0.2/24", "2001:db8:1::2/64", "2001:db8:2::2/64"},
 			[]string{"10.1.0.1 scope link src 10.1.0.2", "10.1.0.0/24 via 10.1.0.1 scope global src 10.1.0.2",
 				"10.2.0.1 scope link src 10.2.0.2", "10.2.0.0/24 via 10.2.0.1 scope global src 10.2.0.2"},
-			[]string{"2001:db8:1::1 scope global src 2001:db8:1::2 metric 1024", "2001:db8:1::/64 via 2001:db8:1::1 scope global src 2001:db8:1::2 metric 1024",
-				"2001:db8:2::1 scope global src 2001:db8:2::2 metric 1024", "2001:db8:2::/64 via 2001:db8:2::1 scope global src 2001:db8:2::2 metric 1024"},
+			[]string{"2001:db8:1::1 scope global src 2001:db8:1::2 metric 1024",
+				"2001:db8:1::/64 via 2001:db8:1::1 scope global src 2001:db8:1::2 metric 1024",
+				"2001:db8:2::1 scope global src 2001:db8:2::2 metric 1024",
+				"2001:db8:2::/64 via 2001:db8:2::1 scope global src 2001:db8:2::2 metric 1024"},
 			[]string{"10.1.0.1/32", "10.2.0.1/32", "2001:db8:1::1/128", "2001:db8:2::1/128"},
 			[]string{"10.1.0.2 scope host", "10.1.0.3 scope host", "10.2.0.2 scope host",
 				"2001:db8:1::2 scope global metric 1024", "2001:db8:2::2 scope global metric 1024"}),
@@ -173,7 +178,8 @@ var _ = Describe("ADD", func() {
 			"default via 2001:db8:1::1 dev eth0 scope global metric 1024",
 			"2001:db8:9::/48 via 2001:db8:1::1 dev eth0 table 7 scope global metric 50 mtu 1300 advmss 1200"))
 		Expect(a.Result.Routes).To(ConsistOf(
-			Object{"dst": "0.0.0.0/0"}, Object{"dst": "::/0"}, Object{"dst": "10.8.0.0/16", "gw": "10.1.0.1"}, Object{"dst": "10.7.0.0/16", "scope": 253.},
+			Object{"dst": "0.0.0.0/0"}, Object{"dst": "::/0"}, Object{"dst": "10.8.0.0/16", "gw": "10.1.0.1"},
+			Object{"dst": "10.7.0.0/16", "scope": 253.},
 			Object{"dst": "10.9.0.0/16", "mtu": 1300., "advmss": 1200., "priority": 50., "table": 70000.},
 			Object{"dst": "2001:db8:9::/48", "mtu": 1300., "advmss": 1200., "priority": 50., "table": 7.}))
 		w.Succeeds(a.As("CHECK"))
@@ -188,9 +194,11 @@ var _ = Describe("ADD", func() {
 		Expect(Ping(cont, gw4)).To(BeTrue())
 	},
 		Entry("by CNI_ARGS", "MAC=02:00:00:00:00:01", Object{}, "02:00:00:00:00:01"),
-		Entry("by args.cni.mac", "MAC=02:00:00:00:00:01", Object{"args": Object{"cni": Object{"mac": "02:00:00:00:00:02"}}}, "02:00:00:00:00:02"),
-		Entry("by runtimeConfig.mac", "MAC=02:00:00:00:00:01", Object{"args": Object{"cni": Object{"mac": "02:00:00:00:00:02"}},
-			"runtimeConfig": Object{"mac": "02:00:00:00:00:03"}}, "02:00:00:00:00:03"),
+		Entry("by args.cni.mac", "MAC=02:00:00:00:00:01", Object{"args": Object{"cni": Object{"mac": "02:00:00:00:00:02"}}},
+			"02:00:00:00:00:02"),
+		Entry("by runtimeConfig.mac", "MAC=02:00:00:00:00:01",
+			Object{"args": Object{"cni": Object{"mac": "02:00:00:00:00:02"}},
+				"runtimeConfig": Object{"mac": "02:00:00:00:00:03"}}, "02:00:00:00:00:03"),
 	)
 
 	It("connects containers through the host, each by its own address", func() {
@@ -249,13 +257,16 @@ var _ = Describe("ADD", func() {
 	It("passes dns on: IPAM's, or the configuration's instead", func() {
 		w.Lend(`{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],"dns":{"nameservers":["192.0.2.1"],"domain":"ipam"}}`)
 		Expect(w.Attach("one", conf()).Result.DNS).To(Equal(Object{"nameservers": []any{"192.0.2.1"}, "domain": "ipam"}))
-		Expect(w.Attach("two", conf(Object{"dns": Object{"search": []string{"x"}}})).Result.DNS).To(Equal(Object{"search": []any{"x"}}))
+		Expect(w.Attach("two",
+			conf(Object{"dns": Object{"search": []string{"x"}}})).Result.DNS).To(Equal(Object{"search": []any{"x"}}))
 		Expect(w.Attach("three", conf(Object{"dns": Object{"search": []string{}}})).Result.DNS).To(BeNil())
 	})
 
 	It("works with host-local", func() {
-		c := conf(Object{"ipMasq": true, "ipam": Object{"type": "host-local", "dataDir": GinkgoT().TempDir(), "ranges": [][]Object{
-			{{"subnet": "10.1.0.0/24"}}, {{"subnet": "2001:db8:1::/64"}}}, "routes": []Object{{"dst": "0.0.0.0/0"}, {"dst": "::/0"}}}})
+		c := conf(Object{"ipMasq": true, "ipam": Object{"type": "host-local", "dataDir": GinkgoT().TempDir(),
+			"ranges": [][]Object{
+				{{"subnet": "10.1.0.0/24"}}, {{"subnet": "2001:db8:1::/64"}}}, "routes": []Object{{"dst": "0.0.0.0/0"},
+				{"dst": "::/0"}}}})
 		cont := nstest.NewNetns()
 		call := Call{Netns: cont.Path, Conf: c, Path: strings.TrimSuffix(nstest.Build("host-local"), "/host-local")}
 		res := w.Add(call)

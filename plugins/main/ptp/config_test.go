@@ -42,9 +42,12 @@ var _ = Describe("configuration", func() {
 		Entry("mtu, smallest", `"mtu":68`, config{Link: attach.Link{MTU: 68}}),
 		Entry("mtu, largest", `"mtu":65535`, config{Link: attach.Link{MTU: 65535}}),
 		Entry("dns", `"dns":{"nameservers":["192.0.2.53"],"domain":"d","search":["s"],"options":["o"]}`,
-			config{Link: attach.Link{DNS: cni.DNS{Nameservers: []string{"192.0.2.53"}, Domain: "d", Search: []string{"s"}, Options: []string{"o"}}}}),
-		Entry("dns, an empty list is said", `"dns":{"search":[]}`, config{Link: attach.Link{DNS: cni.DNS{Search: []string{}}}}),
-		Entry("keys in other case", `"IPMASQ":true,"Mtu":1400`, config{Masq: attach.Masq{On: true}, Link: attach.Link{MTU: 1400}}),
+			config{Link: attach.Link{DNS: cni.DNS{Nameservers: []string{"192.0.2.53"}, Domain: "d", Search: []string{"s"},
+				Options: []string{"o"}}}}),
+		Entry("dns, an empty list is said", `"dns":{"search":[]}`,
+			config{Link: attach.Link{DNS: cni.DNS{Search: []string{}}}}),
+		Entry("keys in other case", `"IPMASQ":true,"Mtu":1400`, config{Masq: attach.Masq{On: true},
+			Link: attach.Link{MTU: 1400}}),
 		Entry("unknown keys", `"nonsense":{"mtu":1}`, config{}),
 	)
 
@@ -67,14 +70,16 @@ var _ = Describe("configuration", func() {
 		Entry("mtu, a fraction", withIPAM+`,"mtu":1.5`, `mtu: 1.5 is no whole number`),
 		Entry("dns.search, no list", withIPAM+`,"dns":{"search":"a"}`, `dns.search: is a JSON string`),
 		Entry("args.cni.mac", withIPAM+`,"args":{"cni":{"mac":"no"}}`, `args.cni.mac: "no" `),
-		Entry("runtimeConfig.mac", withIPAM+`,"runtimeConfig":{"mac":"01:00:00:00:00:01"}`, `runtimeConfig.mac: "01:00:00:00:00:01" `),
+		Entry("runtimeConfig.mac", withIPAM+`,"runtimeConfig":{"mac":"01:00:00:00:00:01"}`,
+			`runtimeConfig.mac: "01:00:00:00:00:01" `),
 	)
 
 	It("is refused for everything that is wrong with it at once", func() {
 		_, err := parse(`"ipMasq":true,"mtu":5,"ipMasqBackend":"nft","runtimeConfig":{"mac":"no"}`, "MAC")
 		Expect(cni.ProblemsOf(err)).To(HaveLen(5))
 		Expect(err).To(MatchError(And(HavePrefix("ipam.type: missing"), ContainSubstring("; mtu: 5 "),
-			ContainSubstring(`ipMasqBackend: "nft" `), ContainSubstring("; CNI_ARGS: "), ContainSubstring(`; runtimeConfig.mac: "no" `))))
+			ContainSubstring(`ipMasqBackend: "nft" `), ContainSubstring("; CNI_ARGS: "),
+			ContainSubstring(`; runtimeConfig.mac: "no" `))))
 	})
 
 	const envMAC, cniMAC, rtMAC = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"
@@ -86,7 +91,8 @@ var _ = Describe("configuration", func() {
 		Entry("from nowhere", ``, "", ""),
 		Entry("from CNI_ARGS", ``, "IgnoreUnknown=1;K8S_POD_NAME=a;MAC="+envMAC, envMAC),
 		Entry("from args.cni, which wins over CNI_ARGS", `,"args":{"cni":{"mac":"`+cniMAC+`"}}`, "MAC="+envMAC, cniMAC),
-		Entry("from runtimeConfig, which wins over all", `,"args":{"cni":{"mac":"`+cniMAC+`"}},"runtimeConfig":{"mac":"`+rtMAC+`"}`, "MAC="+envMAC, rtMAC),
+		Entry("from runtimeConfig, which wins over all",
+			`,"args":{"cni":{"mac":"`+cniMAC+`"}},"runtimeConfig":{"mac":"`+rtMAC+`"}`, "MAC="+envMAC, rtMAC),
 	)
 
 	DescribeTable("CNI_ARGS are refused with code 4", func(args, want string) {
@@ -101,7 +107,8 @@ var _ = Describe("configuration", func() {
 	It("names every key in --help", func() {
 		var out strings.Builder
 		skel.Run(GinkgoT().Context(), plugin(), skel.Env{Args: []string{"--help"}, Stdout: &out})
-		for _, key := range []string{"ipMasq", "ipMasqBackend", "mtu", "ipam.type", "dns", "args.cni.mac", "runtimeConfig.mac"} {
+		for _, key := range []string{"ipMasq", "ipMasqBackend", "mtu", "ipam.type", "dns", "args.cni.mac",
+			"runtimeConfig.mac"} {
 			Expect(out.String()).To(MatchRegexp(`(?m)^  ` + regexp.QuoteMeta(key) + ` `))
 		}
 	})

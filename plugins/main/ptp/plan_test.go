@@ -69,7 +69,8 @@ var _ = Describe("plan", func() {
 		Entry("a /32", []string{"10.1.0.2/32 169.254.1.1"},
 			"container 169.254.1.1/32 src 10.1.0.2 scope link", "gateway 169.254.1.1/32", "host 10.1.0.2/32 scope host"),
 		Entry("a /128", []string{"2001:db8::2/128 2001:db8::1"},
-			"container 2001:db8::1/128 src 2001:db8::2 scope link", "gateway 2001:db8::1/128", "host 2001:db8::2/128 scope host"),
+			"container 2001:db8::1/128 src 2001:db8::2 scope link", "gateway 2001:db8::1/128",
+			"host 2001:db8::2/128 scope host"),
 		Entry("a /31", []string{"10.1.0.0/31 10.1.0.1"},
 			"container 10.1.0.1/32 src 10.1.0.0 scope link", "container 10.1.0.0/31 via 10.1.0.1 src 10.1.0.0",
 			"gateway 10.1.0.1/32", "host 10.1.0.0/32 scope host"),
@@ -106,20 +107,23 @@ var _ = Describe("plan", func() {
 		Entry("a gateway of the other family", "address 10.1.0.2/24: its gateway 2001:db8::1 ", "10.1.0.2/24 2001:db8::1"),
 		Entry("an IPv4 gateway of IPv6", "address 2001:db8::2/64: its gateway 10.1.0.1 ", "2001:db8::2/64 10.1.0.1"),
 		Entry("the address itself", "address 10.1.0.2/24: is its own gateway", "10.1.0.2/24 10.1.0.2"),
-		Entry("another address of the container", "address 10.1.0.2/24: its gateway 10.1.0.3 ", "10.1.0.2/24 10.1.0.3", "10.1.0.3/24 10.1.0.1"),
+		Entry("another address of the container", "address 10.1.0.2/24: its gateway 10.1.0.3 ", "10.1.0.2/24 10.1.0.3",
+			"10.1.0.3/24 10.1.0.1"),
 		Entry("the unspecified address", "its gateway 0.0.0.0 ", "10.1.0.2/24 0.0.0.0"),
 		Entry("a multicast address", "its gateway ff02::1 ", "2001:db8::2/64 ff02::1"),
 		Entry("the loopback address", "its gateway 127.0.0.1 ", "10.1.0.2/24 127.0.0.1"),
 	)
 
 	DescribeTable("dns", func(keys, want string) {
-		p, err := planOf(keys, `{"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],"dns":{"domain":"ipam","search":["a"]}}`)
+		p, err := planOf(keys,
+			`{"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],"dns":{"domain":"ipam","search":["a"]}}`)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(fmt.Sprintf("%+v", p.Result.DNS)).To(Equal(want))
 	},
 		Entry("IPAM's", ``, "{Nameservers:[] Domain:ipam Search:[a] Options:[]}"),
 		Entry("IPAM's beside an empty object", `"dns":{}`, "{Nameservers:[] Domain:ipam Search:[a] Options:[]}"),
-		Entry("the configuration's, instead of all of IPAM's", `"dns":{"nameservers":["192.0.2.1"]}`, "{Nameservers:[192.0.2.1] Domain: Search:[] Options:[]}"),
+		Entry("the configuration's, instead of all of IPAM's", `"dns":{"nameservers":["192.0.2.1"]}`,
+			"{Nameservers:[192.0.2.1] Domain: Search:[] Options:[]}"),
 		Entry("none at all, by an empty list", `"dns":{"options":[]}`, "{Nameservers:[] Domain: Search:[] Options:[]}"),
 	)
 

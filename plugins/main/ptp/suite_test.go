@@ -23,7 +23,8 @@ func TestPtp(t *testing.T) {
 // conf is a configuration of network "net": keys are added, or taken away by
 // nil.
 func conf(more ...Object) Object {
-	return Merge(append([]Object{{"cniVersion": "1.1.0", "name": "net", "type": "ptp", "ipam": Object{"type": "fake"}}}, more...)...)
+	return Merge(append([]Object{{"cniVersion": "1.1.0", "name": "net", "type": "ptp", "ipam": Object{"type": "fake"}}},
+		more...)...)
 }
 
 // everything is a configuration that uses all that there is.
@@ -70,7 +71,8 @@ func routes(h *nstest.Host, family string, dev ...string) []string {
 	for line := range strings.Lines(h.Cmd("ip", family, "-d", "route", "show", "table", "all")) {
 		words := strings.Fields(line)
 		at := slices.Index(words, "dev")
-		if strings.Contains(line, "proto kernel") || strings.Contains(line, "fe80::/64") || strings.Contains(line, "table local") ||
+		if strings.Contains(line, "proto kernel") || strings.Contains(line, "fe80::/64") || strings.Contains(line,
+			"table local") ||
 			at < 0 || dev != nil && !slices.Contains(dev, words[at+1]) {
 			continue
 		}
