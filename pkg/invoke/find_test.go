@@ -55,7 +55,8 @@ var _ = Describe("Find", func() {
 		Expect(err).To(MatchError(`CNI_PATH: no plugin "ipam" in "` + path + `"`))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeEnvironment))
 	},
-		Entry("empty", ""), Entry("empty entries", "::"), Entry("no directory", "/no/such"), Entry("a file as directory", "/etc/passwd"),
+		Entry("empty", ""), Entry("empty entries", "::"), Entry("no directory", "/no/such"),
+		Entry("a file as directory", "/etc/passwd"),
 	)
 
 	DescribeTable("refuses names that are no file names", func(name string) {
@@ -63,7 +64,8 @@ var _ = Describe("Find", func() {
 		Expect(err).To(MatchError(ContainSubstring("type: %q", name)))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 	},
-		Entry("empty", ""), Entry("parent", ".."), Entry("itself", "."), Entry("a path", "/bin/sh"), Entry("upwards", "../bin/sh"),
+		Entry("empty", ""), Entry("parent", ".."), Entry("itself", "."), Entry("a path", "/bin/sh"), Entry("upwards",
+			"../bin/sh"),
 		Entry("below", "x/y"), Entry("a backslash", `x\y`),
 	)
 

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/process"
 )
 
@@ -82,7 +83,7 @@ func hasLegacyTable(f Family, table string) (bool, error) {
 	if f == IPv6 {
 		name = "ip6_tables_names"
 	}
-	data, err := os.ReadFile("/proc/thread-self/net/" + name)
+	data, err := os.ReadFile(ns.Proc() + "/net/" + name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}

@@ -1,6 +1,10 @@
 package ns
 
-import "golang.org/x/sys/unix"
+import (
+	"errors"
+
+	"golang.org/x/sys/unix"
+)
 
 // Identity tells a namespace from others, also later, by another process, and
 // when it is gone, until the machine restarts.
@@ -23,22 +27,28 @@ func (i Identity) Is(other Identity) bool {
 }
 
 // Identity is the namespace's.
-func (n *NS) Identity() (Identity, error) {
+func (n *NS) Identity() (id Identity, err error) {
+	failed := n.Do(func() error {
+		id, err = n.IdentityInside()
+		return nil
+	})
+	return id, errors.Join(failed, err)
+}
+
+// IdentityInside is Identity for a caller who is in the namespace already, as
+// Do's function is: it takes no other thread.
+func (n *NS) IdentityInside() (Identity, error) {
 	st, err := n.stat()
 	if err != nil {
 		return Identity{}, err
 	}
-	id := Identity{Device: uint64(st.Dev), Inode: st.Ino}
-	err = n.Do(func() error {
-		sock, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(sock)
-		id.Cookie, _ = unix.GetsockoptUint64(sock, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-		return nil
-	})
-	return id, err
+	sock, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return Identity{}, err
+	}
+	defer unix.Close(sock)
+	cookie, _ := unix.GetsockoptUint64(sock, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	return Identity{Cookie: cookie, Device: uint64(st.Dev), Inode: st.Ino}, nil
 }
 
 // Cookie is the Identity's; false: it has none.

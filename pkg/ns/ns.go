@@ -102,6 +102,22 @@ func own() (netns.NsHandle, error) {
 	return netns.NsHandle(h), err
 }
 
+// Proc is the directory below /proc whose net shows the calling thread's
+// namespace: that of the process, where it is the main thread's too, for the
+// reason that own has, else that of the thread.
+func Proc() string {
+	h, err := own()
+	if err != nil {
+		return "/proc/thread-self"
+	}
+	defer h.Close()
+	var here, main unix.Stat_t
+	if unix.Fstat(int(h), &here) == nil && unix.Stat("/proc/self/ns/net", &main) == nil && here.Ino == main.Ino && here.Dev == main.Dev {
+		return "/proc/self"
+	}
+	return "/proc/thread-self"
+}
+
 // OfSocket opens the namespace in which a socket was created. It takes
 // CAP_NET_ADMIN there.
 func OfSocket(fd int) (*NS, error) {

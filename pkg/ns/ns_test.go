@@ -187,6 +187,18 @@ var _ = Describe("Do", func() {
 		Expect(netns()).To(Equal(outside))
 	})
 
+	It("knows where /proc shows the namespace", func() {
+		Expect(ns.Proc()).To(Equal("/proc/self"))
+		h := nstest.NewNetns()
+		h.Cmd("ip", "link", "add", "inside", "type", "bridge")
+		n := open(h.Path)
+		Expect(n.Do(func() error {
+			devices, err := os.ReadFile(ns.Proc() + "/net/dev")
+			Expect(string(devices)).To(ContainSubstring("inside:"))
+			return err
+		})).To(Succeed())
+	})
+
 	It("nests", func() {
 		other := nstest.NewNetns()
 		m, there := open(other.Path), inode(other.Path)

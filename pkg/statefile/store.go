@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"strings"
 	"time"
 )
@@ -25,8 +26,14 @@ type Store[T any] struct {
 
 // OpenStore makes the directory at path and locks it. It waits for the lock at
 // most as long as wait says; then the error matches ErrBusy and names the holder.
+// The directory is no symbolic link; those before it are followed.
 func OpenStore[T any](ctx context.Context, path string, wait time.Duration) (*Store[T], error) {
-	dir, err := Open(path, 0o700)
+	parent, err := Open(filepath.Dir(path), 0o700)
+	if err != nil {
+		return nil, err
+	}
+	defer parent.Close()
+	dir, err := parent.OpenDir(filepath.Base(path), 0o700)
 	if err != nil {
 		return nil, err
 	}
@@ -36,8 +43,16 @@ func OpenStore[T any](ctx context.Context, path string, wait time.Duration) (*St
 // OpenExistingStore is OpenStore for calls that put no record: it makes no
 // directory, and where there is none the store is empty.
 func OpenExistingStore[T any](ctx context.Context, path string, wait time.Duration) (*Store[T], error) {
-	dir, err := OpenExisting(path)
+	parent, err := OpenExisting(filepath.Dir(path))
 	if IsAbsent(err) {
+		return &Store[T]{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer parent.Close()
+	dir, err := parent.OpenExistingDir(filepath.Base(path))
+	if errors.Is(err, fs.ErrNotExist) {
 		return &Store[T]{}, nil
 	}
 	if err != nil {
@@ -104,9 +119,16 @@ func (s *Store[T]) Drop(name string) error {
 	return s.dir.Discard(name + recordSuffix)
 }
 
-// All reads all records, by their names.
+// All reads all records, by their names, and takes away what killed writers
+// left.
 func (s *Store[T]) All() (map[string]T, error) {
 	all := make(map[string]T)
+	if s.dir == nil {
+		return all, nil
+	}
+	if err := s.dir.Sweep(); err != nil {
+		return nil, err
+	}
 	_, err := s.Any(func(name string, record T) bool {
 		all[name] = record
 		return false

@@ -9,6 +9,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
@@ -86,12 +87,32 @@ var _ = Describe("a store", func() {
 		Expect(s.All()).To(BeEmpty())
 	})
 
+	It("is never a link", func() {
+		Expect(os.MkdirAll(filepath.Dir(path), 0o700)).To(Succeed())
+		Expect(os.Symlink(GinkgoT().TempDir(), path)).To(Succeed())
+		_, err := statefile.OpenStore[lease](context.Background(), path, time.Second)
+		Expect(err).To(MatchError(ContainSubstring("open " + path + ": not a directory")))
+		_, err = statefile.OpenExistingStore[lease](context.Background(), path, time.Second)
+		Expect(err).To(MatchError(unix.ENOTDIR))
+	})
+
 	It("refuses a name that leads elsewhere", func() {
 		s := reopen()
 		Expect(s.Put("../x", lease{})).To(MatchError(fs.ErrInvalid))
 		Expect(s.Drop("../x")).To(MatchError(fs.ErrInvalid))
 		_, _, err := s.Get("../x")
 		Expect(err).To(MatchError(fs.ErrInvalid))
+	})
+
+	It("takes away what a killed writer left, with the record or with all", func() {
+		s := reopen()
+		for _, clean := range []func() error{
+			func() error { return s.Drop("a1") }, func() error { return second(s.All()) },
+		} {
+			Expect(os.WriteFile(path+"/"+statefile.Temporary("a1.json"), []byte("half"), 0o600)).To(Succeed())
+			Expect(clean()).To(Succeed())
+			Expect(entries(path)).To(Equal([]string{"lock"}))
+		}
 	})
 
 	It("that is locked is given up at the deadline", func() {

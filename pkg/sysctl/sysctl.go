@@ -102,9 +102,19 @@ func (k Key) Write(value string) error {
 		return nil
 	}
 	if len(k.parts) > 0 && !errors.Is(err, fs.ErrNotExist) { // some can only be written
-		err = os.WriteFile(k.Path(), []byte(value+"\n"), 0)
+		err = k.write(value)
 	}
 	return k.failure(fmt.Sprintf("write %q", value), err)
+}
+
+// write is os.WriteFile without the flag that makes a file.
+func (k Key) write(value string) error {
+	f, err := os.OpenFile(k.Path(), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value + "\n")
+	return errors.Join(err, f.Close())
 }
 
 func (k Key) read() (string, error) {

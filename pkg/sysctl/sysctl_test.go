@@ -74,8 +74,10 @@ var _ = DescribeTable("a placeholder", func(spelling, value, want string) {
 	Expect(k.Path()).To(Equal("/proc/sys/net/" + want))
 },
 	Entry("is replaced", "net.ipv4.conf.IFNAME.arp_notify", "eth0", "ipv4/conf/eth0/arp_notify"),
-	Entry("is replaced by a name with a dot", "net.ipv4.conf.IFNAME.arp_notify", "eth0.100", "ipv4/conf/eth0.100/arp_notify"),
-	Entry("is replaced in a part of an element", "net/ipv4/conf/IFNAME.7/arp_notify", "eth0", "ipv4/conf/eth0.7/arp_notify"),
+	Entry("is replaced by a name with a dot", "net.ipv4.conf.IFNAME.arp_notify", "eth0.100",
+		"ipv4/conf/eth0.100/arp_notify"),
+	Entry("is replaced in a part of an element", "net/ipv4/conf/IFNAME.7/arp_notify", "eth0",
+		"ipv4/conf/eth0.7/arp_notify"),
 	Entry("is replaced once", "net.IFNAME.IFNAME", "a", "a/IFNAME"),
 	Entry("that is not there changes nothing", "net.ipv4.ip_forward", "eth0", "ipv4/ip_forward"),
 	Entry("never leads up", "net.ipv4.conf.IFNAME.arp_notify", "..", ""),

@@ -50,7 +50,7 @@ func (b budget) faults(one, many []*trace.Record) (faults []string) {
 	for i, verb := range verbs {
 		want, got, then := b.costs[verb], costOf(one[i]), costOf(many[i])
 		AddReportEntry(verb, got.cost.String(), ReportEntryVisibilityFailureOrVerbose)
-		what := slices.Concat(got.exceeds(want), waits(one[i]), waits(many[i]))
+		what := slices.Concat(got.exceeds(want), waits(one[i]), waits(many[i]), threads(one[i]))
 		if verb == "ADD" {
 			what = append(what, fullDumps(one[i])...)
 		}
@@ -185,6 +185,16 @@ func waits(r *trace.Record) (all []string) {
 		for _, s := range p.Sleeps {
 			all = append(all, p.Name()+" sleeps: "+s)
 		}
+	}
+	return all
+}
+
+// threads are the files of single threads that were opened below /proc. The kernel keeps their
+// directories until the thread ends, and who waits for the program then spins for milliseconds until
+// both have removed them.
+func threads(r *trace.Record) (all []string) {
+	for _, path := range r.Programs[0].Threads {
+		all = append(all, "opens "+path)
 	}
 	return all
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -48,6 +49,10 @@ func (c *call) enter() {
 		c.task.execs = c.text(c.args[0])
 	case unix.SYS_EXECVEAT:
 		c.task.execs = c.text(c.args[1])
+	case unix.SYS_OPENAT:
+		if path := c.text(c.args[1]); strings.HasPrefix(path, "/proc/thread-self/") || strings.Contains(path, "/task/") {
+			program.Threads = append(program.Threads, path)
+		}
 	case unix.SYS_CLOSE:
 		delete(process.netlink, c.args[0])
 		delete(process.wakers, c.args[0])

@@ -45,6 +45,7 @@ type Program struct {
 	Received int64    // bytes of netlink messages that came back
 	Read     int64    // bytes read from files, directories and pipes
 	Sleeps   []string // waits that lasted until their time was over: see [Run]
+	Threads  []string // files of a thread of its own, below /proc, that it opened
 	Peak     int64    // the largest resident set of one of its processes, in bytes
 }
 
