@@ -54,11 +54,11 @@ var budgets = []budget{
 	}},
 	{"tuning, a sysctl and the MAC", "tuning", tuning, true, 200, gc, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 33},
-		"ADD":     {"", 3, 3, 0, 141},
-		"CHECK":   {"", 1, 1, 0, 65},
+		"ADD":     {"", 3, 3, 0, 126},
+		"CHECK":   {"", 1, 1, 0, 68},
 		"STATUS":  {"", 0, 0, 0, 36},
-		"GC":      {"", 0, 0, 0, 55},
-		"DEL":     {"", 2, 2, 0, 135},
+		"GC":      {"", 0, 0, 0, 64},
+		"DEL":     {"", 2, 2, 0, 106},
 	}},
 	{"portmap", "portmap", one, true, 128, gc, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 33},

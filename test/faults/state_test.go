@@ -53,8 +53,6 @@ func (n *node) state() state {
 
 var (
 	macs = regexp.MustCompile(`\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b`)
-	// names of tuning's records end in the number of a namespace.
-	records = regexp.MustCompile(`(/\w{16}\.\w{16}\.)(?:c\w+|i\w+-\w+)`)
 	// numbers differ from case to case. A namespace's cookie may be missing: then it
 	// is known again by the others.
 	numbers = regexp.MustCompile(`"(?:since|cookie|inode|device)": ?\d+,?|# handle \d+`)
@@ -69,7 +67,6 @@ func (n *node) normal(text string) string {
 	for _, c := range n.conts {
 		text = strings.ReplaceAll(text, `"`+c.Path+`"`, `"NETNS"`)
 	}
-	text = records.ReplaceAllString(text, "${1}N")
 	return numbers.ReplaceAllString(macs.ReplaceAllString(text, "MAC"), "")
 }
 

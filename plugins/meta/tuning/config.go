@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -45,50 +46,48 @@ type wireArgs struct {
 // config is the configuration with every value checked.
 type config struct {
 	Sysctls []setting
-	Link    linkConfig
+	Attrs   []pair // what the interface is to become, in the order of attrs
 	DataDir string
 }
 
-func (c config) empty() bool { return len(c.Sysctls) == 0 && c.Link.empty() }
-
-// linkConfig is what the interface is to become; fields left zero stay as they
-// are.
-type linkConfig struct {
-	MAC      net.HardwareAddr
-	Promisc  bool
-	MTU      int
-	AllMulti *bool
-	TxQLen   *int
-}
-
-func (l linkConfig) empty() bool {
-	return l.MAC == nil && !l.Promisc && l.MTU == 0 && l.AllMulti == nil && l.TxQLen == nil
-}
+func (c config) empty() bool { return len(c.Sysctls) == 0 && len(c.Attrs) == 0 }
 
 // parseConfig reads and checks the configuration. Everything that it refuses
 // is code 7 with key and value, or code 4 for CNI_ARGS. Where there is no
 // interface (STATUS), IFNAME stays in the keys of sysctls.
 func parseConfig(req *skel.Request) (config, error) {
 	var w wireConfig
+	var problems cni.Problems
 	if err := req.Decode(&w); err != nil {
 		return config{}, err
 	}
-	var problems cni.Problems
-	c := config{DataDir: w.DataDir, Link: linkConfig{
-		Promisc: override(w.Promisc, w.Args.CNI.Promisc), AllMulti: w.AllMulti,
-	}}
-	if c.DataDir == "" {
-		c.DataDir = defaultDataDir
-	}
-	if w.Args.CNI.AllMulti != nil {
-		c.Link.AllMulti = w.Args.CNI.AllMulti
-	}
-	problems.Add(parseNumbers(w, &c.Link))
-	var err error
-	c.Link.MAC, err = parseMAC(w, req.Args)
+	c := config{DataDir: cmp.Or(w.DataDir, defaultDataDir)}
+	mac, err := parseMAC(w, req.Args)
 	problems.Add(err)
+	args := w.Args.CNI
+	problems.Add(checkNumber("mtu", &w.MTU))
+	problems.Add(checkNumber("args.cni.mtu", args.MTU))
+	problems.Add(checkNumber("txQLen", w.TxQLen))
+	problems.Add(checkNumber("args.cni.txQLen", args.TxQLen))
 	c.Sysctls, err = parseSysctls(w, req.IfName)
 	problems.Add(err)
+
+	want := func(key string, value any) { c.Attrs = append(c.Attrs, pair{key, fmt.Sprint(value)}) }
+	if mac != nil {
+		want("mac", mac)
+	}
+	if override(w.Promisc, args.Promisc) {
+		want("promisc", true)
+	}
+	if mtu := override(w.MTU, args.MTU); mtu != 0 {
+		want("mtu", mtu)
+	}
+	if on := cmp.Or(args.AllMulti, w.AllMulti); on != nil {
+		want("allmulti", *on)
+	}
+	if length := cmp.Or(args.TxQLen, w.TxQLen); length != nil {
+		want("txQLen", *length)
+	}
 	return c, problems.Err()
 }
 
@@ -101,30 +100,14 @@ func dataDir(req *skel.Request) (string, error) {
 	if err := req.Decode(&w); err != nil {
 		return "", err
 	}
-	if w.DataDir == "" {
-		return defaultDataDir, nil
-	}
-	return w.DataDir, nil
-}
-
-func parseNumbers(w wireConfig, l *linkConfig) error {
-	l.MTU, l.TxQLen = override(w.MTU, w.Args.CNI.MTU), w.TxQLen
-	if w.Args.CNI.TxQLen != nil {
-		l.TxQLen = w.Args.CNI.TxQLen
-	}
-	var problems cni.Problems
-	problems.Add(checkNumber("mtu", w.MTU))
-	problems.Add(checkNumber("args.cni.mtu", override(0, w.Args.CNI.MTU)))
-	problems.Add(checkNumber("txQLen", override(0, w.TxQLen)))
-	problems.Add(checkNumber("args.cni.txQLen", override(0, w.Args.CNI.TxQLen)))
-	return problems.Err()
+	return cmp.Or(w.DataDir, defaultDataDir), nil
 }
 
 // checkNumber refuses what no interface takes; the rest depends on the device
 // and is the kernel's to refuse.
-func checkNumber(key string, n int) error {
-	if n < 0 || n > math.MaxInt32 {
-		return cni.Refuse(key, n, fmt.Sprintf("is not between 0 and %d", math.MaxInt32))
+func checkNumber(key string, n *int) error {
+	if n != nil && (*n < 0 || *n > math.MaxInt32) {
+		return cni.Refuse(key, *n, fmt.Sprintf("is not between 0 and %d", math.MaxInt32))
 	}
 	return nil
 }
@@ -134,34 +117,22 @@ func parseMAC(w wireConfig, args string) (net.HardwareAddr, error) {
 	var problems cni.Problems
 	values, err := cni.ParseArgs(args, "MAC")
 	problems.Add(err)
-	problems.Add(checkMAC(cni.CodeConfig, "args.cni.mac", override("", w.Args.CNI.MAC)))
-	problems.Add(checkMAC(cni.CodeConfig, "runtimeConfig.mac", w.RuntimeConfig.MAC))
-	problems.Add(checkMAC(cni.CodeConfig, "mac", w.MAC))
-	text := w.MAC
-	switch {
-	case w.Args.CNI.MAC != nil:
-		text = *w.Args.CNI.MAC
-	case w.RuntimeConfig.MAC != "":
-		text = w.RuntimeConfig.MAC
-	case values["MAC"] != "":
-		text = values["MAC"]
-		problems.Add(checkMAC(cni.CodeEnvironment, "CNI_ARGS MAC", text))
+	parse := func(code uint, key, text string) net.HardwareAddr {
+		mac, err := cni.ParseMAC(code, key, text)
+		problems.Add(err)
+		return mac
 	}
-	if text == "" || problems.Err() != nil {
-		return nil, problems.Err()
+	mac := parse(cni.CodeConfig, "mac", w.MAC)
+	if values["MAC"] != "" && w.RuntimeConfig.MAC == "" && w.Args.CNI.MAC == nil {
+		mac = parse(cni.CodeEnvironment, "CNI_ARGS MAC", values["MAC"])
 	}
-	return net.ParseMAC(text)
-}
-
-// checkMAC refuses what no interface can have. A longer address than Ethernet's
-// is InfiniBand's, with rules of its own.
-func checkMAC(code uint, key, text string) error {
-	mac, err := net.ParseMAC(text)
-	if text == "" || err == nil && (len(mac) != 6 || mac[0]&1 == 0 && mac.String() != "00:00:00:00:00:00") {
-		return nil
+	if fromRuntime := parse(cni.CodeConfig, "runtimeConfig.mac", w.RuntimeConfig.MAC); fromRuntime != nil {
+		mac = fromRuntime
 	}
-	return cni.Refuse(key, text, "is no MAC address of an interface (not multicast, not zero)").WithCode(code).
-		Suggest("write it like 02:00:00:00:00:01, the second digit even")
+	if w.Args.CNI.MAC != nil { // the empty one takes the others back
+		mac = parse(cni.CodeConfig, "args.cni.mac", *w.Args.CNI.MAC)
+	}
+	return mac, problems.Err()
 }
 
 func override[T any](value T, other *T) T {
@@ -175,6 +146,3 @@ func override[T any](value T, other *T) T {
 func bad(key, value string, reason any) error {
 	return cni.Errorf(cni.CodeConfig, "%s: %q: %v", key, value, reason)
 }
-
-// quoteKey names a sysctl of the configuration in messages.
-func quoteKey(source, key string) string { return fmt.Sprintf("%s[%q]", source, key) }

@@ -1,13 +1,16 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 var _ = Describe("DEL", func() {
@@ -18,10 +21,10 @@ var _ = Describe("DEL", func() {
 		before := w.cont.Snapshot() + w.values()
 		w.add(everything)
 		Expect(w.cont.Snapshot() + w.values()).NotTo(Equal(before))
-		Expect(w.del("").stderr).To(BeEmpty())
+		Expect(w.del("").Stderr).To(BeEmpty())
 		Expect(w.cont.Snapshot() + w.values()).To(Equal(before))
 		Expect(w.files()).To(BeEmpty())
-		Expect(w.del("").stderr).To(BeEmpty())
+		Expect(w.del("").Stderr).To(BeEmpty())
 	})
 
 	It("before ADD does nothing", func() {
@@ -31,7 +34,7 @@ var _ = Describe("DEL", func() {
 	})
 
 	It("where dataDir is no directory has nothing to do", func() {
-		w.put("x", "")
+		put(w.dir+"/x", "")
 		w.dir += "/x"
 		w.del("")
 	})
@@ -50,7 +53,7 @@ var _ = Describe("DEL", func() {
 		if unpin {
 			w.cont.Unpin()
 		}
-		Expect(w.ok(call{command: "DEL", netns: netns, prev: "none"}).stderr).To(BeEmpty())
+		Expect(w.ok("DEL", call{Call: Call{Netns: netns}, prev: "none"}).Stderr).To(BeEmpty())
 		Expect(w.files()).To(BeEmpty())
 	},
 		Entry("with CNI_NETNS empty", "none", false),
@@ -60,23 +63,23 @@ var _ = Describe("DEL", func() {
 
 	It("takes a path that is no namespace for gone", func() {
 		w.add(everything)
-		Expect(w.ok(call{command: "DEL", netns: "/etc/passwd"}).stderr).To(ContainSubstring("taken for gone"))
+		Expect(w.ok("DEL", call{Call: Call{Netns: "/etc/passwd"}}).Stderr).To(ContainSubstring("taken for gone"))
 		Expect(w.files()).To(BeEmpty())
 	})
 
 	It("without the interface restores the sysctls that are still there", func() {
 		w.add(everything)
-		w.cont.Cmd("ip", "link", "del", "eth0")
-		Expect(w.del("").stderr).To(BeEmpty())
+		IP(w.cont, "link del eth0")
+		Expect(w.del("").Stderr).To(BeEmpty())
 		Expect(w.cont.Sysctl("net/core/somaxconn")).To(Equal("4096"))
 		Expect(w.files()).To(BeEmpty())
 	})
 
 	It("leaves another interface of the same name alone", func() {
 		w.add(everything)
-		w.cont.Cmd("ip", "link", "del", "eth0")
+		IP(w.cont, "link del eth0")
 		w.link(w.cont, "eth0")
-		w.cont.Cmd("ip", "link", "set", "eth0", "mtu", "1300")
+		IP(w.cont, "link set eth0 mtu 1300")
 		w.cont.SetSysctl("net/ipv4/conf/eth0/arp_filter", "1")
 		w.del("")
 		Expect(state(w.cont, "eth0")).To(Equal(firstMAC + " mtu 1300 txqlen 1000"))
@@ -89,116 +92,111 @@ var _ = Describe("DEL", func() {
 		old := w.cont
 		w.cont = nstest.NewNetns()
 		w.link(w.cont, "eth0")
-		w.ok(call{command: "ADD", id: "c2", conf: everything})
+		w.ok("ADD", call{Call: Call{ID: "two"}, keys: everything})
 		before := w.cont.Snapshot() + w.values()
-		w.del(everything) // c1's, with c2's path
+		w.del(everything) // one's, with two's path
 		Expect(w.cont.Snapshot() + w.values()).To(Equal(before))
 		Expect(w.files()).To(HaveLen(2))
 		Expect(state(old, "eth0")).NotTo(Equal(untouched))
-		w.ok(call{command: "DEL", id: "c2"})
+		w.ok("DEL", call{Call: Call{ID: "two"}})
 		Expect(w.values()).To(HavePrefix(untouched))
 	})
 
-	DescribeTable("does not need the rest of the configuration", func(conf, args string) {
+	It("restores what was added under the network's former name", func() {
 		w.add(everything)
-		w.ok(call{command: "DEL", conf: conf, args: args, prev: "none"})
+		w.ok("DEL", call{network: "renamed", prev: "none"})
+		Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
+		Expect(w.files()).To(BeEmpty())
+	})
+
+	It("of a network that none of two attachments has leaves both alone", func() {
+		w.add(everything)
+		w.ok("ADD", call{network: "net2", keys: `"mtu":1300`})
+		before := w.values()
+		w.ok("DEL", call{network: "renamed", prev: "none"})
+		Expect(w.values()).To(Equal(before))
+		Expect(w.files()).To(HaveLen(2))
+	})
+
+	DescribeTable("does not need the rest of the configuration", func(keys, args, prev string) {
+		w.add(everything)
+		w.ok("DEL", call{Call: Call{Args: args}, keys: keys, prev: prev})
 		Expect(w.values()).To(HavePrefix(untouched))
 		Expect(w.files()).To(BeEmpty())
 	},
-		Entry("none of it", ``, ""),
-		Entry("wrong types", `"mtu":"x","sysctl":[],"promisc":7,"args":5,"runtimeConfig":"x"`, ""),
-		Entry("wrong values", `"mac":"x","sysctl":{"kernel/x":"1"}`, ""),
-		Entry("wrong arguments", ``, "MAC=x;nonsense"),
+		Entry("none of it", ``, "", "none"),
+		Entry("wrong types", `"mtu":"x","sysctl":[],"promisc":7,"args":5,"runtimeConfig":"x"`, "", "none"),
+		Entry("wrong values", `"mac":"x","sysctl":{"kernel/x":"1"}`, "", "none"),
+		Entry("wrong arguments", ``, "MAC=x;nonsense", "none"),
+		Entry("a prevResult that cannot be read", ``, "", `{"interfaces":7}`),
 	)
-
-	It("does not need a prevResult that can be read", func() {
-		w.add(everything)
-		w.ok(call{command: "DEL", prev: `{"interfaces":7}`})
-		Expect(w.files()).To(BeEmpty())
-	})
 
 	DescribeTable("survives what became of the files", func(record, backup string) {
 		w.add(everything)
-		names, err := filepath.Glob(w.dir + "/.hawser/*.*.*")
-		Expect(err).NotTo(HaveOccurred())
-		Expect(names).To(HaveLen(1))
-		for path, content := range map[string]string{names[0]: record, w.dir + "/c1_eth0.json": backup} {
+		for path, content := range map[string]string{w.record(): record, w.dir + "/one_eth0.json": backup} {
 			switch content {
 			case "same":
 			case "gone":
 				Expect(os.Remove(path)).To(Succeed())
 			default:
-				Expect(os.WriteFile(path, []byte(content), 0o600)).To(Succeed())
+				put(path, content)
 			}
 		}
 		w.del("")
+		if record == "same" {
+			Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
+		}
 		Expect(w.files()).To(BeEmpty())
 	},
 		Entry("a corrupt backup", "same", "{\n \"mt"),
 		Entry("an empty backup", "same", ""),
 		Entry("no backup", "same", "gone"),
-		Entry("a corrupt record", `{"network":`, "same"),
-		Entry("somebody's record", `{"network":"x"}`, "same"),
+		Entry("a corrupt record", `{"containerID":`, "same"),
 		Entry("no record", "gone", "same"),
 		Entry("both corrupt", "\x00", "\x00"),
 		Entry("neither", "gone", "gone"),
-		Entry("values that nobody takes", `{"network":"x"}`, `{"mtu":99999999,"mac":"x"}`),
+		Entry("values that nobody takes", `{"values":[{"key":"../x"}]}`, `{"mtu":99999999,"mac":"x"}`),
 	)
 
-	It("restores from the record where the backup is corrupt", func() {
-		w.add(everything)
-		w.put("c1_eth0.json", "")
-		w.del("")
-		Expect(w.values()).To(HavePrefix(untouched))
-	})
-
 	It("says what cannot be restored, and goes on", func() {
-		w.cont.Cmd("ip", "link", "set", "eth0", "mtu", "68") // no IPv6 below 1280
-		w.cont.Cmd("ip", "link", "set", "eth0", "mtu", "1500")
 		w.add(`"mtu":1400,"sysctl":{"net.ipv4.ip_local_port_range":"40000 50000","net.core.somaxconn":"77"}`)
-		names, err := filepath.Glob(w.dir + "/.hawser/*.*.*")
+		data, err := os.ReadFile(w.record())
 		Expect(err).NotTo(HaveOccurred())
-		data, err := os.ReadFile(names[0])
-		Expect(err).NotTo(HaveOccurred())
-		text := string(data)
-		for old, with := range map[string]string{`"mtu":1500`: `"mtu":70000`, `"32768\t60999"`: `"x"`} {
-			text = replace(text, old, with)
-		}
-		Expect(os.WriteFile(names[0], []byte(text), 0o600)).To(Succeed())
-		out := w.del("")
-		Expect(out.stderr).To(And(ContainSubstring("restore mtu 70000: "), ContainSubstring(`sysctl net.ipv4.ip_local_port_range: write "x": invalid argument`)))
+		put(w.record(), replace(replace(string(data), `"1500"`, `"70000"`), `"32768\t60999"`, `"x"`))
+		Expect(w.del("").Stderr).To(And(ContainSubstring("restore mtu 70000: "),
+			ContainSubstring(`restore sysctl net.ipv4.ip_local_port_range: write "x": invalid argument`)))
 		Expect(w.cont.Sysctl("net/core/somaxconn")).To(Equal("4096"))
 		Expect(w.files()).To(BeEmpty())
 	})
 })
 
 var _ = Describe("a backup of other software", func() {
-	const text = "{\n \"mac\": \"02:00:00:00:00:01\",\n \"mtu\": 1500\n}"
-	const conf = `"mac":"02:00:00:00:00:02","mtu":1400`
+	const keys = `"mac":"02:00:00:00:00:02","mtu":1400`
 	var w *world
 	BeforeEach(func() {
 		w = newWorld()
-		w.put("c1_eth0.json", text)
-		w.cont.Cmd("ip", "link", "set", "eth0", "mtu", "1400", "address", otherMAC)
+		put(w.dir+"/one_eth0.json", "{\n \"mac\": \"02:00:00:00:00:01\",\n \"mtu\": 1500\n}")
+		IP(w.cont, "link set eth0 mtu 1400 address "+otherMAC)
 	})
 
-	DescribeTable("is restored", func(conf, prev string) {
-		w.ok(call{command: "DEL", conf: conf, prev: prev})
+	DescribeTable("is restored", func(keys, prev string) {
+		w.ok("DEL", call{keys: keys, prev: prev})
 		Expect(state(w.cont, "eth0")).To(Equal(untouched))
 		Expect(w.files()).To(BeEmpty())
 	},
-		Entry("where prevResult has the interface's address", ``, `{"interfaces":[{"name":"eth0","mac":"02:00:00:00:00:02","sandbox":"/x"}]}`),
-		Entry("in any case of letters", ``, `{"interfaces":[{"name":"eth0","mac":"02:00:00:00:00:02","sandbox":"/x"}]}`),
-		Entry("where all is as configured", conf, "none"),
-		Entry("where prevResult says nothing", conf, `{"cniVersion":"0.2.0","ip4":{"ip":"10.0.0.1/24"}}`),
+		Entry("where prevResult has the interface's address", ``,
+			`{"interfaces":[{"name":"eth0","mac":"02:00:00:00:00:02","sandbox":"/x"}]}`),
+		Entry("where all is as configured", keys, "none"),
+		Entry("where prevResult says nothing", keys, `{"cniVersion":"0.2.0","ip4":{"ip":"10.0.0.1/24"}}`),
 	)
 
-	DescribeTable("is only forgotten", func(conf, prev string) {
-		w.ok(call{command: "DEL", conf: conf, prev: prev})
+	DescribeTable("is only forgotten", func(keys, prev string) {
+		w.ok("DEL", call{keys: keys, prev: prev})
 		Expect(state(w.cont, "eth0")).To(Equal(otherMAC + " mtu 1400 txqlen 1000"))
 		Expect(w.files()).To(BeEmpty())
 	},
-		Entry("where prevResult has another address", conf, `{"interfaces":[{"name":"eth0","mac":"02:00:00:00:00:03","sandbox":"/x"}]}`),
+		Entry("where prevResult has another address", keys,
+			`{"interfaces":[{"name":"eth0","mac":"02:00:00:00:00:03","sandbox":"/x"}]}`),
 		Entry("where something is not as configured", `"mac":"02:00:00:00:00:02","mtu":1300`, "none"),
 		Entry("where not all is configured", `"mtu":1400`, "none"),
 		Entry("where nothing is configured", ``, "none"),
@@ -206,13 +204,13 @@ var _ = Describe("a backup of other software", func() {
 	)
 
 	It("is forgotten with the namespace gone", func() {
-		w.ok(call{command: "DEL", netns: "none"})
+		w.ok("DEL", call{Call: Call{Netns: "none"}})
 		Expect(w.files()).To(BeEmpty())
 	})
 
 	It("counts as the first ADD", func() {
 		w.add(`"mac":"02:00:00:00:00:05","txQLen":7`)
-		Expect(w.backup("c1_eth0.json")).To(Equal("{\n \"mac\": \"02:00:00:00:00:01\",\n \"mtu\": 1500,\n \"txQLen\": 1000\n}"))
+		Expect(w.backup()).To(Equal("{\n \"mac\": \"02:00:00:00:00:01\",\n \"mtu\": 1500,\n \"txQLen\": 1000\n}"))
 		w.del("")
 		Expect(state(w.cont, "eth0")).To(Equal(untouched))
 	})
@@ -221,78 +219,101 @@ var _ = Describe("a backup of other software", func() {
 var _ = Describe("two attachments", func() {
 	var w *world
 	BeforeEach(func() { w = newWorld() })
-	somaxconn := func() string { return w.cont.Sysctl("net/core/somaxconn") }
 
-	DescribeTable("of one container are independent", func(first, second string, between string) {
+	DescribeTable("of one container are independent", func(first, second string) {
 		w.link(w.cont, "eth1")
-		conf := map[string]string{"eth0": `"mtu":1400,"sysctl":{"net.core.somaxconn":"77"}`, "eth1": `"mtu":1300,"sysctl":{"net.core.somaxconn":"78"}`}
-		w.ok(call{command: "ADD", ifName: "eth0", conf: conf["eth0"]})
-		w.ok(call{command: "ADD", ifName: "eth1", conf: conf["eth1"]})
-		w.ok(call{command: "DEL", ifName: first})
-		Expect(somaxconn()).To(Equal(between))
+		keys := map[string]string{"eth0": `"mtu":1400,"sysctl":{"net.core.somaxconn":"77"}`,
+			"eth1": `"mtu":1300,"sysctl":{"net.core.somaxconn":"78"}`}
+		for _, ifName := range []string{"eth0", "eth1"} {
+			w.ok("ADD", call{Call: Call{IfName: ifName}, keys: keys[ifName]})
+		}
+		w.ok("DEL", call{Call: Call{IfName: first}})
+		Expect(w.cont.Sysctl("net/core/somaxconn")).To(Equal("78"), "the other has changed it too")
 		Expect(state(w.cont, first)).To(Equal(untouched))
-		w.ok(call{command: "CHECK", ifName: second, conf: conf[second]})
-		w.ok(call{command: "DEL", ifName: second})
-		Expect(somaxconn()).To(Equal("4096"))
+		Expect(state(w.cont, second)).NotTo(Equal(untouched))
+		w.ok("DEL", call{Call: Call{IfName: second}})
+		Expect(w.cont.Sysctl("net/core/somaxconn")).To(Equal("4096"))
 		Expect(state(w.cont, second)).To(Equal(untouched))
 		Expect(w.files()).To(BeEmpty())
 	},
-		Entry("the last goes first", "eth1", "eth0", "77"),
-		Entry("the first goes first", "eth0", "eth1", "78"),
+		Entry("the last goes first", "eth1", "eth0"), Entry("the first goes first", "eth0", "eth1"),
 	)
 
-	DescribeTable("of two networks on one interface are independent", func(first, second, between string) {
-		conf := map[string]string{"net1": `"mtu":1400,"mac":"02:00:00:00:00:02","sysctl":{"net.core.somaxconn":"77"}`, "net2": `"mtu":1300,"txQLen":5,"sysctl":{"net.core.somaxconn":"78"}`}
-		w.ok(call{command: "ADD", network: "net1", conf: conf["net1"]})
-		w.ok(call{command: "ADD", network: "net2", conf: conf["net2"]})
-		Expect(w.backup("c1_eth0.json")).To(Equal("{\n \"mac\": \"02:00:00:00:00:01\",\n \"mtu\": 1500,\n \"txQLen\": 1000,\n \"sysctl\": {\n  \"net.core.somaxconn\": \"4096\"\n }\n}"))
-		w.ok(call{command: "DEL", network: first})
+	DescribeTable("of two networks on one interface share what was there before any", func(first, second, between string) {
+		keys := map[string]string{"net1": `"mtu":1400,"mac":"02:00:00:00:00:02"`, "net2": `"mtu":1300,"txQLen":5`}
+		w.ok("ADD", call{network: "net1", keys: keys["net1"]})
+		w.ok("ADD", call{network: "net2", keys: keys["net2"]})
+		Expect(w.backup()).To(Equal("{\n \"mac\": \"02:00:00:00:00:01\",\n \"mtu\": 1500,\n \"txQLen\": 1000\n}"))
+		w.ok("DEL", call{network: first})
 		Expect(state(w.cont, "eth0")).To(Equal(between))
-		w.ok(call{command: "CHECK", network: second, conf: conf[second]})
-		Expect(w.backup("c1_eth0.json")).To(ContainSubstring(`"mtu": 1500`))
-		w.ok(call{command: "DEL", network: second})
-		Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
+		Expect(w.backup()).To(ContainSubstring(`"mtu": 1500`))
+		w.ok("DEL", call{network: second})
+		Expect(state(w.cont, "eth0")).To(Equal(untouched))
 		Expect(w.files()).To(BeEmpty())
 	},
-		Entry("the last goes first", "net2", "net1", otherMAC+" mtu 1400 txqlen 1000"),
+		Entry("the last goes first", "net2", "net1", otherMAC+" mtu 1300 txqlen 1000"),
 		Entry("the first goes first", "net1", "net2", firstMAC+" mtu 1300 txqlen 5"),
 	)
 
-	DescribeTable("of two networks with containers of one name are independent", func(first, second string) {
-		one, two := w.cont, nstest.NewNetns()
-		w.link(two, "eth0")
-		netns := map[string]*nstest.Host{"net1": one, "net2": two}
-		w.ok(call{command: "ADD", network: "net1", netns: one.Path, conf: `"mtu":1400`})
-		w.ok(call{command: "ADD", network: "net2", netns: two.Path, conf: `"mtu":1300,"txQLen":3`})
-		Expect(w.backup("c1_eth0.json")).To(Equal("{\n \"mtu\": 1500\n}")) // the first's
-		w.ok(call{command: "DEL", network: first, netns: netns[first].Path})
-		Expect(state(netns[first], "eth0")).To(Equal(untouched))
-		Expect(state(netns[second], "eth0")).NotTo(Equal(untouched))
-		w.ok(call{command: "DEL", network: second, netns: netns[second].Path})
-		Expect(state(netns[second], "eth0")).To(Equal(untouched))
-		Expect(w.files()).To(BeEmpty())
-	},
-		Entry("in one order", "net1", "net2"),
-		Entry("in the other", "net2", "net1"),
-	)
-
-	It("whose backups have one name are independent", func() {
-		w.link(w.cont, "b_c")
-		w.link(w.cont, "c")
-		w.ok(call{command: "ADD", id: "a", ifName: "b_c", conf: `"mtu":1400`})
-		w.ok(call{command: "ADD", id: "a_b", ifName: "c", conf: `"mtu":1300`})
-		w.ok(call{command: "DEL", id: "a", ifName: "b_c"})
-		Expect(state(w.cont, "b_c")).To(Equal(untouched))
-		Expect(w.backup("a_b_c.json")).To(Equal("{\n \"mtu\": 1500\n}"))
-		w.ok(call{command: "DEL", id: "a_b", ifName: "c"})
-		Expect(state(w.cont, "c")).To(Equal(untouched))
+	It("at the same time do not fail because of each other, and all is restored", func() {
+		all := func(command string) {
+			GinkgoHelper()
+			var wg sync.WaitGroup
+			for n := range 12 {
+				wg.Go(func() {
+					defer GinkgoRecover()
+					w.ok(command, call{network: fmt.Sprintf("net%d", n), keys: fmt.Sprintf(
+						`"mtu":%d,"txQLen":%d,"sysctl":{"net.core.somaxconn":"%d"}`, 1300+n, n, 100+n)})
+				})
+			}
+			wg.Wait()
+		}
+		all("ADD")
+		Expect(w.backup()).To(Equal("{\n \"mtu\": 1500,\n \"txQLen\": 1000\n}"))
+		all("DEL")
+		Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
 		Expect(w.files()).To(BeEmpty())
 	})
+})
 
-	It("leave the other's backup when one has none", func() {
-		w.ok(call{command: "ADD", network: "net1", conf: `"mtu":1400`})
-		w.ok(call{command: "DEL", network: "net2", conf: `"mtu":1400`})
-		Expect(state(w.cont, "eth0")).To(ContainSubstring("mtu 1400"))
-		Expect(w.files()).To(HaveLen(2))
+var _ = Describe("GC", func() {
+	var w *world
+	BeforeEach(func() {
+		w = newWorld()
+		for _, id := range []string{"one", "two"} {
+			for _, network := range []string{"net1", "net2"} {
+				w.ok("ADD", call{Call: Call{ID: id}, network: network, keys: `"mtu":1400`})
+			}
+		}
+		put(w.dir+"/nine_eth0.json", "{}")
+		Expect(w.files()).To(HaveLen(5))
+	})
+	gc := func(network, valid string) {
+		GinkgoHelper()
+		Expect(w.ok("GC", call{network: network, keys: `"cni.dev/valid-attachments":` + valid,
+			prev: "none"}).Stdout).To(BeEmpty())
+	}
+
+	It("keeps what is valid", func() {
+		gc("net1", `[{"containerID":"one","ifname":"eth0"},{"containerID":"two","ifname":"eth0"}]`)
+		Expect(w.files()).To(HaveLen(5))
+	})
+
+	It("removes what is not, of this network alone, and leaves the kernel alone", func() {
+		before := w.cont.Snapshot()
+		gc("net1", `[{"containerID":"two","ifname":"eth0"},{"containerID":"one","ifname":"eth1"}]`)
+		Expect(w.files()).To(HaveLen(5))
+		Expect(w.backup()).To(ContainSubstring("1500")) // net2 has its share
+		gc("net2", "[]")
+		Expect(w.files()).To(ConsistOf(HavePrefix(".hawser/"), "two_eth0.json", "nine_eth0.json"))
+		gc("net1", "null")
+		Expect(w.files()).To(ConsistOf("nine_eth0.json"))
+		Expect(w.cont.Snapshot()).To(Equal(before))
+	})
+
+	It("has nothing to do where there is no directory", func() {
+		w.dir = filepath.Join(w.dir, "absent")
+		gc("net1", "null")
+		Expect(w.dir).NotTo(BeADirectory())
 	})
 })

@@ -15,7 +15,7 @@ func FuzzCall(f *testing.F) {
 	const prev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"veth1"},{"name":"eth0","mac":"02:00:00:00:00:01","mtu":1500,"sandbox":"` +
 		FuzzNetns + `"}],"ips":[{"address":"10.1.0.2/24","interface":1}],"dns":{}}`
 	Fuzz{
-		Plugin: tuning{allowList: allowList{Path: "/run/allowlist.conf"}}.plugin().Any(), Chained: true,
+		Plugin: plugin(allowList{Path: "/run/allowlist.conf"}).Any(), Chained: true,
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","type":"tuning","dataDir":"/run/tuning","sysctl":{"net.ipv4.conf.IFNAME.arp_notify":"1","net/core/somaxconn":"500"},` +
 				`"mac":"02:00:00:00:00:02","mtu":1400,"promisc":true,"allmulti":true,"txQLen":5,"cni.dev/valid-attachments":[],` + prev + `}`,
@@ -30,13 +30,13 @@ func FuzzCall(f *testing.F) {
 
 // FuzzFiles damages the originals.
 func FuzzFiles(f *testing.F) {
-	const original = `{"mac":"02:00:00:00:00:01","promisc":false,"mtu":1500,"allmulti":false,"txQLen":1000,"sysctl":{"net.core.somaxconn":"128"}}`
+	const original = `{"mac":"02:00:00:00:00:01","promisc":false,"mtu":1500,"allmulti":false,"txQLen":1000}`
 	Fuzz{
-		Plugin: tuning{allowList: allowList{Path: "/run/allowlist.conf"}}.plugin().Any(), Chained: true,
+		Plugin: plugin(allowList{Path: "/run/allowlist.conf"}).Any(), Chained: true,
 		Confs: []string{`{"cniVersion":"1.1.0","name":"net","dataDir":"/run/tuning","mtu":1400,"mac":"02:00:00:00:00:02","sysctl":{"net.core.somaxconn":"500"},` +
 			`"cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}],"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"` + FuzzNetns + `"}]}}`},
 	}.RunFiles(f, "/run/tuning", original, ``, `{"mac":"x","mtu":-1,"txQLen":-1,"sysctl":{"../kernel/panic":"1"}}`, `[]`,
-		`{"network":"net","containerID":"one","ifname":"eth0","place":{"boot":"","device":1,"inode":1,"link":-1},"since":-1,"before":`+original+`}`)
+		`{"containerID":"one","netns":{"device":1,"inode":1},"values":[{"key":"mtu","value":"-1","link":-1,"for":[{"network":"net","ifname":"eth0"}]}]}`)
 }
 
 // FuzzAllowList reads anything as the administrator's file.

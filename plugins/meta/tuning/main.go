@@ -12,7 +12,18 @@ package main
 
 import "github.com/hawser-cni/plugins/pkg/skel"
 
-func main() {
-	t := tuning{allowList: allowList{Path: "/etc/cni/tuning/allowlist.conf"}}
-	skel.Main(t.plugin())
+func main() { skel.Main(plugin(allowList{Path: "/etc/cni/tuning/allowlist.conf"})) }
+
+func plugin(allowed allowList) skel.Plugin[config] {
+	return skel.Plugin[config]{
+		Name:   "tuning",
+		About:  "changes the container's interface, and sysctls of its network namespace",
+		Config: wireConfig{},
+		Parse:  parseConfig,
+		Add:    allowed.add,
+		Del:    del,
+		Check:  check,
+		GC:     gc,
+		Status: allowed.status,
+	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -25,13 +26,16 @@ const chain = `{"cniVersion":"VERSION","interfaces":[
 	"ips":[{"address":"10.1.2.3/24","gateway":"10.1.2.1","interface":2V4}],
 	"routes":[{"dst":"0.0.0.0/0"}],"dns":{"nameservers":["10.1.0.1"]}}`
 
+// exec runs the built program.
+func (w *world) exec(command string, c call) Answer {
+	GinkgoHelper()
+	c.Command = command
+	return w.Exec(w.call(c))
+}
+
 var _ = Describe("the program", func() {
 	var w *world
-	var program string
-	BeforeEach(func() {
-		w = newWorld()
-		program = nstest.Build("tuning")
-	})
+	BeforeEach(func() { w = newWorld() })
 	prev := func(version string) string {
 		v4 := ""
 		if version < "1" {
@@ -41,10 +45,10 @@ var _ = Describe("the program", func() {
 	}
 
 	DescribeTable("prints the result in version", func(version string) {
-		out := w.process(program, call{command: "ADD", version: version, prev: prev(version), conf: `"mac":"02-AA-00-00-00-01","mtu":1400`})
-		Expect(out.exit).To(Equal(0), "%+v", out)
-		Expect(out.stderr).To(BeEmpty())
-		golden, have := filepath.Join("testdata", "add-"+version+".json"), strings.ReplaceAll(out.stdout, w.cont.Path, "NETNS")+"\n"
+		a := w.exec("ADD", call{version: version, prev: prev(version), keys: `"mac":"02-AA-00-00-00-01","mtu":1400`})
+		Expect(a.Code).To(BeZero(), "%+v", a)
+		Expect(a.Stderr).To(BeEmpty())
+		golden, have := filepath.Join("testdata", "add-"+version+".json"), strings.ReplaceAll(a.Stdout, w.cont.Path, "NETNS")+"\n"
 		if *update {
 			Expect(os.WriteFile(golden, []byte(have), 0o644)).To(Succeed())
 		}
@@ -57,19 +61,17 @@ var _ = Describe("the program", func() {
 	)
 
 	DescribeTable("serves version", func(version string) {
-		c := call{command: "ADD", version: version, conf: everything, prev: `{"ip4":{"ip":"10.1.2.3/24"}}`}
+		c := call{version: version, keys: everything, prev: `{"ip4":{"ip":"10.1.2.3/24"}}`}
 		if version >= "0.3" {
 			c.prev = prev(version)
 		}
 		before := w.values()
-		Expect(w.process(program, c).exit).To(Equal(0))
-		c.command = "CHECK"
+		Expect(w.exec("ADD", c).Code).To(BeZero())
 		if version >= "0.4" {
 			c.prev = strings.ReplaceAll(c.prev, firstMAC, otherMAC)
-			Expect(w.process(program, c)).To(Equal(outcome{}))
+			Expect(w.exec("CHECK", c)).To(Equal(Answer{}))
 		}
-		c.command = "DEL"
-		Expect(w.process(program, c)).To(Equal(outcome{}))
+		Expect(w.exec("DEL", c)).To(Equal(Answer{}))
 		Expect(w.values()).To(Equal(before))
 		Expect(w.files()).To(BeEmpty())
 	},
@@ -79,29 +81,28 @@ var _ = Describe("the program", func() {
 
 	It("writes nothing that is right already where nothing can be written", func() {
 		w.cont.SetSysctl("net/core/somaxconn", "77")
-		w.host.Cmd("mount", "--bind", "/proc/sys", "/proc/sys")
-		w.host.Cmd("mount", "-o", "remount,bind,ro", "/proc/sys")
-		Expect(w.process(program, call{command: "ADD", conf: `"sysctl":{"net.core.somaxconn":"77"}`}).exit).To(Equal(0))
-		out := w.process(program, call{command: "ADD", conf: `"mtu":1400,"sysctl":{"net.core.somaxconn":"78"}`})
-		Expect(out.code).To(Equal(int(cni.CodeIO)))
-		Expect(out.msg).To(Equal(`sysctl["net.core.somaxconn"]: sysctl net.core.somaxconn: write "78": read-only file system`))
+		w.Cmd("mount", "--bind", "/proc/sys", "/proc/sys")
+		w.Cmd("mount", "-o", "remount,bind,ro", "/proc/sys")
+		Expect(w.exec("ADD", call{keys: `"sysctl":{"net.core.somaxconn":"77"}`}).Code).To(BeZero())
+		Expect(w.exec("ADD", call{keys: `"mtu":1400,"sysctl":{"net.core.somaxconn":"78"}`}).Failed(cni.CodeIO)).
+			To(HavePrefix(`sysctl["net.core.somaxconn"]: sysctl net.core.somaxconn: write "78": read-only file system`))
 		Expect(state(w.cont, "eth0")).To(Equal(untouched))
 	})
 
 	It("reads the administrator's allow-list", func() {
-		w.host.Cmd("mount", "-t", "tmpfs", "tmpfs", "/etc")
-		Expect(w.process(program, call{command: "ADD", conf: everything}).exit).To(Equal(0))
-		w.host.Cmd("mkdir", "-p", "/etc/cni/tuning")
-		w.host.Cmd("sh", "-c", "echo '^net.core.somaxconn$' >/etc/cni/tuning/allowlist.conf")
-		Expect(w.process(program, call{command: "ADD", conf: `"sysctl":{"net.core.somaxconn":"78"}`}).exit).To(Equal(0))
-		out := w.process(program, call{command: "ADD", conf: everything})
-		Expect(out.code).To(Equal(int(cni.CodeConfig)))
-		Expect(out.msg).To(ContainSubstring("not allowed by /etc/cni/tuning/allowlist.conf"))
+		w.Cmd("mount", "-t", "tmpfs", "tmpfs", "/etc")
+		Expect(w.exec("ADD", call{keys: everything}).Code).To(BeZero())
+		w.Cmd("mkdir", "-p", "/etc/cni/tuning")
+		w.Cmd("sh", "-c", "echo '^net.core.somaxconn$' >/etc/cni/tuning/allowlist.conf")
+		Expect(w.exec("ADD", call{keys: `"sysctl":{"net.core.somaxconn":"78"}`}).Code).To(BeZero())
+		Expect(w.exec("ADD", call{keys: everything}).Failed(cni.CodeConfig)).
+			To(ContainSubstring("not allowed by /etc/cni/tuning/allowlist.conf"))
 	})
 
 	It("names the container's namespace that is gone", func() {
-		Expect(w.process(program, call{command: "ADD", netns: "/nowhere", prev: "none", conf: `"mtu":1400`}).code).To(Equal(int(cni.CodeUnknownContainer)))
-		Expect(w.process(program, call{command: "ADD", netns: "/nowhere", conf: `"mtu":1400`}).code).To(Equal(int(cni.CodeEnvironment)))
+		gone := Call{Netns: "/nowhere"}
+		w.exec("ADD", call{Call: gone, prev: "none", keys: `"mtu":1400`}).Failed(cni.CodeUnknownContainer)
+		w.exec("ADD", call{Call: gone, keys: `"mtu":1400`}).Failed(cni.CodeEnvironment)
 	})
 })
 
@@ -113,37 +114,40 @@ var _ = Describe("beside the reference plugin", func() {
 
 func besideReference(ref nstest.Reference) {
 	// What Debian's version has; sysctls are never restored by it.
-	const conf = `"mac":"02:00:00:00:00:02","promisc":true,"mtu":1400,"allmulti":true,"sysctl":{"net.core.somaxconn":"77"}`
+	const keys = `"mac":"02:00:00:00:00:02","promisc":true,"mtu":1400,"allmulti":true,"sysctl":{"net.core.somaxconn":"77"}`
+	type program = func(command string, c call) Answer
 	var w *world
-	var ours, reference string
+	var ours, reference program
 	BeforeEach(func() {
-		reference = ref.Program("tuning")
 		w = newWorld()
-		ours = nstest.Build("tuning")
+		ours = w.exec
+		reference = func(command string, c call) Answer {
+			c.Command = command
+			return w.Reference(ref, w.call(c))
+		}
 	})
-	add := func(program string) string {
+	add := func(by program) string {
 		GinkgoHelper()
-		out := w.process(program, call{command: "ADD", version: "1.0.0", conf: conf})
-		Expect(out.exit).To(Equal(0), "%+v", out)
+		a := by("ADD", call{version: "1.0.0", keys: keys})
+		Expect(a.Code).To(BeZero(), "%+v", a)
 		Expect(state(w.cont, "eth0")).To(HavePrefix(otherMAC + " mtu 1400 "))
-		return w.backup("c1_eth0.json")
+		return w.backup()
 	}
-	del := func(program, prev string) {
+	del := func(by program, prev string) {
 		GinkgoHelper()
-		out := w.process(program, call{command: "DEL", version: "1.0.0", conf: conf, prev: prev})
-		Expect(out.exit).To(Equal(0), "%+v", out)
-		Expect(out.stderr).To(BeEmpty())
+		a := by("DEL", call{version: "1.0.0", keys: keys, prev: prev})
+		Expect(a.Code).To(BeZero(), "%+v", a)
+		Expect(a.Stderr).To(BeEmpty())
 	}
-	tuned := func() string { return prevResult(w.complete(call{version: "1.0.0"}), strings.ToUpper(otherMAC)) }
+	tuned := func() string {
+		return `{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","mac":"` + strings.ToUpper(otherMAC) + `","sandbox":"` + w.cont.Path + `"}]}`
+	}
 
 	It("writes the same backup", func() {
 		theirs := add(reference)
 		del(reference, "none")
 		Expect(w.files()).To(BeEmpty())
-		w.cont.SetSysctl("net/core/somaxconn", "77") // as it is left
-		out := w.process(ours, call{command: "ADD", version: "1.0.0", conf: replace(conf, `,"sysctl":{"net.core.somaxconn":"77"}`, "")})
-		Expect(out.exit).To(Equal(0))
-		Expect(w.backup("c1_eth0.json")).To(Equal(theirs))
+		Expect(add(ours)).To(Equal(theirs))
 	})
 
 	DescribeTable("restores what the reference changed", func(withPrev bool) {
@@ -163,9 +167,9 @@ func besideReference(ref nstest.Reference) {
 	It("restores what the reference changed after it had removed ours with another interface", func() {
 		add(ours)
 		del(reference, "none")
-		w.cont.Cmd("ip", "link", "del", "eth0")
+		IP(w.cont, "link del eth0")
 		w.link(w.cont, "eth0")
-		w.cont.Cmd("ip", "link", "set", "eth0", "mtu", "1450")
+		IP(w.cont, "link set eth0 mtu 1450")
 		add(reference)
 		del(ours, tuned())
 		Expect(state(w.cont, "eth0")).To(Equal(firstMAC + " mtu 1450 txqlen 1000"))
@@ -174,7 +178,7 @@ func besideReference(ref nstest.Reference) {
 
 	It("checks what the reference changed", func() {
 		add(reference)
-		Expect(w.process(ours, call{command: "CHECK", version: "1.0.0", conf: conf, prev: tuned()})).To(Equal(outcome{}))
+		Expect(ours("CHECK", call{version: "1.0.0", keys: keys, prev: tuned()})).To(Equal(Answer{}))
 	})
 
 	It("leaves what the reference restores", func() {
@@ -192,7 +196,7 @@ func besideReference(ref nstest.Reference) {
 		first := add(reference)
 		w.cont.SetSysctl("net/core/somaxconn", "4096")
 		second := add(ours)
-		Expect(second).To(HavePrefix(strings.TrimSuffix(first, "\n}")))
+		Expect(second).To(Equal(first))
 		del(ours, tuned())
 		Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
 	})

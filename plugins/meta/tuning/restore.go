@@ -1,10 +1,10 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"slices"
 	"strings"
 
@@ -16,150 +16,90 @@ import (
 
 // restorer is one DEL under way.
 type restorer struct {
-	*skel.Request
-	store *store
-	conn  *rtnl.Conn // nil when the namespace is gone
-	link  rtnl.Link  // the zero Link when it is gone
-	now   place
+	*store
+	conn *rtnl.Conn
+	link rtnl.Link // the zero Link when it is gone
 }
 
-// run does the work of DEL, on a thread in the container's namespace when
-// there still is one.
-func (r *restorer) run() error {
-	if r.NS == nil {
-		return r.restore()
-	}
-	inside := false
-	err := r.NS.Do(func() error {
-		inside = true
-		err := r.look()
-		if cni.Transient(err) {
-			return err
-		}
-		if err != nil {
-			r.Warn("%v; nothing is restored", err)
-		}
-		return r.restore()
-	})
-	if inside || cni.Transient(err) {
-		return err
-	}
-	r.Warn("%v; nothing is restored", err)
-	return r.restore()
-}
-
-// look sees to which namespace CNI_NETNS leads by now.
-func (r *restorer) look() error {
-	conn, err := rtnl.Dial(nil)
+// del restores what can be restored and forgets it. It fails only where files
+// cannot be removed: a value that the kernel does not take back would not be
+// taken the next time either.
+func del(ctx context.Context, req *skel.Request) error {
+	dir, err := dataDir(req)
 	if err != nil {
 		return err
 	}
-	r.OnDone(func() { _ = conn.Close() })
-	link, err := conn.Link(r.IfName)
-	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+	s, err := openStore(ctx, req, dir, false)
+	if s == nil || err != nil || len(backupName(req.ContainerID, req.IfName)) > nameMax { // ADD refuses such a name
 		return err
 	}
-	if r.now, err = findPlace(r.NS, link); err != nil {
+	rec, _, err := s.records.Get(recordName(req.ContainerID))
+	if err != nil {
 		return err
 	}
-	r.conn, r.link = conn, link
-	return nil
+	_, before, err := s.backup()
+	if err == nil && req.NS != nil {
+		r := &restorer{store: s}
+		err = req.NS.Do(func() error { return r.restore(rec, before) })
+	}
+	if cni.Transient(err) {
+		return err // the repetition needs the record
+	}
+	if err != nil {
+		req.Warn("%v; nothing is restored", err)
+	}
+	rec.ContainerID = req.ContainerID
+	rec.Values, _ = rec.without(rec.owner(req.Attachment))
+	return s.put(rec, req.IfName)
 }
 
-// restore puts back what the attachment's records say and removes them.
-func (r *restorer) restore() error {
-	names, err := r.store.names(r.Hash(), "", "")
+// restore puts back what the attachment alone has changed, on a thread in the
+// namespace to which CNI_NETNS leads by now.
+func (r *restorer) restore(rec record, before []pair) error {
+	_, last := rec.without(rec.owner(r.Attachment))
+	if len(last) == 0 && before == nil {
+		return nil
+	}
+	here, err := r.NS.IdentityInside()
 	if err != nil {
 		return err
 	}
-	own, err := r.store.read(names)
-	if err != nil {
-		return err
-	}
-	if len(own) == 0 {
-		if err := r.restoreForeign(names); err != nil {
+	if before != nil || here.Cookie == 0 || slices.ContainsFunc(last, func(v value) bool { return v.Link != 0 }) {
+		if err := r.lookAtLink(); err != nil {
 			return err
 		}
 	}
-	since, err := r.overwritten(own)
-	if err != nil {
-		return err
+	// A backup file is the reference plugin's unless the record speaks of the interface.
+	if len(rec.attrsOf(r.IfName, r.link.Index)) > 0 || !r.isOurs(before) {
+		before = nil
 	}
-	var errs []error
-	for _, rec := range own {
-		before, err := r.store.handOver(rec)
-		errs = append(errs, err)
-		if r.conn != nil && rec.Place.isNow(r.now) {
-			if rec.Place.Link != r.now.Link { // another interface has the name now
-				before = before.withoutLink(r.IfName)
+	if rec.isAbout(here, r.IfName, r.link) {
+		for _, v := range last {
+			if v.Link == 0 || v.Link == r.link.Index { // else of an interface that is gone
+				before = append(before, v.pair)
 			}
-			errs = append(errs, r.apply(before))
 		}
 	}
-	errs = append(errs, r.apply(since))
-	if cni.Transient(errors.Join(errs...)) {
-		return errors.Join(errs...) // the repetition needs the records
-	}
-	for _, name := range names {
-		errs = append(errs, r.store.remove(name, backupName(r.Attachment)))
-	}
-	return errors.Join(errs...)
+	return r.apply(before)
 }
 
-// overwritten is what the backup file says where the reference plugin served DEL and another
-// ADD after our records: it knows only the file. Nothing when one of them is about the
-// interface that is there now.
-func (r *restorer) overwritten(own []record) (since originals, err error) {
-	current := func(rec record) bool { return rec.Place.isNow(r.now) && rec.Place.Link == r.now.Link }
-	if len(own) == 0 || r.conn == nil || slices.ContainsFunc(own, current) {
-		return since, nil
-	}
-	name := backupName(r.Attachment)
-	all, err := r.store.find("", backupHash(name), "")
-	if err != nil {
-		return since, err
-	}
-	before, ok, err := r.store.backup(name)
-	switch {
-	case cni.Transient(err):
-		return since, err
-	case err != nil:
-		r.Warn("%v; nothing is restored", err)
-	case ok && !before.equal(combine(all)) && r.isOurs(before):
-		return before, nil
-	}
-	return since, nil
-}
-
-// restoreForeign restores from a backup file without a record, which the
-// reference plugin wrote, and removes it. broken are records of ours that
-// cannot be read.
-func (r *restorer) restoreForeign(broken []string) error {
-	name := backupName(r.Attachment)
-	others, err := r.store.names("", backupHash(name), "")
-	if err != nil || len(others) > len(broken) { // another network's
+func (r *restorer) lookAtLink() (err error) {
+	if r.conn, err = rtnl.Dial(nil); err != nil {
 		return err
 	}
-	before, ok, err := r.store.backup(name)
-	switch {
-	case cni.Transient(err):
-		return err
-	case err != nil:
-		r.Warn("%v; nothing is restored", err)
-	case ok && r.conn != nil && r.isOurs(before):
-		if err := r.apply(before); err != nil {
-			return err
-		}
+	r.OnDone(func() { _ = r.conn.Close() })
+	if r.link, err = r.conn.Link(r.IfName); errors.Is(err, rtnl.ErrNoLink) {
+		return nil
 	}
-	return r.store.backups.Remove(name)
+	return err
 }
 
 // isOurs decides whether the namespace is still the one that a backup file
 // without a record is about: its interface has the MAC address of prevResult
 // or, where prevResult says none, every value of the file is now what the
 // configuration makes of it.
-func (r *restorer) isOurs(before originals) bool {
-	if r.link.Index == 0 {
+func (r *restorer) isOurs(before []pair) bool {
+	if len(before) == 0 || r.link.Index == 0 {
 		return false
 	}
 	if r.PrevResult != nil {
@@ -170,68 +110,45 @@ func (r *restorer) isOurs(before originals) bool {
 		}
 	}
 	cfg, err := parseConfig(r.Request)
-	if err != nil || len(cfg.Link.steps(r.link)) > 0 {
+	if err != nil || len(cfg.Attrs) == 0 || len(differing(cfg.Attrs, r.link)) > 0 {
 		return false
 	}
-	configured := cfg.Link.of(r.link)
-	before.handLink(&configured)
-	return !cfg.Link.empty() && before.linkEmpty()
+	return !slices.ContainsFunc(before, func(p pair) bool {
+		return !slices.ContainsFunc(cfg.Attrs, func(want pair) bool { return want.Key == p.Key })
+	})
 }
 
-// apply restores values, sysctls last and in reverse, as ADD wrote them first.
-// What cannot be restored is reported, and DEL goes on; an error says that its
-// repetition may have more success.
-func (r *restorer) apply(before originals) error {
+// apply restores values, the last that was changed first. What cannot be
+// restored is reported, and DEL goes on; an error says that its repetition may
+// have more success.
+func (r *restorer) apply(before []pair) error {
 	var errs []error
-	failed := func(err error) {
-		if cni.Transient(err) {
-			errs = append(errs, err)
-		} else {
-			r.Warn("%v", err)
-		}
-	}
-	for _, s := range before.steps(r.link, r.Warn) {
-		err := r.conn.SetLink(r.link.Index, s.set)
-		if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
-			failed(fmt.Errorf("restore %s %s: %w", s.key, s.value, err))
-		}
-	}
-	for _, p := range slices.Backward(before.Sysctls) {
-		key, err := sysctl.Parse(p.Key)
-		if err == nil {
-			err = key.Write(p.Value)
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			failed(fmt.Errorf("restore: %w", err))
+	for _, p := range slices.Backward(before) {
+		err := r.set(p)
+		switch {
+		case err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, rtnl.ErrNoLink):
+		case cni.Transient(err):
+			errs = append(errs, fmt.Errorf("restore %w", err))
+		default:
+			r.Warn("restore %v", err)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// steps lists what must change of link, in the order of the reference plugin.
-func (o originals) steps(link rtnl.Link, warn func(string, ...any)) []step {
-	if link.Index == 0 {
+func (r *restorer) set(p pair) error {
+	if _, isAttr := attrNamed(p.Key); !isAttr {
+		key, err := sysctl.Parse(p.Key)
+		if err != nil {
+			return err
+		}
+		return key.Write(p.Value)
+	}
+	if len(differing([]pair{p}, r.link)) == 0 {
 		return nil
 	}
-	var all []step
-	if o.MTU != 0 && o.MTU != link.MTU {
-		all = append(all, step{key: "mtu", value: fmt.Sprint(o.MTU), set: rtnl.Change{MTU: o.MTU}})
+	if err := setAttr(r.conn, r.link.Index, p); err != nil {
+		return fmt.Errorf("%s %s: %w", p.Key, p.Value, err)
 	}
-	if o.MAC != "" && !strings.EqualFold(o.MAC, link.MAC.String()) {
-		if mac, err := net.ParseMAC(o.MAC); err == nil {
-			all = append(all, step{key: "mac", value: o.MAC, set: rtnl.Change{MAC: mac}})
-		} else {
-			warn("restore mac %q: %v", o.MAC, err)
-		}
-	}
-	if o.Promisc != nil && *o.Promisc != link.Promisc {
-		all = append(all, step{key: "promisc", value: fmt.Sprint(*o.Promisc), set: rtnl.Change{Promisc: o.Promisc}})
-	}
-	if o.AllMulti != nil && *o.AllMulti != link.AllMulti {
-		all = append(all, step{key: "allmulti", value: fmt.Sprint(*o.AllMulti), set: rtnl.Change{AllMulti: o.AllMulti}})
-	}
-	if o.TxQLen != nil && *o.TxQLen != link.TxQLen {
-		all = append(all, step{key: "txQLen", value: fmt.Sprint(*o.TxQLen), set: rtnl.Change{TxQLen: o.TxQLen}})
-	}
-	return all
+	return nil
 }

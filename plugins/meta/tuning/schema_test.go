@@ -7,5 +7,5 @@ import (
 )
 
 var _ = It("has its schema in docs/schema", func() {
-	plugintest.ExpectPluginSchema(tuning{}.plugin())
+	plugintest.ExpectPluginSchema(plugin(allowList{}))
 })

@@ -2,216 +2,255 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-const (
-	// recordDir is where the records are, inside dataDir; the reference plugin
-	// only looks for its own files.
-	recordDir = ".hawser"
-	lockName  = "lock"
-	dirMode   = 0o700
-	fileMode  = 0o600
-	// lockWait is how long a call waits for its turn.
-	lockWait = 30 * time.Second
-)
+// lockWait is how long a call waits for its turn.
+const lockWait = 30 * time.Second
 
-// store is dataDir: the backup files that the reference plugin knows, and the
-// records beside them. A backup file is made from the records of its name, and
-// one without any record was made by other software.
+// store is dataDir: the backup files that the reference plugin knows, and beside
+// them a record for each container. A backup file is made from the record; one
+// without any was made by the reference plugin.
 type store struct {
-	warn    func(format string, args ...any)
+	*skel.Request
 	backups *statefile.Dir
-	records *statefile.Dir // nil where there are none
-	held    *statefile.Held
+	records *statefile.Store[record]
 }
 
-// openStore opens and locks dataDir, and makes it.
-func openStore(ctx context.Context, dataDir string, warn func(string, ...any)) (*store, error) {
-	backups, err := statefile.Open(dataDir, dirMode)
-	if err != nil {
-		return nil, fmt.Errorf("dataDir: %w", err)
-	}
-	s := &store{warn: warn, backups: backups}
-	if s.records, err = backups.OpenDir(recordDir, dirMode); err != nil {
-		return nil, errors.Join(fmt.Errorf("dataDir: %w", err), s.close())
-	}
-	return s, s.lock(ctx)
+// record is what was there before attachments of a container changed it.
+type record struct {
+	ContainerID string            `json:"containerID"`
+	Netns       ns.Identity       `json:"netns"`
+	MACs        map[string]string `json:"macs"` // of the interfaces, as ADD left them
+	Values      []value           `json:"values"`
 }
 
-// openExistingStore is openStore for DEL and GC, which make nothing: where
-// there is no directory the store is nil.
-func openExistingStore(ctx context.Context, dataDir string, warn func(string, ...any)) (*store, error) {
-	backups, err := statefile.OpenExisting(dataDir)
-	if statefile.IsAbsent(err) {
+// value is what an attribute or a sysctl had before the first ADD that changed
+// it. It is put back with the last attachment that has changed it.
+type value struct {
+	pair
+	Link int     `json:"link,omitempty"` // index of the interface that it belongs to; 0 = the namespace
+	For  []owner `json:"for"`
+}
+
+// owner is an attachment of the record's container.
+type owner struct {
+	Network string `json:"network"`
+	IfName  string `json:"ifname"`
+}
+
+func (o owner) attachment(containerID string) cni.Attachment {
+	return cni.Attachment{Network: o.Network, ContainerID: containerID, IfName: o.IfName}
+}
+
+// nameMax is the longest name of a file, in bytes.
+const nameMax = 255
+
+// backupName is the reference plugin's name for the backup file.
+func backupName(containerID, ifName string) string { return containerID + "_" + ifName + ".json" }
+
+func recordName(containerID string) string { return cni.Attachment{ContainerID: containerID}.Hash() }
+
+// openStore opens and locks dataDir until the call's answer is out. ADD creates
+// it; for DEL and GC, where there is none the store is nil.
+func openStore(ctx context.Context, req *skel.Request, dataDir string, create bool) (*store, error) {
+	openDir, openRecords := statefile.OpenExisting, statefile.OpenExistingStore[record]
+	if create {
+		openDir = func(path string) (*statefile.Dir, error) { return statefile.Open(path, 0o700) }
+		openRecords = statefile.OpenStore[record]
+	}
+	backups, err := openDir(dataDir)
+	if !create && statefile.IsAbsent(err) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("dataDir: %w", err)
 	}
-	s := &store{warn: warn, backups: backups}
-	s.records, err = backups.OpenExistingDir(recordDir)
-	if errors.Is(err, fs.ErrNotExist) { // nothing of ours, so nobody to lock out
-		return s, nil
-	}
+	req.OnDone(func() { _ = backups.Close() })
+	records, err := openRecords(ctx, filepath.Join(dataDir, ".hawser"), lockWait)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("dataDir: %w", err), s.close())
+		return nil, fmt.Errorf("dataDir: %w", err)
 	}
-	return s, s.lock(ctx)
+	req.OnDone(func() { _ = records.Close() })
+	return &store{req, backups, records}, nil
 }
 
-// lock locks the store or closes it.
-func (s *store) lock(ctx context.Context) error {
-	var err error
-	s.held, err = s.records.Lock(ctx, lockName, fileMode, lockWait)
-	if errors.Is(err, statefile.ErrBusy) {
-		err = cni.Errorf(cni.CodeTryAgain, "dataDir: %w", err)
-	}
-	if err != nil {
-		return errors.Join(err, s.close())
-	}
-	return nil
-}
-
-func (s *store) close() error {
-	var errs []error
-	if s.held != nil {
-		errs = append(errs, s.held.Unlock())
-	}
-	if s.records != nil {
-		errs = append(errs, s.records.Close())
-	}
-	return errors.Join(append(errs, s.backups.Close())...)
-}
-
-// names lists the records with these parts in their names; empty ones match
-// any.
-func (s *store) names(owner, backup, namespace string) ([]string, error) {
-	if s.records == nil {
-		return nil, nil
-	}
-	all, err := s.records.Names()
-	return slices.DeleteFunc(all, func(name string) bool { return !isRecord(name, owner, backup, namespace) }), err
-}
-
-// read reads records, the oldest first. One that cannot be read is reported,
-// and says nothing.
-func (s *store) read(names []string) ([]record, error) {
-	var all []record
-	for _, name := range names {
-		data, err := s.records.Read(name)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		r, err := decodeRecord(name, data)
-		if err != nil {
-			s.warn("record %s: %v", name, err)
-			continue
-		}
-		all = append(all, r)
-	}
-	sortRecords(all)
-	return all, nil
-}
-
-// find returns the records with these parts in their names.
-func (s *store) find(owner, backup, namespace string) ([]record, error) {
-	names, err := s.names(owner, backup, namespace)
-	if err != nil {
-		return nil, err
-	}
-	return s.read(names)
-}
-
-// put writes a record and the backup file that it is part of; alone says that
-// no other record is. The record goes first: a backup file alone would be taken
-// for other software's.
-func (s *store) put(r record, alone bool) error {
-	data, err := json.Marshal(r)
-	if err != nil {
+// put writes a record, and the backup file of one interface from it; without
+// values they go. The file goes first: a record alone is found again.
+func (s *store) put(r record, ifName string) error {
+	if err := s.putBackup(r, ifName); err != nil {
 		return err
 	}
-	if err := s.records.Replace(r.name(), data, fileMode); err != nil {
-		return err
+	if len(r.Values) == 0 {
+		return s.records.Drop(recordName(r.ContainerID))
 	}
-	if !alone {
-		return s.refresh(r.backup(), "")
-	}
-	return s.write(r.backup(), []record{r})
+	return s.records.Put(recordName(r.ContainerID), r)
 }
 
-// remove removes a record, by its name, and the backup file with the last that
-// it was made from. The file goes first: a record alone is found again.
-func (s *store) remove(name, backup string) error {
-	if err := s.refresh(backup, name); err != nil {
-		return err
+func (s *store) putBackup(r record, ifName string) error {
+	before := r.attrsOf(ifName, 0)
+	if len(before) == 0 {
+		return s.backups.Discard(backupName(r.ContainerID, ifName))
 	}
-	return s.records.Discard(name)
+	return s.backups.Replace(backupName(r.ContainerID, ifName), encodeBackup(before), 0o600)
 }
 
-// refresh makes a backup file anew from its records, or removes it when there
-// is none. One record is left out.
-func (s *store) refresh(backup, without string) error {
-	names, err := s.names("", backupHash(backup), "")
-	if err != nil {
-		return err
-	}
-	all, err := s.read(slices.DeleteFunc(names, func(n string) bool { return n == without }))
-	if err != nil {
-		return err
-	}
-	if len(all) == 0 {
-		return s.backups.Discard(backup)
-	}
-	return s.write(backup, all)
-}
-
-func (s *store) write(backup string, all []record) error {
-	data, err := combine(all).encode()
-	if err != nil {
-		return err
-	}
-	return s.backups.Replace(backup, data, fileMode)
-}
-
-// combine takes of each value the oldest. The file serves one interface: that
-// of the oldest record.
-func combine(all []record) originals {
-	var o originals
-	for _, r := range all {
-		if r.Place.sameNetns(all[0].Place) && r.Place.Link == all[0].Place.Link {
-			o.fill(r.Before)
-		}
-	}
-	return o
-}
-
-// backup reads a backup file; ok is false when there is none, or one that
+// backup reads the call's backup file: nothing when there is none, or one that
 // says nothing.
-func (s *store) backup(name string) (o originals, ok bool, err error) {
-	data, err := s.backups.Read(name)
+func (s *store) backup() (text []byte, before []pair, err error) {
+	name := backupName(s.ContainerID, s.IfName)
+	text, err = s.backups.Read(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return o, false, nil
+		return nil, nil, nil
 	case err != nil && !errors.Is(err, statefile.ErrIrregular):
-		return o, false, err
+		return nil, nil, err
 	case err == nil:
-		o, err = decodeOriginals(data)
+		before, err = decodeBackup(text)
 	}
 	if err != nil {
-		s.warn("backup %s/%s: %v", s.backups.Path(), name, err)
-		return originals{}, false, nil
+		s.Warn("backup %s/%s: %v", s.backups.Path(), name, err)
 	}
-	return o, true, nil
+	return text, before, nil
+}
+
+// keep writes down what there was, so that DEL finds it whatever becomes of us.
+// What an earlier ADD found stays: only that was there before any of them.
+func (c *change) keep(ctx context.Context) error {
+	if len(c.found) == 0 {
+		return nil
+	}
+	s, err := openStore(ctx, c.Request, c.cfg.DataDir, true)
+	if err != nil {
+		return err
+	}
+	if err := c.look(); err != nil { // again, now that nobody changes it
+		return err
+	}
+	old, _, err := s.records.Get(recordName(c.ContainerID))
+	if err != nil {
+		return err
+	}
+	text, before, err := s.backup()
+	if err != nil {
+		return err
+	}
+	r := record{ContainerID: c.ContainerID, Netns: c.here, MACs: map[string]string{}}
+	if old.Netns.Is(c.here) { // else of a former life of the container
+		r.MACs = maps.Clone(old.MACs)
+		r.Values = slices.DeleteFunc(slices.Clone(old.Values), func(v value) bool {
+			return v.Link != c.link.Index && v.isOf(c.IfName) // of an interface that is gone
+		})
+	}
+	own := owner{c.Network, c.IfName}
+	if len(old.attrsOf(c.IfName, 0)) == 0 { // the reference plugin's counts as the first ADD
+		for _, p := range before {
+			r.add(value{pair: p, Link: c.link.Index}, own)
+		}
+	}
+	for _, v := range c.found {
+		r.add(v, own)
+	}
+	r.MACs[c.IfName] = c.link.MAC.String()
+	if i := slices.IndexFunc(c.cfg.Attrs, func(p pair) bool { return p.Key == "mac" }); i >= 0 {
+		r.MACs[c.IfName] = c.cfg.Attrs[i].Value
+	}
+	c.OnFail("restore the backup file", func(context.Context) error { return s.putBack(old, text) })
+	// The record goes first: a backup file alone would be taken for the reference plugin's.
+	if err := s.records.Put(recordName(c.ContainerID), r); err != nil {
+		return err
+	}
+	return s.putBackup(r, c.IfName)
+}
+
+// putBack undoes keep.
+func (s *store) putBack(old record, backup []byte) error {
+	old.ContainerID = s.ContainerID
+	err := s.put(old, s.IfName)
+	if backup != nil {
+		err = errors.Join(err, s.backups.Replace(backupName(s.ContainerID, s.IfName), backup, 0o600))
+	}
+	return err
+}
+
+// isAbout reports whether the record is about the namespace, where the link is.
+// A cookie is given to one namespace only; an inode is used again, so there the
+// interface's MAC address must be as ADD left it.
+func (r record) isAbout(here ns.Identity, ifName string, link rtnl.Link) bool {
+	return r.Netns.Is(here) && (here.Cookie != 0 || r.MACs[ifName] == link.MAC.String())
+}
+
+// owner is whose values DEL puts back: the attachment's or, where the network
+// was renamed since ADD, those of the only one that the interface has.
+func (r record) owner(a cni.Attachment) owner {
+	all := slices.DeleteFunc(r.owners(), func(o owner) bool { return o.IfName != a.IfName })
+	if len(all) == 1 {
+		return all[0]
+	}
+	return owner{a.Network, a.IfName}
+}
+
+func (r *record) add(v value, own owner) {
+	i := slices.IndexFunc(r.Values, func(old value) bool { return old.Key == v.Key && old.Link == v.Link })
+	switch {
+	case i < 0:
+		v.For = []owner{own}
+		r.Values = append(r.Values, v)
+	case !slices.Contains(r.Values[i].For, own):
+		r.Values[i].For = append(slices.Clip(r.Values[i].For), own)
+	}
+}
+
+// without splits the values into those that other attachments have changed too
+// and those that the owner alone has.
+func (r record) without(own owner) (rest, last []value) {
+	for _, v := range r.Values {
+		others := slices.DeleteFunc(slices.Clone(v.For), func(o owner) bool { return o == own })
+		if len(others) == 0 {
+			last = append(last, v)
+			continue
+		}
+		v.For = others
+		rest = append(rest, v)
+	}
+	return rest, last
+}
+
+func (r record) owners() (all []owner) {
+	for _, v := range r.Values {
+		for _, o := range v.For {
+			if !slices.Contains(all, o) {
+				all = append(all, o)
+			}
+		}
+	}
+	return all
+}
+
+// attrsOf are the attributes that an interface had before; index 0 = whichever
+// has the name.
+func (r record) attrsOf(ifName string, index int) (before []pair) {
+	for _, v := range r.Values {
+		if _, ok := attrNamed(v.Key); ok && v.isOf(ifName) && (index == 0 || index == v.Link) {
+			before = append(before, v.pair)
+		}
+	}
+	return before
+}
+
+// isOf reports whether the value is one of an interface.
+func (v value) isOf(ifName string) bool {
+	return v.Link != 0 && slices.ContainsFunc(v.For, func(o owner) bool { return o.IfName == ifName })
 }

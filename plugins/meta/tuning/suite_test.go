@@ -1,12 +1,9 @@
 package main
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
+	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,7 +14,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
-	"github.com/hawser-cni/plugins/pkg/skel"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -30,20 +27,26 @@ func TestTuning(t *testing.T) {
 const (
 	firstMAC = "02:00:00:00:00:01"
 	otherMAC = "02:00:00:00:00:02"
+	// everything changes what can be changed.
+	everything = `"sysctl":{"net.ipv4.conf.IFNAME.arp_filter":"1","net.core.somaxconn":"77",` +
+		`"net.ipv4.ip_local_port_range":"40000 50000"},` +
+		`"mac":"02:00:00:00:00:02","promisc":true,"mtu":1400,"allmulti":true,"txQLen":55`
+	untouched = firstMAC + " mtu 1500 txqlen 1000"
 )
 
-// world is a host, a container with eth0, and directories for the plugin.
+// world has a container with eth0, and directories for the plugin.
 type world struct {
-	host, cont *nstest.Host
-	dir        string // dataDir, made by nobody yet
-	tuning     tuning
+	*World
+	cont  *nstest.Host
+	dir   string // dataDir, which nobody has made yet
+	allow string // the allow-list, absent
 }
 
 func newWorld() *world {
 	GinkgoHelper()
 	tmp := GinkgoT().TempDir()
-	w := &world{host: nstest.NewHost(), cont: nstest.NewNetns(), dir: tmp + "/cni/tuning",
-		tuning: tuning{allowList: allowList{Path: tmp + "/allowlist.conf"}}}
+	w := &world{cont: nstest.NewNetns(), dir: tmp + "/cni/tuning", allow: tmp + "/allowlist.conf"}
+	w.World = NewWorld(plugin(allowList{Path: w.allow}))
 	w.link(w.cont, "eth0")
 	return w
 }
@@ -51,131 +54,58 @@ func newWorld() *world {
 // link makes a veth's end in a container, with firstMAC.
 func (w *world) link(cont *nstest.Host, name string) {
 	GinkgoHelper()
-	w.host.Cmd("ip", "link", "add", name, "address", firstMAC, "netns", cont.Name, "type", "veth", "peer", "name", "to"+cont.Name+name)
+	IP(w.Host, "link add %s address %s netns %s type veth peer name to%s%s", name, firstMAC, cont.Name, cont.Name, name)
 }
 
-func (w *world) allow(lines string) {
-	GinkgoHelper()
-	Expect(os.WriteFile(w.tuning.allowList.Path, []byte(lines), 0o644)).To(Succeed())
-}
-
-// call is one call of the plugin; fields left zero have their usual values.
+// call is a Call whose configuration has the keys; "none" is no namespace, or no prevResult.
 type call struct {
-	command string
-	network string // net1
-	id      string // c1
-	ifName  string // eth0
-	netns   string // the container's; "none" = CNI_NETNS empty
-	version string // 1.1.0
-	conf    string // keys of the configuration, without braces
-	args    string // CNI_ARGS
-	prev    string // prevResult; "none" = none
-	stdout  io.Writer
+	Call
+	keys, network, version, prev string
 }
 
-// outcome is what a call left; failed is its error object.
-type outcome struct {
-	exit           int
-	stdout, stderr string
-	code           int
-	msg, details   string
-}
-
-func (w *world) run(c call) outcome {
+func (w *world) call(c call) Call {
 	GinkgoHelper()
-	c = w.complete(c)
-	var out, errs bytes.Buffer
-	env := skel.Env{Vars: c.vars(), Stdin: strings.NewReader(w.conf(c)), Stdout: &out, Stderr: &errs}
-	if c.stdout != nil {
-		env.Stdout = c.stdout
-	}
-	var exit int
-	w.host.Do(func() { exit = skel.Run(context.Background(), w.tuning.plugin(), env) })
-	return finish(outcome{exit: exit, stdout: out.String(), stderr: errs.String()})
-}
-
-// process is run for a program of its own.
-func (w *world) process(path string, c call) outcome {
-	GinkgoHelper()
-	c = w.complete(c)
-	out := w.host.Run(nstest.Program{Path: path, Env: append(c.vars(), "CNI_PATH=/nowhere"), Stdin: w.conf(c)})
-	return finish(outcome{exit: out.Exit, stdout: out.Stdout, stderr: out.Stderr})
-}
-
-func finish(o outcome) outcome {
-	var e struct {
-		Code         int
-		Msg, Details string
-	}
-	if o.exit != 0 && json.Unmarshal([]byte(o.stdout), &e) == nil {
-		o.code, o.msg, o.details = e.Code, e.Msg, e.Details
-	}
-	return o
-}
-
-func (w *world) complete(c call) call {
-	for _, f := range []struct {
-		field *string
-		usual string
-	}{{&c.network, "net1"}, {&c.id, "c1"}, {&c.ifName, "eth0"}, {&c.netns, w.cont.Path}, {&c.version, "1.1.0"}} {
-		if *f.field == "" {
-			*f.field = f.usual
-		}
-	}
-	if c.netns == "none" {
-		c.netns = ""
-	}
-	if c.prev == "" {
-		c.prev = prevResult(c, firstMAC)
-	}
-	return c
-}
-
-func (c call) vars() []string {
-	vars := []string{"CNI_COMMAND=" + c.command, "CNI_ARGS=" + c.args}
-	if c.command != "GC" && c.command != "STATUS" {
-		vars = append(vars, "CNI_CONTAINERID="+c.id, "CNI_IFNAME="+c.ifName, "CNI_NETNS="+c.netns)
-	}
-	return vars
-}
-
-func (w *world) conf(c call) string {
-	keys := []string{fmt.Sprintf(`"cniVersion":%q,"name":%q,"type":"tuning"`, c.version, c.network)}
-	if !strings.Contains(c.conf, `"dataDir"`) {
-		keys = append(keys, fmt.Sprintf(`"dataDir":%q`, w.dir))
+	version := cmp.Or(c.version, "1.1.0")
+	c.Netns = strings.TrimPrefix(cmp.Or(c.Netns, w.cont.Path), "none")
+	conf := fmt.Sprintf(`{"cniVersion":%q,"name":%q,"type":"tuning"`, version, cmp.Or(c.network, "net1"))
+	if !strings.Contains(c.keys, `"dataDir"`) {
+		conf += fmt.Sprintf(`,"dataDir":%q`, w.dir)
 	}
 	if c.prev != "none" {
-		keys = append(keys, `"prevResult":`+c.prev)
+		conf += `,"prevResult":` + cmp.Or(c.prev, fmt.Sprintf(`{"cniVersion":%q,"interfaces":[{"name":"eth0"},`+
+			`{"name":%q,"mac":%q,"sandbox":%q}]}`, version, cmp.Or(c.IfName, "eth0"), firstMAC, c.Netns))
 	}
-	if c.conf != "" {
-		keys = append(keys, c.conf)
+	if c.keys != "" {
+		conf += "," + c.keys
 	}
-	return "{" + strings.Join(keys, ",") + "}"
+	c.Conf = conf + "}"
+	return c.Call
 }
 
-// prevResult is the result of the plugin before us.
-func prevResult(c call, mac string) string {
-	return fmt.Sprintf(`{"cniVersion":%q,"interfaces":[{"name":"eth0"},{"name":%q,"mac":%q,"sandbox":%q}]}`,
-		c.version, c.ifName, mac, c.netns)
-}
-
-func (w *world) ok(c call) outcome {
+func (w *world) run(command string, c call) Answer {
 	GinkgoHelper()
-	out := w.run(c)
-	Expect(out.exit).To(Equal(0), "%+v", out)
-	return out
+	c.Command = command
+	return w.Call(w.call(c))
 }
 
-func (w *world) add(conf string) outcome {
+// ok is run for a call that must succeed.
+func (w *world) ok(command string, c call) Answer {
 	GinkgoHelper()
-	return w.ok(call{command: "ADD", conf: conf})
+	a := w.run(command, c)
+	Expect(a.Code).To(BeZero(), "%+v", a)
+	return a
 }
 
-func (w *world) del(conf string) outcome {
+func (w *world) add(keys string) Answer {
 	GinkgoHelper()
-	out := w.ok(call{command: "DEL", conf: conf, prev: "none"})
-	Expect(out.stdout).To(BeEmpty())
-	return out
+	return w.ok("ADD", call{keys: keys})
+}
+
+func (w *world) del(keys string) Answer {
+	GinkgoHelper()
+	a := w.ok("DEL", call{keys: keys, prev: "none"})
+	Expect(a.Stdout).To(BeEmpty())
+	return a
 }
 
 // state is ip(8)'s view of a container's interface.
@@ -198,14 +128,22 @@ func state(h *nstest.Host, name string) string {
 	return s
 }
 
-const untouched = firstMAC + " mtu 1500 txqlen 1000"
+// values are those that specs change.
+func (w *world) values() string {
+	GinkgoHelper()
+	s := state(w.cont, "eth0")
+	for _, key := range []string{"net/core/somaxconn", "net/ipv4/ip_local_port_range", "net/ipv4/ip_local_reserved_ports"} {
+		s += "\n" + key + "=" + w.cont.Sysctl(key)
+	}
+	return s
+}
 
 // files lists what is in dataDir, without the lock.
 func (w *world) files() []string {
 	GinkgoHelper()
 	var names []string
 	_ = filepath.Walk(w.dir, func(path string, info os.FileInfo, err error) error {
-		if err == nil && !info.IsDir() && info.Name() != lockName {
+		if err == nil && !info.IsDir() && info.Name() != "lock" {
 			name, _ := filepath.Rel(w.dir, path)
 			names = append(names, name)
 		}
@@ -214,20 +152,35 @@ func (w *world) files() []string {
 	return names
 }
 
-// backup is the content of a backup file.
-func (w *world) backup(name string) string {
+// record is the path of the one record.
+func (w *world) record() string {
 	GinkgoHelper()
-	data, err := os.ReadFile(filepath.Join(w.dir, name))
+	names, err := filepath.Glob(w.dir + "/.hawser/*.json")
+	Expect(err).NotTo(HaveOccurred())
+	Expect(names).To(HaveLen(1))
+	return names[0]
+}
+
+// backup is the content of eth0's backup file.
+func (w *world) backup() string {
+	GinkgoHelper()
+	data, err := os.ReadFile(w.dir + "/one_eth0.json")
 	Expect(err).NotTo(HaveOccurred())
 	return string(data)
 }
 
-// put writes a file into dataDir, as other software might.
-func (w *world) put(name, content string) {
+// put writes a file, and its directory.
+func put(path, content string) {
 	GinkgoHelper()
-	path := filepath.Join(w.dir, name)
 	Expect(os.MkdirAll(filepath.Dir(path), 0o700)).To(Succeed())
 	Expect(os.WriteFile(path, []byte(content), 0o600)).To(Succeed())
+}
+
+// replace is strings.Replace that must find something.
+func replace(text, old, with string) string {
+	GinkgoHelper()
+	Expect(text).To(ContainSubstring(old))
+	return strings.Replace(text, old, with, 1)
 }
 
 // full is a standard output that cannot be written.

@@ -3,67 +3,53 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
-	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// tuning is the plugin.
-type tuning struct {
-	allowList allowList
+// change is one ADD or CHECK under way.
+type change struct {
+	*skel.Request
+	cfg   config
+	here  ns.Identity
+	conn  *rtnl.Conn // nil while nobody needed it
+	link  rtnl.Link  // the zero Link when there is none and none is needed
+	found []value    // what the configuration is going to change
 }
 
-func (t tuning) plugin() skel.Plugin[config] {
-	return skel.Plugin[config]{
-		Name:   "tuning",
-		About:  "changes the container's interface, and sysctls of its network namespace",
-		Config: wireConfig{},
-		Parse:  parseConfig,
-		Add:    t.add,
-		Del:    del,
-		Check:  check,
-		GC:     gc,
-		Status: t.status,
-	}
-}
-
-func (t tuning) add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
+func (allowed allowList) add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
 	if err := needPrevResult(req); err != nil {
 		return nil, err
 	}
-	if err := t.allowList.check(cfg.Sysctls); err != nil {
+	if err := allowed.check(cfg.Sysctls); err != nil {
 		return nil, err
 	}
 	if cfg.empty() {
 		return req.PrevResult, nil
 	}
 	c := &change{Request: req, cfg: cfg}
+	// Sysctls need a thread in the container's namespace.
 	if err := req.NS.Do(func() error { return c.make(ctx) }); err != nil {
 		return nil, err
 	}
 	return c.result(), nil
 }
 
-// del restores what can be restored and forgets it. It fails only where files
-// cannot be removed: a value that the kernel does not take back would not be
-// taken the next time either.
-func del(ctx context.Context, req *skel.Request) error {
-	dir, err := dataDir(req)
-	if err != nil {
-		return err
+func needPrevResult(req *skel.Request) error {
+	if req.PrevResult == nil {
+		return cni.Errorf(cni.CodeConfig, "prevResult: missing; tuning changes what another plugin of the chain made")
 	}
-	s, err := openExistingStore(ctx, dir, req.Warn)
-	if s == nil || err != nil || len(backupName(req.Attachment)) > nameMax { // ADD refuses such a name
-		return err
-	}
-	req.OnDone(func() { _ = s.close() })
-	r := &restorer{Request: req, store: s}
-	return r.run()
+	return nil
 }
 
 func check(_ context.Context, req *skel.Request, cfg config) error {
@@ -74,39 +60,41 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	return req.NS.Do(c.verify)
 }
 
-// gc forgets the originals of attachments that are not valid. Nothing is
-// restored: their namespaces are gone, or somebody else's business.
+// gc forgets the values of attachments that are not valid. Nothing is restored:
+// their namespaces are gone, or somebody else's business.
 func gc(ctx context.Context, req *skel.Request) error {
 	dir, err := dataDir(req)
 	if err != nil {
 		return err
 	}
-	s, err := openExistingStore(ctx, dir, req.Warn)
+	s, err := openStore(ctx, req, dir, false)
 	if s == nil || err != nil {
 		return err
 	}
-	req.OnDone(func() { _ = s.close() })
-	all, err := s.find("", "", "")
-	errs := []error{err}
+	all, err := s.records.All()
+	errs := []error{err, s.backups.Sweep()}
 	for _, r := range all {
-		if r.Network == req.Network && !req.Valid.Has(r.attachment()) {
-			_, err := s.handOver(r)
-			errs = append(errs, err, s.remove(r.name(), r.backup()))
+		for _, o := range r.owners() {
+			if o.Network == req.Network && !req.Valid.Has(o.attachment(r.ContainerID)) {
+				r.Values, _ = r.without(o)
+				errs = append(errs, s.put(r, o.IfName))
+			}
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// status looks for what would make ADD fail: a configuration that is refused,
-// a broken allow-list or one that forbids what is configured, a directory that
-// cannot be written.
-func (t tuning) status(_ context.Context, _ *skel.Request, cfg config) error {
-	err := t.allowList.verify()
+// status looks for what would make ADD fail: a broken allow-list or one that
+// forbids what is configured, a directory that cannot be written.
+func (allowed allowList) status(_ context.Context, _ *skel.Request, cfg config) error {
+	err := allowed.verify()
 	if err == nil {
-		err = t.allowList.check(cfg.Sysctls)
+		err = allowed.check(cfg.Sysctls)
 	}
 	if !cfg.empty() {
-		err = errors.Join(err, writable(cfg.DataDir))
+		if unwritable := statefile.Writable(cfg.DataDir); unwritable != nil {
+			err = errors.Join(err, cni.Errorf(cni.CodeIO, "dataDir: %w", unwritable))
+		}
 	}
 	if err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "%w", err)
@@ -114,35 +102,148 @@ func (t tuning) status(_ context.Context, _ *skel.Request, cfg config) error {
 	return nil
 }
 
-// writable tries to write in a directory, or asks the directory in which it
-// would be made.
-func writable(dir string) error {
-	d, err := statefile.OpenExisting(dir)
-	if err == nil {
-		err = errors.Join(d.Writable(), d.Close())
+// make does the work of ADD, on a thread in the container's namespace.
+func (c *change) make(ctx context.Context) (err error) {
+	if c.here, err = c.NS.IdentityInside(); err != nil {
+		return err
 	}
-	for errors.Is(err, fs.ErrNotExist) && dir != filepath.Dir(dir) {
-		dir = filepath.Dir(dir)
-		if err = unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
-			err = &fs.PathError{Op: "write in", Path: dir, Err: err}
+	// What is wrong is refused here, before anything is written anywhere.
+	if err := c.look(); err != nil {
+		return err
+	}
+	if err := c.keep(ctx); err != nil {
+		return err
+	}
+	if err := c.writeSysctls(); err != nil {
+		return err
+	}
+	return c.changeLink()
+}
+
+// look reads what the configuration is going to change, and refuses what is
+// not there.
+func (c *change) look() (err error) {
+	if c.needsLink() {
+		err = c.lookAtLink()
+	}
+	switch {
+	case errors.Is(err, rtnl.ErrNoLink) && len(c.cfg.Attrs) == 0:
+	case errors.Is(err, rtnl.ErrNoLink):
+		return cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q", c.IfName, c.Netns)
+	case err != nil:
+		return err
+	}
+	if name := backupName(c.ContainerID, c.IfName); len(name) > nameMax {
+		return cni.Errorf(cni.CodeEnvironment, "CNI_CONTAINERID %q: too long for the file name %q", c.ContainerID, name)
+	}
+	if c.found, err = c.readSysctls(); err != nil {
+		return err
+	}
+	for _, want := range c.cfg.Attrs {
+		a, _ := attrNamed(want.Key)
+		before := a.get(c.link)
+		if want.Key == "mac" && len(before) != len(want.Value) {
+			return bad("mac", want.Value, fmt.Sprintf("an address of %q has %d bytes", c.IfName, len(c.link.MAC)))
+		}
+		c.found = append(c.found, value{pair: pair{want.Key, before}, Link: c.link.Index})
+	}
+	return nil
+}
+
+// needsLink spares the socket where only sysctls of the whole namespace change.
+func (c *change) needsLink() bool {
+	return len(c.cfg.Attrs) > 0 || c.here.Cookie == 0 ||
+		slices.ContainsFunc(c.cfg.Sysctls, func(s setting) bool { return s.Key.Has(c.IfName) })
+}
+
+func (c *change) lookAtLink() (err error) {
+	if c.conn == nil {
+		if c.conn, err = rtnl.Dial(nil); err != nil {
+			return err
+		}
+		c.OnDone(func() { _ = c.conn.Close() })
+	}
+	c.link, err = c.conn.Link(c.IfName)
+	return err
+}
+
+// readSysctls reads the present values. Those that can only be written have
+// none to be kept.
+func (c *change) readSysctls() (found []value, err error) {
+	for _, s := range c.cfg.Sysctls {
+		text, err := s.Key.Read()
+		switch {
+		case err == nil:
+			v := value{pair: pair{s.Key.String(), text}}
+			if s.Key.Has(c.IfName) {
+				v.Link = c.link.Index
+			}
+			found = append(found, v)
+		case errors.Is(err, fs.ErrNotExist):
+			return nil, bad(s.name(), s.Value, "no such sysctl in the container's network namespace")
+		case errors.Is(err, unix.EISDIR):
+			return nil, bad(s.name(), s.Value, "is a directory of sysctls")
+		case cni.Transient(err):
+			return nil, sysctlError(s, err)
 		}
 	}
-	if err != nil {
-		return cni.Errorf(cni.CodeIO, "dataDir: %w", err)
+	return found, nil
+}
+
+// writeSysctls writes the sysctls in their order.
+func (c *change) writeSysctls() error {
+	for _, s := range c.cfg.Sysctls {
+		// Before it is written: an error need not mean that it was not.
+		for _, before := range c.found {
+			if before.Key == s.Key.String() {
+				c.OnFail("restore "+s.name(), func(context.Context) error {
+					return c.NS.Do(func() error { return s.Key.Write(before.Value) })
+				})
+			}
+		}
+		if err := s.Key.Write(s.Value); err != nil {
+			return sysctlError(s, err)
+		}
 	}
 	return nil
 }
 
-// needPrevResult refuses an ADD or a CHECK without it.
-func needPrevResult(req *skel.Request) error {
-	if req.PrevResult == nil {
-		return cni.Errorf(cni.CodeConfig, "prevResult: missing; tuning changes what another plugin of the chain made")
+func sysctlError(s setting, err error) error {
+	code := cni.CodeIO
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ERANGE) || errors.Is(err, fs.ErrNotExist) {
+		code = cni.CodeConfig
+	}
+	return cni.Errorf(code, "%s: %w", s.name(), err)
+}
+
+// changeLink sets the interface's attributes, each by itself, so that an error
+// says which one the kernel refused.
+func (c *change) changeLink() error {
+	for _, want := range differing(c.cfg.Attrs, c.link) {
+		a, _ := attrNamed(want.Key)
+		before := pair{want.Key, a.get(c.link)}
+		// Before it is set: the answer may be lost.
+		c.OnFail("restore "+want.Key, func(context.Context) error { return setAttr(c.conn, c.link.Index, before) })
+		if err := setAttr(c.conn, c.link.Index, want); err != nil {
+			return attrError(want, err)
+		}
 	}
 	return nil
 }
 
-// result is the chain's result with what was changed of the container's
-// interface. A host interface of the same name is another.
+func attrError(p pair, err error) error {
+	code := cni.CodeInternal
+	switch {
+	case errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ERANGE) || errors.Is(err, unix.EADDRNOTAVAIL):
+		code = cni.CodeConfig
+	case errors.Is(err, unix.EOPNOTSUPP):
+		code = cni.CodeUnsupportedField
+	}
+	return cni.Errorf(code, "%s: %s: %w", p.Key, p.Value, err)
+}
+
+// result is the chain's result with the MAC address and the MTU of the
+// container's interface. A host interface of the same name is another.
 func (c *change) result() *cni.Result {
 	res := c.PrevResult.Clone()
 	for i := range res.Interfaces {
@@ -150,12 +251,45 @@ func (c *change) result() *cni.Result {
 		if one.Name != c.IfName || one.Sandbox == "" {
 			continue
 		}
-		if c.cfg.Link.MAC != nil {
-			one.MAC = c.cfg.Link.MAC.String()
-		}
-		if c.cfg.Link.MTU != 0 {
-			one.MTU = c.cfg.Link.MTU
+		for _, p := range c.cfg.Attrs {
+			a, _ := attrNamed(p.Key)
+			set, _ := a.set(p.Value) // no error: parseConfig made the text
+			if set.MAC != nil {
+				one.MAC = set.MAC.String()
+			}
+			if set.MTU != 0 {
+				one.MTU = set.MTU
+			}
 		}
 	}
 	return res
+}
+
+// verify does the work of CHECK, on a thread in the container's namespace. It
+// returns each difference; what was not asked for is anybody's.
+func (c *change) verify() error {
+	var errs []error
+	for _, s := range c.cfg.Sysctls {
+		text, err := s.Key.Read()
+		switch {
+		case errors.Is(err, fs.ErrPermission): // it can only be written
+		case err != nil:
+			errs = append(errs, cni.Errorf(cni.CodeDrift, "%s: %w, want %q", s.name(), err, s.Value))
+		case !sysctl.Equal(text, s.Value):
+			errs = append(errs, cni.Errorf(cni.CodeDrift, "%s: is %q, want %q", s.name(), text, s.Value))
+		}
+	}
+	if len(c.cfg.Attrs) == 0 {
+		return errors.Join(errs...)
+	}
+	err := c.lookAtLink()
+	switch {
+	case errors.Is(err, rtnl.ErrNoLink):
+		err = cni.Errorf(cni.CodeDrift, "interface %q: is gone", c.IfName)
+	case err == nil:
+		for _, p := range differing(c.cfg.Attrs, c.link) {
+			errs = append(errs, cni.Errorf(cni.CodeDrift, "interface %q: %s is not %s", c.IfName, p.Key, p.Value))
+		}
+	}
+	return errors.Join(append(errs, err)...)
 }
