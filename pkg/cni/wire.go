@@ -34,7 +34,7 @@ type wireIP struct {
 // WireRoute is a route as results and configurations spell it.
 type WireRoute struct {
 	Dst      string `json:"dst" help:"destination, as address/length" schema:"required format=prefix"`
-	GW       string `json:"gw,omitempty" help:"gateway; without it that of an address of the family" schema:"format=address empty"`
+	GW       string `json:"gw,omitempty" help:"gateway (default: that of an address)" schema:"format=address empty"`
 	MTU      int    `json:"mtu,omitempty" help:"MTU, bytes" schema:"min=0 max=2147483647"`
 	AdvMSS   int    `json:"advmss,omitempty" help:"maximum segment size to advertise, bytes" schema:"min=0 max=2147483647"`
 	Priority int64  `json:"priority,omitempty" help:"metric" schema:"min=0 max=4294967295"`

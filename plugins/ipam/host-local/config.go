@@ -36,7 +36,7 @@ type wireIPAM struct {
 	DataDir    string          `json:"dataDir" help:"directory of the leases" default:"/var/lib/cni/networks"`
 	ResolvConf string          `json:"resolvConf" help:"a file as resolv.conf(5), for the dns of the result"`
 
-	StatusOnExhaustion string `json:"statusOnExhaustion" default:"warn" schema:"enum=warn|fail empty" help:"of a full range"`
+	OnFull string `json:"statusOnExhaustion" default:"warn" schema:"enum=warn|fail empty" help:"STATUS of a full range"`
 }
 
 type wireRange struct {
@@ -83,9 +83,9 @@ func parseConfig(req *skel.Request) (*config, error) {
 	var problems cni.Problems
 	cfg := &config{
 		dataDir: cmp.Or(wire.IPAM.DataDir, defaultDataDir), resolvConf: wire.IPAM.ResolvConf,
-		failWhenFull: wire.IPAM.StatusOnExhaustion == "fail",
+		failWhenFull: wire.IPAM.OnFull == "fail",
 	}
-	if mode := wire.IPAM.StatusOnExhaustion; !slices.Contains([]string{"", "warn", "fail"}, mode) {
+	if mode := wire.IPAM.OnFull; !slices.Contains([]string{"", "warn", "fail"}, mode) {
 		problems.Add(cni.Refuse("ipam.statusOnExhaustion", mode, `is neither "warn" nor "fail"`))
 	}
 	if len(req.Network) > nameMax {
