@@ -38,11 +38,11 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			useVariant("nft")
 			changed(k, command, want...)
 		},
-			Entry("a port that is gone", `nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }'`, `nftables map \"portmap4_v1\", host port 0.0.0.0:8080/tcp: no element`),
+			Entry("a port that is gone", `nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }'`, `set \"portmap4_v1\", 0.0.0.0:8080/tcp: ruleset differs: no element`),
 			Entry("several, in one answer", `nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }'; nft delete element inet hawser portmap6_v1 '{ udp . 53 }'`, `8080/tcp`, `53/udp`),
-			Entry("a port that leads elsewhere", `nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }'; nft add element inet hawser portmap4_v1 '{ tcp . 8080 comment "HASH net1 c1-2 eth0" : 10.1.0.9 . 80 }'`, `leads to another container address or port`),
-			Entry("a port of one address", `nft delete element inet hawser portmap4_at_v1 '{ tcp . 192.0.2.1 . 8081 }'`, `portmap4_at_v1\", host port 192.0.2.1:8081/tcp: no element`),
-			Entry("no masquerade", `nft delete element inet hawser portmap4_via_v1 '{ tcp . 8080 }'`, `portmap4_via_v1\", host port 0.0.0.0:8080/tcp: no element`),
+			Entry("a port that leads elsewhere", `nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }'; nft add element inet hawser portmap4_v1 '{ tcp . 8080 comment "HASH net1 c1-2 eth0" : 10.1.0.9 . 80 }'`, `leads to another address or port`),
+			Entry("a port of one address", `nft delete element inet hawser portmap4_at_v1 '{ tcp . 192.0.2.1 . 8081 }'`, `portmap4_at_v1\", 192.0.2.1:8081/tcp: ruleset differs: no element`),
+			Entry("no masquerade", `nft delete element inet hawser portmap4_via_v1 '{ tcp . 8080 }'`, `portmap4_via_v1\", 0.0.0.0:8080/tcp: ruleset differs: no element`),
 			Entry("flushed rules", `nft flush table inet hawser`, `portmap_prerouting_v1`, `portmap_output_v1`, `portmap_snat13_v1`, `portmap_guard_v1`, `portmap4_masq_v1_13_10.1.0.0/24`),
 			Entry("a rule that is gone", `nft flush chain inet hawser portmap_output_v1`, `rule \"ip6 daddr ::1 return\" is missing`),
 			Entry("route_localnet off", `echo 0 >/proc/sys/net/ipv4/conf/br1/route_localnet`, `route_localnet is 0, so 127.0.0.1 leads to no container`),
@@ -56,7 +56,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			c := w.container(1, 2)
 			c.add(mapped)
 			w.Cmd("sh", "-ec", `nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }'; nft add element inet hawser portmap4_v1 '{ tcp . 8080 comment "mine" : 10.1.0.9 . 80 }'`)
-			Expect(c.call("CHECK", mapped).Msg).To(ContainSubstring(`8080/tcp: the element belongs to "mine"`))
+			Expect(c.call("CHECK", mapped).Msg).To(ContainSubstring(`8080/tcp: ruleset differs: the element belongs to "mine"`))
 			c.del()
 			before := w.rules()
 			o := c.call("ADD", mapped)

@@ -136,30 +136,25 @@ func (c *call) holders(ctx context.Context, s *store, r *record) ([]holder, erro
 	return append(out, reference...), nft.IfSupported(err)
 }
 
-// holdersInNFTables finds the elements under the wanted keys, and those of one address beside all.
+// holdersInNFTables finds the elements of others under the wanted keys, and those of one address beside all.
 func (c *call) holdersInNFTables(s *store, r *record, w wanted) ([]holder, error) {
+	live, err := c.published(r)
+	if err != nil {
+		return nil, nft.IfSupported(err)
+	}
 	var out []holder
 	owners := map[string]*record{}
-	for _, f := range families() {
-		live, err := f.published(c.nf, r.hostPorts())
-		if err != nil {
-			return nil, nft.IfSupported(err)
+	for _, it := range live {
+		hash, _, _ := strings.Cut(it.Comment, " ")
+		if _, known := owners[hash]; !known && cni.ValidName(hash) {
+			if owners[hash], err = recordOf(s, hash); err != nil {
+				return nil, err
+			}
 		}
-		for _, e := range live {
-			if r.attachment().Owns(e.Comment) {
-				continue
-			}
-			hash, _, _ := strings.Cut(e.Comment, " ")
-			if _, known := owners[hash]; !known && cni.ValidName(hash) {
-				if owners[hash], err = recordOf(s, hash); err != nil {
-					return nil, err
-				}
-			}
-			held := f.hostPortOf(e.Key)
-			for _, p := range w[held.Port] {
-				if p.conflicts(held) {
-					out = append(out, holderOf(p, held, owners[hash], e.Comment))
-				}
+		held := elementPort(it)
+		for _, p := range w[held.Port] {
+			if p.conflicts(held) {
+				out = append(out, holderOf(p, held, owners[hash], it.Comment))
 			}
 		}
 	}
@@ -168,36 +163,41 @@ func (c *call) holdersInNFTables(s *store, r *record, w wanted) ([]holder, error
 
 func holderOf(p, held hostPort, owner *record, mark string) holder {
 	if owner == nil {
-		return holder{wanted: p, name: fmt.Sprintf("by %q, of whom there is no record (DEL or GC of that network removes it)", mark)}
+		return holder{wanted: p, name: unrecorded(mark)}
 	}
 	return holder{wanted: p, owner: owner, name: fmt.Sprintf("on %s by %s", addrName(held.Addr), owner.attachment())}
 }
 
-// published returns the elements that conflict with the host ports of the family.
-func (f family) published(nf *nft.Conn, ports []hostPort) ([]nft.Element, error) {
-	var all, one [][]byte
-	unspecified := false
-	for _, p := range ports {
-		if p.Addr.Is4() != f.v4() {
-			continue
-		}
-		all = append(all, keyOf(p.Proto, nil, p.Port))
+func unrecorded(mark string) string {
+	return fmt.Sprintf("by %q, of whom there is no record (DEL or GC of that network removes it)", mark)
+}
+
+// published are the elements of others that may conflict with the attachment's host ports.
+func (c *call) published(r *record) ([]nft.Item, error) {
+	var items []nft.Item
+	lists := map[string]bool{} // of the host ports of one address, which are few
+	for _, p := range r.hostPorts() {
+		f := familyOf(p.Addr.Is4())
+		items = append(items, nft.Item{Set: f.anyMap(), Element: nft.Element{Key: keyOf(p.Proto, nil, p.Port)}})
 		if p.Addr.IsUnspecified() {
-			unspecified = true
+			lists[f.atMap()] = true
 		} else {
-			one = append(one, keyOf(p.Proto, nft.AddrKey(p.Addr), p.Port))
+			items = append(items, nft.Item{Set: f.atMap(), Element: nft.Element{Key: keyOf(p.Proto, nft.AddrKey(p.Addr), p.Port)}})
 		}
 	}
-	out, err := present(nf, f.anyMap(), all)
+	others := func(mark string) bool { return !r.attachment().Owns(mark) }
+	out, err := owned(r.Options.MarkBit).Live(c.nf, items, others)
 	if err != nil {
 		return nil, err
 	}
-	if unspecified { // those of one address are few
-		specific, err := nf.Elements(table, f.atMap())
-		return append(out, specific...), err
+	for set := range lists {
+		live, err := nft.Owned{Layout: nft.Layout{Table: table}, Sets: []string{set}}.All(c.nf, others)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, live...)
 	}
-	specific, err := present(nf, f.atMap(), one)
-	return append(out, specific...), err
+	return out, nil
 }
 
 // holdersOnIPTables compares with the records of the attachments that are on iptables.

@@ -40,11 +40,15 @@ func FuzzFiles(f *testing.F) {
 			`"addrs":[{"addr":"","near":""},{"addr":"::1/0","near":"0.0.0.0/0"}],"localnet":"../x","yielded":[{"proto":6}]}`)
 }
 
-// FuzzNames reads anything as the comments of iptables rules of ours and of others.
+// FuzzNames reads anything as the names and comments by which rules of ours and of others are known.
 func FuzzNames(f *testing.F) {
+	f.Add("portmap4_masq_v1_13_10.1.0.0/24")
 	f.Add(entryComment("net", "one"))
 	f.Add(`dnat name: "a`)
 	f.Fuzz(func(t *testing.T, name string) {
+		if chain, ok := chainNamed(name); ok && chain.Name != name {
+			t.Fatalf("%q: %+v", name, chain)
+		}
 		if network, id, ok := parseComment(name); ok && len(name) < commentMax {
 			dnChain(network, id)
 		}
@@ -67,7 +71,7 @@ func FuzzRecord(f *testing.F) {
 		}
 		w := wantedBy(st)
 		for _, it := range st.items() {
-			if !slices.ContainsFunc(w[it.port.Port], familyOf(it.port.Addr.Is4()).hostPortOf(it.Key).conflicts) {
+			if p := elementPort(it); !slices.ContainsFunc(w[p.Port], p.conflicts) {
 				t.Fatalf("%v", it)
 			}
 		}
@@ -81,6 +85,10 @@ func FuzzRecord(f *testing.F) {
 				t.Fatalf("%q", st.conditionScript(a))
 			}
 		}
-		masqLayout(st)
+		for _, it := range st.items() {
+			if _, ok := chainNamed(it.Goto); !ok && it.Goto != "" {
+				t.Fatalf("%q", it.Goto)
+			}
+		}
 	})
 }

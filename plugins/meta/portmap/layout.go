@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/ipt"
@@ -144,43 +146,61 @@ func guardLayout() nft.Layout {
 	}
 }
 
-// masqChain is the chain that sets the fwmark of what is to be masqueraded on its way to this address of
-// the container. Its name says all of it; nft takes no colons in names.
-func (r *record) masqChain(a address) nft.Chain {
-	f := familyOf(a.v4())
-	mark := nft.MarkWith(1 << r.Options.MarkBit)
-	name := fmt.Sprintf("portmap%s_masq_v1_%d_", f.digit, r.Options.MarkBit)
-	if r.Options.MasqAll {
-		return nft.Chain{Name: name + "all", Rules: []nft.Rule{{mark}, {nft.Goto(f.dnatChain())}}}
+// owned is the layout of those who masquerade by this bit of the fwmark, with the elements of all attachments.
+func owned(bit int) nft.Owned {
+	o := nft.Owned{Layout: sharedLayout(bit), Chain: chainNamed}
+	for _, f := range families() {
+		o.Sets = append(o.Sets, f.anyMap(), f.atMap(), f.anyVia(), f.atVia())
 	}
-	rules := []nft.Rule{{nft.InPrefix(f.saddr, a.Near), mark}}
-	if a.v4() {
-		rules = append(rules, nft.Rule{nft.InPrefix(f.saddr, loopback4), mark})
-	}
-	return nft.Chain{Name: name + strings.ReplaceAll(a.Near.String(), ":", "-"), Rules: append(rules, nft.Rule{nft.Goto(f.dnatChain())})}
+	return o
 }
 
-// masqLayout has the chains by which the attachments masquerade.
-func masqLayout(all ...*record) nft.Layout {
-	l := nft.Layout{Table: table, Comment: tableComment}
-	seen := map[string]bool{}
-	for _, r := range all {
-		for _, a := range r.served() {
-			if c := r.masqChain(a); r.Options.SNAT && !seen[c.Name] {
-				seen[c.Name] = true
-				l.Chains = append(l.Chains, c)
-			}
+// chainNamed makes a chain to which elements lead from its name. One with conditions nft(8) has made.
+func chainNamed(name string) (nft.Chain, bool) {
+	for _, f := range families() {
+		if strings.HasPrefix(name, f.conditionChains()) {
+			return nft.Chain{Name: name}, true
 		}
+		rest, isMasq := strings.CutPrefix(name, f.masqChains())
+		number, from, _ := strings.Cut(rest, "_")
+		bit, err := strconv.Atoi(number)
+		near, notPrefix := netip.ParsePrefix(strings.ReplaceAll(from, "-", ":"))
+		if !isMasq || err != nil || bit < 0 || bit > 31 || from != "all" && notPrefix != nil {
+			continue
+		}
+		mark, chain := nft.MarkWith(1<<bit), nft.Chain{Name: name}
+		switch {
+		case from == "all":
+			chain.Rules = append(chain.Rules, nft.Rule{mark})
+		case f.v4():
+			chain.Rules = append(chain.Rules, nft.Rule{nft.InPrefix(f.saddr, near), mark}, nft.Rule{nft.InPrefix(f.saddr, loopback4), mark})
+		default:
+			chain.Rules = append(chain.Rules, nft.Rule{nft.InPrefix(f.saddr, near), mark})
+		}
+		chain.Rules = append(chain.Rules, nft.Rule{nft.Goto(f.dnatChain())})
+		return chain, true
 	}
-	return l
+	return nft.Chain{}, false
+}
+
+// masqChains begins the names of the chains that set the fwmark of what is to be masqueraded on its way. The
+// names say all of the chain; nft takes no colons in them.
+func (f family) masqChains() string { return "portmap" + f.digit + "_masq_v1_" }
+
+// masqChain is the chain of the sources near to the address; empty where nothing is masqueraded.
+func (r *record) masqChain(a address) string {
+	from := "all"
+	if !r.Options.MasqAll {
+		from = strings.ReplaceAll(a.Near.String(), ":", "-")
+	}
+	if !r.Options.SNAT {
+		return ""
+	}
+	return fmt.Sprintf("%s%d_%s", familyOf(a.v4()).masqChains(), r.Options.MarkBit, from)
 }
 
 // conditionChains begins the names of the chains that hold conditions, each of one attachment.
 func (f family) conditionChains() string { return "portmap" + f.digit + "_conditions_v1_" }
-
-func isConditionChain(name string) bool {
-	return strings.HasPrefix(name, families()[0].conditionChains()) || strings.HasPrefix(name, families()[1].conditionChains())
-}
 
 // conditionChain is the attachment's own chain with its conditions; empty when it has none.
 func (r *record) conditionChain(v4 bool) string {
@@ -192,21 +212,7 @@ func (r *record) conditionChain(v4 bool) string {
 
 // afterConditions is the chain to which what meets the conditions goes.
 func (r *record) afterConditions(a address) string {
-	if r.Options.SNAT {
-		return r.masqChain(a).Name
-	}
-	return familyOf(a.v4()).dnatChain()
-}
-
-// via is the chain through which the host ports of the address go first; empty when they are translated at once.
-func (r *record) via(a address) string {
-	if chain := r.conditionChain(a.v4()); chain != "" {
-		return chain
-	}
-	if r.Options.SNAT {
-		return r.masqChain(a).Name
-	}
-	return ""
+	return cmp.Or(r.masqChain(a), familyOf(a.v4()).dnatChain())
 }
 
 // conditionScript is what nft(8) is told about the conditions of a family.
@@ -216,21 +222,14 @@ func (r *record) conditionScript(a address) string {
 		where, where, where, strings.Join(r.Options.conditions(a.v4()), " "), r.afterConditions(a))
 }
 
-// item is an element and the set it belongs to.
-type item struct {
-	set string
-	nft.Element
-	port hostPort
-}
-
 // items are the elements of the attachment.
-func (r *record) items() []item {
+func (r *record) items() []nft.Item {
 	mark := r.attachment().Mark()
-	via := map[bool]string{}
+	via := map[bool]string{} // the chain through which the host ports of a family go first
 	for _, a := range r.Addrs {
-		via[a.v4()] = r.via(a)
+		via[a.v4()] = cmp.Or(r.conditionChain(a.v4()), r.masqChain(a))
 	}
-	var out []item
+	var out []nft.Item
 	for _, p := range r.hostPorts() {
 		f := familyOf(p.Addr.Is4())
 		key, set, viaSet := keyOf(p.Proto, nil, p.Port), f.anyMap(), f.anyVia()
@@ -238,9 +237,9 @@ func (r *record) items() []item {
 			key, set, viaSet = keyOf(p.Proto, nft.AddrKey(p.Addr), p.Port), f.atMap(), f.atVia()
 		}
 		to := nft.Key(nft.AddrKey(p.To.Addr()), binary.BigEndian.AppendUint16(nil, p.To.Port()))
-		out = append(out, item{set, nft.Element{Key: key, Data: to, Comment: mark}, p})
+		out = append(out, nft.Item{Set: set, Element: nft.Element{Key: key, Data: to, Comment: mark}, Name: p.String()})
 		if chain := via[f.v4()]; chain != "" {
-			out = append(out, item{viaSet, nft.Element{Key: key, Goto: chain, Comment: mark}, p})
+			out = append(out, nft.Item{Set: viaSet, Element: nft.Element{Key: key, Goto: chain, Comment: mark}, Name: p.String()})
 		}
 	}
 	return out
@@ -255,20 +254,12 @@ func keyOf(p proto, addr []byte, port uint16) []byte {
 	return nft.Key([]byte{byte(p)}, addr, number)
 }
 
-// hostPortOf is the host port of a key. Each field is padded to four bytes.
-func (f family) hostPortOf(key []byte) hostPort {
-	p := hostPort{Proto: proto(key[0]), Addr: f.all, Port: binary.BigEndian.Uint16(key[len(key)-4:])}
-	if len(key) > 8 {
-		p.Addr, _ = netip.AddrFromSlice(key[4 : len(key)-4])
+// elementPort is the host port of an element. Each field of its key is padded to four bytes.
+func elementPort(it nft.Item) hostPort {
+	f := familyOf(strings.HasPrefix(it.Set, "portmap4"))
+	p := hostPort{Proto: proto(it.Key[0]), Addr: f.all, Port: binary.BigEndian.Uint16(it.Key[len(it.Key)-4:])}
+	if len(it.Key) > 8 {
+		p.Addr, _ = netip.AddrFromSlice(it.Key[4 : len(it.Key)-4])
 	}
 	return p
-}
-
-// itemSets are all sets that hold elements of attachments.
-func itemSets() []string {
-	var out []string
-	for _, f := range families() {
-		out = append(out, f.anyMap(), f.atMap(), f.anyVia(), f.atVia())
-	}
-	return out
 }

@@ -142,8 +142,8 @@ var _ = Describe("the elements of a host port", func() {
 	It("are keyed as the maps are, and lead through a chain named after what it masquerades", func() {
 		var got []string
 		for _, it := range sample(nil).items() {
-			got = append(got, fmt.Sprintf("%s %x %x %s", it.set, it.Key, it.Data, it.Goto))
-			Expect(familyOf(it.port.Addr.Is4()).hostPortOf(it.Key).conflicts(it.port)).To(BeTrue())
+			got = append(got, fmt.Sprintf("%s %x %x %s", it.Set, it.Key, it.Data, it.Goto))
+			Expect(elementPort(it).String()).To(Equal(it.Name))
 		}
 		Expect(got).To(ContainElements(
 			"portmap4_v1 060000001f900000 0a01000200500000 ",
@@ -151,4 +151,31 @@ var _ = Describe("the elements of a host port", func() {
 			"portmap6_v1 1100000000350000 fd00000100000000000000000000000214e90000 ",
 			"portmap6_via_v1 1100000000350000  portmap6_masq_v1_13_fd00-1--/64"))
 	})
+})
+
+var _ = Describe("the name of a chain that masquerades", func() {
+	DescribeTable("says all of the chain", func(name string, want ...string) {
+		chain, ok := chainNamed(name)
+		Expect(ok).To(BeTrue())
+		var rules []string
+		for _, r := range chain.Rules {
+			rules = append(rules, r.String())
+		}
+		Expect(rules).To(Equal(want))
+	},
+		Entry("IPv4", "portmap4_masq_v1_13_10.1.0.0/24", "ip saddr 10.1.0.0/24 meta mark set meta mark | 0x00002000",
+			"ip saddr 127.0.0.0/8 meta mark set meta mark | 0x00002000", "goto portmap4_dnat_v1"),
+		Entry("IPv6", "portmap6_masq_v1_0_fd00-1--/64", "ip6 saddr fd00:1::/64 meta mark set meta mark | 0x00000001", "goto portmap6_dnat_v1"),
+		Entry("everything", "portmap6_masq_v1_5_all", "meta mark set meta mark | 0x00000020", "goto portmap6_dnat_v1"),
+	)
+
+	DescribeTable("is no other", func(name string) {
+		_, ok := chainNamed(name)
+		Expect(ok).To(BeFalse())
+	},
+		Entry("a shared chain", "portmap4_dnat_v1"),
+		Entry("a bit too great", "portmap4_masq_v1_32_all"),
+		Entry("no prefix", "portmap4_masq_v1_13_10.1.0.0"),
+		Entry("none", ""),
+	)
 })

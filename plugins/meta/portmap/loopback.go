@@ -42,7 +42,7 @@ func (c *call) planLocalnet(s *store, r *record) error {
 	if r.Localnet == "" {
 		return nil
 	}
-	live, err := present(c.nf, localnetSet, [][]byte{nft.IfNameKey(r.Localnet)})
+	live, err := c.nf.Get(table, localnetSet, nft.IfNameKey(r.Localnet))
 	if errors.Is(err, nft.ErrUnsupported) {
 		c.Warn("host ports of 127.0.0.1 lead nowhere: the kernel has no nf_tables to keep containers from the host's loopback")
 		r.Localnet = ""
@@ -51,7 +51,7 @@ func (c *call) planLocalnet(s *store, r *record) error {
 	if err != nil {
 		return err
 	}
-	if len(live) > 0 {
+	if live[0] != nil {
 		r.LocalnetWas = strings.TrimPrefix(live[0].Comment, localnetWas)
 		return nil
 	}
@@ -175,8 +175,8 @@ func (c *call) checkGuard(link string) error {
 	if err != nil {
 		return err
 	}
-	live, err := present(c.nf, localnetSet, [][]byte{nft.IfNameKey(link)})
-	if err == nil && len(live) == 0 {
+	live, err := c.nf.Get(table, localnetSet, nft.IfNameKey(link))
+	if err == nil && live[0] == nil {
 		return drift("interface %q: route_localnet is 1 and nothing keeps containers from the host's loopback", link)
 	}
 	return err

@@ -284,7 +284,7 @@ func (c *call) apply(ctx context.Context, s *store, r *record, gone []*record) e
 		}
 	}
 	if r.Backend == nftables {
-		if err := c.addNFTables(ctx, s, r, replaced); err != nil {
+		if err := c.addNFTables(ctx, r, replaced); err != nil {
 			return err
 		}
 		return enableLocalnet(r)
