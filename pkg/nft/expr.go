@@ -144,7 +144,8 @@ func storeMeta(key uint32) expression {
 }
 
 func compare(op uint32, value []byte) expression {
-	return expression{"cmp", []attr{num(unix.NFTA_CMP_SREG, reg1), num(unix.NFTA_CMP_OP, op), operand(unix.NFTA_CMP_DATA, value)}}
+	return expression{"cmp", []attr{num(unix.NFTA_CMP_SREG, reg1), num(unix.NFTA_CMP_OP, op),
+		operand(unix.NFTA_CMP_DATA, value)}}
 }
 
 func isEqual(value []byte) expression { return compare(unix.NFT_CMP_EQ, value) }
@@ -152,7 +153,8 @@ func isEqual(value []byte) expression { return compare(unix.NFT_CMP_EQ, value) }
 // bitwise is register & mask ^ xor.
 func bitwise(mask, xor []byte) expression {
 	return expression{"bitwise", []attr{num(unix.NFTA_BITWISE_SREG, reg1), num(unix.NFTA_BITWISE_DREG, reg1),
-		num(unix.NFTA_BITWISE_LEN, uint32(len(mask))), operand(unix.NFTA_BITWISE_MASK, mask), operand(unix.NFTA_BITWISE_XOR, xor)}}
+		num(unix.NFTA_BITWISE_LEN, uint32(len(mask))), operand(unix.NFTA_BITWISE_MASK, mask),
+		operand(unix.NFTA_BITWISE_XOR, xor)}}
 }
 
 // verdict ends the rule; chain is where a jump or goto leads.

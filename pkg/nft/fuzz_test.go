@@ -15,7 +15,8 @@ func FuzzAnswer(f *testing.F) {
 	for _, m := range []message{newChain(t, chain), newRule(t, "c", rule)} {
 		f.Add([]byte(m.body))
 	}
-	for _, m := range elementMessages(unix.NFT_MSG_NEWSETELEM, t, "s", []Element{{Key: []byte{1, 2, 3, 4}, Goto: "c", Comment: "x"}, {Data: []byte{1}}}) {
+	elems := []Element{{Key: []byte{1, 2, 3, 4}, Goto: "c", Comment: "x"}, {Data: []byte{1}}}
+	for _, m := range elementMessages(unix.NFT_MSG_NEWSETELEM, t, "s", elems) {
 		f.Add([]byte(m.body))
 	}
 	want := chain.compile(INet)
@@ -24,7 +25,6 @@ func FuzzAnswer(f *testing.F) {
 		decodeElements(data)
 		live := decodeRule(data)
 		live.Mentions([]byte{10, 1, 0, 2})
-		live.Text()
 		missingRule(want, []LiveRule{live})
 	})
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -26,7 +25,8 @@ func DNATMap(f Family, set string, fields ...Field) Stmt {
 	const mapIPs, protoSpecified = 1 << 0, 1 << 1 // NF_NAT_RANGE_*
 	flags := num(unix.NFTA_NAT_FLAGS, protoSpecified)
 	flags.moot = mapIPs | protoSpecified
-	s.exprs = append(s.exprs, expression{"nat", []attr{num(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT), num(unix.NFTA_NAT_FAMILY, proto),
+	s.exprs = append(s.exprs, expression{"nat", []attr{num(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT),
+		num(unix.NFTA_NAT_FAMILY, proto),
 		num(unix.NFTA_NAT_REG_ADDR_MIN, reg1), num(unix.NFTA_NAT_REG_ADDR_MAX, reg1),
 		num(unix.NFTA_NAT_REG_PROTO_MIN, port), num(unix.NFTA_NAT_REG_PROTO_MAX, port), flags}})
 	s.text = fmt.Sprintf("dnat %s to %s map @%s", f, s.text, set)
@@ -46,7 +46,8 @@ func IsFamily(f Family) Stmt {
 	if f == IPv6 {
 		proto, name = unix.NFPROTO_IPV6, "ipv6"
 	}
-	return Stmt{text: "meta nfproto " + name, exprs: []expression{loadMeta(unix.NFT_META_NFPROTO, reg1), isEqual([]byte{proto})}}
+	return Stmt{text: "meta nfproto " + name,
+		exprs: []expression{loadMeta(unix.NFT_META_NFPROTO, reg1), isEqual([]byte{proto})}}
 }
 
 const statusDNAT = 1 << 5 // IPS_DST_NAT
@@ -54,7 +55,8 @@ const statusDNAT = 1 << 5 // IPS_DST_NAT
 // CtTranslated matches packets of flows whose destination was translated.
 func CtTranslated() Stmt {
 	load := expression{"ct", []attr{num(unix.NFTA_CT_KEY, unix.NFT_CT_STATUS), num(unix.NFTA_CT_DREG, reg1)}}
-	return Stmt{text: "ct status dnat", exprs: []expression{load, bitwise(word(statusDNAT), word(0)), compare(unix.NFT_CMP_NEQ, word(0))}}
+	return Stmt{text: "ct status dnat",
+		exprs: []expression{load, bitwise(word(statusDNAT), word(0)), compare(unix.NFT_CMP_NEQ, word(0))}}
 }
 
 // MarkHas matches packets whose mark has the bits.
@@ -66,7 +68,8 @@ func MarkHas(bits uint32) Stmt {
 // MarkWith sets the bits in the packet's mark and leaves the others alone.
 func MarkWith(bits uint32) Stmt {
 	return Stmt{text: fmt.Sprintf("meta mark set meta mark | 0x%08x", bits),
-		exprs: []expression{loadMeta(unix.NFT_META_MARK, reg1), bitwise(word(^bits), word(bits)), storeMeta(unix.NFT_META_MARK)}}
+		exprs: []expression{loadMeta(unix.NFT_META_MARK, reg1), bitwise(word(^bits), word(bits)),
+			storeMeta(unix.NFT_META_MARK)}}
 }
 
 // word is a number as registers hold it.
@@ -94,18 +97,4 @@ func (r LiveRule) operands(name string, operand uint16) [][]byte {
 		}
 	}
 	return out
-}
-
-// Text is a form of the rule's expressions that stays the same as long as nobody changes the rule: what
-// counts packets is left out.
-func (r LiveRule) Text() string {
-	var b strings.Builder
-	for _, e := range netlink.Attributes(r.exprs) {
-		name := netlink.Text(netlink.Attribute(e, unix.NFTA_EXPR_NAME))
-		if name == "counter" || name == "quota" || name == "last" {
-			continue
-		}
-		fmt.Fprintf(&b, "%s:%x ", name, netlink.Attribute(e, unix.NFTA_EXPR_DATA))
-	}
-	return b.String()
 }

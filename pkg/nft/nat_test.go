@@ -18,8 +18,10 @@ func natSample() nft.Layout {
 		Sets: []nft.Set{
 			{Name: "to4", Key: service, Data: []nft.Type{nft.IPv4Addr, nft.InetService}},
 			{Name: "to6", Key: service, Data: []nft.Type{nft.IPv6Addr, nft.InetService}},
-			{Name: "at4", Key: []nft.Type{nft.InetProto, nft.IPv4Addr, nft.InetService}, Data: []nft.Type{nft.IPv4Addr, nft.InetService}},
-			{Name: "at6", Key: []nft.Type{nft.InetProto, nft.IPv6Addr, nft.InetService}, Data: []nft.Type{nft.IPv6Addr, nft.InetService}},
+			{Name: "at4", Key: []nft.Type{nft.InetProto, nft.IPv4Addr, nft.InetService},
+				Data: []nft.Type{nft.IPv4Addr, nft.InetService}},
+			{Name: "at6", Key: []nft.Type{nft.InetProto, nft.IPv6Addr, nft.InetService},
+				Data: []nft.Type{nft.IPv6Addr, nft.InetService}},
 		},
 		Chains: []nft.Chain{
 			{Name: "four", Rules: []nft.Rule{
@@ -111,8 +113,6 @@ var _ = Describe("translation of destinations", Label("kernel"), func() {
 			Expect(rules[0].Compared(2)).To(Equal([][]byte{{0, 80}}))
 			Expect(rules[0].Compared(4)).To(BeEmpty())
 			Expect(rules[1].Mentions([]byte{10, 1, 0, 3})).To(BeTrue())
-			Expect(rules[1].Text()).NotTo(ContainSubstring("counter"))
-			Expect(rules[1].Text()).To(And(ContainSubstring("cmp:"), ContainSubstring("immediate:")))
 		})
 	})
 
