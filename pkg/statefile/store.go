@@ -41,7 +41,7 @@ func OpenStore[T any](ctx context.Context, path string, wait time.Duration) (*St
 }
 
 // OpenExistingStore is OpenStore for calls that put no record: it makes no
-// directory, and where there is none the store is empty.
+// directory, and where there is none, or something else, the store is empty.
 func OpenExistingStore[T any](ctx context.Context, path string, wait time.Duration) (*Store[T], error) {
 	parent, err := OpenExisting(filepath.Dir(path))
 	if IsAbsent(err) {
@@ -52,7 +52,7 @@ func OpenExistingStore[T any](ctx context.Context, path string, wait time.Durati
 	}
 	defer parent.Close()
 	dir, err := parent.OpenExistingDir(filepath.Base(path))
-	if errors.Is(err, fs.ErrNotExist) {
+	if IsAbsent(err) {
 		return &Store[T]{}, nil
 	}
 	if err != nil {
