@@ -41,7 +41,9 @@ func Del(ctx context.Context, req *skel.Request, master Master, rules ...Rules) 
 	defer p.close()
 	released := err == nil && req.IPAM != "" && client.NeedsInterface() && p.flush(req) == nil
 	if released {
-		errs = append(errs, client.Del(ctx))
+		most, cancel := skel.Most(ctx) // of what is left: the interface comes after it
+		errs = append(errs, client.Del(most))
+		cancel()
 	}
 	gone, err := p.delete(err)
 	// Closing a netfilter socket after a deletion waits for the kernel, and so
@@ -96,7 +98,7 @@ type pair struct {
 // delete deletes the pair that find found, or handles its error: gone is false
 // when the pair is there still, and when memory or descriptors are too short to
 // look for it.
-func (p pair) delete(err error) (gone bool, _ error) {
+func (p *pair) delete(err error) (gone bool, _ error) {
 	if errors.Is(err, rtnl.ErrNoLink) {
 		return true, nil
 	}
@@ -120,8 +122,11 @@ func (p *pair) flush(req *skel.Request) error {
 		return err
 	}
 	end, err := p.cont.LinkByIndex(p.end.Peer)
-	if err != nil || end.Peer != p.end.Index {
-		return fmt.Errorf("interface %q: is not in the namespace: %w", req.IfName, err)
+	if err == nil && (end.Peer != p.end.Index || changedMAC(req, end)) {
+		err = fmt.Errorf("the namespace is another container's by now: %w", rtnl.ErrNoLink)
+	}
+	if err != nil {
+		return err
 	}
 	return flush(p.cont, end)
 }
@@ -137,4 +142,4 @@ func flush(cont *rtnl.Conn, end rtnl.Link) error {
 	return errors.Join(errs...)
 }
 
-func (p pair) close() { _ = errors.Join(p.host.Close(), p.cont.Close()) }
+func (p *pair) close() { _ = errors.Join(p.host.Close(), p.cont.Close()) }

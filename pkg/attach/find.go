@@ -61,14 +61,21 @@ func containerEnd(req *skel.Request, p pair, bridge int) (rtnl.Link, error) {
 	if err != nil {
 		return end, err
 	}
-	if req.PrevResult != nil {
-		i, ok := req.PrevResult.ContainerInterface(req.IfName)
-		if ok && i.MAC != "" && !strings.EqualFold(i.MAC, end.MAC.String()) {
-			return end, rtnl.ErrNoLink // the namespace is another container's by now
-		}
+	if changedMAC(req, end) {
+		return end, rtnl.ErrNoLink // the namespace is another container's by now
 	}
 	_, err = unmarkedPeer(p.host, end, bridge)
 	return end, err
+}
+
+// changedMAC tells whether the result knows the container's interface by another
+// MAC address.
+func changedMAC(req *skel.Request, end rtnl.Link) bool {
+	if req.PrevResult == nil {
+		return false
+	}
+	i, ok := req.PrevResult.ContainerInterface(req.IfName)
+	return ok && i.MAC != "" && !strings.EqualFold(i.MAC, end.MAC.String())
 }
 
 // unmarkedPeer finds the host end, without mark, of a container's interface.
