@@ -37,7 +37,8 @@ func (h *Host) Wiretap(name string) Wiretap {
 			return
 		}
 		t.index, t.MAC = dev.Index, dev.HardwareAddr
-		if t.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(bigEndian(etherType))); err != nil {
+		if t.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC,
+			int(bigEndian(etherType))); err != nil {
 			return
 		}
 		err = unix.Bind(t.fd, &unix.SockaddrLinklayer{Protocol: bigEndian(etherType), Ifindex: t.index})
@@ -101,7 +102,8 @@ func (h *Host) AdvertiseRouter(ifName, prefix string) {
 		}
 		defer unix.Close(fd)
 		if err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, 255); err == nil {
-			err = unix.Sendto(fd, ra, 0, &unix.SockaddrInet6{ZoneId: uint32(dev.Index), Addr: netip.MustParseAddr("ff02::1").As16()})
+			err = unix.Sendto(fd, ra, 0, &unix.SockaddrInet6{ZoneId: uint32(dev.Index),
+				Addr: netip.MustParseAddr("ff02::1").As16()})
 		}
 	})
 	gomega.Expect(err).NotTo(gomega.HaveOccurred())

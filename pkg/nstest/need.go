@@ -16,7 +16,8 @@ import (
 // features says how each name that [Need] knows is tried: commands, run one
 // after the other in a scratch Host.
 var features = map[string][]string{
-	"8021q":           {"ip link add veth8 type veth peer name veth9", "ip link add link veth8 name veth8.5 type vlan id 5"},
+	"8021q": {"ip link add veth8 type veth peer name veth9",
+		"ip link add link veth8 name veth8.5 type vlan id 5"},
 	"br_netfilter":    {"cat /proc/sys/net/bridge/bridge-nf-call-iptables"},
 	"conntrack":       {"conntrack -L"},
 	"dummy":           {"ip link add dummy9 type dummy"},
@@ -28,14 +29,16 @@ var features = map[string][]string{
 	"ipvlan":          {"ip link add veth8 type veth peer name veth9", "ip link add link veth8 name low9 type ipvlan"},
 	"macvlan":         {"ip link add veth8 type veth peer name veth9", "ip link add link veth8 name low9 type macvlan"},
 	"nft":             {"nft add table inet t", "nft add chain inet t c { type filter hook input priority 0 ; }"},
-	"nft-bridge":      {"nft add table bridge t", "nft add chain bridge t c { type filter hook prerouting priority 0 ; }"},
-	"nft-fib":         {"nft add table inet t", "nft add chain inet t c", "nft add rule inet t c fib daddr type local accept"},
-	"nft-inet-nat":    {"nft add table inet t", "nft add chain inet t c { type nat hook prerouting priority -99 ; }"},
-	"tap":             {"ip tuntap add tap9 mode tap"},
-	"tbf":             {"tc qdisc add dev lo root tbf rate 1mbit burst 10kb latency 1s"},
-	"userns":          {"unshare -Ur true"},
-	"vlan_filtering":  {"ip link add bridge9 type bridge vlan_filtering 1"},
-	"vrf":             {"ip link add vrf9 type vrf table 10"},
+	"nft-bridge": {"nft add table bridge t",
+		"nft add chain bridge t c { type filter hook prerouting priority 0 ; }"},
+	"nft-fib": {"nft add table inet t", "nft add chain inet t c",
+		"nft add rule inet t c fib daddr type local accept"},
+	"nft-inet-nat":   {"nft add table inet t", "nft add chain inet t c { type nat hook prerouting priority -99 ; }"},
+	"tap":            {"ip tuntap add tap9 mode tap"},
+	"tbf":            {"tc qdisc add dev lo root tbf rate 1mbit burst 10kb latency 1s"},
+	"userns":         {"unshare -Ur true"},
+	"vlan_filtering": {"ip link add bridge9 type bridge vlan_filtering 1"},
+	"vrf":            {"ip link add vrf9 type vrf table 10"},
 }
 
 // Need skips the spec unless each of these features works here, with the error

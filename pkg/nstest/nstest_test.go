@@ -40,7 +40,8 @@ var _ = Describe("Main", func() {
 			mkdir -p tmp run var/lib; for d in usr etc proc sys dev; do mkdir $d; mount --rbind /$d $d; done
 			for d in bin sbin lib lib64; do ln -s usr/$d $d; done; cp ` + self + ` test`)
 		before := sh("cat /proc/self/mountinfo")
-		out := host.Run(nstest.Program{Path: "chroot", Args: []string{"/var/lib/root", "/test", "-ginkgo.focus", "runs the tests away"},
+		out := host.Run(nstest.Program{Path: "chroot", Args: []string{"/var/lib/root", "/test", "-ginkgo.focus",
+			"runs the tests away"},
 			Env: []string{"NSTEST_REQUIRE=all", "NSTEST_STAGE="}})
 		Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
 		Expect(out.Stdout).To(ContainSubstring("1 Passed"))
@@ -111,7 +112,8 @@ var _ = Describe("Host", func() {
 
 	It("gives the output and the status of a program", func() {
 		h := nstest.NewHost()
-		out := h.Run(nstest.Program{Path: "sh", Args: []string{"-c", "cat; echo $X >&2; exit 3"}, Env: []string{"X=y"}, Stdin: "in"})
+		out := h.Run(nstest.Program{Path: "sh", Args: []string{"-c", "cat; echo $X >&2; exit 3"}, Env: []string{"X=y"},
+			Stdin: "in"})
 		Expect(out).To(Equal(nstest.Output{Stdout: "in", Stderr: "y\n", Exit: 3}))
 		out = h.Run(nstest.Program{Path: "sh", Args: []string{"-c", "kill -9 $$"}})
 		Expect(out.Exit).To(Equal(137))
@@ -127,7 +129,10 @@ var _ = Describe("Host", func() {
 			h := nstest.NewHost()
 			out := nstest.NewOutside(h)
 			before := h.Snapshot("addresses", "routes") + out.Snapshot("addresses", "routes")
-			Consistently(func() string { return h.Snapshot("addresses", "routes") + out.Snapshot("addresses", "routes") }).
+			Consistently(func() string {
+				return h.Snapshot("addresses", "routes") +
+					out.Snapshot("addresses", "routes")
+			}).
 				WithTimeout(50 * time.Millisecond).Should(Equal(before))
 		}
 	})
@@ -167,7 +172,8 @@ var _ = Describe("Snapshot", func() {
 		Entry("an alias", "links", "ip", "link", "set", "ext", "alias", "x"),
 		Entry("an address", "addresses", "ip", "addr", "add", "192.0.2.9/24", "dev", "ext"),
 		Entry("a route", "routes", "ip", "route", "add", "198.51.100.0/24", "via", "192.0.2.2"),
-		Entry("an IPv6 route of another table", "routes", "ip", "-6", "route", "add", "2001:db8:1::/64", "via", "2001:db8::2", "table", "7"),
+		Entry("an IPv6 route of another table", "routes", "ip", "-6", "route", "add", "2001:db8:1::/64", "via",
+			"2001:db8::2", "table", "7"),
 		Entry("a rule", "rules", "ip", "rule", "add", "from", "192.0.2.9", "table", "7"),
 		Entry("nftables", "nftables", "nft", "add", "table", "inet", "t"),
 		Entry("iptables-nft", "nftables", "iptables-nft", "-t", "nat", "-N", "MINE"),
@@ -220,7 +226,8 @@ var _ = Describe("Need", Label("kernel"), func() {
 var _ = Describe("Reference", func() {
 	DescribeTable("has all plugins and answers VERSION", func(ref nstest.Reference, newest string) {
 		host := nstest.NewHost()
-		for _, plugin := range []string{"bandwidth", "bridge", "dhcp", "firewall", "host-device", "host-local", "ipvlan",
+		for _, plugin := range []string{"bandwidth", "bridge", "dhcp", "firewall", "host-device", "host-local",
+			"ipvlan",
 			"loopback", "macvlan", "portmap", "ptp", "sbr", "static", "tuning", "vlan", "vrf"} {
 			out := host.Run(nstest.Program{Path: ref.Program(plugin), Env: []string{"CNI_COMMAND=VERSION"},
 				Stdin: `{"cniVersion":"1.0.0"}`})

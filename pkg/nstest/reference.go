@@ -30,7 +30,8 @@ func Newest() Reference {
 	if err != nil {
 		cache = err.Error() // is no directory, and says why
 	}
-	return Reference{"the reference " + version, filepath.Join(cache, "hawser", "reference-"+version), "scripts/reference.sh"}
+	return Reference{"the reference " + version, filepath.Join(cache, "hawser", "reference-"+version),
+		"scripts/reference.sh"}
 }
 
 // Dir is the directory of the release's plugins. It skips the spec where they are

@@ -17,7 +17,8 @@ import (
 // lists are the sections of a snapshot that ip(8) lists, in the order in which they are
 // written: its commands without a family, and for IPv6.
 var lists = []struct{ name, both, six string }{
-	{"links", "link", ""}, {"addresses", "addr", ""}, {"routes", "route show table all", "route show table all"}, {"rules", "rule", "rule"},
+	{"links", "link", ""}, {"addresses", "addr", ""}, {"routes", "route show table all", "route show table all"},
+	{"rules", "rule", "rule"},
 }
 
 // others are the sections that follow.

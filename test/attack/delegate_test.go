@@ -21,17 +21,20 @@ var _ = Describe("an ipam.type that is a path (CVE-2021-20206)", func() {
 			Expect(os.Mkdir(dir, 0o755)).To(Succeed())
 		}
 		for _, program := range []string{"evil", "bin/sub/evil", "bin/evil", "bin/a\\b"} {
-			Expect(os.WriteFile(filepath.Join(top, program), []byte("#!/bin/sh\ntouch "+mark+"\n"), 0o755)).To(Succeed())
+			Expect(os.WriteFile(filepath.Join(top, program), []byte("#!/bin/sh\ntouch "+mark+"\n"),
+				0o755)).To(Succeed())
 		}
 		run := func(plugin, command, ipam string) Answer {
 			GinkgoHelper()
-			return n.Call(plugin, Call{Command: command, Netns: p.Netns, Conf: Object{"cniVersion": "1.1.0", "name": "net", "type": plugin,
-				"cni.dev/valid-attachments": []any{}, "prevResult": Object{"cniVersion": "1.1.0"}, "ipam": Object{"type": ipam}}})
+			return n.Call(plugin, Call{Command: command, Netns: p.Netns,
+				Conf: Object{"cniVersion": "1.1.0", "name": "net", "type": plugin,
+					"cni.dev/valid-attachments": []any{}, "prevResult": Object{"cniVersion": "1.1.0"}, "ipam": Object{"type": ipam}}})
 		}
 		before := n.Snapshot("links", "nftables")
 		for _, plugin := range []string{"bridge", "ptp"} {
 			for _, command := range []string{"ADD", "CHECK", "DEL", "GC", "STATUS"} {
-				for _, ipam := range []string{"../evil", filepath.Join(top, "evil"), "sub/evil", "./evil", ".", "..", "a\\b", "../bin/evil", "evil\x00"} {
+				for _, ipam := range []string{"../evil", filepath.Join(top, "evil"), "sub/evil", "./evil", ".", "..",
+					"a\\b", "../bin/evil", "evil\x00"} {
 					a := run(plugin, command, ipam)
 					_, err := os.Stat(mark)
 					Expect(os.IsNotExist(err)).To(BeTrue(), "%s %s %q", plugin, command, ipam)

@@ -15,8 +15,10 @@ import (
 // Names that would mean something to a file system, a shell, iptables-restore,
 // nft or sysctl. The kernel takes the second list for interfaces.
 var (
-	hostile   = []string{"../x", "..", ".", "/x", "a/b", "a/../../x", " ", "a b", "a\nb", "a\r\n-F", "a\tb", "%d", "a:b", "a\xffb", strings.Repeat("x/", 200)}
-	strangest = []string{"-x", "--help", "$(id)", "`id`", "a;b", "a|b", "a&b", `a"b`, `a'b`, `a\b`, "a#b", "a*b", "ä", "a\x7fb", "\x1b[0m"}
+	hostile = []string{"../x", "..", ".", "/x", "a/b", "a/../../x", " ", "a b", "a\nb", "a\r\n-F", "a\tb", "%d",
+		"a:b", "a\xffb", strings.Repeat("x/", 200)}
+	strangest = []string{"-x", "--help", "$(id)", "`id`", "a;b", "a|b", "a&b", `a"b`, `a'b`, `a\b`, "a#b", "a*b", "ä",
+		"a\x7fb", "\x1b[0m"}
 )
 
 // refused serves a call whose one name is hostile.
@@ -48,7 +50,8 @@ var _ = Describe("names as long as they may be", Label("kernel"), func() {
 		Expect(n.Own()).NotTo(Or(ContainSubstring("ccc"), MatchRegexp(`nnn/[0-9]`)))
 	},
 		Entry("on nftables", "nftables", 240, true), Entry("on iptables", "iptables", 240, true),
-		Entry("on nftables, too long for a file", "nftables", 260, false), Entry("on iptables, too long for a file", "iptables", 260, false),
+		Entry("on nftables, too long for a file", "nftables", 260, false),
+		Entry("on iptables, too long for a file", "iptables", 260, false),
 	)
 })
 
@@ -60,7 +63,7 @@ func interfaces(p *node.Pod) int {
 }
 
 var _ = Describe("a name that leads elsewhere", Label("kernel"), func() {
-	It("is refused by every plugin and command, for a network, a container or an interface, before anything is done", func() {
+	It("is refused by every plugin and command, for a network, container or interface, before anything is done", func() {
 		n, p := node.New(), node.NewPod("one")
 		before, inside := n.State(), p.Snapshot()
 		for i, plugin := range node.Plugins() {
@@ -96,7 +99,9 @@ var _ = Describe("a name that leads elsewhere", Label("kernel"), func() {
 				p := node.NewPod(fmt.Sprintf("c%d", i))
 				p.IfName = name
 				entries := node.List(backend)
-				entries[1].Keys = Merge(entries[1].Keys, Object{"runtimeConfig": Object{"portMappings": []Object{{"hostPort": 8000 + i, "containerPort": 80, "protocol": "tcp"}}}})
+				entries[1].Keys = Merge(entries[1].Keys,
+					Object{"runtimeConfig": Object{"portMappings": []Object{{"hostPort": 8000 + i, "containerPort": 80,
+						"protocol": "tcp"}}}})
 				pods = append(pods, n.Add(p, entries))
 				n.Succeeds("CHECK", p, entries)
 				Expect(interfaces(p)).To(Equal(1))

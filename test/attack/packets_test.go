@@ -15,7 +15,8 @@ import (
 
 // ptpList is a network of point to point links.
 func ptpList() []node.Entry {
-	return []node.Entry{{Plugin: "ptp", Keys: Object{"ipam": Object{"type": "host-local", "ranges": []any{[]any{Object{"subnet": "10.89.0.0/24"}}}}}}}
+	return []node.Entry{{Plugin: "ptp",
+		Keys: Object{"ipam": Object{"type": "host-local", "ranges": []any{[]any{Object{"subnet": "10.89.0.0/24"}}}}}}}
 }
 
 var _ = Describe("a container that advertises itself as router (CVE-2020-10749, CVE-2020-13401)", func() {
@@ -37,8 +38,10 @@ var _ = Describe("a container that advertises itself as router (CVE-2020-10749, 
 			NotTo(Or(ContainSubstring("2001:db8:bad:"), ContainSubstring("protocol=ra")))
 	},
 		Entry("on a bridge of IPv4 and IPv6", node.List("")[:1], func(*node.Pod) string { return "cni0" }),
-		Entry("on a bridge of IPv4 alone", []node.Entry{{Plugin: "bridge", Keys: Object{"bridge": "cni0", "isGateway": true,
-			"ipam": Object{"type": "host-local", "subnet": "10.88.0.0/24"}}}}, func(*node.Pod) string { return "cni0" }),
+		Entry("on a bridge of IPv4 alone",
+			[]node.Entry{{Plugin: "bridge", Keys: Object{"bridge": "cni0", "isGateway": true,
+				"ipam": Object{"type": "host-local",
+					"subnet": "10.88.0.0/24"}}}}, func(*node.Pod) string { return "cni0" }),
 		Entry("on a point to point link", ptpList(), func(p *node.Pod) string { return p.Decode().Interfaces[0].Name }),
 	)
 })
@@ -48,13 +51,15 @@ var _ = Describe("a container that takes another's MAC address", Label("kernel")
 		nstest.Need("nft-bridge")
 		n := node.New()
 		checked := []node.Entry{{Plugin: "bridge", Keys: Merge(node.List("")[0].Keys, Object{"macspoofchk": true})}}
-		rogue, victim, third := n.Add(node.NewPod("rogue"), checked), n.Add(node.NewPod("victim"), checked), n.Add(node.NewPod("third"), checked)
+		rogue, victim, third := n.Add(node.NewPod("rogue"), checked), n.Add(node.NewPod("victim"),
+			checked), n.Add(node.NewPod("third"), checked)
 		from, to := rogue.Wiretap("eth0"), third.Wiretap("eth0")
 		own, stolen := from.MAC, victim.Wiretap("eth0").MAC
 		from.Send(own, nstest.Broadcast, "honest")
 		Expect(to.Next()).To(Equal("honest"))
 		from.Send(stolen, nstest.Broadcast, "stolen")
-		from.SendFrame(append(append(append(net.HardwareAddr{}, nstest.Broadcast...), stolen...), 0x81, 0, 0, 0, 0x88, 0xb5, 'x'))
+		from.SendFrame(append(append(append(net.HardwareAddr{}, nstest.Broadcast...), stolen...), 0x81, 0, 0, 0, 0x88,
+			0xb5, 'x'))
 		Expect(to.Next()).To(BeEmpty())
 		rogue.Cmd("ip", "link", "set", "eth0", "address", stolen.String())
 		from.Send(stolen, nstest.Broadcast, "taken")
@@ -95,7 +100,8 @@ var _ = Describe("a container that floods", Label("kernel"), func() {
 				case <-stop:
 					return
 				default: // every station hears it, and the bridge learns a new one with each
-					from.Send(net.HardwareAddr{2, 1, byte(sent >> 16), byte(sent >> 8), byte(sent), 1}, nstest.Broadcast, payload)
+					from.Send(net.HardwareAddr{2, 1, byte(sent >> 16), byte(sent >> 8), byte(sent), 1},
+						nstest.Broadcast, payload)
 				}
 			}
 		}()
@@ -113,7 +119,7 @@ var _ = Describe("a container that floods", Label("kernel"), func() {
 
 var _ = Describe("packets to 127.0.0.0/8 (CVE-2020-8558)", Label("kernel"), func() {
 	for _, backend := range []string{"nftables", "iptables"} {
-		It("reach the host's loopback neither from outside nor from a container, where route_localnet is on for host ports, with "+backend, func() {
+		It("reach the host's loopback neither from outside nor from a container, with host ports by "+backend, func() {
 			nstest.Need("nft-inet-nat")
 			if backend == "iptables" {
 				nstest.Need("iptables")
@@ -123,14 +129,16 @@ var _ = Describe("packets to 127.0.0.0/8 (CVE-2020-8558)", Label("kernel"), func
 			outside := nstest.NewHost()
 			p := n.Add(node.NewPod("one"), node.List(backend))
 			rogue := n.Add(node.NewPod("rogue"), node.List(backend)[:1])
-			nstest.Wire(nstest.End{Host: n.Host, Name: "uplink"}, nstest.End{Host: outside, Name: "eth0", Addrs: []string{"10.88.0.200/24"}})
+			nstest.Wire(nstest.End{Host: n.Host, Name: "uplink"},
+				nstest.End{Host: outside, Name: "eth0", Addrs: []string{"10.88.0.200/24"}})
 			n.Cmd("ip", "link", "set", "uplink", "master", "cni0")
 			n.Serve("tcp4", "127.0.0.1:9999")
 			n.Serve("tcp4", "0.0.0.0:9998")
 			for _, h := range []*nstest.Host{outside, rogue.Host, p.Host} {
 				// It sends 127.0.0.1 to the host, if it can.
 				h.SetSysctl("net/ipv4/conf/all/route_localnet", "1")
-				for _, words := range []string{"addr flush dev lo", "rule add pref 1 to 127.0.0.1 lookup 100", "rule del pref 0 lookup local",
+				for _, words := range []string{"addr flush dev lo", "rule add pref 1 to 127.0.0.1 lookup 100",
+					"rule del pref 0 lookup local",
 					"rule add pref 2 lookup local", "route add 127.0.0.1/32 via 10.88.0.1 dev eth0 table 100"} {
 					IP(h, "%s", words)
 				}
@@ -157,13 +165,14 @@ var _ = Describe("packets to 127.0.0.0/8 (CVE-2020-8558)", Label("kernel"), func
 // reaches tells whether a TCP server answers within a moment.
 func reaches(h *nstest.Host, address string) bool {
 	GinkgoHelper()
-	return h.Run(nstest.Program{Path: "nc", Args: []string{"-z", "-w1", strings.Split(address, ":")[0], strings.Split(address, ":")[1]}}).Exit == 0
+	return h.Run(nstest.Program{Path: "nc", Args: []string{"-z", "-w1", strings.Split(address, ":")[0],
+		strings.Split(address, ":")[1]}}).Exit == 0
 }
 
 var _ = Describe("a host port 53 (CVE-2025-67499)", Label("kernel"), func() {
 	for _, backend := range []string{"nftables", "iptables"} {
 		for _, hostIP := range []string{"", "192.0.2.1"} {
-			It(fmt.Sprintf("takes no question to other name servers, of containers, of the host or through it, with %s and hostIP %q", backend, hostIP), func() {
+			It(fmt.Sprintf("takes no question to other name servers, of anybody, with %s and hostIP %q", backend, hostIP), func() {
 				nstest.Need("nft-inet-nat")
 				if backend == "iptables" {
 					nstest.Need("iptables")
@@ -175,10 +184,12 @@ var _ = Describe("a host port 53 (CVE-2025-67499)", Label("kernel"), func() {
 				plain := entries[:1]
 				var mappings []Object
 				for _, proto := range []string{"tcp", "udp"} {
-					mappings = append(mappings, Object{"hostIP": hostIP, "hostPort": 53, "containerPort": 53, "protocol": proto})
+					mappings = append(mappings, Object{"hostIP": hostIP, "hostPort": 53, "containerPort": 53,
+						"protocol": proto})
 				}
 				entries[1].Keys = Merge(entries[1].Keys, Object{"runtimeConfig": Object{"portMappings": mappings}})
-				dns, client, other := n.Add(node.NewPod("dns"), entries), n.Add(node.NewPod("client"), plain), n.Add(node.NewPod("other"), plain)
+				dns, client, other := n.Add(node.NewPod("dns"), entries), n.Add(node.NewPod("client"),
+					plain), n.Add(node.NewPod("other"), plain)
 				for _, network := range []string{"tcp", "udp"} {
 					for _, s := range []struct {
 						h  *nstest.Host

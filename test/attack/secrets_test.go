@@ -72,7 +72,8 @@ var _ = Describe("what a configuration says under keys that are not ours, and CN
 		try("ADD", broken("ipam", Object{"type": "host-local", "token": secret}))
 		try("ADD", broken("bridge", Object{"token": secret}))
 		try("ADD", broken("prevResult", Object{"token": secret, "ips": []any{Object{"address": "x"}}}))
-		for _, args := range []string{"K8S_POD_TOKEN=" + secret, "IP=x;TOKEN=" + secret, secret, "=" + secret, "IgnoreUnknown=" + secret} {
+		for _, args := range []string{"K8S_POD_TOKEN=" + secret, "IP=x;TOKEN=" + secret, secret, "=" + secret,
+			"IgnoreUnknown=" + secret} {
 			c := *p
 			c.Args = args
 			a := n.Chain("ADD", &c, entries)
@@ -81,7 +82,8 @@ var _ = Describe("what a configuration says under keys that are not ours, and CN
 		}
 		n.Add(p, entries)
 		said += string(p.Result)
-		Expect(n.Own()+n.Snapshot("links", "nftables", "iptables-legacy")).NotTo(ContainSubstring(secret), "on the host")
+		Expect(n.Own()+n.Snapshot("links", "nftables", "iptables-legacy")).NotTo(ContainSubstring(secret),
+			"on the host")
 		for _, command := range []string{"ADD", "CHECK", "STATUS", "GC", "DEL", "DEL"} {
 			try(command, entries)
 		}

@@ -29,7 +29,8 @@ func aims() []aim {
 	list := []aim{
 		{what: "VERSION, each plugin", want: 1.1,
 			value: worst(all[:1], "bridge", "ptp", "loopback", "tuning, a sysctl", reservedName(1), portsName(1))},
-		{what: "loopback and tuning: ADD, CHECK, DEL", want: 1.1, value: worst(most, "loopback", "tuning, a sysctl", "tuning, the MAC")},
+		{what: "loopback and tuning: ADD, CHECK, DEL", want: 1.1,
+			value: worst(most, "loopback", "tuning, a sysctl", "tuning, the MAC")},
 		{what: "start: time of bridge VERSION / an empty Go program's", want: 1.5, atMost: true,
 			value: func(b *bench) float64 { return 1 / worst(all[:1], startName)(b) }},
 	}
@@ -37,7 +38,8 @@ func aims() []aim {
 		reserved int
 		want     float64
 	}{{1, 1.15}, {1000, 4}, {10000, 25}, {60000, 120}} {
-		list = append(list, aim{what: reservedName(a.reserved) + ": ADD, CHECK, DEL", want: a.want, value: worst(most, reservedName(a.reserved))})
+		list = append(list, aim{what: reservedName(a.reserved) + ": ADD, CHECK, DEL", want: a.want,
+			value: worst(most, reservedName(a.reserved))})
 	}
 	crowded := othersName(portsName(1), manyOthers)
 	return append(list,
@@ -51,11 +53,13 @@ func aims() []aim {
 		aim{what: portsName(10) + ": ADD", want: 25, value: worst(add, portsName(10))},
 		aim{what: portsName(100) + ": ADD", want: 200, value: worst(add, portsName(100))},
 		aim{what: crowded + ": ADD, CHECK, DEL", want: 8, value: worst(most, crowded)},
-		aim{what: "portmap: time with 1000 others / with none", want: 1.3, atMost: true, value: growth(most, crowded, portsName(1))},
+		aim{what: "portmap: time with 1000 others / with none", want: 1.3, atMost: true,
+			value: growth(most, crowded, portsName(1))},
 		aim{what: "bridge: time of CHECK with 1000 ports / with one", want: 1.3, atMost: true,
 			value: growth(check, othersName("bridge, masquerade", manyOthers), "bridge, masquerade")},
 		aim{what: "by iptables, a port or masquerade: ADD", want: 3,
-			value: worst(add, portsName(1)+" by iptables", "bridge, masquerade by iptables", "ptp, masquerade by iptables")},
+			value: worst(add, portsName(1)+" by iptables", "bridge, masquerade by iptables",
+				"ptp, masquerade by iptables")},
 		aim{what: parallelName(64) + ": pods a second, ADD", want: 6, value: worst(add, parallelName(64))},
 		aim{what: parallelName(64) + ": pods a second, DEL", want: 6, value: worst(del, parallelName(64))},
 		aim{what: "our pods a second at 64 / at 8 at a time", want: 0.9, value: scaling},

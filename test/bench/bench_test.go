@@ -37,7 +37,8 @@ var _ = Describe("a run", func() {
 		Expect(os.WriteFile(dir+"/page.md", []byte(page), 0o644)).To(Succeed())
 		before := h.Snapshot()
 
-		out := h.Run(nstest.Program{Path: dir + "/bench", Args: []string{"-ours", dir + "/ours", "-peer", "hawser before=" + dir + "/peer", "-peer", "other=" + dir + "/peer",
+		out := h.Run(nstest.Program{Path: dir + "/bench", Args: []string{"-ours", dir + "/ours", "-peer",
+			"hawser before=" + dir + "/peer", "-peer", "other=" + dir + "/peer",
 			"-empty", dir + "/empty",
 			"-work", dir + "/disk", "-n", "2", "-page", dir + "/page.md", "-plot", dir + "/plot.svg",
 			"-rows", `^(bridge.* against .*|loopback|portmap, 1 published|host-local, 1000 reserved): |^chain.* 8 at a time`}})
@@ -48,11 +49,13 @@ var _ = Describe("a run", func() {
 		Expect(os.ReadFile(dir + "/plot.svg")).To(ContainSubstring("portmap, 1 published: ADD"))
 		written, err := os.ReadFile(dir + "/page.md")
 		Expect(err).NotTo(HaveOccurred())
-		Expect(string(written)).To(And(HavePrefix("# Before\n"), HaveSuffix("## After\n"), Not(ContainSubstring("old"))))
+		Expect(string(written)).To(And(HavePrefix("# Before\n"), HaveSuffix("## After\n"),
+			Not(ContainSubstring("old"))))
 		const ratio = `[0-9.]+ \([0-9.]+ to [0-9.]+\)`
 		for _, line := range []string{
 			`bridge against an empty Go program: VERSION \| ` + ratio + ` \| - \| 2 \|`,
-			`bridge, masquerade, against itself: ADD \| ` + ratio + ` .* 2 / 2 \| [0-9]+ / [0-9]+ \| [1-9][0-9]* / [1-9][0-9]* \| 0 / 0 \|`,
+			`bridge, masquerade, against itself: ADD \| ` + ratio +
+				` .* 2 / 2 \| [0-9]+ / [0-9]+ \| [1-9][0-9]* / [1-9][0-9]* \| 0 / 0 \|`,
 			`loopback: ADD \| n/a: no loopback \| n/a: no loopback \| 2 \| [0-9.]+ / - / - \| .* \| 1 / - \|`,
 			`portmap, 1 published: GC \| ` + ratio + ` \| ` + ratio + ` \| 2 \|`,
 			`host-local, 1000 reserved: ADD \| ` + ratio + ` .* 0 / 0 \| 0 / 0 / 0 \|`,
@@ -98,8 +101,10 @@ var _ = Describe("the aims", func() {
 			switch cells[0] {
 			case "size of our programs / of the others'", portsName(10) + ": ADD":
 				Expect(cells[3]).To(Equal("not measured"))
-			case "our failures, all rows", "host-local: time with 60000 reserved / with 1", "portmap: time with 1000 others / with none",
-				"bridge: time of CHECK with 1000 ports / with one", "start: time of bridge VERSION / an empty Go program's",
+			case "our failures, all rows", "host-local: time with 60000 reserved / with 1",
+				"portmap: time with 1000 others / with none",
+				"bridge: time of CHECK with 1000 ports / with one",
+				"start: time of bridge VERSION / an empty Go program's",
 				"our pods a second at 64 / at 8 at a time", "bridge ADD: time / before",
 				"bridge CHECK with 1000 ports: time / before", "VERSION: time / before":
 				Expect(cells[3]).To(Equal("yes"), cells[0])

@@ -106,7 +106,8 @@ func drain(fd int) string {
 // ended keeps the result, or tells the failure.
 func (c call) ended(s *spent, exit int, stdout, stderr string) error {
 	if exit != 0 {
-		return fmt.Errorf("%s %s: exit %d: %s %s", c.plugin, c.verb, exit, strings.TrimSpace(stdout), strings.TrimSpace(stderr))
+		return fmt.Errorf("%s %s: exit %d: %s %s", c.plugin, c.verb, exit, strings.TrimSpace(stdout),
+			strings.TrimSpace(stderr))
 	}
 	if c.verb == "ADD" {
 		s.result = json.RawMessage(stdout)

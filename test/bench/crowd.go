@@ -27,7 +27,8 @@ func (s *side) populate(sc *scenario) error {
 		return err
 	}
 	// A thousand interfaces in one namespace would all answer to IPv6's multicasts.
-	if err := s.command("", "ip", "netns", "exec", "crowd", "sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1"); err != nil {
+	if err := s.command("", "ip", "netns", "exec", "crowd", "sysctl", "-qw",
+		"net.ipv6.conf.default.disable_ipv6=1"); err != nil {
 		return err
 	}
 	steps, loaded := append(sc.before[:len(sc.before):len(sc.before)], sc.steps...), false
@@ -86,7 +87,8 @@ func referenceRules(sc *scenario) string {
 			chain := fmt.Sprintf("CNI-DN-%021x", i)
 			fmt.Fprintf(&chains, ":%s - [0:0]\n", chain)
 			for _, from := range []string{"10.22.0.0/16", "127.0.0.1/32"} {
-				fmt.Fprintf(&rules, "-A %s -s %s -p tcp -m tcp --dport %d -j CNI-HOSTPORT-SETMARK\n", chain, from, p.port)
+				fmt.Fprintf(&rules, "-A %s -s %s -p tcp -m tcp --dport %d -j CNI-HOSTPORT-SETMARK\n", chain, from,
+					p.port)
 			}
 			fmt.Fprintf(&rules, "-A %s -p tcp -m tcp --dport %d -j DNAT --to-destination %s:80\n", chain, p.port, addr)
 			fmt.Fprintf(&rules, "-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment \"dnat name: \\\"%s\\\" id: \\\"%s\\\"\" -m multiport --dports %d -j %s\n",

@@ -41,7 +41,8 @@ func newHost(work, canary string) (*host, error) {
 		return nil, fmt.Errorf("make a host: %w", err)
 	}
 	// What the namespace takes along when it is really gone.
-	err = command("", "ip", "link", "add", canary, "type", "veth", "peer", "name", "canary", "netns", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), h.net.Fd()))
+	err = command("", "ip", "link", "add", canary, "type", "veth", "peer", "name", "canary", "netns",
+		fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), h.net.Fd()))
 	return h, err
 }
 

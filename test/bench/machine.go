@@ -20,8 +20,10 @@ func lookAround(work string) []string {
 	var fs unix.Statfs_t
 	_ = unix.Statfs(work, &fs)
 	return []string{
-		fmt.Sprintf("%s, %d cores, %d GiB of memory", field("/proc/cpuinfo", "model name"), runtime.NumCPU(), uint64(info.Totalram)*uint64(info.Unit)>>30),
-		fmt.Sprintf("Linux %s; leases on %s; load at the end %s", unix.ByteSliceToString(u.Release[:]), fileSystem(int64(fs.Type)), firstWords("/proc/loadavg", 3)),
+		fmt.Sprintf("%s, %d cores, %d GiB of memory", field("/proc/cpuinfo", "model name"), runtime.NumCPU(),
+			uint64(info.Totalram)*uint64(info.Unit)>>30),
+		fmt.Sprintf("Linux %s; leases on %s; load at the end %s", unix.ByteSliceToString(u.Release[:]),
+			fileSystem(int64(fs.Type)), firstWords("/proc/loadavg", 3)),
 		fmt.Sprintf("compiled by %s; %s", runtime.Version(), said("iptables", "--version")),
 	}
 }

@@ -76,7 +76,8 @@ func (b *bench) measureAll() error {
 }
 
 func (b *bench) wanted(sc *scenario) bool {
-	return slices.ContainsFunc(sc.verbs, func(verb string) bool { return b.options.rows.MatchString(sc.name + ": " + verb) })
+	return slices.ContainsFunc(sc.verbs,
+		func(verb string) bool { return b.options.rows.MatchString(sc.name + ": " + verb) })
 }
 
 // peersOf are what a scenario compares ours with.

@@ -49,7 +49,8 @@ func writePlot(path string, b *bench) error {
 	if err != nil {
 		return err
 	}
-	dots.GlyphStyle = draw.GlyphStyle{Color: color.RGBA{B: 0xa0, A: 0xff}, Radius: vg.Points(2.5), Shape: draw.CircleGlyph{}}
+	dots.GlyphStyle = draw.GlyphStyle{Color: color.RGBA{B: 0xa0, A: 0xff}, Radius: vg.Points(2.5),
+		Shape: draw.CircleGlyph{}}
 	bars, err := plotter.NewXErrorBars(shown)
 	if err != nil {
 		return err

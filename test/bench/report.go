@@ -57,8 +57,9 @@ func (s *sample) compared() string {
 
 // callTable is of the rows in which one call follows the other.
 func (r *report) callTable() table {
-	t := table{head: slices.Concat([]string{"call"}, r.ratios("ratio"), []string{"rounds", "median, ms", "p99, ms", "CPU, ms",
-		"MiB", "programs", "system calls", "netlink messages", "failures"})}
+	t := table{head: slices.Concat([]string{"call"}, r.ratios("ratio"),
+		[]string{"rounds", "median, ms", "p99, ms", "CPU, ms",
+			"MiB", "programs", "system calls", "netlink messages", "failures"})}
 	for _, row := range r.rows {
 		if row.inParallel {
 			continue
@@ -79,8 +80,9 @@ func (r *report) callTable() table {
 
 // parallelTable is of the rows with many pods at a time.
 func (r *report) parallelTable() table {
-	t := table{head: slices.Concat([]string{"pods"}, r.ratios("ratio of pods a second"), []string{"batches", "pods a second",
-		"median, ms", "p99, ms", "CPU a pod, ms", "failures"})}
+	t := table{head: slices.Concat([]string{"pods"}, r.ratios("ratio of pods a second"),
+		[]string{"batches", "pods a second",
+			"median, ms", "p99, ms", "CPU a pod, ms", "failures"})}
 	for _, row := range r.rows {
 		if !row.inParallel {
 			continue
@@ -160,7 +162,8 @@ func (r *report) names() []string {
 
 // facts are what a reader needs to know of the run.
 func (r *report) facts() []string {
-	return append(r.machine, fmt.Sprintf("%s %s; the run took %v", oursName, r.options.version, r.took.Round(time.Second)),
+	return append(r.machine, fmt.Sprintf("%s %s; the run took %v", oursName, r.options.version,
+		r.took.Round(time.Second)),
 		"figures beside each other: "+strings.Join(r.names(), " / "))
 }
 

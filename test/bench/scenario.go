@@ -71,7 +71,8 @@ func scenarios() []scenario {
 
 func lending() (list []scenario) {
 	for i, n := range []int{1, 1000, 10000, 60000} {
-		s := scenario{name: reservedName(n), verbs: most, steps: []step{{"host-local", same(plain)}}, reserved: n, quick: n <= 1000, uncounted: n > 10000}
+		s := scenario{name: reservedName(n), verbs: most, steps: []step{{"host-local", same(plain)}}, reserved: n,
+			quick: n <= 1000, uncounted: n > 10000}
 		if i == 0 {
 			s.verbs = all
 		}
@@ -112,19 +113,24 @@ func publishing() (list []scenario) {
 			s.verbs = all
 		}
 		list = append(list, s,
-			scenario{name: portsName(n) + " by iptables", verbs: most, before: before, steps: []step{portmap(n, onIPTables)}},
-			scenario{name: portsName(n) + " by nftables", verbs: most, before: before, steps: []step{portmap(n, onNFTables)}, nft: true})
+			scenario{name: portsName(n) + " by iptables", verbs: most, before: before,
+				steps: []step{portmap(n, onIPTables)}},
+			scenario{name: portsName(n) + " by nftables", verbs: most, before: before,
+				steps: []step{portmap(n, onNFTables)}, nft: true})
 	}
 	return append(list,
-		scenario{name: portsName(1) + ", dual stack", verbs: most, before: []step{bridge(dual)}, steps: []step{portmap(1)}})
+		scenario{name: portsName(1) + ", dual stack", verbs: most, before: []step{bridge(dual)},
+			steps: []step{portmap(1)}})
 }
 
 func chains() []scenario {
 	chain := []step{bridge(plain, masquerade), tuning(), portmap(1)}
 	list := []scenario{
 		{name: chainName, verbs: most, steps: chain, quick: true},
-		{name: chainName + " by iptables", verbs: most, steps: []step{bridge(plain, byIPTables), tuning(), portmap(1, onIPTables)}},
-		{name: chainName + " by nftables", verbs: most, steps: []step{bridge(plain, byNFTables), tuning(), portmap(1, onNFTables)}, nft: true},
+		{name: chainName + " by iptables", verbs: most, steps: []step{bridge(plain, byIPTables), tuning(),
+			portmap(1, onIPTables)}},
+		{name: chainName + " by nftables", verbs: most, steps: []step{bridge(plain, byNFTables), tuning(),
+			portmap(1, onNFTables)}, nft: true},
 		{name: chainName + ", dual stack", verbs: most, steps: []step{bridge(dual, masquerade), tuning(), portmap(1)}},
 	}
 	for _, n := range []int{1, 8, 64} {
@@ -152,7 +158,8 @@ func portmap(n int, more ...object) step {
 		for i := range n {
 			mappings = append(mappings, object{"hostPort": port + i, "containerPort": 80 + i, "protocol": "tcp"})
 		}
-		return merged(object{"capabilities": object{"portMappings": true}, "runtimeConfig": object{"portMappings": mappings}}, merged(more...))
+		return merged(object{"capabilities": object{"portMappings": true},
+			"runtimeConfig": object{"portMappings": mappings}}, merged(more...))
 	}}
 }
 

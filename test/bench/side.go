@@ -27,7 +27,8 @@ const network = "bench"
 
 // config is a step's configuration.
 func (s *side) config(st step, verb string, p *pod, prev json.RawMessage) object {
-	conf := merged(object{"cniVersion": s.versions[len(s.versions)-1], "name": network, "type": st.plugin}, st.conf(p.port))
+	conf := merged(object{"cniVersion": s.versions[len(s.versions)-1], "name": network, "type": st.plugin},
+		st.conf(p.port))
 	switch {
 	case verb == "GC":
 		conf["cni.dev/valid-attachments"] = append([]object{p.attachment()}, s.crowd...)
@@ -51,7 +52,8 @@ func (s *side) serve(steps []step, verb string, p *pod, one func(call) (json.Raw
 		prev = p.before
 	}
 	for _, st := range steps {
-		result, err := one(call{verb: verb, plugin: st.plugin, id: p.id, ifName: p.ifName, ns: p.ns, conf: s.config(st, verb, p, prev)})
+		result, err := one(call{verb: verb, plugin: st.plugin, id: p.id, ifName: p.ifName, ns: p.ns,
+			conf: s.config(st, verb, p, prev)})
 		if err != nil {
 			return err
 		}

@@ -39,5 +39,6 @@ func spread(values []float64) string {
 	if len(values) == 0 {
 		return "n/a"
 	}
-	return fmt.Sprintf("%s (%s to %s)", figure(median(values)), figure(quantile(values, 0.25)), figure(quantile(values, 0.75)))
+	return fmt.Sprintf("%s (%s to %s)", figure(median(values)), figure(quantile(values, 0.25)),
+		figure(quantile(values, 0.75)))
 }

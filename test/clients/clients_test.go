@@ -36,7 +36,9 @@ var _ = Describe("libcni", func() {
 	})
 })
 
-var _ = DescribeTable("libcni drives ADD, CHECK, STATUS, GC and DEL, of the versions that have them", func(version string, verbs ...string) {
+var _ = DescribeTable("libcni drives ADD, CHECK, STATUS, GC and DEL, of the versions that have them", func(
+	version string, verbs ...string,
+) {
 	d := newNode("libcni", pods.Network{Version: version, IPv6: true})
 	d.must(order{Verbs: verbs, Pods: []pod{newPod("one")}})
 	pods.ExpectNothingLeft(d.Host)
@@ -54,7 +56,8 @@ var _ = Describe("go-cni", func() {
 		d := newNode("go-cni", pods.Network{})
 		ns := nstest.NewNetns()
 		init := ns.Start(nstest.Program{Path: "sleep", Args: []string{"infinity"}})
-		p := pod{ID: "one", Netns: fmt.Sprintf("/proc/%d/ns/net", init.Process.Pid), Ports: []port{{8080, 80, "tcp", ""}}}
+		p := pod{ID: "one", Netns: fmt.Sprintf("/proc/%d/ns/net", init.Process.Pid),
+			Ports: []port{{8080, 80, "tcp", ""}}}
 		addrs := d.must(order{Verbs: []string{"add", "check"}, Pods: []pod{p}}).Addrs
 		pods.At(ns.Path, addrs["one"]...).ExpectUp()
 		Expect(init.Process.Kill()).To(Succeed())
@@ -83,7 +86,8 @@ var _ = Describe("ocicni", func() {
 func underLibrary(library string) {
 	DescribeTable("has pods with addresses, traffic and host ports; CHECK after ADD; DEL twice", func(n pods.Network) {
 		d := newNode(library, n)
-		w := pods.World{Host: d.Host, Outside: nstest.NewOutside(d.Host), Published: "8080", OnUplink: "8081", SeesNeighbours: n.PTP}
+		w := pods.World{Host: d.Host, Outside: nstest.NewOutside(d.Host), Published: "8080", OnUplink: "8081",
+			SeesNeighbours: n.PTP}
 		first := newPod("first", port{8080, 80, "tcp", ""})
 		d.must(order{Verbs: []string{"status", "add", "del"}, Pods: []pod{first}})
 		pods.ExpectNothingLeft(d.Host)
@@ -124,7 +128,8 @@ func underLibrary(library string) {
 			for i := range 100 {
 				many = append(many, newPod(fmt.Sprintf("pod%d-%d", round, i), port{int32(9000 + i), 80, "tcp", ""}))
 			}
-			addrs := slices.Concat(slices.Collect(maps.Values(d.must(order{Verbs: []string{"add", "check"}, Pods: many}).Addrs))...)
+			addrs := slices.Concat(slices.Collect(maps.Values(d.must(order{Verbs: []string{"add", "check"},
+				Pods: many}).Addrs))...)
 			Expect(slices.Compact(slices.Sorted(slices.Values(addrs)))).To(HaveLen(2 * len(many)))
 			Expect(pods.Leases(d.Host)).To(ConsistOf(addrs))
 			d.must(order{Verbs: []string{"del"}, Pods: many})
@@ -149,26 +154,32 @@ func underLibrary(library string) {
 		}
 		Expect(lost).To(HaveLen(len(many) - 1))
 		d.must(order{Verbs: []string{"del"}, Pods: lost})
-		Eventually(func() (string, error) { return outside.Ask("tcp", "192.0.2.1:8080") }).Should(HavePrefix("192.0.2.2:"))
+		Eventually(func() (string, error) {
+			return outside.Ask("tcp",
+				"192.0.2.1:8080")
+		}).Should(HavePrefix("192.0.2.2:"))
 		Expect(pods.Leases(d.Host)).To(HaveLen(1))
 		d.must(order{Verbs: []string{"del"}, Pods: many})
 		pods.ExpectNothingLeft(d.Host)
 	})
 
-	It("is content with CHECK right after ADD where tuning sets the MAC address and the MTU, until somebody changes them", func() {
+	It("is content with CHECK after ADD where tuning sets the MAC address and the MTU, until somebody changes them", func() {
 		d := newNode(library, pods.Network{Version: "1.1.0", Tuning: `, "mac": "02:00:00:00:00:aa", "mtu": 1400`})
 		p := newPod("one")
 		addrs := d.must(order{Verbs: []string{"add", "check"}, Pods: []pod{p}}).Addrs
 		one := pods.At(p.Netns, addrs["one"]...)
 		one.ExpectUp()
-		Expect(one.Cmd("ip", "link", "show", "eth0")).To(And(ContainSubstring("02:00:00:00:00:aa"), ContainSubstring("mtu 1400")))
+		Expect(one.Cmd("ip", "link", "show", "eth0")).To(And(ContainSubstring("02:00:00:00:00:aa"),
+			ContainSubstring("mtu 1400")))
 		one.Cmd("ip", "link", "set", "eth0", "mtu", "1300")
 		Expect(d.do(order{Verbs: []string{"check"}, Pods: []pod{p}}).Error).To(ContainSubstring("1300"))
 		d.must(order{Verbs: []string{"del"}, Pods: []pod{p}})
 		pods.ExpectNothingLeft(d.Host)
 	})
 
-	DescribeTable("takes over pods of the reference plugins: CHECK, GC, traffic, DEL", func(ref nstest.Reference, ptp bool) {
+	DescribeTable("takes over pods of the reference plugins: CHECK, GC, traffic, DEL", func(
+		ref nstest.Reference, ptp bool,
+	) {
 		nstest.Need("iptables")
 		d := newNode(library, pods.Network{Version: "1.0.0", IPv6: true, PTP: ptp}) // Debian's know no newer one
 		w := pods.World{Host: d.Host, Outside: nstest.NewOutside(d.Host), Published: "8080"}
@@ -188,7 +199,8 @@ func underLibrary(library string) {
 		if library != "go-cni" { // has no GC
 			d.must(order{Verbs: []string{"gc", "check"}, Pods: []pod{client, server}})
 			Expect(pods.Leases(d.Host)).To(ConsistOf(append(addrs["client"], addrs["server"]...)))
-			Expect(d.Cmd("nft", "list", "ruleset")).NotTo(Or(ContainSubstring(addrs["lost"][0]), ContainSubstring("9000")))
+			Expect(d.Cmd("nft", "list", "ruleset")).NotTo(Or(ContainSubstring(addrs["lost"][0]),
+				ContainSubstring("9000")))
 		}
 		w.ExpectTraffic(a, b)
 		d.must(order{Verbs: []string{"del"}, Pods: []pod{client, server, lost}})
@@ -207,7 +219,8 @@ func underLibrary(library string) {
 			many = append(many, newPod(fmt.Sprint("pod", i), port{int32(9000 + i), 80, "tcp", ""}))
 		}
 		killed := d.Start(d.client(order{Verbs: []string{"add"}, Pods: many}))
-		Eventually(func() int { return len(pods.Leases(d.Host)) }).WithPolling(time.Millisecond).Should(BeNumerically(">=", 3))
+		Eventually(func() int { return len(pods.Leases(d.Host)) }).WithPolling(time.Millisecond).Should(BeNumerically(">=",
+			3))
 		Expect(killed.Process.Kill()).To(Succeed())
 		_ = killed.Wait()
 		pods.Settle(filepath.Dir(nstest.Build("bridge")))

@@ -33,7 +33,8 @@ func open(name, netconf, plugins string) (library, error) {
 		l, err := ocicni.InitCNINoInotify("", netconf, "", plugins)
 		return criO{l}, err
 	}
-	l, err := gocni.New(gocni.WithMinNetworkCount(2), gocni.WithPluginConfDir(netconf), gocni.WithPluginDir([]string{plugins}))
+	l, err := gocni.New(gocni.WithMinNetworkCount(2), gocni.WithPluginConfDir(netconf),
+		gocni.WithPluginDir([]string{plugins}))
 	if err == nil {
 		err = l.Load(gocni.WithLoNetwork, gocni.WithDefaultConf)
 	}
@@ -107,7 +108,8 @@ type goCNI struct{ gocni.CNI }
 func (l goCNI) options(p pod) []gocni.NamespaceOpts {
 	var ports []gocni.PortMapping
 	for _, m := range p.Ports {
-		ports = append(ports, gocni.PortMapping{HostPort: m.Host, ContainerPort: m.Container, Protocol: m.Protocol, HostIP: m.IP})
+		ports = append(ports, gocni.PortMapping{HostPort: m.Host, ContainerPort: m.Container, Protocol: m.Protocol,
+			HostIP: m.IP})
 	}
 	return []gocni.NamespaceOpts{gocni.WithCapabilityPortMap(ports), gocni.WithLabels(map[string]string{
 		"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "default", "K8S_POD_NAME": p.ID, "K8S_POD_INFRA_CONTAINER_ID": p.ID})}
@@ -153,7 +155,8 @@ type criO struct{ ocicni.CNIPlugin }
 func (l criO) network(p pod) ocicni.PodNetwork {
 	var ports []ocicni.PortMapping
 	for _, m := range p.Ports {
-		ports = append(ports, ocicni.PortMapping{HostPort: m.Host, ContainerPort: m.Container, Protocol: m.Protocol, HostIP: m.IP})
+		ports = append(ports, ocicni.PortMapping{HostPort: m.Host, ContainerPort: m.Container, Protocol: m.Protocol,
+			HostIP: m.IP})
 	}
 	return ocicni.PodNetwork{Name: p.ID, Namespace: "default", UID: "uid-" + p.ID, ID: p.ID, NetNS: p.Netns,
 		RuntimeConfig: map[string]ocicni.RuntimeConfig{l.GetDefaultNetworkName(): {PortMappings: ports}}}

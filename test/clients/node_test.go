@@ -24,7 +24,8 @@ type node struct {
 func newNode(library string, n pods.Network) *node {
 	GinkgoHelper()
 	dir := GinkgoT().TempDir()
-	d := &node{Host: nstest.NewHost(), library: library, plugins: filepath.Join(dir, "bin"), netconf: filepath.Join(dir, "net.d")}
+	d := &node{Host: nstest.NewHost(), library: library, plugins: filepath.Join(dir, "bin"),
+		netconf: filepath.Join(dir, "net.d")}
 	Expect(os.Mkdir(d.plugins, 0o755)).To(Succeed())
 	Expect(os.Mkdir(d.netconf, 0o755)).To(Succeed())
 	d.install("")

@@ -29,7 +29,8 @@ var (
 	// GC compares everything of the network with the list.
 	gc = map[string]growth{"GC": {true, true, true}}
 	// With iptables the records say who has a host port and who shares a chain.
-	readsAll = map[string]growth{"GC": {true, true, true}, "ADD": {calls: true, read: true}, "DEL": {calls: true, read: true}}
+	readsAll = map[string]growth{"GC": {true, true, true}, "ADD": {calls: true, read: true},
+		"DEL": {calls: true, read: true}}
 	// An attachment that has no element at its address may have one at another.
 	gcAndDel = map[string]growth{"GC": {true, true, true}, "DEL": {calls: true, received: true}}
 	ten      = []string{"tcp", "udp", "tcp", "udp", "tcp", "udp", "tcp", "udp", "tcp", "udp"}

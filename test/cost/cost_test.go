@@ -55,10 +55,12 @@ func (b budget) faults(one, many []*trace.Record) (faults []string) {
 			what = append(what, fullDumps(one[i])...)
 		}
 		if len(what) != 0 {
-			faults = append(faults, fmt.Sprintf("%s: %s, the budget is %s: %s\n%s", verb, got, want, strings.Join(what, ", "), sent(one[i])))
+			faults = append(faults, fmt.Sprintf("%s: %s, the budget is %s: %s\n%s", verb, got, want,
+				strings.Join(what, ", "), sent(one[i])))
 		}
 		if what = then.grown(got, b.state, b.grows[verb]); len(what) != 0 {
-			faults = append(faults, fmt.Sprintf("%s with %d others: %s, with one %s: %s\n%s", verb, busy, then, got, strings.Join(what, ", "), sent(many[i])))
+			faults = append(faults, fmt.Sprintf("%s with %d others: %s, with one %s: %s\n%s", verb, busy, then, got,
+				strings.Join(what, ", "), sent(many[i])))
 		}
 	}
 	return faults
@@ -121,7 +123,8 @@ func costOf(r *trace.Record) measured {
 	// Which iptables it is depends on the machine.
 	names := strings.Fields(strings.NewReplacer("-nft", "", "-legacy", "").Replace(strings.Join(r.Names()[1:], " ")))
 	slices.Sort(names) // some run beside each other
-	c := measured{cost{programs: strings.Join(names, " "), sends: p.Sends, messages: len(p.Messages), calls: p.Calls}, p.Received, p.Read}
+	c := measured{cost{programs: strings.Join(names, " "), sends: p.Sends, messages: len(p.Messages), calls: p.Calls},
+		p.Received, p.Read}
 	for _, m := range p.Messages {
 		if m.Dump() {
 			c.dumps++
@@ -142,7 +145,8 @@ func (c cost) exceeds(most cost) (what []string) {
 	for _, n := range []struct {
 		of          string
 		is, maximum int
-	}{{"sends", c.sends, most.sends}, {"messages", c.messages, most.messages}, {"dumps", c.dumps, most.dumps}, {"system calls", c.calls, most.calls}} {
+	}{{"sends", c.sends, most.sends}, {"messages", c.messages, most.messages}, {"dumps", c.dumps, most.dumps},
+		{"system calls", c.calls, most.calls}} {
 		if n.is > n.maximum {
 			what = append(what, fmt.Sprintf("%d %s too many", n.is-n.maximum, n.of))
 		}

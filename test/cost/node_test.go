@@ -43,7 +43,8 @@ func newNode(containers int) node {
 			defer GinkgoRecover()
 			for i := worker; i < containers; i += workers {
 				c := container(i, crowd)
-				for _, a := range []asked{{"bridge", bridge(dual, masquerade)}, {"portmap", portmap(20000 + i)}, {"tuning", tuning(i)}} {
+				for _, a := range []asked{{"bridge", bridge(dual, masquerade)}, {"portmap", portmap(20000 + i)},
+					{"tuning", tuning(i)}} {
 					c = n.attach(a, c)
 				}
 			}
@@ -60,10 +61,12 @@ func (n node) clutter(of int) {
 	nft := "add table inet clutter\nadd chain inet clutter rules\n"
 	for i := range of {
 		at := fmt.Sprintf("198.18.%d.%d", i/250, i%250+1)
-		ip += fmt.Sprintf("addr add %s/32 dev clutter\nroute add 203.0.113.%d dev clutter table 7\nroute add 192.0.2.%d dev clutter\nrule add from %s lookup 7\n", at, i, i, at)
+		ip += fmt.Sprintf("addr add %s/32 dev clutter\nroute add 203.0.113.%d dev clutter table 7\nroute add 192.0.2.%d dev clutter\nrule add from %s lookup 7\n",
+			at, i, i, at)
 		nft += "add rule inet clutter rules ip saddr " + at + " return\n"
 	}
-	for _, p := range []nstest.Program{{Path: "ip", Args: []string{"-batch", "-"}, Stdin: ip}, {Path: "nft", Args: []string{"-f", "-"}, Stdin: nft}} {
+	for _, p := range []nstest.Program{{Path: "ip", Args: []string{"-batch", "-"}, Stdin: ip},
+		{Path: "nft", Args: []string{"-f", "-"}, Stdin: nft}} {
 		out := n.Run(p)
 		Expect(out.Exit).To(BeZero(), out.Stderr)
 	}
@@ -146,7 +149,8 @@ func ipam(subnets []string) object {
 }
 
 func bridge(subnets []string, more ...object) object {
-	return plugintest.Merge(object{"bridge": "cni0", "isDefaultGateway": true}, ipam(subnets), plugintest.Merge(more...))
+	return plugintest.Merge(object{"bridge": "cni0", "isDefaultGateway": true}, ipam(subnets),
+		plugintest.Merge(more...))
 }
 
 func ptp(subnets []string, more ...object) object {
@@ -169,5 +173,6 @@ func ports(first int, protocols ...string) object {
 
 // tuning changes a sysctl and the MAC.
 func tuning(n int) object {
-	return object{"sysctl": object{"net.ipv4.conf.IFNAME.arp_filter": "1"}, "mac": fmt.Sprintf("c2:00:00:00:%02x:%02x", n>>8, n&255)}
+	return object{"sysctl": object{"net.ipv4.conf.IFNAME.arp_filter": "1"},
+		"mac": fmt.Sprintf("c2:00:00:00:%02x:%02x", n>>8, n&255)}
 }

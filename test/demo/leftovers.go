@@ -90,7 +90,8 @@ rm -rf /var/lib/cni/networks /var/lib/cni/results /run/hawser /run/cni /run/xtab
 func traces(n *network) ([]string, error) {
 	var found []string
 	for _, c := range n.containers {
-		out, err := command("sh", "-c", "grep -rlsF -e "+c.id+" /run /var/lib; ls -R /run /var/lib | grep -F -e "+c.id+"; true")
+		out, err := command("sh", "-c",
+			"grep -rlsF -e "+c.id+" /run /var/lib; ls -R /run /var/lib | grep -F -e "+c.id+"; true")
 		if err != nil {
 			return nil, err
 		}
@@ -140,7 +141,8 @@ func diff(before, after []string) (lines []string) {
 // telling is false of what follows from other lines: the routes that the kernel
 // makes of an address, and what is inside an nftables object.
 func telling(line string) bool {
-	for _, prefix := range []string{"+ \t\t", "+ \t}", "+ \tcomment", "+ }", "+ anycast", "+ local", "+ broadcast", "+ multicast", "+ fe80"} {
+	for _, prefix := range []string{"+ \t\t", "+ \t}", "+ \tcomment", "+ }", "+ anycast", "+ local", "+ broadcast",
+		"+ multicast", "+ fe80"} {
 		if strings.HasPrefix(line, prefix) {
 			return false
 		}

@@ -30,7 +30,8 @@ func run(ctx context.Context, plugins, conflist string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("Hawser: three containers on a throw-away host (plugins from %s, CNI %s)\n", plugins, net.list.CNIVersion)
+	fmt.Printf("Hawser: three containers on a throw-away host (plugins from %s, CNI %s)\n", plugins,
+		net.list.CNIVersion)
 	if err := makeHost(); err != nil {
 		return err
 	}

@@ -54,7 +54,8 @@ func runtimeConf(c *container) *libcni.RuntimeConf {
 	if c.name == "one" {
 		var mappings []map[string]any
 		for _, proto := range []string{"tcp", "udp"} {
-			mappings = append(mappings, map[string]any{"hostPort": publicPort, "containerPort": 8080, "protocol": proto})
+			mappings = append(mappings, map[string]any{"hostPort": publicPort, "containerPort": 8080,
+				"protocol": proto})
 		}
 		rc.CapabilityArgs = map[string]any{"portMappings": mappings}
 	}

@@ -67,7 +67,8 @@ func probes(n *network) []probe {
 			probe{from: "two", to: "one", addr: uplink[family], seen: gateway[family], public: true},
 		)
 	}
-	return append(list, probe{from: "", to: "one", addr: netip.MustParseAddr("127.0.0.1"), seen: gateway[0], public: true})
+	return append(list, probe{from: "", to: "one", addr: netip.MustParseAddr("127.0.0.1"), seen: gateway[0],
+		public: true})
 }
 
 // run reports whether the conversation went as it should, and prints it.

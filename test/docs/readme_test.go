@@ -78,7 +78,8 @@ var _ = It("docs/configuration.md has each key that all configurations have, and
 })
 
 // sections that a manual page has, in this order; there may be more.
-var sections = []string{"Name", "Synopsis", "Description", "Keys", "Capabilities and arguments", "Result", "Commands", "On the host",
+var sections = []string{"Name", "Synopsis", "Description", "Keys", "Capabilities and arguments", "Result", "Commands",
+	"On the host",
 	"Examples", "Errors", "Differences from the reference plugin", "See also"}
 
 var _ = Describe("README.md", func() {

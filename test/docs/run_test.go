@@ -18,10 +18,11 @@ import (
 
 // sent is what the runtime sends of each capability.
 var sent = map[string]any{
-	"portMappings": []object{{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}, {"hostPort": 5353, "containerPort": 53, "protocol": "udp"}},
-	"mac":          "02:00:00:00:00:55",
-	"ips":          []string{"10.3.0.7"},
-	"ipRanges":     [][]object{{{"subnet": "10.3.0.0/24"}}},
+	"portMappings": []object{{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
+		{"hostPort": 5353, "containerPort": 53, "protocol": "udp"}},
+	"mac":      "02:00:00:00:00:55",
+	"ips":      []string{"10.3.0.7"},
+	"ipRanges": [][]object{{{"subnet": "10.3.0.0/24"}}},
 }
 
 // entries are the configurations of an example.
@@ -92,7 +93,8 @@ func (e example) list() *libcni.NetworkConfigList {
 	GinkgoHelper()
 	text := e.text
 	if e.doc["plugins"] == nil {
-		text = plugintest.Text(object{"cniVersion": e.doc["cniVersion"], "name": e.doc["name"], "plugins": []any{e.doc}})
+		text = plugintest.Text(object{"cniVersion": e.doc["cniVersion"], "name": e.doc["name"],
+			"plugins": []any{e.doc}})
 	}
 	list, err := libcni.NetworkConfFromBytes([]byte(text))
 	Expect(err).NotTo(HaveOccurred())
@@ -132,7 +134,8 @@ func (e example) once(host *nstest.Host, c *libcni.CNIConfig, id string) object 
 	}
 	link := plugintest.Show(cont, e.ifName())
 	for _, ip := range asList(result["ips"]) {
-		Expect(plugintest.Text(link.AddrInfo)).To(ContainSubstring(strings.Split(ip.(object)["address"].(string), "/")[0]))
+		Expect(plugintest.Text(link.AddrInfo)).To(ContainSubstring(strings.Split(ip.(object)["address"].(string),
+			"/")[0]))
 	}
 	if list.CNIVersion == "1.1.0" {
 		run(func(ctx context.Context) error { return c.GetStatusNetworkList(ctx, list) })
@@ -141,7 +144,8 @@ func (e example) once(host *nstest.Host, c *libcni.CNIConfig, id string) object 
 	run(func(ctx context.Context) error { return c.DelNetworkList(ctx, list, rt) })
 	Expect(host.Cmd("ip", "-d", "link")).NotTo(ContainSubstring(id), "links whose alias names the container")
 	Expect(host.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring(id), "rules that name it")
-	Expect(host.Cmd("find", "/var/lib/cni/networks", "-type", "f", "-name", "*[.:]*", "!", "-name", "last_reserved_ip.*")).To(BeEmpty())
+	Expect(host.Cmd("find", "/var/lib/cni/networks", "-type", "f", "-name", "*[.:]*", "!", "-name",
+		"last_reserved_ip.*")).To(BeEmpty())
 	return result
 }
 
@@ -165,7 +169,8 @@ var _ = Describe("the examples are run:", func() {
 				result := e.once(host, c, "container1")
 				after := nstest.WithoutLinkLocal(host.Snapshot())
 				e.once(host, c, "container2")
-				Expect(nstest.WithoutLinkLocal(host.Snapshot())).To(Equal(after), "the second container leaves no more than the first")
+				Expect(nstest.WithoutLinkLocal(host.Snapshot())).To(Equal(after),
+					"the second container leaves no more than the first")
 				if i+1 < len(list) && list[i+1].schema() == "result" {
 					Expect(withSandbox(result)).To(Equal(withSandbox(list[i+1].doc)))
 				}

@@ -45,7 +45,8 @@ func subjectOf(table string) subject {
 	case "entry":
 		return subject{"loopback", "loopback", single("loopback", "{}"), self}
 	case "list":
-		return subject{"loopback", "network", parsed(`{"cniVersion": "1.1.0", "name": "net1", "plugins": [{"type": "loopback"}]}`), self}
+		return subject{"loopback", "network",
+			parsed(`{"cniVersion": "1.1.0", "name": "net1", "plugins": [{"type": "loopback"}]}`), self}
 	}
 	return subject{table, table, single(table, plugins[table]), self}
 }
@@ -146,7 +147,8 @@ func (s subject) expectBad(doc any, near string) report {
 		key, _, _ := strings.Cut(line, ": ")
 		keys = append(keys, index.ReplaceAllString(key, "[]"))
 	}
-	Expect(keys).To(ContainElement(Or(HavePrefix(near), Satisfy(func(k string) bool { return strings.HasPrefix(near, k) }))), text)
+	Expect(keys).To(ContainElement(Or(HavePrefix(near),
+		Satisfy(func(k string) bool { return strings.HasPrefix(near, k) }))), text)
 	return r
 }
 

@@ -19,21 +19,29 @@ type specCase struct{ key, good, bad string }
 const (
 	versionGood = `["1.0.0", "0.4.0", "0.3.1"]`
 	versionBad  = `["1.0", "text", 5, []]`
-	dnsBad      = `["text", [], {"nameservers": "text"}, {"nameservers": [5]}, {"domain": 5}, {"search": {}}, {"search": [true]}, {"options": [5]}]`
-	dnsGood     = `[{}, {"nameservers": ["10.96.0.10"], "domain": "cluster.local", "search": ["example.com"], "options": ["ndots:5"]}]`
-	routesGood  = `[[], [{"dst": "0.0.0.0/0"}], [{"dst": "::/0", "gw": "fd00::1"}], [{"dst": "10.0.0.0/8", "gw": "10.0.0.1", "mtu": 68, "advmss": 1}], [{"dst": "10.0.0.0/8", "mtu": 65535, "advmss": 1460}]]`
-	routesBad   = `["text", {}, [{}], ["text"], [{"gw": "10.0.0.1"}], [{"dst": 5}], [{"dst": "0.0.0.0/0", "gw": 5}], [{"dst": "0.0.0.0/0", "mtu": "x"}], [{"dst": "0.0.0.0/0", "mtu": 1.5}], [{"dst": "0.0.0.0/0", "advmss": {}}]]`
+	dnsBad      = `["text", [], {"nameservers": "text"}, {"nameservers": [5]}, {"domain": 5}, {"search": {}},
+		{"search": [true]}, {"options": [5]}]`
+	dnsGood = `[{}, {"nameservers": ["10.96.0.10"], "domain": "cluster.local", "search": ["example.com"],
+		"options": ["ndots:5"]}]`
+	routesGood = `[[], [{"dst": "0.0.0.0/0"}], [{"dst": "::/0", "gw": "fd00::1"}], [{"dst": "10.0.0.0/8",
+		"gw": "10.0.0.1", "mtu": 68, "advmss": 1}], [{"dst": "10.0.0.0/8", "mtu": 65535, "advmss": 1460}]]`
+	routesBad = `["text", {}, [{}], ["text"], [{"gw": "10.0.0.1"}], [{"dst": 5}], [{"dst": "0.0.0.0/0", "gw": 5}],
+		[{"dst": "0.0.0.0/0", "mtu": "x"}], [{"dst": "0.0.0.0/0", "mtu": 1.5}], [{"dst": "0.0.0.0/0",
+		"advmss": {}}]]`
 )
 
 // resultCases are of results, and of prevResult.
 var resultCases = []specCase{
 	{"cniVersion", versionGood, versionBad},
-	{"interfaces", `[[], [{"name": "eth0"}], [{"name": "eth0", "mac": "0a:58:0a:f4:00:01", "mtu": 68, "sandbox": "/proc/12345/ns/net"}],
+	{"interfaces", `[[], [{"name": "eth0"}], [{"name": "eth0", "mac": "0a:58:0a:f4:00:01", "mtu": 68,
+		"sandbox": "/proc/12345/ns/net"}],
 		[{"name": "net1", "mtu": 65535, "sandbox": "", "socketPath": "/run/x", "pciID": "0000:03:00.1"}]]`,
-		`["text", {}, ["eth0"], [{}], [{"mac": "0a:58:0a:f4:00:01"}], [{"name": 5}], [{"name": "eth0", "mtu": "x"}], [{"name": "eth0", "mtu": 1.5}],
+		`["text", {}, ["eth0"], [{}], [{"mac": "0a:58:0a:f4:00:01"}], [{"name": 5}], [{"name": "eth0", "mtu": "x"}],
+			[{"name": "eth0", "mtu": 1.5}],
 		[{"name": "eth0", "sandbox": 5}], [{"name": "eth0", "socketPath": []}], [{"name": "eth0", "pciID": true}]]`},
 	{"ips", `[[], [{"address": "10.244.0.5/24"}], [{"address": "fd00::1/64", "gateway": "fd00::2", "interface": 0}]]`,
-		`["text", {}, [{}], ["10.244.0.5/24"], [{"gateway": "10.0.0.1"}], [{"address": 5}], [{"address": "10.0.0.2/8", "gateway": 5}], [{"address": "10.0.0.2/8", "interface": "x"}],
+		`["text", {}, [{}], ["10.244.0.5/24"], [{"gateway": "10.0.0.1"}], [{"address": 5}], [{"address": "10.0.0.2/8",
+			"gateway": 5}], [{"address": "10.0.0.2/8", "interface": "x"}],
 		[{"address": "10.0.0.2/8", "interface": -1}]]`},
 	{"routes", routesGood, routesBad},
 	{"dns", dnsGood, dnsBad},
@@ -48,34 +56,46 @@ var networkCases = map[string][]specCase{
 		{"cniVersions", `[["1.0.0", "0.4.0"], []]`, `["1.0.0", {}, [5]]`},
 		{"name", `["mynet", "k8s-pod-network", "bridge-net"]`, `["", "-a", "a b", 5]`},
 		{"type", `["bridge", "ipvlan", "host-device", "calico", "weave-net"]`, `["", 5, []]`},
-		{"args", `[{}, {"cni": {}}, {"cni": {"disable-check": true, "aliases": {"a": ["b"]}}}, {"other": 1}]`, `["text", [], {"cni": "text"}, {"cni": []}]`},
+		{"args", `[{}, {"cni": {}}, {"cni": {"disable-check": true, "aliases": {"a": ["b"]}}}, {"other": 1}]`,
+			`["text", [], {"cni": "text"}, {"cni": []}]`},
 		{"ipMasq", `[true, false]`, `["x", 1]`},
 		{"ipam", `[{"type": "dhcp"}, {"type": "whereabouts", "range": "10.0.0.0/8"}]`, `["text", [], {"type": 5}]`},
 		{"dns", dnsGood, dnsBad},
-		{"capabilities", `[{}, {"portMappings": true, "ipRanges": false, "bandwidth": true, "dns": true, "mac": true, "aliases": true, "infinibandGUID": true, "deviceID": true, "other": false}]`,
+		{"capabilities", `[{}, {"portMappings": true, "ipRanges": false, "bandwidth": true, "dns": true, "mac": true,
+			"aliases": true, "infinibandGUID": true, "deviceID": true, "other": false}]`,
 			`["text", [], {"mac": "x"}, {"other": 1}]`},
-		{"runtimeConfig", `[{}, {"mac": "0a:58:0a:f4:00:01"}, {"bandwidth": {"ingressRate": 0, "egressBurst": 8}, "dns": {}, "other": 1}]`, `["text", [], {"mac": "x"}, {"mac": 5}]`},
+		{"runtimeConfig", `[{}, {"mac": "0a:58:0a:f4:00:01"}, {"bandwidth": {"ingressRate": 0, "egressBurst": 8},
+			"dns": {}, "other": 1}]`,
+			`["text", [], {"mac": "x"}, {"mac": 5}]`},
 		{"prevResult", `[{"cniVersion": "1.0.0"}]`, `["text", [], {}]`},
 	},
 	"host-local": {
-		{"ipam", `[{"type": "host-local", "subnet": "10.244.0.0/24", "rangeStart": "10.244.0.5", "rangeEnd": "10.244.0.9", "gateway": "10.244.0.1",
+		{"ipam", `[{"type": "host-local", "subnet": "10.244.0.0/24", "rangeStart": "10.244.0.5",
+			"rangeEnd": "10.244.0.9", "gateway": "10.244.0.1",
 			"routes": [{"dst": "0.0.0.0/0"}], "dataDir": "/var/lib/cni/networks", "resolvConf": "/etc/resolv.conf"},
-			{"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24", "rangeStart": "10.244.0.5", "rangeEnd": "10.244.0.9", "gateway": "10.244.0.1"}]]}]`,
+			{"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24", "rangeStart": "10.244.0.5",
+			"rangeEnd": "10.244.0.9", "gateway": "10.244.0.1"}]]}]`,
 			`[{"type": "host-local", "subnet": 5}]`},
 		{"ipam.rangeStart", `["10.9.0.5"]`, `["text", "10.9.0", 5]`},
 		{"ipam.rangeEnd", `["10.9.0.5"]`, `["text", 5]`},
 		{"ipam.gateway", `["10.9.0.5"]`, `["text", 5]`},
 		{"ipam.dataDir", `["/x"]`, `[5]`},
 		{"ipam.resolvConf", `["/x"]`, `[5]`},
-		{"ipam.ranges", `[[[{"subnet": "10.244.0.0/24"}]]]`, `["text", ["text"], [["text"]], [[{"subnet": 5}]], [[{"subnet": "10.0.0.0/8", "rangeStart": 5}]]]`},
+		{"ipam.ranges", `[[[{"subnet": "10.244.0.0/24"}]]]`,
+			`["text", ["text"], [["text"]], [[{"subnet": 5}]], [[{"subnet": "10.0.0.0/8", "rangeStart": 5}]]]`},
 		{"ipam.routes", routesGood, routesBad},
-		{"runtimeConfig.ipRanges", `[[[{"subnet": "10.244.0.0/24", "rangeStart": "10.244.0.5"}]]]`, `["text", ["text"], [["text"]], [[{"subnet": 5}]], [[{"subnet": "10.0.0.0/8", "gateway": 5}]]]`},
+		{"runtimeConfig.ipRanges", `[[[{"subnet": "10.244.0.0/24", "rangeStart": "10.244.0.5"}]]]`,
+			`["text", ["text"], [["text"]], [[{"subnet": 5}]], [[{"subnet": "10.0.0.0/8", "gateway": 5}]]]`},
 	},
 	"portmap": {
-		{"runtimeConfig.portMappings", `[[], [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}], [{"hostPort": 65535, "containerPort": 1, "protocol": "sctp", "hostIP": "10.0.0.1"}]]`,
-			`["text", {}, ["text"], [{}], [{"hostPort": 1, "protocol": "tcp"}], [{"containerPort": 0, "hostPort": 1, "protocol": "tcp"}], [{"containerPort": 65536, "hostPort": 1, "protocol": "tcp"}],
-			[{"containerPort": "x", "hostPort": 1, "protocol": "tcp"}], [{"containerPort": 1, "hostPort": 65536, "protocol": "udp"}], [{"containerPort": 1, "hostPort": -1, "protocol": "udp"}],
-			[{"containerPort": 1, "hostPort": 1, "protocol": "icmp"}], [{"containerPort": 1, "hostPort": 1, "protocol": "tcp", "hostIP": 5}]]`},
+		{"runtimeConfig.portMappings", `[[], [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}],
+			[{"hostPort": 65535, "containerPort": 1, "protocol": "sctp", "hostIP": "10.0.0.1"}]]`,
+			`["text", {}, ["text"], [{}], [{"hostPort": 1, "protocol": "tcp"}], [{"containerPort": 0, "hostPort": 1,
+				"protocol": "tcp"}], [{"containerPort": 65536, "hostPort": 1, "protocol": "tcp"}],
+			[{"containerPort": "x", "hostPort": 1, "protocol": "tcp"}], [{"containerPort": 1, "hostPort": 65536,
+			"protocol": "udp"}], [{"containerPort": 1, "hostPort": -1, "protocol": "udp"}],
+			[{"containerPort": 1, "hostPort": 1, "protocol": "icmp"}], [{"containerPort": 1, "hostPort": 1,
+			"protocol": "tcp", "hostIP": 5}]]`},
 	},
 }
 
@@ -128,7 +148,8 @@ var _ = Describe("beside the schemas of the specification, ours", func() {
 	// for.
 	It("differs where the plugins do", func() {
 		Expect(validate(schema("network"), put(subjectOf("bridge").base, "ipam", object{}))).To(Succeed())
-		for _, mapping := range []string{`{"containerPort": 80}`, `{"containerPort": 80, "hostPort": 0, "protocol": "tcp"}`} {
+		for _, mapping := range []string{`{"containerPort": 80}`,
+			`{"containerPort": 80, "hostPort": 0, "protocol": "tcp"}`} {
 			doc := put(subjectOf("portmap").base, "runtimeConfig.portMappings[]", parsed(mapping))
 			Expect(validate(schema("network"), doc)).NotTo(Succeed())
 			_, code := checkConfig("portmap", plugintest.Text(doc))
@@ -145,7 +166,8 @@ var _ = Describe("beside the schemas of the specification, ours", func() {
 		Entry(nil, "bridge", `{"cniVersion": "1.2.3"}`),
 		Entry(nil, "bridge", `{"ipam": {"type": "a/b"}}`),
 		Entry(nil, "bridge", `{"runtimeConfig": {"mac": "01:00:00:00:00:01"}}`),
-		Entry(nil, "bridge", `{"args": {"cni": {"mac": "00:00:00:00:00:00"}}, "runtimeConfig": {"mac": "02:00:00:00:00:01"}}`),
+		Entry(nil, "bridge", `{"args": {"cni": {"mac": "00:00:00:00:00:00"}},
+			"runtimeConfig": {"mac": "02:00:00:00:00:01"}}`),
 		Entry(nil, "bridge", `{"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "x"}]}}`),
 		Entry(nil, "ptp", `{"ipam": null}`),
 		Entry(nil, "host-local", `{"ipam": {"subnet": null}}`),

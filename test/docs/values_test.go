@@ -50,7 +50,8 @@ func dns() []values {
 
 // common are the keys that every plugin reads.
 func common() []values {
-	return []values{{key: "log", good: `["", null, "/nowhere/a log"]`, bad: `["x", "./x", "/", "/x/", "//x", 5, true, {}, []]`, beyond: `["/x/../y", "/x/."]`}}
+	return []values{{key: "log", good: `["", null, "/nowhere/a log"]`,
+		bad: `["x", "./x", "/", "/x/", "//x", 5, true, {}, []]`, beyond: `["/x/../y", "/x/."]`}}
 }
 
 // ranges are the keys of a range at prefix; one without prefix is the old form
@@ -58,10 +59,14 @@ func common() []values {
 func ranges(prefix, beside string) []values {
 	return []values{
 		{key: prefix + "subnet", good: `["10.1.0.0/16", "2001:db8:1::/64", "::ffff:10.1.0.0/112"]`,
-			bad: `["", "x", "10.1.0.0", "10.1.0.0/33", "300.1.0.0/16", 5]`, beyond: `["10.1.0.1/16", "10.1.0.0/31", "2001:db8::/127", "1:2/64"]`},
-		{key: prefix + "rangeStart", beside: beside, good: `["10.9.0.5", "", null]`, bad: `["x", "10.9.0", "10.9.0.256", 5]`, beyond: `["10.1.0.5", "::1"]`},
-		{key: prefix + "rangeEnd", beside: beside, good: `["10.9.0.5", "", null]`, bad: `["x", "10.9.0.5/24", 5]`, beyond: `["10.1.0.5"]`},
-		{key: prefix + "gateway", beside: beside, good: `["10.9.0.5", "192.0.2.1", "", null]`, bad: `["x", "fe80::1%eth0", 5]`, beyond: `["2001:db8::1"]`},
+			bad:    `["", "x", "10.1.0.0", "10.1.0.0/33", "300.1.0.0/16", 5]`,
+			beyond: `["10.1.0.1/16", "10.1.0.0/31", "2001:db8::/127", "1:2/64"]`},
+		{key: prefix + "rangeStart", beside: beside, good: `["10.9.0.5", "", null]`,
+			bad: `["x", "10.9.0", "10.9.0.256", 5]`, beyond: `["10.1.0.5", "::1"]`},
+		{key: prefix + "rangeEnd", beside: beside, good: `["10.9.0.5", "", null]`, bad: `["x", "10.9.0.5/24", 5]`,
+			beyond: `["10.1.0.5"]`},
+		{key: prefix + "gateway", beside: beside, good: `["10.9.0.5", "192.0.2.1", "", null]`,
+			bad: `["x", "fe80::1%eth0", 5]`, beyond: `["2001:db8::1"]`},
 	}
 }
 
@@ -88,21 +93,29 @@ func concat(lists ...[]values) (all []values) {
 }
 
 func bridgeValues() []values {
-	return concat(switches("isGateway", "isDefaultGateway", "forceAddress", "ipMasq", "hairpinMode", "promiscMode", "preserveDefaultVlan",
+	return concat(switches("isGateway", "isDefaultGateway", "forceAddress", "ipMasq", "hairpinMode", "promiscMode",
+		"preserveDefaultVlan",
 		"macspoofchk", "enabledad", "disableContainerInterface", "portIsolation"), []values{
-		{key: "bridge", good: `["cni0", "abcdefghijklmno", null]`, bad: `["", "a/b", "a b", ".", "all", "br%d", "abcdefghijklmnop", 5]`},
+		{key: "bridge", good: `["cni0", "abcdefghijklmno", null]`,
+			bad: `["", "a/b", "a b", ".", "all", "br%d", "abcdefghijklmnop", 5]`},
 		{key: "ipMasqBackend", good: `["nftables", "iptables", null]`, bad: `["", "nft", 5]`},
 		{key: "mtu", good: `[0, 68, 1500, 65535, null]`, bad: `[-1, 1, 67, 65536, 1.5, "1500"]`},
 		{key: "promiscMode", beside: `{"hairpinMode": true}`, good: `[false]`, bad: `[true]`},
-		{key: "disableContainerInterface", beside: `{"ipam": {"type": "host-local", "subnet": "10.1.0.0/16"}}`, good: `[false]`, bad: `[true]`},
+		{key: "disableContainerInterface", beside: `{"ipam": {"type": "host-local", "subnet": "10.1.0.0/16"}}`,
+			good: `[false]`, bad: `[true]`},
 		{key: "disableContainerInterface", beside: `{"ipam": {}}`, good: `[true]`, bad: `[]`},
 		{key: "vlan", good: `[0, 1, 4094, null]`, bad: `[-1, 4095, 1.5, "5"]`},
-		{key: "vlan", beside: `{"bridge": "abcdefghijkl", "isGateway": true, "ipam": {"type": "x"}}`, good: `[10]`, bad: `[]`, beyond: `[100]`},
-		{key: "vlanTrunk", good: `[[], [{"id": 5}, {"minID": 1, "maxID": 4094}], [{"id": 5, "minID": 7, "maxID": 9}], [{"id": 5, "minID": null}], null]`,
-			bad: `[5, {}, [5], [null], [{}], [{"minID": 5}], [{"id": 1, "maxID": 5}]]`, beyond: `[[{"minID": 9, "maxID": 7}]]`},
+		{key: "vlan", beside: `{"bridge": "abcdefghijkl", "isGateway": true, "ipam": {"type": "x"}}`, good: `[10]`,
+			bad: `[]`, beyond: `[100]`},
+		{key: "vlanTrunk", good: `[[], [{"id": 5}, {"minID": 1, "maxID": 4094}], [{"id": 5, "minID": 7, "maxID": 9}],
+			[{"id": 5, "minID": null}], null]`,
+			bad:    `[5, {}, [5], [null], [{}], [{"minID": 5}], [{"id": 1, "maxID": 5}]]`,
+			beyond: `[[{"minID": 9, "maxID": 7}]]`},
 		{key: "vlanTrunk[].id", good: `[1, 4094]`, bad: `[0, 4095, -1, "5", null]`},
-		{key: "vlanTrunk[].minID", beside: `{"vlanTrunk": [{"maxID": 4094}]}`, good: `[1, 4094]`, bad: `[0, 4095, "5", null]`},
-		{key: "vlanTrunk[].maxID", beside: `{"vlanTrunk": [{"minID": 1}]}`, good: `[1, 4094]`, bad: `[0, 4095, "5", null]`},
+		{key: "vlanTrunk[].minID", beside: `{"vlanTrunk": [{"maxID": 4094}]}`, good: `[1, 4094]`,
+			bad: `[0, 4095, "5", null]`},
+		{key: "vlanTrunk[].maxID", beside: `{"vlanTrunk": [{"minID": 1}]}`, good: `[1, 4094]`,
+			bad: `[0, 4095, "5", null]`},
 		{key: "ipam", good: `[{}, {"type": "static"}, null]`, bad: `["static", [], 5]`},
 		{key: "ipam.type", good: `["static", "", null]`, bad: `["../x", "a/b", ".", 5]`, beyond: `["bridge"]`},
 		macs("args.cni.mac"), macs("runtimeConfig.mac"),
@@ -124,34 +137,48 @@ func hostLocalValues() []values {
 	return concat([]values{
 		{key: "ipam.type", good: `["host-local"]`, bad: noStrings},
 		{key: "ipam.ranges", good: `[[[{"subnet": "10.1.0.0/16"}], [{"subnet": "2001:db8::/64"}]]]`,
-			bad:    `[[[]], [[{}]], [{"subnet": "10.1.0.0/16"}], "10.1.0.0/16", [[null]], [null]]`,
-			beyond: `[[[{"subnet": "10.1.0.0/16"}, {"subnet": "2001:db8::/64"}]], [[{"subnet": "10.1.0.0/16"}], [{"subnet": "10.1.1.0/24"}]]]`},
-		{key: "ipam.ranges", beside: `{"ipam": {"subnet": null}}`, good: `[[[{"subnet": "10.1.0.0/16"}]]]`, bad: `[[], null]`},
+			bad: `[[[]], [[{}]], [{"subnet": "10.1.0.0/16"}], "10.1.0.0/16", [[null]], [null]]`,
+			beyond: `[[[{"subnet": "10.1.0.0/16"}, {"subnet": "2001:db8::/64"}]], [[{"subnet": "10.1.0.0/16"}],
+				[{"subnet": "10.1.1.0/24"}]]]`},
+		{key: "ipam.ranges", beside: `{"ipam": {"subnet": null}}`, good: `[[[{"subnet": "10.1.0.0/16"}]]]`,
+			bad: `[[], null]`},
 		{key: "capabilities.ipRanges", beside: `{"ipam": {"subnet": null}}`, good: `[true]`, bad: `[false, null]`},
 		{key: "capabilities.ipRanges", good: booleans, bad: noBooleans},
 		{key: "ipam.routes", good: `[[], [{"dst": "0.0.0.0/0"}], null]`, bad: `[5, {}, [{}], [null], ["0.0.0.0/0"]]`},
-		{key: "ipam.routes[].dst", good: `["0.0.0.0/0", "::/0", "192.0.2.7/24"]`, bad: `["", "x", "10.0.0.0", 5, null]`},
-		{key: "ipam.routes[].gw", beside: `{"ipam": {"routes": [{"dst": "0.0.0.0/0"}]}}`, good: `["10.9.0.1", "fe80::1", "", null]`, bad: `["x", "fe80::1%eth0", 5]`},
-		{key: "ipam.routes[].mtu", beside: `{"ipam": {"routes": [{"dst": "0.0.0.0/0"}]}}`, good: `[0, 1500, null]`, bad: `[-1, 2147483648, "5", 1.5]`},
-		{key: "ipam.routes[].advmss", beside: `{"ipam": {"routes": [{"dst": "0.0.0.0/0"}]}}`, good: `[0, 1460, null]`, bad: `[-1, 2147483648, "5"]`},
-		{key: "ipam.routes[].priority", beside: `{"ipam": {"routes": [{"dst": "0.0.0.0/0"}]}}`, good: `[0, 4294967295, null]`, bad: `[-1, 4294967296, "5"]`},
-		{key: "ipam.routes[].table", beside: `{"ipam": {"routes": [{"dst": "0.0.0.0/0"}]}}`, good: `[0, 4294967295, null]`, bad: `[-1, 4294967296, "5"]`},
-		{key: "ipam.routes[].scope", beside: `{"ipam": {"routes": [{"dst": "0.0.0.0/0"}]}}`, good: `[0, 255, null]`, bad: `[-1, 256, "5"]`},
+		{key: "ipam.routes[].dst", good: `["0.0.0.0/0", "::/0", "192.0.2.7/24"]`,
+			bad: `["", "x", "10.0.0.0", 5, null]`},
+		{key: "ipam.routes[].gw", beside: `{"ipam": {"routes": [{"dst": "0.0.0.0/0"}]}}`,
+			good: `["10.9.0.1", "fe80::1", "", null]`, bad: `["x", "fe80::1%eth0", 5]`},
+		{key: "ipam.routes[].mtu", beside: `{"ipam": {"routes": [{"dst": "0.0.0.0/0"}]}}`, good: `[0, 1500, null]`,
+			bad: `[-1, 2147483648, "5", 1.5]`},
+		{key: "ipam.routes[].advmss", beside: `{"ipam": {"routes": [{"dst": "0.0.0.0/0"}]}}`, good: `[0, 1460, null]`,
+			bad: `[-1, 2147483648, "5"]`},
+		{key: "ipam.routes[].priority", beside: `{"ipam": {"routes": [{"dst": "0.0.0.0/0"}]}}`,
+			good: `[0, 4294967295, null]`, bad: `[-1, 4294967296, "5"]`},
+		{key: "ipam.routes[].table", beside: `{"ipam": {"routes": [{"dst": "0.0.0.0/0"}]}}`,
+			good: `[0, 4294967295, null]`, bad: `[-1, 4294967296, "5"]`},
+		{key: "ipam.routes[].scope", beside: `{"ipam": {"routes": [{"dst": "0.0.0.0/0"}]}}`, good: `[0, 255, null]`,
+			bad: `[-1, 256, "5"]`},
 		{key: "ipam.dataDir", good: `["/var/lib/cni/networks", "", null]`, bad: noStrings},
 		{key: "ipam.resolvConf", good: `["/etc/resolv.conf", "", null]`, bad: noStrings},
 		{key: "ipam.statusOnExhaustion", good: `["warn", "fail", "", null]`, bad: `["no", 5]`},
-		{key: "runtimeConfig.ips", good: `[["10.9.0.5"], ["10.9.0.5/16"], [], null]`, bad: `["10.9.0.5", ["x"], [5], [null], [""]]`, beyond: `[["10.8.0.1"], ["10.9.0.1"], ["10.9.0.5", "10.9.0.6"]]`},
+		{key: "runtimeConfig.ips", good: `[["10.9.0.5"], ["10.9.0.5/16"], [], null]`,
+			bad:    `["10.9.0.5", ["x"], [5], [null], [""]]`,
+			beyond: `[["10.8.0.1"], ["10.9.0.1"], ["10.9.0.5", "10.9.0.6"]]`},
 		{key: "args.cni.ips", good: `[["10.9.0.5"], null]`, bad: `["10.9.0.5", ["x"], ["10.9.0.5/x"]]`},
 		{key: "runtimeConfig.ipRanges", good: `[[[{"subnet": "10.1.0.0/16"}]], [], null]`, bad: `[[[]], [[{}]], 5]`},
-		{key: "runtimeConfig.ipRanges", beside: `{}`, good: `[]`, bad: `[]`, beyond: `[[[{` + nine + `}]]]`}, // overlaps with ipam.subnet
+		{key: "runtimeConfig.ipRanges", beside: `{}`, good: `[]`, bad: `[]`,
+			beyond: `[[[{` + nine + `}]]]`}, // overlaps with ipam.subnet
 	}, ranges("ipam.", `{"ipam": {`+nine+`}}`), ranges("ipam.ranges[][].", `{"ipam": {"subnet": null, "ranges": [[{`+nine+`}]]}}`),
-		ranges("runtimeConfig.ipRanges[][].", `{"ipam": {"subnet": null}, "runtimeConfig": {"ipRanges": [[{`+nine+`}]]}}`))
+		ranges("runtimeConfig.ipRanges[][].",
+			`{"ipam": {"subnet": null}, "runtimeConfig": {"ipRanges": [[{`+nine+`}]]}}`))
 }
 
 func tuningValues() []values {
 	const numbers, noNumbers = `[0, 1, 2147483647, null]`, `[-1, 2147483648, 1.5, "5"]`
 	sysctls := values{good: `[{}, {"net.core.somaxconn": "500", "net/ipv4/conf/IFNAME/arp_filter": "1"}, null]`,
-		bad:    `[{"kernel.domainname": "x"}, {"/proc/sys/net/core/x": "1"}, {"net.core.x": 1}, {"net.core.x": null}, [], "net.core.x=1", 5]`,
+		bad: `[{"kernel.domainname": "x"}, {"/proc/sys/net/core/x": "1"}, {"net.core.x": 1}, {"net.core.x": null},
+			[], "net.core.x=1", 5]`,
 		beyond: `[{"net/../kernel/x": "1"}, {"net..x": "1"}, {"net.core.x": "1", "net/core/x": "2"}]`}
 	own, more := sysctls, sysctls
 	own.key, more.key = "sysctl", "args.cni.sysctl"
@@ -166,23 +193,30 @@ func tuningValues() []values {
 func portmapValues() []values {
 	const list = "runtimeConfig.portMappings"
 	conditions := values{good: `[["ip", "saddr", "10.0.0.0/8"], ["-s", "10.0.0.0/8"], ["!", "-i", "eth0"], [], null]`,
-		bad: `["-s 10.0.0.1", [""], ["-s", "a\nb"], [5], [null]]`, beyond: `[["ip saddr 10.0.0.1; drop"], ["ip", "#"]]`}
+		bad: `["-s 10.0.0.1", [""], ["-s", "a\nb"], [5], [null]]`, beyond: `[["ip saddr 10.0.0.1; drop"], ["ip",
+			"#"]]`}
 	four, six := conditions, conditions
 	four.key, six.key = "conditionsV4", "conditionsV6"
 	return concat(switches("snat", "masqAll"), []values{
 		four, six,
-		{key: "conditionsV6", beside: `{"conditionsV4": ["-s", "10.0.0.0/8"]}`, good: `[["-s", "fd00::/8"]]`, bad: `[]`, beyond: `[["ip6", "saddr", "fd00::/8"]]`},
+		{key: "conditionsV6", beside: `{"conditionsV4": ["-s", "10.0.0.0/8"]}`, good: `[["-s", "fd00::/8"]]`, bad: `[]`,
+			beyond: `[["ip6", "saddr", "fd00::/8"]]`},
 		{key: "backend", good: `["nftables", "iptables", null]`, bad: `["", "ipvs", 5]`},
-		{key: "backend", beside: `{"externalSetMarkChain": "KUBE-MARK-MASQ"}`, good: `["iptables"]`, bad: `["nftables"]`},
+		{key: "backend", beside: `{"externalSetMarkChain": "KUBE-MARK-MASQ"}`, good: `["iptables"]`,
+			bad: `["nftables"]`},
 		{key: "markMasqBit", good: `[0, 31, null]`, bad: `[-1, 32, "5", 1.5]`},
 		{key: "markMasqBit", beside: `{"externalSetMarkChain": "X"}`, good: `[null]`, bad: `[5]`},
-		{key: "externalSetMarkChain", good: `["KUBE-MARK-MASQ", "a!b", null]`, bad: `["", "A B", "-j", "!x", "a\"b", "abcdefghijklmnopqrstuvwxyzabc", 5]`},
-		{key: list, good: `[[], [{"hostPort": 1, "containerPort": 1, "protocol": "tcp"}], null]`, bad: `[5, {}, [{}], [null], [5]]`,
-			beyond: `[[{"hostPort": 1, "containerPort": 1, "protocol": "tcp"}, {"hostPort": 1, "containerPort": 2, "protocol": "tcp"}]]`},
+		{key: "externalSetMarkChain", good: `["KUBE-MARK-MASQ", "a!b", null]`,
+			bad: `["", "A B", "-j", "!x", "a\"b", "abcdefghijklmnopqrstuvwxyzabc", 5]`},
+		{key: list, good: `[[], [{"hostPort": 1, "containerPort": 1, "protocol": "tcp"}], null]`,
+			bad: `[5, {}, [{}], [null], [5]]`,
+			beyond: `[[{"hostPort": 1, "containerPort": 1, "protocol": "tcp"}, {"hostPort": 1, "containerPort": 2,
+				"protocol": "tcp"}]]`},
 		{key: list + "[].hostPort", good: `[1, 8080, 65535]`, bad: `[0, 65536, -1, 1.5, "80", null]`},
 		{key: list + "[].containerPort", good: `[1, 65535]`, bad: `[0, 65536, -1, "80", null]`},
 		{key: list + "[].protocol", good: `["tcp", "UDP", "Sctp"]`, bad: `["", "icmp", "tcp ", 6, null]`},
-		{key: list + "[].hostIP", good: `["", "0.0.0.0", "::", "192.0.2.1", "::ffff:192.0.2.1", null]`, bad: `["x", "10.0.0.1/8", "fe80::1%eth0", 1]`,
+		{key: list + "[].hostIP", good: `["", "0.0.0.0", "::", "192.0.2.1", "::ffff:192.0.2.1", null]`,
+			bad:    `["x", "10.0.0.1/8", "fe80::1%eth0", 1]`,
 			beyond: `["224.0.0.1", "255.255.255.255"]`},
 	})
 }
@@ -191,12 +225,14 @@ func portmapValues() []values {
 func entryValues() []values {
 	return concat([]values{
 		{key: "type", good: `["loopback", "something-else"]`, bad: `["", "../x", 5]`},
-		{key: "capabilities", good: `[{}, {"portMappings": true, "mac": false}, null]`, bad: `["mac", ["mac"], {"mac": "yes"}]`},
+		{key: "capabilities", good: `[{}, {"portMappings": true, "mac": false}, null]`,
+			bad: `["mac", ["mac"], {"mac": "yes"}]`},
 		{key: "args", good: `[{}, {"cni": {"labels": []}}, null]`, bad: `[5, "a=b", []]`},
 		{key: "runtimeConfig", good: `[{}, {"anything": 1}, null]`, bad: `[5, []]`},
 		{key: "ipam", good: `[{}, {"type": "static", "addresses": []}, null]`, bad: `[5, "static", []]`},
 		{key: "ipam.type", good: `["static", "", null]`, bad: `[5, []]`},
-		{key: "prevResult", good: `[{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.1/8"}]}, null]`, bad: `[5, [], {"cniVersion": "1.0.0", "ips": [{"address": "x"}]}, {"cniVersion": "7.0.0"}]`},
+		{key: "prevResult", good: `[{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.1/8"}]}, null]`,
+			bad: `[5, [], {"cniVersion": "1.0.0", "ips": [{"address": "x"}]}, {"cniVersion": "7.0.0"}]`},
 	}, dns())
 }
 
@@ -211,6 +247,7 @@ func listValues() []values {
 		{key: "disableCheck", good: switches, bad: `["yes", 1, "", null]`},
 		{key: "disableGC", good: switches, bad: `["yes", 1, {}]`},
 		{key: "loadOnlyInlinedPlugins", good: switches, bad: `["yes", 1, []]`},
-		{key: "plugins", good: `[[{"type": "loopback"}, {"type": "other", "x": 1}]]`, bad: `[[], {}, null, [5], [null], [{}], [{"type": 5}], [{"type": "a/b"}]]`},
+		{key: "plugins", good: `[[{"type": "loopback"}, {"type": "other", "x": 1}]]`,
+			bad: `[[], {}, null, [5], [null], [{}], [{"type": 5}], [{"type": "a/b"}]]`},
 	}
 }

@@ -54,7 +54,8 @@ func (c *call) describe(tid int) {
 	program, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", tid))
 	c.Program = filepath.Base(program)
 	switch {
-	case c.is("openat", "openat2", "mkdirat", "unlinkat", "readlinkat", "faccessat", "faccessat2", "newfstatat", "statx", "fchmodat", "utimensat", "mknodat"):
+	case c.is("openat", "openat2", "mkdirat", "unlinkat", "readlinkat", "faccessat", "faccessat2", "newfstatat",
+		"statx", "fchmodat", "utimensat", "mknodat"):
 		c.File = pathAt(tid, c.Args[0], c.Args[1])
 	case c.is("linkat", "renameat", "renameat2"):
 		c.File = pathAt(tid, c.Args[2], c.Args[3])
@@ -64,8 +65,10 @@ func (c *call) describe(tid int) {
 		c.File = text(tid, c.Args[0])
 	case c.is("sendto") && c.Args[4] != 0 && family(tid, c.Args[4]) == unix.AF_NETLINK:
 		c.File = "netlink"
-	case c.is("read", "pread64", "readv", "write", "pwrite64", "writev", "close", "fstat", "getdents64", "fsync", "fdatasync", "ftruncate",
-		"fchmod", "fcntl", "flock", "ioctl", "setns", "dup3", "dup2", "bind", "connect", "setsockopt", "getsockopt", "sendto", "sendmsg",
+	case c.is("read", "pread64", "readv", "write", "pwrite64", "writev", "close", "fstat", "getdents64", "fsync",
+		"fdatasync", "ftruncate",
+		"fchmod", "fcntl", "flock", "ioctl", "setns", "dup3", "dup2", "bind", "connect", "setsockopt", "getsockopt",
+		"sendto", "sendmsg",
 		"recvfrom", "recvmsg"):
 		c.File = descriptor(tid, c.Args[0])
 	}

@@ -65,7 +65,8 @@ func each[T trial](l *lesson, all []T) {
 	}
 	close(todo)
 	workers.Wait()
-	AddReportEntry(fmt.Sprintf("%s: %d of %d cases (seed %d), %d hit", l.Name, len(cases), len(all), GinkgoRandomSeed(), t.hits))
+	AddReportEntry(fmt.Sprintf("%s: %d of %d cases (seed %d), %d hit", l.Name, len(cases), len(all), GinkgoRandomSeed(),
+		t.hits))
 	if len(t.failed) > 0 {
 		Fail(fmt.Sprintf("%d of %d cases:\n    %s", len(t.failed), len(cases), strings.Join(t.failed, "\n    ")))
 	}

@@ -131,9 +131,13 @@ var _ = Describe("a host", Label("kernel"), func() {
 			ADD:   "permission denied", DEL: "permission denied", Nothing: "permission denied"}, dir).on(name)
 	}, homes)
 
-	DescribeTable("with a file in the place of a directory: ADD says so, DEL finds nothing there", func(name, dir, del string) {
-		with(environment{Prepare: small, Break: "mkdir DIR/aside; for d in DIR/[!a]*; do mv $d DIR/aside; echo >$d; done",
-			Repair: "for d in DIR/aside/*; do rm DIR/${d##*/}; mv $d DIR; done; rmdir DIR/aside", ADD: "not a directory", DEL: del, Lost: true}, dir).on(name)
+	DescribeTable("with a file in the place of a directory: ADD says so, DEL finds nothing there", func(
+		name, dir, del string,
+	) {
+		with(environment{Prepare: small,
+			Break:  "mkdir DIR/aside; for d in DIR/[!a]*; do mv $d DIR/aside; echo >$d; done",
+			Repair: "for d in DIR/aside/*; do rm DIR/${d##*/}; mv $d DIR; done; rmdir DIR/aside",
+			ADD:    "not a directory", DEL: del, Lost: true}, dir).on(name)
 	},
 		Entry("host-local", hostLocal, "/var/lib/cni", ""), Entry(tuning, tuning, "/run/cni", ""),
 		Entry("portmap", portmap, "/run/hawser", ""), Entry(portmapIPT, portmapIPT, "/run/hawser", ""),
@@ -141,7 +145,8 @@ var _ = Describe("a host", Label("kernel"), func() {
 	)
 
 	DescribeTable("with a link in the place of a directory works", func(name, dir string) {
-		with(environment{Prepare: "mount -t tmpfs tmpfs /mnt; mkdir -p /mnt/there DIR; rm -r DIR; ln -s /mnt/there DIR"}, dir).on(name)
+		with(environment{Prepare: "mount -t tmpfs tmpfs /mnt; mkdir -p /mnt/there DIR; rm -r DIR; ln -s /mnt/there DIR"},
+			dir).on(name)
 	}, homes)
 
 	const readOnlyProc = "mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys"
@@ -153,7 +158,8 @@ var _ = Describe("a host", Label("kernel"), func() {
 	}, Entry(bridgeIPT, bridgeIPT), Entry("ptp", "ptp"))
 
 	DescribeTable("with a read-only /proc/sys on which something is not: ADD says so, DEL works", func(name string) {
-		environment{Break: wrong + "; " + readOnlyProc, Repair: "umount /proc/sys; " + right, ADD: "read-only file system"}.on(name)
+		environment{Break: wrong + "; " + readOnlyProc, Repair: "umount /proc/sys; " + right,
+			ADD: "read-only file system"}.on(name)
 	}, Entry("bridge", "bridge, first on the host"), Entry("ptp", "ptp, first on the host"))
 
 	It("without /run and /var works", func() {

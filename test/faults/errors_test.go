@@ -60,7 +60,8 @@ func (c failing) play(n *node) (hit bool, err error) {
 	if err == nil || errors.Is(err, errRetire) {
 		return true, err
 	}
-	return true, fmt.Errorf("%s: %s at call %s:\n        %w\n        %s%s", c.command, out.Injected, out.Hit, err, out.Stdout, out.Stderr)
+	return true, fmt.Errorf("%s: %s at call %s:\n        %w\n        %s%s", c.command, out.Injected, out.Hit, err,
+		out.Stdout, out.Stderr)
 }
 
 // repeat: an ADD that failed has left nothing; the repetition of a DEL that failed
@@ -109,7 +110,8 @@ func (n *node) isGone(out outcome) error {
 }
 
 // final are errors that a repetition would bring again.
-var final = map[unix.Errno]bool{unix.EPERM: true, unix.EACCES: true, unix.EROFS: true, unix.EINVAL: true, unix.EIO: true, unix.EBUSY: true}
+var final = map[unix.Errno]bool{unix.EPERM: true, unix.EACCES: true, unix.EROFS: true, unix.EINVAL: true,
+	unix.EIO: true, unix.EBUSY: true}
 
 // explained: there is one error object, and it names the cause; an interrupted call
 // is no error.

@@ -92,10 +92,12 @@ var possible = map[string][]unix.Errno{
 	"mkdirat": {unix.ENOSPC, unix.EACCES, unix.EROFS}, "linkat": {unix.ENOSPC, unix.EIO, unix.EPERM},
 	"symlinkat": {unix.ENOSPC, unix.EACCES}, "renameat": {unix.ENOSPC, unix.EIO, unix.EACCES},
 	"renameat2": {unix.ENOSPC, unix.EIO, unix.EACCES}, "unlinkat": {unix.EIO, unix.EBUSY, unix.EROFS, unix.EACCES},
-	"unlink": {unix.EIO, unix.EACCES}, "mknodat": {unix.EPERM}, "fchmod": {unix.EPERM, unix.EIO}, "fchmodat": {unix.EPERM, unix.EIO},
+	"unlink": {unix.EIO, unix.EACCES}, "mknodat": {unix.EPERM}, "fchmod": {unix.EPERM, unix.EIO},
+	"fchmodat":  {unix.EPERM, unix.EIO},
 	"utimensat": {unix.EIO, unix.EPERM, unix.EROFS}, "ftruncate": {unix.EIO, unix.EINTR},
 	"fsync": {unix.EIO, unix.ENOSPC}, "fdatasync": {unix.EIO, unix.ENOSPC},
-	"newfstatat": {unix.EACCES, unix.EIO, unix.ENOMEM}, "fstat": {unix.EIO, unix.ENOMEM}, "statx": {unix.EACCES, unix.EIO},
+	"newfstatat": {unix.EACCES, unix.EIO, unix.ENOMEM}, "fstat": {unix.EIO, unix.ENOMEM},
+	"statx":      {unix.EACCES, unix.EIO},
 	"getdents64": {unix.EIO, unix.ENOMEM}, "readlinkat": {unix.EACCES, unix.EIO}, "readlink": {unix.EIO},
 	"faccessat": {unix.EACCES, unix.EIO}, "faccessat2": {unix.EACCES, unix.EIO}, "access": {unix.EIO},
 	"dup3": {unix.EBUSY}, "dup2": {unix.EBUSY}, "flock": {unix.EINTR, unix.ENOLCK, unix.EIO},
@@ -103,8 +105,10 @@ var possible = map[string][]unix.Errno{
 	"poll": {unix.EINTR, unix.ENOMEM}, "ppoll": {unix.EINTR, unix.ENOMEM}, "select": {unix.EINTR, unix.ENOMEM},
 	"socket": {unix.EMFILE, unix.ENOBUFS, unix.EPERM}, "bind": {unix.ENOMEM}, "connect": {unix.EINTR, unix.EAGAIN},
 	"setsockopt": {unix.ENOMEM, unix.EPERM, unix.ENOPROTOOPT}, "getsockopt": {unix.ENOMEM},
-	"setns": {unix.EPERM, unix.ENOMEM}, "clone": {unix.EAGAIN, unix.ENOMEM}, "clone3": {unix.EAGAIN}, "fork": {unix.EAGAIN},
-	"vfork": {unix.EAGAIN}, "execve": {unix.EACCES, unix.ENOMEM, unix.EIO}, "wait4": {unix.EINTR}, "waitid": {unix.EINTR},
+	"setns": {unix.EPERM, unix.ENOMEM}, "clone": {unix.EAGAIN, unix.ENOMEM}, "clone3": {unix.EAGAIN},
+	"fork":  {unix.EAGAIN},
+	"vfork": {unix.EAGAIN}, "execve": {unix.EACCES, unix.ENOMEM, unix.EIO}, "wait4": {unix.EINTR},
+	"waitid":        {unix.EINTR},
 	"inotify_init1": {unix.EMFILE}, "inotify_add_watch": {unix.ENOSPC},
 }
 
@@ -116,7 +120,8 @@ func (c call) openFailures() []failure {
 	switch {
 	case strings.HasPrefix(c.File, "/sys/kernel/mm/"): // the Go runtime's own
 		return nil
-	case strings.HasPrefix(c.File, "/run/netns/") || strings.HasPrefix(c.File, "/proc/") && flags&(unix.O_WRONLY|unix.O_RDWR) == 0:
+	case strings.HasPrefix(c.File, "/run/netns/") || strings.HasPrefix(c.File, "/proc/") &&
+		flags&(unix.O_WRONLY|unix.O_RDWR) == 0:
 		return fails(unix.EMFILE, unix.ENOMEM, unix.EINTR)
 	case flags&(unix.O_CREAT|unix.O_TMPFILE&^unix.O_DIRECTORY) != 0:
 		return fails(unix.ENOSPC, unix.EROFS, unix.EACCES, unix.EMFILE, unix.EIO, unix.EINTR)

@@ -76,7 +76,8 @@ func filter(changes bool) []unix.SockFilter {
 		unless(unix.SYS_SENDMSG, 4), load(firstArg), unless(handOver, 1), allow, report,
 	}
 	if changes {
-		program = append(program, unless(unix.SYS_OPENAT, 4), load(thirdArg), hasNot(unix.O_CREAT|unix.O_TRUNC, 1), report, allow)
+		program = append(program, unless(unix.SYS_OPENAT, 4), load(thirdArg), hasNot(unix.O_CREAT|unix.O_TRUNC, 1),
+			report, allow)
 	}
 	for _, calls := range []map[uint64]string{watched, older} {
 		for nr, name := range calls {

@@ -32,7 +32,8 @@ func lending(others int, sets ...string) object {
 	var ranges [][]object
 	for _, subnet := range sets {
 		prefix := subnet[:len(subnet)-len("0/24")]
-		ranges = append(ranges, []object{{"subnet": subnet, "rangeStart": prefix + "2", "rangeEnd": prefix + string('2'+rune(others))}})
+		ranges = append(ranges, []object{{"subnet": subnet, "rangeStart": prefix + "2",
+			"rangeEnd": prefix + string('2'+rune(others))}})
 	}
 	return object{"type": "host-local", "ranges": ranges}
 }
@@ -40,7 +41,8 @@ func lending(others int, sets ...string) object {
 func dual(others int) object { return lending(others, "10.1.0.0/24", "fd01::0/64") }
 
 func bridge(others int, more object) object {
-	return plugintest.Merge(object{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipam": dual(others)}, more)
+	return plugintest.Merge(object{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipam": dual(others)},
+		more)
 }
 
 func portmap(backend string) object {
@@ -54,25 +56,33 @@ func portmap(backend string) object {
 // scenarios are all that is killed and made fail.
 func scenarios() []scenario {
 	nft, ipt := []string{"nft", "nft-inet-nat"}, []string{"iptables"}
-	tuned := object{"type": "tuning", "mac": "0a:00:00:00:00:17", "mtu": 1400, "promisc": true, "txQLen": 77, "allmulti": true,
-		"sysctl": object{"net.ipv4.conf.IFNAME.arp_filter": "1", "net.ipv4.tcp_keepalive_time": "700"}}
+	tuned := object{"type": "tuning", "mac": "0a:00:00:00:00:17", "mtu": 1400, "promisc": true, "txQLen": 77,
+		"allmulti": true,
+		"sysctl":   object{"net.ipv4.conf.IFNAME.arp_filter": "1", "net.ipv4.tcp_keepalive_time": "700"}}
 	onBridge := bridge(1, nil)
 	return []scenario{
 		{Name: "loopback", IfName: "lo", Inside: true, Conf: object{"type": "loopback"}},
 		{Name: "host-local", Conf: object{"type": "bridge", "ipam": dual(1)}},
 		{Name: "host-local, first on the host", Cold: true, Conf: object{"type": "bridge", "ipam": dual(0)}},
-		{Name: "bridge", Conf: bridge(1, object{"ipMasq": true, "macspoofchk": true, "hairpinMode": true}), Needs: append(nft, "nft-bridge")},
-		{Name: "bridge, first on the host", Cold: true, Conf: bridge(0, object{"ipMasq": true, "macspoofchk": true}), Needs: append(nft, "nft-bridge")},
+		{Name: "bridge", Conf: bridge(1, object{"ipMasq": true, "macspoofchk": true, "hairpinMode": true}),
+			Needs: append(nft, "nft-bridge")},
+		{Name: "bridge, first on the host", Cold: true, Conf: bridge(0, object{"ipMasq": true, "macspoofchk": true}),
+			Needs: append(nft, "nft-bridge")},
 		{Name: "bridge, VLAN", Conf: bridge(1, object{"vlan": 7}), Needs: []string{"vlan_filtering", "8021q"}},
 		{Name: "bridge, iptables", Conf: bridge(1, object{"ipMasq": true, "ipMasqBackend": "iptables"}), Needs: ipt},
-		{Name: "ptp", Conf: object{"type": "ptp", "ipMasq": true, "ipam": plugintest.Merge(dual(1), object{"routes": []object{{"dst": "0.0.0.0/0"}, {"dst": "::/0"}}})}, Needs: nft},
-		{Name: "ptp, first on the host", Cold: true, Conf: object{"type": "ptp", "ipMasq": true, "ipam": dual(0)}, Needs: nft},
-		{Name: "ptp, iptables", Conf: object{"type": "ptp", "ipMasq": true, "ipMasqBackend": "iptables", "ipam": dual(1)}, Needs: ipt},
+		{Name: "ptp", Conf: object{"type": "ptp", "ipMasq": true,
+			"ipam": plugintest.Merge(dual(1),
+				object{"routes": []object{{"dst": "0.0.0.0/0"}, {"dst": "::/0"}}})}, Needs: nft},
+		{Name: "ptp, first on the host", Cold: true, Conf: object{"type": "ptp", "ipMasq": true, "ipam": dual(0)},
+			Needs: nft},
+		{Name: "ptp, iptables", Conf: object{"type": "ptp", "ipMasq": true, "ipMasqBackend": "iptables",
+			"ipam": dual(1)}, Needs: ipt},
 		{Name: "tuning", Conf: tuned, Below: onBridge, Inside: true},
 		{Name: "portmap", Conf: portmap("nftables"), Below: onBridge, Needs: nft},
 		{Name: "portmap, first on the host", Cold: true, Conf: portmap("nftables"), Below: bridge(0, nil), Needs: nft},
 		{Name: "portmap, iptables", Conf: portmap("iptables"), Below: onBridge, Needs: ipt},
-		{Name: "portmap, iptables, first on the host", Cold: true, Conf: portmap("iptables"), Below: bridge(0, nil), Needs: ipt},
+		{Name: "portmap, iptables, first on the host", Cold: true, Conf: portmap("iptables"), Below: bridge(0, nil),
+			Needs: ipt},
 	}
 }
 

@@ -95,7 +95,8 @@ func (s state) differs(want, shared state) error {
 // from before.
 func superseded(line string, shared state) bool {
 	key, _, ok := strings.Cut(line, ":")
-	return ok && strings.Contains(key, " ipv") && slices.ContainsFunc(shared, func(l string) bool { return strings.HasPrefix(l, key+":") })
+	return ok && strings.Contains(key, " ipv") &&
+		slices.ContainsFunc(shared, func(l string) bool { return strings.HasPrefix(l, key+":") })
 }
 
 func (s state) outside() state { return s.without("container ") }

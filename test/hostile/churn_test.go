@@ -20,13 +20,18 @@ import (
 func churn(n *node.Node) {
 	GinkgoHelper()
 	for i := range 8 {
-		lines := []string{fmt.Sprintf("link add churn%d type veth peer name other%d", i, i), fmt.Sprintf("addr add 198.18.%d.1/24 dev churn%d", i, i),
-			fmt.Sprintf("link set churn%d up", i), fmt.Sprintf("route add 203.0.113.%d dev churn%d", i, i), fmt.Sprintf("link del churn%d", i)}
+		lines := []string{fmt.Sprintf("link add churn%d type veth peer name other%d", i, i),
+			fmt.Sprintf("addr add 198.18.%d.1/24 dev churn%d", i, i),
+			fmt.Sprintf("link set churn%d up", i), fmt.Sprintf("route add 203.0.113.%d dev churn%d", i,
+				i), fmt.Sprintf("link del churn%d", i)}
 		if i%4 == 3 {
-			lines = []string{fmt.Sprintf("netns add churn%d", i), fmt.Sprintf("link add churn%d type veth peer name other netns churn%d", i, i), fmt.Sprintf("netns del churn%d", i)}
+			lines = []string{fmt.Sprintf("netns add churn%d", i),
+				fmt.Sprintf("link add churn%d type veth peer name other netns churn%d", i,
+					i), fmt.Sprintf("netns del churn%d", i)}
 		}
 		// What one cannot do because of another, it says for each line.
-		n.Start(nstest.Program{Path: "sh", Args: []string{"-c", "exec ip -force -batch - 2>/dev/null"}, Stdin: strings.Repeat(strings.Join(lines, "\n")+"\n", 20000)})
+		n.Start(nstest.Program{Path: "sh", Args: []string{"-c", "exec ip -force -batch - 2>/dev/null"},
+			Stdin: strings.Repeat(strings.Join(lines, "\n")+"\n", 20000)})
 	}
 }
 

@@ -46,7 +46,9 @@ var kinds = map[string]struct{ backend, variant string }{
 	"nftables": {"", "nft"}, "iptables over nf_tables": {"iptables", "nft"}, "legacy iptables": {"iptables", "legacy"},
 }
 
-var _ = DescribeTable("somebody flushes the rules of all between ADD and the rest", Label("kernel"), func(kind, flush string, seen bool) {
+var _ = DescribeTable("somebody flushes the rules of all between ADD and the rest", Label("kernel"), func(
+	kind, flush string, seen bool,
+) {
 	k := kinds[kind]
 	useIPTables(k.variant)
 	n := node.New()
@@ -62,7 +64,8 @@ var _ = DescribeTable("somebody flushes the rules of all between ADD and the res
 		reached(n, p, outside, "8080")
 	}
 	if flush == flushIPTables {
-		Expect(n.Cmd("nft", "list", "chain", "inet", "hawser", "portmap_guard_v1")).To(ContainSubstring("drop"), "containers are kept from the host's loopback")
+		Expect(n.Cmd("nft", "list", "chain", "inet", "hawser", "portmap_guard_v1")).To(ContainSubstring("drop"),
+			"containers are kept from the host's loopback")
 	}
 	// The next one puts back what all share.
 	next := n.Add(node.NewPod("next"), node.Port(entries, 8081))
@@ -73,17 +76,21 @@ var _ = DescribeTable("somebody flushes the rules of all between ADD and the res
 		n.Succeeds("DEL", q, entries)
 		n.Succeeds("DEL", q, entries)
 	}
-	Expect(n.Snapshot("links", "nftables", "iptables-legacy")).NotTo(MatchRegexp(`ifname=veth|[0-9a-f]{16} net |CNI-[0-9a-f]|CNI-DN|10\.88\.0\.[23]\b`))
+	Expect(n.Snapshot("links", "nftables",
+		"iptables-legacy")).NotTo(MatchRegexp(`ifname=veth|[0-9a-f]{16} net |CNI-[0-9a-f]|CNI-DN|10\.88\.0\.[23]\b`))
 	Expect(n.Own()).NotTo(MatchRegexp(`networks/net/[0-9a-f]|\.json `))
 	Expect(n.Sysctl("net/ipv4/conf/cni0/route_localnet")).To(Equal("0"), "and nothing would guard it")
 },
 	Entry("with nftables: nft flush ruleset", "nftables", "nft flush ruleset", true),
-	Entry("with nftables: iptables -F, as firewalld does (CVE-2025-54388, CVE-2025-54410)", "nftables", flushIPTables, false),
+	Entry("with nftables: iptables -F, as firewalld does (CVE-2025-54388, CVE-2025-54410)", "nftables", flushIPTables,
+		false),
 	Entry("with nftables: the rules of one table", "nftables", "nft flush table inet hawser", true),
 	Entry("with iptables over nf_tables: nft flush ruleset", "iptables over nf_tables", "nft flush ruleset", true),
-	Entry("with iptables over nf_tables: iptables -F, as firewalld does (CVE-2025-54388, CVE-2025-54410)", "iptables over nf_tables", flushIPTables, true),
+	Entry("with iptables over nf_tables: iptables -F, as firewalld does (CVE-2025-54388, CVE-2025-54410)",
+		"iptables over nf_tables", flushIPTables, true),
 	Entry("with iptables over nf_tables: iptables -t nat -F", "iptables over nf_tables", "iptables -t nat -F", true),
-	Entry("with legacy iptables: iptables -F, as firewalld does (CVE-2025-54388, CVE-2025-54410)", "legacy iptables", flushIPTables, true),
+	Entry("with legacy iptables: iptables -F, as firewalld does (CVE-2025-54388, CVE-2025-54410)", "legacy iptables",
+		flushIPTables, true),
 	Entry("with legacy iptables: nft flush ruleset", "legacy iptables", "nft flush ruleset", true),
 )
 

@@ -14,8 +14,10 @@ import (
 // hold has another program hold a lock, until the spec ends or release is called.
 func hold(n *node.Node, lock string) (release func()) {
 	GinkgoHelper()
-	holder := n.Start(nstest.Program{Path: "flock", Args: []string{"-o", lock, "sh", "-c", "exec sleep 60 >/dev/null 2>&1"}})
-	Eventually(func() string { return n.Cmd("cat", "/proc/locks") }).Should(MatchRegexp(`FLOCK .* %d `, holder.Process.Pid))
+	holder := n.Start(nstest.Program{Path: "flock", Args: []string{"-o", lock, "sh", "-c",
+		"exec sleep 60 >/dev/null 2>&1"}})
+	Eventually(func() string { return n.Cmd("cat", "/proc/locks") }).Should(MatchRegexp(`FLOCK .* %d `,
+		holder.Process.Pid))
 	return func() { Expect(holder.Process.Kill()).To(Succeed()) }
 }
 
@@ -51,7 +53,8 @@ var _ = Describe("a lock that another program holds", Label("kernel"), func() {
 					n.Succeeds("DEL", first, node.List(backend))
 				}
 			}()
-			Eventually(func() string { return n.Cmd("cat", "/proc/locks") }).Should(MatchRegexp(`-> FLOCK .*:%s `, inode))
+			Eventually(func() string { return n.Cmd("cat", "/proc/locks") }).Should(MatchRegexp(`-> FLOCK .*:%s `,
+				inode))
 			Expect(done).NotTo(BeClosed(), command)
 			release()
 			Eventually(done).WithTimeout(nstest.Hang).Should(BeClosed(), command)

@@ -13,7 +13,9 @@ import (
 	"github.com/hawser-cni/plugins/test/node"
 )
 
-var _ = DescribeTable("the clock jumps between calls, so that files are of other times", Label("kernel"), func(to string) {
+var _ = DescribeTable("the clock jumps between calls, so that files are of other times", Label("kernel"), func(
+	to string,
+) {
 	n := node.New()
 	jump := func() {
 		GinkgoHelper()
@@ -36,7 +38,8 @@ var _ = DescribeTable("the clock jumps between calls, so that files are of other
 	n.Succeeds("DEL", second, entries)
 	Expect(n.Own()).NotTo(MatchRegexp(`networks/net/([0-9]+\.|fd)|\.json `))
 },
-	Entry("to the future", "2099-01-01"), Entry("to the past", "1970-01-01"), Entry("to when we write times that the kernel does not", "1985-10-26 01:21:00"),
+	Entry("to the future", "2099-01-01"), Entry("to the past", "1970-01-01"),
+	Entry("to when we write times that the kernel does not", "1985-10-26 01:21:00"),
 )
 
 var _ = DescribeTable("the umask that we are started with", Label("kernel"), func(umask string) {
@@ -47,12 +50,15 @@ var _ = DescribeTable("the umask that we are started with", Label("kernel"), fun
 		entries = node.List("")
 	}
 	n.Add(node.NewPod("one"), entries)
-	Expect(n.Cmd("sh", "-c", "find /run/hawser /run/cni /var/lib/cni -perm /022")).To(BeEmpty(), "what others may write")
+	Expect(n.Cmd("sh", "-c", "find /run/hawser /run/cni /var/lib/cni -perm /022")).To(BeEmpty(),
+		"what others may write")
 	private := n.Cmd("sh", "-c", "find /run/hawser /run/cni /var/lib/cni -type f -perm /077 ! -path '*/net/lock'")
 	Expect(private).To(BeEmpty(), "files that others may read")
-	Expect(n.Cmd("sh", "-c", "find /run/hawser/* /run/cni/* /var/lib/cni/networks/.hawser -type d -perm /077")).To(BeEmpty(), "directories")
+	Expect(n.Cmd("sh", "-c", "find /run/hawser/* /run/cni/* /var/lib/cni/networks/.hawser -type d -perm /077")).To(BeEmpty(),
+		"directories")
 	if umask == "0" { // as the reference has them
-		Expect(n.Cmd("stat", "-c", "%a", "/var/lib/cni/networks/net", "/var/lib/cni/networks/net/lock", "/var/lib/cni/networks/net/10.88.0.2")).To(Equal("755\n750\n600\n"))
+		Expect(n.Cmd("stat", "-c", "%a", "/var/lib/cni/networks/net", "/var/lib/cni/networks/net/lock",
+			"/var/lib/cni/networks/net/10.88.0.2")).To(Equal("755\n750\n600\n"))
 	}
 },
 	Entry("0", "0"), Entry("022", "022"), Entry("077", "077"),
@@ -66,9 +72,11 @@ var _ = Describe("a thousand open descriptors", Label("kernel"), func() {
 		// IPAM and iptables say how many they have.
 		dir := GinkgoT().TempDir()
 		log := filepath.Join(dir, "log")
-		for name, real := range map[string]string{"host-local": nstest.Build("host-local"), "iptables": "iptables", "iptables-restore": "iptables-restore",
-			"ip6tables": "ip6tables", "ip6tables-restore": "ip6tables-restore"} {
-			script := "#!/bin/bash\necho " + name + " $(ls /proc/$$/fd | wc -l) >>" + log + "\nPATH=${PATH#*:}\nexec " + real + " \"$@\"\n"
+		for name, real := range map[string]string{"host-local": nstest.Build("host-local"), "iptables": "iptables",
+			"iptables-restore": "iptables-restore",
+			"ip6tables":        "ip6tables", "ip6tables-restore": "ip6tables-restore"} {
+			script := "#!/bin/bash\necho " + name + " $(ls /proc/$$/fd | wc -l) >>" + log + "\nPATH=${PATH#*:}\nexec " +
+				real + " \"$@\"\n"
 			Expect(os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755)).To(Succeed())
 		}
 		n.Env = []string{"PATH=" + dir + ":" + os.Getenv("PATH")}
@@ -87,7 +95,8 @@ var _ = Describe("standard streams that are closed or full", Label("kernel"), fu
 	// chained gives each plugin what it needs to serve an ADD by itself.
 	conf := func(plugin string, p *node.Pod) Object {
 		c := Object{"cniVersion": "1.1.0", "name": "net", "type": plugin}
-		for _, e := range append(node.List(""), node.Entry{Plugin: "ptp", Keys: Object{"ipam": Object{"type": "host-local", "subnet": "10.89.0.0/24"}}},
+		for _, e := range append(node.List(""),
+			node.Entry{Plugin: "ptp", Keys: Object{"ipam": Object{"type": "host-local", "subnet": "10.89.0.0/24"}}},
 			node.Entry{Plugin: "host-local", Keys: Object{"ipam": Object{"type": "host-local", "subnet": "10.89.0.0/24"}}}) {
 			if e.Plugin == plugin {
 				c = Merge(c, e.Keys)
@@ -125,15 +134,18 @@ var _ = Describe("standard streams that are closed or full", Label("kernel"), fu
 				// Nobody wants the result, or, of host-local, whoever called it gives the addresses back.
 				if streams.status == 0 || plugin == "host-local" {
 					n.Before = ""
-					Expect(n.Call(plugin, Call{Command: "DEL", Netns: p.Netns, Conf: conf(plugin, p)}).Code).To(BeZero())
+					Expect(n.Call(plugin, Call{Command: "DEL", Netns: p.Netns,
+						Conf: conf(plugin, p)}).Code).To(BeZero())
 				}
 				Expect(state()).To(Equal(was), streams.before)
 			}
 			for _, before := range []string{"exec 2>&-", "exec 2>/dev/full"} {
 				n.Before = before
-				Expect(n.Call(plugin, Call{Command: "ADD", Netns: p.Netns, Conf: Merge(conf(plugin, p), Object{"nmae": "x"})}).Code).To(BeZero(), before)
+				Expect(n.Call(plugin, Call{Command: "ADD", Netns: p.Netns,
+					Conf: Merge(conf(plugin, p), Object{"nmae": "x"})}).Code).To(BeZero(), before)
 				n.Before = before + " >&-"
-				Expect(n.Try(plugin, Call{Command: "DEL", Netns: p.Netns, Conf: conf(plugin, p)}).Code).To(BeZero(), before)
+				Expect(n.Try(plugin, Call{Command: "DEL", Netns: p.Netns, Conf: conf(plugin, p)}).Code).To(BeZero(),
+					before)
 			}
 			Expect(state()).To(Equal(was))
 		})

@@ -47,7 +47,8 @@ var _ = Describe("a host without iptables and nft, with an empty PATH", Label("k
 		n.Env = []string{"PATH="}
 		for _, e := range node.List("iptables")[:2] {
 			q := *p
-			q.Result = []byte(`{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"` + p.Netns + `"}],"ips":[{"address":"10.88.0.2/24","interface":0}]}`)
+			q.Result = []byte(`{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"` + p.Netns +
+				`"}],"ips":[{"address":"10.88.0.2/24","interface":0}]}`)
 			Expect(n.Chain("ADD", &q, []node.Entry{e}).Stdout).To(ContainSubstring("iptables-restore"), e.Plugin)
 			Expect(n.Chain("STATUS", &q, []node.Entry{e}).Failed(50)).To(ContainSubstring("iptables-restore"), e.Plugin)
 			n.Succeeds("DEL", &q, []node.Entry{e})

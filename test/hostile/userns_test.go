@@ -10,7 +10,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// lxc runs portmap (descriptor 3, for its directory may be closed to others) as root of a user namespace that was made by the same call as
+// lxc runs portmap (descriptor 3, for its directory may be closed to others) as root of a user namespace that was made
+// by the same call as
 // the network namespace, as LXC makes its containers: nobody owns the files below
 // /proc/net.
 const lxc = `

@@ -67,7 +67,8 @@ var _ = Describe("the log of a node", func() {
 			Expect(l.MS).To(BeNumerically(">", 0))
 		}
 		Expect(have).To(Equal([]string{"host-local ADD", "bridge ADD", "portmap ADD", "tuning ADD",
-			"host-local CHECK", "bridge CHECK", "portmap CHECK", "tuning CHECK", "host-local STATUS", "bridge STATUS", "portmap STATUS", "tuning STATUS",
+			"host-local CHECK", "bridge CHECK", "portmap CHECK", "tuning CHECK", "host-local STATUS", "bridge STATUS",
+			"portmap STATUS", "tuning STATUS",
 			"tuning DEL", "portmap DEL", "host-local DEL", "bridge DEL"}))
 		add := logLines(file)[1]
 		Expect(add.Result.Interfaces).To(ContainElements("cni0", "eth0"))
@@ -97,7 +98,10 @@ var _ = Describe("the log of a node", func() {
 		list := logLines(file)
 		Expect(list).To(HaveLen(2 * pods))
 		for i := range pods {
-			Expect(slices.IndexFunc(list, func(l logLine) bool { return l.Plugin == "bridge" && l.ContainerID == fmt.Sprintf("pod%d", i) })).To(BeNumerically(">=", 0))
+			Expect(slices.IndexFunc(list, func(l logLine) bool {
+				return l.Plugin == "bridge" &&
+					l.ContainerID == fmt.Sprintf("pod%d", i)
+			})).To(BeNumerically(">=", 0))
 		}
 	})
 
@@ -120,7 +124,8 @@ var _ = Describe("the log of a node", func() {
 			for _, command := range []string{"ADD", "CHECK", "DEL"} {
 				a := n.Chain(command, p, node.List("")[:1])
 				Expect(a.Code).To(BeZero(), a.Stdout)
-				Expect(strings.Count(a.Stderr, "the call is not in the log")).To(Equal(2), "bridge and host-local: %s", a.Stderr)
+				Expect(strings.Count(a.Stderr, "the call is not in the log")).To(Equal(2), "bridge and host-local: %s",
+					a.Stderr)
 			}
 		}
 	})

@@ -99,7 +99,8 @@ var _ = Describe("an attachment that lives while a node changes its plugins", La
 				var before []string
 				state := func(more ...string) []string {
 					GinkgoHelper()
-					return strings.Split(shared.ReplaceAllString(ours.Snapshot(append(more, "nftables", "iptables-legacy")...)+
+					return strings.Split(shared.ReplaceAllString(ours.Snapshot(append(more, "nftables",
+						"iptables-legacy")...)+
 						ours.Files("/var/lib/cni"), ""), "\n")
 				}
 

@@ -54,7 +54,8 @@ var _ = DescribeTable("500 containers, 64 at a time, in any order", Label("kerne
 	Eventually(func() string { return n.Snapshot("links") }).Should(Equal(links)) // which go with the namespaces
 	Expect(l.rest()).To(Equal(rest))
 	after := l.peaks(warm)
-	AddReportEntry("load, memory", fmt.Sprintf("KiB with one container %v, with all %v, afterwards %v", kib(small), kib(full), kib(after)))
+	AddReportEntry("load, memory", fmt.Sprintf("KiB with one container %v, with all %v, afterwards %v", kib(small),
+		kib(full), kib(after)))
 	for name, peak := range small {
 		Expect(after[name]).To(BeNumerically("<", peak+1<<20), "the memory of %s afterwards", name)
 		if backend == "" { // what iptables lists grows
@@ -76,7 +77,8 @@ func roomy(backend string) []node.Entry {
 // rest are the rules, the addresses that are taken, and what else is kept.
 func (l *load) rest() string {
 	GinkgoHelper()
-	return l.Snapshot("nftables", "iptables-legacy") + l.Cmd("sh", "-c", "cd /var/lib/cni/networks/net && ls -I 'last_reserved_ip.*'; ls /run/hawser/portmap /run/cni/tuning 2>/dev/null || true")
+	return l.Snapshot("nftables", "iptables-legacy") +
+		l.Cmd("sh", "-c", "cd /var/lib/cni/networks/net && ls -I 'last_reserved_ip.*'; ls /run/hawser/portmap /run/cni/tuning 2>/dev/null || true")
 }
 
 // kib are sizes for people.
@@ -221,7 +223,8 @@ func (l *load) own(p *pod) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, ip := range p.Decode().IPs {
-		Expect(l.owners).NotTo(HaveKey(ip.Address), "%s is %s's and was given to %s", ip.Address, l.owners[ip.Address], p.ID)
+		Expect(l.owners).NotTo(HaveKey(ip.Address), "%s is %s's and was given to %s", ip.Address, l.owners[ip.Address],
+			p.ID)
 		l.owners[ip.Address] = p.ID
 	}
 }
@@ -276,7 +279,8 @@ func (l *load) peaks(p *node.Pod) map[string]int64 {
 	for _, e := range l.entries {
 		c := p.Call
 		c.Command = "CHECK"
-		c.Conf = Merge(Object{"cniVersion": "1.1.0", "name": p.Network, "type": e.Plugin, "prevResult": p.Result}, e.Keys)
+		c.Conf = Merge(Object{"cniVersion": "1.1.0", "name": p.Network, "type": e.Plugin, "prevResult": p.Result},
+			e.Keys)
 		w := &World{Host: l.Host, Dir: l.Dir}
 		var rec *trace.Record
 		var err error

@@ -28,7 +28,8 @@ var _ = Describe("a node that is upgraded and downgraded", Label("kernel"), func
 	DescribeTable("all the time serves 200 steps of ADD, CHECK and DEL", func(ref nstest.Reference) {
 		const pods, steps = 8, 200
 		n := node.New()
-		m := &mixed{Node: n, ref: ref, r: rand.New(rand.NewPCG(uint64(GinkgoRandomSeed()), 0)), counts: map[string]int{}, originals: map[string]Link{}}
+		m := &mixed{Node: n, ref: ref, r: rand.New(rand.NewPCG(uint64(GinkgoRandomSeed()), 0)),
+			counts: map[string]int{}, originals: map[string]Link{}}
 		all := make([]*node.Pod, pods)
 		for i := range all {
 			all[i] = node.NewPod(fmt.Sprintf("c%d", i))
@@ -40,7 +41,8 @@ var _ = Describe("a node that is upgraded and downgraded", Label("kernel"), func
 			case p.Result == nil:
 				m.chain("ADD", p, list)
 				for _, other := range all {
-					Expect(other == p || other.Result == nil || other.Addr() != p.Addr()).To(BeTrue(), "%s and %s have %s", p.ID, other.ID, p.Addr())
+					Expect(other == p || other.Result == nil || other.Addr() != p.Addr()).To(BeTrue(),
+						"%s and %s have %s", p.ID, other.ID, p.Addr())
 				}
 			case m.r.IntN(2) == 0:
 				m.chain("CHECK", p, list)
@@ -53,7 +55,8 @@ var _ = Describe("a node that is upgraded and downgraded", Label("kernel"), func
 			m.chain("DEL", p, m.list(i))
 		}
 		AddReportEntry("mixed", fmt.Sprintf("seed %d: %v", GinkgoRandomSeed(), m.counts))
-		Expect(n.Snapshot("links", "nftables", "iptables-legacy")).NotTo(MatchRegexp(`ifname=veth|CNI-[0-9a-f]|CNI-DN|10\.88\.0\.[0-9]+:80`))
+		Expect(n.Snapshot("links", "nftables",
+			"iptables-legacy")).NotTo(MatchRegexp(`ifname=veth|CNI-[0-9a-f]|CNI-DN|10\.88\.0\.[0-9]+:80`))
 		Expect(n.Own()).NotTo(MatchRegexp(`networks/net/([0-9]+\.|fd)`))
 		Expect(n.Files("/run/cni/tuning")).NotTo(ContainSubstring("_eth0.json"))
 
@@ -64,7 +67,8 @@ var _ = Describe("a node that is upgraded and downgraded", Label("kernel"), func
 			list[i].Keys = Merge(list[i].Keys, Object{"cni.dev/valid-attachments": []any{}})
 		}
 		n.Succeeds("GC", &node.Pod{Network: "net"}, list)
-		Expect(n.Cmd("find", "/run/cni/tuning", "/run/hawser/portmap", "/run/hawser/masq", "-type", "f", "!", "-name", "lock")).To(BeEmpty())
+		Expect(n.Cmd("find", "/run/cni/tuning", "/run/hawser/portmap", "/run/hawser/masq", "-type", "f", "!", "-name",
+			"lock")).To(BeEmpty())
 		Expect(n.Snapshot("nftables")).NotTo(ContainSubstring("route_localnet was"))
 	},
 		Entry("beside Debian's reference", nstest.Debian()),
@@ -77,7 +81,8 @@ var _ = Describe("a node that is upgraded and downgraded", Label("kernel"), func
 // put into the result, and our bridge's CHECK finds another one then.
 func (m *mixed) list(i int) []node.Entry {
 	list := node.Port(node.List("iptables"), 8000+i)
-	list[2].Keys = Object{"sysctl": Object{"net.ipv4.conf.eth0.arp_filter": "1"}, "mac": fmt.Sprintf("0a:00:00:00:00:%02x", i)}
+	list[2].Keys = Object{"sysctl": Object{"net.ipv4.conf.eth0.arp_filter": "1"},
+		"mac": fmt.Sprintf("0a:00:00:00:00:%02x", i)}
 	if m.ref == nstest.Debian() {
 		list[2].Keys["mtu"] = 1400
 	}
@@ -111,7 +116,8 @@ func (m *mixed) chain(command string, p *node.Pod, entries []node.Entry) {
 		}
 		if e.Plugin == "tuning" && command == "DEL" && p.Result != nil {
 			now, was := Show(p.Host, "eth0"), m.originals[p.ID]
-			Expect([]any{now.MTU, now.Address}).To(Equal([]any{was.MTU, was.Address}), "%s after the DEL of %s", p.ID, side)
+			Expect([]any{now.MTU, now.Address}).To(Equal([]any{was.MTU, was.Address}), "%s after the DEL of %s", p.ID,
+				side)
 		}
 	}
 }

@@ -93,9 +93,11 @@ func List(backend string) []Entry {
 		masq, ports = object{"ipMasqBackend": backend}, object{"backend": backend}
 	}
 	return []Entry{
-		{"bridge", plugintest.Merge(object{"bridge": "cni0", "isDefaultGateway": true, "ipMasq": true, "ipam": object{"type": "host-local",
-			"ranges": []any{[]any{object{"subnet": "10.88.0.0/24"}}, []any{object{"subnet": "fd00:88::/64"}}}}}, masq)},
-		{"portmap", plugintest.Merge(object{"runtimeConfig": object{"portMappings": []object{{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}}}}, ports)},
+		{"bridge", plugintest.Merge(object{"bridge": "cni0", "isDefaultGateway": true, "ipMasq": true,
+			"ipam": object{"type": "host-local",
+				"ranges": []any{[]any{object{"subnet": "10.88.0.0/24"}}, []any{object{"subnet": "fd00:88::/64"}}}}}, masq)},
+		{"portmap", plugintest.Merge(object{"runtimeConfig": object{"portMappings": []object{{"hostPort": 8080,
+			"containerPort": 80, "protocol": "tcp"}}}}, ports)},
 		{"tuning", object{"sysctl": object{"net.ipv4.conf.IFNAME.arp_filter": "1"}}},
 	}
 }
@@ -103,7 +105,9 @@ func List(backend string) []Entry {
 // Port is the list with another host port.
 func Port(entries []Entry, port int) []Entry {
 	out := append([]Entry{}, entries...)
-	out[1].Keys = plugintest.Merge(out[1].Keys, object{"runtimeConfig": object{"portMappings": []object{{"hostPort": port, "containerPort": 80, "protocol": "tcp"}}}})
+	out[1].Keys = plugintest.Merge(out[1].Keys,
+		object{"runtimeConfig": object{"portMappings": []object{{"hostPort": port, "containerPort": 80,
+			"protocol": "tcp"}}}})
 	return out
 }
 
@@ -134,7 +138,8 @@ func (n *Node) Chain(command string, p *Pod, entries []Entry) (a plugintest.Answ
 		}
 		c := p.Call
 		c.Command = command
-		conf := plugintest.Merge(object{"cniVersion": cmp.Or(n.Version, "1.1.0"), "name": p.Network, "type": e.Plugin}, e.Keys)
+		conf := plugintest.Merge(object{"cniVersion": cmp.Or(n.Version, "1.1.0"), "name": p.Network, "type": e.Plugin},
+			e.Keys)
 		if p.Result != nil {
 			conf["prevResult"] = p.Result
 		}

@@ -101,13 +101,16 @@ func (p Pod) Serve() Pod {
 // ExpectUp looks at the pod from within.
 func (p Pod) ExpectUp() {
 	ginkgo.GinkgoHelper()
-	gomega.Expect(p.Cmd("ip", "-4", "-o", "addr", "show", "dev", "eth0")).To(gomega.ContainSubstring(" " + p.Addr + "/24 "))
+	gomega.Expect(p.Cmd("ip", "-4", "-o", "addr", "show", "dev",
+		"eth0")).To(gomega.ContainSubstring(" " + p.Addr + "/24 "))
 	gomega.Expect(p.Cmd("ip", "-br", "link", "show", "dev", "eth0")).To(gomega.ContainSubstring("LOWER_UP"))
 	gomega.Expect(p.Cmd("ip", "-br", "link", "show", "dev", "lo")).To(gomega.ContainSubstring("LOWER_UP"))
 	gomega.Expect(p.Cmd("ip", "route", "show", "default")).To(gomega.ContainSubstring("via 10.88.0.1 dev eth0"))
 	if p.Addr6 != "" {
-		gomega.Expect(p.Cmd("ip", "-6", "-o", "addr", "show", "dev", "eth0")).To(gomega.ContainSubstring(" " + p.Addr6 + "/64 "))
-		gomega.Expect(p.Cmd("ip", "-6", "route", "show", "default")).To(gomega.ContainSubstring("via fd00:88::1 dev eth0"))
+		gomega.Expect(p.Cmd("ip", "-6", "-o", "addr", "show", "dev",
+			"eth0")).To(gomega.ContainSubstring(" " + p.Addr6 + "/64 "))
+		gomega.Expect(p.Cmd("ip", "-6", "route", "show",
+			"default")).To(gomega.ContainSubstring("via fd00:88::1 dev eth0"))
 	}
 	gomega.Expect(p.Sysctl(Sysctl)).To(gomega.Equal(SysctlValue))
 }
@@ -141,7 +144,8 @@ var (
 func expect(from *nstest.Host, network, address, seen string) {
 	ginkgo.GinkgoHelper()
 	ask := func() (string, error) { return from.Ask(network, address) }
-	gomega.Eventually(ask).WithTimeout(nstest.Patience(10*time.Second)).Should(gomega.HavePrefix(net.JoinHostPort(seen, "")),
+	gomega.Eventually(ask).WithTimeout(nstest.Patience(10*time.Second)).Should(gomega.HavePrefix(net.JoinHostPort(seen,
+		"")),
 		fmt.Sprintf("%s asks %s %s", from.Name, network, address))
 }
 
@@ -190,7 +194,8 @@ const shared = `/lock$|/nft\.lock$|/claims$|/networks/\.hawser/[^/]+$|/last_rese
 func ExpectNothingLeft(host *nstest.Host) {
 	ginkgo.GinkgoHelper()
 	ExpectGone(host)
-	found := host.Run(nstest.Program{Path: "find", Args: []string{"/var/lib/cni/networks", "/run/hawser", "/run/cni", "-type", "f"}})
+	found := host.Run(nstest.Program{Path: "find", Args: []string{"/var/lib/cni/networks", "/run/hawser", "/run/cni",
+		"-type", "f"}})
 	gomega.Expect(strings.Fields(found.Stdout)).To(gomega.HaveEach(gomega.MatchRegexp(shared)), "files")
 }
 
@@ -202,7 +207,8 @@ func ExpectGone(host *nstest.Host) {
 	// Elements are marked with network and container, chains named after addresses;
 	// chains of iptables have hashes.
 	for line := range strings.Lines(host.Cmd("nft", "list", "ruleset")) {
-		gomega.Expect(line).NotTo(gomega.MatchRegexp(`[0-9a-f]{16} pods |10\.88\.0\.[0-9]+|fd00:88::|CNI-(DN-)?[0-9a-f]`), "rules")
+		gomega.Expect(line).NotTo(gomega.MatchRegexp(`[0-9a-f]{16} pods |10\.88\.0\.[0-9]+|fd00:88::|CNI-(DN-)?[0-9a-f]`),
+			"rules")
 	}
 }
 

@@ -23,7 +23,8 @@ func newDebian() debian {
 // dpkg runs the packages' scripts outside of the root, and tells them of it.
 func (d debian) dpkg(args ...string) {
 	GinkgoHelper()
-	run(d.work, nil, "dpkg", append([]string{"--root=" + d.root, "--force-script-chrootless", "--force-not-root", "--log=/dev/null"}, args...)...)
+	run(d.work, nil, "dpkg", append([]string{"--root=" + d.root, "--force-script-chrootless", "--force-not-root",
+		"--log=/dev/null"}, args...)...)
 }
 
 func (d debian) install(deb string) { GinkgoHelper(); d.dpkg("--install", deb) }
@@ -51,7 +52,8 @@ func (d debian) kubernetesCNI(version string) string {
 		Expect(os.WriteFile(file, []byte(plugin+" of "+version), 0o755)).To(Succeed())
 	}
 	Expect(os.MkdirAll(tree+"/DEBIAN", 0o755)).To(Succeed())
-	control := fmt.Sprintf("Package: kubernetes-cni\nVersion: %s\nArchitecture: amd64\nMaintainer: a <a@example.org>\nDescription: a\n", version)
+	control := fmt.Sprintf("Package: kubernetes-cni\nVersion: %s\nArchitecture: amd64\nMaintainer: a <a@example.org>\nDescription: a\n",
+		version)
 	Expect(os.WriteFile(tree+"/DEBIAN/control", []byte(control), 0o644)).To(Succeed())
 	run(d.work, nil, "dpkg-deb", "--build", "--root-owner-group", tree, tree+".deb")
 	return tree + ".deb"

@@ -84,7 +84,8 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 		copyTree(first, tree)
 		run(tree, nil, "chmod", "-R", "go-rwx", ".")
 		run(tree, nil, "find", ".", "-exec", "touch", "-d", "2001-01-01", "{}", "+")
-		run(tree, []string{"ARCHS=amd64", "GOFLAGS=-tags=other", "GOAMD64=v3", "GOEXPERIMENT=nodwarf5", "TZ=Asia/Tokyo", "LC_ALL=C.UTF-8"},
+		run(tree, []string{"ARCHS=amd64", "GOFLAGS=-tags=other", "GOAMD64=v3", "GOEXPERIMENT=nodwarf5", "TZ=Asia/Tokyo",
+			"LC_ALL=C.UTF-8"},
 			"bash", "-c", "umask 077; make release")
 		Expect(names(tree + "/dist")).To(Equal(names(dist)))
 		for _, name := range names(dist) {
@@ -93,7 +94,8 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 	})
 
 	It("names the files as the tag, and sums them all", func() {
-		files := []string{"SHA256SUMS", "SHA512SUMS", "hawser-cni-9.8.7-1.x86_64.rpm", "hawser-cni-linux-amd64-v9.8.7.cdx.json",
+		files := []string{"SHA256SUMS", "SHA512SUMS", "hawser-cni-9.8.7-1.x86_64.rpm",
+			"hawser-cni-linux-amd64-v9.8.7.cdx.json",
 			"hawser-cni-linux-amd64-v9.8.7.tgz", "hawser-cni_9.8.7-1_amd64.deb"}
 		Expect(names(dist)).To(Equal(files))
 		for _, sum := range []string{"256", "512"} {
@@ -112,10 +114,13 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 			if h.Typeflag == tar.TypeDir || !nested && h.Name == strings.ToLower(h.Name) {
 				mode = 0o755
 			}
-			Expect(h).To(And(HaveField("Typeflag", BeElementOf(byte(tar.TypeReg), byte(tar.TypeDir))), HaveField("Mode", mode), HaveField("Uid", 0), HaveField("Gid", 0),
-				HaveField("Uname", ""), HaveField("ModTime", BeTemporally("==", time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)))), h.Name)
+			Expect(h).To(And(HaveField("Typeflag", BeElementOf(byte(tar.TypeReg), byte(tar.TypeDir))),
+				HaveField("Mode", mode), HaveField("Uid", 0), HaveField("Gid", 0),
+				HaveField("Uname", ""), HaveField("ModTime",
+					BeTemporally("==", time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)))), h.Name)
 		}
-		Expect(slices.Collect(maps.Keys(top))).To(ConsistOf(append(plugins(), "LICENSE", "THIRD_PARTY.md", "hawser-cni")))
+		Expect(slices.Collect(maps.Keys(top))).To(ConsistOf(append(plugins(), "LICENSE", "THIRD_PARTY.md",
+			"hawser-cni")))
 		Expect(files["bridge"]).To(ContainSubstring("9.8.7"))
 	})
 
@@ -128,8 +133,10 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 			Expect(filepath.Join(docs, "docs/schema/network.json")).To(BeARegularFile())
 			Expect(filepath.Join(docs, "plugins/sample/main.go")).To(BeARegularFile())
 		}
-		shipped := run(tarball+"/hawser-cni", nil, "find", ".", "-type", "f", "-printf", "/usr/share/doc/hawser-cni/%P\n")
-		Expect(strings.Fields(run(dist, nil, "rpm", "-qpl", one(dist, "*.rpm")))).To(ContainElements(strings.Fields(shipped)))
+		shipped := run(tarball+"/hawser-cni", nil, "find", ".", "-type", "f", "-printf",
+			"/usr/share/doc/hawser-cni/%P\n")
+		Expect(strings.Fields(run(dist, nil, "rpm", "-qpl",
+			one(dist, "*.rpm")))).To(ContainElements(strings.Fields(shipped)))
 	})
 
 	It("lists everything that is linked, in the SBOM and with its licence in the notices", func() {
@@ -144,7 +151,8 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 			}
 		}
 		Expect(json.Unmarshal([]byte(contents(one(dist, "*.cdx.json"))), &sbom)).To(Succeed())
-		Expect([]string{sbom.BOMFormat, sbom.SpecVersion, sbom.Metadata.Timestamp}).To(HaveExactElements("CycloneDX", "1.6", "2026-01-02T03:04:05Z"))
+		Expect([]string{sbom.BOMFormat, sbom.SpecVersion, sbom.Metadata.Timestamp}).To(HaveExactElements("CycloneDX",
+			"1.6", "2026-01-02T03:04:05Z"))
 		got := map[string]string{}
 		for _, c := range sbom.Components {
 			got[c.Name] = c.Version
@@ -178,7 +186,8 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 			f, err := elf.Open(filepath.Join(dir, plugin))
 			Expect(err).NotTo(HaveOccurred())
 			defer f.Close()
-			Expect(f.FileHeader).To(And(HaveField("Machine", machine), HaveField("Class", class), HaveField("Data", data)))
+			Expect(f.FileHeader).To(And(HaveField("Machine", machine), HaveField("Class", class),
+				HaveField("Data", data)))
 			for _, p := range f.Progs {
 				Expect(p.Type).NotTo(Equal(elf.PT_INTERP), plugin)
 			}
@@ -208,7 +217,8 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 		for _, file := range []string{stage + "/bridge", stage + "/THIRD_PARTY.md", docs + "/README.md"} {
 			Expect(os.WriteFile(file, nil, 0o644)).To(Succeed())
 		}
-		run(first, []string{"VERSION=9.8.7", "SOURCE_DATE_EPOCH=1"}, "scripts/release/packages.sh", arch, stage, docs, out)
+		run(first, []string{"VERSION=9.8.7", "SOURCE_DATE_EPOCH=1"}, "scripts/release/packages.sh", arch, stage, docs,
+			out)
 		Expect(run(out, nil, "dpkg-deb", "-f", one(out, "*.deb"), "Architecture")).To(Equal(deb + "\n"))
 		Expect(run(out, nil, "rpm", "-qp", "--qf", "%{ARCH}", one(out, "*.rpm"))).To(Equal(rpm))
 	},
@@ -222,7 +232,8 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 	)
 
 	DescribeTable("knows of all plugins in", func(script string) {
-		Expect(contents("../../scripts/release/" + script)).To(ContainSubstring("for plugin in " + strings.Join(plugins(), " ") + "; do\n"))
+		Expect(contents("../../scripts/release/" + script)).To(ContainSubstring("for plugin in " +
+			strings.Join(plugins(), " ") + "; do\n"))
 	}, Entry("preinst", "preinst"), Entry("postrm", "postrm"))
 
 	It("makes a Debian package that stands before kubernetes-cni, and steps aside", func() {

@@ -62,7 +62,8 @@ func copyTree(from, dir string) {
 	date := "2026-01-02T03:04:05Z"
 	as := []string{"GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null"}
 	for _, who := range []string{"AUTHOR", "COMMITTER"} {
-		as = append(as, fmt.Sprintf("GIT_%s_NAME=a", who), fmt.Sprintf("GIT_%s_EMAIL=a@example.org", who), fmt.Sprintf("GIT_%s_DATE=%s", who, date))
+		as = append(as, fmt.Sprintf("GIT_%s_NAME=a", who), fmt.Sprintf("GIT_%s_EMAIL=a@example.org", who),
+			fmt.Sprintf("GIT_%s_DATE=%s", who, date))
 	}
 	for _, args := range [][]string{{"init", "-q"}, {"add", "-A"}, {"commit", "-qm", "release"}, {"tag", "v9.8.7"}} {
 		run(dir, as, "git", args...)

@@ -28,7 +28,8 @@ func (m *machine) check(conflist, id string, pod pods.Pod) error {
 			}
 			checked++
 			err = cni.CheckNetworkList(context.Background(), list, &libcni.RuntimeConf{
-				ContainerID: a.ContainerID, NetNS: "/var" + pod.Path, IfName: a.IfName, Args: a.CniArgs, CapabilityArgs: a.CapabilityArgs})
+				ContainerID: a.ContainerID, NetNS: "/var" +
+					pod.Path, IfName: a.IfName, Args: a.CniArgs, CapabilityArgs: a.CapabilityArgs})
 		}
 		Expect(checked).NotTo(BeZero(), "nothing cached for "+id)
 	})

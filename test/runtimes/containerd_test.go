@@ -72,7 +72,8 @@ func (c *containerd) settings(first bool) string {
 		fmt.Sprintf("[plugins.\"io.containerd.cri.v1.images\".pinned_images]\n  sandbox = %q\n", image)
 	bin := fmt.Sprintf("bin_dirs = [%q]", c.plugins)
 	if first {
-		version, runtime, sandbox, pinned = 2, `plugins."io.containerd.grpc.v1.cri"`, fmt.Sprintf("sandbox_image = %q", image), ""
+		version, runtime, sandbox, pinned = 2, `plugins."io.containerd.grpc.v1.cri"`, fmt.Sprintf("sandbox_image = %q",
+			image), ""
 		bin = fmt.Sprintf("bin_dir = %q", c.plugins)
 	}
 	return fmt.Sprintf(`version = %[1]d
@@ -99,7 +100,8 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri",
 // start starts the daemon, for the first time or again.
 func (c *containerd) start() {
 	GinkgoHelper()
-	c.process = c.Start(nstest.Program{Path: c.daemon, Args: []string{"-c", c.config, "-l", "warn"}, Env: []string{"PATH=" + c.path}})
+	c.process = c.Start(nstest.Program{Path: c.daemon, Args: []string{"-c", c.config, "-l", "warn"},
+		Env: []string{"PATH=" + c.path}})
 }
 
 // crash kills the daemon as the kernel would. What it has called comes to its end.

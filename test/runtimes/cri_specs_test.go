@@ -44,7 +44,8 @@ func underContainerd(dir func() string) {
 		before := c.state()
 
 		a, client := c.kubelet.start("client")
-		b, server := c.kubelet.start("server", tcp(8080, 80), udp(8080, 80), on(pods.HostAddr, tcp(8081, 80)), on(pods.HostAddr6, tcp(8081, 80)))
+		b, server := c.kubelet.start("server", tcp(8080, 80), udp(8080, 80), on(pods.HostAddr, tcp(8081, 80)),
+			on(pods.HostAddr6, tcp(8081, 80)))
 		client.ExpectUp()
 		server.ExpectUp()
 		w := c.world("8080", "8081")
@@ -102,7 +103,8 @@ func underContainerd(dir func() string) {
 
 	It("attaches pods to two networks at the same time, each with the host ports", func() {
 		c := newContainerd(newMachine(""), dir(), network.Conflist())
-		second := strings.NewReplacer(`"pods"`, `"second"`, "cni0", "cni1", "10.88.0.", "10.89.0.").Replace(network.Conflist())
+		second := strings.NewReplacer(`"pods"`, `"second"`, "cni0", "cni1", "10.88.0.",
+			"10.89.0.").Replace(network.Conflist())
 		Expect(os.WriteFile(filepath.Join(c.netconf, "20-second.conflist"), []byte(second), 0o644)).To(Succeed())
 		Eventually(c.read).WithTimeout(nstest.Patience(10 * time.Second)).Should(ContainElement(second))
 		const many = 5

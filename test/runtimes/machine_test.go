@@ -138,7 +138,10 @@ func (m *machine) reboot() {
 		rm -rf /run/containerd /run/containers /run/libpod /run/runc /run/hawser /run/cni /dev/shm/libpod*
 		nft flush ruleset
 		ip link del cni0`)
-	Eventually(func() string { return m.Cmd("ip", "-br", "link", "show", "type", "veth") }).ShouldNot(ContainSubstring("veth"))
+	Eventually(func() string {
+		return m.Cmd("ip", "-br", "link", "show", "type",
+			"veth")
+	}).ShouldNot(ContainSubstring("veth"))
 }
 
 // foreigners are the processes that have other mounts than we. Our first thread may
@@ -151,7 +154,8 @@ func foreigners() []string {
 	var out []string
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range dirs {
-		if its, err := os.Readlink(dir + "/ns/mnt"); err == nil && its != mounts && filepath.Base(dir) != strconv.Itoa(os.Getpid()) {
+		if its, err := os.Readlink(dir + "/ns/mnt"); err == nil && its != mounts &&
+			filepath.Base(dir) != strconv.Itoa(os.Getpid()) {
 			out = append(out, filepath.Base(dir))
 		}
 	}

@@ -15,7 +15,9 @@ import (
 )
 
 var _ = Describe("podman", func() {
-	DescribeTable("has containers with addresses, traffic, host ports, MAC addresses; stopped and removed twice", func(v6 bool) {
+	DescribeTable("has containers with addresses, traffic, host ports, MAC addresses; stopped and removed twice", func(
+		v6 bool,
+	) {
 		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0", IPv6: v6}.Conflist())
 		p.container("first", "--network", "pods", "-p", "8080:80")
 		p.must("rm", "-f", "-t", "0", "first")
@@ -33,7 +35,8 @@ var _ = Describe("podman", func() {
 		Expect(p.Ask("tcp", "127.0.0.1:9000")).To(HavePrefix("10.88.0.1:"))
 		_, err := p.outside.Ask("tcp", "192.0.2.1:9000")
 		Expect(err).To(MatchError(ContainSubstring("refused")))
-		_, err = p.try("run", "-d", "--name", "greedy", "--cgroup-parent", p.cgroup, "--network", "pods", "-p", "8080:80", image)
+		_, err = p.try("run", "-d", "--name", "greedy", "--cgroup-parent", p.cgroup, "--network", "pods", "-p",
+			"8080:80", image)
 		Expect(err).To(MatchError(ContainSubstring("8080")))
 
 		for range 2 {
@@ -50,8 +53,10 @@ var _ = Describe("podman", func() {
 	)
 
 	It("sets the MAC address that tuning is told", func() {
-		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0", Tuning: `, "mac": "02:00:00:00:00:aa"`}.Conflist())
-		Expect(p.container("one", "--network", "pods").Cmd("ip", "-br", "link", "show", "eth0")).To(ContainSubstring("02:00:00:00:00:aa"))
+		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0",
+			Tuning: `, "mac": "02:00:00:00:00:aa"`}.Conflist())
+		Expect(p.container("one", "--network", "pods").Cmd("ip", "-br", "link", "show",
+			"eth0")).To(ContainSubstring("02:00:00:00:00:aa"))
 		p.must("rm", "-f", "-t", "0", "one")
 		pods.ExpectNothingLeft(p.Host)
 	})
@@ -100,7 +105,8 @@ var _ = Describe("podman", func() {
 		c := p.container("one", "--network", "pods", "-p", "8080:80")
 		for range 2 {
 			p.must("network", "connect", "--ip", "10.89.0.7", "--mac-address", "02:00:00:00:00:bb", "second", "one")
-			Expect(c.Cmd("ip", "-o", "addr", "show", "dev", "eth1")).To(And(ContainSubstring(" 10.89.0.7/24 "), ContainSubstring(" fd00:89::")))
+			Expect(c.Cmd("ip", "-o", "addr", "show", "dev", "eth1")).To(And(ContainSubstring(" 10.89.0.7/24 "),
+				ContainSubstring(" fd00:89::")))
 			Expect(c.Cmd("ip", "-br", "link", "show", "eth1")).To(ContainSubstring("02:00:00:00:00:bb"))
 			p.must("network", "connect", "shut", "one")
 			Expect(c.Cmd("ip", "-o", "addr", "show", "dev", "eth2")).To(ContainSubstring(" 10.90.0."))
@@ -172,8 +178,9 @@ var _ = Describe("podman", func() {
 		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0"}.Conflist())
 		var running []*exec.Cmd
 		for i := range 5 {
-			running = append(running, p.Start(nstest.Program{Path: "podman", Env: p.env, Args: []string{"run", "-d", "--name", fmt.Sprint("c", i),
-				"--cgroup-parent", p.cgroup, "--network", "pods", "-p", fmt.Sprintf("%d:80", 9000+i), image}}))
+			running = append(running, p.Start(nstest.Program{Path: "podman", Env: p.env,
+				Args: []string{"run", "-d", "--name", fmt.Sprint("c", i),
+					"--cgroup-parent", p.cgroup, "--network", "pods", "-p", fmt.Sprintf("%d:80", 9000+i), image}}))
 		}
 		Eventually(func() []string { return pods.Leases(p.Host) }).WithTimeout(nstest.Patience(20 * time.Second)).ShouldNot(BeEmpty())
 		for _, cmd := range running {

@@ -36,7 +36,8 @@ func newUsersPodman(m *machine, conflist string) *podman {
 	p := &podman{machine: m,
 		command: []string{"setpriv", "--reuid", user, "--regid", user, "--clear-groups", "podman"},
 		env:     []string{"HOME=" + m.dir + "/home", "XDG_RUNTIME_DIR=/run/user/" + user}}
-	p.configure(conflist, fmt.Sprintf("[storage]\ndriver = \"vfs\"\nrootless_storage_path = %q\n", m.dir+"/home/storage"))
+	p.configure(conflist, fmt.Sprintf("[storage]\ndriver = \"vfs\"\nrootless_storage_path = %q\n",
+		m.dir+"/home/storage"))
 	return p
 }
 
@@ -50,7 +51,8 @@ func (p *podman) inside(command string) string {
 func (p *podman) ask(sandbox, address string) func() (string, error) {
 	return func() (string, error) {
 		host, port, _ := strings.Cut(address, ":")
-		return p.try("unshare", "--rootless-netns", "nsenter", "--net="+sandbox, "timeout", "5", "bash", "-c", "cat < /dev/tcp/"+host+"/"+port)
+		return p.try("unshare", "--rootless-netns", "nsenter", "--net="+sandbox, "timeout", "5", "bash", "-c",
+			"cat < /dev/tcp/"+host+"/"+port)
 	}
 }
 

@@ -15,7 +15,9 @@ import (
 var debian = pods.Network{Last: "10.88.0.4"}
 
 var _ = Describe("a node under running pods", func() {
-	DescribeTable("goes from the reference plugins to ours and back", func(ref nstest.Reference, dir func() string, backend string, back, v6 bool) {
+	DescribeTable("goes from the reference plugins to ours and back", func(
+		ref nstest.Reference, dir func() string, backend string, back, v6 bool,
+	) {
 		reference := ref.Dir()
 		nstest.Need("iptables")
 		theirs := debian
@@ -62,10 +64,14 @@ var _ = Describe("a node under running pods", func() {
 		c.collect(filepath.Join(c.netconf, "10-pods.conflist"))
 		pods.ExpectNothingLeft(c.Host)
 	},
-		Entry("containerd 1.6, our backend nftables, to ours only", nstest.Debian(), func() string { return "" }, "", false, false),
-		Entry("containerd 1.6, our backend iptables, and back", nstest.Newest(), func() string { return "" }, "iptables", true, false),
-		Entry("containerd 2, our backend nftables, to ours only, IPv4 and IPv6", nstest.Newest(), built, "", false, true),
-		Entry("containerd 2, our backend iptables, and back, IPv4 and IPv6", nstest.Debian(), built, "iptables", true, true),
+		Entry("containerd 1.6, our backend nftables, to ours only", nstest.Debian(), func() string { return "" }, "",
+			false, false),
+		Entry("containerd 1.6, our backend iptables, and back", nstest.Newest(), func() string { return "" },
+			"iptables", true, false),
+		Entry("containerd 2, our backend nftables, to ours only, IPv4 and IPv6", nstest.Newest(), built, "", false,
+			true),
+		Entry("containerd 2, our backend iptables, and back, IPv4 and IPv6", nstest.Debian(), built, "iptables", true,
+			true),
 	)
 
 	It("that goes back with pods of the nftables backend stops them at the second try, and leaves elements", func() {

@@ -31,7 +31,8 @@ type Call struct {
 
 // Vars is the environment of the call.
 func (c Call) Vars(w *World) []string {
-	return []string{"CNI_COMMAND=" + c.Command, "CNI_CONTAINERID=" + cmp.Or(c.ID, "one"), "CNI_IFNAME=" + cmp.Or(c.IfName, "eth0"),
+	return []string{"CNI_COMMAND=" + c.Command, "CNI_CONTAINERID=" + cmp.Or(c.ID, "one"),
+		"CNI_IFNAME=" + cmp.Or(c.IfName, "eth0"),
 		"CNI_NETNS=" + c.Netns, "CNI_ARGS=" + c.Args, "CNI_PATH=" + cmp.Or(c.Path, w.Dir), "PATH=" + os.Getenv("PATH")}
 }
 

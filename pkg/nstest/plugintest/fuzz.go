@@ -76,7 +76,8 @@ type fuzzCall struct {
 
 func compose(command uint8, conf []byte, key, value string) fuzzCall {
 	c := fuzzCall{command: fuzzCommands[int(command&^fuzzRaw)%len(fuzzCommands)], conf: conf, vars: map[string]string{
-		"CNI_CONTAINERID": "one", "CNI_IFNAME": "eth0", "CNI_NETNS": FuzzNetns, "CNI_ARGS": "IgnoreUnknown=1;TOKEN=" + fuzzSecret}}
+		"CNI_CONTAINERID": "one", "CNI_IFNAME": "eth0", "CNI_NETNS": FuzzNetns, "CNI_ARGS": "IgnoreUnknown=1;TOKEN=" +
+			fuzzSecret}}
 	if _, known := c.vars[key]; known {
 		c.vars[key] = strings.ReplaceAll(value, "\x00", "") // which no environment can hold
 		key = ""
@@ -254,7 +255,8 @@ func (w *fuzzWorld) inside() string {
 	w.must(err)
 	var b strings.Builder
 	for _, l := range links {
-		fmt.Fprintf(&b, "%s %s mtu %d txqlen %d up %t promisc %t allmulti %t\n", l.Name, l.MAC, l.MTU, l.TxQLen, l.Up, l.Promisc, l.AllMulti)
+		fmt.Fprintf(&b, "%s %s mtu %d txqlen %d up %t promisc %t allmulti %t\n", l.Name, l.MAC, l.MTU, l.TxQLen, l.Up,
+			l.Promisc, l.AllMulti)
 	}
 	return b.String()
 }

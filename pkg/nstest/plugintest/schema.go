@@ -273,16 +273,18 @@ const (
 	ipv6    = `[0-9A-Fa-f:]*:[0-9A-Fa-f:]*(` + ipv4 + `)?` // more than there are; none is missing
 	hex2    = `[0-9A-Fa-f]{2}`
 	unicast = `[0-9A-Fa-f][02468ACEace]`
-	sixByte = unicast + `(:` + hex2 + `){5}|` + unicast + `(-` + hex2 + `){5}|` + unicast + hex2 + `(\.` + hex2 + hex2 + `){2}`
+	sixByte = unicast + `(:` + hex2 + `){5}|` + unicast + `(-` + hex2 + `){5}|` + unicast + hex2 + `(\.` + hex2 + hex2 +
+		`){2}`
 )
 
 // formats are those that a pattern can tell, for the most part. None refuses
 // what the parser takes.
 var formats = map[string]Object{
 	"address": {"pattern": "^(" + ipv4 + "|" + ipv6 + ")$"},
-	"prefix":  {"pattern": "^(" + ipv4 + "/([0-9]|[12][0-9]|3[0-2])|" + ipv6 + "/([0-9]|[1-9][0-9]|1[01][0-9]|12[0-8]))$"},
-	"asked":   {"pattern": "^(" + ipv4 + "|" + ipv6 + ")(/[0-9]{1,3})?$"},
-	"mac":     {"pattern": "^(" + sixByte + ")$", "not": Object{"type": "string", "pattern": "^[0:.-]+$"}},
+	"prefix": {"pattern": "^(" + ipv4 + "/([0-9]|[12][0-9]|3[0-2])|" + ipv6 +
+		"/([0-9]|[1-9][0-9]|1[01][0-9]|12[0-8]))$"},
+	"asked": {"pattern": "^(" + ipv4 + "|" + ipv6 + ")(/[0-9]{1,3})?$"},
+	"mac":   {"pattern": "^(" + sixByte + ")$", "not": Object{"type": "string", "pattern": "^[0:.-]+$"}},
 	"hwaddr": {"pattern": "^(" + sixByte + "|" + hex2 + "([:-]" + hex2 + "){7}|" + hex2 + "([:-]" + hex2 + "){19}|" +
 		hex2 + hex2 + `(\.` + hex2 + hex2 + "){3}|" + hex2 + hex2 + `(\.` + hex2 + hex2 + "){9})$",
 		"not": Object{"type": "string", "pattern": `^(00([:-]00){5}|0000(\.0000){2})$`}},

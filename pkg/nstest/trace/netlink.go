@@ -23,7 +23,8 @@ func messages(protocol uint64, b []byte) (all []Message) {
 		if n < unix.SizeofNlMsghdr {
 			break
 		}
-		m := Message{Protocol: int(protocol), Type: binary.NativeEndian.Uint16(b[4:]), Flags: binary.NativeEndian.Uint16(b[6:])}
+		m := Message{Protocol: int(protocol), Type: binary.NativeEndian.Uint16(b[4:]),
+			Flags: binary.NativeEndian.Uint16(b[6:])}
 		if m.Protocol == unix.NETLINK_ROUTE && m.Type < unix.RTM_NEWROUTE && len(b) >= 24 {
 			m.Index = int32(binary.NativeEndian.Uint32(b[20:]))
 		}
@@ -35,9 +36,11 @@ func messages(protocol uint64, b []byte) (all []Message) {
 
 var (
 	routeVerbs   = [4]string{"RTM_NEW", "RTM_DEL", "RTM_GET", "RTM_SET"}
-	routeObjects = map[uint16]string{0: "LINK", 1: "ADDR", 2: "ROUTE", 3: "NEIGH", 4: "RULE", 5: "QDISC", 6: "TCLASS", 7: "TFILTER",
+	routeObjects = map[uint16]string{0: "LINK", 1: "ADDR", 2: "ROUTE", 3: "NEIGH", 4: "RULE", 5: "QDISC", 6: "TCLASS",
+		7:  "TFILTER",
 		16: "NETCONF", 17: "MDB", 18: "NSID", 19: "STATS", 24: "VLAN"}
-	tableWords = []string{"NEWTABLE", "GETTABLE", "DELTABLE", "NEWCHAIN", "GETCHAIN", "DELCHAIN", "NEWRULE", "GETRULE", "DELRULE",
+	tableWords = []string{"NEWTABLE", "GETTABLE", "DELTABLE", "NEWCHAIN", "GETCHAIN", "DELCHAIN", "NEWRULE", "GETRULE",
+		"DELRULE",
 		"NEWSET", "GETSET", "DELSET", "NEWSETELEM", "GETSETELEM", "DELSETELEM", "NEWGEN", "GETGEN", "TRACE",
 		"NEWOBJ", "GETOBJ", "DELOBJ", "GETOBJ_RESET", "NEWFLOWTABLE", "GETFLOWTABLE", "DELFLOWTABLE"}
 	// The nftables and conntrack messages that ask.

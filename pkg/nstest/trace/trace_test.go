@@ -26,7 +26,8 @@ func sh(h *nstest.Host, script string) *trace.Record {
 	var r *trace.Record
 	var err error
 	h.Do(func() {
-		r, err = trace.Run(trace.Command{Path: "/bin/sh", Args: []string{"-c", script}, Env: os.Environ(), Stdin: "given\n"})
+		r, err = trace.Run(trace.Command{Path: "/bin/sh", Args: []string{"-c", script}, Env: os.Environ(),
+			Stdin: "given\n"})
 	})
 	Expect(err).NotTo(HaveOccurred())
 	return r
