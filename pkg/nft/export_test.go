@@ -22,3 +22,11 @@ func AskAndLeave(c *Conn, t Table) error {
 	req.Seq = c.sock.Seq
 	return c.sock.Socket.Send(req)
 }
+
+// AskNothing sends what the kernel does not answer.
+func AskNothing(c *Conn) error {
+	if err := c.dial(); err != nil {
+		return err
+	}
+	return c.exchange([]message{{typ: unix.NLMSG_NOOP}}, nil)
+}

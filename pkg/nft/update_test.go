@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
@@ -75,6 +76,22 @@ var _ = Describe("an update", Label("kernel"), func() {
 		})
 		Expect(err).To(MatchError(unix.ENOBUFS))
 		Expect(attempts).To(Equal(5))
+	})
+
+	It("fails at once where the kernel refuses the batch as a whole, or says nothing", func() {
+		n, err := ns.Open(host.Path)
+		Expect(err).NotTo(HaveOccurred())
+		defer n.Close()
+		Expect(n.Do(func() error {
+			c := nft.New()
+			defer c.Close()
+			err := nft.AskNothing(c)
+			Expect(err).To(MatchError(unix.EAGAIN))
+			Expect(err).To(MatchError(HavePrefix("no answer from the kernel")))
+			var none [2]unix.CapUserData // of this thread, which ends with it
+			Expect(unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0])).To(Succeed())
+			return nft.CommitInPieces(c, 1<<20, func(tx *nft.Tx) { tx.Add(table, "sources", source(1), source(2)) })
+		})).To(MatchError(ContainSubstring(`nftables table "inet spec": commit: operation not permitted`)))
 	})
 
 	It("plans again when somebody else was faster", func() {
