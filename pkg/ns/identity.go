@@ -1,10 +1,6 @@
 package ns
 
-import (
-	"errors"
-
-	"golang.org/x/sys/unix"
-)
+import "golang.org/x/sys/unix"
 
 // Identity tells a namespace from others, also later, by another process, and
 // when it is gone, until the machine restarts.
@@ -28,11 +24,11 @@ func (i Identity) Is(other Identity) bool {
 
 // Identity is the namespace's.
 func (n *NS) Identity() (id Identity, err error) {
-	failed := n.Do(func() error {
+	err = n.Do(func() (err error) {
 		id, err = n.IdentityInside()
-		return nil
+		return err
 	})
-	return id, errors.Join(failed, err)
+	return id, err
 }
 
 // IdentityInside is Identity for a caller who is in the namespace already, as
@@ -49,20 +45,4 @@ func (n *NS) IdentityInside() (Identity, error) {
 	defer unix.Close(sock)
 	cookie, _ := unix.GetsockoptUint64(sock, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	return Identity{Cookie: cookie, Device: uint64(st.Dev), Inode: st.Ino}, nil
-}
-
-// Cookie is the Identity's; false: it has none.
-func (n *NS) Cookie() (uint64, bool) {
-	id, err := n.Identity()
-	return id.Cookie, err == nil && id.Cookie != 0
-}
-
-// CurrentCookie is the Cookie of the calling thread's namespace.
-func CurrentCookie() (uint64, bool) {
-	n, err := Current()
-	if err != nil {
-		return 0, false
-	}
-	defer n.Close()
-	return n.Cookie()
 }
