@@ -57,16 +57,6 @@ func (c *Conn) Chains(t Table) ([]LiveChain, error) {
 	return out, err
 }
 
-// References counts the rules and elements that lead to the chain; 0 also when there is no chain.
-func (c *Conn) References(t Table, name string) (int, error) {
-	chain, err := c.Chain(t, name)
-	if err != nil || chain == nil {
-		return 0, err
-	}
-	rules, err := c.Rules(t, name)
-	return int(chain.use) - len(rules), err
-}
-
 // Rules returns the rules of the chain, in order; none when there is no chain.
 func (c *Conn) Rules(t Table, chain string) ([]LiveRule, error) {
 	var a netlink.Body
