@@ -142,7 +142,7 @@ func newSet(t Table, s Set, id uint32) message {
 func setUserdata(s Set) []byte {
 	const host, network = 1, 2
 	order := uint32(network)
-	if len(s.Key) == 1 && (s.Key[0] == IfName || s.Key[0] == Mark) {
+	if len(s.Key) == 1 && s.Key[0] == IfName {
 		order = host
 	}
 	u := udataNumber(udataKeyByteOrder, order)

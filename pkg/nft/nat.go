@@ -59,14 +59,14 @@ func CtTranslated() Stmt {
 		exprs: []expression{load, bitwise(word(statusDNAT), word(0)), compare(unix.NFT_CMP_NEQ, word(0))}}
 }
 
-// MarkHas matches packets whose mark has the bits.
-func MarkHas(bits uint32) Stmt {
+// FwmarkHas matches packets whose fwmark has the bits.
+func FwmarkHas(bits uint32) Stmt {
 	return Stmt{text: fmt.Sprintf("meta mark & 0x%08x == 0x%08x", bits, bits),
 		exprs: []expression{loadMeta(unix.NFT_META_MARK, reg1), bitwise(word(bits), word(0)), isEqual(word(bits))}}
 }
 
-// MarkWith sets the bits in the packet's mark and leaves the others alone.
-func MarkWith(bits uint32) Stmt {
+// FwmarkWith sets the bits in the packet's fwmark and leaves the others alone.
+func FwmarkWith(bits uint32) Stmt {
 	return Stmt{text: fmt.Sprintf("meta mark set meta mark | 0x%08x", bits),
 		exprs: []expression{loadMeta(unix.NFT_META_MARK, reg1), bitwise(word(^bits), word(bits)),
 			storeMeta(unix.NFT_META_MARK)}}

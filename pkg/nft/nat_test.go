@@ -32,13 +32,13 @@ func natSample() nft.Layout {
 				{nft.DNATMap(nft.IPv6, "at6", nft.L4Proto, nft.IP6Daddr, nft.THDport)},
 				{nft.DNATMap(nft.IPv6, "to6", nft.L4Proto, nft.THDport)},
 			}},
-			{Name: "marked", Rules: []nft.Rule{{nft.MarkWith(1 << 13)}, {nft.Goto("four")}}},
+			{Name: "marked", Rules: []nft.Rule{{nft.FwmarkWith(1 << 13)}, {nft.Goto("four")}}},
 			{Name: "before", Hook: &nft.Hook{Type: "nat", Point: nft.Prerouting, Priority: -99}, Rules: []nft.Rule{
 				{nft.IsFamily(nft.IPv4), nft.DaddrIsLocal(), nft.Goto("marked")},
 				{nft.IsFamily(nft.IPv6), nft.DaddrIsLocal(), nft.Goto("six")},
 			}},
 			{Name: "after", Hook: &nft.Hook{Type: "nat", Point: nft.Postrouting, Priority: 100}, Rules: []nft.Rule{
-				{nft.CtTranslated(), nft.MarkHas(1 << 13), nft.Masquerade()},
+				{nft.CtTranslated(), nft.FwmarkHas(1 << 13), nft.Masquerade()},
 			}},
 		},
 	}

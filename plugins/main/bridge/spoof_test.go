@@ -217,7 +217,7 @@ var _ = Describe("the MAC address check", Label("kernel"), func() {
 	}
 
 	for _, ref := range nstest.References() {
-		It("accepts and deletes what the reference made: "+ref.Name, func() {
+		It("accepts and deletes what the reference made, "+ref.Name, func() {
 			reference(ref, "c1", "c2")
 			Expect(ruleset()).To(ContainSubstring("cni-br-iface-c1-eth0-mac"))
 			Expect(check(one)).To(Succeed())
@@ -229,7 +229,7 @@ var _ = Describe("the MAC address check", Label("kernel"), func() {
 			Expect(ruleset()).To(ContainSubstring("jump cni-br-iface-c2-eth0-mac"))
 		})
 
-		It("collects what the reference made for interfaces with a lease of the network: "+ref.Name, func() {
+		It("collects what the reference made for interfaces with a lease of the network, "+ref.Name, func() {
 			reference(ref, "valid", "unknown")
 			before := ruleset()
 			reference(ref, "c1", "c2")

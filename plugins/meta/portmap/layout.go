@@ -95,7 +95,7 @@ func sharedLayout(bit int) nft.Layout {
 			Hook: &nft.Hook{Type: "nat", Point: nft.Output, Priority: dnatPriority}, Rules: append([]nft.Rule{loopback6}, local...)},
 		nft.Chain{Name: snatChain(bit), Comment: "masquerade of what was marked on its way to a host port",
 			Hook:  &nft.Hook{Type: "nat", Point: nft.Postrouting, Priority: snatPriority},
-			Rules: []nft.Rule{{nft.CtTranslated(), nft.MarkHas(1 << bit), nft.Masquerade()}}},
+			Rules: []nft.Rule{{nft.CtTranslated(), nft.FwmarkHas(1 << bit), nft.Masquerade()}}},
 	)
 	return l
 }
@@ -168,7 +168,7 @@ func chainNamed(name string) (nft.Chain, bool) {
 		if !isMasq || err != nil || bit < 0 || bit > 31 || from != "all" && notPrefix != nil {
 			continue
 		}
-		mark, chain := nft.MarkWith(1<<bit), nft.Chain{Name: name}
+		mark, chain := nft.FwmarkWith(1<<bit), nft.Chain{Name: name}
 		switch {
 		case from == "all":
 			chain.Rules = append(chain.Rules, nft.Rule{mark})
