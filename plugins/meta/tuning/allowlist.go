@@ -29,18 +29,15 @@ func (l allowList) check(settings []setting) error {
 	if err != nil || !exists {
 		return err
 	}
-	compiled := make([]*regexp.Regexp, len(lines))
 	for _, s := range settings {
 		allowed := false
 		for i := 0; i < len(lines) && !allowed; i++ {
-			// Only what is needed: a broken line after the one that matches has
-			// never kept anybody from working.
-			if compiled[i] == nil {
-				if compiled[i], err = l.compile(lines[i]); err != nil {
-					return err
-				}
+			// A broken line after the one that matches has never kept anybody from working.
+			line, err := l.compile(lines[i])
+			if err != nil {
+				return err
 			}
-			allowed = compiled[i].MatchString(s.Raw)
+			allowed = line.MatchString(s.Raw)
 		}
 		if !allowed {
 			return bad(s.name(), s.Value, fmt.Sprintf("not allowed by %s, which allows %q", l.Path, lines))

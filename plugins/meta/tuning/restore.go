@@ -15,11 +15,7 @@ import (
 )
 
 // restorer is one DEL under way.
-type restorer struct {
-	*store
-	conn *rtnl.Conn
-	link rtnl.Link // the zero Link when it is gone
-}
+type restorer struct{ visit }
 
 // del restores what can be restored and forgets it. It fails only where files
 // cannot be removed: a value that the kernel does not take back would not be
@@ -39,7 +35,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	}
 	_, before, err := s.backup()
 	if err == nil && req.NS != nil {
-		r := &restorer{store: s}
+		r := &restorer{visit{Request: req}}
 		err = req.NS.Do(func() error { return r.restore(rec, before) })
 	}
 	if cni.Transient(err) {
@@ -65,7 +61,7 @@ func (r *restorer) restore(rec record, before []pair) error {
 		return err
 	}
 	if before != nil || here.Cookie == 0 || slices.ContainsFunc(last, func(v value) bool { return v.Link != 0 }) {
-		if err := r.lookAtLink(); err != nil {
+		if err := r.lookAtLink(); err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 			return err
 		}
 	}
@@ -81,17 +77,6 @@ func (r *restorer) restore(rec record, before []pair) error {
 		}
 	}
 	return r.apply(before)
-}
-
-func (r *restorer) lookAtLink() (err error) {
-	if r.conn, err = rtnl.Dial(nil); err != nil {
-		return err
-	}
-	r.OnDone(func() { _ = r.conn.Close() })
-	if r.link, err = r.conn.Link(r.IfName); errors.Is(err, rtnl.ErrNoLink) {
-		return nil
-	}
-	return err
 }
 
 // isOurs decides whether the namespace is still the one that a backup file

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -19,12 +20,28 @@ import (
 
 // change is one ADD or CHECK under way.
 type change struct {
-	*skel.Request
+	visit
 	cfg   config
 	here  ns.Identity
-	conn  *rtnl.Conn // nil while nobody needed it
-	link  rtnl.Link  // the zero Link when there is none and none is needed
-	found []value    // what the configuration is going to change
+	found []value // what the configuration is going to change
+}
+
+// visit is a request whose thread is in the container's namespace.
+type visit struct {
+	*skel.Request
+	conn *rtnl.Conn // nil while nobody needed it
+	link rtnl.Link  // the zero Link when there is none or none is needed
+}
+
+func (v *visit) lookAtLink() (err error) {
+	if v.conn == nil {
+		if v.conn, err = rtnl.Dial(nil); err != nil {
+			return err
+		}
+		v.OnDone(func() { _ = v.conn.Close() })
+	}
+	v.link, err = v.conn.Link(v.IfName)
+	return err
 }
 
 func (allowed allowList) add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
@@ -37,7 +54,7 @@ func (allowed allowList) add(ctx context.Context, req *skel.Request, cfg config)
 	if cfg.empty() {
 		return req.PrevResult, nil
 	}
-	c := &change{Request: req, cfg: cfg}
+	c := &change{visit: visit{Request: req}, cfg: cfg}
 	// Sysctls need a thread in the container's namespace.
 	if err := req.NS.Do(func() error { return c.make(ctx) }); err != nil {
 		return nil, err
@@ -56,7 +73,7 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	if err := needPrevResult(req); err != nil || cfg.empty() {
 		return err
 	}
-	c := &change{Request: req, cfg: cfg}
+	c := &change{visit: visit{Request: req}, cfg: cfg}
 	return req.NS.Do(c.verify)
 }
 
@@ -156,17 +173,6 @@ func (c *change) needsLink() bool {
 		slices.ContainsFunc(c.cfg.Sysctls, func(s setting) bool { return s.Key.Has(c.IfName) })
 }
 
-func (c *change) lookAtLink() (err error) {
-	if c.conn == nil {
-		if c.conn, err = rtnl.Dial(nil); err != nil {
-			return err
-		}
-		c.OnDone(func() { _ = c.conn.Close() })
-	}
-	c.link, err = c.conn.Link(c.IfName)
-	return err
-}
-
 // readSysctls reads the present values. Those that can only be written have
 // none to be kept.
 func (c *change) readSysctls() (found []value, err error) {
@@ -252,13 +258,11 @@ func (c *change) result() *cni.Result {
 			continue
 		}
 		for _, p := range c.cfg.Attrs {
-			a, _ := attrNamed(p.Key)
-			set, _ := a.set(p.Value) // no error: parseConfig made the text
-			if set.MAC != nil {
-				one.MAC = set.MAC.String()
-			}
-			if set.MTU != 0 {
-				one.MTU = set.MTU
+			switch p.Key {
+			case "mac":
+				one.MAC = p.Value
+			case "mtu":
+				one.MTU, _ = strconv.Atoi(p.Value) // parseConfig made the text
 			}
 		}
 	}
