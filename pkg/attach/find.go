@@ -12,8 +12,8 @@ import (
 )
 
 // Master finds the bridge that a host end without mark, which the reference
-// made, must be a port of; 0 is none. rtnl.ErrNoLink says that there is no such
-// bridge: then only marked host ends are looked for.
+// made, must be a port of; 0 is none. An error says that there is no such bridge:
+// then only marked host ends are looked for.
 type Master func(host *rtnl.Conn) (index int, err error)
 
 // NoMaster is the Master of plugins without a bridge.

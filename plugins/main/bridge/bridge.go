@@ -64,7 +64,10 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 }
 
 func del(ctx context.Context, req *skel.Request) error {
-	master := func(host *rtnl.Conn) (int, error) { return bridgeIndex(host, bridgeName(req)) }
+	master := func(host *rtnl.Conn) (int, error) {
+		br, err := findBridge(host, bridgeName(req))
+		return br.Index, err
+	}
 	return attach.Del(ctx, req, master, func(ctx context.Context, nf *nft.Conn) error {
 		return deleteSpoofCheck(ctx, nf, req.Attachment)
 	})

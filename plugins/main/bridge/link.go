@@ -22,13 +22,6 @@ func findBridge(host *rtnl.Conn, name string) (rtnl.Link, error) {
 	return l, err
 }
 
-// bridgeIndex is the index of the bridge; a link of that name that is no bridge
-// is none.
-func bridgeIndex(host *rtnl.Conn, name string) (int, error) {
-	l, err := findBridge(host, name)
-	return l.Index, err
-}
-
 // ensureBridge finds the bridge or makes it. It is shared, so it stays when
 // the ADD that made it fails. One that is up is used as it is found.
 func (p *port) ensureBridge() error {

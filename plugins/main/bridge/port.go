@@ -78,17 +78,9 @@ func (p portConfig) vlans() []rtnl.VLAN {
 
 // verifyPort compares the port with what setUpPort made of it.
 func (p *port) verifyPort() []error {
-	var errs []error
-	drift := func(format string, args ...any) {
-		errs = append(errs, cni.Errorf(cni.CodeDrift, "port %q of bridge %q: %s", p.HostEnd.Name, p.cfg.Bridge,
-			fmt.Sprintf(format, args...)))
-	}
+	errs := p.verifyMember(p.HostEnd, p.cfg.Port)
 	if p.HostEnd.Master != p.bridge.Index {
-		drift("is no port of the bridge")
 		return errs
-	}
-	if !p.HostEnd.Up {
-		drift("is down")
 	}
 	have, err := p.Host.Port(p.HostEnd.Index)
 	if err != nil {
@@ -96,39 +88,47 @@ func (p *port) verifyPort() []error {
 	}
 	want := p.cfg.Port
 	if p.cfg.Link.MTU != 0 && p.HostEnd.MTU != p.cfg.Link.MTU {
-		drift("MTU is %d, not %d", p.HostEnd.MTU, p.cfg.Link.MTU)
+		errs = append(errs, p.drift(p.HostEnd, "MTU is %d, not %d", p.HostEnd.MTU, p.cfg.Link.MTU))
 	}
 	if have.Hairpin != want.Hairpin {
-		drift("hairpin is %t, not %t", have.Hairpin, want.Hairpin)
+		errs = append(errs, p.drift(p.HostEnd, "hairpin is %t, not %t", have.Hairpin, want.Hairpin))
 	}
 	if have.Isolated != want.Isolated {
-		drift("isolated is %t, not %t", have.Isolated, want.Isolated)
-	}
-	for _, text := range p.vlanDrift(p.HostEnd.Index, want) {
-		drift("%s", text)
+		errs = append(errs, p.drift(p.HostEnd, "isolated is %t, not %t", have.Isolated, want.Isolated))
 	}
 	return errs
 }
 
-// vlanDrift compares the VLANs of a port with those that setVLANs gave it.
-func (p *port) vlanDrift(index int, cfg portConfig) (diffs []string) {
+func (p *port) drift(end rtnl.Link, format string, args ...any) error {
+	return cni.Errorf(cni.CodeDrift, "port %q of bridge %q: %s", end.Name, p.cfg.Bridge, fmt.Sprintf(format, args...))
+}
+
+// verifyMember compares what the host end, and the port of a VLAN's gateway,
+// have in common: bridge, state and the VLANs that setVLANs gave it.
+func (p *port) verifyMember(end rtnl.Link, cfg portConfig) (errs []error) {
+	if end.Master != p.bridge.Index {
+		return []error{p.drift(end, "is no port of the bridge")}
+	}
+	if !end.Up {
+		errs = append(errs, p.drift(end, "is down"))
+	}
 	want := cfg.vlans()
 	if len(want) == 0 {
-		return nil
+		return errs
 	}
-	have, err := p.Host.VLANs(index)
+	have, err := p.Host.VLANs(end.Index)
 	if err != nil {
-		return []string{err.Error()}
+		return append(errs, err)
 	}
 	for _, v := range want {
 		if !slices.Contains(have, v) {
-			diffs = append(diffs, fmt.Sprintf("vlan %d is missing (pvid, untagged: %t)", v.ID, v.PVID))
+			errs = append(errs, p.drift(end, "vlan %d is missing (pvid, untagged: %t)", v.ID, v.PVID))
 		}
 	}
 	for _, v := range have {
 		if !cfg.KeepDefault && !slices.ContainsFunc(want, func(w rtnl.VLAN) bool { return w.ID == v.ID }) {
-			diffs = append(diffs, fmt.Sprintf("vlan %d is there and should not be", v.ID))
+			errs = append(errs, p.drift(end, "vlan %d is there and should not be", v.ID))
 		}
 	}
-	return diffs
+	return errs
 }

@@ -84,32 +84,12 @@ func (p *port) verifyGateways() []error {
 		}
 		errs = append(errs, iface.VerifyForwarding(gw.Addr().Is4()))
 	}
-	if link.Name != p.bridge.Name {
-		errs = append(errs, p.verifyVLANGateway(link)...)
-	}
-	return errs
-}
-
-// verifyVLANGateway looks for what finishVLANGateway made.
-func (p *port) verifyVLANGateway(gw rtnl.Link) []error {
-	end, ok, err := p.vlanGatewayPort(gw)
-	if err != nil || !ok {
-		return []error{err}
-	}
-	var errs []error
-	drift := func(text string) {
-		errs = append(errs, cni.Errorf(cni.CodeDrift, "gateway %q: port %q of bridge %q: %s", gw.Name, end.Name,
-			p.bridge.Name, text))
-	}
-	switch {
-	case end.Master != p.bridge.Index:
-		drift("is no port of the bridge")
+	if link.Name == p.bridge.Name {
 		return errs
-	case !end.Up:
-		drift("is down")
 	}
-	for _, text := range p.vlanDrift(end.Index, p.vlanGatewaySettings()) {
-		drift(text)
+	end, ok, err := p.vlanGatewayPort(link)
+	if err != nil || !ok {
+		return append(errs, err)
 	}
-	return errs
+	return append(errs, p.verifyMember(end, p.vlanGatewaySettings())...)
 }
