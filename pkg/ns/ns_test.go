@@ -188,7 +188,9 @@ var _ = Describe("Do", func() {
 	})
 
 	It("knows where /proc shows the namespace", func() {
-		Expect(ns.Proc()).To(Equal("/proc/self"))
+		if inode("/proc/self/ns/net") == netns() { // the main thread may be the one that could not go back
+			Expect(ns.Proc()).To(Equal("/proc/self"))
+		}
 		h := nstest.NewNetns()
 		h.Cmd("ip", "link", "add", "inside", "type", "bridge")
 		n := open(h.Path)
