@@ -56,7 +56,8 @@ func (c *call) verifyUnknown(ctx context.Context, cfg config, want *record) erro
 		return err
 	}
 	want.Backend = b
-	return errors.Join(drift("host ports: there is no record of this attachment (%s)", want.attachment()), c.verifyRules(ctx, want))
+	return errors.Join(drift("host ports: there is no record of this attachment (%s)", want.attachment()),
+		c.verifyRules(ctx, want))
 }
 
 // verifyReference looks for what the reference plugin makes: the same rules, and route_localnet without a guard.

@@ -106,7 +106,8 @@ func (c *config) parseMark(w wireConfig) error {
 	if w.MarkMasqBit != nil {
 		switch {
 		case w.ExternalSetMarkChain != nil:
-			problems.Add(cni.Refuse("markMasqBit", *w.MarkMasqBit, "cannot be set together with externalSetMarkChain, which decides the mark").
+			problems.Add(cni.Refuse("markMasqBit", *w.MarkMasqBit,
+				"cannot be set together with externalSetMarkChain, which decides the mark").
 				Suggest("leave out one of them"))
 		case *w.MarkMasqBit < 0 || *w.MarkMasqBit > 31:
 			problems.Add(cni.Refuse("markMasqBit", *w.MarkMasqBit, "is not between 0 and 31"))
@@ -118,14 +119,16 @@ func (c *config) parseMark(w wireConfig) error {
 	}
 	name := *w.ExternalSetMarkChain
 	if !isChainName(name) {
-		problems.Add(cni.Refuse("externalSetMarkChain", name, fmt.Sprintf("is no name of a chain (1 to %d bytes, no blank, not beginning with - or !)", chainNameMax)))
+		problems.Add(cni.Refuse("externalSetMarkChain", name,
+			fmt.Sprintf("is no name of a chain (1 to %d bytes, no blank, not beginning with - or !)", chainNameMax)))
 	}
 	c.options.MarkChain = name
 	return problems.Err()
 }
 
 func isChainName(name string) bool {
-	return name != "" && len(name) <= chainNameMax && !strings.ContainsAny(name[:1], "-!") && !strings.ContainsFunc(name, notPlain)
+	return name != "" && len(name) <= chainNameMax && !strings.ContainsAny(name[:1], "-!") &&
+		!strings.ContainsFunc(name, notPlain)
 }
 
 func notPlain(r rune) bool { return r <= ' ' || r > '~' || r == '"' || r == '\\' }
@@ -150,13 +153,15 @@ func (c *config) parseNeeds(w wireConfig) error {
 		problems.Add(checkTokens(cond.key, cond.tokens, syntax))
 	}
 	if len(keys[nftables]) > 0 && len(keys[iptables]) > 0 {
-		problems.Add(cni.Refuse(keys[nftables][0], nil, fmt.Sprintf("in the syntax of nftables, but %s is for iptables", keys[iptables][0])))
+		problems.Add(cni.Refuse(keys[nftables][0], nil,
+			fmt.Sprintf("in the syntax of nftables, but %s is for iptables", keys[iptables][0])))
 		return problems.Err()
 	}
 	for b, list := range keys {
 		c.needed = b
 		if c.asked != auto && c.asked != b {
-			problems.Add(cni.Refuse("backend", string(c.asked), fmt.Sprintf("was asked for, but %s is for %s", strings.Join(list, " and "), b)).
+			problems.Add(cni.Refuse("backend", string(c.asked),
+				fmt.Sprintf("was asked for, but %s is for %s", strings.Join(list, " and "), b)).
 				Suggest("leave backend out: it follows the other keys"))
 		}
 	}

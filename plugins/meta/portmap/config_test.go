@@ -17,7 +17,8 @@ import (
 
 // parse reads a configuration given as JSON without its braces.
 func parse(text string) (config, error) {
-	return parseConfig(&skel.Request{Conf: []byte(`{"cniVersion":"1.1.0","name":"n","type":"portmap",` + text + `}`), Stderr: io.Discard})
+	return parseConfig(&skel.Request{Conf: []byte(`{"cniVersion":"1.1.0","name":"n","type":"portmap",` + text + `}`),
+		Stderr: io.Discard})
 }
 
 func mappingsOf(entries string) string {
@@ -30,19 +31,32 @@ var _ = Describe("the configuration", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(c.mappings).To(Equal([]mapping{want}))
 	},
-		Entry("as the conventions have it", `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`, mapping{6, netip.Addr{}, 8080, 80}),
-		Entry("containerd's capitals and empty address", `{"HostPort":8080,"ContainerPort":80,"Protocol":"tcp","HostIP":""}`, mapping{6, netip.Addr{}, 8080, 80}),
-		Entry("upper case protocol", `{"hostPort":53,"containerPort":5353,"protocol":"UDP"}`, mapping{17, netip.Addr{}, 53, 5353}),
+		Entry("as the conventions have it", `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`,
+			mapping{6, netip.Addr{}, 8080, 80}),
+		Entry("containerd's capitals and empty address",
+			`{"HostPort":8080,"ContainerPort":80,"Protocol":"tcp","HostIP":""}`, mapping{6, netip.Addr{}, 8080, 80}),
+		Entry("upper case protocol", `{"hostPort":53,"containerPort":5353,"protocol":"UDP"}`,
+			mapping{17, netip.Addr{}, 53, 5353}),
 		Entry("sctp", `{"hostPort":1,"containerPort":65535,"protocol":"Sctp"}`, mapping{132, netip.Addr{}, 1, 65535}),
-		Entry("null address", `{"hostPort":65535,"containerPort":1,"protocol":"tcp","hostIP":null}`, mapping{6, netip.Addr{}, 65535, 1}),
-		Entry("IPv4 address", `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"192.0.2.1"}`, mapping{6, netip.MustParseAddr("192.0.2.1"), 1, 1}),
-		Entry("IPv6 address", `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"2001:DB8::1"}`, mapping{6, netip.MustParseAddr("2001:db8::1"), 1, 1}),
-		Entry("all of IPv4", `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"0.0.0.0"}`, mapping{6, netip.IPv4Unspecified(), 1, 1}),
-		Entry("all of IPv6", `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"::"}`, mapping{6, netip.IPv6Unspecified(), 1, 1}),
-		Entry("IPv4 mapped into IPv6", `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"::ffff:192.0.2.1"}`, mapping{6, netip.MustParseAddr("192.0.2.1"), 1, 1}),
-		Entry("all of IPv4 mapped into IPv6", `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"::ffff:0.0.0.0"}`, mapping{6, netip.IPv4Unspecified(), 1, 1}),
-		Entry("loopback", `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"127.0.0.1"}`, mapping{6, netip.MustParseAddr("127.0.0.1"), 1, 1}),
-		Entry("unknown keys beside", `{"hostPort":1,"containerPort":1,"protocol":"tcp","name":"http"}`, mapping{6, netip.Addr{}, 1, 1}),
+		Entry("null address", `{"hostPort":65535,"containerPort":1,"protocol":"tcp","hostIP":null}`,
+			mapping{6, netip.Addr{}, 65535, 1}),
+		Entry("IPv4 address", `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"192.0.2.1"}`,
+			mapping{6, netip.MustParseAddr("192.0.2.1"), 1, 1}),
+		Entry("IPv6 address", `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"2001:DB8::1"}`,
+			mapping{6, netip.MustParseAddr("2001:db8::1"), 1, 1}),
+		Entry("all of IPv4", `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"0.0.0.0"}`,
+			mapping{6, netip.IPv4Unspecified(), 1, 1}),
+		Entry("all of IPv6", `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"::"}`,
+			mapping{6, netip.IPv6Unspecified(), 1, 1}),
+		Entry("IPv4 mapped into IPv6", `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"::ffff:192.0.2.1"}`,
+			mapping{6, netip.MustParseAddr("192.0.2.1"), 1, 1}),
+		Entry("all of IPv4 mapped into IPv6",
+			`{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"::ffff:0.0.0.0"}`, mapping{6,
+				netip.IPv4Unspecified(), 1, 1}),
+		Entry("loopback", `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"127.0.0.1"}`,
+			mapping{6, netip.MustParseAddr("127.0.0.1"), 1, 1}),
+		Entry("unknown keys beside", `{"hostPort":1,"containerPort":1,"protocol":"tcp","name":"http"}`,
+			mapping{6, netip.Addr{}, 1, 1}),
 	)
 
 	DescribeTable("refuses, naming the entry and the field", func(entry, message string) {
@@ -50,28 +64,46 @@ var _ = Describe("the configuration", func() {
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 		Expect(err).To(MatchError("runtimeConfig.portMappings" + message))
 	},
-		Entry("host port 0", `{"hostPort":0,"containerPort":80,"protocol":"tcp"}`, `[1].hostPort: 0 is not between 1 and 65535`),
-		Entry("host port too great", `{"hostPort":65536,"containerPort":80,"protocol":"tcp"}`, `[1].hostPort: 65536 is not between 1 and 65535`),
-		Entry("negative host port", `{"hostPort":-1,"containerPort":80,"protocol":"tcp"}`, `[1].hostPort: -1 is not between 1 and 65535`),
+		Entry("host port 0", `{"hostPort":0,"containerPort":80,"protocol":"tcp"}`,
+			`[1].hostPort: 0 is not between 1 and 65535`),
+		Entry("host port too great", `{"hostPort":65536,"containerPort":80,"protocol":"tcp"}`,
+			`[1].hostPort: 65536 is not between 1 and 65535`),
+		Entry("negative host port", `{"hostPort":-1,"containerPort":80,"protocol":"tcp"}`,
+			`[1].hostPort: -1 is not between 1 and 65535`),
 		Entry("no host port", `{"containerPort":80,"protocol":"tcp"}`, `[1].hostPort: missing`),
 		Entry("null host port", `{"hostPort":null,"containerPort":80,"protocol":"tcp"}`, `[1].hostPort: missing`),
-		Entry("host port as text", `{"hostPort":"8080","containerPort":80,"protocol":"tcp"}`, `[1].hostPort: is a JSON string, want a whole number`),
-		Entry("host port with a fraction", `{"hostPort":80.5,"containerPort":80,"protocol":"tcp"}`, `[1].hostPort: 80.5 is no whole number`),
-		Entry("host port beyond all numbers", `{"hostPort":1e99,"containerPort":80,"protocol":"tcp"}`, `[1].hostPort: 1e99 is no whole number`),
-		Entry("container port 0", `{"hostPort":8080,"containerPort":0,"protocol":"tcp"}`, `[1].containerPort: 0 is not between 1 and 65535`),
-		Entry("container port too great", `{"hostPort":8080,"containerPort":70000,"protocol":"tcp"}`, `[1].containerPort: 70000 is not between 1 and 65535`),
+		Entry("host port as text", `{"hostPort":"8080","containerPort":80,"protocol":"tcp"}`,
+			`[1].hostPort: is a JSON string, want a whole number`),
+		Entry("host port with a fraction", `{"hostPort":80.5,"containerPort":80,"protocol":"tcp"}`,
+			`[1].hostPort: 80.5 is no whole number`),
+		Entry("host port beyond all numbers", `{"hostPort":1e99,"containerPort":80,"protocol":"tcp"}`,
+			`[1].hostPort: 1e99 is no whole number`),
+		Entry("container port 0", `{"hostPort":8080,"containerPort":0,"protocol":"tcp"}`,
+			`[1].containerPort: 0 is not between 1 and 65535`),
+		Entry("container port too great", `{"hostPort":8080,"containerPort":70000,"protocol":"tcp"}`,
+			`[1].containerPort: 70000 is not between 1 and 65535`),
 		Entry("no container port", `{"hostPort":8080,"protocol":"tcp"}`, `[1].containerPort: missing`),
-		Entry("container port as a list", `{"hostPort":8080,"containerPort":[80],"protocol":"tcp"}`, `[1].containerPort: is a JSON array, want a whole number`),
+		Entry("container port as a list", `{"hostPort":8080,"containerPort":[80],"protocol":"tcp"}`,
+			`[1].containerPort: is a JSON array, want a whole number`),
 		Entry("no protocol", `{"hostPort":8080,"containerPort":80}`, `[1].protocol: missing`),
-		Entry("another protocol", `{"hostPort":8080,"containerPort":80,"protocol":"icmp"}`, `[1].protocol: "icmp" is none of tcp, udp and sctp`),
-		Entry("protocol with a blank", `{"hostPort":8080,"containerPort":80,"protocol":"tcp "}`, `[1].protocol: "tcp " is none of tcp, udp and sctp`),
-		Entry("protocol as a number", `{"hostPort":8080,"containerPort":80,"protocol":6}`, `[1].protocol: is a JSON number, want a string`),
-		Entry("no address", `{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"not-an-ip"}`, `[1].hostIP: "not-an-ip" is no IP address`),
-		Entry("address with a prefix", `{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"10.0.0.1/8"}`, `[1].hostIP: "10.0.0.1/8" is no IP address`),
-		Entry("address with a zone", `{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"fe80::1%eth0"}`, `[1].hostIP: "fe80::1%eth0" is no IP address`),
-		Entry("address as a number", `{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":1}`, `[1].hostIP: is a JSON number, want a string`),
-		Entry("multicast", `{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"224.0.0.1"}`, `[1].hostIP: "224.0.0.1" is no address that a host can have`),
-		Entry("broadcast", `{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"255.255.255.255"}`, `[1].hostIP: "255.255.255.255" is no address that a host can have`),
+		Entry("another protocol", `{"hostPort":8080,"containerPort":80,"protocol":"icmp"}`,
+			`[1].protocol: "icmp" is none of tcp, udp and sctp`),
+		Entry("protocol with a blank", `{"hostPort":8080,"containerPort":80,"protocol":"tcp "}`,
+			`[1].protocol: "tcp " is none of tcp, udp and sctp`),
+		Entry("protocol as a number", `{"hostPort":8080,"containerPort":80,"protocol":6}`,
+			`[1].protocol: is a JSON number, want a string`),
+		Entry("no address", `{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"not-an-ip"}`,
+			`[1].hostIP: "not-an-ip" is no IP address`),
+		Entry("address with a prefix", `{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"10.0.0.1/8"}`,
+			`[1].hostIP: "10.0.0.1/8" is no IP address`),
+		Entry("address with a zone", `{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"fe80::1%eth0"}`,
+			`[1].hostIP: "fe80::1%eth0" is no IP address`),
+		Entry("address as a number", `{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":1}`,
+			`[1].hostIP: is a JSON number, want a string`),
+		Entry("multicast", `{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"224.0.0.1"}`,
+			`[1].hostIP: "224.0.0.1" is no address that a host can have`),
+		Entry("broadcast", `{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"255.255.255.255"}`,
+			`[1].hostIP: "255.255.255.255" is no address that a host can have`),
 		Entry("two ways from one port", `{"hostPort":9,"containerPort":10,"protocol":"tcp"}`,
 			`[1]: host port 9/tcp of 0.0.0.0 (all addresses) leads to container port 9 already, not to 10`),
 		Entry("two ways from one port of a family", `{"hostPort":9,"containerPort":10,"protocol":"tcp","hostIP":"::"}`,
@@ -83,7 +115,8 @@ var _ = Describe("the configuration", func() {
 		_, err := parse(mappingsOf(entry))
 		Expect(cni.ProblemsOf(err)).To(ConsistOf(HaveField("Suggestion", want)))
 	},
-		Entry("of no protocol", `{"hostPort":80,"containerPort":80,"protocol":null}`, `write "protocol": "tcp", "udp" or "sctp"`),
+		Entry("of no protocol", `{"hostPort":80,"containerPort":80,"protocol":null}`,
+			`write "protocol": "tcp", "udp" or "sctp"`),
 	)
 
 	It("takes what says the same as one, and an address beside all addresses", func() {
@@ -91,7 +124,8 @@ var _ = Describe("the configuration", func() {
 			{"hostPort":9,"containerPort":9,"protocol":"tcp","hostIP":"0.0.0.0"},{"hostPort":9,"containerPort":9,"protocol":"udp"},
 			{"hostPort":9,"containerPort":10,"protocol":"tcp","hostIP":"127.0.0.1"}`))
 		Expect(err).NotTo(HaveOccurred())
-		Expect(c.mappings).To(Equal([]mapping{{6, netip.Addr{}, 9, 9}, {17, netip.Addr{}, 9, 9}, {6, netip.MustParseAddr("127.0.0.1"), 9, 10}}))
+		Expect(c.mappings).To(Equal([]mapping{{6, netip.Addr{}, 9, 9}, {17, netip.Addr{}, 9, 9},
+			{6, netip.MustParseAddr("127.0.0.1"), 9, 10}}))
 	})
 
 	It("knows the defaults, and null for each of them", func() {
@@ -127,18 +161,29 @@ var _ = Describe("the configuration", func() {
 		Entry("an empty backend", `"backend":""`, `backend: "" is neither "nftables" nor "iptables"`),
 		Entry("a bit too great", `"markMasqBit":32`, `markMasqBit: 32 is not between 0 and 31`),
 		Entry("a negative bit", `"markMasqBit":-1`, `markMasqBit: -1 is not between 0 and 31`),
-		Entry("a bit and a chain", `"markMasqBit":5,"externalSetMarkChain":"X"`, `markMasqBit: 5 cannot be set together with externalSetMarkChain, which decides the mark`),
-		Entry("an empty chain", `"externalSetMarkChain":""`, `externalSetMarkChain: "" is no name of a chain (1 to 28 bytes, no blank, not beginning with - or !)`),
-		Entry("a chain with a blank", `"externalSetMarkChain":"A B"`, `externalSetMarkChain: "A B" is no name of a chain (1 to 28 bytes, no blank, not beginning with - or !)`),
-		Entry("a chain like an option", `"externalSetMarkChain":"-j"`, `externalSetMarkChain: "-j" is no name of a chain (1 to 28 bytes, no blank, not beginning with - or !)`),
-		Entry("a chain on nftables", `"externalSetMarkChain":"A","backend":"nftables"`, `backend: "nftables" was asked for, but externalSetMarkChain is for iptables`),
-		Entry("conditions of iptables on nftables", `"conditionsV4":["-s","10.0.0.0/8"],"externalSetMarkChain":"A","backend":"nftables"`, `backend: "nftables" was asked for, but externalSetMarkChain and conditionsV4 is for iptables`),
-		Entry("conditions of nft on iptables", `"conditionsV6":["ip6","saddr","fd00::/8"],"backend":"iptables"`, `backend: "iptables" was asked for, but conditionsV6 is for nftables`),
-		Entry("conditions of both", `"conditionsV4":["-s","10.0.0.0/8"],"conditionsV6":["ip6","saddr","fd00::/8"]`, `conditionsV6: in the syntax of nftables, but conditionsV4 is for iptables`),
-		Entry("conditions of nft and a chain", `"conditionsV4":["ip","saddr","10.0.0.0/8"],"externalSetMarkChain":"A"`, `conditionsV4: in the syntax of nftables, but externalSetMarkChain is for iptables`),
+		Entry("a bit and a chain", `"markMasqBit":5,"externalSetMarkChain":"X"`,
+			`markMasqBit: 5 cannot be set together with externalSetMarkChain, which decides the mark`),
+		Entry("an empty chain", `"externalSetMarkChain":""`,
+			`externalSetMarkChain: "" is no name of a chain (1 to 28 bytes, no blank, not beginning with - or !)`),
+		Entry("a chain with a blank", `"externalSetMarkChain":"A B"`,
+			`externalSetMarkChain: "A B" is no name of a chain (1 to 28 bytes, no blank, not beginning with - or !)`),
+		Entry("a chain like an option", `"externalSetMarkChain":"-j"`,
+			`externalSetMarkChain: "-j" is no name of a chain (1 to 28 bytes, no blank, not beginning with - or !)`),
+		Entry("a chain on nftables", `"externalSetMarkChain":"A","backend":"nftables"`,
+			`backend: "nftables" was asked for, but externalSetMarkChain is for iptables`),
+		Entry("conditions of iptables on nftables",
+			`"conditionsV4":["-s","10.0.0.0/8"],"externalSetMarkChain":"A","backend":"nftables"`, `backend: "nftables" was asked for, but externalSetMarkChain and conditionsV4 is for iptables`),
+		Entry("conditions of nft on iptables", `"conditionsV6":["ip6","saddr","fd00::/8"],"backend":"iptables"`,
+			`backend: "iptables" was asked for, but conditionsV6 is for nftables`),
+		Entry("conditions of both", `"conditionsV4":["-s","10.0.0.0/8"],"conditionsV6":["ip6","saddr","fd00::/8"]`,
+			`conditionsV6: in the syntax of nftables, but conditionsV4 is for iptables`),
+		Entry("conditions of nft and a chain", `"conditionsV4":["ip","saddr","10.0.0.0/8"],"externalSetMarkChain":"A"`,
+			`conditionsV4: in the syntax of nftables, but externalSetMarkChain is for iptables`),
 		Entry("an empty token", `"conditionsV4":["-s",""]`, `conditionsV4[1]: "" is empty`),
-		Entry("a new line", `"conditionsV4":["-s","10.0.0.1\nCOMMIT"]`, `conditionsV4[1]: "10.0.0.1\nCOMMIT" has a control character`),
-		Entry("a second statement", `"conditionsV4":["ip saddr 10.0.0.1 accept; drop"]`, `conditionsV4[0]: "ip saddr 10.0.0.1 accept; drop" would end the condition`),
+		Entry("a new line", `"conditionsV4":["-s","10.0.0.1\nCOMMIT"]`,
+			`conditionsV4[1]: "10.0.0.1\nCOMMIT" has a control character`),
+		Entry("a second statement", `"conditionsV4":["ip saddr 10.0.0.1 accept; drop"]`,
+			`conditionsV4[0]: "ip saddr 10.0.0.1 accept; drop" would end the condition`),
 		Entry("snat as text", `"snat":"yes"`, `snat: is a JSON string, want true or false`),
 		Entry("conditions as text", `"conditionsV4":"-s 10.0.0.1"`, `conditionsV4: is a JSON string, want an array`),
 	)
@@ -169,10 +214,12 @@ var _ = Describe("the configuration", func() {
 	It("describes each key that it reads", func() {
 		var out strings.Builder
 		Expect(skel.Run(context.Background(), plugin(), skel.Env{Args: []string{"--help"}, Stdout: &out})).To(BeZero())
-		for _, key := range []string{"backend", "snat", "masqAll", "markMasqBit", "externalSetMarkChain", "conditionsV4", "conditionsV6",
+		for _, key := range []string{"backend", "snat", "masqAll", "markMasqBit", "externalSetMarkChain",
+			"conditionsV4", "conditionsV6",
 			"runtimeConfig.portMappings[].hostPort", "runtimeConfig.portMappings[].containerPort",
 			"runtimeConfig.portMappings[].protocol", "runtimeConfig.portMappings[].hostIP"} {
-			Expect(out.String()).To(MatchRegexp(`(?m)^  %s +\w`, strings.NewReplacer("[", `\[`, "]", `\]`, ".", `\.`).Replace(key)))
+			Expect(out.String()).To(MatchRegexp(`(?m)^  %s +\w`,
+				strings.NewReplacer("[", `\[`, "]", `\]`, ".", `\.`).Replace(key)))
 		}
 	})
 

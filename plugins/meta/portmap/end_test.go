@@ -18,7 +18,8 @@ func (c *container) unpublish(prepare func(*nft.Conn)) error {
 	GinkgoHelper()
 	var err error
 	c.w.Do(func() {
-		under, openErr := open(&skel.Request{Attachment: cni.Attachment{Network: c.network, ContainerID: c.id, IfName: c.ifName}})
+		under, openErr := open(&skel.Request{Attachment: cni.Attachment{Network: c.network, ContainerID: c.id,
+			IfName: c.ifName}})
 		Expect(openErr).NotTo(HaveOccurred())
 		defer under.nf.Close()
 		defer under.host.Close()
@@ -36,7 +37,8 @@ var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
 			w.bridge(1)
 			c := w.container(1, 2)
 			c.add(k.config, ports("53:53/udp"))
-			w.Cmd("conntrack", "-I", "-p", "udp", "-t", "300", "-s", "192.0.2.2", "--sport", "1000", "-d", "192.0.2.1", "--dport", "53",
+			w.Cmd("conntrack", "-I", "-p", "udp", "-t", "300", "-s", "192.0.2.2", "--sport", "1000", "-d", "192.0.2.1",
+				"--dport", "53",
 				"-r", "10.1.0.2", "--reply-port-src", "53", "-q", "192.0.2.2", "--reply-port-dst", "1000")
 			Expect(c.unpublish(func(nf *nft.Conn) {
 				_, err := nf.HasTable(table) // it has its socket; that of conntrack is another
@@ -75,7 +77,8 @@ var _ = Describe("a dead owner's rules", Label("kernel"), func() {
 			c.id = id
 			// What a kill left of an ADD before the records were lost.
 			mark := cni.Attachment{Network: c.network, ContainerID: c.id, IfName: c.ifName}.Mark()
-			w.Cmd("nft", "add", "element", "inet", "hawser", "portmap4_v1", `{ tcp . 9000 comment "`+mark+`" : 10.1.0.9 . 80 }`)
+			w.Cmd("nft", "add", "element", "inet", "hawser", "portmap4_v1",
+				`{ tcp . 9000 comment "`+mark+`" : 10.1.0.9 . 80 }`)
 			c.add(ports("8080:80", "9000:80"))
 			c.check(ports("8080:80", "9000:80"))
 			c.del()

@@ -87,8 +87,10 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 			var errs bytes.Buffer
 			exit := -1
 			w.Do(func() {
-				exit = skel.Run(context.Background(), plugin(), skel.Env{Stdin: bytes.NewReader(in), Stdout: brokenPipe{}, Stderr: &errs,
-					Vars: []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=" + c.id, "CNI_NETNS=" + c.Path, "CNI_IFNAME=eth0", "CNI_PATH=/x"}})
+				exit = skel.Run(context.Background(), plugin(),
+					skel.Env{Stdin: bytes.NewReader(in), Stdout: brokenPipe{}, Stderr: &errs,
+						Vars: []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=" + c.id, "CNI_NETNS=" + c.Path,
+							"CNI_IFNAME=eth0", "CNI_PATH=/x"}})
 			})
 			Expect(exit).To(Equal(1))
 			Expect(w.rules()).To(Equal(before))
@@ -128,7 +130,8 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 		w.settle(kinds[0])
 		c := w.container(1, 2)
 		before := w.rules()
-		o := c.call("ADD", object{"conditionsV4": []string{"ip saddr 10.0.0.0/8"}, "conditionsV6": []string{"nonsense"}}, ports(all...))
+		o := c.call("ADD", object{"conditionsV4": []string{"ip saddr 10.0.0.0/8"},
+			"conditionsV6": []string{"nonsense"}}, ports(all...))
 		Expect(o.Msg).To(And(HavePrefix(`conditionsV6: ["nonsense"]: refused by nft`), ContainSubstring("unexpected")))
 		Expect(o.Code).To(Equal(cni.CodeConfig))
 		Expect(w.rules()).To(Equal(before))
@@ -166,7 +169,8 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 			Expect(os.Setenv("PATH", path)).To(Succeed())
 			Expect(o.Msg).To(ContainSubstring(`": executable file not found`))
 			Expect(st.exit).To(BeZero(), "containers may have IPv4 alone")
-			Expect(st.stderr).To(And(ContainSubstring("no host ports of containers with an IPv6 address"), ContainSubstring("not found")))
+			Expect(st.stderr).To(And(ContainSubstring("no host ports of containers with an IPv6 address"),
+				ContainSubstring("not found")))
 			Expect(w.rules()).To(Equal(before))
 			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
 		})
@@ -220,12 +224,14 @@ var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 		a.serve(80)
 		run := func(command string, more ...object) outcome {
 			GinkgoHelper()
-			in, err := json.Marshal(conf(append([]object{{"name": a.network, "prevResult": a.prevResult()}}, more...)...))
+			in, err := json.Marshal(conf(append([]object{{"name": a.network, "prevResult": a.prevResult()}},
+				more...)...))
 			Expect(err).NotTo(HaveOccurred())
 			var o outcome
 			w.Do(func() {
 				nstest.RefuseNetfilterSockets()
-				o = serve(in, []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + a.id, "CNI_NETNS=" + a.Path, "CNI_IFNAME=eth0", "CNI_PATH=/x"})
+				o = serve(in, []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + a.id, "CNI_NETNS=" + a.Path,
+					"CNI_IFNAME=eth0", "CNI_PATH=/x"})
 			})
 			return o
 		}
@@ -239,7 +245,8 @@ var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 		o = run("DEL")
 		Expect(o.text()).To(Equal("exit 0  "))
 		Expect(w.Cmd("iptables-legacy", "-t", "nat", "-S")).NotTo(ContainSubstring("CNI-DN"))
-		Expect(run("ADD", object{"backend": "nftables"}, ports("8080:80")).Msg).To(ContainSubstring("not supported by this kernel"))
+		Expect(run("ADD", object{"backend": "nftables"}, ports("8080:80")).Msg).
+			To(ContainSubstring("not supported by this kernel"))
 		Expect(w.Cmd("nft", "list", "ruleset")).To(BeEmpty())
 	})
 })
@@ -256,7 +263,8 @@ var _ = Describe("route_localnet", Label("kernel"), func() {
 			Expect(ask(w.Host, "tcp", "127.0.0.1:8080", patience())).To(Equal("10.1.0.1"))
 			// A container that wants to sends 127.0.0.1 to the host.
 			other.SetSysctl("net/ipv4/conf/all/route_localnet", "1")
-			ip(other.Host, "addr del 127.0.0.1/8 dev lo", "rule add pref 1 to 127.0.0.1 lookup 100", "rule del pref 0 lookup local",
+			ip(other.Host, "addr del 127.0.0.1/8 dev lo", "rule add pref 1 to 127.0.0.1 lookup 100",
+				"rule del pref 0 lookup local",
 				"rule add pref 2 lookup local", "route add 127.0.0.1/32 via 10.1.0.1 dev eth0 table 100 src 10.1.0.3")
 			try := func(wait time.Duration) string {
 				return ask(other.Host, "tcp", "127.0.0.1:9999", wait)

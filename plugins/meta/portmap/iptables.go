@@ -131,7 +131,8 @@ func (c *call) delChains(ctx context.Context, f family, s *store, r *record) []e
 		errs = append(errs, err)
 		for _, v := range where {
 			if err := c.delChain(ctx, chain, v, func() ([]*record, error) { return siblings(s, r) }); err != nil {
-				errs = append(errs, fmt.Errorf("chain %q of table nat (%s, iptables-%s): %w", chain.Name, f.Family, v, err))
+				errs = append(errs, fmt.Errorf("chain %q of table nat (%s, iptables-%s): %w", chain.Name, f.Family, v,
+					err))
 			}
 		}
 	}

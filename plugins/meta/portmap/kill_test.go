@@ -28,10 +28,12 @@ var _ = Describe("an ADD that is killed", Label("kernel"), func() {
 			for i := range 14 {
 				cmd := exec.Command(binary)
 				cmd.Stdin = bytes.NewReader(in)
-				cmd.Env = append(os.Environ(), "CNI_COMMAND=ADD", "CNI_CONTAINERID="+c.id, "CNI_NETNS="+c.Path, "CNI_IFNAME=eth0", "CNI_PATH=/x")
+				cmd.Env = append(os.Environ(), "CNI_COMMAND=ADD", "CNI_CONTAINERID="+c.id, "CNI_NETNS="+c.Path,
+					"CNI_IFNAME=eth0", "CNI_PATH=/x")
 				w.Do(func() {
 					Expect(cmd.Start()).To(Succeed())
-					timer := time.AfterFunc(nstest.Patience(time.Duration(1000+1500*i)*time.Microsecond), func() { _ = cmd.Process.Kill() })
+					timer := time.AfterFunc(nstest.Patience(time.Duration(1000+1500*i)*time.Microsecond),
+						func() { _ = cmd.Process.Kill() })
 					if cmd.Wait() != nil {
 						killed++
 					}

@@ -92,7 +92,8 @@ func sharedLayout(bit int) nft.Layout {
 		nft.Chain{Name: preroutingChain, Comment: "host ports of what arrives",
 			Hook: &nft.Hook{Type: "nat", Point: nft.Prerouting, Priority: dnatPriority}, Rules: local},
 		nft.Chain{Name: outputChain, Comment: "host ports of what the host sends to itself",
-			Hook: &nft.Hook{Type: "nat", Point: nft.Output, Priority: dnatPriority}, Rules: append([]nft.Rule{loopback6}, local...)},
+			Hook: &nft.Hook{Type: "nat", Point: nft.Output,
+				Priority: dnatPriority}, Rules: append([]nft.Rule{loopback6}, local...)},
 		nft.Chain{Name: snatChain(bit), Comment: "masquerade of what was marked on its way to a host port",
 			Hook:  &nft.Hook{Type: "nat", Point: nft.Postrouting, Priority: snatPriority},
 			Rules: []nft.Rule{{nft.CtTranslated(), nft.FwmarkHas(1 << bit), nft.Masquerade()}}},
@@ -173,7 +174,8 @@ func chainNamed(name string) (nft.Chain, bool) {
 		case from == "all":
 			chain.Rules = append(chain.Rules, nft.Rule{mark})
 		case f.v4():
-			chain.Rules = append(chain.Rules, nft.Rule{nft.InPrefix(f.saddr, near), mark}, nft.Rule{nft.InPrefix(f.saddr, loopback4), mark})
+			chain.Rules = append(chain.Rules, nft.Rule{nft.InPrefix(f.saddr, near), mark},
+				nft.Rule{nft.InPrefix(f.saddr, loopback4), mark})
 		default:
 			chain.Rules = append(chain.Rules, nft.Rule{nft.InPrefix(f.saddr, near), mark})
 		}
@@ -239,7 +241,8 @@ func (r *record) items() []nft.Item {
 		to := nft.Key(nft.AddrKey(p.To.Addr()), binary.BigEndian.AppendUint16(nil, p.To.Port()))
 		out = append(out, nft.Item{Set: set, Element: nft.Element{Key: key, Data: to, Comment: mark}, Name: p.String()})
 		if chain := via[f.v4()]; chain != "" {
-			out = append(out, nft.Item{Set: viaSet, Element: nft.Element{Key: key, Goto: chain, Comment: mark}, Name: p.String()})
+			out = append(out, nft.Item{Set: viaSet, Element: nft.Element{Key: key, Goto: chain, Comment: mark},
+				Name: p.String()})
 		}
 	}
 	return out

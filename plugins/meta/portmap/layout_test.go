@@ -37,7 +37,8 @@ func parts(ruleset string) string {
 	}
 	var filled []string
 	for i, line := range out {
-		if strings.HasPrefix(line, "@") && (i+1 == len(out) || strings.HasPrefix(out[i+1], "@") || strings.HasPrefix(out[i+1], "chain")) {
+		if strings.HasPrefix(line, "@") && (i+1 == len(out) || strings.HasPrefix(out[i+1], "@") ||
+			strings.HasPrefix(out[i+1], "chain")) {
 			continue
 		}
 		filled = append(filled, line)
@@ -165,7 +166,8 @@ var _ = Describe("the name of a chain that masquerades", func() {
 	},
 		Entry("IPv4", "portmap4_masq_v1_13_10.1.0.0/24", "ip saddr 10.1.0.0/24 meta mark set meta mark | 0x00002000",
 			"ip saddr 127.0.0.0/8 meta mark set meta mark | 0x00002000", "goto portmap4_dnat_v1"),
-		Entry("IPv6", "portmap6_masq_v1_0_fd00-1--/64", "ip6 saddr fd00:1::/64 meta mark set meta mark | 0x00000001", "goto portmap6_dnat_v1"),
+		Entry("IPv6", "portmap6_masq_v1_0_fd00-1--/64", "ip6 saddr fd00:1::/64 meta mark set meta mark | 0x00000001",
+			"goto portmap6_dnat_v1"),
 		Entry("everything", "portmap6_masq_v1_5_all", "meta mark set meta mark | 0x00000020", "goto portmap6_dnat_v1"),
 	)
 

@@ -44,7 +44,7 @@ func (c *call) planLocalnet(s *store, r *record) error {
 	}
 	live, err := c.nf.Get(table, localnetSet, nft.IfNameKey(r.Localnet))
 	if errors.Is(err, nft.ErrUnsupported) {
-		c.Warn("host ports of 127.0.0.1 lead nowhere: the kernel has no nf_tables to keep containers from the host's loopback")
+		c.Warn("host ports of 127.0.0.1 lead nowhere: the kernel has no nf_tables to guard the host's loopback with")
 		r.Localnet = ""
 		return nil
 	}
@@ -105,7 +105,10 @@ func isLastOn(s *store, r *record) (bool, error) {
 	if r.Localnet == "" {
 		return false, nil
 	}
-	used, err := s.Any(func(hash string, o record) bool { return hash != r.hash() && o.Localnet == r.Localnet && o.sane() })
+	used, err := s.Any(func(hash string, o record) bool {
+		return hash != r.hash() && o.Localnet == r.Localnet &&
+			o.sane()
+	})
 	return !used, err
 }
 

@@ -74,8 +74,9 @@ func parseMappings(wire []wireMapping) ([]mapping, error) {
 			at := hostPort{Proto: m.Proto, Addr: addr, Port: m.HostPort}
 			port, known := leads[at]
 			if known && port != m.Port {
-				problems.Add(cni.Refuse(entry, nil, fmt.Sprintf("host port %s of %s leads to container port %d already, not to %d",
-					m.name(), addrName(addr), port, m.Port)))
+				problems.Add(cni.Refuse(entry, nil,
+					fmt.Sprintf("host port %s of %s leads to container port %d already, not to %d",
+						m.name(), addrName(addr), port, m.Port)))
 			}
 			if !known {
 				leads[at], repeated = m.Port, false

@@ -20,7 +20,10 @@ func (c *call) addNFTables(ctx context.Context, r *record, gone []*record) error
 				return err
 			}
 		}
-		err := ch.Put(r.items(), func(old nft.Item) error { return conflict(elementPort(old), unrecorded(old.Comment)) })
+		err := ch.Put(r.items(), func(old nft.Item) error {
+			return conflict(elementPort(old),
+				unrecorded(old.Comment))
+		})
 		if err != nil {
 			return err
 		}
@@ -34,7 +37,8 @@ func (c *call) compileConditions(ctx context.Context, r *record) error {
 		if r.conditionChain(a.v4()) == "" {
 			continue
 		}
-		err := owned(r.Options.MarkBit).Update(ctx, c.nf, func(ch *nft.Change) error { return ch.Ensure(r.masqChain(a)) })
+		err := owned(r.Options.MarkBit).Update(ctx, c.nf,
+			func(ch *nft.Change) error { return ch.Ensure(r.masqChain(a)) })
 		if err != nil {
 			return err
 		}
@@ -104,7 +108,8 @@ func (c *call) checkNFTables(r *record) error {
 			return err
 		}
 		if len(rules) != 1 || rules[0].Target != r.afterConditions(a) {
-			diffs = append(diffs, drift("nftables chain %q: does not have the rule of %s", chain, conditionsKey(a.v4())))
+			diffs = append(diffs, drift("nftables chain %q: does not have the rule of %s", chain,
+				conditionsKey(a.v4())))
 		}
 		if masq, ok := chainNamed(r.masqChain(a)); ok {
 			diffs = append(diffs, c.nf.Verify(nft.Layout{Table: table, Chains: []nft.Chain{masq}}))

@@ -31,7 +31,8 @@ add rule ip kube-proxy out ip daddr 192.0.2.1 tcp dport 8080 dnat to %s`, to, to
 func iptablesService(w *world, program, to string) {
 	GinkgoHelper()
 	for _, chain := range []string{"PREROUTING", "OUTPUT"} {
-		w.Cmd(program, "-t", "nat", "-A", chain, "-d", "192.0.2.1", "-p", "tcp", "--dport", "8080", "-j", "DNAT", "--to-destination", to)
+		w.Cmd(program, "-t", "nat", "-A", chain, "-d", "192.0.2.1", "-p", "tcp", "--dport", "8080", "-j", "DNAT",
+			"--to-destination", to)
 	}
 }
 
@@ -128,9 +129,11 @@ var _ = Describe("conditions", Label("kernel"), func() {
 			a, b := w.container(1, 2), w.container(2, 2)
 			a.serve(80)
 			b.serve(80)
-			cond := object{"conditionsV4": strings.Fields("ip saddr != 192.0.2.0/24"), "conditionsV6": strings.Fields("ip6 saddr 2001:db8::/64")}
+			cond := object{"conditionsV4": strings.Fields("ip saddr != 192.0.2.0/24"),
+				"conditionsV6": strings.Fields("ip6 saddr 2001:db8::/64")}
 			if k.name != "nftables" {
-				cond = object{"conditionsV4": strings.Fields("! -s 192.0.2.0/24"), "conditionsV6": strings.Fields("-s 2001:db8::/64")}
+				cond = object{"conditionsV4": strings.Fields("! -s 192.0.2.0/24"),
+					"conditionsV6": strings.Fields("-s 2001:db8::/64")}
 			}
 			a.Serve("tcp6", "[::]:81")
 			a.add(k.config, cond, ports("8080:80", "8082:81"))

@@ -16,13 +16,16 @@ import (
 // alone makes a container on a point to point link, as ptp does.
 func (w *world) alone(i int) *container {
 	GinkgoHelper()
-	c := &container{w: w, Host: nstest.NewNetns(), network: "net1", id: fmt.Sprintf("p%d", i), ifName: "eth0", hostEnd: fmt.Sprintf("p%d", i),
-		ips: []string{fmt.Sprintf("10.9.0.%d/24", i), fmt.Sprintf("fd00:9::%d/64", i)}}
+	c := &container{w: w, Host: nstest.NewNetns(), network: "net1", id: fmt.Sprintf("p%d", i), ifName: "eth0",
+		hostEnd: fmt.Sprintf("p%d", i),
+		ips:     []string{fmt.Sprintf("10.9.0.%d/24", i), fmt.Sprintf("fd00:9::%d/64", i)}}
 	c.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
-	ip(w.Host, fmt.Sprintf("link add %s type veth peer name eth0 netns %s", c.hostEnd, c.Name), "link set "+c.hostEnd+" up",
+	ip(w.Host, fmt.Sprintf("link add %s type veth peer name eth0 netns %s", c.hostEnd, c.Name),
+		"link set "+c.hostEnd+" up",
 		"addr add 10.9.0.1/32 dev "+c.hostEnd, "addr add fe80::1/64 dev "+c.hostEnd+" nodad",
 		"route add "+c.addr(false)+"/32 dev "+c.hostEnd, "route add "+c.addr(true)+"/128 dev "+c.hostEnd)
-	ip(c.Host, "link set lo up", "link set eth0 up", "addr add "+c.addr(false)+"/32 dev eth0", "addr add "+c.addr(true)+"/128 dev eth0 nodad",
+	ip(c.Host, "link set lo up", "link set eth0 up", "addr add "+c.addr(false)+"/32 dev eth0",
+		"addr add "+c.addr(true)+"/128 dev eth0 nodad",
 		"route add 10.9.0.1/32 dev eth0", "route add default via 10.9.0.1", "route add default via fe80::1 dev eth0")
 	return c
 }
@@ -63,7 +66,8 @@ var _ = Describe("containers on links of their own", Label("kernel"), func() {
 
 		It("leave no guard behind when the link went first, by DEL or by GC", func() {
 			w := newWorld()
-			for i, remove := range []func(*container){func(c *container) { c.del() }, func(c *container) { w.gc("net1") },
+			for i, remove := range []func(*container){func(c *container) { c.del() },
+				func(c *container) { w.gc("net1") },
 				func(c *container) { w.Cmd("rm", "-rf", "/run/hawser/portmap"); w.gc("net1") }} {
 				c := w.alone(2 + i)
 				c.add(k.config, ports("8080:80"))
@@ -88,7 +92,8 @@ var _ = Describe("ADD", Label("kernel"), func() {
 					prev = object{"ip4": object{"ip": c.ips[0]}, "ip6": object{"ip": c.ips[1]}}
 				case strings.HasPrefix(v, "0."):
 					for _, ip := range prev["ips"].([]object) {
-						ip["version"] = map[bool]string{false: "4", true: "6"}[strings.Contains(ip["address"].(string), ":")]
+						ip["version"] = map[bool]string{false: "4",
+							true: "6"}[strings.Contains(ip["address"].(string), ":")]
 					}
 				}
 				prev["cniVersion"] = v
@@ -110,8 +115,11 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		c := w.container(1, 2)
 		c.serve(80)
 		c.add(ports("8080:80"), object{"prevResult": object{"cniVersion": "1.1.0",
-			"interfaces": []object{{"name": "eth0"}, {"name": "other", "sandbox": c.Path}, {"name": "eth0", "sandbox": c.Path}},
-			"ips":        []object{{"address": "10.7.0.7/24", "interface": 0}, {"address": "10.8.0.8/24", "interface": 1}, {"address": "10.1.0.2/24", "interface": 2}, {"address": "10.1.0.9/24", "interface": 2}}}})
+			"interfaces": []object{{"name": "eth0"}, {"name": "other", "sandbox": c.Path},
+				{"name": "eth0", "sandbox": c.Path}},
+			"ips": []object{{"address": "10.7.0.7/24", "interface": 0},
+				{"address": "10.8.0.8/24", "interface": 1}, {"address": "10.1.0.2/24",
+					"interface": 2}, {"address": "10.1.0.9/24", "interface": 2}}}})
 		Expect(w.reach(8080)).To(Equal("192.0.2.2"))
 	})
 
@@ -120,7 +128,8 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		w.bridge(1)
 		c := w.container(1, 2)
 		c.ips = c.ips[:1]
-		o := c.call("ADD", object{"masqAll": true, "snat": false}, ports("[2001:db8::1]:8080:80", "[::1]:8081:80", "[::]:8082:80", "8083:80"))
+		o := c.call("ADD", object{"masqAll": true, "snat": false},
+			ports("[2001:db8::1]:8080:80", "[::1]:8081:80", "[::]:8082:80", "8083:80"))
 		Expect(o.exit).To(BeZero(), o.text())
 		Expect(o.stderr).To(And(ContainSubstring("host port 8080/tcp of 2001:db8::1: the container has no address of that family"),
 			ContainSubstring("host port 8081/tcp of ::1: IPv6 cannot forward from the loopback address"),

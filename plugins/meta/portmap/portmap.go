@@ -26,7 +26,8 @@ type call struct {
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
 	if req.PrevResult == nil {
-		return nil, cni.Errorf(cni.CodeConfig, "prevResult: missing; portmap works behind the plugin that makes the interface")
+		return nil, cni.Errorf(cni.CodeConfig,
+			"prevResult: missing; portmap works behind the plugin that makes the interface")
 	}
 	if len(cfg.mappings) == 0 {
 		return req.PrevResult, nil
@@ -142,7 +143,8 @@ func open(req *skel.Request) (*call, error) {
 // and what protects them protects them from iptables only.
 const (
 	ipvsLink   = "kube-ipvs0"
-	besideIPVS = "backend nftables beside kube-proxy in its mode ipvs (link \"" + ipvsLink + "\"): host ports win over services of the same port"
+	besideIPVS = "backend nftables beside kube-proxy in its mode ipvs (link \"" + ipvsLink +
+		"\"): host ports win over services of the same port"
 )
 
 // choose decides on the backend. final says that there is no falling back.
@@ -165,7 +167,8 @@ func (c *call) plan(cfg config) (*record, error) {
 	r := &record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName,
 		Options: cfg.options, Mappings: cfg.mappings, Addrs: addressesOf(c.PrevResult.ContainerIPs(c.IfName))}
 	if len(r.Addrs) == 0 {
-		return nil, cni.Errorf(cni.CodeConfig, "prevResult: has no address of interface %q to forward ports to", c.IfName)
+		return nil, cni.Errorf(cni.CodeConfig, "prevResult: has no address of interface %q to forward ports to",
+			c.IfName)
 	}
 	for i := range r.Addrs {
 		if err := c.findLink(r, &r.Addrs[i]); err != nil {
@@ -212,11 +215,13 @@ func isUnreachable(err error) bool {
 
 func (c *call) warn(cfg config, r *record) {
 	for _, m := range r.unreachable() {
-		c.Warn("host port %s of %s: the container has no address of that family, so it leads nowhere", m.name(), m.HostIP)
+		c.Warn("host port %s of %s: the container has no address of that family, so it leads nowhere", m.name(),
+			m.HostIP)
 	}
 	for _, m := range r.Mappings {
 		if m.HostIP.Is6() && m.HostIP.IsLoopback() {
-			c.Warn("host port %s of %s: IPv6 cannot forward from the loopback address, so it leads nowhere", m.name(), m.HostIP)
+			c.Warn("host port %s of %s: IPv6 cannot forward from the loopback address, so it leads nowhere", m.name(),
+				m.HostIP)
 		}
 	}
 	if cfg.options.MasqAll && !cfg.options.SNAT {

@@ -95,7 +95,8 @@ func siblings(s *store, r *record) ([]*record, error) {
 // sane says whether an ADD can have written the record. Rules are made from it, and its file may be damaged.
 func (r *record) sane() bool {
 	o := r.Options
-	ok := cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) && (r.Backend == nftables || r.Backend == iptables) &&
+	ok := cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) &&
+		(r.Backend == nftables || r.Backend == iptables) &&
 		o.MarkBit >= 0 && o.MarkBit <= 31 && (o.MarkChain == "" || isChainName(o.MarkChain)) &&
 		(r.Localnet == "" || cni.ValidIfName(r.Localnet))
 	for _, tokens := range [][]string{o.ConditionsV4, o.ConditionsV6} {
@@ -107,7 +108,8 @@ func (r *record) sane() bool {
 	}
 	for _, a := range r.Addrs {
 		addr := a.Addr.Addr()
-		ok = ok && a.Addr.IsValid() && a.Near.IsValid() && addr.Zone() == "" && !addr.Is4In6() && a.Near.Addr().Is4() == addr.Is4()
+		ok = ok && a.Addr.IsValid() && a.Near.IsValid() && addr.Zone() == "" && !addr.Is4In6() &&
+			a.Near.Addr().Is4() == addr.Is4()
 	}
 	return ok
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -21,94 +20,11 @@ func (f family) referenceTable() nft.Table { return nft.Table{Family: f.Family, 
 
 var referenceChains = []string{"hostports", "hostip_hostports", "masquerading"}
 
-// referenceInIPTables finds host ports of containers that have the reference's chain and no record of ours.
-func (c *call) referenceInIPTables(ctx context.Context, s *store, r *record, w wanted) ([]holder, error) {
-	all, err := records(s)
-	if err != nil {
-		return nil, err
-	}
-	known := map[string]bool{dnChain(r.Network, r.ContainerID): true}
-	for _, o := range all {
-		known[dnChain(o.Network, o.ContainerID)] = true
-	}
-	var out []holder
-	for _, a := range r.served() {
-		f := familyOf(a.v4())
-		found, err := c.foreignChains(ctx, f, func(chain string) bool { return strings.HasPrefix(chain, dnPrefix) && !known[chain] }, w)
-		if ipt.NotInstalled(err) {
-			c.Warn("chain %q may have rules of other plugins for the same ports: %v", hostportDNAT, err)
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		for _, o := range found {
-			remove := func(ctx context.Context) error {
-				return errors.Join(c.delChains(ctx, f, s, &record{Network: o.network, ContainerID: o.containerID})...)
-			}
-			out = append(out, o.holders(r, w, remove)...)
-		}
-	}
-	return out, nil
-}
-
-// foreignChain is a container's chain in iptables of which there is no record.
-type foreignChain struct {
-	network, containerID string
-	ports                []hostPort
-}
-
-// foreignChains lists those that a rule with a wanted port leads to.
-func (c *call) foreignChains(ctx context.Context, f family, isForeign func(chain string) bool, w wanted) ([]foreignChain, error) {
-	entries, err := ipt.Chain{Family: f.ipt, Table: natTable, From: hostportDNAT}.Rules(ctx, c.nf, isForeign)
-	if err != nil {
-		return nil, err
-	}
-	var out []foreignChain
-	listed := map[string]bool{}
-	for _, entry := range entries {
-		chain := ipt.Chain{Family: f.ipt, Table: natTable, Name: entry.Option("-j")}
-		if listed[chain.Name] || !w.matches(entry) {
-			continue
-		}
-		listed[chain.Name] = true
-		where, err := c.variants(ctx, chain)
-		if err != nil {
-			return nil, err
-		}
-		found := foreignChain{network: "?", containerID: entry.Option("--comment")}
-		if network, id, ok := parseComment(found.containerID); ok {
-			found.network, found.containerID = network, id
-		}
-		for _, v := range where {
-			tool, err := ipt.FindVariant(ctx, f.ipt, v)
-			if err != nil {
-				return nil, err
-			}
-			rules, err := tool.List(ctx, natTable, chain.Name)
-			if err != nil {
-				return nil, err
-			}
-			for _, rule := range rules {
-				if p, ok := hostPortOf(rule); ok {
-					found.ports = append(found.ports, p)
-				}
-			}
-		}
-		out = append(out, found)
-	}
-	return out, nil
-}
-
-// matches says whether a wanted host port is among those of an entry rule.
-func (w wanted) matches(entry ipt.Rule) bool {
-	for _, text := range strings.Split(entry.Option("--dports"), ",") {
-		port, _ := strconv.ParseUint(text, 10, 16)
-		if slices.ContainsFunc(w[uint16(port)], func(p hostPort) bool { return p.Proto.String() == entry.Option("-p") }) {
-			return true
-		}
-	}
-	return false
+// entries are the rules of either variant that lead to containers' chains.
+func (f family) entries(ctx context.Context, nf *nft.Conn, which func(chain string) bool) ([]ipt.Rule, error) {
+	return ipt.Chain{Family: f.ipt, Table: natTable, From: hostportDNAT}.Rules(ctx, nf, func(chain string) bool {
+		return strings.HasPrefix(chain, dnPrefix) && which(chain)
+	})
 }
 
 // hostPortOf reads a rule that translates.
@@ -127,24 +43,6 @@ func hostPortOf(r ipt.Rule) (p hostPort, ok bool) {
 		p.Addr = d.Addr()
 	}
 	return p, true
-}
-
-// holders compares the chain's host ports with those wanted.
-func (o foreignChain) holders(r *record, w wanted, remove func(context.Context) error) []holder {
-	if !slices.ContainsFunc(o.ports, func(p hostPort) bool { return r.hasAddr(p.To.Addr()) }) {
-		remove = nil
-	}
-	var out []holder
-	for _, held := range o.ports {
-		for _, p := range w[held.Port] {
-			if p.conflicts(held) {
-				out = append(out, holder{wanted: p, leftover: remove, name: fmt.Sprintf(
-					"by network %q, container %q, through the iptables rules of other plugins (DEL or GC of that network removes them)",
-					o.network, o.containerID)})
-			}
-		}
-	}
-	return out
 }
 
 func (r *record) hasAddr(addr netip.Addr) bool {
@@ -166,36 +64,6 @@ func (f family) referenceRules(nf *nft.Conn, chains ...string) ([]nft.LiveRule, 
 		out = append(out, rules...)
 	}
 	return out, nil
-}
-
-// referenceInNFTables finds rules of the reference's that have a wanted host port.
-func (c *call) referenceInNFTables(r *record) ([]holder, error) {
-	var out []holder
-	for _, a := range r.served() {
-		rules, err := familyOf(a.v4()).referenceRules(c.nf, referenceChains[:2]...)
-		if err != nil {
-			return nil, err
-		}
-		for _, rule := range rules {
-			for _, p := range r.hostPorts() {
-				if p.Addr.Is4() == a.v4() && p.isIn(rule) {
-					out = append(out, c.referenceHolder(r, p, rule))
-					break
-				}
-			}
-		}
-	}
-	return out, nil
-}
-
-func (c *call) referenceHolder(r *record, p hostPort, rule nft.LiveRule) holder {
-	h := holder{wanted: p, name: fmt.Sprintf("by container %q, through the nftables rules of other plugins (its DEL removes them)", rule.Comment)}
-	if r.isMentioned(rule) {
-		h.leftover = func(ctx context.Context) error {
-			return delReference(ctx, c.nf, &record{ContainerID: rule.Comment, Addrs: r.Addrs})
-		}
-	}
-	return h
 }
 
 // isIn says whether a rule of the reference's translates the host port.
@@ -234,13 +102,15 @@ func (c *call) checkReference(r *record) (found bool, err error) {
 				diffs = append(diffs, drift("nftables table %q: no rule of host port %s", f.referenceTable(), p))
 			}
 		}
-		for _, way := range [][2]string{{"prerouting", "hostports_all"}, {"output", "hostports_all"}, {"hostports_all", "hostports"}} {
+		for _, way := range [][2]string{{"prerouting", "hostports_all"}, {"output", "hostports_all"},
+			{"hostports_all", "hostports"}} {
 			rules, err := f.referenceRules(c.nf, way[0])
 			if err != nil {
 				return found, err
 			}
 			if !slices.ContainsFunc(rules, func(rule nft.LiveRule) bool { return rule.Target == way[1] }) {
-				diffs = append(diffs, drift("nftables table %q: no rule leads from chain %q to chain %q", f.referenceTable(), way[0], way[1]))
+				diffs = append(diffs, drift("nftables table %q: no rule leads from chain %q to chain %q",
+					f.referenceTable(), way[0], way[1]))
 			}
 		}
 		masqueraded, err := f.referenceRules(c.nf, "masquerading")
@@ -248,7 +118,8 @@ func (c *call) checkReference(r *record) (found bool, err error) {
 			return found, err
 		}
 		if n := r.countMentioned(masqueraded, a); r.Options.SNAT && n < len(r.masqueraded(a)) {
-			diffs = append(diffs, drift("nftables table %q: %d rules masquerade what comes to %s", f.referenceTable(), n, a.Addr.Addr()))
+			diffs = append(diffs, drift("nftables table %q: %d rules masquerade what comes to %s", f.referenceTable(),
+				n, a.Addr.Addr()))
 		}
 	}
 	return found, errors.Join(diffs...)
@@ -282,7 +153,8 @@ func (c *call) collectReference(ctx context.Context, all []*record) error {
 		if err != nil {
 			return nft.IfSupported(err)
 		}
-		left = append(left, slices.DeleteFunc(rules, func(rule nft.LiveRule) bool { return c.Valid.HasContainer(rule.Comment) })...)
+		left = append(left,
+			slices.DeleteFunc(rules, func(rule nft.LiveRule) bool { return c.Valid.HasContainer(rule.Comment) })...)
 	}
 	if len(left) == 0 {
 		return nil
@@ -355,8 +227,7 @@ func (c *call) referenceContainers(ctx context.Context) ([]string, error) {
 	var ids []string
 	var errs []error
 	for _, f := range families() {
-		entries, err := ipt.Chain{Family: f.ipt, Table: natTable, From: hostportDNAT}.Rules(ctx, c.nf,
-			func(chain string) bool { return strings.HasPrefix(chain, dnPrefix) })
+		entries, err := f.entries(ctx, c.nf, func(string) bool { return true })
 		errs = append(errs, err)
 		for _, rule := range entries {
 			name, id, ok := parseComment(rule.Option("--comment"))

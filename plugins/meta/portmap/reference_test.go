@@ -21,10 +21,12 @@ func (c *container) reference(ref nstest.Reference, command string, more ...obje
 	GinkgoHelper()
 	prev := c.prevResult()
 	prev["cniVersion"] = "1.0.0"
-	in, err := json.Marshal(conf(append([]object{{"cniVersion": "1.0.0", "name": c.network, "prevResult": prev}}, more...)...))
+	in, err := json.Marshal(conf(append([]object{{"cniVersion": "1.0.0", "name": c.network, "prevResult": prev}},
+		more...)...))
 	Expect(err).NotTo(HaveOccurred())
-	out := c.w.Run(nstest.Program{Path: ref.Program("portmap"), Stdin: string(in), Env: []string{"CNI_COMMAND=" + command,
-		"CNI_CONTAINERID=" + c.id, "CNI_NETNS=" + c.Path, "CNI_IFNAME=" + c.ifName, "CNI_PATH=/nowhere"}})
+	out := c.w.Run(nstest.Program{Path: ref.Program("portmap"), Stdin: string(in),
+		Env: []string{"CNI_COMMAND=" + command,
+			"CNI_CONTAINERID=" + c.id, "CNI_NETNS=" + c.Path, "CNI_IFNAME=" + c.ifName, "CNI_PATH=/nowhere"}})
 	Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
 }
 
@@ -81,7 +83,8 @@ func besideReference(ref nstest.Reference) {
 				Entry("snat off", object{"snat": false}),
 				Entry("another bit", object{"markMasqBit": 7}),
 				Entry("another's chain that marks", object{"externalSetMarkChain": "KUBE-MARK-MASQ", "snat": false}),
-				Entry("conditions", object{"conditionsV4": []string{"!", "-s", "203.0.113.0/24"}, "conditionsV6": []string{"-s", "2001:db8::/32", "-m", "mark", "--mark", "0x7"}}),
+				Entry("conditions", object{"conditionsV4": []string{"!", "-s", "203.0.113.0/24"},
+					"conditionsV6": []string{"-s", "2001:db8::/32", "-m", "mark", "--mark", "0x7"}}),
 			)
 
 			It("each makes what the other one would find on a new host", func() {
@@ -124,7 +127,8 @@ func besideReference(ref nstest.Reference) {
 				other.reference(ref, "ADD", k.config, mapped)
 				other.check(k.config, mapped)
 				Expect(other.call("CHECK", k.config, ports("8080:81")).Msg).To(ContainSubstring("changed since ADD"))
-				Expect(c.call("CHECK", k.config, mapped).Code).To(Equal(cni.CodeDrift), "the address that it had before")
+				Expect(c.call("CHECK", k.config, mapped).Code).To(Equal(cni.CodeDrift),
+					"the address that it had before")
 			})
 
 			It("our CHECK knows what it made, with any backend, and what is gone of it", func() {
@@ -210,7 +214,8 @@ func besideReference(ref nstest.Reference) {
 			It("the chains of an older version go too", func() {
 				chain := snPrefix + chainHash(c.network, c.id)
 				for _, program := range []string{"iptables", "ip6tables"} {
-					w.Cmd("sh", "-ec", fmt.Sprintf("%[1]s -t nat -N CNI-HOSTPORT-SNAT; %[1]s -t nat -N %[2]s; %[1]s -t nat -A %[2]s -j RETURN", program, chain))
+					w.Cmd("sh", "-ec",
+						fmt.Sprintf("%[1]s -t nat -N CNI-HOSTPORT-SNAT; %[1]s -t nat -N %[2]s; %[1]s -t nat -A %[2]s -j RETURN", program, chain))
 				}
 				empty := w.saved()
 				for _, program := range []string{"iptables", "ip6tables"} {
@@ -240,7 +245,8 @@ var _ = Describe("beside the reference plugin's nftables", Label("kernel"), func
 					"add chain F cni_hostport masquerading { type nat hook postrouting priority 100 ; }\n", "F", f)
 				for _, c := range []*container{a, b} {
 					addr := c.addr(v6)
-					text += fmt.Sprintf("add rule %s cni_hostport hostports tcp dport 8080 dnat to %s comment \"%s\"\n", f, net.JoinHostPort(addr, "80"), c.id)
+					text += fmt.Sprintf("add rule %s cni_hostport hostports tcp dport 8080 dnat to %s comment \"%s\"\n",
+						f, net.JoinHostPort(addr, "80"), c.id)
 					text += fmt.Sprintf("add rule %[1]s cni_hostport masquerading %[1]s saddr %[2]s %[1]s daddr %[2]s masquerade comment \"%[3]s\"\n", f, addr, c.id)
 				}
 				out := w.Run(nstest.Program{Path: "nft", Args: []string{"-f", "-"}, Stdin: text})
@@ -253,7 +259,8 @@ var _ = Describe("beside the reference plugin's nftables", Label("kernel"), func
 		o := w.container(1, 3).call("ADD", ports("8080:80"))
 		Expect(o.Code).To(Equal(cni.CodePortTaken))
 		Expect(o.Msg).To(ContainSubstring(`host port 0.0.0.0:8080/tcp: held by container "c1-2", through the nftables rules of other plugins`))
-		w.Cmd("nft", "add rule ip cni_hostport hostports ip daddr 127.0.0.1 tcp dport 8085 dnat to 10.1.0.9:80 comment x")
+		w.Cmd("nft",
+			"add rule ip cni_hostport hostports ip daddr 127.0.0.1 tcp dport 8085 dnat to 10.1.0.9:80 comment x")
 		beside := w.container(1, 4)
 		Expect(beside.call("ADD", ports("8085:80")).Code).To(Equal(cni.CodePortTaken))
 		beside.add(ports("192.0.2.1:8085:80", "8080:80/udp"))
@@ -261,7 +268,8 @@ var _ = Describe("beside the reference plugin's nftables", Label("kernel"), func
 		a.add(ports("9000:80"))
 		a.del()
 		Expect(w.Cmd("nft", "list", "ruleset")).NotTo(MatchRegexp(`10\.1\.0\.2|fd00:1::2`))
-		Expect(w.Cmd("nft", "list", "ruleset")).To(And(ContainSubstring("10.2.0.2:80"), ContainSubstring("[fd00:2::2]:80")), "the other network's")
+		Expect(w.Cmd("nft", "list", "ruleset")).To(And(ContainSubstring("10.2.0.2:80"),
+			ContainSubstring("[fd00:2::2]:80")), "the other network's")
 		b.del()
 		Expect(w.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("dport 8080"))
 		w.Cmd("nft", "flush", "ruleset")
@@ -287,7 +295,8 @@ var _ = Describe("host ports that the newest reference made in nftables", Label(
 	})
 
 	rules := func() string {
-		return w.Cmd("nft", "list", "table", "ip", "cni_hostport") + w.Cmd("nft", "list", "table", "ip6", "cni_hostport")
+		return w.Cmd("nft", "list", "table", "ip", "cni_hostport") + w.Cmd("nft", "list", "table", "ip6",
+			"cni_hostport")
 	}
 
 	DescribeTable("pass CHECK while they are whole, and go with DEL", func(config object) {
@@ -297,7 +306,8 @@ var _ = Describe("host ports that the newest reference made in nftables", Label(
 		c.reference(nstest.Newest(), "ADD", nft, config, mapped)
 		c.check(config, mapped)
 		c.check(nft, config, mapped)
-		Expect(c.call("CHECK", config, ports("8080:81")).Msg).To(ContainSubstring("no rule of host port 0.0.0.0:8080/tcp"))
+		Expect(c.call("CHECK", config, ports("8080:81")).Msg).
+			To(ContainSubstring("no rule of host port 0.0.0.0:8080/tcp"))
 		Expect(c.call("CHECK", config, ports("127.0.0.1:8080:80")).Code).To(Equal(cni.CodeDrift))
 		c.del(config)
 		Expect(rules()).To(Equal(before))
@@ -318,10 +328,13 @@ var _ = Describe("host ports that the newest reference made in nftables", Label(
 		Expect(o.Code).To(Equal(cni.CodeDrift), o.text())
 		Expect(o.Msg).To(ContainSubstring(want))
 	},
-		Entry("a rule", `nft delete rule ip cni_hostport hostports handle $(nft -a list chain ip cni_hostport hostports | sed -n 's/.*8081.*handle //p')`,
+		Entry("a rule",
+			`nft delete rule ip cni_hostport hostports handle $(nft -a list chain ip cni_hostport hostports | sed -n 's/.*8081.*handle //p')`,
 			"no rule of host port 192.0.2.1:8081/tcp"),
-		Entry("the masquerade", `nft flush chain ip6 cni_hostport masquerading`, "0 rules masquerade what comes to fd00:1::2"),
-		Entry("the way in", `nft flush chain ip cni_hostport output`, `no rule leads from chain "output" to chain "hostports_all"`),
+		Entry("the masquerade", `nft flush chain ip6 cni_hostport masquerading`,
+			"0 rules masquerade what comes to fd00:1::2"),
+		Entry("the way in", `nft flush chain ip cni_hostport output`,
+			`no rule leads from chain "output" to chain "hostports_all"`),
 		Entry("route_localnet", `echo 0 >/proc/sys/net/ipv4/conf/br1/route_localnet`, "route_localnet is 0"),
 	)
 

@@ -176,7 +176,8 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			x.add(ports(string(rune('1'+i)) + "000:80"))
 		}
 		Expect(localnet()).To(Equal("11"))
-		Expect(parts(w.Cmd("nft", "list", "ruleset"))).To(ContainSubstring("@portmap_localnet_v1\nelements = { \"br1\" comment \"route_localnet was 0\",\n\"br2\" comment \"route_localnet was 1\" }"))
+		Expect(parts(w.Cmd("nft", "list", "ruleset"))).
+			To(ContainSubstring("@portmap_localnet_v1\nelements = { \"br1\" comment \"route_localnet was 0\",\n\"br2\" comment \"route_localnet was 1\" }"))
 		a.del()
 		Expect(localnet()).To(Equal("11"))
 		b.del()
@@ -278,7 +279,8 @@ var _ = Describe("GC", Label("kernel"), func() {
 			other.check(k.config, ports("8003:80"))
 			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(ContainSubstring("8002"))
 			Expect(w.run("GC", conf()).Code).To(BeZero())
-			Expect(w.Snapshot("nftables", "iptables-legacy")).To(ContainSubstring("8003"), "without a list nothing goes")
+			Expect(w.Snapshot("nftables", "iptables-legacy")).To(ContainSubstring("8003"),
+				"without a list nothing goes")
 		})
 
 		It("finds what has no record", func() {

@@ -68,8 +68,10 @@ func (r *record) sharedRules() []sharedRule {
 	}
 	mark := fmt.Sprintf("%#x/%#x", 1<<r.Options.MarkBit, 1<<r.Options.MarkBit)
 	return append(out,
-		sharedRule{ipt.NewRule("POSTROUTING", "-m", "comment", "--comment", "CNI portfwd requiring masquerade", "-j", hostportMasq), true},
-		sharedRule{Rule: ipt.NewRule(hostportSetMark, "-m", "comment", "--comment", "CNI portfwd masquerade mark", "-j", "MARK", "--set-xmark", mark)},
+		sharedRule{ipt.NewRule("POSTROUTING", "-m", "comment", "--comment", "CNI portfwd requiring masquerade", "-j",
+			hostportMasq), true},
+		sharedRule{Rule: ipt.NewRule(hostportSetMark, "-m", "comment", "--comment", "CNI portfwd masquerade mark", "-j",
+			"MARK", "--set-xmark", mark)},
 		sharedRule{Rule: ipt.NewRule(hostportMasq, "-m", "mark", "--mark", mark, "-j", "MASQUERADE")})
 }
 
@@ -109,7 +111,8 @@ func (r *record) entryRules(v4 bool) []ipt.Rule {
 
 func (r *record) yields(m mapping, v4 bool) bool {
 	return slices.ContainsFunc(r.Yielded, func(p hostPort) bool {
-		return p.Proto == m.Proto && p.Port == m.HostPort && p.Addr.Is4() == v4 && slices.Contains(m.hostAddrs(), p.Addr)
+		return p.Proto == m.Proto && p.Port == m.HostPort && p.Addr.Is4() == v4 &&
+			slices.Contains(m.hostAddrs(), p.Addr)
 	})
 }
 

@@ -54,7 +54,8 @@ var _ = Describe("the rules of iptables", func() {
 
 	It("make what is missing of the shared ones, the masquerade first", func() {
 		st := sample(func(s *record) { s.Options.MarkBit = 5 })
-		live := []ipt.Rule{ipt.NewRule("PREROUTING", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "CNI-HOSTPORT-DNAT")}
+		live := []ipt.Rule{ipt.NewRule("PREROUTING", "-m", "addrtype", "--dst-type", "LOCAL", "-j",
+			"CNI-HOSTPORT-DNAT")}
 		lines := st.firstLines(v6, true, []string{hostportDNAT}, live)
 		Expect(script(lines)).To(Equal(`-N CNI-HOSTPORT-SETMARK
 -N CNI-HOSTPORT-MASQ
@@ -98,7 +99,11 @@ var _ = Describe("the rules of iptables", func() {
 			"-A DN -s 127.0.0.1/32 -p tcp -m tcp --dport 8080 -j KUBE-MARK-MASQ",
 			"-A DN -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80",
 			"-A CNI-HOSTPORT-DNAT -p tcp COMMENT -m multiport --dports 8080 -j DN"),
-		Entry("conditions", func(s *record) { s.Options.SNAT = false; s.Options.ConditionsV4 = []string{"!", "-s", "10.0.0.0/8"} },
+		Entry("conditions", func(s *record) {
+			s.Options.SNAT = false
+			s.Options.ConditionsV4 = []string{"!", "-s",
+				"10.0.0.0/8"}
+		},
 			"-A DN -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80",
 			"-A CNI-HOSTPORT-DNAT -p tcp COMMENT -m multiport --dports 8080 ! -s 10.0.0.0/8 -j DN"),
 	)
@@ -113,7 +118,8 @@ var _ = Describe("the rules of iptables", func() {
 		})
 		var got []string
 		for _, r := range st.entryRules(true) {
-			got = append(got, fmt.Sprintf("%s %d %s", r.Option("-p"), strings.Count(r.Option("--dports"), ",")+1, strings.Split(r.Option("--dports"), ",")[0]))
+			got = append(got, fmt.Sprintf("%s %d %s", r.Option("-p"), strings.Count(r.Option("--dports"), ",")+1,
+				strings.Split(r.Option("--dports"), ",")[0]))
 		}
 		Expect(got).To(Equal([]string{"sctp 1 98", "tcp 1 99", "udp 15 100", "udp 15 115", "udp 1 130"}))
 	})
@@ -135,8 +141,10 @@ var _ = Describe("the rules of iptables", func() {
 			Expect(fmt.Sprintf("%s to %s", f, f.To)).To(Equal(want))
 		}
 	},
-		Entry("all addresses", "-p tcp -m tcp --dport 80 -j DNAT --to-destination 10.1.0.2:8080", "0.0.0.0:80/tcp to 10.1.0.2:8080"),
-		Entry("one address", "-d 192.0.2.1/32 -p udp -m udp --dport 53 -j DNAT --to-destination 10.1.0.2:53", "192.0.2.1:53/udp to 10.1.0.2:53"),
+		Entry("all addresses", "-p tcp -m tcp --dport 80 -j DNAT --to-destination 10.1.0.2:8080",
+			"0.0.0.0:80/tcp to 10.1.0.2:8080"),
+		Entry("one address", "-d 192.0.2.1/32 -p udp -m udp --dport 53 -j DNAT --to-destination 10.1.0.2:53",
+			"192.0.2.1:53/udp to 10.1.0.2:53"),
 		Entry("IPv6", "-p tcp -m tcp --dport 80 -j DNAT --to-destination [fd00::2]:80", "[::]:80/tcp to [fd00::2]:80"),
 		Entry("a mark", "-p tcp -m tcp --dport 80 -j CNI-HOSTPORT-SETMARK", ""),
 		Entry("a port that is none", "-p tcp --dport 80:90 -j DNAT --to-destination 10.1.0.2:80", ""),

@@ -86,7 +86,8 @@ type container struct {
 // container makes one with address number i.
 func (w *world) container(n, i int) *container {
 	GinkgoHelper()
-	c := &container{w: w, Host: nstest.NewNetns(), network: fmt.Sprintf("net%d", n), id: fmt.Sprintf("c%d-%d", n, i), ifName: "eth0"}
+	c := &container{w: w, Host: nstest.NewNetns(), network: fmt.Sprintf("net%d", n), id: fmt.Sprintf("c%d-%d", n, i),
+		ifName: "eth0"}
 	c.join(n, i)
 	return c
 }
@@ -107,10 +108,12 @@ func (c *container) join(n, i int) {
 		fmt.Sprintf("link set %s master br%d up", c.hostEnd, n))
 	lines := []string{"link set lo up", "link set " + c.ifName + " up"}
 	for _, addr := range c.ips {
-		lines = append(lines, "addr add "+addr+" dev "+c.ifName+map[bool]string{true: " nodad"}[strings.Contains(addr, ":")])
+		lines = append(lines, "addr add "+addr+" dev "+c.ifName+map[bool]string{true: " nodad"}[strings.Contains(addr,
+			":")])
 	}
 	if c.ifName == "eth0" {
-		lines = append(lines, fmt.Sprintf("route add default via 10.%d.0.1", n), fmt.Sprintf("route add default via fd00:%d::1", n))
+		lines = append(lines, fmt.Sprintf("route add default via 10.%d.0.1", n),
+			fmt.Sprintf("route add default via fd00:%d::1", n))
 	}
 	c.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
 	ip(c.Host, lines...)

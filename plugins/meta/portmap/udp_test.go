@@ -134,7 +134,8 @@ var _ = Describe("a UDP sender that never pauses", Label("kernel"), func() {
 
 				It("is let alone where it is none of ours", func() {
 					third := nstest.NewHost()
-					nstest.Wire(nstest.End{Host: w.Host, Name: "far", Addrs: []string{"198.51.100.1/24", "2001:db8:9::1/64"}},
+					nstest.Wire(nstest.End{Host: w.Host, Name: "far",
+						Addrs: []string{"198.51.100.1/24", "2001:db8:9::1/64"}},
 						nstest.End{Host: third, Name: "eth0", Addrs: []string{"198.51.100.2/24", "2001:db8:9::2/64"}})
 					ip(third, "route add default via 198.51.100.1", "route add default via 2001:db8:9::1")
 					far := map[bool]string{false: "198.51.100.2", true: "2001:db8:9::2"}[v6]
@@ -151,7 +152,8 @@ var _ = Describe("a UDP sender that never pauses", Label("kernel"), func() {
 					direct.hears("a")
 					ours.hears("host")
 					spared := []string{"198.51.100.2", "2001:db8:9::2", "dport=54 ", "dport=5353 "}
-					for _, mapping := range [][]string{{net.JoinHostPort(host, "53") + ":5353/udp"}, {"53:5353/udp", "5353:5353/udp"}} {
+					for _, mapping := range [][]string{{net.JoinHostPort(host, "53") + ":5353/udp"},
+						{"53:5353/udp", "5353:5353/udp"}} {
 						texts := spared
 						if len(mapping) == 1 {
 							texts = append(texts, second)

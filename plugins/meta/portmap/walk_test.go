@@ -41,7 +41,8 @@ func (r *walk) config() []object {
 		host := pick(r, "", "192.0.2.1:", "127.0.0.1:", "[2001:db8::1]:", "0.0.0.0:", "[::]:")
 		list = append(list, fmt.Sprintf("%s%d:80/%s", host, 8080+r.IntN(3), pick(r, "tcp", "udp")))
 	}
-	only := object{"conditionsV4": []string{"ip", "saddr", "!=", "198.51.100.1"}, "conditionsV6": []string{"ip6", "saddr", "!=", "fd99::1"}}
+	only := object{"conditionsV4": []string{"ip", "saddr", "!=", "198.51.100.1"},
+		"conditionsV6": []string{"ip6", "saddr", "!=", "fd99::1"}}
 	return []object{ports(list...), pick(r, object{}, object{}, object{"snat": false}, object{"masqAll": true},
 		object{"backend": "iptables"}, only)}
 }
