@@ -30,26 +30,11 @@ func FailNetfilterSockets(errno unix.Errno) {
 	)
 }
 
-// RefuseCall makes the calling thread, and what it starts, see a kernel
-// without a system call.
-func RefuseCall(number uint32) {
-	ginkgo.GinkgoHelper()
-	FailCall(number, unix.ENOSYS)
-}
-
 // FailCall makes a system call of the calling thread, and of what it starts,
 // fail with errno.
 func FailCall(number uint32, errno unix.Errno) {
 	ginkgo.GinkgoHelper()
 	filter(load(callNumber), unless(number, 1), answer(errno))
-}
-
-// KillAtCall has the kernel kill whatever program the calling thread starts when
-// it makes a system call; the thread itself must not make it.
-func KillAtCall(number uint32) {
-	ginkgo.GinkgoHelper()
-	kill := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_KILL_PROCESS}
-	filter(load(callNumber), unless(number, 1), kill)
 }
 
 const callNumber = 0 // in struct seccomp_data
