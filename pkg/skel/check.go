@@ -38,9 +38,9 @@ func checkConfig(p Plugin[any], env Env) int {
 	default:
 		c.entry("", data)
 	}
-	verdict := map[int]string{confGood: "valid", confBad: "not valid", confUnreadable: "not readable",
+	verdicts := []string{confGood: "valid", confBad: "not valid", confUnreadable: "not readable",
 		confOther: "nothing here is for it"}
-	fmt.Fprintf(&c.out, "%s: %s\n", p.Name, verdict[c.status])
+	fmt.Fprintf(&c.out, "%s: %s\n", p.Name, verdicts[c.status])
 	if _, err := c.out.WriteTo(env.Stdout); err != nil {
 		return confUnreadable
 	}

@@ -115,7 +115,6 @@ func (c *call) request(data []byte, conf *cni.Config, command string) (*Request,
 	} else if err != nil {
 		req.Warn("%v; there is no log", err)
 	}
-	req.record = c.record
 	problems.Add(c.decodeRest(req, conf, command))
 	return req, problems.Err()
 }
@@ -145,6 +144,7 @@ func (c *call) readConf() ([]byte, error) {
 	buf.Grow(8 << 10) // most are shorter, and read at once
 	_, err := buf.ReadFrom(io.LimitReader(c.env.Stdin, confMax+1))
 	data := buf.Bytes()
+	byteOrderMarks := []string{"\xef\xbb\xbf", "\xff\xfe", "\xfe\xff"} // of UTF-8 and UTF-16
 	switch {
 	case err != nil:
 		return nil, cni.Errorf(cni.CodeIO, "network configuration: read standard input: %w", err)
@@ -152,8 +152,7 @@ func (c *call) readConf() ([]byte, error) {
 		return nil, cni.Errorf(cni.CodeDecode, "network configuration: longer than %d bytes", confMax)
 	case len(bytes.TrimSpace(data)) == 0:
 		return nil, cni.Errorf(cni.CodeDecode, "network configuration: standard input is empty")
-	case bytes.HasPrefix(data, []byte("\xef\xbb\xbf")), bytes.HasPrefix(data,
-		[]byte("\xff\xfe")), bytes.HasPrefix(data, []byte("\xfe\xff")):
+	case slices.ContainsFunc(byteOrderMarks, func(m string) bool { return bytes.HasPrefix(data, []byte(m)) }):
 		return nil, cni.Errorf(cni.CodeDecode, "network configuration: save it as UTF-8 without a byte order mark")
 	}
 	return data, nil

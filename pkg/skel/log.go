@@ -26,24 +26,18 @@ type Keys struct {
 
 // line is what one call adds to the log.
 type line struct {
-	Time        string      `json:"time"`
-	PID         int         `json:"pid"`
-	Plugin      string      `json:"plugin"`
-	Version     string      `json:"version"`
-	Verb        string      `json:"verb"`
-	CNIVersion  string      `json:"cniVersion,omitempty"`
-	Network     string      `json:"network,omitempty"`
-	ContainerID string      `json:"containerID,omitempty"`
-	IfName      string      `json:"ifname,omitempty"`
-	MS          ms          `json:"ms"`
-	Steps       []step      `json:"steps"`
-	Result      *lineResult `json:"result,omitempty"`
-	Error       *lineError  `json:"error,omitempty"`
-}
-
-type lineResult struct {
-	Interfaces []string `json:"interfaces,omitempty"`
-	IPs        []string `json:"ips,omitempty"`
+	Time        string              `json:"time"`
+	PID         int                 `json:"pid"`
+	Plugin      string              `json:"plugin"`
+	Version     string              `json:"version"`
+	Verb        string              `json:"verb"`
+	CNIVersion  string              `json:"cniVersion,omitempty"`
+	Network     string              `json:"network,omitempty"`
+	ContainerID string              `json:"containerID,omitempty"`
+	IfName      string              `json:"ifname,omitempty"`
+	MS          float64             `json:"ms"`
+	Result      map[string][]string `json:"result,omitempty"`
+	Error       *lineError          `json:"error,omitempty"`
 }
 
 // lineError has no details: they may be another program's words.
@@ -52,54 +46,8 @@ type lineError struct {
 	Msg  string `json:"msg"`
 }
 
-// step is a part of a call, and how long it took.
-type step struct {
-	Name string `json:"name"`
-	MS   ms     `json:"ms"`
-}
-
-// ms is a time as milliseconds, three digits behind the point.
-type ms time.Duration
-
-// MarshalJSON is that of json.Marshaler.
-func (m ms) MarshalJSON() ([]byte, error) {
-	return fmt.Appendf(nil, "%.3f", time.Duration(m).Seconds()*1000), nil
-}
-
-// record collects what the log says of a call. A nil one collects nothing.
-type record struct {
-	path  string
-	from  string // what names the path, for warnings
-	steps []step
-	since time.Time // when the last of them began
-}
-
-// startLog begins the record of a call that began a while ago.
-func (c *call) startLog(from, path string) {
-	c.record = &record{path: path, from: from, since: c.began}
-	c.record.step("decode")
-}
-
-func (r *record) step(name string) {
-	if r == nil {
-		return
-	}
-	r.end()
-	r.steps = append(r.steps, step{Name: name})
-}
-
-// end ends the last step.
-func (r *record) end() {
-	now := time.Now()
-	if n := len(r.steps); n > 0 {
-		r.steps[n-1].MS = ms(now.Sub(r.since))
-		r.since = now
-	}
-}
-
-// Step says what the call does from now on, until the next Step. The log has
-// the time that each took.
-func (r *Request) Step(name string) { r.record.step(name) }
+// logFile is a log, and what named it: the variable or the key.
+type logFile struct{ path, from string }
 
 // logKey reads the key log. The variable wins, but what is wrong with the key
 // is an error all the same.
@@ -115,11 +63,11 @@ func (c *call) logKey(raw json.RawMessage) error {
 		return nil
 	}
 	if err := checkPath(path); err != nil {
-		return cni.Refuse("log", path,
-			err.Error()).Suggest("name a file by its absolute path, /var/log/hawser.log for example")
+		return cni.Refuse("log", path, err.Error()).
+			Suggest("name a file by its absolute path, /var/log/hawser.log for example")
 	}
-	if c.record == nil {
-		c.startLog("log", path)
+	if c.logFile.path == "" {
+		c.logFile = logFile{path, "log"}
 	}
 	return nil
 }
@@ -137,18 +85,18 @@ func checkPath(path string) error {
 // log adds the call to the log, if there is one. That it cannot be written is
 // no reason to fail.
 func (c *call) log(err error) {
-	if c.record == nil {
+	path := c.logFile.path
+	if path == "" {
 		return
 	}
-	c.record.end()
-	failed := checkPath(c.record.path)
+	failed := checkPath(path)
 	if failed != nil {
-		failed = fmt.Errorf("%q: %w", c.record.path, failed)
+		failed = fmt.Errorf("%q: %w", path, failed)
 	} else {
-		failed = appendLine(c.record.path, c.line(err))
+		failed = appendLine(path, c.line(err))
 	}
 	if failed != nil {
-		fmt.Fprintf(c.env.Stderr, "%s: %s: %v; the call is not in the log\n", c.plugin.Name, c.record.from, failed)
+		fmt.Fprintf(c.env.Stderr, "%s: %s: %v; the call is not in the log\n", c.plugin.Name, c.logFile.from, failed)
 	}
 }
 
@@ -182,7 +130,7 @@ func (c *call) line(err error) line {
 		Time: c.began.UTC().Format("2006-01-02T15:04:05.000Z07:00"), PID: os.Getpid(),
 		Plugin: c.plugin.Name, Version: version, Verb: c.vars["CNI_COMMAND"], CNIVersion: c.version,
 		ContainerID: c.vars["CNI_CONTAINERID"], IfName: c.vars["CNI_IFNAME"],
-		MS: ms(time.Since(c.began)), Steps: c.record.steps,
+		MS: float64(time.Since(c.began).Microseconds()) / 1000,
 	}
 	if c.req != nil {
 		l.Network = c.req.Network
@@ -192,12 +140,12 @@ func (c *call) line(err error) line {
 		e := describe(err)
 		l.Error = &lineError{Code: e.Code, Msg: e.Msg}
 	case c.result != nil:
-		l.Result = &lineResult{}
+		l.Result = map[string][]string{}
 		for _, i := range c.result.Interfaces {
-			l.Result.Interfaces = append(l.Result.Interfaces, i.Name)
+			l.Result["interfaces"] = append(l.Result["interfaces"], i.Name)
 		}
 		for _, ip := range c.result.IPs {
-			l.Result.IPs = append(l.Result.IPs, ip.Address.String())
+			l.Result["ips"] = append(l.Result["ips"], ip.Address.String())
 		}
 	}
 	return l

@@ -43,7 +43,6 @@ type Request struct {
 	Stderr io.Writer
 
 	plugin string
-	record *record // nil: there is no log
 	undos  []undo
 	done   []func()
 }

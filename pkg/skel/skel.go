@@ -125,9 +125,7 @@ func run(ctx context.Context, p Plugin[any], env Env) int {
 		return code
 	}
 	c := &call{plugin: p, env: env, vars: environ(env.Vars), began: time.Now()}
-	if path := c.vars[logVar]; path != "" {
-		c.startLog(logVar, path)
-	}
+	c.logFile = logFile{c.vars[logVar], logVar}
 	err := catch(func() error {
 		if c.vars["CNI_COMMAND"] == "VERSION" {
 			return c.answerVersion()
@@ -153,7 +151,7 @@ type call struct {
 
 	unlisted bool // GC was not told which attachments are valid
 	began    time.Time
-	record   *record     // nil: there is no log
+	logFile  logFile     // without a path there is no log
 	result   *cni.Result // that was printed
 }
 
@@ -176,7 +174,6 @@ func (c *call) serve(ctx context.Context) error {
 	if err := c.openNetns(command); err != nil {
 		return err
 	}
-	req.Step(command)
 	switch p := c.plugin; {
 	case command == "ADD":
 		return c.add(ctx)
@@ -228,13 +225,11 @@ func (c *call) add(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		c.req.Step("print")
 		return c.printResult(res)
 	})
 	if err == nil {
 		return nil
 	}
-	c.req.Step("roll back")
 	return c.req.rollBack(context.WithoutCancel(ctx), limits, stopped(timed, err))
 }
 

@@ -36,18 +36,15 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	req.Step("look at the container")
 	r, err := c.plan(cfg)
 	if err != nil {
 		return nil, err
 	}
 	c.warn(cfg, r)
-	req.Step("publish the ports")
 	gone, err := c.publish(ctx, cfg, r)
 	if err != nil {
 		return nil, err
 	}
-	req.Step("flush connections")
 	return req.PrevResult, c.flushAdded(r, gone)
 }
 
