@@ -117,11 +117,6 @@ var _ = Describe("Configure", func() {
 		err = c.configure(withRoutes(result(), via("0.0.0.0/0", "192.0.2.1")))
 		Expect(err).To(MatchError(unix.ENETUNREACH))
 		Expect(err).To(MatchError(HavePrefix("route 0.0.0.0/0 via 192.0.2.1: network is unreachable")))
-
-		c.target.Name = "eth1"
-		err = c.configure(&cni.Result{})
-		Expect(err).To(MatchError(rtnl.ErrNoLink))
-		Expect(err).To(MatchError(`link "eth1": no such link`))
 	})
 
 	DescribeTable("makes routes as the result has them", func(want []string, routes ...cni.Route) {

@@ -17,11 +17,10 @@ import (
 
 // Target is the interface that a result is about.
 type Target struct {
-	NS   *ns.NS
-	Conn *rtnl.Conn // a socket in NS
-	Name string
-	// Index is the interface's, for Configure; 0 = look it up.
-	Index int
+	NS    *ns.NS
+	Conn  *rtnl.Conn // a socket in NS
+	Name  string
+	Index int // for Configure
 	// EnableDAD asks for duplicate address detection of IPv6 addresses, which
 	// takes one to two seconds. Without it they are usable at once, as befits
 	// addresses that come from an exclusive lease.
@@ -50,13 +49,6 @@ func Configure(ctx context.Context, t Target, res *cni.Result) error {
 	}
 	if want.foreign != nil {
 		return want.foreign
-	}
-	if t.Index == 0 {
-		link, err := t.Conn.Link(t.Name)
-		if err != nil {
-			return err
-		}
-		t.Index = link.Index
 	}
 	// Before the link is up: coming up starts detection and announcements.
 	if err := t.NS.Do(func() error { return write(settings(t, want)) }); err != nil {

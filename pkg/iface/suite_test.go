@@ -44,7 +44,9 @@ func newContainer() container {
 	conn, err := rtnl.Dial(n)
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(conn.Close)
-	c.target = iface.Target{NS: n, Conn: conn, Name: "eth0"}
+	link, err := conn.Link("eth0")
+	Expect(err).NotTo(HaveOccurred())
+	c.target = iface.Target{NS: n, Conn: conn, Name: "eth0", Index: link.Index}
 	return c
 }
 

@@ -48,15 +48,6 @@ func newWorld() *World {
 // hostEnd is the name of the result's host end.
 func hostEnd(r Result) string { return r.Interfaces[0].Name }
 
-// settle waits until the kernel has done all that it does by itself when a
-// container is attached, so that a snapshot stays true.
-func settle(w *World, a Attached) Attached {
-	GinkgoHelper()
-	LinkLocal(w.Host, hostEnd(a.Result))
-	LinkLocal(a.Host, "eth0")
-	return a
-}
-
 // alive tells whether a container reaches its gateways.
 func alive(a Attached) bool {
 	GinkgoHelper()
