@@ -52,7 +52,8 @@ func (c Chain) Variants(ctx context.Context, nf *nft.Conn) ([]Variant, error) {
 // program would make it. The program that it runs does not wait for the xtables lock.
 func LegacyChains(ctx context.Context, f Family, table string) ([]string, error) {
 	there, err := hasLegacyTable(f, table)
-	if err != nil || !there {
+	hidden := errors.Is(err, fs.ErrPermission)
+	if !there && !hidden {
 		return nil, err
 	}
 	save, err := process.LookPath(f.program() + "-legacy-save")
@@ -62,6 +63,9 @@ func LegacyChains(ctx context.Context, f Family, table string) ([]string, error)
 	var out strings.Builder
 	if err == nil {
 		err = process.Command{Path: save, Args: []string{"-t", table}, Stdout: &out}.Run(ctx)
+	}
+	if hidden && ctx.Err() == nil && !NotInstalled(err) {
+		err = nil // a program that cannot show the table: there is none
 	}
 	if err != nil {
 		return nil, fmt.Errorf("legacy %s table %q: %w", f.program(), table, err)
@@ -77,7 +81,7 @@ func LegacyChains(ctx context.Context, f Family, table string) ([]string, error)
 }
 
 // hasLegacyTable asks /proc. Root in a user namespace may not read it when both namespaces were made by
-// one call, as in a container of LXC: nobody owns the file. Then there may be one.
+// one call, as in a container of LXC: nobody owns the file. Then the program tells.
 func hasLegacyTable(f Family, table string) (bool, error) {
 	name := "ip_tables_names"
 	if f == IPv6 {
@@ -86,9 +90,6 @@ func hasLegacyTable(f Family, table string) (bool, error) {
 	data, err := os.ReadFile(ns.Proc() + "/net/" + name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
-	}
-	if errors.Is(err, fs.ErrPermission) {
-		return true, nil
 	}
 	return slices.Contains(strings.Fields(string(data)), table), err
 }

@@ -89,9 +89,9 @@ func (c natChain) rules(addrs []netip.Prefix) []ipt.Rule {
 	return append(out, c.rule(c.Name, "!", "-d", multicast)("MASQUERADE"))
 }
 
-// plan returns the lines of a restore that make the chain what the addresses to keep need, and remove the
-// jumps that are gone. Jumps of nobody whom we know stay, with the rules in the chain: the reference made
-// them for another interface of the container. The last jump takes the chain with it.
+// plan returns the lines of a restore that make the chain and its jumps right for the addresses to keep, and
+// remove the jumps for which gone is true. Other jumps stay, with the rules in the chain: the reference made
+// them for another interface of the container. The chain goes with its last jump.
 func (c natChain) plan(live liveChain, keep []netip.Prefix, gone func(jump ipt.Rule) bool) []string {
 	var stale []ipt.Rule
 	foreign := false

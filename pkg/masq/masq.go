@@ -52,8 +52,8 @@ type Config struct {
 	// Addrs are the addresses of the container, with the length of their prefix. Del needs none: they make
 	// it cheaper.
 	Addrs []netip.Prefix
-	// Warn is told by Del what stays for want of a program, and is removed once that is there: no reason
-	// for a DEL to fail for ever. With nil that is an error.
+	// Warn tells people of rules that Del cannot remove because a program is missing; a later Del or GC removes
+	// them. Without Warn that is an error.
 	Warn func(format string, args ...any)
 }
 

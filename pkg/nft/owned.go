@@ -21,13 +21,14 @@ type Item struct {
 type Owned struct {
 	Layout Layout   // that all attachments share
 	Sets   []string // that have the elements
-	// Chain makes a chain to which elements lead from its name; ok is false for any other chain. Such a chain
-	// goes with the last element or rule that leads to it. One without rules in Chain is not made whole again
-	// when it has lost them. Nil: elements lead to no chains.
+	// Chain returns the chain of that name, when elements lead to such chains: ok is false for all others. The
+	// chain is made with its first element and deleted with its last one. A Chain without rules is not repaired
+	// when the kernel's has lost some. Nil: elements lead to no chains.
 	Chain func(name string) (c Chain, ok bool)
 }
 
-// Update is Conn.Update for changes of owned elements. What loses its last element goes in the same batch.
+// Update is Conn.Update for changes of owned elements. A chain that loses its last element is deleted in the
+// same batch.
 func (o Owned) Update(ctx context.Context, c *Conn, plan func(*Change) error) error {
 	return c.Update(ctx, func(tx *Tx) error {
 		ch := &Change{Tx: tx, owned: o, ensured: map[string]bool{}, deleted: map[string]bool{},
@@ -39,7 +40,7 @@ func (o Owned) Update(ctx context.Context, c *Conn, plan func(*Change) error) er
 	})
 }
 
-// Live returns those of the items that are there and mine, by what their marks say.
+// Live returns the items that the kernel has and whose marks are mine.
 func (o Owned) Live(c *Conn, items []Item, mine func(mark string) bool) ([]Item, error) {
 	live, err := o.get(c, items)
 	var out []Item
@@ -51,7 +52,7 @@ func (o Owned) Live(c *Conn, items []Item, mine func(mark string) bool) ([]Item,
 	return out, err
 }
 
-// All returns all elements that are mine. Its cost grows with those of all others.
+// All returns all elements whose marks are mine. Its cost grows with the elements of everybody.
 func (o Owned) All(c *Conn, mine func(mark string) bool) ([]Item, error) {
 	var out []Item
 	for _, set := range o.Sets {
@@ -68,8 +69,8 @@ func (o Owned) All(c *Conn, mine func(mark string) bool) ([]Item, error) {
 	return out, nil
 }
 
-// Remove deletes those of the items that still are mine: they were found without the host's lock, which a
-// host where there is nothing does not need.
+// Remove deletes the items whose marks still are mine under the host's lock. They were found without it: where
+// nothing was found the lock is not taken.
 func (o Owned) Remove(ctx context.Context, c *Conn, found []Item, mine func(mark string) bool) error {
 	if len(found) == 0 {
 		return nil
@@ -167,7 +168,7 @@ func (o Owned) chain(name string) (Chain, bool) {
 	return o.Chain(name)
 }
 
-// Change is a Tx that knows who owns what, and what the chains lose and get.
+// Change is a Tx for owned elements. It counts what leads to each chain.
 type Change struct {
 	*Tx
 	owned   Owned
@@ -244,7 +245,7 @@ func (ch *Change) Put(items []Item, replace func(old Item) error) error {
 	return nil
 }
 
-// Remove stages the deletion of those of the items that are there and mine.
+// Remove stages the deletion of the items that the kernel has and whose marks are mine.
 func (ch *Change) Remove(items []Item, mine func(mark string) bool) error {
 	live, err := ch.owned.Live(ch.Conn, items, mine)
 	for _, it := range live {
@@ -262,7 +263,7 @@ func (ch *Change) delete(set string, e Element) {
 	}
 }
 
-// Drop stages the deletion of those of the chains to which nothing leads.
+// Drop stages the deletion of the chains, of those that exist and to which nothing leads.
 func (ch *Change) Drop(chains ...string) {
 	for _, name := range chains {
 		ch.gone[name] += 0
