@@ -227,9 +227,9 @@ var _ = Describe("a full filesystem", func() {
 
 		Expect(d.Create("new", big, 0o600)).To(MatchError(unix.ENOSPC))
 		Expect(d.Replace("old", big, 0o600)).To(MatchError(unix.ENOSPC))
-		Expect(d.Writable()).To(Succeed())
+		Expect(statefile.Writable(path + "/not/there/yet")).To(Succeed())
 		Expect(os.WriteFile(path+"/rest", big, 0o600)).To(MatchError(unix.ENOSPC))
-		Expect(d.Writable()).To(MatchError(unix.ENOSPC))
+		Expect(statefile.Writable(path + "/not/there/yet")).To(MatchError(unix.ENOSPC))
 		Expect(os.Remove(path + "/rest")).To(Succeed())
 		Expect(os.ReadFile(path + "/old")).To(BeEquivalentTo("old"))
 		Expect(entries(path)).To(Equal([]string{"old"}))
@@ -242,7 +242,7 @@ var _ = It("a read-only filesystem is not writable", func() {
 		Skip("tmpfs: " + err.Error())
 	}
 	DeferCleanup(unix.Unmount, path, 0)
-	Expect(open(path).Writable()).To(MatchError(unix.EROFS))
+	Expect(statefile.Writable(path)).To(MatchError(unix.EROFS))
 })
 
 // writerEnv makes the test binary write in the directory until it is killed.

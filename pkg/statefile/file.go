@@ -210,33 +210,24 @@ func (d *Dir) OpenFile(name string) (*File, error) {
 	return &File{os.NewFile(uintptr(fd), d.join(name)), st.Size}, nil
 }
 
-// Writable tries whether a file can be created and written: on a file system
+// Writable tries whether a file can be created and written in the directory at
+// path, or in the nearest one above it where Open would make it: on a file system
 // that is read-only or full it cannot. Nothing in the directory changes.
-func (d *Dir) Writable() error {
-	fd, err := openat(d.fd, ".", unix.O_WRONLY|unix.O_TMPFILE, 0o600)
+func Writable(path string) error {
+	fd, err := openat(unix.AT_FDCWD, path, unix.O_WRONLY|unix.O_TMPFILE, 0o600)
 	switch err {
 	case nil:
 		_, err = unix.Write(fd, []byte{0})
 		err = errors.Join(err, unix.Close(fd))
+	case unix.ENOENT:
+		if path != filepath.Dir(path) {
+			return Writable(filepath.Dir(path))
+		}
 	case unix.EOPNOTSUPP, unix.EISDIR, unix.EINVAL: // there are no files without a name
-		err = unix.Faccessat(d.fd, ".", unix.W_OK|unix.X_OK, unix.AT_EACCESS)
+		err = unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
 	}
 	if err != nil {
-		return &fs.PathError{Op: "write in", Path: d.path, Err: err}
+		return &fs.PathError{Op: "write in", Path: path, Err: err}
 	}
 	return nil
-}
-
-// Writable is Dir.Writable for the directory at path, or for the nearest one
-// above it where Open would make it.
-func Writable(path string) error {
-	d, err := OpenExisting(path)
-	if errors.Is(err, fs.ErrNotExist) && path != filepath.Dir(path) {
-		return Writable(filepath.Dir(path))
-	}
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Writable()
 }
