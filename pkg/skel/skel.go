@@ -155,8 +155,7 @@ type call struct {
 	result   *cni.Result // that was printed
 }
 
-// serve decodes, dispatches and, for ADD, prints the result. Whatever fails
-// after the handler began is rolled back by the caller of serve.
+// serve decodes and dispatches.
 func (c *call) serve(ctx context.Context) error {
 	command := c.vars["CNI_COMMAND"]
 	if err := c.checkEnvironment(command); err != nil {
