@@ -12,18 +12,14 @@ import (
 
 // Addr is an address of a link.
 type Addr struct {
-	Prefix    netip.Prefix // host bits kept
-	Peer      netip.Addr   // the other end of a point to point link; zero = none
-	Broadcast netip.Addr   // zero = AddAddr computes it for IPv4 shorter than /31
-	Scope     int          // RT_SCOPE_*; 0 = universe, in AddAddr host for 127/8
-	NoDAD     bool         // no duplicate address detection for it (IPv6)
+	Prefix netip.Prefix // host bits kept
+	NoDAD  bool         // no duplicate address detection for it (IPv6)
 	// NoPrefixRoute keeps the kernel from making a route to Prefix.
 	NoPrefixRoute bool
 
 	// Only read.
 	Tentative bool // duplicate address detection is under way
 	DADFailed bool // it found a duplicate
-	Permanent bool // no lifetime
 }
 
 // Addrs lists the addresses of a link, of both families.
@@ -45,38 +41,24 @@ func (c *Conn) Addrs(index int) (addrs []Addr, err error) {
 func readAddr(in netlink.Addr) Addr {
 	has := func(flag int) bool { return in.Flags&flag != 0 }
 	a := Addr{
-		Prefix: prefixOf(in.IPNet), Broadcast: addrOf(in.Broadcast), Scope: in.Scope,
-		NoDAD: has(unix.IFA_F_NODAD), NoPrefixRoute: has(unix.IFA_F_NOPREFIXROUTE),
-		Tentative: has(unix.IFA_F_TENTATIVE), DADFailed: has(unix.IFA_F_DADFAILED), Permanent: has(unix.IFA_F_PERMANENT),
+		Prefix: prefixOf(in.IPNet), NoDAD: has(unix.IFA_F_NODAD), NoPrefixRoute: has(unix.IFA_F_NOPREFIXROUTE),
+		Tentative: has(unix.IFA_F_TENTATIVE), DADFailed: has(unix.IFA_F_DADFAILED),
 	}
 	if in.Peer != nil { // which then has the length of the prefix
-		far := prefixOf(in.Peer)
-		if far.Addr() != a.Prefix.Addr() {
-			a.Peer = far.Addr()
-		}
-		a.Prefix = netip.PrefixFrom(a.Prefix.Addr(), far.Bits())
+		a.Prefix = netip.PrefixFrom(a.Prefix.Addr(), prefixOf(in.Peer).Bits())
 	}
 	return a
 }
 
-// AddAddr adds an address to a link. The error matches EEXIST when the link
-// has it already.
+// AddAddr adds an address to a link; the broadcast address is the subnet's last.
+// The error matches EEXIST when the link has it already.
 func (c *Conn) AddAddr(index int, a Addr) error {
-	in := &netlink.Addr{IPNet: ipNet(a.Prefix), Scope: a.Scope}
-	if a.Scope == unix.RT_SCOPE_UNIVERSE && a.Prefix.Addr().Is4() && a.Prefix.Addr().IsLoopback() {
-		in.Scope = unix.RT_SCOPE_HOST
-	}
+	in := &netlink.Addr{IPNet: ipNet(a.Prefix)}
 	if a.NoDAD {
 		in.Flags |= unix.IFA_F_NODAD
 	}
 	if a.NoPrefixRoute {
 		in.Flags |= unix.IFA_F_NOPREFIXROUTE
-	}
-	if a.Peer.IsValid() {
-		in.Peer, in.Broadcast = ipNet(netip.PrefixFrom(a.Peer, a.Prefix.Bits())), net.IPv4zero // the latter: none
-	}
-	if a.Broadcast.IsValid() {
-		in.Broadcast = a.Broadcast.AsSlice()
 	}
 	err := c.use(func(h *netlink.Handle) error { return h.AddrAdd(at(index), in) })
 	return c.linkError(index, fmt.Sprintf("add address %s", a.Prefix), err)

@@ -30,8 +30,6 @@ type Link struct {
 	Oper     string // RFC 2863: "up", "down", "lowerlayerdown", "unknown", ...
 	Promisc  bool   // as set by an administrator
 	AllMulti bool   // as set by an administrator
-	// How many want promiscuous mode, packet sniffers and the bridge included.
-	Promiscuity int
 
 	// Of a bridge only.
 	VLANFiltering bool
@@ -47,7 +45,6 @@ func (c *Conn) learn(in netlink.Link) Link {
 		Up: a.RawFlags&unix.IFF_UP != 0, Carrier: a.RawFlags&unix.IFF_LOWER_UP != 0,
 		Oper:    strings.ReplaceAll(a.OperState.String(), "-", ""), // as ip(8) writes it
 		Promisc: a.RawFlags&unix.IFF_PROMISC != 0, AllMulti: a.RawFlags&unix.IFF_ALLMULTI != 0,
-		Promiscuity: a.Promisc,
 	}
 	switch in := in.(type) {
 	case *netlink.Device: // what has no kind

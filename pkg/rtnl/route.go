@@ -20,10 +20,8 @@ type Route struct {
 	Table    uint32 // 0 = main
 	// RT_SCOPE_*; IPv4 only, IPv6 knows none. AddRoute takes 0 for universe
 	// also where there is no gateway.
-	Scope    int
-	Protocol int  // RTPROT_*; 0 = boot, what ip(8) uses
-	Type     int  // RTN_*; 0 = unicast
-	OnLink   bool // the gateway is reached through OutIndex without a route to it
+	Scope int
+	Type  int // RTN_*; 0 = unicast
 }
 
 // String is the route as messages name it.
@@ -52,7 +50,7 @@ func (r Route) encode() *netlink.Route {
 	out := &netlink.Route{
 		Dst: ipNet(r.Dst.Masked()), Src: r.Src.AsSlice(), LinkIndex: r.OutIndex,
 		MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: int(r.Priority), Table: int(r.Table),
-		Scope: netlink.Scope(r.Scope), Protocol: netlink.RouteProtocol(r.Protocol), Type: r.Type,
+		Scope: netlink.Scope(r.Scope), Type: r.Type,
 	}
 	switch {
 	case !r.GW.IsValid():
@@ -60,9 +58,6 @@ func (r Route) encode() *netlink.Route {
 		out.Gw = r.GW.AsSlice()
 	default:
 		out.Via = &netlink.Via{AddrFamily: family(r.GW), Addr: r.GW.AsSlice()}
-	}
-	if r.OnLink {
-		out.Flags = int(netlink.FLAG_ONLINK)
 	}
 	return out
 }
@@ -106,7 +101,7 @@ func (c *Conn) Routes(index, family int) ([]Route, error) {
 func readRoute(in netlink.Route, index int) (routes []Route) {
 	hops := in.MultiPath
 	if hops == nil {
-		hops = []*netlink.NexthopInfo{{LinkIndex: in.LinkIndex, Gw: in.Gw, Via: in.Via, Flags: in.Flags}}
+		hops = []*netlink.NexthopInfo{{LinkIndex: in.LinkIndex, Gw: in.Gw, Via: in.Via}}
 	}
 	for _, hop := range hops {
 		if hop.LinkIndex != index {
@@ -115,7 +110,7 @@ func readRoute(in netlink.Route, index int) (routes []Route) {
 		r := Route{
 			Dst: prefixOf(in.Dst), GW: addrOf(hop.Gw), Src: addrOf(in.Src), OutIndex: index,
 			MTU: in.MTU, AdvMSS: in.AdvMSS, Priority: uint32(in.Priority), Table: uint32(in.Table),
-			Scope: int(in.Scope), Protocol: int(in.Protocol), Type: in.Type, OnLink: hop.Flags&unix.RTNH_F_ONLINK != 0,
+			Scope: int(in.Scope), Type: in.Type,
 		}
 		if via, ok := hop.Via.(*netlink.Via); ok {
 			r.GW = addrOf(via.Addr)
