@@ -87,27 +87,6 @@ var _ = Describe("Configure", func() {
 		Expect(c.addrs()).To(HaveLen(1))
 	})
 
-	DescribeTable("refuses, before anything is done,", func(change func(*cni.Result), want string) {
-		before := c.Snapshot()
-		res := result("10.1.2.2/24", "10.1.2.1", "10.1.2.3/24", "")
-		change(res)
-		Expect(c.configure(res)).To(MatchError(want))
-		Expect(c.Snapshot()).To(Equal(before))
-	},
-		Entry("an index that is too large", func(r *cni.Result) { r.IPs[1].Interface = ptr(2) },
-			"ips[1] (10.1.2.3/24): no interface 2 in the result"),
-		Entry("an index below zero", func(r *cni.Result) { r.IPs[1].Interface = ptr(-1) },
-			"ips[1] (10.1.2.3/24): no interface -1 in the result"),
-		Entry("the index of another interface", func(r *cni.Result) { r.IPs[1].Interface = ptr(0) },
-			`ips[1] (10.1.2.3/24): belongs to interface 0, "veth0"`),
-		Entry("an address that may be another interface's", func(r *cni.Result) {
-			r.IPs[1].Interface = nil
-			r.Interfaces = append(r.Interfaces, cni.Interface{Name: "net1", Sandbox: "/run/netns/x"})
-		}, `ips[1] (10.1.2.3/24): names no interface, and the container has "net1" besides`),
-		Entry("a result without the interface", func(r *cni.Result) { r.Interfaces[1].Name = "net1" },
-			`the result has no interface "eth0"`),
-	)
-
 	It("names link and address, or route, when the kernel refuses", func() {
 		c.ip("addr add 10.1.2.3/24 dev eth0")
 		err := c.configure(result("10.1.2.3/24", ""))

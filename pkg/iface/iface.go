@@ -43,13 +43,7 @@ const dadPatience = 10 * time.Second
 // brings it up. The interface must have none of these addresses. What was done
 // before an error stays: the caller deletes the link.
 func Configure(ctx context.Context, t Target, res *cni.Result) error {
-	want, err := newPlan(t, res)
-	if err != nil {
-		return err
-	}
-	if want.foreign != nil {
-		return want.foreign
-	}
+	want := newPlan(t, res)
 	// Before the link is up: coming up starts detection and announcements.
 	if err := t.NS.Do(func() error { return write(settings(t, want)) }); err != nil {
 		return fmt.Errorf("link %q: %w", t.Name, err)

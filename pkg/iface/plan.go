@@ -15,9 +15,6 @@ type plan struct {
 	addrs  []netip.Prefix
 	routes []route
 	v6     bool
-	// foreign says why an address of the result is not this interface's. For
-	// Verify that is no fault: another plugin of the chain may have added it.
-	foreign error
 }
 
 // route is a route with what of it was asked for.
@@ -27,24 +24,12 @@ type route struct {
 	scope *int
 }
 
-func newPlan(t Target, res *cni.Result) (plan, error) {
-	self, err := find(t.Name, res)
-	if err != nil {
-		return plan{}, err
-	}
+func newPlan(t Target, res *cni.Result) plan {
 	var p plan
-	if self >= 0 {
-		p.self = &res.Interfaces[self]
+	if self, ok := res.ContainerInterface(t.Name); ok {
+		p.self = &self
 	}
-	for i, ip := range res.IPs {
-		where := fmt.Sprintf("ips[%d] (%s)", i, ip.Address)
-		if ip.Interface != nil && (*ip.Interface < 0 || *ip.Interface >= len(res.Interfaces)) {
-			return plan{}, fmt.Errorf("%s: no interface %d in the result", where, *ip.Interface)
-		}
-		if err := belongs(ip, self, res); err != nil {
-			p.foreign = fmt.Errorf("%s: %w", where, err)
-			continue
-		}
+	for _, ip := range res.ContainerIPs(t.Name) {
 		p.addrs = append(p.addrs, ip.Address)
 		p.v6 = p.v6 || ip.Address.Addr().Is6()
 	}
@@ -55,37 +40,7 @@ func newPlan(t Target, res *cni.Result) (plan, error) {
 		p.routes = append(p.routes, newRoute(r, res))
 		p.v6 = p.v6 || r.Dst.Addr().Is6()
 	}
-	return p, nil
-}
-
-// find returns the index of the container's interface in the result, -1 where
-// the result lists no interfaces (those of IPAM plugins and before 0.3.0).
-func find(name string, res *cni.Result) (int, error) {
-	self := -1
-	for i, in := range res.Interfaces {
-		if in.Name == name && (self < 0 || in.Sandbox != "") {
-			self = i
-		}
-	}
-	if self < 0 && len(res.Interfaces) > 0 {
-		return -1, fmt.Errorf("the result has no interface %q", name)
-	}
-	return self, nil
-}
-
-func belongs(ip cni.IP, self int, res *cni.Result) error {
-	if ip.Interface != nil {
-		if *ip.Interface != self {
-			return fmt.Errorf("belongs to interface %d, %q", *ip.Interface, res.Interfaces[*ip.Interface].Name)
-		}
-		return nil
-	}
-	for i, in := range res.Interfaces {
-		if i != self && in.Sandbox != "" {
-			return fmt.Errorf("names no interface, and the container has %q besides", in.Name)
-		}
-	}
-	return nil
+	return p
 }
 
 func deref[T any](p *T) T {

@@ -21,10 +21,7 @@ const tentativePatience = 3 * time.Second
 // later plugin of the chain left it, and returns all differences joined. More
 // addresses and routes than the result's are none.
 func Verify(t Target, res *cni.Result) error {
-	want, err := newPlan(t, res)
-	if err != nil {
-		return err
-	}
+	want := newPlan(t, res)
 	link, err := t.Conn.Link(t.Name)
 	if err != nil {
 		return err
