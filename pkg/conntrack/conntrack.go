@@ -15,11 +15,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
-// Flow is an entry: what the first packet had, and what the answers to it have.
+// Flow is an entry: what the first packet had, and who answers to it.
 type Flow struct {
 	Source, Destination netip.AddrPort // of the first packet, as its sender wrote it
-	// ReplySource is who really answers: Destination itself unless that is translated.
-	ReplySource, ReplyDestination netip.AddrPort
+	ReplySource         netip.AddrPort // who really answers: Destination itself unless that is translated
 
 	id netlink.Body // what names the entry to the kernel
 }
@@ -126,7 +125,7 @@ func decode(body []byte) (f Flow, proto uint8) {
 			f.Source, f.Destination, proto = decodeTuple(val)
 			f.id.Nest(nl.CTA_TUPLE_ORIG, val)
 		case nl.CTA_TUPLE_REPLY:
-			f.ReplySource, f.ReplyDestination, _ = decodeTuple(val)
+			f.ReplySource, _, _ = decodeTuple(val)
 		case nl.CTA_ID, nl.CTA_ZONE:
 			f.id.Bytes(typ, val)
 		}
