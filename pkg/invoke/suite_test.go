@@ -50,7 +50,8 @@ func runner(script string) (invoke.Runner, *log) {
 	dir := GinkgoT().TempDir()
 	install(dir, "ipam", script)
 	stderr := &log{}
-	return invoke.Runner{Path: dir, Env: []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=DEL"}, Stderr: stderr, Limits: short()}, stderr
+	return invoke.Runner{Path: dir, Env: []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=DEL"}, Stderr: stderr,
+		Limits: short()}, stderr
 }
 
 func short() invoke.Limits {

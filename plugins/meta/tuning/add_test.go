@@ -194,7 +194,8 @@ var _ = Describe("ADD that fails", func() {
 	It("with a sysctl that is not allowed", func() {
 		put(w.allow, "^net\\.core\\.somaxconn$\n")
 		fails(call{keys: `"sysctl":{"net.core.somaxconn":"77","net.ipv4.ip_forward":"1"}`}, cni.CodeConfig,
-			fmt.Sprintf(`sysctl["net.ipv4.ip_forward"]: "1": not allowed by %s, which allows ["^net\\.core\\.somaxconn$"]`, w.allow))
+			fmt.Sprintf(`sysctl["net.ipv4.ip_forward"]: "1": not allowed by %s,`+
+				` which allows ["^net\\.core\\.somaxconn$"]`, w.allow))
 	})
 
 	It("with a container ID that makes no file name", func() {
@@ -251,7 +252,8 @@ var _ = Describe("a second ADD that fails", func() {
 		w := newWorld()
 		w.add(`"mtu":1400,"sysctl":{"net.core.somaxconn":"77"}`)
 		before, file := w.values(), w.backup()
-		a := w.run("ADD", call{Call: Call{Stdout: full{}}, keys: `"mac":"02:00:00:00:00:02","mtu":1300,"sysctl":{"net.core.somaxconn":"78"}`})
+		a := w.run("ADD", call{Call: Call{Stdout: full{}}, keys: `"mac":"02:00:00:00:00:02","mtu":1300,"sysctl":` +
+			`{"net.core.somaxconn":"78"}`})
 		Expect(a.Code).To(Equal(1))
 		Expect(w.values()).To(Equal(before))
 		Expect(w.backup()).To(Equal(file))

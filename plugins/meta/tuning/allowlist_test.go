@@ -74,7 +74,8 @@ var _ = Describe("the allow-list", func() {
 		l := write("^net\\.core\\.y$\n*x\n(")
 		err := l.check(settings("net.core.x"))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
-		Expect(err).To(MatchError(l.Path + ": line \"*x\": error parsing regexp: missing argument to repetition operator: `*`"))
+		Expect(err).To(MatchError(l.Path +
+			": line \"*x\": error parsing regexp: missing argument to repetition operator: `*`"))
 		Expect(l.verify()).To(MatchError(And(ContainSubstring(`"*x"`), ContainSubstring(`"("`))))
 	})
 

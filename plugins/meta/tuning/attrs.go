@@ -33,7 +33,9 @@ var attrs = []attr{
 		mtu, err := strconv.ParseUint(text, 10, 31)
 		return rtnl.Change{MTU: int(mtu)}, err
 	}},
-	{"allmulti", func(l rtnl.Link) string { return strconv.FormatBool(l.AllMulti) }, func(text string) (rtnl.Change, error) {
+	{"allmulti", func(l rtnl.Link) string {
+		return strconv.FormatBool(l.AllMulti)
+	}, func(text string) (rtnl.Change, error) {
 		on, err := strconv.ParseBool(text)
 		return rtnl.Change{AllMulti: &on}, err
 	}},

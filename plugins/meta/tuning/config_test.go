@@ -43,20 +43,24 @@ var _ = DescribeTable("the configuration", func(conf, args, want string) {
 },
 	Entry("empty", ``, "", ""),
 	Entry("all keys",
-		`"sysctl":{"net.core.somaxconn":"1"},"mac":"02:AA:00:00:00:01","mtu":1400,"promisc":true,"allmulti":true,"txQLen":5,"dataDir":"/d"`, "",
+		`"sysctl":{"net.core.somaxconn":"1"},"mac":"02:AA:00:00:00:01","mtu":1400,"promisc":true,"allmulti":true,`+
+			`"txQLen":5,"dataDir":"/d"`, "",
 		"core/somaxconn=1 mac 02:aa:00:00:00:01 promisc true mtu 1400 allmulti true txQLen 5 dataDir /d"),
 	Entry("all keys of args.cni",
-		`"args":{"cni":{"sysctl":{"net.core.somaxconn":"1"},"mac":"02:AA:00:00:00:01","mtu":1400,"promisc":true,"allmulti":true,"txQLen":5}}`, "",
+		`"args":{"cni":{"sysctl":{"net.core.somaxconn":"1"},"mac":"02:AA:00:00:00:01","mtu":1400,"promisc":true,`+
+			`"allmulti":true,"txQLen":5}}`, "",
 		"core/somaxconn=1 mac 02:aa:00:00:00:01 promisc true mtu 1400 allmulti true txQLen 5"),
 	Entry("args.cni over the top level",
 		`"sysctl":{"net.a":"1","net.b":"2"},"mac":"02:00:00:00:00:01","mtu":1400,"promisc":true,"allmulti":true,"txQLen":5,
-		"args":{"cni":{"sysctl":{"net.c":"3","net.a":"9"},"mac":"02:00:00:00:00:02","mtu":1300,"promisc":false,"allmulti":false,"txQLen":0}}`, "",
+		"args":{"cni":{"sysctl":{"net.c":"3","net.a":"9"},"mac":"02:00:00:00:00:02","mtu":1300,
+		"promisc":false,"allmulti":false,"txQLen":0}}`, "",
 		"a=9 b=2 c=3 mac 02:00:00:00:00:02 mtu 1300 allmulti false txQLen 0"),
 	Entry("args.cni takes back", `"mac":"02:00:00:00:00:01","mtu":1400,"args":{"cni":{"mac":"","mtu":0}}`, "", ""),
 	Entry("any case of keys", `"MAC":"02:00:00:00:00:01","RuntimeConfig":{"Mac":"02:00:00:00:00:02"}`, "",
 		"mac 02:00:00:00:00:02"),
 	Entry("null",
-		`"sysctl":null,"mac":null,"mtu":null,"promisc":null,"allmulti":null,"txQLen":null,"args":null,"runtimeConfig":null`, "", ""),
+		`"sysctl":null,"mac":null,"mtu":null,"promisc":null,"allmulti":null,"txQLen":null,"args":null,`+
+			`"runtimeConfig":null`, "", ""),
 	Entry("other spellings of MAC addresses", `"mac":"02-AA-00-00-00-01"`, "", "mac 02:aa:00:00:00:01"),
 	Entry("an InfiniBand address", `"mac":"00:00:00:00:fe:80:00:00:00:00:00:00:02:00:5e:10:00:00:00:01"`, "",
 		"mac 00:00:00:00:fe:80:00:00:00:00:00:00:02:00:5e:10:00:00:00:01"),
@@ -65,7 +69,8 @@ var _ = DescribeTable("the configuration", func(conf, args, want string) {
 	Entry("runtimeConfig over CNI_ARGS", `"mac":"02:00:00:00:00:01","runtimeConfig":{"mac":"02:00:00:00:00:03"}`,
 		"MAC=02:00:00:00:00:02", "mac 02:00:00:00:00:03"),
 	Entry("args.cni over runtimeConfig",
-		`"mac":"02:00:00:00:00:01","runtimeConfig":{"mac":"02:00:00:00:00:03"},"args":{"cni":{"mac":"02:00:00:00:00:04"}}`, "MAC=02:00:00:00:00:02", "mac 02:00:00:00:00:04"),
+		`"mac":"02:00:00:00:00:01","runtimeConfig":{"mac":"02:00:00:00:00:03"},"args":{"cni":{"mac":`+
+			`"02:00:00:00:00:04"}}`, "MAC=02:00:00:00:00:02", "mac 02:00:00:00:00:04"),
 	Entry("empty ones say nothing", `"mac":"02:00:00:00:00:01","runtimeConfig":{"mac":""}`, "MAC=",
 		"mac 02:00:00:00:00:01"),
 	Entry("what others have in CNI_ARGS", ``, "IgnoreUnknown=1;K8S_POD_NAME=p;MAC=02:00:00:00:00:02",
@@ -136,23 +141,28 @@ var _ = DescribeTable("is refused:", func(conf, args string, code uint, msg stri
 	Entry("a sysctl in two spellings", `"sysctl":{"net.core.x":"1","net/core/x":"2"}`, "", cni.CodeConfig,
 		`sysctl["net/core/x"]: "2" is duplicated, by "net.core.x"`),
 	Entry("a sysctl by the interface's name",
-		`"sysctl":{"net.ipv4.conf.eth0/5.x":"1","net.ipv4.conf.IFNAME.x":"2"}`, "", cni.CodeConfig, `sysctl["net.ipv4.conf.IFNAME.x"]: "2" is duplicated, by "net.ipv4.conf.eth0/5.x"`),
+		`"sysctl":{"net.ipv4.conf.eth0/5.x":"1","net.ipv4.conf.IFNAME.x":"2"}`, "", cni.CodeConfig,
+		`sysctl["net.ipv4.conf.IFNAME.x"]: "2" is duplicated, by "net.ipv4.conf.eth0/5.x"`),
 	Entry("a sysctl elsewhere", `"sysctl":{"kernel.domainname":"1"}`, "", cni.CodeConfig,
 		`sysctl["kernel.domainname"]: "1" cannot be set: invalid sysctl key "kernel.domainname": not below net`),
 	Entry("an absolute path", `"sysctl":{"/proc/sys/net/core/x":"1"}`, "", cni.CodeConfig,
 		`sysctl["/proc/sys/net/core/x"]: "1" cannot be set: invalid sysctl key "/proc/sys/net/core/x": not below net`),
 	Entry("a way up", `"sysctl":{"net/../kernel/domainname":"1"}`, "", cni.CodeConfig,
-		`sysctl["net/../kernel/domainname"]: "1" cannot be set: invalid sysctl key "net/../kernel/domainname": an element is empty, ".", ".." or has a NUL`),
+		`sysctl["net/../kernel/domainname"]: "1" cannot be set: invalid sysctl key "net/../kernel/domainname":`+
+			` an element is empty, ".", ".." or has a NUL`),
 	Entry("a dotted way up", `"sysctl":{"net.//.kernel.domainname":"1"}`, "", cni.CodeConfig,
-		`sysctl["net.//.kernel.domainname"]: "1" cannot be set: invalid sysctl key "net.//.kernel.domainname": an element is empty, ".", ".." or has a NUL`),
+		`sysctl["net.//.kernel.domainname"]: "1" cannot be set: invalid sysctl key "net.//.kernel.domainname":`+
+			` an element is empty, ".", ".." or has a NUL`),
 	Entry("a way up in args.cni", `"args":{"cni":{"sysctl":{"net/core/../../kernel/domainname":"1"}}}`, "",
-		cni.CodeConfig, `args.cni.sysctl["net/core/../../kernel/domainname"]: "1" cannot be set: invalid sysctl key "net/core/../../kernel/domainname": an element is empty, ".", ".." or has a NUL`),
+		cni.CodeConfig, `args.cni.sysctl["net/core/../../kernel/domainname"]: "1" cannot be set:`+
+			` invalid sysctl key "net/core/../../kernel/domainname": an element is empty, ".", ".." or has a NUL`),
 	Entry("no JSON", `"mtu":`, "", cni.CodeDecode,
 		`network configuration: no valid JSON at byte 8: invalid character '}' looking for beginning of value`),
 )
 
 var _ = It("is refused for everything that is wrong with it at once", func() {
-	_, err := parseText(`"mac":"x","mtu":-1,"promisc":true,"sysctl":{"net.a":1,"net.b":"1","net.b":"2","kernel.x":"3","net/a":{}},"args":{"cni":{"txQLen":-1,"sysctl":[]}}`, "IP=1")
+	_, err := parseText(`"mac":"x","mtu":-1,"promisc":true,"sysctl":{"net.a":1,"net.b":"1","net.b":"2","kernel.x":`+
+		`"3","net/a":{}},"args":{"cni":{"txQLen":-1,"sysctl":[]}}`, "IP=1")
 	var got []string
 	for _, p := range cni.ProblemsOf(err) {
 		got = append(got, fmt.Sprintf("%d %s", p.Code, p))

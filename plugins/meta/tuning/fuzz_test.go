@@ -12,14 +12,18 @@ import (
 
 // FuzzCall makes up whole calls.
 func FuzzCall(f *testing.F) {
-	const prev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"veth1"},{"name":"eth0","mac":"02:00:00:00:00:01","mtu":1500,"sandbox":"` +
+	const prev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"veth1"},{"name":"eth0","mac":` +
+		`"02:00:00:00:00:01","mtu":1500,"sandbox":"` +
 		FuzzNetns + `"}],"ips":[{"address":"10.1.0.2/24","interface":1}],"dns":{}}`
 	Fuzz{
 		Plugin: plugin(allowList{Path: "/run/allowlist.conf"}).Any(), Chained: true,
 		Confs: []string{
-			`{"cniVersion":"1.1.0","name":"net","type":"tuning","dataDir":"/run/tuning","sysctl":{"net.ipv4.conf.IFNAME.arp_notify":"1","net/core/somaxconn":"500"},` +
-				`"mac":"02:00:00:00:00:02","mtu":1400,"promisc":true,"allmulti":true,"txQLen":5,"cni.dev/valid-attachments":[],` + prev + `}`,
-			`{"cniVersion":"1.0.0","name":"net","dataDir":"/run/tuning","args":{"cni":{"sysctl":{"net.ipv4.ip_local_port_range":"1024 2048"},"mac":"02-00-00-00-00-03","mtu":9000,"txQLen":0}},` +
+			`{"cniVersion":"1.1.0","name":"net","type":"tuning","dataDir":"/run/tuning","sysctl":` +
+				`{"net.ipv4.conf.IFNAME.arp_notify":"1","net/core/somaxconn":"500"},` +
+				`"mac":"02:00:00:00:00:02","mtu":1400,"promisc":true,"allmulti":true,"txQLen":5,` +
+				`"cni.dev/valid-attachments":[],` + prev + `}`,
+			`{"cniVersion":"1.0.0","name":"net","dataDir":"/run/tuning","args":{"cni":{"sysctl":` +
+				`{"net.ipv4.ip_local_port_range":"1024 2048"},"mac":"02-00-00-00-00-03","mtu":9000,"txQLen":0}},` +
 				`"runtimeConfig":{"mac":"02:00:00:00:00:04"},` + prev + `}`,
 			`{"cniVersion":"0.4.0","name":"net","dataDir":"/proc/1","promisc":true,` + prev + `}`,
 			`{"name":"net","dataDir":"/run/tuning","sysctl":null,"prevResult":{"ip4":{"ip":"10.1.0.2/24"}}}`,
@@ -33,10 +37,13 @@ func FuzzFiles(f *testing.F) {
 	const original = `{"mac":"02:00:00:00:00:01","promisc":false,"mtu":1500,"allmulti":false,"txQLen":1000}`
 	Fuzz{
 		Plugin: plugin(allowList{Path: "/run/allowlist.conf"}).Any(), Chained: true,
-		Confs: []string{`{"cniVersion":"1.1.0","name":"net","dataDir":"/run/tuning","mtu":1400,"mac":"02:00:00:00:00:02","sysctl":{"net.core.somaxconn":"500"},` +
-			`"cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}],"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"` + FuzzNetns + `"}]}}`},
+		Confs: []string{`{"cniVersion":"1.1.0","name":"net","dataDir":"/run/tuning","mtu":1400,"mac":` +
+			`"02:00:00:00:00:02","sysctl":{"net.core.somaxconn":"500"},` +
+			`"cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}],"prevResult":{"cniVersion":"1.1.0",` +
+			`"interfaces":[{"name":"eth0","sandbox":"` + FuzzNetns + `"}]}}`},
 	}.RunFiles(f, "/run/tuning", original, ``, `{"mac":"x","mtu":-1,"txQLen":-1,"sysctl":{"../kernel/panic":"1"}}`, `[]`,
-		`{"containerID":"one","netns":{"device":1,"inode":1},"values":[{"key":"mtu","value":"-1","link":-1,"for":[{"network":"net","ifname":"eth0"}]}]}`)
+		`{"containerID":"one","netns":{"device":1,"inode":1},"values":[{"key":"mtu","value":"-1","link":-1,`+
+			`"for":[{"network":"net","ifname":"eth0"}]}]}`)
 }
 
 // FuzzAllowList reads anything as the administrator's file.

@@ -48,7 +48,8 @@ var _ = Describe("the program", func() {
 		a := w.exec("ADD", call{version: version, prev: prev(version), keys: `"mac":"02-AA-00-00-00-01","mtu":1400`})
 		Expect(a.Code).To(BeZero(), "%+v", a)
 		Expect(a.Stderr).To(BeEmpty())
-		golden, have := filepath.Join("testdata", "add-"+version+".json"), strings.ReplaceAll(a.Stdout, w.cont.Path, "NETNS")+"\n"
+		golden, have := filepath.Join("testdata", "add-"+version+".json"), strings.ReplaceAll(a.Stdout, w.cont.Path,
+			"NETNS")+"\n"
 		if *update {
 			Expect(os.WriteFile(golden, []byte(have), 0o644)).To(Succeed())
 		}
@@ -140,7 +141,8 @@ func besideReference(ref nstest.Reference) {
 		Expect(a.Stderr).To(BeEmpty())
 	}
 	tuned := func() string {
-		return `{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","mac":"` + strings.ToUpper(otherMAC) + `","sandbox":"` + w.cont.Path + `"}]}`
+		return `{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","mac":"` + strings.ToUpper(otherMAC) + `","sandbox":` +
+			`"` + w.cont.Path + `"}]}`
 	}
 
 	It("writes the same backup", func() {

@@ -132,7 +132,8 @@ func state(h *nstest.Host, name string) string {
 func (w *world) values() string {
 	GinkgoHelper()
 	s := state(w.cont, "eth0")
-	for _, key := range []string{"net/core/somaxconn", "net/ipv4/ip_local_port_range", "net/ipv4/ip_local_reserved_ports"} {
+	for _, key := range []string{"net/core/somaxconn", "net/ipv4/ip_local_port_range",
+		"net/ipv4/ip_local_reserved_ports"} {
 		s += "\n" + key + "=" + w.cont.Sysctl(key)
 	}
 	return s
