@@ -163,8 +163,17 @@ func (c natChain) change(ctx context.Context, nf *nft.Conn, tool ipt.Tool, plan 
 	})
 }
 
-// delIPTables removes an interface's rules wherever they are. The addresses are a hint.
+// delIPTables removes an interface's rules wherever they are. The addresses are a hint. Where the container has
+// neither a record nor a chain the call waits for no lock.
 func delIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
+	there := statefile.MayHave(stateDir, chainOf(c.Attachment.Network, c.Attachment.ContainerID))
+	for _, f := range families {
+		where, err := natChainOf(f, c.Attachment).Variants(ctx, nf)
+		there = there || len(where) > 0 || err != nil && !ipt.NotInstalled(err)
+	}
+	if !there {
+		return nil
+	}
 	s, err := statefile.OpenExistingStore[record](ctx, stateDir, lockWait)
 	if err != nil {
 		return err

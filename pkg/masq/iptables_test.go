@@ -290,6 +290,24 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 	})
 })
 
+var _ = It("has nothing in iptables: Del waits for nobody", Label("kernel"), func() {
+	useVariant("nft")
+	host := nstest.NewHost()
+	one := config(masq.IPTables, "c1", "eth0", "10.1.0.2/24")
+	Expect(add(host, one)).To(Succeed())
+	host.Do(func() {
+		held, err := statefile.Lock(context.Background(), "/run/hawser/masq/lock", 0o600)
+		Expect(err).NotTo(HaveOccurred())
+		defer func() { _ = held.Unlock() }()
+		ctx, cancel := context.WithTimeout(context.Background(), nstest.Patience(time.Second))
+		defer cancel()
+		nf := nft.New()
+		Expect(masq.Del(ctx, nf, config(masq.Auto, "c2", "eth0", "10.1.0.3/24"))).To(Succeed())
+		Expect(masq.Del(ctx, nf, one)).To(MatchError(statefile.ErrBusy))
+		Expect(nf.Close()).To(Succeed())
+	})
+})
+
 // records are the files beside the rules, but the lock.
 func records(h *nstest.Host) string {
 	GinkgoHelper()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -97,6 +98,14 @@ func (s *Store[T]) Get(name string) (record T, ok bool, err error) {
 		return none, false, nil
 	}
 	return record, true, nil
+}
+
+// MayHave says, without the lock, whether the store at path has the record or what a killed Put left of it.
+func MayHave(path, name string) bool {
+	file := name + recordSuffix
+	_, record := os.Lstat(filepath.Join(path, file))
+	_, left := os.Lstat(filepath.Join(path, temporary(file)))
+	return !errors.Is(record, fs.ErrNotExist) || !errors.Is(left, fs.ErrNotExist)
 }
 
 // Put writes a record, whole or not at all.

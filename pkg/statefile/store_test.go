@@ -115,6 +115,17 @@ var _ = Describe("a store", func() {
 		}
 	})
 
+	It("tells without its lock whether it may have a record", func() {
+		Expect(statefile.MayHave(path, "a1")).To(BeFalse())
+		s := reopen()
+		Expect(s.Put("a1", lease{"192.0.2.1"})).To(Succeed())
+		Expect(statefile.MayHave(path, "a1")).To(BeTrue())
+		Expect(s.Drop("a1")).To(Succeed())
+		Expect(statefile.MayHave(path, "a1")).To(BeFalse())
+		Expect(os.WriteFile(path+"/"+statefile.Temporary("a1.json"), []byte("half"), 0o600)).To(Succeed())
+		Expect(statefile.MayHave(path, "a1")).To(BeTrue())
+	})
+
 	It("that is locked is given up at the deadline", func() {
 		s := reopen()
 		_, err := statefile.OpenExistingStore[lease](context.Background(), path, 20*time.Millisecond)
