@@ -54,8 +54,9 @@ func upgrades() []upgrade {
 		{name: "bridge, ipMasq on iptables", list: entries("bridge", masq("iptables"))},
 		{name: "bridge, ipMasq on nftables", list: entries("bridge", masq("nftables")), forward: true, newest: true},
 		{name: "bridge, macspoofchk", list: entries("bridge", Object{"macspoofchk": true}), forward: true},
-		{name: "bridge, vlan", list: entries("bridge", Object{"isDefaultGateway": nil, "vlan": 7}),
-			needs: []string{"vlan_filtering"}},
+		// Debian's release does not know the key, and keeps VLAN 1 always.
+		{name: "bridge, vlan", needs: []string{"vlan_filtering"},
+			list: entries("bridge", Object{"isDefaultGateway": nil, "vlan": 7, "preserveDefaultVlan": true})},
 		{name: "ptp, ipMasq on iptables", list: entries("ptp", masq("iptables"))},
 		{name: "ptp, ipMasq on nftables", list: entries("ptp", masq("nftables")), forward: true, newest: true},
 		{name: "portmap on iptables", list: entries("portmap", published("iptables")), checkless: true},
