@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -16,7 +17,7 @@ type wireConfig struct {
 	Backend              *string  `json:"backend" help:"nftables or iptables (nftables, where the kernel and the other keys permit)" schema:"enum=nftables|iptables"`
 	SNAT                 *bool    `json:"snat" help:"masquerade what comes from the host's loopback and from the container's own subnet" default:"true"`
 	MasqAll              bool     `json:"masqAll" help:"masquerade everything that is forwarded; needs snat" default:"false"`
-	MarkMasqBit          *int     `json:"markMasqBit" help:"bit of the packet mark that asks for masquerading, 0 to 31" default:"13" schema:"min=0 max=31"`
+	MarkMasqBit          *int     `json:"markMasqBit" help:"bit of the fwmark that asks for masquerading, 0 to 31" default:"13" schema:"min=0 max=31"`
 	ExternalSetMarkChain *string  `json:"externalSetMarkChain" help:"chain of other software that marks what is to be masqueraded; iptables only, not with markMasqBit" schema:"format=chain"`
 	ConditionsV4         []string `json:"conditionsV4" help:"matches that IPv4 packets must meet, in the backend's syntax" each:"format=token"`
 	ConditionsV6         []string `json:"conditionsV6" help:"matches that IPv6 packets must meet, in the backend's syntax" each:"format=token"`
@@ -81,7 +82,7 @@ func parseConfig(req *skel.Request) (config, error) {
 	}
 	var problems cni.Problems
 	c := config{options: options{SNAT: true, MasqAll: w.MasqAll, MarkBit: defaultMarkBit,
-		ConditionsV4: w.ConditionsV4, ConditionsV6: w.ConditionsV6}}
+		ConditionsV4: slices.Concat(w.ConditionsV4), ConditionsV6: slices.Concat(w.ConditionsV6)}} // nil for []
 	if w.SNAT != nil {
 		c.options.SNAT = *w.SNAT
 	}

@@ -134,7 +134,7 @@ var _ = Describe("the configuration", func() {
 			`"runtimeConfig":{"portMappings":null},"conditionsV4":[]`} {
 			c, err := parse(text)
 			Expect(err).NotTo(HaveOccurred())
-			Expect(normal(c.options)).To(Equal(options{SNAT: true, MarkBit: 13}))
+			Expect(c.options).To(Equal(options{SNAT: true, MarkBit: 13}))
 			Expect([]any{c.asked, c.needed, c.mappings}).To(Equal([]any{auto, auto, []mapping(nil)}))
 		}
 	})

@@ -65,7 +65,7 @@ var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
 	})
 })
 
-var _ = Describe("a dead owner's rules", Label("kernel"), func() {
+var _ = Describe("a former owner's rules", Label("kernel"), func() {
 	It("go once, also when the plan has to be made again", func() {
 		w := newWorld()
 		w.bridge(1)

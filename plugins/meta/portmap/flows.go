@@ -8,16 +8,14 @@ import (
 	"github.com/hawser-cni/plugins/pkg/conntrack"
 )
 
-// loopbackIndex is lo's, in every namespace. The kernel names it as the way to
-// the host's own addresses.
+// loopbackIndex is lo's, in every namespace. The kernel names it as the way to the host's own addresses.
 const loopbackIndex = 1
 
 // flushPasses bounds how often flushAdded looks again.
 const flushPasses = 5
 
-// flushAdded makes UDP senders that were there before the rules take the new
-// way: those that spoke to the host itself, and those that spoke to a dead
-// owner of the port. Nobody else's flows are touched.
+// flushAdded makes UDP senders that were there before the rules take the new way: those that spoke to the host
+// itself, and those that spoke to a former owner of the port. Nobody else's flows are touched.
 func (c *call) flushAdded(r *record, gone []*record) error {
 	former := map[netip.Addr]bool{}
 	for _, o := range gone {
@@ -30,8 +28,7 @@ func (c *call) flushAdded(r *record, gone []*record) error {
 	for range flushPasses {
 		n, err := eachUDP(r, func(at []hostPort, f conntrack.Flow) bool {
 			if !f.Translated() && cut[conversation{f.Destination, f.Source}] {
-				// An answer of the host's that was on its way has made the old
-				// flow anew, the other way round.
+				// An answer of the host that was on its way made the old flow again, the other way round.
 				return true
 			}
 			if f.Translated() && !former[f.ReplySource.Addr()] || !c.isAt(at, f.Destination.Addr(), local) {
@@ -50,7 +47,7 @@ func (c *call) flushAdded(r *record, gone []*record) error {
 // conversation is who speaks to whom.
 type conversation struct{ from, to netip.AddrPort }
 
-// isAt says whether one of the forwards is about this address of the host.
+// isAt says whether one of the host ports is at this address of the host.
 func (c *call) isAt(at []hostPort, addr netip.Addr, local map[netip.Addr]bool) bool {
 	for _, p := range at {
 		if p.Addr == addr {
@@ -82,9 +79,8 @@ func (c *call) flushRemoved(r *record) error {
 	return err
 }
 
-// eachUDP deletes the flows that match selects, which is given the forwards of
-// the port that a flow goes to, and says how many. It does nothing for a state
-// without UDP.
+// eachUDP deletes the flows that match selects, and says how many. match is given the host ports with the number
+// that the flow goes to. Without UDP host ports nothing is listed.
 func eachUDP(r *record, match func(at []hostPort, f conntrack.Flow) bool) (deleted int, err error) {
 	for _, f := range families() {
 		ports := map[uint16][]hostPort{}
@@ -96,11 +92,7 @@ func eachUDP(r *record, match func(at []hostPort, f conntrack.Flow) bool) (delet
 		if len(ports) == 0 {
 			continue
 		}
-		family := uint8(conntrack.IPv4)
-		if !f.v4() {
-			family = conntrack.IPv6
-		}
-		n, err := conntrack.Delete(family, unix.IPPROTO_UDP, func(flow conntrack.Flow) bool {
+		n, err := conntrack.Delete(uint8(f.Family), unix.IPPROTO_UDP, func(flow conntrack.Flow) bool {
 			return match(ports[flow.Destination.Port()], flow)
 		})
 		deleted += n

@@ -93,13 +93,6 @@ func (c *call) guardAlone(ctx context.Context, r *record) error {
 	})
 }
 
-func enableLocalnet(r *record) error {
-	if r.Localnet == "" {
-		return nil
-	}
-	return writeLocalnet(r.Localnet, "1")
-}
-
 // isLastOn says whether nobody else needs route_localnet of the record's link.
 func isLastOn(s *store, r *record) (bool, error) {
 	if r.Localnet == "" {

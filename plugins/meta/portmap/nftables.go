@@ -1,11 +1,17 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
@@ -123,3 +129,258 @@ func (c *call) checkNFTables(r *record) error {
 }
 
 func drift(format string, args ...any) error { return cni.Errorf(cni.CodeDrift, format, args...) }
+
+// table is shared with other plugins. Names in it carry the version of the layout.
+var table = nft.Table{Family: nft.INet, Name: "hawser"}
+
+const (
+	tableComment = "Hawser CNI plugins"
+
+	preroutingChain = "portmap_prerouting_v1"
+	outputChain     = "portmap_output_v1"
+	guardChain      = "portmap_guard_v1"
+	localnetSet     = "portmap_localnet_v1"
+
+	// dnatPriority is behind those who translate at -100: the services of kube-proxy win, whoever came first.
+	dnatPriority = -99
+	snatPriority = 100
+	rawPriority  = -300
+)
+
+// family is what differs between IPv4 and IPv6.
+type family struct {
+	nft.Family
+	ipt          ipt.Family
+	addr         nft.Type
+	daddr, saddr nft.Field
+	all          netip.Addr // all addresses of the host
+	digit        string     // in the names of the layout
+}
+
+func families() []family {
+	return []family{
+		{nft.IPv4, ipt.IPv4, nft.IPv4Addr, nft.IPDaddr, nft.IPSaddr, netip.IPv4Unspecified(), "4"},
+		{nft.IPv6, ipt.IPv6, nft.IPv6Addr, nft.IP6Daddr, nft.IP6Saddr, netip.IPv6Unspecified(), "6"},
+	}
+}
+
+func familyOf(v4 bool) family {
+	if v4 {
+		return families()[0]
+	}
+	return families()[1]
+}
+
+func (f family) v4() bool { return f.Family == nft.IPv4 }
+
+// anyMap has the host ports of all addresses, atMap those of one address.
+func (f family) anyMap() string { return "portmap" + f.digit + "_v1" }
+func (f family) atMap() string  { return "portmap" + f.digit + "_at_v1" }
+
+// anyVia and atVia lead host ports through a chain on their way to the maps: one that sets the fwmark of
+// what is to be masqueraded, or one with conditions.
+func (f family) anyVia() string { return "portmap" + f.digit + "_via_v1" }
+func (f family) atVia() string  { return "portmap" + f.digit + "_at_via_v1" }
+
+func (f family) localChain() string { return "portmap" + f.digit + "_local_v1" }
+func (f family) dnatChain() string  { return "portmap" + f.digit + "_dnat_v1" }
+
+func snatChain(bit int) string { return fmt.Sprintf("portmap_snat%d_v1", bit) }
+
+// loopback4 are the sources of a host that speaks to itself.
+var loopback4 = netip.MustParsePrefix("127.0.0.0/8")
+
+// sharedLayout is what all attachments use whose masquerade goes by this bit of the fwmark.
+func sharedLayout(bit int) nft.Layout {
+	l := nft.Layout{Table: table, Comment: tableComment}
+	for _, f := range families() {
+		l.Sets = append(l.Sets, f.sets()...)
+		l.Chains = append(l.Chains, f.chains()...)
+	}
+	guard := guardLayout()
+	l.Sets = append(l.Sets, guard.Sets...)
+	l.Chains = append(l.Chains, guard.Chains...)
+	var local []nft.Rule
+	for _, f := range families() {
+		local = append(local, nft.Rule{nft.IsFamily(f.Family), nft.DaddrIsLocal(), nft.Jump(f.localChain())})
+	}
+	// No packet to a container can come from ::1, so it is left alone: it is refused at once, or served by the host.
+	loopback6 := nft.Rule{nft.InPrefix(nft.IP6Daddr, netip.PrefixFrom(netip.IPv6Loopback(), 128)), nft.Return()}
+	l.Chains = append(l.Chains,
+		nft.Chain{Name: preroutingChain, Comment: "host ports of what arrives",
+			Hook: &nft.Hook{Type: "nat", Point: nft.Prerouting, Priority: dnatPriority}, Rules: local},
+		nft.Chain{Name: outputChain, Comment: "host ports of what the host sends to itself",
+			Hook: &nft.Hook{Type: "nat", Point: nft.Output,
+				Priority: dnatPriority}, Rules: append([]nft.Rule{loopback6}, local...)},
+		nft.Chain{Name: snatChain(bit), Comment: "masquerade of what was marked on its way to a host port",
+			Hook:  &nft.Hook{Type: "nat", Point: nft.Postrouting, Priority: snatPriority},
+			Rules: []nft.Rule{{nft.CtTranslated(), nft.FwmarkHas(1 << bit), nft.Masquerade()}}},
+	)
+	return l
+}
+
+func (f family) sets() []nft.Set {
+	service := []nft.Type{nft.InetProto, nft.InetService}
+	at := []nft.Type{nft.InetProto, f.addr, nft.InetService}
+	to := []nft.Type{f.addr, nft.InetService}
+	verdict := []nft.Type{nft.Verdict}
+	return []nft.Set{
+		{Name: f.anyMap(), Key: service, Data: to, Comment: "host port : container"},
+		{Name: f.atMap(), Key: at, Data: to, Comment: "host address and port : container"},
+		{Name: f.anyVia(), Key: service, Data: verdict, Comment: "host port : chain on its way"},
+		{Name: f.atVia(), Key: at, Data: verdict, Comment: "host address and port : chain on its way"},
+	}
+}
+
+func (f family) chains() []nft.Chain {
+	any := []nft.Field{nft.L4Proto, nft.THDport}
+	at := []nft.Field{nft.L4Proto, f.daddr, nft.THDport}
+	return []nft.Chain{
+		{Name: f.dnatChain(), Rules: []nft.Rule{
+			{nft.DNATMap(f.Family, f.atMap(), at...)},
+			{nft.DNATMap(f.Family, f.anyMap(), any...)},
+		}},
+		{Name: f.localChain(), Rules: []nft.Rule{
+			{nft.VerdictMap(f.atVia(), at...)},
+			{nft.VerdictMap(f.anyVia(), any...)},
+			{nft.Goto(f.dnatChain())},
+		}},
+	}
+}
+
+// guardLayout keeps containers from what the host serves on its loopback only: route_localnet, without
+// which 127.0.0.1 leads to no container, would let them reach it.
+func guardLayout() nft.Layout {
+	in := nft.InSet(localnetSet, nft.IIFName)
+	return nft.Layout{
+		Table:   table,
+		Comment: tableComment,
+		Sets:    []nft.Set{{Name: localnetSet, Key: []nft.Type{nft.IfName}, Comment: "interfaces with route_localnet"}},
+		Chains: []nft.Chain{{Name: guardChain, Comment: "nothing from or to 127.0.0.0/8 comes from containers",
+			Hook: &nft.Hook{Type: "filter", Point: nft.Prerouting, Priority: rawPriority},
+			Rules: []nft.Rule{
+				{in, nft.InPrefix(nft.IPDaddr, loopback4), nft.Drop()},
+				{in, nft.InPrefix(nft.IPSaddr, loopback4), nft.Drop()},
+			}}},
+	}
+}
+
+// owned is the layout of those who masquerade by this bit of the fwmark, with the elements of all attachments.
+func owned(bit int) nft.Owned {
+	o := nft.Owned{Layout: sharedLayout(bit), Chain: chainNamed}
+	for _, f := range families() {
+		o.Sets = append(o.Sets, f.anyMap(), f.atMap(), f.anyVia(), f.atVia())
+	}
+	return o
+}
+
+// chainNamed makes a chain to which elements lead from its name. One with conditions nft(8) has made.
+func chainNamed(name string) (nft.Chain, bool) {
+	for _, f := range families() {
+		if strings.HasPrefix(name, f.conditionChains()) {
+			return nft.Chain{Name: name}, true
+		}
+		rest, isMasq := strings.CutPrefix(name, f.masqChains())
+		number, from, _ := strings.Cut(rest, "_")
+		bit, err := strconv.Atoi(number)
+		near, notPrefix := netip.ParsePrefix(strings.ReplaceAll(from, "-", ":"))
+		if !isMasq || err != nil || bit < 0 || bit > 31 || from != "all" && notPrefix != nil {
+			continue
+		}
+		mark, chain := nft.FwmarkWith(1<<bit), nft.Chain{Name: name}
+		switch {
+		case from == "all":
+			chain.Rules = append(chain.Rules, nft.Rule{mark})
+		case f.v4():
+			chain.Rules = append(chain.Rules, nft.Rule{nft.InPrefix(f.saddr, near), mark},
+				nft.Rule{nft.InPrefix(f.saddr, loopback4), mark})
+		default:
+			chain.Rules = append(chain.Rules, nft.Rule{nft.InPrefix(f.saddr, near), mark})
+		}
+		chain.Rules = append(chain.Rules, nft.Rule{nft.Goto(f.dnatChain())})
+		return chain, true
+	}
+	return nft.Chain{}, false
+}
+
+// masqChains begins the names of the chains that set the fwmark of what is to be masqueraded on its way. The
+// names say all of the chain; nft takes no colons in them.
+func (f family) masqChains() string { return "portmap" + f.digit + "_masq_v1_" }
+
+// masqChain is the chain of the sources near to the address; empty where nothing is masqueraded.
+func (r *record) masqChain(a address) string {
+	from := "all"
+	if !r.Options.MasqAll {
+		from = strings.ReplaceAll(a.Near.String(), ":", "-")
+	}
+	if !r.Options.SNAT {
+		return ""
+	}
+	return fmt.Sprintf("%s%d_%s", familyOf(a.v4()).masqChains(), r.Options.MarkBit, from)
+}
+
+// conditionChains begins the names of the chains that hold conditions, each of one attachment.
+func (f family) conditionChains() string { return "portmap" + f.digit + "_conditions_v1_" }
+
+// conditionChain is the attachment's own chain with its conditions; empty when it has none.
+func (r *record) conditionChain(v4 bool) string {
+	if len(r.Options.conditions(v4)) == 0 {
+		return ""
+	}
+	return familyOf(v4).conditionChains() + r.hash()
+}
+
+// afterConditions is the chain to which what meets the conditions goes.
+func (r *record) afterConditions(a address) string {
+	return cmp.Or(r.masqChain(a), familyOf(a.v4()).dnatChain())
+}
+
+// conditionScript is what nft(8) is told about the conditions of a family.
+func (r *record) conditionScript(a address) string {
+	where := fmt.Sprintf("%s %s", table, r.conditionChain(a.v4()))
+	return fmt.Sprintf("add chain %s\nflush chain %s\nadd rule %s %s goto %s\n",
+		where, where, where, strings.Join(r.Options.conditions(a.v4()), " "), r.afterConditions(a))
+}
+
+// items are the elements of the attachment.
+func (r *record) items() []nft.Item {
+	mark := r.attachment().Mark()
+	via := map[bool]string{} // the chain through which the host ports of a family go first
+	for _, a := range r.Addrs {
+		via[a.v4()] = cmp.Or(r.conditionChain(a.v4()), r.masqChain(a))
+	}
+	var out []nft.Item
+	for _, p := range r.hostPorts() {
+		f := familyOf(p.Addr.Is4())
+		key, set, viaSet := keyOf(p.Proto, nil, p.Port), f.anyMap(), f.anyVia()
+		if !p.Addr.IsUnspecified() {
+			key, set, viaSet = keyOf(p.Proto, nft.AddrKey(p.Addr), p.Port), f.atMap(), f.atVia()
+		}
+		to := nft.Key(nft.AddrKey(p.To.Addr()), binary.BigEndian.AppendUint16(nil, p.To.Port()))
+		out = append(out, nft.Item{Set: set, Element: nft.Element{Key: key, Data: to, Comment: mark}, Name: p.String()})
+		if chain := via[f.v4()]; chain != "" {
+			out = append(out, nft.Item{Set: viaSet, Element: nft.Element{Key: key, Goto: chain, Comment: mark},
+				Name: p.String()})
+		}
+	}
+	return out
+}
+
+// keyOf is the key of a host port; of one address, or without one of all.
+func keyOf(p proto, addr []byte, port uint16) []byte {
+	number := binary.BigEndian.AppendUint16(nil, port)
+	if addr == nil {
+		return nft.Key([]byte{byte(p)}, number)
+	}
+	return nft.Key([]byte{byte(p)}, addr, number)
+}
+
+// elementPort is the host port of an element. Each field of its key is padded to four bytes.
+func elementPort(it nft.Item) hostPort {
+	f := familyOf(strings.HasPrefix(it.Set, "portmap4"))
+	p := hostPort{Proto: proto(it.Key[0]), Addr: f.all, Port: binary.BigEndian.Uint16(it.Key[len(it.Key)-4:])}
+	if len(it.Key) > 8 {
+		p.Addr, _ = netip.AddrFromSlice(it.Key[4 : len(it.Key)-4])
+	}
+	return p
+}

@@ -269,7 +269,7 @@ var _ = Describe("a host port", Label("kernel"), func() {
 		})
 	})
 
-	It("of a live owner on the other backend is refused, of a dead one replaced", func() {
+	It("of a live owner on the other backend is refused, of one that is gone replaced", func() {
 		useVariant("nft")
 		w := newWorld()
 		w.bridge(1)

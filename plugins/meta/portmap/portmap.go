@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -71,7 +72,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	return c.verify(ctx, cfg, want)
+	return c.verify(ctx, want)
 }
 
 func gc(ctx context.Context, req *skel.Request) error {
@@ -123,6 +124,55 @@ func status(_ context.Context, req *skel.Request, cfg config) error {
 		return cni.Errorf(cni.CodeLimited, besideIPVS)
 	}
 	return nil
+}
+
+// verify compares the record with what is wanted, and the rules with the record.
+func (c *call) verify(ctx context.Context, want *record) error {
+	s, err := openExistingStore(ctx)
+	if err != nil {
+		return err
+	}
+	r, err := recordOf(s, want.hash())
+	if err := errors.Join(err, s.Close()); err != nil {
+		return err
+	}
+	if r == nil {
+		return c.verifyReference(ctx, want)
+	}
+	var errs []error
+	same := func(key string, a, b any) {
+		if !reflect.DeepEqual(a, b) {
+			errs = append(errs, drift("host ports: %s changed since ADD", key))
+		}
+	}
+	same("portMappings", r.Mappings, want.Mappings)
+	same("the configuration", r.Options, want.Options)
+	same("the container's addresses in prevResult", r.Addrs, want.Addrs)
+	errs = append(errs, checkLocalnet(r.Localnet), c.checkGuard(r.Localnet))
+	if r.Backend == iptables {
+		return errors.Join(append(errs, c.checkIPTables(ctx, r))...)
+	}
+	return errors.Join(append(errs, c.checkNFTables(r))...)
+}
+
+// verifyReference looks for what the reference plugin makes: rules in either backend and route_localnet, without
+// a record and a guard.
+func (c *call) verifyReference(ctx context.Context, want *record) error {
+	found, err := c.checkReference(want)
+	for _, a := range want.Addrs {
+		where, lost := c.variants(ctx, familyOf(a.v4()).containerChain(want))
+		if lost != nil {
+			return lost
+		}
+		if len(where) > 0 {
+			found, err = true, c.checkIPTables(ctx, want)
+			break
+		}
+	}
+	if !found && (err == nil || cni.AsError(err).Code == cni.CodeDrift) {
+		return drift("host ports: there is no record of this attachment (%s)", want.attachment())
+	}
+	return errors.Join(err, checkLocalnet(want.Localnet))
 }
 
 // open dials the sockets, which are open until the call is over and a failed ADD is rolled back.
@@ -285,19 +335,16 @@ func (c *call) apply(ctx context.Context, s *store, r *record, gone []*record) e
 			return err
 		}
 	}
+	var err error
 	if r.Backend == nftables {
-		if err := c.addNFTables(ctx, r, replaced); err != nil {
-			return err
-		}
-		return enableLocalnet(r)
+		err = c.addNFTables(ctx, r, replaced)
+	} else if err = c.guardAlone(ctx, r); err == nil {
+		err = c.addIPTables(ctx, s, r)
 	}
-	if err := c.guardAlone(ctx, r); err != nil {
+	if err != nil || r.Localnet == "" {
 		return err
 	}
-	if err := c.addIPTables(ctx, s, r); err != nil {
-		return err
-	}
-	return enableLocalnet(r)
+	return writeLocalnet(r.Localnet, "1")
 }
 
 // unpublish removes whatever the attachment has, in any backend, made by anybody.
@@ -320,6 +367,12 @@ func (c *call) unpublish(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	return c.remove(ctx, s, r)
+}
+
+// remove removes an attachment's rules, then the UDP flows that they led to the container, and then the record. It
+// stays for a later DEL or GC where a program is missing, or flows could be deleted another time.
+func (c *call) remove(ctx context.Context, s *store, r *record) error {
 	errs := append(c.removeRules(ctx, s, r), delReference(ctx, c.nf, r))
 	var missing error
 	for i, err := range errs {
@@ -327,24 +380,17 @@ func (c *call) unpublish(ctx context.Context) (err error) {
 			missing, errs[i] = errors.Join(missing, err), nil
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		return errors.Join(err, missing, c.flushRemoved(r))
-	}
-	if missing != nil { // the record stays for a later DEL or GC
+	err, flows := errors.Join(errs...), c.flushRemoved(r)
+	switch {
+	case err != nil:
+		return fmt.Errorf("host ports of %s: %w", r.attachment(), errors.Join(err, missing, flows))
+	case missing != nil:
 		c.Warn("host ports of %s: %v", r.attachment(), missing)
-		return c.flushRemoved(r)
+		return flows
+	case cni.Transient(flows):
+		return flows
 	}
-	return c.forget(s, r)
-}
-
-// forget ends an attachment whose rules are gone. Its record stays while there are flows that could be ended:
-// a call that failed before that is repeated.
-func (c *call) forget(s *store, r *record) error {
-	err := c.flushRemoved(r)
-	if cni.Transient(err) {
-		return err
-	}
-	return errors.Join(err, s.Drop(r.hash()))
+	return errors.Join(flows, s.Drop(r.hash()))
 }
 
 // removeRules removes the attachment's rules from both backends.
@@ -374,7 +420,7 @@ func (c *call) collect(ctx context.Context) (err error) {
 	errs := []error{c.collectReference(ctx, all)}
 	for _, r := range all {
 		if r.Network == c.Network && !c.Valid.Has(r.attachment()) {
-			errs = append(errs, c.collectOne(ctx, s, r))
+			errs = append(errs, c.remove(ctx, s, r))
 		}
 	}
 	errs = append(errs, nft.IfSupported(c.sweep(ctx, c.Valid.Garbage)))
@@ -389,15 +435,4 @@ func (c *call) collect(ctx context.Context) (err error) {
 		}
 	}
 	return errors.Join(append(errs, nft.IfSupported(c.sweepGuard(ctx)))...)
-}
-
-func (c *call) collectOne(ctx context.Context, s *store, r *record) error {
-	errs := c.removeRules(ctx, s, r)
-	if !c.Valid.HasContainer(r.ContainerID) {
-		errs = append(errs, delReference(ctx, c.nf, r))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("host ports of %s: %w", r.attachment(), err)
-	}
-	return c.forget(s, r)
 }

@@ -84,7 +84,7 @@ var _ = Describe("many mappings", Label("kernel"), func() {
 		Expect(parts(w.Cmd("nft", "list", "ruleset"))).To(Equal("\n"))
 	})
 
-	It("go in one batch when they are the first, and when they replace a dead owner's", func() {
+	It("go in one batch when they are the first, and when they replace a former owner's", func() {
 		w := newWorld()
 		w.bridge(1)
 		a, b := w.container(1, 2), w.container(1, 3)

@@ -123,7 +123,7 @@ var _ = Describe("a UDP sender that never pauses", Label("kernel"), func() {
 					}
 				})
 
-				It("follows the port from a dead owner to the next one", func() {
+				It("follows the port from a former owner to the next one", func() {
 					a.add(k.config, ports("53:5353/udp"))
 					s := newStream(w.out, net.JoinHostPort(host, "53"))
 					s.hears("a")

@@ -30,7 +30,7 @@ var _ = Describe("a container's ports on its other networks", Label("kernel"), f
 			Expect(w.rules()).To(Equal(before))
 		})
 
-		DescribeTable("pass to the next container when it is dead", func(config object) {
+		DescribeTable("pass to the next container when it is gone", func(config object) {
 			w := newWorld()
 			w.bridge(1)
 			w.bridge(2)
