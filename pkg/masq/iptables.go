@@ -167,9 +167,9 @@ func (c natChain) change(ctx context.Context, nf *nft.Conn, tool ipt.Tool, plan 
 // neither a record nor a chain the call waits for no lock.
 func delIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 	there := statefile.MayHave(stateDir, chainOf(c.Attachment.Network, c.Attachment.ContainerID))
-	for _, f := range families {
-		where, err := natChainOf(f, c.Attachment).Variants(ctx, nf)
-		there = there || len(where) > 0 || err != nil && !ipt.NotInstalled(err)
+	for i := 0; i < len(families) && !there; i++ {
+		where, err := natChainOf(families[i], c.Attachment).Variants(ctx, nf)
+		there = len(where) > 0 || err != nil && !ipt.NotInstalled(err)
 	}
 	if !there {
 		return nil
