@@ -74,8 +74,10 @@ func (p Pair) revoke(name string, err error) error {
 const endPatience = time.Second
 
 // refuseExisting is code 100 when the attachment exists: its interface in the
-// container, or its host end. The host end of a container whose namespace has
-// ended is no attachment any more: refuseExisting waits until it is gone.
+// container, or its host end. The container end of that is in another namespace,
+// which may have ended: the kernel deletes the pair a moment later, and does not
+// tell before as long as it keeps closed sockets of the namespace. So
+// refuseExisting waits whether the host end goes.
 func (p Pair) refuseExisting(ctx context.Context) error {
 	if _, err := p.Cont.Link(p.Attachment.IfName); !errors.Is(err, rtnl.ErrNoLink) {
 		if err != nil {
@@ -91,12 +93,10 @@ func (p Pair) refuseExisting(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if p.Host.PeerNSGone(host) {
-		ctx, cancel := context.WithTimeout(ctx, endPatience)
-		defer cancel()
-		if err := p.Host.WaitGone(ctx, host.Index); err == nil {
-			return nil
-		}
+	ctx, cancel := context.WithTimeout(ctx, endPatience)
+	defer cancel()
+	if err := p.Host.WaitGone(ctx, host.Index); err == nil {
+		return nil
 	}
 	return cni.Errorf(cni.CodeExists, "host interface %q: this attachment exists already (%s); DEL removes it",
 		host.Name, p.Attachment)

@@ -225,6 +225,26 @@ func (l *life) second() {
 		l.Succeeds(a.As("DEL"))
 		l.isClean()
 	})
+
+	It("nor when the kernel still keeps the namespace, for a socket that its last process closed", func() {
+		old := l.attach("one", 3)
+		kept, err := os.Open(old.Path)
+		Expect(err).NotTo(HaveOccurred())
+		defer kept.Close()
+		old.Unpin()
+		again := Call{Command: "ADD", ID: "one", Netns: nstest.NewNetns().Path, Conf: l.conf()}
+		answer := make(chan Answer, 1)
+		go func() {
+			defer GinkgoRecover()
+			answer <- l.Exec(again)
+		}()
+		waits := func() string { return l.Cmd("cat", "/proc/thread-self/net/netlink") }
+		Eventually(waits, nstest.Patience(5*time.Second)).Should(MatchRegexp(`(?m)^\S+ 0 +\d+ +00000001 `))
+		Expect(kept.Close()).To(Succeed())
+		again.Command, again.Conf = "DEL", With(l.conf(), (<-answer).Added())
+		l.Succeeds(again)
+		l.isClean()
+	})
 }
 
 // together are the specs of several ADDs of one attachment at a time.
