@@ -42,6 +42,11 @@ func (p *port) ensureGateways(ctx context.Context, want []netip.Prefix) (gw atta
 		return gw, err
 	}
 	gw.Addrs = plan.Usable
+	if gw.Link.Index == p.bridge.Index { // first: an ADD that fails or is killed leaves the addresses
+		if err := p.keepMAC(len(plan.Add) > 0); err != nil {
+			return gw, err
+		}
+	}
 	for _, a := range plan.Remove {
 		if err := p.Host.DelAddr(gw.Link.Index, a); err != nil {
 			return gw, err
@@ -54,11 +59,6 @@ func (p *port) ensureGateways(ctx context.Context, want []netip.Prefix) (gw atta
 		}
 		if usable {
 			gw.Addrs = append(gw.Addrs, a.Addr())
-		}
-	}
-	if gw.Link.Index == p.bridge.Index {
-		if err := p.keepMAC(len(plan.Add) > 0); err != nil {
-			return gw, err
 		}
 	}
 	return gw, forward(want)
@@ -81,17 +81,20 @@ func forward(gateways []netip.Prefix) error {
 func (p *port) keepMAC(becomesGateway bool) error {
 	if !becomesGateway {
 		kind, err := os.ReadFile("/sys/class/net/" + p.bridge.Name + "/addr_assign_type")
-		if err == nil && strings.TrimSpace(string(kind)) != macWasSet {
-			p.Warn("bridge %q: its MAC address was never set and changes with its ports (ip link set dev %s address %s)",
-				p.bridge.Name, p.bridge.Name, p.bridge.MAC)
+		if err != nil || strings.TrimSpace(string(kind)) == macWasSet {
+			return nil
 		}
-		return nil
 	}
 	br, err := p.Host.LinkByIndex(p.bridge.Index) // the port that ADD just made may have changed it
 	if err != nil {
 		return err
 	}
-	return p.Host.SetLink(br.Index, rtnl.Change{MAC: br.MAC})
+	if becomesGateway {
+		return p.Host.SetLink(br.Index, rtnl.Change{MAC: br.MAC})
+	}
+	p.Warn("bridge %q: its MAC address was never set and changes with its ports (ip link set dev %s address %s)",
+		br.Name, br.Name, br.MAC)
+	return nil
 }
 
 // macWasSet is the kernel's NET_ADDR_SET, addr_assign_type of a link whose MAC address was set.
