@@ -119,6 +119,17 @@ func besideReference(ref nstest.Reference) {
 				c.check(k.config, mapped)
 			})
 
+			It("our CHECK knows what it made in place of what we made", func() {
+				other := w.container(1, 3)
+				c.add(k.config, mapped)
+				c.reference(ref, "DEL", k.config, mapped)
+				other.id, other.ifName = c.id, c.ifName // as its next ADD, with another address
+				other.reference(ref, "ADD", k.config, mapped)
+				other.check(k.config, mapped)
+				Expect(other.call("CHECK", k.config, ports("8080:81")).Msg).To(ContainSubstring("changed since ADD"))
+				Expect(c.call("CHECK", k.config, mapped).Code).To(Equal(cni.CodeDrift), "the address that it had before")
+			})
+
 			It("our CHECK knows what it made, with any backend, and what is gone of it", func() {
 				c.reference(ref, "ADD", k.config, mapped)
 				for _, config := range []object{{}, k.config} {
