@@ -18,19 +18,20 @@ type holder struct {
 	wanted hostPort
 	owner  *record // nil: there is no record
 	name   string  // for people
-	// leftover removes it. It is nil unless the rules of the reference lead to an address that is the
-	// attachment's by now: IPAM gives an address once, so the other container is gone.
+	// leftover removes the holder's rules. It is nil unless they are the reference's and lead to an address that
+	// our attachment has: IPAM gives an address once, so the other container is gone.
 	leftover func(context.Context) error
 }
 
-// conflict is the error of a host port that somebody else has.
-func conflict(wanted hostPort, holder string) error {
+// portTaken is the error of a host port that somebody else has.
+func portTaken(wanted hostPort, holder string) error {
 	return cni.Errorf(cni.CodePortTaken, "host port %s: held %s", wanted, holder)
 }
 
 // makeRoom looks for those who have the host ports that the attachment wants. An owner that is there is an
-// error before anything changes; an attachment of the same container keeps its port, which the record
-// notes. It returns the records of the owners that are gone.
+// error before anything changes. An attachment of the same container keeps its port, and the record notes it
+// as yielded. makeRoom returns the records of the owners that are gone, for apply to replace; the leftovers of
+// the reference it removes itself.
 func (c *call) makeRoom(ctx context.Context, s *store, r *record) (gone []*record, err error) {
 	own, err := recordOf(s, r.hash())
 	if err != nil {
@@ -61,7 +62,7 @@ func (c *call) makeRoom(ctx context.Context, s *store, r *record) (gone []*recor
 			leftovers = append(leftovers, h.leftover)
 			continue
 		case h.owner == nil:
-			return nil, conflict(h.wanted, h.name)
+			return nil, portTaken(h.wanted, h.name)
 		}
 		isGone, known := seen[h.owner.hash()]
 		if !known {
@@ -79,7 +80,7 @@ func (c *call) makeRoom(ctx context.Context, s *store, r *record) (gone []*recor
 			c.Warn("host port %s: left to %s, which is the same container", h.wanted, h.owner.attachment())
 			r.Yielded = append(r.Yielded, h.wanted)
 		default:
-			return nil, conflict(h.wanted, h.name)
+			return nil, portTaken(h.wanted, h.name)
 		}
 	}
 	if !slices.ContainsFunc(r.served(), address.v4) {
@@ -91,10 +92,10 @@ func (c *call) makeRoom(ctx context.Context, s *store, r *record) (gone []*recor
 	return gone, err
 }
 
-// isGone says whether an owner has its host ports no more: its namespace is gone, or the reference, whose
-// DEL leaves our record alone, removed its chain.
+// isGone says whether an owner has its host ports no more: its home is gone, or the reference's DEL, which
+// leaves our record alone, removed its chain.
 func (c *call) isGone(ctx context.Context, r *record) (bool, error) {
-	gone, err := r.Owner.gone(c.host)
+	gone, err := r.Home.gone(c.host)
 	if err != nil || gone || r.Backend == nftables {
 		return gone, err
 	}

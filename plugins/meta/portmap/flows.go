@@ -14,8 +14,8 @@ const loopbackIndex = 1
 // flushPasses bounds how often flushAdded looks again.
 const flushPasses = 5
 
-// flushAdded makes UDP senders that were there before the rules take the new way: those that spoke to the host
-// itself, and those that spoke to a former owner of the port. Nobody else's flows are touched.
+// flushAdded deletes the UDP flows that are older than the rules, so that their next packet takes the new way:
+// flows to the host itself, and flows to a former owner of the port. Nobody else's flows are touched.
 func (c *call) flushAdded(r *record, gone []*record) error {
 	former := map[netip.Addr]bool{}
 	for _, o := range gone {
@@ -26,7 +26,7 @@ func (c *call) flushAdded(r *record, gone []*record) error {
 	local := map[netip.Addr]bool{}
 	cut := map[conversation]bool{}
 	for range flushPasses {
-		n, err := eachUDP(r, func(at []hostPort, f conntrack.Flow) bool {
+		n, err := deleteUDP(r, func(at []hostPort, f conntrack.Flow) bool {
 			if !f.Translated() && cut[conversation{f.Destination, f.Source}] {
 				// An answer of the host that was on its way made the old flow again, the other way round.
 				return true
@@ -65,9 +65,9 @@ func (c *call) isAt(at []hostPort, addr netip.Addr, local map[netip.Addr]bool) b
 	return false
 }
 
-// flushRemoved makes UDP senders stop that the rules led to the container.
+// flushRemoved deletes the UDP flows that the rules led to the container.
 func (c *call) flushRemoved(r *record) error {
-	_, err := eachUDP(r, func(at []hostPort, f conntrack.Flow) bool {
+	_, err := deleteUDP(r, func(at []hostPort, f conntrack.Flow) bool {
 		for _, p := range at {
 			here := p.Addr.IsUnspecified() || p.Addr == f.Destination.Addr()
 			if here && f.Translated() && f.ReplySource == p.To {
@@ -79,9 +79,9 @@ func (c *call) flushRemoved(r *record) error {
 	return err
 }
 
-// eachUDP deletes the flows that match selects, and says how many. match is given the host ports with the number
-// that the flow goes to. Without UDP host ports nothing is listed.
-func eachUDP(r *record, match func(at []hostPort, f conntrack.Flow) bool) (deleted int, err error) {
+// deleteUDP deletes the UDP flows that match selects, and says how many. match is given a flow and those of the
+// host ports that have its destination's port number. Without UDP host ports no flow is read.
+func deleteUDP(r *record, match func(at []hostPort, f conntrack.Flow) bool) (deleted int, err error) {
 	for _, f := range families() {
 		ports := map[uint16][]hostPort{}
 		for _, p := range r.hostPorts() {

@@ -19,6 +19,7 @@ func (f family) containerChain(r *record) ipt.Chain {
 	return ipt.Chain{Family: f.ipt, Table: natTable, Name: dnChain(r.Network, r.ContainerID), From: hostportDNAT}
 }
 
+// dnatChainOfAll is CNI-HOSTPORT-DNAT, which leads to the chains of all containers.
 func (f family) dnatChainOfAll() ipt.Chain {
 	return ipt.Chain{Family: f.ipt, Table: natTable, Name: hostportDNAT}
 }
@@ -32,7 +33,8 @@ func (c *call) variants(ctx context.Context, chain ipt.Chain) ([]ipt.Variant, er
 	return where, err
 }
 
-// usesIPTables says whether any container has host ports in iptables, of the record's families.
+// usesIPTables says whether any container, not only this one, has host ports in iptables, in the families of
+// the record's addresses. It warns where a program that could tell is missing.
 func (c *call) usesIPTables(ctx context.Context, r *record) (bool, error) {
 	for _, a := range r.served() {
 		where, err := familyOf(a.v4()).dnatChainOfAll().Variants(ctx, c.nf)
@@ -202,7 +204,7 @@ func (c *call) checkIPTables(ctx context.Context, r *record) error {
 	return errors.Join(diffs...)
 }
 
-// missing are the rules that there should be and that the live ones do not have.
+// missing are the attachment's rules, and the shared ones that it needs, that are not among the live ones.
 func (r *record) missing(a address, live []ipt.Rule) []ipt.Rule {
 	var out []ipt.Rule
 	for _, want := range r.sharedRules() {
@@ -210,7 +212,7 @@ func (r *record) missing(a address, live []ipt.Rule) []ipt.Rule {
 			out = append(out, want.Rule)
 		}
 	}
-	// In the chain the order counts: what is marked comes before what is translated.
+	// In the chain the order counts: a rule that sets the fwmark stands before the one that translates.
 	chain := dnChain(r.Network, r.ContainerID)
 	inChain := slices.DeleteFunc(slices.Clone(live), func(rule ipt.Rule) bool { return rule.Chain != chain })
 	for _, want := range r.chainRules(a) {
@@ -299,12 +301,12 @@ func (r *record) sharedRules() []sharedRule {
 		sharedRule{Rule: ipt.NewRule(hostportMasq, "-m", "mark", "--mark", mark, "-j", "MASQUERADE")})
 }
 
-// lookedAt are all chains that hold shared rules.
+// lookedAt are the chains in which the shared rules stand: those of the kernel, and the reference's.
 func (r *record) lookedAt() []string {
 	return append([]string{"PREROUTING", "OUTPUT", "POSTROUTING"}, r.sharedChains()...)
 }
 
-// sharedChains are those that hold or are led to by the shared rules.
+// sharedChains are the reference's chains that all containers use.
 func (r *record) sharedChains() []string {
 	if !r.Options.SNAT || r.Options.MarkChain != "" {
 		return []string{hostportDNAT}
@@ -348,8 +350,8 @@ func (r *record) chainAddrs() []address {
 	return r.served()
 }
 
-// chainRules are those in the container's chain: for each port what has to be masqueraded is marked, and
-// then everything is translated.
+// chainRules are the rules in the container's chain. For each port some set the fwmark of packets to be
+// masqueraded, and the last one translates all packets.
 func (r *record) chainRules(a address) []ipt.Rule {
 	chain := dnChain(r.Network, r.ContainerID)
 	var out []ipt.Rule
@@ -370,7 +372,7 @@ func (r *record) chainRules(a address) []ipt.Rule {
 	return out
 }
 
-// masqueraded are the matches of the sources that are to be masqueraded.
+// masqueraded are the matches that select the packets to be masqueraded, by their source.
 func (r *record) masqueraded(a address) [][]string {
 	switch {
 	case !r.Options.SNAT:
@@ -404,16 +406,16 @@ func appendAll(lines []string, rules []ipt.Rule) []string {
 	return lines
 }
 
-// steadyLines make a container's chain where all that is shared is there.
+// steadyLines are the lines of a restore that make a container's chain. It fails unless all shared rules are there.
 func (r *record) steadyLines(a address, keepChain bool) []string {
 	var lines []string
 	for _, shared := range r.sharedRules() {
-		lines = append(lines, "-C "+shared.String()) // fails, and the whole restore with it, unless it is there
+		lines = append(lines, "-C "+shared.String())
 	}
 	return append(lines, r.ownLines(a, keepChain)...)
 }
 
-// firstLines make it where chains and rules may be missing.
+// firstLines are those that also make the shared chains and rules that are missing.
 func (r *record) firstLines(a address, keepChain bool, chains []string, live []ipt.Rule) []string {
 	var lines []string
 	for _, c := range r.sharedChains() {

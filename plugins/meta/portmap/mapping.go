@@ -12,13 +12,14 @@ import (
 
 // mapping is one entry of portMappings: a port of the host and one of the container.
 type mapping struct {
-	Proto    proto      `json:"proto"`
-	HostIP   netip.Addr `json:"hostIP"` // zero: all addresses of both families
-	HostPort uint16     `json:"hostPort"`
-	Port     uint16     `json:"port"`
+	Proto         proto      `json:"proto"`
+	HostIP        netip.Addr `json:"hostIP"` // zero: all addresses of both families
+	HostPort      uint16     `json:"hostPort"`
+	ContainerPort uint16     `json:"port"`
 }
 
-// hostPort is a port of the host at one address, and where it leads. A mapping makes one for each family.
+// hostPort is a port of the host at one address, or at all of one family, and where it leads. A mapping
+// without a HostIP makes one for each family.
 type hostPort struct {
 	Proto proto          `json:"proto"`
 	Addr  netip.Addr     `json:"addr"` // unspecified: all addresses of the family
@@ -73,13 +74,13 @@ func parseMappings(wire []wireMapping) ([]mapping, error) {
 		for _, addr := range m.hostAddrs() {
 			at := hostPort{Proto: m.Proto, Addr: addr, Port: m.HostPort}
 			port, known := leads[at]
-			if known && port != m.Port {
+			if known && port != m.ContainerPort {
 				problems.Add(cni.Refuse(entry, nil,
 					fmt.Sprintf("host port %s of %s leads to container port %d already, not to %d",
-						m.name(), addrName(addr), port, m.Port)))
+						m.name(), addrName(addr), port, m.ContainerPort)))
 			}
 			if !known {
-				leads[at], repeated = m.Port, false
+				leads[at], repeated = m.ContainerPort, false
 			}
 		}
 		if !repeated {
@@ -109,7 +110,7 @@ func (w wireMapping) parse(entry string) (m mapping, err error) {
 	var problems cni.Problems
 	m.HostPort, err = parsePort(entry+".hostPort", w.HostPort)
 	problems.Add(err)
-	m.Port, err = parsePort(entry+".containerPort", w.ContainerPort)
+	m.ContainerPort, err = parsePort(entry+".containerPort", w.ContainerPort)
 	problems.Add(err)
 	m.Proto, err = parseProtocol(entry+".protocol", w.Protocol)
 	problems.Add(err)

@@ -27,8 +27,7 @@ func (c *call) addNFTables(ctx context.Context, r *record, gone []*record) error
 			}
 		}
 		err := ch.Put(r.items(), func(old nft.Item) error {
-			return conflict(elementPort(old),
-				unrecorded(old.Comment))
+			return portTaken(elementPort(old), unrecorded(old.Comment))
 		})
 		if err != nil {
 			return err
@@ -73,7 +72,7 @@ func (c *call) delNFTables(ctx context.Context, r *record, last bool) error {
 	if err != nil {
 		return err
 	}
-	var chains []string // to which no element leads where ADD ended early
+	var chains []string // an ADD that ended early leaves them without an element
 	for _, a := range r.Addrs {
 		if chain := r.conditionChain(a.v4()); chain != "" {
 			chains = append(chains, chain, r.masqChain(a))
@@ -91,12 +90,12 @@ func (c *call) delNFTables(ctx context.Context, r *record, last bool) error {
 	})
 }
 
-// sweep removes every element whose mark is garbage.
-func (c *call) sweep(ctx context.Context, garbage func(mark string) bool) error {
+// sweep removes the elements with the marks that match, wherever they are. It reads all elements.
+func (c *call) sweep(ctx context.Context, matches func(mark string) bool) error {
 	o := owned(defaultMarkBit)
-	found, err := o.All(c.nf, garbage)
+	found, err := o.All(c.nf, matches)
 	if err == nil {
-		err = o.Remove(ctx, c.nf, found, garbage)
+		err = o.Remove(ctx, c.nf, found, matches)
 	}
 	return err
 }
@@ -177,8 +176,8 @@ func (f family) v4() bool { return f.Family == nft.IPv4 }
 func (f family) anyMap() string { return "portmap" + f.digit + "_v1" }
 func (f family) atMap() string  { return "portmap" + f.digit + "_at_v1" }
 
-// anyVia and atVia lead host ports through a chain on their way to the maps: one that sets the fwmark of
-// what is to be masqueraded, or one with conditions.
+// anyVia and atVia say through which chain the packets of a host port pass before those maps translate them:
+// one that sets the fwmark of packets to be masqueraded, or one with conditions.
 func (f family) anyVia() string { return "portmap" + f.digit + "_via_v1" }
 func (f family) atVia() string  { return "portmap" + f.digit + "_at_via_v1" }
 
@@ -274,13 +273,14 @@ func owned(bit int) nft.Owned {
 	return o
 }
 
-// chainNamed makes a chain to which elements lead from its name. One with conditions nft(8) has made.
+// chainNamed makes a chain to which elements lead, from its name alone. A chain with conditions comes without
+// rules: nft(8) makes them.
 func chainNamed(name string) (nft.Chain, bool) {
 	for _, f := range families() {
-		if strings.HasPrefix(name, f.conditionChains()) {
+		if strings.HasPrefix(name, f.conditionPrefix()) {
 			return nft.Chain{Name: name}, true
 		}
-		rest, isMasq := strings.CutPrefix(name, f.masqChains())
+		rest, isMasq := strings.CutPrefix(name, f.masqPrefix())
 		number, from, _ := strings.Cut(rest, "_")
 		bit, err := strconv.Atoi(number)
 		near, notPrefix := netip.ParsePrefix(strings.ReplaceAll(from, "-", ":"))
@@ -303,9 +303,9 @@ func chainNamed(name string) (nft.Chain, bool) {
 	return nft.Chain{}, false
 }
 
-// masqChains begins the names of the chains that set the fwmark of what is to be masqueraded on its way. The
-// names say all of the chain; nft takes no colons in them.
-func (f family) masqChains() string { return "portmap" + f.digit + "_masq_v1_" }
+// masqPrefix begins the names of the chains that set the fwmark of packets to be masqueraded. The rest of a name
+// is the bit and the sources, so the name says all of the chain; nft takes no colons in it.
+func (f family) masqPrefix() string { return "portmap" + f.digit + "_masq_v1_" }
 
 // masqChain is the chain of the sources near to the address; empty where nothing is masqueraded.
 func (r *record) masqChain(a address) string {
@@ -316,21 +316,21 @@ func (r *record) masqChain(a address) string {
 	if !r.Options.SNAT {
 		return ""
 	}
-	return fmt.Sprintf("%s%d_%s", familyOf(a.v4()).masqChains(), r.Options.MarkBit, from)
+	return fmt.Sprintf("%s%d_%s", familyOf(a.v4()).masqPrefix(), r.Options.MarkBit, from)
 }
 
-// conditionChains begins the names of the chains that hold conditions, each of one attachment.
-func (f family) conditionChains() string { return "portmap" + f.digit + "_conditions_v1_" }
+// conditionPrefix begins the names of the chains with conditions. Each belongs to one attachment.
+func (f family) conditionPrefix() string { return "portmap" + f.digit + "_conditions_v1_" }
 
 // conditionChain is the attachment's own chain with its conditions; empty when it has none.
 func (r *record) conditionChain(v4 bool) string {
 	if len(r.Options.conditions(v4)) == 0 {
 		return ""
 	}
-	return familyOf(v4).conditionChains() + r.hash()
+	return familyOf(v4).conditionPrefix() + r.hash()
 }
 
-// afterConditions is the chain to which what meets the conditions goes.
+// afterConditions is the chain to which packets go that meet the conditions.
 func (r *record) afterConditions(a address) string {
 	return cmp.Or(r.masqChain(a), familyOf(a.v4()).dnatChain())
 }

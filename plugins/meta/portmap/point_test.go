@@ -189,19 +189,19 @@ var _ = Describe("an owner", Label("kernel"), func() {
 		w := newWorld()
 		w.bridge(1)
 		a, b := w.container(1, 2), w.container(1, 3)
-		isGone := func(o owner) bool {
+		isGone := func(h home) bool {
 			GinkgoHelper()
 			gone := false
 			w.Do(func() {
 				host, err := rtnl.Dial(nil)
 				Expect(err).NotTo(HaveOccurred())
 				defer host.Close()
-				gone, err = o.gone(host)
+				gone, err = h.gone(host)
 				Expect(err).NotTo(HaveOccurred())
 			})
 			return gone
 		}
-		ownerIn := func(c *container) (o owner) {
+		homeIn := func(c *container) (h home) {
 			GinkgoHelper()
 			w.Do(func() {
 				n, err := ns.Open(c.Path)
@@ -210,12 +210,12 @@ var _ = Describe("an owner", Label("kernel"), func() {
 				host, err := rtnl.Dial(nil)
 				Expect(err).NotTo(HaveOccurred())
 				defer host.Close()
-				o, err = ownerOf(host, n, c.ifName)
+				h, err = homeOf(host, n, c.ifName)
 				Expect(err).NotTo(HaveOccurred())
 			})
-			return o
+			return h
 		}
-		one := ownerIn(a)
+		one := homeIn(a)
 		Expect(one.Link).NotTo(BeZero())
 		Expect(one.Cookie).NotTo(BeZero())
 		Expect(isGone(one)).To(BeFalse())

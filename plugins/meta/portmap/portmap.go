@@ -37,7 +37,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	r, err := c.plan(cfg)
+	r, err := c.newRecord(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +68,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	want, err := c.plan(cfg)
+	want, err := c.newRecord(cfg)
 	if err != nil {
 		return err
 	}
@@ -213,8 +213,8 @@ func (c *call) choose(cfg config) (b backend, final bool, err error) {
 	return iptables, true, err
 }
 
-// plan works out what the attachment's rules are made from.
-func (c *call) plan(cfg config) (*record, error) {
+// newRecord makes the attachment's record, all but the backend. It asks the kernel for routes and links.
+func (c *call) newRecord(cfg config) (*record, error) {
 	r := &record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName,
 		Options: cfg.options, Mappings: cfg.mappings, Addrs: addressesOf(c.PrevResult.ContainerIPs(c.IfName))}
 	if len(r.Addrs) == 0 {
@@ -230,11 +230,12 @@ func (c *call) plan(cfg config) (*record, error) {
 		r.Localnet = ""
 	}
 	var err error
-	r.Owner, err = ownerOf(c.host, c.NS, c.IfName)
+	r.Home, err = homeOf(c.host, c.NS, c.IfName)
 	return r, err
 }
 
-// findLink looks where the host sends packets to the address. Without a way there nothing more is needed.
+// findLink finds the link by which the host reaches the address, and notes who is near to it and which link
+// needs route_localnet. Without a route there is nothing to note.
 func (c *call) findLink(r *record, a *address) error {
 	index, _, err := c.host.RouteTo(a.Addr.Addr())
 	if err != nil && !isUnreachable(err) {
@@ -306,7 +307,7 @@ func (c *call) publish(ctx context.Context, cfg config, r *record) (gone []*reco
 	if gone, err = c.makeRoom(ctx, s, r); err != nil {
 		return nil, err
 	}
-	if err := c.planLocalnet(s, r); err != nil {
+	if err := c.noteLocalnet(s, r); err != nil {
 		return nil, err
 	}
 	c.OnFail("remove the host ports", c.unpublish)
@@ -329,7 +330,7 @@ func (c *call) publish(ctx context.Context, cfg config, r *record) (gone []*reco
 }
 
 // apply makes the rules in the record's backend and removes those of the owners that are gone, in any backend.
-// With nftables that is one batch, unless one of them was the last that needed another link's route_localnet.
+// With nftables that is one batch, but for owners that needed route_localnet of another link.
 func (c *call) apply(ctx context.Context, s *store, r *record, gone []*record) error {
 	var replaced []*record
 	for _, o := range gone {
@@ -362,7 +363,7 @@ func (c *call) unpublish(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if r == nil { // no element is known by its key
+	if r == nil { // its elements can only be found by their marks
 		r = &record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName}
 		if c.PrevResult != nil { // the reference's rules name no network
 			r.Addrs = addressesOf(c.PrevResult.ContainerIPs(c.IfName))
@@ -374,8 +375,9 @@ func (c *call) unpublish(ctx context.Context) (err error) {
 	return c.remove(ctx, s, r)
 }
 
-// remove removes an attachment's rules, then the UDP flows that they led to the container, and then the record. It
-// stays for a later DEL or GC where a program is missing, or flows could be deleted another time.
+// remove removes an attachment's rules, then the UDP flows that they led to the container, and then the record.
+// The record stays for a later DEL or GC when a program is missing, or when the flows may be deletable a moment
+// later.
 func (c *call) remove(ctx context.Context, s *store, r *record) error {
 	errs := append(c.removeRules(ctx, s, r), delReference(ctx, c.nf, r))
 	var missing error

@@ -26,7 +26,7 @@ type record struct {
 	ContainerID string `json:"containerID"`
 	IfName      string `json:"ifname"`
 
-	Owner   owner   `json:"owner"`
+	Home    home    `json:"owner"`
 	Backend backend `json:"backend"`
 	Options options `json:"options"`
 
@@ -47,7 +47,7 @@ type record struct {
 type address struct {
 	Addr netip.Prefix `json:"addr"` // with the length of its subnet
 	// Near are the sources that the container would answer past the host: its subnet, or on a point to
-	// point link the container itself. They are masqueraded.
+	// point link the container itself. With nftables they are masqueraded; with iptables always the subnet is.
 	Near netip.Prefix `json:"near"`
 }
 
@@ -64,7 +64,7 @@ func openExistingStore(ctx context.Context) (*store, error) {
 	return statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
 }
 
-// recordOf reads the record with the hash; nil when there is none. A record that no ADD has written is none.
+// recordOf reads the record with the hash; nil when there is none. One that no ADD can have written counts as none.
 func recordOf(s *store, hash string) (*record, error) {
 	r, ok, err := s.Get(hash)
 	if err != nil || !ok || !r.sane() || r.attachment().Hash() != hash {
@@ -107,7 +107,7 @@ func (r *record) sane() bool {
 	}
 	for _, m := range r.Mappings {
 		_, known := protocolOf(m.Proto.String())
-		ok = ok && known && m.HostPort > 0 && m.Port > 0 && m.HostIP.Zone() == "" && !m.HostIP.Is4In6()
+		ok = ok && known && m.HostPort > 0 && m.ContainerPort > 0 && m.HostIP.Zone() == "" && !m.HostIP.Is4In6()
 	}
 	for _, a := range r.Addrs {
 		addr := a.Addr.Addr()
@@ -126,7 +126,7 @@ func (r *record) hash() string { return r.attachment().Hash() }
 // sharesContainer says whether both are attachments of one container to different networks. A container
 // ID alone does not say so.
 func (r *record) sharesContainer(other *record) bool {
-	return r.ContainerID == other.ContainerID && r.Network != other.Network && r.Owner.Is(other.Owner.Identity)
+	return r.ContainerID == other.ContainerID && r.Network != other.Network && r.Home.Is(other.Home.Identity)
 }
 
 // hostPorts are those of the families that the container has an address of, without those yielded.
@@ -139,7 +139,7 @@ func (r *record) hostPorts() []hostPort {
 	for _, a := range r.Addrs {
 		for _, m := range r.Mappings {
 			for _, addr := range m.hostAddrs() {
-				p := hostPort{m.Proto, addr, m.HostPort, netip.AddrPortFrom(a.Addr.Addr(), m.Port)}
+				p := hostPort{m.Proto, addr, m.HostPort, netip.AddrPortFrom(a.Addr.Addr(), m.ContainerPort)}
 				if addr.Is4() == a.v4() && !seen[p] {
 					seen[p] = true
 					out = append(out, p)
@@ -179,9 +179,9 @@ func addressesOf(ips []cni.IP) []address {
 	return out
 }
 
-// owner is by what it is known whether an attachment is still there: its namespace, and the host end of
-// its interface.
-type owner struct {
+// home is where an attachment lives: its namespace, and the host end of its interface. An owner whose home
+// is gone has its host ports no more.
+type home struct {
 	Netns string `json:"netns"` // the path
 	ns.Identity
 
@@ -189,56 +189,57 @@ type owner struct {
 	MAC  string `json:"mac,omitempty"`
 }
 
-// ownerOf describes the owner that has this interface in this namespace.
-func ownerOf(host *rtnl.Conn, netns *ns.NS, ifName string) (owner, error) {
+// homeOf describes the home of the attachment that has this interface in this namespace.
+func homeOf(host *rtnl.Conn, netns *ns.NS, ifName string) (home, error) {
 	id, err := netns.Identity()
 	if err != nil {
-		return owner{}, err
+		return home{}, err
 	}
-	o := owner{Netns: netns.Path(), Identity: id}
+	h := home{Netns: netns.Path(), Identity: id}
 	cont, err := rtnl.Dial(netns)
 	if err != nil {
-		return o, err
+		return h, err
 	}
 	defer cont.Close()
 	inside, err := cont.Link(ifName)
 	if errors.Is(err, rtnl.ErrNoLink) {
-		return o, nil
+		return h, nil
 	}
 	if err != nil || inside.Kind != "veth" || inside.Peer == 0 {
-		return o, err
+		return h, err
 	}
 	end, err := host.LinkByIndex(inside.Peer)
 	if errors.Is(err, rtnl.ErrNoLink) {
-		return o, nil
+		return h, nil
 	}
 	// The index may be another namespace's.
 	if err == nil && end.Kind == "veth" && end.Peer == inside.Index {
-		o.Link, o.MAC = end.Index, end.MAC.String()
+		h.Link, h.MAC = end.Index, end.MAC.String()
 	}
-	return o, err
+	return h, err
 }
 
-// gone says whether the path leads to the namespace no more and the host end is gone too. In doubt the
-// owner is there: the path may be invisible from here, and not every interface has a host end.
-func (o owner) gone(host *rtnl.Conn) (bool, error) {
-	netns, err := ns.Open(o.Netns)
+// gone says whether the path no longer leads to the namespace, and the host end does not exist either. In
+// doubt it is there: the path may be invisible from here. Of an interface without a host end the home is gone
+// when another namespace is at the path.
+func (h home) gone(host *rtnl.Conn) (bool, error) {
+	netns, err := ns.Open(h.Netns)
 	switch {
 	case err == nil:
 		id, err := netns.Identity()
 		_ = netns.Close()
-		if err != nil || id.Is(o.Identity) {
+		if err != nil || id.Is(h.Identity) {
 			return false, err
 		}
-		if o.Link == 0 {
+		if h.Link == 0 {
 			return true, nil // another namespace is at the path
 		}
-	case !errors.Is(err, ns.ErrNotExist) && !errors.Is(err, ns.ErrNotNetns), o.Link == 0:
+	case !errors.Is(err, ns.ErrNotExist) && !errors.Is(err, ns.ErrNotNetns), h.Link == 0:
 		return false, nil
 	}
-	end, err := host.LinkByIndex(o.Link)
+	end, err := host.LinkByIndex(h.Link)
 	if errors.Is(err, rtnl.ErrNoLink) {
 		return true, nil
 	}
-	return err == nil && end.MAC.String() != o.MAC, err
+	return err == nil && end.MAC.String() != h.MAC, err
 }

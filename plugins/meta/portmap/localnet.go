@@ -11,8 +11,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// localnetWas, with the value, is the comment of an interface in the guard.
-const localnetWas = "route_localnet was "
+// guardComment begins the comment of an interface in the guard. What follows is the value of its
+// route_localnet before the first user.
+const guardComment = "route_localnet was "
 
 func readLocalnet(link string) (string, error) {
 	key, err := sysctl.Net("ipv4", "conf", link, "route_localnet")
@@ -35,10 +36,10 @@ func writeLocalnet(link, value string) error {
 	return err
 }
 
-// planLocalnet notes in the record what route_localnet of its link was before the first user: as the guard
-// says, or where that was flushed as another record says. Without nf_tables there is no guard, and so no
-// route_localnet.
-func (c *call) planLocalnet(s *store, r *record) error {
+// noteLocalnet notes in the record what route_localnet of its link was before the first user. The guard says
+// it, and another record where the guard was flushed. On a kernel without nf_tables there is no guard, so the
+// record gets no link and route_localnet stays as it is.
+func (c *call) noteLocalnet(s *store, r *record) error {
 	if r.Localnet == "" {
 		return nil
 	}
@@ -52,7 +53,7 @@ func (c *call) planLocalnet(s *store, r *record) error {
 		return err
 	}
 	if live[0] != nil {
-		r.LocalnetWas = strings.TrimPrefix(live[0].Comment, localnetWas)
+		r.LocalnetWas = strings.TrimPrefix(live[0].Comment, guardComment)
 		return nil
 	}
 	if r.LocalnetWas, err = readLocalnet(r.Localnet); err != nil || r.LocalnetWas == "0" {
@@ -75,7 +76,7 @@ func guard(tx *nft.Tx, r *record) error {
 	key := nft.IfNameKey(r.Localnet)
 	live, err := tx.Get(table, localnetSet, key)
 	if err == nil && live[0] == nil {
-		tx.Add(table, localnetSet, nft.Element{Key: key, Comment: localnetWas + r.LocalnetWas})
+		tx.Add(table, localnetSet, nft.Element{Key: key, Comment: guardComment + r.LocalnetWas})
 	}
 	return err
 }
@@ -105,15 +106,16 @@ func isLastOn(s *store, r *record) (bool, error) {
 	return !used, err
 }
 
-// unguard resets route_localnet where we set it, and then stages the end of the link's guard. Where the guard
-// was flushed the record says what it was: without the guard containers could reach the host's loopback.
+// unguard resets route_localnet if it was 0 before the first user, and then stages the deletion of the link's
+// entry in the guard: in the other order containers could reach the host's loopback in between. recorded is
+// that value by the record, for a guard that was flushed.
 func unguard(tx *nft.Tx, link, recorded string) error {
 	live, err := tx.Get(table, localnetSet, nft.IfNameKey(link))
 	if err != nil {
 		return err
 	}
 	if live[0] != nil {
-		recorded = strings.TrimPrefix(live[0].Comment, localnetWas)
+		recorded = strings.TrimPrefix(live[0].Comment, guardComment)
 	}
 	if recorded == "0" {
 		if err := writeLocalnet(link, "0"); err != nil {
