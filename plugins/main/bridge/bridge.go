@@ -46,7 +46,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	plan.Result.Interfaces = p.interfaces()
+	plan.Result.Interfaces = p.interfaces() // by which configure finds the container's addresses
 	gateway, err := p.ensureGateways(ctx, plan.Gateways)
 	if err != nil {
 		return nil, err
@@ -126,8 +126,9 @@ func (p *port) target() iface.Target {
 	return t
 }
 
-// announce waits until the bridge forwards through the port, and then has the
-// kernel tell the neighbours where the addresses are now.
+// announce waits until the bridge forwards through the port and the IPv6
+// addresses can be used, and then has the kernel tell the neighbours where the
+// addresses are now.
 func (p *port) announce(ctx context.Context, res *cni.Result, gw attach.Gateway) error {
 	if p.cfg.KeepDown {
 		return nil

@@ -89,7 +89,7 @@ func parseConfig(req *skel.Request) (config, error) {
 		Port: portConfig{Hairpin: w.HairpinMode, Isolated: w.PortIsolation, KeepDefault: w.PreserveDefaultVLAN,
 			Filtering: w.VLAN != 0 || w.VLANTrunk != nil},
 	}
-	problems.Add(checkLink(w))
+	problems.Add(checkKeys(w))
 	var err error
 	c.Port.VLAN, c.Port.Trunk, err = parseVLANs(w)
 	problems.Add(err)
@@ -125,7 +125,8 @@ func bridgeName(req *skel.Request) string {
 	return w.Bridge
 }
 
-func checkLink(w wireConfig) error {
+// checkKeys refuses a name that no bridge or IPAM plugin can have, and keys that contradict each other.
+func checkKeys(w wireConfig) error {
 	var problems cni.Problems
 	if !cni.ValidIfName(w.Bridge) {
 		problems.Add(cni.Refuse("bridge", w.Bridge, "is no interface name (1 to 15 bytes, no '/', ':' or blank)"))

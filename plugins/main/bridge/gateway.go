@@ -18,7 +18,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// gatewayTimeout is how long the kernel may take for what gateways need of it.
+// gatewayTimeout is how long the kernel may take to detect duplicates of gateway
+// addresses, and to bring the port of a VLAN's gateway up.
 const gatewayTimeout = 5 * time.Second
 
 // ensureGateways gives the bridge, or the gateway of the VLAN, the gateway
@@ -33,7 +34,7 @@ func (p *port) ensureGateways(ctx context.Context, want []netip.Prefix) (gw atta
 			return gw, err
 		}
 	}
-	have, err := p.addrs(ctx, gw.Link, want)
+	have, err := p.retriedAddrs(ctx, gw.Link, want)
 	if err != nil {
 		return gw, err
 	}
@@ -74,7 +75,7 @@ func forward(gateways []netip.Prefix) error {
 	return nil
 }
 
-// keepMAC sets the MAC address of a bridge that becomes a gateway to what it is. A bridge whose
+// keepMAC sets the MAC address of a bridge that becomes a gateway to its present one. A bridge whose
 // address was never set takes that of one of its ports, and another when that port goes: then
 // containers lose their gateway until their neighbour caches expire. A bridge that was a gateway
 // before belongs to somebody else: ADD only warns. Where /sys cannot tell there is no warning.
@@ -100,9 +101,10 @@ func (p *port) keepMAC(becomesGateway bool) error {
 // macWasSet is the kernel's NET_ADDR_SET, addr_assign_type of a link whose MAC address was set.
 const macWasSet = "3"
 
-// addrs reads the addresses of the link. A gateway that failed duplicate
-// detection is removed and added again before: the other host may be gone.
-func (p *port) addrs(ctx context.Context, link rtnl.Link, gateways []netip.Prefix) ([]rtnl.Addr, error) {
+// retriedAddrs reads the addresses of the link. Gateway addresses that failed
+// duplicate detection are removed and added again first: the other host may be
+// gone.
+func (p *port) retriedAddrs(ctx context.Context, link rtnl.Link, gateways []netip.Prefix) ([]rtnl.Addr, error) {
 	duplicate := func(a rtnl.Addr) bool { return a.DADFailed && slices.Contains(gateways, a.Prefix) }
 	have, err := p.Host.Addrs(link.Index)
 	if err != nil || !slices.ContainsFunc(have, duplicate) {
@@ -121,7 +123,7 @@ func (p *port) addrs(ctx context.Context, link rtnl.Link, gateways []netip.Prefi
 	}
 	ctx, cancel := context.WithTimeout(ctx, gatewayTimeout)
 	defer cancel()
-	_ = p.Host.WaitDAD(ctx, link.Index) // the addresses tell whether a gateway failed, or another address
+	_ = p.Host.WaitDAD(ctx, link.Index) // an error may be about another address: the flags of ours tell
 	have, err = p.Host.Addrs(link.Index)
 	if i := slices.IndexFunc(have, duplicate); err == nil && i >= 0 {
 		err = cni.Errorf(cni.CodeConflict, "bridge %q: gateway %s: %w", link.Name, have[i].Prefix, rtnl.ErrDuplicate)

@@ -23,7 +23,8 @@ func findBridge(host *rtnl.Conn, name string) (rtnl.Link, error) {
 }
 
 // ensureBridge finds the bridge or makes it. It is shared, so it stays when
-// the ADD that made it fails. One that is up is used as it is found.
+// the ADD that made it fails. Of one that is up it changes no more than
+// promiscuous mode and accept_ra; other contradictions are warnings.
 func (p *port) ensureBridge() error {
 	cfg := p.cfg
 	br, err := findBridge(p.Host, cfg.Bridge)
@@ -65,9 +66,9 @@ func (p *port) ensureBridge() error {
 	return p.Host.SetLink(br.Index, rtnl.Change{Up: ptr(true)})
 }
 
-// ignoreRouterAdverts keeps containers from giving the host routes through the
-// bridge, also through one that others made and that it listens to. Only where
-// the bridge is up and has an uplink may there be a router.
+// ignoreRouterAdverts has the host ignore router advertisements on the bridge, so
+// that no container gives it routes, also on a bridge that others made. A bridge
+// that is up and has an uplink keeps its setting: the host's router may be there.
 func (p *port) ignoreRouterAdverts() error {
 	if p.bridge.Up {
 		listens, err := iface.HeedsRouterAdverts(p.bridge.Name)
@@ -82,7 +83,8 @@ func (p *port) ignoreRouterAdverts() error {
 	return iface.IgnoreRouterAdverts(p.bridge.Name)
 }
 
-// hasUplink tells a bridge that leads out of the host, for all we can know.
+// hasUplink tells whether the bridge may lead out of the host: whether one of its
+// ports is no veth.
 func (p *port) hasUplink() (bool, error) {
 	ports, err := p.Host.Ports(p.bridge.Index)
 	return slices.ContainsFunc(ports, func(l rtnl.Link) bool { return l.Kind != "veth" }), err

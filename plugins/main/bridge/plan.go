@@ -15,7 +15,7 @@ const containerIndex = 2
 // mainTable is the routing table of a route that names none.
 const mainTable = 254
 
-// plan is what to do with what IPAM gave.
+// plan is what ADD does with IPAM's answer.
 type plan struct {
 	Result   *cni.Result    // addresses, routes and dns; no interfaces yet
 	Gateways []netip.Prefix // the addresses that the bridge must have
@@ -101,11 +101,11 @@ func addDefaultRoute(res *cni.Result, v4 bool) {
 	}
 }
 
-// gatewayPlan is what to do to make a link the gateway.
+// gatewayPlan says which addresses make a link the gateway.
 type gatewayPlan struct {
 	Add    []netip.Prefix // gateway addresses that it lacks
 	Remove []netip.Prefix // its addresses that contradict one of them
-	Usable []netip.Addr   // its IPv6 gateway addresses that answer
+	Usable []netip.Addr   // IPv6 gateway addresses that it has and that are not tentative
 }
 
 // planGateways compares the addresses of a link with the gateway addresses that

@@ -103,8 +103,8 @@ func (p *port) drift(end rtnl.Link, format string, args ...any) error {
 	return cni.Errorf(cni.CodeDrift, "port %q of bridge %q: %s", end.Name, p.cfg.Bridge, fmt.Sprintf(format, args...))
 }
 
-// verifyMember compares what the host end, and the port of a VLAN's gateway,
-// have in common: bridge, state and the VLANs that setVLANs gave it.
+// verifyMember compares what the host end has in common with the port of a
+// VLAN's gateway: the bridge, the state, and the VLANs that setVLANs gave it.
 func (p *port) verifyMember(end rtnl.Link, cfg portConfig) (errs []error) {
 	if end.Master != p.bridge.Index {
 		return []error{p.drift(end, "is no port of the bridge")}

@@ -124,8 +124,8 @@ func deleteSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment) error
 	return spoofError(errors.Join(nft.IfSupported(err), removeReferenceSpoofCheck(ctx, nf, a)))
 }
 
-// findSpoofCheck looks for the attachment at the names that its port may have: most containers are not
-// checked, and those of others need not be looked at.
+// findSpoofCheck finds the attachment's elements. It first looks for the names that the host end may have: most
+// containers have no check, and then the elements of all others are not read.
 func findSpoofCheck(nf *nft.Conn, a cni.Attachment) ([]nft.Item, error) {
 	there, err := nf.HasTable(spoofTable)
 	if err != nil || !there {
@@ -211,7 +211,7 @@ func removeReferenceSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachme
 	})
 }
 
-// liveSpoofChains are those of the reference's chains that there are.
+// liveSpoofChains are those of the container's chains of the reference that exist.
 func liveSpoofChains(nf *nft.Conn, a cni.Attachment) ([]string, error) {
 	var out []string
 	for _, chain := range referenceSpoofChains(a) {

@@ -13,8 +13,8 @@ import (
 )
 
 // verify compares everything that ADD made with what is there, and returns
-// each difference. The bridge's MAC address is no part of it, and neither is
-// what others add.
+// each difference. It does not look at the bridge's MAC address, nor at what
+// others added.
 func (p *port) verify(ctx context.Context) []error {
 	var err error
 	if p.bridge, err = findBridge(p.Host, p.cfg.Bridge); err != nil {
@@ -45,7 +45,7 @@ func (p *port) verifyBridge() error {
 }
 
 func (p *port) verifyContainer() error {
-	if p.cfg.KeepDown { // of such a link there is no more to see than its MAC address
+	if p.cfg.KeepDown { // such an interface is down, without addresses and routes
 		return iface.Drifted(p.verifyMAC())
 	}
 	return iface.Drifted(iface.Verify(p.target(), p.PrevResult))
