@@ -40,7 +40,7 @@ type Call struct {
 	HostEnd rtnl.Link // of the veth pair
 	ContEnd rtnl.Link // the container's interface
 
-	asked *ipam.Call // the ADD that IPAM works on; nil: no IPAM
+	asked *ipam.Call // the ADD at which the IPAM plugin works; nil: no IPAM
 }
 
 // Open opens the sockets, for as long as the call and its roll-back last. An
@@ -81,8 +81,8 @@ func (a *Call) Veth(ctx context.Context, link Link, master int) error {
 	return a.Tolerate(iface.IgnoreRouterAdverts(a.HostEnd.Name))
 }
 
-// StartIPAM starts the IPAM plugin, if the configuration names one. It works
-// while ADD goes on, until Lease.
+// StartIPAM starts the IPAM plugin, if the configuration names one. The plugin
+// works while ADD goes on, until Lease.
 func (a *Call) StartIPAM(ctx context.Context) error {
 	if a.IPAM == "" {
 		return nil
@@ -173,9 +173,9 @@ func (a *Call) Interfaces() []cni.Interface {
 	return []cni.Interface{iface.Describe(a.HostEnd), cont}
 }
 
-// Tolerate warns of what makes a network better and is no reason to fail, where
-// /proc/sys is read-only for instance. It returns what may succeed a moment
-// later.
+// Tolerate warns of a failed step that the network can do without, where
+// /proc/sys is read-only for instance. It returns a transient error: the step may
+// succeed a moment later.
 func (a *Call) Tolerate(err error) error {
 	if err == nil || cni.Transient(err) {
 		return err

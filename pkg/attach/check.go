@@ -12,8 +12,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// Check compares what ADD made with what is there, by verify, while IPAM looks
-// for the addresses.
+// Check compares what ADD made with what is there, by verify, while the IPAM
+// plugin checks its lease.
 func Check(ctx context.Context, req *skel.Request, verify func(*Call) []error) error {
 	if req.PrevResult == nil {
 		return cni.Errorf(cni.CodeConfig, "prevResult: missing; CHECK compares the container with it")

@@ -95,9 +95,8 @@ type pair struct {
 	end  rtnl.Link
 }
 
-// delete deletes the pair that find found, or handles its error: gone is false
-// when the pair is there still, and when memory or descriptors are too short to
-// look for it.
+// delete deletes the pair that find found. err is find's: gone is true when it
+// says that there is no pair, and also when it is not transient.
 func (p *pair) delete(err error) (gone bool, _ error) {
 	if errors.Is(err, rtnl.ErrNoLink) {
 		return true, nil
@@ -109,7 +108,7 @@ func (p *pair) delete(err error) (gone bool, _ error) {
 	return err == nil, err
 }
 
-// flush takes the container's interface its addresses.
+// flush takes its addresses from the container's interface.
 func (p *pair) flush(req *skel.Request) error {
 	if p.conn == p.cont {
 		return flush(p.cont, p.end)

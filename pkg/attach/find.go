@@ -12,8 +12,8 @@ import (
 )
 
 // Master finds the bridge that a host end without mark, which the reference
-// made, must be a port of; 0 is none. An error says that there is no such bridge:
-// then only marked host ends are looked for.
+// made, must be a port of; 0 is none. Unless its error is a transient one there is
+// no such bridge, and only marked host ends are looked for.
 type Master func(host *rtnl.Conn) (index int, err error)
 
 // NoMaster is the Master of plugins without a bridge.
@@ -55,7 +55,7 @@ func find(req *skel.Request, master Master) (p pair, err error) {
 }
 
 // containerEnd finds the interface in the container, if it is what the result
-// says and the end of an unmarked pair.
+// says and the end of a foreign pair.
 func containerEnd(req *skel.Request, p pair, bridge int) (rtnl.Link, error) {
 	end, err := p.cont.Link(req.IfName)
 	if err != nil {
@@ -64,7 +64,7 @@ func containerEnd(req *skel.Request, p pair, bridge int) (rtnl.Link, error) {
 	if changedMAC(req, end) {
 		return end, rtnl.ErrNoLink // the namespace is another container's by now
 	}
-	_, err = unmarkedPeer(p.host, end, bridge)
+	_, err = foreignPeer(p.host, end, bridge)
 	return end, err
 }
 
@@ -78,13 +78,14 @@ func changedMAC(req *skel.Request, end rtnl.Link) bool {
 	return ok && i.MAC != "" && !strings.EqualFold(i.MAC, end.MAC.String())
 }
 
-// unmarkedPeer finds the host end, without mark, of a container's interface.
-func unmarkedPeer(host *rtnl.Conn, end rtnl.Link, bridge int) (rtnl.Link, error) {
+// foreignPeer finds the host end of a container's interface that other software
+// made.
+func foreignPeer(host *rtnl.Conn, end rtnl.Link, bridge int) (rtnl.Link, error) {
 	if end.Kind != "veth" || end.Peer == 0 {
 		return rtnl.Link{}, rtnl.ErrNoLink
 	}
 	l, err := host.LinkByIndex(end.Peer)
-	if err == nil && (l.Peer != end.Index || !unmarked(l, bridge)) {
+	if err == nil && (l.Peer != end.Index || !isForeign(l, bridge)) {
 		err = rtnl.ErrNoLink
 	}
 	return l, err
@@ -104,16 +105,16 @@ func hostEndByResult(host *rtnl.Conn, prev *cni.Result, bridge int) (rtnl.Link, 
 		if errors.Is(err, rtnl.ErrNoLink) {
 			continue
 		}
-		if err != nil || strings.EqualFold(i.MAC, l.MAC.String()) && unmarked(l, bridge) {
+		if err != nil || strings.EqualFold(i.MAC, l.MAC.String()) && isForeign(l, bridge) {
 			return l, err
 		}
 	}
 	return rtnl.Link{}, rtnl.ErrNoLink
 }
 
-// unmarked tells a host end of other software. One of ours that has no mark yet
-// is in a group.
-func unmarked(l rtnl.Link, bridge int) bool {
+// isForeign tells whether a link is a host end that other software made. One of
+// ours that has no mark yet is in a group.
+func isForeign(l rtnl.Link, bridge int) bool {
 	return l.Kind == "veth" && l.Alias == "" && l.Group == 0 && l.Master == bridge
 }
 
@@ -127,7 +128,7 @@ func (a *Call) FindLinks(master Master) error {
 	if errors.Is(err, rtnl.ErrNoLink) { // made by the reference, perhaps
 		var bridge int
 		if bridge, err = master(a.Host); err == nil {
-			a.HostEnd, err = unmarkedPeer(a.Host, a.ContEnd, bridge)
+			a.HostEnd, err = foreignPeer(a.Host, a.ContEnd, bridge)
 		}
 	}
 	switch {

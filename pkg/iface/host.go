@@ -74,9 +74,10 @@ func readIPv6(link, name string) (string, error) {
 // from what containers send. A kernel without IPv6 has nothing to ignore.
 func IgnoreRouterAdverts(link string) error { return setIPv6(link, "accept_ra", "0") }
 
-// SkipDAD has a host interface use its link-local address at once. Until that
-// is usable the host does not ask for the neighbours of what it forwards. It
-// is for a link whose MAC address nobody else can have, before it goes up.
+// SkipDAD has a host interface use its link-local address at once, without
+// duplicate address detection. Until that address is usable the host does not ask
+// for the neighbours to which it forwards. SkipDAD is for a link whose MAC address
+// nobody else can have, before the link goes up.
 func SkipDAD(link string) error { return setIPv6(link, "accept_dad", "0") }
 
 // EnableIPv6 turns IPv6 on for a host interface that needs it: the host may have
@@ -100,13 +101,4 @@ func writeIPv6(link, name, value string) error {
 		return fmt.Errorf("link %q: %w", link, err)
 	}
 	return nil
-}
-
-// Drifted gives an error that has no code of its own the one of what CHECK
-// finds, 101.
-func Drifted(err error) error {
-	if e := (*cni.Error)(nil); err == nil || errors.As(err, &e) {
-		return err
-	}
-	return cni.Errorf(cni.CodeDrift, "%w", err)
 }

@@ -1,5 +1,6 @@
 // Package iface makes a container's interface match a result, and tells
-// whether it still does.
+// whether it still does. It also makes the veth pair, finds its host end again
+// by the owner, and has the settings of interfaces on the host.
 package iface
 
 import (
@@ -36,7 +37,8 @@ type Target struct {
 	Routes []rtnl.Route
 }
 
-// Detection takes at most a random second, and one more for each probe.
+// dadPatience is how long Configure waits for duplicate address detection, which
+// takes at most a random second, and one more for each probe.
 const dadPatience = 10 * time.Second
 
 // Configure gives the interface the addresses and routes of the result and
@@ -93,16 +95,15 @@ func addRoute(c *rtnl.Conn, index int, r route) error {
 		return errors.Join(err, listErr)
 	}
 	for _, h := range have {
-		if r.isOn(h) && len(r.differences(h)) == 0 {
+		if r.mayBe(h) && len(r.differences(h)) == 0 {
 			return nil
 		}
 	}
 	return err
 }
 
-// setting is a kernel setting. What must not fail is what the result needs;
-// the others make it better, and a container may have a read-only /proc/sys or
-// a kernel without IPv6.
+// setting is a kernel setting. The result needs those with must; the others may
+// fail, since a container may have a read-only /proc/sys or a kernel without IPv6.
 type setting struct {
 	key   []string
 	value string
@@ -123,7 +124,7 @@ func settings(t Target, want plan) []setting {
 			setting{v6(t.Name, "enhanced_dad"), "1", false},
 			setting{v6(t.Name, "accept_dad"), "1", want.v6})
 	} else {
-		// NODAD on the addresses leaves the link-local one tentative.
+		// NoDAD is for the result's addresses; this is for the link-local one.
 		list = append(list, setting{v6(t.Name, "accept_dad"), "0", false})
 	}
 	if t.NoRouterAdverts {

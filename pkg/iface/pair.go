@@ -63,7 +63,7 @@ func (p Pair) Create(ctx context.Context) (host, cont rtnl.Link, err error) {
 
 // revoke removes the pair where only the answer to its request was lost.
 func (p Pair) revoke(name string, err error) error {
-	if l, lost := p.Host.Link(name); lost == nil && l.Kind == "veth" && unmarked(l, p.Attachment.Network) {
+	if l, lost := p.Host.Link(name); lost == nil && l.Kind == "veth" && isHalfMade(l, p.Attachment.Network) {
 		err = errors.Join(err, p.Host.DelLink(l.Index))
 	}
 	return err
@@ -117,7 +117,7 @@ func FindHostEnd(host *rtnl.Conn, a cni.Attachment) (rtnl.Link, error) {
 		return rtnl.Link{}, err
 	}
 	for _, l := range links {
-		if l.Kind == "veth" && (a.Owns(l.Alias) || unmarked(l, a.Network)) {
+		if l.Kind == "veth" && (a.Owns(l.Alias) || isHalfMade(l, a.Network)) {
 			return l, nil
 		}
 	}
@@ -137,7 +137,7 @@ func Collect(host *rtnl.Conn, valid cni.Set) error {
 	}
 	var errs []error
 	for _, l := range links {
-		left := unmarked(l, valid.Network()) && !slices.Contains(keep, l.Name)
+		left := isHalfMade(l, valid.Network()) && !slices.Contains(keep, l.Name)
 		if l.Kind == "veth" && (valid.Garbage(l.Alias) || left) {
 			errs = append(errs, host.DelLink(l.Index))
 		}
@@ -145,9 +145,9 @@ func Collect(host *rtnl.Conn, valid cni.Set) error {
 	return errors.Join(errs...)
 }
 
-// unmarked tells a link of the network whose ADD died before it could mark
+// isHalfMade tells a link of the network whose ADD died before it could mark
 // it.
-func unmarked(l rtnl.Link, network string) bool {
+func isHalfMade(l rtnl.Link, network string) bool {
 	return l.Alias == "" && l.Group == cni.NetworkHash(network)
 }
 

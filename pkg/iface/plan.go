@@ -17,10 +17,10 @@ type plan struct {
 	v6     bool
 }
 
-// route is a route with what of it was asked for.
+// route is a route, and which table and scope were asked for.
 type route struct {
 	rtnl.Route
-	table *uint32 // nil = any, as for scope
+	table *uint32 // nil = any
 	scope *int
 }
 
@@ -94,14 +94,15 @@ func (r route) family() int {
 	return unix.AF_INET6
 }
 
-// isOn tells whether a route of the kernel may be the one asked for. Without a
-// table asked for any will do: another plugin of the chain, sbr or vrf, may
-// have moved it.
-func (r route) isOn(have rtnl.Route) bool {
+// mayBe tells whether a route of the kernel may be the one asked for. Where no
+// table was asked for any will do: another plugin of the chain, sbr or vrf, may
+// have moved the route.
+func (r route) mayBe(have rtnl.Route) bool {
 	return have.Type == unix.RTN_UNICAST && have.Dst == r.Dst && (r.table == nil || *r.table == have.Table)
 }
 
-// differences names what of the kernel's route is not as asked for.
+// differences names the values of the kernel's route that are not those asked
+// for.
 func (r route) differences(have rtnl.Route) []string {
 	var d []string
 	if have.GW != r.GW {

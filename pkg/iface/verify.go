@@ -14,12 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An address may be tentative for a moment after its link came up again.
+// tentativePatience is how long Verify waits for duplicate address detection: an
+// address is tentative for a moment after its link came up again.
 const tentativePatience = 3 * time.Second
 
-// Verify compares the interface with the result, of this attachment or as a
-// later plugin of the chain left it, and returns all differences joined. More
-// addresses and routes than the result's are none.
+// Verify compares the interface with the result of this attachment, which a
+// later plugin of the chain may have changed, and returns all differences joined.
+// Addresses and routes that the result does not have are no difference.
 func Verify(t Target, res *cni.Result) error {
 	want := newPlan(t, res)
 	link, err := t.Conn.Link(t.Name)
@@ -76,8 +77,8 @@ func verifyAddrs(t Target, link rtnl.Link, want []netip.Prefix) []error {
 	return diffs
 }
 
-// settledAddrs reads the addresses, after duplicate address detection of those
-// that matter where it is under way.
+// settledAddrs reads the addresses. It waits for duplicate address detection of
+// the wanted ones where that is under way.
 func settledAddrs(c *rtnl.Conn, link rtnl.Link, want []netip.Prefix) ([]rtnl.Addr, error) {
 	have, err := c.Addrs(link.Index)
 	if err != nil {
@@ -92,7 +93,7 @@ func settledAddrs(c *rtnl.Conn, link rtnl.Link, want []netip.Prefix) ([]rtnl.Add
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), tentativePatience)
 	defer cancel()
-	// What the wait finds wrong is seen in the addresses.
+	// The addresses tell what went wrong.
 	_ = c.WaitDAD(ctx, link.Index)
 	return c.Addrs(link.Index)
 }
@@ -118,11 +119,12 @@ func verifyRoutes(t Target, link rtnl.Link, want []route) []error {
 	return diffs
 }
 
-// verify returns nil when the route is among have, else what is nearest to it.
+// verify returns nil when the route is among have, else the differences of the
+// route that is nearest to it.
 func (r route) verify(have []rtnl.Route) error {
 	var nearest []string
 	for _, h := range have {
-		if !r.isOn(h) {
+		if !r.mayBe(h) {
 			continue
 		}
 		d := r.differences(h)
@@ -140,4 +142,13 @@ func (r route) verify(have []rtnl.Route) error {
 		return errors.New("missing")
 	}
 	return errors.New(strings.Join(nearest, ", "))
+}
+
+// Drifted gives code 101, that of a difference that CHECK finds, to an error
+// without a code of its own.
+func Drifted(err error) error {
+	if e := (*cni.Error)(nil); err == nil || errors.As(err, &e) {
+		return err
+	}
+	return cni.Errorf(cni.CodeDrift, "%w", err)
 }
