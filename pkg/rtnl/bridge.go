@@ -100,10 +100,10 @@ func (c *Conn) DelVLANs(index int, ids []uint16) error {
 	return nil
 }
 
-// vlanRange is VLANs from the first to the last; 0 = it is one.
+// vlanRange is one VLAN, or VLANs with neighbouring IDs and equal flags.
 type vlanRange struct {
-	VLAN
-	last uint16
+	VLAN        // the first
+	last uint16 // 0 = there is only one
 }
 
 // vlanRanges joins VLANs with neighbouring IDs and equal flags. The kernel

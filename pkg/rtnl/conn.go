@@ -3,9 +3,9 @@
 // for its whole life.
 //
 // Nothing here dumps what the kernel can look up or filter: a link is asked
-// for by name or index, addresses and routes by interface. Links and VLANs are
-// the exceptions. A dump that other changes interrupted is repeated and never
-// returned in part.
+// for by name or index, addresses and routes by interface. The cost of Links,
+// Ports and VLANs grows with what others have. A dump that other changes
+// interrupted is repeated and never returned in part.
 package rtnl
 
 import (
@@ -26,13 +26,15 @@ import (
 var ErrNoLink = errors.New("no such link")
 
 const (
-	// Without a limit the library waits a minute for an answer.
+	// answerTime is how long an answer may take. Without it the library waits a
+	// minute.
 	answerTime = 10 * time.Second
-	// How long a list that changed meanwhile, and what was disturbed, is repeated.
+	// patience is how long a call is repeated whose list changed while it was read,
+	// or whose answer was disturbed.
 	patience = 5 * time.Second
 )
 
-// The library asks the kernel for the explanation of an error only so.
+// The library asks the kernel for explanations of errors only when this is set.
 var _ = explainErrors()
 
 func explainErrors() bool {
@@ -154,7 +156,8 @@ func (c *Conn) use(call func(h *netlink.Handle) error) error {
 	}
 }
 
-// once is use for what cannot be told from somebody else's when it is repeated.
+// once calls the library and repeats nothing. It is for a creation: when that is
+// repeated after a lost answer, EEXIST does not tell whose link is there.
 func (c *Conn) once(call func(h *netlink.Handle) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -169,8 +172,8 @@ func disturbed(err error) bool {
 	return err != nil && strings.HasPrefix(err.Error(), "Wrong sender portid") || errors.Is(err, unix.ENOBUFS)
 }
 
-// send sends a message that the library does not have, or has only in several,
-// and returns the answers.
+// send sends a message of our own and returns the answers: one that the library
+// does not have, or for which it sends several.
 func (c *Conn) send(kind, flags int, header nl.NetlinkRequestData, attrs ...*nl.RtAttr) (answers [][]byte, err error) {
 	req := nl.NewNetlinkRequest(kind, flags)
 	req.AddData(header)
@@ -200,7 +203,8 @@ func (c *Conn) linkError(index int, what string, err error) error {
 	return fmt.Errorf("link %s: %s: %w", c.name(index), what, noLink(err))
 }
 
-// noLink is ErrNoLink for what the library and the kernel say instead.
+// noLink returns ErrNoLink for the errors with which the library and the kernel
+// say that there is no such link, and all others as they are.
 func noLink(err error) error {
 	if errors.As(err, &netlink.LinkNotFoundError{}) || errors.Is(err, unix.ENODEV) {
 		return ErrNoLink

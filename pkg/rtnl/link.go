@@ -36,7 +36,7 @@ type Link struct {
 	DefaultPVID   uint16
 }
 
-// learn translates a link and keeps its name.
+// learn translates a link and keeps its name for error texts.
 func (c *Conn) learn(in netlink.Link) Link {
 	a := in.Attrs()
 	l := Link{
@@ -63,7 +63,7 @@ func (c *Conn) learn(in netlink.Link) Link {
 
 // Link finds a link by its name.
 func (c *Conn) Link(name string) (l Link, err error) {
-	// The library takes a longer name for an alternative one; it is as absent.
+	// The library would look for a longer name among the alternative ones.
 	if name == "" || len(name) >= unix.IFNAMSIZ {
 		return Link{}, fmt.Errorf("link %q: %w", name, ErrNoLink)
 	}
@@ -80,7 +80,7 @@ func (c *Conn) Link(name string) (l Link, err error) {
 	return l, nil
 }
 
-// LinksNamed finds those of the names that there are links of.
+// LinksNamed finds the links with these names. Names without a link are left out.
 func (c *Conn) LinksNamed(names ...string) ([]Link, error) {
 	var links []Link
 	for _, name := range names {

@@ -75,7 +75,7 @@ func (c *Conn) WaitLocal(ctx context.Context, index int, addrs ...netip.Addr) er
 // wait calls look now and after each event of the group, until look says that
 // nothing is pending.
 func (c *Conn) wait(ctx context.Context, group uint, index int, look func() (pending string, err error)) error {
-	// Mostly it is so already, and then no subscription is paid for.
+	// Mostly nothing is pending, and then no subscription is paid for.
 	if pending, err := look(); pending == "" || err != nil {
 		return err
 	}
