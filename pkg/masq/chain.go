@@ -89,9 +89,9 @@ func (c natChain) rules(addrs []netip.Prefix) []ipt.Rule {
 	return append(out, c.rule(c.Name, "!", "-d", multicast)("MASQUERADE"))
 }
 
-// plan returns the lines of a restore that make the chain and its jumps right for the addresses to keep, and
-// remove the jumps for which gone is true. Other jumps stay, with the rules in the chain: the reference made
-// them for another interface of the container. The chain goes with its last jump.
+// plan returns the lines of a restore that make the chain and the jumps of the addresses to keep, and remove the
+// jumps for which gone is true. Other jumps stay, with the rules in the chain: the reference made them for another
+// interface of the container. The chain is removed with its last jump.
 func (c natChain) plan(live liveChain, keep []netip.Prefix, gone func(jump ipt.Rule) bool) []string {
 	var stale []ipt.Rule
 	foreign := false
@@ -121,8 +121,8 @@ func (c natChain) plan(live liveChain, keep []netip.Prefix, gone func(jump ipt.R
 	return lines
 }
 
-// repair fills the chain unless it has just the wanted rules, in any order. With foreign jumps its other
-// rules stay.
+// repair returns the lines that fill the chain, none when it has just the wanted rules, in any order. With foreign
+// jumps its other rules stay.
 func (c natChain) repair(live, want []ipt.Rule, foreign bool) []string {
 	other := missing(live, want)
 	if len(missing(want, live)) == 0 && (foreign || len(other) == 0) {
@@ -145,8 +145,8 @@ func missing(want, live []ipt.Rule) []ipt.Rule {
 	return out
 }
 
-// isFrom says whether a jump is that of one of the addresses, also in the older form that was made
-// with the prefix and so stands for the whole of it.
+// isFrom says whether a jump is that of one of the addresses. An older release of the reference made jumps from
+// the whole prefix: they count too.
 func isFrom(r ipt.Rule, addrs []netip.Prefix) bool {
 	src, err := netip.ParsePrefix(r.Option("-s"))
 	if err != nil {

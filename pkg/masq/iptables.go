@@ -25,8 +25,8 @@ const (
 	undoTime = 5 * time.Second
 )
 
-// record is what Add gave to a container on one network. A chain without one was made by the reference
-// plugins.
+// record says what Add gave to a container on one network: as the chain is, it is for all its attachments there.
+// A chain without a record was made by the reference plugins.
 type record struct {
 	Network     string `json:"network"`
 	ContainerID string `json:"containerID"`
@@ -36,8 +36,8 @@ type record struct {
 
 type records = *statefile.Store[record]
 
-// recordOf reads a container's record. One that is not sane says nothing: rules are made from it, and its
-// file may have been damaged.
+// recordOf reads a container's record, an empty one where there is none. One that is not sane counts as none:
+// rules are made from records, and the file may have been damaged.
 func recordOf(s records, a cni.Attachment) (record, error) {
 	name := chainOf(a.Network, a.ContainerID)
 	rec, found, err := s.Get(name)
@@ -95,8 +95,8 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 		return err
 	}
 	after := before.with(a.IfName, distinct(c.Addrs))
-	// The record comes first, with the addresses that an ADD without a DEL left: after a kill between the
-	// two it names too much, which harms nothing.
+	// The record is written before the rules, and still has the addresses that an ADD without a DEL left: after a
+	// kill in between it names too many, which harms nothing.
 	stale := before.Interfaces[a.IfName]
 	if err := before.with(a.IfName, distinct(append(slices.Clone(c.Addrs), stale...))).save(s); err != nil {
 		return err
@@ -119,8 +119,8 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 	return nil
 }
 
-// apply makes the container's chains what the record says, with the programs that are plainly called iptables.
-// Jumps from stale addresses go. It returns the number of families that are done.
+// apply makes the container's chains from the record, with the programs that are plainly called iptables, and
+// removes the jumps of stale addresses. It returns the number of families that are done.
 func apply(ctx context.Context, nf *nft.Conn, rec record, stale []netip.Prefix) (done int, err error) {
 	for _, f := range families {
 		keep := of(f, rec.addrs())
@@ -141,7 +141,7 @@ func apply(ctx context.Context, nf *nft.Conn, rec record, stale []netip.Prefix) 
 	return done, nil
 }
 
-// liveChain is what one variant has of a chain.
+// liveChain is a chain, with the jumps to it, as one variant of iptables has it.
 type liveChain struct {
 	exists       bool
 	rules, jumps []ipt.Rule
@@ -203,7 +203,7 @@ func delRecorded(ctx context.Context, nf *nft.Conn, s records, c Config) error {
 		ch := natChainOf(f, c.Attachment)
 		where, lost := ch.Variants(ctx, nf)
 		if !ipt.NotInstalled(lost) || len(where) == 0 && len(of(f, own)) > 0 {
-			err = errors.Join(err, report(lost)) // otherwise we made nothing where the program is missing
+			err = errors.Join(err, report(lost)) // not where a legacy program is missing that we did not use
 		}
 		for _, v := range where {
 			r := removal{keep: of(f, after.addrs()), gone: of(f, append(slices.Clone(own), c.Addrs...))}
@@ -219,7 +219,8 @@ func delRecorded(ctx context.Context, nf *nft.Conn, s records, c Config) error {
 	return after.save(s)
 }
 
-// removal is what stays of a chain, and the addresses whose jumps go: none for all others.
+// removal says which addresses keep their jumps to a chain, and which lose them. Where gone is empty, all lose them
+// that are not kept.
 type removal struct{ keep, gone []netip.Prefix }
 
 func (c natChain) remove(ctx context.Context, nf *nft.Conn, v ipt.Variant, r removal) error {

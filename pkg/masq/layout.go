@@ -78,7 +78,7 @@ func parseChainName(name string) (p netip.Prefix, ok bool) {
 	return p, err == nil
 }
 
-// chain is the chain of a prefix: what stays in it, and multicast, keeps its source.
+// chain is the chain of a prefix: packets to the prefix, and multicast, keep their source.
 func chain(p netip.Prefix) nft.Chain {
 	daddr, multicast := nft.IPDaddr, multicast4
 	if p.Addr().Is6() {
@@ -98,7 +98,8 @@ const (
 	multicast6 = "ff00::/8"
 )
 
-// owned are the elements in the layout: one for each address, that leads to the chain of its prefix.
+// owned is the layout with the elements of all attachments: one for each address, which leads to the chain of the
+// address's prefix.
 func owned() nft.Owned {
 	return nft.Owned{Layout: sharedLayout(), Sets: []string{map4, map6}, Chain: func(name string) (nft.Chain, bool) {
 		p, ok := parseChainName(name)

@@ -5,7 +5,7 @@
 // destination is neither in the prefix of that address nor multicast, is masqueraded.
 //
 // nftables is the default and needs no program. All attachments share a handful of rules; each has one
-// map element per address, whose comment names the owner. iptables writes the chains of the reference
+// map element per address, whose comment names the owner. With iptables the chains are those of the reference
 // plugins, byte for byte, so that either suite can delete what the other one made.
 //
 // What belongs to an attachment is found again without its namespace, configuration or result: Del and
@@ -85,8 +85,8 @@ func Del(ctx context.Context, nf *nft.Conn, c Config) error {
 }
 
 // Check compares the attachment's rules, and those that all share, with the kernel's. The error joins
-// the differences; each matches nft.ErrDrift. Rules that an ADD with the other backend made, or the
-// reference plugins, are as good: the node may have been upgraded under the container.
+// the differences; each matches nft.ErrDrift. Rules that an ADD with the other backend or the reference
+// plugins made pass too: the node may have been upgraded under the container.
 func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 	if len(c.Addrs) == 0 {
 		return nil

@@ -7,12 +7,13 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// addNFTables replaces the elements of others for the same addresses.
+// addNFTables makes the elements. It replaces those of other owners for the same addresses.
 func addNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	return owned().Update(ctx, nf, func(ch *nft.Change) error { return ch.Put(items(c.Attachment, c.Addrs), nil) })
 }
 
-// delNFTables finds the elements by their addresses, and unless there is one for each among all of the host.
+// delNFTables finds the elements by their addresses. Where one of them is missing, or no address is known, it reads
+// all elements of the host.
 func delNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	mine, hint := c.Attachment.Owns, items(c.Attachment, c.Addrs)
 	found, err := owned().Live(nf, hint, mine)

@@ -55,8 +55,8 @@ func gcReference(ctx context.Context, nf *nft.Conn, network string, valid cni.Se
 	})
 }
 
-// removeRules deletes the rules with these comments from the reference's chain.
-func removeRules(ctx context.Context, nf *nft.Conn, garbage func(comment string) bool) error {
+// removeRules deletes the rules whose comments match from the reference's chain.
+func removeRules(ctx context.Context, nf *nft.Conn, matches func(comment string) bool) error {
 	there, err := nf.HasTable(referenceTable)
 	if err != nil || !there {
 		return err
@@ -64,7 +64,7 @@ func removeRules(ctx context.Context, nf *nft.Conn, garbage func(comment string)
 	return nf.Update(ctx, func(tx *nft.Tx) error {
 		rules, err := tx.Rules(referenceTable, referenceChain)
 		for _, r := range rules {
-			if garbage(r.Comment) {
+			if matches(r.Comment) {
 				tx.DeleteRule(referenceTable, referenceChain, r.Handle)
 			}
 		}

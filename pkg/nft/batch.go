@@ -25,8 +25,8 @@ func (e *batchError) Error() string {
 
 func (e *batchError) Unwrap() error { return e.err }
 
-// lasting is what an error means that planning again did not cure. "No such file" for a rule whose
-// chain and sets are in the same batch is an expression that the kernel does not have.
+// lasting adds ErrUnsupported, where that is the cause, to an error that planning again did not cure. "No such
+// file" for a rule whose chain and sets are in the same batch means that the kernel lacks an expression.
 func lasting(err error) error {
 	var e *batchError
 	if errors.As(err, &e) && e.msg.rule {
@@ -221,7 +221,8 @@ func (c *Conn) dump(m message) ([][]byte, error) {
 	return answers, nil
 }
 
-// execute repeats a list that changed while it was read, ten times.
+// execute sends one request through the library, which repeats a list that changed while it was read, ten
+// times at most.
 func (c *Conn) execute(req *nl.NetlinkRequest) ([][]byte, error) {
 	req.Sockets, req.RetryInterrupted = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: c.sock}, true
 	answers, err := req.Execute(unix.NETLINK_NETFILTER, 0)
@@ -231,7 +232,7 @@ func (c *Conn) execute(req *nl.NetlinkRequest) ([][]byte, error) {
 	return answers, err
 }
 
-// readFailure knows a kernel without nf_tables by the fact that it calls every request invalid.
+// readFailure adds ErrUnsupported to the error of a kernel without nf_tables, which calls every request invalid.
 func (c *Conn) readFailure(m message, cause error) error {
 	err := fmt.Errorf("nftables table %q: %w", m.table, cause)
 	if !errors.Is(cause, unix.EINVAL) {

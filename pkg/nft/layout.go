@@ -38,8 +38,9 @@ type Table struct {
 
 func (t Table) String() string { return t.Family.String() + " " + t.Name }
 
-// Layout is a shared skeleton as data: what Ensure creates and Verify compares.
-// It holds no elements: those belong to attachments, the layout belongs to all.
+// Layout is the part of a table that all attachments share, as data: Ensure
+// creates it and Verify compares it. It holds no elements: each of them belongs to
+// one attachment.
 type Layout struct {
 	Table   Table
 	Comment string // of the table
@@ -86,11 +87,9 @@ type Chain struct {
 // HookPoint is the number of a netfilter hook.
 type HookPoint uint32
 
-// The hooks of the families ip, ip6, inet and bridge.
+// The hooks of the families ip, ip6, inet and bridge that the plugins use.
 const (
 	Prerouting  HookPoint = 0
-	Input       HookPoint = 1
-	Forward     HookPoint = 2
 	Output      HookPoint = 3
 	Postrouting HookPoint = 4
 )

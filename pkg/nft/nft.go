@@ -1,4 +1,4 @@
-// Package nft changes nftables over netlink, in one batch a call and without the nft program.
+// Package nft changes nftables over netlink, in one batch for each Update and without the nft program.
 //
 // A plugin keeps one Conn for a call. What all attachments share (tables, sets, chains, rules) is a
 // Layout, as data; what belongs to one attachment is an Element whose comment names the owner. An
@@ -28,8 +28,8 @@ const DefaultLock = "/run/hawser/nft.lock"
 // lockWait is how long the lock may be held by others. They hold it for milliseconds.
 const lockWait = 30 * time.Second
 
-// answerTime is after how many seconds an answer is missing. The kernel has answered when a request
-// is sent.
+// answerTime is after how many seconds an answer counts as missing. The kernel answers while it takes the
+// request, so nothing is waited for.
 const answerTime = 10
 
 // NameMax is the longest name of a table, chain or set, in bytes. The kernel refuses even to look for
@@ -60,8 +60,8 @@ type Conn struct {
 // thread that needs it.
 func New() *Conn { return &Conn{} }
 
-// Close closes the socket. The kernel finishes what deletions have begun in it, which takes
-// milliseconds: on DEL it comes after the link is gone, which waits for the same.
+// Close closes the socket. After deletions it waits milliseconds for the kernel: DEL calls it when the
+// link is gone, whose deletion waits for the same.
 func (c *Conn) Close() error {
 	if c.sock == nil {
 		return nil
@@ -139,7 +139,7 @@ func transient(err error) bool {
 	return false
 }
 
-// IfSupported is err, or nil when it says that the kernel has no nftables: then there is nothing in it.
+// IfSupported returns err, or nil when err says that the kernel has no nftables: there is nothing to remove.
 func IfSupported(err error) error {
 	if errors.Is(err, ErrUnsupported) {
 		return nil

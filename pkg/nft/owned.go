@@ -27,8 +27,8 @@ type Owned struct {
 	Chain func(name string) (c Chain, ok bool)
 }
 
-// Update is Conn.Update for changes of owned elements. A chain that loses its last element is deleted in the
-// same batch.
+// Update is Conn.Update for changes of owned elements. A chain that loses its last element is deleted in the same
+// batch, and so on with the chains to which it led.
 func (o Owned) Update(ctx context.Context, c *Conn, plan func(*Change) error) error {
 	return c.Update(ctx, func(tx *Tx) error {
 		ch := &Change{Tx: tx, owned: o, ensured: map[string]bool{}, deleted: map[string]bool{},
@@ -40,20 +40,20 @@ func (o Owned) Update(ctx context.Context, c *Conn, plan func(*Change) error) er
 	})
 }
 
-// Live returns the items that the kernel has and whose marks are mine.
-func (o Owned) Live(c *Conn, items []Item, mine func(mark string) bool) ([]Item, error) {
+// Live returns the items that the kernel has and whose marks match.
+func (o Owned) Live(c *Conn, items []Item, matches func(mark string) bool) ([]Item, error) {
 	live, err := o.get(c, items)
 	var out []Item
 	for i, e := range live {
-		if e != nil && mine(e.Comment) {
+		if e != nil && matches(e.Comment) {
 			out = append(out, Item{items[i].Set, *e, items[i].Name})
 		}
 	}
 	return out, err
 }
 
-// All returns all elements whose marks are mine. Its cost grows with the elements of everybody.
-func (o Owned) All(c *Conn, mine func(mark string) bool) ([]Item, error) {
+// All returns all elements whose marks match. Its cost grows with the elements of everybody.
+func (o Owned) All(c *Conn, matches func(mark string) bool) ([]Item, error) {
 	var out []Item
 	for _, set := range o.Sets {
 		live, err := c.Elements(o.Layout.Table, set)
@@ -61,7 +61,7 @@ func (o Owned) All(c *Conn, mine func(mark string) bool) ([]Item, error) {
 			return nil, err
 		}
 		for _, e := range live {
-			if mine(e.Comment) {
+			if matches(e.Comment) {
 				out = append(out, Item{Set: set, Element: e})
 			}
 		}
@@ -69,13 +69,13 @@ func (o Owned) All(c *Conn, mine func(mark string) bool) ([]Item, error) {
 	return out, nil
 }
 
-// Remove deletes the items whose marks still are mine under the host's lock. They were found without it: where
-// nothing was found the lock is not taken.
-func (o Owned) Remove(ctx context.Context, c *Conn, found []Item, mine func(mark string) bool) error {
+// Remove deletes the found items whose marks still match under the host's lock. Where nothing was found it does not
+// take the lock.
+func (o Owned) Remove(ctx context.Context, c *Conn, found []Item, matches func(mark string) bool) error {
 	if len(found) == 0 {
 		return nil
 	}
-	return o.Update(ctx, c, func(ch *Change) error { return ch.Remove(found, mine) })
+	return o.Update(ctx, c, func(ch *Change) error { return ch.Remove(found, matches) })
 }
 
 // Verify compares items, the layout and the chains to which the items lead with what the kernel has. Its
@@ -150,7 +150,7 @@ func (o Owned) get(c *Conn, items []Item) ([]*Element, error) {
 	return out, nil
 }
 
-// layout has those of the named chains that elements lead to.
+// layout holds those of the named chains that are for elements to lead to.
 func (o Owned) layout(names []string) Layout {
 	l := Layout{Table: o.Layout.Table, Comment: o.Layout.Comment}
 	for _, name := range slices.Compact(slices.Sorted(slices.Values(names))) {
@@ -173,15 +173,15 @@ type Change struct {
 	*Tx
 	owned   Owned
 	shared  bool            // the layout is ensured
-	ensured map[string]bool // chains that are
+	ensured map[string]bool // chains that are ensured
 	deleted map[string]bool // elements, by set and key
 	gone    map[string]int  // chain: what leads to it and is deleted
-	kept    map[string]bool // chains that were asked for
+	kept    map[string]bool // chains that this Change needs
 }
 
-// Ensure stages what the kernel lacks of the layout, and of chains that elements lead to, which stay: a chain
-// comes before those that lead to it. Where shared rules were lost, those of the other attachments' chains
-// probably were, too.
+// Ensure stages what the kernel lacks of the layout and of the named chains, and keeps the chains. A chain is named
+// before those that lead to it. Where shared rules were lost Ensure looks at all chains that elements may lead to,
+// since their rules probably were lost, too.
 func (ch *Change) Ensure(chains ...string) error {
 	for _, name := range chains {
 		ch.kept[name] = true
@@ -210,8 +210,8 @@ func (ch *Change) Ensure(chains ...string) error {
 	return err
 }
 
-// Put stages items, with all that they need. An element that is there and the same stays. Another owner's
-// is replaced when replace returns nil for it, or is nil itself; otherwise the error is returned.
+// Put stages items, with the layout and the chains that they need. An element that is there and the same stays.
+// Another owner's is replaced when replace returns nil for it, or is nil itself; otherwise Put returns the error.
 func (ch *Change) Put(items []Item, replace func(old Item) error) error {
 	var chains []string
 	for _, it := range items {
@@ -245,16 +245,16 @@ func (ch *Change) Put(items []Item, replace func(old Item) error) error {
 	return nil
 }
 
-// Remove stages the deletion of the items that the kernel has and whose marks are mine.
-func (ch *Change) Remove(items []Item, mine func(mark string) bool) error {
-	live, err := ch.owned.Live(ch.Conn, items, mine)
+// Remove stages the deletion of the items that the kernel has and whose marks match.
+func (ch *Change) Remove(items []Item, matches func(mark string) bool) error {
+	live, err := ch.owned.Live(ch.Conn, items, matches)
 	for _, it := range live {
 		ch.delete(it.Set, it.Element)
 	}
 	return err
 }
 
-// delete stages the deletion of an element once.
+// delete stages the deletion of an element, once however often it is called for it.
 func (ch *Change) delete(set string, e Element) {
 	if at := set + string(e.Key); !ch.deleted[at] {
 		ch.deleted[at] = true
@@ -263,15 +263,16 @@ func (ch *Change) delete(set string, e Element) {
 	}
 }
 
-// Drop stages the deletion of the chains, of those that exist and to which nothing leads.
+// Drop names chains that Update deletes with the others that lost their elements, if they exist and nothing leads
+// to them.
 func (ch *Change) Drop(chains ...string) {
 	for _, name := range chains {
 		ch.gone[name] += 0
 	}
 }
 
-// dropUnused stages the deletion of chains to which nothing leads any more, and so on with those to which
-// their rules led.
+// dropUnused stages the deletion of the chains in gone to which nothing leads any more, then of those to which
+// the rules of these led.
 func (ch *Change) dropUnused() error {
 	t := ch.owned.Layout.Table
 	dropped := map[string]bool{"": true}

@@ -138,7 +138,7 @@ func decodeRule(data []byte) LiveRule {
 				r.Handle = binary.BigEndian.Uint64(val)
 			}
 		case unix.NFTA_RULE_USERDATA:
-			r.Comment = udata(val, 0)
+			r.Comment = udata(val, udataComment)
 		case unix.NFTA_RULE_EXPRESSIONS:
 			r.exprs = val
 			r.Target = target(val)

@@ -59,7 +59,7 @@ func (tx *Tx) Ensure(l Layout) (lacking bool, err error) {
 	return lacking, nil
 }
 
-// lack is what keeps a chain from being whole.
+// lack says what a chain lacks.
 type lack struct {
 	chain bool       // there is no such chain
 	ours  []LiveRule // what is left of our rules
