@@ -1,5 +1,6 @@
 // Package ipam borrows addresses from an IPAM plugin and gives them back
-// (specification, section 4).
+// (specification, section 4). It also reads the files in which host-local says
+// what it has lent, for GC of what the reference plugins left.
 package ipam
 
 import (
@@ -20,7 +21,7 @@ type Client struct {
 	Runner  invoke.Runner
 }
 
-// Call is the plugin at work on a command.
+// Call is a command at which the IPAM plugin works.
 type Call struct {
 	client   Client
 	delegate *invoke.Delegate // nil once it was awaited
@@ -42,14 +43,14 @@ func (c Client) Start(ctx context.Context, command string) (*Call, error) {
 }
 
 // Wait waits for the end of a command that has no answer.
-func (l *Call) Wait(ctx context.Context) error {
-	_, err := l.output(ctx)
+func (a *Call) Wait(ctx context.Context) error {
+	_, err := a.output(ctx)
 	return err
 }
 
-func (l *Call) output(ctx context.Context) ([]byte, error) {
-	d := l.delegate
-	l.delegate = nil
+func (a *Call) output(ctx context.Context) ([]byte, error) {
+	d := a.delegate
+	a.delegate = nil
 	return d.Wait(ctx)
 }
 
@@ -57,12 +58,12 @@ func (l *Call) output(ctx context.Context) ([]byte, error) {
 // An answer that cannot be used is code 102; the plugin's own error comes back
 // with its code.
 //
-// What the plugin has of the attachment already (code 100) is given back first:
-// it is from before a reboot, or a crash. Podman starts such a container again
-// without a DEL.
-func (l *Call) Lease(ctx context.Context) (*cni.Result, error) {
-	c := l.client
-	out, err := l.output(ctx)
+// When the plugin says that the attachment has addresses already (code 100), Lease
+// gives them back and asks again: they are from before a reboot, or a crash.
+// Podman starts such a container again without a DEL.
+func (a *Call) Lease(ctx context.Context) (*cni.Result, error) {
+	c := a.client
+	out, err := a.output(ctx)
 	if refused := (*cni.Error)(nil); errors.As(err, &refused) && refused.Code == cni.CodeExists {
 		if err := c.Del(ctx); err != nil {
 			return nil, errors.Join(refused, err)
@@ -77,13 +78,13 @@ func (l *Call) Lease(ctx context.Context) (*cni.Result, error) {
 
 // Release gives the addresses back during a roll-back, in limited time. A
 // plugin that was not awaited is ended first.
-func (l *Call) Release(ctx context.Context) error {
-	if l.delegate != nil {
+func (a *Call) Release(ctx context.Context) error {
+	if a.delegate != nil {
 		ended, cancel := context.WithCancel(ctx)
 		cancel()
-		_ = l.Wait(ended)
+		_ = a.Wait(ended)
 	}
-	c := l.client
+	c := a.client
 	c.Runner = c.Runner.ForUndo()
 	return c.Del(ctx)
 }

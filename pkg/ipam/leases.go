@@ -22,9 +22,9 @@ type Lease struct {
 	Addr netip.Addr
 }
 
-// Leases returns what host-local has lent in a network, by its files. For what the reference plugins left they
-// alone tell the network. There are none of a configuration with another IPAM plugin; one without any gets
-// those of the usual directory, for chained plugins.
+// Leases returns what host-local has lent in a network, by its files. Only they tell the network of what the
+// reference plugins left. A configuration with another IPAM plugin has none. One without any, of a chained plugin,
+// has those of the usual directory.
 func Leases(conf []byte, network string) ([]Lease, error) {
 	dir := leaseDir(conf, network)
 	if dir == "" {
@@ -53,8 +53,8 @@ func Leases(conf []byte, network string) ([]Lease, error) {
 	return out, nil
 }
 
-// Known are the addresses of which it is known that host-local has lent them in the network: those of the
-// leases, and the last one of each range set. Where IPAM's GC came first, most leases are gone.
+// Known are the addresses that host-local is known to have lent in the network: those of the leases, and the last
+// one of each range set, since IPAM's GC may have removed the leases before.
 func Known(conf []byte, network string) (map[netip.Addr]bool, error) {
 	leases, err := Leases(conf, network)
 	if err != nil {

@@ -15,11 +15,11 @@ import (
 	"github.com/hawser-cni/plugins/pkg/process"
 )
 
-// Chain is a chain of one container, in a table that others use too.
+// Chain names a chain in a table that others use too: mostly that of one container.
 type Chain struct {
 	Family      Family
 	Table, Name string
-	From        string // the shared chain whose rules lead to it
+	From        string // the shared chain whose rules lead to it; not needed by Variants
 }
 
 // nftTable is where the programs for nf_tables keep the table.
@@ -65,7 +65,7 @@ func LegacyChains(ctx context.Context, f Family, table string) ([]string, error)
 		err = process.Command{Path: save, Args: []string{"-t", table}, Stdout: &out}.Run(ctx)
 	}
 	if hidden && ctx.Err() == nil && !NotInstalled(err) {
-		err = nil // a program that cannot show the table: there is none
+		err = nil // the program runs and cannot show the table: there is none
 	}
 	if err != nil {
 		return nil, fmt.Errorf("legacy %s table %q: %w", f.program(), table, err)
@@ -108,7 +108,7 @@ func (c Chain) Live(ctx context.Context, t Tool) (rules, jumps []Rule, err error
 	return rules, jumps, err
 }
 
-// Fill are the lines of a restore that make the chain, or make it anew, with these rules.
+// Fill returns the lines of a restore that make the chain, or make it anew, with these rules.
 func (c Chain) Fill(rules []Rule) []string {
 	lines := []string{":" + c.Name + " - [0:0]"}
 	for _, r := range rules {
@@ -117,7 +117,7 @@ func (c Chain) Fill(rules []Rule) []string {
 	return lines
 }
 
-// Clear are the lines that remove the chain with its jumps.
+// Clear returns the lines that remove the chain with its jumps.
 func (c Chain) Clear(jumps []Rule) []string {
 	var lines []string
 	for _, j := range jumps {

@@ -17,9 +17,9 @@ const (
 	storeLock    = "lock"
 )
 
-// Store is a locked directory that holds one JSON record of type T in a file,
-// by a name that the caller gives: an attachment's hash. Nobody else reads or
-// writes it until Close.
+// Store is a locked directory that holds JSON records of type T, each in a file
+// of the name that the caller gives: an attachment's hash, say. Nobody else reads
+// or writes it until Close.
 type Store[T any] struct {
 	dir  *Dir // nil where there is no directory
 	held *Held
