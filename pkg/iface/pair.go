@@ -109,8 +109,8 @@ func MarkChange(a cni.Attachment) rtnl.Change {
 }
 
 // FindHostEnd finds the host end of an attachment that Create made, by its
-// name and its owner. It returns rtnl.ErrNoLink when there is none; a link of
-// that name that belongs to somebody else is none.
+// name and its owner. It returns rtnl.ErrNoLink when there is none, also where a
+// link of somebody else has the name.
 func FindHostEnd(host *rtnl.Conn, a cni.Attachment) (rtnl.Link, error) {
 	links, err := host.LinksNamed(HostNames(a)...)
 	if err != nil {
@@ -131,7 +131,7 @@ func Collect(host *rtnl.Conn, valid cni.Set) error {
 	if err != nil {
 		return err
 	}
-	var keep []string // names of those that have no mark yet
+	var keep []string // names that host ends of valid attachments may have without a mark
 	for _, a := range valid.All() {
 		keep = append(keep, HostNames(a)...)
 	}

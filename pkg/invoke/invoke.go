@@ -139,7 +139,7 @@ func (d *Delegate) Wait(ctx context.Context) ([]byte, error) {
 	return nil, d.failure(ctx, err)
 }
 
-// failure says what went wrong with a delegate that did not succeed.
+// failure returns the error of a delegate that did not succeed.
 func (d *Delegate) failure(ctx context.Context, err error) error {
 	details := strings.TrimSpace(string(d.stderr.buf))
 	if d.stdout.over {
@@ -165,7 +165,7 @@ func (d *Delegate) failure(ctx context.Context, err error) error {
 	return d.error(cni.CodeInternal, fmt.Sprintf("failed without an error object: %v", err), details)
 }
 
-// stopped is what is said of a delegate that we ended.
+// stopped returns the error of a delegate that we ended.
 func (d *Delegate) stopped(cause error, details string) error {
 	reason := "stopped: " + cause.Error()
 	if errors.Is(cause, context.DeadlineExceeded) {

@@ -21,7 +21,7 @@ const (
 	exempt6     = "masq_exempt6"
 )
 
-// sharedLayout is what all attachments use. nat at 100 (srcnat) is where everybody translates sources.
+// sharedLayout is the layout that all attachments use. 100 (srcnat) is the usual priority of source NAT.
 func sharedLayout() nft.Layout {
 	return nft.Layout{
 		Table:   table,
@@ -63,7 +63,7 @@ func chainName(p netip.Prefix) string {
 	return prefixChain + strings.ReplaceAll(p.Masked().String(), ":", "-")
 }
 
-// parseChainName is the prefix of a chain's name; ok is false for a chain that is none of these.
+// parseChainName is the reverse of chainName; ok is false for any other chain's name.
 func parseChainName(name string) (p netip.Prefix, ok bool) {
 	text, found := strings.CutPrefix(name, prefixChain)
 	switch {

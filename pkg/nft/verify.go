@@ -11,7 +11,8 @@ import (
 )
 
 // Verify compares what all attachments share with what the kernel has. Its error joins the differences
-// and matches ErrDrift. Rules that others put between ours are none.
+// and matches ErrDrift. Rules that others put between ours are no
+// difference.
 func (c *Conn) Verify(l Layout) error {
 	var drift []error
 	for _, chain := range l.Chains {
@@ -41,9 +42,9 @@ func (c *Conn) Verify(l Layout) error {
 	return errors.Join(drift...)
 }
 
-// Probe says whether the kernel can hold the layout: it has it, or accepts it in a batch that is not
-// kept. The error matches ErrUnsupported when it cannot. That Update could not make its lock's file is
-// an error, too.
+// Probe says whether the kernel can hold the layout: it has the layout, or accepts it in a batch that is
+// not kept. The error matches ErrUnsupported when the kernel cannot. It is an error, too, when Update
+// could not make its lock's file.
 func (c *Conn) Probe(l Layout) error {
 	if err := statefile.Writable(filepath.Dir(cmp.Or(c.Lock, DefaultLock))); err != nil {
 		return err

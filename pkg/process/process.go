@@ -36,8 +36,8 @@ type Command struct {
 
 // Run runs the program to its end. It is killed when the context or Limit ends, and when we die.
 //
-// A file that cannot be run is an *fs.PathError with the kernel's errno, a program that did not succeed
-// an *ExitError. With one that did, an error of Stdout or Stderr is returned.
+// The error is an *fs.PathError with the kernel's errno for a file that cannot be run, and an *ExitError
+// for a program that did not succeed. For one that did it is the error of Stdout or Stderr, if any.
 func (c Command) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -39,7 +39,8 @@ func (p *port) ensureBridge() error {
 			cfg.Link.MTU)
 	}
 	if cfg.Port.Filtering && !br.VLANFiltering {
-		p.Warn("bridge %q: does not filter VLANs, so vlan and vlanTrunk have no effect (ip link set %s type bridge vlan_filtering 1)", cfg.Bridge, cfg.Bridge)
+		p.Warn("bridge %q: does not filter VLANs, so vlan and vlanTrunk have no effect "+
+			"(ip link set %s type bridge vlan_filtering 1)", cfg.Bridge, cfg.Bridge)
 	}
 	if cfg.Promisc && !br.Promisc {
 		if err := p.Host.SetLink(br.Index, rtnl.Change{Promisc: ptr(true)}); err != nil {

@@ -25,7 +25,7 @@ func (p *port) setUpPort(ctx context.Context) error {
 	}
 	if p.cfg.SpoofCheck {
 		p.OnFail("remove the MAC address check", func(ctx context.Context) error {
-			return deleteSpoofCheck(ctx, p.NF, p.Request.Attachment)
+			return deleteSpoofCheck(ctx, p.NF, p.Attachment)
 		})
 		if err := p.spoofCheck().add(ctx, p.NF); err != nil {
 			return err
@@ -35,7 +35,7 @@ func (p *port) setUpPort(ctx context.Context) error {
 }
 
 func (p *port) spoofCheck() spoofCheck {
-	return spoofCheck{Attachment: p.Request.Attachment, Port: p.HostEnd.Name, MAC: p.ContEnd.MAC}
+	return spoofCheck{Attachment: p.Attachment, Port: p.HostEnd.Name, MAC: p.ContEnd.MAC}
 }
 
 // setVLANs gives a new port its VLANs, and takes from it the one that every

@@ -15,7 +15,7 @@ import (
 // after the host end.
 const containerIndex = 1
 
-// plan is what to do with what IPAM gave.
+// plan is what ADD does with IPAM's answer.
 type plan struct {
 	Result     *cni.Result    // addresses, routes and dns; no interfaces yet
 	ContRoutes []rtnl.Route   // of the container, before the result's
