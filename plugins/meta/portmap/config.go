@@ -50,7 +50,7 @@ type config struct {
 	mappings []mapping
 }
 
-// options are what an attachment's rules depend on besides its ports.
+// options are the keys on which an attachment's rules depend, besides its ports.
 type options struct {
 	SNAT         bool     `json:"snat"`
 	MasqAll      bool     `json:"masqAll,omitempty"`
@@ -176,8 +176,8 @@ func syntaxOf(tokens []string) backend {
 	return nftables
 }
 
-// checkTokens refuses what would end the statement or the line that the
-// condition becomes part of.
+// checkTokens refuses tokens that would end the statement or the line of which
+// the condition becomes a part.
 func checkTokens(key string, tokens []string, syntax backend) error {
 	var problems cni.Problems
 	for i, t := range tokens {

@@ -83,9 +83,7 @@ func (c *call) makeRoom(ctx context.Context, s *store, r *record) (gone []*recor
 			return nil, portTaken(h.wanted, h.name)
 		}
 	}
-	if !slices.ContainsFunc(r.served(), address.v4) {
-		r.Localnet = ""
-	}
+	r.trimLocalnet()
 	for _, remove := range leftovers {
 		err = errors.Join(err, remove(ctx))
 	}

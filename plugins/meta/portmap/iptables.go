@@ -24,7 +24,8 @@ func (f family) dnatChainOfAll() ipt.Chain {
 	return ipt.Chain{Family: f.ipt, Table: natTable, Name: hostportDNAT}
 }
 
-// variants says which iptables have the chain. A legacy chain that only a missing program could show is none.
+// variants says which variants of iptables have the chain. It is taken for absent from legacy iptables where the
+// program is missing that could show it.
 func (c *call) variants(ctx context.Context, chain ipt.Chain) ([]ipt.Variant, error) {
 	where, err := chain.Variants(ctx, c.nf)
 	if ipt.NotInstalled(err) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"slices"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/nft"
@@ -34,6 +35,13 @@ func writeLocalnet(link, value string) error {
 		return nil
 	}
 	return err
+}
+
+// trimLocalnet forgets the link where no host port leads to an IPv4 address: only such ports need route_localnet.
+func (r *record) trimLocalnet() {
+	if !slices.ContainsFunc(r.served(), address.v4) {
+		r.Localnet = ""
+	}
 }
 
 // noteLocalnet notes in the record what route_localnet of its link was before the first user. The guard says

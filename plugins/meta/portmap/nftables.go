@@ -15,7 +15,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// addNFTables makes the attachment's elements and removes those of the owners that are gone: one batch.
+// addNFTables makes the attachment's elements and removes those of the owners that are gone, in one batch.
 func (c *call) addNFTables(ctx context.Context, r *record, gone []*record) error {
 	if err := c.compileConditions(ctx, r); err != nil {
 		return err
@@ -146,7 +146,7 @@ const (
 	rawPriority  = -300
 )
 
-// family is what differs between IPv4 and IPv6.
+// family has the names and values in which IPv4 and IPv6 differ.
 type family struct {
 	nft.Family
 	ipt          ipt.Family
@@ -189,7 +189,7 @@ func snatChain(bit int) string { return fmt.Sprintf("portmap_snat%d_v1", bit) }
 // loopback4 are the sources of a host that speaks to itself.
 var loopback4 = netip.MustParsePrefix("127.0.0.0/8")
 
-// sharedLayout is what all attachments use whose masquerade goes by this bit of the fwmark.
+// sharedLayout is the layout of all attachments that masquerade by this bit of the fwmark.
 func sharedLayout(bit int) nft.Layout {
 	l := nft.Layout{Table: table, Comment: tableComment}
 	for _, f := range families() {
@@ -264,7 +264,8 @@ func guardLayout() nft.Layout {
 	}
 }
 
-// owned is the layout of those who masquerade by this bit of the fwmark, with the elements of all attachments.
+// owned is the layout of the attachments that masquerade by this bit of the fwmark, with the elements of all
+// attachments.
 func owned(bit int) nft.Owned {
 	o := nft.Owned{Layout: sharedLayout(bit), Chain: chainNamed}
 	for _, f := range families() {
@@ -335,7 +336,7 @@ func (r *record) afterConditions(a address) string {
 	return cmp.Or(r.masqChain(a), familyOf(a.v4()).dnatChain())
 }
 
-// conditionScript is what nft(8) is told about the conditions of a family.
+// conditionScript is the script by which nft(8) makes the chain with the conditions of a family.
 func (r *record) conditionScript(a address) string {
 	where := fmt.Sprintf("%s %s", table, r.conditionChain(a.v4()))
 	return fmt.Sprintf("add chain %s\nflush chain %s\nadd rule %s %s goto %s\n",

@@ -226,9 +226,7 @@ func (c *call) newRecord(cfg config) (*record, error) {
 			return nil, err
 		}
 	}
-	if !slices.ContainsFunc(r.served(), address.v4) {
-		r.Localnet = ""
-	}
+	r.trimLocalnet()
 	var err error
 	r.Home, err = homeOf(c.host, c.NS, c.IfName)
 	return r, err

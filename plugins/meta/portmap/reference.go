@@ -20,14 +20,14 @@ func (f family) referenceTable() nft.Table { return nft.Table{Family: f.Family, 
 
 var referenceChains = []string{"hostports", "hostip_hostports", "masquerading"}
 
-// entries are the rules of either variant that lead to containers' chains.
+// entries are the iptables rules, of either variant, that lead to the chains of containers that which selects.
 func (f family) entries(ctx context.Context, nf *nft.Conn, which func(chain string) bool) ([]ipt.Rule, error) {
 	return ipt.Chain{Family: f.ipt, Table: natTable, From: hostportDNAT}.Rules(ctx, nf, func(chain string) bool {
 		return strings.HasPrefix(chain, dnPrefix) && which(chain)
 	})
 }
 
-// hostPortOf reads a rule that translates.
+// hostPortOf reads the host port of an iptables rule that translates one.
 func hostPortOf(r ipt.Rule) (p hostPort, ok bool) {
 	to, err := netip.ParseAddrPort(r.Option("--to-destination"))
 	port, portErr := strconv.ParseUint(r.Option("--dport"), 10, 16)
@@ -78,7 +78,7 @@ func (p hostPort) isIn(rule nft.LiveRule) bool {
 	return p.Addr.IsUnspecified() || compares(addr) || len(rule.Compared(len(addr))) == 0
 }
 
-// isMentioned says whether the rule is about an address of the record; any rule is where none is known.
+// isMentioned says whether the rule is about an address of the record. With a record without addresses any rule is.
 func (r *record) isMentioned(rule nft.LiveRule) bool {
 	return len(r.Addrs) == 0 || slices.ContainsFunc(r.Addrs, func(a address) bool {
 		return rule.Mentions(nft.AddrKey(a.Addr.Addr()))
