@@ -22,11 +22,11 @@ type Rules func(ctx context.Context, nf *nft.Conn) error
 // that the host end of the reference must be a port of.
 //
 // Addresses are released when the interface is gone, since nobody may be given
-// one while somebody answers to it. An IPAM plugin that needs the interface
-// comes before its deletion, when it has lost its addresses.
+// one while somebody answers to it. An IPAM plugin that needs the interface is
+// asked before that, when the interface has lost its addresses.
 func Del(ctx context.Context, req *skel.Request, master Master, rules ...Rules) error {
 	nf := nft.New()
-	locks, cancel := skel.Most(ctx) // what waits for locks leaves time for the rest
+	locks, cancel := skel.Most(ctx) // for steps that wait for locks: the others need time, too
 	defer cancel()
 	var errs []error
 	for _, remove := range rules {

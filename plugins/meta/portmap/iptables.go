@@ -293,13 +293,13 @@ func (r *record) sharedRules() []sharedRule {
 	if !r.Options.SNAT || r.Options.MarkChain != "" {
 		return out
 	}
-	mark := fmt.Sprintf("%#x/%#x", 1<<r.Options.MarkBit, 1<<r.Options.MarkBit)
+	fwmark := fmt.Sprintf("%#x/%#x", 1<<r.Options.MarkBit, 1<<r.Options.MarkBit)
 	return append(out,
 		sharedRule{ipt.NewRule("POSTROUTING", "-m", "comment", "--comment", "CNI portfwd requiring masquerade", "-j",
 			hostportMasq), true},
 		sharedRule{Rule: ipt.NewRule(hostportSetMark, "-m", "comment", "--comment", "CNI portfwd masquerade mark", "-j",
-			"MARK", "--set-xmark", mark)},
-		sharedRule{Rule: ipt.NewRule(hostportMasq, "-m", "mark", "--mark", mark, "-j", "MASQUERADE")})
+			"MARK", "--set-xmark", fwmark)},
+		sharedRule{Rule: ipt.NewRule(hostportMasq, "-m", "mark", "--mark", fwmark, "-j", "MASQUERADE")})
 }
 
 // lookedAt are the chains in which the shared rules stand: those of the kernel, and the reference's.

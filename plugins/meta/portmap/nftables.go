@@ -288,15 +288,15 @@ func chainNamed(name string) (nft.Chain, bool) {
 		if !isMasq || err != nil || bit < 0 || bit > 31 || from != "all" && notPrefix != nil {
 			continue
 		}
-		mark, chain := nft.FwmarkWith(1<<bit), nft.Chain{Name: name}
+		fwmark, chain := nft.FwmarkWith(1<<bit), nft.Chain{Name: name}
 		switch {
 		case from == "all":
-			chain.Rules = append(chain.Rules, nft.Rule{mark})
+			chain.Rules = append(chain.Rules, nft.Rule{fwmark})
 		case f.v4():
-			chain.Rules = append(chain.Rules, nft.Rule{nft.InPrefix(f.saddr, near), mark},
-				nft.Rule{nft.InPrefix(f.saddr, loopback4), mark})
+			chain.Rules = append(chain.Rules, nft.Rule{nft.InPrefix(f.saddr, near), fwmark},
+				nft.Rule{nft.InPrefix(f.saddr, loopback4), fwmark})
 		default:
-			chain.Rules = append(chain.Rules, nft.Rule{nft.InPrefix(f.saddr, near), mark})
+			chain.Rules = append(chain.Rules, nft.Rule{nft.InPrefix(f.saddr, near), fwmark})
 		}
 		chain.Rules = append(chain.Rules, nft.Rule{nft.Goto(f.dnatChain())})
 		return chain, true
