@@ -184,7 +184,7 @@ func (l *life) delOne() {
 		other := l.attach("one", 4, Object{"name": "other"})
 		l.Succeeds(other.As("DEL"))
 		Expect(Names(other.Host, "")).To(BeEmpty())
-		Eventually(func() string { return l.Snapshot() }, "3s").Should(Equal(before))
+		Eventually(func() string { return l.Snapshot() }).WithTimeout(nstest.Hang).Should(Equal(before))
 		l.Succeeds(one.As("CHECK"))
 	})
 }

@@ -317,7 +317,7 @@ func (l *life) removed(attach func(id string, n int) Attached) {
 			l.Calls()
 			l.Succeeds(c)
 			Expect(l.Calls()).To(Equal([]string{"DEL one eth0"}))
-			Eventually(state, "3s").Should(Equal(before))
+			Eventually(state).WithTimeout(nstest.Hang).Should(Equal(before))
 			if exists(a.Path) {
 				Expect(Names(a.Host, "")).To(BeEmpty())
 			}
