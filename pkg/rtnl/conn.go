@@ -50,12 +50,14 @@ type Conn struct {
 	h     *netlink.Handle  // nil once closed
 	own   *nl.SocketHandle // for messages of our own: the handle's socket is private
 	names sync.Map         // int -> string, for error texts: what links that were read are called
+
+	patience time.Duration // as the constant; specs have less
 }
 
 // Dial opens a handle in n, or with nil in the calling thread's namespace. The
 // Conn does not need n afterwards.
 func Dial(n *ns.NS) (*Conn, error) {
-	c := &Conn{}
+	c := &Conn{patience: patience}
 	dial := c.open
 	if n != nil {
 		// The library's NewHandleAt would leave the thread in that namespace where
@@ -139,7 +141,7 @@ func (c *Conn) use(call func(h *netlink.Handle) error) error {
 		return unix.EBADF
 	}
 	repeated := false
-	for deadline := time.Now().Add(patience); ; repeated = true {
+	for deadline := time.Now().Add(c.patience); ; repeated = true {
 		err := call(c.h)
 		switch {
 		case repeated && errors.Is(err, unix.EEXIST):
@@ -147,7 +149,8 @@ func (c *Conn) use(call func(h *netlink.Handle) error) error {
 		case !disturbed(err) && !errors.Is(err, netlink.ErrDumpInterrupted):
 			return err
 		case time.Now().After(deadline):
-			return fmt.Errorf("disturbed for %s: %w", patience, err)
+			// What is there could not be found out: DEL must not take it for gone.
+			return fmt.Errorf("disturbed for %s: %w: %w", c.patience, unix.ETIMEDOUT, err)
 		case disturbed(err):
 			if err := c.reopen(); err != nil {
 				return err

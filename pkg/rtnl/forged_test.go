@@ -8,6 +8,7 @@ import (
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
@@ -37,6 +38,16 @@ var _ = DescribeTable("what a process of the container sends to our sockets is n
 	Entry("an answer", 1),
 	Entry("so many that the kernel's do not fit", 2000),
 )
+
+var _ = It("a socket that is disturbed for too long says that another call may succeed", func() {
+	nstest.NewNetns().Do(func() {
+		c := dialAmong(1)
+		c.patience = 0
+		_, err := c.Link("lo")
+		Expect(err).To(MatchError(ContainSubstring("Wrong sender portid")))
+		Expect(cni.Transient(err)).To(BeTrue(), err.Error())
+	})
+})
 
 // dialAmong dials in the thread's namespace and sends messages to the sockets.
 func dialAmong(messages int) *Conn {
