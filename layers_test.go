@@ -4,13 +4,16 @@
 package plugins_test
 
 import (
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"os"
 	"path"
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 const module = "github.com/hawser-cni/plugins"
@@ -28,7 +31,16 @@ const (
 	harness     = "pkg/nstest" // imported by tests alone
 	maxLines    = 60
 	maxParams   = 4
+	maxColumns  = 120 // a tab has four
 )
+
+// wide are the directories that still have longer lines.
+var wide = []string{
+	"pkg/attach", "pkg/cni", "pkg/conntrack", "pkg/iface", "pkg/invoke", "pkg/ipam", "pkg/ipt", "pkg/masq",
+	"pkg/nft", "pkg/ns", "pkg/process", "pkg/rtnl", "pkg/skel", "plugins/ipam/host-local", "plugins/main/bridge",
+	"plugins/main/loopback", "plugins/main/ptp", "plugins/meta/portmap", "plugins/meta/tuning", "test/attack",
+	"test/clients", "test/cost", "test/faults", "test/hostile", "test/load", "test/node", "test/runtimes",
+}
 
 // homes are the only packages whose code imports a library (or what is below it, unless that has its own).
 var homes = map[string][]string{
@@ -55,6 +67,7 @@ var outward = map[string][]string{
 type source struct {
 	path  string // from the root
 	dir   string
+	text  string
 	fset  *token.FileSet
 	file  *ast.File
 	names map[string]string // of the imported packages -> their paths
@@ -69,8 +82,8 @@ func (s source) at(n ast.Node) string { return s.fset.Position(n.Pos()).String()
 
 func within(dir, top string) bool { return dir == top || strings.HasPrefix(dir, top+"/") }
 
-func parse(name string, content any) (source, error) {
-	s := source{path: name, dir: path.Dir(name), fset: token.NewFileSet(), names: make(map[string]string)}
+func parse(name, content string) (source, error) {
+	s := source{path: name, dir: path.Dir(name), text: content, fset: token.NewFileSet(), names: map[string]string{}}
 	var err error
 	s.file, err = parser.ParseFile(s.fset, name, content, parser.SkipObjectResolution)
 	if err != nil {
@@ -95,13 +108,18 @@ var rules = map[string]func(s source) []string{
 	"no state":    checkState,
 	"no sleep":    checkSleep,
 	"size":        checkSize,
+	"width":       checkWidth,
 }
 
 func TestSource(t *testing.T) {
 	var sources []source
 	for _, name := range tracked(t) {
 		if strings.HasSuffix(name, ".go") && !strings.Contains(name, "testdata/") {
-			s, err := parse(name, nil)
+			content, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, err := parse(name, string(content))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -199,7 +217,7 @@ func checkState(s source) (faults []string) {
 		case *ast.GenDecl:
 			for _, spec := range d.Specs {
 				if v, ok := spec.(*ast.ValueSpec); ok && d.Tok == token.VAR && !isConstant(s, v) {
-					faults = append(faults, s.at(v)+"package variable "+v.Names[0].Name+" is neither an error nor a table")
+					faults = append(faults, s.at(v)+"variable "+v.Names[0].Name+" is neither an error nor a table")
 				}
 			}
 		}
@@ -262,6 +280,24 @@ func checkSize(s source) (faults []string) {
 		}
 		if s.fset.Position(d.End()).Line-s.fset.Position(d.Pos()).Line+1 > maxLines {
 			faults = append(faults, s.at(d)+d.Name.Name+" is longer than 60 lines")
+		}
+	}
+	return faults
+}
+
+// checkWidth leaves out the tags of fields, which Go cannot break.
+func checkWidth(s source) (faults []string) {
+	tags := map[int]bool{}
+	ast.Inspect(s.file, func(n ast.Node) bool {
+		if field, ok := n.(*ast.Field); ok && field.Tag != nil {
+			tags[s.fset.Position(field.Tag.Pos()).Line] = true
+		}
+		return true
+	})
+	for i, line := range strings.Split(s.text, "\n") {
+		columns := utf8.RuneCountInString(strings.ReplaceAll(line, "\t", "    "))
+		if columns > maxColumns && !tags[i+1] && !slices.Contains(wide, s.dir) {
+			faults = append(faults, fmt.Sprintf("%s:%d: %d columns", s.path, i+1, columns))
 		}
 	}
 	return faults

@@ -1,6 +1,9 @@
 package plugins_test
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // TestRules shows that each rule sees what it is there for, and only that.
 func TestRules(t *testing.T) {
@@ -44,6 +47,9 @@ func TestRules(t *testing.T) {
 		{"size", "pkg/ns/x.go", `func f(a, b, c, d, e int) {}`, 1},
 		{"size", "pkg/ns/x.go", "func f() {" + newlines(60) + "}", 1},
 		{"size", "pkg/ns/x.go", "func f() {" + newlines(59) + "}", 0},
+		{"width", "pkg/nstest/x.go", "//" + strings.Repeat("ä", 118), 0},
+		{"width", "pkg/nstest/x_test.go", "//\t" + strings.Repeat("x", 115), 1},
+		{"width", "pkg/nstest/x.go", "type t struct {\n\ta int `json:\"" + strings.Repeat("x", 120) + "\"`\n}", 0},
 	} {
 		s, err := parse(c.path, "package x\n"+c.body)
 		if err != nil {

@@ -51,7 +51,8 @@ func readBinaries(paths []string) ([]binary, error) {
 		if err != nil {
 			return nil, err
 		}
-		b := binary{name: filepath.Base(path), sha256: sha256.Sum256(data), main: info.Main.Path, info: info, modules: []string{stdlib}}
+		b := binary{name: filepath.Base(path), sha256: sha256.Sum256(data), main: info.Main.Path, info: info,
+			modules: []string{stdlib}}
 		for _, s := range info.Settings {
 			if s.Key == "GOARCH" {
 				b.arch = s.Value
@@ -59,7 +60,8 @@ func readBinaries(paths []string) ([]binary, error) {
 		}
 		for _, d := range info.Deps {
 			if d.Replace != nil {
-				return nil, fmt.Errorf("%s: %s is replaced by %s, which a release must not be", path, d.Path, d.Replace.Path)
+				return nil, fmt.Errorf("%s: %s is replaced by %s, which a release must not be",
+					path, d.Path, d.Replace.Path)
 			}
 			b.modules = append(b.modules, d.Path)
 		}

@@ -71,7 +71,8 @@ func (m module) component() cdx.Component {
 		BOMRef: ref, Type: cdx.ComponentTypeLibrary, Name: m.path, Version: version,
 		PackageURL: ref, Licenses: licences(strings.Split(m.licence, " AND ")...),
 	}
-	if sum, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(m.sum, "h1:")); err == nil && len(sum) == sha256.Size {
+	sum, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(m.sum, "h1:"))
+	if err == nil && len(sum) == sha256.Size {
 		c.Hashes = &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: hex.EncodeToString(sum)}}
 	}
 	return c

@@ -41,7 +41,8 @@ var _ = Describe("a run", func() {
 			"hawser before=" + dir + "/peer", "-peer", "other=" + dir + "/peer",
 			"-empty", dir + "/empty",
 			"-work", dir + "/disk", "-n", "2", "-page", dir + "/page.md", "-plot", dir + "/plot.svg",
-			"-rows", `^(bridge.* against .*|loopback|portmap, 1 published|host-local, 1000 reserved): |^chain.* 8 at a time`}})
+			"-rows", `^(bridge.* against .*|loopback|portmap, 1 published|host-local, 1000 reserved): ` +
+				`|^chain.* 8 at a time`}})
 		Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
 
 		Expect(h.Snapshot()).To(Equal(before))

@@ -78,7 +78,8 @@ func referenceRules(sc *scenario) string {
 		rules.WriteString("-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT\n" +
 			"-A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT\n" +
 			"-A POSTROUTING -m comment --comment \"CNI portfwd requiring masquerade\" -j CNI-HOSTPORT-MASQ\n" +
-			"-A CNI-HOSTPORT-SETMARK -m comment --comment \"CNI portfwd masquerade mark\" -j MARK --set-xmark 0x2000/0x2000\n" +
+			"-A CNI-HOSTPORT-SETMARK -m comment --comment \"CNI portfwd masquerade mark\"" +
+			" -j MARK --set-xmark 0x2000/0x2000\n" +
 			"-A CNI-HOSTPORT-MASQ -m mark --mark 0x2000/0x2000 -j MASQUERADE\n")
 	}
 	for i := range sc.others {
@@ -91,14 +92,16 @@ func referenceRules(sc *scenario) string {
 					p.port)
 			}
 			fmt.Fprintf(&rules, "-A %s -p tcp -m tcp --dport %d -j DNAT --to-destination %s:80\n", chain, p.port, addr)
-			fmt.Fprintf(&rules, "-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment \"dnat name: \\\"%s\\\" id: \\\"%s\\\"\" -m multiport --dports %d -j %s\n",
-				network, p.id, p.port, chain)
+			comment := fmt.Sprintf("-m comment --comment \"dnat name: \\\"%s\\\" id: \\\"%s\\\"\"", network, p.id)
+			fmt.Fprintf(&rules, "-A CNI-HOSTPORT-DNAT -p tcp %s -m multiport --dports %d -j %s\n",
+				comment, p.port, chain)
 		} else if last.conf(0)["ipMasq"] == true {
 			chain := fmt.Sprintf("CNI-%024x", i)
 			comment := fmt.Sprintf("-m comment --comment \"name: \\\"%s\\\" id: \\\"%s\\\"\"", network, p.id)
 			fmt.Fprintf(&chains, ":%s - [0:0]\n", chain)
-			fmt.Fprintf(&rules, "-A %s -d 10.22.0.0/16 %s -j ACCEPT\n-A %s ! -d 224.0.0.0/4 %s -j MASQUERADE\n-A POSTROUTING -s %s/32 %s -j %s\n",
-				chain, comment, chain, comment, addr, comment, chain)
+			fmt.Fprintf(&rules, "-A %s -d 10.22.0.0/16 %s -j ACCEPT\n", chain, comment)
+			fmt.Fprintf(&rules, "-A %s ! -d 224.0.0.0/4 %s -j MASQUERADE\n", chain, comment)
+			fmt.Fprintf(&rules, "-A POSTROUTING -s %s/32 %s -j %s\n", addr, comment, chain)
 		}
 	}
 	return "*nat\n" + chains.String() + rules.String() + "COMMIT\n"

@@ -169,7 +169,8 @@ func hostLocalValues() []values {
 		{key: "runtimeConfig.ipRanges", good: `[[[{"subnet": "10.1.0.0/16"}]], [], null]`, bad: `[[[]], [[{}]], 5]`},
 		{key: "runtimeConfig.ipRanges", beside: `{}`, good: `[]`, bad: `[]`,
 			beyond: `[[[{` + nine + `}]]]`}, // overlaps with ipam.subnet
-	}, ranges("ipam.", `{"ipam": {`+nine+`}}`), ranges("ipam.ranges[][].", `{"ipam": {"subnet": null, "ranges": [[{`+nine+`}]]}}`),
+	}, ranges("ipam.", `{"ipam": {`+nine+`}}`),
+		ranges("ipam.ranges[][].", `{"ipam": {"subnet": null, "ranges": [[{`+nine+`}]]}}`),
 		ranges("runtimeConfig.ipRanges[][].",
 			`{"ipam": {"subnet": null}, "runtimeConfig": {"ipRanges": [[{`+nine+`}]]}}`))
 }

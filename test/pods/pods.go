@@ -207,8 +207,8 @@ func ExpectGone(host *nstest.Host) {
 	// Elements are marked with network and container, chains named after addresses;
 	// chains of iptables have hashes.
 	for line := range strings.Lines(host.Cmd("nft", "list", "ruleset")) {
-		gomega.Expect(line).NotTo(gomega.MatchRegexp(`[0-9a-f]{16} pods |10\.88\.0\.[0-9]+|fd00:88::|CNI-(DN-)?[0-9a-f]`),
-			"rules")
+		gomega.Expect(line).NotTo(gomega.MatchRegexp(
+			`[0-9a-f]{16} pods |10\.88\.0\.[0-9]+|fd00:88::|CNI-(DN-)?[0-9a-f]`), "rules")
 	}
 }
 

@@ -52,7 +52,8 @@ func (d debian) kubernetesCNI(version string) string {
 		Expect(os.WriteFile(file, []byte(plugin+" of "+version), 0o755)).To(Succeed())
 	}
 	Expect(os.MkdirAll(tree+"/DEBIAN", 0o755)).To(Succeed())
-	control := fmt.Sprintf("Package: kubernetes-cni\nVersion: %s\nArchitecture: amd64\nMaintainer: a <a@example.org>\nDescription: a\n",
+	control := fmt.Sprintf("Package: kubernetes-cni\nVersion: %s\nArchitecture: amd64\n"+
+		"Maintainer: a <a@example.org>\nDescription: a\n",
 		version)
 	Expect(os.WriteFile(tree+"/DEBIAN/control", []byte(control), 0o644)).To(Succeed())
 	run(d.work, nil, "dpkg-deb", "--build", "--root-owner-group", tree, tree+".deb")

@@ -57,7 +57,8 @@ func try(dir string, env []string, name string, args ...string) (string, error) 
 func copyTree(from, dir string) {
 	GinkgoHelper()
 	Expect(os.MkdirAll(dir, 0o755)).To(Succeed())
-	files := "git ls-files -co --exclude-standard -z | xargs -0 ls -d 2>/dev/null" // without those that are deleted and not yet committed
+	// Without those that are deleted and not yet committed.
+	files := "git ls-files -co --exclude-standard -z | xargs -0 ls -d 2>/dev/null"
 	run(from, nil, "bash", "-c", files+` | tar -cf - -T - | tar -xf - -C "$1"`, "copy", dir)
 	date := "2026-01-02T03:04:05Z"
 	as := []string{"GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null"}

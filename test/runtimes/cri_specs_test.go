@@ -34,7 +34,9 @@ var _ = Describe("containerd 1.6", func() { underContainerd(func() string { retu
 var _ = Describe("containerd 2", func() { underContainerd(built) })
 
 func underContainerd(dir func() string) {
-	DescribeTable("has pods with addresses, traffic, host ports, sysctls; stopped and removed twice", func(v6, ptp bool) {
+	DescribeTable("has pods with addresses, traffic, host ports, sysctls; stopped and removed twice", func(
+		v6, ptp bool,
+	) {
 		n := network
 		n.IPv6, n.PTP = v6, ptp
 		c := newContainerd(newMachine(""), dir(), n.Conflist())

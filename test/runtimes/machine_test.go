@@ -133,8 +133,9 @@ func (m *machine) reboot() {
 	GinkgoHelper()
 	m.killAll()
 	m.Cmd("sh", "-ec", `
-		for netns in $(find /run/netns -name 'cni-*' -o -name 'netns-*'); do umount "$netns" || true; rm "$netns"; done # one may be left of a spec that failed
-		for mount in $(awk '$2 ~ "^(/run|/var/lib)/(containerd|containers)/" { print $2 }' /proc/mounts | sort -r); do umount "$mount"; done
+		# One may be left of a spec that failed.
+		for netns in $(find /run/netns -name 'cni-*' -o -name 'netns-*'); do umount "$netns" || true; rm "$netns"; done
+		awk '$2 ~ "^(/run|/var/lib)/(containerd|containers)/" { print $2 }' /proc/mounts | sort -r | xargs -r -n 1 umount
 		rm -rf /run/containerd /run/containers /run/libpod /run/runc /run/hawser /run/cni /dev/shm/libpod*
 		nft flush ruleset
 		ip link del cni0`)

@@ -182,7 +182,8 @@ var _ = Describe("podman", func() {
 				Args: []string{"run", "-d", "--name", fmt.Sprint("c", i),
 					"--cgroup-parent", p.cgroup, "--network", "pods", "-p", fmt.Sprintf("%d:80", 9000+i), image}}))
 		}
-		Eventually(func() []string { return pods.Leases(p.Host) }).WithTimeout(nstest.Patience(20 * time.Second)).ShouldNot(BeEmpty())
+		lent := func() []string { return pods.Leases(p.Host) }
+		Eventually(lent).WithTimeout(nstest.Patience(20 * time.Second)).ShouldNot(BeEmpty())
 		for _, cmd := range running {
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()

@@ -74,9 +74,11 @@ var _ = Describe("podman of an ordinary user", func() {
 			Expect(p.find("server").Addr).To(Equal(server.Addr))
 		}
 		there := func() string {
-			return p.inside("nft list ruleset; find /var/lib/cni/networks /run/hawser -type f; ip -br link show type veth")
+			return p.inside("nft list ruleset; find /var/lib/cni/networks /run/hawser -type f; " +
+				"ip -br link show type veth")
 		}
-		rule, lease, record, pairs := server.Addr+" . 80", "/"+server.Addr+"\n", ".json", MatchRegexp("(?s)veth.*\nveth")
+		rule, lease, record := server.Addr+" . 80", "/"+server.Addr+"\n", ".json"
+		pairs := MatchRegexp("(?s)veth.*\nveth")
 		Expect(there()).To(And(ContainSubstring(rule), ContainSubstring(lease), ContainSubstring(record), pairs))
 		for range 2 {
 			p.must("stop", "-t", "0", "server")

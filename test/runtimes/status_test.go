@@ -15,7 +15,9 @@ var _ = Describe("the node of containerd 2", func() {
 		n := network
 		n.Last = "10.88.0.2"
 		c := newContainerd(newMachine(""), built(), n.Conflist())
-		eventually := func() AsyncAssertion { return Eventually(c.network).WithTimeout(nstest.Patience(10 * time.Second)) }
+		eventually := func() AsyncAssertion {
+			return Eventually(c.network).WithTimeout(nstest.Patience(10 * time.Second))
+		}
 		c.kubelet.start("only")
 		eventually().Should(And(HavePrefix("not ready: "), ContainSubstring("10.88.0.2")))
 		_, err := c.run("second")

@@ -212,7 +212,8 @@ func Inside(commands ...string) func(*World, Attached) {
 func (w *World) Powerless(c Call) Answer {
 	GinkgoHelper()
 	nstest.NeedProgram("setpriv")
-	return Ran(w.Run(c.Program(w, "setpriv", "--bounding-set", "-all", "--inh-caps", "-all", nstest.Build(w.Plugin.Name))))
+	p := c.Program(w, "setpriv", "--bounding-set", "-all", "--inh-caps", "-all", nstest.Build(w.Plugin.Name))
+	return Ran(w.Run(p))
 }
 
 // Owned makes a table that nobody but the nft process which made it may change.

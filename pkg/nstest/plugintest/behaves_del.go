@@ -40,15 +40,17 @@ func (l *life) forms() map[string]Form {
 		"with CNI_ARGS that make no sense":              {Call: func(c *Call) { c.Args = "MAC=zz;nonsense" }},
 		"when the namespace is gone":                    {Before: func(_ *World, a Attached) { a.Unpin() }},
 		"when the interface is gone":                    {Before: Inside("link del eth0")},
-		"when the interface is renamed":                 {Before: Inside("link set eth0 down", "link set eth0 name moved")},
-		"when the container took another MAC address":   {Before: Inside("link set eth0 address 02:00:00:00:00:77")},
+		"when the interface is renamed": {
+			Before: Inside("link set eth0 down", "link set eth0 name moved")},
+		"when the container took another MAC address": {Before: Inside("link set eth0 address 02:00:00:00:00:77")},
 		"when the container took other addresses": {Before: Inside("addr flush dev eth0",
 			"addr add 10.1.0.77/24 dev eth0")},
 		"when the interface is renamed and another has it": {
 			Before: Inside("link set eth0 down", "link set eth0 name moved", "link add eth0 type veth peer name x"),
 			Leaves: []string{"eth0", "x"}},
 		"with a prevResult whose indexes make no sense": prev(Object{"cniVersion": "1.0.0",
-			"ips": []Object{{"address": "10.1.0.3/24", "interface": 7}, {"address": "2001:db8:1::3/64", "interface": 0}}}),
+			"ips": []Object{{"address": "10.1.0.3/24", "interface": 7},
+				{"address": "2001:db8:1::3/64", "interface": 0}}}),
 	}
 	maps.Copy(forms, l.f.Forms)
 	return forms
@@ -114,7 +116,8 @@ func (l *life) delAlways() {
 
 	It("needs no program but the delegate", func() {
 		c := l.attach("one", 3).As("DEL")
-		both(at(""), without("prevResult"), saying(Object{"ipam": Object{"type": "host-local", "subnet": "10.1.0.0/24"}}))(&c)
+		ipam := Object{"ipam": Object{"type": "host-local", "subnet": "10.1.0.0/24"}}
+		both(at(""), without("prevResult"), saying(ipam))(&c)
 		c.Path = strings.TrimSuffix(nstest.Build("host-local"), "/host-local")
 		program := c.Program(l.World, nstest.Build(l.Plugin.Name))
 		program.Env = append(program.Env, "PATH=")

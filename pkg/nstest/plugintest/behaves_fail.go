@@ -34,8 +34,9 @@ func does(body string) func(*World, *nstest.Host) {
 // early are failures before IPAM is asked.
 func early() map[string]Failure {
 	return map[string]Failure{
-		"the namespace is not there": {Change: at("/run/netns/none"), Code: cni.CodeUnknownContainer, Says: "CNI_NETNS"},
-		"CNI_NETNS is no namespace":  {Change: at("/proc/version"), Code: cni.CodeEnvironment, Says: "CNI_NETNS"},
+		"the namespace is not there": {
+			Change: at("/run/netns/none"), Code: cni.CodeUnknownContainer, Says: "CNI_NETNS"},
+		"CNI_NETNS is no namespace": {Change: at("/proc/version"), Code: cni.CodeEnvironment, Says: "CNI_NETNS"},
 		"CNI_NETNS is the host's": {Change: at("/proc/thread-self/ns/net"), Code: cni.CodeEnvironment,
 			Says: "CNI_NETNS"},
 		"the configuration is bad": {Change: saying(Object{"mtu": 5}), Code: cni.CodeConfig, Says: "mtu: 5"},
@@ -68,18 +69,20 @@ func late() map[string]Failure {
 	const routed = `{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.3/24","gateway":"10.1.0.1"}],` +
 		`"routes":[{"dst":"10.9.0.0/16",`
 	failures := map[string]Failure{
-		"IPAM gives no addresses":             answer(`{"cniVersion":"1.1.0","ips":[]}`, `"fake"`),
-		"IPAM prints nothing":                 end("exit 0", cni.CodeIPAM, "fake"),
-		"IPAM prints garbage":                 answer(`{"ips":[{"addr`, "fake"),
-		"IPAM prints a list":                  answer(`[]`, "fake"),
-		"IPAM speaks an unknown version":      answer(`{"cniVersion":"9.9.9","ips":[{"address":"10.1.0.3/24"}]}`, "9.9.9"),
+		"IPAM gives no addresses": answer(`{"cniVersion":"1.1.0","ips":[]}`, `"fake"`),
+		"IPAM prints nothing":     end("exit 0", cni.CodeIPAM, "fake"),
+		"IPAM prints garbage":     answer(`{"ips":[{"addr`, "fake"),
+		"IPAM prints a list":      answer(`[]`, "fake"),
+		"IPAM speaks an unknown version": answer(`{"cniVersion":"9.9.9","ips":[{"address":"10.1.0.3/24"}]}`,
+			"9.9.9"),
 		"a route of IPAM makes no sense":      answer(routed+`"scope":256}]}`, "routes[0].scope: 256"),
 		"IPAM prints an address that is none": lease(cni.CodeIPAM, `"10.1.0.3"`, "10.1.0.3 10.1.0.1"),
 		"IPAM prints a gateway that is none":  lease(cni.CodeIPAM, `"gw"`, "10.1.0.3/24 gw"),
 		"IPAM prints a gateway with a zone":   lease(cni.CodeIPAM, "fe80::1%eth0", "2001:db8:1::3/64 fe80::1%eth0"),
 		"IPAM gives an address twice":         lease(cni.CodeIPAM, "10.1.0.3 twice", Addrs(3)[0], Addrs(3)[0]),
 		"IPAM's gateway is of another family": lease(cni.CodeIPAM, "10.1.0.3/24", "10.1.0.3/24 2001:db8:1::1"),
-		"the kernel refuses an address":       lease(cni.CodeInternal, "ff05::3/64", Addrs(3)[0], "ff05::3/64 2001:db8:1::1"),
+		"the kernel refuses an address": lease(cni.CodeInternal, "ff05::3/64", Addrs(3)[0],
+			"ff05::3/64 2001:db8:1::1"),
 		"the kernel refuses a route of IPAM": {Prepare: Answers(routed + `"gw":"10.77.0.1"}]}`), Code: cni.CodeInternal,
 			Says: "10.9.0.0/16", Asked: true},
 		"IPAM is killed":              end("echo dying >&2; kill -9 $$", cni.CodeInternal, "dying"),
@@ -89,7 +92,8 @@ func late() map[string]Failure {
 			w.Cmd("nft", "delete", "table", "inet", "hawser")
 			w.Owned("inet hawser")
 		}, Code: cni.CodeInternal, Says: "not permitted", Asked: true},
-		"IPAM hangs until the call's deadline": {Prepare: does("exec sleep 1000"), Change: func(c *Call) { c.Ctx = soon() },
+		"IPAM hangs until the call's deadline": {
+			Prepare: does("exec sleep 1000"), Change: func(c *Call) { c.Ctx = soon() },
 			Code: cni.CodeTryAgain, Says: "fake", Asked: true},
 		"IPAM refuses, and its DEL too": {Prepare: func(w *World, _ *nstest.Host) {
 			w.On("ADD", Refusal, "two")

@@ -35,7 +35,8 @@ func drifts() map[string]Drift {
 		"the interface gone":    inside("ip link del eth0", `"eth0"`),
 		"the interface renamed": inside("ip link set eth0 down;ip link set eth0 name moved", `"eth0"`),
 		"another interface of the name": inside(
-			"ip link set eth0 down;ip link set eth0 name moved;ip link add eth0 type veth peer name x", `"eth0"`, "END"),
+			"ip link set eth0 down;ip link set eth0 name moved;ip link add eth0 type veth peer name x",
+			`"eth0"`, "END"),
 		"another MAC address":         inside("ip link set eth0 address 02:00:00:00:00:77", "02:00:00:00:00:77"),
 		"another MTU":                 inside("ip link set eth0 mtu 1300", `"eth0"`, "MTU", "1300"),
 		"another MTU of the host end": host("ip link set END mtu 1350", "END", "1350"),
@@ -62,7 +63,8 @@ func (l *life) drifts() {
 		d := all[name]
 		It("finds "+name, func() {
 			l.Lend(`{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"},` +
-				`{"address":"2001:db8:1::2/64","gateway":"2001:db8:1::1"}],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"},` +
+				`{"address":"2001:db8:1::2/64","gateway":"2001:db8:1::1"}],` +
+				`"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"},` +
 				`{"dst":"10.9.0.0/16","priority":50,"mtu":1300}]}`)
 			a := l.Attach("one", l.conf())
 			l.Succeeds(a.As("CHECK"))
@@ -259,7 +261,8 @@ func (l *life) status() {
 	)
 
 	It("is code 50 where iptables is not installed", func() {
-		program := call(Object{"ipMasqBackend": "iptables", "macspoofchk": nil}).Program(l.World, nstest.Build(l.Plugin.Name))
+		c := call(Object{"ipMasqBackend": "iptables", "macspoofchk": nil})
+		program := c.Program(l.World, nstest.Build(l.Plugin.Name))
 		program.Env = append(program.Env, "PATH=/nowhere")
 		Expect(Ran(l.Run(program)).Failed(cni.CodeUnavailable)).To(ContainSubstring("ipMasq"))
 	})

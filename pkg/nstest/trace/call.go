@@ -51,7 +51,8 @@ func (c *call) enter() {
 	case unix.SYS_EXECVEAT:
 		c.task.execs = c.text(c.args[1])
 	case unix.SYS_OPENAT:
-		if path := c.text(c.args[1]); strings.HasPrefix(path, "/proc/thread-self/") || strings.Contains(path, "/task/") {
+		path := c.text(c.args[1])
+		if strings.HasPrefix(path, "/proc/thread-self/") || strings.Contains(path, "/task/") {
 			program.Threads = append(program.Threads, path)
 		}
 	case unix.SYS_CLOSE:

@@ -56,7 +56,8 @@ var _ = Describe("a traced command", func() {
 		Expect(r.Names()).To(Equal([]string{"sh", "uname", "env", "sh", "uname"}))
 		Expect(r.Programs[1].Path).To(HaveSuffix("/uname"))
 		loop := func(n string) *trace.Program {
-			return sh(nstest.NewHost(), "i=0; while [ $i -lt "+n+" ]; do : </dev/null; i=$((i+1)); done; sh -c :").Programs[0]
+			script := "i=0; while [ $i -lt " + n + " ]; do : </dev/null; i=$((i+1)); done; sh -c :"
+			return sh(nstest.NewHost(), script).Programs[0]
 		}
 		few, many := loop("10"), loop("110")
 		// open, fcntl or dup, close: the number is the shell's
