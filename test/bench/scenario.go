@@ -42,6 +42,7 @@ var (
 	byNFTables  = object{"ipMasq": true, "ipMasqBackend": "nftables"}
 	onIPTables  = object{"backend": "iptables"}
 	onNFTables  = object{"backend": "nftables"}
+	fixed       = object{"type": "static", "addresses": []object{{"address": "10.22.0.5/16", "gateway": "10.22.0.1"}}}
 	plain, dual = object{"ipam": ipam(false)}, object{"ipam": ipam(true)}
 )
 
@@ -78,7 +79,8 @@ func lending() (list []scenario) {
 		}
 		list = append(list, s)
 	}
-	return list
+	return append(list, scenario{name: "static", verbs: all, steps: []step{{"static", same(object{"ipam": fixed})}},
+		quick: true})
 }
 
 func linking(name string, plugin func(...object) step) []scenario {

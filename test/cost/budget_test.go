@@ -53,6 +53,14 @@ var budgets = []budget{
 		"GC":      {"", 0, 0, 0, 90},
 		"DEL":     {"", 0, 0, 0, 70},
 	}},
+	{"static, two families", "static", same(fixed("10.88.0.5/16", "fd00:88::5/64")), false, 0, gc, map[string]cost{
+		"VERSION": {"", 0, 0, 0, 29},
+		"ADD":     {"", 0, 0, 0, 29},
+		"CHECK":   {"", 0, 0, 0, 29},
+		"STATUS":  {"", 0, 0, 0, 29},
+		"GC":      {"", 0, 0, 0, 29},
+		"DEL":     {"", 0, 0, 0, 29},
+	}},
 	{"tuning, a sysctl and the MAC", "tuning", tuning, true, 200, gc, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 30},
 		"ADD":     {"", 3, 3, 0, 125},

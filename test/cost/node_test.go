@@ -29,7 +29,7 @@ type node struct {
 func newNode(containers int) node {
 	GinkgoHelper()
 	n := node{Host: nstest.NewHost(), dir: GinkgoT().TempDir()}
-	for _, name := range []string{"bridge", "host-local", "loopback", "portmap", "ptp", "tuning"} {
+	for _, name := range []string{"bridge", "host-local", "loopback", "portmap", "ptp", "static", "tuning"} {
 		Expect(os.Symlink(nstest.Build(name), filepath.Join(n.dir, name))).To(Succeed())
 	}
 	crowd := nstest.NewNetns()
@@ -146,6 +146,15 @@ func ipam(subnets []string) object {
 		ranges = append(ranges, []any{object{"subnet": s}})
 	}
 	return object{"ipam": object{"type": "host-local", "ranges": ranges}}
+}
+
+// fixed are addresses of static.
+func fixed(addresses ...string) object {
+	var list []object
+	for _, a := range addresses {
+		list = append(list, object{"address": a})
+	}
+	return object{"ipam": object{"type": "static", "addresses": list}}
 }
 
 func bridge(subnets []string, more ...object) object {

@@ -56,7 +56,7 @@ func (e example) labels() Labels {
 }
 
 // prepare skips what this machine cannot do, and makes what is not the plugins'
-// to make: the chain of kube-proxy that an example names, and the plugin static.
+// to make: the chain of kube-proxy that an example names.
 func (e example) prepare(host *nstest.Host) (pluginDir string) {
 	GinkgoHelper()
 	if e.asks("vlan") || e.asks("vlanTrunk") {
@@ -77,13 +77,6 @@ func (e example) prepare(host *nstest.Host) (pluginDir string) {
 	dir := GinkgoT().TempDir()
 	for name := range plugins {
 		Expect(os.Symlink(nstest.Build(name), filepath.Join(dir, name))).To(Succeed())
-	}
-	for _, entry := range e.entries() {
-		if ipam, _ := entry["ipam"].(object); ipam["type"] == "static" {
-			answer := plugintest.Text(object{"cniVersion": "1.0.0", "ips": ipam["addresses"], "routes": ipam["routes"]})
-			script := "#!/bin/sh\ncat >/dev/null\n[ $CNI_COMMAND != ADD ] || echo '" + answer + "'\n"
-			Expect(os.WriteFile(filepath.Join(dir, "static"), []byte(script), 0o755)).To(Succeed())
-		}
 	}
 	return dir
 }

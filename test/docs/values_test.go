@@ -78,6 +78,7 @@ func tables() map[string][]values {
 		"ptp":        concat(ptpValues(), dns(), common()),
 		"loopback":   common(),
 		"host-local": concat(hostLocalValues(), common()),
+		"static":     concat(staticValues(), common()),
 		"tuning":     concat(tuningValues(), common()),
 		"portmap":    concat(portmapValues(), common()),
 		"entry":      entryValues(),
@@ -144,6 +145,25 @@ func hostLocalValues() []values {
 			bad: `[[], null]`},
 		{key: "capabilities.ipRanges", beside: `{"ipam": {"subnet": null}}`, good: `[true]`, bad: `[false, null]`},
 		{key: "capabilities.ipRanges", good: booleans, bad: noBooleans},
+		{key: "ipam.dataDir", good: `["/var/lib/cni/networks", "", null]`, bad: noStrings},
+		{key: "ipam.resolvConf", good: `["/etc/resolv.conf", "", null]`, bad: noStrings},
+		{key: "ipam.statusOnExhaustion", good: `["warn", "fail", "", null]`, bad: `["no", 5]`},
+		{key: "runtimeConfig.ips", good: `[["10.9.0.5"], ["10.9.0.5/16"], [], null]`,
+			bad:    `["10.9.0.5", ["x"], [5], [null], [""]]`,
+			beyond: `[["10.8.0.1"], ["10.9.0.1"], ["10.9.0.5", "10.9.0.6"]]`},
+		{key: "args.cni.ips", good: `[["10.9.0.5"], null]`, bad: `["10.9.0.5", ["x"], ["10.9.0.5/x"]]`},
+		{key: "runtimeConfig.ipRanges", good: `[[[{"subnet": "10.1.0.0/16"}]], [], null]`, bad: `[[[]], [[{}]], 5]`},
+		{key: "runtimeConfig.ipRanges", beside: `{}`, good: `[]`, bad: `[]`,
+			beyond: `[[[{` + nine + `}]]]`}, // overlaps with ipam.subnet
+	}, routes(), ranges("ipam.", `{"ipam": {`+nine+`}}`),
+		ranges("ipam.ranges[][].", `{"ipam": {"subnet": null, "ranges": [[{`+nine+`}]]}}`),
+		ranges("runtimeConfig.ipRanges[][].",
+			`{"ipam": {"subnet": null}, "runtimeConfig": {"ipRanges": [[{`+nine+`}]]}}`))
+}
+
+// routes are those of IPAM.
+func routes() []values {
+	return []values{
 		{key: "ipam.routes", good: `[[], [{"dst": "0.0.0.0/0"}], null]`, bad: `[5, {}, [{}], [null], ["0.0.0.0/0"]]`},
 		{key: "ipam.routes[].dst", good: `["0.0.0.0/0", "::/0", "192.0.2.7/24"]`,
 			bad: `["", "x", "10.0.0.0", 5, null]`},
@@ -159,20 +179,31 @@ func hostLocalValues() []values {
 			good: `[0, 4294967295, null]`, bad: `[-1, 4294967296, "5"]`},
 		{key: "ipam.routes[].scope", beside: `{"ipam": {"routes": [{"dst": "0.0.0.0/0"}]}}`, good: `[0, 255, null]`,
 			bad: `[-1, 256, "5"]`},
-		{key: "ipam.dataDir", good: `["/var/lib/cni/networks", "", null]`, bad: noStrings},
-		{key: "ipam.resolvConf", good: `["/etc/resolv.conf", "", null]`, bad: noStrings},
-		{key: "ipam.statusOnExhaustion", good: `["warn", "fail", "", null]`, bad: `["no", 5]`},
-		{key: "runtimeConfig.ips", good: `[["10.9.0.5"], ["10.9.0.5/16"], [], null]`,
-			bad:    `["10.9.0.5", ["x"], [5], [null], [""]]`,
-			beyond: `[["10.8.0.1"], ["10.9.0.1"], ["10.9.0.5", "10.9.0.6"]]`},
+	}
+}
+
+func staticValues() []values {
+	const address = `{"ipam": {"addresses": [{"address": "10.9.0.5/16"}]}}`
+	list := concat([]values{
+		{key: "ipam.type", good: `["static"]`, bad: noStrings},
+		{key: "ipam.addresses", good: `[[{"address": "10.9.0.5/16"}, {"address": "fd00::5/64"}], [], null]`,
+			bad:    `[5, {}, [{}], [null], ["10.9.0.5/16"]]`,
+			beyond: `[[{"address": "10.9.0.5/16"}, {"address": "10.9.0.5/24"}]]`},
+		{key: "ipam.addresses[].address",
+			good:   `["10.1.0.5/16", "2001:db8:1::5/64", "::ffff:10.1.0.5/112", "10.1.0.0/31"]`,
+			bad:    `["", "x", "10.1.0.5", "10.1.0.5/33", "300.1.0.0/16", 5, null]`,
+			beyond: `["10.1.0.0/16", "10.1.255.255/16", "0.0.0.0/0", "127.0.0.1/8", "ff02::1/64"]`},
+		{key: "ipam.addresses[].gateway", beside: address, good: `["10.9.0.1", "192.0.2.1", "", null]`,
+			bad: `["x", "10.9.0.1/16", "fe80::1%eth0", 5]`, beyond: `["fd00::1", "10.9.0.5"]`},
+		{key: "runtimeConfig.ips", good: `[["10.9.0.6"], ["10.8.0.6/16"], [], null]`,
+			bad: `["10.9.0.5", ["x"], [5], [null], [""]]`, beyond: `[["10.8.0.1"], ["10.9.0.6", "10.9.0.6/16"]]`},
 		{key: "args.cni.ips", good: `[["10.9.0.5"], null]`, bad: `["10.9.0.5", ["x"], ["10.9.0.5/x"]]`},
-		{key: "runtimeConfig.ipRanges", good: `[[[{"subnet": "10.1.0.0/16"}]], [], null]`, bad: `[[[]], [[{}]], 5]`},
-		{key: "runtimeConfig.ipRanges", beside: `{}`, good: `[]`, bad: `[]`,
-			beyond: `[[[{` + nine + `}]]]`}, // overlaps with ipam.subnet
-	}, ranges("ipam.", `{"ipam": {`+nine+`}}`),
-		ranges("ipam.ranges[][].", `{"ipam": {"subnet": null, "ranges": [[{`+nine+`}]]}}`),
-		ranges("runtimeConfig.ipRanges[][].",
-			`{"ipam": {"subnet": null}, "runtimeConfig": {"ipRanges": [[{`+nine+`}]]}}`))
+	}, routes())
+	for _, v := range dns() {
+		v.key = "ipam." + v.key
+		list = append(list, v)
+	}
+	return list
 }
 
 func tuningValues() []values {

@@ -64,6 +64,8 @@ func scenarios() []scenario {
 		{Name: "loopback", IfName: "lo", Inside: true, Conf: object{"type": "loopback"}},
 		{Name: "host-local", Conf: object{"type": "bridge", "ipam": dual(1)}},
 		{Name: "host-local, first on the host", Cold: true, Conf: object{"type": "bridge", "ipam": dual(0)}},
+		{Name: "static", Conf: object{"type": "bridge", "ipam": object{"type": "static",
+			"addresses": []object{{"address": "10.1.0.5/24", "gateway": "10.1.0.1"}, {"address": "fd01::5/64"}}}}},
 		{Name: "bridge", Conf: bridge(1, object{"ipMasq": true, "macspoofchk": true, "hairpinMode": true}),
 			Needs: append(nft, "nft-bridge")},
 		{Name: "bridge, first on the host", Cold: true, Conf: bridge(0, object{"ipMasq": true, "macspoofchk": true}),
@@ -101,8 +103,10 @@ func (s scenario) commands() []string {
 
 // plugin is the program that is called.
 func (s scenario) plugin() string {
-	if strings.HasPrefix(s.Name, "host-local") { // which finds its own part in another plugin's configuration
-		return "host-local"
+	for _, ipam := range []string{"host-local", "static"} { // which find their own part in another plugin's configuration
+		if strings.HasPrefix(s.Name, ipam) {
+			return ipam
+		}
 	}
 	return s.Conf["type"].(string)
 }

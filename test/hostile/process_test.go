@@ -97,6 +97,8 @@ var _ = Describe("standard streams that are closed or full", Label("kernel"), fu
 		c := Object{"cniVersion": "1.1.0", "name": "net", "type": plugin}
 		for _, e := range append(node.List(""),
 			node.Entry{Plugin: "ptp", Keys: Object{"ipam": Object{"type": "host-local", "subnet": "10.89.0.0/24"}}},
+			node.Entry{Plugin: "static", Keys: Object{"ipam": Object{"type": "static",
+				"addresses": []Object{{"address": "10.89.0.5/24"}}}}},
 			node.Entry{Plugin: "host-local", Keys: Object{"ipam": Object{"type": "host-local", "subnet": "10.89.0.0/24"}}}) {
 			if e.Plugin == plugin {
 				c = Merge(c, e.Keys)

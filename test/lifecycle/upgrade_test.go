@@ -51,6 +51,9 @@ func upgrades() []upgrade {
 	tuned := Object{"sysctl": Object{"net.ipv4.conf.eth0.arp_filter": "1"}, "mac": "0a:00:00:00:00:07", "promisc": true}
 	return []upgrade{
 		{name: "bridge and host-local", list: entries("bridge", nil)},
+		{name: "bridge and static", list: entries("bridge", Object{"ipam": Object{"type": "static",
+			"addresses": []Object{{"address": "10.88.0.5/24", "gateway": "10.88.0.1"},
+				{"address": "fd00:88::5/64"}}}})},
 		{name: "bridge, ipMasq on iptables", list: entries("bridge", masq("iptables"))},
 		{name: "bridge, ipMasq on nftables", list: entries("bridge", masq("nftables")), forward: true, newest: true},
 		{name: "bridge, macspoofchk", list: entries("bridge", Object{"macspoofchk": true}), forward: true},

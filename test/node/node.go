@@ -21,7 +21,7 @@ type object = plugintest.Object
 
 // Plugins are all that there are.
 func Plugins() []string {
-	return []string{"bridge", "host-local", "loopback", "portmap", "ptp", "tuning"}
+	return []string{"bridge", "host-local", "loopback", "portmap", "ptp", "static", "tuning"}
 }
 
 // Node is a host with the plugins.

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// wireConfig is the part of a network configuration that static reads.
+type wireConfig struct {
+	skel.Keys
+
+	IPAM          *wireIPAM `json:"ipam" schema:"required"`
+	RuntimeConfig struct {
+		IPs []string `json:"ips" help:"addresses from the runtime, before all others" each:"format=asked"`
+	} `json:"runtimeConfig"`
+	Args struct {
+		CNI struct {
+			IPs []string `json:"ips" help:"addresses, before those of ipam" each:"format=asked"`
+		} `json:"cni"`
+	} `json:"args"`
+}
+
+type wireIPAM struct {
+	Type      string          `json:"type" help:"static"`
+	Addresses []wireAddress   `json:"addresses" help:"addresses of the container"`
+	Routes    []cni.WireRoute `json:"routes" help:"routes, copied to the result"`
+	DNS       cni.DNS         `json:"dns" help:"resolver settings, copied to the result"`
+}
+
+type wireAddress struct {
+	Address string `json:"address" help:"the address, with its subnet's length" schema:"required format=prefix"`
+	Gateway string `json:"gateway" help:"gateway of the address" schema:"format=address empty"`
+}
+
+// config is what ADD and CHECK act on.
+type config struct {
+	ips    []cni.IP
+	routes []cni.Route
+	dns    cni.DNS
+}
+
+// source is an address, and where it stands.
+type source struct {
+	cni.IP
+	key  string
+	code uint // of an error about it: CodeConfig or CodeEnvironment
+}
+
+// parseConfig reads and checks all sources, also those that others replace.
+func parseConfig(req *skel.Request) (config, error) {
+	var wire wireConfig
+	if err := req.Decode(&wire); err != nil {
+		return config{}, err
+	}
+	if wire.IPAM == nil {
+		return config{}, cni.Refuse("ipam", nil, "is missing")
+	}
+	cfg := config{dns: wire.IPAM.DNS}
+	var problems cni.Problems
+	for i, r := range wire.IPAM.Routes {
+		route, err := r.Parse()
+		problems.AddIn(fmt.Sprintf("ipam.routes[%d].", i), err)
+		cfg.routes = append(cfg.routes, route)
+	}
+	var own ownAddresses
+	for i, w := range wire.IPAM.Addresses {
+		s, err := w.parse(fmt.Sprintf("ipam.addresses[%d]", i))
+		problems.Add(err)
+		own = append(own, s)
+	}
+	list, err := own.withArgs(req.Args, len(wire.Args.CNI.IPs)+len(wire.RuntimeConfig.IPs) > 0)
+	problems.Add(err)
+	for _, asked := range []struct {
+		key string
+		ips []string
+	}{{"args.cni.ips", wire.Args.CNI.IPs}, {"runtimeConfig.ips", wire.RuntimeConfig.IPs}} {
+		if len(asked.ips) > 0 {
+			list = nil
+		}
+		for i, text := range asked.ips {
+			s, err := own.parseAsked(fmt.Sprintf("%s[%d]", asked.key, i), cni.CodeConfig, text)
+			problems.Add(err)
+			list = append(list, s)
+		}
+	}
+	if problems.Err() == nil {
+		problems.Add(verify(list, req.Version))
+	}
+	for _, s := range list {
+		cfg.ips = append(cfg.ips, s.IP)
+	}
+	return cfg, problems.Err()
+}
+
+func (w wireAddress) parse(key string) (source, error) {
+	s := source{key: key + ".address", code: cni.CodeConfig}
+	var problems cni.Problems
+	var err error
+	s.Address, err = cni.ParsePrefix(s.key, w.Address)
+	problems.Add(err)
+	if w.Gateway != "" {
+		s.Gateway, err = cni.ParseAddr(key+".gateway", w.Gateway)
+		problems.Add(err)
+	}
+	return s, problems.Err()
+}
+
+// ownAddresses are those of ipam.addresses.
+type ownAddresses []source
+
+// withArgs appends the addresses of CNI_ARGS. Each gateway there is that of all the
+// addresses in whose subnet it is; where the list is replaced anyway, of none.
+func (own ownAddresses) withArgs(args string, replaced bool) ([]source, error) {
+	values, err := cni.ParseArgs(args, "IP", "GATEWAY")
+	if err != nil {
+		return nil, err
+	}
+	list := slices.Clone(own)
+	var problems cni.Problems
+	split := func(r rune) bool { return r == ',' || r == ' ' }
+	for _, text := range strings.FieldsFunc(values["IP"], split) {
+		s, err := own.parseAsked("CNI_ARGS IP", cni.CodeEnvironment, text)
+		problems.Add(err)
+		list = append(list, s)
+	}
+	for _, text := range strings.FieldsFunc(values["GATEWAY"], split) {
+		gateway, err := cni.ParseAddr("CNI_ARGS GATEWAY", text)
+		if err != nil {
+			problems.Add(cni.AsError(err).WithCode(cni.CodeEnvironment))
+			continue
+		}
+		used := replaced
+		for i := range list {
+			if list[i].Address.Masked().Contains(gateway) {
+				list[i].Gateway, used = gateway, true
+			}
+		}
+		if !used {
+			problems.Add(cni.Refuse("CNI_ARGS GATEWAY", gateway, "is in no subnet of an address").
+				WithCode(cni.CodeEnvironment))
+		}
+	}
+	return list, problems.Err()
+}
+
+// parseAsked reads an address that the runtime names. Where it comes without length
+// it has that of our own subnet which holds it, and it has the gateway of our own
+// address of its subnet.
+func (own ownAddresses) parseAsked(key string, code uint, text string) (source, error) {
+	s := source{key: key, code: code}
+	if addr, err := cni.ParseAddr(key, text); err == nil {
+		holds := func(o source) bool { return o.Address.Masked().Contains(addr) }
+		if i := slices.IndexFunc(own, holds); i >= 0 {
+			text = netip.PrefixFrom(addr, own[i].Address.Bits()).String()
+		}
+	}
+	prefix, err := cni.ParsePrefix(key, text)
+	if err != nil {
+		return s, cni.AsError(err).WithCode(code).
+			Suggest("write it as address/length; without length it must be in a subnet of ipam.addresses")
+	}
+	s.Address = prefix
+	same := func(o source) bool { return o.Address.Masked() == prefix.Masked() }
+	if i := slices.IndexFunc(own, same); i >= 0 {
+		s.Gateway = own[i].Gateway
+	}
+	return s, nil
+}
+
+// verify refuses addresses that no interface can have, or not beside each other.
+func verify(list []source, version string) error {
+	var problems cni.Problems
+	families := map[bool]bool{}
+	for i, s := range list {
+		addr, v4 := s.Address.Addr(), s.Address.Addr().Is4()
+		refuse := func(wrong bool, format string, args ...any) {
+			if wrong {
+				problems.Add(cni.Refuse(s.key, s.Address, fmt.Sprintf(format, args...)).WithCode(s.code))
+			}
+		}
+		refuse(addr.IsUnspecified() || addr.IsMulticast() || addr.IsLoopback(), "is no address for a container")
+		refuse(isEdge(s.Address), "is the network's own or the broadcast address of its subnet")
+		refuse(slices.ContainsFunc(list[:i], func(o source) bool { return o.Address.Addr() == addr }), "is there twice")
+		refuse(s.Gateway.IsValid() && s.Gateway.Is4() != v4, "has a gateway of another family, %s", s.Gateway)
+		refuse(s.Gateway == addr, "is its own gateway")
+		refuse(families[v4] && (version == "0.1.0" || version == "0.2.0"),
+			"CNI version %s does not support more than 1 address per family, and this is one more", version)
+		families[v4] = true
+	}
+	return problems.Err()
+}
+
+// isEdge reports whether an IPv4 address is the first or the last of a subnet that
+// has more than two.
+func isEdge(p netip.Prefix) bool {
+	if !p.Addr().Is4() || p.Bits() >= 31 {
+		return false
+	}
+	next := p.Addr().Next()
+	return p.Addr() == p.Masked().Addr() || !next.IsValid() || !p.Contains(next)
+}

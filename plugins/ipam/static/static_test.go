@@ -1,0 +1,207 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// call is a call with the keys of ipam, as JSON, and further keys of the network.
+func call(command, ipam string, more ...string) Call {
+	return callIn("1.1.0", command, ipam, more...)
+}
+
+func callIn(version, command, ipam string, more ...string) Call {
+	if ipam != "" {
+		ipam = ", " + ipam
+	}
+	return Call{Command: command, Netns: "/not/looked/at", Conf: fmt.Sprintf(
+		`{"cniVersion": %q, "name": "net", "type": "bridge", "ipam": {"type": "static"%s}%s}`, version, ipam,
+		strings.Join(append([]string{""}, more...), ", "))}
+}
+
+const (
+	own   = `"addresses": [{"address": "10.1.0.5/24", "gateway": "10.1.0.1"}, {"address": "fd01::5/64"}]`
+	whole = own + `, "routes": ` + routesText + `, "dns": ` + dnsText
+	// Two gateways of one destination are two routes, and a destination keeps its host bits.
+	routesText = `[{"dst": "0.0.0.0/0", "gw": "10.1.0.254"}, {"dst": "0.0.0.0/0"}, {"dst": "10.9.0.5/16",
+		"mtu": 1400, "advmss": 1300, "priority": 7, "table": 100, "scope": 253}]`
+	dnsText = `{"nameservers": ["10.1.0.1"], "domain": "a.example", "search": ["b.example"], "options": ["ndots:2"]}`
+	noIPAM  = `"ipam": null`
+)
+
+// shown are the addresses of a result, each with its gateway.
+func shown(r Result) string {
+	var list []string
+	for _, ip := range r.IPs {
+		list = append(list, strings.TrimSpace(ip.Address+" "+ip.Gateway))
+	}
+	return strings.Join(list, ", ")
+}
+
+var _ = Describe("ADD", func() {
+	DescribeTable("returns what is configured, in the asked version", func(want string, versions ...string) {
+		w := NewWorld(plugin())
+		for _, version := range versions {
+			have := w.Add(callIn(version, "ADD", whole)).Text
+			Expect(have).To(MatchJSON(strings.ReplaceAll(want, "VERSION", version)))
+		}
+	},
+		Entry("0.1.0 and 0.2.0", `{"cniVersion": "VERSION", "ip4": {"ip": "10.1.0.5/24",
+			"gateway": "10.1.0.1", "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.0.254"}, {"dst": "0.0.0.0/0"},
+			{"dst": "10.9.0.5/16"}]}, "ip6": {"ip": "fd01::5/64"}, "dns": `+dnsText+`}`, "0.1.0", "0.2.0"),
+		Entry("0.3.0 to 0.4.0", `{"cniVersion": "VERSION", "ips": [
+			{"version": "4", "address": "10.1.0.5/24", "gateway": "10.1.0.1"},
+			{"version": "6", "address": "fd01::5/64"}],
+			"routes": `+routesText+`, "dns": `+dnsText+`}`, "0.3.0", "0.3.1", "0.4.0"),
+		Entry("1.0.0 and 1.1.0", `{"cniVersion": "VERSION", "ips": [{"address": "10.1.0.5/24", "gateway": "10.1.0.1"},
+			{"address": "fd01::5/64"}],
+			"routes": `+routesText+`, "dns": `+dnsText+`}`, "1.0.0", "1.1.0"),
+	)
+
+	const (
+		args    = "IP=10.1.0.6/24, 10.2.0.6/24;GATEWAY=10.2.0.1"
+		cniArgs = `"args": {"cni": {"ips": ["10.1.0.7/24", "10.3.0.7/24"]}}`
+		runtime = `"runtimeConfig": {"ips": ["fd01::8/64", "10.1.0.8/24"]}`
+	)
+	DescribeTable("takes addresses from all sources, in the reference's order",
+		func(want, ipam, args string, more ...string) {
+			c := call("ADD", ipam, more...)
+			c.Args = args
+			Expect(shown(NewWorld(plugin()).Add(c))).To(Equal(want))
+		},
+		Entry("those of CNI_ARGS come after the configured ones",
+			"10.1.0.5/24 10.1.0.1, fd01::5/64, 10.1.0.6/24 10.1.0.1, 10.2.0.6/24 10.2.0.1", own, args),
+		Entry("CNI_ARGS alone", "10.1.0.6/24, 10.2.0.6/24 10.2.0.1", `"addresses": []`, args),
+		Entry("args replace them", "10.1.0.7/24 10.1.0.1, 10.3.0.7/24", own, args, cniArgs),
+		Entry("args alone", "10.1.0.7/24, 10.3.0.7/24", `"routes": []`, "", cniArgs),
+		Entry("the runtime's replace all", "fd01::8/64, 10.1.0.8/24 10.1.0.1", own, args, cniArgs, runtime),
+		Entry("the runtime's alone", "fd01::8/64, 10.1.0.8/24", `"routes": []`, "", runtime),
+		Entry("without gateways where CNI_ARGS is replaced", "10.2.0.8/24", `"routes": []`, args,
+			`"runtimeConfig": {"ips": ["10.2.0.8/24"]}`),
+		Entry("an empty list replaces nothing", "10.1.0.5/24 10.1.0.1, fd01::5/64", own, "",
+			`"runtimeConfig": {"ips": []}`),
+		Entry("a gateway of CNI_ARGS for configured addresses", "10.1.0.5/24 10.1.0.9, fd01::5/64 fd01::9", own,
+			"GATEWAY=10.1.0.9,fd01::9"),
+		Entry("what other plugins read of CNI_ARGS", "10.1.0.5/24 10.1.0.1, fd01::5/64", own,
+			"IgnoreUnknown=1;MAC=02:00:00:00:00:01;K8S_POD_NAME=x;"),
+		Entry("an address without length has that of its subnet", "10.1.0.6/24 10.1.0.1, 10.1.0.7/24 10.1.0.1", own, "",
+			`"runtimeConfig": {"ips": ["10.1.0.6", "::ffff:10.1.0.7"]}`),
+		Entry("IPv4 in IPv6", "10.1.0.5/24 10.1.0.1", `"addresses": [{"address": "::ffff:10.1.0.5/120",
+			"gateway": "::ffff:10.1.0.1"}]`, ""),
+		Entry("a gateway outside the subnet, both addresses of a /31, a /32",
+			"10.1.0.0/31 192.0.2.1, 10.1.0.3/31, 10.1.0.9/32", `"addresses": [{"address": "10.1.0.0/31",
+			"gateway": "192.0.2.1"}, {"address": "10.1.0.3/31"}, {"address": "10.1.0.9/32"}]`, ""),
+	)
+
+	DescribeTable("refuses", func(code uint, want, ipam, args string, more ...string) {
+		c := call("ADD", ipam, more...)
+		c.Args = args
+		Expect(NewWorld(plugin()).Fails(c, code)).To(HavePrefix(want))
+	},
+		Entry("no address at all", cni.CodeConfig, "ipam.addresses: no address is here, in IP of CNI_ARGS, in ",
+			`"routes": []`, ""),
+		Entry("no ipam, also with addresses from elsewhere", cni.CodeConfig, "ipam: is missing", "", "IP=10.1.0.5/24",
+			noIPAM, runtime),
+		Entry("what is no address", cni.CodeConfig, `ipam.addresses[1].address: "10.1.0.5" is no address in CIDR`,
+			`"addresses": [{"address": "10.1.0.4/24"}, {"address": "10.1.0.5"}]`, ""),
+		Entry("what is no gateway", cni.CodeConfig, `ipam.addresses[0].gateway: "junk" is no IP address`,
+			`"addresses": [{"address": "10.1.0.4/24", "gateway": "junk"}]`, ""),
+		Entry("a route without destination", cni.CodeConfig, "ipam.routes[0].dst: missing",
+			own+`, "routes": [{"gw": "10.1.0.1"}]`, ""),
+		Entry("a bad address that others replace", cni.CodeConfig, "ipam.addresses[0].address: ",
+			`"addresses": [{"address": "x"}]`, "", runtime),
+		Entry("an address without length that is in no subnet", cni.CodeConfig,
+			`runtimeConfig.ips[0]: "10.7.0.1" is no address in CIDR`, own, "",
+			`"runtimeConfig": {"ips": ["10.7.0.1"]}`),
+		Entry("the same of args", cni.CodeConfig, `args.cni.ips[0]: "x" is no address`, own, "",
+			`"args": {"cni": {"ips": ["x"]}}`),
+		Entry("the same of CNI_ARGS", cni.CodeEnvironment, `CNI_ARGS IP: "10.7.0.1" is no address`, own, "IP=10.7.0.1"),
+		Entry("a gateway of CNI_ARGS for no address", cni.CodeEnvironment, "CNI_ARGS GATEWAY: 10.7.0.1 is in no subnet",
+			own, "GATEWAY=10.7.0.1"),
+		Entry("a gateway of CNI_ARGS that is none", cni.CodeEnvironment, `CNI_ARGS GATEWAY: "x" is no IP address`, own,
+			"GATEWAY=x"),
+		Entry("an unknown key of CNI_ARGS", cni.CodeEnvironment, "CNI_ARGS: unknown keys MAC", own, "MAC=1"),
+		Entry("an address that is there twice", cni.CodeEnvironment, "CNI_ARGS IP: 10.1.0.5/24 is there twice", own,
+			"IP=10.1.0.5"),
+		Entry("a gateway for a container", cni.CodeConfig,
+			"runtimeConfig.ips[0]: 10.1.0.1/24 is its own gateway", own, "",
+			`"runtimeConfig": {"ips": ["10.1.0.1"]}`),
+		Entry("a gateway of the other family", cni.CodeConfig,
+			"ipam.addresses[0].address: 10.1.0.5/24 has a gateway of another family, fd01::1",
+			`"addresses": [{"address": "10.1.0.5/24", "gateway": "fd01::1"}]`, ""),
+		Entry("0.0.0.0", cni.CodeConfig, "ipam.addresses[0].address: 0.0.0.0/8 is no",
+			`"addresses": [{"address": "0.0.0.0/8"}]`, ""),
+		Entry("a multicast address", cni.CodeConfig, "ipam.addresses[0].address: ff02::1/64 is no address",
+			`"addresses": [{"address": "ff02::1/64"}]`, ""),
+		Entry("a loopback address", cni.CodeConfig, "ipam.addresses[0].address: 127.0.0.1/8 is no",
+			`"addresses": [{"address": "127.0.0.1/8"}]`, ""),
+		Entry("the network's own address", cni.CodeConfig, "ipam.addresses[0].address: 10.1.0.0/24 is the network's",
+			`"addresses": [{"address": "10.1.0.0/24"}]`, ""),
+		Entry("the broadcast address", cni.CodeConfig, "ipam.addresses[0].address: 255.255.255.255/24 is the network's",
+			`"addresses": [{"address": "255.255.255.255/24"}]`, ""),
+	)
+
+	It("refuses a second address of a family where the version has room for one", func() {
+		c := callIn("0.2.0", "ADD", own)
+		c.Args = "IP=10.1.0.6"
+		Expect(NewWorld(plugin()).Fails(c, cni.CodeEnvironment)).To(HavePrefix("CNI_ARGS IP: 10.1.0.6/24 " +
+			"CNI version 0.2.0 does not support more than 1 address per family"))
+	})
+})
+
+var _ = Describe("CHECK", func() {
+	DescribeTable("compares the result", func(result, want string) {
+		c := call("CHECK", own, `"prevResult": `+result)
+		if want == "" {
+			NewWorld(plugin()).Succeeds(c)
+			return
+		}
+		Expect(NewWorld(plugin()).Fails(c, cni.CodeDrift)).To(HavePrefix("prevResult: " + want))
+	},
+		Entry("as it was", Lease("10.1.0.5/24 10.1.0.1", "fd01::5/64"), ""),
+		Entry("in another order, with more, and a gateway from elsewhere",
+			Lease("fd01::5/64 fd01::1", "10.7.0.1/24", "10.1.0.5/24 10.1.0.1"), ""),
+		Entry("an address is gone", Lease("fd01::5/64"), "address 10.1.0.5/24 is missing"),
+		Entry("another length", Lease("10.1.0.5/16 10.1.0.1", "fd01::5/64"), "address 10.1.0.5/24 is missing"),
+		Entry("another gateway", Lease("10.1.0.5/24 10.1.0.2", "fd01::5/64"),
+			"the gateway of 10.1.0.5/24 is no longer 10.1.0.1"),
+		Entry("no gateway", Lease("10.1.0.5/24", "fd01::5/64"), "the gateway of 10.1.0.5/24 is no longer 10.1.0.1"),
+	)
+
+	It("needs a result", func() {
+		Expect(NewWorld(plugin()).Fails(call("CHECK", own), cni.CodeConfig)).To(HavePrefix("prevResult: is missing"))
+	})
+})
+
+var _ = Describe("static", func() {
+	It("needs nothing for DEL, and has nothing to collect", func() {
+		w := NewWorld(plugin())
+		w.Succeeds(call("DEL", own))
+		w.Succeeds(call("DEL", `"addresses": [{"address": 5}], "routes": "x"`))
+		w.Succeeds(call("DEL", "", noIPAM))
+		w.Succeeds(call("GC", own, `"cni.dev/valid-attachments": []`))
+	})
+
+	It("STATUS does not miss the addresses that ADD is told, and refuses what ADD refuses", func() {
+		w := NewWorld(plugin())
+		w.Succeeds(call("STATUS", own))
+		w.Succeeds(call("STATUS", `"routes": []`, `"capabilities": {"ips": true}`))
+		said := w.Fails(call("STATUS", `"addresses": [{"address": "x"}]`), cni.CodeConfig)
+		Expect(said).To(HavePrefix("ipam.addresses"))
+	})
+
+	It("touches nothing, and looks at no namespace", func() {
+		w := NewWorld(plugin())
+		before := w.Snapshot() + w.Files("/run", "/var/lib")
+		a := w.Exec(call("ADD", whole))
+		Expect(json.Valid([]byte(a.Added().Text))).To(BeTrue())
+		Expect(w.Snapshot() + w.Files("/run", "/var/lib")).To(Equal(before))
+	})
+})
