@@ -1,7 +1,7 @@
 package cni
 
 import (
-	"sort"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -25,44 +25,29 @@ func ParseArgs(args string, known ...string) (map[string]string, error) {
 		if !ok || key == "" {
 			return nil, Errorf(CodeEnvironment, "CNI_ARGS: pair %d is not KEY=value", n+1)
 		}
-		switch name := matchKey(key, known); {
+		i := slices.IndexFunc(known, func(k string) bool { return strings.EqualFold(k, key) })
+		switch {
 		case strings.EqualFold(key, "IgnoreUnknown"):
-			ignore = value
-		case name != "":
-			values[name] = value
+			ignore = strings.ToLower(value)
+		case i >= 0:
+			values[known[i]] = value
 		case strings.ContainsFunc(key, notPrintable):
 			unknown = append(unknown, strconv.Quote(key))
 		default:
 			unknown = append(unknown, key)
 		}
 	}
-	ignoreUnknown, err := parseIgnore(ignore)
-	if err != nil {
-		return nil, err
+	switch ignore {
+	case "1", "true":
+		unknown = nil
+	case "", "0", "false":
+	default:
+		return nil, Errorf(CodeEnvironment, "CNI_ARGS: IgnoreUnknown is not 0, 1, true or false")
 	}
-	if len(unknown) > 0 && !ignoreUnknown {
-		sort.Strings(unknown)
+	if len(unknown) > 0 {
+		slices.Sort(unknown)
 		return nil, Errorf(CodeEnvironment, "CNI_ARGS: unknown keys %s (known: %s; IgnoreUnknown=1 accepts any)",
 			strings.Join(unknown, ", "), strings.Join(known, ", "))
 	}
 	return values, nil
-}
-
-func matchKey(key string, known []string) string {
-	for _, k := range known {
-		if strings.EqualFold(k, key) {
-			return k
-		}
-	}
-	return ""
-}
-
-func parseIgnore(value string) (bool, error) {
-	switch strings.ToLower(value) {
-	case "1", "true":
-		return true, nil
-	case "", "0", "false":
-		return false, nil
-	}
-	return false, Errorf(CodeEnvironment, "CNI_ARGS: IgnoreUnknown is not 0, 1, true or false")
 }

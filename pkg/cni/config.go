@@ -122,16 +122,13 @@ func DecodeConfig(data []byte) (*Config, error) {
 // PrevResult reads prevResult; nil when there is none. One that cannot be
 // read is code 7.
 func (c *Config) PrevResult() (*Result, error) {
-	if isNull(c.RawPrevResult) {
+	if len(c.RawPrevResult) == 0 || string(c.RawPrevResult) == "null" {
 		return nil, nil
 	}
 	r, err := decodeResult(c.RawPrevResult, c.CNIVersion)
 	var problems Problems
 	for _, p := range ProblemsOf(err) {
-		if p.Code, p.Key = CodeConfig, "prevResult."+p.Key; p.Key == "prevResult." {
-			p.Key = "prevResult"
-		}
-		problems.list = append(problems.list, p)
+		problems.Add(refusal([]Problem{{Code: CodeConfig, Key: strings.TrimSuffix("prevResult."+p.Key, "."), Reason: p.Reason}}))
 	}
 	if err := problems.Err(); err != nil {
 		return nil, err
@@ -147,10 +144,6 @@ func (c *Config) ValidAttachments() (refs []AttachmentRef, listed bool, err erro
 	if raw == nil {
 		key, raw = "cni.dev/attachments", c.RawAttachments
 	}
-	if isNull(raw) && !isNull(c.RawAttachments) && string(c.RawAttachments) != "[]" {
-		return nil, true, Errorf(CodeConfig,
-			"cni.dev/valid-attachments: empty, but cni.dev/attachments is not: they contradict")
-	}
 	if raw == nil {
 		return nil, false, nil
 	}
@@ -164,10 +157,6 @@ func (c *Config) ValidAttachments() (refs []AttachmentRef, listed bool, err erro
 		}
 	}
 	return refs, true, nil
-}
-
-func isNull(raw json.RawMessage) bool {
-	return len(raw) == 0 || string(raw) == "null"
 }
 
 // encode writes v as plugins print it: indented, no trailing newline, with

@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 )
@@ -28,28 +29,23 @@ func decodeResult(data []byte, version string) (*Result, error) {
 	if err := decode(data, &head); err != nil {
 		return nil, err
 	}
-	if head.CNIVersion != "" {
-		version = head.CNIVersion
-	}
-	if version == "" {
-		version = Oldest
-	}
-	switch familyOf(version) {
-	case family01:
+	version = cmp.Or(head.CNIVersion, version, Oldest)
+	switch {
+	case !Supports(version):
+		reason := "is none of " + strings.Join(versions, ", ")
+		return nil, Refuse("cniVersion", version, reason).WithCode(CodeIncompatibleVersion)
+	case version < "0.3.0":
 		var w wire01
 		if err := decode(data, &w); err != nil {
 			return nil, err
 		}
 		return w.parse()
-	case family03, family1:
-		var w wire1
-		if err := decode(data, &w); err != nil {
-			return nil, err
-		}
-		return w.parse()
 	}
-	reason := "is none of " + strings.Join(versions, ", ")
-	return nil, Refuse("cniVersion", version, reason).WithCode(CodeIncompatibleVersion)
+	var w wire1
+	if err := decode(data, &w); err != nil {
+		return nil, err
+	}
+	return w.parse()
 }
 
 func (w wire1) parse() (*Result, error) {

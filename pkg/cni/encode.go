@@ -1,41 +1,19 @@
 package cni
 
-import "fmt"
-
 // Encode writes the result in exactly the shape of version. What a version
 // has no room for is left out: 0.1.0 and 0.2.0 take the first address of each
 // family and the routes' destinations and gateways, versions before 1.0.0 no
-// interface MTU, socket path or PCI address. An unknown version is code 1, a
-// result without a valid address where one belongs code 999.
+// interface MTU, socket path or PCI address. An unknown version is code 1.
 func (r *Result) Encode(version string) ([]byte, error) {
-	if err := r.checkPrefixes(); err != nil {
-		return nil, Errorf(CodeInternal, "result: %w", err)
-	}
-	switch familyOf(version) {
-	case family01:
+	switch {
+	case !Supports(version):
+		return nil, Errorf(CodeIncompatibleVersion, "cniVersion: no result has version %q", version)
+	case version < "0.3.0":
 		return encode(r.wire01(version))
-	case family03:
+	case version < "1.0.0":
 		return encode(r.wire03(version))
-	case family1:
-		return encode(r.wire1(version))
 	}
-	return nil, Errorf(CodeIncompatibleVersion, "cniVersion: no result has version %q", version)
-}
-
-// checkPrefixes finds what would be written as text that nobody can read: the
-// zero Prefix, and IPv4 in IPv6, whose family readers differ about.
-func (r *Result) checkPrefixes() error {
-	for n, ip := range r.IPs {
-		if !ip.Address.IsValid() || ip.Address.Addr().Is4In6() {
-			return fmt.Errorf("ips[%d].address: %s is no address", n, ip.Address)
-		}
-	}
-	for n, route := range r.Routes {
-		if !route.Dst.IsValid() || route.Dst.Addr().Is4In6() {
-			return fmt.Errorf("routes[%d].dst: %s is no destination", n, route.Dst)
-		}
-	}
-	return nil
+	return encode(r.wire1(version))
 }
 
 func (r *Result) wire1(version string) wire1 {

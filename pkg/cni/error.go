@@ -42,22 +42,15 @@ type Error struct {
 	cause    error
 }
 
-// Errorf returns an Error whose message is formatted as fmt.Errorf does; what
-// %w names becomes its cause.
+// Errorf returns an Error whose message is formatted, and whose causes are
+// wrapped, as fmt.Errorf does.
 func Errorf(code uint, format string, args ...any) *Error {
 	err := fmt.Errorf(format, args...)
-	cause := errors.Unwrap(err)
-	if _, several := err.(interface{ Unwrap() []error }); several {
-		cause = err
-	}
-	return &Error{Code: code, Msg: err.Error(), cause: cause}
+	return &Error{Code: code, Msg: err.Error(), cause: err}
 }
 
 // Error returns the message, and the details when there are any.
 func (e *Error) Error() string {
-	if e == nil { // returned as an error, where it is no nil error
-		return "an error without a message"
-	}
 	if e.Details == "" {
 		return e.Msg
 	}
@@ -65,12 +58,7 @@ func (e *Error) Error() string {
 }
 
 // Unwrap returns the cause, nil if there is none.
-func (e *Error) Unwrap() error {
-	if e == nil {
-		return nil
-	}
-	return e.cause
-}
+func (e *Error) Unwrap() error { return e.cause }
 
 // AsError makes an Error of any error. One in err's chain gives its code and
 // its details, and is returned as it is when nothing was wrapped around it; an
@@ -87,9 +75,6 @@ func AsError(err error) *Error {
 			code = CodeIO
 		}
 		return &Error{Code: code, Msg: err.Error(), cause: err}
-	}
-	if e == nil {
-		return &Error{Code: CodeInternal, Msg: err.Error()}
 	}
 	if err == error(e) && e.Code != 0 {
 		return e

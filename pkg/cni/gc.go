@@ -1,5 +1,7 @@
 package cni
 
+import "slices"
+
 // AttachmentRef is an entry of cni.dev/valid-attachments (specification 1.1,
 // GC).
 type AttachmentRef struct {
@@ -10,20 +12,18 @@ type AttachmentRef struct {
 // Set holds the attachments of one network that are still valid. Whatever
 // else belongs to the network is garbage.
 type Set struct {
-	network    string
-	all        []Attachment
-	hashes     map[string]bool
-	containers map[string]bool
+	network string
+	all     []Attachment
+	hashes  map[string]bool
 }
 
 // NewSet returns the set of the valid attachments of network.
 func NewSet(network string, valid []AttachmentRef) Set {
-	s := Set{network: network, hashes: map[string]bool{}, containers: map[string]bool{}}
+	s := Set{network: network, hashes: map[string]bool{}}
 	for _, v := range valid {
 		a := Attachment{Network: network, ContainerID: v.ContainerID, IfName: v.IfName}
 		s.all = append(s.all, a)
 		s.hashes[a.Hash()] = true
-		s.containers[v.ContainerID] = true
 	}
 	return s
 }
@@ -39,7 +39,9 @@ func (s Set) Has(a Attachment) bool { return s.hashes[a.Hash()] }
 
 // HasContainer reports whether any interface of the container is valid, for
 // things that record no more than a container ID.
-func (s Set) HasContainer(id string) bool { return s.containers[id] }
+func (s Set) HasContainer(id string) bool {
+	return slices.ContainsFunc(s.all, func(a Attachment) bool { return a.ContainerID == id })
+}
 
 // Garbage reports whether mark was written by an attachment of this network
 // that is not valid.

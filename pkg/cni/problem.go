@@ -14,38 +14,32 @@ import (
 type Problem struct {
 	Code       uint   // of the error that it makes
 	Key        string // where it is: runtimeConfig.portMappings[0].hostPort; empty where it has no place
-	Value      any    // nil when it is missing, or when Reason is clear without it
-	Reason     string // what is wrong, going on after key and value
+	Reason     string // the value, and what is wrong with it
 	Suggestion string // what to do about it; empty when Reason says so
 }
 
 // String is the problem in one sentence, as error messages have it.
 func (p Problem) String() string {
-	words := make([]string, 0, 3)
-	if p.Key != "" {
-		words = append(words, p.Key+":")
+	if p.Key == "" {
+		return p.Reason
 	}
-	if p.Value != nil {
-		words = append(words, valueText(p.Value))
-	}
-	return strings.Join(append(words, p.Reason), " ")
-}
-
-func valueText(v any) string {
-	switch v := v.(type) {
-	case string:
-		return strconv.Quote(v)
-	case json.RawMessage:
-		return string(v)
-	}
-	return fmt.Sprint(v)
+	return p.Key + ": " + p.Reason
 }
 
 // Refuse returns the error for a value that is refused: code 7, and one
 // Problem. nil is the value of a key that is missing, and of one whose reason
 // is clear without it.
 func Refuse(key string, value any, reason string) *Error {
-	return refusal([]Problem{{Code: CodeConfig, Key: key, Value: value, Reason: reason}})
+	switch v := value.(type) {
+	case nil:
+	case string:
+		reason = strconv.Quote(v) + " " + reason
+	case json.RawMessage:
+		reason = string(v) + " " + reason
+	default:
+		reason = fmt.Sprint(v, " ", reason)
+	}
+	return refusal([]Problem{{Code: CodeConfig, Key: key, Reason: reason}})
 }
 
 // Suggest adds what to do about the problem of a Refuse.
@@ -64,19 +58,12 @@ func refusal(list []Problem) *Error {
 	first, rest := list[0], list[1:]
 	e := &Error{Code: first.Code, Msg: first.String(), problems: list}
 	lines := make([]string, 0, len(rest))
-	for i, p := range rest {
-		if i == detailsMax {
-			lines = append(lines, fmt.Sprintf("and %d more", len(rest)-i))
-			break
-		}
+	for _, p := range rest {
 		lines = append(lines, p.String())
 	}
 	e.Details = strings.Join(lines, "; ")
 	return e
 }
-
-// detailsMax bounds how many problems the details of an error list.
-const detailsMax = 20
 
 // ProblemsOf returns the problems that err is made of. An error that is made
 // of none is one itself.
@@ -84,7 +71,7 @@ func ProblemsOf(err error) []Problem {
 	if err == nil {
 		return nil
 	}
-	if e := (*Error)(nil); errors.As(err, &e) && e != nil && e.problems != nil {
+	if e := (*Error)(nil); errors.As(err, &e) && e.problems != nil {
 		return e.problems
 	}
 	e := AsError(err)
@@ -107,16 +94,10 @@ func (p *Problems) AddIn(prefix string, err error) {
 		if new.Key != "" {
 			new.Key = prefix + new.Key
 		}
-		if !p.explains(new) {
+		if !slices.ContainsFunc(p.list, func(old Problem) bool { return within(new.Key, old.Key) }) {
 			p.list = append(p.list, new)
 		}
 	}
-}
-
-// explains reports whether there is a problem of the same value, or of one that it
-// is in.
-func (p *Problems) explains(new Problem) bool {
-	return slices.ContainsFunc(p.list, func(old Problem) bool { return within(new.Key, old.Key) })
 }
 
 // within reports whether key is outer, or leads to something in it. Either may

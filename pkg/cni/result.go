@@ -63,35 +63,11 @@ func (d DNS) IsZero() bool {
 	return len(d.Nameservers) == 0 && d.Domain == "" && len(d.Search) == 0 && len(d.Options) == 0
 }
 
-// Clone returns a copy that shares nothing with r.
+// Clone returns a copy with interfaces, addresses and routes of its own.
 func (r *Result) Clone() *Result {
-	c := &Result{
-		Interfaces: slices.Clone(r.Interfaces),
-		IPs:        slices.Clone(r.IPs),
-		Routes:     slices.Clone(r.Routes),
-		DNS: DNS{
-			Nameservers: slices.Clone(r.DNS.Nameservers),
-			Domain:      r.DNS.Domain,
-			Search:      slices.Clone(r.DNS.Search),
-			Options:     slices.Clone(r.DNS.Options),
-		},
-	}
-	for i := range c.IPs {
-		c.IPs[i].Interface = clonePtr(c.IPs[i].Interface)
-	}
-	for i := range c.Routes {
-		c.Routes[i].Table = clonePtr(c.Routes[i].Table)
-		c.Routes[i].Scope = clonePtr(c.Routes[i].Scope)
-	}
-	return c
-}
-
-func clonePtr[T any](p *T) *T {
-	if p == nil {
-		return nil
-	}
-	v := *p
-	return &v
+	c := *r
+	c.Interfaces, c.IPs, c.Routes = slices.Clone(r.Interfaces), slices.Clone(r.IPs), slices.Clone(r.Routes)
+	return &c
 }
 
 // Gateway returns the gateway of the first address of this family that has

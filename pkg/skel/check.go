@@ -16,23 +16,26 @@ const (
 	confOther      = 3 // nothing in it is this plugin's
 )
 
+// checker checks one file.
+type checker struct {
+	call
+	status int
+	out    bytes.Buffer
+}
+
 // checkConfig serves --check-config. It reads a configuration, or a list of them,
 // from standard input, and prints what is wrong with the entries that are this
 // plugin's, by the code that ADD runs, and which of their keys it does not know.
 func checkConfig(p Plugin[any], env Env) int {
-	c := &checker{call: call{plugin: p, env: env, vars: map[string]string{}}, status: confOther}
+	c := &checker{call: call{plugin: p, env: env}, status: confOther}
 	data, err := c.readConf()
 	var file map[string]json.RawMessage
 	if err == nil {
 		err = cni.Unmarshal(data, &file)
 	}
-	if err == nil && file == nil {
-		err = cni.Errorf(cni.CodeConfig, "network configuration: is null, want an object")
-	}
 	switch {
 	case err != nil:
-		c.say("error", cni.Problem{Reason: err.Error()})
-		c.status = confUnreadable
+		c.unreadable(err.Error())
 	case file["plugins"] != nil:
 		c.list(file)
 	default:
@@ -47,18 +50,9 @@ func checkConfig(p Plugin[any], env Env) int {
 	return c.status
 }
 
-// checker checks one file.
-type checker struct {
-	call
-	status int
-	out    bytes.Buffer
-}
-
-func (c *checker) say(level string, p cni.Problem) {
-	fmt.Fprintf(&c.out, "%s: %s\n", level, p)
-	if p.Suggestion != "" {
-		fmt.Fprintf(&c.out, "    %s\n", p.Suggestion)
-	}
+func (c *checker) unreadable(reason string) {
+	c.status = confUnreadable
+	fmt.Fprintf(&c.out, "error: %s\n", reason)
 }
 
 // list checks the entries of a list. Each is given the list's name and version, as
@@ -66,12 +60,11 @@ func (c *checker) say(level string, p cni.Problem) {
 func (c *checker) list(file map[string]json.RawMessage) {
 	version := file["cniVersion"]
 	if version == nil && file["cniVersions"] != nil { // the runtime chooses
-		version = json.RawMessage(quote(cni.Newest))
+		version = json.RawMessage(`"` + cni.Newest + `"`)
 	}
 	var entries []map[string]json.RawMessage
 	if err := cni.Unmarshal(file["plugins"], &entries); err != nil {
-		c.status = confUnreadable
-		c.say("error", cni.Problem{Key: "plugins", Reason: "is no list of objects"})
+		c.unreadable("plugins: is no list of objects")
 		return
 	}
 	for i, entry := range entries {
@@ -85,48 +78,44 @@ func (c *checker) list(file map[string]json.RawMessage) {
 	}
 }
 
-// entry checks a configuration if it is this plugin's, or nobody can say whose. prefix is the way to it in
-// the file.
-func (c *checker) entry(prefix string, data []byte) {
-	var problems cni.Problems
+// entry checks a configuration if it is this plugin's, or nobody can say whose.
+// path is the way to it in the file.
+func (c *checker) entry(path string, data []byte) {
 	conf, err := cni.DecodeConfig(data)
 	if err == nil && conf.Type != c.plugin.Name && !(c.plugin.IPAM && conf.IPAM.Type == c.plugin.Name) {
 		return
 	}
-	problems.Add(err)
-	problems.Add(c.checkVersion(conf.CNIVersion, "ADD"))
+	prefix := path
+	if path != "" {
+		prefix += "."
+	}
+	var problems cni.Problems
+	problems.AddIn(prefix, err)
+	problems.AddIn(prefix, c.checkVersion(conf.CNIVersion, "ADD"))
 	req, err := c.request(data, conf, "ADD")
-	problems.Add(err)
+	problems.AddIn(prefix, err)
 	_, err = c.plugin.Parse(req)
-	problems.Add(err)
+	problems.AddIn(prefix, err)
 	all := cni.ProblemsOf(problems.Err())
 	for _, p := range all {
-		if p.Key != "" {
-			p.Key = under(prefix, p.Key)
+		fmt.Fprintf(&c.out, "error: %s\n", p)
+		if p.Suggestion != "" {
+			fmt.Fprintf(&c.out, "    %s\n", p.Suggestion)
 		}
-		c.say("error", p)
 	}
-	for _, s := range strays(c.plugin, data) {
-		w := cni.Problem{Key: under(prefix, s.key), Reason: "is unknown and ignored"}
-		if s.meant != "" {
-			w.Suggestion = fmt.Sprintf("did you mean %q?", under(prefix, s.meant))
-		}
+	for _, s := range strays(c.plugin, data, path) {
+		reason := "is unknown and ignored"
 		if s.read {
-			w.Reason = "is read in spite of its case"
+			reason = "is read in spite of its case"
 		}
-		c.say("warning", w)
+		fmt.Fprintf(&c.out, "warning: %s: %s\n", s.key, reason)
+		if s.meant != "" {
+			fmt.Fprintf(&c.out, "    did you mean %q?\n", s.meant)
+		}
 	}
 	if len(all) > 0 {
 		c.status = confBad
 	} else if c.status == confOther {
 		c.status = confGood
 	}
-}
-
-// under is the way to a key of what is at prefix.
-func under(prefix, key string) string {
-	if prefix == "" || key[0] == '[' {
-		return prefix + key
-	}
-	return prefix + "." + key
 }

@@ -275,7 +275,6 @@ var _ = Describe("a handler's error", func() {
 			cni.CodeIO, "state: open /x: permission denied"),
 		Entry("any other", errHandler, cni.CodeInternal, "the handler was called"),
 		Entry("without a code", &cni.Error{Msg: "x"}, cni.CodeInternal, "x"),
-		Entry("a nil pointer", (*cni.Error)(nil), cni.CodeInternal, "an error without a message"),
 	)
 
 	It("that is a lock which somebody held for too long is code 11, whatever was wrapped around it", func() {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -19,28 +20,25 @@ const confMax = 64 << 20
 // every one that is missing or invalid (code 4).
 func (c *call) checkEnvironment(command string) error {
 	var missing, wrong []string
-	check := func(name string, valid func(string) bool) {
-		switch v := c.vars[name]; {
-		case v == "":
+	need := func(name string, valid func(string) bool) {
+		if v := c.vars[name]; v == "" {
 			missing = append(missing, name)
-		case !valid(v):
-			wrong = append(wrong, name+" "+quote(v))
+		} else if !valid(v) {
+			wrong = append(wrong, name+" "+strconv.Quote(v))
 		}
 	}
-	anything := func(string) bool { return true }
 	switch command {
-	case "ADD", "CHECK":
-		check("CNI_CONTAINERID", cni.ValidName)
-		check("CNI_NETNS", anything)
-		check("CNI_IFNAME", cni.ValidIfName)
-	case "DEL":
-		check("CNI_CONTAINERID", cni.ValidName)
-		check("CNI_IFNAME", cni.ValidIfName)
+	case "ADD", "CHECK", "DEL":
+		need("CNI_CONTAINERID", cni.ValidName)
+		if command != "DEL" {
+			need("CNI_NETNS", func(string) bool { return true })
+		}
+		need("CNI_IFNAME", cni.ValidIfName)
 	case "GC", "STATUS":
 	case "":
 		missing = append(missing, "CNI_COMMAND")
 	default:
-		wrong = append(wrong, "CNI_COMMAND "+quote(command)+" (want ADD, DEL, CHECK, GC, STATUS or VERSION)")
+		wrong = append(wrong, "CNI_COMMAND "+strconv.Quote(command)+" (want ADD, DEL, CHECK, GC, STATUS or VERSION)")
 	}
 	var parts []string
 	if missing != nil {
@@ -87,63 +85,9 @@ func (c *call) decode(command string) (*Request, error) {
 // lenient reports whether a command works with a configuration that ADD refuses.
 func lenient(command string) bool { return command == "DEL" || command == "GC" }
 
-// request makes a request of a configuration, and says what is wrong with the
-// keys that all configurations have.
-func (c *call) request(data []byte, conf *cni.Config, command string) (*Request, error) {
-	var problems cni.Problems
-	problems.Add(checkName(conf.Name))
-	if err := c.refuseSelf(conf); !lenient(command) {
-		problems.Add(err)
-	} else if err != nil {
-		// No ADD ever got an address that way, but there may be more to remove.
-		fmt.Fprintf(c.env.Stderr, "%s: %v; taken for none\n", c.plugin.Name, err)
-		conf.IPAM.Type = ""
-	}
-	req := &Request{
-		Attachment: cni.Attachment{Network: conf.Name},
-		Args:       c.vars["CNI_ARGS"],
-		Path:       c.vars["CNI_PATH"],
-		Conf:       data,
-		Version:    conf.CNIVersion,
-		IPAM:       conf.IPAM.Type,
-		Env:        c.env.Vars,
-		Stderr:     c.env.Stderr,
-		plugin:     c.plugin.Name,
-	}
-	if err := c.logKey(conf.RawLog); !lenient(command) {
-		problems.Add(err)
-	} else if err != nil {
-		req.Warn("%v; there is no log", err)
-	}
-	problems.Add(c.decodeRest(req, conf, command))
-	return req, problems.Err()
-}
-
-func checkName(name string) error {
-	if cni.ValidName(name) {
-		return nil
-	}
-	return cni.Refuse("name", name, "is no network name (a letter or digit, then letters, digits, '_', '.', '-')")
-}
-
-// refuseSelf returns an error for a plugin that is to be its own IPAM plugin: an
-// IPAM plugin gets the configuration as it is, so it would start itself without
-// end.
-func (c *call) refuseSelf(conf *cni.Config) error {
-	ipam := conf.IPAM.Type
-	if c.plugin.IPAM || ipam == "" || ipam != c.plugin.Name && ipam != conf.Type {
-		return nil
-	}
-	return cni.Refuse("ipam.type", ipam, "is this plugin itself, which gives no addresses").
-		Suggest("name an IPAM plugin, host-local for example")
-}
-
 // readConf reads standard input to its end.
 func (c *call) readConf() ([]byte, error) {
-	var buf bytes.Buffer
-	buf.Grow(8 << 10) // most are shorter, and read at once
-	_, err := buf.ReadFrom(io.LimitReader(c.env.Stdin, confMax+1))
-	data := buf.Bytes()
+	data, err := io.ReadAll(io.LimitReader(c.env.Stdin, confMax+1))
 	byteOrderMarks := []string{"\xef\xbb\xbf", "\xff\xfe", "\xfe\xff"} // of UTF-8 and UTF-16
 	switch {
 	case err != nil:
@@ -158,27 +102,6 @@ func (c *call) readConf() ([]byte, error) {
 	return data, nil
 }
 
-// decodeRest reads what only some commands have: the attachment, and parts of
-// the configuration.
-func (c *call) decodeRest(req *Request, conf *cni.Config, command string) error {
-	switch command {
-	case "GC":
-		refs, listed, err := conf.ValidAttachments()
-		req.Valid, c.unlisted = cni.NewSet(req.Network, refs), !listed
-		return err
-	case "ADD", "CHECK", "DEL":
-		req.ContainerID, req.IfName, req.Netns = c.vars["CNI_CONTAINERID"], c.vars["CNI_IFNAME"], c.vars["CNI_NETNS"]
-		prev, err := conf.PrevResult()
-		if err != nil && command == "DEL" { // DEL must not need it
-			req.Warn("%v", err)
-			return nil
-		}
-		req.PrevResult = prev
-		return err
-	}
-	return nil
-}
-
 // checkVersion negotiates: the version must be one that we speak, and have
 // the command (code 1).
 func (c *call) checkVersion(version, command string) error {
@@ -189,14 +112,65 @@ func (c *call) checkVersion(version, command string) error {
 		return err.Suggest("%s", supported)
 	}
 	c.version = version
-	if cni.Allows(version, command) {
+	since := cni.Since(command)
+	if version >= since {
 		return nil
 	}
-	first := slices.IndexFunc(cni.Versions(), func(v string) bool { return cni.Allows(v, command) })
 	// Scripts know the reference's words.
 	return &cni.Error{Code: cni.CodeIncompatibleVersion,
-		Msg:     "cniVersion: " + quote(version) + ": config version does not allow " + command,
-		Details: command + " came with " + cni.Versions()[first]}
+		Msg:     fmt.Sprintf("cniVersion: %q: config version does not allow %s", version, command),
+		Details: command + " came with " + since}
+}
+
+// request makes a request of a configuration, and says what is wrong with the
+// keys that all configurations have. What DEL and GC cannot use is missing to
+// them: there may be more to remove.
+func (c *call) request(data []byte, conf *cni.Config, command string) (*Request, error) {
+	req := &Request{
+		Attachment: cni.Attachment{Network: conf.Name},
+		Args:       c.vars["CNI_ARGS"],
+		Path:       c.vars["CNI_PATH"],
+		Conf:       data,
+		Version:    conf.CNIVersion,
+		IPAM:       conf.IPAM.Type,
+		Env:        c.env.Vars,
+		Stderr:     c.env.Stderr,
+		plugin:     c.plugin.Name,
+	}
+	var problems cni.Problems
+	refuse := func(err error) {
+		if !lenient(command) {
+			problems.Add(err)
+		} else if err != nil {
+			req.Warn("%v; taken for none", err)
+		}
+	}
+	if !cni.ValidName(conf.Name) {
+		problems.Add(cni.Refuse("name", conf.Name,
+			"is no network name (a letter or digit, then letters, digits, '_', '.', '-')"))
+	}
+	// An IPAM plugin gets the configuration as it is, so one that is the plugin
+	// itself would start itself without end.
+	if t := req.IPAM; t != "" && !c.plugin.IPAM && (t == c.plugin.Name || t == conf.Type) {
+		req.IPAM = ""
+		refuse(cni.Refuse("ipam.type", t, "is this plugin itself, which gives no addresses").
+			Suggest("name an IPAM plugin, host-local for example"))
+	}
+	refuse(c.readLogKey(conf.RawLog))
+	var err error
+	switch command {
+	case "GC":
+		var refs []cni.AttachmentRef
+		var listed bool
+		refs, listed, err = conf.ValidAttachments()
+		problems.Add(err)
+		req.Valid, c.unlisted = cni.NewSet(req.Network, refs), !listed
+	case "ADD", "CHECK", "DEL":
+		req.ContainerID, req.IfName, req.Netns = c.vars["CNI_CONTAINERID"], c.vars["CNI_IFNAME"], c.vars["CNI_NETNS"]
+		req.PrevResult, err = conf.PrevResult()
+		refuse(err)
+	}
+	return req, problems.Err()
 }
 
 // openNetns opens the container's namespace and refuses our own, before any
@@ -206,31 +180,31 @@ func (c *call) openNetns(command string) error {
 	if c.plugin.IPAM || path == "" { // GC and STATUS have none, DEL may lack it
 		return nil
 	}
-	code := cni.CodeEnvironment
 	opened, err := ns.Open(path)
 	if err == nil {
-		if err = c.refuseOwn(opened); err != nil {
-			_ = opened.Close()
+		if err = c.refuseOwn(opened); err == nil {
+			c.req.NS = opened
+			return nil
 		}
-	} else if errors.Is(err, ns.ErrNotExist) && command == "ADD" && c.req.PrevResult == nil {
-		// Nothing was ever made in it, so there is nothing to clean up.
-		code = cni.CodeUnknownContainer
+		_ = opened.Close()
 	}
+	gone := errors.Is(err, ns.ErrNotExist)
 	switch {
-	case err == nil:
-		c.req.NS = opened
-		return nil
-	case command != "DEL":
-		return cni.Errorf(code, "CNI_NETNS: %w", err)
-	case cni.Transient(err):
+	case command == "DEL" && cni.Transient(err):
 		// What is in the container would stay for ever.
 		return cni.Errorf(cni.CodeTryAgain, "CNI_NETNS: %w", err)
-	case !errors.Is(err, ns.ErrNotExist):
+	case command == "DEL" && gone:
+		return nil
+	case command == "DEL":
 		// The path leads elsewhere by now. What was in the container went with
 		// its namespace.
 		c.req.Warn("CNI_NETNS: %v; taken for gone", err)
+		return nil
+	case command == "ADD" && gone && c.req.PrevResult == nil:
+		// Nothing was ever made in it, so there is nothing to clean up.
+		return cni.Errorf(cni.CodeUnknownContainer, "CNI_NETNS: %w", err)
 	}
-	return nil
+	return cni.Errorf(cni.CodeEnvironment, "CNI_NETNS: %w", err)
 }
 
 // refuseOwn refuses the namespace that we run in ourselves.

@@ -64,7 +64,7 @@ func FuzzRun(f *testing.F) {
 }
 
 // FuzzCheckConfig: --check-config always answers, with status 2 for what is
-// no JSON object.
+// no JSON object or null.
 func FuzzCheckConfig(f *testing.F) {
 	for _, seed := range []string{conf1, list(probeEntry),
 		`{"plugins":[{"type":"probe","vlanTrunk":[{"id":-1},7]},{"type":5},[]],"name":[]}`, `{"plugins":{"a":1}`} {
@@ -78,7 +78,7 @@ func FuzzCheckConfig(f *testing.F) {
 		code := skel.Run(context.Background(), plugin, skel.Env{
 			Args: []string{"--check-config"}, Stdin: bytes.NewReader(conf), Stdout: &out, Stderr: io.Discard})
 		var object map[string]any
-		switch unreadable := json.Unmarshal(conf, &object) != nil || object == nil; {
+		switch unreadable := json.Unmarshal(conf, &object) != nil; {
 		case unreadable && code != 2,
 			strings.Contains("\n"+out.String(), "\nerror: ") != (code == 1 || code == 2),
 			!strings.Contains("\n"+out.String(), "\nprobe: "):

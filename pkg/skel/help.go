@@ -5,6 +5,7 @@ import (
 	"io"
 	"reflect"
 	"strings"
+	"text/tabwriter"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
@@ -12,7 +13,7 @@ import (
 // forPeople serves a person who runs the program by hand: --check-config,
 // --help, --version, or a call without any of the protocol's variables. Runtimes
 // pass no arguments, and what else is passed beside the variables is ignored.
-func forPeople(p Plugin[any], env Env) (done bool, code int) {
+func forPeople(p Plugin[any], env Env, vars map[string]string) (done bool, code int) {
 	if len(env.Args) > 0 {
 		switch env.Args[0] {
 		case "--check-config":
@@ -25,7 +26,6 @@ func forPeople(p Plugin[any], env Env) (done bool, code int) {
 			return true, 0
 		}
 	}
-	vars := environ(env.Vars)
 	for _, name := range []string{"CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"} {
 		if vars[name] != "" {
 			return false, 0
@@ -59,27 +59,22 @@ configuration, a JSON object, on its standard input.
 network configuration, or of a list of them. Exit status 0: valid, 1: not valid,
 2: not readable, 3: nothing in it is for this plugin.
 `)
-	keys := flatten(keysOf(reflect.TypeOf(p.Config), ""))
+	keys := keysOf(reflect.TypeOf(p.Config), "")
 	if len(keys) == 0 {
 		return
 	}
 	fmt.Fprintf(w, "\nKeys of the configuration:\n")
-	width := 0
-	for _, k := range keys {
-		width = max(width, len(k.path))
-	}
-	for _, k := range keys {
-		if k.help != "" {
-			fmt.Fprintf(w, "  %-*s %s\n", width, k.path, k.help)
-		}
-	}
+	table := tabwriter.NewWriter(w, 0, 0, 1, ' ', 0)
+	printKeys(table, keys)
+	_ = table.Flush()
 }
 
-// flatten lists keys depth first.
-func flatten(in []key) []key {
-	var out []key
-	for _, k := range in {
-		out = append(append(out, k), flatten(k.inner)...)
+// printKeys prints the keys that have help, depth first.
+func printKeys(w io.Writer, keys []key) {
+	for _, k := range keys {
+		if k.help != "" {
+			fmt.Fprintf(w, "  %s\t%s\n", k.path, k.help)
+		}
+		printKeys(w, k.inner)
 	}
-	return out
 }

@@ -20,9 +20,6 @@ type key struct {
 
 // keysOf reads the tags of a configuration's struct.
 func keysOf(t reflect.Type, prefix string) []key {
-	for t != nil && t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
 	if t == nil || t.Kind() != reflect.Struct || reflect.PointerTo(t).Implements(reflect.TypeFor[json.Unmarshaler]()) {
 		return nil
 	}
@@ -41,14 +38,13 @@ func keysOf(t reflect.Type, prefix string) []key {
 		if missing := f.Tag.Get("default"); missing != "" {
 			k.help += " (" + missing + ")"
 		}
-		elem, suffix := f.Type, "."
-		for elem.Kind() == reflect.Slice || elem.Kind() == reflect.Pointer {
+		elem, way := f.Type, k.path
+		for ; elem.Kind() == reflect.Slice || elem.Kind() == reflect.Pointer; elem = elem.Elem() {
 			if elem.Kind() == reflect.Slice {
-				suffix = "[]" + suffix
+				way += "[]"
 			}
-			elem = elem.Elem()
 		}
-		k.inner = keysOf(elem, k.path+suffix)
+		k.inner = keysOf(elem, way+".")
 		out = append(out, k)
 	}
 	return out
@@ -58,9 +54,6 @@ func keysOf(t reflect.Type, prefix string) []key {
 var protocolKeys = []string{"cniVersion", "cniVersions", "name", "type", "args", "capabilities",
 	"runtimeConfig", "prevResult", "ipam", "dns", "ipMasq", "disableCheck", "disableGC", "plugins"}
 
-// straysMax bounds how many keys of a configuration are looked at.
-const straysMax = 1000
-
 // stray is a key that the plugin does not know by that spelling.
 type stray struct {
 	key   string // the way to it
@@ -69,72 +62,62 @@ type stray struct {
 }
 
 // strays returns the keys of a configuration that are the plugin's to know and that
-// it does not know.
-func strays(p Plugin[any], conf []byte) []stray {
-	var object map[string]json.RawMessage
+// it does not know. path is the way to the configuration.
+func strays(p Plugin[any], conf []byte, path string) (found []stray) {
+	var object map[string]any
 	if p.Config == nil || json.Unmarshal(conf, &object) != nil {
 		return nil
 	}
-	s := searcher{left: straysMax}
 	known := keysOf(reflect.TypeOf(p.Config), "")
 	if !p.IPAM { // an IPAM plugin is handed the keys of another plugin too
 		for _, name := range protocolKeys {
 			known = append(known, key{name: name})
 		}
-		s.names(object, known, "")
+		found = straysOf(object, known, path)
 	}
 	for _, k := range known {
 		// The runtime fills in runtimeConfig and args, for the whole chain, and
 		// capabilities are asked for on behalf of the IPAM plugin too.
 		if !slices.Contains([]string{"runtimeConfig", "args", "capabilities"}, k.name) && (k.name != "ipam" || p.IPAM) {
-			s.value(object[k.name], k.inner, k.name)
+			found = append(found, straysIn(object[k.name], k.inner, cni.KeyIn(path, k.name))...)
 		}
 	}
-	return s.found
+	return found
 }
 
-type searcher struct {
-	found []stray
-	left  int // how many keys may still be looked at
-}
-
-// value looks at the objects in raw, which has the keys known and is found at
-// path.
-func (s *searcher) value(raw json.RawMessage, known []key, path string) {
-	if s.left--; s.left < 0 || len(raw) == 0 || known == nil {
-		return
-	}
-	var list []json.RawMessage
-	var object map[string]json.RawMessage
-	switch {
-	case raw[0] == '[' && json.Unmarshal(raw, &list) == nil:
-		for i, elem := range list {
-			s.value(elem, known, fmt.Sprintf("%s[%d]", path, i))
+// straysIn returns those in the objects of a value, which have the keys known.
+func straysIn(value any, known []key, path string) (found []stray) {
+	switch value := value.(type) {
+	case []any:
+		for i, elem := range value {
+			found = append(found, straysIn(elem, known, fmt.Sprintf("%s[%d]", path, i))...)
 		}
-	case raw[0] == '{' && json.Unmarshal(raw, &object) == nil:
-		s.names(object, known, path)
+	case map[string]any:
+		if known == nil {
+			return nil
+		}
+		found = straysOf(value, known, path)
 		for _, k := range known {
-			s.value(object[k.name], k.inner, path+"."+k.name)
+			found = append(found, straysIn(value[k.name], k.inner, cni.KeyIn(path, k.name))...)
 		}
 	}
+	return found
 }
 
-// names looks at the keys of one object, which is at path.
-func (s *searcher) names(object map[string]json.RawMessage, known []key, path string) {
+// straysOf returns those of one object.
+func straysOf(object map[string]any, known []key, path string) (found []stray) {
 	for _, name := range slices.Sorted(maps.Keys(object)) {
-		if s.left--; s.left < 0 {
-			return
-		}
 		meant := closest(name, known)
 		if meant == name || name == "$schema" || strings.HasPrefix(name, "cni.dev/") { // editors' and runtimes'
 			continue
 		}
-		found := stray{key: cni.KeyIn(path, name)}
+		s := stray{key: cni.KeyIn(path, name)}
 		if meant != "" {
-			found.meant, found.read = cni.KeyIn(path, meant), strings.EqualFold(name, meant)
+			s.meant, s.read = cni.KeyIn(path, meant), strings.EqualFold(name, meant)
 		}
-		s.found = append(s.found, found)
+		found = append(found, s)
 	}
+	return found
 }
 
 // closest finds the known key that name was probably meant to be: the same, or one
@@ -146,11 +129,11 @@ func closest(name string, known []key) (meant string) {
 			return name
 		}
 		most := 2
-		if len(k.name) < 6 || len(name) < 6 {
-			most = 1
-		}
-		if len(k.name) < 4 {
+		switch {
+		case len(k.name) < 4:
 			most = 0
+		case len(k.name) < 6 || len(name) < 6:
+			most = 1
 		}
 		// Each letter of difference in length is one to insert.
 		if longer := len(lower) - len(k.name); longer > most || -longer > most {

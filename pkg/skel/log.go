@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -46,57 +45,38 @@ type lineError struct {
 	Msg  string `json:"msg"`
 }
 
-// logFile is a log, and what named it: the variable or the key.
-type logFile struct{ path, from string }
-
-// logKey reads the key log. The variable wins, but what is wrong with the key
+// readLogKey reads the key log. The variable wins, but what is wrong with the key
 // is an error all the same.
-func (c *call) logKey(raw json.RawMessage) error {
-	if len(raw) == 0 {
-		return nil
-	}
+func (c *call) readLogKey(raw json.RawMessage) error {
 	var path string
-	if json.Unmarshal(raw, &path) != nil {
+	if len(raw) > 0 && json.Unmarshal(raw, &path) != nil {
 		return cni.Refuse("log", raw, "is no string")
 	}
 	if path == "" {
 		return nil
 	}
-	if err := checkPath(path); err != nil {
-		return cni.Refuse("log", path, err.Error()).
+	if !isLogPath(path) {
+		return cni.Refuse("log", path, "is no plain absolute path of a file").
 			Suggest("name a file by its absolute path, /var/log/hawser.log for example")
 	}
-	if c.logFile.path == "" {
-		c.logFile = logFile{path, "log"}
+	if c.logFile == "" {
+		c.logFile = path
 	}
 	return nil
 }
 
-func checkPath(path string) error {
-	switch {
-	case !filepath.IsAbs(path):
-		return errors.New("is no absolute path")
-	case filepath.Clean(path) != path || path == "/" || strings.ContainsRune(path, 0):
-		return errors.New("is no plain path of a file")
-	}
-	return nil
+func isLogPath(path string) bool {
+	return filepath.IsAbs(path) && filepath.Clean(path) == path && path != "/"
 }
 
 // log adds the call to the log, if there is one. That it cannot be written is
 // no reason to fail.
 func (c *call) log(err error) {
-	path := c.logFile.path
-	if path == "" {
+	if c.logFile == "" {
 		return
 	}
-	failed := checkPath(path)
-	if failed != nil {
-		failed = fmt.Errorf("%q: %w", path, failed)
-	} else {
-		failed = appendLine(path, c.line(err))
-	}
-	if failed != nil {
-		fmt.Fprintf(c.env.Stderr, "%s: %s: %v; the call is not in the log\n", c.plugin.Name, c.logFile.from, failed)
+	if failed := appendLine(c.logFile, c.line(err)); failed != nil {
+		fmt.Fprintf(c.env.Stderr, "%s: log %q: %v; the call is not in the log\n", c.plugin.Name, c.logFile, failed)
 	}
 }
 
@@ -104,6 +84,9 @@ func (c *call) log(err error) {
 // by side stay whole. A symbolic link is not followed, and what is no regular file
 // not written to: whoever may write to the directory chooses no file for root.
 func appendLine(path string, l line) error {
+	if !isLogPath(path) {
+		return errors.New("is no plain absolute path of a file")
+	}
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
@@ -114,15 +97,12 @@ func appendLine(path string, l line) error {
 	if err != nil {
 		return err
 	}
-	st, err := f.Stat()
-	switch {
-	case err != nil:
-	case !st.Mode().IsRegular():
-		err = fmt.Errorf("%s: is no regular file", path)
-	default:
-		_, err = f.Write(b.Bytes())
+	defer f.Close()
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return errors.Join(err, errors.New("is no regular file"))
 	}
-	return errors.Join(err, f.Close())
+	_, err = f.Write(b.Bytes())
+	return err
 }
 
 func (c *call) line(err error) line {

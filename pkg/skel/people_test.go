@@ -118,16 +118,7 @@ var _ = Describe("the keys of a configuration", func() {
 		}
 	})
 
-	It("may be very many, or nested very deep", func() {
-		var keys strings.Builder
-		for i := range 26 * 26 {
-			a, b := 'A'+i/26, 'A'+i%26
-			fmt.Fprintf(&keys, `"%c%cidge": 0, "brid%c%c": 0, `, a, b, a, b)
-		}
-		Expect(strings.Count(stderr(plugin, keys.String()+`"x": 1`), "\n")).To(And(BeNumerically(">", 500),
-			BeNumerically("<=", 1000)))
-		list := `"vlanTrunk": [` + strings.Repeat(`{"minId": 1}, `, 5000) + `{}]`
-		Expect(strings.Count(stderr(plugin, list), "\n")).To(And(BeNumerically(">", 100), BeNumerically("<=", 1000)))
+	It("may be nested very deep", func() {
 		Expect(stderr(plugin, `"vlanTrunk": `+strings.Repeat("[", 9000)+strings.Repeat("]", 9000))).To(BeEmpty())
 	})
 })

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -47,8 +46,7 @@ func (c *call) askedVersion() string {
 	return cmp.Or(in.CNIVersion, cni.Newest)
 }
 
-// brief is a file from which we read for as long as something comes. A goroutine
-// with a timer would cost a VERSION a tenth of its time.
+// brief is a file from which we read for as long as something comes.
 type brief struct{ *os.File }
 
 // Read is that of io.Reader.
@@ -64,45 +62,38 @@ func (b brief) Read(p []byte) (int, error) {
 	}
 }
 
-// printResult writes the result of ADD, in one write.
+// printResult writes the result of ADD.
 func (c *call) printResult(res *cni.Result) error {
 	if res == nil {
 		return errors.New("the plugin returned no result")
 	}
 	out, err := res.Encode(c.version)
-	if err == nil {
-		err = c.print(out)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		c.result = res
-	}
-	return err
+	c.result = res
+	return c.print(out)
 }
 
 // print writes a document to standard output, in one write.
 func (c *call) print(doc []byte) error {
-	if c.env.Stdout == nil {
+	if c.half {
 		return errors.New("standard output cannot be written")
 	}
 	n, err := c.env.Stdout.Write(doc)
 	if err == nil {
 		return nil
 	}
-	if n > 0 { // half a document is out: no second one may follow it
-		c.env.Stdout = nil
-	}
+	c.half = n > 0
 	return cni.Errorf(cni.CodeIO, "standard output: %w", err)
 }
 
 // fail prints the error object, on standard output or, where that cannot be
 // written, on standard error, and returns the exit status.
 func (c *call) fail(err error) int {
-	e := describe(err)
-	out := e.Encode(cmp.Or(c.version, cni.Newest))
+	out := describe(err).Encode(cmp.Or(c.version, cni.Newest))
 	if c.print(out) != nil {
 		fmt.Fprintf(c.env.Stderr, "%s: %s\n", c.plugin.Name, out)
 	}
 	return 1
 }
-
-func quote(s string) string { return strconv.Quote(s) }

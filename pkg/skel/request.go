@@ -6,8 +6,7 @@ import (
 	"fmt"
 	"io"
 	"runtime/debug"
-	"strings"
-	"time"
+	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
@@ -77,36 +76,26 @@ func (r *Request) Warn(format string, args ...any) {
 // rollBack undoes what was registered, in limited time, and returns err, with
 // what could not be undone in its details.
 func (r *Request) rollBack(ctx context.Context, limits Limits, err error) error {
-	var failed []string
+	e := *cni.AsError(err)
 	ctx, cancel := context.WithTimeout(ctx, limits.RollBack)
 	defer cancel()
-	for i := len(r.undos) - 1; i >= 0; i-- {
-		u := r.undos[i]
-		if uerr := catch(func() error { return u.within(ctx, limits.Undo) }); uerr != nil {
-			failed = append(failed, fmt.Sprintf("roll-back: %s: %v", u.what, uerr))
+	for _, u := range slices.Backward(r.undos) {
+		step, cancel := context.WithTimeout(ctx, limits.Undo)
+		failed := catch(func() error { return u.do(step) })
+		cancel()
+		if failed != nil {
+			if e.Details != "" {
+				e.Details += "; "
+			}
+			e.Details += fmt.Sprintf("roll-back: %s: %v", u.what, failed)
 		}
 	}
-	r.undos = nil
-	if failed == nil {
-		return err
-	}
-	e := *cni.AsError(err)
-	if e.Details != "" {
-		failed = append([]string{e.Details}, failed...)
-	}
-	e.Details = strings.Join(failed, "; ")
 	return &e
 }
 
-func (u undo) within(ctx context.Context, d time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, d)
-	defer cancel()
-	return u.do(ctx)
-}
-
 func (r *Request) close() {
-	for i := len(r.done) - 1; i >= 0; i-- {
-		r.done[i]()
+	for _, done := range slices.Backward(r.done) {
+		done()
 	}
 	if r.NS != nil {
 		// Closing a descriptor of a namespace cannot lose anything.

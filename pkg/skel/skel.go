@@ -52,6 +52,15 @@ type Plugin[C any] struct {
 
 // Any returns p as a plugin like any other, whatever its configuration's type.
 func (p Plugin[C]) Any() Plugin[any] {
+	untyped := func(h func(context.Context, *Request, C) error) func(context.Context, *Request, any) error {
+		return func(ctx context.Context, r *Request, c any) error {
+			cfg, _ := c.(C) // nil without Parse
+			if h == nil {
+				return nil
+			}
+			return h(ctx, r, cfg)
+		}
+	}
 	return Plugin[any]{
 		Name: p.Name, About: p.About, Config: p.Config, IPAM: p.IPAM,
 		Parse: func(r *Request) (any, error) {
@@ -61,20 +70,10 @@ func (p Plugin[C]) Any() Plugin[any] {
 			return p.Parse(r)
 		},
 		Add: func(ctx context.Context, r *Request, c any) (*cni.Result, error) {
-			cfg, _ := c.(C) // nil without Parse
+			cfg, _ := c.(C)
 			return p.Add(ctx, r, cfg)
 		},
-		Del: p.Del, Check: anyHandler(p.Check), GC: p.GC, Status: anyHandler(p.Status),
-	}
-}
-
-func anyHandler[C any](h func(context.Context, *Request, C) error) func(context.Context, *Request, any) error {
-	if h == nil {
-		return nil
-	}
-	return func(ctx context.Context, r *Request, c any) error {
-		cfg, _ := c.(C)
-		return h(ctx, r, cfg)
+		Del: p.Del, Check: untyped(p.Check), GC: p.GC, Status: untyped(p.Status),
 	}
 }
 
@@ -121,13 +120,13 @@ func survivor(f *os.File) *os.File {
 func Run[C any](ctx context.Context, p Plugin[C], env Env) int { return run(ctx, p.Any(), env) }
 
 func run(ctx context.Context, p Plugin[any], env Env) int {
-	if done, code := forPeople(p, env); done {
+	vars := environ(env.Vars)
+	if done, code := forPeople(p, env, vars); done {
 		return code
 	}
-	c := &call{plugin: p, env: env, vars: environ(env.Vars), began: time.Now()}
-	c.logFile = logFile{c.vars[logVar], logVar}
+	c := &call{plugin: p, env: env, vars: vars, began: time.Now(), logFile: vars[logVar]}
 	err := catch(func() error {
-		if c.vars["CNI_COMMAND"] == "VERSION" {
+		if vars["CNI_COMMAND"] == "VERSION" {
 			return c.answerVersion()
 		}
 		return c.serve(ctx)
@@ -149,10 +148,11 @@ type call struct {
 	req     *Request
 	cfg     any // what the plugin made of its configuration
 
-	unlisted bool // GC was not told which attachments are valid
-	began    time.Time
-	logFile  logFile     // without a path there is no log
+	unlisted bool        // GC was not told which attachments are valid
 	result   *cni.Result // that was printed
+	half     bool        // half a document was printed: no second one may follow it
+	began    time.Time
+	logFile  string // empty: there is no log
 }
 
 // serve decodes and dispatches.
@@ -178,9 +178,9 @@ func (c *call) serve(ctx context.Context) error {
 		return c.add(ctx)
 	case command == "DEL" && p.Del != nil:
 		return c.handle(ctx, func(ctx context.Context) error { return p.Del(ctx, req) })
-	case command == "CHECK" && p.Check != nil:
+	case command == "CHECK":
 		return c.handle(ctx, func(ctx context.Context) error { return p.Check(ctx, req, c.cfg) })
-	case command == "STATUS" && p.Status != nil:
+	case command == "STATUS":
 		return c.handle(ctx, func(ctx context.Context) error { return p.Status(ctx, req, c.cfg) })
 	case command == "GC" && c.unlisted: // cnitool calls so
 		req.Warn("cni.dev/valid-attachments: missing; nothing is removed")
@@ -204,7 +204,7 @@ func (c *call) add(ctx context.Context) error {
 	if c.env.Notify != nil && !c.plugin.IPAM {
 		ctx = c.env.Notify(ctx)
 	}
-	for _, s := range strays(c.plugin, c.req.Conf) {
+	for _, s := range strays(c.plugin, c.req.Conf, "") {
 		switch {
 		case s.read:
 			c.req.Warn("key %q: did you mean %q? It is read as that", s.key, s.meant)
