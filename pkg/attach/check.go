@@ -14,35 +14,35 @@ import (
 
 // Check compares what ADD made with what is there, by verify, while the IPAM
 // plugin checks its lease.
-func Check(ctx context.Context, req *skel.Request, verify func(*Call) []error) error {
+func Check(ctx context.Context, req *skel.Request, verify func(*Session) []error) error {
 	if req.PrevResult == nil {
 		return cni.Errorf(cni.CodeConfig, "prevResult: missing; CHECK compares the container with it")
 	}
 	if _, ok := req.PrevResult.ContainerInterface(req.IfName); !ok {
 		return cni.Errorf(cni.CodeDrift, "prevResult: has no interface %q in a container", req.IfName)
 	}
-	a, err := Open(req)
+	s, err := Open(req)
 	if err != nil {
 		return err
 	}
 	if req.IPAM == "" {
-		return errors.Join(verify(a)...)
+		return errors.Join(verify(s)...)
 	}
-	asked, err := client(req).Start(ctx, "CHECK")
-	errs := verify(a)
+	checking, err := ipamOf(req).Start(ctx, "CHECK")
+	errs := verify(s)
 	if err == nil {
-		err = asked.Wait(ctx)
+		_, err = checking.Wait(ctx)
 	}
 	return errors.Join(append(errs, err)...)
 }
 
 // VerifyMasquerade is code 101 when Masquerade's rules are not there.
-func (a *Call) VerifyMasquerade(ctx context.Context, m Masq) error {
+func (s *Session) VerifyMasquerade(ctx context.Context, m Masq) error {
 	if !m.On {
 		return nil
 	}
-	err := masq.Check(ctx, a.NF, masq.Config{
-		Attachment: a.Attachment, Backend: m.Backend, Addrs: cni.Addresses(a.PrevResult.ContainerIPs(a.IfName)),
+	err := masq.Check(ctx, s.NF, masq.Config{
+		Attachment: s.Attachment, Backend: m.Backend, Addrs: cni.Addresses(s.PrevResult.ContainerIPs(s.IfName)),
 	})
 	if err != nil {
 		err = fmt.Errorf("masquerade: %w", err)
@@ -62,5 +62,5 @@ func Status(ctx context.Context, req *skel.Request, m Masq) error {
 	if req.IPAM == "" {
 		return nil
 	}
-	return client(req).Status(ctx)
+	return ipamOf(req).Status(ctx)
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/nft"
@@ -36,13 +35,13 @@ func Del(ctx context.Context, req *skel.Request, master Master, rules ...Rules) 
 		Attachment: req.Attachment, Addrs: cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)), Warn: req.Warn,
 	}))
 
-	client := client(req)
+	client := ipamOf(req)
 	p, err := find(req, master)
 	defer p.close()
 	released := err == nil && req.IPAM != "" && client.NeedsInterface() && p.flush(req) == nil
 	if released {
 		most, cancel := skel.Most(ctx) // of what is left: the interface comes after it
-		errs = append(errs, client.Del(most))
+		errs = append(errs, client.Run(most, "DEL"))
 		cancel()
 	}
 	gone, err := p.delete(err)
@@ -52,7 +51,7 @@ func Del(ctx context.Context, req *skel.Request, master Master, rules ...Rules) 
 	switch {
 	case released || req.IPAM == "":
 	case gone:
-		errs = append(errs, client.Del(ctx))
+		errs = append(errs, client.Run(ctx, "DEL"))
 	default:
 		errs = append(errs, withheld(client))
 	}
@@ -74,10 +73,10 @@ func GC(ctx context.Context, req *skel.Request, rules ...Rules) error {
 		errs = append(errs, collect(locks, nf))
 	}
 	errs = append(errs, masq.GC(locks, nf, req.Network, req.Valid))
-	linkErr := iface.Collect(host, req.Valid)
+	linkErr := collect(host, req.Valid)
 	errs = append(errs, linkErr, nf.Close())
 	if req.IPAM != "" && linkErr == nil {
-		errs = append(errs, client(req).GC(ctx))
+		errs = append(errs, ipamOf(req).Run(ctx, "GC"))
 	}
 	return errors.Join(errs...)
 }

@@ -27,7 +27,7 @@ func find(req *skel.Request, master Master) (p pair, err error) {
 		return p, err
 	}
 	p.conn = p.host
-	p.end, err = iface.FindHostEnd(p.host, req.Attachment)
+	p.end, err = findHostEnd(p.host, req.Attachment)
 	if !errors.Is(err, rtnl.ErrNoLink) {
 		return p, err
 	}
@@ -119,25 +119,25 @@ func isForeign(l rtnl.Link, bridge int) bool {
 }
 
 // FindLinks looks up both ends of the pair for CHECK; master is as in Del.
-func (a *Call) FindLinks(master Master) error {
+func (s *Session) FindLinks(master Master) error {
 	var err error
-	if a.ContEnd, err = a.Cont.Link(a.IfName); err != nil {
+	if s.ContEnd, err = s.Cont.Link(s.IfName); err != nil {
 		return iface.Drifted(fmt.Errorf("container: %w", err))
 	}
-	a.HostEnd, err = iface.FindHostEnd(a.Host, a.Attachment)
+	s.HostEnd, err = findHostEnd(s.Host, s.Attachment)
 	if errors.Is(err, rtnl.ErrNoLink) { // made by the reference, perhaps
 		var bridge int
-		if bridge, err = master(a.Host); err == nil {
-			a.HostEnd, err = foreignPeer(a.Host, a.ContEnd, bridge)
+		if bridge, err = master(s.Host); err == nil {
+			s.HostEnd, err = foreignPeer(s.Host, s.ContEnd, bridge)
 		}
 	}
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
-		return cni.Errorf(cni.CodeDrift, "interface %q: has no host end", a.IfName)
+		return cni.Errorf(cni.CodeDrift, "interface %q: has no host end", s.IfName)
 	case err != nil:
 		return err
-	case a.HostEnd.Peer != a.ContEnd.Index:
-		return cni.Errorf(cni.CodeDrift, "interface %q: is not the other end of host interface %q", a.IfName, a.HostEnd.Name)
+	case s.HostEnd.Peer != s.ContEnd.Index:
+		return cni.Errorf(cni.CodeDrift, "interface %q: is not the other end of host interface %q", s.IfName, s.HostEnd.Name)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
@@ -48,7 +49,7 @@ func (c container) conf(family, key string) string {
 	return c.Sysctl("net/" + family + "/conf/eth0/" + key)
 }
 
-var _ = Describe("Configure", func() {
+var _ = Describe("Raise and Configure", func() {
 	var c container
 	BeforeEach(func() { c = newContainer() })
 
@@ -193,6 +194,9 @@ var _ = Describe("Configure", func() {
 			c.host.Cmd("ip", "neigh", "add", addr, "lladdr", "02:00:00:00:00:99", "nud", "stale", "dev", "veth0")
 		}
 		Expect(c.configure(result("10.1.2.3/24", "", "2001:db8::3/64", ""))).To(Succeed())
+		link, err := c.target.Conn.Link("eth0")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(iface.Announce(c.target.Conn, link)).To(Succeed())
 		Eventually(func() string { return c.host.Cmd("ip", "neigh", "show", "dev", "veth0") }, "10s").Should(And(
 			ContainSubstring("10.1.2.3 lladdr "+mac), ContainSubstring("2001:db8::3 lladdr "+mac)))
 	})

@@ -6,8 +6,33 @@ import (
 	"io/fs"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
+
+// Describe makes a link an entry of a result, without sandbox.
+func Describe(l rtnl.Link) cni.Interface {
+	return cni.Interface{Name: l.Name, MAC: l.MAC.String(), MTU: l.MTU}
+}
+
+// nameTries is how many host names an attachment may have. The second is
+// used when something else has the first: four leave nothing to chance, and
+// are few enough to look at all of them when the link is to be found again.
+const nameTries = 4
+
+// HostNames returns the names that the host end of a may have, in the order in
+// which ADD tries them: 8 hex digits of the owner.
+func HostNames(a cni.Attachment) []string {
+	names := make([]string, nameTries)
+	ifName := a.IfName
+	for try := range names {
+		if try > 0 {
+			a.IfName = fmt.Sprintf("%s %d", ifName, try) // a blank, which no interface has in its name
+		}
+		names[try] = "veth" + a.Hash()[:8]
+	}
+	return names
+}
 
 // EnableForwarding lets the host forward packets of a family. It is never
 // undone: others rely on it.
@@ -29,13 +54,10 @@ func VerifyForwarding(v4 bool) error {
 		return err
 	}
 	value, err := key.Read()
-	if err != nil {
-		return err
+	if err == nil && value == "0" {
+		err = cni.Errorf(cni.CodeDrift, "sysctl %s: is 0, so the host does not forward what containers send", key)
 	}
-	if value == "0" {
-		return cni.Errorf(cni.CodeDrift, "sysctl %s: is 0, so the host does not forward what containers send", key)
-	}
-	return nil
+	return err
 }
 
 func forwarding(v4 bool) (sysctl.Key, error) {
@@ -64,10 +86,10 @@ func readIPv6(link, name string) (string, error) {
 	if err == nil {
 		value, err = key.Read()
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("link %q: %w", link, err)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
 	}
-	return value, nil
+	return value, hostError(link, err)
 }
 
 // IgnoreRouterAdverts keeps a host interface from taking routes and addresses
@@ -82,23 +104,30 @@ func SkipDAD(link string) error { return setIPv6(link, "accept_dad", "0") }
 
 // EnableIPv6 turns IPv6 on for a host interface that needs it: the host may have
 // it off by default. A kernel without IPv6 is an error.
-func EnableIPv6(link string) error { return writeIPv6(link, "disable_ipv6", "0") }
+func EnableIPv6(link string) error {
+	return hostError(link, writeConf("ipv6", link, "disable_ipv6", "0"))
+}
 
 // setIPv6 writes a setting of a link, if the kernel has IPv6.
 func setIPv6(link, name, value string) error {
-	if err := writeIPv6(link, name, value); !errors.Is(err, fs.ErrNotExist) {
-		return err
+	if err := writeConf("ipv6", link, name, value); !errors.Is(err, fs.ErrNotExist) {
+		return hostError(link, err)
 	}
 	return nil
 }
 
-func writeIPv6(link, name, value string) error {
-	key, err := sysctl.Net("ipv6", "conf", link, name)
+func hostError(link string, err error) error {
 	if err == nil {
-		err = key.Write(value)
+		return nil
 	}
+	return fmt.Errorf("link %q: %w", link, err)
+}
+
+// writeConf writes a setting of a link in the calling thread's namespace.
+func writeConf(family, link, name, value string) error {
+	key, err := sysctl.Net(family, "conf", link, name)
 	if err != nil {
-		return fmt.Errorf("link %q: %w", link, err)
+		return err
 	}
-	return nil
+	return key.Write(value)
 }

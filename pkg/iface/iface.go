@@ -1,6 +1,5 @@
 // Package iface makes a container's interface match a result, and tells
-// whether it still does. It also makes the veth pair, finds its host end again
-// by the owner, and has the settings of interfaces on the host.
+// whether it still does. It also has the settings of interfaces on the host.
 package iface
 
 import (
@@ -9,11 +8,11 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
-	"github.com/hawser-cni/plugins/pkg/sysctl"
-	"golang.org/x/sys/unix"
 )
 
 // Target is the interface that a result is about.
@@ -21,7 +20,7 @@ type Target struct {
 	NS    *ns.NS
 	Conn  *rtnl.Conn // a socket in NS
 	Name  string
-	Index int // for Configure
+	Index int // for Raise and Configure
 	// EnableDAD asks for duplicate address detection of IPv6 addresses, which
 	// takes one to two seconds. Without it they are usable at once, as befits
 	// addresses that come from an exclusive lease.
@@ -41,24 +40,47 @@ type Target struct {
 // takes at most a random second, and one more for each probe.
 const dadPatience = 10 * time.Second
 
-// Configure gives the interface the addresses and routes of the result and
-// brings it up. The interface must have none of these addresses. What was done
-// before an error stays: the caller deletes the link.
+// Raise brings the interface up, before anybody knows its addresses. What was
+// done before an error stays, here and in Configure: the caller deletes the link.
+func Raise(t Target) error {
+	accept := "0" // NoDAD is for the result's addresses, this is for the link-local one
+	if t.EnableDAD {
+		accept = "1"
+	}
+	// arp_notify and ndisc_notify: see Announce.
+	list := []setting{t.ipv6("accept_dad", accept), t.ipv6("ndisc_notify", "1"), {"ipv4", t.Name, "arp_notify", "1", false}}
+	if t.EnableDAD {
+		list = append(list, t.ipv6("enhanced_dad", "1"))
+	}
+	if t.NoRouterAdverts {
+		list = append(list, t.ipv6("accept_ra", "0"))
+	}
+	if err := t.write(list); err != nil {
+		return err
+	}
+	up := true
+	return t.Conn.SetLink(t.Index, rtnl.Change{Up: &up})
+}
+
+// Configure gives the interface, which is up, the addresses and routes of the
+// result. The interface must have none of these addresses.
 func Configure(ctx context.Context, t Target, res *cni.Result) error {
-	want := newPlan(t, res)
-	// Before the link is up: coming up starts detection and announcements.
-	if err := t.NS.Do(func() error { return write(settings(t, want)) }); err != nil {
-		return fmt.Errorf("link %q: %w", t.Name, err)
+	want := wantedOf(t, res)
+	if want.v6 {
+		list := []setting{{"ipv6", "lo", "disable_ipv6", "0", true}, {"ipv6", t.Name, "disable_ipv6", "0", true},
+			t.ipv6("keep_addr_on_down", "1")}
+		if t.EnableDAD {
+			list = append(list, setting{"ipv6", t.Name, "accept_dad", "1", true})
+		}
+		if err := t.write(list); err != nil {
+			return err
+		}
 	}
 	for _, p := range want.addrs {
 		a := rtnl.Addr{Prefix: p, NoPrefixRoute: t.NoSubnetRoutes, NoDAD: p.Addr().Is6() && !t.EnableDAD}
 		if err := t.Conn.AddAddr(t.Index, a); err != nil {
 			return err
 		}
-	}
-	up := true
-	if err := t.Conn.SetLink(t.Index, rtnl.Change{Up: &up}); err != nil {
-		return err
 	}
 	for _, r := range want.routes {
 		if err := addRoute(t.Conn, t.Index, r); err != nil {
@@ -75,9 +97,8 @@ func Configure(ctx context.Context, t Target, res *cni.Result) error {
 
 // Announce has the kernel tell the neighbours of a link, by ARP and neighbour
 // advertisements, where its addresses are now: those that remember another
-// MAC address would not find the container for up to a minute. What the kernel
-// sends when the link comes up is lost where a bridge does not forward yet. A
-// MAC address that is set, to the same one, makes it send again.
+// MAC address would not find the container for up to a minute. A MAC address that
+// is set, to the same one, makes the kernel do so.
 func Announce(c *rtnl.Conn, link rtnl.Link) error {
 	return c.SetLink(link.Index, rtnl.Change{MAC: link.MAC})
 }
@@ -94,57 +115,33 @@ func addRoute(c *rtnl.Conn, index int, r route) error {
 	if listErr != nil {
 		return errors.Join(err, listErr)
 	}
-	for _, h := range have {
-		if r.mayBe(h) && len(r.differences(h)) == 0 {
-			return nil
-		}
+	if r.verify(have) == nil {
+		return nil
 	}
 	return err
 }
 
-// setting is a kernel setting. The result needs those with must; the others may
-// fail, since a container may have a read-only /proc/sys or a kernel without IPv6.
+// setting is a kernel setting of a link. The result needs those with must; the
+// others may fail, since a container may have a read-only /proc/sys or a kernel
+// without IPv6.
 type setting struct {
-	key   []string
-	value string
-	must  bool
+	family, link, name, value string
+	must                      bool
 }
 
-func settings(t Target, want plan) []setting {
-	v6 := func(name, key string) []string { return []string{"ipv6", "conf", name, key} }
-	var list []setting
-	if want.v6 {
-		list = append(list,
-			setting{v6("lo", "disable_ipv6"), "0", true},
-			setting{v6(t.Name, "disable_ipv6"), "0", true},
-			setting{v6(t.Name, "keep_addr_on_down"), "1", false})
-	}
-	if t.EnableDAD {
-		list = append(list,
-			setting{v6(t.Name, "enhanced_dad"), "1", false},
-			setting{v6(t.Name, "accept_dad"), "1", want.v6})
-	} else {
-		// NoDAD is for the result's addresses; this is for the link-local one.
-		list = append(list, setting{v6(t.Name, "accept_dad"), "0", false})
-	}
-	if t.NoRouterAdverts {
-		list = append(list, setting{v6(t.Name, "accept_ra"), "0", false})
-	}
-	// So that neighbours of a reused address learn the new MAC; see Announce.
-	return append(list,
-		setting{[]string{"ipv4", "conf", t.Name, "arp_notify"}, "1", false},
-		setting{v6(t.Name, "ndisc_notify"), "1", false})
-}
+func (t Target) ipv6(name, value string) setting { return setting{"ipv6", t.Name, name, value, false} }
 
-func write(list []setting) error {
-	for _, s := range list {
-		key, err := sysctl.Net(s.key...)
-		if err == nil {
-			err = key.Write(s.value)
+func (t Target) write(list []setting) error {
+	err := t.NS.Do(func() error {
+		for _, s := range list {
+			if err := writeConf(s.family, s.link, s.name, s.value); err != nil && (s.must || cni.Transient(err)) {
+				return err
+			}
 		}
-		if err != nil && (s.must || cni.Transient(err)) {
-			return err
-		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("link %q: %w", t.Name, err)
 	}
 	return nil
 }

@@ -60,6 +60,9 @@ func (c container) configure(res *cni.Result) error {
 	GinkgoHelper()
 	ctx, cancel := context.WithTimeout(context.Background(), nstest.Patience(20*time.Second))
 	defer cancel()
+	if err := iface.Raise(c.target); err != nil {
+		return err
+	}
 	return iface.Configure(ctx, c.target, res)
 }
 

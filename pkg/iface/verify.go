@@ -9,9 +9,10 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
-	"golang.org/x/sys/unix"
 )
 
 // tentativePatience is how long Verify waits for duplicate address detection: an
@@ -22,7 +23,7 @@ const tentativePatience = 3 * time.Second
 // later plugin of the chain may have changed, and returns all differences joined.
 // Addresses and routes that the result does not have are no difference.
 func Verify(t Target, res *cni.Result) error {
-	want := newPlan(t, res)
+	want := wantedOf(t, res)
 	link, err := t.Conn.Link(t.Name)
 	if err != nil {
 		return err
@@ -117,31 +118,6 @@ func verifyRoutes(t Target, link rtnl.Link, want []route) []error {
 		}
 	}
 	return diffs
-}
-
-// verify returns nil when the route is among have, else the differences of the
-// route that is nearest to it.
-func (r route) verify(have []rtnl.Route) error {
-	var nearest []string
-	for _, h := range have {
-		if !r.mayBe(h) {
-			continue
-		}
-		d := r.differences(h)
-		if len(d) == 0 {
-			return nil
-		}
-		if nearest == nil || len(d) < len(nearest) {
-			nearest = d
-		}
-	}
-	if nearest == nil && r.table != nil {
-		return fmt.Errorf("missing in table %d", *r.table)
-	}
-	if nearest == nil {
-		return errors.New("missing")
-	}
-	return errors.New(strings.Join(nearest, ", "))
 }
 
 // Drifted gives code 101, that of a difference that CHECK finds, to an error

@@ -41,18 +41,14 @@ var _ = Describe("Client", func() {
 		}}
 	}
 	add := func(c ipam.Client) (*cni.Result, error) {
-		call, err := c.Start(ctx, "ADD")
+		adding, err := c.Start(ctx, "ADD")
 		if err != nil {
 			return nil, err
 		}
-		return call.Lease(ctx)
+		return c.Result(ctx, adding)
 	}
-	check := func(c ipam.Client, ctx context.Context) error {
-		call, err := c.Start(ctx, "CHECK")
-		if err != nil {
-			return err
-		}
-		return call.Wait(ctx)
+	run := func(command string) func(ipam.Client, context.Context) error {
+		return func(c ipam.Client, ctx context.Context) error { return c.Run(ctx, command) }
 	}
 	print := func(doc string) string { return fmt.Sprintf("cat >/dev/null; cat <<'EOF'\n%s\nEOF", doc) }
 
@@ -102,8 +98,8 @@ var _ = Describe("Client", func() {
 		Expect([]any{e.Code, e.Msg, e.Details}).To(HaveExactElements(code, "no", "more"))
 	},
 		Entry("ADD", func(c ipam.Client, ctx context.Context) error { _, err := add(c); return err }, cni.CodeTryAgain),
-		Entry("DEL", ipam.Client.Del, cni.CodeIO), Entry("CHECK", check, cni.CodeDrift),
-		Entry("GC", ipam.Client.GC, cni.CodeIncompatibleVersion), Entry("STATUS", ipam.Client.Status, cni.CodeUnavailable),
+		Entry("DEL", run("DEL"), cni.CodeIO), Entry("CHECK", run("CHECK"), cni.CodeDrift),
+		Entry("GC", run("GC"), cni.CodeIncompatibleVersion), Entry("STATUS", ipam.Client.Status, cni.CodeUnavailable),
 	)
 
 	DescribeTable("gives back what the attachment has already, once, and asks again", func(fails string, code uint,
@@ -133,19 +129,19 @@ var _ = Describe("Client", func() {
 			Expect(call(c, ctx)).To(Succeed())
 			Expect(stderr.String()).To(Equal(command + ` {"name": "net1"}` + "\n"))
 		},
-		Entry("DEL", ipam.Client.Del, "DEL"), Entry("CHECK", check, "CHECK"), Entry("GC", ipam.Client.GC, "GC"),
+		Entry("DEL", run("DEL"), "DEL"), Entry("CHECK", run("CHECK"), "CHECK"), Entry("GC", run("GC"), "GC"),
 		Entry("STATUS", ipam.Client.Status, "STATUS"),
 	)
 
 	It("ends in a roll-back a plugin that was not awaited, and gives up early on its DEL", func() {
 		c := client(`echo "$CNI_COMMAND" >&2; exec sleep 60`)
-		call, err := c.Start(ctx, "ADD")
+		adding, err := c.Start(ctx, "ADD")
 		Expect(err).NotTo(HaveOccurred())
 		began := time.Now()
-		Expect(cni.AsError(call.Release(ctx)).Code).To(Equal(cni.CodeTryAgain))
+		Expect(cni.AsError(c.Release(ctx, adding)).Code).To(Equal(cni.CodeTryAgain))
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
 		Expect(stderr.String()).To(HaveSuffix("DEL\n"))
-		Expect(client("sleep 0.3").Del(ctx)).To(Succeed())
+		Expect(client("sleep 0.3").Run(ctx, "DEL")).To(Succeed())
 	})
 
 	DescribeTable("refuses a type that is no file name, naming the key", func(name string) {
@@ -153,7 +149,7 @@ var _ = Describe("Client", func() {
 		c.Type = name
 		_, err := add(c)
 		Expect(err).To(MatchError(ContainSubstring("ipam.type: %q", name)))
-		for _, err := range []error{err, c.Del(ctx), check(c, ctx), c.GC(ctx), c.Status(ctx)} {
+		for _, err := range []error{err, c.Run(ctx, "DEL"), c.Status(ctx)} {
 			Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 		}
 	}, Entry("none", ""), Entry("a path", "../fake"), Entry("absolute", "/bin/true"), Entry("parent", ".."))

@@ -25,32 +25,16 @@ type Lease struct {
 // Leases returns what host-local has lent in a network, by its files. Only they tell the network of what the
 // reference plugins left. A configuration with another IPAM plugin has none. One without any, of a chained plugin,
 // has those of the usual directory.
-func Leases(conf []byte, network string) ([]Lease, error) {
-	dir := leaseDir(conf, network)
-	if dir == "" {
-		return nil, nil
-	}
-	files, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	var out []Lease
-	for _, f := range files {
-		addr, err := netip.ParseAddr(f.Name())
-		if err != nil || !f.Type().IsRegular() {
-			continue
-		}
-		data, err := os.ReadFile(filepath.Join(dir, f.Name()))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // released meanwhile
-			return nil, err
-		}
-		id, ifName, _ := strings.Cut(strings.TrimSpace(string(data)), "\n")
-		id, ifName = strings.TrimSpace(id), strings.TrimSpace(ifName)
-		if cni.ValidName(id) {
-			out = append(out, Lease{cni.AttachmentRef{ContainerID: id, IfName: ifName}, addr})
+func Leases(conf []byte, network string) (leases []Lease, err error) {
+	files, err := leaseFiles(conf, network)
+	for name, content := range files {
+		addr, err := netip.ParseAddr(name)
+		id, ifName, _ := strings.Cut(content, "\n")
+		if id = strings.TrimSpace(id); err == nil && cni.ValidName(id) {
+			leases = append(leases, Lease{cni.AttachmentRef{ContainerID: id, IfName: strings.TrimSpace(ifName)}, addr})
 		}
 	}
-	return out, nil
+	return leases, err
 }
 
 // Known are the addresses that host-local is known to have lent in the network: those of the leases, and the last
@@ -64,20 +48,18 @@ func Known(conf []byte, network string) (map[netip.Addr]bool, error) {
 	for _, l := range leases {
 		known[l.Addr] = true
 	}
-	if dir := leaseDir(conf, network); dir != "" {
-		last, _ := filepath.Glob(filepath.Join(dir, "last_reserved_ip.*")) // the pattern is good
-		for _, file := range last {
-			data, _ := os.ReadFile(file) // a file that cannot be read tells nothing
-			if addr, err := netip.ParseAddr(strings.TrimSpace(string(data))); err == nil {
-				known[addr.Unmap()] = true
-			}
+	files, err := leaseFiles(conf, network)
+	for name, content := range files {
+		addr, err := netip.ParseAddr(strings.TrimSpace(content))
+		if err == nil && strings.HasPrefix(name, "last_reserved_ip.") {
+			known[addr.Unmap()] = true
 		}
 	}
-	return known, nil
+	return known, err
 }
 
-// leaseDir is where host-local keeps the network's leases; empty for another IPAM plugin.
-func leaseDir(conf []byte, network string) string {
+// leaseFiles reads the files of host-local's directory for the network, by name; none of another IPAM plugin.
+func leaseFiles(conf []byte, network string) (map[string]string, error) {
 	var c struct {
 		IPAM struct {
 			Type    string `json:"type"`
@@ -85,7 +67,23 @@ func leaseDir(conf []byte, network string) string {
 		} `json:"ipam"`
 	}
 	if json.Unmarshal(conf, &c) != nil || c.IPAM.Type != "" && c.IPAM.Type != "host-local" {
-		return ""
+		return nil, nil
 	}
-	return filepath.Join(cmp.Or(c.IPAM.DataDir, hostLocalDir), network)
+	dir := filepath.Join(cmp.Or(c.IPAM.DataDir, hostLocalDir), network)
+	list, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	files := map[string]string{}
+	for _, f := range list {
+		if !f.Type().IsRegular() {
+			continue
+		}
+		content, err := os.ReadFile(filepath.Join(dir, f.Name()))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // released meanwhile
+			return nil, err
+		}
+		files[f.Name()] = string(content)
+	}
+	return files, nil
 }

@@ -21,15 +21,17 @@ var ErrDuplicate = errors.New("in use by another host (duplicate address detecti
 
 // WaitUp waits until packets can pass through a link: its operational state
 // is up, or unknown with a carrier (drivers that report none). At the deadline
-// of ctx the error names the state and matches ctx's error.
-func (c *Conn) WaitUp(ctx context.Context, index int) error {
-	return c.wait(ctx, unix.RTNLGRP_LINK, index, func() (string, error) {
-		l, err := c.LinkByIndex(index)
+// of ctx the error names the state and matches ctx's error. It returns the link as
+// it then is.
+func (c *Conn) WaitUp(ctx context.Context, index int) (l Link, err error) {
+	err = c.wait(ctx, unix.RTNLGRP_LINK, index, func() (string, error) {
+		l, err = c.LinkByIndex(index)
 		if l.Oper == "up" || l.Oper == "unknown" && l.Carrier {
 			return "", err
 		}
 		return "state up, is " + l.Oper, err
 	})
+	return l, err
 }
 
 // WaitDAD waits until no address of the link is tentative. An address that is

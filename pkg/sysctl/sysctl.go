@@ -152,6 +152,9 @@ func Equal(a, b string) bool {
 // ports reads numbers and ranges as in "8080,9000-9010". A single number is left
 // to the comparison as text.
 func ports(list string) (set *[1 << 16]bool, ok bool) {
+	if !strings.ContainsAny(list, ",-") {
+		return nil, false
+	}
 	set = new([1 << 16]bool)
 	for item := range strings.SplitSeq(list, ",") {
 		first, last, isRange := strings.Cut(item, "-")
@@ -167,5 +170,5 @@ func ports(list string) (set *[1 << 16]bool, ok bool) {
 			set[port] = true
 		}
 	}
-	return set, strings.ContainsAny(list, ",-")
+	return set, true
 }

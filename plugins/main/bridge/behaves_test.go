@@ -178,6 +178,12 @@ var _ = Describe("CHECK", func() {
 		w.Succeeds(a.As("CHECK"))
 	})
 
+	It("does not mind that another plugin isolated the port", func() {
+		a := w.Attach("one", conf())
+		IP(w.Host, "link set %s type bridge_slave isolated on", hostEnd(a.Result))
+		w.Succeeds(a.As("CHECK"))
+	})
+
 	It("does not mind a packet sniffer", func() {
 		nstest.NeedProgram("tcpdump")
 		a := w.Attach("one", everything(), "10.1.0.2/24")

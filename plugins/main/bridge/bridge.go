@@ -15,21 +15,21 @@ import (
 
 // port is an ADD or CHECK under way, of one container's port of the bridge.
 type port struct {
-	*attach.Call
+	*attach.Session
 	cfg    config
 	bridge rtnl.Link
 }
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
-	a, err := attach.Open(req)
+	s, err := attach.Open(req)
 	if err != nil {
 		return nil, err
 	}
-	p := &port{Call: a, cfg: cfg}
-	if err := p.ensureBridge(); err != nil {
+	p := &port{Session: s, cfg: cfg}
+	if err := p.prepareBridge(); err != nil {
 		return nil, err
 	}
-	if err := p.Veth(ctx, cfg.Link, p.bridge.Index); err != nil {
+	if err := p.CreatePair(ctx, cfg.Link); err != nil {
 		return nil, err
 	}
 	if err := p.StartIPAM(ctx); err != nil {
@@ -38,20 +38,23 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err := p.setUpPort(ctx); err != nil {
 		return nil, err
 	}
-	lease, err := p.Lease(ctx)
+	if err := p.raise(); err != nil {
+		return nil, err
+	}
+	answer, err := p.IPAMResult(ctx)
 	if err != nil {
 		return nil, err
 	}
-	plan, err := makePlan(cfg, lease)
+	plan, err := makePlan(cfg, answer)
 	if err != nil {
 		return nil, err
 	}
-	plan.Result.Interfaces = p.interfaces() // by which configure finds the container's addresses
-	gateway, err := p.ensureGateways(ctx, plan.Gateways)
+	plan.Result.Interfaces = p.interfaces() // by which Configure finds the container's addresses
+	gateway, err := p.prepareGateway(ctx, plan.Gateways)
 	if err != nil {
 		return nil, err
 	}
-	if err := p.configure(ctx, plan.Result); err != nil {
+	if err := iface.Configure(ctx, p.target(), plan.Result); err != nil {
 		return nil, err
 	}
 	if err := p.Masquerade(ctx, cfg.Masq, plan.Result); err != nil {
@@ -60,7 +63,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err := p.announce(ctx, plan.Result, gateway); err != nil {
 		return nil, err
 	}
-	return plan.Result, p.describeLinks(plan.Result)
+	return plan.Result, p.describeLinks(plan.Result, gateway.Link)
 }
 
 func del(ctx context.Context, req *skel.Request) error {
@@ -74,8 +77,8 @@ func del(ctx context.Context, req *skel.Request) error {
 }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.Check(ctx, req, func(a *attach.Call) []error {
-		p := &port{Call: a, cfg: cfg}
+	return attach.Check(ctx, req, func(s *attach.Session) []error {
+		p := &port{Session: s, cfg: cfg}
 		return p.verify(ctx)
 	})
 }
@@ -108,14 +111,13 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 	return attach.Status(ctx, req, cfg.Masq)
 }
 
-// configure gives the container's interface addresses and routes; in a layer 2
-// network it only brings it up.
-func (p *port) configure(ctx context.Context, res *cni.Result) error {
+// raise brings the container's interface up; in a layer 2 network with the kernel's settings.
+func (p *port) raise() error {
 	switch {
-	case p.cfg.IPAM:
-		return iface.Configure(ctx, p.target(), res)
 	case p.cfg.KeepDown:
 		return nil
+	case p.cfg.IPAM:
+		return iface.Raise(p.target())
 	}
 	return p.Cont.SetLink(p.ContEnd.Index, rtnl.Change{Up: ptr(true)})
 }
@@ -145,26 +147,15 @@ func (p *port) interfaces() []cni.Interface {
 	return append([]cni.Interface{iface.Describe(p.bridge)}, p.Interfaces()...)
 }
 
-// describeLinks fills in the links as they are at the end, and the VLAN's
-// gateway if there is one.
-func (p *port) describeLinks(res *cni.Result) error {
-	var err error
+// describeLinks lists the links as they are at the end, and the VLAN's gateway if
+// there is one.
+func (p *port) describeLinks(res *cni.Result, gateway rtnl.Link) (err error) {
 	if p.bridge, err = p.Host.LinkByIndex(p.bridge.Index); err != nil {
 		return err
 	}
-	if p.HostEnd, err = p.Host.LinkByIndex(p.HostEnd.Index); err != nil {
-		return err
-	}
-	if p.ContEnd, err = p.Cont.LinkByIndex(p.ContEnd.Index); err != nil {
-		return err
-	}
 	res.Interfaces = p.interfaces()
-	if name := p.cfg.gatewayName(); p.cfg.Gateway && p.cfg.IPAM && name != p.cfg.Bridge {
-		gw, err := p.Host.Link(name)
-		if err != nil {
-			return err
-		}
-		res.Interfaces = append(res.Interfaces, iface.Describe(gw))
+	if gateway.Index != p.bridge.Index {
+		res.Interfaces = append(res.Interfaces, iface.Describe(gateway))
 	}
 	return nil
 }

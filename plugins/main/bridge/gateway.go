@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,9 +20,9 @@ import (
 // addresses, and to bring the port of a VLAN's gateway up.
 const gatewayTimeout = 5 * time.Second
 
-// ensureGateways gives the bridge, or the gateway of the VLAN, the gateway
+// prepareGateway gives the bridge, or the gateway of the VLAN, the gateway
 // addresses and lets the host forward. All of it is shared and stays.
-func (p *port) ensureGateways(ctx context.Context, want []netip.Prefix) (gw attach.Gateway, err error) {
+func (p *port) prepareGateway(ctx context.Context, want []netip.Prefix) (gw attach.Gateway, err error) {
 	gw.Link = p.bridge
 	if len(want) == 0 {
 		return gw, nil
@@ -43,8 +41,9 @@ func (p *port) ensureGateways(ctx context.Context, want []netip.Prefix) (gw atta
 		return gw, err
 	}
 	gw.Addrs = plan.Usable
-	if gw.Link.Index == p.bridge.Index { // first: an ADD that fails or is killed leaves the addresses
-		if err := p.keepMAC(len(plan.Add) > 0); err != nil {
+	if gw.Link.Index == p.bridge.Index && len(plan.Add) > 0 {
+		// First: an ADD that fails or is killed leaves the addresses.
+		if err := p.keepMAC(); err != nil {
 			return gw, err
 		}
 	}
@@ -77,29 +76,14 @@ func forward(gateways []netip.Prefix) error {
 
 // keepMAC sets the MAC address of a bridge that becomes a gateway to its present one. A bridge whose
 // address was never set takes that of one of its ports, and another when that port goes: then
-// containers lose their gateway until their neighbour caches expire. A bridge that was a gateway
-// before belongs to somebody else: ADD only warns. Where /sys cannot tell there is no warning.
-func (p *port) keepMAC(becomesGateway bool) error {
-	if !becomesGateway {
-		kind, err := os.ReadFile("/sys/class/net/" + p.bridge.Name + "/addr_assign_type")
-		if err != nil || strings.TrimSpace(string(kind)) == macWasSet {
-			return nil
-		}
-	}
+// containers lose their gateway until their neighbour caches expire.
+func (p *port) keepMAC() error {
 	br, err := p.Host.LinkByIndex(p.bridge.Index) // the port that ADD just made may have changed it
 	if err != nil {
 		return err
 	}
-	if becomesGateway {
-		return p.Host.SetLink(br.Index, rtnl.Change{MAC: br.MAC})
-	}
-	p.Warn("bridge %q: its MAC address was never set and changes with its ports (ip link set dev %s address %s)",
-		br.Name, br.Name, br.MAC)
-	return nil
+	return p.Host.SetLink(br.Index, rtnl.Change{MAC: br.MAC})
 }
-
-// macWasSet is the kernel's NET_ADDR_SET, addr_assign_type of a link whose MAC address was set.
-const macWasSet = "3"
 
 // retriedAddrs reads the addresses of the link. Gateway addresses that failed
 // duplicate detection are removed and added again first: the other host may be
@@ -144,8 +128,12 @@ func (p *port) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, err err
 		addr.NoDAD = !uplink
 	}
 	err = p.Host.AddAddr(link.Index, addr)
-	if errors.Is(err, unix.EEXIST) { // another ADD was quicker
+	switch {
+	case errors.Is(err, unix.EEXIST): // another ADD was quicker
 		err = nil
+	case errors.Is(err, unix.EACCES):
+		err = cni.Errorf(cni.CodeConflict, "bridge %q: gateway %s: IPv6 is off on the interface "+
+			"(sysctl -w net/ipv6/conf/%s/disable_ipv6=0 turns it on): %w", link.Name, gw, link.Name, err)
 	}
 	return addr.NoDAD, err
 }
@@ -209,5 +197,6 @@ func (p *port) finishVLANGateway(ctx context.Context, gw, end rtnl.Link) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, gatewayTimeout)
 	defer cancel()
-	return p.Host.WaitUp(ctx, end.Index)
+	_, err := p.Host.WaitUp(ctx, end.Index)
+	return err
 }

@@ -22,10 +22,10 @@ func findBridge(host *rtnl.Conn, name string) (rtnl.Link, error) {
 	return l, err
 }
 
-// ensureBridge finds the bridge or makes it. It is shared, so it stays when
-// the ADD that made it fails. Of one that is up it changes no more than
+// prepareBridge finds the bridge or makes it, and has it up. It is shared, so it
+// stays when the ADD that made it fails. Of one that is up it changes no more than
 // promiscuous mode and accept_ra; other contradictions are warnings.
-func (p *port) ensureBridge() error {
+func (p *port) prepareBridge() error {
 	cfg := p.cfg
 	br, err := findBridge(p.Host, cfg.Bridge)
 	if errors.Is(err, rtnl.ErrNoLink) {

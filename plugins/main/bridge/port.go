@@ -9,9 +9,12 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// setUpPort sets the host end up as a port and brings it up last, so that
+// setUpPort makes the host end a port of the bridge and brings it up last, so that
 // nothing passes before every restriction is in place.
 func (p *port) setUpPort(ctx context.Context) error {
+	if err := p.MarkHostEnd(p.bridge.Index); err != nil {
+		return err
+	}
 	want := p.cfg.Port
 	if want.Hairpin || want.Isolated { // a new port is neither
 		if err := p.Host.SetPort(p.HostEnd.Index, rtnl.Port{Hairpin: want.Hairpin, Isolated: want.Isolated}); err != nil {
@@ -24,7 +27,7 @@ func (p *port) setUpPort(ctx context.Context) error {
 		}
 	}
 	if p.cfg.SpoofCheck {
-		p.OnFail("remove the MAC address check", func(ctx context.Context) error {
+		p.OnFail("remove the MAC spoof check", func(ctx context.Context) error {
 			return deleteSpoofCheck(ctx, p.NF, p.Attachment)
 		})
 		if err := p.spoofCheck().add(ctx, p.NF); err != nil {
@@ -93,8 +96,8 @@ func (p *port) verifyPort() []error {
 	if have.Hairpin != want.Hairpin {
 		errs = append(errs, p.drift(p.HostEnd, "hairpin is %t, not %t", have.Hairpin, want.Hairpin))
 	}
-	if have.Isolated != want.Isolated {
-		errs = append(errs, p.drift(p.HostEnd, "isolated is %t, not %t", have.Isolated, want.Isolated))
+	if want.Isolated && !have.Isolated { // the other way round it may be a firewall's
+		errs = append(errs, p.drift(p.HostEnd, "is not isolated"))
 	}
 	return errs
 }

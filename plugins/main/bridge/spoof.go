@@ -233,5 +233,5 @@ func spoofError(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("MAC address check: %w", err)
+	return fmt.Errorf("MAC spoof check: %w", err)
 }

@@ -60,7 +60,7 @@ func inHost(h *nstest.Host, fn func(context.Context, *nft.Conn) error) error {
 	return err
 }
 
-var _ = Describe("the MAC address check", Label("kernel"), func() {
+var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 	var host *nstest.Host
 	one := spoofed("c1", "eth0", "veth1", 1)
 

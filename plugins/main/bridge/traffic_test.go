@@ -7,6 +7,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
@@ -91,29 +92,13 @@ var _ = Describe("traffic", func() {
 		Entry("by the reference for a layer 2 network (the reference)", "reference", true),
 	)
 
-	It("may lose a gateway that somebody else made: ADD warns, and changes nothing", func() {
-		IP(w.Host, "link add name br type bridge")
-		IP(w.Host, "addr add 10.1.0.1/24 dev br")
-		IP(w.Host, "link set dev br up")
-		w.LendAddrs("one", "10.1.0.2/24 10.1.0.1")
-		cl := Call{Command: "ADD", Netns: nstest.NewNetns().Path, Conf: l3(Object{"isGateway": true})}
-		warning := w.Exec(cl).Stderr
-		Expect(warning).To(ContainSubstring(`"br": its MAC address was never set`))
-		Expect(warning).To(ContainSubstring("ip link set dev br address " + Show(w.Host, "br").Address + ")"))
-		Expect(w.Cmd("cat", "/sys/class/net/br/addr_assign_type")).To(HavePrefix("1"))
-		IP(w.Host, "link set dev br address 02:00:00:00:00:01")
-		cl = Call{Command: "ADD", ID: "two", Netns: nstest.NewNetns().Path, Conf: l3(Object{"isGateway": true})}
-		w.LendAddrs("two", "10.1.0.3/24 10.1.0.1")
-		Expect(w.Exec(cl).Stderr).To(BeEmpty())
-	})
-
-	It("keeps its MAC address when the ADD that gave it a gateway address failed", func() {
+	It("keeps the MAC address of a bridge that a failed ADD made the gateway, since IPv6 is off there", func() {
 		IP(w.Host, "link add name br type bridge")
 		IP(w.Host, "link set dev br up")
 		w.SetSysctl("net/ipv6/conf/br/disable_ipv6", "1")
 		w.LendAddrs("one", "10.1.0.2/24 10.1.0.1", "2001:db8:1::2/64 2001:db8:1::1")
 		cl := Call{Command: "ADD", Netns: nstest.NewNetns().Path, Conf: l3(Object{"isGateway": true})}
-		Expect(w.Call(cl).Code).To(Equal(1))
+		Expect(w.Fails(cl, cni.CodeConflict)).To(HavePrefix(`bridge "br": gateway 2001:db8:1::1/64: IPv6 is off`))
 		Expect(IP(w.Host, "addr show dev br")).To(ContainSubstring("10.1.0.1/24"))
 		Expect(w.Cmd("cat", "/sys/class/net/br/addr_assign_type")).To(HavePrefix("3"))
 	})

@@ -13,44 +13,50 @@ import (
 )
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
-	a, err := attach.Open(req)
+	s, err := attach.Open(req)
 	if err != nil {
 		return nil, err
 	}
-	if err := a.Veth(ctx, cfg.Link, 0); err != nil {
+	if err := s.CreatePair(ctx, cfg.Link); err != nil {
 		return nil, err
 	}
-	if err := a.StartIPAM(ctx); err != nil {
+	if err := s.StartIPAM(ctx); err != nil {
 		return nil, err
 	}
-	lease, err := a.Lease(ctx)
+	if err := s.MarkHostEnd(0); err != nil {
+		return nil, err
+	}
+	if err := iface.Raise(target(s, nil)); err != nil {
+		return nil, err
+	}
+	answer, err := s.IPAMResult(ctx)
 	if err != nil {
 		return nil, err
 	}
-	p, err := makePlan(cfg, lease)
+	p, err := makePlan(cfg, answer)
 	if err != nil {
 		return nil, cni.Errorf(cni.CodeIPAM, "IPAM plugin %q: %w", req.IPAM, err)
 	}
-	p.Result.Interfaces = a.Interfaces()
-	if err := raiseHostEnd(a, p); err != nil {
+	p.Result.Interfaces = s.Interfaces()
+	if err := raiseHostEnd(s, p); err != nil {
 		return nil, err
 	}
-	if err := iface.Configure(ctx, target(a, p.ContRoutes), p.Result); err != nil {
+	if err := iface.Configure(ctx, target(s, p.ContRoutes), p.Result); err != nil {
 		return nil, err
 	}
-	if err := routeToContainer(a, p); err != nil {
+	if err := routeToContainer(s, p); err != nil {
 		return nil, err
 	}
-	if err := a.Masquerade(ctx, cfg.Masq, p.Result); err != nil {
+	if err := s.Masquerade(ctx, cfg.Masq, p.Result); err != nil {
 		return nil, err
 	}
-	return p.Result, a.WaitUp(ctx, p.Result, attach.Gateway{Link: a.HostEnd, Addrs: v6(p.Gateways)})
+	return p.Result, s.WaitUp(ctx, p.Result, attach.Gateway{Link: s.HostEnd, Addrs: v6(p.Gateways)})
 }
 
 func del(ctx context.Context, req *skel.Request) error { return attach.Del(ctx, req, attach.NoMaster) }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.Check(ctx, req, func(a *attach.Call) []error { return verify(ctx, a, cfg) })
+	return attach.Check(ctx, req, func(s *attach.Session) []error { return verify(ctx, s, cfg) })
 }
 
 func gc(ctx context.Context, req *skel.Request) error { return attach.GC(ctx, req) }
@@ -60,34 +66,34 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 }
 
 // raiseHostEnd brings the host end up, after what must hold before.
-func raiseHostEnd(a *attach.Call, p plan) error {
+func raiseHostEnd(s *attach.Session, p plan) error {
 	if len(v6(p.Gateways)) > 0 {
 		// The host may have IPv6 off by default; this link needs it.
-		if err := iface.EnableIPv6(a.HostEnd.Name); err != nil {
+		if err := iface.EnableIPv6(s.HostEnd.Name); err != nil {
 			return err
 		}
 		// Nobody else is on this link, so there is no duplicate to detect.
-		if err := a.Tolerate(iface.SkipDAD(a.HostEnd.Name)); err != nil {
+		if err := s.Tolerate(iface.SkipDAD(s.HostEnd.Name)); err != nil {
 			return err
 		}
 	}
 	up := true
-	return a.Host.SetLink(a.HostEnd.Index, rtnl.Change{Up: &up})
+	return s.Host.SetLink(s.HostEnd.Index, rtnl.Change{Up: &up})
 }
 
 // target is the container's interface. The kernel makes no route to its subnet:
 // that leads through the gateway like everything else.
-func target(a *attach.Call, routes []rtnl.Route) iface.Target {
-	t := a.Target()
+func target(s *attach.Session, routes []rtnl.Route) iface.Target {
+	t := s.Target()
 	t.NoSubnetRoutes, t.Routes = true, routes
 	return t
 }
 
 // routeToContainer gives the host end the gateway addresses, and the host a
 // route to each address of the container.
-func routeToContainer(a *attach.Call, p plan) error {
+func routeToContainer(s *attach.Session, p plan) error {
 	for _, gw := range p.Gateways {
-		if err := a.Host.AddAddr(a.HostEnd.Index, rtnl.Addr{Prefix: gw, NoDAD: gw.Addr().Is6()}); err != nil {
+		if err := s.Host.AddAddr(s.HostEnd.Index, rtnl.Addr{Prefix: gw, NoDAD: gw.Addr().Is6()}); err != nil {
 			return err
 		}
 		if err := iface.EnableForwarding(gw.Addr().Is4()); err != nil {
@@ -95,9 +101,9 @@ func routeToContainer(a *attach.Call, p plan) error {
 		}
 	}
 	for _, r := range p.HostRoutes {
-		r.OutIndex = a.HostEnd.Index
-		if err := a.Host.AddRoute(r); err != nil {
-			return fmt.Errorf("host interface %q: %w", a.HostEnd.Name, err)
+		r.OutIndex = s.HostEnd.Index
+		if err := s.Host.AddRoute(r); err != nil {
+			return fmt.Errorf("host interface %q: %w", s.HostEnd.Name, err)
 		}
 	}
 	return nil

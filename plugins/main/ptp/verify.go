@@ -17,20 +17,20 @@ import (
 
 // verify compares everything that ADD made, on both sides, with what is
 // there, and returns each difference.
-func verify(ctx context.Context, a *attach.Call, cfg config) []error {
-	own := &cni.Result{IPs: a.PrevResult.ContainerIPs(a.IfName)}
+func verify(ctx context.Context, s *attach.Session, cfg config) []error {
+	own := &cni.Result{IPs: s.PrevResult.ContainerIPs(s.IfName)}
 	if len(own.IPs) == 0 {
-		return []error{cni.Errorf(cni.CodeDrift, "prevResult: has no address of interface %q", a.IfName)}
+		return []error{cni.Errorf(cni.CodeDrift, "prevResult: has no address of interface %q", s.IfName)}
 	}
 	p, err := makePlan(cfg, own)
 	if err != nil {
 		return []error{cni.Errorf(cni.CodeDrift, "prevResult: %w", err)}
 	}
-	if err := a.FindLinks(attach.NoMaster); err != nil {
+	if err := s.FindLinks(attach.NoMaster); err != nil {
 		return []error{err}
 	}
-	errs := []error{iface.Drifted(iface.Verify(target(a, p.visible()), a.PrevResult)), a.VerifyMasquerade(ctx, cfg.Masq)}
-	return append(errs, verifyHost(a, cfg, p)...)
+	errs := []error{iface.Drifted(iface.Verify(target(s, p.visible()), s.PrevResult)), s.VerifyMasquerade(ctx, cfg.Masq)}
+	return append(errs, verifyHost(s, cfg, p)...)
 }
 
 // visible are the container's routes with what the kernel shows of them: of an
@@ -47,18 +47,18 @@ func (p plan) visible() []rtnl.Route {
 }
 
 // verifyHost looks for what raiseHostEnd and routeToContainer made.
-func verifyHost(a *attach.Call, cfg config, p plan) []error {
+func verifyHost(s *attach.Session, cfg config, p plan) []error {
 	var errs []error
 	drift := func(format string, args ...any) {
-		errs = append(errs, cni.Errorf(cni.CodeDrift, "host interface %q: %s", a.HostEnd.Name, fmt.Sprintf(format, args...)))
+		errs = append(errs, cni.Errorf(cni.CodeDrift, "host interface %q: %s", s.HostEnd.Name, fmt.Sprintf(format, args...)))
 	}
-	if !a.HostEnd.Up {
+	if !s.HostEnd.Up {
 		drift("is down")
 	}
-	if want := wantedMTU(a, cfg); want != 0 && want != a.HostEnd.MTU {
-		drift("MTU is %d instead of %d", a.HostEnd.MTU, want)
+	if want := wantedMTU(s, cfg); want != 0 && want != s.HostEnd.MTU {
+		drift("MTU is %d instead of %d", s.HostEnd.MTU, want)
 	}
-	addrs, err := a.Host.Addrs(a.HostEnd.Index)
+	addrs, err := s.Host.Addrs(s.HostEnd.Index)
 	if err != nil {
 		return append(errs, err)
 	}
@@ -68,7 +68,7 @@ func verifyHost(a *attach.Call, cfg config, p plan) []error {
 		}
 		errs = append(errs, iface.VerifyForwarding(gw.Addr().Is4()))
 	}
-	routes, err := a.Host.Routes(a.HostEnd.Index, unix.AF_UNSPEC)
+	routes, err := s.Host.Routes(s.HostEnd.Index, unix.AF_UNSPEC)
 	if err != nil {
 		return append(errs, err)
 	}
@@ -82,9 +82,9 @@ func verifyHost(a *attach.Call, cfg config, p plan) []error {
 
 // wantedMTU is the host end's as ADD reported it, or as the configuration says:
 // results before 1.0.0 have none. 0 is unknown.
-func wantedMTU(a *attach.Call, cfg config) int {
-	for _, i := range a.PrevResult.Interfaces {
-		if i.Name == a.HostEnd.Name && i.Sandbox == "" {
+func wantedMTU(s *attach.Session, cfg config) int {
+	for _, i := range s.PrevResult.Interfaces {
+		if i.Name == s.HostEnd.Name && i.Sandbox == "" {
 			return cmp.Or(i.MTU, cfg.Link.MTU)
 		}
 	}

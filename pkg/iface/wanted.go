@@ -1,16 +1,19 @@
 package iface
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
-	"golang.org/x/sys/unix"
 )
 
-// plan is what a result asks of one interface.
-type plan struct {
+// wanted is what a result asks of one interface.
+type wanted struct {
 	self   *cni.Interface // the result's entry for it; nil = none
 	addrs  []netip.Prefix
 	routes []route
@@ -24,23 +27,22 @@ type route struct {
 	scope *int
 }
 
-func newPlan(t Target, res *cni.Result) plan {
-	var p plan
+func wantedOf(t Target, res *cni.Result) (w wanted) {
 	if self, ok := res.ContainerInterface(t.Name); ok {
-		p.self = &self
+		w.self = &self
 	}
 	for _, ip := range res.ContainerIPs(t.Name) {
-		p.addrs = append(p.addrs, ip.Address)
-		p.v6 = p.v6 || ip.Address.Addr().Is6()
+		w.addrs = append(w.addrs, ip.Address)
+		w.v6 = w.v6 || ip.Address.Addr().Is6()
 	}
 	for _, r := range t.Routes {
-		p.routes = append(p.routes, ownRoute(r))
+		w.routes = append(w.routes, ownRoute(r))
 	}
 	for _, r := range res.Routes {
-		p.routes = append(p.routes, newRoute(r, res))
-		p.v6 = p.v6 || r.Dst.Addr().Is6()
+		w.routes = append(w.routes, newRoute(r, res))
+		w.v6 = w.v6 || r.Dst.Addr().Is6()
 	}
-	return p
+	return w
 }
 
 func deref[T any](p *T) T {
@@ -81,8 +83,7 @@ func newRoute(r cni.Route, res *cni.Result) route {
 		out.Scope = unix.RT_SCOPE_LINK
 	}
 	if r.Dst.Addr().Is6() {
-		// The kernel keeps none for IPv6.
-		out.Scope, out.scope = 0, nil
+		out.Scope, out.scope = 0, nil // the kernel keeps none for IPv6
 	}
 	return out
 }
@@ -94,11 +95,30 @@ func (r route) family() int {
 	return unix.AF_INET6
 }
 
-// mayBe tells whether a route of the kernel may be the one asked for. Where no
-// table was asked for any will do: another plugin of the chain, sbr or vrf, may
-// have moved the route.
-func (r route) mayBe(have rtnl.Route) bool {
-	return have.Type == unix.RTN_UNICAST && have.Dst == r.Dst && (r.table == nil || *r.table == have.Table)
+// verify returns nil when the route is among have, else the differences of the
+// route that is nearest to it. Where no table was asked for any will do: another
+// plugin of the chain, sbr or vrf, may have moved the route.
+func (r route) verify(have []rtnl.Route) error {
+	var nearest []string
+	for _, h := range have {
+		if h.Type != unix.RTN_UNICAST || h.Dst != r.Dst || r.table != nil && *r.table != h.Table {
+			continue
+		}
+		d := r.differences(h)
+		if len(d) == 0 {
+			return nil
+		}
+		if nearest == nil || len(d) < len(nearest) {
+			nearest = d
+		}
+	}
+	switch {
+	case nearest != nil:
+		return errors.New(strings.Join(nearest, ", "))
+	case r.table != nil:
+		return fmt.Errorf("missing in table %d", *r.table)
+	}
+	return errors.New("missing")
 }
 
 // differences names the values of the kernel's route that are not those asked

@@ -1,0 +1,137 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// CreatePair makes a veth pair, both ends in place and down: the container's
+// interface, and a host end with a name derived from the attachment. An attachment
+// that exists is code 100: the kernel decides who of two ADDs is first. The host
+// end is to be marked by MarkHostEnd; until then its group tells whose it is, since
+// a link cannot be given an alias when it is made.
+func (s *Session) CreatePair(ctx context.Context, link Link) (err error) {
+	names := iface.HostNames(s.Attachment)
+	for _, name := range names {
+		s.HostEnd, err = s.Host.AddVeth(rtnl.Veth{
+			Name: name, MTU: link.MTU, Group: cni.NetworkHash(s.Network),
+			Peer: rtnl.Peer{Name: s.IfName, MAC: link.MAC, NS: s.NS},
+		})
+		if err == nil {
+			s.OnFail("delete the interface", func(context.Context) error { return s.Host.DelLink(s.HostEnd.Index) })
+			s.ContEnd, err = s.Cont.Link(s.IfName)
+			return err
+		}
+		if !errors.Is(err, unix.EEXIST) {
+			return s.revoke(name, err)
+		}
+		if err := s.refuseExisting(ctx); err != nil {
+			return err
+		}
+	}
+	return cni.Errorf(cni.CodeConflict, "host interface: other links have all the names from %q to %q: %w",
+		names[0], names[len(names)-1], err)
+}
+
+// revoke removes the pair where only the answer to its request was lost.
+func (s *Session) revoke(name string, err error) error {
+	if l, lost := s.Host.Link(name); lost == nil && isHalfMade(l, s.Network) {
+		err = errors.Join(err, s.Host.DelLink(l.Index))
+	}
+	return err
+}
+
+// endPatience is how long the kernel may take to delete the host end of a
+// container whose namespace has ended.
+const endPatience = time.Second
+
+// refuseExisting is code 100 when the attachment exists: its interface in the
+// container, or its host end. The container end of that is in another namespace,
+// which may have ended: the kernel deletes the pair a moment later, and does not
+// tell before as long as it keeps closed sockets of the namespace. So
+// refuseExisting waits whether the host end goes.
+func (s *Session) refuseExisting(ctx context.Context) error {
+	if _, err := s.Cont.Link(s.IfName); err == nil {
+		return cni.Errorf(cni.CodeExists, "interface %q: exists already in the container (%s)", s.IfName, s.Attachment)
+	} else if !errors.Is(err, rtnl.ErrNoLink) {
+		return err
+	}
+	host, err := findHostEnd(s.Host, s.Attachment)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return nil // the name is another link's
+	}
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, endPatience)
+	defer cancel()
+	if err := s.Host.WaitGone(ctx, host.Index); err == nil {
+		return nil
+	}
+	return cni.Errorf(cni.CodeExists, "host interface %q: this attachment exists already (%s); DEL removes it",
+		host.Name, s.Attachment)
+}
+
+// MarkHostEnd names the owner of the host end, makes it a port of the bridge with
+// the index master (0: of none), and has the host ignore what the container
+// advertises.
+func (s *Session) MarkHostEnd(master int) error {
+	mark, group := s.Mark(), uint32(0)
+	change := rtnl.Change{Alias: &mark, Group: &group}
+	if master != 0 {
+		change.Master = &master
+	}
+	if err := s.Host.SetLink(s.HostEnd.Index, change); err != nil {
+		return err
+	}
+	return s.Tolerate(iface.IgnoreRouterAdverts(s.HostEnd.Name))
+}
+
+// findHostEnd finds the host end of an attachment that CreatePair made, by its
+// name and its owner. It returns rtnl.ErrNoLink when there is none, also where a
+// link of somebody else has the name.
+func findHostEnd(host *rtnl.Conn, a cni.Attachment) (rtnl.Link, error) {
+	for _, name := range iface.HostNames(a) {
+		l, err := host.Link(name)
+		if err == nil && l.Kind == "veth" && a.Owns(l.Alias) || err == nil && isHalfMade(l, a.Network) ||
+			err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+			return l, err
+		}
+	}
+	return rtnl.Link{}, fmt.Errorf("host end of %s: %w", a, rtnl.ErrNoLink)
+}
+
+// collect deletes the host ends that CreatePair made for attachments of the network
+// that are not valid. It reads all links.
+func collect(host *rtnl.Conn, valid cni.Set) error {
+	links, err := host.Links()
+	if err != nil {
+		return err
+	}
+	var keep []string // names that host ends of valid attachments may have without a mark
+	for _, a := range valid.All() {
+		keep = append(keep, iface.HostNames(a)...)
+	}
+	var errs []error
+	for _, l := range links {
+		left := isHalfMade(l, valid.Network()) && !slices.Contains(keep, l.Name)
+		if left || l.Kind == "veth" && valid.Garbage(l.Alias) {
+			errs = append(errs, host.DelLink(l.Index))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// isHalfMade tells a host end of the network whose ADD died before MarkHostEnd.
+func isHalfMade(l rtnl.Link, network string) bool {
+	return l.Kind == "veth" && l.Alias == "" && l.Group == cni.NetworkHash(network)
+}
