@@ -5,9 +5,11 @@
 package conntrack
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -20,7 +22,7 @@ type Flow struct {
 	Source, Destination netip.AddrPort // of the first packet, as its sender wrote it
 	ReplySource         netip.AddrPort // who really answers: Destination itself unless that is translated
 
-	id netlink.Body // what names the entry to the kernel
+	id []byte // what names the entry to the kernel
 }
 
 // Translated says whether the destination is translated.
@@ -91,7 +93,7 @@ func (c conn) list(proto uint8) (flows []Flow, err error) {
 }
 
 // execute repeats a list that changed while it was read, ten times.
-func (c conn) execute(kind, flags int, attrs netlink.Body) ([][]byte, error) {
+func (c conn) execute(kind, flags int, attrs []byte) ([][]byte, error) {
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|kind, flags)
 	req.Sockets, req.RetryInterrupted = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: c.sock}, true
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: c.family, Version: nl.NFNETLINK_V0})
@@ -100,7 +102,7 @@ func (c conn) execute(kind, flags int, attrs netlink.Body) ([][]byte, error) {
 }
 
 // onlyProto is the request for the entries of one protocol.
-func onlyProto(proto uint8) netlink.Body {
+func onlyProto(proto uint8) []byte {
 	// Of linux/netfilter/nfnetlink_conntrack.h, and not in the library.
 	const (
 		ctaFilter           = 25
@@ -108,57 +110,39 @@ func onlyProto(proto uint8) netlink.Body {
 		ctaFilterReplyFlags = 2
 		filterProtoNum      = 1 << 3 // CTA_FILTER_FLAG(CTA_PROTO_NUM)
 	)
-	var protoAttr, tuple, filter, b netlink.Body
-	protoAttr.Uint8(nl.CTA_PROTO_NUM, proto)
-	tuple.Nest(nl.CTA_TUPLE_PROTO, protoAttr)
-	filter.Uint32(ctaFilterOrigFlags, filterProtoNum)
-	filter.Uint32(ctaFilterReplyFlags, 0)
-	b.Nest(nl.CTA_TUPLE_ORIG, tuple)
-	b.Nest(ctaFilter, filter)
-	return b
+	return slices.Concat(
+		netlink.Nest(nl.CTA_TUPLE_ORIG,
+			netlink.Nest(nl.CTA_TUPLE_PROTO, netlink.Bytes(nl.CTA_PROTO_NUM, []byte{proto}))),
+		netlink.Nest(ctaFilter, netlink.Uint32(ctaFilterOrigFlags, filterProtoNum),
+			netlink.Uint32(ctaFilterReplyFlags, 0)))
 }
 
+// decode reads an entry. Ports that are missing or odd are 0, addresses invalid.
 func decode(body []byte) (f Flow, proto uint8) {
-	for typ, val := range netlink.Attributes(body) {
-		switch typ {
+	for kind, value := range netlink.Attributes(body) {
+		switch kind {
 		case nl.CTA_TUPLE_ORIG:
-			f.Source, f.Destination, proto = decodeTuple(val)
-			f.id.Nest(nl.CTA_TUPLE_ORIG, val)
+			f.Source = addrPort(value, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT)
+			f.Destination = addrPort(value, nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT)
+			if number := netlink.Attribute(value, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_NUM); len(number) == 1 {
+				proto = number[0]
+			}
+			f.id = append(f.id, netlink.Nest(kind, value)...)
 		case nl.CTA_TUPLE_REPLY:
-			f.ReplySource, _, _ = decodeTuple(val)
+			f.ReplySource = addrPort(value, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT)
 		case nl.CTA_ID, nl.CTA_ZONE:
-			f.id.Bytes(typ, val)
+			f.id = append(f.id, netlink.Bytes(kind, value)...)
 		}
 	}
 	return f, proto
 }
 
-func decodeTuple(b []byte) (src, dst netip.AddrPort, proto uint8) {
-	var from, to netip.Addr
-	var fromPort, toPort uint16
-	for typ, val := range netlink.Attributes(b) {
-		switch typ {
-		case nl.CTA_TUPLE_IP:
-			for ip, addr := range netlink.Attributes(val) {
-				switch ip {
-				case nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC:
-					from, _ = netip.AddrFromSlice(addr)
-				case nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST:
-					to, _ = netip.AddrFromSlice(addr)
-				}
-			}
-		case nl.CTA_TUPLE_PROTO:
-			for field, v := range netlink.Attributes(val) {
-				switch {
-				case field == nl.CTA_PROTO_NUM && len(v) == 1:
-					proto = v[0]
-				case field == nl.CTA_PROTO_SRC_PORT && len(v) == 2:
-					fromPort = uint16(v[0])<<8 | uint16(v[1])
-				case field == nl.CTA_PROTO_DST_PORT && len(v) == 2:
-					toPort = uint16(v[0])<<8 | uint16(v[1])
-				}
-			}
-		}
+// addrPort is one end of a tuple, by the attributes that it is in.
+func addrPort(tuple []byte, v4, v6, port uint16) netip.AddrPort {
+	addr, ok := netip.AddrFromSlice(netlink.Attribute(tuple, nl.CTA_TUPLE_IP, v4))
+	if !ok {
+		addr, _ = netip.AddrFromSlice(netlink.Attribute(tuple, nl.CTA_TUPLE_IP, v6))
 	}
-	return netip.AddrPortFrom(from, fromPort), netip.AddrPortFrom(to, toPort), proto
+	number := append(make([]byte, 2), netlink.Attribute(tuple, nl.CTA_TUPLE_PROTO, port)...)
+	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(number[len(number)-2:]))
 }

@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink/nl"
@@ -10,17 +11,13 @@ import (
 
 // FuzzAnswer reads anything as an entry.
 func FuzzAnswer(f *testing.F) {
-	var ip, proto, tuple, body netlink.Body
-	ip.Bytes(nl.CTA_IP_V4_SRC, []byte{10, 1, 0, 2})
-	ip.Bytes(nl.CTA_IP_V6_DST, make([]byte, 16))
-	proto.Bytes(nl.CTA_PROTO_NUM, []byte{17})
-	proto.Bytes(nl.CTA_PROTO_DST_PORT, []byte{0, 53})
-	tuple.Nest(nl.CTA_TUPLE_IP, ip)
-	tuple.Nest(nl.CTA_TUPLE_PROTO, proto)
-	body.Nest(nl.CTA_TUPLE_ORIG, tuple)
-	body.Nest(nl.CTA_TUPLE_REPLY, tuple)
-	body.Bytes(nl.CTA_ID, []byte{1, 2, 3, 4})
-	f.Add([]byte(body))
+	tuple := slices.Concat(
+		netlink.Nest(nl.CTA_TUPLE_IP, netlink.Bytes(nl.CTA_IP_V4_SRC, []byte{10, 1, 0, 2}),
+			netlink.Bytes(nl.CTA_IP_V6_DST, make([]byte, 16))),
+		netlink.Nest(nl.CTA_TUPLE_PROTO, netlink.Bytes(nl.CTA_PROTO_NUM, []byte{17}),
+			netlink.Bytes(nl.CTA_PROTO_DST_PORT, []byte{0, 53})))
+	f.Add(slices.Concat(netlink.Nest(nl.CTA_TUPLE_ORIG, tuple), netlink.Nest(nl.CTA_TUPLE_REPLY, tuple),
+		netlink.Bytes(nl.CTA_ID, []byte{1, 2, 3, 4})))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		flow, _ := decode(data)
 		flow.Translated()

@@ -130,7 +130,8 @@ func (c Chain) Clear(jumps []Rule) []string {
 // without a program.
 func (c Chain) Remove(ctx context.Context, nf *nft.Conn, v Variant) error {
 	if v == NFT {
-		return c.removeOverNetlink(ctx, nf)
+		jumps := func(r nft.LiveRule) bool { return r.Target == c.Name }
+		return nf.Update(ctx, nft.Leftover{Table: c.nftTable(), Chain: c.From, Rule: jumps, Drop: []string{c.Name}}.Stage)
 	}
 	tool, err := FindVariant(ctx, c.Family, v)
 	if err != nil {
@@ -156,27 +157,6 @@ func (c Chain) LeadsOnlyFrom(nf *nft.Conn, addrs []netip.Prefix) (bool, error) {
 		}
 	}
 	return true, err
-}
-
-func (c Chain) removeOverNetlink(ctx context.Context, nf *nft.Conn) error {
-	t := c.nftTable()
-	return nf.Update(ctx, func(tx *nft.Tx) error {
-		there, err := tx.Chain(t, c.Name)
-		if err != nil || there == nil {
-			return err
-		}
-		rules, err := tx.Rules(t, c.From)
-		if err != nil {
-			return err
-		}
-		for _, r := range rules {
-			if r.Target == c.Name {
-				tx.DeleteRule(t, c.From, r.Handle)
-			}
-		}
-		tx.DeleteChain(t, c.Name)
-		return nil
-	})
 }
 
 // Rules returns, of either variant, the rules that lead from c.From to chains with such names, and those in

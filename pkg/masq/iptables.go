@@ -261,7 +261,8 @@ func checkIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 		case len(where) == 0 && err != nil:
 			return err
 		case len(where) == 0:
-			diffs = append(diffs, fmt.Errorf("iptables chain %q: %w: no such chain", ch.Name, nft.ErrDrift))
+			diffs = append(diffs, cni.Errorf(cni.CodeDrift, "iptables chain %q: %w: no such chain",
+				ch.Name, nft.ErrDrift))
 			continue
 		}
 		tool, err := ipt.FindVariant(ctx, f, where[0])
@@ -273,7 +274,8 @@ func checkIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 			return err
 		}
 		for _, r := range append(missing(ch.rules(addrs), rules), missing(ch.jumps(addrs), jumps)...) {
-			diffs = append(diffs, fmt.Errorf("iptables chain %q: %w: no rule %q", r.Chain, nft.ErrDrift, r.Append()))
+			diffs = append(diffs, cni.Errorf(cni.CodeDrift, "iptables chain %q: %w: no rule %q", r.Chain,
+				nft.ErrDrift, r.Append()))
 		}
 	}
 	return errors.Join(diffs...)
@@ -324,7 +326,7 @@ func statusIPTables(nf *nft.Conn) error {
 		return err
 	}
 	for _, f := range []nft.Family{nft.IPv4, nft.IPv6} {
-		if _, err := nf.HasTable(nft.Table{Family: f, Name: nat}); nft.IfSupported(err) != nil {
+		if _, err := nf.Chain(nft.Table{Family: f, Name: nat}, postrouting); nft.IfSupported(err) != nil {
 			return err
 		}
 	}

@@ -8,10 +8,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// table is shared with other plugins; the names in it carry the version of the layout, except those of
-// the sets that are for the administrator.
-var table = nft.Table{Family: nft.INet, Name: "hawser"}
-
 const (
 	baseChain   = "masq_v1"
 	prefixChain = "masq_v1_"
@@ -24,8 +20,7 @@ const (
 // sharedLayout is the layout that all attachments use. 100 (srcnat) is the usual priority of source NAT.
 func sharedLayout() nft.Layout {
 	return nft.Layout{
-		Table:   table,
-		Comment: "Hawser CNI plugins",
+		Table: nft.Table{Family: nft.INet, Name: nft.TableName},
 		Sets: []nft.Set{
 			{Name: exempt4, Key: []nft.Type{nft.IPv4Addr}, Interval: true,
 				Comment: "yours: destinations that are not masqueraded"},

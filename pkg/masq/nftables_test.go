@@ -149,7 +149,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 	})
 
 	It("compares the owner under the lock, not only before", func() {
-		old := config(masq.Auto, "old", "eth0", "10.1.0.2/24")
+		old, one := config(masq.Auto, "old", "eth0", "10.1.0.2/24"), config(masq.Auto, "c1", "eth0", "10.1.0.2/24")
 		Expect(add(host, old)).To(Succeed())
 		host.Do(func() {
 			held, err := statefile.Lock(context.Background(), nft.DefaultLock, 0o600)
@@ -161,10 +161,8 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 				Expect(err).NotTo(HaveOccurred())
 				return string(locks)
 			}).Should(MatchRegexp(`-> FLOCK .* %d `, os.Getpid()))
-			faster := nft.New()
-			faster.Lock = "/run/another"
-			Expect(masq.Add(context.Background(), faster, one)).To(Succeed())
-			Expect(faster.Close()).To(Succeed())
+			host.Cmd("nft", "delete element inet hawser masq4_v1 { 10.1.0.2 }; add element inet hawser masq4_v1 { 10.1.0.2"+
+				` comment "`+one.Attachment.Mark()+`" : goto masq_v1_10.1.0.0/24 }`)
 			Expect(held.Unlock()).To(Succeed())
 			Expect(<-deleted).To(Succeed())
 		})

@@ -2,7 +2,6 @@ package masq
 
 import (
 	"context"
-	"fmt"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -22,7 +21,7 @@ func referenceMark(a cni.Attachment) string {
 
 func delReference(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
 	mark := referenceMark(a)
-	return removeRules(ctx, nf, func(comment string) bool { return strings.HasPrefix(comment, mark) })
+	return removeReference(ctx, nf, func(comment string) bool { return strings.HasPrefix(comment, mark) })
 }
 
 // checkReference looks for as many of the reference's nftables rules as the attachment has addresses.
@@ -38,7 +37,8 @@ func checkReference(_ context.Context, nf *nft.Conn, c Config) error {
 		}
 	}
 	if found < len(distinct(c.Addrs)) {
-		return fmt.Errorf("nftables table %q: %w: %d rules of the attachment", referenceTable, nft.ErrDrift, found)
+		return cni.Errorf(cni.CodeDrift, "nftables table %q: %w: %d rules of the attachment", referenceTable,
+			nft.ErrDrift, found)
 	}
 	return nil
 }
@@ -49,25 +49,13 @@ func gcReference(ctx context.Context, nf *nft.Conn, network string, valid cni.Se
 		marks[referenceMark(a)] = true
 	}
 	prefix := cni.Digest(network, 16) + "-"
-	return removeRules(ctx, nf, func(comment string) bool {
+	return removeReference(ctx, nf, func(comment string) bool {
 		mark, _, _ := strings.Cut(comment, ",")
 		return strings.HasPrefix(mark, prefix) && !marks[mark]
 	})
 }
 
-// removeRules deletes the rules whose comments match from the reference's chain.
-func removeRules(ctx context.Context, nf *nft.Conn, matches func(comment string) bool) error {
-	there, err := nf.HasTable(referenceTable)
-	if err != nil || !there {
-		return err
-	}
-	return nf.Update(ctx, func(tx *nft.Tx) error {
-		rules, err := tx.Rules(referenceTable, referenceChain)
-		for _, r := range rules {
-			if matches(r.Comment) {
-				tx.DeleteRule(referenceTable, referenceChain, r.Handle)
-			}
-		}
-		return err
-	})
+func removeReference(ctx context.Context, nf *nft.Conn, matches func(comment string) bool) error {
+	return nft.Leftover{Table: referenceTable, Chain: referenceChain,
+		Rule: func(r nft.LiveRule) bool { return matches(r.Comment) }}.Remove(ctx, nf)
 }

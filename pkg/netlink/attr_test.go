@@ -5,31 +5,26 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 )
 
 var _ = Describe("attributes", func() {
 	It("are read as they were written", func() {
-		var in, b Body
-		in.Uint8(1, 7)
-		b.Bytes(2, []byte{1, 2, 3, 4, 5})
-		b.Text(3, "abc")
-		b.Nest(4, in)
-		b.Net32(6, 0x01020304)
+		b := list(Bytes(2, []byte{1, 2, 3, 4, 5}), Text(3, "abc"), Nest(4, Bytes(1, []byte{7})), Net32(6, 0x01020304))
 		Expect(len(b) % 4).To(BeZero())
 		Expect(Attribute(b, 2)).To(Equal([]byte{1, 2, 3, 4, 5}))
 		Expect(Attribute(b, 3)).To(Equal([]byte("abc\x00")))
-		Expect(Text(Attribute(b, 3))).To(Equal("abc"))
-		Expect(Attribute(Attribute(b, 4), 1)).To(Equal([]byte{7}))
+		Expect(String(Attribute(b, 3))).To(Equal("abc"))
+		Expect(Attribute(b, 4, 1)).To(Equal([]byte{7}))
+		Expect(Attribute(b, 4, 2)).To(BeNil())
 		Expect(Attribute(b, 6)).To(Equal([]byte{1, 2, 3, 4}))
-		Expect(Attribute(b, 7)).To(BeNil())
-		Expect(Text(nil)).To(BeEmpty())
+		Expect(Attribute(b, 7, 1)).To(BeNil())
+		Expect(String(nil)).To(BeEmpty())
 	})
 
 	It("end where a length makes no sense", func() {
 		for _, n := range []uint16{0, 3, 9} {
-			var b Body
-			b.Net32(1, 1)
-			b = binary.NativeEndian.AppendUint16(b, n)
+			b := binary.NativeEndian.AppendUint16(Net32(1, 1), n)
 			count := 0
 			for range Attributes(append(b, 1, 0, 0, 0)) {
 				count++
@@ -38,3 +33,25 @@ var _ = Describe("attributes", func() {
 		}
 	})
 })
+
+var _ = DescribeTable("a list contains another one", func(have, wanted []byte, is bool) {
+	Expect(Contains(have, wanted)).To(Equal(is))
+},
+	Entry("with the same values", list(Text(1, "a"), Net32(2, 5)), list(Net32(2, 5), Text(1, "a")), true),
+	Entry("with fewer values", list(Text(1, "a"), Net32(2, 5)), Text(1, "a"), true),
+	Entry("not with more values", Text(1, "a"), list(Text(1, "a"), Net32(2, 5)), false),
+	Entry("with zeros that are left out", Text(1, "a"), list(Text(1, "a"), Net32(2, 0)), true),
+	Entry("not with zeros that are something else", Net32(2, 5), Net32(2, 0), false),
+	Entry("not with another value", Net32(2, 4), Net32(2, 5), false),
+	Entry("not with a longer value", Bytes(2, []byte{1, 2}), Bytes(2, []byte{1, 2, 0, 0}), false),
+	Entry("in others, whatever their flags", Bytes(3, Nest(1, Net32(2, 5))), Nest(3, Nest(1, Net32(2, 5))), true),
+	Entry("in others, unless they differ", Nest(3, Nest(1, Net32(2, 5))), Nest(3, Nest(1, Net32(2, 4))), false),
+	Entry("of kinds with flags", Bytes(2|unix.NLA_F_NET_BYTEORDER, []byte{1}), Bytes(2, []byte{1}), true),
+)
+
+func list(attrs ...[]byte) (all []byte) {
+	for _, a := range attrs {
+		all = append(all, a...)
+	}
+	return all
+}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 
 	"github.com/vishvananda/netlink/nl"
@@ -13,68 +14,14 @@ import (
 	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
-// batchError is the kernel's answer to one operation of a batch.
-type batchError struct {
-	msg message
-	err error
-}
-
-func (e *batchError) Error() string {
-	return fmt.Sprintf("nftables table %q: %s: %v", e.msg.table, e.msg.what, e.err)
-}
-
-func (e *batchError) Unwrap() error { return e.err }
-
-// lasting adds ErrUnsupported, where that is the cause, to an error that planning again did not cure. "No such
-// file" for a rule whose chain and sets are in the same batch means that the kernel lacks an expression.
-func lasting(err error) error {
-	var e *batchError
-	if errors.As(err, &e) && e.msg.rule {
-		return unsupported(err, e.err)
-	}
-	return err
-}
-
-// commit sends the messages as one batch. Only when the kernel refuses its size, and no larger buffer
-// is to be had, they go in several.
-func (c *Conn) commit(msgs []message) error {
+// batch sends the messages as one batch. Without the end message the kernel tries everything and keeps nothing.
+func (c *Conn) batch(msgs []message, keep bool) error {
 	if len(msgs) == 0 {
 		return nil
 	}
 	if err := c.dial(); err != nil {
 		return err
 	}
-	err := c.batch(msgs, true)
-	if !errors.Is(err, unix.EMSGSIZE) {
-		return err
-	}
-	room, _ := unix.GetsockoptInt(c.sock.Socket.GetFd(), unix.SOL_SOCKET, unix.SO_SNDBUF)
-	return c.commitPieces(msgs, room)
-}
-
-// commitPieces sends the messages in as many batches as it takes to stay within room bytes each.
-func (c *Conn) commitPieces(msgs []message, room int) error {
-	for len(msgs) > 0 {
-		n, size := 0, 2*emptyMessage+bufferSlack
-		for n < len(msgs) && (n == 0 || size+emptyMessage+len(msgs[n].body) <= room) {
-			size += emptyMessage + len(msgs[n].body)
-			n++
-		}
-		if err := c.batch(msgs[:n], true); err != nil {
-			return fmt.Errorf("in one of several batches, of which the earlier ones stand: %w", err)
-		}
-		msgs = msgs[n:]
-	}
-	return nil
-}
-
-const (
-	emptyMessage = unix.SizeofNlMsghdr + nfgenmsgSize
-	bufferSlack  = 32 // what the kernel takes off the send buffer
-)
-
-// batch sends one batch. Without the end message the kernel tries everything and keeps nothing.
-func (c *Conn) batch(msgs []message, keep bool) error {
 	all := append([]message{{typ: unix.NFNL_MSG_BATCH_BEGIN}}, msgs...)
 	// One acknowledgement for all: errors are reported without.
 	all[len(msgs)].flags |= unix.NLM_F_ACK
@@ -83,8 +30,8 @@ func (c *Conn) batch(msgs []message, keep bool) error {
 	}
 	var failed error
 	err := c.exchange(all, func(place int, answer syscall.NetlinkMessage) (last bool) {
-		if err := answerError(answer); err != nil && failed == nil {
-			failed = batchFailure(msgs, place, err)
+		if cause := answerError(answer); cause != nil && failed == nil {
+			failed = refusal(msgs, place, cause)
 		}
 		return place == 0 || place == len(msgs) // about the batch itself, or its last operation
 	})
@@ -92,6 +39,20 @@ func (c *Conn) batch(msgs []message, keep bool) error {
 		return fmt.Errorf("nftables table %q: %w", msgs[0].table, err)
 	}
 	return failed
+}
+
+// refusal attributes an error to the operation by its place: 0 is the batch itself, which a kernel without nf_tables
+// refuses.
+func refusal(msgs []message, place int, cause error) error {
+	m := message{table: msgs[0].table, what: "commit", feature: errors.Is(cause, unix.EOPNOTSUPP)}
+	if place >= 1 && place <= len(msgs) {
+		m = msgs[place-1]
+	}
+	err := fmt.Errorf("nftables table %q: %s: %w", m.table, m.what, cause)
+	if m.feature {
+		return unsupported(err, cause)
+	}
+	return err
 }
 
 // exchange sends messages in one datagram, for which the library has nothing, and hands on each answer
@@ -139,8 +100,9 @@ func (c *Conn) send(out []byte) error {
 	if !errors.Is(err, unix.EMSGSIZE) {
 		return err
 	}
-	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, len(out)+bufferSlack) != nil {
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, len(out)+bufferSlack)
+	const slack = 32 // what the kernel takes off the send buffer
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, len(out)+slack) != nil {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, len(out)+slack)
 	}
 	return unix.Sendto(fd, out, 0, kernel)
 }
@@ -157,23 +119,9 @@ func answerError(m syscall.NetlinkMessage) error {
 	}
 	// The request's header stands before the attributes, but not the request: the socket says so.
 	if text := netlink.Attribute(m.Data[4+unix.SizeofNlMsghdr:], unix.NLMSGERR_ATTR_MSG); text != nil {
-		return fmt.Errorf("%w: %s", errno, netlink.Text(text))
+		return fmt.Errorf("%w: %s", errno, netlink.String(text))
 	}
 	return errno
-}
-
-// batchFailure attributes the error to the operation by its place: 0 is the batch itself, which a
-// kernel without nf_tables refuses.
-func batchFailure(msgs []message, place int, cause error) error {
-	m := message{table: msgs[0].table, what: "commit", feature: errors.Is(cause, unix.EOPNOTSUPP)}
-	if place >= 1 && place <= len(msgs) {
-		m = msgs[place-1]
-	}
-	var err error = &batchError{m, cause}
-	if m.feature {
-		err = unsupported(err, cause)
-	}
-	return err
 }
 
 // query asks for single objects, many at a time, and returns the attributes of each. What is not there
@@ -183,14 +131,14 @@ func (c *Conn) query(msgs ...message) ([][]byte, error) {
 	if err := c.dial(); err != nil {
 		return nil, err
 	}
-	out := make([][]byte, len(msgs))
-	for at := 0; at < len(msgs); at += atOnce {
-		part := msgs[at:min(at+atOnce, len(msgs))]
+	var out [][]byte
+	for part := range slices.Chunk(msgs, atOnce) {
+		found := make([][]byte, len(part))
 		var failed error
 		err := c.exchange(part, func(place int, answer syscall.NetlinkMessage) (last bool) {
 			err := answerError(answer)
 			if err == nil {
-				out[at+place] = append([]byte{}, answer.Data[min(nfgenmsgSize, len(answer.Data)):]...)
+				found[place] = slices.Clone(answer.Data[min(nfgenmsgSize, len(answer.Data)):])
 			} else if !errors.Is(err, unix.ENOENT) {
 				failed = cmp.Or(failed, err)
 			}
@@ -199,6 +147,7 @@ func (c *Conn) query(msgs ...message) ([][]byte, error) {
 		if err = cmp.Or(failed, err); err != nil {
 			return nil, c.readFailure(part[0], err)
 		}
+		out = append(out, found...)
 	}
 	return out, nil
 }
@@ -208,7 +157,7 @@ func (c *Conn) dump(m message) ([][]byte, error) {
 	if err := c.dial(); err != nil {
 		return nil, err
 	}
-	answers, err := c.execute(m.request(unix.NLM_F_DUMP))
+	answers, err := c.execute(m, unix.NLM_F_DUMP)
 	switch {
 	case errors.Is(err, unix.ENOENT):
 		return nil, nil
@@ -223,7 +172,8 @@ func (c *Conn) dump(m message) ([][]byte, error) {
 
 // execute sends one request through the library, which repeats a list that changed while it was read, ten
 // times at most.
-func (c *Conn) execute(req *nl.NetlinkRequest) ([][]byte, error) {
+func (c *Conn) execute(m message, flags uint16) ([][]byte, error) {
+	req := m.request(flags)
 	req.Sockets, req.RetryInterrupted = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: c.sock}, true
 	answers, err := req.Execute(unix.NETLINK_NETFILTER, 0)
 	if errors.Is(err, unix.ENOBUFS) {
@@ -238,7 +188,7 @@ func (c *Conn) readFailure(m message, cause error) error {
 	if !errors.Is(cause, unix.EINVAL) {
 		return err
 	}
-	if _, none := c.execute(message{typ: nfMsg(unix.NFT_MSG_GETGEN)}.request(0)); errors.Is(none, unix.EINVAL) {
+	if _, none := c.execute(m.table.message(unix.NFT_MSG_GETGEN, ""), 0); errors.Is(none, unix.EINVAL) {
 		return fmt.Errorf("%w: %w", err, ErrUnsupported)
 	}
 	return err

@@ -8,90 +8,88 @@ import (
 	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
-// elementMessages cuts a change of elements into messages that an attribute's 16-bit length can hold.
-func elementMessages(typ uint16, t Table, set string, elems []Element) []message {
-	what := "add to"
-	flags := uint16(unix.NLM_F_CREATE | unix.NLM_F_EXCL)
-	if typ == unix.NFT_MSG_DELSETELEM {
-		what, flags = "delete from", 0
+// Element is one element of a set or map. Identity is the key; Comment says who owns it.
+type Element struct {
+	Key     []byte // see Key
+	Data    []byte // of a map; nil for a set and a verdict map
+	Goto    string // of a verdict map: the chain that the packet goes to
+	Comment string // at most 128 bytes: nft refuses to load a longer one
+}
+
+// setMessage is about the elements of a set in the list.
+func (t Table) setMessage(kind uint16, what, set string, list []byte) message {
+	m := t.message(kind, fmt.Sprintf("%s set %q", what, set), netlink.Text(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name),
+		netlink.Text(unix.NFTA_SET_ELEM_LIST_SET, set))
+	if list != nil {
+		m.body = append(m.body, netlink.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, list)...)
 	}
+	return m
+}
+
+// addElements are the messages that add elements, none of which may be there.
+func addElements(t Table, set string, elems []Element) []message {
+	msgs := elementMessages(elems, Element.encode, func(list []byte) message {
+		return t.setMessage(unix.NFT_MSG_NEWSETELEM, "add to", set, list)
+	})
+	for i := range msgs {
+		msgs[i].flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL
+	}
+	return msgs
+}
+
+// deleteElements are the messages that delete elements by their keys.
+func deleteElements(t Table, set string, elems []Element) []message {
+	return elementMessages(elems, Element.encodeKey, func(list []byte) message {
+		return t.setMessage(unix.NFT_MSG_DELSETELEM, "delete from", set, list)
+	})
+}
+
+// elementMessages cuts a list of elements into those that an attribute's 16-bit length can hold.
+func elementMessages(elems []Element, encode func(Element) []byte, with func(list []byte) message) []message {
 	var out []message
-	var list netlink.Body
-	flush := func() {
-		if len(list) == 0 {
-			return
-		}
-		body := setRef(t, set)
-		body.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, list)
-		out = append(out, message{typ: nfMsg(typ), flags: flags, table: t, body: body,
-			what: fmt.Sprintf("%s set %q", what, set)})
-		list = nil
-	}
+	var list []byte
 	for _, e := range elems {
-		one := e.encode(typ == unix.NFT_MSG_NEWSETELEM)
-		if len(list)+len(one)+4 > chunkSize {
-			flush()
+		one := netlink.Nest(unix.NFTA_LIST_ELEM, encode(e))
+		if len(list)+len(one) > chunkSize {
+			out, list = append(out, with(list)), nil
 		}
-		list.Nest(unix.NFTA_LIST_ELEM, one)
+		list = append(list, one...)
 	}
-	flush()
+	if list != nil {
+		out = append(out, with(list))
+	}
 	return out
 }
 
-func setRef(t Table, set string) netlink.Body {
-	var a netlink.Body
-	a.Text(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
-	a.Text(unix.NFTA_SET_ELEM_LIST_SET, set)
-	return a
+func (e Element) encodeKey() []byte {
+	return netlink.Nest(unix.NFTA_SET_ELEM_KEY, netlink.Bytes(unix.NFTA_DATA_VALUE, e.Key))
 }
 
-// encode leaves out all but the key where the kernel wants no more: it would ignore the rest.
-func (e Element) encode(whole bool) netlink.Body {
-	var a netlink.Body
-	a.Nest(unix.NFTA_SET_ELEM_KEY, value(e.Key))
-	if !whole {
-		return a
-	}
+func (e Element) encode() []byte {
+	out := e.encodeKey()
 	switch {
 	case e.Goto != "":
-		var v, data netlink.Body
-		code := int32(unix.NFT_GOTO)
-		v.Net32(unix.NFTA_VERDICT_CODE, uint32(code))
-		v.Text(unix.NFTA_VERDICT_CHAIN, e.Goto)
-		data.Nest(unix.NFTA_DATA_VERDICT, v)
-		a.Nest(unix.NFTA_SET_ELEM_DATA, data)
+		out = append(out, netlink.Nest(unix.NFTA_SET_ELEM_DATA, verdictValue(unix.NFT_GOTO, e.Goto))...)
 	case e.Data != nil:
-		a.Nest(unix.NFTA_SET_ELEM_DATA, value(e.Data))
+		out = append(out, netlink.Nest(unix.NFTA_SET_ELEM_DATA, netlink.Bytes(unix.NFTA_DATA_VALUE, e.Data))...)
 	}
 	if e.Comment != "" {
-		a.Bytes(attrElemUserdata, udataText(udataComment, e.Comment))
+		out = append(out, netlink.Bytes(attrElemUserdata, udataText(udataComment, e.Comment))...)
 	}
-	return a
-}
-
-func value(data []byte) netlink.Body {
-	var a netlink.Body
-	a.Bytes(unix.NFTA_DATA_VALUE, data)
-	return a
+	return out
 }
 
 // decodeElements reads the elements of a NEWSETELEM message.
 func decodeElements(data []byte) []Element {
 	var out []Element
 	for _, raw := range netlink.Attributes(netlink.Attribute(data, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
-		var e Element
-		for typ, val := range netlink.Attributes(raw) {
-			switch typ {
-			case unix.NFTA_SET_ELEM_KEY:
-				e.Key = netlink.Attribute(val, unix.NFTA_DATA_VALUE)
-			case unix.NFTA_SET_ELEM_DATA:
-				e.Data = netlink.Attribute(val, unix.NFTA_DATA_VALUE)
-				e.Goto = netlink.Text(netlink.Attribute(netlink.Attribute(val, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN))
-			case attrElemUserdata:
-				e.Comment = udata(val, udataComment)
-			}
-		}
-		out = append(out, e)
+		value := netlink.Attribute(raw, unix.NFTA_SET_ELEM_DATA)
+		out = append(out, Element{
+			Key:     netlink.Attribute(raw, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE),
+			Data:    netlink.Attribute(value, unix.NFTA_DATA_VALUE),
+			Goto:    netlink.String(netlink.Attribute(value, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN)),
+			Comment: udata(netlink.Attribute(raw, attrElemUserdata), udataComment),
+		})
 	}
 	return out
 }

@@ -3,6 +3,7 @@ package nft
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -24,89 +25,78 @@ const (
 	chunkSize = 32 << 10 // of an element list: the length of an attribute has 16 bits
 )
 
-// message is one operation of a batch. What it does is kept for errors.
+// message is one operation of a batch, or a question.
 type message struct {
 	typ     uint16
 	flags   uint16
 	table   Table
-	body    netlink.Body
-	what    string
-	feature bool // creates what an old kernel may not know: a table or a base chain
-	rule    bool // has expressions that an old kernel may not know
+	body    []byte
+	what    string // it does, for errors
+	feature bool   // it makes what an old kernel may not know
 }
 
+// message is one about the table.
+func (t Table) message(kind uint16, what string, attrs ...[]byte) message {
+	return message{typ: unix.NFNL_SUBSYS_NFTABLES<<8 | kind, table: t, what: what, body: slices.Concat(attrs...)}
+}
+
+const nfgenmsgSize = 4
+
 // request is the message with its header, for the wire.
-func (m message) request(extra uint16) *nl.NetlinkRequest {
+func (m message) request(flags uint16) *nl.NetlinkRequest {
 	res := uint16(0)
 	if m.typ == unix.NFNL_MSG_BATCH_BEGIN || m.typ == unix.NFNL_MSG_BATCH_END {
 		res = unix.NFNL_SUBSYS_NFTABLES
 	}
-	req := &nl.NetlinkRequest{NlMsghdr: unix.NlMsghdr{Type: m.typ, Flags: unix.NLM_F_REQUEST | m.flags | extra}}
+	req := &nl.NetlinkRequest{NlMsghdr: unix.NlMsghdr{Type: m.typ, Flags: unix.NLM_F_REQUEST | m.flags | flags}}
 	req.AddRawData(binary.BigEndian.AppendUint16([]byte{byte(m.table.Family), unix.NFNETLINK_V0}, res))
 	req.AddRawData(m.body)
 	return req
 }
 
-const nfgenmsgSize = 4
+func newTable(t Table) message {
+	m := t.message(unix.NFT_MSG_NEWTABLE, "add table", netlink.Text(unix.NFTA_TABLE_NAME, t.Name),
+		netlink.Bytes(attrTableUserdata, udataText(udataComment, "Hawser CNI plugins")))
+	m.flags, m.feature = unix.NLM_F_CREATE, true
+	return m
+}
 
-func nfMsg(typ uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | typ }
-
-func newTable(t Table, text string) message {
-	var a netlink.Body
-	a.Text(unix.NFTA_TABLE_NAME, t.Name)
-	if text != "" {
-		a.Bytes(attrTableUserdata, udataText(udataComment, text))
-	}
-	return message{typ: nfMsg(unix.NFT_MSG_NEWTABLE), flags: unix.NLM_F_CREATE, table: t, body: a,
-		what: "add table", feature: true}
+// chainMessage is about a chain of the table.
+func (t Table) chainMessage(kind uint16, what, chain string) message {
+	return t.message(kind, fmt.Sprintf("%s chain %q", what, chain), netlink.Text(unix.NFTA_CHAIN_TABLE, t.Name),
+		netlink.Text(unix.NFTA_CHAIN_NAME, chain))
 }
 
 func newChain(t Table, c Chain) message {
-	var a netlink.Body
-	a.Text(unix.NFTA_CHAIN_TABLE, t.Name)
-	a.Text(unix.NFTA_CHAIN_NAME, c.Name)
+	m := t.chainMessage(unix.NFT_MSG_NEWCHAIN, "add", c.Name)
+	m.flags, m.feature = unix.NLM_F_CREATE|unix.NLM_F_EXCL, c.Hook != nil
 	if c.Hook != nil {
-		var hook netlink.Body
-		hook.Net32(unix.NFTA_HOOK_HOOKNUM, uint32(c.Hook.Point))
-		hook.Net32(unix.NFTA_HOOK_PRIORITY, uint32(c.Hook.Priority))
-		a.Nest(unix.NFTA_CHAIN_HOOK, hook)
-		a.Net32(unix.NFTA_CHAIN_POLICY, acceptPacket)
-		a.Text(unix.NFTA_CHAIN_TYPE, c.Hook.Type)
+		m.body = slices.Concat(m.body, netlink.Nest(unix.NFTA_CHAIN_HOOK,
+			netlink.Net32(unix.NFTA_HOOK_HOOKNUM, uint32(c.Hook.Point)),
+			netlink.Net32(unix.NFTA_HOOK_PRIORITY, uint32(c.Hook.Priority))),
+			netlink.Net32(unix.NFTA_CHAIN_POLICY, acceptPacket), netlink.Text(unix.NFTA_CHAIN_TYPE, c.Hook.Type))
 	}
 	if c.Comment != "" {
-		a.Bytes(attrChainUserdata, udataText(udataComment, c.Comment))
+		m.body = append(m.body, netlink.Bytes(attrChainUserdata, udataText(udataComment, c.Comment))...)
 	}
-	return message{typ: nfMsg(unix.NFT_MSG_NEWCHAIN), flags: unix.NLM_F_CREATE | unix.NLM_F_EXCL, table: t,
-		body: a, what: fmt.Sprintf("add chain %q", c.Name), feature: c.Hook != nil}
+	return m
 }
 
-// chainRef names a chain for getting and deleting it.
-func chainRef(typ uint16, t Table, chain string) message {
-	var a netlink.Body
-	a.Text(unix.NFTA_CHAIN_TABLE, t.Name)
-	a.Text(unix.NFTA_CHAIN_NAME, chain)
-	return message{typ: nfMsg(typ), table: t, body: a, what: fmt.Sprintf("delete chain %q", chain)}
+// ruleMessage is about rules of a chain: that with the handle, or the one that attrs describe.
+func (t Table) ruleMessage(kind uint16, what, chain string, attrs ...[]byte) message {
+	return t.message(kind, fmt.Sprintf("%s chain %q", what, chain), netlink.Text(unix.NFTA_RULE_TABLE, t.Name),
+		netlink.Text(unix.NFTA_RULE_CHAIN, chain), slices.Concat(attrs...))
 }
 
 func newRule(t Table, chain string, r Rule) message {
-	var list, a netlink.Body
-	for _, e := range r.compile(t.Family) {
-		list.Nest(unix.NFTA_LIST_ELEM, e.encode())
+	var list []byte
+	for _, x := range r.compile(t.Family) {
+		list = append(list, netlink.Nest(unix.NFTA_LIST_ELEM, x)...)
 	}
-	a.Text(unix.NFTA_RULE_TABLE, t.Name)
-	a.Text(unix.NFTA_RULE_CHAIN, chain)
-	a.Nest(unix.NFTA_RULE_EXPRESSIONS, list)
-	return message{typ: nfMsg(unix.NFT_MSG_NEWRULE), flags: unix.NLM_F_CREATE | unix.NLM_F_APPEND, table: t,
-		body: a, what: fmt.Sprintf("add rule %q to chain %q", r, chain), rule: true}
-}
-
-func delRule(t Table, chain string, handle uint64) message {
-	var a netlink.Body
-	a.Text(unix.NFTA_RULE_TABLE, t.Name)
-	a.Text(unix.NFTA_RULE_CHAIN, chain)
-	a.Bytes(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, handle))
-	return message{typ: nfMsg(unix.NFT_MSG_DELRULE), table: t, body: a,
-		what: fmt.Sprintf("delete rule %d of chain %q", handle, chain)}
+	m := t.ruleMessage(unix.NFT_MSG_NEWRULE, fmt.Sprintf("add rule %q to", r), chain,
+		netlink.Nest(unix.NFTA_RULE_EXPRESSIONS, list))
+	m.flags, m.feature = unix.NLM_F_CREATE|unix.NLM_F_APPEND, true
+	return m
 }
 
 func newSet(t Table, s Set, id uint32) message {
@@ -114,28 +104,23 @@ func newSet(t Table, s Set, id uint32) message {
 	if s.Interval {
 		flags |= unix.NFT_SET_INTERVAL
 	}
-	var a netlink.Body
-	a.Text(unix.NFTA_SET_TABLE, t.Name)
-	a.Text(unix.NFTA_SET_NAME, s.Name)
-	keyType, keyLen := datatype(s.Key)
-	a.Net32(unix.NFTA_SET_KEY_TYPE, keyType)
-	a.Net32(unix.NFTA_SET_KEY_LEN, keyLen)
-	switch {
-	case s.Data == nil:
-	case s.Data[0] == Verdict:
+	var data []byte
+	if s.Data != nil {
 		flags |= unix.NFT_SET_MAP
-		a.Net32(unix.NFTA_SET_DATA_TYPE, verdictData)
-	default:
-		flags |= unix.NFT_SET_MAP
-		dataType, dataLen := datatype(s.Data)
-		a.Net32(unix.NFTA_SET_DATA_TYPE, dataType)
-		a.Net32(unix.NFTA_SET_DATA_LEN, dataLen)
+		number, length := datatype(s.Data)
+		data = netlink.Net32(unix.NFTA_SET_DATA_TYPE, number)
+		if length > 0 {
+			data = append(data, netlink.Net32(unix.NFTA_SET_DATA_LEN, length)...)
+		}
 	}
-	a.Net32(unix.NFTA_SET_FLAGS, flags)
-	a.Net32(unix.NFTA_SET_ID, id)
-	a.Bytes(attrSetUserdata, setUserdata(s))
-	return message{typ: nfMsg(unix.NFT_MSG_NEWSET), flags: unix.NLM_F_CREATE, table: t, body: a,
-		what: fmt.Sprintf("add set %q", s.Name)}
+	number, length := datatype(s.Key)
+	m := t.message(unix.NFT_MSG_NEWSET, fmt.Sprintf("add set %q", s.Name),
+		netlink.Text(unix.NFTA_SET_TABLE, t.Name), netlink.Text(unix.NFTA_SET_NAME, s.Name),
+		netlink.Net32(unix.NFTA_SET_KEY_TYPE, number), netlink.Net32(unix.NFTA_SET_KEY_LEN, length), data,
+		netlink.Net32(unix.NFTA_SET_FLAGS, flags), netlink.Net32(unix.NFTA_SET_ID, id),
+		netlink.Bytes(attrSetUserdata, setUserdata(s)))
+	m.flags = unix.NLM_F_CREATE
+	return m
 }
 
 // setUserdata holds what nft wants to know for printing and reloading the set.
@@ -145,14 +130,14 @@ func setUserdata(s Set) []byte {
 	if len(s.Key) == 1 && s.Key[0] == IfName {
 		order = host
 	}
-	u := udataNumber(udataKeyByteOrder, order)
+	u := udataBytes(udataKeyByteOrder, binary.NativeEndian.AppendUint32(nil, order))
 	if s.Comment != "" {
 		u = append(u, udataText(udataSetComment, s.Comment)...)
 	}
 	return u
 }
 
-// datatype is the number and the length of a type or a concatenation of types.
+// datatype is the number and the length of a type or a concatenation of types. A verdict has no length.
 func datatype(types []Type) (number, length uint32) {
 	for _, t := range types {
 		number = number<<6 | uint32(t)
@@ -161,5 +146,33 @@ func datatype(types []Type) (number, length uint32) {
 	if len(types) == 1 {
 		length = uint32(types[0].size())
 	}
+	if types[0] == Verdict {
+		number = verdictData
+	}
 	return number, length
+}
+
+// What nft keeps in a table, chain, set or element for itself, and the kernel does not read: a type, a length and a
+// value (libnftnl/udata.h).
+const (
+	udataComment      = 0 // of everything but a set
+	udataKeyByteOrder = 0 // of a set
+	udataSetComment   = 7
+)
+
+func udataBytes(typ byte, value []byte) []byte {
+	return append([]byte{typ, byte(len(value))}, value...)
+}
+
+func udataText(typ byte, text string) []byte { return udataBytes(typ, append([]byte(text), 0)) }
+
+// udata finds a text in what somebody else may have written: it trusts no length.
+func udata(b []byte, want byte) string {
+	for len(b) >= 2 && len(b) >= 2+int(b[1]) {
+		if b[0] == want {
+			return netlink.String(b[2 : 2+int(b[1])])
+		}
+		b = b[2+int(b[1]):]
+	}
+	return ""
 }

@@ -1,16 +1,13 @@
 package nft
 
-import "golang.org/x/sys/unix"
+import (
+	"syscall"
 
-// CommitInPieces is Update for a socket whose buffer holds no more than room bytes, without the lock.
-func CommitInPieces(c *Conn, room int, plan func(*Tx)) error {
-	tx := &Tx{Conn: c, Attempt: 1}
-	plan(tx)
-	if err := c.dial(); err != nil {
-		return err
-	}
-	return c.commitPieces(tx.msgs, room)
-}
+	"golang.org/x/sys/unix"
+)
+
+// UpdateUnlocked is Update for somebody who does not take the lock.
+var UpdateUnlocked = (*Conn).update
 
 // AskAndLeave sends a request whose answer nobody reads.
 func AskAndLeave(c *Conn, t Table) error {
@@ -18,7 +15,7 @@ func AskAndLeave(c *Conn, t Table) error {
 		return err
 	}
 	c.sock.Seq++
-	req := message{typ: nfMsg(unix.NFT_MSG_GETTABLE), table: t}.request(unix.NLM_F_ACK)
+	req := t.message(unix.NFT_MSG_GETTABLE, "").request(unix.NLM_F_ACK)
 	req.Seq = c.sock.Seq
 	return c.sock.Socket.Send(req)
 }
@@ -28,5 +25,5 @@ func AskNothing(c *Conn) error {
 	if err := c.dial(); err != nil {
 		return err
 	}
-	return c.exchange([]message{{typ: unix.NLMSG_NOOP}}, nil)
+	return c.exchange([]message{{typ: unix.NLMSG_NOOP}}, func(int, syscall.NetlinkMessage) bool { return false })
 }

@@ -4,41 +4,33 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
-// masquerade with what a kernel may add to it, and translation.
-var (
-	lookupIn = expression{"lookup", []attr{str(unix.NFTA_LOOKUP_SET, "a"), num(unix.NFTA_LOOKUP_SREG, 1),
-		num(unix.NFTA_LOOKUP_SET_ID, 0)}}
-	natFlags = attr{kind: unix.NFTA_NAT_FLAGS, value: num(0, 2).value, moot: 3}
-	nat      = expression{"nat", []attr{num(unix.NFTA_NAT_TYPE, 1), natFlags}}
-)
-
-var _ = DescribeTable("an expression of the kernel's", func(want, live expression, same bool) {
-	Expect(want.same(live.encode())).To(Equal(same))
+var _ = DescribeTable("a rule of the kernel's", func(want, live Stmt, same bool) {
+	list := func(s Stmt) (all []byte) {
+		for _, x := range s.exprs {
+			all = append(all, netlink.Nest(unix.NFTA_LIST_ELEM, x)...)
+		}
+		return all
+	}
+	Expect(LiveRule{exprs: list(live)}.runs(want.exprs)).To(Equal(same))
 },
-	Entry("is what was sent", lookupIn, lookupIn, true),
-	Entry("has another name", lookupIn, expression{"map", lookupIn.attrs}, false),
-	Entry("lacks what is zero", lookupIn, expression{"lookup", lookupIn.attrs[:2]}, true),
-	Entry("lacks something", lookupIn, expression{"lookup", lookupIn.attrs[:1]}, false),
-	Entry("has another value", lookupIn,
-		expression{"lookup", []attr{str(unix.NFTA_LOOKUP_SET, "b"), lookupIn.attrs[1]}}, false),
-	Entry("has a default besides", lookupIn,
-		expression{"lookup", append(lookupIn.attrs[:2:2], num(unix.NFTA_LOOKUP_FLAGS, 0))}, true),
-	Entry("has something besides that means something", lookupIn,
-		expression{"lookup", append(lookupIn.attrs[:2:2], num(unix.NFTA_LOOKUP_FLAGS, unix.NFT_LOOKUP_F_INV))}, false),
-	Entry("has something besides that came with a later kernel", lookupIn,
-		expression{"lookup", append(lookupIn.attrs[:2:2], num(77, 5))}, true),
-	Entry("has other options", expression{name: "masq"}, expression{"masq", []attr{num(unix.NFTA_MASQ_FLAGS, 4)}}, false),
-	Entry("has the flags that newer kernels set", nat,
-		expression{"nat", []attr{nat.attrs[0], num(unix.NFTA_NAT_FLAGS, 3)}}, true),
-	Entry("has not the flags that newer kernels set", nat,
-		expression{"nat", nat.attrs[:1]}, true),
-	Entry("has other flags", nat, expression{"nat", []attr{nat.attrs[0], num(unix.NFTA_NAT_FLAGS, 6)}}, false),
-	Entry("compares with something else", isEqual([]byte{1, 2}), isEqual([]byte{1, 3}), false),
-	Entry("compares with more", isEqual([]byte{1, 2}), isEqual([]byte{1, 2, 0, 0}), false),
-	Entry("leads elsewhere", verdict(unix.NFT_GOTO, "a"), verdict(unix.NFT_GOTO, "b"), false),
-	Entry("leads there in another way", verdict(unix.NFT_GOTO, "a"), verdict(unix.NFT_JUMP, "a"), false),
-	Entry("ends otherwise", verdict(acceptPacket, ""), verdict(dropPacket, ""), false),
-	Entry("is another comparison", compare(unix.NFT_CMP_NEQ, []byte{1}), isEqual([]byte{1}), false),
+	Entry("is what was sent", InSet("a", IPSaddr), InSet("a", IPSaddr), true),
+	Entry("is about another set", InSet("a", IPSaddr), InSet("b", IPSaddr), false),
+	Entry("is about another field", InSet("a", IPSaddr), InSet("a", IPDaddr), false),
+	Entry("is the opposite", InSet("a", IPSaddr), NotInSet("a", IPSaddr), false),
+	Entry("does more", Return(), Stmt{exprs: append(FwmarkHas(1).exprs, Return().exprs...)}, false),
+	Entry("does less", FwmarkHas(1), Stmt{exprs: FwmarkHas(1).exprs[:1]}, false),
+	Entry("is another expression", Masquerade(), Stmt{exprs: [][]byte{expression("redir")}}, false),
+	Entry("has zeros that were left out", Masquerade(), Stmt{exprs: [][]byte{expression("masq")}}, true),
+	Entry("has other options", Masquerade(),
+		Stmt{exprs: [][]byte{expression("masq", netlink.Net32(unix.NFTA_MASQ_FLAGS, 4))}}, false),
+	Entry("has what a later kernel adds", Masquerade(),
+		Stmt{exprs: [][]byte{expression("masq", netlink.Net32(77, 5))}}, true),
+	Entry("compares with something else", FwmarkHas(1), FwmarkHas(2), false),
+	Entry("leads elsewhere", Goto("a"), Goto("b"), false),
+	Entry("leads there in another way", Goto("a"), Jump("a"), false),
+	Entry("ends otherwise", Return(), Drop(), false),
 )

@@ -1,10 +1,6 @@
 package nft
 
-import (
-	"testing"
-
-	"golang.org/x/sys/unix"
-)
+import "testing"
 
 // FuzzAnswer reads anything as what the kernel says of an object, and as what
 // others have in the tables.
@@ -13,15 +9,14 @@ func FuzzAnswer(f *testing.F) {
 	rule := Rule{InSet("s", IPSaddr), Goto("c")}
 	chain := Chain{Name: "c", Hook: &Hook{Type: "nat", Priority: -99}, Rules: []Rule{rule}}
 	for _, m := range []message{newChain(t, chain), newRule(t, "c", rule)} {
-		f.Add([]byte(m.body))
+		f.Add(m.body)
 	}
-	elems := []Element{{Key: []byte{1, 2, 3, 4}, Goto: "c", Comment: "x"}, {Data: []byte{1}}}
-	for _, m := range elementMessages(unix.NFT_MSG_NEWSETELEM, t, "s", elems) {
-		f.Add([]byte(m.body))
+	for _, m := range addElements(t, "s", []Element{{Key: []byte{1, 2, 3, 4}, Goto: "c", Comment: "x"}, {Data: []byte{1}}}) {
+		f.Add(m.body)
 	}
 	want := chain.compile(INet)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		decodeChain(Table{}, data)
+		decodeChain(data)
 		decodeElements(data)
 		live := decodeRule(data)
 		live.Mentions([]byte{10, 1, 0, 2})

@@ -1,9 +1,6 @@
 package nft
 
-import (
-	"fmt"
-	"net/netip"
-)
+import "net/netip"
 
 // Family is the protocol family of a table.
 type Family byte
@@ -17,17 +14,7 @@ const (
 )
 
 func (f Family) String() string {
-	switch f {
-	case INet:
-		return "inet"
-	case IPv4:
-		return "ip"
-	case IPv6:
-		return "ip6"
-	case Bridge:
-		return "bridge"
-	}
-	return fmt.Sprintf("family %d", byte(f))
+	return map[Family]string{INet: "inet", IPv4: "ip", IPv6: "ip6", Bridge: "bridge"}[f]
 }
 
 // Table names a table.
@@ -36,16 +23,19 @@ type Table struct {
 	Name   string
 }
 
+// TableName is the name of the table of any family that all our plugins share. Names in it carry the version of
+// their layout, except those of sets that are for the administrator.
+const TableName = "hawser"
+
 func (t Table) String() string { return t.Family.String() + " " + t.Name }
 
 // Layout is the part of a table that all attachments share, as data: Ensure
 // creates it and Verify compares it. It holds no elements: each of them belongs to
 // one attachment.
 type Layout struct {
-	Table   Table
-	Comment string // of the table
-	Sets    []Set
-	Chains  []Chain // a chain that another one jumps to comes first
+	Table  Table
+	Sets   []Set
+	Chains []Chain // a chain that another one jumps to comes first
 }
 
 // Type is the type of one field of a key or of a map's data.
@@ -99,28 +89,6 @@ type Hook struct {
 	Type     string // "filter", "nat" or "route"
 	Point    HookPoint
 	Priority int32
-}
-
-// Rule is a list of statements. Its String is what nft prints for it.
-type Rule []Stmt
-
-func (r Rule) String() string {
-	text := ""
-	for i, s := range r {
-		if i > 0 {
-			text += " "
-		}
-		text += s.text
-	}
-	return text
-}
-
-// Element is one element of a set or map. Identity is the key; Comment says who owns it.
-type Element struct {
-	Key     []byte // see Key
-	Data    []byte // of a map; nil for a set and a verdict map
-	Goto    string // of a verdict map: the chain that the packet goes to
-	Comment string // at most 128 bytes: nft refuses to load a longer one
 }
 
 // Key builds the key or data of an element from its fields, each padded to whole registers

@@ -2,6 +2,8 @@ package nft_test
 
 import (
 	"context"
+	"os"
+	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -116,13 +118,24 @@ var _ = Describe("translation of destinations", Label("kernel"), func() {
 		})
 	})
 
-	It("runs the nft program on a script and quotes what it says", func() {
-		host.Do(func() {
-			Expect(nft.RunProgram(context.Background(), "add table inet mine\nadd chain inet mine c\n")).To(Succeed())
-			err := nft.RunProgram(context.Background(), "add rule inet mine c nonsense\n")
-			Expect(err).To(MatchError(ContainSubstring("nonsense")))
-			Expect(nft.FindProgram()).To(Succeed())
+	It("removes somebody else's rules with the chains to which they lead, and takes no lock where there are none", func() {
+		host.Cmd("nft", "add table ip theirs; add chain ip theirs c; add chain ip theirs gone;"+
+			"add rule ip theirs c ip saddr 10.1.0.3 goto gone; add rule ip theirs gone accept;"+
+			"add rule ip theirs c ip saddr 10.1.0.4 accept")
+		leftover := nft.Leftover{Table: nft.Table{Family: nft.IPv4, Name: "theirs"}, Chain: "c",
+			Rule: func(r nft.LiveRule) bool { return r.Target == "gone" }, Drop: []string{"gone", "absent"}}
+		with(host, func(c *nft.Conn) {
+			Expect(leftover.Remove(context.Background(), c)).To(Succeed())
+			Expect(host.Cmd("nft", "list", "ruleset")).To(And(ContainSubstring("10.1.0.4"),
+				Not(ContainSubstring("10.1.0.3")), Not(ContainSubstring("gone"))))
+			Expect(os.RemoveAll("/run/hawser")).To(Succeed())
+			Expect(leftover.Remove(context.Background(), c)).To(Succeed())
+			Expect("/run/hawser").NotTo(BeADirectory())
+			Expect(c.Chain(leftover.Table, strings.Repeat("x", 256))).To(BeNil())
+			leftover.Chain, leftover.Drop = "", nil
+			leftover.Rule = func(r nft.LiveRule) bool { return r.Chain == "c" }
+			Expect(leftover.Remove(context.Background(), c)).To(Succeed())
 		})
-		Expect(host.Cmd("nft", "list", "ruleset")).To(ContainSubstring("table inet mine"))
+		Expect(host.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("10.1.0.4"))
 	})
 })

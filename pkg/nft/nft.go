@@ -9,7 +9,6 @@
 package nft
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,12 +31,8 @@ const lockWait = 30 * time.Second
 // request, so nothing is waited for.
 const answerTime = 10
 
-// NameMax is the longest name of a table, chain or set, in bytes. The kernel refuses even to look for
-// a longer one.
-const NameMax = 255
-
-// attempts bounds how often an Update plans again because others, who do not take our lock, changed
-// the same objects meanwhile.
+// attempts bounds how often an Update is repeated because others, who do not take our lock, changed the same objects
+// meanwhile.
 const attempts = 5
 
 var (
@@ -49,12 +44,7 @@ var (
 )
 
 // Conn is a connection to the nftables of one network namespace. It is for one goroutine.
-type Conn struct {
-	// Lock is the path of the host's lock file; empty means DefaultLock.
-	Lock string
-
-	sock *nl.SocketHandle
-}
+type Conn struct{ sock *nl.SocketHandle }
 
 // New returns a connection that is dialled when it is first needed, in the network namespace of the
 // thread that needs it.
@@ -87,48 +77,35 @@ func (c *Conn) dial() error {
 	return nil
 }
 
-// Update runs plan under the host's lock and commits what it staged, everything or nothing. Only a batch that
-// no socket buffer holds, without CAP_NET_ADMIN over the machine, goes in pieces; those before one that fails
-// stand, as its error says. When somebody without the lock got in between, plan runs again. A plan that stages
-// nothing costs no batch. A lock that is still held at ctx's deadline, or after 30 seconds, is a
-// *statefile.Busy naming the holder.
-func (c *Conn) Update(ctx context.Context, plan func(*Tx) error) error {
-	held, err := c.lock(ctx)
+// Update runs change under the host's lock and commits what it staged, everything or nothing. When somebody without
+// the lock got in between, change runs again. One that stages nothing costs no batch. A lock that is still held at
+// ctx's deadline, or after 30 seconds, is a *statefile.Busy naming the holder.
+func (c *Conn) Update(ctx context.Context, change func(*Tx) error) error {
+	dir, err := statefile.Open(filepath.Dir(DefaultLock), 0o755)
 	if err != nil {
 		return err
 	}
-	err = c.update(plan)
-	return errors.Join(err, held.Unlock())
+	held, err := dir.Lock(ctx, filepath.Base(DefaultLock), 0o600, lockWait)
+	if err = errors.Join(err, dir.Close()); err != nil {
+		return err
+	}
+	return errors.Join(c.update(change), held.Unlock())
 }
 
-func (c *Conn) update(plan func(*Tx) error) error {
+func (c *Conn) update(change func(*Tx) error) error {
 	for attempt := 1; ; attempt++ {
 		tx := &Tx{Conn: c, Attempt: attempt}
-		if err := plan(tx); err != nil {
+		if err := change(tx); err != nil {
 			return err
 		}
-		err := c.commit(tx.msgs)
-		if err == nil || errors.Is(err, ErrUnsupported) {
+		if err := c.batch(tx.msgs, true); err == nil || attempt == attempts || !transient(err) {
 			return err
 		}
-		if attempt == attempts || !transient(err) {
-			return lasting(err)
-		}
 	}
-}
-
-func (c *Conn) lock(ctx context.Context) (*statefile.Held, error) {
-	path := cmp.Or(c.Lock, DefaultLock)
-	dir, err := statefile.Open(filepath.Dir(path), 0o755)
-	if err != nil {
-		return nil, err
-	}
-	held, err := dir.Lock(ctx, filepath.Base(path), 0o600, lockWait)
-	return held, errors.Join(err, dir.Close())
 }
 
 // transient says whether the error may come from a change that somebody else made meanwhile, or the
-// answer was lost: then the next plan finds what the batch did.
+// answer was lost: then the next change finds what the batch did.
 func transient(err error) bool {
 	for _, errno := range []error{unix.ENOENT, unix.EEXIST, unix.EBUSY, unix.EINTR, unix.EAGAIN, unix.ERESTART,
 		unix.ENOBUFS, nl.ErrDumpInterrupted} {

@@ -29,20 +29,24 @@ type Owned struct {
 
 // Update is Conn.Update for changes of owned elements. A chain that loses its last element is deleted in the same
 // batch, and so on with the chains to which it led.
-func (o Owned) Update(ctx context.Context, c *Conn, plan func(*Change) error) error {
+func (o Owned) Update(ctx context.Context, c *Conn, change func(*Change) error) error {
 	return c.Update(ctx, func(tx *Tx) error {
-		ch := &Change{Tx: tx, owned: o, ensured: map[string]bool{}, deleted: map[string]bool{},
-			gone: map[string]int{}, kept: map[string]bool{}}
-		if err := plan(ch); err != nil {
+		ch := &Change{Tx: tx, owned: o, settled: map[string]bool{}, deleted: map[string]bool{}, gone: map[string]int{}}
+		if err := change(ch); err != nil {
 			return err
 		}
-		return ch.dropUnused()
+		for _, name := range slices.Sorted(maps.Keys(ch.gone)) {
+			if err := ch.dropUnused(name); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 
 // Live returns the items that the kernel has and whose marks match.
 func (o Owned) Live(c *Conn, items []Item, matches func(mark string) bool) ([]Item, error) {
-	live, err := o.get(c, items)
+	live, err := c.get(o.Layout.Table, items)
 	var out []Item
 	for i, e := range live {
 		if e != nil && matches(e.Comment) {
@@ -81,7 +85,7 @@ func (o Owned) Remove(ctx context.Context, c *Conn, found []Item, matches func(m
 // Verify compares items, the layout and the chains to which the items lead with what the kernel has. Its
 // error joins the differences and matches ErrDrift.
 func (o Owned) Verify(c *Conn, items []Item) error {
-	live, err := o.get(c, items)
+	live, err := c.get(o.Layout.Table, items)
 	if err != nil {
 		return err
 	}
@@ -90,11 +94,11 @@ func (o Owned) Verify(c *Conn, items []Item) error {
 	for i, want := range items {
 		chains = append(chains, want.Goto)
 		if what := difference(want, live[i]); what != "" {
-			diffs = append(diffs, fmt.Errorf("nftables table %q, set %q, %s: %w: %s", o.Layout.Table, want.Set,
-				want.Name, ErrDrift, what))
+			diffs = append(diffs, drift(fmt.Sprintf("nftables table %q, set %q, %s", o.Layout.Table, want.Set, want.Name),
+				"%s", what))
 		}
 	}
-	for _, l := range []Layout{o.Layout, o.layout(chains)} {
+	for _, l := range []Layout{o.Layout, o.layout(chains, map[string]bool{})} {
 		err := c.Verify(l)
 		if err != nil && !errors.Is(err, ErrDrift) {
 			return err
@@ -125,36 +129,12 @@ func sameOwner(a, b string) bool {
 	return a == b
 }
 
-// get returns what the kernel has for the key of each item, nil where it has nothing.
-func (o Owned) get(c *Conn, items []Item) ([]*Element, error) {
-	out := make([]*Element, len(items))
-	for _, set := range o.Sets {
-		var keys [][]byte
-		var places []int
-		for i, it := range items {
-			if it.Set == set {
-				keys, places = append(keys, it.Key), append(places, i)
-			}
-		}
-		if len(keys) == 0 {
-			continue
-		}
-		live, err := c.Get(o.Layout.Table, set, keys...)
-		if err != nil {
-			return nil, err
-		}
-		for i, e := range live {
-			out[places[i]] = e
-		}
-	}
-	return out, nil
-}
-
-// layout holds those of the named chains that are for elements to lead to.
-func (o Owned) layout(names []string) Layout {
-	l := Layout{Table: o.Layout.Table, Comment: o.Layout.Comment}
-	for _, name := range slices.Compact(slices.Sorted(slices.Values(names))) {
-		if c, ok := o.chain(name); ok {
+// layout holds those of the named chains that are for elements to lead to and not yet seen.
+func (o Owned) layout(names []string, seen map[string]bool) Layout {
+	l := Layout{Table: o.Layout.Table}
+	for _, name := range names {
+		if c, ok := o.chain(name); ok && !seen[name] {
+			seen[name] = true
 			l.Chains = append(l.Chains, c)
 		}
 	}
@@ -172,21 +152,18 @@ func (o Owned) chain(name string) (Chain, bool) {
 type Change struct {
 	*Tx
 	owned   Owned
-	shared  bool            // the layout is ensured
-	ensured map[string]bool // chains that are ensured
+	ensured bool            // the layout is
+	settled map[string]bool // chains that are ensured, or deleted
 	deleted map[string]bool // elements, by set and key
-	gone    map[string]int  // chain: what leads to it and is deleted
-	kept    map[string]bool // chains that this Change needs
+	gone    map[string]int  // chain: how much leads to it and is deleted
 }
 
 // Ensure stages what the kernel lacks of the layout and of the named chains, and keeps the chains. A chain is named
 // before those that lead to it. Where shared rules were lost Ensure looks at all chains that elements may lead to,
 // since their rules probably were lost, too.
 func (ch *Change) Ensure(chains ...string) error {
-	for _, name := range chains {
-		ch.kept[name] = true
-	}
-	if !ch.shared {
+	if !ch.ensured {
+		ch.ensured = true
 		lacking, err := ch.Tx.Ensure(ch.owned.Layout)
 		if err != nil {
 			return err
@@ -200,13 +177,8 @@ func (ch *Change) Ensure(chains ...string) error {
 				chains = append(chains, l.Name)
 			}
 		}
-		ch.shared = true
 	}
-	chains = slices.DeleteFunc(slices.Clone(chains), func(name string) bool { return ch.ensured[name] })
-	for _, name := range chains {
-		ch.ensured[name] = true
-	}
-	_, err := ch.Tx.Ensure(ch.owned.layout(chains))
+	_, err := ch.Tx.Ensure(ch.owned.layout(chains, ch.settled))
 	return err
 }
 
@@ -220,7 +192,7 @@ func (ch *Change) Put(items []Item, replace func(old Item) error) error {
 	if err := ch.Ensure(chains...); err != nil {
 		return err
 	}
-	live, err := ch.owned.get(ch.Conn, items)
+	live, err := ch.get(ch.owned.Layout.Table, items)
 	if err != nil {
 		return err
 	}
@@ -271,33 +243,26 @@ func (ch *Change) Drop(chains ...string) {
 	}
 }
 
-// dropUnused stages the deletion of the chains in gone to which nothing leads any more, then of those to which
-// the rules of these led.
-func (ch *Change) dropUnused() error {
+// dropUnused stages the deletion of a chain when nothing leads to it any more, and of those to which its rules led.
+func (ch *Change) dropUnused(name string) error {
 	t := ch.owned.Layout.Table
-	dropped := map[string]bool{"": true}
-	for again := true; again; {
-		again = false
-		for _, name := range slices.Sorted(maps.Keys(ch.gone)) {
-			if _, ours := ch.owned.chain(name); !ours || dropped[name] || ch.kept[name] {
-				continue
-			}
-			live, err := ch.Tx.Chain(t, name)
-			if err != nil {
-				return err
-			}
-			rules, err := ch.Rules(t, name)
-			if err != nil {
-				return err
-			}
-			if live == nil || int(live.use)-len(rules) > ch.gone[name] {
-				continue
-			}
-			dropped[name], again = true, true
-			for _, r := range rules {
-				ch.gone[r.Target]++
-			}
-			ch.DeleteChain(t, name)
+	if _, ours := ch.owned.chain(name); !ours || ch.settled[name] {
+		return nil
+	}
+	live, err := ch.Tx.Chain(t, name)
+	if err != nil || live == nil {
+		return err
+	}
+	rules, err := ch.Rules(t, name)
+	if err != nil || int(live.use)-len(rules) > ch.gone[name] {
+		return err
+	}
+	ch.settled[name] = true
+	ch.DeleteChain(t, name)
+	for _, r := range rules {
+		ch.gone[r.Target]++
+		if err := ch.dropUnused(r.Target); err != nil {
+			return err
 		}
 	}
 	return nil

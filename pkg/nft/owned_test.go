@@ -48,10 +48,10 @@ func marked(a cni.Attachment, link string) nft.Item {
 	return nft.Item{Set: "marked", Element: nft.Element{Key: nft.IfNameKey(link), Comment: a.Mark()}}
 }
 
-// change runs a plan in the host.
-func change(h *nstest.Host, plan func(*nft.Change) error) (err error) {
+// change changes owned elements in the host.
+func change(h *nstest.Host, how func(*nft.Change) error) (err error) {
 	GinkgoHelper()
-	with(h, func(c *nft.Conn) { err = ways().Update(context.Background(), c, plan) })
+	with(h, func(c *nft.Conn) { err = ways().Update(context.Background(), c, how) })
 	return err
 }
 

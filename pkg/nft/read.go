@@ -1,7 +1,9 @@
 package nft
 
 import (
+	"bytes"
 	"encoding/binary"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -10,6 +12,7 @@ import (
 
 // LiveRule is a rule as the kernel has it.
 type LiveRule struct {
+	Chain   string
 	Handle  uint64
 	Comment string
 	// Target is the chain that the rule jumps or goes to, empty when it does neither.
@@ -20,49 +23,51 @@ type LiveRule struct {
 
 // LiveChain is a chain as the kernel has it.
 type LiveChain struct {
-	Table Table
-	Name  string
-	Hook  *Hook // nil for a chain that only jumps lead to
+	Name string
+	Hook *Hook // nil for a chain that only jumps lead to
 
 	use uint32 // its rules and what leads to it
 }
 
-// HasTable says whether the table exists.
-func (c *Conn) HasTable(t Table) (bool, error) {
-	var a netlink.Body
-	a.Text(unix.NFTA_TABLE_NAME, t.Name)
-	replies, err := c.query(message{typ: nfMsg(unix.NFT_MSG_GETTABLE), table: t, body: a})
-	return err == nil && replies[0] != nil, err
-}
+// nameMax is the longest name of a chain. The kernel refuses even to look for a longer one.
+const nameMax = 255
 
 // Chain returns the chain, nil when there is none.
 func (c *Conn) Chain(t Table, name string) (*LiveChain, error) {
-	replies, err := c.query(chainRef(unix.NFT_MSG_GETCHAIN, t, name))
+	if len(name) > nameMax {
+		return nil, nil
+	}
+	replies, err := c.query(t.chainMessage(unix.NFT_MSG_GETCHAIN, "get", name))
 	if err != nil || replies[0] == nil {
 		return nil, err
 	}
-	chain := decodeChain(t, replies[0])
+	chain := decodeChain(replies[0])
 	return &chain, nil
 }
 
 // Chains returns all chains of the table; its cost grows with the number of chains in the family.
 func (c *Conn) Chains(t Table) ([]LiveChain, error) {
-	replies, err := c.dump(message{typ: nfMsg(unix.NFT_MSG_GETCHAIN), table: t})
+	replies, err := c.dump(t.message(unix.NFT_MSG_GETCHAIN, ""))
 	var out []LiveChain
 	for _, r := range replies {
-		if netlink.Text(netlink.Attribute(r, unix.NFTA_CHAIN_TABLE)) == t.Name {
-			out = append(out, decodeChain(t, r))
+		if netlink.String(netlink.Attribute(r, unix.NFTA_CHAIN_TABLE)) == t.Name {
+			out = append(out, decodeChain(r))
 		}
 	}
 	return out, err
 }
 
-// Rules returns the rules of the chain, in order; none when there is no chain.
+// Rules returns the rules of the chain, in order; none when there is no chain. An empty name is for those of all
+// chains of the table.
 func (c *Conn) Rules(t Table, chain string) ([]LiveRule, error) {
-	var a netlink.Body
-	a.Text(unix.NFTA_RULE_TABLE, t.Name)
-	a.Text(unix.NFTA_RULE_CHAIN, chain)
-	replies, err := c.dump(message{typ: nfMsg(unix.NFT_MSG_GETRULE), table: t, body: a})
+	m := t.message(unix.NFT_MSG_GETRULE, "", netlink.Text(unix.NFTA_RULE_TABLE, t.Name))
+	switch {
+	case len(chain) > nameMax:
+		return nil, nil
+	case chain != "":
+		m.body = append(m.body, netlink.Text(unix.NFTA_RULE_CHAIN, chain)...)
+	}
+	replies, err := c.dump(m)
 	out := make([]LiveRule, 0, len(replies))
 	for _, r := range replies {
 		out = append(out, decodeRule(r))
@@ -70,22 +75,26 @@ func (c *Conn) Rules(t Table, chain string) ([]LiveRule, error) {
 	return out, err
 }
 
-// Get returns the elements with these keys, in the order of the keys, nil for those that are not
-// there. One round for any 64 of them.
+// Get returns the elements with these keys, in the order of the keys, nil for those that are not there.
 func (c *Conn) Get(t Table, set string, keys ...[]byte) ([]*Element, error) {
-	msgs := make([]message, len(keys))
+	items := make([]Item, len(keys))
 	for i, key := range keys {
-		var list netlink.Body
-		list.Nest(unix.NFTA_LIST_ELEM, Element{Key: key}.encode(false))
-		body := setRef(t, set)
-		body.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, list)
-		msgs[i] = message{typ: nfMsg(unix.NFT_MSG_GETSETELEM), table: t, body: body}
+		items[i] = Item{Set: set, Element: Element{Key: key}}
+	}
+	return c.get(t, items)
+}
+
+// get returns what the kernel has for the key of each item, nil where it has nothing.
+func (c *Conn) get(t Table, items []Item) ([]*Element, error) {
+	msgs := make([]message, len(items))
+	for i, it := range items {
+		msgs[i] = t.setMessage(unix.NFT_MSG_GETSETELEM, "", it.Set, netlink.Nest(unix.NFTA_LIST_ELEM, it.encodeKey()))
 	}
 	replies, err := c.query(msgs...)
 	if err != nil {
 		return nil, err
 	}
-	out := make([]*Element, len(keys))
+	out := make([]*Element, len(items))
 	for i, r := range replies {
 		for _, e := range decodeElements(r) {
 			out[i] = &e
@@ -96,7 +105,7 @@ func (c *Conn) Get(t Table, set string, keys ...[]byte) ([]*Element, error) {
 
 // Elements returns all elements of the set, none when there is no set; its cost grows with them.
 func (c *Conn) Elements(t Table, set string) ([]Element, error) {
-	replies, err := c.dump(message{typ: nfMsg(unix.NFT_MSG_GETSETELEM), table: t, body: setRef(t, set)})
+	replies, err := c.dump(t.setMessage(unix.NFT_MSG_GETSETELEM, "list", set, nil))
 	var out []Element
 	for _, r := range replies {
 		out = append(out, decodeElements(r)...)
@@ -104,59 +113,79 @@ func (c *Conn) Elements(t Table, set string) ([]Element, error) {
 	return out, err
 }
 
-func decodeChain(t Table, data []byte) LiveChain {
-	c := LiveChain{Table: t}
-	for typ, val := range netlink.Attributes(data) {
-		switch typ {
-		case unix.NFTA_CHAIN_NAME:
-			c.Name = netlink.Text(val)
-		case unix.NFTA_CHAIN_USE:
-			c.use = netNumber(val)
-		case unix.NFTA_CHAIN_HOOK:
-			c.hook().Point = HookPoint(netNumber(netlink.Attribute(val, unix.NFTA_HOOK_HOOKNUM)))
-			c.hook().Priority = int32(netNumber(netlink.Attribute(val, unix.NFTA_HOOK_PRIORITY)))
-		case unix.NFTA_CHAIN_TYPE:
-			c.hook().Type = netlink.Text(val)
+func decodeChain(data []byte) LiveChain {
+	c := LiveChain{
+		Name: netlink.String(netlink.Attribute(data, unix.NFTA_CHAIN_NAME)),
+		use:  number(data, unix.NFTA_CHAIN_USE),
+	}
+	if netlink.Attribute(data, unix.NFTA_CHAIN_HOOK) != nil {
+		c.Hook = &Hook{
+			Type:     netlink.String(netlink.Attribute(data, unix.NFTA_CHAIN_TYPE)),
+			Point:    HookPoint(number(data, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_HOOKNUM)),
+			Priority: int32(number(data, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_PRIORITY)),
 		}
 	}
 	return c
 }
 
-func (c *LiveChain) hook() *Hook {
-	if c.Hook == nil {
-		c.Hook = &Hook{}
+// number is a number in an answer, 0 where there is none.
+func number(data []byte, kinds ...uint16) uint32 {
+	if value := netlink.Attribute(data, kinds...); len(value) == 4 {
+		return binary.BigEndian.Uint32(value)
 	}
-	return c.Hook
+	return 0
 }
 
 func decodeRule(data []byte) LiveRule {
-	var r LiveRule
-	for typ, val := range netlink.Attributes(data) {
-		switch typ {
-		case unix.NFTA_RULE_HANDLE:
-			if len(val) == 8 {
-				r.Handle = binary.BigEndian.Uint64(val)
-			}
-		case unix.NFTA_RULE_USERDATA:
-			r.Comment = udata(val, udataComment)
-		case unix.NFTA_RULE_EXPRESSIONS:
-			r.exprs = val
-			r.Target = target(val)
-		}
+	r := LiveRule{
+		Chain:   netlink.String(netlink.Attribute(data, unix.NFTA_RULE_CHAIN)),
+		Comment: udata(netlink.Attribute(data, unix.NFTA_RULE_USERDATA), udataComment),
+		exprs:   netlink.Attribute(data, unix.NFTA_RULE_EXPRESSIONS),
+	}
+	if handle := netlink.Attribute(data, unix.NFTA_RULE_HANDLE); len(handle) == 8 {
+		r.Handle = binary.BigEndian.Uint64(handle)
+	}
+	for _, value := range r.operands("immediate", unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT,
+		unix.NFTA_VERDICT_CHAIN) {
+		r.Target = netlink.String(value)
 	}
 	return r
 }
 
-// target finds the chain of a jump or goto among expressions, whoever wrote them.
-func target(exprs []byte) string {
-	for _, e := range netlink.Attributes(exprs) {
-		if netlink.Text(netlink.Attribute(e, unix.NFTA_EXPR_NAME)) != "immediate" {
-			continue
-		}
-		data := netlink.Attribute(netlink.Attribute(e, unix.NFTA_EXPR_DATA), unix.NFTA_IMMEDIATE_DATA)
-		if name := netlink.Attribute(netlink.Attribute(data, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN); name != nil {
-			return netlink.Text(name)
+// Mentions says whether the rule has this value as it is: an address or a port that it compares with or
+// translates to. It tells apart rules that other software made.
+func (r LiveRule) Mentions(value []byte) bool {
+	has := func(v []byte) bool { return bytes.Equal(v, value) }
+	return slices.ContainsFunc(r.Compared(len(value)), has) ||
+		slices.ContainsFunc(r.operands("immediate", unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VALUE), has)
+}
+
+// Compared returns the values of so many bytes that the rule compares something with.
+func (r LiveRule) Compared(size int) [][]byte {
+	return slices.DeleteFunc(r.operands("cmp", unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE),
+		func(v []byte) bool { return len(v) != size })
+}
+
+// operands returns what the expressions of that name have there.
+func (r LiveRule) operands(name string, kinds ...uint16) [][]byte {
+	var out [][]byte
+	for _, x := range netlink.Attributes(r.exprs) {
+		value := netlink.Attribute(netlink.Attribute(x, unix.NFTA_EXPR_DATA), kinds...)
+		if value != nil && netlink.String(netlink.Attribute(x, unix.NFTA_EXPR_NAME)) == name {
+			out = append(out, value)
 		}
 	}
-	return ""
+	return out
+}
+
+// runs says whether the live rule does exactly this.
+func (r LiveRule) runs(want [][]byte) bool {
+	i := 0
+	for _, x := range netlink.Attributes(r.exprs) {
+		if i == len(want) || !netlink.Contains(x, want[i]) {
+			return false
+		}
+		i++
+	}
+	return i == len(want)
 }

@@ -1,17 +1,21 @@
 package nft
 
 import (
+	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
 // Stmt is one statement of a rule: its text as nft prints it, and the expressions that the kernel runs.
 type Stmt struct {
 	text  string
 	proto byte // network protocol that the expressions presuppose, 0 for none
-	exprs []expression
+	exprs [][]byte
 }
 
 // Field is something of a packet that a rule can look at.
@@ -30,16 +34,15 @@ const (
 	THDport
 )
 
+// fieldSpec says how a field is loaded: from the packet, or with a meta key from what the kernel knows of it.
 type fieldSpec struct {
-	text   string
-	proto  byte
-	meta   uint32 // with base < 0
-	base   int
-	offset uint32
-	size   uint32
+	text         string
+	proto        byte
+	meta         uint32 // with base < 0
+	base         int
+	offset, size uint32
 }
 
-// fieldTable says how each field is loaded.
 var fieldTable = [...]fieldSpec{
 	IPSaddr:    {"ip saddr", unix.NFPROTO_IPV4, 0, unix.NFT_PAYLOAD_NETWORK_HEADER, 12, 4},
 	IPDaddr:    {"ip daddr", unix.NFPROTO_IPV4, 0, unix.NFT_PAYLOAD_NETWORK_HEADER, 16, 4},
@@ -65,13 +68,13 @@ func InPrefix(f Field, p netip.Prefix) Stmt {
 	if p.Bits() > 0 && p.Bits()%8 == 0 {
 		spec.size = uint32(p.Bits() / 8)
 		want = want[:spec.size]
-		s.exprs = []expression{spec.load(reg1)}
+		s.exprs = [][]byte{spec.load(reg1)}
 	} else {
 		mask := make([]byte, spec.size)
 		for bit := range p.Bits() {
 			mask[bit/8] |= 0x80 >> (bit % 8)
 		}
-		s.exprs = []expression{spec.load(reg1), bitwise(mask, make([]byte, spec.size))}
+		s.exprs = [][]byte{spec.load(reg1), bitwise(mask, make([]byte, spec.size))}
 	}
 	s.exprs = append(s.exprs, isEqual(want))
 	return s
@@ -79,21 +82,21 @@ func InPrefix(f Field, p netip.Prefix) Stmt {
 
 // InSet matches packets whose fields, concatenated, are an element of the set.
 func InSet(set string, fields ...Field) Stmt {
-	return lookup(fields, " @"+set, set)
+	return lookup(fields, " @"+set, set, netlink.Net32(unix.NFTA_LOOKUP_FLAGS, 0))
 }
 
 // NotInSet is the opposite of InSet.
 func NotInSet(set string, fields ...Field) Stmt {
-	return lookup(fields, " != @"+set, set, num(unix.NFTA_LOOKUP_FLAGS, unix.NFT_LOOKUP_F_INV))
+	return lookup(fields, " != @"+set, set, netlink.Net32(unix.NFTA_LOOKUP_FLAGS, unix.NFT_LOOKUP_F_INV))
 }
 
 // VerdictMap applies the verdict that the map has for the fields, and goes on when it has none.
 func VerdictMap(set string, fields ...Field) Stmt {
-	return lookup(fields, " vmap @"+set, set, num(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT))
+	return lookup(fields, " vmap @"+set, set, netlink.Net32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT))
 }
 
 // lookup loads the fields and looks them up in the set.
-func lookup(fields []Field, tail, set string, more ...attr) Stmt {
+func lookup(fields []Field, tail, set string, more ...[]byte) Stmt {
 	var s Stmt
 	names := make([]string, len(fields))
 	words := uint32(0)
@@ -105,9 +108,8 @@ func lookup(fields []Field, tail, set string, more ...attr) Stmt {
 		words += (spec.size + 3) / 4
 	}
 	s.text = strings.Join(names, " . ") + tail
-	s.exprs = append(s.exprs, expression{"lookup",
-		append([]attr{str(unix.NFTA_LOOKUP_SET, set), num(unix.NFTA_LOOKUP_SREG, reg1),
-			num(unix.NFTA_LOOKUP_SET_ID, 0)}, more...)})
+	s.exprs = append(s.exprs, expression("lookup", append(more, netlink.Text(unix.NFTA_LOOKUP_SET, set),
+		netlink.Net32(unix.NFTA_LOOKUP_SREG, reg1), netlink.Net32(unix.NFTA_LOOKUP_SET_ID, 0))...))
 	return s
 }
 
@@ -119,12 +121,13 @@ func register(word uint32) uint32 {
 	return unix.NFT_REG32_00 + word
 }
 
-func (spec fieldSpec) load(reg uint32) expression {
+func (spec fieldSpec) load(reg uint32) []byte {
 	if spec.base < 0 {
 		return loadMeta(spec.meta, reg)
 	}
-	return expression{"payload", []attr{num(unix.NFTA_PAYLOAD_DREG, reg), num(unix.NFTA_PAYLOAD_BASE, uint32(spec.base)),
-		num(unix.NFTA_PAYLOAD_OFFSET, spec.offset), num(unix.NFTA_PAYLOAD_LEN, spec.size)}}
+	return expression("payload", netlink.Net32(unix.NFTA_PAYLOAD_DREG, reg),
+		netlink.Net32(unix.NFTA_PAYLOAD_BASE, uint32(spec.base)),
+		netlink.Net32(unix.NFTA_PAYLOAD_OFFSET, spec.offset), netlink.Net32(unix.NFTA_PAYLOAD_LEN, spec.size))
 }
 
 // Return ends the chain.
@@ -140,16 +143,92 @@ func Jump(chain string) Stmt { return ending("jump "+chain, unix.NFT_JUMP, chain
 func Goto(chain string) Stmt { return ending("goto "+chain, unix.NFT_GOTO, chain) }
 
 func ending(text string, code int32, chain string) Stmt {
-	return Stmt{text: text, exprs: []expression{verdict(code, chain)}}
+	return Stmt{text: text, exprs: [][]byte{verdict(code, chain)}}
 }
 
 // Masquerade gives the packet the source address of the interface it leaves by.
-func Masquerade() Stmt { return Stmt{text: "masquerade", exprs: []expression{{name: "masq"}}} }
+func Masquerade() Stmt {
+	return Stmt{text: "masquerade", exprs: [][]byte{expression("masq", netlink.Net32(unix.NFTA_MASQ_FLAGS, 0))}}
+}
+
+// DNATMap translates the destination to the address and port that the map has for the fields, and goes
+// on when it has none. The map's data are an address of the family f and a port.
+func DNATMap(f Family, set string, fields ...Field) Stmt {
+	s := lookup(fields, "", set, netlink.Net32(unix.NFTA_LOOKUP_DREG, reg1))
+	proto := uint32(unix.NFPROTO_IPV4)
+	words := uint32(1)
+	if f == IPv6 {
+		proto, words = unix.NFPROTO_IPV6, 4
+	}
+	port := register(words)
+	const mapIPs, protoSpecified = 1 << 0, 1 << 1 // NF_NAT_RANGE_*; newer kernels set both of their own
+	s.exprs = append(s.exprs, expression("nat", netlink.Net32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT),
+		netlink.Net32(unix.NFTA_NAT_FAMILY, proto), netlink.Net32(unix.NFTA_NAT_FLAGS, mapIPs|protoSpecified),
+		netlink.Net32(unix.NFTA_NAT_REG_ADDR_MIN, reg1), netlink.Net32(unix.NFTA_NAT_REG_ADDR_MAX, reg1),
+		netlink.Net32(unix.NFTA_NAT_REG_PROTO_MIN, port), netlink.Net32(unix.NFTA_NAT_REG_PROTO_MAX, port)))
+	s.text = fmt.Sprintf("dnat %s to %s map @%s", f, s.text, set)
+	return s
+}
+
+// DaddrIsLocal matches packets that are addressed to this host.
+func DaddrIsLocal() Stmt {
+	fib := expression("fib", netlink.Net32(unix.NFTA_FIB_DREG, reg1),
+		netlink.Net32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_ADDRTYPE),
+		netlink.Net32(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_DADDR))
+	return Stmt{text: "fib daddr type local", exprs: [][]byte{fib, isEqual(word(unix.RTN_LOCAL))}}
+}
+
+// IsFamily matches packets of one family in a table of several.
+func IsFamily(f Family) Stmt {
+	proto, name := byte(unix.NFPROTO_IPV4), "ipv4"
+	if f == IPv6 {
+		proto, name = unix.NFPROTO_IPV6, "ipv6"
+	}
+	return Stmt{text: "meta nfproto " + name,
+		exprs: [][]byte{loadMeta(unix.NFT_META_NFPROTO, reg1), isEqual([]byte{proto})}}
+}
+
+const statusDNAT = 1 << 5 // IPS_DST_NAT
+
+// CtTranslated matches packets of flows whose destination was translated.
+func CtTranslated() Stmt {
+	load := expression("ct", netlink.Net32(unix.NFTA_CT_KEY, unix.NFT_CT_STATUS),
+		netlink.Net32(unix.NFTA_CT_DREG, reg1))
+	return Stmt{text: "ct status dnat",
+		exprs: [][]byte{load, bitwise(word(statusDNAT), word(0)), compare(unix.NFT_CMP_NEQ, word(0))}}
+}
+
+// FwmarkHas matches packets whose fwmark has the bits.
+func FwmarkHas(bits uint32) Stmt {
+	return Stmt{text: fmt.Sprintf("meta mark & 0x%08x == 0x%08x", bits, bits),
+		exprs: [][]byte{loadMeta(unix.NFT_META_MARK, reg1), bitwise(word(bits), word(0)), isEqual(word(bits))}}
+}
+
+// FwmarkWith sets the bits in the packet's fwmark and leaves the others alone.
+func FwmarkWith(bits uint32) Stmt {
+	return Stmt{text: fmt.Sprintf("meta mark set meta mark | 0x%08x", bits),
+		exprs: [][]byte{loadMeta(unix.NFT_META_MARK, reg1), bitwise(word(^bits), word(bits)),
+			storeMeta(unix.NFT_META_MARK)}}
+}
+
+// word is a number as registers hold it.
+func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+
+// Rule is a list of statements. Its String is what nft prints for it.
+type Rule []Stmt
+
+func (r Rule) String() string {
+	text := make([]string, len(r))
+	for i, s := range r {
+		text[i] = s.text
+	}
+	return strings.Join(text, " ")
+}
 
 // compile returns the rule's expressions for a table of the family. In a family of several protocols
 // a field of one of them needs a test for it first: without it nft prints raw offsets, too.
-func (r Rule) compile(family Family) []expression {
-	var out []expression
+func (r Rule) compile(family Family) [][]byte {
+	var out [][]byte
 	var proto byte
 	for _, s := range r {
 		if s.proto != 0 && s.proto != proto && family == INet {

@@ -1,16 +1,25 @@
 package nft
 
 import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"path/filepath"
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/netlink"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// Tx is what an Update plans: reads see the kernel as it is, changes are staged for one batch, in the
-// order in which they are called.
+// Tx is what an Update commits: reads see the kernel as it is, changes are staged for one batch, in the order in
+// which they are called.
 type Tx struct {
 	*Conn
-	Attempt int // 1 at first, more when the plan runs again
+	Attempt int // 1 at first, more when the change runs again
 
 	msgs []message
 	sets uint32
@@ -18,94 +27,187 @@ type Tx struct {
 
 // Add stages new elements. A key that is there already makes the batch fail, whatever its data.
 func (tx *Tx) Add(t Table, set string, elems ...Element) {
-	tx.msgs = append(tx.msgs, elementMessages(unix.NFT_MSG_NEWSETELEM, t, set, elems)...)
+	tx.msgs = append(tx.msgs, addElements(t, set, elems)...)
 }
 
 // Delete stages the deletion of elements by their keys. The kernel ignores whose they are: compare the
-// comment of Get in the same plan.
+// comment of Get in the same change.
 func (tx *Tx) Delete(t Table, set string, elems ...Element) {
-	tx.msgs = append(tx.msgs, elementMessages(unix.NFT_MSG_DELSETELEM, t, set, elems)...)
+	tx.msgs = append(tx.msgs, deleteElements(t, set, elems)...)
 }
 
 // DeleteChain stages the deletion of a chain with its rules. Whatever leads to it has to go before.
 func (tx *Tx) DeleteChain(t Table, chain string) {
-	tx.msgs = append(tx.msgs, chainRef(unix.NFT_MSG_DELCHAIN, t, chain))
+	tx.msgs = append(tx.msgs, t.chainMessage(unix.NFT_MSG_DELCHAIN, "delete", chain))
 }
 
 // DeleteRule stages the deletion of one rule.
 func (tx *Tx) DeleteRule(t Table, chain string, handle uint64) {
-	tx.msgs = append(tx.msgs, delRule(t, chain, handle))
+	tx.msgs = append(tx.msgs, t.ruleMessage(unix.NFT_MSG_DELRULE, fmt.Sprintf("delete rule %d of", handle), chain,
+		netlink.Bytes(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, handle))))
 }
 
 // Ensure stages what the kernel lacks of the layout. A missing chain is created exclusively, so that
-// of several firsts, with the lock or without, one wins and the others plan again. A chain that has
+// of several firsts, with the lock or without, one wins and the others start again. A chain that has
 // lost rules (nft flush table) gets its own rules anew, in order; rules of others in it stay. It says
 // whether anything was lacking.
 func (tx *Tx) Ensure(l Layout) (lacking bool, err error) {
 	for _, chain := range l.Chains {
-		lack, err := tx.compare(l.Table, chain)
+		want := chain.compile(l.Table.Family)
+		live, err := tx.Rules(l.Table, chain.Name)
 		if err != nil {
 			return lacking, err
 		}
-		if lack == nil {
+		if len(live) > 0 && missingRule(want, live) < 0 {
+			continue
+		}
+		there, err := tx.Chain(l.Table, chain.Name)
+		if err != nil {
+			return lacking, err
+		}
+		if there != nil && len(want) == 0 {
 			continue
 		}
 		if !lacking {
 			lacking = true
-			tx.create(l)
+			tx.stageSets(l)
 		}
-		tx.refill(l.Table, chain, *lack)
+		if there == nil {
+			tx.msgs = append(tx.msgs, newChain(l.Table, chain))
+		}
+		for _, r := range live {
+			if slices.ContainsFunc(want, r.runs) {
+				tx.DeleteRule(l.Table, chain.Name, r.Handle)
+			}
+		}
+		for _, r := range chain.Rules {
+			tx.msgs = append(tx.msgs, newRule(l.Table, chain.Name, r))
+		}
 	}
 	return lacking, nil
 }
 
-// lack says what a chain lacks.
-type lack struct {
-	chain bool       // there is no such chain
-	ours  []LiveRule // what is left of our rules
-}
-
-// compare returns nil for a chain that has all its rules, which costs one request.
-func (tx *Tx) compare(t Table, chain Chain) (*lack, error) {
-	live, err := tx.Rules(t, chain.Name)
-	if err != nil {
-		return nil, err
-	}
-	want := chain.compile(t.Family)
-	if len(live) > 0 && missingRule(want, live) < 0 {
-		return nil, nil
-	}
-	there, err := tx.Chain(t, chain.Name)
-	if err != nil || there != nil && len(chain.Rules) == 0 {
-		return nil, err
-	}
-	l := lack{chain: there == nil}
-	for _, r := range live {
-		if slices.ContainsFunc(want, r.runs) {
-			l.ours = append(l.ours, r)
-		}
-	}
-	return &l, nil
-}
-
-// create stages table and sets, which both may exist.
-func (tx *Tx) create(l Layout) {
-	tx.msgs = append(tx.msgs, newTable(l.Table, l.Comment))
+// stageSets stages the table and its sets, all of which may exist.
+func (tx *Tx) stageSets(l Layout) {
+	tx.msgs = append(tx.msgs, newTable(l.Table))
 	for _, s := range l.Sets {
 		tx.sets++
 		tx.msgs = append(tx.msgs, newSet(l.Table, s, tx.sets))
 	}
 }
 
-// refill stages the chain if there is none, and its rules in place of those that are left of them.
-func (tx *Tx) refill(t Table, chain Chain, l lack) {
-	if l.chain {
-		tx.msgs = append(tx.msgs, newChain(t, chain))
+// Verify compares what all attachments share with what the kernel has. Its error joins the differences, is code 101
+// and matches ErrDrift. Rules that others put between ours are no difference.
+func (c *Conn) Verify(l Layout) error {
+	var diffs []error
+	for _, chain := range l.Chains {
+		differs := func(format string, args ...any) {
+			diffs = append(diffs, drift(fmt.Sprintf("nftables table %q, chain %q", l.Table, chain.Name), format, args...))
+		}
+		there, err := c.Chain(l.Table, chain.Name)
+		if err != nil {
+			return err
+		}
+		if there == nil {
+			differs("the chain is missing")
+			continue
+		}
+		if (chain.Hook == nil) != (there.Hook == nil) || chain.Hook != nil && *chain.Hook != *there.Hook {
+			differs("the chain has another hook, %+v instead of %+v", there.Hook, chain.Hook)
+		}
+		live, err := c.Rules(l.Table, chain.Name)
+		if err != nil {
+			return err
+		}
+		if i := missingRule(chain.compile(l.Table.Family), live); i >= 0 {
+			differs("rule %q is missing", chain.Rules[i])
+		}
 	}
-	for _, r := range l.ours {
-		tx.DeleteRule(t, chain.Name, r.Handle)
+	return errors.Join(diffs...)
+}
+
+func drift(where, format string, args ...any) error {
+	return cni.Errorf(cni.CodeDrift, "%s: %w: %s", where, ErrDrift, fmt.Sprintf(format, args...))
+}
+
+// Probe says whether the kernel can hold the layout: it has the layout, or accepts it in a batch that is
+// not kept. The error matches ErrUnsupported when the kernel cannot. It is an error, too, when Update
+// could not make its lock's file.
+func (c *Conn) Probe(l Layout) error {
+	if err := statefile.Writable(filepath.Dir(DefaultLock)); err != nil {
+		return err
 	}
-	for _, r := range chain.Rules {
-		tx.msgs = append(tx.msgs, newRule(t, chain.Name, r))
+	tx := &Tx{Conn: c}
+	if _, err := tx.Ensure(l); err != nil {
+		return err
 	}
+	return c.batch(tx.msgs, false)
+}
+
+// compile returns the expressions of each rule.
+func (chain Chain) compile(family Family) [][][]byte {
+	out := make([][][]byte, len(chain.Rules))
+	for i, r := range chain.Rules {
+		out[i] = r.compile(family)
+	}
+	return out
+}
+
+// missingRule is the index of the first of the wanted rules that the live ones do not have in this
+// order, or -1.
+func missingRule(want [][][]byte, live []LiveRule) int {
+	i := 0
+	for _, r := range live {
+		if i < len(want) && r.runs(want[i]) {
+			i++
+		}
+	}
+	if i == len(want) {
+		return -1
+	}
+	return i
+}
+
+// Leftover is what another program made: rules that nobody shares, and chains to which they lead.
+type Leftover struct {
+	Table Table
+	Chain string              // has the rules; empty: any chain of the table
+	Rule  func(LiveRule) bool // says whether a rule is one
+	Drop  []string            // the chains; where there are names but no such chain, no rule is looked at
+}
+
+// Remove deletes the rules by their handles, and the chains. Where there is nothing it takes no lock.
+func (l Leftover) Remove(ctx context.Context, c *Conn) error {
+	look := &Tx{Conn: c}
+	if err := l.Stage(look); err != nil || len(look.msgs) == 0 {
+		return err
+	}
+	return c.Update(ctx, l.Stage)
+}
+
+// Stage stages the same.
+func (l Leftover) Stage(tx *Tx) error {
+	var there []string
+	for _, name := range l.Drop {
+		live, err := tx.Chain(l.Table, name)
+		if err != nil {
+			return err
+		}
+		if live != nil {
+			there = append(there, name)
+		}
+	}
+	if len(l.Drop) > 0 && len(there) == 0 {
+		return nil
+	}
+	rules, err := tx.Rules(l.Table, l.Chain)
+	for _, r := range rules {
+		if l.Rule(r) {
+			tx.DeleteRule(l.Table, r.Chain, r.Handle)
+		}
+	}
+	for _, name := range there {
+		tx.DeleteChain(l.Table, name)
+	}
+	return err
 }

@@ -12,7 +12,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/test/node"
 )
 
 // logLine is what is looked at of a line of the log.
@@ -42,17 +43,17 @@ func logLines(file string) (list []logLine) {
 }
 
 var _ = Describe("the log of a node", func() {
-	var n *World
+	var n *node.Node
 	var file string
 	BeforeEach(func() {
-		n, file = NewNode(), filepath.Join(GinkgoT().TempDir(), "hawser.log")
+		n, file = node.New(), filepath.Join(GinkgoT().TempDir(), "hawser.log")
 	})
 
 	It("has a line of each call of the runtime, and of each call of IPAM in them", func() {
 		n.Env = []string{"HAWSER_LOG=" + file}
-		p := n.Up(NewPod("one"), Usual(""))
+		p := n.Add(node.NewPod("one"), node.List(""))
 		for _, command := range []string{"CHECK", "STATUS", "DEL"} {
-			n.Must(command, p, Usual(""))
+			n.Succeeds(command, p, node.List(""))
 		}
 		var have []string
 		for _, l := range logLines(file) {
@@ -71,11 +72,11 @@ var _ = Describe("the log of a node", func() {
 	})
 
 	It("is written by the configuration's key, to IPAM's line", func() {
-		entries := Usual("")
+		entries := node.List("")
 		for i := range entries {
-			entries[i].Keys = Merge(entries[i].Keys, Object{"log": file})
+			entries[i].Keys = plugintest.Merge(entries[i].Keys, plugintest.Object{"log": file})
 		}
-		n.Up(NewPod("one"), entries)
+		n.Add(node.NewPod("one"), entries)
 		Expect(logLines(file)).To(HaveLen(4))
 	})
 
@@ -86,7 +87,7 @@ var _ = Describe("the log of a node", func() {
 		for i := range pods {
 			wait.Go(func() {
 				defer GinkgoRecover()
-				n.Up(NewPod(fmt.Sprintf("pod%d", i)), Usual("").Only("bridge"))
+				n.Add(node.NewPod(fmt.Sprintf("pod%d", i)), node.List("")[:1])
 			})
 		}
 		wait.Wait()
@@ -102,8 +103,8 @@ var _ = Describe("the log of a node", func() {
 
 	It("tells why a call failed", func() {
 		n.Env = []string{"HAWSER_LOG=" + file}
-		p := n.Up(NewPod("one"), Usual("").Only("bridge"))
-		Expect(n.Chain("ADD", p, Usual("").Only("bridge")).Code).To(Equal(1))
+		p := n.Add(node.NewPod("one"), node.List("")[:1])
+		Expect(n.Chain("ADD", p, node.List("")[:1]).Code).To(Equal(1))
 		all := logLines(file)
 		l := all[len(all)-1]
 		Expect(l.Error.Code).To(BeEquivalentTo(100))
@@ -114,9 +115,9 @@ var _ = Describe("the log of a node", func() {
 	It("that cannot be written changes nothing but standard error", func() {
 		for _, bad := range []string{"/proc/nothing/log", "/dev/null", "x"} {
 			n.Env = []string{"HAWSER_LOG=" + bad}
-			p := NewPod("one")
+			p := node.NewPod("one")
 			for _, command := range []string{"ADD", "CHECK", "DEL"} {
-				a := n.Chain(command, p, Usual("").Only("bridge"))
+				a := n.Chain(command, p, node.List("")[:1])
 				Expect(a.Code).To(BeZero(), a.Stdout)
 				Expect(strings.Count(a.Stderr, "the call is not in the log")).To(Equal(2), "bridge and host-local: %s",
 					a.Stderr)
@@ -129,7 +130,7 @@ var _ = Describe("the log of a node", func() {
 		n.Cmd("mount", "-t", "tmpfs", "-o", "size=4096", "none", dir)
 		n.Cmd("sh", "-c", "head -c 4096 /dev/zero >"+dir+"/rest")
 		n.Env = []string{"HAWSER_LOG=" + filepath.Join(dir, "log")}
-		a := n.Chain("ADD", NewPod("one"), Usual("").Only("bridge"))
+		a := n.Chain("ADD", node.NewPod("one"), node.List("")[:1])
 		Expect(a.Code).To(BeZero(), a.Stdout)
 		Expect(a.Stderr).To(ContainSubstring("no space left on device"))
 	})

@@ -22,9 +22,10 @@ type spoofCheck struct {
 	MAC        net.HardwareAddr
 }
 
-var spoofTable = nft.Table{Family: nft.Bridge, Name: "hawser"}
+var spoofTable = nft.Table{Family: nft.Bridge, Name: nft.TableName}
 
 const (
+	spoofChain = "macspoof_v1"
 	spoofPorts = "macspoof_ports_v1"
 	spoofPairs = "macspoof_pairs_v1"
 )
@@ -32,14 +33,13 @@ const (
 // spoofLayout filters before anything else of the bridge looks at a frame.
 func spoofLayout() nft.Layout {
 	return nft.Layout{
-		Table:   spoofTable,
-		Comment: "Hawser CNI plugins",
+		Table: spoofTable,
 		Sets: []nft.Set{
 			{Name: spoofPorts, Key: []nft.Type{nft.IfName}, Comment: "ports whose frames are checked"},
 			{Name: spoofPairs, Key: []nft.Type{nft.IfName, nft.EtherAddr}, Comment: "port . MAC address of its container"},
 		},
 		Chains: []nft.Chain{{
-			Name:    "macspoof_v1",
+			Name:    spoofChain,
 			Comment: "macspoofchk of containers",
 			Hook:    &nft.Hook{Type: "filter", Point: nft.Prerouting, Priority: -300},
 			Rules: []nft.Rule{{
@@ -100,9 +100,6 @@ func (s spoofCheck) check(nf *nft.Conn) error {
 // to the second, and what that one does with the frame.
 func (s spoofCheck) referenceThere(nf *nft.Conn) bool {
 	chains := referenceSpoofChains(s.Attachment)
-	if len(chains[1]) > nft.NameMax {
-		return false
-	}
 	way := []string{"PREROUTING", chains[0], chains[1]}
 	for i, chain := range way[:2] {
 		rules, err := nf.Rules(referenceSpoofTable, chain)
@@ -127,8 +124,8 @@ func deleteSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment) error
 // findSpoofCheck finds the attachment's elements. It first looks for the names that the host end may have: most
 // containers have no check, and then the elements of all others are not read.
 func findSpoofCheck(nf *nft.Conn, a cni.Attachment) ([]nft.Item, error) {
-	there, err := nf.HasTable(spoofTable)
-	if err != nil || !there {
+	there, err := nf.Chain(spoofTable, spoofChain)
+	if err != nil || there == nil {
 		return nil, err
 	}
 	var ports []nft.Item
@@ -143,17 +140,17 @@ func findSpoofCheck(nf *nft.Conn, a cni.Attachment) ([]nft.Item, error) {
 }
 
 // collectSpoofChecks removes the checks of the network's attachments that are not valid, of ours and of the
-// reference's. Nothing is asked for where there is no table.
+// reference's.
 func collectSpoofChecks(ctx context.Context, nf *nft.Conn, valid cni.Set, leases leasesOf) error {
-	ours, err := nf.HasTable(spoofTable)
-	if ours {
+	ours, err := nf.Chain(spoofTable, spoofChain)
+	if ours != nil {
 		var found []nft.Item
 		if found, err = spoofElements().All(nf, valid.Garbage); err == nil {
 			err = spoofElements().Remove(ctx, nf, found, valid.Garbage)
 		}
 	}
-	theirs, lookErr := nf.HasTable(referenceSpoofTable)
-	if theirs {
+	theirs, lookErr := nf.Chain(referenceSpoofTable, "PREROUTING")
+	if theirs != nil {
 		lookErr = collectReferenceSpoofChecks(ctx, nf, valid, leases)
 	}
 	return spoofError(errors.Join(nft.IfSupported(err), nft.IfSupported(lookErr)))
@@ -189,44 +186,11 @@ func referenceSpoofChains(a cni.Attachment) []string {
 // removeReferenceSpoofCheck removes what the reference made: a jump in PREROUTING with a comment that
 // names container and interface, to a chain that jumps to another one.
 func removeReferenceSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
-	there, err := liveSpoofChains(nf, a)
-	if err != nil || len(there) == 0 {
-		return nft.IfSupported(err)
-	}
-	return nf.Update(ctx, func(tx *nft.Tx) error {
-		there, err := liveSpoofChains(nf, a)
-		if err != nil {
-			return err
-		}
-		rules, err := tx.Rules(referenceSpoofTable, "PREROUTING")
-		for _, r := range rules {
-			if r.Target == referenceSpoofChains(a)[0] || r.Comment == "macspoofchk-"+a.ContainerID+"-"+a.IfName {
-				tx.DeleteRule(referenceSpoofTable, "PREROUTING", r.Handle)
-			}
-		}
-		for _, chain := range there {
-			tx.DeleteChain(referenceSpoofTable, chain)
-		}
-		return err
-	})
-}
-
-// liveSpoofChains are those of the container's chains of the reference that exist.
-func liveSpoofChains(nf *nft.Conn, a cni.Attachment) ([]string, error) {
-	var out []string
-	for _, chain := range referenceSpoofChains(a) {
-		if len(chain) > nft.NameMax {
-			return nil, nil // no kernel has such a chain
-		}
-		live, err := nf.Chain(referenceSpoofTable, chain)
-		if err != nil {
-			return nil, err
-		}
-		if live != nil {
-			out = append(out, chain)
-		}
-	}
-	return out, nil
+	chains := referenceSpoofChains(a)
+	return nft.IfSupported(nft.Leftover{Table: referenceSpoofTable, Chain: "PREROUTING", Drop: chains,
+		Rule: func(r nft.LiveRule) bool {
+			return r.Target == chains[0] || r.Comment == "macspoofchk-"+a.ContainerID+"-"+a.IfName
+		}}.Remove(ctx, nf))
 }
 
 func spoofError(err error) error {

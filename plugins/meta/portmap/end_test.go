@@ -41,7 +41,7 @@ var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
 				"--dport", "53",
 				"-r", "10.1.0.2", "--reply-port-src", "53", "-q", "192.0.2.2", "--reply-port-dst", "1000")
 			Expect(c.unpublish(func(nf *nft.Conn) {
-				_, err := nf.HasTable(table) // it has its socket; that of conntrack is another
+				_, err := nf.Chain(table, outputChain) // it has its socket; that of conntrack is another
 				Expect(err).NotTo(HaveOccurred())
 				nstest.FailNetfilterSockets(unix.EMFILE)
 			})).To(MatchError(ContainSubstring("conntrack")))

@@ -174,11 +174,7 @@ func (c *call) checkGuard(link string) error {
 	if link == "" {
 		return nil
 	}
-	err := c.nf.Verify(guardLayout())
-	if errors.Is(err, nft.ErrDrift) {
-		return drift("%w", err)
-	}
-	if err != nil {
+	if err := c.nf.Verify(guardLayout()); err != nil {
 		return err
 	}
 	live, err := c.nf.Get(table, localnetSet, nft.IfNameKey(link))

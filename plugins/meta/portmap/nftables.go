@@ -13,6 +13,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/process"
 )
 
 // addNFTables makes the attachment's elements and removes those of the owners that are gone, in one batch.
@@ -47,8 +48,8 @@ func (c *call) compileConditions(ctx context.Context, r *record) error {
 		if err != nil {
 			return err
 		}
-		err = nft.RunProgram(ctx, r.conditionScript(a))
-		if errors.Is(err, nft.ErrRefused) {
+		err = runNft(ctx, r.conditionScript(a))
+		if errors.Is(err, errRefused) {
 			return cni.Errorf(cni.CodeConfig, "%s: %q: %w", conditionsKey(a.v4()), r.Options.conditions(a.v4()), err)
 		}
 		if err != nil {
@@ -57,6 +58,31 @@ func (c *call) compileConditions(ctx context.Context, r *record) error {
 	}
 	return nil
 }
+
+// errRefused says that nft(8) did not accept a script.
+var errRefused = errors.New("refused by nft")
+
+// runNft has nft(8) run a script, everything or nothing. The error matches errRefused when the program ran and did
+// not accept it, and has what the program said.
+func runNft(ctx context.Context, script string) error {
+	path, err := process.LookPath(nftProgram)
+	if err != nil {
+		return err
+	}
+	var errs strings.Builder
+	err = process.Command{Path: path, Args: []string{"-f", "-"}, Stdin: []byte(script), Stderr: &errs}.Run(ctx)
+	text := strings.Join(strings.Fields(errs.String()), " ")
+	if exit := (*process.ExitError)(nil); errors.As(err, &exit) && exit.Killed == nil {
+		return fmt.Errorf("%w: %s", errRefused, text)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", nftProgram, err, text)
+	}
+	return nil
+}
+
+// nftProgram is needed for text that an administrator wrote in its language, and for nothing else.
+const nftProgram = "nft"
 
 func conditionsKey(v4 bool) string {
 	if v4 {
@@ -120,21 +146,15 @@ func (c *call) checkNFTables(r *record) error {
 			diffs = append(diffs, c.nf.Verify(nft.Layout{Table: table, Chains: []nft.Chain{masq}}))
 		}
 	}
-	err := errors.Join(diffs...)
-	if errors.Is(err, nft.ErrDrift) {
-		return drift("%w", err)
-	}
-	return err
+	return errors.Join(diffs...)
 }
 
 func drift(format string, args ...any) error { return cni.Errorf(cni.CodeDrift, format, args...) }
 
-// table is shared with other plugins. Names in it carry the version of the layout.
-var table = nft.Table{Family: nft.INet, Name: "hawser"}
+// table is shared with other plugins.
+var table = nft.Table{Family: nft.INet, Name: nft.TableName}
 
 const (
-	tableComment = "Hawser CNI plugins"
-
 	preroutingChain = "portmap_prerouting_v1"
 	outputChain     = "portmap_output_v1"
 	guardChain      = "portmap_guard_v1"
@@ -191,7 +211,7 @@ var loopback4 = netip.MustParsePrefix("127.0.0.0/8")
 
 // sharedLayout is the layout of all attachments that masquerade by this bit of the fwmark.
 func sharedLayout(bit int) nft.Layout {
-	l := nft.Layout{Table: table, Comment: tableComment}
+	l := nft.Layout{Table: table}
 	for _, f := range families() {
 		l.Sets = append(l.Sets, f.sets()...)
 		l.Chains = append(l.Chains, f.chains()...)
@@ -252,9 +272,8 @@ func (f family) chains() []nft.Chain {
 func guardLayout() nft.Layout {
 	in := nft.InSet(localnetSet, nft.IIFName)
 	return nft.Layout{
-		Table:   table,
-		Comment: tableComment,
-		Sets:    []nft.Set{{Name: localnetSet, Key: []nft.Type{nft.IfName}, Comment: "interfaces with route_localnet"}},
+		Table: table,
+		Sets:  []nft.Set{{Name: localnetSet, Key: []nft.Type{nft.IfName}, Comment: "interfaces with route_localnet"}},
 		Chains: []nft.Chain{{Name: guardChain, Comment: "nothing from or to 127.0.0.0/8 comes from containers",
 			Hook: &nft.Hook{Type: "filter", Point: nft.Prerouting, Priority: rawPriority},
 			Rules: []nft.Rule{

@@ -13,6 +13,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/process"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
@@ -116,7 +117,7 @@ func status(_ context.Context, req *skel.Request, cfg config) error {
 		return nil
 	}
 	if cfg.needed == nftables {
-		if err := nft.FindProgram(); err != nil {
+		if _, err := process.LookPath(nftProgram); err != nil {
 			return unavailable(err, "conditionsV4, conditionsV6: the nft program has to compile them")
 		}
 	}

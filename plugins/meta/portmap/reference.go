@@ -51,19 +51,8 @@ func (r *record) hasAddr(addr netip.Addr) bool {
 
 // referenceRules are the rules of chains of the reference's; none where it has no table.
 func (f family) referenceRules(nf *nft.Conn, chains ...string) ([]nft.LiveRule, error) {
-	there, err := nf.HasTable(f.referenceTable())
-	if err != nil || !there {
-		return nil, err
-	}
-	var out []nft.LiveRule
-	for _, chain := range chains {
-		rules, err := nf.Rules(f.referenceTable(), chain)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, rules...)
-	}
-	return out, nil
+	all, err := nf.Rules(f.referenceTable(), "")
+	return slices.DeleteFunc(all, func(r nft.LiveRule) bool { return !slices.Contains(chains, r.Chain) }), err
 }
 
 // isIn says whether a rule of the reference's translates the host port.
@@ -194,29 +183,11 @@ func (r *record) withAddr(containerID string, addr netip.Addr) *record {
 // delReference removes the reference's nftables rules of the container that are about its addresses.
 func delReference(ctx context.Context, nf *nft.Conn, r *record) error {
 	for _, f := range families() {
-		there, err := nf.HasTable(f.referenceTable())
+		err := nft.Leftover{Table: f.referenceTable(), Rule: func(rule nft.LiveRule) bool {
+			return slices.Contains(referenceChains, rule.Chain) && rule.Comment == r.ContainerID && r.isMentioned(rule)
+		}}.Remove(ctx, nf)
 		if err != nil {
 			return nft.IfSupported(err)
-		}
-		if !there {
-			continue
-		}
-		err = nf.Update(ctx, func(tx *nft.Tx) error {
-			for _, chain := range referenceChains {
-				rules, err := tx.Rules(f.referenceTable(), chain)
-				if err != nil {
-					return err
-				}
-				for _, rule := range rules {
-					if rule.Comment == r.ContainerID && r.isMentioned(rule) {
-						tx.DeleteRule(f.referenceTable(), chain, rule.Handle)
-					}
-				}
-			}
-			return nil
-		})
-		if err != nil {
-			return err
 		}
 	}
 	return nil
