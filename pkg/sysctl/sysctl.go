@@ -5,11 +5,14 @@ package sysctl
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 const root = "/proc/sys/net/"
@@ -107,9 +110,9 @@ func (k Key) Write(value string) error {
 	return k.failure(fmt.Sprintf("write %q", value), err)
 }
 
-// write is os.WriteFile without the flag that makes a file.
+// write writes the value into the file, which it never makes.
 func (k Key) write(value string) error {
-	f, err := os.OpenFile(k.Path(), os.O_WRONLY, 0)
+	f, err := open(k.Path(), unix.O_WRONLY)
 	if err != nil {
 		return err
 	}
@@ -121,8 +124,30 @@ func (k Key) read() (string, error) {
 	if len(k.parts) == 0 {
 		return "", ErrInvalidKey
 	}
-	data, err := os.ReadFile(k.Path())
+	return read(k.Path())
+}
+
+// BootID is the random number that the kernel has for this boot.
+func BootID() (string, error) { return read("/proc/sys/kernel/random/boot_id") }
+
+func read(path string) (string, error) {
+	f, err := open(path, unix.O_RDONLY)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(f)
 	return strings.TrimSuffix(string(data), "\n"), err
+}
+
+// open is os.OpenFile without the runtime's poller. Files below /proc/sys can be
+// polled, so os.OpenFile would hand each to the poller, whose thread wakes up for it.
+func open(path string, flags int) (*os.File, error) {
+	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), path), nil
 }
 
 // failure names the key as sysctl(8) spells it.

@@ -8,11 +8,11 @@ import (
 	"hash/fnv"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"slices"
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/statefile"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
 // index is a copy of what the lease directory says, in one file:
@@ -76,18 +76,15 @@ func openIndex(file *statefile.File, identity []byte) (*index, error) {
 
 func (x *index) offset(i int) int64 { return int64(len(x.header) + 16 + i*recordSize) }
 
-// scan shows all records.
-func (x *index) scan(visit func(i int, record []byte)) error {
+// scan shows all records, many at once; first is the number of the first of them.
+func (x *index) scan(visit func(first int, records []byte)) error {
 	buf := make([]byte, min(x.count, scanned)*recordSize)
-	for i := 0; i < x.count; {
+	for i := 0; i < x.count; i += scanned {
 		part := buf[:min(x.count-i, scanned)*recordSize]
 		if _, err := x.file.ReadAt(part, x.offset(i)); err != nil {
 			return err
 		}
-		for record := range slices.Chunk(part, recordSize) {
-			visit(i, record)
-			i++
-		}
+		visit(i, part)
 	}
 	return nil
 }
@@ -95,16 +92,17 @@ func (x *index) scan(visit func(i int, record []byte)) error {
 // find returns for each owner its addresses, and those of owners with the same
 // hash.
 func (x *index) find(owners ...string) ([][]netip.Addr, error) {
-	hashes := make([][hashSize]byte, len(owners))
-	for i, owner := range owners {
-		hashes[i] = ownerHash(owner)
-	}
 	found := make([][]netip.Addr, len(owners))
-	err := x.scan(func(i int, record []byte) {
-		for n, hash := range hashes {
-			if [hashSize]byte(record) == hash {
-				addr := recordAddr(record)
-				found[n], x.at[addr] = append(found[n], addr), i
+	err := x.scan(func(first int, records []byte) {
+		for n, owner := range owners {
+			hash := ownerHash(owner)
+			// Searching for the bytes is quicker by far than looking at each record.
+			for from, at := 0, 0; at >= 0; from += at + 1 {
+				at = bytes.Index(records[from:], hash[:])
+				if record := from + at; at >= 0 && record%recordSize == 0 {
+					addr := recordAddr(records[record:])
+					found[n], x.at[addr] = append(found[n], addr), first+record/recordSize
+				}
 			}
 		}
 	})
@@ -114,7 +112,11 @@ func (x *index) find(owners ...string) ([][]netip.Addr, error) {
 // taken is the set of all addresses.
 func (x *index) taken() (map[netip.Addr]bool, error) {
 	taken := make(map[netip.Addr]bool, x.count)
-	err := x.scan(func(_ int, record []byte) { taken[recordAddr(record)] = true })
+	err := x.scan(func(_ int, records []byte) {
+		for record := range slices.Chunk(records, recordSize) {
+			taken[recordAddr(record)] = true
+		}
+	})
 	return taken, err
 }
 
@@ -154,7 +156,7 @@ func appendRecord(b []byte, l lease) []byte {
 }
 
 func recordAddr(record []byte) netip.Addr {
-	return netip.AddrFrom16([16]byte(record[hashSize:])).Unmap()
+	return netip.AddrFrom16([16]byte(record[hashSize:recordSize])).Unmap()
 }
 
 func ownerHash(owner string) (key [hashSize]byte) {
@@ -202,11 +204,11 @@ func (s *store) identity() (identity []byte, modTime time.Time, err error) {
 	if err != nil {
 		return nil, modTime, err
 	}
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	boot, err := sysctl.BootID()
 	if err != nil {
 		return nil, modTime, err
 	}
-	return fmt.Appendf(nil, "%s%s%016x %016x\n", indexMagic, boot, info.Device, info.Inode), info.ModTime, nil
+	return fmt.Appendf(nil, "%s%s\n%016x %016x\n", indexMagic, boot, info.Device, info.Inode), info.ModTime, nil
 }
 
 // stampIndex makes the index describe the directory, and stamps it.
