@@ -17,55 +17,38 @@ type Dir struct {
 	path string
 }
 
-// Open opens the directory at path and makes it, with the missing parents,
-// with perm (less the umask). Links in path itself are followed: it is the
-// administrator's.
+// Open opens the directory at path. Where there is none, it makes it and the
+// missing parents with perm (less the umask); with perm 0 the error then matches
+// fs.ErrNotExist. Links in path itself are followed: it is the administrator's.
 func Open(path string, perm fs.FileMode) (*Dir, error) {
-	d, err := OpenExisting(path)
-	if !errors.Is(err, fs.ErrNotExist) {
-		return d, err
-	}
-	if err := os.MkdirAll(path, perm); err != nil {
-		return nil, err
-	}
-	return OpenExisting(path)
+	return openDir(path, perm, func() (int, error) { return openat(unix.AT_FDCWD, path, dirFlags, 0) })
 }
 
-// OpenExisting is Open for a directory that has to be there; the error
-// matches fs.ErrNotExist when it is not.
-func OpenExisting(path string) (*Dir, error) {
-	fd, err := openat(unix.AT_FDCWD, path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+// OpenDir is Open for a directory inside d. A symbolic link of that name is an
+// error (ENOTDIR).
+func (d *Dir) OpenDir(name string, perm fs.FileMode) (*Dir, error) {
+	return openDir(d.join(name), perm, func() (int, error) { return d.open(name, dirFlags, 0) })
+}
+
+const dirFlags = unix.O_RDONLY | unix.O_DIRECTORY
+
+func openDir(path string, perm fs.FileMode, open func() (fd int, err error)) (*Dir, error) {
+	fd, err := open()
+	if err == unix.ENOENT && perm != 0 {
+		if err := os.MkdirAll(path, perm); err != nil {
+			return nil, err
+		}
+		fd, err = open()
+	}
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	return &Dir{fd: fd, path: path}, nil
 }
 
-// IsAbsent reports whether the error of OpenExisting says that nothing is kept
-// at the path: there is none, or a file is in its place.
+// IsAbsent reports whether the error of Open with perm 0 says that nothing is
+// kept at the path: there is none, or a file is in its place.
 func IsAbsent(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) }
-
-// OpenDir opens a directory inside d and makes it with perm when it is
-// absent. A symbolic link of that name is an error (ENOTDIR).
-func (d *Dir) OpenDir(name string, perm fs.FileMode) (*Dir, error) {
-	sub, err := d.OpenExistingDir(name)
-	if !errors.Is(err, fs.ErrNotExist) {
-		return sub, err
-	}
-	if err := unix.Mkdirat(d.fd, name, uint32(perm.Perm())); err != nil && err != unix.EEXIST {
-		return nil, d.fail("create", name, err)
-	}
-	return d.OpenExistingDir(name)
-}
-
-// OpenExistingDir is OpenDir for a directory that has to be there.
-func (d *Dir) OpenExistingDir(name string) (*Dir, error) {
-	fd, err := d.open(name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return nil, d.fail("open", name, err)
-	}
-	return &Dir{fd: fd, path: d.join(name)}, nil
-}
 
 // Path is the path that d was opened by, for messages.
 func (d *Dir) Path() string { return d.path }
@@ -98,7 +81,7 @@ func (d *Dir) Sweep() error {
 }
 
 func (d *Dir) list() (names, temporary []string, err error) {
-	fd, err := openat(d.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	fd, err := openat(d.fd, ".", dirFlags, 0)
 	if err != nil {
 		return nil, nil, &fs.PathError{Op: "list", Path: d.path, Err: err}
 	}
@@ -115,19 +98,13 @@ func (d *Dir) list() (names, temporary []string, err error) {
 	return names, temporary, err
 }
 
-// Info is what stat says of a directory.
-type Info struct {
-	Device, Inode uint64
-	ModTime       time.Time // the last time an entry came, went or was renamed
-}
-
-// Stat describes the directory.
-func (d *Dir) Stat() (Info, error) {
-	var st unix.Stat_t
+// Stat describes the directory. Its time is the last one at which an entry came,
+// went or was renamed, or the one that SetModTime set since.
+func (d *Dir) Stat() (st unix.Stat_t, err error) {
 	if err := unix.Fstat(d.fd, &st); err != nil {
-		return Info{}, &fs.PathError{Op: "stat", Path: d.path, Err: err}
+		return st, &fs.PathError{Op: "stat", Path: d.path, Err: err}
 	}
-	return Info{uint64(st.Dev), st.Ino, time.Unix(st.Mtim.Unix())}, nil
+	return st, nil
 }
 
 // SetModTime sets the directory's modification time, which the kernel

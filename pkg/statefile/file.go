@@ -78,7 +78,7 @@ func (d *Dir) Replace(name string, data []byte, perm fs.FileMode) error {
 }
 
 // write writes the temporary file of name. One that a killed writer left is
-// replaced.
+// replaced: it may be another name of a file that was whole.
 func (d *Dir) write(name string, data []byte, perm fs.FileMode) (tmp string, err error) {
 	if !isEntry(name) {
 		return "", fs.ErrInvalid
@@ -173,41 +173,24 @@ func (d *Dir) read(name string) ([]byte, error) {
 		return nil, ErrIrregular
 	}
 	data := make([]byte, st.Size)
-	n := 0
-	err = ignoreEINTR(func() error {
-		n, err = unix.Pread(fd, data, 0)
-		return err
-	})
+	n, err := unix.Pread(fd, data, 0)
 	return data[:max(n, 0)], err
 }
 
-// File is a file that is changed in place. A single ReadAt or WriteAt is not
-// atomic against other processes; the caller's lock is.
-type File struct {
-	*os.File
-	size int64
-}
-
-// Size is the file's size in bytes when it was opened.
-func (f *File) Size() int64 { return f.size }
-
-// OpenFile opens the regular file name for reading and writing in place. A
+// OpenFile opens the regular file name for reading and writing in place. A single
+// ReadAt or WriteAt is not atomic against other processes; the caller's lock is. A
 // file that has a second hard link is refused: it may be somebody else's.
-func (d *Dir) OpenFile(name string) (*File, error) {
+func (d *Dir) OpenFile(name string) (*os.File, error) {
 	fd, err := d.open(name, unix.O_RDWR, 0)
 	if err != nil {
 		return nil, d.fail("open", name, err)
 	}
 	var st unix.Stat_t
-	err = unix.Fstat(fd, &st)
-	if err == nil && (st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink != 1) {
-		err = errors.New("not a regular file with one name")
-	}
-	if err != nil {
+	if unix.Fstat(fd, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink != 1 {
 		unix.Close(fd)
-		return nil, d.fail("open", name, err)
+		return nil, d.fail("open", name, errors.New("not a regular file with one name"))
 	}
-	return &File{os.NewFile(uintptr(fd), d.join(name)), st.Size}, nil
+	return os.NewFile(uintptr(fd), d.join(name)), nil
 }
 
 // Writable tries whether a file can be created and written in the directory at

@@ -21,16 +21,13 @@ var ErrBusy = errors.New("lock is busy")
 type Busy struct {
 	Path    string // the lock file
 	PID     int    // the holder, 0 when it cannot be seen
-	Program string // the holder's program name, "" when it cannot be seen
+	Program string // the holder's program name
 }
 
-// Error names the lock file and, as far as it is known, its holder.
+// Error names the lock file and, if it can be seen, its holder.
 func (b *Busy) Error() string {
-	switch {
-	case b.PID == 0:
+	if b.PID == 0 {
 		return fmt.Sprintf("lock %s: held by a process that cannot be seen from here", b.Path)
-	case b.Program == "":
-		return fmt.Sprintf("lock %s: held by process %d", b.Path, b.PID)
 	}
 	return fmt.Sprintf("lock %s: held by process %d (%s)", b.Path, b.PID, b.Program)
 }
@@ -45,15 +42,17 @@ type Held struct{ fd int }
 func (h *Held) Unlock() error {
 	// Closing alone would not do while a child that is between fork and exec
 	// still has a copy of the descriptor.
-	err := ignoreEINTR(func() error { return unix.Flock(h.fd, unix.LOCK_UN) })
-	return errors.Join(err, unix.Close(h.fd))
+	return errors.Join(unix.Flock(h.fd, unix.LOCK_UN), unix.Close(h.fd))
 }
+
+const lockFlags = unix.O_RDONLY | unix.O_CREAT | unix.O_NOFOLLOW | unix.O_NONBLOCK
 
 // Lock takes an exclusive flock(2) on the file at path, which it creates with
 // perm when it is absent, and waits for it until ctx ends. At ctx's deadline
 // the error is a *Busy; at its cancellation it wraps ctx.Err().
 func Lock(ctx context.Context, path string, perm fs.FileMode) (*Held, error) {
-	return lock(ctx, path, func(flags int) (int, error) { return openat(unix.AT_FDCWD, path, flags, perm) })
+	fd, err := openat(unix.AT_FDCWD, path, lockFlags, perm)
+	return lock(ctx, fd, path, err)
 }
 
 // Lock is the function Lock for the entry name of the directory. It waits at
@@ -64,36 +63,17 @@ func (d *Dir) Lock(ctx context.Context, name string, perm fs.FileMode, wait time
 		ctx, cancel = context.WithTimeout(ctx, wait)
 		defer cancel()
 	}
-	return lock(ctx, d.join(name), func(flags int) (int, error) { return d.open(name, flags, perm) })
+	fd, err := d.open(name, lockFlags, perm)
+	return lock(ctx, fd, d.join(name), err)
 }
 
-func lock(ctx context.Context, path string, open func(flags int) (int, error)) (*Held, error) {
-	for {
-		fd, err := open(unix.O_RDONLY | unix.O_CREAT | unix.O_NOFOLLOW | unix.O_NONBLOCK)
-		if err != nil {
-			return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
-		}
-		if err := flock(ctx, fd, path); err != nil {
-			return nil, err
-		}
-		var st unix.Stat_t
-		if err := unix.Fstat(fd, &st); err != nil {
-			unix.Close(fd)
-			return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
-		}
-		if st.Nlink > 0 {
-			return &Held{fd}, nil
-		}
-		// The file was removed while we waited: whoever comes next locks
-		// another one, so ours keeps nobody out.
-		unix.Close(fd)
+// lock locks the file that was opened, or closes it. It waits in a goroutine,
+// which owns fd once ctx ended: a blocked flock cannot be called off.
+func lock(ctx context.Context, fd int, path string, err error) (*Held, error) {
+	if err != nil {
+		return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
 	}
-}
-
-// flock locks fd or closes it. It waits in a goroutine, which owns fd once ctx
-// ended: a blocked flock cannot be called off.
-func flock(ctx context.Context, fd int, path string) error {
-	err := ignoreEINTR(func() error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
+	err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
 	if err == unix.EWOULDBLOCK {
 		got := make(chan error)
 		go func() {
@@ -108,16 +88,16 @@ func flock(ctx context.Context, fd int, path string) error {
 		case err = <-got:
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return busy(path)
+				return nil, busy(path)
 			}
-			return &fs.PathError{Op: "lock", Path: path, Err: ctx.Err()}
+			return nil, &fs.PathError{Op: "lock", Path: path, Err: ctx.Err()}
 		}
 	}
 	if err != nil {
 		unix.Close(fd)
-		return &fs.PathError{Op: "lock", Path: path, Err: err}
+		return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
 	}
-	return nil
+	return &Held{fd}, nil
 }
 
 // busy looks the lock's owner up in /proc/locks. Zero values mean that the
@@ -139,10 +119,8 @@ func busy(path string) *Busy {
 // holderOf finds the owner of the flock on an inode in the text of
 // /proc/locks. The device is a preference only: btrfs and overlayfs show
 // another one there than stat does.
-func holderOf(locks string, ino, dev uint64) int {
+func holderOf(locks string, ino, dev uint64) (found int) {
 	device := fmt.Sprintf("%02x:%02x", unix.Major(dev), unix.Minor(dev))
-	number := strconv.FormatUint(ino, 10)
-	found := 0
 	for line := range strings.Lines(locks) {
 		// 1: FLOCK  ADVISORY  WRITE 4711 08:02:1234 0 EOF
 		// A waiter has "->" after the number and is skipped.
@@ -150,15 +128,12 @@ func holderOf(locks string, ino, dev uint64) int {
 		if len(f) < 6 || f[1] != "FLOCK" {
 			continue
 		}
-		at := strings.LastIndexByte(f[5], ':')
-		if at < 0 || f[5][at+1:] != number {
-			continue
-		}
+		on, isInode := strings.CutSuffix(f[5], ":"+strconv.FormatUint(ino, 10))
 		pid, err := strconv.Atoi(f[4])
-		if err != nil || pid < 0 {
+		if !isInode || err != nil || pid < 0 {
 			continue
 		}
-		if f[5][:at] == device {
+		if on == device {
 			return pid
 		}
 		found = pid

@@ -124,20 +124,6 @@ var _ = Describe("a lock", func() {
 		Expect(err).To(MatchError(context.Canceled))
 	})
 
-	It("is taken on the file that has the name now", func() {
-		_, release := holdLock(path)
-		done := make(chan error)
-		go func() {
-			_, err := statefile.Lock(context.Background(), path, 0o600)
-			done <- err
-		}()
-		Consistently(done, "50ms").ShouldNot(Receive())
-		Expect(os.Remove(path)).To(Succeed())
-		release()
-		Eventually(done, "5s").Should(Receive(BeNil()))
-		Expect(path).To(BeARegularFile())
-	})
-
 	It("is never a link", func() {
 		Expect(os.Symlink("/dev/null", path)).To(Succeed())
 		_, err := statefile.Lock(context.Background(), path, 0o600)

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -29,40 +31,26 @@ type Store[T any] struct {
 // most as long as wait says; then the error matches ErrBusy and names the holder.
 // The directory is no symbolic link; those before it are followed.
 func OpenStore[T any](ctx context.Context, path string, wait time.Duration) (*Store[T], error) {
-	parent, err := Open(filepath.Dir(path), 0o700)
-	if err != nil {
-		return nil, err
-	}
-	defer parent.Close()
-	dir, err := parent.OpenDir(filepath.Base(path), 0o700)
-	if err != nil {
-		return nil, err
-	}
-	return lockStore[T](ctx, dir, wait)
+	return openStore[T](ctx, path, 0o700, wait)
 }
 
 // OpenExistingStore is OpenStore for calls that put no record: it makes no
 // directory, and where there is none, or something else, the store is empty.
 func OpenExistingStore[T any](ctx context.Context, path string, wait time.Duration) (*Store[T], error) {
-	parent, err := OpenExisting(filepath.Dir(path))
+	s, err := openStore[T](ctx, path, 0, wait)
 	if IsAbsent(err) {
 		return &Store[T]{}, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	defer parent.Close()
-	dir, err := parent.OpenExistingDir(filepath.Base(path))
-	if IsAbsent(err) {
-		return &Store[T]{}, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return lockStore[T](ctx, dir, wait)
+	return s, err
 }
 
-func lockStore[T any](ctx context.Context, dir *Dir, wait time.Duration) (*Store[T], error) {
+func openStore[T any](ctx context.Context, path string, perm fs.FileMode, wait time.Duration) (*Store[T], error) {
+	dir, err := openDir(path, perm, func() (int, error) {
+		return openat(unix.AT_FDCWD, path, dirFlags|unix.O_NOFOLLOW, 0)
+	})
+	if err != nil {
+		return nil, err
+	}
 	held, err := dir.Lock(ctx, storeLock, 0o600, wait)
 	if err != nil {
 		return nil, errors.Join(err, dir.Close())
@@ -91,16 +79,14 @@ func (s *Store[T]) Get(name string) (record T, ok bool, err error) {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrIrregular) {
 		return none, false, nil
 	}
-	if err != nil {
+	if err != nil || json.Unmarshal(data, &record) != nil {
 		return none, false, err
-	}
-	if json.Unmarshal(data, &record) != nil {
-		return none, false, nil
 	}
 	return record, true, nil
 }
 
-// MayHave says, without the lock, whether the store at path has the record or what a killed Put left of it.
+// MayHave says, without the lock, whether the store at path has the record or what
+// a killed Put left of it.
 func MayHave(path, name string) bool {
 	file := name + recordSuffix
 	_, record := os.Lstat(filepath.Join(path, file))

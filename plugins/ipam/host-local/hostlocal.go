@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -162,7 +163,7 @@ func takenNow(dataDir, network string) (map[netip.Addr]bool, error) {
 	defer s.close()
 	if s.loadIndex() == nil {
 		taken, err := s.index.taken()
-		if info, again := s.dir.Stat(); err == nil && again == nil && info.ModTime.Equal(stampTime(s.index.stamp)) {
+		if st, again := s.dir.Stat(); err == nil && again == nil && time.Unix(st.Mtim.Unix()).Equal(stampTime(s.index.stamp)) {
 			return taken, nil
 		}
 	}

@@ -8,10 +8,10 @@ import (
 	"hash/fnv"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"slices"
 	"time"
 
-	"github.com/hawser-cni/plugins/pkg/statefile"
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
@@ -36,7 +36,7 @@ import (
 // the stamp is not noticed. A file that came is found when its name is to be
 // created, one that went when it is verified.
 type index struct {
-	file   *statefile.File
+	file   *os.File
 	header []byte // identity
 	stamp  uint64
 	count  int
@@ -55,7 +55,7 @@ const (
 )
 
 // openIndex opens the index of a directory with this identity.
-func openIndex(file *statefile.File, identity []byte) (*index, error) {
+func openIndex(file *os.File, identity []byte) (*index, error) {
 	x := &index{file: file, header: identity, at: map[netip.Addr]int{}}
 	data := make([]byte, len(identity)+16)
 	if _, err := file.ReadAt(data, 0); err != nil {
@@ -67,7 +67,8 @@ func openIndex(file *statefile.File, identity []byte) (*index, error) {
 	}
 	x.stamp = binary.LittleEndian.Uint64(rest)
 	count := binary.LittleEndian.Uint64(rest[8:])
-	if count > uint64(file.Size())/recordSize || x.offset(int(count)) > file.Size() {
+	info, err := file.Stat()
+	if err != nil || count > uint64(info.Size())/recordSize || x.offset(int(count)) > info.Size() {
 		return nil, errStale
 	}
 	x.count = int(count)
@@ -174,7 +175,7 @@ func (s *store) loadIndex() error {
 	if s.index != nil {
 		return nil
 	}
-	dir, err := s.base.OpenExistingDir(indexDir)
+	dir, err := s.base.OpenDir(indexDir, 0)
 	if err != nil {
 		return err
 	}
@@ -200,7 +201,7 @@ func (s *store) loadIndex() error {
 // identity begins every index of this directory in this boot: after a power cut
 // any part of a file may be old.
 func (s *store) identity() (identity []byte, modTime time.Time, err error) {
-	info, err := s.dir.Stat()
+	st, err := s.dir.Stat()
 	if err != nil {
 		return nil, modTime, err
 	}
@@ -208,7 +209,7 @@ func (s *store) identity() (identity []byte, modTime time.Time, err error) {
 	if err != nil {
 		return nil, modTime, err
 	}
-	return fmt.Appendf(nil, "%s%s\n%016x %016x\n", indexMagic, boot, info.Device, info.Inode), info.ModTime, nil
+	return fmt.Appendf(nil, "%s%s\n%016x %016x\n", indexMagic, boot, st.Dev, st.Ino), time.Unix(st.Mtim.Unix()), nil
 }
 
 // stampIndex makes the index describe the directory, and stamps it.

@@ -67,21 +67,20 @@ func openStore(ctx context.Context, dataDir, network string, create bool) (*stor
 }
 
 func openUnlocked(dataDir, network string, create bool) (*store, error) {
-	s := &store{network: network}
-	open, openDir := statefile.OpenExisting, (*statefile.Dir).OpenExistingDir
+	perm := fs.FileMode(0)
 	if create {
-		open = func(p string) (*statefile.Dir, error) { return statefile.Open(p, dirMode) }
-		openDir = func(d *statefile.Dir, n string) (*statefile.Dir, error) { return d.OpenDir(n, dirMode) }
+		perm = dirMode
 	}
+	s := &store{network: network}
 	var err error
-	s.base, err = open(dataDir)
+	s.base, err = statefile.Open(dataDir, perm)
 	if !create && statefile.IsAbsent(err) {
 		return nil, fmt.Errorf("ipam.dataDir: %s: %w", dataDir, fs.ErrNotExist)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("ipam.dataDir: %w", err)
 	}
-	s.dir, err = openDir(s.base, network)
+	s.dir, err = s.base.OpenDir(network, perm)
 	if !create && errors.Is(err, unix.ENAMETOOLONG) {
 		err = fs.ErrNotExist
 	}
@@ -292,7 +291,7 @@ func (s *store) walk() error {
 	if err != nil {
 		return err
 	}
-	s.listed, s.moving = list, after.ModTime != before.ModTime
+	s.listed, s.moving = list, after.Mtim != before.Mtim
 	s.dropIndex()
 	return nil
 }
@@ -329,7 +328,7 @@ func (s *store) setLast(set int, addr netip.Addr) error {
 	// by a kill, and ext4 need not flush it as it does for a rename.
 	if f, err := s.dir.OpenFile(name); err == nil {
 		defer f.Close()
-		if f.Size() == int64(len(text)) {
+		if info, err := f.Stat(); err == nil && info.Size() == int64(len(text)) {
 			_, err := f.WriteAt(text, 0)
 			return err
 		}

@@ -66,12 +66,11 @@ func recordName(containerID string) string { return cni.Attachment{ContainerID: 
 // openStore opens and locks dataDir until the call's answer is out. ADD creates
 // it; for DEL and GC, where there is none the store is nil.
 func openStore(ctx context.Context, req *skel.Request, dataDir string, create bool) (*store, error) {
-	openDir, openRecords := statefile.OpenExisting, statefile.OpenExistingStore[record]
+	perm, openRecords := fs.FileMode(0), statefile.OpenExistingStore[record]
 	if create {
-		openDir = func(path string) (*statefile.Dir, error) { return statefile.Open(path, 0o700) }
-		openRecords = statefile.OpenStore[record]
+		perm, openRecords = 0o700, statefile.OpenStore[record]
 	}
-	backups, err := openDir(dataDir)
+	backups, err := statefile.Open(dataDir, perm)
 	if !create && statefile.IsAbsent(err) {
 		return nil, nil
 	}
