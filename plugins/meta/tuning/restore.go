@@ -14,9 +14,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// restorer is one DEL under way.
-type restorer struct{ visit }
-
 // del restores what can be restored and forgets it. It fails only where files
 // cannot be removed: a value that the kernel does not take back would not be
 // taken the next time either.
@@ -35,8 +32,8 @@ func del(ctx context.Context, req *skel.Request) error {
 	}
 	_, before, err := s.backup()
 	if err == nil && req.NS != nil {
-		r := &restorer{visit{Request: req}}
-		err = req.NS.Do(func() error { return r.restore(rec, before) })
+		c := &container{Request: req}
+		err = req.NS.Do(func() error { return c.restore(rec, before) })
 	}
 	if cni.Transient(err) {
 		return err // the repetition needs the record
@@ -49,53 +46,53 @@ func del(ctx context.Context, req *skel.Request) error {
 	return s.put(rec, req.IfName)
 }
 
-// restore puts back what the attachment alone has changed, on a thread in the
-// namespace to which CNI_NETNS leads by now.
-func (r *restorer) restore(rec record, before []pair) error {
-	_, last := rec.without(rec.owner(r.Attachment))
+// restore puts back what the attachment alone has changed, in the namespace to which
+// CNI_NETNS leads by now.
+func (c *container) restore(rec record, before []pair) error {
+	_, last := rec.without(rec.owner(c.Attachment))
 	if len(last) == 0 && before == nil {
 		return nil
 	}
-	here, err := r.NS.IdentityInside()
+	here, err := c.NS.IdentityInside()
 	if err != nil {
 		return err
 	}
 	if before != nil || here.Cookie == 0 || slices.ContainsFunc(last, func(v value) bool { return v.Link != 0 }) {
-		if err := r.lookAtLink(); err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+		if err := c.lookAtLink(); err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 			return err
 		}
 	}
 	// A backup file is the reference plugin's unless the record speaks of the interface.
-	if len(rec.attrsOf(r.IfName, r.link.Index)) > 0 || !r.isOurs(before) {
+	if len(rec.attrsOf(c.IfName, c.link.Index)) > 0 || !c.isOurs(before) {
 		before = nil
 	}
-	if rec.isAbout(here, r.IfName, r.link) {
+	if rec.isAbout(here, c.IfName, c.link) {
 		for _, v := range last {
-			if v.Link == 0 || v.Link == r.link.Index { // else of an interface that is gone
+			if v.Link == 0 || v.Link == c.link.Index { // else of an interface that is gone
 				before = append(before, v.pair)
 			}
 		}
 	}
-	return r.apply(before)
+	return c.apply(before)
 }
 
 // isOurs decides whether the namespace is still the one that a backup file
 // without a record is about: its interface has the MAC address of prevResult
 // or, where prevResult says none, every value of the file is now what the
 // configuration makes of it.
-func (r *restorer) isOurs(before []pair) bool {
-	if len(before) == 0 || r.link.Index == 0 {
+func (c *container) isOurs(before []pair) bool {
+	if len(before) == 0 || c.link.Index == 0 {
 		return false
 	}
-	if r.PrevResult != nil {
-		for _, i := range r.PrevResult.Interfaces {
-			if i.Name == r.IfName && i.Sandbox != "" && i.MAC != "" {
-				return strings.EqualFold(i.MAC, r.link.MAC.String())
+	if c.PrevResult != nil {
+		for _, i := range c.PrevResult.Interfaces {
+			if i.Name == c.IfName && i.Sandbox != "" && i.MAC != "" {
+				return strings.EqualFold(i.MAC, c.link.MAC.String())
 			}
 		}
 	}
-	cfg, err := parseConfig(r.Request)
-	if err != nil || len(cfg.Attrs) == 0 || len(differing(cfg.Attrs, r.link)) > 0 {
+	cfg, err := parseConfig(c.Request)
+	if err != nil || len(cfg.Attrs) == 0 || len(differing(cfg.Attrs, c.link)) > 0 {
 		return false
 	}
 	return !slices.ContainsFunc(before, func(p pair) bool {
@@ -106,22 +103,22 @@ func (r *restorer) isOurs(before []pair) bool {
 // apply restores values, the last that was changed first. What cannot be
 // restored is reported, and DEL goes on; an error says that its repetition may
 // have more success.
-func (r *restorer) apply(before []pair) error {
+func (c *container) apply(before []pair) error {
 	var errs []error
 	for _, p := range slices.Backward(before) {
-		err := r.set(p)
+		err := c.set(p)
 		switch {
 		case err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, rtnl.ErrNoLink):
 		case cni.Transient(err):
 			errs = append(errs, fmt.Errorf("restore %w", err))
 		default:
-			r.Warn("restore %v", err)
+			c.Warn("restore %v", err)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (r *restorer) set(p pair) error {
+func (c *container) set(p pair) error {
 	if _, isAttr := attrNamed(p.Key); !isAttr {
 		key, err := sysctl.Parse(p.Key)
 		if err != nil {
@@ -129,10 +126,10 @@ func (r *restorer) set(p pair) error {
 		}
 		return key.Write(p.Value)
 	}
-	if len(differing([]pair{p}, r.link)) == 0 {
+	if len(differing([]pair{p}, c.link)) == 0 {
 		return nil
 	}
-	if err := setAttr(r.conn, r.link.Index, p); err != nil {
+	if err := setAttr(c.conn, c.link.Index, p); err != nil {
 		return fmt.Errorf("%s %s: %w", p.Key, p.Value, err)
 	}
 	return nil

@@ -41,18 +41,8 @@ type record struct {
 // it. It is put back with the last attachment that has changed it.
 type value struct {
 	pair
-	Link int     `json:"link,omitempty"` // index of the interface that it belongs to; 0 = the namespace
-	For  []owner `json:"for"`
-}
-
-// owner is an attachment of the record's container.
-type owner struct {
-	Network string `json:"network"`
-	IfName  string `json:"ifname"`
-}
-
-func (o owner) attachment(containerID string) cni.Attachment {
-	return cni.Attachment{Network: o.Network, ContainerID: containerID, IfName: o.IfName}
+	Link int              `json:"link,omitempty"` // index of the interface that it belongs to; 0 = the namespace
+	For  []cni.Attachment `json:"for"`            // of the record's container
 }
 
 // nameMax is the longest name of a file, in bytes.
@@ -127,7 +117,7 @@ func (s *store) backup() (text []byte, before []pair, err error) {
 
 // keep writes down what there was, so that DEL finds it whatever becomes of us.
 // What an earlier ADD found stays: only that was there before any of them.
-func (c *change) keep(ctx context.Context) error {
+func (c *container) keep(ctx context.Context) error {
 	if len(c.found) == 0 {
 		return nil
 	}
@@ -153,14 +143,13 @@ func (c *change) keep(ctx context.Context) error {
 			return v.Link != c.link.Index && v.isOf(c.IfName) // of an interface that is gone
 		})
 	}
-	own := owner{c.Network, c.IfName}
 	if len(old.attrsOf(c.IfName, 0)) == 0 { // the reference plugin's counts as the first ADD
 		for _, p := range before {
-			r.add(value{pair: p, Link: c.link.Index}, own)
+			r.add(value{pair: p, Link: c.link.Index}, c.Attachment)
 		}
 	}
 	for _, v := range c.found {
-		r.add(v, own)
+		r.add(v, c.Attachment)
 	}
 	r.MACs[c.IfName] = c.link.MAC.String()
 	if i := slices.IndexFunc(c.cfg.Attrs, func(p pair) bool { return p.Key == "mac" }); i >= 0 {
@@ -193,19 +182,19 @@ func (r record) isAbout(here ns.Identity, ifName string, link rtnl.Link) bool {
 
 // owner is whose values DEL puts back: the attachment's or, where the network
 // was renamed since ADD, those of the only one that the interface has.
-func (r record) owner(a cni.Attachment) owner {
-	all := slices.DeleteFunc(r.owners(), func(o owner) bool { return o.IfName != a.IfName })
+func (r record) owner(a cni.Attachment) cni.Attachment {
+	all := slices.DeleteFunc(r.owners(), func(o cni.Attachment) bool { return o.IfName != a.IfName })
 	if len(all) == 1 {
 		return all[0]
 	}
-	return owner{a.Network, a.IfName}
+	return a
 }
 
-func (r *record) add(v value, own owner) {
+func (r *record) add(v value, own cni.Attachment) {
 	i := slices.IndexFunc(r.Values, func(old value) bool { return old.Key == v.Key && old.Link == v.Link })
 	switch {
 	case i < 0:
-		v.For = []owner{own}
+		v.For = []cni.Attachment{own}
 		r.Values = append(r.Values, v)
 	case !slices.Contains(r.Values[i].For, own):
 		r.Values[i].For = append(slices.Clip(r.Values[i].For), own)
@@ -214,9 +203,9 @@ func (r *record) add(v value, own owner) {
 
 // without splits the values into those that other attachments have changed too
 // and those that the owner alone has.
-func (r record) without(own owner) (rest, last []value) {
+func (r record) without(own cni.Attachment) (rest, last []value) {
 	for _, v := range r.Values {
-		others := slices.DeleteFunc(slices.Clone(v.For), func(o owner) bool { return o == own })
+		others := slices.DeleteFunc(slices.Clone(v.For), func(o cni.Attachment) bool { return o == own })
 		if len(others) == 0 {
 			last = append(last, v)
 			continue
@@ -227,7 +216,7 @@ func (r record) without(own owner) (rest, last []value) {
 	return rest, last
 }
 
-func (r record) owners() (all []owner) {
+func (r record) owners() (all []cni.Attachment) {
 	for _, v := range r.Values {
 		for _, o := range v.For {
 			if !slices.Contains(all, o) {
@@ -251,5 +240,5 @@ func (r record) attrsOf(ifName string, index int) (before []pair) {
 
 // isOf reports whether the value is one of an interface.
 func (v value) isOf(ifName string) bool {
-	return v.Link != 0 && slices.ContainsFunc(v.For, func(o owner) bool { return o.IfName == ifName })
+	return v.Link != 0 && slices.ContainsFunc(v.For, func(o cni.Attachment) bool { return o.IfName == ifName })
 }

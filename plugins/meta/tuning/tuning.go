@@ -18,29 +18,25 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// change is one ADD or CHECK under way.
-type change struct {
-	visit
+// container is where one call works. What reads or writes sysctls runs on a thread
+// in its namespace.
+type container struct {
+	*skel.Request
 	cfg   config
 	here  ns.Identity
-	found []value // what the configuration is going to change
+	conn  *rtnl.Conn // nil while nobody needed it
+	link  rtnl.Link  // the zero Link when there is none or none is needed
+	found []value    // what the configuration is going to change
 }
 
-// visit is a request whose thread is in the container's namespace.
-type visit struct {
-	*skel.Request
-	conn *rtnl.Conn // nil while nobody needed it
-	link rtnl.Link  // the zero Link when there is none or none is needed
-}
-
-func (v *visit) lookAtLink() (err error) {
-	if v.conn == nil {
-		if v.conn, err = rtnl.Dial(nil); err != nil {
+func (c *container) lookAtLink() (err error) {
+	if c.conn == nil {
+		if c.conn, err = rtnl.Dial(nil); err != nil {
 			return err
 		}
-		v.OnDone(func() { _ = v.conn.Close() })
+		c.OnDone(func() { _ = c.conn.Close() })
 	}
-	v.link, err = v.conn.Link(v.IfName)
+	c.link, err = c.conn.Link(c.IfName)
 	return err
 }
 
@@ -54,9 +50,8 @@ func (allowed allowList) add(ctx context.Context, req *skel.Request, cfg config)
 	if cfg.empty() {
 		return req.PrevResult, nil
 	}
-	c := &change{visit: visit{Request: req}, cfg: cfg}
-	// Sysctls need a thread in the container's namespace.
-	if err := req.NS.Do(func() error { return c.make(ctx) }); err != nil {
+	c := &container{Request: req, cfg: cfg}
+	if err := req.NS.Do(func() error { return c.change(ctx) }); err != nil {
 		return nil, err
 	}
 	return c.result(), nil
@@ -73,7 +68,7 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	if err := needPrevResult(req); err != nil || cfg.empty() {
 		return err
 	}
-	c := &change{visit: visit{Request: req}, cfg: cfg}
+	c := &container{Request: req, cfg: cfg}
 	return req.NS.Do(c.verify)
 }
 
@@ -92,7 +87,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 	errs := []error{err, s.backups.Sweep()}
 	for _, r := range all {
 		for _, o := range r.owners() {
-			if o.Network == req.Network && !req.Valid.Has(o.attachment(r.ContainerID)) {
+			if o.Network == req.Network && !req.Valid.Has(o) {
 				r.Values, _ = r.without(o)
 				errs = append(errs, s.put(r, o.IfName))
 			}
@@ -119,8 +114,8 @@ func (allowed allowList) status(_ context.Context, _ *skel.Request, cfg config) 
 	return nil
 }
 
-// make does the work of ADD, on a thread in the container's namespace.
-func (c *change) make(ctx context.Context) (err error) {
+// change does the work of ADD.
+func (c *container) change(ctx context.Context) (err error) {
 	if c.here, err = c.NS.IdentityInside(); err != nil {
 		return err
 	}
@@ -139,7 +134,7 @@ func (c *change) make(ctx context.Context) (err error) {
 
 // look reads what the configuration is going to change, and refuses what is
 // not there.
-func (c *change) look() (err error) {
+func (c *container) look() (err error) {
 	if c.needsLink() {
 		err = c.lookAtLink()
 	}
@@ -168,14 +163,14 @@ func (c *change) look() (err error) {
 }
 
 // needsLink spares the socket where only sysctls of the whole namespace change.
-func (c *change) needsLink() bool {
+func (c *container) needsLink() bool {
 	return len(c.cfg.Attrs) > 0 || c.here.Cookie == 0 ||
 		slices.ContainsFunc(c.cfg.Sysctls, func(s setting) bool { return s.Key.Has(c.IfName) })
 }
 
 // readSysctls reads the present values. Those that can only be written have
 // none to be kept.
-func (c *change) readSysctls() (found []value, err error) {
+func (c *container) readSysctls() (found []value, err error) {
 	for _, s := range c.cfg.Sysctls {
 		text, err := s.Key.Read()
 		switch {
@@ -197,7 +192,7 @@ func (c *change) readSysctls() (found []value, err error) {
 }
 
 // writeSysctls writes the sysctls in their order.
-func (c *change) writeSysctls() error {
+func (c *container) writeSysctls() error {
 	for _, s := range c.cfg.Sysctls {
 		// Before it is written: an error need not mean that it was not.
 		for _, before := range c.found {
@@ -224,7 +219,7 @@ func sysctlError(s setting, err error) error {
 
 // changeLink sets the interface's attributes, each by itself, so that an error
 // says which one the kernel refused.
-func (c *change) changeLink() error {
+func (c *container) changeLink() error {
 	for _, want := range differing(c.cfg.Attrs, c.link) {
 		a, _ := attrNamed(want.Key)
 		before := pair{want.Key, a.get(c.link)}
@@ -250,7 +245,7 @@ func attrError(p pair, err error) error {
 
 // result is the chain's result with the MAC address and the MTU of the
 // container's interface. A host interface of the same name is another.
-func (c *change) result() *cni.Result {
+func (c *container) result() *cni.Result {
 	res := c.PrevResult.Clone()
 	for i := range res.Interfaces {
 		one := &res.Interfaces[i]
@@ -269,9 +264,9 @@ func (c *change) result() *cni.Result {
 	return res
 }
 
-// verify does the work of CHECK, on a thread in the container's namespace. It
-// returns each difference; what was not asked for is anybody's.
-func (c *change) verify() error {
+// verify does the work of CHECK. It returns each difference; what was not asked for
+// is anybody's.
+func (c *container) verify() error {
 	var errs []error
 	for _, s := range c.cfg.Sysctls {
 		text, err := s.Key.Read()
