@@ -1,7 +1,6 @@
 package ns
 
 import (
-	"os"
 	"runtime"
 
 	"github.com/vishvananda/netns"
@@ -46,11 +45,6 @@ func (n *NS) onThread(fn func() error) error {
 
 // enter switches the calling thread and returns its former namespace.
 func (n *NS) enter() (home netns.NsHandle, err error) {
-	n.mu.RLock()
-	defer n.mu.RUnlock()
-	if !n.h.IsOpen() {
-		return home, os.ErrClosed
-	}
 	if home, err = own(); err != nil {
 		return home, err
 	}

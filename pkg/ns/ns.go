@@ -1,12 +1,10 @@
 // Package ns is a handle on a Linux network namespace: open it by path, tell
-// whether two are the same, know it again later, run a function inside.
+// whether it is our own, know it again later, run a function inside.
 package ns
 
 import (
 	"errors"
 	"fmt"
-	"os"
-	"sync"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -19,13 +17,11 @@ var (
 	ErrNotNetns = errors.New("not a network namespace")
 )
 
-// NS is an open network namespace. The namespace lives at least as long as the
-// handle. Its methods may be called from several goroutines.
+// NS is an open network namespace, which lives at least as long as the handle.
+// Several goroutines may use it, until one closes it.
 type NS struct {
 	path string
-
-	mu sync.RWMutex
-	h  netns.NsHandle
+	h    netns.NsHandle
 }
 
 // Open opens the namespace that path leads to. The error matches ErrNotExist
@@ -39,16 +35,13 @@ func Open(path string) (*NS, error) {
 	// Looked at before it is opened: opening a FIFO blocks, and opening a
 	// device can do anything.
 	var fs unix.Statfs_t
-	if err := retry(func() error { return unix.Statfs(path, &fs) }); err != nil {
-		return nil, n.wrap(pathError(err))
-	}
-	if fs.Type != unix.NSFS_MAGIC {
+	err := unix.Statfs(path, &fs)
+	if err == nil && fs.Type != unix.NSFS_MAGIC {
 		return nil, n.wrap(ErrNotNetns)
 	}
-	err := retry(func() (err error) {
+	if err == nil {
 		n.h, err = netns.GetFromPath(path)
-		return err
-	})
+	}
 	if err != nil {
 		return nil, n.wrap(pathError(err))
 	}
@@ -59,30 +52,12 @@ func Open(path string) (*NS, error) {
 	return n, nil
 }
 
-func retry(call func() error) error {
-	for {
-		if err := call(); !errors.Is(err, unix.EINTR) {
-			return err
-		}
-	}
-}
-
 func pathError(err error) error {
 	// ESRCH: /proc/<pid> of a process that died between two looks.
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ESRCH) {
 		return ErrNotExist
 	}
 	return err
-}
-
-// Current opens the namespace of the calling thread. Path is empty, since the
-// thread's own path means another namespace in any other thread.
-func Current() (*NS, error) {
-	h, err := own()
-	if err != nil {
-		return nil, fmt.Errorf("network namespace of this thread: %w", err)
-	}
-	return &NS{h: h}, nil
 }
 
 // own opens the calling thread's namespace, that of a socket which is made for
@@ -106,14 +81,12 @@ func own() (netns.NsHandle, error) {
 // namespace: that of the process, where it is the main thread's too, for the
 // reason that own has, else that of the thread.
 func Proc() string {
-	h, err := own()
-	if err != nil {
-		return "/proc/thread-self"
-	}
-	defer h.Close()
-	var here, main unix.Stat_t
-	if unix.Fstat(int(h), &here) == nil && unix.Stat("/proc/self/ns/net", &main) == nil && here.Ino == main.Ino && here.Dev == main.Dev {
-		return "/proc/self"
+	main, err := netns.GetFromPath("/proc/self/ns/net")
+	if err == nil {
+		defer main.Close()
+		if same, err := (&NS{h: main}).IsCurrent(); err == nil && same {
+			return "/proc/self"
+		}
 	}
 	return "/proc/thread-self"
 }
@@ -129,33 +102,27 @@ func OfSocket(fd int) (*NS, error) {
 }
 
 // FD is the open file descriptor, -1 once closed. It belongs to the handle.
-func (n *NS) FD() int {
-	n.mu.RLock()
-	defer n.mu.RUnlock()
-	return int(n.h)
-}
+func (n *NS) FD() int { return int(n.h) }
 
-// Path is the path given to Open; empty for Current.
+// Path is the path given to Open; empty for OfSocket.
 func (n *NS) Path() string { return n.path }
 
-// Same tells whether both handles lead to one namespace, by device and inode.
-// The kernel gives the inode of a dead namespace to a new one, so the answer
-// holds only for handles that are open at the same time; see Identity.
-func (n *NS) Same(other *NS) (bool, error) {
-	a, err := n.stat()
+// IsCurrent tells whether the calling thread is in the namespace.
+func (n *NS) IsCurrent() (bool, error) {
+	h, err := own()
+	if err != nil {
+		return false, fmt.Errorf("network namespace of this thread: %w", err)
+	}
+	defer h.Close()
+	here, err := (&NS{h: h}).stat()
 	if err != nil {
 		return false, err
 	}
-	b, err := other.stat()
-	return a.Dev == b.Dev && a.Ino == b.Ino, err
+	st, err := n.stat()
+	return here.Dev == st.Dev && here.Ino == st.Ino, err
 }
 
 func (n *NS) stat() (st unix.Stat_t, err error) {
-	n.mu.RLock()
-	defer n.mu.RUnlock()
-	if !n.h.IsOpen() {
-		return st, n.wrap(os.ErrClosed)
-	}
 	if err := unix.Fstat(int(n.h), &st); err != nil {
 		return st, n.wrap(err)
 	}
@@ -164,8 +131,6 @@ func (n *NS) stat() (st unix.Stat_t, err error) {
 
 // Close releases the handle. Closing again does nothing.
 func (n *NS) Close() error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	if !n.h.IsOpen() {
 		return nil
 	}

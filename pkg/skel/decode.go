@@ -212,13 +212,8 @@ func (c *call) refuseOwn(n *ns.NS) error {
 	if v := c.vars["CNI_NETNS_OVERRIDE"]; v == "1" || strings.EqualFold(v, "true") {
 		return nil
 	}
-	own, err := ns.Current()
-	if err != nil {
-		return err
-	}
-	defer own.Close()
-	same, err := own.Same(n)
-	if err == nil && same {
+	own, err := n.IsCurrent()
+	if err == nil && own {
 		err = fmt.Errorf("network namespace %q: is the plugin's own (CNI_NETNS_OVERRIDE=1 allows it)", n.Path())
 	}
 	return err
