@@ -56,10 +56,10 @@ var budgets = []budget{
 	{"static, two families", "static", same(fixed("10.88.0.5/16", "fd00:88::5/64")), false, 0, gc, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 29},
 		"ADD":     {"", 0, 0, 0, 29},
-		"CHECK":   {"", 0, 0, 0, 60},
-		"STATUS":  {"", 0, 0, 0, 52},
-		"GC":      {"", 0, 0, 0, 87},
-		"DEL":     {"", 0, 0, 0, 68},
+		"CHECK":   {"", 0, 0, 0, 29},
+		"STATUS":  {"", 0, 0, 0, 29},
+		"GC":      {"", 0, 0, 0, 29},
+		"DEL":     {"", 0, 0, 0, 29},
 	}},
 	{"tuning, a sysctl and the MAC", "tuning", tuning, true, 200, gc, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 30},
