@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -65,6 +66,22 @@ func build(plugin string) (string, error) {
 	}
 	built.paths[plugin] = path
 	return path, nil
+}
+
+// Plugins are the names of all plugins of this checkout, sorted.
+func Plugins() []string {
+	ginkgo.GinkgoHelper()
+	root, err := Root()
+	if err != nil {
+		ginkgo.Fail(err.Error())
+	}
+	mains, _ := filepath.Glob(filepath.Join(root, "plugins", "*", "*", "main.go"))
+	var names []string
+	for _, main := range mains {
+		names = append(names, filepath.Base(filepath.Dir(main)))
+	}
+	slices.Sort(names)
+	return names
 }
 
 // Root returns the top directory of the checkout that the tests run in.

@@ -8,12 +8,11 @@ import (
 	. "github.com/onsi/gomega"
 
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
-	"github.com/hawser-cni/plugins/test/node"
 )
 
 var _ = Describe("an ipam.type that is a path (CVE-2021-20206)", func() {
 	It("starts nothing, whatever the command", func() {
-		n, p := node.New(), node.NewPod("one")
+		n, p := NewNode(), NewPod("one")
 		top := GinkgoT().TempDir()
 		mark := filepath.Join(top, "was-here")
 		n.Dir = filepath.Join(top, "bin")
@@ -26,7 +25,7 @@ var _ = Describe("an ipam.type that is a path (CVE-2021-20206)", func() {
 		}
 		run := func(plugin, command, ipam string) Answer {
 			GinkgoHelper()
-			return n.Call(plugin, Call{Command: command, Netns: p.Netns,
+			return n.Invoke(plugin, Call{Command: command, Netns: p.Netns,
 				Conf: Object{"cniVersion": "1.1.0", "name": "net", "type": plugin,
 					"cni.dev/valid-attachments": []any{}, "prevResult": Object{"cniVersion": "1.1.0"}, "ipam": Object{"type": ipam}}})
 		}

@@ -8,35 +8,31 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
-	"github.com/hawser-cni/plugins/test/node"
 )
 
 // The directories of the plugins' state are below one that anybody may write to.
 const shared = "/run/shared"
 
-func sharedList() []node.Entry {
-	entries := node.List("")
-	entries[0].Keys["ipam"] = Merge(entries[0].Keys["ipam"].(Object), Object{"dataDir": shared + "/ipam"})
-	entries[2].Keys["dataDir"] = shared + "/tuning"
-	return entries
+func sharedList() List {
+	ipam := Merge(HostLocal("10.88.0.0/24", "fd00:88::/64"), Object{"dataDir": shared + "/ipam"})
+	return Usual("").With("bridge", Object{"ipam": ipam}).With("tuning", Object{"dataDir": shared + "/tuning"})
 }
 
 // victims are files and a directory of others, with what they hold.
 const victims = `umask 022; mkdir -p /run/others /run/shared; chmod 1777 /run/shared; cd /run/others
-printf 'one\r\neth0' >lease; printf 'one\r\neth0' >10.88.0.2; echo '{"mtu":1400,"sysctl":{"net.ipv4.conf.eth0.arp_filter":"1"}}' >backup
+printf 'one\r\neth0' >lease; printf 'one\r\neth0' >10.88.0.2
+echo '{"mtu":1400,"sysctl":{"net.ipv4.conf.eth0.arp_filter":"1"}}' >backup
 printf 10.88.0.19 >last; head -c 20000 /dev/zero >zeros; touch lock; `
 
 // refused is what ADD's error says; where it is empty nothing fails.
 var _ = DescribeTable("a link that somebody planted where state is kept", Label("kernel"), func(plant, refused string) {
-	n, p := node.New(), node.NewPod("one")
+	n, p := NewNode(), NewPod("one")
+	n.Spoiled = refused != ""
 	hash := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}.Hash()
-	n.Cmd("bash", "-ec", victims+"mkdir -p /run/shared/ipam/.hawser /run/shared/ipam/net /run/shared/tuning/.hawser /run/hawser/portmap /run/hawser/masq; "+
-		strings.ReplaceAll(plant, "HASH", hash))
+	n.Cmd("bash", "-ec", victims+"mkdir -p /run/shared/ipam/{.hawser,net} /run/shared/tuning/.hawser "+
+		"/run/hawser/{portmap,masq}; "+strings.ReplaceAll(plant, "HASH", hash))
 	before := n.Files("/run/others", "/etc/passwd")
-	entries := sharedList()
-	for _, e := range entries {
-		e.Keys["cni.dev/valid-attachments"] = []any{}
-	}
+	entries := sharedList().Valid()
 	for i, command := range []string{"ADD", "CHECK", "STATUS", "DEL", "ADD", "GC"} {
 		a := n.Chain(command, p, entries)
 		Expect(n.Files("/run/others", "/etc/passwd")).To(Equal(before), command)
@@ -86,14 +82,15 @@ var _ = DescribeTable("a link that somebody planted where state is kept", Label(
 var _ = Describe("a file that somebody planted where state is kept", Label("kernel"), func() {
 	It("keeps nobody from an address, and blocks no DEL, when it is no file at all", func() {
 		for _, kind := range []string{"mkdir", "mkfifo", "ln -s /nowhere"} {
-			n, p := node.New(), node.NewPod("one")
-			n.Cmd("bash", "-ec", "mkdir -p "+shared+"/ipam/net; "+kind+" "+shared+"/ipam/net/10.88.0.2; "+kind+" "+shared+"/ipam/net/last_reserved_ip.1 || true")
+			n, p := NewNode(), NewPod("one")
+			n.Cmd("bash", "-ec", "mkdir -p "+shared+"/ipam/net; cd "+shared+"/ipam/net; "+
+				kind+" 10.88.0.2; "+kind+" last_reserved_ip.1 || true")
 			a := n.Chain("ADD", p, sharedList())
 			if kind != "mkdir" { // no file can take the place of a directory
 				Expect(a.Code).To(BeZero(), a.Stdout)
 				Expect(p.Addr()).To(Equal("10.88.0.3"))
 			}
-			n.Succeeds("DEL", p, sharedList())
+			n.Must("DEL", p, sharedList())
 			Expect(n.Files(shared+"/ipam/net")).NotTo(ContainSubstring("10.88.0.3 "), "a lease")
 		}
 	})

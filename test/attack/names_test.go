@@ -9,7 +9,6 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
-	"github.com/hawser-cni/plugins/test/node"
 )
 
 // Names that would mean something to a file system, a shell, iptables-restore,
@@ -22,11 +21,11 @@ var (
 )
 
 // refused serves a call whose one name is hostile.
-func refused(n *node.Node, plugin string, c Call, network, name string) {
+func refused(n *World, plugin string, c Call, network, name string) {
 	GinkgoHelper()
 	c.Conf = Object{"cniVersion": "1.1.0", "name": network, "type": plugin, "prevResult": Object{"cniVersion": "1.1.0"},
 		"ipam": Object{"type": "host-local", "subnet": "10.88.0.0/24"}}
-	a := n.Call(plugin, c)
+	a := n.Invoke(plugin, c)
 	Expect(a.Code).To(Equal(1), "%s %s %q", plugin, c.Command, name)
 	Expect(a.Stdout).To(MatchRegexp(`"code": [47],`), "%s %s %q", plugin, c.Command, name)
 }
@@ -36,16 +35,16 @@ var _ = Describe("names as long as they may be", Label("kernel"), func() {
 		if backend == "iptables" {
 			nstest.Need("iptables")
 		}
-		n, p := node.New(), node.NewPod(strings.Repeat("c", length))
+		n, p := NewNode(), NewPod(strings.Repeat("c", length))
 		p.Network = strings.Repeat("n", length)
-		n.Succeeds("DEL", n.Add(node.NewPod("first"), node.List(backend)), node.List(backend))
+		n.Must("DEL", n.Up(NewPod("first"), Usual(backend)), Usual(backend))
 		before := n.Snapshot("links", "nftables", "iptables-legacy")
-		a := n.Chain("ADD", p, node.List(backend))
+		a := n.Chain("ADD", p, Usual(backend))
 		Expect(a.Code == 0).To(Equal(served), a.Stdout)
 		if served {
-			n.Succeeds("CHECK", p, node.List(backend))
+			n.Must("CHECK", p, Usual(backend))
 		}
-		n.Succeeds("DEL", p, node.List(backend))
+		n.Must("DEL", p, Usual(backend))
 		Expect(n.Snapshot("links", "nftables", "iptables-legacy")).To(Equal(before))
 		Expect(n.Own()).NotTo(Or(ContainSubstring("ccc"), MatchRegexp(`nnn/[0-9]`)))
 	},
@@ -57,16 +56,16 @@ var _ = Describe("names as long as they may be", Label("kernel"), func() {
 
 // interfaces counts those that are not lo. The JSON of ip(8) is none when a name
 // is strange.
-func interfaces(p *node.Pod) int {
+func interfaces(p *Pod) int {
 	GinkgoHelper()
 	return strings.Count(p.Cmd("ip", "-o", "link"), "\n") - 1
 }
 
 var _ = Describe("a name that leads elsewhere", Label("kernel"), func() {
 	It("is refused by every plugin and command, for a network, container or interface, before anything is done", func() {
-		n, p := node.New(), node.NewPod("one")
+		n, p := NewNode(), NewPod("one")
 		before, inside := n.State(), p.Snapshot()
-		for i, plugin := range node.Plugins() {
+		for i, plugin := range nstest.Plugins() {
 			networks := append(hostile, strangest...)
 			if i > 0 { // which read names by the same code
 				networks = networks[:2]
@@ -90,25 +89,22 @@ var _ = Describe("a name that leads elsewhere", Label("kernel"), func() {
 			if backend == "iptables" {
 				nstest.Need("iptables")
 			}
-			n := node.New()
-			first := n.Add(node.NewPod("first"), node.List(backend))
-			n.Succeeds("DEL", first, node.List(backend))
+			n := NewNode()
+			first := n.Up(NewPod("first"), Usual(backend))
+			n.Must("DEL", first, Usual(backend))
 			before := n.Snapshot("nftables", "iptables-legacy")
-			var pods []*node.Pod
+			var pods []*Pod
 			for i, name := range strangest {
-				p := node.NewPod(fmt.Sprintf("c%d", i))
+				p := NewPod(fmt.Sprintf("c%d", i))
 				p.IfName = name
-				entries := node.List(backend)
-				entries[1].Keys = Merge(entries[1].Keys,
-					Object{"runtimeConfig": Object{"portMappings": []Object{{"hostPort": 8000 + i, "containerPort": 80,
-						"protocol": "tcp"}}}})
-				pods = append(pods, n.Add(p, entries))
-				n.Succeeds("CHECK", p, entries)
+				entries := Usual(backend).Port(8000 + i)
+				pods = append(pods, n.Up(p, entries))
+				n.Must("CHECK", p, entries)
 				Expect(interfaces(p)).To(Equal(1))
 			}
 			n.Cmd("sh", "-c", "nft list ruleset >/run/saved && nft -c -f /run/saved")
 			for _, p := range pods {
-				n.Succeeds("DEL", p, node.List(backend))
+				n.Must("DEL", p, Usual(backend))
 				Expect(interfaces(p)).To(BeZero())
 			}
 			Expect(n.Snapshot("nftables", "iptables-legacy")).To(Equal(before))

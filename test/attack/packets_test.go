@@ -10,22 +10,18 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
-	"github.com/hawser-cni/plugins/test/node"
 )
 
 // ptpList is a network of point to point links.
-func ptpList() []node.Entry {
-	return []node.Entry{{Plugin: "ptp",
-		Keys: Object{"ipam": Object{"type": "host-local", "ranges": []any{[]any{Object{"subnet": "10.89.0.0/24"}}}}}}}
-}
+func ptpList() List { return List{{Plugin: "ptp", Keys: Object{"ipam": HostLocal("10.89.0.0/24")}}} }
 
 var _ = Describe("a container that advertises itself as router (CVE-2020-10749, CVE-2020-13401)", func() {
-	DescribeTable("gives routes and addresses to nobody", func(entries []node.Entry, hostLink func(*node.Pod) string) {
-		n := node.New()
+	DescribeTable("gives routes and addresses to nobody", func(entries List, hostLink func(*Pod) string) {
+		n := NewNode()
 		n.SetSysctl("net/ipv6/conf/default/accept_ra", "1")
-		rogue, victim := node.NewPod("rogue"), node.NewPod("victim")
-		for _, p := range []*node.Pod{rogue, victim} {
-			n.Add(p, entries)
+		rogue, victim := NewPod("rogue"), NewPod("victim")
+		for _, p := range []*Pod{rogue, victim} {
+			n.Up(p, entries)
 		}
 		LinkLocal(rogue.Host, "eth0")
 		host := LinkLocal(n.Host, hostLink(rogue))
@@ -37,22 +33,22 @@ var _ = Describe("a container that advertises itself as router (CVE-2020-10749, 
 		Expect(n.Snapshot("addresses", "routes") + victim.Snapshot("addresses", "routes")).
 			NotTo(Or(ContainSubstring("2001:db8:bad:"), ContainSubstring("protocol=ra")))
 	},
-		Entry("on a bridge of IPv4 and IPv6", node.List("")[:1], func(*node.Pod) string { return "cni0" }),
+		Entry("on a bridge of IPv4 and IPv6", Usual("").Only("bridge"), func(*Pod) string { return "cni0" }),
 		Entry("on a bridge of IPv4 alone",
-			[]node.Entry{{Plugin: "bridge", Keys: Object{"bridge": "cni0", "isGateway": true,
+			List{{Plugin: "bridge", Keys: Object{"bridge": "cni0", "isGateway": true,
 				"ipam": Object{"type": "host-local",
-					"subnet": "10.88.0.0/24"}}}}, func(*node.Pod) string { return "cni0" }),
-		Entry("on a point to point link", ptpList(), func(p *node.Pod) string { return p.Decode().Interfaces[0].Name }),
+					"subnet": "10.88.0.0/24"}}}}, func(*Pod) string { return "cni0" }),
+		Entry("on a point to point link", ptpList(), func(p *Pod) string { return p.Decode().Interfaces[0].Name }),
 	)
 })
 
 var _ = Describe("a container that takes another's MAC address", Label("kernel"), func() {
 	It("sends nothing with it where macspoofchk is on, tagged or not, and gets none of its frames", func() {
 		nstest.Need("nft-bridge")
-		n := node.New()
-		checked := []node.Entry{{Plugin: "bridge", Keys: Merge(node.List("")[0].Keys, Object{"macspoofchk": true})}}
-		rogue, victim, third := n.Add(node.NewPod("rogue"), checked), n.Add(node.NewPod("victim"),
-			checked), n.Add(node.NewPod("third"), checked)
+		n := NewNode()
+		checked := Usual("").Only("bridge").With("bridge", Object{"macspoofchk": true})
+		rogue, victim := n.Up(NewPod("rogue"), checked), n.Up(NewPod("victim"), checked)
+		third := n.Up(NewPod("third"), checked)
 		from, to := rogue.Wiretap("eth0"), third.Wiretap("eth0")
 		own, stolen := from.MAC, victim.Wiretap("eth0").MAC
 		from.Send(own, nstest.Broadcast, "honest")
@@ -70,25 +66,25 @@ var _ = Describe("a container that takes another's MAC address", Label("kernel")
 
 var _ = Describe("a container that takes another's IP address", Label("kernel"), func() {
 	It("is not taken for it by DEL, CHECK and GC, and keeps its own masquerade", func() {
-		n := node.New()
+		n := NewNode()
 		out := nstest.NewOutside(n.Host)
 		server := out.Serve("tcp", "192.0.2.2:0")
-		rogue, victim := n.Add(node.NewPod("rogue"), node.List("")[:1]), n.Add(node.NewPod("victim"), node.List("")[:1])
+		rogue, victim := n.Up(NewPod("rogue"), Usual("").Only("bridge")), n.Up(NewPod("victim"), Usual("").Only("bridge"))
 		rogue.Cmd("ip", "addr", "add", victim.Addr()+"/32", "dev", "eth0")
-		n.Succeeds("CHECK", victim, node.List("")[:1])
-		n.Succeeds("DEL", rogue, node.List("")[:1])
+		n.Must("CHECK", victim, Usual("").Only("bridge"))
+		n.Must("DEL", rogue, Usual("").Only("bridge"))
 		seen, err := victim.Ask("tcp", server)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(seen).To(HavePrefix("192.0.2.1:"), "masqueraded")
-		n.Succeeds("CHECK", victim, node.List("")[:1])
+		n.Must("CHECK", victim, Usual("").Only("bridge"))
 		Expect(n.Own()).To(ContainSubstring("/" + victim.Addr() + " "))
 	})
 })
 
 var _ = Describe("a container that floods", Label("kernel"), func() {
 	It("keeps nobody else from coming and going", func() {
-		n := node.New()
-		flood := n.Add(node.NewPod("flood"), node.List("")[:1])
+		n := NewNode()
+		flood := n.Up(NewPod("flood"), Usual("").Only("bridge"))
 		from := flood.Wiretap("eth0")
 		stop, stopped := make(chan struct{}), make(chan int)
 		go func() {
@@ -106,14 +102,14 @@ var _ = Describe("a container that floods", Label("kernel"), func() {
 			}
 		}()
 		for i := range 5 {
-			p := n.Add(node.NewPod(fmt.Sprintf("c%d", i)), node.List("")[:1])
+			p := n.Up(NewPod(fmt.Sprintf("c%d", i)), Usual("").Only("bridge"))
 			Expect(Ping(p.Host, "10.88.0.1")).To(BeTrue())
-			n.Succeeds("CHECK", p, node.List("")[:1])
-			n.Succeeds("DEL", p, node.List("")[:1])
+			n.Must("CHECK", p, Usual("").Only("bridge"))
+			n.Must("DEL", p, Usual("").Only("bridge"))
 		}
 		close(stop)
 		Expect(<-stopped).To(BeNumerically(">", 1000), "or the spec shows nothing")
-		n.Succeeds("DEL", flood, node.List("")[:1])
+		n.Must("DEL", flood, Usual("").Only("bridge"))
 	})
 })
 
@@ -124,11 +120,11 @@ var _ = Describe("packets to 127.0.0.0/8 (CVE-2020-8558)", Label("kernel"), func
 			if backend == "iptables" {
 				nstest.Need("iptables")
 			}
-			n := node.New()
+			n := NewNode()
 			// A machine on the bridge itself, where an uplink may be.
 			outside := nstest.NewHost()
-			p := n.Add(node.NewPod("one"), node.List(backend))
-			rogue := n.Add(node.NewPod("rogue"), node.List(backend)[:1])
+			p := n.Up(NewPod("one"), Usual(backend))
+			rogue := n.Up(NewPod("rogue"), Usual(backend).Only("bridge"))
 			nstest.Wire(nstest.End{Host: n.Host, Name: "uplink"},
 				nstest.End{Host: outside, Name: "eth0", Addrs: []string{"10.88.0.200/24"}})
 			n.Cmd("ip", "link", "set", "uplink", "master", "cni0")
@@ -172,24 +168,25 @@ func reaches(h *nstest.Host, address string) bool {
 var _ = Describe("a host port 53 (CVE-2025-67499)", Label("kernel"), func() {
 	for _, backend := range []string{"nftables", "iptables"} {
 		for _, hostIP := range []string{"", "192.0.2.1"} {
-			It(fmt.Sprintf("takes no question to other name servers, of anybody, with %s and hostIP %q", backend, hostIP), func() {
+			with := fmt.Sprintf("with %s and hostIP %q", backend, hostIP)
+			It("takes no question to other name servers, of anybody, "+with, func() {
 				nstest.Need("nft-inet-nat")
 				if backend == "iptables" {
 					nstest.Need("iptables")
 				}
-				n := node.New()
+				n := NewNode()
 				out := nstest.NewOutside(n.Host)
 				out.Cmd("ip", "route", "add", "10.88.0.0/24", "via", "192.0.2.1")
-				entries := node.List(backend)
-				plain := entries[:1]
+				entries := Usual(backend)
+				plain := entries.Only("bridge")
 				var mappings []Object
 				for _, proto := range []string{"tcp", "udp"} {
 					mappings = append(mappings, Object{"hostIP": hostIP, "hostPort": 53, "containerPort": 53,
 						"protocol": proto})
 				}
-				entries[1].Keys = Merge(entries[1].Keys, Object{"runtimeConfig": Object{"portMappings": mappings}})
-				dns, client, other := n.Add(node.NewPod("dns"), entries), n.Add(node.NewPod("client"),
-					plain), n.Add(node.NewPod("other"), plain)
+				entries = entries.With("portmap", Object{"runtimeConfig": Object{"portMappings": mappings}})
+				dns := n.Up(NewPod("dns"), entries)
+				client, other := n.Up(NewPod("client"), plain), n.Up(NewPod("other"), plain)
 				for _, network := range []string{"tcp", "udp"} {
 					for _, s := range []struct {
 						h  *nstest.Host

@@ -10,7 +10,6 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
-	"github.com/hawser-cni/plugins/test/node"
 )
 
 // secret is what runtimes hand to plugins in keys that are not ours: tokens of
@@ -44,24 +43,25 @@ func logging(programs ...string) string {
 	return log
 }
 
-var _ = Describe("what a configuration says under keys that are not ours, and CNI_ARGS (CVE-2026-41184, CVE-2026-41185)", Label("kernel"), func() {
+var _ = Describe("what a configuration says under keys that are not ours, and CNI_ARGS (CVE-2026-41184, CVE-2026-41185)", Label(
+	"kernel"), func() {
 	It("is in no message, no file, no rule and on no command line", func() {
 		nstest.Need("iptables")
 		log := logging("iptables", "iptables-restore", "ip6tables", "ip6tables-restore", "nft")
-		n := node.New()
+		n := NewNode()
 		calls := filepath.Join(GinkgoT().TempDir(), "calls")
 		n.Env = []string{"HAWSER_LOG=" + calls}
 		said := ""
-		entries := node.List("iptables")
+		entries := Usual("iptables")
 		for i := range entries {
 			entries[i].Keys = withSecrets(entries[i].Keys)
 		}
-		p := node.NewPod("one")
+		p := NewPod("one")
 		p.Args = "IgnoreUnknown=1;K8S_POD_TOKEN=" + secret
-		broken := func(key string, value any) []node.Entry {
-			return []node.Entry{{Plugin: entries[0].Plugin, Keys: Merge(entries[0].Keys, Object{key: value})}}
+		broken := func(key string, value any) List {
+			return entries.Only("bridge").With("bridge", Object{key: value})
 		}
-		try := func(command string, entries []node.Entry) {
+		try := func(command string, entries List) {
 			GinkgoHelper()
 			a := n.Chain(command, p, entries)
 			said += a.Stdout + a.Stderr
@@ -80,7 +80,7 @@ var _ = Describe("what a configuration says under keys that are not ours, and CN
 			said += a.Stdout + a.Stderr
 			Expect(a.Code).To(Equal(1), args)
 		}
-		n.Add(p, entries)
+		n.Up(p, entries)
 		said += string(p.Result)
 		Expect(n.Own()+n.Snapshot("links", "nftables", "iptables-legacy")).NotTo(ContainSubstring(secret),
 			"on the host")

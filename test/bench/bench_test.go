@@ -22,11 +22,21 @@ func TestBench(t *testing.T) {
 // page is one with words before and after what is generated.
 const page = "# Before\n" + pageBegin + "old\n" + pageEnd + "## After\n"
 
+var _ = It("each plugin has rows", func() {
+	var have []string
+	for _, s := range scenarios() {
+		for _, st := range s.steps {
+			have = append(have, st.plugin)
+		}
+	}
+	Expect(have).To(ContainElements(nstest.Plugins()))
+})
+
 var _ = Describe("a run", func() {
 	It("fills the page and the plot, and leaves the host alone", func() {
 		dir, h := GinkgoT().TempDir(), nstest.NewHost()
 		h.Cmd("sh", "-c", "mkdir "+dir+"/ours "+dir+"/peer "+dir+"/empty "+dir+"/disk")
-		for _, name := range []string{"bridge", "host-local", "loopback", "portmap", "ptp", "tuning"} {
+		for _, name := range nstest.Plugins() {
 			Expect(os.Symlink(nstest.Build(name), filepath.Join(dir, "ours", name))).To(Succeed())
 			if name != "loopback" { // the other plugins have none
 				Expect(os.Symlink(nstest.Build(name), filepath.Join(dir, "peer", name))).To(Succeed())

@@ -42,7 +42,7 @@ func (d *node) configure(n pods.Network) {
 // install replaces the plugins by those of a directory, or by ours.
 func (d *node) install(from string) {
 	GinkgoHelper()
-	for _, name := range []string{"bridge", "host-local", "loopback", "portmap", "ptp", "tuning"} {
+	for _, name := range nstest.Plugins() {
 		path := filepath.Join(from, name)
 		if from == "" {
 			path = nstest.Build(name)

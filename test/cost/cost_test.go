@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
@@ -43,6 +44,14 @@ var _ = Describe("a call asks of the kernel no more than its budget, on a quiet 
 			Fail(strings.Join(faults, "\n"))
 		})
 	}
+})
+
+var _ = It("a budget is there of each plugin", func() {
+	var have []string
+	for _, b := range budgets {
+		have = append(have, b.plugin)
+	}
+	Expect(have).To(ContainElements(nstest.Plugins()))
 })
 
 // faults are the ways in which the calls exceed the budget.

@@ -29,7 +29,7 @@ type node struct {
 func newNode(containers int) node {
 	GinkgoHelper()
 	n := node{Host: nstest.NewHost(), dir: GinkgoT().TempDir()}
-	for _, name := range []string{"bridge", "host-local", "loopback", "portmap", "ptp", "static", "tuning"} {
+	for _, name := range nstest.Plugins() {
 		Expect(os.Symlink(nstest.Build(name), filepath.Join(n.dir, name))).To(Succeed())
 	}
 	crowd := nstest.NewNetns()

@@ -12,7 +12,6 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
-	testnode "github.com/hawser-cni/plugins/test/node"
 )
 
 // The attachment that faults happen to, and the one that must not notice.
@@ -61,7 +60,7 @@ var making sync.Mutex
 func (l *lesson) node() (*node, error) {
 	n := &node{lesson: l, below: map[string]string{}, conts: map[string]*nstest.Host{}}
 	making.Lock()
-	for _, name := range testnode.Plugins() {
+	for _, name := range nstest.Plugins() {
 		n.bin = filepath.Dir(nstest.Build(name))
 	}
 	n.host, n.conts[victim] = nstest.NewHost(), nstest.NewNetns()

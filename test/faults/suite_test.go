@@ -21,6 +21,14 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
+var _ = It("a scenario is there of each plugin", func() {
+	var have []string
+	for _, s := range scenarios() {
+		have = append(have, s.plugin())
+	}
+	Expect(have).To(ContainElements(nstest.Plugins()))
+})
+
 func TestFaults(t *testing.T) {
 	RegisterFailHandler(Fail)
 	RunSpecs(t, "faults: kills and errors at every system call")

@@ -12,12 +12,11 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
-	"github.com/hawser-cni/plugins/test/node"
 )
 
 // churn makes and deletes links, addresses, routes and namespaces of others, with
 // eight programs, until the spec ends.
-func churn(n *node.Node) {
+func churn(n *World) {
 	GinkgoHelper()
 	for i := range 8 {
 		lines := []string{fmt.Sprintf("link add churn%d type veth peer name other%d", i, i),
@@ -36,7 +35,7 @@ func churn(n *node.Node) {
 }
 
 // links is how many links the host has had.
-func links(n *node.Node, probe string) int {
+func links(n *World, probe string) int {
 	GinkgoHelper()
 	n.Cmd("ip", "link", "add", probe, "type", "bridge")
 	defer n.Cmd("ip", "link", "del", probe)
@@ -46,9 +45,9 @@ func links(n *node.Node, probe string) int {
 var _ = Describe("links and namespaces that come and go all the time", Label("kernel"), func() {
 	It("make none of 500 ADDs and DELs fail, and none of them slow", func() {
 		const workers, pods = 4, 250
-		list := node.List("")[:1]
-		n := node.New()
-		n.Succeeds("DEL", n.Add(node.NewPod("first"), list), list)
+		list := Usual("").Only("bridge")
+		n := NewNode()
+		n.Must("DEL", n.Up(NewPod("first"), list), list)
 		churn(n)
 		Eventually(func() string { return n.Cmd("ip", "-o", "link") }).Should(ContainSubstring("churn"))
 		before := links(n, "before")
@@ -59,15 +58,15 @@ var _ = Describe("links and namespaces that come and go all the time", Label("ke
 		for worker := range workers {
 			wait.Go(func() {
 				defer GinkgoRecover()
-				call := func(command string, p *node.Pod) {
+				call := func(command string, p *Pod) {
 					began := time.Now()
-					n.Succeeds(command, p, list)
+					n.Must(command, p, list)
 					Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang), command)
 					calls.Add(1)
 				}
 				probe := fmt.Sprintf("probe%d", worker)
 				for i := worker; i < pods || i < 8*pods && !enough(probe); i += workers {
-					p := node.NewPod(fmt.Sprintf("c%d", i))
+					p := NewPod(fmt.Sprintf("c%d", i))
 					made.Add(1) // two links
 					call("ADD", p)
 					if i%10 == 0 {

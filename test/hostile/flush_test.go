@@ -9,7 +9,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
-	"github.com/hawser-cni/plugins/test/node"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 // useIPTables makes "iptables" the programs of a variant until the end of the
@@ -30,7 +30,7 @@ func useIPTables(variant string) {
 
 // reached asks the pod's server from outside through its host port, and lets the
 // pod ask outside.
-func reached(n *node.Node, p *node.Pod, outside *nstest.Host, port string) {
+func reached(n *World, p *Pod, outside *nstest.Host, port string) {
 	GinkgoHelper()
 	p.Serve("tcp", p.Addr()+":80")
 	seen, err := outside.Ask("tcp", "192.0.2.1:"+port)
@@ -51,10 +51,10 @@ var _ = DescribeTable("somebody flushes the rules of all between ADD and the res
 ) {
 	k := kinds[kind]
 	useIPTables(k.variant)
-	n := node.New()
+	n := NewNode()
 	outside := nstest.NewOutside(n.Host)
-	entries := node.List(k.backend)
-	p := n.Add(node.NewPod("one"), entries)
+	entries := Usual(k.backend)
+	p := n.Up(NewPod("one"), entries)
 	n.Cmd("bash", "-ec", flush)
 	a := n.Chain("CHECK", p, entries)
 	Expect(a.Code).To(Equal(map[bool]int{true: 1}[seen]), a.Stdout)
@@ -68,13 +68,13 @@ var _ = DescribeTable("somebody flushes the rules of all between ADD and the res
 			"containers are kept from the host's loopback")
 	}
 	// The next one puts back what all share.
-	next := n.Add(node.NewPod("next"), node.Port(entries, 8081))
-	n.Succeeds("CHECK", next, node.Port(entries, 8081))
+	next := n.Up(NewPod("next"), entries.Port(8081))
+	n.Must("CHECK", next, entries.Port(8081))
 	reached(n, next, outside, "8081")
 	n.Cmd("bash", "-ec", flush)
-	for _, q := range []*node.Pod{p, next} {
-		n.Succeeds("DEL", q, entries)
-		n.Succeeds("DEL", q, entries)
+	for _, q := range []*Pod{p, next} {
+		n.Must("DEL", q, entries)
+		n.Must("DEL", q, entries)
 	}
 	Expect(n.Snapshot("links", "nftables",
 		"iptables-legacy")).NotTo(MatchRegexp(`ifname=veth|[0-9a-f]{16} net |CNI-[0-9a-f]|CNI-DN|10\.88\.0\.[23]\b`))

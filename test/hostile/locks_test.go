@@ -8,11 +8,11 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
-	"github.com/hawser-cni/plugins/test/node"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 // hold has another program hold a lock, until the spec ends or release is called.
-func hold(n *node.Node, lock string) (release func()) {
+func hold(n *World, lock string) (release func()) {
 	GinkgoHelper()
 	holder := n.Start(nstest.Program{Path: "flock", Args: []string{"-o", lock, "sh", "-c",
 		"exec sleep 60 >/dev/null 2>&1"}})
@@ -23,14 +23,14 @@ func hold(n *node.Node, lock string) (release func()) {
 
 var _ = Describe("a lock that another program holds", Label("kernel"), func() {
 	It("is not even looked at when it is the xtables lock and the rules are in nftables", func() {
-		n := node.New()
-		n.Succeeds("DEL", n.Add(node.NewPod("first"), node.List("")), node.List(""))
+		n := NewNode()
+		n.Must("DEL", n.Up(NewPod("first"), Usual("")), Usual(""))
 		hold(n, "/run/xtables.lock")
 		began := time.Now()
-		p := n.Add(node.NewPod("one"), node.List(""))
-		n.Succeeds("CHECK", p, node.List(""))
-		n.Succeeds("DEL", p, node.List(""))
-		n.Succeeds("GC", p, withGC(node.List("")))
+		p := n.Up(NewPod("one"), Usual(""))
+		n.Must("CHECK", p, Usual(""))
+		n.Must("DEL", p, Usual(""))
+		n.Must("GC", p, Usual("").Valid())
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
 	})
 
@@ -38,8 +38,8 @@ var _ = Describe("a lock that another program holds", Label("kernel"), func() {
 		if backend == "iptables" {
 			useIPTables("legacy")
 		}
-		n := node.New()
-		first := n.Add(node.NewPod("first"), node.List(backend))
+		n := NewNode()
+		first := n.Up(NewPod("first"), Usual(backend))
 		inode := strings.TrimSpace(n.Cmd("stat", "-c", "%i", lock))
 		for _, command := range []string{"ADD", "DEL"} {
 			release := hold(n, lock)
@@ -48,9 +48,9 @@ var _ = Describe("a lock that another program holds", Label("kernel"), func() {
 				defer GinkgoRecover()
 				defer close(done)
 				if command == "ADD" {
-					n.Add(node.NewPod("one"), node.Port(node.List(backend), 8081))
+					n.Up(NewPod("one"), Usual(backend).Port(8081))
 				} else {
-					n.Succeeds("DEL", first, node.List(backend))
+					n.Must("DEL", first, Usual(backend))
 				}
 			}()
 			Eventually(func() string { return n.Cmd("cat", "/proc/locks") }).Should(MatchRegexp(`-> FLOCK .*:%s `,

@@ -10,32 +10,31 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
-	"github.com/hawser-cni/plugins/test/node"
 )
 
 var _ = DescribeTable("the clock jumps between calls, so that files are of other times", Label("kernel"), func(
 	to string,
 ) {
-	n := node.New()
+	n := NewNode()
 	jump := func() {
 		GinkgoHelper()
 		n.Cmd("sh", "-ec", "find /run/hawser /run/cni /var/lib/cni -exec touch -h -d '"+to+"' {} +")
 	}
-	entries := node.List("")
-	first, second := n.Add(node.NewPod("first"), entries), node.NewPod("second")
+	entries := Usual("")
+	first, second := n.Up(NewPod("first"), entries), NewPod("second")
 	jump()
-	n.Succeeds("CHECK", first, entries)
-	n.Add(second, node.Port(entries, 8081))
+	n.Must("CHECK", first, entries)
+	n.Up(second, entries.Port(8081))
 	Expect(second.Addr()).NotTo(Equal(first.Addr()))
 	jump()
-	n.Succeeds("DEL", first, entries)
+	n.Must("DEL", first, entries)
 	jump()
-	n.Succeeds("CHECK", second, node.Port(entries, 8081))
-	n.Succeeds("GC", second, withGC(node.Port(entries, 8081), second))
-	n.Succeeds("CHECK", second, node.Port(entries, 8081))
+	n.Must("CHECK", second, entries.Port(8081))
+	n.Must("GC", second, entries.Port(8081).Valid(second))
+	n.Must("CHECK", second, entries.Port(8081))
 	jump()
-	n.Succeeds("GC", second, withGC(node.Port(entries, 8081)))
-	n.Succeeds("DEL", second, entries)
+	n.Must("GC", second, entries.Port(8081).Valid())
+	n.Must("DEL", second, entries)
 	Expect(n.Own()).NotTo(MatchRegexp(`networks/net/([0-9]+\.|fd)|\.json `))
 },
 	Entry("to the future", "2099-01-01"), Entry("to the past", "1970-01-01"),
@@ -43,13 +42,13 @@ var _ = DescribeTable("the clock jumps between calls, so that files are of other
 )
 
 var _ = DescribeTable("the umask that we are started with", Label("kernel"), func(umask string) {
-	n := node.New()
+	n := NewNode()
 	n.Before = "umask " + umask
-	entries := node.List("iptables")
+	entries := Usual("iptables")
 	if umask != "0" {
-		entries = node.List("")
+		entries = Usual("")
 	}
-	n.Add(node.NewPod("one"), entries)
+	n.Up(NewPod("one"), entries)
 	Expect(n.Cmd("sh", "-c", "find /run/hawser /run/cni /var/lib/cni -perm /022")).To(BeEmpty(),
 		"what others may write")
 	private := n.Cmd("sh", "-c", "find /run/hawser /run/cni /var/lib/cni -type f -perm /077 ! -path '*/net/lock'")
@@ -67,7 +66,7 @@ var _ = DescribeTable("the umask that we are started with", Label("kernel"), fun
 var _ = Describe("a thousand open descriptors", Label("kernel"), func() {
 	It("are handed on to no program that we run", func() {
 		nstest.Need("iptables")
-		n := node.New()
+		n := NewNode()
 		n.Before = "ulimit -n 4096\nfor i in {1..1000}; do exec {fd}</dev/null; done"
 		// IPAM and iptables say how many they have.
 		dir := GinkgoT().TempDir()
@@ -81,9 +80,9 @@ var _ = Describe("a thousand open descriptors", Label("kernel"), func() {
 		}
 		n.Env = []string{"PATH=" + dir + ":" + os.Getenv("PATH")}
 		n.Dir = dir
-		p := n.Add(node.NewPod("one"), node.List("iptables"))
-		n.Succeeds("CHECK", p, node.List("iptables"))
-		n.Succeeds("DEL", p, node.List("iptables"))
+		p := n.Up(NewPod("one"), Usual("iptables"))
+		n.Must("CHECK", p, Usual("iptables"))
+		n.Must("DEL", p, Usual("iptables"))
 		said, err := os.ReadFile(log)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(strings.Count(string(said), "\n")).To(BeNumerically(">", 5))
@@ -93,13 +92,13 @@ var _ = Describe("a thousand open descriptors", Label("kernel"), func() {
 
 var _ = Describe("standard streams that are closed or full", Label("kernel"), func() {
 	// chained gives each plugin what it needs to serve an ADD by itself.
-	conf := func(plugin string, p *node.Pod) Object {
+	conf := func(plugin string, p *Pod) Object {
 		c := Object{"cniVersion": "1.1.0", "name": "net", "type": plugin}
-		for _, e := range append(node.List(""),
-			node.Entry{Plugin: "ptp", Keys: Object{"ipam": Object{"type": "host-local", "subnet": "10.89.0.0/24"}}},
-			node.Entry{Plugin: "static", Keys: Object{"ipam": Object{"type": "static",
+		for _, e := range append(Usual(""),
+			Step{Plugin: "ptp", Keys: Object{"ipam": HostLocal("10.89.0.0/24")}},
+			Step{Plugin: "static", Keys: Object{"ipam": Object{"type": "static",
 				"addresses": []Object{{"address": "10.89.0.5/24"}}}}},
-			node.Entry{Plugin: "host-local", Keys: Object{"ipam": Object{"type": "host-local", "subnet": "10.89.0.0/24"}}}) {
+			Step{Plugin: "host-local", Keys: Object{"ipam": HostLocal("10.89.0.0/24")}}) {
 			if e.Plugin == plugin {
 				c = Merge(c, e.Keys)
 			}
@@ -110,13 +109,13 @@ var _ = Describe("standard streams that are closed or full", Label("kernel"), fu
 		return c
 	}
 
-	for _, plugin := range node.Plugins() {
+	for _, plugin := range nstest.Plugins() {
 		It("are an error of "+plugin+" where they are needed, after which nothing is left", func() {
-			n, p := node.New(), node.NewPod("one")
-			before := n.Add(node.NewPod("first"), node.List(""))
-			n.Succeeds("DEL", before, node.List(""))
+			n, p := NewNode(), NewPod("one")
+			before := n.Up(NewPod("first"), Usual(""))
+			n.Must("DEL", before, Usual(""))
 			if plugin == "portmap" || plugin == "tuning" {
-				n.Add(p, node.List("")[:1])
+				n.Up(p, Usual("").Only("bridge"))
 			}
 			state := func() string {
 				GinkgoHelper()
@@ -136,14 +135,14 @@ var _ = Describe("standard streams that are closed or full", Label("kernel"), fu
 				// Nobody wants the result, or, of host-local, whoever called it gives the addresses back.
 				if streams.status == 0 || plugin == "host-local" {
 					n.Before = ""
-					Expect(n.Call(plugin, Call{Command: "DEL", Netns: p.Netns,
+					Expect(n.Invoke(plugin, Call{Command: "DEL", Netns: p.Netns,
 						Conf: conf(plugin, p)}).Code).To(BeZero())
 				}
 				Expect(state()).To(Equal(was), streams.before)
 			}
 			for _, before := range []string{"exec 2>&-", "exec 2>/dev/full"} {
 				n.Before = before
-				Expect(n.Call(plugin, Call{Command: "ADD", Netns: p.Netns,
+				Expect(n.Invoke(plugin, Call{Command: "ADD", Netns: p.Netns,
 					Conf: Merge(conf(plugin, p), Object{"nmae": "x"})}).Code).To(BeZero(), before)
 				n.Before = before + " >&-"
 				Expect(n.Try(plugin, Call{Command: "DEL", Netns: p.Netns, Conf: conf(plugin, p)}).Code).To(BeZero(),
@@ -155,7 +154,7 @@ var _ = Describe("standard streams that are closed or full", Label("kernel"), fu
 })
 
 // leases are the addresses that are lent.
-func leases(n *node.Node) string {
+func leases(n *World) string {
 	GinkgoHelper()
 	return n.Cmd("find", "/var/lib/cni/networks/net", "-name", "*[.:]*", "!", "-name", "last_reserved_ip.*")
 }

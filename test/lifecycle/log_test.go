@@ -12,8 +12,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
-	"github.com/hawser-cni/plugins/test/node"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 // logLine is what is looked at of a line of the log.
@@ -43,17 +42,17 @@ func logLines(file string) (list []logLine) {
 }
 
 var _ = Describe("the log of a node", func() {
-	var n *node.Node
+	var n *World
 	var file string
 	BeforeEach(func() {
-		n, file = node.New(), filepath.Join(GinkgoT().TempDir(), "hawser.log")
+		n, file = NewNode(), filepath.Join(GinkgoT().TempDir(), "hawser.log")
 	})
 
 	It("has a line of each call of the runtime, and of each call of IPAM in them", func() {
 		n.Env = []string{"HAWSER_LOG=" + file}
-		p := n.Add(node.NewPod("one"), node.List(""))
+		p := n.Up(NewPod("one"), Usual(""))
 		for _, command := range []string{"CHECK", "STATUS", "DEL"} {
-			n.Succeeds(command, p, node.List(""))
+			n.Must(command, p, Usual(""))
 		}
 		var have []string
 		for _, l := range logLines(file) {
@@ -72,11 +71,11 @@ var _ = Describe("the log of a node", func() {
 	})
 
 	It("is written by the configuration's key, to IPAM's line", func() {
-		entries := node.List("")
+		entries := Usual("")
 		for i := range entries {
-			entries[i].Keys = plugintest.Merge(entries[i].Keys, plugintest.Object{"log": file})
+			entries[i].Keys = Merge(entries[i].Keys, Object{"log": file})
 		}
-		n.Add(node.NewPod("one"), entries)
+		n.Up(NewPod("one"), entries)
 		Expect(logLines(file)).To(HaveLen(4))
 	})
 
@@ -87,7 +86,7 @@ var _ = Describe("the log of a node", func() {
 		for i := range pods {
 			wait.Go(func() {
 				defer GinkgoRecover()
-				n.Add(node.NewPod(fmt.Sprintf("pod%d", i)), node.List("")[:1])
+				n.Up(NewPod(fmt.Sprintf("pod%d", i)), Usual("").Only("bridge"))
 			})
 		}
 		wait.Wait()
@@ -103,8 +102,8 @@ var _ = Describe("the log of a node", func() {
 
 	It("tells why a call failed", func() {
 		n.Env = []string{"HAWSER_LOG=" + file}
-		p := n.Add(node.NewPod("one"), node.List("")[:1])
-		Expect(n.Chain("ADD", p, node.List("")[:1]).Code).To(Equal(1))
+		p := n.Up(NewPod("one"), Usual("").Only("bridge"))
+		Expect(n.Chain("ADD", p, Usual("").Only("bridge")).Code).To(Equal(1))
 		all := logLines(file)
 		l := all[len(all)-1]
 		Expect(l.Error.Code).To(BeEquivalentTo(100))
@@ -115,9 +114,9 @@ var _ = Describe("the log of a node", func() {
 	It("that cannot be written changes nothing but standard error", func() {
 		for _, bad := range []string{"/proc/nothing/log", "/dev/null", "x"} {
 			n.Env = []string{"HAWSER_LOG=" + bad}
-			p := node.NewPod("one")
+			p := NewPod("one")
 			for _, command := range []string{"ADD", "CHECK", "DEL"} {
-				a := n.Chain(command, p, node.List("")[:1])
+				a := n.Chain(command, p, Usual("").Only("bridge"))
 				Expect(a.Code).To(BeZero(), a.Stdout)
 				Expect(strings.Count(a.Stderr, "the call is not in the log")).To(Equal(2), "bridge and host-local: %s",
 					a.Stderr)
@@ -130,7 +129,7 @@ var _ = Describe("the log of a node", func() {
 		n.Cmd("mount", "-t", "tmpfs", "-o", "size=4096", "none", dir)
 		n.Cmd("sh", "-c", "head -c 4096 /dev/zero >"+dir+"/rest")
 		n.Env = []string{"HAWSER_LOG=" + filepath.Join(dir, "log")}
-		a := n.Chain("ADD", node.NewPod("one"), node.List("")[:1])
+		a := n.Chain("ADD", NewPod("one"), Usual("").Only("bridge"))
 		Expect(a.Code).To(BeZero(), a.Stdout)
 		Expect(a.Stderr).To(ContainSubstring("no space left on device"))
 	})

@@ -1,10 +1,8 @@
 package lifecycle_test
 
 import (
-	"cmp"
 	"fmt"
 	"regexp"
-	"slices"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -12,29 +10,27 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
-	"github.com/hawser-cni/plugins/test/node"
 )
 
-// entries are a list with this plugin in it, behind a bridge where it needs something before it.
-func entries(plugin string, keys Object) []node.Entry {
-	ranges := []any{[]any{Object{"subnet": "10.88.0.0/24"}}, []any{Object{"subnet": "fd00:88::/64"}}}
-	ipam := Object{"ipam": Object{"type": "host-local", "ranges": ranges}}
+// entries is a list with this plugin in it, after a bridge where it needs an interface.
+func entries(plugin string, keys Object) List {
+	ipam := Object{"ipam": HostLocal("10.88.0.0/24", "fd00:88::/64")}
 	bridge := Merge(Object{"bridge": "cni0", "isDefaultGateway": true}, ipam)
 	switch plugin {
 	case "bridge":
-		return []node.Entry{{Plugin: plugin, Keys: Merge(bridge, keys)}}
+		return List{{Plugin: plugin, Keys: Merge(bridge, keys)}}
 	case "ptp":
-		return []node.Entry{{Plugin: plugin, Keys: Merge(ipam, keys)}}
+		return List{{Plugin: plugin, Keys: Merge(ipam, keys)}}
 	case "loopback":
-		return []node.Entry{{Plugin: plugin, Keys: keys}}
+		return List{{Plugin: plugin, Keys: keys}}
 	}
-	return []node.Entry{{Plugin: "bridge", Keys: bridge}, {Plugin: plugin, Keys: keys}}
+	return List{{Plugin: "bridge", Keys: bridge}, {Plugin: plugin, Keys: keys}}
 }
 
 // upgrade is a list whose attachments must outlive the plugins that made them.
 type upgrade struct {
 	name      string
-	list      []node.Entry
+	list      List
 	forward   bool // the reference does not know what ours makes
 	newest    bool // Debian's release does not have it
 	checkless bool // Debian's release fails CHECK of what it made itself
@@ -69,26 +65,29 @@ func upgrades() []upgrade {
 	}
 }
 
+var _ = It("an upgrade is there of each plugin", func() {
+	var have []string
+	for _, u := range upgrades() {
+		for _, e := range u.list {
+			ipam, _ := e.Keys["ipam"].(Object)
+			have = append(have, e.Plugin, fmt.Sprint(ipam["type"]))
+		}
+	}
+	Expect(have).To(ContainElements(nstest.Plugins()))
+})
+
 // shared is what stays: locks, the index of leases, the address that was given last, and what
 // keeps containers away from 127.0.0.0/8, which the reference's DEL does not know.
 var shared = regexp.MustCompile(`(?m)^.*(/lock |/\.hawser|last_reserved_ip).*\n|(?s:^table inet hawser \{.*?^\}\n)`)
 
 // newPod is a container for a list.
-func newPod(id string, list []node.Entry) *node.Pod {
+func newPod(id string, list List) *Pod {
 	GinkgoHelper()
-	p := node.NewPod(id)
+	p := NewPod(id)
 	if list[0].Plugin == "loopback" {
 		p.IfName = "lo"
 	}
 	return p
-}
-
-// elsewhere is a list with other host ports.
-func elsewhere(list []node.Entry) []node.Entry {
-	if list[len(list)-1].Plugin != "portmap" {
-		return list
-	}
-	return node.Port(list, 9090)
 }
 
 var _ = Describe("an attachment that lives while a node changes its plugins", Label("kernel"), func() {
@@ -98,8 +97,8 @@ var _ = Describe("an attachment that lives while a node changes its plugins", La
 				continue
 			}
 			Context(fmt.Sprintf("from and to %s: %s", ref.Name, u.name), func() {
-				var ours, theirs *node.Node
-				var pod, other *node.Pod
+				var ours, theirs *World
+				var pod, other *Pod
 				var before []string
 				state := func(more ...string) []string {
 					GinkgoHelper()
@@ -110,49 +109,45 @@ var _ = Describe("an attachment that lives while a node changes its plugins", La
 
 				BeforeEach(func() {
 					nstest.Need(append(u.needs, "iptables", "nft")...)
-					ours = node.New()
+					ours = NewNode()
 					ours.Version = "1.0.0"
 					theirs = ours.With(ref)
-					other = theirs.Add(newPod("other", u.list), elsewhere(u.list))
-					first := theirs.Add(newPod("one", u.list), u.list)
-					theirs.Succeeds("DEL", first, u.list)
+					other = theirs.Up(newPod("other", u.list), u.list.Port(9090))
+					first := theirs.Up(newPod("one", u.list), u.list)
+					theirs.Must("DEL", first, u.list)
 					before = state("links", "routes")
 					pod = newPod("one", u.list)
 				})
 				AfterEach(func() {
-					ours.Succeeds("CHECK", other, elsewhere(u.list))
+					ours.Must("CHECK", other, u.list.Port(9090))
 				})
 
 				It("CHECK passes, DEL removes it", func() {
-					theirs.Add(pod, u.list)
-					ours.Succeeds("CHECK", pod, u.list)
-					ours.Succeeds("DEL", pod, u.list)
+					theirs.Up(pod, u.list)
+					ours.Must("CHECK", pod, u.list)
+					ours.Must("DEL", pod, u.list)
 					Expect(state("links", "routes")).To(Equal(before))
 				})
 
 				It("GC removes its rules and leases", func() { // its links say not whose they are
 					before = state()
-					theirs.Add(pod, u.list)
-					ours.Version = "1.1.0"
-					valid := slices.Clone(u.list)
-					for i, e := range valid {
-						valid[i].Keys = Merge(e.Keys, Object{"cni.dev/valid-attachments": []Object{
-							{"containerID": other.ID, "ifname": cmp.Or(other.IfName, "eth0")}}})
-					}
-					ours.Succeeds("GC", pod, valid)
+					theirs.Up(pod, u.list)
+					ours.Must("GC", pod, u.list.Valid(other))
 					Expect(state()).To(Equal(before))
+					ours.Must("DEL", pod, u.list) // of its links, and of tuning's file
 				})
 
 				if u.forward {
 					return
 				}
 				It("the reference's CHECK passes, its DEL removes it", func() {
-					ours.Add(pod, u.list)
+					ours.Up(pod, u.list)
 					if !u.checkless || ref != nstest.Debian() {
-						theirs.Succeeds("CHECK", pod, u.list)
+						theirs.Must("CHECK", pod, u.list)
 					}
-					theirs.Succeeds("DEL", pod, u.list)
+					theirs.Must("DEL", pod, u.list)
 					Expect(state("links", "routes")).To(Equal(before))
+					ours.Must("GC", pod, u.list.Valid(other)) // our records, which the reference does not know
 				})
 			})
 		}

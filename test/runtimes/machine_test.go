@@ -58,12 +58,10 @@ func locks() []string {
 	return found
 }
 
-var suite = []string{"bridge", "host-local", "loopback", "portmap", "ptp", "tuning"}
-
 // install replaces the plugins by those of a directory, or by ours, each by a rename.
 func (m *machine) install(from string) {
 	GinkgoHelper()
-	for _, name := range suite {
+	for _, name := range nstest.Plugins() {
 		path := filepath.Join(from, name)
 		if from == "" {
 			path = nstest.Build(name)

@@ -20,11 +20,29 @@ import (
 // Object is a JSON object.
 type Object = map[string]any
 
-// World is a host, the plugin under test and a directory of IPAM plugins.
+// World is a throw-away host on which plugins are called: one, in this process, with
+// an IPAM plugin that does as the spec says ([NewWorld]), or whole lists of programs
+// for its pods ([NewNode]).
 type World struct {
 	*nstest.Host
-	Dir    string // CNI_PATH
-	Plugin skel.Plugin[any]
+	Dir    string           // CNI_PATH
+	Plugin skel.Plugin[any] // the one
+
+	// For lists:
+	Version string   // of configurations; the newest when empty
+	Env     []string // of the programs, beside that of the protocol
+	// Before are commands of bash that run before each plugin, in its process:
+	// "umask 0".
+	Before string
+	// Other serves the calls instead of [World.Invoke].
+	Other func(plugin string, c Call) Answer
+
+	// Spoiled says that the spec has put something in the way, and that the end
+	// need not be clean.
+	Spoiled bool
+
+	programs string // directory of the plugins; ours when empty
+	attached *attached
 }
 
 // Refusal makes the IPAM plugin refuse with code 11, message "later" and
