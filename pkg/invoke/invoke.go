@@ -4,7 +4,6 @@ package invoke
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,23 +21,11 @@ import (
 )
 
 const (
-	// Timeout is how long a delegate may take: less than the two minutes
-	// after which a kubelet gives up on us, so that there is time to roll back.
-	Timeout = 90 * time.Second
-	// UndoTimeout is how long a delegate's DEL may take during a roll-back.
-	UndoTimeout = 15 * time.Second
-
 	// outputMax bounds what we keep of a delegate's output, in bytes.
 	outputMax = 16 << 20
 	// stderrMax bounds what an error quotes of a delegate's stderr, in bytes.
 	stderrMax = 4 << 10
 )
-
-// Limits bound what a delegate may take. A zero field is the constant's value.
-type Limits struct {
-	Run  time.Duration // Timeout
-	Undo time.Duration // UndoTimeout
-}
 
 // Runner runs plugins with the environment and the standard error that we
 // were given ourselves.
@@ -46,13 +33,6 @@ type Runner struct {
 	Path   string   // CNI_PATH: directories separated by colons
 	Env    []string // our environment, KEY=value
 	Stderr io.Writer
-	Limits Limits
-}
-
-// ForUndo is r for a roll-back, whose time is short.
-func (r Runner) ForUndo() Runner {
-	r.Limits.Run = cmp.Or(r.Limits.Undo, UndoTimeout)
-	return r
 }
 
 // Find returns the file of the plugin called name: the first regular file of
@@ -86,8 +66,8 @@ func (r Runner) Find(name string) (string, error) {
 }
 
 // Run runs the plugin called name for command with conf on its standard
-// input, and returns its standard output. It dies with us, and at the latest
-// after Timeout. Its error object comes back as a *cni.Error with its code;
+// input, and returns its standard output. It dies with us, and when ctx ends,
+// as it does in time. Its error object comes back as a *cni.Error with its code;
 // one that fails without such an object is code 999 with its standard error in
 // the details; one that runs out of time, or whose file is being written, is
 // code 11; one that cannot be started code 5.
@@ -112,7 +92,6 @@ func (r Runner) Start(ctx context.Context, name, command string, conf []byte) (*
 	}
 	d.process, err = process.Command{
 		Path: file, Env: withCommand(r.Env, command), Stdin: conf, Stdout: &d.stdout, Stderr: &d.stderr,
-		Limit: cmp.Or(r.Limits.Run, Timeout),
 	}.Start()
 	if err != nil {
 		return nil, d.failure(ctx, err)
@@ -148,30 +127,21 @@ func (d *Delegate) failure(ctx context.Context, err error) error {
 	if e, ok := cni.DecodeError(d.stdout.buf); ok {
 		return e
 	}
-	exit := (*process.ExitError)(nil)
 	switch {
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		took := time.Since(d.began).Round(time.Millisecond)
+		return d.error(cni.CodeTryAgain, fmt.Sprintf("no answer within %s", took), details)
 	case ctx.Err() != nil:
-		return d.stopped(context.Cause(ctx), details)
+		return d.error(cni.CodeTryAgain, fmt.Sprintf("stopped: %v", context.Cause(ctx)), details)
 	case errors.Is(err, syscall.ETXTBSY):
 		return cni.Errorf(cni.CodeTryAgain, "plugin %q: its file is being written: %w", d.name, err)
-	case !errors.As(err, &exit):
+	case !errors.As(err, new(*process.ExitError)):
 		return cni.Errorf(cni.CodeIO, "plugin %q: %w", d.name, err)
-	case exit.Killed != nil:
-		return d.stopped(exit.Killed, details)
 	}
 	if details == "" {
 		details = quote(d.stdout.buf)
 	}
 	return d.error(cni.CodeInternal, fmt.Sprintf("failed without an error object: %v", err), details)
-}
-
-// stopped returns the error of a delegate that we ended.
-func (d *Delegate) stopped(cause error, details string) error {
-	reason := "stopped: " + cause.Error()
-	if errors.Is(cause, context.DeadlineExceeded) {
-		reason = fmt.Sprintf("no answer within %s", time.Since(d.began).Round(time.Millisecond))
-	}
-	return d.error(cni.CodeTryAgain, reason, details)
 }
 
 func (d *Delegate) error(code uint, msg, details string) error {

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -44,18 +43,13 @@ func install(dir, name, script string) string {
 	return file
 }
 
-// runner finds the script as plugin "ipam", with limits that are short.
+// runner finds the script as plugin "ipam".
 func runner(script string) (invoke.Runner, *log) {
 	GinkgoHelper()
 	dir := GinkgoT().TempDir()
 	install(dir, "ipam", script)
 	stderr := &log{}
-	return invoke.Runner{Path: dir, Env: []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=DEL"}, Stderr: stderr,
-		Limits: short()}, stderr
-}
-
-func short() invoke.Limits {
-	return invoke.Limits{Run: nstest.Patience(5 * time.Second), Undo: 50 * time.Millisecond}
+	return invoke.Runner{Path: dir, Env: []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=DEL"}, Stderr: stderr}, stderr
 }
 
 // log is a standard error that can be looked at while it is written.

@@ -83,7 +83,6 @@ func (c Client) Release(ctx context.Context, adding *invoke.Delegate) error {
 		cancel()
 		_, _ = adding.Wait(ended)
 	}
-	c.Runner = c.Runner.ForUndo()
 	return c.Run(ctx, "DEL")
 }
 

@@ -157,7 +157,7 @@ func (t Tool) Restore(ctx context.Context, table string, lines []string) error {
 		return nil
 	}
 	exit := (*process.ExitError)(nil)
-	if errors.As(err, &exit) && (exit.Killed != nil || exit.ExitCode() == exitBusy) {
+	if ctx.Err() != nil || errors.As(err, &exit) && exit.ExitCode() == exitBusy {
 		if busy := holder(); busy != nil {
 			return fmt.Errorf("%s: %w", filepath.Base(t.restore), busy)
 		}

@@ -1,5 +1,5 @@
 // Package process runs one other program, by os/exec: with its input from memory, its output as it
-// comes, a limit of time, and no longer than we live ourselves.
+// comes, and no longer than its context or we ourselves live.
 package process
 
 import (
@@ -30,14 +30,16 @@ type Command struct {
 	// Stdout and Stderr are given what the program writes while it runs; nil discards it. After an
 	// error of one the program cannot write there any more.
 	Stdout, Stderr io.Writer
-	// Limit is how long the program may run; 0 = as long as the context.
-	Limit time.Duration
 }
 
-// Run runs the program to its end. It is killed when the context or Limit ends, and when we die.
+// ExitError is how a program ended that did not succeed.
+type ExitError = exec.ExitError
+
+// Run runs the program to its end. It is killed when the context ends, and when we die.
 //
-// The error is an *fs.PathError with the kernel's errno for a file that cannot be run, and an *ExitError
-// for a program that did not succeed. For one that did it is the error of Stdout or Stderr, if any.
+// The error is an *fs.PathError with the kernel's errno for a file that cannot be run, the context's cause
+// for a program that it ended, and an *ExitError for another one that did not succeed. For one that did it
+// is the error of Stdout or Stderr, if any.
 func (c Command) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -50,10 +52,7 @@ func (c Command) Run(ctx context.Context) error {
 }
 
 // Process is a program that was started.
-type Process struct {
-	cmd      *exec.Cmd
-	deadline time.Time // zero = none
-}
+type Process struct{ cmd *exec.Cmd }
 
 // Start starts the program, for a caller who has something else to do until it waits for it. Wait must
 // follow, in the same goroutine.
@@ -68,9 +67,6 @@ func (c Command) Start() (*Process, error) {
 		Stdin: in, Stdout: c.Stdout, Stderr: c.Stderr, WaitDelay: drain,
 		SysProcAttr: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
 	}}
-	if c.Limit > 0 {
-		p.deadline = time.Now().Add(c.Limit)
-	}
 	// Whoever started us may have left descriptors open that are no business of the program's. Kernels
 	// before 5.11 cannot close them in one call.
 	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
@@ -98,45 +94,16 @@ func memory(data []byte) (*os.File, error) {
 // Wait waits until the program ends, and returns what Run does.
 func (p *Process) Wait(ctx context.Context) error {
 	defer runtime.UnlockOSThread()
-	if !p.deadline.IsZero() {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadline(ctx, p.deadline)
-		defer cancel()
-	}
 	stop := context.AfterFunc(ctx, func() { _ = p.cmd.Process.Kill() })
 	err := p.cmd.Wait()
-	inTime := stop()
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		failed := &ExitError{ExitError: exit}
-		if !inTime {
-			failed.Killed = context.Cause(ctx)
-		}
-		return failed
-	}
-	if errors.Is(err, exec.ErrWaitDelay) { // children of the program have the rest
+	switch inTime := stop(); {
+	case !inTime && err != nil:
+		return fmt.Errorf("%w: %v", context.Cause(ctx), err)
+	case errors.Is(err, exec.ErrWaitDelay): // children of the program have the rest
 		return nil
 	}
 	return err
 }
-
-// ExitError is how a program ended that did not succeed.
-type ExitError struct {
-	*exec.ExitError
-	// Killed is why we ended it: context.DeadlineExceeded or the cause of the context's end; nil when
-	// we did not. errors.Is finds it.
-	Killed error
-}
-
-// Error is "exit status 1" or "signal: killed", behind the reason that we had.
-func (e *ExitError) Error() string {
-	if e.Killed != nil {
-		return e.Killed.Error() + ": " + e.ExitError.Error()
-	}
-	return e.ExitError.Error()
-}
-
-// Unwrap is Killed.
-func (e *ExitError) Unwrap() error { return e.Killed }
 
 // ErrNotFound says that no directory of PATH has a program.
 var ErrNotFound = errors.New("executable file not found in $PATH")

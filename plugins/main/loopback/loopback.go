@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -67,8 +66,9 @@ func check(_ context.Context, req *skel.Request, _ struct{}) error {
 		return err
 	}
 	var missing []error
-	for _, ip := range addressesOf(req.PrevResult) {
-		if !slices.ContainsFunc(addrs, func(a rtnl.Addr) bool { return a.Prefix == ip.Address }) {
+	for _, ip := range req.PrevResult.ContainerIPs(ifName) {
+		there := slices.ContainsFunc(addrs, func(a rtnl.Addr) bool { return a.Prefix == ip.Address })
+		if ip.Interface != nil && !there { // it is said to be lo's
 			missing = append(missing, cni.Errorf(cni.CodeDrift, "interface %q: address %s is missing", ifName, ip.Address))
 		}
 	}
@@ -101,11 +101,14 @@ func result(conn *rtnl.Conn, lo rtnl.Link, sandbox string) (*cni.Result, error) 
 	if err != nil {
 		return nil, err
 	}
-	mac := lo.MAC
-	if mac == nil {
-		mac = make(net.HardwareAddr, 6)
+	report := cni.Interface{Name: ifName, MAC: lo.MAC.String(), MTU: lo.MTU, Sandbox: sandbox}
+	if lo.MAC == nil {
+		report.MAC = "00:00:00:00:00:00"
 	}
-	res := &cni.Result{Interfaces: []cni.Interface{{Name: ifName, MAC: mac.String(), MTU: mtu(lo), Sandbox: sandbox}}}
+	if lo.MTU > 65535 { // the kernel's default, which the schema of results does not know
+		report.MTU = 0
+	}
+	res := &cni.Result{Interfaces: []cni.Interface{report}}
 	index := 0
 	for _, v4 := range []bool{true, false} {
 		i := slices.IndexFunc(addrs, func(a rtnl.Addr) bool {
@@ -116,28 +119,4 @@ func result(conn *rtnl.Conn, lo rtnl.Link, sandbox string) (*cni.Result, error) 
 		}
 	}
 	return res, nil
-}
-
-// mtu is lo's, where a result may say it: the result's schema ends at 65535
-// and the kernel's default for lo is one more.
-func mtu(lo rtnl.Link) int {
-	if lo.MTU > 65535 {
-		return 0
-	}
-	return lo.MTU
-}
-
-// addressesOf returns the addresses of a result that are lo's.
-func addressesOf(res *cni.Result) []cni.IP {
-	var out []cni.IP
-	for _, ip := range res.IPs {
-		i := ip.Interface
-		if i == nil || *i >= len(res.Interfaces) {
-			continue
-		}
-		if of := res.Interfaces[*i]; of.Name == ifName && of.Sandbox != "" {
-			out = append(out, ip)
-		}
-	}
-	return out
 }

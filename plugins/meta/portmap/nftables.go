@@ -72,7 +72,7 @@ func runNft(ctx context.Context, script string) error {
 	var errs strings.Builder
 	err = process.Command{Path: path, Args: []string{"-f", "-"}, Stdin: []byte(script), Stderr: &errs}.Run(ctx)
 	text := strings.Join(strings.Fields(errs.String()), " ")
-	if exit := (*process.ExitError)(nil); errors.As(err, &exit) && exit.Killed == nil {
+	if errors.As(err, new(*process.ExitError)) {
 		return fmt.Errorf("%w: %s", errRefused, text)
 	}
 	if err != nil {
