@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -55,16 +56,6 @@ func (a Attachment) Owns(mark string) bool {
 	return hash == a.Hash()
 }
 
-// NetworkOwns reports whether mark was written by some attachment of network.
-func NetworkOwns(network, mark string) bool {
-	hash, rest, ok := strings.Cut(mark, " ")
-	if !ok || !isHash(hash) {
-		return false
-	}
-	label, _, _ := strings.Cut(rest, " ")
-	return label == networkLabel(network)
-}
-
 // NetworkHash is a number for the network, never 0, for kernel objects that
 // have room for no more. It is below 2^31, beyond which ip(8) knows no group.
 func NetworkHash(network string) uint32 {
@@ -108,8 +99,54 @@ func Digest(text string, digits int) string {
 	return hex.EncodeToString(sum[:])[:digits]
 }
 
-func isHash(s string) bool {
-	return len(s) == hashLen && strings.Trim(s, "0123456789abcdef") == ""
+// AttachmentRef is an entry of cni.dev/valid-attachments (specification 1.1,
+// GC).
+type AttachmentRef struct {
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifname"`
+}
+
+// Set holds the attachments of one network that are still valid. Whatever
+// else belongs to the network is garbage.
+type Set struct {
+	network string
+	all     []Attachment
+	hashes  map[string]bool
+}
+
+// NewSet returns the set of the valid attachments of network.
+func NewSet(network string, valid []AttachmentRef) Set {
+	s := Set{network: network, hashes: map[string]bool{}}
+	for _, v := range valid {
+		a := Attachment{Network: network, ContainerID: v.ContainerID, IfName: v.IfName}
+		s.all = append(s.all, a)
+		s.hashes[a.Hash()] = true
+	}
+	return s
+}
+
+// Network is the network whose attachments the set holds.
+func (s Set) Network() string { return s.network }
+
+// All returns the valid attachments.
+func (s Set) All() []Attachment { return s.all }
+
+// Has reports whether a is valid.
+func (s Set) Has(a Attachment) bool { return s.hashes[a.Hash()] }
+
+// HasContainer reports whether any interface of the container is valid, for
+// things that record no more than a container ID.
+func (s Set) HasContainer(id string) bool {
+	return slices.ContainsFunc(s.all, func(a Attachment) bool { return a.ContainerID == id })
+}
+
+// Garbage reports whether mark was written by an attachment of this network
+// that is not valid.
+func (s Set) Garbage(mark string) bool {
+	hash, rest, _ := strings.Cut(mark, " ")
+	label, _, _ := strings.Cut(rest, " ")
+	isHash := len(hash) == hashLen && strings.Trim(hash, "0123456789abcdef") == ""
+	return isHash && label != "" && label == networkLabel(s.network) && !s.hashes[hash]
 }
 
 // ValidName reports whether s may name a network or a container

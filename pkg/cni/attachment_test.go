@@ -11,6 +11,9 @@ import (
 
 var long = strings.Repeat("n", 300)
 
+// networkOwns tells whether a mark was written in a network, none of whose attachments is valid.
+func networkOwns(network, mark string) bool { return cni.NewSet(network, nil).Garbage(mark) }
+
 var _ = Describe("Attachment", func() {
 	a := cni.Attachment{Network: "net1", ContainerID: "c1", IfName: "eth0"}
 
@@ -44,10 +47,10 @@ var _ = Describe("Attachment", func() {
 		Expect(strings.ContainsAny(mark, `"\`)).To(BeFalse(), mark)
 		Expect(b.Owns(mark)).To(BeTrue())
 		Expect(a.Owns(mark)).To(BeFalse())
-		Expect(cni.NetworkOwns(b.Network, mark)).To(BeTrue())
-		Expect(cni.NetworkOwns(b.Network+"x", mark)).To(BeFalse())
-		Expect(cni.NetworkOwns(b.Network[1:], mark)).To(BeFalse())
-		Expect(cni.NetworkOwns(a.Network, mark)).To(BeFalse())
+		Expect(networkOwns(b.Network, mark)).To(BeTrue())
+		for _, other := range []string{b.Network + "x", b.Network[1:], a.Network} {
+			Expect(networkOwns(other, mark)).To(BeFalse(), other)
+		}
 	},
 		Entry("short", cni.Attachment{Network: "pod-net", ContainerID: "c1", IfName: "eth1"}),
 		Entry("a container ID of 64", cni.Attachment{Network: "pod-net", ContainerID: strings.Repeat("c", 64),
@@ -62,13 +65,12 @@ var _ = Describe("Attachment", func() {
 
 	It("tells long networks with the same beginning apart", func() {
 		one := cni.Attachment{Network: long + "1", ContainerID: "c", IfName: "e"}
-		Expect(cni.NetworkOwns(long+"2", one.Mark())).To(BeFalse())
+		Expect(networkOwns(long+"2", one.Mark())).To(BeFalse())
 	})
 
 	DescribeTable("other people's comments belong to nobody", func(mark string) {
 		Expect(a.Owns(mark)).To(BeFalse())
-		Expect(cni.NetworkOwns("net1", mark)).To(BeFalse())
-		Expect(cni.NewSet("net1", nil).Garbage(mark)).To(BeFalse())
+		Expect(networkOwns("net1", mark)).To(BeFalse())
 	},
 		Entry("nothing", ""), Entry("a text", "my comment"), Entry("the network alone", "net1"),
 		Entry("no hash", "0123 net1 c1 eth0"), Entry("a hash in upper case", "5EC66F3B7C1F354C net1 c1 eth0"),

@@ -1,5 +1,10 @@
 package cni
 
+import (
+	"bytes"
+	"encoding/json"
+)
+
 // Encode writes the result in exactly the shape of version. What a version
 // has no room for is left out: 0.1.0 and 0.2.0 take the first address of each
 // family and the routes' destinations and gateways, versions before 1.0.0 no
@@ -9,11 +14,11 @@ func (r *Result) Encode(version string) ([]byte, error) {
 	case !Supports(version):
 		return nil, Errorf(CodeIncompatibleVersion, "cniVersion: no result has version %q", version)
 	case version < "0.3.0":
-		return encode(r.wire01(version))
+		return encode(r.wire01(version)), nil
 	case version < "1.0.0":
-		return encode(r.wire03(version))
+		return encode(r.wire03(version)), nil
 	}
-	return encode(r.wire1(version))
+	return encode(r.wire1(version)), nil
 }
 
 func (r *Result) wire1(version string) wire1 {
@@ -73,4 +78,15 @@ func (r *Result) wireRoutes01(v4 bool) []WireRoute {
 		}
 	}
 	return out
+}
+
+// encode writes a document as plugins print it: indented, no trailing newline,
+// with <, > and & as they are. All that we print can be encoded.
+func encode(v any) []byte {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "    ")
+	_ = enc.Encode(v)
+	return bytes.TrimRight(b.Bytes(), "\n")
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"syscall"
 )
 
 // Error codes. Up to 99 they are the specification's (section 5), from 100 on
@@ -97,11 +98,7 @@ type wireError struct {
 // Encode writes the error object as version asks: the same object in every
 // version, with the version in it.
 func (e *Error) Encode(version string) []byte {
-	out, err := encode(wireError{CNIVersion: version, Code: e.Code, Msg: e.Msg, Details: e.Details})
-	if err != nil { // strings and a number cannot fail to encode
-		return nil
-	}
-	return out
+	return encode(wireError{CNIVersion: version, Code: e.Code, Msg: e.Msg, Details: e.Details})
 }
 
 // DecodeError reads an error object that another plugin printed. ok is false
@@ -115,4 +112,18 @@ func DecodeError(data []byte) (e *Error, ok bool) {
 		w.Code = CodeInternal
 	}
 	return &Error{Code: w.Code, Msg: w.Msg, Details: w.Details}, true
+}
+
+// Transient reports whether an error says that the machine was short of memory,
+// buffers or descriptors, or did not answer in time: the same call may well
+// succeed a moment later. DEL, which takes most refusals for final, leaves what it
+// could not do to its repetition then.
+func Transient(err error) bool {
+	for _, errno := range []syscall.Errno{syscall.ENOMEM, syscall.ENOBUFS, syscall.EMFILE, syscall.ENFILE,
+		syscall.EAGAIN, syscall.ETIMEDOUT} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
 }

@@ -83,7 +83,7 @@ func FuzzMark(f *testing.F) {
 		if len(mark) > 128 || !a.Owns(mark) || strings.ContainsAny(mark, "\"\n\\") {
 			t.Fatalf("%q", mark)
 		}
-		if cni.NetworkOwns(other, mark) != (other == network) {
+		if networkOwns(other, mark) != (other == network) {
 			t.Fatalf("%q: owner %q or %q", mark, network, other)
 		}
 	})

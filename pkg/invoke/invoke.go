@@ -112,7 +112,7 @@ type Delegate struct {
 // plugin is killed when ctx ends.
 func (d *Delegate) Wait(ctx context.Context) ([]byte, error) {
 	err := d.process.Wait(ctx)
-	if err == nil && !d.stdout.over {
+	if err == nil {
 		return d.stdout.buf, nil
 	}
 	return nil, d.failure(ctx, err)
@@ -121,9 +121,6 @@ func (d *Delegate) Wait(ctx context.Context) ([]byte, error) {
 // failure returns the error of a delegate that did not succeed.
 func (d *Delegate) failure(ctx context.Context, err error) error {
 	details := strings.TrimSpace(string(d.stderr.buf))
-	if d.stdout.over {
-		return d.error(cni.CodeInternal, fmt.Sprintf("more than %d bytes of output", outputMax), details)
-	}
 	if e, ok := cni.DecodeError(d.stdout.buf); ok {
 		return e
 	}
@@ -167,15 +164,11 @@ func withCommand(env []string, command string) []string {
 }
 
 // head keeps the first bytes, outputMax of them, and refuses more.
-type head struct {
-	buf  []byte
-	over bool
-}
+type head struct{ buf []byte }
 
 func (h *head) Write(p []byte) (int, error) {
 	if len(h.buf)+len(p) > outputMax {
-		h.over = true
-		return 0, errors.New("too much output")
+		return 0, fmt.Errorf("more than %d bytes of output", outputMax)
 	}
 	h.buf = append(h.buf, p...)
 	return len(p), nil

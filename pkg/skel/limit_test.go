@@ -16,7 +16,7 @@ import (
 
 var _ = Describe("the time that a call has", func() {
 	brief := 50 * time.Millisecond
-	serve := func(command string, l skel.Limits, p skel.Plugin[any]) answer {
+	serve := func(command string, limit time.Duration, p skel.Plugin[any]) answer {
 		GinkgoHelper()
 		var out bytes.Buffer
 		r := attach(command)
@@ -24,7 +24,7 @@ var _ = Describe("the time that a call has", func() {
 			r.conf = strings.Replace(conf1, "{", `{"cni.dev/valid-attachments": [], `, 1)
 		}
 		code := skel.Run(context.Background(), p,
-			skel.Env{Vars: r.vars(), Stdin: strings.NewReader(r.conf), Stdout: &out, Stderr: GinkgoWriter, Limits: l})
+			skel.Env{Vars: r.vars(), Stdin: strings.NewReader(r.conf), Stdout: &out, Stderr: GinkgoWriter, Limit: limit})
 		return answer{code: code, stdout: out.String()}
 	}
 	waits := func(ctx context.Context, _ *skel.Request) error {
@@ -33,7 +33,7 @@ var _ = Describe("the time that a call has", func() {
 	}
 
 	DescribeTable("ends, and with it what it waits for, in", func(command string) {
-		a := serve(command, skel.Limits{Call: brief}, skel.Plugin[any]{Name: "probe",
+		a := serve(command, brief, skel.Plugin[any]{Name: "probe",
 			Add: func(ctx context.Context, r *skel.Request, _ any) (*cni.Result, error) { return nil, waits(ctx, r) },
 			Del: waits, Check: parsed(waits), GC: waits, Status: parsed(waits)})
 		a.expectError(cni.CodeTryAgain, "no time left: context deadline exceeded")
@@ -45,14 +45,14 @@ var _ = Describe("the time that a call has", func() {
 			Expect(time.Until(at)).To(BeNumerically("~", 90*time.Second, nstest.Patience(5*time.Second)))
 			return errHandler
 		}
-		serve(command, skel.Limits{}, skel.Plugin[any]{Name: "probe",
+		serve(command, 0, skel.Plugin[any]{Name: "probe",
 			Add: func(ctx context.Context, r *skel.Request, _ any) (*cni.Result, error) { return nil, looks(ctx, r) },
 			Del: looks, Check: parsed(looks), GC: looks, Status: parsed(looks)}).expectError(cni.CodeInternal, errHandler.Error())
 	}, Entry(nil, "ADD"), Entry(nil, "DEL"), Entry(nil, "CHECK"), Entry(nil, "GC"), Entry(nil, "STATUS"))
 
 	It("is limited for the roll-back as a whole, and for each step of it", func() {
 		var left []time.Duration
-		a := serve("ADD", skel.Limits{Undo: brief, RollBack: time.Hour}, skel.Plugin[any]{Name: "probe",
+		a := serve("ADD", 4*brief, skel.Plugin[any]{Name: "probe",
 			Add: func(_ context.Context, r *skel.Request, _ any) (*cni.Result, error) {
 				r.OnFail("remove one", func(ctx context.Context) error { return ctx.Err() })
 				r.OnFail("remove two", func(ctx context.Context) error { return waits(ctx, r) })
@@ -60,7 +60,7 @@ var _ = Describe("the time that a call has", func() {
 			}})
 		doc := a.expectError(cni.CodeInternal, errHandler.Error())
 		Expect(doc).To(HaveKeyWithValue("details", "roll-back: remove two: context deadline exceeded"))
-		serve("ADD", skel.Limits{Undo: time.Hour, RollBack: time.Minute}, skel.Plugin[any]{Name: "probe",
+		serve("ADD", 0, skel.Plugin[any]{Name: "probe",
 			Add: func(_ context.Context, r *skel.Request, _ any) (*cni.Result, error) {
 				r.OnFail("remove it", func(ctx context.Context) error {
 					at, _ := ctx.Deadline()
@@ -69,7 +69,7 @@ var _ = Describe("the time that a call has", func() {
 				})
 				return nil, errHandler
 			}}).expectError(cni.CodeInternal, errHandler.Error())
-		Expect(left).To(ConsistOf(BeNumerically("<=", time.Minute)))
+		Expect(left).To(ConsistOf(BeNumerically("~", 15*time.Second, nstest.Patience(5*time.Second))))
 	})
 })
 

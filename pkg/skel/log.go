@@ -1,7 +1,6 @@
 package skel
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -36,13 +35,7 @@ type line struct {
 	IfName      string              `json:"ifname,omitempty"`
 	MS          float64             `json:"ms"`
 	Result      map[string][]string `json:"result,omitempty"`
-	Error       *lineError          `json:"error,omitempty"`
-}
-
-// lineError has no details: they may be another program's words.
-type lineError struct {
-	Code uint   `json:"code"`
-	Msg  string `json:"msg"`
+	Error       map[string]any      `json:"error,omitempty"`
 }
 
 // readLogKey reads the key log. The variable wins, but what is wrong with the key
@@ -87,10 +80,8 @@ func appendLine(path string, l line) error {
 	if !isLogPath(path) {
 		return errors.New("is no plain absolute path of a file")
 	}
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(l); err != nil {
+	data, err := json.Marshal(l)
+	if err != nil {
 		return err
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
@@ -101,7 +92,7 @@ func appendLine(path string, l line) error {
 	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
 		return errors.Join(err, errors.New("is no regular file"))
 	}
-	_, err = f.Write(b.Bytes())
+	_, err = f.Write(append(data, '\n'))
 	return err
 }
 
@@ -117,8 +108,8 @@ func (c *call) line(err error) line {
 	}
 	switch {
 	case err != nil:
-		e := describe(err)
-		l.Error = &lineError{Code: e.Code, Msg: e.Msg}
+		e := describe(err) // without details: they may be another program's words
+		l.Error = map[string]any{"code": e.Code, "msg": e.Msg}
 	case c.result != nil:
 		l.Result = map[string][]string{}
 		for _, i := range c.result.Interfaces {

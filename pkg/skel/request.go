@@ -7,6 +7,7 @@ import (
 	"io"
 	"runtime/debug"
 	"slices"
+	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
@@ -75,12 +76,12 @@ func (r *Request) Warn(format string, args ...any) {
 
 // rollBack undoes what was registered, in limited time, and returns err, with
 // what could not be undone in its details.
-func (r *Request) rollBack(ctx context.Context, limits Limits, err error) error {
+func (r *Request) rollBack(ctx context.Context, limit time.Duration, err error) error {
 	e := *cni.AsError(err)
-	ctx, cancel := context.WithTimeout(ctx, limits.RollBack)
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	for _, u := range slices.Backward(r.undos) {
-		step, cancel := context.WithTimeout(ctx, limits.Undo)
+		step, cancel := context.WithTimeout(ctx, limit*3/4) // the others have time left
 		failed := catch(func() error { return u.do(step) })
 		cancel()
 		if failed != nil {

@@ -6,11 +6,15 @@
 package skel
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
 	"os"
+	"os/signal"
+	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -91,9 +95,13 @@ type Env struct {
 	// nil: nobody tells.
 	Notify func(context.Context) context.Context
 
-	// Limits bound what the call may take.
-	Limits Limits
+	// Limit is how long the call may take; 0 = callTime.
+	Limit time.Duration
 }
+
+// callTime is how long a call may take up to its roll-back, and that has two ninths
+// of it: together less than the two minutes after which a kubelet gives up on us.
+const callTime = 90 * time.Second
 
 // Main runs p in this process and exits: with status 0 on success, 1 after an
 // error.
@@ -192,7 +200,7 @@ func (c *call) serve(ctx context.Context) error {
 
 // handle runs a handler that is not undone.
 func (c *call) handle(ctx context.Context, handler func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, c.env.Limits.orDefault().Call)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(c.env.Limit, callTime))
 	defer cancel()
 	return stopped(ctx, catch(func() error { return handler(ctx) }))
 }
@@ -212,8 +220,8 @@ func (c *call) add(ctx context.Context) error {
 			c.req.Warn("key %q is unknown and ignored: did you mean %q?", s.key, s.meant)
 		}
 	}
-	limits := c.env.Limits.orDefault()
-	timed, cancel := context.WithTimeout(ctx, limits.Call)
+	limit := cmp.Or(c.env.Limit, callTime)
+	timed, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	err := catch(func() error {
 		res, err := c.plugin.Add(timed, c.req, c.cfg)
@@ -229,7 +237,7 @@ func (c *call) add(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	return c.req.rollBack(context.WithoutCancel(ctx), limits, stopped(timed, err))
+	return c.req.rollBack(context.WithoutCancel(ctx), limit*2/9, stopped(timed, err))
 }
 
 // stopped says of a call that was told to end, or whose time is up, why it
@@ -257,4 +265,24 @@ func environ(vars []string) map[string]string {
 		}
 	}
 	return m
+}
+
+// Most returns a context that ends after two thirds of the time that ctx has: what
+// waits for locks leaves the rest to what can be done without them.
+func Most(ctx context.Context) (context.Context, context.CancelFunc) {
+	at, ok := ctx.Deadline()
+	if !ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, time.Until(at)*2/3)
+}
+
+// notify returns a context that ends when the process is told to end. The process
+// is not ended by such a signal any more. What our caller ignores, nohup for
+// instance, we ignore as well.
+func notify(ctx context.Context) context.Context {
+	ignored := func(s os.Signal) bool { return signal.Ignored(s) }
+	signals := []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
+	ctx, _ = signal.NotifyContext(ctx, slices.DeleteFunc(signals, ignored)...)
+	return ctx
 }
