@@ -48,14 +48,6 @@ var _ = Describe("Run", func() {
 		Expect(lines).To(ContainElement("CNI_COMMAND=ADD"))
 	})
 
-	It("replaces it once in what the kernel is given, too", func() {
-		r, _ := runner(`tr '\0' '\n' </proc/$$/environ`)
-		r.Env = append(r.Env, "CNI_COMMAND=again")
-		out, err := r.Run(ctx, "ipam", "CHECK", nil)
-		Expect(err).NotTo(HaveOccurred())
-		Expect(strings.Count("\n"+string(out), "\nCNI_COMMAND=")).To(Equal(1))
-	})
-
 	It("passes the configuration on byte for byte", func() {
 		conf := append([]byte("\ufeff{\n\t\"x\" : 1e400, \"x\":\"\x00\xff\" }\r\n\n"), bytes.Repeat([]byte("x"), 1<<20)...)
 		r, _ := runner("cat")
@@ -63,20 +55,6 @@ var _ = Describe("Run", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(bytes.Equal(out, conf)).To(BeTrue())
 	})
-
-	It("does not mind a delegate that does not read it", func() {
-		r, _ := runner("echo {}")
-		Expect(r.Run(ctx, "ipam", "ADD", make([]byte, 1<<20))).To(BeEquivalentTo("{}\n"))
-	})
-
-	DescribeTable("hands its standard error on", func(end string) {
-		r, stderr := runner("echo one >&2; echo two >&2; " + end)
-		_, _ = r.Run(ctx, "ipam", "ADD", nil)
-		Expect(stderr.String()).To(Equal("one\ntwo\n"))
-	},
-		Entry("on success", "echo {}"), Entry("on failure", `echo '{"code": 7, "msg": "x"}'; exit 1`),
-		Entry("on failure without an answer", "exit 1"), Entry("when it is killed", "kill -9 $$"),
-	)
 
 	It("hands its standard error on while it runs", func() {
 		fifo := filepath.Join(GinkgoT().TempDir(), "fifo")
@@ -187,15 +165,6 @@ var _ = Describe("Run", func() {
 		pid, err := strconv.Atoi(strings.TrimSpace(stderr.String()))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(unix.Kill(pid, unix.SIGKILL)).To(Succeed(), "the child is not ours to end")
-	})
-
-	It("takes the error of a delegate whose child holds the output open", func() {
-		r, stderr := runner(`sleep 60 & echo $! >&2; echo '{"code": 11, "msg": "busy"}'; exit 1`)
-		_, err := r.Run(ctx, "ipam", "ADD", nil)
-		expectError(err, cni.CodeTryAgain, "busy", "")
-		pid, err := strconv.Atoi(strings.TrimSpace(stderr.String()))
-		Expect(err).NotTo(HaveOccurred())
-		Expect(unix.Kill(pid, unix.SIGKILL)).To(Succeed())
 	})
 
 	It("takes the delegate along when it is killed itself", func() {

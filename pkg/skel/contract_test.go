@@ -142,19 +142,6 @@ var _ = Describe("a call that succeeds", func() {
 			Expect(parsed).To(Equal(times))
 		}, Entry(nil, "ADD", 1), Entry(nil, "CHECK", 1), Entry(nil, "STATUS", 1), Entry(nil, "DEL", 0), Entry(nil, "GC", 0))
 
-	It("reads keys that are given twice as the handler does: the last counts", func() {
-		r := request{command: "STATUS", conf: `{"cniVersion": "1.1.0", "name": "a", "NAME": "b", "x": 1, "X": 2}`}
-		r.run(probe(func(q *skel.Request) error {
-			var own struct {
-				Name string
-				X    int
-			}
-			Expect(q.Decode(&own)).To(Succeed())
-			Expect(own.Name).To(Equal(q.Network))
-			Expect([]any{q.Network, own.X}).To(HaveExactElements("b", 2))
-			return nil
-		})).expectSilence()
-	})
 })
 
 var _ = Describe("a call that is refused before the handler runs", func() {
@@ -290,23 +277,18 @@ var _ = Describe("a handler's error", func() {
 	})
 
 	It("that is a panic is code 999 wherever it comes from", func() {
+		for _, command := range []string{"ADD", "DEL", "CHECK", "STATUS"} {
+			p := probe(func(*skel.Request) error { panic("oops") })
+			doc := attach(command).run(p).expectError(cni.CodeInternal, "internal error: oops")
+			Expect(doc).To(HaveKeyWithValue("details", ContainSubstring("contract_test.go")))
+		}
 		plugin := probe(func(*skel.Request) error { return nil })
 		plugin.Config = wireConfig{}
-		r := attach("ADD")
 		var out bytes.Buffer
 		code := skel.Run(context.Background(), plugin, skel.Env{
-			Vars: r.vars(), Stdout: &out, Stderr: panicking{},
+			Vars: attach("ADD").vars(), Stdout: &out, Stderr: panicking{},
 			Stdin: strings.NewReader(`{"cniVersion": "1.0.0", "name": "net1", "BRIDGE": ""}`),
 		})
 		answer{code: code, stdout: out.String()}.expectError(cni.CodeInternal, "internal error: no writing")
-	})
-
-	It("that is a panic is code 999 with the stack in details", func() {
-		for _, command := range []string{"ADD", "DEL", "CHECK", "STATUS"} {
-			doc := attach(command).run(probe(func(*skel.Request) error { panic("oops") })).expectError(cni.CodeInternal, "internal error: oops")
-			Expect(doc).To(HaveKeyWithValue("details", ContainSubstring("contract_test.go")))
-		}
-		attach("ADD").run(skel.Plugin[any]{Name: "no-add"}).expectError(cni.CodeInternal,
-			ContainSubstring("internal error"))
 	})
 })

@@ -15,14 +15,12 @@ import (
 	"runtime"
 	"strings"
 	"syscall"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -99,6 +97,16 @@ func newProcess(mode, command string) *process {
 	return p
 }
 
+// startReady starts the process and waits until its handler runs.
+func (p *process) startReady() {
+	GinkgoHelper()
+	p.Stderr = nil
+	errs, err := p.StderrPipe()
+	Expect(err).NotTo(HaveOccurred())
+	Expect(p.Start()).To(Succeed())
+	Expect(bufio.NewReader(errs).ReadString('\n')).To(Equal("probe: ready\n"))
+}
+
 // expectFailed checks that the process ended by itself with status 1.
 func (p *process) expectFailed(err error) {
 	GinkgoHelper()
@@ -166,21 +174,6 @@ var _ = Describe("a plugin process", func() {
 		Entry("by a closed descriptor, which Go replaces by the same", ">&-"),
 	)
 
-	It("whose reader leaves in the middle of the result rolls back, and writes no second document", func() {
-		r, w, err := os.Pipe()
-		Expect(err).NotTo(HaveOccurred())
-		p := newProcess("big", "ADD")
-		p.Stdout = w
-		Expect(p.Start()).To(Succeed())
-		Expect(w.Close()).To(Succeed())
-		_, err = io.ReadFull(r, make([]byte, 100))
-		Expect(err).NotTo(HaveOccurred())
-		Expect(r.Close()).To(Succeed())
-		p.expectFailed(p.Wait())
-		p.expectUndone()
-		Expect(strings.Count(p.stderr.String(), `"code"`)).To(Equal(1))
-	})
-
 	It("lives although nobody reads its standard error", func() {
 		for command, stdout := range map[string]func() *os.File{"ADD": devFull, "VERSION": brokenPipe} {
 			p := newProcess("add", command)
@@ -194,13 +187,7 @@ var _ = Describe("a plugin process", func() {
 		signal.Notify(heard, sig)
 		DeferCleanup(signal.Stop, heard)
 		p := newProcess(mode, "ADD")
-		p.Stderr = nil
-		errs, err := p.StderrPipe()
-		Expect(err).NotTo(HaveOccurred())
-		Expect(p.Start()).To(Succeed())
-		line, err := bufio.NewReader(errs).ReadString('\n')
-		Expect(err).NotTo(HaveOccurred())
-		Expect(line).To(Equal("probe: ready\n"))
+		p.startReady()
 		Expect(p.Process.Signal(sig)).To(Succeed())
 		p.expectFailed(p.Wait())
 		p.expectUndone()
@@ -216,14 +203,8 @@ var _ = Describe("a plugin process", func() {
 	It("goes on ignoring what it was started to ignore", func() {
 		p := newProcess("wait", "ADD")
 		p.Args = []string{"sh", "-c", `trap "" HUP INT; exec "$0"`, p.Path}
-		self, err := os.Executable()
-		Expect(err).NotTo(HaveOccurred())
-		p.Path, p.Args[3], p.Stderr = "/bin/sh", self, nil
-		errs, err := p.StderrPipe()
-		Expect(err).NotTo(HaveOccurred())
-		Expect(p.Start()).To(Succeed())
-		_, err = bufio.NewReader(errs).ReadString('\n')
-		Expect(err).NotTo(HaveOccurred())
+		p.Path, p.Args[3] = "/bin/sh", fmt.Sprintf("/proc/%d/exe", os.Getpid())
+		p.startReady()
 		for _, sig := range []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGTERM} {
 			Expect(p.Process.Signal(sig)).To(Succeed())
 		}
@@ -235,31 +216,9 @@ var _ = Describe("a plugin process", func() {
 
 	It("that lends addresses just ends: whoever called it gives them back", func() {
 		p := newProcess("lend", "ADD")
-		p.Stderr = nil
-		errs, err := p.StderrPipe()
-		Expect(err).NotTo(HaveOccurred())
-		Expect(p.Start()).To(Succeed())
-		_, err = bufio.NewReader(errs).ReadString('\n')
-		Expect(err).NotTo(HaveOccurred())
+		p.startReady()
 		Expect(p.Process.Signal(unix.SIGTERM)).To(Succeed())
 		Expect(p.Wait()).To(MatchError("signal: terminated"))
 		Expect(p.log).NotTo(BeAnExistingFile())
-	})
-
-	It("ends when it is told to while it waits for its configuration", func() {
-		r, w, err := os.Pipe()
-		Expect(err).NotTo(HaveOccurred())
-		DeferCleanup(w.Close)
-		p := newProcess("add", "DEL")
-		p.Stdin = r
-		Expect(p.Start()).To(Succeed())
-		Expect(r.Close()).To(Succeed())
-		_, err = w.WriteString("{")
-		Expect(err).NotTo(HaveOccurred())
-		Eventually(func() (int, error) { return unix.IoctlGetInt(int(w.Fd()), unix.TIOCINQ) }).
-			WithTimeout(nstest.Patience(10*time.Second)).WithPolling(time.Millisecond).Should(BeZero(),
-			"it does not read")
-		Expect(p.Process.Signal(unix.SIGTERM)).To(Succeed())
-		Expect(p.Wait()).To(MatchError("signal: terminated"), "there was nothing to undo yet")
 	})
 })

@@ -59,15 +59,6 @@ var _ = Describe("the undos of ADD", func() {
 		Expect(log).To(HaveExactElements("one"))
 	})
 
-	It("have a failure told beside a panic, whose code stays", func() {
-		p := skel.Plugin[any]{Name: "probe", Add: func(_ context.Context, r *skel.Request, _ any) (*cni.Result, error) {
-			r.OnFail("remove one", func(context.Context) error { return cni.Errorf(cni.CodeTryAgain, "no") })
-			panic("oops")
-		}}
-		doc := attach("ADD").run(p).expectError(cni.CodeInternal, "internal error: oops")
-		Expect(doc["details"]).To(And(ContainSubstring("rollback_test.go"), HaveSuffix("; roll-back: remove one: no")))
-	})
-
 	It("are not told to end by what ended the call", func() {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		p := skel.Plugin[any]{Name: "probe",
@@ -101,15 +92,6 @@ var _ = Describe("the undos of ADD", func() {
 			cancel()
 			return nil, cni.Errorf(cni.CodeConflict, "taken")
 		})).expectError(cni.CodeConflict, "taken")
-	})
-
-	It("leave a panic an internal error when the call was ended", func() {
-		ctx, cancel := context.WithCancel(context.Background())
-		attach("ADD").runIn(ctx, adding(func() (*cni.Result, error) {
-			cancel()
-			panic("oops")
-		})).expectError(cni.CodeInternal, ContainSubstring("internal error: oops"))
-		Expect(log).To(HaveExactElements("three", "two", "one"))
 	})
 
 	It("belong to ADD alone", func() {

@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -232,29 +230,6 @@ var _ = Describe("loopback", func() {
 		as("STATUS", "").succeeds(host)
 		Expect(up(cont)).To(BeTrue())
 		as("GC", "").succeeds(host) // the caller gave no list
-	})
-
-	It("works many times at once, also in one namespace", func() {
-		program := nstest.Build("loopback")
-		c.version = "0.3.1"
-		conts := []*nstest.Host{cont}
-		for range 9 {
-			conts = append(conts, nstest.NewNetns())
-		}
-		var wg sync.WaitGroup
-		for i := range 20 {
-			d := c
-			d.netns = conts[i%len(conts)].Path
-			wg.Go(func() {
-				defer GinkgoRecover()
-				out := host.Run(nstest.Program{Path: program, Env: d.vars(), Stdin: d.conf()})
-				Expect(out.Exit).To(BeZero(), fmt.Sprint(out))
-			})
-		}
-		wg.Wait()
-		for _, h := range conts {
-			Expect(up(h)).To(BeTrue())
-		}
 	})
 })
 
