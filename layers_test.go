@@ -36,9 +36,9 @@ const (
 
 // wide are the directories that still have longer lines.
 var wide = []string{
-	"pkg/attach", "pkg/cni", "pkg/conntrack", "pkg/iface", "pkg/invoke", "pkg/ipam", "pkg/ipt", "pkg/masq",
-	"pkg/nft", "pkg/ns", "pkg/process", "pkg/rtnl", "pkg/skel", "plugins/ipam/host-local", "plugins/main/bridge",
-	"plugins/main/loopback", "plugins/main/ptp", "plugins/meta/portmap", "plugins/meta/tuning", "test/attack",
+	"pkg/attach", "pkg/conntrack", "pkg/iface", "pkg/ipam", "pkg/ipt", "pkg/masq",
+	"pkg/nft", "pkg/ns", "pkg/rtnl", "plugins/ipam/host-local", "plugins/main/bridge",
+	"plugins/main/ptp", "plugins/meta/portmap", "plugins/meta/tuning", "test/attack",
 	"test/clients", "test/cost", "test/faults", "test/hostile", "test/load", "test/node", "test/runtimes",
 }
 

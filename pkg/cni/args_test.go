@@ -9,7 +9,8 @@ import (
 
 var _ = Describe("ParseArgs", func() {
 	type values = map[string]string
-	const containerd = "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=abc;K8S_POD_UID=1-2-3"
+	const containerd = "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;" +
+		"K8S_POD_INFRA_CONTAINER_ID=abc;K8S_POD_UID=1-2-3"
 
 	DescribeTable("reads", func(args string, want values) {
 		Expect(cni.ParseArgs(args, "IP", "MAC", "GATEWAY")).To(Equal(want))

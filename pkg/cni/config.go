@@ -130,7 +130,8 @@ func (c *Config) PrevResult() (*Result, error) {
 	r, err := decodeResult(c.RawPrevResult, c.CNIVersion)
 	var problems Problems
 	for _, p := range ProblemsOf(err) {
-		problems.Add(refusal([]Problem{{Code: CodeConfig, Key: strings.TrimSuffix("prevResult."+p.Key, "."), Reason: p.Reason}}))
+		p.Code, p.Key = CodeConfig, strings.TrimSuffix("prevResult."+p.Key, ".")
+		problems.list = append(problems.list, p)
 	}
 	if err := problems.Err(); err != nil {
 		return nil, err

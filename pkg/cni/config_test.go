@@ -32,11 +32,14 @@ var _ = Describe("Config", func() {
 		Expect(refs).To(HaveExactElements(cni.AttachmentRef{ContainerID: "c", IfName: "e"}))
 	},
 		Entry("as written", `{"cniVersion": "0.4.0", "name": "n", "type": "bridge", "ipam": {"type": "host-local"},
-			"prevResult": {"ips": [{"address": "10.0.0.1/8"}]}, "cni.dev/valid-attachments": [{"containerID": "c", "ifname": "e"}]}`),
+			"prevResult": {"ips": [{"address": "10.0.0.1/8"}]},
+			"cni.dev/valid-attachments": [{"containerID": "c", "ifname": "e"}]}`),
 		Entry("upper", `{"CNIVERSION": "0.4.0", "NAME": "n", "TYPE": "bridge", "IPAM": {"TYPE": "host-local"},
-			"PREVRESULT": {"IPS": [{"ADDRESS": "10.0.0.1/8"}]}, "CNI.DEV/VALID-ATTACHMENTS": [{"CONTAINERID": "c", "IFNAME": "e"}]}`),
+			"PREVRESULT": {"IPS": [{"ADDRESS": "10.0.0.1/8"}]},
+			"CNI.DEV/VALID-ATTACHMENTS": [{"CONTAINERID": "c", "IFNAME": "e"}]}`),
 		Entry("lower", `{"cniversion": "0.4.0", "name": "n", "type": "bridge", "ipam": {"type": "host-local"},
-			"prevresult": {"ips": [{"address": "10.0.0.1/8"}]}, "cni.dev/valid-attachments": [{"containerid": "c", "ifName": "e"}]}`),
+			"prevresult": {"ips": [{"address": "10.0.0.1/8"}]},
+			"cni.dev/valid-attachments": [{"containerid": "c", "ifName": "e"}]}`),
 	)
 
 	It("without a version speaks the oldest", func() {
@@ -111,7 +114,8 @@ var _ = Describe("Config", func() {
 		Entry("of the configuration's version",
 			`{"cniVersion": "0.2.0", "prevResult": {"ip4": {"ip": "10.0.0.1/8"}}}`, true),
 		Entry("of another family",
-			`{"cniVersion": "1.1.0", "prevResult": {"cniVersion": "0.3.1", "ips": [{"version": "4", "address": "10.0.0.1/8"}]}}`, true),
+			`{"cniVersion": "1.1.0", "prevResult": {"cniVersion": "0.3.1",
+				"ips": [{"version": "4", "address": "10.0.0.1/8"}]}}`, true),
 	)
 
 	It("names what it cannot read of prevResult", func() {
@@ -142,10 +146,12 @@ var _ = Describe("cni.dev/valid-attachments", func() {
 		Entry("the older spelling", `{"cni.dev/attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, c1),
 		Entry("the older spelling, null", `{"cni.dev/attachments": null}`),
 		Entry("both, as libcni sends them",
-			`{"cni.dev/attachments": [{"containerID": "c1", "ifname": "eth0"}], "cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, c1),
+			`{"cni.dev/attachments": [{"containerID": "c1", "ifname": "eth0"}],
+				"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, c1),
 		Entry("both: one null, the other empty", `{"cni.dev/attachments": [], "cni.dev/valid-attachments": null}`),
 		Entry("both: the specification's counts",
-			`{"cni.dev/attachments": null, "cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, c1),
+			`{"cni.dev/attachments": null,
+				"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}`, c1),
 	)
 
 	It("that is missing is no empty list", func() {

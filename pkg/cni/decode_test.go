@@ -16,13 +16,17 @@ const (
 		"interfaces": [{"name": "cni0", "mac": "00:11:22:33:44:55"}, {"name": "veth3243", "mac": "55:44:33:22:11:11"},
 			{"name": "eth0", "mac": "99:88:77:66:55:44", "sandbox": "/var/run/netns/blue"}],
 		"dns": {"nameservers": ["10.1.0.1"]}}`
-	schemaExample = `{"cniVersion": "1.0.0", "interfaces": [{"name": "cni0", "mac": "0a:58:0a:f4:00:01", "sandbox": ""}],
+	schemaExample = `{"cniVersion": "1.0.0", 
+		"interfaces": [{"name": "cni0", "mac": "0a:58:0a:f4:00:01", "sandbox": ""}],
 		"ips": [{"address": "10.244.0.5/24", "gateway": "10.244.0.1", "interface": 0}],
 		"routes": [{"dst": "0.0.0.0/0", "gw": "10.244.0.1"}], "dns": {"options": ["ndots:5"]}}`
-	reference03 = `{"cniVersion": "0.3.1", "interfaces": [{"name": "eth0", "mac": "0a:58:0a:f4:00:03", "sandbox": "/x"}],
-		"ips": [{"version": "4", "interface": 0, "address": "10.1.2.3/24", "gateway": "10.1.2.1"}, {"version": "6", "address": "fd00::3/64"}],
+	reference03 = `{"cniVersion": "0.3.1",
+		"interfaces": [{"name": "eth0", "mac": "0a:58:0a:f4:00:03", "sandbox": "/x"}],
+		"ips": [{"version": "4", "interface": 0, "address": "10.1.2.3/24", "gateway": "10.1.2.1"},
+			{"version": "6", "address": "fd00::3/64"}],
 		"routes": [{"dst": "0.0.0.0/0", "mtu": 1400, "table": 0, "scope": 253}], "dns": {}}`
-	reference02 = `{"cniVersion": "0.2.0", "ip4": {"ip": "10.1.2.3/24", "gateway": "10.1.2.1", "routes": [{"dst": "0.0.0.0/0"}]},
+	reference02 = `{"cniVersion": "0.2.0",
+		"ip4": {"ip": "10.1.2.3/24", "gateway": "10.1.2.1", "routes": [{"dst": "0.0.0.0/0"}]},
 		"ip6": {"ip": "fd00::3/64", "routes": [{"dst": "::/0", "gw": "fd00::1"}]}, "dns": {"domain": "x.org"}}`
 )
 
@@ -70,7 +74,8 @@ var _ = Describe("DecodeResult", func() {
 		Entry("null", `null`, "1.0.0", &cni.Result{}),
 		Entry("an empty object", `{}`, "1.0.0", &cni.Result{}),
 		Entry("nulls and empty texts",
-			`{"ips": [{"address": "10.1.2.3/24", "gateway": "", "interface": null}], "routes": null, "dns": null}`, "1.0.0",
+			`{"ips": [{"address": "10.1.2.3/24", "gateway": "", "interface": null}],
+				"routes": null, "dns": null}`, "1.0.0",
 			&cni.Result{IPs: []cni.IP{{Address: prefix("10.1.2.3/24")}}}),
 		Entry("IPv4 in IPv6 as the IPv4 it is",
 			`{"ips": [{"address": "::ffff:10.1.2.3/120", "gateway": "::ffff:10.1.2.1"}]}`, "1.0.0",

@@ -108,8 +108,11 @@ func FuzzUnmarshal(f *testing.F) {
 // nobody knows is in a message.
 func FuzzConfig(f *testing.F) {
 	for _, conf := range []string{
-		`{"cniVersion":"1.1.0","name":"n","type":"t","ipam":{"type":"i"},"prevResult":{"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}]},"cni.dev/valid-attachments":[{"containerID":"c","ifname":"e"}]}`,
-		`{"name":7,"ipam":[],"prevResult":{"cniVersion":"0.2.0","ip4":{"ip":"x"}},"cni.dev/valid-attachments":null,"cni.dev/attachments":[{"secret":"x"}]}`,
+		`{"cniVersion":"1.1.0","name":"n","type":"t","ipam":{"type":"i"},
+			"prevResult":{"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}]},
+			"cni.dev/valid-attachments":[{"containerID":"c","ifname":"e"}]}`,
+		`{"name":7,"ipam":[],"prevResult":{"cniVersion":"0.2.0","ip4":{"ip":"x"}},
+			"cni.dev/valid-attachments":null,"cni.dev/attachments":[{"secret":"x"}]}`,
 		`{"NAME":{"a":[[1e999]]},"type":null,"prevResult":7,"cni.dev/attachments":[{"containerID":""}]}`,
 	} {
 		f.Add([]byte(conf))

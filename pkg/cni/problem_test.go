@@ -42,7 +42,8 @@ func lines(err error) []string {
 var _ = Describe("Problems", func() {
 	It("are the first value of the wrong type, with its way, and the rest is read", func() {
 		wire := keyed{Name: "default"}
-		err := cni.Unmarshal([]byte(`{"names": ["a", "b"], "trunk": [{"id": 1}, {"id": "2"}, {"id": 3}], "MTU": "1400"}`), &wire)
+		err := cni.Unmarshal([]byte(`{"names": ["a", "b"], "trunk": [{"id": 1}, {"id": "2"}, {"id": 3}],
+			"MTU": "1400"}`), &wire)
 		Expect(lines(err)).To(HaveExactElements(`trunk[1].id: is a JSON string, want a whole number`))
 		Expect(wire.Name).To(Equal("default"))
 		Expect(wire.Names).To(Equal([]string{"a", "b"}))
@@ -62,7 +63,8 @@ var _ = Describe("Problems", func() {
 		all.Add(cni.Refuse("port", json.RawMessage("[1]"), "is no number"))
 		e := cni.AsError(all.Err())
 		Expect([]any{e.Code, e.Msg}).To(HaveExactElements(cni.CodeConfig, "mtu: 5 is too small"))
-		Expect(e.Details).To(Equal(`vlan: boom; CNI_ARGS: unknown keys A; ipam.type: missing; bridge: "a b" is no name; port: [1] is no number`))
+		Expect(e.Details).To(Equal(`vlan: boom; CNI_ARGS: unknown keys A; ipam.type: missing; ` +
+			`bridge: "a b" is no name; port: [1] is no number`))
 		Expect(lines(e)[0]).To(Equal("mtu: 5 is too small -> use 68"))
 		codes := []uint{}
 		for _, p := range cni.ProblemsOf(e) {

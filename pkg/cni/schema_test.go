@@ -13,7 +13,8 @@ var _ = Describe("docs/schema", func() {
 	It("has result.json, of all shapes", func() {
 		old := object{"properties": object{"cniVersion": object{"enum": []string{"0.1.0", "0.2.0"}}}}
 		plugintest.ExpectSchema("result", "what ADD prints, and what prevResult is (specification, section 5)", object{
-			"required": []string{"cniVersion"}, "if": old, "then": object{"$ref": "#/$defs/0.1.0"}, "else": object{"$ref": "#/$defs/0.3.0"},
+			"required": []string{"cniVersion"}, "if": old, "then": object{"$ref": "#/$defs/0.1.0"},
+			"else":  object{"$ref": "#/$defs/0.3.0"},
 			"$defs": object{"0.1.0": plugintest.SchemaOf(cni.Wire01{}), "0.3.0": plugintest.SchemaOf(cni.Wire1{})}})
 	})
 

@@ -49,7 +49,8 @@ var _ = Describe("Run", func() {
 	})
 
 	It("passes the configuration on byte for byte", func() {
-		conf := append([]byte("\ufeff{\n\t\"x\" : 1e400, \"x\":\"\x00\xff\" }\r\n\n"), bytes.Repeat([]byte("x"), 1<<20)...)
+		conf := append([]byte("\ufeff{\n\t\"x\" : 1e400, \"x\":\"\x00\xff\" }\r\n\n"),
+			bytes.Repeat([]byte("x"), 1<<20)...)
 		r, _ := runner("cat")
 		out, err := r.Run(ctx, "ipam", "ADD", conf)
 		Expect(err).NotTo(HaveOccurred())

@@ -22,7 +22,8 @@ const parentEnv = "INVOKE_TEST_PARENT"
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(parentEnv); dir != "" {
-		_, err := invoke.Runner{Path: dir, Env: os.Environ(), Stderr: os.Stderr}.Run(context.Background(), "ipam", "ADD", nil)
+		r := invoke.Runner{Path: dir, Env: os.Environ(), Stderr: os.Stderr}
+		_, err := r.Run(context.Background(), "ipam", "ADD", nil)
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(3)
 	}
@@ -49,7 +50,8 @@ func runner(script string) (invoke.Runner, *log) {
 	dir := GinkgoT().TempDir()
 	install(dir, "ipam", script)
 	stderr := &log{}
-	return invoke.Runner{Path: dir, Env: []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=DEL"}, Stderr: stderr}, stderr
+	env := []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=DEL"}
+	return invoke.Runner{Path: dir, Env: env, Stderr: stderr}, stderr
 }
 
 // log is a standard error that can be looked at while it is written.

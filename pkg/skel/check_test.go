@@ -147,7 +147,8 @@ var _ = Describe("--check-config", func() {
 
 	It("does nothing to a terminal, whatever is in keys and values", func() {
 		a := checked(picky(),
-			list(`{"type": "probe", "\u001b[31mevil": 1, "x\u009by": 2, "bridge": "none", "mtu": "`+"\u009b\u202e"+`"}`))
+			list(`{"type": "probe", "\u001b[31mevil": 1, "x\u009by": 2, "bridge": "none",
+				"mtu": "`+"\u009b\u202e"+`"}`))
 		Expect(a.stdout).To(ContainSubstring(`warning: plugins[0]["\x1b[31mevil"]: is unknown and ignored` + "\n"))
 		Expect(strings.ContainsFunc(a.stdout,
 			func(r rune) bool { return r != '\n' && !strconv.IsPrint(r) })).To(BeFalse())
@@ -163,7 +164,8 @@ var _ = Describe("ADD", func() {
 			r := attach(command)
 			r.conf = conf
 			doc := r.run(picky()).expectError(cni.CodeConfig, HavePrefix(`name: "a b" is no network name`))
-			Expect(doc["details"]).To(And(HavePrefix(`ipam.type: "probe" is this plugin itself, which gives no addresses; prevResult.ips: `),
+			Expect(doc["details"]).To(And(
+				HavePrefix(`ipam.type: "probe" is this plugin itself, which gives no addresses; prevResult.ips: `),
 				HaveSuffix(`; mtu: is a JSON string, want a whole number; vlan: 5000 is too great`)))
 		}
 	})

@@ -48,9 +48,10 @@ var _ = Describe("a call that succeeds", func() {
 		Entry("GC", "GC", `{"cniVersion": "1.1.0", "name": "net1", "cni.dev/valid-attachments": null}`),
 	)
 
-	DescribeTable("of DEL and GC goes on without an IPAM plugin that is the plugin itself, which would start itself without end", func(command, more string) {
+	DescribeTable("of DEL and GC goes on without an IPAM plugin that is the plugin itself", func(command, more string) {
 		r := attach(command)
-		r.conf = `{"cniVersion": "1.1.0", "name": "net1", "type": "other", "cni.dev/valid-attachments": [], ` + more + `}`
+		r.conf = `{"cniVersion": "1.1.0", "name": "net1", "type": "other",
+			"cni.dev/valid-attachments": [], ` + more + `}`
 		called := 0
 		a := r.run(probe(func(q *skel.Request) error { called++; Expect(q.IPAM).To(BeEmpty()); return nil }))
 		Expect(a.stderr).To(And(HavePrefix("probe: ipam.type: "), HaveSuffix("; taken for none\n")))
@@ -97,7 +98,8 @@ var _ = Describe("a call that succeeds", func() {
 		for _, key := range []string{"", `"cni.dev/attachment": [], `} {
 			r := request{command: "GC",
 				conf: `{"cniVersion": "1.1.0", ` + key + `"name": "net1", "ipam": {"type": "host-local"}}`}
-			Expect(r.run(forbidden())).To(Equal(answer{stderr: "probe: cni.dev/valid-attachments: missing; nothing is removed\n"}))
+			Expect(r.run(forbidden())).To(Equal(answer{
+				stderr: "probe: cni.dev/valid-attachments: missing; nothing is removed\n"}))
 		}
 		for _, list := range []string{"null", "[]"} {
 			r := request{command: "GC",
@@ -108,7 +110,8 @@ var _ = Describe("a call that succeeds", func() {
 
 	It("gives GC its network and the valid attachments, and nothing of an attachment", func() {
 		r := request{command: "GC", id: "../c1", ifname: "../eth0", netns: "/x",
-			conf: `{"cniVersion": "1.1.0", "name": "net1", "cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}`}
+			conf: `{"cniVersion": "1.1.0", "name": "net1",
+				"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}`}
 		r.run(probe(func(q *skel.Request) error {
 			Expect(q.Attachment).To(Equal(cni.Attachment{Network: "net1"}))
 			Expect(q.Netns).To(BeEmpty())
@@ -140,7 +143,8 @@ var _ = Describe("a call that succeeds", func() {
 			}
 			Expect(r.run(p.Any()).code).To(BeZero())
 			Expect(parsed).To(Equal(times))
-		}, Entry(nil, "ADD", 1), Entry(nil, "CHECK", 1), Entry(nil, "STATUS", 1), Entry(nil, "DEL", 0), Entry(nil, "GC", 0))
+		}, Entry(nil, "ADD", 1), Entry(nil, "CHECK", 1), Entry(nil, "STATUS", 1),
+		Entry(nil, "DEL", 0), Entry(nil, "GC", 0))
 
 })
 

@@ -24,7 +24,8 @@ var _ = Describe("the time that a call has", func() {
 			r.conf = strings.Replace(conf1, "{", `{"cni.dev/valid-attachments": [], `, 1)
 		}
 		code := skel.Run(context.Background(), p,
-			skel.Env{Vars: r.vars(), Stdin: strings.NewReader(r.conf), Stdout: &out, Stderr: GinkgoWriter, Limit: limit})
+			skel.Env{Vars: r.vars(), Stdin: strings.NewReader(r.conf), Stdout: &out, Stderr: GinkgoWriter,
+				Limit: limit})
 		return answer{code: code, stdout: out.String()}
 	}
 	waits := func(ctx context.Context, _ *skel.Request) error {
@@ -47,7 +48,8 @@ var _ = Describe("the time that a call has", func() {
 		}
 		serve(command, 0, skel.Plugin[any]{Name: "probe",
 			Add: func(ctx context.Context, r *skel.Request, _ any) (*cni.Result, error) { return nil, looks(ctx, r) },
-			Del: looks, Check: parsed(looks), GC: looks, Status: parsed(looks)}).expectError(cni.CodeInternal, errHandler.Error())
+			Del: looks, Check: parsed(looks), GC: looks, Status: parsed(looks)}).
+			expectError(cni.CodeInternal, errHandler.Error())
 	}, Entry(nil, "ADD"), Entry(nil, "DEL"), Entry(nil, "CHECK"), Entry(nil, "GC"), Entry(nil, "STATUS"))
 
 	It("is limited for the roll-back as a whole, and for each step of it", func() {

@@ -86,13 +86,15 @@ var _ = Describe("the keys of a configuration", func() {
 		Expect(stderr(plugin, keys)).To(BeEmpty())
 	},
 		Entry("as they should be",
-			`"bridge": "", "isGateway": true, "mtu": 5, "vlan": 5, "dns": {"nameservers": []}, "vlanTrunk": [{"minID": 5}]`),
+			`"bridge": "", "isGateway": true, "mtu": 5, "vlan": 5, "dns": {"nameservers": []},
+				"vlanTrunk": [{"minID": 5}]`),
 		Entry("unrelated", `"keyA": ["some more"], "loadOnlyInlinedPlugins": true, "x": 1`),
 		Entry("two letters, in a short key", `"vlxy": 5, "brdgx": ""`),
 		Entry("a letter, in a very short key", `"mtx": 5, "mt": 1, "mtus": 1`),
 		Entry("three letters", `"bri": "", "isGatXXX": true`),
 		Entry("of the protocol",
-			`"cniVersions": [], "args": {"cni": {"x": 1}}, "capabilities": {"portMapping": true}, "runtimeConfig": {}, "disableCheck": true, "disableGC": true, "ipMasq": true, "cni.dev/valid-attachments": []`),
+			`"cniVersions": [], "args": {"cni": {"x": 1}}, "capabilities": {"portMapping": true}, "runtimeConfig": {},
+				"disableCheck": true, "disableGC": true, "ipMasq": true, "cni.dev/valid-attachments": []`),
 		Entry("the runtime's, in any case",
 			`"runtimeConfig": {"PortMappings": [{"HostPort": 8080}], "portMapping": []}`),
 		Entry("the IPAM plugin's", `"ipam": {"type": "x", "range": [], "ranges": [[{"subnett": "x"}]]}`),
@@ -104,9 +106,12 @@ var _ = Describe("the keys of a configuration", func() {
 		ipam := plugin
 		ipam.IPAM = true
 		Expect(stderr(ipam,
-			`"bridgee": "", "isGatway": true, "dns": {}, "MTU": 5, "ipam": {"type": "x", "ranges": [[{"subnet": "x"}], [{}, {"subnett": "y", "RangeStart": "z"}]]}`)).
-			To(Equal(`probe: key "ipam.ranges[1][1].RangeStart": did you mean "ipam.ranges[1][1].rangeStart"? It is read as that` + "\n" +
-				`probe: key "ipam.ranges[1][1].subnett" is unknown and ignored: did you mean "ipam.ranges[1][1].subnet"?` + "\n"))
+			`"bridgee": "", "isGatway": true, "dns": {}, "MTU": 5,
+				"ipam": {"type": "x", "ranges": [[{"subnet": "x"}], [{}, {"subnett": "y", "RangeStart": "z"}]]}`)).
+			To(Equal(`probe: key "ipam.ranges[1][1].RangeStart": ` +
+				`did you mean "ipam.ranges[1][1].rangeStart"? It is read as that` + "\n" +
+				`probe: key "ipam.ranges[1][1].subnett" is unknown and ignored: ` +
+				`did you mean "ipam.ranges[1][1].subnet"?` + "\n"))
 	})
 
 	It("are commented on once, by ADD", func() {
@@ -128,7 +133,8 @@ var _ = Describe("for a person", func() {
 	plugin.Config = wireConfig{}
 	text := And(ContainSubstring("probe "), ContainSubstring("does nothing"),
 		ContainSubstring("0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0"), ContainSubstring("CNI_COMMAND"),
-		MatchRegexp(`\n  bridge +the bridge to attach to\n`), MatchRegexp(`\n  macspoofchk +drop`), MatchRegexp(`\n  vlanTrunk\[\]\.minID +the first ID\n`),
+		MatchRegexp(`\n  bridge +the bridge to attach to\n`), MatchRegexp(`\n  macspoofchk +drop`),
+		MatchRegexp(`\n  vlanTrunk\[\]\.minID +the first ID\n`),
 		MatchRegexp(`\n  ipam\.ranges\[\]\[\]\.rangeStart +first address\n`), Not(ContainSubstring("hostPort")))
 
 	It("--help tells what it is, which versions it speaks and which keys it takes", func() {
@@ -145,7 +151,8 @@ var _ = Describe("for a person", func() {
 		Expect([]any{a.code, a.stdout}).To(HaveExactElements(0, ""))
 	})
 
-	semver := regexp.MustCompile(`^v?(\d+)\.(\d+)\.(\d+)(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?(\+[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?$`)
+	const parts = `[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*`
+	semver := regexp.MustCompile(`^v?(\d+)\.(\d+)\.(\d+)(-` + parts + `)?(\+` + parts + `)?$`)
 	atLeast := func(version string, want ...int) {
 		GinkgoHelper()
 		parts := semver.FindStringSubmatch(version)

@@ -25,7 +25,8 @@ var _ = Describe("docs/schema", func() {
 			"properties": object{"cniVersion": keys["cniVersion"], "name": keys["name"]}}
 		plugintest.ExpectSchema("network", "a network configuration, or a list of them (specification, section 1)",
 			object{
-				"if": object{"required": []string{"plugins"}}, "then": ref("#/$defs/list"), "else": ref("#/$defs/single"),
+				"if": object{"required": []string{"plugins"}}, "then": ref("#/$defs/list"),
+				"else": ref("#/$defs/single"),
 				"$defs": object{"entry": entry, "list": list, "single": single, "plugin": object{
 					"allOf": slices.Concat([]any{ref("#/$defs/entry")}, whose("type", "main"), whose("type", "meta"),
 						whose("ipam.type", "ipam"))}}})

@@ -13,7 +13,8 @@ func FuzzCall(f *testing.F) {
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"lo","type":"loopback","cni.dev/valid-attachments":[]}`,
 			`{"cniVersion":"0.3.1","name":"lo","prevResult":{"ips":[{"version":"4","address":"127.0.0.1/8"}]}}`,
-			`{"cniVersion":"1.0.0","name":"lo","prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"lo","mac":"00:00:00:00:00:00","sandbox":"` +
+			`{"cniVersion":"1.0.0","name":"lo","prevResult":{"cniVersion":"1.0.0",
+				"interfaces":[{"name":"lo","mac":"00:00:00:00:00:00","sandbox":"` +
 				FuzzNetns + `"}],"ips":[{"address":"127.0.0.1/8","interface":0},{"address":"::1/128","interface":0}]}}`,
 			`{"name":"lo"}`,
 		},

@@ -69,7 +69,8 @@ func check(_ context.Context, req *skel.Request, _ struct{}) error {
 	for _, ip := range req.PrevResult.ContainerIPs(ifName) {
 		there := slices.ContainsFunc(addrs, func(a rtnl.Addr) bool { return a.Prefix == ip.Address })
 		if ip.Interface != nil && !there { // it is said to be lo's
-			missing = append(missing, cni.Errorf(cni.CodeDrift, "interface %q: address %s is missing", ifName, ip.Address))
+			err := cni.Errorf(cni.CodeDrift, "interface %q: address %s is missing", ifName, ip.Address)
+			missing = append(missing, err)
 		}
 	}
 	return errors.Join(missing...)

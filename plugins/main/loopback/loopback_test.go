@@ -165,7 +165,8 @@ var _ = Describe("loopback", func() {
 	})
 
 	It("passes the result of the plugin before it on", func() {
-		prev := `{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"interface":0,"address":"10.1.0.2/24"}]}`
+		prev := `{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/x"}],
+			"ips":[{"interface":0,"address":"10.1.0.2/24"}]}`
 		Expect(as("ADD", `,"prevResult":`+prev).succeeds(host)).To(MatchJSON(prev))
 		Expect(up(cont)).To(BeTrue())
 		as("CHECK", `,"prevResult":`+prev).succeeds(host)
@@ -236,7 +237,8 @@ var _ = Describe("loopback", func() {
 const (
 	result01 = `{"cniVersion":"VERSION","ip4":{"ip":"127.0.0.1/8"},"ip6":{"ip":"::1/128"},"dns":{}}`
 	result03 = `{"cniVersion":"VERSION","interfaces":[{"name":"lo","mac":"00:00:00:00:00:00","sandbox":"NETNS"}],
-		"ips":[{"version":"4","interface":0,"address":"127.0.0.1/8"},{"version":"6","interface":0,"address":"::1/128"}],"dns":{}}`
+		"ips":[{"version":"4","interface":0,"address":"127.0.0.1/8"},
+			{"version":"6","interface":0,"address":"::1/128"}],"dns":{}}`
 	result1 = `{"cniVersion":"VERSION","interfaces":[{"name":"lo","mac":"00:00:00:00:00:00","sandbox":"NETNS"}],
 		"ips":[{"interface":0,"address":"127.0.0.1/8"},{"interface":0,"address":"::1/128"}]}`
 )
