@@ -61,7 +61,11 @@ func decode(data []byte, v any) error {
 func refuseType(t *json.UnmarshalTypeError, doc []byte) *Error {
 	key := keyAt(doc, t.Offset)
 	if number, ok := strings.CutPrefix(t.Value, "number "); ok {
-		return Refuse(key, json.RawMessage(number), "is no whole number")
+		reason := "is no whole number"
+		if t.Type.Kind() == reflect.Uint32 {
+			reason = "is no whole number between 0 and 4294967295"
+		}
+		return Refuse(key, json.RawMessage(number), reason)
 	}
 	want := "a whole number"
 	switch t.Type.Kind() {

@@ -136,9 +136,9 @@ var _ = Describe("DecodeResult", func() {
 		Entry("a negative advmss", `{"routes": [{"dst": "10.0.0.0/8", "advmss": -1}]}`, "1.0.0", cni.CodeDecode,
 			`result: routes[0].advmss: -1 is not between 0 and 2147483647`),
 		Entry("a priority of 33 bits", `{"routes": [{"dst": "10.0.0.0/8", "priority": 4294967296}]}`, "1.0.0",
-			cni.CodeDecode, `result: routes[0].priority: 4294967296 is not between 0 and 4294967295`),
+			cni.CodeDecode, `result: routes[0].priority: 4294967296 is no whole number between 0 and 4294967295`),
 		Entry("a negative table", `{"routes": [{"dst": "10.0.0.0/8", "table": -1}]}`, "1.0.0", cni.CodeDecode,
-			`result: routes[0].table: -1 is not between 0 and 4294967295`),
+			`result: routes[0].table: -1 is no whole number between 0 and 4294967295`),
 		Entry("a scope of 9 bits", `{"routes": [{"dst": "10.0.0.0/8", "scope": 256}]}`, "1.0.0", cni.CodeDecode,
 			`result: routes[0].scope: 256 is not between 0 and 255`),
 	)

@@ -34,13 +34,13 @@ type wireIP struct {
 
 // WireRoute is a route as results and configurations spell it.
 type WireRoute struct {
-	Dst      string `json:"dst" help:"destination, as address/length" schema:"required format=prefix"`
-	GW       string `json:"gw,omitempty" help:"gateway (default: that of an address)" schema:"format=address empty"`
-	MTU      int    `json:"mtu,omitempty" help:"MTU, bytes" schema:"min=0 max=2147483647"`
-	AdvMSS   int    `json:"advmss,omitempty" help:"maximum segment size to advertise, bytes" schema:"min=0 max=2147483647"`
-	Priority int64  `json:"priority,omitempty" help:"metric" schema:"min=0 max=4294967295"`
-	Table    *int64 `json:"table,omitempty" help:"routing table" schema:"min=0 max=4294967295"`
-	Scope    *int   `json:"scope,omitempty" help:"0 global, 253 link, 254 host" schema:"min=0 max=255"`
+	Dst      string  `json:"dst" help:"destination, as address/length" schema:"required format=prefix"`
+	GW       string  `json:"gw,omitempty" help:"gateway (default: that of an address)" schema:"format=address empty"`
+	MTU      int     `json:"mtu,omitempty" help:"MTU, bytes" schema:"min=0 max=2147483647"`
+	AdvMSS   int     `json:"advmss,omitempty" help:"maximum segment size to advertise, bytes" schema:"min=0 max=2147483647"`
+	Priority uint32  `json:"priority,omitempty" help:"metric" schema:"min=0 max=4294967295"`
+	Table    *uint32 `json:"table,omitempty" help:"routing table" schema:"min=0 max=4294967295"`
+	Scope    *int    `json:"scope,omitempty" help:"0 global, 253 link, 254 host" schema:"min=0 max=255"`
 }
 
 // wire01 is the shape of 0.1.0 and 0.2.0: one address of each family.
@@ -58,19 +58,14 @@ type wireV4 struct {
 }
 
 func toWireRoute(r Route) WireRoute {
-	return WireRoute{
-		Dst: r.Dst.String(), GW: addrText(r.GW), MTU: r.MTU, AdvMSS: r.AdvMSS,
-		Priority: int64(r.Priority), Table: converted[int64](r.Table), Scope: r.Scope,
-	}
+	return WireRoute{Dst: r.Dst.String(), GW: addrText(r.GW), MTU: r.MTU, AdvMSS: r.AdvMSS,
+		Priority: r.Priority, Table: r.Table, Scope: r.Scope}
 }
 
 // Parse checks a route of a configuration or a result. It reports all that is
 // wrong, by the keys of the route.
 func (w WireRoute) Parse() (Route, error) {
-	r := Route{
-		MTU: w.MTU, AdvMSS: w.AdvMSS,
-		Priority: uint32(w.Priority), Table: converted[uint32](w.Table), Scope: w.Scope,
-	}
+	r := Route{MTU: w.MTU, AdvMSS: w.AdvMSS, Priority: w.Priority, Table: w.Table, Scope: w.Scope}
 	var problems Problems
 	var err error
 	switch r.Dst, err = ParsePrefix("dst", w.Dst); {
@@ -85,37 +80,17 @@ func (w WireRoute) Parse() (Route, error) {
 		r.GW, err = ParseAddr("gw", w.GW)
 		problems.Add(err)
 	}
-	for _, n := range []struct {
-		key         string
-		value, most int64
-	}{
-		{"mtu", int64(w.MTU), 1<<31 - 1},
-		{"advmss", int64(w.AdvMSS), 1<<31 - 1},
-		{"priority", w.Priority, 1<<32 - 1},
-		{"table", orZero(w.Table), 1<<32 - 1},
-		{"scope", int64(orZero(w.Scope)), 255},
-	} {
-		if n.value < 0 || n.value > n.most {
-			problems.Add(Refuse(n.key, n.value, fmt.Sprintf("is not between 0 and %d", n.most)))
+	limited := func(key string, value, most int) {
+		if value < 0 || value > most {
+			problems.Add(Refuse(key, value, fmt.Sprintf("is not between 0 and %d", most)))
 		}
 	}
+	limited("mtu", w.MTU, 1<<31-1)
+	limited("advmss", w.AdvMSS, 1<<31-1)
+	if w.Scope != nil {
+		limited("scope", *w.Scope, 255)
+	}
 	return r, problems.Err()
-}
-
-func orZero[T int | int64](p *T) T {
-	if p == nil {
-		return 0
-	}
-	return *p
-}
-
-// converted is the number that p points to, of another size.
-func converted[To, From uint32 | int64](p *From) *To {
-	if p == nil {
-		return nil
-	}
-	n := To(*p)
-	return &n
 }
 
 const noPrefix = "is no address in CIDR notation"
