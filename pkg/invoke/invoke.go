@@ -48,9 +48,6 @@ func (r Runner) Find(name string) (string, error) {
 			continue
 		}
 		file := filepath.Join(dir, name)
-		if !filepath.IsAbs(file) { // one without a slash would be looked up in PATH
-			file = "./" + file
-		}
 		info, err := os.Stat(file)
 		if err == nil && info.Mode().IsRegular() {
 			return file, nil

@@ -137,7 +137,7 @@ var _ = Describe("Client", func() {
 		adding, err := c.Start(ctx, "ADD")
 		Expect(err).NotTo(HaveOccurred())
 		began := time.Now()
-		brief, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		brief, cancel := context.WithTimeout(ctx, nstest.Patience(time.Second))
 		defer cancel()
 		Expect(cni.AsError(c.Release(brief, adding)).Code).To(Equal(cni.CodeTryAgain))
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
