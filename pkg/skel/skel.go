@@ -57,11 +57,11 @@ type Plugin[C any] struct {
 // Any returns p as a plugin like any other, whatever its configuration's type.
 func (p Plugin[C]) Any() Plugin[any] {
 	untyped := func(h func(context.Context, *Request, C) error) func(context.Context, *Request, any) error {
+		if h == nil {
+			return nil
+		}
 		return func(ctx context.Context, r *Request, c any) error {
 			cfg, _ := c.(C) // nil without Parse
-			if h == nil {
-				return nil
-			}
 			return h(ctx, r, cfg)
 		}
 	}
@@ -186,9 +186,9 @@ func (c *call) serve(ctx context.Context) error {
 		return c.add(ctx)
 	case command == "DEL" && p.Del != nil:
 		return c.handle(ctx, func(ctx context.Context) error { return p.Del(ctx, req) })
-	case command == "CHECK":
+	case command == "CHECK" && p.Check != nil:
 		return c.handle(ctx, func(ctx context.Context) error { return p.Check(ctx, req, c.cfg) })
-	case command == "STATUS":
+	case command == "STATUS" && p.Status != nil:
 		return c.handle(ctx, func(ctx context.Context) error { return p.Status(ctx, req, c.cfg) })
 	case command == "GC" && c.unlisted: // cnitool calls so
 		req.Warn("cni.dev/valid-attachments: missing; nothing is removed")
