@@ -36,9 +36,8 @@ const (
 
 // wide are the directories that still have longer lines.
 var wide = []string{
-	"pkg/attach", "pkg/conntrack", "pkg/iface", "pkg/ipam", "pkg/ipt", "pkg/masq",
-	"pkg/nft", "pkg/ns", "pkg/rtnl", "plugins/ipam/host-local", "plugins/main/bridge",
-	"plugins/main/ptp", "plugins/meta/portmap", "plugins/meta/tuning", "test/attack",
+	"pkg/attach", "pkg/conntrack", "pkg/iface", "pkg/ipam", "pkg/ipt", "pkg/masq", "pkg/nft",
+	"plugins/main/bridge", "plugins/main/ptp", "plugins/meta/portmap", "test/attack",
 	"test/clients", "test/cost", "test/faults", "test/hostile", "test/load", "test/node", "test/runtimes",
 }
 

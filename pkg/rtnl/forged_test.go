@@ -25,7 +25,8 @@ var _ = DescribeTable("what a process of the container sends to our sockets is n
 			l, err = dialAmong(messages).LinkByIndex(1)
 			Expect(err).NotTo(HaveOccurred())
 			Expect(l.Alias).To(Equal("ours"))
-			Expect(dialAmong(messages).Addrs(1)).To(ContainElement(HaveField("Prefix", netip.MustParsePrefix("127.0.0.2/8"))))
+			Expect(dialAmong(messages).Addrs(1)).To(
+				ContainElement(HaveField("Prefix", netip.MustParsePrefix("127.0.0.2/8"))))
 
 			By("an error where a link is made, which somebody else may have made")
 			c := dialAmong(messages)

@@ -118,7 +118,8 @@ func (c *Conn) Ports(bridge int) ([]Link, error) {
 // links lists links. The library's LinkList knows no filter and asks for
 // statistics and virtual functions.
 func (c *Conn) links(what string, filter ...*nl.RtAttr) ([]Link, error) {
-	answers, err := c.send(unix.RTM_GETLINK, unix.NLM_F_DUMP, header(unix.AF_UNSPEC, 0), append(filter, noStatistics())...)
+	filter = append(filter, noStatistics())
+	answers, err := c.send(unix.RTM_GETLINK, unix.NLM_F_DUMP, header(unix.AF_UNSPEC, 0), filter...)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
 	}

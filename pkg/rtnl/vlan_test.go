@@ -25,7 +25,8 @@ var _ = DescribeTable("VLANs are joined into ranges", func(vlans []VLAN, want st
 	Entry("neighbours", []VLAN{{ID: 5}, {ID: 6}, {ID: 7}}, " 5-7"),
 	Entry("out of order and twice", []VLAN{{ID: 7}, {ID: 5}, {ID: 6}, {ID: 6}}, " 5-7"),
 	Entry("a gap", []VLAN{{ID: 5}, {ID: 7}}, " 5-0 7-0"),
-	Entry("a PVID alone in the middle", []VLAN{{ID: 5}, {ID: 6, PVID: true, Untagged: true}, {ID: 7}}, " 5-0 6-0pu 7-0"),
+	Entry("a PVID alone in the middle", []VLAN{{ID: 5}, {ID: 6, PVID: true, Untagged: true}, {ID: 7}},
+		" 5-0 6-0pu 7-0"),
 	Entry("other flags", []VLAN{{ID: 5}, {ID: 6}, {ID: 7, Untagged: true}, {ID: 8, Untagged: true}}, " 5-6 7-8u"),
 	Entry("all", func() (all []VLAN) {
 		for id := uint16(1); id <= 4094; id++ {

@@ -196,7 +196,8 @@ func checkFamilies(sets []rangeSet, version string) error {
 		family := set[0].start.BitLen()
 		if seen[family] {
 			reason := fmt.Sprintf(
-				"CNI version %s does not support more than 1 address per family, and the set %s is one more", version, set)
+				"CNI version %s does not support more than 1 address per family, and the set %s is one more",
+				version, set)
 			return cni.Refuse("ipam.ranges", nil, reason).Suggest("use cniVersion 0.3.0 or later")
 		}
 		seen[family] = true

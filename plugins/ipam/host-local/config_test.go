@@ -84,7 +84,8 @@ var _ = DescribeTable("what is refused", func(want, ipam string, more ...string)
 		`"subnet":"10.1.3.0/24","rangeStart":"10.1.3.5","rangeEnd":"10.1.3.4"`),
 	Entry("a gateway with a zone", `ipam.gateway: "fe80::1%eth0" is no IP address`,
 		`"subnet":"2001:db8::/64","gateway":"fe80::1%eth0"`),
-	Entry("two families in a set", "ipam.ranges[0][1].subnet: 2001:db8::/64 is not of the address family of 10.1.2.0/24",
+	Entry("two families in a set",
+		"ipam.ranges[0][1].subnet: 2001:db8::/64 is not of the address family of 10.1.2.0/24",
 		`"ranges":[[{"subnet":"10.1.2.0/24"},{"subnet":"2001:db8::/64"}]]`),
 	Entry("an overlap in a set",
 		"ipam.ranges[0][1]: 10.1.2.129-10.1.2.254 overlaps with ipam.ranges[0][0], 10.1.2.1-10.1.2.254",
@@ -109,7 +110,8 @@ var _ = It("refuses a network name for which there can be no directory", func() 
 	req := request(slash24)
 	req.Network = strings.Repeat("n", 256)
 	_, err := parseConfig(req)
-	Expect(err).To(MatchError(`name: "` + req.Network + `" is longer than 255 bytes, and no directory can be called so`))
+	Expect(err).To(MatchError(
+		`name: "` + req.Network + `" is longer than 255 bytes, and no directory can be called so`))
 	req.Network = req.Network[:255]
 	_, err = parseConfig(req)
 	Expect(err).NotTo(HaveOccurred())
@@ -214,7 +216,8 @@ var _ = Describe("addresses asked for", func() {
 		Entry("the gateway of another range of its set",
 			"ips[0]: 10.0.3.3 is a gateway of range set 3 (10.0.3.1-10.0.3.6,10.0.4.1-10.0.4.6)", "10.0.3.3"),
 		Entry("two of one set",
-			"ips[1]: 10.0.0.8 is of range set 0 (10.0.0.1-10.0.0.254), which gives one address, and 10.0.0.7 is asked for too",
+			"ips[1]: 10.0.0.8 is of range set 0 (10.0.0.1-10.0.0.254), which gives one address, "+
+				"and 10.0.0.7 is asked for too",
 			"10.0.0.7", "10.0.0.8"))
 })
 

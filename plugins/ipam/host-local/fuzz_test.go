@@ -26,7 +26,8 @@ func FuzzConfig(f *testing.F) {
 	for _, conf := range []string{
 		`{"ipam":{"ranges":[[{"subnet":"10.1.2.0/24"}],[{"subnet":"2001:db8::/64","rangeStart":"2001:db8::ffff"}]]}}`,
 		`{"ipam":{"subnet":"255.255.255.252/30","rangeEnd":"255.255.255.255","gateway":"255.255.255.255"}}`,
-		`{"ipam":{"subnet":"::/0","rangeStart":"::"},"runtimeConfig":{"ips":["::1"],"ipRanges":[[{"subnet":"0.0.0.0/0"}]]}}`,
+		`{"ipam":{"subnet":"::/0","rangeStart":"::"},` +
+			`"runtimeConfig":{"ips":["::1"],"ipRanges":[[{"subnet":"0.0.0.0/0"}]]}}`,
 		`{"ipam":{"subnet":"::100:0/112"},"args":{"cni":{"ips":["::100:5/3"]}}}`,
 		`{"ipam":{"ranges":[[]],"routes":[{"dst":"x"}]}}`,
 	} {
@@ -35,7 +36,8 @@ func FuzzConfig(f *testing.F) {
 	f.Fuzz(func(t *testing.T, conf []byte, args, lastText string) {
 		cfg, err := parseConfig(&skel.Request{Conf: conf, Args: args, Version: "1.1.0"})
 		if err != nil {
-			if code := cni.AsError(err).Code; code != cni.CodeConfig && code != cni.CodeDecode && code != cni.CodeEnvironment {
+			if code := cni.AsError(err).Code; code != cni.CodeConfig && code != cni.CodeDecode &&
+				code != cni.CodeEnvironment {
 				t.Fatalf("code %d: %v", code, err)
 			}
 			return
@@ -66,9 +68,11 @@ func FuzzCall(f *testing.F) {
 				"resolvConf":"/etc/resolv.conf","statusOnExhaustion":"fail"},"cni.dev/valid-attachments":[]}`,
 			`{"cniVersion":"0.3.1","name":"net","ipam":{"dataDir":"/run/leases","subnet":"10.2.0.0/24",
 				"rangeStart":"10.2.0.5","rangeEnd":"10.2.0.9","gateway":"10.2.0.1"},
-				"args":{"cni":{"ips":["10.2.0.7"]}},"cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}]}`,
+				"args":{"cni":{"ips":["10.2.0.7"]}},
+				"cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}]}`,
 			`{"name":"net","ipam":{"dataDir":"/run/leases","ranges":[]},
-				"capabilities":{"ipRanges":true},"runtimeConfig":{"ipRanges":[[{"subnet":"10.3.0.0/30"}]],"ips":["10.3.0.2/30"]}}`,
+				"capabilities":{"ipRanges":true},
+				"runtimeConfig":{"ipRanges":[[{"subnet":"10.3.0.0/30"}]],"ips":["10.3.0.2/30"]}}`,
 			`{"cniVersion":"1.1.0","name":"net","ipam":{"dataDir":"/run/leases","subnet":"10.1.0.0/29"},
 				"prevResult":{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/29"}]}}`,
 			`{"cniVersion":"1.1.0","name":"net","ipam":{"dataDir":"/proc/self/fd","subnet":"10.1.0.0/29"},
@@ -174,14 +178,16 @@ func FuzzIndex(f *testing.F) {
 func fuzzCall(t *testing.T, base, command, id string) string {
 	t.Helper()
 	conf := `{"cniVersion":"1.1.0","name":"net","ipam":{"subnet":"10.1.0.0/29","dataDir":"` + base +
-		`","resolvConf":"` + base + `/resolv.conf"},"cni.dev/valid-attachments":[{"containerID":"other","ifname":"eth0"}]}`
+		`","resolvConf":"` + base + `/resolv.conf"},` +
+		`"cni.dev/valid-attachments":[{"containerID":"other","ifname":"eth0"}]}`
 	if _, err := os.Stat(base + "/resolv.conf"); err != nil {
 		conf = strings.Replace(conf, `"resolvConf"`, `"-"`, 1)
 	}
 	var out, errs bytes.Buffer
 	hang := time.AfterFunc(nstest.Patience(20*time.Second), func() { panic("hangs") })
 	defer hang.Stop()
-	code := skel.Run(context.Background(), plugin(), skel.Env{Stdin: strings.NewReader(conf), Stdout: &out, Stderr: &errs,
+	code := skel.Run(context.Background(), plugin(), skel.Env{
+		Stdin: strings.NewReader(conf), Stdout: &out, Stderr: &errs,
 		Vars: []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + id, "CNI_NETNS=/x", "CNI_IFNAME=eth0"}})
 	a := Answer{Code: code, Stdout: out.String(), Stderr: errs.String()}
 	if err := a.Verdict(command); err != nil {
@@ -225,7 +231,8 @@ func readLeases(t *testing.T, base string) map[string]string {
 func others(leases map[string]string) map[string]string {
 	maps.DeleteFunc(leases, func(_, owner string) bool {
 		id, ifName, exact := parseOwner(owner)
-		return owner == "one" || exact && cni.ValidName(id) && cni.ValidIfName(ifName) && (id != "other" || ifName != "eth0")
+		return owner == "one" || exact && cni.ValidName(id) && cni.ValidIfName(ifName) &&
+			(id != "other" || ifName != "eth0")
 	})
 	return leases
 }

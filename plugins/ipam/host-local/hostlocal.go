@@ -163,7 +163,8 @@ func takenNow(dataDir, network string) (map[netip.Addr]bool, error) {
 	defer s.close()
 	if s.loadIndex() == nil {
 		taken, err := s.index.taken()
-		if st, again := s.dir.Stat(); err == nil && again == nil && time.Unix(st.Mtim.Unix()).Equal(stampTime(s.index.stamp)) {
+		if st, again := s.dir.Stat(); err == nil && again == nil &&
+			time.Unix(st.Mtim.Unix()).Equal(stampTime(s.index.stamp)) {
 			return taken, nil
 		}
 	}

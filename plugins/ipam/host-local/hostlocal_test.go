@@ -60,7 +60,8 @@ var _ = Describe("ADD", func() {
 		dns := filepath.Join(GinkgoT().TempDir(), "resolv.conf")
 		text := "nameserver 192.0.2.53\nsearch example.org\noptions ndots:2\ndomain example.com\n"
 		Expect(os.WriteFile(dns, []byte(text), 0o600)).To(Succeed())
-		n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/24", "gateway": "10.1.2.254"}], [{"subnet": "2001:db8:1::/64"}]],
+		n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/24", "gateway": "10.1.2.254"}],
+			[{"subnet": "2001:db8:1::/64"}]],
 			"routes": [{"dst": "0.0.0.0/0"}, {"dst": "192.0.2.0/24", "gw": "10.1.2.9", "mtu": 1400, "advmss": 1300,
 				"priority": 5, "table": 100, "scope": 0}, {"dst": "2001:db8::/32", "gw": "2001:db8:1::9"}],
 			"resolvConf": "` + dns + `"`)
@@ -174,7 +175,8 @@ var _ = Describe("ADD", func() {
 			"(10.1.2.1-10.1.2.254, 2001:db8::1-2001:db8::ffff:ffff:ffff:ffff)", cni.CodeEnvironment),
 		Entry("a container's", "IP=10.1.2.66", "",
 			`CNI_ARGS IP: 10.1.2.66 is reserved already for container "a", interface "eth7"`, cni.CodeConflict),
-		Entry("an administrator's, for the second set first", "", `"runtimeConfig": {"ips": ["2001:db8::77", "10.1.2.67"]}`,
+		Entry("an administrator's, for the second set first", "",
+			`"runtimeConfig": {"ips": ["2001:db8::77", "10.1.2.67"]}`,
 			`runtimeConfig.ips[1]: 10.1.2.67 is reserved already for "the printer"`, cni.CodeConflict))
 
 	It("takes ranges from the runtime", func() {
@@ -262,7 +264,8 @@ var _ = Describe("CHECK", func() {
 		}
 		result("10.1.2.2/24").succeeds("CHECK", "c1")
 		for _, addr := range []string{"10.1.2.3", "10.1.2.9"} {
-			Expect(result(addr+"/24").fails("CHECK", "c1", cni.CodeDrift)).To(ContainSubstring(addr + " is not reserved"))
+			Expect(result(addr+"/24").fails("CHECK", "c1", cni.CodeDrift)).
+				To(ContainSubstring(addr + " is not reserved"))
 		}
 	})
 

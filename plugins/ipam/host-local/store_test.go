@@ -92,7 +92,8 @@ var _ = Describe("the index", func() {
 		random := rand.New(rand.NewPCG(seed, seed))
 		owners := map[netip.Addr]string{}
 		for step := range 400 {
-			addr, owner := netip.AddrFrom4([4]byte{10, 2, 0, byte(random.IntN(40))}), fmt.Sprint("owner", random.IntN(9))
+			addr := netip.AddrFrom4([4]byte{10, 2, 0, byte(random.IntN(40))})
+			owner := fmt.Sprint("owner", random.IntN(9))
 			n.within(func(s *store) {
 				var want []netip.Addr
 				for a, o := range owners {

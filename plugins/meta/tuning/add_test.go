@@ -51,7 +51,8 @@ var _ = Describe("ADD", func() {
 
 	It("serves an interface with a dot in its name", func() {
 		w.link(w.cont, "net.5")
-		w.ok("ADD", call{Call: Call{IfName: "net.5"}, keys: `"sysctl":{"net.ipv4.conf.IFNAME.arp_filter":"1"},"mtu":1400`})
+		w.ok("ADD", call{Call: Call{IfName: "net.5"},
+			keys: `"sysctl":{"net.ipv4.conf.IFNAME.arp_filter":"1"},"mtu":1400`})
 		Expect(w.cont.Sysctl("net/ipv4/conf/net.5/arp_filter")).To(Equal("1"))
 		Expect(state(w.cont, "net.5")).To(ContainSubstring("mtu 1400"))
 	})
@@ -59,7 +60,8 @@ var _ = Describe("ADD", func() {
 	DescribeTable("writes sysctls in their order", func(all, first, second string) {
 		w.cont.SetSysctl("net/ipv4/conf/all/forwarding", all)
 		// all overwrites what one interface has; only the one after it lasts.
-		w.add(fmt.Sprintf(`"sysctl":{"net.ipv4.conf.%s.forwarding":"1","net.ipv4.conf.%s.forwarding":"0"}`, first, second))
+		w.add(fmt.Sprintf(`"sysctl":{"net.ipv4.conf.%s.forwarding":"1","net.ipv4.conf.%s.forwarding":"0"}`,
+			first, second))
 		Expect(w.cont.Sysctl("net/ipv4/conf/eth0/forwarding")).To(Equal("0"))
 	},
 		Entry("the interface's last", "0", "all", "IFNAME"), Entry("all's last", "1", "IFNAME", "all"))
@@ -83,7 +85,8 @@ var _ = Describe("ADD", func() {
 		Expect(w.backup()).To(Equal("{\n \"mac\": \"02:00:00:00:00:01\",\n \"promisc\": false,\n \"mtu\": 1500,\n" +
 			" \"allmulti\": false,\n \"txQLen\": 1000\n}"))
 		for path, mode := range map[string]os.FileMode{
-			w.dir: 0o700, w.dir + "/..": 0o700, w.dir + "/.hawser": 0o700, w.dir + "/one_eth0.json": 0o600, w.record(): 0o600,
+			w.dir: 0o700, w.dir + "/..": 0o700, w.dir + "/.hawser": 0o700, w.dir + "/one_eth0.json": 0o600,
+			w.record(): 0o600,
 		} {
 			info, err := os.Stat(path)
 			Expect(err).NotTo(HaveOccurred())
@@ -222,9 +225,11 @@ var _ = Describe("ADD that fails", func() {
 			`sysctl["net.core.somaxconn"]: sysctl net.core.somaxconn: write "x": invalid argument`),
 		Entry("at the second sysctl",
 			`"sysctl":{"net.ipv4.ip_local_port_range":"40000 50000","net.ipv4.conf.IFNAME.arp_filter":"x"}`,
-			`sysctl["net.ipv4.conf.IFNAME.arp_filter"]: sysctl net.ipv4.conf.eth0.arp_filter: write "x": invalid argument`),
+			`sysctl["net.ipv4.conf.IFNAME.arp_filter"]: `+
+				`sysctl net.ipv4.conf.eth0.arp_filter: write "x": invalid argument`),
 		Entry("at the sysctl of args.cni",
-			`"sysctl":{"net.ipv4.ip_local_port_range":"40000 50000"},"args":{"cni":{"sysctl":{"net.core.somaxconn":"x"}}}`,
+			`"sysctl":{"net.ipv4.ip_local_port_range":"40000 50000"},`+
+				`"args":{"cni":{"sysctl":{"net.core.somaxconn":"x"}}}`,
 			`args.cni.sysctl["net.core.somaxconn"]: sysctl net.core.somaxconn: write "x": invalid argument`),
 		Entry("at the MTU",
 			`"sysctl":{"net.ipv4.ip_local_port_range":"40000 50000","net.ipv4.conf.IFNAME.forwarding":"1"},`+

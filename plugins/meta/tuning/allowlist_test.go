@@ -61,7 +61,8 @@ var _ = Describe("the allow-list", func() {
 	It("names what is allowed", func() {
 		l := write("^net\\.core\\.y$\n^net\\.core\\.z$")
 		Expect(l.check(settings("net.core.x"))).To(MatchError(
-			`sysctl["net.core.x"]: "1": not allowed by ` + l.Path + `, which allows ["^net\\.core\\.y$" "^net\\.core\\.z$"]`))
+			`sysctl["net.core.x"]: "1": not allowed by ` + l.Path +
+				`, which allows ["^net\\.core\\.y$" "^net\\.core\\.z$"]`))
 	})
 
 	It("that is not there allows everything", func() {

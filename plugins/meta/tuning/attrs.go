@@ -25,7 +25,9 @@ var attrs = []attr{
 		mac, err := net.ParseMAC(text)
 		return rtnl.Change{MAC: mac}, err
 	}},
-	{"promisc", func(l rtnl.Link) string { return strconv.FormatBool(l.Promisc) }, func(text string) (rtnl.Change, error) {
+	{"promisc", func(l rtnl.Link) string {
+		return strconv.FormatBool(l.Promisc)
+	}, func(text string) (rtnl.Change, error) {
 		on, err := strconv.ParseBool(text)
 		return rtnl.Change{Promisc: &on}, err
 	}},

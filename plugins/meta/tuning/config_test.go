@@ -51,7 +51,8 @@ var _ = DescribeTable("the configuration", func(conf, args, want string) {
 			`"allmulti":true,"txQLen":5}}`, "",
 		"core/somaxconn=1 mac 02:aa:00:00:00:01 promisc true mtu 1400 allmulti true txQLen 5"),
 	Entry("args.cni over the top level",
-		`"sysctl":{"net.a":"1","net.b":"2"},"mac":"02:00:00:00:00:01","mtu":1400,"promisc":true,"allmulti":true,"txQLen":5,
+		`"sysctl":{"net.a":"1","net.b":"2"},"mac":"02:00:00:00:00:01","mtu":1400,"promisc":true,
+		"allmulti":true,"txQLen":5,
 		"args":{"cni":{"sysctl":{"net.c":"3","net.a":"9"},"mac":"02:00:00:00:00:02","mtu":1300,
 		"promisc":false,"allmulti":false,"txQLen":0}}`, "",
 		"a=9 b=2 c=3 mac 02:00:00:00:00:02 mtu 1300 allmulti false txQLen 0"),
@@ -114,7 +115,8 @@ var _ = DescribeTable("is refused:", func(conf, args string, code uint, msg stri
 	Entry("mac below a good one", `"mac":"x","args":{"cni":{"mac":"02:00:00:00:00:01"}}`, "", cni.CodeConfig,
 		`mac: "x" is no MAC address of an interface (six bytes, not multicast, not zero)`),
 	Entry("runtimeConfig.mac below a good one", `"runtimeConfig":{"mac":"x"},"args":{"cni":{"mac":""}}`, "",
-		cni.CodeConfig, `runtimeConfig.mac: "x" is no MAC address of an interface (six bytes, not multicast, not zero)`),
+		cni.CodeConfig,
+		`runtimeConfig.mac: "x" is no MAC address of an interface (six bytes, not multicast, not zero)`),
 	Entry("mtu below a good one", `"mtu":-1,"args":{"cni":{"mtu":1400}}`, "", cni.CodeConfig,
 		`mtu: -1 is not between 0 and 2147483647`),
 	Entry("mtu", `"mtu":-1`, "", cni.CodeConfig, `mtu: -1 is not between 0 and 2147483647`),
@@ -189,7 +191,8 @@ func FuzzConfig(f *testing.F) {
 		}
 		for i, s := range c.Sysctls {
 			path := s.Key.Path()
-			if !strings.HasPrefix(path, "/proc/sys/net/") || strings.Contains(path+"/", "/../") || find(c.Sysctls, s.Key) != i {
+			if !strings.HasPrefix(path, "/proc/sys/net/") || strings.Contains(path+"/", "/../") ||
+				find(c.Sysctls, s.Key) != i {
 				t.Fatalf("%q: %q", conf, path)
 			}
 		}

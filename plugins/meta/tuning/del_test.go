@@ -239,7 +239,7 @@ var _ = Describe("two attachments", func() {
 		Entry("the last goes first", "eth1", "eth0"), Entry("the first goes first", "eth0", "eth1"),
 	)
 
-	DescribeTable("of two networks on one interface share what was there before any", func(first, second, between string) {
+	DescribeTable("of two networks on one interface share what was there before", func(first, second, between string) {
 		keys := map[string]string{"net1": `"mtu":1400,"mac":"02:00:00:00:00:02"`, "net2": `"mtu":1300,"txQLen":5`}
 		w.ok("ADD", call{network: "net1", keys: keys["net1"]})
 		w.ok("ADD", call{network: "net2", keys: keys["net2"]})

@@ -41,7 +41,8 @@ func FuzzFiles(f *testing.F) {
 			`"02:00:00:00:00:02","sysctl":{"net.core.somaxconn":"500"},` +
 			`"cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}],"prevResult":{"cniVersion":"1.1.0",` +
 			`"interfaces":[{"name":"eth0","sandbox":"` + FuzzNetns + `"}]}}`},
-	}.RunFiles(f, "/run/tuning", original, ``, `{"mac":"x","mtu":-1,"txQLen":-1,"sysctl":{"../kernel/panic":"1"}}`, `[]`,
+	}.RunFiles(f, "/run/tuning", original, ``, `{"mac":"x","mtu":-1,"txQLen":-1,"sysctl":{"../kernel/panic":"1"}}`,
+		`[]`,
 		`{"containerID":"one","netns":{"device":1,"inode":1},"values":[{"key":"mtu","value":"-1","link":-1,`+
 			`"for":[{"network":"net","ifname":"eth0"}]}]}`)
 }

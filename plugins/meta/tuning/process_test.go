@@ -115,7 +115,8 @@ var _ = Describe("beside the reference plugin", func() {
 
 func besideReference(ref nstest.Reference) {
 	// What Debian's version has; sysctls are never restored by it.
-	const keys = `"mac":"02:00:00:00:00:02","promisc":true,"mtu":1400,"allmulti":true,"sysctl":{"net.core.somaxconn":"77"}`
+	const keys = `"mac":"02:00:00:00:00:02","promisc":true,"mtu":1400,"allmulti":true,` +
+		`"sysctl":{"net.core.somaxconn":"77"}`
 	type program = func(command string, c call) Answer
 	var w *world
 	var ours, reference program
@@ -141,8 +142,8 @@ func besideReference(ref nstest.Reference) {
 		Expect(a.Stderr).To(BeEmpty())
 	}
 	tuned := func() string {
-		return `{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","mac":"` + strings.ToUpper(otherMAC) + `","sandbox":` +
-			`"` + w.cont.Path + `"}]}`
+		return `{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","mac":"` + strings.ToUpper(otherMAC) +
+			`","sandbox":"` + w.cont.Path + `"}]}`
 	}
 
 	It("writes the same backup", func() {
