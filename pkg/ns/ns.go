@@ -35,13 +35,16 @@ func Open(path string) (*NS, error) {
 	// Looked at before it is opened: opening a FIFO blocks, and opening a
 	// device can do anything.
 	var fs unix.Statfs_t
-	err := unix.Statfs(path, &fs)
-	if err == nil && fs.Type != unix.NSFS_MAGIC {
+	if err := retry(func() error { return unix.Statfs(path, &fs) }); err != nil {
+		return nil, n.wrap(pathError(err))
+	}
+	if fs.Type != unix.NSFS_MAGIC {
 		return nil, n.wrap(ErrNotNetns)
 	}
-	if err == nil {
+	err := retry(func() (err error) {
 		n.h, err = netns.GetFromPath(path)
-	}
+		return err
+	})
 	if err != nil {
 		return nil, n.wrap(pathError(err))
 	}
@@ -50,6 +53,14 @@ func Open(path string) (*NS, error) {
 		return nil, n.wrap(ErrNotNetns)
 	}
 	return n, nil
+}
+
+func retry(call func() error) error {
+	for {
+		if err := call(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
 }
 
 func pathError(err error) error {

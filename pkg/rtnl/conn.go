@@ -92,6 +92,11 @@ func (c *Conn) open() error {
 
 // reopen opens other sockets in the same namespace.
 func (c *Conn) reopen() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.h == nil {
+		return unix.EBADF
+	}
 	n, err := ns.OfSocket(c.own.Socket.GetFd())
 	if err != nil {
 		return err
@@ -135,14 +140,9 @@ func (c *Conn) Close() error {
 // process of the container may, and the library then gives up). A change that
 // was made before its answer was lost is then there already.
 func (c *Conn) use(call func(h *netlink.Handle) error) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.h == nil {
-		return unix.EBADF
-	}
 	repeated := false
 	for deadline := time.Now().Add(c.patience); ; repeated = true {
-		err := call(c.h)
+		err := c.once(call)
 		switch {
 		case repeated && errors.Is(err, unix.EEXIST):
 			return nil

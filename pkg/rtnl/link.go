@@ -62,22 +62,33 @@ func (c *Conn) learn(in netlink.Link) Link {
 }
 
 // Link finds a link by its name.
-func (c *Conn) Link(name string) (l Link, err error) {
+func (c *Conn) Link(name string) (Link, error) {
 	// The library would look for a longer name among the alternative ones.
 	if name == "" || len(name) >= unix.IFNAMSIZ {
 		return Link{}, fmt.Errorf("link %q: %w", name, ErrNoLink)
 	}
+	l, err := c.find(func(h *netlink.Handle) (netlink.Link, error) { return h.LinkByName(name) })
+	if err != nil {
+		return Link{}, fmt.Errorf("link %q: %w", name, err)
+	}
+	return l, nil
+}
+
+// LinkByIndex finds a link by its index.
+func (c *Conn) LinkByIndex(index int) (Link, error) {
+	l, err := c.find(func(h *netlink.Handle) (netlink.Link, error) { return h.LinkByIndex(index) })
+	return l, c.linkError(index, "read", err)
+}
+
+func (c *Conn) find(look func(h *netlink.Handle) (netlink.Link, error)) (l Link, err error) {
 	err = c.use(func(h *netlink.Handle) error {
-		found, err := h.LinkByName(name)
+		found, err := look(h)
 		if err == nil {
 			l = c.learn(found)
 		}
 		return err
 	})
-	if err != nil {
-		return Link{}, fmt.Errorf("link %q: %w", name, noLink(err))
-	}
-	return l, nil
+	return l, noLink(err)
 }
 
 // LinksNamed finds the links with these names. Names without a link are left out.
@@ -92,18 +103,6 @@ func (c *Conn) LinksNamed(names ...string) ([]Link, error) {
 		}
 	}
 	return links, nil
-}
-
-// LinkByIndex finds a link by its index.
-func (c *Conn) LinkByIndex(index int) (l Link, err error) {
-	err = c.use(func(h *netlink.Handle) error {
-		found, err := h.LinkByIndex(index)
-		if err == nil {
-			l = c.learn(found)
-		}
-		return err
-	})
-	return l, c.linkError(index, "read", err)
 }
 
 // Links lists all links of the namespace. The cost grows with their number.

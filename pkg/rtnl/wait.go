@@ -34,6 +34,18 @@ func (c *Conn) WaitUp(ctx context.Context, index int) (l Link, err error) {
 	return l, err
 }
 
+// WaitGone waits until a link is gone. At the deadline of ctx the error matches
+// ctx's error.
+func (c *Conn) WaitGone(ctx context.Context, index int) error {
+	return c.wait(ctx, unix.RTNLGRP_LINK, index, func() (string, error) {
+		_, err := c.LinkByIndex(index)
+		if errors.Is(err, ErrNoLink) {
+			return "", nil
+		}
+		return "its end", err
+	})
+}
+
 // WaitDAD waits until no address of the link is tentative. An address that is
 // in use elsewhere is ErrDuplicate at once. At the deadline of ctx the error
 // names the address and matches ctx's error.

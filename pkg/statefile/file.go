@@ -173,7 +173,11 @@ func (d *Dir) read(name string) ([]byte, error) {
 		return nil, ErrIrregular
 	}
 	data := make([]byte, st.Size)
-	n, err := unix.Pread(fd, data, 0)
+	n := 0
+	err = ignoreEINTR(func() error {
+		n, err = unix.Pread(fd, data, 0)
+		return err
+	})
 	return data[:max(n, 0)], err
 }
 

@@ -42,7 +42,7 @@ type Held struct{ fd int }
 func (h *Held) Unlock() error {
 	// Closing alone would not do while a child that is between fork and exec
 	// still has a copy of the descriptor.
-	return errors.Join(unix.Flock(h.fd, unix.LOCK_UN), unix.Close(h.fd))
+	return errors.Join(flock(h.fd, unix.LOCK_UN), unix.Close(h.fd))
 }
 
 const lockFlags = unix.O_RDONLY | unix.O_CREAT | unix.O_NOFOLLOW | unix.O_NONBLOCK
@@ -73,11 +73,11 @@ func lock(ctx context.Context, fd int, path string, err error) (*Held, error) {
 	if err != nil {
 		return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
 	}
-	err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+	err = flock(fd, unix.LOCK_EX|unix.LOCK_NB)
 	if err == unix.EWOULDBLOCK {
 		got := make(chan error)
 		go func() {
-			err := ignoreEINTR(func() error { return unix.Flock(fd, unix.LOCK_EX) })
+			err := flock(fd, unix.LOCK_EX)
 			select {
 			case got <- err:
 			case <-ctx.Done():
@@ -99,6 +99,8 @@ func lock(ctx context.Context, fd int, path string, err error) (*Held, error) {
 	}
 	return &Held{fd}, nil
 }
+
+func flock(fd, how int) error { return ignoreEINTR(func() error { return unix.Flock(fd, how) }) }
 
 // busy looks the lock's owner up in /proc/locks. Zero values mean that the
 // kernel shows none to us (another PID namespace, no /proc).
