@@ -12,7 +12,6 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/ns"
-	"github.com/hawser-cni/plugins/pkg/process"
 )
 
 // Chain names a chain in a table that others use too: mostly that of one container.
@@ -51,33 +50,8 @@ func (c Chain) Variants(ctx context.Context, nf *nft.Conn) ([]Variant, error) {
 // LegacyChains are the chains of a legacy table, none when the namespace does not have the table: asking a
 // program would make it. The program that it runs does not wait for the xtables lock.
 func LegacyChains(ctx context.Context, f Family, table string) ([]string, error) {
-	there, err := hasLegacyTable(f, table)
-	hidden := errors.Is(err, fs.ErrPermission)
-	if !there && !hidden {
-		return nil, err
-	}
-	save, err := process.LookPath(f.program() + "-legacy-save")
-	if plain, plainErr := Find(ctx, f); err != nil && plainErr == nil && plain.Variant == Legacy {
-		save, err = process.LookPath(f.program() + "-save")
-	}
-	var out strings.Builder
-	if err == nil {
-		err = process.Command{Path: save, Args: []string{"-t", table}, Stdout: &out}.Run(ctx)
-	}
-	if hidden && ctx.Err() == nil && !NotInstalled(err) {
-		err = nil // the program runs and cannot show the table: there is none
-	}
-	if err != nil {
-		return nil, fmt.Errorf("legacy %s table %q: %w", f.program(), table, err)
-	}
-	var chains []string
-	for line := range strings.Lines(out.String()) {
-		if header, ok := strings.CutPrefix(line, ":"); ok {
-			name, _, _ := strings.Cut(header, " ")
-			chains = append(chains, name)
-		}
-	}
-	return chains, nil
+	saved, err := Save(ctx, f, Legacy, table)
+	return saved.Chains, err
 }
 
 // hasLegacyTable asks /proc. Root in a user namespace may not read it when both namespaces were made by

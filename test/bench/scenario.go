@@ -67,7 +67,7 @@ func scenarios() []scenario {
 		{name: "tuning, a sysctl", verbs: all, before: []step{bridge(plain)}, steps: []step{tuning()}, quick: true},
 		{name: "tuning, the MAC", verbs: most, before: []step{bridge(plain)}, steps: []step{
 			{"tuning", same(object{"mac": "c2:11:22:33:44:55"})}}},
-	}, lending(), linking("ptp", ptp), linking("bridge", bridge), publishing(), crowds(), chains())
+	}, lending(), linking("ptp", ptp), linking("bridge", bridge), publishing(), filtering(), crowds(), chains())
 }
 
 func lending() (list []scenario) {
@@ -123,6 +123,20 @@ func publishing() (list []scenario) {
 	return append(list,
 		scenario{name: portsName(1) + ", dual stack", verbs: most, before: []step{bridge(dual)},
 			steps: []step{portmap(1)}})
+}
+
+func filtering() (list []scenario) {
+	before := []step{bridge(plain)}
+	for _, s := range []scenario{
+		{name: "firewall", verbs: all, steps: []step{{"firewall", same(nil)}}, quick: true},
+		{name: "firewall, isolated", verbs: most,
+			steps: []step{{"firewall", same(object{"ingressPolicy": "isolated"})}}},
+		{name: "firewall by iptables", verbs: most, steps: []step{{"firewall", same(onIPTables)}}},
+	} {
+		s.before = before
+		list = append(list, s)
+	}
+	return list
 }
 
 func chains() []scenario {

@@ -25,6 +25,7 @@ var plugins = map[string]string{
 	"host-local": `{"type": "bridge", "ipam": {"type": "host-local", "subnet": "10.9.0.0/16"}}`,
 	"static":     `{"type": "bridge", "ipam": {"type": "static", "addresses": [{"address": "10.9.0.5/16"}]}}`,
 	"tuning":     `{}`,
+	"firewall":   `{}`,
 	"portmap":    `{"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}}`,
 }
 

@@ -81,6 +81,7 @@ func tables() map[string][]values {
 		"static":     concat(staticValues(), common()),
 		"tuning":     concat(tuningValues(), common()),
 		"portmap":    concat(portmapValues(), common()),
+		"firewall":   concat(firewallValues(), common()),
 		"entry":      entryValues(),
 		"list":       listValues(),
 	}
@@ -250,6 +251,16 @@ func portmapValues() []values {
 		{key: list + "[].hostIP", good: `["", "0.0.0.0", "::", "192.0.2.1", "::ffff:192.0.2.1", null]`,
 			bad:    `["x", "10.0.0.1/8", "fe80::1%eth0", 1]`,
 			beyond: `["224.0.0.1", "255.255.255.255"]`},
+	})
+}
+
+func firewallValues() []values {
+	return concat(switches("acceptPublished"), []values{
+		{key: "backend", good: `["nftables", "iptables", "", null]`, bad: `["firewalld", "ufw", "IPTables", 5]`},
+		{key: "ingressPolicy", good: `["open", "same-bridge", "isolated", "", null]`, bad: `["Isolated", "closed", 5]`},
+		{key: "iptablesAdminChainName", good: `["CNI-ADMIN", "a!b", "", null]`,
+			bad:    `["A B", "-j", "!x", "a\"b", "abcdefghijklmnopqrstuvwxyzabc", 5]`,
+			beyond: `["FORWARD", "CNI-FORWARD"]`},
 	})
 }
 

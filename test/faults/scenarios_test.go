@@ -85,7 +85,14 @@ func scenarios() []scenario {
 		{Name: "portmap, iptables", Conf: portmap("iptables"), Below: onBridge, Needs: ipt},
 		{Name: "portmap, iptables, first on the host", Cold: true, Conf: portmap("iptables"), Below: bridge(0, nil),
 			Needs: ipt},
+		{Name: "firewall", Conf: firewall("nftables"), Below: onBridge, Needs: nft},
+		{Name: "firewall, first on the host", Cold: true, Conf: firewall("nftables"), Below: bridge(0, nil), Needs: nft},
+		{Name: "firewall, iptables", Conf: firewall("iptables"), Below: onBridge, Needs: ipt},
 	}
+}
+
+func firewall(backend string) object {
+	return object{"type": "firewall", "backend": backend, "ingressPolicy": "isolated"}
 }
 
 func scenarioOf(name string) scenario {

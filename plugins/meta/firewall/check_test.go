@@ -1,0 +1,237 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+var _ = Describe("CHECK", Label("kernel"), func() {
+	keys := Object{"ingressPolicy": "isolated"}
+
+	DescribeTable("on nftables finds", func(change, want string) {
+		w := newWorld()
+		w.bridge(1)
+		w.forward("DROP")
+		c := w.container(1, 2)
+		c.add(keys)
+		c.check(keys)
+		w.Cmd("sh", "-ec", change)
+		before := w.Snapshot("nftables")
+		Expect(c.drifts(keys)).To(ContainSubstring(want))
+		Expect(w.Snapshot("nftables")).To(Equal(before), "it changes nothing")
+	},
+		Entry("FORWARD flushed", "iptables -F FORWARD", `nothing leads from FORWARD to "CNI-FORWARD"`),
+		Entry("no way to the administrator's chain", "iptables -D CNI-FORWARD 1", `"CNI-ADMIN"`),
+		Entry("no way to what is accepted", "ip6tables -D CNI-FORWARD 2", `"HAWSER-ACCEPTED"`),
+		Entry("no rule for the fwmark", "iptables -F HAWSER-ACCEPTED", "HAWSER-ACCEPTED"),
+		Entry("no element", "nft flush set inet hawser firewall6_v1", "fd00:1::2"),
+		Entry("no element for host ports", "nft flush set inet hawser firewall4_published_v1", "10.1.0.2"),
+		Entry("another owner's element", "nft 'delete element inet hawser firewall4_v1 { 10.1.0.2 }; "+
+			`add element inet hawser firewall4_v1 { 10.1.0.2 comment "0123456789abcdef net9 other eth0" }'`,
+			"net9 other"),
+		Entry("shared rules flushed", "nft flush chain inet hawser firewall_policy_v1", "firewall_policy_v1"),
+		Entry("no policy", "nft flush set inet hawser firewall_policed_v1", "ingress policy is open, not isolated"),
+		Entry("a weaker policy", `nft add element inet hawser firewall_same_v1 '{ "br1" . "br1" }'`, "is same-bridge"),
+		Entry("no isolated port", "ip link set v1-2 type bridge_slave isolated off", "no isolated port"),
+		Entry("a port that left the bridge", "ip link set v1-2 nomaster", `"br1"`),
+		Entry("no record", "rm "+recordDir+"/*.json", "CNI-FORWARD"),
+	)
+
+	DescribeTable("on iptables finds", func(change, want string) {
+		for _, variant := range []string{"nft", "legacy"} {
+			useVariant(variant)
+			w := newWorld()
+			w.bridge(1)
+			c := w.container(1, 2)
+			c.add(keys, Object{"backend": "iptables"})
+			w.Cmd("sh", "-ec", change)
+			before := w.filter()
+			Expect(c.drifts(keys, Object{"backend": "iptables"})).To(ContainSubstring(want))
+			Expect(w.filter()).To(Equal(before), "it changes nothing")
+		}
+	},
+		Entry("everything flushed", "iptables -F; iptables -X", "CNI-FORWARD"),
+		Entry("FORWARD flushed", "iptables -F FORWARD", "-j CNI-FORWARD"),
+		Entry("no rule of an address", "ip6tables -D CNI-FORWARD -s fd00:1::2 -j ACCEPT", "-s fd00:1::2/128"),
+		Entry("no policy", "iptables -F CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-1"),
+	)
+
+	DescribeTable("finds a configuration or a result that changed since ADD", func(change Object, want string) {
+		w := newWorld()
+		w.bridge(1)
+		c := w.container(1, 2)
+		c.add(keys)
+		Expect(c.drifts(keys, change)).To(ContainSubstring(want))
+	},
+		Entry("policy", Object{"ingressPolicy": "open"}, "ingressPolicy: changed since ADD from isolated to open"),
+		Entry("chain", Object{"iptablesAdminChainName": "MINE"}, "iptablesAdminChainName"),
+		Entry("host ports", Object{"acceptPublished": false}, "acceptPublished"),
+		Entry("address", Object{"prevResult": Object{"cniVersion": "1.1.0",
+			"ips": []Object{{"address": "10.1.0.9/24"}}}}, "10.1.0.9"),
+	)
+})
+
+var _ = Describe("a policy that changes", Label("kernel"), func() {
+	eachKind(func(k kind) {
+		It("changes for the containers that run, too", func() {
+			w := newWorld()
+			w.bridge(1)
+			w.bridge(2)
+			w.SetBridgeNF(false)
+			a, b := w.container(1, 2), w.container(2, 2)
+			isolated, same := Object{"ingressPolicy": "isolated"}, Object{"ingressPolicy": "same-bridge"}
+			a.add(k.config, isolated)
+			b.add(k.config, same)
+			flag := func(c *container) string { return w.Cmd("sh", "-c", "bridge -d link show dev "+c.hostEnd) }
+			Expect(flag(a)).To(ContainSubstring("isolated on"))
+			a2 := w.container(1, 3)
+			a2.add(k.config, same)
+			for _, c := range []*container{a, a2} {
+				Expect(flag(c)).To(ContainSubstring("isolated off"))
+				c.check(k.config, same)
+				c.Serve("tcp", "[::]:80")
+			}
+			Expect(reaches(a.Host, "10.1.0.3:80", true)).To(BeTrue())
+			Expect(reaches(b.Host, "10.1.0.3:80", false)).To(BeFalse())
+			a3 := w.container(1, 4)
+			a3.add(k.config)
+			a.check(k.config)
+			Expect(reaches(b.Host, "10.1.0.3:80", true)).To(BeTrue())
+			a4 := w.container(1, 5)
+			a4.add(k.config, isolated)
+			a.check(k.config, isolated)
+			a2.check(k.config, isolated)
+			Expect(flag(a)).To(ContainSubstring("isolated on"))
+			Expect(reaches(a.Host, "10.1.0.3:80", false)).To(BeFalse())
+		})
+	})
+
+	It("is the stricter one where two networks share a bridge", func() {
+		w := newWorld()
+		w.bridge(1)
+		a, b := w.container(1, 2), w.container(1, 3)
+		b.call.Conf = Merge(b.call.Conf.(Object), Object{"name": "other"})
+		a.add(Object{"ingressPolicy": "isolated"})
+		b.add(Object{"ingressPolicy": "same-bridge"})
+		a.check(Object{"ingressPolicy": "isolated"})
+		b.check(Object{"ingressPolicy": "same-bridge"})
+	})
+
+	It("leaves alone the flag that the bridge plugin set", func() {
+		w := newWorld()
+		w.bridge(1)
+		a := w.container(1, 2)
+		w.Cmd("ip", "link", "set", a.hostEnd, "type", "bridge_slave", "isolated", "on", "hairpin", "on")
+		a.add(Object{"ingressPolicy": "isolated"})
+		a.del()
+		Expect(w.Cmd("bridge", "-d", "link", "show", "dev", a.hostEnd)).To(MatchRegexp("hairpin on.*isolated on"))
+	})
+
+	It("is about the interface of the VLAN where the container is in one", func() {
+		w := newWorld()
+		w.bridge(1)
+		w.Cmd("ip", "link", "add", "br1.5", "type", "veth", "peer", "name", "vlanport")
+		batch(w.Host, "link set br1.5 up", "link set vlanport master br1 up", "addr del 10.1.0.1/24 dev br1",
+			"addr add 10.1.0.1/24 dev br1.5")
+		c := w.container(1, 2)
+		c.add(Object{"ingressPolicy": "same-bridge"})
+		Expect(w.set("firewall_policed_v1")).To(ContainSubstring(`"br1.5"`))
+	})
+})
+
+var _ = Describe("GC", Label("kernel"), func() {
+	eachKind(func(k kind) {
+		It("removes what is not valid of its network, and nothing else", func() {
+			keys := Object{"ingressPolicy": "isolated"}
+			w, stays := settled(k, keys)
+			w.bridge(2)
+			before := w.state()
+			other := w.container(2, 2)
+			other.add(k.config)
+			with := w.state()
+			for i := range 2 {
+				w.container(1, 10+i).add(k.config, keys)
+			}
+			w.gc(1, stays)
+			Expect(w.state()).To(Equal(with))
+			stays.check(k.config, keys)
+			other.check(k.config)
+			w.gc(2)
+			Expect(w.state()).To(Equal(before))
+			w.gc(1)
+			Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
+		})
+	})
+
+	It("finds elements without a record, and policies without a bridge", func() {
+		w := newWorld()
+		w.bridge(1)
+		c := w.container(1, 2)
+		c.add(Object{"ingressPolicy": "isolated"})
+		w.Cmd("sh", "-c", "rm "+recordDir+"/*.json; ip link del br1")
+		w.gc(1)
+		Expect(w.Snapshot("nftables")).NotTo(Or(ContainSubstring("10.1.0.2"), ContainSubstring("br1")))
+	})
+})
+
+var _ = Describe("STATUS", Label("kernel"), func() {
+	status := func(w *world, more ...Object) Call {
+		conf := Object{"cniVersion": "1.1.0", "name": "net1", "type": "firewall"}
+		return Call{Command: "STATUS", Conf: Merge(append([]Object{conf}, more...)...)}
+	}
+
+	It("succeeds, runs no program and leaves nothing", func() {
+		w := newWorld()
+		before := w.untouched()
+		w.Succeeds(status(w, Object{"backend": "iptables"}))
+		withoutPrograms(func() { w.Succeeds(status(w)) })
+		Expect(w.untouched()).To(Equal(before))
+	})
+
+	It("is code 50 where ADD would fail", func() {
+		w := newWorld()
+		withoutPrograms(func() { w.Fails(status(w, Object{"backend": "iptables"}), 50) })
+		w.Do(func() {
+			nstest.RefuseNetfilterSockets()
+			asked := w.onThread(status(w, Object{"backend": "nftables"}))
+			Expect(asked.Failed(50)).To(ContainSubstring("not supported"))
+			Expect(w.onThread(status(w)).Code).To(BeZero())
+		})
+		w.Cmd("sh", "-c", "rm -rf /run/hawser; touch /run/hawser")
+		w.Fails(status(w), 50)
+	})
+})
+
+// onThread serves a call on the calling thread, with what was forbidden to it.
+func (w *world) onThread(c Call) Answer {
+	GinkgoHelper()
+	var out, errs bytes.Buffer
+	code := skel.Run(context.Background(), plugin(), skel.Env{Vars: c.Vars(w.World),
+		Stdin: strings.NewReader(c.Stdin()), Stdout: &out, Stderr: &errs})
+	return Answer{Code: code, Stdout: out.String(), Stderr: errs.String()}
+}
+
+var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
+	It("has the rules in iptables, unless nftables were asked for", func() {
+		useVariant("legacy")
+		w := newWorld()
+		w.bridge(1)
+		c := w.container(1, 2)
+		w.Do(func() {
+			nstest.RefuseNetfilterSockets()
+			w.onThread(c.as("ADD", Object{"backend": "nftables"})).Failed(999)
+			for _, command := range []string{"ADD", "CHECK", "DEL"} {
+				Expect(w.onThread(c.as(command)).Code).To(BeZero())
+			}
+		})
+		Expect(w.filter()).NotTo(ContainSubstring("10.1.0.2"))
+	})
+})

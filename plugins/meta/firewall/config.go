@@ -1,0 +1,85 @@
+package main
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// wireConfig is the configuration as written.
+type wireConfig struct {
+	skel.Keys
+
+	Backend         string `json:"backend" help:"nftables or iptables (nftables, where the kernel permits)" schema:"enum=nftables|iptables empty"`
+	IngressPolicy   string `json:"ingressPolicy" help:"open, same-bridge or isolated: from where containers of this bridge may be reached" default:"open" schema:"enum=open|same-bridge|isolated empty"`
+	AdminChain      string `json:"iptablesAdminChainName" help:"iptables chain of the administrator that packets pass first" default:"CNI-ADMIN" schema:"format=chain empty"`
+	AcceptPublished *bool  `json:"acceptPublished" help:"accept new connections whose destination was translated to the container: host ports; nftables only" default:"true"`
+}
+
+// backend is where the rules are.
+type backend string
+
+const (
+	auto     backend = ""
+	nftables backend = "nftables"
+	iptables backend = "iptables"
+)
+
+// policy says from where the containers of a bridge may be reached.
+type policy string
+
+const (
+	open       policy = "open"
+	sameBridge policy = "same-bridge" // not from the other bridges that have a policy
+	isolated   policy = "isolated"    // nor from the same bridge
+)
+
+// policies are all, the strictest one last.
+func policies() []policy { return []policy{open, sameBridge, isolated} }
+
+// stricter returns the stricter of two policies.
+func stricter(a, b policy) policy {
+	return slices.MaxFunc([]policy{a, b}, func(a, b policy) int {
+		return cmp.Compare(slices.Index(policies(), a), slices.Index(policies(), b))
+	})
+}
+
+// config is the configuration with every value checked.
+type config struct {
+	backend    backend
+	policy     policy
+	adminChain string
+	published  bool
+}
+
+// parseConfig reads and checks the configuration. Everything that it refuses
+// is code 7 with key and value.
+func parseConfig(req *skel.Request) (config, error) {
+	var w wireConfig
+	if err := req.Decode(&w); err != nil {
+		return config{}, err
+	}
+	c := config{backend: backend(w.Backend), policy: policy(cmp.Or(w.IngressPolicy, string(open))),
+		adminChain: cmp.Or(w.AdminChain, adminChain), published: w.AcceptPublished == nil || *w.AcceptPublished}
+	var problems cni.Problems
+	switch c.backend {
+	case auto, nftables, iptables:
+	case "firewalld":
+		problems.Add(cni.Refuse("backend", w.Backend, "is not implemented yet").
+			Suggest("put the network's addresses into a zone of firewalld, and leave backend out"))
+	default:
+		problems.Add(cni.Refuse("backend", w.Backend, `is neither "nftables" nor "iptables"`).
+			Suggest("leave it out for the one that fits the kernel"))
+	}
+	if !slices.Contains(policies(), c.policy) {
+		problems.Add(cni.Refuse("ingressPolicy", w.IngressPolicy, `is none of "open", "same-bridge" and "isolated"`))
+	}
+	if !ipt.IsChainName(c.adminChain) || slices.Contains(takenChains(), c.adminChain) {
+		problems.Add(cni.Refuse("iptablesAdminChainName", c.adminChain,
+			"is no name of a chain of your own (1 to 28 bytes, no blank, not beginning with - or !)"))
+	}
+	return c, problems.Err()
+}

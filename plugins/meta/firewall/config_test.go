@@ -1,0 +1,71 @@
+package main
+
+import (
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+var _ = Describe("the configuration", func() {
+	DescribeTable("is refused with key and value before anything is done", func(keys Object, want ...string) {
+		w := newWorld()
+		w.bridge(1)
+		w.forward("DROP")
+		c := w.container(1, 2)
+		before := w.untouched()
+		said := w.Fails(c.as("ADD", keys), 7)
+		for _, text := range want {
+			Expect(said).To(ContainSubstring(text))
+		}
+		Expect(w.untouched()).To(Equal(before))
+		w.Fails(c.as("CHECK", keys), 7)
+		c.del(keys)
+		Expect(w.untouched()).To(Equal(before))
+	},
+		Entry("a backend that nobody knows", Object{"backend": "ufw"}, "backend", `"ufw"`),
+		Entry("firewalld, which is to come", Object{"backend": "firewalld"}, `"firewalld"`, "not implemented"),
+		Entry("a policy in other case", Object{"ingressPolicy": "Isolated"}, "ingressPolicy", `"Isolated"`),
+		Entry("an option as a chain", Object{"iptablesAdminChainName": "-X"}, "iptablesAdminChainName", `"-X"`),
+		Entry("a chain of 29 bytes", Object{"iptablesAdminChainName": "A2345678901234567890123456789"}, "A2345"),
+		Entry("a chain with a line", Object{"iptablesAdminChainName": "A\n-F"}, "iptablesAdminChainName"),
+		Entry("our own chain", Object{"iptablesAdminChainName": "CNI-FORWARD"}, "CNI-FORWARD"),
+		Entry("all at once", Object{"backend": "x", "ingressPolicy": "y", "iptablesAdminChainName": " "}, "backend",
+			"ingressPolicy", "iptablesAdminChainName"),
+		Entry("a wrong type", Object{"acceptPublished": "yes"}, "acceptPublished"),
+		Entry("no prevResult", Object{"prevResult": nil}, "prevResult"),
+	)
+
+	DescribeTable("of a policy needs a bridge", func(prepare func(c *container)) {
+		w := newWorld()
+		c := w.container(1, 2)
+		prepare(c)
+		before := w.untouched()
+		Expect(w.Fails(c.as("ADD", Object{"ingressPolicy": "same-bridge"}), 7)).To(ContainSubstring("ingressPolicy"))
+		Expect(w.untouched()).To(Equal(before))
+		c.add()
+	},
+		Entry("not a host end alone, as of ptp", func(*container) {}),
+		Entry("not no host end, as of macvlan", Label("kernel"), func(c *container) {
+			nstest.Need("dummy")
+			c.Cmd("ip", "link", "del", "eth0")
+			c.Cmd("ip", "link", "add", "eth0", "type", "dummy")
+		}),
+		Entry("not no interface", func(c *container) { c.Cmd("ip", "link", "set", "eth0", "down", "name", "eth9") }),
+		Entry("not a master of another kind", Label("kernel"), func(c *container) {
+			nstest.Need("vrf")
+			c.w.Cmd("ip", "link", "add", "vrf1", "type", "vrf", "table", "10")
+			c.w.Cmd("ip", "link", "set", c.hostEnd, "master", "vrf1")
+		}),
+	)
+
+	It("may have empty values for what is by default", func() {
+		w := newWorld()
+		w.bridge(1)
+		c := w.container(1, 2)
+		keys := Object{"backend": "", "ingressPolicy": "", "iptablesAdminChainName": "", "acceptPublished": nil}
+		c.add(keys)
+		c.check()
+	})
+})

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"errors"
+	"sync"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// state is what firewall may change on the host.
+func (w *world) state() string {
+	GinkgoHelper()
+	return w.Snapshot("nftables", "iptables-legacy") + w.filter() +
+		w.Cmd("sh", "-c", "bridge -d link show dev v1-3 | grep -o 'isolated o[nf]*'")
+}
+
+// settled is a world with bridge 1 and what is shared and stays, so that it does not count as a difference, and a
+// container that stays.
+func settled(k kind, keys Object) (w *world, stays *container) {
+	GinkgoHelper()
+	w = newWorld()
+	w.bridge(1)
+	w.forward("DROP")
+	stays = w.container(1, 3)
+	first := w.container(1, 200)
+	for _, c := range []*container{first, stays} {
+		c.add(k.config, keys)
+	}
+	first.del()
+	batch(w.Host, "link del "+first.hostEnd)
+	return w, stays
+}
+
+func hashOf(c *container) string {
+	return cni.Attachment{Network: c.call.Conf.(Object)["name"].(string), ContainerID: c.call.ID, IfName: "eth0"}.Hash()
+}
+
+var _ = Describe("DEL", Label("kernel"), func() {
+	eachKind(func(k kind) {
+		for _, p := range []policy{open, isolated} {
+			keys := Object{"ingressPolicy": string(p)}
+			leaves := func(form func(c *container)) {
+				GinkgoHelper()
+				w, stays := settled(k, keys)
+				c := w.container(1, 2)
+				before, files := w.state(), w.Files("/run/hawser")
+				c.add(k.config, keys)
+				Expect(w.state()).NotTo(Equal(before))
+				form(c)
+				Expect(w.state()).To(Equal(before))
+				Expect(w.Files("/run/hawser")).To(Equal(files))
+				stays.check(k.config, keys)
+				c.del(k.config, keys) // again
+				Expect(w.state()).To(Equal(before))
+			}
+			DescribeTable("leaves nothing, and others alone", leaves,
+				Entry("with all that the runtime has", func(c *container) { c.del(k.config, keys) }),
+				Entry("without prevResult and keys", func(c *container) { c.del(Object{"prevResult": nil}) }),
+				Entry("without the namespace", func(c *container) { c.call.Netns = ""; c.del() }),
+				Entry("with keys that ADD refuses", func(c *container) {
+					c.del(Object{"backend": "x", "ingressPolicy": "Open", "iptablesAdminChainName": "-X"})
+				}),
+				Entry("with another backend, policy and chain", func(c *container) {
+					c.del(Object{"backend": "iptables", "ingressPolicy": "open", "iptablesAdminChainName": "OTHER"})
+				}),
+				Entry("with a prevResult that cannot be read", func(c *container) {
+					Expect(c.w.Call(c.as("DEL", Object{"prevResult": Object{"cniVersion": "9.9.9"}})).Code).To(BeZero())
+				}),
+			)
+		}
+
+		It("needs no program, but for iptables-legacy, and says so there", func() {
+			w, _ := settled(k, nil)
+			c := w.container(1, 2)
+			before := w.state()
+			c.add(k.config)
+			if k.name == "iptables-legacy" {
+				withoutPrograms(func() { Expect(w.Call(c.as("DEL")).Stderr).To(ContainSubstring("not found")) })
+				c.del()
+			} else {
+				withoutPrograms(func() { c.del() })
+			}
+			Expect(w.state()).To(Equal(before))
+		})
+
+		It("finds what it made when the record is lost", func() {
+			w, stays := settled(k, nil)
+			c := w.container(1, 2)
+			before := w.state()
+			c.add(k.config)
+			w.Cmd("rm", recordDir+"/"+hashOf(c)+".json")
+			c.del()
+			Expect(w.state()).To(Equal(before))
+			stays.check(k.config)
+		})
+
+		It("comes after everything was flushed", func() {
+			w, _ := settled(k, Object{"ingressPolicy": "isolated"})
+			c := w.container(1, 2)
+			c.add(k.config, Object{"ingressPolicy": "isolated"})
+			w.Cmd("nft", "flush", "ruleset")
+			w.Cmd("iptables", "-F")
+			c.del()
+		})
+
+		It("of an ended container keeps what its successor with the same address has", func() {
+			w, _ := settled(k, nil)
+			old, next := w.container(1, 2), w.container(1, 4)
+			old.add(k.config)
+			next.prev["ips"] = old.prev["ips"]
+			next.add(k.config)
+			old.del()
+			next.check(k.config)
+		})
+
+		It("of the last container takes the bridge's policy with it", func() {
+			w, stays := settled(k, Object{"ingressPolicy": "isolated"})
+			c := w.container(1, 2)
+			c.add(k.config, Object{"ingressPolicy": "isolated"})
+			c.del()
+			Expect(w.state()).To(ContainSubstring("br1"))
+			stays.del()
+			Expect(w.state()).NotTo(ContainSubstring("br1"))
+		})
+
+		It("removes what the reference made, and CHECK knows it", func() {
+			keys := Object{"cniVersion": "1.0.0", "ingressPolicy": "same-bridge"}
+			w := newWorld()
+			w.bridge(1)
+			w.forward("DROP")
+			c := w.container(1, 2)
+			w.Reference(nstest.Newest(), c.as("ADD", keys)).Added()
+			c.check(k.config, keys)
+			w.Cmd("iptables", "-D", "CNI-FORWARD", "-s", c.addrs[0], "-j", "ACCEPT")
+			Expect(c.drifts(k.config, keys)).To(ContainSubstring("-s 10.1.0.2/32"))
+			c.del(k.config, keys)
+			Expect(w.filter()).NotTo(Or(ContainSubstring("10.1.0.2"), ContainSubstring("fd00:1::2")))
+		})
+	})
+
+	It("before any ADD succeeds and makes nothing", func() {
+		w := newWorld()
+		c := w.container(1, 2)
+		before := w.untouched()
+		c.del()
+		w.gc(1)
+		Expect(w.untouched()).To(Equal(before))
+	})
+})
+
+var _ = Describe("an ADD that fails", Label("kernel"), func() {
+	eachKind(func(k kind) {
+		for _, p := range []policy{open, isolated} {
+			keys := Object{"ingressPolicy": string(p)}
+			fails := func(prepare func(*world, *Call)) {
+				GinkgoHelper()
+				w, stays := settled(k, keys)
+				c := w.container(1, 2)
+				before, files := w.state(), w.Files("/run/hawser")
+				call := c.as("ADD", k.config, keys)
+				prepare(w, &call)
+				Expect(w.Call(call).Code).To(Equal(1))
+				Expect(w.state()).To(Equal(before))
+				Expect(w.Files("/run/hawser")).To(Equal(files))
+				stays.check(k.config, keys)
+			}
+
+			It("because nobody reads its result leaves nothing", func() {
+				fails(func(_ *world, call *Call) { call.Stdout = brokenPipe{} })
+			})
+		}
+
+		It("because it is there already harms nothing", func() {
+			w, stays := settled(k, nil)
+			before := w.state() + w.Files("/run/hawser")
+			Expect(w.Fails(stays.as("ADD", k.config), 100)).To(ContainSubstring("c1-3"))
+			Expect(w.state() + w.Files("/run/hawser")).To(Equal(before))
+			stays.check(k.config)
+		})
+
+		It("replaces what the same attachment left in a namespace that is gone", func() {
+			w, old := settled(k, nil)
+			again := w.container(1, 4)
+			again.call.ID = old.call.ID
+			again.add(k.config)
+			again.check(k.config)
+			Expect(w.state()).NotTo(ContainSubstring("10.1.0.3"))
+		})
+	})
+})
+
+// brokenPipe is a standard output that nobody reads.
+type brokenPipe struct{}
+
+func (brokenPipe) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
+
+var _ = Describe("calls at once", Label("kernel"), func() {
+	eachKind(func(k kind) {
+		It("do not fail because of each other, and make nothing twice", func() {
+			w := newWorld()
+			w.bridge(1)
+			w.forward("DROP")
+			keys := Object{"ingressPolicy": "isolated"}
+			alone := w.container(1, 100)
+			alone.add(k.config, keys)
+			alone.del()
+			before := w.Snapshot("nftables", "iptables-legacy") + w.filter()
+			var all []*container
+			for i := range 12 {
+				all = append(all, w.container(1, 2+i))
+			}
+			if k.variant == "nft" {
+				w.Cmd("nft", "flush", "ruleset") // all are the first one
+				w.forward("DROP")
+			}
+			for _, command := range []string{"ADD", "CHECK", "DEL"} {
+				var wait sync.WaitGroup
+				said := make([]Answer, len(all))
+				for i, c := range all {
+					wait.Go(func() { said[i] = w.Exec(c.as(command, k.config, keys)) })
+				}
+				wait.Wait()
+				for _, a := range said {
+					Expect(a.Code).To(BeZero(), command+a.Stdout)
+				}
+			}
+			Expect(w.Snapshot("nftables", "iptables-legacy") + w.filter()).To(Equal(before))
+		})
+	})
+})

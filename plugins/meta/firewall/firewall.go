@@ -1,0 +1,287 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+// call is one call under way: the sockets that it uses.
+type call struct {
+	*skel.Request
+	host *rtnl.Conn
+	nf   *nft.Conn
+}
+
+func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
+	if req.PrevResult == nil {
+		return nil, cni.Errorf(cni.CodeConfig,
+			"prevResult: missing; firewall works behind the plugin that makes the interface")
+	}
+	c, err := dial(req)
+	if err != nil {
+		return nil, err
+	}
+	r, err := c.newRecord(cfg)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case r.Policy != open && r.Bridge == "":
+		return nil, cni.Refuse("ingressPolicy", string(r.Policy),
+			fmt.Sprintf("needs a bridge, and interface %q is connected to none", c.IfName))
+	case r.Policy == open && len(r.Addrs) == 0:
+		return req.PrevResult, nil
+	}
+	return req.PrevResult, c.admit(ctx, cfg, r)
+}
+
+func del(ctx context.Context, req *skel.Request) error {
+	c, err := dial(req)
+	if err != nil {
+		return err
+	}
+	return c.dismiss(ctx)
+}
+
+func check(ctx context.Context, req *skel.Request, cfg config) error {
+	if req.PrevResult == nil {
+		return cni.Errorf(cni.CodeConfig, "prevResult: missing; CHECK compares the rules with it")
+	}
+	c, err := dial(req)
+	if err != nil {
+		return err
+	}
+	want, err := c.newRecord(cfg)
+	if err != nil || len(want.Addrs) == 0 && want.Policy == open {
+		return err
+	}
+	return c.verify(ctx, want)
+}
+
+// gc removes what attachments of the network left that are not valid. Rules of the reference have no owner and stay.
+func gc(ctx context.Context, req *skel.Request) (err error) {
+	c, err := dial(req)
+	if err != nil {
+		return err
+	}
+	s, err := openExistingStore(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	all, err := records(s)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, r := range all {
+		if r.Network == c.Network && !c.Valid.Has(r.attachment()) {
+			errs = append(errs, c.remove(ctx, s, r))
+		}
+	}
+	return errors.Join(append(errs, nft.IfSupported(c.sweep(ctx, c.Valid.Garbage)),
+		nft.IfSupported(c.sweepPolicies(ctx)))...)
+}
+
+// status looks for what would make ADD fail.
+func status(_ context.Context, req *skel.Request, cfg config) error {
+	c, err := dial(req)
+	if err == nil {
+		err = statefile.Writable(recordDir)
+	}
+	b := cfg.backend
+	if err == nil && b != iptables {
+		err = c.nf.Probe(layout())
+		if b == auto && errors.Is(err, nft.ErrUnsupported) {
+			b, err = iptables, nil
+		}
+	}
+	if err == nil && b == iptables {
+		if missing := ipt.Installed(ipt.IPv6); missing != nil {
+			c.Warn("backend iptables: nothing for containers with an IPv6 address: %v", missing)
+		}
+		err = ipt.Installed(ipt.IPv4)
+	}
+	if err != nil {
+		return cni.Errorf(cni.CodeUnavailable, "firewall rules: %w", err)
+	}
+	return nil
+}
+
+// dial opens the sockets, which are open until the call is over and a failed ADD is rolled back.
+func dial(req *skel.Request) (*call, error) {
+	host, err := rtnl.Dial(nil)
+	if err != nil {
+		return nil, err
+	}
+	c := &call{Request: req, host: host, nf: nft.New()}
+	req.OnDone(func() { _ = errors.Join(c.host.Close(), c.nf.Close()) })
+	return c, nil
+}
+
+// newRecord makes the attachment's record, all but the backend. It looks for the bridge where that matters: for a
+// policy, and where a bridge has one that this ADD may end.
+func (c *call) newRecord(cfg config) (*record, error) {
+	r := &record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName,
+		Addrs: addressesOf(c.PrevResult, c.IfName), AdminChain: cfg.adminChain, Published: cfg.published,
+		Policy: cfg.policy}
+	var err error
+	if r.Netns, err = c.NS.Identity(); err != nil {
+		return nil, err
+	}
+	policed, err := c.nf.Elements(table, policedSet)
+	if err := nft.IfSupported(err); err != nil {
+		return nil, err
+	}
+	if r.Policy == open && len(policed) == 0 && cfg.backend != iptables {
+		return r, nil
+	}
+	return r, c.findBridge(r)
+}
+
+// admit makes the attachment's rules. An attachment of this name that lived in another namespace is replaced.
+func (c *call) admit(ctx context.Context, cfg config, r *record) (err error) {
+	s, err := openStore(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	old, err := recordOf(s, r.hash())
+	switch {
+	case err != nil:
+		return err
+	case old != nil && old.Netns.Is(r.Netns):
+		return cni.Errorf(cni.CodeExists, "firewall: this attachment has its rules already (%s); DEL removes them",
+			r.attachment())
+	case old != nil:
+		if err := c.remove(ctx, s, old); err != nil {
+			return err
+		}
+	}
+	c.OnFail("remove the firewall rules", c.dismiss)
+	r.Backend = cfg.backend
+	if cfg.backend == auto {
+		r.Backend = nftables
+	}
+	err = c.apply(ctx, s, r)
+	if cfg.backend == auto && errors.Is(err, nft.ErrUnsupported) {
+		r.Backend = iptables
+		err = c.apply(ctx, s, r)
+	}
+	return err
+}
+
+// apply makes the rules in the record's backend. From the writing of the record on DEL knows what there may be.
+func (c *call) apply(ctx context.Context, s *store, r *record) error {
+	if err := s.Put(r.hash(), *r); err != nil {
+		return err
+	}
+	p, err := c.settle(s, r)
+	if err == nil && r.SetFlag {
+		err = c.isolate(r, true)
+	}
+	if err != nil {
+		return err
+	}
+	if r.Backend == iptables {
+		return c.addIPTables(ctx, r, p)
+	}
+	if err := c.addNFTables(ctx, r, p); err != nil {
+		return err
+	}
+	for _, f := range families() {
+		if len(r.of(f)) > 0 {
+			if err := c.ensureSkeleton(ctx, f, r.AdminChain); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// dismiss removes whatever the attachment has, in any backend, made by anybody.
+func (c *call) dismiss(ctx context.Context) (err error) {
+	s, err := openExistingStore(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	r, err := recordOf(s, c.Attachment.Hash())
+	if err != nil {
+		return err
+	}
+	if r != nil {
+		return c.remove(ctx, s, r)
+	}
+	r = &record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName, Policy: open,
+		Addrs: addressesOf(c.PrevResult, c.IfName)}
+	return errors.Join(nft.IfSupported(c.sweep(ctx, r.attachment().Owns)), c.delReference(ctx, s, r),
+		s.Drop(r.hash())) // what a killed ADD left of it
+}
+
+// remove removes an attachment's rules, and then its record. The record stays for a later DEL or GC when a program is
+// missing.
+func (c *call) remove(ctx context.Context, s *store, r *record) error {
+	last, err := r.isLast(s)
+	if err != nil {
+		return err
+	}
+	if r.SetFlag {
+		err = c.isolate(r, false)
+	}
+	if r.Backend == iptables {
+		err = errors.Join(err, c.delIPTables(ctx, s, r, last))
+	} else {
+		err = errors.Join(err, nft.IfSupported(c.delNFTables(ctx, r, last)))
+	}
+	switch {
+	case ipt.NotInstalled(err):
+		c.Warn("firewall rules of %s: %v", r.attachment(), err)
+		return nil
+	case err != nil:
+		return fmt.Errorf("firewall rules of %s: %w", r.attachment(), err)
+	}
+	return s.Drop(r.hash())
+}
+
+// verify compares the record with what is wanted, and the rules with the record.
+func (c *call) verify(ctx context.Context, want *record) error {
+	s, err := openExistingStore(ctx)
+	if err != nil {
+		return err
+	}
+	r, err := recordOf(s, want.hash())
+	if err := errors.Join(err, s.Close()); err != nil {
+		return err
+	}
+	if r == nil { // the reference made it, perhaps
+		return c.checkIPTables(ctx, want)
+	}
+	var errs []error
+	same := func(key string, a, b any) {
+		if !reflect.DeepEqual(a, b) {
+			errs = append(errs, drift("%s: changed since ADD from %v to %v", key, a, b))
+		}
+	}
+	same("ingressPolicy", r.Policy, want.Policy)
+	same("iptablesAdminChainName", r.AdminChain, want.AdminChain)
+	same("acceptPublished", r.Published, want.Published)
+	same("prevResult: the container's addresses", r.Addrs, want.Addrs)
+	if r.Policy != open {
+		same("the container's bridge", r.Bridge, want.Bridge)
+		errs = append(errs, c.checkFlag(r))
+	}
+	if r.Backend == iptables {
+		return errors.Join(append(errs, c.checkIPTables(ctx, r))...)
+	}
+	return errors.Join(append(errs, c.checkNFTables(ctx, r))...)
+}

@@ -1,0 +1,365 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
+)
+
+// The reference's chains in table filter, and one of ours: acceptedChain accepts what carries the fwmark bit. It has no
+// comment that the reference's rules have not, and is known by its name.
+const (
+	filterTable   = "filter"
+	forwardHook   = "FORWARD"
+	cniForward    = "CNI-FORWARD"
+	adminChain    = "CNI-ADMIN"
+	acceptedChain = "HAWSER-ACCEPTED"
+	stage1        = "CNI-ISOLATION-STAGE-1"
+	stage2        = "CNI-ISOLATION-STAGE-2"
+)
+
+// takenChains are those that cannot be the administrator's.
+func takenChains() []string {
+	return []string{"INPUT", forwardHook, "OUTPUT", cniForward, acceptedChain, stage1, stage2}
+}
+
+func comment(text string) []string {
+	return []string{"-m", "comment", "--comment", "CNI firewall plugin " + text}
+}
+
+func rule(chain string, args ...[]string) ipt.Rule {
+	return ipt.NewRule(chain, slices.Concat(args...)...)
+}
+
+func jump(chain string) []string { return []string{"-j", chain} }
+
+// table of a family where the programs for nf_tables keep it.
+func (f family) filter() nft.Table { return nft.Table{Family: f.Family, Name: filterTable} }
+
+// edit collects the lines of a restore that make of a table what it is to be.
+type edit struct {
+	saved ipt.Saved
+	lines []string
+}
+
+// chains makes those that are missing: a chain that is named in a restore is emptied.
+func (e *edit) chains(names ...string) {
+	for _, name := range names {
+		if !slices.Contains(e.saved.Chains, name) {
+			e.lines = append(e.lines, ":"+name+" - [0:0]")
+		}
+	}
+}
+
+func (e *edit) has(r ipt.Rule) bool { return slices.ContainsFunc(e.saved.Rules, r.Equal) }
+
+// first makes the rule the first one of its chain, unless the chain has it.
+func (e *edit) first(r ipt.Rule) {
+	if !e.has(r) {
+		e.lines = append(e.lines, "-I "+r.String())
+	}
+}
+
+// last appends the rule, unless its chain has it.
+func (e *edit) last(r ipt.Rule) {
+	if !e.has(r) {
+		e.lines = append(e.lines, r.Append())
+	}
+}
+
+// drop deletes the rules that match.
+func (e *edit) drop(matches func(ipt.Rule) bool) {
+	for _, r := range e.saved.Rules {
+		if matches(r) {
+			e.lines = append(e.lines, r.Delete())
+		}
+	}
+}
+
+// admin makes the way from FORWARD through the administrator's chain.
+func (e *edit) admin(admin string) {
+	e.chains(cniForward, admin)
+	e.first(rule(forwardHook, comment("rules"), jump(cniForward)))
+	e.first(rule(cniForward, comment("admin overrides"), jump(admin)))
+}
+
+// skeleton makes what lets packets with the fwmark bit through, behind the administrator's chain.
+func (e *edit) skeleton(admin string) {
+	e.admin(admin)
+	e.chains(acceptedChain)
+	bit := fmt.Sprintf("%#x/%#x", acceptBit, acceptBit)
+	e.last(ipt.NewRule(acceptedChain, "-m", "mark", "--mark", bit, "-j", "ACCEPT"))
+	e.last(rule(cniForward, jump(acceptedChain)))
+}
+
+// addressRules are the reference's rules of an address.
+func addressRules(a netip.Addr) []ipt.Rule {
+	host := netip.PrefixFrom(a, a.BitLen()).String()
+	return []ipt.Rule{
+		ipt.NewRule(cniForward, "-d", host, "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED", "-j", "ACCEPT"),
+		ipt.NewRule(cniForward, "-s", host, "-j", "ACCEPT"),
+	}
+}
+
+// bridgeRules are the reference's rules of a bridge, in the order of their chains; none for open.
+func bridgeRules(bridge string, p policy) []ipt.Rule {
+	any, own := comment("rules (ingressPolicy: same-bridge|isolated)"), comment("rules (ingressPolicy: "+string(p)+")")
+	within, leaving := []string{"-i", bridge, "-o", bridge}, []string{"-i", bridge, "!", "-o", bridge}
+	var rules []ipt.Rule
+	switch p {
+	case open:
+		return nil
+	case isolated:
+		rules = append(rules, rule(stage1, within, own, jump("DROP")))
+	}
+	return append(rules, rule(stage1, leaving, own, jump(stage2)),
+		rule(stage2, []string{"-o", bridge}, any, jump("DROP")))
+}
+
+// police makes the policy of a bridge: the rules of another one go.
+func (e *edit) police(bridge string, p policy) {
+	want, all := bridgeRules(bridge, p), bridgeValue(bridge).rules
+	e.drop(func(r ipt.Rule) bool { return slices.ContainsFunc(all, r.Equal) && !slices.ContainsFunc(want, r.Equal) })
+	if p == open {
+		return
+	}
+	any := comment("rules (ingressPolicy: same-bridge|isolated)")
+	e.chains(stage1, stage2)
+	e.first(rule(forwardHook, any, jump(stage1)))
+	for _, r := range slices.Backward(want) {
+		e.first(r)
+	}
+	e.last(rule(stage1, any, jump("RETURN")))
+	e.last(rule(stage2, any, jump("RETURN")))
+}
+
+// policyOf is the strictest policy of which the bridge has rules.
+func (e *edit) policyOf(bridge string) policy {
+	for _, p := range slices.Backward(policies()) {
+		if rules := bridgeRules(bridge, p); len(rules) > 0 && e.has(rules[0]) {
+			return p
+		}
+	}
+	return open
+}
+
+// whole makes all that the reference makes for an attachment.
+func (e *edit) whole(r *record, f family, p policy) {
+	e.admin(r.AdminChain)
+	for _, a := range r.of(f) {
+		for _, own := range addressRules(a) {
+			e.last(own)
+		}
+	}
+	if r.Bridge != "" {
+		e.police(r.Bridge, p)
+	}
+}
+
+// restore makes the change in one variant of iptables, by one run to look and one to write; the latter only where
+// something has to change.
+func restore(ctx context.Context, f family, v ipt.Variant, change func(*edit)) error {
+	tool, err := ipt.FindVariant(ctx, f.ipt, v)
+	if err != nil {
+		return err
+	}
+	return tool.Change(ctx, filterTable, func() ([]string, error) {
+		saved, err := ipt.Save(ctx, f.ipt, v, filterTable)
+		e := &edit{saved: saved}
+		change(e)
+		return e.lines, err
+	})
+}
+
+// addIPTables makes the reference's rules, with the programs that are plainly called iptables.
+func (c *call) addIPTables(ctx context.Context, r *record, p policy) error {
+	for _, f := range families() {
+		if len(r.of(f)) == 0 {
+			continue
+		}
+		tool, err := ipt.Find(ctx, f.ipt)
+		if err == nil {
+			err = restore(ctx, f, tool.Variant, func(e *edit) { e.whole(r, f, p) })
+		}
+		if err != nil {
+			return fmt.Errorf("firewall with iptables: %w", err)
+		}
+	}
+	return nil
+}
+
+// delIPTables removes the attachment's rules from both variants, and those of its bridge with the last attachment that
+// has a policy. An address that another attachment has by now keeps its rules.
+func (c *call) delIPTables(ctx context.Context, s *store, r *record, last bool) error {
+	var errs []error
+	for _, f := range families() {
+		var gone []value
+		for _, a := range r.of(f) {
+			used, err := s.Any(func(hash string, o record) bool {
+				return hash != r.hash() && o.sane(hash) && o.Backend == iptables && slices.Contains(o.Addrs, a)
+			})
+			if err != nil {
+				return err
+			}
+			if !used {
+				gone = append(gone, addressValue(a))
+			}
+		}
+		if last {
+			gone = append(gone, bridgeValue(r.Bridge))
+		}
+		errs = append(errs, c.delRules(ctx, f, gone))
+	}
+	return errors.Join(errs...)
+}
+
+// delReference removes what the reference made for the addresses of an attachment without a record.
+func (c *call) delReference(ctx context.Context, s *store, r *record) error {
+	err := c.delIPTables(ctx, s, r, false)
+	if ipt.NotInstalled(err) {
+		c.Warn("rules of other plugins for %s: %v", r.attachment(), err)
+		return nil
+	}
+	return err
+}
+
+// value is an address or a bridge that rules are about.
+type value struct {
+	key    []byte   // as nf_tables compares it
+	chains []string // of the rules
+	rules  []ipt.Rule
+}
+
+func addressValue(a netip.Addr) value {
+	return value{nft.AddrKey(a), []string{cniForward}, addressRules(a)}
+}
+
+func bridgeValue(name string) value {
+	return value{append([]byte(name), 0), []string{stage1, stage2},
+		slices.Concat(bridgeRules(name, sameBridge), bridgeRules(name, isolated))}
+}
+
+// delRules removes the rules about these values: from nf_tables over netlink, without a program.
+func (c *call) delRules(ctx context.Context, f family, gone []value) error {
+	if len(gone) == 0 {
+		return nil
+	}
+	var errs []error
+	for _, v := range gone {
+		for _, chain := range v.chains {
+			about := func(r nft.LiveRule) bool { return r.Mentions(v.key) }
+			rules := nft.Leftover{Table: f.filter(), Chain: chain, Rule: about}
+			errs = append(errs, nft.IfSupported(rules.Remove(ctx, c.nf)))
+		}
+	}
+	return errors.Join(append(errs, c.delLegacy(ctx, f, gone))...)
+}
+
+func (c *call) delLegacy(ctx context.Context, f family, gone []value) error {
+	isGone := func(r ipt.Rule) bool {
+		return slices.ContainsFunc(gone, func(v value) bool { return slices.ContainsFunc(v.rules, r.Equal) })
+	}
+	saved, err := ipt.Save(ctx, f.ipt, ipt.Legacy, filterTable)
+	if err != nil || !slices.ContainsFunc(saved.Rules, isGone) {
+		return err
+	}
+	return restore(ctx, f, ipt.Legacy, func(e *edit) { e.drop(isGone) })
+}
+
+// checkIPTables looks for the attachment's rules, in the variant that has them.
+func (c *call) checkIPTables(ctx context.Context, r *record) error {
+	var diffs []error
+	for _, f := range families() {
+		if len(r.of(f)) == 0 {
+			continue
+		}
+		where, err := ipt.Chain{Family: f.ipt, Table: filterTable, Name: cniForward}.Variants(ctx, c.nf)
+		if len(where) == 0 {
+			if err == nil {
+				err = drift("%s chain %q: is missing", f.Family, cniForward)
+			}
+			diffs = append(diffs, err)
+			continue
+		}
+		saved, err := ipt.Save(ctx, f.ipt, where[0], filterTable)
+		if err != nil {
+			return err
+		}
+		e := &edit{saved: saved}
+		e.whole(r, f, stricter(r.Policy, e.policyOf(r.Bridge)))
+		for _, line := range e.lines {
+			if !strings.HasPrefix(line, "-D ") { // what is left of another policy
+				diffs = append(diffs, drift("iptables of %s: lacks %q", f.Family, line))
+			}
+		}
+	}
+	return errors.Join(diffs...)
+}
+
+// ensureSkeleton makes what is missing in FORWARD of each variant of iptables that has this chain: what it drops is
+// dropped whatever nftables accept, unless it accepts the fwmark bit. Others flush it now and then, so it is made
+// again for all containers.
+func (c *call) ensureSkeleton(ctx context.Context, f family, admin string) error {
+	for _, v := range []ipt.Variant{ipt.NFT, ipt.Legacy} {
+		lacking, err := c.lacking(ctx, f, v, admin)
+		if err == nil && lacking != "" {
+			err = restore(ctx, f, v, func(e *edit) { e.skeleton(admin) })
+		}
+		if ipt.NotInstalled(err) {
+			c.Warn("what chain FORWARD of %s (iptables-%s) drops stays dropped: %v", f.Family, v, err)
+			err = nil
+		}
+		if err != nil {
+			return fmt.Errorf("chain FORWARD of %s (iptables-%s): %w", f.Family, v, err)
+		}
+	}
+	return nil
+}
+
+func (c *call) checkSkeleton(ctx context.Context, f family, admin string) error {
+	var diffs []error
+	for _, v := range []ipt.Variant{ipt.NFT, ipt.Legacy} {
+		lacking, err := c.lacking(ctx, f, v, admin)
+		if err != nil && !ipt.NotInstalled(err) {
+			return err
+		}
+		if lacking != "" {
+			diffs = append(diffs, drift("chain FORWARD of %s (iptables-%s): %s", f.Family, v, lacking))
+		}
+	}
+	return errors.Join(diffs...)
+}
+
+// lacking says what FORWARD of a variant lacks; nothing where there is no such chain. Of nf_tables it asks over
+// netlink, without a program.
+func (c *call) lacking(ctx context.Context, f family, v ipt.Variant, admin string) (string, error) {
+	if v == ipt.Legacy {
+		saved, err := ipt.Save(ctx, f.ipt, v, filterTable)
+		e := &edit{saved: saved}
+		if e.skeleton(admin); err != nil || !slices.Contains(saved.Chains, forwardHook) || len(e.lines) == 0 {
+			return "", err
+		}
+		return "it lacks " + e.lines[0], nil
+	}
+	there, err := c.nf.Chain(f.filter(), forwardHook)
+	if err := nft.IfSupported(err); err != nil || there == nil {
+		return "", err
+	}
+	for _, way := range []struct{ from, to string }{{forwardHook, cniForward}, {cniForward, admin},
+		{cniForward, acceptedChain}, {acceptedChain, ""}} {
+		rules, err := c.nf.Rules(f.filter(), way.from)
+		if err != nil {
+			return "", err
+		}
+		if !slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Target == way.to }) {
+			return fmt.Sprintf("nothing leads from %s to %q", way.from, way.to), nil
+		}
+	}
+	return "", nil
+}

@@ -1,0 +1,236 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// table is shared with other plugins. Names in it carry the version of the layout.
+var table = nft.Table{Family: nft.INet, Name: nft.TableName}
+
+const (
+	forwardChain = "firewall_forward_v1"
+	policyChain  = "firewall_policy_v1"
+	acceptChain  = "firewall_accept_v1"
+	clearChain   = "firewall_clear_v1"
+	policedSet   = "firewall_policed_v1"
+	sameSet      = "firewall_same_v1"
+
+	// acceptBit of the fwmark tells the rule in filter FORWARD what is accepted. portmap has 13, kube-proxy 14 and
+	// 15, and other networks use those from 16.
+	acceptBit = 1 << 12
+
+	forwardPriority = -1  // before filter
+	clearPriority   = 300 // behind all that looks at the fwmark
+)
+
+// family has the names and values in which IPv4 and IPv6 differ.
+type family struct {
+	nft.Family
+	ipt          ipt.Family
+	addr         nft.Type
+	daddr, saddr nft.Field
+	digit        string // in the names of the layout
+}
+
+func families() []family {
+	return []family{
+		{nft.IPv4, ipt.IPv4, nft.IPv4Addr, nft.IPDaddr, nft.IPSaddr, "4"},
+		{nft.IPv6, ipt.IPv6, nft.IPv6Addr, nft.IP6Daddr, nft.IP6Saddr, "6"},
+	}
+}
+
+func (f family) v4() bool { return f.Family == nft.IPv4 }
+
+// addrSet has the addresses of containers, publishedSet those that may be reached by host ports.
+func (f family) addrSet() string      { return "firewall" + f.digit + "_v1" }
+func (f family) publishedSet() string { return "firewall" + f.digit + "_published_v1" }
+
+// layout is what all attachments share. A packet that is accepted gets the fwmark bit, since an accept here ends no
+// other table's chain.
+func layout() nft.Layout {
+	name := []nft.Type{nft.IfName}
+	l := nft.Layout{Table: table, Sets: []nft.Set{
+		{Name: policedSet, Key: name, Comment: "bridges that are kept apart"},
+		{Name: sameSet, Key: append(name, nft.IfName), Comment: "bridges whose own containers reach each other"},
+	}}
+	policed := nft.Rule{nft.InSet(policedSet, nft.IIFName), nft.InSet(policedSet, nft.OIFName), nft.Jump(policyChain)}
+	forward := []nft.Rule{policed}
+	for _, f := range families() {
+		l.Sets = append(l.Sets,
+			nft.Set{Name: f.addrSet(), Key: []nft.Type{f.addr}, Comment: "containers"},
+			nft.Set{Name: f.publishedSet(), Key: []nft.Type{f.addr}, Comment: "containers, for host ports"})
+		forward = append(forward,
+			nft.Rule{nft.InSet(f.addrSet(), f.saddr), nft.Goto(acceptChain)},
+			nft.Rule{nft.InSet(f.addrSet(), f.daddr), nft.CtEstablished(), nft.Goto(acceptChain)},
+			nft.Rule{nft.InSet(f.publishedSet(), f.daddr), nft.CtTranslated(), nft.Goto(acceptChain)})
+	}
+	l.Chains = []nft.Chain{
+		{Name: policyChain, Comment: "between bridges with an ingress policy", Rules: []nft.Rule{
+			{nft.InSet(sameSet, nft.IIFName, nft.OIFName), nft.Return()}, {nft.Drop()}}},
+		{Name: acceptChain, Rules: []nft.Rule{{nft.FwmarkWith(acceptBit)}}},
+		{Name: forwardChain, Comment: "what containers send, its answers, and their host ports",
+			Hook: &nft.Hook{Type: "filter", Point: nft.Forward, Priority: forwardPriority}, Rules: forward},
+		{Name: clearChain, Comment: "the fwmark bit leaves nobody",
+			Hook:  &nft.Hook{Type: "filter", Point: nft.Postrouting, Priority: clearPriority},
+			Rules: []nft.Rule{{nft.FwmarkHas(acceptBit), nft.FwmarkWithout(acceptBit)}}},
+	}
+	return l
+}
+
+// owned is the layout with the elements of all attachments.
+func owned() nft.Owned {
+	o := nft.Owned{Layout: layout()}
+	for _, f := range families() {
+		o.Sets = append(o.Sets, f.addrSet(), f.publishedSet())
+	}
+	return o
+}
+
+// items are the elements of the attachment.
+func (r *record) items() []nft.Item {
+	var out []nft.Item
+	for _, f := range families() {
+		for _, a := range r.of(f) {
+			it := nft.Item{Set: f.addrSet(), Name: "address " + a.String(),
+				Element: nft.Element{Key: nft.AddrKey(a), Comment: r.attachment().Mark()}}
+			out = append(out, it)
+			if r.Published {
+				it.Set = f.publishedSet()
+				out = append(out, it)
+			}
+		}
+	}
+	return out
+}
+
+// addNFTables makes the attachment's elements and those of its bridge, in one batch. It replaces elements of other
+// owners: IPAM lends an address once, so they are leftovers.
+func (c *call) addNFTables(ctx context.Context, r *record, p policy) error {
+	return owned().Update(ctx, c.nf, func(ch *nft.Change) error {
+		if err := ch.Put(r.items(), nil); err != nil {
+			return err
+		}
+		return police(ch, r.Bridge, p)
+	})
+}
+
+// delNFTables removes the attachment's elements, and those of its bridge with the last attachment that has a policy.
+func (c *call) delNFTables(ctx context.Context, r *record, last bool) error {
+	mine := r.attachment().Owns
+	found, err := owned().Live(c.nf, r.items(), mine)
+	if err != nil || len(found) == 0 && !last {
+		return err
+	}
+	return owned().Update(ctx, c.nf, func(ch *nft.Change) error {
+		if err := ch.Remove(found, mine); err != nil || !last {
+			return err
+		}
+		return police(ch, r.Bridge, open)
+	})
+}
+
+// sweep removes the elements with the marks that match, wherever they are. It reads all elements.
+func (c *call) sweep(ctx context.Context, matches func(mark string) bool) error {
+	found, err := owned().All(c.nf, matches)
+	if err == nil {
+		err = owned().Remove(ctx, c.nf, found, matches)
+	}
+	return err
+}
+
+// entry is one of the elements that make the policy of a bridge. It belongs to all attachments on the bridge.
+type entry struct {
+	set  string
+	elem nft.Element
+	want bool
+}
+
+func entries(bridge string, p policy) []entry {
+	name := nft.IfNameKey(bridge)
+	return []entry{
+		{policedSet, nft.Element{Key: name}, p != open},
+		{sameSet, nft.Element{Key: nft.Key(name, name)}, p == sameBridge},
+	}
+}
+
+// police stages what gives the bridge a policy.
+func police(ch *nft.Change, bridge string, p policy) error {
+	if bridge == "" {
+		return nil
+	}
+	for _, e := range entries(bridge, p) {
+		live, err := ch.Get(table, e.set, e.elem.Key)
+		switch {
+		case err != nil:
+			return err
+		case e.want && live[0] == nil:
+			ch.Add(table, e.set, e.elem)
+		case !e.want && live[0] != nil:
+			ch.Delete(table, e.set, e.elem)
+		}
+	}
+	return nil
+}
+
+// policyOf is the policy that the bridge has in nftables.
+func (c *call) policyOf(bridge string) (policy, error) {
+	p := isolated
+	for _, e := range entries(bridge, p) {
+		live, err := c.nf.Get(table, e.set, e.elem.Key)
+		switch {
+		case err != nil:
+			return open, nft.IfSupported(err)
+		case live[0] == nil && e.set == policedSet:
+			return open, nil
+		case live[0] != nil && e.set == sameSet:
+			p = sameBridge
+		}
+	}
+	return p, nil
+}
+
+// sweepPolicies removes the policies of bridges that do not exist.
+func (c *call) sweepPolicies(ctx context.Context) error {
+	live, err := c.nf.Elements(table, policedSet)
+	if err != nil {
+		return err
+	}
+	for _, e := range live {
+		bridge := strings.TrimRight(string(e.Key), "\x00")
+		if _, err := c.host.Link(bridge); !errors.Is(err, rtnl.ErrNoLink) {
+			continue
+		}
+		err := owned().Update(ctx, c.nf, func(ch *nft.Change) error { return police(ch, bridge, open) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkNFTables compares the attachment's elements, the policy and what it shares with others with the kernel's.
+func (c *call) checkNFTables(ctx context.Context, r *record) error {
+	diffs := []error{owned().Verify(c.nf, r.items())}
+	p, err := c.policyOf(r.Bridge)
+	if err != nil {
+		return err
+	}
+	if r.Policy != open && stricter(p, r.Policy) != p {
+		diffs = append(diffs, drift("bridge %q: ingress policy is %s, not %s", r.Bridge, p, r.Policy))
+	}
+	for _, f := range families() {
+		if len(r.of(f)) > 0 {
+			diffs = append(diffs, c.checkSkeleton(ctx, f, r.AdminChain))
+		}
+	}
+	return errors.Join(diffs...)
+}
+
+func drift(format string, args ...any) error { return cni.Errorf(cni.CodeDrift, format, args...) }

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+const (
+	recordDir = "/run/hawser/firewall"
+	// lockWait is how long others may take. One that runs iptables waits for the xtables lock itself.
+	lockWait = time.Minute
+)
+
+// record says what an attachment was given. DEL and CHECK make the rules from it again.
+type record struct {
+	Network     string `json:"network"`
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifname"`
+
+	Netns      ns.Identity  `json:"netns"` // of the container
+	Backend    backend      `json:"backend"`
+	Addrs      []netip.Addr `json:"addrs"`
+	AdminChain string       `json:"adminChain"`
+	Published  bool         `json:"published"`
+
+	Policy policy `json:"policy"`
+	Bridge string `json:"bridge,omitempty"` // the interface that the policy is about; empty where it was not looked for
+	Port   int    `json:"port,omitempty"`   // index of the host end, a port of the bridge
+	// SetFlag says that the port is isolated because of the policy, and not by the bridge plugin.
+	SetFlag bool `json:"setFlag,omitempty"`
+}
+
+type store = statefile.Store[record]
+
+// openStore locks the records: no other call of the plugin changes rules until Close.
+func openStore(ctx context.Context) (*store, error) {
+	return statefile.OpenStore[record](ctx, recordDir, lockWait)
+}
+
+func openExistingStore(ctx context.Context) (*store, error) {
+	return statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
+}
+
+// recordOf reads the record with the hash; nil when there is none. One that no ADD can have written counts as none.
+func recordOf(s *store, hash string) (*record, error) {
+	r, ok, err := s.Get(hash)
+	if err != nil || !ok || !r.sane(hash) {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// records reads all records, in the order of their hashes.
+func records(s *store) ([]*record, error) {
+	all, err := s.All()
+	var out []*record
+	for hash, r := range all {
+		if r.sane(hash) {
+			out = append(out, &r)
+		}
+	}
+	slices.SortFunc(out, func(a, b *record) int { return cmp.Compare(a.hash(), b.hash()) })
+	return out, err
+}
+
+// sane says whether an ADD can have written the record. Rules are made from it, and its file may be damaged.
+func (r *record) sane(hash string) bool {
+	bad := func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" || a.Is4In6() }
+	return r.hash() == hash && cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) &&
+		(r.Backend == nftables || r.Backend == iptables) && !slices.ContainsFunc(r.Addrs, bad) &&
+		ipt.IsChainName(r.AdminChain) && slices.Contains(policies(), r.Policy) &&
+		(r.Bridge == "" && r.Policy == open || cni.ValidIfName(r.Bridge))
+}
+
+func (r *record) attachment() cni.Attachment {
+	return cni.Attachment{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName}
+}
+
+func (r *record) hash() string { return r.attachment().Hash() }
+
+// of are the addresses of a family.
+func (r *record) of(f family) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(r.Addrs), func(a netip.Addr) bool { return a.Is4() != f.v4() })
+}
+
+// isLast says whether no other attachment has a policy for the record's bridge.
+func (r *record) isLast(s *store) (bool, error) {
+	if r.Policy == open {
+		return false, nil
+	}
+	others, err := s.Any(func(hash string, o record) bool {
+		return hash != r.hash() && o.sane(hash) && o.Bridge == r.Bridge && o.Policy != open
+	})
+	return !others, err
+}
+
+// addressesOf are the addresses of the container's interface in a result. A result that says of none that it is
+// the interface's is about it as a whole.
+func addressesOf(prev *cni.Result, ifName string) []netip.Addr {
+	ips := prev.ContainerIPs(ifName)
+	if len(ips) == 0 && prev != nil {
+		ips = prev.IPs
+	}
+	var out []netip.Addr
+	for _, ip := range ips {
+		if a := ip.Address.Addr(); !slices.Contains(out, a) {
+			out = append(out, a)
+		}
+	}
+	return out
+}

@@ -1,0 +1,226 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"slices"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// skeleton is what FORWARD has for nftables' sake.
+func skeleton(admin string) string {
+	return "-P INPUT ACCEPT\n-P FORWARD DROP\n-P OUTPUT ACCEPT\n" +
+		chainLines("CNI-FORWARD", "HAWSER-ACCEPTED", admin) +
+		`-A FORWARD -m comment --comment "CNI firewall plugin rules" -j CNI-FORWARD` + "\n" +
+		`-A CNI-FORWARD -m comment --comment "CNI firewall plugin admin overrides" -j ` + admin + "\n" +
+		"-A CNI-FORWARD -j HAWSER-ACCEPTED\n-A HAWSER-ACCEPTED -m mark --mark 0x1000/0x1000 -j ACCEPT\n"
+}
+
+func chainLines(names ...string) string {
+	return "-N " + strings.Join(slices.Sorted(slices.Values(names)), "\n-N ") + "\n"
+}
+
+// set is a set of the layout as nft shows it.
+func (w *world) set(name string) string {
+	GinkgoHelper()
+	return w.Cmd("nft", "list", "set", "inet", "hawser", name)
+}
+
+var _ = Describe("nftables", Label("kernel"), func() {
+	for _, variant := range []string{"nft", "legacy"} {
+		It("has elements with their owner, and one way through FORWARD of iptables-"+variant, func() {
+			useVariant(variant)
+			w := newWorld()
+			w.bridge(1)
+			w.forward("DROP")
+			a, b := w.container(1, 2), w.container(1, 3)
+			a.add(Object{"iptablesAdminChainName": "MY-OWN"})
+			b.add(Object{"iptablesAdminChainName": "MY-OWN"})
+			for _, set := range []string{"firewall4_v1", "firewall4_published_v1"} {
+				Expect(w.set(set)).To(MatchRegexp(
+					`10.1.0.2 comment "[0-9a-f]{16} net1 c1-2 eth0",\s+10.1.0.3 comment "[0-9a-f]{16} net1 c1-3 eth0"`))
+			}
+			Expect(w.set("firewall6_v1")).To(ContainSubstring("fd00:1::2 comment"))
+			Expect(w.Cmd("iptables", "-S")).To(Equal(skeleton("MY-OWN")))
+			Expect(w.Cmd("ip6tables", "-S")).To(Equal(skeleton("MY-OWN")))
+		})
+	}
+
+	It("makes nothing in iptables where that has no chain FORWARD", func() {
+		w := newWorld()
+		w.bridge(1)
+		c := w.container(1, 2)
+		c.add()
+		c.check()
+		Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(ContainSubstring("FORWARD"))
+	})
+
+	It("needs no program where FORWARD is nobody's, and says so where it is somebody's", func() {
+		w := newWorld()
+		w.bridge(1)
+		c, d := w.container(1, 2), w.container(1, 3)
+		w.Cmd("nft", "add table ip filter; add chain ip filter FORWARD { type filter hook forward priority 0; }")
+		withoutPrograms(func() {
+			said := w.Call(c.as("ADD")).Stderr
+			Expect(said).To(ContainSubstring("chain FORWARD of ip (iptables-nft) drops stays dropped"))
+		})
+		w.Cmd("nft", "delete table ip filter")
+		withoutPrograms(func() { Expect(w.Call(d.as("ADD")).Stderr).To(BeEmpty()) })
+	})
+
+	It("repairs for all containers what others flushed", func() {
+		w := newWorld()
+		w.bridge(1)
+		w.forward("DROP")
+		a, b := w.container(1, 2), w.container(1, 3)
+		a.add()
+		w.Cmd("iptables", "-F")
+		w.Cmd("iptables", "-X")
+		w.Cmd("nft", "flush", "table", "inet", "hawser")
+		Expect(a.drifts()).To(And(ContainSubstring("FORWARD"), ContainSubstring("firewall_forward_v1")))
+		b.add()
+		Expect(w.Cmd("iptables", "-S")).To(Equal(skeleton("CNI-ADMIN")))
+		b.check()
+		a.check()
+	})
+
+	It("lets the administrator's chain decide first", func() {
+		w := newWorld()
+		w.bridge(1)
+		w.forward("DROP")
+		c := w.container(1, 2)
+		c.add()
+		w.out.Serve("tcp", "192.0.2.2:80")
+		Expect(reaches(c.Host, "192.0.2.2:80", true)).To(BeTrue())
+		w.Cmd("iptables", "-A", "CNI-ADMIN", "-s", c.addrs[0], "-j", "DROP")
+		Expect(reaches(c.Host, "192.0.2.2:80", false)).To(BeFalse())
+	})
+
+	It("accepts no host ports with acceptPublished false", func() {
+		w := newWorld()
+		w.bridge(1)
+		w.forward("DROP")
+		c := w.container(1, 2)
+		c.add(Object{"acceptPublished": false})
+		c.check(Object{"acceptPublished": false})
+		c.Serve("tcp", "[::]:"+servedPort)
+		w.out.Serve("tcp", "192.0.2.2:80")
+		Expect(w.Run(nstest.Program{Path: "nft", Args: []string{"-f", "-"}, Stdin: dnat}).Exit).To(BeZero())
+		Expect(reaches(w.out, "192.0.2.1:"+hostPort, false)).To(BeFalse())
+		Expect(reaches(c.Host, "192.0.2.2:80", true)).To(BeTrue())
+	})
+
+	It("leaves the fwmark bit to nobody behind it", func() {
+		w := newWorld()
+		w.bridge(1)
+		c := w.container(1, 2)
+		c.add()
+		w.Cmd("nft", "add table inet t; add chain inet t c { type filter hook postrouting priority 301; };"+
+			"add rule inet t c meta mark & 0x1000 == 0x1000 drop")
+		w.out.Serve("tcp", "192.0.2.2:80")
+		Expect(reaches(c.Host, "192.0.2.2:80", true)).To(BeTrue())
+	})
+})
+
+// withoutPrograms runs fn where no program is found.
+func withoutPrograms(fn func()) {
+	GinkgoHelper()
+	path := os.Getenv("PATH")
+	defer func() { _ = os.Setenv("PATH", path) }()
+	Expect(os.Setenv("PATH", "/nowhere")).To(Succeed())
+	fn()
+}
+
+var _ = Describe("iptables", Label("kernel"), func() {
+	for _, variant := range []string{"nft", "legacy"} {
+		for _, p := range policies() {
+			It("has the reference's rules, byte for byte", func() {
+				useVariant(variant)
+				keys := Object{"cniVersion": "1.0.0", "backend": "iptables", "ingressPolicy": string(p),
+					"iptablesAdminChainName": map[bool]string{true: "MY-OWN", false: ""}[p == isolated]}
+				made := map[bool]string{}
+				for _, ours := range []bool{true, false} {
+					w := newWorld()
+					w.bridge(1)
+					for i := range 2 {
+						c := w.container(1, 2+i)
+						if call := c.as("ADD", keys); ours {
+							w.Add(call)
+						} else {
+							w.Reference(nstest.Newest(), call).Added()
+						}
+						Expect(w.Reference(nstest.Newest(), c.as("CHECK", keys)).Stdout).To(BeEmpty())
+						c.check(keys)
+					}
+					made[ours] = w.filter()
+				}
+				Expect(made[true]).To(Equal(made[false]))
+			})
+		}
+	}
+})
+
+var _ = Describe("the result", func() {
+	for _, version := range []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+		It("is prevResult in version "+version, func() {
+			w := newWorld()
+			w.bridge(1)
+			c := w.container(1, 2)
+			prev := Merge(c.prev, Object{"cniVersion": version, "dns": Object{"nameservers": []string{"192.0.2.53"}}})
+			if version < "1" {
+				for i, ip := range prev["ips"].([]Object) {
+					ip["version"] = []string{"4", "6"}[i]
+				}
+			}
+			var got Object
+			out := w.Add(c.as("ADD", Object{"cniVersion": version, "prevResult": prev})).Text
+			Expect(json.Unmarshal([]byte(out), &got)).To(Succeed())
+			Expect(Text(got)).To(MatchJSON(Text(prev)))
+		})
+	}
+
+	for _, version := range []string{"0.1.0", "0.2.0"} {
+		It("is prevResult in version "+version, func() {
+			w := newWorld()
+			w.bridge(1)
+			c := w.container(1, 2)
+			prev := Object{"cniVersion": version, "ip4": Object{"ip": "10.1.0.2/24"}}
+			out := w.Add(c.as("ADD", Object{"cniVersion": version, "prevResult": prev})).Text
+			Expect(out).To(ContainSubstring("10.1.0.2/24"))
+			Expect(w.set("firewall4_v1")).To(ContainSubstring("10.1.0.2 comment"))
+		})
+	}
+
+	It("of a container without addresses is given back, and nothing is made", func() {
+		w := newWorld()
+		w.bridge(1)
+		c := w.container(1, 2)
+		before := w.untouched()
+		c.add(Object{"prevResult": Merge(c.prev, Object{"ips": []Object{}})})
+		Expect(w.untouched()).To(Equal(before))
+	})
+
+	It("counts all addresses where it says of none that it is the interface's", func() {
+		w := newWorld()
+		c := w.container(1, 2)
+		c.add(Object{"backend": "iptables", "prevResult": Object{"cniVersion": "1.1.0",
+			"interfaces": []Object{{"name": "x"}}, "ips": []Object{{"address": "10.0.0.2/24", "interface": 0}}}})
+		Expect(w.Cmd("iptables", "-S", "CNI-FORWARD")).To(ContainSubstring("-s 10.0.0.2/32 -j ACCEPT"))
+	})
+
+	It("does not count addresses of other interfaces", func() {
+		w := newWorld()
+		w.bridge(1)
+		c := w.container(1, 2)
+		prev := Merge(c.prev, Object{"ips": append(c.prev["ips"].([]Object),
+			Object{"address": "10.9.0.9/24", "interface": 0})})
+		c.add(Object{"prevResult": prev})
+		Expect(w.set("firewall4_v1")).NotTo(ContainSubstring("10.9.0.9"))
+	})
+})
