@@ -151,7 +151,7 @@ var _ = Describe("DEL", func() {
 		Entry("a corrupt backup", "same", "{\n \"mt"),
 		Entry("an empty backup", "same", ""),
 		Entry("no backup", "same", "gone"),
-		Entry("a corrupt record", `{"containerID":`, "same"),
+		Entry("a corrupt record", `{"netns":`, "same"),
 		Entry("no record", "gone", "same"),
 		Entry("both corrupt", "\x00", "\x00"),
 		Entry("neither", "gone", "gone"),

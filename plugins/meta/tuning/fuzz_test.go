@@ -43,8 +43,8 @@ func FuzzFiles(f *testing.F) {
 			`"interfaces":[{"name":"eth0","sandbox":"` + FuzzNetns + `"}]}}`},
 	}.RunFiles(f, "/run/tuning", original, ``, `{"mac":"x","mtu":-1,"txQLen":-1,"sysctl":{"../kernel/panic":"1"}}`,
 		`[]`,
-		`{"containerID":"one","netns":{"device":1,"inode":1},"values":[{"key":"mtu","value":"-1","link":-1,`+
-			`"for":[{"network":"net","ifname":"eth0"}]}]}`)
+		`{"netns":{"device":1,"inode":1},"values":[{"key":"mtu","value":"-1","link":-1,`+
+			`"for":[{"Network":"net","ContainerID":"one","IfName":"eth0"}]}]}`)
 }
 
 // FuzzAllowList reads anything as the administrator's file.

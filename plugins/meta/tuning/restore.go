@@ -23,10 +23,10 @@ func del(ctx context.Context, req *skel.Request) error {
 		return err
 	}
 	s, err := openStore(ctx, req, dir, false)
-	if s == nil || err != nil || len(backupName(req.ContainerID, req.IfName)) > nameMax { // ADD refuses such a name
+	if s == nil || err != nil || len(backupName(req.Attachment)) > nameMax { // ADD refuses such a name
 		return err
 	}
-	rec, _, err := s.records.Get(recordName(req.ContainerID))
+	rec, _, err := s.records.Get(recordName(req.Attachment))
 	if err != nil {
 		return err
 	}
@@ -41,9 +41,8 @@ func del(ctx context.Context, req *skel.Request) error {
 	if err != nil {
 		req.Warn("%v; nothing is restored", err)
 	}
-	rec.ContainerID = req.ContainerID
 	rec.Values, _ = rec.without(rec.owner(req.Attachment))
-	return s.put(rec, req.IfName)
+	return s.put(req.Attachment, rec)
 }
 
 // restore puts back what the attachment alone has changed, in the namespace to which

@@ -31,10 +31,9 @@ type store struct {
 
 // record is what was there before attachments of a container changed it.
 type record struct {
-	ContainerID string            `json:"containerID"`
-	Netns       ns.Identity       `json:"netns"`
-	MACs        map[string]string `json:"macs"` // of the interfaces, as ADD left them
-	Values      []value           `json:"values"`
+	Netns  ns.Identity       `json:"netns"`
+	MACs   map[string]string `json:"macs"` // of the interfaces, as ADD left them
+	Values []value           `json:"values"`
 }
 
 // value is what an attribute or a sysctl had before the first ADD that changed
@@ -49,9 +48,9 @@ type value struct {
 const nameMax = 255
 
 // backupName is the reference plugin's name for the backup file.
-func backupName(containerID, ifName string) string { return containerID + "_" + ifName + ".json" }
+func backupName(a cni.Attachment) string { return a.ContainerID + "_" + a.IfName + ".json" }
 
-func recordName(containerID string) string { return cni.Attachment{ContainerID: containerID}.Hash() }
+func recordName(a cni.Attachment) string { return cni.Attachment{ContainerID: a.ContainerID}.Hash() }
 
 // openStore opens and locks dataDir until the call's answer is out. ADD creates
 // it; for DEL and GC, where there is none the store is nil.
@@ -76,30 +75,31 @@ func openStore(ctx context.Context, req *skel.Request, dataDir string, create bo
 	return &store{req, backups, records}, nil
 }
 
-// put writes a record, and the backup file of one interface from it; without
-// values they go. The file goes first: a record alone is found again.
-func (s *store) put(r record, ifName string) error {
-	if err := s.putBackup(r, ifName); err != nil {
+// put writes the record of an attachment's container, and the backup file of its
+// interface from it; without values they go. The file goes first: a record alone is
+// found again.
+func (s *store) put(a cni.Attachment, r record) error {
+	if err := s.putBackup(a, r); err != nil {
 		return err
 	}
 	if len(r.Values) == 0 {
-		return s.records.Drop(recordName(r.ContainerID))
+		return s.records.Drop(recordName(a))
 	}
-	return s.records.Put(recordName(r.ContainerID), r)
+	return s.records.Put(recordName(a), r)
 }
 
-func (s *store) putBackup(r record, ifName string) error {
-	before := r.attrsOf(ifName, 0)
+func (s *store) putBackup(a cni.Attachment, r record) error {
+	before := r.attrsOf(a.IfName, 0)
 	if len(before) == 0 {
-		return s.backups.Discard(backupName(r.ContainerID, ifName))
+		return s.backups.Discard(backupName(a))
 	}
-	return s.backups.Replace(backupName(r.ContainerID, ifName), encodeBackup(before), 0o600)
+	return s.backups.Replace(backupName(a), encodeBackup(before), 0o600)
 }
 
 // backup reads the call's backup file: nothing when there is none, or one that
 // says nothing.
 func (s *store) backup() (text []byte, before []pair, err error) {
-	name := backupName(s.ContainerID, s.IfName)
+	name := backupName(s.Attachment)
 	text, err = s.backups.Read(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -128,7 +128,7 @@ func (c *container) keep(ctx context.Context) error {
 	if err := c.look(); err != nil { // again, now that nobody changes it
 		return err
 	}
-	old, _, err := s.records.Get(recordName(c.ContainerID))
+	old, _, err := s.records.Get(recordName(c.Attachment))
 	if err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func (c *container) keep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r := record{ContainerID: c.ContainerID, Netns: c.here, MACs: map[string]string{}}
+	r := record{Netns: c.here, MACs: map[string]string{}}
 	if old.Netns.Is(c.here) { // else of a former life of the container
 		r.MACs = maps.Clone(old.MACs)
 		r.Values = slices.DeleteFunc(slices.Clone(old.Values), func(v value) bool {
@@ -157,18 +157,17 @@ func (c *container) keep(ctx context.Context) error {
 	}
 	c.OnFail("restore the backup file", func(context.Context) error { return s.putBack(old, text) })
 	// The record goes first: a backup file alone would be taken for the reference plugin's.
-	if err := s.records.Put(recordName(c.ContainerID), r); err != nil {
+	if err := s.records.Put(recordName(c.Attachment), r); err != nil {
 		return err
 	}
-	return s.putBackup(r, c.IfName)
+	return s.putBackup(c.Attachment, r)
 }
 
 // putBack undoes keep.
 func (s *store) putBack(old record, backup []byte) error {
-	old.ContainerID = s.ContainerID
-	err := s.put(old, s.IfName)
+	err := s.put(s.Attachment, old)
 	if backup != nil {
-		err = errors.Join(err, s.backups.Replace(backupName(s.ContainerID, s.IfName), backup, 0o600))
+		err = errors.Join(err, s.backups.Replace(backupName(s.Attachment), backup, 0o600))
 	}
 	return err
 }

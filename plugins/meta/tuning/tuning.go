@@ -89,7 +89,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 		for _, o := range r.owners() {
 			if o.Network == req.Network && !req.Valid.Has(o) {
 				r.Values, _ = r.without(o)
-				errs = append(errs, s.put(r, o.IfName))
+				errs = append(errs, s.put(o, r))
 			}
 		}
 	}
@@ -145,7 +145,7 @@ func (c *container) look() (err error) {
 	case err != nil:
 		return err
 	}
-	if name := backupName(c.ContainerID, c.IfName); len(name) > nameMax {
+	if name := backupName(c.Attachment); len(name) > nameMax {
 		return cni.Errorf(cni.CodeEnvironment, "CNI_CONTAINERID %q: too long for the file name %q", c.ContainerID, name)
 	}
 	if c.found, err = c.readSysctls(); err != nil {
