@@ -137,7 +137,8 @@ func (s *Session) FindLinks(master Master) error {
 	case err != nil:
 		return err
 	case s.HostEnd.Peer != s.ContEnd.Index:
-		return cni.Errorf(cni.CodeDrift, "interface %q: is not the other end of host interface %q", s.IfName, s.HostEnd.Name)
+		return cni.Errorf(cni.CodeDrift, "interface %q: is not the other end of host interface %q", s.IfName,
+			s.HostEnd.Name)
 	}
 	return nil
 }

@@ -63,7 +63,8 @@ func (k LinkKeys) Parse(req *skel.Request, mtu int) (Link, error) {
 func parseMAC(code uint, key, text string) (net.HardwareAddr, error) {
 	mac, err := cni.ParseMAC(code, key, text)
 	if err == nil && len(mac) != 6 {
-		err = cni.Refuse(key, text, "is no MAC address of an interface (six bytes, not multicast, not zero)").WithCode(code)
+		err = cni.Refuse(key, text,
+			"is no MAC address of an interface (six bytes, not multicast, not zero)").WithCode(code)
 	}
 	return mac, err
 }
@@ -83,16 +84,23 @@ func checkMTU(mtu int) error {
 // section 5). Below it the kernel has no IPv6 on a link at all.
 const mtuMin6 = 1280
 
-// Carries refuses, with code 7, an mtu that is too small for one of the
-// addresses.
-func (l Link) Carries(ips []cni.IP) error {
-	for _, ip := range ips {
-		if l.MTU != 0 && l.MTU < mtuMin6 && ip.Address.Addr().Is6() {
-			return cni.Errorf(cni.CodeConfig, "mtu: %d is too small for IPv6 (%d), which address %s needs", l.MTU, mtuMin6,
-				ip.Address)
+// Result begins a result with IPAM's answer: its addresses are those of the index-th
+// interface, its DNS is the configuration's where that has any. An mtu that is too
+// small for one of the addresses is code 7.
+func (l Link) Result(answer *cni.Result, index int) (*cni.Result, error) {
+	res := answer.Clone()
+	for i := range res.IPs {
+		own := index
+		res.IPs[i].Interface = &own
+		if addr := res.IPs[i].Address; l.MTU != 0 && l.MTU < mtuMin6 && addr.Addr().Is6() {
+			return nil, cni.Errorf(cni.CodeConfig, "mtu: %d is too small for IPv6 (%d), which address %s needs",
+				l.MTU, mtuMin6, addr)
 		}
 	}
-	return nil
+	if l.DNS.IsSet() {
+		res.DNS = l.DNS
+	}
+	return res, nil
 }
 
 // MasqKeys are the configuration keys of the masquerade.

@@ -126,7 +126,8 @@ var _ = Describe("Raise and Configure", func() {
 			"2001:db8:5::/48 metric 1024 pref medium", "nexthop via 2001:db8::1 dev eth0 weight 1",
 			"nexthop via 2001:db8::7 dev eth0 weight 1",
 		},
-			to("10.5.0.0/16"), via("10.5.0.0/16", "10.1.2.7"), to("2001:db8:5::/48"), via("2001:db8:5::/48", "2001:db8::7")),
+			to("10.5.0.0/16"), via("10.5.0.0/16", "10.1.2.7"), to("2001:db8:5::/48"), via("2001:db8:5::/48",
+				"2001:db8::7")),
 		Entry("the same twice", []string{"10.5.0.0/16 via 10.1.2.1 dev eth0",
 			"2001:db8:5::/48 via 2001:db8::1 dev eth0 metric 1024 pref medium"},
 			to("10.5.0.0/16"), via("10.5.0.0/16", "10.1.2.1"), to("2001:db8:5::/48"), to("2001:db8:5::/48")),
@@ -137,7 +138,8 @@ var _ = Describe("Raise and Configure", func() {
 	It("makes a route without any gateway on the link", func() {
 		Expect(c.configure(withRoutes(result("10.1.2.3/24", "", "2001:db8::3/64", ""), to("0.0.0.0/0"),
 			to("::/0")))).To(Succeed())
-		Expect(c.routes()).To(Equal([]string{"default dev eth0 metric 1024 pref medium", "default dev eth0 scope link"}))
+		Expect(c.routes()).To(Equal([]string{"default dev eth0 metric 1024 pref medium",
+			"default dev eth0 scope link"}))
 	})
 
 	It("does not mind a route that the kernel made for an address", func() {
@@ -225,7 +227,8 @@ var _ = Describe("Raise and Configure", func() {
 			Expect(unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, "")).To(Succeed())
 			DeferCleanup(unix.Unmount, "/proc/sys", unix.MNT_DETACH)
 			Expect(unix.Mount("", "/proc/sys", "",
-				unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")).To(Succeed())
+				unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC,
+				"")).To(Succeed())
 		}
 		It("does without what only makes things better", func() {
 			readOnly()

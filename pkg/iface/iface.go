@@ -48,7 +48,8 @@ func Raise(t Target) error {
 		accept = "1"
 	}
 	// arp_notify and ndisc_notify: see Announce.
-	list := []setting{t.ipv6("accept_dad", accept), t.ipv6("ndisc_notify", "1"), {"ipv4", t.Name, "arp_notify", "1", false}}
+	list := []setting{t.ipv6("accept_dad", accept), t.ipv6("ndisc_notify", "1"),
+		{"ipv4", t.Name, "arp_notify", "1", false}}
 	if t.EnableDAD {
 		list = append(list, t.ipv6("enhanced_dad", "1"))
 	}

@@ -26,7 +26,8 @@ var _ = Describe("Verify", func() {
 		// with the carrier, and that of an own IPv6 address when a worker of the
 		// kernel gets round to it.
 		c.SetSysctl("net/ipv6/conf/eth0/addr_gen_mode", "1")
-		res = withRoutes(result("10.1.2.3/24", "10.1.2.1", "2001:db8::3/64", "2001:db8::1"), to("0.0.0.0/0"), to("::/0"),
+		res = withRoutes(result("10.1.2.3/24", "10.1.2.1", "2001:db8::3/64", "2001:db8::1"), to("0.0.0.0/0"),
+			to("::/0"),
 			cni.Route{Dst: netip.MustParsePrefix("10.5.0.0/16"), MTU: 1400, AdvMSS: 1300, Priority: 77, Scope: ptr(0)},
 			ipv6Route,
 			cni.Route{Dst: netip.MustParsePrefix("2001:db8:6::/48"), Scope: ptr(253)})
@@ -53,13 +54,15 @@ var _ = Describe("Verify", func() {
 		Entry("no link", `link "eth0": no such link`, "link del eth0"),
 		Entry("another MTU", `link "eth0": MTU is 1400 instead of 1500`, "link set eth0 mtu 1400"),
 		Entry("no IPv4 address", `link "eth0": address 10.1.2.3/24: missing`,
-			"addr del 10.1.2.3/24 dev eth0", "addr add 10.1.2.4/24 dev eth0", "route replace default via 10.1.2.1 dev eth0",
+			"addr del 10.1.2.3/24 dev eth0", "addr add 10.1.2.4/24 dev eth0",
+			"route replace default via 10.1.2.1 dev eth0",
 			"route replace 10.5.0.0/16 via 10.1.2.1 dev eth0 metric 77 mtu 1400 advmss 1300"),
 		Entry("another prefix", `link "eth0": address 2001:db8::3/64: missing`,
 			"addr del 2001:db8::3/64 dev eth0", "addr add 2001:db8::3/60 nodad dev eth0"),
 		Entry("no default route", `link "eth0": route 0.0.0.0/0 via 10.1.2.1: missing`, "route del default"),
 		Entry("no IPv6 default route", `link "eth0": route ::/0 via 2001:db8::1: missing`, "-6 route del default"),
-		Entry("another default gateway", `link "eth0": route 0.0.0.0/0 via 10.1.2.1: gateway is 10.1.2.9 instead of 10.1.2.1`,
+		Entry("another default "+
+			"gateway", `link "eth0": route 0.0.0.0/0 via 10.1.2.1: gateway is 10.1.2.9 instead of 10.1.2.1`,
 			"route replace default via 10.1.2.9"),
 		Entry("another IPv6 default gateway",
 			`link "eth0": route ::/0 via 2001:db8::1: gateway is 2001:db8::9 instead of 2001:db8::1`,
@@ -70,15 +73,20 @@ var _ = Describe("Verify", func() {
 			"route add 10.5.0.0/16 via 10.1.2.9 metric 5", "route add 10.5.0.0/16 via 10.1.2.9 metric 99",
 			"route change 10.5.0.0/16 via 10.1.2.1 metric 77 mtu 1401 advmss 1300"),
 		Entry("another MSS and gateway of a route",
-			`link "eth0": route 10.5.0.0/16 via 10.1.2.1: gateway is 10.1.2.9 instead of 10.1.2.1, advmss is 0 instead of 1300`,
+			`link "eth0": route 10.5.0.0/16 via 10.1.2.1: gateway is 10.1.2.9 instead of 10.1.2.1, `+
+				"advmss is 0 instead of 1300",
 			"route change 10.5.0.0/16 via 10.1.2.9 metric 77 mtu 1400"),
 		Entry("another priority", `link "eth0": route 10.5.0.0/16 via 10.1.2.1: priority is 78 instead of 77`,
 			"route del 10.5.0.0/16 metric 77", "route add 10.5.0.0/16 via 10.1.2.1 metric 78 mtu 1400 advmss 1300"),
 		Entry("another scope",
-			`link "eth0": route 10.5.0.0/16 via 10.1.2.1: gateway is none instead of 10.1.2.1, scope is 253 instead of 0`,
-			"route del 10.5.0.0/16 metric 77", "route add 10.5.0.0/16 scope link dev eth0 metric 77 mtu 1400 advmss 1300"),
-		Entry("another table than asked for", `link "eth0": route 2001:db8:5::/48 via 2001:db8::1: missing in table 1000`,
-			"-6 route flush table 1000", "-6 route add 2001:db8:5::/48 via 2001:db8::1 dev eth0 metric 77 mtu 1400 advmss 1300"),
+			`link "eth0": route 10.5.0.0/16 via 10.1.2.1: gateway is none instead of 10.1.2.1, `+
+				"scope is 253 instead of 0",
+			"route del 10.5.0.0/16 metric 77", "route add 10.5.0.0/16 scope link dev eth0 metric 77 mtu 1400 "+
+				"advmss 1300"),
+		Entry("another table than asked for",
+			`link "eth0": route 2001:db8:5::/48 via 2001:db8::1: missing in table 1000`,
+			"-6 route flush table 1000", "-6 route add 2001:db8:5::/48 via 2001:db8::1 dev eth0 metric 77 mtu 1400 "+
+				"advmss 1300"),
 	)
 
 	It("does not take the kernel's broadcast route for one that was asked for", func() {

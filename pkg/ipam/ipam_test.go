@@ -58,13 +58,16 @@ var _ = Describe("Client", func() {
 		}))
 	},
 		Entry("in the configuration's version",
-			`{"cniVersion": "0.3.1", "ips": [{"version": "4", "address": "10.0.0.5/24", "gateway": "10.0.0.1"}], "routes": [{"dst": "0.0.0.0/0"}]}`),
+			`{"cniVersion": "0.3.1", "ips": [{"version": "4", "address": "10.0.0.5/24", "gateway": "10.0.0.1"}],
+				"routes": [{"dst": "0.0.0.0/0"}]}`),
 		Entry("without a version",
 			`{"ips": [{"address": "10.0.0.5/24", "gateway": "10.0.0.1"}], "routes": [{"dst": "0.0.0.0/0"}]}`),
 		Entry("in another version",
-			`{"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.5/24", "gateway": "10.0.0.1", "routes": [{"dst": "0.0.0.0/0"}]}}`),
+			`{"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.5/24", "gateway": "10.0.0.1",
+				"routes": [{"dst": "0.0.0.0/0"}]}}`),
 		Entry("with interfaces, of which it can know nothing",
-			`{"interfaces": [{"name": "eth9"}], "ips": [{"address": "10.0.0.5/24", "gateway": "10.0.0.1", "interface": 7}], "routes": [{"dst": "0.0.0.0/0"}]}`),
+			`{"interfaces": [{"name": "eth9"}], "ips": [{"address": "10.0.0.5/24", "gateway": "10.0.0.1",
+				"interface": 7}], "routes": [{"dst": "0.0.0.0/0"}]}`),
 	)
 
 	DescribeTable("refuses an answer that it cannot use", func(doc, message string) {
@@ -76,7 +79,8 @@ var _ = Describe("Client", func() {
 		Entry("nothing", ``, "unexpected end of JSON input"), Entry("text", `hello`, "no valid JSON"), Entry("a cut",
 			`{"ips": [`, "no valid JSON"),
 		Entry("two documents", `{}{}`, "no valid JSON"), Entry("a list", `[]`, "is a JSON array"),
-		Entry("null", `null`, "no addresses"), Entry("empty", `{}`, "no addresses"), Entry("no addresses", `{"ips": []}`,
+		Entry("null", `null`, "no addresses"), Entry("empty", `{}`, "no addresses"), Entry("no addresses",
+			`{"ips": []}`,
 			"no addresses"),
 		Entry("an error object, but status 0", `{"code": 11, "msg": "busy"}`, "no addresses"),
 		Entry("a bad version", `{"cniVersion": "9.9.9", "ips": [{"address": "10.0.0.5/24"}]}`, `cniVersion: "9.9.9"`),
@@ -90,7 +94,8 @@ var _ = Describe("Client", func() {
 	)
 
 	DescribeTable("hands the plugin's own error on", func(call func(ipam.Client, context.Context) error, code uint) {
-		err := call(client(fmt.Sprintf(`echo '{"cniVersion": "0.3.1", "code": %d, "msg": "no", "details": "more"}'; exit 1`,
+		err := call(client(fmt.Sprintf(`echo '{"cniVersion": "0.3.1", "code": %d, "msg": "no",
+			"details": "more"}'; exit 1`,
 			code)), ctx)
 		var e *cni.Error
 		Expect(errors.As(err, &e)).To(BeTrue())

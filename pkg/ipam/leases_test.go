@@ -33,7 +33,8 @@ var _ = Describe("the leases of a network", func() {
 
 	It("are host-local's files", func() {
 		lease := func(addr, id, ifName string) ipam.Lease {
-			return ipam.Lease{AttachmentRef: cni.AttachmentRef{ContainerID: id, IfName: ifName}, Addr: netip.MustParseAddr(addr)}
+			return ipam.Lease{AttachmentRef: cni.AttachmentRef{ContainerID: id, IfName: ifName},
+				Addr: netip.MustParseAddr(addr)}
 		}
 		Expect(ipam.Leases(conf("host-local"), "net1")).To(ConsistOf(lease("10.1.0.2", "one", "eth0"),
 			lease("fd00::2", "one", "eth0"), lease("10.1.0.3", "old", "")))

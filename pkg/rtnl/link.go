@@ -91,20 +91,6 @@ func (c *Conn) find(look func(h *netlink.Handle) (netlink.Link, error)) (l Link,
 	return l, noLink(err)
 }
 
-// LinksNamed finds the links with these names. Names without a link are left out.
-func (c *Conn) LinksNamed(names ...string) ([]Link, error) {
-	var links []Link
-	for _, name := range names {
-		l, err := c.Link(name)
-		if err == nil {
-			links = append(links, l)
-		} else if !errors.Is(err, ErrNoLink) {
-			return nil, err
-		}
-	}
-	return links, nil
-}
-
 // Links lists all links of the namespace. The cost grows with their number.
 func (c *Conn) Links() ([]Link, error) { return c.links("list of links") }
 

@@ -115,7 +115,8 @@ var _ = Describe("ADD", func() {
 	})
 
 	It("takes a default route of IPAM that names no gateway", func() {
-		w.Lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24"}],"routes":[{"dst":"0.0.0.0/0"},{"dst":"10.9.0.0/16","priority":7}]}`)
+		w.Lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24"}],"routes":[{"dst":"0.0.0.0/0"},
+			{"dst":"10.9.0.0/16","priority":7}]}`)
 		a := w.Attach("one", l3(Object{"isDefaultGateway": true}))
 		Expect(routes(a.Host, "-4")).To(ConsistOf("default via 10.1.0.1", "10.9.0.0/16 via 10.1.0.1 7"))
 	})
@@ -233,7 +234,8 @@ var _ = Describe("ADD", func() {
 		IP(w.Host, "link add name br type veth peer name other")
 		before := w.Snapshot()
 		cont := nstest.NewNetns()
-		Expect(w.Fails(Call{Command: "ADD", Netns: cont.Path, Conf: l3()}, cni.CodeConflict)).To(ContainSubstring(`"br"`))
+		Expect(w.Fails(Call{Command: "ADD", Netns: cont.Path, Conf: l3()},
+			cni.CodeConflict)).To(ContainSubstring(`"br"`))
 		Expect(w.Snapshot()).To(Equal(before))
 		Expect(Names(cont, "")).To(BeEmpty())
 		Expect(w.Calls()).To(BeEmpty())
@@ -256,7 +258,8 @@ var _ = Describe("ADD", func() {
 	})
 
 	It("passes dns on: IPAM's, or the configuration's instead", func() {
-		w.Lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24"}],"dns":{"nameservers":["192.0.2.1"],"domain":"ipam"}}`)
+		w.Lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24"}],"dns":{"nameservers":["192.0.2.1"],
+			"domain":"ipam"}}`)
 		Expect(w.Attach("one", l3()).Result.DNS).To(Equal(Object{"nameservers": []any{"192.0.2.1"}, "domain": "ipam"}))
 		Expect(w.Attach("two",
 			l3(Object{"dns": Object{"search": []string{"x"}}})).Result.DNS).To(Equal(Object{"search": []any{"x"}}))

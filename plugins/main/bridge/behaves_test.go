@@ -56,11 +56,14 @@ var _ = Behaves(Fixture{
 		"the host end out of the bridge": outside("ip link set END nomaster", "END", "no port"),
 		"the host end in another bridge": outside("ip link add name other type bridge;ip link set END master other",
 			"END", "no port"),
-		"hairpin off":                        outside("ip link set END type bridge_slave hairpin off", "END", "hairpin"),
-		"isolation off":                      outside("ip link set END type bridge_slave isolated off", "END", "isolated"),
-		"the bridge down":                    outside("ip link set dev br down", `"br"`, "is down"),
-		"the gateway's address gone":         outside("ip addr del 10.1.0.1/24 dev br", `"br"`, "10.1.0.1/24"),
-		"the gateway's IPv6 address gone":    outside("ip addr del 2001:db8:1::1/64 dev br", `"br"`, "2001:db8:1::1/64"),
+		"hairpin off": outside("ip link set END type bridge_slave hairpin off", "END",
+			"hairpin"),
+		"isolation off": outside("ip link set END type bridge_slave isolated off", "END",
+			"isolated"),
+		"the bridge down":            outside("ip link set dev br down", `"br"`, "is down"),
+		"the gateway's address gone": outside("ip addr del 10.1.0.1/24 dev br", `"br"`, "10.1.0.1/24"),
+		"the gateway's IPv6 address gone": outside("ip addr del 2001:db8:1::1/64 dev br", `"br"`,
+			"2001:db8:1::1/64"),
 		"the check of MAC addresses gone":    outside("nft delete table bridge hawser", "macspoof"),
 		"the check of MAC addresses flushed": outside("nft flush table bridge hawser", "macspoof"),
 	},
@@ -121,10 +124,13 @@ var _ = Describe("CHECK", func() {
 
 	It("passes right after ADD, for each configuration", func() {
 		for i, c := range []Object{
-			conf(), conf(Object{"disableContainerInterface": true}), conf(Object{"macspoofchk": true, "hairpinMode": true}),
-			conf(Object{"promiscMode": true, "bridge": "promisc"}), l3(), l3(Object{"isGateway": true}), l3(Object{"mtu": 1400}),
+			conf(), conf(Object{"disableContainerInterface": true}), conf(Object{"macspoofchk": true,
+				"hairpinMode": true}),
+			conf(Object{"promiscMode": true, "bridge": "promisc"}), l3(), l3(Object{"isGateway": true}),
+			l3(Object{"mtu": 1400}),
 		} {
-			a := w.Attach(fmt.Sprint("c", i), c, fmt.Sprintf("10.1.0.%d/24", 10+i), fmt.Sprintf("2001:db8:1::%d/64", 10+i))
+			a := w.Attach(fmt.Sprint("c", i), c, fmt.Sprintf("10.1.0.%d/24", 10+i), fmt.Sprintf("2001:db8:1::%d/64",
+				10+i))
 			w.Succeeds(a.As("CHECK"))
 			w.Succeeds(a.As("DEL"))
 		}
@@ -174,7 +180,7 @@ var _ = Describe("CHECK", func() {
 			w.Succeeds(a.As("CHECK"))
 		}
 		w.Cmd("nft", "add", "table", "inet", "others")
-		w.Attach("two", everything(), "10.1.0.3/24") // the gateway is there already, so that other address is no conflict
+		w.Attach("two", everything(), "10.1.0.3/24") // the gateway is there, so that other address is no conflict
 		w.Succeeds(a.As("CHECK"))
 	})
 
@@ -220,7 +226,8 @@ var _ = Describe("STATUS", func() {
 
 	It("is code 50 where macspoofchk cannot be made", func() {
 		w.Owned("bridge hawser")
-		Expect(w.Fails(status(conf(Object{"macspoofchk": true})), cni.CodeUnavailable)).To(ContainSubstring("macspoofchk"))
+		Expect(w.Fails(status(conf(Object{"macspoofchk": true})),
+			cni.CodeUnavailable)).To(ContainSubstring("macspoofchk"))
 		w.Cmd("mount", "-o", "remount,bind,ro", "/run")
 		Expect(w.Fails(status(conf(Object{"macspoofchk": true})),
 			cni.CodeUnavailable)).To(ContainSubstring("read-only file system"))

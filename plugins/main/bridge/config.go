@@ -95,7 +95,8 @@ func parseConfig(req *skel.Request) (config, error) {
 	problems.Add(err)
 	if c.Gateway && c.IPAM && c.Port.VLAN != 0 && !cni.ValidIfName(c.gatewayName()) {
 		problems.Add(cni.Refuse("bridge", w.Bridge,
-			fmt.Sprintf("is too long: the gateway of vlan %d would be called %q (15 bytes at most)", w.VLAN, c.gatewayName())))
+			fmt.Sprintf("is too long: the gateway of vlan %d would be called %q (15 bytes at most)", w.VLAN,
+				c.gatewayName())))
 	}
 	c.Masq, err = w.MasqKeys.Parse()
 	c.Masq.On = c.Masq.On && c.IPAM

@@ -75,9 +75,11 @@ var _ = Describe("configuration", func() {
 		Entry("vlanTrunk, a range of one", `"vlanTrunk":[{"minID":7,"maxID":7}]`, "Port.Filtering=true Port.Trunk=[7]"),
 		Entry("vlanTrunk, one and a range in an entry", `"vlanTrunk":[{"id":9,"minID":2,"maxID":4}]`,
 			"Port.Filtering=true Port.Trunk=[2 3 4 9]"),
-		Entry("vlanTrunk, unordered and overlapping", `"vlanTrunk":[{"minID":8,"maxID":10},{"id":9},{"id":1},{"id":4094}]`,
+		Entry("vlanTrunk, unordered and overlapping",
+			`"vlanTrunk":[{"minID":8,"maxID":10},{"id":9},{"id":1},{"id":4094}]`,
 			"Port.Filtering=true Port.Trunk=[1 8 9 10 4094]"),
-		Entry("vlan and vlanTrunk", `"vlan":5,"vlanTrunk":[{"id":7}]`, "Port.Filtering=true Port.VLAN=5 Port.Trunk=[7]"),
+		Entry("vlan and vlanTrunk", `"vlan":5,"vlanTrunk":[{"id":7}]`,
+			"Port.Filtering=true Port.VLAN=5 Port.Trunk=[7]"),
 		Entry("preserveDefaultVlan", `"preserveDefaultVlan":true`, "Port.KeepDefault=true"),
 		Entry("macspoofchk", `"macspoofchk":true`, "SpoofCheck=true"),
 		Entry("enabledad", `"enabledad":true`, "DAD=true"),
@@ -123,7 +125,8 @@ var _ = Describe("configuration", func() {
 		Entry("vlanTrunk id 4095", `"vlanTrunk":[{"id":4095}]`, `vlanTrunk[0].id: 4095 `),
 		Entry("vlanTrunk minID 0", `"vlanTrunk":[{"minID":0,"maxID":5}]`, `vlanTrunk[0].minID`),
 		Entry("vlanTrunk maxID 4095", `"vlanTrunk":[{"minID":1,"maxID":4095}]`, `vlanTrunk[0].maxID: 4095 `),
-		Entry("vlanTrunk reversed", `"vlanTrunk":[{"minID":6,"maxID":5}]`, `vlanTrunk[0].minID: 6 is greater than maxID 5`),
+		Entry("vlanTrunk reversed", `"vlanTrunk":[{"minID":6,"maxID":5}]`,
+			`vlanTrunk[0].minID: 6 is greater than maxID 5`),
 		Entry("vlanTrunk, half a range", `"vlanTrunk":[{"minID":6}]`, `vlanTrunk[0]: minID`),
 		Entry("vlanTrunk, the other half", `"vlanTrunk":[{"id":3,"maxID":6}]`, `vlanTrunk[0]: minID`),
 		Entry("vlanTrunk, nothing", `"vlanTrunk":[{}]`, `vlanTrunk[0]: has neither`),
@@ -138,15 +141,18 @@ var _ = Describe("configuration", func() {
 		Entry("dns.search, no list", `"dns":{"search":"a"}`, `dns.search: is a JSON string`),
 		Entry("args.cni.mac", `"args":{"cni":{"mac":"no"}}`, `args.cni.mac: "no" `),
 		Entry("runtimeConfig.mac", `"runtimeConfig":{"mac":"02:00:00:00:00"}`, `runtimeConfig.mac: "02:00:00:00:00" `),
-		Entry("a multicast MAC", `"runtimeConfig":{"mac":"01:00:00:00:00:01"}`, `runtimeConfig.mac: "01:00:00:00:00:01" `),
+		Entry("a multicast MAC", `"runtimeConfig":{"mac":"01:00:00:00:00:01"}`,
+			`runtimeConfig.mac: "01:00:00:00:00:01" `),
 		Entry("the zero MAC", `"runtimeConfig":{"mac":"00:00:00:00:00:00"}`, `runtimeConfig.mac: "00:00:00:00:00:00" `),
 		Entry("a MAC of 8 bytes", `"runtimeConfig":{"mac":"02:00:00:00:00:00:00:01"}`,
 			`runtimeConfig.mac: "02:00:00:00:00:00:00:01" `),
 	)
 
 	It("is refused for everything that is wrong with it at once", func() {
-		_, err := parse(`"bridge":"a/b","mtu":5,"vlan":5000,"isGateway":true,"hairpinMode":true,"promiscMode":true,"disableContainerInterface":true,"ipam":{"type":"../x"},
-			"vlanTrunk":[{"id":1},{"id":5000,"minID":3},{"minID":9,"maxID":5000},{"minID":7,"maxID":6}],"ipMasqBackend":"nft","args":{"cni":{"mac":"no"}}`, "IP=10.0.0.1")
+		_, err := parse(`"bridge":"a/b","mtu":5,"vlan":5000,"isGateway":true,"hairpinMode":true,"promiscMode":true,
+			"disableContainerInterface":true,"ipam":{"type":"../x"},
+			"vlanTrunk":[{"id":1},{"id":5000,"minID":3},{"minID":9,"maxID":5000},{
+				"minID":7,"maxID":6}],"ipMasqBackend":"nft","args":{"cni":{"mac":"no"}}`, "IP=10.0.0.1")
 		var got []string
 		for _, p := range cni.ProblemsOf(err) {
 			got = append(got, fmt.Sprintf("%d %s", p.Code, p))
@@ -213,9 +219,11 @@ var _ = Describe("configuration", func() {
 	It("names every key in --help", func() {
 		var out strings.Builder
 		skel.Run(GinkgoT().Context(), plugin(), skel.Env{Args: []string{"--help"}, Stdout: &out})
-		for _, key := range []string{"bridge", "isGateway", "isDefaultGateway", "forceAddress", "ipMasq", "ipMasqBackend",
+		for _, key := range []string{"bridge", "isGateway", "isDefaultGateway", "forceAddress", "ipMasq",
+			"ipMasqBackend",
 			"mtu",
-			"hairpinMode", "promiscMode", "vlan", "vlanTrunk", "vlanTrunk[].minID", "preserveDefaultVlan", "macspoofchk",
+			"hairpinMode", "promiscMode", "vlan", "vlanTrunk", "vlanTrunk[].minID", "preserveDefaultVlan",
+			"macspoofchk",
 			"enabledad",
 			"disableContainerInterface", "portIsolation", "ipam.type", "dns", "args.cni.mac", "runtimeConfig.mac"} {
 			Expect(out.String()).To(MatchRegexp(`(?m)^  %s `, strings.NewReplacer("[", `\[`, "]", `\]`).Replace(key)))

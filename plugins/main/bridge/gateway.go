@@ -32,7 +32,7 @@ func (p *port) prepareGateway(ctx context.Context, want []netip.Prefix) (gw atta
 			return gw, err
 		}
 	}
-	have, err := p.retriedAddrs(ctx, gw.Link, want)
+	have, err := p.Host.Addrs(gw.Link.Index)
 	if err != nil {
 		return gw, err
 	}
@@ -47,12 +47,12 @@ func (p *port) prepareGateway(ctx context.Context, want []netip.Prefix) (gw atta
 			return gw, err
 		}
 	}
-	for _, a := range plan.Remove {
+	for _, a := range slices.Concat(plan.Remove, plan.Retry) {
 		if err := p.Host.DelAddr(gw.Link.Index, a); err != nil {
 			return gw, err
 		}
 	}
-	for _, a := range plan.Add {
+	for _, a := range slices.Concat(plan.Retry, plan.Add) {
 		usable, err := p.addGateway(gw.Link, a)
 		if err != nil {
 			return gw, err
@@ -61,17 +61,17 @@ func (p *port) prepareGateway(ctx context.Context, want []netip.Prefix) (gw atta
 			gw.Addrs = append(gw.Addrs, a.Addr())
 		}
 	}
-	return gw, forward(want)
-}
-
-// forward lets the host forward packets of the gateways' families.
-func forward(gateways []netip.Prefix) error {
-	for _, gw := range gateways {
-		if err := iface.EnableForwarding(gw.Addr().Is4()); err != nil {
-			return err
+	if len(plan.Retry) > 0 {
+		if err := p.refuseDuplicate(ctx, gw.Link); err != nil {
+			return gw, err
 		}
 	}
-	return nil
+	for _, a := range want {
+		if err := iface.EnableForwarding(a.Addr().Is4()); err != nil {
+			return gw, err
+		}
+	}
+	return gw, nil
 }
 
 // keepMAC sets the MAC address of a bridge that becomes a gateway to its present one. A bridge whose
@@ -85,34 +85,14 @@ func (p *port) keepMAC() error {
 	return p.Host.SetLink(br.Index, rtnl.Change{MAC: br.MAC})
 }
 
-// retriedAddrs reads the addresses of the link. Gateway addresses that failed
-// duplicate detection are removed and added again first: the other host may be
-// gone.
-func (p *port) retriedAddrs(ctx context.Context, link rtnl.Link, gateways []netip.Prefix) ([]rtnl.Addr, error) {
-	duplicate := func(a rtnl.Addr) bool { return a.DADFailed && slices.Contains(gateways, a.Prefix) }
-	have, err := p.Host.Addrs(link.Index)
-	if err != nil || !slices.ContainsFunc(have, duplicate) {
-		return have, err
-	}
-	for _, h := range have {
-		if !duplicate(h) {
-			continue
-		}
-		if err := p.Host.DelAddr(link.Index, h.Prefix); err != nil {
-			return nil, err
-		}
-		if _, err := p.addGateway(link, h.Prefix); err != nil {
-			return nil, err
-		}
-	}
+// refuseDuplicate waits for the duplicate address detection of gateway addresses that failed it before.
+func (p *port) refuseDuplicate(ctx context.Context, link rtnl.Link) error {
 	ctx, cancel := context.WithTimeout(ctx, gatewayTimeout)
 	defer cancel()
-	_ = p.Host.WaitDAD(ctx, link.Index) // an error may be about another address: the flags of ours tell
-	have, err = p.Host.Addrs(link.Index)
-	if i := slices.IndexFunc(have, duplicate); err == nil && i >= 0 {
-		err = cni.Errorf(cni.CodeConflict, "bridge %q: gateway %s: %w", link.Name, have[i].Prefix, rtnl.ErrDuplicate)
+	if err := p.Host.WaitDAD(ctx, link.Index); errors.Is(err, rtnl.ErrDuplicate) {
+		return cni.Errorf(cni.CodeConflict, "bridge %q: gateway: %w", link.Name, err)
 	}
-	return have, err
+	return nil // what takes longer the kernel ends later
 }
 
 // addGateway adds a gateway address. ADD waits for an IPv6 one that is usable at

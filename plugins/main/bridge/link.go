@@ -35,8 +35,8 @@ func (p *port) prepareBridge() error {
 		return err
 	}
 	if cfg.Link.MTU != 0 && br.MTU != cfg.Link.MTU {
-		p.Warn("bridge %q: has mtu %d, the configuration says %d; an existing bridge is not changed", cfg.Bridge, br.MTU,
-			cfg.Link.MTU)
+		p.Warn("bridge %q: has mtu %d, the configuration says %d; an existing bridge is not changed",
+			cfg.Bridge, br.MTU, cfg.Link.MTU)
 	}
 	if cfg.Port.Filtering && !br.VLANFiltering {
 		p.Warn("bridge %q: does not filter VLANs, so vlan and vlanTrunk have no effect "+

@@ -69,7 +69,8 @@ var _ = Describe("the lock of legacy iptables, held by a program that hangs,", L
 		cont := nstest.NewNetns()
 		w.LendAddrs("two", addrs(3)...)
 		began := time.Now()
-		says := w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: both, Ctx: within(nstest.Patience(given))},
+		says := w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: both,
+			Ctx: within(nstest.Patience(given))},
 			cni.CodeTryAgain)
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
 		Expect(says).To(And(ContainSubstring(holder), Not(ContainSubstring("roll-back"))))

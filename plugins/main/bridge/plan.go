@@ -15,26 +15,19 @@ const containerIndex = 2
 // mainTable is the routing table of a route that names none.
 const mainTable = 254
 
-// plan is what ADD does with IPAM's answer.
+// plan is what ADD makes of IPAM's answer.
 type plan struct {
 	Result   *cni.Result    // addresses, routes and dns; no interfaces yet
 	Gateways []netip.Prefix // the addresses that the bridge must have
 }
 
 // makePlan decides which addresses, gateways and routes an attachment gets.
-func makePlan(cfg config, lease *cni.Result) (plan, error) {
-	p := plan{Result: lease.Clone()}
-	if err := cfg.Link.Carries(lease.IPs); err != nil {
+func makePlan(cfg config, answer *cni.Result) (p plan, err error) {
+	if p.Result, err = cfg.Link.Result(answer, containerIndex); err != nil || !cfg.Gateway {
 		return p, err
 	}
-	res := p.Result
-	for i := range res.IPs {
-		ip := &res.IPs[i]
-		index := containerIndex
-		ip.Interface = &index
-		if !cfg.Gateway {
-			continue
-		}
+	for i := range p.Result.IPs {
+		ip := &p.Result.IPs[i]
 		if err := fillGateway(ip); err != nil {
 			return p, err
 		}
@@ -44,11 +37,8 @@ func makePlan(cfg config, lease *cni.Result) (plan, error) {
 		}
 	}
 	if cfg.DefaultGateway {
-		addDefaultRoute(res, true)
-		addDefaultRoute(res, false)
-	}
-	if cfg.Link.DNS.IsSet() {
-		res.DNS = cfg.Link.DNS
+		addDefaultRoute(p.Result, true)
+		addDefaultRoute(p.Result, false)
 	}
 	return p, nil
 }
@@ -61,7 +51,8 @@ func fillGateway(ip *cni.IP) error {
 		gw = ip.Address.Masked().Addr().Next()
 		if !gw.IsValid() || !ip.Address.Contains(gw) || gw == ip.Address.Addr() {
 			return cni.Errorf(cni.CodeIPAM,
-				"IPAM gave address %s without a gateway, and the first address of the subnet is not free for one", ip.Address)
+				"IPAM gave address %s without a gateway, and the first address of the subnet is not free for one",
+				ip.Address)
 		}
 		ip.Gateway = gw
 	}
@@ -105,6 +96,7 @@ func addDefaultRoute(res *cni.Result, v4 bool) {
 type gatewayPlan struct {
 	Add    []netip.Prefix // gateway addresses that it lacks
 	Remove []netip.Prefix // its addresses that contradict one of them
+	Retry  []netip.Prefix // gateway addresses that another host had: it may be gone
 	Usable []netip.Addr   // IPv6 gateway addresses that it has and that are not tentative
 }
 
@@ -118,7 +110,10 @@ func planGateways(cfg config, link string, have []rtnl.Addr, want []netip.Prefix
 	}
 	for _, h := range have {
 		if slices.Contains(want, h.Prefix) {
-			if h.Prefix.Addr().Is6() && !h.Tentative {
+			switch {
+			case h.DADFailed:
+				p.Retry = append(p.Retry, h.Prefix)
+			case h.Prefix.Addr().Is6() && !h.Tentative:
 				p.Usable = append(p.Usable, h.Prefix.Addr())
 			}
 			continue

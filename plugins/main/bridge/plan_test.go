@@ -20,7 +20,8 @@ func planned(keys, ips, routes string) (result, gateways string, err error) {
 	GinkgoHelper()
 	cfg, err := parse(`"ipam":{"type":"x"},`+keys, "")
 	Expect(err).NotTo(HaveOccurred())
-	lease, err := cni.DecodeResult([]byte(`{"cniVersion":"1.1.0","dns":{"domain":"ipam"},"ips":[`+ips+`],"routes":[`+routes+`]}`), "1.1.0")
+	lease, err := cni.DecodeResult([]byte(`{"cniVersion":"1.1.0","dns":{"domain":"ipam"},"ips":[`+ips+`],
+		"routes":[`+routes+`]}`), "1.1.0")
 	Expect(err).NotTo(HaveOccurred())
 	p, err := makePlan(cfg, lease)
 	if err != nil {
@@ -61,7 +62,8 @@ var _ = Describe("plan", func() {
 		Entry("the other address of a /31", `"isGateway":true`, `{"address":"10.1.0.0/31"}`, "10.1.0.1/31"),
 		Entry("a /32 with a gateway elsewhere", `"isGateway":true`, `{"address":"10.1.0.2/32","gateway":"10.9.9.9"}`,
 			"10.9.9.9/32"),
-		Entry("a link-local one", `"isGateway":true`, `{"address":"2001:db8:1::2/64","gateway":"fe80::1"}`, "fe80::1/64"),
+		Entry("a link-local one", `"isGateway":true`, `{"address":"2001:db8:1::2/64","gateway":"fe80::1"}`,
+			"fe80::1/64"),
 	)
 
 	It("refuses an mtu that is too small for an address", func() {
@@ -147,7 +149,8 @@ var _ = Describe("the VLANs of a port", func() {
 		Entry("none of an empty trunk", `"vlanTrunk":[]`, ""),
 		Entry("the one untagged", `"vlan":5`, "5u"),
 		Entry("tagged ones, and VLAN 1 untagged", `"vlanTrunk":[{"id":7}]`, "1u 7"),
-		Entry("tagged ones and VLAN 1 untagged, though it is in the trunk", `"vlanTrunk":[{"minID":1,"maxID":2}]`, "1u 2"),
+		Entry("tagged ones and VLAN 1 untagged, though it is in the trunk", `"vlanTrunk":[{"minID":1,"maxID":2}]`,
+			"1u 2"),
 		Entry("an untagged one and tagged ones", `"vlan":5,"vlanTrunk":[{"minID":4,"maxID":6}]`, "5u 4 6"),
 	)
 })
@@ -186,6 +189,7 @@ var _ = DescribeTable("what a link lacks as a gateway", func(force bool, have, a
 	Entry("nothing, beside another IPv4 address", false, "10.1.0.1/24 10.2.0.1/24 2001:db8:1::1/64", "", "", ""),
 	Entry("another IPv4 address is refused", false, "10.2.0.1/24", "", "", "has address 10.2.0.1/24"),
 	Entry("or replaced", true, "10.2.0.1/24 2001:db8:1::1/64", "10.1.0.1/24", "10.2.0.1/24", ""),
-	Entry("an IPv6 address of another subnet is none in the way", false, "10.1.0.1/24 2001:db8:2::1/64", "2001:db8:1::1/64", "", ""),
+	Entry("an IPv6 address of another subnet is none in the way", false, "10.1.0.1/24 2001:db8:2::1/64",
+		"2001:db8:1::1/64", "", ""),
 	Entry("one that overlaps is", false, "10.1.0.1/24 2001:db8:1::2/60", "", "", "has address 2001:db8:1::2/60"),
 )

@@ -17,7 +17,8 @@ func (p *port) setUpPort(ctx context.Context) error {
 	}
 	want := p.cfg.Port
 	if want.Hairpin || want.Isolated { // a new port is neither
-		if err := p.Host.SetPort(p.HostEnd.Index, rtnl.Port{Hairpin: want.Hairpin, Isolated: want.Isolated}); err != nil {
+		flags := rtnl.Port{Hairpin: want.Hairpin, Isolated: want.Isolated}
+		if err := p.Host.SetPort(p.HostEnd.Index, flags); err != nil {
 			return err
 		}
 	}

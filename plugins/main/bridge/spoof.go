@@ -36,7 +36,8 @@ func spoofLayout() nft.Layout {
 		Table: spoofTable,
 		Sets: []nft.Set{
 			{Name: spoofPorts, Key: []nft.Type{nft.IfName}, Comment: "ports whose frames are checked"},
-			{Name: spoofPairs, Key: []nft.Type{nft.IfName, nft.EtherAddr}, Comment: "port . MAC address of its container"},
+			{Name: spoofPairs, Key: []nft.Type{nft.IfName, nft.EtherAddr},
+				Comment: "port . MAC address of its container"},
 		},
 		Chains: []nft.Chain{{
 			Name:    spoofChain,

@@ -45,7 +45,8 @@ const spoofTablePrinted = `table bridge hawser {
 // spoofed is the check of a port, called as the attachment's host end when port is empty.
 func spoofed(id, ifName, port string, mac byte) spoofCheck {
 	a := cni.Attachment{Network: "net1", ContainerID: id, IfName: ifName}
-	return spoofCheck{Attachment: a, Port: cmp.Or(port, iface.HostNames(a)[0]), MAC: net.HardwareAddr{2, 0, 0, 0, 0, mac}}
+	return spoofCheck{Attachment: a, Port: cmp.Or(port, iface.HostNames(a)[0]), MAC: net.HardwareAddr{2, 0, 0, 0, 0,
+		mac}}
 }
 
 // inHost runs fn in the host with a connection of its own.
@@ -69,12 +70,18 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 		return inHost(host, func(_ context.Context, nf *nft.Conn) error { return s.check(nf) })
 	}
 	del := func(s spoofCheck) error {
-		return inHost(host, func(ctx context.Context, nf *nft.Conn) error { return deleteSpoofCheck(ctx, nf, s.Attachment) })
+		return inHost(host, func(ctx context.Context, nf *nft.Conn) error {
+			return deleteSpoofCheck(ctx, nf,
+				s.Attachment)
+		})
 	}
 	var leases []ipam.Lease
 	collect := func(valid ...cni.AttachmentRef) error {
 		return inHost(host, func(ctx context.Context, nf *nft.Conn) error {
-			return collectSpoofChecks(ctx, nf, cni.NewSet("net1", valid), func() ([]ipam.Lease, error) { return leases, nil })
+			return collectSpoofChecks(ctx, nf, cni.NewSet("net1", valid), func() ([]ipam.Lease, error) {
+				return leases,
+					nil
+			})
 		})
 	}
 	ruleset := func() string { return host.Cmd("nft", "list", "ruleset") }
@@ -101,7 +108,8 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 		// The kernel sends again every second until there is an answer.
 		ping := func(seconds string) int {
 			containers[0].Cmd("ip", "neigh", "flush", "all")
-			return containers[0].Run(nstest.Program{Path: "ping", Args: []string{"-c1", "-w" + seconds, "10.1.0.2"}}).Exit
+			return containers[0].Run(nstest.Program{Path: "ping", Args: []string{"-c1", "-w" + seconds,
+				"10.1.0.2"}}).Exit
 		}
 		Expect(add(one)).To(Succeed())
 		Expect(ping("9")).To(BeZero())
@@ -150,7 +158,8 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 	},
 		Entry("the rule", "nft flush table bridge hawser", true),
 		Entry("the port", `nft delete element bridge hawser macspoof_ports_v1 '{ "veth1" }'`, false),
-		Entry("the address", `nft delete element bridge hawser macspoof_pairs_v1 '{ "veth1" . 02:00:00:00:00:01 }'`, false),
+		Entry("the address", `nft delete element bridge hawser macspoof_pairs_v1 '{ "veth1" . 02:00:00:00:00:01 }'`,
+			false),
 		Entry("everything", "nft flush ruleset", false),
 	)
 
@@ -210,7 +219,8 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 		GinkgoHelper()
 		for _, id := range ids {
 			out := host.Run(nstest.Program{Path: ref.Program("bridge"), Stdin: `{"cniVersion": "1.0.0", "name": "net1",
-				"type": "bridge", "bridge": "br0", "macspoofchk": true}`, Env: []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=" + id,
+				"type": "bridge", "bridge": "br0",
+					"macspoofchk": true}`, Env: []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=" + id,
 				"CNI_NETNS=" + nstest.NewNetns().Path, "CNI_IFNAME=eth0", "CNI_PATH=" + ref.Dir()}})
 			Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
 		}
@@ -238,7 +248,8 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 				leases = append(leases, ipam.Lease{AttachmentRef: cni.AttachmentRef{ContainerID: id, IfName: "eth0"},
 					Addr: netip.AddrFrom4([4]byte{10, 1, 0, byte(i)})})
 			}
-			leases = append(leases, ipam.Lease{AttachmentRef: cni.AttachmentRef{ContainerID: "unknown", IfName: "eth1"}})
+			leases = append(leases, ipam.Lease{AttachmentRef: cni.AttachmentRef{ContainerID: "unknown",
+				IfName: "eth1"}})
 			Expect(collect(cni.AttachmentRef{ContainerID: "valid", IfName: "eth0"})).To(Succeed())
 			Expect(ruleset()).To(Equal(before))
 		})

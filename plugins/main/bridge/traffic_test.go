@@ -37,7 +37,8 @@ var _ = Describe("traffic", func() {
 		both := func() bool { return Ping(neighbour.Host, "10.1.0.2") && Ping(neighbour.Host, "2001:db8:1::2") }
 		Expect(both()).To(BeTrue())
 		w.Succeeds(first.As("DEL"))
-		Expect(IP(neighbour.Host, "neigh")).To(ContainSubstring("10.1.0.2 "), "the neighbour remembers the old MAC address")
+		Expect(IP(neighbour.Host, "neigh")).To(ContainSubstring("10.1.0.2 "),
+			"the neighbour remembers the old MAC address")
 		w.Attach("next", c, addrs...)
 		Expect(both()).To(BeTrue())
 	})
@@ -122,8 +123,10 @@ var _ = Describe("traffic", func() {
 		w.Cmd("mount", "-o", "remount,bind,ro", "/proc/sys")
 		a := w.Attach("one", l3(Object{"isGateway": true}), "10.1.0.2/24")
 		Expect(Ping(a.Host, "10.1.0.1")).To(BeTrue())
-		got := w.Call(Call{Command: "ADD", ID: "two", Netns: nstest.NewNetns().Path, Conf: l3(Object{"isGateway": true})})
-		Expect(got.Stderr).To(ContainSubstring(`link "br": sysctl net.ipv6.conf.br.accept_ra: write "0": read-only file system`))
+		got := w.Call(Call{Command: "ADD", ID: "two", Netns: nstest.NewNetns().Path,
+			Conf: l3(Object{"isGateway": true})})
+		Expect(got.Stderr).To(ContainSubstring(
+			`link "br": sysctl net.ipv6.conf.br.accept_ra: write "0": read-only file system`))
 	})
 
 	It("does not either through a bridge that others made and that leads nowhere", func() {
@@ -132,7 +135,8 @@ var _ = Describe("traffic", func() {
 		Expect(heeded(w.Attach("one", l3(), "10.1.0.2/24"))).To(BeFalse())
 	})
 
-	It("of containers does not give the host routes either when it stops to forward, or forwards and heeds them all the same", func() {
+	It("of containers does not give the host routes either when it stops to forward, or forwards and heeds them "+
+		"all the same", func() {
 		w.SetSysctl("net/ipv6/conf/all/forwarding", "1")
 		w.Attach("one", l3(), "10.1.0.2/24")
 		Expect(w.Sysctl("net/ipv6/conf/br/accept_ra")).To(Equal("0"))
@@ -152,19 +156,21 @@ var _ = Describe("traffic", func() {
 		Expect(heeded(a)).To(BeTrue(), "or the specs above show nothing")
 	})
 
-	It("of containers does not give other containers routes where the bridge is their gateway (CVE-2020-10749)", func() {
-		c := l3(Object{"isGateway": true})
-		rogue := w.Attach("rogue", c, "10.1.0.9/24", "2001:db8:1::9/64")
-		for id, addrs := range map[string][]string{"single": {"10.1.0.2/24"}, "dual": {"10.1.0.3/24", "2001:db8:1::3/64"}} {
-			victim := w.Attach(id, c, addrs...)
-			LinkLocal(rogue.Host, "eth0") // from which it is sent
-			rogue.AdvertiseRouter("eth0", "2001:db8:bad::")
-			// Answered after the advertisement was received.
-			Expect(Ping(rogue.Host, LinkLocal(victim.Host, "eth0")+"%eth0")).To(BeTrue())
-			Expect(IP(victim.Host, "-6 route")).NotTo(ContainSubstring("default"))
-			Expect(IP(victim.Host, "-6 addr")).NotTo(ContainSubstring("2001:db8:bad:"))
-		}
-	})
+	It("of containers does not give other containers routes where the bridge is their gateway (CVE-2020-10749)",
+		func() {
+			c := l3(Object{"isGateway": true})
+			rogue := w.Attach("rogue", c, "10.1.0.9/24", "2001:db8:1::9/64")
+			for id, addrs := range map[string][]string{"single": {"10.1.0.2/24"}, "dual": {"10.1.0.3/24",
+				"2001:db8:1::3/64"}} {
+				victim := w.Attach(id, c, addrs...)
+				LinkLocal(rogue.Host, "eth0") // from which it is sent
+				rogue.AdvertiseRouter("eth0", "2001:db8:bad::")
+				// Answered after the advertisement was received.
+				Expect(Ping(rogue.Host, LinkLocal(victim.Host, "eth0")+"%eth0")).To(BeTrue())
+				Expect(IP(victim.Host, "-6 route")).NotTo(ContainSubstring("default"))
+				Expect(IP(victim.Host, "-6 addr")).NotTo(ContainSubstring("2001:db8:bad:"))
+			}
+		})
 
 	DescribeTable("to the outside has the host's address with ipMasq", func(backend any, nf bool) {
 		if nf {

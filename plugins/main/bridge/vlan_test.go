@@ -77,9 +77,11 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 	},
 		Entry("vlan", Object{"vlan": 100}, "100u"),
 		Entry("vlan 1, which is the default one", Object{"vlan": 1}, "1u"),
-		Entry("vlan, the default one kept", Object{"vlan": 100, "preserveDefaultVlan": true}, "1(Egress Untagged) 100u"),
+		Entry("vlan, the default one kept", Object{"vlan": 100, "preserveDefaultVlan": true},
+			"1(Egress Untagged) 100u"),
 		Entry("trunk", Object{"vlanTrunk": []Object{{"id": 7}, {"minID": 10, "maxID": 12}}}, "1u 7 10 11 12"),
-		Entry("trunk with a VLAN of its own", Object{"vlan": 5, "vlanTrunk": []Object{{"minID": 4, "maxID": 6}}}, "4 5u 6"),
+		Entry("trunk with a VLAN of its own", Object{"vlan": 5, "vlanTrunk": []Object{{"minID": 4, "maxID": 6}}},
+			"4 5u 6"),
 		Entry("all of them", Object{"vlanTrunk": []Object{{"minID": 1, "maxID": 4094}}}, "1u "+span(2, 4094)),
 		Entry("an empty trunk", Object{"vlanTrunk": []Object{}}, "1u"),
 	)
@@ -126,7 +128,8 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 	})
 
 	DescribeTable("CHECK finds", func(command, says string) {
-		a := w.Attach("one", l3(Object{"isGateway": true, "vlan": 100, "vlanTrunk": []Object{{"id": 7}}}), "10.1.0.2/24")
+		a := w.Attach("one", l3(Object{"isGateway": true, "vlan": 100, "vlanTrunk": []Object{{"id": 7}}}),
+			"10.1.0.2/24")
 		w.Succeeds(a.As("CHECK"))
 		var gw []struct{ Link string }
 		w.JSON(&gw, "ip", "-j", "link", "show", "dev", "br.100")

@@ -39,22 +39,27 @@ var _ = Describe("ADD", func() {
 		w.Succeeds(a.As("CHECK"))
 	},
 		Entry("IPv4", []string{"10.1.0.2/24 10.1.0.1"}, []string{"10.1.0.2/24"},
-			[]string{"10.1.0.1 scope link src 10.1.0.2", "10.1.0.0/24 via 10.1.0.1 scope global src 10.1.0.2"}, []string{},
+			[]string{"10.1.0.1 scope link src 10.1.0.2", "10.1.0.0/24 via 10.1.0.1 scope global src 10.1.0.2"},
+			[]string{},
 			[]string{"10.1.0.1/32"}, []string{"10.1.0.2 scope host"}),
 		Entry("IPv6", []string{"2001:db8:1::2/64 2001:db8:1::1"}, []string{"2001:db8:1::2/64"}, []string{},
 			[]string{"2001:db8:1::1 scope global src 2001:db8:1::2 metric 1024",
 				"2001:db8:1::/64 via 2001:db8:1::1 scope global src 2001:db8:1::2 metric 1024"},
 			[]string{"2001:db8:1::1/128"}, []string{"2001:db8:1::2 scope global metric 1024"}),
 		Entry("IPv4 and IPv6 of single addresses, with gateways elsewhere",
-			[]string{"10.1.0.2/32 169.254.1.1", "2001:db8:1::2/128 fe80::1"}, []string{"10.1.0.2/32", "2001:db8:1::2/128"},
-			[]string{"169.254.1.1 scope link src 10.1.0.2"}, []string{"fe80::1 scope global src 2001:db8:1::2 metric 1024"},
+			[]string{"10.1.0.2/32 169.254.1.1", "2001:db8:1::2/128 fe80::1"}, []string{"10.1.0.2/32",
+				"2001:db8:1::2/128"},
+			[]string{"169.254.1.1 scope link src 10.1.0.2"},
+			[]string{"fe80::1 scope global src 2001:db8:1::2 metric 1024"},
 			[]string{"169.254.1.1/32", "fe80::1/128"}, []string{"10.1.0.2 scope host",
 				"2001:db8:1::2 scope global metric 1024"}),
 		Entry("a /31", []string{"10.1.0.0/31 10.1.0.1"}, []string{"10.1.0.0/31"},
-			[]string{"10.1.0.1 scope link src 10.1.0.0", "10.1.0.0/31 via 10.1.0.1 scope global src 10.1.0.0"}, []string{},
+			[]string{"10.1.0.1 scope link src 10.1.0.0", "10.1.0.0/31 via 10.1.0.1 scope global src 10.1.0.0"},
+			[]string{},
 			[]string{"10.1.0.1/32"}, []string{"10.1.0.0 scope host"}),
 		Entry("several addresses of both families, two of them in one subnet",
-			[]string{"10.1.0.2/24 10.1.0.1", "10.1.0.3/24 10.1.0.1", "10.2.0.2/24 10.2.0.1", "2001:db8:1::2/64 2001:db8:1::1",
+			[]string{"10.1.0.2/24 10.1.0.1", "10.1.0.3/24 10.1.0.1", "10.2.0.2/24 10.2.0.1",
+				"2001:db8:1::2/64 2001:db8:1::1",
 				"2001:db8:2::2/64 2001:db8:2::1"},
 			[]string{"10.1.0.2/24", "10.1.0.3/24", "10.2.0.2/24", "2001:db8:1::2/64", "2001:db8:2::2/64"},
 			[]string{"10.1.0.1 scope link src 10.1.0.2", "10.1.0.0/24 via 10.1.0.1 scope global src 10.1.0.2",
@@ -102,7 +107,8 @@ var _ = Describe("ADD", func() {
 		out := nstest.NewOutside(w.Host)
 		IP(out, "route add default via 2001:db8::1")
 		w.Attach("warm", conf(), nth(9)...) // forwarding is on
-		w.Lend(`{"cniVersion":"1.0.0","ips":[{"address":"2001:db8:1::2/64","gateway":"2001:db8:1::1"}],"routes":[{"dst":"::/0"}]}`, "one")
+		w.Lend(`{"cniVersion":"1.0.0","ips":[{"address":"2001:db8:1::2/64","gateway":"2001:db8:1::1"}],
+			"routes":[{"dst":"::/0"}]}`, "one")
 		cont := nstest.NewNetns()
 		for _, h := range []*nstest.Host{w.Host, cont} {
 			h.SetSysctl("net/ipv6/conf/default/accept_dad", "1")
@@ -163,7 +169,8 @@ var _ = Describe("ADD", func() {
 	})
 
 	It("routes as IPAM says, with all fields", func() {
-		w.Lend(`{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"},{"address":"2001:db8:1::2/64","gateway":"2001:db8:1::1"}],"routes":[
+		w.Lend(`{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"},
+			{"address":"2001:db8:1::2/64","gateway":"2001:db8:1::1"}],"routes":[
 			{"dst":"0.0.0.0/0"},{"dst":"::/0"},{"dst":"10.8.0.0/16","gw":"10.1.0.1"},
 			{"dst":"10.9.0.0/16","mtu":1300,"advmss":1200,"priority":50,"table":70000},
 			{"dst":"2001:db8:9::/48","mtu":1300,"advmss":1200,"priority":50,"table":7},
@@ -185,7 +192,8 @@ var _ = Describe("ADD", func() {
 		w.Succeeds(a.As("CHECK"))
 	})
 
-	DescribeTable("gives the container the MAC address that was asked for", func(args string, keys Object, want string) {
+	DescribeTable("gives the container the MAC address that was asked for", func(args string, keys Object,
+		want string) {
 		w.LendAddrs("one", nth(2)...)
 		cont := nstest.NewNetns()
 		res := w.Add(Call{Netns: cont.Path, Args: args, Conf: conf(keys)})
@@ -194,7 +202,8 @@ var _ = Describe("ADD", func() {
 		Expect(Ping(cont, gw4)).To(BeTrue())
 	},
 		Entry("by CNI_ARGS", "MAC=02:00:00:00:00:01", Object{}, "02:00:00:00:00:01"),
-		Entry("by args.cni.mac", "MAC=02:00:00:00:00:01", Object{"args": Object{"cni": Object{"mac": "02:00:00:00:00:02"}}},
+		Entry("by args.cni.mac", "MAC=02:00:00:00:00:01",
+			Object{"args": Object{"cni": Object{"mac": "02:00:00:00:00:02"}}},
 			"02:00:00:00:00:02"),
 		Entry("by runtimeConfig.mac", "MAC=02:00:00:00:00:01",
 			Object{"args": Object{"cni": Object{"mac": "02:00:00:00:00:02"}},
@@ -216,7 +225,8 @@ var _ = Describe("ADD", func() {
 		out := nstest.NewOutside(w.Host)
 		out.Serve("tcp", "192.0.2.2:80")
 		out.Serve("tcp", "[2001:db8::2]:80")
-		lease := `{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.N/24","gateway":"10.1.0.1"},{"address":"fd00:1::N/64","gateway":"fd00:1::1"}],
+		lease := `{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.N/24","gateway":"10.1.0.1"},
+			{"address":"fd00:1::N/64","gateway":"fd00:1::1"}],
 			"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}`
 		if single {
 			lease = strings.NewReplacer("/24", "/32", "/64", "/128").Replace(lease)
@@ -248,15 +258,18 @@ var _ = Describe("ADD", func() {
 		out := nstest.NewOutside(w.Host)
 		out.Serve("tcp", "192.0.2.2:80")
 		IP(out, "route add 10.1.0.0/24 via 192.0.2.1")
-		w.Lend(`{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],"routes":[{"dst":"0.0.0.0/0"}]}`)
+		w.Lend(`{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],
+			"routes":[{"dst":"0.0.0.0/0"}]}`)
 		a := w.Attach("one", conf())
 		Expect(a.Ask("tcp", "192.0.2.2:80")).To(HavePrefix("10.1.0.2:"))
 		Expect(w.Snapshot("nftables")).NotTo(ContainSubstring("hawser"))
 	})
 
 	It("passes dns on: IPAM's, or the configuration's instead", func() {
-		w.Lend(`{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],"dns":{"nameservers":["192.0.2.1"],"domain":"ipam"}}`)
-		Expect(w.Attach("one", conf()).Result.DNS).To(Equal(Object{"nameservers": []any{"192.0.2.1"}, "domain": "ipam"}))
+		w.Lend(`{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],
+			"dns":{"nameservers":["192.0.2.1"],"domain":"ipam"}}`)
+		Expect(w.Attach("one", conf()).Result.DNS).To(Equal(Object{"nameservers": []any{"192.0.2.1"},
+			"domain": "ipam"}))
 		Expect(w.Attach("two",
 			conf(Object{"dns": Object{"search": []string{"x"}}})).Result.DNS).To(Equal(Object{"search": []any{"x"}}))
 		Expect(w.Attach("three", conf(Object{"dns": Object{"search": []string{}}})).Result.DNS).To(BeNil())
@@ -281,9 +294,11 @@ var _ = Describe("ADD", func() {
 	It("prints hints about misspelt keys, and goes on", func() {
 		w.LendAddrs("one", nth(2)...)
 		cont := nstest.NewNetns()
-		a := w.Call(Call{Command: "ADD", Netns: cont.Path, Conf: conf(Object{"ipmasq": true, "ipMasqBakend": "nftables"})})
+		a := w.Call(Call{Command: "ADD", Netns: cont.Path, Conf: conf(Object{"ipmasq": true,
+			"ipMasqBakend": "nftables"})})
 		a.Added()
-		Expect(a.Stderr).To(And(ContainSubstring(`did you mean "ipMasq"`), ContainSubstring(`did you mean "ipMasqBackend"`)))
+		Expect(a.Stderr).To(And(ContainSubstring(`did you mean "ipMasq"`),
+			ContainSubstring(`did you mean "ipMasqBackend"`)))
 	})
 })
 

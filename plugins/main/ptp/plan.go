@@ -15,7 +15,7 @@ import (
 // after the host end.
 const containerIndex = 1
 
-// plan is what ADD does with IPAM's answer.
+// plan is what ADD makes of IPAM's answer.
 type plan struct {
 	Result     *cni.Result    // addresses, routes and dns; no interfaces yet
 	ContRoutes []rtnl.Route   // of the container, before the result's
@@ -25,17 +25,13 @@ type plan struct {
 
 // makePlan decides what an attachment gets, and refuses what no point to
 // point link can have.
-func makePlan(cfg config, lease *cni.Result) (plan, error) {
-	p := plan{Result: lease.Clone()}
-	if err := cfg.Link.Carries(lease.IPs); err != nil {
+func makePlan(cfg config, answer *cni.Result) (p plan, err error) {
+	if p.Result, err = cfg.Link.Result(answer, containerIndex); err != nil {
 		return p, err
 	}
 	known := map[netip.Prefix]bool{}
-	for i := range p.Result.IPs {
-		ip := &p.Result.IPs[i]
-		index := containerIndex
-		ip.Interface = &index
-		if err := checkGateway(*ip, lease.IPs); err != nil {
+	for _, ip := range p.Result.IPs {
+		if err := checkGateway(ip, answer.IPs); err != nil {
 			return p, fmt.Errorf("address %s: %w", ip.Address, err)
 		}
 		gw, addr, subnet := single(ip.Gateway), single(ip.Address.Addr()), ip.Address.Masked()
@@ -50,9 +46,6 @@ func makePlan(cfg config, lease *cni.Result) (plan, error) {
 			p.HostRoutes = append(p.HostRoutes, rtnl.Route{Dst: addr, Scope: unix.RT_SCOPE_HOST})
 		}
 		known[gw], known[subnet], known[addr] = true, true, true
-	}
-	if cfg.Link.DNS.IsSet() {
-		p.Result.DNS = cfg.Link.DNS
 	}
 	return p, nil
 }

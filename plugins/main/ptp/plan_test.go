@@ -61,13 +61,15 @@ var _ = Describe("plan", func() {
 			"container 10.1.0.1/32 src 10.1.0.2 scope link", "container 10.1.0.0/24 via 10.1.0.1 src 10.1.0.2",
 			"gateway 10.1.0.1/32", "host 10.1.0.2/32 scope host"),
 		Entry("IPv6", []string{"2001:db8::2/64 2001:db8::1"},
-			"container 2001:db8::1/128 src 2001:db8::2 scope link", "container 2001:db8::/64 via 2001:db8::1 src 2001:db8::2",
+			"container 2001:db8::1/128 src 2001:db8::2 scope link",
+			"container 2001:db8::/64 via 2001:db8::1 src 2001:db8::2",
 			"gateway 2001:db8::1/128", "host 2001:db8::2/128 scope host"),
 		Entry("IPv6 with a link-local gateway", []string{"2001:db8::2/64 fe80::1"},
 			"container fe80::1/128 src 2001:db8::2 scope link", "container 2001:db8::/64 via fe80::1 src 2001:db8::2",
 			"gateway fe80::1/128", "host 2001:db8::2/128 scope host"),
 		Entry("a /32", []string{"10.1.0.2/32 169.254.1.1"},
-			"container 169.254.1.1/32 src 10.1.0.2 scope link", "gateway 169.254.1.1/32", "host 10.1.0.2/32 scope host"),
+			"container 169.254.1.1/32 src 10.1.0.2 scope link", "gateway 169.254.1.1/32",
+			"host 10.1.0.2/32 scope host"),
 		Entry("a /128", []string{"2001:db8::2/128 2001:db8::1"},
 			"container 2001:db8::1/128 src 2001:db8::2 scope link", "gateway 2001:db8::1/128",
 			"host 2001:db8::2/128 scope host"),
@@ -80,7 +82,8 @@ var _ = Describe("plan", func() {
 		Entry("two of a subnet with different gateways", []string{"10.1.0.2/24 10.1.0.1", "10.1.0.3/24 10.1.0.254"},
 			"container 10.1.0.1/32 src 10.1.0.2 scope link", "container 10.1.0.0/24 via 10.1.0.1 src 10.1.0.2",
 			"container 10.1.0.254/32 src 10.1.0.3 scope link",
-			"gateway 10.1.0.1/32", "gateway 10.1.0.254/32", "host 10.1.0.2/32 scope host", "host 10.1.0.3/32 scope host"),
+			"gateway 10.1.0.1/32", "gateway 10.1.0.254/32", "host 10.1.0.2/32 scope host",
+			"host 10.1.0.3/32 scope host"),
 		Entry("two subnets with one gateway", []string{"10.1.0.2/24 169.254.1.1", "10.2.0.2/24 169.254.1.1"},
 			"container 169.254.1.1/32 src 10.1.0.2 scope link", "container 10.1.0.0/24 via 169.254.1.1 src 10.1.0.2",
 			"container 10.2.0.0/24 via 169.254.1.1 src 10.2.0.2",
@@ -103,8 +106,10 @@ var _ = Describe("plan", func() {
 		Expect(err).To(MatchError(ContainSubstring(want)))
 	},
 		Entry("no gateway", "address 10.1.0.2/24: has no gateway", "10.1.0.2/24"),
-		Entry("no gateway of the second", "address 2001:db8::2/64: has no gateway", "10.1.0.2/24 10.1.0.1", "2001:db8::2/64"),
-		Entry("a gateway of the other family", "address 10.1.0.2/24: its gateway 2001:db8::1 ", "10.1.0.2/24 2001:db8::1"),
+		Entry("no gateway of the second", "address 2001:db8::2/64: has no gateway", "10.1.0.2/24 10.1.0.1",
+			"2001:db8::2/64"),
+		Entry("a gateway of the other family", "address 10.1.0.2/24: its gateway 2001:db8::1 ",
+			"10.1.0.2/24 2001:db8::1"),
 		Entry("an IPv4 gateway of IPv6", "address 2001:db8::2/64: its gateway 10.1.0.1 ", "2001:db8::2/64 10.1.0.1"),
 		Entry("the address itself", "address 10.1.0.2/24: is its own gateway", "10.1.0.2/24 10.1.0.2"),
 		Entry("another address of the container", "address 10.1.0.2/24: its gateway 10.1.0.3 ", "10.1.0.2/24 10.1.0.3",
@@ -128,7 +133,8 @@ var _ = Describe("plan", func() {
 	)
 
 	It("leaves IPAM's routes as they are, and the lease alone", func() {
-		lease, err := cni.DecodeResult([]byte(`{"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],"routes":[{"dst":"0.0.0.0/0"}]}`), "1.1.0")
+		lease, err := cni.DecodeResult([]byte(`{"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],
+			"routes":[{"dst":"0.0.0.0/0"}]}`), "1.1.0")
 		Expect(err).NotTo(HaveOccurred())
 		p, err := makePlan(config{}, lease)
 		Expect(err).NotTo(HaveOccurred())

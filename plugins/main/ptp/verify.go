@@ -29,7 +29,8 @@ func verify(ctx context.Context, s *attach.Session, cfg config) []error {
 	if err := s.FindLinks(attach.NoMaster); err != nil {
 		return []error{err}
 	}
-	errs := []error{iface.Drifted(iface.Verify(target(s, p.visible()), s.PrevResult)), s.VerifyMasquerade(ctx, cfg.Masq)}
+	errs := []error{iface.Drifted(iface.Verify(target(s, p.visible()), s.PrevResult)), s.VerifyMasquerade(ctx,
+		cfg.Masq)}
 	return append(errs, verifyHost(s, cfg, p)...)
 }
 
@@ -50,7 +51,8 @@ func (p plan) visible() []rtnl.Route {
 func verifyHost(s *attach.Session, cfg config, p plan) []error {
 	var errs []error
 	drift := func(format string, args ...any) {
-		errs = append(errs, cni.Errorf(cni.CodeDrift, "host interface %q: %s", s.HostEnd.Name, fmt.Sprintf(format, args...)))
+		errs = append(errs, cni.Errorf(cni.CodeDrift, "host interface %q: %s", s.HostEnd.Name, fmt.Sprintf(format,
+			args...)))
 	}
 	if !s.HostEnd.Up {
 		drift("is down")
@@ -92,5 +94,6 @@ func wantedMTU(s *attach.Session, cfg config) int {
 }
 
 func isHostRoute(have, want rtnl.Route) bool {
-	return have.Dst == want.Dst && have.Type == unix.RTN_UNICAST && have.Table == unix.RT_TABLE_MAIN && !have.GW.IsValid()
+	return have.Dst == want.Dst && have.Type == unix.RTN_UNICAST && have.Table == unix.RT_TABLE_MAIN &&
+		!have.GW.IsValid()
 }
