@@ -20,19 +20,19 @@ import (
 const tentativePatience = 3 * time.Second
 
 // Verify compares the interface with the result of this attachment, which a
-// later plugin of the chain may have changed, and returns all differences joined.
+// later plugin of the chain may have changed, and returns all differences joined, code 101.
 // Addresses and routes that the result does not have are no difference.
 func Verify(t Target, res *cni.Result) error {
 	want := wantedOf(t, res)
 	link, err := t.Conn.Link(t.Name)
 	if err != nil {
-		return err
+		return Drifted(err)
 	}
-	return errors.Join(slices.Concat(
+	return Drifted(errors.Join(slices.Concat(
 		verifyLink(t, link, want.self),
 		verifyAddrs(t, link, want.addrs),
 		verifyRoutes(t, link, want.routes),
-	)...)
+	)...))
 }
 
 func verifyLink(t Target, link rtnl.Link, want *cni.Interface) []error {

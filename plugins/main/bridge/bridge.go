@@ -7,7 +7,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
-	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -84,9 +83,8 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 }
 
 func gc(ctx context.Context, req *skel.Request) error {
-	leases := func() ([]ipam.Lease, error) { return ipam.Leases(req.Conf, req.Network) }
 	return attach.GC(ctx, req, func(ctx context.Context, nf *nft.Conn) error {
-		return collectSpoofChecks(ctx, nf, req.Valid, leases)
+		return collectSpoofChecks(ctx, nf, req.Conf, req.Valid)
 	})
 }
 
@@ -104,7 +102,7 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 	if cfg.SpoofCheck {
 		nf := nft.New()
 		defer nf.Close()
-		if err := spoofStatus(nf); err != nil {
+		if err := nf.Probe(spoofLayout()); err != nil {
 			return cni.Errorf(cni.CodeUnavailable, "macspoofchk: %w", err)
 		}
 	}

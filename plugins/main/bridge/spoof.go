@@ -142,7 +142,7 @@ func findSpoofCheck(nf *nft.Conn, a cni.Attachment) ([]nft.Item, error) {
 
 // collectSpoofChecks removes the checks of the network's attachments that are not valid, of ours and of the
 // reference's.
-func collectSpoofChecks(ctx context.Context, nf *nft.Conn, valid cni.Set, leases leasesOf) error {
+func collectSpoofChecks(ctx context.Context, nf *nft.Conn, conf []byte, valid cni.Set) error {
 	ours, err := nf.Chain(spoofTable, spoofChain)
 	if ours != nil {
 		var found []nft.Item
@@ -152,18 +152,15 @@ func collectSpoofChecks(ctx context.Context, nf *nft.Conn, valid cni.Set, leases
 	}
 	theirs, lookErr := nf.Chain(referenceSpoofTable, "PREROUTING")
 	if theirs != nil {
-		lookErr = collectReferenceSpoofChecks(ctx, nf, valid, leases)
+		lookErr = collectReferenceSpoofChecks(ctx, nf, conf, valid)
 	}
 	return spoofError(errors.Join(nft.IfSupported(err), nft.IfSupported(lookErr)))
 }
 
-// leasesOf reads the leases of the network.
-type leasesOf func() ([]ipam.Lease, error)
-
 // collectReferenceSpoofChecks goes by the network's leases: the reference's chains tell container and interface,
 // but not the network.
-func collectReferenceSpoofChecks(ctx context.Context, nf *nft.Conn, valid cni.Set, leases leasesOf) error {
-	lent, err := leases()
+func collectReferenceSpoofChecks(ctx context.Context, nf *nft.Conn, conf []byte, valid cni.Set) error {
+	lent, err := ipam.Leases(conf, valid.Network())
 	errs := []error{err}
 	for _, l := range lent {
 		a := cni.Attachment{Network: valid.Network(), ContainerID: l.ContainerID, IfName: l.IfName}
@@ -173,9 +170,6 @@ func collectReferenceSpoofChecks(ctx context.Context, nf *nft.Conn, valid cni.Se
 	}
 	return errors.Join(errs...)
 }
-
-// spoofStatus says whether the kernel can do the check.
-func spoofStatus(nf *nft.Conn) error { return nf.Probe(spoofLayout()) }
 
 var referenceSpoofTable = nft.Table{Family: nft.Bridge, Name: "nat"}
 

@@ -48,7 +48,7 @@ func (p *port) verifyContainer() error {
 	if p.cfg.KeepDown { // such an interface is down, without addresses and routes
 		return iface.Drifted(p.verifyMAC())
 	}
-	return iface.Drifted(iface.Verify(p.target(), p.PrevResult))
+	return iface.Verify(p.target(), p.PrevResult)
 }
 
 func (p *port) verifyMAC() error {

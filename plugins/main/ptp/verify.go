@@ -29,9 +29,8 @@ func verify(ctx context.Context, s *attach.Session, cfg config) []error {
 	if err := s.FindLinks(attach.NoMaster); err != nil {
 		return []error{err}
 	}
-	errs := []error{iface.Drifted(iface.Verify(target(s, p.visible()), s.PrevResult)), s.VerifyMasquerade(ctx,
-		cfg.Masq)}
-	return append(errs, verifyHost(s, cfg, p)...)
+	inside := iface.Verify(target(s, p.visible()), s.PrevResult)
+	return append([]error{inside, s.VerifyMasquerade(ctx, cfg.Masq)}, verifyHost(s, cfg, p)...)
 }
 
 // visible are the container's routes with what the kernel shows of them: of an
