@@ -36,7 +36,7 @@ const (
 
 // wide are the directories that still have longer lines.
 var wide = []string{
-	"pkg/conntrack", "pkg/ipt", "pkg/masq", "pkg/nft", "plugins/meta/portmap", "test/attack",
+	"pkg/conntrack", "pkg/ipt", "pkg/masq", "pkg/nft", "test/attack",
 	"test/clients", "test/cost", "test/faults", "test/hostile", "test/load", "test/node", "test/runtimes",
 }
 

@@ -2,9 +2,12 @@ package main
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"unicode"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -44,8 +47,7 @@ const (
 
 // config is the configuration with every value checked.
 type config struct {
-	asked    backend // by the key backend
-	needed   backend // by other keys, which exist in one backend only
+	backend  backend // asked for, or the one in which other keys exist
 	options  options
 	mappings []mapping
 }
@@ -60,12 +62,46 @@ type options struct {
 	ConditionsV6 []string `json:"conditionsV6,omitempty"`
 }
 
-// conditions are those of a family.
-func (o options) conditions(v4 bool) []string {
+// conditions are those of a family, and the key that has them.
+func (o options) conditions(v4 bool) (tokens []string, key string) {
 	if v4 {
-		return o.ConditionsV4
+		return o.ConditionsV4, "conditionsV4"
 	}
-	return o.ConditionsV6
+	return o.ConditionsV6, "conditionsV6"
+}
+
+// mapping is one entry of portMappings: a port of the host and one of the container.
+type mapping struct {
+	Proto         proto      `json:"proto"`
+	HostIP        netip.Addr `json:"hostIP"` // zero: all addresses of both families
+	HostPort      uint16     `json:"hostPort"`
+	ContainerPort uint16     `json:"port"`
+}
+
+// proto is a transport protocol by its number.
+type proto uint8
+
+// protocols are those that have ports and that both backends know, in the order of the alphabet.
+var protocols = []proto{unix.IPPROTO_SCTP, unix.IPPROTO_TCP, unix.IPPROTO_UDP}
+
+func (p proto) String() string {
+	switch p {
+	case unix.IPPROTO_SCTP:
+		return "sctp"
+	case unix.IPPROTO_TCP:
+		return "tcp"
+	case unix.IPPROTO_UDP:
+		return "udp"
+	}
+	return fmt.Sprintf("protocol %d", uint8(p))
+}
+
+func protocolOf(name string) (p proto, known bool) {
+	i := slices.IndexFunc(protocols, func(p proto) bool { return p.String() == name })
+	if i < 0 {
+		return 0, false
+	}
+	return protocols[i], true
 }
 
 const (
@@ -81,21 +117,18 @@ func parseConfig(req *skel.Request) (config, error) {
 		return config{}, err
 	}
 	var problems cni.Problems
-	c := config{options: options{SNAT: true, MasqAll: w.MasqAll, MarkBit: defaultMarkBit,
+	c := config{options: options{SNAT: w.SNAT == nil || *w.SNAT, MasqAll: w.MasqAll, MarkBit: defaultMarkBit,
 		ConditionsV4: slices.Concat(w.ConditionsV4), ConditionsV6: slices.Concat(w.ConditionsV6)}} // nil for []
-	if w.SNAT != nil {
-		c.options.SNAT = *w.SNAT
-	}
 	if w.Backend != nil {
-		c.asked = backend(*w.Backend)
-		if c.asked != nftables && c.asked != iptables {
+		c.backend = backend(*w.Backend)
+		if c.backend != nftables && c.backend != iptables {
 			problems.Add(cni.Refuse("backend", *w.Backend, `is neither "nftables" nor "iptables"`).
 				Suggest("leave it out for the one that fits the kernel and the other keys"))
-			c.asked = auto // and no contradiction to any key
+			c.backend = auto // and no contradiction to any key
 		}
 	}
 	problems.Add(c.parseMark(w))
-	problems.Add(c.parseNeeds(w))
+	problems.Add(c.parseNeeds())
 	var err error
 	c.mappings, err = parseMappings(w.RuntimeConfig.PortMappings)
 	problems.Add(err)
@@ -115,60 +148,54 @@ func (c *config) parseMark(w wireConfig) error {
 		}
 		c.options.MarkBit = *w.MarkMasqBit
 	}
-	if w.ExternalSetMarkChain == nil {
-		return problems.Err()
+	if w.ExternalSetMarkChain != nil {
+		c.options.MarkChain = *w.ExternalSetMarkChain
+		if !isChainName(c.options.MarkChain) {
+			problems.Add(cni.Refuse("externalSetMarkChain", c.options.MarkChain, fmt.Sprintf(
+				"is no name of a chain (1 to %d bytes, no blank, not beginning with - or !)", chainNameMax)))
+		}
 	}
-	name := *w.ExternalSetMarkChain
-	if !isChainName(name) {
-		problems.Add(cni.Refuse("externalSetMarkChain", name,
-			fmt.Sprintf("is no name of a chain (1 to %d bytes, no blank, not beginning with - or !)", chainNameMax)))
-	}
-	c.options.MarkChain = name
 	return problems.Err()
 }
 
 func isChainName(name string) bool {
+	isPlain := func(r rune) bool { return r > ' ' && r <= '~' && r != '"' && r != '\\' }
 	return name != "" && len(name) <= chainNameMax && !strings.ContainsAny(name[:1], "-!") &&
-		!strings.ContainsFunc(name, notPlain)
+		!strings.ContainsFunc(name, func(r rune) bool { return !isPlain(r) })
 }
-
-func notPlain(r rune) bool { return r <= ' ' || r > '~' || r == '"' || r == '\\' }
 
 // parseNeeds decides which backend the other keys ask for, and refuses
 // contradictions.
-func (c *config) parseNeeds(w wireConfig) error {
+func (c *config) parseNeeds() error {
 	var problems cni.Problems
 	keys := map[backend][]string{}
 	if c.options.MarkChain != "" {
 		keys[iptables] = append(keys[iptables], "externalSetMarkChain")
 	}
-	for _, cond := range []struct {
-		key    string
-		tokens []string
-	}{{"conditionsV4", w.ConditionsV4}, {"conditionsV6", w.ConditionsV6}} {
-		if len(cond.tokens) == 0 {
-			continue
+	for _, v4 := range []bool{true, false} {
+		if tokens, key := c.options.conditions(v4); len(tokens) > 0 {
+			syntax := syntaxOf(tokens)
+			keys[syntax] = append(keys[syntax], key)
+			problems.Add(checkTokens(key, tokens))
 		}
-		syntax := syntaxOf(cond.tokens)
-		keys[syntax] = append(keys[syntax], cond.key)
-		problems.Add(checkTokens(cond.key, cond.tokens, syntax))
 	}
 	if len(keys[nftables]) > 0 && len(keys[iptables]) > 0 {
 		problems.Add(cni.Refuse(keys[nftables][0], nil,
 			fmt.Sprintf("in the syntax of nftables, but %s is for iptables", keys[iptables][0])))
 		return problems.Err()
 	}
-	for b, list := range keys {
-		c.needed = b
-		if c.asked != auto && c.asked != b {
-			problems.Add(cni.Refuse("backend", string(c.asked),
-				fmt.Sprintf("was asked for, but %s is for %s", strings.Join(list, " and "), b)).
+	for needed, list := range keys {
+		if c.backend != auto && c.backend != needed {
+			problems.Add(cni.Refuse("backend", string(c.backend),
+				fmt.Sprintf("was asked for, but %s is for %s", strings.Join(list, " and "), needed)).
 				Suggest("leave backend out: it follows the other keys"))
 		}
+		c.backend = needed
 	}
 	return problems.Err()
 }
 
+// syntaxOf is the backend in whose syntax a condition is.
 func syntaxOf(tokens []string) backend {
 	if first := tokens[0]; strings.HasPrefix(first, "-") || strings.HasPrefix(first, "!") {
 		return iptables
@@ -178,7 +205,7 @@ func syntaxOf(tokens []string) backend {
 
 // checkTokens refuses tokens that would end the statement or the line of which
 // the condition becomes a part.
-func checkTokens(key string, tokens []string, syntax backend) error {
+func checkTokens(key string, tokens []string) error {
 	var problems cni.Problems
 	for i, t := range tokens {
 		where := fmt.Sprintf("%s[%d]", key, i)
@@ -187,9 +214,73 @@ func checkTokens(key string, tokens []string, syntax backend) error {
 			problems.Add(cni.Refuse(where, t, "is empty"))
 		case strings.ContainsFunc(t, unicode.IsControl):
 			problems.Add(cni.Refuse(where, t, "has a control character"))
-		case syntax == nftables && strings.ContainsAny(t, ";#"):
+		case syntaxOf(tokens) == nftables && strings.ContainsAny(t, ";#"):
 			problems.Add(cni.Refuse(where, t, "would end the condition"))
 		}
 	}
 	return problems.Err()
+}
+
+// parseMappings checks every entry. An entry that repeats another one is left out.
+func parseMappings(wire []wireMapping) ([]mapping, error) {
+	leads := map[hostPort]uint16{}
+	var out []mapping
+	var problems cni.Problems
+	for i, w := range wire {
+		entry := fmt.Sprintf("runtimeConfig.portMappings[%d]", i)
+		m, err := w.parse(entry)
+		if err != nil {
+			problems.Add(err)
+			continue
+		}
+		repeated := true
+		for _, addr := range m.hostAddrs() {
+			at := hostPort{Proto: m.Proto, Addr: addr, Port: m.HostPort}
+			port, known := leads[at]
+			if known && port != m.ContainerPort {
+				problems.Add(cni.Refuse(entry, nil,
+					fmt.Sprintf("host port %s of %s leads to container port %d already, not to %d",
+						m.name(), addrName(addr), port, m.ContainerPort)))
+			}
+			if !known {
+				leads[at], repeated = m.ContainerPort, false
+			}
+		}
+		if !repeated {
+			out = append(out, m)
+		}
+	}
+	return out, problems.Err()
+}
+
+func (w wireMapping) parse(entry string) (m mapping, err error) {
+	var problems cni.Problems
+	port := func(key string, number *int64) uint16 {
+		switch {
+		case number == nil:
+			problems.Add(cni.Refuse(entry+key, nil, "missing"))
+		case *number < 1 || *number > 65535:
+			problems.Add(cni.Refuse(entry+key, *number, "is not between 1 and 65535"))
+		default:
+			return uint16(*number)
+		}
+		return 0
+	}
+	m.HostPort, m.ContainerPort = port(".hostPort", w.HostPort), port(".containerPort", w.ContainerPort)
+	var known bool
+	if m.Proto, known = protocolOf(strings.ToLower(w.Protocol)); w.Protocol == "" {
+		problems.Add(cni.Refuse(entry+".protocol", nil, "missing").
+			Suggest(`write "protocol": "tcp", "udp" or "sctp"`))
+	} else if !known {
+		problems.Add(cni.Refuse(entry+".protocol", w.Protocol, "is none of tcp, udp and sctp"))
+	}
+	if w.HostIP == "" {
+		return m, problems.Err()
+	}
+	m.HostIP, err = cni.ParseAddr(entry+".hostIP", w.HostIP)
+	problems.Add(err)
+	if m.HostIP.IsMulticast() || m.HostIP == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
+		problems.Add(cni.Refuse(entry+".hostIP", w.HostIP, "is no address that a host can have"))
+	}
+	return m, problems.Err()
 }

@@ -120,8 +120,10 @@ var _ = Describe("the configuration", func() {
 	)
 
 	It("takes what says the same as one, and an address beside all addresses", func() {
-		c, err := parse(mappingsOf(`{"hostPort":9,"containerPort":9,"protocol":"tcp"},{"hostPort":9,"containerPort":9,"protocol":"TCP"},
-			{"hostPort":9,"containerPort":9,"protocol":"tcp","hostIP":"0.0.0.0"},{"hostPort":9,"containerPort":9,"protocol":"udp"},
+		c, err := parse(mappingsOf(`{"hostPort":9,"containerPort":9,"protocol":"tcp"},
+			{"hostPort":9,"containerPort":9,"protocol":"TCP"},
+			{"hostPort":9,"containerPort":9,"protocol":"tcp","hostIP":"0.0.0.0"},
+			{"hostPort":9,"containerPort":9,"protocol":"udp"},
 			{"hostPort":9,"containerPort":10,"protocol":"tcp","hostIP":"127.0.0.1"}`))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(c.mappings).To(Equal([]mapping{{6, netip.Addr{}, 9, 9}, {17, netip.Addr{}, 9, 9},
@@ -130,19 +132,20 @@ var _ = Describe("the configuration", func() {
 
 	It("knows the defaults, and null for each of them", func() {
 		for _, text := range []string{`"type":"portmap"`,
-			`"backend":null,"snat":null,"masqAll":null,"markMasqBit":null,"externalSetMarkChain":null,"conditionsV4":null,"conditionsV6":null,"runtimeConfig":null`,
+			`"backend":null,"snat":null,"masqAll":null,"markMasqBit":null,` +
+				`"externalSetMarkChain":null,"conditionsV4":null,"conditionsV6":null,"runtimeConfig":null`,
 			`"runtimeConfig":{"portMappings":null},"conditionsV4":[]`} {
 			c, err := parse(text)
 			Expect(err).NotTo(HaveOccurred())
 			Expect(c.options).To(Equal(options{SNAT: true, MarkBit: 13}))
-			Expect([]any{c.asked, c.needed, c.mappings}).To(Equal([]any{auto, auto, []mapping(nil)}))
+			Expect([]any{c.backend, c.mappings}).To(Equal([]any{auto, []mapping(nil)}))
 		}
 	})
 
 	DescribeTable("finds the backend that other keys need", func(text string, want backend) {
 		c, err := parse(text)
 		Expect(err).NotTo(HaveOccurred())
-		Expect(c.needed).To(Equal(want))
+		Expect(c.backend).To(Equal(want))
 	},
 		Entry("a chain that marks", `"externalSetMarkChain":"KUBE-MARK-MASQ"`, iptables),
 		Entry("conditions of iptables", `"conditionsV4":["!","-s","10.0.0.0/8"]`, iptables),
@@ -172,7 +175,8 @@ var _ = Describe("the configuration", func() {
 		Entry("a chain on nftables", `"externalSetMarkChain":"A","backend":"nftables"`,
 			`backend: "nftables" was asked for, but externalSetMarkChain is for iptables`),
 		Entry("conditions of iptables on nftables",
-			`"conditionsV4":["-s","10.0.0.0/8"],"externalSetMarkChain":"A","backend":"nftables"`, `backend: "nftables" was asked for, but externalSetMarkChain and conditionsV4 is for iptables`),
+			`"conditionsV4":["-s","10.0.0.0/8"],"externalSetMarkChain":"A","backend":"nftables"`,
+			`backend: "nftables" was asked for, but externalSetMarkChain and conditionsV4 is for iptables`),
 		Entry("conditions of nft on iptables", `"conditionsV6":["ip6","saddr","fd00::/8"],"backend":"iptables"`,
 			`backend: "iptables" was asked for, but conditionsV6 is for nftables`),
 		Entry("conditions of both", `"conditionsV4":["-s","10.0.0.0/8"],"conditionsV6":["ip6","saddr","fd00::/8"]`,
@@ -190,7 +194,8 @@ var _ = Describe("the configuration", func() {
 
 	It("is refused for everything that is wrong with it at once", func() {
 		_, err := parse(`"backend":"ipvs","markMasqBit":40,"conditionsV4":["-s","","a\nb"],"conditionsV6":["ip6;"],` +
-			mappingsOf(`{"hostPort":70000,"containerPort":0,"protocol":"icmp","hostIP":"y"},{"hostPort":1,"containerPort":1,"protocol":"tcp"},{}`))
+			mappingsOf(`{"hostPort":70000,"containerPort":0,"protocol":"icmp","hostIP":"y"},`+
+				`{"hostPort":1,"containerPort":1,"protocol":"tcp"},{}`))
 		var got []string
 		for _, p := range cni.ProblemsOf(err) {
 			got = append(got, p.String())

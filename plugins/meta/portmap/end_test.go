@@ -30,7 +30,7 @@ func (c *container) unpublish(prepare func(*nft.Conn)) error {
 }
 
 var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
-	eachKind(func(k kind) {
+	eachBackend(func(k kind) {
 		It("ends the flows that the first one could not end", func() {
 			nstest.Need("conntrack")
 			w := newWorld()
@@ -61,7 +61,8 @@ var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
 		w.Cmd("sh", "-ec", "rm "+nft.DefaultLock+"; mkdir "+nft.DefaultLock)
 		Expect(c.unpublish(func(*nft.Conn) {
 			withoutPrograms()
-		})).To(MatchError(And(ContainSubstring(nft.DefaultLock+": is a directory"), ContainSubstring("executable file not found"))))
+		})).To(MatchError(And(ContainSubstring(nft.DefaultLock+": is a directory"),
+			ContainSubstring("executable file not found"))))
 	})
 })
 

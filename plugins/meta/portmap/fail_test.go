@@ -47,7 +47,7 @@ func onlyIPv4(variant string) {
 }
 
 var _ = Describe("an ADD that fails", Label("kernel"), func() {
-	eachKind(func(k kind) {
+	eachBackend(func(k kind) {
 		// fails expects everything to be as it was.
 		fails := func(prepare func(*world), want string, more ...object) {
 			GinkgoHelper()
@@ -252,7 +252,7 @@ var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 })
 
 var _ = Describe("route_localnet", Label("kernel"), func() {
-	eachKind(func(k kind) {
+	eachBackend(func(k kind) {
 		It("lets no container reach what the host serves on its loopback (CVE-2020-8558)", func() {
 			w := newWorld()
 			w.bridge(1)

@@ -14,14 +14,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// containerChain is the chain of the record's container, which CNI-HOSTPORT-DNAT leads to.
-func (f family) containerChain(r *record) ipt.Chain {
-	return ipt.Chain{Family: f.ipt, Table: natTable, Name: dnChain(r.Network, r.ContainerID), From: hostportDNAT}
-}
-
-// dnatChainOfAll is CNI-HOSTPORT-DNAT, which leads to the chains of all containers.
-func (f family) dnatChainOfAll() ipt.Chain {
-	return ipt.Chain{Family: f.ipt, Table: natTable, Name: hostportDNAT}
+// natChain names a chain of table nat: one to which CNI-HOSTPORT-DNAT leads, or that one itself.
+func (f family) natChain(name string) ipt.Chain {
+	return ipt.Chain{Family: f.ipt, Table: natTable, Name: name, From: hostportDNAT}
 }
 
 // variants says which variants of iptables have the chain. It is taken for absent from legacy iptables where the
@@ -38,9 +33,9 @@ func (c *call) variants(ctx context.Context, chain ipt.Chain) ([]ipt.Variant, er
 // the record's addresses. It warns where a program that could tell is missing.
 func (c *call) usesIPTables(ctx context.Context, r *record) (bool, error) {
 	for _, a := range r.served() {
-		where, err := familyOf(a.v4()).dnatChainOfAll().Variants(ctx, c.nf)
+		where, err := familyOf(a.v4()).natChain(hostportDNAT).Variants(ctx, c.nf)
 		if ipt.NotInstalled(err) {
-			c.Warn("chain %q may have rules of other plugins for the same ports: %v", hostportDNAT, err)
+			c.warnOfOthers(err)
 			err = nil
 		}
 		if err != nil || len(where) > 0 {
@@ -50,15 +45,20 @@ func (c *call) usesIPTables(ctx context.Context, r *record) (bool, error) {
 	return false, nil
 }
 
+// warnOfOthers says that the reference's rules could not be read for want of a program.
+func (c *call) warnOfOthers(err error) {
+	c.Warn("chain %q may have rules of other plugins for the same ports: %v", hostportDNAT, err)
+}
+
 // chainRemoved says whether the container's chain is missing while the chain that leads to it is there. Where
 // both are missing somebody flushed everything, and the host ports are still the attachment's.
 func (c *call) chainRemoved(ctx context.Context, r *record) (bool, error) {
 	for _, a := range r.chainAddrs() {
-		own, err := c.variants(ctx, familyOf(a.v4()).containerChain(r))
+		own, err := c.variants(ctx, familyOf(a.v4()).natChain(r.chain()))
 		if err != nil || len(own) > 0 {
 			return false, err
 		}
-		shared, err := c.variants(ctx, familyOf(a.v4()).dnatChainOfAll())
+		shared, err := c.variants(ctx, familyOf(a.v4()).natChain(hostportDNAT))
 		if err != nil || len(shared) == 0 {
 			return false, err
 		}
@@ -82,38 +82,30 @@ func (c *call) addChain(ctx context.Context, s *store, r *record, a address) err
 	if err != nil {
 		return err
 	}
-	own, err := c.variants(ctx, f.containerChain(r))
+	own, err := c.variants(ctx, f.natChain(r.chain()))
 	if err != nil {
 		return err
 	}
 	if len(own) > 0 {
-		shared, err := siblings(s, r)
+		others := siblings(s, r)
+		shared, err := others()
+		if err == nil && len(shared) == 0 { // an ADD without DEL, or the reference, left it
+			err, own = errors.Join(c.delChains(ctx, r, others, f)...), nil
+		}
 		if err != nil {
 			return err
 		}
-		if len(shared) == 0 { // an ADD without DEL, or the reference, left it
-			if err := errors.Join(c.delChains(ctx, f, s, r)...); err != nil {
-				return err
-			}
-			own = nil
-		}
 	}
 	keep := slices.Contains(own, tool.Variant)
-	there, err := c.variants(ctx, f.dnatChainOfAll())
-	if err != nil {
+	err = tool.Restore(ctx, natTable, r.steadyLines(a, keep))
+	if err == nil || ctx.Err() != nil || errors.Is(err, statefile.ErrBusy) {
 		return err
-	}
-	if slices.Contains(there, tool.Variant) {
-		err := tool.Restore(ctx, natTable, r.steadyLines(a, keep))
-		if err == nil || ctx.Err() != nil || errors.Is(err, statefile.ErrBusy) {
-			return err
-		}
 	}
 	// Something of what all share is missing.
 	return tool.Change(ctx, natTable, func() ([]string, error) {
 		var chains []string
 		for _, name := range r.sharedChains() {
-			where, err := c.variants(ctx, ipt.Chain{Family: f.ipt, Table: natTable, Name: name})
+			where, err := c.variants(ctx, f.natChain(name))
 			if err != nil {
 				return nil, err
 			}
@@ -126,28 +118,32 @@ func (c *call) addChain(ctx context.Context, s *store, r *record, a address) err
 	})
 }
 
-// delChains removes the container's chain from either variant, also when the reference made it, and the one
-// that an older version of the reference had beside it. Rules of its other attachments in the same chain stay.
-func (c *call) delChains(ctx context.Context, f family, s *store, r *record) []error {
-	own := f.containerChain(r)
-	older := own
-	older.Name, older.From = snPrefix+chainHash(r.Network, r.ContainerID), hostportSNAT
-	var errs []error
-	for _, chain := range []ipt.Chain{own, older} {
-		where, err := chain.Variants(ctx, c.nf)
-		errs = append(errs, err)
-		for _, v := range where {
-			if err := c.delChain(ctx, chain, v, func() ([]*record, error) { return siblings(s, r) }); err != nil {
-				errs = append(errs, fmt.Errorf("chain %q of table nat (%s, iptables-%s): %w", chain.Name, f.Family, v,
-					err))
+// sharers reads the records of attachments that share a container's chain.
+type sharers = func() ([]*record, error)
+
+// delChains removes the container's chains from either variant, also when the reference made them, and those
+// that an older version of the reference had beside them. Rules of its other attachments in the same chain stay.
+func (c *call) delChains(ctx context.Context, r *record, others sharers, families ...family) (errs []error) {
+	for _, f := range families {
+		own := f.natChain(r.chain())
+		older := own
+		older.Name, older.From = snPrefix+chainHash(r.Network, r.ContainerID), hostportSNAT
+		for _, chain := range []ipt.Chain{own, older} {
+			where, err := chain.Variants(ctx, c.nf)
+			errs = append(errs, err)
+			for _, v := range where {
+				if err := c.delChain(ctx, chain, v, others); err != nil {
+					err = fmt.Errorf("chain %q of table nat (%s, iptables-%s): %w", chain.Name, f.Family, v, err)
+					errs = append(errs, err)
+				}
 			}
 		}
 	}
 	return errs
 }
 
-func (c *call) delChain(ctx context.Context, chain ipt.Chain, v ipt.Variant, siblings func() ([]*record, error)) error {
-	shared, err := siblings()
+func (c *call) delChain(ctx context.Context, chain ipt.Chain, v ipt.Variant, others sharers) error {
+	shared, err := others()
 	if err != nil {
 		return err
 	}
@@ -181,7 +177,7 @@ func (c *call) checkIPTables(ctx context.Context, r *record) error {
 	var diffs []error
 	for _, a := range r.chainAddrs() {
 		f := familyOf(a.v4())
-		chain := f.containerChain(r)
+		chain := f.natChain(r.chain())
 		where, err := c.variants(ctx, chain)
 		if err != nil {
 			return err
@@ -210,12 +206,11 @@ func (r *record) missing(a address, live []ipt.Rule) []ipt.Rule {
 	var out []ipt.Rule
 	for _, want := range r.sharedRules() {
 		if !slices.ContainsFunc(live, want.Equal) {
-			out = append(out, want.Rule)
+			out = append(out, want)
 		}
 	}
 	// In the chain the order counts: a rule that sets the fwmark stands before the one that translates.
-	chain := dnChain(r.Network, r.ContainerID)
-	inChain := slices.DeleteFunc(slices.Clone(live), func(rule ipt.Rule) bool { return rule.Chain != chain })
+	inChain := slices.DeleteFunc(slices.Clone(live), func(rule ipt.Rule) bool { return rule.Chain != r.chain() })
 	for _, want := range r.chainRules(a) {
 		i := slices.IndexFunc(inChain, want.Equal)
 		if i < 0 {
@@ -240,7 +235,8 @@ func isEntry(want, live ipt.Rule) bool {
 
 // The chains of the reference, in table nat of both families.
 const (
-	natTable = "nat"
+	natTable    = "nat"
+	postrouting = "POSTROUTING"
 
 	hostportDNAT    = "CNI-HOSTPORT-DNAT"
 	hostportSetMark = "CNI-HOSTPORT-SETMARK"
@@ -254,6 +250,9 @@ const (
 	multiportMax = 15  // ports that the match multiport takes
 	commentMax   = 255 // bytes that the match comment takes
 )
+
+// chain is the chain of the record's container.
+func (r *record) chain() string { return dnChain(r.Network, r.ContainerID) }
 
 func dnChain(network, containerID string) string { return dnPrefix + chainHash(network, containerID) }
 
@@ -270,41 +269,33 @@ func entryComment(network, containerID string) string {
 	return c
 }
 
-// parseComment is the reverse of entryComment, for those that were not cut.
-func parseComment(comment string) (network, containerID string, ok bool) {
-	n, err := fmt.Sscanf(comment, "dnat name: %q id: %q", &network, &containerID)
-	return network, containerID, n == 2 && err == nil
-}
-
-// sharedRule is a rule that all containers use.
-type sharedRule struct {
-	ipt.Rule
-	first bool // stands first in its chain
-}
-
-// sharedRules are those that the attachment's rules rely on, in words as
+// sharedRules are those that the attachment's rules rely on and that all containers use, in words as
 // iptables lists them.
-func (r *record) sharedRules() []sharedRule {
+func (r *record) sharedRules() []ipt.Rule {
 	local := []string{"-m", "addrtype", "--dst-type", "LOCAL", "-j", hostportDNAT}
-	out := []sharedRule{
-		{Rule: ipt.NewRule("PREROUTING", local...)},
-		{Rule: ipt.NewRule("OUTPUT", local...)},
-	}
+	out := []ipt.Rule{ipt.NewRule("PREROUTING", local...), ipt.NewRule("OUTPUT", local...)}
 	if !r.Options.SNAT || r.Options.MarkChain != "" {
 		return out
 	}
 	fwmark := fmt.Sprintf("%#x/%#x", 1<<r.Options.MarkBit, 1<<r.Options.MarkBit)
 	return append(out,
-		sharedRule{ipt.NewRule("POSTROUTING", "-m", "comment", "--comment", "CNI portfwd requiring masquerade", "-j",
-			hostportMasq), true},
-		sharedRule{Rule: ipt.NewRule(hostportSetMark, "-m", "comment", "--comment", "CNI portfwd masquerade mark", "-j",
-			"MARK", "--set-xmark", fwmark)},
-		sharedRule{Rule: ipt.NewRule(hostportMasq, "-m", "mark", "--mark", fwmark, "-j", "MASQUERADE")})
+		ipt.NewRule(postrouting, "-m", "comment", "--comment", "CNI portfwd requiring masquerade", "-j", hostportMasq),
+		ipt.NewRule(hostportSetMark, "-m", "comment", "--comment", "CNI portfwd masquerade mark", "-j", "MARK",
+			"--set-xmark", fwmark),
+		ipt.NewRule(hostportMasq, "-m", "mark", "--mark", fwmark, "-j", "MASQUERADE"))
+}
+
+// sharedLine is the line that makes a shared rule. The masquerade stands first in its chain.
+func sharedLine(rule ipt.Rule) string {
+	if rule.Chain == postrouting {
+		return "-I " + rule.Chain + " 1" + strings.TrimPrefix(rule.String(), rule.Chain)
+	}
+	return rule.Append()
 }
 
 // lookedAt are the chains in which the shared rules stand: those of the kernel, and the reference's.
 func (r *record) lookedAt() []string {
-	return append([]string{"PREROUTING", "OUTPUT", "POSTROUTING"}, r.sharedChains()...)
+	return append([]string{"PREROUTING", "OUTPUT", postrouting}, r.sharedChains()...)
 }
 
 // sharedChains are the reference's chains that all containers use.
@@ -318,19 +309,20 @@ func (r *record) sharedChains() []string {
 // entryRules lead the container's ports to its chain: one rule for each protocol and fifteen ports. Ports of
 // the other family are among them, as with the reference.
 func (r *record) entryRules(v4 bool) []ipt.Rule {
-	ports := map[string][]string{}
+	ports := map[proto][]string{}
 	for _, m := range r.Mappings {
 		if !r.yields(m, v4) {
-			ports[m.Proto.String()] = append(ports[m.Proto.String()], strconv.Itoa(int(m.HostPort)))
+			ports[m.Proto] = append(ports[m.Proto], strconv.Itoa(int(m.HostPort)))
 		}
 	}
+	conditions, _ := r.Options.conditions(v4)
 	var out []ipt.Rule
-	for _, name := range protocolNames() {
-		for list := range slices.Chunk(ports[name], multiportMax) {
-			args := []string{"-p", name, "-m", "comment", "--comment", entryComment(r.Network, r.ContainerID),
+	for _, proto := range protocols {
+		for list := range slices.Chunk(ports[proto], multiportMax) {
+			args := []string{"-p", proto.String(), "-m", "comment", "--comment", entryComment(r.Network, r.ContainerID),
 				"-m", "multiport", "--dports", strings.Join(list, ",")}
-			args = append(args, r.Options.conditions(v4)...)
-			out = append(out, ipt.NewRule(hostportDNAT, append(args, "-j", dnChain(r.Network, r.ContainerID))...))
+			args = append(args, conditions...)
+			out = append(out, ipt.NewRule(hostportDNAT, append(args, "-j", r.chain())...))
 		}
 	}
 	return out
@@ -354,7 +346,6 @@ func (r *record) chainAddrs() []address {
 // chainRules are the rules in the container's chain. For each port some set the fwmark of packets to be
 // masqueraded, and the last one translates all packets.
 func (r *record) chainRules(a address) []ipt.Rule {
-	chain := dnChain(r.Network, r.ContainerID)
 	var out []ipt.Rule
 	for _, p := range r.hostPorts() {
 		if p.To.Addr() != a.Addr.Addr() {
@@ -366,9 +357,9 @@ func (r *record) chainRules(a address) []ipt.Rule {
 		}
 		match = append(match, "-p", p.Proto.String(), "-m", p.Proto.String(), "--dport", strconv.Itoa(int(p.Port)))
 		for _, from := range r.masqueraded(a) {
-			out = append(out, ipt.NewRule(chain, append(slices.Concat(from, match), "-j", r.markChain())...))
+			out = append(out, ipt.NewRule(r.chain(), append(slices.Concat(from, match), "-j", r.markChain())...))
 		}
-		out = append(out, ipt.NewRule(chain, append(match, "-j", "DNAT", "--to-destination", p.To.String())...))
+		out = append(out, ipt.NewRule(r.chain(), append(match, "-j", "DNAT", "--to-destination", p.To.String())...))
 	}
 	return out
 }
@@ -391,13 +382,6 @@ func (r *record) markChain() string {
 		return r.Options.MarkChain
 	}
 	return hostportSetMark
-}
-
-func (r sharedRule) line() string {
-	if r.first {
-		return "-I " + r.Chain + " 1" + strings.TrimPrefix(r.String(), r.Chain)
-	}
-	return r.Append()
 }
 
 func appendAll(lines []string, rules []ipt.Rule) []string {
@@ -426,7 +410,7 @@ func (r *record) firstLines(a address, keepChain bool, chains []string, live []i
 	}
 	for _, shared := range r.sharedRules() {
 		if !slices.ContainsFunc(live, shared.Equal) {
-			lines = append(lines, shared.line())
+			lines = append(lines, sharedLine(shared))
 		}
 	}
 	return append(lines, r.ownLines(a, keepChain)...)
@@ -435,7 +419,7 @@ func (r *record) firstLines(a address, keepChain bool, chains []string, live []i
 func (r *record) ownLines(a address, keepChain bool) []string {
 	var lines []string
 	if !keepChain {
-		lines = append(lines, ":"+dnChain(r.Network, r.ContainerID)+" - [0:0]")
+		lines = append(lines, ":"+r.chain()+" - [0:0]")
 	}
 	return appendAll(appendAll(lines, r.chainRules(a)), r.entryRules(a.v4()))
 }

@@ -25,14 +25,14 @@ var _ = Describe("an ADD that is killed", Label("kernel"), func() {
 			in, err := json.Marshal(conf(object{"prevResult": c.prevResult()}, k.config, ports(all...)))
 			Expect(err).NotTo(HaveOccurred())
 			killed := 0
-			for i := range 14 {
+			for i := range 6 {
 				cmd := exec.Command(binary)
 				cmd.Stdin = bytes.NewReader(in)
 				cmd.Env = append(os.Environ(), "CNI_COMMAND=ADD", "CNI_CONTAINERID="+c.id, "CNI_NETNS="+c.Path,
 					"CNI_IFNAME=eth0", "CNI_PATH=/x")
 				w.Do(func() {
 					Expect(cmd.Start()).To(Succeed())
-					timer := time.AfterFunc(nstest.Patience(time.Duration(1000+1500*i)*time.Microsecond),
+					timer := time.AfterFunc(nstest.Patience(time.Duration(1000+3500*i)*time.Microsecond),
 						func() { _ = cmd.Process.Kill() })
 					if cmd.Wait() != nil {
 						killed++

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -20,7 +21,8 @@ var (
 	netProtos = []string{"tcp", "udp"}
 	hostIPs   = []string{"unset", "one address", "unspecified", "loopback"}
 	sources   = []string{"outside", "host by own address", "host by loopback", "same container",
-		"other container of the bridge", "container of another network", "outside through the node", "container through the node"}
+		"other container of the bridge", "container of another network",
+		"outside through the node", "container through the node"}
 )
 
 // What may come of a probe beside the source address that the server sees.
@@ -162,6 +164,34 @@ func newTopology(s setting) *topology {
 	return t
 }
 
+// probeAll asks as all cells say, from all sources at once.
+func (t *topology) probeAll(s setting) map[cell]string {
+	GinkgoHelper()
+	seen := map[cell]string{}
+	var lock sync.Mutex
+	var group sync.WaitGroup
+	for _, source := range sources {
+		group.Go(func() {
+			defer GinkgoRecover()
+			for _, c := range cells() {
+				if c.source != source {
+					continue
+				}
+				limit := nstest.Patience(3 * time.Second)
+				if c.expected(s) == silence {
+					limit = nstest.Patience(100 * time.Millisecond)
+				}
+				got := t.probe(c, limit)
+				lock.Lock()
+				seen[c] = got
+				lock.Unlock()
+			}
+		})
+	}
+	group.Wait()
+	return seen
+}
+
 // probe asks as the cell says.
 func (t *topology) probe(c cell, limit time.Duration) string {
 	GinkgoHelper()
@@ -232,17 +262,13 @@ var _ = Describe("packets (CVE-2025-67499)", Label("kernel"), func() {
 				s := setting{k, brNetfilter, hairpin}
 				name := fmt.Sprintf("on %s, br_netfilter %t, hairpinMode %t:", k.name, brNetfilter, hairpin)
 				Context(name, Ordered, ContinueOnFailure, func() {
-					var t *topology
+					seen := map[cell]string{}
 					BeforeAll(func() {
 						useVariant(k.variant)
-						t = newTopology(s)
+						seen = newTopology(s).probeAll(s)
 					})
 					DescribeTable("the container is reached, and sees", func(c cell, want string) {
-						limit := nstest.Patience(3 * time.Second)
-						if want == silence {
-							limit = nstest.Patience(100 * time.Millisecond)
-						}
-						Expect(t.probe(c, limit)).To(Equal(want))
+						Expect(seen[c]).To(Equal(want))
 					}, entries(s))
 				})
 			}

@@ -33,7 +33,7 @@ func (c *call) addNFTables(ctx context.Context, r *record, gone []*record) error
 		if err != nil {
 			return err
 		}
-		return guard(ch.Tx, r)
+		return stageGuard(ch.Tx, r)
 	})
 }
 
@@ -48,12 +48,13 @@ func (c *call) compileConditions(ctx context.Context, r *record) error {
 		if err != nil {
 			return err
 		}
+		conditions, key := r.Options.conditions(a.v4())
 		err = runNft(ctx, r.conditionScript(a))
 		if errors.Is(err, errRefused) {
-			return cni.Errorf(cni.CodeConfig, "%s: %q: %w", conditionsKey(a.v4()), r.Options.conditions(a.v4()), err)
+			return cni.Errorf(cni.CodeConfig, "%s: %q: %w", key, conditions, err)
 		}
 		if err != nil {
-			return fmt.Errorf("%s: the nft program has to compile them: %w", conditionsKey(a.v4()), err)
+			return fmt.Errorf("%s: the nft program has to compile them: %w", key, err)
 		}
 	}
 	return nil
@@ -84,13 +85,6 @@ func runNft(ctx context.Context, script string) error {
 // nftProgram is needed for text that an administrator wrote in its language, and for nothing else.
 const nftProgram = "nft"
 
-func conditionsKey(v4 bool) string {
-	if v4 {
-		return "conditionsV4"
-	}
-	return "conditionsV6"
-}
-
 // delNFTables removes the attachment's elements, and its link from the guard when it was the last one there.
 func (c *call) delNFTables(ctx context.Context, r *record, last bool) error {
 	o, mine := owned(r.Options.MarkBit), r.attachment().Owns
@@ -112,7 +106,7 @@ func (c *call) delNFTables(ctx context.Context, r *record, last bool) error {
 		if err := ch.Remove(found, mine); err != nil || !last {
 			return err
 		}
-		return unguard(ch.Tx, r.Localnet, r.LocalnetWas)
+		return takeBackLocalnet(ch.Tx, r.Localnet, r.LocalnetWas)
 	})
 }
 
@@ -139,8 +133,8 @@ func (c *call) checkNFTables(r *record) error {
 			return err
 		}
 		if len(rules) != 1 || rules[0].Target != r.afterConditions(a) {
-			diffs = append(diffs, drift("nftables chain %q: does not have the rule of %s", chain,
-				conditionsKey(a.v4())))
+			_, key := r.Options.conditions(a.v4())
+			diffs = append(diffs, drift("nftables chain %q: does not have the rule of %s", chain, key))
 		}
 		if masq, ok := chainNamed(r.masqChain(a)); ok {
 			diffs = append(diffs, c.nf.Verify(nft.Layout{Table: table, Chains: []nft.Chain{masq}}))
@@ -344,7 +338,7 @@ func (f family) conditionPrefix() string { return "portmap" + f.digit + "_condit
 
 // conditionChain is the attachment's own chain with its conditions; empty when it has none.
 func (r *record) conditionChain(v4 bool) string {
-	if len(r.Options.conditions(v4)) == 0 {
+	if conditions, _ := r.Options.conditions(v4); len(conditions) == 0 {
 		return ""
 	}
 	return familyOf(v4).conditionPrefix() + r.hash()
@@ -357,9 +351,10 @@ func (r *record) afterConditions(a address) string {
 
 // conditionScript is the script by which nft(8) makes the chain with the conditions of a family.
 func (r *record) conditionScript(a address) string {
+	conditions, _ := r.Options.conditions(a.v4())
 	where := fmt.Sprintf("%s %s", table, r.conditionChain(a.v4()))
 	return fmt.Sprintf("add chain %s\nflush chain %s\nadd rule %s %s goto %s\n",
-		where, where, where, strings.Join(r.Options.conditions(a.v4()), " "), r.afterConditions(a))
+		where, where, where, strings.Join(conditions, " "), r.afterConditions(a))
 }
 
 // items are the elements of the attachment.
@@ -371,14 +366,10 @@ func (r *record) items() []nft.Item {
 	}
 	var out []nft.Item
 	for _, p := range r.hostPorts() {
-		f := familyOf(p.Addr.Is4())
-		key, set, viaSet := keyOf(p.Proto, nil, p.Port), f.anyMap(), f.anyVia()
-		if !p.Addr.IsUnspecified() {
-			key, set, viaSet = keyOf(p.Proto, nft.AddrKey(p.Addr), p.Port), f.atMap(), f.atVia()
-		}
+		set, viaSet, key := p.place()
 		to := nft.Key(nft.AddrKey(p.To.Addr()), binary.BigEndian.AppendUint16(nil, p.To.Port()))
 		out = append(out, nft.Item{Set: set, Element: nft.Element{Key: key, Data: to, Comment: mark}, Name: p.String()})
-		if chain := via[f.v4()]; chain != "" {
+		if chain := via[p.Addr.Is4()]; chain != "" {
 			out = append(out, nft.Item{Set: viaSet, Element: nft.Element{Key: key, Goto: chain, Comment: mark},
 				Name: p.String()})
 		}
@@ -386,13 +377,14 @@ func (r *record) items() []nft.Item {
 	return out
 }
 
-// keyOf is the key of a host port; of one address, or without one of all.
-func keyOf(p proto, addr []byte, port uint16) []byte {
-	number := binary.BigEndian.AppendUint16(nil, port)
-	if addr == nil {
-		return nft.Key([]byte{byte(p)}, number)
+// place says where the element of a host port is: in which maps, and by which key.
+func (p hostPort) place() (set, viaSet string, key []byte) {
+	f := familyOf(p.Addr.Is4())
+	proto, port := []byte{byte(p.Proto)}, binary.BigEndian.AppendUint16(nil, p.Port)
+	if p.Addr.IsUnspecified() {
+		return f.anyMap(), f.anyVia(), nft.Key(proto, port)
 	}
-	return nft.Key([]byte{byte(p)}, addr, number)
+	return f.atMap(), f.atVia(), nft.Key(proto, nft.AddrKey(p.Addr), port)
 }
 
 // elementPort is the host port of an element. Each field of its key is padded to four bytes.

@@ -121,7 +121,7 @@ var _ = Describe("beside kube-proxy in its mode ipvs", Label("kernel"), func() {
 })
 
 var _ = Describe("conditions", Label("kernel"), func() {
-	eachKind(func(k kind) {
+	eachBackend(func(k kind) {
 		It("of one network hold for its ports alone", func() {
 			w := newWorld()
 			w.bridge(1)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
@@ -31,7 +32,7 @@ func (w *world) alone(i int) *container {
 }
 
 var _ = Describe("containers on links of their own", Label("kernel"), func() {
-	eachKind(func(k kind) {
+	eachBackend(func(k kind) {
 		It("reach a host port from everywhere, and on nftables keep their address", func() {
 			w := newWorld()
 			a, b := w.alone(2), w.alone(3)
@@ -131,7 +132,8 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		o := c.call("ADD", object{"masqAll": true, "snat": false},
 			ports("[2001:db8::1]:8080:80", "[::1]:8081:80", "[::]:8082:80", "8083:80"))
 		Expect(o.exit).To(BeZero(), o.text())
-		Expect(o.stderr).To(And(ContainSubstring("host port 8080/tcp of 2001:db8::1: the container has no address of that family"),
+		Expect(o.stderr).To(And(
+			ContainSubstring("host port 8080/tcp of 2001:db8::1: the container has no address of that family"),
 			ContainSubstring("host port 8081/tcp of ::1: IPv6 cannot forward from the loopback address"),
 			ContainSubstring("masqAll: does nothing without snat")))
 		Expect(o.stderr).NotTo(MatchRegexp("8082|8083"))
@@ -196,7 +198,7 @@ var _ = Describe("an owner", Label("kernel"), func() {
 				host, err := rtnl.Dial(nil)
 				Expect(err).NotTo(HaveOccurred())
 				defer host.Close()
-				gone, err = h.gone(host)
+				gone, err = h.gone(context.Background(), host)
 				Expect(err).NotTo(HaveOccurred())
 			})
 			return gone

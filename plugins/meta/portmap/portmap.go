@@ -42,6 +42,9 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
+	if r.Home, err = homeOf(c.host, c.NS, c.IfName); err != nil {
+		return nil, err
+	}
 	c.warn(cfg, r)
 	gone, err := c.publish(ctx, cfg, r)
 	if err != nil {
@@ -116,7 +119,7 @@ func status(_ context.Context, req *skel.Request, cfg config) error {
 		}
 		return nil
 	}
-	if cfg.needed == nftables {
+	if len(cfg.options.ConditionsV4)+len(cfg.options.ConditionsV6) > 0 {
 		if _, err := process.LookPath(nftProgram); err != nil {
 			return unavailable(err, "conditionsV4, conditionsV6: the nft program has to compile them")
 		}
@@ -129,7 +132,7 @@ func status(_ context.Context, req *skel.Request, cfg config) error {
 
 // verify compares the record with what is wanted, and the rules with the record.
 func (c *call) verify(ctx context.Context, want *record) error {
-	s, err := openExistingStore(ctx)
+	s, err := openStore(ctx)
 	if err != nil {
 		return err
 	}
@@ -165,7 +168,7 @@ func (c *call) verify(ctx context.Context, want *record) error {
 func (c *call) verifyReference(ctx context.Context, want *record) error {
 	found, err := c.checkReference(want)
 	for _, a := range want.Addrs {
-		where, lost := c.variants(ctx, familyOf(a.v4()).containerChain(want))
+		where, lost := c.variants(ctx, familyOf(a.v4()).natChain(want.chain()))
 		if lost != nil {
 			return lost
 		}
@@ -201,11 +204,8 @@ const (
 
 // choose decides on the backend. final says that there is no falling back.
 func (c *call) choose(cfg config) (b backend, final bool, err error) {
-	switch {
-	case cfg.asked != auto:
-		return cfg.asked, true, nil
-	case cfg.needed != auto:
-		return cfg.needed, true, nil
+	if cfg.backend != auto {
+		return cfg.backend, true, nil
 	}
 	_, err = c.host.Link(ipvsLink)
 	if errors.Is(err, rtnl.ErrNoLink) {
@@ -214,7 +214,7 @@ func (c *call) choose(cfg config) (b backend, final bool, err error) {
 	return iptables, true, err
 }
 
-// newRecord makes the attachment's record, all but the backend. It asks the kernel for routes and links.
+// newRecord makes the attachment's record, all but home and backend. It asks the kernel for routes and links.
 func (c *call) newRecord(cfg config) (*record, error) {
 	r := &record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName,
 		Options: cfg.options, Mappings: cfg.mappings, Addrs: addressesOf(c.PrevResult.ContainerIPs(c.IfName))}
@@ -228,9 +228,7 @@ func (c *call) newRecord(cfg config) (*record, error) {
 		}
 	}
 	r.trimLocalnet()
-	var err error
-	r.Home, err = homeOf(c.host, c.NS, c.IfName)
-	return r, err
+	return r, nil
 }
 
 // findLink finds the link by which the host reaches the address, and notes who is near to it and which link
@@ -278,7 +276,7 @@ func (c *call) warn(cfg config, r *record) {
 	if cfg.options.MasqAll && !cfg.options.SNAT {
 		c.Warn("masqAll: does nothing without snat")
 	}
-	if cfg.asked == nftables || cfg.needed == nftables {
+	if cfg.backend == nftables {
 		if _, err := c.host.Link(ipvsLink); err == nil {
 			c.Warn(besideIPVS)
 		}
@@ -288,22 +286,21 @@ func (c *call) warn(cfg config, r *record) {
 // publish makes the attachment's rules, unless somebody else has one of the ports. It returns the owners that
 // are gone and whose rules it replaced.
 func (c *call) publish(ctx context.Context, cfg config, r *record) (gone []*record, err error) {
-	b, final, err := c.choose(cfg)
-	if err != nil {
+	final := false
+	if r.Backend, final, err = c.choose(cfg); err != nil {
 		return nil, err
 	}
 	for _, a := range r.Addrs {
-		if err := ipt.Installed(familyOf(a.v4()).ipt); b == iptables && err != nil {
+		if err := ipt.Installed(familyOf(a.v4()).ipt); r.Backend == iptables && err != nil {
 			return nil, fmt.Errorf("host ports with iptables: %w", err)
 		}
 	}
-	s, err := openStore(ctx)
+	s, err := statefile.OpenStore[record](ctx, recordDir, lockWait)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	r.Backend = b
-	if gone, err = c.makeRoom(ctx, s, r); err != nil {
+	if gone, err = c.clear(ctx, s, r); err != nil {
 		return nil, err
 	}
 	if err := c.noteLocalnet(s, r); err != nil {
@@ -323,6 +320,46 @@ func (c *call) publish(ctx context.Context, cfg config, r *record) (gone []*reco
 	for _, o := range gone {
 		if err == nil && o.hash() != r.hash() {
 			err = s.Drop(o.hash())
+		}
+	}
+	return gone, err
+}
+
+// clear looks who has the host ports that the attachment wants, and plans. An owner that is there is an error
+// before anything changes. What the reference left of a container that is gone clear removes. It returns the
+// records of the owners that are gone, for apply to replace.
+func (c *call) clear(ctx context.Context, s *store, r *record) (gone []*record, err error) {
+	own, err := recordOf(s, r.hash())
+	if err != nil {
+		return nil, err
+	}
+	if own != nil {
+		isGone, err := c.isGone(ctx, own)
+		if err == nil && !isGone {
+			err = cni.Errorf(cni.CodeExists,
+				"host ports: this attachment has them already (%s); DEL removes them", r.attachment())
+		}
+		if err != nil {
+			return nil, err
+		}
+		gone = append(gone, own)
+	}
+	holders, err := c.holders(ctx, s, r)
+	if err != nil {
+		return nil, err
+	}
+	replaced, left, err := r.plan(holders)
+	for _, h := range left {
+		c.Warn("host port %s: left to %s, which is the same container", h.wanted, h.owner.attachment())
+	}
+	for _, h := range replaced {
+		switch {
+		case err != nil:
+			return nil, err
+		case h.owner != nil:
+			gone = append(gone, h.owner)
+		default:
+			err = h.remove()
 		}
 	}
 	return gone, err
@@ -353,7 +390,7 @@ func (c *call) apply(ctx context.Context, s *store, r *record, gone []*record) e
 
 // unpublish removes whatever the attachment has, in any backend, made by anybody.
 func (c *call) unpublish(ctx context.Context) (err error) {
-	s, err := openExistingStore(ctx)
+	s, err := openStore(ctx)
 	if err != nil {
 		return err
 	}
@@ -378,7 +415,7 @@ func (c *call) unpublish(ctx context.Context) (err error) {
 // The record stays for a later DEL or GC when a program is missing, or when the flows may be deletable a moment
 // later.
 func (c *call) remove(ctx context.Context, s *store, r *record) error {
-	errs := append(c.removeRules(ctx, s, r), delReference(ctx, c.nf, r))
+	errs := append(c.removeRules(ctx, s, r), delReference(ctx, c.nf, r.isReferenceRule))
 	var missing error
 	for i, err := range errs {
 		if ipt.NotInstalled(err) {
@@ -404,16 +441,12 @@ func (c *call) removeRules(ctx context.Context, s *store, r *record) []error {
 	if err != nil {
 		return []error{err}
 	}
-	errs := []error{nft.IfSupported(c.delNFTables(ctx, r, last))}
-	for _, f := range families() {
-		errs = append(errs, c.delChains(ctx, f, s, r)...)
-	}
-	return errs
+	return append(c.delChains(ctx, r, siblings(s, r), families()...), nft.IfSupported(c.delNFTables(ctx, r, last)))
 }
 
 // collect removes what attachments of the network left that are not valid.
 func (c *call) collect(ctx context.Context) (err error) {
-	s, err := openExistingStore(ctx)
+	s, err := openStore(ctx)
 	if err != nil {
 		return err
 	}
@@ -434,9 +467,8 @@ func (c *call) collect(ctx context.Context) (err error) {
 	for _, id := range ids {
 		// The reference's rules tell no interface apart: they stay until the container has none.
 		if !c.Valid.HasContainer(id) {
-			for _, f := range families() {
-				errs = append(errs, c.delChains(ctx, f, s, &record{Network: c.Network, ContainerID: id})...)
-			}
+			left := &record{Network: c.Network, ContainerID: id}
+			errs = append(errs, c.delChains(ctx, left, siblings(s, left), families()...)...)
 		}
 	}
 	return errors.Join(append(errs, nft.IfSupported(c.sweepGuard(ctx)))...)

@@ -48,184 +48,196 @@ func (w *world) saved() string {
 
 var _ = Describe("beside the reference plugin", Label("kernel"), func() {
 	for _, ref := range nstest.References() {
-		Context("of "+ref.Name, func() { besideReference(ref) })
+		for _, k := range kinds[1:] {
+			Context("of "+ref.Name+" on "+k.name, func() { besideReference(ref, k) })
+		}
 	}
 })
 
-func besideReference(ref nstest.Reference) {
+// besideReference has the specs of a release and a variant of iptables: what each makes and removes, and for the
+// newest what is decided from it, since the rules are the same.
+func besideReference(ref nstest.Reference, k kind) {
 	mapped := ports("8080:80", "192.0.2.1:8081:81", "[::]:53:53/udp", "0.0.0.0:54:53/udp", "127.0.0.1:9:9/sctp")
 
-	for _, k := range kinds[1:] {
-		Context("on "+k.name, func() {
-			var w *world
-			var c *container
+	var w *world
+	var c *container
 
-			BeforeEach(func() {
-				useVariant(k.variant)
-				w = newWorld()
-				w.bridge(1)
-				c = w.container(1, 2)
-				c.serve(80)
-			})
+	BeforeEach(func() {
+		useVariant(k.variant)
+		w = newWorld()
+		w.bridge(1)
+		c = w.container(1, 2)
+		c.serve(80)
+	})
 
-			DescribeTable("the rules are the same to the byte", func(config object) {
-				c.reference(ref, "ADD", k.config, config, mapped)
-				theirs := w.saved()
-				c.reference(ref, "DEL", k.config, config, mapped)
-				empty := w.saved()
-				c.add(k.config, config, mapped)
-				Expect(w.saved()).To(Equal(theirs))
-				c.check(k.config, config, mapped)
-				c.del()
-				Expect(w.saved()).To(Equal(empty))
-			},
-				Entry("by default", object{}),
-				Entry("snat off", object{"snat": false}),
-				Entry("another bit", object{"markMasqBit": 7}),
-				Entry("another's chain that marks", object{"externalSetMarkChain": "KUBE-MARK-MASQ", "snat": false}),
-				Entry("conditions", object{"conditionsV4": []string{"!", "-s", "203.0.113.0/24"},
-					"conditionsV6": []string{"-s", "2001:db8::/32", "-m", "mark", "--mark", "0x7"}}),
-			)
-
-			It("each makes what the other one would find on a new host", func() {
-				c.add(k.config, mapped)
-				ours := w.saved()
-				other := newWorld()
-				other.bridge(1)
-				twin := other.container(1, 2)
-				twin.reference(ref, "ADD", k.config, mapped)
-				Expect(sortedLines(ours)).To(Equal(sortedLines(other.saved())))
-			})
-
-			It("its DEL removes what we made", func() {
-				c.reference(ref, "ADD", k.config, mapped)
-				c.reference(ref, "DEL", k.config, mapped)
-				empty := w.saved()
-				c.add(k.config, mapped)
-				c.reference(ref, "DEL", k.config, mapped)
-				Expect(w.saved()).To(Equal(empty))
-				c.del()
-				c.add(k.config, mapped)
-				c.check(k.config, mapped)
-			})
-
-			It("after its DEL of what we made, the host ports are anybody's", func() {
-				other := w.container(1, 3)
-				c.add(k.config, mapped)
-				c.reference(ref, "DEL", k.config, mapped)
-				other.add(k.config, mapped)
-				other.del()
-				c.add(k.config, mapped)
-				c.check(k.config, mapped)
-			})
-
-			It("our CHECK knows what it made in place of what we made", func() {
-				other := w.container(1, 3)
-				c.add(k.config, mapped)
-				c.reference(ref, "DEL", k.config, mapped)
-				other.id, other.ifName = c.id, c.ifName // as its next ADD, with another address
-				other.reference(ref, "ADD", k.config, mapped)
-				other.check(k.config, mapped)
-				Expect(other.call("CHECK", k.config, ports("8080:81")).Msg).To(ContainSubstring("changed since ADD"))
-				Expect(c.call("CHECK", k.config, mapped).Code).To(Equal(cni.CodeDrift), "the address that it had before")
-			})
-
-			It("our CHECK knows what it made, with any backend, and what is gone of it", func() {
-				c.reference(ref, "ADD", k.config, mapped)
-				for _, config := range []object{{}, k.config} {
-					c.check(config, mapped)
-				}
-				o := c.call("CHECK", mapped, object{"markMasqBit": 7})
-				Expect(o.Code).To(Equal(cni.CodeDrift), o.text())
-				Expect(o.Msg).To(ContainSubstring("is missing"))
-				Expect(o.Msg).NotTo(ContainSubstring("record"))
-				w.Cmd("sh", "-ec", "echo 0 >/proc/sys/net/ipv4/conf/br1/route_localnet")
-				Expect(c.call("CHECK", mapped).Msg).To(ContainSubstring("route_localnet is 0"))
-				c.del()
-				Expect(c.call("CHECK", mapped).Msg).To(ContainSubstring("there is no record"))
-			})
-
-			It("our DEL removes what it made, with the default backend and nothing else in the configuration", func() {
-				c.reference(ref, "ADD", k.config, mapped)
-				c.reference(ref, "DEL", k.config, mapped)
-				empty := w.saved()
-				other := w.container(1, 3)
-				for _, config := range []object{{}, {"prevResult": nil}, {"backend": "iptables"}} {
-					c.reference(ref, "ADD", k.config, mapped)
-					c.del(config)
-					Expect(w.saved()).To(Equal(empty))
-				}
-				other.reference(ref, "ADD", k.config, ports("7000:80"))
-				both := w.saved()
-				c.reference(ref, "ADD", k.config, mapped)
-				c.del()
-				Expect(w.saved()).To(Equal(both))
-			})
-
-			It("our GC removes what it made for containers of the network that are not valid", func() {
-				other := w.container(1, 3)
-				other.reference(ref, "ADD", k.config, ports("7000:80"))
-				foreign := w.container(1, 4)
-				foreign.network = "net2"
-				foreign.reference(ref, "ADD", k.config, ports("7001:80"))
-				before := w.saved()
-				c.reference(ref, "ADD", k.config, mapped)
-				c.vanish()
-				w.gc("net1", "c1-3/eth0")
-				Expect(w.saved()).To(Equal(before))
-			})
-
-			It("a port that it gave to another container is refused, and its owner named", func() {
-				other := w.container(1, 3)
-				other.serve(80)
-				other.reference(ref, "ADD", k.config, ports("8080:80"))
-				Expect(w.reach(8080)).To(Equal("192.0.2.2"))
-				before := w.rules()
-				for _, config := range []object{{}, k.config} {
-					o := c.call("ADD", config, ports("192.0.2.1:8080:80"))
-					Expect(o.Code).To(Equal(cni.CodePortTaken), o.text())
-					Expect(o.Msg).To(ContainSubstring(`host port 192.0.2.1:8080/tcp: held by network "net1", container "c1-3"`))
-					Expect(w.rules()).To(Equal(before))
-				}
-				path := os.Getenv("PATH")
-				withoutPrograms()
-				o := c.call("ADD", ports("8081:80"))
-				Expect(os.Setenv("PATH", path)).To(Succeed())
-				Expect(o.exit).To(BeZero(), o.text())
-				Expect(o.stderr).To(ContainSubstring("may have rules of other plugins for the same ports"))
-				c.del()
-				c.add(ports("8081:80", "8080:80/udp"))
-				Expect(w.reach(8081)).To(Equal("192.0.2.2"))
-				c.del()
-			})
-
-			It("a port that it left to a container that is gone, and whose address is ours by now, is taken over", func() {
-				for _, config := range []object{{}, k.config} {
-					old := &container{w: w, Host: c.Host, network: "net1", id: "dead", ifName: "eth0", ips: c.ips}
-					old.reference(ref, "ADD", k.config, ports("8080:81"))
-					c.add(config, ports("8080:80"))
-					Expect(w.reach(8080)).To(Equal("192.0.2.2"))
-					Expect(w.saved()).NotTo(ContainSubstring(`id: \"dead\"`))
-					c.del()
-				}
-			})
-
-			It("the chains of an older version go too", func() {
-				chain := snPrefix + chainHash(c.network, c.id)
-				for _, program := range []string{"iptables", "ip6tables"} {
-					w.Cmd("sh", "-ec",
-						fmt.Sprintf("%[1]s -t nat -N CNI-HOSTPORT-SNAT; %[1]s -t nat -N %[2]s; %[1]s -t nat -A %[2]s -j RETURN", program, chain))
-				}
-				empty := w.saved()
-				for _, program := range []string{"iptables", "ip6tables"} {
-					w.Cmd(program, "-t", "nat", "-A", "CNI-HOSTPORT-SNAT", "-j", chain)
-				}
-				c.del()
-				Expect(w.saved()).NotTo(ContainSubstring(chain))
-				Expect(empty).To(ContainSubstring(chain))
-			})
-		})
+	sameRules := func(config object) {
+		GinkgoHelper()
+		c.reference(ref, "ADD", k.config, config, mapped)
+		theirs := w.saved()
+		c.reference(ref, "DEL", k.config, config, mapped)
+		empty := w.saved()
+		c.add(k.config, config, mapped)
+		Expect(w.saved()).To(Equal(theirs))
+		c.check(k.config, config, mapped)
+		c.del()
+		Expect(w.saved()).To(Equal(empty))
 	}
+
+	DescribeTable("the rules are the same to the byte", sameRules,
+		Entry("by default", object{}),
+		Entry("snat off", object{"snat": false}),
+		Entry("another bit", object{"markMasqBit": 7}),
+		Entry("another's chain that marks", object{"externalSetMarkChain": "KUBE-MARK-MASQ", "snat": false}),
+		Entry("conditions", object{"conditionsV4": []string{"!", "-s", "203.0.113.0/24"},
+			"conditionsV6": []string{"-s", "2001:db8::/32", "-m", "mark", "--mark", "0x7"}}),
+	)
+
+	It("each makes what the other one would find on a new host", func() {
+		c.add(k.config, mapped)
+		ours := w.saved()
+		other := newWorld()
+		other.bridge(1)
+		twin := other.container(1, 2)
+		twin.reference(ref, "ADD", k.config, mapped)
+		Expect(sortedLines(ours)).To(Equal(sortedLines(other.saved())))
+	})
+
+	It("its DEL removes what we made", func() {
+		c.reference(ref, "ADD", k.config, mapped)
+		c.reference(ref, "DEL", k.config, mapped)
+		empty := w.saved()
+		c.add(k.config, mapped)
+		c.reference(ref, "DEL", k.config, mapped)
+		Expect(w.saved()).To(Equal(empty))
+		c.del()
+		c.add(k.config, mapped)
+		c.check(k.config, mapped)
+	})
+
+	It("our DEL removes what it made, with the default backend and nothing else in the configuration", func() {
+		c.reference(ref, "ADD", k.config, mapped)
+		c.reference(ref, "DEL", k.config, mapped)
+		empty := w.saved()
+		other := w.container(1, 3)
+		for _, config := range []object{{}, {"prevResult": nil}, {"backend": "iptables"}} {
+			c.reference(ref, "ADD", k.config, mapped)
+			c.del(config)
+			Expect(w.saved()).To(Equal(empty))
+		}
+		other.reference(ref, "ADD", k.config, ports("7000:80"))
+		both := w.saved()
+		c.reference(ref, "ADD", k.config, mapped)
+		c.del()
+		Expect(w.saved()).To(Equal(both))
+	})
+
+	It("our GC removes what it made for containers of the network that are not valid", func() {
+		other := w.container(1, 3)
+		other.reference(ref, "ADD", k.config, ports("7000:80"))
+		foreign := w.container(1, 4)
+		foreign.network = "net2"
+		foreign.reference(ref, "ADD", k.config, ports("7001:80"))
+		before := w.saved()
+		c.reference(ref, "ADD", k.config, mapped)
+		c.vanish()
+		w.gc("net1", "c1-3/eth0")
+		Expect(w.saved()).To(Equal(before))
+	})
+
+	It("the chains of an older version go too", func() {
+		chain := snPrefix + chainHash(c.network, c.id)
+		for _, program := range []string{"iptables", "ip6tables"} {
+			w.Cmd("sh", "-ec",
+				fmt.Sprintf("%[1]s -t nat -N CNI-HOSTPORT-SNAT; %[1]s -t nat -N %[2]s; %[1]s -t nat -A %[2]s -j RETURN",
+					program, chain))
+		}
+		empty := w.saved()
+		for _, program := range []string{"iptables", "ip6tables"} {
+			w.Cmd(program, "-t", "nat", "-A", "CNI-HOSTPORT-SNAT", "-j", chain)
+		}
+		c.del()
+		Expect(w.saved()).NotTo(ContainSubstring(chain))
+		Expect(empty).To(ContainSubstring(chain))
+	})
+
+	if ref != nstest.Newest() {
+		return
+	}
+
+	It("the rules of masqAll, which older releases lack, are the same, too", func() {
+		sameRules(object{"masqAll": true})
+	})
+
+	It("after its DEL of what we made, the host ports are anybody's", func() {
+		other := w.container(1, 3)
+		c.add(k.config, mapped)
+		c.reference(ref, "DEL", k.config, mapped)
+		other.add(k.config, mapped)
+		other.del()
+		c.add(k.config, mapped)
+		c.check(k.config, mapped)
+	})
+
+	It("our CHECK knows what it made in place of what we made", func() {
+		other := w.container(1, 3)
+		c.add(k.config, mapped)
+		c.reference(ref, "DEL", k.config, mapped)
+		other.id, other.ifName = c.id, c.ifName // as its next ADD, with another address
+		other.reference(ref, "ADD", k.config, mapped)
+		other.check(k.config, mapped)
+		Expect(other.call("CHECK", k.config, ports("8080:81")).Msg).To(ContainSubstring("changed since ADD"))
+		Expect(c.call("CHECK", k.config, mapped).Code).To(Equal(cni.CodeDrift), "the address that it had before")
+	})
+
+	It("our CHECK knows what it made, with any backend, and what is gone of it", func() {
+		c.reference(ref, "ADD", k.config, mapped)
+		for _, config := range []object{{}, k.config} {
+			c.check(config, mapped)
+		}
+		o := c.call("CHECK", mapped, object{"markMasqBit": 7})
+		Expect(o.Code).To(Equal(cni.CodeDrift), o.text())
+		Expect(o.Msg).To(ContainSubstring("is missing"))
+		Expect(o.Msg).NotTo(ContainSubstring("record"))
+		w.Cmd("sh", "-ec", "echo 0 >/proc/sys/net/ipv4/conf/br1/route_localnet")
+		Expect(c.call("CHECK", mapped).Msg).To(ContainSubstring("route_localnet is 0"))
+		c.del()
+		Expect(c.call("CHECK", mapped).Msg).To(ContainSubstring("there is no record"))
+	})
+
+	It("a port that it gave to another container is refused, and its owner named", func() {
+		other := w.container(1, 3)
+		other.serve(80)
+		other.reference(ref, "ADD", k.config, ports("8080:80"))
+		Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+		before := w.rules()
+		for _, config := range []object{{}, k.config} {
+			o := c.call("ADD", config, ports("192.0.2.1:8080:80"))
+			Expect(o.Code).To(Equal(cni.CodePortTaken), o.text())
+			Expect(o.Msg).To(ContainSubstring(`host port 192.0.2.1:8080/tcp: held by network "net1", container "c1-3"`))
+			Expect(w.rules()).To(Equal(before))
+		}
+		path := os.Getenv("PATH")
+		withoutPrograms()
+		o := c.call("ADD", ports("8081:80"))
+		Expect(os.Setenv("PATH", path)).To(Succeed())
+		Expect(o.exit).To(BeZero(), o.text())
+		Expect(o.stderr).To(ContainSubstring("may have rules of other plugins for the same ports"))
+		c.del()
+		c.add(ports("8081:80", "8080:80/udp"))
+		Expect(w.reach(8081)).To(Equal("192.0.2.2"))
+		c.del()
+	})
+
+	It("a port that it left to a container that is gone, and whose address is ours by now, is taken over", func() {
+		for _, config := range []object{{}, k.config} {
+			old := &container{w: w, Host: c.Host, network: "net1", id: "dead", ifName: "eth0", ips: c.ips}
+			old.reference(ref, "ADD", k.config, ports("8080:81"))
+			c.add(config, ports("8080:80"))
+			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+			Expect(w.saved()).NotTo(ContainSubstring(`id: \"dead\"`))
+			c.del()
+		}
+	})
 }
 
 var _ = Describe("beside the reference plugin's nftables", Label("kernel"), func() {
@@ -246,7 +258,8 @@ var _ = Describe("beside the reference plugin's nftables", Label("kernel"), func
 					addr := c.addr(v6)
 					text += fmt.Sprintf("add rule %s cni_hostport hostports tcp dport 8080 dnat to %s comment \"%s\"\n",
 						f, net.JoinHostPort(addr, "80"), c.id)
-					text += fmt.Sprintf("add rule %[1]s cni_hostport masquerading %[1]s saddr %[2]s %[1]s daddr %[2]s masquerade comment \"%[3]s\"\n", f, addr, c.id)
+					text += fmt.Sprintf("add rule %[1]s cni_hostport masquerading %[1]s saddr %[2]s %[1]s daddr %[2]s "+
+						"masquerade comment \"%[3]s\"\n", f, addr, c.id)
 				}
 				out := w.Run(nstest.Program{Path: "nft", Args: []string{"-f", "-"}, Stdin: text})
 				Expect(out.Exit).To(BeZero(), out.Stderr)
@@ -257,7 +270,8 @@ var _ = Describe("beside the reference plugin's nftables", Label("kernel"), func
 		Expect(w.Cmd("nft", "list", "ruleset")).To(ContainSubstring("10.1.0.2"), "no network is known")
 		o := w.container(1, 3).call("ADD", ports("8080:80"))
 		Expect(o.Code).To(Equal(cni.CodePortTaken))
-		Expect(o.Msg).To(ContainSubstring(`host port 0.0.0.0:8080/tcp: held by container "c1-2", through the nftables rules of other plugins`))
+		Expect(o.Msg).To(ContainSubstring(`host port 0.0.0.0:8080/tcp: held by container "c1-2", ` +
+			"through the nftables rules of other plugins"))
 		w.Cmd("nft",
 			"add rule ip cni_hostport hostports ip daddr 127.0.0.1 tcp dport 8085 dnat to 10.1.0.9:80 comment x")
 		beside := w.container(1, 4)
@@ -328,7 +342,8 @@ var _ = Describe("host ports that the newest reference made in nftables", Label(
 		Expect(o.Msg).To(ContainSubstring(want))
 	},
 		Entry("a rule",
-			`nft delete rule ip cni_hostport hostports handle $(nft -a list chain ip cni_hostport hostports | sed -n 's/.*8081.*handle //p')`,
+			`nft delete rule ip cni_hostport hostports handle $(
+				nft -a list chain ip cni_hostport hostports | sed -n 's/.*8081.*handle //p')`,
 			"no rule of host port 192.0.2.1:8081/tcp"),
 		Entry("the masquerade", `nft flush chain ip6 cni_hostport masquerading`,
 			"0 rules masquerade what comes to fd00:1::2"),
@@ -356,7 +371,8 @@ var _ = Describe("host ports that the newest reference made in nftables", Label(
 		c.check(mapped)
 		w.gc("net1")
 		c.check(mapped) // nobody knows whose 10.1.0.2 and fd00:1::2 are
-		w.Cmd("bash", "-ec", "mkdir -p /var/lib/cni/networks/net{1,2}; cd /var/lib/cni/networks; printf '"+c.id+`\r\neth0' >net1/10.1.0.2
+		w.Cmd("bash", "-ec", "mkdir -p /var/lib/cni/networks/net{1,2}; cd /var/lib/cni/networks; "+
+			"printf '"+c.id+`\r\neth0' >net1/10.1.0.2
 			printf fd00:1::2 >net1/last_reserved_ip.1; printf x >net2/10.1.0.3`)
 		w.gc("net1", other.id+"/eth0")
 		Expect(rules()).To(Equal(before))

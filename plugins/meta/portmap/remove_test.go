@@ -66,33 +66,48 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
 		})
 
-		It("leaves nothing behind with all that the runtime may send", func() { a.del(k.config, ports(all...)) })
-		It("needs no runtimeConfig", func() { a.del(k.config) })
-		It("needs no prevResult", func() { a.del(k.config, ports(all...), object{"prevResult": nil}) })
-		It("needs neither, nor the backend", func() { a.del(object{"prevResult": nil}) })
-		It("does not mind another backend in the configuration", func() {
-			a.del(object{"backend": "iptables", "conditionsV4": []string{"-s", "10.0.0.0/8"}})
-		})
-		It("does not mind a configuration that ADD would refuse", func() {
-			a.del(object{"backend": "none", "markMasqBit": 99}, ports("99999:0/icmp"))
-		})
-		It("does not mind a prevResult that cannot be read", func() {
+		// after is a DEL after an ADD that leaves the host as it was, whatever the runtime sends.
+		after := func(del func()) {
+			GinkgoHelper()
+			del()
+			Expect(w.rules()).To(Equal(before))
+			a.add(k.config, ports(all...))
+		}
+
+		It("leaves nothing behind, whatever the runtime sends", func() {
+			By("with all that it may send")
+			after(func() { a.del(k.config, ports(all...)) })
+			By("needs no runtimeConfig")
+			after(func() { a.del(k.config) })
+			By("needs no prevResult")
+			after(func() { a.del(k.config, ports(all...), object{"prevResult": nil}) })
+			By("needs neither, nor the backend")
+			after(func() { a.del(object{"prevResult": nil}) })
+			By("does not mind another backend in the configuration")
+			after(func() { a.del(object{"backend": "iptables", "conditionsV4": []string{"-s", "10.0.0.0/8"}}) })
+			By("does not mind a configuration that ADD would refuse")
+			after(func() { a.del(object{"backend": "none", "markMasqBit": 99}, ports("99999:0/icmp")) })
+			By("does not mind a prevResult that cannot be read")
 			o := a.call("DEL", object{"prevResult": object{"cniVersion": "9.9.9"}})
 			Expect(o.exit).To(BeZero(), o.text())
 		})
 
-		DescribeTable("needs no namespace", func(change func()) {
-			change()
-			o := a.call("DEL", ports(all...))
-			Expect(o.exit).To(BeZero(), o.text())
-			Expect(o.stdout).To(BeEmpty())
-		},
-			Entry("gone", func() { a.Unpin() }),
-			Entry("gone with the interface", func() { a.vanish() }),
-			Entry("not named", func() { a.Path = "" }),
-			Entry("another one where it was", func() { a.Path = b.Path }),
-			Entry("no namespace where it was", func() { a.Path = "/etc/passwd" }),
-		)
+		It("needs no namespace", func() {
+			path := a.Path
+			for _, other := range []string{"", b.Path, "/etc/passwd", "/run/netns/none"} {
+				By("at " + other)
+				after(func() {
+					a.Path = other
+					o := a.call("DEL", ports(all...))
+					Expect(o.exit).To(BeZero(), o.text())
+					Expect(o.stdout).To(BeEmpty())
+					a.Path = path
+				})
+			}
+			By("gone with the interface")
+			a.vanish()
+			a.del(ports(all...))
+		})
 
 		It("needs no record", func() {
 			if k.name != "nftables" {
@@ -177,7 +192,9 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		}
 		Expect(localnet()).To(Equal("11"))
 		Expect(parts(w.Cmd("nft", "list", "ruleset"))).
-			To(ContainSubstring("@portmap_localnet_v1\nelements = { \"br1\" comment \"route_localnet was 0\",\n\"br2\" comment \"route_localnet was 1\" }"))
+			To(ContainSubstring(`@portmap_localnet_v1
+elements = { "br1" comment "route_localnet was 0",
+"br2" comment "route_localnet was 1" }`))
 		a.del()
 		Expect(localnet()).To(Equal("11"))
 		b.del()
@@ -210,7 +227,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 })
 
 var _ = Describe("route_localnet of an owner that died", Label("kernel"), func() {
-	eachKind(func(k kind) {
+	eachBackend(func(k kind) {
 		It("is taken back with its guard by the last DEL, though the same attachment or another took over", func() {
 			w := newWorld()
 			w.bridge(1)

@@ -32,7 +32,8 @@ var _ = Describe("the rules of iptables", func() {
 	)
 
 	It("make one restore where all that is shared is there", func() {
-		Expect(script(sample(nil).steadyLines(v4, false))).To(Equal(`-C PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+		Expect(script(sample(nil).steadyLines(v4, false))).To(Equal(
+			`-C PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
 -C OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
 -C POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ
 -C CNI-HOSTPORT-SETMARK -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark 0x2000/0x2000
@@ -71,42 +72,6 @@ var _ = Describe("the rules of iptables", func() {
 -A CNI-HOSTPORT-DNAT -p udp ` + commentC1 + ` -m multiport --dports 53,54 -j ` + chainC1 + `
 `))
 	})
-
-	DescribeTable("follow the options", func(change func(*record), want ...string) {
-		st := sample(func(s *record) { s.Mappings = s.Mappings[:1]; change(s) })
-		var got []string
-		for _, r := range st.sharedRules() {
-			got = append(got, r.line())
-		}
-		got = appendAll(appendAll(got[2:], st.chainRules(v4)), st.entryRules(true))
-		for i, line := range got {
-			got[i] = strings.NewReplacer(chainC1, "DN", commentC1, "COMMENT").Replace(line)
-		}
-		Expect(got).To(Equal(want))
-	},
-		Entry("snat off", func(s *record) { s.Options.SNAT = false },
-			"-A DN -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80",
-			"-A CNI-HOSTPORT-DNAT -p tcp COMMENT -m multiport --dports 8080 -j DN"),
-		Entry("masqAll", func(s *record) { s.Options.MasqAll = true },
-			`-I POSTROUTING 1 -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ`,
-			`-A CNI-HOSTPORT-SETMARK -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark 0x2000/0x2000`,
-			"-A CNI-HOSTPORT-MASQ -m mark --mark 0x2000/0x2000 -j MASQUERADE",
-			"-A DN -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK",
-			"-A DN -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80",
-			"-A CNI-HOSTPORT-DNAT -p tcp COMMENT -m multiport --dports 8080 -j DN"),
-		Entry("another's chain that marks", func(s *record) { s.Options.MarkChain = "KUBE-MARK-MASQ" },
-			"-A DN -s 10.1.0.0/24 -p tcp -m tcp --dport 8080 -j KUBE-MARK-MASQ",
-			"-A DN -s 127.0.0.1/32 -p tcp -m tcp --dport 8080 -j KUBE-MARK-MASQ",
-			"-A DN -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80",
-			"-A CNI-HOSTPORT-DNAT -p tcp COMMENT -m multiport --dports 8080 -j DN"),
-		Entry("conditions", func(s *record) {
-			s.Options.SNAT = false
-			s.Options.ConditionsV4 = []string{"!", "-s",
-				"10.0.0.0/8"}
-		},
-			"-A DN -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80",
-			"-A CNI-HOSTPORT-DNAT -p tcp COMMENT -m multiport --dports 8080 ! -s 10.0.0.0/8 -j DN"),
-	)
 
 	It("name fifteen ports in a rule, and protocols in order", func() {
 		st := sample(func(s *record) {

@@ -8,7 +8,7 @@ import (
 )
 
 var _ = Describe("a container's ports on its other networks", Label("kernel"), func() {
-	eachKind(func(k kind) {
+	eachBackend(func(k kind) {
 		It("are yielded, however many of them there are and though they need nothing else", func() {
 			w := newWorld()
 			for n := range 3 {

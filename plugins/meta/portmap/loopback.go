@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"slices"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/nft"
@@ -35,13 +34,6 @@ func writeLocalnet(link, value string) error {
 		return nil
 	}
 	return err
-}
-
-// trimLocalnet forgets the link where no host port leads to an IPv4 address: only such ports need route_localnet.
-func (r *record) trimLocalnet() {
-	if !slices.ContainsFunc(r.served(), address.v4) {
-		r.Localnet = ""
-	}
 }
 
 // noteLocalnet notes in the record what route_localnet of its link was before the first user. The guard says
@@ -76,8 +68,8 @@ func (c *call) noteLocalnet(s *store, r *record) error {
 	return err
 }
 
-// guard stages the link's entry in the guard.
-func guard(tx *nft.Tx, r *record) error {
+// stageGuard stages the link's entry in the guard.
+func stageGuard(tx *nft.Tx, r *record) error {
 	if r.Localnet == "" {
 		return nil
 	}
@@ -98,7 +90,7 @@ func (c *call) guardAlone(ctx context.Context, r *record) error {
 		if _, err := tx.Ensure(guardLayout()); err != nil {
 			return err
 		}
-		return guard(tx, r)
+		return stageGuard(tx, r)
 	})
 }
 
@@ -108,16 +100,15 @@ func isLastOn(s *store, r *record) (bool, error) {
 		return false, nil
 	}
 	used, err := s.Any(func(hash string, o record) bool {
-		return hash != r.hash() && o.Localnet == r.Localnet &&
-			o.sane()
+		return hash != r.hash() && o.Localnet == r.Localnet && o.sane(hash)
 	})
 	return !used, err
 }
 
-// unguard resets route_localnet if it was 0 before the first user, and then stages the deletion of the link's
-// entry in the guard: in the other order containers could reach the host's loopback in between. recorded is
+// takeBackLocalnet resets route_localnet if it was 0 before the first user, and then stages the deletion of the
+// link's entry in the guard: in the other order containers could reach the host's loopback in between. recorded is
 // that value by the record, for a guard that was flushed.
-func unguard(tx *nft.Tx, link, recorded string) error {
+func takeBackLocalnet(tx *nft.Tx, link, recorded string) error {
 	live, err := tx.Get(table, localnetSet, nft.IfNameKey(link))
 	if err != nil {
 		return err
@@ -147,7 +138,7 @@ func (c *call) sweepGuard(ctx context.Context) error {
 		if _, err := c.host.Link(link); !errors.Is(err, rtnl.ErrNoLink) {
 			continue
 		}
-		if err := c.nf.Update(ctx, func(tx *nft.Tx) error { return unguard(tx, link, "") }); err != nil {
+		if err := c.nf.Update(ctx, func(tx *nft.Tx) error { return takeBackLocalnet(tx, link, "") }); err != nil {
 			return err
 		}
 	}
