@@ -204,16 +204,6 @@ var _ = Describe("a call that is refused before the handler runs", func() {
 			"prevResult: "),
 	)
 
-	It("STATUS of a configuration or CNI_ARGS that the plugin's Parse refuses, as ADD is", func() {
-		p := forbidden()
-		p.Parse = func(q *skel.Request) (any, error) { return cni.ParseArgs(q.Args, "IP") }
-		for _, command := range []string{"ADD", "CHECK", "STATUS"} {
-			r := attach(command)
-			r.more = []string{"CNI_ARGS=IP"}
-			r.run(p).expectError(cni.CodeEnvironment, "CNI_ARGS: pair 1 is not KEY=value")
-		}
-	})
-
 	DescribeTable("the error names the configuration's version", func(conf, version string) {
 		r := request{command: "ADD", id: "c1", netns: "/no/such", ifname: "eth0", conf: conf}
 		Expect(r.run(forbidden()).document()).To(HaveKeyWithValue("cniVersion", version))

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -87,8 +86,10 @@ func lenient(command string) bool { return command == "DEL" || command == "GC" }
 
 // readConf reads standard input to its end.
 func (c *call) readConf() ([]byte, error) {
-	data, err := io.ReadAll(io.LimitReader(c.env.Stdin, confMax+1))
-	byteOrderMarks := []string{"\xef\xbb\xbf", "\xff\xfe", "\xfe\xff"} // of UTF-8 and UTF-16
+	var buf bytes.Buffer
+	buf.Grow(8 << 10) // most are shorter, and read at once
+	_, err := buf.ReadFrom(io.LimitReader(c.env.Stdin, confMax+1))
+	data := buf.Bytes()
 	switch {
 	case err != nil:
 		return nil, cni.Errorf(cni.CodeIO, "network configuration: read standard input: %w", err)
@@ -96,8 +97,6 @@ func (c *call) readConf() ([]byte, error) {
 		return nil, cni.Errorf(cni.CodeDecode, "network configuration: longer than %d bytes", confMax)
 	case len(bytes.TrimSpace(data)) == 0:
 		return nil, cni.Errorf(cni.CodeDecode, "network configuration: standard input is empty")
-	case slices.ContainsFunc(byteOrderMarks, func(m string) bool { return bytes.HasPrefix(data, []byte(m)) }):
-		return nil, cni.Errorf(cni.CodeDecode, "network configuration: save it as UTF-8 without a byte order mark")
 	}
 	return data, nil
 }

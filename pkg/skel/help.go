@@ -60,9 +60,6 @@ network configuration, or of a list of them. Exit status 0: valid, 1: not valid,
 2: not readable, 3: nothing in it is for this plugin.
 `)
 	keys := keysOf(reflect.TypeOf(p.Config), "")
-	if len(keys) == 0 {
-		return
-	}
 	fmt.Fprintf(w, "\nKeys of the configuration:\n")
 	table := tabwriter.NewWriter(w, 0, 0, 1, ' ', 0)
 	printKeys(table, keys)

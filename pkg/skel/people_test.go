@@ -192,9 +192,4 @@ var _ = Describe("for a person", func() {
 			Expect(a).To(Equal(answer{stdout: "probe unknown (CNI 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0)\n"}))
 		}
 	})
-
-	It("a plugin without keys lists none", func() {
-		a := request{args: []string{"--help"}}.run(forbidden())
-		Expect(a.stdout).NotTo(ContainSubstring("Keys"))
-	})
 })
