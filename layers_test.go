@@ -36,8 +36,7 @@ const (
 
 // wide are the directories that still have longer lines.
 var wide = []string{
-	"pkg/conntrack", "pkg/ipt", "pkg/masq", "pkg/nft", "test/attack",
-	"test/clients", "test/cost", "test/faults", "test/hostile", "test/load", "test/node", "test/runtimes",
+	"pkg/conntrack", "pkg/ipt", "pkg/masq", "pkg/nft",
 }
 
 // homes are the only packages whose code imports a library (or what is below it, unless that has its own).

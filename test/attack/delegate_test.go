@@ -26,8 +26,8 @@ var _ = Describe("an ipam.type that is a path (CVE-2021-20206)", func() {
 		run := func(plugin, command, ipam string) Answer {
 			GinkgoHelper()
 			return n.Invoke(plugin, Call{Command: command, Netns: p.Netns,
-				Conf: Object{"cniVersion": "1.1.0", "name": "net", "type": plugin,
-					"cni.dev/valid-attachments": []any{}, "prevResult": Object{"cniVersion": "1.1.0"}, "ipam": Object{"type": ipam}}})
+				Conf: Object{"cniVersion": "1.1.0", "name": "net", "type": plugin, "cni.dev/valid-attachments": []any{},
+					"prevResult": Object{"cniVersion": "1.1.0"}, "ipam": Object{"type": ipam}}})
 		}
 		before := n.Snapshot("links", "nftables")
 		for _, plugin := range []string{"bridge", "ptp"} {

@@ -62,7 +62,7 @@ func interfaces(p *Pod) int {
 }
 
 var _ = Describe("a name that leads elsewhere", Label("kernel"), func() {
-	It("is refused by every plugin and command, for a network, container or interface, before anything is done", func() {
+	It("is refused by every plugin and command, for a network, container or interface, and nothing is done", func() {
 		n, p := NewNode(), NewPod("one")
 		before, inside := n.State(), p.Snapshot()
 		for i, plugin := range nstest.Plugins() {

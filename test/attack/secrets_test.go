@@ -43,8 +43,8 @@ func logging(programs ...string) string {
 	return log
 }
 
-var _ = Describe("what a configuration says under keys that are not ours, and CNI_ARGS (CVE-2026-41184, CVE-2026-41185)", Label(
-	"kernel"), func() {
+// As CVE-2026-41184 and CVE-2026-41185.
+var _ = Describe("what a configuration says under keys that are not ours, and CNI_ARGS", Label("kernel"), func() {
 	It("is in no message, no file, no rule and on no command line", func() {
 		nstest.Need("iptables")
 		log := logging("iptables", "iptables-restore", "ip6tables", "ip6tables-restore", "nft")

@@ -53,7 +53,8 @@ func (l libCNI) conf(p pod) *libcni.RuntimeConf {
 
 // add brings up lo as well, which other runtimes do in ways of their own.
 func (l libCNI) add(ctx context.Context, p pod) ([]string, error) {
-	lo, err := libcni.ConfListFromBytes([]byte(`{"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]}`))
+	lo, err := libcni.ConfListFromBytes(
+		[]byte(`{"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]}`))
 	if err != nil {
 		return nil, err
 	}
@@ -112,7 +113,8 @@ func (l goCNI) options(p pod) []gocni.NamespaceOpts {
 			HostIP: m.IP})
 	}
 	return []gocni.NamespaceOpts{gocni.WithCapabilityPortMap(ports), gocni.WithLabels(map[string]string{
-		"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "default", "K8S_POD_NAME": p.ID, "K8S_POD_INFRA_CONTAINER_ID": p.ID})}
+		"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "default", "K8S_POD_NAME": p.ID,
+		"K8S_POD_INFRA_CONTAINER_ID": p.ID})}
 }
 
 func (l goCNI) add(ctx context.Context, p pod) ([]string, error) {

@@ -9,6 +9,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/test/pods"
 )
 
@@ -16,19 +17,13 @@ const conflistName = "10-pods.conflist"
 
 // node is a host where a runtime with one of the libraries lives.
 type node struct {
-	*nstest.Host
-	library          string
-	plugins, netconf string
+	*plugintest.World
+	library, netconf string
 }
 
 func newNode(library string, n pods.Network) *node {
 	GinkgoHelper()
-	dir := GinkgoT().TempDir()
-	d := &node{Host: nstest.NewHost(), library: library, plugins: filepath.Join(dir, "bin"),
-		netconf: filepath.Join(dir, "net.d")}
-	Expect(os.Mkdir(d.plugins, 0o755)).To(Succeed())
-	Expect(os.Mkdir(d.netconf, 0o755)).To(Succeed())
-	d.install("")
+	d := &node{World: plugintest.NewNode(), library: library, netconf: GinkgoT().TempDir()}
 	d.configure(n)
 	return d
 }
@@ -47,8 +42,8 @@ func (d *node) install(from string) {
 		if from == "" {
 			path = nstest.Build(name)
 		}
-		Expect(os.Symlink(path, filepath.Join(d.plugins, ".new"))).To(Succeed())
-		Expect(os.Rename(filepath.Join(d.plugins, ".new"), filepath.Join(d.plugins, name))).To(Succeed())
+		Expect(os.Symlink(path, filepath.Join(d.Dir, ".new"))).To(Succeed())
+		Expect(os.Rename(filepath.Join(d.Dir, ".new"), filepath.Join(d.Dir, name))).To(Succeed())
 	}
 }
 
@@ -58,7 +53,7 @@ func (d *node) client(o order) nstest.Program {
 	in, err := json.Marshal(o)
 	Expect(err).NotTo(HaveOccurred())
 	return nstest.Program{Path: "/proc/self/exe", Stdin: string(in), Env: []string{
-		libraryEnv + "=" + d.library, pluginsEnv + "=" + d.plugins, netconfEnv + "=" + d.netconf}}
+		libraryEnv + "=" + d.library, pluginsEnv + "=" + d.Dir, netconfEnv + "=" + d.netconf}}
 }
 
 // do runs the library on the node.

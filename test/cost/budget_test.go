@@ -3,7 +3,7 @@ package cost_test
 import (
 	"strings"
 
-	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 // budget is what the calls of a plugin may cost at most. Its costs are those that were
@@ -12,7 +12,7 @@ import (
 type budget struct {
 	name    string
 	plugin  string
-	conf    func(port int) object
+	conf    func(port int) Object
 	chained bool // after bridge
 	// state is what the calls may read of each other container's, in bytes.
 	state int64
@@ -33,7 +33,6 @@ var (
 		"DEL": {calls: true, read: true}}
 	// An attachment that has no element at its address may have one at another.
 	gcAndDel = map[string]growth{"GC": {true, true, true}, "DEL": {calls: true, received: true}}
-	ten      = []string{"tcp", "udp", "tcp", "udp", "tcp", "udp", "tcp", "udp", "tcp", "udp"}
 )
 
 var budgets = []budget{
@@ -77,7 +76,7 @@ var budgets = []budget{
 		"GC":      {"", 14, 14, 13, 158},
 		"DEL":     {"", 13, 24, 4, 188},
 	}},
-	{"portmap, ten ports", "portmap", func(port int) object { return ports(port, ten...) }, true, 128, gc, map[string]cost{
+	{"portmap, ten ports", "portmap", tenPorts, true, 128, gc, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 30},
 		"ADD":     {"", 30, 93, 16, 359},
 		"CHECK":   {"", 28, 67, 11, 205},
@@ -85,7 +84,7 @@ var budgets = []budget{
 		"GC":      {"", 14, 14, 13, 158},
 		"DEL":     {"", 15, 134, 6, 279},
 	}},
-	{"portmap, iptables", "portmap", func(port int) object { return portmap(port, object{"backend": "iptables"}) }, true, 128, readsAll, map[string]cost{
+	{"portmap, iptables", "portmap", oneByIPTables, true, 128, readsAll, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 30},
 		"ADD":     {"ip6tables-restore iptables-restore", 19, 20, 7, 455},
 		"CHECK":   {strings.Repeat("ip6tables ", 8) + strings.Repeat("iptables ", 7) + "iptables", 9, 9, 1, 777},
@@ -101,7 +100,7 @@ var budgets = []budget{
 		"GC":      {"", 5, 5, 5, 98},
 		"DEL":     {"", 9, 14, 0, 102},
 	}},
-	{"firewall, isolated", "firewall", same(object{"ingressPolicy": "isolated"}), true, 128, gc, map[string]cost{
+	{"firewall, isolated", "firewall", same(Object{"ingressPolicy": "isolated"}), true, 128, gc, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 30},
 		"ADD":     {"", 26, 31, 5, 219},
 		"CHECK":   {"", 26, 26, 5, 208},
@@ -109,7 +108,7 @@ var budgets = []budget{
 		"GC":      {"", 6, 6, 5, 102},
 		"DEL":     {"", 11, 16, 0, 121},
 	}},
-	{"firewall, iptables", "firewall", same(object{"backend": "iptables"}), true, 128, readsAll, map[string]cost{
+	{"firewall, iptables", "firewall", same(Object{"backend": "iptables"}), true, 128, readsAll, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 30},
 		"ADD":     {"ip6tables-restore ip6tables-save iptables-restore iptables-save", 5, 5, 1, 500},
 		"CHECK":   {"ip6tables-save iptables-save", 6, 6, 1, 317},
@@ -141,7 +140,7 @@ var budgets = []budget{
 		"GC":      {"host-local", 8, 8, 6, 146},
 		"DEL":     {"host-local", 15, 20, 3, 175},
 	}},
-	{"bridge, masquerade by iptables, two families", "bridge", same(bridge(dual, iptables)), false, 0, gcAndDel, map[string]cost{
+	{"bridge, masquerade by iptables, two families", "bridge", bridgeByIPTables, false, 0, gcAndDel, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 29},
 		"ADD":     {"host-local ip6tables-restore iptables-restore", 21, 21, 1, 500},
 		"CHECK":   {"host-local ip6tables ip6tables ip6tables iptables iptables iptables", 12, 12, 4, 475},
@@ -183,8 +182,16 @@ var budgets = []budget{
 	}},
 }
 
-func one(port int) object { return portmap(port) }
+var bridgeByIPTables = same(bridge(dual, iptables))
 
-func same(conf object) func(int) object {
-	return func(int) object { return plugintest.Merge(conf) }
+func one(port int) Object { return portmap(port) }
+
+func oneByIPTables(port int) Object { return portmap(port, Object{"backend": "iptables"}) }
+
+func tenPorts(port int) Object {
+	return ports(port, "tcp", "udp", "tcp", "udp", "tcp", "udp", "tcp", "udp", "tcp", "udp")
+}
+
+func same(conf Object) func(int) Object {
+	return func(int) Object { return Merge(conf) }
 }

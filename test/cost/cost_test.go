@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
-	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/nstest/trace"
 )
 
@@ -27,24 +27,25 @@ const (
 	tries = 3
 )
 
-var _ = Describe("a call asks of the kernel no more than its budget, on a quiet node and on a busy one", Ordered, ContinueOnFailure, func() {
-	var quiet, crowded node
-	BeforeAll(func() {
-		quiet, crowded = newNode(1), newNode(busy)
-		crowded.clutter(busy)
-	})
-	for _, b := range budgets {
-		It(b.name, func() {
-			var faults []string
-			for try := range tries {
-				if faults = b.faults(quiet.measure(b, try), crowded.measure(b, try)); len(faults) == 0 {
-					return
-				}
-			}
-			Fail(strings.Join(faults, "\n"))
+var _ = Describe("a call asks of the kernel no more than its budget, on a quiet node and on a busy one", Ordered,
+	ContinueOnFailure, func() {
+		var quiet, crowded node
+		BeforeAll(func() {
+			quiet, crowded = newNode(1), newNode(busy)
+			crowded.clutter(busy)
 		})
-	}
-})
+		for _, b := range budgets {
+			It(b.name, func() {
+				var faults []string
+				for try := range tries {
+					if faults = b.faults(quiet.measure(b, try), crowded.measure(b, try)); len(faults) == 0 {
+						return
+					}
+				}
+				Fail(strings.Join(faults, "\n"))
+			})
+		}
+	})
 
 var _ = It("a budget is there of each plugin", func() {
 	var have []string
@@ -82,36 +83,29 @@ var verbs = []string{"VERSION", "ADD", "CHECK", "STATUS", "GC", "DEL"}
 // what containers share is there.
 func (n node) measure(b budget, try int) (records []*trace.Record) {
 	GinkgoHelper()
-	own := plugintest.Call{ID: fmt.Sprintf("own%d", try), IfName: "eth0", Netns: nstest.NewNetns().Path}
-	neighbour := plugintest.Call{ID: fmt.Sprintf("neighbour%d", try), IfName: "eth0", Netns: nstest.NewNetns().Path}
-	if b.chained {
-		own, neighbour = n.bridged(own), n.bridged(neighbour)
-	}
-	neighbour = n.attach(asked{b.plugin, b.conf(9080)}, neighbour)
-	defer n.detach(b.plugin, neighbour)
-	own.Conf = asked{b.plugin, b.conf(8080)}.after(own)
-	for _, verb := range verbs {
-		c := own
-		c.Command = verb
-		if verb == "GC" {
-			valid := append([]object{attachment(own), attachment(neighbour)}, n.valid...)
-			c.Conf = plugintest.Merge(c.Conf.(object), object{"cni.dev/valid-attachments": valid})
+	own := pod(fmt.Sprintf("own%d", try), "eth0", nstest.NewNetns())
+	neighbour := pod(fmt.Sprintf("neighbour%d", try), "eth0", nstest.NewNetns())
+	if before := (List{{Plugin: "bridge", Keys: bridge(dual)}}); b.chained {
+		for _, p := range []*Pod{own, neighbour} {
+			DeferCleanup(n.Must, "DEL", n.Up(p, before), before)
 		}
-		r := n.count(b.plugin, c)
+	}
+	theirs := List{{Plugin: b.plugin, Keys: b.conf(9080)}}
+	n.Up(neighbour, theirs)
+	defer n.Must("DEL", neighbour, theirs)
+	list := List{{Plugin: b.plugin, Keys: b.conf(8080)}}
+	for _, verb := range verbs {
+		asked := list
+		if verb == "GC" {
+			asked = list.Valid(append([]*Pod{own, neighbour}, n.pods...)...)
+		}
+		r := n.Trace(b.plugin, n.CallOf(verb, own, asked[0]))
 		if verb == "ADD" {
-			own = after(own, plugintest.Answer{Stdout: r.Stdout}.Added())
+			own.Result = []byte(r.Stdout)
 		}
 		records = append(records, r)
 	}
 	return records
-}
-
-// bridged is a container as the next plugin of a chain finds it, until the spec ends.
-func (n node) bridged(c plugintest.Call) plugintest.Call {
-	GinkgoHelper()
-	c = n.attach(asked{"bridge", bridge(dual)}, c)
-	DeferCleanup(n.detach, "bridge", c)
-	return c
 }
 
 // cost is what a call took of the kernel. Programs are those that it started;

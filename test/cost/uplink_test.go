@@ -5,7 +5,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
-	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 var _ = Describe("a bridge of the administrator's, with an uplink,", func() {
@@ -14,13 +14,13 @@ var _ = Describe("a bridge of the administrator's, with an uplink,", func() {
 		n := newNode(0)
 		for _, args := range []string{"link add adm up type bridge", "tuntap add up0 mode tap",
 			"link set up0 up master adm"} {
-			plugintest.IP(n.Host, "%s", args)
+			IP(n.Host, "%s", args)
 		}
 		n.SetSysctl("net/ipv6/conf/adm/accept_ra", "1")
 		n.SetSysctl("net/ipv6/conf/adm/forwarding", "1")
-		c := plugintest.Call{Command: "ADD", ID: "one", IfName: "eth0", Netns: nstest.NewNetns().Path}
-		c.Conf = asked{"bridge", plugintest.Merge(object{"bridge": "adm"}, ipam(single))}.after(c)
-		r := n.count("bridge", c)
+		p := pod("one", "eth0", nstest.NewNetns())
+		e := Step{Plugin: "bridge", Keys: Merge(Object{"bridge": "adm"}, ipam(single))}
+		r := n.Trace("bridge", n.CallOf("ADD", p, e))
 		Expect(costOf(r).dumps).To(BeZero(), sent(r))
 		Expect(n.Sysctl("net/ipv6/conf/adm/accept_ra")).To(Equal("1"), "it is used as it is found")
 	})

@@ -145,8 +145,8 @@ var _ = Describe("a host", Label("kernel"), func() {
 	)
 
 	DescribeTable("with a link in the place of a directory works", func(name, dir string) {
-		with(environment{Prepare: "mount -t tmpfs tmpfs /mnt; mkdir -p /mnt/there DIR; rm -r DIR; ln -s /mnt/there DIR"},
-			dir).on(name)
+		with(environment{Prepare: "mount -t tmpfs tmpfs /mnt; mkdir -p /mnt/there DIR; " +
+			"rm -r DIR; ln -s /mnt/there DIR"}, dir).on(name)
 	}, homes)
 
 	const readOnlyProc = "mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys"
@@ -166,7 +166,8 @@ var _ = Describe("a host", Label("kernel"), func() {
 		n, err := learn(scenarioOf("bridge, first on the host")).node()
 		Expect(err).NotTo(HaveOccurred())
 		n.host.Cmd("sh", "-ec", `mount -t tmpfs tmpfs /mnt
-			for d in proc sys $(dirname "$1"); do mkdir -p /mnt/$d; mount --rbind /$d /mnt/$d; done`, "sh", n.bin+"/bridge")
+			for d in proc sys $(dirname "$1"); do mkdir -p /mnt/$d; mount --rbind /$d /mnt/$d; done`,
+			"sh", n.bin+"/bridge")
 		inside := n.conts[victim].Start(nstest.Program{Path: "sleep", Args: []string{"60"}})
 		call := func(command, prev string) string {
 			p := n.program(command, victim, prev)

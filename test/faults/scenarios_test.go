@@ -86,7 +86,8 @@ func scenarios() []scenario {
 		{Name: "portmap, iptables, first on the host", Cold: true, Conf: portmap("iptables"), Below: bridge(0, nil),
 			Needs: ipt},
 		{Name: "firewall", Conf: firewall("nftables"), Below: onBridge, Needs: nft},
-		{Name: "firewall, first on the host", Cold: true, Conf: firewall("nftables"), Below: bridge(0, nil), Needs: nft},
+		{Name: "firewall, first on the host", Cold: true, Conf: firewall("nftables"), Below: bridge(0, nil),
+			Needs: nft},
 		{Name: "firewall, iptables", Conf: firewall("iptables"), Below: onBridge, Needs: ipt},
 	}
 }
@@ -110,7 +111,8 @@ func (s scenario) commands() []string {
 
 // plugin is the program that is called.
 func (s scenario) plugin() string {
-	for _, ipam := range []string{"host-local", "static"} { // which find their own part in another plugin's configuration
+	// These find their own part in another plugin's configuration.
+	for _, ipam := range []string{"host-local", "static"} {
 		if strings.HasPrefix(s.Name, ipam) {
 			return ipam
 		}

@@ -21,15 +21,16 @@ var (
 
 const (
 	// switches are the sysctls that plugins write, and some that they must not.
-	switches = `cd /proc/sys/net && grep -r . ipv4/ip_forward ipv4/tcp_keepalive_time ipv4/conf/*/forwarding ipv4/conf/*/route_localnet \
-ipv4/conf/*/arp_notify ipv4/conf/*/arp_filter ipv4/conf/*/rp_filter ipv6/conf/*/forwarding ipv6/conf/*/accept_ra ipv6/conf/*/accept_dad \
-ipv6/conf/*/disable_ipv6 ipv6/conf/*/keep_addr_on_down ipv6/conf/*/ndisc_notify ipv6/conf/*/proxy_ndp`
+	switches = `cd /proc/sys/net && grep -r . ipv4/ip_forward ipv4/tcp_keepalive_time \
+ipv4/conf/*/forwarding ipv4/conf/*/route_localnet ipv4/conf/*/arp_notify ipv4/conf/*/arp_filter ipv4/conf/*/rp_filter \
+ipv6/conf/*/forwarding ipv6/conf/*/accept_ra ipv6/conf/*/accept_dad ipv6/conf/*/disable_ipv6 \
+ipv6/conf/*/keep_addr_on_down ipv6/conf/*/ndisc_notify ipv6/conf/*/proxy_ndp`
 
 	// files are kept on the host. host-local's index, and the lock of those who make
 	// the same interface, may be missing at any time; of what tells where to begin, or is
 	// made from the rest, the content may differ.
-	files = `find /run/hawser /run/cni /var/lib/cni ! -path '/var/lib/cni/networks/.hawser*' -printf '%M %p\n' ! -name 'last_reserved_ip.*' \
--type f -exec grep -H '' {} +`
+	files = `find /run/hawser /run/cni /var/lib/cni ! -path '/var/lib/cni/networks/.hawser*' -printf '%M %p\n' \
+! -name 'last_reserved_ip.*' -type f -exec grep -H '' {} +`
 )
 
 func (n *node) state() state {

@@ -95,4 +95,6 @@ var _ = DescribeTable("somebody flushes the rules of all between ADD and the res
 )
 
 // flushIPTables empties and removes every chain of the tables that firewalls use.
-const flushIPTables = `for p in iptables ip6tables; do for t in raw mangle nat filter; do $p -t $t -F; $p -t $t -X; done; done`
+const flushIPTables = `for p in iptables ip6tables; do
+	for t in raw mangle nat filter; do $p -t $t -F; $p -t $t -X; done
+done`

@@ -53,8 +53,8 @@ var _ = DescribeTable("the umask that we are started with", Label("kernel"), fun
 		"what others may write")
 	private := n.Cmd("sh", "-c", "find /run/hawser /run/cni /var/lib/cni -type f -perm /077 ! -path '*/net/lock'")
 	Expect(private).To(BeEmpty(), "files that others may read")
-	Expect(n.Cmd("sh", "-c", "find /run/hawser/* /run/cni/* /var/lib/cni/networks/.hawser -type d -perm /077")).To(BeEmpty(),
-		"directories")
+	open := n.Cmd("sh", "-c", "find /run/hawser/* /run/cni/* /var/lib/cni/networks/.hawser -type d -perm /077")
+	Expect(open).To(BeEmpty(), "directories")
 	if umask == "0" { // as the reference has them
 		Expect(n.Cmd("stat", "-c", "%a", "/var/lib/cni/networks/net", "/var/lib/cni/networks/net/lock",
 			"/var/lib/cni/networks/net/10.88.0.2")).To(Equal("755\n750\n600\n"))
@@ -125,7 +125,8 @@ var _ = Describe("standard streams that are closed or full", Label("kernel"), fu
 			for _, streams := range []struct {
 				before string
 				status int
-			}{{"exec <&-", 1}, {"exec >&-", 0}, {"exec >/dev/full", 1}, {"exec <&- >&- 2>&-", 1}, {"exec >&- 2>/dev/full", 0}} {
+			}{{"exec <&-", 1}, {"exec >&-", 0}, {"exec >/dev/full", 1}, {"exec <&- >&- 2>&-", 1},
+				{"exec >&- 2>/dev/full", 0}} {
 				n.Before = streams.before
 				a := n.Try(plugin, Call{Command: "ADD", Netns: p.Netns, Conf: conf(plugin, p)})
 				Expect(a.Code).To(Equal(streams.status), "%s: %s%s", streams.before, a.Stdout, a.Stderr)

@@ -20,8 +20,10 @@ mkdir -p /run/netns
 ! cat /proc/net/ip_tables_names 2>/dev/null || { echo can be read; exit 1; }
 ip netns add pod
 export CNI_CONTAINERID=one CNI_NETNS=/run/netns/pod CNI_IFNAME=eth0
-net='{"cniVersion":"1.0.0","name":"net","type":"portmap","runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]},
-"prevResult":{"interfaces":[{"name":"eth0","sandbox":"/run/netns/pod"}],"ips":[{"address":"10.1.0.2/24","interface":0}]}}'
+net='{"cniVersion":"1.0.0","name":"net","type":"portmap",
+"runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]},
+"prevResult":{"interfaces":[{"name":"eth0","sandbox":"/run/netns/pod"}],
+"ips":[{"address":"10.1.0.2/24","interface":0}]}}'
 each() { for verb in ADD CHECK DEL; do CNI_COMMAND=$verb /proc/self/fd/3 <<<"$net"; done; }
 each
 # A kernel without x_tables, or one that does not give them to this namespace.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 // Port is where every pod serves, on TCP and UDP.
@@ -115,9 +117,9 @@ func (p Pod) ExpectUp() {
 	gomega.Expect(p.Sysctl(Sysctl)).To(gomega.Equal(SysctlValue))
 }
 
-// World is a host, a machine one hop away from it, and ports of the host that are
+// Traffic is a host, a machine one hop away from it, and ports of the host that are
 // published for the server of a pod.
-type World struct {
+type Traffic struct {
 	Host, Outside *nstest.Host
 	Published     string // a port, TCP and UDP, on all addresses of the host
 	OnUplink      string // a port, TCP, on HostAddr and HostAddr6 alone; none when empty
@@ -149,17 +151,17 @@ func expect(from *nstest.Host, network, address, seen string) {
 		fmt.Sprintf("%s asks %s %s", from.Name, network, address))
 }
 
-// ExpectTraffic talks to the server, the pod behind the published ports, from
+// Expect talks to the server, the pod behind the published ports, from
 // everywhere, and lets the client talk to the outside; in IPv6 too where they have it.
-func (w World) ExpectTraffic(client, server Pod) {
+func (w Traffic) Expect(client, server Pod) {
 	ginkgo.GinkgoHelper()
-	w.expectTraffic(ipv4, client, server, client.Addr, server.Addr)
+	w.expect(ipv4, client, server, client.Addr, server.Addr)
 	if server.Addr6 != "" {
-		w.expectTraffic(ipv6, client, server, client.Addr6, server.Addr6)
+		w.expect(ipv6, client, server, client.Addr6, server.Addr6)
 	}
 }
 
-func (w World) expectTraffic(f family, client, server Pod, clientAddr, serverAddr string) {
+func (w Traffic) expect(f family, client, server Pod, clientAddr, serverAddr string) {
 	ginkgo.GinkgoHelper()
 	outside := w.Outside.Serve("tcp", net.JoinHostPort(f.outside, "0"))
 	expect(client.Host, "tcp", outside, f.host) // masqueraded
@@ -186,30 +188,18 @@ func (w World) expectTraffic(f family, client, server Pod, clientAddr, serverAdd
 	}
 }
 
-// shared are the files of all pods: locks, the claims of ADDs, the index of
-// leases and the address that host-local gave last.
-const shared = `/lock$|/nft\.lock$|/claims$|/networks/\.hawser/[^/]+$|/last_reserved_ip\.`
-
 // ExpectNothingLeft looks for anything of a pod: links, leases, rules, records.
 func ExpectNothingLeft(host *nstest.Host) {
 	ginkgo.GinkgoHelper()
-	ExpectGone(host)
-	found := host.Run(nstest.Program{Path: "find", Args: []string{"/var/lib/cni/networks", "/run/hawser", "/run/cni",
-		"-type", "f"}})
-	gomega.Expect(strings.Fields(found.Stdout)).To(gomega.HaveEach(gomega.MatchRegexp(shared)), "files")
+	gomega.Expect(plugintest.Left(host)).To(gomega.BeEmpty())
 }
 
-// ExpectGone looks for links, leases and rules of a pod.
+// ExpectGone does so but for our records, which the reference does not know.
 func ExpectGone(host *nstest.Host) {
 	ginkgo.GinkgoHelper()
-	gomega.Expect(host.Cmd("ip", "-br", "link", "show", "type", "veth")).NotTo(gomega.ContainSubstring("veth"), "links")
-	gomega.Expect(Leases(host)).To(gomega.BeEmpty(), "leases")
-	// Elements are marked with network and container, chains named after addresses;
-	// chains of iptables have hashes.
-	for line := range strings.Lines(host.Cmd("nft", "list", "ruleset")) {
-		gomega.Expect(line).NotTo(gomega.MatchRegexp(
-			`[0-9a-f]{16} pods |10\.88\.0\.[0-9]+|fd00:88::|CNI-(DN-)?[0-9a-f]`), "rules")
-	}
+	gomega.Expect(slices.DeleteFunc(plugintest.Left(host), func(line string) bool {
+		return strings.HasPrefix(line, "/run/")
+	})).To(gomega.BeEmpty())
 }
 
 // Settle returns when none of the plugins in dir runs any more: those of a killed

@@ -50,9 +50,9 @@ func underContainerd(dir func() string) {
 			on(pods.HostAddr6, tcp(8081, 80)))
 		client.ExpectUp()
 		server.ExpectUp()
-		w := c.world("8080", "8081")
+		w := c.traffic("8080", "8081")
 		w.SeesNeighbours = ptp
-		w.ExpectTraffic(client, server)
+		w.Expect(client, server)
 
 		_, err := c.run("greedy", tcp(8080, 80))
 		Expect(err).To(MatchError(And(ContainSubstring("8080"), ContainSubstring(b))), "the port is taken, and by whom")
@@ -153,9 +153,9 @@ func underContainerd(dir func() string) {
 		Expect(c.all()).To(ConsistOf(old))
 		id, client := c.kubelet.start("client")
 		_, server := c.kubelet.start("new", tcp(8080, 80), udp(8080, 80))
-		c.world("8080", "").ExpectTraffic(client, server)
+		c.traffic("8080", "").Expect(client, server)
 		c.end(old)
-		c.world("8080", "").ExpectTraffic(client, server)
+		c.traffic("8080", "").Expect(client, server)
 		Expect(c.stop(id)).To(Succeed())
 		_, another := c.kubelet.start("another")
 		another.ExpectUp()

@@ -133,7 +133,8 @@ func (m *machine) reboot() {
 	m.Cmd("sh", "-ec", `
 		# One may be left of a spec that failed.
 		for netns in $(find /run/netns -name 'cni-*' -o -name 'netns-*'); do umount "$netns" || true; rm "$netns"; done
-		awk '$2 ~ "^(/run|/var/lib)/(containerd|containers)/" { print $2 }' /proc/mounts | sort -r | xargs -r -n 1 umount
+		awk '$2 ~ "^(/run|/var/lib)/(containerd|containers)/" { print $2 }' /proc/mounts |
+			sort -r | xargs -r -n 1 umount
 		rm -rf /run/containerd /run/containers /run/libpod /run/runc /run/hawser /run/cni /dev/shm/libpod*
 		nft flush ruleset
 		ip link del cni0`)
@@ -162,8 +163,8 @@ func foreigners() []string {
 }
 
 // world is the machine as the shared specs see it.
-func (m *machine) world(published, onUplink string) pods.World {
-	return pods.World{Host: m.Host, Outside: m.outside, Published: published, OnUplink: onUplink}
+func (m *machine) traffic(published, onUplink string) pods.Traffic {
+	return pods.Traffic{Host: m.Host, Outside: m.outside, Published: published, OnUplink: onUplink}
 }
 
 // collect runs GC of each plugin of a network with nothing valid, as libcni 1.3

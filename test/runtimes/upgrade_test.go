@@ -31,7 +31,7 @@ var _ = Describe("a node under running pods", func() {
 		c.reconfigure(ours.Conflist())
 		c.ready()
 		c.expectChecked(ours.Conflist(), client, server)
-		c.world("8080", "").ExpectTraffic(client.Pod, server.Pod)
+		c.traffic("8080", "").Expect(client.Pod, server.Pod)
 		_, err := c.run("greedy", tcp(8080, 80))
 		Expect(err).To(MatchError(ContainSubstring("8080")), "the reference's rules hold the port")
 		c.end(c.all()...)
@@ -49,7 +49,7 @@ var _ = Describe("a node under running pods", func() {
 		c.ready()
 		// Not the server: Debian's portmap fails in CHECK of its own host ports too.
 		Expect(c.check(theirs.Conflist(), client.id, client.Pod)).To(Succeed())
-		c.world("8080", "").ExpectTraffic(client.Pod, server.Pod)
+		c.traffic("8080", "").Expect(client.Pod, server.Pod)
 		c.end(c.all()...)
 		pods.ExpectGone(c.Host)
 		c.startTwo()
@@ -100,7 +100,7 @@ func (c *containerd) startTwo() (client, server sandboxed) {
 	GinkgoHelper()
 	client.id, client.Pod = c.kubelet.start("client")
 	server.id, server.Pod = c.kubelet.start("server", tcp(8080, 80), udp(8080, 80))
-	c.world("8080", "").ExpectTraffic(client.Pod, server.Pod)
+	c.traffic("8080", "").Expect(client.Pod, server.Pod)
 	return client, server
 }
 
