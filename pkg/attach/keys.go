@@ -5,7 +5,7 @@ import (
 	"net"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/masq"
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -112,11 +112,11 @@ type MasqKeys struct {
 // Masq says whether ADD masquerades, and with what.
 type Masq struct {
 	On      bool
-	Backend masq.Backend
+	Backend ipt.Backend
 }
 
 // Parse checks the keys.
 func (k MasqKeys) Parse() (Masq, error) {
-	backend, err := masq.ParseBackend(k.IPMasqBackend)
+	backend, err := ipt.ParseBackend("ipMasqBackend", k.IPMasqBackend)
 	return Masq{On: k.IPMasq, Backend: backend}, err
 }

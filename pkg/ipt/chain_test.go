@@ -69,19 +69,34 @@ var _ = Describe("a chain", Label("kernel"), func() {
 				})
 			})
 
-			It("is changed by a plan that is made again when it fails, and not when there is nothing to do"+of, func() {
+			It("has all of some rules, or lacks the first that it names"+of, func() {
+				inHost(func(_ *nft.Conn, tool ipt.Tool) {
+					has := []ipt.Rule{rules("OURS-1")[0], jump("OURS-1"), rules("OURS-2")[1]}
+					_, lacks, err := tool.Missing(ctx, "nat", has)
+					Expect(err).NotTo(HaveOccurred())
+					Expect(lacks).To(BeFalse())
+					missing, lacks, err := tool.Missing(ctx, "nat", append(has, jump("OURS-2"), ipt.NewRule("OURS-3", "-j", "ACCEPT")))
+					Expect(err).NotTo(HaveOccurred())
+					Expect(lacks).To(BeTrue())
+					Expect(missing).To(Equal(jump("OURS-2")))
+					_, _, err = tool.Missing(ctx, "nat", []ipt.Rule{ipt.NewRule("OURS-1", "--nonsense")})
+					Expect(err).To(MatchError(ContainSubstring("--nonsense")))
+				})
+			})
+
+			It("is changed by lines that are made again when they fail, and not when there are none"+of, func() {
 				inHost(func(nf *nft.Conn, tool ipt.Tool) {
-					plans := 0
+					tries := 0
 					Expect(tool.Change(ctx, "nat", func() ([]string, error) {
-						if plans++; plans == 1 {
+						if tries++; tries == 1 {
 							return []string{jump("OURS-2").Delete()}, nil
 						}
 						return []string{jump("OURS-2").Append()}, nil
 					})).To(Succeed())
-					Expect(plans).To(Equal(2))
+					Expect(tries).To(Equal(2))
 					Expect(tool.List(ctx, "nat", "POSTROUTING")).To(ContainElement(jump("OURS-2")))
 					Expect(tool.Change(ctx, "no such table", func() ([]string, error) { return nil, nil })).To(Succeed())
-					failed := errors.New("no plan")
+					failed := errors.New("no lines")
 					Expect(tool.Change(ctx, "nat", func() ([]string, error) { return nil, failed })).To(MatchError(failed))
 				})
 			})

@@ -51,7 +51,7 @@ const (
 	lockFile = "/run/xtables.lock"
 	// exitBusy is what the programs exit with when the lock did not come free (RESOURCE_PROBLEM).
 	exitBusy = 4
-	// attempts bounds how often a change is planned because others changed the same rules.
+	// attempts bounds how often a change is tried because others changed the same rules.
 	attempts = 3
 )
 
@@ -128,11 +128,11 @@ func Installed(f Family) error {
 // NotInstalled says whether the error is for want of a program.
 func NotInstalled(err error) bool { return errors.Is(err, process.ErrNotFound) }
 
-// Change plans the lines of a restore from what is there and applies them. When others changed the same
-// rules meanwhile, it plans again. A plan of no lines costs no program.
-func (t Tool) Change(ctx context.Context, table string, plan func() ([]string, error)) error {
+// Change applies the lines of a restore that edit makes from what is there. When others changed the same rules
+// meanwhile, it starts again. No lines cost no program.
+func (t Tool) Change(ctx context.Context, table string, edit func() ([]string, error)) error {
 	for attempt := 1; ; attempt++ {
-		lines, err := plan()
+		lines, err := edit()
 		if err != nil || len(lines) == 0 {
 			return err
 		}
@@ -148,22 +148,53 @@ func (t Tool) Change(ctx context.Context, table string, plan func() ([]string, e
 // When the xtables lock is not free before ctx's deadline, the error is a *statefile.Busy with its
 // holder.
 func (t Tool) Restore(ctx context.Context, table string, lines []string) error {
-	script := "*" + table + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
+	_, err := t.run(ctx, table, lines)
+	return err
+}
+
+// Missing returns the first of the rules that iptables does not have, ok = false when it has all. It needs one run of
+// the program, whose time does not grow with the rules of others.
+func (t Tool) Missing(ctx context.Context, table string, rules []Rule) (missing Rule, ok bool, err error) {
+	lines := make([]string, len(rules))
+	for i, r := range rules {
+		lines[i] = "-C " + r.String()
+	}
+	const noSuchRule = 1
+	failed, err := t.run(ctx, table, lines)
+	if exit := (*process.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() == noSuchRule && failed >= 0 {
+		return rules[failed], true, nil
+	}
+	return Rule{}, false, err
+}
+
+// run runs iptables-restore. With the error comes the index of the line that failed, -1 when that is unknown.
+func (t Tool) run(ctx context.Context, table string, lines []string) (failed int, err error) {
 	var errs strings.Builder
 	cmd := process.Command{Path: t.restore, Args: []string{"--noflush", "-w", strconv.Itoa(waitSeconds(ctx))},
-		Stdin: []byte(script), Stderr: &errs}
-	err := cmd.Run(ctx)
-	if err == nil {
-		return nil
+		Stdin: []byte("*" + table + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"), Stderr: &errs}
+	if err = cmd.Run(ctx); err == nil {
+		return -1, nil
 	}
 	exit := (*process.ExitError)(nil)
 	if ctx.Err() != nil || errors.As(err, &exit) && exit.ExitCode() == exitBusy {
 		if busy := holder(); busy != nil {
-			return fmt.Errorf("%s: %w", filepath.Base(t.restore), busy)
+			return -1, fmt.Errorf("%s: %w", filepath.Base(t.restore), busy)
 		}
 	}
 	text := strings.Join(strings.Fields(errs.String()), " ")
-	return fmt.Errorf("%s: %w: %s%s", filepath.Base(t.restore), err, text, failedLine(text, script))
+	err = fmt.Errorf("%s: %w: %s", filepath.Base(t.restore), err, text)
+	if failed = failedLine(text) - 2; failed >= 0 && failed < len(lines) { // the first line is the table's
+		return failed, fmt.Errorf("%w (%s)", err, lines[failed])
+	}
+	return -1, err
+}
+
+// failedLine is the number of the line that the program says has failed, 0 when it says none.
+func failedLine(text string) int {
+	_, after, _ := strings.Cut(text, "line ")
+	digits := after[:len(after)-len(strings.TrimLeft(after, "0123456789"))]
+	n, _ := strconv.Atoi(digits)
+	return n
 }
 
 // List returns the rules of chains, none for a chain that does not exist. Each chain is a run of the
@@ -240,19 +271,4 @@ func holder() error {
 		return err
 	}
 	return nil
-}
-
-// failedLine quotes the line of the script that the program says has failed.
-func failedLine(text, script string) string {
-	_, after, ok := strings.Cut(text, "line ")
-	if !ok {
-		return ""
-	}
-	digits := after[:len(after)-len(strings.TrimLeft(after, "0123456789"))]
-	n, err := strconv.Atoi(digits)
-	lines := strings.Split(script, "\n")
-	if err != nil || n < 1 || n > len(lines) {
-		return ""
-	}
-	return fmt.Sprintf(" (%s)", lines[n-1])
 }

@@ -46,6 +46,26 @@ var _ = Describe("rules that are compared", func() {
 	})
 })
 
+var _ = Describe("what the reference writes about a container", func() {
+	It("has the hash of network and container, and their names", func() {
+		Expect(ipt.ContainerChain("CNI-", "net1", "c1")).To(Equal("CNI-c2d892b58e87e28a12fe6479"))
+		Expect(ipt.ContainerChain("CNI-DN-", "net1", "c1")).To(Equal("CNI-DN-c2d892b58e87e28a12fe6"))
+		Expect(ipt.IsContainerChain("CNI-", "CNI-c2d892b58e87e28a12fe6479")).To(BeTrue())
+		Expect(ipt.IsContainerChain("CNI-", "CNI-DN-c2d892b58e87e28a12fe6")).To(BeFalse())
+		Expect(ipt.IsContainerChain("CNI-", "CNI-HOSTPORT-MASQ")).To(BeFalse())
+		Expect(ipt.OwnerComment("dnat ", "net1", "c1")).To(Equal(`dnat name: "net1" id: "c1"`))
+		network, id, ok := ipt.ParseOwner("dnat ", `dnat name: "net1" id: "c1"`)
+		Expect([]any{network, id, ok}).To(Equal([]any{"net1", "c1", true}))
+		_, _, ok = ipt.ParseOwner("", `dnat name: "net1" id: "c1"`)
+		Expect(ok).To(BeFalse())
+	})
+
+	It("is no longer than iptables takes", func() {
+		comment := ipt.OwnerComment("", "net1", strings.Repeat("c", 300))
+		Expect(comment).To(And(HaveLen(255), HaveSuffix("ccc...")))
+	})
+})
+
 var _ = Describe("the programs", Label("kernel"), func() {
 	ctx := context.Background()
 
@@ -117,3 +137,19 @@ var _ = Describe("the programs", Label("kernel"), func() {
 		Expect(strings.Contains(ipt.Installed(ipt.IPv4).Error(), "iptables-restore")).To(BeTrue())
 	})
 })
+
+var _ = DescribeTable("the key of a backend", func(text *string, want ipt.Backend, failure string) {
+	got, err := ipt.ParseBackend("backend", text)
+	if failure != "" {
+		Expect(err).To(MatchError(failure))
+		return
+	}
+	Expect(err).NotTo(HaveOccurred())
+	Expect(got).To(Equal(want))
+},
+	Entry("absent", nil, ipt.Auto, ""),
+	Entry("nftables", new("nftables"), ipt.NFTables, ""),
+	Entry("iptables", new("iptables"), ipt.IPTables, ""),
+	Entry("empty", new(""), ipt.Auto, `backend: "" is neither "nftables" nor "iptables"`),
+	Entry("something else", new("ipvs"), ipt.Auto, `backend: "ipvs" is neither "nftables" nor "iptables"`),
+)

@@ -1,7 +1,6 @@
 package masq
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -30,36 +29,18 @@ type natChain struct {
 
 func natChainOf(f ipt.Family, a cni.Attachment) natChain {
 	return natChain{ipt.Chain{Family: f, Table: nat, Name: chainOf(a.Network, a.ContainerID), From: postrouting},
-		commentOf(a.Network, a.ContainerID)}
+		ipt.OwnerComment("", a.Network, a.ContainerID)}
 }
 
-func chainOf(network, containerID string) string { return "CNI-" + cni.Digest(network+containerID, 24) }
+// chainPrefix begins the names of the chains that the reference makes for masquerade.
+const chainPrefix = "CNI-"
 
-func isChainName(name string) bool { return len(name) == len("CNI-")+24 && name[:4] == "CNI-" }
-
-// commentMax is how many bytes of a comment iptables keeps.
-const commentMax = 255
-
-// commentOf names the container. A comment that iptables would cut is cut here, so that the rule is found
-// again.
-func commentOf(network, containerID string) string {
-	c := fmt.Sprintf("name: %q id: %q", network, containerID)
-	if len(c) > commentMax {
-		c = c[:commentMax-3] + "..."
-	}
-	return c
+func chainOf(network, containerID string) string {
+	return ipt.ContainerChain(chainPrefix, network, containerID)
 }
 
-// parseComment is the reverse of commentOf.
-func parseComment(comment string) (network, containerID string, ok bool) {
-	n, err := fmt.Sscanf(comment, "name: %q id: %q", &network, &containerID)
-	return network, containerID, n == 2 && err == nil
-}
-
-func (c natChain) rule(chain string, match ...string) func(target string) ipt.Rule {
-	return func(target string) ipt.Rule {
-		return ipt.NewRule(chain, append(match, "-m", "comment", "--comment", c.comment, "-j", target)...)
-	}
+func (c natChain) rule(chain, target string, match ...string) ipt.Rule {
+	return ipt.NewRule(chain, append(match, "-m", "comment", "--comment", c.comment, "-j", target)...)
 }
 
 // jumps lead the packets of the addresses to the chain.
@@ -67,7 +48,7 @@ func (c natChain) jumps(addrs []netip.Prefix) []ipt.Rule {
 	var out []ipt.Rule
 	for _, p := range addrs {
 		single := netip.PrefixFrom(p.Addr(), p.Addr().BitLen())
-		out = append(out, c.rule(postrouting, "-s", single.String())(c.Name))
+		out = append(out, c.rule(postrouting, c.Name, "-s", single.String()))
 	}
 	return out
 }
@@ -78,7 +59,7 @@ func (c natChain) jumps(addrs []netip.Prefix) []ipt.Rule {
 func (c natChain) rules(addrs []netip.Prefix) []ipt.Rule {
 	var out []ipt.Rule
 	for _, p := range addrs {
-		if r := c.rule(c.Name, "-d", p.Masked().String())("ACCEPT"); !slices.ContainsFunc(out, r.Equal) {
+		if r := c.rule(c.Name, "ACCEPT", "-d", p.Masked().String()); !slices.ContainsFunc(out, r.Equal) {
 			out = append(out, r)
 		}
 	}
@@ -86,31 +67,29 @@ func (c natChain) rules(addrs []netip.Prefix) []ipt.Rule {
 	if c.Family == ipt.IPv6 {
 		multicast = multicast6
 	}
-	return append(out, c.rule(c.Name, "!", "-d", multicast)("MASQUERADE"))
+	return append(out, c.rule(c.Name, "MASQUERADE", "!", "-d", multicast))
 }
 
-// plan returns the lines of a restore that make the chain and the jumps of the addresses to keep, and remove the
-// jumps for which gone is true. Other jumps stay, with the rules in the chain: the reference made them for another
+// lines are those of a restore that make the chain and the jumps of the addresses to keep, and remove the jumps for
+// which gone is true. Other jumps stay, with the rules in the chain: the reference made them for another
 // interface of the container. The chain is removed with its last jump.
-func (c natChain) plan(live liveChain, keep []netip.Prefix, gone func(jump ipt.Rule) bool) []string {
-	var stale []ipt.Rule
-	foreign := false
+func (c natChain) lines(live liveChain, keep []netip.Prefix, gone func(jump ipt.Rule) bool) []string {
 	want := c.jumps(keep)
-	for _, j := range live.jumps {
-		switch {
-		case slices.ContainsFunc(want, j.Equal):
-		case gone(j):
-			stale = append(stale, j)
-		default:
-			foreign = true
-		}
+	others := missing(live.jumps, want)
+	stale := slices.DeleteFunc(slices.Clone(others), func(j ipt.Rule) bool { return !gone(j) })
+	foreign := len(stale) < len(others)
+	if len(keep) == 0 && !foreign && live.exists {
+		return c.Clear(stale)
 	}
 	var lines []string
-	switch {
-	case len(keep) == 0 && !foreign && live.exists:
-		return c.Clear(stale)
-	case len(keep) > 0:
-		lines = c.repair(live.rules, c.rules(keep), foreign)
+	if len(keep) > 0 {
+		rules, more := c.rules(keep), missing(live.rules, c.rules(keep))
+		if foreign {
+			rules = append(more, rules...)
+		}
+		if len(missing(rules, live.rules)) > 0 || len(rules) < len(live.rules) {
+			lines = c.Fill(rules)
+		}
 	}
 	for _, j := range stale {
 		lines = append(lines, j.Delete())
@@ -121,20 +100,7 @@ func (c natChain) plan(live liveChain, keep []netip.Prefix, gone func(jump ipt.R
 	return lines
 }
 
-// repair returns the lines that fill the chain, none when it has just the wanted rules, in any order. With foreign
-// jumps its other rules stay.
-func (c natChain) repair(live, want []ipt.Rule, foreign bool) []string {
-	other := missing(live, want)
-	if len(missing(want, live)) == 0 && (foreign || len(other) == 0) {
-		return nil
-	}
-	if foreign {
-		want = append(other, want...)
-	}
-	return c.Fill(want)
-}
-
-// missing are those of the wanted rules that are not live.
+// missing are those of the rules that the others do not have.
 func missing(want, live []ipt.Rule) []ipt.Rule {
 	var out []ipt.Rule
 	for _, r := range want {

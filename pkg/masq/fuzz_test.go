@@ -26,30 +26,14 @@ func FuzzRecord(f *testing.F) {
 		for name := range rec.Interfaces {
 			for _, fam := range families {
 				ch, left := natChainOf(fam, cni.Attachment{Network: "net", ContainerID: "one"}), rec.with(name, nil)
-				made := ch.plan(liveChain{}, of(fam, rec.addrs()), nil)
+				made := ch.lines(liveChain{}, of(fam, rec.addrs()), nil)
 				live := liveChain{true, ch.rules(of(fam, rec.addrs())), ch.jumps(of(fam, rec.addrs()))}
-				for _, line := range append(made, ch.plan(live, of(fam, left.addrs()), func(ipt.Rule) bool { return true })...) {
+				for _, line := range append(made, ch.lines(live, of(fam, left.addrs()), func(ipt.Rule) bool { return true })...) {
 					if !well.MatchString(line) {
 						t.Fatalf("%q: %q", data, line)
 					}
 				}
 			}
-		}
-	})
-}
-
-// FuzzComment reads anything as a comment of the reference's rules.
-func FuzzComment(f *testing.F) {
-	f.Add(commentOf("net", "one"))
-	f.Add(`name: "a" id: "`)
-	f.Add("name: `a\nb` id: \"\\x00\"")
-	f.Fuzz(func(t *testing.T, comment string) {
-		network, id, ok := parseComment(comment)
-		if !ok || len(commentOf(network, id)) == commentMax { // which may have been cut
-			return
-		}
-		if n, i, ok := parseComment(commentOf(network, id)); !ok || n != network || i != id {
-			t.Fatalf("%q: %q, %q; %q, %q", comment, network, id, n, i)
 		}
 	})
 }

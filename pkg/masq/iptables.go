@@ -133,7 +133,7 @@ func apply(ctx context.Context, nf *nft.Conn, rec record, stale []netip.Prefix) 
 		}
 		gone := func(j ipt.Rule) bool { return isFrom(j, stale) }
 		ch := natChainOf(f, cni.Attachment{Network: rec.Network, ContainerID: rec.ContainerID})
-		if err := ch.change(ctx, nf, tool, func(live liveChain) []string { return ch.plan(live, keep, gone) }); err != nil {
+		if err := ch.change(ctx, nf, tool, func(live liveChain) []string { return ch.lines(live, keep, gone) }); err != nil {
 			return done, err
 		}
 		done++
@@ -147,7 +147,7 @@ type liveChain struct {
 	rules, jumps []ipt.Rule
 }
 
-func (c natChain) change(ctx context.Context, nf *nft.Conn, tool ipt.Tool, plan func(liveChain) []string) error {
+func (c natChain) change(ctx context.Context, nf *nft.Conn, tool ipt.Tool, edit func(liveChain) []string) error {
 	return tool.Change(ctx, nat, func() ([]string, error) {
 		where, err := c.Variants(ctx, nf)
 		if err != nil && !ipt.NotInstalled(err) {
@@ -159,7 +159,7 @@ func (c natChain) change(ctx context.Context, nf *nft.Conn, tool ipt.Tool, plan 
 				return nil, err
 			}
 		}
-		return plan(live), nil
+		return edit(live), nil
 	})
 }
 
@@ -237,7 +237,7 @@ func (c natChain) remove(ctx context.Context, nf *nft.Conn, v ipt.Variant, r rem
 	}
 	if err == nil {
 		err = c.change(ctx, nf, tool, func(live liveChain) []string {
-			return c.plan(live, r.keep, func(j ipt.Rule) bool {
+			return c.lines(live, r.keep, func(j ipt.Rule) bool {
 				return !isFrom(j, r.keep) && (len(r.gone) == 0 || isFrom(j, r.gone))
 			})
 		})
@@ -257,25 +257,24 @@ func checkIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 		}
 		ch := natChainOf(f, c.Attachment)
 		where, err := ch.Variants(ctx, nf)
-		switch {
-		case len(where) == 0 && err != nil:
+		if len(where) == 0 && err != nil {
 			return err
-		case len(where) == 0:
-			diffs = append(diffs, cni.Errorf(cni.CodeDrift, "iptables chain %q: %w: no such chain",
-				ch.Name, nft.ErrDrift))
+		}
+		if len(where) == 0 {
+			diffs = append(diffs, cni.Errorf(cni.CodeDrift, "iptables chain %q: %w: no such chain", ch.Name, nft.ErrDrift))
 			continue
 		}
 		tool, err := ipt.FindVariant(ctx, f, where[0])
 		if err != nil {
 			return fmt.Errorf("chain %q of table nat (iptables-%s): %w", ch.Name, where[0], err)
 		}
-		rules, jumps, err := ch.Live(ctx, tool)
+		missing, drifted, err := tool.Missing(ctx, nat, append(ch.rules(addrs), ch.jumps(addrs)...))
 		if err != nil {
 			return err
 		}
-		for _, r := range append(missing(ch.rules(addrs), rules), missing(ch.jumps(addrs), jumps)...) {
-			diffs = append(diffs, cni.Errorf(cni.CodeDrift, "iptables chain %q: %w: no rule %q", r.Chain,
-				nft.ErrDrift, r.Append()))
+		if drifted {
+			diffs = append(diffs, cni.Errorf(cni.CodeDrift, "iptables chain %q: %w: no rule %q", missing.Chain, nft.ErrDrift,
+				missing.Append()))
 		}
 	}
 	return errors.Join(diffs...)
@@ -304,10 +303,12 @@ func gcIPTables(ctx context.Context, nf *nft.Conn, network string, valid cni.Set
 	}
 	errs := []error{}
 	for _, f := range families {
-		rules, err := natChainOf(f, cni.Attachment{}).Rules(ctx, nf, isChainName)
+		rules, err := natChainOf(f, cni.Attachment{}).Rules(ctx, nf, func(chain string) bool {
+			return ipt.IsContainerChain(chainPrefix, chain)
+		})
 		errs = append(errs, err)
 		for _, r := range rules {
-			net, id, ok := parseComment(r.Option("--comment"))
+			net, id, ok := ipt.ParseOwner("", r.Option("--comment"))
 			_, ours := all[chainOf(net, id)]
 			// The rules of the reference tell no interface apart: they stay until the container has none.
 			garbage[cni.Attachment{Network: net, ContainerID: id}] = ok && net == network && !ours && !valid.HasContainer(id)

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nstest"
@@ -48,8 +49,8 @@ func eachVariant(specs func(host func() *nstest.Host, variant string)) {
 }
 
 var _ = Describe("masquerade with iptables", Label("kernel"), func() {
-	one := config(masq.IPTables, "c1", "eth0", "10.1.0.2/24", "fd01::2/64")
-	two := config(masq.IPTables, "c1", "net1", "10.2.0.2/24", "fd01::7/64")
+	one := config(ipt.IPTables, "c1", "eth0", "10.1.0.2/24", "fd01::2/64")
+	two := config(ipt.IPTables, "c1", "net1", "10.2.0.2/24", "fd01::7/64")
 
 	eachVariant(func(host func() *nstest.Host, variant string) {
 		It("writes the rules of the reference", func() {
@@ -85,7 +86,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 
 		It("forgets nothing of an ADD without a DEL when the next has other addresses", func() {
 			before := natRules(host())
-			again := config(masq.IPTables, "c1", "eth0", "10.1.0.9/24", "fd01::2/64")
+			again := config(ipt.IPTables, "c1", "eth0", "10.1.0.9/24", "fd01::2/64")
 			for _, remove := range []func(*nstest.Host, masq.Config) error{del, delBlind} {
 				Expect(add(host(), two)).To(Succeed())
 				Expect(add(host(), one)).To(Succeed())
@@ -159,7 +160,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			each := func(do func(*nstest.Host, masq.Config) error) error {
 				for i := range errs {
 					all.Go(func() {
-						errs[i] = do(host(), config(masq.IPTables, fmt.Sprintf("c%d", i/2), fmt.Sprintf("eth%d", i%2),
+						errs[i] = do(host(), config(ipt.IPTables, fmt.Sprintf("c%d", i/2), fmt.Sprintf("eth%d", i%2),
 							fmt.Sprintf("10.1.%d.2/24", i)))
 					})
 				}
@@ -182,7 +183,9 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(log()).To(BeEmpty())
 			Expect(add(host(), one)).To(Succeed())
 			Expect(log()).To(Equal([]string{"iptables-restore", "ip6tables-restore"}))
-			Expect(del(host(), config(masq.Auto, "other", "eth0", "10.1.0.9/24"))).To(Succeed())
+			Expect(check(host(), one)).To(Succeed())
+			Expect(log()).To(Equal([]string{"iptables-" + variant + "-restore", "ip6tables-" + variant + "-restore"}))
+			Expect(del(host(), config(ipt.Auto, "other", "eth0", "10.1.0.9/24"))).To(Succeed())
 			Expect(log()).To(BeEmpty())
 		})
 
@@ -200,9 +203,9 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 		})
 
 		It("collects what is not valid any more, of its network only", func() {
-			other := config(masq.IPTables, "c1", "eth0", "10.7.0.2/24")
+			other := config(ipt.IPTables, "c1", "eth0", "10.7.0.2/24")
 			other.Attachment.Network = "net2"
-			for _, c := range []masq.Config{one, two, other, config(masq.IPTables, "c2", "eth0", "10.1.0.3/24")} {
+			for _, c := range []masq.Config{one, two, other, config(ipt.IPTables, "c2", "eth0", "10.1.0.3/24")} {
 				Expect(add(host(), c)).To(Succeed())
 			}
 			Expect(gc(host(), "net1", cni.AttachmentRef{ContainerID: "c1", IfName: "net1"})).To(Succeed())
@@ -247,7 +250,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 	It("needs no ip6tables for IPv4", func() {
 		nstest.Need("iptables")
 		host := nstest.NewHost()
-		c := config(masq.IPTables, "c1", "eth0", "10.1.0.2/24")
+		c := config(ipt.IPTables, "c1", "eth0", "10.1.0.2/24")
 		for _, f := range []struct {
 			programs string
 			enough   bool
@@ -260,7 +263,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			}
 			path := os.Getenv("PATH")
 			Expect(os.Setenv("PATH", dir)).To(Succeed())
-			says, does := status(host, masq.IPTables), errors.Join(add(host, c), check(host, c), del(host, c))
+			says, does := status(host, ipt.IPTables), errors.Join(add(host, c), check(host, c), del(host, c))
 			Expect(os.Setenv("PATH", path)).To(Succeed())
 			Expect([]bool{says == nil, does == nil}).To(Equal([]bool{f.enough, f.enough}),
 				"%s alone: %v, %v", f.programs, says, does)
@@ -283,7 +286,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(busy.PID).To(Equal(os.Getpid()))
 			By("only for what is there")
 			host.Cmd("iptables-legacy-save", "-t", "nat") // makes the table
-			Expect(masq.Del(context.Background(), nf, config(masq.Auto, "other", "eth0"))).To(Succeed())
+			Expect(masq.Del(context.Background(), nf, config(ipt.Auto, "other", "eth0"))).To(Succeed())
 			Expect(nf.Close()).To(Succeed())
 		})
 		Expect(records(host)).To(BeEmpty())
@@ -293,7 +296,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 var _ = It("has nothing in iptables: Del waits for nobody", Label("kernel"), func() {
 	useVariant("nft")
 	host := nstest.NewHost()
-	one := config(masq.IPTables, "c1", "eth0", "10.1.0.2/24")
+	one := config(ipt.IPTables, "c1", "eth0", "10.1.0.2/24")
 	Expect(add(host, one)).To(Succeed())
 	host.Do(func() {
 		held, err := statefile.Lock(context.Background(), "/run/hawser/masq/lock", 0o600)
@@ -302,7 +305,7 @@ var _ = It("has nothing in iptables: Del waits for nobody", Label("kernel"), fun
 		ctx, cancel := context.WithTimeout(context.Background(), nstest.Patience(time.Second))
 		defer cancel()
 		nf := nft.New()
-		Expect(masq.Del(ctx, nf, config(masq.Auto, "c2", "eth0", "10.1.0.3/24"))).To(Succeed())
+		Expect(masq.Del(ctx, nf, config(ipt.Auto, "c2", "eth0", "10.1.0.3/24"))).To(Succeed())
 		Expect(masq.Del(ctx, nf, one)).To(MatchError(statefile.ErrBusy))
 		Expect(nf.Close()).To(Succeed())
 	})
@@ -319,13 +322,17 @@ func shim(variant string) (log func() []string) {
 	GinkgoHelper()
 	dir := GinkgoT().TempDir()
 	logFile := filepath.Join(dir, "log")
-	script := fmt.Sprintf("#!/bin/sh\nname=${0##*/}\necho $name >>%s\n"+
+	program, err := exec.LookPath("iptables-" + variant)
+	Expect(err).NotTo(HaveOccurred())
+	script := fmt.Sprintf("#!/bin/sh\nname=${0##*/}\necho $name >>%[1]s\n"+
 		"case $name in ip6*) f=ip6tables;; *) f=iptables;; esac\n"+
-		"exec $f-%s${name#$f} \"$@\"\n", logFile, variant)
+		"tail=${name#$f}\nexec %[2]s/$f-%[3]s${tail#-%[3]s} \"$@\"\n", logFile, filepath.Dir(program), variant)
 	real := filepath.Join(dir, "shim-"+variant)
 	Expect(os.WriteFile(real, []byte(script), 0o755)).To(Succeed())
-	for _, name := range []string{"iptables", "iptables-restore", "ip6tables", "ip6tables-restore"} {
-		Expect(os.Symlink(real, filepath.Join(dir, name))).To(Succeed())
+	for _, f := range []string{"iptables", "ip6tables"} {
+		for _, tail := range []string{"", "-restore", "-" + variant, "-" + variant + "-restore"} {
+			Expect(os.Symlink(real, filepath.Join(dir, f+tail))).To(Succeed())
+		}
 	}
 	GinkgoT().Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	return func() []string {

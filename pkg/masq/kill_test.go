@@ -8,12 +8,12 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/hawser-cni/plugins/pkg/masq"
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 var _ = DescribeTable("a call that is killed at any moment", Label("kernel"),
-	func(backend masq.Backend, variant string, rounds int) {
+	func(backend ipt.Backend, variant string, rounds int) {
 		if variant != "" {
 			useVariant(variant)
 		} else {
@@ -42,14 +42,14 @@ var _ = DescribeTable("a call that is killed at any moment", Label("kernel"),
 		}
 		Expect(check(host, bystander)).To(Succeed())
 		Expect(del(host, bystander)).To(Succeed())
-		if backend == masq.IPTables {
+		if backend == ipt.IPTables {
 			Expect(records(host)).To(BeEmpty())
 		}
 		AddReportEntry("rounds in which something was left (true) or not", left)
 	},
-	Entry("nftables", masq.NFTables, "", 25),
-	Entry("iptables for nf_tables", masq.IPTables, "nft", 12),
-	Entry("iptables for x_tables", masq.IPTables, "legacy", 12),
+	Entry("nftables", ipt.NFTables, "", 25),
+	Entry("iptables for nf_tables", ipt.IPTables, "nft", 12),
+	Entry("iptables for x_tables", ipt.IPTables, "legacy", 12),
 )
 
 // withoutHandles is all rules of the host, and the records beside them without their locks.

@@ -18,37 +18,14 @@ import (
 	"net/netip"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
-
-// Backend is where the rules are.
-type Backend string
-
-// The backends. Auto is nftables, or iptables on a kernel that cannot hold our chains.
-const (
-	Auto     Backend = ""
-	NFTables Backend = "nftables"
-	IPTables Backend = "iptables"
-)
-
-// ParseBackend reads the configuration key ipMasqBackend; nil, for a key that is absent or null, is
-// Auto. Anything else than a backend is code 7.
-func ParseBackend(s *string) (Backend, error) {
-	if s == nil {
-		return Auto, nil
-	}
-	switch b := Backend(*s); b {
-	case NFTables, IPTables:
-		return b, nil
-	}
-	return "", cni.Refuse("ipMasqBackend", *s, `is neither "nftables" nor "iptables"`).
-		Suggest("leave it out for the one that fits the kernel")
-}
 
 // Config is what one attachment asks for.
 type Config struct {
 	Attachment cni.Attachment
-	Backend    Backend
+	Backend    ipt.Backend
 	// Addrs are the addresses of the container, with the length of their prefix. Del needs none: they make
 	// it cheaper.
 	Addrs []netip.Prefix
@@ -64,11 +41,11 @@ func Add(ctx context.Context, nf *nft.Conn, c Config) error {
 	if len(c.Addrs) == 0 {
 		return nil
 	}
-	if c.Backend == IPTables {
+	if c.Backend == ipt.IPTables {
 		return addIPTables(ctx, nf, c)
 	}
 	err := addNFTables(ctx, nf, c)
-	if c.Backend == Auto && errors.Is(err, nft.ErrUnsupported) {
+	if c.Backend == ipt.Auto && errors.Is(err, nft.ErrUnsupported) {
 		return addIPTables(ctx, nf, c)
 	}
 	return err
@@ -92,7 +69,7 @@ func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 		return nil
 	}
 	checks := []func(context.Context, *nft.Conn, Config) error{checkNFTables, checkIPTables, checkReference}
-	if c.Backend == IPTables {
+	if c.Backend == ipt.IPTables {
 		checks[0], checks[1] = checks[1], checks[0]
 	}
 	first := checks[0](ctx, nf, c)
@@ -118,12 +95,12 @@ func GC(ctx context.Context, nf *nft.Conn, network string, valid cni.Set) error 
 }
 
 // Status says whether Add could work, without running a program.
-func Status(_ context.Context, nf *nft.Conn, b Backend) error {
-	if b == IPTables {
+func Status(_ context.Context, nf *nft.Conn, b ipt.Backend) error {
+	if b == ipt.IPTables {
 		return statusIPTables(nf)
 	}
 	err := nf.Probe(sharedLayout())
-	if b == Auto && errors.Is(err, nft.ErrUnsupported) {
+	if b == ipt.Auto && errors.Is(err, nft.ErrUnsupported) {
 		if other := statusIPTables(nf); other != nil {
 			return errors.Join(err, other)
 		}

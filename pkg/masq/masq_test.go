@@ -7,12 +7,13 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 var _ = DescribeTable("a packet's source", Label("kernel"),
-	func(backend masq.Backend, variant string) {
+	func(backend ipt.Backend, variant string) {
 		if variant != "" {
 			useVariant(variant)
 		} else {
@@ -53,9 +54,9 @@ var _ = DescribeTable("a packet's source", Label("kernel"),
 		w.out.Cmd("ip", "route", "del", "10.1.0.0/24")
 		Expect(seen(w.c, "tcp", w.out, "192.0.2.2")).To(Equal("192.0.2.1"))
 	},
-	Entry("nftables", masq.NFTables, ""),
-	Entry("iptables for nf_tables", masq.IPTables, "nft"),
-	Entry("iptables for x_tables", masq.IPTables, "legacy"),
+	Entry("nftables", ipt.NFTables, ""),
+	Entry("iptables for nf_tables", ipt.IPTables, "nft"),
+	Entry("iptables for x_tables", ipt.IPTables, "legacy"),
 )
 
 // multicastSource is the source that the machine outside sees in a datagram to a group that an address
@@ -89,19 +90,3 @@ func multicastSource(w world, from string) string {
 	Expect(err).NotTo(HaveOccurred())
 	return source.IP.String()
 }
-
-var _ = DescribeTable("the key ipMasqBackend", func(text *string, want masq.Backend, failure string) {
-	got, err := masq.ParseBackend(text)
-	if failure != "" {
-		Expect(err).To(MatchError(failure))
-		return
-	}
-	Expect(err).NotTo(HaveOccurred())
-	Expect(got).To(Equal(want))
-},
-	Entry("absent", nil, masq.Auto, ""),
-	Entry("nftables", new("nftables"), masq.NFTables, ""),
-	Entry("iptables", new("iptables"), masq.IPTables, ""),
-	Entry("empty", new(""), masq.Auto, `ipMasqBackend: "" is neither "nftables" nor "iptables"`),
-	Entry("something else", new("ipvs"), masq.Auto, `ipMasqBackend: "ipvs" is neither "nftables" nor "iptables"`),
-)

@@ -13,6 +13,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nstest"
@@ -76,8 +77,8 @@ const single = `	chain masq_v1_single4 {
 
 var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 	var host *nstest.Host
-	one := config(masq.Auto, "c1", "eth0", "10.1.0.2/24", "fd01::2/64")
-	two := config(masq.Auto, "c1", "net1", "10.9.0.7/32")
+	one := config(ipt.Auto, "c1", "eth0", "10.1.0.2/24", "fd01::2/64")
+	two := config(ipt.Auto, "c1", "net1", "10.9.0.7/32")
 
 	BeforeEach(func() {
 		nstest.Need("nft", "nft-inet-nat")
@@ -98,7 +99,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 
 	It("has one chain for all addresses that are alone in their prefix", func() {
 		Expect(add(host, two)).To(Succeed())
-		Expect(add(host, config(masq.Auto, "c2", "eth0", "10.9.0.8/32", "fd01::8/128"))).To(Succeed())
+		Expect(add(host, config(ipt.Auto, "c2", "eth0", "10.9.0.8/32", "fd01::8/128"))).To(Succeed())
 		Expect(rulesOf(host)).To(ContainSubstring(single))
 		Expect(rules(host)).To(Equal(4 + 2 + 2))
 	})
@@ -106,7 +107,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 	It("removes an attachment with the chains that it was the last to use, and no other", func() {
 		Expect(add(host, one)).To(Succeed())
 		before := rulesOf(host)
-		other := config(masq.Auto, "c2", "eth0", "10.1.0.3/24", "fd02::3/64")
+		other := config(ipt.Auto, "c2", "eth0", "10.1.0.3/24", "fd02::3/64")
 		for _, remove := range []func(*nstest.Host, masq.Config) error{del, delBlind} {
 			Expect(add(host, other)).To(Succeed())
 			Expect(rulesOf(host)).To(ContainSubstring("fd02"))
@@ -124,17 +125,17 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 			Expect(del(host, one)).To(Succeed())
 			Expect(delBlind(host, one)).To(Succeed())
 			Expect(gc(host, "net1")).To(Succeed())
-			Expect(status(host, masq.Auto)).To(Succeed())
-			Expect(status(host, masq.NFTables)).To(Succeed())
+			Expect(status(host, ipt.Auto)).To(Succeed())
+			Expect(status(host, ipt.NFTables)).To(Succeed())
 		})
 		Expect(host.Cmd("nft", "list", "ruleset")).To(BeEmpty())
 		Expect(host.Cmd("ls", "/run")).NotTo(ContainSubstring("hawser"))
-		Expect(status(host, masq.IPTables)).To(Succeed())
-		withoutPrograms(func() { Expect(status(host, masq.IPTables)).To(MatchError(ContainSubstring("iptables-restore"))) })
+		Expect(status(host, ipt.IPTables)).To(Succeed())
+		withoutPrograms(func() { Expect(status(host, ipt.IPTables)).To(MatchError(ContainSubstring("iptables-restore"))) })
 	})
 
 	It("gives an address to the one who has it now, and its former owner cannot take it away", func() {
-		old := config(masq.Auto, "old", "eth0", "10.1.0.2/24", "fd07::2/64")
+		old := config(ipt.Auto, "old", "eth0", "10.1.0.2/24", "fd07::2/64")
 		Expect(add(host, old)).To(Succeed())
 		Expect(add(host, one)).To(Succeed())
 		Expect(check(host, one)).To(Succeed())
@@ -149,7 +150,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 	})
 
 	It("compares the owner under the lock, not only before", func() {
-		old, one := config(masq.Auto, "old", "eth0", "10.1.0.2/24"), config(masq.Auto, "c1", "eth0", "10.1.0.2/24")
+		old, one := config(ipt.Auto, "old", "eth0", "10.1.0.2/24"), config(ipt.Auto, "c1", "eth0", "10.1.0.2/24")
 		Expect(add(host, old)).To(Succeed())
 		host.Do(func() {
 			held, err := statefile.Lock(context.Background(), nft.DefaultLock, 0o600)
@@ -171,7 +172,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 
 	It("moves an address whose prefix has changed, and its chain goes", func() {
 		Expect(add(host, one)).To(Succeed())
-		moved := config(masq.Auto, "c1", "eth0", "10.1.0.2/16")
+		moved := config(ipt.Auto, "c1", "eth0", "10.1.0.2/16")
 		Expect(add(host, moved)).To(Succeed())
 		Expect(check(host, moved)).To(Succeed())
 		Expect(rulesOf(host)).NotTo(ContainSubstring("10.1.0.0/24"))
@@ -183,7 +184,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		errs := make([]error, 200)
 		configs := make([]masq.Config, len(errs))
 		for i := range errs {
-			configs[i] = config(masq.Auto, fmt.Sprintf("c%d", i), "eth0", fmt.Sprintf("10.1.0.%d/24", i+2),
+			configs[i] = config(ipt.Auto, fmt.Sprintf("c%d", i), "eth0", fmt.Sprintf("10.1.0.%d/24", i+2),
 				fmt.Sprintf("fd01::%x/64", i+2))
 			all.Go(func() { errs[i] = add(host, configs[i]) })
 		}
@@ -209,7 +210,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 			errs := make([]error, 4)
 			for i := range errs {
 				all.Go(func() {
-					errs[i] = add(host, config(masq.Auto, fmt.Sprintf("c%d", i), "eth0", fmt.Sprintf("10.1.0.%d/24", i+2)))
+					errs[i] = add(host, config(ipt.Auto, fmt.Sprintf("c%d", i), "eth0", fmt.Sprintf("10.1.0.%d/24", i+2)))
 				})
 			}
 			all.Wait()
@@ -221,12 +222,12 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 
 	DescribeTable("sees what was changed, and the next attachment repairs what all share",
 		func(change string, repaired bool) {
-			other := config(masq.Auto, "c2", "eth0", "10.5.0.2/24")
+			other := config(ipt.Auto, "c2", "eth0", "10.5.0.2/24")
 			Expect(add(host, one)).To(Succeed())
 			Expect(add(host, other)).To(Succeed())
 			host.Cmd("sh", "-c", change)
 			Expect(check(host, one)).To(MatchError(nft.ErrDrift))
-			Expect(add(host, config(masq.Auto, "c3", "eth0", "10.1.0.9/24", "fd01::9/64"))).To(Succeed())
+			Expect(add(host, config(ipt.Auto, "c3", "eth0", "10.1.0.9/24", "fd01::9/64"))).To(Succeed())
 			if repaired {
 				Expect(check(host, one)).To(Succeed())
 				Expect(check(host, other)).To(Succeed())
@@ -244,7 +245,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 	)
 
 	It("keeps networks with the same container, and interfaces of one container, apart", func() {
-		elsewhere := config(masq.Auto, "c1", "eth0", "10.6.0.2/24")
+		elsewhere := config(ipt.Auto, "c1", "eth0", "10.6.0.2/24")
 		elsewhere.Attachment.Network = "net2"
 		for _, c := range []masq.Config{one, two, elsewhere} {
 			Expect(add(host, c)).To(Succeed())
@@ -263,12 +264,12 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 
 	It("respects the administrator's exemptions and leaves them alone", func() {
 		w := newWorld()
-		c := config(masq.Auto, "a", "eth0", "10.1.0.2/24")
+		c := config(ipt.Auto, "a", "eth0", "10.1.0.2/24")
 		Expect(add(w.host, c)).To(Succeed())
 		w.host.Cmd("nft", "add", "element", "inet", "hawser", "masq_exempt4", "{ 192.0.2.0/24 }")
 		w.out.Cmd("ip", "route", "add", "10.1.0.0/24", "via", "192.0.2.1")
 		Expect(seen(w.a, "tcp", w.out, "192.0.2.2")).To(Equal("10.1.0.2"))
-		Expect(add(w.host, config(masq.Auto, "b", "eth0", "10.1.0.3/24"))).To(Succeed())
+		Expect(add(w.host, config(ipt.Auto, "b", "eth0", "10.1.0.3/24"))).To(Succeed())
 		Expect(del(w.host, c)).To(Succeed())
 		Expect(gc(w.host, "net1")).To(Succeed())
 		Expect(rulesOf(w.host)).To(ContainSubstring("192.0.2.0/24"))
@@ -286,15 +287,15 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 			return err
 		}
 		asked := one
-		asked.Backend = masq.NFTables
+		asked.Backend = ipt.NFTables
 		Expect(without(func(ctx context.Context, nf *nft.Conn) error { return masq.Add(ctx, nf, asked) })).
 			To(MatchError(nft.ErrUnsupported))
 		Expect(without(func(_ context.Context, nf *nft.Conn) error {
-			return masq.Status(context.Background(), nf, masq.NFTables)
+			return masq.Status(context.Background(), nf, ipt.NFTables)
 		})).
 			To(MatchError(nft.ErrUnsupported))
 		Expect(without(func(ctx context.Context, nf *nft.Conn) error {
-			return errors.Join(masq.Status(ctx, nf, masq.Auto), masq.Add(ctx, nf, one), masq.Check(ctx, nf, one))
+			return errors.Join(masq.Status(ctx, nf, ipt.Auto), masq.Add(ctx, nf, one), masq.Check(ctx, nf, one))
 		})).To(Succeed())
 		Expect(host.Cmd("iptables-legacy", "-t", "nat", "-S")).To(ContainSubstring("-s 10.1.0.2/32"))
 		Expect(without(func(ctx context.Context, nf *nft.Conn) error {

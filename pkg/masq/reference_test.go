@@ -8,6 +8,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
@@ -34,8 +35,8 @@ var _ = Describe("beside the reference", Label("kernel"), func() {
 })
 
 func besideReference(ref nstest.Reference) {
-	one := config(masq.IPTables, "c1", "eth0", "10.1.0.2/24", "fd01::2/64")
-	two := config(masq.IPTables, "c1", "net1", "10.1.0.8/24", "fd01::8/64")
+	one := config(ipt.IPTables, "c1", "eth0", "10.1.0.2/24", "fd01::2/64")
+	two := config(ipt.IPTables, "c1", "net1", "10.1.0.8/24", "fd01::8/64")
 
 	eachVariant(func(host func() *nstest.Host, _ string) {
 		It("writes the same rules", func() {
@@ -43,7 +44,7 @@ func besideReference(ref nstest.Reference) {
 			theirs := natRules(host())
 			Expect(check(host(), one)).To(Succeed())
 			upgraded := one
-			upgraded.Backend = masq.Auto
+			upgraded.Backend = ipt.Auto
 			Expect(check(host(), upgraded)).To(Succeed())
 			twin := nstest.NewHost()
 			Expect(add(twin, one)).To(Succeed())
@@ -53,7 +54,7 @@ func besideReference(ref nstest.Reference) {
 		DescribeTable("deletes its rules", func(remove func(*nstest.Host, masq.Config) error) {
 			before := natRules(host())
 			reference(ref, host(), "ADD", "true", one, nstest.NewNetns().Path)
-			bystander := config(masq.IPTables, "c2", "eth0", "10.1.0.3/24")
+			bystander := config(ipt.IPTables, "c2", "eth0", "10.1.0.3/24")
 			reference(ref, host(), "ADD", "true", bystander, nstest.NewNetns().Path)
 			Expect(remove(host(), one)).To(Succeed())
 			Expect(natRules(host())).NotTo(ContainSubstring(chainC1))
@@ -85,7 +86,7 @@ func besideReference(ref nstest.Reference) {
 		})
 
 		It("adds an interface to a container that the reference made", func() {
-			three := config(masq.IPTables, "c1", "net2", "10.4.0.8/24", "fd04::8/64")
+			three := config(ipt.IPTables, "c1", "net2", "10.4.0.8/24", "fd04::8/64")
 			reference(ref, host(), "ADD", "true", one, nstest.NewNetns().Path)
 			Expect(add(host(), three)).To(Succeed())
 			Expect(check(host(), one)).To(Succeed())

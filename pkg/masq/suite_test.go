@@ -9,6 +9,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nstest"
@@ -19,7 +20,7 @@ const loopEnv = "MASQ_TEST_LOOP"
 
 func TestMain(m *testing.M) {
 	if backend := os.Getenv(loopEnv); backend != "" {
-		fmt.Fprintln(os.Stderr, loop(victim(masq.Backend(backend))))
+		fmt.Fprintln(os.Stderr, loop(victim(ipt.Backend(backend))))
 		os.Exit(1)
 	}
 	nstest.Main(m)
@@ -31,7 +32,7 @@ func TestMasq(t *testing.T) {
 }
 
 // victim is the attachment of the loop.
-func victim(b masq.Backend) masq.Config {
+func victim(b ipt.Backend) masq.Config {
 	return config(b, "victim", "eth0", "10.1.0.2/24", "fd01::2/64")
 }
 

@@ -13,6 +13,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nstest"
@@ -70,7 +71,7 @@ func prefixes(texts ...string) []netip.Prefix {
 	return out
 }
 
-func config(b masq.Backend, id, ifName string, addrs ...string) masq.Config {
+func config(b ipt.Backend, id, ifName string, addrs ...string) masq.Config {
 	return masq.Config{Attachment: cni.Attachment{Network: "net1", ContainerID: id, IfName: ifName},
 		Backend: b, Addrs: prefixes(addrs...)}
 }
@@ -121,7 +122,7 @@ func gc(h *nstest.Host, network string, valid ...cni.AttachmentRef) error {
 	return err
 }
 
-func status(h *nstest.Host, b masq.Backend) error {
+func status(h *nstest.Host, b ipt.Backend) error {
 	GinkgoHelper()
 	var err error
 	with(h, func(ctx context.Context, nf *nft.Conn) { err = masq.Status(ctx, nf, b) })

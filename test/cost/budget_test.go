@@ -143,9 +143,9 @@ var budgets = []budget{
 	{"bridge, masquerade by iptables, two families", "bridge", bridgeByIPTables, false, 0, gcAndDel, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 29},
 		"ADD":     {"host-local ip6tables-restore iptables-restore", 21, 21, 1, 500},
-		"CHECK":   {"host-local ip6tables ip6tables ip6tables iptables iptables iptables", 12, 12, 4, 475},
+		"CHECK":   {"host-local ip6tables-restore iptables-restore", 12, 12, 4, 319},
 		"STATUS":  {"host-local", 3, 3, 0, 133},
-		"GC":      {"host-local ip6tables ip6tables iptables iptables", 8, 8, 6, 364},
+		"GC":      {"host-local ip6tables ip6tables iptables iptables", 8, 8, 6, 365},
 		"DEL":     {"host-local", 19, 26, 7, 215},
 	}},
 	{"ptp", "ptp", same(ptp(single)), false, 0, gcAndDel, map[string]cost{
@@ -175,9 +175,9 @@ var budgets = []budget{
 	{"ptp, masquerade by iptables, two families", "ptp", same(ptp(dual, iptables)), false, 0, gcAndDel, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 29},
 		"ADD":     {"host-local ip6tables-restore iptables-restore", 23, 23, 0, 504},
-		"CHECK":   {"host-local ip6tables ip6tables ip6tables iptables iptables iptables", 11, 11, 6, 472},
+		"CHECK":   {"host-local ip6tables-restore iptables-restore", 11, 11, 6, 316},
 		"STATUS":  {"host-local", 2, 2, 0, 115},
-		"GC":      {"host-local ip6tables ip6tables iptables iptables", 6, 6, 6, 359},
+		"GC":      {"host-local ip6tables ip6tables iptables iptables", 6, 6, 6, 360},
 		"DEL":     {"host-local", 16, 23, 7, 213},
 	}},
 }
