@@ -100,7 +100,7 @@ func TestPluginDependencies(t *testing.T) {
 
 // What a library costs at the start is paid by those who need it.
 func TestPluginsWithoutIPTables(t *testing.T) {
-	for _, plugin := range []string{"main/loopback", "ipam/host-local", "ipam/static", "meta/tuning"} {
+	for _, plugin := range []string{"main/loopback", "ipam/host-local", "ipam/static", "meta/sbr", "meta/tuning"} {
 		out, err := exec.Command("go", "list", "-deps", "./plugins/"+plugin).Output()
 		if err != nil || strings.Contains(string(out), "coreos/go-iptables") {
 			t.Errorf("%s depends on go-iptables (%v)", plugin, err)

@@ -159,6 +159,18 @@ func (c *Conn) use(call func(h *netlink.Handle) error) error {
 	}
 }
 
+// useLeniently is use for requests that a kernel with strict checks refuses.
+func (c *Conn) useLeniently(call func(h *netlink.Handle) error) error {
+	return c.use(func(h *netlink.Handle) error {
+		lenient := h.SetStrictCheck(false) // older kernels are lenient without the option
+		defer func() { _ = h.SetStrictCheck(true) }()
+		if err := call(h); err != nil {
+			return errors.Join(err, lenient)
+		}
+		return nil
+	})
+}
+
 // once calls the library and repeats nothing. It is for a creation: when that is
 // repeated after a lost answer, EEXIST does not tell whose link is there.
 func (c *Conn) once(call func(h *netlink.Handle) error) error {

@@ -1,6 +1,7 @@
 package rtnl
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -20,8 +21,10 @@ type Route struct {
 	Table    uint32 // 0 = main
 	// RT_SCOPE_*; IPv4 only, IPv6 knows none. AddRoute takes 0 for universe
 	// also where there is no gateway.
-	Scope int
-	Type  int // RTN_*; 0 = unicast
+	Scope    int
+	Type     int  // RTN_*; 0 = unicast
+	Protocol int  // RTPROT_*, who made the route; 0 = RTPROT_BOOT
+	OnLink   bool // the gateway need not be reachable by another route
 }
 
 // String is the route as messages name it.
@@ -50,7 +53,10 @@ func (r Route) encode() *netlink.Route {
 	out := &netlink.Route{
 		Dst: ipNet(r.Dst.Masked()), Src: r.Src.AsSlice(), LinkIndex: r.OutIndex,
 		MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: int(r.Priority), Table: int(r.Table),
-		Scope: netlink.Scope(r.Scope), Type: r.Type,
+		Scope: netlink.Scope(r.Scope), Type: r.Type, Protocol: netlink.RouteProtocol(r.Protocol),
+	}
+	if r.OnLink {
+		out.SetFlag(netlink.FLAG_ONLINK)
 	}
 	switch {
 	case !r.GW.IsValid():
@@ -69,9 +75,19 @@ func family(ip netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// Routes lists the routes that leave through a link, of all tables and types:
-// unix.AF_INET, unix.AF_INET6 or, with unix.AF_UNSPEC, both. A route with
-// several next hops appears once for each that uses the link.
+// DelRoute deletes the route that has all that r says, in a table. That there is
+// none is no error.
+func (c *Conn) DelRoute(r Route) error {
+	err := c.use(func(h *netlink.Handle) error { return h.RouteDel(r.encode()) })
+	if err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("delete route %s: %w", r, noLink(err))
+	}
+	return nil
+}
+
+// Routes lists the routes that leave through a link, or with index 0 all, of all
+// tables and types: unix.AF_INET, unix.AF_INET6 or, with unix.AF_UNSPEC, both. A
+// route with several next hops appears once for each that uses the link.
 func (c *Conn) Routes(index, family int) ([]Route, error) {
 	if family == unix.AF_UNSPEC {
 		v4, err := c.Routes(index, unix.AF_INET)
@@ -97,20 +113,21 @@ func (c *Conn) Routes(index, family int) ([]Route, error) {
 	return routes, nil
 }
 
-// readRoute returns one Route for each next hop that uses the link.
+// readRoute returns one Route for each next hop that uses the link; 0 = any link.
 func readRoute(in netlink.Route, index int) (routes []Route) {
 	hops := in.MultiPath
 	if hops == nil {
 		hops = []*netlink.NexthopInfo{{LinkIndex: in.LinkIndex, Gw: in.Gw, Via: in.Via}}
 	}
 	for _, hop := range hops {
-		if hop.LinkIndex != index {
+		if index != 0 && hop.LinkIndex != index {
 			continue
 		}
 		r := Route{
-			Dst: prefixOf(in.Dst), GW: addrOf(hop.Gw), Src: addrOf(in.Src), OutIndex: index,
+			Dst: prefixOf(in.Dst), GW: addrOf(hop.Gw), Src: addrOf(in.Src), OutIndex: hop.LinkIndex,
 			MTU: in.MTU, AdvMSS: in.AdvMSS, Priority: uint32(in.Priority), Table: uint32(in.Table),
-			Scope: int(in.Scope), Type: in.Type,
+			Scope: int(in.Scope), Type: in.Type, Protocol: int(in.Protocol),
+			OnLink: (in.Flags|hop.Flags)&int(netlink.FLAG_ONLINK) != 0,
 		}
 		if via, ok := hop.Via.(*netlink.Via); ok {
 			r.GW = addrOf(via.Addr)
@@ -132,10 +149,8 @@ func (c *Conn) RouteTo(addr netip.Addr) (outIndex int, src netip.Addr, err error
 
 // lookUp is the route to addr, out of a link if index is not 0.
 func (c *Conn) lookUp(addr netip.Addr, index int) (r netlink.Route, err error) {
-	err = c.use(func(h *netlink.Handle) error {
-		// The library sets a flag that a strict kernel refuses with IPv6.
-		_ = h.SetStrictCheck(false)
-		defer func() { _ = h.SetStrictCheck(true) }()
+	// The library sets a flag that a strict kernel refuses with IPv6.
+	err = c.useLeniently(func(h *netlink.Handle) error {
 		found, err := h.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{OifIndex: index})
 		if err == nil && len(found) > 0 {
 			r = found[0]

@@ -55,6 +55,13 @@ func Lock(ctx context.Context, path string, perm fs.FileMode) (*Held, error) {
 	return lock(ctx, fd, path, err)
 }
 
+// LockFD takes an exclusive flock(2) on the open file fd, which remains the
+// caller's, and otherwise does as Lock. Path is for messages.
+func LockFD(ctx context.Context, fd int, path string) (*Held, error) {
+	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	return lock(ctx, own, path, err)
+}
+
 // Lock is the function Lock for the entry name of the directory. It waits at
 // most as long as wait says; 0 = as long as the context.
 func (d *Dir) Lock(ctx context.Context, name string, perm fs.FileMode, wait time.Duration) (*Held, error) {

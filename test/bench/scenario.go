@@ -67,6 +67,8 @@ func scenarios() []scenario {
 		{name: "tuning, a sysctl", verbs: all, before: []step{bridge(plain)}, steps: []step{tuning()}, quick: true},
 		{name: "tuning, the MAC", verbs: most, before: []step{bridge(plain)}, steps: []step{
 			{"tuning", same(object{"mac": "c2:11:22:33:44:55"})}}},
+		{name: "sbr, dual stack", verbs: all, before: []step{bridge(dual)}, steps: []step{{"sbr", same(nil)}},
+			quick: true},
 	}, lending(), linking("ptp", ptp), linking("bridge", bridge), publishing(), filtering(), crowds(), chains())
 }
 

@@ -28,6 +28,10 @@ type growth struct{ calls, received, read bool }
 var (
 	// GC compares everything of the network with the list.
 	gc = map[string]growth{"GC": {true, true, true}}
+	// The rules and routes of the container's namespace are listed, which has no others', and STATUS
+	// lists the host's rules: that is how a kernel without them is known.
+	listsRules = map[string]growth{"GC": {true, true, true}, "ADD": {received: true},
+		"STATUS": {received: true, calls: true}}
 	// With iptables the records say who has a host port and who shares a chain.
 	readsAll = map[string]growth{"GC": {true, true, true}, "ADD": {calls: true, read: true},
 		"DEL": {calls: true, read: true}}
@@ -67,6 +71,14 @@ var budgets = []budget{
 		"STATUS":  {"", 0, 0, 0, 35},
 		"GC":      {"", 0, 0, 0, 65},
 		"DEL":     {"", 2, 2, 0, 100},
+	}},
+	{"sbr, two families", "sbr", same(nil), true, 0, listsRules, map[string]cost{
+		"VERSION": {"", 0, 0, 0, 30},
+		"ADD":     {"", 16, 16, 3, 152},
+		"CHECK":   {"", 4, 4, 3, 100},
+		"STATUS":  {"", 1, 1, 1, 54},
+		"GC":      {"", 0, 0, 0, 57},
+		"DEL":     {"", 16, 16, 3, 151},
 	}},
 	{"portmap", "portmap", one, true, 128, gc, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 30},

@@ -61,7 +61,7 @@ func (b budget) faults(one, many []*trace.Record) (faults []string) {
 		want, got, then := b.costs[verb], costOf(one[i]), costOf(many[i])
 		AddReportEntry(verb, got.cost.String(), ReportEntryVisibilityFailureOrVerbose)
 		what := slices.Concat(got.exceeds(want), waits(one[i]), waits(many[i]), threads(one[i]))
-		if verb == "ADD" {
+		if verb == "ADD" && !b.grows[verb].received {
 			what = append(what, fullDumps(one[i])...)
 		}
 		if len(what) != 0 {

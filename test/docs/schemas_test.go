@@ -26,6 +26,7 @@ var plugins = map[string]string{
 	"static":     `{"type": "bridge", "ipam": {"type": "static", "addresses": [{"address": "10.9.0.5/16"}]}}`,
 	"tuning":     `{}`,
 	"firewall":   `{}`,
+	"sbr":        `{}`,
 	"portmap":    `{"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}}`,
 }
 

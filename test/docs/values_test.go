@@ -80,6 +80,7 @@ func tables() map[string][]values {
 		"host-local": concat(hostLocalValues(), common()),
 		"static":     concat(staticValues(), common()),
 		"tuning":     concat(tuningValues(), common()),
+		"sbr":        concat(sbrValues(), common()),
 		"portmap":    concat(portmapValues(), common()),
 		"firewall":   concat(firewallValues(), common()),
 		"entry":      entryValues(),
@@ -205,6 +206,16 @@ func staticValues() []values {
 		list = append(list, v)
 	}
 	return list
+}
+
+func sbrValues() []values {
+	return []values{
+		{key: "table", good: `[1, 100, 252, 256, 4294967295, null]`, bad: `[0, -1, 4294967296, "5"]`,
+			beyond: `[253, 254, 255]`},
+		{key: "gateways", good: `[["10.1.0.1"], ["10.1.0.1", "fd00::1"], [], null]`,
+			bad: `["10.1.0.1", ["x"], [5], [""]]`, beyond: `[["10.1.0.1", "10.1.0.2"]]`},
+		{key: "addSourceHints", good: booleans, bad: noBooleans},
+	}
 }
 
 func tuningValues() []values {

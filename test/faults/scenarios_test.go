@@ -80,6 +80,7 @@ func scenarios() []scenario {
 		{Name: "ptp, iptables", Conf: object{"type": "ptp", "ipMasq": true, "ipMasqBackend": "iptables",
 			"ipam": dual(1)}, Needs: ipt},
 		{Name: "tuning", Conf: tuned, Below: onBridge, Inside: true},
+		{Name: "sbr", Conf: object{"type": "sbr", "addSourceHints": true}, Below: onBridge, Inside: true},
 		{Name: "portmap", Conf: portmap("nftables"), Below: onBridge, Needs: nft},
 		{Name: "portmap, first on the host", Cold: true, Conf: portmap("nftables"), Below: bridge(0, nil), Needs: nft},
 		{Name: "portmap, iptables", Conf: portmap("iptables"), Below: onBridge, Needs: ipt},

@@ -3,6 +3,7 @@ package hostile_test
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -91,7 +92,10 @@ var _ = Describe("a thousand open descriptors", Label("kernel"), func() {
 })
 
 var _ = Describe("standard streams that are closed or full", Label("kernel"), func() {
-	// chained gives each plugin what it needs to serve an ADD by itself.
+	isChained := func(plugin string) bool {
+		return !slices.Contains([]string{"bridge", "host-local", "loopback", "ptp", "static"}, plugin)
+	}
+	// conf gives each plugin what it needs to serve an ADD by itself.
 	conf := func(plugin string, p *Pod) Object {
 		c := Object{"cniVersion": "1.1.0", "name": "net", "type": plugin}
 		for _, e := range append(Usual(""),
@@ -103,7 +107,7 @@ var _ = Describe("standard streams that are closed or full", Label("kernel"), fu
 				c = Merge(c, e.Keys)
 			}
 		}
-		if plugin == "portmap" || plugin == "tuning" {
+		if isChained(plugin) {
 			c["prevResult"] = p.Result
 		}
 		return c
@@ -114,7 +118,7 @@ var _ = Describe("standard streams that are closed or full", Label("kernel"), fu
 			n, p := NewNode(), NewPod("one")
 			before := n.Up(NewPod("first"), Usual(""))
 			n.Must("DEL", before, Usual(""))
-			if plugin == "portmap" || plugin == "tuning" {
+			if isChained(plugin) {
 				n.Up(p, Usual("").Only("bridge"))
 			}
 			state := func() string {

@@ -1,0 +1,63 @@
+package rtnl
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Rule is a rule of the routing policy, as far as it says that the packets of a
+// source have a table of routes of their own.
+type Rule struct {
+	Src   netip.Prefix `json:"src"` // the zero Prefix = packets of any source
+	Table uint32       `json:"table"`
+}
+
+// String is the rule as messages name it.
+func (r Rule) String() string { return fmt.Sprintf("from %s lookup %d", r.Src, r.Table) }
+
+// Rules lists the rules of both families. The error matches EOPNOTSUPP when the
+// kernel has no routing policy.
+func (c *Conn) Rules() (rules []Rule, err error) {
+	// The library asks with the header of links, which a strict kernel refuses.
+	err = c.useLeniently(func(h *netlink.Handle) error {
+		list, err := h.RuleList(unix.AF_UNSPEC)
+		rules = make([]Rule, len(list))
+		for i, r := range list {
+			rules[i] = Rule{Src: prefixOf(r.Src), Table: uint32(r.Table)}
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list rules: %w", err)
+	}
+	return rules, nil
+}
+
+// AddRule adds a rule with a source. The kernel gives it the next priority
+// before the rules that are there.
+func (c *Conn) AddRule(r Rule) error {
+	if err := c.use(func(h *netlink.Handle) error { return h.RuleAdd(r.encode()) }); err != nil {
+		return fmt.Errorf("add rule %s: %w", r, err)
+	}
+	return nil
+}
+
+// DelRule deletes a rule with a source, of several equal ones the first. That
+// there is none is no error.
+func (c *Conn) DelRule(r Rule) error {
+	err := c.use(func(h *netlink.Handle) error { return h.RuleDel(r.encode()) })
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("delete rule %s: %w", r, err)
+	}
+	return nil
+}
+
+func (r Rule) encode() *netlink.Rule {
+	out := netlink.NewRule()
+	out.Src, out.Table = ipNet(r.Src), int(r.Table)
+	return out
+}

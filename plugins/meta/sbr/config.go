@@ -1,0 +1,75 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// wireConfig is the configuration as written.
+type wireConfig struct {
+	skel.Keys
+
+	Table          *int64   `json:"table" help:"rules lead to this table, and no route changes (a new table for each address)" schema:"min=1 max=4294967295"`
+	Gateways       []string `json:"gateways" help:"gateways of the default routes, one IPv4 and one IPv6 at most; win over the result's" each:"format=address"`
+	AddSourceHints bool     `json:"addSourceHints" help:"keep the subnets in the main table, with the address as source"`
+}
+
+// config is the configuration with every value checked.
+type config struct {
+	Table       uint32              // 0 = new tables
+	Gateways    map[bool]netip.Addr // by "is IPv4"; those of the configuration alone
+	SourceHints bool
+}
+
+// parseConfig reads and checks the configuration. Everything that it refuses is
+// code 7 with key and value.
+func parseConfig(req *skel.Request) (config, error) {
+	var w wireConfig
+	if err := req.Decode(&w); err != nil {
+		return config{}, err
+	}
+	var problems cni.Problems
+	c := config{SourceHints: w.AddSourceHints, Gateways: map[bool]netip.Addr{}}
+	var err error
+	c.Table, err = parseTable(w.Table)
+	problems.Add(err)
+	for i, text := range w.Gateways {
+		key := fmt.Sprintf("gateways[%d]", i)
+		gw, err := cni.ParseAddr(key, text)
+		problems.Add(err)
+		if !gw.IsValid() {
+			continue
+		}
+		if other := c.Gateways[gw.Is4()]; other.IsValid() {
+			problems.Add(cni.Refuse(key, text, fmt.Sprintf("is the second gateway of its family, after %s", other)).
+				Suggest("name one gateway of each family"))
+			continue
+		}
+		c.Gateways[gw.Is4()] = gw
+	}
+	return c, problems.Err()
+}
+
+// parseTable refuses the numbers that no table has, and the kernel's own tables.
+func parseTable(table *int64) (uint32, error) {
+	switch {
+	case table == nil:
+		return 0, nil
+	case *table < 1 || *table > math.MaxUint32:
+		return 0, cni.Refuse("table", *table, fmt.Sprintf("is not between 1 and %d", uint32(math.MaxUint32)))
+	case isKernels(uint32(*table)):
+		return 0, cni.Refuse("table", *table, "is one of the kernel's own tables (default, main, local)")
+	}
+	return uint32(*table), nil
+}
+
+// isKernels says whether a table is one that the kernel has, or none.
+func isKernels(table uint32) bool {
+	return table == unix.RT_TABLE_UNSPEC || table >= unix.RT_TABLE_DEFAULT && table <= unix.RT_TABLE_LOCAL
+}

@@ -1,0 +1,29 @@
+// Sbr gives the addresses of one interface a routing table each, so that what
+// a container sends from one of its interfaces leaves through that interface
+// (source based routing).
+//
+// ADD makes a table for each address, with a default route and the interface's
+// routes of the main table, and a rule that leads the packets of the address
+// there; then it takes the routes out of the main table. What it did is in a
+// record below /run/hawser/sbr; DEL, and an ADD that fails, undo it.
+//
+// README.md lists every key of the configuration.
+package main
+
+import "github.com/hawser-cni/plugins/pkg/skel"
+
+func main() { skel.Main(plugin()) }
+
+func plugin() skel.Plugin[config] {
+	return skel.Plugin[config]{
+		Name:   "sbr",
+		About:  "gives each address of the container's interface a routing table of its own",
+		Config: wireConfig{},
+		Parse:  parseConfig,
+		Add:    add,
+		Del:    del,
+		Check:  check,
+		GC:     gc,
+		Status: status,
+	}
+}

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+const (
+	// firstTable is the number from which free tables are looked for, as the
+	// reference does.
+	firstTable = 100
+	// defaultMetric is what the kernel gives to an IPv6 route without a metric.
+	defaultMetric = 1024
+)
+
+// address is an address of the interface.
+type address struct {
+	Prefix  netip.Prefix // host bits kept
+	Gateway netip.Addr   // zero = none is known
+}
+
+func (a address) is4() bool { return a.Prefix.Addr().Is4() }
+
+// host is the address alone, as a rule has it.
+func (a address) host() netip.Prefix {
+	return netip.PrefixFrom(a.Prefix.Addr(), a.Prefix.Addr().BitLen())
+}
+
+// found is what the plan depends on in the namespace.
+type found struct {
+	Link   int // the interface's index
+	Rules  []rtnl.Rule
+	Routes []rtnl.Route // of all links and tables
+}
+
+// main are the interface's unicast routes of the main table. Those without gateway
+// come first, since the kernel wants to know the way to a gateway.
+func (f found) main() []rtnl.Route {
+	var near, far []rtnl.Route
+	for _, r := range f.Routes {
+		switch {
+		case r.OutIndex != f.Link || r.Table != unix.RT_TABLE_MAIN || r.Type != unix.RTN_UNICAST:
+		case r.GW.IsValid():
+			far = append(far, r)
+		default:
+			near = append(near, r)
+		}
+	}
+	return append(near, far...)
+}
+
+// plan is what an ADD makes and takes away.
+type plan struct {
+	Rules  []rtnl.Rule  `json:"rules"`
+	Routes []rtnl.Route `json:"routes,omitempty"` // of the tables; those that others go through come first
+	Hints  []rtnl.Route `json:"hints,omitempty"`  // of the main table
+	Moved  []rtnl.Route `json:"moved,omitempty"`  // which the main table had
+}
+
+// makePlan decides which tables the addresses get and what is in them.
+func makePlan(cfg config, addrs []address, here found) (p plan) {
+	tables := freeTables(here)
+	for _, a := range addrs {
+		rule := rtnl.Rule{Src: a.host(), Table: cfg.Table}
+		if cfg.Table == 0 {
+			rule.Table = tables()
+			p.Routes = append(p.Routes, routesOf(a, addrs, here, rule.Table)...)
+		}
+		p.Rules = append(p.Rules, rule)
+	}
+	if cfg.Table != 0 {
+		return p
+	}
+	if cfg.SourceHints {
+		p.Hints = sourceHints(addrs, here.Link)
+	}
+	for _, r := range here.main() {
+		isHint := slices.ContainsFunc(p.Hints, func(h rtnl.Route) bool { return h.Dst == r.Dst })
+		if !cfg.SourceHints || r.Scope != unix.RT_SCOPE_LINK || isHint {
+			p.Moved = append(p.Moved, r)
+		}
+	}
+	return p
+}
+
+// freeTables returns a function that gives the next table which neither a rule nor a
+// route mentions.
+func freeTables(here found) func() uint32 {
+	used := map[uint32]bool{}
+	for _, r := range here.Rules {
+		used[r.Table] = true
+	}
+	for _, r := range here.Routes {
+		used[r.Table] = true
+	}
+	next := uint32(firstTable)
+	return func() uint32 {
+		for used[next] {
+			next++
+		}
+		next++
+		return next - 1
+	}
+}
+
+// routesOf are the routes of an address's table: its default route, and copies of
+// the routes in the main table that are the address's or nobody's, in an order in
+// which the kernel takes them.
+func routesOf(a address, all []address, here found, table uint32) []rtnl.Route {
+	var near, far []rtnl.Route
+	way := defaultRoute(a, here.Link, table)
+	for _, r := range here.main() {
+		switch copied := copyFor(r, a, all, table); {
+		case !isFor(r, a, all):
+		case !r.GW.IsValid():
+			near = append(near, copied)
+		case a.Gateway.IsValid() && r.Dst == way.Dst && r.Priority == way.Priority:
+		default:
+			far = append(far, copied)
+		}
+	}
+	if a.Gateway.IsValid() {
+		way.OnLink = !slices.ContainsFunc(near, func(r rtnl.Route) bool { return r.Dst.Contains(a.Gateway) })
+		near = append(near, way)
+	}
+	return append(near, far...)
+}
+
+// isFor says whether a route of the main table belongs into the table of a: it is
+// the address's own or, when it is no address's own, of its family. A route of a
+// family without an address goes into every table, as with the reference.
+func isFor(r rtnl.Route, a address, all []address) bool {
+	owned := slices.ContainsFunc(all, func(o address) bool { return o.owns(r) })
+	family := slices.ContainsFunc(all, func(o address) bool { return o.is4() == r.Dst.Addr().Is4() })
+	switch {
+	case owned:
+		return a.owns(r)
+	case family:
+		return a.is4() == r.Dst.Addr().Is4()
+	}
+	return true
+}
+
+// owns says whether the route is about the address: it has it as its source, leads
+// to its subnet, or through a gateway there.
+func (a address) owns(r rtnl.Route) bool {
+	switch {
+	case !r.GW.IsValid() && r.Dst == a.Prefix.Masked():
+		return true
+	case r.Src.IsValid():
+		return r.Src == a.Prefix.Addr()
+	case r.GW.IsValid():
+		return a.Prefix.Contains(r.GW)
+	}
+	return a.Prefix.Bits() <= r.Dst.Bits() && a.Prefix.Contains(r.Dst.Addr())
+}
+
+// copyFor is the route in the table of a. The source address of another one does
+// not fit there.
+func copyFor(r rtnl.Route, a address, all []address, table uint32) rtnl.Route {
+	r.Table = table
+	if slices.ContainsFunc(all, func(o address) bool { return o != a && o.Prefix.Addr() == r.Src }) {
+		r.Src = netip.Addr{}
+		if !r.GW.IsValid() && r.Dst == a.Prefix.Masked() {
+			r.Src = a.Prefix.Addr()
+		}
+	}
+	return r
+}
+
+func defaultRoute(a address, link int, table uint32) rtnl.Route {
+	r := rtnl.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), GW: a.Gateway, OutIndex: link, Table: table}
+	if !a.is4() {
+		r.Dst, r.Priority = netip.PrefixFrom(netip.IPv6Unspecified(), 0), defaultMetric
+	}
+	return r
+}
+
+// sourceHints are the routes to the subnets that stay in the main table, so that
+// what has no source address yet gets one there.
+func sourceHints(addrs []address, link int) (hints []rtnl.Route) {
+	for _, a := range addrs {
+		h := rtnl.Route{Dst: a.Prefix.Masked(), Src: a.Prefix.Addr(), OutIndex: link, Table: unix.RT_TABLE_MAIN}
+		if a.is4() {
+			h.Scope = unix.RT_SCOPE_LINK
+		} else {
+			h.Priority = defaultMetric
+		}
+		if !slices.ContainsFunc(hints, func(o rtnl.Route) bool { return o.Dst == h.Dst }) {
+			hints = append(hints, h)
+		}
+	}
+	return hints
+}
+
+// addressesOf are the interface's addresses in the result of the chain, with their
+// gateways: the configuration's, else the address's own, else that of a default
+// route of the family.
+func addressesOf(cfg config, res *cni.Result, ifName string) (addrs []address) {
+	for _, ip := range res.ContainerIPs(ifName) {
+		a := address{Prefix: ip.Address, Gateway: cfg.Gateways[ip.Address.Addr().Is4()]}
+		if !a.Gateway.IsValid() {
+			a.Gateway = ip.Gateway
+		}
+		for _, r := range res.Routes {
+			if !a.Gateway.IsValid() && r.Table == nil && r.Dst.Bits() == 0 && r.Dst.Addr().Is4() == a.is4() {
+				a.Gateway = r.GW
+			}
+		}
+		addrs = append(addrs, a)
+	}
+	return addrs
+}

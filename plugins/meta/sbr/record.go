@@ -1,0 +1,100 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+const (
+	recordDir = "/run/hawser/sbr"
+	// lockWait is how long a call waits for its turn, at the records and in the
+	// namespace.
+	lockWait = 30 * time.Second
+)
+
+// record is what an ADD did, in which namespace. DEL undoes it and CHECK compares
+// it; it is written before the first effect.
+type record struct {
+	Network     string      `json:"network"`
+	ContainerID string      `json:"containerID"`
+	IfName      string      `json:"ifname"`
+	Netns       ns.Identity `json:"netns"`
+	Link        int         `json:"link"` // index of the interface
+	Plan        plan        `json:"plan"`
+}
+
+func (r record) attachment() cni.Attachment {
+	return cni.Attachment{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName}
+}
+
+// readRecord reads the attachment's record; ok is false when there is none that an
+// ADD of this attachment wrote.
+func readRecord(ctx context.Context, a cni.Attachment) (r record, ok bool, err error) {
+	s, err := statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
+	if err != nil {
+		return r, false, err
+	}
+	defer s.Close()
+	r, ok, err = s.Get(a.Hash())
+	return r, ok && r.attachment() == a && r.sane(), err
+}
+
+// sane says whether an ADD can have written the record. Its file may be damaged, and
+// DEL deletes what it names.
+func (r record) sane() bool {
+	tables := map[uint32]bool{}
+	for _, rule := range r.Plan.Rules {
+		if !rule.Src.IsSingleIP() || isKernels(rule.Table) {
+			return false
+		}
+		tables[rule.Table] = true
+	}
+	inMain := map[uint32]bool{unix.RT_TABLE_MAIN: true}
+	return r.areSane(r.Plan.Routes, tables) && r.areSane(r.Plan.Hints, inMain) && r.areSane(r.Plan.Moved, inMain)
+}
+
+func (r record) areSane(routes []rtnl.Route, tables map[uint32]bool) bool {
+	return !slices.ContainsFunc(routes, func(route rtnl.Route) bool {
+		return !route.Dst.IsValid() || route.OutIndex != r.Link || !tables[route.Table]
+	})
+}
+
+func putRecord(ctx context.Context, r record) error {
+	s, err := statefile.OpenStore[record](ctx, recordDir, lockWait)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return s.Put(r.attachment().Hash(), r)
+}
+
+func dropRecord(ctx context.Context, a cni.Attachment) error {
+	s, err := statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return s.Drop(a.Hash())
+}
+
+// lockNamespace keeps other calls out of the container's routes until this one is
+// over. The reference takes the same lock.
+func lockNamespace(ctx context.Context, req *skel.Request) error {
+	ctx, cancel := context.WithTimeout(ctx, lockWait)
+	defer cancel()
+	held, err := statefile.LockFD(ctx, req.NS.FD(), req.Netns)
+	if err != nil {
+		return err
+	}
+	req.OnDone(func() { _ = held.Unlock() })
+	return nil
+}

@@ -1,0 +1,247 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
+	addrs, err := needAddresses(cfg, req)
+	if err != nil {
+		return nil, err
+	}
+	if err := lockNamespace(ctx, req); err != nil {
+		return nil, err
+	}
+	conn, here, err := look(req)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return nil, cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q",
+			req.IfName, req.Netns)
+	}
+	if err != nil {
+		return nil, err
+	}
+	r, err := newRecord(ctx, req, conn, here.Link)
+	if err != nil {
+		return nil, err
+	}
+	r.Plan = makePlan(cfg, addrs, here)
+	// Before it is written: it may be there although the write failed.
+	req.OnFail("remove the record", func(ctx context.Context) error { return dropRecord(ctx, req.Attachment) })
+	if err := putRecord(ctx, r); err != nil {
+		return nil, err
+	}
+	req.OnFail("restore the routes", func(context.Context) error { return undo(conn, r.Plan) })
+	awaitSources(ctx, conn, r.Plan)
+	return req.PrevResult, apply(conn, r.Plan)
+}
+
+// sourceWait is longer than duplicate address detection takes.
+const sourceWait = 5 * time.Second
+
+// awaitSources waits until the sources of hints are no longer tentative: the kernel
+// would refuse them. What it could not wait for the kernel reports.
+func awaitSources(ctx context.Context, conn *rtnl.Conn, p plan) {
+	ctx, cancel := context.WithTimeout(ctx, sourceWait)
+	defer cancel()
+	for _, h := range p.Hints {
+		if h.Src.Is6() {
+			_ = conn.WaitDAD(ctx, h.OutIndex)
+		}
+	}
+}
+
+// needAddresses are the addresses that get a rule.
+func needAddresses(cfg config, req *skel.Request) ([]address, error) {
+	if req.PrevResult == nil {
+		return nil, cni.Errorf(cni.CodeConfig,
+			"prevResult: missing; sbr moves the routes of an interface that another plugin of the chain made")
+	}
+	addrs := addressesOf(cfg, req.PrevResult, req.IfName)
+	if len(addrs) == 0 {
+		return nil, cni.Errorf(cni.CodeConfig, "prevResult: no address of the interface %q to route by", req.IfName)
+	}
+	return addrs, nil
+}
+
+// newRecord begins the attachment's record. An old one of the same interface says that
+// the attachment is there already; of an interface that is gone only rules are left.
+func newRecord(ctx context.Context, req *skel.Request, conn *rtnl.Conn, link int) (record, error) {
+	id, err := req.NS.Identity()
+	if err != nil {
+		return record{}, err
+	}
+	old, ok, err := readRecord(ctx, req.Attachment)
+	if err != nil {
+		return record{}, err
+	}
+	if ok && old.Netns.Is(id) && old.Link == link {
+		return record{}, cni.Errorf(cni.CodeExists,
+			"the addresses of %q have their tables already, from an earlier ADD; DEL takes them away", req.IfName)
+	}
+	if ok && old.Netns.Is(id) {
+		err = undo(conn, plan{Rules: old.Plan.Rules})
+	}
+	return record{Network: req.Network, ContainerID: req.ContainerID, IfName: req.IfName, Netns: id, Link: link}, err
+}
+
+// look reads what is in the namespace. Its handle is open until the call is over.
+func look(req *skel.Request) (*rtnl.Conn, found, error) {
+	conn, err := rtnl.Dial(req.NS)
+	if err != nil {
+		return nil, found{}, err
+	}
+	req.OnDone(func() { _ = conn.Close() })
+	link, err := conn.Link(req.IfName)
+	if err != nil {
+		return conn, found{}, err
+	}
+	here := found{Link: link.Index}
+	if here.Rules, err = conn.Rules(); err != nil {
+		return conn, found{}, err
+	}
+	here.Routes, err = conn.Routes(0, unix.AF_UNSPEC)
+	return conn, here, err
+}
+
+// apply makes the tables before the rules that lead there, and takes routes out of the
+// main table after that: an address has a way at any time.
+func apply(conn *rtnl.Conn, p plan) error {
+	if err := addRoutes(conn, p.Routes); err != nil {
+		return err
+	}
+	for _, r := range p.Rules {
+		if err := conn.AddRule(r); err != nil {
+			return err
+		}
+	}
+	for _, r := range p.Moved {
+		if err := conn.DelRoute(r); err != nil {
+			return tableError(r, err)
+		}
+	}
+	return addRoutes(conn, p.Hints)
+}
+
+func addRoutes(conn *rtnl.Conn, routes []rtnl.Route) error {
+	for _, r := range routes {
+		if err := conn.AddRoute(r); err != nil && !errors.Is(err, unix.EEXIST) {
+			return tableError(r, err)
+		}
+	}
+	return nil
+}
+
+func tableError(r rtnl.Route, err error) error {
+	return cni.Errorf(cni.CodeInternal, "table %d: %w", r.Table, err)
+}
+
+// check looks for a rule of each address, for all that the record says and, where
+// the reference made the tables, for their default routes. It returns each
+// difference.
+func check(ctx context.Context, req *skel.Request, cfg config) error {
+	addrs, err := needAddresses(cfg, req)
+	if err != nil {
+		return err
+	}
+	id, err := req.NS.Identity()
+	if err != nil {
+		return err
+	}
+	r, ok, err := readRecord(ctx, req.Attachment)
+	if err != nil {
+		return err
+	}
+	_, here, err := look(req)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return drift("interface %q: is gone", req.IfName)
+	}
+	if err != nil {
+		return err
+	}
+	if !ok || !r.Netns.Is(id) {
+		r.Plan = plan{}
+	}
+	var errs []error
+	for _, a := range addrs {
+		errs = append(errs, here.checkRule(a, cfg, r.Plan))
+	}
+	for _, want := range slices.Concat(r.Plan.Routes, r.Plan.Hints) {
+		if !slices.ContainsFunc(here.Routes, func(have rtnl.Route) bool { return sameRoute(want, have) }) {
+			errs = append(errs, drift("table %d: route %s: missing", want.Table, want))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkRule looks for the rule of one address. Without a plan it may lead to any
+// table that has the default route.
+func (f found) checkRule(a address, cfg config, p plan) error {
+	inPlan := func(r rtnl.Rule) bool { return len(p.Rules) == 0 || slices.Contains(p.Rules, r) }
+	i := slices.IndexFunc(f.Rules, func(r rtnl.Rule) bool {
+		return r.Src == a.host() && inPlan(r) && (cfg.Table == 0 || r.Table == cfg.Table)
+	})
+	if i < 0 {
+		return drift("rule from %s: missing", a.host())
+	}
+	if cfg.Table != 0 || len(p.Rules) > 0 || !a.Gateway.IsValid() {
+		return nil
+	}
+	way := defaultRoute(a, f.Link, f.Rules[i].Table)
+	if !slices.ContainsFunc(f.Routes, func(have rtnl.Route) bool { return sameRoute(way, have) }) {
+		return drift("table %d: route %s: missing", way.Table, way)
+	}
+	return nil
+}
+
+// sameRoute compares what leads packets. IPv6 has no scope.
+func sameRoute(want, have rtnl.Route) bool {
+	return want.Dst == have.Dst && want.GW == have.GW && want.Src == have.Src && want.OutIndex == have.OutIndex &&
+		want.Priority == have.Priority && want.Table == have.Table
+}
+
+func drift(format string, args ...any) error { return cni.Errorf(cni.CodeDrift, format, args...) }
+
+// gc removes the records of attachments that are not valid. Nothing is restored:
+// their namespaces are gone, or somebody else's business.
+func gc(ctx context.Context, req *skel.Request) error {
+	s, err := statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	all, err := s.All()
+	errs := []error{err}
+	for name, r := range all {
+		if r.Network == req.Network && !req.Valid.Has(r.attachment()) {
+			errs = append(errs, s.Drop(name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// status looks for what would make ADD fail: a kernel without routing policy, a
+// directory that cannot be written.
+func status(_ context.Context, _ *skel.Request, _ config) error {
+	conn, err := rtnl.Dial(nil)
+	if err == nil {
+		defer conn.Close()
+		_, err = conn.Rules()
+	}
+	if err == nil {
+		err = statefile.Writable(recordDir)
+	}
+	if err != nil {
+		return cni.Errorf(cni.CodeUnavailable, "%w", err)
+	}
+	return nil
+}

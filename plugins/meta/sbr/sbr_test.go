@@ -1,0 +1,437 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+const (
+	v4 = "10.2.0.2/24 10.2.0.1"
+	v6 = "fd02::2/64 fd02::1"
+)
+
+var _ = Describe("ADD", func() {
+	It("gives each address a table with its routes, and takes them out of main", func() {
+		w := newWorld("10.2.0.2/24", "fd02::2/64")
+		r := w.add(nil, v4, v6)
+		Expect(r.Interfaces).To(HaveLen(3))
+		Expect(w.rules()).To(Equal([]string{"10.2.0.2 100", "fd02::2 101"}))
+		Expect(w.routes("100")).To(ConsistOf("default via 10.2.0.1 dev eth1",
+			"10.2.0.0/24 dev eth1 proto kernel scope link src 10.2.0.2"))
+		Expect(w.routes("101")).To(ConsistOf("default via fd02::1 dev eth1 metric 1024",
+			"fd02::/64 dev eth1 proto kernel metric 256"))
+		Expect(w.routes("main")).To(ConsistOf("default via 10.1.0.1 dev eth0",
+			"10.1.0.0/24 dev eth0 proto kernel scope link src 10.1.0.2"))
+		Expect(w.sends("10.2.0.2", "192.0.2.1")).To(Equal("eth1 10.2.0.1"))
+		Expect(w.sends("10.1.0.2", "192.0.2.1")).To(Equal("eth0 10.1.0.1"))
+	})
+
+	It("numbers tables above those that anybody uses", func() {
+		w := newWorld("10.2.0.2/24", "fd02::2/64")
+		IP(w.cont, "rule add from 10.9.0.1 lookup 100")
+		IP(w.cont, "route add 10.9.0.0/16 dev eth0 table 102")
+		w.add(nil, v4, v6)
+		Expect(w.rules()).To(ConsistOf("10.9.0.1 100", "10.2.0.2 101", "fd02::2 103"))
+	})
+
+	It("gives two addresses of one subnet its route, each with its own source", func() {
+		w := newWorld("10.2.0.40/24", "10.2.0.41/24")
+		w.add(nil, "10.2.0.40/24 10.2.0.1", "10.2.0.41/24 10.2.0.1")
+		for i, addr := range []string{"10.2.0.40", "10.2.0.41"} {
+			Expect(w.routes(table(100 + i))).To(ConsistOf("default via 10.2.0.1 dev eth1",
+				"10.2.0.0/24 dev eth1 proto kernel scope link src "+addr))
+		}
+	})
+
+	It("gives addresses of two subnets their own routes, and each those of nobody", func() {
+		w := newWorld("10.2.0.2/24", "10.3.0.2/24")
+		IP(w.cont, "route add 10.20.0.0/16 via 10.2.0.9")
+		IP(w.cont, "route add 10.30.0.0/16 via 10.3.0.9 metric 7")
+		IP(w.cont, "route add 192.168.5.1 dev eth1")
+		IP(w.cont, "route add 10.99.0.0/16 via 192.168.5.1 mtu 1400")
+		w.add(nil, v4, "10.3.0.2/24")
+		nobody := []any{"192.168.5.1 dev eth1 scope link", "10.99.0.0/16 via 192.168.5.1 dev eth1 mtu 1400"}
+		Expect(w.routes("100")).To(ConsistOf(append(nobody, "default via 10.2.0.1 dev eth1",
+			"10.2.0.0/24 dev eth1 proto kernel scope link src 10.2.0.2", "10.20.0.0/16 via 10.2.0.9 dev eth1")...))
+		Expect(w.routes("101")).To(ConsistOf(append(nobody,
+			"10.3.0.0/24 dev eth1 proto kernel scope link src 10.3.0.2",
+			"10.30.0.0/16 via 10.3.0.9 dev eth1 metric 7")...))
+		Expect(w.routes("main")).To(HaveLen(2))
+	})
+
+	It("moves the default route that the interface has, of several next hops each", func() {
+		w := newWorld("10.2.0.2/24", "fd02::2/64")
+		IP(w.cont, "route replace default via 10.2.0.1")
+		IP(w.cont, "-6 route add fd09::/16 nexthop via fd02::8 nexthop via fd02::9")
+		w.add(nil, v4, v6)
+		Expect(w.routes("100")).To(ConsistOf("default via 10.2.0.1 dev eth1", HavePrefix("10.2.0.0/24 ")))
+		Expect(w.routes("101")).To(ContainElements("fd09::/16 metric 1024",
+			"nexthop via fd02::8 dev eth1 weight 1", "nexthop via fd02::9 dev eth1 weight 1"))
+		Expect(w.routes("main")).To(ConsistOf(HavePrefix("10.1.0.0/24 ")))
+	})
+
+	DescribeTable("takes the default route's gateway", func(keys Object, addr, want string) {
+		w := newWorld("10.2.0.2/24")
+		w.add(keys, addr)
+		Expect(w.routes("100")).To(ContainElement(want))
+	},
+		Entry("from gateways first", Object{"gateways": []string{"10.2.0.9"}}, v4, "default via 10.2.0.9 dev eth1"),
+		Entry("which may be outside the subnet", Object{"gateways": []string{"10.99.0.1"}}, v4,
+			"default via 10.99.0.1 dev eth1 onlink"),
+		Entry("also for an address alone", nil, "10.2.0.2/32 169.254.1.1", "default via 169.254.1.1 dev eth1 onlink"),
+		Entry("from a default route of the result last", Object{"prevResult": Object{"cniVersion": "1.1.0",
+			"ips":    []Object{{"address": "10.2.0.2/24"}},
+			"routes": []Object{{"dst": "0.0.0.0/0", "gw": "10.2.0.7"}}}}, "",
+			"default via 10.2.0.7 dev eth1"),
+	)
+
+	It("without a gateway makes no default route", func() {
+		w := newWorld("10.2.0.2/24")
+		w.add(nil, "10.2.0.2/24")
+		Expect(w.routes("100")).To(ConsistOf("10.2.0.0/24 dev eth1 proto kernel scope link src 10.2.0.2"))
+	})
+
+	It("keeps the subnets in main with addSourceHints", func() {
+		w := newWorld("10.2.0.2/24", "fd02::2/64")
+		IP(w.cont, "route add 10.20.0.0/16 via 10.2.0.9")
+		IP(w.cont, "route add 192.168.5.1 dev eth1")
+		before := w.cont.Snapshot()
+		w.add(Object{"addSourceHints": true}, v4, v6)
+		Expect(w.routes("main")).To(ConsistOf(HavePrefix("default via 10.1.0.1"), HavePrefix("10.1.0.0/24 "),
+			"10.2.0.0/24 dev eth1 scope link src 10.2.0.2", "192.168.5.1 dev eth1 scope link",
+			"fd02::/64 dev eth1 src fd02::2 metric 1024"))
+		w.Succeeds(w.call("CHECK", Object{"addSourceHints": true}, v4, v6))
+		w.del(nil)
+		Expect(w.cont.Snapshot()).To(Equal(before))
+	})
+
+	It("only makes rules with table, and moves no route", func() {
+		w := newWorld("10.2.0.2/24", "fd02::2/64")
+		before := w.routes("main")
+		w.add(Object{"table": 5000}, v4, v6)
+		Expect(w.rules()).To(Equal([]string{"10.2.0.2 5000", "fd02::2 5000"}))
+		Expect(w.routes("main")).To(Equal(before))
+		Expect(w.routes("5000")).To(BeEmpty())
+		w.Succeeds(w.call("CHECK", Object{"table": 5000}, v4, v6))
+		w.del(nil)
+		Expect(w.rules()).To(BeEmpty())
+	})
+
+	It("answers through the interface that was asked, with real packets on two uplinks", func() {
+		w := newWorld("10.2.0.2/24")
+		for name, net := range map[string]string{"eth0": "10.1.0", "eth1": "10.2.0"} {
+			IP(w.routers[name], "link set lo up")
+			IP(w.routers[name], "addr add 192.0.2.1/32 dev lo")
+			IP(w.routers[name], "addr add %s.1/24 dev port", net)
+		}
+		w.cont.Serve("tcp", "10.2.0.2:80")
+		IP(w.routers["eth1"], "route replace 10.2.0.0/24 dev port src 192.0.2.1")
+		ask := func() error {
+			_, err := w.routers["eth1"].Ask("tcp", "10.2.0.2:80")
+			return err
+		}
+		Expect(ask()).NotTo(Succeed(), "the answer leaves through eth0, and is lost there")
+		w.add(nil, v4)
+		Expect(ask()).To(Succeed())
+	})
+
+	It("again is refused and changes nothing; after DEL it works", func() {
+		w := newWorld("10.2.0.2/24", "fd02::2/64")
+		w.add(nil, v4, v6)
+		before := w.cont.Snapshot()
+		Expect(w.Fails(w.call("ADD", nil, v4, v6), cni.CodeExists)).To(ContainSubstring(`"eth1"`))
+		Expect(w.cont.Snapshot()).To(Equal(before))
+		w.del(nil)
+		w.add(nil, v4, v6)
+		Expect(w.cont.Snapshot()).To(Equal(before))
+	})
+
+	It("for an interface that was made anew replaces the rules of the former one", func() {
+		w := newWorld("10.2.0.2/24")
+		w.add(nil, v4)
+		IP(w.cont, "link del eth1")
+		w.link("eth1", "10.2.0.2/24")
+		w.add(nil, v4)
+		Expect(w.rules()).To(HaveLen(1))
+		w.del(nil)
+		Expect(w.rules()).To(BeEmpty())
+	})
+
+	It("of eight interfaces at once gives each a table", func() {
+		w := newWorld("10.2.0.2/24")
+		var calls []Call
+		for i := range 8 {
+			name := fmt.Sprintf("net%d", i)
+			w.link(name, fmt.Sprintf("10.50.%d.2/24", i))
+			c := w.call("ADD", Object{"prevResult": Object{"cniVersion": "1.1.0", "ips": []Object{
+				{"address": fmt.Sprintf("10.50.%d.2/24", i), "gateway": fmt.Sprintf("10.50.%d.1", i)}}}})
+			c.IfName = name
+			calls = append(calls, c)
+		}
+		var wait sync.WaitGroup
+		answers := make([]Answer, len(calls))
+		for i, c := range calls {
+			wait.Go(func() {
+				defer GinkgoRecover()
+				answers[i] = w.Call(c)
+			})
+		}
+		wait.Wait()
+		tables := map[string]bool{}
+		for _, a := range answers {
+			a.Added()
+		}
+		for _, r := range w.rules() {
+			tables[strings.Fields(r)[1]] = true
+		}
+		Expect(tables).To(HaveLen(8))
+	})
+
+	DescribeTable("refuses", func(keys Object, code int, message string) {
+		w := newWorld("10.2.0.2/24")
+		before := w.cont.Snapshot()
+		Expect(w.Fails(w.call("ADD", keys, v4), uint(code))).To(ContainSubstring(message))
+		Expect(w.cont.Snapshot()).To(Equal(before))
+		Expect(w.records()).To(BeEmpty())
+	},
+		Entry("table 0", Object{"table": 0}, 7, "table: 0 is not between 1 and 4294967295"),
+		Entry("a table below 0", Object{"table": -1}, 7, "table: -1 is not between"),
+		Entry("a table of more than 32 bits", Object{"table": 1 << 32}, 7, "table: 4294967296 is not between"),
+		Entry("the main table", Object{"table": 254}, 7, "table: 254 is one of the kernel's own"),
+		Entry("a gateway that is none", Object{"gateways": []string{"x"}}, 7, `gateways[0]: "x"`),
+		Entry("two gateways of a family", Object{"gateways": []string{"10.2.0.1", "fd02::1", "10.2.0.3"}}, 7,
+			`gateways[2]: "10.2.0.3" is the second gateway of its family, after 10.2.0.1`),
+		Entry("a value of the wrong type", Object{"addSourceHints": "yes"}, 7, "addSourceHints"),
+		Entry("a configuration without prevResult", Object{"prevResult": nil}, 7, "prevResult: missing"),
+		Entry("a result without addresses of the interface", Object{"prevResult": Object{"cniVersion": "1.1.0",
+			"interfaces": []Object{{"name": "eth1"}}, "ips": []Object{{"address": "10.2.0.2/24", "interface": 0}}}}, 7,
+			`prevResult: no address of the interface "eth1"`),
+	)
+
+	It("names an interface that is not there", func() {
+		w := newWorld("10.2.0.2/24")
+		IP(w.cont, "link del eth1")
+		Expect(w.Fails(w.call("ADD", nil, v4), cni.CodeEnvironment)).To(ContainSubstring(`no such interface`))
+	})
+
+	It("that fails restores everything", func() {
+		w := newWorld("10.2.0.2/24")
+		IP(w.cont, "route add 10.20.0.0/16 via 10.2.0.9")
+		before := w.cont.Snapshot()
+		// No route can have an address as its source that the interface does not have.
+		Expect(w.Fails(w.call("ADD", Object{"addSourceHints": true}, "10.2.0.9/24"), cni.CodeInternal)).
+			To(ContainSubstring("table 254: route 10.2.0.0/24: invalid argument"))
+		Expect(w.cont.Snapshot()).To(Equal(before))
+		Expect(w.records()).To(BeEmpty())
+		c := w.call("ADD", nil, v4)
+		c.Stdout = full{}
+		Expect(w.Call(c).Code).NotTo(BeZero())
+		Expect(w.cont.Snapshot()).To(Equal(before))
+		Expect(w.records()).To(BeEmpty())
+	})
+
+	It("waits for the lock that the reference takes", func() {
+		w := newWorld("10.2.0.2/24")
+		file, err := os.Open(w.cont.Path)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(unix.Flock(int(file.Fd()), unix.LOCK_EX)).To(Succeed())
+		done := make(chan Answer)
+		go func() {
+			defer GinkgoRecover()
+			done <- w.Call(w.call("ADD", nil, v4))
+		}()
+		Consistently(w.rules, "50ms").Should(BeEmpty())
+		Expect(file.Close()).To(Succeed())
+		(<-done).Added()
+	})
+})
+
+var _ = Describe("DEL", func() {
+	DescribeTable("restores what the interface had", func(keys Object) {
+		w := newWorld("10.2.0.2/24", "fd02::2/64")
+		IP(w.cont, "rule add from 10.2.0.2 lookup 200") // somebody else's
+		IP(w.cont, "route add 10.20.0.0/16 via 10.2.0.9 metric 5 mtu 1300 proto static")
+		IP(w.cont, "route add 10.21.0.0/16 via 172.30.0.1 dev eth1 onlink")
+		IP(w.cont, "-6 route add fd09::/16 nexthop via fd02::8 nexthop via fd02::9")
+		before := w.cont.Snapshot()
+		w.add(keys, v4, v6)
+		Expect(w.cont.Snapshot()).NotTo(Equal(before))
+		w.del(nil)
+		Expect(w.cont.Snapshot()).To(Equal(before))
+		Expect(w.records()).To(BeEmpty())
+		w.del(nil)
+	},
+		Entry("without keys", nil),
+		Entry("with hints", Object{"addSourceHints": true}),
+		Entry("with table", Object{"table": 77}),
+	)
+
+	DescribeTable("of a container that is gone succeeds and makes no file", func(path func(w *world) string) {
+		w := newWorld("10.2.0.2/24")
+		w.add(nil, v4)
+		c := w.call("DEL", Object{"prevResult": nil})
+		c.Netns = path(w)
+		w.Succeeds(c)
+		Expect(w.records()).To(BeEmpty())
+		if c.Netns != "" {
+			Expect(c.Netns).NotTo(BeAnExistingFile())
+		}
+	},
+		Entry("with CNI_NETNS empty", func(*world) string { return "" }),
+		Entry("with a path that is gone", func(w *world) string { w.cont.Unpin(); return w.cont.Path }),
+	)
+
+	It("without the interface removes the rules", func() {
+		w := newWorld("10.2.0.2/24")
+		w.add(nil, v4)
+		IP(w.cont, "link del eth1")
+		w.del(nil)
+		Expect(w.rules()).To(BeEmpty())
+		Expect(w.records()).To(BeEmpty())
+	})
+
+	It("leaves another container alone to which the path leads by now", func() {
+		w := newWorld("10.2.0.2/24")
+		w.add(nil, v4)
+		other := newWorld("10.2.0.2/24")
+		w.cont = other.cont
+		c := w.call("ADD", nil, v4)
+		c.ID = "two"
+		w.Call(c).Added()
+		before := w.cont.Snapshot()
+		w.del(nil) // one's
+		Expect(w.cont.Snapshot()).To(Equal(before))
+		Expect(w.records()).To(HaveLen(1))
+	})
+
+	It("does not need the configuration", func() {
+		w := newWorld("10.2.0.2/24")
+		before := w.cont.Snapshot()
+		w.add(nil, v4)
+		w.del(Object{"table": "x", "gateways": 7})
+		Expect(w.cont.Snapshot()).To(Equal(before))
+	})
+})
+
+var _ = Describe("CHECK", func() {
+	DescribeTable("finds", func(change, message string) {
+		w := newWorld("10.2.0.2/24", "fd02::2/64")
+		w.add(Object{"addSourceHints": true}, v4, v6)
+		check := w.call("CHECK", Object{"addSourceHints": true}, v4, v6)
+		w.Succeeds(check)
+		IP(w.cont, "%s", change)
+		Expect(w.Fails(check, cni.CodeDrift)).To(ContainSubstring(message))
+	},
+		Entry("a rule that is gone", "rule del from 10.2.0.2", "rule from 10.2.0.2/32: missing"),
+		Entry("a default route that is gone", "route del default table 100",
+			"table 100: route 0.0.0.0/0 via 10.2.0.1: missing"),
+		Entry("a default route that leads elsewhere", "route replace default via 10.2.0.7 table 100", "missing"),
+		Entry("a copied route that is gone", "-6 route del fd02::/64 table 101", "table 101: route fd02::/64: missing"),
+		Entry("a hint that is gone", "route del 10.2.0.0/24 table main", "table 254: route 10.2.0.0/24: missing"),
+		Entry("that the interface is gone", "link del eth1", `interface "eth1": is gone`),
+	)
+})
+
+var _ = Describe("GC", func() {
+	It("removes the records of attachments that are not valid, of its network alone", func() {
+		w := newWorld("10.2.0.2/24")
+		for _, name := range []string{"net", "other"} {
+			w.link(name, "10.4.0.2/24")
+			c := w.call("ADD", Object{"name": name, "prevResult": Object{"cniVersion": "1.1.0",
+				"ips": []Object{{"address": "10.4.0.2/24"}}}})
+			c.IfName = name
+			w.Call(c).Added()
+		}
+		gc := func(valid ...Object) {
+			w.Succeeds(Call{Command: "GC", Conf: Object{"cniVersion": "1.1.0", "name": "net", "type": "sbr",
+				"cni.dev/valid-attachments": append([]Object{}, valid...)}})
+		}
+		gc(Object{"containerID": "one", "ifname": "net"})
+		Expect(w.records()).To(HaveLen(2))
+		gc()
+		Expect(w.records()).To(HaveLen(1))
+	})
+})
+
+var _ = Describe("STATUS", func() {
+	status := Call{Command: "STATUS", Conf: Object{"cniVersion": "1.1.0", "name": "net", "type": "sbr"}}
+
+	It("succeeds where an ADD would", func() {
+		w := newWorld()
+		w.Succeeds(status)
+	})
+
+	It("names records that cannot be kept", func() {
+		w := newWorld()
+		w.Cmd("sh", "-c", "rm -rf /run/hawser && touch /run/hawser")
+		Expect(w.Fails(status, cni.CodeUnavailable)).To(ContainSubstring("/run/hawser"))
+	})
+})
+
+var _ = Describe("beside the reference plugin", func() {
+	for _, ref := range nstest.References() {
+		It("of "+ref.Name+" makes the same for an address, and each removes the other's rules", func() {
+			var made []string
+			for _, by := range []string{"ours", "theirs"} {
+				w := newWorld("10.2.0.2/24")
+				IP(w.cont, "route add 10.20.0.0/16 via 10.2.0.9")
+				before := w.cont.Snapshot()
+				call := w.call("ADD", Object{"cniVersion": "1.0.0"}, v4)
+				call.Conf.(Object)["prevResult"].(Object)["cniVersion"] = "1.0.0"
+				del := w.call("DEL", Object{"cniVersion": "1.0.0", "prevResult": nil})
+				check := call
+				check.Command = "CHECK"
+				if by == "ours" {
+					w.Exec(call).Added()
+					made = append(made, fmt.Sprint(w.rules(), w.routes("100"), w.routes("main")))
+					Expect(w.Reference(ref, del).Code).To(BeZero())
+					Expect(w.rules()).To(BeEmpty())
+					continue
+				}
+				w.Reference(ref, call).Added()
+				made = append(made, fmt.Sprint(w.rules(), w.routes("100"), w.routes("main")))
+				Expect(w.Exec(check)).To(Equal(Answer{}))
+				Expect(w.Exec(del)).To(Equal(Answer{}))
+				Expect(w.cont.Snapshot()).To(Equal(before))
+			}
+			Expect(made[1]).To(Equal(made[0]))
+		})
+	}
+})
+
+var _ = Describe("the program", func() {
+	DescribeTable("serves version", func(version string) {
+		w := newWorld("10.2.0.2/24")
+		before := w.cont.Snapshot()
+		prev := fmt.Sprintf(`{"cniVersion":%q,"ips":[{"version":"4","address":"10.2.0.2/24"}]}`, version)
+		if version < "0.3" {
+			prev = `{"ip4":{"ip":"10.2.0.2/24"}}`
+		}
+		conf := fmt.Sprintf(`{"cniVersion":%q,"name":"net","type":"sbr","prevResult":%s}`, version, prev)
+		c := Call{Command: "ADD", IfName: "eth1", Netns: w.cont.Path, Conf: conf}
+		a := w.Exec(c)
+		Expect(a.Added().CNIVersion).To(Equal(version))
+		Expect(w.rules()).To(Equal([]string{"10.2.0.2 100"}))
+		c.Command = "DEL"
+		Expect(w.Exec(c)).To(Equal(Answer{}))
+		Expect(w.cont.Snapshot()).To(Equal(before))
+	},
+		Entry(nil, "0.1.0"), Entry(nil, "0.2.0"), Entry(nil, "0.3.0"), Entry(nil, "0.3.1"),
+		Entry(nil, "0.4.0"), Entry(nil, "1.0.0"), Entry(nil, "1.1.0"),
+	)
+})
+
+// full is a standard output that cannot be written.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, unix.ENOSPC }

@@ -1,0 +1,152 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestSBR(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "sbr")
+}
+
+// world has a container with eth0 and eth1, each on a router of its own.
+type world struct {
+	*World
+	cont    *nstest.Host
+	routers map[string]*nstest.Host
+}
+
+// newWorld gives eth1 the addresses, and a router at the end of its cable.
+func newWorld(addrs ...string) *world {
+	GinkgoHelper()
+	w := &world{World: NewWorld(plugin()), cont: nstest.NewNetns(), routers: map[string]*nstest.Host{}}
+	w.link("eth0", "10.1.0.2/24")
+	w.link("eth1", addrs...)
+	IP(w.cont, "route add default via 10.1.0.1")
+	return w
+}
+
+func (w *world) link(name string, addrs ...string) {
+	GinkgoHelper()
+	router := nstest.NewNetns()
+	w.routers[name] = router
+	IP(w.cont, "link add %s type veth peer name port netns %s", name, router.Name)
+	for host, link := range map[*nstest.Host]string{w.cont: name, router: "port"} {
+		host.SetSysctl("net/ipv6/conf/"+link+"/accept_dad", "0")
+		host.SetSysctl("net/ipv6/conf/"+link+"/addr_gen_mode", "1") // no link-local address
+	}
+	IP(w.cont, "link set %s up", name)
+	IP(router, "link set port up")
+	for _, a := range addrs {
+		IP(w.cont, "addr add %s dev %s", a, name)
+		if addr, _, _ := strings.Cut(a, "/"); strings.Contains(addr, ":") { // a worker of the kernel makes its route
+			Eventually(func() string { return IP(w.cont, "-6 route show table local dev %s", name) },
+				nstest.Patience(5*time.Second)).Should(ContainSubstring("local " + addr))
+			Eventually(func() string { return IP(w.cont, "-6 addr show tentative dev %s", name) },
+				nstest.Patience(5*time.Second)).Should(BeEmpty())
+		}
+	}
+}
+
+// call is a call about eth1, whose result has the addresses ("10.2.0.2/24 10.2.0.1" is
+// one with its gateway).
+func (w *world) call(command string, keys Object, addrs ...string) Call {
+	GinkgoHelper()
+	ips := []Object{{"address": "10.1.0.2/24", "gateway": "10.1.0.1", "interface": 0}}
+	for _, a := range addrs {
+		address, gateway, _ := strings.Cut(a, " ")
+		ip := Object{"address": address, "interface": 2}
+		if gateway != "" {
+			ip["gateway"] = gateway
+		}
+		ips = append(ips, ip)
+	}
+	prev := Object{"cniVersion": "1.1.0", "ips": ips, "interfaces": []Object{
+		{"name": "eth0", "sandbox": w.cont.Path}, {"name": "eth1"}, {"name": "eth1", "sandbox": w.cont.Path}}}
+	conf := Object{"cniVersion": "1.1.0", "name": "net", "type": "sbr", "prevResult": prev}
+	return Call{Command: command, IfName: "eth1", Netns: w.cont.Path, Conf: Merge(conf, keys)}
+}
+
+// add is an ADD that must succeed, and says nothing else.
+func (w *world) add(keys Object, addrs ...string) Result {
+	GinkgoHelper()
+	a := w.Call(w.call("ADD", keys, addrs...))
+	Expect(a.Stderr).To(BeEmpty())
+	return a.Added()
+}
+
+func (w *world) del(keys Object) {
+	GinkgoHelper()
+	w.Succeeds(w.call("DEL", Merge(keys, Object{"prevResult": nil})))
+}
+
+// rules are those that the kernel did not make: "10.2.0.2 100".
+func (w *world) rules() []string {
+	GinkgoHelper()
+	out := []string{}
+	for _, family := range []string{"-4", "-6"} {
+		var rules []struct{ Src, Table string }
+		w.cont.JSON(&rules, "ip", "-j", family, "rule")
+		for _, r := range rules {
+			if r.Src != "all" {
+				out = append(out, r.Src+" "+r.Table)
+			}
+		}
+	}
+	return out
+}
+
+// routes are the unicast routes of a table, as ip(8) writes them.
+func (w *world) routes(table string) []string {
+	GinkgoHelper()
+	var out []string
+	for _, family := range []string{"-4", "-6"} {
+		done := w.cont.Run(nstest.Program{Path: "ip", Args: []string{family, "route", "show", "table", table}})
+		for line := range strings.Lines(done.Stdout) {
+			if !strings.HasPrefix(line, "multicast") {
+				out = append(out, strings.TrimSpace(strings.ReplaceAll(line, " pref medium", "")))
+			}
+		}
+	}
+	return out
+}
+
+// records lists the files of the records.
+func (w *world) records() (names []string) {
+	GinkgoHelper()
+	w.Do(func() {
+		entries, err := os.ReadDir(recordDir)
+		if !os.IsNotExist(err) {
+			Expect(err).NotTo(HaveOccurred())
+		}
+		for _, e := range entries {
+			if e.Name() != "lock" {
+				names = append(names, e.Name())
+			}
+		}
+	})
+	return names
+}
+
+// sends says through which link the container sends from an address.
+func (w *world) sends(from, to string) string {
+	GinkgoHelper()
+	var way []struct{ Dev, Gateway string }
+	w.cont.JSON(&way, "ip", "-j", "route", "get", to, "from", from)
+	Expect(way).To(HaveLen(1))
+	return strings.TrimSpace(way[0].Dev + " " + way[0].Gateway)
+}
+
+func table(n int) string { return fmt.Sprint(n) }
