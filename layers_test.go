@@ -44,6 +44,7 @@ var homes = map[string][]string{
 	"github.com/vishvananda/netlink":    {"pkg/rtnl"},
 	"github.com/vishvananda/netlink/nl": {"pkg/rtnl", "pkg/nft", "pkg/conntrack"},
 	"github.com/vishvananda/netns":      {"pkg/ns"},
+	"github.com/godbus/dbus":            {"plugins/meta/firewall"},
 	"github.com/google/nftables":        {},
 	"github.com/mdlayher":               {},
 	"github.com/coreos/go-iptables":     {"pkg/ipt"},

@@ -89,7 +89,7 @@ func TestPluginDependencies(t *testing.T) {
 		t.Fatalf("go list: %s", exit.Stderr)
 	}
 	for _, dep := range strings.Fields(string(out)) {
-		for _, unwanted := range []string{"net/http", "crypto/tls", "os/user", "github.com/onsi",
+		for _, unwanted := range []string{"net/http", "crypto/tls", "github.com/onsi",
 			"github.com/containernetworking", module + "/" + harness} {
 			if within(dep, unwanted) {
 				t.Errorf("the plugins depend on %s", dep)

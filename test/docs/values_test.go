@@ -267,7 +267,8 @@ func portmapValues() []values {
 
 func firewallValues() []values {
 	return concat(switches("acceptPublished"), []values{
-		{key: "backend", good: `["nftables", "iptables", "", null]`, bad: `["firewalld", "ufw", "IPTables", 5]`},
+		{key: "backend", good: `["nftables", "iptables", "firewalld", "", null]`, bad: `["ufw", "IPTables", 5]`},
+		{key: "firewalldZone", good: `["trusted", "", null]`, bad: noStrings},
 		{key: "ingressPolicy", good: `["open", "same-bridge", "isolated", "", null]`, bad: `["Isolated", "closed", 5]`},
 		{key: "iptablesAdminChainName", good: `["CNI-ADMIN", "a!b", "", null]`,
 			bad:    `["A B", "-j", "!x", "a\"b", "abcdefghijklmnopqrstuvwxyzabc", 5]`,

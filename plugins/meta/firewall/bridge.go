@@ -64,7 +64,7 @@ func (c *call) settle(s *store, r *record) (policy, error) {
 		return open, nil
 	}
 	p, err := c.policyOf(r.Bridge)
-	if err != nil || p == r.Policy && r.Backend == nftables {
+	if err != nil || p == r.Policy && r.Backend != iptables {
 		return p, err
 	}
 	all, err := records(s)

@@ -13,9 +13,10 @@ import (
 type wireConfig struct {
 	skel.Keys
 
-	Backend         string `json:"backend" help:"nftables or iptables (nftables, where the kernel permits)" schema:"enum=nftables|iptables empty"`
+	Backend         string `json:"backend" help:"nftables, iptables or firewalld (firewalld where it runs, else nftables where the kernel permits)" schema:"enum=nftables|iptables|firewalld empty"`
 	IngressPolicy   string `json:"ingressPolicy" help:"open, same-bridge or isolated: from where containers of this bridge may be reached" default:"open" schema:"enum=open|same-bridge|isolated empty"`
 	AdminChain      string `json:"iptablesAdminChainName" help:"iptables chain of the administrator that packets pass first" default:"CNI-ADMIN" schema:"format=chain empty"`
+	Zone            string `json:"firewalldZone" help:"zone of the container's addresses; firewalld only" default:"trusted"`
 	AcceptPublished *bool  `json:"acceptPublished" help:"accept new connections whose destination was translated to the container: host ports; nftables only" default:"true"`
 }
 
@@ -23,9 +24,10 @@ type wireConfig struct {
 type backend string
 
 const (
-	auto     backend = ""
-	nftables backend = "nftables"
-	iptables backend = "iptables"
+	auto      backend = ""
+	nftables  backend = "nftables"
+	iptables  backend = "iptables"
+	firewalld backend = "firewalld"
 )
 
 // policy says from where the containers of a bridge may be reached.
@@ -52,6 +54,7 @@ type config struct {
 	backend    backend
 	policy     policy
 	adminChain string
+	zone       string
 	published  bool
 }
 
@@ -63,16 +66,12 @@ func parseConfig(req *skel.Request) (config, error) {
 		return config{}, err
 	}
 	c := config{backend: backend(w.Backend), policy: policy(cmp.Or(w.IngressPolicy, string(open))),
-		adminChain: cmp.Or(w.AdminChain, adminChain), published: w.AcceptPublished == nil || *w.AcceptPublished}
+		adminChain: cmp.Or(w.AdminChain, adminChain), zone: cmp.Or(w.Zone, "trusted"),
+		published: w.AcceptPublished == nil || *w.AcceptPublished}
 	var problems cni.Problems
-	switch c.backend {
-	case auto, nftables, iptables:
-	case "firewalld":
-		problems.Add(cni.Refuse("backend", w.Backend, "is not implemented yet").
-			Suggest("put the network's addresses into a zone of firewalld, and leave backend out"))
-	default:
-		problems.Add(cni.Refuse("backend", w.Backend, `is neither "nftables" nor "iptables"`).
-			Suggest("leave it out for the one that fits the kernel"))
+	if !slices.Contains([]backend{auto, nftables, iptables, firewalld}, c.backend) {
+		problems.Add(cni.Refuse("backend", w.Backend, `is none of "nftables", "iptables" and "firewalld"`).
+			Suggest("leave it out for the one that fits the host"))
 	}
 	if !slices.Contains(policies(), c.policy) {
 		problems.Add(cni.Refuse("ingressPolicy", w.IngressPolicy, `is none of "open", "same-bridge" and "isolated"`))

@@ -25,7 +25,7 @@ var _ = Describe("the configuration", func() {
 		Expect(w.untouched()).To(Equal(before))
 	},
 		Entry("a backend that nobody knows", Object{"backend": "ufw"}, "backend", `"ufw"`),
-		Entry("firewalld, which is to come", Object{"backend": "firewalld"}, `"firewalld"`, "not implemented"),
+		Entry("a zone of the wrong type", Object{"firewalldZone": 5}, "firewalldZone"),
 		Entry("a policy in other case", Object{"ingressPolicy": "Isolated"}, "ingressPolicy", `"Isolated"`),
 		Entry("an option as a chain", Object{"iptablesAdminChainName": "-X"}, "iptablesAdminChainName", `"-X"`),
 		Entry("a chain of 29 bytes", Object{"iptablesAdminChainName": "A2345678901234567890123456789"}, "A2345"),

@@ -93,13 +93,19 @@ func gc(ctx context.Context, req *skel.Request) (err error) {
 }
 
 // status looks for what would make ADD fail.
-func status(_ context.Context, req *skel.Request, cfg config) error {
+func status(ctx context.Context, req *skel.Request, cfg config) error {
 	c, err := dial(req)
 	if err == nil {
 		err = statefile.Writable(recordDir)
 	}
 	b := cfg.backend
-	if err == nil && b != iptables {
+	if err == nil && b == firewalld {
+		var done func()
+		if _, done, err = dialFirewalld(ctx); err == nil {
+			done()
+		}
+	}
+	if err == nil && (b == auto || b == nftables) {
 		err = c.nf.Probe(layout())
 		if b == auto && errors.Is(err, nft.ErrUnsupported) {
 			b, err = iptables, nil
@@ -132,8 +138,8 @@ func dial(req *skel.Request) (*call, error) {
 // policy, and where a bridge has one that this ADD may end.
 func (c *call) newRecord(cfg config) (*record, error) {
 	r := &record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName,
-		Addrs: addressesOf(c.PrevResult, c.IfName), AdminChain: cfg.adminChain, Published: cfg.published,
-		Policy: cfg.policy}
+		Addrs: addressesOf(c.PrevResult, c.IfName), AdminChain: cfg.adminChain, Zone: cfg.zone,
+		Published: cfg.published, Policy: cfg.policy}
 	var err error
 	if r.Netns, err = c.NS.Identity(); err != nil {
 		return nil, err
@@ -168,16 +174,29 @@ func (c *call) admit(ctx context.Context, cfg config, r *record) (err error) {
 		}
 	}
 	c.OnFail("remove the firewall rules", c.dismiss)
-	r.Backend = cfg.backend
-	if cfg.backend == auto {
-		r.Backend = nftables
-	}
+	r.Backend = c.choose(ctx, cfg)
 	err = c.apply(ctx, s, r)
 	if cfg.backend == auto && errors.Is(err, nft.ErrUnsupported) {
 		r.Backend = iptables
 		err = c.apply(ctx, s, r)
 	}
 	return err
+}
+
+// choose decides on the backend.
+func (c *call) choose(ctx context.Context, cfg config) backend {
+	if cfg.backend != auto {
+		return cfg.backend
+	}
+	_, done, err := dialFirewalld(ctx)
+	if err == nil {
+		done()
+		return firewalld
+	}
+	if !errors.Is(err, errNoFirewalld) {
+		c.Warn("backend nftables, since nobody can tell whether firewalld runs: %v", err)
+	}
+	return nftables
 }
 
 // apply makes the rules in the record's backend. From the writing of the record on DEL knows what there may be.
@@ -195,7 +214,13 @@ func (c *call) apply(ctx context.Context, s *store, r *record) error {
 	if r.Backend == iptables {
 		return c.addIPTables(ctx, r, p)
 	}
-	if err := c.addNFTables(ctx, r, p); err != nil {
+	if r.Backend == nftables || r.Bridge != "" {
+		err = c.addNFTables(ctx, r, p)
+	}
+	if err == nil && r.Backend == firewalld {
+		err = addFirewalld(ctx, r)
+	}
+	if err != nil || r.Backend == firewalld {
 		return err
 	}
 	for _, f := range families() {
@@ -222,14 +247,14 @@ func (c *call) dismiss(ctx context.Context) (err error) {
 	if r != nil {
 		return c.remove(ctx, s, r)
 	}
-	r = &record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName, Policy: open,
+	r = &record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName, Policy: open, Backend: iptables,
 		Addrs: addressesOf(c.PrevResult, c.IfName)}
 	return errors.Join(nft.IfSupported(c.sweep(ctx, r.attachment().Owns)), c.delReference(ctx, s, r),
 		s.Drop(r.hash())) // what a killed ADD left of it
 }
 
 // remove removes an attachment's rules, and then its record. The record stays for a later DEL or GC when a program is
-// missing.
+// missing, or firewalld gives no answer.
 func (c *call) remove(ctx context.Context, s *store, r *record) error {
 	last, err := r.isLast(s)
 	if err != nil {
@@ -243,9 +268,13 @@ func (c *call) remove(ctx context.Context, s *store, r *record) error {
 	} else {
 		err = errors.Join(err, nft.IfSupported(c.delNFTables(ctx, r, last)))
 	}
+	var asked error // of firewalld, which may answer later
+	if r.Backend == firewalld {
+		asked = delFirewalld(ctx, s, r)
+	}
 	switch {
-	case ipt.NotInstalled(err):
-		c.Warn("firewall rules of %s: %v", r.attachment(), err)
+	case ipt.NotInstalled(err), err == nil && asked != nil:
+		c.Warn("firewall rules of %s: %v", r.attachment(), errors.Join(err, asked))
 		return nil
 	case err != nil:
 		return fmt.Errorf("firewall rules of %s: %w", r.attachment(), err)
@@ -280,8 +309,15 @@ func (c *call) verify(ctx context.Context, want *record) error {
 		same("the container's bridge", r.Bridge, want.Bridge)
 		errs = append(errs, c.checkFlag(r))
 	}
-	if r.Backend == iptables {
+	switch r.Backend {
+	case iptables:
 		return errors.Join(append(errs, c.checkIPTables(ctx, r))...)
+	case firewalld:
+		same("firewalldZone", r.Zone, want.Zone)
+		errs = append(errs, checkFirewalld(ctx, r))
+		if r.Policy == open {
+			return errors.Join(errs...)
+		}
 	}
 	return errors.Join(append(errs, c.checkNFTables(ctx, r))...)
 }

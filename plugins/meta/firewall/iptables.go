@@ -201,9 +201,7 @@ func (c *call) delIPTables(ctx context.Context, s *store, r *record, last bool) 
 	for _, f := range families() {
 		var gone []value
 		for _, a := range r.of(f) {
-			used, err := s.Any(func(hash string, o record) bool {
-				return hash != r.hash() && o.sane(hash) && o.Backend == iptables && slices.Contains(o.Addrs, a)
-			})
+			used, err := r.othersHave(s, a)
 			if err != nil {
 				return err
 			}

@@ -96,6 +96,9 @@ func owned() nft.Owned {
 // items are the elements of the attachment.
 func (r *record) items() []nft.Item {
 	var out []nft.Item
+	if r.Backend == firewalld {
+		return nil
+	}
 	for _, f := range families() {
 		for _, a := range r.of(f) {
 			it := nft.Item{Set: f.addrSet(), Name: "address " + a.String(),
@@ -226,7 +229,7 @@ func (c *call) checkNFTables(ctx context.Context, r *record) error {
 		diffs = append(diffs, drift("bridge %q: ingress policy is %s, not %s", r.Bridge, p, r.Policy))
 	}
 	for _, f := range families() {
-		if len(r.of(f)) > 0 {
+		if len(r.of(f)) > 0 && r.Backend == nftables {
 			diffs = append(diffs, c.checkSkeleton(ctx, f, r.AdminChain))
 		}
 	}

@@ -29,6 +29,7 @@ type record struct {
 	Backend    backend      `json:"backend"`
 	Addrs      []netip.Addr `json:"addrs"`
 	AdminChain string       `json:"adminChain"`
+	Zone       string       `json:"zone"`
 	Published  bool         `json:"published"`
 
 	Policy policy `json:"policy"`
@@ -75,7 +76,7 @@ func records(s *store) ([]*record, error) {
 func (r *record) sane(hash string) bool {
 	bad := func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" || a.Is4In6() }
 	return r.hash() == hash && cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) &&
-		(r.Backend == nftables || r.Backend == iptables) && !slices.ContainsFunc(r.Addrs, bad) &&
+		slices.Contains([]backend{nftables, iptables, firewalld}, r.Backend) && !slices.ContainsFunc(r.Addrs, bad) &&
 		ipt.IsChainName(r.AdminChain) && slices.Contains(policies(), r.Policy) &&
 		(r.Bridge == "" && r.Policy == open || cni.ValidIfName(r.Bridge))
 }
@@ -85,6 +86,13 @@ func (r *record) attachment() cni.Attachment {
 }
 
 func (r *record) hash() string { return r.attachment().Hash() }
+
+// othersHave says whether another attachment on the same backend has the address.
+func (r *record) othersHave(s *store, a netip.Addr) (bool, error) {
+	return s.Any(func(hash string, o record) bool {
+		return hash != r.hash() && o.sane(hash) && o.Backend == r.Backend && slices.Contains(o.Addrs, a)
+	})
+}
 
 // of are the addresses of a family.
 func (r *record) of(f family) []netip.Addr {

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+)
+
+const (
+	firewalldName  = "org.fedoraproject.FirewallD1"
+	firewalldPath  = "/org/fedoraproject/FirewallD1"
+	firewalldZones = firewalldName + ".zone"
+
+	// busWait is how long firewalld may take for all that a call asks of it.
+	busWait = 5 * time.Second
+)
+
+// errNoFirewalld says that firewalld does not run. What it had at runtime is gone with it.
+var errNoFirewalld = errors.New("firewalld does not run: nobody has the name " + firewalldName + " on the system bus")
+
+// bus is a connection to firewalld.
+type bus struct {
+	ctx  context.Context
+	conn *dbus.Conn
+}
+
+// dialFirewalld connects to the system bus and looks whether firewalld is there: errNoFirewalld where it is not.
+func dialFirewalld(ctx context.Context) (*bus, func(), error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, busWait,
+		cni.Errorf(cni.CodeTryAgain, "firewalld: no answer on the system bus within %s", busWait))
+	conn, err := dbus.ConnectSystemBus(dbus.WithContext(ctx))
+	if err != nil { // there is no bus, or it does not let us in
+		err = fmt.Errorf("%w: %w", errNoFirewalld, err)
+	}
+	there := false
+	if err == nil {
+		err = conn.BusObject().CallWithContext(ctx, "org.freedesktop.DBus.NameHasOwner", 0, firewalldName).Store(&there)
+	}
+	done := func() {
+		if conn != nil {
+			_ = conn.Close()
+		}
+		cancel()
+	}
+	switch {
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	case err == nil && !there:
+		err = errNoFirewalld
+	}
+	if err != nil {
+		done()
+		return nil, nil, fmt.Errorf("system bus: %w", err)
+	}
+	return &bus{ctx, conn}, done, nil
+}
+
+// ask calls a method about an address in a zone.
+func (d *bus) ask(method, zone string, a netip.Addr, answer ...any) error {
+	source := netip.PrefixFrom(a, a.BitLen()).String()
+	object := d.conn.Object(firewalldName, firewalldPath)
+	err := object.CallWithContext(d.ctx, firewalldZones+"."+method, 0, zone, source).Store(answer...)
+	if d.ctx.Err() != nil {
+		return context.Cause(d.ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("firewalld: %s %s, zone %q: %w", method, source, zone, err)
+	}
+	return nil
+}
+
+// addFirewalld makes the attachment's addresses sources of the zone, as the reference does: until firewalld reloads.
+func addFirewalld(ctx context.Context, r *record) error {
+	d, done, err := dialFirewalld(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	for _, a := range r.Addrs {
+		var zone string
+		err := d.ask("addSource", r.Zone, a, &zone)
+		if err != nil && !strings.Contains(err.Error(), "ZONE_ALREADY_SET") {
+			return err
+		}
+	}
+	return nil
+}
+
+// delFirewalld takes the addresses back that no other attachment has by now. Where firewalld does not run, or does not
+// know an address, nothing has to be taken back.
+func delFirewalld(ctx context.Context, s *store, r *record) error {
+	d, done, err := dialFirewalld(ctx)
+	if errors.Is(err, errNoFirewalld) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer done()
+	var errs []error
+	for _, a := range r.Addrs {
+		used, err := r.othersHave(s, a)
+		if err == nil && !used {
+			var zone string
+			err = d.ask("removeSource", r.Zone, a, &zone)
+		}
+		if err != nil && !strings.Contains(err.Error(), "UNKNOWN_SOURCE") {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkFirewalld looks whether the addresses are in the zone.
+func checkFirewalld(ctx context.Context, r *record) error {
+	d, done, err := dialFirewalld(ctx)
+	if err != nil {
+		return drift("%w", err)
+	}
+	defer done()
+	var diffs []error
+	for _, a := range r.Addrs {
+		in := false
+		if err := d.ask("querySource", r.Zone, a, &in); err != nil {
+			return err
+		}
+		if !in {
+			diffs = append(diffs, drift("firewalld: %s is no source of zone %q", a, r.Zone))
+		}
+	}
+	return errors.Join(diffs...)
+}

@@ -1,0 +1,232 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/godbus/dbus/v5"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// fakeFirewalld answers on a bus of its own as firewalld does.
+type fakeFirewalld struct {
+	mu      sync.Mutex
+	sources []string // "ZONE ADDRESS"
+	conn    *dbus.Conn
+}
+
+func (f *fakeFirewalld) refuse(format string, args ...any) *dbus.Error {
+	return dbus.MakeFailedError(fmt.Errorf(format, args...))
+}
+
+// AddSource is firewalld's addSource.
+func (f *fakeFirewalld) AddSource(zone, source string) (string, *dbus.Error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, s := range f.sources {
+		switch have, _, _ := strings.Cut(s, " "); {
+		case s == zone+" "+source:
+			return "", f.refuse("ZONE_ALREADY_SET: '%s' already bound to '%s'", source, zone)
+		case strings.HasSuffix(s, " "+source):
+			return "", f.refuse("ZONE_CONFLICT: '%s' already bound to '%s'", source, have)
+		}
+	}
+	if zone != "trusted" && zone != "work" {
+		return "", f.refuse("INVALID_ZONE: %s", zone)
+	}
+	f.sources = append(f.sources, zone+" "+source)
+	return zone, nil
+}
+
+// RemoveSource is firewalld's removeSource.
+func (f *fakeFirewalld) RemoveSource(zone, source string) (string, *dbus.Error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	i := slices.Index(f.sources, zone+" "+source)
+	if i < 0 {
+		return "", f.refuse("UNKNOWN_SOURCE: %s", source)
+	}
+	f.sources = slices.Delete(f.sources, i, i+1)
+	return zone, nil
+}
+
+// QuerySource is firewalld's querySource.
+func (f *fakeFirewalld) QuerySource(zone, source string) (bool, *dbus.Error) {
+	return slices.Contains(f.have(), zone+" "+source), nil
+}
+
+func (f *fakeFirewalld) have() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.sources)
+}
+
+// runs starts a bus and firewalld on it, and returns the bus's address.
+func (f *fakeFirewalld) runs() string {
+	GinkgoHelper()
+	nstest.NeedProgram("dbus-daemon")
+	daemon := exec.Command("dbus-daemon", "--session", "--print-address", "--nofork", "--nopidfile")
+	out, err := daemon.StdoutPipe()
+	Expect(err).NotTo(HaveOccurred())
+	Expect(daemon.Start()).To(Succeed())
+	DeferCleanup(func() { _ = daemon.Process.Kill(); _ = daemon.Wait() })
+	address, err := bufio.NewReader(out).ReadString('\n')
+	Expect(err).NotTo(HaveOccurred())
+	address = strings.TrimSpace(address)
+	f.conn, err = dbus.Connect(address)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(func() { _ = f.conn.Close() })
+	names := map[string]string{"AddSource": "addSource", "RemoveSource": "removeSource", "QuerySource": "querySource"}
+	Expect(f.conn.ExportWithMap(f, names, firewalldPath, firewalldZones)).To(Succeed())
+	f.starts()
+	return address
+}
+
+func (f *fakeFirewalld) starts() {
+	GinkgoHelper()
+	reply, err := f.conn.RequestName(firewalldName, 0)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(reply).To(Equal(dbus.RequestNameReplyPrimaryOwner))
+}
+
+func (f *fakeFirewalld) stops() {
+	GinkgoHelper()
+	_, err := f.conn.ReleaseName(firewalldName)
+	Expect(err).NotTo(HaveOccurred())
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sources = nil
+}
+
+var _ = Describe("firewalld", func() {
+	var w *world
+	var c *container
+	var f *fakeFirewalld
+	asked := Object{"backend": "firewalld"}
+
+	BeforeEach(func() {
+		f = &fakeFirewalld{}
+		GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", f.runs())
+		w = newWorld()
+		w.bridge(1)
+		w.forward("DROP")
+		c = w.container(1, 2)
+	})
+
+	for _, backend := range []Object{asked, {}, {"backend": ""}} {
+		It("has the addresses in its zone, asked for or found", func() {
+			before := w.Snapshot("nftables")
+			c.add(backend)
+			Expect(f.have()).To(Equal([]string{"trusted 10.1.0.2/32", "trusted fd00:1::2/128"}))
+			c.check(backend)
+			Expect(w.Snapshot("nftables")).To(Equal(before))
+			c.del()
+			Expect(f.have()).To(BeEmpty())
+			Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
+		})
+	}
+
+	It("takes the zone of ADD in DEL, GC and CHECK", func() {
+		c.add(Object{"firewalldZone": "work"})
+		c.check(Object{"firewalldZone": "work"})
+		Expect(c.drifts()).To(ContainSubstring("firewalldZone"))
+		c.del(Object{"firewalldZone": "other"})
+		Expect(f.have()).To(BeEmpty())
+		c.add(Object{"firewalldZone": "work"})
+		w.gc(1)
+		Expect(f.have()).To(BeEmpty())
+	})
+
+	It("tells CHECK that a source is missing", func() {
+		c.add()
+		_, refused := f.RemoveSource("trusted", "10.1.0.2/32")
+		Expect(refused).To(BeNil())
+		Expect(c.drifts()).To(ContainSubstring("10.1.0.2 is no source of zone"))
+		f.stops()
+		Expect(c.drifts()).To(ContainSubstring("does not run"))
+	})
+
+	It("keeps an address that the next container has", func() {
+		c.add()
+		next := w.container(1, 3)
+		next.prev["ips"] = c.prev["ips"]
+		next.add()
+		c.del()
+		next.check()
+	})
+
+	It("refuses a zone that it does not know, or an address of another one, and nothing is left", func() {
+		Expect(w.Fails(c.as("ADD", Object{"firewalldZone": "none"}), 999)).To(ContainSubstring("INVALID_ZONE"))
+		_, refused := f.AddSource("work", "fd00:1::2/128")
+		Expect(refused).To(BeNil())
+		Expect(w.Fails(c.as("ADD"), 999)).To(ContainSubstring("ZONE_CONFLICT"))
+		Expect(f.have()).To(Equal([]string{"work fd00:1::2/128"}))
+		Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
+	})
+
+	It("may stop and start between ADD and DEL", func() {
+		c.add()
+		f.stops()
+		c.del()
+		c.add()
+		f.starts()
+		c.check()
+		c.del()
+		Expect(w.set("firewall4_v1")).NotTo(ContainSubstring("10.1.0.2"))
+		Expect(f.have()).To(BeEmpty())
+	})
+
+	It("keeps the policy of the bridge in nftables", func() {
+		policy := Object{"ingressPolicy": "isolated"}
+		c.add(policy)
+		c.check(policy)
+		Expect(w.set("firewall_policed_v1")).To(ContainSubstring("br1"))
+		w.Cmd("nft", "flush", "set", "inet", "hawser", "firewall_policed_v1")
+		Expect(c.drifts(policy)).To(ContainSubstring("isolated"))
+		c.del()
+		Expect(w.set("firewall_policed_v1")).NotTo(ContainSubstring("br1"))
+	})
+
+	It("is missed by STATUS and ADD when it was asked for", func() {
+		status := Call{Command: "STATUS", Conf: Object{"cniVersion": "1.1.0", "name": "net1", "type": "firewall",
+			"backend": "firewalld"}}
+		w.Succeeds(status)
+		f.stops()
+		Expect(w.Fails(status, 50)).To(ContainSubstring("does not run"))
+		w.Fails(c.as("ADD", asked), 999)
+		Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
+	})
+})
+
+var _ = Describe("a bus that does not answer", func() {
+	It("is given up after seconds: ADD fails with code 11, DEL warns and keeps the record", func() {
+		path := filepath.Join(GinkgoT().TempDir(), "bus")
+		silent, err := net.Listen("unix", path)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(func() { _ = silent.Close() })
+		f := &fakeFirewalld{}
+		address := f.runs()
+		GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", address)
+		w := newWorld()
+		c, d := w.container(1, 2), w.container(1, 3)
+		c.add()
+		GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", "unix:path="+path)
+		Expect(w.Fails(d.as("ADD", Object{"backend": "firewalld"}), 11)).To(ContainSubstring("no answer"))
+		a := w.Call(c.as("DEL"))
+		Expect(a.Code).To(BeZero(), a.Stdout)
+		Expect(a.Stderr).To(ContainSubstring("no answer"))
+		GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", address)
+		c.del()
+		Expect(f.have()).To(BeEmpty())
+	})
+})
