@@ -3,7 +3,6 @@ package ipt
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -40,18 +39,11 @@ func (c Chain) Variants(ctx context.Context, nf *nft.Conn) ([]Variant, error) {
 	if live != nil {
 		out = append(out, NFT)
 	}
-	chains, err := LegacyChains(ctx, c.Family, c.Table)
-	if slices.Contains(chains, c.Name) {
+	legacy, err := Save(ctx, c.Family, Legacy, c.Table)
+	if slices.Contains(legacy.Chains, c.Name) {
 		out = append(out, Legacy)
 	}
 	return out, err
-}
-
-// LegacyChains are the chains of a legacy table, none when the namespace does not have the table: asking a
-// program would make it. The program that it runs does not wait for the xtables lock.
-func LegacyChains(ctx context.Context, f Family, table string) ([]string, error) {
-	saved, err := Save(ctx, f, Legacy, table)
-	return saved.Chains, err
 }
 
 // hasLegacyTable asks /proc. Root in a user namespace may not read it when both namespaces were made by
@@ -70,16 +62,21 @@ func hasLegacyTable(f Family, table string) (bool, error) {
 
 // Live returns the rules of the chain, and those that lead to it.
 func (c Chain) Live(ctx context.Context, t Tool) (rules, jumps []Rule, err error) {
-	all, err := t.List(ctx, c.Table, c.From, c.Name)
-	for _, r := range all {
+	saved, err := Save(ctx, c.Family, t.Variant, c.Table)
+	rules, jumps = c.in(saved)
+	return rules, jumps, err
+}
+
+func (c Chain) in(s Saved) (rules, jumps []Rule) {
+	for _, r := range s.Rules {
 		switch {
 		case r.Chain == c.Name:
 			rules = append(rules, r)
-		case r.Option("-j") == c.Name:
+		case r.Chain == c.From && r.Option("-j") == c.Name:
 			jumps = append(jumps, r)
 		}
 	}
-	return rules, jumps, err
+	return rules, jumps
 }
 
 // Fill returns the lines of a restore that make the chain, or make it anew, with these rules.
@@ -112,12 +109,12 @@ func (c Chain) Remove(ctx context.Context, nf *nft.Conn, v Variant) error {
 		return err
 	}
 	return tool.Change(ctx, c.Table, func() ([]string, error) {
-		chains, err := LegacyChains(ctx, c.Family, c.Table)
-		if err != nil || !slices.Contains(chains, c.Name) {
+		saved, err := Save(ctx, c.Family, v, c.Table)
+		if err != nil || !slices.Contains(saved.Chains, c.Name) {
 			return nil, err
 		}
-		_, jumps, err := c.Live(ctx, tool)
-		return c.Clear(jumps), err
+		_, jumps := c.in(saved)
+		return c.Clear(jumps), nil
 	})
 }
 
@@ -134,51 +131,34 @@ func (c Chain) LeadsOnlyFrom(nf *nft.Conn, addrs []netip.Prefix) (bool, error) {
 }
 
 // Rules returns, of either variant, the rules that lead from c.From to chains with such names, and those in
-// such chains to which nothing leads: their comments tell whose the chains are.
+// such chains to which nothing leads: their comments tell whose the chains are. Where nf_tables has no such chain no
+// program runs for it.
 func (c Chain) Rules(ctx context.Context, nf *nft.Conn, named func(chain string) bool) ([]Rule, error) {
 	live, err := nf.Chains(c.nftTable())
 	if err := nft.IfSupported(err); err != nil {
 		return nil, err
 	}
-	chains := map[Variant][]string{}
-	for _, l := range live {
-		chains[NFT] = append(chains[NFT], l.Name)
-	}
-	// Without the program nobody can have left anything there lately.
-	if chains[Legacy], err = LegacyChains(ctx, c.Family, c.Table); err != nil && !NotInstalled(err) {
-		return nil, err
-	}
 	var out []Rule
 	for _, v := range []Variant{NFT, Legacy} {
-		names := slices.DeleteFunc(chains[v], func(name string) bool { return !named(name) })
-		if len(names) == 0 {
+		if v == NFT && !slices.ContainsFunc(live, func(l nft.LiveChain) bool { return named(l.Name) }) {
 			continue
 		}
-		rules, err := c.rulesOf(ctx, v, names)
-		if err != nil {
-			return out, fmt.Errorf("chains %q (iptables-%s): %w", names, v, err)
+		saved, err := Save(ctx, c.Family, v, c.Table)
+		if err != nil && !(v == Legacy && NotInstalled(err)) { // without it nobody can have left anything there lately
+			return out, err
 		}
-		out = append(out, rules...)
+		led := map[string]bool{}
+		for _, r := range saved.Rules {
+			if to := r.Option("-j"); r.Chain == c.From && named(to) {
+				led[to] = true
+				out = append(out, r)
+			}
+		}
+		for _, r := range saved.Rules {
+			if named(r.Chain) && !led[r.Chain] {
+				out = append(out, r)
+			}
+		}
 	}
 	return out, nil
-}
-
-func (c Chain) rulesOf(ctx context.Context, v Variant, names []string) ([]Rule, error) {
-	tool, err := FindVariant(ctx, c.Family, v)
-	if err != nil {
-		return nil, err
-	}
-	all, err := tool.List(ctx, c.Table, c.From)
-	if err != nil {
-		return nil, err
-	}
-	jumps := slices.DeleteFunc(all, func(r Rule) bool { return !slices.Contains(names, r.Option("-j")) })
-	orphans := slices.DeleteFunc(names, func(name string) bool {
-		return slices.ContainsFunc(jumps, func(r Rule) bool { return r.Option("-j") == name })
-	})
-	if len(orphans) == 0 {
-		return jumps, nil
-	}
-	rest, err := tool.List(ctx, c.Table, orphans...)
-	return append(jumps, rest...), err
 }
