@@ -1,8 +1,6 @@
 package cost_test
 
 import (
-	"strings"
-
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
@@ -99,9 +97,9 @@ var budgets = []budget{
 	{"portmap, iptables", "portmap", oneByIPTables, true, 128, readsAll, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 30},
 		"ADD":     {"ip6tables-restore iptables-restore", 19, 20, 7, 455},
-		"CHECK":   {strings.Repeat("ip6tables ", 8) + strings.Repeat("iptables ", 7) + "iptables", 9, 9, 1, 777},
+		"CHECK":   {"ip6tables-save iptables-save", 9, 9, 1, 299},
 		"STATUS":  {"", 0, 0, 0, 96},
-		"GC":      {"ip6tables ip6tables iptables iptables", 14, 14, 13, 357},
+		"GC":      {"ip6tables-save iptables-save", 14, 14, 13, 322},
 		"DEL":     {"", 13, 22, 4, 213},
 	}},
 	{"firewall", "firewall", same(nil), true, 128, gc, map[string]cost{
@@ -157,7 +155,7 @@ var budgets = []budget{
 		"ADD":     {"host-local ip6tables-restore iptables-restore", 21, 21, 1, 500},
 		"CHECK":   {"host-local ip6tables-restore iptables-restore", 12, 12, 4, 319},
 		"STATUS":  {"host-local", 3, 3, 0, 133},
-		"GC":      {"host-local ip6tables ip6tables iptables iptables", 8, 8, 6, 365},
+		"GC":      {"host-local ip6tables-save iptables-save", 8, 8, 6, 335},
 		"DEL":     {"host-local", 19, 26, 7, 215},
 	}},
 	{"ptp", "ptp", same(ptp(single)), false, 0, gcAndDel, map[string]cost{
@@ -189,7 +187,7 @@ var budgets = []budget{
 		"ADD":     {"host-local ip6tables-restore iptables-restore", 23, 23, 0, 504},
 		"CHECK":   {"host-local ip6tables-restore iptables-restore", 11, 11, 6, 316},
 		"STATUS":  {"host-local", 2, 2, 0, 115},
-		"GC":      {"host-local ip6tables ip6tables iptables iptables", 6, 6, 6, 360},
+		"GC":      {"host-local ip6tables-save iptables-save", 6, 6, 6, 331},
 		"DEL":     {"host-local", 16, 23, 7, 213},
 	}},
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -36,18 +37,15 @@ type wireMapping struct {
 	HostIP        string `json:"hostIP" help:"address of the host (all; 0.0.0.0 and :: are all of a family)" schema:"format=address empty"`
 }
 
-// backend is where the rules are.
-type backend string
-
 const (
-	auto     backend = ""
-	nftables backend = "nftables"
-	iptables backend = "iptables"
+	auto     = ipt.Auto
+	nftables = ipt.NFTables
+	iptables = ipt.IPTables
 )
 
 // config is the configuration with every value checked.
 type config struct {
-	backend  backend // asked for, or the one in which other keys exist
+	backend  ipt.Backend // asked for, or the one in which other keys exist
 	options  options
 	mappings []mapping
 }
@@ -119,17 +117,11 @@ func parseConfig(req *skel.Request) (config, error) {
 	var problems cni.Problems
 	c := config{options: options{SNAT: w.SNAT == nil || *w.SNAT, MasqAll: w.MasqAll, MarkBit: defaultMarkBit,
 		ConditionsV4: slices.Concat(w.ConditionsV4), ConditionsV6: slices.Concat(w.ConditionsV6)}} // nil for []
-	if w.Backend != nil {
-		c.backend = backend(*w.Backend)
-		if c.backend != nftables && c.backend != iptables {
-			problems.Add(cni.Refuse("backend", *w.Backend, `is neither "nftables" nor "iptables"`).
-				Suggest("leave it out for the one that fits the kernel and the other keys"))
-			c.backend = auto // and no contradiction to any key
-		}
-	}
+	var err error
+	c.backend, err = ipt.ParseBackend("backend", w.Backend)
+	problems.Add(err)
 	problems.Add(c.parseMark(w))
 	problems.Add(c.parseNeeds())
-	var err error
 	c.mappings, err = parseMappings(w.RuntimeConfig.PortMappings)
 	problems.Add(err)
 	return c, problems.Err()
@@ -168,7 +160,7 @@ func isChainName(name string) bool {
 // contradictions.
 func (c *config) parseNeeds() error {
 	var problems cni.Problems
-	keys := map[backend][]string{}
+	keys := map[ipt.Backend][]string{}
 	if c.options.MarkChain != "" {
 		keys[iptables] = append(keys[iptables], "externalSetMarkChain")
 	}
@@ -196,7 +188,7 @@ func (c *config) parseNeeds() error {
 }
 
 // syntaxOf is the backend in whose syntax a condition is.
-func syntaxOf(tokens []string) backend {
+func syntaxOf(tokens []string) ipt.Backend {
 	if first := tokens[0]; strings.HasPrefix(first, "-") || strings.HasPrefix(first, "!") {
 		return iptables
 	}

@@ -12,6 +12,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -142,7 +143,7 @@ var _ = Describe("the configuration", func() {
 		}
 	})
 
-	DescribeTable("finds the backend that other keys need", func(text string, want backend) {
+	DescribeTable("finds the backend that other keys need", func(text string, want ipt.Backend) {
 		c, err := parse(text)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(c.backend).To(Equal(want))

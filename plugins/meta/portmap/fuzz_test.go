@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"strings"
 	"testing"
 
@@ -58,13 +59,13 @@ func FuzzFiles(f *testing.F) {
 // FuzzNames reads anything as the names and comments by which rules of ours and of others are known.
 func FuzzNames(f *testing.F) {
 	f.Add("portmap4_masq_v1_13_10.1.0.0/24")
-	f.Add(entryComment("net", "one"))
+	f.Add(ipt.OwnerComment(entryPrefix, "net", "one"))
 	f.Add(`dnat name: "a`)
 	f.Fuzz(func(t *testing.T, name string) {
 		if chain, ok := chainNamed(name); ok && chain.Name != name {
 			t.Fatalf("%q: %+v", name, chain)
 		}
-		if network, id, ok := parseComment(name); ok && len(name) < commentMax {
+		if network, id, ok := ipt.ParseOwner(entryPrefix, name); ok {
 			dnChain(network, id)
 		}
 	})

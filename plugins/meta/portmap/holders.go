@@ -169,7 +169,7 @@ func (x *search) inReferenceChains(ctx context.Context, f family, known map[stri
 		if err != nil {
 			return err
 		}
-		network, id, ok := parseComment(entry.Option("--comment"))
+		network, id, ok := ipt.ParseOwner(entryPrefix, entry.Option("--comment"))
 		if !ok {
 			network, id = "?", entry.Option("--comment")
 		}

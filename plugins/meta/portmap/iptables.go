@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
@@ -127,7 +126,7 @@ func (c *call) delChains(ctx context.Context, r *record, others sharers, familie
 	for _, f := range families {
 		own := f.natChain(r.chain())
 		older := own
-		older.Name, older.From = snPrefix+chainHash(r.Network, r.ContainerID), hostportSNAT
+		older.Name, older.From = ipt.ContainerChain(snPrefix, r.Network, r.ContainerID), hostportSNAT
 		for _, chain := range []ipt.Chain{own, older} {
 			where, err := chain.Variants(ctx, c.nf)
 			errs = append(errs, err)
@@ -186,15 +185,11 @@ func (c *call) checkIPTables(ctx context.Context, r *record) error {
 			diffs = append(diffs, drift("%s chain %q: is missing", f.Family, chain.Name))
 			continue
 		}
-		tool, err := ipt.FindVariant(ctx, f.ipt, where[0])
+		live, err := ipt.Save(ctx, f.ipt, where[0], natTable)
 		if err != nil {
 			return err
 		}
-		live, err := tool.List(ctx, natTable, append(r.lookedAt(), chain.Name)...)
-		if err != nil {
-			return err
-		}
-		for _, rule := range r.missing(a, live) {
+		for _, rule := range r.missing(a, live.Rules) {
 			diffs = append(diffs, drift("%s table nat: rule %q is missing", f.Family, rule.Append()))
 		}
 	}
@@ -247,27 +242,18 @@ const (
 	dnPrefix = "CNI-DN-"
 	snPrefix = "CNI-SN-"
 
-	multiportMax = 15  // ports that the match multiport takes
-	commentMax   = 255 // bytes that the match comment takes
+	multiportMax = 15 // ports that the match multiport takes
 )
 
 // chain is the chain of the record's container.
 func (r *record) chain() string { return dnChain(r.Network, r.ContainerID) }
 
-func dnChain(network, containerID string) string { return dnPrefix + chainHash(network, containerID) }
-
-// chainHash is the reference's hash of a container on a network. It has no room for the interface, so all of
-// the container's interfaces on that network share a chain.
-func chainHash(network, containerID string) string { return cni.Digest(network+containerID, 21) }
-
-// entryComment is the comment of the rules that lead to a container's chain.
-func entryComment(network, containerID string) string {
-	c := fmt.Sprintf(`dnat name: "%s" id: "%s"`, network, containerID)
-	if len(c) > commentMax {
-		c = c[:commentMax-3] + "..."
-	}
-	return c
+func dnChain(network, containerID string) string {
+	return ipt.ContainerChain(dnPrefix, network, containerID)
 }
+
+// entryPrefix begins the comments of the rules that lead to containers' chains.
+const entryPrefix = "dnat "
 
 // sharedRules are those that the attachment's rules rely on and that all containers use, in words as
 // iptables lists them.
@@ -319,7 +305,8 @@ func (r *record) entryRules(v4 bool) []ipt.Rule {
 	var out []ipt.Rule
 	for _, proto := range protocols {
 		for list := range slices.Chunk(ports[proto], multiportMax) {
-			args := []string{"-p", proto.String(), "-m", "comment", "--comment", entryComment(r.Network, r.ContainerID),
+			args := []string{"-p", proto.String(), "-m", "comment", "--comment",
+				ipt.OwnerComment(entryPrefix, r.Network, r.ContainerID),
 				"-m", "multiport", "--dports", strings.Join(list, ",")}
 			args = append(args, conditions...)
 			out = append(out, ipt.NewRule(hostportDNAT, append(args, "-j", r.chain())...))

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
 )
 
 // record says what an attachment was given. DEL, CHECK and GC make the rules from it again.
@@ -14,9 +15,9 @@ type record struct {
 	ContainerID string `json:"containerID"`
 	IfName      string `json:"ifname"`
 
-	Home    home    `json:"owner"`
-	Backend backend `json:"backend"`
-	Options options `json:"options"`
+	Home    home        `json:"owner"`
+	Backend ipt.Backend `json:"backend"`
+	Options options     `json:"options"`
 
 	Mappings []mapping `json:"mappings"`
 	Addrs    []address `json:"addrs"` // at most one of each family

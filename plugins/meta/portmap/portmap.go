@@ -203,7 +203,7 @@ const (
 )
 
 // choose decides on the backend. final says that there is no falling back.
-func (c *call) choose(cfg config) (b backend, final bool, err error) {
+func (c *call) choose(cfg config) (b ipt.Backend, final bool, err error) {
 	if cfg.backend != auto {
 		return cfg.backend, true, nil
 	}

@@ -83,12 +83,6 @@ func (c *call) portsOf(ctx context.Context, f family, name string) ([]hostPort, 
 	return ports, nil
 }
 
-// parseComment is the reverse of entryComment, for those that were not cut.
-func parseComment(comment string) (network, containerID string, ok bool) {
-	n, err := fmt.Sscanf(comment, "dnat name: %q id: %q", &network, &containerID)
-	return network, containerID, n == 2 && err == nil
-}
-
 // referenceContainers lists the containers for which iptables has chains of the network, in either variant.
 func (c *call) referenceContainers(ctx context.Context) ([]string, error) {
 	var ids []string
@@ -97,7 +91,7 @@ func (c *call) referenceContainers(ctx context.Context) ([]string, error) {
 		entries, err := f.entries(ctx, c.nf, func(string) bool { return true })
 		errs = append(errs, err)
 		for _, rule := range entries {
-			name, id, ok := parseComment(rule.Option("--comment"))
+			name, id, ok := ipt.ParseOwner(entryPrefix, rule.Option("--comment"))
 			if ok && name == c.Network && rule.Option("-j") == dnChain(name, id) && !slices.Contains(ids, id) {
 				ids = append(ids, id)
 			}

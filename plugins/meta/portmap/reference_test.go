@@ -13,6 +13,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
@@ -145,7 +146,7 @@ func besideReference(ref nstest.Reference, k kind) {
 	})
 
 	It("the chains of an older version go too", func() {
-		chain := snPrefix + chainHash(c.network, c.id)
+		chain := ipt.ContainerChain(snPrefix, c.network, c.id)
 		for _, program := range []string{"iptables", "ip6tables"} {
 			w.Cmd("sh", "-ec",
 				fmt.Sprintf("%[1]s -t nat -N CNI-HOSTPORT-SNAT; %[1]s -t nat -N %[2]s; %[1]s -t nat -A %[2]s -j RETURN",

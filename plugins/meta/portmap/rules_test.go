@@ -24,7 +24,7 @@ var _ = Describe("the rules of iptables", func() {
 
 	DescribeTable("are in chains named as the reference does", func(network, id, name string) {
 		Expect(dnChain(network, id)).To(Equal(name))
-		Expect(snPrefix + chainHash(network, id)).To(Equal(strings.Replace(name, "DN", "SN", 1)))
+		Expect(ipt.ContainerChain(snPrefix, network, id)).To(Equal(strings.Replace(name, "DN", "SN", 1)))
 		Expect(len(name)).To(Equal(chainNameMax))
 	},
 		Entry("c1", "pnet", "c1", "CNI-DN-45f36743c0e772d73e562"),
@@ -87,16 +87,6 @@ var _ = Describe("the rules of iptables", func() {
 				strings.Split(r.Option("--dports"), ",")[0]))
 		}
 		Expect(got).To(Equal([]string{"sctp 1 98", "tcp 1 99", "udp 15 100", "udp 15 115", "udp 1 130"}))
-	})
-
-	It("carry a comment that iptables takes, and that GC reads back", func() {
-		network, id, ok := parseComment(entryComment("pnet", "c1"))
-		Expect([]any{network, id, ok}).To(Equal([]any{"pnet", "c1", true}))
-		long := entryComment("pnet", strings.Repeat("x", 300))
-		Expect(long).To(HaveLen(255))
-		Expect(long).To(HaveSuffix("..."))
-		_, _, ok = parseComment("CNI portfwd")
-		Expect(ok).To(BeFalse())
 	})
 
 	DescribeTable("that others made are read for what they hold", func(rule string, want string) {
