@@ -5,8 +5,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -129,20 +127,8 @@ func status(h *nstest.Host, b ipt.Backend) error {
 	return err
 }
 
-// useVariant makes the plain names of iptables those of one variant, until the end of the spec.
-func useVariant(variant string) {
-	GinkgoHelper()
-	nstest.Need("iptables-" + variant)
-	dir := GinkgoT().TempDir()
-	for _, f := range []string{"iptables", "ip6tables"} {
-		for _, tail := range []string{"", "-restore", "-save"} {
-			real, err := exec.LookPath(f + "-" + variant + tail)
-			Expect(err).NotTo(HaveOccurred())
-			Expect(os.Symlink(real, filepath.Join(dir, f+tail))).To(Succeed())
-		}
-	}
-	GinkgoT().Setenv("PATH", dir+":"+os.Getenv("PATH"))
-}
+// useVariant chooses among the programs of iptables.
+var useVariant = nstest.UseVariant
 
 // withoutPrograms runs fn with a PATH in which there is nothing.
 func withoutPrograms(fn func()) {

@@ -36,7 +36,7 @@ var _ = Describe("a lock that another program holds", Label("kernel"), func() {
 
 	DescribeTable("is waited for, and no longer than it is held", func(backend, lock string) {
 		if backend == "iptables" {
-			useIPTables("legacy")
+			nstest.UseVariant("legacy")
 		}
 		n := NewNode()
 		first := n.Up(NewPod("first"), Usual(backend))

@@ -4,9 +4,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -140,23 +137,8 @@ func (w *world) gc(n int, valid ...*container) {
 		"type": "firewall", "cni.dev/valid-attachments": refs}})
 }
 
-// useVariant makes "iptables" the programs of this variant until the end of
-// the spec.
-func useVariant(variant string) {
-	GinkgoHelper()
-	nstest.Need("iptables-" + variant)
-	dir := GinkgoT().TempDir()
-	old := os.Getenv("PATH")
-	DeferCleanup(func() { _ = os.Setenv("PATH", old) })
-	for _, program := range []string{"iptables", "ip6tables"} {
-		for _, suffix := range []string{"", "-restore", "-save"} {
-			name, err := exec.LookPath(program + "-" + variant + suffix)
-			Expect(err).NotTo(HaveOccurred())
-			Expect(os.Symlink(name, filepath.Join(dir, program+suffix))).To(Succeed())
-		}
-	}
-	Expect(os.Setenv("PATH", dir+":"+old)).To(Succeed())
-}
+// useVariant chooses among the programs of iptables.
+var useVariant = nstest.UseVariant
 
 // kind is a backend: what a configuration says, and which iptables there is.
 type kind struct {

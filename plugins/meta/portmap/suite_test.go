@@ -6,9 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -254,24 +251,8 @@ func (w *world) tryGC(network string, valid ...string) outcome {
 	return w.run("GC", conf(object{"name": network, "cni.dev/valid-attachments": refs}))
 }
 
-// useVariant makes "iptables" the programs of this variant until the end of
-// the spec.
-func useVariant(variant string) {
-	GinkgoHelper()
-	nstest.Need("iptables-" + variant)
-	dir, err := os.MkdirTemp("", "portmap-")
-	Expect(err).NotTo(HaveOccurred())
-	old := os.Getenv("PATH")
-	DeferCleanup(func() { _ = os.Setenv("PATH", old); _ = os.RemoveAll(dir) })
-	for _, program := range []string{"iptables", "ip6tables"} {
-		for _, suffix := range []string{"", "-restore", "-save"} {
-			name, err := exec.LookPath(program + "-" + variant + suffix)
-			Expect(err).NotTo(HaveOccurred())
-			Expect(os.Symlink(name, filepath.Join(dir, program+suffix))).To(Succeed())
-		}
-	}
-	Expect(os.Setenv("PATH", dir+":"+old)).To(Succeed())
-}
+// useVariant chooses among the programs of iptables.
+var useVariant = nstest.UseVariant
 
 // kinds are the backends: what a configuration says, and which iptables there
 // is.
