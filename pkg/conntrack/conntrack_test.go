@@ -63,7 +63,8 @@ var _ = Describe("Delete", Label("kernel"), func() {
 			"198.51.100.8:1000 192.0.2.1:53 192.0.2.1:53 false"))
 		Expect(n).To(Equal(1))
 		Expect(entries(host)).NotTo(ContainSubstring("198.51.100.7"))
-		Expect(entries(host)).To(And(ContainSubstring("198.51.100.8"), ContainSubstring("198.51.100.9"), ContainSubstring("2001:db8::7")))
+		Expect(entries(host)).To(And(ContainSubstring("198.51.100.8"), ContainSubstring("198.51.100.9"),
+			ContainSubstring("2001:db8::7")))
 	})
 
 	It("knows IPv6", func() {

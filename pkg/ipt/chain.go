@@ -102,7 +102,8 @@ func (c Chain) Clear(jumps []Rule) []string {
 func (c Chain) Remove(ctx context.Context, nf *nft.Conn, v Variant) error {
 	if v == NFT {
 		jumps := func(r nft.LiveRule) bool { return r.Target == c.Name }
-		return nf.Update(ctx, nft.Leftover{Table: c.nftTable(), Chain: c.From, Rule: jumps, Drop: []string{c.Name}}.Stage)
+		return nf.Update(ctx, nft.Leftover{Table: c.nftTable(),
+			Chain: c.From, Rule: jumps, Drop: []string{c.Name}}.Stage)
 	}
 	tool, err := FindVariant(ctx, c.Family, v)
 	if err != nil {

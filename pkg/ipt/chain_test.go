@@ -54,7 +54,8 @@ var _ = Describe("a chain", Label("kernel"), func() {
 					Expect(err).NotTo(HaveOccurred())
 					Expect(live).To(Equal(rules("OURS-1")))
 					Expect(jumps).To(Equal([]ipt.Rule{jump("OURS-1"), jump("OURS-1")}))
-					Expect(named("").Rules(ctx, nf, isOurs)).To(ConsistOf(append(rules("OURS-2"), jump("OURS-1"), jump("OURS-1"))))
+					Expect(named("").Rules(ctx, nf, isOurs)).
+						To(ConsistOf(append(rules("OURS-2"), jump("OURS-1"), jump("OURS-1"))))
 				})
 			})
 
@@ -75,7 +76,8 @@ var _ = Describe("a chain", Label("kernel"), func() {
 					_, lacks, err := tool.Missing(ctx, "nat", has)
 					Expect(err).NotTo(HaveOccurred())
 					Expect(lacks).To(BeFalse())
-					missing, lacks, err := tool.Missing(ctx, "nat", append(has, jump("OURS-2"), ipt.NewRule("OURS-3", "-j", "ACCEPT")))
+					missing, lacks, err := tool.Missing(ctx, "nat",
+						append(has, jump("OURS-2"), ipt.NewRule("OURS-3", "-j", "ACCEPT")))
 					Expect(err).NotTo(HaveOccurred())
 					Expect(lacks).To(BeTrue())
 					Expect(missing).To(Equal(jump("OURS-2")))
@@ -95,9 +97,11 @@ var _ = Describe("a chain", Label("kernel"), func() {
 					})).To(Succeed())
 					Expect(tries).To(Equal(2))
 					Expect(tool.List(ctx, "nat", "POSTROUTING")).To(ContainElement(jump("OURS-2")))
-					Expect(tool.Change(ctx, "no such table", func() ([]string, error) { return nil, nil })).To(Succeed())
+					Expect(tool.Change(ctx, "no such table", func() ([]string, error) { return nil, nil })).
+						To(Succeed())
 					failed := errors.New("no lines")
-					Expect(tool.Change(ctx, "nat", func() ([]string, error) { return nil, failed })).To(MatchError(failed))
+					Expect(tool.Change(ctx, "nat", func() ([]string, error) { return nil, failed })).
+						To(MatchError(failed))
 				})
 			})
 		}

@@ -9,7 +9,8 @@ import (
 // FuzzRule reads anything as what iptables prints, and writes it as lines for
 // iptables-restore: one line each, that says the same.
 func FuzzRule(f *testing.F) {
-	f.Add(`-A POSTROUTING -s 10.1.0.2/32 -m comment --comment "name: \"net\" id: \"one\"" -j CNI-2bbe0c48b91a7d1b8a6753a8`)
+	f.Add(
+		`-A POSTROUTING -s 10.1.0.2/32 -m comment --comment "name: \"net\" id: \"1\"" -j CNI-2bbe0c48b91a7d1b8a6753a8`)
 	f.Add("-A \"a b\" \\\t\"\" \\\"\n-P INPUT ACCEPT\n-A x")
 	f.Add("-A x \"unfinished")
 	f.Fuzz(func(t *testing.T, out string) {
@@ -20,7 +21,8 @@ func FuzzRule(f *testing.F) {
 				}
 			}
 			again := parseRules([]string{r.Append()})
-			if len(again) != 1 || again[0].Chain != r.Chain || !slices.Equal(again[0].Args, r.Args) || !again[0].Equal(r) {
+			if len(again) != 1 || again[0].Chain != r.Chain || !slices.Equal(again[0].Args, r.Args) ||
+				!again[0].Equal(r) {
 				t.Fatalf("%q: %q, %q", out, r, again)
 			}
 			r.Option("-j")

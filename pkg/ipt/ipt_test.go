@@ -33,7 +33,8 @@ var _ = Describe("rules that are compared", func() {
 	rule := ipt.NewRule("X", "-s", "10.0.0.1/32", "-m", "comment", "--comment", "c", "-j", "Y")
 
 	It("are equal in any order of their arguments", func() {
-		Expect(rule.Equal(ipt.NewRule("X", "-m", "comment", "--comment", "c", "-s", "10.0.0.1/32", "-j", "Y"))).To(BeTrue())
+		Expect(rule.Equal(
+			ipt.NewRule("X", "-m", "comment", "--comment", "c", "-s", "10.0.0.1/32", "-j", "Y"))).To(BeTrue())
 		Expect(rule.Equal(ipt.NewRule("Z", rule.Args...))).To(BeFalse())
 		Expect(rule.Equal(ipt.NewRule("X", "-s", "10.0.0.1/32", "-j", "Y"))).To(BeFalse())
 	})

@@ -28,7 +28,8 @@ func FuzzRecord(f *testing.F) {
 				ch, left := natChainOf(fam, cni.Attachment{Network: "net", ContainerID: "one"}), rec.with(name, nil)
 				made := ch.lines(liveChain{}, of(fam, rec.addrs()), nil)
 				live := liveChain{true, ch.rules(of(fam, rec.addrs())), ch.jumps(of(fam, rec.addrs()))}
-				for _, line := range append(made, ch.lines(live, of(fam, left.addrs()), func(ipt.Rule) bool { return true })...) {
+				gone := ch.lines(live, of(fam, left.addrs()), func(ipt.Rule) bool { return true })
+				for _, line := range append(made, gone...) {
 					if !well.MatchString(line) {
 						t.Fatalf("%q: %q", data, line)
 					}

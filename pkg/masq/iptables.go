@@ -133,7 +133,8 @@ func apply(ctx context.Context, nf *nft.Conn, rec record, stale []netip.Prefix) 
 		}
 		gone := func(j ipt.Rule) bool { return isFrom(j, stale) }
 		ch := natChainOf(f, cni.Attachment{Network: rec.Network, ContainerID: rec.ContainerID})
-		if err := ch.change(ctx, nf, tool, func(live liveChain) []string { return ch.lines(live, keep, gone) }); err != nil {
+		err = ch.change(ctx, nf, tool, func(live liveChain) []string { return ch.lines(live, keep, gone) })
+		if err != nil {
 			return done, err
 		}
 		done++
@@ -261,7 +262,8 @@ func checkIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 			return err
 		}
 		if len(where) == 0 {
-			diffs = append(diffs, cni.Errorf(cni.CodeDrift, "iptables chain %q: %w: no such chain", ch.Name, nft.ErrDrift))
+			diffs = append(diffs, cni.Errorf(cni.CodeDrift, "iptables chain %q: %w: no such chain",
+				ch.Name, nft.ErrDrift))
 			continue
 		}
 		tool, err := ipt.FindVariant(ctx, f, where[0])
@@ -273,7 +275,8 @@ func checkIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 			return err
 		}
 		if drifted {
-			diffs = append(diffs, cni.Errorf(cni.CodeDrift, "iptables chain %q: %w: no rule %q", missing.Chain, nft.ErrDrift,
+			diffs = append(diffs, cni.Errorf(cni.CodeDrift,
+				"iptables chain %q: %w: no rule %q", missing.Chain, nft.ErrDrift,
 				missing.Append()))
 		}
 	}
@@ -311,7 +314,8 @@ func gcIPTables(ctx context.Context, nf *nft.Conn, network string, valid cni.Set
 			net, id, ok := ipt.ParseOwner("", r.Option("--comment"))
 			_, ours := all[chainOf(net, id)]
 			// The rules of the reference tell no interface apart: they stay until the container has none.
-			garbage[cni.Attachment{Network: net, ContainerID: id}] = ok && net == network && !ours && !valid.HasContainer(id)
+			garbage[cni.Attachment{Network: net, ContainerID: id}] = ok && net == network &&
+				!ours && !valid.HasContainer(id)
 		}
 	}
 	for a, is := range garbage {

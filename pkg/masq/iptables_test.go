@@ -140,7 +140,8 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 		})
 
 		It("deletes, and adds again, whatever became of its record", func() {
-			for _, content := range []string{"", "x", "{}", `{"network":"net1","containerID":"c1","interfaces":{"eth0":[""]}}`,
+			for _, content := range []string{"", "x", "{}",
+				`{"network":"net1","containerID":"c1","interfaces":{"eth0":[""]}}`,
 				`{"network":"net1","containerID":"c1","interfaces":{"eth0":["fe80::1%-j/64"],"a\n-F":["0.0.0.0/0"]}}`,
 				`{"network":"net1","containerID":"c2","interfaces":{"eth1":["10.1.0.2/24"]}}`} {
 				Expect(add(host(), one)).To(Succeed())
@@ -192,7 +193,8 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 		It("takes the IPv4 rules back when those of IPv6 fail", func() {
 			before := natRules(host())
 			dir := GinkgoT().TempDir()
-			Expect(os.WriteFile(dir+"/ip6tables-restore", []byte("#!/bin/sh\necho no luck >&2\nexit 1\n"), 0o755)).To(Succeed())
+			Expect(os.WriteFile(dir+"/ip6tables-restore",
+				[]byte("#!/bin/sh\necho no luck >&2\nexit 1\n"), 0o755)).To(Succeed())
 			path := os.Getenv("PATH")
 			GinkgoT().Setenv("PATH", dir+":"+path)
 			err := add(host(), one)

@@ -131,7 +131,9 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Expect(host.Cmd("nft", "list", "ruleset")).To(BeEmpty())
 		Expect(host.Cmd("ls", "/run")).NotTo(ContainSubstring("hawser"))
 		Expect(status(host, ipt.IPTables)).To(Succeed())
-		withoutPrograms(func() { Expect(status(host, ipt.IPTables)).To(MatchError(ContainSubstring("iptables-restore"))) })
+		withoutPrograms(func() {
+			Expect(status(host, ipt.IPTables)).To(MatchError(ContainSubstring("iptables-restore")))
+		})
 	})
 
 	It("gives an address to the one who has it now, and its former owner cannot take it away", func() {
@@ -162,8 +164,9 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 				Expect(err).NotTo(HaveOccurred())
 				return string(locks)
 			}).Should(MatchRegexp(`-> FLOCK .* %d `, os.Getpid()))
-			host.Cmd("nft", "delete element inet hawser masq4_v1 { 10.1.0.2 }; add element inet hawser masq4_v1 { 10.1.0.2"+
-				` comment "`+one.Attachment.Mark()+`" : goto masq_v1_10.1.0.0/24 }`)
+			host.Cmd("nft",
+				"delete element inet hawser masq4_v1 { 10.1.0.2 }; add element inet hawser masq4_v1 { 10.1.0.2"+
+					` comment "`+one.Attachment.Mark()+`" : goto masq_v1_10.1.0.0/24 }`)
 			Expect(held.Unlock()).To(Succeed())
 			Expect(<-deleted).To(Succeed())
 		})
@@ -210,7 +213,8 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 			errs := make([]error, 4)
 			for i := range errs {
 				all.Go(func() {
-					errs[i] = add(host, config(ipt.Auto, fmt.Sprintf("c%d", i), "eth0", fmt.Sprintf("10.1.0.%d/24", i+2)))
+					errs[i] = add(host, config(ipt.Auto, fmt.Sprintf("c%d", i), "eth0",
+						fmt.Sprintf("10.1.0.%d/24", i+2)))
 				})
 			}
 			all.Wait()
@@ -239,7 +243,8 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Entry("the table's rules flushed", "nft flush table inet hawser", true),
 		Entry("the shared chain flushed", "nft flush chain inet hawser masq_v1", true),
 		Entry("the network's chain flushed", "nft flush chain inet hawser masq_v1_10.1.0.0/24", true),
-		Entry("the shared chain deleted", "nft flush chain inet hawser masq_v1; nft delete chain inet hawser masq_v1", true),
+		Entry("the shared chain deleted",
+			"nft flush chain inet hawser masq_v1; nft delete chain inet hawser masq_v1", true),
 		Entry("the element deleted", "nft delete element inet hawser masq4_v1 '{ 10.1.0.2 }'", false),
 		Entry("the ruleset flushed", "nft flush ruleset", false),
 	)

@@ -123,8 +123,9 @@ var _ = Describe("beside the reference's nftables", Label("kernel"), func() {
 		nstest.Need("nft", "nft-inet-nat")
 		host := nstest.NewHost()
 		rule := func(addr, comment string) string {
-			return fmt.Sprintf("add rule inet cni_plugins_masquerade masq_checks ip saddr == %s ip daddr != 10.1.0.0/24 "+
-				"masquerade comment \"%s\"\n", addr, comment)
+			return fmt.Sprintf(
+				"add rule inet cni_plugins_masquerade masq_checks ip saddr == %s ip daddr != 10.1.0.0/24 "+
+					"masquerade comment \"%s\"\n", addr, comment)
 		}
 		// Vectors from the reference: network unit-test, interface eth0, container one.
 		const mine = "6fd94d501e58f0aa-287fc69eff0574a2, net: unit-test, if: eth0, id: one"
@@ -155,7 +156,8 @@ var _ = Describe("beside the reference's nftables", Label("kernel"), func() {
 	It("keeps its nftables rules that are valid", func() {
 		nstest.Need("nft", "nft-inet-nat")
 		host := nstest.NewHost()
-		host.Cmd("sh", "-c", `nft add table inet cni_plugins_masquerade; nft add chain inet cni_plugins_masquerade masq_checks
+		host.Cmd("sh", "-c", `nft add table inet cni_plugins_masquerade
+			nft add chain inet cni_plugins_masquerade masq_checks
 			nft add rule inet cni_plugins_masquerade masq_checks ip saddr 10.1.0.2 masquerade \
 				comment \"6fd94d501e58f0aa-287fc69eff0574a2, net: unit-\"`)
 		Expect(gc(host, "unit-test", cni.AttachmentRef{ContainerID: "one", IfName: "eth0"})).To(Succeed())

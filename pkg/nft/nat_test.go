@@ -118,7 +118,7 @@ var _ = Describe("translation of destinations", Label("kernel"), func() {
 		})
 	})
 
-	It("removes somebody else's rules with the chains to which they lead, and takes no lock where there are none", func() {
+	It("removes somebody else's rules and the chains to which they lead, without a lock where there are none", func() {
 		host.Cmd("nft", "add table ip theirs; add chain ip theirs c; add chain ip theirs gone;"+
 			"add rule ip theirs c ip saddr 10.1.0.3 goto gone; add rule ip theirs gone accept;"+
 			"add rule ip theirs c ip saddr 10.1.0.4 accept")

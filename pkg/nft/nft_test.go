@@ -27,7 +27,8 @@ func sample() nft.Layout {
 			{Name: "exempt", Key: []nft.Type{nft.IPv4Addr}, Interval: true, Comment: "yours"},
 			{Name: "guarded", Key: []nft.Type{nft.IfName}},
 			{Name: "pairs", Key: []nft.Type{nft.IfName, nft.InetProto}},
-			{Name: "ports", Key: []nft.Type{nft.InetProto, nft.InetService}, Data: []nft.Type{nft.IPv4Addr, nft.InetService}},
+			{Name: "ports", Key: []nft.Type{nft.InetProto, nft.InetService},
+				Data: []nft.Type{nft.IPv4Addr, nft.InetService}},
 			{Name: "sources", Key: []nft.Type{nft.IPv4Addr}, Data: []nft.Type{nft.Verdict}},
 		},
 		Chains: []nft.Chain{
@@ -39,14 +40,16 @@ func sample() nft.Layout {
 				{nft.InPrefix(nft.IPDaddr, netip.MustParsePrefix("10.1.0.7/32")), nft.Return()},
 				{nft.Masquerade()},
 			}},
-			{Name: "postrouting_v1", Hook: &nft.Hook{Type: "nat", Point: nft.Postrouting, Priority: 100}, Rules: []nft.Rule{
-				{nft.InSet("exempt", nft.IPDaddr), nft.Return()},
-				{nft.VerdictMap("sources", nft.IPSaddr)},
-			}},
-			{Name: "guard_v1", Hook: &nft.Hook{Type: "filter", Point: nft.Prerouting, Priority: -300}, Rules: []nft.Rule{
-				{nft.InSet("guarded", nft.IIFName), nft.NotInSet("pairs", nft.IIFName, nft.L4Proto), nft.Drop()},
-				{nft.InSet("guarded", nft.OIFName), nft.Jump("look_v1")},
-			}},
+			{Name: "postrouting_v1", Hook: &nft.Hook{Type: "nat", Point: nft.Postrouting, Priority: 100},
+				Rules: []nft.Rule{
+					{nft.InSet("exempt", nft.IPDaddr), nft.Return()},
+					{nft.VerdictMap("sources", nft.IPSaddr)},
+				}},
+			{Name: "guard_v1", Hook: &nft.Hook{Type: "filter", Point: nft.Prerouting, Priority: -300},
+				Rules: []nft.Rule{
+					{nft.InSet("guarded", nft.IIFName), nft.NotInSet("pairs", nft.IIFName, nft.L4Proto), nft.Drop()},
+					{nft.InSet("guarded", nft.OIFName), nft.Jump("look_v1")},
+				}},
 		},
 	}
 }
@@ -174,7 +177,8 @@ var _ = Describe("a layout", Label("kernel"), func() {
 		Expect(update(host, func(tx *nft.Tx) error {
 			_, err := tx.Ensure(nft.Layout{Table: bridge,
 				Sets: []nft.Set{{Name: "pairs", Key: []nft.Type{nft.IfName, nft.EtherAddr}}},
-				Chains: []nft.Chain{{Name: "guard", Hook: &nft.Hook{Type: "filter", Point: nft.Prerouting, Priority: -300},
+				Chains: []nft.Chain{{Name: "guard",
+					Hook:  &nft.Hook{Type: "filter", Point: nft.Prerouting, Priority: -300},
 					Rules: []nft.Rule{{nft.NotInSet("pairs", nft.IIFName, nft.EtherSaddr), nft.Drop()}}}}})
 			return err
 		})).To(Succeed())

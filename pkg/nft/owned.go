@@ -94,7 +94,8 @@ func (o Owned) Verify(c *Conn, items []Item) error {
 	for i, want := range items {
 		chains = append(chains, want.Goto)
 		if what := difference(want, live[i]); what != "" {
-			diffs = append(diffs, drift(fmt.Sprintf("nftables table %q, set %q, %s", o.Layout.Table, want.Set, want.Name),
+			diffs = append(diffs, drift(
+				fmt.Sprintf("nftables table %q, set %q, %s", o.Layout.Table, want.Set, want.Name),
 				"%s", what))
 		}
 	}

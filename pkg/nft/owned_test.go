@@ -84,7 +84,8 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 		put(host, way(alice, "10.1.0.1", "plain"), marked(alice, "veth1"))
 		before := list()
 		err := change(host, func(ch *nft.Change) error {
-			return ch.Put([]nft.Item{way(bob, "10.1.0.1", "plain"), way(bob, "10.1.0.9", "plain")}, func(old nft.Item) error {
+			return ch.Put([]nft.Item{way(bob, "10.1.0.1", "plain"),
+				way(bob, "10.1.0.9", "plain")}, func(old nft.Item) error {
 				return errors.New(old.Name + " is had by " + old.Comment)
 			})
 		})
@@ -113,7 +114,8 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 			Expect(ways().Remove(context.Background(), c, found, alice.Owns)).To(Succeed())
 			Expect(ways().All(c, func(string) bool { return true })).To(Equal([]nft.Item{
 				{Set: "ways", Element: way(bob, "10.1.0.1", "plain").Element}}))
-			Expect(ways().Live(c, []nft.Item{way(alice, "10.1.0.1", "plain"), way(alice, "10.1.0.2", "plain")}, bob.Owns)).
+			Expect(ways().Live(c,
+				[]nft.Item{way(alice, "10.1.0.1", "plain"), way(alice, "10.1.0.2", "plain")}, bob.Owns)).
 				To(Equal([]nft.Item{way(bob, "10.1.0.1", "plain")}))
 		})
 	})
@@ -122,7 +124,8 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 		put(host, way(alice, "10.1.0.1", "marked"), way(bob, "10.1.0.2", "marked"))
 		remove := func(it nft.Item) {
 			with(host, func(c *nft.Conn) {
-				Expect(ways().Remove(context.Background(), c, []nft.Item{it}, func(string) bool { return true })).To(Succeed())
+				Expect(ways().Remove(context.Background(), c, []nft.Item{it},
+					func(string) bool { return true })).To(Succeed())
 			})
 		}
 		remove(way(alice, "10.1.0.1", "marked"))
@@ -134,11 +137,16 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 	It("leave a chain that gets another element in the same change, and drop one that never had any", func() {
 		put(host, way(alice, "10.1.0.1", "plain"))
 		Expect(change(host, func(ch *nft.Change) error {
-			return errors.Join(ch.Ensure("way_marked"), ch.Remove([]nft.Item{way(alice, "10.1.0.1", "plain")}, alice.Owns),
+			return errors.Join(ch.Ensure("way_marked"),
+				ch.Remove([]nft.Item{way(alice, "10.1.0.1", "plain")}, alice.Owns),
 				ch.Put([]nft.Item{way(bob, "10.1.0.1", "plain")}, nil))
 		})).To(Succeed())
-		Expect(list()).To(And(ContainSubstring("bob"), Not(ContainSubstring("alice")), ContainSubstring("chain way_marked")))
-		Expect(change(host, func(ch *nft.Change) error { ch.Drop("way_marked", "way_absent"); return nil })).To(Succeed())
+		Expect(list()).To(And(ContainSubstring("bob"), Not(ContainSubstring("alice")),
+			ContainSubstring("chain way_marked")))
+		Expect(change(host, func(ch *nft.Change) error {
+			ch.Drop("way_marked", "way_absent")
+			return nil
+		})).To(Succeed())
 		Expect(list()).To(And(ContainSubstring("chain way_plain"), Not(ContainSubstring("chain way_marked"))))
 	})
 
@@ -146,8 +154,9 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 		put(host, way(alice, "10.1.0.1", "plain"), way(alice, "10.1.0.2", "marked"))
 		before := list()
 		host.Cmd("nft", "flush", "table", table.Family.String(), table.Name)
-		Expect(change(host, func(ch *nft.Change) error { return ch.Put([]nft.Item{way(alice, "10.1.0.1", "plain")}, nil) })).
-			To(Succeed())
+		Expect(change(host, func(ch *nft.Change) error {
+			return ch.Put([]nft.Item{way(alice, "10.1.0.1", "plain")}, nil)
+		})).To(Succeed())
 		Expect(list()).To(Equal(before))
 	})
 

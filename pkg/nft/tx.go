@@ -102,7 +102,8 @@ func (c *Conn) Verify(l Layout) error {
 	var diffs []error
 	for _, chain := range l.Chains {
 		differs := func(format string, args ...any) {
-			diffs = append(diffs, drift(fmt.Sprintf("nftables table %q, chain %q", l.Table, chain.Name), format, args...))
+			diffs = append(diffs, drift(fmt.Sprintf("nftables table %q, chain %q", l.Table, chain.Name),
+				format, args...))
 		}
 		there, err := c.Chain(l.Table, chain.Name)
 		if err != nil {

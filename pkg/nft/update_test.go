@@ -37,7 +37,8 @@ var _ = Describe("an update", Label("kernel"), func() {
 				return err
 			})).To(Succeed())
 			one, three := source(1), source(3)
-			Expect(c.Get(table, "sources", one.Key, source(2).Key, three.Key)).To(Equal([]*nft.Element{&one, nil, &three}))
+			Expect(c.Get(table, "sources", one.Key, source(2).Key, three.Key)).
+				To(Equal([]*nft.Element{&one, nil, &three}))
 		})
 	})
 
