@@ -118,8 +118,8 @@ func isForeign(l rtnl.Link, bridge int) bool {
 	return l.Kind == "veth" && l.Alias == "" && l.Group == 0 && l.Master == bridge
 }
 
-// FindLinks looks up both ends of the pair for CHECK; master is as in Del.
-func (s *Session) FindLinks(master Master) error {
+// FindPair looks up both ends of the pair for CHECK; master is as in Del.
+func (s *Session) FindPair(master Master) error {
 	var err error
 	if s.ContEnd, err = s.Cont.Link(s.IfName); err != nil {
 		return iface.Drifted(fmt.Errorf("container: %w", err))

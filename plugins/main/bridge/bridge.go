@@ -48,12 +48,12 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	plan.Result.Interfaces = p.interfaces() // by which Configure finds the container's addresses
+	plan.Result.Interfaces = p.links() // by which Configure finds the container's addresses
 	gateway, err := p.prepareGateway(ctx, plan.Gateways)
 	if err != nil {
 		return nil, err
 	}
-	if err := iface.Configure(ctx, p.target(), plan.Result); err != nil {
+	if err := iface.Configure(ctx, p.container(), plan.Result); err != nil {
 		return nil, err
 	}
 	if err := p.Masquerade(ctx, cfg.Masq, plan.Result); err != nil {
@@ -115,12 +115,13 @@ func (p *port) raise() error {
 	case p.cfg.KeepDown:
 		return nil
 	case p.cfg.IPAM:
-		return iface.Raise(p.target())
+		return iface.Raise(p.container())
 	}
 	return p.Cont.SetLink(p.ContEnd.Index, rtnl.Change{Up: ptr(true)})
 }
 
-func (p *port) target() iface.Target {
+// container is the container's interface, for pkg/iface.
+func (p *port) container() iface.Target {
 	t := p.Target()
 	t.EnableDAD, t.NoRouterAdverts = p.cfg.DAD, p.cfg.Gateway
 	return t
@@ -139,9 +140,9 @@ func (p *port) announce(ctx context.Context, res *cni.Result, gw attach.Gateway)
 	return iface.Announce(p.Cont, p.ContEnd)
 }
 
-// interfaces lists the links as results do: the bridge, the host end and the
+// links lists the links as results do: the bridge, the host end and the
 // container's interface.
-func (p *port) interfaces() []cni.Interface {
+func (p *port) links() []cni.Interface {
 	return append([]cni.Interface{iface.Describe(p.bridge)}, p.Interfaces()...)
 }
 
@@ -151,7 +152,7 @@ func (p *port) describeLinks(res *cni.Result, gateway rtnl.Link) (err error) {
 	if p.bridge, err = p.Host.LinkByIndex(p.bridge.Index); err != nil {
 		return err
 	}
-	res.Interfaces = p.interfaces()
+	res.Interfaces = p.links()
 	if gateway.Index != p.bridge.Index {
 		res.Interfaces = append(res.Interfaces, iface.Describe(gateway))
 	}

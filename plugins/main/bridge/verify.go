@@ -20,7 +20,7 @@ func (p *port) verify(ctx context.Context) []error {
 	if p.bridge, err = findBridge(p.Host, p.cfg.Bridge); err != nil {
 		return []error{iface.Drifted(err)}
 	}
-	if err := p.FindLinks(func(*rtnl.Conn) (int, error) { return p.bridge.Index, nil }); err != nil {
+	if err := p.FindPair(func(*rtnl.Conn) (int, error) { return p.bridge.Index, nil }); err != nil {
 		return []error{err}
 	}
 	errs := []error{p.verifyBridge(), p.verifyContainer(), p.VerifyMasquerade(ctx, p.cfg.Masq)}
@@ -48,7 +48,7 @@ func (p *port) verifyContainer() error {
 	if p.cfg.KeepDown { // such an interface is down, without addresses and routes
 		return iface.Drifted(p.verifyMAC())
 	}
-	return iface.Verify(p.target(), p.PrevResult)
+	return iface.Verify(p.container(), p.PrevResult)
 }
 
 func (p *port) verifyMAC() error {
