@@ -62,6 +62,22 @@ var budgets = []budget{
 		"GC":      {"", 0, 0, 0, 29},
 		"DEL":     {"", 0, 0, 0, 29},
 	}},
+	{"bandwidth, both directions", "bandwidth", same(limited), true, 0, gc, map[string]cost{
+		"VERSION": {"", 0, 0, 0, 30},
+		"ADD":     {"", 10, 10, 0, 110},
+		"CHECK":   {"", 6, 6, 1, 97},
+		"STATUS":  {"", 1, 1, 0, 48},
+		"GC":      {"", 1, 1, 1, 51},
+		"DEL":     {"", 9, 9, 1, 86},
+	}},
+	{"bandwidth, no limits", "bandwidth", same(nil), true, 0, gc, map[string]cost{
+		"VERSION": {"", 0, 0, 0, 30},
+		"ADD":     {"", 0, 0, 0, 41},
+		"CHECK":   {"", 0, 0, 0, 40},
+		"STATUS":  {"", 1, 1, 0, 48},
+		"GC":      {"", 1, 1, 1, 50},
+		"DEL":     {"", 5, 5, 0, 71},
+	}},
 	{"tuning, a sysctl and the MAC", "tuning", tuning, true, 200, gc, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 30},
 		"ADD":     {"", 3, 3, 0, 116},
