@@ -23,14 +23,15 @@ type List []Step
 // Usual is what most nodes have, on a backend or on the usual one (""). The specs of
 // whole lists run it: under load, attacked, on hostile hosts.
 func Usual(backend string) List {
-	masq, ports := Object{}, Object{}
+	masq, ports, filter := Object{}, Object{}, Object{}
 	if backend != "" {
-		masq, ports = Object{"ipMasqBackend": backend}, Object{"backend": backend}
+		masq, ports, filter = Object{"ipMasqBackend": backend}, Object{"backend": backend}, Object{"backend": backend}
 	}
 	return List{
 		{"bridge", Merge(Object{"bridge": "cni0", "isDefaultGateway": true, "ipMasq": true,
 			"ipam": HostLocal("10.88.0.0/24", "fd00:88::/64")}, masq)},
 		{"portmap", Merge(Published(8080), ports)},
+		{"firewall", Merge(Object{"ingressPolicy": "same-bridge"}, filter)},
 		{"tuning", Object{"sysctl": Object{"net.ipv4.conf.IFNAME.arp_filter": "1"}}},
 	}
 }

@@ -143,6 +143,26 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		})
 	})
 
+	It("by the reference, and its ADD with another address, are no hindrance to our CHECK, DEL and ADD", func() {
+		keys := Object{"cniVersion": "1.0.0", "backend": "iptables"}
+		w := newWorld()
+		w.bridge(1)
+		w.forward("DROP")
+		c := w.container(1, 2)
+		c.add(keys)
+		before := w.filter()
+		Expect(w.Reference(nstest.Newest(), c.as("DEL", keys)).Code).To(BeZero())
+		c.add(keys)
+		Expect(w.filter()).To(Equal(before))
+		Expect(w.Reference(nstest.Newest(), c.as("DEL", keys)).Code).To(BeZero())
+		next := Object{"prevResult": Merge(c.prev, Object{"cniVersion": "1.0.0",
+			"ips": []Object{{"address": "10.1.0.9/24", "interface": 2}}})}
+		w.Reference(nstest.Newest(), c.as("ADD", keys, next)).Added()
+		c.check(keys, next)
+		c.del(keys, next)
+		Expect(w.filter()).NotTo(ContainSubstring("10.1.0."))
+	})
+
 	It("before any ADD succeeds and makes nothing", func() {
 		w := newWorld()
 		c := w.container(1, 2)

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"reflect"
+	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
@@ -154,7 +156,8 @@ func (c *call) newRecord(cfg config) (*record, error) {
 	return r, c.findBridge(r)
 }
 
-// admit makes the attachment's rules. An attachment of this name that lived in another namespace is replaced.
+// admit makes the attachment's rules. An attachment of this name that lived in another namespace is replaced, and so is
+// one whose rules the reference's DEL took away, since that leaves our record.
 func (c *call) admit(ctx context.Context, cfg config, r *record) (err error) {
 	s, err := openStore(ctx)
 	if err != nil {
@@ -165,7 +168,7 @@ func (c *call) admit(ctx context.Context, cfg config, r *record) (err error) {
 	switch {
 	case err != nil:
 		return err
-	case old != nil && old.Netns.Is(r.Netns):
+	case old != nil && old.Netns.Is(r.Netns) && (old.Backend != iptables || c.checkIPTables(ctx, old) == nil):
 		return cni.Errorf(cni.CodeExists, "firewall: this attachment has its rules already (%s); DEL removes them",
 			r.attachment())
 	case old != nil:
@@ -245,10 +248,15 @@ func (c *call) dismiss(ctx context.Context) (err error) {
 		return err
 	}
 	if r != nil {
-		return c.remove(ctx, s, r)
+		err = c.remove(ctx, s, r)
 	}
+	had := r
 	r = &record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName, Policy: open, Backend: iptables,
 		Addrs: addressesOf(c.PrevResult, c.IfName)}
+	if had != nil { // the reference's DEL and ADD may have followed ours
+		r.Addrs = slices.DeleteFunc(r.Addrs, func(a netip.Addr) bool { return slices.Contains(had.Addrs, a) })
+		return errors.Join(err, c.delReference(ctx, s, r))
+	}
 	return errors.Join(nft.IfSupported(c.sweep(ctx, r.attachment().Owns)), c.delReference(ctx, s, r),
 		s.Drop(r.hash())) // what a killed ADD left of it
 }
@@ -294,6 +302,9 @@ func (c *call) verify(ctx context.Context, want *record) error {
 	}
 	if r == nil { // the reference made it, perhaps
 		return c.checkIPTables(ctx, want)
+	}
+	if !slices.Equal(r.Addrs, want.Addrs) && c.checkIPTables(ctx, want) == nil {
+		return nil // its DEL, which leaves our record, and its ADD followed ours
 	}
 	var errs []error
 	same := func(key string, a, b any) {
