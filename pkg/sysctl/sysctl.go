@@ -21,7 +21,7 @@ const root = "/proc/sys/net/"
 var ErrInvalidKey = errors.New("invalid sysctl key")
 
 // Key names one value below /proc/sys/net; no spelling leads out of there.
-// The zero Key names nothing.
+// The zero Key names net itself, which has no value.
 type Key struct {
 	parts []string // below net, each one path element
 }
@@ -91,7 +91,7 @@ func (k Key) String() string { return swap("net/" + strings.Join(k.parts, "/")) 
 // Write, is an *fs.PathError; it matches fs.ErrNotExist when this kernel or
 // namespace has no such key.
 func (k Key) Read() (string, error) {
-	value, err := k.read()
+	value, err := read(k.Path())
 	return value, k.failure("read", err)
 }
 
@@ -100,11 +100,11 @@ func (k Key) Read() (string, error) {
 // in one value only the numbers count, not the blanks between them. The error
 // matches fs.ErrNotExist when there is no such key.
 func (k Key) Write(value string) error {
-	have, err := k.read()
+	have, err := read(k.Path())
 	if err == nil && Equal(have, value) {
 		return nil
 	}
-	if len(k.parts) > 0 && !errors.Is(err, fs.ErrNotExist) { // some can only be written
+	if !errors.Is(err, fs.ErrNotExist) { // some can only be written
 		err = k.write(value)
 	}
 	return k.failure(fmt.Sprintf("write %q", value), err)
@@ -118,13 +118,6 @@ func (k Key) write(value string) error {
 	}
 	_, err = f.WriteString(value + "\n")
 	return errors.Join(err, f.Close())
-}
-
-func (k Key) read() (string, error) {
-	if len(k.parts) == 0 {
-		return "", ErrInvalidKey
-	}
-	return read(k.Path())
 }
 
 // BootID is the random number that the kernel has for this boot.

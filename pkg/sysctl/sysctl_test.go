@@ -202,7 +202,7 @@ var _ = Describe("a value", func() {
 
 	It("of no key is an error", func() {
 		_, err := sysctl.Key{}.Read()
-		Expect(err).To(MatchError(sysctl.ErrInvalidKey))
-		Expect(sysctl.Key{}.Write("1")).To(MatchError(sysctl.ErrInvalidKey))
+		Expect(err).To(MatchError(unix.EISDIR))
+		Expect(sysctl.Key{}.Write("1")).To(MatchError(unix.EISDIR))
 	})
 })

@@ -43,6 +43,8 @@ var (
 	onIPTables  = object{"backend": "iptables"}
 	onNFTables  = object{"backend": "nftables"}
 	fixed       = object{"type": "static", "addresses": []object{{"address": "10.22.0.5/16", "gateway": "10.22.0.1"}}}
+	ingress     = object{"ingressRate": 8000000, "ingressBurst": 800000}
+	egress      = object{"egressRate": 8000000, "egressBurst": 800000}
 	plain, dual = object{"ipam": ipam(false)}, object{"ipam": ipam(true)}
 )
 
@@ -134,6 +136,9 @@ func filtering() (list []scenario) {
 		{name: "firewall, isolated", verbs: most,
 			steps: []step{{"firewall", same(object{"ingressPolicy": "isolated"})}}},
 		{name: "firewall by iptables", verbs: most, steps: []step{{"firewall", same(onIPTables)}}},
+		{name: "bandwidth", verbs: all, steps: []step{{"bandwidth", same(merged(ingress, egress))}}, quick: true},
+		{name: "bandwidth, ingress", verbs: most, steps: []step{{"bandwidth", same(ingress)}}},
+		{name: "bandwidth, no limits", verbs: most, steps: []step{{"bandwidth", same(nil)}}},
 	} {
 		s.before = before
 		list = append(list, s)

@@ -107,6 +107,9 @@ func ports(first int, protocols ...string) Object {
 	return Object{"runtimeConfig": Object{"portMappings": mappings}}
 }
 
+// limited are limits of both directions.
+var limited = Object{"ingressRate": 8000000, "ingressBurst": 800000, "egressRate": 8000000, "egressBurst": 800000}
+
 // tuning changes a sysctl and the MAC.
 func tuning(n int) Object {
 	return Object{"sysctl": Object{"net.ipv4.conf.IFNAME.arp_filter": "1"},

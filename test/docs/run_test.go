@@ -20,6 +20,8 @@ import (
 var sent = map[string]any{
 	"portMappings": []object{{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
 		{"hostPort": 5353, "containerPort": 53, "protocol": "udp"}},
+	"bandwidth": object{"ingressRate": 8000000, "ingressBurst": 2147483647, "egressRate": 8000000,
+		"egressBurst": 800000},
 	"mac":      "02:00:00:00:00:55",
 	"ips":      []string{"10.3.0.7"},
 	"ipRanges": [][]object{{{"subnet": "10.3.0.0/24"}}},

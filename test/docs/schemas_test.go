@@ -19,6 +19,7 @@ import (
 
 // plugins are all of this suite, with the least that each is content with.
 var plugins = map[string]string{
+	"bandwidth":  `{}`,
 	"bridge":     `{}`,
 	"ptp":        `{"ipam": {"type": "static"}}`,
 	"loopback":   `{}`,

@@ -74,6 +74,7 @@ func ranges(prefix, beside string) []values {
 // list those of a list.
 func tables() map[string][]values {
 	return map[string][]values{
+		"bandwidth":  concat(bandwidthValues(), common()),
 		"bridge":     concat(bridgeValues(), dns(), common()),
 		"ptp":        concat(ptpValues(), dns(), common()),
 		"loopback":   common(),
@@ -93,6 +94,28 @@ func concat(lists ...[]values) (all []values) {
 		all = append(all, l...)
 	}
 	return all
+}
+
+func bandwidthValues() []values {
+	list := []values{
+		{key: "burst", good: `["sane", "literal", "", null]`, bad: `["no", 5]`},
+		{key: "runtimeConfig.bandwidth", good: `[{}, null]`, bad: `[5, [], "1M"]`},
+	}
+	for _, at := range []string{"", "runtimeConfig.bandwidth."} {
+		for _, direction := range []string{"ingress", "egress"} {
+			rate, burst := at+direction+"Rate", at+direction+"Burst"
+			list = append(list, values{key: rate, good: `[0, null]`, bad: `[-1, 1, 7, 1.5, "1M", true]`},
+				values{key: burst, good: `[0, null]`, bad: `[-1, 34359738360, 1.5, "1M", {}]`},
+				values{key: rate, beside: `{"log": ""}`, good: `[]`, bad: `[]`, beyond: `[8]`}, // without a burst
+				values{key: burst, beside: `{"log": ""}`, good: `[]`, bad: `[]`, beyond: `[8]`})
+		}
+	}
+	const own = `{"ingressRate": 8000000, "egressBurst": 800000}`
+	return append(list,
+		values{key: "ingressBurst", beside: own, good: `[]`, bad: `[]`, beyond: `[800000]`},
+		values{key: "ingressBurst", beside: `{"ingressRate": 8}`, good: `[8, 34359738359]`, bad: `[34359738360]`},
+		values{key: "egressRate", beside: `{"egressBurst": 800000}`, good: `[8, 100000000000]`, bad: `[7]`,
+			beyond: `[0]`})
 }
 
 func bridgeValues() []values {

@@ -79,6 +79,8 @@ func scenarios() []scenario {
 			Needs: nft},
 		{Name: "ptp, iptables", Conf: object{"type": "ptp", "ipMasq": true, "ipMasqBackend": "iptables",
 			"ipam": dual(1)}, Needs: ipt},
+		{Name: "bandwidth", Conf: object{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 800000,
+			"egressRate": 8000000, "egressBurst": 800000}, Below: onBridge, Needs: []string{"tbf", "ifb"}},
 		{Name: "tuning", Conf: tuned, Below: onBridge, Inside: true},
 		{Name: "sbr", Conf: object{"type": "sbr", "addSourceHints": true}, Below: onBridge, Inside: true},
 		{Name: "portmap", Conf: portmap("nftables"), Below: onBridge, Needs: nft},

@@ -45,6 +45,7 @@ func (n *node) state() state {
 	}
 	add("host", n.host.Snapshot(ofHost...))
 	add("host", n.host.Cmd("sh", "-c", switches))
+	add("host", n.host.Cmd("tc", "qdisc", "show"))
 	add("host", n.host.Run(nstest.Program{Path: "sh", Args: []string{"-c", files}}).Stdout)
 	add("container", n.conts[victim].Snapshot(ofContainer...))
 	add("container", n.conts[victim].Cmd("sh", "-c", switches))

@@ -98,6 +98,7 @@ var _ = Describe("standard streams that are closed or full", Label("kernel"), fu
 	conf := func(plugin string, p *Pod) Object {
 		c := Object{"cniVersion": "1.1.0", "name": "net", "type": plugin}
 		for _, e := range append(Usual(""),
+			Step{Plugin: "bandwidth", Keys: Object{"egressRate": 8000000, "egressBurst": 800000}},
 			Step{Plugin: "ptp", Keys: Object{"ipam": HostLocal("10.89.0.0/24")}},
 			Step{Plugin: "static", Keys: Object{"ipam": Object{"type": "static",
 				"addresses": []Object{{"address": "10.89.0.5/24"}}}}},

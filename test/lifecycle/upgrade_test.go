@@ -47,6 +47,8 @@ func upgrades() []upgrade {
 			{"hostPort": 53, "containerPort": 53, "protocol": "udp", "hostIP": "192.0.2.1"}}}}
 	}
 	tuned := Object{"sysctl": Object{"net.ipv4.conf.eth0.arp_filter": "1"}, "mac": "0a:00:00:00:00:07", "promisc": true}
+	limited := Object{"ingressRate": 8000000, "ingressBurst": 800000,
+		"egressRate": 16000000, "egressBurst": 1600000}
 	return []upgrade{
 		{name: "bridge and host-local", list: entries("bridge", nil)},
 		{name: "bridge and static", list: entries("bridge", Object{"ipam": Object{"type": "static",
@@ -66,6 +68,7 @@ func upgrades() []upgrade {
 		{name: "firewall on iptables", list: entries("firewall", Object{"backend": "iptables"}), nameless: true},
 		{name: "firewall on nftables", list: entries("firewall", nil), forward: true, nameless: true},
 		{name: "sbr", list: entries("sbr", nil), checkless: nstest.References()},
+		{name: "bandwidth", list: entries("bandwidth", limited)},
 		{name: "tuning", list: entries("tuning", tuned)},
 		{name: "loopback", list: entries("loopback", Object{})},
 	}

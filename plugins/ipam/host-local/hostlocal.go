@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -114,21 +113,43 @@ func status(_ context.Context, req *skel.Request, cfg *config) error {
 	if _, err := readDNS(cfg.resolvConf); err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "%w", err)
 	}
-	taken, err := takenNow(cfg.dataDir, req.Network)
-	if err != nil {
+	s, err := openUnlocked(cfg.dataDir, req.Network, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	unreadable := func(err error) error {
 		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: the reservations cannot be read: %w", err)
 	}
+	if err != nil {
+		return unreadable(err)
+	}
+	defer s.close()
 	for i, set := range cfg.sets {
-		if hasFree(set, taken) {
+		free, err := s.hasFree(i, set)
+		if err != nil {
+			return unreadable(err)
+		}
+		if free {
 			continue
 		}
-		err := cni.Errorf(cni.CodeUnavailable, "range set %d (%s): no address is left", i, set)
+		err = cni.Errorf(cni.CodeUnavailable, "range set %d (%s): no address is left", i, set)
 		if cfg.failWhenFull {
 			return err
 		}
 		req.Warn("%v", err)
 	}
 	return nil
+}
+
+// hasFree looks for an address of a set that nobody has, in the order in which ADD
+// tries them.
+func (s *store) hasFree(n int, set rangeSet) (bool, error) {
+	for addr := range set.after(s.last(n)) {
+		if owner, err := s.owner(addr); err != nil || owner == "" {
+			return err == nil, err
+		}
+	}
+	return false, nil
 }
 
 // giveBack releases what the first of the owners that has anything holds. A
@@ -147,42 +168,6 @@ func giveBack(ctx context.Context, dataDir, network string, owners ...string) er
 		errs = append(errs, s.release(addr))
 	}
 	return errors.Join(append(errs, s.close())...)
-}
-
-// takenNow returns the addresses that are taken, without the lock: those of the
-// index, if it describes the directory before and after, or those of all entries
-// of the directory.
-func takenNow(dataDir, network string) (map[netip.Addr]bool, error) {
-	s, err := openUnlocked(dataDir, network, false)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer s.close()
-	if s.loadIndex() == nil {
-		taken, err := s.index.taken()
-		if st, again := s.dir.Stat(); err == nil && again == nil &&
-			time.Unix(st.Mtim.Unix()).Equal(stampTime(s.index.stamp)) {
-			return taken, nil
-		}
-	}
-	addrs, err := s.addrs()
-	taken := map[netip.Addr]bool{}
-	for _, addr := range addrs {
-		taken[addr] = true
-	}
-	return taken, err
-}
-
-func hasFree(set rangeSet, taken map[netip.Addr]bool) bool {
-	for addr := range set.after(netip.Addr{}) {
-		if !taken[addr] {
-			return true
-		}
-	}
-	return false
 }
 
 func resultIPs(sets []rangeSet, addrs []netip.Addr) []cni.IP {

@@ -1,0 +1,187 @@
+package rtnl
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Places at which a link has a qdisc: Root queues what it sends, Ingress looks at
+// what it receives.
+const (
+	Root    = netlink.HANDLE_ROOT
+	Ingress = netlink.HANDLE_INGRESS
+)
+
+const (
+	rootHandle    = 1 << 16      // 1:
+	ingressHandle = 0xffff << 16 // ffff:
+)
+
+// TBF is a token bucket filter: Buffer is the time, in ticks of 64 ns, in which it
+// sends a burst at its rate. What waits beyond Limit is dropped.
+type TBF struct {
+	Rate   uint64 // bytes/s
+	Buffer uint32 // ticks
+	Limit  uint32 // bytes
+}
+
+// Qdisc is what a link has at one of the places.
+type Qdisc struct {
+	Kind   string // "" = none but the kernel's own
+	Handle uint32
+	TBF    TBF // of that kind
+}
+
+// IsTBF reports whether the qdisc is one that AddTBF makes.
+func (q Qdisc) IsTBF() bool { return q.Kind == "tbf" && q.Handle == rootHandle }
+
+// AddTBF gives a link a TBF at its root. The error matches EEXIST where it has a
+// qdisc there.
+func (c *Conn) AddTBF(index int, t TBF) error {
+	return c.addQdisc(&netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: rootHandle, Parent: Root},
+		Rate: t.Rate, Buffer: t.Buffer, Limit: t.Limit}, "add tbf")
+}
+
+// AddIngress gives a link the qdisc that Redirect's filter needs. The error matches
+// EEXIST where it has a qdisc at Ingress.
+func (c *Conn) AddIngress(index int) error {
+	return c.addQdisc(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: ingressHandle,
+		Parent: Ingress}}, "add ingress qdisc")
+}
+
+func (c *Conn) addQdisc(q netlink.Qdisc, what string) error {
+	return c.linkError(q.Attrs().LinkIndex, what, c.use(func(h *netlink.Handle) error { return h.QdiscAdd(q) }))
+}
+
+// Qdisc looks at one place of a link. The library lists the qdiscs of all links.
+func (c *Conn) Qdisc(index int, place uint32) (q Qdisc, err error) {
+	msg := &nl.TcMsg{Ifindex: int32(index), Parent: place}
+	// Without ECHO the kernel tells only those who listen.
+	answers, err := c.send(unix.RTM_GETQDISC, unix.NLM_F_ACK|unix.NLM_F_ECHO, msg)
+	if errors.Is(err, unix.ENOENT) {
+		return q, nil
+	}
+	if err == nil && len(answers) == 1 {
+		q, err = parseQdisc(answers[0])
+	}
+	return q, c.linkError(index, "qdisc", err)
+}
+
+func parseQdisc(answer []byte) (q Qdisc, err error) {
+	msg := nl.DeserializeTcMsg(answer)
+	attrs, err := nl.ParseRouteAttrAsMap(answer[msg.Len():])
+	if err != nil {
+		return q, err
+	}
+	if msg.Handle == 0 { // the kernel's own
+		return q, nil
+	}
+	q.Handle, q.Kind = msg.Handle, nl.BytesToString(attrs[nl.TCA_KIND].Value)
+	if q.Kind != "tbf" {
+		return q, nil
+	}
+	options, err := nl.ParseRouteAttrAsMap(attrs[nl.TCA_OPTIONS].Value)
+	if parms := options[nl.TCA_TBF_PARMS].Value; err == nil && len(parms) >= nl.SizeofTcTbfQopt {
+		opt := nl.DeserializeTcTbfQopt(parms)
+		q.TBF = TBF{Rate: uint64(opt.Rate.Rate), Buffer: opt.Buffer, Limit: opt.Limit}
+		if rate := options[nl.TCA_TBF_RATE64].Value; len(rate) == 8 && opt.Rate.Rate == math.MaxUint32 {
+			q.TBF.Rate = nl.NativeEndian().Uint64(rate)
+		}
+	}
+	return q, err
+}
+
+// DelQdisc deletes what a link has at a place, with its filters. One that is gone
+// already is no error, nor is a link that is.
+func (c *Conn) DelQdisc(index int, place uint32) error {
+	q := &netlink.GenericQdisc{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Parent: place}}
+	err := c.use(func(h *netlink.Handle) error { return h.QdiscDel(q) })
+	// EINVAL: it had but the ingress qdisc of another place.
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	return c.linkError(index, "delete qdisc", err)
+}
+
+// Redirect has all that a link receives sent by another one. The link needs its
+// ingress qdisc.
+func (c *Conn) Redirect(index, to int) error {
+	f := &netlink.U32{RedirIndex: to, ClassId: netlink.MakeHandle(1, 1), FilterAttrs: redirection(index)}
+	return c.linkError(index, "redirect", c.use(func(h *netlink.Handle) error { return h.FilterAdd(f) }))
+}
+
+// DelRedirect deletes what Redirect made, and leaves the link's other filters.
+func (c *Conn) DelRedirect(index int) error {
+	f := &netlink.U32{FilterAttrs: redirection(index)}
+	return c.linkError(index, "delete filter", c.use(func(h *netlink.Handle) error { return h.FilterDel(f) }))
+}
+
+// redirection is what is asked first of all that a link receives.
+func redirection(index int) netlink.FilterAttrs {
+	return netlink.FilterAttrs{LinkIndex: index, Parent: ingressHandle, Priority: 1, Protocol: unix.ETH_P_ALL}
+}
+
+// NoRedirect is in the place of a filter that does something else than Redirect's.
+const NoRedirect = -1
+
+// Redirects lists where the filters of a link's ingress qdisc send what it receives:
+// indexes of links, 0 for one that is gone.
+func (c *Conn) Redirects(index int) (targets []int, err error) {
+	var filters []netlink.Filter
+	err = c.use(func(h *netlink.Handle) error {
+		filters, err = h.FilterList(at(index), ingressHandle)
+		return err
+	})
+	for _, f := range filters {
+		targets = append(targets, redirectOf(f))
+	}
+	return targets, c.linkError(index, "filters", err)
+}
+
+// redirectOf is the target of a filter whose actions are all the same redirection.
+// The reference plugin says it twice.
+func redirectOf(f netlink.Filter) int {
+	u32, ok := f.(*netlink.U32)
+	if !ok || len(u32.Actions) == 0 {
+		return NoRedirect
+	}
+	target := NoRedirect
+	for i, a := range u32.Actions {
+		mirred, ok := a.(*netlink.MirredAction)
+		if !ok || mirred.MirredAction != netlink.TCA_EGRESS_REDIR || i > 0 && mirred.Ifindex != target {
+			return NoRedirect
+		}
+		target = mirred.Ifindex
+	}
+	return target
+}
+
+// AddIFB creates an intermediate functional block, down: a link that sends back to
+// where it came from what is redirected to it. The error matches EEXIST when the name
+// is taken.
+func (c *Conn) AddIFB(name string, mtu int, group uint32) (Link, error) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.Group, attrs.TxQLen = name, mtu, group, 0
+	l, err := c.create(&netlink.Ifb{LinkAttrs: attrs})
+	if err != nil {
+		return l, fmt.Errorf("ifb %q: create: %w", name, err)
+	}
+	return l, nil
+}
+
+// HasTBF is an error where the kernel lacks TBF. It asks for one without rate on lo,
+// which is refused in any case.
+func (c *Conn) HasTBF() error {
+	const lo = 1
+	q := &netlink.GenericQdisc{QdiscType: "tbf", QdiscAttrs: netlink.QdiscAttrs{LinkIndex: lo, Handle: rootHandle,
+		Parent: Root}}
+	if err := c.addQdisc(q, "probe tbf"); !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,30 @@
+// bandwidth limits how fast a container may send and receive.
+//
+// It is a chained plugin: it works on the host end of the pair that bridge or
+// ptp made. What the container receives (ingress) passes a token bucket filter
+// there. What it sends (egress) is redirected to an interface of its own, an
+// IFB, and passes one there. Rates are in bits a second, bursts in bits:
+//
+//	{"type": "bandwidth", "capabilities": {"bandwidth": true}}
+//	{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 800000}
+//
+// README.md says what each key means, and what bursts do.
+package main
+
+import "github.com/hawser-cni/plugins/pkg/skel"
+
+func main() { skel.Main(plugin()) }
+
+func plugin() skel.Plugin[config] {
+	return skel.Plugin[config]{
+		Name:   "bandwidth",
+		About:  "limits how fast a container may send and receive",
+		Config: wireConfig{},
+		Parse:  parseConfig,
+		Add:    add,
+		Del:    del,
+		Check:  check,
+		GC:     gc,
+		Status: status,
+	}
+}

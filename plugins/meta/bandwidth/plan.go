@@ -1,0 +1,74 @@
+package main
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+const (
+	// nobodys is the least burst that nobody chose, in bits. Runtimes that were told
+	// a rate alone say 2^31-1 (kubelet), 2^32-1 (containerd) or 2^35-9 (CRI-O).
+	nobodys = 1<<31 - 1
+	// latency is how long a packet may wait, at the rate.
+	latency = 25_000 // µs
+	// ticks are the kernel's units of 64 ns in a microsecond.
+	ticks = 1000.0 / 64
+	// frameHeader comes on top of the MTU, in bytes.
+	frameHeader = 14
+)
+
+// filter is what a limit needs.
+type filter struct {
+	rtnl.TBF
+	// literal is what the reference plugin makes: another one where nobody chose the
+	// burst.
+	literal rtnl.TBF
+	warning string
+}
+
+// plan decides on the filters for a host end of this MTU. Where there is no limit there
+// is no filter.
+func (cfg config) plan(mtu int) (ingress, egress *filter, err error) {
+	var problems cni.Problems
+	ingress, err = cfg.ingress.plan(mtu, cfg.literal)
+	problems.Add(err)
+	egress, err = cfg.egress.plan(mtu, cfg.literal)
+	problems.Add(err)
+	return ingress, egress, problems.Err()
+}
+
+func (l limit) plan(mtu int, literally bool) (*filter, error) {
+	if l.rate == 0 {
+		return nil, nil
+	}
+	rate, burst, packet := l.rate/8, l.burst/8, uint64(mtu+frameHeader)
+	f := &filter{literal: newTBF(rate, burst)}
+	f.TBF = f.literal
+	switch {
+	case l.burst >= nobodys && !literally:
+		burst = max(rate/20, 10*uint64(mtu), 64<<10)
+		f.TBF = newTBF(rate, burst)
+		f.warning = fmt.Sprintf("%s: %d, which runtimes say of themselves, would be no limit; taken for %d "+
+			`("burst": "literal" takes it as it is)`, l.key, l.burst, 8*burst)
+	case burst < packet && rate < packet: // less than a packet a second: it is not meant to be of use
+		f.warning = fmt.Sprintf("%s: %d is less than a packet of %d bytes: only shorter ones pass", l.key, l.burst,
+			packet)
+	case burst < packet:
+		reason := fmt.Sprintf("is less than a packet of %d bytes, so none of that length would pass", packet)
+		return nil, cni.Refuse(l.key, l.burst, reason).Suggest("write at least %d bits", 8*packet)
+	}
+	return f, nil
+}
+
+// newTBF computes as the reference plugin does, in bytes. Where that overflows, the
+// largest number is taken.
+func newTBF(rate, burst uint64) rtnl.TBF {
+	µs := math.Floor(bounded(float64(burst) * 1e6 / float64(rate)))
+	return rtnl.TBF{Rate: rate, Buffer: uint32(bounded(µs * ticks)),
+		Limit: uint32(bounded(math.Floor(float64(rate)*latency/1e6) + float64(burst)))}
+}
+
+func bounded(n float64) float64 { return min(n, math.MaxUint32) }
