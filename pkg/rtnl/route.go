@@ -25,6 +25,9 @@ type Route struct {
 	Type     int  // RTN_*; 0 = unicast
 	Protocol int  // RTPROT_*, who made the route; 0 = RTPROT_BOOT
 	OnLink   bool // the gateway need not be reachable by another route
+	// One of several next hops of an IPv4 route, as Routes found it: DelRoute of
+	// the first one deletes the route, and AddRoute makes one of its own.
+	Multipath bool
 }
 
 // String is the route as messages name it.
@@ -129,6 +132,7 @@ func readRoute(in netlink.Route, index int) (routes []Route) {
 			Scope: int(in.Scope), Type: in.Type, Protocol: int(in.Protocol),
 			OnLink: (in.Flags|hop.Flags)&int(netlink.FLAG_ONLINK) != 0,
 		}
+		r.Multipath = in.MultiPath != nil && r.Dst.Addr().Is4()
 		if via, ok := hop.Via.(*netlink.Via); ok {
 			r.GW = addrOf(via.Addr)
 		}

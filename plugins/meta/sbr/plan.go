@@ -80,6 +80,9 @@ func makePlan(cfg config, addrs []address, here found) (p plan) {
 		p.Hints = sourceHints(addrs, here.Link)
 	}
 	for _, r := range here.main() {
+		if r.Multipath { // the kernel would delete it with all its next hops
+			continue
+		}
 		isHint := slices.ContainsFunc(p.Hints, func(h rtnl.Route) bool { return h.Dst == r.Dst })
 		if !cfg.SourceHints || r.Scope != unix.RT_SCOPE_LINK || isHint {
 			p.Moved = append(p.Moved, r)
@@ -163,7 +166,7 @@ func (a address) owns(r rtnl.Route) bool {
 // copyFor is the route in the table of a. The source address of another one does
 // not fit there.
 func copyFor(r rtnl.Route, a address, all []address, table uint32) rtnl.Route {
-	r.Table = table
+	r.Table, r.Multipath = table, false
 	if slices.ContainsFunc(all, func(o address) bool { return o != a && o.Prefix.Addr() == r.Src }) {
 		r.Src = netip.Addr{}
 		if !r.GW.IsValid() && r.Dst == a.Prefix.Masked() {
