@@ -236,7 +236,7 @@ func sbrValues() []values {
 		{key: "table", good: `[1, 100, 252, 256, 4294967295, null]`, bad: `[0, -1, 4294967296, "5"]`,
 			beyond: `[253, 254, 255]`},
 		{key: "gateways", good: `[["10.1.0.1"], ["10.1.0.1", "fd00::1"], [], null]`,
-			bad: `["10.1.0.1", ["x"], [5], [""]]`, beyond: `[["10.1.0.1", "10.1.0.2"]]`},
+			bad: `["10.1.0.1", ["x"], [5], [""]]`, beyond: `[["10.1.0.1", "10.1.0.2"], ["0.0.0.0"]]`},
 		{key: "addSourceHints", good: booleans, bad: noBooleans},
 	}
 }

@@ -46,6 +46,10 @@ func parseConfig(req *skel.Request) (config, error) {
 		if !gw.IsValid() {
 			continue
 		}
+		if gw.IsUnspecified() || gw.IsMulticast() || gw.IsLoopback() {
+			problems.Add(cni.Refuse(key, text, "is no gateway"))
+			continue
+		}
 		if other := c.Gateways[gw.Is4()]; other.IsValid() {
 			problems.Add(cni.Refuse(key, text, fmt.Sprintf("is the second gateway of its family, after %s", other)).
 				Suggest("name one gateway of each family"))

@@ -48,6 +48,16 @@ func readRecord(ctx context.Context, a cni.Attachment) (r record, ok bool, err e
 	return r, ok && r.attachment() == a && r.sane(), err
 }
 
+// isRecorded says whether an ADD of any attachment moved the routes of a link.
+func isRecorded(ctx context.Context, netns ns.Identity, link int) (bool, error) {
+	s, err := statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
+	if err != nil {
+		return false, err
+	}
+	defer s.Close()
+	return s.Any(func(_ string, r record) bool { return r.Netns.Is(netns) && r.Link == link && r.sane() })
+}
+
 // sane says whether an ADD can have written the record. Its file may be damaged, and
 // DEL deletes what it names.
 func (r record) sane() bool {

@@ -44,6 +44,10 @@ func restore(ctx context.Context, req *skel.Request) error {
 	case err != nil:
 		return err
 	case !ok:
+		taken, err := isRecorded(ctx, id, here.Link)
+		if err != nil || taken {
+			return err
+		}
 		if r.Plan, err = planOfReference(conn, here, tableOf(req)); err != nil {
 			return err
 		}
@@ -111,16 +115,29 @@ func undo(conn *rtnl.Conn, p plan) error {
 	var errs []error
 	do := func(change func(rtnl.Route) error, routes []rtnl.Route) {
 		for _, r := range routes {
-			if err := change(r); err != nil && !errors.Is(err, unix.EEXIST) && !errors.Is(err, rtnl.ErrNoLink) {
+			if err := change(r); err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 				errs = append(errs, tableError(r, err))
 			}
 		}
 	}
 	do(conn.DelRoute, p.Hints)
-	do(conn.AddRoute, p.Moved)
+	do(putBack(conn), p.Moved)
 	for _, r := range p.Rules {
 		errs = append(errs, conn.DelRule(r))
 	}
 	do(conn.DelRoute, p.Routes)
 	return errors.Join(errs...)
+}
+
+// putBack adds a route to the main table unless the interface, as it is by now, can
+// have none such: it is down, or the source or the way to the gateway is gone.
+func putBack(conn *rtnl.Conn) func(rtnl.Route) error {
+	cannot := []error{unix.EEXIST, unix.ENETDOWN, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL}
+	return func(r rtnl.Route) error {
+		err := conn.AddRoute(r)
+		if slices.ContainsFunc(cannot, func(target error) bool { return errors.Is(err, target) }) {
+			return nil
+		}
+		return err
+	}
 }

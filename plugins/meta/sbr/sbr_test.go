@@ -209,6 +209,8 @@ var _ = Describe("ADD", func() {
 		Entry("a table of more than 32 bits", Object{"table": 1 << 32}, 7, "table: 4294967296 is not between"),
 		Entry("the main table", Object{"table": 254}, 7, "table: 254 is one of the kernel's own"),
 		Entry("a gateway that is none", Object{"gateways": []string{"x"}}, 7, `gateways[0]: "x"`),
+		Entry("a gateway that cannot be one", Object{"gateways": []string{"0.0.0.0"}}, 7,
+			`gateways[0]: "0.0.0.0" is no gateway`),
 		Entry("two gateways of a family", Object{"gateways": []string{"10.2.0.1", "fd02::1", "10.2.0.3"}}, 7,
 			`gateways[2]: "10.2.0.3" is the second gateway of its family, after 10.2.0.1`),
 		Entry("a value of the wrong type", Object{"addSourceHints": "yes"}, 7, "addSourceHints"),
@@ -263,6 +265,7 @@ var _ = Describe("DEL", func() {
 		IP(w.cont, "route add 10.20.0.0/16 via 10.2.0.9 metric 5 mtu 1300 proto static")
 		IP(w.cont, "route add 10.21.0.0/16 via 172.30.0.1 dev eth1 onlink")
 		IP(w.cont, "-6 route add fd09::/16 nexthop via fd02::8 nexthop via fd02::9")
+		IP(w.cont, "route add 10.50.0.0/16 nexthop via 10.2.0.8 nexthop via 10.1.0.9")
 		before := w.cont.Snapshot()
 		w.add(keys, v4, v6)
 		Expect(w.cont.Snapshot()).NotTo(Equal(before))
@@ -290,6 +293,29 @@ var _ = Describe("DEL", func() {
 		Entry("with CNI_NETNS empty", func(*world) string { return "" }),
 		Entry("with a path that is gone", func(w *world) string { w.cont.Unpin(); return w.cont.Path }),
 	)
+
+	DescribeTable("succeeds where a route cannot come back", func(change string) {
+		w := newWorld("10.2.0.2/24", "fd02::2/64")
+		IP(w.cont, "route add 10.20.0.0/16 via 10.2.0.9")
+		w.add(nil, v4, v6)
+		IP(w.cont, "%s", change)
+		w.del(nil)
+		Expect(w.rules()).To(BeEmpty())
+		Expect(w.routes("100")).To(BeEmpty())
+		Expect(w.records()).To(BeEmpty())
+	},
+		Entry("with the interface down", "link set eth1 down"),
+		Entry("without its address", "addr del 10.2.0.2/24 dev eth1"),
+	)
+
+	It("of another network leaves the interface alone", func() {
+		w := newWorld("10.2.0.2/24", "fd02::2/64")
+		w.add(nil, v4, v6)
+		before := w.cont.Snapshot()
+		w.del(Object{"name": "other"})
+		Expect(w.cont.Snapshot()).To(Equal(before))
+		Expect(w.records()).To(HaveLen(1))
+	})
 
 	It("without the interface removes the rules", func() {
 		w := newWorld("10.2.0.2/24")
