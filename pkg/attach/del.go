@@ -69,11 +69,11 @@ func GC(ctx context.Context, req *skel.Request, rules ...Rules) error {
 	locks, cancel := skel.Most(ctx)
 	defer cancel()
 	var errs []error
-	for _, collect := range rules {
-		errs = append(errs, collect(locks, nf))
+	for _, remove := range rules {
+		errs = append(errs, remove(locks, nf))
 	}
 	errs = append(errs, masq.GC(locks, nf, req.Network, req.Valid))
-	linkErr := collect(host, req.Valid)
+	linkErr := collectPairs(host, req.Valid)
 	errs = append(errs, linkErr, nf.Close())
 	if req.IPAM != "" && linkErr == nil {
 		errs = append(errs, ipamOf(req).Run(ctx, "GC"))

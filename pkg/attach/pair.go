@@ -110,9 +110,9 @@ func findHostEnd(host *rtnl.Conn, a cni.Attachment) (rtnl.Link, error) {
 	return rtnl.Link{}, fmt.Errorf("host end of %s: %w", a, rtnl.ErrNoLink)
 }
 
-// collect deletes the host ends that CreatePair made for attachments of the network
+// collectPairs deletes the host ends that CreatePair made for attachments of the network
 // that are not valid. It reads all links.
-func collect(host *rtnl.Conn, valid cni.Set) error {
+func collectPairs(host *rtnl.Conn, valid cni.Set) error {
 	links, err := host.Links()
 	if err != nil {
 		return err

@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// stateDir holds a record for each iptables chain of ours: the chain's rules name the container only,
+	// recordDir holds a record for each iptables chain of ours: the chain's rules name the container only,
 	// so which of its interfaces has which address has to stand beside it.
-	stateDir = "/run/hawser/masq"
+	recordDir = "/run/hawser/masq"
 	// lockWait is how long other calls may take; they run programs that wait for the xtables lock themselves.
 	lockWait = time.Minute
 	// undoTime is how long an ADD that failed half-way may take to remove the other half.
@@ -84,7 +84,7 @@ func (r record) addrs() []netip.Prefix {
 }
 
 func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
-	s, err := statefile.OpenStore[record](ctx, stateDir, lockWait)
+	s, err := statefile.OpenStore[record](ctx, recordDir, lockWait)
 	if err != nil {
 		return err
 	}
@@ -167,7 +167,7 @@ func (c natChain) change(ctx context.Context, nf *nft.Conn, tool ipt.Tool, edit 
 // delIPTables removes an interface's rules wherever they are. The addresses are a hint. Where the container has
 // neither a record nor a chain the call waits for no lock.
 func delIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
-	there := statefile.MayHave(stateDir, chainOf(c.Attachment.Network, c.Attachment.ContainerID))
+	there := statefile.MayHave(recordDir, chainOf(c.Attachment.Network, c.Attachment.ContainerID))
 	for i := 0; i < len(families) && !there; i++ {
 		where, err := natChainOf(families[i], c.Attachment).Variants(ctx, nf)
 		there = len(where) > 0 || err != nil && !ipt.NotInstalled(err)
@@ -175,7 +175,7 @@ func delIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 	if !there {
 		return nil
 	}
-	s, err := statefile.OpenExistingStore[record](ctx, stateDir, lockWait)
+	s, err := statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
 	if err != nil {
 		return err
 	}
@@ -284,7 +284,7 @@ func checkIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 }
 
 func gcIPTables(ctx context.Context, nf *nft.Conn, network string, valid cni.Set) (err error) {
-	s, err := statefile.OpenExistingStore[record](ctx, stateDir, lockWait)
+	s, err := statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
 	if err != nil {
 		return err
 	}
@@ -327,7 +327,7 @@ func gcIPTables(ctx context.Context, nf *nft.Conn, network string, valid cni.Set
 }
 
 func statusIPTables(nf *nft.Conn) error {
-	if err := statefile.Writable(stateDir); err != nil {
+	if err := statefile.Writable(recordDir); err != nil {
 		return err
 	}
 	for _, f := range []nft.Family{nft.IPv4, nft.IPv6} {

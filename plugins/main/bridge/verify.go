@@ -60,7 +60,7 @@ func (p *port) verifyMAC() error {
 }
 
 // verifyGateways looks for the addresses and the forwarding that
-// ensureGateways made.
+// prepareGateway made.
 func (p *port) verifyGateways() []error {
 	link, err := p.Host.Link(p.cfg.gatewayName())
 	if err != nil {
