@@ -102,10 +102,7 @@ func protocolOf(name string) (p proto, known bool) {
 	return protocols[i], true
 }
 
-const (
-	defaultMarkBit = 13
-	chainNameMax   = 28 // bytes that iptables takes
-)
+const defaultMarkBit = 13
 
 // parseConfig reads and checks the configuration. Everything that it refuses
 // is code 7 with key and value.
@@ -142,18 +139,12 @@ func (c *config) parseMark(w wireConfig) error {
 	}
 	if w.ExternalSetMarkChain != nil {
 		c.options.MarkChain = *w.ExternalSetMarkChain
-		if !isChainName(c.options.MarkChain) {
-			problems.Add(cni.Refuse("externalSetMarkChain", c.options.MarkChain, fmt.Sprintf(
-				"is no name of a chain (1 to %d bytes, no blank, not beginning with - or !)", chainNameMax)))
+		if !ipt.IsChainName(c.options.MarkChain) {
+			problems.Add(cni.Refuse("externalSetMarkChain", c.options.MarkChain,
+				"is no name of a chain (1 to 28 bytes, no blank, not beginning with - or !)"))
 		}
 	}
 	return problems.Err()
-}
-
-func isChainName(name string) bool {
-	isPlain := func(r rune) bool { return r > ' ' && r <= '~' && r != '"' && r != '\\' }
-	return name != "" && len(name) <= chainNameMax && !strings.ContainsAny(name[:1], "-!") &&
-		!strings.ContainsFunc(name, func(r rune) bool { return !isPlain(r) })
 }
 
 // parseNeeds decides which backend the other keys ask for, and refuses

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/statefile"
@@ -67,7 +68,7 @@ func (r *record) sane(hash string) bool {
 	o := r.Options
 	ok := cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) && r.hash() == hash &&
 		(r.Backend == nftables || r.Backend == iptables) &&
-		o.MarkBit >= 0 && o.MarkBit <= 31 && (o.MarkChain == "" || isChainName(o.MarkChain)) &&
+		o.MarkBit >= 0 && o.MarkBit <= 31 && (o.MarkChain == "" || ipt.IsChainName(o.MarkChain)) &&
 		(r.Localnet == "" || cni.ValidIfName(r.Localnet))
 	for _, tokens := range [][]string{o.ConditionsV4, o.ConditionsV6} {
 		ok = ok && (len(tokens) == 0 || checkTokens("", tokens) == nil)

@@ -25,7 +25,7 @@ var _ = Describe("the rules of iptables", func() {
 	DescribeTable("are in chains named as the reference does", func(network, id, name string) {
 		Expect(dnChain(network, id)).To(Equal(name))
 		Expect(ipt.ContainerChain(snPrefix, network, id)).To(Equal(strings.Replace(name, "DN", "SN", 1)))
-		Expect(len(name)).To(Equal(chainNameMax))
+		Expect(len(name)).To(Equal(28))
 	},
 		Entry("c1", "pnet", "c1", "CNI-DN-45f36743c0e772d73e562"),
 		Entry("c2", "pnet", "c2", "CNI-DN-398934acb76b8c85ef9cb"),
