@@ -89,8 +89,8 @@ func del(_ context.Context, req *skel.Request) error {
 	return c.remove(end)
 }
 
-// gc removes the IFBs of attachments that are not valid, and what leads to them. The
-// filter of a host end goes with that.
+// gc removes the IFBs of attachments that are not valid, what leads to them, and the
+// filters of their host ends.
 func gc(_ context.Context, req *skel.Request) error {
 	c, err := open(req)
 	if err != nil {
@@ -113,6 +113,11 @@ func gc(_ context.Context, req *skel.Request) error {
 			errs = append(errs, c.unlimit(end.Index, l.Index))
 		}
 		errs = append(errs, c.host.DelLink(l.Index))
+	}
+	for _, l := range links { // what a killed call left at host ends of our own
+		if l.Kind == "veth" && req.Valid.Garbage(l.Alias) {
+			errs = append(errs, c.unlimit(l.Index))
+		}
 	}
 	return errors.Join(errs...)
 }
