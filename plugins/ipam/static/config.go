@@ -165,7 +165,7 @@ func (own ownAddresses) parseAsked(key string, code uint, text string) (source, 
 			Suggest("write it as address/length; without length it must be in a subnet of ipam.addresses")
 	}
 	s.Address = prefix
-	same := func(o source) bool { return o.Address.Masked() == prefix.Masked() }
+	same := func(o source) bool { return o.Gateway.IsValid() && o.Address.Masked() == prefix.Masked() }
 	if i := slices.IndexFunc(own, same); i >= 0 {
 		s.Gateway = own[i].Gateway
 	}

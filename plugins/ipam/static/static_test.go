@@ -93,6 +93,9 @@ var _ = Describe("ADD", func() {
 			"IgnoreUnknown=1;MAC=02:00:00:00:00:01;K8S_POD_NAME=x;"),
 		Entry("an address without length has that of its subnet", "10.1.0.6/24 10.1.0.1, 10.1.0.7/24 10.1.0.1", own, "",
 			`"runtimeConfig": {"ips": ["10.1.0.6", "::ffff:10.1.0.7"]}`),
+		Entry("the gateway of its subnet, whichever address has it", "10.1.0.7/24 10.1.0.1", `"addresses": [
+			{"address": "10.1.0.5/24"}, {"address": "10.1.0.6/24", "gateway": "10.1.0.1"}]`, "",
+			`"runtimeConfig": {"ips": ["10.1.0.7"]}`),
 		Entry("IPv4 in IPv6", "10.1.0.5/24 10.1.0.1", `"addresses": [{"address": "::ffff:10.1.0.5/120",
 			"gateway": "::ffff:10.1.0.1"}]`, ""),
 		Entry("a gateway outside the subnet, both addresses of a /31, a /32",
