@@ -46,7 +46,7 @@ func parseConfig(req *skel.Request) (config, error) {
 		if !gw.IsValid() {
 			continue
 		}
-		if gw.IsUnspecified() || gw.IsMulticast() || gw.IsLoopback() {
+		if gw.IsMulticast() || gw.IsLoopback() {
 			problems.Add(cni.Refuse(key, text, "is no gateway"))
 			continue
 		}

@@ -21,7 +21,7 @@ const (
 // address is an address of the interface.
 type address struct {
 	Prefix  netip.Prefix // host bits kept
-	Gateway netip.Addr   // zero = none is known
+	Gateway netip.Addr   // zero = none is known; unspecified = everything is on the link
 }
 
 func (a address) is4() bool { return a.Prefix.Addr().Is4() }
@@ -128,7 +128,8 @@ func routesOf(a address, all []address, here found, table uint32) []rtnl.Route {
 		}
 	}
 	if a.Gateway.IsValid() {
-		way.OnLink = !slices.ContainsFunc(near, func(r rtnl.Route) bool { return r.Dst.Contains(a.Gateway) })
+		leads := func(r rtnl.Route) bool { return r.Dst.Contains(a.Gateway) }
+		way.OnLink = way.GW.IsValid() && !slices.ContainsFunc(near, leads)
 		near = append(near, way)
 	}
 	return append(near, far...)
@@ -178,6 +179,9 @@ func copyFor(r rtnl.Route, a address, all []address, table uint32) rtnl.Route {
 
 func defaultRoute(a address, link int, table uint32) rtnl.Route {
 	r := rtnl.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), GW: a.Gateway, OutIndex: link, Table: table}
+	if a.Gateway.IsUnspecified() {
+		r.GW = netip.Addr{}
+	}
 	if !a.is4() {
 		r.Dst, r.Priority = netip.PrefixFrom(netip.IPv6Unspecified(), 0), defaultMetric
 	}
