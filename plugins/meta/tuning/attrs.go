@@ -56,22 +56,22 @@ func attrNamed(name string) (attr, bool) {
 	return attrs[i], true
 }
 
-// pair is the value of an attribute or of a sysctl.
-type pair struct {
+// keyValue is the value of an attribute or of a sysctl.
+type keyValue struct {
 	Key   string `json:"key"`
 	Value string `json:"value"`
 }
 
 // differing are the wanted attributes that the link does not have.
-func differing(wanted []pair, link rtnl.Link) []pair {
-	return slices.DeleteFunc(slices.Clone(wanted), func(p pair) bool {
+func differing(wanted []keyValue, link rtnl.Link) []keyValue {
+	return slices.DeleteFunc(slices.Clone(wanted), func(p keyValue) bool {
 		a, known := attrNamed(p.Key)
 		return known && strings.EqualFold(a.get(link), p.Value)
 	})
 }
 
 // setAttr changes one attribute of a link.
-func setAttr(conn *rtnl.Conn, index int, p pair) error {
+func setAttr(conn *rtnl.Conn, index int, p keyValue) error {
 	a, _ := attrNamed(p.Key)
 	change, err := a.set(p.Value)
 	if err != nil {
@@ -81,7 +81,7 @@ func setAttr(conn *rtnl.Conn, index int, p pair) error {
 }
 
 // encodeBackup writes the backup file, byte for byte as the reference plugin.
-func encodeBackup(before []pair) []byte {
+func encodeBackup(before []keyValue) []byte {
 	var lines []string
 	for _, a := range attrs {
 		for _, p := range before {
@@ -97,12 +97,12 @@ func encodeBackup(before []pair) []byte {
 	return []byte("{\n" + strings.Join(lines, ",\n") + "\n}")
 }
 
-func decodeBackup(data []byte) ([]pair, error) {
+func decodeBackup(data []byte) ([]keyValue, error) {
 	var values map[string]json.RawMessage
 	if err := json.Unmarshal(data, &values); err != nil {
 		return nil, fmt.Errorf("no backup: %w", err)
 	}
-	var before []pair
+	var before []keyValue
 	for _, a := range attrs {
 		raw, ok := values[a.name]
 		if !ok {
@@ -112,7 +112,7 @@ func decodeBackup(data []byte) ([]pair, error) {
 		if _, err := a.set(text); err != nil {
 			return nil, fmt.Errorf("no backup: %s: %w", a.name, err)
 		}
-		before = append(before, pair{a.name, text})
+		before = append(before, keyValue{a.name, text})
 	}
 	return before, nil
 }

@@ -14,12 +14,13 @@ var _ = DescribeTable("is no backup:", func(text string) {
 	Entry("a MAC address that is none", `{"mac":"x"}`), Entry("a list", `[]`),
 )
 
-var _ = DescribeTable("a backup", func(text string, want ...pair) {
+var _ = DescribeTable("a backup", func(text string, want ...keyValue) {
 	Expect(decodeBackup([]byte(text))).To(Equal(want))
 	Expect(string(encodeBackup(want))).To(Equal(text))
 },
 	Entry("of everything", "{\n \"mac\": \"02:00:00:00:00:01\",\n \"promisc\": false,\n \"mtu\": 1500,\n"+
-		" \"allmulti\": true,\n \"txQLen\": 1000\n}", pair{"mac", "02:00:00:00:00:01"}, pair{"promisc", "false"},
-		pair{"mtu", "1500"}, pair{"allmulti", "true"}, pair{"txQLen", "1000"}),
-	Entry("of some", "{\n \"mtu\": 1500,\n \"txQLen\": 0\n}", pair{"mtu", "1500"}, pair{"txQLen", "0"}),
+		" \"allmulti\": true,\n \"txQLen\": 1000\n}",
+		keyValue{"mac", "02:00:00:00:00:01"}, keyValue{"promisc", "false"},
+		keyValue{"mtu", "1500"}, keyValue{"allmulti", "true"}, keyValue{"txQLen", "1000"}),
+	Entry("of some", "{\n \"mtu\": 1500,\n \"txQLen\": 0\n}", keyValue{"mtu", "1500"}, keyValue{"txQLen", "0"}),
 )

@@ -46,7 +46,7 @@ type wireArgs struct {
 // config is the configuration with every value checked.
 type config struct {
 	Sysctls []setting
-	Attrs   []pair // what the interface is to become, in the order of attrs
+	Attrs   []keyValue // what the interface is to become, in the order of attrs
 	DataDir string
 }
 
@@ -72,7 +72,7 @@ func parseConfig(req *skel.Request) (config, error) {
 	c.Sysctls, err = parseSysctls(w, req.IfName)
 	problems.Add(err)
 
-	want := func(key string, value any) { c.Attrs = append(c.Attrs, pair{key, fmt.Sprint(value)}) }
+	want := func(key string, value any) { c.Attrs = append(c.Attrs, keyValue{key, fmt.Sprint(value)}) }
 	if mac != nil {
 		want("mac", mac)
 	}

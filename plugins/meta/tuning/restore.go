@@ -47,7 +47,7 @@ func del(ctx context.Context, req *skel.Request) error {
 
 // restore puts back what the attachment alone has changed, in the namespace to which
 // CNI_NETNS leads by now.
-func (c *container) restore(rec record, before []pair) error {
+func (c *container) restore(rec record, before []keyValue) error {
 	_, last := rec.without(rec.owner(c.Attachment))
 	if len(last) == 0 && before == nil {
 		return nil
@@ -68,7 +68,7 @@ func (c *container) restore(rec record, before []pair) error {
 	if rec.isAbout(here, c.IfName, c.link) {
 		for _, v := range last {
 			if v.Link == 0 || v.Link == c.link.Index { // else of an interface that is gone
-				before = append(before, v.pair)
+				before = append(before, v.keyValue)
 			}
 		}
 	}
@@ -79,7 +79,7 @@ func (c *container) restore(rec record, before []pair) error {
 // without a record is about: its interface has the MAC address of prevResult
 // or, where prevResult says none, every value of the file is now what the
 // configuration makes of it.
-func (c *container) isOurs(before []pair) bool {
+func (c *container) isOurs(before []keyValue) bool {
 	if len(before) == 0 || c.link.Index == 0 {
 		return false
 	}
@@ -94,15 +94,15 @@ func (c *container) isOurs(before []pair) bool {
 	if err != nil || len(cfg.Attrs) == 0 || len(differing(cfg.Attrs, c.link)) > 0 {
 		return false
 	}
-	return !slices.ContainsFunc(before, func(p pair) bool {
-		return !slices.ContainsFunc(cfg.Attrs, func(want pair) bool { return want.Key == p.Key })
+	return !slices.ContainsFunc(before, func(p keyValue) bool {
+		return !slices.ContainsFunc(cfg.Attrs, func(want keyValue) bool { return want.Key == p.Key })
 	})
 }
 
 // apply restores values, the last that was changed first. What cannot be
 // restored is reported, and DEL goes on; an error says that its repetition may
 // have more success.
-func (c *container) apply(before []pair) error {
+func (c *container) apply(before []keyValue) error {
 	var errs []error
 	for _, p := range slices.Backward(before) {
 		err := c.set(p)
@@ -117,7 +117,7 @@ func (c *container) apply(before []pair) error {
 	return errors.Join(errs...)
 }
 
-func (c *container) set(p pair) error {
+func (c *container) set(p keyValue) error {
 	if _, isAttr := attrNamed(p.Key); !isAttr {
 		key, err := sysctl.Parse(p.Key)
 		if err != nil {
@@ -125,7 +125,7 @@ func (c *container) set(p pair) error {
 		}
 		return key.Write(p.Value)
 	}
-	if len(differing([]pair{p}, c.link)) == 0 {
+	if len(differing([]keyValue{p}, c.link)) == 0 {
 		return nil
 	}
 	if err := setAttr(c.conn, c.link.Index, p); err != nil {

@@ -39,7 +39,7 @@ type record struct {
 // value is what an attribute or a sysctl had before the first ADD that changed
 // it. It is put back with the last attachment that has changed it.
 type value struct {
-	pair
+	keyValue
 	Link int              `json:"link,omitempty"` // index of the interface that it belongs to; 0 = the namespace
 	For  []cni.Attachment `json:"for"`            // of the record's container
 }
@@ -98,7 +98,7 @@ func (s *store) putBackup(a cni.Attachment, r record) error {
 
 // backup reads the call's backup file: nothing when there is none, or one that
 // says nothing.
-func (s *store) backup() (text []byte, before []pair, err error) {
+func (s *store) backup() (text []byte, before []keyValue, err error) {
 	name := backupName(s.Attachment)
 	text, err = s.backups.Read(name)
 	switch {
@@ -145,14 +145,14 @@ func (c *container) keep(ctx context.Context) error {
 	}
 	if len(old.attrsOf(c.IfName, 0)) == 0 { // the reference plugin's counts as the first ADD
 		for _, p := range before {
-			r.add(value{pair: p, Link: c.link.Index}, c.Attachment)
+			r.add(value{keyValue: p, Link: c.link.Index}, c.Attachment)
 		}
 	}
 	for _, v := range c.found {
 		r.add(v, c.Attachment)
 	}
 	r.MACs[c.IfName] = c.link.MAC.String()
-	if i := slices.IndexFunc(c.cfg.Attrs, func(p pair) bool { return p.Key == "mac" }); i >= 0 {
+	if i := slices.IndexFunc(c.cfg.Attrs, func(p keyValue) bool { return p.Key == "mac" }); i >= 0 {
 		r.MACs[c.IfName] = c.cfg.Attrs[i].Value
 	}
 	c.OnFail("restore the backup file", func(context.Context) error { return s.putBack(old, text) })
@@ -228,10 +228,10 @@ func (r record) owners() (all []cni.Attachment) {
 
 // attrsOf are the attributes that an interface had before; index 0 = whichever
 // has the name.
-func (r record) attrsOf(ifName string, index int) (before []pair) {
+func (r record) attrsOf(ifName string, index int) (before []keyValue) {
 	for _, v := range r.Values {
 		if _, ok := attrNamed(v.Key); ok && v.isOf(ifName) && (index == 0 || index == v.Link) {
-			before = append(before, v.pair)
+			before = append(before, v.keyValue)
 		}
 	}
 	return before

@@ -48,7 +48,7 @@ func parseSysctls(w wireConfig, ifName string) ([]setting, error) {
 
 func parseSettings(source string, raw json.RawMessage, ifName string) (settings []setting, err error) {
 	var problems cni.Problems
-	err = eachPair(raw, func(name string, value json.RawMessage) {
+	err = eachMember(raw, func(name string, value json.RawMessage) {
 		s := setting{Source: source, Raw: name}
 		if value[0] != '"' || json.Unmarshal(value, &s.Value) != nil {
 			problems.Add(refuseType(s, value))
@@ -87,8 +87,8 @@ func find(settings []setting, key sysctl.Key) int {
 	return slices.IndexFunc(settings, func(s setting) bool { return s.Key.Path() == key.Path() })
 }
 
-// eachPair reads a JSON object, whose order counts.
-func eachPair(raw json.RawMessage, pair func(key string, value json.RawMessage)) error {
+// eachMember reads a JSON object, whose order counts.
+func eachMember(raw json.RawMessage, member func(key string, value json.RawMessage)) error {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	start, err := dec.Token()
 	if errors.Is(err, io.EOF) || err == nil && start == nil { // no key, or null
@@ -106,7 +106,7 @@ func eachPair(raw json.RawMessage, pair func(key string, value json.RawMessage))
 		if err := dec.Decode(&value); err != nil {
 			return err
 		}
-		pair(key.(string), value)
+		member(key.(string), value)
 	}
 	return nil
 }

@@ -29,17 +29,6 @@ type container struct {
 	found []value    // what the configuration is going to change
 }
 
-func (c *container) lookAtLink() (err error) {
-	if c.conn == nil {
-		if c.conn, err = rtnl.Dial(nil); err != nil {
-			return err
-		}
-		c.OnDone(func() { _ = c.conn.Close() })
-	}
-	c.link, err = c.conn.Link(c.IfName)
-	return err
-}
-
 func (allowed allowList) add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
 	if err := needPrevResult(req); err != nil {
 		return nil, err
@@ -157,9 +146,21 @@ func (c *container) look() (err error) {
 		if want.Key == "mac" && len(before) != len(want.Value) {
 			return bad("mac", want.Value, fmt.Sprintf("an address of %q has %d bytes", c.IfName, len(c.link.MAC)))
 		}
-		c.found = append(c.found, value{pair: pair{want.Key, before}, Link: c.link.Index})
+		c.found = append(c.found, value{keyValue: keyValue{want.Key, before}, Link: c.link.Index})
 	}
 	return nil
+}
+
+// lookAtLink reads the interface, by a socket that is open until the call is over.
+func (c *container) lookAtLink() (err error) {
+	if c.conn == nil {
+		if c.conn, err = rtnl.Dial(nil); err != nil {
+			return err
+		}
+		c.OnDone(func() { _ = c.conn.Close() })
+	}
+	c.link, err = c.conn.Link(c.IfName)
+	return err
 }
 
 // needsLink spares the socket where only sysctls of the whole namespace change.
@@ -175,7 +176,7 @@ func (c *container) readSysctls() (found []value, err error) {
 		text, err := s.Key.Read()
 		switch {
 		case err == nil:
-			v := value{pair: pair{s.Key.String(), text}}
+			v := value{keyValue: keyValue{s.Key.String(), text}}
 			if s.Key.Has(c.IfName) {
 				v.Link = c.link.Index
 			}
@@ -222,7 +223,7 @@ func sysctlError(s setting, err error) error {
 func (c *container) changeLink() error {
 	for _, want := range differing(c.cfg.Attrs, c.link) {
 		a, _ := attrNamed(want.Key)
-		before := pair{want.Key, a.get(c.link)}
+		before := keyValue{want.Key, a.get(c.link)}
 		// Before it is set: the answer may be lost.
 		c.OnFail("restore "+want.Key, func(context.Context) error { return setAttr(c.conn, c.link.Index, before) })
 		if err := setAttr(c.conn, c.link.Index, want); err != nil {
@@ -232,7 +233,7 @@ func (c *container) changeLink() error {
 	return nil
 }
 
-func attrError(p pair, err error) error {
+func attrError(p keyValue, err error) error {
 	code := cni.CodeInternal
 	switch {
 	case errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ERANGE) || errors.Is(err, unix.EADDRNOTAVAIL):
