@@ -208,7 +208,7 @@ func (c *call) handle(ctx context.Context, handler func(context.Context) error) 
 // add runs the ADD handler and prints its result. On any failure, a panic and
 // an unwritable result too, it undoes what the handler did.
 func (c *call) add(ctx context.Context) error {
-	// An IPAM plugin's reservations are given back by whoever called it.
+	// An IPAM plugin's leases are given back by whoever called it.
 	if c.env.Notify != nil && !c.plugin.IPAM {
 		ctx = c.env.Notify(ctx)
 	}

@@ -81,7 +81,7 @@ func FuzzCall(f *testing.F) {
 	}.Run(f)
 }
 
-// FuzzFiles makes up what is in the directory of the reservations: one entry of
+// FuzzFiles makes up what is in the directory of the leases: one entry of
 // any kind beside the files that are always there. What has an owner stays as it
 // is, and its address is given to nobody.
 func FuzzFiles(f *testing.F) {

@@ -108,7 +108,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 // the containers that have their addresses.
 func status(_ context.Context, req *skel.Request, cfg *config) error {
 	if err := statefile.Writable(filepath.Join(cfg.dataDir, req.Network)); err != nil {
-		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: no reservation can be written: %w", err)
+		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: no lease can be written: %w", err)
 	}
 	if _, err := readDNS(cfg.resolvConf); err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "%w", err)
@@ -118,7 +118,7 @@ func status(_ context.Context, req *skel.Request, cfg *config) error {
 		return nil
 	}
 	unreadable := func(err error) error {
-		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: the reservations cannot be read: %w", err)
+		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: the leases cannot be read: %w", err)
 	}
 	if err != nil {
 		return unreadable(err)

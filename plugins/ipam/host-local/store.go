@@ -33,7 +33,7 @@ type store struct {
 	network string
 	base    *statefile.Dir // dataDir
 	dir     *statefile.Dir
-	held    *statefile.Held
+	lock    *statefile.Held
 	index   *index  // nil until it is needed, and where there is none
 	listed  []lease // all leases instead, when this call had to read the directory
 	changed bool    // this call changed the directory
@@ -60,7 +60,7 @@ func openStore(ctx context.Context, dataDir, network string, create bool) (*stor
 	if err != nil {
 		return nil, err
 	}
-	if s.held, err = s.dir.Lock(ctx, lockFile, lockMode, lockWait); err != nil {
+	if s.lock, err = s.dir.Lock(ctx, lockFile, lockMode, lockWait); err != nil {
 		return nil, errors.Join(fmt.Errorf("network %q: %w", network, err), s.close())
 	}
 	return s, nil
@@ -95,15 +95,15 @@ func openUnlocked(dataDir, network string, create bool) (*store, error) {
 // directory.
 func (s *store) close() error {
 	switch {
-	case s.held == nil || s.moving:
+	case s.lock == nil || s.moving:
 	case s.listed != nil:
 		_ = s.newIndex()
 	case s.index != nil && s.changed:
 		_ = s.stampIndex()
 	}
 	var errs []error
-	if s.held != nil {
-		errs = append(errs, s.held.Unlock())
+	if s.lock != nil {
+		errs = append(errs, s.lock.Unlock())
 	}
 	s.dropIndex()
 	return errors.Join(append(errs, s.dir.Close(), s.base.Close())...)

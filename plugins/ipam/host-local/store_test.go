@@ -190,7 +190,7 @@ var _ = Describe("the index", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(s.heldBy("nobody")).To(BeEmpty())
 		Expect(s.reserve(netip.MustParseAddr("10.1.2.5"), "c5")).To(Succeed())
-		Expect(s.held.Unlock()).To(Succeed()) // as the kernel does for the dead
+		Expect(s.lock.Unlock()).To(Succeed()) // as the kernel does for the dead
 		n.mustWalk("c5", "10.1.2.5")
 	})
 

@@ -380,7 +380,7 @@ var _ = Describe("what a call costs", func() {
 		return n
 	}
 
-	It("is the same with 10 and with 20,000 reservations", func() {
+	It("is the same with 10 and with 20,000 leases", func() {
 		costs := map[string][]int{}
 		for _, size := range []int{10, 20_000} {
 			n := filled(`"ranges": [[{"subnet": "10.0.0.0/16"}], [{"subnet": "2001:db8::/64"}]]`, "10.0.0.2", size)
