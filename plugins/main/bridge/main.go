@@ -1,8 +1,8 @@
 // Bridge attaches containers to a Linux bridge on the host.
 //
-// ADD makes the bridge when it is not there, a veth pair with one end in the
-// container and the other a port of the bridge, borrows addresses from an
-// IPAM plugin and configures the container's end with them. It can make the
+// ADD makes the bridge when it is not there, and a veth pair with one end in the
+// container and the other a port of the bridge, asks an IPAM plugin for addresses
+// and gives them to the container end. It can make the
 // bridge the containers' gateway, masquerade what leaves the network, put
 // ports into VLANs, isolate them from each other and hold them to their MAC
 // address. Without IPAM the network is layer 2 only. DEL takes all of it away

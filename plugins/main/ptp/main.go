@@ -1,10 +1,10 @@
 // Ptp attaches containers to the host by a point to point link.
 //
-// ADD borrows addresses from an IPAM plugin, makes a veth pair, gives the
-// container's end the addresses and routes everything, its own subnet too,
-// through the gateway address, which the host's end has. The host gets a
-// route to each address. There is no bridge: containers reach each other
-// through the host. DEL takes all of it away.
+// ADD makes a veth pair, asks an IPAM plugin for addresses, gives them to the
+// container end and routes everything, its own subnet too, through the gateway
+// address, which the host end has. The host gets a route to each address. There
+// is no bridge: containers reach each other through the host. DEL takes all of it
+// away.
 //
 // README.md lists every key of the configuration.
 package main
