@@ -151,10 +151,10 @@ type holder struct {
 	remove func() error
 }
 
-// plan decides about those who have wanted host ports. The attachment replaces those who are gone. To other
-// attachments of its container it leaves their ports, and the record notes them as yielded. Anybody else makes
-// ADD fail before it changes anything.
-func (r *record) plan(holders []holder) (replaced, left []holder, err error) {
+// yieldOrReplace decides about those who have wanted host ports. The attachment replaces those who are gone. To
+// other attachments of its container it leaves their ports, and the record notes them as yielded. Anybody else
+// makes ADD fail before it changes anything.
+func (r *record) yieldOrReplace(holders []holder) (replaced, left []holder, err error) {
 	for _, h := range holders {
 		sameOwner := func(o holder) bool { return h.owner != nil && o.owner != nil && o.owner.hash() == h.owner.hash() }
 		switch {

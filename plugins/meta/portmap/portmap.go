@@ -300,7 +300,7 @@ func (c *call) publish(ctx context.Context, cfg config, r *record) (gone []*reco
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	if gone, err = c.clear(ctx, s, r); err != nil {
+	if gone, err = c.resolveConflicts(ctx, s, r); err != nil {
 		return nil, err
 	}
 	if err := c.noteLocalnet(s, r); err != nil {
@@ -325,10 +325,10 @@ func (c *call) publish(ctx context.Context, cfg config, r *record) (gone []*reco
 	return gone, err
 }
 
-// clear looks who has the host ports that the attachment wants, and plans. An owner that is there is an error
-// before anything changes. What the reference left of a container that is gone clear removes. It returns the
-// records of the owners that are gone, for apply to replace.
-func (c *call) clear(ctx context.Context, s *store, r *record) (gone []*record, err error) {
+// resolveConflicts looks who has the host ports that the attachment wants. An owner that is there is an error before
+// anything changes. What the reference left of a container that is gone is removed here; the records of our owners
+// that are gone are returned, for apply to replace.
+func (c *call) resolveConflicts(ctx context.Context, s *store, r *record) (gone []*record, err error) {
 	own, err := recordOf(s, r.hash())
 	if err != nil {
 		return nil, err
@@ -348,7 +348,7 @@ func (c *call) clear(ctx context.Context, s *store, r *record) (gone []*record, 
 	if err != nil {
 		return nil, err
 	}
-	replaced, left, err := r.plan(holders)
+	replaced, left, err := r.yieldOrReplace(holders)
 	for _, h := range left {
 		c.Warn("host port %s: left to %s, which is the same container", h.wanted, h.owner.attachment())
 	}
