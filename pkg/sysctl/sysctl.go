@@ -1,5 +1,5 @@
-// Package sysctl reads and writes single values below /proc/sys/net. Values
-// are those of the calling thread's network namespace.
+// Package sysctl reads and writes single values below /proc/sys/net, and reads the
+// boot ID. Values are those of the calling thread's network namespace.
 package sysctl
 
 import (
