@@ -1,5 +1,6 @@
-// Package ipt looks at iptables through go-iptables and changes it by one iptables-restore --noflush,
-// which applies all lines or none, under the xtables lock with a deadline.
+// Package ipt shows a table of iptables by one iptables-save, and compares or changes rules by one
+// iptables-restore --noflush, which applies all lines or none, under the xtables lock with a deadline.
+// Tool.List alone looks through go-iptables.
 //
 // There are two variants of the programs, for nf_tables and for the older x_tables ("legacy"), and a
 // host may have both, with rules in each. Chain finds its own in either.

@@ -31,21 +31,19 @@ func ParseBackend(key string, value *string) (Backend, error) {
 		Suggest("leave it out for the one that fits")
 }
 
-const (
-	containerChainLen = 28  // bytes that iptables takes
-	commentMax        = 255 // bytes that the match comment takes
-)
+// commentMax is how many bytes the match comment takes.
+const commentMax = 255
 
 // ContainerChain is the reference's chain of a container on a network: a prefix, which says of which plugin, and
 // a hash. It has no room for the interface, so all of the container's interfaces on that network share it.
 func ContainerChain(prefix, network, containerID string) string {
-	return prefix + cni.Digest(network+containerID, containerChainLen-len(prefix))
+	return prefix + cni.Digest(network+containerID, chainNameMax-len(prefix))
 }
 
 // IsContainerChain says whether a name is one that ContainerChain makes with the prefix.
 func IsContainerChain(prefix, name string) bool {
 	hash, ok := strings.CutPrefix(name, prefix)
-	return ok && len(name) == containerChainLen && strings.Trim(hash, "0123456789abcdef") == ""
+	return ok && len(name) == chainNameMax && strings.Trim(hash, "0123456789abcdef") == ""
 }
 
 // OwnerComment is the reference's comment of rules about a container on a network. One that iptables would cut is

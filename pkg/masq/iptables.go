@@ -34,11 +34,11 @@ type record struct {
 	Interfaces map[string][]netip.Prefix `json:"interfaces"`
 }
 
-type records = *statefile.Store[record]
+type store = statefile.Store[record]
 
 // recordOf reads a container's record, an empty one where there is none. One that is not sane counts as none:
 // rules are made from records, and the file may have been damaged.
-func recordOf(s records, a cni.Attachment) (record, error) {
+func recordOf(s *store, a cni.Attachment) (record, error) {
 	name := chainOf(a.Network, a.ContainerID)
 	rec, found, err := s.Get(name)
 	if !found || !rec.sane(name) {
@@ -70,7 +70,7 @@ func (r record) with(ifName string, addrs []netip.Prefix) record {
 }
 
 // save writes the record, or removes it when no interface is left in it.
-func (r record) save(s records) error {
+func (r record) save(s *store) error {
 	name := chainOf(r.Network, r.ContainerID)
 	if len(r.Interfaces) == 0 {
 		return s.Drop(name)
@@ -185,7 +185,7 @@ func delIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 
 // delRecorded is delIPTables with the records. What stays for want of a program is a warning, and the record
 // stays with it: the next call that finds the program removes both.
-func delRecorded(ctx context.Context, nf *nft.Conn, s records, c Config) error {
+func delRecorded(ctx context.Context, nf *nft.Conn, s *store, c Config) error {
 	before, err := recordOf(s, c.Attachment)
 	if err != nil {
 		return err

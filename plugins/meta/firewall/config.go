@@ -21,12 +21,12 @@ type wireConfig struct {
 }
 
 // backend is where the rules are.
-type backend string
+type backend = ipt.Backend
 
 const (
-	auto      backend = ""
-	nftables  backend = "nftables"
-	iptables  backend = "iptables"
+	auto              = ipt.Auto
+	nftables          = ipt.NFTables
+	iptables          = ipt.IPTables
 	firewalld backend = "firewalld"
 )
 
