@@ -155,7 +155,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		old, one := config(ipt.Auto, "old", "eth0", "10.1.0.2/24"), config(ipt.Auto, "c1", "eth0", "10.1.0.2/24")
 		Expect(add(host, old)).To(Succeed())
 		host.Do(func() {
-			held, err := statefile.Lock(context.Background(), nft.DefaultLock, 0o600)
+			held, err := statefile.Lock(context.Background(), nft.LockPath, 0o600)
 			Expect(err).NotTo(HaveOccurred())
 			deleted := make(chan error)
 			go func() { deleted <- del(host, old) }()

@@ -21,8 +21,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// DefaultLock is the lock that all plugins of a host share.
-const DefaultLock = "/run/hawser/nft.lock"
+// LockPath is the lock that all plugins of a host share.
+const LockPath = "/run/hawser/nft.lock"
 
 // lockWait is how long the lock may be held by others. They hold it for milliseconds.
 const lockWait = 30 * time.Second
@@ -81,11 +81,11 @@ func (c *Conn) dial() error {
 // the lock got in between, change runs again. One that stages nothing costs no batch. A lock that is still held at
 // ctx's deadline, or after 30 seconds, is a *statefile.Busy naming the holder.
 func (c *Conn) Update(ctx context.Context, change func(*Tx) error) error {
-	dir, err := statefile.Open(filepath.Dir(DefaultLock), 0o755)
+	dir, err := statefile.Open(filepath.Dir(LockPath), 0o755)
 	if err != nil {
 		return err
 	}
-	held, err := dir.Lock(ctx, filepath.Base(DefaultLock), 0o600, lockWait)
+	held, err := dir.Lock(ctx, filepath.Base(LockPath), 0o600, lockWait)
 	if err = errors.Join(err, dir.Close()); err != nil {
 		return err
 	}

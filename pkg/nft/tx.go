@@ -135,7 +135,7 @@ func drift(where, format string, args ...any) error {
 // not kept. The error matches ErrUnsupported when the kernel cannot. It is an error, too, when Update
 // could not make its lock's file.
 func (c *Conn) Probe(l Layout) error {
-	if err := statefile.Writable(filepath.Dir(DefaultLock)); err != nil {
+	if err := statefile.Writable(filepath.Dir(LockPath)); err != nil {
 		return err
 	}
 	tx := &Tx{Conn: c}

@@ -184,7 +184,7 @@ var _ = Describe("an update", Label("kernel"), func() {
 	It("waits for the lock until the deadline and names its holder", func() {
 		host.Do(func() {
 			Expect(os.MkdirAll("/run/hawser", 0o755)).To(Succeed())
-			held, err := statefile.Lock(context.Background(), nft.DefaultLock, 0o600)
+			held, err := statefile.Lock(context.Background(), nft.LockPath, 0o600)
 			Expect(err).NotTo(HaveOccurred())
 			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 			defer cancel()

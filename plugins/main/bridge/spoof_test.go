@@ -157,7 +157,7 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 	It("is nobody's business who has none: the lock is not taken", func() {
 		Expect(add(spoofed("c1", "eth0", "", 1))).To(Succeed())
 		host.Do(func() {
-			held, err := statefile.Lock(context.Background(), nft.DefaultLock, 0o600)
+			held, err := statefile.Lock(context.Background(), nft.LockPath, 0o600)
 			Expect(err).NotTo(HaveOccurred())
 			defer held.Unlock()
 			ctx, cancel := context.WithTimeout(context.Background(), nstest.Patience(time.Second))

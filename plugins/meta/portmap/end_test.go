@@ -58,10 +58,10 @@ var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
 		w.bridge(1)
 		c := w.container(1, 2)
 		c.add(kinds[2].config, ports("8080:80"))
-		w.Cmd("sh", "-ec", "rm "+nft.DefaultLock+"; mkdir "+nft.DefaultLock)
+		w.Cmd("sh", "-ec", "rm "+nft.LockPath+"; mkdir "+nft.LockPath)
 		Expect(c.unpublish(func(*nft.Conn) {
 			withoutPrograms()
-		})).To(MatchError(And(ContainSubstring(nft.DefaultLock+": is a directory"),
+		})).To(MatchError(And(ContainSubstring(nft.LockPath+": is a directory"),
 			ContainSubstring("executable file not found"))))
 	})
 })
