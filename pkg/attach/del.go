@@ -94,8 +94,9 @@ type pair struct {
 	end  rtnl.Link
 }
 
-// delete deletes the pair that find found. err is find's: gone is true when it
-// says that there is no pair, and also when it is not transient.
+// delete deletes the pair that find found; err is find's. gone says that nobody
+// answers to the addresses any more. A pair that could not be looked for counts as
+// gone unless the error is transient: a repeated DEL would not find it either.
 func (p *pair) delete(err error) (gone bool, _ error) {
 	if errors.Is(err, rtnl.ErrNoLink) {
 		return true, nil

@@ -11,9 +11,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// Master finds the bridge that a host end without mark, which the reference
-// made, must be a port of; 0 is none. Unless its error is a transient one there is
-// no such bridge, and only marked host ends are looked for.
+// Master finds the bridge of which a host end must be a port when it has no mark,
+// since the reference made it; 0 is none. An error that is not transient says that
+// there is no such bridge: then only host ends with a mark are looked for.
 type Master func(host *rtnl.Conn) (index int, err error)
 
 // NoMaster is the Master of plugins without a bridge.

@@ -152,8 +152,8 @@ func (s *store) hasFree(n int, set rangeSet) (bool, error) {
 	return false, nil
 }
 
-// giveBack releases what the first of the owners that has anything holds. A
-// directory that is absent holds nothing.
+// giveBack releases the addresses of the first owner that has any. A directory
+// that is absent has none.
 func giveBack(ctx context.Context, dataDir, network string, owners ...string) error {
 	s, err := openStore(ctx, dataDir, network, false)
 	if errors.Is(err, fs.ErrNotExist) {

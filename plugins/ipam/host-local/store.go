@@ -150,7 +150,7 @@ func ownerOf(content []byte) string {
 	return string(bytes.TrimSpace(content))
 }
 
-// heldBy returns what the first of the owners that holds anything holds.
+// heldBy returns the addresses of the first owner that has any.
 func (s *store) heldBy(owners ...string) ([]netip.Addr, error) {
 	if s.listed == nil {
 		if addrs, err := s.heldByIndex(owners); err == nil {

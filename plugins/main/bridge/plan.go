@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
@@ -11,9 +13,6 @@ import (
 // containerIndex is where the container's interface stands in the result,
 // after the bridge and the host end.
 const containerIndex = 2
-
-// mainTable is the routing table of a route that names none.
-const mainTable = 254
 
 // plan is what ADD makes of IPAM's answer.
 type plan struct {
@@ -75,7 +74,7 @@ func addDefaultRoute(res *cni.Result, v4 bool) {
 	found := false
 	for i := range res.Routes {
 		r := &res.Routes[i]
-		if r.Dst.Bits() != 0 || r.Dst.Addr().Is4() != v4 || r.Table != nil && *r.Table != mainTable && *r.Table != 0 {
+		if r.Dst.Bits() != 0 || r.Dst.Addr().Is4() != v4 || inOtherTable(r) {
 			continue
 		}
 		found = true
@@ -90,6 +89,11 @@ func addDefaultRoute(res *cni.Result, v4 bool) {
 		}
 		res.Routes = append(res.Routes, cni.Route{Dst: any, GW: gw})
 	}
+}
+
+// inOtherTable says whether a route names a table other than main, which has those that name none.
+func inOtherTable(r *cni.Route) bool {
+	return r.Table != nil && *r.Table != unix.RT_TABLE_MAIN && *r.Table != unix.RT_TABLE_UNSPEC
 }
 
 // gatewayPlan says which addresses make a link the gateway.

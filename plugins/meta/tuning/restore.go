@@ -62,7 +62,7 @@ func (c *container) restore(rec record, before []keyValue) error {
 		}
 	}
 	// A backup file is the reference plugin's unless the record speaks of the interface.
-	if len(rec.attrsOf(c.IfName, c.link.Index)) > 0 || !c.isOurs(before) {
+	if len(rec.attrsOf(c.IfName, c.link.Index)) > 0 || !c.isSameContainer(before) {
 		before = nil
 	}
 	if rec.isAbout(here, c.IfName, c.link) {
@@ -75,11 +75,11 @@ func (c *container) restore(rec record, before []keyValue) error {
 	return c.apply(before)
 }
 
-// isOurs decides whether the namespace is still the one that a backup file
-// without a record is about: its interface has the MAC address of prevResult
+// isSameContainer decides whether the namespace is still the one that a backup
+// file without a record is about: its interface has the MAC address of prevResult
 // or, where prevResult says none, every value of the file is now what the
 // configuration makes of it.
-func (c *container) isOurs(before []keyValue) bool {
+func (c *container) isSameContainer(before []keyValue) bool {
 	if len(before) == 0 || c.link.Index == 0 {
 		return false
 	}
