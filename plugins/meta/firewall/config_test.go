@@ -31,6 +31,8 @@ var _ = Describe("the configuration", func() {
 		Entry("a chain of 29 bytes", Object{"iptablesAdminChainName": "A2345678901234567890123456789"}, "A2345"),
 		Entry("a chain with a line", Object{"iptablesAdminChainName": "A\n-F"}, "iptablesAdminChainName"),
 		Entry("our own chain", Object{"iptablesAdminChainName": "CNI-FORWARD"}, "CNI-FORWARD"),
+		Entry("a target of iptables as a chain", Object{"iptablesAdminChainName": "ACCEPT"}, "iptablesAdminChainName",
+			`"ACCEPT"`),
 		Entry("all at once", Object{"backend": "x", "ingressPolicy": "y", "iptablesAdminChainName": " "}, "backend",
 			"ingressPolicy", "iptablesAdminChainName"),
 		Entry("a wrong type", Object{"acceptPublished": "yes"}, "acceptPublished"),

@@ -24,9 +24,10 @@ const (
 	stage2        = "CNI-ISOLATION-STAGE-2"
 )
 
-// takenChains are those that cannot be the administrator's.
+// takenChains are those that cannot be the administrator's, and targets of iptables by whose names no chain may go.
 func takenChains() []string {
-	return []string{"INPUT", forwardHook, "OUTPUT", cniForward, acceptedChain, stage1, stage2}
+	return []string{"INPUT", forwardHook, "OUTPUT", cniForward, acceptedChain, stage1, stage2,
+		"ACCEPT", "DROP", "RETURN", "QUEUE"}
 }
 
 func comment(text string) []string {
