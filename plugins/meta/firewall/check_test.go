@@ -125,6 +125,42 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 		b.check(Object{"ingressPolicy": "same-bridge"})
 	})
 
+	eachKind(func(k kind) {
+		It("ends with its network where two share a bridge, and the other network's stays", func() {
+			w := newWorld()
+			w.bridge(1)
+			w.bridge(2)
+			a, b, c := w.container(1, 2), w.container(1, 3), w.container(2, 2)
+			isolated, same := Object{"ingressPolicy": "isolated"}, Object{"ingressPolicy": "same-bridge"}
+			b.call.Conf = Merge(b.call.Conf.(Object), Object{"name": "other"})
+			w.forward("ACCEPT")
+			c.add(k.config, same)
+			b.add(k.config, same)
+			rules := func() string {
+				return w.Cmd("sh", "-c", "iptables -S; nft list set inet hawser firewall_same_v1 || true")
+			}
+			alone := rules()
+			a.add(k.config, isolated)
+			a.del()
+			Expect(rules()).To(Equal(alone))
+			b.check(k.config, same)
+			b.Serve("tcp", "[::]:80")
+			Expect(reaches(c.Host, "10.1.0.3:80", false)).To(BeFalse())
+			Expect(reaches(a.Host, "10.1.0.3:80", true)).To(BeTrue())
+		})
+	})
+
+	It("stays for nobody in another backend", func() {
+		w := newWorld()
+		w.bridge(1)
+		a, b := w.container(1, 2), w.container(1, 3)
+		a.add(Object{"ingressPolicy": "isolated"})
+		b.add(Object{"ingressPolicy": "isolated", "backend": "iptables"})
+		a.del()
+		b.del()
+		Expect(w.set("firewall_policed_v1") + w.filter()).NotTo(ContainSubstring("br1"))
+	})
+
 	It("leaves alone the flag that the bridge plugin set", func() {
 		w := newWorld()
 		w.bridge(1)

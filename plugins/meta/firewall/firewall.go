@@ -264,7 +264,7 @@ func (c *call) dismiss(ctx context.Context) (err error) {
 // remove removes an attachment's rules, and then its record. The record stays for a later DEL or GC when a program is
 // missing, or firewalld gives no answer.
 func (c *call) remove(ctx context.Context, s *store, r *record) error {
-	last, err := r.isLast(s)
+	left, err := r.left(s)
 	if err != nil {
 		return err
 	}
@@ -272,9 +272,9 @@ func (c *call) remove(ctx context.Context, s *store, r *record) error {
 		err = c.isolate(r, false)
 	}
 	if r.Backend == iptables {
-		err = errors.Join(err, c.delIPTables(ctx, s, r, last))
+		err = errors.Join(err, c.delIPTables(ctx, s, r, left))
 	} else {
-		err = errors.Join(err, nft.IfSupported(c.delNFTables(ctx, r, last)))
+		err = errors.Join(err, nft.IfSupported(c.delNFTables(ctx, r, left)))
 	}
 	var asked error // of firewalld, which may answer later
 	if r.Backend == firewalld {

@@ -195,9 +195,9 @@ func (c *call) addIPTables(ctx context.Context, r *record, p policy) error {
 	return nil
 }
 
-// delIPTables removes the attachment's rules from both variants, and those of its bridge with the last attachment that
-// has a policy. An address that another attachment has by now keeps its rules.
-func (c *call) delIPTables(ctx context.Context, s *store, r *record, last bool) error {
+// delIPTables removes the attachment's rules from both variants, and leaves its bridge the policy that others want. An
+// address that another attachment has by now keeps its rules.
+func (c *call) delIPTables(ctx context.Context, s *store, r *record, left policy) error {
 	var errs []error
 	for _, f := range families() {
 		var gone []value
@@ -210,17 +210,33 @@ func (c *call) delIPTables(ctx context.Context, s *store, r *record, last bool) 
 				gone = append(gone, addressValue(a))
 			}
 		}
-		if last {
+		if left == open && r.Policy != open {
 			gone = append(gone, bridgeValue(r.Bridge))
 		}
 		errs = append(errs, c.delRules(ctx, f, gone))
+		if left == sameBridge && r.Policy == isolated {
+			errs = append(errs, c.relax(ctx, f, r.Bridge))
+		}
 	}
 	return errors.Join(errs...)
 }
 
+// relax gives a bridge that was isolated the policy same-bridge, in the variants where it has one.
+func (c *call) relax(ctx context.Context, f family, bridge string) error {
+	where, err := ipt.Chain{Family: f.ipt, Table: filterTable, Name: stage1}.Variants(ctx, c.nf)
+	for _, v := range where {
+		err = errors.Join(err, restore(ctx, f, v, func(e *edit) {
+			if e.policyOf(bridge) == isolated {
+				e.police(bridge, sameBridge)
+			}
+		}))
+	}
+	return err
+}
+
 // delReference removes what the reference made for the addresses of an attachment without a record.
 func (c *call) delReference(ctx context.Context, s *store, r *record) error {
-	err := c.delIPTables(ctx, s, r, false)
+	err := c.delIPTables(ctx, s, r, open)
 	if ipt.NotInstalled(err) {
 		c.Warn("rules of other plugins for %s: %v", r.attachment(), err)
 		return nil

@@ -124,18 +124,18 @@ func (c *call) addNFTables(ctx context.Context, r *record, p policy) error {
 	})
 }
 
-// delNFTables removes the attachment's elements, and those of its bridge with the last attachment that has a policy.
-func (c *call) delNFTables(ctx context.Context, r *record, last bool) error {
+// delNFTables removes the attachment's elements, and leaves its bridge the policy that others want.
+func (c *call) delNFTables(ctx context.Context, r *record, left policy) error {
 	mine := r.attachment().Owns
 	found, err := owned().Live(c.nf, r.items(), mine)
-	if err != nil || len(found) == 0 && !last {
+	if err != nil || len(found) == 0 && left == r.Policy {
 		return err
 	}
 	return owned().Update(ctx, c.nf, func(ch *nft.Change) error {
-		if err := ch.Remove(found, mine); err != nil || !last {
+		if err := ch.Remove(found, mine); err != nil || left == r.Policy {
 			return err
 		}
-		return police(ch, r.Bridge, open)
+		return police(ch, r.Bridge, left)
 	})
 }
 

@@ -99,15 +99,23 @@ func (r *record) of(f family) []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(r.Addrs), func(a netip.Addr) bool { return a.Is4() != f.v4() })
 }
 
-// isLast says whether no other attachment has a policy for the record's bridge.
-func (r *record) isLast(s *store) (bool, error) {
+// left is the policy that the record's bridge has without it, in its backend: its own where others want that too.
+func (r *record) left(s *store) (policy, error) {
 	if r.Policy == open {
-		return false, nil
+		return open, nil
 	}
-	others, err := s.Any(func(hash string, o record) bool {
-		return hash != r.hash() && o.sane(hash) && o.Bridge == r.Bridge && o.Policy != open
+	p := open
+	_, err := s.Any(func(hash string, o record) bool {
+		if hash != r.hash() && o.sane(hash) && o.Bridge == r.Bridge &&
+			(o.Backend == iptables) == (r.Backend == iptables) {
+			p = stricter(p, o.Policy)
+		}
+		return p == stricter(p, r.Policy)
 	})
-	return !others, err
+	if p == stricter(p, r.Policy) {
+		p = r.Policy
+	}
+	return p, err
 }
 
 // addressesOf are the addresses of the container's interface in a result. A result that says of none that it is
