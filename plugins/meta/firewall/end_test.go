@@ -128,6 +128,24 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			Expect(w.state()).NotTo(ContainSubstring("br1"))
 		})
 
+		It("of our last container leaves the bridge's policy to the reference's", func() {
+			keys := Object{"cniVersion": "1.0.0", "ingressPolicy": "isolated", "backend": "iptables"}
+			w := newWorld()
+			w.bridge(1)
+			w.forward("DROP")
+			old, c := w.container(1, 2), w.container(1, 3)
+			w.Reference(nstest.Newest(), old.as("ADD", keys)).Added()
+			before := w.filter()
+			c.add(keys)
+			c.del()
+			Expect(w.filter()).To(Equal(before))
+			old.check(keys)
+			c.add(keys)
+			old.del(keys)
+			c.del()
+			Expect(w.filter()).NotTo(ContainSubstring("br1"))
+		})
+
 		It("removes what the reference made, and CHECK knows it", func() {
 			keys := Object{"cniVersion": "1.0.0", "ingressPolicy": "same-bridge"}
 			w := newWorld()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
 // The reference's chains in table filter, and one of ours: acceptedChain accepts what carries the fwmark bit. It has no
@@ -211,7 +212,10 @@ func (c *call) delIPTables(ctx context.Context, s *store, r *record, left policy
 			}
 		}
 		if left == open && r.Policy != open {
-			gone = append(gone, bridgeValue(r.Bridge))
+			used, err := c.referenceOn(ctx, s, r, f)
+			if errs = append(errs, err); !used && err == nil {
+				gone = append(gone, bridgeValue(r.Bridge))
+			}
 		}
 		errs = append(errs, c.delRules(ctx, f, gone))
 		if left == sameBridge && r.Policy == isolated {
@@ -219,6 +223,43 @@ func (c *call) delIPTables(ctx context.Context, s *store, r *record, left policy
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// referenceOn says whether a container of the reference is on the record's bridge: one with rules for an address of
+// which there is no record, and to which the bridge leads.
+func (c *call) referenceOn(ctx context.Context, s *store, r *record, f family) (bool, error) {
+	bridge, err := c.host.Link(r.Bridge)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	var addrs []netip.Addr
+	live, err := c.nf.Rules(f.filter(), cniForward)
+	if err := nft.IfSupported(err); err != nil {
+		return false, err
+	}
+	for _, l := range live {
+		for _, value := range l.Compared(f.addrLen) {
+			a, _ := netip.AddrFromSlice(value)
+			addrs = append(addrs, a)
+		}
+	}
+	saved, err := ipt.Save(ctx, f.ipt, ipt.Legacy, filterTable)
+	for _, rule := range saved.Rules {
+		if source, err := netip.ParsePrefix(rule.Option("-s")); err == nil && rule.Chain == cniForward {
+			addrs = append(addrs, source.Addr())
+		}
+	}
+	for _, a := range addrs {
+		ours, anyErr := r.othersHave(s, a)
+		index, _, noRoute := c.host.RouteTo(a)
+		if !ours && !slices.Contains(r.Addrs, a) && noRoute == nil && index == bridge.Index {
+			return true, errors.Join(err, anyErr)
+		}
+	}
+	return false, err
 }
 
 // relax gives a bridge that was isolated the policy same-bridge, in the variants where it has one.

@@ -36,13 +36,14 @@ type family struct {
 	ipt          ipt.Family
 	addr         nft.Type
 	daddr, saddr nft.Field
+	addrLen      int    // bytes of an address
 	digit        string // in the names of the layout
 }
 
 func families() []family {
 	return []family{
-		{nft.IPv4, ipt.IPv4, nft.IPv4Addr, nft.IPDaddr, nft.IPSaddr, "4"},
-		{nft.IPv6, ipt.IPv6, nft.IPv6Addr, nft.IP6Daddr, nft.IP6Saddr, "6"},
+		{nft.IPv4, ipt.IPv4, nft.IPv4Addr, nft.IPDaddr, nft.IPSaddr, 4, "4"},
+		{nft.IPv6, ipt.IPv6, nft.IPv6Addr, nft.IP6Daddr, nft.IP6Saddr, 16, "6"},
 	}
 }
 
