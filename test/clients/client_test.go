@@ -26,6 +26,8 @@ type order struct {
 type pod struct {
 	ID, Netns string
 	Ports     []port
+	IfName    string         // "eth0" when empty; only libcni knows another
+	More      map[string]any // of libcni's CapabilityArgs
 }
 
 // port is written as the convention for portMappings wants it.

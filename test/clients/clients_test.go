@@ -26,7 +26,7 @@ var _ = Describe("libcni", func() {
 		conflist, _, found := strings.Cut(rest, "```\n")
 		Expect(found).To(BeTrue())
 		d := newNode("libcni", pods.Network{})
-		Expect(os.WriteFile(filepath.Join(d.netconf, conflistName), []byte(conflist), 0o644)).To(Succeed())
+		d.configure(conflist)
 		p := newPod("one", port{8080, 80, "tcp", ""})
 		pods.At(p.Netns).Serve()
 		d.must(order{Verbs: []string{"status", "add", "check"}, Pods: []pod{p}})
@@ -185,7 +185,7 @@ func underLibrary(library string) {
 		w.Expect(a, b)
 
 		d.install("")
-		d.configure(pods.Network{Version: "1.1.0", IPv6: true, PTP: ptp})
+		d.configure(pods.Network{Version: "1.1.0", IPv6: true, PTP: ptp}.Conflist())
 		d.must(order{Verbs: []string{"check"}, Pods: []pod{client, server, lost}})
 		if library != "go-cni" { // has no GC
 			d.must(order{Verbs: []string{"gc", "check"}, Pods: []pod{client, server}})

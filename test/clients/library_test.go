@@ -1,9 +1,11 @@
 package clients_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,8 +49,10 @@ type libCNI struct {
 }
 
 func (l libCNI) conf(p pod) *libcni.RuntimeConf {
-	return &libcni.RuntimeConf{ContainerID: p.ID, NetNS: p.Netns, IfName: "eth0",
-		CapabilityArgs: map[string]any{"portMappings": p.Ports}}
+	args := map[string]any{"portMappings": p.Ports}
+	maps.Copy(args, p.More)
+	return &libcni.RuntimeConf{ContainerID: p.ID, NetNS: p.Netns, IfName: cmp.Or(p.IfName, "eth0"),
+		CapabilityArgs: args}
 }
 
 // add brings up lo as well, which other runtimes do in ways of their own.
@@ -86,7 +90,8 @@ func (l libCNI) status(ctx context.Context) error { return l.GetStatusNetworkLis
 func (l libCNI) gc(ctx context.Context, valid []pod) error {
 	args := &libcni.GCArgs{}
 	for _, p := range valid {
-		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: p.ID, IfName: "eth0"})
+		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: p.ID,
+			IfName: cmp.Or(p.IfName, "eth0")})
 	}
 	return l.GCNetworkList(ctx, l.list, args)
 }

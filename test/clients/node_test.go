@@ -24,14 +24,14 @@ type node struct {
 func newNode(library string, n pods.Network) *node {
 	GinkgoHelper()
 	d := &node{World: plugintest.NewNode(), library: library, netconf: GinkgoT().TempDir()}
-	d.configure(n)
+	d.configure(n.Conflist())
 	return d
 }
 
 // configure writes the network.
-func (d *node) configure(n pods.Network) {
+func (d *node) configure(conflist string) {
 	GinkgoHelper()
-	Expect(os.WriteFile(filepath.Join(d.netconf, conflistName), []byte(n.Conflist()), 0o644)).To(Succeed())
+	Expect(os.WriteFile(filepath.Join(d.netconf, conflistName), []byte(conflist), 0o644)).To(Succeed())
 }
 
 // install replaces the plugins by those of a directory, or by ours.
