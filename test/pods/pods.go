@@ -38,7 +38,8 @@ const (
 	SysctlValue = "777"
 )
 
-// Conflist is a network of bridge or ptp, portmap and tuning, as the file that a user writes.
+// Conflist is a network of bridge or ptp, portmap, firewall and tuning, which is podman's
+// order, as the file that a user writes.
 func (n Network) Conflist() string {
 	version, versions, masq, backend, end, full := "1.0.0", "", "", "", "10.88.0.254", "warn"
 	main, route, subnet := `"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true`, "", ""
@@ -60,12 +61,14 @@ func (n Network) Conflist() string {
 	if n.IPv6 {
 		route, subnet = `, {"dst": "::/0"}`, `, [{"subnet": "fd00:88::/64"}]`
 	}
-	return fmt.Sprintf(`{"cniVersion": %q%s, "name": "pods", "plugins": [
-  {%s, "ipMasq": true%s,
-   "ipam": {"type": "host-local", "routes": [{"dst": "0.0.0.0/0"}%s],
-    "ranges": [[{"subnet": "10.88.0.0/24", "rangeStart": "10.88.0.2", "rangeEnd": %q}]%s], "statusOnExhaustion": %q}},
-  {"type": "portmap", "capabilities": {"portMappings": true}, "snat": true%s},
-  {"type": "tuning", "sysctl": {"net.core.somaxconn": %q}%s}
+	return fmt.Sprintf(`{"cniVersion": %[1]q%[2]s, "name": "pods", "plugins": [
+  {%[3]s, "ipMasq": true%[4]s,
+   "ipam": {"type": "host-local", "routes": [{"dst": "0.0.0.0/0"}%[5]s],
+    "ranges": [[{"subnet": "10.88.0.0/24", "rangeStart": "10.88.0.2", "rangeEnd": %[6]q}]%[7]s],
+    "statusOnExhaustion": %[8]q}},
+  {"type": "portmap", "capabilities": {"portMappings": true}, "snat": true%[9]s},
+  {"type": "firewall"%[9]s},
+  {"type": "tuning", "sysctl": {"net.core.somaxconn": %[10]q}%[11]s}
 ]}
 `, version, versions, main, masq, route, end, subnet, full, backend, SysctlValue, n.Tuning)
 }

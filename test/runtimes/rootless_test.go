@@ -77,15 +77,17 @@ var _ = Describe("podman of an ordinary user", func() {
 			return p.inside("nft list ruleset; find /var/lib/cni/networks /run/hawser -type f; " +
 				"ip -br link show type veth")
 		}
-		rule, lease, record := server.Addr+" . 80", "/"+server.Addr+"\n", ".json"
-		pairs := MatchRegexp("(?s)veth.*\nveth")
-		Expect(there()).To(And(ContainSubstring(rule), ContainSubstring(lease), ContainSubstring(record), pairs))
+		ofServer := []OmegaMatcher{ContainSubstring(server.Addr + " . 80"),
+			ContainSubstring(server.Addr + ` comment "`), ContainSubstring("/" + server.Addr + "\n"),
+			MatchRegexp(`portmap/\S+\.json`),
+			MatchRegexp(`(?s)firewall/\S+\.json.*firewall/\S+\.json`), MatchRegexp("(?s)veth.*\nveth")}
+		Expect(there()).To(And(ofServer...))
 		for range 2 {
 			p.must("stop", "-t", "0", "server")
 		}
 		p.must("rm", "server")
-		Expect(there()).NotTo(Or(ContainSubstring(rule), ContainSubstring(lease), ContainSubstring(record), pairs))
+		Expect(there()).NotTo(Or(ofServer...))
 		p.must("rm", "-f", "-t", "0", "client")
-		Expect(there()).NotTo(Or(ContainSubstring(client.Addr), ContainSubstring("veth")))
+		Expect(there()).NotTo(Or(ContainSubstring(client.Addr), ContainSubstring("veth"), ContainSubstring(".json")))
 	})
 })
