@@ -1,10 +1,11 @@
 #!/bin/bash
 # demo.sh: test/demo on a throw-away host in namespaces of its own. HAWSER_BIN and
-# HAWSER_CONFLIST are other plugins and another network for it.
+# HAWSER_CONFLIST are other plugins and another network for it;
+# the host forwards nothing of itself where that has the plugin firewall.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-scripts/deps.sh iproute2 nftables procps util-linux
+scripts/deps.sh iproute2 iptables nftables procps util-linux
 plugins=${HAWSER_BIN:-}
 [ -n "$plugins" ] || { scripts/build.sh; plugins=$PWD/bin; }
 demo=$(mktemp -d)

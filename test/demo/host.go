@@ -44,8 +44,21 @@ for end in "-6" "-n outside -6"; do
 done
 `
 
-func makeHost() error {
-	_, err := command("sh", "-euc", hostSetup)
+// forwardDrop is a firewall as Docker or an administrator has it: the host forwards
+// nothing that no rule accepts.
+const forwardDrop = `
+iptables -P FORWARD DROP
+ip6tables -P FORWARD DROP
+`
+
+// makeHost makes the host. It forwards nothing of itself where the network has a
+// plugin that can do something about that.
+func makeHost(drops bool) error {
+	setup := hostSetup
+	if drops {
+		setup += forwardDrop
+	}
+	_, err := command("sh", "-euc", setup)
 	return err
 }
 

@@ -64,7 +64,11 @@ func nothingLeft(before []string, n *network) error {
 		return fmt.Errorf("left of the containers: %s", strings.Join(traces, "; "))
 	}
 	title("without that: before and after compared")
-	if _, err := command("sh", "-euc", dropShared); err != nil {
+	drop := dropShared
+	if n.hasFirewall() {
+		drop += dropForwardRules
+	}
+	if _, err := command("sh", "-euc", drop); err != nil {
 		return err
 	}
 	if after, err = snapshot(); err != nil {
@@ -83,6 +87,16 @@ ip link del cni0
 nft delete table inet hawser 2>/dev/null || nft flush ruleset
 sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0
 rm -rf /var/lib/cni/networks /var/lib/cni/results /run/hawser /run/cni /run/xtables.lock
+`
+
+// dropForwardRules leaves the host the policies of its forward chains.
+const dropForwardRules = `
+for iptables in iptables ip6tables; do
+	$iptables -F
+	$iptables -X
+done
+` + forwardDrop + `
+rm -f /run/xtables.lock
 `
 
 // traces lists everything that names a container, its addresses on the host or a

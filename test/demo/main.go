@@ -32,7 +32,7 @@ func run(ctx context.Context, plugins, conflist string) error {
 	}
 	fmt.Printf("Hawser: three containers on a throw-away host (plugins from %s, CNI %s)\n", plugins,
 		net.list.CNIVersion)
-	if err := makeHost(); err != nil {
+	if err := makeHost(net.hasFirewall()); err != nil {
 		return err
 	}
 	before, err := snapshot()
@@ -40,6 +40,7 @@ func run(ctx context.Context, plugins, conflist string) error {
 		return err
 	}
 	for _, step := range []func() error{
+		func() error { return net.tryWithoutFirewall(ctx) },
 		func() error { return net.attach(ctx) },
 		func() error { return draw(net) },
 		func() error { return prove(net) },

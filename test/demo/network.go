@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
@@ -72,30 +73,64 @@ func (n *network) attach(ctx context.Context) error {
 		fmt.Println("   STATUS        ready")
 	}
 	for _, c := range n.containers {
-		if _, err := command("ip", "netns", "add", c.name); err != nil {
+		if err := n.add(ctx, c); err != nil {
 			return err
 		}
-		start := time.Now()
-		result, err := n.cni.AddNetworkList(ctx, n.list, runtimeConf(c))
-		if err != nil {
-			return fmt.Errorf("ADD %s: %w", c.name, err)
-		}
-		took := time.Since(start)
-		r, err := types100.GetResult(result)
-		if err != nil {
-			return err
-		}
-		for _, ip := range r.IPs {
-			addr, _ := netip.AddrFromSlice(ip.Address.IP)
-			c.addrs = append(c.addrs, addr.Unmap())
-		}
-		if len(c.addrs) != 2 {
-			return fmt.Errorf("ADD %s: addresses %v, want one of IPv4 and one of IPv6", c.name, c.addrs)
-		}
-		fmt.Printf("   ADD    %-6s eth0 %-12s %-14s %5.1f ms\n", c.name, c.addrs[0], c.addrs[1], ms(took))
 	}
 	return nil
 }
+
+func (n *network) add(ctx context.Context, c *container) error {
+	if _, err := command("ip", "netns", "add", c.name); err != nil {
+		return err
+	}
+	start := time.Now()
+	result, err := n.cni.AddNetworkList(ctx, n.list, runtimeConf(c))
+	if err != nil {
+		return fmt.Errorf("ADD %s: %w", c.name, err)
+	}
+	took := time.Since(start)
+	r, err := types100.GetResult(result)
+	if err != nil {
+		return err
+	}
+	c.addrs = nil
+	for _, ip := range r.IPs {
+		addr, _ := netip.AddrFromSlice(ip.Address.IP)
+		c.addrs = append(c.addrs, addr.Unmap())
+	}
+	if len(c.addrs) != 2 {
+		return fmt.Errorf("ADD %s: addresses %v, want one of IPv4 and one of IPv6", c.name, c.addrs)
+	}
+	fmt.Printf("   ADD    %-6s eth0 %-12s %-14s %5.1f ms\n", c.name, c.addrs[0], c.addrs[1], ms(took))
+	return nil
+}
+
+// tryWithoutFirewall shows what the host drops: it attaches the first container by
+// the list without firewall, and takes it away again.
+func (n *network) tryWithoutFirewall(ctx context.Context) error {
+	if !n.hasFirewall() {
+		return nil
+	}
+	title("the host's FORWARD chain drops: the network without the plugin firewall")
+	list := *n.list
+	list.Plugins = slices.DeleteFunc(slices.Clone(list.Plugins), isFirewall)
+	one, rest := n.containers[0], &network{cni: n.cni, list: &list, containers: n.containers}
+	if err := rest.add(ctx, one); err != nil {
+		return err
+	}
+	if err := proveDropped(one); err != nil {
+		return err
+	}
+	if err := rest.del(ctx, one, "in order"); err != nil {
+		return err
+	}
+	return dropNamespace(one)
+}
+
+func (n *network) hasFirewall() bool { return slices.ContainsFunc(n.list.Plugins, isFirewall) }
+
+func isFirewall(p *libcni.PluginConfig) bool { return p.Network.Type == "firewall" }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 

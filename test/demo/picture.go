@@ -105,7 +105,7 @@ func drawPort(c *container, host []link, last bool) error {
 	return nil
 }
 
-// drawTables prints routes and NAT in the words of ip and nft.
+// drawTables prints routes, NAT and firewall in the words of ip, iptables and nft.
 func drawTables(n *network) error {
 	for _, t := range []struct {
 		what string
@@ -123,7 +123,15 @@ func drawTables(n *network) error {
 			indent(out)
 		}
 	}
-	title("NAT")
+	if n.hasFirewall() {
+		title("the host's FORWARD chain")
+		out, err := command("iptables", "-S")
+		if err != nil {
+			return err
+		}
+		indent(out)
+	}
+	title("NAT and firewall")
 	// Other backends than ours have other tables.
 	out, err := exec.Command("nft", "list", "table", "inet", "hawser").Output()
 	if err != nil {
