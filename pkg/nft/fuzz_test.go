@@ -17,7 +17,7 @@ func FuzzAnswer(f *testing.F) {
 	}
 	want := chain.compile(INet)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		decodeChain(data)
+		decodeChain(INet, data)
 		decodeElements(data)
 		live := decodeRule(data)
 		live.Mentions([]byte{10, 1, 0, 2})

@@ -25,6 +25,9 @@ type LiveRule struct {
 type LiveChain struct {
 	Name string
 	Hook *Hook // nil for a chain that only jumps lead to
+	// Drops says that the policy of a chain with a hook is to drop.
+	Drops bool
+	Table Table
 
 	use uint32 // its rules and what leads to it
 }
@@ -41,17 +44,18 @@ func (c *Conn) Chain(t Table, name string) (*LiveChain, error) {
 	if err != nil || replies[0] == nil {
 		return nil, err
 	}
-	chain := decodeChain(replies[0])
+	chain := decodeChain(t.Family, replies[0])
 	return &chain, nil
 }
 
-// Chains returns all chains of the table; its cost grows with the number of chains in the family.
+// Chains returns all chains of the table, those of all tables of the family where it has no name; its cost grows with
+// the number of chains in the family.
 func (c *Conn) Chains(t Table) ([]LiveChain, error) {
 	replies, err := c.dump(t.message(unix.NFT_MSG_GETCHAIN, ""))
 	var out []LiveChain
 	for _, r := range replies {
-		if netlink.String(netlink.Attribute(r, unix.NFTA_CHAIN_TABLE)) == t.Name {
-			out = append(out, decodeChain(r))
+		if chain := decodeChain(t.Family, r); t.Name == "" || t == chain.Table {
+			out = append(out, chain)
 		}
 	}
 	return out, err
@@ -113,10 +117,11 @@ func (c *Conn) Elements(t Table, set string) ([]Element, error) {
 	return out, err
 }
 
-func decodeChain(data []byte) LiveChain {
+func decodeChain(f Family, data []byte) LiveChain {
 	c := LiveChain{
-		Name: netlink.String(netlink.Attribute(data, unix.NFTA_CHAIN_NAME)),
-		use:  number(data, unix.NFTA_CHAIN_USE),
+		Name:  netlink.String(netlink.Attribute(data, unix.NFTA_CHAIN_NAME)),
+		Table: Table{f, netlink.String(netlink.Attribute(data, unix.NFTA_CHAIN_TABLE))},
+		use:   number(data, unix.NFTA_CHAIN_USE),
 	}
 	if netlink.Attribute(data, unix.NFTA_CHAIN_HOOK) != nil {
 		c.Hook = &Hook{
@@ -124,6 +129,7 @@ func decodeChain(data []byte) LiveChain {
 			Point:    HookPoint(number(data, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_HOOKNUM)),
 			Priority: int32(number(data, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_PRIORITY)),
 		}
+		c.Drops = number(data, unix.NFTA_CHAIN_POLICY) != acceptPacket
 	}
 	return c
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -230,6 +231,24 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 		w.Succeeds(status(w, Object{"backend": "iptables"}))
 		withoutPrograms(func() { w.Succeeds(status(w)) })
 		Expect(w.untouched()).To(Equal(before))
+	})
+
+	It("warns of chains of others that drop what it accepts, until they have the rule that it names", func() {
+		w := newWorld()
+		w.forward("DROP")
+		chain := "{ chain %s { type filter hook %s priority 0; policy %s; }; }"
+		w.Cmd("nft", fmt.Sprintf("table inet other "+chain+"; table ip mine "+chain+"; table ip6 open "+chain,
+			"site", "forward", "drop", "in", "input", "drop", "rest", "forward", "accept"))
+		warned := func() string {
+			GinkgoHelper()
+			a := w.Call(status(w))
+			Expect(a.Code).To(BeZero(), a.Stdout)
+			return a.Stderr
+		}
+		_, remedy, _ := strings.Cut(strings.TrimSpace(warned()), ": nft ")
+		Expect(remedy).To(Equal("insert rule inet other site meta mark and 0x1000 == 0x1000 accept"))
+		w.Cmd("nft", remedy)
+		Expect(warned()).To(BeEmpty())
 	})
 
 	It("is code 50 where ADD would fail", func() {

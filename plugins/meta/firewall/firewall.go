@@ -111,6 +111,8 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 		err = c.nf.Probe(layout())
 		if b == auto && errors.Is(err, nft.ErrUnsupported) {
 			b, err = iptables, nil
+		} else if err == nil {
+			err = c.warnOfDrops()
 		}
 	}
 	if err == nil && b == iptables {

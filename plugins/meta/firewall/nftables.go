@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -147,6 +149,34 @@ func (c *call) sweep(ctx context.Context, matches func(mark string) bool) error 
 		err = owned().Remove(ctx, c.nf, found, matches)
 	}
 	return err
+}
+
+// warnOfDrops warns of chains in which nothing accepts what has the fwmark bit, and whose policy drops it. FORWARD of
+// iptables is no such chain: ADD gives it the rule.
+func (c *call) warnOfDrops() error {
+	for _, f := range []nft.Family{nft.INet, nft.IPv4, nft.IPv6} {
+		chains, err := c.nf.Chains(nft.Table{Family: f})
+		if err != nil {
+			return err
+		}
+		for _, ch := range chains {
+			if !ch.Drops || ch.Hook.Point != nft.Forward || f != nft.INet && ch.Table.Name == filterTable &&
+				ch.Name == forwardHook {
+				continue
+			}
+			rules, err := c.nf.Rules(ch.Table, ch.Name)
+			if err != nil {
+				return err
+			}
+			mark := binary.NativeEndian.AppendUint32(nil, acceptBit)
+			if !slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Mentions(mark) }) {
+				c.Warn("table %s: chain %q drops what it does not accept itself; for what this plugin accepts: "+
+					"nft insert rule %s %s meta mark and %#x == %#x accept", ch.Table, ch.Name, ch.Table, ch.Name,
+					acceptBit, acceptBit)
+			}
+		}
+	}
+	return nil
 }
 
 // entry is one of the elements that make the policy of a bridge. It belongs to all attachments on the bridge.
