@@ -4,8 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-[ $# -gt 0 ] || set -- conntrack containernetworking-plugins iproute2 iptables iputils-ping jq \
-	netcat-openbsd nftables procps shellcheck socat tcpdump util-linux
+[ $# -gt 0 ] || set -- conntrack containernetworking-plugins dbus-daemon firewalld iproute2 iptables \
+	iputils-ping jq netcat-openbsd nftables procps shellcheck socat tcpdump util-linux
 missing=()
 for package; do
 	[ "$(dpkg-query -Wf '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
@@ -17,5 +17,11 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
 fi
 echo "deps: installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
+unit=/etc/systemd/system/firewalld.service
+if [[ " ${missing[*]} " == *" firewalld "* && ! -e $unit ]]; then
+	echo "deps: the service of firewalld, which would change this machine's rules, is masked"
+	mkdir -p "${unit%/*}"
+	ln -s /dev/null "$unit"
+fi
 apt-get -qq update
 apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null </dev/null

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/godbus/dbus/v5"
 	. "github.com/onsi/ginkgo/v2"
@@ -228,5 +229,32 @@ var _ = Describe("a bus that does not answer", func() {
 		GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", address)
 		c.del()
 		Expect(f.have()).To(BeEmpty())
+	})
+})
+
+var _ = Describe("the firewalld of the distribution", Label("kernel"), func() {
+	It("has the addresses in its zone from ADD to DEL, and CHECK asks it", func() {
+		nstest.NeedProgram("firewalld", "firewall-cmd")
+		f := &fakeFirewalld{}
+		GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", f.runs())
+		f.stops() // its name is for the other
+		w := newWorld()
+		c := w.container(1, 2)
+		w.Start(nstest.Program{Path: "firewalld", Args: []string{"--nofork", "--nopid", "--log-target", "console",
+			"--system-config", GinkgoT().TempDir()}})
+		Eventually(func() int {
+			return w.Run(nstest.Program{Path: "firewall-cmd", Args: []string{"--state"}}).Exit
+		}).WithTimeout(nstest.Patience(20 * time.Second)).Should(BeZero())
+		sources := func() []string {
+			return strings.Fields(w.Cmd("firewall-cmd", "--zone=trusted", "--list-sources"))
+		}
+		c.add()
+		Expect(sources()).To(ConsistOf("10.1.0.2/32", "fd00:1::2/128"))
+		c.check()
+		w.Cmd("firewall-cmd", "--zone=trusted", "--remove-source=10.1.0.2/32")
+		Expect(c.drifts()).To(ContainSubstring("10.1.0.2 is no source of zone"))
+		c.del()
+		Expect(sources()).To(BeEmpty())
+		Expect(w.Fails(c.as("ADD", Object{"firewalldZone": "none"}), 999)).To(ContainSubstring("INVALID_ZONE"))
 	})
 })
