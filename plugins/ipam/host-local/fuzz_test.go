@@ -102,7 +102,7 @@ func FuzzFiles(f *testing.F) {
 		write(t, base+"/.hawser/net", index)
 		write(t, base+"/resolv.conf", resolv)
 		if strings.Contains(name, "/") || !plant(kind, base+"/net/"+name, string(content)) {
-			t.Skip() // a name that no file can have
+			t.Skip("a name that no file can have")
 		}
 		before := others(readLeases(t, base))
 		for _, command := range []string{"ADD", "CHECK", "STATUS", "ADD", "DEL", "GC", "DEL"} {
