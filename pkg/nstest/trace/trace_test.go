@@ -2,7 +2,6 @@ package trace_test
 
 import (
 	"os"
-	"strings"
 	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -69,10 +68,11 @@ var _ = Describe("a traced command", func() {
 	It("has a call counted once, however often the scheduler's signals interrupt it", func() {
 		reader := func(signals string) *trace.Program {
 			fifo := GinkgoT().TempDir() + "/fifo"
+			asleep := "until read -r pid name state rest </proc/$!/stat; [ $state = S ]; do :; done"
 			return sh(nstest.NewHost(), "mkfifo "+fifo+"; cat "+fifo+" & exec 3>"+fifo+
-				"; for i in "+signals+"; do kill -URG $!; done; exec 3>&-; wait").Programs[2]
+				"; for i in "+signals+"; do "+asleep+"; kill -URG $!; done; exec 3>&-; wait").Programs[2]
 		}
-		quiet, busy := reader(""), reader(strings.Repeat("x ", 50))
+		quiet, busy := reader(""), reader("1 2 3 4 5")
 		Expect(quiet.Name()).To(Equal("cat"))
 		Expect(busy.Calls).To(Equal(quiet.Calls))
 		Expect(busy.Syscalls).To(BeNumerically(">", quiet.Syscalls), "or the spec shows nothing")
