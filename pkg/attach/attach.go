@@ -83,9 +83,9 @@ func (s *Session) StartIPAM(ctx context.Context) error {
 
 // vacate sees to it that nobody answers to the addresses any more before they
 // are released: it deletes the interface, or the addresses of one that the
-// IPAM plugin needs.
+// IPAM plugin needs, or that has no host end.
 func (s *Session) vacate(client ipam.Client) error {
-	if client.NeedsInterface() {
+	if client.NeedsInterface() || s.HostEnd.Index == 0 {
 		return flush(s.Cont, s.ContEnd)
 	}
 	return s.Host.DelLink(s.HostEnd.Index)

@@ -35,19 +35,36 @@ func Del(ctx context.Context, req *skel.Request, master Master, rules ...Rules) 
 		Attachment: req.Attachment, Addrs: cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)), Warn: req.Warn,
 	}))
 
-	client := ipamOf(req)
-	p, err := find(req, master)
+	p, findErr := find(req, master)
 	defer p.close()
-	released := err == nil && req.IPAM != "" && client.NeedsInterface() && p.flush(req) == nil
+	flush := func() error {
+		if findErr != nil {
+			return findErr
+		}
+		return p.flush(req)
+	}
+	return errors.Join(append(errs, Release(ctx, req, flush, func() (bool, error) {
+		gone, err := p.delete(findErr)
+		// Closing a netfilter socket after a deletion waits for the kernel, and so
+		// does deleting a link. In this order the first wait covers the second.
+		return gone, errors.Join(err, nf.Close())
+	}))...)
+}
+
+// Release is DEL's last part: remove takes the interface away and says whether nobody
+// answers to the addresses any more, which are then released. An IPAM plugin that needs
+// the interface is asked before, if flush took the addresses from it.
+func Release(ctx context.Context, req *skel.Request, flush func() error, remove func() (gone bool, err error)) error {
+	client := ipamOf(req)
+	var errs []error
+	released := req.IPAM != "" && client.NeedsInterface() && flush() == nil
 	if released {
 		most, cancel := skel.Most(ctx) // of what is left: the interface comes after it
 		errs = append(errs, client.Run(most, "DEL"))
 		cancel()
 	}
-	gone, err := p.delete(err)
-	// Closing a netfilter socket after a deletion waits for the kernel, and so
-	// does deleting a link. In this order the first wait covers the second.
-	errs = append(errs, err, nf.Close())
+	gone, err := remove()
+	errs = append(errs, err)
 	switch {
 	case released || req.IPAM == "":
 	case gone:
@@ -74,11 +91,16 @@ func GC(ctx context.Context, req *skel.Request, rules ...Rules) error {
 	}
 	errs = append(errs, masq.GC(locks, nf, req.Network, req.Valid))
 	linkErr := collectPairs(host, req.Valid)
-	errs = append(errs, linkErr, nf.Close())
-	if req.IPAM != "" && linkErr == nil {
-		errs = append(errs, ipamOf(req).Run(ctx, "GC"))
+	return errors.Join(append(errs, nf.Close(), Collect(ctx, req, linkErr))...)
+}
+
+// Collect is GC's last part: it has IPAM release the addresses of what is not valid, unless
+// linkErr says that an interface may still answer to one. It returns both errors.
+func Collect(ctx context.Context, req *skel.Request, linkErr error) error {
+	if req.IPAM == "" || linkErr != nil {
+		return linkErr
 	}
-	return errors.Join(errs...)
+	return ipamOf(req).Run(ctx, "GC")
 }
 
 func withheld(c ipam.Client) error {

@@ -9,6 +9,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/ns"
 )
 
 // Link is a network interface as the kernel reports it.
@@ -24,6 +26,9 @@ type Link struct {
 	PeerNS int // kernel's number for that namespace, -1 = none or this one
 	Group  uint32
 	Alias  string
+
+	PermMAC net.HardwareAddr // of hardware, whatever MAC it was given; nil = none
+	Parent  string           // the device that it is on, a PCI address for instance
 
 	Up       bool   // administratively
 	Carrier  bool   // the layer below is up
@@ -42,6 +47,7 @@ func (c *Conn) learn(in netlink.Link) Link {
 	l := Link{
 		Index: a.Index, Name: a.Name, MAC: a.HardwareAddr, MTU: a.MTU, TxQLen: a.TxQLen,
 		Master: a.MasterIndex, Peer: a.ParentIndex, PeerNS: a.NetNsID, Group: a.Group, Alias: a.Alias,
+		PermMAC: a.PermHWAddr, Parent: a.ParentDev,
 		Up: a.RawFlags&unix.IFF_UP != 0, Carrier: a.RawFlags&unix.IFF_LOWER_UP != 0,
 		Oper:    strings.ReplaceAll(a.OperState.String(), "-", ""), // as ip(8) writes it
 		Promisc: a.RawFlags&unix.IFF_PROMISC != 0, AllMulti: a.RawFlags&unix.IFF_ALLMULTI != 0,
@@ -135,6 +141,11 @@ type Change struct {
 	TxQLen   *int
 	Promisc  *bool
 	AllMulti *bool
+	Name     string
+	// To is a handle in the namespace to which the link moves, before all else changes.
+	// The error matches EEXIST when the link's name is taken there; when Name is, the
+	// link has moved nevertheless.
+	To *Conn
 }
 
 // SetLink changes a link in one message; the library has one for each change.
@@ -152,6 +163,14 @@ func (c *Conn) SetLink(index int, ch Change) error {
 		}
 	}
 	attrs := ch.attrs()
+	if ch.To != nil {
+		n, err := ns.OfSocket(ch.To.own.Socket.GetFd())
+		if err != nil {
+			return c.linkError(index, "move", err)
+		}
+		defer n.Close()
+		attrs = append(attrs, nl.NewRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(n.FD()))))
+	}
 	if msg.Change == 0 && len(attrs) == 0 {
 		return nil
 	}
@@ -175,6 +194,9 @@ func (ch Change) attrs() (attrs []*nl.RtAttr) {
 	}
 	if ch.Alias != nil {
 		add(unix.IFLA_IFALIAS, []byte(*ch.Alias))
+	}
+	if ch.Name != "" {
+		add(unix.IFLA_IFNAME, nl.ZeroTerminated(ch.Name))
 	}
 	if ch.Master != nil {
 		add(unix.IFLA_MASTER, nl.Uint32Attr(uint32(*ch.Master)))
