@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"strings"
 	"sync"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -106,6 +107,27 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			w.Cmd("nft", "flush", "ruleset")
 			w.Cmd("iptables", "-F")
 			c.del()
+		})
+
+		It("leaves an administrator's rules about the address and the bridge where they are", func() {
+			keys := Object{"ingressPolicy": "isolated"}
+			w, _ := settled(k, keys)
+			if k.config["backend"] == nil {
+				w.Cmd("iptables", "-N", "CNI-ISOLATION-STAGE-1")
+			}
+			c := w.container(1, 2)
+			for _, rule := range []string{"CNI-FORWARD -s 10.1.0.2 -p tcp --dport 25 -j DROP",
+				"CNI-FORWARD -s 10.1.0.2 -j DROP", "CNI-FORWARD -s 10.1.0.2 -o ext -j ACCEPT",
+				"CNI-FORWARD -d 10.1.0.2 -m conntrack --ctstate NEW -j ACCEPT",
+				"CNI-FORWARD -s 10.1.0.2 -m comment --comment mine -j ACCEPT",
+				"CNI-ISOLATION-STAGE-1 -i br1 -o br1 -p icmp -j RETURN",
+				"CNI-ISOLATION-STAGE-1 -i br1 -o br1 -m comment --comment mine -j DROP"} {
+				w.Cmd("iptables", append([]string{"-A"}, strings.Fields(rule)...)...)
+			}
+			before := w.state()
+			c.add(k.config, keys)
+			c.del()
+			Expect(w.state()).To(Equal(before))
 		})
 
 		It("of an ended container keeps what its successor with the same address has", func() {

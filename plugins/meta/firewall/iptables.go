@@ -124,9 +124,14 @@ func bridgeRules(bridge string, p policy) []ipt.Rule {
 		rule(stage2, []string{"-o", bridge}, any, jump("DROP")))
 }
 
+// policyRules are those of any policy of a bridge.
+func policyRules(bridge string) []ipt.Rule {
+	return slices.Concat(bridgeRules(bridge, sameBridge), bridgeRules(bridge, isolated))
+}
+
 // police makes the policy of a bridge: the rules of another one go.
 func (e *edit) police(bridge string, p policy) {
-	want, all := bridgeRules(bridge, p), bridgeValue(bridge).rules
+	want, all := bridgeRules(bridge, p), policyRules(bridge)
 	e.drop(func(r ipt.Rule) bool { return slices.ContainsFunc(all, r.Equal) && !slices.ContainsFunc(want, r.Equal) })
 	if p == open {
 		return
@@ -201,23 +206,25 @@ func (c *call) addIPTables(ctx context.Context, r *record, p policy) error {
 func (c *call) delIPTables(ctx context.Context, s *store, r *record, left policy) error {
 	var errs []error
 	for _, f := range families() {
-		var gone []value
+		var gone []ipt.Rule
 		for _, a := range r.of(f) {
 			used, err := r.othersHave(s, a)
 			if err != nil {
 				return err
 			}
 			if !used {
-				gone = append(gone, addressValue(a))
+				gone = append(gone, addressRules(a)...)
 			}
 		}
 		if left == open && r.Policy != open {
 			used, err := c.referenceOn(ctx, s, r, f)
 			if errs = append(errs, err); !used && err == nil {
-				gone = append(gone, bridgeValue(r.Bridge))
+				gone = append(gone, policyRules(r.Bridge)...)
 			}
 		}
-		errs = append(errs, c.delRules(ctx, f, gone))
+		if len(gone) > 0 {
+			errs = append(errs, c.delRules(ctx, f, gone))
+		}
 		if left == sameBridge && r.Policy == isolated {
 			errs = append(errs, c.relax(ctx, f, r.Bridge))
 		}
@@ -285,47 +292,23 @@ func (c *call) delReference(ctx context.Context, s *store, r *record) error {
 	return err
 }
 
-// value is an address or a bridge that rules are about.
-type value struct {
-	key    []byte   // as nf_tables compares it
-	chains []string // of the rules
-	rules  []ipt.Rule
-}
-
-func addressValue(a netip.Addr) value {
-	return value{nft.AddrKey(a), []string{cniForward}, addressRules(a)}
-}
-
-func bridgeValue(name string) value {
-	return value{append([]byte(name), 0), []string{stage1, stage2},
-		slices.Concat(bridgeRules(name, sameBridge), bridgeRules(name, isolated))}
-}
-
-// delRules removes the rules about these values: from nf_tables over netlink, without a program.
-func (c *call) delRules(ctx context.Context, f family, gone []value) error {
-	if len(gone) == 0 {
-		return nil
+// delRules removes these rules: from nf_tables over netlink, without a program.
+func (c *call) delRules(ctx context.Context, f family, gone []ipt.Rule) error {
+	byChain := map[string][]nft.Rule{}
+	for _, r := range gone {
+		byChain[r.Chain] = append(byChain[r.Chain], r.InNFTables())
 	}
 	var errs []error
-	for _, v := range gone {
-		for _, chain := range v.chains {
-			about := func(r nft.LiveRule) bool { return r.Mentions(v.key) }
-			rules := nft.Leftover{Table: f.filter(), Chain: chain, Rule: about}
-			errs = append(errs, nft.IfSupported(rules.Remove(ctx, c.nf)))
-		}
+	for chain, rules := range byChain {
+		left := nft.Leftover{Table: f.filter(), Chain: chain, Rule: nft.OneOf(f.Family, rules...)}
+		errs = append(errs, nft.IfSupported(left.Remove(ctx, c.nf)))
 	}
-	return errors.Join(append(errs, c.delLegacy(ctx, f, gone))...)
-}
-
-func (c *call) delLegacy(ctx context.Context, f family, gone []value) error {
-	isGone := func(r ipt.Rule) bool {
-		return slices.ContainsFunc(gone, func(v value) bool { return slices.ContainsFunc(v.rules, r.Equal) })
-	}
+	isGone := func(r ipt.Rule) bool { return slices.ContainsFunc(gone, r.Equal) }
 	saved, err := ipt.Save(ctx, f.ipt, ipt.Legacy, filterTable)
-	if err != nil || !slices.ContainsFunc(saved.Rules, isGone) {
-		return err
+	if slices.ContainsFunc(saved.Rules, isGone) {
+		err = restore(ctx, f, ipt.Legacy, func(e *edit) { e.drop(isGone) })
 	}
-	return restore(ctx, f, ipt.Legacy, func(e *edit) { e.drop(isGone) })
+	return errors.Join(append(errs, err)...)
 }
 
 // checkIPTables looks for the attachment's rules, in the variant that has them.

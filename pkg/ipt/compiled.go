@@ -1,0 +1,69 @@
+package ipt
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/nft"
+)
+
+// InNFTables is the rule as iptables-nft writes it, so that it is found without the program: hosts (-s, -d),
+// interfaces (-i, -o), conntrack's states, a comment, and a verdict or a chain.
+func (r Rule) InNFTables() nft.Rule {
+	fields := map[string]nft.Field{"-i": nft.IIFName, "-o": nft.OIFName}
+	var out nft.Rule
+	for i := 0; i+1 < len(r.Args); i += 2 {
+		is := nft.Is
+		if r.Args[i] == "!" {
+			is, i = nft.IsNot, i+1
+		}
+		switch option, value := r.Args[i], r.Args[i+1]; option {
+		case "-i", "-o":
+			out = append(out, is(fields[option], append([]byte(value), 0)))
+		case "-s", "-d":
+			out = append(out, nft.InPrefix(addressField(option, netip.MustParsePrefix(value))))
+		case "--ctstate":
+			out = append(out, nft.XTMatch("conntrack", 3, conntrackInfo(strings.Split(value, ","))))
+		case "--comment":
+			out = append(out, nft.XTMatch("comment", 0, append([]byte(value), make([]byte, 256-len(value))...)))
+		case "-j":
+			out = append(out, target(value))
+		}
+	}
+	return out
+}
+
+func addressField(option string, p netip.Prefix) (nft.Field, netip.Prefix) {
+	i := slices.Index([]string{"-s", "-d"}, option)
+	if p.Addr().Is4() {
+		return []nft.Field{nft.IPSaddr, nft.IPDaddr}[i], p
+	}
+	return []nft.Field{nft.IP6Saddr, nft.IP6Daddr}[i], p
+}
+
+// conntrackInfo is struct xt_conntrack_mtinfo3 with nothing but states.
+func conntrackInfo(states []string) []byte {
+	const size, flagsAt, statesAt, matchState = 168, 146, 150, 1
+	mask := uint16(0)
+	for _, s := range states {
+		mask |= map[string]uint16{"ESTABLISHED": 1 << 1, "RELATED": 1 << 2}[s]
+	}
+	info := make([]byte, size)
+	binary.NativeEndian.PutUint16(info[flagsAt:], matchState)
+	binary.NativeEndian.PutUint16(info[statesAt:], mask)
+	return info
+}
+
+func target(name string) nft.Stmt {
+	switch name {
+	case "ACCEPT":
+		return nft.Accept()
+	case "DROP":
+		return nft.Drop()
+	case "RETURN":
+		return nft.Return()
+	}
+	return nft.Jump(name)
+}
