@@ -18,6 +18,7 @@ type Addr struct {
 	NoPrefixRoute bool
 
 	// Only read.
+	Permanent bool // it does not expire
 	Tentative bool // duplicate address detection is under way
 	DADFailed bool // it found a duplicate
 }
@@ -42,6 +43,7 @@ func readAddr(in netlink.Addr) Addr {
 	has := func(flag int) bool { return in.Flags&flag != 0 }
 	a := Addr{
 		Prefix: prefixOf(in.IPNet), NoDAD: has(unix.IFA_F_NODAD), NoPrefixRoute: has(unix.IFA_F_NOPREFIXROUTE),
+		Permanent: has(unix.IFA_F_PERMANENT),
 		Tentative: has(unix.IFA_F_TENTATIVE), DADFailed: has(unix.IFA_F_DADFAILED),
 	}
 	if in.Peer != nil { // which then has the length of the prefix

@@ -21,7 +21,7 @@ type Link struct {
 	MAC    net.HardwareAddr
 	MTU    int
 	TxQLen int
-	Master int // index of the bridge it is a port of, 0 = none
+	Master int // index of the bridge it is a port of, or of its VRF; 0 = none
 	Peer   int // a veth's other end, in the namespace PeerNS; 0 = none
 	PeerNS int // kernel's number for that namespace, -1 = none or this one
 	Group  uint32
@@ -39,6 +39,8 @@ type Link struct {
 	// Of a bridge only.
 	VLANFiltering bool
 	DefaultPVID   uint16
+
+	Table uint32 // of a VRF only: where its routes are
 }
 
 // learn translates a link and keeps its name for error texts.
@@ -60,6 +62,8 @@ func (c *Conn) learn(in netlink.Link) Link {
 		if in.VlanDefaultPVID != nil {
 			l.DefaultPVID = *in.VlanDefaultPVID
 		}
+	case *netlink.Vrf:
+		l.Kind, l.Table = in.Type(), in.Table
 	default:
 		l.Kind = in.Type()
 	}
@@ -100,7 +104,7 @@ func (c *Conn) find(look func(h *netlink.Handle) (netlink.Link, error)) (l Link,
 // Links lists all links of the namespace. The cost grows with their number.
 func (c *Conn) Links() ([]Link, error) { return c.links("list of links") }
 
-// Ports lists the ports of a bridge, by the bridge's index. The cost grows with
+// Ports lists the ports of a bridge or the members of a VRF, by its index. The cost grows with
 // their number.
 func (c *Conn) Ports(bridge int) ([]Link, error) {
 	return c.links("ports of "+c.name(bridge), nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(uint32(bridge))))
@@ -133,7 +137,7 @@ func noStatistics() *nl.RtAttr {
 // Change is what SetLink changes; fields left zero stay as they are.
 type Change struct {
 	Up       *bool
-	Master   *int // index of a bridge; 0 takes the link out of its bridge
+	Master   *int // index of a bridge or VRF; 0 takes the link out of it
 	Alias    *string
 	MAC      net.HardwareAddr
 	MTU      int

@@ -1,0 +1,174 @@
+package rtnl
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// RouteCopy is a route with all that the kernel tells of it: every next hop, metric
+// and flag. It can be made again, also in another table, and kept in a file.
+type RouteCopy struct {
+	Header unix.RtMsg       `json:"header"`
+	Attrs  []RouteAttribute `json:"attrs"`
+}
+
+// RouteAttribute is one attribute of a RouteCopy, as the kernel sends it.
+type RouteAttribute struct {
+	Kind  uint16 `json:"kind"` // RTA_*
+	Value []byte `json:"value"`
+}
+
+// hopFlags are the flags of a route or a next hop that somebody asked for; the
+// others are states.
+const hopFlags = unix.RTNH_F_ONLINK | unix.RTNH_F_PERVASIVE
+
+// RouteCopies lists the routes of all links and tables, of both families. The cost
+// grows with their number.
+func (c *Conn) RouteCopies() (routes []RouteCopy, err error) {
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		answers, err := c.send(unix.RTM_GETROUTE, unix.NLM_F_DUMP, &nl.RtMsg{RtMsg: unix.RtMsg{Family: family}})
+		if err != nil {
+			return nil, fmt.Errorf("list routes: %w", err)
+		}
+		for _, answer := range answers {
+			r, err := readCopy(answer)
+			if err != nil {
+				return nil, fmt.Errorf("list routes: %w", err)
+			}
+			if r.Header.Flags&unix.RTM_F_CLONED == 0 { // what the kernel keeps about single destinations
+				routes = append(routes, r)
+			}
+		}
+	}
+	return routes, nil
+}
+
+func readCopy(message []byte) (r RouteCopy, err error) {
+	if len(message) < unix.SizeofRtMsg {
+		return r, unix.EBADMSG
+	}
+	r.Header = nl.DeserializeRtMsg(message).RtMsg
+	r.Header.Flags &= unix.RTM_F_CLONED | hopFlags
+	attrs, err := nl.ParseRouteAttr(message[unix.SizeofRtMsg:])
+	for _, a := range attrs {
+		// A next hop object is beside the hops that it stands for, and goes with its link.
+		if a.Attr.Type != unix.RTA_CACHEINFO && a.Attr.Type != netlink.RTA_NH_ID {
+			r.Attrs = append(r.Attrs, RouteAttribute{a.Attr.Type, a.Value})
+		}
+	}
+	r, _ = r.Through(func(int) bool { return true }) // as it can be sent
+	return r, err
+}
+
+// attr is the place of an attribute in Attrs, -1 where there is none.
+func (r RouteCopy) attr(kind uint16) int {
+	return slices.IndexFunc(r.Attrs, func(a RouteAttribute) bool { return a.Kind == kind })
+}
+
+// number is the value of a numeric attribute; 0 where there is none.
+func (r RouteCopy) number(kind uint16) uint32 {
+	if i := r.attr(kind); i >= 0 && len(r.Attrs[i].Value) == 4 {
+		return binary.NativeEndian.Uint32(r.Attrs[i].Value)
+	}
+	return 0
+}
+
+// with is the route with an attribute of that value.
+func (r RouteCopy) with(kind uint16, value []byte) RouteCopy {
+	r.Attrs = slices.Clone(r.Attrs)
+	if i := r.attr(kind); i >= 0 {
+		r.Attrs[i].Value = value
+	} else {
+		r.Attrs = append(r.Attrs, RouteAttribute{kind, value})
+	}
+	return r
+}
+
+// Table is the table that the route is in.
+func (r RouteCopy) Table() uint32 {
+	if r.attr(unix.RTA_TABLE) < 0 {
+		return uint32(r.Header.Table)
+	}
+	return r.number(unix.RTA_TABLE)
+}
+
+// InTable is the route in another table.
+func (r RouteCopy) InTable(table uint32) RouteCopy {
+	r.Header.Table = unix.RT_TABLE_UNSPEC // the attribute says it
+	return r.with(unix.RTA_TABLE, nl.Uint32Attr(table))
+}
+
+// IsFar says whether the route leads through a gateway, to which another route must
+// lead before it can be made.
+func (r RouteCopy) IsFar() bool {
+	far := []uint16{unix.RTA_GATEWAY, unix.RTA_VIA, unix.RTA_MULTIPATH}
+	return slices.ContainsFunc(far, func(kind uint16) bool { return r.attr(kind) >= 0 })
+}
+
+// Through is the route with those next hops alone whose link is wanted; ok is false
+// when there is none.
+func (r RouteCopy) Through(wanted func(index int) bool) (_ RouteCopy, ok bool) {
+	i := r.attr(unix.RTA_MULTIPATH)
+	if i < 0 {
+		return r, wanted(int(r.number(unix.RTA_OIF)))
+	}
+	var kept []byte
+	for hops := r.Attrs[i].Value; len(hops) >= unix.SizeofRtNexthop; {
+		size := (int(binary.NativeEndian.Uint16(hops)) + 3) &^ 3
+		if size < unix.SizeofRtNexthop || size > len(hops) {
+			return r, false
+		}
+		if wanted(int(binary.NativeEndian.Uint32(hops[4:]))) {
+			at := len(kept)
+			kept = append(kept, hops[:size]...)
+			kept[at+2] &= hopFlags
+		}
+		hops = hops[size:]
+	}
+	return r.with(unix.RTA_MULTIPATH, kept), kept != nil
+}
+
+// String is the route as messages name it.
+func (r RouteCopy) String() string {
+	bits := int(r.Header.Dst_len)
+	dst := make([]byte, 4)
+	if r.Header.Family == unix.AF_INET6 {
+		dst = make([]byte, 16)
+	}
+	if i := r.attr(unix.RTA_DST); i >= 0 {
+		dst = r.Attrs[i].Value
+	}
+	return netip.PrefixFrom(addrOf(dst), bits).String()
+}
+
+// AddCopy adds the route beside those that are there, as AddRoute does.
+func (c *Conn) AddCopy(r RouteCopy) error {
+	if err := c.sendCopy(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, r); err != nil {
+		return fmt.Errorf("route %s: %w", r, noLink(err))
+	}
+	return nil
+}
+
+// DelCopy deletes the route with all its next hops. That there is none is no error.
+func (c *Conn) DelCopy(r RouteCopy) error {
+	if err := c.sendCopy(unix.RTM_DELROUTE, 0, r); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("delete route %s: %w", r, noLink(err))
+	}
+	return nil
+}
+
+func (c *Conn) sendCopy(kind, flags int, r RouteCopy) error {
+	attrs := make([]*nl.RtAttr, len(r.Attrs))
+	for i, a := range r.Attrs {
+		attrs[i] = nl.NewRtAttr(int(a.Kind), a.Value)
+	}
+	_, err := c.send(kind, unix.NLM_F_ACK|flags, &nl.RtMsg{RtMsg: r.Header}, attrs...)
+	return err
+}
