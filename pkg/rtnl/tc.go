@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -28,6 +29,7 @@ type TBF struct {
 	Rate   uint64 // bytes/s
 	Buffer uint32 // ticks
 	Limit  uint32 // bytes
+	Peak   uint32 // bytes/s that even a burst does not exceed; 0 = any
 }
 
 // Qdisc is what a link has at one of the places.
@@ -88,7 +90,7 @@ func parseQdisc(answer []byte) (q Qdisc, err error) {
 	options, err := nl.ParseRouteAttrAsMap(attrs[nl.TCA_OPTIONS].Value)
 	if parms := options[nl.TCA_TBF_PARMS].Value; err == nil && len(parms) >= nl.SizeofTcTbfQopt {
 		opt := nl.DeserializeTcTbfQopt(parms)
-		q.TBF = TBF{Rate: uint64(opt.Rate.Rate), Buffer: opt.Buffer, Limit: opt.Limit}
+		q.TBF = TBF{Rate: uint64(opt.Rate.Rate), Buffer: opt.Buffer, Limit: opt.Limit, Peak: opt.Peakrate.Rate}
 		if rate := options[nl.TCA_TBF_RATE64].Value; len(rate) == 8 && opt.Rate.Rate == math.MaxUint32 {
 			q.TBF.Rate = nl.NativeEndian().Uint64(rate)
 		}
@@ -126,39 +128,44 @@ func redirection(index int) netlink.FilterAttrs {
 	return netlink.FilterAttrs{LinkIndex: index, Parent: ingressHandle, Priority: 1, Protocol: unix.ETH_P_ALL}
 }
 
-// NoRedirect is in the place of a filter that does something else than Redirect's.
-const NoRedirect = -1
+// Redirection is what a filter does with what a link receives.
+type Redirection struct {
+	To  int  // index of the link that sends it; 0 = that is gone, -1 = it does something else
+	All bool // it does so with every packet
+}
 
-// Redirects lists where the filters of a link's ingress qdisc send what it receives:
-// indexes of links, 0 for one that is gone.
-func (c *Conn) Redirects(index int) (targets []int, err error) {
+// Redirects lists what the filters of a link's ingress qdisc do, in their order.
+func (c *Conn) Redirects(index int) (list []Redirection, err error) {
 	var filters []netlink.Filter
 	err = c.use(func(h *netlink.Handle) error {
 		filters, err = h.FilterList(at(index), ingressHandle)
 		return err
 	})
 	for _, f := range filters {
-		targets = append(targets, redirectOf(f))
+		list = append(list, redirectOf(f))
 	}
-	return targets, c.linkError(index, "filters", err)
+	return list, c.linkError(index, "filters", err)
 }
 
-// redirectOf is the target of a filter whose actions are all the same redirection.
-// The reference plugin says it twice.
-func redirectOf(f netlink.Filter) int {
+// redirectOf reads a filter whose actions are all the same redirection. The reference
+// plugin says it twice.
+func redirectOf(f netlink.Filter) Redirection {
+	other := Redirection{To: -1}
 	u32, ok := f.(*netlink.U32)
 	if !ok || len(u32.Actions) == 0 {
-		return NoRedirect
+		return other
 	}
-	target := NoRedirect
+	r := other
 	for i, a := range u32.Actions {
 		mirred, ok := a.(*netlink.MirredAction)
-		if !ok || mirred.MirredAction != netlink.TCA_EGRESS_REDIR || i > 0 && mirred.Ifindex != target {
-			return NoRedirect
+		if !ok || mirred.MirredAction != netlink.TCA_EGRESS_REDIR || i > 0 && mirred.Ifindex != r.To {
+			return other
 		}
-		target = mirred.Ifindex
+		r.To = mirred.Ifindex
 	}
-	return target
+	picks := func(k netlink.TcU32Key) bool { return k.Mask != 0 }
+	r.All = u32.Protocol == unix.ETH_P_ALL && u32.Sel != nil && !slices.ContainsFunc(u32.Sel.Keys, picks)
+	return r
 }
 
 // AddIFB creates an intermediate functional block, down: a link that sends back to

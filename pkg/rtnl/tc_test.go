@@ -63,18 +63,21 @@ var _ = Describe("qdiscs and filters", Label("kernel"), func() {
 		Expect(c.AddIngress(a)).To(MatchError(unix.EEXIST))
 		Expect(c.Qdisc(a, rtnl.Ingress)).To(HaveField("Kind", "ingress"))
 		Expect(c.Redirect(a, ifb.Index)).To(Succeed())
-		Expect(c.Redirects(a)).To(Equal([]int{ifb.Index}))
-		for i, action := range []string{"action mirred egress mirror dev x", "flowid 1:5",
-			"action mirred egress redirect dev x action mirred egress redirect dev v2",
-			"action mirred egress redirect dev x action mirred egress redirect dev x"} {
-			h.Cmd("sh", "-c", fmt.Sprintf("tc filter add dev v1 ingress protocol all pref %d u32 match u32 0 0 %s",
-				i+2, action))
+		all, other := rtnl.Redirection{To: ifb.Index, All: true}, rtnl.Redirection{To: -1}
+		Expect(c.Redirects(a)).To(Equal([]rtnl.Redirection{all}))
+		const x = "action mirred egress redirect dev x "
+		for i, filter := range []string{"all u32 match u32 0 0 action mirred egress mirror dev x",
+			"all u32 match u32 0 0 flowid 1:5", "all u32 match u32 0 0 " + x + "action mirred egress redirect dev v2",
+			"all u32 match u32 0 0 " + x + x, "ip u32 match u32 0 0 " + x, "all u32 match ip dst 10.1.0.0/16 " + x} {
+			h.Cmd("sh", "-c", fmt.Sprintf("tc filter add dev v1 ingress pref %d protocol %s", i+2, filter))
 		}
-		Expect(c.Redirects(a)).To(Equal([]int{ifb.Index, rtnl.NoRedirect, rtnl.NoRedirect, rtnl.NoRedirect, ifb.Index}))
+		some := rtnl.Redirection{To: ifb.Index}
+		Expect(c.Redirects(a)).To(Equal([]rtnl.Redirection{all, other, other, other, all, some, some}))
 		Expect(c.DelRedirect(a)).To(Succeed())
-		Expect(c.Redirects(a)).To(HaveLen(4))
+		Expect(c.Redirects(a)).To(HaveLen(6))
 		Expect(c.DelLink(ifb.Index)).To(Succeed())
-		Expect(c.Redirects(a)).To(HaveExactElements(rtnl.NoRedirect, rtnl.NoRedirect, rtnl.NoRedirect, 0))
+		Expect(c.Redirects(a)).To(HaveExactElements(other, other, other, HaveField("To", 0), HaveField("To", 0),
+			HaveField("To", 0)))
 		Expect(c.DelQdisc(a, rtnl.Ingress)).To(Succeed())
 		Expect(c.DelQdisc(a, rtnl.Ingress)).To(Succeed())
 	})

@@ -56,7 +56,11 @@ func add(_ context.Context, req *skel.Request, cfg config) (*cni.Result, error) 
 	}
 	// Before anything is made: the kernel's answer may be lost.
 	req.OnFail("remove the limits", func(context.Context) error { return c.remove(end) })
-	ifb, err := c.limit(end, ingress, egress)
+	err = c.refuseOther(end, ingress, egress)
+	var ifb rtnl.Link
+	if err == nil {
+		ifb, err = c.limit(end, ingress, egress)
+	}
 	if errors.Is(err, unix.EEXIST) {
 		// Of an ADD before this one: ours, or the reference's, whose DEL leaves it.
 		if err = c.remove(end); err == nil {

@@ -94,6 +94,10 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		w.Add(w.call("ADD", both))
 		w.Add(w.call("ADD", `"ingressRate": 16000000, "ingressBurst": 800000`))
 		Expect(w.tc("host-eth0")).To(Equal("qdisc tbf 1: root rate 16Mbit burst 100000b lat 25ms\n"))
+		w.Add(w.call("ADD", out))
+		Expect(w.tc("host-eth0")).To(Equal(noTC + strings.ReplaceAll(redirectTC+ifbTC, "IFB", refName)))
+		w.Add(w.call("ADD", in))
+		Expect(w.tc("host-eth0")).To(Equal(ingressTC))
 		w.Add(w.call("ADD", both))
 		Expect(w.tc("host-eth0")).To(Equal(strings.ReplaceAll(ingressTC+redirectTC+ifbTC, "IFB", refName)))
 		w.Succeeds(w.call("DEL", both))
@@ -127,6 +131,8 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Entry("with a burst that no packet passes", "", `"ingressRate": 8000000, "ingressBurst": 80, `+out,
 			cni.CodeConfig,
 			"ingressBurst: 80 is less than a packet of 1514 bytes"),
+		Entry("with one that its rounding makes too small", "", `"egressRate": 100000000, "egressBurst": 12192`,
+			cni.CodeConfig, "egressBurst: 12192 is less than a packet of 1514 bytes"),
 		Entry("with a bad limit", "", `"ingressRate": 5`, cni.CodeConfig, "ingressRate: 5 is neither"),
 	)
 
@@ -411,6 +417,8 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			`^ingress limit: interface "host-eth0": the filter is `),
 		Entry("another burst", "tc qdisc change dev host-eth0 root handle 1: tbf rate 8mbit burst 100008 limit 125000",
 			`^ingress limit: interface "host-eth0": the filter is `),
+		Entry("a rate for bursts, too", "tc qdisc change dev host-eth0 root handle 1: tbf rate 8mbit burst 100000 "+
+			"limit 125000 peakrate 9mbit mtu 1540", `^ingress limit: interface "host-eth0": the filter is `),
 		Entry("another limit", "tc qdisc change dev host-eth0 root handle 1: tbf rate 8mbit burst 100000 limit 125001",
 			`^ingress limit: interface "host-eth0": the filter is `),
 		Entry("something else in its place",
@@ -425,6 +433,12 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			"ip link add x type ifb; tc filter del dev host-eth0 ingress; tc filter add dev host-eth0 "+
 				"ingress protocol all pref 1 u32 match u32 0 0 action mirred egress redirect dev x",
 			`^egress limit: .* redirects to x, which is not this attachment's`),
+		Entry("it takes only some packets", "tc filter del dev host-eth0 ingress; tc filter add dev host-eth0 "+
+			"ingress protocol all pref 1 u32 match ip dst 10.9.0.0/16 action mirred egress redirect dev IFB",
+			`^egress limit: .* redirects only some packets`),
+		Entry("it takes only IPv4", "tc filter del dev host-eth0 ingress; tc filter add dev host-eth0 "+
+			"ingress protocol ip pref 1 u32 match u32 0 0 action mirred egress redirect dev IFB",
+			`^egress limit: .* redirects only some packets`),
 		Entry("the IFB is gone", "ip link del IFB", `^egress limit: .* redirects to no interface`),
 		Entry("the IFB is down", "ip link set IFB down", `^egress limit: .* redirects to bwp.*, which is down`),
 		Entry("the IFB's filter is gone", "tc qdisc del dev IFB root", `^egress limit: interface "bwp.*": has `),

@@ -27,6 +27,22 @@ func (c *call) isMine(l rtnl.Link) bool {
 	return l.Kind == "ifb" && c.Owns(l.Alias) || isHalfMade(l, c.Network) && l.Name == names(c.Attachment)[1]
 }
 
+// refuseOther is EEXIST where the direction that is not limited may have a limit.
+func (c *call) refuseOther(end rtnl.Link, ingress, egress *filter) error {
+	place := uint32(rtnl.Ingress)
+	switch {
+	case ingress == nil:
+		place = rtnl.Root
+	case egress != nil:
+		return nil
+	}
+	q, err := c.host.Qdisc(end.Index, place)
+	if q.IsTBF() || q.Kind == "ingress" {
+		return unix.EEXIST
+	}
+	return err
+}
+
 // limit makes what the filters need, and them. The error matches EEXIST where there is
 // something already.
 func (c *call) limit(end rtnl.Link, ingress, egress *filter) (ifb rtnl.Link, err error) {
@@ -115,15 +131,15 @@ func (c *call) unlimit(end int, ifbs ...int) error {
 	ingress, err := c.host.Qdisc(end, rtnl.Ingress)
 	errs := []error{err}
 	if ingress.Kind == "ingress" {
-		targets, err := c.host.Redirects(end)
-		isOurs := func(t int) bool { return t == 0 || slices.Contains(ifbs, t) }
-		rest := slices.DeleteFunc(slices.Clone(targets), isOurs)
+		list, err := c.host.Redirects(end)
+		isOurs := func(r rtnl.Redirection) bool { return r.To == 0 || slices.Contains(ifbs, r.To) }
+		rest := slices.DeleteFunc(slices.Clone(list), isOurs)
 		switch {
 		case err != nil:
 			errs = append(errs, err)
 		case len(rest) == 0:
 			errs = append(errs, c.host.DelQdisc(end, rtnl.Ingress))
-		case isOurs(targets[0]):
+		case isOurs(list[0]):
 			errs = append(errs, c.host.DelRedirect(end))
 		}
 	}
@@ -144,11 +160,11 @@ func (c *call) users(ifb rtnl.Link) (ends []rtnl.Link, err error) {
 		if l.Kind != "veth" {
 			continue
 		}
-		targets, err := c.host.Redirects(l.Index)
+		list, err := c.host.Redirects(l.Index)
 		if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 			return nil, err
 		}
-		if slices.Contains(targets, ifb.Index) {
+		if slices.ContainsFunc(list, func(r rtnl.Redirection) bool { return r.To == ifb.Index }) {
 			ends = append(ends, l)
 		}
 	}

@@ -14,8 +14,8 @@ const (
 	nobodys = 1<<31 - 1
 	// latency is how long a packet may wait, at the rate.
 	latency = 25_000 // µs
-	// ticks are the kernel's units of 64 ns in a microsecond.
-	ticks = 1000.0 / 64
+	// tick is the kernel's unit of time.
+	tick = 64 // ns
 	// frameHeader comes on top of the MTU, in bytes.
 	frameHeader = 14
 )
@@ -53,21 +53,32 @@ func (l limit) plan(mtu int, literally bool) (*filter, error) {
 		f.TBF = newTBF(rate, burst)
 		f.warning = fmt.Sprintf("%s: %d, which runtimes say of themselves, would be no limit; taken for %d "+
 			`("burst": "literal" takes it as it is)`, l.key, l.burst, 8*burst)
-	case burst < packet && rate < packet: // less than a packet a second: it is not meant to be of use
+	case atOnce(f.TBF) >= packet:
+	case rate < packet: // less than a packet a second: it is not meant to be of use
 		f.warning = fmt.Sprintf("%s: %d is less than a packet of %d bytes: only shorter ones pass", l.key, l.burst,
 			packet)
-	case burst < packet:
-		reason := fmt.Sprintf("is less than a packet of %d bytes, so none of that length would pass", packet)
-		return nil, cni.Refuse(l.key, l.burst, reason).Suggest("write at least %d bits", 8*packet)
+	default:
+		reason := fmt.Sprintf("is less than a packet of %d bytes, in whole microseconds of the rate, so none of "+
+			"that length would pass", packet)
+		return nil, cni.Refuse(l.key, l.burst, reason).Suggest("write at least %d bits", 8*leastBurst(rate, packet))
 	}
 	return f, nil
+}
+
+// atOnce is how long a packet may be, as the kernel computes it.
+func atOnce(t rtnl.TBF) uint64 { return uint64(float64(t.Buffer) * tick * float64(t.Rate) / 1e9) }
+
+// leastBurst is the least one that a packet of this length passes.
+func leastBurst(rate, packet uint64) uint64 {
+	needed := math.Ceil(float64(packet) * 1e9 / float64(rate) / tick) // ticks
+	return uint64(math.Ceil(math.Ceil(needed*tick/1000) * float64(rate) / 1e6))
 }
 
 // newTBF computes as the reference plugin does, in bytes. Where that overflows, the
 // largest number is taken.
 func newTBF(rate, burst uint64) rtnl.TBF {
 	µs := math.Floor(bounded(float64(burst) * 1e6 / float64(rate)))
-	return rtnl.TBF{Rate: rate, Buffer: uint32(bounded(µs * ticks)),
+	return rtnl.TBF{Rate: rate, Buffer: uint32(bounded(µs * 1000 / tick)),
 		Limit: uint32(bounded(math.Floor(float64(rate)*latency/1e6) + float64(burst)))}
 }
 

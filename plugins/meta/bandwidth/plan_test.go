@@ -55,10 +55,11 @@ var _ = Describe("a burst that is less than a packet", func() {
 	It("is refused, with the least one", func() {
 		_, _, err := config{ingress: limit{8_000_000, 12_104, "ingressBurst"},
 			egress: limit{8_000_000, 80, "runtimeConfig.bandwidth.egressBurst"}}.plan(mtu)
-		const why = " is less than a packet of 1514 bytes, so none of that length would pass"
+		const why = " is less than a packet of 1514 bytes, in whole microseconds of the rate, " +
+			"so none of that length would pass"
 		Expect(err).To(MatchError("ingressBurst: 12104" + why + ": runtimeConfig.bandwidth.egressBurst: 80" + why))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
-		Expect(cni.ProblemsOf(err)[0].Suggestion).To(Equal("write at least 12112 bits"))
+		Expect(cni.ProblemsOf(err)[0].Suggestion).To(Equal("write at least 12120 bits"))
 	})
 
 	It("is taken where the rate is less than a packet a second, too", func() {
@@ -68,9 +69,19 @@ var _ = Describe("a burst that is less than a packet", func() {
 		Expect(f.warning).To(ContainSubstring("only shorter ones pass"))
 	})
 
-	It("is enough from that length on", func() {
-		f, err := limit{8_000_000, 12_112, "ingressBurst"}.plan(mtu, false)
+	DescribeTable("is enough from the named one on, at any rate and MTU", func(rate, least uint64, mtu int) {
+		burst := 8 * leastBurst(rate/8, uint64(mtu+frameHeader))
+		Expect(burst).To(Equal(least))
+		f, err := limit{rate, burst, "ingressBurst"}.plan(mtu, false)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(f.warning).To(BeEmpty())
-	})
+		_, err = limit{rate, burst - 8, "ingressBurst"}.plan(mtu, false)
+		Expect(err).To(HaveOccurred())
+	},
+		Entry("8 Mbit/s", uint64(8_000_000), uint64(12_120), 1500),
+		Entry("100 Mbit/s", uint64(100_000_000), uint64(12_200), 1500),
+		Entry("just below a gigabit", uint64(999_999_999), uint64(13_000), 1500),
+		Entry("100 Gbit/s", uint64(100_000_000_000), uint64(100_000), 1500),
+		Entry("of long packets", uint64(8_000_000), uint64(72_120), 9000),
+	)
 })

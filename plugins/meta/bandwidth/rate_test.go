@@ -121,6 +121,15 @@ var _ = Describe("the rate", Label("kernel"), func() {
 		Entry("of datagrams that it sends", "udp", "10.1.0.1:0", false),
 	)
 
+	DescribeTable("lets packets of full length pass, with the least burst that is taken", func(limits string) {
+		w := newWorld()
+		w.Add(w.call("ADD", limits))
+		w.Cmd("ping", "-c1", "-M", "do", "-s", "1472", "10.1.0.2")
+	},
+		Entry("to the container", `"ingressRate": 8000000, "ingressBurst": 12120`),
+		Entry("from it", `"egressRate": 100000000, "egressBurst": 12200`),
+	)
+
 	DescribeTable("is met from the beginning where nobody chose the burst", func(burst string) {
 		w := newWorld()
 		w.Add(w.call("ADD", `"ingressRate": 20000000, "ingressBurst": `+burst))

@@ -40,17 +40,18 @@ func (c *call) verifyEgress(end rtnl.Link, want *filter) error {
 	drift := func(what string) error {
 		return cni.Errorf(cni.CodeDrift, "egress limit: host interface %q: %s", end.Name, what)
 	}
-	targets, err := c.host.Redirects(end.Index)
-	if err != nil {
+	list, err := c.host.Redirects(end.Index)
+	switch {
+	case err != nil:
 		return err
-	}
-	if len(targets) == 0 {
+	case len(list) == 0:
 		return drift("redirects nothing")
-	}
-	if targets[0] <= 0 { // nothing that comes after it sees a packet
+	case list[0].To <= 0: // nothing that comes after it sees a packet
 		return drift("redirects to no interface that exists")
+	case !list[0].All:
+		return drift("redirects only some packets")
 	}
-	ifb, err := c.host.LinkByIndex(targets[0])
+	ifb, err := c.host.LinkByIndex(list[0].To)
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
 		return drift("redirects to an interface that is gone")
