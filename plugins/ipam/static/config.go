@@ -149,14 +149,19 @@ func (own ownAddresses) withArgs(args string, replaced bool) ([]source, error) {
 }
 
 // parseAsked reads an address that the runtime names. Where it comes without length
-// it has that of our own subnet which holds it, and it has the gateway of our own
+// it has that of the smallest of our own subnets which holds it, and it has the gateway of our own
 // address of its subnet.
 func (own ownAddresses) parseAsked(key string, code uint, text string) (source, error) {
 	s := source{key: key, code: code}
 	if addr, err := cni.ParseAddr(key, text); err == nil {
-		holds := func(o source) bool { return o.Address.Masked().Contains(addr) }
-		if i := slices.IndexFunc(own, holds); i >= 0 {
-			text = netip.PrefixFrom(addr, own[i].Address.Bits()).String()
+		longest := -1
+		for _, o := range own {
+			if o.Address.Masked().Contains(addr) {
+				longest = max(longest, o.Address.Bits())
+			}
+		}
+		if longest >= 0 {
+			text = netip.PrefixFrom(addr, longest).String()
 		}
 	}
 	prefix, err := cni.ParsePrefix(key, text)

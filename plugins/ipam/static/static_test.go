@@ -96,6 +96,10 @@ var _ = Describe("ADD", func() {
 		Entry("the gateway of its subnet, whichever address has it", "10.1.0.7/24 10.1.0.1", `"addresses": [
 			{"address": "10.1.0.5/24"}, {"address": "10.1.0.6/24", "gateway": "10.1.0.1"}]`, "",
 			`"runtimeConfig": {"ips": ["10.1.0.7"]}`),
+		Entry("the longest length of the subnets that hold it", "10.1.2.7/24 10.1.2.1, 10.1.3.7/16 10.1.0.1",
+			`"addresses": [{"address": "10.1.0.5/16", "gateway": "10.1.0.1"},
+			{"address": "10.1.2.5/24", "gateway": "10.1.2.1"}, {"address": "10.0.0.5/8"}]`, "",
+			`"runtimeConfig": {"ips": ["10.1.2.7", "10.1.3.7"]}`),
 		Entry("IPv4 in IPv6", "10.1.0.5/24 10.1.0.1", `"addresses": [{"address": "::ffff:10.1.0.5/120",
 			"gateway": "::ffff:10.1.0.1"}]`, ""),
 		Entry("a gateway outside the subnet, both addresses of a /31, a /32",
