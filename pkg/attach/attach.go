@@ -37,8 +37,11 @@ type Session struct {
 	Cont *rtnl.Conn // in the container's
 	NF   *nft.Conn
 
-	HostEnd rtnl.Link // of the veth pair
+	HostEnd rtnl.Link // of the veth pair; none of a Child
 	ContEnd rtnl.Link // the container's interface
+	Parent  rtnl.Link // the master of a Child; none where it has no master
+
+	masterInside bool // the master is in the container
 
 	adding *invoke.Delegate // the IPAM plugin at work on its ADD, until somebody waits for it
 }
@@ -149,11 +152,14 @@ func (s *Session) WaitUp(ctx context.Context, res *cni.Result, gw Gateway) error
 		s.Cont.WaitLocal(usable, s.ContEnd.Index, inside...), s.Host.WaitLocal(usable, gw.Link.Index, gw.Addrs...)))
 }
 
-// Interfaces lists the links as results do: the host end and the container's
-// interface.
+// Interfaces lists the links as results do: the host end, if there is one, and the
+// container's interface.
 func (s *Session) Interfaces() []cni.Interface {
 	cont := iface.Describe(s.ContEnd)
 	cont.Sandbox = s.Netns
+	if s.HostEnd.Index == 0 {
+		return []cni.Interface{cont}
+	}
 	return []cni.Interface{iface.Describe(s.HostEnd), cont}
 }
 

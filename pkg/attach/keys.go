@@ -59,6 +59,14 @@ func (k LinkKeys) Parse(req *skel.Request, mtu int) (Link, error) {
 	return l, problems.Err()
 }
 
+// ParseMAC reads a key that is the MAC address of an interface; empty = nil.
+func ParseMAC(key, text string) (net.HardwareAddr, error) {
+	if text == "" {
+		return nil, nil
+	}
+	return parseMAC(cni.CodeConfig, key, text)
+}
+
 // parseMAC reads the address of an Ethernet interface.
 func parseMAC(code uint, key, text string) (net.HardwareAddr, error) {
 	mac, err := cni.ParseMAC(code, key, text)

@@ -13,6 +13,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
 // Target is the interface that a result is about.
@@ -37,7 +38,7 @@ type Target struct {
 }
 
 // dadPatience is how long Configure waits for duplicate address detection, which
-// takes at most a random second, and one more for each probe.
+// takes a second for each probe.
 const dadPatience = 10 * time.Second
 
 // Raise brings the interface up, before anybody knows its addresses. What was
@@ -67,6 +68,7 @@ func Raise(t Target) error {
 // result. The interface must have none of these addresses.
 func Configure(ctx context.Context, t Target, res *cni.Result) error {
 	want := wantedOf(t, res)
+	dad := t.EnableDAD && want.v6
 	if want.v6 {
 		list := []setting{{"ipv6", "lo", "disable_ipv6", "0", true}, {"ipv6", t.Name, "disable_ipv6", "0", true},
 			t.ipv6("keep_addr_on_down", "1")}
@@ -74,6 +76,13 @@ func Configure(ctx context.Context, t Target, res *cni.Result) error {
 			list = append(list, setting{"ipv6", t.Name, "accept_dad", "1", true})
 		}
 		if err := t.write(list); err != nil {
+			return err
+		}
+	}
+	var delay string
+	if dad {
+		var err error
+		if delay, err = t.swapDelay("0"); err != nil {
 			return err
 		}
 	}
@@ -88,12 +97,42 @@ func Configure(ctx context.Context, t Target, res *cni.Result) error {
 			return err
 		}
 	}
-	if !t.EnableDAD || !want.v6 {
+	if !dad {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, dadPatience)
+	waiting, cancel := context.WithTimeout(ctx, dadPatience)
 	defer cancel()
-	return t.Conn.WaitDAD(ctx, t.Index)
+	if err := t.Conn.WaitDAD(waiting, t.Index, want.addrs...); err != nil {
+		return err
+	}
+	_, err := t.swapDelay(delay)
+	return err
+}
+
+// swapDelay sets the delay before router solicitations, and returns what it was: "" where
+// it cannot be set. The kernel waits a random part of it before each duplicate address
+// detection, too.
+func (t Target) swapDelay(value string) (former string, err error) {
+	if value == "" {
+		return "", nil
+	}
+	err = t.NS.Do(func() error {
+		key, err := sysctl.Net("ipv6", "conf", t.Name, "router_solicitation_delay")
+		if err == nil {
+			former, err = key.Read()
+		}
+		if err == nil {
+			err = key.Write(value)
+		}
+		if err != nil && !cni.Transient(err) {
+			former, err = "", nil
+		}
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("link %q: %w", t.Name, err)
+	}
+	return former, err
 }
 
 // Announce has the kernel tell the neighbours of a link, by ARP and neighbour

@@ -3,6 +3,7 @@ package rtnl
 import (
 	"fmt"
 	"net"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 
@@ -80,3 +81,53 @@ func (c *Conn) create(l netlink.Link) (Link, error) {
 	}
 	return c.Link(l.Attrs().Name)
 }
+
+// Child is what AddChild creates: a link without another end, on a parent or
+// (dummy) on none.
+type Child struct {
+	Name   string
+	Kind   string           // "macvlan", "ipvlan", "vlan" or "dummy"
+	Parent int              // index in the Conn's namespace
+	MAC    net.HardwareAddr // nil = random, or the parent's
+	MTU    int              // 0 = the parent's
+	Group  uint32
+	NS     *ns.NS // where it is to be; nil = the namespace of the Conn
+
+	Mode     string // of a macvlan or ipvlan
+	QueueLen uint32 // of a macvlan, for broadcasts; 0 = the kernel's choice
+	VLAN     int    // of a vlan
+}
+
+// AddChild creates a link, down, where it belongs. The error matches EEXIST when
+// the name is taken there, before Linux 6.15 also when it is in the Conn's namespace,
+// and EOPNOTSUPP when the kernel does not have the kind.
+func (c *Conn) AddChild(ch Child) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.ParentIndex, attrs.MTU, attrs.HardwareAddr = ch.Name, ch.Parent, ch.MTU, ch.MAC
+	attrs.Group = ch.Group
+	if ch.NS != nil {
+		attrs.Namespace = netlink.NsFd(ch.NS.FD())
+	}
+	var l netlink.Link
+	switch ch.Kind {
+	case "macvlan":
+		mode := netlink.MacvlanMode(slices.Index(macvlanModes(), ch.Mode))
+		l = &netlink.Macvlan{LinkAttrs: attrs, Mode: mode, BCQueueLen: ch.QueueLen}
+	case "ipvlan":
+		l = &netlink.IPVlan{LinkAttrs: attrs, Mode: netlink.IPVlanMode(slices.Index(ipvlanModes(), ch.Mode))}
+	case "vlan":
+		l = &netlink.Vlan{LinkAttrs: attrs, VlanId: ch.VLAN}
+	default:
+		l = &netlink.GenericLink{LinkAttrs: attrs, LinkType: ch.Kind}
+	}
+	if err := c.once(func(h *netlink.Handle) error { return h.LinkAdd(l) }); err != nil {
+		return fmt.Errorf("%s %q: create: %w", ch.Kind, ch.Name, noLink(err))
+	}
+	return nil
+}
+
+// macvlanModes are the modes in the order of the library's numbers.
+func macvlanModes() []string { return []string{"", "private", "vepa", "bridge", "passthru", "source"} }
+
+// ipvlanModes are the modes in the order of the kernel's numbers.
+func ipvlanModes() []string { return []string{"l2", "l3", "l3s"} }

@@ -22,7 +22,7 @@ type Link struct {
 	MTU    int
 	TxQLen int
 	Master int // index of the bridge it is a port of, or of its VRF; 0 = none
-	Peer   int // a veth's other end, in the namespace PeerNS; 0 = none
+	Peer   int // a veth's other end, or the link that this one is on, in the namespace PeerNS; 0 = none
 	PeerNS int // kernel's number for that namespace, -1 = none or this one
 	Group  uint32
 	Alias  string
@@ -35,6 +35,9 @@ type Link struct {
 	Oper     string // RFC 2863: "up", "down", "lowerlayerdown", "unknown", ...
 	Promisc  bool   // as set by an administrator
 	AllMulti bool   // as set by an administrator
+
+	Mode string // of a macvlan or ipvlan, as ip(8) writes it
+	VLAN int    // of a vlan
 
 	// Of a bridge only.
 	VLANFiltering bool
@@ -62,6 +65,12 @@ func (c *Conn) learn(in netlink.Link) Link {
 		if in.VlanDefaultPVID != nil {
 			l.DefaultPVID = *in.VlanDefaultPVID
 		}
+	case *netlink.Macvlan:
+		l.Kind, l.Mode = in.Type(), macvlanModes()[in.Mode]
+	case *netlink.IPVlan:
+		l.Kind, l.Mode = in.Type(), ipvlanModes()[in.Mode]
+	case *netlink.Vlan:
+		l.Kind, l.VLAN = in.Type(), in.VlanId
 	case *netlink.Vrf:
 		l.Kind, l.Table = in.Type(), in.Table
 	default:

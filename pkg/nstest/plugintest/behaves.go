@@ -14,7 +14,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// Fixture is what Behaves has to know of a main plugin that makes a veth pair.
+// Fixture is what Behaves has to know of a main plugin.
 type Fixture struct {
 	Plugin skel.Plugin[any]
 	// Conf uses all that there is, with addresses from fake; fake may be replaced
@@ -24,6 +24,8 @@ type Fixture struct {
 	Reference Object
 	// HostEnd is where the host end stands in the result's interfaces.
 	HostEnd int
+	// Child says that the interface has no host end, and no masquerade.
+	Child bool
 	// Links are the host's links when there is no attachment any more.
 	Links []string
 	// Prepare sets up the host of a spec; nil: nothing.
@@ -52,6 +54,7 @@ type Failure struct {
 	Code    uint
 	Says    string
 	Asked   bool // IPAM had its ADD, and must have its DEL
+	Pair    bool // it is one of a veth pair and its masquerade
 }
 
 // Drift is done by commands in the host or in the container, separated by
@@ -148,7 +151,20 @@ func (l *life) beside(a Attached, ifName string, n int, more ...Object) Attached
 	return b
 }
 
-func (l *life) hostEnd(a Attached) string { return a.Result.Interfaces[l.f.HostEnd].Name }
+// hostEnd is the name by which the attachment's link is deleted.
+func (l *life) hostEnd(a Attached) string {
+	if l.f.Child {
+		return "eth0"
+	}
+	return a.Result.Interfaces[l.f.HostEnd].Name
+}
+
+// pairIt is an It about a veth pair and its masquerade.
+func (l *life) pairIt(text string, body func()) {
+	if !l.f.Child {
+		It(text, body)
+	}
+}
 
 // settled waits until the kernel has done all that it does by itself when a
 // container is attached, so that a snapshot stays true.

@@ -1,0 +1,346 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+// Child is how a container's interface without a host end is to be made: one on a
+// master (macvlan), or one by itself (dummy). Its owner is its alias, and a record
+// says in which namespace it is.
+type Child struct {
+	Kind   string // as the kernel calls it
+	Mode   string // which all children of a master share; empty = they share none
+	Link   Link
+	Master *MasterKeys // nil = it has no master
+	DAD    bool        // duplicate address detection: others are on its network
+	// Make makes the link in the container, down and in the group of s.Group, with
+	// a name that may be a temporary one. The error matches EEXIST where a name is
+	// taken.
+	Make func(s *Session, name string) error
+	// Ready says why the kernel cannot make it; nil = the kernel is asked for Kind.
+	Ready func() error
+}
+
+// AddChild is the ADD of a plugin that makes a Child.
+func AddChild(ctx context.Context, req *skel.Request, c Child) (*cni.Result, error) {
+	s, err := Open(req)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.findMaster(c); err != nil {
+		return nil, err
+	}
+	if err := s.createChild(ctx, c); err != nil {
+		return nil, err
+	}
+	if err := s.raise(c); err != nil {
+		return nil, err
+	}
+	if err := s.StartIPAM(ctx); err != nil { // some need the interface, up
+		return nil, err
+	}
+	answer, err := s.IPAMResult(ctx)
+	if err != nil {
+		return nil, err
+	}
+	res, err := c.Link.Result(answer, 0)
+	if err != nil {
+		return nil, err
+	}
+	for _, ip := range res.IPs {
+		if ip.Gateway.IsValid() && ip.Gateway.Is4() != ip.Address.Addr().Is4() {
+			return nil, cni.Errorf(cni.CodeIPAM, "IPAM gave address %s and gateway %s of the other family", ip.Address,
+				ip.Gateway)
+		}
+	}
+	res.Interfaces = s.Interfaces()
+	if err := iface.Configure(ctx, s.child(c), res); err != nil {
+		return nil, err
+	}
+	return res, s.announce(res)
+}
+
+// child is the container's interface, for pkg/iface.
+func (s *Session) child(c Child) iface.Target {
+	t := s.Target()
+	t.EnableDAD = c.DAD
+	return t
+}
+
+// Group is the group of a link that has no alias yet: it stands for the network.
+func (s *Session) Group() uint32 { return cni.NetworkHash(s.Network) }
+
+// MakeLink is what Child.Make does for a kind that rtnetlink makes: a link in the container,
+// on the master if there is one.
+func (s *Session) MakeLink(l rtnl.Child) error {
+	l.Parent, l.Group = s.Parent.Index, s.Group()
+	if s.masterInside || l.Parent == 0 {
+		return s.Cont.AddChild(l)
+	}
+	l.NS = s.NS
+	return s.Host.AddChild(l)
+}
+
+const (
+	childDir = "/run/hawser/links"
+	// lockWait is how long a call waits for the records.
+	lockWait = 30 * time.Second
+)
+
+// childRecord says where the link of an attachment is, so that GC, and a DEL without
+// the namespace's path, find it. It is written before the link is made.
+type childRecord struct {
+	Network     string      `json:"network"`
+	ContainerID string      `json:"containerID"`
+	IfName      string      `json:"ifname"`
+	Netns       string      `json:"netns"`
+	NS          ns.Identity `json:"identity"`
+	Kind        string      `json:"kind"`
+	Mode        string      `json:"mode,omitempty"`
+	Parent      int         `json:"parent,omitempty"`      // index
+	InContainer bool        `json:"inContainer,omitempty"` // the parent is
+	Link        int         `json:"link,omitempty"`        // index, once the link is made
+}
+
+func (r childRecord) attachment() cni.Attachment {
+	return cni.Attachment{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName}
+}
+
+func (s *Session) newRecord(c Child) (r childRecord, err error) {
+	r = childRecord{Network: s.Network, ContainerID: s.ContainerID, IfName: s.IfName, Netns: s.Netns,
+		Kind: c.Kind, Mode: c.Mode, Parent: s.Parent.Index, InContainer: s.masterInside}
+	r.NS, err = s.NS.Identity()
+	return r, err
+}
+
+// find finds the link where the record says that it is: rtnl.ErrNoLink when it is gone,
+// or its namespace is. The socket is the namespace's.
+func (r childRecord) find() (cont *rtnl.Conn, l rtnl.Link, err error) {
+	n, err := ns.Open(r.Netns)
+	if errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns) {
+		return nil, l, rtnl.ErrNoLink
+	}
+	if err != nil {
+		return nil, l, err
+	}
+	defer n.Close()
+	id, err := n.Identity()
+	if err == nil && !id.Is(r.NS) {
+		err = rtnl.ErrNoLink
+	}
+	if err != nil {
+		return nil, l, err
+	}
+	if cont, err = rtnl.Dial(n); err != nil {
+		return nil, l, err
+	}
+	l, err = findChild(cont, r.attachment(), r.Kind)
+	if errors.Is(err, rtnl.ErrNoLink) && r.Link != 0 { // the container may have taken the alias away
+		l, err = cont.LinkByIndex(r.Link)
+		if err == nil && l.Kind != r.Kind {
+			err = rtnl.ErrNoLink
+		}
+	}
+	return cont, l, err
+}
+
+// alive says whether the link is there.
+func (r childRecord) alive() (rtnl.Link, bool, error) {
+	cont, l, err := r.find()
+	if cont != nil {
+		_ = cont.Close()
+	}
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return l, false, nil
+	}
+	return l, err == nil, err
+}
+
+// findChild finds the link of an attachment in a namespace, by its owner: the container may
+// have renamed it. rtnl.ErrNoLink says that there is none.
+func findChild(cont *rtnl.Conn, a cni.Attachment, kind string) (rtnl.Link, error) {
+	l, err := cont.Link(a.IfName)
+	if err == nil && isChild(l, a, kind) || err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+		return l, err
+	}
+	links, err := cont.Links()
+	for _, l := range links {
+		if isChild(l, a, kind) {
+			return l, nil
+		}
+	}
+	if err == nil {
+		err = fmt.Errorf("interface of %s: %w", a, rtnl.ErrNoLink)
+	}
+	return rtnl.Link{}, err
+}
+
+// isChild tells the link of an attachment, also one whose ADD died before it was marked.
+func isChild(l rtnl.Link, a cni.Attachment, kind string) bool {
+	halfMade := l.Alias == "" && l.Group == cni.NetworkHash(a.Network) &&
+		(l.Name == a.IfName || l.Name == temporaryName(a))
+	return l.Kind == kind && (a.Owns(l.Alias) || halfMade)
+}
+
+// temporaryName is the name of a link until it is renamed.
+func temporaryName(a cni.Attachment) string { return iface.HostNames(a)[0] }
+
+// createChild makes the link, down, and names its owner. An attachment that exists is
+// code 100. The lock of the records decides who of two ADDs is first.
+func (s *Session) createChild(ctx context.Context, c Child) (err error) {
+	records, err := statefile.OpenStore[childRecord](ctx, childDir, lockWait)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, records.Close()) }()
+	r, err := s.newRecord(c)
+	if err != nil {
+		return err
+	}
+	if err := s.refuseRecorded(records, r); err != nil {
+		return err
+	}
+	if err := records.Put(s.Hash(), r); err != nil {
+		return err
+	}
+	s.OnFail("delete the interface", func(ctx context.Context) error { return s.revokeChild(ctx, r) })
+	if err := s.makeChild(c); err != nil {
+		return err
+	}
+	mark, group := s.Mark(), uint32(0)
+	change := rtnl.Change{Alias: &mark, Group: &group}
+	if s.ContEnd.Name != s.IfName {
+		change.Name = s.IfName
+	}
+	if err := s.Cont.SetLink(s.ContEnd.Index, change); err != nil {
+		return err
+	}
+	s.ContEnd.Name = s.IfName
+	r.Link = s.ContEnd.Index
+	return records.Put(s.Hash(), r)
+}
+
+// refuseRecorded is code 100 when the attachment exists, and code 103 when the master's
+// children have another mode.
+func (s *Session) refuseRecorded(records *statefile.Store[childRecord], r childRecord) error {
+	old, ok, err := records.Get(s.Hash())
+	if err != nil {
+		return err
+	}
+	if ok && old.attachment() == s.Attachment {
+		if l, lives, err := old.alive(); err != nil {
+			return err
+		} else if lives {
+			return cni.Errorf(cni.CodeExists, "interface %q in %s: this attachment exists already (%s); DEL removes it",
+				l.Name, old.Netns, s.Attachment)
+		}
+	}
+	if r.Mode == "" {
+		return nil
+	}
+	all, err := records.All()
+	if err != nil {
+		return err
+	}
+	for _, other := range all {
+		sameMaster := other.Parent == r.Parent && other.InContainer == r.InContainer &&
+			(!r.InContainer || other.NS.Is(r.NS))
+		if other.Kind != r.Kind || other.Mode == r.Mode || !sameMaster {
+			continue
+		}
+		if _, lives, err := other.alive(); err != nil {
+			return err
+		} else if lives {
+			return cni.Errorf(cni.CodeConflict, "mode: %q: all that is on master %q has one mode, %q (%s)", r.Mode,
+				s.Parent.Name, other.Mode, other.attachment())
+		}
+	}
+	return nil
+}
+
+// makeChild makes the link. Kernels before 6.15 refuse a name that the host has, too.
+func (s *Session) makeChild(c Child) error {
+	name := s.IfName
+	err := c.Make(s, name)
+	if errors.Is(err, unix.EEXIST) {
+		if _, there := s.Cont.Link(name); there == nil {
+			return cni.Errorf(cni.CodeExists, "interface %q: exists already in the container (%s)", name, s.Attachment)
+		} else if !errors.Is(there, rtnl.ErrNoLink) {
+			return there
+		}
+		name = temporaryName(s.Attachment)
+		err = c.Make(s, name)
+	}
+	if errors.Is(err, unix.EOPNOTSUPP) && errors.Is(s.Host.Supports(c.Kind), unix.EOPNOTSUPP) {
+		return cni.Errorf(cni.CodeUnsupportedField, "%s: not supported by this kernel: %w", c.Kind, err)
+	}
+	if err != nil {
+		return err
+	}
+	s.ContEnd, err = s.Cont.Link(name)
+	return err
+}
+
+// revokeChild undoes createChild, also where only the answer of the kernel was lost.
+func (s *Session) revokeChild(ctx context.Context, r childRecord) error {
+	l, err := findChild(s.Cont, s.Attachment, r.Kind)
+	if err == nil {
+		err = s.Cont.DelLink(l.Index)
+	}
+	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+		return err
+	}
+	return dropChildren(ctx, s.Attachment)
+}
+
+func dropChildren(ctx context.Context, all ...cni.Attachment) error {
+	if len(all) == 0 {
+		return nil
+	}
+	records, err := statefile.OpenExistingStore[childRecord](ctx, childDir, lockWait)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, a := range all {
+		errs = append(errs, records.Drop(a.Hash()))
+	}
+	return errors.Join(append(errs, records.Close())...)
+}
+
+// raise brings the interface up. Only then the kernel finds a MAC address that the
+// master knows already.
+func (s *Session) raise(c Child) error {
+	err := iface.Raise(s.child(c))
+	switch {
+	case errors.Is(err, unix.EADDRINUSE):
+		return cni.Errorf(cni.CodeConflict, "MAC address %s: another interface on master %q has it: %w", s.ContEnd.MAC,
+			s.Parent.Name, err)
+	case errors.Is(err, unix.ENETDOWN):
+		return cni.Errorf(cni.CodeConflict, "master: %q: is down: %w", s.Parent.Name, err)
+	}
+	return err
+}
+
+// announce has the kernel tell the neighbours where the addresses are now.
+func (s *Session) announce(res *cni.Result) error {
+	if len(res.IPs) == 0 || s.Parent.Index == 0 {
+		return nil
+	}
+	if err := iface.Announce(s.Cont, s.ContEnd); !errors.Is(err, unix.EOPNOTSUPP) {
+		return err
+	}
+	return nil // an ipvlan has its master's MAC address
+}

@@ -1,0 +1,114 @@
+package attach
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// MasterKeys are the configuration keys of an interface on another one.
+type MasterKeys struct {
+	Master          string `json:"master" help:"interface that the container's is on (that of the result before, or of the default route)"`
+	LinkInContainer bool   `json:"linkInContainer" help:"the master is an interface of the container" default:"false"`
+}
+
+// findMaster finds the link that the child is to be on: by its name, or as the one host
+// interface of the result before, or by the default route.
+func (s *Session) findMaster(c Child) (err error) {
+	if c.Master == nil {
+		return nil
+	}
+	s.masterInside = c.Master.LinkInContainer
+	conn := s.masterSide()
+	switch name := c.masterName(s.PrevResult); {
+	case name != "":
+		s.Parent, err = conn.Link(name)
+		if errors.Is(err, rtnl.ErrNoLink) {
+			return cni.Refuse("master", name, "no such interface")
+		}
+	default:
+		s.Parent, err = defaultMaster(conn)
+	}
+	if err != nil {
+		return err
+	}
+	if c.Link.MTU > s.Parent.MTU {
+		return cni.Refuse("mtu", c.Link.MTU,
+			fmt.Sprintf("is above that of master %q (%d)", s.Parent.Name, s.Parent.MTU))
+	}
+	return nil
+}
+
+// masterSide is the socket of the namespace that the master is in.
+func (s *Session) masterSide() *rtnl.Conn {
+	if s.masterInside {
+		return s.Cont
+	}
+	return s.Host
+}
+
+// masterName is the name of the master, as the key or the result before us says it.
+func (c Child) masterName(prev *cni.Result) string {
+	if c.Master.Master != "" || prev == nil {
+		return c.Master.Master
+	}
+	var names []string
+	for _, i := range prev.Interfaces {
+		if i.Name != "" && (i.Sandbox != "") == c.Master.LinkInContainer {
+			names = append(names, i.Name)
+		}
+	}
+	if len(names) != 1 {
+		return ""
+	}
+	return names[0]
+}
+
+// defaultMaster is the link of the default route: IPv4's before IPv6's, of several the one
+// with the lowest metric, and the first of its next hops.
+func defaultMaster(conn *rtnl.Conn) (rtnl.Link, error) {
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		routes, err := conn.Routes(0, family)
+		if err != nil {
+			return rtnl.Link{}, err
+		}
+		var best *rtnl.Route
+		for i, r := range routes {
+			isDefault := r.Dst.Bits() == 0 && r.Table == unix.RT_TABLE_MAIN && r.Type == unix.RTN_UNICAST
+			if isDefault && r.OutIndex != 0 && (best == nil || r.Priority < best.Priority) {
+				best = &routes[i]
+			}
+		}
+		if best != nil {
+			return conn.LinkByIndex(best.OutIndex)
+		}
+	}
+	return rtnl.Link{}, cni.Refuse("master", nil, "missing, and there is no default route whose interface it could be")
+}
+
+// parentIndex is what links on the master are on: the kernel puts one of the same kind
+// beside the master, on the same link.
+func (c Child) parentIndex(master rtnl.Link) int {
+	if master.Kind == c.Kind && c.Kind != "vlan" {
+		return master.Peer
+	}
+	return master.Index
+}
+
+// Holder names what takes all frames of the link, so that no macvlan or ipvlan can be on
+// it; empty: nothing that can be seen from here.
+func Holder(conn *rtnl.Conn, l rtnl.Link) string {
+	if l.Master == 0 {
+		return ""
+	}
+	m, err := conn.LinkByIndex(l.Master)
+	if err != nil || m.Kind == "vrf" {
+		return ""
+	}
+	return strings.TrimSpace(fmt.Sprintf("%s %q", m.Kind, m.Name))
+}
