@@ -132,6 +132,15 @@ var _ = Describe("--check-config", func() {
 		}
 	})
 
+	It("stands beside the commands that a plugin has of its own", func() {
+		p := picky()
+		p.Commands = map[string]func(skel.Env) int{"serve": func(env skel.Env) int {
+			fmt.Fprint(env.Stdout, env.Args[1:])
+			return 5
+		}}
+		Expect(request{args: []string{"serve", "-v"}}.run(p)).To(Equal(answer{code: 5, stdout: "[-v]"}))
+	})
+
 	It("is for people: a runtime's arguments are ignored", func() {
 		r := attach("VERSION")
 		r.args = []string{"--chek-config"}

@@ -15,6 +15,9 @@ import (
 // pass no arguments, and what else is passed beside the variables is ignored.
 func forPeople(p Plugin[any], env Env, vars map[string]string) (done bool, code int) {
 	if len(env.Args) > 0 {
+		if command := p.Commands[env.Args[0]]; command != nil {
+			return true, command(env)
+		}
 		switch env.Args[0] {
 		case "--check-config":
 			return true, checkConfig(p, env)

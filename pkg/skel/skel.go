@@ -47,6 +47,10 @@ type Plugin[C any] struct {
 	// that ADD refuses, read what they need themselves. nil: C is its zero value.
 	Parse func(*Request) (C, error)
 
+	// Commands are what the program does for people or services, by its first
+	// argument. Each returns the exit status.
+	Commands map[string]func(Env) int
+
 	Add    func(context.Context, *Request, C) (*cni.Result, error)
 	Del    func(context.Context, *Request) error
 	Check  func(context.Context, *Request, C) error
@@ -66,7 +70,7 @@ func (p Plugin[C]) Any() Plugin[any] {
 		}
 	}
 	return Plugin[any]{
-		Name: p.Name, About: p.About, Config: p.Config, IPAM: p.IPAM,
+		Name: p.Name, About: p.About, Config: p.Config, IPAM: p.IPAM, Commands: p.Commands,
 		Parse: func(r *Request) (any, error) {
 			if p.Parse == nil {
 				return nil, nil
