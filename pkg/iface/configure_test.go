@@ -1,6 +1,7 @@
 package iface_test
 
 import (
+	"context"
 	"net/netip"
 	"slices"
 	"strings"
@@ -64,8 +65,8 @@ var _ = Describe("Raise and Configure", func() {
 		Expect(c.ip("-o link show eth0")).To(MatchRegexp(`<[-A-Z,_]*\bUP\b`))
 		c.host.Cmd("ip", "addr", "add", "10.1.2.1/24", "dev", "veth0")
 		c.host.Cmd("ip", "addr", "add", "2001:db8::1/64", "dev", "veth0")
-		c.Cmd("ping", "-c1", "-W5", "10.1.2.1")
-		c.Cmd("ping", "-c1", "-W5", "2001:db8::1")
+		c.Cmd("ping", "-c1", "-w40", "10.1.2.1")
+		c.Cmd("ping", "-c1", "-w40", "2001:db8::1")
 	})
 
 	It("needs no addresses", func() {
@@ -174,8 +175,8 @@ var _ = Describe("Raise and Configure", func() {
 		c.host.Cmd("ip", "link", "set", "veth0", "down")
 		Expect(c.configure(withRoutes(result("2001:db8::3/64", "2001:db8::1"), to("::/0")))).To(Succeed())
 		c.host.Cmd("ip", "link", "set", "veth0", "up")
-		Eventually(func() []string { return c.routes() },
-			"10s").Should(Equal([]string{"default via 2001:db8::1 dev eth0 metric 1024 pref medium"}))
+		Eventually(func() []string { return c.routes() }).
+			Should(Equal([]string{"default via 2001:db8::1 dev eth0 metric 1024 pref medium"}))
 	})
 
 	It("makes the kernel announce addresses, keep them, and not look for duplicates", func() {
@@ -184,7 +185,7 @@ var _ = Describe("Raise and Configure", func() {
 		Expect(c.conf("ipv6", "ndisc_notify")).To(Equal("1"))
 		Expect(c.conf("ipv6", "keep_addr_on_down")).To(Equal("1"))
 		Expect(c.conf("ipv6", "accept_dad")).To(Equal("0"))
-		Eventually(func() string { return c.ip("-o -6 addr show dev eth0") }, "10s").Should(
+		Eventually(func() string { return c.ip("-o -6 addr show dev eth0") }).Should(
 			And(ContainSubstring("fe80:"), Not(ContainSubstring("tentative"))))
 	})
 
@@ -196,10 +197,12 @@ var _ = Describe("Raise and Configure", func() {
 			c.host.Cmd("ip", "neigh", "add", addr, "lladdr", "02:00:00:00:00:99", "nud", "stale", "dev", "veth0")
 		}
 		Expect(c.configure(result("10.1.2.3/24", "", "2001:db8::3/64", ""))).To(Succeed())
-		link, err := c.target.Conn.Link("eth0")
+		link, err := c.target.Conn.WaitUp(context.Background(), c.target.Index)
 		Expect(err).NotTo(HaveOccurred())
+		six := netip.MustParseAddr("2001:db8::3")
+		Expect(c.target.Conn.WaitLocal(context.Background(), link.Index, six)).To(Succeed())
 		Expect(iface.Announce(c.target.Conn, link)).To(Succeed())
-		Eventually(func() string { return c.host.Cmd("ip", "neigh", "show", "dev", "veth0") }, "10s").Should(And(
+		Eventually(func() string { return c.host.Cmd("ip", "neigh", "show", "dev", "veth0") }).Should(And(
 			ContainSubstring("10.1.2.3 lladdr "+mac), ContainSubstring("2001:db8::3 lladdr "+mac)))
 	})
 
@@ -284,7 +287,8 @@ var _ = Describe("Raise and Configure", func() {
 		})
 
 		It("fails when another has the address", func() {
-			c.host.Cmd("ip", "addr", "add", "2001:db8::3/64", "dev", "veth0")
+			c.host.Cmd("ip", "addr", "add", "2001:db8::3/64", "nodad", "dev", "veth0")
+			c.SetSysctl("net/ipv6/conf/eth0/dad_transmits", "10") // the first may be lost while veth0 awakes
 			err := c.configure(result("2001:db8::3/64", ""))
 			Expect(err).To(MatchError(rtnl.ErrDuplicate))
 			Expect(err).To(MatchError(HavePrefix(`link "eth0": address 2001:db8::3/64: `)))

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -58,7 +57,7 @@ func (c container) ip(words string) string {
 
 func (c container) configure(res *cni.Result) error {
 	GinkgoHelper()
-	ctx, cancel := context.WithTimeout(context.Background(), nstest.Patience(20*time.Second))
+	ctx, cancel := context.WithTimeout(context.Background(), nstest.Patience(nstest.Hang))
 	defer cancel()
 	if err := iface.Raise(c.target); err != nil {
 		return err

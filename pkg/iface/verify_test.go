@@ -34,9 +34,9 @@ var _ = Describe("Verify", func() {
 		res.Interfaces[1].MAC = strings.Fields(c.ip("-br link show eth0"))[2]
 		res.Interfaces[1].MTU = 1500
 		Expect(c.configure(res)).To(Succeed())
-		Eventually(func() string { return strings.Fields(c.ip("-br link show eth0"))[1] }, "10s").Should(Equal("UP"))
-		Eventually(func() string { return c.ip("-6 route show table local") },
-			"10s").Should(ContainSubstring("local 2001:db8::3 "))
+		Eventually(func() string { return strings.Fields(c.ip("-br link show eth0"))[1] }).Should(Equal("UP"))
+		Eventually(func() string { return c.ip("-6 route show table local") }).
+			Should(ContainSubstring("local 2001:db8::3 "))
 	})
 
 	It("has nothing to say of what Configure made, and changes nothing", func() {
@@ -121,6 +121,7 @@ var _ = Describe("Verify", func() {
 
 	It("waits for the end of duplicate address detection", func() {
 		c.SetSysctl("net/ipv6/conf/eth0/accept_dad", "1")
+		c.SetSysctl("net/ipv6/neigh/eth0/retrans_time_ms", "1500") // long enough to be seen
 		res.IPs = append(res.IPs, result("2001:db8::4/64", "").IPs...)
 		c.ip("addr add 2001:db8::4/64 dev eth0")
 		Expect(c.addrs()).To(ContainElement(ContainSubstring("tentative")))

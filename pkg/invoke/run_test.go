@@ -63,10 +63,10 @@ var _ = Describe("Run", func() {
 		r, stderr := runner("echo progress >&2; cat " + fifo)
 		done := make(chan error, 1)
 		go func() { _, err := r.Run(ctx, "ipam", "ADD", nil); done <- err }()
-		Eventually(stderr.String).WithTimeout(nstest.Patience(5 * time.Second)).Should(Equal("progress\n"))
+		Eventually(stderr.String).Should(Equal("progress\n"))
 		Expect(done).NotTo(Receive())
 		Expect(os.WriteFile(fifo, nil, 0o600)).To(Succeed())
-		Eventually(done).WithTimeout(nstest.Patience(5 * time.Second)).Should(Receive(BeNil()))
+		Eventually(done).Should(Receive(BeNil()))
 	})
 
 	DescribeTable("does not mind that nobody reads our own standard error", func(w io.Writer) {
@@ -132,11 +132,9 @@ var _ = Describe("Run", func() {
 	})
 
 	DescribeTable("gives up after the time that it has", func(script string) {
-		given, _ := runner("echo waiting >&2; " + script)
-		ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
-		defer cancel()
+		given, stderr := runner("echo waiting >&2; " + script)
 		began := time.Now()
-		_, err := given.Run(ctx, "ipam", "ADD", nil)
+		_, err := given.Run(nstest.DeadlineWhen(func() bool { return stderr.String() != "" }), "ipam", "ADD", nil)
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
 		expectError(err, cni.CodeTryAgain, `plugin "ipam": no answer within `, "waiting")
 	},
@@ -151,7 +149,7 @@ var _ = Describe("Run", func() {
 		ctx, cancel := context.WithCancelCause(ctx)
 		go func() {
 			defer GinkgoRecover()
-			Eventually(stderr.String).WithTimeout(nstest.Patience(4 * time.Second)).Should(Equal("ready\n"))
+			Eventually(stderr.String).Should(Equal("ready\n"))
 			cancel(errors.New("terminated"))
 		}()
 		_, err := r.Run(ctx, "ipam", "ADD", nil)
@@ -185,7 +183,7 @@ var _ = Describe("Run", func() {
 		Expect(parent.Process.Kill()).To(Succeed())
 		_ = parent.Wait()
 		fds := []unix.PollFd{{Fd: int32(child), Events: unix.POLLIN}}
-		n, err := unix.Poll(fds, int(nstest.Patience(5*time.Second).Milliseconds()))
+		n, err := unix.Poll(fds, int(nstest.Patience(nstest.Hang).Milliseconds()))
 		Expect([]any{n, err}).To(HaveExactElements(1, nil), "the delegate lives")
 	})
 })

@@ -138,12 +138,14 @@ var _ = Describe("Client", func() {
 	)
 
 	It("ends in a roll-back a plugin that was not awaited, and its DEL with the roll-back's time", func() {
-		c := client(`echo "$CNI_COMMAND" >&2; exec sleep 60`)
+		c := client(`echo "$CNI_COMMAND" >&2; touch "$0.$CNI_COMMAND"; exec sleep 60`)
 		adding, err := c.Start(ctx, "ADD")
 		Expect(err).NotTo(HaveOccurred())
 		began := time.Now()
-		brief, cancel := context.WithTimeout(ctx, nstest.Patience(time.Second))
-		defer cancel()
+		brief := nstest.DeadlineWhen(func() bool {
+			_, err := os.Stat(c.Runner.Path + "/fake.DEL")
+			return err == nil
+		})
 		Expect(cni.AsError(c.Release(brief, adding)).Code).To(Equal(cni.CodeTryAgain))
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
 		Expect(stderr.String()).To(HaveSuffix("DEL\n"))

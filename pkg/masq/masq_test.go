@@ -85,7 +85,7 @@ func multicastSource(w world, from string) string {
 		}
 	})
 	Expect(err).NotTo(HaveOccurred())
-	Expect(in.SetDeadline(time.Now().Add(nstest.Patience(3 * time.Second)))).To(Succeed())
+	Expect(in.SetDeadline(time.Now().Add(nstest.Patience(nstest.Hang)))).To(Succeed())
 	_, source, err := in.ReadFromUDP(make([]byte, 16))
 	Expect(err).NotTo(HaveOccurred())
 	return source.IP.String()

@@ -137,7 +137,9 @@ var _ = Describe("an update", Label("kernel"), func() {
 			Expect(err).NotTo(HaveOccurred())
 			Expect(some).NotTo(ContainElement(BeNil()))
 		})
-		Expect(strings.Count(host.Cmd("nft", "list", "map", "inet", "spec", "ports"), "an owner")).To(Equal(2000))
+		Eventually(func() int {
+			return strings.Count(host.Cmd("nft", "list", "map", "inet", "spec", "ports"), "an owner")
+		}).Should(Equal(2000))
 		Expect(update(host, func(tx *nft.Tx) error { tx.Delete(table, "ports", many...); return nil })).To(Succeed())
 		Expect(host.Cmd("nft", "list", "map", "inet", "spec", "ports")).NotTo(ContainSubstring("an owner"))
 	})

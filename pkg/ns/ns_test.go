@@ -239,7 +239,7 @@ var _ = Describe("Do", func() {
 			data := [2]unix.CapUserData{none, none}
 			return unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &data[0])
 		})).To(Succeed())
-		Eventually(func() string { return fmt.Sprintf("/proc/self/task/%d", tid) }, "10s").ShouldNot(BeADirectory())
+		Eventually(func() string { return fmt.Sprintf("/proc/self/task/%d", tid) }).ShouldNot(BeADirectory())
 		Expect(netns()).To(Equal(outside))
 	})
 

@@ -66,11 +66,23 @@ func (t Wiretap) SendFrame(frame []byte) {
 	gomega.Expect(unix.Sendto(t.fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: t.index})).To(gomega.Succeed())
 }
 
-// Next returns the text of the next frame that came in, "" when none came.
+// Next returns the text of the next frame that comes in.
 func (t Wiretap) Next() string {
 	ginkgo.GinkgoHelper()
+	return t.within(Hang)
+}
+
+// Nothing checks that no frame comes in for a while.
+func (t Wiretap) Nothing() {
+	ginkgo.GinkgoHelper()
+	gomega.Expect(t.within(300 * time.Millisecond)).To(gomega.BeEmpty())
+}
+
+// within is the text of the next frame that comes in, "" when none comes.
+func (t Wiretap) within(limit time.Duration) string {
+	ginkgo.GinkgoHelper()
 	for buf := make([]byte, 2048); ; {
-		wait := unix.NsecToTimeval(Patience(300 * time.Millisecond).Nanoseconds())
+		wait := unix.NsecToTimeval(Patience(limit).Nanoseconds())
 		gomega.Expect(unix.SetsockoptTimeval(t.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)).To(gomega.Succeed())
 		n, from, err := unix.Recvfrom(t.fd, buf, 0)
 		if err == unix.EAGAIN {

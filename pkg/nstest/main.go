@@ -26,7 +26,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/gomega"
@@ -52,10 +51,6 @@ var run = struct {
 
 const noMain = "this package's TestMain does not call nstest.Main"
 
-// eventually is how long gomega waits for what does not say: its own second is
-// not enough for a packet on a busy machine.
-const eventually = 10 * time.Second
-
 // Main runs the tests of a package in new mount, PID, IPC, UTS and network
 // namespaces (and a new user namespace with mapped root where we have no
 // CAP_SYS_ADMIN), with an own /proc and an empty /run, and exits. Where the
@@ -73,7 +68,7 @@ func Main(m *testing.M) {
 		}
 		run.unavailable, run.workDir = "", os.Getenv(workEnv)
 		ginkgo.ReportAfterEach(watchSkips)
-		gomega.SetDefaultEventuallyTimeout(Patience(eventually))
+		gomega.SetDefaultEventuallyTimeout(Patience(Hang))
 		os.Exit(m.Run())
 	}
 	dir, err := os.MkdirTemp("", "nstest-")
@@ -85,7 +80,7 @@ func Main(m *testing.M) {
 	if err != nil {
 		run.unavailable, run.workDir = err.Error(), dir
 		ginkgo.ReportAfterEach(watchSkips)
-		gomega.SetDefaultEventuallyTimeout(Patience(eventually))
+		gomega.SetDefaultEventuallyTimeout(Patience(Hang))
 		code = m.Run()
 	}
 	_ = os.RemoveAll(dir)

@@ -139,7 +139,7 @@ func tryRealRoot() error {
 }
 
 // Hang is a time that no call takes under any load, unless it waits for something that
-// does not come: specs have that last for a minute.
+// does not come: specs have that last for a minute. It is also how long Eventually waits.
 const Hang = 40 * time.Second
 
 // Patience is a deadline of d on a machine of usual speed, made longer by the

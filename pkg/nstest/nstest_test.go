@@ -156,8 +156,8 @@ var _ = Describe("Snapshot", func() {
 
 	It("is the same when nothing changed, also after what comes by itself", func() {
 		before := h.Snapshot()
-		h.Cmd("ping", "-c", "1", "-W", "3", "192.0.2.2")
-		h.Cmd("ping", "-c", "1", "-W", "3", "2001:db8::2")
+		h.Cmd("ping", "-c1", "-w40", "192.0.2.2")
+		h.Cmd("ping", "-c1", "-w40", "2001:db8::2")
 		Expect(h.Snapshot()).To(Equal(before))
 	})
 
@@ -181,6 +181,23 @@ var _ = Describe("Snapshot", func() {
 		Entry("forwarding", "sysctls", "sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"),
 		Entry("an interface's sysctl", "sysctls", "sh", "-c", "echo 1 >/proc/sys/net/ipv4/conf/ext/route_localnet"),
 	)
+
+	It("does not see what the kernel adds by itself, later, and sees the like of others", func() {
+		far := nstest.NewNetns()
+		h.Cmd("ip", "link", "add", "late", "type", "veth", "peer", "name", "eth0", "netns", far.Name)
+		h.SetSysctl("net/ipv6/conf/late/accept_dad", "0")
+		h.SetSysctl("net/ipv6/conf/late/forwarding", "1")
+		h.Cmd("ip", "link", "set", "late", "up")
+		h.Cmd("ip", "addr", "add", "2001:db8:7::1/64", "dev", "late")
+		before := h.Snapshot()
+		far.Cmd("ip", "link", "set", "eth0", "up")
+		Eventually(func() string { return h.Cmd("ip", "-6", "route", "show", "table", "local", "dev", "late") }).
+			Should(And(ContainSubstring("local fe80:"), ContainSubstring("local 2001:db8:7::1"),
+				ContainSubstring("anycast 2001:db8:7::"), ContainSubstring("multicast")))
+		Expect(h.Snapshot()).To(Equal(before))
+		h.Cmd("ip", "addr", "add", "fe80::1/64", "dev", "late", "nodad")
+		Expect(h.Snapshot("addresses")).To(ContainSubstring("local=fe80::1 "))
+	})
 
 	It("lists files with their content", func() {
 		h.Cmd("sh", "-c", "echo hello >/var/lib/cni/x")

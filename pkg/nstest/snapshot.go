@@ -7,9 +7,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/onsi/ginkgo/v2"
 )
@@ -31,7 +31,8 @@ var others = []struct {
 // comparing before and after: links, addresses, routes, rules, nftables (which
 // shows iptables-nft too), iptables-legacy and sysctls. With names only those
 // sections. What changes without anybody's doing (indexes, counters, timers,
-// carrier, progress of address detection) is left out.
+// carrier, progress of address detection) is left out, and so is what the kernel adds
+// by itself, a while after a link is up or has an IPv6 address.
 func (h *Host) Snapshot(names ...string) string {
 	ginkgo.GinkgoHelper()
 	var b strings.Builder
@@ -69,11 +70,19 @@ func (h *Host) Snapshot(names ...string) string {
 	return b.String()
 }
 
-var linkLocal = regexp.MustCompile(`(?m)\{[^{}\n]*local=fe80:[^{}\n]*\}|^.*dst=(fe80:|ff00:).*\n`)
-
-// WithoutLinkLocal leaves out of a snapshot what the kernel adds by itself some time
-// after a link has come up: the link-local address and its routes.
-func WithoutLinkLocal(snapshot string) string { return linkLocal.ReplaceAllString(snapshot, "") }
+// byItself tells an address or a route that the kernel makes: the link-local address that comes of
+// the MAC address, and what a worker of the kernel adds for an IPv6 address or a link.
+func byItself(o map[string]any) bool {
+	local, _ := o["local"].(string)
+	dst, _ := o["dst"].(string)
+	switch {
+	case strings.HasPrefix(local, "fe80:"):
+		return strings.Contains(local, "ff:fe")
+	case strings.Contains(dst, ":"):
+		return dst == "fe80::/64" || o["type"] == "local" || o["type"] == "anycast" || o["type"] == "multicast"
+	}
+	return false
+}
 
 // listed has ip(8) list several things in one process. What comes is, of each, the
 // objects, one a line.
@@ -97,7 +106,7 @@ func (h *Host) listed(commands []string, options ...string) <-chan []string {
 			if o["addr_info"] != nil { // what else it says is among the links
 				o = map[string]any{"ifname": o["ifname"], "addr_info": o["addr_info"]}
 			}
-			if line := render(o); line != "" {
+			if line := render(o); line != "" && !byItself(o) {
 				lines = append(lines, line)
 			}
 		}
@@ -113,7 +122,7 @@ var volatile = []string{
 	"designated_bridge", "designated_root", "designated_port", "no", "id", "topology_change",
 	"topology_change_detected", "hello_timer", "tcn_timer", "topology_change_timer", "gc_timer", "hold_timer",
 	"message_age_timer", "forward_delay_timer", "topology_change_ack", "config_pending", "valid_life_time",
-	"preferred_life_time", "tentative", "dadfailed", "used", "expires",
+	"preferred_life_time", "tentative", "dadfailed", "used", "expires", "fdb_n_learned",
 }
 
 // carrier are the link flags that follow the other end of a cable.
@@ -142,6 +151,9 @@ func renderValue(v any) string {
 			if s, ok := e.(string); ok && slices.Contains(carrier, s) {
 				continue
 			}
+			if o, ok := e.(map[string]any); ok && byItself(o) {
+				continue
+			}
 			if word := renderValue(e); word != "{}" {
 				words = append(words, word)
 			}
@@ -160,7 +172,26 @@ func (h *Host) ruleset() []string {
 	if _, err := exec.LookPath("nft"); err != nil {
 		return []string{"unknown: " + err.Error()}
 	}
-	return lines(h.Cmd("nft", "-s", "list", "ruleset"))
+	for end := time.Now().Add(Patience(Hang)); ; {
+		rules := lines(h.Cmd("nft", "-s", "list", "ruleset"))
+		if !twice(rules) || time.Now().After(end) {
+			return rules
+		}
+	}
+}
+
+// twice tells of a ruleset in which an element stands twice: the kernel lists a set so while a
+// worker makes it larger or smaller.
+func twice(rules []string) bool {
+	last := ""
+	for _, line := range rules {
+		line = strings.TrimRight(strings.TrimPrefix(strings.TrimSpace(line), "elements = { "), ", }")
+		if line == last && strings.Contains(line, `comment "`) && !strings.HasPrefix(line, "comment") {
+			return true
+		}
+		last = line
+	}
+	return false
 }
 
 // legacy lists the rules and the chains of one's own making in the tables that

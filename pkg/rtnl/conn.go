@@ -28,10 +28,10 @@ var ErrNoLink = errors.New("no such link")
 const (
 	// answerTime is how long an answer may take. Without it the library waits a
 	// minute.
-	answerTime = 10 * time.Second
+	answerTime = 30 * time.Second
 	// patience is how long a call is repeated whose list changed while it was read,
 	// or whose answer was disturbed.
-	patience = 5 * time.Second
+	patience = 20 * time.Second
 )
 
 // The library asks the kernel for explanations of errors only when this is set.

@@ -3,7 +3,6 @@ package rtnl
 import (
 	"context"
 	"fmt"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -18,7 +17,7 @@ var _ = Describe("events that overran the socket", func() {
 			c, err := Dial(nil)
 			Expect(err).NotTo(HaveOccurred())
 			defer c.Close()
-			ctx, cancel := context.WithTimeout(context.Background(), nstest.Patience(10*time.Second))
+			ctx, cancel := context.WithTimeout(context.Background(), nstest.Patience(nstest.Hang))
 			defer cancel()
 			looks := 0
 			Expect(c.wait(ctx, unix.RTNLGRP_LINK, 1, func() (string, error) {

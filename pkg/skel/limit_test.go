@@ -54,7 +54,7 @@ var _ = Describe("the time that a call has", func() {
 
 	It("is limited for the roll-back as a whole, and for each step of it", func() {
 		var left []time.Duration
-		a := serve("ADD", 9*time.Second, skel.Plugin[any]{Name: "probe",
+		a := serve("ADD", 18*time.Second, skel.Plugin[any]{Name: "probe",
 			Add: func(_ context.Context, r *skel.Request, _ any) (*cni.Result, error) {
 				r.OnFail("remove one", func(ctx context.Context) error { return ctx.Err() })
 				r.OnFail("remove two", func(ctx context.Context) error { return waits(ctx, r) })

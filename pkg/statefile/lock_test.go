@@ -98,7 +98,7 @@ var _ = Describe("a lock", func() {
 		}()
 		Consistently(done, "50ms").ShouldNot(Receive())
 		release()
-		Eventually(done, "5s").Should(Receive(BeNil()))
+		Eventually(done).Should(Receive(BeNil()))
 	})
 
 	It("that was waited for too long is not kept", func() {
@@ -154,7 +154,7 @@ var _ = Describe("a killed writer", func() {
 			cmd := exec.Command("/proc/self/exe")
 			cmd.Env = append(os.Environ(), writerEnv+"="+path)
 			Expect(cmd.Start()).To(Succeed())
-			Eventually(func() []string { return entries(path) }, "10s", "1ms").ShouldNot(BeEmpty())
+			Eventually(func() []string { return entries(path) }).WithPolling(time.Millisecond).ShouldNot(BeEmpty())
 			<-time.After(time.Duration(random.IntN(3000)) * time.Microsecond)
 			Expect(cmd.Process.Kill()).To(Succeed())
 			cmd.Wait()

@@ -57,7 +57,7 @@ var _ = Describe("a lock that another program holds", Label("kernel"), func() {
 				inode))
 			Expect(done).NotTo(BeClosed(), command)
 			release()
-			Eventually(done).WithTimeout(nstest.Hang).Should(BeClosed(), command)
+			Eventually(done).Should(BeClosed(), command)
 		}
 	},
 		Entry("of the leases", "", "/var/lib/cni/networks/net/lock"),

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/gomega"
@@ -149,7 +148,7 @@ var (
 func expect(from *nstest.Host, network, address, seen string) {
 	ginkgo.GinkgoHelper()
 	ask := func() (string, error) { return from.Ask(network, address) }
-	gomega.Eventually(ask).WithTimeout(nstest.Patience(10*time.Second)).Should(gomega.HavePrefix(net.JoinHostPort(seen,
+	gomega.Eventually(ask).Should(gomega.HavePrefix(net.JoinHostPort(seen,
 		"")),
 		fmt.Sprintf("%s asks %s %s", from.Name, network, address))
 }
@@ -218,7 +217,7 @@ func Settle(dir string) {
 			}
 		}
 		return running
-	}).WithTimeout(nstest.Patience(30 * time.Second)).Should(gomega.BeEmpty())
+	}).Should(gomega.BeEmpty())
 }
 
 // Leases are the addresses that host-local has lent.

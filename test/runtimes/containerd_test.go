@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -62,7 +61,7 @@ func (c *containerd) configure(conflist string) {
 func (c *containerd) reconfigure(conflist string) {
 	GinkgoHelper()
 	c.configure(conflist)
-	Eventually(c.read).WithTimeout(nstest.Patience(10 * time.Second)).Should(ContainElement(conflist))
+	Eventually(c.read).Should(ContainElement(conflist))
 }
 
 // settings is config.toml. What needs more rights than a machine for tests has, or
@@ -115,7 +114,7 @@ func (c *containerd) crash() {
 // ready returns when pods can be started.
 func (c *containerd) ready() {
 	GinkgoHelper()
-	Eventually(c.network).WithTimeout(nstest.Patience(30 * time.Second)).Should(Equal("ready"))
+	Eventually(c.network).Should(Equal("ready"))
 }
 
 // Cmd runs a program on the machine, those of the daemon first.

@@ -7,12 +7,10 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/test/pods"
 )
 
@@ -108,7 +106,7 @@ func underContainerd(dir func() string) {
 		second := strings.NewReplacer(`"pods"`, `"second"`, "cni0", "cni1", "10.88.0.",
 			"10.89.0.").Replace(network.Conflist())
 		Expect(os.WriteFile(filepath.Join(c.netconf, "20-second.conflist"), []byte(second), 0o644)).To(Succeed())
-		Eventually(c.read).WithTimeout(nstest.Patience(10 * time.Second)).Should(ContainElement(second))
+		Eventually(c.read).Should(ContainElement(second))
 		const many = 5
 		ids := make([]string, many)
 		Expect(atOnce(many, func(i int) (err error) {

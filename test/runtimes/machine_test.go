@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -122,7 +121,7 @@ func (m *machine) killAll() {
 			_ = unix.Kill(n, unix.SIGKILL)
 		}
 		return left
-	}).WithTimeout(nstest.Patience(10 * time.Second)).Should(BeEmpty())
+	}).Should(BeEmpty())
 }
 
 // reboot takes away what a machine loses when it starts again: processes, pinned
@@ -189,13 +188,5 @@ func (m *machine) state() string {
 	GinkgoHelper()
 	files := m.Run(nstest.Program{Path: "find", Args: []string{
 		"/var/lib/cni", "/run/hawser", "/run/cni", "/run/netns", "-type", "f"}}).Stdout
-	var kept []string
-	found := slices.Sorted(strings.Lines(files))
-	for line := range strings.Lines(m.Snapshot() + strings.Join(found, "")) {
-		if strings.Contains(line, "=cni0") {
-			line = nstest.WithoutLinkLocal(line) // that comes with the first carrier
-		}
-		kept = append(kept, line)
-	}
-	return strings.Join(kept, "")
+	return m.Snapshot() + strings.Join(slices.Sorted(strings.Lines(files)), "")
 }

@@ -5,7 +5,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -183,7 +182,7 @@ var _ = Describe("podman", func() {
 					"--cgroup-parent", p.cgroup, "--network", "pods", "-p", fmt.Sprintf("%d:80", 9000+i), image}}))
 		}
 		lent := func() []string { return pods.Leases(p.Host) }
-		Eventually(lent).WithTimeout(nstest.Patience(20 * time.Second)).ShouldNot(BeEmpty())
+		Eventually(lent).ShouldNot(BeEmpty())
 		for _, cmd := range running {
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()

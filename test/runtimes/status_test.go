@@ -1,12 +1,9 @@
 package runtimes_test
 
 import (
-	"time"
-
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/test/pods"
 )
 
@@ -16,7 +13,7 @@ var _ = Describe("the node of containerd 2", func() {
 		n.Last = "10.88.0.2"
 		c := newContainerd(newMachine(""), built(), n.Conflist())
 		eventually := func() AsyncAssertion {
-			return Eventually(c.network).WithTimeout(nstest.Patience(10 * time.Second))
+			return Eventually(c.network)
 		}
 		c.kubelet.start("only")
 		eventually().Should(And(HavePrefix("not ready: "), ContainSubstring("10.88.0.2")))

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -123,7 +122,7 @@ func (f Fixture) life() *life {
 // happens.
 func (l *life) alive() {
 	BeforeEach(func() {
-		l.live = l.settled(l.attach("live", 2))
+		l.live = l.attach("live", 2)
 		l.Calls()
 		l.clean = l.Snapshot()
 	})
@@ -166,19 +165,6 @@ func (l *life) pairIt(text string, body func()) {
 	}
 }
 
-// settled waits until the kernel has done all that it does by itself when a
-// container is attached, so that a snapshot stays true.
-func (l *life) settled(a Attached) Attached {
-	GinkgoHelper()
-	for _, i := range a.Result.Interfaces {
-		if i.Sandbox == "" {
-			LinkLocal(l.Host, i.Name)
-		}
-	}
-	LinkLocal(a.Host, "eth0")
-	return a
-}
-
 func works(a Attached) {
 	GinkgoHelper()
 	Expect(Ping(a.Host, "10.1.0.1") && Ping(a.Host, "2001:db8:1::1")).To(BeTrue())
@@ -186,7 +172,7 @@ func works(a Attached) {
 
 func (l *life) isClean() {
 	GinkgoHelper()
-	Eventually(func() string { return l.Snapshot() }, nstest.Patience(3*time.Second)).Should(Equal(l.clean))
+	Eventually(func() string { return l.Snapshot() }).Should(Equal(l.clean))
 	works(l.live)
 }
 
@@ -238,8 +224,7 @@ func (w *World) Owned(table string) {
 	// One process, that ends when it is killed.
 	script := `mkfifo "$0/in"; exec 3<>"$0/in"; echo "add table $1 { flags owner; }" >&3; exec nft -i <&3`
 	w.Start(nstest.Program{Path: "sh", Args: []string{"-c", script, w.Dir, table}})
-	Eventually(func() string { return w.Cmd("nft", "list", "tables") },
-		nstest.Patience(5*time.Second)).Should(ContainSubstring(table))
+	Eventually(func() string { return w.Cmd("nft", "list", "tables") }).Should(ContainSubstring(table))
 }
 
 // do runs commands in a host, separated by semicolons; END is replaced.

@@ -3,7 +3,6 @@ package plugintest
 import (
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/gomega"
@@ -76,10 +75,10 @@ func Names(h *nstest.Host, kind string) []string {
 	return out
 }
 
-// Ping tells whether an address answers within seconds.
+// Ping tells whether an address answers, which is asked once a second.
 func Ping(h *nstest.Host, address string) bool {
 	ginkgo.GinkgoHelper()
-	seconds := fmt.Sprint(int(nstest.Patience(3 * time.Second).Seconds()))
+	seconds := fmt.Sprint(int(nstest.Patience(nstest.Hang).Seconds()))
 	return h.Run(nstest.Program{Path: "ping", Args: []string{"-c1", "-w" + seconds, "-n", address}}).Exit == 0
 }
 
@@ -93,6 +92,6 @@ func LinkLocal(h *nstest.Host, name string) (address string) {
 			}
 		}
 		return address
-	}, nstest.Patience(5*time.Second)).ShouldNot(gomega.BeEmpty())
+	}).ShouldNot(gomega.BeEmpty())
 	return address
 }

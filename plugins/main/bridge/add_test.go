@@ -137,7 +137,7 @@ var _ = Describe("ADD", func() {
 		Expect(t.Next()).To(Equal("echo"))
 		Expect(u.Next()).To(Equal("echo"))
 		u.Send(u.MAC, nstest.Broadcast, "none")
-		Expect(u.Next()).To(BeEmpty())
+		u.Nothing()
 	})
 
 	It("sets the bridge promiscuous", func() {
@@ -155,7 +155,7 @@ var _ = Describe("ADD", func() {
 		Expect(Show(w.Host, hostEnd(open.Result)).Linkinfo.Port.Isolated).To(BeFalse())
 		t, u := a.Host.Wiretap("eth0"), b.Host.Wiretap("eth0")
 		t.Send(t.MAC, u.MAC, "hello")
-		Expect(u.Next()).To(BeEmpty())
+		u.Nothing()
 		Expect(Ping(a.Host, "10.1.0.1")).To(BeTrue())
 		Expect(Ping(open.Host, "10.1.0.2")).To(BeTrue())
 	})
@@ -167,7 +167,7 @@ var _ = Describe("ADD", func() {
 		t.Send(t.MAC, u.MAC, "honest")
 		Expect(u.Next()).To(Equal("honest"))
 		t.Send(net.HardwareAddr{2, 0, 0, 0, 0, 9}, u.MAC, "spoofed")
-		Expect(u.Next()).To(BeEmpty())
+		u.Nothing()
 		u.Send(net.HardwareAddr{2, 0, 0, 0, 0, 9}, t.MAC, "unchecked")
 		Expect(t.Next()).To(Equal("unchecked"))
 	})

@@ -194,7 +194,7 @@ var _ = Describe("CHECK", func() {
 		nstest.NeedProgram("tcpdump")
 		a := w.Attach("one", everything(), "10.1.0.2/24")
 		w.Start(nstest.Program{Path: "tcpdump", Args: []string{"-Z", "root", "-i", "br", "-w", "/dev/null"}})
-		Eventually(func() int { return Show(w.Host, "br").Promiscuity }, "5s").Should(BeNumerically(">", 0))
+		Eventually(func() int { return Show(w.Host, "br").Promiscuity }).Should(BeNumerically(">", 0))
 		w.Succeeds(a.As("CHECK"))
 	})
 })

@@ -2,7 +2,6 @@ package main
 
 import (
 	"strings"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -30,8 +29,7 @@ var _ = Describe("a gateway that another machine behind the uplink has", func() 
 
 		routed := l3(Object{"isGateway": true})
 		w.Attach("one", routed, "2001:db8:1::2/64")
-		Eventually(func() string { return IP(w.Host, "addr show dev br") },
-			nstest.Patience(5*time.Second)).Should(ContainSubstring("dadfailed"))
+		Eventually(func() string { return IP(w.Host, "addr show dev br") }).Should(ContainSubstring("dadfailed"))
 
 		cont := nstest.NewNetns()
 		w.LendAddrs("two", "2001:db8:1::3/64")

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -32,7 +33,6 @@ func legacyIPTables() {
 }
 
 var _ = Describe("the lock of legacy iptables, held by a program that hangs,", Label("kernel"), func() {
-	const given = 3 * time.Second
 	var w *world
 	var holder string
 
@@ -41,16 +41,12 @@ var _ = Describe("the lock of legacy iptables, held by a program that hangs,", L
 		GinkgoHelper()
 		holding := w.Start(nstest.Program{Path: "flock", Args: []string{"-o", "/run/xtables.lock", "sh", "-c",
 			"exec sleep 60 >/dev/null 2>&1"}})
-		Eventually(func() string { return w.Cmd("cat", "/proc/locks") }, nstest.Patience(5*time.Second)).
+		Eventually(func() string { return w.Cmd("cat", "/proc/locks") }).
 			Should(ContainSubstring(fmt.Sprint(holding.Process.Pid)))
 		holder = fmt.Sprintf("held by process %d (flock)", holding.Process.Pid)
 		return func() { Expect(holding.Process.Signal(os.Kill)).To(Succeed()) }
 	}
-	within := func(d time.Duration) context.Context {
-		ctx, cancel := context.WithTimeout(context.Background(), d)
-		DeferCleanup(cancel)
-		return ctx
-	}
+	waitedFor := func() bool { return strings.Contains(w.Cmd("cat", "/proc/locks"), "-> FLOCK") }
 	both := l3(Object{"isGateway": true, "ipMasq": true, "ipMasqBackend": "iptables"})
 	addrs := func(n int) []string {
 		return []string{fmt.Sprintf("10.1.0.%d/24 10.1.0.1", n), fmt.Sprintf("2001:db8:1::%d/64 2001:db8:1::1", n)}
@@ -62,7 +58,7 @@ var _ = Describe("the lock of legacy iptables, held by a program that hangs,", L
 	})
 
 	It("ends ADD at the deadline of the call, and what it made goes", func() {
-		w.settle(w.Attach("live", both, addrs(2)...))
+		w.Attach("live", both, addrs(2)...)
 		w.Calls()
 		before := w.Snapshot()
 		release := hold()
@@ -70,7 +66,7 @@ var _ = Describe("the lock of legacy iptables, held by a program that hangs,", L
 		w.LendAddrs("two", addrs(3)...)
 		began := time.Now()
 		says := w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: both,
-			Ctx: within(nstest.Patience(given))},
+			Ctx: nstest.DeadlineWhen(waitedFor)},
 			cni.CodeTryAgain)
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
 		Expect(says).To(And(ContainSubstring(holder), Not(ContainSubstring("roll-back"))))
@@ -82,11 +78,16 @@ var _ = Describe("the lock of legacy iptables, held by a program that hangs,", L
 
 	It("leaves DEL the time for the interface and the addresses, and what waits for the lock to the next", func() {
 		before := w.Snapshot("iptables-legacy")
+		began := time.Now()
 		a := w.Attach("one", both, addrs(2)...)
+		// Two thirds are for the lock, and the rest for more than all of an ADD.
+		given := nstest.Patience(max(2*time.Second, 30*time.Since(began)))
 		w.Calls()
 		release := hold()
 		del := a.As("DEL")
-		del.Ctx = within(nstest.Patience(given))
+		ctx, cancel := context.WithTimeout(context.Background(), given)
+		defer cancel()
+		del.Ctx = ctx
 		says := w.Fails(del, cni.CodeTryAgain)
 		Expect(says).To(ContainSubstring(holder))
 		Expect(Names(a.Host, "")).To(BeEmpty())

@@ -59,13 +59,3 @@ func routes(h *nstest.Host, family string) []string {
 	}
 	return out
 }
-
-// settle waits until the kernel has done all that it does by itself when a
-// container is attached, so that a snapshot stays true.
-func (w *world) settle(a Attached) Attached {
-	GinkgoHelper()
-	LinkLocal(w.Host, "br")
-	LinkLocal(w.Host, hostEnd(a.Result))
-	LinkLocal(a.Host, "eth0")
-	return a
-}

@@ -115,7 +115,7 @@ var _ = Describe("loopback", func() {
 		out := c.succeeds(host)
 		Expect(up(cont)).To(BeTrue())
 		Expect(out).To(MatchJSON(strings.NewReplacer("VERSION", version, "NETNS", cont.Path).Replace(want)))
-		Expect(cont.Run(nstest.Program{Path: "ping", Args: []string{"-c1", "-w1", "127.0.0.1"}}).Exit).To(BeZero())
+		Expect(cont.Run(nstest.Program{Path: "ping", Args: []string{"-c1", "-w40", "127.0.0.1"}}).Exit).To(BeZero())
 		if version >= "0.4.0" {
 			as("CHECK", `,"prevResult":`+out).succeeds(host)
 		}

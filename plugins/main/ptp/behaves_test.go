@@ -166,7 +166,7 @@ var _ = eachReference(func(ref nstest.Reference) {
 		Expect(rules()).To(ContainSubstring("10.1.0.3"))
 		Expect(w.Reference(ref, a.As("DEL")).Code).To(BeZero())
 		Expect(rules()).NotTo(Or(ContainSubstring("10.1.0.3"), ContainSubstring("2001:db8:1::3")))
-		Eventually(func() string { return w.Snapshot("links") }, "3s").Should(Equal(before))
+		Eventually(func() string { return w.Snapshot("links") }).Should(Equal(before))
 	})
 })
 

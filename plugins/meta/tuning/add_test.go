@@ -144,7 +144,7 @@ var _ = Describe("ADD", func() {
 		info, err := os.Stat(w.dir + "/.hawser/lock")
 		Expect(err).NotTo(HaveOccurred())
 		waiter := fmt.Sprintf(`-> FLOCK .*:%d `, info.Sys().(*syscall.Stat_t).Ino)
-		Eventually(os.ReadFile).WithArguments("/proc/locks").WithTimeout(nstest.Patience(10 * time.Second)).
+		Eventually(os.ReadFile).WithArguments("/proc/locks").
 			Should(WithTransform(func(b []byte) string { return string(b) }, MatchRegexp(waiter)))
 		IP(w.cont, "link set eth0 mtu 1450")
 		Expect(held.Unlock()).To(Succeed())
