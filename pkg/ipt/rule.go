@@ -98,9 +98,15 @@ func split(line string) []string {
 // chainNameMax is the longest name of a chain that iptables takes, in bytes.
 const chainNameMax = 28
 
+// targets are those of iptables and of its usual extensions. A rule that names one does not lead to a chain.
+const targets = " ACCEPT DROP QUEUE RETURN ACCOUNT AUDIT CHAOS CHECKSUM CLASSIFY CLUSTERIP CONNMARK CONNSECMARK CT " +
+	"DELUDE DHCPMAC DNAT DNETMAP DNPT DSCP ECHO ECN HL HMARK IDLETIMER IPMARK LED LOG LOGMARK MARK MASQUERADE " +
+	"MIRROR NAT NETMAP NFLOG NFQUEUE NOTRACK PROTO RATEEST RAWDNAT RAWSNAT REDIRECT REJECT SAME SECMARK SET SNAT " +
+	"SNPT SYNPROXY SYSRQ TARPIT TCPMSS TCPOPTSTRIP TEE TOS TPROXY TRACE TTL ULOG "
+
 // IsChainName says whether iptables takes the name for a chain, and iptables-restore a line with it.
 func IsChainName(name string) bool {
 	notPlain := func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"'\`, r) }
 	return name != "" && len(name) <= chainNameMax && !strings.ContainsAny(name[:1], "-!") &&
-		!strings.ContainsFunc(name, notPlain)
+		!strings.ContainsFunc(name, notPlain) && !strings.Contains(targets, " "+name+" ")
 }

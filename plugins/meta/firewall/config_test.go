@@ -8,12 +8,17 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-var _ = Describe("the configuration", func() {
-	DescribeTable("is refused with key and value before anything is done", func(keys Object, want ...string) {
-		w := newWorld()
+var _ = Describe("the configuration", Ordered, func() {
+	var w *world
+	var c *container
+	BeforeAll(func() {
+		w = newWorld()
 		w.bridge(1)
 		w.forward("DROP")
-		c := w.container(1, 2)
+		c = w.container(1, 2)
+	})
+
+	DescribeTable("is refused with key and value before anything is done", func(keys Object, want ...string) {
 		before := w.untouched()
 		said := w.Fails(c.as("ADD", keys), 7)
 		for _, text := range want {
@@ -33,11 +38,18 @@ var _ = Describe("the configuration", func() {
 		Entry("our own chain", Object{"iptablesAdminChainName": "CNI-FORWARD"}, "CNI-FORWARD"),
 		Entry("a target of iptables as a chain", Object{"iptablesAdminChainName": "ACCEPT"}, "iptablesAdminChainName",
 			`"ACCEPT"`),
+		Entry("a target that is loaded when a rule names it", Object{"iptablesAdminChainName": "MARK"}, `"MARK"`),
 		Entry("all at once", Object{"backend": "x", "ingressPolicy": "y", "iptablesAdminChainName": " "}, "backend",
 			"ingressPolicy", "iptablesAdminChainName"),
 		Entry("a wrong type", Object{"acceptPublished": "yes"}, "acceptPublished"),
 		Entry("no prevResult", Object{"prevResult": nil}, "prevResult"),
 	)
+
+	It("may have empty values for what is by default", func() {
+		keys := Object{"backend": "", "ingressPolicy": "", "iptablesAdminChainName": "", "acceptPublished": nil}
+		c.add(keys)
+		c.check()
+	})
 
 	DescribeTable("of a policy needs a bridge", func(prepare func(c *container)) {
 		w := newWorld()
@@ -61,13 +73,4 @@ var _ = Describe("the configuration", func() {
 			c.w.Cmd("ip", "link", "set", c.hostEnd, "master", "vrf1")
 		}),
 	)
-
-	It("may have empty values for what is by default", func() {
-		w := newWorld()
-		w.bridge(1)
-		c := w.container(1, 2)
-		keys := Object{"backend": "", "ingressPolicy": "", "iptablesAdminChainName": "", "acceptPublished": nil}
-		c.add(keys)
-		c.check()
-	})
 })
