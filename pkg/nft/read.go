@@ -166,10 +166,10 @@ func (r LiveRule) Mentions(value []byte) bool {
 		slices.ContainsFunc(r.operands("immediate", unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VALUE), has)
 }
 
-// Compared returns the values of so many bytes that the rule compares something with.
+// Compared returns the values of so many bytes that the rule compares something with; 0 is for any number.
 func (r LiveRule) Compared(size int) [][]byte {
 	return slices.DeleteFunc(r.operands("cmp", unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE),
-		func(v []byte) bool { return len(v) != size })
+		func(v []byte) bool { return size > 0 && len(v) != size })
 }
 
 // operands returns what the expressions of that name have there.

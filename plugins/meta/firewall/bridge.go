@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"strings"
 
+	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
@@ -57,8 +59,19 @@ func (c *call) findBridge(r *record) error {
 	return nil
 }
 
-// settle gives the network's other attachments on the bridge the policy of this one, and returns the policy of the
-// bridge: the strictest that one of its networks wants. Where the bridge has this policy nothing has to be settled.
+// isUnused says whether a bridge does not exist, or has no port.
+func (c *call) isUnused(bridge string) (bool, error) {
+	link, err := c.host.Link(bridge)
+	if errors.Is(err, rtnl.ErrNoLink) || err != nil || link.Kind != "bridge" {
+		return errors.Is(err, rtnl.ErrNoLink), nil
+	}
+	ports, err := c.host.Ports(link.Index)
+	return len(ports) == 0, err
+}
+
+// settle gives the network's other attachments on the bridge the policy of this one, until ADD fails, and returns the
+// policy of the bridge: the strictest that one of its networks wants. Where the bridge has this policy there is
+// nothing to settle.
 func (c *call) settle(s *store, r *record) (policy, error) {
 	if r.Bridge == "" {
 		return open, nil
@@ -67,15 +80,26 @@ func (c *call) settle(s *store, r *record) (policy, error) {
 	if err != nil || p == r.Policy && r.Backend != iptables {
 		return p, err
 	}
-	all, err := records(s)
+	others, err := r.neighbours(s)
+	for _, o := range others {
+		if o.Network == r.Network && o.Policy != r.Policy {
+			was := o.Policy // of all of them
+			c.OnFail("give the bridge its policy back", func(ctx context.Context) error {
+				return c.giveBack(ctx, *r, was)
+			})
+			break
+		}
+	}
 	if err != nil {
 		return p, err
 	}
-	p = r.Policy
-	for _, o := range all {
-		if o.Bridge != r.Bridge || o.hash() == r.hash() {
-			continue
-		}
+	return c.align(s, r, others)
+}
+
+// align gives the network's others the policy of the record, and returns that of the bridge.
+func (c *call) align(s *store, r *record, others []*record) (policy, error) {
+	p := r.Policy
+	for _, o := range others {
 		if o.Network == r.Network && o.Policy != r.Policy {
 			if err := c.change(s, o, r.Policy); err != nil {
 				return p, err
@@ -84,6 +108,28 @@ func (c *call) settle(s *store, r *record) (policy, error) {
 		p = stricter(p, o.Policy)
 	}
 	return p, nil
+}
+
+// giveBack gives the network of an attachment, and its bridge, the policy that they had before it.
+func (c *call) giveBack(ctx context.Context, r record, was policy) (err error) {
+	s, err := openStore(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	others, err := r.neighbours(s)
+	if err != nil {
+		return err
+	}
+	r.Policy = was
+	p, err := c.align(s, &r, others)
+	if err != nil {
+		return err
+	}
+	if r.Backend != iptables {
+		return owned().Update(ctx, c.nf, func(ch *nft.Change) error { return police(ch, r.Bridge, p) })
+	}
+	return c.changeIPTables(ctx, &r, func(e *edit, _ family) { e.police(r.Bridge, p) })
 }
 
 // change gives an attachment another policy: the port's flag and the record.

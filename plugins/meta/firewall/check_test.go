@@ -17,67 +17,92 @@ import (
 var _ = Describe("CHECK", Label("kernel"), func() {
 	keys := Object{"ingressPolicy": "isolated"}
 
-	DescribeTable("on nftables finds", func(change, want string) {
-		w := newWorld()
-		w.bridge(1)
-		w.forward("DROP")
-		c := w.container(1, 2)
-		c.add(keys)
-		c.check(keys)
-		w.Cmd("sh", "-ec", change)
-		before := w.Snapshot("nftables")
-		Expect(c.drifts(keys)).To(ContainSubstring(want))
-		Expect(w.Snapshot("nftables")).To(Equal(before), "it changes nothing")
-	},
-		Entry("FORWARD flushed", "iptables -F FORWARD", `nothing leads from FORWARD to "CNI-FORWARD"`),
-		Entry("no way to the administrator's chain", "iptables -D CNI-FORWARD 1", `"CNI-ADMIN"`),
-		Entry("no way to what is accepted", "ip6tables -D CNI-FORWARD 2", `"HAWSER-ACCEPTED"`),
-		Entry("no rule for the fwmark", "iptables -F HAWSER-ACCEPTED", "HAWSER-ACCEPTED"),
-		Entry("no element", "nft flush set inet hawser firewall6_v1", "fd00:1::2"),
-		Entry("no element for host ports", "nft flush set inet hawser firewall4_published_v1", "10.1.0.2"),
-		Entry("another owner's element", "nft 'delete element inet hawser firewall4_v1 { 10.1.0.2 }; "+
-			`add element inet hawser firewall4_v1 { 10.1.0.2 comment "0123456789abcdef net9 other eth0" }'`,
-			"net9 other"),
-		Entry("shared rules flushed", "nft flush chain inet hawser firewall_policy_v1", "firewall_policy_v1"),
-		Entry("no policy", "nft flush set inet hawser firewall_policed_v1", "ingress policy is open, not isolated"),
-		Entry("a weaker policy", `nft add element inet hawser firewall_same_v1 '{ "br1" . "br1" }'`, "is same-bridge"),
-		Entry("no isolated port", "ip link set v1-2 type bridge_slave isolated off", "no isolated port"),
-		Entry("a port that left the bridge", "ip link set v1-2 nomaster", `"br1"`),
-		Entry("no record", "rm "+recordDir+"/*.json", "CNI-FORWARD"),
-	)
+	Context("of a container on nftables", Ordered, func() {
+		var w *world
+		var c *container
+		BeforeAll(func() {
+			w = newWorld()
+			w.bridge(1)
+			w.forward("DROP")
+			c = w.container(1, 2)
+		})
+		// What one change leaves the next ADD repairs.
+		DescribeTable("finds", func(change, want string) {
+			w.Cmd("ip", "link", "set", c.hostEnd, "master", "br1")
+			c.add(keys)
+			c.check(keys)
+			w.Cmd("sh", "-ec", change)
+			before := w.Snapshot("nftables")
+			Expect(c.drifts(keys)).To(ContainSubstring(want))
+			Expect(w.Snapshot("nftables")).To(Equal(before), "it changes nothing")
+			c.del()
+		},
+			Entry("FORWARD flushed", "iptables -F FORWARD", `nothing leads from FORWARD to "CNI-FORWARD"`),
+			Entry("no way to the administrator's chain", "iptables -D CNI-FORWARD 1", `"CNI-ADMIN"`),
+			Entry("no way to what is accepted", "ip6tables -D CNI-FORWARD 2", `"HAWSER-ACCEPTED"`),
+			Entry("no rule for the fwmark", "iptables -F HAWSER-ACCEPTED", "HAWSER-ACCEPTED"),
+			Entry("no element", "nft flush set inet hawser firewall6_v1", "fd00:1::2"),
+			Entry("no element for host ports", "nft flush set inet hawser firewall4_published_v1", "10.1.0.2"),
+			Entry("another owner's element", "nft 'delete element inet hawser firewall4_v1 { 10.1.0.2 }; "+
+				`add element inet hawser firewall4_v1 { 10.1.0.2 comment "0123456789abcdef net9 other eth0" }'`,
+				"net9 other"),
+			Entry("shared rules flushed", "nft flush chain inet hawser firewall_policy_v1", "firewall_policy_v1"),
+			Entry("no policy", "nft flush set inet hawser firewall_policed_v1",
+				"ingress policy is open, not isolated"),
+			Entry("a weaker policy", `nft add element inet hawser firewall_same_v1 '{ "br1" . "br1" }'`,
+				"is same-bridge"),
+			Entry("no isolated port", "ip link set v1-2 type bridge_slave isolated off", "no isolated port"),
+			Entry("a port that left the bridge", "ip link set v1-2 nomaster", `"br1"`),
+			Entry("no record", "rm "+recordDir+"/*.json", "CNI-FORWARD"),
+		)
+	})
 
-	DescribeTable("on iptables finds", func(change, want string) {
-		for _, variant := range []string{"nft", "legacy"} {
-			useVariant(variant)
+	for _, variant := range []string{"nft", "legacy"} {
+		Context("of a container on iptables-"+variant, Ordered, func() {
+			var w *world
+			var c *container
+			onIPTables := Object{"backend": "iptables"}
+			BeforeEach(func() { useVariant(variant) })
+			BeforeAll(func() {
+				w = newWorld()
+				w.bridge(1)
+				c = w.container(1, 2)
+			})
+			DescribeTable("finds", func(change, want string) {
+				c.add(keys, onIPTables)
+				c.check(keys, onIPTables)
+				w.Cmd("sh", "-ec", change)
+				before := w.filter()
+				Expect(c.drifts(keys, onIPTables)).To(ContainSubstring(want))
+				Expect(w.filter()).To(Equal(before), "it changes nothing")
+				c.del()
+			},
+				Entry("FORWARD flushed", "iptables -F FORWARD", "-j CNI-FORWARD"),
+				Entry("no rule of an address", "ip6tables -D CNI-FORWARD -s fd00:1::2 -j ACCEPT", "-s fd00:1::2/128"),
+				Entry("no policy", "iptables -F CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-1"),
+				Entry("everything flushed", "iptables -F; iptables -X", "CNI-FORWARD"),
+			)
+		})
+	}
+
+	Context("of a container whose configuration or result changed since ADD", Ordered, func() {
+		var c *container
+		BeforeAll(func() {
 			w := newWorld()
 			w.bridge(1)
-			c := w.container(1, 2)
-			c.add(keys, Object{"backend": "iptables"})
-			w.Cmd("sh", "-ec", change)
-			before := w.filter()
-			Expect(c.drifts(keys, Object{"backend": "iptables"})).To(ContainSubstring(want))
-			Expect(w.filter()).To(Equal(before), "it changes nothing")
-		}
-	},
-		Entry("everything flushed", "iptables -F; iptables -X", "CNI-FORWARD"),
-		Entry("FORWARD flushed", "iptables -F FORWARD", "-j CNI-FORWARD"),
-		Entry("no rule of an address", "ip6tables -D CNI-FORWARD -s fd00:1::2 -j ACCEPT", "-s fd00:1::2/128"),
-		Entry("no policy", "iptables -F CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-1"),
-	)
-
-	DescribeTable("finds a configuration or a result that changed since ADD", func(change Object, want string) {
-		w := newWorld()
-		w.bridge(1)
-		c := w.container(1, 2)
-		c.add(keys)
-		Expect(c.drifts(keys, change)).To(ContainSubstring(want))
-	},
-		Entry("policy", Object{"ingressPolicy": "open"}, "ingressPolicy: changed since ADD from isolated to open"),
-		Entry("chain", Object{"iptablesAdminChainName": "MINE"}, "iptablesAdminChainName"),
-		Entry("host ports", Object{"acceptPublished": false}, "acceptPublished"),
-		Entry("address", Object{"prevResult": Object{"cniVersion": "1.1.0",
-			"ips": []Object{{"address": "10.1.0.9/24"}}}}, "10.1.0.9"),
-	)
+			c = w.container(1, 2)
+			c.add(keys)
+		})
+		DescribeTable("finds", func(change Object, want string) {
+			Expect(c.drifts(keys, change)).To(ContainSubstring(want))
+		},
+			Entry("policy", Object{"ingressPolicy": "open"}, "ingressPolicy: changed since ADD from isolated to open"),
+			Entry("chain", Object{"iptablesAdminChainName": "MINE"}, "iptablesAdminChainName"),
+			Entry("host ports", Object{"acceptPublished": false}, "acceptPublished"),
+			Entry("address", Object{"prevResult": Object{"cniVersion": "1.1.0",
+				"ips": []Object{{"address": "10.1.0.9/24"}}}}, "10.1.0.9"),
+		)
+	})
 })
 
 var _ = Describe("a policy that changes", Label("kernel"), func() {

@@ -29,10 +29,9 @@ func settled(k kind, keys Object) (w *world, stays *container) {
 	w.forward("DROP")
 	stays = w.container(1, 3)
 	first := w.container(1, 200)
-	for _, c := range []*container{first, stays} {
-		c.add(k.config, keys)
-	}
+	first.add(k.config, Object{"ingressPolicy": "isolated"})
 	first.del()
+	stays.add(k.config, keys)
 	batch(w.Host, "link del "+first.hostEnd)
 	return w, stays
 }
@@ -44,110 +43,123 @@ func hashOf(c *container) string {
 var _ = Describe("DEL", Label("kernel"), func() {
 	eachKind(func(k kind) {
 		for _, p := range []policy{open, isolated} {
-			keys := Object{"ingressPolicy": string(p)}
-			leaves := func(form func(c *container)) {
-				GinkgoHelper()
-				w, stays := settled(k, keys)
-				c := w.container(1, 2)
-				before, files := w.state(), w.Files("/run/hawser")
-				c.add(k.config, keys)
-				Expect(w.state()).NotTo(Equal(before))
-				form(c)
-				Expect(w.state()).To(Equal(before))
-				Expect(w.Files("/run/hawser")).To(Equal(files))
-				stays.check(k.config, keys)
-				c.del(k.config, keys) // again
-				Expect(w.state()).To(Equal(before))
-			}
-			DescribeTable("leaves nothing, and others alone", leaves,
-				Entry("with all that the runtime has", func(c *container) { c.del(k.config, keys) }),
-				Entry("without prevResult and keys", func(c *container) { c.del(Object{"prevResult": nil}) }),
-				Entry("without the namespace", func(c *container) { c.call.Netns = ""; c.del() }),
-				Entry("with keys that ADD refuses", func(c *container) {
-					c.del(Object{"backend": "x", "ingressPolicy": "Open", "iptablesAdminChainName": "-X"})
-				}),
-				Entry("with another backend, policy and chain", func(c *container) {
-					c.del(Object{"backend": "iptables", "ingressPolicy": "open", "iptablesAdminChainName": "OTHER"})
-				}),
-				Entry("with a prevResult that cannot be read", func(c *container) {
-					Expect(c.w.Call(c.as("DEL", Object{"prevResult": Object{"cniVersion": "9.9.9"}})).Code).To(BeZero())
-				}),
-			)
+			Context("of a container with ingressPolicy "+string(p), Ordered, func() {
+				var w *world
+				var stays, c *container
+				keys := Object{"ingressPolicy": string(p)}
+				BeforeAll(func() {
+					w, stays = settled(k, keys)
+					c = w.container(1, 2)
+				})
+				DescribeTable("leaves nothing, and others alone", func(del func(c *container)) {
+					before, files := w.state(), w.Files("/run/hawser")
+					c.add(k.config, keys)
+					Expect(w.state()).NotTo(Equal(before))
+					same := *c
+					del(&same)
+					Expect(w.state()).To(Equal(before))
+					Expect(w.Files("/run/hawser")).To(Equal(files))
+					stays.check(k.config, keys)
+					c.del(k.config, keys) // again
+					Expect(w.state()).To(Equal(before))
+				},
+					Entry("with all that the runtime has", func(c *container) { c.del(k.config, keys) }),
+					Entry("without prevResult and keys", func(c *container) { c.del(Object{"prevResult": nil}) }),
+					Entry("without the namespace", func(c *container) { c.call.Netns = ""; c.del() }),
+					Entry("with keys that ADD refuses", func(c *container) {
+						c.del(Object{"backend": "x", "ingressPolicy": "Open", "iptablesAdminChainName": "-X"})
+					}),
+					Entry("with another backend, policy and chain", func(c *container) {
+						c.del(Object{"backend": "iptables", "ingressPolicy": "open", "iptablesAdminChainName": "OTHER"})
+					}),
+					Entry("with a prevResult that cannot be read", func(c *container) {
+						a := c.w.Call(c.as("DEL", Object{"prevResult": Object{"cniVersion": "9.9.9"}}))
+						Expect(a.Code).To(BeZero(), a.Stdout)
+					}),
+				)
+			})
 		}
 
-		It("needs no program, but for iptables-legacy, and says so there", func() {
-			w, _ := settled(k, nil)
-			c := w.container(1, 2)
-			before := w.state()
-			c.add(k.config)
-			if k.name == "iptables-legacy" {
-				withoutPrograms(func() { Expect(w.Call(c.as("DEL")).Stderr).To(ContainSubstring("not found")) })
+		Context("of an open container", Ordered, func() {
+			var w *world
+			var stays, c *container
+			var before string
+			BeforeAll(func() {
+				w, stays = settled(k, nil)
+				c = w.container(1, 2)
+				before = w.state()
+			})
+
+			It("needs no program, but for iptables-legacy, and says so there", func() {
+				c.add(k.config)
+				if k.name == "iptables-legacy" {
+					withoutPrograms(func() { Expect(w.Call(c.as("DEL")).Stderr).To(ContainSubstring("not found")) })
+					c.del()
+				} else {
+					withoutPrograms(func() { c.del() })
+				}
+				Expect(w.state()).To(Equal(before))
+			})
+
+			It("finds what it made when the record is lost", func() {
+				c.add(k.config)
+				w.Cmd("rm", recordDir+"/"+hashOf(c)+".json")
 				c.del()
-			} else {
-				withoutPrograms(func() { c.del() })
-			}
-			Expect(w.state()).To(Equal(before))
+				Expect(w.state()).To(Equal(before))
+				stays.check(k.config)
+			})
+
+			It("of an ended container keeps what its successor with the same address has", func() {
+				next := w.container(1, 4)
+				c.add(k.config)
+				next.prev["ips"] = c.prev["ips"]
+				next.add(k.config)
+				c.del()
+				next.check(k.config)
+			})
 		})
 
-		It("finds what it made when the record is lost", func() {
-			w, stays := settled(k, nil)
-			c := w.container(1, 2)
-			before := w.state()
-			c.add(k.config)
-			w.Cmd("rm", recordDir+"/"+hashOf(c)+".json")
-			c.del()
-			Expect(w.state()).To(Equal(before))
-			stays.check(k.config)
-		})
-
-		It("comes after everything was flushed", func() {
-			w, _ := settled(k, Object{"ingressPolicy": "isolated"})
-			c := w.container(1, 2)
-			c.add(k.config, Object{"ingressPolicy": "isolated"})
-			w.Cmd("nft", "flush", "ruleset")
-			w.Cmd("iptables", "-F")
-			c.del()
-		})
-
-		It("leaves an administrator's rules about the address and the bridge where they are", func() {
+		Context("of an isolated container", Ordered, func() {
+			var w *world
+			var stays, c *container
 			keys := Object{"ingressPolicy": "isolated"}
-			w, _ := settled(k, keys)
-			if k.config["backend"] == nil {
-				w.Cmd("iptables", "-N", "CNI-ISOLATION-STAGE-1")
-			}
-			c := w.container(1, 2)
-			for _, rule := range []string{"CNI-FORWARD -s 10.1.0.2 -p tcp --dport 25 -j DROP",
-				"CNI-FORWARD -s 10.1.0.2 -j DROP", "CNI-FORWARD -s 10.1.0.2 -o ext -j ACCEPT",
-				"CNI-FORWARD -d 10.1.0.2 -m conntrack --ctstate NEW -j ACCEPT",
-				"CNI-FORWARD -s 10.1.0.2 -m comment --comment mine -j ACCEPT",
-				"CNI-ISOLATION-STAGE-1 -i br1 -o br1 -p icmp -j RETURN",
-				"CNI-ISOLATION-STAGE-1 -i br1 -o br1 -m comment --comment mine -j DROP"} {
-				w.Cmd("iptables", append([]string{"-A"}, strings.Fields(rule)...)...)
-			}
-			before := w.state()
-			c.add(k.config, keys)
-			c.del()
-			Expect(w.state()).To(Equal(before))
-		})
+			BeforeAll(func() {
+				w, stays = settled(k, keys)
+				c = w.container(1, 2)
+			})
 
-		It("of an ended container keeps what its successor with the same address has", func() {
-			w, _ := settled(k, nil)
-			old, next := w.container(1, 2), w.container(1, 4)
-			old.add(k.config)
-			next.prev["ips"] = old.prev["ips"]
-			next.add(k.config)
-			old.del()
-			next.check(k.config)
-		})
+			It("of the last container takes the bridge's policy with it", func() {
+				c.add(k.config, keys)
+				c.del()
+				Expect(w.state()).To(ContainSubstring("br1"))
+				stays.del()
+				Expect(w.state()).NotTo(ContainSubstring("br1"))
+			})
 
-		It("of the last container takes the bridge's policy with it", func() {
-			w, stays := settled(k, Object{"ingressPolicy": "isolated"})
-			c := w.container(1, 2)
-			c.add(k.config, Object{"ingressPolicy": "isolated"})
-			c.del()
-			Expect(w.state()).To(ContainSubstring("br1"))
-			stays.del()
-			Expect(w.state()).NotTo(ContainSubstring("br1"))
+			It("leaves an administrator's rules about the address and the bridge where they are", func() {
+				if k.config["backend"] == nil {
+					w.Cmd("iptables", "-N", "CNI-ISOLATION-STAGE-1")
+				}
+				for _, rule := range []string{"CNI-FORWARD -s 10.1.0.2 -p tcp --dport 25 -j DROP",
+					"CNI-FORWARD -s 10.1.0.2 -j DROP", "CNI-FORWARD -s 10.1.0.2 -o ext -j ACCEPT",
+					"CNI-FORWARD -d 10.1.0.2 -m conntrack --ctstate NEW -j ACCEPT",
+					"CNI-FORWARD -s 10.1.0.2 -m comment --comment mine -j ACCEPT",
+					"CNI-ISOLATION-STAGE-1 -i br1 -o br1 -p icmp -j RETURN",
+					"CNI-ISOLATION-STAGE-1 -i br1 -o br1 -m comment --comment mine -j DROP"} {
+					w.Cmd("iptables", append([]string{"-A"}, strings.Fields(rule)...)...)
+				}
+				before := w.state()
+				c.add(k.config, keys)
+				c.del()
+				Expect(w.state()).To(Equal(before))
+			})
+
+			It("comes after everything was flushed", func() {
+				c.add(k.config, keys)
+				w.Cmd("nft", "flush", "ruleset")
+				w.Cmd("iptables", "-F")
+				c.del()
+			})
 		})
 
 		It("of our last container leaves the bridge's policy to the reference's", func() {
@@ -203,6 +215,57 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		Expect(w.filter()).NotTo(ContainSubstring("10.1.0."))
 	})
 
+	eachKind(func(k kind) {
+		It("removes the reference's rules of the same address and policy, where its DEL and ADD followed ours", func() {
+			keys := Object{"cniVersion": "1.0.0", "ingressPolicy": "isolated"}
+			w := newWorld()
+			w.bridge(1)
+			w.forward("DROP")
+			c := w.container(1, 2)
+			c.add(k.config, keys)
+			w.Reference(nstest.Newest(), c.as("DEL", keys))
+			w.Reference(nstest.Newest(), c.as("ADD", keys)).Added()
+			c.del(keys)
+			Expect(w.Snapshot("nftables") + w.filter()).NotTo(Or(ContainSubstring("10.1.0.2"), ContainSubstring("br1")))
+		})
+	})
+
+	for _, variant := range []string{"nft", "legacy"} {
+		keys := Object{"cniVersion": "1.0.0", "ingressPolicy": "isolated"}
+		// reference makes a network by the reference plugin alone.
+		reference := func() (w *world, a, b *container) {
+			GinkgoHelper()
+			useVariant(variant)
+			w = newWorld()
+			w.bridge(1)
+			a, b = w.container(1, 2), w.container(1, 3)
+			for _, c := range []*container{a, b} {
+				w.Reference(nstest.Newest(), c.as("ADD", keys)).Added()
+			}
+			return w, a, b
+		}
+
+		It("of the last container that the reference made ends its policy, on iptables-"+variant, func() {
+			w, a, b := reference()
+			a.del()
+			Expect(w.filter()).To(ContainSubstring("-i br1 -o br1"))
+			b.check(keys)
+			b.del()
+			Expect(w.filter()).NotTo(ContainSubstring("br1"))
+		})
+
+		It("is not needed where the bridge went: GC ends the reference's policy, on iptables-"+variant, func() {
+			w, a, b := reference()
+			w.gc(2)
+			Expect(w.filter()).To(ContainSubstring("-i br1 -o br1"))
+			for _, c := range []*container{a, b} {
+				w.Cmd("ip", "link", "del", c.hostEnd)
+			}
+			w.gc(2)
+			Expect(w.filter()).NotTo(ContainSubstring("br1"))
+		})
+	}
+
 	It("before any ADD succeeds and makes nothing", func() {
 		w := newWorld()
 		c := w.container(1, 2)
@@ -217,39 +280,40 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 	eachKind(func(k kind) {
 		for _, p := range []policy{open, isolated} {
 			keys := Object{"ingressPolicy": string(p)}
-			fails := func(prepare func(*world, *Call)) {
-				GinkgoHelper()
+			It("because nobody reads its result leaves nothing, and the others' policy", func() {
 				w, stays := settled(k, keys)
 				c := w.container(1, 2)
 				before, files := w.state(), w.Files("/run/hawser")
-				call := c.as("ADD", k.config, keys)
-				prepare(w, &call)
-				Expect(w.Call(call).Code).To(Equal(1))
-				Expect(w.state()).To(Equal(before))
-				Expect(w.Files("/run/hawser")).To(Equal(files))
-				stays.check(k.config, keys)
-			}
-
-			It("because nobody reads its result leaves nothing", func() {
-				fails(func(_ *world, call *Call) { call.Stdout = brokenPipe{} })
+				for _, other := range policies() {
+					call := c.as("ADD", k.config, Object{"ingressPolicy": string(other)})
+					call.Stdout = brokenPipe{}
+					Expect(w.Call(call).Code).To(Equal(1))
+					Expect(w.state()).To(Equal(before))
+					Expect(w.Files("/run/hawser")).To(Equal(files))
+					stays.check(k.config, keys)
+				}
 			})
 		}
 
-		It("because it is there already harms nothing", func() {
-			w, stays := settled(k, nil)
-			before := w.state() + w.Files("/run/hawser")
-			Expect(w.Fails(stays.as("ADD", k.config), 100)).To(ContainSubstring("c1-3"))
-			Expect(w.state() + w.Files("/run/hawser")).To(Equal(before))
-			stays.check(k.config)
-		})
+		Context("of an attachment that had one", Ordered, func() {
+			var w *world
+			var old *container
+			BeforeAll(func() { w, old = settled(k, nil) })
 
-		It("replaces what the same attachment left in a namespace that is gone", func() {
-			w, old := settled(k, nil)
-			again := w.container(1, 4)
-			again.call.ID = old.call.ID
-			again.add(k.config)
-			again.check(k.config)
-			Expect(w.state()).NotTo(ContainSubstring("10.1.0.3"))
+			It("because it is there already harms nothing", func() {
+				before := w.state() + w.Files("/run/hawser")
+				Expect(w.Fails(old.as("ADD", k.config), 100)).To(ContainSubstring("c1-3"))
+				Expect(w.state() + w.Files("/run/hawser")).To(Equal(before))
+				old.check(k.config)
+			})
+
+			It("replaces what the same attachment left in a namespace that is gone", func() {
+				again := w.container(1, 4)
+				again.call.ID = old.call.ID
+				again.add(k.config)
+				again.check(k.config)
+				Expect(w.state()).NotTo(ContainSubstring("10.1.0.3"))
+			})
 		})
 	})
 })

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"reflect"
 	"slices"
 
@@ -69,7 +68,8 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	return c.verify(ctx, want)
 }
 
-// gc removes what attachments of the network left that are not valid. Rules of the reference have no owner and stay.
+// gc removes what attachments of the network left that are not valid, and the policies of bridges that nobody is on.
+// Other rules of the reference have no owner and stay.
 func gc(ctx context.Context, req *skel.Request) (err error) {
 	c, err := dial(req)
 	if err != nil {
@@ -91,7 +91,7 @@ func gc(ctx context.Context, req *skel.Request) (err error) {
 		}
 	}
 	return errors.Join(append(errs, nft.IfSupported(c.sweep(ctx, c.Valid.Garbage)),
-		nft.IfSupported(c.sweepPolicies(ctx)))...)
+		nft.IfSupported(c.sweepPolicies(ctx)), c.sweepIPTables(ctx))...)
 }
 
 // status looks for what would make ADD fail.
@@ -251,32 +251,23 @@ func (c *call) dismiss(ctx context.Context) (err error) {
 	}
 	if r != nil {
 		err = c.remove(ctx, s, r)
+	} else {
+		err = errors.Join(nft.IfSupported(c.sweep(ctx, c.Attachment.Owns)),
+			s.Drop(c.Attachment.Hash())) // what a killed ADD left of it
 	}
-	had := r
-	r = &record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName, Policy: open, Backend: iptables,
-		Addrs: addressesOf(c.PrevResult, c.IfName)}
-	if had != nil { // the reference's DEL and ADD may have followed ours
-		r.Addrs = slices.DeleteFunc(r.Addrs, func(a netip.Addr) bool { return slices.Contains(had.Addrs, a) })
-		return errors.Join(err, c.delReference(ctx, s, r))
-	}
-	return errors.Join(nft.IfSupported(c.sweep(ctx, r.attachment().Owns)), c.delReference(ctx, s, r),
-		s.Drop(r.hash())) // what a killed ADD left of it
+	return errors.Join(err, c.delReference(ctx, s, r))
 }
 
 // remove removes an attachment's rules, and then its record. The record stays for a later DEL or GC when a program is
 // missing, or firewalld gives no answer.
-func (c *call) remove(ctx context.Context, s *store, r *record) error {
-	left, err := r.left(s)
-	if err != nil {
-		return err
-	}
+func (c *call) remove(ctx context.Context, s *store, r *record) (err error) {
 	if r.SetFlag {
 		err = c.isolate(r, false)
 	}
 	if r.Backend == iptables {
-		err = errors.Join(err, c.delIPTables(ctx, s, r, left))
+		err = errors.Join(err, c.delIPTables(ctx, s, r))
 	} else {
-		err = errors.Join(err, nft.IfSupported(c.delNFTables(ctx, r, left)))
+		err = errors.Join(err, nft.IfSupported(c.delNFTables(ctx, s, r)))
 	}
 	var asked error // of firewalld, which may answer later
 	if r.Backend == firewalld {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -25,10 +26,9 @@ const (
 	stage2        = "CNI-ISOLATION-STAGE-2"
 )
 
-// takenChains are those that cannot be the administrator's, and targets of iptables by whose names no chain may go.
+// takenChains are those that cannot be the administrator's.
 func takenChains() []string {
-	return []string{"INPUT", forwardHook, "OUTPUT", cniForward, acceptedChain, stage1, stage2,
-		"ACCEPT", "DROP", "RETURN", "QUEUE"}
+	return []string{"INPUT", forwardHook, "OUTPUT", cniForward, acceptedChain, stage1, stage2}
 }
 
 func comment(text string) []string {
@@ -184,15 +184,21 @@ func restore(ctx context.Context, f family, v ipt.Variant, change func(*edit)) e
 	})
 }
 
-// addIPTables makes the reference's rules, with the programs that are plainly called iptables.
+// addIPTables makes the reference's rules.
 func (c *call) addIPTables(ctx context.Context, r *record, p policy) error {
+	return c.changeIPTables(ctx, r, func(e *edit, f family) { e.whole(r, f, p) })
+}
+
+// changeIPTables makes the change for each family of the attachment, with the programs that are plainly called
+// iptables.
+func (c *call) changeIPTables(ctx context.Context, r *record, change func(*edit, family)) error {
 	for _, f := range families() {
 		if len(r.of(f)) == 0 {
 			continue
 		}
 		tool, err := ipt.Find(ctx, f.ipt)
 		if err == nil {
-			err = restore(ctx, f, tool.Variant, func(e *edit) { e.whole(r, f, p) })
+			err = restore(ctx, f, tool.Variant, func(e *edit) { change(e, f) })
 		}
 		if err != nil {
 			return fmt.Errorf("firewall with iptables: %w", err)
@@ -203,7 +209,11 @@ func (c *call) addIPTables(ctx context.Context, r *record, p policy) error {
 
 // delIPTables removes the attachment's rules from both variants, and leaves its bridge the policy that others want. An
 // address that another attachment has by now keeps its rules.
-func (c *call) delIPTables(ctx context.Context, s *store, r *record, left policy) error {
+func (c *call) delIPTables(ctx context.Context, s *store, r *record) error {
+	left, err := r.left(s)
+	if err != nil {
+		return err
+	}
 	var errs []error
 	for _, f := range families() {
 		var gone []ipt.Rule
@@ -232,6 +242,61 @@ func (c *call) delIPTables(ctx context.Context, s *store, r *record, left policy
 	return errors.Join(errs...)
 }
 
+// delReference removes what the reference made for the addresses in prevResult, but rules of an attachment of ours.
+// Where it made anything, the first interface is its bridge, whose policy ends with the last container.
+func (c *call) delReference(ctx context.Context, s *store, had *record) error {
+	r := &record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName, Policy: open, Backend: iptables}
+	for _, a := range addressesOf(c.PrevResult, c.IfName) {
+		if had == nil || had.Backend != iptables || !slices.Contains(had.Addrs, a) {
+			r.Addrs = append(r.Addrs, a)
+		}
+	}
+	made := false
+	var lost error
+	for _, f := range families() {
+		if own := r.of(f); len(own) > 0 {
+			have, err := c.named(ctx, f, cniForward)
+			lost = errors.Join(lost, err)
+			made = made || slices.ContainsFunc(own, func(a netip.Addr) bool { return have[string(a.AsSlice())] })
+		}
+	}
+	if made {
+		if all := c.PrevResult.Interfaces; len(all) > 0 && cni.ValidIfName(all[0].Name) {
+			r.Bridge, r.Policy = all[0].Name, isolated
+		}
+		lost = errors.Join(lost, c.delIPTables(ctx, s, r))
+	}
+	if ipt.NotInstalled(lost) {
+		c.Warn("rules of other plugins for %s: %v", r.attachment(), lost)
+		return nil
+	}
+	return lost
+}
+
+// named are the addresses and interfaces that rules of a chain name, in either variant, as nf_tables compares them.
+func (c *call) named(ctx context.Context, f family, chain string) (map[string]bool, error) {
+	live, err := c.nf.Rules(f.filter(), chain)
+	if err := nft.IfSupported(err); err != nil {
+		return nil, err
+	}
+	out := map[string]bool{}
+	for _, r := range live {
+		for _, value := range r.Compared(0) {
+			out[string(value)] = true
+		}
+	}
+	saved, err := ipt.Save(ctx, f.ipt, ipt.Legacy, filterTable)
+	for _, r := range saved.Rules {
+		if host, err := netip.ParsePrefix(r.Option("-s")); err == nil && r.Chain == chain {
+			out[string(host.Addr().AsSlice())] = true
+		}
+		if name := r.Option("-o"); name != "" && r.Chain == chain {
+			out[name+"\x00"] = true
+		}
+	}
+	return out, err
+}
+
 // referenceOn says whether a container of the reference is on the record's bridge: one with rules for an address of
 // which there is no record, and to which the bridge leads.
 func (c *call) referenceOn(ctx context.Context, s *store, r *record, f family) (bool, error) {
@@ -242,24 +307,12 @@ func (c *call) referenceOn(ctx context.Context, s *store, r *record, f family) (
 	if err != nil {
 		return false, err
 	}
-	var addrs []netip.Addr
-	live, err := c.nf.Rules(f.filter(), cniForward)
-	if err := nft.IfSupported(err); err != nil {
-		return false, err
-	}
-	for _, l := range live {
-		for _, value := range l.Compared(f.addrLen) {
-			a, _ := netip.AddrFromSlice(value)
-			addrs = append(addrs, a)
+	have, err := c.named(ctx, f, cniForward)
+	for value := range have {
+		a, ok := netip.AddrFromSlice([]byte(value))
+		if !ok {
+			continue
 		}
-	}
-	saved, err := ipt.Save(ctx, f.ipt, ipt.Legacy, filterTable)
-	for _, rule := range saved.Rules {
-		if source, err := netip.ParsePrefix(rule.Option("-s")); err == nil && rule.Chain == cniForward {
-			addrs = append(addrs, source.Addr())
-		}
-	}
-	for _, a := range addrs {
 		ours, anyErr := r.othersHave(s, a)
 		index, _, noRoute := c.host.RouteTo(a)
 		if !ours && !slices.Contains(r.Addrs, a) && noRoute == nil && index == bridge.Index {
@@ -267,6 +320,23 @@ func (c *call) referenceOn(ctx context.Context, s *store, r *record, f family) (
 		}
 	}
 	return false, err
+}
+
+// sweepIPTables removes the policies of bridges that nobody is on: those that the reference made have no other end.
+func (c *call) sweepIPTables(ctx context.Context) error {
+	var errs []error
+	for _, f := range families() {
+		bridges, err := c.named(ctx, f, stage2)
+		errs = append(errs, err)
+		for name := range bridges {
+			name = strings.TrimRight(name, "\x00")
+			unused, err := c.isUnused(name)
+			if errs = append(errs, err); unused && err == nil {
+				errs = append(errs, c.delRules(ctx, f, policyRules(name)))
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // relax gives a bridge that was isolated the policy same-bridge, in the variants where it has one.
@@ -278,16 +348,6 @@ func (c *call) relax(ctx context.Context, f family, bridge string) error {
 				e.police(bridge, sameBridge)
 			}
 		}))
-	}
-	return err
-}
-
-// delReference removes what the reference made for the addresses of an attachment without a record.
-func (c *call) delReference(ctx context.Context, s *store, r *record) error {
-	err := c.delIPTables(ctx, s, r, open)
-	if ipt.NotInstalled(err) {
-		c.Warn("rules of other plugins for %s: %v", r.attachment(), err)
-		return nil
 	}
 	return err
 }

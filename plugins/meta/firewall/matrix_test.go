@@ -42,8 +42,9 @@ func (p path) open(s setting) bool {
 	return true
 }
 
-// topology is what all paths of a combination share.
+// topology is what all paths share.
 type topology struct {
+	w     *world
 	hosts map[string]*nstest.Host
 	addrs map[string][]string // of IPv4 and IPv6
 }
@@ -58,13 +59,12 @@ add rule inet test pre iifname ext tcp dport 8080 dnat ip6 to [fd00:1::2]:80
 `
 )
 
-func newTopology(s setting) topology {
+func newTopology(k kind, p policy) topology {
 	GinkgoHelper()
 	w := newWorld()
 	nstest.Need("br_netfilter", "nft-inet-nat")
-	w.SetBridgeNF(s.brNetfilter)
-	w.forward(map[bool]string{true: "DROP", false: "ACCEPT"}[s.drop])
-	t := topology{map[string]*nstest.Host{"out": w.out}, map[string][]string{
+	w.forward("ACCEPT")
+	t := topology{w, map[string]*nstest.Host{"out": w.out}, map[string][]string{
 		"out": {"192.0.2.2", "2001:db8::2"}, "gateway of b": {"10.2.0.1", "fd00:2::1"},
 		"a's host port": {"192.0.2.1", "2001:db8::1"}}}
 	for n := range 3 {
@@ -72,12 +72,12 @@ func newTopology(s setting) topology {
 	}
 	for name, at := range map[string][2]int{"a": {1, 2}, "a2": {1, 3}, "b": {2, 2}, "c": {3, 2}} {
 		c := w.container(at[0], at[1])
-		keys := Object{"ingressPolicy": string(s.policy)}
+		keys := Object{"ingressPolicy": string(p)}
 		if name == "c" {
 			keys = nil
 		}
-		c.add(s.config, keys)
-		c.check(s.config, keys)
+		c.add(k.config, keys)
+		c.check(k.config, keys)
 		t.hosts[name], t.addrs[name] = c.Host, c.addrs
 		c.Serve("tcp", "[::]:"+servedPort)
 	}
@@ -90,19 +90,24 @@ func newTopology(s setting) topology {
 
 var _ = Describe("packets", Label("kernel"), func() {
 	for _, k := range kinds() {
-		for _, drop := range []bool{false, true} {
-			for _, brNetfilter := range []bool{false, true} {
-				for _, p := range policies() {
-					s := setting{k, drop, brNetfilter, p}
-					where := fmt.Sprintf("on %s, FORWARD drops %t, br_netfilter %t, %s:", k.name, drop, brNetfilter, p)
-					Context(where, func() {
-						It("pass as the table says", func() {
-							useVariant(k.variant)
-							newTopology(s).walk(s)
-						})
-					})
-				}
-			}
+		for _, p := range policies() {
+			Context(fmt.Sprintf("on %s, ingressPolicy %s,", k.name, p), Ordered, func() {
+				var t topology
+				BeforeAll(func() {
+					useVariant(k.variant)
+					t = newTopology(k, p)
+				})
+				DescribeTable("pass as the table says", func(target string, brNetfilter bool) {
+					t.w.forward(target)
+					t.w.SetBridgeNF(brNetfilter)
+					t.walk(setting{k, target == "DROP", brNetfilter, p})
+				},
+					Entry("FORWARD accepts", "ACCEPT", false),
+					Entry("FORWARD accepts, with br_netfilter", "ACCEPT", true),
+					Entry("FORWARD drops", "DROP", false),
+					Entry("FORWARD drops, with br_netfilter", "DROP", true),
+				)
+			})
 		}
 	}
 })

@@ -10,7 +10,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
-	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
 // table is shared with other plugins. Names in it carry the version of the layout.
@@ -38,14 +37,13 @@ type family struct {
 	ipt          ipt.Family
 	addr         nft.Type
 	daddr, saddr nft.Field
-	addrLen      int    // bytes of an address
 	digit        string // in the names of the layout
 }
 
 func families() []family {
 	return []family{
-		{nft.IPv4, ipt.IPv4, nft.IPv4Addr, nft.IPDaddr, nft.IPSaddr, 4, "4"},
-		{nft.IPv6, ipt.IPv6, nft.IPv6Addr, nft.IP6Daddr, nft.IP6Saddr, 16, "6"},
+		{nft.IPv4, ipt.IPv4, nft.IPv4Addr, nft.IPDaddr, nft.IPSaddr, "4"},
+		{nft.IPv6, ipt.IPv6, nft.IPv6Addr, nft.IP6Daddr, nft.IP6Saddr, "6"},
 	}
 }
 
@@ -128,7 +126,11 @@ func (c *call) addNFTables(ctx context.Context, r *record, p policy) error {
 }
 
 // delNFTables removes the attachment's elements, and leaves its bridge the policy that others want.
-func (c *call) delNFTables(ctx context.Context, r *record, left policy) error {
+func (c *call) delNFTables(ctx context.Context, s *store, r *record) error {
+	left, err := r.left(s)
+	if err != nil {
+		return err
+	}
 	mine := r.attachment().Owns
 	found, err := owned().Live(c.nf, r.items(), mine)
 	if err != nil || len(found) == 0 && left == r.Policy {
@@ -230,23 +232,18 @@ func (c *call) policyOf(bridge string) (policy, error) {
 	return p, nil
 }
 
-// sweepPolicies removes the policies of bridges that do not exist.
+// sweepPolicies removes the policies of bridges that nobody is on.
 func (c *call) sweepPolicies(ctx context.Context) error {
 	live, err := c.nf.Elements(table, policedSet)
-	if err != nil {
-		return err
-	}
 	for _, e := range live {
 		bridge := strings.TrimRight(string(e.Key), "\x00")
-		if _, err := c.host.Link(bridge); !errors.Is(err, rtnl.ErrNoLink) {
-			continue
+		unused, lost := c.isUnused(bridge)
+		if unused && lost == nil {
+			lost = owned().Update(ctx, c.nf, func(ch *nft.Change) error { return police(ch, bridge, open) })
 		}
-		err := owned().Update(ctx, c.nf, func(ch *nft.Change) error { return police(ch, bridge, open) })
-		if err != nil {
-			return err
-		}
+		err = errors.Join(err, lost)
 	}
-	return nil
+	return err
 }
 
 // checkNFTables compares the attachment's elements, the policy and what it shares with others with the kernel's.

@@ -99,12 +99,18 @@ func (r *record) of(f family) []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(r.Addrs), func(a netip.Addr) bool { return a.Is4() != f.v4() })
 }
 
+// neighbours are the other attachments on the record's bridge.
+func (r *record) neighbours(s *store) ([]*record, error) {
+	all, err := records(s)
+	return slices.DeleteFunc(all, func(o *record) bool { return o.Bridge != r.Bridge || o.hash() == r.hash() }), err
+}
+
 // left is the policy that the record's bridge has without it, in its backend: its own where others want that too.
 func (r *record) left(s *store) (policy, error) {
-	if r.Policy == open {
-		return open, nil
-	}
 	p := open
+	if r.Policy == open {
+		return p, nil
+	}
 	_, err := s.Any(func(hash string, o record) bool {
 		if hash != r.hash() && o.sane(hash) && o.Bridge == r.Bridge &&
 			(o.Backend == iptables) == (r.Backend == iptables) {

@@ -139,43 +139,68 @@ func withoutPrograms(fn func()) {
 
 var _ = Describe("iptables", Label("kernel"), func() {
 	for _, variant := range []string{"nft", "legacy"} {
-		for _, p := range policies() {
-			It("has the reference's rules, byte for byte", func() {
+		Context(variant, Ordered, func() {
+			var w *world
+			var containers []*container
+			BeforeAll(func() {
+				useVariant(variant)
+				w = newWorld()
+				w.bridge(1)
+				containers = []*container{w.container(1, 2), w.container(1, 3)}
+			})
+			DescribeTable("has the reference's rules, byte for byte", func(p policy, admin string) {
 				useVariant(variant)
 				keys := Object{"cniVersion": "1.0.0", "backend": "iptables", "ingressPolicy": string(p),
-					"iptablesAdminChainName": map[bool]string{true: "MY-OWN", false: ""}[p == isolated]}
-				made := map[bool]string{}
-				for _, ours := range []bool{true, false} {
-					w := newWorld()
-					w.bridge(1)
-					for i := range 2 {
-						c := w.container(1, 2+i)
-						if call := c.as("ADD", keys); ours {
-							w.Add(call)
-						} else {
-							w.Reference(nstest.Newest(), call).Added()
-						}
-						Expect(w.Reference(nstest.Newest(), c.as("CHECK", keys)).Stdout).To(BeEmpty())
-						c.check(keys)
-					}
-					made[ours] = w.filter()
-				}
-				Expect(made[true]).To(Equal(made[false]))
-			})
-		}
+					"iptablesAdminChainName": admin}
+				ours := w.made(containers, keys, func(c Call) { w.Add(c) })
+				theirs := w.made(containers, keys, func(c Call) { w.Reference(nstest.Newest(), c).Added() })
+				Expect(ours).To(Equal(theirs))
+			},
+				Entry("open", open, ""),
+				Entry("same-bridge", sameBridge, ""),
+				Entry("isolated", isolated, "MY-OWN"),
+			)
+		})
 	}
 })
 
-var _ = Describe("the result", func() {
+// made is what ADDs make in an empty filter table; others' rules come between them. CHECKs and DELs follow.
+func (w *world) made(containers []*container, keys Object, add func(Call)) string {
+	GinkgoHelper()
+	w.Cmd("sh", "-ec", "for t in iptables ip6tables; do $t -F; $t -X; done")
+	for _, c := range containers {
+		add(c.as("ADD", keys))
+		Expect(w.Reference(nstest.Newest(), c.as("CHECK", keys)).Stdout).To(BeEmpty())
+		c.check(keys)
+		w.Cmd("iptables", "-I", "FORWARD", "-p", "udp", "-j", "DROP") // the jumps stay behind it
+	}
+	rules := w.filter()
+	for _, c := range containers {
+		c.del()
+	}
+	return rules
+}
+
+var _ = Describe("the result", Ordered, func() {
+	var w *world
+	var c *container
+	BeforeAll(func() {
+		w = newWorld()
+		w.bridge(1)
+		c = w.container(1, 2)
+	})
+	AfterEach(func() { c.del() })
+
 	for _, version := range []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		It("is prevResult in version "+version, func() {
-			w := newWorld()
-			w.bridge(1)
-			c := w.container(1, 2)
 			prev := Merge(c.prev, Object{"cniVersion": version, "dns": Object{"nameservers": []string{"192.0.2.53"}}})
 			if version < "1" {
 				for i, ip := range prev["ips"].([]Object) {
 					ip["version"] = []string{"4", "6"}[i]
+				}
+			} else {
+				for _, ip := range prev["ips"].([]Object) {
+					delete(ip, "version")
 				}
 			}
 			var got Object
@@ -187,9 +212,6 @@ var _ = Describe("the result", func() {
 
 	for _, version := range []string{"0.1.0", "0.2.0"} {
 		It("is prevResult in version "+version, func() {
-			w := newWorld()
-			w.bridge(1)
-			c := w.container(1, 2)
 			prev := Object{"cniVersion": version, "ip4": Object{"ip": "10.1.0.2/24"}}
 			out := w.Add(c.as("ADD", Object{"cniVersion": version, "prevResult": prev})).Text
 			Expect(out).To(ContainSubstring("10.1.0.2/24"))
@@ -198,26 +220,18 @@ var _ = Describe("the result", func() {
 	}
 
 	It("of a container without addresses is given back, and nothing is made", func() {
-		w := newWorld()
-		w.bridge(1)
-		c := w.container(1, 2)
 		before := w.untouched()
 		c.add(Object{"prevResult": Merge(c.prev, Object{"ips": []Object{}})})
 		Expect(w.untouched()).To(Equal(before))
 	})
 
 	It("counts all addresses where it says of none that it is the interface's", func() {
-		w := newWorld()
-		c := w.container(1, 2)
 		c.add(Object{"backend": "iptables", "prevResult": Object{"cniVersion": "1.1.0",
 			"interfaces": []Object{{"name": "x"}}, "ips": []Object{{"address": "10.0.0.2/24", "interface": 0}}}})
 		Expect(w.Cmd("iptables", "-S", "CNI-FORWARD")).To(ContainSubstring("-s 10.0.0.2/32 -j ACCEPT"))
 	})
 
 	It("does not count addresses of other interfaces", func() {
-		w := newWorld()
-		w.bridge(1)
-		c := w.container(1, 2)
 		prev := Merge(c.prev, Object{"ips": append(c.prev["ips"].([]Object),
 			Object{"address": "10.9.0.9/24", "interface": 0})})
 		c.add(Object{"prevResult": prev})
