@@ -36,19 +36,17 @@ type record struct {
 
 type store = statefile.Store[record]
 
-// recordOf reads a container's record, an empty one where there is none. One that is not sane counts as none:
-// rules are made from records, and the file may have been damaged.
+// recordOf reads a container's record, an empty one where there is none.
 func recordOf(s *store, a cni.Attachment) (record, error) {
-	name := chainOf(a.Network, a.ContainerID)
-	rec, found, err := s.Get(name)
-	if !found || !rec.sane(name) {
+	rec, found, err := s.Get(chainOf(a.Network, a.ContainerID))
+	if !found {
 		rec = record{a.Network, a.ContainerID, map[string][]netip.Prefix{}}
 	}
 	return rec, err
 }
 
-// sane says whether a call can have written the record of the chain.
-func (r record) sane(chain string) bool {
+// Sane says whether a call can have written the record of the chain: rules are made from it.
+func (r record) Sane(chain string) bool {
 	for _, addrs := range r.Interfaces {
 		if slices.ContainsFunc(addrs, func(p netip.Prefix) bool {
 			return !p.IsValid() || p.Addr().Zone() != "" || p.Addr().Is4In6()
@@ -294,11 +292,12 @@ func gcIPTables(ctx context.Context, nf *nft.Conn, network string, valid cni.Set
 		return err
 	}
 	garbage := map[cni.Attachment]bool{}
-	for chain, rec := range all {
-		if !rec.sane(chain) || rec.Network != network {
-			delete(all, chain)
+	ours := map[string]bool{}
+	for _, rec := range all {
+		if rec.Network != network {
 			continue
 		}
+		ours[rec.ContainerID] = true
 		for ifName := range rec.Interfaces {
 			a := cni.Attachment{Network: network, ContainerID: rec.ContainerID, IfName: ifName}
 			garbage[a] = !valid.Has(a)
@@ -312,10 +311,9 @@ func gcIPTables(ctx context.Context, nf *nft.Conn, network string, valid cni.Set
 		errs = append(errs, err)
 		for _, r := range rules {
 			net, id, ok := ipt.ParseOwner("", r.Option("--comment"))
-			_, ours := all[chainOf(net, id)]
 			// The rules of the reference tell no interface apart: they stay until the container has none.
 			garbage[cni.Attachment{Network: net, ContainerID: id}] = ok && net == network &&
-				!ours && !valid.HasContainer(id)
+				!ours[id] && !valid.HasContainer(id)
 		}
 	}
 	for a, is := range garbage {

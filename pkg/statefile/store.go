@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,7 +22,9 @@ const (
 
 // Store is a locked directory that holds JSON records of type T, each in a file
 // of the name that the caller gives: an attachment's hash, say. Nobody else reads
-// or writes it until Close.
+// or writes it until Close. A file that no call of ours can have written is no record:
+// one that cannot be decoded, or that *T's method Sane(name string) bool denies, where
+// it has one.
 type Store[T any] struct {
 	dir  *Dir // nil where there is no directory
 	held *Held
@@ -68,8 +71,7 @@ func (s *Store[T]) Close() error {
 	return err
 }
 
-// Get reads a record; ok is false when there is none. One that cannot be
-// decoded is none: no call of ours wrote it.
+// Get reads a record; ok is false when there is none.
 func (s *Store[T]) Get(name string) (record T, ok bool, err error) {
 	var none T
 	if s.dir == nil {
@@ -81,6 +83,9 @@ func (s *Store[T]) Get(name string) (record T, ok bool, err error) {
 	}
 	if err != nil || json.Unmarshal(data, &record) != nil {
 		return none, false, err
+	}
+	if r, can := any(&record).(interface{ Sane(name string) bool }); can && !r.Sane(name) {
+		return none, false, nil
 	}
 	return record, true, nil
 }
@@ -114,25 +119,24 @@ func (s *Store[T]) Drop(name string) error {
 	return s.dir.Discard(name + recordSuffix)
 }
 
-// All reads all records, by their names, and takes away what killed writers
-// left.
-func (s *Store[T]) All() (map[string]T, error) {
-	all := make(map[string]T)
+// All reads all records, in the order of their names, and takes away what killed
+// writers left.
+func (s *Store[T]) All() (all []*T, err error) {
 	if s.dir == nil {
-		return all, nil
+		return nil, nil
 	}
 	if err := s.dir.Sweep(); err != nil {
 		return nil, err
 	}
-	_, err := s.Any(func(name string, record T) bool {
-		all[name] = record
+	_, err = s.Any(func(record T) bool {
+		all = append(all, &record)
 		return false
 	})
 	return all, err
 }
 
 // Any says whether there is a record that matches. It reads no more than it has to.
-func (s *Store[T]) Any(matches func(name string, record T) bool) (bool, error) {
+func (s *Store[T]) Any(matches func(record T) bool) (bool, error) {
 	if s.dir == nil {
 		return false, nil
 	}
@@ -140,13 +144,13 @@ func (s *Store[T]) Any(matches func(name string, record T) bool) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	for _, file := range files {
+	for _, file := range slices.Sorted(slices.Values(files)) {
 		name, isRecord := strings.CutSuffix(file, recordSuffix)
 		if !isRecord {
 			continue
 		}
 		record, ok, err := s.Get(name)
-		if err != nil || ok && matches(name, record) {
+		if err != nil || ok && matches(record) {
 			return err == nil, err
 		}
 	}

@@ -80,7 +80,7 @@ func gc(ctx context.Context, req *skel.Request) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	all, err := records(s)
+	all, err := s.All()
 	if err != nil {
 		return err
 	}
@@ -166,15 +166,15 @@ func (c *call) admit(ctx context.Context, cfg config, r *record) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	old, err := recordOf(s, r.hash())
+	old, ok, err := s.Get(r.hash())
 	switch {
 	case err != nil:
 		return err
-	case old != nil && old.Netns.Is(r.Netns) && (old.Backend != iptables || c.checkIPTables(ctx, old) == nil):
+	case ok && old.Netns.Is(r.Netns) && (old.Backend != iptables || c.checkIPTables(ctx, &old) == nil):
 		return cni.Errorf(cni.CodeExists, "firewall: this attachment has its rules already (%s); DEL removes them",
 			r.attachment())
-	case old != nil:
-		if err := c.remove(ctx, s, old); err != nil {
+	case ok:
+		if err := c.remove(ctx, s, &old); err != nil {
 			return err
 		}
 	}
@@ -245,17 +245,17 @@ func (c *call) dismiss(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	r, err := recordOf(s, c.Attachment.Hash())
+	r, ok, err := s.Get(c.Attachment.Hash())
 	if err != nil {
 		return err
 	}
-	if r != nil {
-		err = c.remove(ctx, s, r)
+	if ok {
+		err = c.remove(ctx, s, &r)
 	} else {
 		err = errors.Join(nft.IfSupported(c.sweep(ctx, c.Attachment.Owns)),
 			s.Drop(c.Attachment.Hash())) // what a killed ADD left of it
 	}
-	return errors.Join(err, c.delReference(ctx, s, r))
+	return errors.Join(err, c.delReference(ctx, s, &r))
 }
 
 // remove removes an attachment's rules, and then its record. The record stays for a later DEL or GC when a program is
@@ -289,11 +289,12 @@ func (c *call) verify(ctx context.Context, want *record) error {
 	if err != nil {
 		return err
 	}
-	r, err := recordOf(s, want.hash())
+	old, ok, err := s.Get(want.hash())
 	if err := errors.Join(err, s.Close()); err != nil {
 		return err
 	}
-	if r == nil { // the reference made it, perhaps
+	r := &old
+	if !ok { // the reference made it, perhaps
 		return c.checkIPTables(ctx, want)
 	}
 	if !slices.Equal(r.Addrs, want.Addrs) && c.checkIPTables(ctx, want) == nil {

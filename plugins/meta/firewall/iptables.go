@@ -247,7 +247,7 @@ func (c *call) delIPTables(ctx context.Context, s *store, r *record) error {
 func (c *call) delReference(ctx context.Context, s *store, had *record) error {
 	r := &record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName, Policy: open, Backend: iptables}
 	for _, a := range addressesOf(c.PrevResult, c.IfName) {
-		if had == nil || had.Backend != iptables || !slices.Contains(had.Addrs, a) {
+		if had.Backend != iptables || !slices.Contains(had.Addrs, a) {
 			r.Addrs = append(r.Addrs, a)
 		}
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"net/netip"
 	"slices"
@@ -50,30 +49,8 @@ func openExistingStore(ctx context.Context) (*store, error) {
 	return statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
 }
 
-// recordOf reads the record with the hash; nil when there is none. One that no ADD can have written counts as none.
-func recordOf(s *store, hash string) (*record, error) {
-	r, ok, err := s.Get(hash)
-	if err != nil || !ok || !r.sane(hash) {
-		return nil, err
-	}
-	return &r, nil
-}
-
-// records reads all records, in the order of their hashes.
-func records(s *store) ([]*record, error) {
-	all, err := s.All()
-	var out []*record
-	for hash, r := range all {
-		if r.sane(hash) {
-			out = append(out, &r)
-		}
-	}
-	slices.SortFunc(out, func(a, b *record) int { return cmp.Compare(a.hash(), b.hash()) })
-	return out, err
-}
-
-// sane says whether an ADD can have written the record. Rules are made from it, and its file may be damaged.
-func (r *record) sane(hash string) bool {
+// Sane says whether an ADD can have written the record. Rules are made from it, and its file may be damaged.
+func (r *record) Sane(hash string) bool {
 	bad := func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" || a.Is4In6() }
 	return r.hash() == hash && cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) &&
 		slices.Contains([]backend{nftables, iptables, firewalld}, r.Backend) && !slices.ContainsFunc(r.Addrs, bad) &&
@@ -89,8 +66,8 @@ func (r *record) hash() string { return r.attachment().Hash() }
 
 // othersHave says whether another attachment on the same backend has the address.
 func (r *record) othersHave(s *store, a netip.Addr) (bool, error) {
-	return s.Any(func(hash string, o record) bool {
-		return hash != r.hash() && o.sane(hash) && o.Backend == r.Backend && slices.Contains(o.Addrs, a)
+	return s.Any(func(o record) bool {
+		return o.hash() != r.hash() && o.Backend == r.Backend && slices.Contains(o.Addrs, a)
 	})
 }
 
@@ -101,7 +78,7 @@ func (r *record) of(f family) []netip.Addr {
 
 // neighbours are the other attachments on the record's bridge.
 func (r *record) neighbours(s *store) ([]*record, error) {
-	all, err := records(s)
+	all, err := s.All()
 	return slices.DeleteFunc(all, func(o *record) bool { return o.Bridge != r.Bridge || o.hash() == r.hash() }), err
 }
 
@@ -111,8 +88,8 @@ func (r *record) left(s *store) (policy, error) {
 	if r.Policy == open {
 		return p, nil
 	}
-	_, err := s.Any(func(hash string, o record) bool {
-		if hash != r.hash() && o.sane(hash) && o.Bridge == r.Bridge &&
+	_, err := s.Any(func(o record) bool {
+		if o.hash() != r.hash() && o.Bridge == r.Bridge &&
 			(o.Backend == iptables) == (r.Backend == iptables) {
 			p = stricter(p, o.Policy)
 		}

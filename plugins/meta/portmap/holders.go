@@ -109,8 +109,13 @@ func (x *search) inNFTables(ctx context.Context) error {
 	for _, it := range live {
 		hash, _, _ := strings.Cut(it.Comment, " ")
 		if _, known := owners[hash]; !known && cni.ValidName(hash) {
-			if owners[hash], err = recordOf(x.store, hash); err != nil {
+			owner, ok, err := x.store.Get(hash)
+			if err != nil {
 				return err
+			}
+			owners[hash] = nil
+			if ok {
+				owners[hash] = &owner
 			}
 		}
 		if owner := owners[hash]; owner == nil {
@@ -125,7 +130,7 @@ func (x *search) inNFTables(ctx context.Context) error {
 // inIPTables reads the records of those who are on iptables, and the reference's rules of containers of which
 // there is no record.
 func (x *search) inIPTables(ctx context.Context) error {
-	all, err := records(x.store)
+	all, err := x.store.All()
 	if err != nil {
 		return err
 	}

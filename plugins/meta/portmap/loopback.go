@@ -59,7 +59,7 @@ func (c *call) noteLocalnet(s *store, r *record) error {
 	if r.LocalnetWas, err = readLocalnet(r.Localnet); err != nil || r.LocalnetWas == "0" {
 		return err
 	}
-	all, err := records(s)
+	all, err := s.All()
 	for _, o := range all {
 		if o.Localnet == r.Localnet && o.LocalnetWas != "" {
 			r.LocalnetWas = o.LocalnetWas
@@ -99,9 +99,7 @@ func isLastOn(s *store, r *record) (bool, error) {
 	if r.Localnet == "" {
 		return false, nil
 	}
-	used, err := s.Any(func(hash string, o record) bool {
-		return hash != r.hash() && o.Localnet == r.Localnet && o.sane(hash)
-	})
+	used, err := s.Any(func(o record) bool { return o.hash() != r.hash() && o.Localnet == r.Localnet })
 	return !used, err
 }
 

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -30,32 +29,11 @@ func openStore(ctx context.Context) (*store, error) {
 	return statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
 }
 
-// recordOf reads the record with the hash; nil when there is none. One that no ADD can have written counts as none.
-func recordOf(s *store, hash string) (*record, error) {
-	r, ok, err := s.Get(hash)
-	if err != nil || !ok || !r.sane(hash) {
-		return nil, err
-	}
-	return &r, nil
-}
-
-// records reads all records, in the order of their hashes.
-func records(s *store) ([]*record, error) {
-	all, err := s.All()
-	var out []*record
-	for _, hash := range slices.Sorted(maps.Keys(all)) {
-		if r := all[hash]; r.sane(hash) {
-			out = append(out, &r)
-		}
-	}
-	return out, err
-}
-
 // siblings reads, once, the records of the container's other attachments to the network that are on iptables:
 // they share its chain.
 func siblings(s *store, r *record) sharers {
 	return sync.OnceValues(func() ([]*record, error) {
-		all, err := records(s)
+		all, err := s.All()
 		return slices.DeleteFunc(all, func(o *record) bool {
 			return o.Backend != iptables || o.Network != r.Network || o.ContainerID != r.ContainerID ||
 				o.IfName == r.IfName
@@ -63,8 +41,8 @@ func siblings(s *store, r *record) sharers {
 	})
 }
 
-// sane says whether an ADD can have written the record. Rules are made from it, and its file may be damaged.
-func (r *record) sane(hash string) bool {
+// Sane says whether an ADD can have written the record. Rules are made from it, and its file may be damaged.
+func (r *record) Sane(hash string) bool {
 	o := r.Options
 	ok := cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) && r.hash() == hash &&
 		(r.Backend == nftables || r.Backend == iptables) &&

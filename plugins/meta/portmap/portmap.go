@@ -136,11 +136,11 @@ func (c *call) verify(ctx context.Context, want *record) error {
 	if err != nil {
 		return err
 	}
-	r, err := recordOf(s, want.hash())
+	r, ok, err := s.Get(want.hash())
 	if err := errors.Join(err, s.Close()); err != nil {
 		return err
 	}
-	if r == nil {
+	if !ok {
 		return c.verifyReference(ctx, want)
 	}
 	// The reference's DEL leaves our record, so its next ADD of the attachment, with another address, stands beside it.
@@ -158,9 +158,9 @@ func (c *call) verify(ctx context.Context, want *record) error {
 	same("the container's addresses in prevResult", r.Addrs, want.Addrs)
 	errs = append(errs, checkLocalnet(r.Localnet), c.checkGuard(r.Localnet))
 	if r.Backend == iptables {
-		return errors.Join(append(errs, c.checkIPTables(ctx, r))...)
+		return errors.Join(append(errs, c.checkIPTables(ctx, &r))...)
 	}
-	return errors.Join(append(errs, c.checkNFTables(r))...)
+	return errors.Join(append(errs, c.checkNFTables(&r))...)
 }
 
 // verifyReference looks for what the reference plugin makes: rules in either backend and route_localnet, without
@@ -329,12 +329,12 @@ func (c *call) publish(ctx context.Context, cfg config, r *record) (gone []*reco
 // anything changes. What the reference left of a container that is gone is removed here; the records of our owners
 // that are gone are returned, for apply to replace.
 func (c *call) resolveConflicts(ctx context.Context, s *store, r *record) (gone []*record, err error) {
-	own, err := recordOf(s, r.hash())
+	own, ok, err := s.Get(r.hash())
 	if err != nil {
 		return nil, err
 	}
-	if own != nil {
-		isGone, err := c.isGone(ctx, own)
+	if ok {
+		isGone, err := c.isGone(ctx, &own)
 		if err == nil && !isGone {
 			err = cni.Errorf(cni.CodeExists,
 				"host ports: this attachment has them already (%s); DEL removes them", r.attachment())
@@ -342,7 +342,7 @@ func (c *call) resolveConflicts(ctx context.Context, s *store, r *record) (gone 
 		if err != nil {
 			return nil, err
 		}
-		gone = append(gone, own)
+		gone = append(gone, &own)
 	}
 	holders, err := c.holders(ctx, s, r)
 	if err != nil {
@@ -395,12 +395,12 @@ func (c *call) unpublish(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	r, err := recordOf(s, c.Attachment.Hash())
+	r, ok, err := s.Get(c.Attachment.Hash())
 	if err != nil {
 		return err
 	}
-	if r == nil { // its elements can only be found by their marks
-		r = &record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName}
+	if !ok { // its elements can only be found by their marks
+		r = record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName}
 		if c.PrevResult != nil { // the reference's rules name no network
 			r.Addrs = addressesOf(c.PrevResult.ContainerIPs(c.IfName))
 		}
@@ -408,7 +408,7 @@ func (c *call) unpublish(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	return c.remove(ctx, s, r)
+	return c.remove(ctx, s, &r)
 }
 
 // remove removes an attachment's rules, then the UDP flows that they led to the container, and then the record.
@@ -451,7 +451,7 @@ func (c *call) collect(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	all, err := records(s)
+	all, err := s.All()
 	if err != nil {
 		return err
 	}

@@ -36,16 +36,14 @@ func (r record) attachment() cni.Attachment {
 	return cni.Attachment{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName}
 }
 
-// readRecord reads the attachment's record; ok is false when there is none that an
-// ADD of this attachment wrote.
+// readRecord reads the attachment's record; ok is false when there is none.
 func readRecord(ctx context.Context, a cni.Attachment) (r record, ok bool, err error) {
 	s, err := statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
 	if err != nil {
 		return r, false, err
 	}
 	defer s.Close()
-	r, ok, err = s.Get(a.Hash())
-	return r, ok && r.attachment() == a && r.sane(), err
+	return s.Get(a.Hash())
 }
 
 // isRecorded says whether an ADD of any attachment moved the routes of a link.
@@ -55,12 +53,15 @@ func isRecorded(ctx context.Context, netns ns.Identity, link int) (bool, error) 
 		return false, err
 	}
 	defer s.Close()
-	return s.Any(func(_ string, r record) bool { return r.Netns.Is(netns) && r.Link == link && r.sane() })
+	return s.Any(func(r record) bool { return r.Netns.Is(netns) && r.Link == link })
 }
 
-// sane says whether an ADD can have written the record. Its file may be damaged, and
+// Sane says whether an ADD can have written the record. Its file may be damaged, and
 // DEL deletes what it names.
-func (r record) sane() bool {
+func (r record) Sane(hash string) bool {
+	if r.attachment().Hash() != hash {
+		return false
+	}
 	tables := map[uint32]bool{}
 	for _, rule := range r.Plan.Rules {
 		if !rule.Src.IsSingleIP() || isKernels(rule.Table) {

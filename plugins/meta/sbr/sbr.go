@@ -221,9 +221,9 @@ func gc(ctx context.Context, req *skel.Request) error {
 	defer s.Close()
 	all, err := s.All()
 	errs := []error{err}
-	for name, r := range all {
+	for _, r := range all {
 		if r.Network == req.Network && !req.Valid.Has(r.attachment()) {
-			errs = append(errs, s.Drop(name))
+			errs = append(errs, s.Drop(r.attachment().Hash()))
 		}
 	}
 	return errors.Join(errs...)

@@ -78,7 +78,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 		for _, o := range r.owners() {
 			if o.Network == req.Network && !req.Valid.Has(o) {
 				r.Values, _ = r.without(o)
-				errs = append(errs, s.put(o, r))
+				errs = append(errs, s.put(o, *r))
 			}
 		}
 	}
