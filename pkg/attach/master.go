@@ -29,7 +29,7 @@ func (s *Session) findMaster(c Child) (err error) {
 	case name != "":
 		s.Parent, err = conn.Link(name)
 		if errors.Is(err, rtnl.ErrNoLink) {
-			return cni.Refuse("master", name, "no such interface")
+			return cni.Refuse("master", nil, fmt.Sprintf("%q: no such interface", name))
 		}
 	default:
 		s.Parent, err = defaultMaster(conn)

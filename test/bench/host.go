@@ -13,6 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// uplink is an interface that plugins' interfaces can be on.
+const uplink = "up0"
+
 // host is a machine for one side: network and mount namespaces with an empty /run,
 // and /var/lib/cni on disk.
 type host struct {
@@ -63,7 +66,10 @@ func (h *host) make() error {
 	if h.net, err = os.Open("/proc/thread-self/ns/net"); err != nil {
 		return err
 	}
-	return command("", "ip", "link", "set", "lo", "up")
+	return command(strings.ReplaceAll(`link set lo up
+link add UPLINK up type veth peer name far0
+link set far0 up
+`, "UPLINK", uplink), "ip", "-batch", "-")
 }
 
 // do runs fn on the host's thread. Programs that it starts are on the host.

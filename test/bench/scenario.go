@@ -40,6 +40,7 @@ var (
 	masquerade  = object{"ipMasq": true}
 	byIPTables  = object{"ipMasq": true, "ipMasqBackend": "iptables"}
 	byNFTables  = object{"ipMasq": true, "ipMasqBackend": "nftables"}
+	onUplink    = object{"master": uplink}
 	onIPTables  = object{"backend": "iptables"}
 	onNFTables  = object{"backend": "nftables"}
 	fixed       = object{"type": "static", "addresses": []object{{"address": "10.22.0.5/16", "gateway": "10.22.0.1"}}}
@@ -71,6 +72,9 @@ func scenarios() []scenario {
 			{"tuning", same(object{"mac": "c2:11:22:33:44:55"})}}},
 		{name: "sbr, dual stack", verbs: all, before: []step{bridge(dual)}, steps: []step{{"sbr", same(nil)}},
 			quick: true},
+		{name: "macvlan", verbs: all, steps: []step{{"macvlan", same(merged(plain, onUplink))}}, quick: true},
+		{name: "macvlan, layer 2", verbs: most, steps: []step{{"macvlan", same(onUplink)}}},
+		{name: "macvlan, dual stack", verbs: most, steps: []step{{"macvlan", same(merged(dual, onUplink))}}},
 	}, lending(), linking("ptp", ptp), linking("bridge", bridge), publishing(), filtering(), crowds(), chains())
 }
 

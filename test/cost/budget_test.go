@@ -176,6 +176,22 @@ var budgets = []budget{
 		"GC":      {"host-local ip6tables-save iptables-save", 8, 8, 6, 340},
 		"DEL":     {"host-local", 19, 26, 7, 215},
 	}},
+	{"macvlan", "macvlan", same(onUplink(single)), false, 0, gc, map[string]cost{
+		"VERSION": {"", 0, 0, 0, 29},
+		"ADD":     {"host-local", 8, 8, 0, 225},
+		"CHECK":   {"host-local", 4, 4, 1, 147},
+		"STATUS":  {"host-local", 2, 2, 0, 98},
+		"GC":      {"host-local", 0, 0, 0, 97},
+		"DEL":     {"host-local", 2, 2, 0, 121},
+	}},
+	{"macvlan, two families", "macvlan", same(onUplink(dual)), false, 0, gc, map[string]cost{
+		"VERSION": {"", 0, 0, 0, 29},
+		"ADD":     {"host-local", 9, 9, 0, 236},
+		"CHECK":   {"host-local", 4, 4, 1, 147},
+		"STATUS":  {"host-local", 2, 2, 0, 98},
+		"GC":      {"host-local", 0, 0, 0, 97},
+		"DEL":     {"host-local", 2, 2, 0, 121},
+	}},
 	{"ptp", "ptp", same(ptp(single)), false, 0, gcAndDel, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 29},
 		"ADD":     {"host-local", 14, 14, 0, 214},

@@ -23,6 +23,7 @@ func newNode(containers int) node {
 	GinkgoHelper()
 	n := node{World: NewNode()}
 	n.Spoiled = true
+	Uplink(n.Host)
 	crowd := nstest.NewNetns()
 	for i := range containers {
 		n.pods = append(n.pods, pod(fmt.Sprintf("crowd%d", i), fmt.Sprintf("eth%d", i), crowd))
@@ -91,6 +92,11 @@ func bridge(subnets []string, more ...Object) Object {
 
 func ptp(subnets []string, more ...Object) Object {
 	return Merge(ipam(subnets), Merge(more...))
+}
+
+// onUplink are keys of a plugin whose interface is on the uplink.
+func onUplink(subnets []string, more ...Object) Object {
+	return Merge(ipam(subnets), Object{"master": "up0", "enabledad": false}, Merge(more...))
 }
 
 // portmap publishes one port.

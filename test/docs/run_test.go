@@ -70,6 +70,9 @@ func (e example) prepare(host *nstest.Host) (pluginDir string) {
 	if e.asks("ipMasqBackend", "iptables") || e.asks("externalSetMarkChain") {
 		nstest.Need("iptables")
 	}
+	if e.asks("master") {
+		plugintest.Uplink(host)
+	}
 	for _, entry := range e.entries() {
 		if chain, ok := entry["externalSetMarkChain"].(string); ok {
 			host.Cmd("iptables", "-t", "nat", "-N", chain)
@@ -124,7 +127,7 @@ func (e example) once(host *nstest.Host, c *libcni.CNIConfig, id string) object 
 		return json.Unmarshal([]byte(plugintest.Text(r)), &result)
 	})
 	Expect(validate(schema("result"), result)).To(Succeed())
-	if e.ifName() == "eth0" {
+	if e.ifName() == "eth0" && !e.asks("master") {
 		Expect(host.Cmd("ip", "-d", "link")).To(ContainSubstring(id))
 	}
 	link := plugintest.Show(cont, e.ifName())

@@ -78,6 +78,7 @@ func tables() map[string][]values {
 		"bridge":     concat(bridgeValues(), dns(), common()),
 		"ptp":        concat(ptpValues(), dns(), common()),
 		"loopback":   common(),
+		"macvlan":    concat(macvlanValues(), dns(), common()),
 		"host-local": concat(hostLocalValues(), common()),
 		"static":     concat(staticValues(), common()),
 		"tuning":     concat(tuningValues(), common()),
@@ -155,6 +156,21 @@ func ptpValues() []values {
 		{key: "ipam", good: `[{"type": "static"}]`, bad: `[null, {}, "host-local", []]`},
 		{key: "ipam.type", good: `["static"]`, bad: `["../x", "", null, 5]`, beyond: `["ptp"]`},
 		macs("args.cni.mac"), macs("runtimeConfig.mac"),
+	})
+}
+
+func masters() []values {
+	return concat(switches("linkInContainer"), []values{{key: "master", good: `["up0", "", null]`, bad: noStrings}})
+}
+
+func macvlanValues() []values {
+	return concat(masters(), switches("enabledad"), []values{
+		{key: "mode", good: `["bridge", "private", "vepa", "passthru", "", null]`, bad: `["source", "Bridge", 5]`},
+		{key: "mtu", good: `[0, 68, 1500, 65535, null]`, bad: `[-1, 67, 65536, 1.5, "1500"]`},
+		{key: "bcqueuelen", good: `[0, 1000, 4294967295, null]`, bad: `[-1, 4294967296, 1.5, "1000"]`},
+		{key: "ipam", good: `[{}, {"type": "static"}, null]`, bad: `["static", [], 5]`},
+		{key: "ipam.type", good: `["static", "", null]`, bad: `["../x", "a/b", ".", 5]`, beyond: `["macvlan"]`},
+		macs("mac"), macs("args.cni.mac"), macs("runtimeConfig.mac"),
 	})
 }
 

@@ -64,6 +64,9 @@ func (l *lesson) node() (*node, error) {
 		n.bin = filepath.Dir(nstest.Build(name))
 	}
 	n.host, n.conts[victim] = nstest.NewHost(), nstest.NewNetns()
+	if l.Conf["master"] != nil {
+		plugintest.Uplink(n.host)
+	}
 	if !l.Cold {
 		n.conts[bystander] = nstest.NewNetns()
 	}

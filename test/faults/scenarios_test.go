@@ -79,6 +79,9 @@ func scenarios() []scenario {
 			Needs: nft},
 		{Name: "ptp, iptables", Conf: object{"type": "ptp", "ipMasq": true, "ipMasqBackend": "iptables",
 			"ipam": dual(1)}, Needs: ipt},
+		{Name: "macvlan", Conf: onUplink("macvlan", object{"mode": "vepa"}), Needs: []string{"macvlan"}},
+		{Name: "macvlan, first on the host", Cold: true, Conf: object{"type": "macvlan", "master": "up0",
+			"enabledad": false, "ipam": dual(0)}, Needs: []string{"macvlan"}},
 		{Name: "bandwidth", Conf: object{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 800000,
 			"egressRate": 8000000, "egressBurst": 800000}, Below: onBridge, Needs: []string{"tbf", "ifb"}},
 		{Name: "tuning", Conf: tuned, Below: onBridge, Inside: true},
@@ -93,6 +96,12 @@ func scenarios() []scenario {
 			Needs: nft},
 		{Name: "firewall, iptables", Conf: firewall("iptables"), Below: onBridge, Needs: ipt},
 	}
+}
+
+// onUplink is a plugin whose interface is on the host's uplink.
+func onUplink(plugin string, more object) object {
+	return plugintest.Merge(object{"type": plugin, "master": "up0", "mtu": 1400, "enabledad": false, "ipam": dual(1)},
+		more)
 }
 
 func firewall(backend string) object {

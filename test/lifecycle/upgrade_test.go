@@ -20,6 +20,8 @@ func entries(plugin string, keys Object) List {
 	switch plugin {
 	case "bridge":
 		return List{{Plugin: plugin, Keys: Merge(bridge, keys)}}
+	case "macvlan": // IPv4 alone: the reference waits for IPv6
+		return List{{Plugin: plugin, Keys: Merge(Object{"master": "up0", "ipam": HostLocal("10.88.0.0/24")}, keys)}}
 	case "ptp":
 		return List{{Plugin: plugin, Keys: Merge(ipam, keys)}}
 	case "loopback":
@@ -70,6 +72,8 @@ func upgrades() []upgrade {
 		{name: "sbr", list: entries("sbr", nil), checkless: nstest.References()},
 		{name: "bandwidth", list: entries("bandwidth", limited)},
 		{name: "tuning", list: entries("tuning", tuned)},
+		{name: "macvlan", list: entries("macvlan", Object{"mode": "private", "mtu": 1400}), nameless: true,
+			needs: []string{"macvlan"}},
 		{name: "loopback", list: entries("loopback", Object{})},
 	}
 }
@@ -120,6 +124,9 @@ var _ = Describe("an attachment that lives while a node changes its plugins", La
 					nstest.Need(append(u.needs, "iptables", "nft")...)
 					ours = NewNode()
 					ours.Version = "1.0.0"
+					if u.list[0].Keys["master"] != nil {
+						Uplink(ours.Host)
+					}
 					theirs = ours.With(ref)
 					other = theirs.Up(newPod("other", u.list), u.list.Port(9090))
 					first := theirs.Up(newPod("one", u.list), u.list)

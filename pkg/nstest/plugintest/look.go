@@ -82,6 +82,23 @@ func Ping(h *nstest.Host, address string) bool {
 	return h.Run(nstest.Program{Path: "ping", Args: []string{"-c1", "-w" + seconds, "-n", address}}).Exit == 0
 }
 
+// Uplink gives a host an interface, "up0", that others can be on, and returns a neighbour on its
+// network, who has the gateways' addresses of [Addrs].
+func Uplink(h *nstest.Host) (far *nstest.Host) {
+	ginkgo.GinkgoHelper()
+	far = nstest.NewNetns()
+	for _, side := range []*nstest.Host{h, far} {
+		side.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
+	}
+	IP(h, "link add up0 type veth peer name far0 netns %s", far.Name)
+	IP(h, "link set up0 up")
+	for _, words := range []string{"link set far0 up", "addr add 10.1.0.1/24 dev far0",
+		"addr add 2001:db8:1::1/64 dev far0 nodad"} {
+		IP(far, "%s", words)
+	}
+	return far
+}
+
 // LinkLocal is the link-local address of a link, once it may be used.
 func LinkLocal(h *nstest.Host, name string) (address string) {
 	ginkgo.GinkgoHelper()

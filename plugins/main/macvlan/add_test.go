@@ -1,0 +1,365 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+var _ = Describe("ADD", Label("kernel"), func() {
+	var w *World
+	var far *nstest.Host
+	BeforeEach(func() { w, far = newWorld() })
+
+	// details are what ip(8) says of the container's interface.
+	details := func(a Attached) string { return IP(a.Host, "-d link show eth0") }
+	fails := func(c Object, code uint) string {
+		GinkgoHelper()
+		cont := nstest.NewNetns()
+		inside := cont.Snapshot("links")
+		says := w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: c}, code)
+		Expect(cont.Snapshot("links")).To(Equal(inside))
+		Expect(w.Calls()).To(BeEmpty())
+		return says
+	}
+
+	It("makes a neighbour of those on the master's network, and reports it as it is", func() {
+		a := w.Attach("one", conf(Object{"mtu": 1400}), "10.1.0.2/24 10.1.0.1", "2001:db8:1::2/64 2001:db8:1::1")
+		Expect(Ping(a.Host, "10.1.0.1") && Ping(a.Host, "2001:db8:1::1")).To(BeTrue())
+		l := Show(a.Host, "eth0")
+		Expect(l.Addrs()).To(ConsistOf("10.1.0.2/24", "2001:db8:1::2/64"))
+		Expect(l.Linkinfo.Kind).To(Equal("macvlan"))
+		Expect(l.Ifalias).To(HaveSuffix(" net one eth0"))
+		Expect(details(a)).To(And(ContainSubstring("group default"), ContainSubstring("macvlan mode bridge")))
+		Expect(a.Result.Text).To(MatchJSON(fmt.Sprintf(`{"cniVersion":"1.1.0",
+			"interfaces":[{"name":"eth0","mac":%q,"mtu":1400,"sandbox":%q}],
+			"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1","interface":0},
+				{"address":"2001:db8:1::2/64","gateway":"2001:db8:1::1","interface":0}]}`, l.Address, a.Path)))
+		Expect(l.MTU).To(Equal(1400))
+	})
+
+	It("prints a result of each version, also without addresses", func() {
+		for i, v := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+			c := conf(Object{"cniVersion": v})
+			Expect(w.Attach(fmt.Sprint("l3-", i), c, fmt.Sprintf("10.1.0.%d/24", i+2)).Result.CNIVersion).To(Equal(v))
+			a := w.Attach(fmt.Sprint("l2-", i), Merge(c, Object{"ipam": nil}))
+			Expect(a.Result.CNIVersion).To(Equal(v))
+			Expect(Show(a.Host, "eth0").Flags).To(ContainElement("UP"))
+		}
+	})
+
+	It("makes each mode, and a queue for broadcasts", func() {
+		for _, mode := range []string{"bridge", "private", "vepa", "passthru"} {
+			a := w.Attach(mode, conf(Object{"mode": mode, "bcqueuelen": 2000}), "10.1.0.2/24")
+			Expect(details(a)).To(And(ContainSubstring("macvlan mode "+mode), ContainSubstring("bcqueuelen 2000")))
+			w.Succeeds(a.As("CHECK"))
+			w.Succeeds(a.As("DEL"))
+		}
+	})
+
+	It("takes a name that the host has, the master's own too", func() {
+		for _, name := range []string{"up0", "lo0"} {
+			if name != "up0" {
+				IP(w.Host, "link add %s type veth peer name x0", name)
+			}
+			w.LendAddrs("one", "10.1.0.2/24 10.1.0.1")
+			cont := nstest.NewNetns()
+			call := Call{IfName: name, Netns: cont.Path, Conf: conf()}
+			a := Attached{Host: cont, Call: call, Result: w.Add(call)}
+			Expect(Show(cont, name).Ifalias).To(HaveSuffix(name))
+			Expect(Names(cont, "")).To(Equal([]string{name}))
+			w.Succeeds(a.As("CHECK"))
+			w.Succeeds(a.As("DEL"))
+			Expect(Names(cont, "")).To(BeEmpty())
+			Expect(Show(w.Host, name).Linkinfo.Kind).To(Equal("veth"))
+		}
+	})
+
+	It("gives many containers at a time an interface on one master", func() {
+		var wait sync.WaitGroup
+		for i := range 16 {
+			wait.Go(func() {
+				defer GinkgoRecover()
+				id := fmt.Sprint("c", i)
+				a := w.Attach(id, conf(), fmt.Sprintf("10.1.0.%d/24 10.1.0.1", i+2))
+				w.Succeeds(a.As("CHECK"))
+				w.Succeeds(a.As("DEL"))
+				Expect(Names(a.Host, "")).To(BeEmpty())
+			})
+		}
+		wait.Wait()
+	})
+
+	It("has a MAC address that is wished, a passthru's too, which the master then has as long", func() {
+		const mac = "02:00:00:00:00:07"
+		own := Show(w.Host, "up0").Address
+		for _, mode := range []string{"bridge", "passthru"} {
+			a := w.Attach(mode, conf(Object{"mode": mode, "mac": mac}), "10.1.0.2/24 10.1.0.1")
+			Expect(Show(a.Host, "eth0").Address).To(Equal(mac))
+			Expect(a.Result.Interfaces[0].MAC).To(Equal(mac))
+			Expect(Show(w.Host, "up0").Address == mac).To(Equal(mode == "passthru"))
+			Expect(Ping(a.Host, "10.1.0.1")).To(BeTrue())
+			w.Succeeds(a.As("CHECK"))
+			w.Succeeds(a.As("DEL"))
+			Expect(Show(w.Host, "up0").Address).To(Equal(own))
+		}
+	})
+
+	It("refuses a MAC address that another interface on the master has, or the master", func() {
+		const mac = "02:00:00:00:00:07"
+		a := w.Attach("one", conf(Object{"mac": mac}), "10.1.0.2/24")
+		w.Calls()
+		Expect(fails(conf(Object{"mac": mac}), cni.CodeConflict)).To(
+			And(ContainSubstring(mac), ContainSubstring(`"up0"`)))
+		own := Show(w.Host, "up0").Address
+		Expect(fails(conf(Object{"mac": own}), cni.CodeConfig)).To(HavePrefix(fmt.Sprintf("mac: %q ", own)))
+		w.Succeeds(a.As("CHECK"))
+	})
+
+	It("refuses an MTU above the master's", func() {
+		Expect(fails(conf(Object{"mtu": 1501}), cni.CodeConfig)).To(
+			HavePrefix(`mtu: 1501 is above that of master "up0" (1500)`))
+	})
+
+	DescribeTable("refuses a master, which STATUS then is code 50 for,", func(prepare func(), c Object, code uint,
+		says string) {
+		if prepare != nil {
+			prepare()
+		}
+		Expect(fails(c, code)).To(ContainSubstring(says))
+		if c["mode"] == nil {
+			Expect(w.Fails(Call{Command: "STATUS", Conf: c}, cni.CodeUnavailable)).To(ContainSubstring(says))
+		}
+	},
+		Entry("that is not there", nil, conf(Object{"master": "eth9"}), cni.CodeConfig,
+			`master: "eth9": no such interface`),
+		Entry("that is a bridge's port", func() {
+			IP(w.Host, "link add name br7 type bridge")
+			IP(w.Host, "link set up0 master br7")
+		}, conf(), cni.CodeConflict, `held by bridge "br7"`),
+		Entry("that a passthru has", func() { w.Attach("one", conf(Object{"mode": "passthru", "ipam": nil})) },
+			conf(Object{"mode": "private"}), cni.CodeConflict, "passthru"),
+	)
+
+	It("works on a master that is down, and on one that is a macvlan itself", func() {
+		IP(w.Host, "link set up0 down")
+		a := w.Attach("one", conf(Object{"ipam": nil}))
+		w.Succeeds(a.As("CHECK"))
+		IP(w.Host, "link set up0 up")
+		IP(w.Host, "link add mv0 link up0 type macvlan mode bridge")
+		w.Succeeds(w.Attach("two", conf(Object{"master": "mv0"}), "10.1.0.2/24 10.1.0.1").As("CHECK"))
+	})
+
+	It("gives the container the gateway's routes with all that they say, and IPAM's dns", func() {
+		w.Lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],
+			"routes":[{"dst":"0.0.0.0/0","mtu":1300,"advmss":1200,"priority":7}],"dns":{"nameservers":["192.0.2.1"]}}`)
+		a := w.Attach("one", conf())
+		Expect(IP(a.Host, "route show default")).To(And(ContainSubstring("mtu 1300"), ContainSubstring("advmss 1200"),
+			ContainSubstring("metric 7")))
+		Expect(a.Result.DNS).To(HaveKeyWithValue("nameservers", ConsistOf("192.0.2.1")))
+		b := w.Attach("two", conf(Object{"mac": "02:00:00:00:00:09", "dns": Object{"domain": "d"}}))
+		Expect(b.Result.DNS).To(Equal(Object{"domain": "d"}))
+	})
+
+	It("shows IPAM the interface, up", func() {
+		w.On("ADD", `nsenter --net="$CNI_NETNS" ip link show dev "$CNI_IFNAME" >"$d/seen"; cat >/dev/null; cat <<'E'
+`+Lease("10.1.0.2/24")+"\nE")
+		a := w.Attach("one", conf())
+		Expect(w.Cmd("cat", w.Dir+"/seen")).To(MatchRegexp(`eth0@.*[<,]UP[,>]`))
+		w.Succeeds(a.As("DEL"))
+	})
+
+	It("tells the neighbours where the address is now", func() {
+		IP(far, "neigh replace 10.1.0.2 lladdr 02:00:00:00:00:99 dev far0 nud stale")
+		IP(far, "neigh replace 2001:db8:1::2 lladdr 02:00:00:00:00:99 dev far0 nud stale")
+		a := w.Attach("one", conf(), "10.1.0.2/24 10.1.0.1", "2001:db8:1::2/64 2001:db8:1::1")
+		for _, addr := range []string{"10.1.0.2", "2001:db8:1::2"} {
+			Eventually(func() string { return IP(far, "neigh show %s", addr) }).WithTimeout(nstest.Hang).
+				Should(ContainSubstring(Show(a.Host, "eth0").Address))
+		}
+	})
+})
+
+var _ = Describe("duplicate address detection", Label("kernel"), func() {
+	It("is awaited, and named when it finds one", func() {
+		w, _ := newWorld()
+		detect := Object{"enabledad": nil}
+		a := w.Attach("one", conf(detect), "10.1.0.2/24 10.1.0.1", "2001:db8:1::2/64 2001:db8:1::1")
+		Expect(IP(a.Host, "-6 addr show dev eth0 scope global")).NotTo(ContainSubstring("tentative"))
+		Expect(a.Cmd("cat", "/proc/sys/net/ipv6/conf/eth0/router_solicitation_delay")).To(Equal("1\n"))
+		w.Calls()
+		w.LendAddrs("two", "10.1.0.3/24 10.1.0.1", "2001:db8:1::2/64 2001:db8:1::1")
+		cont := nstest.NewNetns()
+		says := w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: conf(detect)}, cni.CodeInternal)
+		Expect(says).To(And(ContainSubstring("2001:db8:1::2/64"), ContainSubstring("in use by another host")))
+		Expect(w.Calls()).To(Equal([]string{"ADD two eth0", "DEL two eth0"}))
+		Expect(Names(cont, "")).To(BeEmpty())
+	})
+})
+
+var _ = Describe("the master that no key names", Label("kernel"), func() {
+	var w *World
+	BeforeEach(func() {
+		w, _ = newWorld()
+		IP(w.Host, "addr add 10.1.0.200/24 dev up0")
+		IP(w.Host, "addr add 2001:db8:1::200/64 dev up0 nodad")
+		IP(w.Host, "link add other0 type veth peer name other1")
+		IP(w.Host, "link set other0 up")
+		IP(w.Host, "addr add 10.3.0.200/24 dev other0")
+	})
+	unnamed := func(more ...Object) Object { return conf(append(more, Object{"master": nil, "ipam": nil})...) }
+	parent := func(a Attached) string {
+		index := strings.SplitN(strings.SplitN(IP(a.Host, "-o link show eth0"), "@if", 2)[1], ":", 2)[0]
+		for _, name := range []string{"up0", "other0"} {
+			if fmt.Sprint(Show(w.Host, name).Index) == index {
+				return name
+			}
+		}
+		return index
+	}
+
+	DescribeTable("is the default route's", func(routes ...string) {
+		for _, r := range routes {
+			w.Cmd("ip", strings.Fields(r)...)
+		}
+		a := w.Attach("one", unnamed())
+		Expect(parent(a)).To(Equal("up0"))
+		w.Succeeds(a.As("CHECK"))
+		w.Cmd("ip", "route", "flush", "root", "0/0")
+		w.Succeeds(a.As("CHECK"))
+		w.Succeeds(a.As("DEL"))
+		Expect(Names(a.Host, "")).To(BeEmpty())
+	},
+		Entry("of IPv4", "route add default via 10.1.0.1"),
+		Entry("of IPv6, without one of IPv4", "-6 route add default via 2001:db8:1::1"),
+		Entry("with several next hops", "route add default nexthop via 10.1.0.1 dev up0 nexthop via 10.1.0.9 dev up0"),
+		Entry("with the lowest metric", "route add default via 10.3.0.1 dev other0 metric 100",
+			"route add default via 10.1.0.1 dev up0 metric 5"),
+		Entry("not a blackhole's", "route add blackhole default metric 1", "route add default via 10.1.0.1 metric 9"),
+		Entry("not another table's", "route add default via 10.3.0.1 dev other0 table 77",
+			"route add default via 10.1.0.1"),
+	)
+
+	It("is refused where there is none, but no error to STATUS", func() {
+		cont := nstest.NewNetns()
+		says := w.Fails(Call{Command: "ADD", Netns: cont.Path, Conf: unnamed()}, cni.CodeConfig)
+		Expect(says).To(HavePrefix("master: missing"))
+		w.Succeeds(Call{Command: "STATUS", Conf: unnamed()})
+	})
+
+	It("is the one host interface of the result before", func() {
+		IP(w.Host, "route add default via 10.3.0.1 dev other0")
+		a := w.Attach("one", unnamed(Object{"prevResult": Object{"cniVersion": "1.1.0",
+			"interfaces": []Object{{"name": "up0"}, {"name": "eth9", "sandbox": "/run/netns/x"}}}}))
+		Expect(parent(a)).To(Equal("up0"))
+	})
+
+	It("is one of the container with linkInContainer", func() {
+		cont := nstest.NewNetns()
+		IP(w.Host, "link set other1 netns %s", cont.Name)
+		call := Call{Netns: cont.Path, Conf: unnamed(Object{"linkInContainer": true})}
+		call.Command = "ADD"
+		Expect(w.Fails(call, cni.CodeConfig)).To(HavePrefix("master: missing"))
+		IP(cont, "link set other1 up")
+		IP(cont, "addr add 10.3.0.1/24 dev other1")
+		IP(cont, "route add default via 10.3.0.200")
+		a := Attached{Host: cont, Call: call, Result: w.Add(call)}
+		Expect(IP(cont, "-o link show eth0")).To(ContainSubstring("eth0@other1:"))
+		w.Succeeds(a.As("CHECK"))
+		w.Succeeds(a.As("DEL"))
+		Expect(Names(cont, "")).To(Equal([]string{"other1"}))
+		call.Conf = Merge(unnamed(), Object{"linkInContainer": true, "master": "nope"})
+		Expect(w.Fails(call, cni.CodeConfig)).To(HavePrefix(`master: "nope": no such interface`))
+	})
+})
+
+var _ = Describe("what is in the container", Label("kernel"), func() {
+	var w *World
+	BeforeEach(func() { w, _ = newWorld() })
+
+	DescribeTable("is left by DEL where it is not the attachment's", func(make string) {
+		a := w.Attach("one", conf(), "10.1.0.2/24")
+		IP(a.Host, "link del eth0")
+		w.Cmd("ip", strings.Fields(fmt.Sprintf("link add %s", strings.ReplaceAll(make, "NS", a.Host.Name)))...)
+		w.Succeeds(a.As("DEL"))
+		Expect(Names(a.Host, "")).To(ContainElement("eth0"))
+	},
+		Entry("an interface of another kind", "eth0 netns NS type veth peer name x0"),
+		Entry("a macvlan with another MAC address", "link up0 name eth0 netns NS type macvlan"),
+	)
+
+	It("is found by its record where the container changed its alias and its name", func() {
+		a := w.Attach("one", conf(), "10.1.0.2/24")
+		IP(a.Host, "link set eth0 alias mine")
+		w.Succeeds(a.As("CHECK"))
+		IP(a.Host, "link set eth0 down")
+		IP(a.Host, "link set eth0 name moved")
+		c := a.As("DEL")
+		c.Netns = ""
+		w.Succeeds(c)
+		Expect(Names(a.Host, "")).To(BeEmpty())
+	})
+
+	It("drifts where it is on another master, or another macvlan", func() {
+		a := w.Attach("one", conf(), "10.1.0.2/24")
+		mac := Show(a.Host, "eth0").Address
+		IP(w.Host, "link add other0 type veth peer name other1")
+		for _, master := range []string{"other0", "up0"} {
+			IP(a.Host, "link del eth0")
+			IP(w.Host, "link add link %s name eth0 netns %s address %s type macvlan mode bridge", master,
+				a.Host.Name, mac)
+			IP(a.Host, "link set eth0 up")
+			IP(a.Host, "addr add 10.1.0.2/24 dev eth0")
+			says := w.Fails(a.As("CHECK"), cni.CodeDrift)
+			Expect(says).To(ContainSubstring("is not the one that ADD made"))
+			Expect(strings.Contains(says, `not on master "up0"`)).To(Equal(master != "up0"))
+		}
+	})
+
+	It("passes CHECK with a MAC address in upper case, and a master whose MTU was lowered", func() {
+		a := w.Attach("one", conf(), "10.1.0.2/24")
+		IP(w.Host, "link set up0 mtu 1300")
+		a.Result.Text = strings.Replace(a.Result.Text, a.Result.Interfaces[0].MAC,
+			strings.ToUpper(a.Result.Interfaces[0].MAC), 1)
+		w.Succeeds(a.As("CHECK"))
+	})
+
+	It("goes with DEL when the master is gone", func() {
+		a := w.Attach("one", conf(), "10.1.0.2/24")
+		IP(w.Host, "link del up0")
+		w.Calls()
+		w.Succeeds(a.As("DEL"))
+		Expect(w.Calls()).To(Equal([]string{"DEL one eth0"}))
+	})
+
+	It("goes with GC and with DEL when its ADD was killed before it was marked", func() {
+		for _, command := range []string{"GC", "DEL"} {
+			a := w.Attach("one", conf(), "10.1.0.2/24")
+			IP(a.Host, "link set eth0 group %d", cni.NetworkHash("net"))
+			a.Host.Cmd("sh", "-c", `ip link set eth0 alias ""`)
+			c := a.As(command)
+			c.Conf = Merge(conf(), Object{"cni.dev/valid-attachments": []Object{}})
+			w.Succeeds(c)
+			Expect(Names(a.Host, "")).To(BeEmpty())
+			Expect(w.Cmd("ls", "/run/hawser/links")).To(Equal("lock\n"))
+		}
+	})
+})
+
+var _ = Describe("STATUS", Label("kernel"), func() {
+	It("takes no more than a moment, and runs nobody but IPAM", func() {
+		w, _ := newWorld()
+		began := time.Now()
+		w.Succeeds(Call{Command: "STATUS", Conf: conf(Object{"ipam": nil})})
+		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(time.Second)))
+		Expect(w.Calls()).To(BeEmpty())
+	})
+})

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"cmp"
+	"net"
+	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipam"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+const passthru = "passthru"
+
+// wireConfig is the configuration as written.
+type wireConfig struct {
+	skel.Keys
+	attach.MasterKeys
+	Mode       string `json:"mode" help:"how those on one master see each other: bridge, private, vepa or passthru" default:"bridge" schema:"enum=bridge|private|vepa|passthru empty"`
+	MTU        int    `json:"mtu" help:"bytes (the master's)" schema:"min=68 max=65535 zero"`
+	MAC        string `json:"mac" help:"MAC address; the other three sources win over it" schema:"format=mac empty"`
+	BCQueueLen uint32 `json:"bcqueuelen" help:"length of the master's queue for broadcasts, the longest that one on it asks for (the kernel's)"`
+	EnableDAD  *bool  `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (true)"`
+	IPAM       struct {
+		Type string `json:"type" help:"IPAM plugin that gives the addresses" schema:"format=file empty"`
+	} `json:"ipam" help:"the IPAM plugin's part (none: layer 2 only)"`
+	attach.LinkKeys
+}
+
+// config is the configuration with every value checked.
+type config struct {
+	Link     attach.Link
+	Master   attach.MasterKeys
+	Mode     string
+	QueueLen uint32
+	DAD      bool
+}
+
+// parseConfig reads and checks the configuration. Everything that it refuses
+// is code 7 with key and value, or code 4 for CNI_ARGS.
+func parseConfig(req *skel.Request) (config, error) {
+	var w wireConfig
+	if err := req.Decode(&w); err != nil {
+		return config{}, err
+	}
+	c := config{Master: w.MasterKeys, Mode: cmp.Or(w.Mode, "bridge"), QueueLen: w.BCQueueLen,
+		DAD: w.EnableDAD == nil || *w.EnableDAD}
+	var problems cni.Problems
+	if !slices.Contains([]string{"bridge", "private", "vepa", passthru}, c.Mode) {
+		problems.Add(cni.Refuse("mode", w.Mode, `is none of "bridge", "private", "vepa" and "passthru"`))
+	}
+	if w.IPAM.Type != "" {
+		problems.Add(ipam.CheckType(w.IPAM.Type))
+	}
+	mac, err := attach.ParseMAC("mac", w.MAC)
+	problems.Add(err)
+	c.Link, err = w.LinkKeys.Parse(req, w.MTU)
+	problems.Add(err)
+	if c.Link.MAC == nil {
+		c.Link.MAC = mac
+	}
+	return c, problems.Err()
+}
+
+// clashes reports whether the wished MAC address is the master's, which only a passthru
+// can share.
+func (c config) clashes(master net.HardwareAddr) bool {
+	return c.Mode != passthru && c.Link.MAC != nil && slices.Equal(c.Link.MAC, master)
+}

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+const kind = "macvlan"
+
+func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
+	return attach.AddChild(ctx, req, cfg.child())
+}
+
+func del(ctx context.Context, req *skel.Request) error { return attach.DelChild(ctx, req, kind) }
+
+func check(ctx context.Context, req *skel.Request, cfg config) error {
+	return attach.CheckChild(ctx, req, cfg.child(), func(l rtnl.Link) []string {
+		if l.Mode != cfg.Mode {
+			return []string{fmt.Sprintf("mode is %q instead of %q", l.Mode, cfg.Mode)}
+		}
+		return nil
+	})
+}
+
+func status(ctx context.Context, req *skel.Request, cfg config) error {
+	return attach.StatusChild(ctx, req, cfg.child())
+}
+
+func (c config) child() attach.Child {
+	return attach.Child{Kind: kind, Link: c.Link, Master: &c.Master, DAD: c.DAD, Make: c.make}
+}
+
+// make makes the macvlan.
+func (c config) make(s *attach.Session, name string) error {
+	if c.clashes(s.Parent.MAC) {
+		return cni.Refuse("mac", c.Link.MAC.String(), fmt.Sprintf("is that of master %q", s.Parent.Name))
+	}
+	err := s.MakeLink(rtnl.Child{Name: name, Kind: kind, MAC: c.Link.MAC, MTU: c.Link.MTU, Mode: c.Mode,
+		QueueLen: c.QueueLen})
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return cni.Errorf(cni.CodeConflict, "master: %q: is held by %s: %w", s.Parent.Name,
+			cmp.Or(attach.Holder(s.Host, s.Parent), "something that takes all its frames, an ipvlan perhaps"), err)
+	case errors.Is(err, unix.EINVAL):
+		return cni.Errorf(cni.CodeConflict,
+			"master: %q: refuses a macvlan of mode %q (nothing can be beside a passthru): %w", s.Parent.Name, c.Mode,
+			err)
+	case err != nil || c.Mode != passthru || c.Link.MAC == nil:
+		return err
+	}
+	// The kernel gives a passthru the master's MAC address, whatever it was asked for. Now both get the wished one,
+	// and the master its own again when the passthru goes.
+	l, err := s.Cont.Link(name)
+	if err != nil {
+		return err
+	}
+	return s.Cont.SetLink(l.Index, rtnl.Change{MAC: c.Link.MAC})
+}

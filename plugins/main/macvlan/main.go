@@ -1,0 +1,29 @@
+// Macvlan attaches containers to the network of a host interface, the master.
+//
+// ADD makes a macvlan, an interface with a MAC address of its own, in the container,
+// and gives it the addresses and routes of an IPAM plugin. The container is then a
+// neighbour of whatever is on the master's network. DEL takes all of it away.
+//
+// README.md lists every key of the configuration.
+package main
+
+import (
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+func main() { skel.Main(plugin()) }
+
+func plugin() skel.Plugin[config] {
+	return skel.Plugin[config]{
+		Name:   "macvlan",
+		About:  "attaches containers to the network of a host interface, each with a MAC address of its own",
+		Config: wireConfig{},
+		Parse:  parseConfig,
+		Add:    add,
+		Del:    del,
+		Check:  check,
+		GC:     attach.GCChildren,
+		Status: status,
+	}
+}
