@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -351,15 +350,5 @@ var _ = Describe("what is in the container", Label("kernel"), func() {
 			Expect(Names(a.Host, "")).To(BeEmpty())
 			Expect(w.Cmd("ls", "/run/hawser/links")).To(Equal("lock\n"))
 		}
-	})
-})
-
-var _ = Describe("STATUS", Label("kernel"), func() {
-	It("takes no more than a moment, and runs nobody but IPAM", func() {
-		w, _ := newWorld()
-		began := time.Now()
-		w.Succeeds(Call{Command: "STATUS", Conf: conf(Object{"ipam": nil})})
-		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(time.Second)))
-		Expect(w.Calls()).To(BeEmpty())
 	})
 })
