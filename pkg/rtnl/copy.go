@@ -1,6 +1,7 @@
 package rtnl
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -91,6 +92,14 @@ func (r RouteCopy) with(kind uint16, value []byte) RouteCopy {
 	return r
 }
 
+// addr is the value of an attribute that is an address; zero where there is none.
+func (r RouteCopy) addr(kind uint16) netip.Addr {
+	if i := r.attr(kind); i >= 0 {
+		return addrOf(r.Attrs[i].Value)
+	}
+	return netip.Addr{}
+}
+
 // Table is the table that the route is in.
 func (r RouteCopy) Table() uint32 {
 	if r.attr(unix.RTA_TABLE) < 0 {
@@ -135,18 +144,73 @@ func (r RouteCopy) Through(wanted func(index int) bool) (_ RouteCopy, ok bool) {
 	return r.with(unix.RTA_MULTIPATH, kept), kept != nil
 }
 
-// String is the route as messages name it.
-func (r RouteCopy) String() string {
-	bits := int(r.Header.Dst_len)
-	dst := make([]byte, 4)
-	if r.Header.Family == unix.AF_INET6 {
-		dst = make([]byte, 16)
-	}
-	if i := r.attr(unix.RTA_DST); i >= 0 {
-		dst = r.Attrs[i].Value
-	}
-	return netip.PrefixFrom(addrOf(dst), bits).String()
+// From is the route with another preferred source.
+func (r RouteCopy) From(src netip.Addr) RouteCopy { return r.with(unix.RTA_PREFSRC, src.AsSlice()) }
+
+// Equal says whether the routes are the same, whatever the order of their attributes.
+func (r RouteCopy) Equal(o RouteCopy) bool {
+	r, o = r.InTable(r.Table()), o.InTable(o.Table())
+	return r.Header == o.Header && len(r.Attrs) == len(o.Attrs) &&
+		!slices.ContainsFunc(r.Attrs, func(a RouteAttribute) bool {
+			i := o.attr(a.Kind)
+			return i < 0 || !bytes.Equal(a.Value, o.Attrs[i].Value)
+		})
 }
+
+// Flat is the route without a list of next hops where it has but one, as the kernel
+// tells of such a route.
+func (r RouteCopy) Flat() RouteCopy {
+	i := r.attr(unix.RTA_MULTIPATH)
+	if i < 0 || int(binary.NativeEndian.Uint16(r.Attrs[i].Value)) < len(r.Attrs[i].Value) {
+		return r
+	}
+	return r.firstHop(i)
+}
+
+// firstHop is the route through the first next hop of the list alone, which is attribute i.
+func (r RouteCopy) firstHop(i int) RouteCopy {
+	hop := r.Attrs[i].Value
+	r.Header.Flags |= uint32(hop[2])
+	r.Attrs = append(slices.Delete(slices.Clone(r.Attrs), i, i+1), RouteAttribute{unix.RTA_OIF, hop[4:8]})
+	attrs, _ := nl.ParseRouteAttr(hop[unix.SizeofRtNexthop:binary.NativeEndian.Uint16(hop)])
+	for _, a := range attrs {
+		r.Attrs = append(r.Attrs, RouteAttribute{a.Attr.Type, a.Value})
+	}
+	return r
+}
+
+// Route is what the route says, but MTU and AdvMSS; of several next hops the first.
+func (r RouteCopy) Route() Route {
+	if i := r.attr(unix.RTA_MULTIPATH); i >= 0 {
+		r = r.firstHop(i)
+	}
+	h := r.Header
+	out := Route{Dst: r.dst(), GW: r.addr(unix.RTA_GATEWAY), Src: r.addr(unix.RTA_PREFSRC),
+		OutIndex: int(r.number(unix.RTA_OIF)), Priority: r.number(unix.RTA_PRIORITY), Table: r.Table(),
+		Scope: int(h.Scope), Type: int(h.Type), Protocol: int(h.Protocol), OnLink: h.Flags&unix.RTNH_F_ONLINK != 0}
+	if i := r.attr(unix.RTA_VIA); i >= 0 {
+		out.GW = addrOf(r.Attrs[i].Value[2:]) // after its family
+	}
+	return out
+}
+
+func (r RouteCopy) dst() netip.Prefix {
+	if addr := r.addr(unix.RTA_DST); addr.IsValid() {
+		return netip.PrefixFrom(addr, int(r.Header.Dst_len))
+	}
+	return everything(int(r.Header.Family))
+}
+
+// everything are all addresses of a family.
+func everything(family int) netip.Prefix {
+	if family == unix.AF_INET6 {
+		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+}
+
+// String is the route as messages name it.
+func (r RouteCopy) String() string { return r.dst().String() }
 
 // AddCopy adds the route beside those that are there, as AddRoute does.
 func (c *Conn) AddCopy(r RouteCopy) error {

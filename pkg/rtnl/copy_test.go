@@ -2,6 +2,7 @@ package rtnl_test
 
 import (
 	"encoding/json"
+	"net/netip"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -111,6 +112,9 @@ var _ = Describe("the copy of a route", func() {
 			if ok {
 				Expect(c.AddCopy(r.InTable(map[string]uint32{"71": 71, "72": 72}[table]))).To(Succeed())
 				Expect(linesOf(h, table)).To(ConsistOf(HavePrefix(want)))
+				made := copies(map[string]uint32{"71": 71, "72": 72}[table])[0]
+				Expect(made.Equal(r.Flat())).To(BeFalse(), "it is in another table")
+				Expect(made.InTable(unix.RT_TABLE_MAIN).Equal(r.Flat())).To(BeTrue())
 			}
 		}
 	},
@@ -123,6 +127,32 @@ var _ = Describe("the copy of a route", func() {
 			"2001:db8:8::/48 via 2001:db8:1::8 dev one metric 1024",
 			"2001:db8:8::/48 via 2001:db8:2::9 dev two metric 1024"),
 	)
+
+	It("says what is read of the route elsewhere", func() {
+		for _, route := range []string{"default via 10.1.1.1 dev one", "10.8.0.0/16 dev one scope link src 10.1.1.3",
+			"10.9.0.0/16 via 172.30.0.1 dev one onlink metric 7 proto static table 70000", "10.12.0.0/16 via inet6 " +
+				"2001:db8:1::9 dev one", "2001:db8:8::/48 dev one metric 5 table 7",
+			"10.11.0.0/16 nexthop via 10.1.1.8 weight 3 nexthop via 10.1.2.9"} {
+			ip(h, "route add "+route)
+		}
+		all, err := c.RouteCopies()
+		Expect(err).NotTo(HaveOccurred())
+		said := []rtnl.Route{}
+		for _, r := range all {
+			if route := r.Route(); route.OutIndex == index(c, "one") {
+				said = append(said, route)
+			}
+		}
+		Expect(c.Routes(index(c, "one"), unix.AF_UNSPEC)).To(ConsistOf(said))
+	})
+
+	It("is another one from another source", func() {
+		ip(h, "addr add 10.1.1.4/24 dev one")
+		ip(h, "route add 10.8.0.0/16 dev one src 10.1.1.3")
+		r := copies(unix.RT_TABLE_MAIN)[0].InTable(7)
+		Expect(c.AddCopy(r.From(netip.MustParseAddr("10.1.1.4")))).To(Succeed())
+		Expect(linesOf(h, "7")).To(ConsistOf("10.8.0.0/16 dev one scope link src 10.1.1.4"))
+	})
 
 	It("names itself in errors", func() {
 		ip(h, "route add 10.8.0.0/16 via 10.1.1.9")

@@ -25,9 +25,6 @@ type Route struct {
 	Type     int  // RTN_*; 0 = unicast
 	Protocol int  // RTPROT_*, who made the route; 0 = RTPROT_BOOT
 	OnLink   bool // the gateway need not be reachable by another route
-	// One of several next hops of an IPv4 route, as Routes found it: DelRoute of
-	// the first one deletes the route, and AddRoute makes one of its own.
-	Multipath bool
 }
 
 // String is the route as messages name it.
@@ -88,8 +85,7 @@ func (c *Conn) DelRoute(r Route) error {
 	return nil
 }
 
-// Routes lists the routes that leave through a link, or with index 0 all, of all
-// tables and types: unix.AF_INET, unix.AF_INET6 or, with unix.AF_UNSPEC, both. A
+// Routes lists the routes that leave through a link, of all tables and types: unix.AF_INET, unix.AF_INET6 or, with unix.AF_UNSPEC, both. A
 // route with several next hops appears once for each that uses the link.
 func (c *Conn) Routes(index, family int) ([]Route, error) {
 	if family == unix.AF_UNSPEC {
@@ -116,14 +112,14 @@ func (c *Conn) Routes(index, family int) ([]Route, error) {
 	return routes, nil
 }
 
-// readRoute returns one Route for each next hop that uses the link; 0 = any link.
+// readRoute returns one Route for each next hop that uses the link.
 func readRoute(in netlink.Route, index int) (routes []Route) {
 	hops := in.MultiPath
 	if hops == nil {
 		hops = []*netlink.NexthopInfo{{LinkIndex: in.LinkIndex, Gw: in.Gw, Via: in.Via}}
 	}
 	for _, hop := range hops {
-		if index != 0 && hop.LinkIndex != index {
+		if hop.LinkIndex != index {
 			continue
 		}
 		r := Route{
@@ -132,7 +128,6 @@ func readRoute(in netlink.Route, index int) (routes []Route) {
 			Scope: int(in.Scope), Type: in.Type, Protocol: int(in.Protocol),
 			OnLink: (in.Flags|hop.Flags)&int(netlink.FLAG_ONLINK) != 0,
 		}
-		r.Multipath = in.MultiPath != nil && r.Dst.Addr().Is4()
 		if via, ok := hop.Via.(*netlink.Via); ok {
 			r.GW = addrOf(via.Addr)
 		}

@@ -12,14 +12,15 @@ import (
 // Rule is a rule of the routing policy, as far as it says that the packets of a
 // source have a table of routes of their own.
 type Rule struct {
-	Src   netip.Prefix `json:"src"` // the zero Prefix = packets of any source
-	Table uint32       `json:"table"`
+	Src      netip.Prefix `json:"src"` // 0.0.0.0/0 or ::/0 = packets of any source
+	Table    uint32       `json:"table"`
+	Priority uint32       `json:"priority"`
 }
 
 // String is the rule as messages name it.
 func (r Rule) String() string { return fmt.Sprintf("from %s lookup %d", r.Src, r.Table) }
 
-// Rules lists the rules of both families. The error matches EOPNOTSUPP when the
+// Rules lists the rules of both families, in their order. The error matches EOPNOTSUPP when the
 // kernel has no routing policy.
 func (c *Conn) Rules() (rules []Rule, err error) {
 	// The library asks with the header of links, which a strict kernel refuses.
@@ -27,7 +28,10 @@ func (c *Conn) Rules() (rules []Rule, err error) {
 		list, err := h.RuleList(unix.AF_UNSPEC)
 		rules = make([]Rule, len(list))
 		for i, r := range list {
-			rules[i] = Rule{Src: prefixOf(r.Src), Table: uint32(r.Table)}
+			rules[i] = Rule{Src: prefixOf(r.Src), Table: uint32(r.Table), Priority: uint32(r.Priority)}
+			if r.Src == nil {
+				rules[i].Src = everything(r.Family)
+			}
 		}
 		return err
 	})
@@ -37,8 +41,7 @@ func (c *Conn) Rules() (rules []Rule, err error) {
 	return rules, nil
 }
 
-// AddRule adds a rule with a source. The kernel gives it the next priority
-// before the rules that are there.
+// AddRule adds a rule with a source.
 func (c *Conn) AddRule(r Rule) error {
 	if err := c.use(func(h *netlink.Handle) error { return h.RuleAdd(r.encode()) }); err != nil {
 		return fmt.Errorf("add rule %s: %w", r, err)
@@ -46,8 +49,7 @@ func (c *Conn) AddRule(r Rule) error {
 	return nil
 }
 
-// DelRule deletes a rule with a source, of several equal ones the first. That
-// there is none is no error.
+// DelRule deletes a rule with a source. That there is none is no error.
 func (c *Conn) DelRule(r Rule) error {
 	err := c.use(func(h *netlink.Handle) error { return h.RuleDel(r.encode()) })
 	if err != nil && !errors.Is(err, unix.ENOENT) {
@@ -58,6 +60,6 @@ func (c *Conn) DelRule(r Rule) error {
 
 func (r Rule) encode() *netlink.Rule {
 	out := netlink.NewRule()
-	out.Src, out.Table = ipNet(r.Src), int(r.Table)
+	out.Src, out.Table, out.Priority = ipNet(r.Src), int(r.Table), int(r.Priority)
 	return out
 }

@@ -35,19 +35,35 @@ func (a address) host() netip.Prefix {
 type found struct {
 	Link   int // the interface's index
 	Rules  []rtnl.Rule
-	Routes []rtnl.Route // of all links and tables
+	Routes []rtnl.RouteCopy // of all links and tables
+}
+
+// route is a route of the main table, as far as it leads through the interface.
+type route struct {
+	rtnl.Route                 // what it says, of several next hops the first
+	copy       rtnl.RouteCopy  // with all that it has
+	whole      rtnl.RouteCopy  // also through other interfaces
+	rest       *rtnl.RouteCopy // through those alone
 }
 
 // main are the interface's unicast routes of the main table. Those without gateway
 // come first, since the kernel wants to know the way to a gateway.
-func (f found) main() []rtnl.Route {
-	var near, far []rtnl.Route
-	for _, r := range f.Routes {
-		switch {
-		case r.OutIndex != f.Link || r.Table != unix.RT_TABLE_MAIN || r.Type != unix.RTN_UNICAST:
-		case r.GW.IsValid():
+func (f found) main() []route {
+	var near, far []route
+	for _, whole := range f.Routes {
+		own, ok := whole.Through(func(link int) bool { return link == f.Link })
+		if !ok || whole.Table() != unix.RT_TABLE_MAIN || whole.Header.Type != unix.RTN_UNICAST {
+			continue
+		}
+		own = own.Flat()
+		r := route{Route: own.Route(), copy: own, whole: whole}
+		if rest, ok := whole.Through(func(link int) bool { return link != f.Link }); ok {
+			rest = rest.Flat()
+			r.rest = &rest
+		}
+		if own.IsFar() {
 			far = append(far, r)
-		default:
+		} else {
 			near = append(near, r)
 		}
 	}
@@ -56,20 +72,23 @@ func (f found) main() []rtnl.Route {
 
 // plan is what an ADD makes and takes away.
 type plan struct {
-	Rules  []rtnl.Rule  `json:"rules"`
-	Routes []rtnl.Route `json:"routes,omitempty"` // of the tables; those that others go through come first
-	Hints  []rtnl.Route `json:"hints,omitempty"`  // of the main table
-	Moved  []rtnl.Route `json:"moved,omitempty"`  // which the main table had
+	Rules []rtnl.Rule      `json:"rules"`
+	Near  []rtnl.RouteCopy `json:"near,omitempty"`     // of the tables: those without gateway,
+	Ways  []rtnl.Route     `json:"defaults,omitempty"` // the default routes,
+	Far   []rtnl.RouteCopy `json:"far,omitempty"`      // and what others lead to
+	Moved []rtnl.RouteCopy `json:"moved,omitempty"`    // which the main table had
+	Rest  []rtnl.RouteCopy `json:"rest,omitempty"`     // of these, through other interfaces: the main table keeps it
+	Hints []rtnl.Route     `json:"hints,omitempty"`    // of the main table
 }
 
 // makePlan decides which tables the addresses get and what is in them.
 func makePlan(cfg config, addrs []address, here found) (p plan) {
-	tables := freeTables(here)
+	tables, priorities := freeTables(here), freePriorities(here)
 	for _, a := range addrs {
-		rule := rtnl.Rule{Src: a.host(), Table: cfg.Table}
+		rule := rtnl.Rule{Src: a.host(), Table: cfg.Table, Priority: priorities(a.is4())}
 		if cfg.Table == 0 {
 			rule.Table = tables()
-			p.Routes = append(p.Routes, routesOf(a, addrs, here, rule.Table)...)
+			p.addTable(a, addrs, here, rule.Table)
 		}
 		p.Rules = append(p.Rules, rule)
 	}
@@ -80,12 +99,13 @@ func makePlan(cfg config, addrs []address, here found) (p plan) {
 		p.Hints = sourceHints(addrs, here.Link)
 	}
 	for _, r := range here.main() {
-		if r.Multipath { // the kernel would delete it with all its next hops
+		isHint := slices.ContainsFunc(p.Hints, func(h rtnl.Route) bool { return h.Dst == r.Dst })
+		if cfg.SourceHints && r.Scope == unix.RT_SCOPE_LINK && !isHint {
 			continue
 		}
-		isHint := slices.ContainsFunc(p.Hints, func(h rtnl.Route) bool { return h.Dst == r.Dst })
-		if !cfg.SourceHints || r.Scope != unix.RT_SCOPE_LINK || isHint {
-			p.Moved = append(p.Moved, r)
+		p.Moved = append(p.Moved, r.whole)
+		if r.rest != nil {
+			p.Rest = append(p.Rest, *r.rest)
 		}
 	}
 	return p
@@ -99,7 +119,7 @@ func freeTables(here found) func() uint32 {
 		used[r.Table] = true
 	}
 	for _, r := range here.Routes {
-		used[r.Table] = true
+		used[r.Table()] = true
 	}
 	next := uint32(firstTable)
 	return func() uint32 {
@@ -111,28 +131,43 @@ func freeTables(here found) func() uint32 {
 	}
 }
 
-// routesOf are the routes of an address's table: its default route, and copies of
-// the routes in the main table that are the address's or nobody's, in an order in
-// which the kernel takes them.
-func routesOf(a address, all []address, here found, table uint32) []rtnl.Route {
-	var near, far []rtnl.Route
-	way := defaultRoute(a, here.Link, table)
+// freePriorities returns a function that gives the next priority of a family, the one
+// that the kernel would choose: before the rules that are there, but the first.
+func freePriorities(here found) func(is4 bool) uint32 {
+	next, seen := map[bool]uint32{}, map[bool]int{}
+	for _, r := range here.Rules {
+		is4 := r.Src.Addr().Is4()
+		if seen[is4]++; seen[is4] == 2 {
+			next[is4] = r.Priority
+		}
+	}
+	return func(is4 bool) uint32 {
+		if next[is4] > 0 {
+			next[is4]--
+		}
+		return next[is4]
+	}
+}
+
+// addTable plans an address's table: its default route, and copies of the routes in
+// the main table that are the address's or nobody's.
+func (p *plan) addTable(a address, all []address, here found, table uint32) {
+	way, leads := defaultRoute(a, here.Link, table), false
 	for _, r := range here.main() {
 		switch copied := copyFor(r, a, all, table); {
-		case !isFor(r, a, all):
-		case !r.GW.IsValid():
-			near = append(near, copied)
-		case a.Gateway.IsValid() && r.Dst == way.Dst && r.Priority == way.Priority:
+		case !isFor(r.Route, a, all):
+		case !r.copy.IsFar():
+			p.Near = append(p.Near, copied)
+			leads = leads || r.Dst.Contains(a.Gateway)
+		case a.Gateway.IsValid() && r.Dst == way.Dst && r.Priority == way.Priority && r.copy.Header.Tos == 0:
 		default:
-			far = append(far, copied)
+			p.Far = append(p.Far, copied)
 		}
 	}
 	if a.Gateway.IsValid() {
-		leads := func(r rtnl.Route) bool { return r.Dst.Contains(a.Gateway) }
-		way.OnLink = way.GW.IsValid() && !slices.ContainsFunc(near, leads)
-		near = append(near, way)
+		way.OnLink = way.GW.IsValid() && !leads
+		p.Ways = append(p.Ways, way)
 	}
-	return append(near, far...)
 }
 
 // isFor says whether a route of the main table belongs into the table of a: it is
@@ -166,15 +201,15 @@ func (a address) owns(r rtnl.Route) bool {
 
 // copyFor is the route in the table of a. The source address of another one does
 // not fit there.
-func copyFor(r rtnl.Route, a address, all []address, table uint32) rtnl.Route {
-	r.Table, r.Multipath = table, false
-	if slices.ContainsFunc(all, func(o address) bool { return o != a && o.Prefix.Addr() == r.Src }) {
-		r.Src = netip.Addr{}
-		if !r.GW.IsValid() && r.Dst == a.Prefix.Masked() {
-			r.Src = a.Prefix.Addr()
-		}
+func copyFor(r route, a address, all []address, table uint32) rtnl.RouteCopy {
+	c := r.copy.InTable(table)
+	if !slices.ContainsFunc(all, func(o address) bool { return o != a && o.Prefix.Addr() == r.Src }) {
+		return c
 	}
-	return r
+	if !r.GW.IsValid() && r.Dst == a.Prefix.Masked() {
+		return c.From(a.Prefix.Addr())
+	}
+	return c.From(netip.Addr{})
 }
 
 func defaultRoute(a address, link int, table uint32) rtnl.Route {

@@ -70,7 +70,17 @@ func (r record) Sane(hash string) bool {
 		tables[rule.Table] = true
 	}
 	inMain := map[uint32]bool{unix.RT_TABLE_MAIN: true}
-	return r.areSane(r.Plan.Routes, tables) && r.areSane(r.Plan.Hints, inMain) && r.areSane(r.Plan.Moved, inMain)
+	for _, c := range slices.Concat(r.Plan.Near, r.Plan.Far) {
+		if _, own := c.Through(func(link int) bool { return link == r.Link }); !own || !tables[c.Table()] {
+			return false
+		}
+	}
+	for _, c := range slices.Concat(r.Plan.Moved, r.Plan.Rest) {
+		if !inMain[c.Table()] {
+			return false
+		}
+	}
+	return r.areSane(r.Plan.Ways, tables) && r.areSane(r.Plan.Hints, inMain)
 }
 
 func (r record) areSane(routes []rtnl.Route, tables map[uint32]bool) bool {

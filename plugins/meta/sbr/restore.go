@@ -86,24 +86,24 @@ func planOfReference(conn *rtnl.Conn, here found, table uint32) (p plan, err err
 		case table != 0 && r.Table == table:
 			p.Rules = append(p.Rules, r)
 		case table == 0 && own && r.Table >= firstTable && !isKernels(r.Table):
-			p.Rules, p.Routes = append(p.Rules, r), append(p.Routes, routes...)
+			p.Rules, p.Near = append(p.Rules, r), append(p.Near, routes...)
 		}
 	}
-	for _, r := range p.Routes {
-		if r.Table = unix.RT_TABLE_MAIN; r.Dst.Bits() > 0 && !slices.Contains(p.Moved, r) {
-			p.Moved = append(p.Moved, r)
+	for _, c := range p.Near {
+		if c = c.InTable(unix.RT_TABLE_MAIN); c.Header.Dst_len > 0 && !slices.ContainsFunc(p.Moved, c.Equal) {
+			p.Moved = append(p.Moved, c)
 		}
 	}
 	return p, nil
 }
 
 // inTable are the routes of a table; own says that they are all of the interface.
-func (f found) inTable(table uint32) (routes []rtnl.Route, own bool) {
+func (f found) inTable(table uint32) (routes []rtnl.RouteCopy, own bool) {
 	own = true
 	for _, r := range f.Routes {
-		if r.Table == table {
-			routes = append(routes, r)
-			own = own && r.OutIndex == f.Link
+		if r.Table() == table {
+			_, other := r.Through(func(link int) bool { return link != f.Link })
+			routes, own = append(routes, r), own && !other
 		}
 	}
 	return routes, own && routes != nil
@@ -112,32 +112,28 @@ func (f found) inTable(table uint32) (routes []rtnl.Route, own bool) {
 // undo takes back all or a part of what apply did, in the other direction, and goes on
 // after an error. What is gone already is no error.
 func undo(conn *rtnl.Conn, p plan) error {
-	var errs []error
-	do := func(change func(rtnl.Route) error, routes []rtnl.Route) {
-		for _, r := range routes {
-			if err := change(r); err != nil && !errors.Is(err, rtnl.ErrNoLink) {
-				errs = append(errs, tableError(r, err))
-			}
-		}
-	}
-	do(conn.DelRoute, p.Hints)
-	do(putBack(conn), p.Moved)
-	for _, r := range p.Rules {
-		errs = append(errs, conn.DelRule(r))
-	}
-	do(conn.DelRoute, p.Routes)
-	return errors.Join(errs...)
-}
-
-// putBack adds a route to the main table unless the interface, as it is by now, can
-// have none such: it is down, or the source or the way to the gateway is gone.
-func putBack(conn *rtnl.Conn) func(rtnl.Route) error {
-	cannot := []error{unix.EEXIST, unix.ENETDOWN, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL}
-	return func(r rtnl.Route) error {
-		err := conn.AddRoute(r)
+	// The interface, as it is by now, may be able to have no such route: it is down, or
+	// the source or the way to the gateway is gone.
+	cannot := []error{unix.EEXIST, unix.ENETDOWN, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL, rtnl.ErrNoLink}
+	putBack := func(c rtnl.RouteCopy) error {
+		err := conn.AddCopy(c)
 		if slices.ContainsFunc(cannot, func(target error) bool { return errors.Is(err, target) }) {
 			return nil
 		}
 		return err
 	}
+	errs := []error{each(p.Hints, conn.DelRoute), each(p.Rest, conn.DelCopy), each(p.Moved, putBack),
+		each(p.Rules, conn.DelRule), each(p.Far, conn.DelCopy), each(p.Ways, conn.DelRoute), each(p.Near, conn.DelCopy)}
+	return errors.Join(errs...)
+}
+
+// each does something with all of a list.
+func each[T any](list []T, do func(T) error) error {
+	var errs []error
+	for _, one := range list {
+		if err := do(one); !errors.Is(err, rtnl.ErrNoLink) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }

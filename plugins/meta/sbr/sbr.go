@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -42,7 +43,12 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	}
 	req.OnFail("restore the routes", func(context.Context) error { return undo(conn, r.Plan) })
 	awaitSources(ctx, conn, r.Plan)
-	return req.PrevResult, apply(conn, r.Plan)
+	err = apply(conn, r.Plan)
+	if errors.Is(err, unix.ENETDOWN) {
+		err = cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: the interface is down, and so has no routes: %w",
+			req.IfName, err)
+	}
+	return req.PrevResult, err
 }
 
 // sourceWait is longer than duplicate address detection takes.
@@ -109,40 +115,40 @@ func look(req *skel.Request) (*rtnl.Conn, found, error) {
 	if here.Rules, err = conn.Rules(); err != nil {
 		return conn, found{}, err
 	}
-	here.Routes, err = conn.Routes(0, unix.AF_UNSPEC)
+	here.Routes, err = conn.RouteCopies()
 	return conn, here, err
 }
 
 // apply makes the tables before the rules that lead there, and takes routes out of the
 // main table after that: an address has a way at any time.
-func apply(conn *rtnl.Conn, p plan) error {
-	if err := addRoutes(conn, p.Routes); err != nil {
-		return err
-	}
-	for _, r := range p.Rules {
-		if err := conn.AddRule(r); err != nil {
-			return err
-		}
-	}
-	for _, r := range p.Moved {
-		if err := conn.DelRoute(r); err != nil {
-			return tableError(r, err)
-		}
-	}
-	return addRoutes(conn, p.Hints)
+func apply(conn *rtnl.Conn, p plan) (err error) {
+	addRoute := func(r rtnl.Route) error { return inTable(r.Table, conn.AddRoute(r)) }
+	addCopy := func(c rtnl.RouteCopy) error { return inTable(c.Table(), conn.AddCopy(c)) }
+	upTo(&err, p.Near, addCopy)
+	upTo(&err, p.Ways, addRoute)
+	upTo(&err, p.Far, addCopy)
+	upTo(&err, p.Rules, conn.AddRule)
+	upTo(&err, p.Moved, conn.DelCopy)
+	upTo(&err, p.Rest, addCopy)
+	upTo(&err, p.Hints, addRoute)
+	return err
 }
 
-func addRoutes(conn *rtnl.Conn, routes []rtnl.Route) error {
-	for _, r := range routes {
-		if err := conn.AddRoute(r); err != nil && !errors.Is(err, unix.EEXIST) {
-			return tableError(r, err)
+// upTo does something with all of a list, up to the first error. What is there already
+// is none.
+func upTo[T any](err *error, list []T, do func(T) error) {
+	for i := 0; i < len(list) && *err == nil; i++ {
+		if e := do(list[i]); !errors.Is(e, unix.EEXIST) {
+			*err = e
 		}
 	}
-	return nil
 }
 
-func tableError(r rtnl.Route, err error) error {
-	return cni.Errorf(cni.CodeInternal, "table %d: %w", r.Table, err)
+func inTable(table uint32, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("table %d: %w", table, err)
 }
 
 // check looks for a rule of each address, for all that the record says and, where
@@ -175,9 +181,14 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	for _, a := range addrs {
 		errs = append(errs, here.checkRule(a, cfg, r.Plan))
 	}
-	for _, want := range slices.Concat(r.Plan.Routes, r.Plan.Hints) {
-		if !slices.ContainsFunc(here.Routes, func(have rtnl.Route) bool { return sameRoute(want, have) }) {
+	for _, want := range slices.Concat(r.Plan.Ways, r.Plan.Hints) {
+		if !here.has(want) {
 			errs = append(errs, drift("table %d: route %s: missing", want.Table, want))
+		}
+	}
+	for _, want := range slices.Concat(r.Plan.Near, r.Plan.Far, r.Plan.Rest) {
+		if !slices.ContainsFunc(here.Routes, want.Equal) {
+			errs = append(errs, drift("table %d: route %s: missing", want.Table(), want))
 		}
 	}
 	return errors.Join(errs...)
@@ -197,16 +208,19 @@ func (f found) checkRule(a address, cfg config, p plan) error {
 		return nil
 	}
 	way := defaultRoute(a, f.Link, f.Rules[i].Table)
-	if !slices.ContainsFunc(f.Routes, func(have rtnl.Route) bool { return sameRoute(way, have) }) {
+	if !f.has(way) {
 		return drift("table %d: route %s: missing", way.Table, way)
 	}
 	return nil
 }
 
-// sameRoute compares what leads packets. IPv6 has no scope.
-func sameRoute(want, have rtnl.Route) bool {
-	return want.Dst == have.Dst && want.GW == have.GW && want.Src == have.Src && want.OutIndex == have.OutIndex &&
-		want.Priority == have.Priority && want.Table == have.Table
+// has looks for a route that leads packets as this one does. IPv6 has no scope.
+func (f found) has(want rtnl.Route) bool {
+	return slices.ContainsFunc(f.Routes, func(c rtnl.RouteCopy) bool {
+		have := c.Route()
+		return want.Dst == have.Dst && want.GW == have.GW && want.Src == have.Src && want.OutIndex == have.OutIndex &&
+			want.Priority == have.Priority && want.Table == have.Table
+	})
 }
 
 func drift(format string, args ...any) error { return cni.Errorf(cni.CodeDrift, format, args...) }

@@ -81,6 +81,46 @@ var _ = Describe("ADD", func() {
 		Expect(w.routes("main")).To(ConsistOf(HavePrefix("10.1.0.0/24 ")))
 	})
 
+	It("copies all that a route says", func() {
+		w := newWorld("10.2.0.2/24", "fd02::2/64")
+		const v4route = "10.20.0.0/16 via 10.2.0.9 dev eth1 tos 0x10 metric 5 realms 7/9 mtu lock 1300 window 4000 " +
+			"initcwnd 20 initrwnd 30 quickack 1"
+		const v6route = "fd09::/16 via fd02::9 dev eth1 metric 7 mtu lock 1300 hoplimit 9 pref high"
+		IP(w.cont, "route add "+v4route)
+		IP(w.cont, "-6 route add "+v6route)
+		IP(w.cont, "route add default via 10.2.0.9 dev eth1 tos 0x10") // another one than that without
+		before := w.routes("main")
+		w.add(nil, v4, v6)
+		Expect(w.routes("100")).To(ConsistOf(HavePrefix("default via 10.2.0.1"), HavePrefix("10.2.0.0/24 "),
+			"default tos 0x10 via 10.2.0.9 dev eth1", same(v4route)))
+		Expect(w.routes("101")).To(ContainElement(same(v6route)))
+		w.Succeeds(w.call("CHECK", nil, v4, v6))
+		IP(w.cont, "%s", strings.Replace("route change "+v4route+" table 100", "1300", "1301", 1))
+		Expect(w.Fails(w.call("CHECK", nil, v4, v6), cni.CodeDrift)).To(ContainSubstring("route 10.20.0.0/16: missing"))
+		w.del(nil)
+		Expect(w.routes("main")).To(Equal(before))
+	})
+
+	It("takes the next hops through the interface alone", func() {
+		w := newWorld("10.2.0.2/24", "fd02::2/64")
+		IP(w.cont, "-6 addr add fd01::2/64 dev eth0 nodad")
+		IP(w.cont, "route add 10.50.0.0/16 nexthop via 10.2.0.8 weight 3 nexthop via 10.2.0.9")
+		IP(w.cont, "route add 10.51.0.0/16 nexthop via 10.2.0.8 nexthop via 10.1.0.9 nexthop via 10.1.0.8")
+		IP(w.cont, "-6 route add fd51::/16 nexthop via fd02::8 nexthop via fd01::9")
+		before := w.cont.Snapshot()
+		w.add(nil, v4, v6)
+		Expect(w.routes("100")).To(ConsistOf(HavePrefix("default "), HavePrefix("10.2.0.0/24 "),
+			"10.50.0.0/16", "nexthop via 10.2.0.8 dev eth1 weight 3", "nexthop via 10.2.0.9 dev eth1 weight 1",
+			"10.51.0.0/16 via 10.2.0.8 dev eth1"))
+		Expect(w.routes("101")).To(ContainElement("fd51::/16 via fd02::8 dev eth1 metric 1024"))
+		Expect(w.routes("main")).To(ContainElements("10.51.0.0/16", "nexthop via 10.1.0.9 dev eth0 weight 1",
+			"nexthop via 10.1.0.8 dev eth0 weight 1", "fd51::/16 via fd01::9 dev eth0 metric 1024"))
+		Expect(w.routes("main")).NotTo(ContainElement(ContainSubstring("eth1")))
+		w.Succeeds(w.call("CHECK", nil, v4, v6))
+		w.del(nil)
+		Expect(w.cont.Snapshot()).To(Equal(before))
+	})
+
 	DescribeTable("takes the default route's gateway", func(keys Object, addr, want string) {
 		w := newWorld("10.2.0.2/24")
 		w.add(keys, addr)
@@ -229,6 +269,16 @@ var _ = Describe("ADD", func() {
 		Expect(w.Fails(w.call("ADD", nil, v4), cni.CodeEnvironment)).To(ContainSubstring(`no such interface`))
 	})
 
+	It("names an interface that is down", func() {
+		w := newWorld("10.2.0.2/24")
+		IP(w.cont, "link set eth1 down")
+		before := w.cont.Snapshot()
+		Expect(w.Fails(w.call("ADD", nil, v4), cni.CodeEnvironment)).To(HavePrefix(
+			`CNI_IFNAME "eth1": the interface is down, and so has no routes: table 100: route 0.0.0.0/0 via 10.2.0.1: `))
+		Expect(w.cont.Snapshot()).To(Equal(before))
+		Expect(w.records()).To(BeEmpty())
+	})
+
 	It("that fails restores everything", func() {
 		w := newWorld("10.2.0.2/24")
 		IP(w.cont, "route add 10.20.0.0/16 via 10.2.0.9")
@@ -318,6 +368,17 @@ var _ = Describe("DEL", func() {
 		w.del(Object{"name": "other"})
 		Expect(w.cont.Snapshot()).To(Equal(before))
 		Expect(w.records()).To(HaveLen(1))
+	})
+
+	It("leaves an equal rule of somebody else, also of an ADD that was killed", func() {
+		w := newWorld("10.2.0.2/24")
+		IP(w.cont, "rule add from 10.2.0.2 lookup 77")
+		before := w.cont.Snapshot()
+		w.add(Object{"table": 77}, v4)
+		IP(w.cont, "rule del from 10.2.0.2 lookup 77 pref 32764") // as if the kill had come before it
+		Expect(w.cont.Snapshot()).To(Equal(before))
+		w.del(Object{"table": 77})
+		Expect(w.cont.Snapshot()).To(Equal(before))
 	})
 
 	It("without the interface removes the rules", func() {

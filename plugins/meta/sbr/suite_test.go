@@ -149,4 +149,10 @@ func (w *world) sends(from, to string) string {
 	return strings.TrimSpace(way[0].Dev + " " + way[0].Gateway)
 }
 
+// same matches a route as ip(8) writes it, in any order.
+func same(route string) OmegaMatcher {
+	words := func(s string) []string { return strings.Fields(s) }
+	return WithTransform(words, ConsistOf(words(route)))
+}
+
 func table(n int) string { return fmt.Sprint(n) }
