@@ -85,8 +85,9 @@ func (c *Conn) DelRoute(r Route) error {
 	return nil
 }
 
-// Routes lists the routes that leave through a link, of all tables and types: unix.AF_INET, unix.AF_INET6 or, with unix.AF_UNSPEC, both. A
-// route with several next hops appears once for each that uses the link.
+// Routes lists the routes that leave through a link, of all tables and types:
+// unix.AF_INET, unix.AF_INET6 or, with unix.AF_UNSPEC, both. A route with several
+// next hops appears once for each that uses the link.
 func (c *Conn) Routes(index, family int) ([]Route, error) {
 	if family == unix.AF_UNSPEC {
 		v4, err := c.Routes(index, unix.AF_INET)

@@ -94,7 +94,7 @@ func del(_ context.Context, req *skel.Request) error {
 }
 
 // gc removes the IFBs of attachments that are not valid, what leads to them, and the
-// filters of their host ends.
+// filters of the host ends that do. Other host ends go with the GC of the plugin that made them.
 func gc(_ context.Context, req *skel.Request) error {
 	c, err := open(req)
 	if err != nil {
@@ -117,11 +117,6 @@ func gc(_ context.Context, req *skel.Request) error {
 			errs = append(errs, c.unlimit(end.Index, l.Index))
 		}
 		errs = append(errs, c.host.DelLink(l.Index))
-	}
-	for _, l := range links { // what a killed call left at host ends of our own
-		if l.Kind == "veth" && req.Valid.Garbage(l.Alias) {
-			errs = append(errs, c.unlimit(l.Index))
-		}
 	}
 	return errors.Join(errs...)
 }

@@ -380,16 +380,6 @@ var _ = Describe("GC and STATUS", Label("kernel"), func() {
 		Expect(w.talks()).To(BeTrue())
 	})
 
-	It("removes the filter of a host end with our mark, where there is no IFB", func() {
-		w := newWorld()
-		w.Cmd("ip", "link", "set", "host-eth0", "alias",
-			cni.Attachment{Network: "net", ContainerID: "c1", IfName: "eth0"}.Mark())
-		before := w.state()
-		w.Add(w.call("ADD", in))
-		w.gc("net", "c2")
-		Expect(w.state()).To(Equal(before))
-	})
-
 	It("asks the kernel, and changes nothing", func() {
 		w := newWorld()
 		before := w.state()

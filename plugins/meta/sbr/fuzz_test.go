@@ -32,7 +32,9 @@ func FuzzFiles(f *testing.F) {
 		Confs: []string{`{"cniVersion":"1.1.0","name":"net","cni.dev/valid-attachments":` +
 			`[{"containerID":"one","ifname":"eth0"}],` + fuzzPrev + `}`},
 	}.RunFiles(f, recordDir, ``, `[]`, `{"network":"net","containerID":"one","ifname":"eth0","plan":{"rules":[{"src":`+
-		`"10.1.0.2/32","table":100}],"moved":[{"Dst":"10.1.0.0/24","OutIndex":1,"Table":254}]}}`,
+		`"10.1.0.2/32","table":100}],"moved":[{"header":{"Family":2,"Dst_len":24,"Table":254,"Type":1},`+
+		`"attrs":[{"kind":1,"value":"CgEAAA=="},{"kind":9,"value":"EAAAAAE="}]}]}}`,
 		`{"network":"net","containerID":"one","ifname":"eth0","plan":{"rules":[{"src":"0.0.0.0/0","table":254},`+
-			`{"table":1}],"routes":[{"Dst":"10.1.0.0/33","GW":"x"}],"moved":[{"Dst":"","OutIndex":-1,"Table":255}]}}`)
+			`{"table":1}],"defaults":[{"Dst":"10.1.0.0/33","GW":"x"}],`+
+			`"moved":[{"attrs":[{"kind":15,"value":"/w=="}]}]}}`)
 }

@@ -72,13 +72,12 @@ func (f found) main() []route {
 
 // plan is what an ADD makes and takes away.
 type plan struct {
-	Rules []rtnl.Rule      `json:"rules"`
-	Near  []rtnl.RouteCopy `json:"near,omitempty"`     // of the tables: those without gateway,
-	Ways  []rtnl.Route     `json:"defaults,omitempty"` // the default routes,
-	Far   []rtnl.RouteCopy `json:"far,omitempty"`      // and what others lead to
-	Moved []rtnl.RouteCopy `json:"moved,omitempty"`    // which the main table had
-	Rest  []rtnl.RouteCopy `json:"rest,omitempty"`     // of these, through other interfaces: the main table keeps it
-	Hints []rtnl.Route     `json:"hints,omitempty"`    // of the main table
+	Rules  []rtnl.Rule      `json:"rules"`
+	Copies []rtnl.RouteCopy `json:"copies,omitempty"`   // of the tables; those that others go through come first
+	Ways   []rtnl.Route     `json:"defaults,omitempty"` // their default routes
+	Moved  []rtnl.RouteCopy `json:"moved,omitempty"`    // which the main table had
+	Rest   []rtnl.RouteCopy `json:"rest,omitempty"`     // their next hops elsewhere, which it keeps
+	Hints  []rtnl.Route     `json:"hints,omitempty"`    // of the main table
 }
 
 // makePlan decides which tables the addresses get and what is in them.
@@ -154,15 +153,12 @@ func freePriorities(here found) func(is4 bool) uint32 {
 func (p *plan) addTable(a address, all []address, here found, table uint32) {
 	way, leads := defaultRoute(a, here.Link, table), false
 	for _, r := range here.main() {
-		switch copied := copyFor(r, a, all, table); {
-		case !isFor(r.Route, a, all):
-		case !r.copy.IsFar():
-			p.Near = append(p.Near, copied)
-			leads = leads || r.Dst.Contains(a.Gateway)
-		case a.Gateway.IsValid() && r.Dst == way.Dst && r.Priority == way.Priority && r.copy.Header.Tos == 0:
-		default:
-			p.Far = append(p.Far, copied)
+		isWay := r.copy.IsFar() && r.Dst == way.Dst && r.Priority == way.Priority && r.copy.Header.Tos == 0
+		if !isFor(r.Route, a, all) || isWay && a.Gateway.IsValid() {
+			continue
 		}
+		p.Copies = append(p.Copies, copyFor(r, a, all, table))
+		leads = leads || !r.copy.IsFar() && r.Dst.Contains(a.Gateway)
 	}
 	if a.Gateway.IsValid() {
 		way.OnLink = way.GW.IsValid() && !leads

@@ -69,24 +69,13 @@ func (r record) Sane(hash string) bool {
 		}
 		tables[rule.Table] = true
 	}
-	inMain := map[uint32]bool{unix.RT_TABLE_MAIN: true}
-	for _, c := range slices.Concat(r.Plan.Near, r.Plan.Far) {
-		if _, own := c.Through(func(link int) bool { return link == r.Link }); !own || !tables[c.Table()] {
-			return false
-		}
-	}
-	for _, c := range slices.Concat(r.Plan.Moved, r.Plan.Rest) {
-		if !inMain[c.Table()] {
-			return false
-		}
-	}
-	return r.areSane(r.Plan.Ways, tables) && r.areSane(r.Plan.Hints, inMain)
-}
-
-func (r record) areSane(routes []rtnl.Route, tables map[uint32]bool) bool {
-	return !slices.ContainsFunc(routes, func(route rtnl.Route) bool {
-		return !route.Dst.IsValid() || route.OutIndex != r.Link || !tables[route.Table]
-	})
+	strange := func(c rtnl.RouteCopy) bool { return !tables[c.Table()] }
+	own := func(route rtnl.Route) bool { return route.Dst.IsValid() && route.OutIndex == r.Link }
+	outside := func(c rtnl.RouteCopy) bool { return c.Table() != unix.RT_TABLE_MAIN }
+	return !slices.ContainsFunc(r.Plan.Copies, strange) &&
+		!slices.ContainsFunc(slices.Concat(r.Plan.Moved, r.Plan.Rest), outside) &&
+		!slices.ContainsFunc(r.Plan.Ways, func(w rtnl.Route) bool { return !own(w) || !tables[w.Table] }) &&
+		!slices.ContainsFunc(r.Plan.Hints, func(h rtnl.Route) bool { return !own(h) || h.Table != unix.RT_TABLE_MAIN })
 }
 
 func putRecord(ctx context.Context, r record) error {

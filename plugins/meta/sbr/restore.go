@@ -86,10 +86,10 @@ func planOfReference(conn *rtnl.Conn, here found, table uint32) (p plan, err err
 		case table != 0 && r.Table == table:
 			p.Rules = append(p.Rules, r)
 		case table == 0 && own && r.Table >= firstTable && !isKernels(r.Table):
-			p.Rules, p.Near = append(p.Rules, r), append(p.Near, routes...)
+			p.Rules, p.Copies = append(p.Rules, r), append(p.Copies, routes...)
 		}
 	}
-	for _, c := range p.Near {
+	for _, c := range p.Copies {
 		if c = c.InTable(unix.RT_TABLE_MAIN); c.Header.Dst_len > 0 && !slices.ContainsFunc(p.Moved, c.Equal) {
 			p.Moved = append(p.Moved, c)
 		}
@@ -122,9 +122,8 @@ func undo(conn *rtnl.Conn, p plan) error {
 		}
 		return err
 	}
-	errs := []error{each(p.Hints, conn.DelRoute), each(p.Rest, conn.DelCopy), each(p.Moved, putBack),
-		each(p.Rules, conn.DelRule), each(p.Far, conn.DelCopy), each(p.Ways, conn.DelRoute), each(p.Near, conn.DelCopy)}
-	return errors.Join(errs...)
+	return errors.Join(each(p.Hints, conn.DelRoute), each(p.Rest, conn.DelCopy), each(p.Moved, putBack),
+		each(p.Rules, conn.DelRule), each(p.Ways, conn.DelRoute), each(p.Copies, conn.DelCopy))
 }
 
 // each does something with all of a list.

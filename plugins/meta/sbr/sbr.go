@@ -87,14 +87,14 @@ func newRecord(ctx context.Context, req *skel.Request, conn *rtnl.Conn, link int
 		return record{}, err
 	}
 	old, ok, err := readRecord(ctx, req.Attachment)
-	if err != nil {
+	switch {
+	case err != nil:
 		return record{}, err
-	}
-	if ok && old.Netns.Is(id) && old.Link == link {
+	case !ok || !old.Netns.Is(id):
+	case old.Link == link:
 		return record{}, cni.Errorf(cni.CodeExists,
 			"the addresses of %q have their tables already, from an earlier ADD; DEL takes them away", req.IfName)
-	}
-	if ok && old.Netns.Is(id) {
+	default:
 		err = undo(conn, plan{Rules: old.Plan.Rules})
 	}
 	return record{Network: req.Network, ContainerID: req.ContainerID, IfName: req.IfName, Netns: id, Link: link}, err
@@ -122,11 +122,10 @@ func look(req *skel.Request) (*rtnl.Conn, found, error) {
 // apply makes the tables before the rules that lead there, and takes routes out of the
 // main table after that: an address has a way at any time.
 func apply(conn *rtnl.Conn, p plan) (err error) {
-	addRoute := func(r rtnl.Route) error { return inTable(r.Table, conn.AddRoute(r)) }
-	addCopy := func(c rtnl.RouteCopy) error { return inTable(c.Table(), conn.AddCopy(c)) }
-	upTo(&err, p.Near, addCopy)
+	addRoute := func(r rtnl.Route) error { return tableError(r.Table, conn.AddRoute(r)) }
+	addCopy := func(c rtnl.RouteCopy) error { return tableError(c.Table(), conn.AddCopy(c)) }
+	upTo(&err, p.Copies, addCopy)
 	upTo(&err, p.Ways, addRoute)
-	upTo(&err, p.Far, addCopy)
 	upTo(&err, p.Rules, conn.AddRule)
 	upTo(&err, p.Moved, conn.DelCopy)
 	upTo(&err, p.Rest, addCopy)
@@ -144,7 +143,7 @@ func upTo[T any](err *error, list []T, do func(T) error) {
 	}
 }
 
-func inTable(table uint32, err error) error {
+func tableError(table uint32, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -186,7 +185,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 			errs = append(errs, drift("table %d: route %s: missing", want.Table, want))
 		}
 	}
-	for _, want := range slices.Concat(r.Plan.Near, r.Plan.Far, r.Plan.Rest) {
+	for _, want := range slices.Concat(r.Plan.Copies, r.Plan.Rest) {
 		if !slices.ContainsFunc(here.Routes, want.Equal) {
 			errs = append(errs, drift("table %d: route %s: missing", want.Table(), want))
 		}

@@ -273,8 +273,8 @@ var _ = Describe("ADD", func() {
 		w := newWorld("10.2.0.2/24")
 		IP(w.cont, "link set eth1 down")
 		before := w.cont.Snapshot()
-		Expect(w.Fails(w.call("ADD", nil, v4), cni.CodeEnvironment)).To(HavePrefix(
-			`CNI_IFNAME "eth1": the interface is down, and so has no routes: table 100: route 0.0.0.0/0 via 10.2.0.1: `))
+		Expect(w.Fails(w.call("ADD", nil, v4), cni.CodeEnvironment)).To(HavePrefix(`CNI_IFNAME "eth1": ` +
+			`the interface is down, and so has no routes: table 100: route 0.0.0.0/0 via 10.2.0.1: `))
 		Expect(w.cont.Snapshot()).To(Equal(before))
 		Expect(w.records()).To(BeEmpty())
 	})
