@@ -13,7 +13,7 @@ trap 'rm -f "$log"' EXIT
 failed=0
 cd test
 for package in faults load; do
-	go test -count=1 -timeout 4h "./$package" -ginkgo.timeout 4h -ginkgo.v -ginkgo.no-color -v >"$log" 2>&1 || { failed=1; cat "$log"; }
+	go test -count=1 -timeout 4h "./$package" -ginkgo.timeout 4h -ginkgo.seed "$RANDOM" -ginkgo.v -ginkgo.no-color -v >"$log" 2>&1 || { failed=1; cat "$log"; }
 	echo "== $package"
 	# What the specs report: a line with a seed, and those about the programs' memory.
 	sed -nE 's/ - \/.*//; /seed [0-9]|^ *KiB|^Ran /p' "$log"

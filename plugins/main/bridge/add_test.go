@@ -291,6 +291,7 @@ var _ = Describe("ADD", func() {
 		before := w.Snapshot()
 		w.LendAddrs("two", "2001:db8:1::2/64")
 		cont := nstest.NewNetns()
+		cont.SetSysctl("net/ipv6/conf/default/dad_transmits", "5") // the first may be lost
 		cl := Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: c}
 		Expect(w.Fails(cl, cni.CodeInternal)).To(ContainSubstring("2001:db8:1::2"))
 		Expect(w.Snapshot()).To(Equal(before))

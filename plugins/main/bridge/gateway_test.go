@@ -26,6 +26,7 @@ var _ = Describe("a gateway that another machine behind the uplink has", func() 
 		IP(other, "addr add %s dev eth0 nodad", gateway)
 		LinkLocal(other, "eth0")
 		w.SetSysctl("net/ipv6/conf/br/accept_dad", "1")
+		w.SetSysctl("net/ipv6/conf/br/dad_transmits", "5") // the first may be lost
 
 		routed := l3(Object{"isGateway": true})
 		w.Attach("one", routed, "2001:db8:1::2/64")

@@ -177,7 +177,7 @@ func (t *topology) probeAll(s setting) map[cell]string {
 				if c.source != source {
 					continue
 				}
-				limit := nstest.Patience(3 * time.Second)
+				limit := patience()
 				if c.expected(s) == silence {
 					limit = nstest.Patience(100 * time.Millisecond)
 				}
@@ -220,7 +220,7 @@ func ask(from *nstest.Host, proto, to string, limit time.Duration) string {
 	GinkgoHelper()
 	var answer []byte
 	var err error
-	from.Do(func() { answer, err = exchange(proto, to, limit) })
+	from.Do(func() { answer, err = exchange(proto, to, time.Now().Add(limit)) })
 	var timeout net.Error
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
@@ -235,13 +235,27 @@ func ask(from *nstest.Host, proto, to string, limit time.Duration) string {
 	return host
 }
 
-func exchange(proto, to string, limit time.Duration) ([]byte, error) {
-	conn, err := net.DialTimeout(proto, to, limit)
+// exchange asks again while nobody answers: the network may lose a datagram.
+func exchange(proto, to string, end time.Time) (answer []byte, err error) {
+	for {
+		attempt := time.Now().Add(3 * time.Second)
+		if attempt.After(end) {
+			attempt = end
+		}
+		answer, err = once(proto, to, attempt)
+		if timeout := (net.Error)(nil); !errors.As(err, &timeout) || !timeout.Timeout() || !time.Now().Before(end) {
+			return answer, err
+		}
+	}
+}
+
+func once(proto, to string, end time.Time) ([]byte, error) {
+	conn, err := (&net.Dialer{Deadline: end}).Dial(proto, to)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = conn.Close() }()
-	if err := conn.SetDeadline(time.Now().Add(limit)); err != nil {
+	if err := conn.SetDeadline(end); err != nil {
 		return nil, err
 	}
 	if proto == "tcp" {
@@ -304,7 +318,7 @@ func word(from *nstest.Host, to string) string {
 	GinkgoHelper()
 	var answer []byte
 	var err error
-	from.Do(func() { answer, err = exchange("tcp", to, patience()) })
+	from.Do(func() { answer, err = exchange("tcp", to, time.Now().Add(patience())) })
 	if err != nil {
 		return err.Error()
 	}
