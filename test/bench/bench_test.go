@@ -51,7 +51,7 @@ var _ = Describe("a run", func() {
 			"hawser before=" + dir + "/peer", "-peer", "other=" + dir + "/peer",
 			"-empty", dir + "/empty",
 			"-work", dir + "/disk", "-n", "2", "-page", dir + "/page.md", "-plot", dir + "/plot.svg",
-			"-rows", `^(bridge.* against .*|loopback|portmap, 1 published|host-local, 1000 reserved): ` +
+			"-rows", `^(bridge.* against .*|loopback|portmap, 1 published|host-local, 1000 reserved|sbr.*): ` +
 				`|^chain.* 8 at a time`}})
 		Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
 
@@ -68,6 +68,7 @@ var _ = Describe("a run", func() {
 			`bridge, masquerade, against itself: ADD \| ` + ratio +
 				` .* 2 / 2 \| [0-9]+ / [0-9]+ \| [1-9][0-9]* / [1-9][0-9]* \| 0 / 0 \|`,
 			`loopback: ADD \| n/a: no loopback \| n/a: no loopback \| 2 \| [0-9.]+ / - / - \| .* \| 1 / - \|`,
+			`sbr, dual stack: ADD \| ` + ratio + ` .* 0 / 0 / 0 \|`,
 			`portmap, 1 published: GC \| ` + ratio + ` \| ` + ratio + ` \| 2 \|`,
 			`host-local, 1000 reserved: ADD \| ` + ratio + ` .* 0 / 0 \| 0 / 0 / 0 \|`,
 			`chain of bridge, tuning, portmap, 8 at a time: ADD \| ` + ratio + ` .* 0 / 0 / 0 \|`,

@@ -177,7 +177,11 @@ func (b *bench) inTurns(sc *scenario, sides []*side, pods []*pod, rows []*row) {
 				if r.of(i).na != "" {
 					continue
 				}
-				if err := sides[i].timed(sc.steps, r.verb, pods[i], &took[i]); err != nil {
+				err := sides[i].renew(sc, r.verb, pods[i])
+				if err == nil {
+					err = sides[i].timed(sc.steps, r.verb, pods[i], &took[i])
+				}
+				if err != nil {
 					r.of(i).failed(err)
 					took[i] = spent{}
 				}
@@ -235,7 +239,11 @@ func (b *bench) count(sc *scenario, sides []*side, pods []*pod, rows []*row) {
 				r.of(i).counts.add(n)
 				return result, err
 			}
-			if err := s.do(func() error { return s.serve(sc.steps, r.verb, pods[i], one) }); err != nil {
+			err := s.renew(sc, r.verb, pods[i])
+			if err == nil {
+				err = s.do(func() error { return s.serve(sc.steps, r.verb, pods[i], one) })
+			}
+			if err != nil {
 				r.of(i).failed(err)
 			}
 		}

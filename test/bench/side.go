@@ -14,6 +14,7 @@ type side struct {
 	*host
 	*plugins
 	crowd []object // the attachments of the other pods
+	fresh int      // number of the last pod that was made for one ADD
 }
 
 // pod is a container whose attachment is measured.
@@ -83,13 +84,38 @@ func (s *side) prepare(sc *scenario) (*pod, error) {
 	if err := s.populate(sc); err != nil {
 		return nil, fmt.Errorf("%d others: %w", sc.others, err)
 	}
-	p, err := s.newPod(0)
+	return s.attached(sc, 0)
+}
+
+// attached makes pod number i, with what comes before the scenario's plugins.
+func (s *side) attached(sc *scenario, i int) (*pod, error) {
+	p, err := s.newPod(i)
 	if err != nil || sc.before == nil {
 		return p, err
 	}
 	err = s.do(func() error { return s.quietly(sc.before, "ADD", p) })
 	p.before = p.result
 	return p, err
+}
+
+// renew puts another pod into the place of one, before an ADD of a scenario that wants it.
+func (s *side) renew(sc *scenario, verb string, p *pod) error {
+	if !sc.fresh || verb != "ADD" {
+		return nil
+	}
+	p.result = p.before
+	if err := s.do(func() error { return s.quietly(sc.before, "DEL", p) }); err != nil {
+		return err
+	}
+	if err := s.command("", "ip", "netns", "del", filepath.Base(p.ns)); err != nil {
+		return err
+	}
+	s.fresh++
+	other, err := s.attached(sc, s.fresh)
+	if err == nil {
+		*p = *other
+	}
+	return err
 }
 
 // newPod makes pod number i, and publishes its ports from a place of its own.

@@ -269,7 +269,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 
 	It("removes what is left when the IFB is gone, so that the container can send", func() {
 		IP(w.Host, "link del "+refName)
-		Expect(w.talks()).To(BeFalse())
+		Expect(w.isCutOff()).To(BeTrue())
 		w.Succeeds(w.call("DEL"))
 		Expect(w.state()).To(Equal(before))
 		Expect(w.talks()).To(BeTrue())
@@ -320,7 +320,7 @@ var _ = Describe("an IFB without mark", Label("kernel"), func() {
 	It("is not there any more where the reference's DEL left the rest, and ADD works", func() {
 		w.Reference(nstest.Newest(), w.call("ADD", both)).Added()
 		Expect(w.Reference(nstest.Newest(), w.call("DEL", both)).Code).To(BeZero())
-		Expect(w.talks()).To(BeFalse(), "the reference cuts the container off")
+		Expect(w.isCutOff()).To(BeTrue(), "by the reference")
 		w.Add(w.call("ADD", both))
 		Expect(w.talks()).To(BeTrue())
 	})

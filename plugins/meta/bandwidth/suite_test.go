@@ -129,6 +129,12 @@ func (w *world) talks() bool {
 	return Ping(w.cont, "10.1.0.1")
 }
 
+// isCutOff tells whether the host answers nothing within a second.
+func (w *world) isCutOff() bool {
+	GinkgoHelper()
+	return w.cont.Run(nstest.Program{Path: "ping", Args: []string{"-c1", "-w1", "-n", "10.1.0.1"}}).Exit != 0
+}
+
 // alias is that of a link.
 func (w *world) alias(name string) string {
 	GinkgoHelper()
