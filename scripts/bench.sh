@@ -16,13 +16,9 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/empty" "$work/disk"
 args=()
-# Copies of all: a build in the meantime changes nothing, and a file as the Go linker writes it
-# starts a tenth slower than its copy.
 peer() { # peer NAME DIR
 	[ -x "$2/bridge" ] || { echo "bench: no plugins in $2" >&2; return; }
-	local dir=$work/peer${#args[@]}
-	cp -rL "$2" "$dir"
-	args+=(-peer "$1=$dir")
+	args+=(-peer "$1=$2")
 }
 if [ -n "${PEER:-}" ]; then
 	peer "$("$PEER/bridge" --version 2>&1 </dev/null | head -n 1)" "$PEER"
@@ -34,12 +30,10 @@ else
 fi
 [ -z "${BEFORE:-}" ] || peer "hawser before" "$BEFORE"
 [ ${#args[@]} -gt 0 ] || { echo "bench: nothing to compare with" >&2; exit 1; }
-cp -r "$plugins" "$work/ours"
 (cd test/bench && export CGO_ENABLED=0 &&
-	go build -o "$work/bench" . && go build -trimpath -ldflags '-s -w' -o "$work/empty/linked" ./empty)
-cp "$work/empty/linked" "$work/empty/bridge"
+	go build -o "$work/bench" . && go build -trimpath -ldflags '-s -w' -o "$work/empty/bridge" ./empty)
 
-args+=(-ours "$work/ours" -empty "$work/empty" -work "$work/disk" -version "$(scripts/version.sh)" -time "${BENCH_TIME:-5s}")
+args+=(-ours "$plugins" -empty "$work/empty" -work "$work/disk" -version "$(scripts/version.sh)" -time "${BENCH_TIME:-5s}")
 [ -z "${N:-}" ] || args+=(-n "$N")
 if [ -n "${QUICK:-}" ]; then
 	args+=(-quick -time "${BENCH_TIME:-5s}" -n "${N:-30}")

@@ -30,6 +30,7 @@ type options struct {
 	limit      time.Duration // for a scenario's loop, after the third round
 	rounds     int           // most rounds of a scenario
 	quick      bool          // no scenario that takes long
+	copies     int           // of each program
 	page, plot string        // files to write
 }
 
@@ -49,6 +50,7 @@ func main() {
 	flag.DurationVar(&o.limit, "time", 5*time.Second, "for each scenario, at least three rounds")
 	flag.IntVar(&o.rounds, "n", 100, "at most so many rounds of a scenario")
 	flag.BoolVar(&o.quick, "quick", false, "leave out what takes long")
+	flag.IntVar(&o.copies, "copies", 8, "of each program, for the rounds in turn")
 	flag.StringVar(&o.page, "page", "", "`file` in which the generated part is replaced")
 	flag.StringVar(&o.plot, "plot", "", "`file` for the plot, .svg")
 	flag.Parse()
@@ -68,8 +70,7 @@ func (o *options) addPeer(text string) error {
 	return nil
 }
 
-func run(o *options, rows string) error {
-	var err error
+func run(o *options, rows string) (err error) {
 	if o.rows, err = regexp.Compile(rows); err != nil {
 		return fmt.Errorf("-rows: %w", err)
 	}
@@ -79,7 +80,12 @@ func run(o *options, rows string) error {
 	if err := arrange(); err != nil {
 		return err
 	}
-	b, err := newBench(o)
+	programs, err := os.MkdirTemp(o.work, "programs")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(programs)) }()
+	b, err := newBench(o, programs)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 )
@@ -41,21 +42,25 @@ type sample struct {
 	counts               counts
 }
 
-func newBench(o *options) (*bench, error) {
+// newBench copies all programs below a directory.
+func newBench(o *options, dir string) (*bench, error) {
 	b := &bench{options: o}
 	var err error
-	if b.own, err = open(oursName, o.ours); err != nil {
+	if b.own, err = open(oursName, o.ours, filepath.Join(dir, "ours"), o.copies); err != nil {
 		return nil, err
 	}
-	for _, p := range o.peers {
-		other, err := open(p[0], p[1])
+	for i, p := range o.peers {
+		other, err := open(p[0], p[1], filepath.Join(dir, fmt.Sprint("peer", i)), o.copies)
 		if err != nil {
 			return nil, err
 		}
 		b.others = append(b.others, other)
 	}
 	if o.empty != "" {
-		b.emptyStart = &plugins{name: "an empty program", dir: o.empty, versions: b.own.versions}
+		if b.emptyStart, err = copied("an empty program", o.empty, filepath.Join(dir, "empty"), o.copies); err != nil {
+			return nil, err
+		}
+		b.emptyStart.versions = b.own.versions
 	}
 	return b, nil
 }
@@ -111,9 +116,10 @@ func lacks(p *plugins, sc *scenario, verb string) string {
 
 // measure measures one scenario on new hosts. The first side is ours.
 func (b *bench) measure(sc *scenario, number int) (err error) {
-	sides := []*side{{plugins: b.own}}
-	for _, peer := range b.peersOf(sc) {
-		sides = append(sides, &side{plugins: peer})
+	var sides []*side
+	for _, p := range append([]*plugins{b.own}, b.peersOf(sc)...) {
+		own := *p
+		sides = append(sides, &side{plugins: &own})
 	}
 	if len(sides) == 1 {
 		return nil
@@ -170,6 +176,9 @@ func (r *row) of(side int) *sample {
 func (b *bench) inTurns(sc *scenario, sides []*side, pods []*pod, rows []*row) {
 	began := time.Now()
 	for round := -1; round < 0 || !b.enough(round, began); round++ {
+		for i, s := range sides {
+			s.turn(round + i)
+		}
 		for _, r := range rows {
 			took := make([]spent, len(sides))
 			for turn := range sides {

@@ -24,6 +24,7 @@ func (b *bench) batches(sc *scenario, sides []*side, rows []*row) error {
 	for round := 0; round < least || round < b.options.rounds && time.Since(began) < b.limit; round++ {
 		for turn := range sides {
 			i := (turn + round) % len(sides)
+			sides[i].turn(round + i)
 			for _, r := range rows {
 				sides[i].batch(sc, r, r.of(i), pods[i])
 			}

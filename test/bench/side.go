@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 )
 
 // side is a host with one of the directories, for one scenario.
@@ -145,14 +146,26 @@ func (s *side) reserve(n int) error {
 	return os.WriteFile(filepath.Join(dir, "last_reserved_ip.0"), []byte(last), 0o600)
 }
 
-// open looks at a directory of plugins.
-func open(name, dir string) (*plugins, error) {
-	dir, err := filepath.Abs(dir)
+// copied is a directory of programs, copied several times into a new one.
+func copied(name, from, work string, copies int) (*plugins, error) {
+	p := &plugins{name: name}
+	for i := range copies {
+		p.copies = append(p.copies, filepath.Join(work, strconv.Itoa(i)))
+		if err := os.CopyFS(p.copies[i], os.DirFS(from)); err != nil {
+			return nil, fmt.Errorf("copy %s: %w", name, err)
+		}
+	}
+	p.turn(0)
+	return p, nil
+}
+
+// open is copied for a directory of plugins, and looks at them.
+func open(name, from, work string, copies int) (*plugins, error) {
+	p, err := copied(name, from, work, copies)
 	if err != nil {
 		return nil, err
 	}
-	p := &plugins{name: name, dir: dir}
-	program, err := os.ReadFile(filepath.Join(dir, "bridge"))
+	program, err := os.ReadFile(filepath.Join(p.dir, "bridge"))
 	if err != nil {
 		return nil, fmt.Errorf("%s plugins: %w", name, err)
 	}
