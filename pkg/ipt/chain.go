@@ -79,6 +79,27 @@ func (c Chain) in(s Saved) (rules, jumps []Rule) {
 	return rules, jumps
 }
 
+// Has says whether nf_tables has all of the rules, and the chain itself no others and in this order, by one run of a
+// program whose time does not grow with the chains of others. No more is known of a no: the program may be missing.
+func (c Chain) Has(ctx context.Context, nf *nft.Conn, rules []Rule) bool {
+	live, err := nf.Rules(c.nftTable(), c.Name)
+	for _, r := range rules {
+		switch {
+		case r.Chain != c.Name:
+		case len(live) == 0 || live[0].Target != "" && live[0].Target != r.Option("-j"):
+			return false
+		default:
+			live = live[1:]
+		}
+	}
+	tool, missing := FindVariant(ctx, c.Family, NFT)
+	if errors.Join(err, missing) != nil || len(live) > 0 {
+		return false
+	}
+	_, drifted, err := tool.Missing(ctx, c.Table, rules)
+	return err == nil && !drifted
+}
+
 // Fill returns the lines of a restore that make the chain, or make it anew, with these rules.
 func (c Chain) Fill(rules []Rule) []string {
 	lines := []string{":" + c.Name + " - [0:0]"}

@@ -86,6 +86,20 @@ var _ = Describe("a chain", Label("kernel"), func() {
 				})
 			})
 
+			It("has its rules in their order and those of others, or nothing is said"+of, func() {
+				inHost(func(nf *nft.Conn, tool ipt.Tool) {
+					jump2 := ipt.NewRule("OURS-1", "-j", "OURS-2")
+					Expect(tool.Restore(ctx, "nat", []string{jump2.Append()})).To(Succeed())
+					own := append(rules("OURS-1"), jump2)
+					has := func(rules ...ipt.Rule) bool { return named("OURS-1").Has(ctx, nf, rules) }
+					Expect(has(append(own, jump("OURS-1"))...)).To(Equal(variant == ipt.NFT))
+					for _, wrong := range [][]ipt.Rule{own[:2], {own[0], own[2], own[1]}, append(own, own[0]),
+						append(own, jump("OURS-2")), append(own, jump("OURS-3"))} {
+						Expect(has(wrong...)).To(BeFalse())
+					}
+				})
+			})
+
 			It("is changed by lines that are made again when they fail, and not when there are none"+of, func() {
 				inHost(func(nf *nft.Conn, tool ipt.Tool) {
 					tries := 0

@@ -185,6 +185,10 @@ func (c *call) checkIPTables(ctx context.Context, r *record) error {
 			diffs = append(diffs, drift("%s chain %q: is missing", f.Family, chain.Name))
 			continue
 		}
+		want := slices.Concat(r.sharedRules(), r.chainRules(a), r.entryRules(a.v4()))
+		if where[0] == ipt.NFT && chain.Has(ctx, c.nf, want) {
+			continue
+		}
 		live, err := ipt.Save(ctx, f.ipt, where[0], natTable)
 		if err != nil {
 			return err
