@@ -107,12 +107,12 @@ func straysIn(value any, known []key, path string) (found []stray) {
 // straysOf returns those of one object.
 func straysOf(object map[string]any, known []key, path string) (found []stray) {
 	for _, name := range slices.Sorted(maps.Keys(object)) {
-		meant := closest(name, known)
-		if meant == name || name == "$schema" || strings.HasPrefix(name, "cni.dev/") { // editors' and runtimes'
+		isKnown := slices.ContainsFunc(known, func(k key) bool { return k.name == name })
+		if isKnown || name == "$schema" || strings.HasPrefix(name, "cni.dev/") { // editors' and runtimes'
 			continue
 		}
 		s := stray{key: cni.KeyIn(path, name)}
-		if meant != "" {
+		if meant := closest(name, known); meant != "" {
 			s.meant, s.read = cni.KeyIn(path, meant), strings.EqualFold(name, meant)
 		}
 		found = append(found, s)
@@ -120,14 +120,11 @@ func straysOf(object map[string]any, known []key, path string) (found []stray) {
 	return found
 }
 
-// closest finds the known key that name was probably meant to be: the same, or one
-// that differs by case or, the longer it is, by one or two letters.
+// closest finds the known key that name was probably meant to be: one that differs
+// by case or, the longer it is, by one or two letters.
 func closest(name string, known []key) (meant string) {
 	best, lower := 3, strings.ToLower(name)
 	for _, k := range known {
-		if k.name == name {
-			return name
-		}
 		most := 2
 		switch {
 		case len(k.name) < 4:

@@ -17,6 +17,18 @@ const flushPasses = 5
 // flushAdded deletes the UDP flows that are older than the rules, so that their next packet takes the new way:
 // flows to the host itself, and flows to a former owner of the port. Nobody else's flows are touched.
 func (c *call) flushAdded(r *record, gone []*record) error {
+	old := c.older(gone)
+	for range flushPasses {
+		if n, err := deleteUDP(r, old); err != nil || n == 0 {
+			return err
+		}
+	}
+	return nil
+}
+
+// older selects the flows that are older than the rules. An answer of the host that is on its way makes such a flow
+// again, the other way round; nothing tells of one that comes after the last pass.
+func (c *call) older(gone []*record) func(at []hostPort, f conntrack.Flow) bool {
 	former := map[netip.Addr]bool{}
 	for _, o := range gone {
 		for _, a := range o.Addrs {
@@ -25,23 +37,16 @@ func (c *call) flushAdded(r *record, gone []*record) error {
 	}
 	local := map[netip.Addr]bool{}
 	cut := map[conversation]bool{}
-	for range flushPasses {
-		n, err := deleteUDP(r, func(at []hostPort, f conntrack.Flow) bool {
-			if !f.Translated() && cut[conversation{f.Destination, f.Source}] {
-				// An answer of the host that was on its way made the old flow again, the other way round.
-				return true
-			}
-			if f.Translated() && !former[f.ReplySource.Addr()] || !c.isAt(at, f.Destination.Addr(), local) {
-				return false
-			}
-			cut[conversation{f.Source, f.Destination}] = true
+	return func(at []hostPort, f conntrack.Flow) bool {
+		if !f.Translated() && cut[conversation{f.Destination, f.Source}] {
 			return true
-		})
-		if err != nil || n == 0 {
-			return err
 		}
+		if f.Translated() && !former[f.ReplySource.Addr()] || !c.isAt(at, f.Destination.Addr(), local) {
+			return false
+		}
+		cut[conversation{f.Source, f.Destination}] = true
+		return true
 	}
-	return nil
 }
 
 // conversation is who speaks to whom.
