@@ -115,7 +115,7 @@ var budgets = []budget{
 	{"portmap, iptables", "portmap", oneByIPTables, true, 128, readsAll, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 30},
 		"ADD":     {"ip6tables-restore iptables-restore", 19, 20, 7, 455},
-		"CHECK":   {"ip6tables-restore iptables-restore", 9, 9, 1, 299},
+		"CHECK":   {"ip6tables-restore iptables-restore", 11, 11, 3, 262},
 		"STATUS":  {"", 0, 0, 0, 96},
 		"GC":      {"ip6tables-save iptables-save", 14, 14, 13, 322},
 		"DEL":     {"", 13, 22, 4, 213},
