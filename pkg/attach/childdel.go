@@ -159,13 +159,15 @@ func (c Child) ready() error {
 	return nil
 }
 
-// CheckChild compares what AddChild made with what is there; verify says what else differs
-// of the link.
-func CheckChild(ctx context.Context, req *skel.Request, c Child, verify func(rtnl.Link) []string) error {
+// Differences says what of a link is not as it was made, beside what CheckChild compares itself.
+type Differences func(*Session, rtnl.Link) []string
+
+// CheckChild compares what AddChild made with what is there.
+func CheckChild(ctx context.Context, req *skel.Request, c Child, verify Differences) error {
 	return Check(ctx, req, func(s *Session) []error { return s.verifyChild(ctx, c, verify) })
 }
 
-func (s *Session) verifyChild(ctx context.Context, c Child, verify func(rtnl.Link) []string) []error {
+func (s *Session) verifyChild(ctx context.Context, c Child, verify Differences) []error {
 	l, err := s.Cont.Link(s.IfName)
 	if err != nil {
 		return []error{iface.Drifted(fmt.Errorf("container: %w", err))}
@@ -185,7 +187,7 @@ func (s *Session) verifyChild(ctx context.Context, c Child, verify func(rtnl.Lin
 	if err := s.verifyParent(c, r, l); err != nil {
 		errs = append(errs, iface.Drifted(err))
 	}
-	for _, text := range verify(l) {
+	for _, text := range verify(s, l) {
 		errs = append(errs, drift(text))
 	}
 	return append(errs, iface.Verify(s.child(c), s.expected(c)))

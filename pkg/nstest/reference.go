@@ -34,6 +34,11 @@ func Newest() Reference {
 		"scripts/reference.sh"}
 }
 
+// Has says whether the release has a plugin: Debian's is older than two of them.
+func (r Reference) Has(plugin string) bool {
+	return r != Debian() || plugin != "dummy" && plugin != "tap"
+}
+
 // Dir is the directory of the release's plugins. It skips the spec where they are
 // not installed, and fails it where NSTEST_REQUIRE is set: no kernel lacks them.
 func (r Reference) Dir() string {

@@ -27,6 +27,7 @@ type Command struct {
 	Env  []string // KEY=value; nil = that of this process
 	// Stdin is all that the program can read.
 	Stdin []byte
+	Files []*os.File // its descriptors 3 and up
 	// Stdout and Stderr are given what the program writes while it runs; nil discards it. After an
 	// error of one the program cannot write there any more.
 	Stdout, Stderr io.Writer
@@ -64,7 +65,7 @@ func (c Command) Start() (*Process, error) {
 	defer in.Close()
 	p := &Process{cmd: &exec.Cmd{
 		Path: c.Path, Args: append([]string{c.Path}, c.Args...), Env: c.Env,
-		Stdin: in, Stdout: c.Stdout, Stderr: c.Stderr, WaitDelay: drain,
+		Stdin: in, Stdout: c.Stdout, Stderr: c.Stderr, WaitDelay: drain, ExtraFiles: c.Files,
 		SysProcAttr: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
 	}}
 	// Whoever started us may have left descriptors open that are no business of the program's. Kernels

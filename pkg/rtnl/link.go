@@ -39,6 +39,10 @@ type Link struct {
 	Mode string // of a macvlan or ipvlan, as ip(8) writes it
 	VLAN int    // of a vlan
 
+	// Of a tap only.
+	MultiQueue bool
+	UID, GID   uint32 // who may open it without rights; 0 also where anybody may
+
 	// Of a bridge only.
 	VLANFiltering bool
 	DefaultPVID   uint16
@@ -71,6 +75,9 @@ func (c *Conn) learn(in netlink.Link) Link {
 		l.Kind, l.Mode = in.Type(), ipvlanModes()[in.Mode]
 	case *netlink.Vlan:
 		l.Kind, l.VLAN = in.Type(), in.VlanId
+	case *netlink.Tuntap:
+		l.Kind = "tun" // the library has a name of its own for it
+		l.MultiQueue, l.UID, l.GID = in.Flags&netlink.TUNTAP_MULTI_QUEUE != 0, in.Owner, in.Group
 	case *netlink.Vrf:
 		l.Kind, l.Table = in.Type(), in.Table
 	default:

@@ -70,6 +70,9 @@ func scenarios() []scenario {
 		{name: startName, verbs: all[:1], steps: []step{bridge()}, against: againstEmpty, quick: true},
 		{name: sameName, verbs: most, steps: []step{bridge(plain, masquerade)}, against: againstOurs, quick: true},
 		{name: "loopback", verbs: all, steps: []step{{"loopback", same(nil)}}, quick: true},
+		{name: "tap", verbs: all, steps: []step{{"tap", same(plain)}}, quick: true},
+		{name: "tap, owner and group", verbs: most, steps: []step{{"tap", same(plain, object{"owner": 107, "group": 108})}}},
+		{name: "tap, dual stack", verbs: most, steps: []step{{"tap", same(dual)}}},
 		{name: "tuning, a sysctl", verbs: all, before: []step{bridge(plain)}, steps: []step{tuning()}, quick: true},
 		{name: "tuning, the MAC", verbs: most, before: []step{bridge(plain)}, steps: []step{
 			{"tuning", same(object{"mac": "c2:11:22:33:44:55"})}}},

@@ -24,6 +24,7 @@ var plugins = map[string]string{
 	"ptp":        `{"ipam": {"type": "static"}}`,
 	"loopback":   `{}`,
 	"macvlan":    `{}`,
+	"tap":        `{}`,
 	"host-local": `{"type": "bridge", "ipam": {"type": "host-local", "subnet": "10.9.0.0/16"}}`,
 	"static":     `{"type": "bridge", "ipam": {"type": "static", "addresses": [{"address": "10.9.0.5/16"}]}}`,
 	"tuning":     `{}`,

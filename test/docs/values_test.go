@@ -77,6 +77,7 @@ func tables() map[string][]values {
 		"bandwidth":  concat(bandwidthValues(), common()),
 		"bridge":     concat(bridgeValues(), dns(), common()),
 		"ptp":        concat(ptpValues(), dns(), common()),
+		"tap":        concat(tapValues(), dns(), common()),
 		"loopback":   common(),
 		"macvlan":    concat(macvlanValues(), dns(), common()),
 		"host-local": concat(hostLocalValues(), common()),
@@ -146,6 +147,20 @@ func bridgeValues() []values {
 		{key: "ipam", good: `[{}, {"type": "static"}, null]`, bad: `["static", [], 5]`},
 		{key: "ipam.type", good: `["static", "", null]`, bad: `["../x", "a/b", ".", 5]`, beyond: `["bridge"]`},
 		macs("args.cni.mac"), macs("runtimeConfig.mac"),
+	})
+}
+
+func tapValues() []values {
+	ids := `[0, 107, 4294967294, null]`
+	return concat(switches("multiQueue"), []values{
+		{key: "mtu", good: `[0, 68, 1500, 65521, null]`, bad: `[-1, 67, 65522, 1.5, "1500"]`},
+		{key: "owner", good: ids, bad: `[-1, 4294967296, "root", 1.5]`},
+		{key: "group", good: ids, bad: `[-1, 4294967296, "root", 1.5]`},
+		{key: "selinuxContext", good: `["system_u:system_r:container_t:s0", "", null]`, bad: noStrings},
+		{key: "bridge", good: `["br0", "", null]`, bad: `["a/b", "sixteen-bytes-it", 5]`},
+		{key: "ipam", good: `[{}, {"type": "static"}, null]`, bad: `["static", [], 5]`},
+		{key: "ipam.type", good: `["static", "", null]`, bad: `["../x", "a/b", ".", 5]`, beyond: `["tap"]`},
+		macs("mac"), macs("args.cni.mac"), macs("runtimeConfig.mac"),
 	})
 }
 

@@ -72,6 +72,8 @@ func scenarios() []scenario {
 			Needs: append(nft, "nft-bridge")},
 		{Name: "bridge, VLAN", Conf: bridge(1, object{"vlan": 7}), Needs: []string{"vlan_filtering", "8021q"}},
 		{Name: "bridge, iptables", Conf: bridge(1, object{"ipMasq": true, "ipMasqBackend": "iptables"}), Needs: ipt},
+		{Name: "tap", Conf: object{"type": "tap", "owner": 107, "group": 108, "mtu": 1400, "mac": "0a:00:00:00:00:17",
+			"ipam": dual(1)}},
 		{Name: "ptp", Conf: object{"type": "ptp", "ipMasq": true,
 			"ipam": plugintest.Merge(dual(1),
 				object{"routes": []object{{"dst": "0.0.0.0/0"}, {"dst": "::/0"}}})}, Needs: nft},

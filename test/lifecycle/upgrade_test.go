@@ -24,6 +24,8 @@ func entries(plugin string, keys Object) List {
 		return List{{Plugin: plugin, Keys: Merge(Object{"master": "up0", "ipam": HostLocal("10.88.0.0/24")}, keys)}}
 	case "ptp":
 		return List{{Plugin: plugin, Keys: Merge(ipam, keys)}}
+	case "tap":
+		return List{{Plugin: plugin, Keys: Merge(ipam, keys)}}
 	case "loopback":
 		return List{{Plugin: plugin, Keys: keys}}
 	}
@@ -62,6 +64,7 @@ func upgrades() []upgrade {
 		// Debian's release does not know the key, and keeps VLAN 1 always.
 		{name: "bridge, vlan", needs: []string{"vlan_filtering"},
 			list: entries("bridge", Object{"isDefaultGateway": nil, "vlan": 7, "preserveDefaultVlan": true})},
+		{name: "tap", list: entries("tap", Object{"owner": 107, "group": 108}), newest: true},
 		{name: "ptp, ipMasq on iptables", list: entries("ptp", masq("iptables"))},
 		{name: "ptp, ipMasq on nftables", list: entries("ptp", masq("nftables")), forward: true, newest: true},
 		{name: "portmap on iptables", list: entries("portmap", published("iptables")),

@@ -147,7 +147,7 @@ func (l *life) failures() {
 			l.wasAsked(f.Asked)
 			Eventually(func() string { return l.Snapshot() }).Should(Equal(before))
 			Eventually(untouched).WithArguments(cont).Should(Equal(inside))
-			works(l.live)
+			l.works(l.live)
 		})
 	}
 }
@@ -263,7 +263,7 @@ func (l *life) startsAgain(cont *nstest.Host, again Call, answer Answer) {
 		return answer
 	}).Should(HaveField("Code", 0))
 	again.Conf = With(l.conf(), answer.Added())
-	works(Attached{Host: cont})
+	l.works(Attached{Host: cont})
 	for _, again.Command = range []string{"CHECK", "DEL"} {
 		l.Succeeds(again)
 	}

@@ -174,7 +174,7 @@ func (l *life) gc() {
 			Eventually(func() string { return l.Snapshot() }).Should(Equal(clean))
 			Expect(Names(gone.Host, "")).To(BeEmpty())
 			for _, a := range []Attached{keep, other} {
-				works(a)
+				l.works(a)
 				l.Succeeds(a.As("CHECK"))
 			}
 		}
@@ -356,7 +356,7 @@ func (l *life) removed(attach func(id string, n int) Attached) {
 				Expect(Names(a.Host, "")).To(BeEmpty())
 			}
 			Expect(Names(other.Host, "")).To(Equal([]string{"eth0"}))
-			works(other)
+			l.works(other)
 			l.Succeeds(c)
 		})
 	}
@@ -371,7 +371,7 @@ func (l *life) notRemoved(attach func(id string, n int) Attached) {
 		c.Netns = other.Path
 		l.Succeeds(c)
 		Expect(Names(other.Host, "")).To(Equal([]string{"eth0"}))
-		works(other)
+		l.works(other)
 	})
 
 	l.pairIt("is not removed because a container points at it from its own namespace", func() {
@@ -387,6 +387,6 @@ func (l *life) notRemoved(attach func(id string, n int) Attached) {
 		without("prevResult")(&c)
 		l.Succeeds(c)
 		Expect(Names(victim.Host, "")).To(Equal([]string{"eth0"}))
-		works(victim)
+		l.works(victim)
 	})
 }

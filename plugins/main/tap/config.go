@@ -1,0 +1,66 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipam"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// mtuMax is the largest MTU of a tap, in bytes.
+const mtuMax = 65521
+
+// wireConfig is the configuration as written.
+type wireConfig struct {
+	skel.Keys
+	MultiQueue bool    `json:"multiQueue" help:"several queues, up to 256: who opens the device must ask for them, too" default:"false"`
+	MTU        int     `json:"mtu" help:"bytes (1500)" schema:"min=68 max=65521 zero"`
+	MAC        string  `json:"mac" help:"MAC address; the other three sources win over it" schema:"format=mac empty"`
+	Owner      *uint32 `json:"owner" help:"user ID that may open the device without CAP_NET_ADMIN (any)"`
+	Group      *uint32 `json:"group" help:"group ID that may open it without (any)"`
+	SELinux    string  `json:"selinuxContext" help:"SELinux label of the device (that of the runtime)"`
+	Bridge     string  `json:"bridge" help:"bridge in the container that it is a port of (none)" schema:"format=ifname empty"`
+	IPAM       struct {
+		Type string `json:"type" help:"IPAM plugin that gives the addresses" schema:"format=file empty"`
+	} `json:"ipam" help:"the IPAM plugin's part (none: layer 2 only)"`
+	attach.LinkKeys
+}
+
+// config is the configuration with every value checked.
+type config struct {
+	Link         attach.Link
+	MultiQueue   bool
+	Owner, Group *uint32 // nil = nobody
+	Label        string
+	Bridge       string
+}
+
+// parseConfig reads and checks the configuration. Everything that it refuses
+// is code 7 with key and value, or code 4 for CNI_ARGS.
+func parseConfig(req *skel.Request) (config, error) {
+	var w wireConfig
+	if err := req.Decode(&w); err != nil {
+		return config{}, err
+	}
+	c := config{MultiQueue: w.MultiQueue, Owner: w.Owner, Group: w.Group, Label: w.SELinux, Bridge: w.Bridge}
+	var problems cni.Problems
+	if w.MTU > mtuMax {
+		problems.Add(cni.Refuse("mtu", w.MTU, fmt.Sprintf("is above %d, the largest of a tap", mtuMax)))
+	}
+	if w.Bridge != "" && !cni.ValidIfName(w.Bridge) {
+		problems.Add(cni.Refuse("bridge", w.Bridge, "is no interface name (1 to 15 bytes, no '/', ':' or blank)"))
+	}
+	if w.IPAM.Type != "" {
+		problems.Add(ipam.CheckType(w.IPAM.Type))
+	}
+	mac, err := attach.ParseMAC("mac", w.MAC)
+	problems.Add(err)
+	c.Link, err = w.LinkKeys.Parse(req, w.MTU)
+	problems.Add(err)
+	if c.Link.MAC == nil {
+		c.Link.MAC = mac
+	}
+	return c, problems.Err()
+}

@@ -1,0 +1,30 @@
+// Tap gives a container a tap device, for a program in it that sends and receives
+// Ethernet frames: a virtual machine, passt, DPDK's virtio-user.
+//
+// ADD makes the device, persistent, lets a user or a group open it, and gives it the
+// addresses and routes of an IPAM plugin. DEL takes all of it away.
+//
+// README.md lists every key of the configuration.
+package main
+
+import (
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+func main() { skel.Main(plugin()) }
+
+func plugin() skel.Plugin[config] {
+	return skel.Plugin[config]{
+		Name:     "tap",
+		About:    "gives containers a tap device, through which a program sends and receives frames",
+		Config:   wireConfig{},
+		Parse:    parseConfig,
+		Commands: map[string]func(skel.Env) int{createCommand: createHere},
+		Add:      add,
+		Del:      del,
+		Check:    check,
+		GC:       attach.GCChildren,
+		Status:   status,
+	}
+}

@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+const (
+	kind    = "tun" // as the kernel calls taps, too
+	control = "/dev/net/tun"
+)
+
+func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
+	return attach.AddChild(ctx, req, cfg.child(ctx))
+}
+
+func del(ctx context.Context, req *skel.Request) error { return attach.DelChild(ctx, req, kind) }
+
+func check(ctx context.Context, req *skel.Request, cfg config) error {
+	return attach.CheckChild(ctx, req, cfg.child(ctx), cfg.verify)
+}
+
+func status(ctx context.Context, req *skel.Request, cfg config) error {
+	return attach.StatusChild(ctx, req, cfg.child(ctx))
+}
+
+func (c config) child(ctx context.Context) attach.Child {
+	create := func(s *attach.Session, name string) error { return c.make(ctx, s, name) }
+	return attach.Child{Kind: kind, Link: c.Link, Make: create, Ready: c.ready}
+}
+
+// ready is why this host can make no tap, or none with the label.
+func (c config) ready() error {
+	f, err := os.OpenFile(control, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Close(), c.checkLabel())
+}
+
+// make makes the tap. Until it is persistent it goes with our descriptor, so that nothing
+// is left of one whose ADD was killed.
+func (c config) make(ctx context.Context, s *attach.Session, name string) error {
+	bridge, err := c.findBridge(s)
+	if err != nil {
+		return err
+	}
+	if err := c.checkLabel(); err != nil {
+		return err
+	}
+	f, err := openIn(s.NS)
+	if err != nil {
+		return cni.Errorf(cni.CodeUnsupportedField, "tap: this host has none: %w", err)
+	}
+	defer f.Close()
+	if err := c.create(ctx, f, name); err != nil {
+		return err
+	}
+	fd := int(f.Fd())
+	if err := c.allow(fd); err != nil {
+		return err
+	}
+	l, err := s.Cont.Link(name)
+	if err != nil {
+		return err
+	}
+	group := s.Group()
+	if err := s.Cont.SetLink(l.Index, rtnl.Change{MAC: c.Link.MAC, MTU: c.Link.MTU, Group: &group,
+		Master: bridge}); err != nil {
+		return err
+	}
+	return os.NewSyscallError("TUNSETPERSIST", unix.IoctlSetInt(fd, unix.TUNSETPERSIST, 1))
+}
+
+// findBridge returns the index of the bridge that the tap is to be a port of; nil = none.
+func (c config) findBridge(s *attach.Session) (*int, error) {
+	if c.Bridge == "" {
+		return nil, nil
+	}
+	l, err := s.Cont.Link(c.Bridge)
+	switch {
+	case errors.Is(err, rtnl.ErrNoLink):
+		return nil, cni.Refuse("bridge", c.Bridge, "no such interface in the container")
+	case err == nil && l.Kind != "bridge":
+		return nil, cni.Refuse("bridge", c.Bridge, "is no bridge")
+	}
+	return &l.Index, err
+}
+
+// openIn opens the control device in the namespace: what is made through it is there.
+func openIn(n *ns.NS) (f *os.File, err error) {
+	err = n.Do(func() error {
+		fd, err := unix.Open(control, unix.O_RDWR|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return &fs.PathError{Op: "open", Path: control, Err: err}
+		}
+		f = os.NewFile(uintptr(fd), control)
+		return nil
+	})
+	return f, err
+}
+
+// create makes the tap of the control device. The error matches EEXIST when the name is taken.
+func (c config) create(ctx context.Context, f *os.File, name string) error {
+	create := createTap
+	if c.Label != "" {
+		create = func(f *os.File, name string, flags uint16) error { return c.createLabelled(ctx, f, name, flags) }
+	}
+	flags := uint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_TUN_EXCL)
+	if c.MultiQueue {
+		flags |= unix.IFF_MULTI_QUEUE
+	}
+	err := create(f, name, flags)
+	if errors.Is(err, unix.EBUSY) {
+		err = unix.EEXIST
+	}
+	return os.NewSyscallError("TUNSETIFF", err)
+}
+
+func createTap(f *os.File, name string, flags uint16) error {
+	req, err := unix.NewIfreq(name)
+	if err != nil {
+		return err
+	}
+	req.SetUint16(flags)
+	return unix.IoctlIfreq(int(f.Fd()), unix.TUNSETIFF, req)
+}
+
+// allow lets the owner and the group open the tap.
+func (c config) allow(fd int) error {
+	if c.Owner != nil {
+		if err := unix.IoctlSetInt(fd, unix.TUNSETOWNER, int(*c.Owner)); err != nil {
+			return cni.Refuse("owner", *c.Owner, err.Error())
+		}
+	}
+	if c.Group != nil {
+		if err := unix.IoctlSetInt(fd, unix.TUNSETGROUP, int(*c.Group)); err != nil {
+			return cni.Refuse("group", *c.Group, err.Error())
+		}
+	}
+	return nil
+}
+
+// verify says what differs of the tap itself.
+func (c config) verify(s *attach.Session, l rtnl.Link) (differences []string) {
+	compare := func(what string, is, want any) {
+		if is != want {
+			differences = append(differences, fmt.Sprintf("%s is %v instead of %v", what, is, want))
+		}
+	}
+	id := func(p *uint32) uint32 {
+		if p == nil {
+			return 0
+		}
+		return *p
+	}
+	compare("multiQueue", l.MultiQueue, c.MultiQueue)
+	compare("owner", l.UID, id(c.Owner))
+	compare("group", l.GID, id(c.Group))
+	switch bridge, err := c.findBridge(s); {
+	case err != nil:
+		differences = append(differences, err.Error())
+	case bridge != nil:
+		compare("the index of its bridge", l.Master, *bridge)
+	}
+	return differences
+}
