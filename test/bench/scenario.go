@@ -44,6 +44,7 @@ var (
 	byIPTables  = object{"ipMasq": true, "ipMasqBackend": "iptables"}
 	byNFTables  = object{"ipMasq": true, "ipMasqBackend": "nftables"}
 	onUplink    = object{"master": uplink}
+	owned       = object{"owner": 107, "group": 108, "ipam": ipam(false)}
 	onIPTables  = object{"backend": "iptables"}
 	onNFTables  = object{"backend": "nftables"}
 	fixed       = object{"type": "static", "addresses": []object{{"address": "10.22.0.5/16", "gateway": "10.22.0.1"}}}
@@ -71,7 +72,7 @@ func scenarios() []scenario {
 		{name: sameName, verbs: most, steps: []step{bridge(plain, masquerade)}, against: againstOurs, quick: true},
 		{name: "loopback", verbs: all, steps: []step{{"loopback", same(nil)}}, quick: true},
 		{name: "tap", verbs: all, steps: []step{{"tap", same(plain)}}, quick: true},
-		{name: "tap, owner and group", verbs: most, steps: []step{{"tap", same(plain, object{"owner": 107, "group": 108})}}},
+		{name: "tap, owner and group", verbs: most, steps: []step{{"tap", same(owned)}}},
 		{name: "tap, dual stack", verbs: most, steps: []step{{"tap", same(dual)}}},
 		{name: "tuning, a sysctl", verbs: all, before: []step{bridge(plain)}, steps: []step{tuning()}, quick: true},
 		{name: "tuning, the MAC", verbs: most, before: []step{bridge(plain)}, steps: []step{

@@ -192,6 +192,14 @@ var budgets = []budget{
 		"GC":      {"host-local", 0, 0, 0, 97},
 		"DEL":     {"host-local", 2, 2, 0, 121},
 	}},
+	{"tap, two families", "tap", same(ipam(dual)), false, 0, gc, map[string]cost{
+		"VERSION": {"", 0, 0, 0, 29},
+		"ADD":     {"host-local", 7, 7, 0, 241},
+		"CHECK":   {"host-local", 3, 3, 1, 144},
+		"STATUS":  {"host-local", 0, 0, 0, 81},
+		"GC":      {"host-local", 0, 0, 0, 97},
+		"DEL":     {"host-local", 2, 2, 0, 121},
+	}},
 	{"ptp", "ptp", same(ptp(single)), false, 0, gcAndDel, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 29},
 		"ADD":     {"host-local", 14, 14, 0, 214},

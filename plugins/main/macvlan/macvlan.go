@@ -23,7 +23,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 func del(ctx context.Context, req *skel.Request) error { return attach.DelChild(ctx, req, kind) }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.CheckChild(ctx, req, cfg.child(), func(l rtnl.Link) []string {
+	return attach.CheckChild(ctx, req, cfg.child(), func(_ *attach.Session, l rtnl.Link) []string {
 		if l.Mode != cfg.Mode {
 			return []string{fmt.Sprintf("mode is %q instead of %q", l.Mode, cfg.Mode)}
 		}

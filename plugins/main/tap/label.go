@@ -37,13 +37,13 @@ func (c config) createLabelled(ctx context.Context, f *os.File, name string, fla
 		return cni.Refuse("selinuxContext", c.Label, err.Error())
 	}
 	defer func() { _ = os.WriteFile(label, nil, 0) }()
-	return createElsewhere(ctx, "/proc/self/exe", f, name, flags)
+	return createElsewhere(ctx, process.Command{Path: "/proc/self/exe", Files: []*os.File{f}}, name, flags)
 }
 
 // createElsewhere does what createTap does in a process of its own, which ends with the errno.
-func createElsewhere(ctx context.Context, program string, f *os.File, name string, flags uint16) error {
-	err := process.Command{Path: program, Files: []*os.File{f},
-		Args: []string{createCommand, name, strconv.Itoa(int(flags))}}.Run(ctx)
+func createElsewhere(ctx context.Context, own process.Command, name string, flags uint16) error {
+	own.Args = []string{createCommand, name, strconv.Itoa(int(flags))}
+	err := own.Run(ctx)
 	var ended *process.ExitError
 	if errors.As(err, &ended) && ended.ExitCode() > 0 {
 		return unix.Errno(ended.ExitCode())

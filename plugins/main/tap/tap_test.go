@@ -16,6 +16,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/process"
 )
 
 // device is ip(8)'s view of a tap.
@@ -88,8 +89,8 @@ var _ = Describe("ADD", func() {
 		Expect(l.Linkinfo.Data).To(Equal(Merge(Object{"type": "tap", "pi": false, "vnet_hdr": false,
 			"multi_queue": false, "persist": true}, data)))
 		Expect(res.Interfaces).To(HaveLen(1))
-		Expect([]any{res.Interfaces[0].Name, res.Interfaces[0].MAC, res.Interfaces[0].Sandbox, res.Interfaces[0].MTU}).To(
-			Equal([]any{"eth0", l.Address, cont.Path, l.MTU}))
+		r := res.Interfaces[0]
+		Expect([]any{r.Name, r.MAC, r.Sandbox, r.MTU}).To(Equal([]any{"eth0", l.Address, cont.Path, l.MTU}))
 		Expect(Show(cont, "eth0").Flags).To(ContainElement("UP"))
 		if keys["mtu"] != nil {
 			Expect(l.MTU).To(Equal(keys["mtu"]))
@@ -190,7 +191,7 @@ var _ = Describe("ADD", func() {
 		Expect(w.Calls()).To(BeEmpty(), "IPAM is not asked")
 		Expect(Names(cont, "tun")).To(BeEmpty())
 	},
-		Entry("a bridge that is not there", Object{"bridge": "br9"}, cni.CodeConfig, `bridge: "br9"`, "no such interface"),
+		Entry("a bridge that is not there", Object{"bridge": "br9"}, cni.CodeConfig, `bridge: "br9"`, "no such"),
 		Entry("a bridge that is none", Object{"bridge": "v0"}, cni.CodeConfig, `bridge: "v0" is no bridge`),
 		Entry("a bridge with a name that none has", Object{"bridge": "a/b"}, cni.CodeConfig, `bridge: "a/b"`),
 		Entry("an mtu that is too large", Object{"mtu": 65522}, cni.CodeConfig, "mtu: 65522", "65521"),
@@ -225,7 +226,8 @@ var _ = Describe("ADD", func() {
 		Expect(err).NotTo(HaveOccurred())
 		defer f.Close()
 		create := func() error {
-			return createElsewhere(context.Background(), nstest.Build("tap"), f, "eth0", unix.IFF_TAP|unix.IFF_NO_PI|unix.IFF_TUN_EXCL)
+			own := process.Command{Path: nstest.Build("tap"), Files: []*os.File{f}}
+			return createElsewhere(context.Background(), own, "eth0", unix.IFF_TAP|unix.IFF_NO_PI|unix.IFF_TUN_EXCL)
 		}
 		Expect(create()).To(Succeed())
 		Expect(look(cont).Linkinfo.Data).To(HaveKeyWithValue("type", "tap"))
