@@ -127,8 +127,8 @@ func (e example) once(host *nstest.Host, c *libcni.CNIConfig, id string) object 
 		return json.Unmarshal([]byte(plugintest.Text(r)), &result)
 	})
 	Expect(validate(schema("result"), result)).To(Succeed())
-	if e.ifName() == "eth0" && !e.asks("master") {
-		Expect(host.Cmd("ip", "-d", "link")).To(ContainSubstring(id))
+	if e.ifName() == "eth0" {
+		Expect(host.Cmd("ip", "-d", "link") + cont.Cmd("ip", "-d", "link")).To(ContainSubstring(id))
 	}
 	link := plugintest.Show(cont, e.ifName())
 	for _, ip := range asList(result["ips"]) {
