@@ -15,9 +15,9 @@ import (
 // (specification, section 3). Everything that a plugin leaves on the host
 // belongs to exactly one attachment.
 type Attachment struct {
-	Network     string
-	ContainerID string
-	IfName      string
+	Network     string `json:"network"`
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifname"`
 }
 
 const (

@@ -152,8 +152,18 @@ func (c *Conn) query(msgs ...message) ([][]byte, error) {
 	return out, nil
 }
 
-// dump returns the attributes of all objects that the request selects, from one state of the ruleset.
+// dump is list without what stands before the attributes.
 func (c *Conn) dump(m message) ([][]byte, error) {
+	answers, err := c.list(m)
+	for i, a := range answers {
+		answers[i] = a[nfgenmsgSize:]
+	}
+	return answers, err
+}
+
+// list returns all objects that the request selects, from one state of the ruleset: the family in the first byte, and
+// the attributes behind nfgenmsgSize.
+func (c *Conn) list(m message) ([][]byte, error) {
 	if err := c.dial(); err != nil {
 		return nil, err
 	}
@@ -164,10 +174,7 @@ func (c *Conn) dump(m message) ([][]byte, error) {
 	case err != nil:
 		return nil, c.readFailure(m, err)
 	}
-	for i, a := range answers {
-		answers[i] = a[min(nfgenmsgSize, len(a)):]
-	}
-	return answers, nil
+	return slices.DeleteFunc(answers, func(a []byte) bool { return len(a) < nfgenmsgSize }), nil
 }
 
 // execute sends one request through the library, which repeats a list that changed while it was read, ten

@@ -48,13 +48,14 @@ func (c *Conn) Chain(t Table, name string) (*LiveChain, error) {
 	return &chain, nil
 }
 
-// Chains returns all chains of the table, those of all tables of the family where it has no name; its cost grows with
+// Chains returns all chains of the table, those of all tables of all families for the zero Table; its cost grows with
 // the number of chains in the family.
 func (c *Conn) Chains(t Table) ([]LiveChain, error) {
-	replies, err := c.dump(t.message(unix.NFT_MSG_GETCHAIN, ""))
+	replies, err := c.list(t.message(unix.NFT_MSG_GETCHAIN, ""))
 	var out []LiveChain
 	for _, r := range replies {
-		if chain := decodeChain(t.Family, r); t.Name == "" || t == chain.Table {
+		chain := decodeChain(Family(r[0]), r[nfgenmsgSize:])
+		if t == (Table{}) || t == chain.Table {
 			out = append(out, chain)
 		}
 	}

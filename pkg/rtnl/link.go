@@ -117,6 +117,19 @@ func (c *Conn) find(look func(h *netlink.Handle) (netlink.Link, error)) (l Link,
 	return l, noLink(err)
 }
 
+// OtherEnd returns the other end of a veth of any namespace where that end is in this one, else ErrNoLink: the index
+// that the veth tells may be another namespace's.
+func (c *Conn) OtherEnd(l Link) (Link, error) {
+	if l.Kind != "veth" || l.Peer == 0 {
+		return Link{}, ErrNoLink
+	}
+	end, err := c.LinkByIndex(l.Peer)
+	if err == nil && (end.Kind != "veth" || end.Peer != l.Index) {
+		return Link{}, ErrNoLink
+	}
+	return end, err
+}
+
 // Links lists all links of the namespace. The cost grows with their number.
 func (c *Conn) Links() ([]Link, error) { return c.links("list of links") }
 

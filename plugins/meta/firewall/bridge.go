@@ -18,16 +18,11 @@ func (c *call) findBridge(r *record) error {
 		return err
 	}
 	defer cont.Close()
-	inside, err := cont.Link(c.IfName)
-	if errors.Is(err, rtnl.ErrNoLink) || err == nil && (inside.Kind != "veth" || inside.Peer == 0) {
-		return nil
+	end, err := cont.Link(c.IfName)
+	if err == nil {
+		end, err = c.host.OtherEnd(end)
 	}
-	if err != nil {
-		return err
-	}
-	end, err := c.host.LinkByIndex(inside.Peer)
-	// The index may be another namespace's.
-	if errors.Is(err, rtnl.ErrNoLink) || err == nil && (end.Peer != inside.Index || end.Master == 0) {
+	if errors.Is(err, rtnl.ErrNoLink) || err == nil && end.Master == 0 {
 		return nil
 	}
 	if err != nil {
@@ -147,7 +142,7 @@ func (c *call) change(s *store, r *record, p policy) error {
 			return err
 		}
 	}
-	return s.Put(r.hash(), *r)
+	return s.Put(r.Hash(), *r)
 }
 
 // isolate sets or clears the isolated flag of the attachment's port, which keeps ports apart without br_netfilter too.

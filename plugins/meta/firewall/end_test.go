@@ -231,38 +231,48 @@ var _ = Describe("DEL", Label("kernel"), func() {
 	})
 
 	for _, variant := range []string{"nft", "legacy"} {
-		keys := Object{"cniVersion": "1.0.0", "ingressPolicy": "isolated"}
-		// reference makes a network by the reference plugin alone.
-		reference := func() (w *world, a, b *container) {
-			GinkgoHelper()
-			useVariant(variant)
-			w = newWorld()
-			w.bridge(1)
-			a, b = w.container(1, 2), w.container(1, 3)
-			for _, c := range []*container{a, b} {
-				w.Reference(nstest.Newest(), c.as("ADD", keys)).Added()
+		Context("on iptables-"+variant, func() {
+			keys := Object{"cniVersion": "1.0.0", "ingressPolicy": "isolated"}
+			// reference makes a network by the reference plugin alone.
+			reference := func() (w *world, a, b *container) {
+				GinkgoHelper()
+				useVariant(variant)
+				w = newWorld()
+				w.bridge(1)
+				a, b = w.container(1, 2), w.container(1, 3)
+				for _, c := range []*container{a, b} {
+					w.Reference(nstest.Newest(), c.as("ADD", keys)).Added()
+				}
+				return w, a, b
 			}
-			return w, a, b
-		}
 
-		It("of the last container that the reference made ends its policy, on iptables-"+variant, func() {
-			w, a, b := reference()
-			a.del()
-			Expect(w.filter()).To(ContainSubstring("-i br1 -o br1"))
-			b.check(keys)
-			b.del()
-			Expect(w.filter()).NotTo(ContainSubstring("br1"))
-		})
+			It("is not what ADD does when it fails: rules of the reference stay", func() {
+				w, a, _ := reference()
+				call := a.as("ADD", keys)
+				call.Stdout = brokenPipe{}
+				Expect(w.Call(call).Code).To(Equal(1))
+				a.check(keys)
+			})
 
-		It("is not needed where the bridge went: GC ends the reference's policy, on iptables-"+variant, func() {
-			w, a, b := reference()
-			w.gc(2)
-			Expect(w.filter()).To(ContainSubstring("-i br1 -o br1"))
-			for _, c := range []*container{a, b} {
-				w.Cmd("ip", "link", "del", c.hostEnd)
-			}
-			w.gc(2)
-			Expect(w.filter()).NotTo(ContainSubstring("br1"))
+			It("of the last container that the reference made ends its policy", func() {
+				w, a, b := reference()
+				a.del()
+				Expect(w.filter()).To(ContainSubstring("-i br1 -o br1"))
+				b.check(keys)
+				b.del()
+				Expect(w.filter()).NotTo(ContainSubstring("br1"))
+			})
+
+			It("is not needed where the bridge went: GC ends the reference's policy", func() {
+				w, a, b := reference()
+				w.gc(2)
+				Expect(w.filter()).To(ContainSubstring("-i br1 -o br1"))
+				for _, c := range []*container{a, b} {
+					w.Cmd("ip", "link", "del", c.hostEnd)
+				}
+				w.gc(2)
+				Expect(w.filter()).NotTo(ContainSubstring("br1"))
+			})
 		})
 	}
 

@@ -50,7 +50,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	return c.dismiss(ctx)
+	return c.dismiss(ctx, true)
 }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
@@ -86,7 +86,7 @@ func gc(ctx context.Context, req *skel.Request) (err error) {
 	}
 	var errs []error
 	for _, r := range all {
-		if r.Network == c.Network && !c.Valid.Has(r.attachment()) {
+		if r.Network == c.Network && !c.Valid.Has(r.Attachment) {
 			errs = append(errs, c.remove(ctx, s, r))
 		}
 	}
@@ -141,7 +141,7 @@ func dial(req *skel.Request) (*call, error) {
 // newRecord makes the attachment's record, all but the backend. It looks for the bridge where that matters: for a
 // policy, and where a bridge has one that this ADD may end.
 func (c *call) newRecord(cfg config) (*record, error) {
-	r := &record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName,
+	r := &record{Attachment: c.Attachment,
 		Addrs: addressesOf(c.PrevResult, c.IfName), AdminChain: cfg.adminChain, Zone: cfg.zone,
 		Published: cfg.published, Policy: cfg.policy}
 	var err error
@@ -166,19 +166,19 @@ func (c *call) admit(ctx context.Context, cfg config, r *record) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	old, ok, err := s.Get(r.hash())
+	old, ok, err := s.Get(r.Hash())
 	switch {
 	case err != nil:
 		return err
 	case ok && old.Netns.Is(r.Netns) && (old.Backend != iptables || c.checkIPTables(ctx, &old) == nil):
 		return cni.Errorf(cni.CodeExists, "firewall: this attachment has its rules already (%s); DEL removes them",
-			r.attachment())
+			r.Attachment)
 	case ok:
 		if err := c.remove(ctx, s, &old); err != nil {
 			return err
 		}
 	}
-	c.OnFail("remove the firewall rules", c.dismiss)
+	c.OnFail("remove the firewall rules", func(ctx context.Context) error { return c.dismiss(ctx, false) })
 	r.Backend = c.choose(ctx, cfg)
 	err = c.apply(ctx, s, r)
 	if cfg.backend == auto && errors.Is(err, nft.ErrUnsupported) {
@@ -206,7 +206,7 @@ func (c *call) choose(ctx context.Context, cfg config) backend {
 
 // apply makes the rules in the record's backend. From the writing of the record on DEL knows what there may be.
 func (c *call) apply(ctx context.Context, s *store, r *record) error {
-	if err := s.Put(r.hash(), *r); err != nil {
+	if err := s.Put(r.Hash(), *r); err != nil {
 		return err
 	}
 	p, err := c.settle(s, r)
@@ -238,24 +238,27 @@ func (c *call) apply(ctx context.Context, s *store, r *record) error {
 	return nil
 }
 
-// dismiss removes whatever the attachment has, in any backend, made by anybody.
-func (c *call) dismiss(ctx context.Context) (err error) {
+// dismiss removes whatever the attachment has in any backend, and with reference also what the reference made for it.
+func (c *call) dismiss(ctx context.Context, reference bool) (err error) {
 	s, err := openExistingStore(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	r, ok, err := s.Get(c.Attachment.Hash())
+	r, ok, err := s.Get(c.Hash())
 	if err != nil {
 		return err
 	}
 	if ok {
 		err = c.remove(ctx, s, &r)
 	} else {
-		err = errors.Join(nft.IfSupported(c.sweep(ctx, c.Attachment.Owns)),
-			s.Drop(c.Attachment.Hash())) // what a killed ADD left of it
+		err = errors.Join(nft.IfSupported(c.sweep(ctx, c.Owns)),
+			s.Drop(c.Hash())) // what a killed ADD left of it
 	}
-	return errors.Join(err, c.delReference(ctx, s, &r))
+	if reference {
+		err = errors.Join(err, c.delReference(ctx, s, &r))
+	}
+	return err
 }
 
 // remove removes an attachment's rules, and then its record. The record stays for a later DEL or GC when a program is
@@ -275,12 +278,12 @@ func (c *call) remove(ctx context.Context, s *store, r *record) (err error) {
 	}
 	switch {
 	case ipt.NotInstalled(err), err == nil && asked != nil:
-		c.Warn("firewall rules of %s: %v", r.attachment(), errors.Join(err, asked))
+		c.Warn("firewall rules of %s: %v", r.Attachment, errors.Join(err, asked))
 		return nil
 	case err != nil:
-		return fmt.Errorf("firewall rules of %s: %w", r.attachment(), err)
+		return fmt.Errorf("firewall rules of %s: %w", r.Attachment, err)
 	}
-	return s.Drop(r.hash())
+	return s.Drop(r.Hash())
 }
 
 // verify compares the record with what is wanted, and the rules with the record.
@@ -289,7 +292,7 @@ func (c *call) verify(ctx context.Context, want *record) error {
 	if err != nil {
 		return err
 	}
-	old, ok, err := s.Get(want.hash())
+	old, ok, err := s.Get(want.Hash())
 	if err := errors.Join(err, s.Close()); err != nil {
 		return err
 	}

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/godbus/dbus/v5"
 	. "github.com/onsi/ginkgo/v2"
@@ -244,7 +243,7 @@ var _ = Describe("the firewalld of the distribution", Label("kernel"), func() {
 			"--system-config", GinkgoT().TempDir()}})
 		Eventually(func() int {
 			return w.Run(nstest.Program{Path: "firewall-cmd", Args: []string{"--state"}}).Exit
-		}).WithTimeout(nstest.Patience(20 * time.Second)).Should(BeZero())
+		}).Should(BeZero())
 		sources := func() []string {
 			return strings.Fields(w.Cmd("firewall-cmd", "--zone=trusted", "--list-sources"))
 		}

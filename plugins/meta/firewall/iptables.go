@@ -245,7 +245,7 @@ func (c *call) delIPTables(ctx context.Context, s *store, r *record) error {
 // delReference removes what the reference made for the addresses in prevResult, but rules of an attachment of ours.
 // Where it made anything, the first interface is its bridge, whose policy ends with the last container.
 func (c *call) delReference(ctx context.Context, s *store, had *record) error {
-	r := &record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName, Policy: open, Backend: iptables}
+	r := &record{Attachment: c.Attachment, Policy: open, Backend: iptables}
 	for _, a := range addressesOf(c.PrevResult, c.IfName) {
 		if had.Backend != iptables || !slices.Contains(had.Addrs, a) {
 			r.Addrs = append(r.Addrs, a)
@@ -266,11 +266,16 @@ func (c *call) delReference(ctx context.Context, s *store, had *record) error {
 		}
 		lost = errors.Join(lost, c.delIPTables(ctx, s, r))
 	}
-	if ipt.NotInstalled(lost) {
-		c.Warn("rules of other plugins for %s: %v", r.attachment(), lost)
+	return c.tolerate(lost)
+}
+
+// tolerate warns of rules of the reference that stay for want of a program.
+func (c *call) tolerate(err error) error {
+	if ipt.NotInstalled(err) {
+		c.Warn("rules of other plugins: %v", err)
 		return nil
 	}
-	return lost
+	return err
 }
 
 // named are the addresses and interfaces that rules of a chain name, in either variant, as nf_tables compares them.
@@ -336,7 +341,7 @@ func (c *call) sweepIPTables(ctx context.Context) error {
 			}
 		}
 	}
-	return errors.Join(errs...)
+	return c.tolerate(errors.Join(errs...))
 }
 
 // relax gives a bridge that was isolated the policy same-bridge, in the variants where it has one.

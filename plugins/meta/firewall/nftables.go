@@ -103,7 +103,7 @@ func (r *record) items() []nft.Item {
 	for _, f := range families() {
 		for _, a := range r.of(f) {
 			it := nft.Item{Set: f.addrSet(), Name: "address " + a.String(),
-				Element: nft.Element{Key: nft.AddrKey(a), Comment: r.attachment().Mark()}}
+				Element: nft.Element{Key: nft.AddrKey(a), Comment: r.Mark()}}
 			out = append(out, it)
 			if r.Published {
 				it.Set = f.publishedSet()
@@ -131,7 +131,7 @@ func (c *call) delNFTables(ctx context.Context, s *store, r *record) error {
 	if err != nil {
 		return err
 	}
-	mine := r.attachment().Owns
+	mine := r.Owns
 	found, err := owned().Live(c.nf, r.items(), mine)
 	if err != nil || len(found) == 0 && left == r.Policy {
 		return err
@@ -156,26 +156,25 @@ func (c *call) sweep(ctx context.Context, matches func(mark string) bool) error 
 // warnOfDrops warns of chains in which nothing accepts what has the fwmark bit, and whose policy drops it. FORWARD of
 // iptables is no such chain: ADD gives it the rule.
 func (c *call) warnOfDrops() error {
-	for _, f := range []nft.Family{nft.INet, nft.IPv4, nft.IPv6} {
-		chains, err := c.nf.Chains(nft.Table{Family: f})
+	chains, err := c.nf.Chains(nft.Table{})
+	if err != nil {
+		return err
+	}
+	for _, ch := range chains {
+		routed := slices.Contains([]nft.Family{nft.INet, nft.IPv4, nft.IPv6}, ch.Table.Family)
+		iptables := ch.Table.Family != nft.INet && ch.Table.Name == filterTable && ch.Name == forwardHook
+		if !ch.Drops || ch.Hook.Point != nft.Forward || !routed || iptables {
+			continue
+		}
+		rules, err := c.nf.Rules(ch.Table, ch.Name)
 		if err != nil {
 			return err
 		}
-		for _, ch := range chains {
-			if !ch.Drops || ch.Hook.Point != nft.Forward || f != nft.INet && ch.Table.Name == filterTable &&
-				ch.Name == forwardHook {
-				continue
-			}
-			rules, err := c.nf.Rules(ch.Table, ch.Name)
-			if err != nil {
-				return err
-			}
-			mark := binary.NativeEndian.AppendUint32(nil, acceptBit)
-			if !slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Mentions(mark) }) {
-				c.Warn("table %s: chain %q drops what it does not accept itself; for what this plugin accepts: "+
-					"nft insert rule %s %s meta mark and %#x == %#x accept", ch.Table, ch.Name, ch.Table, ch.Name,
-					acceptBit, acceptBit)
-			}
+		mark := binary.NativeEndian.AppendUint32(nil, acceptBit)
+		if !slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Mentions(mark) }) {
+			c.Warn("table %s: chain %q drops what it does not accept itself; for what this plugin accepts: "+
+				"nft insert rule %s %s meta mark and %#x == %#x accept", ch.Table, ch.Name, ch.Table, ch.Name,
+				acceptBit, acceptBit)
 		}
 	}
 	return nil

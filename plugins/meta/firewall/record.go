@@ -20,9 +20,7 @@ const (
 
 // record says what an attachment was given. DEL and CHECK make the rules from it again.
 type record struct {
-	Network     string `json:"network"`
-	ContainerID string `json:"containerID"`
-	IfName      string `json:"ifname"`
+	cni.Attachment
 
 	Netns      ns.Identity  `json:"netns"` // of the container
 	Backend    backend      `json:"backend"`
@@ -52,22 +50,16 @@ func openExistingStore(ctx context.Context) (*store, error) {
 // Sane says whether an ADD can have written the record. Rules are made from it, and its file may be damaged.
 func (r *record) Sane(hash string) bool {
 	bad := func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" || a.Is4In6() }
-	return r.hash() == hash && cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) &&
+	return r.Hash() == hash && cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) &&
 		slices.Contains([]backend{nftables, iptables, firewalld}, r.Backend) && !slices.ContainsFunc(r.Addrs, bad) &&
 		ipt.IsChainName(r.AdminChain) && slices.Contains(policies(), r.Policy) &&
 		(r.Bridge == "" && r.Policy == open || cni.ValidIfName(r.Bridge))
 }
 
-func (r *record) attachment() cni.Attachment {
-	return cni.Attachment{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName}
-}
-
-func (r *record) hash() string { return r.attachment().Hash() }
-
 // othersHave says whether another attachment on the same backend has the address.
 func (r *record) othersHave(s *store, a netip.Addr) (bool, error) {
 	return s.Any(func(o record) bool {
-		return o.hash() != r.hash() && o.Backend == r.Backend && slices.Contains(o.Addrs, a)
+		return o.Hash() != r.Hash() && o.Backend == r.Backend && slices.Contains(o.Addrs, a)
 	})
 }
 
@@ -79,7 +71,7 @@ func (r *record) of(f family) []netip.Addr {
 // neighbours are the other attachments on the record's bridge.
 func (r *record) neighbours(s *store) ([]*record, error) {
 	all, err := s.All()
-	return slices.DeleteFunc(all, func(o *record) bool { return o.Bridge != r.Bridge || o.hash() == r.hash() }), err
+	return slices.DeleteFunc(all, func(o *record) bool { return o.Bridge != r.Bridge || o.Hash() == r.Hash() }), err
 }
 
 // left is the policy that the record's bridge has without it, in its backend: its own where others want that too.
@@ -89,7 +81,7 @@ func (r *record) left(s *store) (policy, error) {
 		return p, nil
 	}
 	_, err := s.Any(func(o record) bool {
-		if o.hash() != r.hash() && o.Bridge == r.Bridge &&
+		if o.Hash() != r.Hash() && o.Bridge == r.Bridge &&
 			(o.Backend == iptables) == (r.Backend == iptables) {
 			p = stricter(p, o.Policy)
 		}

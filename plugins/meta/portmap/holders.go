@@ -54,17 +54,17 @@ func (x *search) add(held hostPort, h holder) {
 // addOwner is add for an attachment with a record. It looks once whether that is gone.
 func (x *search) addOwner(ctx context.Context, held hostPort, owner *record) error {
 	before := len(x.found)
-	x.add(held, holder{owner: owner, name: fmt.Sprintf("on %s by %s", addrName(held.Addr), owner.attachment())})
+	x.add(held, holder{owner: owner, name: fmt.Sprintf("on %s by %s", addrName(held.Addr), owner.Attachment)})
 	if len(x.found) == before {
 		return nil
 	}
-	gone, known := x.gone[owner.hash()]
+	gone, known := x.gone[owner.Hash()]
 	if !known {
 		var err error
 		if gone, err = x.isGone(ctx, owner); err != nil {
 			return err
 		}
-		x.gone[owner.hash()] = gone
+		x.gone[owner.Hash()] = gone
 	}
 	for i := range x.found[before:] {
 		x.found[before+i].gone = gone
@@ -93,7 +93,7 @@ func (x *search) inNFTables(ctx context.Context) error {
 			items = append(items, nft.Item{Set: set, Element: nft.Element{Key: key}})
 		}
 	}
-	others := func(mark string) bool { return !x.r.attachment().Owns(mark) }
+	others := func(mark string) bool { return !x.r.Owns(mark) }
 	live, err := owned(x.r.Options.MarkBit).Live(x.nf, items, others)
 	if err != nil {
 		return err
@@ -137,7 +137,7 @@ func (x *search) inIPTables(ctx context.Context) error {
 	known := map[string]bool{x.r.chain(): true}
 	for _, o := range all {
 		known[o.chain()] = true
-		if o.Backend != iptables || o.hash() == x.r.hash() {
+		if o.Backend != iptables || o.Hash() == x.r.Hash() {
 			continue
 		}
 		for _, held := range o.hostPorts() {
@@ -183,7 +183,7 @@ func (x *search) inReferenceChains(ctx context.Context, f family, known map[stri
 		// IPAM gives an address once: the container that had it is gone.
 		h.gone = slices.ContainsFunc(ports, func(p hostPort) bool { return x.r.hasAddr(p.To.Addr()) })
 		h.remove = func() error {
-			left := &record{Network: network, ContainerID: id}
+			left := &record{Attachment: cni.Attachment{Network: network, ContainerID: id}}
 			return errors.Join(x.delChains(ctx, left, siblings(x.store, left), f)...)
 		}
 		for _, p := range ports {
@@ -212,7 +212,7 @@ func (x *search) inReferenceTables(ctx context.Context) error {
 			h := holder{gone: x.r.isMentioned(rule), name: fmt.Sprintf(
 				"by container %q, through the nftables rules of other plugins (its DEL removes them)", rule.Comment)}
 			h.remove = func() error {
-				left := record{ContainerID: rule.Comment, Addrs: x.r.Addrs}
+				left := record{Attachment: cni.Attachment{ContainerID: rule.Comment}, Addrs: x.r.Addrs}
 				return delReference(ctx, x.nf, left.isReferenceRule)
 			}
 			for _, p := range x.r.hostPorts() {

@@ -8,6 +8,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
@@ -76,7 +77,7 @@ var _ = Describe("the layout in nftables", Label("kernel"), func() {
 		c.ips = c.ips[:1]
 		all := []object{config, ports("8080:80", "127.0.0.1:81:81")}
 		c.add(all...)
-		mark := (&record{Network: c.network, ContainerID: c.id, IfName: c.ifName}).attachment()
+		mark := cni.Attachment{Network: c.network, ContainerID: c.id, IfName: c.ifName}
 		got := parts(w.Cmd("nft", "list", "ruleset"))
 		Expect(strings.NewReplacer(mark.Mark(), "OWNER", mark.Hash(), "HASH").Replace(got)).To(Equal(want))
 		c.check(all...)

@@ -99,7 +99,7 @@ func isLastOn(s *store, r *record) (bool, error) {
 	if r.Localnet == "" {
 		return false, nil
 	}
-	used, err := s.Any(func(o record) bool { return o.hash() != r.hash() && o.Localnet == r.Localnet })
+	used, err := s.Any(func(o record) bool { return o.Hash() != r.Hash() && o.Localnet == r.Localnet })
 	return !used, err
 }
 

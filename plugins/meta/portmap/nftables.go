@@ -23,7 +23,7 @@ func (c *call) addNFTables(ctx context.Context, r *record, gone []*record) error
 	}
 	return owned(r.Options.MarkBit).Update(ctx, c.nf, func(ch *nft.Change) error {
 		for _, o := range gone {
-			if err := ch.Remove(o.items(), o.attachment().Owns); err != nil {
+			if err := ch.Remove(o.items(), o.Owns); err != nil {
 				return err
 			}
 		}
@@ -87,7 +87,7 @@ const nftProgram = "nft"
 
 // delNFTables removes the attachment's elements, and its link from the guard when it was the last one there.
 func (c *call) delNFTables(ctx context.Context, r *record, last bool) error {
-	o, mine := owned(r.Options.MarkBit), r.attachment().Owns
+	o, mine := owned(r.Options.MarkBit), r.Owns
 	found, err := o.Live(c.nf, r.items(), mine)
 	if err != nil {
 		return err
@@ -341,7 +341,7 @@ func (r *record) conditionChain(v4 bool) string {
 	if conditions, _ := r.Options.conditions(v4); len(conditions) == 0 {
 		return ""
 	}
-	return familyOf(v4).conditionPrefix() + r.hash()
+	return familyOf(v4).conditionPrefix() + r.Hash()
 }
 
 // afterConditions is the chain to which packets go that meet the conditions.
@@ -359,7 +359,7 @@ func (r *record) conditionScript(a address) string {
 
 // items are the elements of the attachment.
 func (r *record) items() []nft.Item {
-	mark := r.attachment().Mark()
+	mark := r.Mark()
 	via := map[bool]string{} // the chain through which the host ports of a family go first
 	for _, a := range r.Addrs {
 		via[a.v4()] = cmp.Or(r.conditionChain(a.v4()), r.masqChain(a))

@@ -44,7 +44,7 @@ func siblings(s *store, r *record) sharers {
 // Sane says whether an ADD can have written the record. Rules are made from it, and its file may be damaged.
 func (r *record) Sane(hash string) bool {
 	o := r.Options
-	ok := cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) && r.hash() == hash &&
+	ok := cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) && r.Hash() == hash &&
 		(r.Backend == nftables || r.Backend == iptables) &&
 		o.MarkBit >= 0 && o.MarkBit <= 31 && (o.MarkChain == "" || ipt.IsChainName(o.MarkChain)) &&
 		(r.Localnet == "" || cni.ValidIfName(r.Localnet))
@@ -97,21 +97,14 @@ func homeOf(host *rtnl.Conn, netns *ns.NS, ifName string) (home, error) {
 		return h, err
 	}
 	defer cont.Close()
-	inside, err := cont.Link(ifName)
+	end, err := cont.Link(ifName)
+	if err == nil {
+		end, err = host.OtherEnd(end)
+	}
 	if errors.Is(err, rtnl.ErrNoLink) {
 		return h, nil
 	}
-	if err != nil || inside.Kind != "veth" || inside.Peer == 0 {
-		return h, err
-	}
-	end, err := host.LinkByIndex(inside.Peer)
-	if errors.Is(err, rtnl.ErrNoLink) {
-		return h, nil
-	}
-	// The index may be another namespace's.
-	if err == nil && end.Kind == "veth" && end.Peer == inside.Index {
-		h.Link, h.MAC = end.Index, end.MAC.String()
-	}
+	h.Link, h.MAC = end.Index, end.MAC.String()
 	return h, err
 }
 

@@ -11,9 +11,7 @@ import (
 
 // record says what an attachment was given. DEL, CHECK and GC make the rules from it again.
 type record struct {
-	Network     string `json:"network"`
-	ContainerID string `json:"containerID"`
-	IfName      string `json:"ifname"`
+	cni.Attachment
 
 	Home    home        `json:"owner"`
 	Backend ipt.Backend `json:"backend"`
@@ -90,12 +88,6 @@ func addrName(addr netip.Addr) string {
 	return addr.String()
 }
 
-func (r *record) attachment() cni.Attachment {
-	return cni.Attachment{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName}
-}
-
-func (r *record) hash() string { return r.attachment().Hash() }
-
 // hostPorts are those of the families that the container has an address of, without those yielded.
 func (r *record) hostPorts() []hostPort {
 	var out []hostPort
@@ -156,7 +148,7 @@ type holder struct {
 // makes ADD fail before it changes anything.
 func (r *record) yieldOrReplace(holders []holder) (replaced, left []holder, err error) {
 	for _, h := range holders {
-		sameOwner := func(o holder) bool { return h.owner != nil && o.owner != nil && o.owner.hash() == h.owner.hash() }
+		sameOwner := func(o holder) bool { return h.owner != nil && o.owner != nil && o.owner.Hash() == h.owner.Hash() }
 		switch {
 		case slices.Contains(r.Yielded, h.wanted), slices.ContainsFunc(replaced, sameOwner):
 		case h.gone:

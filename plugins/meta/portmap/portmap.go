@@ -136,7 +136,7 @@ func (c *call) verify(ctx context.Context, want *record) error {
 	if err != nil {
 		return err
 	}
-	r, ok, err := s.Get(want.hash())
+	r, ok, err := s.Get(want.Hash())
 	if err := errors.Join(err, s.Close()); err != nil {
 		return err
 	}
@@ -178,7 +178,7 @@ func (c *call) verifyReference(ctx context.Context, want *record) error {
 		}
 	}
 	if !found && (err == nil || cni.AsError(err).Code == cni.CodeDrift) {
-		return drift("host ports: there is no record of this attachment (%s)", want.attachment())
+		return drift("host ports: there is no record of this attachment (%s)", want.Attachment)
 	}
 	return errors.Join(err, checkLocalnet(want.Localnet))
 }
@@ -216,7 +216,7 @@ func (c *call) choose(cfg config) (b ipt.Backend, final bool, err error) {
 
 // newRecord makes the attachment's record, all but home and backend. It asks the kernel for routes and links.
 func (c *call) newRecord(cfg config) (*record, error) {
-	r := &record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName,
+	r := &record{Attachment: c.Attachment,
 		Options: cfg.options, Mappings: cfg.mappings, Addrs: addressesOf(c.PrevResult.ContainerIPs(c.IfName))}
 	if len(r.Addrs) == 0 {
 		return nil, cni.Errorf(cni.CodeConfig, "prevResult: has no address of interface %q to forward ports to",
@@ -307,19 +307,19 @@ func (c *call) publish(ctx context.Context, cfg config, r *record) (gone []*reco
 		return nil, err
 	}
 	c.OnFail("remove the host ports", c.unpublish)
-	if err := s.Put(r.hash(), *r); err != nil { // from here on DEL knows what there may be
+	if err := s.Put(r.Hash(), *r); err != nil { // from here on DEL knows what there may be
 		return nil, err
 	}
 	err = c.apply(ctx, s, r, gone)
 	if !final && errors.Is(err, nft.ErrUnsupported) {
 		r.Backend = iptables
-		if err = s.Put(r.hash(), *r); err == nil {
+		if err = s.Put(r.Hash(), *r); err == nil {
 			err = c.apply(ctx, s, r, gone)
 		}
 	}
 	for _, o := range gone {
-		if err == nil && o.hash() != r.hash() {
-			err = s.Drop(o.hash())
+		if err == nil && o.Hash() != r.Hash() {
+			err = s.Drop(o.Hash())
 		}
 	}
 	return gone, err
@@ -329,7 +329,7 @@ func (c *call) publish(ctx context.Context, cfg config, r *record) (gone []*reco
 // anything changes. What the reference left of a container that is gone is removed here; the records of our owners
 // that are gone are returned, for apply to replace.
 func (c *call) resolveConflicts(ctx context.Context, s *store, r *record) (gone []*record, err error) {
-	own, ok, err := s.Get(r.hash())
+	own, ok, err := s.Get(r.Hash())
 	if err != nil {
 		return nil, err
 	}
@@ -337,7 +337,7 @@ func (c *call) resolveConflicts(ctx context.Context, s *store, r *record) (gone 
 		isGone, err := c.isGone(ctx, &own)
 		if err == nil && !isGone {
 			err = cni.Errorf(cni.CodeExists,
-				"host ports: this attachment has them already (%s); DEL removes them", r.attachment())
+				"host ports: this attachment has them already (%s); DEL removes them", r.Attachment)
 		}
 		if err != nil {
 			return nil, err
@@ -350,7 +350,7 @@ func (c *call) resolveConflicts(ctx context.Context, s *store, r *record) (gone 
 	}
 	replaced, left, err := r.yieldOrReplace(holders)
 	for _, h := range left {
-		c.Warn("host port %s: left to %s, which is the same container", h.wanted, h.owner.attachment())
+		c.Warn("host port %s: left to %s, which is the same container", h.wanted, h.owner.Attachment)
 	}
 	for _, h := range replaced {
 		switch {
@@ -395,16 +395,16 @@ func (c *call) unpublish(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	r, ok, err := s.Get(c.Attachment.Hash())
+	r, ok, err := s.Get(c.Hash())
 	if err != nil {
 		return err
 	}
 	if !ok { // its elements can only be found by their marks
-		r = record{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName}
+		r = record{Attachment: c.Attachment}
 		if c.PrevResult != nil { // the reference's rules name no network
 			r.Addrs = addressesOf(c.PrevResult.ContainerIPs(c.IfName))
 		}
-		if err := nft.IfSupported(c.sweep(ctx, r.attachment().Owns)); err != nil {
+		if err := nft.IfSupported(c.sweep(ctx, r.Owns)); err != nil {
 			return err
 		}
 	}
@@ -425,14 +425,14 @@ func (c *call) remove(ctx context.Context, s *store, r *record) error {
 	err, flows := errors.Join(errs...), c.flushRemoved(r)
 	switch {
 	case err != nil:
-		return fmt.Errorf("host ports of %s: %w", r.attachment(), errors.Join(err, missing, flows))
+		return fmt.Errorf("host ports of %s: %w", r.Attachment, errors.Join(err, missing, flows))
 	case missing != nil:
-		c.Warn("host ports of %s: %v", r.attachment(), missing)
+		c.Warn("host ports of %s: %v", r.Attachment, missing)
 		return flows
 	case cni.Transient(flows):
 		return flows
 	}
-	return errors.Join(flows, s.Drop(r.hash()))
+	return errors.Join(flows, s.Drop(r.Hash()))
 }
 
 // removeRules removes the attachment's rules from both backends.
@@ -457,7 +457,7 @@ func (c *call) collect(ctx context.Context) (err error) {
 	}
 	errs := []error{c.collectReference(ctx, all)}
 	for _, r := range all {
-		if r.Network == c.Network && !c.Valid.Has(r.attachment()) {
+		if r.Network == c.Network && !c.Valid.Has(r.Attachment) {
 			errs = append(errs, c.remove(ctx, s, r))
 		}
 	}
@@ -467,7 +467,7 @@ func (c *call) collect(ctx context.Context) (err error) {
 	for _, id := range ids {
 		// The reference's rules tell no interface apart: they stay until the container has none.
 		if !c.Valid.HasContainer(id) {
-			left := &record{Network: c.Network, ContainerID: id}
+			left := &record{Attachment: cni.Attachment{Network: c.Network, ContainerID: id}}
 			errs = append(errs, c.delChains(ctx, left, siblings(s, left), families()...)...)
 		}
 	}
