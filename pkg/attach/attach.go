@@ -88,8 +88,11 @@ func (s *Session) StartIPAM(ctx context.Context) error {
 // are released: it deletes the interface, or the addresses of one that the
 // IPAM plugin needs, or that has no host end.
 func (s *Session) vacate(client ipam.Client) error {
-	if client.NeedsInterface() || s.HostEnd.Index == 0 {
-		return flush(s.Cont, s.ContEnd)
+	switch {
+	case s.ContEnd.Index == 0: // a device that a program of the container drives
+		return nil
+	case client.NeedsInterface() || s.HostEnd.Index == 0:
+		return Flush(s.Cont, s.ContEnd)
 	}
 	return s.Host.DelLink(s.HostEnd.Index)
 }

@@ -48,6 +48,17 @@ func AddChild(ctx context.Context, req *skel.Request, c Child) (*cni.Result, err
 	if err := s.raise(c); err != nil {
 		return nil, err
 	}
+	res, err := s.Furnish(ctx, c.Link, s.child(c))
+	if err != nil {
+		return nil, err
+	}
+	return res, s.announce(res)
+}
+
+// Furnish gives the container's interface, which is up, the addresses and routes of the IPAM
+// plugin, if there is one, and returns the result. Where there is no interface (Target.Index
+// is 0) a program of the container is to give itself the addresses.
+func (s *Session) Furnish(ctx context.Context, link Link, t iface.Target) (*cni.Result, error) {
 	if err := s.StartIPAM(ctx); err != nil { // some need the interface, up
 		return nil, err
 	}
@@ -55,7 +66,7 @@ func AddChild(ctx context.Context, req *skel.Request, c Child) (*cni.Result, err
 	if err != nil {
 		return nil, err
 	}
-	res, err := c.Link.Result(answer, 0)
+	res, err := link.Result(answer, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -66,10 +77,10 @@ func AddChild(ctx context.Context, req *skel.Request, c Child) (*cni.Result, err
 		}
 	}
 	res.Interfaces = s.Interfaces()
-	if err := iface.Configure(ctx, s.child(c), res); err != nil {
-		return nil, err
+	if t.Index == 0 {
+		return res, nil
 	}
-	return res, s.announce(res)
+	return res, iface.Configure(ctx, t, res)
 }
 
 // child is the container's interface, for pkg/iface.
@@ -128,22 +139,7 @@ func (s *Session) newRecord(c Child) (r childRecord, err error) {
 // find finds the link where the record says that it is: rtnl.ErrNoLink when it is gone,
 // or its namespace is. The socket is the namespace's.
 func (r childRecord) find() (cont *rtnl.Conn, l rtnl.Link, err error) {
-	n, err := ns.Open(r.Netns)
-	if errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns) {
-		return nil, l, rtnl.ErrNoLink
-	}
-	if err != nil {
-		return nil, l, err
-	}
-	defer n.Close()
-	id, err := n.Identity()
-	if err == nil && !id.Is(r.NS) {
-		err = rtnl.ErrNoLink
-	}
-	if err != nil {
-		return nil, l, err
-	}
-	if cont, err = rtnl.Dial(n); err != nil {
+	if cont, err = Enter(r.Netns, r.NS); err != nil {
 		return nil, l, err
 	}
 	l, err = findChild(cont, r.attachment(), r.Kind)
@@ -159,13 +155,32 @@ func (r childRecord) find() (cont *rtnl.Conn, l rtnl.Link, err error) {
 // alive says whether the link is there.
 func (r childRecord) alive() (rtnl.Link, bool, error) {
 	cont, l, err := r.find()
-	if cont != nil {
-		_ = cont.Close()
-	}
+	_ = cont.Close()
 	if errors.Is(err, rtnl.ErrNoLink) {
 		return l, false, nil
 	}
 	return l, err == nil, err
+}
+
+// Enter opens a socket in the namespace that a record tells of, by its path then. The error
+// matches rtnl.ErrNoLink where that is gone.
+func Enter(path string, id ns.Identity) (*rtnl.Conn, error) {
+	n, err := ns.Open(path)
+	if errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns) {
+		return nil, rtnl.ErrNoLink
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer n.Close()
+	now, err := n.Identity()
+	if err == nil && !now.Is(id) {
+		err = rtnl.ErrNoLink
+	}
+	if err != nil {
+		return nil, err
+	}
+	return rtnl.Dial(n)
 }
 
 // findChild finds the link of an attachment in a namespace, by its owner: the container may

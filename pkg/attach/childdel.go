@@ -22,7 +22,7 @@ func DelChild(ctx context.Context, req *skel.Request, kind string) error {
 		if findErr != nil {
 			return findErr
 		}
-		return flush(cont, l)
+		return Flush(cont, l)
 	}
 	return Release(ctx, req, flushIt, func() (gone bool, err error) {
 		if err = findErr; err == nil {

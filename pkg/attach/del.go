@@ -133,7 +133,7 @@ func (p *pair) delete(err error) (gone bool, _ error) {
 // flush takes its addresses from the container's interface.
 func (p *pair) flush(req *skel.Request) error {
 	if p.conn == p.cont {
-		return flush(p.cont, p.end)
+		return Flush(p.cont, p.end)
 	}
 	if req.NS == nil {
 		return errors.New("the namespace cannot be entered")
@@ -149,10 +149,11 @@ func (p *pair) flush(req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	return flush(p.cont, end)
+	return Flush(p.cont, end)
 }
 
-func flush(cont *rtnl.Conn, end rtnl.Link) error {
+// Flush takes its addresses from a container's interface, but those that the kernel made.
+func Flush(cont *rtnl.Conn, end rtnl.Link) error {
 	addrs, err := cont.Addrs(end.Index)
 	errs := []error{err}
 	for _, a := range addrs {

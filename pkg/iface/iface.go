@@ -69,6 +69,13 @@ func Raise(t Target) error {
 func Configure(ctx context.Context, t Target, res *cni.Result) error {
 	want := wantedOf(t, res)
 	dad := t.EnableDAD && want.v6
+	if dad {
+		link, err := t.Conn.LinkByIndex(t.Index)
+		if err != nil {
+			return err
+		}
+		dad = link.Carrier // without one it cannot end
+	}
 	if want.v6 {
 		list := []setting{{"ipv6", "lo", "disable_ipv6", "0", true}, {"ipv6", t.Name, "disable_ipv6", "0", true},
 			t.ipv6("keep_addr_on_down", "1")}

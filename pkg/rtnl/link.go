@@ -93,6 +93,11 @@ func (c *Conn) Link(name string) (Link, error) {
 	if name == "" || len(name) >= unix.IFNAMSIZ {
 		return Link{}, fmt.Errorf("link %q: %w", name, ErrNoLink)
 	}
+	return c.LinkByAnyName(name)
+}
+
+// LinkByAnyName finds a link by its name or by an alternative one.
+func (c *Conn) LinkByAnyName(name string) (Link, error) {
 	l, err := c.find(func(h *netlink.Handle) (netlink.Link, error) { return h.LinkByName(name) })
 	if err != nil {
 		return Link{}, fmt.Errorf("link %q: %w", name, err)
