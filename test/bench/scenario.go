@@ -82,6 +82,8 @@ func scenarios() []scenario {
 		{name: "macvlan", verbs: all, steps: []step{{"macvlan", same(merged(plain, onUplink))}}, quick: true},
 		{name: "macvlan, layer 2", verbs: most, steps: []step{{"macvlan", same(onUplink)}}},
 		{name: "macvlan, dual stack", verbs: most, steps: []step{{"macvlan", same(merged(dual, onUplink))}}},
+		{name: "host-device", verbs: all, steps: []step{hostDevice(plain)}, quick: true},
+		{name: "host-device, no addresses", verbs: most, steps: []step{hostDevice(nil)}},
 	}, lending(), linking("ptp", ptp), linking("bridge", bridge), publishing(), filtering(), crowds(), chains())
 }
 
@@ -181,6 +183,13 @@ func bridge(more ...object) step {
 }
 
 func ptp(more ...object) step { return step{"ptp", same(merged(more...))} }
+
+// hostDevice takes the pod's device.
+func hostDevice(conf object) step {
+	return step{"host-device", func(port int) object { return merged(object{"device": deviceName(port)}, conf) }}
+}
+
+func deviceName(port int) string { return fmt.Sprintf("dev%d", port) }
 
 func tuning() step {
 	return step{"tuning", same(object{"sysctl": object{"net.core.somaxconn": "777"}})}

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,6 +17,8 @@ type side struct {
 	*plugins
 	crowd []object // the attachments of the other pods
 	fresh int      // number of the last pod that was made for one ADD
+	// devices says that each pod has a device of the host for it to take.
+	devices bool
 }
 
 // pod is a container whose attachment is measured.
@@ -85,6 +88,7 @@ func (s *side) prepare(sc *scenario) (*pod, error) {
 	if err := s.populate(sc); err != nil {
 		return nil, fmt.Errorf("%d others: %w", sc.others, err)
 	}
+	s.devices = sc.steps[0].plugin == "host-device"
 	return s.attached(sc, 0)
 }
 
@@ -122,7 +126,13 @@ func (s *side) renew(sc *scenario, verb string, p *pod) error {
 // newPod makes pod number i, and publishes its ports from a place of its own.
 func (s *side) newPod(i int) (*pod, error) {
 	ns, err := s.netns(fmt.Sprintf("pod%d", i))
-	return &pod{id: fmt.Sprintf("%064x", i+1), ifName: "eth0", ns: ns, port: 8000 + i}, err
+	p := &pod{id: fmt.Sprintf("%064x", i+1), ifName: "eth0", ns: ns, port: 8000 + i}
+	if err == nil && s.devices {
+		name := deviceName(p.port)
+		err = errors.Join(s.command("", "ip", "link", "add", name, "type", "veth", "peer", "name", name+"p"),
+			s.command("", "ip", "link", "set", name, "up"), s.command("", "ip", "link", "set", name+"p", "up"))
+	}
+	return p, err
 }
 
 // reserve writes reservations as host-local keeps them.

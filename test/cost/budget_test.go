@@ -1,6 +1,8 @@
 package cost_test
 
 import (
+	"fmt"
+
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
@@ -32,6 +34,8 @@ var (
 		"STATUS": {received: true, calls: true}}
 	// STATUS lists the chains that may drop what firewall accepts.
 	ofChains = map[string]growth{"GC": {true, true, true}, "STATUS": {received: true}}
+	// The kernel lists the device's routes alone: a default route is lost, and ADD says so.
+	ofDevice = map[string]growth{"GC": {true, true, true}, "ADD": {received: true}}
 	// With iptables the records say who has a host port and who shares a chain.
 	readsAll = map[string]growth{"GC": {true, true, true}, "ADD": {calls: true, read: true},
 		"DEL": {calls: true, read: true}}
@@ -200,6 +204,14 @@ var budgets = []budget{
 		"GC":      {"host-local", 0, 0, 0, 97},
 		"DEL":     {"host-local", 2, 2, 0, 121},
 	}},
+	{"host-device", "host-device", hostDevice, false, 0, ofDevice, map[string]cost{
+		"VERSION": {"", 0, 0, 0, 29},
+		"ADD":     {"host-local", 10, 10, 2, 225},
+		"CHECK":   {"host-local", 3, 3, 1, 142},
+		"STATUS":  {"host-local", 1, 1, 0, 111},
+		"GC":      {"host-local", 0, 0, 0, 112},
+		"DEL":     {"host-local", 7, 7, 0, 168},
+	}},
 	{"ptp", "ptp", same(ptp(single)), false, 0, gcAndDel, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 29},
 		"ADD":     {"host-local", 14, 14, 0, 214},
@@ -235,6 +247,11 @@ var budgets = []budget{
 }
 
 var bridgeByIPTables = same(bridge(dual, iptables))
+
+// hostDevice takes a device of its own for each container.
+func hostDevice(port int) Object {
+	return Merge(ipam(single), Object{"device": fmt.Sprintf("dev%d", port)})
+}
 
 func one(port int) Object { return portmap(port) }
 

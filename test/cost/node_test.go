@@ -24,6 +24,9 @@ func newNode(containers int) node {
 	n := node{World: NewNode()}
 	n.Spoiled = true
 	Uplink(n.Host)
+	for _, device := range []string{"dev8080", "dev9080"} {
+		IP(n.Host, "link add %s type veth peer name %sp", device, device)
+	}
 	crowd := nstest.NewNetns()
 	for i := range containers {
 		n.pods = append(n.pods, pod(fmt.Sprintf("crowd%d", i), fmt.Sprintf("eth%d", i), crowd))

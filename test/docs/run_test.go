@@ -79,6 +79,11 @@ func (e example) prepare(host *nstest.Host) (pluginDir string) {
 			host.Cmd("ip6tables", "-t", "nat", "-N", chain)
 		}
 	}
+	for _, entry := range e.entries() {
+		if entry["type"] == "host-device" {
+			host.Cmd("ip", "link", "add", "ens5", "address", "02:00:00:00:05:01", "type", "veth", "peer", "ens5p")
+		}
+	}
 	dir := GinkgoT().TempDir()
 	for name := range plugins {
 		Expect(os.Symlink(nstest.Build(name), filepath.Join(dir, name))).To(Succeed())

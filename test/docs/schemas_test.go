@@ -19,18 +19,19 @@ import (
 
 // plugins are all of this suite, with the least that each is content with.
 var plugins = map[string]string{
-	"bandwidth":  `{}`,
-	"bridge":     `{}`,
-	"ptp":        `{"ipam": {"type": "static"}}`,
-	"loopback":   `{}`,
-	"macvlan":    `{}`,
-	"tap":        `{}`,
-	"host-local": `{"type": "bridge", "ipam": {"type": "host-local", "subnet": "10.9.0.0/16"}}`,
-	"static":     `{"type": "bridge", "ipam": {"type": "static", "addresses": [{"address": "10.9.0.5/16"}]}}`,
-	"tuning":     `{}`,
-	"firewall":   `{}`,
-	"sbr":        `{}`,
-	"portmap":    `{"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}}`,
+	"bandwidth":   `{}`,
+	"bridge":      `{}`,
+	"host-device": `{"device": "eth1"}`,
+	"ptp":         `{"ipam": {"type": "static"}}`,
+	"loopback":    `{}`,
+	"macvlan":     `{}`,
+	"tap":         `{}`,
+	"host-local":  `{"type": "bridge", "ipam": {"type": "host-local", "subnet": "10.9.0.0/16"}}`,
+	"static":      `{"type": "bridge", "ipam": {"type": "static", "addresses": [{"address": "10.9.0.5/16"}]}}`,
+	"tuning":      `{}`,
+	"firewall":    `{}`,
+	"sbr":         `{}`,
+	"portmap":     `{"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}}`,
 }
 
 // subject is what a table of values is tried on.

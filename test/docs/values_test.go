@@ -74,20 +74,21 @@ func ranges(prefix, beside string) []values {
 // list those of a list.
 func tables() map[string][]values {
 	return map[string][]values{
-		"bandwidth":  concat(bandwidthValues(), common()),
-		"bridge":     concat(bridgeValues(), dns(), common()),
-		"ptp":        concat(ptpValues(), dns(), common()),
-		"tap":        concat(tapValues(), dns(), common()),
-		"loopback":   common(),
-		"macvlan":    concat(macvlanValues(), dns(), common()),
-		"host-local": concat(hostLocalValues(), common()),
-		"static":     concat(staticValues(), common()),
-		"tuning":     concat(tuningValues(), common()),
-		"sbr":        concat(sbrValues(), common()),
-		"portmap":    concat(portmapValues(), common()),
-		"firewall":   concat(firewallValues(), common()),
-		"entry":      entryValues(),
-		"list":       listValues(),
+		"bandwidth":   concat(bandwidthValues(), common()),
+		"bridge":      concat(bridgeValues(), dns(), common()),
+		"host-device": concat(hostDeviceValues(), dns(), common()),
+		"ptp":         concat(ptpValues(), dns(), common()),
+		"tap":         concat(tapValues(), dns(), common()),
+		"loopback":    common(),
+		"macvlan":     concat(macvlanValues(), dns(), common()),
+		"host-local":  concat(hostLocalValues(), common()),
+		"static":      concat(staticValues(), common()),
+		"tuning":      concat(tuningValues(), common()),
+		"sbr":         concat(sbrValues(), common()),
+		"portmap":     concat(portmapValues(), common()),
+		"firewall":    concat(firewallValues(), common()),
+		"entry":       entryValues(),
+		"list":        listValues(),
 	}
 }
 
@@ -186,6 +187,28 @@ func macvlanValues() []values {
 		{key: "ipam", good: `[{}, {"type": "static"}, null]`, bad: `["static", [], 5]`},
 		{key: "ipam.type", good: `["static", "", null]`, bad: `["../x", "a/b", ".", 5]`, beyond: `["macvlan"]`},
 		macs("mac"), macs("args.cni.mac"), macs("runtimeConfig.mac"),
+	})
+}
+
+func hostDeviceValues() []values {
+	const beside = `{"device": "", "hwaddr": "02:00:00:00:00:01"}`
+	mac := hwaddrs("hwaddr")
+	mac.beside = `{"device": "", "capabilities": {"deviceID": true}}`
+	return concat(switches("enabledad", "capabilities.deviceID"), []values{mac,
+		{key: "device", good: `["eth1", "an alternative name of it"]`, bad: `["", null, 5, []]`},
+		{key: "device", beside: beside, good: `["", null]`, bad: `["eth1"]`},
+		{key: "kernelpath", beside: `{"device": ""}`, good: `["/sys/devices/pci0000:00/x", "/sys/devices/x/"]`,
+			bad: `["", null, "/sys/class/net/eth1", "eth1", 5]`, beyond: `["/sys/devices/../class"]`},
+		{key: "kernelpath", good: `["", null]`, bad: `["/sys/devices/x"]`},
+		{key: "pciBusID", beside: `{"device": ""}`, good: `["0000:3b:00.1"]`,
+			bad: `["", null, "../..", "3b:00.1", "0000:3B:00.1", "0000:3b:00.8", 5]`},
+		{key: "pciBusID", beside: `{"device": "", "runtimeConfig": {"deviceID": "0000:3b:00.2"}}`,
+			good: `["0000:3b:00.1", "", null]`, bad: `["x"]`},
+		{key: "pciBusID", beside: beside, good: `["", null]`, bad: `["0000:3b:00.1"]`},
+		{key: "runtimeConfig.deviceID", good: `["0000:3b:00.1", "mlx5_core.sf.4", "", null]`, bad: `["a/b", "..", 5]`},
+		{key: "capabilities.deviceID", beside: `{"device": null}`, good: `[true]`, bad: `[false, null]`},
+		{key: "ipam", good: `[{}, {"type": "static"}, null]`, bad: `["static", [], 5]`},
+		{key: "ipam.type", good: `["static", "", null]`, bad: `["../x", "a/b", ".", 5]`, beyond: `["host-device"]`},
 	})
 }
 

@@ -72,6 +72,11 @@ func (l *lesson) node() (*node, error) {
 	}
 	making.Unlock()
 	for _, id := range []string{bystander, victim} {
+		if l.Conf["device"] != nil {
+			n.host.Run(nstest.Program{Path: "sh", Args: []string{"-ec",
+				`ip link add $0 address 0a:00:00:00:00:19 type veth peer name $0p
+ip link set $0 up alias "mine $0" mtu 1400; ip link set $0p up`, id}})
+		}
 		if n.conts[id] == nil || l.Below == nil {
 			continue
 		}
@@ -134,6 +139,9 @@ func (n *node) program(command, id, prev string) nstest.Program {
 	}
 	if id == bystander {
 		more["runtimeConfig"] = nil // a host port is one attachment's
+		if n.Conf["device"] != nil {
+			more["device"] = bystander
+		}
 	}
 	return nstest.Program{Path: filepath.Join(n.bin, n.plugin()), Stdin: n.conf(n.Conf, more), Env: []string{
 		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + id, "CNI_IFNAME=" + cmp.Or(n.IfName, "eth0"),

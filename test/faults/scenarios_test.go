@@ -84,6 +84,8 @@ func scenarios() []scenario {
 		{Name: "macvlan", Conf: onUplink("macvlan", object{"mode": "vepa"}), Needs: []string{"macvlan"}},
 		{Name: "macvlan, first on the host", Cold: true, Conf: object{"type": "macvlan", "master": "up0",
 			"enabledad": false, "ipam": dual(0)}, Needs: []string{"macvlan"}},
+		{Name: "host-device", Conf: object{"type": "host-device", "device": victim, "enabledad": false,
+			"ipam": dual(1)}},
 		{Name: "bandwidth", Conf: object{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 800000,
 			"egressRate": 8000000, "egressBurst": 800000}, Below: onBridge, Needs: []string{"tbf", "ifb"}},
 		{Name: "tuning", Conf: tuned, Below: onBridge, Inside: true},

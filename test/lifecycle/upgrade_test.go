@@ -22,7 +22,7 @@ func entries(plugin string, keys Object) List {
 		return List{{Plugin: plugin, Keys: Merge(bridge, keys)}}
 	case "macvlan": // IPv4 alone: the reference waits for IPv6
 		return List{{Plugin: plugin, Keys: Merge(Object{"master": "up0", "ipam": HostLocal("10.88.0.0/24")}, keys)}}
-	case "ptp":
+	case "ptp", "host-device":
 		return List{{Plugin: plugin, Keys: Merge(ipam, keys)}}
 	case "tap":
 		return List{{Plugin: plugin, Keys: Merge(ipam, keys)}}
@@ -67,6 +67,8 @@ func upgrades() []upgrade {
 		{name: "tap", list: entries("tap", Object{"owner": 107, "group": 108}), newest: true},
 		{name: "ptp, ipMasq on iptables", list: entries("ptp", masq("iptables"))},
 		{name: "ptp, ipMasq on nftables", list: entries("ptp", masq("nftables")), forward: true, newest: true},
+		// Debian's release leaves the alias on what it brings home.
+		{name: "host-device", list: entries("host-device", Object{"device": "d0"}), newest: true},
 		{name: "portmap on iptables", list: entries("portmap", published("iptables")),
 			checkless: []nstest.Reference{nstest.Debian()}},
 		{name: "portmap on nftables", list: entries("portmap", published("nftables")), forward: true, newest: true},
@@ -95,6 +97,9 @@ var _ = It("an upgrade is there of each plugin", func() {
 // shared is what stays: locks, the index of leases, the address that was given last, and what
 // keeps containers away from 127.0.0.0/8, which the reference's DEL does not know.
 var shared = regexp.MustCompile(`(?m)^.*(/lock |/\.hawser|last_reserved_ip).*\n|(?s:^table inet hawser \{.*?^\}\n)`)
+
+// others is the list of another container, with a host port and a device of its own.
+func others(list List) List { return list.Port(9090).With("host-device", Object{"device": "d1"}) }
 
 // newPod is a container for a list.
 func newPod(id string, list List) *Pod {
@@ -131,14 +136,17 @@ var _ = Describe("an attachment that lives while a node changes its plugins", La
 						Uplink(ours.Host)
 					}
 					theirs = ours.With(ref)
-					other = theirs.Up(newPod("other", u.list), u.list.Port(9090))
+					for _, device := range []string{"d0", "d1"} {
+						IP(ours.Host, "link add %s type veth peer name %sp", device, device)
+					}
+					other = theirs.Up(newPod("other", u.list), others(u.list))
 					first := theirs.Up(newPod("one", u.list), u.list)
 					theirs.Must("DEL", first, u.list)
 					before = state("links", "routes")
 					pod = newPod("one", u.list)
 				})
 				AfterEach(func() {
-					ours.Must("CHECK", other, u.list.Port(9090))
+					ours.Must("CHECK", other, others(u.list))
 				})
 
 				It("CHECK passes, DEL removes it", func() {

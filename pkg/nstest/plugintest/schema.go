@@ -279,6 +279,8 @@ const (
 
 // formats are those that a pattern can tell, for the most part. None refuses
 // what the parser takes.
+const pci = `[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]`
+
 var formats = map[string]Object{
 	"address": {"pattern": "^(" + ipv4 + "|" + ipv6 + ")$"},
 	"prefix": {"pattern": "^(" + ipv4 + "/([0-9]|[12][0-9]|3[0-2])|" + ipv6 +
@@ -288,12 +290,15 @@ var formats = map[string]Object{
 	"hwaddr": {"pattern": "^(" + sixByte + "|" + hex2 + "([:-]" + hex2 + "){7}|" + hex2 + "([:-]" + hex2 + "){19}|" +
 		hex2 + hex2 + `(\.` + hex2 + hex2 + "){3}|" + hex2 + hex2 + `(\.` + hex2 + hex2 + "){9})$",
 		"not": Object{"type": "string", "pattern": `^(00([:-]00){5}|0000(\.0000){2})$`}},
-	"ifname": {"pattern": `^[^/:%\s]{1,15}$`, "not": Object{"enum": []any{".", "..", "all", "default"}}},
-	"name":   {"pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]*$"},
-	"path":   {"pattern": `^(/[^/\x00]+)+$`},
-	"file":   {"pattern": `^[^/\\]+$`, "not": Object{"enum": []any{".", ".."}}},
-	"chain":  {"pattern": `^[#-,.-\[\]-~][!#-\[\]-~]{0,27}$`},
-	"token":  {"pattern": "^[^\\x00-\\x1f\\x7f]+$"},
+	"ifname":    {"pattern": `^[^/:%\s]{1,15}$`, "not": Object{"enum": []any{".", "..", "all", "default"}}},
+	"name":      {"pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]*$"},
+	"path":      {"pattern": `^(/[^/\x00]+)+$`},
+	"file":      {"pattern": `^[^/\\]+$`, "not": Object{"enum": []any{".", ".."}}},
+	"pci":       {"pattern": "^" + pci + "$"},
+	"sysdevice": {"pattern": "^/+sys/+devices/+[^/]"},
+	"device":    {"pattern": "^(" + pci + `|[A-Za-z0-9_][A-Za-z0-9_.-]*)$`},
+	"chain":     {"pattern": `^[#-,.-\[\]-~][!#-\[\]-~]{0,27}$`},
+	"token":     {"pattern": "^[^\\x00-\\x1f\\x7f]+$"},
 	"sysctls": {"type": "object", "propertyNames": Object{"pattern": "^net[./]."},
 		"additionalProperties": Object{"type": "string"}},
 	"switch": {"type": []string{"boolean", "string"}, "pattern": foldPattern("true|false")},

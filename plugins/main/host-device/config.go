@@ -1,0 +1,122 @@
+package main
+
+import (
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipam"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// wireConfig is the configuration as written.
+type wireConfig struct {
+	skel.Keys
+	Device     string `json:"device" help:"name of the interface, or an alternative name of it"`
+	HWAddr     string `json:"hwaddr" help:"its MAC address" schema:"format=hwaddr empty"`
+	KernelPath string `json:"kernelpath" help:"directory of its device below /sys/devices" schema:"format=sysdevice empty"`
+	PCIBusID   string `json:"pciBusID" help:"PCI address of its device" schema:"format=pci empty"`
+	EnableDAD  *bool  `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (true)"`
+	IPAM       struct {
+		Type string `json:"type" help:"IPAM plugin that gives the addresses" schema:"format=file empty"`
+	} `json:"ipam" help:"the IPAM plugin's part (none: layer 2 only)"`
+	DNS          cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
+	Capabilities struct {
+		DeviceID bool `json:"deviceID" help:"the runtime will name the device: a configuration without a key is no error" default:"false"`
+	} `json:"capabilities"`
+	RuntimeConfig struct {
+		DeviceID string `json:"deviceID" help:"PCI address or auxiliary device (capability deviceID); wins over pciBusID" schema:"format=device empty"`
+	} `json:"runtimeConfig"`
+}
+
+// config is the configuration with every value checked.
+type config struct {
+	Device device
+	Link   attach.Link
+	DAD    bool
+}
+
+// device says which device is meant, as the configuration does. It may be empty in STATUS
+// where the runtime names the device in ADD.
+type device struct {
+	Key   string `json:"key"`
+	Value string `json:"value"`
+}
+
+const (
+	byName, byMAC, byPath, byPCI = "device", "hwaddr", "kernelpath", "pciBusID"
+	byID                         = "runtimeConfig.deviceID"
+
+	devicesDir = "/sys/devices/"
+)
+
+func isPCI(id string) bool {
+	return regexp.MustCompile(`^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`).MatchString(id)
+}
+
+func isAuxiliary(id string) bool { return regexp.MustCompile(`^\w[\w.-]*$`).MatchString(id) }
+
+// parseConfig reads and checks the configuration. Everything that it refuses is
+// code 7 with key and value.
+func parseConfig(req *skel.Request) (c config, err error) {
+	var w wireConfig
+	if err := req.Decode(&w); err != nil {
+		return config{}, err
+	}
+	c = config{Link: attach.Link{DNS: w.DNS}, DAD: w.EnableDAD == nil || *w.EnableDAD}
+	var problems cni.Problems
+	c.Device, err = w.device()
+	problems.Add(err)
+	if w.IPAM.Type != "" {
+		problems.Add(ipam.CheckType(w.IPAM.Type))
+	}
+	return c, problems.Err()
+}
+
+// device is what the keys say together, of which one may be written; the runtime's wins over
+// pciBusID.
+func (w wireConfig) device() (d device, err error) {
+	var problems cni.Problems
+	for _, key := range []device{{byName, w.Device}, {byMAC, w.HWAddr}, {byPath, w.KernelPath}, {byPCI, w.PCIBusID}} {
+		if key.Value == "" {
+			continue
+		}
+		problems.Add(key.check())
+		if d.Key != "" {
+			problems.Add(cni.Refuse(key.Key, key.Value, "stands beside "+d.Key+", and there is one device"))
+			continue
+		}
+		d = key
+	}
+	if id := (device{byID, w.RuntimeConfig.DeviceID}); id.Value != "" {
+		problems.Add(id.check())
+		if d.Key == "" || d.Key == byPCI {
+			d = id
+		}
+	}
+	if d.Key == "" && !w.Capabilities.DeviceID {
+		problems.Add(missing())
+	}
+	return d, problems.Err()
+}
+
+func missing() error {
+	return cni.Refuse(byName, nil, `missing; specify either "device", "hwaddr", "kernelpath" or "pciBusID"`)
+}
+
+func (d device) check() error {
+	switch {
+	case d.Key == byMAC:
+		_, err := cni.ParseMAC(cni.CodeConfig, d.Key, d.Value)
+		return err
+	case d.Key == byPath && !strings.HasPrefix(filepath.Clean(d.Value), devicesDir):
+		return cni.Refuse(d.Key, d.Value, "is not below "+devicesDir)
+	case d.Key == byPCI && !isPCI(d.Value):
+		return cni.Refuse(d.Key, d.Value, "is no PCI address").Suggest("write it like 0000:03:00.1")
+	case d.Key == byID && !isPCI(d.Value) && !isAuxiliary(d.Value):
+		return cni.Refuse(d.Key, d.Value, "is neither a PCI address nor an auxiliary device")
+	}
+	return nil
+}

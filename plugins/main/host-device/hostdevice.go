@@ -1,0 +1,341 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
+	if cfg.Device.Key == "" {
+		return nil, missing()
+	}
+	s, err := attach.Open(req)
+	if err != nil {
+		return nil, err
+	}
+	r, err := take(ctx, s, cfg.Device)
+	if err != nil {
+		return nil, err
+	}
+	target := s.Target()
+	target.EnableDAD = cfg.DAD
+	if target.Index != 0 {
+		if err := iface.Raise(target); err != nil {
+			return nil, err
+		}
+	}
+	res, err := s.Furnish(ctx, cfg.Link, target)
+	if err != nil {
+		return nil, err
+	}
+	res.Interfaces[0].Name, res.Interfaces[0].PCIID = s.IfName, r.PCI
+	if target.Index == 0 || len(res.IPs) == 0 {
+		return res, nil
+	}
+	// A driver may refuse what makes the kernel announce the addresses.
+	return res, s.Tolerate(iface.Announce(s.Cont, s.ContEnd))
+}
+
+// take finds the device, writes the record and moves the device into the container, while
+// other calls wait: a device on the host is nobody's.
+func take(ctx context.Context, s *attach.Session, d device) (r record, err error) {
+	if _, err := s.Cont.Link(s.IfName); err == nil {
+		return r, cni.Errorf(cni.CodeExists, "interface %q: exists already in the container (%s)", s.IfName,
+			s.Attachment)
+	} else if !errors.Is(err, rtnl.ErrNoLink) {
+		return r, err
+	}
+	records, err := statefile.OpenStore[record](ctx, recordDir, lockWait)
+	if err != nil {
+		return r, err
+	}
+	defer records.Close()
+	f, err := findFree(s, records, d)
+	if err != nil {
+		return r, err
+	}
+	warnOfUses(s, f.Link)
+	r = record{Network: s.Network, ContainerID: s.ContainerID, IfName: s.IfName, Netns: s.Netns,
+		Device: d, PCI: f.PCI, Link: f.Link}
+	if r.NS, err = s.NS.Identity(); err != nil {
+		return r, err
+	}
+	s.OnFail("bring the device home", func(ctx context.Context) error {
+		records, err := openRecords(ctx)
+		if err != nil {
+			return err
+		}
+		defer records.Close()
+		return r.end(records, s.Host, s.Cont, s.Warn)
+	})
+	if err := records.Put(s.Hash(), r); err != nil || f.Link.Index == 0 {
+		return r, err
+	}
+	// One message: whenever we are killed, the device has one name and says where it belongs.
+	if err := s.Host.SetLink(f.Link.Index, rtnl.Change{To: s.Cont, Name: s.IfName, Alias: &f.Link.Name}); err != nil {
+		return r, fmt.Errorf("%s: move into the container: %w", r, err)
+	}
+	s.ContEnd, err = s.Cont.Link(s.IfName)
+	return r, err
+}
+
+// findFree finds the device on the host, and gives it its name back where the kernel brought it
+// there. One that a container has is code 103, or 100 if that is this one.
+func findFree(s *attach.Session, records *store, d device) (f found, err error) {
+	all, err := records.All()
+	if err != nil {
+		return f, err
+	}
+	f, err = d.find(s.Host)
+	for _, r := range all {
+		if f.Link.Index != 0 && !r.is(f.Link) || f.Link.Index == 0 && !r.meets(d) {
+			continue
+		}
+		if f.Link.Index == 0 {
+			if holdErr := r.held(s.Attachment); holdErr != nil {
+				return f, holdErr
+			}
+		}
+		if endErr := r.end(records, s.Host, nil, s.Warn); endErr != nil {
+			return f, endErr
+		}
+		f, err = d.find(s.Host)
+	}
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return f, cni.Refuse(d.Key, d.Value, "no such interface on this host")
+	}
+	return f, err
+}
+
+// held is the error of a device that its container has, for another.
+func (r record) held(by cni.Attachment) error {
+	cont, err := attach.Enter(r.Netns, r.NS)
+	if err == nil && r.Link.Index != 0 {
+		_, err = r.find(cont)
+	}
+	_ = cont.Close()
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return nil
+	}
+	code := cni.CodeConflict
+	if by == r.attachment() {
+		code = cni.CodeExists
+	}
+	return cni.Errorf(code, "%s: is held by %s", r, r.attachment())
+}
+
+// warnOfUses tells what the host loses with the device.
+func warnOfUses(s *attach.Session, l rtnl.Link) {
+	if l.Index == 0 {
+		return
+	}
+	if master, err := s.Host.LinkByIndex(l.Master); l.Master != 0 && err == nil {
+		s.Warn("device %q: is a port of %q, and will not be when it comes home", l.Name, master.Name)
+	}
+	routes, _ := s.Host.Routes(l.Index, unix.AF_UNSPEC)
+	for _, r := range routes {
+		if r.Dst.Bits() == 0 {
+			s.Warn("device %q: has the host's default route %s, which is lost", l.Name, r)
+		}
+	}
+}
+
+func del(ctx context.Context, req *skel.Request) error {
+	locks, cancel := skel.Most(ctx)
+	defer cancel()
+	b, err := find(locks, req)
+	defer b.close()
+	return attach.Release(ctx, req, func() error {
+		l, findErr := b.find(b.cont)
+		if err := cmp.Or(err, findErr); err != nil {
+			return err
+		}
+		return attach.Flush(b.cont, l)
+	}, func() (bool, error) {
+		if err == nil {
+			err = b.end(b.records, b.host, b.cont, req.Warn)
+		}
+		if errors.Is(err, rtnl.ErrNoLink) {
+			err = nil
+		}
+		return err == nil, err
+	})
+}
+
+// borrowed is a device that DEL found.
+type borrowed struct {
+	record
+	records    *store
+	host, cont *rtnl.Conn // cont is nil where the namespace is gone
+}
+
+func (b *borrowed) close() {
+	if b.records != nil {
+		_ = b.records.Close()
+	}
+	_ = errors.Join(b.host.Close(), b.cont.Close())
+}
+
+// find finds the attachment's device, by the record or by what the reference left in the
+// namespace. The error matches rtnl.ErrNoLink when there is none.
+func find(ctx context.Context, req *skel.Request) (b borrowed, err error) {
+	if b.host, err = rtnl.Dial(nil); err != nil {
+		return b, err
+	}
+	if b.records, err = openRecords(ctx); err != nil {
+		return b, err
+	}
+	var ok bool
+	if b.record, ok, err = b.records.Get(req.Hash()); err != nil {
+		return b, err
+	}
+	if ok {
+		if b.cont, err = attach.Enter(b.Netns, b.NS); errors.Is(err, rtnl.ErrNoLink) {
+			err = nil // it may be on the host
+		}
+		return b, err
+	}
+	if req.NS == nil {
+		return b, rtnl.ErrNoLink
+	}
+	if b.cont, err = rtnl.Dial(req.NS); err != nil {
+		return b, err
+	}
+	b.Link, err = foreign(req, b.cont)
+	return b, err
+}
+
+// foreign finds the device that the reference moved, as it was on the host: its alias is the
+// name there. The result or the configuration must know it, too, since a container can give
+// anything an alias.
+func foreign(req *skel.Request, cont *rtnl.Conn) (rtnl.Link, error) {
+	l, err := cont.Link(req.IfName)
+	if err != nil {
+		return l, err
+	}
+	var w wireConfig
+	_ = req.Decode(&w)
+	d, _ := w.device()
+	l.Name, l.Alias, l.Up = l.Alias, "", false
+	known := (record{Link: l, PCI: l.Parent}).meets(d)
+	if req.PrevResult != nil {
+		i, _ := req.PrevResult.ContainerInterface(req.IfName)
+		known = known || strings.EqualFold(i.MAC, l.MAC.String())
+	}
+	if !known || !cni.ValidIfName(l.Name) {
+		return l, rtnl.ErrNoLink
+	}
+	return l, nil
+}
+
+func check(ctx context.Context, req *skel.Request, cfg config) error {
+	return attach.Check(ctx, req, func(s *attach.Session) []error { return verify(ctx, s, cfg.Device) })
+}
+
+// verify compares the interface with the result, and with the device that ADD took.
+func verify(ctx context.Context, s *attach.Session, d device) []error {
+	records, err := openRecords(ctx)
+	if err != nil {
+		return []error{err}
+	}
+	defer records.Close()
+	r, ok, err := records.Get(s.Hash())
+	if i, _ := s.PrevResult.ContainerInterface(s.IfName); i.MAC == "" && r.Link.Index == 0 {
+		return []error{err} // a device without interface
+	}
+	l, linkErr := s.Cont.Link(s.IfName)
+	if err := errors.Join(err, iface.Drifted(linkErr)); err != nil {
+		return []error{err}
+	}
+	errs := []error{iface.Verify(s.Target(), s.PrevResult)}
+	if ok && (!r.is(l) || d.Key != "" && !r.meets(d)) {
+		errs = append(errs, cni.Errorf(cni.CodeDrift, "interface %q: is not the device %q", s.IfName, d.Value))
+	}
+	if ok && l.Alias != r.Link.Name || l.Alias == "" {
+		errs = append(errs, cni.Errorf(cni.CodeDrift,
+			"interface %q: alias is %q instead of the device's name on the host", s.IfName, l.Alias))
+	}
+	return errs
+}
+
+// gc brings the devices home that attachments have which are not valid.
+func gc(ctx context.Context, req *skel.Request) error {
+	return attach.Collect(ctx, req, collect(ctx, req))
+}
+
+func collect(ctx context.Context, req *skel.Request) error {
+	host, err := rtnl.Dial(nil)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	records, err := openRecords(ctx)
+	if err != nil {
+		return err
+	}
+	defer records.Close()
+	all, err := records.All()
+	errs := []error{err}
+	for _, r := range all {
+		if r.Network != req.Network || req.Valid.Has(r.attachment()) {
+			continue
+		}
+		cont, err := attach.Enter(r.Netns, r.NS)
+		if err == nil || errors.Is(err, rtnl.ErrNoLink) {
+			err = r.end(records, host, cont, req.Warn)
+		}
+		errs = append(errs, err, cont.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// status is code 50 where ADD would not find the device, and else IPAM's answer. A device that
+// a container has is where it is meant to be.
+func status(ctx context.Context, req *skel.Request, cfg config) error {
+	err := statefile.Writable(recordDir)
+	if err == nil && cfg.Device.Key != "" {
+		err = available(ctx, req, cfg.Device)
+	}
+	if err != nil {
+		return cni.Errorf(cni.CodeUnavailable, "%w", err)
+	}
+	return attach.Status(ctx, req, attach.Masq{})
+}
+
+func available(ctx context.Context, req *skel.Request, d device) error {
+	host, err := rtnl.Dial(nil)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	if _, err = d.find(host); !errors.Is(err, rtnl.ErrNoLink) {
+		return err
+	}
+	records, openErr := openRecords(ctx)
+	if openErr != nil {
+		return openErr
+	}
+	defer records.Close()
+	held, listErr := records.Any(func(r record) bool {
+		if r.meets(d) {
+			req.Warn("%s: is held by %s", r, r.attachment())
+		}
+		return r.meets(d)
+	})
+	if held {
+		return nil
+	}
+	return cmp.Or(listErr, err)
+}

@@ -1,0 +1,358 @@
+package main
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+var _ = Describe("ADD", func() {
+	It("moves the device into the container, with its settings, and gives it the addresses", func() {
+		w := newWorld()
+		a := attached(w, conf())
+		Expect(Names(w.Host, "")).To(Equal([]string{"d0p"}))
+		l := Show(a.Host, "net1")
+		Expect(l.Address).To(Equal(mac0))
+		Expect(l.MTU).To(Equal(1400))
+		Expect(l.Ifalias).To(Equal("d0"), "the reference's DEL reads it")
+		Expect(l.Flags).To(ContainElement("UP"))
+		Expect(l.Addrs()).To(ConsistOf("10.1.0.2/24", "2001:db8:1::2/64"))
+		Expect(a.Result.Interfaces).To(HaveLen(1))
+		i := a.Result.Interfaces[0]
+		Expect([]any{i.Name, i.MAC, i.Sandbox, i.MTU}).To(Equal([]any{"net1", mac0, a.Path, 1400}))
+		Expect(*a.Result.IPs[0].Interface).To(BeZero())
+		w.Succeeds(a.As("CHECK"))
+	})
+
+	It("announces the addresses to the neighbours", func() {
+		w := newWorld()
+		w.SetSysctl("net/ipv4/conf/d0p/arp_accept", "1")
+		IP(w.Host, "addr add 10.1.0.1/24 dev d0p")
+		attached(w, conf())
+		Eventually(func() string { return IP(w.Host, "neigh show 10.1.0.2") }).WithTimeout(nstest.Hang).Should(
+			ContainSubstring(mac0))
+	})
+
+	It("works without IPAM, and under the name that the device has", func() {
+		w := newWorld()
+		cont := nstest.NewNetns()
+		w.Add(Call{Netns: cont.Path, IfName: "d0", Conf: conf(Object{"ipam": nil})})
+		Expect(Show(cont, "d0").Flags).To(ContainElement("UP"))
+	})
+
+	It("waits for duplicate address detection unless told not to", func() {
+		w := newWorld()
+		a := attached(w, conf(Object{"enabledad": nil}))
+		for _, ip := range Show(a.Host, "net1").AddrInfo {
+			Expect(ip.Tentative && ip.Scope == "global").To(BeFalse())
+		}
+		w = newWorld()
+		IP(w.Host, "link set d0p down")
+		attached(w, conf(Object{"enabledad": nil})) // without carrier there is nothing to wait for
+	})
+
+	It("refuses a device that a live container has, naming that, and takes it after its end", func() {
+		w := newWorld()
+		a := attached(w, conf())
+		other := nstest.NewNetns()
+		again := Call{Command: "ADD", ID: "two", IfName: "net1", Netns: other.Path, Conf: conf()}
+		Expect(w.Fails(again, cni.CodeConflict)).To(And(ContainSubstring(`"d0"`), ContainSubstring(`container "one"`)))
+		again.Conf = conf(Object{"device": nil, "hwaddr": mac0})
+		Expect(w.Fails(again, cni.CodeConflict)).To(ContainSubstring(`container "one"`))
+		second := Call{Command: "ADD", IfName: "net1", Netns: a.Path, Conf: conf()}
+		w.Fails(second, cni.CodeExists)
+		IP(a.Host, "link set net1 down")
+		IP(a.Host, "link set net1 name moved")
+		w.Fails(second, cni.CodeExists)
+		w.Succeeds(a.As("DEL"))
+		w.LendAddrs("two", addrs...)
+		again.Conf = conf()
+		w.Add(again)
+	})
+
+	It("takes a new device whose predecessor went with its container", func() {
+		w := newWorld()
+		a := attached(w, conf())
+		a.Unpin()
+		Eventually(func() []string { return Names(w.Host, "") }).WithTimeout(nstest.Hang).Should(BeEmpty())
+		addDevice(w, "d0", mac0)
+		w.LendAddrs("two", addrs...)
+		b := Attached{Host: nstest.NewNetns()}
+		b.Call = Call{ID: "two", Netns: b.Path, IfName: "net1", Conf: conf()}
+		b.Result = w.Add(b.Call)
+		w.Succeeds(a.As("DEL"))
+		w.Succeeds(b.As("CHECK"))
+	})
+
+	It("warns of what the host loses", func() {
+		w := newWorld()
+		IP(w.Host, "link add br0 type bridge")
+		IP(w.Host, "link set d0 master br0")
+		cont := nstest.NewNetns()
+		answer := w.Call(Call{Command: "ADD", Netns: cont.Path, IfName: "net1", Conf: conf()})
+		Expect(answer.Stderr).To(ContainSubstring(`is a port of "br0"`))
+
+		addDevice(w, "d1", "02:00:00:00:00:d1")
+		IP(w.Host, "addr add 192.0.2.2/24 dev d1")
+		IP(w.Host, "route add default via 192.0.2.1")
+		answer = w.Call(Call{Command: "ADD", ID: "two", Netns: cont.Path, IfName: "net2",
+			Conf: conf(Object{"device": "d1", "ipam": nil})})
+		Expect(answer.Stderr).To(ContainSubstring("default route"))
+	})
+})
+
+// saying sets keys of a call's configuration, or takes them away by nil.
+func saying(keys Object) func(*Call) {
+	return func(c *Call) { c.Conf = Merge(c.Conf.(Object), keys) }
+}
+
+var _ = Describe("DEL", func() {
+	type form struct {
+		before []string // commands of ip(8) in the container
+		call   func(*Call)
+	}
+	forms := map[string]form{
+		"with all that a runtime knows":         {},
+		"without prevResult":                    {call: saying(Object{"prevResult": nil})},
+		"with a prevResult that cannot be read": {call: saying(Object{"prevResult": 5})},
+		"without CNI_NETNS":                     {call: func(c *Call) { c.Netns = "" }},
+		"with a path that leads nowhere":        {call: func(c *Call) { c.Netns = "/run/netns/gone" }},
+		"with a path to no namespace":           {call: func(c *Call) { c.Netns = "/proc/version" }},
+		"with the host's namespace":             {call: func(c *Call) { c.Netns = "/proc/thread-self/ns/net" }},
+		"without a key":                         {call: saying(Object{"device": nil})},
+		"with keys that make no sense": {call: saying(Object{"device": "x/y", "hwaddr": 5, "pciBusID": "zz",
+			"enabledad": 7})},
+		"with the key of another device":           {call: saying(Object{"device": "d0p"})},
+		"when the container renamed it":            {before: []string{"link set net1 down", "link set net1 name eth9"}},
+		"when the container took its name":         {before: []string{"link add d0 type veth peer name x"}},
+		"when the container gave it another alias": {before: []string{"link set net1 alias d0p"}},
+		"when the container changed all it can": {before: []string{"link set net1 down", "link set net1 name eth9",
+			"link set eth9 mtu 1300 txqueuelen 5 group 9 address 02:00:00:00:00:77"}},
+		"when the container made another of its name": {before: []string{"link set net1 down",
+			"link set net1 name eth9", "link add net1 alias d0p type veth peer name z"}},
+	}
+	for _, name := range slices.Sorted(maps.Keys(forms)) {
+		f := forms[name]
+		It("brings the device home as it was "+name, func() {
+			w := newWorld()
+			before := links(w)
+			a := attached(w, conf())
+			for _, words := range f.before {
+				IP(a.Host, "%s", words)
+			}
+			c := a.As("DEL")
+			if f.call != nil {
+				f.call(&c)
+			}
+			w.Calls()
+			for range 2 {
+				w.Succeeds(c)
+				Expect(w.Calls()).To(Equal([]string{"DEL one net1"}))
+				Expect(links(w)).To(Equal(before))
+			}
+			Expect(w.Files("/run/hawser")).NotTo(ContainSubstring(".json"))
+		})
+	}
+
+	It("frees the addresses when the namespace is gone, and before ADD", func() {
+		w := newWorld()
+		a := attached(w, conf())
+		a.Unpin()
+		Eventually(func() []string { return Names(w.Host, "") }).WithTimeout(nstest.Hang).Should(BeEmpty())
+		w.Calls()
+		w.Succeeds(a.As("DEL"))
+		w.Succeeds(Call{Command: "DEL", ID: "never", IfName: "net1", Conf: conf()})
+		Expect(w.Calls()).To(Equal([]string{"DEL one net1", "DEL never net1"}))
+	})
+
+	It("brings the device home under another name where its own is taken", func() {
+		w := newWorld()
+		index := Show(w.Host, "d0").Index
+		a := attached(w, conf())
+		IP(w.Host, "link add d0 type veth peer name other")
+		answer := w.Call(a.As("DEL"))
+		Expect(answer.Code).To(BeZero(), answer.Stdout)
+		Expect(answer.Stderr).To(ContainSubstring(`came home as "dev`))
+		var l Link
+		for _, name := range Names(w.Host, "") {
+			if strings.HasPrefix(name, "dev") {
+				l = Show(w.Host, name)
+			}
+		}
+		Expect(l.Index).To(Equal(index))
+		Expect(l.Ifalias).To(Equal("d0"))
+		Expect(l.Address).To(Equal(mac0))
+		Expect(l.Flags).To(ContainElement("UP"))
+	})
+
+	It("does not take what is not the device", func() {
+		w := newWorld()
+		cont := nstest.NewNetns()
+		IP(cont, "link add net1 type veth peer name z")
+		IP(cont, "link set net1 alias web")
+		before := links(w)
+		w.Succeeds(Call{Command: "DEL", IfName: "net1", Netns: cont.Path, Conf: conf()})
+		Expect(Names(cont, "")).To(ConsistOf("net1", "z"))
+		Expect(links(w)).To(Equal(before))
+	})
+
+	It("takes the right one of several devices of a container, whatever their indexes", func() {
+		w := newWorld()
+		before := links(w)
+		cont := nstest.NewNetns()
+		IP(cont, "link add eth0 index %d type veth peer name x", Show(w.Host, "d0").Index)
+		call := Call{Netns: cont.Path, IfName: "net1", Conf: conf()}
+		a := Attached{Host: cont, Call: call, Result: w.Add(call)}
+		w.Succeeds(a.As("DEL"))
+		Expect(Names(cont, "")).To(ConsistOf("eth0", "x"))
+		Expect(links(w)).To(Equal(before))
+	})
+
+	It("asks an IPAM plugin that needs the interface before the device goes home", func() {
+		w := newWorld()
+		a := attached(w, conf())
+		w.On("DEL", "ip netns exec $(basename $CNI_NETNS) ip -br addr show dev net1 >\"$d/seen\"; cat >/dev/null")
+		w.Succeeds(a.As("DEL"))
+		Expect(os.ReadFile(w.Dir + "/seen")).To(And(ContainSubstring("net1"), Not(ContainSubstring("10.1.0.2"))))
+	})
+})
+
+var _ = Describe("a failing ADD", func() {
+	DescribeTable("brings the device home as it was", func(code uint, prepare func(w *World, cont *nstest.Host)) {
+		w := newWorld()
+		before := links(w)
+		cont := nstest.NewNetns()
+		prepare(w, cont)
+		inside := cont.Snapshot("links")
+		w.Fails(Call{Command: "ADD", IfName: "net1", Netns: cont.Path, Conf: conf()}, code)
+		Expect(links(w)).To(Equal(before))
+		Expect(cont.Snapshot("links")).To(Equal(inside))
+		Expect(w.Files("/run/hawser")).NotTo(ContainSubstring(".json"))
+	},
+		Entry("the name is taken", cni.CodeExists, func(_ *World, cont *nstest.Host) {
+			IP(cont, "link add net1 type veth peer name x")
+		}),
+		Entry("IPAM refuses", uint(11), func(w *World, _ *nstest.Host) { w.On("ADD", Refusal, "one") }),
+		Entry("IPAM gives no addresses", cni.CodeIPAM, func(w *World, _ *nstest.Host) {
+			w.Lend(`{"cniVersion":"1.0.0"}`, "one")
+		}),
+		Entry("a route cannot be made", cni.CodeInternal, func(w *World, _ *nstest.Host) {
+			w.Lend(`{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.2/24"}],
+				"routes":[{"dst":"10.9.0.0/16","gw":"192.0.2.1"}]}`, "one")
+		}),
+	)
+})
+
+var _ = Describe("CHECK", func() {
+	DescribeTable("finds", func(says string, keys Object, commands ...string) {
+		w := newWorld()
+		a := attached(w, conf())
+		for _, words := range commands {
+			IP(a.Host, "%s", words)
+		}
+		c := a.As("CHECK")
+		saying(keys)(&c)
+		Expect(w.Fails(c, cni.CodeDrift)).To(ContainSubstring(says))
+	},
+		Entry("another device's name", "d9", Object{"device": "d9"}),
+		Entry("a missing alias", "alias", nil, "link set net1 alias x"),
+		Entry("another interface", "is not the device", nil, "link set net1 down", "link set net1 name old",
+			"link add net1 type veth peer name x", "link set net1 up"),
+		Entry("a missing interface", "net1", nil, "link set net1 down", "link set net1 name old"),
+		Entry("a missing address", "10.1.0.2/24", nil, "addr del 10.1.0.2/24 dev net1"),
+		Entry("a link that is down", "is down", nil, "link set net1 down"),
+	)
+})
+
+var _ = Describe("GC", func() {
+	It("brings home the devices of its network that are not valid, and no others", func() {
+		w := newWorld()
+		addDevice(w, "d1", "02:00:00:00:00:d1")
+		addDevice(w, "d2", "02:00:00:00:00:d2")
+		home := []string{"d0p", "d1p", "d2p"}
+		a := attached(w, conf())
+		for id, more := range map[string]Object{"keep": {"device": "d1"}, "other": {"device": "d2", "name": "other"}} {
+			cont := nstest.NewNetns()
+			w.Add(Call{ID: id, IfName: "net1", Netns: cont.Path, Conf: conf(more, Object{"ipam": nil})})
+		}
+		valid := func(list any) Call {
+			return Call{Command: "GC", Conf: conf(Object{"device": nil, "cni.dev/valid-attachments": list})}
+		}
+		w.Calls()
+		w.Succeeds(valid([]Object{{"containerID": "keep", "ifname": "net1"}}))
+		Expect(Names(w.Host, "")).To(ConsistOf(append(home, "d0")))
+		Expect(Names(a.Host, "")).To(BeEmpty())
+		Expect(w.Calls()).To(Equal([]string{"GC one eth0"}))
+		w.Succeeds(valid(json.RawMessage("null")))
+		Expect(Names(w.Host, "")).To(ConsistOf(append(home, "d0", "d1")))
+	})
+})
+
+var _ = Describe("STATUS", func() {
+	It("is code 50 without the device, fine with it, and warns where a container has it", func() {
+		w := newWorld()
+		status := Call{Command: "STATUS", Conf: conf()}
+		w.Succeeds(status)
+		attached(w, conf())
+		w.Succeeds(status)
+		Expect(w.Call(status).Stderr).To(ContainSubstring(`is held by network "net", container "one"`))
+		Expect(w.Fails(Call{Command: "STATUS", Conf: conf(Object{"device": "d9"})}, cni.CodeUnavailable)).To(
+			ContainSubstring("d9"))
+		w.Succeeds(Call{Command: "STATUS", Conf: conf(Object{"device": nil, "capabilities": Object{"deviceID": true}})})
+	})
+})
+
+var _ = Describe("what a reference plugin made", func() {
+	for _, ref := range nstest.References() {
+		describeMade(ref)
+	}
+})
+
+// describeMade has the specs of what one release made.
+func describeMade(ref nstest.Reference) {
+	Describe(ref.Name, func() {
+		made := func(w *World) Attached {
+			GinkgoHelper()
+			w.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
+			IP(w.Host, "link set d0 nomaster")
+			cont := nstest.NewNetns()
+			cont.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
+			call := Call{Command: "ADD", Netns: cont.Path, IfName: "net1", Conf: conf(Object{"cniVersion": "1.0.0"})}
+			return Attached{Host: cont, Call: call, Result: w.Reference(ref, call).Added()}
+		}
+
+		It("passes CHECK, and is brought home by DEL", func() {
+			for _, keys := range []Object{nil, {"prevResult": nil}, {"device": nil}} {
+				w := newWorld()
+				a := made(w)
+				w.Succeeds(a.As("CHECK"))
+				c := a.As("DEL")
+				saying(keys)(&c)
+				w.Succeeds(c)
+				Expect(Names(w.Host, "")).To(ConsistOf("d0", "d0p"))
+				Expect(Show(w.Host, "d0").Ifalias).To(BeEmpty())
+				w.Succeeds(c)
+			}
+		})
+
+		It("can be the end of what ours made", func() {
+			w := newWorld()
+			a := attached(w, conf(Object{"cniVersion": "1.0.0"}))
+			Expect(w.Reference(ref, a.As("DEL")).Code).To(BeZero())
+			Expect(Names(w.Host, "")).To(ConsistOf("d0", "d0p"))
+			By("and then ours takes it again, and brings it home as it was before")
+			a = attached(w, conf(Object{"cniVersion": "1.0.0"}))
+			w.Succeeds(a.As("DEL"))
+			Expect(Show(w.Host, "d0").Flags).To(ContainElement("UP"))
+		})
+	})
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+const (
+	recordDir = "/run/hawser/host-device"
+	// lockWait is how long a call waits for the records: who moves a device holds them.
+	lockWait = 30 * time.Second
+)
+
+// record is which device an attachment has, how that was on the host, and where it is now. It
+// is written before the device moves, and dropped when it is at home again.
+type record struct {
+	Network     string      `json:"network"`
+	ContainerID string      `json:"containerID"`
+	IfName      string      `json:"ifname"`
+	Netns       string      `json:"netns"`
+	NS          ns.Identity `json:"identity"`
+	Device      device      `json:"device"`
+	PCI         string      `json:"pci,omitempty"`
+	Link        rtnl.Link   `json:"link"` // on the host; none of a device without interface
+}
+
+type store = statefile.Store[record]
+
+func openRecords(ctx context.Context) (*store, error) {
+	return statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
+}
+
+func (r record) attachment() cni.Attachment {
+	return cni.Attachment{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName}
+}
+
+// Sane says whether an ADD can have written the record: its file may be damaged.
+func (r *record) Sane(name string) bool {
+	return name == r.attachment().Hash() && (r.Link.Index == 0 || cni.ValidIfName(r.Link.Name))
+}
+
+func (r record) String() string { return fmt.Sprintf("device %q", cmp.Or(r.Link.Name, r.PCI)) }
+
+// meets tells whether the device is the one that a configuration means.
+func (r record) meets(d device) bool {
+	return d == r.Device || d.Key == byName && d.Value == r.Link.Name || d.Value == r.PCI ||
+		d.Key == byMAC && strings.EqualFold(d.Value, r.Link.MAC.String())
+}
+
+// is tells whether a link is the device. Hardware has an address that nobody can change. A
+// container can rename what is virtual, and change its alias or its MAC address.
+func (r record) is(l rtnl.Link) bool {
+	return l.Kind == r.Link.Kind && l.Parent == r.Link.Parent && slices.Equal(l.PermMAC, r.Link.PermMAC) &&
+		(l.PermMAC != nil || l.Alias == r.Link.Name || slices.Equal(l.MAC, r.Link.MAC) ||
+			l.Index == r.Link.Index && l.Name == r.IfName)
+}
+
+// find finds the device in a namespace, under any name. The error matches rtnl.ErrNoLink when it
+// is not there, or the namespace is gone: conn is nil.
+func (r record) find(conn *rtnl.Conn) (rtnl.Link, error) {
+	if conn == nil || r.Link.Index == 0 {
+		return rtnl.Link{}, rtnl.ErrNoLink
+	}
+	l, err := conn.LinkByIndex(r.Link.Index) // it mostly keeps it
+	if err == nil && r.is(l) || err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+		return l, err
+	}
+	links, err := conn.Links()
+	if i := slices.IndexFunc(links, r.is); i >= 0 {
+		return links[i], nil
+	}
+	return rtnl.Link{}, cmp.Or(err, rtnl.ErrNoLink)
+}
+
+// end brings the device to the host, under its name and as it was, if it is in the container or
+// where the kernel put it when that ended, and drops the record. What cannot be restored is a
+// warning.
+func (r record) end(records *store, host, cont *rtnl.Conn, warn func(string, ...any)) error {
+	l, err := r.bring(host, cont)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		l, err = r.findHome(host)
+	}
+	if err == nil {
+		var renameErr error
+		if l.Name != r.Link.Name {
+			renameErr = host.SetLink(l.Index, rtnl.Change{Name: r.Link.Name, Alias: &r.Link.Alias})
+		}
+		if err := errors.Join(renameErr, r.restore(host, l)); err != nil {
+			warn("%s: came home as %q: %v", r, l.Name, err)
+		}
+	} else if !errors.Is(err, rtnl.ErrNoLink) {
+		return err
+	}
+	return records.Drop(r.attachment().Hash())
+}
+
+// bring moves the device from the container to the host. It gets its name before, so that
+// nobody on the host sees another one. Where the name is taken it keeps that as its alias.
+func (r record) bring(host, cont *rtnl.Conn) (l rtnl.Link, err error) {
+	if l, err = r.find(cont); err != nil {
+		return l, err
+	}
+	down := false
+	if err := cont.SetLink(l.Index, rtnl.Change{Up: &down}); err != nil {
+		return l, err
+	}
+	move := func(name, alias string) error {
+		if err := cont.SetLink(l.Index, rtnl.Change{Name: name}); err != nil {
+			return err
+		}
+		if err := cont.SetLink(l.Index, rtnl.Change{To: host, Alias: &alias}); err != nil {
+			return err
+		}
+		l, err = host.Link(name)
+		return err
+	}
+	err = move(r.Link.Name, r.Link.Alias)
+	if errors.Is(err, unix.EEXIST) {
+		err = move(r.substitute(), r.Link.Name)
+	}
+	return l, err
+}
+
+// substitute is the name that the kernel, too, gives to a device whose own is taken.
+func (r record) substitute() string { return fmt.Sprintf("dev%d", r.Link.Index) }
+
+// findHome finds the device on the host: under its name, the one it gets where that is taken
+// or, where the kernel brought it, any.
+func (r record) findHome(host *rtnl.Conn) (rtnl.Link, error) {
+	for _, name := range []string{r.Link.Name, r.substitute()} {
+		if l, err := host.Link(name); err == nil && r.is(l) || err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+			return l, err
+		}
+	}
+	if r.Link.PermMAC == nil {
+		return rtnl.Link{}, rtnl.ErrNoLink
+	}
+	return r.find(host)
+}
+
+// restore gives the device, at home, the settings that it had.
+func (r record) restore(host *rtnl.Conn, l rtnl.Link) error {
+	ch := rtnl.Change{MTU: r.Link.MTU, TxQLen: &r.Link.TxQLen, Group: &r.Link.Group}
+	if !slices.Equal(l.MAC, r.Link.MAC) {
+		ch.MAC = r.Link.MAC
+	}
+	return errors.Join(host.SetLink(l.Index, ch), host.SetLink(l.Index, rtnl.Change{Up: &r.Link.Up}))
+}

@@ -1,0 +1,41 @@
+package load_test
+
+import (
+	"fmt"
+	"sync"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+var _ = It("64 containers at a time take each a device of the host, and bring it home", func() {
+	n := NewNode()
+	pods, lists := make([]*Pod, workers), make([]List, workers)
+	for i := range pods {
+		name := fmt.Sprintf("d%d", i)
+		IP(n.Host, "link add %s type veth peer name %sp", name, name)
+		IP(n.Host, "link set %s up alias %s", name, name)
+		pods[i] = NewPod("c" + name)
+		lists[i] = List{{Plugin: "host-device", Keys: Object{"device": name, "ipam": HostLocal("10.88.0.0/24")}}}
+	}
+	before := n.Snapshot("links")
+	together := func(do func(p *Pod, list List)) {
+		GinkgoHelper()
+		var wait sync.WaitGroup
+		for i, p := range pods {
+			wait.Go(func() {
+				defer GinkgoRecover()
+				do(p, lists[i])
+			})
+		}
+		wait.Wait()
+	}
+	together(func(p *Pod, list List) { n.Up(p, list) })
+	for i, p := range pods {
+		Expect(Show(p.Host, "eth0").Ifalias).To(Equal(fmt.Sprintf("d%d", i)))
+	}
+	together(func(p *Pod, list List) { n.Must("DEL", p, list) })
+	Expect(n.Snapshot("links")).To(Equal(before))
+})
