@@ -23,5 +23,5 @@ if [[ " ${missing[*]} " == *" firewalld "* && ! -e $unit ]]; then
 	mkdir -p "${unit%/*}"
 	ln -s /dev/null "$unit"
 fi
-apt-get -qq update
-apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null </dev/null
+scripts/retry.sh apt-get -qq update
+scripts/retry.sh apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null </dev/null

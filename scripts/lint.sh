@@ -13,7 +13,7 @@ without() { echo "lint: $1 cannot be had, so $2: $(tail -n 1 "$work/log")" >&2; 
 
 unformatted=$(gofmt -s -l .)
 [ -z "$unformatted" ] || { echo "lint: gofmt -s -w" "$unformatted" >&2; exit 1; }
-GOBIN=$work go install "$staticcheck" 2>"$work/log" || { without "$staticcheck" "it was not run"; [ -z "${CI:-}" ]; }
+GOBIN=$work scripts/retry.sh go install "$staticcheck" 2>"$work/log" || { without "$staticcheck" "it was not run"; [ -z "${CI:-}" ]; }
 find . -name go.mod -not -path './.git/*' -printf '%h\n' | sort | while read -r module; do
 	echo "lint: module $module"
 	if ! (cd "$module" && go list -deps -test ./...) >/dev/null 2>"$work/log" </dev/null; then
@@ -39,7 +39,7 @@ else
 	without scripts/bom "no licence was looked at"
 	[ -z "${CI:-}" ]
 fi
-GOBIN=$work go install "$govulncheck" 2>"$work/log" || { without "$govulncheck" "no vulnerability was looked up"; exit 0; }
+GOBIN=$work scripts/retry.sh go install "$govulncheck" 2>"$work/log" || { without "$govulncheck" "no vulnerability was looked up"; exit 0; }
 rc=0
 CGO_ENABLED=0 "$work/govulncheck" ${GOVULNDB:+-db="$GOVULNDB"} ./plugins/... >"$work/report" 2>&1 || rc=$?
 cat "$work/report"

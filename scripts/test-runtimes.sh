@@ -15,7 +15,7 @@ if [ -z "${HAWSER_CONTAINERD:-}" ]; then
 	HAWSER_CONTAINERD=${XDG_CACHE_HOME:-$HOME/.cache}/hawser/containerd-$version
 	for program in containerd containerd-shim-runc-v2 ctr; do
 		[ -x "$HAWSER_CONTAINERD/$program" ] ||
-			GOBIN=$HAWSER_CONTAINERD CGO_ENABLED=0 go install "github.com/containerd/containerd/v2/cmd/$program@$version"
+			GOBIN=$HAWSER_CONTAINERD CGO_ENABLED=0 scripts/retry.sh go install "github.com/containerd/containerd/v2/cmd/$program@$version"
 	done
 fi
 export HAWSER_CONTAINERD

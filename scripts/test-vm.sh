@@ -30,6 +30,5 @@ done
 [ -n "$(ls "$tests")" ] || { echo "== nothing was skipped, so nothing runs in the virtual machine"; exit 0; }
 
 export HAWSER_BIN=$PWD/bin NSTEST_REQUIRE=all NSTEST_SLOWNESS=3
-export GOMEGA_DEFAULT_EVENTUALLY_TIMEOUT=5s
 scripts/vm/run.sh scripts/vm/specs.sh "$tests" || { echo "== FAILED in the virtual machine"; exit 1; }
 echo "== passed in the virtual machine"

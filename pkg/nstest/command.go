@@ -118,6 +118,15 @@ func (h *Host) Cmd(name string, args ...string) string {
 	return out.Stdout
 }
 
+// IP runs commands of ip(8), in one process. The spec fails with the first that does.
+func (h *Host) IP(commands ...string) {
+	ginkgo.GinkgoHelper()
+	out := h.Run(Program{Path: "ip", Args: []string{"-batch", "-"}, Stdin: strings.Join(commands, "\n") + "\n"})
+	if out.Exit != 0 {
+		ginkgo.Fail(fmt.Sprintf("%s: ip %q: exit %d\n%s", h.Name, commands, out.Exit, out.Stderr))
+	}
+}
+
 // JSON decodes into v what a program wrote to stdout, for example
 // h.JSON(&links, "ip", "-j", "-d", "link"). No output at all, which is how ip
 // writes an empty list in some versions, leaves v alone.

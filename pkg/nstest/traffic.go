@@ -28,14 +28,15 @@ func Wire(a, b End) {
 	for _, e := range []End{a, b} {
 		// Duplicate address detection would end in the middle of a spec.
 		e.Host.SetSysctl("net/ipv6/conf/"+e.Name+"/accept_dad", "0")
+		var lines []string
 		for _, addr := range e.Addrs {
-			args := []string{"addr", "add", addr, "dev", e.Name}
+			line := "addr add " + addr + " dev " + e.Name
 			if strings.Contains(addr, ":") { // else it is tentative for a moment all the same
-				args = append(args, "nodad")
+				line += " nodad"
 			}
-			e.Host.Cmd("ip", args...)
+			lines = append(lines, line)
 		}
-		e.Host.Cmd("ip", "link", "set", e.Name, "up")
+		e.Host.IP(append(lines, "link set "+e.Name+" up")...)
 	}
 	for _, e := range []End{a, b} {
 		e.settle()

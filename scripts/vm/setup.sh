@@ -3,6 +3,7 @@
 set -euo pipefail
 dir=$1
 cd "$(dirname "$0")/../.."
+retry=$PWD/scripts/retry.sh
 
 scripts/deps.sh qemu-system-x86 busybox-static cpio kmod xz-utils
 [ ! -e "$dir/vmlinux" ] || exit 0
@@ -12,10 +13,11 @@ mkdir -p "$dir.tmp"
 cd "$dir.tmp"
 # linux-image-amd64 is the generic kernel; the one for clouds lacks 9p.
 package=$(apt-cache depends linux-image-amd64 | awk '/Depends: linux-image/ { print $2; exit }')
-[ -n "$package" ] || { apt-get -qq update
+[ -n "$package" ] || { "$retry" apt-get -qq update
 	package=$(apt-cache depends linux-image-amd64 | awk '/Depends: linux-image/ { print $2; exit }'); }
 version=${package#linux-image-}
-apt-get -qq download "$package" 2>/dev/null || { apt-get -qq update && apt-get -qq download "$package"; }
+apt-get -qq download "$package" 2>/dev/null || { "$retry" apt-get -qq update
+	"$retry" apt-get -qq download "$package"; }
 dpkg -x ./"$package"_*.deb .
 rm ./"$package"_*.deb
 # What no test loads makes depmod slow and the cache big.

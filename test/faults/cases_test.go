@@ -97,7 +97,7 @@ func work[T trial](l *lesson, todo <-chan T, t *tally) {
 }
 
 // sampleSize is how many cases of a scenario are played where not all are.
-const sampleSize = 20
+const sampleSize = 14
 
 // sample chooses some of the cases, the same for the same seed, unless HAWSER_FAULTS=all.
 func sample[T any](cases []T) []T {

@@ -18,13 +18,16 @@ import (
 
 const workers = 64
 
-// containers are so many on nftables. iptables lists and restores the rules of all in each
-// call: there, hundreds are for a run that is asked to last.
+// containers are hundreds, and more in a run that is asked to last. iptables lists and restores
+// the rules of all in each call.
 func containers(backend string) int {
-	if backend == "iptables" && os.Getenv("HAWSER_LOAD") == "" {
+	switch {
+	case os.Getenv("HAWSER_LOAD") != "":
+		return 500
+	case backend == "iptables":
 		return 150
 	}
-	return 500
+	return 300
 }
 
 // lasting is how long one of the two backends is under load: half of HAWSER_LOAD.

@@ -38,7 +38,7 @@ const (
 	FuzzNetns = "/run/netns/fuzz"
 
 	fuzzSecret  = "s3cr3t-of-a-key-that-nobody-knows"
-	fuzzHang    = 20 * time.Second
+	fuzzHang    = time.Minute
 	fuzzRaw     = 0x80 // in the command: the configuration is taken as it is
 	fuzzMaxConf = 1 << 16
 )

@@ -55,7 +55,7 @@ const Refusal = `cat >/dev/null; echo '{"cniVersion":"1.1.0","code":11,"msg":"la
 func NewWorld[C any](p skel.Plugin[C]) *World {
 	ginkgo.GinkgoHelper()
 	w := &World{Host: nstest.NewHost(), Dir: ginkgo.GinkgoT().TempDir(), Plugin: p.Any()}
-	w.Script("fake", `d=$(dirname "$0"); echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME" >>"$d/calls"
+	w.Script("fake", `d=${0%/*}; echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME" >>"$d/calls"
 for f in "$d/on.$CNI_COMMAND.$CNI_CONTAINERID" "$d/on.$CNI_COMMAND"; do [ ! -e "$f" ] || { . "$f"; exit; }; done
 cat >/dev/null`)
 	gomega.Expect(os.Symlink("fake", filepath.Join(w.Dir, "whereabouts"))).To(gomega.Succeed())

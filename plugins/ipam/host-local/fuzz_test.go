@@ -184,7 +184,7 @@ func fuzzCall(t *testing.T, base, command, id string) string {
 		conf = strings.Replace(conf, `"resolvConf"`, `"-"`, 1)
 	}
 	var out, errs bytes.Buffer
-	hang := time.AfterFunc(nstest.Patience(20*time.Second), func() { panic("hangs") })
+	hang := time.AfterFunc(nstest.Patience(time.Minute), func() { panic("hangs") })
 	defer hang.Stop()
 	code := skel.Run(context.Background(), plugin(), skel.Env{
 		Stdin: strings.NewReader(conf), Stdout: &out, Stderr: &errs,

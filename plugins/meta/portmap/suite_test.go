@@ -43,8 +43,7 @@ func newWorld() *world {
 	w := &world{Host: nstest.NewHost()}
 	w.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
 	w.out = nstest.NewOutside(w.Host)
-	w.out.Cmd("ip", "route", "add", "default", "via", "192.0.2.1")
-	w.out.Cmd("ip", "route", "add", "default", "via", "2001:db8::1")
+	w.out.IP("route add default via 192.0.2.1", "route add default via 2001:db8::1")
 	w.SetSysctl("net/ipv4/ip_forward", "1")
 	w.SetSysctl("net/ipv6/conf/all/forwarding", "1")
 	// A refusal is an answer that must come each time.
@@ -56,8 +55,7 @@ func newWorld() *world {
 // ip runs several commands of ip(8) at once.
 func ip(h *nstest.Host, lines ...string) {
 	GinkgoHelper()
-	out := h.Run(nstest.Program{Path: "ip", Args: []string{"-batch", "-"}, Stdin: strings.Join(lines, "\n") + "\n"})
-	Expect(out.Exit).To(BeZero(), out.Stderr)
+	h.IP(lines...)
 }
 
 // bridge makes network number n: br<n> with 10.<n>.0.1/24 and fd00:<n>::1/64.

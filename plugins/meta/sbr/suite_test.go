@@ -5,7 +5,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -52,10 +51,10 @@ func (w *world) link(name string, addrs ...string) {
 	for _, a := range addrs {
 		IP(w.cont, "addr add %s dev %s", a, name)
 		if addr, _, _ := strings.Cut(a, "/"); strings.Contains(addr, ":") { // a worker of the kernel makes its route
-			Eventually(func() string { return IP(w.cont, "-6 route show table local dev %s", name) },
-				nstest.Patience(5*time.Second)).Should(ContainSubstring("local " + addr))
-			Eventually(func() string { return IP(w.cont, "-6 addr show tentative dev %s", name) },
-				nstest.Patience(5*time.Second)).Should(BeEmpty())
+			Eventually(func() string { return IP(w.cont, "-6 route show table local dev %s", name) }).
+				Should(ContainSubstring("local " + addr))
+			Eventually(func() string { return IP(w.cont, "-6 addr show tentative dev %s", name) }).
+				Should(BeEmpty())
 		}
 	}
 }
