@@ -94,7 +94,8 @@ type Env struct {
 	Stderr io.Writer
 
 	// Notify returns a context that ends when the process is told to end. It
-	// is called before the first thing that would have to be undone; until
+	// is called once ADD has read its configuration, in a goroutine of its own,
+	// and has returned before the first thing that would have to be undone. Until
 	// then, and where nothing is undone, a signal just ends the process.
 	// nil: nobody tells.
 	Notify func(context.Context) context.Context
@@ -156,7 +157,8 @@ type call struct {
 	plugin  Plugin[any]
 	env     Env
 	vars    map[string]string
-	version string // of the configuration; empty until it is known to be one
+	version string               // of the configuration; empty until it is known to be one
+	told    chan context.Context // gets the one of Notify; nil where that is not called
 	req     *Request
 	cfg     any // what the plugin made of its configuration
 
@@ -176,7 +178,7 @@ func (c *call) serve(ctx context.Context) error {
 		}
 		return err
 	}
-	req, err := c.decode(command)
+	req, err := c.decode(ctx, command)
 	c.req = req
 	if err != nil {
 		return err
@@ -202,6 +204,15 @@ func (c *call) serve(ctx context.Context) error {
 	return nil
 }
 
+// listen calls Notify beside the decoding: it waits several times for another thread.
+func (c *call) listen(ctx context.Context) {
+	// An IPAM plugin's leases are given back by whoever called it.
+	if c.env.Notify != nil && !c.plugin.IPAM {
+		c.told = make(chan context.Context, 1)
+		go func() { c.told <- c.env.Notify(ctx) }()
+	}
+}
+
 // handle runs a handler that is not undone.
 func (c *call) handle(ctx context.Context, handler func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(c.env.Limit, callTime))
@@ -212,9 +223,8 @@ func (c *call) handle(ctx context.Context, handler func(context.Context) error) 
 // add runs the ADD handler and prints its result. On any failure, a panic and
 // an unwritable result too, it undoes what the handler did.
 func (c *call) add(ctx context.Context) error {
-	// An IPAM plugin's leases are given back by whoever called it.
-	if c.env.Notify != nil && !c.plugin.IPAM {
-		ctx = c.env.Notify(ctx)
+	if c.told != nil {
+		ctx = <-c.told
 	}
 	for _, s := range strays(c.plugin, c.req.Conf, "") {
 		switch {

@@ -65,12 +65,15 @@ func LockFD(ctx context.Context, fd int, path string) (*Held, error) {
 // Lock is the function Lock for the entry name of the directory. It waits at
 // most as long as wait says; 0 = as long as the context.
 func (d *Dir) Lock(ctx context.Context, name string, perm fs.FileMode, wait time.Duration) (*Held, error) {
+	fd, err := d.open(name, lockFlags, perm)
+	if err == nil && flock(fd, unix.LOCK_EX|unix.LOCK_NB) == nil {
+		return &Held{fd}, nil // mostly: a timer would wake the runtime's poller
+	}
 	if wait > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, wait)
 		defer cancel()
 	}
-	fd, err := d.open(name, lockFlags, perm)
 	return lock(ctx, fd, d.join(name), err)
 }
 
