@@ -86,11 +86,11 @@ var budgets = []budget{
 	}},
 	{"tuning, a sysctl and the MAC", "tuning", tuning, true, 200, gc, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 30},
-		"ADD":     {"", 3, 3, 0, 116},
-		"CHECK":   {"", 1, 1, 0, 69},
-		"STATUS":  {"", 0, 0, 0, 35},
-		"GC":      {"", 0, 0, 0, 65},
-		"DEL":     {"", 2, 2, 0, 100},
+		"ADD":     {"", 3, 3, 0, 115},
+		"CHECK":   {"", 1, 1, 0, 68},
+		"STATUS":  {"", 0, 0, 0, 34},
+		"GC":      {"", 0, 0, 0, 64},
+		"DEL":     {"", 2, 2, 0, 99},
 	}},
 	{"sbr, two families", "sbr", same(nil), true, 0, listsRules, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 30},
@@ -118,11 +118,11 @@ var budgets = []budget{
 	}},
 	{"portmap, iptables", "portmap", oneByIPTables, true, 128, readsAll, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 30},
-		"ADD":     {"ip6tables-restore iptables-restore", 19, 20, 7, 455},
+		"ADD":     {"ip6tables-restore iptables-restore", 19, 20, 7, 454},
 		"CHECK":   {"ip6tables-restore iptables-restore", 11, 11, 3, 262},
-		"STATUS":  {"", 0, 0, 0, 96},
+		"STATUS":  {"", 0, 0, 0, 95},
 		"GC":      {"ip6tables-save iptables-save", 14, 14, 13, 322},
-		"DEL":     {"", 13, 22, 4, 213},
+		"DEL":     {"", 13, 22, 4, 208},
 	}},
 	{"firewall", "firewall", same(nil), true, 128, ofChains, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 30},
