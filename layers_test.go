@@ -40,6 +40,8 @@ var homes = map[string][]string{
 	"github.com/vishvananda/netlink/nl": {"pkg/rtnl", "pkg/nft", "pkg/conntrack"},
 	"github.com/vishvananda/netns":      {"pkg/ns"},
 	"github.com/godbus/dbus":            {"plugins/meta/firewall"},
+	"github.com/insomniacslk/dhcp":      {"plugins/ipam/dhcp"},
+	"log/slog":                          {"plugins/ipam/dhcp"},
 	"github.com/google/nftables":        {},
 	"github.com/mdlayher":               {},
 	"github.com/coreos/go-iptables":     {"pkg/ipt"},

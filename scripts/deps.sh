@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-[ $# -gt 0 ] || set -- conntrack containernetworking-plugins dbus-daemon firewalld iproute2 iptables \
+[ $# -gt 0 ] || set -- busybox-static conntrack containernetworking-plugins dbus-daemon dnsmasq-base firewalld iproute2 iptables \
 	iputils-ping jq netcat-openbsd nftables procps shellcheck socat tcpdump util-linux
 missing=()
 for package; do

@@ -84,6 +84,13 @@ func Plugins() []string {
 	return names
 }
 
+// Alone are the plugins that serve a call alone: those of suites that call every
+// plugin. dhcp needs its daemon, and a server; its own package has such specs.
+func Alone() []string {
+	ginkgo.GinkgoHelper()
+	return slices.DeleteFunc(Plugins(), func(name string) bool { return name == "dhcp" })
+}
+
 // Root returns the top directory of the checkout that the tests run in.
 func Root() (string, error) {
 	dir, err := os.Getwd()

@@ -74,6 +74,9 @@ func (e example) prepare(host *nstest.Host) (pluginDir string) {
 		plugintest.Uplink(host)
 	}
 	for _, entry := range e.entries() {
+		if ipam, _ := entry["ipam"].(object); ipam["type"] == "dhcp" {
+			lend(host, entry["bridge"].(string))
+		}
 		if chain, ok := entry["externalSetMarkChain"].(string); ok {
 			host.Cmd("iptables", "-t", "nat", "-N", chain)
 			host.Cmd("ip6tables", "-t", "nat", "-N", chain)
@@ -89,6 +92,23 @@ func (e example) prepare(host *nstest.Host) (pluginDir string) {
 		Expect(os.Symlink(nstest.Build(name), filepath.Join(dir, name))).To(Succeed())
 	}
 	return dir
+}
+
+// lend starts the daemon of dhcp, and a DHCP server on a bridge.
+func lend(host *nstest.Host, bridge string) {
+	GinkgoHelper()
+	nstest.NeedProgram("dnsmasq")
+	host.Cmd("ip", "link", "add", bridge, "type", "bridge")
+	host.Cmd("ip", "addr", "add", "10.7.0.1/24", "dev", bridge)
+	host.Cmd("ip", "link", "set", bridge, "up")
+	host.Start(nstest.Program{Path: "dnsmasq", Args: []string{"--no-daemon", "--conf-file=/dev/null", "--port=0",
+		"--interface=" + bridge, "--bind-interfaces", "--user=root", "--group=root", "--pid-file=", "--no-ping",
+		"--dhcp-leasefile=" + GinkgoT().TempDir() + "/leases", "--dhcp-range=10.7.0.50,10.7.0.60,1h"}})
+	host.Start(nstest.Program{Path: nstest.Build("dhcp"), Args: []string{"daemon"}})
+	Eventually(func() int {
+		return host.Run(nstest.Program{Path: nstest.Build("dhcp"), Env: []string{"CNI_COMMAND=STATUS", "CNI_PATH=/"},
+			Stdin: `{"cniVersion": "1.1.0", "name": "n", "type": "bridge", "ipam": {"type": "dhcp"}}`}).Exit
+	}, nstest.Hang).Should(BeZero())
 }
 
 // list is the example as libcni has it.

@@ -27,6 +27,7 @@ var plugins = map[string]string{
 	"macvlan":     `{}`,
 	"tap":         `{}`,
 	"host-local":  `{"type": "bridge", "ipam": {"type": "host-local", "subnet": "10.9.0.0/16"}}`,
+	"dhcp":        `{"type": "bridge", "ipam": {"type": "dhcp"}}`,
 	"static":      `{"type": "bridge", "ipam": {"type": "static", "addresses": [{"address": "10.9.0.5/16"}]}}`,
 	"tuning":      `{}`,
 	"firewall":    `{}`,

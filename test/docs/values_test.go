@@ -83,6 +83,7 @@ func tables() map[string][]values {
 		"macvlan":     concat(macvlanValues(), dns(), common()),
 		"host-local":  concat(hostLocalValues(), common()),
 		"static":      concat(staticValues(), common()),
+		"dhcp":        concat(dhcpValues(), common()),
 		"tuning":      concat(tuningValues(), common()),
 		"sbr":         concat(sbrValues(), common()),
 		"portmap":     concat(portmapValues(), common()),
@@ -259,6 +260,25 @@ func routes() []values {
 		{key: "ipam.routes[].scope", beside: `{"ipam": {"routes": [{"dst": "0.0.0.0/0"}]}}`, good: `[0, 255, null]`,
 			bad: `[-1, 256, "5"]`},
 	}
+}
+
+func dhcpValues() []values {
+	options := func(key string) values {
+		return values{key: key, good: `["12", "012", "121", "254", "routers", "host-name"]`,
+			bad: `["", "0", "053", "255", "256", "nope", "+1", 12, null]`}
+	}
+	const provided, requested = `{"ipam": {"provide": [{"option": "12"}]}}`, `{"ipam": {"request": [{"option": "12"}]}}`
+	return concat([]values{
+		{key: "ipam.type", good: `["dhcp"]`, bad: noStrings},
+		{key: "ipam.daemonSocketPath", good: `["/run/x.sock", "", null]`, bad: `["x", "./x", 5]`},
+		{key: "ipam.provide", good: `[[], null, [{"option": "12"}]]`, bad: `[{}, 5, [{}], [null], ["12"]]`},
+		{key: "ipam.provide[].value", beside: provided, good: `["x", "", null]`, bad: `[5, []]`},
+		{key: "ipam.provide[].fromArg", beside: provided, good: `["x", "", null]`, bad: `[5, []]`},
+		{key: "ipam.request", good: `[[], null, [{"option": "12"}]]`, bad: `[{}, 5, [{}], [null], ["12"]]`},
+		{key: "ipam.request[].skipDefault", beside: requested, good: booleans, bad: noBooleans},
+		{key: "ipam.priority", good: `[0, 4294967295, null]`, bad: `[-1, 4294967296, 1.5, "5"]`},
+		options("ipam.provide[].option"), options("ipam.request[].option"),
+	}, switches("ipam.dns"))
 }
 
 func staticValues() []values {

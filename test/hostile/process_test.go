@@ -113,7 +113,7 @@ var _ = Describe("standard streams that are closed or full", Label("kernel"), fu
 		return c
 	}
 
-	for _, plugin := range nstest.Plugins() {
+	for _, plugin := range nstest.Alone() {
 		It("are an error of "+plugin+" where they are needed, after which nothing is left", func() {
 			n, p := NewNode(), NewPod("one")
 			// What all attachments share is there.

@@ -206,6 +206,9 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 		for _, plugin := range plugins() {
 			Expect(run(dist, nil, "rpm", "-qpl", rpm)).To(ContainSubstring("/opt/cni/bin/" + plugin + "\n"))
 		}
+		for _, unit := range []string{"cni-dhcp.service", "cni-dhcp.socket"} {
+			Expect(run(dist, nil, "rpm", "-qpl", rpm)).To(ContainSubstring("/usr/lib/systemd/system/" + unit + "\n"))
+		}
 		Expect(run(dist, nil, "rpm", "-qp", "--conflicts", rpm)).To(Equal("kubernetes-cni\n"))
 		Expect(run(dist, nil, "rpm", "-qp", "--licensefiles", rpm)).To(Equal(
 			"/usr/share/licenses/hawser-cni/LICENSE\n/usr/share/licenses/hawser-cni/THIRD_PARTY.md\n"))

@@ -277,6 +277,8 @@ const (
 		`){2}`
 )
 
+const optionNames = "dhcp-client-identifier|subnet-mask|routers|host-name|user-class|vendor-class-identifier"
+
 // formats are those that a pattern can tell, for the most part. None refuses
 // what the parser takes.
 const pci = `[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]`
@@ -299,6 +301,9 @@ var formats = map[string]Object{
 	"device":    {"pattern": "^(" + pci + `|[A-Za-z0-9_][A-Za-z0-9_.-]*)$`},
 	"chain":     {"pattern": `^[#-,.-\[\]-~][!#-\[\]-~]{0,27}$`},
 	"token":     {"pattern": "^[^\\x00-\\x1f\\x7f]+$"},
+	// Names, and the numbers of all that are options.
+	"dhcpoption": {"pattern": "^(" + optionNames + "|0*([1-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-4]))$",
+		"not": Object{"type": "string", "pattern": "^0*53$"}},
 	"sysctls": {"type": "object", "propertyNames": Object{"pattern": "^net[./]."},
 		"additionalProperties": Object{"type": "string"}},
 	"switch": {"type": []string{"boolean", "string"}, "pattern": foldPattern("true|false")},

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+)
+
+var _ = Describe("a configuration", func() {
+	parse := func(ipam string) (*config, error) {
+		return parseConfig([]byte(`{"ipam": {"type": "dhcp", `+ipam+`}}`), "A=b=c;;D;E=f")
+	}
+
+	It("asks for subnet mask, routers and resolver settings", func() {
+		cfg, err := parse(`"dns": null`)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(cfg.Request).To(Equal([]byte{1, 3, 6, 15, 119}))
+		Expect(cfg.socket).To(Equal("/run/cni/dhcp.sock"))
+	})
+
+	It("may ask for less", func() {
+		cfg, err := parse(`"dns": false, "request": [{"option": "12", "skipDefault": true}, {"option": "routers"}]`)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(cfg.Request).To(Equal([]byte{3, 12}))
+	})
+
+	It("provides values of its own and of CNI_ARGS", func() {
+		cfg, err := parse(`"provide": [{"option": "12", "value": "x", "fromArg": "A"}, {"option": "13", "value": "y",
+			"fromArg": "D"}, {"option": "14", "fromArg": "G"}, {"option": "dhcp-client-identifier", "value": "z"}]`)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(cfg.Provide).To(Equal(map[uint8][]byte{12: []byte("b=c"), 13: []byte("y"), 61: []byte("z")}))
+	})
+
+	DescribeTable("is refused", func(ipam, want string) {
+		_, err := parse(ipam)
+		Expect(err).To(MatchError(HavePrefix(want)))
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
+	},
+		Entry(nil, `"provide": [{"option": "nope"}]`, `ipam.provide[0].option: "nope" is neither the name nor`),
+		Entry(nil, `"request": [{"option": "256"}]`, `ipam.request[0].option: "256" is neither`),
+		Entry(nil, `"provide": [{"option": "53", "value": "x"}]`, `ipam.provide[0].option: "53" is neither`),
+		Entry(nil, `"provide": [{"option": "12", "value": "`+strings.Repeat("x", 256)+`"}]`,
+			`ipam.provide[0].value: value too long for option "12": "xxx`),
+		Entry(nil, `"daemonSocketPath": "x"`, `ipam.daemonSocketPath: "x" is no absolute path`),
+		Entry(nil, `"dns": {}`, "ipam.dns: "),
+	)
+
+	It("must have ipam", func() {
+		_, err := parseConfig([]byte("{}"), "")
+		Expect(err).To(MatchError("ipam: is missing"))
+	})
+
+	It("has a client ID that no server chokes on", func() {
+		id := clientID(cni.Attachment{Network: "dn", ContainerID: "c1", IfName: "eth0"})
+		Expect(fmt.Sprintf("%q", id)).To(Equal(`"\x00c1/dn/eth0"`))
+		Expect(clientID(cni.Attachment{ContainerID: strings.Repeat("x", 300)})).To(HaveLen(255))
+	})
+})

@@ -1,0 +1,526 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+// daemon holds the leases of this host's containers.
+type daemon struct {
+	flags
+	log      *slog.Logger
+	dir      string // of the records
+	ctx      context.Context
+	entering chan struct{} // full: as many threads as are good are in namespaces
+	running  sync.WaitGroup
+	storing  sync.Mutex
+
+	mu     sync.Mutex
+	leases map[string]*holder // by the attachment's hash
+}
+
+// holder is an attachment's lease. One goroutine drives it, hold; others wait for the
+// channels, and look at shown.
+type holder struct {
+	record
+	machine
+	shown atomic.Pointer[lease] // the one that the interface has; nil: none
+	stop  context.CancelFunc
+	ready chan struct{} // closed when there was a lease
+	done  chan struct{} // closed when hold has ended
+	err   error         // why it has
+}
+
+// isReady reports whether the plugin has had its answer.
+func (h *holder) isReady() bool {
+	select {
+	case <-h.ready:
+		return true
+	default:
+		return false
+	}
+}
+
+const (
+	// listen is how long an exchange lasts at most: what is sent later is another one,
+	// which looks anew whether the container is still there.
+	listen = 4 * time.Second
+	// look is how often a lease's container is looked for, when nothing else is to do.
+	look        = time.Minute
+	callTime    = 10 * time.Second // for a plugin to make its call, or take its answer
+	mostThreads = 4
+)
+
+// runDaemon is "dhcp daemon". It ends at a signal, and leaves the leases for its
+// successor.
+func runDaemon(env skel.Env) int {
+	f, err := parseFlags(env)
+	if err != nil {
+		return 2
+	}
+	log := slog.New(slog.NewTextHandler(env.Stderr, nil))
+	ctx := env.Notify(context.Background())
+	d := &daemon{flags: f, log: log, dir: storeDir(f.hostPrefix, f.socket), ctx: ctx,
+		entering: make(chan struct{}, mostThreads), leases: map[string]*holder{}}
+	if err := d.run(ctx, env); err != nil {
+		log.Error(err.Error())
+		return 1
+	}
+	return 0
+}
+
+func (d *daemon) run(ctx context.Context, env skel.Env) error {
+	l, err := d.listener(env)
+	if err != nil {
+		return fmt.Errorf("error getting listener: %w", err)
+	}
+	defer l.Close()
+	if d.pidFile != "" {
+		if !filepath.IsAbs(d.pidFile) {
+			return fmt.Errorf("error writing pidfile %q: path not absolute", d.pidFile)
+		}
+		if err := os.WriteFile(d.pidFile, []byte(strconv.Itoa(os.Getpid())), 0o644); err != nil {
+			return fmt.Errorf("error writing pidfile %q: %w", d.pidFile, err)
+		}
+		defer os.Remove(d.pidFile)
+	}
+	if err := d.restore(); err != nil {
+		return err
+	}
+	d.log.Info("serving", "socket", l.Addr().String())
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	for {
+		conn, err := l.AcceptUnix()
+		if ctx.Err() != nil {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		d.running.Go(func() { d.answer(conn) })
+	}
+	d.running.Wait()
+	return nil
+}
+
+// listener takes the socket that systemd passes, or makes one. It replaces one that
+// nobody serves, which a killed daemon leaves behind.
+func (d *daemon) listener(env skel.Env) (*net.UnixListener, error) {
+	if n := passed(env); n > 1 {
+		return nil, fmt.Errorf("too many (%d) FDs passed through socket activation", n)
+	} else if n == 1 {
+		const first = 3
+		l, err := net.FileListener(os.NewFile(first, "systemd"))
+		if unixListener, ok := l.(*net.UnixListener); ok {
+			return unixListener, nil
+		}
+		return nil, errors.Join(errors.New("systemd passed no UNIX socket"), err)
+	}
+	addr := &net.UnixAddr{Name: d.hostPrefix + d.socket, Net: "unix"}
+	if err := os.MkdirAll(filepath.Dir(addr.Name), 0o700); err != nil {
+		return nil, err
+	}
+	var l *net.UnixListener
+	err := d.update(func(*statefile.Store[record]) error { // one daemon at a time
+		conn, err := net.DialUnix("unix", nil, addr)
+		if err == nil {
+			_ = conn.Close()
+			return fmt.Errorf("a daemon serves %s already", addr.Name)
+		}
+		if errors.Is(err, unix.ECONNREFUSED) {
+			if err := os.Remove(addr.Name); err != nil {
+				return err
+			}
+		}
+		defer unix.Umask(unix.Umask(0o177))
+		l, err = net.ListenUnix("unix", addr)
+		return err
+	})
+	return l, err
+}
+
+// passed is the number of sockets from systemd.
+func passed(env skel.Env) int {
+	vars := map[string]string{}
+	for _, kv := range env.Vars {
+		key, value, _ := strings.Cut(kv, "=")
+		vars[key] = value
+	}
+	n, err := strconv.Atoi(vars["LISTEN_FDS"])
+	if err != nil || vars["LISTEN_PID"] != strconv.Itoa(os.Getpid()) {
+		return 0
+	}
+	return n
+}
+
+// restore takes over the leases of a former daemon. Those whose renewal is due are asked
+// for again (INIT-REBOOT); those whose container is gone end with the first look.
+func (d *daemon) restore() error {
+	var all []*record
+	err := d.update(func(s *statefile.Store[record]) (err error) {
+		all, err = s.All()
+		return err
+	})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, r := range all {
+		h := d.newHolder(*r)
+		h.lease = r.kept()
+		h.shown.Store(h.lease)
+		close(h.ready)
+		switch now := sinceBoot(); {
+		case h.lease == nil:
+		case now >= h.lease.renew:
+			h.enter(rebooting, now)
+		default:
+			h.settle()
+		}
+		d.start(h)
+	}
+	return err
+}
+
+func (d *daemon) newHolder(r record) *holder {
+	return &holder{record: r, machine: machine{client: r.Client, pauses: d.flags},
+		ready: make(chan struct{}), done: make(chan struct{})}
+}
+
+func (d *daemon) start(h *holder) {
+	d.leases[h.Hash()] = h
+	var ctx context.Context
+	ctx, h.stop = context.WithCancel(d.ctx)
+	d.running.Go(func() {
+		defer close(h.done)
+		h.err = d.hold(ctx, h)
+	})
+}
+
+func sinceBoot() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts) // which cannot fail
+	return time.Duration(ts.Nano())
+}
+
+// hold acquires a lease and keeps it until ctx ends or the container is gone.
+func (d *daemon) hold(ctx context.Context, h *holder) error {
+	for {
+		err := d.exchange(ctx, h)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		// A main plugin may take the link down for a moment.
+		if errors.Is(err, errGone) || err != nil && !h.isReady() && !errors.Is(err, unix.ENETDOWN) {
+			d.log.Info("dropped", "lease", h.Attachment.String(), "why", err)
+			return errors.Join(err, d.forget(h))
+		}
+		pause := min(h.wake-sinceBoot(), look)
+		if err != nil {
+			d.log.Warn("failed", "lease", h.Attachment.String(), "state", string(h.state), "error", err)
+			pause = max(pause, time.Second)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(pause):
+		}
+	}
+}
+
+// open is openLink for a holder, a few at a time: each needs a thread.
+func (d *daemon) open(h *holder) (*link, error) {
+	d.entering <- struct{}{}
+	defer func() { <-d.entering }()
+	return openLink(d.hostPrefix+h.Netns, &h.record)
+}
+
+// exchange sends what is to be sent now, and listens for the answers.
+func (d *daemon) exchange(ctx context.Context, h *holder) error {
+	l, err := d.open(h)
+	if err != nil {
+		return err
+	}
+	defer l.close()
+	if h.MAC == nil {
+		if err := l.raise(ctx); err != nil {
+			return err
+		}
+		// Links of ipvlan share a MAC address: an answer to it finds none that has no address.
+		h.MAC, h.Broadcast = l.MAC, d.broadcast || l.Kind == "ipvlan"
+		h.Client = h.client
+	}
+	for end := sinceBoot() + listen; ; {
+		now := sinceBoot()
+		if p := h.tick(now); p != nil {
+			d.log.Debug("sent", "lease", h.Attachment.String(), "state", string(h.state))
+			if err := l.send(p); err != nil {
+				return err
+			}
+		}
+		if err := d.publish(l, h); err != nil || h.state == bound || now >= end || ctx.Err() != nil {
+			return err
+		}
+		message, from, err := l.receive(ctx, min(h.wake, end)-now)
+		if err != nil {
+			return err
+		}
+		if message != nil {
+			h.receive(sinceBoot(), message, from)
+		}
+	}
+}
+
+// publish writes down a change of the lease. The interface gets it here, except the
+// first one, which the plugin returns.
+func (d *daemon) publish(l *link, h *holder) error {
+	was, is := h.shown.Load(), h.lease
+	if was == is {
+		return nil
+	}
+	h.keep(is)
+	err := d.update(func(s *statefile.Store[record]) error {
+		return s.Put(h.Hash(), h.record)
+	})
+	if err != nil && !h.isReady() {
+		return errors.Join(err, l.send(h.release()))
+	}
+	h.shown.Store(is)
+	if is == nil {
+		d.log.Warn("lost", "lease", h.Attachment.String(), "address", was.prefix(), "why", h.fault)
+	} else {
+		d.log.Info("leased", "lease", h.Attachment.String(), "address", is.prefix(), "for", is.expiry-is.since)
+	}
+	if !h.isReady() {
+		close(h.ready)
+		return nil
+	}
+	return errors.Join(err, l.apply(was.result(h.options), is.result(h.options)))
+}
+
+// forget removes what is known of a lease.
+func (d *daemon) forget(h *holder) error {
+	key := h.Hash()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.leases[key] != h {
+		return nil
+	}
+	delete(d.leases, key)
+	return d.update(func(s *statefile.Store[record]) error { return s.Drop(key) })
+}
+
+// end ends a lease and tells the server, as far as the container is still there.
+func (d *daemon) end(h *holder) error {
+	h.stop()
+	<-h.done
+	if h.lease != nil {
+		l, err := d.open(h)
+		if err == nil {
+			err = l.send(h.release())
+			l.close()
+		}
+		d.log.Info("released", "lease", h.Attachment.String(), "address", h.lease.prefix(), "error", err)
+	}
+	return d.forget(h)
+}
+
+// answer serves one call.
+func (d *daemon) answer(conn *net.UnixConn) {
+	defer conn.Close()
+	if err := refuseOthers(conn); err != nil {
+		d.log.Warn("refused", "error", err)
+		return
+	}
+	_ = conn.SetDeadline(time.Now().Add(callTime)) // the errors are those of what follows
+	head, c, err := readCall(conn)
+	if err != nil {
+		d.log.Warn("no call", "error", err)
+		return
+	}
+	ctx, cancel := context.WithCancel(d.ctx)
+	defer cancel()
+	_ = conn.SetDeadline(time.Time{})
+	go func() {
+		_, _ = conn.Read(make([]byte, 1)) // which ends when the plugin does
+		cancel()
+	}()
+	res, err := d.serve(ctx, head.ServiceMethod, c)
+	_ = conn.SetWriteDeadline(time.Now().Add(callTime))
+	if failed := writeAnswer(conn, head, res, err); failed != nil {
+		d.log.Warn("nobody takes the answer", "method", head.ServiceMethod, "error", failed)
+		if c.Exclusive && err == nil { // else it may have been there before
+			_, _ = d.serve(ctx, methodRelease, c)
+		}
+	}
+}
+
+// refuseOthers lets only root's processes ask: the socket may have come with other rights.
+func refuseOthers(conn *net.UnixConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var peer *unix.Ucred
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		peer, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err = errors.Join(err, failed); err == nil && peer.Uid != 0 {
+		err = fmt.Errorf("process %d is user %d's, and only root may ask", peer.Pid, peer.Uid)
+	}
+	return err
+}
+
+func (d *daemon) serve(ctx context.Context, method string, c rpcCall) (*cni.Result, error) {
+	switch method {
+	case methodStatus:
+		return nil, nil
+	case methodAllocate, methodRelease, methodCheck, methodCollect:
+	default:
+		return nil, errors.New(noMethod + method)
+	}
+	conf, err := cni.DecodeConfig(c.StdinData)
+	if err != nil {
+		return nil, err
+	}
+	a := cni.Attachment{Network: conf.Name, ContainerID: c.ContainerID, IfName: c.IfName}
+	switch method {
+	case methodAllocate:
+		return d.allocate(ctx, a, c)
+	case methodCheck:
+		return d.check(a)
+	case methodCollect:
+		refs, listed, err := conf.ValidAttachments()
+		if err != nil || !listed {
+			return nil, err
+		}
+		return nil, d.collect(conf.Name, cni.NewSet(conf.Name, refs))
+	}
+	if h := d.find(a); h != nil {
+		return nil, d.end(h)
+	}
+	return nil, nil
+}
+
+func (d *daemon) find(a cni.Attachment) *holder {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.leases[a.Hash()]
+}
+
+// allocate acquires a lease. The reference's plugin asks in CHECK, too: it gets the lease
+// that there is.
+func (d *daemon) allocate(ctx context.Context, a cni.Attachment, c rpcCall) (*cni.Result, error) {
+	cfg, err := parseConfig(c.StdinData, c.Args)
+	if err != nil {
+		return nil, err
+	}
+	h, err := d.claim(a, c, cfg.options)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, d.total)
+	defer cancel()
+	select {
+	case <-h.ready:
+		return h.shown.Load().result(h.options), nil
+	case <-h.done:
+		return nil, cni.Errorf(cni.CodeTryAgain, "%w", h.err)
+	case <-ctx.Done():
+	}
+	err = d.end(h)
+	fault := h.fault
+	if fault == nil {
+		fault = fmt.Errorf("interface %q: no DHCP server answered within %s", a.IfName, d.total)
+	}
+	return nil, &cni.Error{Code: cni.CodeTryAgain, Msg: "no more tries", Details: errors.Join(fault, err).Error()}
+}
+
+// claim returns the attachment's holder, which it starts where there is none.
+func (d *daemon) claim(a cni.Attachment, c rpcCall, o options) (*holder, error) {
+	for {
+		d.mu.Lock()
+		h := d.leases[a.Hash()]
+		if h == nil {
+			h = d.newHolder(record{Attachment: a, Netns: c.Netns, Client: client{ID: clientID(a), options: o}})
+			d.start(h)
+			d.mu.Unlock()
+			return h, nil
+		}
+		d.mu.Unlock()
+		switch {
+		case !h.isReady():
+			return nil, cni.Errorf(cni.CodeTryAgain, "%s: another ADD waits for a server", a)
+		case !d.isAlive(h, c.Netns):
+			if err := d.end(h); err != nil {
+				return nil, err
+			}
+		case c.Exclusive:
+			return nil, cni.Errorf(cni.CodeExists, "%s has a lease already", a)
+		case h.shown.Load() == nil:
+			return nil, cni.Errorf(cni.CodeTryAgain, "%s has lost its lease", a)
+		default:
+			return h, nil
+		}
+	}
+}
+
+// isAlive reports whether a path leads to the namespace of a holder that is ready.
+func (d *daemon) isAlive(h *holder, path string) bool {
+	n, err := ns.Open(d.hostPrefix + path)
+	if err != nil {
+		return false
+	}
+	defer n.Close()
+	id, err := n.Identity()
+	return err == nil && id.Is(h.NS)
+}
+
+func (d *daemon) check(a cni.Attachment) (*cni.Result, error) {
+	h := d.find(a)
+	if h == nil || !h.isReady() {
+		return nil, cni.Errorf(cni.CodeDrift, "%s has no lease", a)
+	}
+	l := h.shown.Load()
+	if l == nil || sinceBoot() >= l.expiry {
+		return nil, cni.Errorf(cni.CodeDrift, "the lease of %s has expired, or the server refused it", a)
+	}
+	if !d.isAlive(h, h.Netns) {
+		return nil, cni.Errorf(cni.CodeDrift, "the namespace %q, for which %s has its lease, is gone", h.Netns, a)
+	}
+	return l.result(h.options), nil
+}
+
+// collect ends the leases of a network's attachments that are not valid.
+func (d *daemon) collect(network string, valid cni.Set) error {
+	d.mu.Lock()
+	var stale []*holder
+	for _, h := range d.leases {
+		if h.Network == network && !valid.Has(h.Attachment) && h.isReady() {
+			stale = append(stale, h)
+		}
+	}
+	d.mu.Unlock()
+	var errs []error
+	for _, h := range stale {
+		errs = append(errs, d.end(h))
+	}
+	return errors.Join(errs...)
+}

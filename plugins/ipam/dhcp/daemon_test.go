@@ -1,0 +1,295 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+var _ = Describe("the daemon", func() {
+	DescribeTable("leaves the leases to the next one, which renews and releases them", func(signal syscall.Signal) {
+		l := newLAN()
+		s, c := l.serve(shortLease(600)...), l.container()
+		d := l.start()
+		r := l.Add(l.call("ADD", c))
+		configure(c, r)
+		d.end(signal)
+		before := count(s, request)()
+		l.start()
+		l.Succeeds(l.after("CHECK", c, r))
+		Eventually(count(s, request), nstest.Hang).Should(BeNumerically(">", before))
+		Expect(addrs(c)()).To(Equal([]string{"10.9.0.50/24"}))
+		l.Succeeds(l.after("DEL", c, r))
+		Eventually(count(s, release), nstest.Hang).Should(Equal(1))
+		Expect(count(s, discover)()).To(Equal(1))
+	},
+		Entry("at SIGTERM", syscall.SIGTERM),
+		Entry("at SIGKILL, with its socket", syscall.SIGKILL),
+	)
+
+	It("asks for a lease anew, by INIT-REBOOT, when it comes back after the time of its renewal", func() {
+		l := newLAN()
+		s, c := l.serve(shortLease(600)...), l.container()
+		d := l.start()
+		configure(c, l.Add(l.call("ADD", c)))
+		d.end(syscall.SIGKILL)
+		since := sinceBoot()
+		Eventually(sinceBoot, nstest.Hang).Should(BeNumerically(">", since+time.Second))
+		before := count(s, request)()
+		l.start()
+		Eventually(count(s, request), nstest.Hang).Should(BeNumerically(">", before))
+		again := s.messages(request)[before]
+		Expect(again.RequestedIPAddress().String()).To(Equal("10.9.0.50"))
+		Expect(again.Options).NotTo(HaveKey(uint8(54)))
+		Expect(again.src.String()).To(Equal("0.0.0.0"))
+	})
+
+	It("forgets, when it comes back, the leases of containers that are gone", func() {
+		l := newLAN()
+		l.serve()
+		c := l.container()
+		d := l.start()
+		l.Add(l.call("ADD", c))
+		d.end(syscall.SIGKILL)
+		c.Unpin()
+		l.start()
+		Eventually(l.records, nstest.Hang).Should(BeEmpty())
+	})
+
+	It("has the socket for itself, and for root", func() {
+		l := newLAN()
+		l.start("-pidfile", filepath.Join(filepath.Dir(l.socket), "pid"))
+		info, err := os.Stat(l.socket)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(info.Mode()).To(Equal(os.ModeSocket | 0o600))
+		second := l.launch("-socketpath", l.socket)
+		Eventually(second.ended, nstest.Hang).Should(BeClosed())
+		Expect(second.ProcessState.ExitCode()).To(Equal(1))
+		Expect(second.log).To(gbytes.Say("a daemon serves " + l.socket + " already"))
+		l.Succeeds(l.call("STATUS", nstest.NewNetns()))
+	})
+
+	It("refuses users other than root, whatever the socket's mode is", func() {
+		nstest.Need("realroot")
+		l := newLAN()
+		d := l.start()
+		Expect(os.Chmod(l.socket, 0o666)).To(Succeed())
+		for dir := filepath.Dir(l.socket); dir != "/tmp" && dir != "/"; dir = filepath.Dir(dir) {
+			Expect(os.Chmod(dir, 0o755)).To(Succeed())
+		}
+		client := exec.Command("socat", "-", "UNIX-CONNECT:"+l.socket)
+		client.Stdin = strings.NewReader(connect + "\n\n")
+		client.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		out, _ := client.CombinedOutput()
+		Expect(string(out)).NotTo(ContainSubstring("200"))
+		Eventually(d.log, nstest.Hang).Should(gbytes.Say("user 65534's, and only root may ask"))
+	})
+
+	It("puts the prefix of the host before its paths", func() {
+		l := newLAN()
+		s, c, prefix := l.serve(), l.container(), GinkgoT().TempDir()
+		d := l.launch("-hostprefix", prefix, "-socketpath", "/run/d.sock", "-pidfile", prefix+"/pid")
+		Eventually(d.log, nstest.Hang).Should(gbytes.Say("serving"))
+		Expect(os.ReadFile(prefix + "/pid")).To(BeEquivalentTo(fmt.Sprint(d.Process.Pid)))
+		path := filepath.Join(prefix, "ns")
+		Expect(os.Symlink(c.Path, path)).To(Succeed())
+		l.socket = prefix + "/run/d.sock"
+		call := l.call("ADD", c)
+		call.Netns = "/ns"
+		l.Add(call)
+		Expect(filepath.Glob(prefix + "/run/hawser/dhcp/*/*.json")).To(HaveLen(1))
+		Expect(count(s, request)()).To(Equal(1))
+		d.end(syscall.SIGTERM)
+		Expect(prefix + "/pid").NotTo(BeAnExistingFile())
+	})
+
+	DescribeTable("refuses", func(status int, says string, args ...string) {
+		l := newLAN()
+		d := l.launch(append([]string{"-socketpath", l.socket}, args...)...)
+		Eventually(d.ended, nstest.Hang).Should(BeClosed())
+		Expect(d.ProcessState.ExitCode()).To(Equal(status))
+		Expect(d.log).To(gbytes.Say(says))
+	},
+		Entry("an unknown flag", 2, "flag provided but not defined: -nope", "-nope"),
+		Entry("a relative path of the process ID", 1, `pidfile .*rel.pid.*: path not absolute`, "-pidfile", "rel.pid"),
+	)
+
+	DescribeTable("is started by systemd", func(sockets int, want string) {
+		l := newLAN()
+		listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: l.socket, Net: "unix"})
+		Expect(err).NotTo(HaveOccurred())
+		file, err := listener.File()
+		Expect(err).NotTo(HaveOccurred())
+		d := l.prepare("exec env LISTEN_PID=$$ LISTEN_FDS="+fmt.Sprint(sockets)+` "$0" "$@"`, "-socketpath", "/unused")
+		d.ExtraFiles = []*os.File{file, file}[:sockets]
+		l.run(d)
+		Eventually(d.log, nstest.Hang).Should(gbytes.Say(want))
+		if sockets == 1 {
+			l.Succeeds(l.call("STATUS", nstest.NewNetns()))
+			d.end(syscall.SIGTERM)
+			Expect(l.socket).To(BeAnExistingFile(), "it is systemd's")
+		}
+	},
+		Entry("with its socket", 1, "serving"),
+		Entry("with too many", 2, `too many \(2\) FDs passed through socket activation`),
+	)
+
+	It("holds a hundred leases with no descriptor more, and without a thread for each", func() {
+		l := newLAN()
+		l.serve()
+		c, d := nstest.NewNetns(), l.start()
+		var script strings.Builder
+		for i := range 100 {
+			fmt.Fprintf(&script, "link add port%d type veth peer name eth%d netns %s\nlink set port%d up master br0\n",
+				i, i, c.Name, i)
+		}
+		out := l.server.Run(nstest.Program{Path: "ip", Args: []string{"-batch", "-"}, Stdin: script.String()})
+		Expect(out.Exit).To(BeZero(), out.Stderr)
+		conf := []byte(l.call("ADD", c).Conf.(string))
+		var all sync.WaitGroup
+		for i := range 100 {
+			all.Go(func() {
+				defer GinkgoRecover()
+				_, err := ask(GinkgoT().Context(), l.socket, methodAllocate, rpcCall{ContainerID: "one", Netns: c.Path,
+					IfName: fmt.Sprintf("eth%d", i), StdinData: conf})
+				Expect(err).NotTo(HaveOccurred())
+			})
+		}
+		all.Wait()
+		Expect(l.records()).To(HaveLen(100))
+		Eventually(func() int { return fds(d, "socket") }, nstest.Hang).Should(Equal(1))
+		Eventually(func() int { return fds(d, "") }, nstest.Hang).Should(BeNumerically("<", 12))
+		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", d.Process.Pid))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(len(threads)).To(BeNumerically("<", 100))
+		home, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", d.Process.Pid))
+		Expect(err).NotTo(HaveOccurred())
+		for _, t := range threads {
+			Expect(os.Readlink(fmt.Sprintf("/proc/%d/task/%s/ns/net", d.Process.Pid, t.Name()))).To(Equal(home))
+		}
+	})
+})
+
+var _ = Describe("beside the reference", func() {
+	It("its plugin is served", func() {
+		l := newLAN()
+		s, c := l.serve(), l.container()
+		l.start()
+		old := func(call Call) Answer { return l.Reference(nstest.Newest(), call) }
+		conf := func(call Call) Call {
+			call.Conf = strings.ReplaceAll(call.Conf.(string), "1.1.0", "1.0.0")
+			return call
+		}
+		r := old(conf(l.call("ADD", c))).Added()
+		Expect(r.Text).To(MatchJSON(`{"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.50/24",
+			"gateway": "10.9.0.1"}], "routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.1"}]}`))
+		Expect(old(conf(l.after("CHECK", c, r))).Code).To(BeZero())
+		Expect(count(s, discover)()).To(Equal(1))
+		Expect(old(conf(l.after("DEL", c, r))).Code).To(BeZero())
+		Eventually(count(s, release), nstest.Hang).Should(Equal(1))
+	})
+
+	It("its daemon serves ADD and DEL; CHECK and GC say that it cannot do more", func() {
+		l := newLAN()
+		l.serve()
+		c := l.container()
+		l.Do(func() { Expect(os.MkdirAll("/run/cni", 0o700)).To(Succeed()) })
+		log := gbytes.NewBuffer()
+		l.program(log, l.Host, nstest.Newest().Program("dhcp"), "daemon", "-socketpath", l.socket,
+			"-timeout", "1s")
+		Eventually(func() int { return l.Call(l.call("STATUS", c)).Code }, nstest.Hang).Should(BeZero())
+		c.Cmd("ip", "link", "set", "eth0", "up") // else its first DISCOVER is lost
+		r := l.Add(l.call("ADD", c))
+		Expect(r.IPs[0].Address).To(Equal("10.9.0.50/24"))
+		Expect(r.IPs[0].Gateway).To(Equal("10.9.0.1"))
+		a := l.Call(l.after("CHECK", c, r))
+		Expect(a.Code).To(BeZero())
+		Expect(a.Stderr).To(ContainSubstring("nothing is checked"))
+		gc := l.call("GC", c)
+		gc.Conf = strings.TrimSuffix(gc.Conf.(string), "}") + `, "cni.dev/valid-attachments": []}`
+		a = l.Call(gc)
+		Expect(a.Code).To(BeZero())
+		Expect(a.Stderr).To(ContainSubstring("nothing is collected"))
+		l.Succeeds(l.after("DEL", c, r))
+		Expect(log).To(gbytes.Say("releasing lease")) // from 0.0.0.0, which no server hears
+	})
+})
+
+var _ = Describe("under bridge", func() {
+	It("a lease is there at once, and is released while the interface is still there", func() {
+		l := newLAN()
+		s, c := l.serve(), nstest.NewNetns()
+		l.Cmd("ip", "link", "add", "cni0", "type", "bridge")
+		l.Cmd("ip", "link", "add", "uplink", "type", "veth", "peer", "name", "port0", "netns", l.server.Name)
+		l.Cmd("ip", "link", "set", "uplink", "up", "master", "cni0")
+		l.server.Cmd("ip", "link", "set", "port0", "up", "master", "br0")
+		l.start()
+		program := nstest.Build("bridge")
+		bridge := func(command string, r *Result) Answer {
+			call := l.call(command, c)
+			if r != nil {
+				call = l.after(command, c, *r)
+			}
+			call.Path = filepath.Dir(program)
+			return Ran(l.Run(call.Program(l.World, program)))
+		}
+		began := sinceBoot()
+		r := bridge("ADD", nil).Added()
+		GinkgoWriter.Println("ADD took", sinceBoot()-began, "and", count(s, discover)(), "DISCOVER")
+		Expect(addrs(c)()).To(Equal([]string{"10.9.0.50/24"}))
+		Expect(bridge("CHECK", &r).Code).To(BeZero())
+		Expect(bridge("DEL", &r).Code).To(BeZero())
+		Eventually(count(s, release), nstest.Hang).Should(Equal(1))
+		Expect(s.messages(release)[0].src.String()).To(Equal("10.9.0.50"))
+		Expect(bridge("DEL", &r).Code).To(BeZero())
+	})
+})
+
+var _ = Describe("with real servers", func() {
+	life := func(l *lan, server *exec.Cmd) {
+		GinkgoHelper()
+		c := l.container()
+		l.start()
+		r := l.Add(l.call("ADD", c))
+		Expect(r.IPs[0].Address).To(MatchRegexp(`^10\.9\.0\.(5\d|60)/24$`))
+		configure(c, r)
+		l.Succeeds(l.after("CHECK", c, r))
+		l.Succeeds(l.after("DEL", c, r))
+	}
+
+	It("dnsmasq lends, and takes back", func() {
+		nstest.NeedProgram("dnsmasq")
+		l := newLAN()
+		log := gbytes.NewBuffer()
+		dir := GinkgoT().TempDir()
+		life(l, l.program(log, l.server, "dnsmasq", "--no-daemon", "--conf-file=/dev/null",
+			"--port=0", "--interface=br0", "--bind-interfaces", "--user=root", "--group=root", "--pid-file=",
+			"--log-dhcp", "--no-ping", "--dhcp-leasefile="+dir+"/leases",
+			"--dhcp-range=10.9.0.50,10.9.0.60,2m", "--dhcp-authoritative"))
+		Eventually(log, nstest.Hang).Should(gbytes.Say(`DHCPRELEASE.* 10\.9\.0\.(5\d|60) `))
+	})
+
+	It("udhcpd lends, and takes back", func() {
+		nstest.NeedProgram("busybox")
+		l := newLAN()
+		log := gbytes.NewBuffer()
+		conf := filepath.Join(GinkgoT().TempDir(), "conf")
+		Expect(os.WriteFile(conf, []byte("start 10.9.0.50\nend 10.9.0.60\ninterface br0\n"+
+			"lease_file "+conf+".leases\npidfile "+conf+".pid\n"+
+			"opt subnet 255.255.255.0\nopt router 10.9.0.1\nopt lease 12\n"), 0o600)).To(Succeed())
+		life(l, l.program(log, l.server, "busybox", "udhcpd", "-f", conf))
+	})
+})

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+// How long the daemon may take: for ADD, which waits for a server, it knows by itself.
+const (
+	lookTime   = 5 * time.Second
+	changeTime = 30 * time.Second
+)
+
+// add has the daemon acquire a lease.
+func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, error) {
+	netns, err := filepath.Abs(req.Netns) // the daemon has another directory
+	if err != nil {
+		return nil, cni.Errorf(cni.CodeEnvironment, "CNI_NETNS: %w", err)
+	}
+	call := callOf(req)
+	call.Netns, call.Exclusive = netns, true
+	res, err := ask(ctx, cfg.socket, methodAllocate, call)
+	if err != nil {
+		return nil, err
+	}
+	return res.decode(), nil
+}
+
+// del has the daemon release the lease. Where there is no daemon, the record goes, so
+// that the next one does not take the lease for one to keep.
+func del(ctx context.Context, req *skel.Request) error {
+	return change(ctx, req, methodRelease, func(a cni.Attachment) bool { return a == req.Attachment })
+}
+
+// gc has the daemon release the leases of attachments that are not valid.
+func gc(ctx context.Context, req *skel.Request) error {
+	return change(ctx, req, methodCollect, func(a cni.Attachment) bool {
+		return a.Network == req.Network && !req.Valid.Has(a)
+	})
+}
+
+func change(ctx context.Context, req *skel.Request, method string, ends func(cni.Attachment) bool) error {
+	socket, err := socketOf(req)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, changeTime)
+	defer cancel()
+	_, err = ask(ctx, socket, method, callOf(req))
+	switch {
+	case isAbsent(err):
+		req.Warn("%v; no server is told", err)
+		return dropRecords(ctx, storeDir("", socket), ends)
+	case isForeign(err):
+		req.Warn("%v: the daemon is the reference's; nothing is collected", err)
+		return nil
+	}
+	return err
+}
+
+// check verifies that the daemon holds the lease, and that it is what the result has.
+// It never acquires one.
+func check(ctx context.Context, req *skel.Request, cfg *config) error {
+	ctx, cancel := context.WithTimeout(ctx, lookTime)
+	defer cancel()
+	res, err := ask(ctx, cfg.socket, methodCheck, callOf(req))
+	if isForeign(err) {
+		req.Warn("%v: the daemon is the reference's, which can only acquire; nothing is checked", err)
+		return nil
+	}
+	if err != nil || req.PrevResult == nil {
+		return err
+	}
+	for _, ip := range res.decode().IPs {
+		if !slices.Contains(cni.Addresses(req.PrevResult.IPs), ip.Address) {
+			return cni.Errorf(cni.CodeDrift, "prevResult: address %s, which is lent now, is missing", ip.Address)
+		}
+	}
+	return nil
+}
+
+// status says whether the daemon answers. It does not ask for a server: which one there
+// is depends on the interface.
+func status(ctx context.Context, _ *skel.Request, cfg *config) error {
+	ctx, cancel := context.WithTimeout(ctx, lookTime)
+	defer cancel()
+	if _, err := ask(ctx, cfg.socket, methodStatus, rpcCall{}); err != nil && !isForeign(err) {
+		return cni.Errorf(cni.CodeUnavailable, "%w", err)
+	}
+	return nil
+}
+
+func callOf(req *skel.Request) rpcCall {
+	return rpcCall{ContainerID: req.ContainerID, Netns: req.Netns, IfName: req.IfName, Args: req.Args, Path: req.Path,
+		StdinData: req.Conf}
+}
+
+// ask makes a call to the daemon, until ctx ends.
+func ask(ctx context.Context, socket, method string, c rpcCall) (*rpcResult, error) {
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", socket)
+	if err != nil {
+		e := cni.Errorf(cni.CodeTryAgain, "error dialing DHCP daemon: %w", err)
+		e.Details = "the daemon is started by: systemctl start cni-dhcp.socket, or by: dhcp daemon"
+		return nil, e
+	}
+	defer conn.Close()
+	if at, ok := ctx.Deadline(); ok {
+		if err := conn.SetDeadline(at); err != nil {
+			return nil, err
+		}
+	}
+	res, err := roundTrip(conn, method, c)
+	if err != nil && !errors.As(err, new(*cni.Error)) {
+		err = cni.Errorf(cni.CodeTryAgain, "DHCP daemon at %s: %w", socket, err)
+	}
+	return res, err
+}
+
+// isAbsent reports whether nobody serves the socket.
+func isAbsent(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED)
+}
+
+// isForeign reports whether the daemon is one that lacks a method: the reference's.
+func isForeign(err error) bool { return err != nil && strings.Contains(err.Error(), noMethod) }
+
+// dropRecords removes the records of leases that end.
+func dropRecords(ctx context.Context, dir string, ends func(cni.Attachment) bool) error {
+	s, err := statefile.OpenExistingStore[record](ctx, dir, storeWait)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	all, err := s.All()
+	errs := []error{err}
+	for _, r := range all {
+		if ends(r.Attachment) {
+			errs = append(errs, s.Drop(r.Hash()))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,370 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// count polls for the number of a server's messages of a kind.
+func count(s *server, kind dhcpv4.MessageType) func() int {
+	return func() int { return len(s.messages(kind)) }
+}
+
+const (
+	discover = dhcpv4.MessageTypeDiscover
+	request  = dhcpv4.MessageTypeRequest
+	release  = dhcpv4.MessageTypeRelease
+)
+
+// silent is a server that has no answer.
+func silent(*server, *dhcpv4.DHCPv4, *dhcpv4.DHCPv4) []*dhcpv4.DHCPv4 { return nil }
+
+// addrs are the IPv4 addresses of a container's eth0.
+func addrs(c *nstest.Host) func() []string {
+	return func() []string {
+		var v4 []string
+		for _, a := range Show(c, "eth0").Addrs() {
+			if !strings.Contains(a, ":") {
+				v4 = append(v4, a)
+			}
+		}
+		return v4
+	}
+}
+
+var _ = Describe("a lease", func() {
+	var l *lan
+	var c *nstest.Host
+	BeforeEach(func() {
+		l = newLAN()
+		c = l.container()
+	})
+
+	It("is acquired, checked and released, each once", func() {
+		s := l.serve()
+		d := l.start()
+		r := l.Add(l.call("ADD", c))
+		Expect(r.Text).To(MatchJSON(`{"cniVersion": "1.1.0", "ips": [{"address": "10.9.0.50/24",
+			"gateway": "10.9.0.1"}], "routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.1"}]}`))
+		Expect(s.messages(discover)[0].Options).To(HaveKeyWithValue(uint8(61), []byte("\x00"+c.Name+"/net/eth0")))
+		Expect(l.records()).To(HaveLen(1))
+		l.Succeeds(l.after("CHECK", c, r))
+		By("a second ADD is refused")
+		Expect(l.Fails(l.call("ADD", c), cni.CodeExists)).To(ContainSubstring("has a lease already"))
+		Expect(s.messages(request)).To(HaveLen(1))
+		l.Succeeds(l.after("DEL", c, r))
+		Eventually(count(s, release), nstest.Hang).Should(Equal(1))
+		Expect(s.messages(release)[0].src.String()).To(Equal("10.9.0.50"))
+		Expect(l.records()).To(BeEmpty())
+		l.Succeeds(l.after("DEL", c, r))
+		Expect(d.end(syscall.SIGTERM)).To(BeZero())
+		Expect(l.socket).NotTo(BeAnExistingFile())
+		Expect(s.messages(release)).To(HaveLen(1))
+	})
+
+	It("is asked for with the options of the configuration", func() {
+		s := l.serve(dhcpv4.WithDNS(net.IPv4(10, 9, 0, 3)))
+		l.start()
+		l.keys = `"provide": [{"option": "host-name", "fromArg": "K8S_POD_NAME", "value": "fallback"},
+			{"option": "60", "value": "vendor"}, {"option": "user-class", "fromArg": "NONE"}],
+			"request": [{"option": "121"}, {"option": "dhcp-client-identifier"}], "priority": 9`
+		call := l.call("ADD", c)
+		call.Args = "IgnoreUnknown=1;odd;K8S_POD_NAME=pod=1"
+		r := l.Add(call)
+		Expect(r.Routes[0]).To(HaveKeyWithValue("priority", BeEquivalentTo(9)))
+		Expect(r.DNS).To(HaveKeyWithValue("nameservers", ConsistOf("10.9.0.3")))
+		for _, m := range append(s.messages(discover), s.messages(request)...) {
+			Expect(m.Options).To(HaveKeyWithValue(uint8(12), []byte("pod=1")))
+			Expect(m.Options).To(HaveKeyWithValue(uint8(60), []byte("vendor")))
+			Expect(m.Options).NotTo(HaveKey(uint8(77)))
+			Expect(m.Options).To(HaveKeyWithValue(uint8(55), []byte{1, 3, 6, 15, 61, 119, 121}))
+			Expect(m.IsBroadcast()).To(BeFalse())
+		}
+	})
+
+	It("fails in time where nobody answers, and leaves nothing", func() {
+		s := l.serve()
+		s.set(func(s *server) { s.script = silent })
+		d := l.start("-resendtimeout", "1s")
+		Expect(l.Fails(l.call("ADD", c), cni.CodeTryAgain)).To(Equal("error calling DHCP.Allocate: no more tries\n" +
+			`interface "eth0": no DHCP server answered within 1s`))
+		sent := count(s, discover)()
+		Expect(sent).To(BeNumerically(">", 1))
+		Expect(l.records()).To(BeEmpty())
+		Expect(fds(d, "socket")).To(Equal(1), "of the daemon's own")
+		l.Fails(l.call("CHECK", c), cni.CodeDrift)
+	})
+
+	It("says what is wrong with the answers", func() {
+		l.serve(dhcpv4.WithoutOption(dhcpv4.OptionSubnetMask))
+		l.start("-resendtimeout", "1s")
+		Expect(l.Fails(l.call("ADD", c), cni.CodeTryAgain)).To(ContainSubstring("Subnet Mask not found in DHCPACK"))
+	})
+
+	DescribeTable("is not acquired", func(spoil func(), want string) {
+		l.serve()
+		l.start()
+		call := l.call("ADD", c)
+		switch want {
+		case "no such link":
+			call.IfName = "eth7"
+		case "no such network namespace":
+			call.Netns = "/run/netns/absent"
+		case "not a network namespace":
+			call.Netns = "/proc/version"
+		}
+		Expect(l.Fails(call, cni.CodeTryAgain)).To(ContainSubstring(want))
+		Expect(l.records()).To(BeEmpty())
+	},
+		Entry("for no interface", nil, "no such link"),
+		Entry("in no namespace", nil, "no such network namespace"),
+		Entry("in something else", nil, "not a network namespace"),
+	)
+
+	It("has no owner when the plugin does not wait for it", func() {
+		s := l.serve()
+		s.set(func(s *server) { s.script = silent })
+		l.start()
+		plugin := l.exec(l.call("ADD", c))
+		Eventually(count(s, discover), nstest.Hang).Should(BeNumerically(">", 0))
+		Expect(plugin.Process.Kill()).To(Succeed())
+		By("nobody asks any more")
+		Eventually(func() string { return l.Fails(l.call("CHECK", c), cni.CodeDrift) }, nstest.Hang).
+			Should(ContainSubstring("has no lease"))
+		s.set(func(s *server) { s.script = nil })
+		By("a new ADD can begin at once")
+		Eventually(func() int { return l.Call(l.call("ADD", c)).Code }, nstest.Hang).Should(BeZero())
+		l.Succeeds(l.call("DEL", c))
+	})
+
+	It("is called off by DEL", func() {
+		s := l.serve()
+		s.set(func(s *server) { s.script = silent })
+		l.start()
+		added := make(chan Answer, 1)
+		go func() {
+			defer GinkgoRecover()
+			added <- l.Call(l.call("ADD", c))
+		}()
+		Eventually(count(s, discover), nstest.Hang).Should(BeNumerically(">", 0))
+		l.Fails(l.call("ADD", c), cni.CodeTryAgain)
+		l.Succeeds(l.call("DEL", c))
+		var a Answer
+		Eventually(added, nstest.Hang).Should(Receive(&a))
+		a.Failed(cni.CodeTryAgain)
+	})
+
+	It("is renewed by unicast, and its changes are applied to the interface", func() {
+		s := l.serve(shortLease(60)...)
+		l.start()
+		r := l.Add(l.call("ADD", c))
+		configure(c, r)
+		s.set(func(s *server) {
+			s.more = append(s.more, dhcpv4.WithRouter(net.IPv4(10, 9, 0, 9)), dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 60)))
+		})
+		Eventually(addrs(c), nstest.Hang).Should(Equal([]string{"10.9.0.60/24"}))
+		Eventually(func() string { return c.Cmd("ip", "route") }, nstest.Hang).
+			Should(And(ContainSubstring("default via 10.9.0.9 "), Not(ContainSubstring("via 10.9.0.1 "))))
+		Expect(s.messages(request)[1].src.String()).To(Equal("10.9.0.50"))
+		Expect(l.Fails(l.after("CHECK", c, r), cni.CodeDrift)).To(ContainSubstring("10.9.0.60/24"))
+		Expect(count(s, discover)()).To(Equal(1))
+	})
+
+	It("ends at its time: the address goes, the link stays, and the next one is taken", func() {
+		s := l.serve(shortLease(2)...)
+		l.start()
+		r := l.Add(l.call("ADD", c))
+		configure(c, r)
+		s.set(func(s *server) { s.script = silent })
+		Eventually(addrs(c), nstest.Hang).Should(BeEmpty())
+		Expect(Show(c, "eth0").Flags).To(ContainElement("UP"))
+		Expect(l.Fails(l.after("CHECK", c, r), cni.CodeDrift)).To(ContainSubstring("expired"))
+		s.set(func(s *server) { s.script, s.more = nil, []dhcpv4.Modifier{dhcpv4.WithLeaseTime(3600)} })
+		Eventually(addrs(c), nstest.Hang).Should(Equal([]string{"10.9.0.50/24"}))
+		Eventually(func() string { return c.Cmd("ip", "route") }, nstest.Hang).
+			Should(ContainSubstring("default via 10.9.0.1 "))
+		l.Succeeds(l.after("CHECK", c, r))
+	})
+
+	It("ends with a NAK, and a new one is taken", func() {
+		s := l.serve(shortLease(60)...)
+		l.start()
+		configure(c, l.Add(l.call("ADD", c)))
+		s.set(func(s *server) {
+			s.given = map[string]netip.Addr{}
+			s.script = func(s *server, req, answer *dhcpv4.DHCPv4) []*dhcpv4.DHCPv4 {
+				if req.MessageType() == request && req.ServerIdentifier() == nil {
+					s.script = nil
+					answer.UpdateOption(dhcpv4.OptMessageType(dhcpv4.MessageTypeNak))
+				}
+				return []*dhcpv4.DHCPv4{answer}
+			}
+		})
+		Eventually(addrs(c), nstest.Hang).Should(Equal([]string{"10.9.0.51/24"}))
+	})
+
+	It("is dropped when the namespace goes, and nothing of the daemon keeps that", func() {
+		s := l.serve(shortLease(60)...)
+		d := l.start()
+		l.Add(l.call("ADD", c))
+		c.Unpin()
+		By("the kernel takes the pair away")
+		Eventually(func() string { return l.server.Cmd("ip", "-o", "link") }, nstest.Hang).
+			ShouldNot(ContainSubstring("port1"))
+		Eventually(d.log, nstest.Hang).Should(gbytes.Say("dropped"))
+		Eventually(l.records, nstest.Hang).Should(BeEmpty())
+		l.Succeeds(l.call("DEL", c))
+		By("a new container of the same name has a lease of its own")
+		other := l.container()
+		call := l.call("ADD", c)
+		call.Netns = other.Path
+		l.Add(call)
+		Expect(count(s, discover)()).To(Equal(2))
+	})
+
+	It("is another one in another namespace of the same path, whoever asks first", func() {
+		s := l.serve()
+		l.start()
+		l.Add(l.call("ADD", c))
+		other := l.container()
+		call := l.call("ADD", c)
+		call.Netns = other.Path
+		l.Add(call)
+		Expect(count(s, discover)()).To(Equal(2))
+		Expect(l.records()).To(HaveLen(1))
+	})
+
+	It("is one for each interface and network", func() {
+		l.serve()
+		l.start()
+		l.plug(c, "eth1")
+		one, two := l.Add(l.call("ADD", c)), l.call("ADD", c)
+		two.IfName = "eth1"
+		Expect(l.Add(two).IPs[0].Address).NotTo(Equal(one.IPs[0].Address))
+		two.Command = "DEL"
+		l.Succeeds(two)
+		l.Succeeds(l.after("CHECK", c, one))
+	})
+
+	It("is collected where its attachment is not valid", func() {
+		s := l.serve()
+		l.start()
+		l.Add(l.call("ADD", c))
+		other := l.container()
+		r := l.Add(l.call("ADD", other))
+		gc := l.call("GC", c)
+		gc.Conf = strings.TrimSuffix(gc.Conf.(string), "}") +
+			fmt.Sprintf(`, "cni.dev/valid-attachments": [{"containerID": %q, "ifname": "eth0"}]}`, other.Name)
+		l.Succeeds(gc)
+		Eventually(count(s, release), nstest.Hang).Should(Equal(1))
+		l.Fails(l.call("CHECK", c), cni.CodeDrift)
+		l.Succeeds(l.after("CHECK", other, r))
+	})
+})
+
+var _ = Describe("a change", func() {
+	It("touches nothing that was so before", func() {
+		c := nstest.NewNetns()
+		c.Cmd("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "other")
+		c.Cmd("ip", "link", "set", "other", "up")
+		c.Cmd("ip", "addr", "add", "10.9.0.50/24", "dev", "eth0")
+		c.Cmd("ip", "link", "set", "eth0", "up")
+		for _, r := range []string{"192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24"} {
+			c.Cmd("ip", "route", "add", r, "via", "10.9.0.1", "dev", "eth0")
+		}
+		result := func(routes ...string) *cni.Result {
+			r := &cni.Result{IPs: []cni.IP{{Address: netip.MustParsePrefix("10.9.0.50/24")}}}
+			for _, dst := range routes {
+				gw := netip.MustParseAddr("10.9.0.1")
+				r.Routes = append(r.Routes, cni.Route{Dst: netip.MustParsePrefix(dst), GW: gw})
+			}
+			return r
+		}
+		link, err := openLink(c.Path, &record{Attachment: cni.Attachment{IfName: "eth0"}})
+		Expect(err).NotTo(HaveOccurred())
+		defer link.close()
+		c.Cmd("ip", "route", "del", "192.0.2.0/24") // an administrator's wish
+		was, is := result("192.0.2.0/24", "198.51.100.0/24"), result("192.0.2.0/24", "100.64.0.0/10")
+		Expect(link.apply(was, is)).To(Succeed())
+		var routes []struct{ Dst string }
+		c.JSON(&routes, "ip", "-j", "route")
+		Expect(routes).To(ConsistOf(HaveField("Dst", "10.9.0.0/24"), HaveField("Dst", "100.64.0.0/10"),
+			HaveField("Dst", "203.0.113.0/24")))
+		Expect(addrs(c)()).To(Equal([]string{"10.9.0.50/24"}))
+	})
+})
+
+var _ = Describe("without a daemon", func() {
+	It("ADD, CHECK and STATUS say so; DEL and GC succeed, and no later daemon keeps the leases", func() {
+		l := newLAN()
+		s, c, other := l.serve(), l.container(), l.container()
+		absent := "error dialing DHCP daemon: dial unix " + l.socket + ": connect: "
+		Expect(l.Fails(l.call("ADD", c), cni.CodeTryAgain)).To(HavePrefix(absent +
+			"no such file or directory\nthe daemon is started by"))
+		Expect(l.Fails(l.call("STATUS", c), cni.CodeUnavailable)).To(ContainSubstring(absent))
+		d := l.start()
+		l.Succeeds(l.call("STATUS", c))
+		r := l.Add(l.call("ADD", c))
+		l.Add(l.call("ADD", other))
+		d.end(syscall.SIGKILL)
+		Expect(l.Fails(l.after("CHECK", c, r), cni.CodeTryAgain)).To(ContainSubstring(absent + "connection refused"))
+		a := l.Call(l.after("DEL", c, r))
+		Expect(a.Code).To(BeZero())
+		Expect(a.Stderr).To(ContainSubstring("no server is told"))
+		Expect(l.records()).To(HaveLen(1))
+		gc := l.call("GC", c)
+		gc.Conf = strings.TrimSuffix(gc.Conf.(string), "}") + `, "cni.dev/valid-attachments": []}`
+		l.Succeeds(gc)
+		Expect(l.records()).To(BeEmpty())
+		l.start()
+		l.Fails(l.after("CHECK", c, r), cni.CodeDrift)
+		Expect(count(s, release)()).To(BeZero())
+	})
+
+	It("CHECK and STATUS do not wait for one that hangs", func() {
+		l := newLAN()
+		c := l.container()
+		d := l.start()
+		Expect(d.Process.Signal(syscall.SIGSTOP)).To(Succeed())
+		Eventually(func() (string, error) {
+			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Process.Pid))
+			return string(status), err
+		}).Should(ContainSubstring("(stopped)"))
+		for command, code := range map[string]uint{"STATUS": cni.CodeUnavailable, "CHECK": cni.CodeTryAgain} {
+			call := l.call(command, c)
+			var cancel context.CancelFunc
+			call.Ctx, cancel = context.WithTimeout(context.Background(), 100*time.Millisecond) // instead of seconds
+			l.Fails(call, code)
+			cancel()
+		}
+	})
+})
+
+func fds(d *daemonRun, kind string) int {
+	GinkgoHelper()
+	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.Process.Pid))
+	Expect(err).NotTo(HaveOccurred())
+	n := 0
+	for _, f := range list {
+		to, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", d.Process.Pid, f.Name()))
+		if strings.HasPrefix(to, kind) {
+			n++
+		}
+	}
+	return n
+}

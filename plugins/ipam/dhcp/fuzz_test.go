@@ -1,0 +1,106 @@
+package main
+
+import (
+	"bytes"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+)
+
+// FuzzAnswer has a server answer to every message with an IP packet that the fuzzer makes
+// up, with the true transaction ID and MAC address. What comes of it is a lease that an
+// interface can have, or none.
+func FuzzAnswer(f *testing.F) {
+	for _, options := range []string{"", "\x35\x01\x02\xff", "\x35\x01\x05\x36\x04\x0a\x09\x00\x01\x01\x04\xff" +
+		"\xff\xff\x00" +
+		"\x79\x05\x18\x0a\x08\x00\x0a\x21\x08\xc0\x00\x02\x00\x0a\x09\x00\x07\x77\x04\x01a\x00\xc0\x0f\x02a\n\xff"} {
+		l := newLife()
+		offer := l.message(dhcpv4.MessageTypeOffer, dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 50)))
+		message := offer.ToBytes()
+		f.Add(append(message[:240:240], options...), uint8(2))
+	}
+	f.Fuzz(func(t *testing.T, message []byte, rounds uint8) {
+		l := newLife()
+		for range rounds % 16 {
+			l.now = max(l.now, l.wake)
+			sent := l.tick(l.now)
+			if sent == nil {
+				t.Fatal("nothing is sent when it is time")
+			}
+			raw := sent.encode()
+			raw = append(raw[:ipHead+udpHead:ipHead+udpHead], message...)
+			raw[20], raw[21], raw[22], raw[23] = 0, serverPort, 0, clientPort
+			length := min(len(raw), 1<<16-1)
+			raw[2], raw[3] = byte(length>>8), byte(length)
+			raw[24], raw[25] = byte((length-ipHead)>>8), byte(length-ipHead)
+			p := decodePacket(raw)
+			if p == nil {
+				return
+			}
+			p.OpCode, p.TransactionID, p.ClientHWAddr = dhcpv4.OpcodeBootReply, l.xid, ownMAC
+			l.receive(l.now, p, serverMAC)
+			if l.wake < l.now {
+				t.Fatal("the machine wants to go back in time")
+			}
+			checkLease(t, l.lease)
+		}
+	})
+}
+
+func checkLease(t *testing.T, l *lease) {
+	if l == nil {
+		return
+	}
+	if l.renew > l.rebind || l.rebind >= l.expiry {
+		t.Fatal("times out of order", l.renew, l.rebind, l.expiry)
+	}
+	res := l.result(options{DNS: true})
+	for _, version := range cni.Versions() {
+		out, err := res.Encode(version)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := cni.DecodeResult(out, version); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	r := record{}
+	r.keep(l)
+	if again := r.kept(); again == nil || again.prefix() != l.prefix() {
+		t.Fatal("the record has another lease")
+	}
+}
+
+// FuzzCall has the daemon read what the fuzzer sends to its socket.
+func FuzzCall(f *testing.F) {
+	var whole bytes.Buffer
+	whole.WriteString(connect + "\n\n")
+	if err := writeGob(&whole, rpcHead{ServiceMethod: methodAllocate}, rpcCall{ContainerID: "c"}); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(whole.Bytes())
+	f.Add([]byte(connect + "\r\nHost: x\r\n\r\n"))
+	f.Add([]byte("GET / HTTP/1.0\n\n"))
+	f.Fuzz(func(t *testing.T, call []byte) {
+		began := time.Now()
+		conn := &duplex{in: bytes.NewReader(call)}
+		head, c, err := readCall(conn)
+		if err == nil && head.ServiceMethod == methodAllocate {
+			_, _ = parseConfig(c.StdinData, c.Args)
+		}
+		if time.Since(began) > time.Minute {
+			t.Fatal("it takes too long")
+		}
+	})
+}
+
+type duplex struct {
+	in *bytes.Reader
+	bytes.Buffer
+}
+
+func (d *duplex) Read(p []byte) (int, error) { return d.in.Read(p) }

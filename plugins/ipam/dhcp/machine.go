@@ -1,0 +1,220 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+)
+
+// state is one of RFC 2131, figure 5. What is there between INIT and SELECTING, and
+// between INIT-REBOOT and REBOOTING, takes no time here.
+type state string
+
+const (
+	selecting  state = "SELECTING"
+	requesting state = "REQUESTING"
+	bound      state = "BOUND"
+	renewing   state = "RENEWING"
+	rebinding  state = "REBINDING"
+	rebooting  state = "INIT-REBOOT"
+)
+
+// client is who asks a server.
+type client struct {
+	MAC       net.HardwareAddr
+	ID        []byte
+	Broadcast bool // answers must be sent to all: we do not get others before we have the address
+	options
+}
+
+// machine is the life of a lease (RFC 2131, section 4.4). It looks at no clock and has
+// no socket: tick says what to send now, and wake when to call it again at the latest;
+// receive takes what came. Times are since boot.
+type machine struct {
+	client
+	pauses flags // how long its pauses are
+	state  state
+	lease  *lease // nil: there is none
+	wake   time.Duration
+	fault  error // why the last answer was of no use
+
+	xid   dhcpv4.TransactionID
+	offer *dhcpv4.DHCPv4 // of REQUESTING
+	tries int            // of sending the same message
+	naks  int            // since the last lease
+}
+
+// packet is a message, and where it goes.
+type packet struct {
+	message  *dhcpv4.DHCPv4
+	src, dst netip.Addr
+	mac      net.HardwareAddr
+}
+
+const (
+	firstPause = 250 * time.Millisecond
+	lastTry    = 4  // of a REQUEST that should have been answered at once
+	eager      = 16 // tries of a DISCOVER with short pauses
+)
+
+// enter begins a state at once. An answer to what was sent before is none from now on,
+// except that a REQUEST belongs to its OFFER.
+func (m *machine) enter(s state, now time.Duration) {
+	m.state, m.tries, m.wake = s, 0, now
+	if s != requesting {
+		m.xid, m.offer = xidOf(rand.Uint32()), nil
+	}
+}
+
+// tick lets time pass and returns what is to be sent, if anything.
+func (m *machine) tick(now time.Duration) *packet {
+	if m.state == "" {
+		m.enter(selecting, now)
+	}
+	if l := m.lease; l != nil {
+		switch {
+		case now >= l.expiry:
+			m.lease = nil
+			m.enter(selecting, now)
+		case now >= l.rebind && (m.state == bound || m.state == renewing):
+			m.enter(rebinding, now)
+		case now >= l.renew && m.state == bound:
+			m.enter(renewing, now)
+		}
+	}
+	if m.state == bound || now < m.wake {
+		return nil
+	}
+	switch {
+	case m.state == requesting && m.tries == lastTry:
+		m.enter(selecting, now)
+	case m.state == rebooting && m.tries == lastTry: // the lease is good while nobody objects
+		m.settle()
+		return m.tick(now)
+	}
+	m.wake = now + m.pause(now)
+	m.tries++
+	return m.packet()
+}
+
+// settle waits for the time of the renewal.
+func (m *machine) settle() { m.state, m.wake, m.naks = bound, m.lease.renew, 0 }
+
+// pause is how long to wait for an answer: a little longer each time, or half the time
+// that is left.
+func (m *machine) pause(now time.Duration) time.Duration {
+	half := func(end time.Duration) time.Duration { return min(max((end-now)/2, time.Second), end-now) }
+	switch m.state {
+	case renewing:
+		return half(m.lease.rebind)
+	case rebinding:
+		return half(m.lease.expiry)
+	}
+	pause := min(firstPause<<min(m.tries, eager), m.pauses.timeout)
+	if m.tries > eager {
+		pause = m.pauses.pauseMax
+	}
+	pause = max(pause, firstPause)
+	return pause*9/10 + rand.N(pause/5)
+}
+
+// packet makes the message of the state (RFC 2131, table 5).
+func (m *machine) packet() *packet {
+	p := &packet{src: netip.IPv4Unspecified(), dst: netip.AddrFrom4([4]byte{255, 255, 255, 255}),
+		mac: net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}
+	kind := dhcpv4.MessageTypeRequest
+	var more []dhcpv4.Modifier
+	switch m.state {
+	case selecting:
+		kind = dhcpv4.MessageTypeDiscover
+	case requesting:
+		more = []dhcpv4.Modifier{dhcpv4.WithOption(dhcpv4.OptRequestedIPAddress(m.offer.YourIPAddr)),
+			dhcpv4.WithOptionCopied(m.offer, dhcpv4.OptionServerIdentifier)}
+	case rebooting:
+		more = []dhcpv4.Modifier{dhcpv4.WithOption(dhcpv4.OptRequestedIPAddress(m.lease.ack.YourIPAddr))}
+	case renewing:
+		p.dst, p.mac = address(m.lease.ack.ServerIdentifier()), m.lease.server
+		fallthrough
+	case rebinding:
+		p.src = m.lease.prefix().Addr()
+		more = []dhcpv4.Modifier{dhcpv4.WithClientIP(m.lease.ack.YourIPAddr)}
+	}
+	more = append(more, dhcpv4.WithBroadcast(m.Broadcast),
+		dhcpv4.WithGeneric(dhcpv4.OptionParameterRequestList, m.Request),
+		dhcpv4.WithOption(dhcpv4.OptMaxMessageSize(1500)))
+	p.message = m.message(kind, more...)
+	for code, value := range m.Provide {
+		p.message.Options[code] = value
+	}
+	return p
+}
+
+// release is the message that gives the lease back.
+func (m *machine) release() *packet {
+	l := m.lease
+	id := m.ID
+	if own := m.Provide[dhcpv4.OptionClientIdentifier.Code()]; own != nil {
+		id = own
+	}
+	message := m.message(dhcpv4.MessageTypeRelease, dhcpv4.WithTransactionID(xidOf(rand.Uint32())),
+		dhcpv4.WithClientIP(l.ack.YourIPAddr), dhcpv4.WithOptionCopied(l.ack, dhcpv4.OptionServerIdentifier),
+		dhcpv4.WithGeneric(dhcpv4.OptionClientIdentifier, id))
+	return &packet{message: message, src: l.prefix().Addr(), dst: address(l.ack.ServerIdentifier()), mac: l.server}
+}
+
+func (m *machine) message(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) *dhcpv4.DHCPv4 {
+	p, err := dhcpv4.New(append([]dhcpv4.Modifier{dhcpv4.WithHwAddr(m.MAC), dhcpv4.WithTransactionID(m.xid),
+		dhcpv4.WithMessageType(kind), dhcpv4.WithGeneric(dhcpv4.OptionClientIdentifier, m.ID)}, more...)...)
+	if err != nil {
+		panic(err) // no random number for an ID that is replaced
+	}
+	return p
+}
+
+// receive takes a message. What is not for us, not from the server that was asked, or
+// no answer in this state changes nothing.
+func (m *machine) receive(now time.Duration, p *dhcpv4.DHCPv4, from net.HardwareAddr) {
+	if p.OpCode != dhcpv4.OpcodeBootReply || p.TransactionID != m.xid || !bytes.Equal(p.ClientHWAddr, m.MAC) {
+		return
+	}
+	switch kind := p.MessageType(); {
+	case kind == dhcpv4.MessageTypeOffer && m.state == selecting:
+		if _, m.fault = newLease(p, from, now); m.fault == nil {
+			m.offer = p
+			m.enter(requesting, now)
+		}
+	case !m.asked(p):
+	case kind == dhcpv4.MessageTypeAck:
+		l, err := newLease(p, from, now)
+		if m.fault = err; err == nil {
+			m.lease = l
+			m.settle()
+		}
+	case kind == dhcpv4.MessageTypeNak:
+		m.fault, m.lease = fmt.Errorf("the server refuses the address: %q", p.Message()), nil
+		m.enter(selecting, now)
+		// A server that refuses all there is would keep us busy.
+		m.wake = now + min(firstPause<<min(m.naks, eager), m.pauses.pauseMax)
+		m.naks++
+	}
+}
+
+// asked reports whether the sender was sent our REQUEST: one server, or any.
+func (m *machine) asked(p *dhcpv4.DHCPv4) bool {
+	server := address(p.ServerIdentifier())
+	switch m.state {
+	case requesting:
+		return server == address(m.offer.ServerIdentifier()) &&
+			(p.MessageType() != dhcpv4.MessageTypeAck || p.YourIPAddr.Equal(m.offer.YourIPAddr))
+	case renewing:
+		return server == address(m.lease.ack.ServerIdentifier())
+	case rebinding, rebooting:
+		return true
+	}
+	return false
+}

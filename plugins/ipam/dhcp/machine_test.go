@@ -1,0 +1,310 @@
+package main
+
+import (
+	"net"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+)
+
+var (
+	ownMAC    = net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	serverMAC = net.HardwareAddr{2, 0, 0, 0, 0, 2}
+	serverIP  = net.IPv4(10, 9, 0, 1)
+)
+
+// life is a machine with a clock that the spec moves.
+type life struct {
+	machine
+	now time.Duration
+}
+
+func newLife() *life {
+	who := client{MAC: ownMAC, ID: []byte("id"), options: options{Request: []byte{1, 3}}}
+	return &life{machine: machine{client: who,
+		pauses: flags{timeout: 4 * time.Second, pauseMax: 62 * time.Second}}}
+}
+
+// answer makes a message of the server to the last one of the machine: of an hour's
+// lease of 10.9.0.50, unless more says otherwise.
+func (l *life) answer(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) *dhcpv4.DHCPv4 {
+	GinkgoHelper()
+	p, err := dhcpv4.New(append([]dhcpv4.Modifier{dhcpv4.WithTransactionID(l.xid), dhcpv4.WithHwAddr(ownMAC),
+		dhcpv4.WithMessageType(kind), dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 50)), dhcpv4.WithLeaseTime(3600),
+		dhcpv4.WithNetmask(net.CIDRMask(24, 32)), dhcpv4.WithOption(dhcpv4.OptServerIdentifier(serverIP))}, more...)...)
+	Expect(err).NotTo(HaveOccurred())
+	p.OpCode = dhcpv4.OpcodeBootReply
+	return p
+}
+
+func (l *life) hear(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) {
+	GinkgoHelper()
+	l.receive(l.now, l.answer(kind, more...), serverMAC)
+}
+
+// next moves the clock to when the machine wants something, and returns what it sends.
+func (l *life) next() *packet {
+	GinkgoHelper()
+	l.now = max(l.now, l.wake)
+	return l.tick(l.now)
+}
+
+// bind goes through an exchange.
+func (l *life) bind(more ...dhcpv4.Modifier) {
+	GinkgoHelper()
+	Expect(l.next().message.MessageType()).To(Equal(dhcpv4.MessageTypeDiscover))
+	l.hear(dhcpv4.MessageTypeOffer, more...)
+	Expect(l.state).To(Equal(requesting))
+	Expect(l.next().message.MessageType()).To(Equal(dhcpv4.MessageTypeRequest))
+	l.hear(dhcpv4.MessageTypeAck, more...)
+	Expect(l.state).To(Equal(bound))
+}
+
+var (
+	toAll   = "255.255.255.255"
+	another = dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(10, 9, 0, 2)))
+)
+
+var _ = Describe("the machine", func() {
+	It("repeats a DISCOVER after a quarter of a second, then after longer and longer", func() {
+		l := newLife()
+		var pauses []time.Duration
+		for range 22 {
+			Expect(l.next().message.MessageType()).To(Equal(dhcpv4.MessageTypeDiscover))
+			pauses = append(pauses, l.wake-l.now)
+		}
+		for i, want := range []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second,
+			2 * time.Second, 4 * time.Second, 4 * time.Second} {
+			Expect(pauses[i]).To(BeNumerically("~", want, want/10+1))
+		}
+		Expect(pauses[21]).To(BeNumerically("~", 62*time.Second, 6200*time.Millisecond+1))
+	})
+
+	It("takes an offer, and asks the server that made it", func() {
+		l := newLife()
+		discover := l.next()
+		Expect(discover.src.String()).To(Equal("0.0.0.0"))
+		Expect(discover.dst.String()).To(Equal(toAll))
+		Expect(discover.message.Options).To(HaveKeyWithValue(uint8(61), []byte("id")))
+		Expect(discover.message.Options).To(HaveKeyWithValue(uint8(55), []byte{1, 3}))
+		l.hear(dhcpv4.MessageTypeOffer)
+		request := l.next().message
+		Expect(request.RequestedIPAddress().String()).To(Equal("10.9.0.50"))
+		Expect(request.ServerIdentifier().String()).To(Equal("10.9.0.1"))
+		Expect(request.TransactionID).To(Equal(discover.message.TransactionID))
+		l.hear(dhcpv4.MessageTypeAck)
+		Expect(l.lease.prefix().String()).To(Equal("10.9.0.50/24"))
+		Expect(l.tick(l.now)).To(BeNil())
+		Expect(l.wake - l.now).To(Equal(30 * time.Minute))
+	})
+
+	It("begins anew when the server that made an offer is silent", func() {
+		l := newLife()
+		l.next()
+		l.hear(dhcpv4.MessageTypeOffer)
+		for range lastTry {
+			Expect(l.next().message.MessageType()).To(Equal(dhcpv4.MessageTypeRequest))
+		}
+		Expect(l.next().message.MessageType()).To(Equal(dhcpv4.MessageTypeDiscover))
+	})
+
+	It("renews by unicast at T1, at shorter and shorter intervals, and rebinds by broadcast at T2", func() {
+		l := newLife()
+		l.bind()
+		began := l.now
+		renew := l.next()
+		Expect(l.now - began).To(Equal(30 * time.Minute))
+		Expect(l.state).To(Equal(renewing))
+		Expect(renew.src.String()).To(Equal("10.9.0.50"))
+		Expect(renew.dst.String()).To(Equal("10.9.0.1"))
+		Expect(renew.mac).To(Equal(serverMAC))
+		Expect(renew.message.ClientIPAddr.String()).To(Equal("10.9.0.50"))
+		Expect(renew.message.Options).NotTo(HaveKey(uint8(50)))
+		Expect(renew.message.Options).NotTo(HaveKey(uint8(54)))
+		count := 0
+		for ; l.state == renewing; l.next() {
+			count++
+		}
+		Expect(count).To(BeNumerically("<", 15))
+		Expect(l.state).To(Equal(rebinding))
+		Expect(l.now - began).To(Equal(3150 * time.Second))
+		Expect(l.packet().dst.String()).To(Equal(toAll))
+		Expect(l.packet().message.ClientIPAddr.String()).To(Equal("10.9.0.50"))
+		By("any server may answer")
+		l.hear(dhcpv4.MessageTypeAck, another)
+		Expect(l.state).To(Equal(bound))
+		Expect(l.lease.expiry).To(Equal(l.now + time.Hour))
+	})
+
+	It("loses the lease at its end, not later, and goes on asking", func() {
+		l := newLife()
+		l.bind()
+		end := l.lease.expiry
+		for l.lease != nil {
+			l.next()
+		}
+		Expect(l.now).To(Equal(end))
+		Expect(l.state).To(Equal(selecting))
+		l.bind()
+	})
+
+	It("takes the times of the server, if they make sense", func() {
+		seconds := func(s int) time.Duration { return time.Duration(s) * time.Second }
+		times := func(whole uint32, t1, t2 int) []time.Duration {
+			l := newLife()
+			l.bind(dhcpv4.WithLeaseTime(whole), dhcpv4.WithOption(dhcpv4.OptRenewTimeValue(seconds(t1))),
+				dhcpv4.WithOption(dhcpv4.OptRebindingTimeValue(seconds(t2))))
+			return []time.Duration{l.lease.renew - l.now, l.lease.rebind - l.now, l.lease.expiry - l.now}
+		}
+		Expect(times(12, 3, 9)).To(Equal([]time.Duration{seconds(3), seconds(9), seconds(12)}))
+		Expect(times(80, 90, 100)).To(Equal([]time.Duration{seconds(40), seconds(70), seconds(80)}))
+		Expect(times(80, 0, 20)).To(Equal([]time.Duration{seconds(20), seconds(20), seconds(80)}))
+		By("for ever is 136 years")
+		Expect(times(1<<32-1, 0, 0)[2]).To(Equal(seconds(1<<32 - 1)))
+	})
+
+	It("asks after a restart for what it had, and keeps it while nobody objects", func() {
+		l := newLife()
+		l.bind()
+		l.now = l.lease.renew + time.Second
+		l.enter(rebooting, l.now)
+		for range lastTry {
+			p := l.next()
+			Expect(p.src.String()).To(Equal("0.0.0.0"))
+			Expect(p.dst.String()).To(Equal(toAll))
+			Expect(p.message.RequestedIPAddress().String()).To(Equal("10.9.0.50"))
+			Expect(p.message.Options).NotTo(HaveKey(uint8(54)))
+			Expect(p.message.ClientIPAddr.IsUnspecified()).To(BeTrue())
+		}
+		l.next()
+		Expect(l.state).To(Equal(renewing))
+		Expect(l.lease).NotTo(BeNil())
+	})
+
+	It("gives up the lease on a NAK", func() {
+		for _, s := range []state{renewing, rebinding, rebooting} {
+			l := newLife()
+			l.bind()
+			l.now = l.lease.renew
+			l.enter(s, l.now)
+			l.next()
+			l.hear(dhcpv4.MessageTypeNak)
+			Expect(l.lease).To(BeNil(), string(s))
+			l.bind()
+		}
+	})
+
+	It("does not answer a storm of NAKs with one of its own", func() {
+		l := newLife()
+		sent := 0
+		for l.now < time.Hour {
+			l.next()
+			l.hear(dhcpv4.MessageTypeOffer)
+			l.next()
+			for range 100 {
+				l.hear(dhcpv4.MessageTypeNak)
+			}
+			sent += 2
+		}
+		Expect(sent).To(BeNumerically("<", 150))
+	})
+
+	DescribeTable("takes no notice of", func(spoil func(*dhcpv4.DHCPv4)) {
+		l := newLife()
+		l.next()
+		p := l.answer(dhcpv4.MessageTypeOffer)
+		spoil(p)
+		l.receive(l.now, p, serverMAC)
+		Expect(l.state).To(Equal(selecting))
+		Expect(l.lease).To(BeNil())
+		By("and takes the true one then")
+		l.hear(dhcpv4.MessageTypeOffer)
+		Expect(l.state).To(Equal(requesting))
+	},
+		Entry("another transaction's", func(p *dhcpv4.DHCPv4) { p.TransactionID[0]++ }),
+		Entry("another client's", func(p *dhcpv4.DHCPv4) { p.ClientHWAddr = serverMAC }),
+		Entry("a client's", func(p *dhcpv4.DHCPv4) { p.OpCode = dhcpv4.OpcodeBootRequest }),
+		Entry("an ACK that nobody asked for", func(p *dhcpv4.DHCPv4) { p.Options[53] = []byte{5} }),
+		Entry("a NAK that nobody asked for", func(p *dhcpv4.DHCPv4) { p.Options[53] = []byte{6} }),
+		Entry("one without kind", func(p *dhcpv4.DHCPv4) { delete(p.Options, 53) }),
+		Entry("no server", func(p *dhcpv4.DHCPv4) { delete(p.Options, 54) }),
+		Entry("a server of three bytes", func(p *dhcpv4.DHCPv4) { p.Options[54] = []byte{10, 9, 0} }),
+		Entry("no address", func(p *dhcpv4.DHCPv4) { p.YourIPAddr = net.IPv4zero }),
+		Entry("a multicast address", func(p *dhcpv4.DHCPv4) { p.YourIPAddr = net.IPv4(224, 0, 0, 1) }),
+		Entry("no mask", func(p *dhcpv4.DHCPv4) { delete(p.Options, 1) }),
+		Entry("a mask with a hole", func(p *dhcpv4.DHCPv4) { p.Options[1] = []byte{255, 0, 255, 0} }),
+		Entry("a mask of everything", func(p *dhcpv4.DHCPv4) { p.Options[1] = []byte{0, 0, 0, 0} }),
+		Entry("a lease without time", func(p *dhcpv4.DHCPv4) { p.Options[51] = []byte{0, 0, 0, 0} }),
+	)
+
+	It("takes an answer only of the server that was asked, and only to the question", func() {
+		l := newLife()
+		l.next()
+		l.hear(dhcpv4.MessageTypeOffer)
+		l.next()
+		l.hear(dhcpv4.MessageTypeAck, another)
+		l.hear(dhcpv4.MessageTypeNak, another)
+		l.hear(dhcpv4.MessageTypeAck, dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 66)))
+		Expect(l.state).To(Equal(requesting))
+		l.hear(dhcpv4.MessageTypeAck)
+		Expect(l.state).To(Equal(bound))
+		l.now = l.lease.renew
+		l.next()
+		l.hear(dhcpv4.MessageTypeNak, another)
+		Expect(l.state).To(Equal(renewing))
+	})
+
+	It("releases from the leased address", func() {
+		l := newLife()
+		l.bind()
+		p := l.release()
+		Expect(p.message.MessageType()).To(Equal(dhcpv4.MessageTypeRelease))
+		Expect(p.src.String()).To(Equal("10.9.0.50"))
+		Expect(p.dst.String()).To(Equal("10.9.0.1"))
+		Expect(p.mac).To(Equal(serverMAC))
+		Expect(p.message.ClientIPAddr.String()).To(Equal("10.9.0.50"))
+		Expect(p.message.Options).To(HaveKeyWithValue(uint8(61), []byte("id")))
+	})
+})
+
+var _ = Describe("the result", func() {
+	result := func(o options, more ...dhcpv4.Modifier) string {
+		l := newLife()
+		l.bind(more...)
+		out, err := l.lease.result(o).Encode("1.0.0")
+		Expect(err).NotTo(HaveOccurred())
+		return string(out)
+	}
+	generic := func(code uint8, value ...byte) dhcpv4.Modifier {
+		return dhcpv4.WithGeneric(dhcpv4.GenericOptionCode(code), value)
+	}
+	router := dhcpv4.WithRouter(net.IPv4(10, 9, 0, 9), net.IPv4(10, 9, 0, 8))
+
+	DescribeTable("has", func(want string, o options, more ...dhcpv4.Modifier) {
+		Expect(result(o, more...)).To(MatchJSON(
+			`{"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.50/24"` + want + `}`))
+	},
+		Entry("no gateway without routers", `}]`, options{}),
+		Entry("no gateway of three bytes", `}]`, options{}, generic(3, 10, 9, 0)),
+		Entry("the first router that is one", `, "gateway": "10.9.0.9"}],
+			"routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.9", "priority": 7}]`, options{Priority: 7},
+			dhcpv4.WithRouter(net.IPv4zero, net.IPv4(10, 9, 0, 9))),
+		Entry("the routes of option 33, but no default route of it", `, "gateway": "10.9.0.9"}],
+			"routes": [{"dst": "192.0.2.0/24", "gw": "10.9.0.7"}, {"dst": "0.0.0.0/0", "gw": "10.9.0.9"}]`,
+			options{}, router,
+			generic(33, 192, 0, 2, 0, 10, 9, 0, 7, 0, 0, 0, 0, 10, 9, 0, 7, 1)),
+		Entry("those of option 121 alone", `, "gateway": "10.9.0.9"}], "routes": [{"dst": "192.0.2.0/25",
+			"gw": "10.9.0.7", "priority": 3}, {"dst": "10.8.0.0/16", "scope": 253, "priority": 3}]`,
+			options{Priority: 3}, router,
+			generic(33, 192, 0, 2, 0, 10, 9, 0, 7), generic(121, 25, 192, 0, 2, 0, 10, 9, 0, 7, 16, 10, 8, 0, 0, 0, 0)),
+		Entry("none of an option 121 that is cut short", `}]`, options{}, generic(121, 25, 192, 0, 2, 0, 10, 9)),
+		Entry("the resolver settings that can be some", `}],
+			"dns": {"nameservers": ["10.9.0.3"], "domain": "a.example", "search": ["b.example"]}`, options{DNS: true},
+			dhcpv4.WithDNS(net.IPv4(10, 9, 0, 3)), generic(15, []byte("a.example\x00")...),
+			dhcpv4.WithDomainSearchList("b.example", "c d.example")),
+		Entry("no domain that is none", `}]`, options{DNS: true}, generic(15, []byte("a\nnameserver 192.0.2.9")...)),
+		Entry("no resolver settings that nobody wants", `}]`, options{}, dhcpv4.WithDNS(net.IPv4(10, 9, 0, 3))),
+	)
+})

@@ -1,0 +1,186 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/gob"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+)
+
+// The protocol of the socket is that of the reference: net/rpc, which is gob, after an
+// HTTP CONNECT. The package net/rpc itself is not used: it can tell neither a call that
+// its caller gave up, nor who the caller is. gob ignores fields that only one side
+// knows: those of ours are marked.
+const (
+	connect   = "CONNECT /_goRPC_ HTTP/1.0"
+	connected = "HTTP/1.0 200 Connected to Go RPC"
+	callMax   = 16 << 20 // bytes
+)
+
+// The methods. The reference has the first two.
+const (
+	methodAllocate = "DHCP.Allocate"
+	methodRelease  = "DHCP.Release"
+	methodCheck    = "DHCP.Check"
+	methodCollect  = "DHCP.Collect"
+	methodStatus   = "DHCP.Status"
+)
+
+// noMethod is how net/rpc answers to a method that it does not know.
+const noMethod = "rpc: can't find method "
+
+type rpcHead struct {
+	ServiceMethod string
+	Seq           uint64
+	Error         string // of an answer; empty: success
+	Details       string // ours
+	Code          uint   // ours
+}
+
+// rpcCall is a call of the plugin.
+type rpcCall struct {
+	ContainerID, Netns, IfName, Args, Path string
+	StdinData                              []byte
+	Exclusive                              bool // ours: a lease that is there already is an error
+}
+
+// rpcResult is a result of one of the newest versions, as the reference's types have it.
+type rpcResult struct {
+	IPs []struct {
+		Address net.IPNet
+		Gateway net.IP
+	}
+	Routes []struct {
+		Dst      net.IPNet
+		GW       net.IP
+		Priority int
+		Scope    *int
+	}
+	DNS cni.DNS
+}
+
+func encodeResult(res *cni.Result) *rpcResult {
+	w := &rpcResult{DNS: res.DNS}
+	for _, ip := range res.IPs {
+		w.IPs = append(w.IPs, struct {
+			Address net.IPNet
+			Gateway net.IP
+		}{ipNet(ip.Address), ip.Gateway.AsSlice()})
+	}
+	for _, r := range res.Routes {
+		w.Routes = append(w.Routes, struct {
+			Dst      net.IPNet
+			GW       net.IP
+			Priority int
+			Scope    *int
+		}{ipNet(r.Dst), r.GW.AsSlice(), int(r.Priority), r.Scope})
+	}
+	return w
+}
+
+func (w *rpcResult) decode() *cni.Result {
+	res := &cni.Result{DNS: w.DNS}
+	for _, ip := range w.IPs {
+		res.IPs = append(res.IPs, cni.IP{Address: prefix(ip.Address), Gateway: address(ip.Gateway)})
+	}
+	for _, r := range w.Routes {
+		res.Routes = append(res.Routes, cni.Route{Dst: prefix(r.Dst), GW: address(r.GW), Priority: uint32(r.Priority),
+			Scope: r.Scope})
+	}
+	return res
+}
+
+func ipNet(p netip.Prefix) net.IPNet {
+	return net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), 32)}
+}
+
+func prefix(n net.IPNet) netip.Prefix {
+	bits, _ := n.Mask.Size()
+	return netip.PrefixFrom(address(n.IP), bits)
+}
+
+// roundTrip makes a call on a new connection and waits for the answer.
+func roundTrip(conn io.ReadWriter, method string, c rpcCall) (*rpcResult, error) {
+	if _, err := io.WriteString(conn, connect+"\n\n"); err != nil {
+		return nil, err
+	}
+	in := bufio.NewReader(conn)
+	if answer, err := readHTTP(in); err != nil || answer != connected {
+		return nil, errors.Join(fmt.Errorf("%q is no answer of a DHCP daemon", answer), err)
+	}
+	if err := writeGob(conn, rpcHead{ServiceMethod: method}, c); err != nil {
+		return nil, err
+	}
+	var head rpcHead
+	dec := gob.NewDecoder(in)
+	if err := dec.Decode(&head); err != nil {
+		return nil, err
+	}
+	if head.Error != "" {
+		code := cmp.Or(head.Code, cni.CodeTryAgain) // the reference's daemon has none
+		e := cni.Errorf(code, "error calling %s: %s", method, head.Error)
+		e.Details = head.Details
+		return nil, e
+	}
+	if method != methodAllocate && method != methodCheck {
+		return nil, nil // and nothing else comes
+	}
+	res := &rpcResult{}
+	return res, dec.Decode(res)
+}
+
+// readCall reads a call.
+func readCall(conn io.ReadWriter) (head rpcHead, c rpcCall, err error) {
+	in := bufio.NewReader(io.LimitReader(conn, callMax))
+	if line, err := readHTTP(in); err != nil || line != connect {
+		return head, c, errors.Join(fmt.Errorf("%q is no call of a plugin", line), err)
+	}
+	if _, err := io.WriteString(conn, connected+"\n\n"); err != nil {
+		return head, c, err
+	}
+	dec := gob.NewDecoder(in)
+	if err := dec.Decode(&head); err != nil {
+		return head, c, err
+	}
+	return head, c, dec.Decode(&c)
+}
+
+// writeAnswer answers a call.
+func writeAnswer(conn io.Writer, head rpcHead, res *cni.Result, err error) error {
+	if err != nil {
+		e := cni.AsError(err)
+		head.Error, head.Details, head.Code = e.Msg, e.Details, e.Code
+	}
+	if res == nil || err != nil {
+		return writeGob(conn, head, struct{}{})
+	}
+	return writeGob(conn, head, encodeResult(res))
+}
+
+func writeGob(w io.Writer, values ...any) error {
+	out := bufio.NewWriter(w)
+	enc := gob.NewEncoder(out)
+	for _, v := range values {
+		if err := enc.Encode(v); err != nil {
+			return err
+		}
+	}
+	return out.Flush()
+}
+
+// readHTTP reads a head that has one line.
+func readHTTP(in *bufio.Reader) (string, error) {
+	line, err := in.ReadSlice('\n')
+	first := strings.TrimSpace(string(line))
+	if err == nil {
+		_, err = in.ReadSlice('\n')
+	}
+	return first, err
+}
