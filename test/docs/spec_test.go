@@ -55,7 +55,7 @@ var networkCases = map[string][]specCase{
 		{"cniVersion", versionGood, versionBad},
 		{"cniVersions", `[["1.0.0", "0.4.0"], []]`, `["1.0.0", {}, [5]]`},
 		{"name", `["mynet", "k8s-pod-network", "bridge-net"]`, `["", "-a", "a b", 5]`},
-		{"type", `["bridge", "ipvlan", "host-device", "calico", "weave-net"]`, `["", 5, []]`},
+		{"type", `["bridge", "antrea", "calico", "weave-net"]`, `["", 5, []]`},
 		{"args", `[{}, {"cni": {}}, {"cni": {"disable-check": true, "aliases": {"a": ["b"]}}}, {"other": 1}]`,
 			`["text", [], {"cni": "text"}, {"cni": []}]`},
 		{"ipMasq", `[true, false]`, `["x", 1]`},

@@ -92,12 +92,14 @@ var _ = Describe("a thousand open descriptors", Label("kernel"), func() {
 
 var _ = Describe("standard streams that are closed or full", Label("kernel"), func() {
 	// These come first in a list, the others after them.
-	first := []string{"bridge", "host-local", "loopback", "ptp", "static"}
+	first := []string{"bridge", "host-device", "host-local", "loopback", "macvlan", "ptp", "static", "tap"}
 	chained := func(plugin string) bool { return !slices.Contains(first, plugin) }
 	// conf gives each plugin what it needs to serve an ADD by itself.
 	conf := func(plugin string, p *Pod) Object {
 		c := Object{"cniVersion": "1.1.0", "name": "net", "type": plugin}
 		for _, e := range append(Usual(""),
+			Step{Plugin: "host-device", Keys: Object{"device": "d0"}},
+			Step{Plugin: "macvlan", Keys: Object{"master": "up0"}},
 			Step{Plugin: "bandwidth", Keys: Object{"egressRate": 8000000, "egressBurst": 800000}},
 			Step{Plugin: "ptp", Keys: Object{"ipam": HostLocal("10.89.0.0/24")}},
 			Step{Plugin: "static", Keys: Object{"ipam": Object{"type": "static",
@@ -116,6 +118,8 @@ var _ = Describe("standard streams that are closed or full", Label("kernel"), fu
 	for _, plugin := range nstest.Alone() {
 		It("are an error of "+plugin+" where they are needed, after which nothing is left", func() {
 			n, p := NewNode(), NewPod("one")
+			Uplink(n.Host)
+			IP(n.Host, "link add d0 type veth peer name d0p")
 			// What all attachments share is there.
 			warm := Usual("")
 			if chained(plugin) && len(warm.Only(plugin)) == 0 {
