@@ -40,10 +40,10 @@ type found struct {
 
 // route is a route of the main table, as far as it leads through the interface.
 type route struct {
-	rtnl.Route                 // what it says, of several next hops the first
-	copy       rtnl.RouteCopy  // with all that it has
-	whole      rtnl.RouteCopy  // also through other interfaces
-	rest       *rtnl.RouteCopy // through those alone
+	rtnl.Route                // what it says, of several next hops the first
+	copy       rtnl.RouteCopy // with all that it has
+	// The kernel would delete it with its next hops through other interfaces.
+	stays bool
 }
 
 // main are the interface's unicast routes of the main table. Those without gateway
@@ -56,11 +56,8 @@ func (f found) main() []route {
 			continue
 		}
 		own = own.Flat()
-		r := route{Route: own.Route(), copy: own, whole: whole}
-		if rest, ok := whole.Through(func(link int) bool { return link != f.Link }); ok {
-			rest = rest.Flat()
-			r.rest = &rest
-		}
+		_, shared := whole.Through(func(link int) bool { return link != f.Link })
+		r := route{Route: own.Route(), copy: own, stays: shared && whole.Header.Family == unix.AF_INET}
 		if own.IsFar() {
 			far = append(far, r)
 		} else {
@@ -76,7 +73,6 @@ type plan struct {
 	Copies []rtnl.RouteCopy `json:"copies,omitempty"`   // of the tables; those that others go through come first
 	Ways   []rtnl.Route     `json:"defaults,omitempty"` // their default routes
 	Moved  []rtnl.RouteCopy `json:"moved,omitempty"`    // which the main table had
-	Rest   []rtnl.RouteCopy `json:"rest,omitempty"`     // their next hops elsewhere, which it keeps
 	Hints  []rtnl.Route     `json:"hints,omitempty"`    // of the main table
 }
 
@@ -99,12 +95,8 @@ func makePlan(cfg config, addrs []address, here found) (p plan) {
 	}
 	for _, r := range here.main() {
 		isHint := slices.ContainsFunc(p.Hints, func(h rtnl.Route) bool { return h.Dst == r.Dst })
-		if cfg.SourceHints && r.Scope == unix.RT_SCOPE_LINK && !isHint {
-			continue
-		}
-		p.Moved = append(p.Moved, r.whole)
-		if r.rest != nil {
-			p.Rest = append(p.Rest, *r.rest)
+		if !r.stays && (!cfg.SourceHints || r.Scope != unix.RT_SCOPE_LINK || isHint) {
+			p.Moved = append(p.Moved, r.copy)
 		}
 	}
 	return p

@@ -73,7 +73,7 @@ func (r record) Sane(hash string) bool {
 	own := func(route rtnl.Route) bool { return route.Dst.IsValid() && route.OutIndex == r.Link }
 	outside := func(c rtnl.RouteCopy) bool { return c.Table() != unix.RT_TABLE_MAIN }
 	return !slices.ContainsFunc(r.Plan.Copies, strange) &&
-		!slices.ContainsFunc(slices.Concat(r.Plan.Moved, r.Plan.Rest), outside) &&
+		!slices.ContainsFunc(r.Plan.Moved, outside) &&
 		!slices.ContainsFunc(r.Plan.Ways, func(w rtnl.Route) bool { return !own(w) || !tables[w.Table] }) &&
 		!slices.ContainsFunc(r.Plan.Hints, func(h rtnl.Route) bool { return !own(h) || h.Table != unix.RT_TABLE_MAIN })
 }

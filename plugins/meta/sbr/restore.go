@@ -122,7 +122,7 @@ func undo(conn *rtnl.Conn, p plan) error {
 		}
 		return err
 	}
-	return errors.Join(each(p.Hints, conn.DelRoute), each(p.Rest, conn.DelCopy), each(p.Moved, putBack),
+	return errors.Join(each(p.Hints, conn.DelRoute), each(p.Moved, putBack),
 		each(p.Rules, conn.DelRule), each(p.Ways, conn.DelRoute), each(p.Copies, conn.DelCopy))
 }
 

@@ -128,7 +128,6 @@ func apply(conn *rtnl.Conn, p plan) (err error) {
 	upTo(&err, p.Ways, addRoute)
 	upTo(&err, p.Rules, conn.AddRule)
 	upTo(&err, p.Moved, conn.DelCopy)
-	upTo(&err, p.Rest, addCopy)
 	upTo(&err, p.Hints, addRoute)
 	return err
 }
@@ -185,7 +184,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 			errs = append(errs, drift("table %d: route %s: missing", want.Table, want))
 		}
 	}
-	for _, want := range slices.Concat(r.Plan.Copies, r.Plan.Rest) {
+	for _, want := range r.Plan.Copies {
 		if !slices.ContainsFunc(here.Routes, want.Equal) {
 			errs = append(errs, drift("table %d: route %s: missing", want.Table(), want))
 		}
