@@ -84,6 +84,9 @@ func (r *Result) Gateway(v4 bool) netip.Addr {
 // ContainerInterface returns the entry of the container's interface called
 // name: one with a sandbox.
 func (r *Result) ContainerInterface(name string) (Interface, bool) {
+	if r == nil {
+		return Interface{}, false
+	}
 	i := slices.IndexFunc(r.Interfaces, func(i Interface) bool { return i.Name == name && i.Sandbox != "" })
 	if i < 0 {
 		return Interface{}, false

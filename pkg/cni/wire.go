@@ -2,6 +2,7 @@ package cni
 
 import (
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 )
@@ -116,6 +117,20 @@ func ParseAddr(key, text string) (netip.Addr, error) {
 		return netip.Addr{}, Refuse(key, text, "is no IP address")
 	}
 	return a.Unmap(), nil
+}
+
+// ParseTable reads the number of a routing table; 0 is none. The numbers that no table
+// has, and those of the kernel's own tables, are refused.
+func ParseTable(key string, table *int64) (uint32, error) {
+	switch {
+	case table == nil:
+		return 0, nil
+	case *table < 1 || *table > math.MaxUint32:
+		return 0, Refuse(key, *table, fmt.Sprintf("is not between 1 and %d", uint32(math.MaxUint32)))
+	case *table >= 253 && *table <= 255:
+		return 0, Refuse(key, *table, "is one of the kernel's own tables (default, main, local)")
+	}
+	return uint32(*table), nil
 }
 
 // ParseMAC reads the MAC address that a configuration key asks for; an empty

@@ -114,6 +114,13 @@ func (r RouteCopy) InTable(table uint32) RouteCopy {
 	return r.with(unix.RTA_TABLE, nl.Uint32Attr(table))
 }
 
+// WithoutSource is the route without its preferred source.
+func (r RouteCopy) WithoutSource() RouteCopy {
+	isSource := func(a RouteAttribute) bool { return a.Kind == unix.RTA_PREFSRC }
+	r.Attrs = slices.DeleteFunc(slices.Clone(r.Attrs), isSource)
+	return r
+}
+
 // IsFar says whether the route leads through a gateway, to which another route must
 // lead before it can be made.
 func (r RouteCopy) IsFar() bool {

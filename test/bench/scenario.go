@@ -84,6 +84,9 @@ func scenarios() []scenario {
 		{name: "macvlan, dual stack", verbs: most, steps: []step{{"macvlan", same(merged(dual, onUplink))}}},
 		{name: "host-device", verbs: all, steps: []step{hostDevice(plain)}, quick: true},
 		{name: "host-device, no addresses", verbs: most, steps: []step{hostDevice(nil)}},
+		// The kernel of the published figures has no VRFs.
+		{name: "vrf", verbs: all[:1], before: []step{bridge(plain)}, steps: []step{
+			{"vrf", same(object{"vrfname": "red"})}}},
 	}, lending(), linking("ptp", ptp), linking("bridge", bridge), publishing(), filtering(), crowds(), chains())
 }
 

@@ -51,7 +51,7 @@ func (e example) asks(key string, value ...string) bool {
 
 // labels mark what not every kernel can do.
 func (e example) labels() Labels {
-	if e.asks("vlan") || e.asks("vlanTrunk") {
+	if e.asks("vlan") || e.asks("vlanTrunk") || e.asks("vrfname") {
 		return Label("kernel")
 	}
 	return nil
@@ -63,6 +63,9 @@ func (e example) prepare(host *nstest.Host) (pluginDir string) {
 	GinkgoHelper()
 	if e.asks("vlan") || e.asks("vlanTrunk") {
 		nstest.Need("vlan_filtering", "8021q")
+	}
+	if e.asks("vrfname") {
+		nstest.Need("vrf")
 	}
 	if e.asks("macspoofchk") {
 		nstest.Need("nft-bridge")

@@ -33,6 +33,7 @@ var plugins = map[string]string{
 	"firewall":    `{}`,
 	"sbr":         `{}`,
 	"portmap":     `{"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}}`,
+	"vrf":         `{"vrfname": "red"}`,
 }
 
 // subject is what a table of values is tried on.

@@ -90,6 +90,8 @@ func scenarios() []scenario {
 			"egressRate": 8000000, "egressBurst": 800000}, Below: onBridge, Needs: []string{"tbf", "ifb"}},
 		{Name: "tuning", Conf: tuned, Below: onBridge, Inside: true},
 		{Name: "sbr", Conf: object{"type": "sbr", "addSourceHints": true}, Below: onBridge, Inside: true},
+		{Name: "vrf", Conf: object{"type": "vrf", "vrfname": "red"}, Below: onBridge, Inside: true,
+			Needs: []string{"vrf"}},
 		{Name: "portmap", Conf: portmap("nftables"), Below: onBridge, Needs: nft},
 		{Name: "portmap, first on the host", Cold: true, Conf: portmap("nftables"), Below: bridge(0, nil), Needs: nft},
 		{Name: "portmap, iptables", Conf: portmap("iptables"), Below: onBridge, Needs: ipt},

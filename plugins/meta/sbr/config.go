@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"math"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -37,7 +36,7 @@ func parseConfig(req *skel.Request) (config, error) {
 	var problems cni.Problems
 	c := config{SourceHints: w.AddSourceHints, Gateways: map[bool]netip.Addr{}}
 	var err error
-	c.Table, err = parseTable(w.Table)
+	c.Table, err = cni.ParseTable("table", w.Table)
 	problems.Add(err)
 	for i, text := range w.Gateways {
 		key := fmt.Sprintf("gateways[%d]", i)
@@ -58,19 +57,6 @@ func parseConfig(req *skel.Request) (config, error) {
 		c.Gateways[gw.Is4()] = gw
 	}
 	return c, problems.Err()
-}
-
-// parseTable refuses the numbers that no table has, and the kernel's own tables.
-func parseTable(table *int64) (uint32, error) {
-	switch {
-	case table == nil:
-		return 0, nil
-	case *table < 1 || *table > math.MaxUint32:
-		return 0, cni.Refuse("table", *table, fmt.Sprintf("is not between 1 and %d", uint32(math.MaxUint32)))
-	case isKernels(uint32(*table)):
-		return 0, cni.Refuse("table", *table, "is one of the kernel's own tables (default, main, local)")
-	}
-	return uint32(*table), nil
 }
 
 // isKernels says whether a table is one that the kernel has, or none.

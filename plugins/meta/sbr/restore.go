@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -64,7 +65,7 @@ func tableOf(req *skel.Request) uint32 {
 	if req.Decode(&w) != nil {
 		return 0
 	}
-	table, _ := parseTable(w.Table)
+	table, _ := cni.ParseTable("table", w.Table)
 	return table
 }
 

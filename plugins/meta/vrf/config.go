@@ -1,0 +1,46 @@
+package main
+
+import (
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// wireConfig is the configuration as written.
+type wireConfig struct {
+	skel.Keys
+
+	VRFName string `json:"vrfname" help:"name of the VRF in the container; made if it is not there" schema:"required format=ifname"`
+	Table   *int64 `json:"table" help:"the VRF's table (the first that nothing in the container uses)" schema:"min=1 max=4294967295"`
+}
+
+// config is the configuration with every value checked.
+type config struct {
+	VRF   string
+	Table uint32 // 0 = any
+}
+
+// parseConfig reads and checks the configuration. Everything that it refuses is
+// code 7 with key and value.
+func parseConfig(req *skel.Request) (config, error) {
+	var w wireConfig
+	if err := req.Decode(&w); err != nil {
+		return config{}, err
+	}
+	var problems cni.Problems
+	problems.Add(checkName(w.VRFName, req.IfName))
+	table, err := cni.ParseTable("table", w.Table)
+	problems.Add(err)
+	return config{VRF: w.VRFName, Table: table}, problems.Err()
+}
+
+func checkName(name, ifName string) error {
+	switch {
+	case name == "":
+		return cni.Refuse("vrfname", nil, "missing").Suggest("name the VRF, such as \"blue\"")
+	case !cni.ValidIfName(name):
+		return cni.Refuse("vrfname", name, "is no interface name (1 to 15 bytes, no '/', ':' or blank)")
+	case name == ifName:
+		return cni.Refuse("vrfname", name, "is the container's interface itself")
+	}
+	return nil
+}

@@ -1,0 +1,80 @@
+package main
+
+import (
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// These need no VRF in the kernel.
+var _ = Describe("a call", func() {
+	DescribeTable("is refused, and changes nothing", func(keys Object, code int, message string) {
+		w := newWorld()
+		before := w.cont.Snapshot()
+		Expect(w.Fails(w.call("ADD", keys), uint(code))).To(ContainSubstring(message))
+		Expect(w.cont.Snapshot()).To(Equal(before))
+		Expect(w.records()).To(BeEmpty())
+	},
+		Entry("without a name", Object{"vrfname": nil}, 7, "vrfname: missing"),
+		Entry("with an empty name", Object{"vrfname": ""}, 7, "vrfname: missing"),
+		Entry("with a name that is too long", Object{"vrfname": "vrf-of-16-bytes-"}, 7,
+			`vrfname: "vrf-of-16-bytes-" is no interface name`),
+		Entry("with the interface's own name", Object{"vrfname": "net1"}, 7,
+			`vrfname: "net1" is the container's interface itself`),
+		Entry("with a name of the wrong type", Object{"vrfname": 7}, 7, "vrfname"),
+		Entry("with table 0", Object{"table": 0}, 7, "table: 0 is not between 1 and 4294967295"),
+		Entry("with a table below 0", Object{"table": -1}, 7, "table: -1 is not between"),
+		Entry("with a table of more than 32 bits", Object{"table": 1 << 32}, 7, "table: 4294967296 is not between"),
+		Entry("with the main table", Object{"table": 254}, 7, "table: 254 is one of the kernel's own"),
+		Entry("without prevResult", Object{"prevResult": nil}, 7, "prevResult: missing"),
+	)
+
+	It("names an interface that is not there", func() {
+		w := newWorld()
+		IP(w.cont, "link del net1")
+		Expect(w.Fails(w.call("ADD", nil), cni.CodeEnvironment)).To(ContainSubstring(`"net1": no such interface`))
+	})
+
+	It("on a kernel without VRFs is refused, and STATUS says so", func() {
+		w := newWorld()
+		if w.Call(w.call("STATUS", nil)).Code == 0 {
+			w.add(nil) // this kernel has them
+			return
+		}
+		IP(w.cont, "route add 10.51.0.0/16 via 10.2.0.1")
+		before := w.cont.Snapshot()
+		Expect(w.Fails(w.call("ADD", nil), cni.CodeUnsupportedField)).To(
+			HavePrefix(`vrfname: "red": links of kind vrf are not supported by this kernel`))
+		Expect(w.cont.Snapshot()).To(Equal(before))
+		Expect(w.records()).To(BeEmpty())
+		Expect(w.Fails(w.call("STATUS", nil), cni.CodeUnavailable)).To(ContainSubstring("kind vrf: "))
+	})
+
+	DescribeTable("DEL of what is not there succeeds and changes nothing", func(change func(w *world, c *Call)) {
+		w := newWorld()
+		c := w.call("DEL", Object{"prevResult": nil})
+		change(w, &c)
+		before := w.cont.Snapshot()
+		answer := w.Call(c)
+		Expect(answer.Code).To(BeZero(), answer.Stdout)
+		Expect(w.cont.Snapshot()).To(Equal(before))
+		Expect(w.records()).To(BeEmpty())
+	},
+		Entry("before ADD", func(*world, *Call) {}),
+		Entry("with CNI_NETNS empty", func(_ *world, c *Call) { c.Netns = "" }),
+		Entry("with a path that is gone", func(_ *world, c *Call) { c.Netns += "x" }),
+		Entry("with a path that is no namespace", func(_ *world, c *Call) { c.Netns = "/proc/version" }),
+		Entry("without the interface", func(w *world, _ *Call) { IP(w.cont, "link del net1") }),
+		Entry("with a name that is no VRF", func(w *world, c *Call) { c.Conf.(Object)["vrfname"] = "eth0" }),
+		Entry("without a name", func(w *world, c *Call) { delete(c.Conf.(Object), "vrfname") }),
+	)
+
+	It("GC and STATUS of nothing", func() {
+		w := newWorld()
+		w.Succeeds(w.call("GC", Object{"cni.dev/valid-attachments": []Object{}}))
+		w.Cmd("sh", "-c", "rm -rf /run/hawser && touch /run/hawser")
+		w.Fails(w.call("STATUS", nil), cni.CodeUnavailable)
+	})
+})

@@ -1,0 +1,28 @@
+// Vrf makes a container's interface a member of a VRF (virtual routing and
+// forwarding), a device with a table of routes of its own, so that networks
+// with the same addresses can meet in one container.
+//
+// ADD makes the VRF unless the container has it, and takes the interface in
+// with all its routes: those of the main table move to the VRF's. What it did
+// is in a record below /run/hawser/vrf; DEL, and an ADD that fails, undo it.
+//
+// README.md lists every key of the configuration.
+package main
+
+import "github.com/hawser-cni/plugins/pkg/skel"
+
+func main() { skel.Main(plugin()) }
+
+func plugin() skel.Plugin[config] {
+	return skel.Plugin[config]{
+		Name:   "vrf",
+		About:  "makes the container's interface a member of a VRF, with a table of routes of its own",
+		Config: wireConfig{},
+		Parse:  parseConfig,
+		Add:    add,
+		Del:    del,
+		Check:  check,
+		GC:     gc,
+		Status: status,
+	}
+}

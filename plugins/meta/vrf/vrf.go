@@ -1,0 +1,238 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
+	if req.PrevResult == nil {
+		return nil, cni.Errorf(cni.CodeConfig,
+			"prevResult: missing; vrf takes in an interface that another plugin of the chain made")
+	}
+	held, err := lockNamespace(ctx, req.NS)
+	if err != nil {
+		return nil, err
+	}
+	req.OnDone(func() { _ = held.Unlock() })
+	conn, here, err := look(req.NS)
+	if err != nil {
+		return nil, err
+	}
+	req.OnDone(func() { _ = conn.Close() })
+	link := here.named(req.IfName)
+	if link.Index == 0 {
+		return nil, cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q",
+			req.IfName, req.Netns)
+	}
+	if here.Rules, err = conn.Rules(); err != nil {
+		return nil, err
+	}
+	if here.Routes, err = conn.RouteCopies(); err != nil {
+		return nil, err
+	}
+	vrf, err := here.choose(cfg, link)
+	if err != nil {
+		return nil, err
+	}
+	r := record{
+		Network: req.Network, ContainerID: req.ContainerID, IfName: req.IfName, Path: req.Netns, Netns: here.Netns,
+		VRF: vrf.Name, Link: link.Index, Routes: here.moving(link.Index),
+	}
+	// Before it is written: it may be there although the write failed.
+	req.OnFail("remove the record", func(ctx context.Context) error { return dropRecord(ctx, req.Attachment) })
+	if err := putRecord(ctx, r); err != nil {
+		return nil, err
+	}
+	if vrf.Index == 0 {
+		if vrf, err = create(req, conn, vrf); err != nil {
+			return nil, err
+		}
+	}
+	req.OnFail("restore the routes", func(ctx context.Context) error { return leave(ctx, conn, r, vrf) })
+	return req.PrevResult, join(ctx, conn, r, vrf)
+}
+
+// create makes the VRF that choose decided on.
+func create(req *skel.Request, conn *rtnl.Conn, want rtnl.Link) (rtnl.Link, error) {
+	vrf, err := conn.AddVRF(want.Name, want.Table)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return vrf, cni.Errorf(cni.CodeUnsupportedField,
+			"vrfname: %q: links of kind vrf are not supported by this kernel", want.Name)
+	}
+	if err != nil {
+		return vrf, err
+	}
+	req.OnFail("delete the VRF", func(context.Context) error { return conn.DelLink(vrf.Index) })
+	mark := vrfMark
+	return vrf, conn.SetLink(vrf.Index, rtnl.Change{Alias: &mark}) // which no creation can give
+}
+
+// join takes the interface and its routes into the VRF.
+func join(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error {
+	for _, route := range r.Routes {
+		others, shared := route.Through(func(index int) bool { return index != r.Link })
+		if !shared || route.Table() != unix.RT_TABLE_MAIN {
+			continue
+		}
+		// The next hops of other interfaces stay; the kernel would keep ours, too.
+		if err := conn.DelCopy(route); err != nil {
+			return err
+		}
+		if err := conn.AddCopy(others); err != nil {
+			return err
+		}
+	}
+	if err := setMaster(ctx, conn, r.Link, vrf.Index); err != nil {
+		return err
+	}
+	for _, route := range r.Routes {
+		if route.Table() == unix.RT_TABLE_MAIN {
+			route, _ = route.InTable(vrf.Table).Through(func(index int) bool { return index == r.Link })
+		}
+		err := conn.AddCopy(route)
+		if errors.Is(err, unix.EINVAL) && route.Table() != vrf.Table {
+			// There the kernel does not find the IPv4 source of a member.
+			err = conn.AddCopy(route.WithoutSource())
+		}
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			return cni.Errorf(cni.CodeInternal, "table %d: %w", route.Table(), err)
+		}
+	}
+	return nil
+}
+
+// addressWait is how long the kernel may take to receive for the IPv6 addresses; it
+// needs milliseconds.
+const addressWait = 5 * time.Second
+
+// setMaster makes the interface a member of a VRF or, with 0, of none. The kernel sets
+// it down and up again: the routes go that it did not make itself, and IPv6 addresses
+// go or are probed for duplicates again. Those that were usable are so when setMaster
+// returns.
+func setMaster(ctx context.Context, conn *rtnl.Conn, link, master int) error {
+	before, err := conn.Addrs(link)
+	if err != nil {
+		return err
+	}
+	if err := conn.SetLink(link, rtnl.Change{Master: &master}); err != nil {
+		return err
+	}
+	after, err := conn.Addrs(link)
+	if err != nil {
+		return err
+	}
+	var global []netip.Addr
+	for _, a := range before {
+		if a.Prefix.Addr().Is4() || !a.Permanent || a.Tentative || a.DADFailed {
+			continue
+		}
+		if !a.Prefix.Addr().IsLinkLocalUnicast() {
+			global = append(global, a.Prefix.Addr())
+		}
+		if slices.ContainsFunc(after, func(b rtnl.Addr) bool { return b.Prefix == a.Prefix && !b.Tentative }) {
+			continue
+		}
+		if err := conn.DelAddr(link, a.Prefix); err != nil {
+			return err
+		}
+		a.NoDAD = true
+		if err := conn.AddAddr(link, a); err != nil && !errors.Is(err, unix.EEXIST) {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, addressWait)
+	defer cancel()
+	_ = conn.WaitLocal(ctx, link, global...) // the kernel refuses a route that needs one which is missing
+	return nil
+}
+
+// look reads what is in a namespace; it does not read the routes.
+func look(n *ns.NS) (conn *rtnl.Conn, here found, err error) {
+	if here.Netns, err = n.Identity(); err != nil {
+		return nil, here, err
+	}
+	if conn, err = rtnl.Dial(n); err != nil {
+		return nil, here, err
+	}
+	if here.Links, err = conn.Links(); err != nil {
+		return nil, here, errors.Join(err, conn.Close())
+	}
+	return conn, here, nil
+}
+
+// check compares the VRF, and the interface's part in it, with what ADD made. It returns
+// each difference.
+func check(_ context.Context, req *skel.Request, cfg config) error {
+	if req.PrevResult == nil {
+		return cni.Errorf(cni.CodeConfig, "prevResult: missing; CHECK compares the container with it")
+	}
+	conn, here, err := look(req.NS)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	link, vrf := here.named(req.IfName), here.named(cfg.VRF)
+	switch {
+	case link.Index == 0:
+		return drift("interface %q: is gone", req.IfName)
+	case vrf.Kind != "vrf":
+		return drift("vrf %q: is gone", cfg.VRF)
+	}
+	var errs []error
+	if cfg.Table != 0 && vrf.Table != cfg.Table {
+		errs = append(errs, drift("vrf %q: its table is %d instead of %d", cfg.VRF, vrf.Table, cfg.Table))
+	}
+	if !vrf.Up {
+		errs = append(errs, drift("vrf %q: is down", cfg.VRF))
+	}
+	if link.Master != vrf.Index {
+		return errors.Join(append(errs, drift("interface %q: is no member of vrf %q", req.IfName, cfg.VRF))...)
+	}
+	routes, err := conn.Routes(link.Index, unix.AF_UNSPEC)
+	if err != nil {
+		return err
+	}
+	for _, want := range req.PrevResult.Routes {
+		table := vrf.Table
+		if want.Table != nil && *want.Table != 0 && *want.Table != unix.RT_TABLE_MAIN {
+			table = *want.Table
+		}
+		if !slices.ContainsFunc(routes, func(have rtnl.Route) bool {
+			return have.Table == table && have.Dst == want.Dst.Masked() && (!want.GW.IsValid() || have.GW == want.GW)
+		}) {
+			errs = append(errs, drift("table %d: route %s: missing", table, want.Dst))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func drift(format string, args ...any) error { return cni.Errorf(cni.CodeDrift, format, args...) }
+
+// status looks for what would make ADD fail: a kernel without VRFs, a directory that
+// cannot be written.
+func status(_ context.Context, _ *skel.Request, _ config) error {
+	conn, err := rtnl.Dial(nil)
+	if err == nil {
+		defer conn.Close()
+		err = conn.Supports("vrf")
+	}
+	if err == nil {
+		err = statefile.Writable(recordDir)
+	}
+	if err != nil {
+		return cni.Errorf(cni.CodeUnavailable, "%w", err)
+	}
+	return nil
+}

@@ -1,0 +1,53 @@
+package cost_test
+
+import (
+	"slices"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// kernelBudgets are those of plugins for which some kernels lack a feature, by the feature.
+var kernelBudgets = map[string]budget{
+	"vrf": {"vrf, two families", "vrf", same(Object{"vrfname": "red"}), true, 0, nil, map[string]cost{
+		"VERSION": {"", 0, 0, 0, 40},
+		"ADD":     {"", 40, 40, 10, 300},
+		"CHECK":   {"", 10, 10, 5, 200},
+		"STATUS":  {"", 2, 2, 0, 100},
+		"GC":      {"", 0, 0, 0, 100},
+		"DEL":     {"", 40, 40, 10, 300},
+	}},
+}
+
+// On a quiet node alone: where such a kernel is in a virtual machine, a busy one takes minutes.
+var _ = Describe("a call that needs a feature of the kernel", Label("kernel"), func() {
+	for feature, b := range kernelBudgets {
+		It("asks of the kernel no more than its budget: "+b.name, func() {
+			nstest.Need(feature)
+			n := newNode(1)
+			var faults []string
+			for try := range tries {
+				if faults = n.over(b, try); len(faults) == 0 {
+					return
+				}
+			}
+			Fail(strings.Join(faults, "\n"))
+		})
+	}
+})
+
+// over are the ways in which the calls exceed the budget, others or not.
+func (n node) over(b budget, try int) (faults []string) {
+	GinkgoHelper()
+	for i, r := range n.measure(b, try) {
+		verb, got := verbs[i], costOf(r)
+		AddReportEntry(verb, got.cost.String(), ReportEntryVisibilityFailureOrVerbose)
+		if what := slices.Concat(got.exceeds(b.costs[verb]), waits(r), threads(r)); len(what) > 0 {
+			faults = append(faults, verb+": "+got.String()+": "+strings.Join(what, ", ")+"\n"+sent(r))
+		}
+	}
+	return faults
+}
