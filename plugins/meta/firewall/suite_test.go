@@ -188,7 +188,7 @@ func (w *world) untouched() string {
 // reaches says whether a TCP connection from there is answered.
 func reaches(from *nstest.Host, to string, wanted bool) bool {
 	GinkgoHelper()
-	limit := nstest.Hang
+	limit := nstest.Patience(nstest.Hang)
 	if !wanted {
 		limit = nstest.Patience(100 * time.Millisecond)
 	}

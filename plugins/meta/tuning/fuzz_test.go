@@ -44,7 +44,7 @@ func FuzzFiles(f *testing.F) {
 	}.RunFiles(f, "/run/tuning", original, ``, `{"mac":"x","mtu":-1,"txQLen":-1,"sysctl":{"../kernel/panic":"1"}}`,
 		`[]`,
 		`{"netns":{"device":1,"inode":1},"values":[{"key":"mtu","value":"-1","link":-1,`+
-			`"for":[{"Network":"net","ContainerID":"one","IfName":"eth0"}]}]}`)
+			`"for":[{"network":"net","containerID":"one","ifname":"eth0"}]}]}`)
 }
 
 // FuzzAllowList reads anything as the administrator's file.
