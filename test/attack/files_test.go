@@ -15,7 +15,8 @@ const shared = "/run/shared"
 
 func sharedList() List {
 	ipam := Merge(HostLocal("10.88.0.0/24", "fd00:88::/64"), Object{"dataDir": shared + "/ipam"})
-	return Usual("").With("bridge", Object{"ipam": ipam}).With("tuning", Object{"dataDir": shared + "/tuning"})
+	return append(Usual("").With("bridge", Object{"ipam": ipam}).With("tuning", Object{"dataDir": shared + "/tuning"}),
+		Step{Plugin: "sbr"}, Step{Plugin: "bandwidth", Keys: Object{"egressRate": 8000000, "egressBurst": 800000}})
 }
 
 // victims are files and a directory of others, with what they hold.
@@ -30,7 +31,7 @@ var _ = DescribeTable("a link that somebody planted where state is kept", Label(
 	n.Spoiled = refused != ""
 	hash := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}.Hash()
 	n.Cmd("bash", "-ec", victims+"mkdir -p /run/shared/ipam/{.hawser,net} /run/shared/tuning/.hawser "+
-		"/run/hawser/{portmap,masq}; "+strings.ReplaceAll(plant, "HASH", hash))
+		"/run/hawser/{portmap,masq,sbr}; "+strings.ReplaceAll(plant, "HASH", hash))
 	before := n.Files("/run/others", "/etc/passwd")
 	entries := sharedList().Valid()
 	for i, command := range []string{"ADD", "CHECK", "STATUS", "DEL", "ADD", "GC"} {
@@ -75,6 +76,10 @@ var _ = DescribeTable("a link that somebody planted where state is kept", Label(
 	Entry("of the record of host ports, hard", "ln backup /run/hawser/portmap/HASH.json", ""),
 	Entry("of the lock of host ports", "ln -s /run/others/new /run/hawser/portmap/lock",
 		"lock /run/hawser/portmap/lock: too many levels"),
+	Entry("of the record of routes, symbolic", "ln -s /run/others/backup /run/hawser/sbr/HASH.json", ""),
+	Entry("of the record of routes, hard", "ln backup /run/hawser/sbr/HASH.json", ""),
+	Entry("of the lock of routes", "ln -s /run/others/new /run/hawser/sbr/lock",
+		"lock /run/hawser/sbr/lock: too many levels"),
 	Entry("of the lock of the rules", "ln -s /run/others/new /run/hawser/nft.lock",
 		"lock /run/hawser/nft.lock: too many levels"),
 )

@@ -18,12 +18,17 @@ import (
 
 const workers = 64
 
+// limited is in the place of a backend where the list limits and routes by source.
+const limited = "limited"
+
 // containers are hundreds, and more in a run that is asked to last. iptables lists and restores
-// the rules of all in each call.
+// the rules of all in each call, and the kernel waits for each IFB that goes.
 func containers(backend string) int {
 	switch {
 	case os.Getenv("HAWSER_LOAD") != "":
 		return 500
+	case backend == limited:
+		return 100
 	case backend == "iptables":
 		return 150
 	}
@@ -47,6 +52,11 @@ var _ = DescribeTable("hundreds of containers, 64 at a time, in any order", Labe
 	pods := make([]*pod, containers(backend))
 	for i := range pods {
 		pods[i] = &pod{Pod: NewPod(fmt.Sprintf("c%d", i)), entries: l.entries.Port(10000 + i)}
+		if backend == limited && i%2 == 1 { // two workers' interfaces of one container
+			pods[i].Unpin()
+			first := *pods[i-1].Pod
+			pods[i].Pod, first.IfName = &first, "eth1"
+		}
 	}
 	l.fill(pods)
 	full := l.peaks()
@@ -70,11 +80,18 @@ var _ = DescribeTable("hundreds of containers, 64 at a time, in any order", Labe
 	}
 },
 	Entry("with nftables", ""), Entry("with iptables", "iptables"),
+	Entry("with limits, and two interfaces routed by source in each container", limited),
 )
 
 // roomy is the list of a node with addresses for all.
 func roomy(backend string) List {
-	return Usual(backend).With("bridge", Object{"ipam": HostLocal("10.88.0.0/16", "fd00:88::/64")})
+	ipam := Object{"ipam": HostLocal("10.88.0.0/16", "fd00:88::/64")}
+	if backend == limited {
+		return append(Usual("").Only("bridge").With("bridge", ipam), Step{Plugin: "sbr"},
+			Step{Plugin: "bandwidth", Keys: Object{"ingressRate": 800000000, "ingressBurst": 8000000,
+				"egressRate": 800000000, "egressBurst": 8000000}})
+	}
+	return Usual(backend).With("bridge", ipam)
 }
 
 // rest are the rules, the addresses that are taken, and what else is kept.
@@ -82,7 +99,7 @@ func (l *load) rest() string {
 	GinkgoHelper()
 	return l.Snapshot("nftables", "iptables-legacy") +
 		l.Cmd("sh", "-c", "cd /var/lib/cni/networks/net && ls -I 'last_reserved_ip.*'; "+
-			"ls /run/hawser/portmap /run/cni/tuning 2>/dev/null || true")
+			"ls /run/hawser/portmap /run/hawser/sbr /run/cni/tuning 2>/dev/null || true")
 }
 
 // kib are sizes for people.
@@ -230,7 +247,7 @@ func (l *load) own(p *pod) {
 	for _, ip := range p.Decode().IPs {
 		Expect(l.owners).NotTo(HaveKey(ip.Address), "%s is %s's and was given to %s", ip.Address, l.owners[ip.Address],
 			p.ID)
-		l.owners[ip.Address] = p.ID
+		l.owners[ip.Address] = p.ID + p.IfName
 	}
 }
 
@@ -239,7 +256,7 @@ func (l *load) release(p *pod) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for address, id := range l.owners {
-		if id == p.ID {
+		if id == p.ID+p.IfName {
 			delete(l.owners, address)
 		}
 	}
