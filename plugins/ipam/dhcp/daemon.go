@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -76,17 +77,16 @@ func runDaemon(env skel.Env) int {
 		return 2
 	}
 	log := slog.New(slog.NewTextHandler(env.Stderr, nil))
-	ctx := env.Notify(context.Background())
-	d := &daemon{flags: f, log: log, dir: storeDir(f.hostPrefix, f.socket), ctx: ctx,
+	d := &daemon{flags: f, log: log, dir: storeDir(f.hostPrefix, f.socket), ctx: env.Notify(context.Background()),
 		entering: make(chan struct{}, mostThreads), leases: map[string]*holder{}}
-	if err := d.run(ctx, env); err != nil {
+	if err := d.run(env); err != nil {
 		log.Error(err.Error())
 		return 1
 	}
 	return 0
 }
 
-func (d *daemon) run(ctx context.Context, env skel.Env) error {
+func (d *daemon) run(env skel.Env) error {
 	l, err := d.listener(env)
 	if err != nil {
 		return fmt.Errorf("error getting listener: %w", err)
@@ -105,20 +105,19 @@ func (d *daemon) run(ctx context.Context, env skel.Env) error {
 		return err
 	}
 	d.log.Info("serving", "socket", l.Addr().String())
-	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	stop := context.AfterFunc(d.ctx, func() { _ = l.Close() })
 	defer stop()
 	for {
 		conn, err := l.AcceptUnix()
-		if ctx.Err() != nil {
-			break
+		if d.ctx.Err() != nil {
+			d.running.Wait()
+			return nil
 		}
 		if err != nil {
 			return err
 		}
 		d.running.Go(func() { d.answer(conn) })
 	}
-	d.running.Wait()
-	return nil
 }
 
 // listener takes the socket that systemd passes, or makes one. It replaces one that
@@ -158,14 +157,13 @@ func (d *daemon) listener(env skel.Env) (*net.UnixListener, error) {
 }
 
 // passed is the number of sockets from systemd.
-func passed(env skel.Env) int {
-	vars := map[string]string{}
+func passed(env skel.Env) (n int) {
 	for _, kv := range env.Vars {
-		key, value, _ := strings.Cut(kv, "=")
-		vars[key] = value
+		if count, ok := strings.CutPrefix(kv, "LISTEN_FDS="); ok {
+			n, _ = strconv.Atoi(count)
+		}
 	}
-	n, err := strconv.Atoi(vars["LISTEN_FDS"])
-	if err != nil || vars["LISTEN_PID"] != strconv.Itoa(os.Getpid()) {
+	if !slices.Contains(env.Vars, "LISTEN_PID="+strconv.Itoa(os.Getpid())) {
 		return 0
 	}
 	return n
@@ -269,7 +267,6 @@ func (d *daemon) exchange(ctx context.Context, h *holder) error {
 	for end := sinceBoot() + listen; ; {
 		now := sinceBoot()
 		if p := h.tick(now); p != nil {
-			d.log.Debug("sent", "lease", h.Attachment.String(), "state", string(h.state))
 			if err := l.send(p); err != nil {
 				return err
 			}
@@ -295,9 +292,7 @@ func (d *daemon) publish(l *link, h *holder) error {
 		return nil
 	}
 	h.keep(is)
-	err := d.update(func(s *statefile.Store[record]) error {
-		return s.Put(h.Hash(), h.record)
-	})
+	err := d.update(func(s *statefile.Store[record]) error { return s.Put(h.Hash(), h.record) })
 	if err != nil && !h.isReady() {
 		return errors.Join(err, l.send(h.release()))
 	}

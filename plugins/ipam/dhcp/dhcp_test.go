@@ -98,13 +98,9 @@ var _ = Describe("a lease", func() {
 	})
 
 	It("fails in time where nobody answers, and leaves nothing", func() {
-		s := l.serve()
-		s.set(func(s *server) { s.script = silent })
 		d := l.start("-resendtimeout", "1s")
 		Expect(l.Fails(l.call("ADD", c), cni.CodeTryAgain)).To(Equal("error calling DHCP.Allocate: no more tries\n" +
 			`interface "eth0": no DHCP server answered within 1s`))
-		sent := count(s, discover)()
-		Expect(sent).To(BeNumerically(">", 1))
 		Expect(l.records()).To(BeEmpty())
 		Expect(fds(d, "socket")).To(Equal(1), "of the daemon's own")
 		l.Fails(l.call("CHECK", c), cni.CodeDrift)
@@ -113,7 +109,8 @@ var _ = Describe("a lease", func() {
 	It("says what is wrong with the answers", func() {
 		l.serve(dhcpv4.WithoutOption(dhcpv4.OptionSubnetMask))
 		l.start("-resendtimeout", "1s")
-		Expect(l.Fails(l.call("ADD", c), cni.CodeTryAgain)).To(ContainSubstring("Subnet Mask not found in DHCPACK"))
+		Eventually(func() string { return l.Fails(l.call("ADD", c), cni.CodeTryAgain) }).
+			Should(ContainSubstring("Subnet Mask not found in DHCPACK"))
 	})
 
 	DescribeTable("is not acquired", func(spoil func(), want string) {
@@ -186,11 +183,18 @@ var _ = Describe("a lease", func() {
 	})
 
 	It("ends at its time: the address goes, the link stays, and the next one is taken", func() {
-		s := l.serve(shortLease(2)...)
+		s := l.serve(shortLease(3600)...)
 		l.start()
 		r := l.Add(l.call("ADD", c))
 		configure(c, r)
-		s.set(func(s *server) { s.script = silent })
+		By("the next renewal is for two seconds, and the last one")
+		s.set(func(s *server) {
+			s.more = shortLease(2)
+			s.script = func(s *server, _, answer *dhcpv4.DHCPv4) []*dhcpv4.DHCPv4 {
+				s.script = silent
+				return []*dhcpv4.DHCPv4{answer}
+			}
+		})
 		Eventually(addrs(c), nstest.Hang).Should(BeEmpty())
 		Expect(Show(c, "eth0").Flags).To(ContainElement("UP"))
 		Expect(l.Fails(l.after("CHECK", c, r), cni.CodeDrift)).To(ContainSubstring("expired"))

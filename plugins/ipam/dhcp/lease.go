@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -26,8 +25,7 @@ type lease struct {
 // newLease refuses what is no lease: a server says all sorts of things.
 func newLease(ack *dhcpv4.DHCPv4, server net.HardwareAddr, now time.Duration) (*lease, error) {
 	addr, bits := address(ack.YourIPAddr), netmaskBits(ack)
-	const none = 0 // the reference takes one hour where the server does not say
-	whole := ack.IPAddressLeaseTime(time.Hour)
+	whole := ack.IPAddressLeaseTime(time.Hour) // as the reference, where the server does not say
 	switch {
 	case !isHost(addr):
 		return nil, fmt.Errorf("%s is no address for a container", ack.YourIPAddr)
@@ -40,11 +38,11 @@ func newLease(ack *dhcpv4.DHCPv4, server net.HardwareAddr, now time.Duration) (*
 	case whole <= 0:
 		return nil, errors.New("the lease has no time")
 	}
-	rebind := ack.IPAddressRebindingTime(none)
+	rebind := ack.IPAddressRebindingTime(0)
 	if rebind <= 0 || rebind >= whole {
 		rebind = whole / 8 * 7
 	}
-	renew := ack.IPAddressRenewalTime(none)
+	renew := ack.IPAddressRenewalTime(0)
 	if renew <= 0 || renew >= rebind {
 		renew = min(whole/2, rebind)
 	}
@@ -152,10 +150,4 @@ func netmaskBits(ack *dhcpv4.DHCPv4) int {
 func clientID(a cni.Attachment) []byte {
 	id := a.ContainerID + "/" + a.Network + "/" + a.IfName
 	return append([]byte{0}, id[:min(len(id), 254)]...)
-}
-
-// xidOf makes a transaction ID of a random number.
-func xidOf(number uint32) (xid dhcpv4.TransactionID) {
-	binary.BigEndian.PutUint32(xid[:], number)
-	return xid
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -67,7 +68,8 @@ const (
 func (m *machine) enter(s state, now time.Duration) {
 	m.state, m.tries, m.wake = s, 0, now
 	if s != requesting {
-		m.xid, m.offer = xidOf(rand.Uint32()), nil
+		m.offer = nil
+		binary.BigEndian.PutUint32(m.xid[:], rand.Uint32())
 	}
 }
 
@@ -161,7 +163,7 @@ func (m *machine) release() *packet {
 	if own := m.Provide[dhcpv4.OptionClientIdentifier.Code()]; own != nil {
 		id = own
 	}
-	message := m.message(dhcpv4.MessageTypeRelease, dhcpv4.WithTransactionID(xidOf(rand.Uint32())),
+	message := m.message(dhcpv4.MessageTypeRelease,
 		dhcpv4.WithClientIP(l.ack.YourIPAddr), dhcpv4.WithOptionCopied(l.ack, dhcpv4.OptionServerIdentifier),
 		dhcpv4.WithGeneric(dhcpv4.OptionClientIdentifier, id))
 	return &packet{message: message, src: l.prefix().Addr(), dst: address(l.ack.ServerIdentifier()), mac: l.server}

@@ -53,34 +53,30 @@ type rpcCall struct {
 
 // rpcResult is a result of one of the newest versions, as the reference's types have it.
 type rpcResult struct {
-	IPs []struct {
-		Address net.IPNet
-		Gateway net.IP
-	}
-	Routes []struct {
-		Dst      net.IPNet
-		GW       net.IP
-		Priority int
-		Scope    *int
-	}
-	DNS cni.DNS
+	IPs    []rpcIP
+	Routes []rpcRoute
+	DNS    cni.DNS
+}
+
+type rpcIP struct {
+	Address net.IPNet
+	Gateway net.IP
+}
+
+type rpcRoute struct {
+	Dst      net.IPNet
+	GW       net.IP
+	Priority int
+	Scope    *int
 }
 
 func encodeResult(res *cni.Result) *rpcResult {
 	w := &rpcResult{DNS: res.DNS}
 	for _, ip := range res.IPs {
-		w.IPs = append(w.IPs, struct {
-			Address net.IPNet
-			Gateway net.IP
-		}{ipNet(ip.Address), ip.Gateway.AsSlice()})
+		w.IPs = append(w.IPs, rpcIP{ipNet(ip.Address), ip.Gateway.AsSlice()})
 	}
 	for _, r := range res.Routes {
-		w.Routes = append(w.Routes, struct {
-			Dst      net.IPNet
-			GW       net.IP
-			Priority int
-			Scope    *int
-		}{ipNet(r.Dst), r.GW.AsSlice(), int(r.Priority), r.Scope})
+		w.Routes = append(w.Routes, rpcRoute{ipNet(r.Dst), r.GW.AsSlice(), int(r.Priority), r.Scope})
 	}
 	return w
 }
