@@ -24,9 +24,10 @@ type LinkKeys struct {
 
 // Link is how an interface is to be made.
 type Link struct {
-	MTU int              // bytes; 0 = the kernel's
-	MAC net.HardwareAddr // of the container's end; nil = random
-	DNS cni.DNS          // of the result, instead of IPAM's
+	Netkit bool             // of a pair: of the kind netkit instead of veth
+	MTU    int              // bytes; 0 = the kernel's
+	MAC    net.HardwareAddr // of the container's end; nil = random
+	DNS    cni.DNS          // of the result, instead of IPAM's
 }
 
 // Parse checks the keys, and the plugin's key mtu. What no interface can have

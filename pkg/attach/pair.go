@@ -14,7 +14,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// CreatePair makes a veth pair, both ends in place and down: the container's
+// CreatePair makes a pair of links, both ends in place and down: the container's
 // interface, and a host end with a name derived from the attachment. An attachment
 // that exists is code 100: the kernel decides who of two ADDs is first. The host
 // end is to be marked by MarkHostEnd; until then its group tells whose it is, since
@@ -23,7 +23,7 @@ func (s *Session) CreatePair(ctx context.Context, link Link) (err error) {
 	names := iface.HostNames(s.Attachment)
 	for _, name := range names {
 		s.HostEnd, err = s.Host.AddVeth(rtnl.Veth{
-			Name: name, MTU: link.MTU, Group: cni.NetworkHash(s.Network),
+			Netkit: link.Netkit, Name: name, MTU: link.MTU, Group: cni.NetworkHash(s.Network),
 			Peer: rtnl.Peer{Name: s.IfName, MAC: link.MAC, NS: s.NS},
 		})
 		if err == nil {
@@ -102,7 +102,7 @@ func (s *Session) MarkHostEnd(master int) error {
 func findHostEnd(host *rtnl.Conn, a cni.Attachment) (rtnl.Link, error) {
 	for _, name := range iface.HostNames(a) {
 		l, err := host.Link(name)
-		if err == nil && l.Kind == "veth" && a.Owns(l.Alias) || err == nil && isHalfMade(l, a.Network) ||
+		if err == nil && isPairEnd(l) && a.Owns(l.Alias) || err == nil && isHalfMade(l, a.Network) ||
 			err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 			return l, err
 		}
@@ -124,7 +124,7 @@ func collectPairs(host *rtnl.Conn, valid cni.Set) error {
 	var errs []error
 	for _, l := range links {
 		left := isHalfMade(l, valid.Network()) && !slices.Contains(keep, l.Name)
-		if left || l.Kind == "veth" && valid.Garbage(l.Alias) {
+		if left || isPairEnd(l) && valid.Garbage(l.Alias) {
 			errs = append(errs, host.DelLink(l.Index))
 		}
 	}
@@ -133,5 +133,7 @@ func collectPairs(host *rtnl.Conn, valid cni.Set) error {
 
 // isHalfMade tells a host end of the network whose ADD died before MarkHostEnd.
 func isHalfMade(l rtnl.Link, network string) bool {
-	return l.Kind == "veth" && l.Alias == "" && l.Group == cni.NetworkHash(network)
+	return isPairEnd(l) && l.Alias == "" && l.Group == cni.NetworkHash(network)
 }
+
+func isPairEnd(l rtnl.Link) bool { return l.Kind == "veth" || l.Kind == "netkit" }

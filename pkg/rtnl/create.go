@@ -40,6 +40,10 @@ func (c *Conn) AddBridge(b Bridge) (Link, error) {
 
 // Veth is a pair that AddVeth creates; the end in the Conn's own namespace.
 type Veth struct {
+	// Netkit makes the pair of the kind netkit, on which BPF programs run, and this end
+	// its primary one. It has MAC addresses as a veth has.
+	Netkit bool
+
 	Name  string
 	MAC   net.HardwareAddr // nil = random
 	MTU   int              // of both ends; 0 = the kernel's choice
@@ -60,16 +64,37 @@ type Peer struct {
 func (c *Conn) AddVeth(v Veth) (Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.HardwareAddr, attrs.Group = v.Name, v.MTU, v.MAC, v.Group
-	veth := netlink.NewVeth(attrs) // a bare Veth gives the peer a queue of length 0
-	veth.PeerName, veth.PeerHardwareAddr = v.Peer.Name, v.Peer.MAC
-	if v.Peer.NS != nil {
-		veth.PeerNamespace = netlink.NsFd(v.Peer.NS.FD())
+	var l Link
+	var err error
+	if v.Netkit {
+		l, err = c.create(v.netkit(attrs))
+	} else {
+		veth := netlink.NewVeth(attrs) // a bare Veth gives the peer a queue of length 0
+		veth.PeerName, veth.PeerHardwareAddr = v.Peer.Name, v.Peer.MAC
+		if v.Peer.NS != nil {
+			veth.PeerNamespace = netlink.NsFd(v.Peer.NS.FD())
+		}
+		l, err = c.create(veth)
 	}
-	l, err := c.create(veth)
 	if err != nil {
 		return l, fmt.Errorf("veth %q with peer %q: create: %w", v.Name, v.Peer.Name, err)
 	}
 	return l, nil
+}
+
+func (v Veth) netkit(attrs netlink.LinkAttrs) *netlink.Netkit {
+	pair := &netlink.Netkit{
+		LinkAttrs: attrs, Mode: netlink.NETKIT_MODE_L2, Policy: netlink.NETKIT_POLICY_FORWARD,
+		PeerPolicy: netlink.NETKIT_POLICY_FORWARD,
+		Scrub:      netlink.NETKIT_SCRUB_DEFAULT, PeerScrub: netlink.NETKIT_SCRUB_DEFAULT,
+	}
+	peer := netlink.NewLinkAttrs()
+	peer.Name, peer.MTU, peer.HardwareAddr = v.Peer.Name, v.MTU, v.Peer.MAC
+	if v.Peer.NS != nil {
+		peer.Namespace = netlink.NsFd(v.Peer.NS.FD())
+	}
+	pair.SetPeerAttrs(&peer)
+	return pair
 }
 
 // create makes a link and looks at it. The library looks, too, keeps the index

@@ -175,6 +175,7 @@ func tapValues() []values {
 func ptpValues() []values {
 	return concat(switches("ipMasq"), []values{
 		{key: "ipMasqBackend", good: `["nftables", "iptables", null]`, bad: `["", "nft", 5]`},
+		{key: "deviceType", good: `["veth", "netkit", null]`, bad: `["", "Veth", "vlan", 5]`},
 		{key: "mtu", good: `[0, 68, 1500, 65535, null]`, bad: `[-1, 67, 65536, 1.5, "1500"]`},
 		{key: "ipam", good: `[{"type": "static"}]`, bad: `[null, {}, "host-local", []]`},
 		{key: "ipam.type", good: `["static"]`, bad: `["../x", "", null, 5]`, beyond: `["ptp"]`},

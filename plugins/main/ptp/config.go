@@ -11,8 +11,9 @@ import (
 type wireConfig struct {
 	skel.Keys
 	attach.MasqKeys
-	MTU  int `json:"mtu" help:"bytes, of both ends of the pair (the kernel's)" schema:"min=68 max=65535 zero"`
-	IPAM struct {
+	DeviceType *string `json:"deviceType" help:"kind of the pair: veth or netkit" default:"veth" schema:"enum=veth|netkit"`
+	MTU        int     `json:"mtu" help:"bytes, of both ends of the pair (the kernel's)" schema:"min=68 max=65535 zero"`
+	IPAM       struct {
 		Type string `json:"type" help:"IPAM plugin that gives the addresses; required" schema:"required format=file"`
 	} `json:"ipam" help:"the IPAM plugin's part; required" schema:"required"`
 	attach.LinkKeys
@@ -42,5 +43,17 @@ func parseConfig(req *skel.Request) (c config, err error) {
 	problems.Add(err)
 	c.Link, err = w.LinkKeys.Parse(req, w.MTU)
 	problems.Add(err)
+	c.Link.Netkit, err = parseDeviceType(w.DeviceType)
+	problems.Add(err)
 	return c, problems.Err()
+}
+
+func parseDeviceType(kind *string) (netkit bool, err error) {
+	switch {
+	case kind == nil || *kind == "veth":
+		return false, nil
+	case *kind == "netkit":
+		return true, nil
+	}
+	return false, cni.Refuse("deviceType", *kind, `is neither "veth" nor "netkit"`)
 }

@@ -1,6 +1,6 @@
 // Ptp attaches containers to the host by a point to point link.
 //
-// ADD makes a veth pair, asks an IPAM plugin for addresses, gives them to the
+// ADD makes a pair of links (veth, or netkit), asks an IPAM plugin for addresses, gives them to the
 // container end and routes everything, its own subnet too, through the gateway
 // address, which the host end has. The host gets a route to each address. There
 // is no bridge: containers reach each other through the host. DEL takes all of it

@@ -2,8 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -17,7 +20,11 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	if err := s.CreatePair(ctx, cfg.Link); err != nil {
+	err = s.CreatePair(ctx, cfg.Link)
+	if cfg.Link.Netkit && errors.Is(err, unix.EOPNOTSUPP) {
+		err = cni.Errorf(cni.CodeUnsupportedField, "deviceType: netkit: not supported by this kernel: %w", err)
+	}
+	if err != nil {
 		return nil, err
 	}
 	if err := s.StartIPAM(ctx); err != nil {
@@ -62,6 +69,16 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 func gc(ctx context.Context, req *skel.Request) error { return attach.GC(ctx, req) }
 
 func status(ctx context.Context, req *skel.Request, cfg config) error {
+	if cfg.Link.Netkit {
+		host, err := rtnl.Dial(nil)
+		if err != nil {
+			return err
+		}
+		defer host.Close()
+		if err := host.Supports("netkit"); err != nil {
+			return cni.Errorf(cni.CodeUnavailable, "deviceType: %w", err)
+		}
+	}
 	return attach.Status(ctx, req, cfg.Masq)
 }
 
