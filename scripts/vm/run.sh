@@ -38,6 +38,7 @@ timeout --foreground -k 5 "${VM_TIMEOUT:-900}" qemu-system-x86_64 -accel "${VM_A
 	-device virtio-serial-pci -chardev file,id=out,path=/dev/stdout,append=on -device virtserialport,chardev=out,name=out \
 	-virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
 	-virtfs "local,path=$work/control,mount_tag=control,security_model=none" \
+	-netdev hubport,id=wire,hubid=0 -device virtio-net-pci,netdev=wire,mac=02:00:00:00:00:01 \
 	-device virtio-rng-pci </dev/null | cat || echo "vm: qemu: exit $?" >&2
 [ -f "$work/control/rc" ] || { echo "vm: no result; its console:" >&2; tail -n 40 "$work/console" >&2; exit 125; }
 exit "$(<"$work/control/rc")"
