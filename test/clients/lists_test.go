@@ -110,8 +110,9 @@ var _ = DescribeTable("lists as users have them run on our plugins alone, and le
 	u.run(d, "check", all[:2]...)
 	client := pods.At(all[0].Netns)
 	pods.At(all[1].Netns).Serve()
+	limit := map[bool]string{true: "-w1", false: "-w40"}[u.isolated]
 	for _, of := range addrs {
-		ping := client.Run(nstest.Program{Path: "ping", Args: []string{"-nc1", "-W1",
+		ping := client.Run(nstest.Program{Path: "ping", Args: []string{"-nc1", limit,
 			"-I", of["client"][0], of["server"][0]}}) // what has no source leaves by eth0, says sbr
 		Expect(ping.Exit == 0).To(Equal(!u.isolated), "%s", ping.Stdout)
 	}
