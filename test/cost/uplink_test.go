@@ -12,8 +12,8 @@ var _ = Describe("a bridge of the administrator's, with an uplink,", func() {
 	It("is not asked for its ports where the host forwards IPv6 anyway", func() {
 		nstest.Need("tap")
 		n := newNode(0)
-		for _, args := range []string{"link add adm up type bridge", "tuntap add up0 mode tap",
-			"link set up0 up master adm"} {
+		for _, args := range []string{"link add adm up type bridge", "tuntap add tap0 mode tap",
+			"link set tap0 up master adm"} {
 			IP(n.Host, "%s", args)
 		}
 		n.SetSysctl("net/ipv6/conf/adm/accept_ra", "1")
