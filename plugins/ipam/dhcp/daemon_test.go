@@ -30,10 +30,10 @@ var _ = Describe("the daemon", func() {
 		before := count(s, request)()
 		l.start()
 		l.Succeeds(l.after("CHECK", c, r))
-		Eventually(count(s, request), nstest.Hang).Should(BeNumerically(">", before))
+		Eventually(count(s, request)).Should(BeNumerically(">", before))
 		Expect(addrs(c)()).To(Equal([]string{"10.9.0.50/24"}))
 		l.Succeeds(l.after("DEL", c, r))
-		Eventually(count(s, release), nstest.Hang).Should(Equal(1))
+		Eventually(count(s, release)).Should(Equal(1))
 		Expect(count(s, discover)()).To(Equal(1))
 	},
 		Entry("at SIGTERM", syscall.SIGTERM),
@@ -47,10 +47,10 @@ var _ = Describe("the daemon", func() {
 		configure(c, l.Add(l.call("ADD", c)))
 		d.end(syscall.SIGKILL)
 		since := sinceBoot()
-		Eventually(sinceBoot, nstest.Hang).Should(BeNumerically(">", since+time.Second))
+		Eventually(sinceBoot).Should(BeNumerically(">", since+time.Second))
 		before := count(s, request)()
 		l.start()
-		Eventually(count(s, request), nstest.Hang).Should(BeNumerically(">", before))
+		Eventually(count(s, request)).Should(BeNumerically(">", before))
 		again := s.messages(request)[before]
 		Expect(again.RequestedIPAddress().String()).To(Equal("10.9.0.50"))
 		Expect(again.Options).NotTo(HaveKey(uint8(54)))
@@ -66,7 +66,7 @@ var _ = Describe("the daemon", func() {
 		d.end(syscall.SIGKILL)
 		c.Unpin()
 		l.start()
-		Eventually(l.records, nstest.Hang).Should(BeEmpty())
+		Eventually(l.records).Should(BeEmpty())
 	})
 
 	It("has the socket for itself, and for root", func() {
@@ -76,7 +76,7 @@ var _ = Describe("the daemon", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(info.Mode()).To(Equal(os.ModeSocket | 0o600))
 		second := l.launch("-socketpath", l.socket)
-		Eventually(second.ended, nstest.Hang).Should(BeClosed())
+		Eventually(second.ended).Should(BeClosed())
 		Expect(second.ProcessState.ExitCode()).To(Equal(1))
 		Expect(second.log).To(gbytes.Say("a daemon serves " + l.socket + " already"))
 		l.Succeeds(l.call("STATUS", nstest.NewNetns()))
@@ -95,14 +95,14 @@ var _ = Describe("the daemon", func() {
 		client.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 		out, _ := client.CombinedOutput()
 		Expect(string(out)).NotTo(ContainSubstring("200"))
-		Eventually(d.log, nstest.Hang).Should(gbytes.Say("user 65534's, and only root may ask"))
+		Eventually(d.log).Should(gbytes.Say("user 65534's, and only root may ask"))
 	})
 
 	It("puts the prefix of the host before its paths", func() {
 		l := newLAN()
 		s, c, prefix := l.serve(), l.container(), GinkgoT().TempDir()
 		d := l.launch("-hostprefix", prefix, "-socketpath", "/run/d.sock", "-pidfile", prefix+"/pid")
-		Eventually(d.log, nstest.Hang).Should(gbytes.Say("serving"))
+		Eventually(d.log).Should(gbytes.Say("serving"))
 		Expect(os.ReadFile(prefix + "/pid")).To(BeEquivalentTo(fmt.Sprint(d.Process.Pid)))
 		path := filepath.Join(prefix, "ns")
 		Expect(os.Symlink(c.Path, path)).To(Succeed())
@@ -119,7 +119,7 @@ var _ = Describe("the daemon", func() {
 	DescribeTable("refuses", func(status int, says string, args ...string) {
 		l := newLAN()
 		d := l.launch(append([]string{"-socketpath", l.socket}, args...)...)
-		Eventually(d.ended, nstest.Hang).Should(BeClosed())
+		Eventually(d.ended).Should(BeClosed())
 		Expect(d.ProcessState.ExitCode()).To(Equal(status))
 		Expect(d.log).To(gbytes.Say(says))
 	},
@@ -136,7 +136,7 @@ var _ = Describe("the daemon", func() {
 		d := l.prepare("exec env LISTEN_PID=$$ LISTEN_FDS="+fmt.Sprint(sockets)+` "$0" "$@"`, "-socketpath", "/unused")
 		d.ExtraFiles = []*os.File{file, file}[:sockets]
 		l.run(d)
-		Eventually(d.log, nstest.Hang).Should(gbytes.Say(want))
+		Eventually(d.log).Should(gbytes.Say(want))
 		if sockets == 1 {
 			l.Succeeds(l.call("STATUS", nstest.NewNetns()))
 			d.end(syscall.SIGTERM)
@@ -170,8 +170,8 @@ var _ = Describe("the daemon", func() {
 		}
 		all.Wait()
 		Expect(l.records()).To(HaveLen(100))
-		Eventually(func() int { return fds(d, "socket") }, nstest.Hang).Should(Equal(1))
-		Eventually(func() int { return fds(d, "") }, nstest.Hang).Should(BeNumerically("<", 12))
+		Eventually(func() int { return fds(d, "socket") }).Should(Equal(1))
+		Eventually(func() int { return fds(d, "") }).Should(BeNumerically("<", 12))
 		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", d.Process.Pid))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(len(threads)).To(BeNumerically("<", 100))
@@ -199,7 +199,7 @@ var _ = Describe("beside the reference", func() {
 		Expect(old(conf(l.after("CHECK", c, r))).Code).To(BeZero())
 		Expect(count(s, discover)()).To(Equal(1))
 		Expect(old(conf(l.after("DEL", c, r))).Code).To(BeZero())
-		Eventually(count(s, release), nstest.Hang).Should(Equal(1))
+		Eventually(count(s, release)).Should(Equal(1))
 	})
 
 	It("its daemon serves ADD and DEL; CHECK and GC say that it cannot do more", func() {
@@ -210,7 +210,7 @@ var _ = Describe("beside the reference", func() {
 		log := gbytes.NewBuffer()
 		l.program(log, l.Host, nstest.Newest().Program("dhcp"), "daemon", "-socketpath", l.socket,
 			"-timeout", "1s")
-		Eventually(func() int { return l.Call(l.call("STATUS", c)).Code }, nstest.Hang).Should(BeZero())
+		Eventually(func() int { return l.Call(l.call("STATUS", c)).Code }).Should(BeZero())
 		c.Cmd("ip", "link", "set", "eth0", "up") // else its first DISCOVER is lost
 		r := l.Add(l.call("ADD", c))
 		Expect(r.IPs[0].Address).To(Equal("10.9.0.50/24"))
@@ -252,7 +252,7 @@ var _ = Describe("under bridge", func() {
 		Expect(addrs(c)()).To(Equal([]string{"10.9.0.50/24"}))
 		Expect(bridge("CHECK", &r).Code).To(BeZero())
 		Expect(bridge("DEL", &r).Code).To(BeZero())
-		Eventually(count(s, release), nstest.Hang).Should(Equal(1))
+		Eventually(count(s, release)).Should(Equal(1))
 		Expect(s.messages(release)[0].src.String()).To(Equal("10.9.0.50"))
 		Expect(bridge("DEL", &r).Code).To(BeZero())
 	})
@@ -279,7 +279,7 @@ var _ = Describe("with real servers", func() {
 			"--port=0", "--interface=br0", "--bind-interfaces", "--user=root", "--group=root", "--pid-file=",
 			"--log-dhcp", "--no-ping", "--dhcp-leasefile="+dir+"/leases",
 			"--dhcp-range=10.9.0.50,10.9.0.60,2m", "--dhcp-authoritative"))
-		Eventually(log, nstest.Hang).Should(gbytes.Say(`DHCPRELEASE.* 10\.9\.0\.(5\d|60) `))
+		Eventually(log).Should(gbytes.Say(`DHCPRELEASE.* 10\.9\.0\.(5\d|60) `))
 	})
 
 	It("udhcpd lends, and takes back", func() {

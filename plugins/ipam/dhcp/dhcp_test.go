@@ -68,7 +68,7 @@ var _ = Describe("a lease", func() {
 		Expect(l.Fails(l.call("ADD", c), cni.CodeExists)).To(ContainSubstring("has a lease already"))
 		Expect(s.messages(request)).To(HaveLen(1))
 		l.Succeeds(l.after("DEL", c, r))
-		Eventually(count(s, release), nstest.Hang).Should(Equal(1))
+		Eventually(count(s, release)).Should(Equal(1))
 		Expect(s.messages(release)[0].src.String()).To(Equal("10.9.0.50"))
 		Expect(l.records()).To(BeEmpty())
 		l.Succeeds(l.after("DEL", c, r))
@@ -102,7 +102,7 @@ var _ = Describe("a lease", func() {
 		Expect(l.Fails(l.call("ADD", c), cni.CodeTryAgain)).To(Equal("error calling DHCP.Allocate: no more tries\n" +
 			`interface "eth0": no DHCP server answered within 1s`))
 		Expect(l.records()).To(BeEmpty())
-		Expect(fds(d, "socket")).To(Equal(1), "of the daemon's own")
+		Eventually(func() int { return fds(d, "socket") }).Should(Equal(1), "of the daemon's own")
 		l.Fails(l.call("CHECK", c), cni.CodeDrift)
 	})
 
@@ -138,14 +138,14 @@ var _ = Describe("a lease", func() {
 		s.set(func(s *server) { s.script = silent })
 		l.start()
 		plugin := l.exec(l.call("ADD", c))
-		Eventually(count(s, discover), nstest.Hang).Should(BeNumerically(">", 0))
+		Eventually(count(s, discover)).Should(BeNumerically(">", 0))
 		Expect(plugin.Process.Kill()).To(Succeed())
 		By("nobody asks any more")
-		Eventually(func() string { return l.Fails(l.call("CHECK", c), cni.CodeDrift) }, nstest.Hang).
+		Eventually(func() string { return l.Fails(l.call("CHECK", c), cni.CodeDrift) }).
 			Should(ContainSubstring("has no lease"))
 		s.set(func(s *server) { s.script = nil })
 		By("a new ADD can begin at once")
-		Eventually(func() int { return l.Call(l.call("ADD", c)).Code }, nstest.Hang).Should(BeZero())
+		Eventually(func() int { return l.Call(l.call("ADD", c)).Code }).Should(BeZero())
 		l.Succeeds(l.call("DEL", c))
 	})
 
@@ -158,11 +158,11 @@ var _ = Describe("a lease", func() {
 			defer GinkgoRecover()
 			added <- l.Call(l.call("ADD", c))
 		}()
-		Eventually(count(s, discover), nstest.Hang).Should(BeNumerically(">", 0))
+		Eventually(count(s, discover)).Should(BeNumerically(">", 0))
 		l.Fails(l.call("ADD", c), cni.CodeTryAgain)
 		l.Succeeds(l.call("DEL", c))
 		var a Answer
-		Eventually(added, nstest.Hang).Should(Receive(&a))
+		Eventually(added).Should(Receive(&a))
 		a.Failed(cni.CodeTryAgain)
 	})
 
@@ -174,8 +174,8 @@ var _ = Describe("a lease", func() {
 		s.set(func(s *server) {
 			s.more = append(s.more, dhcpv4.WithRouter(net.IPv4(10, 9, 0, 9)), dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 60)))
 		})
-		Eventually(addrs(c), nstest.Hang).Should(Equal([]string{"10.9.0.60/24"}))
-		Eventually(func() string { return c.Cmd("ip", "route") }, nstest.Hang).
+		Eventually(addrs(c)).Should(Equal([]string{"10.9.0.60/24"}))
+		Eventually(func() string { return c.Cmd("ip", "route") }).
 			Should(And(ContainSubstring("default via 10.9.0.9 "), Not(ContainSubstring("via 10.9.0.1 "))))
 		Expect(s.messages(request)[1].src.String()).To(Equal("10.9.0.50"))
 		Expect(l.Fails(l.after("CHECK", c, r), cni.CodeDrift)).To(ContainSubstring("10.9.0.60/24"))
@@ -195,12 +195,12 @@ var _ = Describe("a lease", func() {
 				return []*dhcpv4.DHCPv4{answer}
 			}
 		})
-		Eventually(addrs(c), nstest.Hang).Should(BeEmpty())
+		Eventually(addrs(c)).Should(BeEmpty())
 		Expect(Show(c, "eth0").Flags).To(ContainElement("UP"))
 		Expect(l.Fails(l.after("CHECK", c, r), cni.CodeDrift)).To(ContainSubstring("expired"))
 		s.set(func(s *server) { s.script, s.more = nil, []dhcpv4.Modifier{dhcpv4.WithLeaseTime(3600)} })
-		Eventually(addrs(c), nstest.Hang).Should(Equal([]string{"10.9.0.50/24"}))
-		Eventually(func() string { return c.Cmd("ip", "route") }, nstest.Hang).
+		Eventually(addrs(c)).Should(Equal([]string{"10.9.0.50/24"}))
+		Eventually(func() string { return c.Cmd("ip", "route") }).
 			Should(ContainSubstring("default via 10.9.0.1 "))
 		l.Succeeds(l.after("CHECK", c, r))
 	})
@@ -219,7 +219,7 @@ var _ = Describe("a lease", func() {
 				return []*dhcpv4.DHCPv4{answer}
 			}
 		})
-		Eventually(addrs(c), nstest.Hang).Should(Equal([]string{"10.9.0.51/24"}))
+		Eventually(addrs(c)).Should(Equal([]string{"10.9.0.51/24"}))
 	})
 
 	It("is dropped when the namespace goes, and nothing of the daemon keeps that", func() {
@@ -228,10 +228,10 @@ var _ = Describe("a lease", func() {
 		l.Add(l.call("ADD", c))
 		c.Unpin()
 		By("the kernel takes the pair away")
-		Eventually(func() string { return l.server.Cmd("ip", "-o", "link") }, nstest.Hang).
+		Eventually(func() string { return l.server.Cmd("ip", "-o", "link") }).
 			ShouldNot(ContainSubstring("port1"))
-		Eventually(d.log, nstest.Hang).Should(gbytes.Say("dropped"))
-		Eventually(l.records, nstest.Hang).Should(BeEmpty())
+		Eventually(d.log).Should(gbytes.Say("dropped"))
+		Eventually(l.records).Should(BeEmpty())
 		l.Succeeds(l.call("DEL", c))
 		By("a new container of the same name has a lease of its own")
 		other := l.container()
@@ -275,7 +275,7 @@ var _ = Describe("a lease", func() {
 		gc.Conf = strings.TrimSuffix(gc.Conf.(string), "}") +
 			fmt.Sprintf(`, "cni.dev/valid-attachments": [{"containerID": %q, "ifname": "eth0"}]}`, other.Name)
 		l.Succeeds(gc)
-		Eventually(count(s, release), nstest.Hang).Should(Equal(1))
+		Eventually(count(s, release)).Should(Equal(1))
 		l.Fails(l.call("CHECK", c), cni.CodeDrift)
 		l.Succeeds(l.after("CHECK", other, r))
 	})

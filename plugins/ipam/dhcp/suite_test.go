@@ -120,7 +120,7 @@ func (l *lan) launch(args ...string) *daemonRun {
 func (l *lan) start(args ...string) *daemonRun {
 	GinkgoHelper()
 	d := l.launch(append([]string{"-socketpath", l.socket}, args...)...)
-	Eventually(d.log, nstest.Hang).Should(gbytes.Say("serving"))
+	Eventually(d.log).Should(gbytes.Say("serving"))
 	return d
 }
 
@@ -128,7 +128,7 @@ func (l *lan) start(args ...string) *daemonRun {
 func (d *daemonRun) end(signal syscall.Signal) int {
 	GinkgoHelper()
 	_ = d.Process.Signal(signal)
-	Eventually(d.ended, nstest.Hang).Should(BeClosed())
+	Eventually(d.ended).Should(BeClosed())
 	return d.ProcessState.ExitCode()
 }
 
