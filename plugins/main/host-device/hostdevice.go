@@ -67,8 +67,7 @@ func take(ctx context.Context, s *attach.Session, d device) (r record, err error
 		return r, err
 	}
 	warnOfUses(s, f.Link)
-	r = record{Network: s.Network, ContainerID: s.ContainerID, IfName: s.IfName, Netns: s.Netns,
-		Device: d, PCI: f.PCI, Link: f.Link}
+	r = record{Attachment: s.Attachment, Netns: s.Netns, Device: d, PCI: f.PCI, Link: f.Link}
 	if r.NS, err = s.NS.Identity(); err != nil {
 		return r, err
 	}
@@ -130,10 +129,10 @@ func (r record) held(by cni.Attachment) error {
 		return nil
 	}
 	code := cni.CodeConflict
-	if by == r.attachment() {
+	if by == r.Attachment {
 		code = cni.CodeExists
 	}
-	return cni.Errorf(code, "%s: is held by %s", r, r.attachment())
+	return cni.Errorf(code, "%s: is held by %s", r, r.Attachment)
 }
 
 // warnOfUses tells what the host loses with the device.
@@ -197,23 +196,24 @@ func find(ctx context.Context, req *skel.Request) (b borrowed, err error) {
 	if b.records, err = openRecords(ctx); err != nil {
 		return b, err
 	}
-	var ok bool
-	if b.record, ok, err = b.records.Get(req.Hash()); err != nil {
-		return b, err
-	}
-	if ok {
-		if b.cont, err = attach.Enter(b.Netns, b.NS); errors.Is(err, rtnl.ErrNoLink) {
+	r, ok, err := b.records.Get(req.Hash())
+	switch {
+	case err != nil:
+	case ok:
+		b.record = r
+		if b.cont, err = attach.Enter(r.Netns, r.NS); errors.Is(err, rtnl.ErrNoLink) {
+			b.cont, err = attach.Enter(req.Netns, r.NS) // by another path
+		}
+		if errors.Is(err, rtnl.ErrNoLink) {
 			err = nil // it may be on the host
 		}
-		return b, err
+	case req.NS == nil:
+		err = rtnl.ErrNoLink
+	default:
+		if b.cont, err = rtnl.Dial(req.NS); err == nil {
+			b.Link, err = foreign(req, b.cont)
+		}
 	}
-	if req.NS == nil {
-		return b, rtnl.ErrNoLink
-	}
-	if b.cont, err = rtnl.Dial(req.NS); err != nil {
-		return b, err
-	}
-	b.Link, err = foreign(req, b.cont)
 	return b, err
 }
 
@@ -289,7 +289,7 @@ func collect(ctx context.Context, req *skel.Request) error {
 	all, err := records.All()
 	errs := []error{err}
 	for _, r := range all {
-		if r.Network != req.Network || req.Valid.Has(r.attachment()) {
+		if r.Network != req.Network || req.Valid.Has(r.Attachment) {
 			continue
 		}
 		cont, err := attach.Enter(r.Netns, r.NS)
@@ -330,7 +330,7 @@ func available(ctx context.Context, req *skel.Request, d device) error {
 	defer records.Close()
 	held, listErr := records.Any(func(r record) bool {
 		if r.meets(d) {
-			req.Warn("%s: is held by %s", r, r.attachment())
+			req.Warn("%s: is held by %s", r, r.Attachment)
 		}
 		return r.meets(d)
 	})

@@ -163,6 +163,19 @@ var _ = Describe("DEL", func() {
 		})
 	}
 
+	It("brings the device home from a namespace that has another path by now", func() {
+		w := newWorld()
+		before := links(w)
+		a := attached(w, conf())
+		w.Cmd("touch", "/run/elsewhere")
+		w.Cmd("mount", "--bind", a.Path, "/run/elsewhere")
+		a.Unpin()
+		c := a.As("DEL")
+		c.Netns = "/run/elsewhere"
+		w.Succeeds(c)
+		Expect(links(w)).To(Equal(before))
+	})
+
 	It("frees the addresses when the namespace is gone, and before ADD", func() {
 		w := newWorld()
 		a := attached(w, conf())

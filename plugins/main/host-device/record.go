@@ -26,14 +26,12 @@ const (
 // record is which device an attachment has, how that was on the host, and where it is now. It
 // is written before the device moves, and dropped when it is at home again.
 type record struct {
-	Network     string      `json:"network"`
-	ContainerID string      `json:"containerID"`
-	IfName      string      `json:"ifname"`
-	Netns       string      `json:"netns"`
-	NS          ns.Identity `json:"identity"`
-	Device      device      `json:"device"`
-	PCI         string      `json:"pci,omitempty"`
-	Link        rtnl.Link   `json:"link"` // on the host; none of a device without interface
+	cni.Attachment
+	Netns  string      `json:"netns"`
+	NS     ns.Identity `json:"identity"`
+	Device device      `json:"device"`
+	PCI    string      `json:"pci,omitempty"`
+	Link   rtnl.Link   `json:"link"` // on the host; none of a device without interface
 }
 
 type store = statefile.Store[record]
@@ -42,13 +40,9 @@ func openRecords(ctx context.Context) (*store, error) {
 	return statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
 }
 
-func (r record) attachment() cni.Attachment {
-	return cni.Attachment{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName}
-}
-
 // Sane says whether an ADD can have written the record: its file may be damaged.
 func (r *record) Sane(name string) bool {
-	return name == r.attachment().Hash() && (r.Link.Index == 0 || cni.ValidIfName(r.Link.Name))
+	return name == r.Hash() && (r.Link.Index == 0 || cni.ValidIfName(r.Link.Name))
 }
 
 func (r record) String() string { return fmt.Sprintf("device %q", cmp.Or(r.Link.Name, r.PCI)) }
@@ -103,7 +97,7 @@ func (r record) end(records *store, host, cont *rtnl.Conn, warn func(string, ...
 	} else if !errors.Is(err, rtnl.ErrNoLink) {
 		return err
 	}
-	return records.Drop(r.attachment().Hash())
+	return records.Drop(r.Hash())
 }
 
 // bring moves the device from the container to the host. It gets its name before, so that
