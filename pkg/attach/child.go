@@ -22,6 +22,7 @@ import (
 type Child struct {
 	Kind   string // as the kernel calls it
 	Mode   string // which all children of a master share; empty = they share none
+	Alone  string // what no other child of the master may have, a VLAN; empty = nothing
 	Link   Link
 	Master *MasterKeys // nil = it has no master
 	DAD    bool        // duplicate address detection: others are on its network
@@ -49,6 +50,9 @@ func AddChild(ctx context.Context, req *skel.Request, c Child) (*cni.Result, err
 		return nil, err
 	}
 	res, err := s.Furnish(ctx, c.Link, s.child(c))
+	if errors.Is(err, unix.EADDRINUSE) {
+		err = cni.Errorf(cni.CodeConflict, "another interface on master %q has the address: %w", s.Parent.Name, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -65,6 +69,9 @@ func (s *Session) Furnish(ctx context.Context, link Link, t iface.Target) (*cni.
 	answer, err := s.IPAMResult(ctx)
 	if err != nil {
 		return nil, err
+	}
+	if s.IPAM == "" && link.Given != nil {
+		answer = link.Given
 	}
 	res, err := link.Result(answer, 0)
 	if err != nil {
@@ -120,6 +127,7 @@ type childRecord struct {
 	NS          ns.Identity `json:"identity"`
 	Kind        string      `json:"kind"`
 	Mode        string      `json:"mode,omitempty"`
+	Alone       string      `json:"alone,omitempty"`
 	Parent      int         `json:"parent,omitempty"`      // index
 	InContainer bool        `json:"inContainer,omitempty"` // the parent is
 	Link        int         `json:"link,omitempty"`        // index, once the link is made
@@ -131,7 +139,7 @@ func (r childRecord) attachment() cni.Attachment {
 
 func (s *Session) newRecord(c Child) (r childRecord, err error) {
 	r = childRecord{Network: s.Network, ContainerID: s.ContainerID, IfName: s.IfName, Netns: s.Netns,
-		Kind: c.Kind, Mode: c.Mode, Parent: s.Parent.Index, InContainer: s.masterInside}
+		Kind: c.Kind, Mode: c.Mode, Alone: c.Alone, Parent: s.Parent.Index, InContainer: s.masterInside}
 	r.NS, err = s.NS.Identity()
 	return r, err
 }
@@ -231,7 +239,9 @@ func (s *Session) createChild(ctx context.Context, c Child) (err error) {
 		return err
 	}
 	s.OnFail("delete the interface", func(ctx context.Context) error { return s.revokeChild(ctx, r) })
-	if err := s.makeChild(c); err != nil {
+	if err := s.makeChild(c); errors.Is(err, unix.EEXIST) && c.Alone != "" {
+		return s.nameHolder(records, r, err)
+	} else if err != nil {
 		return err
 	}
 	mark, group := s.Mark(), uint32(0)
@@ -265,24 +275,39 @@ func (s *Session) refuseRecorded(records *statefile.Store[childRecord], r childR
 	if r.Mode == "" {
 		return nil
 	}
-	all, err := records.All()
-	if err != nil {
-		return err
+	other, ok, err := r.sibling(records, func(other childRecord) bool { return other.Mode != r.Mode })
+	if ok {
+		err = cni.Errorf(cni.CodeConflict, "mode: %q: all that is on master %q has one mode, %q (%s)", r.Mode,
+			s.Parent.Name, other.Mode, other.attachment())
 	}
+	return err
+}
+
+// sibling finds a live child of the same kind on the same master.
+func (r childRecord) sibling(records *statefile.Store[childRecord], is func(childRecord) bool) (childRecord, bool,
+	error) {
+	all, err := records.All()
 	for _, other := range all {
 		sameMaster := other.Parent == r.Parent && other.InContainer == r.InContainer &&
 			(!r.InContainer || other.NS.Is(r.NS))
-		if other.Kind != r.Kind || other.Mode == r.Mode || !sameMaster {
+		if other.Kind != r.Kind || other.attachment() == r.attachment() || !sameMaster || !is(*other) {
 			continue
 		}
-		if _, lives, err := other.alive(); err != nil {
-			return err
-		} else if lives {
-			return cni.Errorf(cni.CodeConflict, "mode: %q: all that is on master %q has one mode, %q (%s)", r.Mode,
-				s.Parent.Name, other.Mode, other.attachment())
+		if _, lives, err := other.alive(); err != nil || lives {
+			return *other, err == nil, err
 		}
 	}
-	return nil
+	return childRecord{}, false, err
+}
+
+// nameHolder is code 103, for the error that says that another child of the master has what
+// c.Alone names: one that is recorded, or one of the host.
+func (s *Session) nameHolder(records *statefile.Store[childRecord], r childRecord, err error) error {
+	holder := "an interface of another namespace"
+	if other, ok, _ := r.sibling(records, func(other childRecord) bool { return other.Alone == r.Alone }); ok {
+		holder = other.attachment().String()
+	}
+	return cni.Errorf(cni.CodeConflict, "%s of master %q: is held by %s: %w", r.Alone, s.Parent.Name, holder, err)
 }
 
 // makeChild makes the link. Kernels before 6.15 refuse a name that the host has, too.

@@ -28,6 +28,8 @@ type Link struct {
 	MTU    int              // bytes; 0 = the kernel's
 	MAC    net.HardwareAddr // of the container's end; nil = random
 	DNS    cni.DNS          // of the result, instead of IPAM's
+	// Given has addresses and routes for where there is no IPAM plugin; nil = layer 2 then.
+	Given *cni.Result
 }
 
 // Parse checks the keys, and the plugin's key mtu. What no interface can have
@@ -59,6 +61,9 @@ func (k LinkKeys) Parse(req *skel.Request, mtu int) (Link, error) {
 	}
 	return l, problems.Err()
 }
+
+// ParseLink is LinkKeys.Parse for interfaces whose MAC address is not theirs to choose.
+func ParseLink(mtu int, dns cni.DNS) (Link, error) { return Link{MTU: mtu, DNS: dns}, checkMTU(mtu) }
 
 // ParseMAC reads a key that is the MAC address of an interface; empty = nil.
 func ParseMAC(key, text string) (net.HardwareAddr, error) {

@@ -72,23 +72,23 @@ func (c Child) masterName(prev *cni.Result) string {
 // defaultMaster is the link of the default route: IPv4's before IPv6's, of several the one
 // with the lowest metric, and the first of its next hops.
 func defaultMaster(conn *rtnl.Conn) (rtnl.Link, error) {
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		routes, err := conn.Routes(0, family)
-		if err != nil {
-			return rtnl.Link{}, err
-		}
-		var best *rtnl.Route
-		for i, r := range routes {
-			isDefault := r.Dst.Bits() == 0 && r.Table == unix.RT_TABLE_MAIN && r.Type == unix.RTN_UNICAST
-			if isDefault && r.OutIndex != 0 && (best == nil || r.Priority < best.Priority) {
-				best = &routes[i]
-			}
-		}
-		if best != nil {
-			return conn.LinkByIndex(best.OutIndex)
+	all, err := conn.RouteCopies()
+	if err != nil {
+		return rtnl.Link{}, err
+	}
+	var best *rtnl.Route
+	for _, c := range all {
+		r := c.Route()
+		isDefault := r.Dst.Bits() == 0 && r.Table == unix.RT_TABLE_MAIN && r.Type == unix.RTN_UNICAST && r.OutIndex != 0
+		if isDefault && (best == nil || r.Dst.Addr().Is4() && best.Dst.Addr().Is6() ||
+			r.Dst.Addr().Is4() == best.Dst.Addr().Is4() && r.Priority < best.Priority) {
+			best = &r
 		}
 	}
-	return rtnl.Link{}, cni.Refuse("master", nil, "missing, and there is no default route whose interface it could be")
+	if best == nil {
+		return rtnl.Link{}, cni.Refuse("master", nil, "missing, and no default route has an interface that it could be")
+	}
+	return conn.LinkByIndex(best.OutIndex)
 }
 
 // parentIndex is what links on the master are on: the kernel puts one of the same kind

@@ -41,6 +41,10 @@ type Target struct {
 // takes a second for each probe.
 const dadPatience = 10 * time.Second
 
+// dadDelay is the delay before router solicitations, in seconds. The kernel waits a random
+// part of it before each duplicate address detection, too: Raise has it wait for none.
+const dadDelay = "router_solicitation_delay"
+
 // Raise brings the interface up, before anybody knows its addresses. What was
 // done before an error stays, here and in Configure: the caller deletes the link.
 func Raise(t Target) error {
@@ -52,7 +56,7 @@ func Raise(t Target) error {
 	list := []setting{t.ipv6("accept_dad", accept), t.ipv6("ndisc_notify", "1"),
 		{"ipv4", t.Name, "arp_notify", "1", false}}
 	if t.EnableDAD {
-		list = append(list, t.ipv6("enhanced_dad", "1"))
+		list = append(list, t.ipv6("enhanced_dad", "1"), t.ipv6(dadDelay, "0"))
 	}
 	if t.NoRouterAdverts {
 		list = append(list, t.ipv6("accept_ra", "0"))
@@ -68,14 +72,6 @@ func Raise(t Target) error {
 // result. The interface must have none of these addresses.
 func Configure(ctx context.Context, t Target, res *cni.Result) error {
 	want := wantedOf(t, res)
-	dad := t.EnableDAD && want.v6
-	if dad {
-		link, err := t.Conn.LinkByIndex(t.Index)
-		if err != nil {
-			return err
-		}
-		dad = link.Carrier // without one it cannot end
-	}
 	if want.v6 {
 		list := []setting{{"ipv6", "lo", "disable_ipv6", "0", true}, {"ipv6", t.Name, "disable_ipv6", "0", true},
 			t.ipv6("keep_addr_on_down", "1")}
@@ -83,13 +79,6 @@ func Configure(ctx context.Context, t Target, res *cni.Result) error {
 			list = append(list, setting{"ipv6", t.Name, "accept_dad", "1", true})
 		}
 		if err := t.write(list); err != nil {
-			return err
-		}
-	}
-	var delay string
-	if dad {
-		var err error
-		if delay, err = t.swapDelay("0"); err != nil {
 			return err
 		}
 	}
@@ -104,42 +93,46 @@ func Configure(ctx context.Context, t Target, res *cni.Result) error {
 			return err
 		}
 	}
-	if !dad {
+	if !t.EnableDAD {
 		return nil
 	}
-	waiting, cancel := context.WithTimeout(ctx, dadPatience)
-	defer cancel()
-	if err := t.Conn.WaitDAD(waiting, t.Index, want.addrs...); err != nil {
-		return err
+	if want.v6 {
+		if err := t.waitDAD(ctx); err != nil {
+			return err
+		}
 	}
-	_, err := t.swapDelay(delay)
-	return err
+	return t.restoreDelay()
 }
 
-// swapDelay sets the delay before router solicitations, and returns what it was: "" where
-// it cannot be set. The kernel waits a random part of it before each duplicate address
-// detection, too.
-func (t Target) swapDelay(value string) (former string, err error) {
-	if value == "" {
-		return "", nil
-	}
-	err = t.NS.Do(func() error {
-		key, err := sysctl.Net("ipv6", "conf", t.Name, "router_solicitation_delay")
-		if err == nil {
-			former, err = key.Read()
-		}
-		if err == nil {
-			err = key.Write(value)
-		}
-		if err != nil && !cni.Transient(err) {
-			former, err = "", nil
-		}
+// waitDAD waits for duplicate address detection, where the link has a carrier: without one it
+// cannot end.
+func (t Target) waitDAD(ctx context.Context) error {
+	link, err := t.Conn.LinkByIndex(t.Index)
+	if err != nil || !link.Carrier {
 		return err
-	})
-	if err != nil {
-		err = fmt.Errorf("link %q: %w", t.Name, err)
 	}
-	return former, err
+	ctx, cancel := context.WithTimeout(ctx, dadPatience)
+	defer cancel()
+	return t.Conn.WaitDAD(ctx, t.Index)
+}
+
+// restoreDelay sets what Raise changed to the container's default.
+func (t Target) restoreDelay() error {
+	err := t.NS.Do(func() error {
+		usual, err := sysctl.Net("ipv6", "conf", "default", dadDelay)
+		if err != nil {
+			return err
+		}
+		value, err := usual.Read()
+		if err != nil {
+			return err
+		}
+		return writeConf("ipv6", t.Name, dadDelay, value)
+	})
+	if cni.Transient(err) {
+		return fmt.Errorf("link %q: %w", t.Name, err)
+	}
+	return nil
 }
 
 // Announce has the kernel tell the neighbours of a link, by ARP and neighbour

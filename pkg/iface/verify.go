@@ -95,7 +95,7 @@ func settledAddrs(c *rtnl.Conn, link rtnl.Link, want []netip.Prefix) ([]rtnl.Add
 	ctx, cancel := context.WithTimeout(context.Background(), tentativePatience)
 	defer cancel()
 	// The addresses tell what went wrong.
-	_ = c.WaitDAD(ctx, link.Index, want...)
+	_ = c.WaitDAD(ctx, link.Index)
 	return c.Addrs(link.Index)
 }
 

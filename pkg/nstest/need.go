@@ -58,6 +58,14 @@ func Need(names ...string) {
 	}
 }
 
+// NeedLack skips the spec unless this machine lacks one of the features of [Need].
+func NeedLack(name string) {
+	ginkgo.GinkgoHelper()
+	if missing(name) == "" {
+		skip("a kernel without "+name, "this one has it")
+	}
+}
+
 // NeedProgram skips the spec unless each of these programs is installed.
 func NeedProgram(names ...string) {
 	ginkgo.GinkgoHelper()

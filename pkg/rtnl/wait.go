@@ -46,16 +46,15 @@ func (c *Conn) WaitGone(ctx context.Context, index int) error {
 	})
 }
 
-// WaitDAD waits until none of these addresses of the link is tentative, or with none given
-// no address. One that is in use elsewhere is ErrDuplicate at once. At the deadline of ctx the error
+// WaitDAD waits until no address of the link is tentative. An address that is
+// in use elsewhere is ErrDuplicate at once. At the deadline of ctx the error
 // names the address and matches ctx's error.
-func (c *Conn) WaitDAD(ctx context.Context, index int, wanted ...netip.Prefix) error {
+func (c *Conn) WaitDAD(ctx context.Context, index int) error {
 	return c.wait(ctx, unix.RTNLGRP_IPV6_IFADDR, index, func() (string, error) {
 		addrs, err := c.Addrs(index)
 		pending := ""
 		for _, a := range addrs {
 			switch {
-			case wanted != nil && !slices.Contains(wanted, a.Prefix):
 			case a.DADFailed:
 				return "", c.linkError(index, fmt.Sprintf("address %s", a.Prefix), ErrDuplicate)
 			case a.Tentative:

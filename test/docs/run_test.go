@@ -51,10 +51,20 @@ func (e example) asks(key string, value ...string) bool {
 
 // labels mark what not every kernel can do.
 func (e example) labels() Labels {
-	if e.asks("vlan") || e.asks("vlanTrunk") || e.asks("vrfname") {
+	if e.asks("vlan") || e.asks("vlanTrunk") || e.asks("vrfname") || len(e.kinds()) > 0 {
 		return Label("kernel")
 	}
 	return nil
+}
+
+// kinds are what the kernel needs for the plugins whose kind of interface not every one has.
+func (e example) kinds() (needs []string) {
+	for plugin, feature := range map[string]string{"vlan": "8021q", "ipvlan": "ipvlan", "dummy": "dummy"} {
+		if e.asks("type", plugin) {
+			needs = append(needs, feature)
+		}
+	}
+	return needs
 }
 
 // prepare skips what this machine cannot do, and makes what is not the plugins'
@@ -73,6 +83,7 @@ func (e example) prepare(host *nstest.Host) (pluginDir string) {
 	if e.asks("ipMasqBackend", "iptables") || e.asks("externalSetMarkChain") {
 		nstest.Need("iptables")
 	}
+	nstest.Need(e.kinds()...)
 	if e.asks("master") {
 		plugintest.Uplink(host)
 	}

@@ -34,6 +34,9 @@ var plugins = map[string]string{
 	"sbr":         `{}`,
 	"portmap":     `{"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}}`,
 	"vrf":         `{"vrfname": "red"}`,
+	"ipvlan":      `{}`,
+	"dummy":       `{"ipam": {"type": "static"}}`,
+	"vlan":        `{"master": "up0", "vlanId": 5}`,
 }
 
 // subject is what a table of values is tried on.

@@ -96,6 +96,9 @@ func tables() map[string][]values {
 			{key: "table", good: `[1, 100, 252, 256, 4294967295, null]`, bad: `[0, -1, 4294967296, "5"]`,
 				beyond: `[253, 254, 255]`},
 		}, common()),
+		"dummy":  concat(dummyValues(), dns(), common()),
+		"ipvlan": concat(ipvlanValues(), dns(), common()),
+		"vlan":   concat(vlanValues(), dns(), common()),
 	}
 }
 
@@ -218,6 +221,34 @@ func hostDeviceValues() []values {
 		{key: "ipam", good: `[{}, {"type": "static"}, null]`, bad: `["static", [], 5]`},
 		{key: "ipam.type", good: `["static", "", null]`, bad: `["../x", "a/b", ".", 5]`, beyond: `["host-device"]`},
 	})
+}
+
+func mtu() values {
+	return values{key: "mtu", good: `[0, 68, 1500, 65535, null]`, bad: `[-1, 67, 65536, 1.5, "1500"]`}
+}
+
+func ipvlanValues() []values {
+	return concat(masters(), switches("enabledad"), []values{mtu(),
+		{key: "mode", good: `["l2", "l3", "l3s", "", null]`, bad: `["l4", "L2", 5]`},
+		{key: "ipam", good: `[{}, {"type": "static"}, null]`, bad: `["static", [], 5]`},
+		{key: "ipam.type", good: `["static", "", null]`, bad: `["../x", "a/b", ".", 5]`, beyond: `["ipvlan"]`},
+	})
+}
+
+func vlanValues() []values {
+	return concat(switches("enabledad", "linkInContainer"), []values{mtu(),
+		{key: "master", good: `["up0"]`, bad: `[null, 5]`, beyond: `[""]`},
+		{key: "vlanId", good: `[0, 1, 4094, null]`, bad: `[-1, 4095, 1.5, "5"]`},
+		{key: "ipam", good: `[{}, {"type": "static"}, null]`, bad: `["static", [], 5]`},
+		{key: "ipam.type", good: `["static", "", null]`, bad: `["../x", "a/b", ".", 5]`, beyond: `["vlan"]`},
+	})
+}
+
+func dummyValues() []values {
+	return []values{mtu(), macs("mac"), macs("args.cni.mac"), macs("runtimeConfig.mac"),
+		{key: "ipam", good: `[{"type": "static"}]`, bad: `[null, {}, "host-local", []]`},
+		{key: "ipam.type", good: `["static"]`, bad: `["../x", "", null, 5]`, beyond: `["dummy"]`},
+	}
 }
 
 func hostLocalValues() []values {

@@ -1,0 +1,152 @@
+package main
+
+import (
+	"fmt"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// conf is a configuration of network "net": keys are added, or taken away by nil.
+func conf(more ...Object) Object {
+	return Merge(append([]Object{{"cniVersion": "1.1.0", "name": "net", "type": "dummy",
+		"ipam": Object{"type": "fake"}}}, more...)...)
+}
+
+var _ = Describe("configuration", func() {
+	DescribeTable("is refused with code 7, naming key and value", func(keys, want string) {
+		_, err := parseConfig(&skel.Request{Conf: []byte("{" + keys + "}")})
+		Expect(err).To(MatchError(HavePrefix(want)))
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
+	},
+		Entry("no ipam", ``, `ipam.type: missing`),
+		Entry("ipam.type", `"ipam":{"type":"a/b"}`, `ipam.type: "a/b" is no plugin name`),
+		Entry("mtu", `"ipam":{"type":"a"},"mtu":67`, `mtu: 67 `),
+		Entry("mac", `"ipam":{"type":"a"},"mac":"zz"`, `mac: "zz" `),
+	)
+})
+
+var _ = Describe("a kernel without dummies", func() {
+	It("is code 2 in ADD, before IPAM is asked, and code 50 in STATUS; DEL and GC succeed", func() {
+		nstest.NeedLack("dummy")
+		w := NewWorld(plugin())
+		cont := nstest.NewNetns()
+		c := Call{Command: "ADD", Netns: cont.Path, Conf: conf()}
+		Expect(w.Fails(c, cni.CodeUnsupportedField)).To(HavePrefix("dummy: not supported by this kernel"))
+		c.Command = "STATUS"
+		Expect(w.Fails(c, cni.CodeUnavailable)).To(HavePrefix("dummy: not supported by this kernel"))
+		Expect(w.Calls()).To(BeEmpty())
+		c.Command = "DEL"
+		w.Succeeds(c)
+		c.Command, c.Conf = "GC", conf(Object{"cni.dev/valid-attachments": []Object{}})
+		w.Succeeds(c)
+	})
+})
+
+var _ = Describe("a dummy", Label("kernel"), func() {
+	var w *World
+	BeforeEach(func() {
+		nstest.Need("dummy")
+		w = NewWorld(plugin())
+	})
+	addrs := func(n int) []string {
+		return []string{fmt.Sprintf("10.1.0.%d/24 10.1.0.1", n), fmt.Sprintf("2001:db8:1::%d/64 2001:db8:1::1", n)}
+	}
+
+	It("has its addresses at once, and is reported as it is", func() {
+		w.Lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"},
+			{"address":"2001:db8:1::2/64"}],"routes":[{"dst":"0.0.0.0/0"}],"dns":{"domain":"d"}}`)
+		a := w.Attach("one", conf(Object{"mac": "02:00:00:00:00:07", "mtu": 1400}))
+		l := Show(a.Host, "eth0")
+		Expect(l.Addrs()).To(ConsistOf("10.1.0.2/24", "2001:db8:1::2/64"))
+		Expect(l.Linkinfo.Kind).To(Equal("dummy"))
+		Expect(l.Address).To(Equal("02:00:00:00:00:07"))
+		Expect(IP(a.Host, "-6 addr show dev eth0 scope global")).NotTo(ContainSubstring("tentative"))
+		Expect(a.Result.Text).To(MatchJSON(fmt.Sprintf(`{"cniVersion":"1.1.0",
+			"interfaces":[{"name":"eth0","mac":"02:00:00:00:00:07","mtu":1400,"sandbox":%q}],
+			"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1","interface":0},
+				{"address":"2001:db8:1::2/64","interface":0}],
+			"routes":[{"dst":"0.0.0.0/0"}],"dns":{"domain":"d"}}`, a.Path)))
+		w.Succeeds(a.As("CHECK"))
+		IP(a.Host, "route del default")
+		Expect(w.Fails(a.As("CHECK"), cni.CodeDrift)).To(ContainSubstring("0.0.0.0/0"))
+		IP(a.Host, "link set eth0 down")
+		Expect(w.Fails(a.As("CHECK"), cni.CodeDrift)).To(ContainSubstring("is down"))
+	})
+
+	It("is beside another in one container, has a name of the host, and a second ADD harms nothing", func() {
+		IP(w.Host, "link add eth0 type dummy")
+		a := w.Attach("one", conf(), addrs(2)...)
+		w.Calls()
+		w.Fails(Call{Command: "ADD", Netns: a.Path, Conf: conf()}, cni.CodeExists)
+		w.Fails(Call{Command: "ADD", Netns: nstest.NewNetns().Path, Conf: conf()}, cni.CodeExists)
+		Expect(w.Calls()).To(BeEmpty())
+		w.LendAddrs("one", addrs(3)...)
+		b := Attached{Host: a.Host, Call: Call{IfName: "eth1", Netns: a.Path, Conf: conf()}}
+		b.Result = w.Add(b.Call)
+		for _, one := range []Attached{a, b} {
+			w.Succeeds(one.As("CHECK"))
+			w.Succeeds(one.As("DEL"))
+		}
+		Expect(Names(a.Host, "")).To(BeEmpty())
+		Expect(Names(w.Host, "")).To(Equal([]string{"eth0"}))
+	})
+
+	DescribeTable("is not there after an ADD that fails", func(answer string, code uint) {
+		w.On("ADD", answer)
+		cont := nstest.NewNetns()
+		w.Fails(Call{Command: "ADD", Netns: cont.Path, Conf: conf()}, code)
+		Expect(Names(cont, "")).To(BeEmpty())
+		Expect(w.Calls()).To(Equal([]string{"ADD one eth0", "DEL one eth0"}))
+	},
+		Entry("since IPAM refuses", Refusal, uint(11)),
+		Entry("since IPAM gives nothing", "cat >/dev/null; echo {}", cni.CodeIPAM),
+	)
+
+	It("goes with DEL and GC, whatever is known; what is another's stays", func() {
+		for name, change := range map[string]func(a Attached, c *Call){
+			"no namespace path": func(_ Attached, c *Call) { c.Netns = "" },
+			"no prevResult":     func(_ Attached, c *Call) { delete(c.Conf.(Object), "prevResult") },
+			"senseless keys":    func(_ Attached, c *Call) { c.Conf.(Object)["mtu"] = "x" },
+			"a renamed interface": func(a Attached, _ *Call) {
+				IP(a.Host, "link set eth0 down")
+				IP(a.Host, "link set eth0 name moved")
+			},
+			"GC": func(_ Attached, c *Call) {
+				c.Command, c.Conf = "GC", conf(Object{"cni.dev/valid-attachments": []Object{}})
+			},
+		} {
+			a := w.Attach("one", conf(), addrs(2)...)
+			c := a.As("DEL")
+			change(a, &c)
+			w.Calls()
+			w.Succeeds(c)
+			Expect(Names(a.Host, "")).To(BeEmpty(), name)
+			Expect(w.Calls()).To(Equal([]string{c.Command + " one eth0"}), name)
+		}
+		cont := nstest.NewNetns()
+		IP(cont, "link add eth0 type veth peer name x0")
+		w.Succeeds(Call{Command: "DEL", Netns: cont.Path, Conf: conf()})
+		Expect(Names(cont, "")).To(ConsistOf("eth0", "x0"))
+	})
+
+	It("that the newest reference made passes CHECK and goes with DEL, and the other way round", func() {
+		ref, c := nstest.Newest(), conf(Object{"cniVersion": "1.0.0"})
+		w.LendAddrs("one", addrs(2)...)
+		cont := nstest.NewNetns()
+		call := Call{Command: "ADD", Netns: cont.Path, Conf: c}
+		a := Attached{Host: cont, Call: call, Result: w.Reference(ref, call).Added()}
+		w.Succeeds(a.As("CHECK"))
+		w.Succeeds(a.As("DEL"))
+		Expect(Names(cont, "")).To(BeEmpty())
+		a.Result = w.Add(call)
+		Expect(w.Reference(ref, a.As("CHECK")).Code).To(BeZero())
+		Expect(w.Reference(ref, a.As("DEL")).Code).To(BeZero())
+		Expect(Names(cont, "")).To(BeEmpty())
+	})
+})

@@ -1,0 +1,29 @@
+// Dummy gives containers an interface that leads nowhere, with addresses.
+//
+// ADD makes a dummy interface in the container and gives it the addresses and routes
+// of an IPAM plugin. Programs of the container reach each other at them; nobody
+// else does. DEL takes all of it away.
+//
+// README.md lists every key of the configuration.
+package main
+
+import (
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+func main() { skel.Main(plugin()) }
+
+func plugin() skel.Plugin[config] {
+	return skel.Plugin[config]{
+		Name:   "dummy",
+		About:  "gives containers an interface that leads nowhere, with addresses",
+		Config: wireConfig{},
+		Parse:  parseConfig,
+		Add:    add,
+		Del:    del,
+		Check:  check,
+		GC:     attach.GCChildren,
+		Status: status,
+	}
+}

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+const kind = "ipvlan"
+
+func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
+	c := cfg.child()
+	if prev := req.PrevResult; prev != nil && len(prev.IPs) > 0 {
+		c.Link.Given = &cni.Result{IPs: prev.IPs, Routes: prev.Routes}
+	}
+	switch {
+	case req.IPAM == "" && c.Link.Given == nil:
+		return nil, cni.Refuse("ipam.type", nil, "missing, and no result before has addresses")
+	case req.IPAM == "dhcp":
+		req.Warn("ipam.type: %q: all on master have one MAC address, so the server must tell them apart by client ID",
+			req.IPAM)
+	}
+	return attach.AddChild(ctx, req, c)
+}
+
+func del(ctx context.Context, req *skel.Request) error { return attach.DelChild(ctx, req, kind) }
+
+func check(ctx context.Context, req *skel.Request, cfg config) error {
+	return attach.CheckChild(ctx, req, cfg.child(), func(_ *attach.Session, l rtnl.Link) []string {
+		if l.Mode != cfg.Mode {
+			return []string{fmt.Sprintf("mode is %q instead of %q", l.Mode, cfg.Mode)}
+		}
+		return nil
+	})
+}
+
+func status(ctx context.Context, req *skel.Request, cfg config) error {
+	return attach.StatusChild(ctx, req, cfg.child())
+}
+
+func (c config) child() attach.Child {
+	return attach.Child{Kind: kind, Mode: c.Mode, Link: c.Link, Master: &c.Master, DAD: c.DAD, Make: c.make}
+}
+
+// make makes the ipvlan. It would change the mode of all on the master to its own, so the
+// frame has compared them.
+func (c config) make(s *attach.Session, name string) error {
+	err := s.MakeLink(rtnl.Child{Name: name, Kind: kind, MTU: c.Link.MTU, Mode: c.Mode})
+	if errors.Is(err, unix.EBUSY) {
+		return cni.Errorf(cni.CodeConflict, "master: %q: is held by %s: %w", s.Parent.Name,
+			cmp.Or(attach.Holder(s.Host, s.Parent), "something that takes all its frames, a macvlan perhaps"), err)
+	}
+	return err
+}

@@ -1,0 +1,212 @@
+package main
+
+import (
+	"fmt"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// conf is a configuration of network "net" on "up0": keys are added, or taken away by nil.
+func conf(more ...Object) Object {
+	return Merge(append([]Object{{"cniVersion": "1.1.0", "name": "net", "type": "ipvlan", "master": "up0",
+		"enabledad": false, "ipam": Object{"type": "fake"}}}, more...)...)
+}
+
+// before is the result of a plugin before.
+func before(interfaces ...Object) Object {
+	return Object{"prevResult": Object{"cniVersion": "1.1.0", "interfaces": interfaces,
+		"ips": []Object{{"address": "10.1.0.7/24", "gateway": "10.1.0.1"}}, "routes": []Object{{"dst": "10.9.0.0/16"}}}}
+}
+
+var _ = Describe("configuration", func() {
+	DescribeTable("is refused with code 7, naming key and value", func(keys, want string) {
+		_, err := parseConfig(&skel.Request{Conf: []byte("{" + keys + "}")})
+		Expect(err).To(MatchError(HavePrefix(want)))
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
+	},
+		Entry("master", `"master":5`, `master: is a JSON number`),
+		Entry("mode", `"mode":"l4"`, `mode: "l4" is none of`),
+		Entry("mode in other case", `"mode":"L2"`, `mode: "L2" is none of`),
+		Entry("mtu", `"mtu":-1`, `mtu: -1 `),
+		Entry("ipam.type", `"ipam":{"type":"a/b"}`, `ipam.type: "a/b" is no plugin name`),
+	)
+
+	It("has duplicates detected in mode l2 alone, unless it says no", func() {
+		for keys, want := range map[string]bool{``: true, `"mode":"l2"`: true, `"mode":"l3"`: false,
+			`"mode":"l3s"`: false, `"enabledad":false`: false} {
+			c, err := parseConfig(&skel.Request{Conf: []byte("{" + keys + "}")})
+			Expect(err).NotTo(HaveOccurred())
+			Expect(c.DAD).To(Equal(want), keys)
+		}
+	})
+
+	It("is refused without ipam and without addresses of a result before", func() {
+		w := NewWorld(plugin())
+		Uplink(w.Host)
+		c := Call{Command: "ADD", Netns: nstest.NewNetns().Path, Conf: conf(Object{"ipam": nil})}
+		Expect(w.Fails(c, cni.CodeConfig)).To(HavePrefix("ipam.type: missing"))
+	})
+})
+
+var _ = Describe("a kernel without ipvlan", func() {
+	It("is code 2 in ADD, before IPAM is asked, and code 50 in STATUS; DEL and GC succeed", func() {
+		nstest.NeedLack("ipvlan")
+		w := NewWorld(plugin())
+		Uplink(w.Host)
+		cont := nstest.NewNetns()
+		c := Call{Command: "ADD", Netns: cont.Path, Conf: conf()}
+		Expect(w.Fails(c, cni.CodeUnsupportedField)).To(HavePrefix("ipvlan: not supported by this kernel"))
+		c.Command = "STATUS"
+		Expect(w.Fails(c, cni.CodeUnavailable)).To(HavePrefix("ipvlan: not supported by this kernel"))
+		Expect(w.Calls()).To(BeEmpty())
+		c.Command = "DEL"
+		w.Succeeds(c)
+		c.Command, c.Conf = "GC", conf(Object{"cni.dev/valid-attachments": []Object{}})
+		w.Succeeds(c)
+	})
+})
+
+var _ = Describe("an ipvlan", Label("kernel"), func() {
+	var w *World
+	BeforeEach(func() {
+		nstest.Need("ipvlan")
+		w = NewWorld(plugin())
+		Uplink(w.Host)
+	})
+	refused := func(c Object, code uint) string {
+		GinkgoHelper()
+		cont := nstest.NewNetns()
+		w.Calls()
+		says := w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: c}, code)
+		Expect(w.Calls()).To(BeEmpty())
+		Expect(Names(cont, "")).To(BeEmpty())
+		return says
+	}
+	details := func(a Attached) string { GinkgoHelper(); return IP(a.Host, "-d link show eth0") }
+
+	It("makes a neighbour of those on the master's network", func() {
+		a, b := w.Attach("one", conf(), Addrs(2)...), w.Attach("two", conf(Object{"mtu": 1400}), Addrs(3)...)
+		Expect(Ping(a.Host, "10.1.0.1") && Ping(a.Host, "2001:db8:1::1") && Ping(b.Host, "10.1.0.2")).To(BeTrue())
+		Expect(details(a)).To(And(ContainSubstring("mode l2"), ContainSubstring("group default")))
+		Expect(b.Result.Interfaces[0].MTU).To(Equal(1400))
+		Expect(b.Result.Interfaces[0].MAC).To(Equal(Show(w.Host, "up0").Address))
+		for _, c := range []Attached{a, b} {
+			w.Succeeds(c.As("CHECK"))
+			w.Succeeds(c.As("DEL"))
+			Expect(Names(c.Host, "")).To(BeEmpty())
+		}
+	})
+
+	It("has the mode of all on the master: another one is refused, and changes nobody's", func() {
+		a := w.Attach("one", conf(Object{"mode": "l3s"}), "10.1.0.2/24")
+		Expect(refused(conf(), cni.CodeConflict)).To(And(
+			HavePrefix(`mode: "l2": all that is on master "up0" has one mode, "l3s"`),
+			ContainSubstring(`container "one"`)))
+		Expect(details(a)).To(ContainSubstring("mode l3s"))
+		w.Succeeds(a.As("CHECK"))
+		w.Succeeds(w.Attach("same", conf(Object{"mode": "l3s"}), "10.1.0.3/24").As("DEL"))
+		w.Succeeds(a.As("DEL"))
+		w.Succeeds(w.Attach("two", conf(), "10.1.0.2/24").As("CHECK"))
+	})
+
+	It("has no other's address", func() {
+		w.Attach("one", conf(), "10.1.0.2/24")
+		w.Calls()
+		w.LendAddrs("two", "10.1.0.2/24")
+		cont := nstest.NewNetns()
+		says := w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: conf()}, cni.CodeConflict)
+		Expect(says).To(And(ContainSubstring("10.1.0.2/24"), ContainSubstring(`"up0"`)))
+		Expect(w.Calls()).To(Equal([]string{"ADD two eth0", "DEL two eth0"}))
+		Expect(Names(cont, "")).To(BeEmpty())
+	})
+
+	It("is on the one interface of the result before, and has its addresses", func() {
+		for _, chained := range []Object{before(Object{"name": "up0"}),
+			Merge(before(Object{"name": "up0"}, Object{"name": "up1"}), Object{"master": "up0"})} {
+			a := w.Attach("one", Merge(conf(Object{"master": nil, "ipam": nil}), chained))
+			Expect(Show(a.Host, "eth0").Addrs()).To(Equal([]string{"10.1.0.7/24"}))
+			Expect(IP(a.Host, "route show 10.9.0.0/16")).To(ContainSubstring("via 10.1.0.1"))
+			Expect(a.Result.Interfaces).To(HaveLen(1))
+			w.Succeeds(a.As("CHECK"))
+			w.Succeeds(a.As("DEL"))
+			Expect(Names(a.Host, "")).To(BeEmpty())
+		}
+	})
+
+	It("is refused on a master that macvlans have, and above the master's MTU", func() {
+		Expect(refused(conf(Object{"mtu": 1501}), cni.CodeConfig)).To(HavePrefix("mtu: 1501 is above"))
+		IP(w.Host, "link add mv0 link up0 type macvlan mode bridge")
+		Expect(refused(conf(), cni.CodeConflict)).To(ContainSubstring(`master: "up0": is held by`))
+	})
+
+	It("passes CHECK and goes with DEL without a key for the master, and without a default route", func() {
+		IP(w.Host, "addr add 10.1.0.200/24 dev up0")
+		IP(w.Host, "route add default via 10.1.0.1")
+		c := conf(Object{"master": nil})
+		a := w.Attach("one", c, Addrs(2)...)
+		IP(w.Host, "route del default")
+		w.Succeeds(a.As("CHECK"))
+		w.Succeeds(a.As("DEL"))
+		Expect(Names(a.Host, "")).To(BeEmpty())
+	})
+
+	It("goes with DEL and GC, whatever is known", func() {
+		for name, change := range map[string]func(a Attached, c *Call){
+			"no namespace path": func(_ Attached, c *Call) { c.Netns = "" },
+			"no prevResult":     func(_ Attached, c *Call) { delete(c.Conf.(Object), "prevResult") },
+			"senseless keys":    func(_ Attached, c *Call) { c.Conf.(Object)["mode"] = 5 },
+			"a renamed interface": func(a Attached, _ *Call) {
+				IP(a.Host, "link set eth0 down")
+				IP(a.Host, "link set eth0 name moved")
+			},
+			"GC": func(_ Attached, c *Call) {
+				c.Command, c.Conf = "GC", conf(Object{"cni.dev/valid-attachments": []Object{}})
+			},
+		} {
+			a := w.Attach("one", conf(), Addrs(2)...)
+			c := a.As("DEL")
+			change(a, &c)
+			w.Calls()
+			w.Succeeds(c)
+			Expect(Names(a.Host, "")).To(BeEmpty(), name)
+			Expect(w.Calls()).To(Equal([]string{c.Command + " one eth0"}), name)
+		}
+	})
+
+	for _, mode := range []string{"l2", "l3", "l3s"} {
+		It("of mode "+mode+" has a name that the host has", func() {
+			w.LendAddrs("one", Addrs(2)...)
+			cont := nstest.NewNetns()
+			a := Attached{Host: cont, Call: Call{IfName: "up0", Netns: cont.Path, Conf: conf(Object{"mode": mode})}}
+			a.Result = w.Add(a.Call)
+			Expect(Names(cont, "")).To(Equal([]string{"up0"}))
+			Expect(IP(cont, "-d link show up0")).To(MatchRegexp(fmt.Sprintf(`mode %s\b`, mode)))
+			w.Succeeds(a.As("CHECK"))
+			w.Succeeds(a.As("DEL"))
+			Expect(Names(cont, "")).To(BeEmpty())
+		})
+	}
+
+	for _, ref := range nstest.References() {
+		It("that "+ref.Name+" made passes CHECK and goes with DEL, and the other way round", func() {
+			c := conf(Object{"cniVersion": "1.0.0"})
+			w.LendAddrs("one", Addrs(2)[0])
+			cont := nstest.NewNetns()
+			call := Call{Command: "ADD", Netns: cont.Path, Conf: c}
+			a := Attached{Host: cont, Call: call, Result: w.Reference(ref, call).Added()}
+			w.Succeeds(a.As("CHECK"))
+			w.Succeeds(a.As("DEL"))
+			Expect(Names(cont, "")).To(BeEmpty())
+			a.Result = w.Add(call)
+			Expect(w.Reference(ref, a.As("CHECK")).Code).To(BeZero())
+			Expect(w.Reference(ref, a.As("DEL")).Code).To(BeZero())
+			Expect(Names(cont, "")).To(BeEmpty())
+		})
+	}
+})

@@ -1,0 +1,30 @@
+// Ipvlan attaches containers to the network of a host interface, the master, with
+// the master's MAC address.
+//
+// ADD makes an ipvlan in the container, and gives it the addresses and routes of an
+// IPAM plugin, or those of the plugin before. The kernel tells the containers of a
+// master apart by their addresses. DEL takes all of it away.
+//
+// README.md lists every key of the configuration.
+package main
+
+import (
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+func main() { skel.Main(plugin()) }
+
+func plugin() skel.Plugin[config] {
+	return skel.Plugin[config]{
+		Name:   "ipvlan",
+		About:  "attaches containers to the network of a host interface, with that one's MAC address",
+		Config: wireConfig{},
+		Parse:  parseConfig,
+		Add:    add,
+		Del:    del,
+		Check:  check,
+		GC:     attach.GCChildren,
+		Status: status,
+	}
+}

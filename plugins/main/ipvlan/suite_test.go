@@ -1,0 +1,22 @@
+package main
+
+import (
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestIpvlan(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "plugins/main/ipvlan")
+}
+
+var _ = It("has its schema in docs/schema", func() {
+	plugintest.ExpectPluginSchema(plugin())
+})

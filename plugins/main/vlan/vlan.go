@@ -1,0 +1,68 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+const kind = "vlan"
+
+func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
+	return attach.AddChild(ctx, req, cfg.child())
+}
+
+func del(ctx context.Context, req *skel.Request) error { return attach.DelChild(ctx, req, kind) }
+
+func check(ctx context.Context, req *skel.Request, cfg config) error {
+	return attach.CheckChild(ctx, req, cfg.child(), func(_ *attach.Session, l rtnl.Link) []string {
+		if l.VLAN != cfg.VLAN {
+			return []string{fmt.Sprintf("VLAN is %d instead of %d", l.VLAN, cfg.VLAN)}
+		}
+		return nil
+	})
+}
+
+func status(ctx context.Context, req *skel.Request, cfg config) error {
+	return attach.StatusChild(ctx, req, cfg.child())
+}
+
+func (c config) child() attach.Child {
+	return attach.Child{Kind: kind, Alone: fmt.Sprintf("VLAN %d", c.VLAN), Link: c.Link, Master: &c.Master, DAD: c.DAD,
+		Make: c.make}
+}
+
+// make makes the VLAN interface. EEXIST says that the name is taken, or the VLAN.
+func (c config) make(s *attach.Session, name string) error {
+	err := s.MakeLink(rtnl.Child{Name: name, Kind: kind, MTU: c.Link.MTU, VLAN: c.VLAN})
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	if l, ok := c.ofHost(s); ok {
+		return cni.Errorf(cni.CodeConflict, "VLAN %d of master %q: is held by host interface %q", c.VLAN, s.Parent.Name,
+			l)
+	}
+	return err
+}
+
+// ofHost finds the link of the master's namespace that has the VLAN.
+func (c config) ofHost(s *attach.Session) (name string, ok bool) {
+	conn := s.Host
+	if c.Master.LinkInContainer {
+		conn = s.Cont
+	}
+	links, _ := conn.Links() // it is for the message alone
+	for _, l := range links {
+		if l.Kind == kind && l.VLAN == c.VLAN && l.Peer == s.Parent.Index && l.PeerNS < 0 {
+			return l.Name, true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,225 @@
+package main
+
+import (
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// conf is a configuration of network "net" with VLAN 5 of "up0": keys are added, or taken
+// away by nil.
+func conf(more ...Object) Object {
+	return Merge(append([]Object{{"cniVersion": "1.1.0", "name": "net", "type": "vlan", "master": "up0", "vlanId": 5,
+		"enabledad": false, "ipam": Object{"type": "fake"}}}, more...)...)
+}
+
+var _ = Describe("configuration", func() {
+	parse := func(keys string) (config, error) {
+		return parseConfig(&skel.Request{Conf: []byte("{" + keys + "}"), Stderr: GinkgoWriter})
+	}
+
+	DescribeTable("is refused with code 7, naming key and value", func(keys, want string) {
+		_, err := parse(keys)
+		Expect(err).To(MatchError(HavePrefix(want)))
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
+	},
+		Entry("master, missing", `"vlanId":5`, `master: missing`),
+		Entry("master, no string", `"master":5`, `master: is a JSON number`),
+		Entry("vlanId", `"master":"a","vlanId":4095`, `vlanId: 4095 is not between 0 and 4094`),
+		Entry("vlanId, negative", `"master":"a","vlanId":-1`, `vlanId: -1 `),
+		Entry("mtu", `"master":"a","mtu":67`, `mtu: 67 `),
+		Entry("ipam.type", `"master":"a","ipam":{"type":"a/b"}`, `ipam.type: "a/b" is no plugin name`),
+	)
+
+	It("has VLAN 0 without vlanId, with a warning", func() {
+		w := NewWorld(plugin())
+		a := w.Call(Call{Command: "ADD", Netns: nstest.NewNetns().Path,
+			Conf: conf(Object{"vlanId": nil, "master": "nope"})})
+		Expect(a.Failed(cni.CodeConfig)).To(HavePrefix(`master: "nope": no such interface`))
+		Expect(a.Stderr).To(ContainSubstring("vlanId: missing, taken as 0"))
+		c, err := parse(`"master":"a"`)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(c.VLAN).To(BeZero())
+		Expect(c.DAD).To(BeTrue())
+	})
+})
+
+var _ = Describe("a kernel without VLANs", func() {
+	It("is code 2 in ADD, before IPAM is asked, and code 50 in STATUS; DEL and GC succeed", func() {
+		nstest.NeedLack("8021q")
+		w := NewWorld(plugin())
+		Uplink(w.Host)
+		cont := nstest.NewNetns()
+		c := Call{Command: "ADD", Netns: cont.Path, Conf: conf()}
+		Expect(w.Fails(c, cni.CodeUnsupportedField)).To(HavePrefix("vlan: not supported by this kernel"))
+		c.Command = "STATUS"
+		Expect(w.Fails(c, cni.CodeUnavailable)).To(HavePrefix("vlan: not supported by this kernel"))
+		Expect(w.Calls()).To(BeEmpty())
+		c.Command = "DEL"
+		w.Succeeds(c)
+		c.Command, c.Conf = "GC", conf(Object{"cni.dev/valid-attachments": []Object{}})
+		w.Succeeds(c)
+	})
+})
+
+var _ = Describe("a VLAN", Label("kernel"), func() {
+	var w *World
+	var far *nstest.Host
+	BeforeEach(func() {
+		nstest.Need("8021q")
+		w = NewWorld(plugin())
+		far = Uplink(w.Host)
+	})
+	addrs := []string{"10.5.0.2/24 10.5.0.1", "2001:db8:5::2/64 2001:db8:5::1"}
+	refused := func(c Object, code uint) string {
+		GinkgoHelper()
+		cont := nstest.NewNetns()
+		w.Calls()
+		says := w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: c}, code)
+		Expect(w.Calls()).To(BeEmpty())
+		Expect(Names(cont, "")).To(BeEmpty())
+		return says
+	}
+
+	It("connects the container with what is in it", func() {
+		IP(far, "link add link far0 name far5 type vlan id 5")
+		for _, words := range []string{"link set far5 up", "addr add 10.5.0.1/24 dev far5",
+			"addr add 2001:db8:5::1/64 dev far5 nodad"} {
+			IP(far, "%s", words)
+		}
+		a := w.Attach("one", conf(Object{"mtu": 1400, "dns": Object{"domain": "d"}}), addrs...)
+		Expect(Ping(a.Host, "10.5.0.1") && Ping(a.Host, "2001:db8:5::1")).To(BeTrue())
+		Expect(IP(a.Host, "-d link show eth0")).To(And(ContainSubstring("802.1Q id 5"),
+			ContainSubstring("alias "), ContainSubstring("group default")))
+		Expect(a.Result.Interfaces).To(HaveLen(1))
+		Expect(a.Result.Interfaces[0].MTU).To(Equal(1400))
+		Expect(a.Result.DNS).To(Equal(Object{"domain": "d"}))
+		w.Succeeds(a.As("CHECK"))
+		w.Succeeds(a.As("DEL"))
+		Expect(Names(a.Host, "")).To(BeEmpty())
+	})
+
+	It("is one container's: a second is told who has it, and gets it after DEL or GC", func() {
+		a := w.Attach("one", conf(), addrs...)
+		Expect(refused(conf(), cni.CodeConflict)).To(And(HavePrefix(`VLAN 5 of master "up0": is held by`),
+			ContainSubstring(`container "one"`)))
+		w.Succeeds(w.Attach("six", conf(Object{"vlanId": 6}), addrs...).As("CHECK"))
+		w.Succeeds(a.As("DEL"))
+		b := w.Attach("two", conf(), addrs...)
+		w.Succeeds(Call{Command: "GC", Conf: conf(Object{"cni.dev/valid-attachments": []Object{}})})
+		Expect(Names(b.Host, "")).To(BeEmpty())
+		w.Succeeds(w.Attach("three", conf(), addrs...).As("DEL"))
+	})
+
+	It("of the host is named, too", func() {
+		IP(w.Host, "link add link up0 name up0.5 type vlan id 5")
+		Expect(refused(conf(), cni.CodeConflict)).To(
+			HavePrefix(`VLAN 5 of master "up0": is held by host interface "up0.5"`))
+	})
+
+	It("is free again after an ADD that failed", func() {
+		for _, answer := range []string{Refusal, "cat >/dev/null; echo {}", "cat >/dev/null; cat <<'E'\n" + `{
+			"cniVersion":"1.1.0","ips":[{"address":"10.5.0.2/24"}],"routes":[{"dst":"10.9.0.0/16","gw":"10.77.0.1"}]}` +
+			"\nE"} {
+			w.On("ADD", answer, "two")
+			cont := nstest.NewNetns()
+			a := w.Call(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: conf()})
+			Expect(a.Code).To(Equal(1))
+			Expect(Names(cont, "")).To(BeEmpty())
+			Expect(w.Calls()).To(Equal([]string{"ADD two eth0", "DEL two eth0"}))
+		}
+		w.Succeeds(w.Attach("one", conf(), addrs...).As("CHECK"))
+	})
+
+	It("refuses a master that is down, and an MTU above the master's", func() {
+		Expect(refused(conf(Object{"mtu": 1501}), cni.CodeConfig)).To(HavePrefix("mtu: 1501 is above"))
+		IP(w.Host, "link set up0 down")
+		Expect(refused(conf(), cni.CodeConflict)).To(HavePrefix(`master: "up0": is down`))
+	})
+
+	It("takes a name that the host has, and a VLAN of a VLAN", func() {
+		w.LendAddrs("one", addrs...)
+		cont := nstest.NewNetns()
+		a := Attached{Host: cont, Call: Call{IfName: "up0", Netns: cont.Path, Conf: conf()}}
+		a.Result = w.Add(a.Call)
+		Expect(Names(cont, "")).To(Equal([]string{"up0"}))
+		w.Succeeds(a.As("CHECK"))
+		w.Succeeds(a.As("DEL"))
+		IP(w.Host, "link add link up0 name up0.7 type vlan id 7")
+		IP(w.Host, "link set up0.7 up")
+		w.Succeeds(w.Attach("two", conf(Object{"master": "up0.7"}), addrs...).As("CHECK"))
+	})
+
+	It("is on a link of the container with linkInContainer", func() {
+		cont := nstest.NewNetns()
+		IP(cont, "link add in0 type veth peer name in1")
+		IP(cont, "link set in0 up")
+		w.LendAddrs("one", addrs...)
+		a := Attached{Host: cont, Call: Call{Netns: cont.Path,
+			Conf: conf(Object{"master": "in0", "linkInContainer": true})}}
+		a.Result = w.Add(a.Call)
+		Expect(IP(cont, "-o link show eth0")).To(ContainSubstring("eth0@in0:"))
+		w.Succeeds(a.As("CHECK"))
+		w.Succeeds(a.As("DEL"))
+		Expect(Names(cont, "")).To(ConsistOf("in0", "in1"))
+	})
+
+	It("goes with DEL, whatever is known and left", func() {
+		for name, change := range map[string]func(a Attached, c *Call){
+			"no namespace path": func(_ Attached, c *Call) { c.Netns = "" },
+			"no prevResult":     func(_ Attached, c *Call) { delete(c.Conf.(Object), "prevResult") },
+			"senseless keys":    func(_ Attached, c *Call) { c.Conf.(Object)["vlanId"] = -1 },
+			"no master":         func(_ Attached, c *Call) { c.Conf.(Object)["master"] = "nope" },
+			"a renamed interface": func(a Attached, _ *Call) {
+				IP(a.Host, "link set eth0 down")
+				IP(a.Host, "link set eth0 name moved")
+			},
+		} {
+			a := w.Attach("one", conf(), addrs...)
+			c := a.As("DEL")
+			change(a, &c)
+			w.Calls()
+			w.Succeeds(c)
+			Expect(Names(a.Host, "")).To(BeEmpty(), name)
+			Expect(w.Calls()).To(Equal([]string{"DEL one eth0"}), name)
+		}
+	})
+
+	It("drifts where it is another one, or on another master", func() {
+		IP(w.Host, "link add other0 type veth peer name other1")
+		a := w.Attach("one", conf(), addrs...)
+		IP(a.Host, "link set eth0 mtu 1400")
+		w.Succeeds(a.As("CHECK"))
+		for change, says := range map[string]string{"up0 id 6": "VLAN is 6 instead of 5",
+			"other0 id 5": `not on master "up0"`} {
+			IP(a.Host, "link del eth0")
+			master, id, _ := strings.Cut(change, " ")
+			IP(w.Host, "link add link %s name eth0 netns %s type vlan %s", master, a.Host.Name, id)
+			Expect(w.Fails(a.As("CHECK"), cni.CodeDrift)).To(And(ContainSubstring(says),
+				ContainSubstring("is not the one that ADD made"), ContainSubstring("10.5.0.2/24")))
+		}
+	})
+
+	for _, ref := range nstest.References() {
+		It("that "+ref.Name+" made passes CHECK and goes with DEL, and the other way round", func() {
+			c := conf(Object{"cniVersion": "1.0.0"})
+			w.LendAddrs("one", addrs[0])
+			cont := nstest.NewNetns()
+			call := Call{Command: "ADD", Netns: cont.Path, Conf: c}
+			a := Attached{Host: cont, Call: call, Result: w.Reference(ref, call).Added()}
+			w.Succeeds(a.As("CHECK"))
+			w.Succeeds(a.As("DEL"))
+			Expect(Names(cont, "")).To(BeEmpty())
+			a.Result = w.Add(call)
+			Expect(w.Reference(ref, a.As("CHECK")).Code).To(BeZero())
+			Expect(w.Reference(ref, a.As("DEL")).Code).To(BeZero())
+			Expect(Names(cont, "")).To(BeEmpty())
+		})
+	}
+})
