@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -241,7 +242,21 @@ var _ = Describe("a lease", func() {
 		Expect(count(s, discover)()).To(Equal(2))
 	})
 
-	It("is another one in another namespace of the same path, whoever asks first", func() {
+	It("is not renewed in another namespace, to which the path leads by now", func() {
+		l.serve(shortLease(60)...)
+		d := l.start()
+		call := l.call("ADD", c)
+		call.Netns = filepath.Join(GinkgoT().TempDir(), "ns")
+		Expect(os.Symlink(c.Path, call.Netns)).To(Succeed())
+		l.Add(call)
+		other := l.container()
+		Expect(os.Remove(call.Netns)).To(Succeed())
+		Expect(os.Symlink(other.Path, call.Netns)).To(Succeed())
+		Eventually(d.log).Should(gbytes.Say("dropped.*is another one by now"))
+		Eventually(l.records).Should(BeEmpty())
+	})
+
+	It("is another one in another namespace", func() {
 		s := l.serve()
 		l.start()
 		l.Add(l.call("ADD", c))
