@@ -60,8 +60,10 @@ var _ = Describe("ADD", func() {
 		IP(w.cont, "route add 10.30.0.0/16 via 10.3.0.9 metric 7")
 		IP(w.cont, "route add 192.168.5.1 dev eth1")
 		IP(w.cont, "route add 10.99.0.0/16 via 192.168.5.1 mtu 1400")
+		IP(w.cont, "route add 10.2.0.0/16 dev eth1") // more than the first one's subnet
 		w.add(nil, v4, "10.3.0.2/24")
-		nobody := []any{"192.168.5.1 dev eth1 scope link", "10.99.0.0/16 via 192.168.5.1 dev eth1 mtu 1400"}
+		nobody := []any{"192.168.5.1 dev eth1 scope link", "10.2.0.0/16 dev eth1 scope link",
+			"10.99.0.0/16 via 192.168.5.1 dev eth1 mtu 1400"}
 		Expect(w.routes("100")).To(ConsistOf(append(nobody, "default via 10.2.0.1 dev eth1",
 			"10.2.0.0/24 dev eth1 proto kernel scope link src 10.2.0.2", "10.20.0.0/16 via 10.2.0.9 dev eth1")...))
 		Expect(w.routes("101")).To(ConsistOf(append(nobody,
@@ -88,12 +90,13 @@ var _ = Describe("ADD", func() {
 		const v6route = "fd09::/16 via fd02::9 dev eth1 metric 7 mtu lock 1300 hoplimit 9 pref high"
 		IP(w.cont, "route add "+v4route)
 		IP(w.cont, "-6 route add "+v6route)
+		IP(w.cont, "-6 route add fd77::/16 dev eth1 metric 9")         // no address's, and not for IPv4's table
 		IP(w.cont, "route add default via 10.2.0.9 dev eth1 tos 0x10") // another one than that without
 		before := w.routes("main")
 		w.add(nil, v4, v6)
 		Expect(w.routes("100")).To(ConsistOf(HavePrefix("default via 10.2.0.1"), HavePrefix("10.2.0.0/24 "),
 			"default tos 0x10 via 10.2.0.9 dev eth1", same(v4route)))
-		Expect(w.routes("101")).To(ContainElement(same(v6route)))
+		Expect(w.routes("101")).To(ContainElements(same(v6route), "fd77::/16 dev eth1 metric 9"))
 		w.Succeeds(w.call("CHECK", nil, v4, v6))
 		IP(w.cont, "%s", strings.Replace("route change "+v4route+" table 100", "1300", "1301", 1))
 		Expect(w.Fails(w.call("CHECK", nil, v4, v6), cni.CodeDrift)).To(ContainSubstring("route 10.20.0.0/16: missing"))
@@ -161,6 +164,14 @@ var _ = Describe("ADD", func() {
 		Expect(w.cont.Snapshot()).To(Equal(before))
 	})
 
+	It("waits with addSourceHints until an address can be a source", func() {
+		w := newWorld("10.2.0.2/24")
+		w.cont.SetSysctl("net/ipv6/conf/eth1/accept_dad", "1")
+		IP(w.cont, "-6 addr add fd02::2/64 dev eth1") // tentative for a second
+		w.add(Object{"addSourceHints": true}, v6)
+		Expect(w.routes("main")).To(ContainElement("fd02::/64 dev eth1 src fd02::2 metric 1024"))
+	})
+
 	It("only makes rules with table, and moves no route", func() {
 		w := newWorld("10.2.0.2/24", "fd02::2/64")
 		before := w.routes("main")
@@ -169,6 +180,8 @@ var _ = Describe("ADD", func() {
 		Expect(w.routes("main")).To(Equal(before))
 		Expect(w.routes("5000")).To(BeEmpty())
 		w.Succeeds(w.call("CHECK", Object{"table": 5000}, v4, v6))
+		Expect(w.Fails(w.call("CHECK", Object{"table": 5001}, v4, v6), cni.CodeDrift)).
+			To(ContainSubstring("rule from 10.2.0.2/32: missing"))
 		w.del(nil)
 		Expect(w.rules()).To(BeEmpty())
 	})
@@ -473,13 +486,19 @@ var _ = Describe("STATUS", func() {
 
 var _ = Describe("beside the reference plugin", func() {
 	for _, ref := range nstest.References() {
-		It("of "+ref.Name+" makes the same for an address, and each removes the other's rules", func() {
+		const what = " makes the same for an address, and each removes the other's rules"
+		DescribeTable("of "+ref.Name+what, func(addr string) {
 			var made []string
 			for _, by := range []string{"ours", "theirs"} {
 				w := newWorld("10.2.0.2/24")
 				IP(w.cont, "route add 10.20.0.0/16 via 10.2.0.9")
+				// An administrator's: in a table of a number, and with routes, that sbr has not.
+				for table, link := range map[string]string{"50": "eth1", "200": "eth0"} {
+					IP(w.cont, "route add 192.0.2.0/24 dev %s table %s", link, table)
+					IP(w.cont, "rule add from 10.2.0.2 lookup %s pref %s", table, table)
+				}
 				before := w.cont.Snapshot()
-				call := w.call("ADD", Object{"cniVersion": "1.0.0"}, v4)
+				call := w.call("ADD", Object{"cniVersion": "1.0.0"}, addr)
 				call.Conf.(Object)["prevResult"].(Object)["cniVersion"] = "1.0.0"
 				del := w.call("DEL", Object{"cniVersion": "1.0.0", "prevResult": nil})
 				check := call
@@ -498,7 +517,10 @@ var _ = Describe("beside the reference plugin", func() {
 				Expect(w.cont.Snapshot()).To(Equal(before))
 			}
 			Expect(made[1]).To(Equal(made[0]))
-		})
+		},
+			Entry("with a gateway", v4),
+			Entry("where everything is on the link", "10.2.0.2/24 0.0.0.0"),
+		)
 	}
 })
 
