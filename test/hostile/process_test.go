@@ -92,22 +92,31 @@ var _ = Describe("a thousand open descriptors", Label("kernel"), func() {
 
 var _ = Describe("standard streams that are closed or full", Label("kernel"), func() {
 	// These come first in a list, the others after them.
-	first := []string{"bridge", "host-device", "host-local", "loopback", "macvlan", "ptp", "static", "tap"}
+	first := []string{"bridge", "dummy", "host-device", "host-local", "ipvlan", "loopback", "macvlan", "ptp", "static",
+		"tap", "vlan"}
 	chained := func(plugin string) bool { return !slices.Contains(first, plugin) }
-	// conf gives each plugin what it needs to serve an ADD by itself.
+	lent := Object{"ipam": HostLocal("10.89.0.0/24")}
+	// own are the keys that each plugin needs to serve an ADD by itself.
+	own := append(Usual(""),
+		Step{Plugin: "host-device", Keys: Object{"device": "d0"}},
+		Step{Plugin: "macvlan", Keys: Object{"master": "up0"}},
+		Step{Plugin: "ipvlan", Keys: Merge(lent, Object{"master": "up0"})},
+		Step{Plugin: "vlan", Keys: Object{"master": "up0", "vlanId": 5}},
+		Step{Plugin: "dummy", Keys: lent},
+		Step{Plugin: "vrf", Keys: Object{"vrfname": "red"}},
+		Step{Plugin: "sbr"},
+		Step{Plugin: "bandwidth", Keys: Object{"egressRate": 8000000, "egressBurst": 800000}},
+		Step{Plugin: "ptp", Keys: lent},
+		Step{Plugin: "static", Keys: Object{"ipam": Object{"type": "static",
+			"addresses": []Object{{"address": "10.89.0.5/24"}}}}},
+		Step{Plugin: "host-local", Keys: lent})
+	// needs are the kinds of interfaces that not every kernel has.
+	needs := map[string][]string{"ipvlan": {"ipvlan"}, "vlan": {"8021q"}, "dummy": {"dummy"}, "vrf": {"vrf"},
+		"macvlan": {"macvlan"}}
 	conf := func(plugin string, p *Pod) Object {
 		c := Object{"cniVersion": "1.1.0", "name": "net", "type": plugin}
-		for _, e := range append(Usual(""),
-			Step{Plugin: "host-device", Keys: Object{"device": "d0"}},
-			Step{Plugin: "macvlan", Keys: Object{"master": "up0"}},
-			Step{Plugin: "bandwidth", Keys: Object{"egressRate": 8000000, "egressBurst": 800000}},
-			Step{Plugin: "ptp", Keys: Object{"ipam": HostLocal("10.89.0.0/24")}},
-			Step{Plugin: "static", Keys: Object{"ipam": Object{"type": "static",
-				"addresses": []Object{{"address": "10.89.0.5/24"}}}}},
-			Step{Plugin: "host-local", Keys: Object{"ipam": HostLocal("10.89.0.0/24")}}) {
-			if e.Plugin == plugin {
-				c = Merge(c, e.Keys)
-			}
+		for _, e := range own.Only(plugin) {
+			c = Merge(c, e.Keys)
 		}
 		if chained(plugin) {
 			c["prevResult"] = p.Result
@@ -117,13 +126,14 @@ var _ = Describe("standard streams that are closed or full", Label("kernel"), fu
 
 	for _, plugin := range nstest.Alone() {
 		It("are an error of "+plugin+" where they are needed, after which nothing is left", func() {
+			nstest.Need(needs[plugin]...)
 			n, p := NewNode(), NewPod("one")
 			Uplink(n.Host)
 			IP(n.Host, "link add d0 type veth peer name d0p")
 			// What all attachments share is there.
 			warm := Usual("")
 			if chained(plugin) && len(warm.Only(plugin)) == 0 {
-				warm = append(warm, Step{Plugin: plugin})
+				warm = append(warm, own.Only(plugin)...)
 			}
 			n.Must("DEL", n.Up(NewPod("first"), warm), warm)
 			if chained(plugin) {
