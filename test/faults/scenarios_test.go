@@ -86,9 +86,6 @@ func scenarios() []scenario {
 			"enabledad": false, "ipam": dual(0)}, Needs: []string{"macvlan"}},
 		{Name: "host-device", Conf: object{"type": "host-device", "device": victim, "enabledad": false,
 			"ipam": dual(1)}},
-		{Name: "ipvlan", Conf: onUplink("ipvlan", nil), Needs: []string{"ipvlan"}},
-		{Name: "dummy", Conf: object{"type": "dummy", "ipam": dual(1)}, Needs: []string{"dummy"}},
-		{Name: "vlan", Cold: true, Conf: onUplink("vlan", object{"vlanId": 5}), Needs: []string{"8021q"}}, // one has it
 		{Name: "bandwidth", Conf: object{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 800000,
 			"egressRate": 8000000, "egressBurst": 800000}, Below: onBridge, Needs: []string{"tbf", "ifb"}},
 		{Name: "tuning", Conf: tuned, Below: onBridge, Inside: true},
