@@ -31,6 +31,7 @@ type record struct {
 	Path        string           `json:"path"` // CNI_NETNS
 	Netns       ns.Identity      `json:"netns"`
 	VRF         string           `json:"vrf"`
+	Made        bool             `json:"made"`   // by this ADD, which may have died before it gave the alias
 	Link        int              `json:"link"`   // index of the interface
 	Routes      []rtnl.RouteCopy `json:"routes"` // those that others go through come first
 }

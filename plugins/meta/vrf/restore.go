@@ -49,7 +49,8 @@ func release(ctx context.Context, n *ns.NS, r record) error {
 	if !here.Netns.Is(r.Netns) || vrf.Kind != "vrf" { // the path leads to another container by now
 		return nil
 	}
-	return errors.Join(leave(ctx, conn, r, vrf), deleteEmpty(conn, vrf, vrf.Alias == vrfMark))
+	ours := vrf.Alias == vrfMark || vrf.Alias == "" && r.Made
+	return errors.Join(leave(ctx, conn, r, vrf), deleteEmpty(conn, vrf, ours))
 }
 
 // releaseUnrecorded does what the reference plugin's DEL does, and brings the routes of

@@ -244,6 +244,10 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		Expect(w.vrfs()).To(Equal([]string{"red 9"}))
 		IP(w.cont, "link del red")
 		w.add(nil)
+		w.cont.Cmd("ip", "link", "set", "red", "alias", "") // as a killed ADD leaves it
+		w.del(nil)
+		Expect(w.vrfs()).To(BeEmpty())
+		w.add(nil)
 		IP(w.cont, "link del net1")
 		w.del(nil)
 		Expect(w.vrfs()).To(BeEmpty())
