@@ -137,6 +137,9 @@ func (r childRecord) attachment() cni.Attachment {
 	return cni.Attachment{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName}
 }
 
+// Sane says whether an ADD can have written the record: its file may be damaged.
+func (r *childRecord) Sane(name string) bool { return name == r.attachment().Hash() }
+
 func (s *Session) newRecord(c Child) (r childRecord, err error) {
 	r = childRecord{Network: s.Network, ContainerID: s.ContainerID, IfName: s.IfName, Netns: s.Netns,
 		Kind: c.Kind, Mode: c.Mode, Alone: c.Alone, Parent: s.Parent.Index, InContainer: s.masterInside}

@@ -20,9 +20,14 @@ type found struct {
 	PCI  string    // its address, where it is known
 }
 
-// find finds the device in the host's namespace. The error matches rtnl.ErrNoLink where the
+// find finds the device in the host's namespace, and refuses lo. The error matches rtnl.ErrNoLink where the
 // device is, but its interface is in another namespace, or where nothing can be found.
 func (d device) find(host *rtnl.Conn) (f found, err error) {
+	defer func() {
+		if err == nil && f.Link.Index == 1 { // each namespace has its own
+			err = cni.Refuse(d.Key, d.Value, "is the loopback interface, which cannot move")
+		}
+	}()
 	switch {
 	case d.Key == byName:
 		f.Link, err = host.LinkByAnyName(d.Value)

@@ -167,7 +167,7 @@ func del(ctx context.Context, req *skel.Request) error {
 			err = b.end(b.records, b.host, b.cont, req.Warn)
 		}
 		if errors.Is(err, rtnl.ErrNoLink) {
-			err = nil
+			err = b.records.Drop(req.Hash()) // a damaged one
 		}
 		return err == nil, err
 	})
@@ -210,11 +210,29 @@ func find(ctx context.Context, req *skel.Request) (b borrowed, err error) {
 	case req.NS == nil:
 		err = rtnl.ErrNoLink
 	default:
+		if err = b.refuseRecorded(req); err != nil {
+			return b, err
+		}
+		b.Attachment = req.Attachment // its record may be damaged
 		if b.cont, err = rtnl.Dial(req.NS); err == nil {
 			b.Link, err = foreign(req, b.cont)
 		}
 	}
 	return b, err
+}
+
+// refuseRecorded is rtnl.ErrNoLink where the interface in the namespace is another attachment's:
+// the path leads to another container by now.
+func (b *borrowed) refuseRecorded(req *skel.Request) error {
+	id, err := req.NS.Identity()
+	if err != nil {
+		return err
+	}
+	held, err := b.records.Any(func(r record) bool { return r.NS.Is(id) && r.IfName == req.IfName })
+	if held {
+		return rtnl.ErrNoLink
+	}
+	return err
 }
 
 // foreign finds the device that the reference moved, as it was on the host: its alias is the

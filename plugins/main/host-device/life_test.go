@@ -93,6 +93,18 @@ var _ = Describe("ADD", func() {
 		w.Succeeds(b.As("CHECK"))
 	})
 
+	It("refuses lo, which can be nowhere else, and leaves that of the container up", func() {
+		w := newWorld()
+		cont := nstest.NewNetns()
+		IP(cont, "link set lo up")
+		before := cont.Snapshot("links")
+		lo := Call{Command: "ADD", Netns: cont.Path, IfName: "net1", Conf: conf(Object{"device": "lo"})}
+		Expect(w.Fails(lo, cni.CodeConfig)).To(ContainSubstring("loopback"))
+		Expect(cont.Snapshot("links")).To(Equal(before))
+		lo.Command = "DEL"
+		w.Succeeds(lo)
+	})
+
 	It("warns of what the host loses", func() {
 		w := newWorld()
 		IP(w.Host, "link add br0 type bridge")
@@ -213,8 +225,52 @@ var _ = Describe("DEL", func() {
 		IP(cont, "link add net1 type veth peer name z")
 		IP(cont, "link set net1 alias web")
 		before := links(w)
-		w.Succeeds(Call{Command: "DEL", IfName: "net1", Netns: cont.Path, Conf: conf()})
-		Expect(Names(cont, "")).To(ConsistOf("net1", "z"))
+		for _, keys := range []Object{nil, {"device": nil}, {"device": ""}} {
+			w.Succeeds(Call{Command: "DEL", IfName: "net1", Netns: cont.Path, Conf: conf(keys)})
+			Expect(Names(cont, "")).To(ConsistOf("net1", "z"))
+			Expect(links(w)).To(Equal(before))
+		}
+	})
+
+	It("does not take the device from the next container, whose namespace has the path", func() {
+		w := newWorld()
+		a := attached(w, conf())
+		w.Succeeds(a.As("DEL"))
+		w.LendAddrs("two", addrs...)
+		b := Attached{Host: a.Host, Call: Call{ID: "two", Netns: a.Path, IfName: "net1", Conf: conf()}}
+		b.Result = w.Add(b.Call)
+		w.Succeeds(a.As("DEL"))
+		w.Succeeds(b.As("CHECK"))
+	})
+
+	It("brings the device home with a damaged record, and removes that", func() {
+		for _, told := range []bool{true, false} {
+			w := newWorld()
+			a := attached(w, conf())
+			w.Cmd("sh", "-c", "for f in /run/hawser/host-device/*.json; do echo broken >$f; done")
+			c := a.As("DEL")
+			if !told { // nothing says where the device is
+				c.Netns = ""
+			}
+			w.Succeeds(c)
+			Expect(slices.Contains(Names(w.Host, ""), "d0")).To(Equal(told))
+			Expect(w.Files("/run/hawser")).NotTo(ContainSubstring(".json"))
+		}
+	})
+
+	It("brings home two devices with one MAC address, each as it was", func() {
+		w := newWorld()
+		addDevice(w, "d1", mac0)
+		before := links(w)
+		alone := conf(Object{"ipam": nil})
+		a := attached(w, alone)
+		call := Call{ID: "two", Netns: a.Path, IfName: "net2", Conf: conf(Object{"ipam": nil, "device": "d1"})}
+		b := Attached{Host: a.Host, Call: call, Result: w.Add(call)}
+		for _, each := range []Attached{a, b} {
+			c := each.As("DEL")
+			c.Netns = ""
+			w.Succeeds(c)
+		}
 		Expect(links(w)).To(Equal(before))
 	})
 

@@ -49,17 +49,25 @@ func (r record) String() string { return fmt.Sprintf("device %q", cmp.Or(r.Link.
 
 // meets tells whether the device is the one that a configuration means.
 func (r record) meets(d device) bool {
-	return d == r.Device || d.Key == byName && d.Value == r.Link.Name || d.Value == r.PCI ||
-		d.Key == byMAC && strings.EqualFold(d.Value, r.Link.MAC.String())
+	return d.Value != "" && (d == r.Device || d.Key == byName && d.Value == r.Link.Name || d.Value == r.PCI ||
+		d.Key == byMAC && strings.EqualFold(d.Value, r.Link.MAC.String()))
 }
 
 // is tells whether a link is the device. Hardware has an address that nobody can change. A
-// container can rename what is virtual, and change its alias or its MAC address.
+// container can rename what is virtual, and change its alias or its MAC address, and several
+// may have one MAC address: the VLANs of a link have.
 func (r record) is(l rtnl.Link) bool {
-	return l.Kind == r.Link.Kind && l.Parent == r.Link.Parent && slices.Equal(l.PermMAC, r.Link.PermMAC) &&
-		(l.PermMAC != nil || l.Alias == r.Link.Name || slices.Equal(l.MAC, r.Link.MAC) ||
-			l.Index == r.Link.Index && l.Name == r.IfName)
+	if l.Kind != r.Link.Kind || l.Parent != r.Link.Parent || !slices.Equal(l.PermMAC, r.Link.PermMAC) {
+		return false
+	}
+	sameMAC, sameIndex := slices.Equal(l.MAC, r.Link.MAC), l.Index == r.Link.Index
+	named := slices.Contains([]string{r.IfName, r.Link.Name, r.substitute()}, l.Name)
+	return r.isHardware() || l.Alias == r.Link.Name || sameMAC && (named || sameIndex) ||
+		sameIndex && l.Name == r.IfName
 }
+
+// isHardware tells a device that outlives its namespace. The VLANs of one have its address.
+func (r record) isHardware() bool { return r.Link.PermMAC != nil && r.Link.Kind == "" }
 
 // find finds the device in a namespace, under any name. The error matches rtnl.ErrNoLink when it
 // is not there, or the namespace is gone: conn is nil.
@@ -138,7 +146,7 @@ func (r record) findHome(host *rtnl.Conn) (rtnl.Link, error) {
 			return l, err
 		}
 	}
-	if r.Link.PermMAC == nil {
+	if !r.isHardware() {
 		return rtnl.Link{}, rtnl.ErrNoLink
 	}
 	return r.find(host)

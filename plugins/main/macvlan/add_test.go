@@ -307,6 +307,16 @@ var _ = Describe("what is in the container", Label("kernel"), func() {
 		Expect(Names(a.Host, "")).To(BeEmpty())
 	})
 
+	It("stays when a record in the file of another name says that it is of another container", func() {
+		a := w.Attach("one", conf(), "10.1.0.2/24")
+		w.Cmd("sh", "-c", `sed -i 's/"one"/"gone"/' /run/hawser/links/*.json`)
+		c := a.As("GC")
+		c.Conf = Merge(conf(), Object{"cni.dev/valid-attachments": []Object{{"containerID": "one", "ifname": "eth0"}}})
+		w.Succeeds(c)
+		Expect(Names(a.Host, "")).To(Equal([]string{"eth0"}))
+		w.Succeeds(a.As("DEL"))
+	})
+
 	It("drifts where it is on another master, or another macvlan", func() {
 		a := w.Attach("one", conf(), "10.1.0.2/24")
 		mac := Show(a.Host, "eth0").Address
