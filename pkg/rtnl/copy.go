@@ -227,6 +227,18 @@ func (c *Conn) AddCopy(r RouteCopy) error {
 	return nil
 }
 
+// RestoreCopy is AddCopy for a route that a link had. It is no error that the route is there,
+// or that the link, as it is by now, can have none such: it is down, or the source or the
+// way to the gateway is gone.
+func (c *Conn) RestoreCopy(r RouteCopy) error {
+	cannot := []error{unix.EEXIST, unix.ENETDOWN, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL, ErrNoLink}
+	err := c.AddCopy(r)
+	if slices.ContainsFunc(cannot, func(target error) bool { return errors.Is(err, target) }) {
+		return nil
+	}
+	return err
+}
+
 // DelCopy deletes the route with all its next hops. That there is none is no error.
 func (c *Conn) DelCopy(r RouteCopy) error {
 	if err := c.sendCopy(unix.RTM_DELROUTE, 0, r); err != nil && !errors.Is(err, unix.ESRCH) {

@@ -38,17 +38,18 @@ type found struct {
 	Routes []rtnl.RouteCopy // of all links and tables
 }
 
-// route is a route of the main table, as far as it leads through the interface.
+// route is a route of the main table, with those next hops alone that are the interface's.
 type route struct {
-	rtnl.Route                // what it says, of several next hops the first
-	copy       rtnl.RouteCopy // with all that it has
-	// The kernel would delete it with its next hops through other interfaces.
+	rtnl.Route                // as a Route, of several next hops the first
+	copy       rtnl.RouteCopy // whole
+	// stays says that the main table keeps it: the kernel would delete it with the next hops
+	// of other interfaces.
 	stays bool
 }
 
-// main are the interface's unicast routes of the main table. Those without gateway
+// mainRoutes are the interface's unicast routes of the main table. Those without gateway
 // come first, since the kernel wants to know the way to a gateway.
-func (f found) main() []route {
+func (f found) mainRoutes() []route {
 	var near, far []route
 	for _, whole := range f.Routes {
 		own, ok := whole.Through(func(link int) bool { return link == f.Link })
@@ -69,11 +70,11 @@ func (f found) main() []route {
 
 // plan is what an ADD makes and takes away.
 type plan struct {
-	Rules  []rtnl.Rule      `json:"rules"`
-	Copies []rtnl.RouteCopy `json:"copies,omitempty"`   // of the tables; those that others go through come first
-	Ways   []rtnl.Route     `json:"defaults,omitempty"` // their default routes
-	Moved  []rtnl.RouteCopy `json:"moved,omitempty"`    // which the main table had
-	Hints  []rtnl.Route     `json:"hints,omitempty"`    // of the main table
+	Rules    []rtnl.Rule      `json:"rules"`
+	Copies   []rtnl.RouteCopy `json:"copies,omitempty"`   // of routes, for the tables; those to a gateway come first
+	Defaults []rtnl.Route     `json:"defaults,omitempty"` // the tables' default routes
+	Moved    []rtnl.RouteCopy `json:"moved,omitempty"`    // routes that leave the main table
+	Hints    []rtnl.Route     `json:"hints,omitempty"`    // routes that the main table gets
 }
 
 // makePlan decides which tables the addresses get and what is in them.
@@ -93,7 +94,7 @@ func makePlan(cfg config, addrs []address, here found) (p plan) {
 	if cfg.SourceHints {
 		p.Hints = sourceHints(addrs, here.Link)
 	}
-	for _, r := range here.main() {
+	for _, r := range here.mainRoutes() {
 		isHint := slices.ContainsFunc(p.Hints, func(h rtnl.Route) bool { return h.Dst == r.Dst })
 		if !r.stays && (!cfg.SourceHints || r.Scope != unix.RT_SCOPE_LINK || isHint) {
 			p.Moved = append(p.Moved, r.copy)
@@ -143,18 +144,18 @@ func freePriorities(here found) func(is4 bool) uint32 {
 // addTable plans an address's table: its default route, and copies of the routes in
 // the main table that are the address's or nobody's.
 func (p *plan) addTable(a address, all []address, here found, table uint32) {
-	way, leads := defaultRoute(a, here.Link, table), false
-	for _, r := range here.main() {
-		isWay := r.copy.IsFar() && r.Dst == way.Dst && r.Priority == way.Priority && r.copy.Header.Tos == 0
-		if !isFor(r.Route, a, all) || isWay && a.Gateway.IsValid() {
+	def, leads := defaultRoute(a, here.Link, table), false
+	for _, r := range here.mainRoutes() {
+		isDefault := r.copy.IsFar() && r.Dst == def.Dst && r.Priority == def.Priority && r.copy.Header.Tos == 0
+		if !isFor(r.Route, a, all) || isDefault && a.Gateway.IsValid() {
 			continue
 		}
 		p.Copies = append(p.Copies, copyFor(r, a, all, table))
 		leads = leads || !r.copy.IsFar() && r.Dst.Contains(a.Gateway)
 	}
 	if a.Gateway.IsValid() {
-		way.OnLink = way.GW.IsValid() && !leads
-		p.Ways = append(p.Ways, way)
+		def.OnLink = def.GW.IsValid() && !leads
+		p.Defaults = append(p.Defaults, def)
 	}
 }
 

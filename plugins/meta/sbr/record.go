@@ -24,16 +24,10 @@ const (
 // record is what an ADD did, in which namespace. DEL undoes it and CHECK compares
 // it; it is written before the first effect.
 type record struct {
-	Network     string      `json:"network"`
-	ContainerID string      `json:"containerID"`
-	IfName      string      `json:"ifname"`
-	Netns       ns.Identity `json:"netns"`
-	Link        int         `json:"link"` // index of the interface
-	Plan        plan        `json:"plan"`
-}
-
-func (r record) attachment() cni.Attachment {
-	return cni.Attachment{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName}
+	cni.Attachment
+	Netns ns.Identity `json:"netns"`
+	Link  int         `json:"link"` // index of the interface
+	Plan  plan        `json:"plan"`
 }
 
 // readRecord reads the attachment's record; ok is false when there is none.
@@ -59,7 +53,7 @@ func isRecorded(ctx context.Context, netns ns.Identity, link int) (bool, error) 
 // Sane says whether an ADD can have written the record. Its file may be damaged, and
 // DEL deletes what it names.
 func (r record) Sane(hash string) bool {
-	if r.attachment().Hash() != hash {
+	if r.Hash() != hash {
 		return false
 	}
 	tables := map[uint32]bool{}
@@ -74,7 +68,7 @@ func (r record) Sane(hash string) bool {
 	outside := func(c rtnl.RouteCopy) bool { return c.Table() != unix.RT_TABLE_MAIN }
 	return !slices.ContainsFunc(r.Plan.Copies, strange) &&
 		!slices.ContainsFunc(r.Plan.Moved, outside) &&
-		!slices.ContainsFunc(r.Plan.Ways, func(w rtnl.Route) bool { return !own(w) || !tables[w.Table] }) &&
+		!slices.ContainsFunc(r.Plan.Defaults, func(d rtnl.Route) bool { return !own(d) || !tables[d.Table] }) &&
 		!slices.ContainsFunc(r.Plan.Hints, func(h rtnl.Route) bool { return !own(h) || h.Table != unix.RT_TABLE_MAIN })
 }
 
@@ -84,7 +78,7 @@ func putRecord(ctx context.Context, r record) error {
 		return err
 	}
 	defer s.Close()
-	return s.Put(r.attachment().Hash(), r)
+	return s.Put(r.Hash(), r)
 }
 
 func dropRecord(ctx context.Context, a cni.Attachment) error {

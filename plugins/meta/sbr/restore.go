@@ -113,18 +113,8 @@ func (f found) inTable(table uint32) (routes []rtnl.RouteCopy, own bool) {
 // undo takes back all or a part of what apply did, in the other direction, and goes on
 // after an error. What is gone already is no error.
 func undo(conn *rtnl.Conn, p plan) error {
-	// The interface, as it is by now, may be able to have no such route: it is down, or
-	// the source or the way to the gateway is gone.
-	cannot := []error{unix.EEXIST, unix.ENETDOWN, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL, rtnl.ErrNoLink}
-	putBack := func(c rtnl.RouteCopy) error {
-		err := conn.AddCopy(c)
-		if slices.ContainsFunc(cannot, func(target error) bool { return errors.Is(err, target) }) {
-			return nil
-		}
-		return err
-	}
-	return errors.Join(each(p.Hints, conn.DelRoute), each(p.Moved, putBack),
-		each(p.Rules, conn.DelRule), each(p.Ways, conn.DelRoute), each(p.Copies, conn.DelCopy))
+	return errors.Join(each(p.Hints, conn.DelRoute), each(p.Moved, conn.RestoreCopy),
+		each(p.Rules, conn.DelRule), each(p.Defaults, conn.DelRoute), each(p.Copies, conn.DelCopy))
 }
 
 // each does something with all of a list.

@@ -97,7 +97,7 @@ func newRecord(ctx context.Context, req *skel.Request, conn *rtnl.Conn, link int
 	default:
 		err = undo(conn, plan{Rules: old.Plan.Rules})
 	}
-	return record{Network: req.Network, ContainerID: req.ContainerID, IfName: req.IfName, Netns: id, Link: link}, err
+	return record{Attachment: req.Attachment, Netns: id, Link: link}, err
 }
 
 // look reads what is in the namespace. Its handle is open until the call is over.
@@ -120,12 +120,12 @@ func look(req *skel.Request) (*rtnl.Conn, found, error) {
 }
 
 // apply makes the tables before the rules that lead there, and takes routes out of the
-// main table after that: an address has a way at any time.
+// main table after that: there is a route from each address at any time.
 func apply(conn *rtnl.Conn, p plan) (err error) {
 	addRoute := func(r rtnl.Route) error { return tableError(r.Table, conn.AddRoute(r)) }
 	addCopy := func(c rtnl.RouteCopy) error { return tableError(c.Table(), conn.AddCopy(c)) }
 	upTo(&err, p.Copies, addCopy)
-	upTo(&err, p.Ways, addRoute)
+	upTo(&err, p.Defaults, addRoute)
 	upTo(&err, p.Rules, conn.AddRule)
 	upTo(&err, p.Moved, conn.DelCopy)
 	upTo(&err, p.Hints, addRoute)
@@ -179,7 +179,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	for _, a := range addrs {
 		errs = append(errs, here.checkRule(a, cfg, r.Plan))
 	}
-	for _, want := range slices.Concat(r.Plan.Ways, r.Plan.Hints) {
+	for _, want := range slices.Concat(r.Plan.Defaults, r.Plan.Hints) {
 		if !here.has(want) {
 			errs = append(errs, drift("table %d: route %s: missing", want.Table, want))
 		}
@@ -205,9 +205,9 @@ func (f found) checkRule(a address, cfg config, p plan) error {
 	if cfg.Table != 0 || len(p.Rules) > 0 || !a.Gateway.IsValid() {
 		return nil
 	}
-	way := defaultRoute(a, f.Link, f.Rules[i].Table)
-	if !f.has(way) {
-		return drift("table %d: route %s: missing", way.Table, way)
+	want := defaultRoute(a, f.Link, f.Rules[i].Table)
+	if !f.has(want) {
+		return drift("table %d: route %s: missing", want.Table, want)
 	}
 	return nil
 }
@@ -234,8 +234,8 @@ func gc(ctx context.Context, req *skel.Request) error {
 	all, err := s.All()
 	errs := []error{err}
 	for _, r := range all {
-		if r.Network == req.Network && !req.Valid.Has(r.attachment()) {
-			errs = append(errs, s.Drop(r.attachment().Hash()))
+		if r.Network == req.Network && !req.Valid.Has(r.Attachment) {
+			errs = append(errs, s.Drop(r.Hash()))
 		}
 	}
 	return errors.Join(errs...)

@@ -25,19 +25,13 @@ const (
 // record says what an attachment's interface had before ADD, and where. It is written
 // before the first effect.
 type record struct {
-	Network     string           `json:"network"`
-	ContainerID string           `json:"containerID"`
-	IfName      string           `json:"ifname"`
-	Path        string           `json:"path"` // CNI_NETNS
-	Netns       ns.Identity      `json:"netns"`
-	VRF         string           `json:"vrf"`
-	Made        bool             `json:"made"`   // by this ADD, which may have died before it gave the alias
-	Link        int              `json:"link"`   // index of the interface
-	Routes      []rtnl.RouteCopy `json:"routes"` // those that others go through come first
-}
-
-func (r *record) attachment() cni.Attachment {
-	return cni.Attachment{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName}
+	cni.Attachment
+	Path   string           `json:"path"` // CNI_NETNS
+	Netns  ns.Identity      `json:"netns"`
+	VRF    string           `json:"vrf"`
+	Made   bool             `json:"made"`   // by this ADD, which may have died before it gave the alias
+	Link   int              `json:"link"`   // index of the interface
+	Routes []rtnl.RouteCopy `json:"routes"` // in the order in which they can be made
 }
 
 // Sane says whether an ADD can have written the record. Its file may be damaged, and
@@ -48,7 +42,7 @@ func (r *record) Sane(hash string) bool {
 		_, ours := route.Through(func(index int) bool { return index == r.Link })
 		return !ours || family != unix.AF_INET && family != unix.AF_INET6 || route.Table() == unix.RT_TABLE_LOCAL
 	}
-	return r.attachment().Hash() == hash && r.VRF != "" && !slices.ContainsFunc(r.Routes, bad)
+	return r.Hash() == hash && r.VRF != "" && !slices.ContainsFunc(r.Routes, bad)
 }
 
 // readRecord reads the attachment's record; nil when there is none.
@@ -81,7 +75,7 @@ func putRecord(ctx context.Context, r record) error {
 		return err
 	}
 	defer s.Close()
-	return s.Put(r.attachment().Hash(), r)
+	return s.Put(r.Hash(), r)
 }
 
 func dropRecord(ctx context.Context, a cni.Attachment) error {

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -114,20 +113,9 @@ func leave(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error 
 		if others, shared := route.Through(func(index int) bool { return index != r.Link }); shared {
 			errs = append(errs, conn.DelCopy(others))
 		}
-		errs = append(errs, putBack(conn, route))
+		errs = append(errs, conn.RestoreCopy(route))
 	}
 	return errors.Join(errs...)
-}
-
-// putBack adds a route unless the interface, as it is by now, can have none such: it is
-// down, or the source or the way to the gateway is gone.
-func putBack(conn *rtnl.Conn, r rtnl.RouteCopy) error {
-	cannot := []error{unix.EEXIST, unix.ENETDOWN, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL, rtnl.ErrNoLink}
-	err := conn.AddCopy(r)
-	if slices.ContainsFunc(cannot, func(target error) bool { return errors.Is(err, target) }) {
-		return nil
-	}
-	return err
 }
 
 // deleteEmpty deletes a VRF without members, if it may.
@@ -152,12 +140,12 @@ func gc(ctx context.Context, req *skel.Request) error {
 	all, err := s.All()
 	errs := []error{err, s.Close()}
 	for _, r := range all {
-		if r.Network != req.Network || req.Valid.Has(r.attachment()) {
+		if r.Network != req.Network || req.Valid.Has(r.Attachment) {
 			continue
 		}
 		err := collect(ctx, *r)
 		if err == nil {
-			err = dropRecord(ctx, r.attachment())
+			err = dropRecord(ctx, r.Attachment)
 		}
 		errs = append(errs, err)
 	}

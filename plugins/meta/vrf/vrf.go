@@ -47,8 +47,8 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, err
 	}
 	r := record{
-		Network: req.Network, ContainerID: req.ContainerID, IfName: req.IfName, Path: req.Netns, Netns: here.Netns,
-		VRF: vrf.Name, Made: vrf.Index == 0, Link: link.Index, Routes: here.moving(link.Index),
+		Attachment: req.Attachment, Path: req.Netns, Netns: here.Netns, VRF: vrf.Name, Made: vrf.Index == 0,
+		Link: link.Index, Routes: here.moving(link.Index),
 	}
 	// Before it is written: it may be there although the write failed.
 	req.OnFail("remove the record", func(ctx context.Context) error { return dropRecord(ctx, req.Attachment) })
