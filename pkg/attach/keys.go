@@ -62,15 +62,24 @@ func (k LinkKeys) Parse(req *skel.Request, mtu int) (Link, error) {
 	return l, problems.Err()
 }
 
-// ParseLink is LinkKeys.Parse for interfaces whose MAC address is not theirs to choose.
+// ParseLink is LinkKeys.Parse for interfaces whose MAC address cannot be chosen.
 func ParseLink(mtu int, dns cni.DNS) (Link, error) { return Link{MTU: mtu, DNS: dns}, checkMTU(mtu) }
 
-// ParseMAC reads a key that is the MAC address of an interface; empty = nil.
-func ParseMAC(key, text string) (net.HardwareAddr, error) {
-	if text == "" {
-		return nil, nil
+// ParseWithMAC is Parse for plugins that have a key mac, too: the other sources win over it.
+func (k LinkKeys) ParseWithMAC(req *skel.Request, mtu int, mac string) (Link, error) {
+	var problems cni.Problems
+	var weakest net.HardwareAddr
+	if mac != "" {
+		var err error
+		weakest, err = parseMAC(cni.CodeConfig, "mac", mac)
+		problems.Add(err)
 	}
-	return parseMAC(cni.CodeConfig, key, text)
+	l, err := k.Parse(req, mtu)
+	problems.Add(err)
+	if l.MAC == nil {
+		l.MAC = weakest
+	}
+	return l, problems.Err()
 }
 
 // parseMAC reads the address of an Ethernet interface.

@@ -35,12 +35,7 @@ func parseConfig(req *skel.Request) (c config, err error) {
 	} else {
 		problems.Add(ipam.CheckType(w.IPAM.Type))
 	}
-	mac, err := attach.ParseMAC("mac", w.MAC)
+	c.Link, err = w.ParseWithMAC(req, w.MTU, w.MAC)
 	problems.Add(err)
-	c.Link, err = w.LinkKeys.Parse(req, w.MTU)
-	problems.Add(err)
-	if c.Link.MAC == nil {
-		c.Link.MAC = mac
-	}
 	return c, problems.Err()
 }

@@ -50,8 +50,8 @@ func (c config) child() attach.Child {
 	return attach.Child{Kind: kind, Mode: c.Mode, Link: c.Link, Master: &c.Master, DAD: c.DAD, Make: c.make}
 }
 
-// make makes the ipvlan. It would change the mode of all on the master to its own, so the
-// frame has compared them.
+// make makes the ipvlan. The kernel would give its mode to all on the master: AddChild has
+// refused another mode before.
 func (c config) make(s *attach.Session, name string) error {
 	err := s.MakeLink(rtnl.Child{Name: name, Kind: kind, MTU: c.Link.MTU, Mode: c.Mode})
 	if errors.Is(err, unix.EBUSY) {

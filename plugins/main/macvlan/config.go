@@ -53,13 +53,9 @@ func parseConfig(req *skel.Request) (config, error) {
 	if w.IPAM.Type != "" {
 		problems.Add(ipam.CheckType(w.IPAM.Type))
 	}
-	mac, err := attach.ParseMAC("mac", w.MAC)
+	var err error
+	c.Link, err = w.ParseWithMAC(req, w.MTU, w.MAC)
 	problems.Add(err)
-	c.Link, err = w.LinkKeys.Parse(req, w.MTU)
-	problems.Add(err)
-	if c.Link.MAC == nil {
-		c.Link.MAC = mac
-	}
 	return c, problems.Err()
 }
 

@@ -45,15 +45,15 @@ func (c config) make(s *attach.Session, name string) error {
 	if !errors.Is(err, unix.EEXIST) {
 		return err
 	}
-	if l, ok := c.ofHost(s); ok {
+	if name, ok := c.findHolder(s); ok {
 		return cni.Errorf(cni.CodeConflict, "VLAN %d of master %q: is held by host interface %q", c.VLAN, s.Parent.Name,
-			l)
+			name)
 	}
 	return err
 }
 
-// ofHost finds the link of the master's namespace that has the VLAN.
-func (c config) ofHost(s *attach.Session) (name string, ok bool) {
+// findHolder finds the link in the master's namespace that has the VLAN.
+func (c config) findHolder(s *attach.Session) (name string, ok bool) {
 	conn := s.Host
 	if c.Master.LinkInContainer {
 		conn = s.Cont
