@@ -254,23 +254,26 @@ func (s *server) set(change func(*server)) {
 	change(s)
 }
 
-// messages are those of one kind.
+// messages are those of one kind. What is sent again, since no answer came in time, is one.
 func (s *server) messages(kind dhcpv4.MessageType) (list []seen) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	known := map[dhcpv4.TransactionID]bool{}
 	for _, m := range s.seen {
-		if m.MessageType() == kind {
+		if m.MessageType() == kind && (kind == release || !known[m.TransactionID]) {
+			known[m.TransactionID] = true
 			list = append(list, m)
 		}
 	}
 	return list
 }
 
-// shortLease are options that make a client renew after a second.
+// shortLease are options that make a client renew after a second, and ask all servers long
+// after that: what a late answer is for must not have ended.
 func shortLease(lease uint32) []dhcpv4.Modifier {
 	return []dhcpv4.Modifier{dhcpv4.WithLeaseTime(lease),
 		dhcpv4.WithOption(dhcpv4.OptRenewTimeValue(time.Second)),
-		dhcpv4.WithOption(dhcpv4.OptRebindingTimeValue(2 * time.Second))}
+		dhcpv4.WithOption(dhcpv4.OptRebindingTimeValue(time.Duration(min(lease, 30)) * time.Second))}
 }
 
 // configure gives the container what ADD returned, as a main plugin does.
