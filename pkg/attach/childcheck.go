@@ -1,0 +1,133 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+// StatusChild is code 50 where an ADD could not make the Child, and else IPAM's answer.
+func StatusChild(ctx context.Context, req *skel.Request, c Child) error {
+	if err := c.ready(); err != nil {
+		return cni.Errorf(cni.CodeUnavailable, "%w", err)
+	}
+	return Status(ctx, req, Masq{})
+}
+
+func (c Child) ready() error {
+	if err := statefile.Writable(childDir); err != nil {
+		return err
+	}
+	if c.Ready != nil {
+		return c.Ready()
+	}
+	host, err := rtnl.Dial(nil)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	if c.Master != nil && c.Master.Master != "" && !c.Master.LinkInContainer {
+		l, err := host.Link(c.Master.Master)
+		if errors.Is(err, rtnl.ErrNoLink) {
+			return fmt.Errorf("master: %q: no such interface", c.Master.Master)
+		}
+		if err != nil {
+			return err
+		}
+		if holder := Holder(host, l); holder != "" && c.Kind != "vlan" {
+			return fmt.Errorf("master: %q: is held by %s", l.Name, holder)
+		}
+	}
+	if err := host.Supports(c.Kind); err != nil {
+		return fmt.Errorf("%s: not supported by this kernel: %w", c.Kind, err)
+	}
+	return nil
+}
+
+// Differences says what of a link is not as it was made, beside what CheckChild compares itself.
+type Differences func(*Session, rtnl.Link) []string
+
+// CheckChild compares what AddChild made with what is there.
+func CheckChild(ctx context.Context, req *skel.Request, c Child, verify Differences) error {
+	return Check(ctx, req, func(s *Session) []error { return s.verifyChild(ctx, c, verify) })
+}
+
+func (s *Session) verifyChild(ctx context.Context, c Child, verify Differences) []error {
+	l, err := s.Cont.Link(s.IfName)
+	if err != nil {
+		return []error{iface.Drifted(fmt.Errorf("container: %w", err))}
+	}
+	drift := func(text string) error { return cni.Errorf(cni.CodeDrift, "interface %q: %s", s.IfName, text) }
+	if l.Kind != c.Kind {
+		return []error{drift(fmt.Sprintf("is of kind %q instead of %q", l.Kind, c.Kind))}
+	}
+	r, recorded, err := s.recorded(ctx)
+	if err != nil {
+		return []error{err}
+	}
+	var errs []error
+	if !s.Owns(l.Alias) && (recorded && r.Link != l.Index || !recorded && l.Alias != "") {
+		errs = append(errs, drift("is not the one that ADD made"))
+	}
+	if err := s.verifyParent(c, r, l); err != nil {
+		errs = append(errs, iface.Drifted(err))
+	}
+	for _, text := range verify(s, l) {
+		errs = append(errs, drift(text))
+	}
+	return append(errs, iface.Verify(s.child(c), s.expected(c)))
+}
+
+// expected is the result, without an MTU that nobody configured: it follows that of the master.
+func (s *Session) expected(c Child) *cni.Result {
+	res := s.PrevResult.Clone()
+	for i := range res.Interfaces {
+		if c.Link.MTU == 0 {
+			res.Interfaces[i].MTU = 0
+		} else if own := &res.Interfaces[i]; own.Name == s.IfName && own.Sandbox != "" && own.MTU == 0 {
+			own.MTU = c.Link.MTU
+		}
+	}
+	return res
+}
+
+// verifyParent compares what the link is on with the configured master, or with the one
+// that ADD found.
+func (s *Session) verifyParent(c Child, r childRecord, l rtnl.Link) (err error) {
+	if c.Master == nil || c.Master.Master == "" && r.Parent == 0 {
+		return nil
+	}
+	s.masterInside = c.Master.LinkInContainer
+	conn := s.masterSide()
+	if c.Master.Master != "" {
+		s.Parent, err = conn.Link(c.Master.Master)
+	} else {
+		s.Parent, err = conn.LinkByIndex(r.Parent)
+	}
+	if err != nil {
+		return fmt.Errorf("master: %w", err)
+	}
+	want := c.parentIndex(s.Parent)
+	if elsewhere := l.PeerNS >= 0; l.Peer != want || s.Parent.Kind != c.Kind && elsewhere == c.Master.LinkInContainer {
+		return fmt.Errorf("interface %q: is not on master %q (#%d) but on #%d", s.IfName, s.Parent.Name, want, l.Peer)
+	}
+	return nil
+}
+
+func (s *Session) recorded(ctx context.Context) (r childRecord, ok bool, err error) {
+	if !statefile.MayHave(childDir, s.Hash()) {
+		return r, false, nil
+	}
+	records, err := statefile.OpenExistingStore[childRecord](ctx, childDir, lockWait)
+	if err != nil {
+		return r, false, err
+	}
+	r, ok, err = records.Get(s.Hash())
+	return r, ok && r.attachment() == s.Attachment, errors.Join(err, records.Close())
+}
