@@ -113,6 +113,14 @@ func (d *daemon) run(env skel.Env) error {
 			d.running.Wait()
 			return nil
 		}
+		if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+			d.log.Warn("no call for a second", "error", err)
+			select {
+			case <-d.ctx.Done():
+			case <-time.After(time.Second):
+			}
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -144,7 +152,8 @@ func (d *daemon) listener(env skel.Env) (*net.UnixListener, error) {
 			_ = conn.Close()
 			return fmt.Errorf("a daemon serves %s already", addr.Name)
 		}
-		if errors.Is(err, unix.ECONNREFUSED) {
+		// A file that is no socket refuses, too, and is not ours to remove.
+		if info, _ := os.Lstat(addr.Name); errors.Is(err, unix.ECONNREFUSED) && info.Mode().Type() == os.ModeSocket {
 			if err := os.Remove(addr.Name); err != nil {
 				return err
 			}
@@ -431,7 +440,8 @@ func (d *daemon) allocate(ctx context.Context, a cni.Attachment, c rpcCall) (*cn
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, d.total)
+	ctx, cancel := context.WithTimeoutCause(ctx, d.total,
+		fmt.Errorf("interface %q: no DHCP server answered within %s", a.IfName, d.total))
 	defer cancel()
 	select {
 	case <-h.ready:
@@ -443,7 +453,7 @@ func (d *daemon) allocate(ctx context.Context, a cni.Attachment, c rpcCall) (*cn
 	err = d.end(h)
 	fault := h.fault
 	if fault == nil {
-		fault = fmt.Errorf("interface %q: no DHCP server answered within %s", a.IfName, d.total)
+		fault = context.Cause(ctx)
 	}
 	return nil, &cni.Error{Code: cni.CodeTryAgain, Msg: "no more tries", Details: errors.Join(fault, err).Error()}
 }

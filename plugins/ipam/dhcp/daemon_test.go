@@ -82,6 +82,42 @@ var _ = Describe("the daemon", func() {
 		l.Succeeds(l.call("STATUS", nstest.NewNetns()))
 	})
 
+	DescribeTable("takes nothing for its socket that is none", func(put func(path string) error) {
+		l := newLAN()
+		Expect(put(l.socket)).To(Succeed())
+		before, err := os.Lstat(l.socket)
+		Expect(err).NotTo(HaveOccurred())
+		d := l.launch("-socketpath", l.socket)
+		Eventually(d.ended).Should(BeClosed())
+		Expect(d.ProcessState.ExitCode()).To(Equal(1))
+		Expect(d.log).To(gbytes.Say("address already in use"))
+		after, err := os.Lstat(l.socket)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(os.SameFile(after, before)).To(BeTrue())
+	},
+		Entry("a file", func(path string) error { return os.WriteFile(path, []byte("precious"), 0o600) }),
+		Entry("a directory", func(path string) error { return os.Mkdir(path, 0o700) }),
+		Entry("a symbolic link", func(path string) error { return os.Symlink("/proc/version", path) }),
+	)
+
+	It("lives on when there are more connections than it may have descriptors", func() {
+		l := newLAN()
+		d := l.prepare(`ulimit -n 20; exec "$0" "$@"`, "-socketpath", l.socket)
+		l.run(d)
+		Eventually(d.log).Should(gbytes.Say("serving"))
+		var all []net.Conn
+		for range 40 {
+			conn, err := net.Dial("unix", l.socket)
+			Expect(err).NotTo(HaveOccurred())
+			all = append(all, conn)
+		}
+		Eventually(d.log).Should(gbytes.Say("too many open files"))
+		for _, conn := range all {
+			Expect(conn.Close()).To(Succeed())
+		}
+		Eventually(func() int { return l.Call(l.call("STATUS", nstest.NewNetns())).Code }).Should(BeZero())
+	})
+
 	It("refuses users other than root, whatever the socket's mode is", func() {
 		nstest.Need("realroot")
 		l := newLAN()

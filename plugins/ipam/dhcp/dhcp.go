@@ -17,10 +17,12 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// How long the daemon may take: for ADD, which waits for a server, it knows by itself.
+// How long the daemon may take. For ADD, which waits for a server, it knows by itself,
+// unless it hangs.
 const (
-	lookTime   = 5 * time.Second
+	lookTime   = 5 * time.Second // for its greeting, too
 	changeTime = 30 * time.Second
+	addTime    = 5 * time.Minute
 )
 
 // add has the daemon acquire a lease.
@@ -31,6 +33,8 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 	}
 	call := callOf(req)
 	call.Netns, call.Exclusive = netns, true
+	ctx, cancel := context.WithTimeout(ctx, addTime)
+	defer cancel()
 	res, err := ask(ctx, cfg.socket, methodAllocate, call)
 	if err != nil {
 		return nil, err
@@ -107,7 +111,7 @@ func callOf(req *skel.Request) rpcCall {
 		StdinData: req.Conf}
 }
 
-// ask makes a call to the daemon, until ctx ends.
+// ask makes a call to the daemon, until ctx ends, which has a deadline.
 func ask(ctx context.Context, socket, method string, c rpcCall) (*rpcResult, error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", socket)
@@ -117,12 +121,17 @@ func ask(ctx context.Context, socket, method string, c rpcCall) (*rpcResult, err
 		return nil, e
 	}
 	defer conn.Close()
-	if at, ok := ctx.Deadline(); ok {
-		if err := conn.SetDeadline(at); err != nil {
-			return nil, err
-		}
+	end, _ := ctx.Deadline()
+	greeting, cancel := context.WithTimeout(ctx, lookTime) // one that hangs is not waited for
+	defer cancel()
+	at, _ := greeting.Deadline()
+	_ = conn.SetDeadline(at) // the errors are those of what follows
+	in, err := greet(conn)
+	var res *rpcResult
+	if err == nil {
+		_ = conn.SetDeadline(end)
+		res, err = roundTrip(conn, in, method, c)
 	}
-	res, err := roundTrip(conn, method, c)
 	if err != nil && !errors.As(err, new(*cni.Error)) {
 		err = cni.Errorf(cni.CodeTryAgain, "DHCP daemon at %s: %w", socket, err)
 	}

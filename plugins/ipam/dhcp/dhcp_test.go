@@ -357,7 +357,7 @@ var _ = Describe("without a daemon", func() {
 		Expect(count(s, release)()).To(BeZero())
 	})
 
-	It("CHECK and STATUS do not wait for one that hangs", func() {
+	It("no call waits for one that hangs", func() {
 		l := newLAN()
 		c := l.container()
 		d := l.start()
@@ -373,6 +373,7 @@ var _ = Describe("without a daemon", func() {
 			l.Fails(call, code)
 			cancel()
 		}
+		Expect(l.Fails(l.call("ADD", c), cni.CodeTryAgain)).To(ContainSubstring("i/o timeout"))
 	})
 })
 

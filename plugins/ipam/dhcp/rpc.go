@@ -102,15 +102,21 @@ func prefix(n net.IPNet) netip.Prefix {
 	return netip.PrefixFrom(address(n.IP), bits)
 }
 
-// roundTrip makes a call on a new connection and waits for the answer.
-func roundTrip(conn io.ReadWriter, method string, c rpcCall) (*rpcResult, error) {
+// greet begins a new connection, and returns the reader of its answers.
+func greet(conn io.ReadWriter) (*bufio.Reader, error) {
 	if _, err := io.WriteString(conn, connect+"\n\n"); err != nil {
 		return nil, err
 	}
 	in := bufio.NewReader(conn)
-	if answer, err := readHTTP(in); err != nil || answer != connected {
-		return nil, errors.Join(fmt.Errorf("%q is no answer of a DHCP daemon", answer), err)
+	answer, err := readHTTP(in)
+	if err == nil && answer != connected {
+		err = fmt.Errorf("%q is no answer of a DHCP daemon", answer)
 	}
+	return in, err
+}
+
+// roundTrip makes a call and waits for the answer.
+func roundTrip(conn io.Writer, in *bufio.Reader, method string, c rpcCall) (*rpcResult, error) {
 	if err := writeGob(conn, rpcHead{ServiceMethod: method}, c); err != nil {
 		return nil, err
 	}
