@@ -26,12 +26,12 @@ import (
 // daemon holds the leases of this host's containers.
 type daemon struct {
 	flags
-	log      *slog.Logger
-	dir      string // of the records
-	ctx      context.Context
-	entering chan struct{} // full: as many threads as are good are in namespaces
-	running  sync.WaitGroup
-	storing  sync.Mutex
+	log     *slog.Logger
+	dir     string // of the records
+	ctx     context.Context
+	waiting chan struct{} // full: as many threads as are good wait for the kernel
+	running sync.WaitGroup
+	storing sync.Mutex
 
 	mu     sync.Mutex
 	leases map[string]*holder // by the attachment's hash
@@ -78,7 +78,7 @@ func runDaemon(env skel.Env) int {
 	}
 	log := slog.New(slog.NewTextHandler(env.Stderr, nil))
 	d := &daemon{flags: f, log: log, dir: storeDir(f.hostPrefix, f.socket), ctx: env.Notify(context.Background()),
-		entering: make(chan struct{}, mostThreads), leases: map[string]*holder{}}
+		waiting: make(chan struct{}, mostThreads), leases: map[string]*holder{}}
 	if err := d.run(env); err != nil {
 		log.Error(err.Error())
 		return 1
@@ -251,11 +251,17 @@ func (d *daemon) hold(ctx context.Context, h *holder) error {
 	}
 }
 
-// open is openLink for a holder, a few at a time: each needs a thread.
-func (d *daemon) open(h *holder) (*link, error) {
-	d.entering <- struct{}{}
-	defer func() { <-d.entering }()
-	return openLink(d.hostPrefix+h.Netns, &h.record)
+// open is openLink for a holder.
+func (d *daemon) open(h *holder) (l *link, err error) {
+	d.few(func() { l, err = openLink(d.hostPrefix+h.Netns, &h.record) })
+	return l, err
+}
+
+// few does what the kernel makes wait, and a thread with it: of a few holders at a time.
+func (d *daemon) few(do func()) {
+	d.waiting <- struct{}{}
+	defer func() { <-d.waiting }()
+	do()
 }
 
 // exchange sends what is to be sent now, and listens for the answers.
@@ -264,9 +270,9 @@ func (d *daemon) exchange(ctx context.Context, h *holder) error {
 	if err != nil {
 		return err
 	}
-	defer l.close()
+	defer d.few(l.close)
 	if h.MAC == nil {
-		if err := l.raise(ctx); err != nil {
+		if err := l.raise(ctx, d.few); err != nil {
 			return err
 		}
 		// Links of ipvlan share a MAC address: an answer to it finds none that has no address.
@@ -338,7 +344,7 @@ func (d *daemon) end(h *holder) error {
 		l, err := d.open(h)
 		if err == nil {
 			err = l.send(h.release())
-			l.close()
+			d.few(l.close)
 		}
 		d.log.Info("released", "lease", h.Attachment.String(), "address", h.lease.prefix(), "error", err)
 	}

@@ -88,13 +88,15 @@ func (l *link) close() {
 // Main plugins have reasons to be first: they turn address detection off before. It
 // looks again and again, since a thread that waits for the kernel's word would be one
 // for each ADD.
-func (l *link) raise(ctx context.Context) error {
+func (l *link) raise(ctx context.Context, few func(func())) error {
 	const theirs, most = 10, 500
 	up := true
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for tries := 0; ; tries++ {
-		link, err := l.conn.LinkByIndex(l.Index)
+		var link rtnl.Link
+		var err error
+		few(func() { link, err = l.conn.LinkByIndex(l.Index) })
 		switch {
 		case err != nil:
 			return err
@@ -103,7 +105,7 @@ func (l *link) raise(ctx context.Context) error {
 		case tries == most:
 			return fmt.Errorf("interface %q does not come up, it is %s", link.Name, link.Oper)
 		case tries == theirs && !link.Up:
-			if err := l.conn.SetLink(l.Index, rtnl.Change{Up: &up}); err != nil {
+			if few(func() { err = l.conn.SetLink(l.Index, rtnl.Change{Up: &up}) }); err != nil {
 				return err
 			}
 		}
