@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -229,7 +230,7 @@ func (p *packet) encode() []byte {
 	binary.BigEndian.PutUint16(udp[0:], clientPort)
 	binary.BigEndian.PutUint16(udp[2:], serverPort)
 	binary.BigEndian.PutUint16(udp[4:], length)
-	binary.BigEndian.PutUint16(udp[6:], max(checksum(b), 1)) // 0 would be none
+	binary.BigEndian.PutUint16(udp[6:], cmp.Or(checksum(b), 0xffff)) // 0 would be none
 	ip[0], ip[8], ip[9], ip[10], ip[11] = 0x45, 64, unix.IPPROTO_UDP, 0, 0
 	binary.BigEndian.PutUint16(ip[2:], ipHead+length)
 	binary.BigEndian.PutUint16(ip[10:], checksum(ip))
