@@ -128,9 +128,13 @@ func (c *call) unlimit(end int, ifbs ...int) error {
 	if end == 0 {
 		return nil
 	}
-	ingress, err := c.host.Qdisc(end, rtnl.Ingress)
+	root, err := c.host.Qdisc(end, rtnl.Root)
 	errs := []error{err}
-	if ingress.Kind == "ingress" {
+	if root.IsTBF() { // first, since GC finds the host end by the redirection
+		errs = append(errs, c.host.DelQdisc(end, rtnl.Root))
+	}
+	ingress, err := c.host.Qdisc(end, rtnl.Ingress)
+	if errs = append(errs, err); ingress.Kind == "ingress" {
 		list, err := c.host.Redirects(end)
 		isOurs := func(r rtnl.Redirection) bool { return r.To == 0 || slices.Contains(ifbs, r.To) }
 		rest := slices.DeleteFunc(slices.Clone(list), isOurs)
@@ -142,10 +146,6 @@ func (c *call) unlimit(end int, ifbs ...int) error {
 		case isOurs(list[0]):
 			errs = append(errs, c.host.DelRedirect(end))
 		}
-	}
-	root, err := c.host.Qdisc(end, rtnl.Root)
-	if errs = append(errs, err); root.IsTBF() {
-		errs = append(errs, c.host.DelQdisc(end, rtnl.Root))
 	}
 	if err := errors.Join(errs...); !errors.Is(err, rtnl.ErrNoLink) { // the pair may go meanwhile
 		return err

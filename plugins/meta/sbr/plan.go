@@ -216,7 +216,9 @@ func defaultRoute(a address, link int, table uint32) rtnl.Route {
 // what has no source address yet gets one there.
 func sourceHints(addrs []address, link int) (hints []rtnl.Route) {
 	for _, a := range addrs {
-		h := rtnl.Route{Dst: a.Prefix.Masked(), Src: a.Prefix.Addr(), OutIndex: link, Table: unix.RT_TABLE_MAIN}
+		// The protocol tells it from the kernel's own, which is equal otherwise.
+		h := rtnl.Route{Dst: a.Prefix.Masked(), Src: a.Prefix.Addr(), OutIndex: link, Table: unix.RT_TABLE_MAIN,
+			Protocol: unix.RTPROT_BOOT}
 		if a.is4() {
 			h.Scope = unix.RT_SCOPE_LINK
 		} else {
