@@ -46,7 +46,7 @@ func (d debian) diversions() string {
 func (d debian) kubernetesCNI(version string) string {
 	GinkgoHelper()
 	tree := filepath.Join(d.work, version)
-	for _, plugin := range []string{"bridge", "portmap", "vlan"} {
+	for _, plugin := range []string{"bridge", "portmap", "flannel"} {
 		file := filepath.Join(tree, "opt/cni/bin", plugin)
 		Expect(os.MkdirAll(filepath.Dir(file), 0o755)).To(Succeed())
 		Expect(os.WriteFile(file, []byte(plugin+" of "+version), 0o755)).To(Succeed())

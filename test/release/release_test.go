@@ -170,7 +170,7 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 			want[plugin], want["std"] = "9.8.7", strings.TrimPrefix(info.GoVersion, "go")
 			for _, d := range info.Deps {
 				want[d.Path] = d.Version
-				Expect(notices).To(ContainSubstring("\n## " + d.Path + ": LICENSE"))
+				Expect(strings.ToLower(notices)).To(ContainSubstring("\n## " + strings.ToLower(d.Path) + ": license"))
 			}
 		}
 		Expect(got).To(Equal(want))
@@ -243,13 +243,13 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 		d.install(d.kubernetesCNI("1.2.0"))
 		d.install(one(dist, "*.deb"))
 		Expect(d.plugin("bridge")).To(ContainSubstring("9.8.7"))
-		Expect(d.plugin("vlan")).To(Equal("vlan of 1.2.0"))
+		Expect(d.plugin("flannel")).To(Equal("flannel of 1.2.0"))
 		d.install(d.kubernetesCNI("1.3.0"))
 		d.install(one(dist, "*.deb"))
 		Expect(d.plugin("bridge")).To(ContainSubstring("9.8.7"))
-		Expect(d.plugin("vlan")).To(Equal("vlan of 1.3.0"))
+		Expect(d.plugin("flannel")).To(Equal("flannel of 1.3.0"))
 		d.dpkg("--remove", "hawser-cni")
-		Expect(names(d.bin())).To(Equal([]string{"bridge", "portmap", "vlan"}))
+		Expect(names(d.bin())).To(Equal([]string{"bridge", "flannel", "portmap"}))
 		Expect(d.plugin("bridge")).To(Equal("bridge of 1.3.0"))
 		Expect(d.diversions()).To(BeEmpty())
 	})
