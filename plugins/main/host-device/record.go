@@ -31,7 +31,8 @@ type record struct {
 	NS     ns.Identity `json:"identity"`
 	Device device      `json:"device"`
 	PCI    string      `json:"pci,omitempty"`
-	Link   rtnl.Link   `json:"link"` // on the host; none of a device without interface
+	Link   rtnl.Link   `json:"link"`             // on the host; none of a device without interface
+	Failed bool        `json:"failed,omitempty"` // to get back its settings, at home
 }
 
 type store = statefile.Store[record]
@@ -87,8 +88,8 @@ func (r record) find(conn *rtnl.Conn) (rtnl.Link, error) {
 }
 
 // end brings the device to the host, under its name and as it was, if it is in the container or
-// where the kernel put it when that ended, and drops the record. What cannot be restored is a
-// warning.
+// where the kernel put it when that ended, and drops the record. Settings that cannot be restored
+// are an error once, so that the call is repeated, and then a warning.
 func (r record) end(records *store, host, cont *rtnl.Conn, warn func(string, ...any)) error {
 	l, err := r.bring(host, cont)
 	if errors.Is(err, rtnl.ErrNoLink) {
@@ -99,7 +100,10 @@ func (r record) end(records *store, host, cont *rtnl.Conn, warn func(string, ...
 		if l.Name != r.Link.Name {
 			renameErr = host.SetLink(l.Index, rtnl.Change{Name: r.Link.Name, Alias: &r.Link.Alias})
 		}
-		if err := errors.Join(renameErr, r.restore(host, l)); err != nil {
+		if err := r.restore(host, l); err != nil && !r.Failed {
+			r.Failed = true
+			return errors.Join(fmt.Errorf("%s: %w", r, err), records.Put(r.Hash(), r))
+		} else if err = errors.Join(renameErr, err); err != nil {
 			warn("%s: came home as %q: %v", r, l.Name, err)
 		}
 	} else if !errors.Is(err, rtnl.ErrNoLink) {
