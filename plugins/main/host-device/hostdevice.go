@@ -83,10 +83,16 @@ func take(ctx context.Context, s *attach.Session, d device) (r record, err error
 		return r, err
 	}
 	// One message: whenever we are killed, the device has one name and says where it belongs.
-	if err := s.Host.SetLink(f.Link.Index, rtnl.Change{To: s.Cont, Name: s.IfName, Alias: &f.Link.Name}); err != nil {
-		return r, fmt.Errorf("%s: move into the container: %w", r, err)
+	err = s.Host.SetLink(f.Link.Index, rtnl.Change{To: s.Cont, Name: s.IfName, Alias: &f.Link.Name})
+	if err != nil {
+		err = fmt.Errorf("%s: move into the container: %w", r, err)
 	}
-	s.ContEnd, err = s.Cont.Link(s.IfName)
+	if err == nil || errors.Is(err, rtnl.ErrNoLink) { // it has moved, where only the answer was lost
+		var lookErr error
+		if s.ContEnd, lookErr = s.Cont.Link(s.IfName); lookErr == nil || err == nil {
+			err = lookErr
+		}
+	}
 	return r, err
 }
 

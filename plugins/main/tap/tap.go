@@ -102,6 +102,9 @@ func (c config) findBridge(s *attach.Session) (*int, error) {
 func openIn(n *ns.NS) (f *os.File, err error) {
 	err = n.Do(func() error {
 		fd, err := unix.Open(control, unix.O_RDWR|unix.O_CLOEXEC, 0)
+		for errors.Is(err, unix.EINTR) {
+			fd, err = unix.Open(control, unix.O_RDWR|unix.O_CLOEXEC, 0)
+		}
 		if err != nil {
 			return &fs.PathError{Op: "open", Path: control, Err: err}
 		}
