@@ -2,6 +2,7 @@ package runtimes_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -66,6 +67,9 @@ func (m *machine) install(from string) {
 			path = nstest.Build(name)
 		}
 		data, err := os.ReadFile(path)
+		if from != "" && errors.Is(err, fs.ErrNotExist) { // the release does not have it
+			continue
+		}
 		Expect(err).NotTo(HaveOccurred())
 		Expect(os.WriteFile(filepath.Join(m.plugins, ".new"), data, 0o755)).To(Succeed())
 		Expect(os.Rename(filepath.Join(m.plugins, ".new"), filepath.Join(m.plugins, name))).To(Succeed())
