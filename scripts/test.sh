@@ -1,5 +1,5 @@
 #!/bin/bash
-# test.sh: everything that this machine can run. At the end: what was skipped, why.
+# test.sh: everything that this machine can run. At the end: what was skipped, why, and what failed.
 # NSTEST_REQUIRE=1 lets only specs labelled "kernel" skip; TESTFLAGS go to go test;
 # NSTEST_SKIPLOG is a file for what was skipped, which test-vm.sh reads.
 set -euo pipefail
@@ -9,8 +9,10 @@ scripts/deps.sh
 scripts/reference.sh >/dev/null
 scripts/build.sh
 export HAWSER_BIN=$PWD/bin
-[ -n "${NSTEST_SKIPLOG:-}" ] || { NSTEST_SKIPLOG=$(mktemp); trap 'rm -f "$NSTEST_SKIPLOG"' EXIT; }
-export NSTEST_SKIPLOG
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+export NSTEST_SKIPLOG=${NSTEST_SKIPLOG:-$tmp/skipped} failures=$tmp/failures
+touch "$NSTEST_SKIPLOG"
 
 # ginkgo does not look whether it writes to a terminal.
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE
@@ -30,6 +32,7 @@ package() {
 	read -ra flags <<<"${TESTFLAGS:-}"
 	out=$(cd "$1" && go test -count=1 -timeout 15m "${flags[@]}" . 2>&1 </dev/null) || rc=$?
 	printf '%s\n' "$out"
+	[ $rc = 0 ] || printf '%s\n' "$out" | tail -n 100 >>"$failures"
 	return $rc
 }
 export -f package
@@ -50,5 +53,9 @@ if [ -s "$NSTEST_SKIPLOG" ]; then
 else
 	echo "== skipped: nothing"
 fi
-[ $failed = 0 ] || { echo "== FAILED"; exit 1; }
+if [ $failed != 0 ]; then
+	echo "== FAILED; the packages that did, once more:"
+	if [ -s "$failures" ]; then cat "$failures"; fi
+	exit 1
+fi
 echo "== passed"
