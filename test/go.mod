@@ -5,9 +5,11 @@ go 1.26.0
 replace github.com/hawser-cni/plugins => ../
 
 require (
+	github.com/Masterminds/semver/v3 v3.4.0
 	github.com/containerd/go-cni v1.1.14
 	github.com/containernetworking/cni v1.3.1
 	github.com/cri-o/ocicni v0.4.3
+	github.com/hashicorp/go-version v1.7.0
 	github.com/hawser-cni/plugins v0.0.0-00010101000000-000000000000
 	github.com/onsi/ginkgo/v2 v2.34.0
 	github.com/onsi/gomega v1.44.0
@@ -16,7 +18,6 @@ require (
 )
 
 require (
-	github.com/Masterminds/semver/v3 v3.4.0 // indirect
 	github.com/containernetworking/plugins v1.4.1 // indirect
 	github.com/fsnotify/fsnotify v1.7.0 // indirect
 	github.com/go-logr/logr v1.4.3 // indirect
