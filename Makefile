@@ -5,7 +5,7 @@ build:   ; @scripts/build.sh    #: compile every plugin into bin/
 demo:    ; @scripts/demo.sh     #: three containers on a throw-away host, proved by traffic (root)
 test:    ; @scripts/test.sh     #: everything that this machine can run; says what it skipped
 test-vm: ; @scripts/test-vm.sh  #: the specs labelled "kernel", on Debian's kernel in QEMU
-test-runtimes: ; @scripts/test-runtimes.sh  #: the plugins under real runtimes (root; installs them)
+test-runtimes: ; @scripts/test-runtimes.sh  #: the plugins under real runtimes (root; installs them); ALL=1 for all
 test-release: ; @scripts/test-release.sh  #: install and release, from copies of this tree
 reliability: ; @scripts/reliability.sh  #: every kill and error, and a minute of load, with figures (root; an hour and more)
 lint:    ; @scripts/lint.sh     #: gofmt, vet, staticcheck, shellcheck, licences, vulnerabilities

@@ -1,8 +1,9 @@
 #!/bin/bash
-# test-runtimes.sh: the plugins under containerd and podman from Debian and a
-# containerd 2 built here, on throw-away hosts in namespaces of their own. Needs
-# root. The first run compiles containerd, which takes minutes. TESTFLAGS go to
-# go test; HAWSER_CONTAINERD is a directory with another containerd 2.
+# test-runtimes.sh: the plugins under containerd and podman from Debian, a containerd 2 and
+# cnitool built here, on throw-away hosts in namespaces of their own. Needs root. The first run
+# compiles containerd, which takes minutes. ALL=1 adds what takes longer: the newest reference
+# plugins under the same clients, and a table of both at the end. TESTFLAGS go to go test;
+# HAWSER_CONTAINERD is a directory with another containerd 2.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,8 +20,19 @@ if [ -z "${HAWSER_CONTAINERD:-}" ]; then
 	done
 fi
 export HAWSER_CONTAINERD
+clients=(cnitool)
+filter='!all'
+if [ -n "${ALL:-}" ]; then
+	filter=''
+	HAWSER_TABLE=$(mktemp)
+	export HAWSER_TABLE
+	trap 'rm -f "$HAWSER_TABLE"' EXIT
+fi
+built=$(scripts/clients.sh "${clients[@]}")
+export PATH=$PATH:$built
 
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE
 cd test/runtimes
 read -ra flags <<<"${TESTFLAGS:-}"
-go test -count=1 -timeout 10m "${flags[@]}" ./...
+go test -count=1 -timeout 30m "${flags[@]}" ./... -ginkgo.label-filter="$filter"
+[ -z "${ALL:-}" ] || { echo "| client | what was run | with ours | with the newest reference |"; cat "$HAWSER_TABLE"; }

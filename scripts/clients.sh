@@ -1,0 +1,45 @@
+#!/bin/bash
+# clients.sh PROGRAM...: clients of the plugins that Debian does not have (cnitool), built into
+# the user's cache unless they are there. Prints their directories, separated by colons.
+set -euo pipefail
+scripts=$(cd "$(dirname "$0")" && pwd)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/hawser
+export CGO_ENABLED=0 GOFLAGS='' GOWORK=off
+mkdir -p "$cache"
+exec 9>"$cache/.clients.lock"
+flock 9
+work=$(mktemp -d "$cache/.clients.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+
+# Not go install: the list of a module's versions is not everywhere to be had.
+source_of() { "$scripts/retry.sh" go mod download -json "$1" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p'; }
+
+# client PROGRAM MODULE VERSION: builds it as build_PROGRAM does, given the source and an empty directory.
+client() {
+	local dir=$cache/$1-$3
+	if [ ! -d "$dir" ]; then
+		local src
+		src=$(source_of "$2@$3")
+		mkdir "$work/$1"
+		"build_$1" "$src" "$work/$1" >&2
+		mv -T "$work/$1" "$dir"
+	fi
+	found+=("$dir")
+}
+
+build_cnitool() { "$scripts/retry.sh" go build -C "$1" -trimpath -o "$2/cnitool" ./cnitool; }
+
+found=()
+for program; do
+	case $program in
+	cnitool) client cnitool github.com/containernetworking/cni v1.3.0 ;;
+	*)
+		echo "clients: no $program" >&2
+		exit 2
+		;;
+	esac
+done
+(
+	IFS=:
+	echo "${found[*]}"
+)

@@ -1,0 +1,175 @@
+package runtimes_test
+
+import (
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/test/pods"
+)
+
+// cnitool is the CNI project's own, on a machine.
+type cnitool struct {
+	*machine
+	netconf string
+}
+
+func newCnitool(plugins, conflist string) *cnitool {
+	GinkgoHelper()
+	nstest.NeedProgram("cnitool")
+	m := newMachine(plugins)
+	c := &cnitool{m, filepath.Join(m.dir, "net.d")}
+	Expect(os.Mkdir(c.netconf, 0o755)).To(Succeed())
+	c.configure(conflist)
+	return c
+}
+
+func (c *cnitool) configure(conflist string) {
+	GinkgoHelper()
+	Expect(os.WriteFile(filepath.Join(c.netconf, "pods.conflist"), []byte(conflist), 0o644)).To(Succeed())
+}
+
+// mapping is one of the convention's portMappings.
+type mapping struct {
+	HostPort      int    `json:"hostPort"`
+	ContainerPort int    `json:"containerPort"`
+	Protocol      string `json:"protocol"`
+	HostIP        string `json:"hostIP,omitempty"`
+}
+
+// published are those of the pod that serves.
+var published = []mapping{{8080, 80, "tcp", ""}, {8080, 80, "udp", ""}, {8081, 80, "tcp", pods.HostAddr},
+	{8081, 80, "tcp", pods.HostAddr6}}
+
+// call runs a verb for a pod, with the port mappings of its ADD.
+func (c *cnitool) call(verb string, pod pods.Pod, ports ...mapping) (string, error) {
+	GinkgoHelper()
+	out := c.Run(nstest.Program{Path: "cnitool", Args: []string{verb, "pods", pod.Path}, Env: []string{
+		"CNI_PATH=" + c.plugins, "NETCONFPATH=" + c.netconf,
+		"CAP_ARGS=" + string(encode(object{"portMappings": ports}))}})
+	GinkgoWriter.Print(out.Stderr)
+	if out.Exit != 0 {
+		return "", errors.New(out.Stderr)
+	}
+	return out.Stdout, nil
+}
+
+// try calls a verb whose answer is nothing.
+func (c *cnitool) try(verb string, pod pods.Pod, ports ...mapping) error {
+	GinkgoHelper()
+	_, err := c.call(verb, pod, ports...)
+	return err
+}
+
+// add attaches a new pod, in which lo is up and a server answers.
+func (c *cnitool) add(ports ...mapping) (pods.Pod, error) {
+	GinkgoHelper()
+	pod := pods.At(nstest.NewNetns().Path)
+	pod.Cmd("ip", "link", "set", "lo", "up")
+	out, err := c.call("add", pod, ports...)
+	if err != nil {
+		return pod, err
+	}
+	var result struct{ IPs []struct{ Address netip.Prefix } }
+	Expect(json.Unmarshal([]byte(out), &result)).To(Succeed())
+	var addrs []string
+	for _, ip := range result.IPs {
+		addrs = append(addrs, ip.Address.Addr().String())
+	}
+	return pods.At(pod.Path, addrs...).Serve(), nil
+}
+
+// addTwo attaches a client and a server.
+func (c *cnitool) addTwo() (client, server pods.Pod) {
+	GinkgoHelper()
+	client, err := c.add()
+	Expect(err).NotTo(HaveOccurred())
+	server, err = c.add(published...)
+	Expect(err).NotTo(HaveOccurred())
+	return client, server
+}
+
+var _ = Describe("cnitool", func() {
+	told("cnitool 1.3.0", func(s story, plugins string) {
+		n := network
+		n.IPv6 = true
+		c := newCnitool(plugins, n.Conflist())
+		s.step("GC ends every attachment that libcni remembers", func() {
+			pod, err := c.add(published...)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(c.try("gc", pod)).To(Succeed())
+			Expect(pod.Cmd("ip", "-br", "link")).NotTo(ContainSubstring("eth0"))
+			pods.ExpectNothingLeft(c.Host)
+		})
+		var client, server pods.Pod
+		s.step("ADD: addresses, sysctl, traffic, host ports on TCP, UDP and one address", func() {
+			client, server = c.addTwo()
+			client.ExpectUp()
+			server.ExpectUp()
+			c.traffic("8080", "8081").Expect(client, server)
+		})
+		s.step("STATUS and CHECK", func() {
+			Expect(c.try("status", client)).To(Succeed())
+			Expect(c.try("check", client)).To(Succeed())
+			Expect(c.try("check", server, published...)).To(Succeed())
+		})
+		s.step("CHECK sees that a route is gone", func() {
+			client.Cmd("ip", "route", "del", "default")
+			err := c.try("check", client)
+			client.Cmd("ip", "route", "add", "default", "via", "10.88.0.1", "dev", "eth0")
+			Expect(err).To(HaveOccurred())
+		})
+		s.step("ADD of a taken host port fails and names the port", func() {
+			greedy, err := c.add(published[0])
+			Expect(c.try("del", greedy, published[0])).To(Succeed())
+			Expect(err).To(MatchError(ContainSubstring("8080")))
+		})
+		s.step("a second ADD of a live attachment fails and harms nothing", func() {
+			Expect(c.try("add", server, published...)).NotTo(Succeed())
+			server.ExpectUp()
+			c.traffic("8080", "8081").Expect(client, server)
+		})
+		s.step("DEL, twice, and without its namespace", func() {
+			Expect(c.try("del", client)).To(Succeed())
+			Expect(c.try("del", client)).To(Succeed())
+			c.Cmd("umount", server.Path)
+			c.Cmd("rm", server.Path)
+			Expect(c.try("del", server, published...)).To(Succeed())
+			Expect(c.try("del", server, published...)).To(Succeed())
+		})
+		s.step("nothing is left", func() { pods.ExpectNothingLeft(c.Host) })
+	})
+
+	It("goes from the newest reference to ours under attached pods, and back", func() {
+		nstest.Need("iptables")
+		reference, n := nstest.Newest().Dir(), network
+		n.Backend = "iptables" // which both know
+		c := newCnitool(reference, n.Conflist())
+		s := story{client: "cnitool 1.3.0"}
+		for _, plugins := range []string{"", reference, ""} {
+			step := "ours take over live pods of the newest reference: traffic, CHECK, DEL, nothing left"
+			if plugins != "" {
+				step = "the newest reference takes over live pods of ours (backend iptables)"
+			}
+			s.step(step, func() {
+				client, server := c.addTwo()
+				c.install(plugins)
+				c.traffic("8080", "8081").Expect(client, server)
+				Expect(c.try("check", client)).To(Succeed())
+				Expect(c.try("check", server, published...)).To(Succeed())
+				Expect(c.try("del", client)).To(Succeed())
+				Expect(c.try("del", server, published...)).To(Succeed())
+				pods.ExpectGone(c.Host)
+			})
+		}
+		// Records of what the reference has deleted.
+		c.collect(filepath.Join(c.netconf, "pods.conflist"))
+		pods.ExpectNothingLeft(c.Host)
+	})
+})
