@@ -20,8 +20,12 @@ const (
 type checker struct {
 	call
 	status int
+	depth  int // how many delegates the entry is in
 	out    bytes.Buffer
 }
+
+// mostNested is more than any delegate is: multus has flannel's in a list of its own.
+const mostNested = 8
 
 // checkConfig serves --check-config. It reads a configuration, or a list of them,
 // from standard input, and prints what is wrong with the entries that are this
@@ -29,17 +33,11 @@ type checker struct {
 func checkConfig(p Plugin[any], env Env) int {
 	c := &checker{call: call{plugin: p, env: env}, status: confOther}
 	data, err := c.readConf()
-	var file map[string]json.RawMessage
 	if err == nil {
-		err = cni.Unmarshal(data, &file)
+		err = c.file("", data)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		c.unreadable(err.Error())
-	case file["plugins"] != nil:
-		c.list(file)
-	default:
-		c.entry("", data)
 	}
 	verdicts := []string{confGood: "valid", confBad: "not valid", confUnreadable: "not readable",
 		confOther: "nothing here is for it"}
@@ -53,16 +51,32 @@ func (c *checker) unreadable(reason string) {
 	fmt.Fprintf(&c.out, "error: %s\n", reason)
 }
 
+// file checks a configuration, or a list of them. path is the way to it in the
+// whole.
+func (c *checker) file(path string, data []byte) error {
+	var file map[string]json.RawMessage
+	if err := cni.Unmarshal(data, &file); err != nil {
+		return err
+	}
+	if file["plugins"] != nil {
+		c.list(path, file)
+	} else if !c.entry(path, data) {
+		c.delegates(path, file)
+	}
+	return nil
+}
+
 // list checks the entries of a list. Each is given the list's name and version, as
 // runtimes do.
-func (c *checker) list(file map[string]json.RawMessage) {
+func (c *checker) list(path string, file map[string]json.RawMessage) {
 	version := file["cniVersion"]
 	if version == nil && file["cniVersions"] != nil { // the runtime chooses
 		version = json.RawMessage(`"` + cni.Newest + `"`)
 	}
+	path = cni.KeyIn(path, "plugins")
 	var entries []map[string]json.RawMessage
 	if err := cni.Unmarshal(file["plugins"], &entries); err != nil {
-		c.unreadable("plugins: is no list of objects")
+		c.unreadable(path + ": is no list of objects")
 		return
 	}
 	for i, entry := range entries {
@@ -70,18 +84,47 @@ func (c *checker) list(file map[string]json.RawMessage) {
 			continue
 		}
 		entry["name"], entry["cniVersion"] = file["name"], version
-		if conf, err := json.Marshal(entry); err == nil {
-			c.entry(fmt.Sprintf("plugins[%d]", i), conf)
+		way := fmt.Sprintf("%s[%d]", path, i)
+		if conf, err := json.Marshal(entry); err == nil && !c.entry(way, conf) {
+			c.delegates(way, entry)
 		}
 	}
 }
 
-// entry checks a configuration if it is this plugin's, or nobody can say whose.
-// path is the way to it in the file.
-func (c *checker) entry(path string, data []byte) {
+// delegates checks the configurations that another plugin hands on: flannel's
+// delegate, which it completes, and multus' delegates, each a file of its own.
+func (c *checker) delegates(path string, entry map[string]json.RawMessage) {
+	if c.depth == mostNested {
+		return
+	}
+	c.depth++
+	defer func() { c.depth-- }()
+	var one map[string]json.RawMessage
+	if json.Unmarshal(entry["delegate"], &one) == nil && one != nil {
+		one["name"], one["cniVersion"] = entry["name"], entry["cniVersion"]
+		if one["type"] == nil {
+			one["type"] = json.RawMessage(`"bridge"`)
+		}
+		if one["ipam"] == nil && !c.plugin.IPAM { // an IPAM plugin has nothing to check in it yet
+			one["ipam"] = json.RawMessage(`{"type": "host-local"}`)
+		}
+		if conf, err := json.Marshal(one); err == nil {
+			_ = c.file(cni.KeyIn(path, "delegate"), conf) // it is an object
+		}
+	}
+	var many []json.RawMessage
+	_ = json.Unmarshal(entry["delegates"], &many) // what is no list is something else
+	for i, conf := range many {
+		_ = c.file(fmt.Sprintf("%s[%d]", cni.KeyIn(path, "delegates"), i), conf) // so is what is no object
+	}
+}
+
+// entry checks a configuration if it is this plugin's, or nobody can say whose, and
+// reports whether it was. path is the way to it in the file.
+func (c *checker) entry(path string, data []byte) bool {
 	conf, err := cni.DecodeConfig(data)
 	if err == nil && conf.Type != c.plugin.Name && !(c.plugin.IPAM && conf.IPAM.Type == c.plugin.Name) {
-		return
+		return false
 	}
 	prefix := path
 	if path != "" {
@@ -111,9 +154,12 @@ func (c *checker) entry(path string, data []byte) {
 			fmt.Fprintf(&c.out, "    did you mean %q?\n", s.meant)
 		}
 	}
-	if len(all) > 0 {
+	switch {
+	case c.status == confUnreadable: // which nothing mends
+	case len(all) > 0:
 		c.status = confBad
-	} else if c.status == confOther {
+	case c.status == confOther:
 		c.status = confGood
 	}
+	return true
 }
