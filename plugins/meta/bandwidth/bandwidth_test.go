@@ -347,6 +347,16 @@ var _ = Describe("an IFB without mark", Label("kernel"), func() {
 		Expect(Names(w.Host, "ifb")).To(BeEmpty())
 	})
 
+	It("that a killed ADD left goes with GC, with the host end's qdisc that has no redirection yet", func() {
+		a := cni.Attachment{Network: "net", ContainerID: "c1", IfName: "eth0"}
+		w.Cmd("ip", "link", "set", "host-eth0", "alias", a.Mark())
+		before := w.state()
+		w.Add(w.call("ADD", out))
+		w.Cmd("tc", "filter", "del", "dev", "host-eth0", "ingress")
+		w.gc("net")
+		Expect(w.state()).To(Equal(before))
+	})
+
 	It("passes the reference's CHECK, and goes with its DEL", func() {
 		w.Add(w.call("ADD", both))
 		Expect(w.Reference(nstest.Newest(), w.call("CHECK", both)).Code).To(BeZero())

@@ -153,7 +153,8 @@ func (c *call) unlimit(end int, ifbs ...int) error {
 	return nil
 }
 
-// users finds the host ends that redirect to an IFB. It reads all links.
+// users finds the host ends that redirect to an IFB, and the one with its mark, which an ADD
+// that was killed may have left without the redirection. It reads all links.
 func (c *call) users(ifb rtnl.Link) (ends []rtnl.Link, err error) {
 	links, err := c.host.Links()
 	for _, l := range links {
@@ -164,7 +165,8 @@ func (c *call) users(ifb rtnl.Link) (ends []rtnl.Link, err error) {
 		if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 			return nil, err
 		}
-		if slices.ContainsFunc(list, func(r rtnl.Redirection) bool { return r.To == ifb.Index }) {
+		marked := ifb.Alias != "" && l.Alias == ifb.Alias
+		if marked || slices.ContainsFunc(list, func(r rtnl.Redirection) bool { return r.To == ifb.Index }) {
 			ends = append(ends, l)
 		}
 	}
