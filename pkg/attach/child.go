@@ -117,12 +117,14 @@ const (
 	lockWait = 30 * time.Second
 )
 
+func childRecords() statefile.Records[childRecord] {
+	return statefile.Records[childRecord]{Path: childDir, Wait: lockWait}
+}
+
 // childRecord says where the link of an attachment is, so that GC, and a DEL without
 // the namespace's path, find it. It is written before the link is made.
 type childRecord struct {
-	Network     string      `json:"network"`
-	ContainerID string      `json:"containerID"`
-	IfName      string      `json:"ifname"`
+	cni.Attachment
 	Netns       string      `json:"netns"`
 	NS          ns.Identity `json:"identity"`
 	Kind        string      `json:"kind"`
@@ -133,15 +135,11 @@ type childRecord struct {
 	Link        int         `json:"link,omitempty"`        // index, once the link is made
 }
 
-func (r childRecord) attachment() cni.Attachment {
-	return cni.Attachment{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName}
-}
-
 // Sane says whether an ADD can have written the record: its file may be damaged.
-func (r *childRecord) Sane(name string) bool { return name == r.attachment().Hash() }
+func (r *childRecord) Sane(name string) bool { return name == r.Hash() }
 
 func (s *Session) newRecord(c Child) (r childRecord, err error) {
-	r = childRecord{Network: s.Network, ContainerID: s.ContainerID, IfName: s.IfName, Netns: s.Netns,
+	r = childRecord{Attachment: s.Attachment, Netns: s.Netns,
 		Kind: c.Kind, Mode: c.Mode, Alone: c.Alone, Parent: s.Parent.Index, InContainer: s.masterInside}
 	r.NS, err = s.NS.Identity()
 	return r, err
@@ -153,7 +151,7 @@ func (r childRecord) find() (cont *rtnl.Conn, l rtnl.Link, err error) {
 	if cont, err = Enter(r.Netns, r.NS); err != nil {
 		return nil, l, err
 	}
-	l, err = findChild(cont, r.attachment(), r.Kind)
+	l, err = findChild(cont, r.Attachment, r.Kind)
 	if errors.Is(err, rtnl.ErrNoLink) && r.Link != 0 { // the container may have taken the alias away
 		l, err = cont.LinkByIndex(r.Link)
 		if err == nil && l.Kind != r.Kind {
@@ -267,7 +265,7 @@ func (s *Session) refuseRecorded(records *statefile.Store[childRecord], r childR
 	if err != nil {
 		return err
 	}
-	if ok && old.attachment() == s.Attachment {
+	if ok {
 		if l, lives, err := old.alive(); err != nil {
 			return err
 		} else if lives {
@@ -281,7 +279,7 @@ func (s *Session) refuseRecorded(records *statefile.Store[childRecord], r childR
 	other, ok, err := r.sibling(records, func(other childRecord) bool { return other.Mode != r.Mode })
 	if ok {
 		err = cni.Errorf(cni.CodeConflict, "mode: %q: all that is on master %q has one mode, %q (%s)", r.Mode,
-			s.Parent.Name, other.Mode, other.attachment())
+			s.Parent.Name, other.Mode, other.Attachment)
 	}
 	return err
 }
@@ -293,7 +291,7 @@ func (r childRecord) sibling(records *statefile.Store[childRecord], is func(chil
 	for _, other := range all {
 		sameMaster := other.Parent == r.Parent && other.InContainer == r.InContainer &&
 			(!r.InContainer || other.NS.Is(r.NS))
-		if other.Kind != r.Kind || other.attachment() == r.attachment() || !sameMaster || !is(*other) {
+		if other.Kind != r.Kind || other.Attachment == r.Attachment || !sameMaster || !is(*other) {
 			continue
 		}
 		if _, lives, err := other.alive(); err != nil || lives {
@@ -308,7 +306,7 @@ func (r childRecord) sibling(records *statefile.Store[childRecord], is func(chil
 func (s *Session) nameHolder(records *statefile.Store[childRecord], r childRecord, err error) error {
 	holder := "an interface of another namespace"
 	if other, ok, _ := r.sibling(records, func(other childRecord) bool { return other.Alone == r.Alone }); ok {
-		holder = other.attachment().String()
+		holder = other.Attachment.String()
 	}
 	return cni.Errorf(cni.CodeConflict, "%s of master %q: is held by %s: %w", r.Alone, s.Parent.Name, holder, err)
 }
@@ -345,22 +343,7 @@ func (s *Session) revokeChild(ctx context.Context, r childRecord) error {
 	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 		return err
 	}
-	return dropChildren(ctx, s.Attachment)
-}
-
-func dropChildren(ctx context.Context, all ...cni.Attachment) error {
-	if len(all) == 0 {
-		return nil
-	}
-	records, err := statefile.OpenExistingStore[childRecord](ctx, childDir, lockWait)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, a := range all {
-		errs = append(errs, records.Drop(a.Hash()))
-	}
-	return errors.Join(append(errs, records.Close())...)
+	return childRecords().Drop(ctx, s.Hash())
 }
 
 // raise brings the interface up. Only then the kernel finds a MAC address that the

@@ -67,7 +67,7 @@ func (s *Session) verifyChild(ctx context.Context, c Child, verify Differences) 
 	if l.Kind != c.Kind {
 		return []error{drift(fmt.Sprintf("is of kind %q instead of %q", l.Kind, c.Kind))}
 	}
-	r, recorded, err := s.recorded(ctx)
+	r, recorded, err := childRecords().Get(ctx, s.Hash())
 	if err != nil {
 		return []error{err}
 	}
@@ -118,16 +118,4 @@ func (s *Session) verifyParent(c Child, r childRecord, l rtnl.Link) (err error) 
 		return fmt.Errorf("interface %q: is not on master %q (#%d) but on #%d", s.IfName, s.Parent.Name, want, l.Peer)
 	}
 	return nil
-}
-
-func (s *Session) recorded(ctx context.Context) (r childRecord, ok bool, err error) {
-	if !statefile.MayHave(childDir, s.Hash()) {
-		return r, false, nil
-	}
-	records, err := statefile.OpenExistingStore[childRecord](ctx, childDir, lockWait)
-	if err != nil {
-		return r, false, err
-	}
-	r, ok, err = records.Get(s.Hash())
-	return r, ok && r.attachment() == s.Attachment, errors.Join(err, records.Close())
 }

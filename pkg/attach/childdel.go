@@ -34,7 +34,7 @@ func DelChild(ctx context.Context, req *skel.Request, kind string) error {
 		if !statefile.MayHave(childDir, req.Hash()) {
 			return true, nil
 		}
-		return true, dropChildren(locks, req.Attachment)
+		return true, childRecords().Drop(locks, req.Hash())
 	})
 }
 
@@ -64,16 +64,12 @@ func findRemains(ctx context.Context, req *skel.Request, kind string) (cont *rtn
 }
 
 func findRecorded(ctx context.Context, a cni.Attachment) (*rtnl.Conn, rtnl.Link, error) {
-	records, err := statefile.OpenExistingStore[childRecord](ctx, childDir, lockWait)
+	r, ok, err := childRecords().Get(ctx, a.Hash())
+	if err == nil && !ok {
+		err = rtnl.ErrNoLink
+	}
 	if err != nil {
 		return nil, rtnl.Link{}, err
-	}
-	r, ok, err := records.Get(a.Hash())
-	if err := errors.Join(err, records.Close()); err != nil {
-		return nil, rtnl.Link{}, err
-	}
-	if !ok || r.attachment() != a {
-		return nil, rtnl.Link{}, rtnl.ErrNoLink
 	}
 	return r.find()
 }
@@ -92,18 +88,14 @@ func foreignChild(cont *rtnl.Conn, req *skel.Request, kind string) (rtnl.Link, e
 func GCChildren(ctx context.Context, req *skel.Request) error {
 	locks, cancel := skel.Most(ctx)
 	defer cancel()
-	records, err := statefile.OpenExistingStore[childRecord](locks, childDir, lockWait)
+	all, err := childRecords().All(locks)
 	if err != nil {
 		return err
 	}
-	all, err := records.All()
-	if err := errors.Join(err, records.Close()); err != nil {
-		return err
-	}
-	var gone []cni.Attachment
+	var gone []string
 	var errs []error
 	for _, r := range all {
-		if a := r.attachment(); r.Network != req.Network || req.Valid.Has(a) {
+		if r.Network != req.Network || req.Valid.Has(r.Attachment) {
 			continue
 		}
 		cont, l, err := r.find()
@@ -112,10 +104,10 @@ func GCChildren(ctx context.Context, req *skel.Request) error {
 		}
 		_ = cont.Close()
 		if err == nil || errors.Is(err, rtnl.ErrNoLink) {
-			gone = append(gone, r.attachment())
+			gone = append(gone, r.Hash())
 			continue
 		}
-		errs = append(errs, fmt.Errorf("interface of %s: %w", r.attachment(), err))
+		errs = append(errs, fmt.Errorf("interface of %s: %w", r.Attachment, err))
 	}
-	return Collect(ctx, req, errors.Join(append(errs, dropChildren(locks, gone...))...))
+	return Collect(ctx, req, errors.Join(append(errs, childRecords().Drop(locks, gone...))...))
 }

@@ -56,8 +56,11 @@ func Lock(ctx context.Context, path string, perm fs.FileMode) (*Held, error) {
 }
 
 // LockFD takes an exclusive flock(2) on the open file fd, which remains the
-// caller's, and otherwise does as Lock. Path is for messages.
-func LockFD(ctx context.Context, fd int, path string) (*Held, error) {
+// caller's, and otherwise does as Lock, but waits at most as long as wait says.
+// Path is for messages.
+func LockFD(ctx context.Context, fd int, path string, wait time.Duration) (*Held, error) {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
 	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	return lock(ctx, own, path, err)
 }

@@ -139,3 +139,59 @@ var _ = Describe("a store", func() {
 		Expect(reopen().Close()).To(Succeed())
 	})
 })
+
+var _ = Describe("records", func() {
+	var records statefile.Records[lease]
+	BeforeEach(func() {
+		path := filepath.Join(GinkgoT().TempDir(), "run", "leases")
+		records = statefile.Records[lease]{Path: path, Wait: time.Second}
+	})
+	// get expects Get to succeed.
+	get := func(name string) (lease, bool) {
+		GinkgoHelper()
+		l, ok, err := records.Get(context.Background(), name)
+		Expect(err).NotTo(HaveOccurred())
+		return l, ok
+	}
+	isAt := func(address string) func(lease) bool { return func(l lease) bool { return l.Address == address } }
+
+	It("are those of the store, which each call opens and unlocks", func(ctx SpecContext) {
+		Expect(records.Put(ctx, "a1", lease{"192.0.2.1"})).To(Succeed())
+		Expect(records.Put(ctx, "b2", lease{"192.0.2.2"})).To(Succeed())
+		Expect(os.ReadFile(records.Path + "/a1.json")).To(MatchJSON(`{"address": "192.0.2.1"}`))
+		l, ok := get("a1")
+		Expect(ok).To(BeTrue())
+		Expect(l).To(Equal(lease{"192.0.2.1"}))
+		Expect(records.All(ctx)).To(Equal([]*lease{{"192.0.2.1"}, {"192.0.2.2"}}))
+		Expect(records.Any(ctx, isAt("192.0.2.2"))).To(BeTrue())
+		Expect(records.Any(ctx, isAt("192.0.2.3"))).To(BeFalse())
+		Expect(records.Drop(ctx, "a1", "a1", "b2")).To(Succeed())
+		Expect(entries(records.Path)).To(Equal([]string{"lock"}))
+	})
+
+	It("are none where there is no directory, and only Put makes it", func(ctx SpecContext) {
+		_, ok := get("a1")
+		Expect(ok).To(BeFalse())
+		Expect(records.All(ctx)).To(BeEmpty())
+		Expect(records.Any(ctx, isAt(""))).To(BeFalse())
+		Expect(records.Drop(ctx, "a1")).To(Succeed())
+		Expect(records.Path).NotTo(BeADirectory())
+	})
+
+	It("are all dropped, also those after an error", func(ctx SpecContext) {
+		Expect(records.Put(ctx, "b2", lease{"192.0.2.2"})).To(Succeed())
+		Expect(records.Drop(ctx, "../x", "b2")).To(MatchError(fs.ErrInvalid))
+		Expect(records.All(ctx)).To(BeEmpty())
+	})
+
+	It("are given up at the end of Wait while another has the lock", func(ctx SpecContext) {
+		s, err := statefile.OpenStore[lease](ctx, records.Path, time.Second)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(s.Close)
+		records.Wait = 20 * time.Millisecond
+		_, _, err = records.Get(ctx, "a1")
+		Expect(err).To(MatchError(statefile.ErrBusy))
+		Expect(records.Put(ctx, "a1", lease{})).To(MatchError(statefile.ErrBusy))
+		Expect(records.Drop(ctx, "a1")).To(MatchError(statefile.ErrBusy))
+	})
+})

@@ -10,6 +10,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // del undoes what the record says or, where there is none, what the reference made.
@@ -20,18 +21,20 @@ func del(ctx context.Context, req *skel.Request) error {
 			return err
 		}
 	}
-	return dropRecord(ctx, req.Attachment)
+	return records().Drop(ctx, req.Hash())
 }
 
 func restore(ctx context.Context, req *skel.Request) error {
-	if err := lockNamespace(ctx, req); err != nil {
+	held, err := statefile.LockFD(ctx, req.NS.FD(), req.Netns, lockWait)
+	if err != nil {
 		return err
 	}
+	req.OnDone(func() { _ = held.Unlock() })
 	id, err := req.NS.Identity()
 	if err != nil {
 		return err
 	}
-	r, ok, err := readRecord(ctx, req.Attachment)
+	r, ok, err := records().Get(ctx, req.Hash())
 	if err != nil || ok && !r.Netns.Is(id) { // CNI_NETNS leads to another container by now
 		return err
 	}
@@ -45,7 +48,7 @@ func restore(ctx context.Context, req *skel.Request) error {
 	case err != nil:
 		return err
 	case !ok:
-		taken, err := isRecorded(ctx, id, here.Link)
+		taken, err := records().Any(ctx, func(r record) bool { return r.Netns.Is(id) && r.Link == here.Link })
 		if err != nil || taken {
 			return err
 		}

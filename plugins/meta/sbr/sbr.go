@@ -20,9 +20,11 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	if err := lockNamespace(ctx, req); err != nil {
+	held, err := statefile.LockFD(ctx, req.NS.FD(), req.Netns, lockWait) // as the reference does
+	if err != nil {
 		return nil, err
 	}
+	req.OnDone(func() { _ = held.Unlock() })
 	conn, here, err := look(req)
 	if errors.Is(err, rtnl.ErrNoLink) {
 		return nil, cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q",
@@ -37,8 +39,8 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	}
 	r.Plan = makePlan(cfg, addrs, here)
 	// Before it is written: it may be there although the write failed.
-	req.OnFail("remove the record", func(ctx context.Context) error { return dropRecord(ctx, req.Attachment) })
-	if err := putRecord(ctx, r); err != nil {
+	req.OnFail("remove the record", func(ctx context.Context) error { return records().Drop(ctx, req.Hash()) })
+	if err := records().Put(ctx, r.Hash(), r); err != nil {
 		return nil, err
 	}
 	req.OnFail("restore the routes", func(context.Context) error { return undo(conn, r.Plan) })
@@ -86,7 +88,7 @@ func newRecord(ctx context.Context, req *skel.Request, conn *rtnl.Conn, link int
 	if err != nil {
 		return record{}, err
 	}
-	old, ok, err := readRecord(ctx, req.Attachment)
+	old, ok, err := records().Get(ctx, req.Hash())
 	switch {
 	case err != nil:
 		return record{}, err
@@ -161,7 +163,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	r, ok, err := readRecord(ctx, req.Attachment)
+	r, ok, err := records().Get(ctx, req.Hash())
 	if err != nil {
 		return err
 	}
@@ -226,19 +228,14 @@ func drift(format string, args ...any) error { return cni.Errorf(cni.CodeDrift, 
 // gc removes the records of attachments that are not valid. Nothing is restored:
 // their namespaces are gone, or somebody else's business.
 func gc(ctx context.Context, req *skel.Request) error {
-	s, err := statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
-	if err != nil {
-		return err
-	}
-	defer s.Close()
-	all, err := s.All()
-	errs := []error{err}
+	all, err := records().All(ctx)
+	var stale []string
 	for _, r := range all {
 		if r.Network == req.Network && !req.Valid.Has(r.Attachment) {
-			errs = append(errs, s.Drop(r.Hash()))
+			stale = append(stale, r.Hash())
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(err, records().Drop(ctx, stale...))
 }
 
 // status looks for what would make ADD fail: a kernel without routing policy, a

@@ -16,25 +16,25 @@ import (
 // del undoes what the record says or, where there is none, what the reference made. What
 // a namespace had went with it.
 func del(ctx context.Context, req *skel.Request) error {
-	r, err := readRecord(ctx, req.Attachment)
+	r, ok, err := records().Get(ctx, req.Hash())
 	if err != nil {
 		return err
 	}
-	if req.NS != nil && r != nil {
-		err = release(ctx, req.NS, *r)
+	if req.NS != nil && ok {
+		err = release(ctx, req.NS, r)
 	} else if req.NS != nil {
 		err = releaseUnrecorded(ctx, req)
 	}
 	if err != nil {
 		return err
 	}
-	return dropRecord(ctx, req.Attachment)
+	return records().Drop(ctx, req.Hash())
 }
 
 // release takes the interface of a record out of the VRF, and deletes the VRF when an ADD
 // made it and nothing is left in it.
 func release(ctx context.Context, n *ns.NS, r record) error {
-	held, err := lockNamespace(ctx, n)
+	held, err := statefile.LockFD(ctx, n.FD(), n.Path(), lockWait)
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func releaseUnrecorded(ctx context.Context, req *skel.Request) error {
 		req.Warn("vrfname: missing; nothing is removed")
 		return nil
 	}
-	held, err := lockNamespace(ctx, req.NS)
+	held, err := statefile.LockFD(ctx, req.NS.FD(), req.Netns, lockWait)
 	if err != nil {
 		return err
 	}
@@ -73,7 +73,8 @@ func releaseUnrecorded(ctx context.Context, req *skel.Request) error {
 	}
 	defer conn.Close()
 	link, vrf := here.named(req.IfName), here.named(w.VRFName)
-	if taken, err := isRecorded(ctx, here.Netns, link.Index); err != nil || taken || vrf.Kind != "vrf" {
+	isItsLink := func(r record) bool { return r.Netns.Is(here.Netns) && r.Link == link.Index }
+	if taken, err := records().Any(ctx, isItsLink); err != nil || taken || vrf.Kind != "vrf" {
 		return err
 	}
 	i, ok := req.PrevResult.ContainerInterface(req.IfName)
@@ -133,19 +134,15 @@ func deleteEmpty(conn *rtnl.Conn, vrf rtnl.Link, may bool) error {
 // gc releases the interfaces of attachments that are not valid, where the namespace
 // lives, and removes the records.
 func gc(ctx context.Context, req *skel.Request) error {
-	s, err := statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
-	if err != nil {
-		return err
-	}
-	all, err := s.All()
-	errs := []error{err, s.Close()}
+	all, err := records().All(ctx)
+	errs := []error{err}
 	for _, r := range all {
 		if r.Network != req.Network || req.Valid.Has(r.Attachment) {
 			continue
 		}
 		err := collect(ctx, *r)
 		if err == nil {
-			err = dropRecord(ctx, r.Attachment)
+			err = records().Drop(ctx, r.Hash())
 		}
 		errs = append(errs, err)
 	}

@@ -21,7 +21,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, cni.Errorf(cni.CodeConfig,
 			"prevResult: missing; vrf takes in an interface that another plugin of the chain made")
 	}
-	held, err := lockNamespace(ctx, req.NS)
+	held, err := statefile.LockFD(ctx, req.NS.FD(), req.Netns, lockWait)
 	if err != nil {
 		return nil, err
 	}
@@ -51,8 +51,8 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		Link: link.Index, Routes: here.moving(link.Index),
 	}
 	// Before it is written: it may be there although the write failed.
-	req.OnFail("remove the record", func(ctx context.Context) error { return dropRecord(ctx, req.Attachment) })
-	if err := putRecord(ctx, r); err != nil {
+	req.OnFail("remove the record", func(ctx context.Context) error { return records().Drop(ctx, req.Hash()) })
+	if err := records().Put(ctx, r.Hash(), r); err != nil {
 		return nil, err
 	}
 	if vrf.Index == 0 {
