@@ -39,7 +39,7 @@ type Session struct {
 
 	HostEnd rtnl.Link // of the veth pair; none of a Child
 	ContEnd rtnl.Link // the container's interface
-	Parent  rtnl.Link // the master of a Child; none where it has no master
+	Master  rtnl.Link // the master of a Child; none where it has no master
 
 	masterInside bool // the master is in the container
 

@@ -1,6 +1,7 @@
 package attach
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,17 +22,22 @@ import (
 // says in which namespace it is.
 type Child struct {
 	Kind   string // as the kernel calls it
-	Mode   string // which all children of a master share; empty = they share none
-	Alone  string // what no other child of the master may have, a VLAN; empty = nothing
-	Link   Link
-	Master *MasterKeys // nil = it has no master
-	DAD    bool        // duplicate address detection: others are on its network
+	Mode   string // empty = it has none
+	Unique string // what no other child of the master may have, a VLAN; empty = nothing
+	// OneMode says that all children of a master share its mode.
+	OneMode bool
+	Link    Link
+	Master  *MasterKeys // nil = it has no master
+	DAD     bool        // duplicate address detection: others are on its network
 	// Make makes the link in the container, down and in the group of s.Group, with
 	// a name that may be a temporary one. The error matches EEXIST where a name is
 	// taken.
 	Make func(s *Session, name string) error
 	// Ready says why the kernel cannot make it; nil = the kernel is asked for Kind.
 	Ready func() error
+	// Verify says what of the link is not as it was made, beside what CheckChild compares
+	// itself; nil = nothing.
+	Verify func(s *Session, l rtnl.Link) []string
 }
 
 // AddChild is the ADD of a plugin that makes a Child.
@@ -51,7 +57,7 @@ func AddChild(ctx context.Context, req *skel.Request, c Child) (*cni.Result, err
 	}
 	res, err := s.Furnish(ctx, c.Link, s.child(c))
 	if errors.Is(err, unix.EADDRINUSE) {
-		err = cni.Errorf(cni.CodeConflict, "another interface on master %q has the address: %w", s.Parent.Name, err)
+		err = cni.Errorf(cni.CodeConflict, "another interface on master %q has the address: %w", s.Master.Name, err)
 	}
 	if err != nil {
 		return nil, err
@@ -103,8 +109,8 @@ func (s *Session) Group() uint32 { return cni.NetworkHash(s.Network) }
 // MakeLink is what Child.Make does for a kind that rtnetlink makes: a link in the container,
 // on the master if there is one.
 func (s *Session) MakeLink(l rtnl.Child) error {
-	l.Parent, l.Group = s.Parent.Index, s.Group()
-	if s.masterInside || l.Parent == 0 {
+	l.Master, l.Group = s.Master.Index, s.Group()
+	if s.masterInside || l.Master == 0 {
 		return s.Cont.AddChild(l)
 	}
 	l.NS = s.NS
@@ -129,9 +135,9 @@ type childRecord struct {
 	NS          ns.Identity `json:"identity"`
 	Kind        string      `json:"kind"`
 	Mode        string      `json:"mode,omitempty"`
-	Alone       string      `json:"alone,omitempty"`
-	Parent      int         `json:"parent,omitempty"`      // index
-	InContainer bool        `json:"inContainer,omitempty"` // the parent is
+	Unique      string      `json:"unique,omitempty"`
+	Master      int         `json:"master,omitempty"`      // index
+	InContainer bool        `json:"inContainer,omitempty"` // the master is
 	Link        int         `json:"link,omitempty"`        // index, once the link is made
 }
 
@@ -140,7 +146,10 @@ func (r *childRecord) Sane(name string) bool { return name == r.Hash() }
 
 func (s *Session) newRecord(c Child) (r childRecord, err error) {
 	r = childRecord{Attachment: s.Attachment, Netns: s.Netns,
-		Kind: c.Kind, Mode: c.Mode, Alone: c.Alone, Parent: s.Parent.Index, InContainer: s.masterInside}
+		Kind: c.Kind, Unique: c.Unique, Master: s.Master.Index, InContainer: s.masterInside}
+	if c.OneMode {
+		r.Mode = c.Mode
+	}
 	r.NS, err = s.NS.Identity()
 	return r, err
 }
@@ -240,7 +249,7 @@ func (s *Session) createChild(ctx context.Context, c Child) (err error) {
 		return err
 	}
 	s.OnFail("delete the interface", func(ctx context.Context) error { return s.revokeChild(ctx, r) })
-	if err := s.makeChild(c); errors.Is(err, unix.EEXIST) && c.Alone != "" {
+	if err := s.makeChild(c); errors.Is(err, unix.EEXIST) && c.Unique != "" {
 		return s.nameHolder(records, r, err)
 	} else if err != nil {
 		return err
@@ -279,7 +288,7 @@ func (s *Session) refuseRecorded(records *statefile.Store[childRecord], r childR
 	other, ok, err := r.sibling(records, func(other childRecord) bool { return other.Mode != r.Mode })
 	if ok {
 		err = cni.Errorf(cni.CodeConflict, "mode: %q: all that is on master %q has one mode, %q (%s)", r.Mode,
-			s.Parent.Name, other.Mode, other.Attachment)
+			s.Master.Name, other.Mode, other.Attachment)
 	}
 	return err
 }
@@ -289,7 +298,7 @@ func (r childRecord) sibling(records *statefile.Store[childRecord], is func(chil
 	error) {
 	all, err := records.All()
 	for _, other := range all {
-		sameMaster := other.Parent == r.Parent && other.InContainer == r.InContainer &&
+		sameMaster := other.Master == r.Master && other.InContainer == r.InContainer &&
 			(!r.InContainer || other.NS.Is(r.NS))
 		if other.Kind != r.Kind || other.Attachment == r.Attachment || !sameMaster || !is(*other) {
 			continue
@@ -302,13 +311,13 @@ func (r childRecord) sibling(records *statefile.Store[childRecord], is func(chil
 }
 
 // nameHolder is code 103, for the error that says that another child of the master has what
-// c.Alone names: one that is recorded, or one of the host.
+// c.Unique names: one that is recorded, or one of the host.
 func (s *Session) nameHolder(records *statefile.Store[childRecord], r childRecord, err error) error {
 	holder := "an interface of another namespace"
-	if other, ok, _ := r.sibling(records, func(other childRecord) bool { return other.Alone == r.Alone }); ok {
+	if other, ok, _ := r.sibling(records, func(other childRecord) bool { return other.Unique == r.Unique }); ok {
 		holder = other.Attachment.String()
 	}
-	return cni.Errorf(cni.CodeConflict, "%s of master %q: is held by %s: %w", r.Alone, s.Parent.Name, holder, err)
+	return cni.Errorf(cni.CodeConflict, "%s of master %q: is held by %s: %w", r.Unique, s.Master.Name, holder, err)
 }
 
 // makeChild makes the link. Kernels before 6.15 refuse a name that the host has, too.
@@ -326,6 +335,10 @@ func (s *Session) makeChild(c Child) error {
 	}
 	if errors.Is(err, unix.EOPNOTSUPP) && errors.Is(s.Host.Supports(c.Kind), unix.EOPNOTSUPP) {
 		return cni.Errorf(cni.CodeUnsupportedField, "%s: not supported by this kernel: %w", c.Kind, err)
+	}
+	if errors.Is(err, unix.EBUSY) && c.Master != nil {
+		by := cmp.Or(holder(s.masterSide(), s.Master), "something that takes its frames, a macvlan or ipvlan perhaps")
+		return cni.Errorf(cni.CodeConflict, "master: %q: is held by %s: %w", s.Master.Name, by, err)
 	}
 	if err != nil {
 		return err
@@ -353,16 +366,16 @@ func (s *Session) raise(c Child) error {
 	switch {
 	case errors.Is(err, unix.EADDRINUSE):
 		return cni.Errorf(cni.CodeConflict, "MAC address %s: another interface on master %q has it: %w", s.ContEnd.MAC,
-			s.Parent.Name, err)
+			s.Master.Name, err)
 	case errors.Is(err, unix.ENETDOWN):
-		return cni.Errorf(cni.CodeConflict, "master: %q: is down: %w", s.Parent.Name, err)
+		return cni.Errorf(cni.CodeConflict, "master: %q: is down: %w", s.Master.Name, err)
 	}
 	return err
 }
 
 // announce has the kernel tell the neighbours where the addresses are now.
 func (s *Session) announce(res *cni.Result) error {
-	if len(res.IPs) == 0 || s.Parent.Index == 0 {
+	if len(res.IPs) == 0 || s.Master.Index == 0 {
 		return nil
 	}
 	if err := iface.Announce(s.Cont, s.ContEnd); !errors.Is(err, unix.EOPNOTSUPP) {

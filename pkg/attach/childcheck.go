@@ -40,8 +40,8 @@ func (c Child) ready() error {
 		if err != nil {
 			return err
 		}
-		if holder := Holder(host, l); holder != "" && c.Kind != "vlan" {
-			return fmt.Errorf("master: %q: is held by %s", l.Name, holder)
+		if name := holder(host, l); name != "" && c.Kind != "vlan" {
+			return fmt.Errorf("master: %q: is held by %s", l.Name, name)
 		}
 	}
 	if err := host.Supports(c.Kind); err != nil {
@@ -50,15 +50,12 @@ func (c Child) ready() error {
 	return nil
 }
 
-// Differences says what of a link is not as it was made, beside what CheckChild compares itself.
-type Differences func(*Session, rtnl.Link) []string
-
 // CheckChild compares what AddChild made with what is there.
-func CheckChild(ctx context.Context, req *skel.Request, c Child, verify Differences) error {
-	return Check(ctx, req, func(s *Session) []error { return s.verifyChild(ctx, c, verify) })
+func CheckChild(ctx context.Context, req *skel.Request, c Child) error {
+	return Check(ctx, req, func(s *Session) []error { return s.verifyChild(ctx, c) })
 }
 
-func (s *Session) verifyChild(ctx context.Context, c Child, verify Differences) []error {
+func (s *Session) verifyChild(ctx context.Context, c Child) []error {
 	l, err := s.Cont.Link(s.IfName)
 	if err != nil {
 		return []error{iface.Drifted(fmt.Errorf("container: %w", err))}
@@ -75,11 +72,16 @@ func (s *Session) verifyChild(ctx context.Context, c Child, verify Differences) 
 	if !s.Owns(l.Alias) && (recorded && r.Link != l.Index || !recorded && l.Alias != "") {
 		errs = append(errs, drift("is not the one that ADD made"))
 	}
-	if err := s.verifyParent(c, r, l); err != nil {
+	if err := s.verifyMaster(c, r, l); err != nil {
 		errs = append(errs, iface.Drifted(err))
 	}
-	for _, text := range verify(s, l) {
-		errs = append(errs, drift(text))
+	if l.Mode != c.Mode {
+		errs = append(errs, drift(fmt.Sprintf("mode is %q instead of %q", l.Mode, c.Mode)))
+	}
+	if c.Verify != nil {
+		for _, text := range c.Verify(s, l) {
+			errs = append(errs, drift(text))
+		}
 	}
 	return append(errs, iface.Verify(s.child(c), s.expected(c)))
 }
@@ -97,25 +99,25 @@ func (s *Session) expected(c Child) *cni.Result {
 	return res
 }
 
-// verifyParent compares what the link is on with the configured master, or with the one
+// verifyMaster compares what the link is on with the configured master, or with the one
 // that ADD found.
-func (s *Session) verifyParent(c Child, r childRecord, l rtnl.Link) (err error) {
-	if c.Master == nil || c.Master.Master == "" && r.Parent == 0 {
+func (s *Session) verifyMaster(c Child, r childRecord, l rtnl.Link) (err error) {
+	if c.Master == nil || c.Master.Master == "" && r.Master == 0 {
 		return nil
 	}
 	s.masterInside = c.Master.LinkInContainer
 	conn := s.masterSide()
 	if c.Master.Master != "" {
-		s.Parent, err = conn.Link(c.Master.Master)
+		s.Master, err = conn.Link(c.Master.Master)
 	} else {
-		s.Parent, err = conn.LinkByIndex(r.Parent)
+		s.Master, err = conn.LinkByIndex(r.Master)
 	}
 	if err != nil {
 		return fmt.Errorf("master: %w", err)
 	}
-	want := c.parentIndex(s.Parent)
-	if elsewhere := l.PeerNS >= 0; l.Peer != want || s.Parent.Kind != c.Kind && elsewhere == c.Master.LinkInContainer {
-		return fmt.Errorf("interface %q: is not on master %q (#%d) but on #%d", s.IfName, s.Parent.Name, want, l.Peer)
+	want := c.masterIndex(s.Master)
+	if elsewhere := l.PeerNS >= 0; l.Peer != want || s.Master.Kind != c.Kind && elsewhere == c.Master.LinkInContainer {
+		return fmt.Errorf("interface %q: is not on master %q (#%d) but on #%d", s.IfName, s.Master.Name, want, l.Peer)
 	}
 	return nil
 }

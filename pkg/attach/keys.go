@@ -5,6 +5,7 @@ import (
 	"net"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -20,6 +21,21 @@ type LinkKeys struct {
 	RuntimeConfig struct {
 		MAC string `json:"mac" help:"MAC address of the container's end (capability mac); wins over all" schema:"format=mac empty"`
 	} `json:"runtimeConfig"`
+}
+
+// IPAMKeys are the configuration keys of plugins that need no IPAM plugin.
+type IPAMKeys struct {
+	IPAM struct {
+		Type string `json:"type" help:"IPAM plugin that gives the addresses" schema:"format=file empty"`
+	} `json:"ipam" help:"the IPAM plugin's part (none: layer 2 only)"`
+}
+
+// Check refuses a type that can be no plugin's name.
+func (k IPAMKeys) Check() error {
+	if k.IPAM.Type == "" {
+		return nil
+	}
+	return ipam.CheckType(k.IPAM.Type)
 }
 
 // Link is how an interface is to be made.

@@ -27,19 +27,19 @@ func (s *Session) findMaster(c Child) (err error) {
 	conn := s.masterSide()
 	switch name := c.masterName(s.PrevResult); {
 	case name != "":
-		s.Parent, err = conn.Link(name)
+		s.Master, err = conn.Link(name)
 		if errors.Is(err, rtnl.ErrNoLink) {
 			return cni.Refuse("master", nil, fmt.Sprintf("%q: no such interface", name))
 		}
 	default:
-		s.Parent, err = defaultMaster(conn)
+		s.Master, err = defaultMaster(conn)
 	}
 	if err != nil {
 		return err
 	}
-	if c.Link.MTU > s.Parent.MTU {
+	if c.Link.MTU > s.Master.MTU {
 		return cni.Refuse("mtu", c.Link.MTU,
-			fmt.Sprintf("is above that of master %q (%d)", s.Parent.Name, s.Parent.MTU))
+			fmt.Sprintf("is above that of master %q (%d)", s.Master.Name, s.Master.MTU))
 	}
 	return nil
 }
@@ -91,18 +91,18 @@ func defaultMaster(conn *rtnl.Conn) (rtnl.Link, error) {
 	return conn.LinkByIndex(best.OutIndex)
 }
 
-// parentIndex is what links on the master are on: the kernel puts one of the same kind
+// masterIndex is what links on the master are on: the kernel puts one of the same kind
 // beside the master, on the same link.
-func (c Child) parentIndex(master rtnl.Link) int {
+func (c Child) masterIndex(master rtnl.Link) int {
 	if master.Kind == c.Kind && c.Kind != "vlan" {
 		return master.Peer
 	}
 	return master.Index
 }
 
-// Holder names what takes all frames of the link, so that no macvlan or ipvlan can be on
+// holder names what takes all frames of the link, so that no macvlan or ipvlan can be on
 // it; empty: nothing that can be seen from here.
-func Holder(conn *rtnl.Conn, l rtnl.Link) string {
+func holder(conn *rtnl.Conn, l rtnl.Link) string {
 	if l.Master == 0 {
 		return ""
 	}

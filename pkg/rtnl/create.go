@@ -112,9 +112,9 @@ func (c *Conn) create(l netlink.Link) (Link, error) {
 type Child struct {
 	Name   string
 	Kind   string           // "macvlan", "ipvlan", "vlan" or "dummy"
-	Parent int              // index in the Conn's namespace
-	MAC    net.HardwareAddr // nil = random, or the parent's
-	MTU    int              // 0 = the parent's
+	Master int              // index in the Conn's namespace
+	MAC    net.HardwareAddr // nil = random, or the master's
+	MTU    int              // 0 = the master's
 	Group  uint32
 	NS     *ns.NS // where it is to be; nil = the namespace of the Conn
 
@@ -128,7 +128,7 @@ type Child struct {
 // and EOPNOTSUPP when the kernel does not have the kind.
 func (c *Conn) AddChild(ch Child) error {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.ParentIndex, attrs.MTU, attrs.HardwareAddr = ch.Name, ch.Parent, ch.MTU, ch.MAC
+	attrs.Name, attrs.ParentIndex, attrs.MTU, attrs.HardwareAddr = ch.Name, ch.Master, ch.MTU, ch.MAC
 	attrs.Group = ch.Group
 	if ch.NS != nil {
 		attrs.Namespace = netlink.NsFd(ch.NS.FD())

@@ -6,7 +6,6 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -34,12 +33,8 @@ type wireConfig struct {
 	EnableDAD                 bool        `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it" default:"false"`
 	DisableContainerInterface bool        `json:"disableContainerInterface" help:"leave the container's end down; not with ipam" default:"false"`
 	PortIsolation             bool        `json:"portIsolation" help:"isolate the port from the bridge's other isolated ports" default:"false"`
-	IPAM                      wireIPAM    `json:"ipam" help:"the IPAM plugin's part (none: layer 2 only)"`
+	attach.IPAMKeys
 	attach.LinkKeys
-}
-
-type wireIPAM struct {
-	Type string `json:"type" help:"IPAM plugin that gives the addresses" schema:"format=file empty"`
 }
 
 type wireTrunk struct {
@@ -137,9 +132,7 @@ func checkKeys(w wireConfig) error {
 			"cannot be set together with hairpinMode: frames would be delivered twice").
 			Suggest("hairpinMode alone lets a container reach itself"))
 	}
-	if w.IPAM.Type != "" {
-		problems.Add(ipam.CheckType(w.IPAM.Type))
-	}
+	problems.Add(w.IPAMKeys.Check())
 	if w.DisableContainerInterface && w.IPAM.Type != "" {
 		problems.Add(cni.Refuse("disableContainerInterface", true,
 			fmt.Sprintf("cannot be set together with ipam.type %q: an interface that is down has no use for addresses",

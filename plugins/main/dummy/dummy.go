@@ -18,7 +18,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 func del(ctx context.Context, req *skel.Request) error { return attach.DelChild(ctx, req, kind) }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.CheckChild(ctx, req, cfg.child(), func(*attach.Session, rtnl.Link) []string { return nil })
+	return attach.CheckChild(ctx, req, cfg.child())
 }
 
 func status(ctx context.Context, req *skel.Request, cfg config) error {

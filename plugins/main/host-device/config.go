@@ -7,7 +7,6 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -19,9 +18,7 @@ type wireConfig struct {
 	KernelPath string `json:"kernelpath" help:"directory of its device below /sys/devices" schema:"format=sysdevice empty"`
 	PCIBusID   string `json:"pciBusID" help:"PCI address of its device" schema:"format=pci empty"`
 	EnableDAD  *bool  `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (true)"`
-	IPAM       struct {
-		Type string `json:"type" help:"IPAM plugin that gives the addresses" schema:"format=file empty"`
-	} `json:"ipam" help:"the IPAM plugin's part (none: layer 2 only)"`
+	attach.IPAMKeys
 	DNS          cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
 	Capabilities struct {
 		DeviceID bool `json:"deviceID" help:"the runtime will name the device: a configuration without a key is no error" default:"false"`
@@ -69,9 +66,7 @@ func parseConfig(req *skel.Request) (c config, err error) {
 	var problems cni.Problems
 	c.Device, err = w.device()
 	problems.Add(err)
-	if w.IPAM.Type != "" {
-		problems.Add(ipam.CheckType(w.IPAM.Type))
-	}
+	problems.Add(w.IPAMKeys.Check())
 	return c, problems.Err()
 }
 

@@ -1,12 +1,7 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"errors"
-	"fmt"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -34,12 +29,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 func del(ctx context.Context, req *skel.Request) error { return attach.DelChild(ctx, req, kind) }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.CheckChild(ctx, req, cfg.child(), func(_ *attach.Session, l rtnl.Link) []string {
-		if l.Mode != cfg.Mode {
-			return []string{fmt.Sprintf("mode is %q instead of %q", l.Mode, cfg.Mode)}
-		}
-		return nil
-	})
+	return attach.CheckChild(ctx, req, cfg.child())
 }
 
 func status(ctx context.Context, req *skel.Request, cfg config) error {
@@ -47,16 +37,12 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 }
 
 func (c config) child() attach.Child {
-	return attach.Child{Kind: kind, Mode: c.Mode, Link: c.Link, Master: &c.Master, DAD: c.DAD, Make: c.make}
+	return attach.Child{Kind: kind, Mode: c.Mode, OneMode: true, Link: c.Link, Master: &c.Master, DAD: c.DAD,
+		Make: c.make}
 }
 
 // make makes the ipvlan. The kernel would give its mode to all on the master: AddChild has
 // refused another mode before.
 func (c config) make(s *attach.Session, name string) error {
-	err := s.MakeLink(rtnl.Child{Name: name, Kind: kind, MTU: c.Link.MTU, Mode: c.Mode})
-	if errors.Is(err, unix.EBUSY) {
-		return cni.Errorf(cni.CodeConflict, "master: %q: is held by %s: %w", s.Parent.Name,
-			cmp.Or(attach.Holder(s.Host, s.Parent), "something that takes all its frames, a macvlan perhaps"), err)
-	}
-	return err
+	return s.MakeLink(rtnl.Child{Name: name, Kind: kind, MTU: c.Link.MTU, Mode: c.Mode})
 }

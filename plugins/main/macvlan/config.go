@@ -7,7 +7,6 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -22,9 +21,7 @@ type wireConfig struct {
 	MAC        string `json:"mac" help:"MAC address; the other three sources win over it" schema:"format=mac empty"`
 	BCQueueLen uint32 `json:"bcqueuelen" help:"length of the master's queue for broadcasts, the longest that one on it asks for (the kernel's)"`
 	EnableDAD  *bool  `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (true)"`
-	IPAM       struct {
-		Type string `json:"type" help:"IPAM plugin that gives the addresses" schema:"format=file empty"`
-	} `json:"ipam" help:"the IPAM plugin's part (none: layer 2 only)"`
+	attach.IPAMKeys
 	attach.LinkKeys
 }
 
@@ -50,9 +47,7 @@ func parseConfig(req *skel.Request) (config, error) {
 	if !slices.Contains([]string{"bridge", "private", "vepa", passthru}, c.Mode) {
 		problems.Add(cni.Refuse("mode", w.Mode, `is none of "bridge", "private", "vepa" and "passthru"`))
 	}
-	if w.IPAM.Type != "" {
-		problems.Add(ipam.CheckType(w.IPAM.Type))
-	}
+	problems.Add(w.IPAMKeys.Check())
 	var err error
 	c.Link, err = w.ParseWithMAC(req, w.MTU, w.MAC)
 	problems.Add(err)

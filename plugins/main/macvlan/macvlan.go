@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,12 +22,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 func del(ctx context.Context, req *skel.Request) error { return attach.DelChild(ctx, req, kind) }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.CheckChild(ctx, req, cfg.child(), func(_ *attach.Session, l rtnl.Link) []string {
-		if l.Mode != cfg.Mode {
-			return []string{fmt.Sprintf("mode is %q instead of %q", l.Mode, cfg.Mode)}
-		}
-		return nil
-	})
+	return attach.CheckChild(ctx, req, cfg.child())
 }
 
 func status(ctx context.Context, req *skel.Request, cfg config) error {
@@ -36,23 +30,20 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 }
 
 func (c config) child() attach.Child {
-	return attach.Child{Kind: kind, Link: c.Link, Master: &c.Master, DAD: c.DAD, Make: c.make}
+	return attach.Child{Kind: kind, Mode: c.Mode, Link: c.Link, Master: &c.Master, DAD: c.DAD, Make: c.make}
 }
 
 // make makes the macvlan.
 func (c config) make(s *attach.Session, name string) error {
-	if c.clashes(s.Parent.MAC) {
-		return cni.Refuse("mac", c.Link.MAC.String(), fmt.Sprintf("is that of master %q", s.Parent.Name))
+	if c.clashes(s.Master.MAC) {
+		return cni.Refuse("mac", c.Link.MAC.String(), fmt.Sprintf("is that of master %q", s.Master.Name))
 	}
 	err := s.MakeLink(rtnl.Child{Name: name, Kind: kind, MAC: c.Link.MAC, MTU: c.Link.MTU, Mode: c.Mode,
 		QueueLen: c.QueueLen})
 	switch {
-	case errors.Is(err, unix.EBUSY):
-		return cni.Errorf(cni.CodeConflict, "master: %q: is held by %s: %w", s.Parent.Name,
-			cmp.Or(attach.Holder(s.Host, s.Parent), "something that takes all its frames, an ipvlan perhaps"), err)
 	case errors.Is(err, unix.EINVAL):
 		return cni.Errorf(cni.CodeConflict,
-			"master: %q: refuses a macvlan of mode %q (nothing can be beside a passthru): %w", s.Parent.Name, c.Mode,
+			"master: %q: refuses a macvlan of mode %q (nothing can be beside a passthru): %w", s.Master.Name, c.Mode,
 			err)
 	case err != nil || c.Mode != passthru || c.Link.MAC == nil:
 		return err

@@ -5,7 +5,6 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -22,9 +21,7 @@ type wireConfig struct {
 	Group      *uint32 `json:"group" help:"group ID that may open it without (any)"`
 	SELinux    string  `json:"selinuxContext" help:"SELinux label of the device (that of the runtime)"`
 	Bridge     string  `json:"bridge" help:"bridge in the container that it is a port of (none)" schema:"format=ifname empty"`
-	IPAM       struct {
-		Type string `json:"type" help:"IPAM plugin that gives the addresses" schema:"format=file empty"`
-	} `json:"ipam" help:"the IPAM plugin's part (none: layer 2 only)"`
+	attach.IPAMKeys
 	attach.LinkKeys
 }
 
@@ -52,9 +49,7 @@ func parseConfig(req *skel.Request) (config, error) {
 	if w.Bridge != "" && !cni.ValidIfName(w.Bridge) {
 		problems.Add(cni.Refuse("bridge", w.Bridge, "is no interface name (1 to 15 bytes, no '/', ':' or blank)"))
 	}
-	if w.IPAM.Type != "" {
-		problems.Add(ipam.CheckType(w.IPAM.Type))
-	}
+	problems.Add(w.IPAMKeys.Check())
 	var err error
 	c.Link, err = w.ParseWithMAC(req, w.MTU, w.MAC)
 	problems.Add(err)

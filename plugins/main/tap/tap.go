@@ -28,7 +28,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 func del(ctx context.Context, req *skel.Request) error { return attach.DelChild(ctx, req, kind) }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.CheckChild(ctx, req, cfg.child(ctx), cfg.verify)
+	return attach.CheckChild(ctx, req, cfg.child(ctx))
 }
 
 func status(ctx context.Context, req *skel.Request, cfg config) error {
@@ -37,7 +37,7 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 
 func (c config) child(ctx context.Context) attach.Child {
 	create := func(s *attach.Session, name string) error { return c.make(ctx, s, name) }
-	return attach.Child{Kind: kind, Link: c.Link, Make: create, Ready: c.ready}
+	return attach.Child{Kind: kind, Link: c.Link, Make: create, Ready: c.ready, Verify: c.verify}
 }
 
 // ready is why this host can make no tap, or none with the label.

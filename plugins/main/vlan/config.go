@@ -5,7 +5,6 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -20,9 +19,7 @@ type wireConfig struct {
 	MTU             int     `json:"mtu" help:"bytes (the master's)" schema:"min=68 max=65535 zero"`
 	EnableDAD       *bool   `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (true)"`
 	DNS             cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
-	IPAM            struct {
-		Type string `json:"type" help:"IPAM plugin that gives the addresses" schema:"format=file empty"`
-	} `json:"ipam" help:"the IPAM plugin's part (none: layer 2 only)"`
+	attach.IPAMKeys
 }
 
 // config is the configuration with every value checked.
@@ -55,9 +52,7 @@ func parseConfig(req *skel.Request) (config, error) {
 	default:
 		c.VLAN = *w.VLANID
 	}
-	if w.IPAM.Type != "" {
-		problems.Add(ipam.CheckType(w.IPAM.Type))
-	}
+	problems.Add(w.IPAMKeys.Check())
 	var err error
 	c.Link, err = attach.ParseLink(w.MTU, w.DNS)
 	problems.Add(err)

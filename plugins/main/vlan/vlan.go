@@ -22,12 +22,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 func del(ctx context.Context, req *skel.Request) error { return attach.DelChild(ctx, req, kind) }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.CheckChild(ctx, req, cfg.child(), func(_ *attach.Session, l rtnl.Link) []string {
-		if l.VLAN != cfg.VLAN {
-			return []string{fmt.Sprintf("VLAN is %d instead of %d", l.VLAN, cfg.VLAN)}
-		}
-		return nil
-	})
+	return attach.CheckChild(ctx, req, cfg.child())
 }
 
 func status(ctx context.Context, req *skel.Request, cfg config) error {
@@ -35,8 +30,15 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 }
 
 func (c config) child() attach.Child {
-	return attach.Child{Kind: kind, Alone: fmt.Sprintf("VLAN %d", c.VLAN), Link: c.Link, Master: &c.Master, DAD: c.DAD,
-		Make: c.make}
+	return attach.Child{Kind: kind, Unique: fmt.Sprintf("VLAN %d", c.VLAN), Link: c.Link, Master: &c.Master, DAD: c.DAD,
+		Make: c.make, Verify: c.verify}
+}
+
+func (c config) verify(_ *attach.Session, l rtnl.Link) []string {
+	if l.VLAN != c.VLAN {
+		return []string{fmt.Sprintf("VLAN is %d instead of %d", l.VLAN, c.VLAN)}
+	}
+	return nil
 }
 
 // make makes the VLAN interface. EEXIST says that the name is taken, or the VLAN.
@@ -46,7 +48,7 @@ func (c config) make(s *attach.Session, name string) error {
 		return err
 	}
 	if name, ok := c.findHolder(s); ok {
-		return cni.Errorf(cni.CodeConflict, "VLAN %d of master %q: is held by host interface %q", c.VLAN, s.Parent.Name,
+		return cni.Errorf(cni.CodeConflict, "VLAN %d of master %q: is held by host interface %q", c.VLAN, s.Master.Name,
 			name)
 	}
 	return err
@@ -60,7 +62,7 @@ func (c config) findHolder(s *attach.Session) (name string, ok bool) {
 	}
 	links, _ := conn.Links() // it is for the message alone
 	for _, l := range links {
-		if l.Kind == kind && l.VLAN == c.VLAN && l.Peer == s.Parent.Index && l.PeerNS < 0 {
+		if l.Kind == kind && l.VLAN == c.VLAN && l.Peer == s.Master.Index && l.PeerNS < 0 {
 			return l.Name, true
 		}
 	}
