@@ -84,8 +84,8 @@ func Plugins() []string {
 	return names
 }
 
-// Alone are the plugins that serve a call alone: those of suites that call every
-// plugin. dhcp needs its daemon, and a server; its own package has such specs.
+// Alone are the plugins that serve a call alone: not dhcp, which needs its daemon, and
+// a server.
 func Alone() []string {
 	ginkgo.GinkgoHelper()
 	return slices.DeleteFunc(Plugins(), func(name string) bool { return name == "dhcp" })

@@ -68,6 +68,14 @@ var budgets = []budget{
 		"GC":      {"", 0, 0, 0, 29},
 		"DEL":     {"", 0, 0, 0, 29},
 	}},
+	{"dhcp, beside its daemon", "dhcp", same(Object{"ipam": Object{"type": "dhcp"}}), true, 0, gc, map[string]cost{
+		"VERSION": {"", 0, 0, 0, 30},
+		"ADD":     {"", 0, 0, 0, 40},
+		"CHECK":   {"", 0, 0, 0, 38},
+		"STATUS":  {"", 0, 0, 0, 38},
+		"GC":      {"", 0, 0, 0, 38},
+		"DEL":     {"", 0, 0, 0, 38},
+	}},
 	{"bandwidth, both directions", "bandwidth", same(limited), true, 0, gc, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 30},
 		"ADD":     {"", 10, 10, 0, 110},

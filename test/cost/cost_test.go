@@ -38,6 +38,12 @@ var _ = Describe("a call asks of the kernel no more than its budget, on a quiet 
 		})
 		for _, b := range budgets {
 			It(b.name, func() {
+				for _, n := range []node{quiet, crowded} {
+					if b.plugin == "dhcp" {
+						ServeDHCP(n.Host, "cni0", "10.88.200.1,10.88.200.100")
+						DHCPDaemon(n.Host, n.Dir)
+					}
+				}
 				left := slices.Clone(verbs) // that have not kept their budgets in any try
 				for try := range tries {
 					faults := b.faults(quiet.measure(b, try), crowded.measure(b, try))
@@ -58,7 +64,7 @@ var _ = It("a budget is there of each plugin", func() {
 		have = append(have, b.plugin)
 	}
 	have = append(have, "dummy", "ipvlan", "vlan") // for which few kernels have the kind; they do what macvlan does
-	Expect(have).To(ContainElements(nstest.Alone()))
+	Expect(have).To(ContainElements(nstest.Plugins()))
 })
 
 // faults are the ways in which the calls exceed the budget, by verb.

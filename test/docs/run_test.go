@@ -111,18 +111,9 @@ func (e example) prepare(host *nstest.Host) (pluginDir string) {
 // lend starts the daemon of dhcp, and a DHCP server on a bridge.
 func lend(host *nstest.Host, bridge string) {
 	GinkgoHelper()
-	nstest.NeedProgram("dnsmasq")
-	host.Cmd("ip", "link", "add", bridge, "type", "bridge")
-	host.Cmd("ip", "addr", "add", "10.7.0.1/24", "dev", bridge)
-	host.Cmd("ip", "link", "set", bridge, "up")
-	host.Start(nstest.Program{Path: "dnsmasq", Args: []string{"--no-daemon", "--conf-file=/dev/null", "--port=0",
-		"--interface=" + bridge, "--bind-interfaces", "--user=root", "--group=root", "--pid-file=", "--no-ping",
-		"--dhcp-leasefile=" + GinkgoT().TempDir() + "/leases", "--dhcp-range=10.7.0.50,10.7.0.60,1h"}})
-	host.Start(nstest.Program{Path: nstest.Build("dhcp"), Args: []string{"daemon"}})
-	Eventually(func() int {
-		return host.Run(nstest.Program{Path: nstest.Build("dhcp"), Env: []string{"CNI_COMMAND=STATUS", "CNI_PATH=/"},
-			Stdin: `{"cniVersion": "1.1.0", "name": "n", "type": "bridge", "ipam": {"type": "dhcp"}}`}).Exit
-	}, nstest.Hang).Should(BeZero())
+	host.IP("link add "+bridge+" type bridge", "addr add 10.7.0.1/24 dev "+bridge, "link set "+bridge+" up")
+	plugintest.ServeDHCP(host, bridge, "10.7.0.50,10.7.0.60")
+	plugintest.DHCPDaemon(host, filepath.Dir(nstest.Build("dhcp")))
 }
 
 // list is the example as libcni has it.

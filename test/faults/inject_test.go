@@ -64,6 +64,8 @@ func (c call) failures(tid int) []failure {
 		return all
 	case "recvfrom", "recvmsg":
 		return interruptible(tid, c.Args[0], unix.ENOBUFS, unix.ENOMEM)
+	case "connect":
+		return interruptible(tid, c.Args[0], unix.EAGAIN)
 	case "fstat":
 		if c.File == "net" { // /proc/thread-self/ns/net
 			return fails(unix.ENOMEM)
@@ -103,7 +105,7 @@ var possible = map[string][]unix.Errno{
 	"dup3": {unix.EBUSY}, "dup2": {unix.EBUSY}, "flock": {unix.EINTR, unix.ENOLCK, unix.EIO},
 	"pipe2": {unix.EMFILE, unix.ENFILE}, "pipe": {unix.EMFILE}, "memfd_create": {unix.EMFILE, unix.ENOMEM},
 	"poll": {unix.EINTR, unix.ENOMEM}, "ppoll": {unix.EINTR, unix.ENOMEM}, "select": {unix.EINTR, unix.ENOMEM},
-	"socket": {unix.EMFILE, unix.ENOBUFS, unix.EPERM}, "bind": {unix.ENOMEM}, "connect": {unix.EINTR, unix.EAGAIN},
+	"socket": {unix.EMFILE, unix.ENOBUFS, unix.EPERM}, "bind": {unix.ENOMEM},
 	"setsockopt": {unix.ENOMEM, unix.EPERM, unix.ENOPROTOOPT}, "getsockopt": {unix.ENOMEM},
 	"setns": {unix.EPERM, unix.ENOMEM}, "clone": {unix.EAGAIN, unix.ENOMEM}, "clone3": {unix.EAGAIN},
 	"fork":  {unix.EAGAIN},

@@ -39,7 +39,7 @@ func launch(program string) error {
 	if err := unix.Sendmsg(handOver, []byte{0}, unix.UnixRights(listener), nil, 0); err != nil {
 		return err
 	}
-	return unix.Exec(program, []string{program}, env)
+	return unix.Exec(program, append([]string{program}, os.Args[1:]...), env)
 }
 
 // listen puts the filter on this thread and returns the descriptor that its

@@ -79,7 +79,7 @@ func run(h *nstest.Host, p nstest.Program, f fault) (outcome, error) {
 		return outcome{}, err
 	}
 	defer unix.Close(ours)
-	cmd := exec.Command("/proc/self/exe")
+	cmd := exec.Command("/proc/self/exe", p.Args...)
 	cmd.Env = append(append(os.Environ(), p.Env...), launchEnv+"="+p.Path)
 	if f.Changes {
 		cmd.Env = append(cmd.Env, changesEnv+"=1")

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os/exec"
 	"path/filepath"
 	"sync"
 
@@ -51,6 +52,8 @@ type node struct {
 	host  *nstest.Host
 	conts map[string]*nstest.Host
 	below map[string]string // results of the plugin below
+
+	daemon *exec.Cmd // of dhcp
 }
 
 // making hosts is for one at a time: ginkgo's list of what to clean up has no lock.
@@ -69,6 +72,9 @@ func (l *lesson) node() (*node, error) {
 	}
 	if !l.Cold {
 		n.conts[bystander] = nstest.NewNetns()
+	}
+	if l.plugin() == "dhcp" {
+		n.lend()
 	}
 	making.Unlock()
 	for _, id := range []string{bystander, victim} {
@@ -183,6 +189,7 @@ func (n *node) disturbed(command string, f fault) (out outcome, prev string, err
 		}
 	}
 	out, err = run(n.host, n.program(command, victim, cmp.Or(prev, n.below[victim])), f)
+	n.rest()
 	if err == nil && out.Hit == nil && out.Exit != 0 {
 		err = fmt.Errorf("fails undisturbed: %s", out.Stdout)
 	}

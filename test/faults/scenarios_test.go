@@ -66,6 +66,8 @@ func scenarios() []scenario {
 		{Name: "host-local, first on the host", Cold: true, Conf: object{"type": "bridge", "ipam": dual(0)}},
 		{Name: "static", Conf: object{"type": "bridge", "ipam": object{"type": "static",
 			"addresses": []object{{"address": "10.1.0.5/24", "gateway": "10.1.0.1"}, {"address": "fd01::5/64"}}}}},
+		{Name: "dhcp", Conf: object{"type": "bridge", "ipam": object{"type": "dhcp"}},
+			Below: object{"type": "bridge", "bridge": "cni0"}},
 		{Name: "bridge", Conf: bridge(1, object{"ipMasq": true, "macspoofchk": true, "hairpinMode": true}),
 			Needs: append(nft, "nft-bridge")},
 		{Name: "bridge, first on the host", Cold: true, Conf: bridge(0, object{"ipMasq": true, "macspoofchk": true}),
@@ -130,7 +132,7 @@ func (s scenario) commands() []string {
 // plugin is the program that is called.
 func (s scenario) plugin() string {
 	// These find their own part in another plugin's configuration.
-	for _, ipam := range []string{"host-local", "static"} {
+	for _, ipam := range []string{"host-local", "static", "dhcp"} {
 		if strings.HasPrefix(s.Name, ipam) {
 			return ipam
 		}

@@ -27,7 +27,7 @@ var _ = It("a scenario is there of each plugin", func() {
 		have = append(have, s.plugin())
 	}
 	have = append(have, "dummy", "ipvlan", "vlan") // for which few kernels have the kind; they do what macvlan does
-	Expect(have).To(ContainElements(nstest.Alone()))
+	Expect(have).To(ContainElements(nstest.Plugins()))
 })
 
 func TestFaults(t *testing.T) {

@@ -41,6 +41,7 @@ type upgrade struct {
 	checkless []nstest.Reference // which fail CHECK of what they made themselves
 	nameless  bool               // the reference's rules name nobody: GC leaves them to DEL
 	needs     []string
+	daemon    string // whose serves dhcp: "ours", "theirs"
 }
 
 func upgrades() []upgrade {
@@ -53,11 +54,14 @@ func upgrades() []upgrade {
 	tuned := Object{"sysctl": Object{"net.ipv4.conf.eth0.arp_filter": "1"}, "mac": "0a:00:00:00:00:07", "promisc": true}
 	limited := Object{"ingressRate": 8000000, "ingressBurst": 800000,
 		"egressRate": 16000000, "egressBurst": 1600000}
+	lent := Object{"isDefaultGateway": nil, "ipam": Object{"type": "dhcp"}}
 	return []upgrade{
 		{name: "bridge and host-local", list: entries("bridge", nil)},
 		{name: "bridge and static", list: entries("bridge", Object{"ipam": Object{"type": "static",
 			"addresses": []Object{{"address": "10.88.0.5/24", "gateway": "10.88.0.1"},
 				{"address": "fd00:88::5/64"}}}})},
+		{name: "bridge and dhcp, our daemon", list: entries("bridge", lent), daemon: "ours", newest: true},
+		{name: "bridge and dhcp, its daemon", list: entries("bridge", lent), daemon: "theirs", newest: true},
 		{name: "bridge, ipMasq on iptables", list: entries("bridge", masq("iptables"))},
 		{name: "bridge, ipMasq on nftables", list: entries("bridge", masq("nftables")), forward: true, newest: true},
 		{name: "bridge, macspoofchk", list: entries("bridge", Object{"macspoofchk": true}), forward: true},
@@ -95,7 +99,7 @@ var _ = It("an upgrade is there of each plugin", func() {
 		}
 	}
 	have = append(have, "dummy", "ipvlan", "vlan") // for which few kernels have the kind: their own specs have it
-	Expect(have).To(ContainElements(nstest.Alone()))
+	Expect(have).To(ContainElements(nstest.Plugins()))
 })
 
 // shared is what stays: locks, the index of leases, the address that was given last, and what
@@ -104,6 +108,18 @@ var shared = regexp.MustCompile(`(?m)^.*(/lock |/\.hawser|last_reserved_ip).*\n|
 
 // others is the list of another container, with a host port and a device of its own.
 func others(list List) List { return list.Port(9090).With("host-device", Object{"device": "d1"}) }
+
+// lend starts a DHCP server on the bridge, and one of the daemons.
+func (u upgrade) lend(ours, theirs *World) {
+	GinkgoHelper()
+	if u.daemon == "" {
+		return
+	}
+	ours.IP("link add cni0 type bridge", "addr add 10.88.0.1/24 dev cni0", "link set cni0 up")
+	ServeDHCP(ours.Host, "cni0", "10.88.0.50,10.88.0.60")
+	of := map[string]*World{"ours": ours, "theirs": theirs}[u.daemon]
+	DHCPDaemon(ours.Host, of.Dir, "-timeout", "1s") // the reference's first DISCOVER is lost
+}
 
 // newPod is a container for a list.
 func newPod(id string, list List) *Pod {
@@ -140,6 +156,7 @@ var _ = Describe("an attachment that lives while a node changes its plugins", La
 						Uplink(ours.Host)
 					}
 					theirs = ours.With(ref)
+					u.lend(ours, theirs)
 					for _, device := range []string{"d0", "d1"} {
 						IP(ours.Host, "link add %s type veth peer name %sp", device, device)
 					}

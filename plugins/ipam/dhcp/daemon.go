@@ -359,25 +359,33 @@ func (d *daemon) answer(conn *net.UnixConn) {
 		return
 	}
 	_ = conn.SetDeadline(time.Now().Add(callTime)) // the errors are those of what follows
+	hurry := context.AfterFunc(d.ctx, func() { _ = conn.SetDeadline(time.Now()) })
 	head, c, err := readCall(conn)
-	if err != nil {
+	if !hurry() || err != nil {
 		d.log.Warn("no call", "error", err)
 		return
 	}
 	ctx, cancel := context.WithCancel(d.ctx)
 	defer cancel()
 	_ = conn.SetDeadline(time.Time{})
+	heard := make(chan error, 1)
 	go func() {
-		_, _ = conn.Read(make([]byte, 1)) // which ends when the plugin does
+		_, err := conn.Read(make([]byte, len(taken))) // which ends when the plugin does
+		heard <- err
 		cancel()
 	}()
 	res, err := d.serve(ctx, head.ServiceMethod, c)
-	_ = conn.SetWriteDeadline(time.Now().Add(callTime))
-	if failed := writeAnswer(conn, head, res, err); failed != nil {
+	_ = conn.SetDeadline(time.Now().Add(callTime))
+	failed := writeAnswer(conn, head, res, err)
+	isNew := c.Exclusive && err == nil // else it may have been there before
+	if isNew && failed == nil {
+		failed = <-heard
+	}
+	if failed != nil {
 		d.log.Warn("nobody takes the answer", "method", head.ServiceMethod, "error", failed)
-		if c.Exclusive && err == nil { // else it may have been there before
-			_, _ = d.serve(ctx, methodRelease, c)
-		}
+	}
+	if failed != nil && isNew {
+		_, _ = d.serve(ctx, methodRelease, c)
 	}
 }
 

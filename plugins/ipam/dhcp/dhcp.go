@@ -39,6 +39,10 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 	if err != nil {
 		return nil, err
 	}
+	req.OnFail("release the lease", func(ctx context.Context) error {
+		_, err := ask(ctx, cfg.socket, methodRelease, call)
+		return err
+	})
 	return res.decode(), nil
 }
 

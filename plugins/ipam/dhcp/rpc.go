@@ -135,8 +135,16 @@ func roundTrip(conn io.Writer, in *bufio.Reader, method string, c rpcCall) (*rpc
 		return nil, nil // and nothing else comes
 	}
 	res := &rpcResult{}
-	return res, dec.Decode(res)
+	err := dec.Decode(res)
+	if err == nil && c.Exclusive {
+		_, err = conn.Write(taken)
+	}
+	return res, err
 }
+
+// taken is how the plugin says that it has the answer to an exclusive call. The daemon
+// takes back a lease of which it does not hear that.
+var taken = []byte{1}
 
 // readCall reads a call.
 func readCall(conn io.ReadWriter) (head rpcHead, c rpcCall, err error) {
