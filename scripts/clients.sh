@@ -1,6 +1,6 @@
 #!/bin/bash
-# clients.sh PROGRAM...: clients of the plugins that Debian does not have (cnitool), built into
-# the user's cache unless they are there. Prints their directories, separated by colons.
+# clients.sh PROGRAM...: clients of the plugins that Debian does not have (cnitool, crio), built
+# into the user's cache unless they are there. Prints their directories, separated by colons.
 set -euo pipefail
 scripts=$(cd "$(dirname "$0")" && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/hawser
@@ -29,10 +29,18 @@ client() {
 
 build_cnitool() { "$scripts/retry.sh" go build -C "$1" -trimpath -o "$2/cnitool" ./cnitool; }
 
+# With the program that pins the namespaces of its pods, which is C.
+build_crio() {
+	"$scripts/retry.sh" go build -C "$1" -trimpath -ldflags '-s -w' -o "$2/crio" \
+		-tags containers_image_ostree_stub,exclude_graphdriver_btrfs,containers_image_openpgp ./cmd/crio
+	gcc -std=c99 -Os -static -o "$2/pinns" "$1"/pinns/src/*.c
+}
+
 found=()
 for program; do
 	case $program in
 	cnitool) client cnitool github.com/containernetworking/cni v1.3.0 ;;
+	crio) client crio github.com/cri-o/cri-o v1.34.0 ;;
 	*)
 		echo "clients: no $program" >&2
 		exit 2

@@ -1,14 +1,14 @@
 #!/bin/bash
-# test-runtimes.sh: the plugins under containerd and podman from Debian, a containerd 2 and
-# cnitool built here, on throw-away hosts in namespaces of their own. Needs root. The first run
-# compiles containerd, which takes minutes. ALL=1 adds what takes longer: the newest reference
-# plugins under the same clients, and a table of both at the end. TESTFLAGS go to go test;
-# HAWSER_CONTAINERD is a directory with another containerd 2.
+# test-runtimes.sh: the plugins under containerd, podman and buildah from Debian, a containerd 2
+# and cnitool built here, on throw-away hosts in namespaces of their own. Needs root. The first
+# run compiles containerd, which takes minutes. ALL=1 adds what takes longer: CRI-O, compiled
+# here too; the newest reference plugins under the same clients, and a table of both at the end.
+# TESTFLAGS go to go test; HAWSER_CONTAINERD is a directory with another containerd 2.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 version=v2.4.2
-scripts/deps.sh containerd containernetworking-plugins iproute2 nftables podman procps runc slirp4netns uidmap util-linux
+scripts/deps.sh buildah busybox-static containerd containernetworking-plugins iproute2 nftables podman procps runc slirp4netns uidmap util-linux
 scripts/reference.sh >/dev/null
 scripts/build.sh
 export HAWSER_BIN=$PWD/bin
@@ -24,6 +24,8 @@ clients=(cnitool)
 filter='!all'
 if [ -n "${ALL:-}" ]; then
 	filter=''
+	scripts/deps.sh conmon gcc libc6-dev
+	clients+=(crio)
 	HAWSER_TABLE=$(mktemp)
 	export HAWSER_TABLE
 	trap 'rm -f "$HAWSER_TABLE"' EXIT

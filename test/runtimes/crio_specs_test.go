@@ -1,0 +1,172 @@
+package runtimes_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containernetworking/cni/libcni"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/test/pods"
+)
+
+const crioName = "CRI-O 1.34.0"
+
+// startTwo starts a client and a server with host ports, in which servers answer.
+func (c *crio) startTwo() (client, server sandboxed) {
+	GinkgoHelper()
+	client.id, client.Pod = c.kubelet.start("client")
+	server.id, server.Pod = c.kubelet.start("server", tcp(8080, 80), udp(8080, 80), on(pods.HostAddr, tcp(8081, 80)))
+	client.Serve()
+	server.Serve()
+	return client, server
+}
+
+// expectTraffic talks to the server and lets the client talk to the outside. The host
+// ports are CRI-O's own work: it asks portmap for none.
+func (c *crio) expectTraffic(client, server pods.Pod) {
+	GinkgoHelper()
+	outside := c.outside.Serve("tcp", "192.0.2.2:0")
+	for _, t := range []struct {
+		from              *nstest.Host
+		network, to, seen string
+	}{
+		{client.Host, "tcp", outside, pods.HostAddr},
+		{client.Host, "tcp", server.Addr + ":80", client.Addr},
+		{client.Host, "udp", server.Addr + ":80", client.Addr},
+		{c.Host, "tcp", server.Addr + ":80", "10.88.0.1"},
+		{c.outside, "tcp", "192.0.2.1:8080", "192.0.2.2"},
+		{c.outside, "udp", "192.0.2.1:8080", "192.0.2.2"},
+		{c.outside, "tcp", "192.0.2.1:8081", "192.0.2.2"},
+	} {
+		ask := func() (string, error) { return t.from.Ask(t.network, t.to) }
+		Eventually(ask).Should(HavePrefix(t.seen+":"), t.from.Name+" asks "+t.to)
+	}
+}
+
+// verbs are those that our bridge was called with, in their order.
+func (c *crio) verbs() []string {
+	GinkgoHelper()
+	data, err := os.ReadFile(c.log())
+	Expect(err).NotTo(HaveOccurred())
+	var verbs []string
+	for line := range strings.Lines(string(data)) {
+		var call struct{ Plugin, Verb string }
+		Expect(json.Unmarshal([]byte(line), &call)).To(Succeed())
+		if call.Plugin == "bridge" {
+			verbs = append(verbs, call.Verb)
+		}
+	}
+	return verbs
+}
+
+// leak attaches a container that CRI-O does not know, as one that was killed does.
+// Libcni remembers it, or has forgotten it too.
+func (c *crio) leak(conflist, id string, remembered bool) {
+	GinkgoHelper()
+	list, err := libcni.ConfListFromBytes([]byte(conflist))
+	Expect(err).NotTo(HaveOccurred())
+	netns := nstest.NewNetns().Path
+	c.Do(func() {
+		_, err = libcni.NewCNIConfig([]string{c.plugins}, nil).AddNetworkList(context.Background(), list,
+			&libcni.RuntimeConf{ContainerID: id, NetNS: netns, IfName: "eth0", CapabilityArgs: object{
+				"portMappings": []mapping{{9000, 80, "tcp", ""}}}})
+	})
+	Expect(err).NotTo(HaveOccurred())
+	if !remembered {
+		c.Cmd("sh", "-ec", "rm /var/lib/cni/results/*"+id+"*")
+	}
+}
+
+// restart kills the daemon and starts it again.
+func (c *crio) restart() {
+	GinkgoHelper()
+	c.crash()
+	c.launch()
+	c.ready()
+}
+
+var _ = Describe("CRI-O", Label("all"), func() {
+	told(crioName, func(s story, plugins string) {
+		c := newCrio(newMachine(plugins), network.Conflist())
+		first, _ := c.kubelet.start("first") // what pods share is there from now on
+		c.end(first)
+		if !s.theirs {
+			s.step("the calls: VERSION, STATUS and GC at its start; ADD, CHECK; DEL", func() {
+				verbs := strings.Join(c.verbs(), " ")
+				AddReportEntry("calls of bridge", verbs)
+				Expect(verbs).To(MatchRegexp(
+					`^(VERSION )*STATUS (VERSION |STATUS )*GC (VERSION )*ADD (VERSION )*CHECK (VERSION )*DEL$`))
+			})
+		}
+		var client, server sandboxed
+		s.step("pods: addresses, sysctl, traffic; its own host ports on TCP, UDP and one address", func() {
+			client, server = c.startTwo()
+			client.ExpectUp()
+			server.ExpectUp()
+			c.expectTraffic(client.Pod, server.Pod)
+		})
+		s.step("a pod with a taken host port fails, and leaves nothing", func() {
+			leases := pods.Leases(c.Host)
+			_, err := c.run("greedy", tcp(8080, 80))
+			Expect(err).To(MatchError(ContainSubstring("8080")))
+			Expect(pods.Leases(c.Host)).To(ConsistOf(leases))
+		})
+		s.step("killed and started again with live pods", func() {
+			c.restart()
+			Expect(c.all()).To(ConsistOf(client.id, server.id))
+			Expect(c.check(network.Conflist(), client.id, client.Pod)).To(Succeed())
+			c.expectTraffic(client.Pod, server.Pod)
+		})
+		s.step("its GC clears a leaked attachment that libcni remembers, and no live one", func() {
+			live := pods.Leases(c.Host)
+			c.leak(network.Conflist(), "leaked", true)
+			c.restart()
+			Expect(pods.Leases(c.Host)).To(ConsistOf(live))
+			c.expectTraffic(client.Pod, server.Pod)
+		})
+		s.step("pods are stopped and removed twice, nothing is left", func() {
+			for range 2 {
+				c.end(client.id, server.id)
+			}
+			pods.ExpectNothingLeft(c.Host)
+		})
+		s.step("its GC clears a leaked attachment that libcni has forgotten too", func() {
+			c.leak(network.Conflist(), "leaked", false)
+			c.restart()
+			pods.ExpectNothingLeft(c.Host)
+		})
+	})
+
+	It("goes from the newest reference to ours under live pods, and back", func() {
+		nstest.Need("iptables")
+		reference, n := nstest.Newest().Dir(), network
+		n.Backend = "iptables" // which both know
+		c := newCrio(newMachine(reference), n.Conflist())
+		s := story{client: crioName}
+		for _, plugins := range []string{"", reference, ""} {
+			step := "ours take over live pods of the newest reference: restart, traffic, CHECK, DEL, nothing left"
+			if plugins != "" {
+				step = "the newest reference takes over live pods of ours (backend iptables)"
+			}
+			s.step(step, func() {
+				client, server := c.startTwo()
+				c.install(plugins)
+				c.restart()
+				c.expectTraffic(client.Pod, server.Pod)
+				Expect(c.check(n.Conflist(), client.id, client.Pod)).To(Succeed())
+				Expect(c.check(n.Conflist(), server.id, server.Pod)).To(Succeed())
+				c.end(client.id, server.id)
+				pods.ExpectGone(c.Host)
+			})
+		}
+		// Records of what the reference has deleted.
+		c.collect(filepath.Join(c.netconf, "pods.conflist"))
+		pods.ExpectNothingLeft(c.Host)
+	})
+})
