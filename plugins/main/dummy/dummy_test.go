@@ -35,16 +35,7 @@ var _ = Describe("a kernel without dummies", func() {
 	It("is code 2 in ADD, before IPAM is asked, and code 50 in STATUS; DEL and GC succeed", func() {
 		nstest.NeedLack("dummy")
 		w := NewWorld(plugin())
-		cont := nstest.NewNetns()
-		c := Call{Command: "ADD", Netns: cont.Path, Conf: conf()}
-		Expect(w.Fails(c, cni.CodeUnsupportedField)).To(HavePrefix("dummy: not supported by this kernel"))
-		c.Command = "STATUS"
-		Expect(w.Fails(c, cni.CodeUnavailable)).To(HavePrefix("dummy: not supported by this kernel"))
-		Expect(w.Calls()).To(BeEmpty())
-		c.Command = "DEL"
-		w.Succeeds(c)
-		c.Command, c.Conf = "GC", conf(Object{"cni.dev/valid-attachments": []Object{}})
-		w.Succeeds(c)
+		w.ExpectLackOfKind("dummy", conf())
 	})
 })
 
@@ -109,26 +100,7 @@ var _ = Describe("a dummy", Label("kernel"), func() {
 	)
 
 	It("goes with DEL and GC, whatever is known; what is another's stays", func() {
-		for name, change := range map[string]func(a Attached, c *Call){
-			"no namespace path": func(_ Attached, c *Call) { c.Netns = "" },
-			"no prevResult":     func(_ Attached, c *Call) { delete(c.Conf.(Object), "prevResult") },
-			"senseless keys":    func(_ Attached, c *Call) { c.Conf.(Object)["mtu"] = "x" },
-			"a renamed interface": func(a Attached, _ *Call) {
-				IP(a.Host, "link set eth0 down")
-				IP(a.Host, "link set eth0 name moved")
-			},
-			"GC": func(_ Attached, c *Call) {
-				c.Command, c.Conf = "GC", conf(Object{"cni.dev/valid-attachments": []Object{}})
-			},
-		} {
-			a := w.Attach("one", conf(), addrs(2)...)
-			c := a.As("DEL")
-			change(a, &c)
-			w.Calls()
-			w.Succeeds(c)
-			Expect(Names(a.Host, "")).To(BeEmpty(), name)
-			Expect(w.Calls()).To(Equal([]string{c.Command + " one eth0"}), name)
-		}
+		w.ExpectEnd(conf(), Object{"mtu": "x"}, addrs(2)...)
 		cont := nstest.NewNetns()
 		IP(cont, "link add eth0 type veth peer name x0")
 		w.Succeeds(Call{Command: "DEL", Netns: cont.Path, Conf: conf()})
@@ -136,17 +108,6 @@ var _ = Describe("a dummy", Label("kernel"), func() {
 	})
 
 	It("that the newest reference made passes CHECK and goes with DEL, and the other way round", func() {
-		ref, c := nstest.Newest(), conf(Object{"cniVersion": "1.0.0"})
-		w.LendAddrs("one", addrs(2)...)
-		cont := nstest.NewNetns()
-		call := Call{Command: "ADD", Netns: cont.Path, Conf: c}
-		a := Attached{Host: cont, Call: call, Result: w.Reference(ref, call).Added()}
-		w.Succeeds(a.As("CHECK"))
-		w.Succeeds(a.As("DEL"))
-		Expect(Names(cont, "")).To(BeEmpty())
-		a.Result = w.Add(call)
-		Expect(w.Reference(ref, a.As("CHECK")).Code).To(BeZero())
-		Expect(w.Reference(ref, a.As("DEL")).Code).To(BeZero())
-		Expect(Names(cont, "")).To(BeEmpty())
+		w.ExpectExchange(nstest.Newest(), conf(), addrs(2)...)
 	})
 })

@@ -59,16 +59,7 @@ var _ = Describe("a kernel without ipvlan", func() {
 		nstest.NeedLack("ipvlan")
 		w := NewWorld(plugin())
 		Uplink(w.Host)
-		cont := nstest.NewNetns()
-		c := Call{Command: "ADD", Netns: cont.Path, Conf: conf()}
-		Expect(w.Fails(c, cni.CodeUnsupportedField)).To(HavePrefix("ipvlan: not supported by this kernel"))
-		c.Command = "STATUS"
-		Expect(w.Fails(c, cni.CodeUnavailable)).To(HavePrefix("ipvlan: not supported by this kernel"))
-		Expect(w.Calls()).To(BeEmpty())
-		c.Command = "DEL"
-		w.Succeeds(c)
-		c.Command, c.Conf = "GC", conf(Object{"cni.dev/valid-attachments": []Object{}})
-		w.Succeeds(c)
+		w.ExpectLackOfKind("ipvlan", conf())
 	})
 })
 
@@ -157,26 +148,7 @@ var _ = Describe("an ipvlan", Label("kernel"), func() {
 	})
 
 	It("goes with DEL and GC, whatever is known", func() {
-		for name, change := range map[string]func(a Attached, c *Call){
-			"no namespace path": func(_ Attached, c *Call) { c.Netns = "" },
-			"no prevResult":     func(_ Attached, c *Call) { delete(c.Conf.(Object), "prevResult") },
-			"senseless keys":    func(_ Attached, c *Call) { c.Conf.(Object)["mode"] = 5 },
-			"a renamed interface": func(a Attached, _ *Call) {
-				IP(a.Host, "link set eth0 down")
-				IP(a.Host, "link set eth0 name moved")
-			},
-			"GC": func(_ Attached, c *Call) {
-				c.Command, c.Conf = "GC", conf(Object{"cni.dev/valid-attachments": []Object{}})
-			},
-		} {
-			a := w.Attach("one", conf(), Addrs(2)...)
-			c := a.As("DEL")
-			change(a, &c)
-			w.Calls()
-			w.Succeeds(c)
-			Expect(Names(a.Host, "")).To(BeEmpty(), name)
-			Expect(w.Calls()).To(Equal([]string{c.Command + " one eth0"}), name)
-		}
+		w.ExpectEnd(conf(), Object{"mode": 5}, Addrs(2)...)
 	})
 
 	for _, mode := range []string{"l2", "l3", "l3s"} {
@@ -195,18 +167,7 @@ var _ = Describe("an ipvlan", Label("kernel"), func() {
 
 	for _, ref := range nstest.References() {
 		It("that "+ref.Name+" made passes CHECK and goes with DEL, and the other way round", func() {
-			c := conf(Object{"cniVersion": "1.0.0"})
-			w.LendAddrs("one", Addrs(2)[0])
-			cont := nstest.NewNetns()
-			call := Call{Command: "ADD", Netns: cont.Path, Conf: c}
-			a := Attached{Host: cont, Call: call, Result: w.Reference(ref, call).Added()}
-			w.Succeeds(a.As("CHECK"))
-			w.Succeeds(a.As("DEL"))
-			Expect(Names(cont, "")).To(BeEmpty())
-			a.Result = w.Add(call)
-			Expect(w.Reference(ref, a.As("CHECK")).Code).To(BeZero())
-			Expect(w.Reference(ref, a.As("DEL")).Code).To(BeZero())
-			Expect(Names(cont, "")).To(BeEmpty())
+			w.ExpectExchange(ref, conf(), Addrs(2)[0])
 		})
 	}
 })

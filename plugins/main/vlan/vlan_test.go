@@ -55,16 +55,7 @@ var _ = Describe("a kernel without VLANs", func() {
 		nstest.NeedLack("8021q")
 		w := NewWorld(plugin())
 		Uplink(w.Host)
-		cont := nstest.NewNetns()
-		c := Call{Command: "ADD", Netns: cont.Path, Conf: conf()}
-		Expect(w.Fails(c, cni.CodeUnsupportedField)).To(HavePrefix("vlan: not supported by this kernel"))
-		c.Command = "STATUS"
-		Expect(w.Fails(c, cni.CodeUnavailable)).To(HavePrefix("vlan: not supported by this kernel"))
-		Expect(w.Calls()).To(BeEmpty())
-		c.Command = "DEL"
-		w.Succeeds(c)
-		c.Command, c.Conf = "GC", conf(Object{"cni.dev/valid-attachments": []Object{}})
-		w.Succeeds(c)
+		w.ExpectLackOfKind("vlan", conf())
 	})
 })
 
@@ -170,25 +161,8 @@ var _ = Describe("a VLAN", Label("kernel"), func() {
 		Expect(Names(cont, "")).To(ConsistOf("in0", "in1"))
 	})
 
-	It("goes with DEL, whatever is known and left", func() {
-		for name, change := range map[string]func(a Attached, c *Call){
-			"no namespace path": func(_ Attached, c *Call) { c.Netns = "" },
-			"no prevResult":     func(_ Attached, c *Call) { delete(c.Conf.(Object), "prevResult") },
-			"senseless keys":    func(_ Attached, c *Call) { c.Conf.(Object)["vlanId"] = -1 },
-			"no master":         func(_ Attached, c *Call) { c.Conf.(Object)["master"] = "nope" },
-			"a renamed interface": func(a Attached, _ *Call) {
-				IP(a.Host, "link set eth0 down")
-				IP(a.Host, "link set eth0 name moved")
-			},
-		} {
-			a := w.Attach("one", conf(), addrs...)
-			c := a.As("DEL")
-			change(a, &c)
-			w.Calls()
-			w.Succeeds(c)
-			Expect(Names(a.Host, "")).To(BeEmpty(), name)
-			Expect(w.Calls()).To(Equal([]string{"DEL one eth0"}), name)
-		}
+	It("goes with DEL and GC, whatever is known and left", func() {
+		w.ExpectEnd(conf(), Object{"vlanId": -1, "master": "nope"}, addrs...)
 	})
 
 	It("drifts where it is another one, or on another master", func() {
@@ -208,18 +182,7 @@ var _ = Describe("a VLAN", Label("kernel"), func() {
 
 	for _, ref := range nstest.References() {
 		It("that "+ref.Name+" made passes CHECK and goes with DEL, and the other way round", func() {
-			c := conf(Object{"cniVersion": "1.0.0"})
-			w.LendAddrs("one", addrs[0])
-			cont := nstest.NewNetns()
-			call := Call{Command: "ADD", Netns: cont.Path, Conf: c}
-			a := Attached{Host: cont, Call: call, Result: w.Reference(ref, call).Added()}
-			w.Succeeds(a.As("CHECK"))
-			w.Succeeds(a.As("DEL"))
-			Expect(Names(cont, "")).To(BeEmpty())
-			a.Result = w.Add(call)
-			Expect(w.Reference(ref, a.As("CHECK")).Code).To(BeZero())
-			Expect(w.Reference(ref, a.As("DEL")).Code).To(BeZero())
-			Expect(Names(cont, "")).To(BeEmpty())
+			w.ExpectExchange(ref, conf(), addrs[0])
 		})
 	}
 })

@@ -1,0 +1,67 @@
+package plugintest
+
+import (
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// ExpectLackOfKind expects that a kernel without links of a kind is told of before IPAM is asked,
+// and that DEL and GC of the plugin that makes them do without.
+func (w *World) ExpectLackOfKind(kind string, conf Object) {
+	GinkgoHelper()
+	c := Call{Command: "ADD", Netns: nstest.NewNetns().Path, Conf: conf}
+	Expect(w.Fails(c, cni.CodeUnsupportedField)).To(HavePrefix(kind + ": not supported by this kernel"))
+	c.Command = "STATUS"
+	Expect(w.Fails(c, cni.CodeUnavailable)).To(HavePrefix(kind + ": not supported by this kernel"))
+	Expect(w.Calls()).To(BeEmpty())
+	c.Command = "DEL"
+	w.Succeeds(c)
+	c.Command, c.Conf = "GC", Merge(conf, Object{"cni.dev/valid-attachments": []Object{}})
+	w.Succeeds(c)
+}
+
+// ExpectEnd expects that DEL and GC remove an attachment, whatever is known of it; senseless are
+// values that they must not mind.
+func (w *World) ExpectEnd(conf, senseless Object, addrs ...string) {
+	GinkgoHelper()
+	for name, change := range map[string]func(a Attached, c *Call){
+		"no namespace path": func(_ Attached, c *Call) { c.Netns = "" },
+		"no prevResult":     func(_ Attached, c *Call) { delete(c.Conf.(Object), "prevResult") },
+		"senseless keys":    func(_ Attached, c *Call) { c.Conf = Merge(c.Conf.(Object), senseless) },
+		"a renamed interface": func(a Attached, _ *Call) {
+			IP(a.Host, "link set eth0 down")
+			IP(a.Host, "link set eth0 name moved")
+		},
+		"GC": func(_ Attached, c *Call) {
+			c.Command, c.Conf = "GC", Merge(conf, Object{"cni.dev/valid-attachments": []Object{}})
+		},
+	} {
+		a := w.Attach("one", conf, addrs...)
+		c := a.As("DEL")
+		change(a, &c)
+		w.Calls()
+		w.Succeeds(c)
+		Expect(Names(a.Host, "")).To(BeEmpty(), name)
+		Expect(w.Calls()).To(Equal([]string{c.Command + " one eth0"}), name)
+	}
+}
+
+// ExpectExchange expects that CHECK and DEL of ours know what a reference plugin made, and the other
+// way round.
+func (w *World) ExpectExchange(ref nstest.Reference, conf Object, addrs ...string) {
+	GinkgoHelper()
+	w.LendAddrs("one", addrs...)
+	cont := nstest.NewNetns()
+	call := Call{Command: "ADD", Netns: cont.Path, Conf: Merge(conf, Object{"cniVersion": "1.0.0"})}
+	a := Attached{Host: cont, Call: call, Result: w.Reference(ref, call).Added()}
+	w.Succeeds(a.As("CHECK"))
+	w.Succeeds(a.As("DEL"))
+	Expect(Names(cont, "")).To(BeEmpty())
+	a.Result = w.Add(call)
+	Expect(w.Reference(ref, a.As("CHECK")).Code).To(BeZero())
+	Expect(w.Reference(ref, a.As("DEL")).Code).To(BeZero())
+	Expect(Names(cont, "")).To(BeEmpty())
+}
