@@ -15,18 +15,13 @@ import (
 
 // Chain names a chain in a table that others use too: mostly that of one container.
 type Chain struct {
-	Family      Family
+	Family      nft.Family
 	Table, Name string
 	From        string // the shared chain whose rules lead to it; not needed by Variants
 }
 
 // nftTable is where the programs for nf_tables keep the table.
-func (c Chain) nftTable() nft.Table {
-	if c.Family == IPv6 {
-		return nft.Table{Family: nft.IPv6, Name: c.Table}
-	}
-	return nft.Table{Family: nft.IPv4, Name: c.Table}
-}
+func (c Chain) nftTable() nft.Table { return nft.Table{Family: c.Family, Name: c.Table} }
 
 // Variants says which iptables have the chain. It runs a program only where there is a legacy table: when
 // that program is not installed, the error says so (NotInstalled), and what is said of nf_tables counts.
@@ -48,9 +43,9 @@ func (c Chain) Variants(ctx context.Context, nf *nft.Conn) ([]Variant, error) {
 
 // hasLegacyTable asks /proc. Root in a user namespace may not read it when both namespaces were made by
 // one call, as in a container of LXC: nobody owns the file. Then the program tells.
-func hasLegacyTable(f Family, table string) (bool, error) {
+func hasLegacyTable(f nft.Family, table string) (bool, error) {
 	name := "ip_tables_names"
-	if f == IPv6 {
+	if f == nft.IPv6 {
 		name = "ip6_tables_names"
 	}
 	data, err := os.ReadFile(ns.Proc() + "/net/" + name)

@@ -20,7 +20,7 @@ var _ = Describe("a chain", Label("kernel"), func() {
 	isOurs := func(name string) bool { return strings.HasPrefix(name, "OURS-") }
 
 	for _, variant := range []ipt.Variant{ipt.NFT, ipt.Legacy} {
-		for _, family := range []ipt.Family{ipt.IPv4, ipt.IPv6} {
+		for _, family := range []nft.Family{nft.IPv4, nft.IPv6} {
 			named := func(name string) ipt.Chain {
 				return ipt.Chain{Family: family, Table: "nat", Name: name, From: "POSTROUTING"}
 			}
@@ -44,7 +44,7 @@ var _ = Describe("a chain", Label("kernel"), func() {
 					fn(nf, tool)
 				})
 			}
-			of := " of iptables-" + string(variant) + " for IPv" + string('0'+rune(family))
+			of := " of iptables-" + string(variant) + " for IPv" + family.Digit()
 
 			It("is found, with its rules and those that lead to it"+of, func() {
 				inHost(func(nf *nft.Conn, tool ipt.Tool) {
@@ -124,13 +124,13 @@ var _ = Describe("a chain", Label("kernel"), func() {
 	It("of the legacy variant is looked for without waiting for the lock", func() {
 		nstest.Need("iptables-legacy")
 		nstest.NewHost().Do(func() {
-			tool, err := ipt.FindVariant(ctx, ipt.IPv4, ipt.Legacy)
+			tool, err := ipt.FindVariant(ctx, nft.IPv4, ipt.Legacy)
 			Expect(err).NotTo(HaveOccurred())
 			Expect(tool.Restore(ctx, "nat", []string{":OURS-1 - [0:0]"})).To(Succeed())
 			held, err := statefile.Lock(ctx, "/run/xtables.lock", 0o600)
 			Expect(err).NotTo(HaveOccurred())
 			defer func() { Expect(held.Unlock()).To(Succeed()) }()
-			saved, err := ipt.Save(ctx, ipt.IPv4, ipt.Legacy, "nat")
+			saved, err := ipt.Save(ctx, nft.IPv4, ipt.Legacy, "nat")
 			Expect(err).NotTo(HaveOccurred())
 			Expect(saved.Chains).To(ContainElement("OURS-1"))
 		})

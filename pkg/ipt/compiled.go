@@ -3,7 +3,6 @@ package ipt
 import (
 	"encoding/binary"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/nft"
@@ -23,7 +22,9 @@ func (r Rule) InNFTables() nft.Rule {
 		case "-i", "-o":
 			out = append(out, is(fields[option], append([]byte(value), 0)))
 		case "-s", "-d":
-			out = append(out, nft.InPrefix(addressField(option, netip.MustParsePrefix(value))))
+			p := netip.MustParsePrefix(value)
+			f := nft.FamilyOf(p.Addr())
+			out = append(out, nft.InPrefix(map[string]nft.Field{"-s": f.Saddr(), "-d": f.Daddr()}[option], p))
 		case "--ctstate":
 			out = append(out, nft.XTMatch("conntrack", 3, conntrackInfo(strings.Split(value, ","))))
 		case "--comment":
@@ -33,14 +34,6 @@ func (r Rule) InNFTables() nft.Rule {
 		}
 	}
 	return out
-}
-
-func addressField(option string, p netip.Prefix) (nft.Field, netip.Prefix) {
-	i := slices.Index([]string{"-s", "-d"}, option)
-	if p.Addr().Is4() {
-		return []nft.Field{nft.IPSaddr, nft.IPDaddr}[i], p
-	}
-	return []nft.Field{nft.IP6Saddr, nft.IP6Daddr}[i], p
 }
 
 // conntrackInfo is struct xt_conntrack_mtinfo3 with nothing but states.

@@ -18,21 +18,14 @@ import (
 
 	"github.com/coreos/go-iptables/iptables"
 
+	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/process"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// Family is an IP version.
-type Family int
-
-// The families.
-const (
-	IPv4 Family = 4
-	IPv6 Family = 6
-)
-
-func (f Family) program() string {
-	if f == IPv6 {
+// programOf is the name of a family's program.
+func programOf(f nft.Family) string {
+	if f == nft.IPv6 {
 		return "ip6tables"
 	}
 	return "iptables"
@@ -58,7 +51,7 @@ const (
 
 // Tool is the programs of one family and variant.
 type Tool struct {
-	Family  Family
+	Family  nft.Family
 	Variant Variant
 
 	restore, list string
@@ -67,8 +60,8 @@ type Tool struct {
 // Find returns the programs that are plainly called iptables: which variant that is the administrator
 // decided. It runs a program only where the name behind the links does not tell.
 // The error matches process.ErrNotFound when there is none.
-func Find(ctx context.Context, f Family) (Tool, error) {
-	t, err := lookUp(f, f.program())
+func Find(ctx context.Context, f nft.Family) (Tool, error) {
+	t, err := lookUp(f, programOf(f))
 	if err != nil {
 		return Tool{}, err
 	}
@@ -96,8 +89,8 @@ func Find(ctx context.Context, f Family) (Tool, error) {
 }
 
 // FindVariant returns the programs of a variant, also where they only have the plain names.
-func FindVariant(ctx context.Context, f Family, v Variant) (Tool, error) {
-	t, err := lookUp(f, f.program()+"-"+string(v))
+func FindVariant(ctx context.Context, f nft.Family, v Variant) (Tool, error) {
+	t, err := lookUp(f, programOf(f)+"-"+string(v))
 	if err == nil {
 		t.Variant = v
 		return t, nil
@@ -108,7 +101,7 @@ func FindVariant(ctx context.Context, f Family, v Variant) (Tool, error) {
 	return Tool{}, err
 }
 
-func lookUp(f Family, program string) (Tool, error) {
+func lookUp(f nft.Family, program string) (Tool, error) {
 	restore, err := process.LookPath(program + "-restore")
 	if err != nil {
 		return Tool{}, err
@@ -121,8 +114,8 @@ func lookUp(f Family, program string) (Tool, error) {
 }
 
 // Installed says whether there are programs for the family, without running one.
-func Installed(f Family) error {
-	_, err := lookUp(f, f.program())
+func Installed(f nft.Family) error {
+	_, err := lookUp(f, programOf(f))
 	return err
 }
 
@@ -228,7 +221,7 @@ func (t Tool) List(ctx context.Context, table string, chains ...string) ([]Rule,
 // xtables lock as long as the context may.
 func (t Tool) library(ctx context.Context) (*iptables.IPTables, error) {
 	protocol := iptables.ProtocolIPv4
-	if t.Family == IPv6 {
+	if t.Family == nft.IPv6 {
 		protocol = iptables.ProtocolIPv6
 	}
 	if ctx.Err() != nil {

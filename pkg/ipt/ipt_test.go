@@ -9,6 +9,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/process"
 )
@@ -70,9 +71,9 @@ var _ = Describe("what the reference writes about a container", func() {
 var _ = Describe("the programs", Label("kernel"), func() {
 	ctx := context.Background()
 
-	for _, family := range []ipt.Family{ipt.IPv4, ipt.IPv6} {
+	for _, family := range []nft.Family{nft.IPv4, nft.IPv6} {
 		for _, variant := range []ipt.Variant{ipt.NFT, ipt.Legacy} {
-			name := map[ipt.Family]string{ipt.IPv4: "iptables-", ipt.IPv6: "ip6tables-"}[family] + string(variant)
+			name := map[nft.Family]string{nft.IPv4: "iptables-", nft.IPv6: "ip6tables-"}[family] + string(variant)
 
 			It("change a table wholly or not at all, with "+name, func() {
 				nstest.Need("iptables-" + string(variant))
@@ -128,17 +129,17 @@ var _ = Describe("the programs", Label("kernel"), func() {
 		}
 		path := os.Getenv("PATH")
 		GinkgoT().Setenv("PATH", dir+":"+path)
-		tool, err := ipt.Find(ctx, ipt.IPv4)
+		tool, err := ipt.Find(ctx, nft.IPv4)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(tool.Variant).To(Equal(ipt.NFT))
 
 		GinkgoT().Setenv("PATH", GinkgoT().TempDir())
-		_, err = ipt.Find(ctx, ipt.IPv6)
+		_, err = ipt.Find(ctx, nft.IPv6)
 		Expect(err).To(MatchError(process.ErrNotFound))
 		Expect(err).To(MatchError(ContainSubstring("ip6tables-restore")))
-		_, err = ipt.FindVariant(ctx, ipt.IPv4, ipt.Legacy)
+		_, err = ipt.FindVariant(ctx, nft.IPv4, ipt.Legacy)
 		Expect(err).To(MatchError(ContainSubstring("iptables-legacy-restore")))
-		Expect(strings.Contains(ipt.Installed(ipt.IPv4).Error(), "iptables-restore")).To(BeTrue())
+		Expect(strings.Contains(ipt.Installed(nft.IPv4).Error(), "iptables-restore")).To(BeTrue())
 	})
 })
 

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"strings"
 
+	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/process"
 )
 
@@ -18,7 +19,7 @@ type Saved struct {
 
 // Save reads a table of one variant by one run of a program. A legacy table that the namespace does not have is
 // empty: asking a program would make it. The program does not wait for the xtables lock.
-func Save(ctx context.Context, f Family, v Variant, table string) (s Saved, err error) {
+func Save(ctx context.Context, f nft.Family, v Variant, table string) (s Saved, err error) {
 	hidden := false
 	if v == Legacy {
 		there, err := hasLegacyTable(f, table)
@@ -26,9 +27,9 @@ func Save(ctx context.Context, f Family, v Variant, table string) (s Saved, err 
 			return s, err
 		}
 	}
-	save, err := process.LookPath(f.program() + "-" + string(v) + "-save")
+	save, err := process.LookPath(programOf(f) + "-" + string(v) + "-save")
 	if plain, plainErr := Find(ctx, f); err != nil && plainErr == nil && plain.Variant == v {
-		save, err = process.LookPath(f.program() + "-save")
+		save, err = process.LookPath(programOf(f) + "-save")
 	}
 	var out strings.Builder
 	if err == nil {
@@ -38,7 +39,7 @@ func Save(ctx context.Context, f Family, v Variant, table string) (s Saved, err 
 		err = nil // the program runs and cannot show the table: there is none
 	}
 	if err != nil {
-		return s, fmt.Errorf("%s %s table %q: %w", v, f.program(), table, err)
+		return s, fmt.Errorf("%s %s table %q: %w", v, programOf(f), table, err)
 	}
 	lines := strings.Split(out.String(), "\n")
 	for _, line := range lines {

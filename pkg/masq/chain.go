@@ -6,6 +6,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
 const (
@@ -13,11 +14,9 @@ const (
 	postrouting = "POSTROUTING"
 )
 
-var families = [...]ipt.Family{ipt.IPv4, ipt.IPv6}
-
 // of selects the addresses of the family.
-func of(f ipt.Family, addrs []netip.Prefix) []netip.Prefix {
-	return slices.DeleteFunc(distinct(addrs), func(p netip.Prefix) bool { return p.Addr().Is4() != (f == ipt.IPv4) })
+func of(f nft.Family, addrs []netip.Prefix) []netip.Prefix {
+	return slices.DeleteFunc(distinct(addrs), func(p netip.Prefix) bool { return nft.FamilyOf(p.Addr()) != f })
 }
 
 // natChain is the reference's chain of a container on a network. It has no room for the interface, so all
@@ -27,7 +26,7 @@ type natChain struct {
 	comment string // of every rule in it and to it
 }
 
-func natChainOf(f ipt.Family, a cni.Attachment) natChain {
+func natChainOf(f nft.Family, a cni.Attachment) natChain {
 	return natChain{ipt.Chain{Family: f, Table: nat, Name: chainOf(a.Network, a.ContainerID), From: postrouting},
 		ipt.OwnerComment("", a.Network, a.ContainerID)}
 }
@@ -63,11 +62,7 @@ func (c natChain) rules(addrs []netip.Prefix) []ipt.Rule {
 			out = append(out, r)
 		}
 	}
-	multicast := multicast4
-	if c.Family == ipt.IPv6 {
-		multicast = multicast6
-	}
-	return append(out, c.rule(c.Name, "MASQUERADE", "!", "-d", multicast))
+	return append(out, c.rule(c.Name, "MASQUERADE", "!", "-d", multicast(c.Family)))
 }
 
 // lines are those of a restore that make the chain and the jumps of the addresses to keep, and remove the jumps for

@@ -7,6 +7,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
 // FuzzRecord reads anything as a record, and makes lines of it: each is one
@@ -24,7 +25,7 @@ func FuzzRecord(f *testing.F) {
 			return
 		}
 		for name := range rec.Interfaces {
-			for _, fam := range families {
+			for _, fam := range nft.Families() {
 				ch, left := natChainOf(fam, cni.Attachment{Network: "net", ContainerID: "one"}), rec.with(name, nil)
 				made := ch.lines(liveChain{}, of(fam, rec.addrs()), nil)
 				live := liveChain{true, ch.rules(of(fam, rec.addrs())), ch.jumps(of(fam, rec.addrs()))}

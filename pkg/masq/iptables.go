@@ -120,7 +120,7 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 // apply makes the container's chains from the record, with the programs that are plainly called iptables, and
 // removes the jumps of stale addresses. It returns the number of families that are done.
 func apply(ctx context.Context, nf *nft.Conn, rec record, stale []netip.Prefix) (done int, err error) {
-	for _, f := range families {
+	for _, f := range nft.Families() {
 		keep := of(f, rec.addrs())
 		if len(keep) == 0 && len(of(f, stale)) == 0 {
 			continue
@@ -166,9 +166,11 @@ func (c natChain) change(ctx context.Context, nf *nft.Conn, tool ipt.Tool, edit 
 // neither a record nor a chain the call waits for no lock.
 func delIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 	there := statefile.MayHave(recordDir, chainOf(c.Attachment.Network, c.Attachment.ContainerID))
-	for i := 0; i < len(families) && !there; i++ {
-		where, err := natChainOf(families[i], c.Attachment).Variants(ctx, nf)
-		there = len(where) > 0 || err != nil && !ipt.NotInstalled(err)
+	for _, f := range nft.Families() {
+		if !there {
+			where, err := natChainOf(f, c.Attachment).Variants(ctx, nf)
+			there = len(where) > 0 || err != nil && !ipt.NotInstalled(err)
+		}
 	}
 	if !there {
 		return nil
@@ -198,7 +200,7 @@ func delRecorded(ctx context.Context, nf *nft.Conn, s *store, c Config) error {
 		stays = true
 		return nil
 	}
-	for _, f := range families {
+	for _, f := range nft.Families() {
 		ch := natChainOf(f, c.Attachment)
 		where, lost := ch.Variants(ctx, nf)
 		if !ipt.NotInstalled(lost) || len(where) == 0 && len(of(f, own)) > 0 {
@@ -249,7 +251,7 @@ func (c natChain) remove(ctx context.Context, nf *nft.Conn, v ipt.Variant, r rem
 
 func checkIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	var diffs []error
-	for _, f := range families {
+	for _, f := range nft.Families() {
 		addrs := of(f, c.Addrs)
 		if len(addrs) == 0 {
 			continue
@@ -304,7 +306,7 @@ func gcIPTables(ctx context.Context, nf *nft.Conn, network string, valid cni.Set
 		}
 	}
 	errs := []error{}
-	for _, f := range families {
+	for _, f := range nft.Families() {
 		rules, err := natChainOf(f, cni.Attachment{}).Rules(ctx, nf, func(chain string) bool {
 			return ipt.IsContainerChain(chainPrefix, chain)
 		})
@@ -328,13 +330,13 @@ func statusIPTables(nf *nft.Conn) error {
 	if err := statefile.Writable(recordDir); err != nil {
 		return err
 	}
-	for _, f := range []nft.Family{nft.IPv4, nft.IPv6} {
+	for _, f := range nft.Families() {
 		if _, err := nf.Chain(nft.Table{Family: f, Name: nat}, postrouting); nft.IfSupported(err) != nil {
 			return err
 		}
 	}
 	// That of IPv6 is needed by containers with an address of that family only.
-	if err := ipt.Installed(ipt.IPv4); err != nil {
+	if err := ipt.Installed(nft.IPv4); err != nil {
 		return fmt.Errorf("masquerade with iptables: %w", err)
 	}
 	return nil

@@ -75,23 +75,19 @@ func parseChainName(name string) (p netip.Prefix, ok bool) {
 
 // chain is the chain of a prefix: packets to the prefix, and multicast, keep their source.
 func chain(p netip.Prefix) nft.Chain {
-	daddr, multicast := nft.IPDaddr, multicast4
-	if p.Addr().Is6() {
-		daddr, multicast = nft.IP6Daddr, multicast6
-	}
+	f := nft.FamilyOf(p.Addr())
 	c := nft.Chain{Name: chainName(p)}
 	if !p.IsSingleIP() {
-		c.Rules = append(c.Rules, nft.Rule{nft.InPrefix(daddr, p), nft.Return()})
+		c.Rules = append(c.Rules, nft.Rule{nft.InPrefix(f.Daddr(), p), nft.Return()})
 	}
-	c.Rules = append(c.Rules, nft.Rule{nft.InPrefix(daddr, netip.MustParsePrefix(multicast)), nft.Return()},
+	c.Rules = append(c.Rules, nft.Rule{nft.InPrefix(f.Daddr(), netip.MustParsePrefix(multicast(f))), nft.Return()},
 		nft.Rule{nft.Masquerade()})
 	return c
 }
 
-const (
-	multicast4 = "224.0.0.0/4"
-	multicast6 = "ff00::/8"
-)
+func multicast(f nft.Family) string {
+	return map[nft.Family]string{nft.IPv4: "224.0.0.0/4", nft.IPv6: "ff00::/8"}[f]
+}
 
 // owned is the layout with the elements of all attachments: one for each address, which leads to the chain of the
 // address's prefix.

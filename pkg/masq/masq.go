@@ -88,7 +88,7 @@ func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 // also when the reference plugins made it.
 func GC(ctx context.Context, nf *nft.Conn, network string, valid cni.Set) error {
 	return errors.Join(
-		nft.IfSupported(gcNFTables(ctx, nf, valid)),
+		nft.IfSupported(owned().Sweep(ctx, nf, valid.Garbage)),
 		nft.IfSupported(gcReference(ctx, nf, network, valid)),
 		gcIPTables(ctx, nf, network, valid),
 	)

@@ -3,7 +3,6 @@ package masq
 import (
 	"context"
 
-	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
@@ -24,14 +23,6 @@ func delNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
 		return err
 	}
 	return owned().Remove(ctx, nf, found, mine)
-}
-
-func gcNFTables(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
-	found, err := owned().All(nf, valid.Garbage)
-	if err != nil {
-		return err
-	}
-	return owned().Remove(ctx, nf, found, valid.Garbage)
 }
 
 func checkNFTables(_ context.Context, nf *nft.Conn, c Config) error {

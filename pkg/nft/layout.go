@@ -17,6 +17,29 @@ func (f Family) String() string {
 	return map[Family]string{INet: "inet", IPv4: "ip", IPv6: "ip6", Bridge: "bridge"}[f]
 }
 
+// Families are those that addresses have.
+func Families() []Family { return []Family{IPv4, IPv6} }
+
+// FamilyOf is the family of an address.
+func FamilyOf(a netip.Addr) Family {
+	if a.Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// Digit is the version of IP, as names have it: "4" or "6".
+func (f Family) Digit() string { return map[Family]string{IPv4: "4", IPv6: "6"}[f] }
+
+// Addr is the type of the family's addresses.
+func (f Family) Addr() Type { return map[Family]Type{IPv4: IPv4Addr, IPv6: IPv6Addr}[f] }
+
+// Saddr is a packet's source address.
+func (f Family) Saddr() Field { return map[Family]Field{IPv4: IPSaddr, IPv6: IP6Saddr}[f] }
+
+// Daddr is a packet's destination address.
+func (f Family) Daddr() Field { return map[Family]Field{IPv4: IPDaddr, IPv6: IP6Daddr}[f] }
+
 // Table names a table.
 type Table struct {
 	Family Family

@@ -82,6 +82,15 @@ func (o Owned) Remove(ctx context.Context, c *Conn, found []Item, matches func(m
 	return o.Update(ctx, c, func(ch *Change) error { return ch.Remove(found, matches) })
 }
 
+// Sweep deletes all elements whose marks match. Its cost grows with the elements of everybody.
+func (o Owned) Sweep(ctx context.Context, c *Conn, matches func(mark string) bool) error {
+	found, err := o.All(c, matches)
+	if err != nil {
+		return err
+	}
+	return o.Remove(ctx, c, found, matches)
+}
+
 // Verify compares items, the layout and the chains to which the items lead with what the kernel has. Its
 // error joins the differences and matches ErrDrift.
 func (o Owned) Verify(c *Conn, items []Item) error {

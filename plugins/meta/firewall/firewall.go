@@ -90,7 +90,7 @@ func gc(ctx context.Context, req *skel.Request) (err error) {
 			errs = append(errs, c.remove(ctx, s, r))
 		}
 	}
-	return errors.Join(append(errs, nft.IfSupported(c.sweep(ctx, c.Valid.Garbage)),
+	return errors.Join(append(errs, nft.IfSupported(owned().Sweep(ctx, c.nf, c.Valid.Garbage)),
 		nft.IfSupported(c.sweepPolicies(ctx)), c.sweepIPTables(ctx))...)
 }
 
@@ -116,10 +116,10 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 		}
 	}
 	if err == nil && b == iptables {
-		if missing := ipt.Installed(ipt.IPv6); missing != nil {
+		if missing := ipt.Installed(nft.IPv6); missing != nil {
 			c.Warn("backend iptables: nothing for containers with an IPv6 address: %v", missing)
 		}
-		err = ipt.Installed(ipt.IPv4)
+		err = ipt.Installed(nft.IPv4)
 	}
 	if err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "firewall rules: %w", err)
@@ -252,7 +252,7 @@ func (c *call) dismiss(ctx context.Context, reference bool) (err error) {
 	if ok {
 		err = c.remove(ctx, s, &r)
 	} else {
-		err = errors.Join(nft.IfSupported(c.sweep(ctx, c.Owns)),
+		err = errors.Join(nft.IfSupported(owned().Sweep(ctx, c.nf, c.Owns)),
 			s.Drop(c.Hash())) // what a killed ADD left of it
 	}
 	if reference {

@@ -172,12 +172,12 @@ func (e *edit) whole(r *record, f family, p policy) {
 // restore makes the change in one variant of iptables, by one run to look and one to write; the latter only where
 // something has to change.
 func restore(ctx context.Context, f family, v ipt.Variant, change func(*edit)) error {
-	tool, err := ipt.FindVariant(ctx, f.ipt, v)
+	tool, err := ipt.FindVariant(ctx, f.Family, v)
 	if err != nil {
 		return err
 	}
 	return tool.Change(ctx, filterTable, func() ([]string, error) {
-		saved, err := ipt.Save(ctx, f.ipt, v, filterTable)
+		saved, err := ipt.Save(ctx, f.Family, v, filterTable)
 		e := &edit{saved: saved}
 		change(e)
 		return e.lines, err
@@ -196,7 +196,7 @@ func (c *call) changeIPTables(ctx context.Context, r *record, change func(*edit,
 		if len(r.of(f)) == 0 {
 			continue
 		}
-		tool, err := ipt.Find(ctx, f.ipt)
+		tool, err := ipt.Find(ctx, f.Family)
 		if err == nil {
 			err = restore(ctx, f, tool.Variant, func(e *edit) { change(e, f) })
 		}
@@ -290,7 +290,7 @@ func (c *call) named(ctx context.Context, f family, chain string) (map[string]bo
 			out[string(value)] = true
 		}
 	}
-	saved, err := ipt.Save(ctx, f.ipt, ipt.Legacy, filterTable)
+	saved, err := ipt.Save(ctx, f.Family, ipt.Legacy, filterTable)
 	for _, r := range saved.Rules {
 		if host, err := netip.ParsePrefix(r.Option("-s")); err == nil && r.Chain == chain {
 			out[string(host.Addr().AsSlice())] = true
@@ -346,7 +346,7 @@ func (c *call) sweepIPTables(ctx context.Context) error {
 
 // relax gives a bridge that was isolated the policy same-bridge, in the variants where it has one.
 func (c *call) relax(ctx context.Context, f family, bridge string) error {
-	where, err := ipt.Chain{Family: f.ipt, Table: filterTable, Name: stage1}.Variants(ctx, c.nf)
+	where, err := ipt.Chain{Family: f.Family, Table: filterTable, Name: stage1}.Variants(ctx, c.nf)
 	for _, v := range where {
 		err = errors.Join(err, restore(ctx, f, v, func(e *edit) {
 			if e.policyOf(bridge) == isolated {
@@ -369,7 +369,7 @@ func (c *call) delRules(ctx context.Context, f family, gone []ipt.Rule) error {
 		errs = append(errs, nft.IfSupported(left.Remove(ctx, c.nf)))
 	}
 	isGone := func(r ipt.Rule) bool { return slices.ContainsFunc(gone, r.Equal) }
-	saved, err := ipt.Save(ctx, f.ipt, ipt.Legacy, filterTable)
+	saved, err := ipt.Save(ctx, f.Family, ipt.Legacy, filterTable)
 	if slices.ContainsFunc(saved.Rules, isGone) {
 		err = restore(ctx, f, ipt.Legacy, func(e *edit) { e.drop(isGone) })
 	}
@@ -383,7 +383,7 @@ func (c *call) checkIPTables(ctx context.Context, r *record) error {
 		if len(r.of(f)) == 0 {
 			continue
 		}
-		where, err := ipt.Chain{Family: f.ipt, Table: filterTable, Name: cniForward}.Variants(ctx, c.nf)
+		where, err := ipt.Chain{Family: f.Family, Table: filterTable, Name: cniForward}.Variants(ctx, c.nf)
 		if len(where) == 0 {
 			if err == nil {
 				err = drift("%s chain %q: is missing", f.Family, cniForward)
@@ -391,7 +391,7 @@ func (c *call) checkIPTables(ctx context.Context, r *record) error {
 			diffs = append(diffs, err)
 			continue
 		}
-		saved, err := ipt.Save(ctx, f.ipt, where[0], filterTable)
+		saved, err := ipt.Save(ctx, f.Family, where[0], filterTable)
 		if err != nil {
 			return err
 		}
@@ -444,7 +444,7 @@ func (c *call) checkSkeleton(ctx context.Context, f family, admin string) error 
 // netlink, without a program.
 func (c *call) lacking(ctx context.Context, f family, v ipt.Variant, admin string) (string, error) {
 	if v == ipt.Legacy {
-		saved, err := ipt.Save(ctx, f.ipt, v, filterTable)
+		saved, err := ipt.Save(ctx, f.Family, v, filterTable)
 		e := &edit{saved: saved}
 		if e.skeleton(admin); err != nil || !slices.Contains(saved.Chains, forwardHook) || len(e.lines) == 0 {
 			return "", err

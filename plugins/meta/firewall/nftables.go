@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
@@ -31,27 +30,16 @@ const (
 	clearPriority   = 300 // behind all that looks at the fwmark
 )
 
-// family has the names and values in which IPv4 and IPv6 differ.
-type family struct {
-	nft.Family
-	ipt          ipt.Family
-	addr         nft.Type
-	daddr, saddr nft.Field
-	digit        string // in the names of the layout
-}
+// family has the names in which IPv4 and IPv6 differ.
+type family struct{ nft.Family }
 
-func families() []family {
-	return []family{
-		{nft.IPv4, ipt.IPv4, nft.IPv4Addr, nft.IPDaddr, nft.IPSaddr, "4"},
-		{nft.IPv6, ipt.IPv6, nft.IPv6Addr, nft.IP6Daddr, nft.IP6Saddr, "6"},
-	}
-}
+func families() []family { return []family{{nft.IPv4}, {nft.IPv6}} }
 
 func (f family) v4() bool { return f.Family == nft.IPv4 }
 
 // addrSet has the addresses of containers, publishedSet those that may be reached by host ports.
-func (f family) addrSet() string      { return "firewall" + f.digit + "_v1" }
-func (f family) publishedSet() string { return "firewall" + f.digit + "_published_v1" }
+func (f family) addrSet() string      { return "firewall" + f.Digit() + "_v1" }
+func (f family) publishedSet() string { return "firewall" + f.Digit() + "_published_v1" }
 
 // layout is what all attachments share. A packet that is accepted gets the fwmark bit, since an accept here ends no
 // other table's chain.
@@ -65,12 +53,12 @@ func layout() nft.Layout {
 	forward := []nft.Rule{policed}
 	for _, f := range families() {
 		l.Sets = append(l.Sets,
-			nft.Set{Name: f.addrSet(), Key: []nft.Type{f.addr}, Comment: "containers"},
-			nft.Set{Name: f.publishedSet(), Key: []nft.Type{f.addr}, Comment: "containers, for host ports"})
+			nft.Set{Name: f.addrSet(), Key: []nft.Type{f.Addr()}, Comment: "containers"},
+			nft.Set{Name: f.publishedSet(), Key: []nft.Type{f.Addr()}, Comment: "containers, for host ports"})
 		forward = append(forward,
-			nft.Rule{nft.InSet(f.addrSet(), f.saddr), nft.Goto(acceptChain)},
-			nft.Rule{nft.InSet(f.addrSet(), f.daddr), nft.CtEstablished(), nft.Goto(acceptChain)},
-			nft.Rule{nft.InSet(f.publishedSet(), f.daddr), nft.CtTranslated(), nft.Goto(acceptChain)})
+			nft.Rule{nft.InSet(f.addrSet(), f.Saddr()), nft.Goto(acceptChain)},
+			nft.Rule{nft.InSet(f.addrSet(), f.Daddr()), nft.CtEstablished(), nft.Goto(acceptChain)},
+			nft.Rule{nft.InSet(f.publishedSet(), f.Daddr()), nft.CtTranslated(), nft.Goto(acceptChain)})
 	}
 	l.Chains = []nft.Chain{
 		{Name: policyChain, Comment: "between bridges with an ingress policy", Rules: []nft.Rule{
@@ -142,15 +130,6 @@ func (c *call) delNFTables(ctx context.Context, s *store, r *record) error {
 		}
 		return police(ch, r.Bridge, left)
 	})
-}
-
-// sweep removes the elements with the marks that match, wherever they are. It reads all elements.
-func (c *call) sweep(ctx context.Context, matches func(mark string) bool) error {
-	found, err := owned().All(c.nf, matches)
-	if err == nil {
-		err = owned().Remove(ctx, c.nf, found, matches)
-	}
-	return err
 }
 
 // warnOfDrops warns of chains in which nothing accepts what has the fwmark bit, and whose policy drops it. FORWARD of

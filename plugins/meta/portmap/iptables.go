@@ -15,7 +15,7 @@ import (
 
 // natChain names a chain of table nat: one to which CNI-HOSTPORT-DNAT leads, or that one itself.
 func (f family) natChain(name string) ipt.Chain {
-	return ipt.Chain{Family: f.ipt, Table: natTable, Name: name, From: hostportDNAT}
+	return ipt.Chain{Family: f.Family, Table: natTable, Name: name, From: hostportDNAT}
 }
 
 // variants says which variants of iptables have the chain. It is taken for absent from legacy iptables where the
@@ -77,7 +77,7 @@ func (c *call) addIPTables(ctx context.Context, s *store, r *record) error {
 
 func (c *call) addChain(ctx context.Context, s *store, r *record, a address) error {
 	f := familyOf(a.v4())
-	tool, err := ipt.Find(ctx, f.ipt)
+	tool, err := ipt.Find(ctx, f.Family)
 	if err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (c *call) delChain(ctx context.Context, chain ipt.Chain, v ipt.Variant, oth
 	var kept []string
 	for _, r := range shared {
 		for _, a := range r.chainAddrs() {
-			if familyOf(a.v4()).ipt == chain.Family && chain.From == hostportDNAT {
+			if familyOf(a.v4()).Family == chain.Family && chain.From == hostportDNAT {
 				kept = appendAll(appendAll(kept, r.chainRules(a)), r.entryRules(a.v4()))
 			}
 		}
@@ -189,7 +189,7 @@ func (c *call) checkIPTables(ctx context.Context, r *record) error {
 		if where[0] == ipt.NFT && chain.Has(ctx, c.nf, want) {
 			continue
 		}
-		live, err := ipt.Save(ctx, f.ipt, where[0], natTable)
+		live, err := ipt.Save(ctx, f.Family, where[0], natTable)
 		if err != nil {
 			return err
 		}

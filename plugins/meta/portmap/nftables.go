@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/process"
 )
@@ -110,16 +109,6 @@ func (c *call) delNFTables(ctx context.Context, r *record, last bool) error {
 	})
 }
 
-// sweep removes the elements with the marks that match, wherever they are. It reads all elements.
-func (c *call) sweep(ctx context.Context, matches func(mark string) bool) error {
-	o := owned(defaultMarkBit)
-	found, err := o.All(c.nf, matches)
-	if err == nil {
-		err = o.Remove(ctx, c.nf, found, matches)
-	}
-	return err
-}
-
 // checkNFTables compares the attachment's elements and what it shares with others with the kernel's.
 func (c *call) checkNFTables(r *record) error {
 	diffs := []error{owned(r.Options.MarkBit).Verify(c.nf, r.items())}
@@ -163,18 +152,11 @@ const (
 // family has the names and values in which IPv4 and IPv6 differ.
 type family struct {
 	nft.Family
-	ipt          ipt.Family
-	addr         nft.Type
-	daddr, saddr nft.Field
-	all          netip.Addr // all addresses of the host
-	digit        string     // in the names of the layout
+	all netip.Addr // all addresses of the host
 }
 
 func families() []family {
-	return []family{
-		{nft.IPv4, ipt.IPv4, nft.IPv4Addr, nft.IPDaddr, nft.IPSaddr, netip.IPv4Unspecified(), "4"},
-		{nft.IPv6, ipt.IPv6, nft.IPv6Addr, nft.IP6Daddr, nft.IP6Saddr, netip.IPv6Unspecified(), "6"},
-	}
+	return []family{{nft.IPv4, netip.IPv4Unspecified()}, {nft.IPv6, netip.IPv6Unspecified()}}
 }
 
 func familyOf(v4 bool) family {
@@ -187,16 +169,16 @@ func familyOf(v4 bool) family {
 func (f family) v4() bool { return f.Family == nft.IPv4 }
 
 // anyMap has the host ports of all addresses, atMap those of one address.
-func (f family) anyMap() string { return "portmap" + f.digit + "_v1" }
-func (f family) atMap() string  { return "portmap" + f.digit + "_at_v1" }
+func (f family) anyMap() string { return "portmap" + f.Digit() + "_v1" }
+func (f family) atMap() string  { return "portmap" + f.Digit() + "_at_v1" }
 
 // anyVia and atVia say through which chain the packets of a host port pass before those maps translate them:
 // one that sets the fwmark of packets to be masqueraded, or one with conditions.
-func (f family) anyVia() string { return "portmap" + f.digit + "_via_v1" }
-func (f family) atVia() string  { return "portmap" + f.digit + "_at_via_v1" }
+func (f family) anyVia() string { return "portmap" + f.Digit() + "_via_v1" }
+func (f family) atVia() string  { return "portmap" + f.Digit() + "_at_via_v1" }
 
-func (f family) localChain() string { return "portmap" + f.digit + "_local_v1" }
-func (f family) dnatChain() string  { return "portmap" + f.digit + "_dnat_v1" }
+func (f family) localChain() string { return "portmap" + f.Digit() + "_local_v1" }
+func (f family) dnatChain() string  { return "portmap" + f.Digit() + "_dnat_v1" }
 
 func snatChain(bit int) string { return fmt.Sprintf("portmap_snat%d_v1", bit) }
 
@@ -234,8 +216,8 @@ func sharedLayout(bit int) nft.Layout {
 
 func (f family) sets() []nft.Set {
 	service := []nft.Type{nft.InetProto, nft.InetService}
-	at := []nft.Type{nft.InetProto, f.addr, nft.InetService}
-	to := []nft.Type{f.addr, nft.InetService}
+	at := []nft.Type{nft.InetProto, f.Addr(), nft.InetService}
+	to := []nft.Type{f.Addr(), nft.InetService}
 	verdict := []nft.Type{nft.Verdict}
 	return []nft.Set{
 		{Name: f.anyMap(), Key: service, Data: to, Comment: "host port : container"},
@@ -247,7 +229,7 @@ func (f family) sets() []nft.Set {
 
 func (f family) chains() []nft.Chain {
 	any := []nft.Field{nft.L4Proto, nft.THDport}
-	at := []nft.Field{nft.L4Proto, f.daddr, nft.THDport}
+	at := []nft.Field{nft.L4Proto, f.Daddr(), nft.THDport}
 	return []nft.Chain{
 		{Name: f.dnatChain(), Rules: []nft.Rule{
 			{nft.DNATMap(f.Family, f.atMap(), at...)},
@@ -306,10 +288,10 @@ func chainNamed(name string) (nft.Chain, bool) {
 		case from == "all":
 			chain.Rules = append(chain.Rules, nft.Rule{fwmark})
 		case f.v4():
-			chain.Rules = append(chain.Rules, nft.Rule{nft.InPrefix(f.saddr, near), fwmark},
-				nft.Rule{nft.InPrefix(f.saddr, loopback4), fwmark})
+			chain.Rules = append(chain.Rules, nft.Rule{nft.InPrefix(f.Saddr(), near), fwmark},
+				nft.Rule{nft.InPrefix(f.Saddr(), loopback4), fwmark})
 		default:
-			chain.Rules = append(chain.Rules, nft.Rule{nft.InPrefix(f.saddr, near), fwmark})
+			chain.Rules = append(chain.Rules, nft.Rule{nft.InPrefix(f.Saddr(), near), fwmark})
 		}
 		chain.Rules = append(chain.Rules, nft.Rule{nft.Goto(f.dnatChain())})
 		return chain, true
@@ -319,7 +301,7 @@ func chainNamed(name string) (nft.Chain, bool) {
 
 // masqPrefix begins the names of the chains that set the fwmark of packets to be masqueraded. The rest of a name
 // is the bit and the sources, so the name says all of the chain; nft takes no colons in it.
-func (f family) masqPrefix() string { return "portmap" + f.digit + "_masq_v1_" }
+func (f family) masqPrefix() string { return "portmap" + f.Digit() + "_masq_v1_" }
 
 // masqChain is the chain of the sources near to the address; empty where nothing is masqueraded.
 func (r *record) masqChain(a address) string {
@@ -334,7 +316,7 @@ func (r *record) masqChain(a address) string {
 }
 
 // conditionPrefix begins the names of the chains with conditions. Each belongs to one attachment.
-func (f family) conditionPrefix() string { return "portmap" + f.digit + "_conditions_v1_" }
+func (f family) conditionPrefix() string { return "portmap" + f.Digit() + "_conditions_v1_" }
 
 // conditionChain is the attachment's own chain with its conditions; empty when it has none.
 func (r *record) conditionChain(v4 bool) string {

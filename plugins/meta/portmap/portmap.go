@@ -111,10 +111,10 @@ func status(_ context.Context, req *skel.Request, cfg config) error {
 		}
 	}
 	if b == iptables {
-		if err := ipt.Installed(ipt.IPv6); err != nil {
+		if err := ipt.Installed(nft.IPv6); err != nil {
 			c.Warn("backend iptables: no host ports of containers with an IPv6 address: %v", err)
 		}
-		if err := ipt.Installed(ipt.IPv4); err != nil {
+		if err := ipt.Installed(nft.IPv4); err != nil {
 			return unavailable(err, "backend iptables")
 		}
 		return nil
@@ -291,7 +291,7 @@ func (c *call) publish(ctx context.Context, cfg config, r *record) (gone []*reco
 		return nil, err
 	}
 	for _, a := range r.Addrs {
-		if err := ipt.Installed(familyOf(a.v4()).ipt); r.Backend == iptables && err != nil {
+		if err := ipt.Installed(familyOf(a.v4()).Family); r.Backend == iptables && err != nil {
 			return nil, fmt.Errorf("host ports with iptables: %w", err)
 		}
 	}
@@ -404,7 +404,7 @@ func (c *call) unpublish(ctx context.Context) (err error) {
 		if c.PrevResult != nil { // the reference's rules name no network
 			r.Addrs = addressesOf(c.PrevResult.ContainerIPs(c.IfName))
 		}
-		if err := nft.IfSupported(c.sweep(ctx, r.Owns)); err != nil {
+		if err := nft.IfSupported(owned(defaultMarkBit).Sweep(ctx, c.nf, r.Owns)); err != nil {
 			return err
 		}
 	}
@@ -461,7 +461,7 @@ func (c *call) collect(ctx context.Context) (err error) {
 			errs = append(errs, c.remove(ctx, s, r))
 		}
 	}
-	errs = append(errs, nft.IfSupported(c.sweep(ctx, c.Valid.Garbage)))
+	errs = append(errs, nft.IfSupported(owned(defaultMarkBit).Sweep(ctx, c.nf, c.Valid.Garbage)))
 	ids, err := c.referenceContainers(ctx)
 	errs = append(errs, err)
 	for _, id := range ids {

@@ -66,7 +66,7 @@ func (c *call) portsOf(ctx context.Context, f family, name string) ([]hostPort, 
 	}
 	var ports []hostPort
 	for _, v := range where {
-		tool, err := ipt.FindVariant(ctx, f.ipt, v)
+		tool, err := ipt.FindVariant(ctx, f.Family, v)
 		if err != nil {
 			return nil, err
 		}
