@@ -76,7 +76,9 @@ func (c *cnitool) add(ports ...mapping) (pods.Pod, error) {
 	if err != nil {
 		return pod, err
 	}
-	var result struct{ IPs []struct{ Address netip.Prefix } }
+	var result struct {
+		IPs []struct{ Address netip.Prefix }
+	}
 	Expect(json.Unmarshal([]byte(out), &result)).To(Succeed())
 	var addrs []string
 	for _, ip := range result.IPs {
