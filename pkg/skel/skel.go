@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -94,8 +95,7 @@ type Env struct {
 	Stderr io.Writer
 
 	// Notify returns a context that ends when the process is told to end. It
-	// is called once ADD has read its configuration, in a goroutine of its own,
-	// and has returned before the first thing that would have to be undone. Until
+	// is called before the first thing that would have to be undone. Until
 	// then, and where nothing is undone, a signal just ends the process.
 	// nil: nobody tells.
 	Notify func(context.Context) context.Context
@@ -111,6 +111,13 @@ const callTime = 90 * time.Second
 // Main runs p in this process and exits: with status 0 on success, 1 after an
 // error.
 func Main[C any](p Plugin[C]) {
+	// The goroutines of a handler wait for each other and for the kernel. On several
+	// processors each answer wakes threads in vain: an eighth of the CPU time of bridge's
+	// ADD. The change itself takes time too, so only before a handler that makes use of it.
+	brief := map[string]bool{"": true, "VERSION": true, "GC": p.GC == nil, "STATUS": p.Status == nil}
+	if !p.IPAM && !brief[os.Getenv("CNI_COMMAND")] {
+		runtime.GOMAXPROCS(1)
+	}
 	os.Exit(Run(context.Background(), p, Env{
 		Args: os.Args[1:], Vars: os.Environ(),
 		Stdin: os.Stdin, Stdout: survivor(os.Stdout), Stderr: survivor(os.Stderr),
@@ -157,8 +164,7 @@ type call struct {
 	plugin  Plugin[any]
 	env     Env
 	vars    map[string]string
-	version string               // of the configuration; empty until it is known to be one
-	told    chan context.Context // gets the one of Notify; nil where that is not called
+	version string // of the configuration; empty until it is known to be one
 	req     *Request
 	cfg     any // what the plugin made of its configuration
 
@@ -178,7 +184,7 @@ func (c *call) serve(ctx context.Context) error {
 		}
 		return err
 	}
-	req, err := c.decode(ctx, command)
+	req, err := c.decode(command)
 	c.req = req
 	if err != nil {
 		return err
@@ -204,15 +210,6 @@ func (c *call) serve(ctx context.Context) error {
 	return nil
 }
 
-// listen calls Notify beside the decoding: it waits several times for another thread.
-func (c *call) listen(ctx context.Context) {
-	// An IPAM plugin's leases are given back by whoever called it.
-	if c.env.Notify != nil && !c.plugin.IPAM {
-		c.told = make(chan context.Context, 1)
-		go func() { c.told <- c.env.Notify(ctx) }()
-	}
-}
-
 // handle runs a handler that is not undone.
 func (c *call) handle(ctx context.Context, handler func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(c.env.Limit, callTime))
@@ -223,8 +220,9 @@ func (c *call) handle(ctx context.Context, handler func(context.Context) error) 
 // add runs the ADD handler and prints its result. On any failure, a panic and
 // an unwritable result too, it undoes what the handler did.
 func (c *call) add(ctx context.Context) error {
-	if c.told != nil {
-		ctx = <-c.told
+	// An IPAM plugin's leases are given back by whoever called it.
+	if c.env.Notify != nil && !c.plugin.IPAM {
+		ctx = c.env.Notify(ctx)
 	}
 	for _, s := range strays(c.plugin, c.req.Conf, "") {
 		switch {
