@@ -1,8 +1,8 @@
 #!/bin/bash
 # bench.sh: our plugins against the newest reference, Debian's and, with BEFORE=DIR, an older
 # build of ours, call by call in turns, on throw-away hosts (root). PEER=DIR takes the place of
-# the reference's two; BENCH is a regexp of the rows; BENCH_TIME the time for each scenario (5s),
-# N the most rounds of each; QUICK=1 takes two minutes. A run of everything, of half an hour,
+# the reference's two; BENCH is a regexp of the rows; BENCH_TIME the time for each scenario (2s),
+# N the most rounds of each; QUICK=1 takes two minutes. A run of everything, of 12 minutes,
 # writes docs/performance.md. HAWSER_BIN is a directory with our plugins.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -33,7 +33,7 @@ fi
 (cd test/bench && export CGO_ENABLED=0 &&
 	go build -o "$work/bench" . && go build -trimpath -ldflags '-s -w' -o "$work/empty/bridge" ./empty)
 
-args+=(-ours "$plugins" -empty "$work/empty" -work "$work/disk" -version "$(scripts/version.sh)" -time "${BENCH_TIME:-5s}")
+args+=(-ours "$plugins" -empty "$work/empty" -work "$work/disk" -version "$(scripts/version.sh)" -time "${BENCH_TIME:-2s}")
 [ -z "${N:-}" ] || args+=(-n "$N")
 if [ -n "${QUICK:-}" ]; then
 	args+=(-quick -time "${BENCH_TIME:-5s}" -n "${N:-30}")

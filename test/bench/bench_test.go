@@ -80,6 +80,15 @@ var _ = Describe("a run", func() {
 	})
 })
 
+var _ = It("what takes long is measured with the first peer and ours before alone", func() {
+	sc := scenario{steps: []step{ptp()}, long: true}
+	dir := GinkgoT().TempDir()
+	Expect(os.WriteFile(dir+"/ptp", nil, 0o755)).To(Succeed())
+	Expect(lacks(&plugins{name: "newest", dir: dir}, true, &sc, "ADD")).To(BeEmpty())
+	Expect(lacks(&plugins{name: beforeName, dir: dir}, false, &sc, "ADD")).To(BeEmpty())
+	Expect(lacks(&plugins{name: "other", dir: dir}, false, &sc, "ADD")).To(Equal("takes long"))
+})
+
 var _ = DescribeTable("quantiles", func(part, want float64, values ...float64) {
 	Expect(quantile(values, part)).To(BeNumerically("~", want, 1e-9))
 },

@@ -47,7 +47,7 @@ func main() {
 	flag.StringVar(&o.version, "version", "", "ours, for the page")
 	flag.StringVar(&o.work, "work", os.TempDir(), "`directory` on disk for what plugins keep there")
 	flag.StringVar(&rows, "rows", "", "`regexp` of the rows to measure")
-	flag.DurationVar(&o.limit, "time", 5*time.Second, "for each scenario, at least three rounds")
+	flag.DurationVar(&o.limit, "time", 2*time.Second, "for each scenario, at least three rounds")
 	flag.IntVar(&o.rounds, "n", 100, "at most so many rounds of a scenario")
 	flag.BoolVar(&o.quick, "quick", false, "leave out what takes long")
 	flag.IntVar(&o.copies, "copies", 8, "of each program, for the rounds in turn")

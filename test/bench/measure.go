@@ -98,14 +98,17 @@ func (b *bench) peersOf(sc *scenario) []*plugins {
 	return b.others
 }
 
-// lacks says why a peer cannot be measured, "" when it can.
-func lacks(p *plugins, sc *scenario, verb string) string {
+// lacks says why a peer cannot be measured, or is not, "" when it is. First is the one that
+// the aims are about.
+func lacks(p *plugins, first bool, sc *scenario, verb string) string {
 	for _, st := range sc.steps {
 		if !p.has(st.plugin) {
 			return "no " + st.plugin
 		}
 	}
 	switch {
+	case sc.long && !first && p.name != beforeName:
+		return "takes long"
 	case sc.nft && !p.nft:
 		return "no nftables backend"
 	case (verb == "GC" || verb == "STATUS") && !slices.Contains(p.versions, "1.1.0"):
@@ -124,8 +127,12 @@ func (b *bench) measure(sc *scenario, number int) (err error) {
 	if len(sides) == 1 {
 		return nil
 	}
+	rows := b.rowsOf(sc, sides)
 	pods := make([]*pod, len(sides))
 	for i, s := range sides {
+		if sc.parallel == 0 && !slices.ContainsFunc(rows, func(r *row) bool { return r.of(i).na == "" }) {
+			continue // it needs no host
+		}
 		if s.host, err = newHost(b.work, fmt.Sprintf("canary%d-%d", number, i)); err != nil {
 			return err
 		}
@@ -138,23 +145,27 @@ func (b *bench) measure(sc *scenario, number int) (err error) {
 			return fmt.Errorf("prepare %s: %w", s.name, err)
 		}
 	}
-	var rows []*row
-	for _, verb := range sc.verbs {
-		r := &row{scenario: sc.name, verb: verb, peers: make([]sample, len(sides)-1), inParallel: sc.parallel > 0}
-		for i, s := range sides[1:] {
-			r.peers[i].na = lacks(s.plugins, sc, verb)
-		}
-		rows = append(rows, r)
-		if b.options.rows.MatchString(sc.name + ": " + verb) {
-			b.rows = append(b.rows, r)
-		}
-	}
 	if sc.parallel > 0 {
 		return b.batches(sc, sides, rows)
 	}
 	b.inTurns(sc, sides, pods, rows)
 	b.count(sc, sides, pods, rows)
 	return nil
+}
+
+// rowsOf makes the rows of a scenario, and keeps those that are asked for.
+func (b *bench) rowsOf(sc *scenario, sides []*side) (rows []*row) {
+	for _, verb := range sc.verbs {
+		r := &row{scenario: sc.name, verb: verb, peers: make([]sample, len(sides)-1), inParallel: sc.parallel > 0}
+		for i, s := range sides[1:] {
+			r.peers[i].na = lacks(s.plugins, i == 0, sc, verb)
+		}
+		rows = append(rows, r)
+		if b.options.rows.MatchString(sc.name + ": " + verb) {
+			b.rows = append(b.rows, r)
+		}
+	}
+	return rows
 }
 
 // enough tells whether to stop after so many rounds.

@@ -27,7 +27,9 @@ type scenario struct {
 	fresh bool
 	// uncounted: the peer's system calls are so many that tracing takes minutes.
 	uncounted bool
-	against   string // againstPeer, ...
+	// long: of the other plugins only the first are measured.
+	long    bool
+	against string // againstPeer, ...
 }
 
 // What ours are compared with.
@@ -93,7 +95,7 @@ func scenarios() []scenario {
 func lending() (list []scenario) {
 	for i, n := range []int{1, 1000, 10000, 60000} {
 		s := scenario{name: reservedName(n), verbs: most, steps: []step{{"host-local", same(plain)}}, reserved: n,
-			quick: n <= 1000, uncounted: n > 10000}
+			quick: n <= 1000, uncounted: n > 10000, long: n > 10000}
 		if i == 0 {
 			s.verbs = all
 		}
@@ -121,7 +123,7 @@ func crowds() (list []scenario) {
 		{name: portsName(1), before: []step{bridge(plain)}, steps: []step{portmap(1)}},
 		{name: portsName(1) + " by iptables", before: []step{bridge(plain)}, steps: []step{portmap(1, onIPTables)}},
 	} {
-		of.name, of.verbs, of.others = othersName(of.name, manyOthers), most, manyOthers
+		of.name, of.verbs, of.others, of.long = othersName(of.name, manyOthers), most, manyOthers, true
 		list = append(list, of)
 	}
 	return list
@@ -130,13 +132,14 @@ func crowds() (list []scenario) {
 func publishing() (list []scenario) {
 	before := []step{bridge(plain)}
 	for _, n := range []int{1, 10, 100} {
-		s := scenario{name: portsName(n), verbs: most, before: before, steps: []step{portmap(n)}, quick: n <= 10}
+		s := scenario{name: portsName(n), verbs: most, before: before, steps: []step{portmap(n)}, quick: n <= 10,
+			long: n > 10}
 		if n == 1 {
 			s.verbs = all
 		}
 		list = append(list, s,
 			scenario{name: portsName(n) + " by iptables", verbs: most, before: before,
-				steps: []step{portmap(n, onIPTables)}},
+				steps: []step{portmap(n, onIPTables)}, long: n > 10},
 			scenario{name: portsName(n) + " by nftables", verbs: most, before: before,
 				steps: []step{portmap(n, onNFTables)}, nft: true})
 	}
