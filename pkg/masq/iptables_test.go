@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -156,16 +155,12 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 		})
 
 		It("makes exactly one copy of each rule when many come at once", func() {
-			var all sync.WaitGroup
 			errs := make([]error, 12)
 			each := func(do func(*nstest.Host, masq.Config) error) error {
-				for i := range errs {
-					all.Go(func() {
-						errs[i] = do(host(), config(ipt.IPTables, fmt.Sprintf("c%d", i/2), fmt.Sprintf("eth%d", i%2),
-							fmt.Sprintf("10.1.%d.2/24", i)))
-					})
-				}
-				all.Wait()
+				nstest.AtOnce(len(errs), func(i int) {
+					errs[i] = do(host(), config(ipt.IPTables, fmt.Sprintf("c%d", i/2), fmt.Sprintf("eth%d", i%2),
+						fmt.Sprintf("10.1.%d.2/24", i)))
+				})
 				return errors.Join(errs...)
 			}
 			Expect(each(add)).To(Succeed())

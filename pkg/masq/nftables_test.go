@@ -7,7 +7,6 @@ import (
 	"os"
 	"regexp"
 	"strings"
-	"sync"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -183,23 +182,18 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 	})
 
 	It("keeps the number of rules at 200 attachments, and their order of magnitude in messages", func() {
-		var all sync.WaitGroup
 		errs := make([]error, 200)
 		configs := make([]masq.Config, len(errs))
 		for i := range errs {
 			configs[i] = config(ipt.Auto, fmt.Sprintf("c%d", i), "eth0", fmt.Sprintf("10.1.0.%d/24", i+2),
 				fmt.Sprintf("fd01::%x/64", i+2))
-			all.Go(func() { errs[i] = add(host, configs[i]) })
 		}
-		all.Wait()
+		nstest.AtOnce(len(errs), func(i int) { errs[i] = add(host, configs[i]) })
 		Expect(errors.Join(errs...)).To(Succeed())
 		Expect(rules(host)).To(Equal(4 + 3 + 3))
 		Eventually(elements).WithArguments(host).Should(Equal(400)) // some twice while the map grows
 		Expect(check(host, configs[7])).To(Succeed())
-		for i := range errs {
-			all.Go(func() { errs[i] = del(host, configs[i]) })
-		}
-		all.Wait()
+		nstest.AtOnce(len(errs), func(i int) { errs[i] = del(host, configs[i]) })
 		Expect(errors.Join(errs...)).To(Succeed())
 		Expect(elements(host)).To(BeZero())
 		Expect(rules(host)).To(Equal(4))
@@ -209,15 +203,11 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 	It("makes one copy of each rule when four come first at once", func() {
 		for range 10 {
 			host.Cmd("nft", "flush", "ruleset")
-			var all sync.WaitGroup
 			errs := make([]error, 4)
-			for i := range errs {
-				all.Go(func() {
-					errs[i] = add(host, config(ipt.Auto, fmt.Sprintf("c%d", i), "eth0",
-						fmt.Sprintf("10.1.0.%d/24", i+2)))
-				})
-			}
-			all.Wait()
+			nstest.AtOnce(len(errs), func(i int) {
+				errs[i] = add(host, config(ipt.Auto, fmt.Sprintf("c%d", i), "eth0",
+					fmt.Sprintf("10.1.0.%d/24", i+2)))
+			})
 			Expect(errors.Join(errs...)).To(Succeed())
 			Expect(rules(host)).To(Equal(4 + 3))
 			Eventually(elements).WithArguments(host).Should(Equal(4))

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"strings"
-	"sync"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -189,28 +188,24 @@ var _ = Describe("a layout", Label("kernel"), func() {
 	It("makes exactly one copy when several make the first, also without the lock", func() {
 		for range 8 {
 			host.Cmd("nft", "flush", "ruleset")
-			var all sync.WaitGroup
 			errs := make([]error, 4)
-			for i := range errs {
-				all.Go(func() {
-					host.Do(func() {
-						c := nft.New()
-						defer c.Close()
-						errs[i] = nft.UpdateUnlocked(c, func(tx *nft.Tx) error {
-							tx.Add(table, "sources", source(i))
-							return nil
-						})
-						if errs[i] != nil {
-							errs[i] = nft.UpdateUnlocked(c, func(tx *nft.Tx) error {
-								err := ensure(tx)
-								tx.Add(table, "sources", source(i))
-								return err
-							})
-						}
+			nstest.AtOnce(len(errs), func(i int) {
+				host.Do(func() {
+					c := nft.New()
+					defer c.Close()
+					errs[i] = nft.UpdateUnlocked(c, func(tx *nft.Tx) error {
+						tx.Add(table, "sources", source(i))
+						return nil
 					})
+					if errs[i] != nil {
+						errs[i] = nft.UpdateUnlocked(c, func(tx *nft.Tx) error {
+							err := ensure(tx)
+							tx.Add(table, "sources", source(i))
+							return err
+						})
+					}
 				})
-			}
-			all.Wait()
+			})
 			Expect(errors.Join(errs...)).To(Succeed())
 			Eventually(func() []int { // the kernel lists elements twice while the map grows
 				text := host.Cmd("nft", "list", "ruleset")

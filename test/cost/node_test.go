@@ -2,7 +2,6 @@ package cost_test
 
 import (
 	"fmt"
-	"sync"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -32,17 +31,12 @@ func newNode(containers int) node {
 		n.pods = append(n.pods, pod(fmt.Sprintf("crowd%d", i), fmt.Sprintf("eth%d", i), crowd))
 	}
 	const workers = 4
-	var wait sync.WaitGroup
-	for worker := range workers {
-		wait.Go(func() {
-			defer GinkgoRecover()
-			for i := worker; i < containers; i += workers {
-				n.Up(n.pods[i], List{{Plugin: "bridge", Keys: bridge(dual, masquerade)},
-					{Plugin: "portmap", Keys: portmap(20000 + i)}, {Plugin: "tuning", Keys: tuning(i)}})
-			}
-		})
-	}
-	wait.Wait()
+	nstest.AtOnce(workers, func(worker int) {
+		for i := worker; i < containers; i += workers {
+			n.Up(n.pods[i], List{{Plugin: "bridge", Keys: bridge(dual, masquerade)},
+				{Plugin: "portmap", Keys: portmap(20000 + i)}, {Plugin: "tuning", Keys: tuning(i)}})
+		}
+	})
 	return n
 }
 

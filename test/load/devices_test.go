@@ -2,11 +2,11 @@ package load_test
 
 import (
 	"fmt"
-	"sync"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
@@ -23,14 +23,7 @@ var _ = It("64 containers at a time take each a device of the host, and bring it
 	before := n.Snapshot("links")
 	together := func(do func(p *Pod, list List)) {
 		GinkgoHelper()
-		var wait sync.WaitGroup
-		for i, p := range pods {
-			wait.Go(func() {
-				defer GinkgoRecover()
-				do(p, lists[i])
-			})
-		}
-		wait.Wait()
+		nstest.AtOnce(len(pods), func(i int) { do(pods[i], lists[i]) })
 	}
 	together(func(p *Pod, list List) { n.Up(p, list) })
 	for i, p := range pods {

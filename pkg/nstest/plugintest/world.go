@@ -118,6 +118,23 @@ func (w *World) Calls() []string {
 	return strings.FieldsFunc(string(data), func(r rune) bool { return r == '\n' })
 }
 
+// Records lists the files of the records in a directory of the host.
+func (w *World) Records(dir string) (names []string) {
+	ginkgo.GinkgoHelper()
+	w.Do(func() {
+		entries, err := os.ReadDir(dir)
+		if !os.IsNotExist(err) {
+			gomega.Expect(err).NotTo(gomega.HaveOccurred())
+		}
+		for _, e := range entries {
+			if e.Name() != "lock" {
+				names = append(names, e.Name())
+			}
+		}
+	})
+	return names
+}
+
 // Merge is an object with the keys of all; nil takes one away.
 func Merge(all ...Object) Object {
 	c := Object{}

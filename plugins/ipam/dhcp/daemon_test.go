@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -195,19 +194,14 @@ var _ = Describe("the daemon", func() {
 		out := l.server.Run(nstest.Program{Path: "ip", Args: []string{"-batch", "-"}, Stdin: script.String()})
 		Expect(out.Exit).To(BeZero(), out.Stderr)
 		conf := []byte(l.call("ADD", c).Conf.(string))
-		var all sync.WaitGroup
-		for i := range 100 {
-			all.Go(func() {
-				defer GinkgoRecover()
-				// As a runtime does where the server loses messages, of which these are many at once.
-				Eventually(func() error {
-					_, err := ask(GinkgoT().Context(), l.socket, methodAllocate, rpcCall{ContainerID: "one",
-						Netns: c.Path, IfName: fmt.Sprintf("eth%d", i), StdinData: conf})
-					return err
-				}).WithTimeout(5 * time.Minute).Should(Succeed())
-			})
-		}
-		all.Wait()
+		nstest.AtOnce(100, func(i int) {
+			// As a runtime does where the server loses messages, of which these are many at once.
+			Eventually(func() error {
+				_, err := ask(GinkgoT().Context(), l.socket, methodAllocate, rpcCall{ContainerID: "one",
+					Netns: c.Path, IfName: fmt.Sprintf("eth%d", i), StdinData: conf})
+				return err
+			}).WithTimeout(5 * time.Minute).Should(Succeed())
+		})
 		Expect(l.records()).To(HaveLen(100))
 		Eventually(func() int { return fds(d, "socket") }).Should(Equal(1))
 		Eventually(func() int { return fds(d, "") }).Should(BeNumerically("<", 12))

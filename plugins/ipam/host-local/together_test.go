@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -230,14 +229,7 @@ func besideReference(ref nstest.Reference) {
 
 func inParallel(n int, do func(i int) Answer) []Answer {
 	answers := make([]Answer, n)
-	var wg sync.WaitGroup
-	for i := range n {
-		wg.Go(func() {
-			defer GinkgoRecover()
-			answers[i] = do(i)
-		})
-	}
-	wg.Wait()
+	nstest.AtOnce(n, func(i int) { answers[i] = do(i) })
 	return answers
 }
 

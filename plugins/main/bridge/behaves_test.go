@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -247,16 +246,11 @@ var _ = Describe("at the same time", func() {
 		}
 		each := func(make func(i int) Call) {
 			GinkgoHelper()
-			var wg sync.WaitGroup
-			for i := range n {
+			nstest.AtOnce(n, func(i int) {
 				c := make(i)
-				wg.Go(func() {
-					defer GinkgoRecover()
-					out := w.Run(nstest.Program{Path: program, Env: c.Vars(w.World), Stdin: c.Stdin()})
-					got[i] = Ran(out)
-				})
-			}
-			wg.Wait()
+				out := w.Run(nstest.Program{Path: program, Env: c.Vars(w.World), Stdin: c.Stdin()})
+				got[i] = Ran(out)
+			})
 			for i := range n {
 				Expect(got[i].Code).To(BeZero(), got[i].Stdout)
 			}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"sync"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -322,14 +321,9 @@ var _ = Describe("calls at the same time", func() {
 		}
 		each := func(command string, conf func(i int) Object) {
 			GinkgoHelper()
-			var wg sync.WaitGroup
-			for i := range conts {
-				wg.Go(func() {
-					defer GinkgoRecover()
-					got[i] = w.Exec(Call{Command: command, ID: fmt.Sprint("c", i), Netns: conts[i].Path, Conf: conf(i)})
-				})
-			}
-			wg.Wait()
+			nstest.AtOnce(len(conts), func(i int) {
+				got[i] = w.Exec(Call{Command: command, ID: fmt.Sprint("c", i), Netns: conts[i].Path, Conf: conf(i)})
+			})
 			for _, a := range got {
 				Expect(a.Code).To(BeZero(), a.Stdout)
 			}
@@ -354,14 +348,7 @@ var _ = Describe("calls at the same time", func() {
 		w.On("ADD", "cat >/dev/null; sleep 0.3; cat <<'E'\n"+Lease(nth(2)...)+"\nE", "one")
 		c := Call{Command: "ADD", Netns: cont.Path, Conf: everything()}
 		var got [4]Answer
-		var wg sync.WaitGroup
-		for i := range got {
-			wg.Go(func() {
-				defer GinkgoRecover()
-				got[i] = w.Call(c)
-			})
-		}
-		wg.Wait()
+		nstest.AtOnce(len(got), func(i int) { got[i] = w.Call(c) })
 		var won []Answer
 		for _, a := range got {
 			if a.Code == 0 {

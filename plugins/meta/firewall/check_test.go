@@ -201,7 +201,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 		w := newWorld()
 		w.bridge(1)
 		w.Cmd("ip", "link", "add", "br1.5", "type", "veth", "peer", "name", "vlanport")
-		batch(w.Host, "link set br1.5 up", "link set vlanport master br1 up", "addr del 10.1.0.1/24 dev br1",
+		w.IP("link set br1.5 up", "link set vlanport master br1 up", "addr del 10.1.0.1/24 dev br1",
 			"addr add 10.1.0.1/24 dev br1.5")
 		c := w.container(1, 2)
 		c.add(Object{"ingressPolicy": "same-bridge"})

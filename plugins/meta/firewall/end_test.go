@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"strings"
-	"sync"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -32,7 +31,7 @@ func settled(k kind, keys Object) (w *world, stays *container) {
 	first.add(k.config, Object{"ingressPolicy": "isolated"})
 	first.del()
 	stays.add(k.config, keys)
-	batch(w.Host, "link del "+first.hostEnd)
+	w.IP("link del " + first.hostEnd)
 	return w, stays
 }
 
@@ -353,12 +352,8 @@ var _ = Describe("calls at once", Label("kernel"), func() {
 				w.forward("DROP")
 			}
 			for _, command := range []string{"ADD", "CHECK", "DEL"} {
-				var wait sync.WaitGroup
 				said := make([]Answer, len(all))
-				for i, c := range all {
-					wait.Go(func() { said[i] = w.Exec(c.as(command, k.config, keys)) })
-				}
-				wait.Wait()
+				nstest.AtOnce(len(all), func(i int) { said[i] = w.Exec(all[i].as(command, k.config, keys)) })
 				for _, a := range said {
 					Expect(a.Code).To(BeZero(), command+a.Stdout)
 				}

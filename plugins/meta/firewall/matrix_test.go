@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"net"
-	"sync"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -122,16 +121,9 @@ type probe struct {
 // walk tries all paths at once, over IPv4 and IPv6, by TCP and by ping.
 func (t topology) walk(s setting) {
 	GinkgoHelper()
-	var wait sync.WaitGroup
 	probes := t.probes(s)
 	arrived := make([]bool, len(probes))
-	for i, p := range probes {
-		wait.Go(func() {
-			defer GinkgoRecover()
-			arrived[i] = p.arrive()
-		})
-	}
-	wait.Wait()
+	nstest.AtOnce(len(probes), func(i int) { arrived[i] = probes[i].arrive() })
 	found, want := map[string]bool{}, map[string]bool{}
 	for i, p := range probes {
 		found[p.name], want[p.name] = arrived[i], p.wanted

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"strings"
 	"testing"
 	"time"
 
@@ -41,18 +40,11 @@ func newWorld() *world {
 	return w
 }
 
-// batch runs several commands of ip(8) at once.
-func batch(h *nstest.Host, lines ...string) {
-	GinkgoHelper()
-	out := h.Run(nstest.Program{Path: "ip", Args: []string{"-batch", "-"}, Stdin: strings.Join(lines, "\n") + "\n"})
-	Expect(out.Exit).To(BeZero(), out.Stderr)
-}
-
 // bridge makes network number n: br<n> with 10.<n>.0.1/24 and fd00:<n>::1/64.
 func (w *world) bridge(n int) {
 	GinkgoHelper()
 	br := fmt.Sprintf("br%d", n)
-	batch(w.Host, "link add "+br+" type bridge", fmt.Sprintf("addr add 10.%d.0.1/24 dev %s", n, br),
+	w.IP("link add "+br+" type bridge", fmt.Sprintf("addr add 10.%d.0.1/24 dev %s", n, br),
 		fmt.Sprintf("addr add fd00:%d::1/64 dev %s nodad", n, br), "link set "+br+" up")
 }
 
@@ -72,12 +64,12 @@ func (w *world) container(n, i int) *container {
 	c := &container{Host: nstest.NewNetns(), w: w, hostEnd: fmt.Sprintf("v%d-%d", n, i),
 		addrs: []string{fmt.Sprintf("10.%d.0.%d", n, i), fmt.Sprintf("fd00:%d::%d", n, i)}}
 	c.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
-	batch(w.Host, fmt.Sprintf("link add %s type veth peer name eth0 netns %s", c.hostEnd, c.Name),
+	w.IP(fmt.Sprintf("link add %s type veth peer name eth0 netns %s", c.hostEnd, c.Name),
 		"link set "+c.hostEnd+" up")
 	if w.Run(nstest.Program{Path: "ip", Args: []string{"link", "show", fmt.Sprintf("br%d", n)}}).Exit == 0 {
 		w.Cmd("ip", "link", "set", c.hostEnd, "master", fmt.Sprintf("br%d", n))
 	}
-	batch(c.Host, "link set lo up", "link set eth0 up", "addr add "+c.addrs[0]+"/24 dev eth0",
+	c.IP("link set lo up", "link set eth0 up", "addr add "+c.addrs[0]+"/24 dev eth0",
 		"addr add "+c.addrs[1]+"/64 dev eth0 nodad", fmt.Sprintf("route add default via 10.%d.0.1", n),
 		fmt.Sprintf("route add default via fd00:%d::1", n))
 	c.call = Call{ID: fmt.Sprintf("c%d-%d", n, i), Netns: c.Path}

@@ -263,7 +263,7 @@ var _ = Describe("route_localnet", Label("kernel"), func() {
 			Expect(ask(w.Host, "tcp", "127.0.0.1:8080", patience())).To(Equal("10.1.0.1"))
 			// A container that wants to sends 127.0.0.1 to the host.
 			other.SetSysctl("net/ipv4/conf/all/route_localnet", "1")
-			ip(other.Host, "addr del 127.0.0.1/8 dev lo", "rule add pref 1 to 127.0.0.1 lookup 100",
+			other.IP("addr del 127.0.0.1/8 dev lo", "rule add pref 1 to 127.0.0.1 lookup 100",
 				"rule del pref 0 lookup local",
 				"rule add pref 2 lookup local", "route add 127.0.0.1/32 via 10.1.0.1 dev eth0 table 100 src 10.1.0.3")
 			try := func(wait time.Duration) string {

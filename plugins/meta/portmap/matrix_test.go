@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"strconv"
 	"sync"
@@ -169,26 +168,22 @@ func (t *topology) probeAll(s setting) map[cell]string {
 	GinkgoHelper()
 	seen := map[cell]string{}
 	var lock sync.Mutex
-	var group sync.WaitGroup
-	for _, source := range sources {
-		group.Go(func() {
-			defer GinkgoRecover()
-			for _, c := range cells() {
-				if c.source != source {
-					continue
-				}
-				limit := patience()
-				if c.expected(s) == silence {
-					limit = nstest.Patience(100 * time.Millisecond)
-				}
-				got := t.probe(c, limit)
-				lock.Lock()
-				seen[c] = got
-				lock.Unlock()
+	nstest.AtOnce(len(sources), func(i int) {
+		source := sources[i]
+		for _, c := range cells() {
+			if c.source != source {
+				continue
 			}
-		})
-	}
-	group.Wait()
+			limit := patience()
+			if c.expected(s) == silence {
+				limit = nstest.Patience(100 * time.Millisecond)
+			}
+			got := t.probe(c, limit)
+			lock.Lock()
+			seen[c] = got
+			lock.Unlock()
+		}
+	})
 	return seen
 }
 
@@ -218,9 +213,7 @@ func (t *topology) probe(c cell, limit time.Duration) string {
 // ask returns the address that the server sees, or what else came of it.
 func ask(from *nstest.Host, proto, to string, limit time.Duration) string {
 	GinkgoHelper()
-	var answer []byte
-	var err error
-	from.Do(func() { answer, err = exchange(proto, to, time.Now().Add(limit)) })
+	answer, err := from.AskWithin(limit, proto, to)
 	var timeout net.Error
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
@@ -230,43 +223,9 @@ func ask(from *nstest.Host, proto, to string, limit time.Duration) string {
 	case err != nil:
 		return err.Error()
 	}
-	host, _, err := net.SplitHostPort(string(answer))
+	host, _, err := net.SplitHostPort(answer)
 	Expect(err).NotTo(HaveOccurred())
 	return host
-}
-
-// exchange asks again while nobody answers: the network may lose a datagram.
-func exchange(proto, to string, end time.Time) (answer []byte, err error) {
-	for {
-		attempt := time.Now().Add(3 * time.Second)
-		if attempt.After(end) {
-			attempt = end
-		}
-		answer, err = once(proto, to, attempt)
-		if timeout := (net.Error)(nil); !errors.As(err, &timeout) || !timeout.Timeout() || !time.Now().Before(end) {
-			return answer, err
-		}
-	}
-}
-
-func once(proto, to string, end time.Time) ([]byte, error) {
-	conn, err := (&net.Dialer{Deadline: end}).Dial(proto, to)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = conn.Close() }()
-	if err := conn.SetDeadline(end); err != nil {
-		return nil, err
-	}
-	if proto == "tcp" {
-		return io.ReadAll(conn)
-	}
-	if _, err := conn.Write([]byte("?")); err != nil {
-		return nil, err
-	}
-	buf := make([]byte, 128)
-	n, err := conn.Read(buf)
-	return buf[:n], err
 }
 
 var _ = Describe("packets (CVE-2025-67499)", Label("kernel"), func() {
@@ -316,11 +275,9 @@ func listen(h *nstest.Host, address string) net.Listener {
 // word is what a TCP server says.
 func word(from *nstest.Host, to string) string {
 	GinkgoHelper()
-	var answer []byte
-	var err error
-	from.Do(func() { answer, err = exchange("tcp", to, time.Now().Add(patience())) })
+	answer, err := from.AskWithin(patience(), "tcp", to)
 	if err != nil {
 		return err.Error()
 	}
-	return string(answer)
+	return answer
 }

@@ -91,7 +91,7 @@ var _ = Describe("beside kube-proxy in its mode ipvs", Label("kernel"), func() {
 		answerTCP(c, 80, "ours")
 		// kube-proxy binds the addresses of services to a link, and protects
 		// them in its chain.
-		ip(w.Host, "link add kube-ipvs0 type veth peer name dummy", "addr add 10.96.0.10/32 dev kube-ipvs0")
+		w.IP("link add kube-ipvs0 type veth peer name dummy", "addr add 10.96.0.10/32 dev kube-ipvs0")
 		w.Cmd("iptables", "-t", "nat", "-A", "PREROUTING", "-d", "10.96.0.10", "-j", "ACCEPT")
 		w.Serve("tcp4", "10.96.0.10:8080")
 	})

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"sync"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -212,14 +211,7 @@ var _ = Describe("a host port", Label("kernel"), func() {
 		It("goes to exactly one of many that ask at once", func() {
 			all := []*container{a, b, w.container(1, 4), w.container(1, 5)}
 			codes := make([]outcome, len(all))
-			var group sync.WaitGroup
-			for i, c := range all {
-				group.Go(func() {
-					defer GinkgoRecover()
-					codes[i] = c.call("ADD", k.config, ports("8080:80"))
-				})
-			}
-			group.Wait()
+			nstest.AtOnce(len(all), func(i int) { codes[i] = all[i].call("ADD", k.config, ports("8080:80")) })
 			won := 0
 			for i, o := range codes {
 				if o.exit == 0 {
@@ -287,14 +279,7 @@ var _ = Describe("host ports of several", Label("kernel"), func() {
 			for i := range 6 {
 				all = append(all, w.container(1, 4+i))
 			}
-			var group sync.WaitGroup
-			for i, c := range all {
-				group.Go(func() {
-					defer GinkgoRecover()
-					c.add(k.config, ports(fmt.Sprintf("%d:80", 8000+i)))
-				})
-			}
-			group.Wait()
+			nstest.AtOnce(len(all), func(i int) { all[i].add(k.config, ports(fmt.Sprintf("%d:80", 8000+i))) })
 			for i, c := range all {
 				c.check(k.config, ports(fmt.Sprintf("%d:80", 8000+i)))
 			}
@@ -306,13 +291,7 @@ var _ = Describe("host ports of several", Label("kernel"), func() {
 			} else {
 				Expect(strings.Count(w.natRules(), "-j CNI-HOSTPORT-DNAT")).To(Equal(4))
 			}
-			for _, c := range all {
-				group.Go(func() {
-					defer GinkgoRecover()
-					c.del(k.config)
-				})
-			}
-			group.Wait()
+			nstest.AtOnce(len(all), func(i int) { all[i].del(k.config) })
 			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp(`80\d\d|CNI-DN`))
 		})
 

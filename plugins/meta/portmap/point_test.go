@@ -21,11 +21,11 @@ func (w *world) alone(i int) *container {
 		hostEnd: fmt.Sprintf("p%d", i),
 		ips:     []string{fmt.Sprintf("10.9.0.%d/24", i), fmt.Sprintf("fd00:9::%d/64", i)}}
 	c.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
-	ip(w.Host, fmt.Sprintf("link add %s type veth peer name eth0 netns %s", c.hostEnd, c.Name),
+	w.IP(fmt.Sprintf("link add %s type veth peer name eth0 netns %s", c.hostEnd, c.Name),
 		"link set "+c.hostEnd+" up",
 		"addr add 10.9.0.1/32 dev "+c.hostEnd, "addr add fe80::1/64 dev "+c.hostEnd+" nodad",
 		"route add "+c.addr(false)+"/32 dev "+c.hostEnd, "route add "+c.addr(true)+"/128 dev "+c.hostEnd)
-	ip(c.Host, "link set lo up", "link set eth0 up", "addr add "+c.addr(false)+"/32 dev eth0",
+	c.IP("link set lo up", "link set eth0 up", "addr add "+c.addr(false)+"/32 dev eth0",
 		"addr add "+c.addr(true)+"/128 dev eth0 nodad",
 		"route add 10.9.0.1/32 dev eth0", "route add default via 10.9.0.1", "route add default via fe80::1 dev eth0")
 	return c

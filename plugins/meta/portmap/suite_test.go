@@ -52,17 +52,11 @@ func newWorld() *world {
 	return w
 }
 
-// ip runs several commands of ip(8) at once.
-func ip(h *nstest.Host, lines ...string) {
-	GinkgoHelper()
-	h.IP(lines...)
-}
-
 // bridge makes network number n: br<n> with 10.<n>.0.1/24 and fd00:<n>::1/64.
 func (w *world) bridge(n int) {
 	GinkgoHelper()
 	br := fmt.Sprintf("br%d", n)
-	ip(w.Host, "link add "+br+" type bridge", fmt.Sprintf("addr add 10.%d.0.1/24 dev %s", n, br),
+	w.IP("link add "+br+" type bridge", fmt.Sprintf("addr add 10.%d.0.1/24 dev %s", n, br),
 		fmt.Sprintf("addr add fd00:%d::1/64 dev %s nodad", n, br), "link set "+br+" up")
 }
 
@@ -99,7 +93,7 @@ func (c *container) join(n, i int) {
 	GinkgoHelper()
 	c.hostEnd = fmt.Sprintf("v%d-%d", n, i)
 	c.ips = []string{fmt.Sprintf("10.%d.0.%d/24", n, i), fmt.Sprintf("fd00:%d::%x/64", n, i)}
-	ip(c.w.Host, fmt.Sprintf("link add %s type veth peer name %s netns %s", c.hostEnd, c.ifName, c.Name),
+	c.w.IP(fmt.Sprintf("link add %s type veth peer name %s netns %s", c.hostEnd, c.ifName, c.Name),
 		fmt.Sprintf("link set %s master br%d up", c.hostEnd, n))
 	lines := []string{"link set lo up", "link set " + c.ifName + " up"}
 	for _, addr := range c.ips {
@@ -111,7 +105,7 @@ func (c *container) join(n, i int) {
 			fmt.Sprintf("route add default via fd00:%d::1", n))
 	}
 	c.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
-	ip(c.Host, lines...)
+	c.IP(lines...)
 }
 
 // addr is the container's address of a family.

@@ -170,7 +170,7 @@ var _ = Describe("a UDP sender that never pauses", Label("kernel"), func() {
 					nstest.Wire(nstest.End{Host: w.Host, Name: "far",
 						Addrs: []string{"198.51.100.1/24", "2001:db8:9::1/64"}},
 						nstest.End{Host: third, Name: "eth0", Addrs: []string{"198.51.100.2/24", "2001:db8:9::2/64"}})
-					ip(third, "route add default via 198.51.100.1", "route add default via 2001:db8:9::1")
+					third.IP("route add default via 198.51.100.1", "route add default via 2001:db8:9::1")
 					far := map[bool]string{false: "198.51.100.2", true: "2001:db8:9::2"}[v6]
 					answer(third, net.JoinHostPort(far, "53"), "third")
 					answer(w.Host, net.JoinHostPort(host, "54"), "another port")

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"sync"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -237,15 +236,8 @@ var _ = Describe("ADD", func() {
 			c.IfName = name
 			calls = append(calls, c)
 		}
-		var wait sync.WaitGroup
 		answers := make([]Answer, len(calls))
-		for i, c := range calls {
-			wait.Go(func() {
-				defer GinkgoRecover()
-				answers[i] = w.Call(c)
-			})
-		}
-		wait.Wait()
+		nstest.AtOnce(len(calls), func(i int) { answers[i] = w.Call(calls[i]) })
 		tables := map[string]bool{}
 		for _, a := range answers {
 			a.Added()
@@ -261,7 +253,7 @@ var _ = Describe("ADD", func() {
 		before := w.cont.Snapshot()
 		Expect(w.Fails(w.call("ADD", keys, v4), uint(code))).To(ContainSubstring(message))
 		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.records()).To(BeEmpty())
+		Expect(w.Records(recordDir)).To(BeEmpty())
 	},
 		Entry("table 0", Object{"table": 0}, 7, "table: 0 is not between 1 and 4294967295"),
 		Entry("a table below 0", Object{"table": -1}, 7, "table: -1 is not between"),
@@ -292,7 +284,7 @@ var _ = Describe("ADD", func() {
 		Expect(w.Fails(w.call("ADD", nil, v4), cni.CodeEnvironment)).To(HavePrefix(`CNI_IFNAME "eth1": ` +
 			`the interface is down, and so has no routes: table 100: route 0.0.0.0/0 via 10.2.0.1: `))
 		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.records()).To(BeEmpty())
+		Expect(w.Records(recordDir)).To(BeEmpty())
 	})
 
 	It("that fails restores everything", func() {
@@ -303,12 +295,12 @@ var _ = Describe("ADD", func() {
 		Expect(w.Fails(w.call("ADD", Object{"addSourceHints": true}, "10.2.0.9/24"), cni.CodeInternal)).
 			To(ContainSubstring("table 254: route 10.2.0.0/24: invalid argument"))
 		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.records()).To(BeEmpty())
+		Expect(w.Records(recordDir)).To(BeEmpty())
 		c := w.call("ADD", nil, v4)
 		c.Stdout = full{}
 		Expect(w.Call(c).Code).NotTo(BeZero())
 		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.records()).To(BeEmpty())
+		Expect(w.Records(recordDir)).To(BeEmpty())
 	})
 
 	It("waits for the lock that the reference takes", func() {
@@ -340,7 +332,7 @@ var _ = Describe("DEL", func() {
 		Expect(w.cont.Snapshot()).NotTo(Equal(before))
 		w.del(nil)
 		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.records()).To(BeEmpty())
+		Expect(w.Records(recordDir)).To(BeEmpty())
 		w.del(nil)
 	},
 		Entry("without keys", nil),
@@ -354,7 +346,7 @@ var _ = Describe("DEL", func() {
 		c := w.call("DEL", Object{"prevResult": nil})
 		c.Netns = path(w)
 		w.Succeeds(c)
-		Expect(w.records()).To(BeEmpty())
+		Expect(w.Records(recordDir)).To(BeEmpty())
 		if c.Netns != "" {
 			Expect(c.Netns).NotTo(BeAnExistingFile())
 		}
@@ -371,7 +363,7 @@ var _ = Describe("DEL", func() {
 		w.del(nil)
 		Expect(w.rules()).To(BeEmpty())
 		Expect(w.routes("100")).To(BeEmpty())
-		Expect(w.records()).To(BeEmpty())
+		Expect(w.Records(recordDir)).To(BeEmpty())
 	},
 		Entry("with the interface down", "link set eth1 down"),
 		Entry("without its address", "addr del 10.2.0.2/24 dev eth1"),
@@ -383,7 +375,7 @@ var _ = Describe("DEL", func() {
 		before := w.cont.Snapshot()
 		w.del(Object{"name": "other"})
 		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.records()).To(HaveLen(1))
+		Expect(w.Records(recordDir)).To(HaveLen(1))
 	})
 
 	It("leaves an equal rule of somebody else, also of an ADD that was killed", func() {
@@ -403,7 +395,7 @@ var _ = Describe("DEL", func() {
 		IP(w.cont, "link del eth1")
 		w.del(nil)
 		Expect(w.rules()).To(BeEmpty())
-		Expect(w.records()).To(BeEmpty())
+		Expect(w.Records(recordDir)).To(BeEmpty())
 	})
 
 	It("leaves another container alone to which the path leads by now", func() {
@@ -417,7 +409,7 @@ var _ = Describe("DEL", func() {
 		before := w.cont.Snapshot()
 		w.del(nil) // one's
 		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.records()).To(HaveLen(1))
+		Expect(w.Records(recordDir)).To(HaveLen(1))
 	})
 
 	It("does not need the configuration", func() {
@@ -463,9 +455,9 @@ var _ = Describe("GC", func() {
 				"cni.dev/valid-attachments": append([]Object{}, valid...)}})
 		}
 		gc(Object{"containerID": "one", "ifname": "net"})
-		Expect(w.records()).To(HaveLen(2))
+		Expect(w.Records(recordDir)).To(HaveLen(2))
 		gc()
-		Expect(w.records()).To(HaveLen(1))
+		Expect(w.Records(recordDir)).To(HaveLen(1))
 	})
 })
 

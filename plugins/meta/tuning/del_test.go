@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -258,15 +257,10 @@ var _ = Describe("two attachments", func() {
 	It("at the same time do not fail because of each other, and all is restored", func() {
 		all := func(command string) {
 			GinkgoHelper()
-			var wg sync.WaitGroup
-			for n := range 12 {
-				wg.Go(func() {
-					defer GinkgoRecover()
-					w.ok(command, call{network: fmt.Sprintf("net%d", n), keys: fmt.Sprintf(
-						`"mtu":%d,"txQLen":%d,"sysctl":{"net.core.somaxconn":"%d"}`, 1300+n, n, 100+n)})
-				})
-			}
-			wg.Wait()
+			nstest.AtOnce(12, func(n int) {
+				w.ok(command, call{network: fmt.Sprintf("net%d", n), keys: fmt.Sprintf(
+					`"mtu":%d,"txQLen":%d,"sysctl":{"net.core.somaxconn":"%d"}`, 1300+n, n, 100+n)})
+			})
 		}
 		all("ADD")
 		Expect(w.backup()).To(Equal("{\n \"mtu\": 1500,\n \"txQLen\": 1000\n}"))

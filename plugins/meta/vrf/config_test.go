@@ -15,7 +15,7 @@ var _ = Describe("a call", func() {
 		before := w.cont.Snapshot()
 		Expect(w.Fails(w.call("ADD", keys), uint(code))).To(ContainSubstring(message))
 		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.records()).To(BeEmpty())
+		Expect(w.Records(recordDir)).To(BeEmpty())
 	},
 		Entry("without a name", Object{"vrfname": nil}, 7, "vrfname: missing"),
 		Entry("with an empty name", Object{"vrfname": ""}, 7, "vrfname: missing"),
@@ -48,7 +48,7 @@ var _ = Describe("a call", func() {
 		Expect(w.Fails(w.call("ADD", nil), cni.CodeUnsupportedField)).To(
 			HavePrefix(`vrfname: "red": links of kind vrf are not supported by this kernel`))
 		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.records()).To(BeEmpty())
+		Expect(w.Records(recordDir)).To(BeEmpty())
 		Expect(w.Fails(w.call("STATUS", nil), cni.CodeUnavailable)).To(ContainSubstring("kind vrf: "))
 	})
 
@@ -60,7 +60,7 @@ var _ = Describe("a call", func() {
 		answer := w.Call(c)
 		Expect(answer.Code).To(BeZero(), answer.Stdout)
 		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.records()).To(BeEmpty())
+		Expect(w.Records(recordDir)).To(BeEmpty())
 	},
 		Entry("before ADD", func(*world, *Call) {}),
 		Entry("with CNI_NETNS empty", func(_ *world, c *Call) { c.Netns = "" }),

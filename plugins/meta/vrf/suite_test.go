@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -154,21 +153,4 @@ func (w *world) routes(table, ifName string) []string {
 		}
 	}
 	return out
-}
-
-// records lists the files of the records.
-func (w *world) records() (names []string) {
-	GinkgoHelper()
-	w.Do(func() {
-		entries, err := os.ReadDir(recordDir)
-		if !os.IsNotExist(err) {
-			Expect(err).NotTo(HaveOccurred())
-		}
-		for _, e := range entries {
-			if e.Name() != "lock" {
-				names = append(names, e.Name())
-			}
-		}
-	})
-	return names
 }

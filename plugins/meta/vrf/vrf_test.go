@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"strings"
-	"sync"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -39,7 +38,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Expect(w.Fails(w.call("ADD", nil), cni.CodeExists)).To(
 			ContainSubstring(`"net1": is a member of vrf "red" already`))
 		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.records()).To(HaveLen(1))
+		Expect(w.Records(recordDir)).To(HaveLen(1))
 		w.del(nil)
 		w.add(nil)
 		Expect(w.vrfs()).To(Equal([]string{"red 1 net1"}))
@@ -77,7 +76,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		failing.Stdout = full{}
 		Expect(w.Call(failing).Code).NotTo(BeZero())
 		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.records()).To(BeEmpty())
+		Expect(w.Records(recordDir)).To(BeEmpty())
 
 		w.add(nil)
 		Expect(w.routes("1", "net1")).To(ConsistOf(append(want,
@@ -128,14 +127,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 			calls = append(calls, w.of("ADD", name, fmt.Sprintf("vrf%d", i), nil))
 		}
 		answers := make([]Answer, len(calls))
-		var wait sync.WaitGroup
-		for i, c := range calls {
-			wait.Go(func() {
-				defer GinkgoRecover()
-				answers[i] = w.Call(c)
-			})
-		}
-		wait.Wait()
+		nstest.AtOnce(len(calls), func(i int) { answers[i] = w.Call(calls[i]) })
 		tables := map[string]bool{}
 		for _, a := range answers {
 			a.Added()
@@ -170,7 +162,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 			before := w.cont.Snapshot()
 			Expect(w.Fails(w.call("ADD", held.keys), cni.CodeConflict)).To(ContainSubstring(held.message))
 			Expect(w.cont.Snapshot()).To(Equal(before))
-			Expect(w.records()).To(BeEmpty())
+			Expect(w.Records(recordDir)).To(BeEmpty())
 			IP(w.cont, "link del %s", strings.Fields(held.by[0])[2])
 		}
 	})
@@ -221,7 +213,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			w.Succeeds(w.of("DEL", second, "red", nil))
 			Expect(w.vrfs()).To(BeEmpty())
 			Expect(w.cont.Snapshot()).To(Equal(before))
-			Expect(w.records()).To(BeEmpty())
+			Expect(w.Records(recordDir)).To(BeEmpty())
 		}
 	})
 
@@ -251,14 +243,14 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		IP(w.cont, "link del net1")
 		w.del(nil)
 		Expect(w.vrfs()).To(BeEmpty())
-		Expect(w.records()).To(BeEmpty())
+		Expect(w.Records(recordDir)).To(BeEmpty())
 	})
 
 	It("needs no configuration, and leaves other networks and other containers alone", func() {
 		w.add(nil)
 		w.del(Object{"name": "other"})
 		Expect(w.vrfs()).To(Equal([]string{"red 1 net1"}))
-		Expect(w.records()).To(HaveLen(1))
+		Expect(w.Records(recordDir)).To(HaveLen(1))
 		first := w.cont
 		w.cont = newWorld().cont
 		c := w.call("ADD", nil)
@@ -266,7 +258,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		w.Call(c).Added()
 		w.del(Object{"vrfname": nil, "table": "x"}) // one's, whose path leads to two by now
 		Expect(w.vrfs()).To(Equal([]string{"red 1 net1"}))
-		Expect(w.records()).To(HaveLen(1))
+		Expect(w.Records(recordDir)).To(HaveLen(1))
 		c.Command, c.Conf = "DEL", Object{"cniVersion": "1.1.0", "name": "net", "type": "vrf", "table": "x"}
 		w.Succeeds(c)
 		Expect(w.vrfs()).To(BeEmpty())
@@ -290,7 +282,7 @@ var _ = Describe("GC", Label("kernel"), func() {
 		Expect(w.vrfs()).To(Equal([]string{"red 1 net1"}))
 		gc("net", []Object{})
 		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.records()).To(BeEmpty())
+		Expect(w.Records(recordDir)).To(BeEmpty())
 	})
 })
 
