@@ -75,34 +75,32 @@ func (c *call) settle(s *store, r *record) (policy, error) {
 	if err != nil || p == r.Policy && r.Backend != iptables {
 		return p, err
 	}
-	others, err := r.neighbours(s)
-	for _, o := range others {
-		if o.Network == r.Network && o.Policy != r.Policy {
-			was := o.Policy // of all of them
-			c.OnFail("give the bridge its policy back", func(ctx context.Context) error {
-				return c.giveBack(ctx, *r, was)
-			})
-			break
+	was := r.Policy // what all of the others had
+	c.OnFail("give the bridge its policy back", func(ctx context.Context) error {
+		if was == r.Policy {
+			return nil
 		}
-	}
-	if err != nil {
-		return p, err
-	}
-	return c.align(s, r, others)
+		return c.giveBack(ctx, *r, was)
+	})
+	p, was, err = c.align(s, r)
+	return p, err
 }
 
-// align gives the network's others the policy of the record, and returns that of the bridge.
-func (c *call) align(s *store, r *record, others []*record) (policy, error) {
-	p := r.Policy
-	for _, o := range others {
-		if o.Network == r.Network && o.Policy != r.Policy {
-			if err := c.change(s, o, r.Policy); err != nil {
-				return p, err
-			}
+// align gives the network's others the policy of the record. It returns that of the bridge, and what they had.
+func (c *call) align(s *store, r *record) (p, was policy, err error) {
+	p, was = r.Policy, r.Policy
+	all, err := s.All()
+	for _, o := range all {
+		if o.Bridge != r.Bridge || o.Hash() == r.Hash() {
+			continue
+		}
+		if o.Network == r.Network && o.Policy != r.Policy && err == nil {
+			was = o.Policy
+			err = c.change(s, o, r.Policy)
 		}
 		p = stricter(p, o.Policy)
 	}
-	return p, nil
+	return p, was, err
 }
 
 // giveBack gives the network of an attachment, and its bridge, the policy that they had before it.
@@ -112,12 +110,8 @@ func (c *call) giveBack(ctx context.Context, r record, was policy) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	others, err := r.neighbours(s)
-	if err != nil {
-		return err
-	}
 	r.Policy = was
-	p, err := c.align(s, &r, others)
+	p, _, err := c.align(s, &r)
 	if err != nil {
 		return err
 	}

@@ -217,7 +217,7 @@ func (c *call) apply(ctx context.Context, s *store, r *record) error {
 		return err
 	}
 	if r.Backend == iptables {
-		return c.addIPTables(ctx, r, p)
+		return c.changeIPTables(ctx, r, func(e *edit, f family) { e.whole(r, f, p) })
 	}
 	if r.Backend == nftables || r.Bridge != "" {
 		err = c.addNFTables(ctx, r, p)
@@ -288,12 +288,8 @@ func (c *call) remove(ctx context.Context, s *store, r *record) (err error) {
 
 // verify compares the record with what is wanted, and the rules with the record.
 func (c *call) verify(ctx context.Context, want *record) error {
-	s, err := openExistingStore(ctx)
+	old, ok, err := statefile.Records[record]{Path: recordDir, Wait: lockWait}.Get(ctx, want.Hash())
 	if err != nil {
-		return err
-	}
-	old, ok, err := s.Get(want.Hash())
-	if err := errors.Join(err, s.Close()); err != nil {
 		return err
 	}
 	r := &old

@@ -184,11 +184,6 @@ func restore(ctx context.Context, f family, v ipt.Variant, change func(*edit)) e
 	})
 }
 
-// addIPTables makes the reference's rules.
-func (c *call) addIPTables(ctx context.Context, r *record, p policy) error {
-	return c.changeIPTables(ctx, r, func(e *edit, f family) { e.whole(r, f, p) })
-}
-
 // changeIPTables makes the change for each family of the attachment, with the programs that are plainly called
 // iptables.
 func (c *call) changeIPTables(ctx context.Context, r *record, change func(*edit, family)) error {

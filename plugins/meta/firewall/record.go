@@ -68,12 +68,6 @@ func (r *record) of(f family) []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(r.Addrs), func(a netip.Addr) bool { return a.Is4() != f.v4() })
 }
 
-// neighbours are the other attachments on the record's bridge.
-func (r *record) neighbours(s *store) ([]*record, error) {
-	all, err := s.All()
-	return slices.DeleteFunc(all, func(o *record) bool { return o.Bridge != r.Bridge || o.Hash() == r.Hash() }), err
-}
-
 // left is the policy that the record's bridge has without it, in its backend: its own where others want that too.
 func (r *record) left(s *store) (policy, error) {
 	p := open

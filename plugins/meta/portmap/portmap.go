@@ -132,12 +132,8 @@ func status(_ context.Context, req *skel.Request, cfg config) error {
 
 // verify compares the record with what is wanted, and the rules with the record.
 func (c *call) verify(ctx context.Context, want *record) error {
-	s, err := openStore(ctx)
+	r, ok, err := statefile.Records[record]{Path: recordDir, Wait: lockWait}.Get(ctx, want.Hash())
 	if err != nil {
-		return err
-	}
-	r, ok, err := s.Get(want.Hash())
-	if err := errors.Join(err, s.Close()); err != nil {
 		return err
 	}
 	if !ok {
