@@ -107,7 +107,7 @@ func (c *Conn) create(l netlink.Link) (Link, error) {
 	return c.Link(l.Attrs().Name)
 }
 
-// Child is what AddChild creates: a link without another end, on a parent or
+// Child is what AddChild creates: a link without another end, on a master or
 // (dummy) on none.
 type Child struct {
 	Name   string
