@@ -1,6 +1,6 @@
 #!/bin/bash
-# clients.sh PROGRAM...: clients of the plugins that Debian does not have (cnitool, crio), built
-# into the user's cache unless they are there. Prints their directories, separated by colons.
+# clients.sh PROGRAM...: clients of the plugins that Debian does not have (cnitool, crio,
+# cri-tools), built into the user's cache unless they are there. Prints their directories, separated by colons.
 set -euo pipefail
 scripts=$(cd "$(dirname "$0")" && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/hawser
@@ -36,11 +36,18 @@ build_crio() {
 	gcc -std=c99 -Os -static -o "$2/pinns" "$1"/pinns/src/*.c
 }
 
+# crictl and critest.
+build_cri-tools() {
+	"$scripts/retry.sh" go build -C "$1" -trimpath -o "$2/crictl" ./cmd/crictl
+	"$scripts/retry.sh" go test -C "$1" -c -trimpath -o "$2/critest" ./cmd/critest
+}
+
 found=()
 for program; do
 	case $program in
 	cnitool) client cnitool github.com/containernetworking/cni v1.3.0 ;;
 	crio) client crio github.com/cri-o/cri-o v1.34.0 ;;
+	cri-tools) client cri-tools sigs.k8s.io/cri-tools v1.36.0 ;;
 	*)
 		echo "clients: no $program" >&2
 		exit 2

@@ -1,8 +1,8 @@
 #!/bin/bash
 # test-runtimes.sh: the plugins under containerd, podman and buildah from Debian, a containerd 2
 # and cnitool built here, on throw-away hosts in namespaces of their own. Needs root. The first
-# run compiles containerd, which takes minutes. ALL=1 adds what takes longer: CRI-O, compiled
-# here too; the newest reference plugins under the same clients, and a table of both at the end.
+# run compiles containerd, which takes minutes. ALL=1 adds what takes longer: CRI-O and
+# critest, compiled here too; the newest reference plugins under the same clients, and a table of both at the end.
 # TESTFLAGS go to go test; HAWSER_CONTAINERD is a directory with another containerd 2.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -25,7 +25,7 @@ filter='!all'
 if [ -n "${ALL:-}" ]; then
 	filter=''
 	scripts/deps.sh conmon gcc libc6-dev
-	clients+=(crio)
+	clients+=(cri-tools crio)
 	HAWSER_TABLE=$(mktemp)
 	export HAWSER_TABLE
 	trap 'rm -f "$HAWSER_TABLE"' EXIT

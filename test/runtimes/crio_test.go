@@ -25,11 +25,16 @@ type crio struct {
 // needs no pause container where the processes of a pod do not see each other.
 func newCrio(m *machine, conflist string) *crio {
 	GinkgoHelper()
-	nstest.NeedProgram("crio", "pinns", "conmon", "podman", "runc")
+	return newCrioOf(newPodman(m, conflist))
+}
+
+// newCrioOf starts it with the images and networks of podman.
+func newCrioOf(p *podman) *crio {
+	GinkgoHelper()
+	nstest.NeedProgram("crio", "pinns", "conmon", "runc")
+	m := p.machine
 	c := &crio{machine: m, config: filepath.Join(m.dir, "crio.conf"), netconf: filepath.Join(m.dir, "net.d")}
-	// Podman loads the image into the storage that both use.
 	c.write("policy.json", `{"default": [{"type": "insecureAcceptAnything"}]}`)
-	newPodman(m, conflist)
 	Expect(os.WriteFile(c.config, []byte(c.settings()), 0o644)).To(Succeed())
 	AddReportEntry("version", m.Cmd("crio", "--version"))
 	c.launch()

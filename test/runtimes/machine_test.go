@@ -38,7 +38,7 @@ func newMachine(plugins string) *machine {
 	m := &machine{Host: nstest.NewHost(), dir: GinkgoT().TempDir()}
 	m.cgroup = "/hawser-" + filepath.Base(filepath.Dir(m.dir)) + strconv.Itoa(os.Getpid())
 	m.outside = nstest.NewOutside(m.Host)
-	DeferCleanup(m.removeCgroups)
+	DeferCleanup(removeCgroups, m.cgroup)
 	DeferCleanup(m.killAll)
 	before := locks()
 	DeferCleanup(func() { Expect(locks()).To(Equal(before), "podman's locks are the machine's own") })
@@ -88,13 +88,13 @@ func (m *machine) mountCgroups() error {
 	return err
 }
 
-// removeCgroups removes what the runtimes made below the parent, deepest first.
-func (m *machine) removeCgroups() error {
-	parents, err := filepath.Glob(cgroups + "/*" + m.cgroup)
+// removeCgroups removes what the runtimes made below a parent, deepest first.
+func removeCgroups(name string) error {
+	parents, err := filepath.Glob(cgroups + "/*" + name)
 	if err != nil {
 		return err
 	}
-	for _, parent := range append(parents, cgroups+m.cgroup) {
+	for _, parent := range append(parents, cgroups+name) {
 		var dirs []string
 		_ = filepath.WalkDir(parent, func(path string, d fs.DirEntry, err error) error {
 			if err == nil && d.IsDir() {
