@@ -48,6 +48,11 @@ type Plugin[C any] struct {
 	// that ADD refuses, read what they need themselves. nil: C is its zero value.
 	Parse func(*Request) (C, error)
 
+	// OneProcessor says that the handlers wait for other programs, or for many
+	// answers of the kernel. On several processors each of these wakes threads in
+	// vain (docs/design.md, "What a start costs").
+	OneProcessor bool
+
 	// Commands are what the program does for people or services, by its first
 	// argument. Each returns the exit status.
 	Commands map[string]func(Env) int
@@ -95,7 +100,8 @@ type Env struct {
 	Stderr io.Writer
 
 	// Notify returns a context that ends when the process is told to end. It
-	// is called before the first thing that would have to be undone. Until
+	// is called once ADD has read its configuration, in a goroutine of its own,
+	// and has returned before the first thing that would have to be undone. Until
 	// then, and where nothing is undone, a signal just ends the process.
 	// nil: nobody tells.
 	Notify func(context.Context) context.Context
@@ -111,11 +117,7 @@ const callTime = 90 * time.Second
 // Main runs p in this process and exits: with status 0 on success, 1 after an
 // error.
 func Main[C any](p Plugin[C]) {
-	// The goroutines of a handler wait for each other and for the kernel. On several
-	// processors each answer wakes threads in vain: an eighth of the CPU time of bridge's
-	// ADD. The change itself takes time too, so only before a handler that makes use of it.
-	brief := map[string]bool{"": true, "VERSION": true, "GC": p.GC == nil, "STATUS": p.Status == nil}
-	if !p.IPAM && !brief[os.Getenv("CNI_COMMAND")] {
+	if p.OneProcessor && os.Getenv("CNI_COMMAND") != "VERSION" {
 		runtime.GOMAXPROCS(1)
 	}
 	os.Exit(Run(context.Background(), p, Env{
@@ -164,7 +166,8 @@ type call struct {
 	plugin  Plugin[any]
 	env     Env
 	vars    map[string]string
-	version string // of the configuration; empty until it is known to be one
+	version string               // of the configuration; empty until it is known to be one
+	told    chan context.Context // gets the one of Notify; nil where that is not called
 	req     *Request
 	cfg     any // what the plugin made of its configuration
 
@@ -184,7 +187,7 @@ func (c *call) serve(ctx context.Context) error {
 		}
 		return err
 	}
-	req, err := c.decode(command)
+	req, err := c.decode(ctx, command)
 	c.req = req
 	if err != nil {
 		return err
@@ -210,6 +213,15 @@ func (c *call) serve(ctx context.Context) error {
 	return nil
 }
 
+// listen calls Notify beside the decoding: it waits several times for another thread.
+func (c *call) listen(ctx context.Context) {
+	// An IPAM plugin's leases are given back by whoever called it.
+	if c.env.Notify != nil && !c.plugin.IPAM {
+		c.told = make(chan context.Context, 1)
+		go func() { c.told <- c.env.Notify(ctx) }()
+	}
+}
+
 // handle runs a handler that is not undone.
 func (c *call) handle(ctx context.Context, handler func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(c.env.Limit, callTime))
@@ -220,10 +232,6 @@ func (c *call) handle(ctx context.Context, handler func(context.Context) error) 
 // add runs the ADD handler and prints its result. On any failure, a panic and
 // an unwritable result too, it undoes what the handler did.
 func (c *call) add(ctx context.Context) error {
-	// An IPAM plugin's leases are given back by whoever called it.
-	if c.env.Notify != nil && !c.plugin.IPAM {
-		ctx = c.env.Notify(ctx)
-	}
 	for _, s := range strays(c.plugin, c.req.Conf, "") {
 		switch {
 		case s.read:
@@ -231,6 +239,9 @@ func (c *call) add(ctx context.Context) error {
 		case s.meant != "":
 			c.req.Warn("key %q is unknown and ignored: did you mean %q?", s.key, s.meant)
 		}
+	}
+	if c.told != nil {
+		ctx = <-c.told
 	}
 	limit := cmp.Or(c.env.Limit, callTime)
 	timed, cancel := context.WithTimeout(ctx, limit)
