@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,11 +27,12 @@ var _ = It("each plugin has rows", func() {
 	var have []string
 	for _, s := range scenarios() {
 		for _, st := range s.steps {
-			have = append(have, st.plugin)
+			ipam, _ := st.conf(0)["ipam"].(object)
+			have = append(have, st.plugin, fmt.Sprint(ipam["type"]))
 		}
 	}
 	have = append(have, "dummy", "ipvlan", "vlan") // for which few kernels have the kind; they do what macvlan does
-	Expect(have).To(ContainElements(nstest.Alone()))
+	Expect(have).To(ContainElements(nstest.Plugins()))
 })
 
 var _ = Describe("a run", func() {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -103,6 +104,34 @@ func (h *host) join(fn func() error) error {
 // command runs a program on the host.
 func (h *host) command(stdin, name string, args ...string) error {
 	return h.do(func() error { return command(stdin, name, args...) })
+}
+
+// start runs a program on the host until the host ends.
+func (h *host) start(name string, args ...string) error {
+	return h.do(func() error {
+		cmd := exec.Command(name, args...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // of the host's thread
+		err := cmd.Start()
+		if err == nil {
+			go func() { _ = cmd.Wait() }()
+		}
+		return err
+	})
+}
+
+// awaitSocket waits until somebody serves it.
+func awaitSocket(path string) error {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(time.Minute); ; <-tick.C {
+		conn, err := net.Dial("unix", path)
+		if err == nil {
+			return conn.Close()
+		}
+		if time.Now().After(deadline) {
+			return err
+		}
+	}
 }
 
 func command(stdin, name string, args ...string) error {

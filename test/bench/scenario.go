@@ -20,6 +20,7 @@ type scenario struct {
 	others   int    // other pods on the host
 	reserved int    // addresses that are reserved already
 	parallel int    // pods at the same time; 0: one after the other
+	daemon   bool   // of dhcp, and a DHCP server
 	nft      bool   // only where the plugins know the nftables backends
 	quick    bool   // a part of the run of two minutes
 	// fresh: each ADD is of another pod, since the reference's fails on an interface that
@@ -84,6 +85,8 @@ func scenarios() []scenario {
 		{name: "macvlan", verbs: all, steps: []step{{"macvlan", same(merged(plain, onUplink))}}, quick: true},
 		{name: "macvlan, layer 2", verbs: most, steps: []step{{"macvlan", same(onUplink)}}},
 		{name: "macvlan, dual stack", verbs: most, steps: []step{{"macvlan", same(merged(dual, onUplink))}}},
+		{name: "bridge and dhcp", verbs: all, steps: []step{bridge(object{"isGateway": false,
+			"ipam": object{"type": "dhcp"}})}, daemon: true, long: true},
 		{name: "host-device", verbs: all, steps: []step{hostDevice(plain)}, quick: true},
 		{name: "host-device, no addresses", verbs: most, steps: []step{hostDevice(nil)}},
 		// The kernel of the published figures has no VRFs.

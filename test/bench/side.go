@@ -88,8 +88,32 @@ func (s *side) prepare(sc *scenario) (*pod, error) {
 	if err := s.populate(sc); err != nil {
 		return nil, fmt.Errorf("%d others: %w", sc.others, err)
 	}
+	if sc.daemon {
+		if err := s.lend(); err != nil {
+			return nil, fmt.Errorf("dhcp: %w", err)
+		}
+	}
 	s.devices = sc.steps[0].plugin == "host-device"
 	return s.attached(sc, 0)
+}
+
+// lend starts a DHCP server on the bridge, and the side's own daemon.
+func (s *side) lend() error {
+	err := s.command("link add cni0 type bridge\naddr add 10.22.0.1/16 dev cni0\nlink set cni0 up\n",
+		"ip", "-batch", "-")
+	if err != nil {
+		return err
+	}
+	err = s.start("dnsmasq", "--no-daemon", "--conf-file=/dev/null", "--port=0", "--interface=cni0",
+		"--bind-interfaces", "--user=root", "--group=root", "--pid-file=", "--dhcp-leasefile=/run/leases",
+		"--no-ping", "--dhcp-authoritative", "--dhcp-range=10.22.1.1,10.22.1.250,1h")
+	if err != nil {
+		return err
+	}
+	if err := s.start(filepath.Join(s.dir, "dhcp"), "daemon"); err != nil {
+		return err
+	}
+	return s.do(func() error { return awaitSocket("/run/cni/dhcp.sock") })
 }
 
 // attached makes pod number i, with what comes before the scenario's plugins.

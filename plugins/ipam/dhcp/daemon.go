@@ -272,8 +272,8 @@ func (d *daemon) exchange(ctx context.Context, h *holder) error {
 	}
 	defer d.few(l.close)
 	if h.MAC == nil {
-		if err := l.raise(ctx, d.few); err != nil {
-			return err
+		if h.fault = l.raise(ctx, d.few); h.fault != nil {
+			return h.fault
 		}
 		// Links of ipvlan share a MAC address: an answer to it finds none that has no address.
 		h.MAC, h.Broadcast = l.MAC, d.broadcast || l.Kind == "ipvlan"
@@ -333,7 +333,11 @@ func (d *daemon) forget(h *holder) error {
 		return nil
 	}
 	delete(d.leases, key)
-	return d.update(func(s *statefile.Store[record]) error { return s.Drop(key) })
+	return d.drop(h.Attachment)
+}
+
+func (d *daemon) drop(a cni.Attachment) error {
+	return d.update(func(s *statefile.Store[record]) error { return s.Drop(a.Hash()) })
 }
 
 // end ends a lease and tells the server, as far as the container is still there.
@@ -341,14 +345,23 @@ func (d *daemon) end(h *holder) error {
 	h.stop()
 	<-h.done
 	if h.lease != nil {
-		l, err := d.open(h)
-		if err == nil {
-			err = l.send(h.release())
-			d.few(l.close)
+		says := []any{"lease", h.Attachment.String(), "address", h.lease.prefix()}
+		if err := d.release(h); err != nil {
+			d.log.Warn("the server is not told of a release", append(says, "error", err)...)
+		} else {
+			d.log.Info("released", says...)
 		}
-		d.log.Info("released", "lease", h.Attachment.String(), "address", h.lease.prefix(), "error", err)
 	}
 	return d.forget(h)
+}
+
+func (d *daemon) release(h *holder) error {
+	l, err := d.open(h)
+	if err != nil {
+		return err
+	}
+	defer d.few(l.close)
+	return l.send(h.release())
 }
 
 // answer serves one call.
@@ -434,7 +447,7 @@ func (d *daemon) serve(ctx context.Context, method string, c rpcCall) (*cni.Resu
 	if h := d.find(a); h != nil {
 		return nil, d.end(h)
 	}
-	return nil, nil
+	return nil, d.drop(a) // a record that could not be read
 }
 
 func (d *daemon) find(a cni.Attachment) *holder {

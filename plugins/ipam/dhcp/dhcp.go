@@ -49,17 +49,27 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 // del has the daemon release the lease. Where there is no daemon, the record goes, so
 // that the next one does not take the lease for one to keep.
 func del(ctx context.Context, req *skel.Request) error {
-	return change(ctx, req, methodRelease, func(a cni.Attachment) bool { return a == req.Attachment })
+	return change(ctx, req, methodRelease, func(s *statefile.Store[record]) error {
+		return s.Drop(req.Attachment.Hash())
+	})
 }
 
 // gc has the daemon release the leases of attachments that are not valid.
 func gc(ctx context.Context, req *skel.Request) error {
-	return change(ctx, req, methodCollect, func(a cni.Attachment) bool {
-		return a.Network == req.Network && !req.Valid.Has(a)
+	return change(ctx, req, methodCollect, func(s *statefile.Store[record]) error {
+		all, err := s.All()
+		errs := []error{err}
+		for _, r := range all {
+			if r.Network == req.Network && !req.Valid.Has(r.Attachment) {
+				errs = append(errs, s.Drop(r.Hash()))
+			}
+		}
+		return errors.Join(errs...)
 	})
 }
 
-func change(ctx context.Context, req *skel.Request, method string, ends func(cni.Attachment) bool) error {
+// change has the daemon end leases. Where there is none, their records are dropped.
+func change(ctx context.Context, req *skel.Request, method string, drop func(*statefile.Store[record]) error) error {
 	socket, err := socketOf(req)
 	if err != nil {
 		return err
@@ -70,7 +80,12 @@ func change(ctx context.Context, req *skel.Request, method string, ends func(cni
 	switch {
 	case isAbsent(err):
 		req.Warn("%v; no server is told", err)
-		return dropRecords(ctx, storeDir("", socket), ends)
+		s, err := statefile.OpenExistingStore[record](ctx, storeDir("", socket), storeWait)
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		return drop(s)
 	case isForeign(err):
 		req.Warn("%v: the daemon is the reference's; nothing is collected", err)
 		return nil
@@ -149,20 +164,3 @@ func isAbsent(err error) bool {
 
 // isForeign reports whether the daemon is one that lacks a method: the reference's.
 func isForeign(err error) bool { return err != nil && strings.Contains(err.Error(), noMethod) }
-
-// dropRecords removes the records of leases that end.
-func dropRecords(ctx context.Context, dir string, ends func(cni.Attachment) bool) error {
-	s, err := statefile.OpenExistingStore[record](ctx, dir, storeWait)
-	if err != nil {
-		return err
-	}
-	defer s.Close()
-	all, err := s.All()
-	errs := []error{err}
-	for _, r := range all {
-		if ends(r.Attachment) {
-			errs = append(errs, s.Drop(r.Hash()))
-		}
-	}
-	return errors.Join(errs...)
-}

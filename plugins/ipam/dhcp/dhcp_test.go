@@ -76,6 +76,7 @@ var _ = Describe("a lease", func() {
 		Expect(d.end(syscall.SIGTERM)).To(BeZero())
 		Expect(l.socket).NotTo(BeAnExistingFile())
 		Expect(s.messages(release)).To(HaveLen(1))
+		Expect(string(d.log.Contents())).To(And(ContainSubstring("msg=released"), Not(ContainSubstring("error="))))
 	})
 
 	It("is asked for with the options of the configuration", func() {
@@ -112,6 +113,14 @@ var _ = Describe("a lease", func() {
 		l.start("-resendtimeout", "1s")
 		Eventually(func() string { return l.Fails(l.call("ADD", c), cni.CodeTryAgain) }).
 			Should(ContainSubstring("Subnet Mask not found in DHCPACK"))
+	})
+
+	It("is waited for as long as the interface does not come up, which the error says", func() {
+		l.serve()
+		l.start("-resendtimeout", "1s")
+		l.server.Cmd("ip", "link", "set", "port1", "down")
+		Expect(l.Fails(l.call("ADD", c), cni.CodeTryAgain)).
+			To(MatchRegexp(`no more tries\ninterface "eth0" does not come up, it is (lowerlayer)?down`))
 	})
 
 	DescribeTable("is not acquired", func(spoil func(), want string) {
@@ -355,6 +364,26 @@ var _ = Describe("without a daemon", func() {
 		l.start()
 		l.Fails(l.after("CHECK", c, r), cni.CodeDrift)
 		Expect(count(s, release)()).To(BeZero())
+	})
+
+	It("DEL takes a record that nobody can read, with a daemon and without", func() {
+		l := newLAN()
+		l.serve()
+		c := l.container()
+		d := l.start()
+		damage := func() {
+			l.Add(l.call("ADD", c))
+			d.end(syscall.SIGKILL)
+			l.Do(func() { Expect(os.WriteFile(l.records()[0], []byte("{"), 0o600)).To(Succeed()) })
+		}
+		damage()
+		l.Succeeds(l.call("DEL", c))
+		Expect(l.records()).To(BeEmpty())
+		d = l.start()
+		damage()
+		l.start()
+		l.Succeeds(l.call("DEL", c))
+		Expect(l.records()).To(BeEmpty())
 	})
 
 	It("no call waits for one that hangs", func() {

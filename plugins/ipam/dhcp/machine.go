@@ -42,7 +42,7 @@ type machine struct {
 	state  state
 	lease  *lease // nil: there is none
 	wake   time.Duration
-	fault  error // why the last answer was of no use
+	fault  error // why the last answer was of no use, or nobody could be asked
 
 	xid   dhcpv4.TransactionID
 	offer *dhcpv4.DHCPv4 // of REQUESTING

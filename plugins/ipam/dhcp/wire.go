@@ -87,10 +87,10 @@ func (l *link) close() {
 
 // raise brings the interface up, where nobody else does, and waits until packets pass.
 // Main plugins have reasons to be first: they turn address detection off before. It
-// looks again and again, since a thread that waits for the kernel's word would be one
-// for each ADD.
+// looks again and again until ctx ends, since a thread that waits for the kernel's word
+// would be one for each ADD.
 func (l *link) raise(ctx context.Context, few func(func())) error {
-	const theirs, most = 10, 500
+	const theirs = 10
 	up := true
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -103,8 +103,6 @@ func (l *link) raise(ctx context.Context, few func(func())) error {
 			return err
 		case link.Oper == "up" || link.Oper == "unknown" && link.Carrier:
 			return nil
-		case tries == most:
-			return fmt.Errorf("interface %q does not come up, it is %s", link.Name, link.Oper)
 		case tries == theirs && !link.Up:
 			if few(func() { err = l.conn.SetLink(l.Index, rtnl.Change{Up: &up}) }); err != nil {
 				return err
@@ -112,7 +110,7 @@ func (l *link) raise(ctx context.Context, few func(func())) error {
 		}
 		select {
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return fmt.Errorf("interface %q does not come up, it is %s", link.Name, link.Oper)
 		case <-tick.C:
 		}
 	}
