@@ -27,11 +27,11 @@ import (
 type daemon struct {
 	flags
 	log     *slog.Logger
-	dir     string // of the records
+	records statefile.Records[record]
 	ctx     context.Context
 	waiting chan struct{} // full: as many threads as are good wait for the kernel
 	running sync.WaitGroup
-	storing sync.Mutex
+	storing sync.Mutex // one change at a time: the others wait without a thread
 
 	mu     sync.Mutex
 	leases map[string]*holder // by the attachment's hash
@@ -77,7 +77,7 @@ func runDaemon(env skel.Env) int {
 		return 2
 	}
 	log := slog.New(slog.NewTextHandler(env.Stderr, nil))
-	d := &daemon{flags: f, log: log, dir: storeDir(f.hostPrefix, f.socket), ctx: env.Notify(context.Background()),
+	d := &daemon{flags: f, log: log, records: recordsOf(f.hostPrefix, f.socket), ctx: env.Notify(context.Background()),
 		waiting: make(chan struct{}, mostThreads), leases: map[string]*holder{}}
 	if err := d.run(env); err != nil {
 		log.Error(err.Error())
@@ -145,24 +145,24 @@ func (d *daemon) listener(env skel.Env) (*net.UnixListener, error) {
 	if err := os.MkdirAll(filepath.Dir(addr.Name), 0o700); err != nil {
 		return nil, err
 	}
-	var l *net.UnixListener
-	err := d.update(func(*statefile.Store[record]) error { // one daemon at a time
-		conn, err := net.DialUnix("unix", nil, addr)
-		if err == nil {
-			_ = conn.Close()
-			return fmt.Errorf("a daemon serves %s already", addr.Name)
+	alone, err := statefile.OpenStore[record](d.ctx, d.records.Path, d.records.Wait) // one daemon at a time
+	if err != nil {
+		return nil, err
+	}
+	defer alone.Close()
+	conn, err := net.DialUnix("unix", nil, addr)
+	if err == nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("a daemon serves %s already", addr.Name)
+	}
+	// A file that is no socket refuses, too, and is not ours to remove.
+	if info, _ := os.Lstat(addr.Name); errors.Is(err, unix.ECONNREFUSED) && info.Mode().Type() == os.ModeSocket {
+		if err := os.Remove(addr.Name); err != nil {
+			return nil, err
 		}
-		// A file that is no socket refuses, too, and is not ours to remove.
-		if info, _ := os.Lstat(addr.Name); errors.Is(err, unix.ECONNREFUSED) && info.Mode().Type() == os.ModeSocket {
-			if err := os.Remove(addr.Name); err != nil {
-				return err
-			}
-		}
-		defer unix.Umask(unix.Umask(0o177))
-		l, err = net.ListenUnix("unix", addr)
-		return err
-	})
-	return l, err
+	}
+	defer unix.Umask(unix.Umask(0o177))
+	return net.ListenUnix("unix", addr)
 }
 
 // passed is the number of sockets from systemd.
@@ -181,11 +181,7 @@ func passed(env skel.Env) (n int) {
 // restore takes over the leases of a former daemon. Those whose renewal is due are asked
 // for again (INIT-REBOOT); those whose container is gone end with the first look.
 func (d *daemon) restore() error {
-	var all []*record
-	err := d.update(func(s *statefile.Store[record]) (err error) {
-		all, err = s.All()
-		return err
-	})
+	all, err := d.records.All(context.Background())
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, r := range all {
@@ -307,7 +303,9 @@ func (d *daemon) publish(l *link, h *holder) error {
 		return nil
 	}
 	h.keep(is)
-	err := d.update(func(s *statefile.Store[record]) error { return s.Put(h.Hash(), h.record) })
+	d.storing.Lock()
+	err := d.records.Put(context.Background(), h.Hash(), h.record)
+	d.storing.Unlock()
 	if err != nil && !h.isReady() {
 		return errors.Join(err, l.send(h.release()))
 	}
@@ -337,7 +335,9 @@ func (d *daemon) forget(h *holder) error {
 }
 
 func (d *daemon) drop(a cni.Attachment) error {
-	return d.update(func(s *statefile.Store[record]) error { return s.Drop(a.Hash()) })
+	d.storing.Lock()
+	defer d.storing.Unlock()
+	return d.records.Drop(context.Background(), a.Hash())
 }
 
 // end ends a lease and tells the server, as far as the container is still there.

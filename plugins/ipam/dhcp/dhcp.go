@@ -49,27 +49,27 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 // del has the daemon release the lease. Where there is no daemon, the record goes, so
 // that the next one does not take the lease for one to keep.
 func del(ctx context.Context, req *skel.Request) error {
-	return change(ctx, req, methodRelease, func(s *statefile.Store[record]) error {
-		return s.Drop(req.Attachment.Hash())
+	return change(ctx, req, methodRelease, func(records statefile.Records[record]) error {
+		return records.Drop(ctx, req.Attachment.Hash())
 	})
 }
 
 // gc has the daemon release the leases of attachments that are not valid.
 func gc(ctx context.Context, req *skel.Request) error {
-	return change(ctx, req, methodCollect, func(s *statefile.Store[record]) error {
-		all, err := s.All()
-		errs := []error{err}
+	return change(ctx, req, methodCollect, func(records statefile.Records[record]) error {
+		all, err := records.All(ctx)
+		var ended []string
 		for _, r := range all {
 			if r.Network == req.Network && !req.Valid.Has(r.Attachment) {
-				errs = append(errs, s.Drop(r.Hash()))
+				ended = append(ended, r.Hash())
 			}
 		}
-		return errors.Join(errs...)
+		return errors.Join(err, records.Drop(ctx, ended...))
 	})
 }
 
 // change has the daemon end leases. Where there is none, their records are dropped.
-func change(ctx context.Context, req *skel.Request, method string, drop func(*statefile.Store[record]) error) error {
+func change(ctx context.Context, req *skel.Request, method string, drop func(statefile.Records[record]) error) error {
 	socket, err := socketOf(req)
 	if err != nil {
 		return err
@@ -80,12 +80,7 @@ func change(ctx context.Context, req *skel.Request, method string, drop func(*st
 	switch {
 	case isAbsent(err):
 		req.Warn("%v; no server is told", err)
-		s, err := statefile.OpenExistingStore[record](ctx, storeDir("", socket), storeWait)
-		if err != nil {
-			return err
-		}
-		defer s.Close()
-		return drop(s)
+		return drop(recordsOf("", socket))
 	case isForeign(err):
 		req.Warn("%v: the daemon is the reference's; nothing is collected", err)
 		return nil

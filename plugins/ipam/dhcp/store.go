@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"net"
 	"time"
 
@@ -31,21 +30,10 @@ func (r *record) Sane(name string) bool { return name == r.Hash() && r.Index > 0
 
 const storeWait = 10 * time.Second
 
-// storeDir is where the leases are kept that a socket's daemon holds.
-func storeDir(hostPrefix, socket string) string {
-	return hostPrefix + "/run/hawser/dhcp/" + cni.Digest(socket, 16)
-}
-
-// update opens the store for one change. Others of this process wait without a thread.
-func (d *daemon) update(change func(*statefile.Store[record]) error) error {
-	d.storing.Lock()
-	defer d.storing.Unlock()
-	s, err := statefile.OpenStore[record](context.Background(), d.dir, storeWait)
-	if err != nil {
-		return err
-	}
-	defer s.Close()
-	return change(s)
+// recordsOf are the leases that a socket's daemon holds.
+func recordsOf(hostPrefix, socket string) statefile.Records[record] {
+	path := hostPrefix + "/run/hawser/dhcp/" + cni.Digest(socket, 16)
+	return statefile.Records[record]{Path: path, Wait: storeWait}
 }
 
 // keep puts the lease, if any, into the record.
