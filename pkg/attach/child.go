@@ -131,7 +131,7 @@ func childRecords() statefile.Records[childRecord] {
 // the namespace's path, find it. It is written before the link is made.
 type childRecord struct {
 	cni.Attachment
-	Netns       string      `json:"netns"`
+	Netns       string      `json:"netns"` // CNI_NETNS
 	NS          ns.Identity `json:"identity"`
 	Kind        string      `json:"kind"`
 	Mode        string      `json:"mode,omitempty"`
@@ -180,8 +180,8 @@ func (r childRecord) alive() (rtnl.Link, bool, error) {
 	return l, err == nil, err
 }
 
-// Enter opens a socket in the namespace that a record tells of, by its path then. The error
-// matches rtnl.ErrNoLink where that is gone.
+// Enter opens a socket in the namespace that path and id of a record name. The error matches
+// rtnl.ErrNoLink where path leads to none, or to another one.
 func Enter(path string, id ns.Identity) (*rtnl.Conn, error) {
 	n, err := ns.Open(path)
 	if errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns) {

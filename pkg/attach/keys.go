@@ -108,7 +108,7 @@ func parseMAC(code uint, key, text string) (net.HardwareAddr, error) {
 	return mac, err
 }
 
-// Smallest and largest MTU of a veth, in bytes.
+// Smallest and largest MTU of a container's interface, in bytes: those of a veth.
 const mtuMin, mtuMax = 68, 65535
 
 func checkMTU(mtu int) error {

@@ -17,8 +17,8 @@ type MasterKeys struct {
 	LinkInContainer bool   `json:"linkInContainer" help:"the master is an interface of the container" default:"false"`
 }
 
-// findMaster finds the link that the child is to be on: by its name, or as the one host
-// interface of the result before, or by the default route.
+// findMaster finds the link that the child is to be on: by the key, by the result before us
+// where that has one interface on the master's side, or by the default route.
 func (s *Session) findMaster(c Child) (err error) {
 	if c.Master == nil {
 		return nil
@@ -52,7 +52,8 @@ func (s *Session) masterSide() *rtnl.Conn {
 	return s.Host
 }
 
-// masterName is the name of the master, as the key or the result before us says it.
+// masterName is the name of the master, as the key or the result before us says it; empty:
+// neither does.
 func (c Child) masterName(prev *cni.Result) string {
 	if c.Master.Master != "" || prev == nil {
 		return c.Master.Master

@@ -2,7 +2,7 @@ package nft
 
 import "net/netip"
 
-// Family is the protocol family of a table.
+// Family is a protocol family: of a table, or of IP addresses and what iptables has for them.
 type Family byte
 
 // The families that nftables knows and that the plugins use.
@@ -17,7 +17,7 @@ func (f Family) String() string {
 	return map[Family]string{INet: "inet", IPv4: "ip", IPv6: "ip6", Bridge: "bridge"}[f]
 }
 
-// Families are those that addresses have.
+// Families are the families of IP addresses.
 func Families() []Family { return []Family{IPv4, IPv6} }
 
 // FamilyOf is the family of an address.

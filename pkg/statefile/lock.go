@@ -57,7 +57,7 @@ func Lock(ctx context.Context, path string, perm fs.FileMode) (*Held, error) {
 
 // LockFD takes an exclusive flock(2) on the open file fd, which remains the
 // caller's, and otherwise does as Lock, but waits at most as long as wait says.
-// Path is for messages.
+// Path is for messages, and to find the holder.
 func LockFD(ctx context.Context, fd int, path string, wait time.Duration) (*Held, error) {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Records is the Store at Path, which each method opens for itself: for callers that
-// do not keep others out between two of them. Its errors are those of the Store, and
-// ErrBusy when the lock is not free within Wait.
+// Records is the Store at Path; each method opens and closes it. It is for callers that
+// need not keep others out between two calls. The errors are those of OpenStore, which
+// waits for the lock as long as Wait says, and of the Store.
 type Records[T any] struct {
 	Path string
 	Wait time.Duration
@@ -64,6 +64,7 @@ func (r Records[T]) Drop(ctx context.Context, names ...string) error {
 	})
 }
 
+// existing opens the Store for do, and makes no directory.
 func (r Records[T]) existing(ctx context.Context, do func(*Store[T]) error) error {
 	s, err := OpenExistingStore[T](ctx, r.Path, r.Wait)
 	if err != nil {

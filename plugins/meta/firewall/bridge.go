@@ -64,9 +64,9 @@ func (c *call) isUnused(bridge string) (bool, error) {
 	return len(ports) == 0, err
 }
 
-// settle gives the network's other attachments on the bridge the policy of this one, until ADD fails, and returns the
-// policy of the bridge: the strictest that one of its networks wants. Where the bridge has this policy there is
-// nothing to settle.
+// settle gives the network's other attachments on the bridge the policy of this one; an ADD that fails gives theirs
+// back. It returns the policy that the bridge is to have: the strictest that one of its networks wants. Where nftables
+// have this policy for the bridge already, nothing changes.
 func (c *call) settle(s *store, r *record) (policy, error) {
 	if r.Bridge == "" {
 		return open, nil
@@ -75,7 +75,7 @@ func (c *call) settle(s *store, r *record) (policy, error) {
 	if err != nil || p == r.Policy && r.Backend != iptables {
 		return p, err
 	}
-	was := r.Policy // what all of the others had
+	was := r.Policy // of the network's others, before; align says it
 	c.OnFail("give the bridge its policy back", func(ctx context.Context) error {
 		if was == r.Policy {
 			return nil
@@ -86,7 +86,8 @@ func (c *call) settle(s *store, r *record) (policy, error) {
 	return p, err
 }
 
-// align gives the network's others the policy of the record. It returns that of the bridge, and what they had.
+// align gives the network's other attachments on the bridge the policy of the record. It returns the policy that the
+// bridge is to have, and the one that those others had.
 func (c *call) align(s *store, r *record) (p, was policy, err error) {
 	p, was = r.Policy, r.Policy
 	all, err := s.All()

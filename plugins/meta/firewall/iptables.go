@@ -41,7 +41,7 @@ func rule(chain string, args ...[]string) ipt.Rule {
 
 func jump(chain string) []string { return []string{"-j", chain} }
 
-// table of a family where the programs for nf_tables keep it.
+// filter is the family's table filter, where iptables-nft keeps it.
 func (f family) filter() nft.Table { return nft.Table{Family: f.Family, Name: filterTable} }
 
 // edit collects the lines of a restore that make of a table what it is to be.

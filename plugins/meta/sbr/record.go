@@ -23,8 +23,8 @@ func records() statefile.Records[record] {
 	return statefile.Records[record]{Path: recordDir, Wait: lockWait}
 }
 
-// record is what an ADD did, in which namespace. DEL undoes it and CHECK compares
-// it; it is written before the first effect.
+// record says what an ADD is to do, in which namespace. It is written before the first
+// effect. DEL undoes the plan, as far as it was done, and CHECK compares it.
 type record struct {
 	cni.Attachment
 	Netns ns.Identity `json:"netns"`
