@@ -36,5 +36,5 @@ export PATH=$PATH:$built
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE
 cd test/runtimes
 read -ra flags <<<"${TESTFLAGS:-}"
-go test -count=1 -timeout 30m "${flags[@]}" ./... -ginkgo.label-filter="$filter"
+go test -count=1 -timeout 30m . -ginkgo.label-filter="$filter" "${flags[@]}"
 [ -z "${ALL:-}" ] || { echo "| client | what was run | with ours | with the newest reference |"; cat "$HAWSER_TABLE"; }
