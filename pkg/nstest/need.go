@@ -28,6 +28,7 @@ var features = map[string][]string{
 	"iptables-nft":    {"iptables-nft -t nat -S", "ip6tables-nft -t nat -S"},
 	"ipvlan":          {"ip link add veth8 type veth peer name veth9", "ip link add link veth8 name low9 type ipvlan"},
 	"macvlan":         {"ip link add veth8 type veth peer name veth9", "ip link add link veth8 name low9 type macvlan"},
+	"netkit":          {"ip link add nk9 type netkit"},
 	"nft":             {"nft add table inet t", "nft add chain inet t c { type filter hook input priority 0 ; }"},
 	"nft-bridge": {"nft add table bridge t",
 		"nft add chain bridge t c { type filter hook prerouting priority 0 ; }"},
@@ -43,10 +44,11 @@ var features = map[string][]string{
 
 // Need skips the spec unless each of these features works here, with the error
 // that the kernel gave. They are tried once in a run. A spec whose feature is the
-// kernel's to give or to lack (all but the programs) carries Label("kernel").
+// kernel's to give or to lack (all but the programs) carries Label("kernel"), and one
+// for netkit Label("netkit") too, since it runs on a newer kernel than the others.
 //
 // The features are 8021q, br_netfilter, conntrack, dummy, ifb, ip-netns,
-// iptables, iptables-legacy, iptables-nft, ipvlan, macvlan, nft, nft-bridge,
+// iptables, iptables-legacy, iptables-nft, ipvlan, macvlan, netkit, nft, nft-bridge,
 // nft-fib, nft-inet-nat, realroot (not in a user namespace), sctp, tap, tbf,
 // userns, vlan_filtering, vrf.
 func Need(names ...string) {

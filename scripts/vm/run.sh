@@ -1,11 +1,12 @@
 #!/bin/bash
 # run.sh COMMAND [ARG...]: boots Debian's kernel in QEMU, runs COMMAND there as root
 # on this machine's file system (nothing that it writes stays), exits with its status.
-# VM_TIMEOUT (seconds, 900), VM_MEM (MiB, 2048), VM_ACCEL (tcg,thread=multi), VM_DIR.
+# VM_TIMEOUT (seconds, 900), VM_MEM (MiB, 2048), VM_ACCEL (tcg,thread=multi), VM_DIR;
+# VM_SUITE: the release of Debian that has the kernel, if it is not this machine's.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-kernel=${VM_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/hawser-vm}/kernel
-"$here/setup.sh" "$kernel" >&2
+kernel=${VM_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/hawser-vm}/kernel${VM_SUITE:+-$VM_SUITE}
+"$here/setup.sh" "$kernel" "${VM_SUITE:-}" >&2
 version=$(<"$kernel/version")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -17,8 +18,12 @@ install -m 755 "$here/init" "$initrd/init"
 for module in virtio_pci 9pnet_virtio 9p overlay virtio_console; do
 	/sbin/modprobe -d "$kernel" -S "$version" -D "$module"
 done | awk '/^insmod/ && !seen[$2]++ { print $2 }' | while read -r file; do
-	cp "$file" "$initrd/modules/"
-	echo "${file##*/}"
+	name=$(basename "$file" .xz)
+	case $file in
+	*.xz) xz -dc "$file" >"$initrd/modules/$name" ;;
+	*) cp "$file" "$initrd/modules/" ;;
+	esac
+	echo "$name"
 done >"$work/order"
 mv "$work/order" "$initrd/modules/order"
 (cd "$initrd" && find . | cpio -o -H newc --quiet) >"$work/initrd.cpio"
@@ -33,7 +38,7 @@ echo "$kernel/lib/modules/$version" >"$work/control/modules"
 timeout --foreground -k 5 "${VM_TIMEOUT:-900}" qemu-system-x86_64 -accel "${VM_ACCEL:-tcg,thread=multi}" -cpu max -smp 2 \
 	-m "${VM_MEM:-2048}" -M q35 -nodefaults -no-user-config -display none -no-reboot \
 	-kernel "$kernel/vmlinux" -initrd "$work/initrd.cpio" \
-	-append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr tsc=reliable" \
+	-append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr tsc=reliable no_timer_check" \
 	-chardev "file,id=console,path=$work/console" -serial chardev:console \
 	-device virtio-serial-pci -chardev file,id=out,path=/dev/stdout,append=on -device virtserialport,chardev=out,name=out \
 	-virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \

@@ -9,31 +9,25 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-// hasNetkit says whether the kernel makes pairs of the kind.
-func hasNetkit() bool {
-	GinkgoHelper()
-	h := nstest.NewHost()
-	return h.Run(nstest.Program{Path: "ip", Args: []string{"link", "add", "nk9", "type", "netkit"}}).Exit == 0
-}
-
-// Debian's kernels have netkit from 6.12 on. So each spec says what holds without it, too.
-var _ = Describe("deviceType netkit", func() {
+var _ = Describe("deviceType netkit", Label("kernel"), func() {
 	var w *World
 	netkit := Object{"deviceType": "netkit"}
 	status := Call{Command: "STATUS", Conf: conf(netkit)}
 	BeforeEach(func() { w = newWorld() })
 
-	It("makes a pair of the kind; without it ADD is refused before IPAM is asked, and STATUS fails", func() {
-		if !hasNetkit() {
-			cont := nstest.NewNetns()
-			add := Call{Command: "ADD", Netns: cont.Path, Conf: everything(netkit)}
-			Expect(w.Fails(add, cni.CodeUnsupportedField)).To(HavePrefix(
-				"deviceType: netkit: not supported by this kernel"))
-			Expect(w.Calls()).To(BeEmpty())
-			Expect(Names(w.Host, "")).To(BeEmpty())
-			Expect(w.Fails(status, cni.CodeUnavailable)).To(HavePrefix("deviceType: kind netkit: "))
-			return
-		}
+	It("is refused before IPAM is asked where the kernel lacks it, and STATUS fails", func() {
+		nstest.NeedLack("netkit")
+		cont := nstest.NewNetns()
+		add := Call{Command: "ADD", Netns: cont.Path, Conf: everything(netkit)}
+		Expect(w.Fails(add, cni.CodeUnsupportedField)).To(HavePrefix(
+			"deviceType: netkit: not supported by this kernel"))
+		Expect(w.Calls()).To(BeEmpty())
+		Expect(Names(w.Host, "")).To(BeEmpty())
+		Expect(w.Fails(status, cni.CodeUnavailable)).To(HavePrefix("deviceType: kind netkit: "))
+	})
+
+	It("makes a pair of the kind", Label("netkit"), func() {
+		nstest.Need("netkit")
 		w.Succeeds(status)
 		c := everything(netkit, Object{"runtimeConfig": Object{"mac": "02:00:00:00:00:03"}})
 		a := w.Attach("one", c, nth(2)...)
