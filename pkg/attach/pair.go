@@ -102,7 +102,7 @@ func (s *Session) MarkHostEnd(master int) error {
 func findHostEnd(host *rtnl.Conn, a cni.Attachment) (rtnl.Link, error) {
 	for _, name := range iface.HostNames(a) {
 		l, err := host.Link(name)
-		if err == nil && isPairEnd(l) && a.Owns(l.Alias) || err == nil && isHalfMade(l, a.Network) ||
+		if err == nil && l.IsPairEnd() && a.Owns(l.Alias) || err == nil && isHalfMade(l, a.Network) ||
 			err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 			return l, err
 		}
@@ -124,7 +124,7 @@ func collectPairs(host *rtnl.Conn, valid cni.Set) error {
 	var errs []error
 	for _, l := range links {
 		left := isHalfMade(l, valid.Network()) && !slices.Contains(keep, l.Name)
-		if left || isPairEnd(l) && valid.Garbage(l.Alias) {
+		if left || l.IsPairEnd() && valid.Garbage(l.Alias) {
 			errs = append(errs, host.DelLink(l.Index))
 		}
 	}
@@ -133,7 +133,5 @@ func collectPairs(host *rtnl.Conn, valid cni.Set) error {
 
 // isHalfMade tells a host end of the network whose ADD died before MarkHostEnd.
 func isHalfMade(l rtnl.Link, network string) bool {
-	return isPairEnd(l) && l.Alias == "" && l.Group == cni.NetworkHash(network)
+	return l.IsPairEnd() && l.Alias == "" && l.Group == cni.NetworkHash(network)
 }
-
-func isPairEnd(l rtnl.Link) bool { return l.Kind == "veth" || l.Kind == "netkit" }

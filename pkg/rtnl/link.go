@@ -22,7 +22,7 @@ type Link struct {
 	MTU    int
 	TxQLen int
 	Master int // index of the bridge it is a port of, or of its VRF; 0 = none
-	Peer   int // a veth's other end, or the link that this one is on, in the namespace PeerNS; 0 = none
+	Peer   int // a pair's other end, or the link that this one is on, in the namespace PeerNS; 0 = none
 	PeerNS int // kernel's number for that namespace, -1 = none or this one
 	Group  uint32
 	Alias  string
@@ -122,14 +122,17 @@ func (c *Conn) find(look func(h *netlink.Handle) (netlink.Link, error)) (l Link,
 	return l, noLink(err)
 }
 
-// OtherEnd returns the other end of a veth of any namespace where that end is in this one, else ErrNoLink: the index
-// that the veth tells may be another namespace's.
+// IsPairEnd tells an end of a pair from other links.
+func (l Link) IsPairEnd() bool { return l.Kind == "veth" || l.Kind == "netkit" }
+
+// OtherEnd returns the other end of a pair of any namespace where that end is in this one, else ErrNoLink: the index
+// that the pair tells may be another namespace's.
 func (c *Conn) OtherEnd(l Link) (Link, error) {
-	if l.Kind != "veth" || l.Peer == 0 {
+	if !l.IsPairEnd() || l.Peer == 0 {
 		return Link{}, ErrNoLink
 	}
 	end, err := c.LinkByIndex(l.Peer)
-	if err == nil && (end.Kind != "veth" || end.Peer != l.Index) {
+	if err == nil && (end.Kind != l.Kind || end.Peer != l.Index) {
 		return Link{}, ErrNoLink
 	}
 	return end, err
@@ -242,7 +245,7 @@ func (ch Change) attrs() (attrs []*nl.RtAttr) {
 	return attrs
 }
 
-// DelLink deletes a link, and a veth's other end with it. That the link is
+// DelLink deletes a link, and a pair's other end with it. That the link is
 // gone already is no error.
 func (c *Conn) DelLink(index int) error {
 	err := c.use(func(h *netlink.Handle) error { return h.LinkDel(at(index)) })

@@ -39,12 +39,12 @@ func asList(conf string) string {
 }
 
 // kubernetesList is a node's network, for pods with annotations of bandwidth.
-func kubernetesList(main string) string {
+func kubernetesList(main string, more ...string) string {
 	return fmt.Sprintf(`{"cniVersion": "1.0.0", "cniVersions": ["0.4.0", "1.0.0", "1.1.0"], "name": "k8s", "plugins": [
   {%s, "ipMasq": true,
    "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.1.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
   {"type": "portmap", "snat": true, "capabilities": {"portMappings": true}},
-  {"type": "bandwidth", "capabilities": {"bandwidth": true}}]}`, main)
+  {"type": "bandwidth", "capabilities": {"bandwidth": true}}%s]}`, main, strings.Join(more, ""))
 }
 
 const kubernetesBridge = `"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true`
@@ -227,6 +227,9 @@ var _ = DescribeTable("lists as users have them run on our plugins alone, and le
 		collects: true, onHost: `tbf .*rate 10Mbit`}, "tbf", "ifb"),
 	listed("Kubernetes' with ptp and bandwidth", userLists{conflists: []string{kubernetesList(`"type": "ptp"`)},
 		collects: true, onHost: `tbf .*rate 10Mbit`}, "tbf", "ifb"),
+	Entry("Kubernetes' with ptp of netkit, bandwidth and firewall", Label("kernel", "netkit"), userLists{
+		conflists: []string{kubernetesList(`"type": "ptp", "deviceType": "netkit"`, `, {"type": "firewall"}`)},
+		collects:  true, onHost: `tbf .*rate 10Mbit`}, "netkit", "tbf", "ifb"),
 	listed("multus' pair, net1 with static addresses", userLists{conflists: []string{kubernetesList(kubernetesBridge),
 		multusList(`"capabilities": {"ips": true}, "ipam": {"type": "static"}`)}, collects: true,
 		inPod: "from 10.10.0.2 lookup 100"}, "tbf", "ifb"),

@@ -174,9 +174,10 @@ func (c *call) hostEnd() (rtnl.Link, error) {
 			c.Netns)
 	case err != nil:
 		return inside, err
-	case inside.Kind != "veth":
+	case !inside.IsPairEnd():
 		return inside, cni.Errorf(cni.CodeUnsupportedField,
-			"CNI_IFNAME %q: is of kind %q, and bandwidth limits the host end of a veth pair", c.IfName, inside.Kind)
+			"CNI_IFNAME %q: is of kind %q, and bandwidth limits the host end of a veth or netkit pair", c.IfName,
+			inside.Kind)
 	}
 	end, err := c.host.LinkByIndex(inside.Peer)
 	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
@@ -185,7 +186,7 @@ func (c *call) hostEnd() (rtnl.Link, error) {
 	named := slices.ContainsFunc(c.PrevResult.Interfaces, func(i cni.Interface) bool {
 		return i.Name == end.Name && i.Sandbox == ""
 	})
-	if err != nil || !named || end.Kind != "veth" || end.Peer != inside.Index {
+	if err != nil || !named || end.Kind != inside.Kind || end.Peer != inside.Index {
 		return end, cni.Refuse("prevResult.interfaces", nil, fmt.Sprintf(
 			"has no interface of the host that is the other end of %q", c.IfName))
 	}
@@ -198,7 +199,7 @@ func (c *call) hostEnd() (rtnl.Link, error) {
 func (c *call) findHostEnd() (rtnl.Link, error) {
 	for _, name := range iface.HostNames(c.Attachment) {
 		end, err := c.host.Link(name)
-		if err == nil && end.Kind == "veth" && c.Owns(end.Alias) || err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+		if err == nil && end.IsPairEnd() && c.Owns(end.Alias) || err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 			return end, err
 		}
 	}
@@ -217,7 +218,7 @@ func (c *call) findHostEnd() (rtnl.Link, error) {
 			continue
 		}
 		end, err := c.host.Link(i.Name)
-		if err == nil && end.Kind == "veth" && strings.EqualFold(i.MAC, end.MAC.String()) ||
+		if err == nil && end.IsPairEnd() && strings.EqualFold(i.MAC, end.MAC.String()) ||
 			err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 			return end, err
 		}

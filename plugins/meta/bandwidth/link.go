@@ -158,7 +158,7 @@ func (c *call) unlimit(end int, ifbs ...int) error {
 func (c *call) users(ifb rtnl.Link) (ends []rtnl.Link, err error) {
 	links, err := c.host.Links()
 	for _, l := range links {
-		if l.Kind != "veth" {
+		if !l.IsPairEnd() {
 			continue
 		}
 		list, err := c.host.Redirects(l.Index)

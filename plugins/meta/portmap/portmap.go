@@ -241,7 +241,7 @@ func (c *call) findLink(r *record, a *address) error {
 	if err != nil {
 		return err
 	}
-	if link.Kind == "veth" && link.PeerNS != -1 {
+	if link.IsPairEnd() && link.PeerNS != -1 {
 		// Nobody else is on a point to point link.
 		a.Near = netip.PrefixFrom(a.Addr.Addr(), a.Addr.Addr().BitLen())
 	}
