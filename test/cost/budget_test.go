@@ -214,7 +214,7 @@ var budgets = []budget{
 	}},
 	{"host-device", "host-device", hostDevice, false, 0, ofDevice, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 29},
-		"ADD":     {"host-local", 10, 10, 2, 254},
+		"ADD":     {"host-local", 11, 11, 2, 256},
 		"CHECK":   {"host-local", 3, 3, 1, 142},
 		"STATUS":  {"host-local", 1, 1, 0, 111},
 		"GC":      {"host-local", 0, 0, 0, 112},

@@ -71,6 +71,8 @@ func take(ctx context.Context, s *attach.Session, d device) (r record, err error
 	if r.NS, err = s.NS.Identity(); err != nil {
 		return r, err
 	}
+	_, indexErr := s.Cont.LinkByIndex(f.Link.Index)
+	r.KeepsIndex = errors.Is(indexErr, rtnl.ErrNoLink)
 	s.OnFail("bring the device home", func(ctx context.Context) error {
 		records, err := openRecords(ctx)
 		if err != nil {
@@ -84,7 +86,11 @@ func take(ctx context.Context, s *attach.Session, d device) (r record, err error
 	}
 	// One message: whenever we are killed, the device has one name and says where it belongs.
 	err = s.Host.SetLink(f.Link.Index, rtnl.Change{To: s.Cont, Name: s.IfName, Alias: &f.Link.Name})
-	if err != nil {
+	switch {
+	case errors.Is(err, unix.EINVAL):
+		err = cni.Refuse(d.Key, d.Value, fmt.Sprintf("is interface %q, which cannot move to a namespace: %v",
+			f.Link.Name, err))
+	case err != nil:
 		err = fmt.Errorf("%s: move into the container: %w", r, err)
 	}
 	if err == nil || errors.Is(err, rtnl.ErrNoLink) { // it has moved, where only the answer was lost

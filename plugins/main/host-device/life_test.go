@@ -105,6 +105,17 @@ var _ = Describe("ADD", func() {
 		w.Succeeds(lo)
 	})
 
+	It("refuses what the kernel does not move, and leaves it as it was", func() {
+		w := newWorld()
+		IP(w.Host, "link add br0 type bridge")
+		before := links(w)
+		add := Call{Command: "ADD", Netns: nstest.NewNetns().Path, IfName: "net1", Conf: conf(Object{"device": "br0"})}
+		Expect(w.Fails(add, cni.CodeConfig)).To(HavePrefix(`device: "br0" is interface "br0", which cannot move`))
+		Expect(w.Calls()).To(BeEmpty())
+		Expect(links(w)).To(Equal(before))
+		Expect(w.Files("/run/hawser")).NotTo(ContainSubstring(".json"))
+	})
+
 	It("warns of what the host loses", func() {
 		w := newWorld()
 		IP(w.Host, "link add br0 type bridge")
@@ -148,7 +159,7 @@ var _ = Describe("DEL", func() {
 		"when the container took its name":         {before: []string{"link add d0 type veth peer name x"}},
 		"when the container gave it another alias": {before: []string{"link set net1 alias d0p"}},
 		"when the container changed all it can": {before: []string{"link set net1 down", "link set net1 name eth9",
-			"link set eth9 mtu 1300 txqueuelen 5 group 9 address 02:00:00:00:00:77"}},
+			"link set eth9 mtu 1300 txqueuelen 5 group 9 address 02:00:00:00:00:77 alias x"}},
 		"when the container made another of its name": {before: []string{"link set net1 down",
 			"link set net1 name eth9", "link add net1 alias d0p type veth peer name z"}},
 	}

@@ -33,6 +33,8 @@ type record struct {
 	PCI    string      `json:"pci,omitempty"`
 	Link   rtnl.Link   `json:"link"`             // on the host; none of a device without interface
 	Failed bool        `json:"failed,omitempty"` // to get back its settings, at home
+	// KeepsIndex says that the container had no link of its index.
+	KeepsIndex bool `json:"keepsIndex,omitempty"`
 }
 
 type store = statefile.Store[record]
@@ -76,8 +78,10 @@ func (r record) find(conn *rtnl.Conn) (rtnl.Link, error) {
 	if conn == nil || r.Link.Index == 0 {
 		return rtnl.Link{}, rtnl.ErrNoLink
 	}
-	l, err := conn.LinkByIndex(r.Link.Index) // it mostly keeps it
-	if err == nil && r.is(l) || err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+	l, err := conn.LinkByIndex(r.Link.Index)
+	// Neither its index nor what it is an end of, or on, can a container change.
+	kept := r.KeepsIndex && !r.isHardware() && l.Kind == r.Link.Kind && l.Peer == r.Link.Peer
+	if err == nil && (kept || r.is(l)) || err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 		return l, err
 	}
 	links, err := conn.Links()
