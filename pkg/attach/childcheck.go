@@ -37,6 +37,9 @@ func (c Child) ready() error {
 		if errors.Is(err, rtnl.ErrNoLink) {
 			return fmt.Errorf("master: %q: no such interface", c.Master.Master)
 		}
+		if err == nil {
+			err = refuseLoopback(l)
+		}
 		if err != nil {
 			return err
 		}

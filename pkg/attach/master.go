@@ -34,12 +34,24 @@ func (s *Session) findMaster(c Child) (err error) {
 	default:
 		s.Master, err = defaultMaster(conn)
 	}
+	if err == nil {
+		err = refuseLoopback(s.Master)
+	}
 	if err != nil {
 		return err
 	}
 	if c.Link.MTU > s.Master.MTU {
 		return cni.Refuse("mtu", c.Link.MTU,
 			fmt.Sprintf("is above that of master %q (%d)", s.Master.Name, s.Master.MTU))
+	}
+	return nil
+}
+
+// refuseLoopback refuses lo, which the kernel puts nothing on. It is the first of each namespace.
+func refuseLoopback(master rtnl.Link) error {
+	if master.Index == 1 {
+		return cni.Refuse("master", nil, fmt.Sprintf("%q: is the loopback interface, which can have no interface on it",
+			master.Name))
 	}
 	return nil
 }

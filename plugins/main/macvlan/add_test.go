@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"strings"
-	"sync"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -82,23 +81,6 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		}
 	})
 
-	It("gives many containers at a time an interface on one master", func() {
-		var wait sync.WaitGroup
-		for i := range 16 {
-			id, cont := fmt.Sprint("c", i), nstest.NewNetns()
-			w.LendAddrs(id, fmt.Sprintf("10.1.0.%d/24 10.1.0.1", i+2))
-			wait.Go(func() {
-				defer GinkgoRecover()
-				a := Attached{Host: cont, Call: Call{ID: id, Netns: cont.Path, Conf: conf()}}
-				a.Result = w.Add(a.Call)
-				w.Succeeds(a.As("CHECK"))
-				w.Succeeds(a.As("DEL"))
-				Expect(Names(a.Host, "")).To(BeEmpty())
-			})
-		}
-		wait.Wait()
-	})
-
 	It("has a MAC address that is wished, a passthru's too, which the master then has as long", func() {
 		const mac = "02:00:00:00:00:07"
 		own := Show(w.Host, "up0").Address
@@ -142,6 +124,8 @@ var _ = Describe("ADD", Label("kernel"), func() {
 	},
 		Entry("that is not there", nil, conf(Object{"master": "eth9"}), cni.CodeConfig,
 			`master: "eth9": no such interface`),
+		Entry("that is lo", nil, conf(Object{"master": "lo"}), cni.CodeConfig,
+			`master: "lo": is the loopback interface`),
 		Entry("that is a bridge's port", func() {
 			IP(w.Host, "link add name br7 type bridge")
 			IP(w.Host, "link set up0 master br7")

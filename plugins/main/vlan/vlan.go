@@ -48,8 +48,8 @@ func (c config) make(s *attach.Session, name string) error {
 		return err
 	}
 	if name, ok := c.findHolder(s); ok {
-		return cni.Errorf(cni.CodeConflict, "VLAN %d of master %q: is held by host interface %q", c.VLAN, s.Master.Name,
-			name)
+		return cni.Errorf(cni.CodeConflict, "VLAN %d of master %q: is held by interface %q beside it", c.VLAN,
+			s.Master.Name, name)
 	}
 	return err
 }
