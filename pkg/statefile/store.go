@@ -111,12 +111,16 @@ func (s *Store[T]) Put(name string, record T) error {
 	return s.dir.Replace(name+recordSuffix, data, 0o600)
 }
 
-// Drop removes a record. An absent one is no error.
+// Drop removes a record. An absent one is no error, nor a directory in its place.
 func (s *Store[T]) Drop(name string) error {
 	if s.dir == nil {
 		return nil
 	}
-	return s.dir.Discard(name + recordSuffix)
+	err := s.dir.Discard(name + recordSuffix)
+	if errors.Is(err, unix.EISDIR) {
+		err = nil
+	}
+	return err
 }
 
 // All reads all records, in the order of their names, and takes away what killed

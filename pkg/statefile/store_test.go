@@ -39,6 +39,15 @@ var _ = Describe("a store", func() {
 		return l, ok
 	}
 
+	It("has no record, and none to drop, where a directory is in its place", func() {
+		Expect(os.MkdirAll(path+"/a1.json/x", 0o700)).To(Succeed())
+		s := reopen()
+		_, ok := get(s, "a1")
+		Expect(ok).To(BeFalse())
+		Expect(s.Drop("a1")).To(Succeed())
+		Expect(path + "/a1.json/x").To(BeADirectory())
+	})
+
 	It("keeps a record in a file until it is dropped", func() {
 		s := reopen()
 		Expect(s.Put("a1", lease{"192.0.2.1"})).To(Succeed())
