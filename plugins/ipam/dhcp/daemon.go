@@ -29,7 +29,7 @@ type daemon struct {
 	log     *slog.Logger
 	records statefile.Records[record]
 	ctx     context.Context
-	waiting chan struct{} // full: as many threads as are good wait for the kernel
+	waiting chan struct{} // has an element for each thread that few occupies
 	running sync.WaitGroup
 	storing sync.Mutex // one change at a time: the others wait without a thread
 
@@ -49,7 +49,8 @@ type holder struct {
 	err   error         // why it has
 }
 
-// isReady reports whether the plugin has had its answer.
+// isReady reports whether there was a lease: from then on the holder keeps it, and asks
+// for another one when it is lost.
 func (h *holder) isReady() bool {
 	select {
 	case <-h.ready:
@@ -253,7 +254,8 @@ func (d *daemon) open(h *holder) (l *link, err error) {
 	return l, err
 }
 
-// few does what the kernel makes wait, and a thread with it: of a few holders at a time.
+// few calls what blocks in the kernel, and so occupies a thread: for mostThreads holders
+// at a time, the others wait without a thread.
 func (d *daemon) few(do func()) {
 	d.waiting <- struct{}{}
 	defer func() { <-d.waiting }()
@@ -334,6 +336,7 @@ func (d *daemon) forget(h *holder) error {
 	return d.drop(h.Attachment)
 }
 
+// drop removes the record of a lease.
 func (d *daemon) drop(a cni.Attachment) error {
 	d.storing.Lock()
 	defer d.storing.Unlock()
@@ -355,6 +358,7 @@ func (d *daemon) end(h *holder) error {
 	return d.forget(h)
 }
 
+// release sends the server a RELEASE.
 func (d *daemon) release(h *holder) error {
 	l, err := d.open(h)
 	if err != nil {
@@ -372,9 +376,10 @@ func (d *daemon) answer(conn *net.UnixConn) {
 		return
 	}
 	_ = conn.SetDeadline(time.Now().Add(callTime)) // the errors are those of what follows
-	hurry := context.AfterFunc(d.ctx, func() { _ = conn.SetDeadline(time.Now()) })
+	// Who says nothing does not hold up the daemon's end.
+	inTime := context.AfterFunc(d.ctx, func() { _ = conn.SetDeadline(time.Now()) })
 	head, c, err := readCall(conn)
-	if !hurry() || err != nil {
+	if !inTime() || err != nil {
 		d.log.Warn("no call", "error", err)
 		return
 	}
@@ -383,7 +388,7 @@ func (d *daemon) answer(conn *net.UnixConn) {
 	_ = conn.SetDeadline(time.Time{})
 	heard := make(chan error, 1)
 	go func() {
-		_, err := conn.Read(make([]byte, len(taken))) // which ends when the plugin does
+		_, err := conn.Read(make([]byte, len(taken))) // until the plugin says taken, or ends
 		heard <- err
 		cancel()
 	}()
@@ -447,7 +452,7 @@ func (d *daemon) serve(ctx context.Context, method string, c rpcCall) (*cni.Resu
 	if h := d.find(a); h != nil {
 		return nil, d.end(h)
 	}
-	return nil, d.drop(a) // a record that could not be read
+	return nil, d.drop(a) // there may be a record that could not be read
 }
 
 func (d *daemon) find(a cni.Attachment) *holder {

@@ -17,12 +17,12 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// How long the daemon may take. For ADD, which waits for a server, it knows by itself,
-// unless it hangs.
+// How long the daemon may take. Its own limit for ADD, which waits for a server, is usually
+// shorter: addTime is for a daemon that hangs.
 const (
-	lookTime   = 5 * time.Second // for its greeting, too
-	changeTime = 30 * time.Second
-	addTime    = 5 * time.Minute
+	lookTime = 5 * time.Second // for its greeting, too
+	endTime  = 30 * time.Second
+	addTime  = 5 * time.Minute
 )
 
 // add has the daemon acquire a lease.
@@ -49,14 +49,14 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 // del has the daemon release the lease. Where there is no daemon, the record goes, so
 // that the next one does not take the lease for one to keep.
 func del(ctx context.Context, req *skel.Request) error {
-	return change(ctx, req, methodRelease, func(records statefile.Records[record]) error {
+	return endLeases(ctx, req, methodRelease, func(records statefile.Records[record]) error {
 		return records.Drop(ctx, req.Attachment.Hash())
 	})
 }
 
 // gc has the daemon release the leases of attachments that are not valid.
 func gc(ctx context.Context, req *skel.Request) error {
-	return change(ctx, req, methodCollect, func(records statefile.Records[record]) error {
+	return endLeases(ctx, req, methodCollect, func(records statefile.Records[record]) error {
 		all, err := records.All(ctx)
 		var ended []string
 		for _, r := range all {
@@ -68,13 +68,14 @@ func gc(ctx context.Context, req *skel.Request) error {
 	})
 }
 
-// change has the daemon end leases. Where there is none, their records are dropped.
-func change(ctx context.Context, req *skel.Request, method string, drop func(statefile.Records[record]) error) error {
+// endLeases has the daemon end leases. Where there is no daemon, drop removes their records.
+func endLeases(ctx context.Context, req *skel.Request, method string,
+	drop func(statefile.Records[record]) error) error {
 	socket, err := socketOf(req)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, changeTime)
+	ctx, cancel := context.WithTimeout(ctx, endTime)
 	defer cancel()
 	_, err = ask(ctx, socket, method, callOf(req))
 	switch {
