@@ -24,7 +24,8 @@ type checker struct {
 	out    bytes.Buffer
 }
 
-// mostNested is more than any delegate is: multus has flannel's in a list of its own.
+// mostNested is how deep delegates are followed. Two is usual: flannel's, in a list that is
+// one of multus'.
 const mostNested = 8
 
 // checkConfig serves --check-config. It reads a configuration, or a list of them,
@@ -105,17 +106,17 @@ func (c *checker) delegates(path string, entry map[string]json.RawMessage) {
 		if one["type"] == nil {
 			one["type"] = json.RawMessage(`"bridge"`)
 		}
-		if one["ipam"] == nil && !c.plugin.IPAM { // an IPAM plugin has nothing to check in it yet
+		if one["ipam"] == nil && !c.plugin.IPAM { // an IPAM plugin would miss the subnet, which flannel adds
 			one["ipam"] = json.RawMessage(`{"type": "host-local"}`)
 		}
 		if conf, err := json.Marshal(one); err == nil {
-			_ = c.file(cni.KeyIn(path, "delegate"), conf) // it is an object
+			_ = c.file(cni.KeyIn(path, "delegate"), conf) // no error: it is an object
 		}
 	}
 	var many []json.RawMessage
-	_ = json.Unmarshal(entry["delegates"], &many) // what is no list is something else
+	_ = json.Unmarshal(entry["delegates"], &many) // what is no list of objects is not multus'
 	for i, conf := range many {
-		_ = c.file(fmt.Sprintf("%s[%d]", cni.KeyIn(path, "delegates"), i), conf) // so is what is no object
+		_ = c.file(fmt.Sprintf("%s[%d]", cni.KeyIn(path, "delegates"), i), conf)
 	}
 }
 

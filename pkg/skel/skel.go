@@ -48,9 +48,9 @@ type Plugin[C any] struct {
 	// that ADD refuses, read what they need themselves. nil: C is its zero value.
 	Parse func(*Request) (C, error)
 
-	// OneProcessor says that the handlers wait for other programs, or for many
-	// answers of the kernel. On several processors each of these wakes threads in
-	// vain (docs/design.md, "What a start costs").
+	// OneProcessor has the process run on one processor: for handlers that wait for
+	// other programs, or for many answers of the kernel. On several each of these wakes
+	// threads in vain (docs/design.md, "What a start costs"). Only Main reads it.
 	OneProcessor bool
 
 	// Commands are what the program does for people or services, by its first
@@ -117,7 +117,7 @@ const callTime = 90 * time.Second
 // Main runs p in this process and exits: with status 0 on success, 1 after an
 // error.
 func Main[C any](p Plugin[C]) {
-	if p.OneProcessor && os.Getenv("CNI_COMMAND") != "VERSION" {
+	if p.OneProcessor && os.Getenv("CNI_COMMAND") != "VERSION" { // which waits for nothing
 		runtime.GOMAXPROCS(1)
 	}
 	os.Exit(Run(context.Background(), p, Env{

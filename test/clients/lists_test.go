@@ -65,8 +65,8 @@ type userLists struct {
 	warnings  []string // that are due
 	isolated  bool     // containers do not reach each other
 	collects  bool     // the runtime negotiates 1.1.0, which has GC
-	onHost    string   // "PROGRAM ARGUMENT": what it says of the last plugin's work
-	inPod     string
+	onHost    string   // a regular expression: what tc and nft list on the host
+	inPod     string   // what "ip rule" lists in the first pod
 }
 
 // has reports whether the network of eth0 has such a key with such a value.
@@ -98,7 +98,8 @@ func (u userLists) expectValid(d *node) {
 	Expect(warnings).To(Equal(u.warnings))
 }
 
-// run has libcni obey for one network of the pods after the other, and returns the addresses in each.
+// run has libcni do the verb for all pods, in one network after the other. It returns the addresses that they have in
+// each.
 func (u userLists) run(d *node, verb string, many ...pod) (addrs []map[string][]string) {
 	GinkgoHelper()
 	for i, conflist := range u.conflists {
@@ -169,7 +170,7 @@ func listed(name string, u userLists, needs ...any) TableEntry {
 	return Entry(name, append([]any{Label("kernel"), u}, needs...)...)
 }
 
-var _ = DescribeTable("lists as users have them run on our plugins alone, and leave nothing", func(
+var _ = DescribeTable("lists as users have them run on our plugins, and leave nothing", func(
 	u userLists, needs ...string,
 ) {
 	nstest.Need(needs...)

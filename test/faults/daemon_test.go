@@ -70,7 +70,7 @@ func (k daemonKill) play(n *node) (hit bool, err error) {
 	}
 	err = errors.Join(err, n.del(lent), n.isClean())
 	if err == nil {
-		err = n.learnsAgain()
+		err = n.serves()
 	}
 	if err != nil && out.Hit != nil {
 		err = fmt.Errorf("the daemon, killed at call %s:\n        %w\n%s", out.Hit, err, out.Stderr)
@@ -78,8 +78,8 @@ func (k daemonKill) play(n *node) (hit bool, err error) {
 	return out.Hit != nil, err
 }
 
-// learnsAgain plays ADD and DEL undisturbed.
-func (n *node) learnsAgain() error {
+// serves plays ADD and DEL undisturbed: they succeed and leave nothing.
+func (n *node) serves() error {
 	result, err := n.add()
 	return errors.Join(err, n.del(result), n.isClean())
 }

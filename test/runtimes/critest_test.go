@@ -119,7 +119,7 @@ func validated(name string, start func(plugins string) runtimeUnderTest) {
 		claimCgroups()
 		r := start(plugins)
 		r.loadBusybox()
-		if name != crioName { // whose pods of critest's need CAP_SYS_RESOURCE
+		if name != crioName { // there pods of critest's need CAP_SYS_RESOURCE of the machine
 			s.step("critest: Networking, PodSandbox, portforward", r.validate)
 		}
 		s.step("crictl: a pod with a host port is run, stopped twice and removed", func() {
