@@ -8,7 +8,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 version=v2.4.2
-scripts/deps.sh buildah busybox-static containerd containernetworking-plugins iproute2 nftables podman procps runc slirp4netns uidmap util-linux
+scripts/deps.sh buildah busybox-static containerd containernetworking-plugins iproute2 nftables podman procps runc \
+	slirp4netns uidmap util-linux
 scripts/reference.sh >/dev/null
 scripts/build.sh
 export HAWSER_BIN=$PWD/bin
@@ -16,7 +17,8 @@ if [ -z "${HAWSER_CONTAINERD:-}" ]; then
 	HAWSER_CONTAINERD=${XDG_CACHE_HOME:-$HOME/.cache}/hawser/containerd-$version
 	for program in containerd containerd-shim-runc-v2 ctr; do
 		[ -x "$HAWSER_CONTAINERD/$program" ] ||
-			GOBIN=$HAWSER_CONTAINERD CGO_ENABLED=0 scripts/retry.sh go install "github.com/containerd/containerd/v2/cmd/$program@$version"
+			GOBIN=$HAWSER_CONTAINERD CGO_ENABLED=0 scripts/retry.sh go install \
+				"github.com/containerd/containerd/v2/cmd/$program@$version"
 	done
 fi
 export HAWSER_CONTAINERD

@@ -37,7 +37,7 @@ type Session struct {
 	Cont *rtnl.Conn // in the container's
 	NF   *nft.Conn
 
-	HostEnd rtnl.Link // of the veth pair; none of a Child
+	HostEnd rtnl.Link // of the pair; none of a Child
 	ContEnd rtnl.Link // the container's interface
 	Master  rtnl.Link // the master of a Child; none where it has no master
 

@@ -47,7 +47,7 @@ func (s *Session) findMaster(c Child) (err error) {
 	return nil
 }
 
-// refuseLoopback refuses lo, which the kernel puts nothing on. It is the first of each namespace.
+// refuseLoopback refuses lo, on which the kernel makes no link. Its index is 1 in each namespace.
 func refuseLoopback(master rtnl.Link) error {
 	if master.Index == 1 {
 		return cni.Refuse("master", nil, fmt.Sprintf("%q: is the loopback interface, which can have no interface on it",

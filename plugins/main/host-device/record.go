@@ -33,7 +33,7 @@ type record struct {
 	PCI    string      `json:"pci,omitempty"`
 	Link   rtnl.Link   `json:"link"`             // on the host; none of a device without interface
 	Failed bool        `json:"failed,omitempty"` // to get back its settings, at home
-	// KeepsIndex says that the container had no link of its index.
+	// KeepsIndex says that the device has its index in the container too, where no other link had it.
 	KeepsIndex bool `json:"keepsIndex,omitempty"`
 }
 
@@ -79,7 +79,7 @@ func (r record) find(conn *rtnl.Conn) (rtnl.Link, error) {
 		return rtnl.Link{}, rtnl.ErrNoLink
 	}
 	l, err := conn.LinkByIndex(r.Link.Index)
-	// Neither its index nor what it is an end of, or on, can a container change.
+	// A container can change neither its index, nor its kind, nor its other end or the link that it is on.
 	kept := r.KeepsIndex && !r.isHardware() && l.Kind == r.Link.Kind && l.Peer == r.Link.Peer
 	if err == nil && (kept || r.is(l)) || err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 		return l, err
