@@ -36,8 +36,7 @@ func (n *node) rest() {
 		return
 	}
 	Expect(n.quiet("STATUS", "")).To(Succeed())
-	fds := fmt.Sprintf("/proc/%d/fd", n.daemon.Process.Pid)
-	Eventually(func() int { return strings.Count(n.host.Cmd("ls", "-l", fds), "socket:") }).
+	Eventually(func() int { return plugintest.OpenFiles(n.daemon.Process.Pid, "socket:") }).
 		Should(Equal(1), "on which it listens")
 }
 

@@ -1,8 +1,11 @@
 package plugintest
 
 import (
+	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 
 	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/gomega"
@@ -30,4 +33,19 @@ func DHCPDaemon(h *nstest.Host, dir string, args ...string) *exec.Cmd {
 	gomega.Eventually(func() string { return h.Cmd("ss", "-Hxl") }).
 		Should(gomega.ContainSubstring("/run/cni/dhcp.sock"))
 	return d
+}
+
+// OpenFiles counts the descriptors of a process that lead to something of a kind,
+// "socket:", or to anything. Some may go while it looks.
+func OpenFiles(pid int, kind string) (n int) {
+	ginkgo.GinkgoHelper()
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	list, err := os.ReadDir(dir)
+	gomega.Expect(err).NotTo(gomega.HaveOccurred())
+	for _, f := range list {
+		if to, err := os.Readlink(filepath.Join(dir, f.Name())); err == nil && strings.HasPrefix(to, kind) {
+			n++
+		}
+	}
+	return n
 }

@@ -104,7 +104,7 @@ var _ = Describe("a lease", func() {
 		Expect(l.Fails(l.call("ADD", c), cni.CodeTryAgain)).To(Equal("error calling DHCP.Allocate: no more tries\n" +
 			`interface "eth0": no DHCP server answered within 1s`))
 		Expect(l.records()).To(BeEmpty())
-		Eventually(func() int { return fds(d, "socket") }).Should(Equal(1), "of the daemon's own")
+		Eventually(func() int { return OpenFiles(d.Process.Pid, "socket:") }).Should(Equal(1), "of the daemon's own")
 		l.Fails(l.call("CHECK", c), cni.CodeDrift)
 	})
 
@@ -405,17 +405,3 @@ var _ = Describe("without a daemon", func() {
 		Expect(l.Fails(l.call("ADD", c), cni.CodeTryAgain)).To(ContainSubstring("i/o timeout"))
 	})
 })
-
-func fds(d *daemonRun, kind string) int {
-	GinkgoHelper()
-	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.Process.Pid))
-	Expect(err).NotTo(HaveOccurred())
-	n := 0
-	for _, f := range list {
-		to, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", d.Process.Pid, f.Name()))
-		if strings.HasPrefix(to, kind) {
-			n++
-		}
-	}
-	return n
-}
