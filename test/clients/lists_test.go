@@ -123,12 +123,10 @@ func (u userLists) prepare(d *node) {
 		Expect(os.Symlink(self, filepath.Join(d.Dir, name))).To(Succeed())
 	}
 	if u.has("KUBE-MARK-MASQ") {
-		nstest.Need("iptables")
 		d.Cmd("iptables", "-t", "nat", "-N", "KUBE-MARK-MASQ")
 		d.Cmd("ip6tables", "-t", "nat", "-N", "KUBE-MARK-MASQ")
 	}
 	if u.has("NOMAD-ADMIN") {
-		nstest.Need("iptables")
 		d.Cmd("iptables", "-N", "NOMAD-ADMIN")
 	}
 }
@@ -245,12 +243,12 @@ var _ = DescribeTable("lists as users have them run on our plugins, and leave no
 	listed("kind's, both families", userLists{conflists: []string{read("kind-dual")}}),
 	listed("GKE's", userLists{conflists: []string{read("gke")}}),
 	listed("AKS' kubenet", userLists{conflists: []string{read("aks-kubenet")},
-		warnings: []string{"warning: plugins[0].addIf: is unknown and ignored"}}),
-	listed("kubeadm's, of Kubernetes' page on CNI errors", userLists{conflists: []string{read("kubeadm")}}),
+		warnings: []string{"warning: plugins[0].addIf: is unknown and ignored"}}, "iptables"),
+	listed("kubeadm's, of Kubernetes' page on CNI errors", userLists{conflists: []string{read("kubeadm")}}, "iptables"),
 	listed("containerd's", userLists{conflists: []string{read("containerd")}}),
 	listed("containerd's template", userLists{conflists: []string{read("containerd-template")}}),
 	listed("CRI-O's", userLists{conflists: []string{read("cri-o")}}),
-	listed("Nomad's", userLists{conflists: []string{read("nomad")}}),
+	listed("Nomad's", userLists{conflists: []string{read("nomad")}}, "iptables"),
 	listed("BuildKit's", userLists{conflists: []string{read("buildkit")}}),
 	listed("Firecracker's", userLists{conflists: []string{read("firecracker")}}),
 	listed("Calico's", userLists{conflists: []string{read("calico")}, onHost: `tbf .*rate 10Mbit`}, "tbf", "ifb"),
