@@ -254,7 +254,8 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		w.Succeeds(w.call("DEL"))
 		w.Add(w.call("ADD", in))
 		a := cni.Attachment{Network: "net", ContainerID: "c1", IfName: "eth0"}
-		IP(w.Host, "link set host-eth0 down name veth%s", a.Hash()[:8])
+		IP(w.Host, "link set host-eth0 down")
+		IP(w.Host, "link set host-eth0 name veth%s", a.Hash()[:8])
 		w.Cmd("ip", "link", "set", "veth"+a.Hash()[:8], "alias", a.Mark(), "up")
 		w.Succeeds(Call{Command: "DEL", ID: "c1", Conf: conf("1.1.0")})
 		Expect(w.Cmd("tc", "qdisc", "show", "dev", "veth"+a.Hash()[:8])).To(HavePrefix("qdisc noqueue"))
@@ -447,7 +448,8 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			`^egress limit: interface "bwp.*": the filter is `),
 		Entry("all at once", "tc qdisc del dev host-eth0 root; ip link del IFB",
 			`^ingress limit: .*has no filter\n(.|\n)*egress limit: .* redirects to no`),
-		Entry("the pair is another", "ip link set host-eth0 name other", `^prevResult.interfaces: has no interface`),
+		Entry("the pair is another", "ip link set host-eth0 down; ip link set host-eth0 name other",
+			`^prevResult.interfaces: has no interface`),
 	)
 
 	It("is content without limits, and needs a result", func() {
