@@ -17,13 +17,13 @@ import (
 type Rules func(ctx context.Context, nf *nft.Conn) error
 
 // Del removes what ADD made, with whatever is known of it: the rules, the
-// interface, the addresses. It goes on after a failure. master is the bridge
-// that the host end of the reference must be a port of.
+// interface, the addresses. It goes on after a failure. A host end that the
+// reference made must be a port of the bridge that findBridge finds.
 //
 // Addresses are released when the interface is gone, since nobody may be given
 // one while somebody answers to it. An IPAM plugin that needs the interface is
 // asked before that, when the interface has lost its addresses.
-func Del(ctx context.Context, req *skel.Request, master Master, rules ...Rules) error {
+func Del(ctx context.Context, req *skel.Request, findBridge FindBridge, rules ...Rules) error {
 	nf := nft.New()
 	locks, cancel := skel.Most(ctx) // for steps that wait for locks: the others need time, too
 	defer cancel()
@@ -35,7 +35,7 @@ func Del(ctx context.Context, req *skel.Request, master Master, rules ...Rules) 
 		Attachment: req.Attachment, Addrs: cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)), Warn: req.Warn,
 	}))
 
-	p, findErr := find(req, master)
+	p, findErr := find(req, findBridge)
 	defer p.close()
 	flush := func() error {
 		if findErr != nil {

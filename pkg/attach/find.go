@@ -11,18 +11,18 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// Master finds the bridge of which a host end must be a port when it has no mark,
+// FindBridge finds the bridge of which a host end must be a port when it has no mark,
 // since the reference made it; 0 is none. An error that is not transient says that
 // there is no such bridge: then only host ends with a mark are looked for.
-type Master func(host *rtnl.Conn) (index int, err error)
+type FindBridge func(host *rtnl.Conn) (index int, err error)
 
-// NoMaster is the Master of plugins without a bridge.
-func NoMaster(*rtnl.Conn) (int, error) { return 0, nil }
+// NoBridge is the FindBridge of plugins without a bridge.
+func NoBridge(*rtnl.Conn) (int, error) { return 0, nil }
 
 // find finds the attachment's pair: ours by its mark, one of the reference by
 // what the namespace or the result says. What belongs to somebody else by now
 // is not found: rtnl.ErrNoLink.
-func find(req *skel.Request, master Master) (p pair, err error) {
+func find(req *skel.Request, findBridge FindBridge) (p pair, err error) {
 	if p.host, err = rtnl.Dial(nil); err != nil {
 		return p, err
 	}
@@ -31,7 +31,7 @@ func find(req *skel.Request, master Master) (p pair, err error) {
 	if !errors.Is(err, rtnl.ErrNoLink) {
 		return p, err
 	}
-	bridge, err := master(p.host)
+	bridge, err := findBridge(p.host)
 	switch {
 	case cni.Transient(err):
 		return p, err
@@ -118,8 +118,8 @@ func isForeign(l rtnl.Link, bridge int) bool {
 	return l.Kind == "veth" && l.Alias == "" && l.Group == 0 && l.Master == bridge
 }
 
-// FindPair looks up both ends of the pair for CHECK; master is as in Del.
-func (s *Session) FindPair(master Master) error {
+// FindPair looks up both ends of the pair for CHECK; findBridge is as in Del.
+func (s *Session) FindPair(findBridge FindBridge) error {
 	var err error
 	if s.ContEnd, err = s.Cont.Link(s.IfName); err != nil {
 		return iface.Drifted(fmt.Errorf("container: %w", err))
@@ -127,7 +127,7 @@ func (s *Session) FindPair(master Master) error {
 	s.HostEnd, err = findHostEnd(s.Host, s.Attachment)
 	if errors.Is(err, rtnl.ErrNoLink) { // made by the reference, perhaps
 		var bridge int
-		if bridge, err = master(s.Host); err == nil {
+		if bridge, err = findBridge(s.Host); err == nil {
 			s.HostEnd, err = foreignPeer(s.Host, s.ContEnd, bridge)
 		}
 	}

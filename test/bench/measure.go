@@ -98,8 +98,7 @@ func (b *bench) peersOf(sc *scenario) []*plugins {
 	return b.others
 }
 
-// lacks says why a peer cannot be measured, or is not, "" when it is. First is the one that
-// the aims are about.
+// lacks says why a peer is not measured; "" when it is. The aims are about the first peer.
 func lacks(p *plugins, first bool, sc *scenario, verb string) string {
 	for _, st := range sc.steps {
 		if !p.has(st.plugin) {

@@ -41,7 +41,7 @@ type upgrade struct {
 	checkless []nstest.Reference // which fail CHECK of what they made themselves
 	nameless  bool               // the reference's rules name nobody: GC leaves them to DEL
 	needs     []string
-	daemon    string // whose serves dhcp: "ours", "theirs"
+	daemon    string // whose daemon serves dhcp: "ours", "theirs"; empty: there is none
 }
 
 func upgrades() []upgrade {
@@ -118,7 +118,7 @@ func (u upgrade) lend(ours, theirs *World) {
 	ours.IP("link add cni0 type bridge", "addr add 10.88.0.1/24 dev cni0", "link set cni0 up")
 	ServeDHCP(ours.Host, "cni0", "10.88.0.50,10.88.0.60")
 	of := map[string]*World{"ours": ours, "theirs": theirs}[u.daemon]
-	DHCPDaemon(ours.Host, of.Dir, "-timeout", "1s") // the reference's first DISCOVER is lost
+	DHCPDaemon(ours.Host, of.Dir, "-timeout", "1s") // the reference repeats its first DISCOVER, which is lost
 }
 
 // newPod is a container for a list.

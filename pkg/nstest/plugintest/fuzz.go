@@ -45,8 +45,8 @@ const (
 
 var fuzzCommands = []string{"ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", ""}
 
-// FuzzChild runs the target for a plugin that makes a child. The first configuration to begin with has
-// the keys beside the usual ones, the second those of more.
+// FuzzChild runs the target for a plugin that makes a child. Of the three configurations that the fuzzer begins with
+// one has keys, text of JSON, beside the usual ones, and one has more.
 func FuzzChild(f *testing.F, p skel.Plugin[any], keys string, more ...string) {
 	const prev = `"prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","mac":"02:00:00:00:00:01",` +
 		`"sandbox":"` + FuzzNetns + `"}],"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1","interface":0}]}`

@@ -60,7 +60,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	return p.Result, s.WaitUp(ctx, p.Result, attach.Gateway{Link: s.HostEnd, Addrs: v6(p.Gateways)})
 }
 
-func del(ctx context.Context, req *skel.Request) error { return attach.Del(ctx, req, attach.NoMaster) }
+func del(ctx context.Context, req *skel.Request) error { return attach.Del(ctx, req, attach.NoBridge) }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
 	return attach.Check(ctx, req, func(s *attach.Session) []error { return verify(ctx, s, cfg) })

@@ -26,7 +26,7 @@ func verify(ctx context.Context, s *attach.Session, cfg config) []error {
 	if err != nil {
 		return []error{cni.Errorf(cni.CodeDrift, "prevResult: %w", err)}
 	}
-	if err := s.FindPair(attach.NoMaster); err != nil {
+	if err := s.FindPair(attach.NoBridge); err != nil {
 		return []error{err}
 	}
 	inside := iface.Verify(target(s, p.visible()), s.PrevResult)
