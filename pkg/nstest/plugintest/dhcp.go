@@ -35,8 +35,8 @@ func DHCPDaemon(h *nstest.Host, dir string, args ...string) *exec.Cmd {
 	return d
 }
 
-// OpenFiles counts the descriptors of a process that lead to something of a kind,
-// "socket:", or to anything. Some may go while it looks.
+// OpenFiles counts the descriptors of a process whose targets begin with kind: "socket:", or ""
+// for all. Descriptors may be closed meanwhile.
 func OpenFiles(pid int, kind string) (n int) {
 	ginkgo.GinkgoHelper()
 	dir := fmt.Sprintf("/proc/%d/fd", pid)

@@ -119,7 +119,7 @@ var _ = Describe("the daemon", func() {
 
 	It("does not wait, when it ends, for a client that says nothing", func() {
 		l := newLAN()
-		Eventually(func() time.Duration { // again where the machine is slow: else it is never less
+		Eventually(func() time.Duration { // a daemon that waits takes callTime each time, a busy machine not
 			d, since := l.start(), sinceBoot()
 			conn, err := net.Dial("unix", l.socket)
 			Expect(err).NotTo(HaveOccurred())
