@@ -91,6 +91,15 @@ var _ = It("what takes long is measured with the first peer and ours before alon
 	Expect(lacks(&plugins{name: "other", dir: dir}, false, &sc, "ADD")).To(Equal("takes long"))
 })
 
+var _ = It("leases of dhcp are measured with the peers that have it", func() {
+	dir := GinkgoT().TempDir()
+	Expect(os.WriteFile(dir+"/bridge", nil, 0o755)).To(Succeed())
+	sc := scenario{steps: []step{bridge()}, daemon: true}
+	Expect(lacks(&plugins{name: beforeName, dir: dir}, false, &sc, "ADD")).To(Equal("no dhcp"))
+	Expect(os.WriteFile(dir+"/dhcp", nil, 0o755)).To(Succeed())
+	Expect(lacks(&plugins{name: beforeName, dir: dir}, false, &sc, "ADD")).To(BeEmpty())
+})
+
 var _ = DescribeTable("quantiles", func(part, want float64, values ...float64) {
 	Expect(quantile(values, part)).To(BeNumerically("~", want, 1e-9))
 },

@@ -106,6 +106,8 @@ func lacks(p *plugins, first bool, sc *scenario, verb string) string {
 		}
 	}
 	switch {
+	case sc.daemon && !p.has("dhcp"):
+		return "no dhcp"
 	case sc.long && !first && p.name != beforeName:
 		return "takes long"
 	case sc.nft && !p.nft:
