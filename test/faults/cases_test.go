@@ -70,8 +70,11 @@ func each[T trial](l *lesson, all []T) {
 	if len(t.failed) > 0 {
 		Fail(fmt.Sprintf("%d of %d cases:\n    %s", len(t.failed), len(cases), strings.Join(t.failed, "\n    ")))
 	}
-	Expect(3*t.hits).To(BeNumerically(">=", len(cases)), "%d of %d cases hit", t.hits, len(cases))
+	Expect(2*t.hits).To(BeNumerically(">", len(cases)), "%d of %d cases hit", t.hits, len(cases))
 }
+
+// tries is how often a case is played until its fault happens: threads may be quicker this time.
+const tries = 3
 
 // work plays cases on one node. Whatever happened to it, the next case finds a good one.
 func work[T trial](l *lesson, todo <-chan T, t *tally) {
@@ -79,21 +82,30 @@ func work[T trial](l *lesson, todo <-chan T, t *tally) {
 	for c := range todo {
 		var hit bool
 		var err error
-		if n == nil {
-			n, err = l.node()
-		}
-		if err == nil {
-			hit, err = c.play(n)
-		}
-		if err != nil || l.Cold {
-			n.retire()
-			n = nil
-		}
-		if errors.Is(err, errRetire) {
-			err = nil
+		for try := 0; try < tries && !hit && err == nil; try++ {
+			n, hit, err = turn(l, n, c)
 		}
 		t.count(hit, err)
 	}
+}
+
+// turn plays a case on the node, or on a new one where that is nil. It returns the node
+// for the next case, nil where it cannot be used again.
+func turn[T trial](l *lesson, n *node, c T) (next *node, hit bool, err error) {
+	if n == nil {
+		n, err = l.node()
+	}
+	if err == nil {
+		hit, err = c.play(n)
+	}
+	if err != nil || l.Cold {
+		n.retire()
+		n = nil
+	}
+	if errors.Is(err, errRetire) {
+		err = nil
+	}
+	return n, hit, err
 }
 
 // sampleSize is how many cases of a scenario are played where not all are.
