@@ -74,25 +74,25 @@ func (c Chain) in(s Saved) (rules, jumps []Rule) {
 	return rules, jumps
 }
 
-// Has says whether nf_tables has all of the rules, and the chain itself no others and in this order, by one run of a
-// program whose time does not grow with the chains of others. No more is known of a no: the program may be missing.
-func (c Chain) Has(ctx context.Context, nf *nft.Conn, rules []Rule) bool {
-	live, err := nf.Rules(c.nftTable(), c.Name)
-	for _, r := range rules {
-		switch {
-		case r.Chain != c.Name:
-		case len(live) == 0 || live[0].Target != "" && live[0].Target != r.Option("-j"):
-			return false
-		default:
-			live = live[1:]
-		}
-	}
-	tool, missing := FindVariant(ctx, c.Family, NFT)
-	if errors.Join(err, missing) != nil || len(live) > 0 {
+// Has says whether nf_tables has all of the rules, those in the chain itself in this order, by one run of a program
+// whose time does not grow with the chains of others. No more is known of a no: the program may be missing.
+func (c Chain) Has(ctx context.Context, rules []Rule) bool {
+	tool, err := FindVariant(ctx, c.Family, NFT)
+	if err != nil {
 		return false
 	}
-	_, drifted, err := tool.Missing(ctx, c.Table, rules)
-	return err == nil && !drifted
+	var own []Rule
+	lines := []string{"-S " + c.Name}
+	for _, r := range rules {
+		if r.Chain == c.Name {
+			own = append(own, r)
+		} else {
+			lines = append(lines, "-C "+r.String())
+		}
+	}
+	var live strings.Builder
+	_, err = tool.run(ctx, c.Table, lines, &live)
+	return err == nil && len(Lacking(parseRules(strings.Split(live.String(), "\n")), own)) == 0
 }
 
 // Fill returns the lines of a restore that make the chain, or make it anew, with these rules.

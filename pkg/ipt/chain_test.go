@@ -87,14 +87,21 @@ var _ = Describe("a chain", Label("kernel"), func() {
 			})
 
 			It("has its rules in their order and those of others, or nothing is said"+of, func() {
-				inHost(func(nf *nft.Conn, tool ipt.Tool) {
+				inHost(func(_ *nft.Conn, tool ipt.Tool) {
 					jump2 := ipt.NewRule("OURS-1", "-j", "OURS-2")
-					Expect(tool.Restore(ctx, "nat", []string{jump2.Append()})).To(Succeed())
-					own := append(rules("OURS-1"), jump2)
-					has := func(rules ...ipt.Rule) bool { return named("OURS-1").Has(ctx, nf, rules) }
-					Expect(has(append(own, jump("OURS-1"))...)).To(Equal(variant == ipt.NFT))
-					for _, wrong := range [][]ipt.Rule{own[:2], {own[0], own[2], own[1]}, append(own, own[0]),
-						append(own, jump("OURS-2")), append(own, jump("OURS-3"))} {
+					other := ipt.NewRule("OURS-1", "-s", "192.0.2.1/32", "-j", "OURS-2")
+					if family == nft.IPv6 {
+						other = ipt.NewRule("OURS-1", "-s", "2001:db8::1/128", "-j", "OURS-2")
+					}
+					Expect(tool.Restore(ctx, "nat", []string{jump2.Append(), other.Append()})).To(Succeed())
+					own := append(rules("OURS-1"), jump2, other)
+					has := func(rules ...ipt.Rule) bool { return named("OURS-1").Has(ctx, rules) }
+					for _, right := range [][]ipt.Rule{append(own, jump("OURS-1")), own[:2], own[2:],
+						{jump("OURS-1")}} {
+						Expect(has(right...)).To(Equal(variant == ipt.NFT))
+					}
+					for _, wrong := range [][]ipt.Rule{{own[0], own[2], own[1]}, {own[0], own[1], other, jump2},
+						append(own, own[0]), append(own, jump("OURS-2")), append(own, jump("OURS-3"))} {
 						Expect(has(wrong...)).To(BeFalse())
 					}
 				})

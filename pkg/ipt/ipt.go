@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -142,7 +143,7 @@ func (t Tool) Change(ctx context.Context, table string, edit func() ([]string, e
 // When the xtables lock is not free before ctx's deadline, the error is a *statefile.Busy with its
 // holder.
 func (t Tool) Restore(ctx context.Context, table string, lines []string) error {
-	_, err := t.run(ctx, table, lines)
+	_, err := t.run(ctx, table, lines, nil)
 	return err
 }
 
@@ -154,7 +155,7 @@ func (t Tool) Missing(ctx context.Context, table string, rules []Rule) (missing 
 		lines[i] = "-C " + r.String()
 	}
 	const noSuchRule = 1
-	failed, err := t.run(ctx, table, lines)
+	failed, err := t.run(ctx, table, lines, nil)
 	if exit := (*process.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() == noSuchRule && failed >= 0 {
 		return rules[failed], true, nil
 	}
@@ -162,10 +163,11 @@ func (t Tool) Missing(ctx context.Context, table string, rules []Rule) (missing 
 }
 
 // run runs iptables-restore. With the error comes the index of the line that failed, -1 when that is unknown.
-func (t Tool) run(ctx context.Context, table string, lines []string) (failed int, err error) {
+func (t Tool) run(ctx context.Context, table string, lines []string, out io.Writer) (failed int, err error) {
 	var errs strings.Builder
 	cmd := process.Command{Path: t.restore, Args: []string{"--noflush", "-w", strconv.Itoa(waitSeconds(ctx))},
-		Stdin: []byte("*" + table + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"), Stderr: &errs}
+		Stdin:  []byte("*" + table + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"),
+		Stdout: out, Stderr: &errs}
 	if err = cmd.Run(ctx); err == nil {
 		return -1, nil
 	}

@@ -46,6 +46,18 @@ func (r Rule) Equal(o Rule) bool {
 	return r.Chain == o.Chain && slices.Equal(a, b)
 }
 
+// Lacking returns those of the wanted rules that the live ones do not have in this order. Others may stand between.
+func Lacking(live, want []Rule) (out []Rule) {
+	for _, w := range want {
+		if i := slices.IndexFunc(live, w.Equal); i >= 0 {
+			live = live[i+1:]
+		} else {
+			out = append(out, w)
+		}
+	}
+	return out
+}
+
 func quote(arg string) string {
 	if arg != "" && !strings.ContainsAny(arg, " \t\"'\\") {
 		return arg

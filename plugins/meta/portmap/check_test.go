@@ -122,6 +122,10 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 				`iptables -t nat -D @CHAIN -s 10.1.0.0/24 -p tcp --dport 8080 -j CNI-HOSTPORT-SETMARK;
 						iptables -t nat -A @CHAIN -s 10.1.0.0/24 -p tcp --dport 8080 -j CNI-HOSTPORT-SETMARK`,
 				`is missing`),
+			Entry("marks that changed places",
+				`iptables -t nat -R @CHAIN 1 -s 10.1.0.0/24 -d 192.0.2.1 -p tcp --dport 8081 -j CNI-HOSTPORT-SETMARK;
+						iptables -t nat -R @CHAIN 4 -s 10.1.0.0/24 -p tcp --dport 8080 -j CNI-HOSTPORT-SETMARK`,
+				`is missing`),
 			Entry("no way in", `iptables -t nat -F OUTPUT`,
 				`-A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT`),
 			Entry("no masquerade", `ip6tables -t nat -F CNI-HOSTPORT-MASQ`, `-A CNI-HOSTPORT-MASQ`),

@@ -186,7 +186,7 @@ func (c *call) checkIPTables(ctx context.Context, r *record) error {
 			continue
 		}
 		want := slices.Concat(r.sharedRules(), r.chainRules(a), r.entryRules(a.v4()))
-		if where[0] == ipt.NFT && chain.Has(ctx, c.nf, want) {
+		if where[0] == ipt.NFT && chain.Has(ctx, want) {
 			continue
 		}
 		live, err := ipt.Save(ctx, f.Family, where[0], natTable)
@@ -209,15 +209,7 @@ func (r *record) missing(a address, live []ipt.Rule) []ipt.Rule {
 		}
 	}
 	// In the chain the order counts: a rule that sets the fwmark stands before the one that translates.
-	inChain := slices.DeleteFunc(slices.Clone(live), func(rule ipt.Rule) bool { return rule.Chain != r.chain() })
-	for _, want := range r.chainRules(a) {
-		i := slices.IndexFunc(inChain, want.Equal)
-		if i < 0 {
-			out = append(out, want)
-			continue
-		}
-		inChain = inChain[i+1:]
-	}
+	out = append(out, ipt.Lacking(live, r.chainRules(a))...)
 	for _, want := range r.entryRules(a.v4()) {
 		if !slices.ContainsFunc(live, func(rule ipt.Rule) bool { return isEntry(want, rule) }) {
 			out = append(out, want)
