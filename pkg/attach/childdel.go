@@ -8,7 +8,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
-	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // DelChild removes what AddChild made, as Del does.
@@ -31,9 +30,6 @@ func DelChild(ctx context.Context, req *skel.Request, kind string) error {
 		if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 			return false, fmt.Errorf("interface %q: %w", req.IfName, err)
 		}
-		if !statefile.MayHave(childDir, req.Hash()) {
-			return true, nil
-		}
 		return true, childRecords().Drop(locks, req.Hash())
 	})
 }
@@ -49,7 +45,7 @@ func findRemains(ctx context.Context, req *skel.Request, kind string) (cont *rtn
 		}
 		l, err = findChild(cont, req.Attachment, kind)
 	}
-	if errors.Is(err, rtnl.ErrNoLink) && statefile.MayHave(childDir, req.Hash()) {
+	if errors.Is(err, rtnl.ErrNoLink) {
 		var other *rtnl.Conn
 		if other, l, err = findRecorded(ctx, req.Attachment); err == nil {
 			_ = cont.Close()

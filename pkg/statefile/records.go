@@ -3,12 +3,14 @@ package statefile
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 )
 
 // Records is the Store at Path; each method opens and closes it. It is for callers that
 // need not keep others out between two calls. The errors are those of OpenStore, which
-// waits for the lock as long as Wait says, and of the Store.
+// waits for the lock as long as Wait says, and of the Store. Get and Drop of a record that
+// is not there take no lock.
 type Records[T any] struct {
 	Path string
 	Wait time.Duration
@@ -16,6 +18,9 @@ type Records[T any] struct {
 
 // Get is Store.Get.
 func (r Records[T]) Get(ctx context.Context, name string) (record T, ok bool, err error) {
+	if !r.mayHave(name) {
+		return record, false, nil
+	}
 	err = r.existing(ctx, func(s *Store[T]) (err error) {
 		record, ok, err = s.Get(name)
 		return err
@@ -52,7 +57,7 @@ func (r Records[T]) Put(ctx context.Context, name string, record T) error {
 
 // Drop is Store.Drop of each name. It goes on after an error.
 func (r Records[T]) Drop(ctx context.Context, names ...string) error {
-	if len(names) == 0 {
+	if !slices.ContainsFunc(names, r.mayHave) {
 		return nil
 	}
 	return r.existing(ctx, func(s *Store[T]) error {
@@ -63,6 +68,8 @@ func (r Records[T]) Drop(ctx context.Context, names ...string) error {
 		return errors.Join(errs...)
 	})
 }
+
+func (r Records[T]) mayHave(name string) bool { return MayHave(r.Path, name) }
 
 // existing opens the Store for do, and makes no directory.
 func (r Records[T]) existing(ctx context.Context, do func(*Store[T]) error) error {

@@ -93,10 +93,11 @@ func (s *Store[T]) Get(name string) (record T, ok bool, err error) {
 // MayHave says, without the lock, whether the store at path has the record or what
 // a killed Put left of it.
 func MayHave(path, name string) bool {
-	file := name + recordSuffix
-	_, record := os.Lstat(filepath.Join(path, file))
-	_, left := os.Lstat(filepath.Join(path, temporary(file)))
-	return !errors.Is(record, fs.ErrNotExist) || !errors.Is(left, fs.ErrNotExist)
+	isThere := func(file string) bool {
+		_, err := os.Lstat(filepath.Join(path, file))
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	return isThere(name+recordSuffix) || isThere(temporary(name+recordSuffix))
 }
 
 // Put writes a record, whole or not at all.

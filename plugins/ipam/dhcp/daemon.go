@@ -31,7 +31,6 @@ type daemon struct {
 	ctx     context.Context
 	waiting chan struct{} // has an element for each thread that few occupies
 	running sync.WaitGroup
-	storing sync.Mutex // one change at a time: the others wait without a thread
 
 	mu     sync.Mutex
 	leases map[string]*holder // by the attachment's hash
@@ -66,7 +65,7 @@ const (
 	listen = 4 * time.Second
 	// look is how often a lease's container is looked for, when nothing else is to do.
 	look        = time.Minute
-	callTime    = 10 * time.Second // for a plugin to make its call, or take its answer
+	callTime    = 10 * time.Second // for a plugin to make its call, or the daemon to write the answer
 	mostThreads = 4
 )
 
@@ -305,9 +304,8 @@ func (d *daemon) publish(l *link, h *holder) error {
 		return nil
 	}
 	h.keep(is)
-	d.storing.Lock()
-	err := d.records.Put(context.Background(), h.Hash(), h.record)
-	d.storing.Unlock()
+	var err error
+	d.few(func() { err = d.records.Put(context.Background(), h.Hash(), h.record) })
 	if err != nil && !h.isReady() {
 		return errors.Join(err, l.send(h.release()))
 	}
@@ -337,10 +335,9 @@ func (d *daemon) forget(h *holder) error {
 }
 
 // drop removes the record of a lease.
-func (d *daemon) drop(a cni.Attachment) error {
-	d.storing.Lock()
-	defer d.storing.Unlock()
-	return d.records.Drop(context.Background(), a.Hash())
+func (d *daemon) drop(a cni.Attachment) (err error) {
+	d.few(func() { err = d.records.Drop(context.Background(), a.Hash()) })
+	return err
 }
 
 // end ends a lease and tells the server, as far as the container is still there.
@@ -393,11 +390,13 @@ func (d *daemon) answer(conn *net.UnixConn) {
 		cancel()
 	}()
 	res, err := d.serve(ctx, head.ServiceMethod, c)
-	_ = conn.SetDeadline(time.Now().Add(callTime))
+	_ = conn.SetWriteDeadline(time.Now().Add(callTime))
 	failed := writeAnswer(conn, head, res, err)
 	isNew := c.Exclusive && err == nil // else it may have been there before
-	if isNew && failed == nil {
+	if isNew && failed == nil { // a plugin that was stopped may go on later, but the daemon's end does not wait for it
+		limit := context.AfterFunc(d.ctx, func() { _ = conn.SetReadDeadline(time.Now().Add(callTime)) })
 		failed = <-heard
+		limit()
 	}
 	if failed != nil {
 		d.log.Warn("nobody takes the answer", "method", head.ServiceMethod, "error", failed)

@@ -19,6 +19,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // count polls for the number of a server's messages of a kind.
@@ -384,6 +385,17 @@ var _ = Describe("without a daemon", func() {
 		l.start()
 		l.Succeeds(l.call("DEL", c))
 		Expect(l.records()).To(BeEmpty())
+	})
+
+	It("DEL of what has no lease needs no lock", func() {
+		l := newLAN()
+		l.start()
+		l.Do(func() {
+			s, err := statefile.OpenStore[record](context.Background(), recordsOf("", l.socket).Path, 0)
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(s.Close)
+		})
+		l.Succeeds(l.call("DEL", l.container()))
 	})
 
 	It("no call waits for one that hangs", func() {
