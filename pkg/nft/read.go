@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"slices"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/netlink"
@@ -108,15 +109,32 @@ func (c *Conn) get(t Table, items []Item) ([]*Element, error) {
 	return out, nil
 }
 
-// Elements returns all elements of the set, none when there is no set; its cost grows with them.
+// Elements returns all elements of the set, none when there is no set; its cost grows with them. The kernel lists a set
+// in parts, and does not say so when one part misses what another one repeats, since the set grew in between, or
+// when somebody changed the ruleset: such a list is read again.
 func (c *Conn) Elements(t Table, set string) ([]Element, error) {
-	replies, err := c.dump(t.setMessage(unix.NFT_MSG_GETSETELEM, "list", set, nil))
-	var out []Element
-	for _, r := range replies {
-		out = append(out, decodeElements(r)...)
+	m := t.setMessage(unix.NFT_MSG_GETSETELEM, "list", set, nil)
+	for range 100 {
+		parts, err := c.list(m)
+		var out []Element
+		whole, seen := true, map[string]bool{}
+		for _, part := range parts {
+			whole = whole && bytes.Equal(generation(part), generation(parts[0]))
+			for _, e := range decodeElements(part[nfgenmsgSize:]) {
+				whole = whole && !seen[string(e.Key)]
+				seen[string(e.Key)] = true
+				out = append(out, e)
+			}
+		}
+		if whole || err != nil {
+			return out, err
+		}
 	}
-	return out, err
+	return nil, c.readFailure(m, nl.ErrDumpInterrupted)
 }
+
+// generation is the number of the ruleset's state in an answer (res_id of struct nfgenmsg).
+func generation(answer []byte) []byte { return answer[2:nfgenmsgSize] }
 
 func decodeChain(f Family, data []byte) LiveChain {
 	c := LiveChain{

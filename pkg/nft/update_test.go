@@ -2,6 +2,7 @@ package nft_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -11,6 +12,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/nft"
@@ -123,12 +125,10 @@ var _ = Describe("an update", Label("kernel"), func() {
 		with(host, func(c *nft.Conn) {
 			// The kernel lists a map that is still growing with some elements twice
 			// and without some others.
-			Eventually(func() []nft.Element {
-				got, err := c.Elements(table, "ports")
-				Expect(err).NotTo(HaveOccurred())
-				slices.SortFunc(got, func(a, b nft.Element) int { return bytes.Compare(a.Key, b.Key) })
-				return got
-			}).Should(Equal(many))
+			got, err := c.Elements(table, "ports")
+			Expect(err).NotTo(HaveOccurred())
+			slices.SortFunc(got, func(a, b nft.Element) int { return bytes.Compare(a.Key, b.Key) })
+			Expect(got).To(Equal(many))
 			keys := [][]byte{}
 			for _, e := range many[:1000] {
 				keys = append(keys, e.Key)
@@ -142,6 +142,54 @@ var _ = Describe("an update", Label("kernel"), func() {
 		}).Should(Equal(2000))
 		Expect(update(host, func(tx *nft.Tx) error { tx.Delete(table, "ports", many...); return nil })).To(Succeed())
 		Expect(host.Cmd("nft", "list", "map", "inet", "spec", "ports")).NotTo(ContainSubstring("an owner"))
+	})
+
+	It("lists all elements that stay, while others come and go", func() {
+		Expect(update(host, ensure)).To(Succeed())
+		var stay, others []nft.Element
+		for i := 1; i <= 2000; i++ {
+			if i%4 == 0 {
+				others = append(others, port(i))
+			} else {
+				stay = append(stay, port(i))
+			}
+		}
+		Expect(update(host, func(tx *nft.Tx) error { tx.Add(table, "ports", stay...); return nil })).To(Succeed())
+		done := make(chan error, 1)
+		go func() {
+			defer close(done)
+			defer GinkgoRecover()
+			var err error
+			for range 20 {
+				add := func(tx *nft.Tx) error { tx.Add(table, "ports", others...); return nil }
+				del := func(tx *nft.Tx) error { tx.Delete(table, "ports", others...); return nil }
+				err = cmp.Or(err, update(host, add), update(host, del))
+			}
+			done <- err
+		}()
+		with(host, func(c *nft.Conn) {
+			for changing := true; changing; {
+				select {
+				case err := <-done:
+					Expect(err).NotTo(HaveOccurred())
+					changing = false
+				default:
+				}
+				got, err := c.Elements(table, "ports")
+				if changing && errors.Is(err, nl.ErrDumpInterrupted) {
+					continue
+				}
+				Expect(err).NotTo(HaveOccurred())
+				live := map[string]bool{}
+				for _, e := range got {
+					live[string(e.Key)] = true
+				}
+				Expect(got).To(HaveLen(len(live)), "a key stands twice")
+				for _, e := range stay {
+					Expect(live).To(HaveKey(string(e.Key)))
+				}
+			}
+		})
 	})
 
 	It("makes all of a large batch or nothing", func() {
