@@ -2,6 +2,9 @@ module github.com/hawser-cni/plugins
 
 go 1.26.0
 
+// No goroutine that follows changes of the cgroup: a call is over before one.
+godebug updatemaxprocs=0
+
 require (
 	github.com/coreos/go-iptables v0.8.0
 	github.com/godbus/dbus/v5 v5.2.4

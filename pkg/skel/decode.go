@@ -2,7 +2,6 @@ package skel
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -55,13 +54,10 @@ func (c *call) checkEnvironment(command string) error {
 
 // decode reads and checks the configuration. What is wrong with it is reported
 // at once: what every plugin refuses, and what this one does.
-func (c *call) decode(ctx context.Context, command string) (*Request, error) {
+func (c *call) decode(command string) (*Request, error) {
 	data, err := c.readConf()
 	if err != nil {
 		return nil, err
-	}
-	if command == "ADD" {
-		c.listen(ctx)
 	}
 	conf, err := cni.DecodeConfig(data)
 	switch {

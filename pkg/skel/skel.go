@@ -100,10 +100,8 @@ type Env struct {
 	Stderr io.Writer
 
 	// Notify returns a context that ends when the process is told to end. It
-	// is called once ADD has read its configuration, in a goroutine of its own,
-	// and has returned before the first thing that would have to be undone. Until
-	// then, and where nothing is undone, a signal just ends the process.
-	// nil: nobody tells.
+	// is called before the handler of ADD. Until then, and where nothing is undone,
+	// a signal just ends the process. nil: nobody tells.
 	Notify func(context.Context) context.Context
 
 	// Limit is how long the call may take; 0 = callTime.
@@ -166,8 +164,7 @@ type call struct {
 	plugin  Plugin[any]
 	env     Env
 	vars    map[string]string
-	version string               // of the configuration; empty until it is known to be one
-	told    chan context.Context // gets the one of Notify; nil where that is not called
+	version string // of the configuration; empty until it is known to be one
 	req     *Request
 	cfg     any // what the plugin made of its configuration
 
@@ -187,7 +184,7 @@ func (c *call) serve(ctx context.Context) error {
 		}
 		return err
 	}
-	req, err := c.decode(ctx, command)
+	req, err := c.decode(command)
 	c.req = req
 	if err != nil {
 		return err
@@ -213,15 +210,6 @@ func (c *call) serve(ctx context.Context) error {
 	return nil
 }
 
-// listen calls Notify beside the decoding: it waits several times for another thread.
-func (c *call) listen(ctx context.Context) {
-	// An IPAM plugin's leases are given back by whoever called it.
-	if c.env.Notify != nil && !c.plugin.IPAM {
-		c.told = make(chan context.Context, 1)
-		go func() { c.told <- c.env.Notify(ctx) }()
-	}
-}
-
 // handle runs a handler that is not undone.
 func (c *call) handle(ctx context.Context, handler func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(c.env.Limit, callTime))
@@ -240,8 +228,9 @@ func (c *call) add(ctx context.Context) error {
 			c.req.Warn("key %q is unknown and ignored: did you mean %q?", s.key, s.meant)
 		}
 	}
-	if c.told != nil {
-		ctx = <-c.told
+	// An IPAM plugin's leases are given back by whoever called it.
+	if c.env.Notify != nil && !c.plugin.IPAM {
+		ctx = c.env.Notify(ctx)
 	}
 	limit := cmp.Or(c.env.Limit, callTime)
 	timed, cancel := context.WithTimeout(ctx, limit)
