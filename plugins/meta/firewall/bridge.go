@@ -75,33 +75,32 @@ func (c *call) settle(s *store, r *record) (policy, error) {
 	if err != nil || p == r.Policy && r.Backend != iptables {
 		return p, err
 	}
-	was := r.Policy // of the network's others, before; align says it
+	was := r.Policy
 	c.OnFail("give the bridge its policy back", func(ctx context.Context) error {
 		if was == r.Policy {
 			return nil
 		}
 		return c.giveBack(ctx, *r, was)
 	})
-	p, was, err = c.align(s, r)
-	return p, err
+	return c.align(s, r, &was)
 }
 
-// align gives the network's other attachments on the bridge the policy of the record. It returns the policy that the
-// bridge is to have, and the one that those others had.
-func (c *call) align(s *store, r *record) (p, was policy, err error) {
-	p, was = r.Policy, r.Policy
+// align gives the network's other attachments on the bridge the policy of the record, and notes the one that they had.
+// It returns the policy that the bridge is to have.
+func (c *call) align(s *store, r *record, was *policy) (policy, error) {
+	p := r.Policy
 	all, err := s.All()
 	for _, o := range all {
 		if o.Bridge != r.Bridge || o.Hash() == r.Hash() {
 			continue
 		}
 		if o.Network == r.Network && o.Policy != r.Policy && err == nil {
-			was = o.Policy
+			*was = o.Policy
 			err = c.change(s, o, r.Policy)
 		}
 		p = stricter(p, o.Policy)
 	}
-	return p, was, err
+	return p, err
 }
 
 // giveBack gives the network of an attachment, and its bridge, the policy that they had before it.
@@ -112,47 +111,51 @@ func (c *call) giveBack(ctx context.Context, r record, was policy) (err error) {
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	r.Policy = was
-	p, _, err := c.align(s, &r)
+	p, err := c.align(s, &r, &was)
 	if err != nil {
 		return err
 	}
-	if r.Backend != iptables {
-		return owned().Update(ctx, c.nf, func(ch *nft.Change) error { return police(ch, r.Bridge, p) })
+	return c.police(ctx, &r, p)
+}
+
+// police gives the record's bridge the policy, in the record's backend.
+func (c *call) police(ctx context.Context, r *record, p policy) error {
+	if r.Backend == iptables {
+		return c.changeIPTables(ctx, r, func(e *edit, _ nft.Family) { e.police(r.Bridge, p) })
 	}
-	return c.changeIPTables(ctx, &r, func(e *edit, _ family) { e.police(r.Bridge, p) })
+	return owned().Update(ctx, c.nf, func(ch *nft.Change) error { return police(ch, r.Bridge, p) })
 }
 
 // change gives an attachment another policy: the port's flag and the record.
 func (c *call) change(s *store, r *record, p policy) error {
 	r.Policy = p
 	port, err := c.host.Port(r.Port)
-	switch {
-	case errors.Is(err, rtnl.ErrNoLink) || errors.Is(err, rtnl.ErrNotPort):
-		// its container is gone
-	case err != nil:
-		return err
-	case p == isolated && !port.Isolated, p != isolated && r.SetFlag:
+	if err == nil && (p == isolated && !port.Isolated || p != isolated && r.SetFlag) {
 		r.SetFlag = p == isolated
-		if err := c.isolate(r, r.SetFlag); err != nil {
-			return err
-		}
+		err = c.isolate(r, r.SetFlag)
+	}
+	if err != nil && !isGone(err) { // its container may be
+		return err
 	}
 	return s.Put(r.Hash(), *r)
 }
 
 // isolate sets or clears the isolated flag of the attachment's port, which keeps ports apart without br_netfilter too.
-// A port that is gone is no error.
+// To clear that of a port that is gone is no error.
 func (c *call) isolate(r *record, on bool) error {
 	port, err := c.host.Port(r.Port)
 	if err == nil {
 		port.Isolated = on
 		err = c.host.SetPort(r.Port, port)
 	}
-	if !on && (errors.Is(err, rtnl.ErrNoLink) || errors.Is(err, rtnl.ErrNotPort)) {
+	if !on && isGone(err) {
 		return nil
 	}
 	return err
 }
+
+// isGone tells errors about a port that is none any more.
+func isGone(err error) bool { return errors.Is(err, rtnl.ErrNoLink) || errors.Is(err, rtnl.ErrNotPort) }
 
 // checkFlag looks whether the port of an isolated container is isolated.
 func (c *call) checkFlag(r *record) error {
@@ -160,7 +163,7 @@ func (c *call) checkFlag(r *record) error {
 		return nil
 	}
 	port, err := c.host.Port(r.Port)
-	if errors.Is(err, rtnl.ErrNoLink) || errors.Is(err, rtnl.ErrNotPort) || err == nil && !port.Isolated {
+	if isGone(err) || err == nil && !port.Isolated {
 		return drift("host interface with index %d: is no isolated port of bridge %q", r.Port, r.Bridge)
 	}
 	return err

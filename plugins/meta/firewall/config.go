@@ -44,9 +44,7 @@ func policies() []policy { return []policy{open, sameBridge, isolated} }
 
 // stricter returns the stricter of two policies.
 func stricter(a, b policy) policy {
-	return slices.MaxFunc([]policy{a, b}, func(a, b policy) int {
-		return cmp.Compare(slices.Index(policies(), a), slices.Index(policies(), b))
-	})
+	return policies()[max(slices.Index(policies(), a), slices.Index(policies(), b))]
 }
 
 // config is the configuration with every value checked.

@@ -22,7 +22,7 @@ type call struct {
 	nf   *nft.Conn
 }
 
-func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
+func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err error) {
 	if req.PrevResult == nil {
 		return nil, cni.Errorf(cni.CodeConfig,
 			"prevResult: missing; firewall works behind the plugin that makes the interface")
@@ -42,7 +42,22 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	case r.Policy == open && len(r.Addrs) == 0:
 		return req.PrevResult, nil
 	}
-	return req.PrevResult, c.admit(ctx, cfg, r)
+	s, err := openStore(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	if err := c.replace(ctx, s, r); err != nil {
+		return nil, err
+	}
+	c.OnFail("remove the firewall rules", func(ctx context.Context) error { return c.dismiss(ctx, false) })
+	r.Backend = c.choose(ctx, cfg)
+	err = c.apply(ctx, s, r)
+	if cfg.backend == auto && errors.Is(err, nft.ErrUnsupported) {
+		r.Backend = iptables
+		err = c.apply(ctx, s, r)
+	}
+	return req.PrevResult, err
 }
 
 func del(ctx context.Context, req *skel.Request) error {
@@ -100,31 +115,33 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 	if err == nil {
 		err = statefile.Writable(recordDir)
 	}
-	b := cfg.backend
-	if err == nil && b == firewalld {
-		var done func()
-		if _, done, err = dialFirewalld(ctx); err == nil {
-			done()
-		}
-	}
-	if err == nil && (b == auto || b == nftables) {
-		err = c.nf.Probe(layout())
-		if b == auto && errors.Is(err, nft.ErrUnsupported) {
-			b, err = iptables, nil
-		} else if err == nil {
-			err = c.warnOfDrops()
-		}
-	}
-	if err == nil && b == iptables {
-		if missing := ipt.Installed(nft.IPv6); missing != nil {
-			c.Warn("backend iptables: nothing for containers with an IPv6 address: %v", missing)
-		}
-		err = ipt.Installed(nft.IPv4)
+	if err == nil {
+		err = c.ready(ctx, cfg.backend)
 	}
 	if err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "firewall rules: %w", err)
 	}
 	return nil
+}
+
+// ready says why the backend cannot be used.
+func (c *call) ready(ctx context.Context, b backend) error {
+	switch b {
+	case firewalld:
+		return firewalldRuns(ctx)
+	case auto, nftables:
+		err := c.nf.Probe(layout())
+		if err == nil {
+			return c.warnOfDrops()
+		}
+		if b == nftables || !errors.Is(err, nft.ErrUnsupported) {
+			return err
+		}
+	}
+	if missing := ipt.Installed(nft.IPv6); missing != nil {
+		c.Warn("backend iptables: nothing for containers with an IPv6 address: %v", missing)
+	}
+	return ipt.Installed(nft.IPv4)
 }
 
 // dial opens the sockets, which are open until the call is over and a failed ADD is rolled back.
@@ -158,34 +175,18 @@ func (c *call) newRecord(cfg config) (*record, error) {
 	return r, c.findBridge(r)
 }
 
-// admit makes the attachment's rules. An attachment of this name that lived in another namespace is replaced, and so is
-// one whose rules the reference's DEL took away, since that leaves our record.
-func (c *call) admit(ctx context.Context, cfg config, r *record) (err error) {
-	s, err := openStore(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
+// replace removes what an attachment of this name has that lived in another namespace, or whose rules the reference's
+// DEL took away, since that leaves our record. One that is alive is code 100.
+func (c *call) replace(ctx context.Context, s *store, r *record) error {
 	old, ok, err := s.Get(r.Hash())
 	switch {
-	case err != nil:
+	case err != nil || !ok:
 		return err
-	case ok && old.Netns.Is(r.Netns) && (old.Backend != iptables || c.checkIPTables(ctx, &old) == nil):
+	case old.Netns.Is(r.Netns) && (old.Backend != iptables || c.checkIPTables(ctx, &old) == nil):
 		return cni.Errorf(cni.CodeExists, "firewall: this attachment has its rules already (%s); DEL removes them",
 			r.Attachment)
-	case ok:
-		if err := c.remove(ctx, s, &old); err != nil {
-			return err
-		}
 	}
-	c.OnFail("remove the firewall rules", func(ctx context.Context) error { return c.dismiss(ctx, false) })
-	r.Backend = c.choose(ctx, cfg)
-	err = c.apply(ctx, s, r)
-	if cfg.backend == auto && errors.Is(err, nft.ErrUnsupported) {
-		r.Backend = iptables
-		err = c.apply(ctx, s, r)
-	}
-	return err
+	return c.remove(ctx, s, &old)
 }
 
 // choose decides on the backend.
@@ -193,9 +194,8 @@ func (c *call) choose(ctx context.Context, cfg config) backend {
 	if cfg.backend != auto {
 		return cfg.backend
 	}
-	_, done, err := dialFirewalld(ctx)
+	err := firewalldRuns(ctx)
 	if err == nil {
-		done()
 		return firewalld
 	}
 	if !errors.Is(err, errNoFirewalld) {
@@ -217,22 +217,19 @@ func (c *call) apply(ctx context.Context, s *store, r *record) error {
 		return err
 	}
 	if r.Backend == iptables {
-		return c.changeIPTables(ctx, r, func(e *edit, f family) { e.whole(r, f, p) })
+		return c.changeIPTables(ctx, r, func(e *edit, f nft.Family) { e.whole(r, f, p) })
 	}
-	if r.Backend == nftables || r.Bridge != "" {
-		err = c.addNFTables(ctx, r, p)
+	if r.Backend == nftables || r.Bridge != "" { // beside firewalld the policy is in nftables, too
+		if err := c.addNFTables(ctx, r, p); err != nil {
+			return err
+		}
 	}
-	if err == nil && r.Backend == firewalld {
-		err = addFirewalld(ctx, r)
+	if r.Backend == firewalld {
+		return addFirewalld(ctx, r)
 	}
-	if err != nil || r.Backend == firewalld {
-		return err
-	}
-	for _, f := range families() {
-		if len(r.of(f)) > 0 {
-			if err := c.ensureSkeleton(ctx, f, r.AdminChain); err != nil {
-				return err
-			}
+	for _, f := range r.families() {
+		if err := c.ensureSkeleton(ctx, f, r.AdminChain); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -31,35 +31,33 @@ type bus struct {
 	conn *dbus.Conn
 }
 
-// dialFirewalld connects to the system bus and looks whether firewalld is there: errNoFirewalld where it is not.
-func dialFirewalld(ctx context.Context) (*bus, func(), error) {
+// withFirewalld connects to the system bus and calls do where firewalld is there: else the error is errNoFirewalld.
+func withFirewalld(ctx context.Context, do func(*bus) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, busWait,
 		cni.Errorf(cni.CodeTryAgain, "firewalld: no answer on the system bus within %s", busWait))
+	defer cancel()
+	there := false
 	conn, err := dbus.ConnectSystemBus(dbus.WithContext(ctx))
 	if err != nil { // there is no bus, or it does not let us in
 		err = fmt.Errorf("%w: %w", errNoFirewalld, err)
-	}
-	there := false
-	if err == nil {
+	} else {
+		defer conn.Close()
 		err = conn.BusObject().CallWithContext(ctx, "org.freedesktop.DBus.NameHasOwner", 0, firewalldName).Store(&there)
-	}
-	done := func() {
-		if conn != nil {
-			_ = conn.Close()
-		}
-		cancel()
 	}
 	switch {
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
-	case err == nil && !there:
+	case there:
+		return do(&bus{ctx, conn})
+	case err == nil:
 		err = errNoFirewalld
 	}
-	if err != nil {
-		done()
-		return nil, nil, fmt.Errorf("system bus: %w", err)
-	}
-	return &bus{ctx, conn}, done, nil
+	return fmt.Errorf("system bus: %w", err)
+}
+
+// firewalldRuns is nil where firewalld is there.
+func firewalldRuns(ctx context.Context) error {
+	return withFirewalld(ctx, func(*bus) error { return nil })
 }
 
 // ask calls a method about an address in a zone.
@@ -78,62 +76,58 @@ func (d *bus) ask(method, zone string, a netip.Addr, answer ...any) error {
 
 // addFirewalld makes the attachment's addresses sources of the zone, as the reference does: until firewalld reloads.
 func addFirewalld(ctx context.Context, r *record) error {
-	d, done, err := dialFirewalld(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	for _, a := range r.Addrs {
-		var zone string
-		err := d.ask("addSource", r.Zone, a, &zone)
-		if err != nil && !strings.Contains(err.Error(), "ZONE_ALREADY_SET") {
-			return err
+	return withFirewalld(ctx, func(d *bus) error {
+		for _, a := range r.Addrs {
+			err := d.ask("addSource", r.Zone, a, new(string))
+			if err != nil && !strings.Contains(err.Error(), "ZONE_ALREADY_SET") {
+				return err
+			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // delFirewalld takes the addresses back that no other attachment has by now. Where firewalld does not run, or does not
 // know an address, nothing has to be taken back.
 func delFirewalld(ctx context.Context, s *store, r *record) error {
-	d, done, err := dialFirewalld(ctx)
+	err := withFirewalld(ctx, func(d *bus) error {
+		var errs []error
+		for _, a := range r.Addrs {
+			used, err := r.othersHave(s, a)
+			if err == nil && !used {
+				err = d.ask("removeSource", r.Zone, a, new(string))
+			}
+			if err != nil && !strings.Contains(err.Error(), "UNKNOWN_SOURCE") {
+				errs = append(errs, err)
+			}
+		}
+		return errors.Join(errs...)
+	})
 	if errors.Is(err, errNoFirewalld) {
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	defer done()
-	var errs []error
-	for _, a := range r.Addrs {
-		used, err := r.othersHave(s, a)
-		if err == nil && !used {
-			var zone string
-			err = d.ask("removeSource", r.Zone, a, &zone)
-		}
-		if err != nil && !strings.Contains(err.Error(), "UNKNOWN_SOURCE") {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
+	return err
 }
 
 // checkFirewalld looks whether the addresses are in the zone.
 func checkFirewalld(ctx context.Context, r *record) error {
-	d, done, err := dialFirewalld(ctx)
-	if err != nil {
-		return drift("%w", err)
-	}
-	defer done()
-	var diffs []error
-	for _, a := range r.Addrs {
-		in := false
-		if err := d.ask("querySource", r.Zone, a, &in); err != nil {
-			return err
+	runs := false
+	err := withFirewalld(ctx, func(d *bus) error {
+		runs = true
+		var diffs []error
+		for _, a := range r.Addrs {
+			in := false
+			if err := d.ask("querySource", r.Zone, a, &in); err != nil {
+				return err
+			}
+			if !in {
+				diffs = append(diffs, drift("firewalld: %s is no source of zone %q", a, r.Zone))
+			}
 		}
-		if !in {
-			diffs = append(diffs, drift("firewalld: %s is no source of zone %q", a, r.Zone))
-		}
+		return errors.Join(diffs...)
+	})
+	if !runs {
+		err = drift("%w", err)
 	}
-	return errors.Join(diffs...)
+	return err
 }

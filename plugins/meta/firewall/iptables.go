@@ -42,7 +42,7 @@ func rule(chain string, args ...[]string) ipt.Rule {
 func jump(chain string) []string { return []string{"-j", chain} }
 
 // filter is the family's table filter, where iptables-nft keeps it.
-func (f family) filter() nft.Table { return nft.Table{Family: f.Family, Name: filterTable} }
+func filter(f nft.Family) nft.Table { return nft.Table{Family: f, Name: filterTable} }
 
 // edit collects the lines of a restore that make of a table what it is to be.
 type edit struct {
@@ -157,7 +157,7 @@ func (e *edit) policyOf(bridge string) policy {
 }
 
 // whole makes all that the reference makes for an attachment.
-func (e *edit) whole(r *record, f family, p policy) {
+func (e *edit) whole(r *record, f nft.Family, p policy) {
 	e.admin(r.AdminChain)
 	for _, a := range r.of(f) {
 		for _, own := range addressRules(a) {
@@ -171,13 +171,13 @@ func (e *edit) whole(r *record, f family, p policy) {
 
 // restore makes the change in one variant of iptables, by one run to look and one to write; the latter only where
 // something has to change.
-func restore(ctx context.Context, f family, v ipt.Variant, change func(*edit)) error {
-	tool, err := ipt.FindVariant(ctx, f.Family, v)
+func restore(ctx context.Context, f nft.Family, v ipt.Variant, change func(*edit)) error {
+	tool, err := ipt.FindVariant(ctx, f, v)
 	if err != nil {
 		return err
 	}
 	return tool.Change(ctx, filterTable, func() ([]string, error) {
-		saved, err := ipt.Save(ctx, f.Family, v, filterTable)
+		saved, err := ipt.Save(ctx, f, v, filterTable)
 		e := &edit{saved: saved}
 		change(e)
 		return e.lines, err
@@ -186,12 +186,9 @@ func restore(ctx context.Context, f family, v ipt.Variant, change func(*edit)) e
 
 // changeIPTables makes the change for each family of the attachment, with the programs that are plainly called
 // iptables.
-func (c *call) changeIPTables(ctx context.Context, r *record, change func(*edit, family)) error {
-	for _, f := range families() {
-		if len(r.of(f)) == 0 {
-			continue
-		}
-		tool, err := ipt.Find(ctx, f.Family)
+func (c *call) changeIPTables(ctx context.Context, r *record, change func(*edit, nft.Family)) error {
+	for _, f := range r.families() {
+		tool, err := ipt.Find(ctx, f)
 		if err == nil {
 			err = restore(ctx, f, tool.Variant, func(e *edit) { change(e, f) })
 		}
@@ -210,7 +207,7 @@ func (c *call) delIPTables(ctx context.Context, s *store, r *record) error {
 		return err
 	}
 	var errs []error
-	for _, f := range families() {
+	for _, f := range nft.Families() {
 		var gone []ipt.Rule
 		for _, a := range r.of(f) {
 			used, err := r.othersHave(s, a)
@@ -230,9 +227,9 @@ func (c *call) delIPTables(ctx context.Context, s *store, r *record) error {
 		if len(gone) > 0 {
 			errs = append(errs, c.delRules(ctx, f, gone))
 		}
-		if left == sameBridge && r.Policy == isolated {
-			errs = append(errs, c.relax(ctx, f, r.Bridge))
-		}
+	}
+	if left == sameBridge && r.Policy == isolated {
+		errs = append(errs, c.police(ctx, r, left))
 	}
 	return errors.Join(errs...)
 }
@@ -248,12 +245,10 @@ func (c *call) delReference(ctx context.Context, s *store, had *record) error {
 	}
 	made := false
 	var lost error
-	for _, f := range families() {
-		if own := r.of(f); len(own) > 0 {
-			have, err := c.named(ctx, f, cniForward)
-			lost = errors.Join(lost, err)
-			made = made || slices.ContainsFunc(own, func(a netip.Addr) bool { return have[string(a.AsSlice())] })
-		}
+	for _, f := range r.families() {
+		have, err := c.named(ctx, f, cniForward)
+		lost = errors.Join(lost, err)
+		made = made || slices.ContainsFunc(r.of(f), func(a netip.Addr) bool { return have[string(a.AsSlice())] })
 	}
 	if made {
 		if all := c.PrevResult.Interfaces; len(all) > 0 && cni.ValidIfName(all[0].Name) {
@@ -274,8 +269,8 @@ func (c *call) tolerate(err error) error {
 }
 
 // named are the addresses and interfaces that rules of a chain name, in either variant, as nf_tables compares them.
-func (c *call) named(ctx context.Context, f family, chain string) (map[string]bool, error) {
-	live, err := c.nf.Rules(f.filter(), chain)
+func (c *call) named(ctx context.Context, f nft.Family, chain string) (map[string]bool, error) {
+	live, err := c.nf.Rules(filter(f), chain)
 	if err := nft.IfSupported(err); err != nil {
 		return nil, err
 	}
@@ -285,7 +280,7 @@ func (c *call) named(ctx context.Context, f family, chain string) (map[string]bo
 			out[string(value)] = true
 		}
 	}
-	saved, err := ipt.Save(ctx, f.Family, ipt.Legacy, filterTable)
+	saved, err := ipt.Save(ctx, f, ipt.Legacy, filterTable)
 	for _, r := range saved.Rules {
 		if host, err := netip.ParsePrefix(r.Option("-s")); err == nil && r.Chain == chain {
 			out[string(host.Addr().AsSlice())] = true
@@ -299,7 +294,7 @@ func (c *call) named(ctx context.Context, f family, chain string) (map[string]bo
 
 // referenceOn says whether a container of the reference is on the record's bridge: one with rules for an address of
 // which there is no record, and to which the bridge leads.
-func (c *call) referenceOn(ctx context.Context, s *store, r *record, f family) (bool, error) {
+func (c *call) referenceOn(ctx context.Context, s *store, r *record, f nft.Family) (bool, error) {
 	bridge, err := c.host.Link(r.Bridge)
 	if errors.Is(err, rtnl.ErrNoLink) {
 		return false, nil
@@ -325,7 +320,7 @@ func (c *call) referenceOn(ctx context.Context, s *store, r *record, f family) (
 // sweepIPTables removes the policies of bridges that nobody is on: those that the reference made have no other end.
 func (c *call) sweepIPTables(ctx context.Context) error {
 	var errs []error
-	for _, f := range families() {
+	for _, f := range nft.Families() {
 		bridges, err := c.named(ctx, f, stage2)
 		errs = append(errs, err)
 		for name := range bridges {
@@ -339,32 +334,19 @@ func (c *call) sweepIPTables(ctx context.Context) error {
 	return c.tolerate(errors.Join(errs...))
 }
 
-// relax gives a bridge that was isolated the policy same-bridge, in the variants where it has one.
-func (c *call) relax(ctx context.Context, f family, bridge string) error {
-	where, err := ipt.Chain{Family: f.Family, Table: filterTable, Name: stage1}.Variants(ctx, c.nf)
-	for _, v := range where {
-		err = errors.Join(err, restore(ctx, f, v, func(e *edit) {
-			if e.policyOf(bridge) == isolated {
-				e.police(bridge, sameBridge)
-			}
-		}))
-	}
-	return err
-}
-
 // delRules removes these rules: from nf_tables over netlink, without a program.
-func (c *call) delRules(ctx context.Context, f family, gone []ipt.Rule) error {
+func (c *call) delRules(ctx context.Context, f nft.Family, gone []ipt.Rule) error {
 	byChain := map[string][]nft.Rule{}
 	for _, r := range gone {
 		byChain[r.Chain] = append(byChain[r.Chain], r.InNFTables())
 	}
 	var errs []error
 	for chain, rules := range byChain {
-		left := nft.Leftover{Table: f.filter(), Chain: chain, Rule: nft.OneOf(f.Family, rules...)}
+		left := nft.Leftover{Table: filter(f), Chain: chain, Rule: nft.OneOf(f, rules...)}
 		errs = append(errs, nft.IfSupported(left.Remove(ctx, c.nf)))
 	}
 	isGone := func(r ipt.Rule) bool { return slices.ContainsFunc(gone, r.Equal) }
-	saved, err := ipt.Save(ctx, f.Family, ipt.Legacy, filterTable)
+	saved, err := ipt.Save(ctx, f, ipt.Legacy, filterTable)
 	if slices.ContainsFunc(saved.Rules, isGone) {
 		err = restore(ctx, f, ipt.Legacy, func(e *edit) { e.drop(isGone) })
 	}
@@ -374,19 +356,16 @@ func (c *call) delRules(ctx context.Context, f family, gone []ipt.Rule) error {
 // checkIPTables looks for the attachment's rules, in the variant that has them.
 func (c *call) checkIPTables(ctx context.Context, r *record) error {
 	var diffs []error
-	for _, f := range families() {
-		if len(r.of(f)) == 0 {
-			continue
-		}
-		where, err := ipt.Chain{Family: f.Family, Table: filterTable, Name: cniForward}.Variants(ctx, c.nf)
+	for _, f := range r.families() {
+		where, err := ipt.Chain{Family: f, Table: filterTable, Name: cniForward}.Variants(ctx, c.nf)
 		if len(where) == 0 {
 			if err == nil {
-				err = drift("%s chain %q: is missing", f.Family, cniForward)
+				err = drift("%s chain %q: is missing", f, cniForward)
 			}
 			diffs = append(diffs, err)
 			continue
 		}
-		saved, err := ipt.Save(ctx, f.Family, where[0], filterTable)
+		saved, err := ipt.Save(ctx, f, where[0], filterTable)
 		if err != nil {
 			return err
 		}
@@ -394,7 +373,7 @@ func (c *call) checkIPTables(ctx context.Context, r *record) error {
 		e.whole(r, f, stricter(r.Policy, e.policyOf(r.Bridge)))
 		for _, line := range e.lines {
 			if !strings.HasPrefix(line, "-D ") { // what is left of another policy
-				diffs = append(diffs, drift("iptables of %s: lacks %q", f.Family, line))
+				diffs = append(diffs, drift("iptables of %s: lacks %q", f, line))
 			}
 		}
 	}
@@ -404,24 +383,24 @@ func (c *call) checkIPTables(ctx context.Context, r *record) error {
 // ensureSkeleton makes what is missing in FORWARD of each variant of iptables that has this chain: what it drops is
 // dropped whatever nftables accept, unless it accepts the fwmark bit. Others flush it now and then, so it is made
 // again for all containers.
-func (c *call) ensureSkeleton(ctx context.Context, f family, admin string) error {
+func (c *call) ensureSkeleton(ctx context.Context, f nft.Family, admin string) error {
 	for _, v := range []ipt.Variant{ipt.NFT, ipt.Legacy} {
 		lacking, err := c.lacking(ctx, f, v, admin)
 		if err == nil && lacking != "" {
 			err = restore(ctx, f, v, func(e *edit) { e.skeleton(admin) })
 		}
 		if ipt.NotInstalled(err) {
-			c.Warn("what chain FORWARD of %s (iptables-%s) drops stays dropped: %v", f.Family, v, err)
+			c.Warn("what chain FORWARD of %s (iptables-%s) drops stays dropped: %v", f, v, err)
 			err = nil
 		}
 		if err != nil {
-			return fmt.Errorf("chain FORWARD of %s (iptables-%s): %w", f.Family, v, err)
+			return fmt.Errorf("chain FORWARD of %s (iptables-%s): %w", f, v, err)
 		}
 	}
 	return nil
 }
 
-func (c *call) checkSkeleton(ctx context.Context, f family, admin string) error {
+func (c *call) checkSkeleton(ctx context.Context, f nft.Family, admin string) error {
 	var diffs []error
 	for _, v := range []ipt.Variant{ipt.NFT, ipt.Legacy} {
 		lacking, err := c.lacking(ctx, f, v, admin)
@@ -429,7 +408,7 @@ func (c *call) checkSkeleton(ctx context.Context, f family, admin string) error 
 			return err
 		}
 		if lacking != "" {
-			diffs = append(diffs, drift("chain FORWARD of %s (iptables-%s): %s", f.Family, v, lacking))
+			diffs = append(diffs, drift("chain FORWARD of %s (iptables-%s): %s", f, v, lacking))
 		}
 	}
 	return errors.Join(diffs...)
@@ -437,22 +416,22 @@ func (c *call) checkSkeleton(ctx context.Context, f family, admin string) error 
 
 // lacking says what FORWARD of a variant lacks; nothing where there is no such chain. Of nf_tables it asks over
 // netlink, without a program.
-func (c *call) lacking(ctx context.Context, f family, v ipt.Variant, admin string) (string, error) {
+func (c *call) lacking(ctx context.Context, f nft.Family, v ipt.Variant, admin string) (string, error) {
 	if v == ipt.Legacy {
-		saved, err := ipt.Save(ctx, f.Family, v, filterTable)
+		saved, err := ipt.Save(ctx, f, v, filterTable)
 		e := &edit{saved: saved}
 		if e.skeleton(admin); err != nil || !slices.Contains(saved.Chains, forwardHook) || len(e.lines) == 0 {
 			return "", err
 		}
 		return "it lacks " + e.lines[0], nil
 	}
-	there, err := c.nf.Chain(f.filter(), forwardHook)
+	there, err := c.nf.Chain(filter(f), forwardHook)
 	if err := nft.IfSupported(err); err != nil || there == nil {
 		return "", err
 	}
 	for _, way := range []struct{ from, to string }{{forwardHook, cniForward}, {cniForward, admin},
 		{cniForward, acceptedChain}, {acceptedChain, ""}} {
-		rules, err := c.nf.Rules(f.filter(), way.from)
+		rules, err := c.nf.Rules(filter(f), way.from)
 		if err != nil {
 			return "", err
 		}

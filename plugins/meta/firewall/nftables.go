@@ -30,16 +30,9 @@ const (
 	clearPriority   = 300 // behind all that looks at the fwmark
 )
 
-// family has the names in which IPv4 and IPv6 differ.
-type family struct{ nft.Family }
-
-func families() []family { return []family{{nft.IPv4}, {nft.IPv6}} }
-
-func (f family) v4() bool { return f.Family == nft.IPv4 }
-
 // addrSet has the addresses of containers, publishedSet those that may be reached by host ports.
-func (f family) addrSet() string      { return "firewall" + f.Digit() + "_v1" }
-func (f family) publishedSet() string { return "firewall" + f.Digit() + "_published_v1" }
+func addrSet(f nft.Family) string      { return "firewall" + f.Digit() + "_v1" }
+func publishedSet(f nft.Family) string { return "firewall" + f.Digit() + "_published_v1" }
 
 // layout is what all attachments share. A packet that is accepted gets the fwmark bit, since an accept here ends no
 // other table's chain.
@@ -51,14 +44,14 @@ func layout() nft.Layout {
 	}}
 	policed := nft.Rule{nft.InSet(policedSet, nft.IIFName), nft.InSet(policedSet, nft.OIFName), nft.Jump(policyChain)}
 	forward := []nft.Rule{policed}
-	for _, f := range families() {
+	for _, f := range nft.Families() {
 		l.Sets = append(l.Sets,
-			nft.Set{Name: f.addrSet(), Key: []nft.Type{f.Addr()}, Comment: "containers"},
-			nft.Set{Name: f.publishedSet(), Key: []nft.Type{f.Addr()}, Comment: "containers, for host ports"})
+			nft.Set{Name: addrSet(f), Key: []nft.Type{f.Addr()}, Comment: "containers"},
+			nft.Set{Name: publishedSet(f), Key: []nft.Type{f.Addr()}, Comment: "containers, for host ports"})
 		forward = append(forward,
-			nft.Rule{nft.InSet(f.addrSet(), f.Saddr()), nft.Goto(acceptChain)},
-			nft.Rule{nft.InSet(f.addrSet(), f.Daddr()), nft.CtEstablished(), nft.Goto(acceptChain)},
-			nft.Rule{nft.InSet(f.publishedSet(), f.Daddr()), nft.CtTranslated(), nft.Goto(acceptChain)})
+			nft.Rule{nft.InSet(addrSet(f), f.Saddr()), nft.Goto(acceptChain)},
+			nft.Rule{nft.InSet(addrSet(f), f.Daddr()), nft.CtEstablished(), nft.Goto(acceptChain)},
+			nft.Rule{nft.InSet(publishedSet(f), f.Daddr()), nft.CtTranslated(), nft.Goto(acceptChain)})
 	}
 	l.Chains = []nft.Chain{
 		{Name: policyChain, Comment: "between bridges with an ingress policy", Rules: []nft.Rule{
@@ -76,8 +69,8 @@ func layout() nft.Layout {
 // owned is the layout with the elements of all attachments.
 func owned() nft.Owned {
 	o := nft.Owned{Layout: layout()}
-	for _, f := range families() {
-		o.Sets = append(o.Sets, f.addrSet(), f.publishedSet())
+	for _, f := range nft.Families() {
+		o.Sets = append(o.Sets, addrSet(f), publishedSet(f))
 	}
 	return o
 }
@@ -88,15 +81,13 @@ func (r *record) items() []nft.Item {
 	if r.Backend == firewalld {
 		return nil
 	}
-	for _, f := range families() {
-		for _, a := range r.of(f) {
-			it := nft.Item{Set: f.addrSet(), Name: "address " + a.String(),
-				Element: nft.Element{Key: nft.AddrKey(a), Comment: r.Mark()}}
+	for _, a := range r.Addrs {
+		it := nft.Item{Set: addrSet(nft.FamilyOf(a)), Name: "address " + a.String(),
+			Element: nft.Element{Key: nft.AddrKey(a), Comment: r.Mark()}}
+		out = append(out, it)
+		if r.Published {
+			it.Set = publishedSet(nft.FamilyOf(a))
 			out = append(out, it)
-			if r.Published {
-				it.Set = f.publishedSet()
-				out = append(out, it)
-			}
 		}
 	}
 	return out
@@ -159,35 +150,28 @@ func (c *call) warnOfDrops() error {
 	return nil
 }
 
-// entry is one of the elements that make the policy of a bridge. It belongs to all attachments on the bridge.
-type entry struct {
-	set  string
-	elem nft.Element
-	want bool
-}
-
-func entries(bridge string, p policy) []entry {
-	name := nft.IfNameKey(bridge)
-	return []entry{
-		{policedSet, nft.Element{Key: name}, p != open},
-		{sameSet, nft.Element{Key: nft.Key(name, name)}, p == sameBridge},
-	}
-}
-
-// police stages what gives the bridge a policy.
+// police stages what gives the bridge a policy: elements that belong to all attachments on it.
 func police(ch *nft.Change, bridge string, p policy) error {
 	if bridge == "" {
 		return nil
 	}
-	for _, e := range entries(bridge, p) {
-		live, err := ch.Get(table, e.set, e.elem.Key)
+	name := nft.IfNameKey(bridge)
+	for _, e := range []struct {
+		set  string
+		key  []byte
+		want bool
+	}{
+		{policedSet, name, p != open},
+		{sameSet, nft.Key(name, name), p == sameBridge},
+	} {
+		live, err := ch.Get(table, e.set, e.key)
 		switch {
 		case err != nil:
 			return err
 		case e.want && live[0] == nil:
-			ch.Add(table, e.set, e.elem)
+			ch.Add(table, e.set, nft.Element{Key: e.key})
 		case !e.want && live[0] != nil:
-			ch.Delete(table, e.set, e.elem)
+			ch.Delete(table, e.set, nft.Element{Key: e.key})
 		}
 	}
 	return nil
@@ -195,19 +179,16 @@ func police(ch *nft.Change, bridge string, p policy) error {
 
 // policyOf is the policy that the bridge has in nftables.
 func (c *call) policyOf(bridge string) (policy, error) {
-	p := isolated
-	for _, e := range entries(bridge, p) {
-		live, err := c.nf.Get(table, e.set, e.elem.Key)
-		switch {
-		case err != nil:
-			return open, nft.IfSupported(err)
-		case live[0] == nil && e.set == policedSet:
-			return open, nil
-		case live[0] != nil && e.set == sameSet:
-			p = sameBridge
-		}
+	name := nft.IfNameKey(bridge)
+	policed, err := c.nf.Get(table, policedSet, name)
+	if err != nil || policed[0] == nil {
+		return open, nft.IfSupported(err)
 	}
-	return p, nil
+	same, err := c.nf.Get(table, sameSet, nft.Key(name, name))
+	if err == nil && same[0] != nil {
+		return sameBridge, nil
+	}
+	return isolated, err
 }
 
 // sweepPolicies removes the policies of bridges that nobody is on.
@@ -217,7 +198,7 @@ func (c *call) sweepPolicies(ctx context.Context) error {
 		bridge := strings.TrimRight(string(e.Key), "\x00")
 		unused, lost := c.isUnused(bridge)
 		if unused && lost == nil {
-			lost = owned().Update(ctx, c.nf, func(ch *nft.Change) error { return police(ch, bridge, open) })
+			lost = c.police(ctx, &record{Bridge: bridge}, open)
 		}
 		err = errors.Join(err, lost)
 	}
@@ -234,8 +215,8 @@ func (c *call) checkNFTables(ctx context.Context, r *record) error {
 	if r.Policy != open && stricter(p, r.Policy) != p {
 		diffs = append(diffs, drift("bridge %q: ingress policy is %s, not %s", r.Bridge, p, r.Policy))
 	}
-	for _, f := range families() {
-		if len(r.of(f)) > 0 && r.Backend == nftables {
+	if r.Backend == nftables {
+		for _, f := range r.families() {
 			diffs = append(diffs, c.checkSkeleton(ctx, f, r.AdminChain))
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
@@ -63,9 +64,14 @@ func (r *record) othersHave(s *store, a netip.Addr) (bool, error) {
 	})
 }
 
+// families are those of the addresses.
+func (r *record) families() []nft.Family {
+	return slices.DeleteFunc(nft.Families(), func(f nft.Family) bool { return len(r.of(f)) == 0 })
+}
+
 // of are the addresses of a family.
-func (r *record) of(f family) []netip.Addr {
-	return slices.DeleteFunc(slices.Clone(r.Addrs), func(a netip.Addr) bool { return a.Is4() != f.v4() })
+func (r *record) of(f nft.Family) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(r.Addrs), func(a netip.Addr) bool { return nft.FamilyOf(a) != f })
 }
 
 // left is the policy that the record's bridge has without it, in its backend: its own where others want that too.
@@ -75,8 +81,7 @@ func (r *record) left(s *store) (policy, error) {
 		return p, nil
 	}
 	_, err := s.Any(func(o record) bool {
-		if o.Hash() != r.Hash() && o.Bridge == r.Bridge &&
-			(o.Backend == iptables) == (r.Backend == iptables) {
+		if o.Hash() != r.Hash() && o.Bridge == r.Bridge && (o.Backend == iptables) == (r.Backend == iptables) {
 			p = stricter(p, o.Policy)
 		}
 		return p == stricter(p, r.Policy)
