@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -74,13 +75,17 @@ func (p *port) prepareGateway(ctx context.Context, want []netip.Prefix) (gw atta
 	return gw, nil
 }
 
-// keepMAC sets the MAC address of a bridge that becomes a gateway to its present one. A bridge whose
-// address was never set takes that of one of its ports, and another when that port goes: then
-// containers lose their gateway until their neighbour caches expire.
+// keepMAC sets the MAC address of a bridge that becomes a gateway: to its present one, or to the one before
+// this ADD if it has taken that of the new port. A bridge whose address was never set takes that of one of
+// its ports, and another when that port goes: then containers lose their gateway until their neighbour
+// caches expire.
 func (p *port) keepMAC() error {
-	br, err := p.Host.LinkByIndex(p.bridge.Index) // the port that ADD just made may have changed it
+	br, err := p.Host.LinkByIndex(p.bridge.Index)
 	if err != nil {
 		return err
+	}
+	if bytes.Equal(br.MAC, p.HostEnd.MAC) {
+		br.MAC = p.bridge.MAC
 	}
 	return p.Host.SetLink(br.Index, rtnl.Change{MAC: br.MAC})
 }

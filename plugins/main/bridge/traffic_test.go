@@ -67,6 +67,7 @@ var _ = Describe("traffic", func() {
 				Conf: conf(Object{"cniVersion": "1.0.0"})}
 			w.Reference(nstest.Newest(), layer2).Added()
 		}
+		before := Show(w.Host, "br").Address
 		var all []Attached
 		for i := range 4 {
 			id, cont := fmt.Sprint("c", i), nstest.NewNetns()
@@ -78,6 +79,7 @@ var _ = Describe("traffic", func() {
 		other := all[(goes+1)%len(all)]
 		Expect(Ping(other.Host, "10.1.0.1")).To(BeTrue())
 		mac := Show(w.Host, "br").Address
+		Expect(mac).To(Equal(before))
 		w.Succeeds(all[goes].As("DEL"))
 		Expect(Show(w.Host, "br").Address).To(Equal(mac))
 		Expect(IP(other.Host, "neigh")).To(ContainSubstring("10.1.0.1 dev eth0 lladdr " + mac))
