@@ -61,7 +61,12 @@ func (c *checker) file(path string, data []byte) error {
 	}
 	if file["plugins"] != nil {
 		c.list(path, file)
-	} else if !c.entry(path, data) {
+		return nil
+	}
+	if completeIPAM(file) {
+		data, _ = json.Marshal(file) // which was read from JSON
+	}
+	if !c.entry(path, data, false) {
 		c.delegates(path, file)
 	}
 	return nil
@@ -85,11 +90,27 @@ func (c *checker) list(path string, file map[string]json.RawMessage) {
 			continue
 		}
 		entry["name"], entry["cniVersion"] = file["name"], version
+		completeIPAM(entry)
 		way := fmt.Sprintf("%s[%d]", path, i)
-		if conf, err := json.Marshal(entry); err == nil && !c.entry(way, conf) {
+		if conf, err := json.Marshal(entry); err == nil && !c.entry(way, conf, i == 0) {
 			c.delegates(way, entry)
 		}
 	}
+}
+
+// completeIPAM gives the ipam of an entry of flannel's, if it has one, what flannel adds to it: a type, and in place
+// of the node's subnet any. It reports whether it did.
+func completeIPAM(entry map[string]json.RawMessage) bool {
+	var ipam map[string]json.RawMessage
+	if string(entry["type"]) != `"flannel"` || json.Unmarshal(entry["ipam"], &ipam) != nil || ipam == nil {
+		return false
+	}
+	if ipam["type"] == nil {
+		ipam["type"] = json.RawMessage(`"host-local"`)
+	}
+	ipam["ranges"] = json.RawMessage(`[[{"subnet": "10.244.0.0/24"}]]`)
+	entry["ipam"], _ = json.Marshal(ipam)
+	return true
 }
 
 // delegates checks the configurations that another plugin hands on: flannel's
@@ -106,8 +127,11 @@ func (c *checker) delegates(path string, entry map[string]json.RawMessage) {
 		if one["type"] == nil {
 			one["type"] = json.RawMessage(`"bridge"`)
 		}
-		if one["ipam"] == nil && !c.plugin.IPAM { // an IPAM plugin would miss the subnet, which flannel adds
+		if one["ipam"] == nil && !c.plugin.IPAM { // an IPAM plugin has seen it in the entry
 			one["ipam"] = json.RawMessage(`{"type": "host-local"}`)
+			if entry["ipam"] != nil {
+				one["ipam"] = entry["ipam"]
+			}
 		}
 		if conf, err := json.Marshal(one); err == nil {
 			_ = c.file(cni.KeyIn(path, "delegate"), conf) // no error: it is an object
@@ -121,8 +145,8 @@ func (c *checker) delegates(path string, entry map[string]json.RawMessage) {
 }
 
 // entry checks a configuration if it is this plugin's, or nobody can say whose, and
-// reports whether it was. path is the way to it in the file.
-func (c *checker) entry(path string, data []byte) bool {
+// reports whether it was. path is the way to it in the file; first says that it is the first of a list.
+func (c *checker) entry(path string, data []byte, first bool) bool {
 	conf, err := cni.DecodeConfig(data)
 	if err == nil && conf.Type != c.plugin.Name && !(c.plugin.IPAM && conf.IPAM.Type == c.plugin.Name) {
 		return false
@@ -133,6 +157,10 @@ func (c *checker) entry(path string, data []byte) bool {
 	}
 	var problems cni.Problems
 	problems.AddIn(prefix, err)
+	if first && c.plugin.Chained && conf.Type == c.plugin.Name {
+		problems.AddIn(prefix, cni.Refuse("type", conf.Type,
+			"is the first of the list, and needs a plugin before it, which makes the interface"))
+	}
 	problems.AddIn(prefix, c.checkVersion(conf.CNIVersion, "ADD"))
 	req, err := c.request(data, conf, "ADD")
 	problems.AddIn(prefix, err)
@@ -144,6 +172,11 @@ func (c *checker) entry(path string, data []byte) bool {
 		if p.Suggestion != "" {
 			fmt.Fprintf(&c.out, "    %s\n", p.Suggestion)
 		}
+	}
+	var given struct{ CNIVersion string }
+	if json.Unmarshal(data, &given) == nil && given.CNIVersion == "" {
+		fmt.Fprintf(&c.out, "warning: %scniVersion: is missing and taken for %s; some runtimes refuse that\n", prefix,
+			conf.CNIVersion)
 	}
 	for _, s := range strays(c.plugin, data, path) {
 		reason := "is unknown and ignored"

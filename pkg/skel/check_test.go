@@ -1,7 +1,9 @@
 package skel_test
 
 import (
+	"encoding/json"
 	"fmt"
+	"net/netip"
 	"strconv"
 	"strings"
 
@@ -122,6 +124,8 @@ var _ = Describe("--check-config", func() {
 		Entry("a version that nobody speaks", `"cniVersion": "7", "name": "x"`,
 			`error: plugins[0].cniVersion: "7" is not supported`),
 		Entry("several versions", `"cniVersions": ["1.0.0"], "name": "x"`, "probe: valid"),
+		Entry("no version", `"name": "x"`, "warning: plugins[0].cniVersion: is missing and taken for 0.1.0; "+
+			"some runtimes refuse that\nprobe: valid"),
 	)
 
 	DescribeTable("looks into what another plugin hands on", func(conf, want string) {
@@ -140,7 +144,7 @@ var _ = Describe("--check-config", func() {
 		Entry("multus' delegates: configurations, and lists",
 			`{"cniVersion": "1.0.0", "name": "m", "type": "multus", "delegates": [
 				{"cniVersion": "1.0.0", "name": "a", "type": "probe", "vlan": 5000},
-				{"type": "probe", "name": "x", "mtu": "1"},
+				{"cniVersion": "1.0.0", "type": "probe", "name": "x", "mtu": "1"},
 				{"cniVersion": "1.0.0", "name": "b", "plugins": [
 					{"type": "other"}, {"type": "probe", "bridge": "none"}]}]}`,
 			`error: delegates[0].vlan: 5000 is too great; `+
@@ -171,6 +175,40 @@ var _ = Describe("--check-config", func() {
 		Expect(checked(p, conf)).To(Equal(answer{stdout: "probe: valid\n"}))
 		p.Name, p.IPAM = "host-local", true
 		Expect(checked(p, conf)).To(Equal(answer{code: 3, stdout: "host-local: nothing here is for it\n"}))
+	})
+
+	DescribeTable("of flannel's own ipam has IPAM plugins see what flannel adds, and main plugins see it", func(
+		kind string) {
+		var seen struct {
+			IPAM struct {
+				Type, DataDir string
+				Ranges        [][]struct{ Subnet netip.Prefix }
+			}
+		}
+		p := picky()
+		p.Parse = func(req *skel.Request) (any, error) { return nil, json.Unmarshal(req.Conf, &seen) }
+		entry := `{"cniVersion": "1.0.0", "name": "n", "type": "flannel", "delegate": {"type": "probe"}, "ipam": {` +
+			kind + `"dataDir": "/x", "ranges": []}}`
+		for _, conf := range []string{list(entry), entry} {
+			for _, name := range []string{"host-local", "probe"} {
+				p.Name, p.IPAM, seen.IPAM.Ranges = name, name == "host-local", nil
+				Expect(checked(p, conf).stdout).To(HaveSuffix(name + ": valid\n"))
+				Expect(seen.IPAM.Ranges).To(HaveLen(1))
+				Expect([]string{seen.IPAM.Type, seen.IPAM.DataDir}).To(Equal([]string{"host-local", "/x"}))
+			}
+		}
+	},
+		Entry("with a type", `"type": "host-local", `),
+		Entry("without one", ""),
+	)
+
+	It("refuses an entry that is the first of a list and needs a plugin before it", func() {
+		p := picky()
+		p.Chained = true
+		Expect(checked(p, list(probeEntry))).To(Equal(answer{code: 1, stdout: `error: plugins[0].type: "probe" is ` +
+			"the first of the list, and needs a plugin before it, which makes the interface\nprobe: not valid\n"}))
+		Expect(checked(p, list(`{"type": "other"}, `+probeEntry)).code).To(BeZero())
+		Expect(checked(p, `{"cniVersion": "0.4.0", "name": "n", "type": "probe"}`).code).To(BeZero())
 	})
 
 	It("does not follow delegates of delegates without end", func() {

@@ -42,6 +42,9 @@ type Plugin[C any] struct {
 	// IPAM plugins are given CNI_NETNS but never look at it.
 	IPAM bool
 
+	// Chained plugins work on what a plugin before them made. Only --check-config looks at it: ADD says more.
+	Chained bool
+
 	// Parse reads and checks the configuration, and returns all that it refuses.
 	// It looks at nothing but the request. It runs once, before the handlers
 	// that are given C: those of DEL and GC, which work with a configuration
@@ -76,7 +79,7 @@ func (p Plugin[C]) Any() Plugin[any] {
 		}
 	}
 	return Plugin[any]{
-		Name: p.Name, About: p.About, Config: p.Config, IPAM: p.IPAM, Commands: p.Commands,
+		Name: p.Name, About: p.About, Config: p.Config, IPAM: p.IPAM, Chained: p.Chained, Commands: p.Commands,
 		Parse: func(r *Request) (any, error) {
 			if p.Parse == nil {
 				return nil, nil

@@ -17,14 +17,15 @@ func main() { skel.Main(plugin()) }
 
 func plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
-		Name:   "bandwidth",
-		About:  "limits how fast a container may send and receive",
-		Config: wireConfig{},
-		Parse:  parseConfig,
-		Add:    add,
-		Del:    del,
-		Check:  check,
-		GC:     gc,
-		Status: status,
+		Name:    "bandwidth",
+		About:   "limits how fast a container may send and receive",
+		Config:  wireConfig{},
+		Chained: true,
+		Parse:   parseConfig,
+		Add:     add,
+		Del:     del,
+		Check:   check,
+		GC:      gc,
+		Status:  status,
 	}
 }

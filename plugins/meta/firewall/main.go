@@ -17,14 +17,15 @@ func main() { skel.Main(plugin()) }
 
 func plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
-		Name:   "firewall",
-		About:  "lets a container's packets through the host's firewall and keeps networks apart",
-		Config: wireConfig{},
-		Parse:  parseConfig,
-		Add:    add,
-		Del:    del,
-		Check:  check,
-		GC:     gc,
-		Status: status,
+		Name:    "firewall",
+		About:   "lets a container's packets through the host's firewall and keeps networks apart",
+		Config:  wireConfig{},
+		Chained: true,
+		Parse:   parseConfig,
+		Add:     add,
+		Del:     del,
+		Check:   check,
+		GC:      gc,
+		Status:  status,
 	}
 }

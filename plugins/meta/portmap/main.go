@@ -20,6 +20,7 @@ func plugin() skel.Plugin[config] {
 		Name:         "portmap",
 		About:        "forwards ports of the host to a container",
 		Config:       wireConfig{},
+		Chained:      true,
 		OneProcessor: true,
 		Parse:        parseConfig,
 		Add:          add,

@@ -16,14 +16,15 @@ func main() { skel.Main(plugin()) }
 
 func plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
-		Name:   "sbr",
-		About:  "gives each address of the container's interface a routing table of its own",
-		Config: wireConfig{},
-		Parse:  parseConfig,
-		Add:    add,
-		Del:    del,
-		Check:  check,
-		GC:     gc,
-		Status: status,
+		Name:    "sbr",
+		About:   "gives each address of the container's interface a routing table of its own",
+		Config:  wireConfig{},
+		Chained: true,
+		Parse:   parseConfig,
+		Add:     add,
+		Del:     del,
+		Check:   check,
+		GC:      gc,
+		Status:  status,
 	}
 }

@@ -16,14 +16,15 @@ func main() { skel.Main(plugin(allowList{Path: "/etc/cni/tuning/allowlist.conf"}
 
 func plugin(allowed allowList) skel.Plugin[config] {
 	return skel.Plugin[config]{
-		Name:   "tuning",
-		About:  "changes the container's interface, and sysctls of its network namespace",
-		Config: wireConfig{},
-		Parse:  parseConfig,
-		Add:    allowed.add,
-		Del:    del,
-		Check:  check,
-		GC:     gc,
-		Status: allowed.status,
+		Name:    "tuning",
+		About:   "changes the container's interface, and sysctls of its network namespace",
+		Config:  wireConfig{},
+		Chained: true,
+		Parse:   parseConfig,
+		Add:     allowed.add,
+		Del:     del,
+		Check:   check,
+		GC:      gc,
+		Status:  allowed.status,
 	}
 }

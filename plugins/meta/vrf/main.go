@@ -15,14 +15,15 @@ func main() { skel.Main(plugin()) }
 
 func plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
-		Name:   "vrf",
-		About:  "makes the container's interface a member of a VRF, with a table of routes of its own",
-		Config: wireConfig{},
-		Parse:  parseConfig,
-		Add:    add,
-		Del:    del,
-		Check:  check,
-		GC:     gc,
-		Status: status,
+		Name:    "vrf",
+		About:   "makes the container's interface a member of a VRF, with a table of routes of its own",
+		Config:  wireConfig{},
+		Chained: true,
+		Parse:   parseConfig,
+		Add:     add,
+		Del:     del,
+		Check:   check,
+		GC:      gc,
+		Status:  status,
 	}
 }
