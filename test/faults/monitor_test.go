@@ -11,6 +11,8 @@ import (
 	"time"
 	"unsafe"
 
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
@@ -63,9 +65,17 @@ type monitor struct {
 	listener int
 	plugin   int // its process, and the group of all
 	began    bool
-	pids     map[int]int // of threads
+	pids     map[int]int     // of threads
+	last     map[uint32]made // by thread
 	refusals map[answerTo][]byte
 	out      *outcome
+}
+
+// made is a call as the kernel sees it, and the file that it writes.
+type made struct {
+	nr   int32
+	args [6]uint64
+	file string
 }
 
 // limit is how long a call may take. Nothing in the specs has a reason to wait.
@@ -101,7 +111,8 @@ func run(h *nstest.Host, p nstest.Program, f fault) (outcome, error) {
 		close(ended)
 	}()
 	var out outcome
-	m := &monitor{fault: f, plugin: cmd.Process.Pid, pids: map[int]int{}, refusals: map[answerTo][]byte{}, out: &out}
+	m := &monitor{fault: f, plugin: cmd.Process.Pid, pids: map[int]int{}, last: map[uint32]made{},
+		refusals: map[answerTo][]byte{}, out: &out}
 	if m.listener, err = receiveListener(ours); err == nil {
 		err = m.serve()
 		_ = unix.Close(m.listener)
@@ -219,6 +230,9 @@ func (m *monitor) decide(n notification) (response, bool) {
 		m.began = name == "execve"
 		return proceed, true
 	}
+	if m.restarted(n, name) {
+		return proceed, true
+	}
 	c := call{N: len(m.out.Calls) + 1, Name: name, Pid: m.pid(int(n.tid)), Args: n.args}
 	if m.Changes && !c.changes(int(n.tid)) {
 		return proceed, true
@@ -251,6 +265,17 @@ func (m *monitor) decide(n notification) (response, bool) {
 	return proceed, true
 }
 
+// restarted tells whether the kernel has the thread make its last call again, as it does where a sysctl is
+// written while somebody changes links. A busy machine sees thousands of that.
+func (m *monitor) restarted(n notification, name string) bool {
+	was, is := m.last[n.tid], made{nr: n.nr, args: n.args}
+	if name == "write" {
+		is.file = descriptor(int(n.tid), n.args[0])
+	}
+	m.last[n.tid] = is
+	return is == was && strings.HasPrefix(is.file, "/proc/sys/")
+}
+
 // pid is the process of a thread.
 func (m *monitor) pid(tid int) int {
 	if pid, ok := m.pids[tid]; ok {
@@ -263,3 +288,23 @@ func (m *monitor) pid(tid int) int {
 	m.pids[tid] = pid
 	return pid
 }
+
+var _ = It("a write of a sysctl that the kernel has made again counts once", func() {
+	m := &monitor{began: true, pids: map[int]int{}, last: map[uint32]made{}, out: &outcome{}}
+	write := func(file string, times int) {
+		f, err := os.Open(file)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(f.Close)
+		n := notification{tid: uint32(os.Getpid()), nr: unix.SYS_WRITE, args: [6]uint64{uint64(f.Fd()), 1, 2}}
+		for range times {
+			_, answered := m.decide(n)
+			Expect(answered).To(BeTrue())
+		}
+	}
+	write("/proc/sys/net/ipv4/ip_forward", 3)
+	Expect(m.out.Calls).To(HaveLen(1))
+	write("/proc/sys/net/ipv4/conf/all/forwarding", 2)
+	Expect(m.out.Calls).To(HaveLen(2))
+	write("/dev/null", 2)
+	Expect(m.out.Calls).To(HaveLen(4))
+})
