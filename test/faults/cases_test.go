@@ -15,8 +15,12 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// nodesAtOnce: a call spends half of its time waiting for the kernel.
-const nodesAtOnce = 4
+// nodesAtOnce: a call spends half of its time waiting for the kernel. A node takes as long to make as
+// some cases.
+const (
+	nodesAtOnce  = 4
+	casesPerNode = 4
+)
 
 // errRetire says that all is well, and that the node cannot be used again.
 var errRetire = errors.New("retire the node")
@@ -51,19 +55,19 @@ func (t *tally) count(hit bool, err error) {
 func each[T trial](l *lesson, all []T) {
 	GinkgoHelper()
 	cases := sample(all)
-	todo := make(chan T)
+	todo := make(chan T, len(cases))
+	for _, c := range cases {
+		todo <- c
+	}
+	close(todo)
 	var t tally
 	var workers sync.WaitGroup
-	for range nodesAtOnce {
+	for range min(nodesAtOnce, (len(cases)+casesPerNode-1)/casesPerNode) {
 		workers.Go(func() {
 			defer GinkgoRecover()
 			work(l, todo, &t)
 		})
 	}
-	for _, c := range cases {
-		todo <- c
-	}
-	close(todo)
 	workers.Wait()
 	AddReportEntry(fmt.Sprintf("%s: %d of %d cases (seed %d), %d hit", l.Name, len(cases), len(all), GinkgoRandomSeed(),
 		t.hits))
@@ -93,7 +97,7 @@ func work[T trial](l *lesson, todo <-chan T, t *tally) {
 // for the next case, nil where it cannot be used again.
 func turn[T trial](l *lesson, n *node, c T) (next *node, hit bool, err error) {
 	if n == nil {
-		n, err = l.node()
+		n, err = l.take()
 	}
 	if err == nil {
 		hit, err = c.play(n)

@@ -28,6 +28,8 @@ type lesson struct {
 	whole  state  // after ADD
 	shared state  // on a cold host: what was there after the first DEL, and may stay
 	result string // of ADD
+
+	spare *node // one as it was made; nil for none
 }
 
 // learn plays ADD and DEL.
@@ -37,12 +39,32 @@ func learn(s scenario) *lesson {
 	n, err := l.node()
 	if err == nil {
 		err = n.learn()
-		n.retire()
 	}
 	if err != nil {
 		Fail(s.Name + ": " + err.Error())
 	}
+	l.leave(n)
 	return l
+}
+
+// leave keeps a node that is as it was made for whoever takes one next.
+func (l *lesson) leave(n *node) {
+	if l.Cold {
+		n.retire()
+		return
+	}
+	l.spare = n
+}
+
+// take is the spare node, or a new one.
+func (l *lesson) take() (n *node, err error) {
+	making.Lock()
+	n, l.spare = l.spare, nil
+	making.Unlock()
+	if n == nil {
+		n, err = l.node()
+	}
+	return n, err
 }
 
 // node is a host on which a scenario is played.
@@ -148,6 +170,9 @@ func (n *node) program(command, id, prev string) nstest.Program {
 		if n.Conf["device"] != nil {
 			more["device"] = bystander
 		}
+		if n.Conf["vlanId"] != nil { // the kernel has each once on a link
+			more["vlanId"] = 6
+		}
 	}
 	return nstest.Program{Path: filepath.Join(n.bin, n.plugin()), Stdin: n.conf(n.Conf, more), Env: []string{
 		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + id, "CNI_IFNAME=" + cmp.Or(n.IfName, "eth0"),
@@ -217,14 +242,17 @@ func (n *node) isCleanAgain() error {
 // calls are those of an undisturbed ADD or DEL, as far as the fault counts them.
 func (l *lesson) calls(command string, f fault) []call {
 	GinkgoHelper()
-	n, err := l.node()
+	n, err := l.take()
 	var out outcome
 	if err == nil {
 		out, _, err = n.disturbed(command, f)
 	}
+	if err == nil && command == "ADD" {
+		err = n.del(out.Stdout)
+	}
 	if err != nil {
 		Fail(l.Name + ": " + err.Error())
 	}
-	n.retire()
+	l.leave(n)
 	return out.Calls
 }

@@ -2,6 +2,10 @@ package faults_test
 
 import (
 	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -19,19 +23,59 @@ var (
 	ofContainer = []string{"links", "addresses", "routes", "rules"}
 )
 
-const (
-	// switches are the sysctls that plugins write, and some that they must not.
-	switches = `cd /proc/sys/net && grep -r . ipv4/ip_forward ipv4/tcp_keepalive_time \
-ipv4/conf/*/forwarding ipv4/conf/*/route_localnet ipv4/conf/*/arp_notify ipv4/conf/*/arp_filter ipv4/conf/*/rp_filter \
-ipv6/conf/*/forwarding ipv6/conf/*/accept_ra ipv6/conf/*/accept_dad ipv6/conf/*/disable_ipv6 \
-ipv6/conf/*/keep_addr_on_down ipv6/conf/*/ndisc_notify ipv6/conf/*/proxy_ndp`
+// switches are the sysctls that plugins write, and some that they must not.
+var switches = []string{"ipv4/ip_forward", "ipv4/tcp_keepalive_time",
+	"ipv4/conf/*/forwarding", "ipv4/conf/*/route_localnet", "ipv4/conf/*/arp_notify", "ipv4/conf/*/arp_filter",
+	"ipv4/conf/*/rp_filter",
+	"ipv6/conf/*/forwarding", "ipv6/conf/*/accept_ra", "ipv6/conf/*/accept_dad", "ipv6/conf/*/disable_ipv6",
+	"ipv6/conf/*/keep_addr_on_down", "ipv6/conf/*/ndisc_notify", "ipv6/conf/*/proxy_ndp"}
 
-	// files are kept on the host. host-local's index, and the lock of those who make
-	// the same interface, may be missing at any time; of what tells where to begin, or is
-	// made from the rest, the content may differ.
-	files = `find /run/hawser /run/cni /var/lib/cni ! -path '/var/lib/cni/networks/.hawser*' -printf '%M %p\n' \
-! -name 'last_reserved_ip.*' -type f -exec grep -H '' {} +`
-)
+// sysctls are the switches of a namespace, one a line.
+func sysctls(h *nstest.Host) string {
+	var b strings.Builder
+	h.Do(func() {
+		const dir = "/proc/sys/net/"
+		for _, pattern := range switches {
+			paths, _ := filepath.Glob(dir + pattern)
+			for _, path := range paths {
+				if value, err := os.ReadFile(path); err == nil { // else its link is gone
+					b.WriteString(strings.TrimPrefix(path, dir) + ":" + string(value))
+				}
+			}
+		}
+	})
+	return b.String()
+}
+
+// files are kept on the host, each with its mode and its lines. host-local's index, and the lock of
+// those who make the same interface, may be missing at any time; of what tells where to begin, or is
+// made from the rest, the content may differ.
+func files(h *nstest.Host) string {
+	var b strings.Builder
+	kept := func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || strings.HasPrefix(path, "/var/lib/cni/networks/.hawser") {
+			return nil
+		}
+		info, err := entry.Info()
+		if err != nil {
+			return nil
+		}
+		fmt.Fprintln(&b, info.Mode(), path)
+		if info.Mode().IsRegular() && !strings.HasPrefix(entry.Name(), "last_reserved_ip.") {
+			content, _ := os.ReadFile(path)
+			for line := range strings.Lines(string(content)) {
+				fmt.Fprintf(&b, "%s:%s\n", path, strings.TrimSuffix(line, "\n"))
+			}
+		}
+		return nil
+	}
+	h.Do(func() {
+		for _, dir := range []string{"/run/hawser", "/run/cni", "/var/lib/cni"} {
+			_ = filepath.WalkDir(dir, kept) // which returns none
+		}
+	})
+	return b.String()
+}
 
 func (n *node) state() state {
 	var s state
@@ -44,11 +88,11 @@ func (n *node) state() state {
 		}
 	}
 	add("host", n.host.Snapshot(ofHost...))
-	add("host", n.host.Cmd("sh", "-c", switches))
+	add("host", sysctls(n.host))
 	add("host", n.host.Cmd("tc", "qdisc", "show"))
-	add("host", n.host.Run(nstest.Program{Path: "sh", Args: []string{"-c", files}}).Stdout)
+	add("host", files(n.host))
 	add("container", n.conts[victim].Snapshot(ofContainer...))
-	add("container", n.conts[victim].Cmd("sh", "-c", switches))
+	add("container", sysctls(n.conts[victim]))
 	slices.Sort(s)
 	return s
 }
