@@ -94,6 +94,44 @@ var _ = Describe("an ipvlan", Label("kernel"), func() {
 		}
 	})
 
+	It("stays when a second ADD is refused, before IPAM is asked", func() {
+		a := w.Attach("one", conf(), Addrs(2)...)
+		w.Calls()
+		w.Fails(Call{Command: "ADD", Netns: a.Path, Conf: conf()}, cni.CodeExists)
+		w.Fails(Call{Command: "ADD", ID: "two", Netns: a.Path, Conf: conf()}, cni.CodeExists)
+		Expect(w.Calls()).To(BeEmpty())
+		Expect(Names(a.Host, "")).To(Equal([]string{"eth0"}))
+		w.Succeeds(a.As("CHECK"))
+	})
+
+	It("is not there, and has no address, after an ADD that fails", func() {
+		for _, answer := range []string{Refusal, "cat >/dev/null; echo {}", "cat >/dev/null; cat <<'E'\n" + `{
+			"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24"}],"routes":[{"dst":"10.9.0.0/16","gw":"10.77.0.1"}]}` +
+			"\nE"} {
+			w.On("ADD", answer, "two")
+			cont := nstest.NewNetns()
+			Expect(w.Call(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: conf()}).Code).To(Equal(1))
+			Expect(Names(cont, "")).To(BeEmpty())
+			Expect(w.Calls()).To(Equal([]string{"ADD two eth0", "DEL two eth0"}))
+		}
+	})
+
+	It("is on a link of the container with linkInContainer, or says what holds that", func() {
+		cont := nstest.NewNetns()
+		IP(cont, "link add in0 up type veth peer name in1")
+		IP(cont, "link add mv0 link in0 type macvlan")
+		w.LendAddrs("one", Addrs(2)...)
+		a := Attached{Host: cont, Call: Call{Command: "ADD", Netns: cont.Path,
+			Conf: conf(Object{"master": "in0", "linkInContainer": true})}}
+		Expect(w.Fails(a.Call, cni.CodeConflict)).To(ContainSubstring(`master: "in0": is held by`))
+		IP(cont, "link del mv0")
+		a.Result = w.Add(a.Call)
+		Expect(IP(cont, "-o link show eth0")).To(ContainSubstring("eth0@in0:"))
+		w.Succeeds(a.As("CHECK"))
+		w.Succeeds(a.As("DEL"))
+		Expect(Names(cont, "")).To(ConsistOf("in0", "in1"))
+	})
+
 	It("has the mode of all on the master: another one is refused, and changes nobody's", func() {
 		a := w.Attach("one", conf(Object{"mode": "l3s"}), "10.1.0.2/24")
 		Expect(refused(conf(), cni.CodeConflict)).To(And(
@@ -127,6 +165,17 @@ var _ = Describe("an ipvlan", Label("kernel"), func() {
 			w.Succeeds(a.As("CHECK"))
 			w.Succeeds(a.As("DEL"))
 			Expect(Names(a.Host, "")).To(BeEmpty())
+		}
+	})
+
+	It("has IPAM's addresses on the one interface of the result before; of two or none it takes no name", func() {
+		chained := func(interfaces ...Object) Object {
+			return Merge(conf(Object{"master": nil}), before(interfaces...))
+		}
+		a := w.Attach("one", chained(Object{"name": "up0"}), "10.1.0.2/24")
+		Expect(Show(a.Host, "eth0").Addrs()).To(Equal([]string{"10.1.0.2/24"}))
+		for _, interfaces := range [][]Object{{{"name": "up0"}, {"name": "up1"}}, nil} {
+			Expect(refused(chained(interfaces...), cni.CodeConfig)).To(HavePrefix("master: "))
 		}
 	})
 

@@ -143,6 +143,18 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		w.Succeeds(w.Attach("two", conf(Object{"master": "mv0"}), "10.1.0.2/24 10.1.0.1").As("CHECK"))
 	})
 
+	It("works on a VLAN of the host, whose name it may have", func() {
+		nstest.Need("8021q")
+		IP(w.Host, "link add link up0 name up0.5 up type vlan id 5")
+		w.LendAddrs("one", "10.1.0.2/24")
+		cont := nstest.NewNetns()
+		a := Attached{Host: cont, Call: Call{IfName: "up0.5", Netns: cont.Path, Conf: conf(Object{"master": "up0.5"})}}
+		a.Result = w.Add(a.Call)
+		w.Succeeds(a.As("CHECK"))
+		w.Succeeds(a.As("DEL"))
+		Expect(Names(cont, "")).To(BeEmpty())
+	})
+
 	It("gives the container the gateway's routes with all that they say, and IPAM's dns", func() {
 		w.Lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],
 			"routes":[{"dst":"0.0.0.0/0","mtu":1300,"advmss":1200,"priority":7}],"dns":{"nameservers":["192.0.2.1"]}}`)
