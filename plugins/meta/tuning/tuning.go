@@ -163,10 +163,11 @@ func (c *container) lookAtLink() (err error) {
 	return err
 }
 
-// needsLink spares the socket where only sysctls of the whole namespace change.
+// needsLink spares the socket where only sysctls of the whole namespace change, and
+// a second look where the interface itself stays as it is.
 func (c *container) needsLink() bool {
-	return len(c.cfg.Attrs) > 0 || c.here.Cookie == 0 ||
-		slices.ContainsFunc(c.cfg.Sysctls, func(s setting) bool { return s.Key.Has(c.IfName) })
+	return len(c.cfg.Attrs) > 0 || c.link.Index == 0 && (c.here.Cookie == 0 ||
+		slices.ContainsFunc(c.cfg.Sysctls, func(s setting) bool { return s.Key.Has(c.IfName) }))
 }
 
 // readSysctls reads the present values. Those that can only be written have
