@@ -188,9 +188,24 @@ func copied(name, from, work string, copies int) (*plugins, error) {
 		if err := os.CopyFS(p.copies[i], os.DirFS(from)); err != nil {
 			return nil, fmt.Errorf("copy %s: %w", name, err)
 		}
+		p.turn(i)
+		if err := p.warm(); err != nil {
+			return nil, fmt.Errorf("start %s: %w", name, err)
+		}
 	}
 	p.turn(0)
 	return p, nil
+}
+
+// warm starts every program once: the first start of a file that was just written takes several times as long as
+// those that follow.
+func (p *plugins) warm() error {
+	programs, err := os.ReadDir(p.dir)
+	for _, program := range programs {
+		path, env, stdin, _ := call{verb: "VERSION", plugin: program.Name()}.start(p)
+		_, _ = output(path, env, stdin) // not all know it
+	}
+	return err
 }
 
 // open is copied for a directory of plugins, and looks at them.
