@@ -48,12 +48,14 @@ type Link struct {
 	Given *cni.Result
 }
 
-// Parse checks the keys, and the plugin's key mtu. What no interface can have
-// is code 7, also of a key that a stronger one overrides; in CNI_ARGS it is
-// code 4 where no key does.
-func (k LinkKeys) Parse(req *skel.Request, mtu int) (Link, error) {
+// Parse checks the keys, and the plugin's own keys mtu and mac, the weakest source of the MAC address (empty: the
+// plugin has no such key). What no interface can have is code 7, also of a key that a stronger one overrides; in
+// CNI_ARGS it is code 4 where no stronger key does.
+func (k LinkKeys) Parse(req *skel.Request, mtu int, mac string) (Link, error) {
 	l := Link{MTU: mtu, DNS: k.DNS}
 	var problems cni.Problems
+	weakest, err := parseMAC(cni.CodeConfig, "mac", mac)
+	problems.Add(err)
 	problems.Add(checkMTU(mtu))
 	args, err := cni.ParseArgs(req.Args, "MAC")
 	problems.Add(err)
@@ -66,14 +68,17 @@ func (k LinkKeys) Parse(req *skel.Request, mtu int) (Link, error) {
 		{cni.CodeEnvironment, "CNI_ARGS MAC", args["MAC"]},
 	} {
 		overridden := k.RuntimeConfig.MAC != "" || k.Args.CNI.MAC != ""
-		if source.text == "" || source.code == cni.CodeEnvironment && overridden {
+		if source.code == cni.CodeEnvironment && overridden {
 			continue
 		}
-		mac, err := parseMAC(source.code, source.key, source.text)
+		address, err := parseMAC(source.code, source.key, source.text)
 		problems.Add(err)
 		if l.MAC == nil {
-			l.MAC = mac
+			l.MAC = address
 		}
+	}
+	if l.MAC == nil {
+		l.MAC = weakest
 	}
 	return l, problems.Err()
 }
@@ -81,27 +86,10 @@ func (k LinkKeys) Parse(req *skel.Request, mtu int) (Link, error) {
 // ParseLink is LinkKeys.Parse for interfaces whose MAC address cannot be chosen.
 func ParseLink(mtu int, dns cni.DNS) (Link, error) { return Link{MTU: mtu, DNS: dns}, checkMTU(mtu) }
 
-// ParseWithMAC is Parse for plugins that have a key mac, too: the other sources win over it.
-func (k LinkKeys) ParseWithMAC(req *skel.Request, mtu int, mac string) (Link, error) {
-	var problems cni.Problems
-	var weakest net.HardwareAddr
-	if mac != "" {
-		var err error
-		weakest, err = parseMAC(cni.CodeConfig, "mac", mac)
-		problems.Add(err)
-	}
-	l, err := k.Parse(req, mtu)
-	problems.Add(err)
-	if l.MAC == nil {
-		l.MAC = weakest
-	}
-	return l, problems.Err()
-}
-
-// parseMAC reads the address of an Ethernet interface.
+// parseMAC reads the address of an Ethernet interface; nil, for an empty text.
 func parseMAC(code uint, key, text string) (net.HardwareAddr, error) {
 	mac, err := cni.ParseMAC(code, key, text)
-	if err == nil && len(mac) != 6 {
+	if err == nil && text != "" && len(mac) != 6 {
 		err = cni.Refuse(key, text,
 			"is no MAC address of an interface (six bytes, not multicast, not zero)").WithCode(code)
 	}
