@@ -394,7 +394,8 @@ func (d *daemon) answer(conn *net.UnixConn) {
 	_ = conn.SetWriteDeadline(time.Now().Add(callTime))
 	failed := writeAnswer(conn, head, res, err)
 	isNew := c.Exclusive && err == nil // else it may have been there before
-	if isNew && failed == nil { // a plugin that was stopped may go on later, but the daemon's end does not wait for it
+	if isNew && failed == nil {
+		// A plugin that was stopped may go on at any time: only the daemon's end limits the wait.
 		limit := context.AfterFunc(d.ctx, func() { _ = conn.SetReadDeadline(time.Now().Add(callTime)) })
 		failed = <-heard
 		limit()
