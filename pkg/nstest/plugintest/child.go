@@ -23,8 +23,8 @@ func (w *World) ExpectLackOfKind(kind string, conf Object) {
 	w.Succeeds(c)
 }
 
-// ExpectEnd expects that DEL and GC remove an attachment, whatever is known of it; senseless are
-// values that they must not mind.
+// ExpectEnd expects that DEL and GC remove an attachment, whatever is known of it, and never the
+// host's interface of the name; senseless are values that they must not mind.
 func (w *World) ExpectEnd(conf, senseless Object, addrs ...string) {
 	GinkgoHelper()
 	for name, change := range map[string]func(a Attached, c *Call){
@@ -47,6 +47,13 @@ func (w *World) ExpectEnd(conf, senseless Object, addrs ...string) {
 		Expect(Names(a.Host, "")).To(BeEmpty(), name)
 		Expect(w.Calls()).To(Equal([]string{c.Command + " one eth0"}), name)
 	}
+	a := w.Attach("one", conf, addrs...)
+	IP(w.Host, "link add eth0 type bridge")
+	c := a.As("DEL")
+	c.Netns = "/proc/thread-self/ns/net"
+	w.Succeeds(c)
+	Expect(Names(a.Host, "")).To(BeEmpty())
+	Expect(Names(w.Host, "")).To(ContainElement("eth0"))
 }
 
 // ExpectExchange expects that CHECK and DEL of ours know what a reference plugin made, and the other
