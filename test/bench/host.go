@@ -143,6 +143,21 @@ func command(stdin, name string, args ...string) error {
 	return nil
 }
 
+// kernelLacks says that no link of a kind can be made; "" when one can, or none is needed.
+func kernelLacks(kind string) string {
+	if kind == "" {
+		return ""
+	}
+	err := command("link add on0 type veth peer name on1\nlink add link on0 name of0 type "+kind+"\nlink del of0\n",
+		"ip", "-batch", "-")
+	_ = command("", "ip", "link", "del", "on0")
+	if err == nil {
+		return ""
+	}
+	name, _, _ := strings.Cut(kind, " ")
+	return "no " + name + " in this kernel"
+}
+
 // netns makes a container's network namespace, pinned where a runtime would.
 func (h *host) netns(name string) (string, error) {
 	path := filepath.Join("/run/netns", name)

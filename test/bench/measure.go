@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -158,10 +159,14 @@ func (b *bench) measure(sc *scenario, number int) (err error) {
 
 // rowsOf makes the rows of a scenario, and keeps those that are asked for.
 func (b *bench) rowsOf(sc *scenario, sides []*side) (rows []*row) {
+	kernel := kernelLacks(sc.kind)
 	for _, verb := range sc.verbs {
 		r := &row{scenario: sc.name, verb: verb, peers: make([]sample, len(sides)-1), inParallel: sc.parallel > 0}
+		if verb != "VERSION" {
+			r.own.na = kernel
+		}
 		for i, s := range sides[1:] {
-			r.peers[i].na = lacks(s.plugins, i == 0, sc, verb)
+			r.peers[i].na = cmp.Or(lacks(s.plugins, i == 0, sc, verb), r.own.na)
 		}
 		rows = append(rows, r)
 		if b.options.rows.MatchString(sc.name + ": " + verb) {
@@ -254,7 +259,7 @@ func (s *sample) failed(err error) {
 func (b *bench) count(sc *scenario, sides []*side, pods []*pod, rows []*row) {
 	for i, s := range sides[:2] {
 		for _, r := range rows {
-			if i > 0 && (r.of(i).na != "" || sc.uncounted) {
+			if r.of(i).na != "" || i > 0 && sc.uncounted {
 				continue
 			}
 			one := func(c call) (json.RawMessage, error) {
