@@ -32,6 +32,9 @@ const (
 	// patience is how long a call is repeated whose list changed while it was read,
 	// or whose answer was disturbed.
 	patience = 20 * time.Second
+	// mostOverruns is how many sockets one call may find without room. A new one has room for the answer, so after
+	// some the kernel has no memory for the request, and asking again only burns the processor.
+	mostOverruns = 50
 )
 
 // The library asks the kernel for explanations of errors only when this is set.
@@ -140,17 +143,20 @@ func (c *Conn) Close() error {
 // process of the container may, and the library then gives up). A change that
 // was made before its answer was lost is then there already.
 func (c *Conn) use(call func(h *netlink.Handle) error) error {
-	repeated := false
+	repeated, overruns := false, 0
 	for deadline := time.Now().Add(c.patience); ; repeated = true {
 		err := c.once(call)
+		if errors.Is(err, unix.ENOBUFS) {
+			overruns++
+		}
 		switch {
 		case repeated && errors.Is(err, unix.EEXIST):
 			return nil
 		case !disturbed(err) && !errors.Is(err, netlink.ErrDumpInterrupted):
 			return err
-		case time.Now().After(deadline):
+		case time.Now().After(deadline) || overruns > mostOverruns:
 			// What is there could not be found out: DEL must not take it for gone.
-			return fmt.Errorf("disturbed for %s: %w: %w", c.patience, unix.ETIMEDOUT, err)
+			return fmt.Errorf("disturbed again and again: %w: %w", unix.ETIMEDOUT, err)
 		case disturbed(err):
 			if err := c.reopen(); err != nil {
 				return err

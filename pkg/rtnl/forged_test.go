@@ -3,6 +3,8 @@ package rtnl
 import (
 	"encoding/binary"
 	"net/netip"
+	"runtime"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -46,6 +48,26 @@ var _ = It("a socket that is disturbed for too long says that another call may s
 		c.patience = 0
 		_, err := c.Link("lo")
 		Expect(err).To(MatchError(ContainSubstring("Wrong sender portid")))
+		Expect(cni.Transient(err)).To(BeTrue(), err.Error())
+	})
+})
+
+var _ = It("a kernel without memory for the request is not asked until the time is up", func() {
+	nstest.NewNetns().Do(func() {
+		c, err := Dial(nil)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(c.Close)
+		c.patience = time.Hour
+		done := make(chan error, 1)
+		go func() { // on a thread that ends with it
+			runtime.LockOSThread()
+			defer GinkgoRecover()
+			nstest.FailCall(unix.SYS_SENDTO, unix.ENOBUFS)
+			_, err := c.LinkByIndex(1)
+			done <- err
+		}()
+		Eventually(done).Should(Receive(&err))
+		Expect(err).To(MatchError(unix.ENOBUFS))
 		Expect(cni.Transient(err)).To(BeTrue(), err.Error())
 	})
 })
