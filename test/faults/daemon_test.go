@@ -57,13 +57,18 @@ var _ = It("a kill of dhcp's daemon at every call loses nothing", Label("kernel"
 	each(l, cases)
 })
 
+func (n *node) startDaemon() {
+	GinkgoHelper()
+	making.Lock()
+	defer making.Unlock()
+	n.daemon = plugintest.DHCPDaemon(n.host, n.bin)
+}
+
 // play kills the daemon, starts another one, and sees that this has the leases that
 // were given and not taken back, and no other.
 func (k daemonKill) play(n *node) (hit bool, err error) {
 	out, lent, err := n.life(k.fault)
-	making.Lock()
-	n.daemon = plugintest.DHCPDaemon(n.host, n.bin)
-	making.Unlock()
+	n.startDaemon()
 	if err == nil && lent != "" {
 		err = n.quiet("CHECK", lent)
 	}

@@ -81,10 +81,11 @@ type node struct {
 // making hosts is for one at a time: ginkgo's list of what to clean up has no lock.
 var making sync.Mutex
 
-// node makes a node, up to where the plugin is called.
-func (l *lesson) node() (*node, error) {
-	n := &node{lesson: l, below: map[string]string{}, conts: map[string]*nstest.Host{}}
+// empty makes a node without attachments.
+func (l *lesson) empty() *node {
 	making.Lock()
+	defer making.Unlock()
+	n := &node{lesson: l, below: map[string]string{}, conts: map[string]*nstest.Host{}}
 	for _, name := range nstest.Plugins() {
 		n.bin = filepath.Dir(nstest.Build(name))
 	}
@@ -98,7 +99,12 @@ func (l *lesson) node() (*node, error) {
 	if l.plugin() == "dhcp" {
 		n.lend()
 	}
-	making.Unlock()
+	return n
+}
+
+// node makes a node, up to where the plugin is called.
+func (l *lesson) node() (*node, error) {
+	n := l.empty()
 	for _, id := range []string{bystander, victim} {
 		if l.Conf["device"] != nil {
 			n.host.Run(nstest.Program{Path: "sh", Args: []string{"-ec",

@@ -92,8 +92,8 @@ var _ = Describe("a thousand open descriptors", Label("kernel"), func() {
 
 var _ = Describe("standard streams that are closed or full", Label("kernel"), func() {
 	// These come first in a list, the others after them.
-	first := []string{"bridge", "dummy", "host-device", "host-local", "ipvlan", "loopback", "macvlan", "ptp", "static",
-		"tap", "vlan"}
+	first := []string{"bridge", "dhcp", "dummy", "host-device", "host-local", "ipvlan", "loopback", "macvlan", "ptp",
+		"static", "tap", "vlan"}
 	chained := func(plugin string) bool { return !slices.Contains(first, plugin) }
 	lent := Object{"ipam": HostLocal("10.89.0.0/24")}
 	// own are the keys that each plugin needs to serve an ADD by itself.
@@ -109,7 +109,9 @@ var _ = Describe("standard streams that are closed or full", Label("kernel"), fu
 		Step{Plugin: "ptp", Keys: lent},
 		Step{Plugin: "static", Keys: Object{"ipam": Object{"type": "static",
 			"addresses": []Object{{"address": "10.89.0.5/24"}}}}},
-		Step{Plugin: "host-local", Keys: lent})
+		Step{Plugin: "host-local", Keys: lent}, Step{Plugin: "dhcp", Keys: Object{"ipam": Object{"type": "dhcp"}}})
+	// Nobody but their caller gives addresses back.
+	lends := func(plugin string) bool { return plugin == "dhcp" || plugin == "host-local" }
 	// needs are the kinds of interfaces that not every kernel has.
 	needs := map[string][]string{"ipvlan": {"ipvlan"}, "vlan": {"8021q"}, "dummy": {"dummy"}, "vrf": {"vrf"},
 		"macvlan": {"macvlan"}}
@@ -124,7 +126,7 @@ var _ = Describe("standard streams that are closed or full", Label("kernel"), fu
 		return c
 	}
 
-	for _, plugin := range nstest.Alone() {
+	for _, plugin := range nstest.Plugins() {
 		It("are an error of "+plugin+" where they are needed, after which nothing is left", func() {
 			nstest.Need(needs[plugin]...)
 			n, p := NewNode(), NewPod("one")
@@ -136,8 +138,12 @@ var _ = Describe("standard streams that are closed or full", Label("kernel"), fu
 				warm = append(warm, own.Only(plugin)...)
 			}
 			n.Must("DEL", n.Up(NewPod("first"), warm), warm)
-			if chained(plugin) {
+			if chained(plugin) || plugin == "dhcp" {
 				n.Up(p, Usual("").Only("bridge"))
+			}
+			if plugin == "dhcp" {
+				ServeDHCP(n.Host, "cni0", "10.88.0.200,10.88.0.209")
+				DHCPDaemon(n.Host, n.Dir)
 			}
 			state := func() string {
 				GinkgoHelper()
@@ -155,8 +161,7 @@ var _ = Describe("standard streams that are closed or full", Label("kernel"), fu
 				if streams.status != 0 && !strings.Contains(streams.before, "2>") {
 					Expect(a.Stdout+a.Stderr).To(MatchRegexp(`standard (in|out)put`), streams.before)
 				}
-				// Nobody wants the result, or, of host-local, whoever called it gives the addresses back.
-				if streams.status == 0 || plugin == "host-local" {
+				if streams.status == 0 || lends(plugin) {
 					n.Before = ""
 					Expect(n.Invoke(plugin, Call{Command: "DEL", Netns: p.Netns,
 						Conf: conf(plugin, p)}).Code).To(BeZero())
@@ -179,5 +184,6 @@ var _ = Describe("standard streams that are closed or full", Label("kernel"), fu
 // leases are the addresses that are lent.
 func leases(n *World) string {
 	GinkgoHelper()
-	return n.Cmd("find", "/var/lib/cni/networks/net", "-name", "*[.:]*", "!", "-name", "last_reserved_ip.*")
+	return n.Cmd("find", "/var/lib/cni/networks/net", "-name", "*[.:]*", "!", "-name", "last_reserved_ip.*") +
+		n.Cmd("sh", "-c", "find /run/hawser -path '*/dhcp/*.json'")
 }
