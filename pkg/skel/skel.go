@@ -51,11 +51,6 @@ type Plugin[C any] struct {
 	// that ADD refuses, read what they need themselves. nil: C is its zero value.
 	Parse func(*Request) (C, error)
 
-	// OneProcessor has the process run on one processor: for handlers that wait for
-	// other programs, or for many answers of the kernel. On several each of these wakes
-	// threads in vain (docs/design.md, "What a start costs"). Only Main reads it.
-	OneProcessor bool
-
 	// Commands are what the program does for people or services, by its first
 	// argument. Each returns the exit status.
 	Commands map[string]func(Env) int
@@ -116,9 +111,12 @@ type Env struct {
 const callTime = 90 * time.Second
 
 // Main runs p in this process and exits: with status 0 on success, 1 after an
-// error.
+// error. A handler runs on one processor: on several each answer of the kernel or of a
+// program wakes threads in vain (docs/design.md, "What a start costs"). IPAM plugins
+// wait for too little to win back what the setting takes.
 func Main[C any](p Plugin[C]) {
-	if p.OneProcessor && os.Getenv("CNI_COMMAND") != "VERSION" { // which waits for nothing
+	handled := map[string]bool{"ADD": true, "DEL": true, "CHECK": true, "GC": p.GC != nil, "STATUS": p.Status != nil}
+	if !p.IPAM && handled[os.Getenv("CNI_COMMAND")] {
 		runtime.GOMAXPROCS(1)
 	}
 	os.Exit(Run(context.Background(), p, Env{

@@ -17,15 +17,14 @@ func main() { skel.Main(plugin()) }
 
 func plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
-		Name:         "bridge",
-		About:        "attaches containers to a Linux bridge on the host",
-		Config:       wireConfig{},
-		OneProcessor: true,
-		Parse:        parseConfig,
-		Add:          add,
-		Del:          del,
-		Check:        check,
-		GC:           gc,
-		Status:       status,
+		Name:   "bridge",
+		About:  "attaches containers to a Linux bridge on the host",
+		Config: wireConfig{},
+		Parse:  parseConfig,
+		Add:    add,
+		Del:    del,
+		Check:  check,
+		GC:     gc,
+		Status: status,
 	}
 }

@@ -15,15 +15,14 @@ func main() { skel.Main(plugin()) }
 
 func plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
-		Name:         "ptp",
-		About:        "attaches containers to the host by a point to point link",
-		Config:       wireConfig{},
-		OneProcessor: true,
-		Parse:        parseConfig,
-		Add:          add,
-		Del:          del,
-		Check:        check,
-		GC:           gc,
-		Status:       status,
+		Name:   "ptp",
+		About:  "attaches containers to the host by a point to point link",
+		Config: wireConfig{},
+		Parse:  parseConfig,
+		Add:    add,
+		Del:    del,
+		Check:  check,
+		GC:     gc,
+		Status: status,
 	}
 }

@@ -17,16 +17,15 @@ func main() { skel.Main(plugin()) }
 
 func plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
-		Name:         "portmap",
-		About:        "forwards ports of the host to a container",
-		Config:       wireConfig{},
-		Chained:      true,
-		OneProcessor: true,
-		Parse:        parseConfig,
-		Add:          add,
-		Del:          del,
-		Check:        check,
-		GC:           gc,
-		Status:       status,
+		Name:    "portmap",
+		About:   "forwards ports of the host to a container",
+		Config:  wireConfig{},
+		Chained: true,
+		Parse:   parseConfig,
+		Add:     add,
+		Del:     del,
+		Check:   check,
+		GC:      gc,
+		Status:  status,
 	}
 }
