@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -35,6 +36,8 @@ type wireIPAM struct {
 type wireAddress struct {
 	Address string `json:"address" help:"the address, with its subnet's length" schema:"required format=prefix"`
 	Gateway string `json:"gateway" help:"gateway of the address" schema:"format=address empty"`
+
+	Parsed json.RawMessage `json:"Address" schema:"-"` // ignored: programs write the reference's struct, which has both
 }
 
 // config is what ADD and CHECK act on.
