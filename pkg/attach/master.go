@@ -70,9 +70,11 @@ func (c Child) masterName(prev *cni.Result) string {
 	if c.Master.Master != "" || prev == nil {
 		return c.Master.Master
 	}
+	inside := c.Master.LinkInContainer
+	alone := inside && len(prev.Interfaces) == 1 // then it need not name its namespace
 	var names []string
 	for _, i := range prev.Interfaces {
-		if i.Name != "" && (i.Sandbox != "") == c.Master.LinkInContainer {
+		if i.Name != "" && (alone || (i.Sandbox != "") == inside) {
 			names = append(names, i.Name)
 		}
 	}

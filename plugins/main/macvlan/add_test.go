@@ -260,6 +260,18 @@ var _ = Describe("the master that no key names", Label("kernel"), func() {
 		Expect(parent(a)).To(Equal("up0"))
 	})
 
+	DescribeTable("is the one interface of the result before with linkInContainer", func(sandbox string) {
+		cont := nstest.NewNetns()
+		IP(w.Host, "link set other1 netns %s", cont.Name)
+		IP(cont, "link set other1 up")
+		w.Add(Call{Command: "ADD", Netns: cont.Path, Conf: unnamed(Object{"linkInContainer": true, "prevResult": Object{
+			"cniVersion": "1.1.0", "interfaces": []Object{{"name": "other1", "sandbox": sandbox}}}})})
+		Expect(IP(cont, "-o link show eth0")).To(ContainSubstring("eth0@other1:"))
+	},
+		Entry(nil, "/run/netns/x"),
+		Entry("also without its namespace, as the reference takes it", ""),
+	)
+
 	It("is one of the container with linkInContainer", func() {
 		cont := nstest.NewNetns()
 		IP(w.Host, "link set other1 netns %s", cont.Name)
