@@ -76,7 +76,7 @@ func NotBoth(a, b Object) Object { return Object{"not": Object{"allOf": []any{a,
 //	json     the key
 //	help     what it means
 //	default  what a missing key stands for, where that is a value
-//	schema   what the parser wants of the value, in the words of [schemaWord]
+//	schema   what the parser wants of the value, in the words of [schemaWord]; "-": the key is not in the schema
 //	each     the same of each element of a list
 //
 // null stands for a missing key, as it does for the decoder, unless the key is
@@ -94,7 +94,7 @@ func objectSchema(t reflect.Type) Object {
 			continue
 		}
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if name == "" || name == "-" {
+		if name == "" || name == "-" || f.Tag.Get("schema") == "-" {
 			continue
 		}
 		node := fieldSchema(f)

@@ -65,6 +65,11 @@ var _ = Describe("ADD", func() {
 			"routes": `+routesText+`, "dns": `+dnsText+`}`, "1.0.0", "1.1.0"),
 	)
 
+	It("ignores the parsed address beside the text, which programs write that have the reference's type", func() {
+		both := `"addresses": [{"address": "10.1.0.5/24", "Address": {"IP": "10.1.0.5", "Mask": "////AA=="}}]`
+		Expect(shown(NewWorld(plugin()).Add(callIn("1.1.0", "ADD", both)))).To(Equal("10.1.0.5/24"))
+	})
+
 	const (
 		args    = "IP=10.1.0.6/24, 10.2.0.6/24;GATEWAY=10.2.0.1"
 		cniArgs = `"args": {"cni": {"ips": ["10.1.0.7/24", "10.3.0.7/24"]}}`
