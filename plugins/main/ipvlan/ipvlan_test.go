@@ -196,6 +196,19 @@ var _ = Describe("an ipvlan", Label("kernel"), func() {
 		Expect(Names(a.Host, "")).To(BeEmpty())
 	})
 
+	It("drifts where it is on another master, has another mode or another MTU", func() {
+		IP(w.Host, "link add other0 type veth peer name other1")
+		a := w.Attach("one", conf(Object{"mtu": 1400}), Addrs(2)...)
+		IP(a.Host, "link set eth0 mtu 1300")
+		Expect(w.Fails(a.As("CHECK"), cni.CodeDrift)).To(And(ContainSubstring("MTU"), ContainSubstring("1300")))
+		for link, says := range map[string]string{"up0 name eth0 netns %s mtu 1400 type ipvlan mode l3": "mode",
+			"other0 name eth0 netns %s mtu 1400 type ipvlan mode l2": `not on master "up0"`} {
+			IP(a.Host, "link del eth0")
+			IP(w.Host, "link add link "+link, a.Host.Name)
+			Expect(w.Fails(a.As("CHECK"), cni.CodeDrift)).To(ContainSubstring(says))
+		}
+	})
+
 	It("goes with DEL and GC, whatever is known", func() {
 		w.ExpectEnd(conf(), Object{"mode": 5}, Addrs(2)...)
 	})
