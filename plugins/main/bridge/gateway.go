@@ -76,15 +76,15 @@ func (p *port) prepareGateway(ctx context.Context, want []netip.Prefix) (gw atta
 }
 
 // keepMAC sets the MAC address of a bridge that becomes a gateway: to its present one, or to the one before
-// this ADD if it has taken that of the new port. A bridge whose address was never set takes that of one of
-// its ports, and another when that port goes: then containers lose their gateway until their neighbour
-// caches expire.
+// this ADD, if there was one, where it has taken that of the new port. A bridge whose address was never set
+// takes that of one of its ports, and another when that port goes: then containers lose their gateway until
+// their neighbour caches expire.
 func (p *port) keepMAC() error {
 	br, err := p.Host.LinkByIndex(p.bridge.Index)
 	if err != nil {
 		return err
 	}
-	if bytes.Equal(br.MAC, p.HostEnd.MAC) {
+	if len(p.bridge.MAC) > 0 && bytes.Equal(br.MAC, p.HostEnd.MAC) { // a bridge that had ports may have none
 		br.MAC = p.bridge.MAC
 	}
 	return p.Host.SetLink(br.Index, rtnl.Change{MAC: br.MAC})

@@ -89,6 +89,19 @@ var _ = Describe("traffic", func() {
 		Entry("by the reference for a layer 2 network", true),
 	)
 
+	It("keeps the MAC address that a bridge takes from its first container, since its other ports are gone", func() {
+		IP(w.Host, "link add name br type bridge")
+		IP(w.Host, "link add gone master br type veth peer name other")
+		IP(w.Host, "link del gone")
+		Expect(Show(w.Host, "br").Address).To(Equal("00:00:00:00:00:00"))
+		one := w.Attach("one", l3(Object{"isGateway": true}), "10.1.0.2/24 10.1.0.1")
+		mac := Show(w.Host, "br").Address
+		w.Attach("two", l3(Object{"isGateway": true}), "10.1.0.3/24 10.1.0.1")
+		w.Succeeds(one.As("DEL"))
+		Expect(Show(w.Host, "br").Address).To(Equal(mac))
+		Expect(w.Cmd("cat", "/sys/class/net/br/addr_assign_type")).To(HavePrefix("3"))
+	})
+
 	It("keeps the MAC address of a bridge that a failed ADD made the gateway, since IPv6 is off there", func() {
 		IP(w.Host, "link add name br type bridge")
 		IP(w.Host, "link set dev br up")
