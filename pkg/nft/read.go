@@ -111,7 +111,8 @@ func (c *Conn) get(t Table, items []Item) ([]*Element, error) {
 
 // Elements returns all elements of the set, none when there is no set; its cost grows with them. The kernel lists a set
 // in parts, and does not say so when one part misses what another one repeats, since the set grew in between, or
-// when somebody changed the ruleset: such a list is read again.
+// when somebody changed the ruleset: such a list is read again. Seldom one is still missing, where others are taken
+// away in the middle of a part: the next GC finds it.
 func (c *Conn) Elements(t Table, set string) ([]Element, error) {
 	m := t.setMessage(unix.NFT_MSG_GETSETELEM, "list", set, nil)
 	for range 100 {

@@ -144,26 +144,25 @@ var _ = Describe("an update", Label("kernel"), func() {
 		Expect(host.Cmd("nft", "list", "map", "inet", "spec", "ports")).NotTo(ContainSubstring("an owner"))
 	})
 
-	It("lists all elements that stay, while others come and go", func() {
+	It("lists all elements once, while others come", func() {
 		Expect(update(host, ensure)).To(Succeed())
-		var stay, others []nft.Element
-		for i := 1; i <= 2000; i++ {
-			if i%4 == 0 {
-				others = append(others, port(i))
-			} else {
-				stay = append(stay, port(i))
-			}
+		var first []nft.Element
+		for i := 1; i <= 1600; i++ {
+			first = append(first, port(i))
 		}
-		Expect(update(host, func(tx *nft.Tx) error { tx.Add(table, "ports", stay...); return nil })).To(Succeed())
+		Expect(update(host, func(tx *nft.Tx) error { tx.Add(table, "ports", first...); return nil })).To(Succeed())
 		done := make(chan error, 1)
 		go func() {
 			defer close(done)
 			defer GinkgoRecover()
 			var err error
-			for range 20 {
-				add := func(tx *nft.Tx) error { tx.Add(table, "ports", others...); return nil }
-				del := func(tx *nft.Tx) error { tx.Delete(table, "ports", others...); return nil }
-				err = cmp.Or(err, update(host, add), update(host, del))
+			for batch := range 25 {
+				err = cmp.Or(err, update(host, func(tx *nft.Tx) error {
+					for i := range 50 {
+						tx.Add(table, "ports", port(1601+50*batch+i))
+					}
+					return nil
+				}))
 			}
 			done <- err
 		}()
@@ -185,9 +184,8 @@ var _ = Describe("an update", Label("kernel"), func() {
 					live[string(e.Key)] = true
 				}
 				Expect(got).To(HaveLen(len(live)), "a key stands twice")
-				for _, e := range stay {
-					Expect(live).To(HaveKey(string(e.Key)))
-				}
+				missing := slices.ContainsFunc(first, func(e nft.Element) bool { return !live[string(e.Key)] })
+				Expect(missing).To(BeFalse(), "a key that stays is missing")
 			}
 		})
 	})
