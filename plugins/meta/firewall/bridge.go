@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/nft"
@@ -118,10 +119,21 @@ func (c *call) giveBack(ctx context.Context, r record, was policy) (err error) {
 	return c.police(ctx, &r, p)
 }
 
-// police gives the record's bridge the policy, in the record's backend.
+// police gives the record's bridge the policy, in the record's backend. In iptables a family that the record has no
+// address of has a policy where another network's containers do.
 func (c *call) police(ctx context.Context, r *record, p policy) error {
 	if r.Backend == iptables {
-		return c.changeIPTables(ctx, r, func(e *edit, _ nft.Family) { e.police(r.Bridge, p) })
+		families, err := r.families(), error(nil)
+		for _, f := range nft.Families() {
+			if slices.Contains(families, f) {
+				continue
+			}
+			have, lost := c.named(ctx, f, stage2)
+			if err = errors.Join(err, lost); have[r.Bridge+"\x00"] {
+				families = append(families, f)
+			}
+		}
+		return errors.Join(err, changeIPTables(ctx, families, func(e *edit, _ nft.Family) { e.police(r.Bridge, p) }))
 	}
 	return owned().Update(ctx, c.nf, func(ch *nft.Change) error { return police(ch, r.Bridge, p) })
 }

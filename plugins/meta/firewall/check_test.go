@@ -176,6 +176,53 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 		})
 	})
 
+	for _, variant := range []string{"nft", "legacy"} {
+		It("ends with a container of IPv4 alone for both families, on iptables-"+variant, func() {
+			useVariant(variant)
+			w := newWorld()
+			w.bridge(1)
+			isolated := Object{"backend": "iptables", "ingressPolicy": "isolated"}
+			same := Object{"backend": "iptables", "ingressPolicy": "same-bridge"}
+			a, b, c := w.container(1, 2), w.container(1, 3), w.container(1, 4)
+			for _, dual := range []*container{b, c} {
+				dual.call.Conf = Merge(dual.call.Conf.(Object), Object{"name": "other"})
+			}
+			a.prev["ips"] = a.prev["ips"].([]Object)[:1]
+			b.add(same)
+			a.add(isolated)
+			c.add(same)
+			Expect(w.Cmd("ip6tables", "-S")).To(ContainSubstring("(ingressPolicy: isolated)"))
+			withoutIP6Tables(func() {
+				answer := w.Call(a.as("DEL"))
+				Expect(answer.Code).To(BeZero(), answer.Stdout)
+				Expect(answer.Stderr).To(ContainSubstring("not found"))
+			})
+			a.del()
+			Expect(w.filter()).NotTo(ContainSubstring("(ingressPolicy: isolated)"))
+			b.check(same)
+			c.check(same)
+		})
+	}
+
+	It("ends with a container of IPv4 alone where there is no ip6tables", func() {
+		w := newWorld()
+		w.bridge(1)
+		a, b := w.container(1, 2), w.container(1, 3)
+		b.call.Conf = Merge(b.call.Conf.(Object), Object{"name": "other"})
+		withoutIP6Tables(func() {
+			for _, c := range []*container{a, b} {
+				c.prev["ips"] = c.prev["ips"].([]Object)[:1]
+			}
+			b.add(Object{"backend": "iptables", "ingressPolicy": "same-bridge"})
+			a.add(Object{"backend": "iptables", "ingressPolicy": "isolated"})
+			answer := w.Call(a.as("DEL"))
+			Expect(answer.Code).To(BeZero(), answer.Stdout)
+			Expect(answer.Stderr).To(BeEmpty())
+		})
+		Expect(w.filter()).NotTo(ContainSubstring("(ingressPolicy: isolated)"))
+		Expect(w.Files(recordDir)).NotTo(ContainSubstring(hashOf(a)))
+	})
+
 	It("stays for nobody in another backend", func() {
 		w := newWorld()
 		w.bridge(1)

@@ -217,7 +217,7 @@ func (c *call) apply(ctx context.Context, s *store, r *record) error {
 		return err
 	}
 	if r.Backend == iptables {
-		return c.changeIPTables(ctx, r, func(e *edit, f nft.Family) { e.whole(r, f, p) })
+		return changeIPTables(ctx, r.families(), func(e *edit, f nft.Family) { e.whole(r, f, p) })
 	}
 	if r.Backend == nftables || r.Bridge != "" { // beside firewalld the policy is in nftables, too
 		if err := c.addNFTables(ctx, r, p); err != nil {

@@ -184,10 +184,9 @@ func restore(ctx context.Context, f nft.Family, v ipt.Variant, change func(*edit
 	})
 }
 
-// changeIPTables makes the change for each family of the attachment, with the programs that are plainly called
-// iptables.
-func (c *call) changeIPTables(ctx context.Context, r *record, change func(*edit, nft.Family)) error {
-	for _, f := range r.families() {
+// changeIPTables makes the change for each of the families, with the programs that are plainly called iptables.
+func changeIPTables(ctx context.Context, families []nft.Family, change func(*edit, nft.Family)) error {
+	for _, f := range families {
 		tool, err := ipt.Find(ctx, f)
 		if err == nil {
 			err = restore(ctx, f, tool.Variant, func(e *edit) { change(e, f) })

@@ -3,6 +3,8 @@ package main
 import (
 	"encoding/json"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -131,9 +133,26 @@ var _ = Describe("nftables", Label("kernel"), func() {
 // withoutPrograms runs fn where no program is found.
 func withoutPrograms(fn func()) {
 	GinkgoHelper()
+	withPath("/nowhere", fn)
+}
+
+// withoutIP6Tables runs fn where no programs are found but those of iptables for IPv4.
+func withoutIP6Tables(fn func()) {
+	GinkgoHelper()
+	dir := GinkgoT().TempDir()
+	for _, program := range []string{"iptables", "iptables-restore", "iptables-save"} {
+		real, err := exec.LookPath(program)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(os.Symlink(real, filepath.Join(dir, program))).To(Succeed())
+	}
+	withPath(dir, fn)
+}
+
+func withPath(dirs string, fn func()) {
+	GinkgoHelper()
 	path := os.Getenv("PATH")
 	defer func() { _ = os.Setenv("PATH", path) }()
-	Expect(os.Setenv("PATH", "/nowhere")).To(Succeed())
+	Expect(os.Setenv("PATH", dirs)).To(Succeed())
 	fn()
 }
 
