@@ -132,24 +132,40 @@ var _ = Describe("ADD", func() {
 		Expect(w.backup()).To(Equal("{\n \"mtu\": 1500\n}"))
 	})
 
-	It("looks again once it has the lock", func() {
-		w.add(`"txQLen":5`)
+	// whileWaiting is an ADD that waits for its turn, while something happens.
+	whileWaiting := func(keys string, happens func()) {
+		GinkgoHelper()
 		held, err := statefile.Lock(GinkgoT().Context(), w.dir+"/.hawser/lock", 0o600)
 		Expect(err).NotTo(HaveOccurred())
 		done := make(chan Answer, 1)
 		go func() {
 			defer GinkgoRecover()
-			done <- w.run("ADD", call{network: "net2", keys: `"mtu":1400`})
+			done <- w.run("ADD", call{network: "net2", keys: keys})
 		}()
 		info, err := os.Stat(w.dir + "/.hawser/lock")
 		Expect(err).NotTo(HaveOccurred())
 		waiter := fmt.Sprintf(`-> FLOCK .*:%d `, info.Sys().(*syscall.Stat_t).Ino)
 		Eventually(os.ReadFile).WithArguments("/proc/locks").
 			Should(WithTransform(func(b []byte) string { return string(b) }, MatchRegexp(waiter)))
-		IP(w.cont, "link set eth0 mtu 1450")
+		happens()
 		Expect(held.Unlock()).To(Succeed())
 		Expect((<-done).Code).To(BeZero())
+	}
+
+	It("looks again once it has the lock", func() {
+		w.add(`"txQLen":5`)
+		whileWaiting(`"mtu":1400`, func() { IP(w.cont, "link set eth0 mtu 1450") })
 		Expect(w.backup()).To(ContainSubstring(`"mtu": 1450`))
+	})
+
+	It("notes the interface that there is once it has the lock", func() {
+		w.add(`"sysctl":{"net.core.somaxconn":"77"}`)
+		whileWaiting(`"sysctl":{"net.ipv4.conf.IFNAME.arp_filter":"1"}`, func() {
+			IP(w.cont, "link del eth0")
+			w.link(w.cont, "eth0")
+		})
+		w.ok("DEL", call{network: "net2", prev: "none"})
+		Expect(w.cont.Sysctl("net/ipv4/conf/eth0/arp_filter")).To(Equal("0"))
 	})
 })
 

@@ -125,7 +125,7 @@ func (c *container) keep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := c.look(); err != nil { // again, now that nobody changes it
+	if err := c.look(c.recordsLink()); err != nil { // again, now that nobody changes it
 		return err
 	}
 	old, _, err := s.records.Get(recordName(c.Attachment))

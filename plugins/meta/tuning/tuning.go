@@ -109,7 +109,7 @@ func (c *container) change(ctx context.Context) (err error) {
 		return err
 	}
 	// What is wrong is refused here, before anything is written anywhere.
-	if err := c.look(); err != nil {
+	if err := c.look(len(c.cfg.Attrs) > 0); err != nil {
 		return err
 	}
 	if err := c.keep(ctx); err != nil {
@@ -123,8 +123,8 @@ func (c *container) change(ctx context.Context) (err error) {
 
 // look reads what the configuration is going to change, and refuses what is
 // not there.
-func (c *container) look() (err error) {
-	if c.needsLink() {
+func (c *container) look(atLink bool) (err error) {
+	if atLink {
 		err = c.lookAtLink()
 	}
 	switch {
@@ -163,11 +163,11 @@ func (c *container) lookAtLink() (err error) {
 	return err
 }
 
-// needsLink spares the socket where only sysctls of the whole namespace change, and
-// a second look where the interface itself stays as it is.
-func (c *container) needsLink() bool {
-	return len(c.cfg.Attrs) > 0 || c.link.Index == 0 && (c.here.Cookie == 0 ||
-		slices.ContainsFunc(c.cfg.Sysctls, func(s setting) bool { return s.Key.Has(c.IfName) }))
+// recordsLink says whether the record is about the interface; the socket is spared where
+// only sysctls of the whole namespace change.
+func (c *container) recordsLink() bool {
+	return len(c.cfg.Attrs) > 0 || c.here.Cookie == 0 ||
+		slices.ContainsFunc(c.cfg.Sysctls, func(s setting) bool { return s.Key.Has(c.IfName) })
 }
 
 // readSysctls reads the present values. Those that can only be written have
