@@ -110,6 +110,7 @@ var _ = Describe("ADD", func() {
 		w.add(`"mtu":1300,"sysctl":{"net.core.somaxconn":"78"}`)
 		Expect(w.backup()).To(Equal(first))
 		w.add(`"txQLen":55`) // another tuning of the same chain
+		w.add(`"sysctl":{"net.core.somaxconn":"79"}`)
 		Expect(w.backup()).To(Equal("{\n \"mtu\": 1500,\n \"txQLen\": 1000\n}"))
 		w.del("")
 		Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))

@@ -125,15 +125,16 @@ func (c *container) keep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := c.look(c.recordsLink()); err != nil { // again, now that nobody changes it
-		return err
-	}
 	old, _, err := s.records.Get(recordName(c.Attachment))
 	if err != nil {
 		return err
 	}
 	text, before, err := s.backup()
 	if err != nil {
+		return err
+	}
+	wasChanged := before != nil || slices.ContainsFunc(old.Values, func(v value) bool { return v.isOf(c.IfName) })
+	if err := c.look(wasChanged || c.recordsLink()); err != nil { // again, now that nobody changes it
 		return err
 	}
 	r := record{Netns: c.here, MACs: map[string]string{}}
