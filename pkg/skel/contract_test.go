@@ -74,6 +74,20 @@ var _ = Describe("a call that succeeds", func() {
 		}
 	}, Entry("ADD", "ADD"), Entry("CHECK", "CHECK"), Entry("STATUS", "STATUS"))
 
+	DescribeTable("of a chained plugin, but DEL, needs the result of the plugin before it", func(command string) {
+		it := forbidden()
+		it.Chained = true
+		r := attach(command)
+		r.conf = conf1
+		r.run(it).expectError(cni.CodeConfig,
+			"prevResult: missing; probe works on what another plugin of the chain made")
+		r.conf = `{"cniVersion": "1.1.0", "name": "net1", "prevResult": {"cniVersion": "1.1.0"}}`
+		Expect(r.run(it).stdout).To(ContainSubstring(errHandler.Error()))
+		r = attach("DEL")
+		r.conf = conf1
+		Expect(r.run(it).stdout).To(ContainSubstring(errHandler.Error()))
+	}, Entry("ADD", "ADD"), Entry("CHECK", "CHECK"))
+
 	It("gives the handler what the runtime gave", func() {
 		r := attach("ADD")
 		r.more = []string{"CNI_ARGS=IP=10.0.0.9"}

@@ -42,7 +42,8 @@ type Plugin[C any] struct {
 	// IPAM plugins are given CNI_NETNS but never look at it.
 	IPAM bool
 
-	// Chained plugins work on what a plugin before them made. Only --check-config looks at it: ADD says more.
+	// Chained plugins work on what a plugin before them made: ADD and CHECK without
+	// its result are refused.
 	Chained bool
 
 	// Parse reads and checks the configuration, and returns all that it refuses.
@@ -194,7 +195,12 @@ func (c *call) serve(ctx context.Context) error {
 	if err := c.openNetns(command); err != nil {
 		return err
 	}
-	switch p := c.plugin; {
+	p := c.plugin
+	if p.Chained && req.PrevResult == nil && (command == "ADD" || command == "CHECK") {
+		return cni.Errorf(cni.CodeConfig, "prevResult: missing; %s works on what another plugin of the chain made",
+			p.Name)
+	}
+	switch {
 	case command == "ADD":
 		return c.add(ctx)
 	case command == "DEL" && p.Del != nil:

@@ -31,9 +31,6 @@ func open(req *skel.Request) (*call, error) {
 }
 
 func add(_ context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
-	if req.PrevResult == nil {
-		return nil, cni.Refuse("prevResult", nil, "is missing; bandwidth limits what another plugin of the chain made")
-	}
 	if cfg.ingress.rate == 0 && cfg.egress.rate == 0 {
 		return req.PrevResult, nil
 	}
@@ -123,9 +120,6 @@ func gc(_ context.Context, req *skel.Request) error {
 
 // check compares what is limited.
 func check(_ context.Context, req *skel.Request, cfg config) error {
-	if req.PrevResult == nil {
-		return cni.Refuse("prevResult", nil, "is missing; CHECK finds the host end by it")
-	}
 	if cfg.ingress.rate == 0 && cfg.egress.rate == 0 {
 		return nil
 	}

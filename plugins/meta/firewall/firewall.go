@@ -23,10 +23,6 @@ type call struct {
 }
 
 func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err error) {
-	if req.PrevResult == nil {
-		return nil, cni.Errorf(cni.CodeConfig,
-			"prevResult: missing; firewall works behind the plugin that makes the interface")
-	}
 	c, err := dial(req)
 	if err != nil {
 		return nil, err
@@ -69,9 +65,6 @@ func del(ctx context.Context, req *skel.Request) error {
 }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
-	if req.PrevResult == nil {
-		return cni.Errorf(cni.CodeConfig, "prevResult: missing; CHECK compares the rules with it")
-	}
 	c, err := dial(req)
 	if err != nil {
 		return err

@@ -27,10 +27,6 @@ type call struct {
 }
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
-	if req.PrevResult == nil {
-		return nil, cni.Errorf(cni.CodeConfig,
-			"prevResult: missing; portmap works behind the plugin that makes the interface")
-	}
 	if len(cfg.mappings) == 0 {
 		return req.PrevResult, nil
 	}
@@ -62,9 +58,6 @@ func del(ctx context.Context, req *skel.Request) error {
 }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
-	if req.PrevResult == nil {
-		return cni.Errorf(cni.CodeConfig, "prevResult: missing; CHECK compares the rules with it")
-	}
 	if len(cfg.mappings) == 0 {
 		return nil
 	}

@@ -70,10 +70,6 @@ func awaitSources(ctx context.Context, conn *rtnl.Conn, p plan) {
 
 // needAddresses are the addresses that get a rule.
 func needAddresses(cfg config, req *skel.Request) ([]address, error) {
-	if req.PrevResult == nil {
-		return nil, cni.Errorf(cni.CodeConfig,
-			"prevResult: missing; sbr moves the routes of an interface that another plugin of the chain made")
-	}
 	addrs := addressesOf(cfg, req.PrevResult, req.IfName)
 	if len(addrs) == 0 {
 		return nil, cni.Errorf(cni.CodeConfig, "prevResult: no address of the interface %q to route by", req.IfName)

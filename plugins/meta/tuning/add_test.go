@@ -203,7 +203,7 @@ var _ = Describe("ADD that fails", func() {
 
 	It("without prevResult", func() {
 		fails(call{keys: `"mtu":1400`, prev: "none"}, cni.CodeConfig,
-			"prevResult: missing; tuning changes what another plugin of the chain made")
+			"prevResult: missing; tuning works on what another plugin of the chain made")
 	})
 
 	It("without the interface", func() {

@@ -114,11 +114,6 @@ var _ = Describe("CHECK", func() {
 		Entry("allmulti", "ip link set eth0 allmulticast off"),
 	)
 
-	It("needs prevResult", func() {
-		Expect(w.run("CHECK", call{keys: everything,
-			prev: "none"}).Failed(cni.CodeConfig)).To(HavePrefix("prevResult: missing"))
-	})
-
 	It("does not ask the allow-list", func() {
 		put(w.allow, "")
 		Expect(check(everything)).To(Equal(Answer{}))

@@ -30,9 +30,6 @@ type container struct {
 }
 
 func (allowed allowList) add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
-	if err := needPrevResult(req); err != nil {
-		return nil, err
-	}
 	if err := allowed.check(cfg.Sysctls); err != nil {
 		return nil, err
 	}
@@ -46,16 +43,9 @@ func (allowed allowList) add(ctx context.Context, req *skel.Request, cfg config)
 	return c.result(), nil
 }
 
-func needPrevResult(req *skel.Request) error {
-	if req.PrevResult == nil {
-		return cni.Errorf(cni.CodeConfig, "prevResult: missing; tuning changes what another plugin of the chain made")
-	}
-	return nil
-}
-
 func check(_ context.Context, req *skel.Request, cfg config) error {
-	if err := needPrevResult(req); err != nil || cfg.empty() {
-		return err
+	if cfg.empty() {
+		return nil
 	}
 	c := &container{Request: req, cfg: cfg}
 	return req.NS.Do(c.verify)

@@ -17,10 +17,6 @@ import (
 )
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
-	if req.PrevResult == nil {
-		return nil, cni.Errorf(cni.CodeConfig,
-			"prevResult: missing; vrf takes in an interface that another plugin of the chain made")
-	}
 	held, err := statefile.LockFD(ctx, req.NS.FD(), req.Netns, lockWait)
 	if err != nil {
 		return nil, err
@@ -175,9 +171,6 @@ func look(n *ns.NS) (conn *rtnl.Conn, here found, err error) {
 // check compares the VRF, and the interface's part in it, with what ADD made. It returns
 // each difference.
 func check(_ context.Context, req *skel.Request, cfg config) error {
-	if req.PrevResult == nil {
-		return cni.Errorf(cni.CodeConfig, "prevResult: missing; CHECK compares the container with it")
-	}
 	conn, here, err := look(req.NS)
 	if err != nil {
 		return err
