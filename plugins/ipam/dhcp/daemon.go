@@ -29,7 +29,8 @@ type daemon struct {
 	log     *slog.Logger
 	records statefile.Records[record]
 	ctx     context.Context
-	waiting chan struct{} // has an element for each thread that few occupies
+	sockets threads // for containers' interfaces
+	files   threads // for records: another process may have their lock
 	running sync.WaitGroup
 
 	mu     sync.Mutex
@@ -77,13 +78,16 @@ func runDaemon(env skel.Env) int {
 		return 2
 	}
 	log := slog.New(slog.NewTextHandler(env.Stderr, nil))
-	d := &daemon{flags: f, log: log, records: recordsOf(f.hostPrefix, f.socket), ctx: env.Notify(context.Background()),
-		waiting: make(chan struct{}, mostThreads), leases: map[string]*holder{}}
-	if err := d.run(env); err != nil {
+	if err := newDaemon(env.Notify(context.Background()), f, log).run(env); err != nil {
 		log.Error(err.Error())
 		return 1
 	}
 	return 0
+}
+
+func newDaemon(ctx context.Context, f flags, log *slog.Logger) *daemon {
+	return &daemon{flags: f, log: log, records: recordsOf(f.hostPrefix, f.socket), ctx: ctx,
+		sockets: make(threads, mostThreads), files: make(threads, mostThreads), leases: map[string]*holder{}}
 }
 
 func (d *daemon) run(env skel.Env) error {
@@ -249,15 +253,18 @@ func (d *daemon) hold(ctx context.Context, h *holder) error {
 
 // open is openLink for a holder.
 func (d *daemon) open(h *holder) (l *link, err error) {
-	d.few(func() { l, err = openLink(d.hostPrefix+h.Netns, &h.record) })
+	d.sockets.few(func() { l, err = openLink(d.hostPrefix+h.Netns, &h.record) })
 	return l, err
 }
 
-// few calls what blocks in the kernel, and so occupies a thread: for mostThreads holders
+// threads has an element for each thread that few occupies, mostThreads at a time.
+type threads chan struct{}
+
+// few calls what blocks in the kernel, and so occupies a thread: for so many holders
 // at a time, the others wait without a thread.
-func (d *daemon) few(do func()) {
-	d.waiting <- struct{}{}
-	defer func() { <-d.waiting }()
+func (t threads) few(do func()) {
+	t <- struct{}{}
+	defer func() { <-t }()
 	do()
 }
 
@@ -267,9 +274,9 @@ func (d *daemon) exchange(ctx context.Context, h *holder) error {
 	if err != nil {
 		return err
 	}
-	defer d.few(l.close)
+	defer d.sockets.few(l.close)
 	if h.MAC == nil {
-		if h.fault = l.raise(ctx, d.few); h.fault != nil {
+		if h.fault = l.raise(ctx, d.sockets.few); h.fault != nil {
 			return h.fault
 		}
 		// Links of ipvlan share a MAC address: an answer to it finds none that has no address.
@@ -305,7 +312,7 @@ func (d *daemon) publish(l *link, h *holder) error {
 	}
 	h.keep(is)
 	var err error
-	d.few(func() { err = d.records.Put(context.Background(), h.Hash(), h.record) })
+	d.files.few(func() { err = d.records.Put(context.Background(), h.Hash(), h.record) })
 	if err != nil && !h.isReady() {
 		return errors.Join(err, l.send(h.release()))
 	}
@@ -336,7 +343,7 @@ func (d *daemon) forget(h *holder) error {
 
 // drop removes the record of a lease.
 func (d *daemon) drop(a cni.Attachment) (err error) {
-	d.few(func() { err = d.records.Drop(context.Background(), a.Hash()) })
+	d.files.few(func() { err = d.records.Drop(context.Background(), a.Hash()) })
 	return err
 }
 
@@ -362,7 +369,7 @@ func (d *daemon) release(h *holder) error {
 	if err != nil {
 		return err
 	}
-	defer d.running.Go(func() { d.few(l.close) })
+	defer d.running.Go(func() { d.sockets.few(l.close) })
 	return l.send(h.release())
 }
 

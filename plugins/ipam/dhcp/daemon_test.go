@@ -2,10 +2,12 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"time"
@@ -14,8 +16,10 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gbytes"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 var _ = Describe("the daemon", func() {
@@ -194,6 +198,43 @@ var _ = Describe("the daemon", func() {
 		Entry("with its socket", 1, "serving"),
 		Entry("with too many", 2, `too many \(2\) FDs passed through socket activation`),
 	)
+
+	It("reaches interfaces while another process has the lock of the records", func(ctx SpecContext) {
+		c := nstest.NewNetns()
+		d := newDaemon(ctx, flags{hostPrefix: GinkgoT().TempDir()}, slog.New(slog.DiscardHandler))
+		d.records.Wait = time.Hour
+		other, err := statefile.OpenStore[record](ctx, d.records.Path, 0)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(other.Close)
+		dropped := make(chan error, mostThreads)
+		for i := range mostThreads {
+			a := cni.Attachment{Network: "net", ContainerID: fmt.Sprint(i), IfName: "lo"}
+			Expect(other.Put(a.Hash(), record{Attachment: a})).To(Succeed())
+			go func() { dropped <- d.drop(a) }()
+		}
+		info, err := os.Stat(d.records.Path + "/lock")
+		Expect(err).NotTo(HaveOccurred())
+		waiter := regexp.MustCompile(fmt.Sprintf("-> FLOCK .*:%d ", info.Sys().(*syscall.Stat_t).Ino))
+		Eventually(func() int {
+			locks, _ := os.ReadFile("/proc/locks")
+			return len(waiter.FindAll(locks, -1))
+		}).Should(Equal(mostThreads))
+		opened := make(chan error, 1)
+		go func() {
+			h := &holder{record: record{Attachment: cni.Attachment{IfName: "lo"}, Netns: c.Path}}
+			d.hostPrefix = ""
+			l, err := d.open(h)
+			if err == nil {
+				l.close()
+			}
+			opened <- err
+		}()
+		Eventually(opened).Should(Receive(BeNil()))
+		Expect(other.Close()).To(Succeed())
+		for range mostThreads {
+			Eventually(dropped).Should(Receive(BeNil()))
+		}
+	})
 
 	It("holds a hundred leases with no descriptor more, and without a thread for each", func() {
 		l := newLAN()
