@@ -90,7 +90,7 @@ var _ = Describe("a thousand open descriptors", Label("kernel"), func() {
 	})
 })
 
-var _ = Describe("standard streams that are closed or full", Label("kernel"), func() {
+var _ = Describe("standard streams that are closed, full or garbage", Label("kernel"), func() {
 	// These come first in a list, the others after them.
 	first := []string{"bridge", "dhcp", "dummy", "host-device", "host-local", "ipvlan", "loopback", "macvlan", "ptp",
 		"static", "tap", "vlan"}
@@ -153,13 +153,13 @@ var _ = Describe("standard streams that are closed or full", Label("kernel"), fu
 			for _, streams := range []struct {
 				before string
 				status int
-			}{{"exec <&-", 1}, {"exec >&-", 0}, {"exec >/dev/full", 1}, {"exec <&- >&- 2>&-", 1},
-				{"exec >&- 2>/dev/full", 0}} {
+			}{{"exec <&-", 1}, {"exec <<<'{\"name\": '", 1}, {"exec >&-", 0}, {"exec >/dev/full", 1},
+				{"exec <&- >&- 2>&-", 1}, {"exec >&- 2>/dev/full", 0}} {
 				n.Before = streams.before
 				a := n.Try(plugin, Call{Command: "ADD", Netns: p.Netns, Conf: conf(plugin, p)})
 				Expect(a.Code).To(Equal(streams.status), "%s: %s%s", streams.before, a.Stdout, a.Stderr)
 				if streams.status != 0 && !strings.Contains(streams.before, "2>") {
-					Expect(a.Stdout+a.Stderr).To(MatchRegexp(`standard (in|out)put`), streams.before)
+					Expect(a.Stdout+a.Stderr).To(MatchRegexp(`standard (in|out)put|no valid JSON`), streams.before)
 				}
 				if streams.status == 0 || lends(plugin) {
 					n.Before = ""
