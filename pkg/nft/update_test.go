@@ -123,8 +123,7 @@ var _ = Describe("an update", Label("kernel"), func() {
 		}
 		Expect(update(host, func(tx *nft.Tx) error { tx.Add(table, "ports", many...); return nil })).To(Succeed())
 		with(host, func(c *nft.Conn) {
-			// The kernel lists a map that is still growing with some elements twice
-			// and without some others.
+			// The kernel lists so many in parts, and resizes the map meanwhile: such a list is read again.
 			got, err := c.Elements(table, "ports")
 			Expect(err).NotTo(HaveOccurred())
 			slices.SortFunc(got, func(a, b nft.Element) int { return bytes.Compare(a.Key, b.Key) })
