@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os/exec"
 	"path/filepath"
 	"sync"
@@ -179,6 +180,7 @@ func (n *node) program(command, id, prev string) nstest.Program {
 		if n.Conf["vlanId"] != nil { // the kernel has each once on a link
 			more["vlanId"] = 6
 		}
+		maps.Copy(more, n.Other)
 	}
 	return nstest.Program{Path: filepath.Join(n.bin, n.plugin()), Stdin: n.conf(n.Conf, more), Env: []string{
 		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + id, "CNI_IFNAME=" + cmp.Or(n.IfName, "eth0"),

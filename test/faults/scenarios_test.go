@@ -16,6 +16,9 @@ type scenario struct {
 	Below  object // the plugin of the chain that runs before it
 	IfName string // "eth0" when empty
 
+	// Other are the keys of the other attachment that differ: of another network, say.
+	Other object
+
 	// Cold hosts are in each case as no plugin has ever touched them; the others
 	// have another attachment of the network, which must live on.
 	Cold bool
@@ -106,6 +109,8 @@ func scenarios() []scenario {
 		{Name: "firewall, first on the host", Cold: true, Conf: firewall("nftables"), Below: bridge(0, nil),
 			Needs: nft},
 		{Name: "firewall, iptables", Conf: firewall("iptables"), Below: onBridge, Needs: ipt},
+		{Name: "firewall, iptables, two networks", Conf: firewall("iptables"), Below: onBridge,
+			Other: object{"name": "other", "ingressPolicy": "same-bridge"}, Needs: ipt},
 	}
 }
 
