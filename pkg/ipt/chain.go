@@ -147,9 +147,8 @@ func (c Chain) LeadsOnlyFrom(nf *nft.Conn, addrs []netip.Prefix) (bool, error) {
 	return true, err
 }
 
-// Rules returns, of either variant, the rules that lead from c.From to chains with such names, and those in
-// such chains to which nothing leads: their comments tell whose the chains are. Where nf_tables has no such chain no
-// program runs for it.
+// Rules returns, of either variant, the rules in chains with such names and those that lead from c.From to them:
+// their comments tell whose the chains are. Where nf_tables has no such chain no program runs for it.
 func (c Chain) Rules(ctx context.Context, nf *nft.Conn, named func(chain string) bool) ([]Rule, error) {
 	live, err := nf.Chains(c.nftTable())
 	if err := nft.IfSupported(err); err != nil {
@@ -164,15 +163,8 @@ func (c Chain) Rules(ctx context.Context, nf *nft.Conn, named func(chain string)
 		if err != nil && !(v == Legacy && NotInstalled(err)) { // without it nobody can have left anything there lately
 			return out, err
 		}
-		led := map[string]bool{}
 		for _, r := range saved.Rules {
-			if to := r.Option("-j"); r.Chain == c.From && named(to) {
-				led[to] = true
-				out = append(out, r)
-			}
-		}
-		for _, r := range saved.Rules {
-			if named(r.Chain) && !led[r.Chain] {
+			if named(r.Chain) || r.Chain == c.From && named(r.Option("-j")) {
 				out = append(out, r)
 			}
 		}

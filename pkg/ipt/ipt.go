@@ -193,44 +193,30 @@ func failedLine(text string) int {
 	return n
 }
 
-// List returns the rules of chains, none for a chain that does not exist. Each chain is a run of the
-// program, and the first one another for its version.
-func (t Tool) List(ctx context.Context, table string, chains ...string) ([]Rule, error) {
-	lib, err := t.library(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var out []Rule
-	for _, chain := range chains {
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		lines, err := lib.List(table, chain)
-		if err != nil {
-			// Of a chain that does not exist iptables 1.8.9 says that it is "incompatible": another look tells.
-			names, lost := lib.ListChains(table)
-			if lost == nil && !slices.Contains(names, chain) {
-				continue
-			}
-			return nil, t.lookFailure(errors.Join(lost, err))
-		}
-		out = append(out, parseRules(lines)...)
-	}
-	return out, nil
-}
-
-// library is go-iptables for this program. It asks the program for its version, and waits for the
-// xtables lock as long as the context may.
-func (t Tool) library(ctx context.Context) (*iptables.IPTables, error) {
+// List returns those of the chains that there are, with their rules. Each chain is a run of the program, and before
+// the first one come two, for the program's version and the names of all chains. It waits for the xtables lock as
+// long as the context may.
+func (t Tool) List(ctx context.Context, table string, chains ...string) (s Saved, err error) {
 	protocol := iptables.ProtocolIPv4
 	if t.Family == nft.IPv6 {
 		protocol = iptables.ProtocolIPv6
 	}
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
 	lib, err := iptables.New(iptables.IPFamily(protocol), iptables.Path(t.list), iptables.Timeout(waitSeconds(ctx)))
-	return lib, t.lookFailure(err)
+	if err != nil {
+		return s, t.lookFailure(err)
+	}
+	names, err := lib.ListChains(table)
+	for _, chain := range chains {
+		if ctx.Err() != nil {
+			return s, context.Cause(ctx)
+		}
+		if err == nil && slices.Contains(names, chain) {
+			var lines []string
+			lines, err = lib.List(table, chain)
+			s.Chains, s.Rules = append(s.Chains, chain), append(s.Rules, parseRules(lines)...)
+		}
+	}
+	return s, t.lookFailure(err)
 }
 
 // lookFailure names the holder of a lock that did not come free.

@@ -97,7 +97,7 @@ func FuzzRecord(f *testing.F) {
 			}
 		}
 		for _, a := range st.Addrs {
-			for _, line := range st.firstLines(a, false, st.sharedChains(), nil) {
+			for _, line := range st.firstLines(a, false, ipt.Saved{Chains: st.sharedChains()}) {
 				if strings.ContainsAny(line, "\n\r\x00") {
 					t.Fatalf("%q", line)
 				}

@@ -15,19 +15,15 @@ import (
 // search looks for those who have host ports that an attachment wants.
 type search struct {
 	*call
-	store *store
-	r     *record
-	wants map[uint16][]hostPort
-	gone  map[string]bool // by hashes of owners
-	found []holder
+	store  *store
+	r      *record
+	wanted []hostPort
+	found  []holder
 }
 
 // holders are first the attachments that have a wanted host port, and then the reference's containers.
 func (c *call) holders(ctx context.Context, s *store, r *record) ([]holder, error) {
-	x := &search{call: c, store: s, r: r, wants: map[uint16][]hostPort{}, gone: map[string]bool{}}
-	for _, p := range r.hostPorts() {
-		x.wants[p.Port] = append(x.wants[p.Port], p)
-	}
+	x := &search{call: c, store: s, r: r, wanted: r.hostPorts()}
 	if err := nft.IfSupported(x.inNFTables(ctx)); err != nil {
 		return nil, err
 	}
@@ -41,46 +37,39 @@ func (c *call) holders(ctx context.Context, s *store, r *record) ([]holder, erro
 	return x.found, err
 }
 
-// add notes that somebody has a host port, if it conflicts with a wanted one.
-func (x *search) add(held hostPort, h holder) {
-	for _, p := range x.wants[held.Port] {
-		if p.conflicts(held) {
-			h.wanted = p
-			x.found = append(x.found, h)
+// add notes that somebody has these host ports, if one of them is wanted. It looks whether an owner is gone.
+func (x *search) add(ctx context.Context, h holder, ports ...hostPort) (err error) {
+	byNumber := map[uint16][]hostPort{}
+	for _, p := range ports {
+		byNumber[p.Port] = append(byNumber[p.Port], p)
+	}
+	var held []hostPort
+	for _, w := range x.wanted {
+		same := byNumber[w.Port]
+		if i := slices.IndexFunc(same, w.conflicts); i >= 0 {
+			h.wanted, held = append(h.wanted, w), append(held, same[i])
 		}
 	}
-}
-
-// addOwner is add for an attachment with a record. It looks once whether that is gone.
-func (x *search) addOwner(ctx context.Context, held hostPort, owner *record) error {
-	before := len(x.found)
-	x.add(held, holder{owner: owner, name: fmt.Sprintf("on %s by %s", addrName(held.Addr), owner.Attachment)})
-	if len(x.found) == before {
+	if len(held) == 0 {
 		return nil
 	}
-	gone, known := x.gone[owner.Hash()]
-	if !known {
-		var err error
-		if gone, err = x.isGone(ctx, owner); err != nil {
-			return err
-		}
-		x.gone[owner.Hash()] = gone
+	if h.owner != nil {
+		h.name = fmt.Sprintf("on %s by %s", addrName(held[0].Addr), h.owner.Attachment)
+		h.gone, err = x.isGone(ctx, h.owner)
 	}
-	for i := range x.found[before:] {
-		x.found[before+i].gone = gone
-	}
-	return nil
+	x.found = append(x.found, h)
+	return err
 }
 
 func unrecorded(mark string) string {
 	return fmt.Sprintf("by %q, of whom there is no record (DEL or GC of that network removes it)", mark)
 }
 
-// inNFTables finds the elements of others that conflict.
+// inNFTables finds those who have elements that conflict.
 func (x *search) inNFTables(ctx context.Context) error {
 	var items []nft.Item
 	lists := map[string]bool{} // of the host ports of one address, which are few
-	for _, p := range x.r.hostPorts() {
+	for _, p := range x.wanted {
 		f := familyOf(p.Addr.Is4())
 		at := []hostPort{p}
 		if p.Addr.IsUnspecified() {
@@ -105,22 +94,24 @@ func (x *search) inNFTables(ctx context.Context) error {
 		}
 		live = append(live, more...)
 	}
-	owners := map[string]*record{}
+	seen := map[string]bool{}
 	for _, it := range live {
 		hash, _, _ := strings.Cut(it.Comment, " ")
-		if _, known := owners[hash]; !known && cni.ValidName(hash) {
-			owner, ok, err := x.store.Get(hash)
-			if err != nil {
+		if seen[hash] {
+			continue
+		}
+		owner, ok := record{}, false
+		if cni.ValidName(hash) {
+			if owner, ok, err = x.store.Get(hash); err != nil {
 				return err
 			}
-			owners[hash] = nil
-			if ok {
-				owners[hash] = &owner
-			}
 		}
-		if owner := owners[hash]; owner == nil {
-			x.add(elementPort(it), holder{name: unrecorded(it.Comment)})
-		} else if err := x.addOwner(ctx, elementPort(it), owner); err != nil {
+		if seen[hash] = ok; ok {
+			err = x.add(ctx, holder{owner: &owner}, owner.hostPorts()...)
+		} else {
+			err = x.add(ctx, holder{name: unrecorded(it.Comment)}, elementPort(it))
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -140,10 +131,8 @@ func (x *search) inIPTables(ctx context.Context) error {
 		if o.Backend != iptables || o.Hash() == x.r.Hash() {
 			continue
 		}
-		for _, held := range o.hostPorts() {
-			if err := x.addOwner(ctx, held, o); err != nil {
-				return err
-			}
+		if err := x.add(ctx, holder{owner: o}, o.hostPorts()...); err != nil {
+			return err
 		}
 	}
 	for _, a := range x.r.served() {
@@ -159,21 +148,20 @@ func (x *search) inIPTables(ctx context.Context) error {
 
 // inReferenceChains finds the containers of the reference's that have chains other than the known ones.
 func (x *search) inReferenceChains(ctx context.Context, f family, known map[string]bool) error {
-	entries, err := f.entries(ctx, x.nf, func(chain string) bool { return !known[chain] })
+	rules, err := f.containerRules(ctx, x.nf, known)
 	if err != nil {
 		return err
 	}
-	listed := map[string]bool{}
-	for _, entry := range entries {
+	inChain := map[string][]hostPort{}
+	for _, rule := range rules {
+		if p, ok := hostPortOf(rule); ok {
+			inChain[rule.Chain] = append(inChain[rule.Chain], p)
+		}
+	}
+	for _, entry := range rules {
 		chain := entry.Option("-j")
-		if listed[chain] || !slices.ContainsFunc(entryPorts(entry), x.wantsPort) {
-			continue
-		}
-		listed[chain] = true
-		ports, err := x.portsOf(ctx, f, chain)
-		if err != nil {
-			return err
-		}
+		ports := inChain[chain]
+		delete(inChain, chain) // other entries lead there, too
 		network, id, ok := ipt.ParseOwner(entryPrefix, entry.Option("--comment"))
 		if !ok {
 			network, id = "?", entry.Option("--comment")
@@ -186,16 +174,11 @@ func (x *search) inReferenceChains(ctx context.Context, f family, known map[stri
 			left := &record{Attachment: cni.Attachment{Network: network, ContainerID: id}}
 			return errors.Join(x.delChains(ctx, left, siblings(x.store, left), f)...)
 		}
-		for _, p := range ports {
-			x.add(p, h)
+		if err := x.add(ctx, h, ports...); err != nil {
+			return err
 		}
 	}
 	return nil
-}
-
-// wantsPort says whether a host port is wanted, at any address.
-func (x *search) wantsPort(p hostPort) bool {
-	return slices.ContainsFunc(x.wants[p.Port], func(w hostPort) bool { return w.Proto == p.Proto })
 }
 
 // inReferenceTables finds rules of the reference's in nftables.
@@ -215,10 +198,11 @@ func (x *search) inReferenceTables(ctx context.Context) error {
 				left := record{Attachment: cni.Attachment{ContainerID: rule.Comment}, Addrs: x.r.Addrs}
 				return delReference(ctx, x.nf, left.isReferenceRule)
 			}
-			for _, p := range x.r.hostPorts() {
-				if p.Addr.Is4() == a.v4() && p.isIn(rule) {
-					x.add(p, h)
-				}
+			ports := slices.DeleteFunc(slices.Clone(x.wanted), func(p hostPort) bool {
+				return p.Addr.Is4() != a.v4() || !p.isIn(rule)
+			})
+			if err := x.add(ctx, h, ports...); err != nil {
+				return err
 			}
 		}
 	}

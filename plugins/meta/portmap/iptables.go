@@ -102,18 +102,8 @@ func (c *call) addChain(ctx context.Context, s *store, r *record, a address) err
 	}
 	// Something of what all share is missing.
 	return tool.Change(ctx, natTable, func() ([]string, error) {
-		var chains []string
-		for _, name := range r.sharedChains() {
-			where, err := c.variants(ctx, f.natChain(name))
-			if err != nil {
-				return nil, err
-			}
-			if slices.Contains(where, tool.Variant) {
-				chains = append(chains, name)
-			}
-		}
-		live, err := tool.List(ctx, natTable, r.lookedAt()...)
-		return r.firstLines(a, keep, chains, live), err
+		live, err := tool.List(ctx, natTable, append(r.sharedChains(), "PREROUTING", "OUTPUT", postrouting)...)
+		return r.firstLines(a, keep, live), err
 	})
 }
 
@@ -275,11 +265,6 @@ func sharedLine(rule ipt.Rule) string {
 	return rule.Append()
 }
 
-// lookedAt are the chains in which the shared rules stand: those of the kernel, and the reference's.
-func (r *record) lookedAt() []string {
-	return append([]string{"PREROUTING", "OUTPUT", postrouting}, r.sharedChains()...)
-}
-
 // sharedChains are the reference's chains that all containers use.
 func (r *record) sharedChains() []string {
 	if !r.Options.SNAT || r.Options.MarkChain != "" {
@@ -384,15 +369,15 @@ func (r *record) steadyLines(a address, keepChain bool) []string {
 }
 
 // firstLines are those that also make the shared chains and rules that are missing.
-func (r *record) firstLines(a address, keepChain bool, chains []string, live []ipt.Rule) []string {
+func (r *record) firstLines(a address, keepChain bool, live ipt.Saved) []string {
 	var lines []string
 	for _, c := range r.sharedChains() {
-		if !slices.Contains(chains, c) {
+		if !slices.Contains(live.Chains, c) {
 			lines = append(lines, "-N "+c)
 		}
 	}
 	for _, shared := range r.sharedRules() {
-		if !slices.ContainsFunc(live, shared.Equal) {
+		if !slices.ContainsFunc(live.Rules, shared.Equal) {
 			lines = append(lines, sharedLine(shared))
 		}
 	}

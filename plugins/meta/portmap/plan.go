@@ -133,9 +133,9 @@ func (r *record) trimLocalnet() {
 	}
 }
 
-// holder has a host port that an attachment wants.
+// holder has host ports that an attachment wants.
 type holder struct {
-	wanted hostPort
+	wanted []hostPort
 	owner  *record // nil: there is no record
 	name   string  // for people
 	gone   bool    // what it has may be taken
@@ -148,16 +148,16 @@ type holder struct {
 // makes ADD fail before it changes anything.
 func (r *record) yieldOrReplace(holders []holder) (replaced, left []holder, err error) {
 	for _, h := range holders {
-		sameOwner := func(o holder) bool { return h.owner != nil && o.owner != nil && o.owner.Hash() == h.owner.Hash() }
+		h.wanted = slices.DeleteFunc(h.wanted, func(p hostPort) bool { return slices.Contains(r.Yielded, p) })
 		switch {
-		case slices.Contains(r.Yielded, h.wanted), slices.ContainsFunc(replaced, sameOwner):
+		case len(h.wanted) == 0:
 		case h.gone:
 			replaced = append(replaced, h)
 		case h.owner != nil && h.owner.sharesContainer(r):
 			left = append(left, h)
-			r.Yielded = append(r.Yielded, h.wanted)
+			r.Yielded = append(r.Yielded, h.wanted...)
 		default:
-			return nil, nil, portTaken(h.wanted, h.name)
+			return nil, nil, portTaken(h.wanted[0], h.name)
 		}
 	}
 	r.trimLocalnet()

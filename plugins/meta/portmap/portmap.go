@@ -339,16 +339,15 @@ func (c *call) resolveConflicts(ctx context.Context, s *store, r *record) (gone 
 	}
 	replaced, left, err := r.yieldOrReplace(holders)
 	for _, h := range left {
-		c.Warn("host port %s: left to %s, which is the same container", h.wanted, h.owner.Attachment)
+		for _, p := range h.wanted {
+			c.Warn("host port %s: left to %s, which is the same container", p, h.owner.Attachment)
+		}
 	}
 	for _, h := range replaced {
-		switch {
-		case err != nil:
-			return nil, err
-		case h.owner != nil:
+		if h.owner != nil {
 			gone = append(gone, h.owner)
-		default:
-			err = h.remove()
+		} else if err = h.remove(); err != nil {
+			return nil, err
 		}
 	}
 	return gone, err

@@ -21,10 +21,11 @@ func (f family) referenceTable() nft.Table { return nft.Table{Family: f.Family, 
 
 var referenceChains = []string{"hostports", "hostip_hostports", "masquerading"}
 
-// entries are the iptables rules, of either variant, that lead to the chains of containers that which selects.
-func (f family) entries(ctx context.Context, nf *nft.Conn, which func(chain string) bool) ([]ipt.Rule, error) {
+// containerRules are the iptables rules, of either variant, in the chains of containers and those that lead there,
+// without the known chains.
+func (f family) containerRules(ctx context.Context, nf *nft.Conn, known map[string]bool) ([]ipt.Rule, error) {
 	return f.natChain("").Rules(ctx, nf, func(chain string) bool {
-		return strings.HasPrefix(chain, dnPrefix) && which(chain)
+		return strings.HasPrefix(chain, dnPrefix) && !known[chain]
 	})
 }
 
@@ -46,51 +47,14 @@ func hostPortOf(r ipt.Rule) (p hostPort, ok bool) {
 	return p, true
 }
 
-// entryPorts are the host ports of a rule that leads to a container's chain, at any address.
-func entryPorts(entry ipt.Rule) []hostPort {
-	var out []hostPort
-	proto, _ := protocolOf(entry.Option("-p"))
-	for _, text := range strings.Split(entry.Option("--dports"), ",") {
-		if port, err := strconv.ParseUint(text, 10, 16); err == nil {
-			out = append(out, hostPort{Proto: proto, Port: uint16(port)})
-		}
-	}
-	return out
-}
-
-// portsOf are the host ports that a container's chain translates, in either variant.
-func (c *call) portsOf(ctx context.Context, f family, name string) ([]hostPort, error) {
-	where, err := c.variants(ctx, f.natChain(name))
-	if err != nil {
-		return nil, err
-	}
-	var ports []hostPort
-	for _, v := range where {
-		tool, err := ipt.FindVariant(ctx, f.Family, v)
-		if err != nil {
-			return nil, err
-		}
-		rules, err := tool.List(ctx, natTable, name)
-		if err != nil {
-			return nil, err
-		}
-		for _, rule := range rules {
-			if p, ok := hostPortOf(rule); ok {
-				ports = append(ports, p)
-			}
-		}
-	}
-	return ports, nil
-}
-
 // referenceContainers lists the containers for which iptables has chains of the network, in either variant.
 func (c *call) referenceContainers(ctx context.Context) ([]string, error) {
 	var ids []string
 	var errs []error
 	for _, f := range families() {
-		entries, err := f.entries(ctx, c.nf, func(string) bool { return true })
+		rules, err := f.containerRules(ctx, c.nf, nil)
 		errs = append(errs, err)
-		for _, rule := range entries {
+		for _, rule := range rules {
 			name, id, ok := ipt.ParseOwner(entryPrefix, rule.Option("--comment"))
 			if ok && name == c.Network && rule.Option("-j") == dnChain(name, id) && !slices.Contains(ids, id) {
 				ids = append(ids, id)

@@ -55,9 +55,9 @@ var _ = Describe("the rules of iptables", func() {
 
 	It("make what is missing of the shared ones, the masquerade first", func() {
 		st := sample(func(s *record) { s.Options.MarkBit = 5 })
-		live := []ipt.Rule{ipt.NewRule("PREROUTING", "-m", "addrtype", "--dst-type", "LOCAL", "-j",
-			"CNI-HOSTPORT-DNAT")}
-		lines := st.firstLines(v6, true, []string{hostportDNAT}, live)
+		live := ipt.Saved{Chains: []string{hostportDNAT}, Rules: []ipt.Rule{
+			ipt.NewRule("PREROUTING", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "CNI-HOSTPORT-DNAT")}}
+		lines := st.firstLines(v6, true, live)
 		Expect(script(lines)).To(Equal(`-N CNI-HOSTPORT-SETMARK
 -N CNI-HOSTPORT-MASQ
 -A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
