@@ -28,13 +28,7 @@ type Flow struct {
 // Translated says whether the destination is translated.
 func (f Flow) Translated() bool { return f.ReplySource != f.Destination }
 
-// Families whose entries there are.
-const (
-	IPv4 = unix.AF_INET
-	IPv6 = unix.AF_INET6
-)
-
-// Delete deletes the entries of a family and an IP protocol (IPPROTO_UDP, say) that match selects, and
+// Delete deletes the entries of a family (AF_INET, say) and an IP protocol (IPPROTO_UDP) that match selects, and
 // says how many. It reads all entries of that protocol. An entry that is gone by then is no error. A
 // kernel without connection tracking over netlink has nothing to delete.
 func Delete(family, proto uint8, match func(Flow) bool) (int, error) {

@@ -57,7 +57,7 @@ var _ = Describe("Delete", Label("kernel"), func() {
 	}
 
 	It("shows every entry of the family and protocol, and deletes those selected", func() {
-		seen, n := remove(conntrack.IPv4, unix.IPPROTO_UDP, conntrack.Flow.Translated)
+		seen, n := remove(unix.AF_INET, unix.IPPROTO_UDP, conntrack.Flow.Translated)
 		Expect(seen).To(ConsistOf(
 			"198.51.100.7:1000 192.0.2.1:53 10.1.0.2:53 true",
 			"198.51.100.8:1000 192.0.2.1:53 192.0.2.1:53 false"))
@@ -69,7 +69,7 @@ var _ = Describe("Delete", Label("kernel"), func() {
 
 	It("knows IPv6", func() {
 		to := netip.MustParseAddrPort("[fd00::2]:53")
-		seen, n := remove(conntrack.IPv6, unix.IPPROTO_UDP, func(f conntrack.Flow) bool { return f.ReplySource == to })
+		seen, n := remove(unix.AF_INET6, unix.IPPROTO_UDP, func(f conntrack.Flow) bool { return f.ReplySource == to })
 		Expect(seen).To(HaveLen(1))
 		Expect(n).To(Equal(1))
 		Expect(entries(host)).NotTo(ContainSubstring("2001:db8::7"))

@@ -21,8 +21,6 @@ const (
 	recordDir = "/run/hawser/masq"
 	// lockWait is how long other calls may take; they run programs that wait for the xtables lock themselves.
 	lockWait = time.Minute
-	// undoTime is how long an ADD that failed half-way may take to remove the other half.
-	undoTime = 5 * time.Second
 )
 
 // record says what Add gave to a container on one network: as the chain is, it is for all its attachments there.
@@ -99,17 +97,8 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 	if err := before.with(a.IfName, distinct(append(slices.Clone(c.Addrs), stale...))).save(s); err != nil {
 		return err
 	}
-	done, err := apply(ctx, nf, after, stale)
-	if err != nil {
-		err = fmt.Errorf("masquerade with iptables: %w", err)
-		if done == 0 && errors.Is(err, statefile.ErrBusy) {
-			return errors.Join(err, before.save(s))
-		}
-		// The deadline may be why it failed.
-		undoCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
-		defer cancel()
-		_, undoErr := apply(undoCtx, nf, before, c.Addrs)
-		return errors.Join(err, undoErr, before.save(s))
+	if err := apply(ctx, nf, after, stale); err != nil {
+		return fmt.Errorf("masquerade with iptables: %w", err)
 	}
 	if len(stale) > 0 {
 		return after.save(s)
@@ -118,8 +107,8 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 }
 
 // apply makes the container's chains from the record, with the programs that are plainly called iptables, and
-// removes the jumps of stale addresses. It returns the number of families that are done.
-func apply(ctx context.Context, nf *nft.Conn, rec record, stale []netip.Prefix) (done int, err error) {
+// removes the jumps of stale addresses.
+func apply(ctx context.Context, nf *nft.Conn, rec record, stale []netip.Prefix) error {
 	for _, f := range nft.Families() {
 		keep := of(f, rec.addrs())
 		if len(keep) == 0 && len(of(f, stale)) == 0 {
@@ -127,17 +116,16 @@ func apply(ctx context.Context, nf *nft.Conn, rec record, stale []netip.Prefix) 
 		}
 		tool, err := ipt.Find(ctx, f)
 		if err != nil {
-			return done, err
+			return err
 		}
 		gone := func(j ipt.Rule) bool { return isFrom(j, stale) }
 		ch := natChainOf(f, cni.Attachment{Network: rec.Network, ContainerID: rec.ContainerID})
 		err = ch.change(ctx, nf, tool, func(live liveChain) []string { return ch.lines(live, keep, gone) })
 		if err != nil {
-			return done, err
+			return err
 		}
-		done++
 	}
-	return done, nil
+	return nil
 }
 
 // liveChain is a chain, with the jumps to it, as one variant of iptables has it.

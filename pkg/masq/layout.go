@@ -49,11 +49,8 @@ func sharedLayout() nft.Layout {
 // alone in its prefix shares a chain with all others of that kind, or there would be one chain for each
 // container.
 func chainName(p netip.Prefix) string {
-	switch {
-	case p.IsSingleIP() && p.Addr().Is4():
-		return prefixChain + "single4"
-	case p.IsSingleIP():
-		return prefixChain + "single6"
+	if p.IsSingleIP() {
+		return prefixChain + "single" + nft.FamilyOf(p.Addr()).Digit()
 	}
 	return prefixChain + strings.ReplaceAll(p.Masked().String(), ":", "-")
 }

@@ -34,9 +34,9 @@ type Config struct {
 	Warn func(format string, args ...any)
 }
 
-// Add makes the attachment's rules, all or nothing. Repeating it is fine. When another attachment still
-// has an element for one of the addresses, it is replaced: IPAM lends an address once, so the other one
-// is a leftover.
+// Add makes the attachment's rules. Where it fails Del removes what there is of them. Repeating it is fine. When
+// another attachment still has an element for one of the addresses, it is replaced: IPAM lends an address once, so
+// the other one is a leftover.
 func Add(ctx context.Context, nf *nft.Conn, c Config) error {
 	if len(c.Addrs) == 0 {
 		return nil

@@ -152,15 +152,6 @@ func (c *Conn) query(msgs ...message) ([][]byte, error) {
 	return out, nil
 }
 
-// dump is list without what stands before the attributes.
-func (c *Conn) dump(m message) ([][]byte, error) {
-	answers, err := c.list(m)
-	for i, a := range answers {
-		answers[i] = a[nfgenmsgSize:]
-	}
-	return answers, err
-}
-
 // list returns all objects that the request selects, from one state of the ruleset: the family in the first byte, and
 // the attributes behind nfgenmsgSize.
 func (c *Conn) list(m message) ([][]byte, error) {

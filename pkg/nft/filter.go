@@ -16,10 +16,7 @@ const stateEstablished, stateRelated = 1 << 1, 1 << 2 // NF_CT_STATE_BIT
 
 // CtEstablished matches packets of connections that were answered, and of those that belong to one.
 func CtEstablished() Stmt {
-	load := expression("ct", netlink.Net32(unix.NFTA_CT_KEY, unix.NFT_CT_STATE),
-		netlink.Net32(unix.NFTA_CT_DREG, reg1))
-	return Stmt{text: "ct state established,related", exprs: [][]byte{load,
-		bitwise(word(stateEstablished|stateRelated), word(0)), compare(unix.NFT_CMP_NEQ, word(0))}}
+	return ctHas("state established,related", unix.NFT_CT_STATE, stateEstablished|stateRelated)
 }
 
 // FwmarkWithout clears the bits in the packet's fwmark and leaves the others alone.

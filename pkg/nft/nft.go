@@ -94,7 +94,7 @@ func (c *Conn) Update(ctx context.Context, change func(*Tx) error) error {
 
 func (c *Conn) update(change func(*Tx) error) error {
 	for attempt := 1; ; attempt++ {
-		tx := &Tx{Conn: c, Attempt: attempt}
+		tx := &Tx{Conn: c}
 		if err := change(tx); err != nil {
 			return err
 		}

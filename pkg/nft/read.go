@@ -73,10 +73,10 @@ func (c *Conn) Rules(t Table, chain string) ([]LiveRule, error) {
 	case chain != "":
 		m.body = append(m.body, netlink.Text(unix.NFTA_RULE_CHAIN, chain)...)
 	}
-	replies, err := c.dump(m)
+	replies, err := c.list(m)
 	out := make([]LiveRule, 0, len(replies))
 	for _, r := range replies {
-		out = append(out, decodeRule(r))
+		out = append(out, decodeRule(r[nfgenmsgSize:]))
 	}
 	return out, err
 }

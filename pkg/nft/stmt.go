@@ -191,11 +191,13 @@ func IsFamily(f Family) Stmt {
 const statusDNAT = 1 << 5 // IPS_DST_NAT
 
 // CtTranslated matches packets of flows whose destination was translated.
-func CtTranslated() Stmt {
-	load := expression("ct", netlink.Net32(unix.NFTA_CT_KEY, unix.NFT_CT_STATUS),
-		netlink.Net32(unix.NFTA_CT_DREG, reg1))
-	return Stmt{text: "ct status dnat",
-		exprs: [][]byte{load, bitwise(word(statusDNAT), word(0)), compare(unix.NFT_CMP_NEQ, word(0))}}
+func CtTranslated() Stmt { return ctHas("status dnat", unix.NFT_CT_STATUS, statusDNAT) }
+
+// ctHas matches packets of flows that have one of the bits.
+func ctHas(text string, key, bits uint32) Stmt {
+	load := expression("ct", netlink.Net32(unix.NFTA_CT_KEY, key), netlink.Net32(unix.NFTA_CT_DREG, reg1))
+	return Stmt{text: "ct " + text,
+		exprs: [][]byte{load, bitwise(word(bits), word(0)), compare(unix.NFT_CMP_NEQ, word(0))}}
 }
 
 // FwmarkHas matches packets whose fwmark has the bits.

@@ -19,8 +19,6 @@ import (
 // which they are called.
 type Tx struct {
 	*Conn
-	Attempt int // 1 at first, more when the change runs again
-
 	msgs []message
 	sets uint32
 }

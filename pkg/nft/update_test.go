@@ -99,12 +99,13 @@ var _ = Describe("an update", Label("kernel"), func() {
 
 	It("is repeated when somebody else was faster", func() {
 		Expect(update(host, ensure)).To(Succeed())
+		attempts := 0
 		Expect(update(host, func(tx *nft.Tx) error {
 			found, err := tx.Get(table, "sources", source(1).Key)
 			if err != nil {
 				return err
 			}
-			if tx.Attempt == 1 {
+			if attempts++; attempts == 1 {
 				host.Cmd("nft", "add", "element", "inet", "spec", "sources", "{ 10.1.0.1 : drop }")
 			}
 			if found[0] == nil {
