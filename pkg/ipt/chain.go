@@ -97,11 +97,7 @@ func (c Chain) Has(ctx context.Context, rules []Rule) bool {
 
 // Fill returns the lines of a restore that make the chain, or make it anew, with these rules.
 func (c Chain) Fill(rules []Rule) []string {
-	lines := []string{":" + c.Name + " - [0:0]"}
-	for _, r := range rules {
-		lines = append(lines, r.Append())
-	}
-	return lines
+	return append([]string{":" + c.Name + " - [0:0]"}, AppendAll(rules)...)
 }
 
 // Clear returns the lines that remove the chain with its jumps.

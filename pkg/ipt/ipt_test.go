@@ -56,9 +56,11 @@ var _ = Describe("what the reference writes about a container", func() {
 		Expect(ipt.IsContainerChain("CNI-", "CNI-DN-c2d892b58e87e28a12fe6")).To(BeFalse())
 		Expect(ipt.IsContainerChain("CNI-", "CNI-HOSTPORT-MASQ")).To(BeFalse())
 		Expect(ipt.OwnerComment("dnat ", "net1", "c1")).To(Equal(`dnat name: "net1" id: "c1"`))
-		network, id, ok := ipt.ParseOwner("dnat ", `dnat name: "net1" id: "c1"`)
-		Expect([]any{network, id, ok}).To(Equal([]any{"net1", "c1", true}))
-		_, _, ok = ipt.ParseOwner("", `dnat name: "net1" id: "c1"`)
+		for _, comment := range []string{`dnat name: "net1" id: "c1"`, `name: "net1" id: "c1"`} {
+			network, id, ok := ipt.ParseOwner(comment)
+			Expect([]any{network, id, ok}).To(Equal([]any{"net1", "c1", true}))
+		}
+		_, _, ok := ipt.ParseOwner("CNI portfwd requiring masquerade")
 		Expect(ok).To(BeFalse())
 	})
 

@@ -1,10 +1,13 @@
 package ipt
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
 // Backend is where a plugin has its rules.
@@ -56,8 +59,22 @@ func OwnerComment(prefix, network, containerID string) string {
 	return c
 }
 
-// ParseOwner is the reverse of OwnerComment, for comments that were not cut.
-func ParseOwner(prefix, comment string) (network, containerID string, ok bool) {
-	n, err := fmt.Sscanf(comment, prefix+"name: %q id: %q", &network, &containerID)
+// ParseOwner is the reverse of OwnerComment with any prefix, for comments that were not cut.
+func ParseOwner(comment string) (network, containerID string, ok bool) {
+	_, owner, _ := strings.Cut(comment, "name: ")
+	n, err := fmt.Sscanf(owner, "%q id: %q", &network, &containerID)
 	return network, containerID, n == 2 && err == nil
+}
+
+// Containers returns the containers of a network that have such chains in either variant, by the comments of the
+// rules in these chains and of those that lead to them from c.From.
+func (c Chain) Containers(ctx context.Context, nf *nft.Conn, prefix, network string) (ids []string, err error) {
+	rules, err := c.Rules(ctx, nf, func(chain string) bool { return IsContainerChain(prefix, chain) })
+	for _, r := range rules {
+		name, id, ok := ParseOwner(r.Option("--comment"))
+		if ok && name == network && !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
+	}
+	return ids, err
 }

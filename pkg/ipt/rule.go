@@ -58,6 +58,25 @@ func Lacking(live, want []Rule) (out []Rule) {
 	return out
 }
 
+// Without returns those of the rules that the others do not have anywhere.
+func Without(rules, others []Rule) (out []Rule) {
+	for _, r := range rules {
+		if !slices.ContainsFunc(others, r.Equal) {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// AppendAll are the lines that append the rules.
+func AppendAll(rules []Rule) []string {
+	lines := make([]string, len(rules))
+	for i, r := range rules {
+		lines[i] = r.Append()
+	}
+	return lines
+}
+
 func quote(arg string) string {
 	if arg != "" && !strings.ContainsAny(arg, " \t\"'\\") {
 		return arg

@@ -70,7 +70,7 @@ func (c natChain) rules(addrs []netip.Prefix) []ipt.Rule {
 // interface of the container. The chain is removed with its last jump.
 func (c natChain) lines(live liveChain, keep []netip.Prefix, gone func(jump ipt.Rule) bool) []string {
 	want := c.jumps(keep)
-	others := missing(live.jumps, want)
+	others := ipt.Without(live.jumps, want)
 	stale := slices.DeleteFunc(slices.Clone(others), func(j ipt.Rule) bool { return !gone(j) })
 	foreign := len(stale) < len(others)
 	if len(keep) == 0 && !foreign && live.exists {
@@ -78,32 +78,18 @@ func (c natChain) lines(live liveChain, keep []netip.Prefix, gone func(jump ipt.
 	}
 	var lines []string
 	if len(keep) > 0 {
-		rules, more := c.rules(keep), missing(live.rules, c.rules(keep))
+		rules, more := c.rules(keep), ipt.Without(live.rules, c.rules(keep))
 		if foreign {
 			rules = append(more, rules...)
 		}
-		if len(missing(rules, live.rules)) > 0 || len(rules) < len(live.rules) {
+		if len(ipt.Without(rules, live.rules)) > 0 || len(rules) < len(live.rules) {
 			lines = c.Fill(rules)
 		}
 	}
 	for _, j := range stale {
 		lines = append(lines, j.Delete())
 	}
-	for _, j := range missing(want, live.jumps) {
-		lines = append(lines, j.Append())
-	}
-	return lines
-}
-
-// missing are those of the rules that the others do not have.
-func missing(want, live []ipt.Rule) []ipt.Rule {
-	var out []ipt.Rule
-	for _, r := range want {
-		if !slices.ContainsFunc(live, r.Equal) {
-			out = append(out, r)
-		}
-	}
-	return out
+	return append(lines, ipt.AppendAll(ipt.Without(want, live.jumps))...)
 }
 
 // isFrom says whether a jump is that of one of the addresses. An older release of the reference made jumps from

@@ -295,15 +295,11 @@ func gcIPTables(ctx context.Context, nf *nft.Conn, network string, valid cni.Set
 	}
 	errs := []error{}
 	for _, f := range nft.Families() {
-		rules, err := natChainOf(f, cni.Attachment{}).Rules(ctx, nf, func(chain string) bool {
-			return ipt.IsContainerChain(chainPrefix, chain)
-		})
+		ids, err := natChainOf(f, cni.Attachment{}).Containers(ctx, nf, chainPrefix, network)
 		errs = append(errs, err)
-		for _, r := range rules {
-			net, id, ok := ipt.ParseOwner("", r.Option("--comment"))
+		for _, id := range ids {
 			// The rules of the reference tell no interface apart: they stay until the container has none.
-			garbage[cni.Attachment{Network: net, ContainerID: id}] = ok && net == network &&
-				!ours[id] && !valid.HasContainer(id)
+			garbage[cni.Attachment{Network: network, ContainerID: id}] = !ours[id] && !valid.HasContainer(id)
 		}
 	}
 	for a, is := range garbage {

@@ -83,15 +83,7 @@ type proto uint8
 var protocols = []proto{unix.IPPROTO_SCTP, unix.IPPROTO_TCP, unix.IPPROTO_UDP}
 
 func (p proto) String() string {
-	switch p {
-	case unix.IPPROTO_SCTP:
-		return "sctp"
-	case unix.IPPROTO_TCP:
-		return "tcp"
-	case unix.IPPROTO_UDP:
-		return "udp"
-	}
-	return fmt.Sprintf("protocol %d", uint8(p))
+	return map[proto]string{unix.IPPROTO_SCTP: "sctp", unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[p]
 }
 
 func protocolOf(name string) (p proto, known bool) {

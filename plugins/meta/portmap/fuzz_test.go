@@ -65,7 +65,7 @@ func FuzzNames(f *testing.F) {
 		if chain, ok := chainNamed(name); ok && chain.Name != name {
 			t.Fatalf("%q: %+v", name, chain)
 		}
-		if network, id, ok := ipt.ParseOwner(entryPrefix, name); ok {
+		if network, id, ok := ipt.ParseOwner(name); ok {
 			dnChain(network, id)
 		}
 	})

@@ -148,7 +148,9 @@ func (x *search) inIPTables(ctx context.Context) error {
 
 // inReferenceChains finds the containers of the reference's that have chains other than the known ones.
 func (x *search) inReferenceChains(ctx context.Context, f family, known map[string]bool) error {
-	rules, err := f.containerRules(ctx, x.nf, known)
+	rules, err := f.natChain("").Rules(ctx, x.nf, func(chain string) bool {
+		return strings.HasPrefix(chain, dnPrefix) && !known[chain]
+	})
 	if err != nil {
 		return err
 	}
@@ -162,7 +164,7 @@ func (x *search) inReferenceChains(ctx context.Context, f family, known map[stri
 		chain := entry.Option("-j")
 		ports := inChain[chain]
 		delete(inChain, chain) // other entries lead there, too
-		network, id, ok := ipt.ParseOwner(entryPrefix, entry.Option("--comment"))
+		network, id, ok := ipt.ParseOwner(entry.Option("--comment"))
 		if !ok {
 			network, id = "?", entry.Option("--comment")
 		}

@@ -136,11 +136,11 @@ func (c *call) delChain(ctx context.Context, chain ipt.Chain, v ipt.Variant, oth
 	if err != nil {
 		return err
 	}
-	var kept []string
+	var kept []ipt.Rule
 	for _, r := range shared {
 		for _, a := range r.chainAddrs() {
 			if familyOf(a.v4()).Family == chain.Family && chain.From == hostportDNAT {
-				kept = appendAll(appendAll(kept, r.chainRules(a)), r.entryRules(a.v4()))
+				kept = slices.Concat(kept, r.chainRules(a), r.entryRules(a.v4()))
 			}
 		}
 	}
@@ -157,7 +157,7 @@ func (c *call) delChain(ctx context.Context, chain ipt.Chain, v ipt.Variant, oth
 		for _, jump := range jumps {
 			lines = append(lines, jump.Delete())
 		}
-		return append(lines, kept...), err
+		return append(lines, ipt.AppendAll(kept)...), err
 	})
 }
 
@@ -192,14 +192,8 @@ func (c *call) checkIPTables(ctx context.Context, r *record) error {
 
 // missing are the attachment's rules, and the shared ones that it needs, that are not among the live ones.
 func (r *record) missing(a address, live []ipt.Rule) []ipt.Rule {
-	var out []ipt.Rule
-	for _, want := range r.sharedRules() {
-		if !slices.ContainsFunc(live, want.Equal) {
-			out = append(out, want)
-		}
-	}
 	// In the chain the order counts: a rule that sets the fwmark stands before the one that translates.
-	out = append(out, ipt.Lacking(live, r.chainRules(a))...)
+	out := append(ipt.Without(r.sharedRules(), live), ipt.Lacking(live, r.chainRules(a))...)
 	for _, want := range r.entryRules(a.v4()) {
 		if !slices.ContainsFunc(live, func(rule ipt.Rule) bool { return isEntry(want, rule) }) {
 			out = append(out, want)
@@ -352,13 +346,6 @@ func (r *record) markChain() string {
 	return hostportSetMark
 }
 
-func appendAll(lines []string, rules []ipt.Rule) []string {
-	for _, rule := range rules {
-		lines = append(lines, rule.Append())
-	}
-	return lines
-}
-
 // steadyLines are the lines of a restore that make a container's chain. It fails unless all shared rules are there.
 func (r *record) steadyLines(a address, keepChain bool) []string {
 	var lines []string
@@ -376,18 +363,16 @@ func (r *record) firstLines(a address, keepChain bool, live ipt.Saved) []string 
 			lines = append(lines, "-N "+c)
 		}
 	}
-	for _, shared := range r.sharedRules() {
-		if !slices.ContainsFunc(live.Rules, shared.Equal) {
-			lines = append(lines, sharedLine(shared))
-		}
+	for _, shared := range ipt.Without(r.sharedRules(), live.Rules) {
+		lines = append(lines, sharedLine(shared))
 	}
 	return append(lines, r.ownLines(a, keepChain)...)
 }
 
 func (r *record) ownLines(a address, keepChain bool) []string {
-	var lines []string
-	if !keepChain {
-		lines = append(lines, ":"+r.chain()+" - [0:0]")
+	lines := ipt.AppendAll(slices.Concat(r.chainRules(a), r.entryRules(a.v4())))
+	if keepChain {
+		return lines
 	}
-	return appendAll(appendAll(lines, r.chainRules(a)), r.entryRules(a.v4()))
+	return append([]string{":" + r.chain() + " - [0:0]"}, lines...)
 }

@@ -283,18 +283,15 @@ func chainNamed(name string) (nft.Chain, bool) {
 		if !isMasq || err != nil || bit < 0 || bit > 31 || from != "all" && notPrefix != nil {
 			continue
 		}
-		fwmark, chain := nft.FwmarkWith(1<<bit), nft.Chain{Name: name}
-		switch {
-		case from == "all":
-			chain.Rules = append(chain.Rules, nft.Rule{fwmark})
-		case f.v4():
-			chain.Rules = append(chain.Rules, nft.Rule{nft.InPrefix(f.Saddr(), near), fwmark},
-				nft.Rule{nft.InPrefix(f.Saddr(), loopback4), fwmark})
-		default:
-			chain.Rules = append(chain.Rules, nft.Rule{nft.InPrefix(f.Saddr(), near), fwmark})
+		fwmark := nft.FwmarkWith(1 << bit)
+		rules := []nft.Rule{{fwmark}}
+		if from != "all" {
+			rules = []nft.Rule{{nft.InPrefix(f.Saddr(), near), fwmark}}
+			if f.v4() {
+				rules = append(rules, nft.Rule{nft.InPrefix(f.Saddr(), loopback4), fwmark})
+			}
 		}
-		chain.Rules = append(chain.Rules, nft.Rule{nft.Goto(f.dnatChain())})
-		return chain, true
+		return nft.Chain{Name: name, Rules: append(rules, nft.Rule{nft.Goto(f.dnatChain())})}, true
 	}
 	return nft.Chain{}, false
 }

@@ -88,19 +88,18 @@ func status(_ context.Context, req *skel.Request, cfg config) error {
 		return unavailable(err, "host ports")
 	}
 	b, final, err := c.choose(cfg)
-	if err != nil {
-		return unavailable(err, "host ports")
+	if err == nil {
+		err = statefile.Writable(recordDir)
 	}
-	if err := statefile.Writable(recordDir); err != nil {
+	if err != nil {
 		return unavailable(err, "host ports")
 	}
 	if b == nftables {
 		err := c.nf.Probe(sharedLayout(cfg.options.MarkBit))
-		if err != nil && (final || !errors.Is(err, nft.ErrUnsupported)) {
-			return unavailable(err, "backend nftables")
-		}
-		if err != nil {
+		if !final && errors.Is(err, nft.ErrUnsupported) {
 			b = iptables
+		} else if err != nil {
+			return unavailable(err, "backend nftables")
 		}
 	}
 	if b == iptables {
@@ -450,13 +449,15 @@ func (c *call) collect(ctx context.Context) (err error) {
 		}
 	}
 	errs = append(errs, nft.IfSupported(owned(defaultMarkBit).Sweep(ctx, c.nf, c.Valid.Garbage)))
-	ids, err := c.referenceContainers(ctx)
-	errs = append(errs, err)
-	for _, id := range ids {
-		// The reference's rules tell no interface apart: they stay until the container has none.
-		if !c.Valid.HasContainer(id) {
-			left := &record{Attachment: cni.Attachment{Network: c.Network, ContainerID: id}}
-			errs = append(errs, c.delChains(ctx, left, siblings(s, left), families()...)...)
+	for _, f := range families() {
+		ids, err := f.natChain("").Containers(ctx, c.nf, dnPrefix, c.Network)
+		errs = append(errs, err)
+		for _, id := range ids {
+			// The reference's rules tell no interface apart: they stay until the container has none.
+			if !c.Valid.HasContainer(id) {
+				left := &record{Attachment: cni.Attachment{Network: c.Network, ContainerID: id}}
+				errs = append(errs, c.delChains(ctx, left, siblings(s, left), f)...)
+			}
 		}
 	}
 	return errors.Join(append(errs, nft.IfSupported(c.sweepGuard(ctx)))...)

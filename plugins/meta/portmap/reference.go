@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/ipt"
@@ -20,14 +19,6 @@ import (
 func (f family) referenceTable() nft.Table { return nft.Table{Family: f.Family, Name: "cni_hostport"} }
 
 var referenceChains = []string{"hostports", "hostip_hostports", "masquerading"}
-
-// containerRules are the iptables rules, of either variant, in the chains of containers and those that lead there,
-// without the known chains.
-func (f family) containerRules(ctx context.Context, nf *nft.Conn, known map[string]bool) ([]ipt.Rule, error) {
-	return f.natChain("").Rules(ctx, nf, func(chain string) bool {
-		return strings.HasPrefix(chain, dnPrefix) && !known[chain]
-	})
-}
 
 // hostPortOf reads the host port of an iptables rule that translates one.
 func hostPortOf(r ipt.Rule) (p hostPort, ok bool) {
@@ -45,23 +36,6 @@ func hostPortOf(r ipt.Rule) (p hostPort, ok bool) {
 		p.Addr = d.Addr()
 	}
 	return p, true
-}
-
-// referenceContainers lists the containers for which iptables has chains of the network, in either variant.
-func (c *call) referenceContainers(ctx context.Context) ([]string, error) {
-	var ids []string
-	var errs []error
-	for _, f := range families() {
-		rules, err := f.containerRules(ctx, c.nf, nil)
-		errs = append(errs, err)
-		for _, rule := range rules {
-			name, id, ok := ipt.ParseOwner(entryPrefix, rule.Option("--comment"))
-			if ok && name == c.Network && rule.Option("-j") == dnChain(name, id) && !slices.Contains(ids, id) {
-				ids = append(ids, id)
-			}
-		}
-	}
-	return ids, errors.Join(errs...)
 }
 
 func (r *record) hasAddr(addr netip.Addr) bool {
