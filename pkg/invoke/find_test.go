@@ -75,7 +75,7 @@ var _ = Describe("Find", func() {
 		install(b, "ipam", "echo PATH")
 		GinkgoT().Setenv("PATH", b+":"+os.Getenv("PATH"))
 		for _, path := range []string{".", "../" + filepath.Base(a)} {
-			out, err := invoke.Runner{Path: path, Env: os.Environ()}.Run(context.Background(), "ipam", "ADD", nil)
+			out, err := run(context.Background(), invoke.Runner{Path: path, Env: os.Environ()}, "ipam", nil)
 			Expect(err).NotTo(HaveOccurred())
 			Expect(string(out)).To(Equal("here\n"))
 		}

@@ -62,22 +62,14 @@ func (r Runner) Find(name string) (string, error) {
 	return "", cni.Errorf(cni.CodeEnvironment, "CNI_PATH: no plugin %q in %q", name, r.Path)
 }
 
-// Run runs the plugin called name for command with conf on its standard
-// input, and returns its standard output. It dies with us, and when ctx ends,
-// as it does in time. Its error object comes back as a *cni.Error with its code;
-// one that fails without such an object is code 999 with its standard error in
-// the details; one that runs out of time, or whose file is being written, is
-// code 11; one that cannot be started code 5.
-func (r Runner) Run(ctx context.Context, name, command string, conf []byte) ([]byte, error) {
-	d, err := r.Start(ctx, name, command, conf)
-	if err != nil {
-		return nil, err
-	}
-	return d.Wait(ctx)
-}
-
-// Start starts the plugin as Run does, for a caller who has something else to
-// do until it waits for the answer. Wait must follow, in the same goroutine.
+// Start starts the plugin called name for command with conf on its standard
+// input, for a caller who has something else to do until it waits for the
+// answer. Wait must follow, in the same goroutine. The plugin dies with us.
+//
+// The errors, also of Wait: the plugin's own error object comes back as a
+// *cni.Error with its code; one that fails without such an object is code 999
+// with its standard error in the details; one that runs out of time, or whose
+// file is being written, is code 11; one that cannot be started code 5.
 func (r Runner) Start(ctx context.Context, name, command string, conf []byte) (*Delegate, error) {
 	file, err := r.Find(name)
 	if err != nil {
@@ -105,8 +97,7 @@ type Delegate struct {
 	stderr  tail
 }
 
-// Wait returns the plugin's standard output, or what Run says of a failure. The
-// plugin is killed when ctx ends.
+// Wait returns the plugin's standard output. The plugin is killed when ctx ends.
 func (d *Delegate) Wait(ctx context.Context) ([]byte, error) {
 	err := d.process.Wait(ctx)
 	if err == nil {
@@ -133,25 +124,13 @@ func (d *Delegate) failure(ctx context.Context, err error) error {
 		return cni.Errorf(cni.CodeIO, "plugin %q: %w", d.name, err)
 	}
 	if details == "" {
-		details = quote(d.stdout.buf)
+		details = fmt.Sprintf("it printed %.200q", bytes.TrimSpace(d.stdout.buf))
 	}
 	return d.error(cni.CodeInternal, fmt.Sprintf("failed without an error object: %v", err), details)
 }
 
 func (d *Delegate) error(code uint, msg, details string) error {
 	return &cni.Error{Code: code, Msg: fmt.Sprintf("plugin %q: %s", d.name, msg), Details: details}
-}
-
-// quote shows the beginning of something that should have been JSON.
-func quote(data []byte) string {
-	data = bytes.TrimSpace(data)
-	if len(data) == 0 {
-		return "it printed nothing"
-	}
-	if len(data) > 200 {
-		data = data[:200]
-	}
-	return fmt.Sprintf("it printed %q", data)
 }
 
 // withCommand is env with CNI_COMMAND set to command, once.

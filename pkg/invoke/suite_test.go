@@ -23,7 +23,7 @@ const parentEnv = "INVOKE_TEST_PARENT"
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(parentEnv); dir != "" {
 		r := invoke.Runner{Path: dir, Env: os.Environ(), Stderr: os.Stderr}
-		_, err := r.Run(context.Background(), "ipam", "ADD", nil)
+		_, err := run(context.Background(), r, "ipam", nil)
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(3)
 	}
@@ -52,6 +52,15 @@ func runner(script string) (invoke.Runner, *log) {
 	stderr := &log{}
 	env := []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=DEL"}
 	return invoke.Runner{Path: dir, Env: env, Stderr: stderr}, stderr
+}
+
+// run starts the plugin for ADD and waits for its answer.
+func run(ctx context.Context, r invoke.Runner, name string, conf []byte) ([]byte, error) {
+	d, err := r.Start(ctx, name, "ADD", conf)
+	if err != nil {
+		return nil, err
+	}
+	return d.Wait(ctx)
 }
 
 // log is a standard error that can be looked at while it is written.
