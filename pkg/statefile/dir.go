@@ -30,25 +30,20 @@ type Dir struct {
 // Open opens the directory at path. Where there is none, it makes it and the
 // missing parents with perm (less the umask); with perm 0 the error then matches
 // fs.ErrNotExist. Links in path itself are followed: it is the administrator's.
-func Open(path string, perm fs.FileMode) (*Dir, error) {
-	return openDir(path, perm, func() (int, error) { return openat(unix.AT_FDCWD, path, dirFlags, 0) })
-}
+func Open(path string, perm fs.FileMode) (*Dir, error) { return open(path, perm, 0) }
 
-// OpenDir is Open for a directory inside d. A symbolic link of that name is an
-// error (ENOTDIR).
-func (d *Dir) OpenDir(name string, perm fs.FileMode) (*Dir, error) {
-	return openDir(d.join(name), perm, func() (int, error) { return d.open(name, dirFlags, 0) })
-}
+// OpenOwn is Open for a directory that is not the administrator's to choose: a
+// symbolic link in its place is an error (ENOTDIR). Those before it are followed.
+func OpenOwn(path string, perm fs.FileMode) (*Dir, error) { return open(path, perm, unix.O_NOFOLLOW) }
 
-const dirFlags = unix.O_RDONLY | unix.O_DIRECTORY
-
-func openDir(path string, perm fs.FileMode, open func() (fd int, err error)) (*Dir, error) {
-	fd, err := open()
+func open(path string, perm fs.FileMode, flags int) (*Dir, error) {
+	flags |= unix.O_RDONLY | unix.O_DIRECTORY
+	fd, err := openat(unix.AT_FDCWD, path, flags, 0)
 	if err == unix.ENOENT && perm != 0 {
 		if err := os.MkdirAll(path, perm); err != nil {
 			return nil, err
 		}
-		fd, err = open()
+		fd, err = openat(unix.AT_FDCWD, path, flags, 0)
 	}
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
@@ -63,15 +58,8 @@ func IsAbsent(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.
 // Path is the path that d was opened by, for messages.
 func (d *Dir) Path() string { return d.path }
 
-// Close closes the directory. It may be called again.
-func (d *Dir) Close() error {
-	if d.fd < 0 {
-		return nil
-	}
-	fd := d.fd
-	d.fd = -1
-	return unix.Close(fd)
-}
+// Close closes the directory.
+func (d *Dir) Close() error { return unix.Close(d.fd) }
 
 // Names lists the entries, in no order, without the temporary files.
 func (d *Dir) Names() ([]string, error) {
@@ -91,7 +79,7 @@ func (d *Dir) Sweep() error {
 }
 
 func (d *Dir) list() (names, temporary []string, err error) {
-	fd, err := openat(d.fd, ".", dirFlags, 0)
+	fd, err := openat(d.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, nil, &fs.PathError{Op: "list", Path: d.path, Err: err}
 	}

@@ -48,9 +48,7 @@ func OpenExistingStore[T any](ctx context.Context, path string, wait time.Durati
 }
 
 func openStore[T any](ctx context.Context, path string, perm fs.FileMode, wait time.Duration) (*Store[T], error) {
-	dir, err := openDir(path, perm, func() (int, error) {
-		return openat(unix.AT_FDCWD, path, dirFlags|unix.O_NOFOLLOW, 0)
-	})
+	dir, err := OpenOwn(path, perm)
 	if err != nil {
 		return nil, err
 	}

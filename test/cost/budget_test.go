@@ -54,11 +54,11 @@ var budgets = []budget{
 	}},
 	{"host-local, two families", "host-local", same(ipam(dual)), false, 48, gc, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 29},
-		"ADD":     {"", 0, 0, 0, 87},
-		"CHECK":   {"", 0, 0, 0, 60},
-		"STATUS":  {"", 0, 0, 0, 46},
-		"GC":      {"", 0, 0, 0, 87},
-		"DEL":     {"", 0, 0, 0, 68},
+		"ADD":     {"", 0, 0, 0, 85},
+		"CHECK":   {"", 0, 0, 0, 58},
+		"STATUS":  {"", 0, 0, 0, 44},
+		"GC":      {"", 0, 0, 0, 83},
+		"DEL":     {"", 0, 0, 0, 66},
 	}},
 	{"static, two families", "static", same(fixed("10.88.0.5/16", "fd00:88::5/64")), false, 0, gc, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 29},

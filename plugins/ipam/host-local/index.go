@@ -9,9 +9,11 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
+	"github.com/hawser-cni/plugins/pkg/statefile"
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
@@ -32,9 +34,9 @@ import (
 // one. A kill before the stamp leaves a time of the kernel's, and so the next
 // call reads the directory.
 //
-// A change without the lock in the moment between our look at the directory and
-// the stamp is not noticed. A file that came is found when its name is to be
-// created, one that went when it is verified.
+// A change without the lock between our look at the directory and the stamp is
+// not noticed. A file that came is found when its name is to be created, one
+// that went when it is verified.
 type index struct {
 	file   *os.File
 	header []byte // identity
@@ -174,7 +176,7 @@ func (s *store) loadIndex() error {
 	if s.index != nil {
 		return nil
 	}
-	dir, err := s.base.OpenDir(indexDir, 0)
+	dir, err := statefile.OpenOwn(filepath.Join(s.dataDir, indexDir), 0)
 	if err != nil {
 		return err
 	}
@@ -227,7 +229,7 @@ func (s *store) newIndex() error {
 	if err != nil {
 		return err
 	}
-	dir, err := s.base.OpenDir(indexDir, 0o700)
+	dir, err := statefile.OpenOwn(filepath.Join(s.dataDir, indexDir), 0o700)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,14 +32,13 @@ import (
 //
 // The directory is the truth. The index (index.go) saves reading all of it.
 type store struct {
+	dataDir string
 	network string
-	base    *statefile.Dir // dataDir
 	dir     *statefile.Dir
 	lock    *statefile.Held
 	index   *index  // nil until it is needed, and where there is none
 	listed  []lease // all leases instead, when this call had to read the directory
 	changed bool    // this call changed the directory
-	moving  bool    // somebody without the lock changed the directory while we read it
 }
 
 const (
@@ -71,23 +72,18 @@ func openUnlocked(dataDir, network string, create bool) (*store, error) {
 	if create {
 		perm = dirMode
 	}
-	s := &store{network: network}
-	var err error
-	s.base, err = statefile.Open(dataDir, perm)
-	if !create && statefile.IsAbsent(err) {
-		return nil, fmt.Errorf("ipam.dataDir: %s: %w", dataDir, fs.ErrNotExist)
+	path := filepath.Join(dataDir, network)
+	dir, err := statefile.OpenOwn(path, perm)
+	if err != nil && !create {
+		_, absent := os.Lstat(path)
+		if statefile.IsAbsent(absent) || errors.Is(absent, unix.ENAMETOOLONG) {
+			err = fmt.Errorf("%s: %w", path, fs.ErrNotExist)
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("ipam.dataDir: %w", err)
 	}
-	s.dir, err = s.base.OpenDir(network, perm)
-	if !create && errors.Is(err, unix.ENAMETOOLONG) {
-		err = fs.ErrNotExist
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("network %q: %w", network, err), s.base.Close())
-	}
-	return s, nil
+	return &store{dataDir: dataDir, network: network, dir: dir}, nil
 }
 
 // close makes the index describe the directory as it is now, and gives the lock
@@ -95,7 +91,7 @@ func openUnlocked(dataDir, network string, create bool) (*store, error) {
 // directory.
 func (s *store) close() error {
 	switch {
-	case s.lock == nil || s.moving:
+	case s.lock == nil:
 	case s.listed != nil:
 		_ = s.newIndex()
 	case s.index != nil && s.changed:
@@ -106,7 +102,7 @@ func (s *store) close() error {
 		errs = append(errs, s.lock.Unlock())
 	}
 	s.dropIndex()
-	return errors.Join(append(errs, s.dir.Close(), s.base.Close())...)
+	return errors.Join(append(errs, s.dir.Close())...)
 }
 
 func (s *store) dropIndex() {
@@ -271,10 +267,6 @@ func (s *store) walk() error {
 	if err := s.dir.Sweep(); err != nil {
 		return err
 	}
-	before, err := s.dir.Stat()
-	if err != nil {
-		return err
-	}
 	addrs, err := s.addrs()
 	if err != nil {
 		return err
@@ -287,11 +279,7 @@ func (s *store) walk() error {
 		}
 		list = append(list, lease{addr, owner})
 	}
-	after, err := s.dir.Stat()
-	if err != nil {
-		return err
-	}
-	s.listed, s.moving = list, after.Mtim != before.Mtim
+	s.listed = list
 	s.dropIndex()
 	return nil
 }
