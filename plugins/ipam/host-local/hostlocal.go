@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -48,14 +47,12 @@ func del(ctx context.Context, req *skel.Request) error {
 // ones in its result.
 func check(ctx context.Context, req *skel.Request, cfg *config) error {
 	s, err := openStore(ctx, cfg.dataDir, req.Network, false)
-	if errors.Is(err, fs.ErrNotExist) {
-		return cni.Errorf(cni.CodeDrift, "no address is reserved for %s: %w", req.Attachment, err)
+	var held []netip.Addr
+	if s != nil && err == nil {
+		held, err = s.heldBy(ownerText(req.ContainerID, req.IfName), req.ContainerID)
+		err = errors.Join(err, s.close())
 	}
 	if err != nil {
-		return err
-	}
-	held, err := s.heldBy(ownerText(req.ContainerID, req.IfName), req.ContainerID)
-	if err = errors.Join(err, s.close()); err != nil {
 		return err
 	}
 	if len(held) == 0 {
@@ -73,10 +70,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 		return err
 	}
 	s, err := openStore(ctx, dataDir, req.Network, false)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	if s == nil || err != nil {
 		return err
 	}
 	if err := s.walk(); err != nil {
@@ -113,15 +107,15 @@ func status(_ context.Context, req *skel.Request, cfg *config) error {
 	if _, err := readDNS(cfg.resolvConf); err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "%w", err)
 	}
-	s, err := openUnlocked(cfg.dataDir, req.Network, false)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
 	unreadable := func(err error) error {
 		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: the leases cannot be read: %w", err)
 	}
+	s, err := openUnlocked(cfg.dataDir, req.Network, false)
 	if err != nil {
 		return unreadable(err)
+	}
+	if s == nil {
+		return nil
 	}
 	defer s.close()
 	for i, set := range cfg.sets {
@@ -156,10 +150,7 @@ func (s *store) hasFree(n int, set rangeSet) (bool, error) {
 // that is absent has none.
 func giveBack(ctx context.Context, dataDir, network string, owners ...string) error {
 	s, err := openStore(ctx, dataDir, network, false)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	if s == nil || err != nil {
 		return err
 	}
 	held, err := s.heldBy(owners...)

@@ -53,12 +53,11 @@ const (
 	lockWait = 30 * time.Second
 )
 
-// openStore opens and locks the directory of a network, which it makes when
-// create is set. Without create, one that is absent is an error that matches
-// fs.ErrNotExist.
+// openStore opens and locks the directory of a network. ADD creates it; for the
+// others, where there is none the store is nil.
 func openStore(ctx context.Context, dataDir, network string, create bool) (*store, error) {
 	s, err := openUnlocked(dataDir, network, create)
-	if err != nil {
+	if s == nil || err != nil {
 		return nil, err
 	}
 	if s.lock, err = s.dir.Lock(ctx, lockFile, lockMode, lockWait); err != nil {
@@ -77,7 +76,7 @@ func openUnlocked(dataDir, network string, create bool) (*store, error) {
 	if err != nil && !create {
 		_, absent := os.Lstat(path)
 		if statefile.IsAbsent(absent) || errors.Is(absent, unix.ENAMETOOLONG) {
-			err = fmt.Errorf("%s: %w", path, fs.ErrNotExist)
+			return nil, nil
 		}
 	}
 	if err != nil {
