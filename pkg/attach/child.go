@@ -32,15 +32,30 @@ type Child struct {
 	// Make makes the link in the container, down and in the group of s.Group, with
 	// a name that may be a temporary one. The error matches EEXIST where a name is
 	// taken.
-	Make func(s *Session, name string) error
+	Make func(ctx context.Context, s *Session, name string) error
 	// Ready says why the kernel cannot make it; nil = the kernel is asked for Kind.
 	Ready func() error
-	// Verify says what of the link is not as it was made, beside what CheckChild compares
+	// Verify says what of the link is not as it was made, beside what CHECK compares
 	// itself; nil = nothing.
 	Verify func(s *Session, l rtnl.Link) []string
 }
 
-// AddChild is the ADD of a plugin that makes a Child.
+// ChildPlugin gives a plugin that makes a Child of a kind its verbs. child says how the Child of
+// a configuration is to be made.
+func ChildPlugin[C any](p skel.Plugin[C], kind string, child func(C) Child) skel.Plugin[C] {
+	p.Add = func(ctx context.Context, req *skel.Request, cfg C) (*cni.Result, error) {
+		return AddChild(ctx, req, child(cfg))
+	}
+	p.Del = func(ctx context.Context, req *skel.Request) error { return delChild(ctx, req, kind) }
+	p.Check = func(ctx context.Context, req *skel.Request, cfg C) error {
+		return Check(ctx, req, func(s *Session) []error { return s.verifyChild(ctx, child(cfg)) })
+	}
+	p.GC = gcChildren
+	p.Status = func(ctx context.Context, req *skel.Request, cfg C) error { return statusChild(ctx, req, child(cfg)) }
+	return p
+}
+
+// AddChild is the ADD of a ChildPlugin.
 func AddChild(ctx context.Context, req *skel.Request, c Child) (*cni.Result, error) {
 	s, err := Open(req)
 	if err != nil {
@@ -249,7 +264,7 @@ func (s *Session) createChild(ctx context.Context, c Child) (err error) {
 		return err
 	}
 	s.OnFail("delete the interface", func(ctx context.Context) error { return s.revokeChild(ctx, r) })
-	if err := s.makeChild(c); errors.Is(err, unix.EEXIST) && c.Unique != "" {
+	if err := s.makeChild(ctx, c); errors.Is(err, unix.EEXIST) && c.Unique != "" {
 		return s.nameHolder(records, r, err)
 	} else if err != nil {
 		return err
@@ -321,9 +336,9 @@ func (s *Session) nameHolder(records *statefile.Store[childRecord], r childRecor
 }
 
 // makeChild makes the link. Kernels before 6.15 refuse a name that the host has, too.
-func (s *Session) makeChild(c Child) error {
+func (s *Session) makeChild(ctx context.Context, c Child) error {
 	name := s.IfName
-	err := c.Make(s, name)
+	err := c.Make(ctx, s, name)
 	if errors.Is(err, unix.EEXIST) {
 		if _, there := s.Cont.Link(name); there == nil {
 			return cni.Errorf(cni.CodeExists, "interface %q: exists already in the container (%s)", name, s.Attachment)
@@ -331,7 +346,7 @@ func (s *Session) makeChild(c Child) error {
 			return there
 		}
 		name = temporaryName(s.Attachment)
-		err = c.Make(s, name)
+		err = c.Make(ctx, s, name)
 	}
 	if errors.Is(err, unix.EOPNOTSUPP) && errors.Is(s.Host.Supports(c.Kind), unix.EOPNOTSUPP) {
 		return cni.Errorf(cni.CodeUnsupportedField, "%s: not supported by this kernel: %w", c.Kind, err)

@@ -12,8 +12,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// StatusChild is code 50 where an ADD could not make the Child, and else IPAM's answer.
-func StatusChild(ctx context.Context, req *skel.Request, c Child) error {
+// statusChild is code 50 where an ADD could not make the Child, and else IPAM's answer.
+func statusChild(ctx context.Context, req *skel.Request, c Child) error {
 	if err := c.ready(); err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "%w", err)
 	}
@@ -53,11 +53,7 @@ func (c Child) ready() error {
 	return nil
 }
 
-// CheckChild compares what AddChild made with what is there.
-func CheckChild(ctx context.Context, req *skel.Request, c Child) error {
-	return Check(ctx, req, func(s *Session) []error { return s.verifyChild(ctx, c) })
-}
-
+// verifyChild compares what AddChild made with what is there.
 func (s *Session) verifyChild(ctx context.Context, c Child) []error {
 	l, err := s.Cont.Link(s.IfName)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// DelChild removes what AddChild made, as Del does.
-func DelChild(ctx context.Context, req *skel.Request, kind string) error {
+// delChild removes what AddChild made, as Del does.
+func delChild(ctx context.Context, req *skel.Request, kind string) error {
 	locks, cancel := skel.Most(ctx)
 	defer cancel()
 	cont, l, findErr := findRemains(locks, req, kind)
@@ -80,8 +80,8 @@ func foreignChild(cont *rtnl.Conn, req *skel.Request, kind string) (rtnl.Link, e
 	return l, err
 }
 
-// GCChildren removes what AddChild made for attachments of the network that are not valid.
-func GCChildren(ctx context.Context, req *skel.Request) error {
+// gcChildren removes what AddChild made for attachments of the network that are not valid.
+func gcChildren(ctx context.Context, req *skel.Request) error {
 	locks, cancel := skel.Most(ctx)
 	defer cancel()
 	all, err := childRecords().All(locks)

@@ -15,15 +15,10 @@ import (
 func main() { skel.Main(plugin()) }
 
 func plugin() skel.Plugin[config] {
-	return skel.Plugin[config]{
+	return attach.ChildPlugin(skel.Plugin[config]{
 		Name:   "dummy",
 		About:  "gives containers an interface that leads nowhere, with addresses",
 		Config: wireConfig{},
 		Parse:  parseConfig,
-		Add:    add,
-		Del:    del,
-		Check:  check,
-		GC:     attach.GCChildren,
-		Status: status,
-	}
+	}, kind, config.child)
 }

@@ -26,16 +26,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	return attach.AddChild(ctx, req, c)
 }
 
-func del(ctx context.Context, req *skel.Request) error { return attach.DelChild(ctx, req, kind) }
-
-func check(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.CheckChild(ctx, req, cfg.child())
-}
-
-func status(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.StatusChild(ctx, req, cfg.child())
-}
-
+// child says how the ipvlan is to be made.
 func (c config) child() attach.Child {
 	return attach.Child{Kind: kind, Mode: c.Mode, OneMode: true, Link: c.Link, Master: &c.Master, DAD: c.DAD,
 		Make: c.make}
@@ -43,6 +34,6 @@ func (c config) child() attach.Child {
 
 // make makes the ipvlan. The kernel would give its mode to all on the master: AddChild has
 // refused another mode before.
-func (c config) make(s *attach.Session, name string) error {
+func (c config) make(_ context.Context, s *attach.Session, name string) error {
 	return s.MakeLink(rtnl.Child{Name: name, Kind: kind, MTU: c.Link.MTU, Mode: c.Mode})
 }

@@ -16,15 +16,12 @@ import (
 func main() { skel.Main(plugin()) }
 
 func plugin() skel.Plugin[config] {
-	return skel.Plugin[config]{
+	p := attach.ChildPlugin(skel.Plugin[config]{
 		Name:   "ipvlan",
 		About:  "attaches containers to the network of a host interface, with that one's MAC address",
 		Config: wireConfig{},
 		Parse:  parseConfig,
-		Add:    add,
-		Del:    del,
-		Check:  check,
-		GC:     attach.GCChildren,
-		Status: status,
-	}
+	}, kind, config.child)
+	p.Add = add
+	return p
 }

@@ -10,31 +10,17 @@ import (
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
-	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 const kind = "macvlan"
 
-func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
-	return attach.AddChild(ctx, req, cfg.child())
-}
-
-func del(ctx context.Context, req *skel.Request) error { return attach.DelChild(ctx, req, kind) }
-
-func check(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.CheckChild(ctx, req, cfg.child())
-}
-
-func status(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.StatusChild(ctx, req, cfg.child())
-}
-
+// child says how the macvlan is to be made.
 func (c config) child() attach.Child {
 	return attach.Child{Kind: kind, Mode: c.Mode, Link: c.Link, Master: &c.Master, DAD: c.DAD, Make: c.make}
 }
 
 // make makes the macvlan.
-func (c config) make(s *attach.Session, name string) error {
+func (c config) make(_ context.Context, s *attach.Session, name string) error {
 	if c.clashes(s.Master.MAC) {
 		return cni.Refuse("mac", c.Link.MAC.String(), fmt.Sprintf("is that of master %q", s.Master.Name))
 	}

@@ -15,16 +15,11 @@ import (
 func main() { skel.Main(plugin()) }
 
 func plugin() skel.Plugin[config] {
-	return skel.Plugin[config]{
+	return attach.ChildPlugin(skel.Plugin[config]{
 		Name:     "tap",
 		About:    "gives containers a tap device, through which a program sends and receives frames",
 		Config:   wireConfig{},
 		Parse:    parseConfig,
 		Commands: map[string]func(skel.Env) int{createCommand: createHere},
-		Add:      add,
-		Del:      del,
-		Check:    check,
-		GC:       attach.GCChildren,
-		Status:   status,
-	}
+	}, kind, config.child)
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
-	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 const (
@@ -21,23 +20,9 @@ const (
 	control = "/dev/net/tun"
 )
 
-func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
-	return attach.AddChild(ctx, req, cfg.child(ctx))
-}
-
-func del(ctx context.Context, req *skel.Request) error { return attach.DelChild(ctx, req, kind) }
-
-func check(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.CheckChild(ctx, req, cfg.child(ctx))
-}
-
-func status(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.StatusChild(ctx, req, cfg.child(ctx))
-}
-
-func (c config) child(ctx context.Context) attach.Child {
-	create := func(s *attach.Session, name string) error { return c.make(ctx, s, name) }
-	return attach.Child{Kind: kind, Link: c.Link, Make: create, Ready: c.ready, Verify: c.verify}
+// child says how the tap is to be made.
+func (c config) child() attach.Child {
+	return attach.Child{Kind: kind, Link: c.Link, Make: c.make, Ready: c.ready, Verify: c.verify}
 }
 
 // ready is why this host can make no tap, or none with the label.

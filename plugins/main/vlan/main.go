@@ -16,15 +16,10 @@ import (
 func main() { skel.Main(plugin()) }
 
 func plugin() skel.Plugin[config] {
-	return skel.Plugin[config]{
+	return attach.ChildPlugin(skel.Plugin[config]{
 		Name:   "vlan",
 		About:  "attaches containers to a VLAN of a host interface's network",
 		Config: wireConfig{},
 		Parse:  parseConfig,
-		Add:    add,
-		Del:    del,
-		Check:  check,
-		GC:     attach.GCChildren,
-		Status: status,
-	}
+	}, kind, config.child)
 }

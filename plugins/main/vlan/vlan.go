@@ -10,25 +10,11 @@ import (
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
-	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 const kind = "vlan"
 
-func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
-	return attach.AddChild(ctx, req, cfg.child())
-}
-
-func del(ctx context.Context, req *skel.Request) error { return attach.DelChild(ctx, req, kind) }
-
-func check(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.CheckChild(ctx, req, cfg.child())
-}
-
-func status(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.StatusChild(ctx, req, cfg.child())
-}
-
+// child says how the vlan is to be made.
 func (c config) child() attach.Child {
 	return attach.Child{Kind: kind, Unique: fmt.Sprintf("VLAN %d", c.VLAN), Link: c.Link, Master: &c.Master, DAD: c.DAD,
 		Make: c.make, Verify: c.verify}
@@ -42,7 +28,7 @@ func (c config) verify(_ *attach.Session, l rtnl.Link) []string {
 }
 
 // make makes the VLAN interface. EEXIST says that the name is taken, or the VLAN.
-func (c config) make(s *attach.Session, name string) error {
+func (c config) make(_ context.Context, s *attach.Session, name string) error {
 	err := s.MakeLink(rtnl.Child{Name: name, Kind: kind, MTU: c.Link.MTU, VLAN: c.VLAN})
 	if !errors.Is(err, unix.EEXIST) {
 		return err
