@@ -68,61 +68,28 @@ type VLAN struct {
 	Untagged bool // frames leave without its tag
 }
 
-// AddVLANs adds VLANs to a bridge's port, neighbours in one message. A VLAN that
-// is there already gets the flags given.
+// AddVLANs adds VLANs to a bridge's port. The library sends a message for each.
+// A VLAN that is there already gets the flags given.
 func (c *Conn) AddVLANs(index int, vlans []VLAN) error {
-	for _, r := range vlanRanges(vlans) {
-		err := c.use(func(h *netlink.Handle) error {
-			return h.BridgeVlanAddRange(at(index), r.ID, r.last, r.PVID, r.Untagged, false, false)
-		})
-		if err != nil {
-			return c.linkError(index, "add VLANs", err)
+	spec := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
+	for _, v := range vlans {
+		info := nl.BridgeVlanInfo{Vid: v.ID}
+		if v.PVID {
+			info.Flags |= nl.BRIDGE_VLAN_INFO_PVID
 		}
-	}
-	return nil
-}
-
-// DelVLANs takes VLANs from a bridge's port, neighbours in one message; absent
-// ones are no error.
-func (c *Conn) DelVLANs(index int, ids []uint16) error {
-	vlans := make([]VLAN, len(ids))
-	for i, id := range ids {
-		vlans[i].ID = id
-	}
-	for _, r := range vlanRanges(vlans) {
-		err := c.use(func(h *netlink.Handle) error {
-			return h.BridgeVlanDelRange(at(index), r.ID, r.last, false, false, false, false)
-		})
-		if err != nil {
-			return c.linkError(index, "delete VLANs", err)
+		if v.Untagged {
+			info.Flags |= nl.BRIDGE_VLAN_INFO_UNTAGGED
 		}
+		spec.AddRtAttr(nl.IFLA_BRIDGE_VLAN_INFO, info.Serialize())
 	}
-	return nil
+	_, err := c.send(unix.RTM_SETLINK, unix.NLM_F_ACK, header(unix.AF_BRIDGE, index), spec)
+	return c.linkError(index, "add VLANs", err)
 }
 
-// vlanRange is one VLAN, or VLANs with neighbouring IDs and equal flags.
-type vlanRange struct {
-	VLAN        // the first
-	last uint16 // 0 = there is only one
-}
-
-// vlanRanges joins VLANs with neighbouring IDs and equal flags. The kernel
-// takes no PVID in a range.
-func vlanRanges(vlans []VLAN) (ranges []vlanRange) {
-	vlans = slices.Clone(vlans)
-	slices.SortFunc(vlans, func(a, b VLAN) int { return int(a.ID) - int(b.ID) })
-	for _, v := range slices.Compact(vlans) {
-		if n := len(ranges) - 1; n >= 0 && ranges[n].continues(v) {
-			ranges[n].last = v.ID
-		} else {
-			ranges = append(ranges, vlanRange{VLAN: v})
-		}
-	}
-	return ranges
-}
-
-func (r vlanRange) continues(next VLAN) bool {
-	return !r.PVID && !next.PVID && r.Untagged == next.Untagged && next.ID == max(r.ID, r.last)+1
+// DelVLAN takes a VLAN from a bridge's port. That it is absent is no error.
+func (c *Conn) DelVLAN(index int, id uint16) error {
+	err := c.use(func(h *netlink.Handle) error { return h.BridgeVlanDel(at(index), id, false, false, false, false) })
+	return c.linkError(index, "delete VLAN", err)
 }
 
 // VLANs lists the VLANs of a bridge's port, ordered by ID. The kernel has no

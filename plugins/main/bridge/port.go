@@ -53,7 +53,7 @@ func setVLANs(host *rtnl.Conn, index int, defaultPVID uint16, p portConfig) erro
 	if !p.KeepDefault && defaultPVID != 0 {
 		wanted := func(v rtnl.VLAN) bool { return v.ID == defaultPVID }
 		if !slices.ContainsFunc(vlans, wanted) {
-			if err := host.DelVLANs(index, []uint16{defaultPVID}); err != nil {
+			if err := host.DelVLAN(index, defaultPVID); err != nil {
 				return err
 			}
 		}
