@@ -123,13 +123,13 @@ func (s *Session) Group() uint32 { return cni.NetworkHash(s.Network) }
 
 // MakeLink is what Child.Make does for a kind that rtnetlink makes: a link in the container,
 // on the master if there is one.
-func (s *Session) MakeLink(l rtnl.Child) error {
+func (s *Session) MakeLink(l rtnl.NewLink) error {
 	l.Master, l.Group = s.Master.Index, s.Group()
 	if s.masterInside || l.Master == 0 {
-		return s.Cont.AddChild(l)
+		return s.Cont.AddLink(l)
 	}
 	l.NS = s.NS
-	return s.Host.AddChild(l)
+	return s.Host.AddLink(l)
 }
 
 const (

@@ -2,7 +2,6 @@ package rtnl
 
 import (
 	"errors"
-	"fmt"
 	"math"
 	"slices"
 
@@ -166,19 +165,6 @@ func redirectOf(f netlink.Filter) Redirection {
 	picks := func(k netlink.TcU32Key) bool { return k.Mask != 0 }
 	r.All = u32.Protocol == unix.ETH_P_ALL && u32.Sel != nil && !slices.ContainsFunc(u32.Sel.Keys, picks)
 	return r
-}
-
-// AddIFB creates an intermediate functional block, down: a link that sends back to
-// where it came from what is redirected to it. The error matches EEXIST when the name
-// is taken.
-func (c *Conn) AddIFB(name string, mtu int, group uint32) (Link, error) {
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.Group, attrs.TxQLen = name, mtu, group, 0
-	l, err := c.create(&netlink.Ifb{LinkAttrs: attrs})
-	if err != nil {
-		return l, fmt.Errorf("ifb %q: create: %w", name, err)
-	}
-	return l, nil
 }
 
 // HasTBF is an error where the kernel lacks TBF. It asks for one without rate on lo,

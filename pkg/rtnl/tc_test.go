@@ -51,11 +51,10 @@ var _ = Describe("qdiscs and filters", Label("kernel"), func() {
 	})
 
 	It("redirects what a link receives, and says where to", func() {
-		ifb, err := c.AddIFB("x", 1400, 7)
-		Expect(err).NotTo(HaveOccurred())
+		ifb := add(c, rtnl.NewLink{Name: "x", Kind: "ifb", MTU: 1400, Group: 7})
 		Expect(show(h, "x").Linkinfo.Kind + show(h, "x").Group).To(Equal("ifb7"))
 		Expect(show(h, "x").MTU).To(Equal(1400))
-		Expect(c.AddIFB("x", 1400, 7)).Error().To(MatchError(unix.EEXIST))
+		Expect(c.AddLink(rtnl.NewLink{Name: "x", Kind: "ifb"})).To(MatchError(unix.EEXIST))
 
 		Expect(c.Redirects(a)).To(BeEmpty())
 		Expect(c.Redirect(a, ifb.Index)).NotTo(Succeed(), "there is no ingress qdisc")

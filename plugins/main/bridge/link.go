@@ -94,19 +94,16 @@ func (p *port) hasUplink() (bool, error) {
 // makeBridge makes the bridge, or finds the one that another ADD has made
 // meanwhile.
 func (p *port) makeBridge() (rtnl.Link, error) {
-	br, err := p.Host.AddBridge(rtnl.Bridge{
-		Name: p.cfg.Bridge, MTU: p.cfg.Link.MTU, VLANFiltering: p.cfg.Port.Filtering,
+	err := p.Host.AddLink(rtnl.NewLink{
+		Kind: "bridge", Name: p.cfg.Bridge, MTU: p.cfg.Link.MTU, VLANFiltering: p.cfg.Port.Filtering,
 		// A bridge without an address of its own takes that of one of its ports,
 		// and another when that port leaves: then neighbours' caches are wrong.
 		MAC: randomMAC(),
 	})
-	if errors.Is(err, unix.EEXIST) {
-		return findBridge(p.Host, p.cfg.Bridge)
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return rtnl.Link{}, p.cfg.unsupportedVLANs(err)
 	}
-	if err != nil {
-		return br, p.cfg.unsupportedVLANs(err)
-	}
-	return br, nil
+	return findBridge(p.Host, p.cfg.Bridge)
 }
 
 // unsupportedVLANs gives the answer of a kernel without VLAN filtering code 2.

@@ -12,6 +12,6 @@ const kind = "dummy"
 // child says how the dummy is to be made.
 func (c config) child() attach.Child {
 	return attach.Child{Kind: kind, Link: c.Link, Make: func(_ context.Context, s *attach.Session, name string) error {
-		return s.MakeLink(rtnl.Child{Name: name, Kind: kind, MAC: c.Link.MAC, MTU: c.Link.MTU})
+		return s.MakeLink(rtnl.NewLink{Name: name, Kind: kind, MAC: c.Link.MAC, MTU: c.Link.MTU})
 	}}
 }

@@ -35,5 +35,5 @@ func (c config) child() attach.Child {
 // make makes the ipvlan. The kernel would give its mode to all on the master: AddChild has
 // refused another mode before.
 func (c config) make(_ context.Context, s *attach.Session, name string) error {
-	return s.MakeLink(rtnl.Child{Name: name, Kind: kind, MTU: c.Link.MTU, Mode: c.Mode})
+	return s.MakeLink(rtnl.NewLink{Name: name, Kind: kind, MTU: c.Link.MTU, Mode: c.Mode})
 }

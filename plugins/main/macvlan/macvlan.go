@@ -24,7 +24,7 @@ func (c config) make(_ context.Context, s *attach.Session, name string) error {
 	if c.clashes(s.Master.MAC) {
 		return cni.Refuse("mac", c.Link.MAC.String(), fmt.Sprintf("is that of master %q", s.Master.Name))
 	}
-	err := s.MakeLink(rtnl.Child{Name: name, Kind: kind, MAC: c.Link.MAC, MTU: c.Link.MTU, Mode: c.Mode,
+	err := s.MakeLink(rtnl.NewLink{Name: name, Kind: kind, MAC: c.Link.MAC, MTU: c.Link.MTU, Mode: c.Mode,
 		QueueLen: c.QueueLen})
 	switch {
 	case errors.Is(err, unix.EINVAL):

@@ -29,7 +29,7 @@ func (c config) verify(_ *attach.Session, l rtnl.Link) []string {
 
 // make makes the VLAN interface. EEXIST says that the name is taken, or the VLAN.
 func (c config) make(_ context.Context, s *attach.Session, name string) error {
-	err := s.MakeLink(rtnl.Child{Name: name, Kind: kind, MTU: c.Link.MTU, VLAN: c.VLAN})
+	err := s.MakeLink(rtnl.NewLink{Name: name, Kind: kind, MTU: c.Link.MTU, VLAN: c.VLAN})
 	if !errors.Is(err, unix.EEXIST) {
 		return err
 	}

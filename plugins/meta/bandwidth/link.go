@@ -75,7 +75,10 @@ func (c *call) addIFB(mtu int) (ifb rtnl.Link, err error) {
 	for _, name := range names(c.Attachment) {
 		// The group says whose the link is until it has its alias, which cannot be given
 		// when a link is made.
-		ifb, err = c.host.AddIFB(name, mtu, cni.NetworkHash(c.Network))
+		err = c.host.AddLink(rtnl.NewLink{Name: name, Kind: "ifb", MTU: mtu, Group: cni.NetworkHash(c.Network)})
+		if err == nil {
+			return c.host.Link(name)
+		}
 		if !errors.Is(err, unix.EEXIST) {
 			return ifb, err
 		}

@@ -62,11 +62,15 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 
 // create makes the VRF that choose decided on.
 func create(req *skel.Request, conn *rtnl.Conn, want rtnl.Link) (rtnl.Link, error) {
-	vrf, err := conn.AddVRF(want.Name, want.Table)
+	err := conn.AddLink(rtnl.NewLink{Name: want.Name, Kind: "vrf", Table: want.Table})
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		return vrf, cni.Errorf(cni.CodeUnsupportedField,
+		return want, cni.Errorf(cni.CodeUnsupportedField,
 			"vrfname: %q: links of kind vrf are not supported by this kernel", want.Name)
 	}
+	if err != nil {
+		return want, err
+	}
+	vrf, err := conn.Link(want.Name)
 	if err != nil {
 		return vrf, err
 	}
