@@ -27,7 +27,7 @@ func (n *NS) Do(fn func() error) error {
 
 func (n *NS) onThread(fn func() error) error {
 	runtime.LockOSThread()
-	home, err := n.enter()
+	home, err := own()
 	if err != nil {
 		runtime.UnlockOSThread()
 		return n.wrap(err)
@@ -40,17 +40,8 @@ func (n *NS) onThread(fn func() error) error {
 		}
 		_ = home.Close()
 	}()
-	return fn()
-}
-
-// enter switches the calling thread and returns its former namespace.
-func (n *NS) enter() (home netns.NsHandle, err error) {
-	if home, err = own(); err != nil {
-		return home, err
-	}
 	if err := netns.Set(n.h); err != nil {
-		_ = home.Close()
-		return home, err
+		return n.wrap(err)
 	}
-	return home, nil
+	return fn()
 }
