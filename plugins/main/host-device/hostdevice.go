@@ -276,12 +276,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 
 // verify compares the interface with the result, and with the device that ADD took.
 func verify(ctx context.Context, s *attach.Session, d device) []error {
-	records, err := openRecords(ctx)
-	if err != nil {
-		return []error{err}
-	}
-	defer records.Close()
-	r, ok, err := records.Get(s.Hash())
+	r, ok, err := records().Get(ctx, s.Hash())
 	if i, _ := s.PrevResult.ContainerInterface(s.IfName); i.MAC == "" && r.Link.Index == 0 {
 		return []error{err} // a device without interface
 	}
@@ -353,12 +348,7 @@ func available(ctx context.Context, req *skel.Request, d device) error {
 	if _, err = d.find(host); !errors.Is(err, rtnl.ErrNoLink) {
 		return err
 	}
-	records, openErr := openRecords(ctx)
-	if openErr != nil {
-		return openErr
-	}
-	defer records.Close()
-	held, listErr := records.Any(func(r record) bool {
+	held, listErr := records().Any(ctx, func(r record) bool {
 		if r.meets(d) {
 			req.Warn("%s: is held by %s", r, r.Attachment)
 		}

@@ -39,6 +39,11 @@ type record struct {
 
 type store = statefile.Store[record]
 
+// records are for a look at them; openRecords keeps others out meanwhile.
+func records() statefile.Records[record] {
+	return statefile.Records[record]{Path: recordDir, Wait: lockWait}
+}
+
 func openRecords(ctx context.Context) (*store, error) {
 	return statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
 }
