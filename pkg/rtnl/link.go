@@ -61,27 +61,26 @@ func (c *Conn) learn(in netlink.Link) Link {
 		Oper:    strings.ReplaceAll(a.OperState.String(), "-", ""), // as ip(8) writes it
 		Promisc: a.RawFlags&unix.IFF_PROMISC != 0, AllMulti: a.RawFlags&unix.IFF_ALLMULTI != 0,
 	}
+	l.Kind = in.Type()
 	switch in := in.(type) {
-	case *netlink.Device: // what has no kind
+	case *netlink.Device:
+		l.Kind = "" // the library has a name of its own for none
 	case *netlink.Bridge:
-		l.Kind = in.Type()
 		l.VLANFiltering = in.VlanFiltering != nil && *in.VlanFiltering
 		if in.VlanDefaultPVID != nil {
 			l.DefaultPVID = *in.VlanDefaultPVID
 		}
 	case *netlink.Macvlan:
-		l.Kind, l.Mode = in.Type(), macvlanModes()[in.Mode]
+		l.Mode = macvlanModes()[in.Mode]
 	case *netlink.IPVlan:
-		l.Kind, l.Mode = in.Type(), ipvlanModes()[in.Mode]
+		l.Mode = ipvlanModes()[in.Mode]
 	case *netlink.Vlan:
-		l.Kind, l.VLAN = in.Type(), in.VlanId
+		l.VLAN = in.VlanId
 	case *netlink.Tuntap:
-		l.Kind = "tun" // the library has a name of its own for it
+		l.Kind = "tun" // for which the library has another name, too
 		l.MultiQueue, l.UID, l.GID = in.Flags&netlink.TUNTAP_MULTI_QUEUE != 0, in.Owner, in.Group
 	case *netlink.Vrf:
-		l.Kind, l.Table = in.Type(), in.Table
-	default:
-		l.Kind = in.Type()
+		l.Table = in.Table
 	}
 	c.names.Store(l.Index, l.Name)
 	return l

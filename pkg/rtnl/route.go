@@ -85,7 +85,7 @@ func (c *Conn) DelRoute(r Route) error {
 	return nil
 }
 
-// Routes lists the routes that leave through a link, or with index 0 all, of all tables and types:
+// Routes lists the routes that leave through a link, of all tables and types:
 // unix.AF_INET, unix.AF_INET6 or, with unix.AF_UNSPEC, both. A route with several
 // next hops appears once for each that uses the link.
 func (c *Conn) Routes(index, family int) ([]Route, error) {
@@ -113,14 +113,14 @@ func (c *Conn) Routes(index, family int) ([]Route, error) {
 	return routes, nil
 }
 
-// readRoute returns one Route for each next hop that uses the link; 0 = any link.
+// readRoute returns one Route for each next hop that uses the link.
 func readRoute(in netlink.Route, index int) (routes []Route) {
 	hops := in.MultiPath
 	if hops == nil {
 		hops = []*netlink.NexthopInfo{{LinkIndex: in.LinkIndex, Gw: in.Gw, Via: in.Via}}
 	}
 	for _, hop := range hops {
-		if index != 0 && hop.LinkIndex != index {
+		if hop.LinkIndex != index {
 			continue
 		}
 		r := Route{
