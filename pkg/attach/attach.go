@@ -54,12 +54,15 @@ func Open(req *skel.Request) (*Session, error) {
 			return nil, err
 		}
 	}
-	host, cont, err := rtnl.DialBoth(req.NS)
-	if err != nil {
+	s := &Session{Request: req, NF: nft.New()}
+	req.OnDone(func() { _ = errors.Join(s.Host.Close(), s.Cont.Close(), s.NF.Close()) })
+	var err error
+	if s.Host, err = rtnl.Dial(nil); err != nil {
 		return nil, err
 	}
-	s := &Session{Request: req, Host: host, Cont: cont, NF: nft.New()}
-	req.OnDone(func() { _ = errors.Join(s.Host.Close(), s.Cont.Close(), s.NF.Close()) })
+	if s.Cont, err = rtnl.Dial(req.NS); err != nil {
+		return nil, fmt.Errorf("container: %w", err)
+	}
 	return s, nil
 }
 
@@ -122,11 +125,11 @@ func (s *Session) Masquerade(ctx context.Context, m Masq, res *cni.Result) error
 	return masq.Add(ctx, s.NF, c)
 }
 
-// Gateway is a link of the host, and those of its IPv6 addresses that are to be
-// usable when ADD returns.
+// Gateway is a link of the host, and those of its addresses that are to be usable
+// when ADD returns.
 type Gateway struct {
 	Link  rtnl.Link
-	Addrs []netip.Addr
+	Addrs []netip.Prefix
 }
 
 // WaitUp waits until packets pass through the pair, and until container and
@@ -143,16 +146,20 @@ func (s *Session) WaitUp(ctx context.Context, res *cni.Result, gw Gateway) error
 		return fmt.Errorf("host interface %q: %w", s.HostEnd.Name, err)
 	}
 	s.HostEnd, s.ContEnd = host, cont // udev may have given them other MAC addresses
-	var inside []netip.Addr
-	for _, ip := range res.IPs {
-		if ip.Address.Addr().Is6() {
-			inside = append(inside, ip.Address.Addr())
-		}
-	}
 	usable, cancel := context.WithTimeout(ctx, addressTimeout)
 	defer cancel()
 	return s.Tolerate(errors.Join(
-		s.Cont.WaitLocal(usable, s.ContEnd.Index, inside...), s.Host.WaitLocal(usable, gw.Link.Index, gw.Addrs...)))
+		s.Cont.WaitLocal(usable, s.ContEnd.Index, ofIPv6(cni.Addresses(res.IPs))...),
+		s.Host.WaitLocal(usable, gw.Link.Index, ofIPv6(gw.Addrs)...)))
+}
+
+func ofIPv6(all []netip.Prefix) (addrs []netip.Addr) {
+	for _, p := range all {
+		if p.Addr().Is6() {
+			addrs = append(addrs, p.Addr())
+		}
+	}
+	return addrs
 }
 
 // Interfaces lists the links as results do: the host end, if there is one, and the

@@ -12,12 +12,9 @@ import (
 )
 
 // FindBridge finds the bridge of which a host end must be a port when it has no mark,
-// since the reference made it; 0 is none. An error that is not transient says that
+// since the reference made it; nil: of none. An error that is not transient says that
 // there is no such bridge: then only host ends with a mark are looked for.
 type FindBridge func(host *rtnl.Conn) (index int, err error)
-
-// NoBridge is the FindBridge of plugins without a bridge.
-func NoBridge(*rtnl.Conn) (int, error) { return 0, nil }
 
 // find finds the attachment's pair: ours by its mark, one of the reference by
 // what the namespace or the result says. What belongs to somebody else by now
@@ -31,12 +28,13 @@ func find(req *skel.Request, findBridge FindBridge) (p pair, err error) {
 	if !errors.Is(err, rtnl.ErrNoLink) {
 		return p, err
 	}
-	bridge, err := findBridge(p.host)
-	switch {
-	case cni.Transient(err):
-		return p, err
-	case err != nil:
-		return p, rtnl.ErrNoLink
+	bridge := 0
+	if findBridge != nil {
+		if bridge, err = findBridge(p.host); cni.Transient(err) {
+			return p, err
+		} else if err != nil {
+			return p, rtnl.ErrNoLink
+		}
 	}
 	if req.NS != nil {
 		if p.cont, err = rtnl.Dial(req.NS); err != nil {
@@ -118,18 +116,16 @@ func isForeign(l rtnl.Link, bridge int) bool {
 	return l.Kind == "veth" && l.Alias == "" && l.Group == 0 && l.Master == bridge
 }
 
-// FindPair looks up both ends of the pair for CHECK; findBridge is as in Del.
-func (s *Session) FindPair(findBridge FindBridge) error {
+// FindPair looks up both ends of the pair for CHECK. A host end that the reference made
+// must be a port of the bridge, by its index; 0: of none.
+func (s *Session) FindPair(bridge int) error {
 	var err error
 	if s.ContEnd, err = s.Cont.Link(s.IfName); err != nil {
 		return iface.Drifted(fmt.Errorf("container: %w", err))
 	}
 	s.HostEnd, err = findHostEnd(s.Host, s.Attachment)
 	if errors.Is(err, rtnl.ErrNoLink) { // made by the reference, perhaps
-		var bridge int
-		if bridge, err = findBridge(s.Host); err == nil {
-			s.HostEnd, err = foreignPeer(s.Host, s.ContEnd, bridge)
-		}
+		s.HostEnd, err = foreignPeer(s.Host, s.ContEnd, bridge)
 	}
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):

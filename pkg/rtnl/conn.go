@@ -110,18 +110,6 @@ func (c *Conn) reopen() error {
 	return n.Do(c.open)
 }
 
-// DialBoth opens a handle in the calling thread's namespace and one in the
-// container's.
-func DialBoth(container *ns.NS) (host, cont *Conn, err error) {
-	if host, err = Dial(nil); err != nil {
-		return nil, nil, err
-	}
-	if cont, err = Dial(container); err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("container: %w", err), host.Close())
-	}
-	return host, cont, nil
-}
-
 // Close closes the handle. Closing again does nothing, and neither does closing
 // nil.
 func (c *Conn) Close() error {
@@ -168,12 +156,9 @@ func (c *Conn) use(call func(h *netlink.Handle) error) error {
 // useLeniently is use for requests that a kernel with strict checks refuses.
 func (c *Conn) useLeniently(call func(h *netlink.Handle) error) error {
 	return c.use(func(h *netlink.Handle) error {
-		lenient := h.SetStrictCheck(false) // older kernels are lenient without the option
+		_ = h.SetStrictCheck(false) // older kernels are lenient without the option
 		defer func() { _ = h.SetStrictCheck(true) }()
-		if err := call(h); err != nil {
-			return errors.Join(err, lenient)
-		}
-		return nil
+		return call(h)
 	})
 }
 

@@ -59,7 +59,7 @@ func (p *port) prepareGateway(ctx context.Context, want []netip.Prefix) (gw atta
 			return gw, err
 		}
 		if usable {
-			gw.Addrs = append(gw.Addrs, a.Addr())
+			gw.Addrs = append(gw.Addrs, a)
 		}
 	}
 	if len(plan.Retry) > 0 {

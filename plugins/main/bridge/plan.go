@@ -101,7 +101,7 @@ type gatewayPlan struct {
 	Add    []netip.Prefix // gateway addresses that it lacks
 	Remove []netip.Prefix // its addresses that contradict one of them
 	Retry  []netip.Prefix // gateway addresses that another host had: it may be gone
-	Usable []netip.Addr   // IPv6 gateway addresses that it has and that are not tentative
+	Usable []netip.Prefix // IPv6 gateway addresses that it has and that are not tentative
 }
 
 // planGateways compares the addresses of a link with the gateway addresses that
@@ -118,7 +118,7 @@ func planGateways(cfg config, link string, have []rtnl.Addr, want []netip.Prefix
 			case h.DADFailed:
 				p.Retry = append(p.Retry, h.Prefix)
 			case h.Prefix.Addr().Is6() && !h.Tentative:
-				p.Usable = append(p.Usable, h.Prefix.Addr())
+				p.Usable = append(p.Usable, h.Prefix)
 			}
 			continue
 		}

@@ -20,7 +20,7 @@ func (p *port) verify(ctx context.Context) []error {
 	if p.bridge, err = findBridge(p.Host, p.cfg.Bridge); err != nil {
 		return []error{iface.Drifted(err)}
 	}
-	if err := p.FindPair(func(*rtnl.Conn) (int, error) { return p.bridge.Index, nil }); err != nil {
+	if err := p.FindPair(p.bridge.Index); err != nil {
 		return []error{err}
 	}
 	errs := []error{p.verifyBridge(), p.verifyContainer(), p.VerifyMasquerade(ctx, p.cfg.Masq)}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -57,10 +58,10 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err := s.Masquerade(ctx, cfg.Masq, p.Result); err != nil {
 		return nil, err
 	}
-	return p.Result, s.WaitUp(ctx, p.Result, attach.Gateway{Link: s.HostEnd, Addrs: v6(p.Gateways)})
+	return p.Result, s.WaitUp(ctx, p.Result, attach.Gateway{Link: s.HostEnd, Addrs: p.Gateways})
 }
 
-func del(ctx context.Context, req *skel.Request) error { return attach.Del(ctx, req, attach.NoBridge) }
+func del(ctx context.Context, req *skel.Request) error { return attach.Del(ctx, req, nil) }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
 	return attach.Check(ctx, req, func(s *attach.Session) []error { return verify(ctx, s, cfg) })
@@ -84,7 +85,7 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 
 // raiseHostEnd brings the host end up, after what must hold before.
 func raiseHostEnd(s *attach.Session, p plan) error {
-	if len(v6(p.Gateways)) > 0 {
+	if slices.ContainsFunc(p.Gateways, func(gw netip.Prefix) bool { return gw.Addr().Is6() }) {
 		// The host may have IPv6 off by default; this link needs it.
 		if err := iface.EnableIPv6(s.HostEnd.Name); err != nil {
 			return err
@@ -124,14 +125,4 @@ func routeToContainer(s *attach.Session, p plan) error {
 		}
 	}
 	return nil
-}
-
-// v6 returns the IPv6 addresses among them.
-func v6(all []netip.Prefix) (addrs []netip.Addr) {
-	for _, p := range all {
-		if p.Addr().Is6() {
-			addrs = append(addrs, p.Addr())
-		}
-	}
-	return addrs
 }

@@ -26,7 +26,7 @@ func verify(ctx context.Context, s *attach.Session, cfg config) []error {
 	if err != nil {
 		return []error{cni.Errorf(cni.CodeDrift, "prevResult: %w", err)}
 	}
-	if err := s.FindPair(attach.NoBridge); err != nil {
+	if err := s.FindPair(0); err != nil {
 		return []error{err}
 	}
 	inside := iface.Verify(target(s, p.visible()), s.PrevResult)
