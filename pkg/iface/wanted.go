@@ -20,11 +20,11 @@ type wanted struct {
 	v6     bool
 }
 
-// route is a route, and which table and scope were asked for.
+// route is a route. Where it has no table any will do: another plugin of the chain,
+// sbr or vrf, may have moved it.
 type route struct {
 	rtnl.Route
-	table *uint32 // nil = any
-	scope *int
+	scoped bool // its scope was asked for
 }
 
 func wantedOf(t Target, res *cni.Result) (w wanted) {
@@ -36,7 +36,8 @@ func wantedOf(t Target, res *cni.Result) (w wanted) {
 		w.v6 = w.v6 || ip.Address.Addr().Is6()
 	}
 	for _, r := range t.Routes {
-		w.routes = append(w.routes, ownRoute(r))
+		r.Dst = r.Dst.Masked()
+		w.routes = append(w.routes, route{Route: r, scoped: r.Dst.Addr().Is4()})
 	}
 	for _, r := range res.Routes {
 		w.routes = append(w.routes, newRoute(r, res))
@@ -52,28 +53,13 @@ func deref[T any](p *T) T {
 	return *p
 }
 
-func ownRoute(r rtnl.Route) route {
-	r.Dst = r.Dst.Masked()
-	out := route{Route: r}
-	if r.Table != 0 {
-		out.table = &r.Table
-	}
-	if r.Dst.Addr().Is4() {
-		out.scope = &r.Scope
-	}
-	return out
-}
-
 func newRoute(r cni.Route, res *cni.Result) route {
 	out := route{
 		Route: rtnl.Route{
 			Dst: r.Dst.Masked(), GW: r.GW, MTU: r.MTU, AdvMSS: r.AdvMSS,
 			Priority: r.Priority, Table: deref(r.Table), Scope: deref(r.Scope),
 		},
-		scope: r.Scope,
-	}
-	if out.Table != 0 {
-		out.table = r.Table
+		scoped: r.Scope != nil,
 	}
 	// What is on the link, or on the host itself, is not behind a gateway.
 	if !r.GW.IsValid() && out.Scope < unix.RT_SCOPE_LINK {
@@ -83,7 +69,7 @@ func newRoute(r cni.Route, res *cni.Result) route {
 		out.Scope = unix.RT_SCOPE_LINK
 	}
 	if r.Dst.Addr().Is6() {
-		out.Scope, out.scope = 0, nil // the kernel keeps none for IPv6
+		out.Scope, out.scoped = 0, false // the kernel keeps none for IPv6
 	}
 	return out
 }
@@ -96,12 +82,11 @@ func (r route) family() int {
 }
 
 // verify returns nil when the route is among have, else the differences of the
-// route that is nearest to it. Where no table was asked for any will do: another
-// plugin of the chain, sbr or vrf, may have moved the route.
+// route that is nearest to it.
 func (r route) verify(have []rtnl.Route) error {
 	var nearest []string
 	for _, h := range have {
-		if h.Type != unix.RTN_UNICAST || h.Dst != r.Dst || r.table != nil && *r.table != h.Table {
+		if h.Type != unix.RTN_UNICAST || h.Dst != r.Dst || r.Table != 0 && r.Table != h.Table {
 			continue
 		}
 		d := r.differences(h)
@@ -115,8 +100,8 @@ func (r route) verify(have []rtnl.Route) error {
 	switch {
 	case nearest != nil:
 		return errors.New(strings.Join(nearest, ", "))
-	case r.table != nil:
-		return fmt.Errorf("missing in table %d", *r.table)
+	case r.Table != 0:
+		return fmt.Errorf("missing in table %d", r.Table)
 	}
 	return errors.New("missing")
 }
@@ -139,7 +124,7 @@ func (r route) differences(have rtnl.Route) []string {
 	number("mtu", r.MTU != 0, int64(r.MTU), int64(have.MTU))
 	number("advmss", r.AdvMSS != 0, int64(r.AdvMSS), int64(have.AdvMSS))
 	number("priority", r.Priority != 0, int64(r.Priority), int64(have.Priority))
-	number("scope", r.scope != nil, int64(deref(r.scope)), int64(have.Scope))
+	number("scope", r.scoped, int64(r.Scope), int64(have.Scope))
 	return d
 }
 
