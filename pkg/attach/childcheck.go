@@ -85,14 +85,13 @@ func (s *Session) verifyChild(ctx context.Context, c Child) []error {
 	return append(errs, iface.Verify(s.child(c), s.expected(c)))
 }
 
-// expected is the result, without an MTU that nobody configured: it follows that of the master.
+// expected is the result, with the configured MTU where it has none, and without one that
+// nobody configured: that follows the master's.
 func (s *Session) expected(c Child) *cni.Result {
 	res := s.PrevResult.Clone()
 	for i := range res.Interfaces {
-		if c.Link.MTU == 0 {
-			res.Interfaces[i].MTU = 0
-		} else if own := &res.Interfaces[i]; own.Name == s.IfName && own.Sandbox != "" && own.MTU == 0 {
-			own.MTU = c.Link.MTU
+		if entry := &res.Interfaces[i]; c.Link.MTU == 0 || entry.MTU == 0 {
+			entry.MTU = c.Link.MTU
 		}
 	}
 	return res

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"net"
 	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/attach"
@@ -52,10 +51,4 @@ func parseConfig(req *skel.Request) (config, error) {
 	c.Link, err = w.LinkKeys.Parse(req, w.MTU, w.MAC)
 	problems.Add(err)
 	return c, problems.Err()
-}
-
-// clashes reports whether the wished MAC address is the master's, which only a passthru
-// can share.
-func (c config) clashes(master net.HardwareAddr) bool {
-	return c.Mode != passthru && c.Link.MAC != nil && slices.Equal(c.Link.MAC, master)
 }

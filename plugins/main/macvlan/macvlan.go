@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -21,7 +22,7 @@ func (c config) child() attach.Child {
 
 // make makes the macvlan.
 func (c config) make(_ context.Context, s *attach.Session, name string) error {
-	if c.clashes(s.Master.MAC) {
+	if c.Mode != passthru && c.Link.MAC != nil && slices.Equal(c.Link.MAC, s.Master.MAC) {
 		return cni.Refuse("mac", c.Link.MAC.String(), fmt.Sprintf("is that of master %q", s.Master.Name))
 	}
 	err := s.MakeLink(rtnl.NewLink{Name: name, Kind: kind, MAC: c.Link.MAC, MTU: c.Link.MTU, Mode: c.Mode,
