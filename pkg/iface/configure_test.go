@@ -249,11 +249,11 @@ var _ = Describe("Raise and Configure", func() {
 			Expect(err).To(MatchError(want))
 		},
 			Entry("IPv6", "net/ipv6/conf/eth0/disable_ipv6", "1", false,
-				`link "eth0": sysctl net.ipv6.conf.eth0.disable_ipv6: write "0": read-only file system`),
+				`sysctl net.ipv6.conf.eth0.disable_ipv6: write "0": read-only file system`),
 			Entry("IPv6 on lo", "net/ipv6/conf/lo/disable_ipv6", "1", false,
-				`link "eth0": sysctl net.ipv6.conf.lo.disable_ipv6: write "0": read-only file system`),
+				`sysctl net.ipv6.conf.lo.disable_ipv6: write "0": read-only file system`),
 			Entry("duplicate address detection", "net/ipv6/conf/eth0/accept_dad", "0", true,
-				`link "eth0": sysctl net.ipv6.conf.eth0.accept_dad: write "1": read-only file system`),
+				`sysctl net.ipv6.conf.eth0.accept_dad: write "1": read-only file system`),
 		)
 	})
 
@@ -272,7 +272,7 @@ var _ = Describe("Raise and Configure", func() {
 		})
 		It("refuses IPv6", func() {
 			Expect(c.configure(result("2001:db8::3/64", ""))).To(MatchError(
-				`link "eth0": sysctl net.ipv6.conf.lo.disable_ipv6: write "0": no such file or directory`))
+				`sysctl net.ipv6.conf.lo.disable_ipv6: write "0": no such file or directory`))
 		})
 	})
 

@@ -89,7 +89,7 @@ func readIPv6(link, name string) (string, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
-	return value, hostError(link, err)
+	return value, err
 }
 
 // IgnoreRouterAdverts keeps a host interface from taking routes and addresses
@@ -104,26 +104,18 @@ func SkipDAD(link string) error { return setIPv6(link, "accept_dad", "0") }
 
 // EnableIPv6 turns IPv6 on for a host interface that needs it: the host may have
 // it off by default. A kernel without IPv6 is an error.
-func EnableIPv6(link string) error {
-	return hostError(link, writeConf("ipv6", link, "disable_ipv6", "0"))
-}
+func EnableIPv6(link string) error { return writeConf("ipv6", link, "disable_ipv6", "0") }
 
 // setIPv6 writes a setting of a link, if the kernel has IPv6.
 func setIPv6(link, name, value string) error {
 	if err := writeConf("ipv6", link, name, value); !errors.Is(err, fs.ErrNotExist) {
-		return hostError(link, err)
+		return err
 	}
 	return nil
 }
 
-func hostError(link string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("link %q: %w", link, err)
-}
-
-// writeConf writes a setting of a link in the calling thread's namespace.
+// writeConf writes a setting of a link in the calling thread's namespace. The error
+// names the sysctl, and in it the link.
 func writeConf(family, link, name, value string) error {
 	key, err := sysctl.Net(family, "conf", link, name)
 	if err != nil {

@@ -5,7 +5,6 @@ package iface
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -130,7 +129,7 @@ func (t Target) restoreDelay() error {
 		return writeConf("ipv6", t.Name, dadDelay, value)
 	})
 	if cni.Transient(err) {
-		return fmt.Errorf("link %q: %w", t.Name, err)
+		return err
 	}
 	return nil
 }
@@ -172,7 +171,7 @@ type setting struct {
 func (t Target) ipv6(name, value string) setting { return setting{"ipv6", t.Name, name, value, false} }
 
 func (t Target) write(list []setting) error {
-	err := t.NS.Do(func() error {
+	return t.NS.Do(func() error {
 		for _, s := range list {
 			if err := writeConf(s.family, s.link, s.name, s.value); err != nil && (s.must || cni.Transient(err)) {
 				return err
@@ -180,8 +179,4 @@ func (t Target) write(list []setting) error {
 		}
 		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("link %q: %w", t.Name, err)
-	}
-	return nil
 }

@@ -135,7 +135,7 @@ var _ = Describe("traffic", func() {
 		got := w.Call(Call{Command: "ADD", ID: "two", Netns: nstest.NewNetns().Path,
 			Conf: l3(Object{"isGateway": true})})
 		Expect(got.Stderr).To(ContainSubstring(
-			`link "br": sysctl net.ipv6.conf.br.accept_ra: write "0": read-only file system`))
+			`sysctl net.ipv6.conf.br.accept_ra: write "0": read-only file system`))
 	})
 
 	It("does not either through a bridge that others made and that leads nowhere", func() {
