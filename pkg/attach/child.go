@@ -352,7 +352,7 @@ func (s *Session) makeChild(ctx context.Context, c Child) error {
 		return cni.Errorf(cni.CodeUnsupportedField, "%s: not supported by this kernel: %w", c.Kind, err)
 	}
 	if errors.Is(err, unix.EBUSY) && c.Master != nil {
-		by := cmp.Or(holder(s.masterSide(), s.Master), "something that takes its frames, a macvlan or ipvlan perhaps")
+		by := cmp.Or(holder(s.MasterSide(), s.Master), "something that takes its frames, a macvlan or ipvlan perhaps")
 		return cni.Errorf(cni.CodeConflict, "master: %q: is held by %s: %w", s.Master.Name, by, err)
 	}
 	if err != nil {

@@ -104,7 +104,7 @@ func (s *Session) verifyMaster(c Child, r childRecord, l rtnl.Link) (err error) 
 		return nil
 	}
 	s.masterInside = c.Master.LinkInContainer
-	conn := s.masterSide()
+	conn := s.MasterSide()
 	if c.Master.Master != "" {
 		s.Master, err = conn.Link(c.Master.Master)
 	} else {

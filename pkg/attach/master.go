@@ -24,7 +24,7 @@ func (s *Session) findMaster(c Child) (err error) {
 		return nil
 	}
 	s.masterInside = c.Master.LinkInContainer
-	conn := s.masterSide()
+	conn := s.MasterSide()
 	switch name := c.masterName(s.PrevResult); {
 	case name != "":
 		s.Master, err = conn.Link(name)
@@ -56,8 +56,8 @@ func refuseLoopback(master rtnl.Link) error {
 	return nil
 }
 
-// masterSide is the socket of the namespace that the master is in.
-func (s *Session) masterSide() *rtnl.Conn {
+// MasterSide is the socket of the namespace that the master is in.
+func (s *Session) MasterSide() *rtnl.Conn {
 	if s.masterInside {
 		return s.Cont
 	}

@@ -42,11 +42,7 @@ func (c config) make(_ context.Context, s *attach.Session, name string) error {
 
 // findHolder finds the link in the master's namespace that has the VLAN.
 func (c config) findHolder(s *attach.Session) (name string, ok bool) {
-	conn := s.Host
-	if c.Master.LinkInContainer {
-		conn = s.Cont
-	}
-	links, _ := conn.Links() // it is for the message alone
+	links, _ := s.MasterSide().Links() // it is for the message alone
 	for _, l := range links {
 		if l.Kind == kind && l.VLAN == c.VLAN && l.Peer == s.Master.Index && l.PeerNS < 0 {
 			return l.Name, true
