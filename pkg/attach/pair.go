@@ -20,12 +20,17 @@ import (
 // end is to be marked by MarkHostEnd; until then its group tells whose it is, since
 // a link cannot be given an alias when it is made.
 func (s *Session) CreatePair(ctx context.Context, link Link) (err error) {
+	pair := rtnl.NewLink{Kind: "veth", MTU: link.MTU, Group: cni.NetworkHash(s.Network),
+		Peer: rtnl.Peer{Name: s.IfName, MAC: link.MAC, NS: s.NS}}
+	if link.Netkit {
+		pair.Kind = "netkit"
+	}
 	names := iface.HostNames(s.Attachment)
 	for _, name := range names {
-		s.HostEnd, err = s.Host.AddVeth(rtnl.Veth{
-			Netkit: link.Netkit, Name: name, MTU: link.MTU, Group: cni.NetworkHash(s.Network),
-			Peer: rtnl.Peer{Name: s.IfName, MAC: link.MAC, NS: s.NS},
-		})
+		pair.Name = name
+		if err = s.Host.AddLink(pair); err == nil {
+			s.HostEnd, err = s.Host.Link(name)
+		}
 		if err == nil {
 			s.OnFail("delete the interface", func(context.Context) error { return s.Host.DelLink(s.HostEnd.Index) })
 			s.ContEnd, err = s.Cont.Link(s.IfName)

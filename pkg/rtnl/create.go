@@ -10,11 +10,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ns"
 )
 
-// NewLink is a link that AddLink creates, without another end. Each field but the
-// first two may be zero.
+// NewLink is a link that AddLink creates. Each field but the first two may be zero.
 type NewLink struct {
 	Name   string
-	Kind   string           // "bridge", "macvlan", "ipvlan", "vlan", "vrf", "ifb" or "dummy"
+	Kind   string           // "bridge", "veth", "netkit", "macvlan", "ipvlan", "vlan", "vrf", "ifb" or "dummy"
 	Master int              // what it is on: an index in the Conn's namespace
 	MAC    net.HardwareAddr // nil = random, or the master's; a bridge's then changes with its ports
 	// 0 = the kernel's choice, or the master's. The kernel lowers that of a bridge to the
@@ -23,6 +22,7 @@ type NewLink struct {
 	Group uint32
 	NS    *ns.NS // where it is to be; nil = the namespace of the Conn
 
+	Peer     Peer   // the other end of a veth or netkit, with the same MTU
 	Mode     string // of a macvlan or ipvlan
 	QueueLen uint32 // of a macvlan, for broadcasts; 0 = the kernel's choice
 	VLAN     int    // of a vlan
@@ -31,14 +31,28 @@ type NewLink struct {
 	VLANFiltering bool
 }
 
-// AddLink creates a link where it belongs, down but for a VRF. The error matches EEXIST
-// when the name is taken there, before Linux 6.15 also when it is in the Conn's namespace,
-// and EOPNOTSUPP when the kernel does not have the kind.
+// Peer is the other end of a pair.
+type Peer struct {
+	Name string
+	MAC  net.HardwareAddr // nil = random
+	NS   *ns.NS           // nil = the namespace of the Conn
+}
+
+// AddLink creates a link, both ends of a pair, where it belongs: nothing is moved or renamed
+// afterwards. It is down but for a VRF. The error matches EEXIST when a name is taken where
+// it belongs, before Linux 6.15 also when it is in the Conn's namespace, and EOPNOTSUPP when
+// the kernel does not have the kind. A creation whose answer was lost is an error: the link
+// may be there.
 func (c *Conn) AddLink(n NewLink) error {
-	if err := c.once(func(h *netlink.Handle) error { return h.LinkAdd(n.encode()) }); err != nil {
-		return fmt.Errorf("%s %q: create: %w", n.Kind, n.Name, noLink(err))
+	err := c.once(func(h *netlink.Handle) error { return h.LinkAdd(n.encode()) })
+	if err == nil {
+		return nil
 	}
-	return nil
+	what := fmt.Sprintf("%s %q", n.Kind, n.Name)
+	if n.Peer.Name != "" {
+		what += fmt.Sprintf(" with peer %q", n.Peer.Name)
+	}
+	return fmt.Errorf("%s: create: %w", what, noLink(err))
 }
 
 func (n NewLink) encode() netlink.Link {
@@ -55,6 +69,15 @@ func (n NewLink) encode() netlink.Link {
 			bridge.VlanFiltering = &n.VLANFiltering
 		}
 		return bridge
+	case "veth":
+		pair := netlink.NewVeth(attrs) // a bare Veth gives the peer a queue of length 0
+		pair.PeerName, pair.PeerHardwareAddr = n.Peer.Name, n.Peer.MAC
+		if n.Peer.NS != nil {
+			pair.PeerNamespace = netlink.NsFd(n.Peer.NS.FD())
+		}
+		return pair
+	case "netkit":
+		return n.netkit(attrs)
 	case "macvlan":
 		mode := netlink.MacvlanMode(slices.Index(macvlanModes(), n.Mode))
 		return &netlink.Macvlan{LinkAttrs: attrs, Mode: mode, BCQueueLen: n.QueueLen}
@@ -71,67 +94,25 @@ func (n NewLink) encode() netlink.Link {
 	return &netlink.GenericLink{LinkAttrs: attrs, LinkType: n.Kind}
 }
 
-// macvlanModes are the modes in the order of the library's numbers.
-func macvlanModes() []string { return []string{"", "private", "vepa", "bridge", "passthru", "source"} }
-
-// ipvlanModes are the modes in the order of the kernel's numbers.
-func ipvlanModes() []string { return []string{"l2", "l3", "l3s"} }
-
-// Veth is a pair that AddVeth creates; the end in the Conn's own namespace.
-type Veth struct {
-	// Netkit makes the pair of the kind netkit, on which BPF programs run, and this end
-	// its primary one. It has MAC addresses as a veth has.
-	Netkit bool
-
-	Name  string
-	MAC   net.HardwareAddr // nil = random
-	MTU   int              // of both ends; 0 = the kernel's choice
-	Group uint32
-	Peer  Peer
-}
-
-// Peer is the other end of a Veth.
-type Peer struct {
-	Name string
-	MAC  net.HardwareAddr // nil = random
-	NS   *ns.NS           // nil = the namespace of the Conn
-}
-
-// AddVeth creates both ends of a pair, down, each where it belongs: nothing is
-// moved or renamed afterwards. It returns the end called Name. The error matches
-// EEXIST when either name is taken in its namespace. A creation whose answer was lost
-// is an error: the pair may be there.
-func (c *Conn) AddVeth(v Veth) (Link, error) {
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.HardwareAddr, attrs.Group = v.Name, v.MTU, v.MAC, v.Group
-	var pair netlink.Link
-	if v.Netkit {
-		pair = v.netkit(attrs)
-	} else {
-		veth := netlink.NewVeth(attrs) // a bare Veth gives the peer a queue of length 0
-		veth.PeerName, veth.PeerHardwareAddr = v.Peer.Name, v.Peer.MAC
-		if v.Peer.NS != nil {
-			veth.PeerNamespace = netlink.NsFd(v.Peer.NS.FD())
-		}
-		pair = veth
-	}
-	if err := c.once(func(h *netlink.Handle) error { return h.LinkAdd(pair) }); err != nil {
-		return Link{}, fmt.Errorf("veth %q with peer %q: create: %w", v.Name, v.Peer.Name, noLink(err))
-	}
-	return c.Link(v.Name)
-}
-
-func (v Veth) netkit(attrs netlink.LinkAttrs) *netlink.Netkit {
+// netkit is a pair on which BPF programs run, and of which this end is the primary one. It has
+// MAC addresses as a veth has.
+func (n NewLink) netkit(attrs netlink.LinkAttrs) *netlink.Netkit {
 	pair := &netlink.Netkit{
 		LinkAttrs: attrs, Mode: netlink.NETKIT_MODE_L2, Policy: netlink.NETKIT_POLICY_FORWARD,
 		PeerPolicy: netlink.NETKIT_POLICY_FORWARD,
 		Scrub:      netlink.NETKIT_SCRUB_DEFAULT, PeerScrub: netlink.NETKIT_SCRUB_DEFAULT,
 	}
 	peer := netlink.NewLinkAttrs()
-	peer.Name, peer.MTU, peer.HardwareAddr = v.Peer.Name, v.MTU, v.Peer.MAC
-	if v.Peer.NS != nil {
-		peer.Namespace = netlink.NsFd(v.Peer.NS.FD())
+	peer.Name, peer.MTU, peer.HardwareAddr = n.Peer.Name, n.MTU, n.Peer.MAC
+	if n.Peer.NS != nil {
+		peer.Namespace = netlink.NsFd(n.Peer.NS.FD())
 	}
 	pair.SetPeerAttrs(&peer)
 	return pair
 }
+
+// macvlanModes are the modes in the order of the library's numbers.
+func macvlanModes() []string { return []string{"", "private", "vepa", "bridge", "passthru", "source"} }
+
+// ipvlanModes are the modes in the order of the kernel's numbers.
+func ipvlanModes() []string { return []string{"l2", "l3", "l3s"} }

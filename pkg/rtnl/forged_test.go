@@ -32,7 +32,7 @@ var _ = DescribeTable("what a process of the container sends to our sockets is n
 
 			By("an error where a link is made, which somebody else may have made")
 			c := dialAmong(messages)
-			_, err = c.AddVeth(Veth{Name: "one", Peer: Peer{Name: "two"}})
+			err = c.AddLink(NewLink{Kind: "veth", Name: "one", Peer: Peer{Name: "two"}})
 			Expect(err).To(HaveOccurred())
 			Expect(err).NotTo(MatchError(unix.EEXIST))
 			Expect(c.Link("one")).To(HaveField("Kind", "veth"))

@@ -316,8 +316,8 @@ func (w *fuzzWorld) reset() {
 		return
 	}
 	if _, err := w.cont.Link("eth0"); err != nil {
-		_, err := w.cont.AddVeth(rtnl.Veth{Name: "eth0", MAC: []byte{2, 0, 0, 0, 0, 1}, Peer: rtnl.Peer{Name: "peer0"}})
-		w.must(err)
+		w.must(w.cont.AddLink(rtnl.NewLink{Kind: "veth", Name: "eth0", MAC: []byte{2, 0, 0, 0, 0, 1},
+			Peer: rtnl.Peer{Name: "peer0"}}))
 	}
 }
 

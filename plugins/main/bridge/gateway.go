@@ -133,8 +133,9 @@ func (p *port) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 	portName := iface.HostNames(cni.Attachment{Network: p.cfg.Bridge, IfName: name})[0]
 	gw, err := p.Host.Link(name)
 	if errors.Is(err, rtnl.ErrNoLink) {
-		gw, err = p.Host.AddVeth(rtnl.Veth{Name: name, MTU: p.cfg.Link.MTU, Peer: rtnl.Peer{Name: portName}})
-		if errors.Is(err, unix.EEXIST) { // another ADD was quicker
+		err = p.Host.AddLink(rtnl.NewLink{Kind: "veth", Name: name, MTU: p.cfg.Link.MTU,
+			Peer: rtnl.Peer{Name: portName}})
+		if err == nil || errors.Is(err, unix.EEXIST) { // another ADD was quicker
 			gw, err = p.Host.Link(name)
 		}
 	}
