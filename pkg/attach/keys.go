@@ -59,23 +59,17 @@ func (k LinkKeys) Parse(req *skel.Request, mtu int, mac string) (Link, error) {
 	problems.Add(checkMTU(mtu))
 	args, err := cni.ParseArgs(req.Args, "MAC")
 	problems.Add(err)
-	for _, source := range []struct {
-		code      uint
-		key, text string
-	}{
-		{cni.CodeConfig, "runtimeConfig.mac", k.RuntimeConfig.MAC},
-		{cni.CodeConfig, "args.cni.mac", k.Args.CNI.MAC},
-		{cni.CodeEnvironment, "CNI_ARGS MAC", args["MAC"]},
-	} {
-		overridden := k.RuntimeConfig.MAC != "" || k.Args.CNI.MAC != ""
-		if source.code == cni.CodeEnvironment && overridden {
-			continue
-		}
-		address, err := parseMAC(source.code, source.key, source.text)
+	take := func(code uint, key, text string) {
+		address, err := parseMAC(code, key, text)
 		problems.Add(err)
 		if l.MAC == nil {
 			l.MAC = address
 		}
+	}
+	take(cni.CodeConfig, "runtimeConfig.mac", k.RuntimeConfig.MAC)
+	take(cni.CodeConfig, "args.cni.mac", k.Args.CNI.MAC)
+	if k.RuntimeConfig.MAC == "" && k.Args.CNI.MAC == "" {
+		take(cni.CodeEnvironment, "CNI_ARGS MAC", args["MAC"])
 	}
 	if l.MAC == nil {
 		l.MAC = weakest
