@@ -42,7 +42,13 @@ func find(req *skel.Request, findBridge FindBridge) (p pair, err error) {
 		}
 		// From the inside: whoever is in the container can choose names, indexes
 		// and addresses, and must not be able to point at another's host end.
-		end, err := containerEnd(req, p, bridge)
+		end, err := p.cont.Link(req.IfName)
+		if err == nil && changedMAC(req, end) {
+			err = rtnl.ErrNoLink // the namespace is another container's by now
+		}
+		if err == nil {
+			_, err = foreignPeer(p.host, end, bridge)
+		}
 		if !errors.Is(err, rtnl.ErrNoLink) {
 			p.conn, p.end = p.cont, end
 			return p, err
@@ -50,20 +56,6 @@ func find(req *skel.Request, findBridge FindBridge) (p pair, err error) {
 	}
 	p.end, err = hostEndByResult(p.host, req.PrevResult, bridge)
 	return p, err
-}
-
-// containerEnd finds the interface in the container, if it is what the result
-// says and the end of a foreign pair.
-func containerEnd(req *skel.Request, p pair, bridge int) (rtnl.Link, error) {
-	end, err := p.cont.Link(req.IfName)
-	if err != nil {
-		return end, err
-	}
-	if changedMAC(req, end) {
-		return end, rtnl.ErrNoLink // the namespace is another container's by now
-	}
-	_, err = foreignPeer(p.host, end, bridge)
-	return end, err
 }
 
 // changedMAC tells whether the result knows the container's interface by another

@@ -37,7 +37,10 @@ func (s *Session) CreatePair(ctx context.Context, link Link) (err error) {
 			return err
 		}
 		if !errors.Is(err, unix.EEXIST) {
-			return s.revoke(name, err)
+			if l, lost := s.Host.Link(name); lost == nil && isHalfMade(l, s.Network) { // only the answer was lost
+				err = errors.Join(err, s.Host.DelLink(l.Index))
+			}
+			return err
 		}
 		if err := s.refuseExisting(ctx); err != nil {
 			return err
@@ -45,14 +48,6 @@ func (s *Session) CreatePair(ctx context.Context, link Link) (err error) {
 	}
 	return cni.Errorf(cni.CodeConflict, "host interface: other links have all the names from %q to %q: %w",
 		names[0], names[len(names)-1], err)
-}
-
-// revoke removes the pair where only the answer to its request was lost.
-func (s *Session) revoke(name string, err error) error {
-	if l, lost := s.Host.Link(name); lost == nil && isHalfMade(l, s.Network) {
-		err = errors.Join(err, s.Host.DelLink(l.Index))
-	}
-	return err
 }
 
 // endPatience is how long the kernel may take to delete the host end of a

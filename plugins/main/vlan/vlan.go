@@ -33,20 +33,20 @@ func (c config) make(_ context.Context, s *attach.Session, name string) error {
 	if !errors.Is(err, unix.EEXIST) {
 		return err
 	}
-	if name, ok := c.findHolder(s); ok {
+	if name := c.findHolder(s); name != "" {
 		return cni.Errorf(cni.CodeConflict, "VLAN %d of master %q: is held by interface %q beside it", c.VLAN,
 			s.Master.Name, name)
 	}
 	return err
 }
 
-// findHolder finds the link in the master's namespace that has the VLAN.
-func (c config) findHolder(s *attach.Session) (name string, ok bool) {
+// findHolder names the link in the master's namespace that has the VLAN; empty: there is none.
+func (c config) findHolder(s *attach.Session) string {
 	links, _ := s.MasterSide().Links() // it is for the message alone
 	for _, l := range links {
 		if l.Kind == kind && l.VLAN == c.VLAN && l.Peer == s.Master.Index && l.PeerNS < 0 {
-			return l.Name, true
+			return l.Name
 		}
 	}
-	return "", false
+	return ""
 }
