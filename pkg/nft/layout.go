@@ -5,7 +5,7 @@ import "net/netip"
 // Family is a protocol family: of a table, or of IP addresses and what iptables has for them.
 type Family byte
 
-// The families that nftables knows and that the plugins use.
+// The families that nftables knows and that the plugins use, by the kernel's numbers (NFPROTO).
 const (
 	INet   Family = 1
 	IPv4   Family = 2

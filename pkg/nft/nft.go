@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
@@ -107,13 +108,12 @@ func (c *Conn) update(change func(*Tx) error) error {
 // transient says whether the error may come from a change that somebody else made meanwhile, or the
 // answer was lost: then the next change finds what the batch did.
 func transient(err error) bool {
-	for _, errno := range []error{unix.ENOENT, unix.EEXIST, unix.EBUSY, unix.EINTR, unix.EAGAIN, unix.ERESTART,
-		unix.ENOBUFS, nl.ErrDumpInterrupted} {
-		if errors.Is(err, errno) {
-			return true
-		}
-	}
-	return false
+	return isOneOf(err, unix.ENOENT, unix.EEXIST, unix.EBUSY, unix.EINTR, unix.EAGAIN, unix.ERESTART, unix.ENOBUFS,
+		nl.ErrDumpInterrupted)
+}
+
+func isOneOf(err error, kinds ...error) bool {
+	return slices.ContainsFunc(kinds, func(kind error) bool { return errors.Is(err, kind) })
 }
 
 // IfSupported returns err, or nil when err says that the kernel has no nftables: there is nothing to remove.
@@ -127,10 +127,8 @@ func IfSupported(err error) error {
 // unsupported adds ErrUnsupported to err when cause is one of the answers of a kernel that does not
 // know what it was asked for.
 func unsupported(err, cause error) error {
-	for _, errno := range []error{unix.EOPNOTSUPP, unix.ENOENT, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT} {
-		if errors.Is(cause, errno) {
-			return fmt.Errorf("%w: %w", err, ErrUnsupported)
-		}
+	if isOneOf(cause, unix.EOPNOTSUPP, unix.ENOENT, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT) {
+		return fmt.Errorf("%w: %w", err, ErrUnsupported)
 	}
 	return err
 }

@@ -155,15 +155,10 @@ func Masquerade() Stmt {
 // on when it has none. The map's data are an address of the family f and a port.
 func DNATMap(f Family, set string, fields ...Field) Stmt {
 	s := lookup(fields, "", set, netlink.Net32(unix.NFTA_LOOKUP_DREG, reg1))
-	proto := uint32(unix.NFPROTO_IPV4)
-	words := uint32(1)
-	if f == IPv6 {
-		proto, words = unix.NFPROTO_IPV6, 4
-	}
-	port := register(words)
+	port := register(uint32(f.Addr().size()) / 4) // behind the address
 	const mapIPs, protoSpecified = 1 << 0, 1 << 1 // NF_NAT_RANGE_*; newer kernels set both of their own
 	s.exprs = append(s.exprs, expression("nat", netlink.Net32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT),
-		netlink.Net32(unix.NFTA_NAT_FAMILY, proto), netlink.Net32(unix.NFTA_NAT_FLAGS, mapIPs|protoSpecified),
+		netlink.Net32(unix.NFTA_NAT_FAMILY, uint32(f)), netlink.Net32(unix.NFTA_NAT_FLAGS, mapIPs|protoSpecified),
 		netlink.Net32(unix.NFTA_NAT_REG_ADDR_MIN, reg1), netlink.Net32(unix.NFTA_NAT_REG_ADDR_MAX, reg1),
 		netlink.Net32(unix.NFTA_NAT_REG_PROTO_MIN, port), netlink.Net32(unix.NFTA_NAT_REG_PROTO_MAX, port)))
 	s.text = fmt.Sprintf("dnat %s to %s map @%s", f, s.text, set)
@@ -180,12 +175,8 @@ func DaddrIsLocal() Stmt {
 
 // IsFamily matches packets of one family in a table of several.
 func IsFamily(f Family) Stmt {
-	proto, name := byte(unix.NFPROTO_IPV4), "ipv4"
-	if f == IPv6 {
-		proto, name = unix.NFPROTO_IPV6, "ipv6"
-	}
-	return Stmt{text: "meta nfproto " + name,
-		exprs: [][]byte{loadMeta(unix.NFT_META_NFPROTO, reg1), isEqual([]byte{proto})}}
+	return Stmt{text: "meta nfproto ipv" + f.Digit(),
+		exprs: [][]byte{loadMeta(unix.NFT_META_NFPROTO, reg1), isEqual([]byte{byte(f)})}}
 }
 
 const statusDNAT = 1 << 5 // IPS_DST_NAT
