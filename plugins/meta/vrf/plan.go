@@ -46,20 +46,17 @@ func (f found) choose(cfg config, link rtnl.Link) (rtnl.Link, error) {
 		return vrf, cni.Errorf(cni.CodeExists, "interface %q: is a member of vrf %q already; DEL takes it out",
 			link.Name, vrf.Name)
 	case link.Master != 0:
-		return vrf, cni.Errorf(cni.CodeConflict, "interface %q: has a master already: %q", link.Name,
+		return vrf, cni.Errorf(cni.CodeConflict, "interface %q: has already a master set: %q", link.Name,
 			f.at(link.Master).Name)
 	case !isNew && cfg.Table != 0 && vrf.Table != cfg.Table:
-		return vrf, cni.Errorf(cni.CodeConflict, "table: vrf %q is there with table %d instead of %d", vrf.Name,
-			vrf.Table, cfg.Table)
+		return vrf, cni.Errorf(cni.CodeConflict, "table: %d: VRF %s already exist with different routing table %d",
+			cfg.Table, vrf.Name, vrf.Table)
 	case !isNew:
 		return vrf, nil
 	}
 	vrf = rtnl.Link{Name: cfg.VRF, Table: cfg.Table}
 	if vrf.Table == 0 {
 		vrf.Table = f.freeTable()
-	}
-	if other := f.first(func(l rtnl.Link) bool { return l.Table == vrf.Table }); other.Index != 0 {
-		return vrf, cni.Errorf(cni.CodeConflict, "table: %d is that of vrf %q", vrf.Table, other.Name)
 	}
 	return vrf, nil
 }
