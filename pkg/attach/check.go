@@ -16,7 +16,8 @@ import (
 // plugin checks its lease.
 func Check(ctx context.Context, req *skel.Request, verify func(*Session) []error) error {
 	if req.PrevResult == nil {
-		return cni.Errorf(cni.CodeConfig, "prevResult: missing; CHECK compares the container with it")
+		return cni.Errorf(cni.CodeConfig,
+			"prevResult: Required prevResult missing; CHECK compares the container with it")
 	}
 	if _, ok := req.PrevResult.ContainerInterface(req.IfName); !ok {
 		return cni.Errorf(cni.CodeDrift, "prevResult: has no interface %q in a container", req.IfName)

@@ -42,7 +42,8 @@ func (s *Session) findMaster(c Child) (err error) {
 	}
 	if c.Link.MTU > s.Master.MTU {
 		return cni.Refuse("mtu", c.Link.MTU,
-			fmt.Sprintf("is above that of master %q (%d)", s.Master.Name, s.Master.MTU))
+			fmt.Sprintf("is above that of master %q: invalid MTU %d, must be [0, master MTU(%d)]", s.Master.Name,
+				c.Link.MTU, s.Master.MTU))
 	}
 	return nil
 }

@@ -80,7 +80,8 @@ var _ = Describe("a call that succeeds", func() {
 		r := attach(command)
 		r.conf = conf1
 		r.run(it).expectError(cni.CodeConfig,
-			"prevResult: missing; probe works on what another plugin of the chain made")
+			"prevResult: missing prevResult from earlier plugin. This plugin must be called as chained plugin: "+
+				"probe works on what another one made")
 		r.conf = `{"cniVersion": "1.1.0", "name": "net1", "prevResult": {"cniVersion": "1.1.0"}}`
 		Expect(r.run(it).stdout).To(ContainSubstring(errHandler.Error()))
 		r = attach("DEL")

@@ -197,8 +197,8 @@ func (c *call) serve(ctx context.Context) error {
 	}
 	p := c.plugin
 	if p.Chained && req.PrevResult == nil && (command == "ADD" || command == "CHECK") {
-		return cni.Errorf(cni.CodeConfig, "prevResult: missing; %s works on what another plugin of the chain made",
-			p.Name)
+		return cni.Errorf(cni.CodeConfig, "prevResult: missing prevResult from earlier plugin. "+
+			"This plugin must be called as chained plugin: %s works on what another one made", p.Name)
 	}
 	switch {
 	case command == "ADD":

@@ -19,7 +19,9 @@ func allocate(s *store, req *skel.Request, cfg *config) ([]netip.Addr, error) {
 		return nil, err
 	}
 	if len(held) > 0 {
-		return nil, cni.Errorf(cni.CodeExists, "%s holds %s already; DEL gives it back", req.Attachment, join(held))
+		return nil, cni.Errorf(cni.CodeExists,
+			"%s has been allocated to %s, duplicate allocation is not allowed; DEL gives it back",
+			join(held), req.Attachment)
 	}
 	req.OnFail("give the addresses back", func(ctx context.Context) error {
 		return giveBack(ctx, cfg.dataDir, req.Network, owner)
@@ -46,7 +48,8 @@ func (s *store) take(n int, set rangeSet, asked askedAddr, owner string) (netip.
 	if addr := asked.addr; addr.IsValid() {
 		err := s.reserve(addr, owner)
 		if errors.Is(err, errTaken) {
-			err = cni.Errorf(cni.CodeConflict, "%s: %s %w%s", asked.key, addr, err, s.holder(addr))
+			err = cni.Errorf(cni.CodeConflict, "%s: requested IP address %s is not available in range set %s: %w%s",
+				asked.key, addr, set, err, s.holder(addr))
 		}
 		return addr, err
 	}
@@ -60,13 +63,13 @@ func (s *store) take(n int, set rangeSet, asked askedAddr, owner string) (netip.
 	}
 	if errors.Is(err, errNoneLeft) {
 		files, owners := s.count(set)
-		err = cni.Errorf(cni.CodeTryAgain, "range set %d (%s): %w: files %d, owners %d, in %s",
-			n, set, err, files, owners, s.dir.Path())
+		err = cni.Errorf(cni.CodeTryAgain, "failed to allocate for range %d: %w: %s: files %d, owners %d, in %s",
+			n, err, set, files, owners, s.dir.Path())
 	}
 	return addr, err
 }
 
-var errNoneLeft = errors.New("no address is left")
+var errNoneLeft = errors.New("no IP addresses available in range set")
 
 // manyMisses is how many taken addresses are tried before the index is asked
 // which others are taken.

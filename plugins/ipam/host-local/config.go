@@ -291,12 +291,13 @@ func assign(sets []rangeSet, asked []askedAddr) ([]askedAddr, error) {
 		i := slices.IndexFunc(sets, func(s rangeSet) bool { _, ok := s.find(a.addr); return ok })
 		switch {
 		case i < 0:
-			return nil, refuse("is in none of the ranges (%s)", join(sets))
+			return nil, refuse("is in none of the ranges (%s): failed to allocate all requested IPs: %s",
+				join(sets), a.addr)
 		case sets[i].isGateway(a.addr):
 			return nil, refuse("is a gateway of range set %d (%s)", i, sets[i])
 		case bySet[i].addr.IsValid():
-			return nil, refuse("is of range set %d (%s), which gives one address, and %s is asked for too",
-				i, sets[i], bySet[i].addr)
+			return nil, refuse("is of range set %d (%s), which gives one address, and %s is asked for too: "+
+				"failed to allocate all requested IPs: %s", i, sets[i], bySet[i].addr, a.addr)
 		}
 		bySet[i] = a
 	}

@@ -210,14 +210,14 @@ var _ = Describe("addresses asked for", func() {
 		Entry("outside",
 			"ips[1]: 10.9.9.9 is in none of the ranges "+
 				"(10.0.0.1-10.0.0.254, 10.0.1.1-10.0.1.254, 2001:db8::1-2001:db8::ffff:ffff:ffff:ffff, "+
-				"10.0.3.1-10.0.3.6,10.0.4.1-10.0.4.6)",
+				"10.0.3.1-10.0.3.6,10.0.4.1-10.0.4.6): failed to allocate all requested IPs: 10.9.9.9",
 			"10.0.0.7", "10.9.9.9"),
 		Entry("the gateway", "ips[0]: 10.0.1.1 is a gateway of range set 1 (10.0.1.1-10.0.1.254)", "10.0.1.1"),
 		Entry("the gateway of another range of its set",
 			"ips[0]: 10.0.3.3 is a gateway of range set 3 (10.0.3.1-10.0.3.6,10.0.4.1-10.0.4.6)", "10.0.3.3"),
 		Entry("two of one set",
 			"ips[1]: 10.0.0.8 is of range set 0 (10.0.0.1-10.0.0.254), which gives one address, "+
-				"and 10.0.0.7 is asked for too",
+				"and 10.0.0.7 is asked for too: failed to allocate all requested IPs: 10.0.0.8",
 			"10.0.0.7", "10.0.0.8"))
 })
 

@@ -132,7 +132,8 @@ var _ = Describe("ADD", func() {
 		n.write("last_reserved_ip.0", "10.1.2.5")
 		before := n.leases()
 		Expect(n.fails("ADD", "c1", cni.CodeTryAgain)).To(Equal(
-			"range set 1 (10.1.3.2-10.1.3.4): no address is left: files 3, owners 2, in " + n.dir()))
+			"failed to allocate for range 1: no IP addresses available in range set: 10.1.3.2-10.1.3.4: " +
+				"files 3, owners 2, in " + n.dir()))
 		Expect(n.leases()).To(Equal(before))
 		Expect(os.ReadFile(n.path("last_reserved_ip.0"))).To(BeEquivalentTo("10.1.2.5"))
 	})
@@ -172,12 +173,15 @@ var _ = Describe("ADD", func() {
 		Entry("the gateway", "", `"args": {"cni": {"ips": ["10.1.2.1"]}}`,
 			"args.cni.ips[0]: 10.1.2.1 is a gateway of range set 0 (10.1.2.1-10.1.2.254)", cni.CodeConfig),
 		Entry("outside", "IP=10.9.9.9", "", "CNI_ARGS IP: 10.9.9.9 is in none of the ranges "+
-			"(10.1.2.1-10.1.2.254, 2001:db8::1-2001:db8::ffff:ffff:ffff:ffff)", cni.CodeEnvironment),
+			"(10.1.2.1-10.1.2.254, 2001:db8::1-2001:db8::ffff:ffff:ffff:ffff): "+
+			"failed to allocate all requested IPs: 10.9.9.9", cni.CodeEnvironment),
 		Entry("a container's", "IP=10.1.2.66", "",
-			`CNI_ARGS IP: 10.1.2.66 is reserved already for container "a", interface "eth7"`, cni.CodeConflict),
+			"CNI_ARGS IP: requested IP address 10.1.2.66 is not available in range set 10.1.2.1-10.1.2.254: "+
+				`is reserved already for container "a", interface "eth7"`, cni.CodeConflict),
 		Entry("an administrator's, for the second set first", "",
 			`"runtimeConfig": {"ips": ["2001:db8::77", "10.1.2.67"]}`,
-			`runtimeConfig.ips[1]: 10.1.2.67 is reserved already for "the printer"`, cni.CodeConflict))
+			"runtimeConfig.ips[1]: requested IP address 10.1.2.67 is not available in range set "+
+				`10.1.2.1-10.1.2.254: is reserved already for "the printer"`, cni.CodeConflict))
 
 	It("takes ranges from the runtime", func() {
 		n := newNetwork("").with(`"capabilities": {"ipRanges": true}`)

@@ -61,7 +61,7 @@ func parseConfig(req *skel.Request) (config, error) {
 		return config{}, err
 	}
 	if wire.IPAM == nil {
-		return config{}, cni.Refuse("ipam", nil, "is missing")
+		return config{}, cni.Refuse("ipam", nil, "IPAM config missing 'ipam' key")
 	}
 	cfg := config{dns: wire.IPAM.DNS}
 	var problems cni.Problems
@@ -100,12 +100,16 @@ func parseConfig(req *skel.Request) (config, error) {
 	return cfg, problems.Err()
 }
 
+// noPrefix has the reference's words.
+const noPrefix = "%s in CIDR notation, got: '%s'"
+
 func (w wireAddress) parse(key string) (source, error) {
 	s := source{key: key + ".address", code: cni.CodeConfig}
 	var problems cni.Problems
 	var err error
-	s.Address, err = cni.ParsePrefix(s.key, w.Address)
-	problems.Add(err)
+	if s.Address, err = cni.ParsePrefix(s.key, w.Address); err != nil {
+		problems.Add(cni.Refuse(s.key, nil, fmt.Sprintf(noPrefix, "the 'address' field is expected to be", w.Address)))
+	}
 	if w.Gateway != "" {
 		s.Gateway, err = cni.ParseAddr(key+".gateway", w.Gateway)
 		problems.Add(err)
@@ -169,7 +173,11 @@ func (own ownAddresses) parseAsked(key string, code uint, text string) (source, 
 	}
 	prefix, err := cni.ParsePrefix(key, text)
 	if err != nil {
-		return s, cni.AsError(err).WithCode(code).
+		what := "an entry in the 'ips' field is NOT"
+		if code == cni.CodeEnvironment {
+			what = "the 'ip' field is expected to be"
+		}
+		return s, cni.Refuse(key, nil, fmt.Sprintf(noPrefix, what, text)).WithCode(code).
 			Suggest("write it as address/length; without length it must be in a subnet of ipam.addresses")
 	}
 	s.Address = prefix

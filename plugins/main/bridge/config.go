@@ -128,15 +128,15 @@ func checkKeys(w wireConfig) error {
 		problems.Add(cni.Refuse("bridge", w.Bridge, "is no interface name (1 to 15 bytes, no '/', ':' or blank)"))
 	}
 	if w.HairpinMode && w.PromiscMode {
-		problems.Add(cni.Refuse("promiscMode", true,
-			"cannot be set together with hairpinMode: frames would be delivered twice").
+		problems.Add(cni.Refuse("promiscMode", nil,
+			"cannot set hairpin mode and promiscuous mode at the same time: frames would be delivered twice").
 			Suggest("hairpinMode alone lets a container reach itself"))
 	}
 	problems.Add(w.IPAMKeys.Check())
 	if w.DisableContainerInterface && w.IPAM.Type != "" {
-		problems.Add(cni.Refuse("disableContainerInterface", true,
-			fmt.Sprintf("cannot be set together with ipam.type %q: an interface that is down has no use for addresses",
-				w.IPAM.Type)).
+		problems.Add(cni.Refuse("disableContainerInterface", nil,
+			fmt.Sprintf("cannot use IPAM when DisableContainerInterface flag is set (ipam.type %q): "+
+				"an interface that is down has no use for addresses", w.IPAM.Type)).
 			Suggest("leave out one of them"))
 	}
 	return problems.Err()
@@ -145,7 +145,8 @@ func checkKeys(w wireConfig) error {
 func parseVLANs(w wireConfig) (vlan uint16, trunk []uint16, err error) {
 	var problems cni.Problems
 	if w.VLAN < 0 || w.VLAN > vlanMax {
-		problems.Add(cni.Refuse("vlan", w.VLAN, fmt.Sprintf("is not between 0 and %d", vlanMax)))
+		problems.Add(cni.Refuse("vlan", nil,
+			fmt.Sprintf("invalid VLAN ID %d (must be between 0 and %d)", w.VLAN, vlanMax)))
 	}
 	for i, t := range w.VLANTrunk {
 		if err := t.check(fmt.Sprintf("vlanTrunk[%d]", i)); err != nil {
@@ -171,8 +172,10 @@ func parseVLANs(w wireConfig) (vlan uint16, trunk []uint16, err error) {
 func (t wireTrunk) check(key string) error {
 	var problems cni.Problems
 	switch {
-	case (t.MinID == nil) != (t.MaxID == nil):
-		problems.Add(cni.Refuse(key, nil, "minID and maxID must be given together"))
+	case t.MinID == nil && t.MaxID != nil:
+		problems.Add(cni.Refuse(key, nil, "minID and maxID should be configured simultaneously, minID is missing"))
+	case t.MaxID == nil && t.MinID != nil:
+		problems.Add(cni.Refuse(key, nil, "minID and maxID should be configured simultaneously, maxID is missing"))
 	case t.ID == nil && t.MinID == nil:
 		problems.Add(cni.Refuse(key, nil, "has neither id nor minID and maxID"))
 	}
@@ -185,7 +188,8 @@ func (t wireTrunk) check(key string) error {
 		}
 	}
 	if t.MinID != nil && t.MaxID != nil && *t.MinID > *t.MaxID {
-		problems.Add(cni.Refuse(key+".minID", *t.MinID, fmt.Sprintf("is greater than maxID %d", *t.MaxID)))
+		problems.Add(cni.Refuse(key+".minID", *t.MinID,
+			fmt.Sprintf("minID is greater than maxID in trunk parameter (%d)", *t.MaxID)))
 	}
 	return problems.Err()
 }

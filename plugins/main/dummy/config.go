@@ -30,7 +30,7 @@ func parseConfig(req *skel.Request) (c config, err error) {
 	}
 	var problems cni.Problems
 	if w.IPAM.Type == "" {
-		problems.Add(cni.Refuse("ipam.type", nil, "missing; dummy is for addresses").
+		problems.Add(cni.Refuse("ipam.type", nil, "missing; dummy interface requires an IPAM configuration").
 			Suggest(`write "ipam": {"type": "static", ...}`))
 	} else {
 		problems.Add(ipam.CheckType(w.IPAM.Type))

@@ -109,7 +109,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 
 	It("refuses an MTU above the master's", func() {
 		Expect(fails(conf(Object{"mtu": 1501}), cni.CodeConfig)).To(
-			HavePrefix(`mtu: 1501 is above that of master "up0" (1500)`))
+			HavePrefix(`mtu: 1501 is above that of master "up0": invalid MTU 1501, must be [0, master MTU(1500)]`))
 	})
 
 	DescribeTable("refuses a master, which STATUS then is code 50 for,", func(prepare func(), c Object, code uint,

@@ -161,8 +161,8 @@ func (c *config) parseNeeds() error {
 	}
 	for needed, list := range keys {
 		if c.backend != auto && c.backend != needed {
-			problems.Add(cni.Refuse("backend", string(c.backend),
-				fmt.Sprintf("was asked for, but %s is for %s", strings.Join(list, " and "), needed)).
+			problems.Add(cni.Refuse("backend", nil, fmt.Sprintf(
+				"%s backend was requested but configuration contains %s-specific options %v", c.backend, needed, list)).
 				Suggest("leave backend out: it follows the other keys"))
 		}
 		c.backend = needed

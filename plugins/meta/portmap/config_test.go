@@ -174,12 +174,15 @@ var _ = Describe("the configuration", func() {
 		Entry("a chain like an option", `"externalSetMarkChain":"-j"`,
 			`externalSetMarkChain: "-j" is no name of a chain (1 to 28 bytes, no blank, not beginning with - or !)`),
 		Entry("a chain on nftables", `"externalSetMarkChain":"A","backend":"nftables"`,
-			`backend: "nftables" was asked for, but externalSetMarkChain is for iptables`),
+			"backend: nftables backend was requested but configuration contains iptables-specific options "+
+				"[externalSetMarkChain]"),
 		Entry("conditions of iptables on nftables",
 			`"conditionsV4":["-s","10.0.0.0/8"],"externalSetMarkChain":"A","backend":"nftables"`,
-			`backend: "nftables" was asked for, but externalSetMarkChain and conditionsV4 is for iptables`),
+			"backend: nftables backend was requested but configuration contains iptables-specific options "+
+				"[externalSetMarkChain conditionsV4]"),
 		Entry("conditions of nft on iptables", `"conditionsV6":["ip6","saddr","fd00::/8"],"backend":"iptables"`,
-			`backend: "iptables" was asked for, but conditionsV6 is for nftables`),
+			"backend: iptables backend was requested but configuration contains nftables-specific options "+
+				"[conditionsV6]"),
 		Entry("conditions of both", `"conditionsV4":["-s","10.0.0.0/8"],"conditionsV6":["ip6","saddr","fd00::/8"]`,
 			`conditionsV6: in the syntax of nftables, but conditionsV4 is for iptables`),
 		Entry("conditions of nft and a chain", `"conditionsV4":["ip","saddr","10.0.0.0/8"],"externalSetMarkChain":"A"`,

@@ -203,7 +203,8 @@ var _ = Describe("ADD that fails", func() {
 
 	It("without prevResult", func() {
 		fails(call{keys: `"mtu":1400`, prev: "none"}, cni.CodeConfig,
-			"prevResult: missing; tuning works on what another plugin of the chain made")
+			"prevResult: missing prevResult from earlier plugin. This plugin must be called as chained plugin: "+
+				"tuning works on what another one made")
 	})
 
 	It("without the interface", func() {
