@@ -58,6 +58,9 @@ func (f found) choose(cfg config, link rtnl.Link) (rtnl.Link, error) {
 	if vrf.Table == 0 {
 		vrf.Table = f.freeTable()
 	}
+	if other := f.first(func(l rtnl.Link) bool { return l.Table == vrf.Table }); other.Index != 0 {
+		return vrf, cni.Errorf(cni.CodeConflict, "table: %d is that of vrf %q", vrf.Table, other.Name)
+	}
 	return vrf, nil
 }
 
