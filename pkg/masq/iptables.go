@@ -80,6 +80,11 @@ func (r record) addrs() []netip.Prefix {
 }
 
 func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
+	for _, f := range nft.Families() { // before anything is written down: Del keeps it where a program is missing
+		if err := ipt.Installed(f); err != nil && len(of(f, c.Addrs)) > 0 {
+			return fmt.Errorf("masquerade with iptables: %w", err)
+		}
+	}
 	s, err := statefile.OpenStore[record](ctx, recordDir, lockWait)
 	if err != nil {
 		return err

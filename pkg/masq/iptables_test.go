@@ -268,6 +268,19 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 		}
 	})
 
+	It("writes nothing down where programs are missing, also beside a legacy table", func() {
+		host := nstest.NewHost()
+		host.Cmd("iptables-legacy-save", "-t", "nat") // makes the table
+		host.Cmd("ip6tables-legacy-save", "-t", "nat")
+		c := one
+		c.Warn = func(string, ...any) {}
+		withoutPrograms(func() {
+			Expect(add(host, c)).To(MatchError(ContainSubstring(`program "iptables-restore"`)))
+			Expect(del(host, c)).To(Succeed())
+		})
+		Expect(host.Cmd("find", "/run", "-name", chainC1+"*")).To(BeEmpty())
+	})
+
 	It("waits for the xtables lock until the deadline and names its holder", func() {
 		useVariant("legacy")
 		host := nstest.NewHost()
