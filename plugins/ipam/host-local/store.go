@@ -73,16 +73,17 @@ func openUnlocked(dataDir, network string, create bool) (*store, error) {
 	}
 	path := filepath.Join(dataDir, network)
 	dir, err := statefile.OpenOwn(path, perm)
-	if err != nil && !create {
-		_, absent := os.Lstat(path)
-		if statefile.IsAbsent(absent) || errors.Is(absent, unix.ENAMETOOLONG) {
-			return nil, nil
-		}
+	if err == nil {
+		return &store{dataDir: dataDir, network: network, dir: dir}, nil
 	}
-	if err != nil {
-		return nil, fmt.Errorf("ipam.dataDir: %w", err)
+	absent := err
+	if errors.Is(err, unix.ENOTDIR) { // what is before it is no directory, or itself a file or a link
+		_, absent = os.Lstat(path)
 	}
-	return &store{dataDir: dataDir, network: network, dir: dir}, nil
+	if !create && (statefile.IsAbsent(absent) || errors.Is(absent, unix.ENAMETOOLONG)) {
+		return nil, nil
+	}
+	return nil, fmt.Errorf("ipam.dataDir: %w", err)
 }
 
 // close makes the index describe the directory as it is now, and gives the lock

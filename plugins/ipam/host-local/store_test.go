@@ -363,3 +363,27 @@ var _ = Describe("the lease directory", func() {
 		Expect(held).To(BeEmpty())
 	})
 })
+
+var _ = It("finds no store, or one, while another call makes the first one", func() {
+	dir := GinkgoT().TempDir()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 3000 {
+			_ = os.Mkdir(filepath.Join(dir, "net"), dirMode)
+			_ = os.Remove(filepath.Join(dir, "net"))
+		}
+	}()
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+		default:
+		}
+		s, err := openUnlocked(dir, "net", false)
+		Expect(err).NotTo(HaveOccurred())
+		if s != nil {
+			Expect(s.close()).To(Succeed())
+		}
+	}
+})
