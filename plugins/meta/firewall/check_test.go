@@ -323,6 +323,16 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 		Expect(warned()).To(BeEmpty())
 	})
 
+	It("is of a host without programs: ADD writes nothing down there", func() {
+		w := newWorld()
+		w.bridge(1)
+		w.Cmd("iptables-legacy-save", "-t", "filter") // makes the table
+		w.Cmd("ip6tables-legacy-save", "-t", "filter")
+		c := w.container(1, 2)
+		withoutPrograms(func() { w.Fails(c.as("ADD", Object{"backend": "iptables"}), 999) })
+		Expect(w.Cmd("find", recordDir, "-name", "*.json")).To(BeEmpty())
+	})
+
 	It("is code 50 where ADD would fail", func() {
 		w := newWorld()
 		withoutPrograms(func() { w.Fails(status(w, Object{"backend": "iptables"}), 50) })

@@ -199,6 +199,13 @@ func (c *call) choose(ctx context.Context, cfg config) backend {
 
 // apply makes the rules in the record's backend. From the writing of the record on DEL knows what there may be.
 func (c *call) apply(ctx context.Context, s *store, r *record) error {
+	if r.Backend == iptables { // before the record is written: DEL keeps it where a program is missing
+		for _, f := range r.families() {
+			if err := ipt.Installed(f); err != nil {
+				return fmt.Errorf("firewall with iptables: %w", err)
+			}
+		}
+	}
 	if err := s.Put(r.Hash(), *r); err != nil {
 		return err
 	}
