@@ -137,6 +137,9 @@ func read(path string) (string, error) {
 // polled, so os.OpenFile would hand each to the poller, whose thread wakes up for it.
 func open(path string, flags int) (*os.File, error) {
 	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
+	for err == unix.EINTR {
+		fd, err = unix.Open(path, flags|unix.O_CLOEXEC, 0)
+	}
 	if err != nil {
 		return nil, err
 	}
