@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"os"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -50,6 +51,22 @@ var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
 			Expect(w.Cmd("conntrack", "-L", "-p", "udp")).NotTo(ContainSubstring("10.1.0.2"))
 			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
 		})
+	})
+
+	It("is not needed where iptables is missing and never had the host ports", func() {
+		useVariant("nft")
+		w := newWorld()
+		w.bridge(1)
+		w.Cmd("iptables-legacy-save", "-t", "nat") // makes the table
+		c := w.container(1, 2)
+		c.add(ports("8080:80"))
+		path := os.Getenv("PATH")
+		withoutPrograms()
+		o := c.call("DEL")
+		Expect(os.Setenv("PATH", path)).To(Succeed())
+		Expect(o.exit).To(BeZero(), o.text())
+		Expect(o.stderr).To(ContainSubstring(`"iptables-legacy-save": executable file not found`))
+		Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
 	})
 
 	It("is needed when iptables is missing and something else failed too", func() {

@@ -399,8 +399,8 @@ func (c *call) unpublish(ctx context.Context) (err error) {
 }
 
 // remove removes an attachment's rules, then the UDP flows that they led to the container, and then the record.
-// The record stays for a later DEL or GC when a program is missing, or when the flows may be deletable a moment
-// later.
+// The record stays for a later DEL or GC when a program is missing that may have its rules, or when the flows may be
+// deletable a moment later.
 func (c *call) remove(ctx context.Context, s *store, r *record) error {
 	errs := append(c.removeRules(ctx, s, r), delReference(ctx, c.nf, r.isReferenceRule))
 	var missing error
@@ -410,13 +410,13 @@ func (c *call) remove(ctx context.Context, s *store, r *record) error {
 		}
 	}
 	err, flows := errors.Join(errs...), c.flushRemoved(r)
-	switch {
-	case err != nil:
+	if err != nil {
 		return fmt.Errorf("host ports of %s: %w", r.Attachment, errors.Join(err, missing, flows))
-	case missing != nil:
+	}
+	if missing != nil {
 		c.Warn("host ports of %s: %v", r.Attachment, missing)
-		return flows
-	case cni.Transient(flows):
+	}
+	if missing != nil && r.Backend == iptables || cni.Transient(flows) {
 		return flows
 	}
 	return errors.Join(flows, s.Drop(r.Hash()))
