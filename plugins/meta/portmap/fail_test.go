@@ -235,6 +235,12 @@ var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 			})
 			return o
 		}
+		w.Cmd("iptables-legacy-save", "-t", "nat") // makes the table
+		path := os.Getenv("PATH")
+		withoutPrograms()
+		Expect(run("ADD", ports("8080:80")).Msg).To(ContainSubstring(`program "iptables-restore"`))
+		Expect(os.Setenv("PATH", path)).To(Succeed())
+		Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
 		o := run("ADD", ports("8080:80"))
 		Expect(o.exit).To(BeZero(), o.text())
 		Expect(o.stderr).To(ContainSubstring("host ports of 127.0.0.1 lead nowhere: the kernel has no nf_tables"))

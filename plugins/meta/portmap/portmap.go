@@ -278,10 +278,8 @@ func (c *call) publish(ctx context.Context, cfg config, r *record) (gone []*reco
 	if r.Backend, final, err = c.choose(cfg); err != nil {
 		return nil, err
 	}
-	for _, a := range r.Addrs {
-		if err := ipt.Installed(familyOf(a.v4()).Family); r.Backend == iptables && err != nil {
-			return nil, fmt.Errorf("host ports with iptables: %w", err)
-		}
+	if err := r.hasPrograms(); err != nil {
+		return nil, err
 	}
 	s, err := statefile.OpenStore[record](ctx, recordDir, lockWait)
 	if err != nil {
@@ -301,7 +299,10 @@ func (c *call) publish(ctx context.Context, cfg config, r *record) (gone []*reco
 	err = c.apply(ctx, s, r, gone)
 	if !final && errors.Is(err, nft.ErrUnsupported) {
 		r.Backend = iptables
-		if err = s.Put(r.Hash(), *r); err == nil {
+		if err = r.hasPrograms(); err == nil {
+			err = s.Put(r.Hash(), *r)
+		}
+		if err == nil {
 			err = c.apply(ctx, s, r, gone)
 		}
 	}
@@ -311,6 +312,20 @@ func (c *call) publish(ctx context.Context, cfg config, r *record) (gone []*reco
 		}
 	}
 	return gone, err
+}
+
+// hasPrograms says which program of iptables is missing that ADD needs, before the record says that it ran: DEL would
+// keep that record.
+func (r *record) hasPrograms() error {
+	if r.Backend != iptables {
+		return nil
+	}
+	for _, a := range r.Addrs {
+		if err := ipt.Installed(familyOf(a.v4()).Family); err != nil {
+			return fmt.Errorf("host ports with iptables: %w", err)
+		}
+	}
+	return nil
 }
 
 // resolveConflicts looks who has the host ports that the attachment wants. An owner that is there is an error before
