@@ -150,7 +150,7 @@ var budgets = []budget{
 	}},
 	{"firewall, iptables", "firewall", same(Object{"backend": "iptables"}), true, 128, readsAll, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 30},
-		"ADD":     {"ip6tables-restore ip6tables-save iptables-restore iptables-save", 5, 5, 1, 500},
+		"ADD":     {"ip6tables-restore ip6tables-save iptables-restore iptables-save", 5, 5, 1, 545},
 		"CHECK":   {"ip6tables-save iptables-save", 6, 6, 1, 317},
 		"STATUS":  {"", 0, 0, 0, 95},
 		"GC":      {"", 7, 7, 7, 120},
@@ -182,7 +182,7 @@ var budgets = []budget{
 	}},
 	{"bridge, masquerade by iptables, two families", "bridge", bridgeByIPTables, false, 0, gcAndDel, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 29},
-		"ADD":     {"host-local ip6tables-restore iptables-restore", 21, 21, 1, 473},
+		"ADD":     {"host-local ip6tables-restore iptables-restore", 21, 21, 1, 521},
 		"CHECK":   {"host-local ip6tables-restore iptables-restore", 12, 12, 4, 323},
 		"STATUS":  {"host-local", 3, 3, 0, 133},
 		"GC":      {"host-local ip6tables-save iptables-save", 8, 8, 6, 340},
@@ -246,7 +246,7 @@ var budgets = []budget{
 	}},
 	{"ptp, masquerade by iptables, two families", "ptp", same(ptp(dual, iptables)), false, 0, gcAndDel, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 29},
-		"ADD":     {"host-local ip6tables-restore iptables-restore", 23, 23, 0, 473},
+		"ADD":     {"host-local ip6tables-restore iptables-restore", 23, 23, 0, 521},
 		"CHECK":   {"host-local ip6tables-restore iptables-restore", 11, 11, 6, 320},
 		"STATUS":  {"host-local", 2, 2, 0, 115},
 		"GC":      {"host-local ip6tables-save iptables-save", 6, 6, 6, 336},
