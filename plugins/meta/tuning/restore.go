@@ -56,7 +56,7 @@ func (c *container) restore(rec record, before []keyValue) error {
 	if err != nil {
 		return err
 	}
-	if before != nil || slices.ContainsFunc(last, func(v value) bool { return v.Link != 0 }) {
+	if before != nil || here.Cookie == 0 || slices.ContainsFunc(last, func(v value) bool { return v.Link != 0 }) {
 		if err := c.lookAtLink(); err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 			return err
 		}
@@ -65,7 +65,7 @@ func (c *container) restore(rec record, before []keyValue) error {
 	if len(rec.attrsOf(c.IfName, c.link.Index)) > 0 || !c.isSameContainer(before) {
 		before = nil
 	}
-	if rec.Netns.Is(here) {
+	if rec.isAbout(here, c.IfName, c.link) {
 		for _, v := range last {
 			if v.Link == 0 || v.Link == c.link.Index { // else of an interface that is gone
 				before = append(before, v.keyValue)

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
@@ -29,8 +31,9 @@ type store struct {
 
 // record is what was there before attachments of a container changed it.
 type record struct {
-	Netns  ns.Identity `json:"netns"`
-	Values []value     `json:"values"`
+	Netns  ns.Identity       `json:"netns"`
+	MACs   map[string]string `json:"macs"` // of the interfaces, as ADD left them
+	Values []value           `json:"values"`
 }
 
 // value is what an attribute or a sysctl had before the first ADD that changed
@@ -134,8 +137,9 @@ func (c *container) keep(ctx context.Context) error {
 	if err := c.look(wasChanged || c.recordsLink()); err != nil { // again, now that nobody changes it
 		return err
 	}
-	r := record{Netns: c.here}
+	r := record{Netns: c.here, MACs: map[string]string{}}
 	if old.Netns.Is(c.here) { // else of a former life of the container
+		r.MACs = maps.Clone(old.MACs)
 		r.Values = slices.DeleteFunc(slices.Clone(old.Values), func(v value) bool {
 			return v.Link != c.link.Index && v.isOf(c.IfName) // of an interface that is gone
 		})
@@ -147,6 +151,10 @@ func (c *container) keep(ctx context.Context) error {
 	}
 	for _, v := range c.found {
 		r.add(v, c.Attachment)
+	}
+	r.MACs[c.IfName] = c.link.MAC.String()
+	if i := slices.IndexFunc(c.cfg.Attrs, func(p keyValue) bool { return p.Key == "mac" }); i >= 0 {
+		r.MACs[c.IfName] = c.cfg.Attrs[i].Value
 	}
 	c.OnFail("restore the backup file", func(context.Context) error { return s.putBack(old, text) })
 	// The record goes first: a backup file alone would be taken for the reference plugin's.
@@ -163,6 +171,13 @@ func (s *store) putBack(old record, backup []byte) error {
 		err = errors.Join(err, s.backups.Replace(backupName(s.Attachment), backup, 0o600))
 	}
 	return err
+}
+
+// isAbout reports whether the record is about the namespace, where the link is.
+// A cookie is given to one namespace only; an inode is used again, so there the
+// interface's MAC address must be as ADD left it.
+func (r record) isAbout(here ns.Identity, ifName string, link rtnl.Link) bool {
+	return r.Netns.Is(here) && (here.Cookie != 0 || r.MACs[ifName] == link.MAC.String())
 }
 
 // owner is whose values DEL puts back: the attachment's or, where the network

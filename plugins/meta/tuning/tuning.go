@@ -156,7 +156,7 @@ func (c *container) lookAtLink() (err error) {
 // recordsLink says whether the record is about the interface because of this call; the
 // socket is spared where only sysctls of the whole namespace change.
 func (c *container) recordsLink() bool {
-	return len(c.cfg.Attrs) > 0 ||
+	return len(c.cfg.Attrs) > 0 || c.here.Cookie == 0 ||
 		slices.ContainsFunc(c.cfg.Sysctls, func(s setting) bool { return s.Key.Has(c.IfName) })
 }
 
