@@ -69,9 +69,9 @@ func changedMAC(req *skel.Request, end rtnl.Link) bool {
 }
 
 // foreignPeer finds the host end of a container's interface that other software
-// made.
+// made. One with an alias is no part of a pair: a device of host-device, say.
 func foreignPeer(host *rtnl.Conn, end rtnl.Link, bridge int) (rtnl.Link, error) {
-	if end.Kind != "veth" || end.Peer == 0 {
+	if end.Kind != "veth" || end.Peer == 0 || end.Alias != "" {
 		return rtnl.Link{}, rtnl.ErrNoLink
 	}
 	l, err := host.LinkByIndex(end.Peer)

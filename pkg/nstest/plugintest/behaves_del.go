@@ -154,6 +154,17 @@ func (l *life) delOthers() {
 		l.isClean()
 	})
 
+	l.pairIt("does not touch a device of the host that another plugin has moved into the container", func() {
+		cont := nstest.NewNetns()
+		IP(l.Host, "link add d0 type veth peer name d0p")
+		IP(l.Host, "link set d0 alias d0 netns %s", cont.Name)
+		IP(cont, "link set d0 name eth0")
+		l.Succeeds(Call{Command: "DEL", Netns: cont.Path, Conf: l.conf()})
+		Expect(Names(cont, "")).To(Equal([]string{"eth0"}))
+		IP(l.Host, "link del d0p")
+		l.isClean()
+	})
+
 	l.pairIt("leaves the masquerade of an address that has a new owner", func() {
 		a := l.attach("one", 3, Object{"macspoofchk": nil})
 		l.attach("new", 3, Object{"macspoofchk": nil})
