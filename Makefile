@@ -7,7 +7,7 @@ test:    ; @scripts/test.sh     #: everything that this machine can run; says wh
 test-vm: ; @scripts/test-vm.sh  #: the specs labelled "kernel", on Debian's kernel in QEMU
 test-runtimes: ; @scripts/test-runtimes.sh  #: the plugins under real runtimes (root; installs them); ALL=1 for all
 test-release: ; @scripts/test-release.sh  #: install and release, from copies of this tree
-reliability: ; @scripts/reliability.sh  #: every kill and error, and a minute of load, with figures (root; an hour and more)
+reliability: ; @scripts/reliability.sh  #: every kill and error, a minute of load, 300 chains, with figures (root; an hour and more)
 lint:    ; @scripts/lint.sh     #: gofmt, vet, staticcheck, shellcheck, licences, vulnerabilities
 fuzz:    ; @scripts/fuzz.sh     #: each fuzz target for FUZZTIME (30s), some at a time
 bench:   ; @scripts/bench.sh    #: against the reference, newest and Debian's, call by call (root); QUICK=1, BENCH=regexp, BEFORE=DIR

@@ -1,18 +1,18 @@
 #!/bin/bash
 # reliability.sh: what make test takes samples of, whole: every kill and every error of
-# every scenario, and a minute of load; prints the figures. An hour and more.
+# every scenario, a minute of load, and 300 chains; prints the figures. An hour and more.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 scripts/deps.sh
 scripts/reference.sh >/dev/null
 scripts/build.sh
-export HAWSER_BIN=$PWD/bin HAWSER_FAULTS=all HAWSER_LOAD=${HAWSER_LOAD:-1m}
+export HAWSER_BIN=$PWD/bin HAWSER_FAULTS=all HAWSER_LOAD=${HAWSER_LOAD:-1m} HAWSER_CHAINS=${HAWSER_CHAINS:-300}
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 failed=0
 cd test
-for package in faults load; do
+for package in faults load chains; do
 	go test -count=1 -timeout 4h "./$package" -ginkgo.timeout 4h -ginkgo.seed "$RANDOM" -ginkgo.v -ginkgo.no-color -v >"$log" 2>&1 || { failed=1; cat "$log"; }
 	echo "== $package"
 	# What the specs report: a line with a seed, and those about the programs' memory.

@@ -1,0 +1,235 @@
+package chains_test
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// seeds are those of the chains that are played: HAWSER_CHAIN is one that is played
+// again, HAWSER_CHAINS how many.
+func seeds() (list []uint64) {
+	if one, err := strconv.ParseUint(os.Getenv("HAWSER_CHAIN"), 10, 64); err == nil {
+		return []uint64{one}
+	}
+	many, err := strconv.Atoi(os.Getenv("HAWSER_CHAINS"))
+	if err != nil {
+		many = 12 // some 20 s
+	}
+	suite, _ := GinkgoConfiguration()
+	for i := range many {
+		list = append(list, uint64(suite.RandomSeed)*1000+uint64(i))
+	}
+	return list
+}
+
+var _ = Describe("a chain of plugins that was drawn by lot", Label("kernel"), func() {
+	for _, seed := range seeds() {
+		It(fmt.Sprintf("with HAWSER_CHAIN=%d", seed), func() {
+			nstest.Need("nft", "nft-inet-nat", "nft-bridge", "iptables", "ifb", "tbf", "macvlan", "tap")
+			c := draw(seed)
+			AddReportEntry("chain", c.String(), ReportEntryVisibilityFailureOrVerbose)
+			c.live()
+			c.compare()
+		})
+	}
+})
+
+func (c chain) String() string {
+	var b strings.Builder
+	fmt.Fprintln(&b, "version", c.version)
+	for i, step := range c.lists[0] {
+		text, other := Text(step.Keys), Text(c.lists[1][i].Keys)
+		fmt.Fprintln(&b, step.Plugin, text)
+		if other != text {
+			fmt.Fprintln(&b, strings.Repeat(" ", len(step.Plugin)), other)
+		}
+	}
+	return b.String()
+}
+
+// host is one with all that a chain may need.
+func (c chain) host() *World {
+	GinkgoHelper()
+	w := NewNode()
+	w.Version = c.version
+	Uplink(w.Host)
+	for pod := range c.lists {
+		IP(w.Host, "link add d%d address 0a:00:00:00:00:%02x type veth peer name d%dp", pod, 0x50+pod, pod)
+		IP(w.Host, "link set d%dp up", pod)
+	}
+	return w
+}
+
+// call serves a command as a runtime does: before 0.4.0 only ADD has a prevResult, and there is no CHECK.
+func (c chain) call(w *World, command string, pod int, p *Pod) Answer {
+	GinkgoHelper()
+	old := c.version < "0.4.0"
+	if old && command == "CHECK" {
+		return Answer{}
+	}
+	with := *p
+	if old || command == "ADD" {
+		with.Result = nil
+	}
+	list := c.lists[pod]
+	if command == "GC" {
+		list = list.Valid(p)
+	}
+	a := w.Chain(command, &with, list)
+	if command == "ADD" && a.Code == 0 {
+		p.Result = with.Result
+	}
+	return a
+}
+
+func (c chain) must(w *World, command string, pod int, p *Pod) {
+	GinkgoHelper()
+	a := c.call(w, command, pod, p)
+	Expect(a.Code).To(BeZero(), "%s of container %d: %s%s", command, pod, a.Stdout, a.Stderr)
+}
+
+// live plays the life of two containers. CHECK passes after ADD, whatever else the chain
+// does; DEL takes away all of it and nothing of the other container.
+func (c chain) live() {
+	GinkgoHelper()
+	w := c.host()
+	pods := [2]*Pod{NewPod("one"), NewPod("two")}
+	added := c.call(w, "ADD", 0, pods[0])
+	if added.Code != 0 {
+		c.must(w, "DEL", 0, pods[0])
+	}
+	check := func(pod int) {
+		GinkgoHelper()
+		if pods[pod].Result != nil {
+			c.must(w, "CHECK", pod, pods[pod])
+		}
+	}
+	check(0)
+	before := state(w, pods[1])
+	a := c.call(w, "ADD", 1, pods[1])
+	Expect(a.Code).To(Equal(added.Code), "ADD of the one: %s\nof the other: %s", added.Stdout, a.Stdout)
+	check(1)
+	if again := *pods[1]; a.Code == 0 {
+		Expect(c.call(w, "ADD", 1, &again).Code).NotTo(BeZero(), "a second ADD")
+		check(1)
+	}
+	check(0)
+	for range 2 {
+		c.must(w, "DEL", 1, pods[1])
+		Expect(differs(state(w, pods[1]), before)).To(BeEmpty(), "after DEL")
+	}
+	check(0)
+	if pods[0].Result != nil {
+		c.must(w, "GC", 0, pods[0])
+		check(0)
+	}
+	pods[0].Netns = ""
+	c.must(w, "DEL", 0, pods[0])
+	Expect(w.Run(nstest.Program{Path: "find", Args: []string{"/run/hawser", "/run/cni", "-name", "*.json"}}).Stdout).
+		To(BeEmpty())
+}
+
+// volatile are files that others share, and what tells where to look first.
+var volatile = regexp.MustCompile(`(?m)^.*(lock |/\.hawser|last_reserved_ip).*\n`)
+
+func state(w *World, pod *Pod) string {
+	GinkgoHelper()
+	return w.Snapshot() + volatile.ReplaceAllString(w.Own(), "") + pod.Snapshot()
+}
+
+// differs is what one text has and the other has not, line by line.
+func differs(have, want string) (diff []string) {
+	for sign, side := range map[string][2]string{"+ ": {have, want}, "- ": {want, have}} {
+		other := strings.Split(side[1], "\n")
+		for line := range strings.Lines(side[0]) {
+			if line = strings.TrimSuffix(line, "\n"); !slices.Contains(other, line) {
+				diff = append(diff, sign+line)
+			}
+		}
+	}
+	return diff
+}
+
+// Where our outcome and the reference's differ on purpose (docs/compat.md): regular expressions of
+// what was printed.
+var (
+	oursRefuses = regexp.MustCompile(strings.Join([]string{
+		`needs a bridge, and interface`,                 // a policy, which is about a bridge
+		`has no address of interface \\"eth0\\"`,        // portmap and sbr would do nothing
+		`(has them|has its rules|their tables) already`, // a plugin that stands twice
+	}, "|"))
+	theirsRefuses = regexp.MustCompile(strings.Join([]string{
+		`incompatible CNI versions`,           // tap, dummy and vrf are younger than 0.3.1
+		`already has an IP address different`, // two gateways of one ADD
+		`failed to add route .*file exists`,   // isDefaultGateway, and a default route of IPAM
+	}, "|"))
+)
+
+// compare has the reference serve the same chain: it comes to the same.
+func (c chain) compare() {
+	GinkgoHelper()
+	var answers [2]Answer
+	var results [2]string
+	for side := range answers {
+		w, pod := c.host(), NewPod("one")
+		w.Spoiled = true // the reference's leftovers are not ours to judge
+		if side == 1 {
+			w = w.With(nstest.Newest())
+			w.Version, w.Other = c.version, nil
+			w.Other = w.Try
+		}
+		a := c.call(w, "ADD", 0, pod)
+		answers[side] = a
+		if a.Code == 0 {
+			results[side] = outcome(a.Stdout) + fmt.Sprint(Show(pod.Host, "eth0").Addrs())
+		}
+	}
+	if oursRefuses.MatchString(answers[0].Stdout) || theirsRefuses.MatchString(answers[1].Stdout) {
+		return
+	}
+	Expect(answers[0].Code == 0).To(Equal(answers[1].Code == 0), "ours: %s\ntheirs: %s", answers[0].Stdout,
+		answers[1].Stdout)
+	Expect(differs(results[0], results[1])).To(BeEmpty(), "result and addresses beside the reference's")
+}
+
+var hostEnd = regexp.MustCompile(`^veth[0-9a-f]{8}$`)
+
+// outcome is a result without what differs from call to call.
+func outcome(text string) string {
+	var r struct {
+		Interfaces []struct{ Name, Sandbox string }
+		IPs        []struct {
+			Address, Gateway string
+			Interface        *int
+		}
+		Routes []struct{ Dst string }
+	}
+	Expect(json.Unmarshal([]byte(text), &r)).To(Succeed(), text)
+	var b strings.Builder
+	for _, i := range r.Interfaces {
+		fmt.Fprintln(&b, hostEnd.ReplaceAllString(i.Name, "veth"), i.Sandbox != "")
+	}
+	for _, ip := range r.IPs {
+		at := "none"
+		if ip.Interface != nil {
+			at = strconv.Itoa(*ip.Interface)
+		}
+		fmt.Fprintln(&b, ip.Address, cmp.Or(ip.Gateway, "-"), at)
+	}
+	for _, route := range r.Routes { // isDefaultGateway adds its gateway to IPAM's default route
+		fmt.Fprintln(&b, route.Dst)
+	}
+	return b.String()
+}
