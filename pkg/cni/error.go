@@ -23,7 +23,6 @@ const (
 	CodeConfig              uint = 7
 	CodeTryAgain            uint = 11
 	CodeUnavailable         uint = 50
-	CodeLimited             uint = 51
 	CodeExists              uint = 100 // the attachment, or an interface of its name, is there already
 	CodeDrift               uint = 101 // CHECK found something other than what ADD made
 	CodeIPAM                uint = 102 // the IPAM plugin's answer cannot be used

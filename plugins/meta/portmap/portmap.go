@@ -116,9 +116,7 @@ func status(_ context.Context, req *skel.Request, cfg config) error {
 			return unavailable(err, "conditionsV4, conditionsV6: the nft program has to compile them")
 		}
 	}
-	if _, err := c.host.Link(ipvsLink); err == nil {
-		return cni.Errorf(cni.CodeLimited, besideIPVS)
-	}
+	c.warnOfIPVS(cfg)
 	return nil
 }
 
@@ -184,11 +182,19 @@ func open(req *skel.Request) (*call, error) {
 
 // ipvsLink is where kube-proxy in its mode ipvs has the addresses of all services: they count as local,
 // and what protects them protects them from iptables only.
-const (
-	ipvsLink   = "kube-ipvs0"
-	besideIPVS = "backend nftables beside kube-proxy in its mode ipvs (link \"" + ipvsLink +
-		"\"): host ports win over services of the same port"
-)
+const ipvsLink = "kube-ipvs0"
+
+// warnOfIPVS says what nftables means there. It is no error of STATUS: ADD works, and the runtime would make the node
+// not ready for as long as the configuration stands.
+func (c *call) warnOfIPVS(cfg config) {
+	if cfg.backend != nftables {
+		return
+	}
+	if _, err := c.host.Link(ipvsLink); err == nil {
+		c.Warn("backend nftables beside kube-proxy in its mode ipvs (link %q): host ports win over services of the same port",
+			ipvsLink)
+	}
+}
 
 // choose decides on the backend. final says that there is no falling back.
 func (c *call) choose(cfg config) (b ipt.Backend, final bool, err error) {
@@ -264,11 +270,7 @@ func (c *call) warn(cfg config, r *record) {
 	if cfg.options.MasqAll && !cfg.options.SNAT {
 		c.Warn("masqAll: does nothing without snat")
 	}
-	if cfg.backend == nftables {
-		if _, err := c.host.Link(ipvsLink); err == nil {
-			c.Warn(besideIPVS)
-		}
-	}
+	c.warnOfIPVS(cfg)
 }
 
 // publish makes the attachment's rules, unless somebody else has one of the ports. It returns the owners that
