@@ -169,6 +169,22 @@ var _ = Describe("a host port", Label("kernel"), func() {
 			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
 		})
 
+		It("of owners whose links stay is refused after one wait for all of them", func() {
+			var held []string
+			for i := range 6 {
+				stale := w.container(1, 10+i)
+				held = append(held, fmt.Sprintf("%d:80", 8000+i))
+				stale.add(k.config, ports(held[i]))
+				kept, err := os.Open(stale.Path)
+				Expect(err).NotTo(HaveOccurred())
+				DeferCleanup(kept.Close)
+				stale.Unpin()
+			}
+			begin := time.Now()
+			Expect(b.call("ADD", k.config, ports(held...)).Code).To(Equal(cni.CodePortTaken))
+			Expect(time.Since(begin)).To(BeNumerically("<", nstest.Patience(3*linkPatience)))
+		})
+
 		It("of an owner stays its own as long as either is there", func() {
 			a.add(k.config, ports("8080:80"))
 			a.Unpin() // the path may be invisible from here: the link still says that it lives

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -198,7 +199,7 @@ var _ = Describe("an owner", Label("kernel"), func() {
 				host, err := rtnl.Dial(nil)
 				Expect(err).NotTo(HaveOccurred())
 				defer host.Close()
-				gone, err = h.gone(context.Background(), host)
+				gone, err = h.gone(context.Background(), host, time.Now)
 				Expect(err).NotTo(HaveOccurred())
 			})
 			return gone

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -24,6 +26,8 @@ type call struct {
 	*skel.Request
 	host *rtnl.Conn
 	nf   *nft.Conn
+	// patience is until when it waits for links that the kernel may be removing, all of them: others wait meanwhile.
+	patience func() time.Time
 }
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
@@ -176,6 +180,7 @@ func open(req *skel.Request) (*call, error) {
 		return nil, err
 	}
 	c := &call{Request: req, host: host, nf: nft.New()}
+	c.patience = sync.OnceValue(func() time.Time { return time.Now().Add(linkPatience) })
 	req.OnDone(func() { _ = errors.Join(c.host.Close(), c.nf.Close()) })
 	return c, nil
 }
