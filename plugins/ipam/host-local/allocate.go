@@ -54,11 +54,12 @@ func (s *store) take(n int, set rangeSet, asked askedAddr, owner string) (netip.
 		return addr, err
 	}
 	order := set.after(s.last(n))
-	addr, err := s.takeNext(order, owner)
+	reserve := func(addr netip.Addr) error { return s.reserve(addr, owner) }
+	addr, err := s.first(order, reserve)
 	if errors.Is(err, errNoneLeft) && s.listed == nil {
 		// The index may have addresses whose files lost their text.
 		if err = s.walk(); err == nil {
-			addr, err = s.takeNext(order, owner)
+			addr, err = s.first(order, reserve)
 		}
 	}
 	if errors.Is(err, errNoneLeft) {
@@ -75,15 +76,15 @@ var errNoneLeft = errors.New("no IP addresses available in range set")
 // which others are taken.
 const manyMisses = 16
 
-// takeNext reserves the first address that nobody has.
-func (s *store) takeNext(order iter.Seq[netip.Addr], owner string) (netip.Addr, error) {
+// first returns the first address that nobody has: try says errTaken of the others.
+func (s *store) first(order iter.Seq[netip.Addr], try func(netip.Addr) error) (netip.Addr, error) {
 	var taken map[netip.Addr]bool
 	misses := 0
 	for addr := range order {
 		if taken[addr] {
 			continue
 		}
-		err := s.reserve(addr, owner)
+		err := try(addr)
 		if !errors.Is(err, errTaken) {
 			return addr, err
 		}

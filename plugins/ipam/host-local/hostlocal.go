@@ -138,12 +138,17 @@ func status(_ context.Context, req *skel.Request, cfg *config) error {
 // hasFree looks for an address of a set that nobody has, in the order in which ADD
 // tries them.
 func (s *store) hasFree(n int, set rangeSet) (bool, error) {
-	for addr := range set.after(s.last(n)) {
-		if owner, err := s.owner(addr); err != nil || owner == "" {
-			return err == nil, err
+	_, err := s.first(set.after(s.last(n)), func(addr netip.Addr) error {
+		owner, err := s.owner(addr)
+		if err == nil && owner != "" {
+			err = errTaken
 		}
+		return err
+	})
+	if errors.Is(err, errNoneLeft) {
+		return false, nil
 	}
-	return false, nil
+	return err == nil, err
 }
 
 // giveBack releases the addresses of the first owner that has any. A directory

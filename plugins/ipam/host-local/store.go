@@ -194,9 +194,9 @@ func (s *store) heldByIndex(owners []string) ([]netip.Addr, error) {
 	return nil, nil
 }
 
-// taken returns the addresses that have an owner.
+// taken returns the addresses that have an owner, as far as that is known without reading the directory.
 func (s *store) taken() (map[netip.Addr]bool, error) {
-	if s.listed == nil && s.index != nil {
+	if s.listed == nil && s.loadIndex() == nil {
 		return s.index.taken()
 	}
 	taken := map[netip.Addr]bool{}

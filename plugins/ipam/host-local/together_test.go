@@ -398,4 +398,14 @@ var _ = Describe("what a call costs", func() {
 		n.succeeds("CHECK", "c1")
 		Expect(n.path("10.0.31.254")).To(BeARegularFile())
 	})
+
+	It("does not grow when STATUS finds that no address is left, or a single one", func() {
+		n := filled(`"ranges": [[{"subnet": "10.0.0.0/19"}]]`, "10.0.0.2", 8189)
+		n.succeeds("CHECK", "other1") // reads the directory
+		Expect(n.Call(n.call("STATUS", "")).Stderr).To(ContainSubstring("no address is left"))
+		Expect(count(n.command("STATUS", ""))).To(BeNumerically("<", 100))
+		n.succeeds("DEL", "other8000")
+		Expect(n.Call(n.call("STATUS", ""))).To(Equal(Answer{}))
+		Expect(count(n.command("STATUS", ""))).To(BeNumerically("<", 100))
+	})
 })
