@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"strings"
 
+	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/sysctl"
@@ -101,6 +102,28 @@ func isLastOn(s *store, r *record) (bool, error) {
 	}
 	used, err := s.Any(func(o record) bool { return o.Hash() != r.Hash() && o.Localnet == r.Localnet })
 	return !used, err
+}
+
+// ownGuarded is the link that the guard has and that nobody but the attachment can need: the host end of its pair, by
+// the names that the plugin before gives it.
+func (c *call) ownGuarded() (string, error) {
+	for _, name := range iface.HostNames(c.Attachment) {
+		live, err := c.nf.Get(table, localnetSet, nft.IfNameKey(name))
+		if err != nil {
+			return "", err
+		}
+		if live[0] == nil {
+			continue
+		}
+		link, err := c.host.Link(name)
+		if errors.Is(err, rtnl.ErrNoLink) || err == nil && c.Owns(link.Alias) {
+			return name, nil
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	return "", nil
 }
 
 // takeBackLocalnet resets route_localnet if it was 0 before the first user, and then stages the deletion of the

@@ -10,16 +10,19 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
 // alone makes a container on a point to point link, as ptp does.
-func (w *world) alone(i int) *container {
+func (w *world) alone(i int) *container { return w.aloneBehind(fmt.Sprintf("p%d", i), i) }
+
+func (w *world) aloneBehind(hostEnd string, i int) *container {
 	GinkgoHelper()
 	c := &container{w: w, Host: nstest.NewNetns(), network: "net1", id: fmt.Sprintf("p%d", i), ifName: "eth0",
-		hostEnd: fmt.Sprintf("p%d", i),
+		hostEnd: hostEnd,
 		ips:     []string{fmt.Sprintf("10.9.0.%d/24", i), fmt.Sprintf("fd00:9::%d/64", i)}}
 	c.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
 	w.IP(fmt.Sprintf("link add %s type veth peer name eth0 netns %s", c.hostEnd, c.Name),
@@ -64,6 +67,30 @@ var _ = Describe("containers on links of their own", Label("kernel"), func() {
 			a.del()
 			Expect(w.Sysctl("net/ipv4/conf/p2/route_localnet")).To(Equal("0"))
 			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp(`"p2"|_masq_|808|CNI-DN`))
+		})
+
+		It("leave no guard behind when /run/hawser was emptied before DEL", func() {
+			w := newWorld()
+			w.bridge(1)
+			w.settle(k)
+			before := w.rules()
+			var all []*container
+			for i := range 3 {
+				a := cni.Attachment{Network: "net1", ContainerID: fmt.Sprint("p", 2+i), IfName: "eth0"}
+				all = append(all, w.aloneBehind(iface.HostNames(a)[i], 2+i))
+				all[i].add(k.config, ports(fmt.Sprintf("808%d:80", i)))
+			}
+			w.IP("link set " + all[0].hostEnd + " alias " + ownerHash(all[0]))
+			w.Cmd("rm", "-rf", "/run/hawser")
+			all[0].del() // its link is there
+			Expect(w.Sysctl("net/ipv4/conf/" + all[0].hostEnd + "/route_localnet")).To(Equal("0"))
+			all[1].vanish()
+			all[1].del()
+			all[2].del() // its link is another's
+			Expect(w.Sysctl("net/ipv4/conf/" + all[2].hostEnd + "/route_localnet")).To(Equal("1"))
+			all[2].vanish()
+			all[2].del()
+			Expect(w.rules()).To(Equal(before))
 		})
 
 		It("leave no guard behind when the link went first, by DEL or by GC", func() {

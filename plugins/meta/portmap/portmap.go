@@ -196,8 +196,8 @@ func (c *call) warnOfIPVS(cfg config) {
 		return
 	}
 	if _, err := c.host.Link(ipvsLink); err == nil {
-		c.Warn("backend nftables beside kube-proxy in its mode ipvs (link %q): host ports win over services of the same port",
-			ipvsLink)
+		c.Warn("backend nftables beside kube-proxy in its mode ipvs (link %q): "+
+			"host ports win over services of the same port", ipvsLink)
 	}
 }
 
@@ -413,7 +413,11 @@ func (c *call) unpublish(ctx context.Context) (err error) {
 		if c.PrevResult != nil { // the reference's rules name no network
 			r.Addrs = addressesOf(c.PrevResult.ContainerIPs(c.IfName))
 		}
-		if err := nft.IfSupported(owned(defaultMarkBit).Sweep(ctx, c.nf, r.Owns)); err != nil {
+		err := owned(defaultMarkBit).Sweep(ctx, c.nf, r.Owns)
+		if err == nil {
+			r.Localnet, err = c.ownGuarded()
+		}
+		if nft.IfSupported(err) != nil {
 			return err
 		}
 	}
