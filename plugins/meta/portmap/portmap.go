@@ -336,8 +336,8 @@ func (r *record) hasPrograms() error {
 }
 
 // resolveConflicts looks who has the host ports that the attachment wants. An owner that is there is an error before
-// anything changes. What the reference left of a container that is gone is removed here; the records of our owners
-// that are gone are returned, for apply to replace.
+// anything changes. What the reference left of a container that is gone is removed here, and what the attachment itself
+// has of an earlier ADD; the records of our owners that are gone are returned, for apply to replace.
 func (c *call) resolveConflicts(ctx context.Context, s *store, r *record) (gone []*record, err error) {
 	own, ok, err := s.Get(r.Hash())
 	if err != nil {
@@ -370,6 +370,10 @@ func (c *call) resolveConflicts(ctx context.Context, s *store, r *record) (gone 
 		} else if err = h.remove(); err != nil {
 			return nil, err
 		}
+	}
+	if ok && err == nil {
+		// The record that says what there is of it is about to be overwritten.
+		err = errors.Join(c.removeRules(ctx, s, &own)...)
 	}
 	return gone, err
 }
