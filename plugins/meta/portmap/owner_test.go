@@ -205,11 +205,25 @@ var _ = Describe("a host port", Label("kernel"), func() {
 
 		It("is asked for twice by the same attachment: the second fails, the first works on", func() {
 			a.add(k.config, ports("8080:80"))
-			before := w.rules()
-			o := a.call("ADD", k.config, ports("8080:80", "9000:80"))
-			Expect(o.Code).To(Equal(cni.CodeExists), o.text())
-			Expect(w.rules()).To(Equal(before))
+			b.add(k.config, ports("8081:80"))
+			before := w.rules() + w.Files("/run/hawser")
+			for _, second := range []struct {
+				keys object
+				code uint
+			}{
+				{ports("8080:80", "9000:80"), cni.CodeExists},
+				{ports("8080:80", "8081:80"), cni.CodeExists}, // one is taken, too
+				{object{"backend": "iptables"}, cni.CodeExists},
+				{object{"backend": "nftables"}, cni.CodeExists},
+				{object{"backend": nil, "conditionsV4": []string{"ip", "none"}}, cni.CodeExists},
+				{object{"prevResult": object{"cniVersion": "1.1.0"}}, cni.CodeConfig},
+			} {
+				o := a.call("ADD", k.config, ports("8080:80"), second.keys)
+				Expect(o.Code).To(Equal(second.code), o.text())
+				Expect(w.rules()+w.Files("/run/hawser")).To(Equal(before), "%v", second.keys)
+			}
 			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+			a.check(k.config, ports("8080:80"))
 		})
 
 		It("is taken over by the same attachment in a new namespace", func() {
