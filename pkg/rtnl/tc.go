@@ -2,6 +2,7 @@ package rtnl
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 
@@ -167,14 +168,17 @@ func redirectOf(f netlink.Filter) Redirection {
 	return r
 }
 
-// HasTBF is an error where the kernel lacks TBF. It asks for one without rate on lo,
-// which is refused in any case.
-func (c *Conn) HasTBF() error {
+// HasQdisc is an error where the kernel lacks a kind of qdisc that needs options. It asks for one
+// without any in place of what lo queues with, whatever that is. The kernel finds the kind, and
+// refuses the qdisc before it touches the other one.
+func (c *Conn) HasQdisc(kind string) error {
 	const lo = 1
-	q := &netlink.GenericQdisc{QdiscType: "tbf", QdiscAttrs: netlink.QdiscAttrs{LinkIndex: lo, Handle: rootHandle,
-		Parent: Root}}
-	if err := c.addQdisc(q, "probe tbf"); !errors.Is(err, unix.EINVAL) {
-		return err
+	msg := &nl.TcMsg{Ifindex: lo, Parent: Root}
+	// These three flags together, without a handle, make a qdisc and never change one.
+	flags := unix.NLM_F_ACK | unix.NLM_F_CREATE | unix.NLM_F_REPLACE | unix.NLM_F_EXCL
+	_, err := c.send(unix.RTM_NEWQDISC, flags, msg, nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated(kind)))
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EEXIST) { // EEXIST: lo has one of that kind
+		return nil
 	}
-	return nil
+	return fmt.Errorf("kind %s: %w", kind, err)
 }

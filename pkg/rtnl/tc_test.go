@@ -93,9 +93,20 @@ var _ = Describe("qdiscs and filters", Label("kernel"), func() {
 		Expect(c.DelQdisc(999, rtnl.Root)).To(Succeed())
 	})
 
-	It("asks for TBF without changing lo", func() {
+	DescribeTable("asks for a qdisc without changing lo", func(commands ...string) {
+		for _, c := range commands {
+			h.Cmd("sh", "-ec", c)
+		}
 		before := h.Cmd("tc", "qdisc", "show")
-		Expect(c.HasTBF()).To(Succeed())
+		Expect(c.HasQdisc("tbf")).To(Succeed())
+		Expect(c.HasQdisc("nosuch")).To(MatchError(unix.ENOENT))
 		Expect(h.Cmd("tc", "qdisc", "show")).To(Equal(before))
-	})
+	},
+		Entry("which has the kernel's own"),
+		Entry("which has another", "tc qdisc add dev lo root handle 1: pfifo"),
+		Entry("which has one of that kind", "tc qdisc add dev lo root handle 1: tbf rate 1gbit burst 1mb latency 1s"),
+		Entry("which has one of that kind under another handle",
+			"tc qdisc add dev lo root handle 5: stab overhead 9 tbf rate 1gbit burst 1mb latency 1s"),
+		Entry("which has classes", "tc qdisc add dev lo root handle 1: htb", "tc qdisc add dev lo clsact"),
+	)
 })

@@ -145,7 +145,7 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 func status(_ context.Context, req *skel.Request, _ config) error {
 	c, err := open(req)
 	if err == nil {
-		err = c.host.HasTBF()
+		err = c.host.HasQdisc("tbf")
 	}
 	if err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "token bucket filter: %w", err)

@@ -391,13 +391,14 @@ var _ = Describe("GC and STATUS", Label("kernel"), func() {
 		Expect(w.talks()).To(BeTrue())
 	})
 
-	It("asks the kernel, and changes nothing", func() {
+	It("asks the kernel, and changes nothing, also where something queues at lo", func() {
 		w := newWorld()
-		before := w.state()
+		w.Cmd("tc", "qdisc", "add", "dev", "lo", "root", "handle", "1:", "pfifo")
+		before := w.state() + w.Cmd("tc", "qdisc")
 		w.Succeeds(Call{Command: "STATUS", Conf: conf("1.1.0", both)})
 		Expect(w.Fails(Call{Command: "STATUS", Conf: conf("1.1.0", `"ingressRate": 5`)},
 			cni.CodeConfig)).NotTo(BeEmpty())
-		Expect(w.state()).To(Equal(before))
+		Expect(w.state() + w.Cmd("tc", "qdisc")).To(Equal(before))
 	})
 })
 
