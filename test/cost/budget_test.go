@@ -78,7 +78,7 @@ var budgets = []budget{
 	}},
 	{"bandwidth, both directions", "bandwidth", same(limited), true, 0, gc, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 30},
-		"ADD":     {"", 10, 10, 0, 110},
+		"ADD":     {"", 12, 12, 0, 117},
 		"CHECK":   {"", 6, 6, 1, 97},
 		"STATUS":  {"", 1, 1, 0, 48},
 		"GC":      {"", 1, 1, 1, 51},

@@ -51,18 +51,21 @@ func add(_ context.Context, req *skel.Request, cfg config) (*cni.Result, error) 
 			req.Warn("%s", f.warning)
 		}
 	}
-	// Before anything is made: the kernel's answer may be lost.
-	req.OnFail("remove the limits", func(context.Context) error { return c.remove(end) })
-	err = c.refuseOther(end, ingress, egress)
-	var ifb rtnl.Link
-	if err == nil {
-		ifb, err = c.limit(end, ingress, egress)
+	was, found, err := c.limits(end)
+	if err != nil {
+		return nil, err
 	}
-	if errors.Is(err, unix.EEXIST) {
-		// Of an ADD before this one: ours, or the reference's, whose DEL leaves it.
-		if err = c.remove(end); err == nil {
-			ifb, err = c.limit(end, ingress, egress)
-		}
+	// Before anything is made: the kernel's answer may be lost.
+	req.OnFail("restore the limits", func(context.Context) error {
+		_, err := c.replace(end, was)
+		return err
+	})
+	var ifb rtnl.Link
+	if !found {
+		ifb, err = c.limit(end, limits{ingress: ingress, egress: egress})
+	}
+	if found || errors.Is(err, unix.EEXIST) {
+		ifb, err = c.replace(end, limits{ingress: ingress, egress: egress})
 	}
 	if errors.Is(err, unix.EEXIST) {
 		return nil, cni.Errorf(cni.CodeConflict, "%w: something else queues there; remove it, or the limit", err)
@@ -156,12 +159,7 @@ func status(_ context.Context, req *skel.Request, _ config) error {
 // hostEnd finds the host end of the container's interface. Who is in the container can
 // choose indexes, and so point at another's host end: the result must name it, too.
 func (c *call) hostEnd() (rtnl.Link, error) {
-	cont, err := rtnl.Dial(c.NS)
-	if err != nil {
-		return rtnl.Link{}, fmt.Errorf("container: %w", err)
-	}
-	defer cont.Close()
-	inside, err := cont.Link(c.IfName)
+	inside, err := c.inside()
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
 		return inside, cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q", c.IfName,
@@ -185,6 +183,16 @@ func (c *call) hostEnd() (rtnl.Link, error) {
 			"has no interface of the host that is the other end of %q", c.IfName))
 	}
 	return end, nil
+}
+
+// inside looks at the container's interface.
+func (c *call) inside() (rtnl.Link, error) {
+	cont, err := rtnl.Dial(c.NS)
+	if err != nil {
+		return rtnl.Link{}, fmt.Errorf("container: %w", err)
+	}
+	defer cont.Close()
+	return cont.Link(c.IfName)
 }
 
 // findHostEnd finds the host end for DEL: ours by its mark, that of other software by

@@ -17,8 +17,8 @@ import (
 const (
 	ingressTC = `qdisc tbf 1: root rate 8Mbit burst 100000b lat 25ms
 `
-	redirectTC = `qdisc ingress ffff: parent ffff:fff1 ----------------
-filter protocol all pref 1 u32 chain 0
+	ingressQdisc = "qdisc ingress ffff: parent ffff:fff1 ----------------\n"
+	redirectTC   = ingressQdisc + `filter protocol all pref 1 u32 chain 0
 filter protocol all pref 1 u32 chain 0 fh 800: ht divisor 1
 filter protocol all pref 1 u32 chain 0 fh 800::800 order 2048 key ht 800 bkt 0 *flowid 1:1 not_in_hw
 match 00000000/00000000 at 0
@@ -125,6 +125,8 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Entry("where somebody's filter is",
 			"tc qdisc add dev host-eth0 ingress; tc filter add dev host-eth0 ingress protocol ip "+
 				"u32 match u32 0 0 flowid 1:5", out, cni.CodeConflict, `link "host-eth0": add ingress qdisc: `),
+		Entry("where somebody's ingress qdisc is, without a filter yet", "tc qdisc add dev host-eth0 ingress", both,
+			cni.CodeConflict, `link "host-eth0": add ingress qdisc: `),
 		Entry("where others have the names",
 			"ip link add "+refName+" type ifb; ip link set "+refName+" alias x; ip link add bwp"+
 				hash("eth0")+" type bridge", out, cni.CodeConflict, `ifb "bwp`+hash("eth0")+`": create: file exists: `),
@@ -134,6 +136,43 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Entry("with one that its rounding makes too small", "", `"egressRate": 100000000, "egressBurst": 12192`,
 			cni.CodeConfig, "egressBurst: 12192 is less than a packet of 1514 bytes"),
 		Entry("with a bad limit", "", `"ingressRate": 5`, cni.CodeConfig, "ingressRate: 5 is neither"),
+	)
+
+	It("has no need of an ingress qdisc, and leaves somebody's, where only what comes in is limited", func() {
+		w.Cmd("tc", "qdisc", "add", "dev", "host-eth0", "ingress")
+		w.Add(w.call("ADD", in))
+		Expect(w.tc("host-eth0")).To(Equal(ingressTC + ingressQdisc))
+		w.Succeeds(w.call("DEL", in))
+		Expect(w.tc("host-eth0")).To(Equal(noTC + ingressQdisc))
+		w.Succeeds(w.call("DEL", in))
+		Expect(w.tc("host-eth0")).To(Equal(noTC + ingressQdisc))
+	})
+
+	DescribeTable("that fails leaves a live attachment its limits", func(live, again, meanwhile string) {
+		w.Add(w.call("ADD", live))
+		c := w.call("ADD", again)
+		c.Stdout = full{}
+		if meanwhile != "" {
+			w.Cmd("sh", "-ec", meanwhile)
+			c.Stdout = nil
+		}
+		before := w.state()
+		a := w.Call(c)
+		Expect(a.Code).To(Equal(1), a.Stderr)
+		Expect(a.Stderr).NotTo(ContainSubstring("roll-back"))
+		Expect(w.state()).To(Equal(before))
+		Expect(w.talks()).To(BeTrue())
+		w.Succeeds(w.call("DEL"))
+		Expect(Names(w.Host, "ifb")).To(BeEmpty())
+	},
+		Entry("the same again", both, both, ""),
+		Entry("with other limits", both, `"ingressRate": 16000000, "ingressBurst": 800000`, ""),
+		Entry("with the other direction", in, out, ""),
+		Entry("with one direction more", out, both, ""),
+		Entry("with one direction more, where somebody queues", out, both, "tc qdisc add dev host-eth0 root pfifo"),
+		Entry("with one direction more, where somebody's filter is", in, both,
+			"tc qdisc add dev host-eth0 ingress; tc filter add dev host-eth0 ingress protocol ip "+
+				"u32 match u32 0 0 flowid 1:5"),
 	)
 
 	It("leaves nothing when nobody takes the result", func() {
@@ -324,6 +363,31 @@ var _ = Describe("an IFB without mark", Label("kernel"), func() {
 		Expect(w.isCutOff()).To(BeTrue(), "by the reference")
 		w.Add(w.call("ADD", both))
 		Expect(w.talks()).To(BeTrue())
+	})
+
+	DescribeTable("of the reference goes with the first DEL of an old list, which has no prevResult",
+		func(change func(c *Call)) {
+			before := w.state()
+			w.Reference(nstest.Newest(), w.call("ADD", both)).Added()
+			c := Call{Command: "DEL", ID: "c1", IfName: "eth0", Netns: w.cont.Path, Conf: conf("0.3.1", both)}
+			change(&c)
+			w.Succeeds(c)
+			Expect(w.state()).To(Equal(before))
+			Expect(w.talks()).To(BeTrue())
+		},
+		Entry("with the namespace", func(*Call) {}),
+		Entry("without the namespace", func(c *Call) { c.Netns = "" }),
+		Entry("with a namespace that is gone", func(c *Call) { c.Netns = "/run/netns/gone" }),
+	)
+
+	It("of another interface stays with the DEL of an old list", func() {
+		w.wire("eth1", 2)
+		w.Reference(nstest.Newest(), w.callFor("eth1", "ADD", both)).Added()
+		for _, ifName := range []string{"eth0", "eth7"} { // eth7 is gone
+			w.Succeeds(Call{Command: "DEL", ID: "c1", IfName: ifName, Netns: w.cont.Path, Conf: conf("0.3.1", both)})
+			Expect(Names(w.Host, "ifb")).To(ConsistOf(refName))
+			w.Succeeds(w.callFor("eth1", "CHECK", both))
+		}
 	})
 
 	It("of another interface stays", func() {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"net"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -27,55 +28,92 @@ func (c *call) isMine(l rtnl.Link) bool {
 	return l.Kind == "ifb" && c.Owns(l.Alias) || isHalfMade(l, c.Network) && l.Name == names(c.Attachment)[1]
 }
 
-// refuseOther is EEXIST where the direction that is not limited may have a limit.
-func (c *call) refuseOther(end rtnl.Link, ingress, egress *filter) error {
-	place := uint32(rtnl.Ingress)
-	switch {
-	case ingress == nil:
-		place = rtnl.Root
-	case egress != nil:
-		return nil
+// canBeMine also tells one that has no mark: the reference's.
+func (c *call) canBeMine(l rtnl.Link) bool {
+	return c.isMine(l) || l.Kind == "ifb" && l.Alias == "" && slices.Contains(names(c.Attachment), l.Name)
+}
+
+// limits are those of an attachment. A direction without a limit has no filter.
+type limits struct {
+	ingress, egress *filter
+	mac             net.HardwareAddr // of the IFB; nil = random
+}
+
+// limits reads what an ADD before this one has made, or the reference's. found says that there
+// is something of the kind, though it may limit nothing.
+func (c *call) limits(end rtnl.Link) (was limits, found bool, err error) {
+	root, err := c.host.Qdisc(end.Index, rtnl.Root)
+	if err != nil {
+		return was, false, err
 	}
-	q, err := c.host.Qdisc(end.Index, place)
-	if q.IsTBF() || q.Kind == "ingress" {
-		return unix.EEXIST
+	if root.IsTBF() {
+		was.ingress = &filter{TBF: root.TBF}
 	}
-	return err
+	q, err := c.host.Qdisc(end.Index, rtnl.Ingress)
+	if err != nil || q.Kind != "ingress" {
+		return was, root.IsTBF(), err
+	}
+	list, err := c.host.Redirects(end.Index)
+	if err != nil || len(list) == 0 || list[0].To <= 0 {
+		return was, true, err
+	}
+	ifb, err := c.host.LinkByIndex(list[0].To)
+	if err != nil || !c.canBeMine(ifb) {
+		return was, true, err
+	}
+	q, err = c.host.Qdisc(ifb.Index, rtnl.Root)
+	if q.IsTBF() {
+		was.egress, was.mac = &filter{TBF: q.TBF}, ifb.MAC
+	}
+	return was, true, err
+}
+
+// replace limits the host end so, and no longer as it was.
+func (c *call) replace(end rtnl.Link, l limits) (ifb rtnl.Link, err error) {
+	if err := c.remove(end); err != nil {
+		return ifb, err
+	}
+	return c.limit(end, l)
 }
 
 // limit makes what the filters need, and them. The error matches EEXIST where there is
 // something already.
-func (c *call) limit(end rtnl.Link, ingress, egress *filter) (ifb rtnl.Link, err error) {
-	if egress != nil {
-		if ifb, err = c.addIFB(end.MTU); err != nil {
+func (c *call) limit(end rtnl.Link, l limits) (ifb rtnl.Link, err error) {
+	if l.egress != nil {
+		if ifb, err = c.addIFB(end.MTU, l.mac); err != nil {
 			return ifb, err
 		}
-		if err = c.host.AddTBF(ifb.Index, egress.TBF); err != nil {
+		if err = c.host.AddTBF(ifb.Index, l.egress.TBF); err != nil {
 			return ifb, err
 		}
 		mark, group, up := c.Mark(), uint32(0), true
 		if err = c.host.SetLink(ifb.Index, rtnl.Change{Alias: &mark, Group: &group, Up: &up}); err != nil {
 			return ifb, err
 		}
-		if err = c.host.AddIngress(end.Index); err != nil {
+		err = c.host.AddIngress(end.Index)
+		if errors.Is(err, unix.EEXIST) { // somebody's, which remove would take for ours beside our IFB
+			return ifb, errors.Join(err, c.host.DelLink(ifb.Index))
+		}
+		if err != nil {
 			return ifb, err
 		}
 		if err = c.host.Redirect(end.Index, ifb.Index); err != nil {
 			return ifb, err
 		}
 	}
-	if ingress != nil {
-		err = c.host.AddTBF(end.Index, ingress.TBF)
+	if l.ingress != nil {
+		err = c.host.AddTBF(end.Index, l.ingress.TBF)
 	}
 	return ifb, err
 }
 
 // addIFB makes an IFB by the first of its names that nothing else has.
-func (c *call) addIFB(mtu int) (ifb rtnl.Link, err error) {
+func (c *call) addIFB(mtu int, mac net.HardwareAddr) (ifb rtnl.Link, err error) {
 	for _, name := range names(c.Attachment) {
 		// The group says whose the link is until it has its alias, which cannot be given
 		// when a link is made.
-		err = c.host.AddLink(rtnl.NewLink{Name: name, Kind: "ifb", MTU: mtu, Group: cni.NetworkHash(c.Network)})
+		err = c.host.AddLink(rtnl.NewLink{Name: name, Kind: "ifb", MTU: mtu, MAC: mac,
+			Group: cni.NetworkHash(c.Network)})
 		if err == nil {
 			return c.host.Link(name)
 		}
@@ -100,17 +138,17 @@ func (c *call) remove(end rtnl.Link) error {
 		if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 			errs = append(errs, err)
 		}
-		mine := c.isMine(l)
-		if !mine && (l.Kind != "ifb" || l.Alias != "") {
+		if !c.canBeMine(l) {
 			continue
 		}
+		mine := c.isMine(l)
 		if !mine || end.Index == 0 {
 			users, err := c.users(l)
+			if err == nil && end.Index == 0 && len(users) > 0 { // nothing else leads to it
+				end, err = c.ownEnd(users[0], mine)
+			}
 			if errs = append(errs, err); err != nil {
 				continue
-			}
-			if mine && len(users) > 0 {
-				end = users[0] // nothing else leads to it
 			}
 			if !mine && slices.ContainsFunc(users, func(u rtnl.Link) bool { return u.Index != end.Index }) {
 				continue
@@ -123,6 +161,26 @@ func (c *call) remove(end rtnl.Link) error {
 		errs = append(errs, c.host.DelLink(index))
 	}
 	return errors.Join(errs...)
+}
+
+// ownEnd returns the host end that leads to an IFB if it is this attachment's, else the zero Link. The
+// name of an IFB without mark tells the container, but not the interface. In old lists there is no
+// prevResult that names the host end; then the namespace shows whose it is, or is gone and the pair with it.
+func (c *call) ownEnd(end rtnl.Link, mine bool) (rtnl.Link, error) {
+	switch {
+	case mine, c.PrevResult == nil && c.NS == nil:
+		return end, nil
+	case c.PrevResult != nil:
+		return rtnl.Link{}, nil
+	}
+	inside, err := c.inside()
+	if err == nil && inside.IsPairEnd() && inside.Peer == end.Index && inside.Index == end.Peer {
+		return end, nil
+	}
+	if errors.Is(err, rtnl.ErrNoLink) {
+		err = nil
+	}
+	return rtnl.Link{}, err
 }
 
 // unlimit removes the filters of a host end: what redirects to these IFBs, or to one that is
@@ -144,6 +202,7 @@ func (c *call) unlimit(end int, ifbs ...int) error {
 		switch {
 		case err != nil:
 			errs = append(errs, err)
+		case len(list) == 0 && len(ifbs) == 0: // somebody's: an IFB is made before ours, and goes after it
 		case len(rest) == 0:
 			errs = append(errs, c.host.DelQdisc(end, rtnl.Ingress))
 		case isOurs(list[0]):

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -57,7 +56,7 @@ func (c *call) verifyEgress(end rtnl.Link, want *filter) error {
 		return drift("redirects to an interface that is gone")
 	case err != nil:
 		return err
-	case !c.isMine(ifb) && (ifb.Kind != "ifb" || ifb.Alias != "" || !slices.Contains(names(c.Attachment), ifb.Name)):
+	case !c.canBeMine(ifb):
 		return drift("redirects to " + ifb.Name + ", which is not this attachment's")
 	case !ifb.Up:
 		return drift("redirects to " + ifb.Name + ", which is down")
