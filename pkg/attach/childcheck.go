@@ -85,13 +85,12 @@ func (s *Session) verifyChild(ctx context.Context, c Child) []error {
 	return append(errs, iface.Verify(s.child(c), s.expected(c)))
 }
 
-// expected is the result, with the configured MTU where it has none, and without one that
-// nobody configured: that follows the master's.
+// expected is the result without an MTU that nobody configured: that follows the master's.
 func (s *Session) expected(c Child) *cni.Result {
 	res := s.PrevResult.Clone()
 	for i := range res.Interfaces {
-		if entry := &res.Interfaces[i]; c.Link.MTU == 0 || entry.MTU == 0 {
-			entry.MTU = c.Link.MTU
+		if c.Link.MTU == 0 {
+			res.Interfaces[i].MTU = 0
 		}
 	}
 	return res

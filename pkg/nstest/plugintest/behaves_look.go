@@ -145,6 +145,12 @@ func (l *life) checkOthers() {
 			l.Succeeds(a.As("CHECK"))
 		}
 	})
+
+	It("does not mind the MTU that a later plugin has set, where the result cannot say it", func() {
+		a := l.attach("one", 2, Object{"cniVersion": "0.4.0", "mtu": 1400})
+		IP(a.Host, "link set eth0 mtu 1300")
+		l.Succeeds(a.As("CHECK"))
+	})
 }
 
 // valid is a GC of the network with a list of valid attachments.
