@@ -201,6 +201,14 @@ var _ = Describe("duplicate address detection", Label("kernel"), func() {
 		Expect(w.Calls()).To(Equal([]string{"ADD two eth0", "DEL two eth0"}))
 		Expect(Names(cont, "")).To(BeEmpty())
 	})
+
+	It("is not awaited without carrier, neither by ADD nor by CHECK", func() {
+		w, far := newWorld()
+		IP(far, "link set far0 down")
+		a := w.Attach("one", conf(Object{"enabledad": nil}), "10.1.0.2/24 10.1.0.1", "2001:db8:1::2/64 2001:db8:1::1")
+		Expect(IP(a.Host, "-6 addr show dev eth0 scope global")).To(ContainSubstring("tentative"))
+		w.Succeeds(a.As("CHECK"))
+	})
 })
 
 var _ = Describe("the master that no key names", Label("kernel"), func() {

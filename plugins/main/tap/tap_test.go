@@ -124,6 +124,14 @@ var _ = Describe("ADD", func() {
 		}
 	})
 
+	It("of the reference passes CHECK while nobody has opened it", func() {
+		w.LendAddrs("one", nth(2)...)
+		c := Call{Command: "ADD", ID: "one", Netns: cont.Path, Conf: conf(Object{"cniVersion": "1.0.0"})}
+		a := Attached{Host: cont, Call: c, Result: w.Reference(nstest.Newest(), c).Added()}
+		Expect(Show(cont, "eth0").AddrInfo).To(ContainElement(HaveField("Tentative", BeTrue())))
+		w.Succeeds(a.As("CHECK"))
+	})
+
 	DescribeTable("lets the owner and the group open it without rights, and nobody else", func(keys Object,
 		uid, gid uintptr, want error) {
 		nstest.Need("realroot")
