@@ -281,7 +281,7 @@ const optionNames = "dhcp-client-identifier|subnet-mask|routers|host-name|user-c
 
 // formats are those that a pattern can tell, for the most part. None refuses
 // what the parser takes.
-const pci = `[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]`
+const pci = `[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]`
 
 var formats = map[string]Object{
 	"address": {"pattern": "^(" + ipv4 + "|" + ipv6 + ")$"},

@@ -49,8 +49,9 @@ const (
 	devicesDir = "/sys/devices/"
 )
 
+// isPCI tells a PCI address as the kernel writes it: the domain has 32 bits and four digits at least.
 func isPCI(id string) bool {
-	return regexp.MustCompile(`^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`).MatchString(id)
+	return regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`).MatchString(id)
 }
 
 func isAuxiliary(id string) bool { return regexp.MustCompile(`^\w[\w.-]*$`).MatchString(id) }

@@ -31,6 +31,7 @@ const (
 	vf  = "0000:3b:00.1"
 	pci = "bus/pci/devices/" + vf + "/"
 	aux = "mlx5_core.sf.4"
+	far = "10000:00:02.0" // behind a VMD controller, whose domains come after the 16 bits of the firmware's
 )
 
 // id is what a runtime sends of a device plugin.
@@ -51,7 +52,9 @@ var _ = Describe("a device that is meant by its place in /sys", func() {
 		w := newWorld()
 		sys := []string{pci + "net/d0", pci + "driver -> ../drivers/ixgbevf",
 			"bus/pci/devices/0000:00:01.0/virtio9/net/d0", "bus/pci/devices/0000:00:01.0/driver -> virtio-pci",
-			"bus/auxiliary/devices/" + aux + "/net/d0", "devices/x/y/net/d0"}
+			"bus/pci/devices/" + far + "/net/d0", "bus/pci/devices/" + far + "/driver -> ../drivers/ixgbevf",
+			"bus/auxiliary/devices/" + aux + "/net/d0", "devices/x/y/net/d0",
+			"devices/pci10000:00/" + far + "/net/d0"}
 		before := links(w)
 		for _, c := range []struct {
 			keys Object
@@ -62,6 +65,8 @@ var _ = Describe("a device that is meant by its place in /sys", func() {
 			{Object{"device": nil, "kernelpath": "/sys/devices/x/./y/"}, ""},
 			{Object{"device": nil, "hwaddr": strings.ToUpper(mac0)}, ""},
 			{id(vf), `"pciID": "` + vf}, {id(aux), ""},
+			{Object{"device": nil, "pciBusID": far}, `"pciID": "` + far}, {id(far), `"pciID": "` + far},
+			{Object{"device": nil, "kernelpath": "/sys/devices/pci10000:00/" + far}, ""},
 			{both(id(vf), Object{"pciBusID": "0000:ff:00.0"}), `"pciID": "` + vf},
 			{both(id(vf), Object{"device": "d0"}), ""},
 		} {
@@ -98,6 +103,7 @@ var _ = Describe("a device that is meant by its place in /sys", func() {
 		Entry("a path to nothing", "/sys/devices/none", Object{"kernelpath": "/sys/devices/none"}),
 		Entry("a path without interface", "/sys/devices/empty", Object{"kernelpath": "/sys/devices/empty"}),
 		Entry("no PCI address", "../../..", Object{"pciBusID": "../../.."}),
+		Entry("a PCI domain of more than 32 bits", "no PCI address", Object{"pciBusID": "100000000:00:02.0"}),
 		Entry("an unknown PCI device", "0000:ff:00.0", Object{"pciBusID": "0000:ff:00.0"}),
 		Entry("a PCI device without driver", `"0000:00:02.0" this device has no driver`,
 			Object{"pciBusID": "0000:00:02.0"}),
@@ -106,9 +112,9 @@ var _ = Describe("a device that is meant by its place in /sys", func() {
 		Entry("a device ID that leads elsewhere", "a/../b", id("a/../b")),
 	)
 
-	It("that a userspace driver has stays where it is, and gets its addresses from IPAM", func() {
+	DescribeTable("that a userspace driver has stays where it is, and gets its addresses from IPAM", func(vf string) {
 		w := newWorld()
-		withSys(w, pci+"driver -> ../drivers/vfio-pci")
+		withSys(w, "bus/pci/devices/"+vf+"/driver -> ../drivers/vfio-pci")
 		before := links(w)
 		a := attached(w, conf(id(vf)))
 		Expect(Names(a.Host, "")).To(BeEmpty())
@@ -125,7 +131,10 @@ var _ = Describe("a device that is meant by its place in /sys", func() {
 		w.Succeeds(a.As("DEL"))
 		Expect(w.Calls()).To(Equal([]string{"DEL one net1"}))
 		Expect(w.Files("/run/hawser")).NotTo(ContainSubstring(".json"))
-	})
+	},
+		Entry(nil, vf),
+		Entry(nil, far),
+	)
 
 	It("is not taken for one with a userspace driver because the configuration says so", func() {
 		w := newWorld()
