@@ -85,7 +85,7 @@ func (w wire01) parse() (*Result, error) {
 
 // parse checks an address of a result; addressKey is how its version calls it.
 func (w wireIP) parse(addressKey string) (IP, error) {
-	ip := IP{Interface: w.Interface}
+	var ip IP
 	var problems Problems
 	var err error
 	ip.Address, err = ParsePrefix(addressKey, w.Address)
@@ -94,8 +94,12 @@ func (w wireIP) parse(addressKey string) (IP, error) {
 		ip.Gateway, err = ParseAddr("gateway", w.Gateway)
 		problems.Add(err)
 	}
-	if w.Interface != nil && *w.Interface < 0 {
-		problems.Add(Refuse("interface", *w.Interface, "is no index"))
+	switch i := w.Interface; {
+	case i == nil || *i == -1: // as some write none
+	case *i < 0:
+		problems.Add(Refuse("interface", *i, "is no index"))
+	default:
+		ip.Interface = i
 	}
 	return ip, problems.Err()
 }
