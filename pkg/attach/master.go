@@ -18,14 +18,16 @@ type MasterKeys struct {
 }
 
 // findMaster finds the link that the child is to be on: by the key, by the result before us
-// where that has one interface on the master's side, or by the default route.
+// where that has one interface on the master's side, or by the default route where it has none.
 func (s *Session) findMaster(c Child) (err error) {
 	if c.Master == nil {
 		return nil
 	}
 	s.masterInside = c.Master.LinkInContainer
 	conn := s.MasterSide()
-	switch name := c.masterName(s.PrevResult); {
+	name, err := c.masterName(s.PrevResult)
+	switch {
+	case err != nil:
 	case name != "":
 		s.Master, err = conn.Link(name)
 		if errors.Is(err, rtnl.ErrNoLink) {
@@ -66,23 +68,29 @@ func (s *Session) MasterSide() *rtnl.Conn {
 }
 
 // masterName is the name of the master, as the key or the result before us says it; empty:
-// neither does.
-func (c Child) masterName(prev *cni.Result) string {
+// neither does. Of several interfaces none is guessed, nor the default route's, as the reference's
+// ipvlan has it.
+func (c Child) masterName(prev *cni.Result) (string, error) {
 	if c.Master.Master != "" || prev == nil {
-		return c.Master.Master
+		return c.Master.Master, nil
 	}
 	inside := c.Master.LinkInContainer
 	alone := inside && len(prev.Interfaces) == 1 // then it need not name its namespace
-	var names []string
+	var all, names []string
 	for _, i := range prev.Interfaces {
+		all = append(all, i.Name)
 		if i.Name != "" && (alone || (i.Sandbox != "") == inside) {
 			names = append(names, i.Name)
 		}
 	}
-	if len(names) != 1 {
-		return ""
+	switch {
+	case len(names) == 1:
+		return names[0], nil
+	case len(all) > 1:
+		return "", cni.Refuse("master", nil, "missing, and the result before has several interfaces: "+
+			strings.Join(all, ", ")).Suggest("name one of them")
 	}
-	return names[0]
+	return "", nil
 }
 
 // defaultMaster is the link of the default route: IPv4's before IPv6's, of several the one

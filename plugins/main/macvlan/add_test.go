@@ -268,6 +268,35 @@ var _ = Describe("the master that no key names", Label("kernel"), func() {
 		Expect(parent(a)).To(Equal("up0"))
 	})
 
+	DescribeTable("is none of several that the result before has, and no default route's",
+		func(says string, more Object, interfaces ...Object) {
+			IP(w.Host, "route add default via 10.1.0.1")
+			cont := nstest.NewNetns()
+			add := Call{Command: "ADD", Netns: cont.Path,
+				Conf: unnamed(Object{"prevResult": Object{"cniVersion": "1.1.0", "interfaces": interfaces}}, more)}
+			Expect(w.Fails(add, cni.CodeConfig)).To(HavePrefix(
+				"master: missing, and the result before has several interfaces: " + says))
+			Expect(Names(cont, "")).To(BeEmpty())
+			w.Succeeds(Call{Command: "STATUS", Conf: unnamed()})
+			add.Conf = Merge(add.Conf.(Object), Object{"master": "up0", "linkInContainer": nil})
+			w.Add(add)
+		},
+		Entry("of the host", "up0, other0, eth9", nil, Object{"name": "up0"}, Object{"name": "other0"},
+			Object{"name": "eth9", "sandbox": "/run/netns/x"}),
+		Entry("of the container alone", "eth8, eth9", nil, Object{"name": "eth8", "sandbox": "/run/netns/x"},
+			Object{"name": "eth9", "sandbox": "/run/netns/x"}),
+		Entry("of the host alone, with linkInContainer", "up0, other0", Object{"linkInContainer": true},
+			Object{"name": "up0"}, Object{"name": "other0"}),
+	)
+
+	It("is the default route's where the result before has no interface of the host's", func() {
+		IP(w.Host, "route add default via 10.1.0.1")
+		for id, interfaces := range map[string][]Object{"one": {{"name": "eth9", "sandbox": "/x"}}, "two": nil} {
+			Expect(parent(w.Attach(id, unnamed(Object{"prevResult": Object{"cniVersion": "1.1.0",
+				"interfaces": interfaces}})))).To(Equal("up0"))
+		}
+	})
+
 	DescribeTable("is the one interface of the result before with linkInContainer", func(sandbox string) {
 		cont := nstest.NewNetns()
 		IP(w.Host, "link set other1 netns %s", cont.Name)
