@@ -7,7 +7,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/ipt"
-	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 // LinkKeys are the configuration keys of plugins that make an interface.
@@ -51,13 +50,13 @@ type Link struct {
 // Parse checks the keys, and the plugin's own keys mtu and mac, the weakest source of the MAC address (empty: the
 // plugin has no such key). What no interface can have is code 7, also of a key that a stronger one overrides; in
 // CNI_ARGS it is code 4 where no stronger key does.
-func (k LinkKeys) Parse(req *skel.Request, mtu int, mac string) (Link, error) {
+func (k LinkKeys) Parse(cniArgs string, mtu int, mac string) (Link, error) {
 	l := Link{MTU: mtu, DNS: k.DNS}
 	var problems cni.Problems
 	weakest, err := parseMAC(cni.CodeConfig, "mac", mac)
 	problems.Add(err)
 	problems.Add(checkMTU(mtu))
-	args, err := cni.ParseArgs(req.Args, "MAC")
+	args, err := cni.ParseArgs(cniArgs, "MAC")
 	problems.Add(err)
 	take := func(code uint, key, text string) {
 		address, err := parseMAC(code, key, text)

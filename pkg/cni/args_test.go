@@ -50,4 +50,12 @@ var _ = Describe("ParseArgs", func() {
 		Entry("another IgnoreUnknown", "IgnoreUnknown=1,PASSWORD=hunter2",
 			"CNI_ARGS: IgnoreUnknown is not 0, 1, true or false"),
 	)
+
+	DescribeTable("of one key alone", func(args, want string) {
+		Expect(cni.OwnArgs(args, "MAC")).To(Equal(want))
+	},
+		Entry("nothing", "", ""),
+		Entry("beside others, whatever their form", "IgnoreUnknown=no;K8S_POD_NAME=a;debug; mac =m=;=", " mac =m="),
+		Entry("twice", "MAC=a;IP=b;MAC=c", "MAC=a;MAC=c"),
+	)
 })

@@ -166,6 +166,16 @@ func (c *Config) ValidAttachments() (refs []AttachmentRef, listed bool, err erro
 	return refs, true, nil
 }
 
+// OwnArgs is CNI_ARGS without what is not a pair of the key: for a plugin that leaves the others, and
+// their form, to whom they are for.
+func OwnArgs(args, key string) string {
+	pairs := strings.Split(args, ";")
+	return strings.Join(slices.DeleteFunc(pairs, func(pair string) bool {
+		name, _, ok := strings.Cut(pair, "=")
+		return !ok || !strings.EqualFold(strings.TrimSpace(name), key)
+	}), ";")
+}
+
 // ParseArgs reads CNI_ARGS, "KEY=value" pairs separated by semicolons
 // (specification, section 2), and returns the values of the known keys.
 // Keys match without regard to case and empty pairs are skipped. A pair

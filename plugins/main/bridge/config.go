@@ -96,7 +96,7 @@ func parseConfig(req *skel.Request) (config, error) {
 	c.Masq, err = w.MasqKeys.Parse()
 	c.Masq.On = c.Masq.On && c.IPAM
 	problems.Add(err)
-	c.Link, err = w.LinkKeys.Parse(req, w.MTU, "")
+	c.Link, err = w.LinkKeys.Parse(req.Args, w.MTU, "")
 	problems.Add(err)
 	return c, problems.Err()
 }

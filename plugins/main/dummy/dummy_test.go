@@ -29,6 +29,13 @@ var _ = Describe("configuration", func() {
 		Entry("mtu", `"ipam":{"type":"a"},"mtu":67`, `mtu: 67 `),
 		Entry("mac", `"ipam":{"type":"a"},"mac":"zz"`, `mac: "zz" `),
 	)
+
+	It("ignores CNI_ARGS of others", func() {
+		c, err := parseConfig(&skel.Request{Conf: []byte(`{"ipam":{"type":"a"}}`),
+			Args: "IP=10.0.0.1;debug;MAC=02:00:00:00:00:01"})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(c.Link.MAC.String()).To(Equal("02:00:00:00:00:01"))
+	})
 })
 
 var _ = Describe("a kernel without dummies", func() {

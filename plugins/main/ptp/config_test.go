@@ -82,11 +82,10 @@ var _ = Describe("configuration", func() {
 	)
 
 	It("is refused for everything that is wrong with it at once", func() {
-		_, err := parse(`"ipMasq":true,"mtu":5,"ipMasqBackend":"nft","runtimeConfig":{"mac":"no"}`, "MAC")
-		Expect(cni.ProblemsOf(err)).To(HaveLen(5))
+		_, err := parse(`"ipMasq":true,"mtu":5,"ipMasqBackend":"nft","runtimeConfig":{"mac":"no"}`, "")
+		Expect(cni.ProblemsOf(err)).To(HaveLen(4))
 		Expect(err).To(MatchError(And(HavePrefix("ipam.type: missing"), ContainSubstring("; mtu: 5 "),
-			ContainSubstring(`ipMasqBackend: "nft" `), ContainSubstring("; CNI_ARGS: "),
-			ContainSubstring(`; runtimeConfig.mac: "no" `))))
+			ContainSubstring(`ipMasqBackend: "nft" `), ContainSubstring(`; runtimeConfig.mac: "no" `))))
 	})
 
 	const envMAC, cniMAC, rtMAC = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"
@@ -108,7 +107,17 @@ var _ = Describe("configuration", func() {
 		Expect(codeOf(err)).To(Equal(cni.CodeEnvironment))
 	},
 		Entry("MAC", "MAC=zz", `CNI_ARGS MAC: "zz"`),
-		Entry("an unknown key", "IP=10.0.0.1", "IP"),
+		Entry("MAC beside others", "IP=10.0.0.1;MAC=zz", `CNI_ARGS MAC: "zz"`),
+	)
+
+	DescribeTable("CNI_ARGS of others are ignored", func(args string) {
+		c, err := parse(withIPAM, args+";MAC="+envMAC)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(c.Link.MAC.String()).To(Equal(envMAC))
+	},
+		Entry("a key", "IP=10.0.0.1"),
+		Entry("although the strict would be told", "IgnoreUnknown=0;K8S_POD_NAME=a"),
+		Entry("no pair", "debug"),
 	)
 
 	It("names every key in --help", func() {

@@ -51,7 +51,7 @@ func parseConfig(req *skel.Request) (config, error) {
 	}
 	problems.Add(w.IPAMKeys.Check())
 	var err error
-	c.Link, err = w.LinkKeys.Parse(req, w.MTU, w.MAC)
+	c.Link, err = w.LinkKeys.Parse(req.Args, w.MTU, w.MAC)
 	problems.Add(err)
 	return c, problems.Err()
 }
