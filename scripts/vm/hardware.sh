@@ -53,4 +53,6 @@ ip link add $device type bridge
 call DEL one "" '"device": "eth0"'
 [[ $(ip -o link show moved) == *"alias eth0"* ]] || fail "its name is taken, and its alias is not its name"
 ip link del $device type bridge
+call DEL one "" '"device": "eth0"'
+isHome "DEL again when its name is free"
 echo "== host-device brings hardware home"

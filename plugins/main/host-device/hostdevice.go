@@ -111,10 +111,11 @@ func findFree(s *attach.Session, records *store, d device) (f found, err error) 
 	}
 	f, err = d.find(s.Host)
 	for _, r := range all {
-		if f.Link.Index != 0 && !r.is(f.Link) || f.Link.Index == 0 && !r.meets(d) {
+		mine := r.Attachment == s.Attachment // its record is the only one that it can have
+		if !mine && (f.Link.Index != 0 && !r.is(f.Link) || f.Link.Index == 0 && !r.meets(d)) {
 			continue
 		}
-		if f.Link.Index == 0 {
+		if mine || f.Link.Index == 0 {
 			if holdErr := r.held(s.Attachment); holdErr != nil {
 				return f, holdErr
 			}
@@ -122,7 +123,9 @@ func findFree(s *attach.Session, records *store, d device) (f found, err error) 
 		if endErr := r.end(records, s.Host, nil, s.Warn); endErr != nil {
 			return f, endErr
 		}
-		f, err = d.find(s.Host)
+		if f, err = d.find(s.Host); err == nil && r.is(f.Link) { // its name may be taken still
+			f.Link.Name, f.Link.Alias = r.Link.Name, r.Link.Alias
+		}
 	}
 	if errors.Is(err, rtnl.ErrNoLink) {
 		return f, cni.Refuse(d.Key, d.Value, "no such interface on this host")

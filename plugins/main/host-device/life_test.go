@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"os"
 	"slices"
@@ -72,6 +73,8 @@ var _ = Describe("ADD", func() {
 		w.Fails(second, cni.CodeExists)
 		IP(a.Host, "link set net1 down")
 		IP(a.Host, "link set net1 name moved")
+		w.Fails(second, cni.CodeExists)
+		second.Conf = conf(Object{"device": "d0p"}) // whose record would take the place of that of d0
 		w.Fails(second, cni.CodeExists)
 		w.Succeeds(a.As("DEL"))
 		w.LendAddrs("two", addrs...)
@@ -228,6 +231,68 @@ var _ = Describe("DEL", func() {
 		Expect(l.Ifalias).To(Equal("d0"))
 		Expect(l.Address).To(Equal(mac0))
 		Expect(l.Flags).To(ContainElement("UP"))
+	})
+
+	Describe("of a device whose name was taken", func() {
+		var (
+			w      *World
+			before string
+			a      Attached
+			lost   string // its name as long
+		)
+		BeforeEach(func() {
+			w = newWorld()
+			before = links(w)
+			lost = fmt.Sprintf("dev%d", Show(w.Host, "d0").Index)
+			a = attached(w, conf())
+			IP(w.Host, "link add d0 type veth peer name other")
+			w.Succeeds(a.As("DEL"))
+			Expect(Names(w.Host, "")).To(ConsistOf("d0", "other", "d0p", lost))
+		})
+		collect := Call{Command: "GC", Conf: conf(Object{"cni.dev/valid-attachments": []Object{}})}
+
+		heals := func(by func() Call) {
+			IP(w.Host, "link del d0")
+			w.Succeeds(by())
+			Expect(links(w)).To(Equal(before))
+			Expect(w.Files("/run/hawser")).NotTo(ContainSubstring(".json"))
+		}
+		It("gives it back when it is repeated", func() { heals(func() Call { return a.As("DEL") }) })
+		It("is made up for by GC", func() { heals(func() Call { return collect }) })
+		DescribeTable("is made up for by the next ADD that asks for it", func(keys Object) {
+			heals(func() Call {
+				w.LendAddrs("two", addrs...)
+				b := Attached{Host: nstest.NewNetns()}
+				b.Call = Call{ID: "two", Netns: b.Path, IfName: "net1", Conf: conf(keys)}
+				b.Result = w.Add(b.Call)
+				Expect(Show(b.Host, "net1").Ifalias).To(Equal("d0"))
+				return b.As("DEL")
+			})
+		},
+			Entry("by its name", nil),
+			Entry("by its MAC address, for another network", Object{"device": nil, "hwaddr": mac0, "name": "other"}),
+		)
+
+		It("lets it have what an administrator gives it meanwhile", func() {
+			IP(w.Host, "link set %s mtu 1300", lost)
+			IP(w.Host, "addr add 192.0.2.1/24 dev %s", lost)
+			for _, c := range []Call{a.As("DEL"), collect} {
+				Expect(w.Call(c).Stderr).To(ContainSubstring(`came home as "` + lost))
+				Expect(Show(w.Host, lost).MTU).To(Equal(1300))
+				Expect(Show(w.Host, lost).Addrs()).To(ContainElement("192.0.2.1/24"))
+			}
+		})
+
+		It("is known to who takes it under that name, who brings it home under its own", func() {
+			w.LendAddrs("two", addrs...)
+			b := Attached{Host: nstest.NewNetns()}
+			b.Call = Call{ID: "two", Netns: b.Path, IfName: "net1", Conf: conf(Object{"device": lost})}
+			b.Result = w.Add(b.Call)
+			Expect(Show(b.Host, "net1").Ifalias).To(Equal("d0"))
+			w.Succeeds(a.As("DEL"))
+			w.Succeeds(b.As("CHECK"))
+			heals(func() Call { return b.As("DEL") })
+		})
 	})
 
 	It("does not take what is not the device", func() {

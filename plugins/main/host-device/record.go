@@ -24,10 +24,10 @@ const (
 )
 
 // record is which device an attachment has, how that was on the host, and where it is now. It
-// is written before the device moves, and dropped when it is at home again.
+// is written before the device moves, and dropped when it is at home again, under its name.
 type record struct {
 	cni.Attachment
-	Netns  string      `json:"netns"`
+	Netns  string      `json:"netns"` // empty once it is at home
 	NS     ns.Identity `json:"identity"`
 	Device device      `json:"device"`
 	PCI    string      `json:"pci,omitempty"`
@@ -98,27 +98,35 @@ func (r record) find(conn *rtnl.Conn) (rtnl.Link, error) {
 
 // end brings the device to the host, under its name and as it was, if it is in the container or
 // where the kernel put it when that ended, and drops the record. Settings that cannot be restored
-// are an error once, so that the call is repeated, and then a warning.
+// are an error once, so that the call is repeated, and then a warning. Where its name is taken the
+// record stays, and the device gets that, and nothing else, when end is called again.
 func (r record) end(records *store, host, cont *rtnl.Conn, warn func(string, ...any)) error {
 	l, err := r.bring(host, cont)
 	if errors.Is(err, rtnl.ErrNoLink) {
 		l, err = r.findHome(host)
 	}
-	if err == nil {
-		var renameErr error
-		if l.Name != r.Link.Name {
-			renameErr = host.SetLink(l.Index, rtnl.Change{Name: r.Link.Name, Alias: &r.Link.Alias})
-		}
-		if err := r.restore(host, l); err != nil && !r.Failed {
-			r.Failed = true
-			return errors.Join(fmt.Errorf("%s: %w", r, err), records.Put(r.Hash(), r))
-		} else if err = errors.Join(renameErr, err); err != nil {
-			warn("%s: came home as %q: %v", r, l.Name, err)
-		}
-	} else if !errors.Is(err, rtnl.ErrNoLink) {
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return records.Drop(r.Hash())
+	}
+	if err != nil {
 		return err
 	}
-	return records.Drop(r.Hash())
+	nameErr := r.rename(host, l)
+	if r.Netns != "" {
+		err = r.restore(host, l)
+	}
+	if err != nil && !r.Failed {
+		r.Failed = true
+		return errors.Join(fmt.Errorf("%s: %w", r, err), records.Put(r.Hash(), r))
+	}
+	if err = errors.Join(nameErr, err); err != nil {
+		warn("%s: came home as %q: %v", r, l.Name, err)
+	}
+	if nameErr == nil {
+		return records.Drop(r.Hash())
+	}
+	r.Netns, r.NS = "", ns.Identity{}
+	return records.Put(r.Hash(), r)
 }
 
 // bring moves the device from the container to the host. It gets its name before, so that
@@ -163,6 +171,22 @@ func (r record) findHome(host *rtnl.Conn) (rtnl.Link, error) {
 		return rtnl.Link{}, rtnl.ErrNoLink
 	}
 	return r.find(host)
+}
+
+// rename gives the device, at home, its name and alias, where others do not have that name. Before
+// Linux 6.2 it must be down for it.
+func (r record) rename(host *rtnl.Conn, l rtnl.Link) error {
+	if l.Name == r.Link.Name {
+		return nil
+	}
+	if _, err := host.Link(r.Link.Name); !errors.Is(err, rtnl.ErrNoLink) {
+		return cmp.Or(err, error(unix.EEXIST))
+	}
+	down := false
+	if err := host.SetLink(l.Index, rtnl.Change{Up: &down}); err != nil {
+		return err
+	}
+	return host.SetLink(l.Index, rtnl.Change{Name: r.Link.Name, Alias: &r.Link.Alias, Up: &l.Up})
 }
 
 // restore gives the device, at home, the settings that it had.
