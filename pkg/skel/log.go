@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,13 +15,17 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// logVar is the variable that names the log. It wins over the key.
+// logVar is the variable in which the administrator names the log. It wins over the key.
 const logVar = "HAWSER_LOG"
+
+// logDir has the logs that configurations name. Those may be a tenant's, and no
+// text of theirs may reach a file that they choose.
+const logDir = "/var/log/hawser"
 
 // Keys are those that every plugin of this suite reads. A plugin embeds them in
 // the struct of its configuration.
 type Keys struct {
-	Log string `json:"log" help:"file to which every call adds a line (none); HAWSER_LOG in the environment wins" schema:"format=path empty"`
+	Log string `json:"log" help:"file in /var/log/hawser to which every call adds a line (none); HAWSER_LOG in the environment wins" schema:"format=name empty"`
 }
 
 // line is what one call adds to the log.
@@ -41,59 +47,101 @@ type line struct {
 // readLogKey reads the key log. The variable wins, but what is wrong with the key
 // is an error all the same.
 func (c *call) readLogKey(raw json.RawMessage) error {
-	var path string
-	if len(raw) > 0 && json.Unmarshal(raw, &path) != nil {
-		return cni.Refuse("log", raw, "is no string")
+	var name string
+	if len(raw) > 0 && json.Unmarshal(raw, &name) != nil {
+		return cni.Refuse("log", nil, "is no JSON string")
 	}
-	if path == "" {
-		return nil
+	if name != "" && !cni.ValidName(name) {
+		return cni.Refuse("log", name, "is no plain file name (the file is in "+logDir+
+			"; only "+logVar+" in the environment names one elsewhere)")
 	}
-	if !isLogPath(path) {
-		return cni.Refuse("log", path, "is no plain absolute path of a file").
-			Suggest("name a file by its absolute path, /var/log/hawser.log for example")
-	}
-	if c.logFile == "" {
-		c.logFile = path
-	}
+	c.logName = name
 	return nil
-}
-
-func isLogPath(path string) bool {
-	return filepath.IsAbs(path) && filepath.Clean(path) == path && path != "/"
 }
 
 // log adds the call to the log, if there is one. That it cannot be written is
 // no reason to fail.
 func (c *call) log(err error) {
-	if c.logFile == "" {
+	path, open := c.vars[logVar], openLog
+	if path == "" && c.logName != "" {
+		path, open = filepath.Join(logDir, c.logName), openNamedLog
+	}
+	if path == "" {
 		return
 	}
-	if failed := appendLine(c.logFile, c.line(err)); failed != nil {
-		fmt.Fprintf(c.env.Stderr, "%s: log %q: %v; the call is not in the log\n", c.plugin.Name, c.logFile, failed)
+	f, failed := open(path)
+	if failed == nil {
+		defer f.Close()
+		failed = appendLine(f, c.line(err))
+	}
+	if failed != nil {
+		fmt.Fprintf(c.env.Stderr, "%s: log %q: %v; the call is not in the log\n", c.plugin.Name, path, failed)
 	}
 }
 
 // appendLine adds a line to a file in one write, so that the lines of plugins side
-// by side stay whole. A symbolic link is not followed, and what is no regular file
-// not written to: whoever may write to the directory chooses no file for root.
-func appendLine(path string, l line) error {
-	if !isLogPath(path) {
-		return errors.New("is no plain absolute path of a file")
-	}
+// by side stay whole.
+func appendLine(f *os.File, l line) error {
 	data, err := json.Marshal(l)
-	if err != nil {
-		return err
+	if err == nil {
+		_, err = f.Write(append(data, '\n'))
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
-		return errors.Join(err, errors.New("is no regular file"))
-	}
-	_, err = f.Write(append(data, '\n'))
 	return err
+}
+
+const logFlags = os.O_APPEND | os.O_CREATE | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
+
+// openLog opens the administrator's log. A symbolic link is not followed, and what is
+// no regular file not written to: whoever may write to the directory chooses no file
+// for root.
+func openLog(path string) (*os.File, error) {
+	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
+		return nil, errors.New("is no plain absolute path of a file")
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|logFlags, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return nil, errors.Join(err, errors.New("is no regular file"), f.Close())
+	}
+	return f, nil
+}
+
+// lineStart is how the first line of a log begins.
+const lineStart = `{"time":"`
+
+// openNamedLog opens a log in logDir, and makes either where it is missing. What is
+// not ours stays as it is, whoever brought it there.
+func openNamedLog(path string) (*os.File, error) {
+	if err := os.Mkdir(logDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	dir, err := os.OpenFile(logDir, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	var st unix.Stat_t
+	if unix.Fstat(int(dir.Fd()), &st) != nil || !onlyWeWrite(st) {
+		return nil, fmt.Errorf("others may write to %s", logDir)
+	}
+	fd, err := unix.Openat(int(dir.Fd()), filepath.Base(path), os.O_RDWR|logFlags, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), path)
+	start := make([]byte, len(lineStart))
+	n, _ := f.ReadAt(start, 0) // fewer where the disk was full
+	if unix.Fstat(fd, &st) != nil || !onlyWeWrite(st) || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink != 1 ||
+		!strings.HasPrefix(lineStart, string(start[:n])) {
+		return nil, errors.Join(errors.New("is no log of ours, or others may write to it"), f.Close())
+	}
+	return f, nil
+}
+
+func onlyWeWrite(st unix.Stat_t) bool {
+	return st.Uid == uint32(os.Geteuid()) && st.Mode&0o022 == 0
 }
 
 func (c *call) line(err error) line {

@@ -92,30 +92,72 @@ var _ = Describe("the log", func() {
 		Expect(file).NotTo(BeAnExistingFile())
 	})
 
-	It("has the file that the key names, unless the variable names another", func() {
+	It("is the file in /var/log/hawser that the key names, unless the variable names another", func() {
 		keyed := attach("ADD")
-		keyed.conf = `{"cniVersion": "1.1.0", "name": "net1", "type": "probe", "log": "` + file + `.key"}`
+		Expect(unix.Mount("none", "/var/log", "tmpfs", 0, "")).To(Succeed())
+		DeferCleanup(unix.Unmount, "/var/log", unix.MNT_DETACH)
+		const named = "/var/log/hawser/x.log"
+		keyed.conf = `{"cniVersion": "1.1.0", "name": "net1", "type": "probe", "log": "x.log"}`
 		ok := probe(func(*skel.Request) error { return nil })
 		keyed.run(ok).document()
-		Expect(lines(file + ".key")).To(HaveLen(1))
+		Expect(lines(named)).To(HaveLen(1))
 		logged(keyed).run(ok).document()
-		Expect(lines(file + ".key")).To(HaveLen(1))
+		Expect(lines(named)).To(HaveLen(1))
 		Expect(lines(file)).To(HaveLen(1))
 		keyed.run(probe(func(*skel.Request) error { return errHandler }))
-		Expect(lines(file + ".key")[1]).To(HaveKey("error"))
+		Expect(lines(named)[1]).To(HaveKey("error"))
 	})
 
-	DescribeTable("refuses a bad key in ADD, and goes without in DEL", func(value string) {
-		r := attach("ADD")
+	It("goes on where a full disk cut its first line, and with no file of another program", func() {
+		keyed := attach("ADD")
+		Expect(unix.Mount("none", "/var/log", "tmpfs", 0, "")).To(Succeed())
+		DeferCleanup(unix.Unmount, "/var/log", unix.MNT_DETACH)
+		keyed.conf = `{"cniVersion": "1.1.0", "name": "net1", "type": "probe", "log": "x.log"}`
+		for _, begun := range []string{"", `{"ti`, `{"time":"2026`, `{"text`, "#", "\n"} {
+			Expect(os.MkdirAll("/var/log/hawser", 0o700)).To(Succeed())
+			Expect(os.WriteFile("/var/log/hawser/x.log", []byte(begun), 0o600)).To(Succeed())
+			a := keyed.run(probe(func(*skel.Request) error { return nil }))
+			data, err := os.ReadFile("/var/log/hawser/x.log")
+			Expect(err).NotTo(HaveOccurred())
+			if strings.HasPrefix(begun, `{"text`) || begun == "#" || begun == "\n" {
+				Expect(string(data)).To(Equal(begun))
+				Expect(a.stderr).To(ContainSubstring("is no log of ours"))
+			} else {
+				Expect(string(data)).To(And(HavePrefix(begun+`{"time":`), HaveSuffix("\n")))
+				Expect(a.stderr).To(BeEmpty())
+			}
+		}
+	})
+
+	DescribeTable("refuses a bad key in ADD, and goes without in DEL", func(value, reason string) {
+		r := logged(attach("ADD"))
 		r.conf = `{"cniVersion": "1.1.0", "name": "net1", "type": "probe", "log": ` + value + `}`
-		r.run(forbidden()).expectError(cni.CodeConfig, HavePrefix("log: "+value+" is no "))
+		r.run(forbidden()).expectError(cni.CodeConfig, HavePrefix("log: "+reason))
 		r.command = "DEL"
 		a := r.run(probe(func(*skel.Request) error { return nil }))
 		Expect(a.code).To(BeZero())
-		Expect(a.stderr).To(ContainSubstring("log: " + value + " is no "))
+		Expect(a.stderr).To(ContainSubstring("log: " + reason))
+		Expect(lines(file)).To(HaveLen(2), "the administrator sees both")
 	},
-		Entry(nil, `"x.log"`), Entry(nil, `"/x/../y"`), Entry(nil, `"/"`), Entry(nil, `5`),
+		Entry("an absolute path", `"/etc/ld.so.preload"`, `"/etc/ld.so.preload" is no plain file name (the file is in `+
+			`/var/log/hawser; only HAWSER_LOG in the environment names one elsewhere)`),
+		Entry("the path of the right file", `"/var/log/hawser/x"`, `"/var/log/hawser/x" is no plain file name`),
+		Entry("a relative path", `"../x"`, `"../x" is no plain file name`),
+		Entry("a directory", `".."`, `".." is no plain file name`),
+		Entry("white space", `"a b"`, `"a b" is no plain file name`), Entry("a number", `5`, "is no JSON string"),
 	)
+
+	It("has what somebody else chose in one line, and as no command to a terminal", func() {
+		r := logged(attach("ADD"))
+		for _, text := range []string{`"name": "a\n{}\u001b[0m"`, "\"name\": \"n\", \"log\": [\n\"\u009b0m\"]"} {
+			r.conf = `{"cniVersion": "1.1.0", "type": "probe", ` + text + `}`
+			r.run(forbidden())
+		}
+		data, err := os.ReadFile(file)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(lines(file)).To(HaveLen(2))
+		Expect(string(data)).NotTo(MatchRegexp("[\x00-\x09\x0b-\x1f\x7f-\u009f]"))
+	})
 
 	It("is its owner's alone", func() {
 		logged(attach("ADD")).run(probe(func(*skel.Request) error { return nil })).document()

@@ -146,7 +146,7 @@ func run(ctx context.Context, p Plugin[any], env Env) int {
 	if done, code := forPeople(p, env, vars); done {
 		return code
 	}
-	c := &call{plugin: p, env: env, vars: vars, began: time.Now(), logFile: vars[logVar]}
+	c := &call{plugin: p, env: env, vars: vars, began: time.Now()}
 	err := catch(func() error {
 		if vars["CNI_COMMAND"] == "VERSION" {
 			return c.answerVersion()
@@ -174,7 +174,7 @@ type call struct {
 	result   *cni.Result // that was printed
 	half     bool        // half a document was printed: no second one may follow it
 	began    time.Time
-	logFile  string // empty: there is no log
+	logName  string // the key log
 }
 
 // serve decodes and dispatches.

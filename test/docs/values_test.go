@@ -50,8 +50,8 @@ func dns() []values {
 
 // common are the keys that every plugin reads.
 func common() []values {
-	return []values{{key: "log", good: `["", null, "/nowhere/a log"]`,
-		bad: `["x", "./x", "/", "/x/", "//x", 5, true, {}, []]`, beyond: `["/x/../y", "/x/."]`}}
+	return []values{{key: "log", good: `["", null, "x", "bridge.log", "9_A-b"]`,
+		bad: `["/x", "./x", "/", "/var/log/hawser/x", "a/b", ".", "..", ".x", "a b", "a\\n", 5, true, {}, []]`}}
 }
 
 // ranges are the keys of a range at prefix; one without prefix is the old form

@@ -1,0 +1,90 @@
+package attack_test
+
+import (
+	"os"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// preload is a line that the dynamic linker would read as libraries for every program.
+const preload = " /tmp/evil.so \n/tmp/evil.so\n"
+
+// everyCommand has a plugin refuse a configuration whose text a tenant chose, and
+// serve one that it does not refuse.
+func everyCommand(n *World, log string) (said string) {
+	GinkgoHelper()
+	for _, keys := range []Object{{"mode": preload, "mtu": "x"}, {}} {
+		conf := Merge(Object{"cniVersion": "1.1.0", "name": "net", "type": "macvlan", "master": "m0", "log": log,
+			"cni.dev/valid-attachments": []any{}}, keys)
+		for _, command := range []string{"ADD", "CHECK", "DEL", "GC", "STATUS"} {
+			a := n.Invoke("macvlan", Call{Command: command, Netns: "/run/nowhere", Conf: conf})
+			said += a.Stdout + a.Stderr
+		}
+	}
+	return said
+}
+
+var _ = Describe("the log that a configuration names", func() {
+	var n *World
+	BeforeEach(func() {
+		n = NewNode()
+		n.Cmd("bash", "-ec", `for dir in /etc /var/log; do mount -t tmpfs -o mode=755 tmpfs $dir; done
+			umask 022; echo '* * * * * root id' >/etc/crontab; : >/etc/ld.so.preload; chmod 600 /etc/ld.so.preload`)
+	})
+	files := func() string { return n.Files("/etc", "/var/log") }
+
+	DescribeTable("is in no place that it chooses, also when the call is refused", func(log string) {
+		before := files()
+		said := everyCommand(n, log)
+		Expect(files()).To(Equal(before))
+		Expect(said).To(ContainSubstring("log: "))
+	},
+		Entry(nil, "/etc/ld.so.preload"), Entry(nil, "/etc/new"), Entry(nil, "/var/log/new"),
+		Entry(nil, "/var/log/hawser/../../../etc/new"), Entry(nil, "../../../etc/ld.so.preload"), Entry(nil, ".."),
+		Entry(nil, "."), Entry(nil, "a/b"), Entry(nil, "./a"), Entry(nil, "a\n"), Entry(nil, ".hidden"),
+		Entry(nil, "a\x00b"), Entry(nil, " a"),
+	)
+
+	DescribeTable("is a file that we made, in a directory that is root's alone", func(plant string) {
+		n.Cmd("bash", "-ec", "umask 077; mkdir /var/log/hawser; cd /var/log/hawser; "+plant)
+		before := files()
+		Expect(everyCommand(n, "a.log")).To(ContainSubstring("the call is not in the log"))
+		Expect(files()).To(Equal(before))
+	},
+		Entry("no symbolic link", "ln -s /etc/ld.so.preload a.log"),
+		Entry("no dangling one", "ln -s /etc/new a.log"),
+		Entry("no hard link", "mount --bind /etc .; cd /var/log/hawser; ln ld.so.preload a.log"),
+		Entry("no file of another program", `echo '# comment' >a.log`),
+		Entry("no file of JSON of another program", `echo '{"log":"x"}' >a.log`),
+		Entry("no compressed one", "echo x | gzip >a.log"),
+		Entry("no file that others may write to", `: >a.log; chmod 622 a.log`),
+		Entry("no file of another user", `: >a.log; chown 1:1 a.log`),
+		Entry("no pipe", "mkfifo a.log"), Entry("no directory", "mkdir a.log"),
+		Entry("not behind a link", "cd ..; rmdir hawser; ln -s /etc hawser"),
+		Entry("not where others may write", "chmod 1777 ."), Entry("not in a directory of others", "chown 1:1 ."),
+		Entry("not where the administrator wants none", "cd ..; rmdir hawser; touch hawser"),
+	)
+
+	It("is there, with a line of each call, and each line is one whatever is in it", func() {
+		n.Env = []string{"HAWSER_LOG=/var/log/all"}
+		everyCommand(n, "/etc/ld.so.preload")
+		n.Env = nil
+		everyCommand(n, "a.log")
+		for _, log := range []string{"/var/log/all", "/var/log/hawser/a.log"} {
+			out := n.Cmd("jq", "-s", "-r", `map(select(.plugin == "macvlan" and .verb)) | length`, log)
+			Expect(out).To(Equal("10\n"), log)
+			Expect(n.Cmd("wc", "-l", log)).To(HavePrefix("10 "))
+		}
+		modes := map[string]os.FileMode{"/var/log/hawser": os.ModeDir | 0o700, "/var/log/hawser/a.log": 0o600}
+		for path, mode := range modes {
+			n.Do(func() {
+				st, err := os.Stat(path)
+				Expect(err).NotTo(HaveOccurred())
+				Expect(st.Mode()).To(Equal(mode), path)
+			})
+		}
+	})
+})
