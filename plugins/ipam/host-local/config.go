@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"slices"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // wireConfig is the part of a network configuration that host-local reads.
@@ -304,12 +306,23 @@ func assign(sets []rangeSet, asked []askedAddr) ([]askedAddr, error) {
 	return bySet, nil
 }
 
-// readDNS reads a file in the format of resolv.conf(5).
+// resolvConfMax bounds what is read as resolv.conf(5), in bytes.
+const resolvConfMax = 16 << 20
+
+// readDNS reads a file in the format of resolv.conf(5). A device or a pipe is not even
+// opened: that may start something, and reading it may never end.
 func readDNS(path string) (cni.DNS, error) {
 	if path == "" {
 		return cni.DNS{}, nil
 	}
-	text, err := os.ReadFile(path)
+	st, err := os.Stat(path)
+	if err == nil && (!st.Mode().IsRegular() || st.Size() > resolvConfMax) {
+		err = &fs.PathError{Op: "read", Path: path, Err: statefile.ErrIrregular}
+	}
+	var text []byte
+	if err == nil && st.Size() > 0 { // files of the kernel have no size, and some wait for more
+		text, err = os.ReadFile(path)
+	}
 	if err != nil {
 		return cni.DNS{}, fmt.Errorf("ipam.resolvConf: %w", err)
 	}

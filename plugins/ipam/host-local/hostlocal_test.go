@@ -199,7 +199,8 @@ var _ = Describe("ADD", func() {
 		Expect(n.dataDir).NotTo(BeADirectory())
 	},
 		Entry("a bad range", `"ranges": [[{"subnet": "10.1.2.0/33"}]]`, cni.CodeConfig),
-		Entry("no resolv.conf", slash24+`, "resolvConf": "/none"`, cni.CodeIO))
+		Entry("no resolv.conf", slash24+`, "resolvConf": "/none"`, cni.CodeIO),
+		Entry("a device", slash24+`, "resolvConf": "/dev/null"`, cni.CodeIO))
 })
 
 var _ = Describe("DEL", func() {
