@@ -120,8 +120,13 @@ func Installed(f nft.Family) error {
 	return err
 }
 
-// NotInstalled says whether the error is for want of a program.
-func NotInstalled(err error) bool { return errors.Is(err, process.ErrNotFound) }
+// NotInstalled says whether the error, and each that is joined in it, is for want of a program.
+func NotInstalled(err error) bool {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		return !slices.ContainsFunc(joined.Unwrap(), func(e error) bool { return !NotInstalled(e) })
+	}
+	return err == process.ErrNotFound || err != nil && NotInstalled(errors.Unwrap(err))
+}
 
 // Change applies the lines of a restore that edit makes from what is there. When others changed the same rules
 // meanwhile, it starts again. No lines cost no program.

@@ -6,6 +6,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
@@ -193,6 +194,25 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			c.del(k.config, keys)
 			Expect(w.filter()).NotTo(Or(ContainSubstring("10.1.0.2"), ContainSubstring("fd00:1::2")))
 		})
+	})
+
+	It("fails for what goes wrong beside a program that is missing, and keeps the record", func() {
+		useVariant("legacy")
+		w := newWorld()
+		w.bridge(1)
+		c := w.container(1, 2)
+		keys := Object{"backend": "iptables"}
+		c.add(keys)
+		w.Do(func() {
+			nstest.FailNetfilterSockets(unix.EMFILE)
+			withoutPrograms(func() {
+				Expect(w.onThread(c.as("DEL", keys)).Failed(999)).To(And(ContainSubstring("too many open files"),
+					ContainSubstring("not found")))
+			})
+		})
+		Expect(w.Files(recordDir)).To(ContainSubstring(hashOf(c)))
+		c.del(keys)
+		Expect(w.filter()).NotTo(ContainSubstring("10.1.0.2"))
 	})
 
 	It("by the reference, and its ADD with another address, are no hindrance to our CHECK, DEL and ADD", func() {
