@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -74,12 +75,20 @@ func (d *bus) ask(method, zone string, a netip.Addr, answer ...any) error {
 	return nil
 }
 
+// isAnswer says whether firewalld refused with one of its codes.
+func isAnswer(err error, codes ...string) bool {
+	refused := dbus.Error{}
+	return errors.As(err, &refused) && slices.ContainsFunc(codes, func(code string) bool {
+		return strings.HasPrefix(refused.Error(), code)
+	})
+}
+
 // addFirewalld makes the attachment's addresses sources of the zone, as the reference does: until firewalld reloads.
 func addFirewalld(ctx context.Context, r *record) error {
 	return withFirewalld(ctx, func(d *bus) error {
 		for _, a := range r.Addrs {
 			err := d.ask("addSource", r.Zone, a, new(string))
-			if err != nil && !strings.Contains(err.Error(), "ZONE_ALREADY_SET") {
+			if err != nil && !isAnswer(err, "ZONE_ALREADY_SET") {
 				return err
 			}
 		}
@@ -87,8 +96,8 @@ func addFirewalld(ctx context.Context, r *record) error {
 	})
 }
 
-// delFirewalld takes the addresses back that no other attachment has by now. Where firewalld does not run, or does not
-// know an address, nothing has to be taken back.
+// delFirewalld takes the addresses back that no other attachment has by now. Where firewalld does not run, or has no
+// such address or zone, or the address in another zone, nothing has to be taken back.
 func delFirewalld(ctx context.Context, s *store, r *record) error {
 	err := withFirewalld(ctx, func(d *bus) error {
 		var errs []error
@@ -97,7 +106,7 @@ func delFirewalld(ctx context.Context, s *store, r *record) error {
 			if err == nil && !used {
 				err = d.ask("removeSource", r.Zone, a, new(string))
 			}
-			if err != nil && !strings.Contains(err.Error(), "UNKNOWN_SOURCE") {
+			if !isAnswer(err, "UNKNOWN_SOURCE", "INVALID_ZONE", "ZONE_CONFLICT") {
 				errs = append(errs, err)
 			}
 		}

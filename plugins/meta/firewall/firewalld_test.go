@@ -52,9 +52,14 @@ func (f *fakeFirewalld) AddSource(zone, source string) (string, *dbus.Error) {
 func (f *fakeFirewalld) RemoveSource(zone, source string) (string, *dbus.Error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	i := slices.Index(f.sources, zone+" "+source)
-	if i < 0 {
-		return "", f.refuse("UNKNOWN_SOURCE: %s", source)
+	i := slices.IndexFunc(f.sources, func(s string) bool { return strings.HasSuffix(s, " "+source) })
+	switch {
+	case i < 0:
+		return "", f.refuse("UNKNOWN_SOURCE: '%s' is not in any zone", source)
+	case zone != "trusted" && zone != "work":
+		return "", f.refuse("INVALID_ZONE: %s", zone)
+	case f.sources[i] != zone+" "+source:
+		return "", f.refuse("ZONE_CONFLICT: remove_source(%s, %s)", zone, source)
 	}
 	f.sources = slices.Delete(f.sources, i, i+1)
 	return zone, nil
@@ -167,9 +172,11 @@ var _ = Describe("firewalld", func() {
 
 	It("refuses a zone that it does not know, or an address of another one, and nothing is left", func() {
 		Expect(w.Fails(c.as("ADD", Object{"firewalldZone": "none"}), 999)).To(ContainSubstring("INVALID_ZONE"))
+		Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
 		_, refused := f.AddSource("work", "fd00:1::2/128")
 		Expect(refused).To(BeNil())
 		Expect(w.Fails(c.as("ADD"), 999)).To(ContainSubstring("ZONE_CONFLICT"))
+		Expect(w.Fails(c.as("ADD", Object{"firewalldZone": "none"}), 999)).To(ContainSubstring("INVALID_ZONE"))
 		Expect(f.have()).To(Equal([]string{"work fd00:1::2/128"}))
 		Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
 	})
@@ -254,6 +261,9 @@ var _ = Describe("the firewalld of the distribution", Label("kernel"), func() {
 		Expect(c.drifts()).To(ContainSubstring("10.1.0.2 is no source of zone"))
 		c.del()
 		Expect(sources()).To(BeEmpty())
+		w.Cmd("firewall-cmd", "--zone=work", "--add-source=10.1.0.2/32")
 		Expect(w.Fails(c.as("ADD", Object{"firewalldZone": "none"}), 999)).To(ContainSubstring("INVALID_ZONE"))
+		Expect(w.Fails(c.as("ADD"), 999)).To(ContainSubstring("ZONE_CONFLICT"))
+		Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
 	})
 })
