@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
@@ -13,13 +14,8 @@ import (
 // findBridge finds the bridge of the attachment's host end, and notes the interface that packets of the bridge come
 // from and go to: the bridge, or "BRIDGE.VLAN" for a container in a VLAN with a gateway. A policy needs the port's
 // isolated flag too where it is not set.
-func (c *call) findBridge(r *record) error {
-	cont, err := rtnl.Dial(c.NS)
-	if err != nil {
-		return err
-	}
-	defer cont.Close()
-	end, err := cont.Link(c.IfName)
+func (c *call) findBridge(r *record, cont *rtnl.Conn) error {
+	end, err := cont.Link(r.IfName)
 	if err == nil {
 		end, err = c.host.OtherEnd(end)
 	}
@@ -34,9 +30,6 @@ func (c *call) findBridge(r *record) error {
 		return err
 	}
 	r.Bridge, r.Port = bridge.Name, end.Index
-	if r.Policy == open {
-		return nil
-	}
 	for _, a := range r.Addrs {
 		if index, _, err := c.host.RouteTo(a); err == nil {
 			link, err := c.host.LinkByIndex(index)
@@ -67,41 +60,60 @@ func (c *call) isUnused(bridge string) (bool, error) {
 
 // settle gives the network's other attachments on the bridge the policy of this one; an ADD that fails gives theirs
 // back. It returns the policy that the bridge is to have: the strictest that one of its networks wants. Where nftables
-// have this policy for the bridge already, nothing changes.
+// have this policy for the bridge already, and the network's others too, nothing changes.
 func (c *call) settle(s *store, r *record) (policy, error) {
 	if r.Bridge == "" {
 		return open, nil
 	}
+	was, err := r.others(s)
+	if err != nil {
+		return open, err
+	}
 	p, err := c.policyOf(r.Bridge)
-	if err != nil || p == r.Policy && r.Backend != iptables {
+	if err != nil || p == r.Policy && was == r.Policy && r.Backend != iptables {
 		return p, err
 	}
-	was := r.Policy
 	c.OnFail("give the bridge its policy back", func(ctx context.Context) error {
 		if was == r.Policy {
 			return nil
 		}
 		return c.giveBack(ctx, *r, was)
 	})
-	return c.align(s, r, &was)
+	return c.align(s, r)
 }
 
-// align gives the network's other attachments on the bridge the policy of the record, and notes the one that they had.
-// It returns the policy that the bridge is to have.
-func (c *call) align(s *store, r *record, was *policy) (policy, error) {
+// align gives the network's other attachments on the bridge the policy of the record, the first one last: others looks
+// at that. It returns the policy that the bridge is to have.
+func (c *call) align(s *store, r *record) (policy, error) {
 	p := r.Policy
 	all, err := s.All()
-	for _, o := range all {
+	for _, o := range slices.Backward(all) {
+		differs := o.Network == r.Network && o.Policy != r.Policy
+		if differs && o.Bridge == "" && err == nil {
+			err = c.locate(o)
+		}
 		if o.Bridge != r.Bridge || o.Hash() == r.Hash() {
 			continue
 		}
-		if o.Network == r.Network && o.Policy != r.Policy && err == nil {
-			*was = o.Policy
+		if differs && err == nil {
 			err = c.change(s, o, r.Policy)
 		}
 		p = stricter(p, o.Policy)
 	}
 	return p, err
+}
+
+// locate finds the bridge of a container for which ADD did not look for it; none where the container is gone.
+func (c *call) locate(r *record) error {
+	cont, err := attach.Enter(r.Path, r.Netns)
+	if err == nil {
+		defer cont.Close()
+		err = c.findBridge(r, cont)
+	}
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return nil
+	}
+	return err
 }
 
 // giveBack gives the network of an attachment, and its bridge, the policy that they had before it.
@@ -112,7 +124,7 @@ func (c *call) giveBack(ctx context.Context, r record, was policy) (err error) {
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	r.Policy = was
-	p, err := c.align(s, &r, &was)
+	p, err := c.align(s, &r)
 	if err != nil {
 		return err
 	}

@@ -140,6 +140,37 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 		})
 	})
 
+	eachKind(func(k kind) {
+		It("changes for the containers that run where another network gave the bridge that policy before", func() {
+			w := newWorld()
+			w.bridge(1)
+			isolated, same := Object{"ingressPolicy": "isolated"}, Object{"ingressPolicy": "same-bridge"}
+			other, a, b := w.container(1, 2), w.container(1, 3), w.container(1, 4)
+			other.call.Conf = Merge(other.call.Conf.(Object), Object{"name": "other"})
+			a.add(k.config, same)
+			other.add(k.config, isolated)
+			b.add(k.config, isolated)
+			a.check(k.config, isolated)
+			Expect(w.Cmd("bridge", "-d", "link", "show", "dev", a.hostEnd)).To(ContainSubstring("isolated on"))
+			other.del()
+			b.del()
+			a.check(k.config, isolated)
+		})
+
+		It("changes for the containers that run where no bridge had a policy before", func() {
+			w := newWorld()
+			w.bridge(1)
+			w.SetBridgeNF(false)
+			a, b := w.container(1, 2), w.container(1, 3)
+			isolated := Object{"ingressPolicy": "isolated"}
+			a.add(k.config)
+			b.add(k.config, isolated)
+			a.check(k.config, isolated)
+			b.Serve("tcp", "[::]:80")
+			Expect(reaches(a.Host, "10.1.0.3:80", false)).To(BeFalse())
+		})
+	})
+
 	It("is the stricter one where two networks share a bridge", func() {
 		w := newWorld()
 		w.bridge(1)
@@ -253,6 +284,9 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 		c := w.container(1, 2)
 		c.add(Object{"ingressPolicy": "same-bridge"})
 		Expect(w.set("firewall_policed_v1")).To(ContainSubstring(`"br1.5"`))
+		w.container(1, 3).add()
+		Expect(w.set("firewall_policed_v1")).NotTo(ContainSubstring("br1"))
+		c.check()
 	})
 })
 

@@ -151,7 +151,7 @@ func dial(req *skel.Request) (*call, error) {
 // newRecord makes the attachment's record, all but the backend. It looks for the bridge where that matters: for a
 // policy, and where a bridge has one that this ADD may end.
 func (c *call) newRecord(cfg config) (*record, error) {
-	r := &record{Attachment: c.Attachment,
+	r := &record{Attachment: c.Attachment, Path: c.Netns,
 		Addrs: addressesOf(c.PrevResult, c.IfName), AdminChain: cfg.adminChain, Zone: cfg.zone,
 		Published: cfg.published, Policy: cfg.policy}
 	var err error
@@ -165,7 +165,12 @@ func (c *call) newRecord(cfg config) (*record, error) {
 	if r.Policy == open && len(policed) == 0 && cfg.backend != iptables {
 		return r, nil
 	}
-	return r, c.findBridge(r)
+	cont, err := rtnl.Dial(c.NS)
+	if err != nil {
+		return nil, err
+	}
+	defer cont.Close()
+	return r, c.findBridge(r, cont)
 }
 
 // replace removes what an attachment of this name has that lived in another namespace, or whose rules the reference's

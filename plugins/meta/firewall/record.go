@@ -23,6 +23,7 @@ const (
 type record struct {
 	cni.Attachment
 
+	Path       string       `json:"path"`  // CNI_NETNS
 	Netns      ns.Identity  `json:"netns"` // of the container
 	Backend    backend      `json:"backend"`
 	Addrs      []netip.Addr `json:"addrs"`
@@ -72,6 +73,20 @@ func (r *record) families() []nft.Family {
 // of are the addresses of a family.
 func (r *record) of(f nft.Family) []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(r.Addrs), func(a netip.Addr) bool { return nft.FamilyOf(a) != f })
+}
+
+// others is the policy of the network's other attachments that are, or may be, on the bridge: that of the first one,
+// which changes last; the record's own where there are none.
+func (r *record) others(s *store) (policy, error) {
+	p := r.Policy
+	_, err := s.Any(func(o record) bool {
+		if o.Network != r.Network || o.Bridge != r.Bridge && o.Bridge != "" || o.Hash() == r.Hash() {
+			return false
+		}
+		p = o.Policy
+		return true
+	})
+	return p, err
 }
 
 // left is the policy that the record's bridge has without it, in its backend: its own where others want that too.
