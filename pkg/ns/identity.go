@@ -11,15 +11,19 @@ type Identity struct {
 	// The kernel gives the inode of a dead namespace to a new one.
 	Device uint64 `json:"device"`
 	Inode  uint64 `json:"inode"`
+	// MAC is the address of an interface inside that the user of the identity
+	// sets: without a cookie it tells a namespace from the next with its inode.
+	MAC string `json:"mac,omitempty"`
 }
 
-// Is tells whether both are of one namespace: by the cookie, or by device and
-// inode where one of them has none.
+// Is tells whether both are of one namespace: by the cookie, or, where one of
+// them has none, by device and inode, and the MAC address where both have it.
 func (i Identity) Is(other Identity) bool {
 	if i.Cookie != 0 && other.Cookie != 0 {
 		return i.Cookie == other.Cookie
 	}
-	return i.Device == other.Device && i.Inode == other.Inode
+	return i.Device == other.Device && i.Inode == other.Inode &&
+		(i.MAC == other.MAC || i.MAC == "" || other.MAC == "")
 }
 
 // Identity is the namespace's.

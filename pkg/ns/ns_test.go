@@ -146,6 +146,11 @@ var _ = Describe("a handle", func() {
 		By("device and inode where the kernel had no number")
 		Expect(reused.Is(ns.Identity{Device: 4, Inode: 77})).To(BeTrue())
 		Expect(reused.Is(ns.Identity{Device: 5, Inode: 77})).To(BeFalse())
+		By("and the MAC address there, where both know it")
+		reused.MAC = "02:00:00:00:00:01"
+		Expect(reused.Is(ns.Identity{Device: 4, Inode: 77, MAC: "02:00:00:00:00:02"})).To(BeFalse())
+		Expect(reused.Is(ns.Identity{Device: 4, Inode: 77})).To(BeTrue())
+		Expect(reused.Is(ns.Identity{Cookie: 8, Inode: 77, MAC: "02:00:00:00:00:02"})).To(BeTrue())
 	})
 
 	It("is found from a socket", func() {

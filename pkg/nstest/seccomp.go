@@ -30,6 +30,19 @@ func FailNetfilterSockets(errno unix.Errno) {
 	)
 }
 
+// RefuseCookies makes the calling thread, and what it starts, see a kernel before 5.14, which gives network
+// namespaces no cookie.
+func RefuseCookies() {
+	ginkgo.GinkgoHelper()
+	const second, third = 24, 32 // of struct seccomp_data
+	filter(
+		load(callNumber), unless(unix.SYS_GETSOCKOPT, 5),
+		load(second), unless(unix.SOL_SOCKET, 3),
+		load(third), unless(unix.SO_NETNS_COOKIE, 1),
+		answer(unix.ENOPROTOOPT),
+	)
+}
+
 // FailCall makes a system call of the calling thread, and of what it starts,
 // fail with errno.
 func FailCall(number uint32, errno unix.Errno) {

@@ -5,12 +5,15 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"strings"
 
 	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -80,6 +83,29 @@ func (w *World) Call(c Call) Answer {
 func (w *World) Exec(c Call) Answer {
 	ginkgo.GinkgoHelper()
 	return Ran(w.Run(c.Program(w, nstest.Build(w.Plugin.Name))))
+}
+
+// ExecWithoutCookie is Exec on a kernel that gives network namespaces no cookie.
+func (w *World) ExecWithoutCookie(c Call) Answer {
+	ginkgo.GinkgoHelper()
+	var out, errs bytes.Buffer
+	cmd := exec.Command(nstest.Build(w.Plugin.Name))
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Vars(w), strings.NewReader(c.Stdin()), &out, &errs
+	w.Do(func() {
+		nstest.RefuseCookies()
+		_ = cmd.Run()
+	})
+	return Answer{cmd.ProcessState.ExitCode(), out.String(), errs.String()}
+}
+
+// ReuseInode has the records in a directory say that a namespace, which is gone, had the inode that another one has.
+func (w *World) ReuseInode(dir string, gone, now *nstest.Host) {
+	ginkgo.GinkgoHelper()
+	var inodes [2]unix.Stat_t
+	for i, h := range []*nstest.Host{gone, now} {
+		gomega.Expect(unix.Stat(h.Path, &inodes[i])).To(gomega.Succeed())
+	}
+	w.Cmd("sh", "-ec", fmt.Sprintf(`sed -i 's/"inode":%d\b/"inode":%d/' %s/*.json`, inodes[0].Ino, inodes[1].Ino, dir))
 }
 
 // Reference runs the reference plugin of the same name. It skips the spec where

@@ -14,11 +14,8 @@ import (
 // findBridge finds the bridge of the attachment's host end, and notes the interface that packets of the bridge come
 // from and go to: the bridge, or "BRIDGE.VLAN" for a container in a VLAN with a gateway. A policy needs the port's
 // isolated flag too where it is not set.
-func (c *call) findBridge(r *record, cont *rtnl.Conn) error {
-	end, err := cont.Link(r.IfName)
-	if err == nil {
-		end, err = c.host.OtherEnd(end)
-	}
+func (c *call) findBridge(r *record, link rtnl.Link) error {
+	end, err := c.host.OtherEnd(link)
 	if errors.Is(err, rtnl.ErrNoLink) || err == nil && end.Master == 0 {
 		return nil
 	}
@@ -106,9 +103,13 @@ func (c *call) align(s *store, r *record) (policy, error) {
 // locate finds the bridge of a container for which ADD did not look for it; none where the container is gone.
 func (c *call) locate(r *record) error {
 	cont, err := attach.Enter(r.Path, r.Netns)
+	defer func() { _ = cont.Close() }()
+	var link rtnl.Link
 	if err == nil {
-		defer cont.Close()
-		err = c.findBridge(r, cont)
+		link, err = cont.Link(r.IfName)
+	}
+	if err == nil {
+		err = c.findBridge(r, link)
 	}
 	if errors.Is(err, rtnl.ErrNoLink) {
 		return nil

@@ -347,6 +347,18 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 				again.check(k.config)
 				Expect(w.state()).NotTo(ContainSubstring("10.1.0.3"))
 			})
+
+			It("before Linux 5.14 replaces it where the kernel gave the inode to the new namespace, too", func() {
+				once, again := w.container(1, 5), w.container(1, 6)
+				again.call.ID = once.call.ID
+				w.ExecWithoutCookie(once.as("ADD", k.config)).Added()
+				w.ExecWithoutCookie(once.as("ADD", k.config)).Failed(100)
+				w.ReuseInode(recordDir, once.Host, again.Host)
+				w.ExecWithoutCookie(again.as("ADD", k.config)).Added()
+				again.check(k.config)
+				Expect(w.state()).NotTo(ContainSubstring("10.1.0.5"))
+				again.del()
+			})
 		})
 	})
 })

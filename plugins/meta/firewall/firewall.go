@@ -149,7 +149,7 @@ func dial(req *skel.Request) (*call, error) {
 }
 
 // newRecord makes the attachment's record, all but the backend. It looks for the bridge where that matters: for a
-// policy, and where a bridge has one that this ADD may end.
+// policy, and where a bridge has one that this ADD may end; and for the MAC address where that tells namespaces apart.
 func (c *call) newRecord(cfg config) (*record, error) {
 	r := &record{Attachment: c.Attachment, Path: c.Netns,
 		Addrs: addressesOf(c.PrevResult, c.IfName), AdminChain: cfg.adminChain, Zone: cfg.zone,
@@ -162,7 +162,8 @@ func (c *call) newRecord(cfg config) (*record, error) {
 	if err := nft.IfSupported(err); err != nil {
 		return nil, err
 	}
-	if r.Policy == open && len(policed) == 0 && cfg.backend != iptables {
+	needsBridge := r.Policy != open || len(policed) > 0 || cfg.backend == iptables
+	if !needsBridge && r.Netns.Cookie != 0 {
 		return r, nil
 	}
 	cont, err := rtnl.Dial(c.NS)
@@ -170,7 +171,15 @@ func (c *call) newRecord(cfg config) (*record, error) {
 		return nil, err
 	}
 	defer cont.Close()
-	return r, c.findBridge(r, cont)
+	link, err := cont.Link(c.IfName)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return r, nil
+	}
+	r.Netns.MAC = link.MAC.String()
+	if err == nil && needsBridge {
+		err = c.findBridge(r, link)
+	}
+	return r, err
 }
 
 // replace removes what an attachment of this name has that lived in another namespace, or whose rules the reference's

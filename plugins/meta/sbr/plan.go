@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
@@ -33,6 +34,7 @@ func (a address) host() netip.Prefix {
 
 // found is what the plan depends on in the namespace.
 type found struct {
+	Netns  ns.Identity
 	Link   int // the interface's index
 	Rules  []rtnl.Rule
 	Routes []rtnl.RouteCopy // of all links and tables

@@ -30,17 +30,15 @@ func restore(ctx context.Context, req *skel.Request) error {
 		return err
 	}
 	req.OnDone(func() { _ = held.Unlock() })
-	id, err := req.NS.Identity()
-	if err != nil {
-		return err
-	}
 	r, ok, err := records().Get(ctx, req.Hash())
-	if err != nil || ok && !r.Netns.Is(id) { // CNI_NETNS leads to another container by now
+	if err != nil {
 		return err
 	}
 	conn, here, err := look(req)
 	gone := errors.Is(err, rtnl.ErrNoLink) || err == nil && ok && here.Link != r.Link
 	switch {
+	case ok && here.Netns.Inode != 0 && !r.Netns.Is(here.Netns): // CNI_NETNS leads to another container by now
+		return nil
 	case gone && ok:
 		r.Plan = plan{Rules: r.Plan.Rules} // the routes went with the interface
 	case gone:
@@ -48,7 +46,7 @@ func restore(ctx context.Context, req *skel.Request) error {
 	case err != nil:
 		return err
 	case !ok:
-		taken, err := records().Any(ctx, func(r record) bool { return r.Netns.Is(id) && r.Link == here.Link })
+		taken, err := records().Any(ctx, func(r record) bool { return r.Netns.Is(here.Netns) && r.Link == here.Link })
 		if err != nil || taken {
 			return err
 		}

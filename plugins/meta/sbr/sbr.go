@@ -33,7 +33,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	r, err := newRecord(ctx, req, conn, here.Link)
+	r, err := newRecord(ctx, req, conn, here)
 	if err != nil {
 		return nil, err
 	}
@@ -79,23 +79,19 @@ func needAddresses(cfg config, req *skel.Request) ([]address, error) {
 
 // newRecord begins the attachment's record. An old one of the same interface says that
 // the attachment is there already; of an interface that is gone only rules are left.
-func newRecord(ctx context.Context, req *skel.Request, conn *rtnl.Conn, link int) (record, error) {
-	id, err := req.NS.Identity()
-	if err != nil {
-		return record{}, err
-	}
+func newRecord(ctx context.Context, req *skel.Request, conn *rtnl.Conn, here found) (record, error) {
 	old, ok, err := records().Get(ctx, req.Hash())
 	switch {
 	case err != nil:
 		return record{}, err
-	case !ok || !old.Netns.Is(id):
-	case old.Link == link:
+	case !ok || !old.Netns.Is(here.Netns):
+	case old.Link == here.Link:
 		return record{}, cni.Errorf(cni.CodeExists,
 			"the addresses of %q have their tables already, from an earlier ADD; DEL takes them away", req.IfName)
 	default:
 		err = undo(conn, plan{Rules: old.Plan.Rules})
 	}
-	return record{Attachment: req.Attachment, Netns: id, Link: link}, err
+	return record{Attachment: req.Attachment, Netns: here.Netns, Link: here.Link}, err
 }
 
 // look reads what is in the namespace. Its handle is open until the call is over.
@@ -105,11 +101,15 @@ func look(req *skel.Request) (*rtnl.Conn, found, error) {
 		return nil, found{}, err
 	}
 	req.OnDone(func() { _ = conn.Close() })
-	link, err := conn.Link(req.IfName)
-	if err != nil {
+	here := found{}
+	if here.Netns, err = req.NS.Identity(); err != nil {
 		return conn, found{}, err
 	}
-	here := found{Link: link.Index}
+	link, err := conn.Link(req.IfName)
+	if err != nil {
+		return conn, here, err
+	}
+	here.Link, here.Netns.MAC = link.Index, link.MAC.String()
 	if here.Rules, err = conn.Rules(); err != nil {
 		return conn, found{}, err
 	}
@@ -155,10 +155,6 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	id, err := req.NS.Identity()
-	if err != nil {
-		return err
-	}
 	r, ok, err := records().Get(ctx, req.Hash())
 	if err != nil {
 		return err
@@ -170,7 +166,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	if !ok || !r.Netns.Is(id) {
+	if !ok || !r.Netns.Is(here.Netns) {
 		r.Plan = plan{}
 	}
 	var errs []error

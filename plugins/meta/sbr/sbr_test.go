@@ -225,6 +225,24 @@ var _ = Describe("ADD", func() {
 		Expect(w.rules()).To(BeEmpty())
 	})
 
+	It("before Linux 5.14 is not refused where the kernel gave the inode to the container's next namespace", func() {
+		w := newWorld("10.2.0.2/24")
+		old := w.cont
+		add := func() Answer { return w.ExecWithoutCookie(w.call("ADD", nil, v4)) }
+		add().Added()
+		add().Failed(cni.CodeExists)
+		w.cont = newWorld("10.2.0.2/24").cont
+		before := w.cont.Snapshot()
+		w.ReuseInode(recordDir, old, w.cont)
+		missing := w.ExecWithoutCookie(w.call("CHECK", nil, v4)).Failed(cni.CodeDrift)
+		Expect(missing).To(ContainSubstring("rule from 10.2.0.2"))
+		add().Added()
+		Expect(w.rules()).To(HaveLen(1))
+		Expect(w.ExecWithoutCookie(w.call("CHECK", nil, v4)).Code).To(BeZero())
+		Expect(w.ExecWithoutCookie(w.call("DEL", nil, v4)).Code).To(BeZero())
+		Expect(w.cont.Snapshot()).To(Equal(before))
+	})
+
 	It("of eight interfaces at once gives each a table", func() {
 		w := newWorld("10.2.0.2/24")
 		var calls []Call
