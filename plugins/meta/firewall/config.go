@@ -64,7 +64,7 @@ func parseConfig(req *skel.Request) (config, error) {
 		return config{}, err
 	}
 	c := config{backend: backend(w.Backend), policy: policy(cmp.Or(w.IngressPolicy, string(open))),
-		adminChain: cmp.Or(w.AdminChain, adminChain), zone: cmp.Or(w.Zone, "trusted"),
+		adminChain: cmp.Or(w.AdminChain, adminChain), zone: cmp.Or(w.Zone, defaultZone),
 		published: w.AcceptPublished == nil || *w.AcceptPublished}
 	var problems cni.Problems
 	if !slices.Contains([]backend{auto, nftables, iptables, firewalld}, c.backend) {

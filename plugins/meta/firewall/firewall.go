@@ -148,10 +148,24 @@ func dial(req *skel.Request) (*call, error) {
 	return c, nil
 }
 
-// newRecord makes the attachment's record, all but the backend. It looks for the bridge where that matters: for a
-// policy, and where a bridge has one that this ADD may end; and for the MAC address where that tells namespaces apart.
+// checkReference looks for what the reference makes: rules of iptables or, unless that is the backend configured,
+// sources of firewalld's zone.
+func (c *call) checkReference(ctx context.Context, want *record) error {
+	err := c.checkIPTables(ctx, want)
+	if err == nil || want.Backend == iptables {
+		return err
+	}
+	if asked := checkFirewalld(ctx, want); !errors.Is(asked, errNoFirewalld) {
+		return asked
+	}
+	return err
+}
+
+// newRecord makes the attachment's record, with the backend as configured. It looks for the bridge where that matters:
+// for a policy, and where a bridge has one that this ADD may end; and for the MAC address where that tells namespaces
+// apart.
 func (c *call) newRecord(cfg config) (*record, error) {
-	r := &record{Attachment: c.Attachment, Path: c.Netns,
+	r := &record{Attachment: c.Attachment, Path: c.Netns, Backend: cfg.backend,
 		Addrs: addressesOf(c.PrevResult, c.IfName), AdminChain: cfg.adminChain, Zone: cfg.zone,
 		Published: cfg.published, Policy: cfg.policy}
 	var err error
@@ -305,9 +319,9 @@ func (c *call) verify(ctx context.Context, want *record) error {
 	}
 	r := &old
 	if !ok { // the reference made it, perhaps
-		return c.checkIPTables(ctx, want)
+		return c.checkReference(ctx, want)
 	}
-	if !slices.Equal(r.Addrs, want.Addrs) && c.checkIPTables(ctx, want) == nil {
+	if !slices.Equal(r.Addrs, want.Addrs) && c.checkReference(ctx, want) == nil {
 		return nil // its DEL, which leaves our record, and its ADD followed ours
 	}
 	var errs []error

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,8 @@ const (
 	firewalldName  = "org.fedoraproject.FirewallD1"
 	firewalldPath  = "/org/fedoraproject/FirewallD1"
 	firewalldZones = firewalldName + ".zone"
+
+	defaultZone = "trusted"
 
 	// busWait is how long firewalld may take for all that a call asks of it.
 	busWait = 5 * time.Second
@@ -116,6 +119,25 @@ func delFirewalld(ctx context.Context, s *store, r *record) error {
 		return nil
 	}
 	return err
+}
+
+// delReferenceSources takes the addresses in prevResult out of the zone that is configured, where no record of ours has
+// them.
+func (c *call) delReferenceSources(ctx context.Context, s *store, had *record) {
+	var w struct {
+		Zone string `json:"firewalldZone"`
+	}
+	_ = c.Decode(&w) // what cannot be read is none
+	r := &record{Attachment: c.Attachment, Backend: firewalld, Zone: cmp.Or(w.Zone, defaultZone)}
+	r.Addrs = slices.DeleteFunc(addressesOf(c.PrevResult, c.IfName), func(a netip.Addr) bool {
+		return slices.Contains(had.Addrs, a)
+	})
+	if len(r.Addrs) == 0 {
+		return
+	}
+	if err := delFirewalld(ctx, s, r); err != nil {
+		c.Warn("sources of other plugins: %v", err)
+	}
 }
 
 // checkFirewalld looks whether the addresses are in the zone.

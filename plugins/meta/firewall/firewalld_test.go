@@ -181,6 +181,37 @@ var _ = Describe("firewalld", func() {
 		Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
 	})
 
+	It("has what the reference made, as CHECK and DEL know", func() {
+		keys := Object{"cniVersion": "1.0.0", "firewalldZone": "work"}
+		w.Reference(nstest.Newest(), c.as("ADD", keys)).Added()
+		c.check(keys)
+		Expect(c.drifts(Object{"cniVersion": "1.0.0"})).To(ContainSubstring("10.1.0.2 is no source of zone"))
+		Expect(c.drifts(keys, Object{"backend": "iptables"})).To(ContainSubstring("CNI-FORWARD"))
+		_, refused := f.RemoveSource("work", "fd00:1::2/128")
+		Expect(refused).To(BeNil())
+		Expect(c.drifts(keys)).To(ContainSubstring("fd00:1::2 is no source of zone"))
+		c.del(keys)
+		Expect(f.have()).To(BeEmpty())
+		c.del(keys, Object{"firewalldZone": 7})
+
+		By("also where its DEL, which leaves our record, and its ADD with another address followed ours")
+		c.add(keys)
+		Expect(w.Reference(nstest.Newest(), c.as("DEL", keys)).Code).To(BeZero())
+		next := Object{"prevResult": Merge(c.prev, Object{"cniVersion": "1.0.0",
+			"ips": []Object{{"address": "10.1.0.9/24", "interface": 2}}})}
+		w.Reference(nstest.Newest(), c.as("ADD", keys, next)).Added()
+		c.check(keys, next)
+		c.del(keys, next)
+		Expect(f.have()).To(BeEmpty())
+
+		By("but not an address that a container of ours has by now")
+		other := w.container(1, 3)
+		other.prev["ips"] = c.prev["ips"]
+		other.add(keys)
+		c.del(keys)
+		other.check(keys)
+	})
+
 	It("may stop and start between ADD and DEL", func() {
 		c.add()
 		f.stops()

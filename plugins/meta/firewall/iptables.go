@@ -255,6 +255,7 @@ func (c *call) delReference(ctx context.Context, s *store, had *record) error {
 		}
 		lost = errors.Join(lost, c.delIPTables(ctx, s, r))
 	}
+	c.delReferenceSources(ctx, s, had)
 	return c.tolerate(lost)
 }
 
