@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -110,11 +112,11 @@ func (p *Process) Wait(ctx context.Context) error {
 var ErrNotFound = errors.New("executable file not found in $PATH")
 
 // LookPath returns the file of a program: the first in the directories of PATH that we may run. One in a
-// relative directory is not taken.
+// relative directory is not taken. The error is an *fs.PathError.
 func LookPath(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return "", fmt.Errorf("program %q: %w", name, ErrNotFound)
+		return "", &fs.PathError{Op: "program", Path: strconv.Quote(name), Err: ErrNotFound}
 	}
 	return path, nil
 }

@@ -363,7 +363,9 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 		w.Cmd("iptables-legacy-save", "-t", "filter") // makes the table
 		w.Cmd("ip6tables-legacy-save", "-t", "filter")
 		c := w.container(1, 2)
-		withoutPrograms(func() { w.Fails(c.as("ADD", Object{"backend": "iptables"}), 999) })
+		withoutPrograms(func() {
+			Expect(w.Fails(c.as("ADD", Object{"backend": "iptables"}), 5)).To(ContainSubstring(`program "iptables-restore"`))
+		})
 		Expect(w.Cmd("find", recordDir, "-name", "*.json")).To(BeEmpty())
 	})
 

@@ -205,7 +205,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		w.Do(func() {
 			nstest.FailNetfilterSockets(unix.EMFILE)
 			withoutPrograms(func() {
-				Expect(w.onThread(c.as("DEL", keys)).Failed(999)).To(And(ContainSubstring("too many open files"),
+				Expect(w.onThread(c.as("DEL", keys)).Failed(5)).To(And(ContainSubstring("too many open files"),
 					ContainSubstring("not found")))
 			})
 		})
