@@ -3,6 +3,8 @@ package cni
 import (
 	"net/netip"
 	"slices"
+
+	"golang.org/x/sys/unix"
 )
 
 // Result is what ADD made, in the newest shape (specification, section 5).
@@ -42,6 +44,11 @@ type Route struct {
 	Priority uint32
 	Table    *uint32
 	Scope    *int // as in rtnetlink: 0 global, 253 link, 254 host
+}
+
+// InMain says whether the route is the main table's, which has those that name no table.
+func (r Route) InMain() bool {
+	return r.Table == nil || *r.Table == unix.RT_TABLE_MAIN || *r.Table == unix.RT_TABLE_UNSPEC
 }
 
 // DNS is resolver configuration for the container.

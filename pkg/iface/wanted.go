@@ -20,8 +20,8 @@ type wanted struct {
 	v6     bool
 }
 
-// route is a route. Where it has no table any will do: another plugin of the chain,
-// sbr or vrf, may have moved it.
+// route is a route. Where its table is 0, as main is, any will do: another plugin of the
+// chain, sbr or vrf, may have moved it.
 type route struct {
 	rtnl.Route
 	scoped bool // its scope was asked for
@@ -57,9 +57,12 @@ func newRoute(r cni.Route, res *cni.Result) route {
 	out := route{
 		Route: rtnl.Route{
 			Dst: r.Dst.Masked(), GW: r.GW, MTU: r.MTU, AdvMSS: r.AdvMSS,
-			Priority: r.Priority, Table: deref(r.Table), Scope: deref(r.Scope),
+			Priority: r.Priority, Scope: deref(r.Scope),
 		},
 		scoped: r.Scope != nil,
+	}
+	if !r.InMain() {
+		out.Table = *r.Table
 	}
 	// What is on the link, or on the host itself, is not behind a gateway.
 	if !r.GW.IsValid() && out.Scope < unix.RT_SCOPE_LINK {
@@ -110,7 +113,7 @@ func (r route) verify(have []rtnl.Route) error {
 // for.
 func (r route) differences(have rtnl.Route) []string {
 	var d []string
-	if have.GW != r.GW {
+	if have.GW != r.GW && (have.GW.IsValid() || !r.GW.IsUnspecified()) {
 		d = append(d, fmt.Sprintf("gateway is %s instead of %s", or(have.GW, "none"), or(r.GW, "none")))
 	}
 	if r.Src.IsValid() && have.Src != r.Src {

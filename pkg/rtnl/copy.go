@@ -186,6 +186,26 @@ func (r RouteCopy) firstHop(i int) RouteCopy {
 	return r
 }
 
+// Via is the route through this gateway alone; the zero Addr is none. What leads there, or onLink,
+// lets the kernel take it.
+func (r RouteCopy) Via(gw netip.Addr, onLink bool) RouteCopy {
+	if i := r.attr(unix.RTA_MULTIPATH); i >= 0 {
+		r = r.firstHop(i)
+	}
+	r.Attrs = slices.DeleteFunc(slices.Clone(r.Attrs), func(a RouteAttribute) bool {
+		return a.Kind == unix.RTA_GATEWAY || a.Kind == unix.RTA_VIA
+	})
+	r.Header.Scope = unix.RT_SCOPE_UNIVERSE // nothing else is behind a gateway
+	r.Header.Flags &^= unix.RTNH_F_ONLINK
+	if onLink {
+		r.Header.Flags |= unix.RTNH_F_ONLINK
+	}
+	if gw.IsValid() {
+		r = r.with(unix.RTA_GATEWAY, gw.AsSlice())
+	}
+	return r
+}
+
 // Route is what the route says, but MTU and AdvMSS; of several next hops the first.
 func (r RouteCopy) Route() Route {
 	if i := r.attr(unix.RTA_MULTIPATH); i >= 0 {

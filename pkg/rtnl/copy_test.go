@@ -146,6 +146,21 @@ var _ = Describe("the copy of a route", func() {
 		Expect(c.Routes(index(c, "one"), unix.AF_UNSPEC)).To(ConsistOf(said))
 	})
 
+	It("is another one through another gateway", func() {
+		ip(h, "route add 10.8.0.0/16 metric 5 mtu 1400 nexthop via 10.1.1.9 nexthop via 10.1.1.8")
+		r := copies(unix.RT_TABLE_MAIN)[0].InTable(7)
+		through := func(gw string, onLink bool) string {
+			addr, _ := netip.ParseAddr(gw)
+			r = r.Via(addr, onLink)
+			Expect(c.AddCopy(r)).To(Succeed())
+			DeferCleanup(c.DelCopy, r)
+			return linesOf(h, "7")[0]
+		}
+		Expect(through("10.1.1.7", false)).To(Equal("10.8.0.0/16 via 10.1.1.7 dev one metric 5 mtu 1400"))
+		Expect(through("10.9.9.9", true)).To(Equal("10.8.0.0/16 via 10.9.9.9 dev one metric 5 onlink mtu 1400"))
+		Expect(through("", false)).To(Equal("10.8.0.0/16 dev one metric 5 mtu 1400"))
+	})
+
 	It("is another one from another source", func() {
 		ip(h, "addr add 10.1.1.4/24 dev one")
 		ip(h, "route add 10.8.0.0/16 dev one src 10.1.1.3")

@@ -4,8 +4,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
@@ -74,7 +72,7 @@ func addDefaultRoute(res *cni.Result, v4 bool) {
 	found := false
 	for i := range res.Routes {
 		r := &res.Routes[i]
-		if r.Dst.Bits() != 0 || r.Dst.Addr().Is4() != v4 || inOtherTable(r) {
+		if r.Dst.Bits() != 0 || r.Dst.Addr().Is4() != v4 || !r.InMain() {
 			continue
 		}
 		found = true
@@ -89,11 +87,6 @@ func addDefaultRoute(res *cni.Result, v4 bool) {
 		}
 		res.Routes = append(res.Routes, cni.Route{Dst: any, GW: gw})
 	}
-}
-
-// inOtherTable says whether a route names a table other than main, which has those that name none.
-func inOtherTable(r *cni.Route) bool {
-	return r.Table != nil && *r.Table != unix.RT_TABLE_MAIN && *r.Table != unix.RT_TABLE_UNSPEC
 }
 
 // gatewayPlan says which addresses make a link the gateway.

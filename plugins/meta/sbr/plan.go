@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -23,6 +24,8 @@ const (
 type address struct {
 	Prefix  netip.Prefix // host bits kept
 	Gateway netip.Addr   // zero = none is known; unspecified = everything is on the link
+	Asked   bool         // the configuration names the gateway
+	Default cni.Route    // of its family in the main table, as the result has it; zero = none
 }
 
 func (a address) is4() bool { return a.Prefix.Addr().Is4() }
@@ -143,20 +146,36 @@ func freePriorities(here found) func(is4 bool) uint32 {
 	}
 }
 
-// addTable plans an address's table: its default route, and copies of the routes in
-// the main table that are the address's or nobody's.
+// addTable plans an address's table: copies of the routes in the main table that are the
+// address's or nobody's, and the default route. That is the interface's own of the main table,
+// or has the metrics of another address's.
 func (p *plan) addTable(a address, all []address, here found, table uint32) {
-	def, leads := defaultRoute(a, here.Link, table), false
+	var own, others []rtnl.RouteCopy // default routes
+	leads := false
+	def := defaultRoute(a, here.Link, table)
 	for _, r := range here.mainRoutes() {
-		isDefault := r.copy.IsFar() && r.Dst == def.Dst && r.Priority == def.Priority && r.copy.Header.Tos == 0
-		if !isFor(r.Route, a, all) || isDefault && a.Gateway.IsValid() {
-			continue
+		c, isOwn := copyFor(r, a, all, table), isFor(r.Route, a, all)
+		switch isDefault := r.Dst == def.Dst && c.Header.Tos == 0; {
+		case isDefault && isOwn:
+			own = append(own, c)
+		case isDefault:
+			others = append(others, c)
+		case isOwn:
+			p.Copies = append(p.Copies, c)
+			leads = leads || !c.IsFar() && r.Dst.Contains(a.Gateway)
 		}
-		p.Copies = append(p.Copies, copyFor(r, a, all, table))
-		leads = leads || !r.copy.IsFar() && r.Dst.Contains(a.Gateway)
 	}
-	if a.Gateway.IsValid() {
-		def.OnLink = def.GW.IsValid() && !leads
+	def.OnLink = def.GW.IsValid() && !leads
+	switch {
+	case !a.Gateway.IsValid() || own != nil && !a.Asked:
+		p.Copies = append(p.Copies, own...)
+	case own != nil:
+		for _, c := range own {
+			p.Copies = append(p.Copies, c.Via(def.GW, def.OnLink))
+		}
+	case others != nil:
+		p.Copies = append(p.Copies, others[0].Via(def.GW, def.OnLink))
+	default:
 		p.Defaults = append(p.Defaults, def)
 	}
 }
@@ -204,12 +223,13 @@ func copyFor(r route, a address, all []address, table uint32) rtnl.RouteCopy {
 }
 
 func defaultRoute(a address, link int, table uint32) rtnl.Route {
-	r := rtnl.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), GW: a.Gateway, OutIndex: link, Table: table}
+	r := rtnl.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), GW: a.Gateway, OutIndex: link, Table: table,
+		MTU: a.Default.MTU, AdvMSS: a.Default.AdvMSS, Priority: a.Default.Priority}
 	if a.Gateway.IsUnspecified() {
 		r.GW = netip.Addr{}
 	}
 	if !a.is4() {
-		r.Dst, r.Priority = netip.PrefixFrom(netip.IPv6Unspecified(), 0), defaultMetric
+		r.Dst, r.Priority = netip.PrefixFrom(netip.IPv6Unspecified(), 0), cmp.Or(r.Priority, defaultMetric)
 	}
 	return r
 }
@@ -239,15 +259,36 @@ func sourceHints(addrs []address, link int) (hints []rtnl.Route) {
 func addressesOf(cfg config, res *cni.Result, ifName string) (addrs []address) {
 	for _, ip := range res.ContainerIPs(ifName) {
 		a := address{Prefix: ip.Address, Gateway: cfg.Gateways[ip.Address.Addr().Is4()]}
-		if !a.Gateway.IsValid() {
+		if a.Asked = a.Gateway.IsValid(); !a.Asked {
 			a.Gateway = ip.Gateway
 		}
-		for _, r := range res.Routes {
-			if !a.Gateway.IsValid() && r.Table == nil && r.Dst.Bits() == 0 && r.Dst.Addr().Is4() == a.is4() {
-				a.Gateway = r.GW
+		for _, r := range slices.Backward(res.Routes) {
+			if isDefault(r, a.is4()) {
+				a.Default = r
 			}
+		}
+		if !a.Gateway.IsValid() {
+			a.Gateway = a.Default.GW
 		}
 		addrs = append(addrs, a)
 	}
 	return addrs
+}
+
+// isDefault says whether a route of the result is the main table's default route of the family.
+func isDefault(r cni.Route, is4 bool) bool {
+	return r.Dst.Bits() == 0 && r.Dst.Addr().Is4() == is4 && r.InMain()
+}
+
+// through is the result with the gateways that the configuration names in its default routes,
+// which the plugins of the chain compare with the container's.
+func (cfg config) through(res *cni.Result) *cni.Result {
+	res = res.Clone()
+	for i, r := range res.Routes {
+		gw := cfg.Gateways[r.Dst.Addr().Is4()]
+		if cfg.Table == 0 && gw.IsValid() && isDefault(r, gw.Is4()) {
+			res.Routes[i].GW, res.Routes[i].Scope = gw, nil
+		}
+	}
+	return res
 }

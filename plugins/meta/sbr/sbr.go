@@ -50,7 +50,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		err = cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: the interface is down, and so has no routes: %w",
 			req.IfName, err)
 	}
-	return req.PrevResult, err
+	return cfg.through(req.PrevResult), err
 }
 
 // sourceWait is longer than duplicate address detection takes.
@@ -199,6 +199,7 @@ func (f found) checkRule(a address, cfg config, p plan) error {
 	if cfg.Table != 0 || len(p.Rules) > 0 || !a.Gateway.IsValid() {
 		return nil
 	}
+	a.Default = cni.Route{} // whose metrics the reference loses
 	want := defaultRoute(a, f.Link, f.Rules[i].Table)
 	if !f.has(want) {
 		return drift("table %d: route %s: missing", want.Table, want)

@@ -103,6 +103,45 @@ var _ = Describe("ADD", func() {
 		Expect(w.routes("main")).To(Equal(before))
 	})
 
+	DescribeTable("gives the table's default route all that the main table's has", func(keys Object, gw4, gw6 string) {
+		w := newWorld("10.2.0.2/24", "10.3.0.2/24", "fd02::2/64")
+		IP(w.cont, "route del default")
+		IP(w.cont, "route add default via 10.2.0.1 dev eth1 metric 5 mtu 1400 advmss 1360 initcwnd 20")
+		IP(w.cont, "-6 route add default dev eth1 metric 7 mtu 1300 hoplimit 9 nexthop via fd02::1 nexthop via fd02::8")
+		before := w.cont.Snapshot()
+		const second = "10.3.0.2/24 10.3.0.1"
+		w.add(keys, v4, second, v6)
+		Expect(w.routes("100")).To(ConsistOf(same("default via "+gw4+" dev eth1 metric 5 mtu 1400 advmss 1360 initcwnd 20"),
+			HavePrefix("10.2.0.0/24 ")))
+		Expect(w.routes("101")).To(ConsistOf(HavePrefix("10.3.0.0/24 "),
+			HavePrefix("default via 10.3.0.1 dev eth1 metric 5 mtu 1400 advmss 1360 initcwnd 20")))
+		Expect(w.routes("102")).To(ContainElement(same(gw6)))
+		w.Succeeds(w.call("CHECK", keys, v4, second, v6))
+		w.del(keys)
+		Expect(w.cont.Snapshot()).To(Equal(before))
+	},
+		Entry("its gateway too", nil, "10.2.0.1", "default metric 7 mtu 1300 hoplimit 9"),
+		Entry("but the gateway, with gateways", Object{"gateways": []string{"fd02::9"}}, "10.2.0.1",
+			"default via fd02::9 dev eth1 metric 7 mtu 1300 hoplimit 9"),
+	)
+
+	It("gives the table's default route what the result says where the main table has none", func() {
+		w := newWorld("10.2.0.2/24", "fd02::2/64")
+		says := func(gw4, gw6 string) Object {
+			return Object{"gateways": []string{gw4, gw6}, "prevResult": Object{"cniVersion": "1.1.0",
+				"ips": []Object{{"address": "10.2.0.2/24", "gateway": "10.2.0.1"}, {"address": "fd02::2/64"}},
+				"routes": []Object{{"dst": "0.0.0.0/0", "mtu": 1400, "advmss": 1360, "priority": 5, "table": 254},
+					{"dst": "::/0", "gw": "fd02::1", "mtu": 1300}, {"dst": "0.0.0.0/0", "gw": "10.2.0.3", "table": 50}}}}
+		}
+		got := w.add(says("10.2.0.9", "fd02::9"))
+		Expect(w.routes("100")).To(ContainElement(same("default via 10.2.0.9 dev eth1 metric 5 mtu 1400 advmss 1360")))
+		Expect(w.routes("101")).To(ContainElement(same("default via fd02::9 dev eth1 metric 1024 mtu 1300")))
+		By("telling the gateways in the result")
+		Expect(got.Routes).To(HaveExactElements(HaveKeyWithValue("gw", "10.2.0.9"), HaveKeyWithValue("gw", "fd02::9"),
+			HaveKeyWithValue("gw", "10.2.0.3")))
+		w.Succeeds(w.call("CHECK", says("10.2.0.9", "fd02::9")))
+	})
+
 	It("takes the next hops through the interface alone", func() {
 		w := newWorld("10.2.0.2/24", "fd02::2/64")
 		IP(w.cont, "-6 addr add fd01::2/64 dev eth0 nodad")

@@ -203,7 +203,7 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	}
 	for _, want := range req.PrevResult.Routes {
 		table := vrf.Table
-		if want.Table != nil && *want.Table != 0 && *want.Table != unix.RT_TABLE_MAIN {
+		if !want.InMain() {
 			table = *want.Table
 		}
 		if !slices.ContainsFunc(routes, func(have rtnl.Route) bool {
