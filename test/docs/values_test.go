@@ -302,9 +302,9 @@ func routes() []values {
 }
 
 func dhcpValues() []values {
-	options := func(key string) values {
-		return values{key: key, good: `["12", "012", "121", "254", "routers", "host-name"]`,
-			bad: `["", "0", "053", "255", "256", "nope", "+1", 12, null]`}
+	options := func(key, good, bad string) values {
+		return values{key: key, good: `["12", "012", "121", "254", "routers", "host-name"` + good + `]`,
+			bad: `["0", "053", "255", "256", "nope", "+1", 12` + bad + `]`}
 	}
 	const provided, requested = `{"ipam": {"provide": [{"option": "12"}]}}`, `{"ipam": {"request": [{"option": "12"}]}}`
 	return concat([]values{
@@ -313,10 +313,11 @@ func dhcpValues() []values {
 		{key: "ipam.provide", good: `[[], null, [{"option": "12"}]]`, bad: `[{}, 5, [{}], [null], ["12"]]`},
 		{key: "ipam.provide[].value", beside: provided, good: `["x", "", null]`, bad: `[5, []]`},
 		{key: "ipam.provide[].fromArg", beside: provided, good: `["x", "", null]`, bad: `[5, []]`},
-		{key: "ipam.request", good: `[[], null, [{"option": "12"}]]`, bad: `[{}, 5, [{}], [null], ["12"]]`},
+		{key: "ipam.request", good: `[[], null, [{"option": "12"}], [{}], [null]]`, bad: `[{}, 5, ["12"]]`},
 		{key: "ipam.request[].skipDefault", beside: requested, good: booleans, bad: noBooleans},
 		{key: "ipam.priority", good: `[0, 4294967295, null]`, bad: `[-1, 4294967296, 1.5, "5"]`},
-		options("ipam.provide[].option"), options("ipam.request[].option"),
+		options("ipam.provide[].option", ``, `, "", null`),
+		options("ipam.request[].option", `, "", null`, ``),
 	}, switches("ipam.dns"))
 }
 

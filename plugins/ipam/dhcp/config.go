@@ -41,7 +41,7 @@ type wireProvide struct {
 }
 
 type wireRequest struct {
-	Option      string `json:"option" help:"name or number of the option" schema:"required format=dhcpoption"`
+	Option      string `json:"option" help:"name or number of the option, where one is asked for" schema:"format=dhcpoption empty"`
 	SkipDefault bool   `json:"skipDefault" help:"do not ask for subnet-mask and routers, unless they are listed" default:"false"`
 }
 
@@ -84,12 +84,15 @@ func parseConfig(conf []byte, args string) (*config, error) {
 	}
 	defaults := []byte{1, 3} // subnet mask and routers
 	for i, r := range wire.IPAM.Request {
-		code, err := parseOption(fmt.Sprintf("ipam.request[%d].option", i), r.Option)
-		problems.Add(err)
-		cfg.Request = append(cfg.Request, code)
 		if r.SkipDefault {
 			defaults = nil
 		}
+		if r.Option == "" {
+			continue
+		}
+		code, err := parseOption(fmt.Sprintf("ipam.request[%d].option", i), r.Option)
+		problems.Add(err)
+		cfg.Request = append(cfg.Request, code)
 	}
 	cfg.Request = append(defaults, cfg.Request...)
 	if cfg.DNS {
@@ -164,5 +167,6 @@ func parseFlags(env skel.Env) (f flags, err error) {
 	set.DurationVar(&f.pauseMax, "resendmax", 62*time.Second, "longest pause when no ADD waits")
 	set.DurationVar(&f.total, "resendtimeout", time.Minute, "how long an ADD may wait for a server")
 	err = set.Parse(env.Args[1:])
+	f.socket = cmp.Or(f.socket, defaultSocket)
 	return f, err
 }

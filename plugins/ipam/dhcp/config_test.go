@@ -8,6 +8,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 var _ = Describe("a configuration", func() {
@@ -28,6 +29,16 @@ var _ = Describe("a configuration", func() {
 		Expect(cfg.Request).To(Equal([]byte{3, 12}))
 	})
 
+	DescribeTable("passes over an entry without an option, but for skipDefault", func(request string, want ...byte) {
+		cfg, err := parse(`"dns": false, "request": [` + request + `]`)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(cfg.Request).To(Equal(want))
+	},
+		Entry("that asks for less", `{"skipDefault": true}, {"option": "12"}`, byte(12)),
+		Entry("that does not, as in the reference's manual", `{"skipDefault": false}`, byte(1), byte(3)),
+		Entry("that is empty", `{"option": ""}, {"option": null}`, byte(1), byte(3)),
+	)
+
 	It("provides values of its own and of CNI_ARGS", func() {
 		cfg, err := parse(`"provide": [{"option": "12", "value": "x", "fromArg": "A"}, {"option": "13", "value": "y",
 			"fromArg": "D"}, {"option": "14", "fromArg": "G"}, {"option": "dhcp-client-identifier", "value": "z"}]`)
@@ -47,6 +58,15 @@ var _ = Describe("a configuration", func() {
 			`ipam.provide[0].value: value too long for option "12": "xxx`),
 		Entry(nil, `"daemonSocketPath": "x"`, `ipam.daemonSocketPath: "x" is no absolute path`),
 		Entry(nil, `"dns": {}`, "ipam.dns: "),
+	)
+
+	DescribeTable("of the daemon has the usual socket", func(args ...string) {
+		f, err := parseFlags(skel.Env{Args: append([]string{"daemon"}, args...), Stderr: GinkgoWriter})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(f.socket).To(Equal(defaultSocket))
+	},
+		Entry("without a flag"),
+		Entry("where the flag is empty", "-socketpath", ""),
 	)
 
 	It("must have ipam", func() {
