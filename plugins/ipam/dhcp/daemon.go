@@ -47,6 +47,7 @@ type holder struct {
 	ready chan struct{} // closed when there was a lease
 	done  chan struct{} // closed when hold has ended
 	err   error         // why it has
+	over  func() error  // finish, once
 }
 
 // isReady reports whether there was a lease: from then on the holder keeps it, and asks
@@ -212,6 +213,7 @@ func (d *daemon) newHolder(r record) *holder {
 
 func (d *daemon) start(h *holder) {
 	d.leases[h.Hash()] = h
+	h.over = sync.OnceValue(func() error { return d.finish(h) })
 	var ctx context.Context
 	ctx, h.stop = context.WithCancel(d.ctx)
 	d.running.Go(func() {
@@ -236,7 +238,7 @@ func (d *daemon) hold(ctx context.Context, h *holder) error {
 		// A main plugin may take the link down for a moment.
 		if errors.Is(err, errGone) || err != nil && !h.isReady() && !errors.Is(err, unix.ENETDOWN) {
 			d.log.Info("dropped", "lease", h.Attachment.String(), "why", err)
-			return errors.Join(err, d.forget(h))
+			return errors.Join(err, h.over())
 		}
 		pause := min(h.wake-sinceBoot(), look)
 		if err != nil {
@@ -276,13 +278,13 @@ func (d *daemon) exchange(ctx context.Context, h *holder) error {
 	}
 	defer d.sockets.few(l.close)
 	if h.MAC == nil {
-		if h.fault = l.raise(ctx, d.sockets.few); h.fault != nil {
+		if h.fault = l.raise(ctx); h.fault != nil {
 			return h.fault
 		}
-		// Links of ipvlan share a MAC address: an answer to it finds none that has no address.
-		h.MAC, h.Broadcast = l.MAC, d.broadcast || l.Kind == "ipvlan"
-		h.Client = h.client
 	}
+	// Links of ipvlan share a MAC address: an answer to it finds none that has no address.
+	h.MAC, h.Broadcast = l.MAC, d.broadcast || l.Kind == "ipvlan"
+	h.Client = h.client
 	for end := sinceBoot() + listen; ; {
 		now := sinceBoot()
 		if p := h.tick(now); p != nil {
@@ -314,7 +316,7 @@ func (d *daemon) publish(l *link, h *holder) error {
 	var err error
 	d.files.few(func() { err = d.records.Put(context.Background(), h.Hash(), h.record) })
 	if err != nil && !h.isReady() {
-		return errors.Join(err, l.send(h.release()))
+		return err // which ends the lease
 	}
 	h.shown.Store(is)
 	if is == nil {
@@ -329,28 +331,23 @@ func (d *daemon) publish(l *link, h *holder) error {
 	return errors.Join(err, l.apply(was.result(h.options), is.result(h.options)))
 }
 
-// forget removes what is known of a lease.
-func (d *daemon) forget(h *holder) error {
-	key := h.Hash()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.leases[key] != h {
-		return nil
-	}
-	delete(d.leases, key)
-	return d.drop(h.Attachment)
-}
-
 // drop removes the record of a lease.
 func (d *daemon) drop(a cni.Attachment) (err error) {
 	d.files.few(func() { err = d.records.Drop(context.Background(), a.Hash()) })
 	return err
 }
 
-// end ends a lease and tells the server, as far as the container is still there.
+// end ends a lease.
 func (d *daemon) end(h *holder) error {
 	h.stop()
 	<-h.done
+	return h.over()
+}
+
+// finish tells the server that a lease has ended, as far as the container is still there,
+// and removes what is known of it. The record goes first: until then another holder of
+// the attachment must not put one.
+func (d *daemon) finish(h *holder) error {
 	if h.lease != nil {
 		says := []any{"lease", h.Attachment.String(), "address", h.lease.prefix()}
 		if err := d.release(h); err != nil {
@@ -359,7 +356,11 @@ func (d *daemon) end(h *holder) error {
 			d.log.Info("released", says...)
 		}
 	}
-	return d.forget(h)
+	err := d.drop(h.Attachment)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.leases, h.Hash())
+	return err
 }
 
 // release sends the server a RELEASE. Nobody waits until the socket is closed: that takes

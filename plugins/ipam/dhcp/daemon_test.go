@@ -229,6 +229,26 @@ var _ = Describe("the daemon", func() {
 		}
 	})
 
+	It("answers for other leases while one waits for the lock of the records", func(ctx SpecContext) {
+		d := newDaemon(ctx, flags{hostPrefix: GinkgoT().TempDir()}, slog.New(slog.DiscardHandler))
+		d.records.Wait = time.Hour
+		other, err := statefile.OpenStore[record](ctx, d.records.Path, 0)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(other.Close)
+		a := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}
+		Expect(other.Put(a.Hash(), record{Attachment: a})).To(Succeed())
+		h := d.newHolder(record{Attachment: a, Netns: "/absent"}) // which ends at once
+		d.mu.Lock()
+		d.start(h)
+		d.mu.Unlock()
+		Eventually(func() int { return len(d.files) }).Should(Equal(1))
+		found := make(chan *holder)
+		go func() { found <- d.find(cni.Attachment{Network: "net", ContainerID: "two", IfName: "eth0"}) }()
+		Eventually(found).Should(Receive(BeNil()))
+		Expect(other.Close()).To(Succeed())
+		Eventually(h.done).Should(BeClosed())
+	})
+
 	It("holds a hundred leases with no descriptor more, and without a thread for each", func() {
 		l := newLAN()
 		l.serve()

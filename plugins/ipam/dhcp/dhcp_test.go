@@ -222,6 +222,8 @@ var _ = Describe("a lease", func() {
 		s := l.serve(shortLease(60)...)
 		l.start()
 		configure(c, l.Add(l.call("ADD", c)))
+		By("which is asked for under the MAC address that the interface has by then")
+		c.Cmd("ip", "link", "set", "eth0", "address", "02:00:00:00:00:09")
 		s.set(func(s *server) {
 			s.given = map[string]netip.Addr{}
 			s.script = func(s *server, req, answer *dhcpv4.DHCPv4) []*dhcpv4.DHCPv4 {
@@ -233,6 +235,8 @@ var _ = Describe("a lease", func() {
 			}
 		})
 		Eventually(addrs(c)).Should(Equal([]string{"10.9.0.51/24"}))
+		asked := s.messages(discover)
+		Expect(asked[len(asked)-1].ClientHWAddr.String()).To(Equal("02:00:00:00:00:09"))
 	})
 
 	It("is dropped when the namespace goes, and nothing of the daemon keeps that", func() {

@@ -45,6 +45,8 @@ type machine struct {
 	fault  error // why the last answer was of no use, or nobody could be asked
 
 	xid   dhcpv4.TransactionID
+	began time.Duration  // when it began to ask for a lease, or for its renewal
+	secs  uint16         // that have passed since then; a REQUEST has those of its DISCOVER
 	offer *dhcpv4.DHCPv4 // of REQUESTING
 	tries int            // of sending the same message
 	naks  int            // since the last lease
@@ -66,11 +68,14 @@ const (
 // enter begins a state at once. An answer to what was sent before is none from now on,
 // except that a REQUEST belongs to its OFFER.
 func (m *machine) enter(s state, now time.Duration) {
-	m.state, m.tries, m.wake = s, 0, now
 	if s != requesting {
+		if m.state != requesting && m.state != renewing { // else it goes on asking
+			m.began = now
+		}
 		m.offer = nil
 		binary.BigEndian.PutUint32(m.xid[:], rand.Uint32())
 	}
+	m.state, m.tries, m.wake = s, 0, now
 }
 
 // tick lets time pass and returns what is to be sent, if anything.
@@ -101,6 +106,9 @@ func (m *machine) tick(now time.Duration) *packet {
 	}
 	m.wake = now + m.pause(now)
 	m.tries++
+	if m.state != requesting {
+		m.secs = uint16(min((now-m.began)/time.Second, 1<<16-1))
+	}
 	return m.packet()
 }
 
@@ -146,10 +154,11 @@ func (m *machine) packet() *packet {
 		p.src = m.lease.prefix().Addr()
 		more = []dhcpv4.Modifier{dhcpv4.WithClientIP(m.lease.ack.YourIPAddr)}
 	}
-	more = append(more, dhcpv4.WithBroadcast(m.Broadcast),
+	more = append(more, dhcpv4.WithBroadcast(m.Broadcast || !bytes.Equal(m.mac(), m.MAC)),
 		dhcpv4.WithGeneric(dhcpv4.OptionParameterRequestList, m.Request),
 		dhcpv4.WithOption(dhcpv4.OptMaxMessageSize(1500)))
 	p.message = m.message(kind, more...)
+	p.message.NumSeconds = m.secs
 	for code, value := range m.Provide {
 		p.message.Options[code] = value
 	}
@@ -169,8 +178,17 @@ func (m *machine) release() *packet {
 	return &packet{message: message, src: l.prefix().Addr(), dst: address(l.ack.ServerIdentifier()), mac: l.server}
 }
 
+// mac is the MAC address under which a server knows us. It is the lease's while there is
+// one, since some servers find a lease by it; the interface may have another one by then.
+func (m *machine) mac() net.HardwareAddr {
+	if m.lease != nil {
+		return m.lease.ack.ClientHWAddr
+	}
+	return m.MAC
+}
+
 func (m *machine) message(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) *dhcpv4.DHCPv4 {
-	p, err := dhcpv4.New(append([]dhcpv4.Modifier{dhcpv4.WithHwAddr(m.MAC), dhcpv4.WithTransactionID(m.xid),
+	p, err := dhcpv4.New(append([]dhcpv4.Modifier{dhcpv4.WithHwAddr(m.mac()), dhcpv4.WithTransactionID(m.xid),
 		dhcpv4.WithMessageType(kind), dhcpv4.WithGeneric(dhcpv4.OptionClientIdentifier, m.ID)}, more...)...)
 	if err != nil {
 		panic(err) // no random number for an ID that is replaced
@@ -181,7 +199,7 @@ func (m *machine) message(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) *dhc
 // receive takes a message. What is not for us, not from the server that was asked, or
 // no answer in this state changes nothing.
 func (m *machine) receive(now time.Duration, p *dhcpv4.DHCPv4, from net.HardwareAddr) {
-	if p.OpCode != dhcpv4.OpcodeBootReply || p.TransactionID != m.xid || !bytes.Equal(p.ClientHWAddr, m.MAC) {
+	if p.OpCode != dhcpv4.OpcodeBootReply || p.TransactionID != m.xid || !bytes.Equal(p.ClientHWAddr, m.mac()) {
 		return
 	}
 	switch kind := p.MessageType(); {

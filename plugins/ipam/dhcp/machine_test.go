@@ -157,6 +157,52 @@ var _ = Describe("the machine", func() {
 		Expect(l.lease.expiry).To(Equal(l.now + time.Hour))
 	})
 
+	It("counts the seconds since it began to ask", func() {
+		l := newLife()
+		Expect(l.next().message.NumSeconds).To(BeZero())
+		for l.now < 10*time.Second {
+			began := l.now
+			Expect(l.next().message.NumSeconds).To(BeEquivalentTo(l.now/time.Second), began.String())
+		}
+		By("a REQUEST has those of the DISCOVER that is answered")
+		discover := l.next().message
+		l.now += 3 * time.Second
+		l.hear(dhcpv4.MessageTypeOffer)
+		Expect(l.next().message.NumSeconds).To(Equal(discover.NumSeconds))
+		By("a server that says no more begins no other count")
+		for l.state == requesting {
+			l.next()
+		}
+		Expect(l.next().message.NumSeconds).To(BeNumerically(">", discover.NumSeconds))
+		l.hear(dhcpv4.MessageTypeOffer)
+		l.next()
+		l.hear(dhcpv4.MessageTypeAck)
+		By("a renewal begins at none, and goes on as it asks all servers")
+		Expect(l.next().message.NumSeconds).To(BeZero())
+		for l.state == renewing {
+			l.next()
+		}
+		Expect(l.packet().message.NumSeconds).To(BeEquivalentTo(1350))
+		Expect(l.release().message.NumSeconds).To(BeZero())
+	})
+
+	It("has the MAC address of the lease while it lasts, and then that of the interface", func() {
+		l := newLife()
+		l.bind()
+		other := net.HardwareAddr{2, 0, 0, 0, 0, 9}
+		l.MAC = other
+		Expect(l.next().message.ClientHWAddr).To(Equal(ownMAC))
+		Expect(l.release().message.ClientHWAddr).To(Equal(ownMAC))
+		By("a server that sends to that one is asked not to")
+		Expect(l.packet().message.IsBroadcast()).To(BeTrue())
+		l.hear(dhcpv4.MessageTypeNak)
+		Expect(l.lease).To(BeNil())
+		Expect(l.next().message.ClientHWAddr).To(Equal(other))
+		Expect(l.packet().message.IsBroadcast()).To(BeFalse())
+		l.receive(l.now, l.answer(dhcpv4.MessageTypeOffer, dhcpv4.WithHwAddr(other)), serverMAC)
+		Expect(l.state).To(Equal(requesting))
+	})
+
 	It("loses the lease at its end, not later, and goes on asking", func() {
 		l := newLife()
 		l.bind()

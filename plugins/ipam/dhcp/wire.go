@@ -86,34 +86,25 @@ func (l *link) close() {
 }
 
 // raise brings the interface up, where nobody else does, and waits until packets pass.
-// Main plugins have reasons to be first: they turn address detection off before. It
-// looks again and again until ctx ends, since a thread that waits for the kernel's word
-// would be one for each ADD.
-func (l *link) raise(ctx context.Context, few func(func())) error {
-	const theirs = 10
+// Main plugins have reasons to be first: they turn address detection off before.
+func (l *link) raise(ctx context.Context) error {
+	const theirs = 100 * time.Millisecond
 	up := true
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for tries := 0; ; tries++ {
-		var link rtnl.Link
-		var err error
-		few(func() { link, err = l.conn.LinkByIndex(l.Index) })
-		switch {
-		case err != nil:
-			return err
-		case link.Oper == "up" || link.Oper == "unknown" && link.Carrier:
-			return nil
-		case tries == theirs && !link.Up:
-			if few(func() { err = l.conn.SetLink(l.Index, rtnl.Change{Up: &up}) }); err != nil {
-				return err
-			}
+	first, cancel := context.WithTimeout(ctx, theirs)
+	defer cancel()
+	now, err := l.conn.WaitUp(first, l.Index)
+	if errors.Is(err, context.DeadlineExceeded) {
+		if err = nil; !now.Up {
+			err = l.conn.SetLink(l.Index, rtnl.Change{Up: &up})
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("interface %q does not come up, it is %s", link.Name, link.Oper)
-		case <-tick.C:
+		if err == nil {
+			now, err = l.conn.WaitUp(ctx, l.Index)
 		}
 	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("interface %q does not come up, it is %s", now.Name, now.Oper)
+	}
+	return err
 }
 
 // portFilter lets UDP to port 68 through that is no fragment; a packet begins with its
