@@ -32,6 +32,7 @@ type daemon struct {
 	sockets threads // for containers' interfaces
 	files   threads // for records: another process may have their lock
 	running sync.WaitGroup
+	mounts  mountTable
 
 	mu     sync.Mutex
 	leases map[string]*holder // by the attachment's hash
@@ -42,6 +43,8 @@ type daemon struct {
 type holder struct {
 	record
 	machine
+	ns    *ns.NS                // kept open while there is a lease; nil: not opened yet
+	way   string                // a path by which others have it
 	shown atomic.Pointer[lease] // the one that the interface has; nil: none
 	stop  context.CancelFunc
 	ready chan struct{} // closed when there was a lease
@@ -109,6 +112,11 @@ func (d *daemon) run(env skel.Env) error {
 	if err := d.restore(); err != nil {
 		return err
 	}
+	d.running.Go(func() {
+		if err := d.mounts.watch(d.ctx); d.ctx.Err() == nil {
+			d.log.Warn("the mount table is not watched", "error", err)
+		}
+	})
 	d.log.Info("serving", "socket", l.Addr().String())
 	stop := context.AfterFunc(d.ctx, func() { _ = l.Close() })
 	defer stop()
@@ -231,6 +239,7 @@ func sinceBoot() time.Duration {
 // hold acquires a lease and keeps it until ctx ends or the container is gone.
 func (d *daemon) hold(ctx context.Context, h *holder) error {
 	for {
+		changed := d.mounts.next() // what changes from here on is seen
 		err := d.exchange(ctx, h)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -245,17 +254,36 @@ func (d *daemon) hold(ctx context.Context, h *holder) error {
 			d.log.Warn("failed", "lease", h.Attachment.String(), "state", string(h.state), "error", err)
 			pause = max(pause, time.Second)
 		}
-		select {
-		case <-ctx.Done():
+		if d.rest(ctx, h, pause, changed); ctx.Err() != nil {
 			return context.Cause(ctx)
-		case <-time.After(pause):
 		}
 	}
 }
 
-// open is openLink for a holder.
+// rest waits for a while, or until the namespace has lost its path.
+func (d *daemon) rest(ctx context.Context, h *holder, pause time.Duration, changed <-chan struct{}) {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	for isThere := true; isThere; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+			return
+		case <-changed:
+			changed = d.mounts.next()
+			d.sockets.few(func() { isThere = leads(h.way, h.NS) })
+		}
+	}
+}
+
+// open is openLink for a holder whose namespace others have, too.
 func (d *daemon) open(h *holder) (l *link, err error) {
-	d.sockets.few(func() { l, err = openLink(d.hostPrefix+h.Netns, &h.record) })
+	d.sockets.few(func() {
+		if err = d.reach(h); err == nil {
+			l, err = openLink(h.ns, &h.record)
+		}
+	})
 	return l, err
 }
 
@@ -344,9 +372,9 @@ func (d *daemon) end(h *holder) error {
 	return h.over()
 }
 
-// finish tells the server that a lease has ended, as far as the container is still there,
-// and removes what is known of it. The record goes first: until then another holder of
-// the attachment must not put one.
+// finish gives a lease back, as far as the interface is still there, and removes what is
+// known of it. The record goes first: until then another holder of the attachment must
+// not put one.
 func (d *daemon) finish(h *holder) error {
 	if h.lease != nil {
 		says := []any{"lease", h.Attachment.String(), "address", h.lease.prefix()}
@@ -357,20 +385,39 @@ func (d *daemon) finish(h *holder) error {
 		}
 	}
 	err := d.drop(h.Attachment)
+	if h.ns != nil {
+		_ = h.ns.Close()
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.leases, h.Hash())
 	return err
 }
 
-// release sends the server a RELEASE. Nobody waits until the socket is closed: that takes
-// the kernel as long as deleting the link, 10 ms and more, and both at once no longer.
-func (d *daemon) release(h *holder) error {
-	l, err := d.open(h)
+// release takes the address off, where the main plugin has not done so, and sends the
+// server a RELEASE: whatever keeps the interface, nobody answers to an address that is lent
+// again. Nobody waits until the socket is closed: that takes the kernel as long as deleting
+// the link, 10 ms and more, and both at once no longer.
+func (d *daemon) release(h *holder) (err error) {
+	var l *link
+	d.sockets.few(func() {
+		if h.ns == nil {
+			err = d.reach(h)
+		}
+		if err == nil {
+			l, err = openLink(h.ns, &h.record)
+		}
+	})
 	if err != nil {
 		return err
 	}
 	defer d.running.Go(func() { d.sockets.few(l.close) })
+	if shown := h.shown.Load(); shown != nil {
+		err = l.conn.DelAddr(l.Index, shown.prefix())
+	}
+	if err != nil {
+		return err
+	}
 	return l.send(h.release())
 }
 
@@ -450,7 +497,7 @@ func (d *daemon) serve(ctx context.Context, method string, c rpcCall) (*cni.Resu
 	case methodAllocate:
 		return d.allocate(ctx, a, c)
 	case methodCheck:
-		return d.check(a)
+		return d.check(a, c.Netns)
 	case methodCollect:
 		refs, listed, err := conf.ValidAttachments()
 		if err != nil || !listed {
@@ -514,7 +561,7 @@ func (d *daemon) claim(a cni.Attachment, c rpcCall, o options) (*holder, error) 
 		switch {
 		case !h.isReady():
 			return nil, cni.Errorf(cni.CodeTryAgain, "%s: another ADD waits for a server", a)
-		case !d.isAlive(h, c.Netns):
+		case !d.isOf(h, c.Netns):
 			if err := d.end(h); err != nil {
 				return nil, err
 			}
@@ -528,8 +575,8 @@ func (d *daemon) claim(a cni.Attachment, c rpcCall, o options) (*holder, error) 
 	}
 }
 
-// isAlive reports whether a path leads to the namespace of a holder that is ready.
-func (d *daemon) isAlive(h *holder, path string) bool {
+// isOf reports whether a path leads to the namespace of a holder that is ready.
+func (d *daemon) isOf(h *holder, path string) bool {
 	n, err := ns.Open(d.hostPrefix + path)
 	if err != nil {
 		return false
@@ -539,7 +586,7 @@ func (d *daemon) isAlive(h *holder, path string) bool {
 	return err == nil && id.Is(h.NS)
 }
 
-func (d *daemon) check(a cni.Attachment) (*cni.Result, error) {
+func (d *daemon) check(a cni.Attachment, netns string) (*cni.Result, error) {
 	h := d.find(a)
 	if h == nil || !h.isReady() {
 		return nil, cni.Errorf(cni.CodeDrift, "%s has no lease", a)
@@ -548,8 +595,8 @@ func (d *daemon) check(a cni.Attachment) (*cni.Result, error) {
 	if l == nil || sinceBoot() >= l.expiry {
 		return nil, cni.Errorf(cni.CodeDrift, "the lease of %s has expired, or the server refused it", a)
 	}
-	if !d.isAlive(h, h.Netns) {
-		return nil, cni.Errorf(cni.CodeDrift, "the namespace %q, for which %s has its lease, is gone", h.Netns, a)
+	if !d.isOf(h, netns) {
+		return nil, cni.Errorf(cni.CodeDrift, "%s has its lease in another namespace than %q", a, netns)
 	}
 	return l.result(h.options), nil
 }

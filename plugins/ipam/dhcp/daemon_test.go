@@ -249,7 +249,7 @@ var _ = Describe("the daemon", func() {
 		Eventually(h.done).Should(BeClosed())
 	})
 
-	It("holds a hundred leases with no descriptor more, and without a thread for each", func() {
+	It("holds a hundred leases with a descriptor for each, and without a thread for each", func() {
 		l := newLAN()
 		l.serve()
 		c := nstest.NewNetns()
@@ -275,7 +275,8 @@ var _ = Describe("the daemon", func() {
 		})
 		Expect(l.records()).To(HaveLen(100))
 		Eventually(func() int { return OpenFiles(d.Process.Pid, "socket:") }).Should(Equal(1))
-		Eventually(func() int { return OpenFiles(d.Process.Pid, "") }).Should(BeNumerically("<", 12))
+		Eventually(func() int { return OpenFiles(d.Process.Pid, "") }).Should(BeNumerically("<", 100+14))
+		Expect(OpenFiles(d.Process.Pid, c.Path)).To(Equal(100))
 		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", d.Process.Pid))
 		Expect(err).NotTo(HaveOccurred())
 		GinkgoWriter.Println(len(threads), "threads")

@@ -27,12 +27,8 @@ const (
 
 // add has the daemon acquire a lease.
 func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, error) {
-	netns, err := filepath.Abs(req.Netns) // the daemon has another directory
-	if err != nil {
-		return nil, cni.Errorf(cni.CodeEnvironment, "CNI_NETNS: %w", err)
-	}
 	call := callOf(req)
-	call.Netns, call.Exclusive = netns, true
+	call.Exclusive = true
 	ctx, cancel := context.WithTimeout(ctx, addTime)
 	defer cancel()
 	res, err := ask(ctx, cfg.socket, methodAllocate, call)
@@ -122,7 +118,11 @@ func status(ctx context.Context, _ *skel.Request, cfg *config) error {
 }
 
 func callOf(req *skel.Request) rpcCall {
-	return rpcCall{ContainerID: req.ContainerID, Netns: req.Netns, IfName: req.IfName, Args: req.Args, Path: req.Path,
+	netns := req.Netns
+	if abs, err := filepath.Abs(netns); netns != "" && err == nil { // the daemon has another directory
+		netns = abs
+	}
+	return rpcCall{ContainerID: req.ContainerID, Netns: netns, IfName: req.IfName, Args: req.Args, Path: req.Path,
 		StdinData: req.Conf}
 }
 

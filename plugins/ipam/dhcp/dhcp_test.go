@@ -17,6 +17,7 @@ import (
 	"github.com/onsi/gomega/gbytes"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/statefile"
@@ -47,6 +48,18 @@ func addrs(c *nstest.Host) func() []string {
 		}
 		return v4
 	}
+}
+
+// linkOf opens a container's eth0, as the daemon does.
+func linkOf(c *nstest.Host) *link {
+	GinkgoHelper()
+	n, err := ns.Open(c.Path)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(n.Close)
+	link, err := openLink(n, &record{Attachment: cni.Attachment{IfName: "eth0"}})
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(link.close)
+	return link
 }
 
 var _ = Describe("a lease", func() {
@@ -240,7 +253,7 @@ var _ = Describe("a lease", func() {
 	})
 
 	It("is dropped when the namespace goes, and nothing of the daemon keeps that", func() {
-		s := l.serve(shortLease(60)...)
+		s := l.serve() // for an hour: no renewal is needed to see it
 		d := l.start()
 		l.Add(l.call("ADD", c))
 		c.Unpin()
@@ -249,6 +262,7 @@ var _ = Describe("a lease", func() {
 			ShouldNot(ContainSubstring("port1"))
 		Eventually(d.log).Should(gbytes.Say("dropped"))
 		Eventually(l.records).Should(BeEmpty())
+		Expect(count(s, release)()).To(Equal(1))
 		l.Succeeds(l.call("DEL", c))
 		By("a new container of the same name has a lease of its own")
 		other := l.container()
@@ -258,8 +272,8 @@ var _ = Describe("a lease", func() {
 		Expect(count(s, discover)()).To(Equal(2))
 	})
 
-	It("is not renewed in another namespace, to which the path leads by now", func() {
-		l.serve(shortLease(60)...)
+	It("stays in its namespace when the path leads to another one", func() {
+		s := l.serve(shortLease(60)...)
 		d := l.start()
 		call := l.call("ADD", c)
 		call.Netns = filepath.Join(GinkgoT().TempDir(), "ns")
@@ -268,8 +282,57 @@ var _ = Describe("a lease", func() {
 		other := l.container()
 		Expect(os.Remove(call.Netns)).To(Succeed())
 		Expect(os.Symlink(other.Path, call.Netns)).To(Succeed())
-		Eventually(d.log).Should(gbytes.Say("dropped.*is another one by now"))
-		Eventually(l.records).Should(BeEmpty())
+		Eventually(d.log).Should(gbytes.Say("no longer at its path"))
+		before := count(s, request)()
+		Eventually(count(s, request)).Should(BeNumerically(">", before))
+		Expect(l.records()).To(HaveLen(1))
+		call.Command = "CHECK"
+		Expect(l.Fails(call, cni.CodeDrift)).To(ContainSubstring("in another namespace than"))
+	})
+
+	DescribeTable("is kept while a process has the namespace, which has lost its path, and given back then",
+		func(again bool) {
+			s := l.serve(shortLease(600)...)
+			d := l.start()
+			configure(c, l.Add(l.call("ADD", c)))
+			inside := c.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}})
+			descriptor, err := os.Open(c.Path)
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(func() { _ = descriptor.Close() })
+			if again {
+				d.end(syscall.SIGKILL)
+			}
+			c.Unpin()
+			if again {
+				d = l.start()
+			}
+			before := count(s, request)()
+			Eventually(count(s, request)).Should(BeNumerically(">", before+1))
+			Expect(l.records()).To(HaveLen(1))
+			Expect(count(s, release)()).To(BeZero())
+			By("it has the address no more when the server may lend it again")
+			Expect(inside.Process.Kill()).To(Succeed())
+			Eventually(count(s, release)).Should(Equal(1))
+			Eventually(l.records).Should(BeEmpty())
+			fd := fmt.Sprintf("--net=/proc/%d/fd/%d", os.Getpid(), descriptor.Fd())
+			Expect(l.Cmd("nsenter", fd, "ip", "-4", "-o", "addr", "show", "eth0")).To(BeEmpty())
+			By("and nothing of the daemon keeps the namespace")
+			Expect(descriptor.Close()).To(Succeed())
+			Eventually(func() string { return l.server.Cmd("ip", "-o", "link") }).
+				ShouldNot(ContainSubstring("port1"))
+		},
+		Entry("by one daemon", false),
+		Entry("by the next daemon, which finds it again", true),
+	)
+
+	It("is released by DEL when the path is gone", func() {
+		s := l.serve()
+		l.start()
+		r := l.Add(l.call("ADD", c))
+		c.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}})
+		c.Unpin()
+		l.Succeeds(l.after("DEL", c, r))
+		Eventually(count(s, release)).Should(Equal(1))
 	})
 
 	It("is another one in another namespace", func() {
@@ -330,9 +393,7 @@ var _ = Describe("a change", func() {
 			}
 			return r
 		}
-		link, err := openLink(c.Path, &record{Attachment: cni.Attachment{IfName: "eth0"}})
-		Expect(err).NotTo(HaveOccurred())
-		defer link.close()
+		link := linkOf(c)
 		c.Cmd("ip", "route", "del", "192.0.2.0/24") // an administrator's wish
 		was, is := result("192.0.2.0/24", "198.51.100.0/24"), result("192.0.2.0/24", "100.64.0.0/10")
 		Expect(link.apply(was, is)).To(Succeed())

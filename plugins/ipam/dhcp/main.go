@@ -10,7 +10,7 @@
 // which ends with each call, asks the daemon through a socket. The daemon acquires,
 // renews and releases the leases (RFC 2131), and remembers them in files below
 // /run/hawser/dhcp, so that it may end and be started again. It is in a container's
-// network namespace only while packets are exchanged.
+// network namespace only while packets are exchanged, and keeps a descriptor of it.
 //
 // Socket and protocol are those of the reference plugin, whose daemon serves this
 // plugin, and whose plugin this daemon serves. README.md says what each key means.

@@ -20,9 +20,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// errGone says that the container, or its interface, is not there any more.
-var errGone = errors.New("the container's interface is gone")
-
 // link is a container's interface during an exchange: two sockets in its namespace.
 type link struct {
 	rtnl.Link
@@ -30,23 +27,11 @@ type link struct {
 	sock *os.File // of packets
 }
 
-// openLink finds the interface of a record, whose namespace and index it notes the
-// first time. No thread is in the namespace when it returns.
-func openLink(path string, r *record) (*link, error) {
-	n, err := ns.Open(path)
-	if err != nil {
-		return nil, gone(err)
-	}
-	defer n.Close()
+// openLink finds the interface of a record, whose index it notes the first time. No
+// thread is in the namespace when it returns.
+func openLink(n *ns.NS, r *record) (*link, error) {
 	l := &link{}
-	err = n.Do(func() error {
-		id, err := n.IdentityInside()
-		if err == nil && r.Index != 0 && !r.NS.Is(id) {
-			err = fmt.Errorf("network namespace %q is another one by now: %w", path, errGone)
-		}
-		if err != nil {
-			return err
-		}
+	err := n.Do(func() (err error) {
 		if l.conn, err = rtnl.Dial(nil); err != nil {
 			return err
 		}
@@ -58,9 +43,7 @@ func openLink(path string, r *record) (*link, error) {
 		if err != nil {
 			return gone(err)
 		}
-		if r.Index == 0 { // others read them from then on
-			r.NS, r.Index = id, l.Index
-		}
+		r.Index = l.Index // others read it from the first time on
 		l.sock, err = packetSocket(l.Index)
 		return err
 	})
@@ -69,13 +52,6 @@ func openLink(path string, r *record) (*link, error) {
 		return nil, err
 	}
 	return l, nil
-}
-
-func gone(err error) error {
-	if errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns) || errors.Is(err, rtnl.ErrNoLink) {
-		return fmt.Errorf("%w: %w", errGone, err)
-	}
-	return err
 }
 
 func (l *link) close() {

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// errGone says that the container, or its interface, is not there any more.
+var errGone = errors.New("the container's interface is gone")
+
+func gone(err error) error {
+	if errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns) || errors.Is(err, rtnl.ErrNoLink) {
+		return fmt.Errorf("%w: %w", errGone, err)
+	}
+	return err
+}
+
+// reach has a holder's namespace open, and sees that others have it too. The descriptor
+// keeps it, so that a lease can be renewed and given back whatever became of the path, and
+// must not keep it for nobody. errGone says that nothing leads there: not the path, no
+// process, and no mount that a process sees. A descriptor of another process does not
+// count: it may be that of another daemon, which waits for ours.
+func (d *daemon) reach(h *holder) (err error) {
+	way := d.hostPrefix + h.Netns
+	switch {
+	case h.ns != nil && leads(h.way, h.NS):
+		return nil
+	case h.Index != 0 && !leads(way, h.NS):
+		if way, err = d.elsewhere(h.NS); err != nil {
+			return err
+		}
+		if way == "" {
+			return fmt.Errorf("network namespace %q is no more, or another one by now: %w", h.Netns, errGone)
+		}
+		d.log.Info("no longer at its path", "lease", h.Attachment.String(), "path", h.Netns, "now", way)
+	}
+	if h.ns != nil { // and while that is so no other namespace has its inode
+		h.way = way
+		return nil
+	}
+	n, err := ns.Open(way)
+	if err != nil {
+		return gone(err)
+	}
+	id, err := n.Identity()
+	if err == nil && h.Index != 0 && !id.Is(h.NS) {
+		err = fmt.Errorf("network namespace %q is another one by now: %w", h.Netns, errGone)
+	}
+	if err != nil {
+		_ = n.Close()
+		return err
+	}
+	h.ns, h.way, h.NS = n, way, id
+	return nil
+}
+
+// leads reports whether a path leads to a namespace, as far as the inode tells.
+func leads(path string, id ns.Identity) bool {
+	var st unix.Stat_t
+	err := unix.Stat(path, &st)
+	return err == nil && uint64(st.Dev) == id.Device && st.Ino == id.Inode
+}
+
+// elsewhere is a path to a namespace: of a process that is in it, or of a mount that a
+// process sees; "" where there is none.
+func (d *daemon) elsewhere(id ns.Identity) (string, error) {
+	proc := d.hostPrefix + "/proc"
+	if _, err := os.Stat(proc + "/1"); err != nil {
+		proc = "/proc"
+	}
+	if _, err := os.ReadDir(proc); err != nil {
+		return "", err // no proof
+	}
+	processes, _ := filepath.Glob(proc + "/[0-9]*")
+	seen := map[uint64]bool{} // by mount namespace
+	for _, p := range processes {
+		if leads(p+"/ns/net", id) {
+			return p + "/ns/net", nil
+		}
+		var mounts unix.Stat_t
+		if unix.Stat(p+"/ns/mnt", &mounts) != nil || seen[mounts.Ino] {
+			continue
+		}
+		seen[mounts.Ino] = true
+		if at := mountOf(p, id); at != "" {
+			return p + "/root" + at, nil
+		}
+	}
+	return "", nil
+}
+
+// mountOf is where a process sees a namespace mounted.
+func mountOf(process string, id ns.Identity) string {
+	mounts, _ := os.ReadFile(process + "/mountinfo") // none: the process has ended
+	for line := range strings.Lines(string(mounts)) {
+		const root, point = 3, 4
+		if f := strings.Fields(line); len(f) > point && f[root] == fmt.Sprintf("net:[%d]", id.Inode) {
+			at, err := strconv.Unquote(`"` + f[point] + `"`) // a blank is \040 there
+			if err != nil {
+				at = f[point]
+			}
+			return at
+		}
+	}
+	return ""
+}
+
+// mountTable tells all who wait that the mount table has changed: a namespace may have
+// lost its path.
+type mountTable struct {
+	mu      sync.Mutex
+	changed chan struct{}
+}
+
+// next is closed at the next change.
+func (m *mountTable) next() <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.changed == nil {
+		m.changed = make(chan struct{})
+	}
+	return m.changed
+}
+
+// watch waits for changes until ctx ends. Without it leases are looked at each minute.
+func (m *mountTable) watch(ctx context.Context) error {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	stop := context.AfterFunc(ctx, func() { _ = f.Close() })
+	defer stop()
+	raw, err := f.SyscallConn()
+	for err == nil {
+		waited := false
+		err = raw.Read(func(uintptr) bool { // until the kernel says that there is something new
+			defer func() { waited = true }()
+			return waited
+		})
+		m.mu.Lock()
+		if m.changed != nil {
+			close(m.changed)
+		}
+		m.changed = nil
+		m.mu.Unlock()
+	}
+	return err
+}
