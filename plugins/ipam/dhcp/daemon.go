@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -316,19 +317,19 @@ func (d *daemon) exchange(ctx context.Context, h *holder) error {
 	for end := sinceBoot() + listen; ; {
 		now := sinceBoot()
 		if p := h.tick(now); p != nil {
-			if err := l.send(p); err != nil {
+			if _, err := l.send(ctx, p); err != nil {
 				return err
 			}
 		}
 		if err := d.publish(l, h); err != nil || h.state == bound || now >= end || ctx.Err() != nil {
 			return err
 		}
-		message, from, err := l.receive(ctx, min(h.wake, end)-now)
+		message, err := l.receive(ctx, min(h.wake, end)-now)
 		if err != nil {
 			return err
 		}
 		if message != nil {
-			h.receive(sinceBoot(), message, from)
+			h.receive(sinceBoot(), message)
 		}
 	}
 }
@@ -378,10 +379,10 @@ func (d *daemon) end(h *holder) error {
 func (d *daemon) finish(h *holder) error {
 	if h.lease != nil {
 		says := []any{"lease", h.Attachment.String(), "address", h.lease.prefix()}
-		if err := d.release(h); err != nil {
-			d.log.Warn("the server is not told of a release", append(says, "error", err)...)
+		if at, err := d.release(h); err != nil {
+			d.log.Warn("the server may not know of a release", append(says, "error", err)...)
 		} else {
-			d.log.Info("released", says...)
+			d.log.Info("released", append(says, "at", at.String())...)
 		}
 	}
 	err := d.drop(h.Attachment)
@@ -395,10 +396,10 @@ func (d *daemon) finish(h *holder) error {
 }
 
 // release takes the address off, where the main plugin has not done so, and sends the
-// server a RELEASE: whatever keeps the interface, nobody answers to an address that is lent
+// server a RELEASE, at the MAC address that it returns: whatever keeps the interface, nobody answers to an address that is lent
 // again. Nobody waits until the socket is closed: that takes the kernel as long as deleting
 // the link, 10 ms and more, and both at once no longer.
-func (d *daemon) release(h *holder) (err error) {
+func (d *daemon) release(h *holder) (at net.HardwareAddr, err error) {
 	var l *link
 	d.sockets.few(func() {
 		if h.ns == nil {
@@ -409,16 +410,20 @@ func (d *daemon) release(h *holder) (err error) {
 		}
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer d.running.Go(func() { d.sockets.few(l.close) })
 	if shown := h.shown.Load(); shown != nil {
-		err = l.conn.DelAddr(l.Index, shown.prefix())
+		if err := l.conn.DelAddr(l.Index, shown.prefix()); err != nil {
+			return nil, err
+		}
 	}
-	if err != nil {
-		return err
+	p := h.release()
+	at, err = l.send(context.Background(), p) // which takes less than a second
+	if err == nil && at == nil {
+		err = fmt.Errorf("nobody answers for %s, so that it went to all on the link", cmp.Or(p.hop, p.dst))
 	}
-	return l.send(h.release())
+	return at, err
 }
 
 // answer serves one call.

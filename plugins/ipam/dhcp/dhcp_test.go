@@ -206,6 +206,34 @@ var _ = Describe("a lease", func() {
 		Expect(count(s, discover)()).To(Equal(1))
 	})
 
+	It("is renewed and released at the MAC address that the server has by then", func() {
+		s := l.serve(shortLease(60)...)
+		d := l.start()
+		r := l.Add(l.call("ADD", c))
+		configure(c, r)
+		l.server.Cmd("ip", "link", "set", "br0", "address", "02:00:00:00:00:09")
+		before := count(s, request)()
+		Eventually(count(s, request)).Should(BeNumerically(">", before+1))
+		Expect(s.messages(discover)).To(HaveLen(1))
+		l.server.Cmd("ip", "link", "set", "br0", "address", "02:00:00:00:00:08")
+		By("also when the main plugin has taken the address off")
+		c.Cmd("ip", "addr", "flush", "dev", "eth0")
+		l.Succeeds(l.after("DEL", c, r))
+		Eventually(count(s, release)).Should(Equal(1))
+		Expect(d.log).To(gbytes.Say("released.*at=02:00:00:00:00:08"))
+	})
+
+	It("is not said to be released where nobody answers for the server, which may hear it all the same", func() {
+		s := l.serve()
+		d := l.start()
+		l.Add(l.call("ADD", c))
+		l.server.Cmd("ip", "link", "set", "br0", "arp", "off")
+		l.Succeeds(l.call("DEL", c))
+		Eventually(d.log).Should(gbytes.Say("may not know of a release.*nobody answers for 10.9.0.1"))
+		Expect(string(d.log.Contents())).NotTo(ContainSubstring("msg=released"))
+		Eventually(count(s, release)).Should(Equal(1))
+	})
+
 	It("ends at its time: the address goes, the link stays, and the next one is taken", func() {
 		s := l.serve(shortLease(3600)...)
 		l.start()

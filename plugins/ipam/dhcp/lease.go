@@ -17,13 +17,12 @@ import (
 // it, since boot.
 type lease struct {
 	ack                   *dhcpv4.DHCPv4
-	server                net.HardwareAddr // from where the acknowledgement came
 	since                 time.Duration
 	renew, rebind, expiry time.Duration
 }
 
 // newLease refuses what is no lease: a server says all sorts of things.
-func newLease(ack *dhcpv4.DHCPv4, server net.HardwareAddr, now time.Duration) (*lease, error) {
+func newLease(ack *dhcpv4.DHCPv4, now time.Duration) (*lease, error) {
 	addr, bits := address(ack.YourIPAddr), netmaskBits(ack)
 	whole := ack.IPAddressLeaseTime(time.Hour) // as the reference, where the server does not say
 	switch {
@@ -46,12 +45,31 @@ func newLease(ack *dhcpv4.DHCPv4, server net.HardwareAddr, now time.Duration) (*
 	if renew <= 0 || renew >= rebind {
 		renew = min(whole/2, rebind)
 	}
-	return &lease{ack, server, now, now + renew, now + rebind, now + whole}, nil
+	return &lease{ack, now, now + renew, now + rebind, now + whole}, nil
 }
 
 // prefix is the address, with its subnet's length.
 func (l *lease) prefix() netip.Prefix {
 	return netip.PrefixFrom(address(l.ack.YourIPAddr), netmaskBits(l.ack))
+}
+
+// server is who lends it, and hop who takes packets for that: the server itself where it is
+// on the link, else the gateway of a route; the zero Addr where none is known.
+func (l *lease) server() (server, hop netip.Addr) {
+	server = address(l.ack.ServerIdentifier())
+	if l.prefix().Contains(server) {
+		return server, server
+	}
+	bits := -1
+	for _, r := range l.result(options{}).Routes {
+		if r.Dst.Contains(server) && r.Dst.Bits() > bits {
+			hop, bits = r.GW, r.Dst.Bits()
+			if !hop.IsValid() { // a route without gateway
+				hop = server
+			}
+		}
+	}
+	return server, hop
 }
 
 // result is the lease as an IPAM plugin answers it; that of no lease is empty.

@@ -56,7 +56,7 @@ type machine struct {
 type packet struct {
 	message  *dhcpv4.DHCPv4
 	src, dst netip.Addr
-	mac      net.HardwareAddr
+	hop      netip.Addr // whose MAC address it goes to; zero: to all on the link
 }
 
 const (
@@ -135,8 +135,7 @@ func (m *machine) pause(now time.Duration) time.Duration {
 
 // packet makes the message of the state (RFC 2131, table 5).
 func (m *machine) packet() *packet {
-	p := &packet{src: netip.IPv4Unspecified(), dst: netip.AddrFrom4([4]byte{255, 255, 255, 255}),
-		mac: net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}
+	p := &packet{src: netip.IPv4Unspecified(), dst: netip.AddrFrom4([4]byte{255, 255, 255, 255})}
 	kind := dhcpv4.MessageTypeRequest
 	var more []dhcpv4.Modifier
 	switch m.state {
@@ -148,7 +147,7 @@ func (m *machine) packet() *packet {
 	case rebooting:
 		more = []dhcpv4.Modifier{dhcpv4.WithOption(dhcpv4.OptRequestedIPAddress(m.lease.ack.YourIPAddr))}
 	case renewing:
-		p.dst, p.mac = address(m.lease.ack.ServerIdentifier()), m.lease.server
+		p.dst, p.hop = m.lease.server()
 		fallthrough
 	case rebinding:
 		p.src = m.lease.prefix().Addr()
@@ -175,7 +174,8 @@ func (m *machine) release() *packet {
 	message := m.message(dhcpv4.MessageTypeRelease,
 		dhcpv4.WithClientIP(l.ack.YourIPAddr), dhcpv4.WithOptionCopied(l.ack, dhcpv4.OptionServerIdentifier),
 		dhcpv4.WithGeneric(dhcpv4.OptionClientIdentifier, id))
-	return &packet{message: message, src: l.prefix().Addr(), dst: address(l.ack.ServerIdentifier()), mac: l.server}
+	server, hop := l.server()
+	return &packet{message: message, src: l.prefix().Addr(), dst: server, hop: hop}
 }
 
 // mac is the MAC address under which a server knows us. It is the lease's while there is
@@ -198,19 +198,19 @@ func (m *machine) message(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) *dhc
 
 // receive takes a message. What is not for us, not from the server that was asked, or
 // no answer in this state changes nothing.
-func (m *machine) receive(now time.Duration, p *dhcpv4.DHCPv4, from net.HardwareAddr) {
+func (m *machine) receive(now time.Duration, p *dhcpv4.DHCPv4) {
 	if p.OpCode != dhcpv4.OpcodeBootReply || p.TransactionID != m.xid || !bytes.Equal(p.ClientHWAddr, m.mac()) {
 		return
 	}
 	switch kind := p.MessageType(); {
 	case kind == dhcpv4.MessageTypeOffer && m.state == selecting:
-		if _, m.fault = newLease(p, from, now); m.fault == nil {
+		if _, m.fault = newLease(p, now); m.fault == nil {
 			m.offer = p
 			m.enter(requesting, now)
 		}
 	case !m.asked(p):
 	case kind == dhcpv4.MessageTypeAck:
-		l, err := newLease(p, from, now)
+		l, err := newLease(p, now)
 		if m.fault = err; err == nil {
 			m.lease = l
 			m.settle()

@@ -44,7 +44,7 @@ func (l *life) answer(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) *dhcpv4.
 
 func (l *life) hear(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) {
 	GinkgoHelper()
-	l.receive(l.now, l.answer(kind, more...), serverMAC)
+	l.receive(l.now, l.answer(kind, more...))
 }
 
 // next moves the clock to when the machine wants something, and returns what it sends.
@@ -138,7 +138,7 @@ var _ = Describe("the machine", func() {
 		Expect(l.state).To(Equal(renewing))
 		Expect(renew.src.String()).To(Equal("10.9.0.50"))
 		Expect(renew.dst.String()).To(Equal("10.9.0.1"))
-		Expect(renew.mac).To(Equal(serverMAC))
+		Expect(renew.hop.String()).To(Equal("10.9.0.1"))
 		Expect(renew.message.ClientIPAddr.String()).To(Equal("10.9.0.50"))
 		Expect(renew.message.Options).NotTo(HaveKey(uint8(50)))
 		Expect(renew.message.Options).NotTo(HaveKey(uint8(54)))
@@ -199,7 +199,7 @@ var _ = Describe("the machine", func() {
 		Expect(l.lease).To(BeNil())
 		Expect(l.next().message.ClientHWAddr).To(Equal(other))
 		Expect(l.packet().message.IsBroadcast()).To(BeFalse())
-		l.receive(l.now, l.answer(dhcpv4.MessageTypeOffer, dhcpv4.WithHwAddr(other)), serverMAC)
+		l.receive(l.now, l.answer(dhcpv4.MessageTypeOffer, dhcpv4.WithHwAddr(other)))
 		Expect(l.state).To(Equal(requesting))
 	})
 
@@ -281,7 +281,7 @@ var _ = Describe("the machine", func() {
 		l.next()
 		p := l.answer(dhcpv4.MessageTypeOffer)
 		spoil(p)
-		l.receive(l.now, p, serverMAC)
+		l.receive(l.now, p)
 		Expect(l.state).To(Equal(selecting))
 		Expect(l.lease).To(BeNil())
 		By("and takes the true one then")
@@ -321,6 +321,20 @@ var _ = Describe("the machine", func() {
 		Expect(l.state).To(Equal(renewing))
 	})
 
+	DescribeTable("sends what is for the server to", func(want string, more ...dhcpv4.Modifier) {
+		l := newLife()
+		l.bind(append(more, dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(192, 0, 2, 9))))...)
+		Expect(l.release().dst.String()).To(Equal("192.0.2.9"))
+		Expect(l.release().hop.String()).To(Equal(want))
+	},
+		Entry("the router, where it is on another link", "10.9.0.8", dhcpv4.WithRouter(net.IPv4(10, 9, 0, 8))),
+		Entry("the gateway of the nearest route", "10.9.0.7", dhcpv4.WithRouter(net.IPv4(10, 9, 0, 8)),
+			dhcpv4.WithGeneric(dhcpv4.OptionStaticRoutingTable, []byte{192, 0, 2, 0, 10, 9, 0, 7})),
+		Entry("itself, where a route says that it is on the link", "192.0.2.9",
+			dhcpv4.WithGeneric(dhcpv4.OptionClasslessStaticRoute, []byte{24, 192, 0, 2, 0, 0, 0, 0})),
+		Entry("all, where no way is known", "invalid IP"),
+	)
+
 	It("releases from the leased address", func() {
 		l := newLife()
 		l.bind()
@@ -328,7 +342,7 @@ var _ = Describe("the machine", func() {
 		Expect(p.message.MessageType()).To(Equal(dhcpv4.MessageTypeRelease))
 		Expect(p.src.String()).To(Equal("10.9.0.50"))
 		Expect(p.dst.String()).To(Equal("10.9.0.1"))
-		Expect(p.mac).To(Equal(serverMAC))
+		Expect(p.hop.String()).To(Equal("10.9.0.1"))
 		Expect(p.message.ClientIPAddr.String()).To(Equal("10.9.0.50"))
 		Expect(p.message.Options).To(HaveKeyWithValue(uint8(61), []byte("id")))
 	})

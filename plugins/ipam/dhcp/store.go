@@ -1,7 +1,6 @@
 package main
 
 import (
-	"net"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
@@ -16,13 +15,12 @@ import (
 // when /run is empty.
 type record struct {
 	cni.Attachment
-	Netns  string           `json:"netns"`
-	NS     ns.Identity      `json:"ns"`
-	Index  int              `json:"index"` // of the interface; 0: not known yet
-	Client client           `json:"client"`
-	ACK    []byte           `json:"ack,omitempty"` // none: the lease is lost
-	Server net.HardwareAddr `json:"server,omitempty"`
-	Since  time.Duration    `json:"since,omitempty"`
+	Netns  string        `json:"netns"`
+	NS     ns.Identity   `json:"ns"`
+	Index  int           `json:"index"` // of the interface; 0: not known yet
+	Client client        `json:"client"`
+	ACK    []byte        `json:"ack,omitempty"` // none: the lease is lost
+	Since  time.Duration `json:"since,omitempty"`
 }
 
 // Sane leaves out what no daemon has written.
@@ -38,9 +36,9 @@ func recordsOf(hostPrefix, socket string) statefile.Records[record] {
 
 // keep puts the lease, if any, into the record.
 func (r *record) keep(l *lease) {
-	r.ACK, r.Server, r.Since = nil, nil, 0
+	r.ACK, r.Since = nil, 0
 	if l != nil {
-		r.ACK, r.Server, r.Since = l.ack.ToBytes(), l.server, l.since
+		r.ACK, r.Since = l.ack.ToBytes(), l.since
 	}
 }
 
@@ -50,6 +48,6 @@ func (r *record) kept() *lease {
 	if err != nil {
 		return nil
 	}
-	l, _ := newLease(ack, r.Server, r.Since)
+	l, _ := newLease(ack, r.Since)
 	return l
 }

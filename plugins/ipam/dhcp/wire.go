@@ -1,12 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"time"
@@ -23,6 +25,7 @@ import (
 // link is a container's interface during an exchange: two sockets in its namespace.
 type link struct {
 	rtnl.Link
+	ns   *ns.NS
 	conn *rtnl.Conn
 	sock *os.File // of packets
 }
@@ -30,7 +33,7 @@ type link struct {
 // openLink finds the interface of a record, whose index it notes the first time. No
 // thread is in the namespace when it returns.
 func openLink(n *ns.NS, r *record) (*link, error) {
-	l := &link{}
+	l := &link{ns: n}
 	err := n.Do(func() (err error) {
 		if l.conn, err = rtnl.Dial(nil); err != nil {
 			return err
@@ -44,7 +47,7 @@ func openLink(n *ns.NS, r *record) (*link, error) {
 			return gone(err)
 		}
 		r.Index = l.Index // others read it from the first time on
-		l.sock, err = packetSocket(l.Index)
+		l.sock, err = packetSocket(l.Index, unix.ETH_P_IP, portFilter)
 		return err
 	})
 	if err != nil {
@@ -104,17 +107,17 @@ const (
 	udpHead    = 8
 )
 
-// packetSocket opens a socket that sends and receives IP packets on a link of the
-// calling thread's namespace, whatever addresses and rules there are.
-func packetSocket(index int) (*os.File, error) {
+// packetSocket opens a socket that sends and receives packets of a protocol, IP or ARP, on a
+// link of the calling thread's namespace, whatever addresses and rules there are.
+func packetSocket(index int, protocol uint16, pass []unix.SockFilter) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("socket for packets: %w", err)
 	}
-	filter := unix.SockFprog{Len: uint16(len(portFilter)), Filter: &portFilter[0]}
+	filter := unix.SockFprog{Len: uint16(len(pass)), Filter: &pass[0]}
 	err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &filter)
 	if err == nil { // nothing comes in before the filter is there
-		err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocolIP(), Ifindex: index})
+		err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder(protocol), Ifindex: index})
 		// That the link is still down would fail the first call after it is up.
 		_, _ = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	}
@@ -125,58 +128,115 @@ func packetSocket(index int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "packets"), nil
 }
 
-func protocolIP() uint16 {
-	return binary.NativeEndian.Uint16([]byte{unix.ETH_P_IP >> 8, unix.ETH_P_IP & 0xff})
+func networkOrder(v uint16) uint16 {
+	return binary.NativeEndian.Uint16([]byte{byte(v >> 8), byte(v)})
 }
 
-func (l *link) send(p *packet) error {
-	raw, err := l.sock.SyscallConn()
+// everyone is the MAC address of all on the link.
+var everyone = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+
+// send sends a packet, and returns the MAC address that has answered for it; nil: it went to
+// all. A server's address may have another MAC address than it had when it lent the lease.
+func (l *link) send(ctx context.Context, p *packet) (at net.HardwareAddr, err error) {
+	to := everyone
+	if p.hop.IsValid() && len(l.MAC) == len(everyone) {
+		if at, err = l.neighbor(ctx, p.src, p.hop); err != nil {
+			return nil, err
+		}
+		if at != nil {
+			to = at
+		}
+	}
+	if err := l.put(l.sock, unix.ETH_P_IP, to, p.encode()); err != nil {
+		return nil, fmt.Errorf("send a %s: %w", p.message.MessageType(), err)
+	}
+	return at, nil
+}
+
+// put sends one packet to a MAC address.
+func (l *link) put(sock *os.File, protocol uint16, mac net.HardwareAddr, b []byte) error {
+	raw, err := sock.SyscallConn()
 	if err != nil {
 		return err
 	}
-	to := &unix.SockaddrLinklayer{Protocol: protocolIP(), Ifindex: l.Index, Halen: uint8(len(p.mac))}
-	copy(to.Addr[:], p.mac)
+	to := &unix.SockaddrLinklayer{Protocol: networkOrder(protocol), Ifindex: l.Index, Halen: uint8(len(mac))}
+	copy(to.Addr[:], mac)
 	var sent error
-	if err := raw.Control(func(fd uintptr) { sent = unix.Sendto(int(fd), p.encode(), 0, to) }); err != nil {
-		return err
-	}
-	if sent != nil {
-		return fmt.Errorf("send a %s: %w", p.message.MessageType(), sent)
-	}
-	return nil
+	err = raw.Control(func(fd uintptr) { sent = unix.Sendto(int(fd), b, 0, to) })
+	return errors.Join(err, sent)
 }
 
-// receive returns the next message, and the MAC address that sent it; nil when none came
-// in time, or the one that came was none.
-func (l *link) receive(ctx context.Context, wait time.Duration) (*dhcpv4.DHCPv4, net.HardwareAddr, error) {
-	if err := l.sock.SetReadDeadline(time.Now().Add(wait)); err != nil {
-		return nil, nil, err
+// get returns the next packet; nil when none came in time.
+func get(ctx context.Context, sock *os.File, wait time.Duration) ([]byte, error) {
+	if err := sock.SetReadDeadline(time.Now().Add(wait)); err != nil {
+		return nil, err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = l.sock.SetReadDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = sock.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
-	raw, err := l.sock.SyscallConn()
-	if err != nil {
-		return nil, nil, err
-	}
 	buf := make([]byte, 1<<16)
-	var n int
-	var from unix.Sockaddr
-	var failed error
-	err = raw.Read(func(fd uintptr) bool {
-		n, from, failed = unix.Recvfrom(int(fd), buf, 0)
-		return failed != unix.EAGAIN && failed != unix.EINTR
-	})
+	n, err := sock.Read(buf)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return nil, nil, nil
+		return nil, nil
 	}
-	if err = errors.Join(err, failed); err != nil {
-		return nil, nil, err
+	return buf[:n], err
+}
+
+// receive returns the next message; nil when none came in time, or the one that came was none.
+func (l *link) receive(ctx context.Context, wait time.Duration) (*dhcpv4.DHCPv4, error) {
+	b, err := get(ctx, l.sock, wait)
+	return decodePacket(b), err
+}
+
+// Of ARP (RFC 826): where in a packet the sender of an answer is, and how often and how
+// long one is waited for.
+const (
+	arpSender, arpTarget = 8, 18
+	arpLength            = 28
+	arpTries             = 3
+	arpWait              = 200 * time.Millisecond
+)
+
+// arpFilter lets answers through.
+var arpFilter = []unix.SockFilter{
+	{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, K: 6},
+	{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: 2, Jf: 1},
+	{Code: unix.BPF_RET | unix.BPF_K, K: arpLength},
+	{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+}
+
+// neighbor asks by ARP, from an address that need not be on the interface any more, who has
+// another one; nil: nobody answers.
+func (l *link) neighbor(ctx context.Context, src, addr netip.Addr) (mac net.HardwareAddr, err error) {
+	var sock *os.File
+	err = l.ns.Do(func() (err error) {
+		sock, err = packetSocket(l.Index, unix.ETH_P_ARP, arpFilter)
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
-	var mac net.HardwareAddr
-	if ll, ok := from.(*unix.SockaddrLinklayer); ok && ll.Halen <= 8 {
-		mac = slices.Clone(ll.Addr[:ll.Halen])
+	defer sock.Close()
+	ask := append([]byte{0, 1, 8, 0, 6, 4, 0, 1}, l.MAC...) // Ethernet, IPv4, who has?
+	ask = append(append(ask, src.AsSlice()...), make([]byte, len(everyone))...)
+	ask = append(ask, addr.AsSlice()...)
+	for range arpTries {
+		if err := l.put(sock, unix.ETH_P_ARP, everyone, ask); err != nil {
+			return nil, fmt.Errorf("ask who has %s: %w", addr, err)
+		}
+		for end := time.Now().Add(arpWait); ; {
+			b, err := get(ctx, sock, time.Until(end))
+			if err != nil || ctx.Err() != nil {
+				return nil, cmp.Or(err, context.Cause(ctx))
+			}
+			if b == nil {
+				break
+			}
+			if len(b) >= arpLength && bytes.Equal(b[arpSender+6:arpTarget], addr.AsSlice()) {
+				return b[arpSender : arpSender+6], nil
+			}
+		}
 	}
-	return decodePacket(buf[:n]), mac, nil
+	return nil, nil
 }
 
 // encode makes an IP packet.
