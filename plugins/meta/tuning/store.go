@@ -139,7 +139,7 @@ func (c *container) keep(ctx context.Context) error {
 	}
 	r := record{Netns: c.here, MACs: map[string]string{}}
 	if old.Netns.Is(c.here) { // else of a former life of the container
-		r.MACs = maps.Clone(old.MACs)
+		maps.Copy(r.MACs, old.MACs)
 		r.Values = slices.DeleteFunc(slices.Clone(old.Values), func(v value) bool {
 			return v.Link != c.link.Index && v.isOf(c.IfName) // of an interface that is gone
 		})
