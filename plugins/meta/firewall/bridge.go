@@ -132,23 +132,29 @@ func (c *call) giveBack(ctx context.Context, r record, was policy) (err error) {
 	return c.police(ctx, &r, p)
 }
 
-// police gives the record's bridge the policy, in the record's backend. In iptables a family that the record has no
-// address of has a policy where another network's containers do.
+// police gives the record's bridge the policy, in the record's backend.
 func (c *call) police(ctx context.Context, r *record, p policy) error {
 	if r.Backend == iptables {
-		families, err := r.families(), error(nil)
-		for _, f := range nft.Families() {
-			if slices.Contains(families, f) {
-				continue
-			}
-			have, lost := c.named(ctx, f, stage2)
-			if err = errors.Join(err, lost); have[r.Bridge+"\x00"] {
-				families = append(families, f)
-			}
-		}
+		families, err := c.policed(ctx, r)
 		return errors.Join(err, changeIPTables(ctx, families, func(e *edit, _ nft.Family) { e.police(r.Bridge, p) }))
 	}
 	return owned().Update(ctx, c.nf, func(ch *nft.Change) error { return police(ch, r.Bridge, p) })
+}
+
+// policed are the families in whose iptables the record's bridge has the policy: those of the record's addresses, and
+// one that it has no address of where another container does.
+func (c *call) policed(ctx context.Context, r *record) (families []nft.Family, err error) {
+	families = r.families()
+	for _, f := range nft.Families() {
+		if r.Bridge == "" || len(r.of(f)) > 0 {
+			continue
+		}
+		have, lost := c.named(ctx, f, stage2)
+		if err = errors.Join(err, r.unused(lost)); have[r.Bridge+"\x00"] {
+			families = append(families, f)
+		}
+	}
+	return families, err
 }
 
 // change gives an attachment another policy: the port's flag and the record.

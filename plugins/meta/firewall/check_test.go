@@ -235,6 +235,31 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 		})
 	}
 
+	for _, variant := range []string{"nft", "legacy"} {
+		It("changes with a container of IPv4 alone for both families, on iptables-"+variant, func() {
+			useVariant(variant)
+			w := newWorld()
+			w.bridge(1)
+			isolated := Object{"backend": "iptables", "ingressPolicy": "isolated"}
+			same := Object{"backend": "iptables", "ingressPolicy": "same-bridge"}
+			dual, a := w.container(1, 2), w.container(1, 3)
+			a.prev["ips"] = a.prev["ips"].([]Object)[:1]
+			dual.add(same)
+			before := w.filter()
+			a.add(isolated)
+			Expect(w.Cmd("ip6tables", "-S")).To(ContainSubstring("(ingressPolicy: isolated)"))
+			dual.check(isolated)
+			a.del()
+			call := a.as("ADD", same)
+			call.Stdout = brokenPipe{}
+			Expect(w.Call(call).Code).To(Equal(1))
+			dual.check(isolated)
+			a.add(same)
+			a.del()
+			Expect(w.filter()).To(Equal(before))
+		})
+	}
+
 	It("ends with a container of IPv4 alone where there is no ip6tables", func() {
 		w := newWorld()
 		w.bridge(1)
@@ -364,7 +389,8 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 		w.Cmd("ip6tables-legacy-save", "-t", "filter")
 		c := w.container(1, 2)
 		withoutPrograms(func() {
-			Expect(w.Fails(c.as("ADD", Object{"backend": "iptables"}), 5)).To(ContainSubstring(`program "iptables-restore"`))
+			said := w.Fails(c.as("ADD", Object{"backend": "iptables"}), 5)
+			Expect(said).To(ContainSubstring(`program "iptables-restore"`))
 		})
 		Expect(w.Cmd("find", recordDir, "-name", "*.json")).To(BeEmpty())
 	})

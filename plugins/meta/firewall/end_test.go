@@ -214,6 +214,30 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		Expect(w.filter()).NotTo(ContainSubstring("10.1.0.2"))
 	})
 
+	It("needs no iptables-legacy for somebody else's table where ADD did not use it", func() {
+		w := newWorld()
+		w.bridge(1)
+		a, c := w.container(1, 2), w.container(1, 3)
+		keys := Object{"backend": "iptables", "ingressPolicy": "isolated"}
+		w.Cmd("iptables-legacy-save", "-t", "filter") // makes the table
+		w.Cmd("ip6tables-legacy-save", "-t", "filter")
+		withoutLegacy(func() {
+			a.add(keys)
+			before := w.filter()
+			c.add(keys)
+			for _, d := range []*container{c, a} {
+				answer := w.Call(d.as("DEL", Object{"prevResult": nil}))
+				Expect(answer.Code).To(BeZero(), answer.Stdout)
+				Expect(answer.Stderr).To(BeEmpty())
+				if d == c {
+					Expect(w.filter()).To(Equal(before))
+				}
+			}
+		})
+		Expect(w.filter()).NotTo(Or(ContainSubstring("10.1.0."), ContainSubstring("br1")))
+		Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
+	})
+
 	It("by the reference, and its ADD with another address, are no hindrance to our CHECK, DEL and ADD", func() {
 		keys := Object{"cniVersion": "1.0.0", "backend": "iptables"}
 		w := newWorld()

@@ -227,11 +227,11 @@ func (c *call) choose(ctx context.Context, cfg config) backend {
 
 // apply makes the rules in the record's backend. From the writing of the record on DEL knows what there may be.
 func (c *call) apply(ctx context.Context, s *store, r *record) error {
+	var families []nft.Family
 	if r.Backend == iptables { // before the record is written: DEL keeps it where a program is missing
-		for _, f := range r.families() {
-			if err := ipt.Installed(f); err != nil {
-				return fmt.Errorf("firewall with iptables: %w", err)
-			}
+		var err error
+		if families, err = c.programs(ctx, r); err != nil {
+			return fmt.Errorf("firewall with iptables: %w", err)
 		}
 	}
 	if err := s.Put(r.Hash(), *r); err != nil {
@@ -245,7 +245,7 @@ func (c *call) apply(ctx context.Context, s *store, r *record) error {
 		return err
 	}
 	if r.Backend == iptables {
-		return changeIPTables(ctx, r.families(), func(e *edit, f nft.Family) { e.whole(r, f, p) })
+		return changeIPTables(ctx, families, func(e *edit, f nft.Family) { e.whole(r, f, p) })
 	}
 	if r.Backend == nftables || r.Bridge != "" { // beside firewalld the policy is in nftables, too
 		if err := c.addNFTables(ctx, r, p); err != nil {

@@ -184,6 +184,22 @@ func restore(ctx context.Context, f nft.Family, v ipt.Variant, change func(*edit
 	})
 }
 
+// programs finds the programs that ADD needs, and notes their variant. It returns the families that ADD changes.
+func (c *call) programs(ctx context.Context, r *record) ([]nft.Family, error) {
+	for _, f := range r.families() {
+		tool, err := ipt.Find(ctx, f)
+		if err != nil {
+			return nil, err
+		}
+		r.Variant = tool.Variant
+	}
+	families, err := c.policed(ctx, r)
+	for _, f := range families {
+		err = errors.Join(err, ipt.Installed(f))
+	}
+	return families, err
+}
+
 // changeIPTables makes the change for each of the families, with the programs that are plainly called iptables.
 func changeIPTables(ctx context.Context, families []nft.Family, change func(*edit, nft.Family)) error {
 	for _, f := range families {
@@ -219,12 +235,13 @@ func (c *call) delIPTables(ctx context.Context, s *store, r *record) error {
 		}
 		if left == open && r.Policy != open {
 			used, err := c.referenceOn(ctx, s, r, f)
+			err = r.unused(err)
 			if errs = append(errs, err); !used && err == nil {
 				gone = append(gone, policyRules(r.Bridge)...)
 			}
 		}
 		if len(gone) > 0 {
-			errs = append(errs, c.delRules(ctx, f, gone))
+			errs = append(errs, r.unused(c.delRules(ctx, f, gone)))
 		}
 	}
 	if left == sameBridge && r.Policy == isolated {

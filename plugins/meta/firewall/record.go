@@ -26,6 +26,7 @@ type record struct {
 	Path       string       `json:"path"`  // CNI_NETNS
 	Netns      ns.Identity  `json:"netns"` // of the container
 	Backend    backend      `json:"backend"`
+	Variant    ipt.Variant  `json:"variant,omitempty"` // of iptables
 	Addrs      []netip.Addr `json:"addrs"`
 	AdminChain string       `json:"adminChain"`
 	Zone       string       `json:"zone"`
@@ -63,6 +64,14 @@ func (r *record) othersHave(s *store, a netip.Addr) (bool, error) {
 	return s.Any(func(o record) bool {
 		return o.Hash() != r.Hash() && o.Backend == r.Backend && slices.Contains(o.Addrs, a)
 	})
+}
+
+// unused is nil for the want of a variant of iptables that ADD did not use: what it has is others'.
+func (r *record) unused(err error) error {
+	if r.Variant == ipt.NFT && ipt.NotInstalled(err) {
+		return nil
+	}
+	return err
 }
 
 // families are those of the addresses.

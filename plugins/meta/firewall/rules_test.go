@@ -139,8 +139,19 @@ func withoutPrograms(fn func()) {
 // withoutIP6Tables runs fn where no programs are found but those of iptables for IPv4.
 func withoutIP6Tables(fn func()) {
 	GinkgoHelper()
+	withOnly(fn, "iptables", "iptables-restore", "iptables-save")
+}
+
+// withoutLegacy runs fn where no programs of iptables are found that have a variant in their names.
+func withoutLegacy(fn func()) {
+	GinkgoHelper()
+	withOnly(fn, "iptables", "iptables-restore", "iptables-save", "ip6tables", "ip6tables-restore", "ip6tables-save")
+}
+
+func withOnly(fn func(), programs ...string) {
+	GinkgoHelper()
 	dir := GinkgoT().TempDir()
-	for _, program := range []string{"iptables", "iptables-restore", "iptables-save"} {
+	for _, program := range programs {
 		real, err := exec.LookPath(program)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(os.Symlink(real, filepath.Join(dir, program))).To(Succeed())
