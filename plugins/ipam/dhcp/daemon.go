@@ -71,6 +71,7 @@ const (
 	listen = 4 * time.Second
 	// look is how often a lease's container is looked for, when nothing else is to do.
 	look        = time.Minute
+	again       = 10 * time.Second // after a failure
 	callTime    = 10 * time.Second // for a plugin to make its call, or the daemon to write the answer
 	mostThreads = 4
 )
@@ -202,6 +203,9 @@ func (d *daemon) restore() error {
 		h := d.newHolder(*r)
 		h.lease = r.kept()
 		h.shown.Store(h.lease)
+		if h.Routes != nil { // the former daemon may not have come to change the interface
+			h.shown.Store(leaseOf(h.Had, h.Since))
+		}
 		close(h.ready)
 		switch now := sinceBoot(); {
 		case h.lease == nil:
@@ -253,7 +257,7 @@ func (d *daemon) hold(ctx context.Context, h *holder) error {
 		pause := min(h.wake-sinceBoot(), look)
 		if err != nil {
 			d.log.Warn("failed", "lease", h.Attachment.String(), "state", string(h.state), "error", err)
-			pause = max(pause, time.Second)
+			pause = min(max(pause, time.Second), again)
 		}
 		if d.rest(ctx, h, pause, changed); ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -335,17 +339,29 @@ func (d *daemon) exchange(ctx context.Context, h *holder) error {
 }
 
 // publish writes down a change of the lease. The interface gets it here, except the
-// first one, which the plugin returns.
-func (d *daemon) publish(l *link, h *holder) error {
-	was, is := h.shown.Load(), h.lease
+// first one, which the plugin returns. What fails is tried again with the next exchange.
+func (d *daemon) publish(l *link, h *holder) (err error) {
+	was, is, isFirst := h.shown.Load(), h.lease, !h.isReady()
 	if was == is {
 		return nil
 	}
+	changes := !isFirst &&
+		(h.Routes != nil || !slices.Equal(l.routes(was, h.options), l.routes(is, h.options)))
+	if changes && h.Routes == nil {
+		if h.Routes, err = l.find(was, h.options); err != nil {
+			return err
+		}
+	}
+	if changes && was != nil {
+		h.Had = was.ack.ToBytes()
+	}
 	h.keep(is)
-	var err error
-	d.files.few(func() { err = d.records.Put(context.Background(), h.Hash(), h.record) })
-	if err != nil && !h.isReady() {
-		return err // which ends the lease
+	err = d.put(h)
+	if changes {
+		err = errors.Join(err, l.apply(h.Routes, was, is, h.options))
+	}
+	if err != nil {
+		return err
 	}
 	h.shown.Store(is)
 	if is == nil {
@@ -353,11 +369,22 @@ func (d *daemon) publish(l *link, h *holder) error {
 	} else {
 		d.log.Info("leased", "lease", h.Attachment.String(), "address", is.prefix(), "for", is.expiry-is.since)
 	}
-	if !h.isReady() {
+	if isFirst {
 		close(h.ready)
+	}
+	if !changes {
 		return nil
 	}
-	return errors.Join(err, l.apply(was.result(h.options), is.result(h.options)))
+	if h.Had = nil; is != nil {
+		h.Routes = nil
+	}
+	return d.put(h)
+}
+
+// put writes the record of a lease.
+func (d *daemon) put(h *holder) (err error) {
+	d.files.few(func() { err = d.records.Put(context.Background(), h.Hash(), h.record) })
+	return err
 }
 
 // drop removes the record of a lease.
@@ -396,9 +423,10 @@ func (d *daemon) finish(h *holder) error {
 }
 
 // release takes the address off, where the main plugin has not done so, and sends the
-// server a RELEASE, at the MAC address that it returns: whatever keeps the interface, nobody answers to an address that is lent
-// again. Nobody waits until the socket is closed: that takes the kernel as long as deleting
-// the link, 10 ms and more, and both at once no longer.
+// server a RELEASE, at the MAC address that it returns. Whatever keeps the interface,
+// nobody answers there to an address that is lent again. Nobody waits until the socket is
+// closed: that takes the kernel as long as deleting the link, 10 ms and more, and both at
+// once no longer.
 func (d *daemon) release(h *holder) (at net.HardwareAddr, err error) {
 	var l *link
 	d.sockets.few(func() {

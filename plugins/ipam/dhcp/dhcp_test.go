@@ -259,12 +259,8 @@ var _ = Describe("a lease", func() {
 		l.Succeeds(l.after("CHECK", c, r))
 	})
 
-	It("ends with a NAK, and a new one is taken", func() {
-		s := l.serve(shortLease(60)...)
-		l.start()
-		configure(c, l.Add(l.call("ADD", c)))
-		By("which is asked for under the MAC address that the interface has by then")
-		c.Cmd("ip", "link", "set", "eth0", "address", "02:00:00:00:00:09")
+	// refuse has the server refuse the next renewal, and lend another address after that.
+	refuse := func(s *server) {
 		s.set(func(s *server) {
 			s.given = map[string]netip.Addr{}
 			s.script = func(s *server, req, answer *dhcpv4.DHCPv4) []*dhcpv4.DHCPv4 {
@@ -275,6 +271,95 @@ var _ = Describe("a lease", func() {
 				return []*dhcpv4.DHCPv4{answer}
 			}
 		})
+	}
+	routes := func(table string) func() []string {
+		return func() []string {
+			GinkgoHelper()
+			out := c.Run(nstest.Program{Path: "ip", Args: []string{"-4", "route", "show", "table", table, "dev", "eth0"}})
+			var lines []string
+			for line := range strings.Lines(out.Stdout) {
+				lines = append(lines, strings.TrimSpace(line))
+			}
+			return lines
+		}
+	}
+
+	DescribeTable("that is lost and regained has its routes where they were", func(move func(r Result)) {
+		s := l.serve(shortLease(600)...)
+		l.start()
+		r := l.Add(l.call("ADD", c))
+		configure(c, r)
+		move(r)
+		Expect(routes("main")()).To(BeEmpty())
+		before := routes("100")()
+		Expect(before).To(HaveLen(2))
+		refuse(s)
+		Eventually(addrs(c)).Should(Equal([]string{"10.9.0.51/24"}))
+		for i := range before {
+			before[i] = strings.Replace(before[i], "src 10.9.0.50", "src 10.9.0.51", 1)
+		}
+		Eventually(routes("100")).Should(Equal(before))
+		Eventually(routes("main")).Should(BeEmpty())
+	},
+		Entry("in the table of sbr", func(r Result) {
+			call := l.call("ADD", c)
+			call.Conf = fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "net", "type": "sbr", "prevResult": {
+				"cniVersion": "1.1.0", "interfaces": [{"name": "eth0", "sandbox": %q}],
+				"ips": [{"address": %q, "gateway": "10.9.0.1", "interface": 0}],
+				"routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.1"}]}}`, c.Path, r.IPs[0].Address)
+			Expect(Ran(l.Run(call.Program(l.World, nstest.Build("sbr")))).Code).To(BeZero())
+		}),
+		Entry("in another table, as that of a VRF", func(Result) {
+			c.IP("route add 10.9.0.0/24 dev eth0 proto kernel scope link src 10.9.0.50 table 100",
+				"route add default via 10.9.0.1 dev eth0 table 100",
+				"route del default dev eth0", "route del 10.9.0.0/24 dev eth0")
+		}),
+	)
+
+	It("that is lost and regained has no route that somebody has removed, also by the next daemon", func() {
+		s := l.serve(shortLease(600)...)
+		d := l.start()
+		configure(c, l.Add(l.call("ADD", c)))
+		c.IP("route add default via 10.9.0.1 dev eth0 table 7", "route del default dev eth0 table main")
+		refuse(s)
+		s.set(func(s *server) {
+			nak := s.script
+			s.script = func(s *server, req, answer *dhcpv4.DHCPv4) []*dhcpv4.DHCPv4 {
+				answers := nak(s, req, answer)
+				s.script = silent
+				return answers
+			}
+		})
+		Eventually(addrs(c)).Should(BeEmpty())
+		Eventually(d.log).Should(gbytes.Say("msg=lost"))
+		d.end(syscall.SIGKILL)
+		s.set(func(s *server) { s.script = nil })
+		l.start()
+		Eventually(routes("7")).Should(Equal([]string{"default via 10.9.0.1"}))
+		Expect(routes("main")()).To(ConsistOf(HavePrefix("10.9.0.0/24 ")))
+	})
+
+	It("has its routes changed where they are, the old ones after the new ones, until that succeeds", func() {
+		s := l.serve(shortLease(600)...)
+		d := l.start()
+		configure(c, l.Add(l.call("ADD", c)))
+		c.IP("route add default via 10.9.0.1 dev eth0 table 100", "route del default dev eth0 table main")
+		s.set(func(s *server) { s.more = append(s.more, dhcpv4.WithRouter(net.IPv4(10, 9, 1, 9))) })
+		Eventually(d.log).Should(gbytes.Say("msg=failed.*route 0.0.0.0/0 via 10.9.1.9.*unreachable"))
+		Expect(routes("100")()).To(Equal([]string{"default via 10.9.0.1"}))
+		By("the new router can be reached by now")
+		c.IP("route add 10.9.1.9 dev eth0")
+		Eventually(routes("100")).Should(Equal([]string{"default via 10.9.1.9"}))
+		Expect(routes("main")()).NotTo(ContainElement(ContainSubstring("default")))
+	})
+
+	It("ends with a NAK, and a new one is taken", func() {
+		s := l.serve(shortLease(60)...)
+		l.start()
+		configure(c, l.Add(l.call("ADD", c)))
+		By("which is asked for under the MAC address that the interface has by then")
+		c.Cmd("ip", "link", "set", "eth0", "address", "02:00:00:00:00:09")
+		refuse(s)
 		Eventually(addrs(c)).Should(Equal([]string{"10.9.0.51/24"}))
 		asked := s.messages(discover)
 		Expect(asked[len(asked)-1].ClientHWAddr.String()).To(Equal("02:00:00:00:00:09"))
@@ -413,18 +498,23 @@ var _ = Describe("a change", func() {
 		for _, r := range []string{"192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24"} {
 			c.Cmd("ip", "route", "add", r, "via", "10.9.0.1", "dev", "eth0")
 		}
-		result := func(routes ...string) *cni.Result {
-			r := &cni.Result{IPs: []cni.IP{{Address: netip.MustParsePrefix("10.9.0.50/24")}}}
-			for _, dst := range routes {
-				gw := netip.MustParseAddr("10.9.0.1")
-				r.Routes = append(r.Routes, cni.Route{Dst: netip.MustParsePrefix(dst), GW: gw})
+		with := func(nets ...string) *lease {
+			var routes dhcpv4.Routes
+			for _, dst := range nets {
+				_, to, err := net.ParseCIDR(dst)
+				Expect(err).NotTo(HaveOccurred())
+				routes = append(routes, &dhcpv4.Route{Dest: to, Router: net.IPv4(10, 9, 0, 1)})
 			}
-			return r
+			life := newLife()
+			life.bind(dhcpv4.WithOption(dhcpv4.OptClasslessStaticRoute(routes...)))
+			return life.lease
 		}
 		link := linkOf(c)
 		c.Cmd("ip", "route", "del", "192.0.2.0/24") // an administrator's wish
-		was, is := result("192.0.2.0/24", "198.51.100.0/24"), result("192.0.2.0/24", "100.64.0.0/10")
-		Expect(link.apply(was, is)).To(Succeed())
+		was, is := with("192.0.2.0/24", "198.51.100.0/24"), with("192.0.2.0/24", "100.64.0.0/10")
+		had, err := link.find(was, options{})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(link.apply(had, was, is, options{})).To(Succeed())
 		var routes []struct{ Dst string }
 		c.JSON(&routes, "ip", "-j", "route")
 		Expect(routes).To(ConsistOf(HaveField("Dst", "10.9.0.0/24"), HaveField("Dst", "100.64.0.0/10"),

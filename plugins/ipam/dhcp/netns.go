@@ -61,7 +61,9 @@ func (d *daemon) reach(h *holder) (err error) {
 		_ = n.Close()
 		return err
 	}
-	h.ns, h.way, h.NS = n, way, id
+	if h.ns, h.way = n, way; h.Index == 0 { // others read it from then on
+		h.NS = id
+	}
 	return nil
 }
 
@@ -79,12 +81,16 @@ func (d *daemon) elsewhere(id ns.Identity) (string, error) {
 	if _, err := os.Stat(proc + "/1"); err != nil {
 		proc = "/proc"
 	}
-	if _, err := os.ReadDir(proc); err != nil {
+	entries, err := os.ReadDir(proc)
+	if err != nil {
 		return "", err // no proof
 	}
-	processes, _ := filepath.Glob(proc + "/[0-9]*")
 	seen := map[uint64]bool{} // by mount namespace
-	for _, p := range processes {
+	for _, e := range entries {
+		p := filepath.Join(proc, e.Name())
+		if _, err := strconv.Atoi(e.Name()); err != nil {
+			continue // no process
+		}
 		if leads(p+"/ns/net", id) {
 			return p + "/ns/net", nil
 		}

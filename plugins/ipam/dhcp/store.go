@@ -21,6 +21,11 @@ type record struct {
 	Client client        `json:"client"`
 	ACK    []byte        `json:"ack,omitempty"` // none: the lease is lost
 	Since  time.Duration `json:"since,omitempty"`
+
+	// What the interface had before, until it has the lease: the answer of which it may still
+	// have the address, and where its routes were.
+	Had    []byte   `json:"had,omitempty"`
+	Routes []placed `json:"routes,omitempty"`
 }
 
 // Sane leaves out what no daemon has written.
@@ -43,11 +48,13 @@ func (r *record) keep(l *lease) {
 }
 
 // kept is the lease that keep has put; nil: there is none.
-func (r *record) kept() *lease {
-	ack, err := dhcpv4.FromBytes(r.ACK)
+func (r *record) kept() *lease { return leaseOf(r.ACK, r.Since) }
+
+func leaseOf(answer []byte, since time.Duration) *lease {
+	ack, err := dhcpv4.FromBytes(answer)
 	if err != nil {
 		return nil
 	}
-	l, _ := newLease(ack, r.Since)
+	l, _ := newLease(ack, since)
 	return l
 }

@@ -10,14 +10,11 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	"golang.org/x/sys/unix"
 
-	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
@@ -297,47 +294,4 @@ func decodePacket(b []byte) *dhcpv4.DHCPv4 {
 		return nil
 	}
 	return message
-}
-
-// apply makes what the interface has of one result what another one says, and leaves
-// alone what both have: it may be as an administrator wants it.
-func (l *link) apply(was, is *cni.Result) error {
-	moved := !slices.Equal(cni.Addresses(was.IPs), cni.Addresses(is.IPs))
-	old, routes := l.routes(was), l.routes(is)
-	var errs []error
-	for _, r := range old {
-		if !slices.Contains(routes, r) {
-			errs = append(errs, l.conn.DelRoute(r))
-		}
-	}
-	if moved {
-		for _, ip := range was.IPs { // and with the last one all routes
-			errs = append(errs, l.conn.DelAddr(l.Index, ip.Address))
-		}
-		for _, ip := range is.IPs {
-			errs = append(errs, l.conn.AddAddr(l.Index, rtnl.Addr{Prefix: ip.Address}))
-		}
-	}
-	for _, r := range routes {
-		if moved || !slices.Contains(old, r) {
-			if err := l.conn.AddRoute(r); !errors.Is(err, unix.EEXIST) {
-				errs = append(errs, err)
-			}
-		}
-	}
-	if moved && len(is.IPs) > 0 {
-		errs = append(errs, iface.Announce(l.conn, l.Link))
-	}
-	return errors.Join(errs...)
-}
-
-func (l *link) routes(res *cni.Result) (routes []rtnl.Route) {
-	for _, r := range res.Routes {
-		route := rtnl.Route{Dst: r.Dst, GW: r.GW, OutIndex: l.Index, Priority: r.Priority}
-		if r.Scope != nil {
-			route.Scope = *r.Scope
-		}
-		routes = append(routes, route)
-	}
-	return routes
 }
