@@ -18,6 +18,7 @@ import (
 var features = map[string][]string{
 	"8021q": {"ip link add veth8 type veth peer name veth9",
 		"ip link add link veth8 name veth8.5 type vlan id 5"},
+	"bond":            {"ip link add bond9 type bond"},
 	"br_netfilter":    {"cat /proc/sys/net/bridge/bridge-nf-call-iptables"},
 	"conntrack":       {"conntrack -L"},
 	"dummy":           {"ip link add dummy9 type dummy"},
@@ -36,6 +37,7 @@ var features = map[string][]string{
 		"nft add rule inet t c fib daddr type local accept"},
 	"nft-inet-nat":   {"nft add table inet t", "nft add chain inet t c { type nat hook prerouting priority -99 ; }"},
 	"tap":            {"ip tuntap add tap9 mode tap"},
+	"team":           {"ip link add team9 type team"},
 	"tbf":            {"tc qdisc add dev lo root tbf rate 1mbit burst 10kb latency 1s"},
 	"userns":         {"unshare -Ur true"},
 	"vlan_filtering": {"ip link add bridge9 type bridge vlan_filtering 1"},
@@ -47,9 +49,9 @@ var features = map[string][]string{
 // kernel's to give or to lack (all but the programs) carries Label("kernel"), and one
 // for netkit Label("netkit") too, since it runs on a newer kernel than the others.
 //
-// The features are 8021q, br_netfilter, conntrack, dummy, ifb, ip-netns,
+// The features are 8021q, bond, br_netfilter, conntrack, dummy, ifb, ip-netns,
 // iptables, iptables-legacy, iptables-nft, ipvlan, macvlan, netkit, nft, nft-bridge,
-// nft-fib, nft-inet-nat, realroot (not in a user namespace), sctp, tap, tbf,
+// nft-fib, nft-inet-nat, realroot (not in a user namespace), sctp, tap, tbf, team,
 // userns, vlan_filtering, vrf.
 func Need(names ...string) {
 	ginkgo.GinkgoHelper()

@@ -71,6 +71,9 @@ func take(ctx context.Context, s *attach.Session, d device) (r record, err error
 	if r.NS, err = s.NS.Identity(); err != nil {
 		return r, err
 	}
+	if err = r.part(s); err != nil {
+		return r, err
+	}
 	_, indexErr := s.Cont.LinkByIndex(f.Link.Index)
 	r.KeepsIndex = errors.Is(indexErr, rtnl.ErrNoLink)
 	s.OnFail("bring the device home", func(ctx context.Context) error {
@@ -150,13 +153,10 @@ func (r record) held(by cni.Attachment) error {
 	return cni.Errorf(code, "%s: is held by %s", r, r.Attachment)
 }
 
-// warnOfUses tells what the host loses with the device.
+// warnOfUses tells which routes the host loses with the device.
 func warnOfUses(s *attach.Session, l rtnl.Link) {
 	if l.Index == 0 {
 		return
-	}
-	if master, err := s.Host.LinkByIndex(l.Master); l.Master != 0 && err == nil {
-		s.Warn("device %q: is a port of %q, and will not be when it comes home", l.Name, master.Name)
 	}
 	routes, _ := s.Host.Routes(l.Index, unix.AF_UNSPEC)
 	for _, r := range routes {
@@ -164,6 +164,40 @@ func warnOfUses(s *attach.Session, l rtnl.Link) {
 			s.Warn("device %q: has the host's default route %s, which is lost", l.Name, r)
 		}
 	}
+}
+
+// part tells that the device is a port, and takes it out of its bond or team as the move would. They give
+// it its own MAC address and MTU back and bring it down, which the record is to know before. An ADD that
+// fails puts it back.
+func (r *record) part(s *attach.Session) error {
+	index, ports := r.Link.Index, r.Link.Master
+	if ports == 0 {
+		return nil
+	}
+	master, err := s.Host.LinkByIndex(ports)
+	if err != nil {
+		return err
+	}
+	s.Warn("device %q: is a port of %q, and will not be when it comes home", r.Link.Name, master.Name)
+	if master.Kind != "bond" && master.Kind != "team" {
+		return nil
+	}
+	s.OnFail("put the device back", func(context.Context) error {
+		l, err := r.findHome(s.Host)
+		if err != nil {
+			return err
+		}
+		return s.Host.SetLink(l.Index, rtnl.Change{Master: &ports})
+	})
+	none := 0
+	if err := s.Host.SetLink(index, rtnl.Change{Master: &none}); err != nil {
+		return err
+	}
+	l, err := s.Host.LinkByIndex(index)
+	if err == nil {
+		r.Link = l
+	}
+	return err
 }
 
 func del(ctx context.Context, req *skel.Request) error {

@@ -397,6 +397,50 @@ var _ = Describe("a failing ADD", func() {
 	)
 })
 
+var _ = Describe("a device in a bond or a team", Label("kernel"), func() {
+	var (
+		w             *World
+		outside, port string // the links, before it was a port and when it is one
+	)
+	enslave := func(kind string) {
+		nstest.Need(kind)
+		w = newWorld()
+		addDevice(w, "d1", "02:00:00:00:00:d1")
+		IP(w.Host, "link add up0 mtu 1450 type %s", kind)
+		for _, name := range []string{"d1", "d0"} {
+			IP(w.Host, "link set %s down", name)
+			outside = links(w)
+			IP(w.Host, "link set %s master up0", name)
+		}
+		port = links(w)
+	}
+
+	for _, kind := range []string{"bond", "team"} {
+		It("of kind "+kind+" comes home as it is outside of it", func() {
+			enslave(kind)
+			a := attached(w, conf())
+			Expect([]any{a.Result.Interfaces[0].MAC, a.Result.Interfaces[0].MTU}).To(Equal([]any{mac0, 1400}))
+			IP(a.Host, "link set net1 mtu 1300 address 02:00:00:00:00:77")
+			w.Succeeds(a.As("DEL"))
+			Expect(links(w)).To(Equal(outside))
+		})
+
+		It("of kind "+kind+" is its port again after an ADD that fails", func() {
+			enslave(kind)
+			w.On("ADD", Refusal, "one")
+			add := Call{Command: "ADD", IfName: "net1", Netns: nstest.NewNetns().Path, Conf: conf()}
+			w.Fails(add, 11)
+			Expect(links(w)).To(Equal(port))
+			IP(w.Host, "link add br0 type bridge")
+			IP(w.Host, "link set br0 master up0")
+			before := links(w)
+			add.Conf = conf(Object{"device": "br0"}) // which the kernel does not move
+			w.Fails(add, cni.CodeConfig)
+			Expect(links(w)).To(Equal(before))
+		})
+	}
+})
+
 var _ = Describe("CHECK", func() {
 	DescribeTable("finds", func(says string, keys Object, commands ...string) {
 		w := newWorld()
