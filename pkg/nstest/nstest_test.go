@@ -234,10 +234,10 @@ var _ = Describe("Need", Label("kernel"), func() {
 	},
 		Entry(nil, "8021q"), Entry(nil, "bond"), Entry(nil, "br_netfilter"), Entry(nil, "conntrack"),
 		Entry(nil, "dummy"), Entry(nil, "ifb"), Entry(nil, "ip-netns"), Entry(nil, "iptables"),
-		Entry(nil, "iptables-legacy"), Entry(nil, "iptables-nft"), Entry(nil, "ipvlan"), Entry(nil, "macvlan"), Entry(nil, "nft"),
-		Entry(nil, "nft-bridge"), Entry(nil, "nft-fib"), Entry(nil, "nft-inet-nat"), Entry(nil, "sctp"),
-		Entry(nil, "tap"), Entry(nil, "tbf"), Entry(nil, "team"), Entry(nil, "userns"), Entry(nil, "vlan_filtering"),
-		Entry(nil, "vrf"),
+		Entry(nil, "iptables-legacy"), Entry(nil, "iptables-nft"), Entry(nil, "ipvlan"), Entry(nil, "macvlan"),
+		Entry(nil, "nft"), Entry(nil, "nft-bridge"), Entry(nil, "nft-fib"), Entry(nil, "nft-inet-nat"),
+		Entry(nil, "sctp"), Entry(nil, "tap"), Entry(nil, "tbf"), Entry(nil, "team"), Entry(nil, "userns"),
+		Entry(nil, "vlan_filtering"), Entry(nil, "vrf"),
 	)
 })
 

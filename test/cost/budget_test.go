@@ -150,7 +150,7 @@ var budgets = []budget{
 	}},
 	{"firewall, iptables", "firewall", same(Object{"backend": "iptables"}), true, 128, readsAll, map[string]cost{
 		"VERSION": {"", 0, 0, 0, 30},
-		"ADD":     {"ip6tables-restore ip6tables-save iptables-restore iptables-save", 9, 9, 1, 575},
+		"ADD":     {"ip6tables-restore ip6tables-save iptables-restore iptables-save", 9, 9, 1, 605},
 		"CHECK":   {"ip6tables-save iptables-save", 10, 10, 1, 336},
 		"STATUS":  {"", 0, 0, 0, 95},
 		"GC":      {"", 7, 7, 7, 120},

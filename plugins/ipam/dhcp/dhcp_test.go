@@ -275,7 +275,8 @@ var _ = Describe("a lease", func() {
 	routes := func(table string) func() []string {
 		return func() []string {
 			GinkgoHelper()
-			out := c.Run(nstest.Program{Path: "ip", Args: []string{"-4", "route", "show", "table", table, "dev", "eth0"}})
+			show := []string{"-4", "route", "show", "table", table, "dev", "eth0"}
+			out := c.Run(nstest.Program{Path: "ip", Args: show})
 			var lines []string
 			for line := range strings.Lines(out.Stdout) {
 				lines = append(lines, strings.TrimSpace(line))

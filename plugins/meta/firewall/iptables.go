@@ -186,18 +186,19 @@ func restore(ctx context.Context, f nft.Family, v ipt.Variant, change func(*edit
 
 // programs finds the programs that ADD needs, and notes their variant. It returns the families that ADD changes.
 func (c *call) programs(ctx context.Context, r *record) ([]nft.Family, error) {
-	for _, f := range r.families() {
+	own := r.families()
+	for _, f := range own {
 		tool, err := ipt.Find(ctx, f)
 		if err != nil {
 			return nil, err
 		}
 		r.Variant = tool.Variant
 	}
-	families, err := c.policed(ctx, r)
-	for _, f := range families {
+	all, err := c.policed(ctx, r) // own first
+	for _, f := range all[len(own):] {
 		err = errors.Join(err, ipt.Installed(f))
 	}
-	return families, err
+	return all, err
 }
 
 // changeIPTables makes the change for each of the families, with the programs that are plainly called iptables.
