@@ -293,8 +293,8 @@ func (s *Session) refuseRecorded(records *statefile.Store[childRecord], r childR
 		if l, lives, err := old.alive(); err != nil {
 			return err
 		} else if lives {
-			return cni.Errorf(cni.CodeExists, "interface %q in %s: this attachment exists already (%s); DEL removes it",
-				l.Name, old.Netns, s.Attachment)
+			return s.Exists(fmt.Sprintf("interface %q in %s: this attachment exists already; DEL removes it",
+				l.Name, old.Netns))
 		}
 	}
 	if r.Mode == "" {
@@ -341,7 +341,7 @@ func (s *Session) makeChild(ctx context.Context, c Child) error {
 	err := c.Make(ctx, s, name)
 	if errors.Is(err, unix.EEXIST) {
 		if _, there := s.Cont.Link(name); there == nil {
-			return cni.Errorf(cni.CodeExists, "interface %q: exists already in the container (%s)", name, s.Attachment)
+			return s.Exists(fmt.Sprintf("interface %q: exists already in the container", name))
 		} else if !errors.Is(there, rtnl.ErrNoLink) {
 			return there
 		}

@@ -31,7 +31,7 @@ func (s *Session) findMaster(c Child) (err error) {
 	case name != "":
 		s.Master, err = conn.Link(name)
 		if errors.Is(err, rtnl.ErrNoLink) {
-			return cni.Refuse("master", nil, fmt.Sprintf("%q: no such interface", name))
+			return cni.Refuse("master", nil, fmt.Sprintf("%q: no such interface: Link not found", name))
 		}
 	default:
 		s.Master, err = defaultMaster(conn)

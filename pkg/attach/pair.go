@@ -61,7 +61,7 @@ const endPatience = time.Second
 // refuseExisting waits whether the host end goes.
 func (s *Session) refuseExisting(ctx context.Context) error {
 	if _, err := s.Cont.Link(s.IfName); err == nil {
-		return cni.Errorf(cni.CodeExists, "interface %q: exists already in the container (%s)", s.IfName, s.Attachment)
+		return s.Exists(fmt.Sprintf("interface %q: exists already in the container", s.IfName))
 	} else if !errors.Is(err, rtnl.ErrNoLink) {
 		return err
 	}
@@ -77,8 +77,7 @@ func (s *Session) refuseExisting(ctx context.Context) error {
 	if err := s.Host.WaitGone(ctx, host.Index); err == nil {
 		return nil
 	}
-	return cni.Errorf(cni.CodeExists, "host interface %q: this attachment exists already (%s); DEL removes it",
-		host.Name, s.Attachment)
+	return s.Exists(fmt.Sprintf("host interface %q: this attachment exists already; DEL removes it", host.Name))
 }
 
 // MarkHostEnd names the owner of the host end, makes it a port of the bridge with

@@ -149,6 +149,12 @@ func (s Set) Garbage(mark string) bool {
 	return isHash && label != "" && label == networkLabel(s.network) && !s.hashes[hash]
 }
 
+// Exists is the error of an ADD that finds the attachment, or an interface in its place.
+// It ends in the reference's words, which programs look for.
+func (a Attachment) Exists(what string) *Error {
+	return Errorf(CodeExists, "%s (%s): container veth name %q already exists", what, a, a.IfName)
+}
+
 // ValidName reports whether s may name a network or a container
 // (specification, sections 1 and 2): a letter or digit, then letters, digits,
 // underscores, dots and hyphens.

@@ -51,7 +51,7 @@ var _ = Describe("Verify", func() {
 		}
 		Expect(iface.Verify(c.target, res)).To(MatchError(want))
 	},
-		Entry("no link", `link "eth0": no such link`, "link del eth0"),
+		Entry("no link", `link "eth0": Link not found`, "link del eth0"),
 		Entry("another MTU", `link "eth0": MTU is 1400 instead of 1500`, "link set eth0 mtu 1400"),
 		Entry("no IPv4 address", `link "eth0": address 10.1.2.3/24: missing`,
 			"addr del 10.1.2.3/24 dev eth0", "addr add 10.1.2.4/24 dev eth0",

@@ -56,10 +56,11 @@ func (r Runner) Find(name string) (string, error) {
 			unknown = err
 		}
 	}
+	absent := fmt.Errorf("failed to find plugin %q in path %s", name, filepath.SplitList(r.Path)) // as the reference
 	if unknown != nil {
-		return "", cni.Errorf(cni.CodeEnvironment, "CNI_PATH: no plugin %q in %q: %w", name, r.Path, unknown)
+		absent = fmt.Errorf("%w: %w", absent, unknown)
 	}
-	return "", cni.Errorf(cni.CodeEnvironment, "CNI_PATH: no plugin %q in %q", name, r.Path)
+	return "", cni.Errorf(cni.CodeEnvironment, "CNI_PATH: no plugin %q in %q: %w", name, r.Path, absent)
 }
 
 // Start starts the plugin called name for command with conf on its standard

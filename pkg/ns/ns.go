@@ -39,7 +39,7 @@ func Open(path string) (*NS, error) {
 		return nil, n.wrap(pathError(err))
 	}
 	if fs.Type != unix.NSFS_MAGIC {
-		return nil, n.wrap(ErrNotNetns)
+		return nil, n.wrap(fmt.Errorf("%w: unknown FS magic on %q: %x", ErrNotNetns, path, fs.Type))
 	}
 	err := retry(func() (err error) {
 		n.h, err = netns.GetFromPath(path)

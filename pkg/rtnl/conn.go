@@ -22,8 +22,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ns"
 )
 
-// ErrNoLink says that the namespace has no such link.
-var ErrNoLink = errors.New("no such link")
+// ErrNoLink says that the namespace has no such link, in the words of the library.
+var ErrNoLink = errors.New("Link not found")
 
 const (
 	// answerTime is how long an answer may take. Without it the library waits a

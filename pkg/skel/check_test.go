@@ -122,7 +122,7 @@ var _ = Describe("--check-config", func() {
 		Entry("a bad name", `"cniVersion": "1.0.0", "name": "a b"`, `error: plugins[0].name: "a b" is no network name`),
 		Entry("no name", `"cniVersion": "1.0.0"`, `error: plugins[0].name: "" is no network name`),
 		Entry("a version that nobody speaks", `"cniVersion": "7", "name": "x"`,
-			`error: plugins[0].cniVersion: "7" is not supported`),
+			`error: plugins[0].cniVersion: "7" is not supported: incompatible CNI versions`),
 		Entry("several versions", `"cniVersions": ["1.0.0"], "name": "x"`, "probe: valid"),
 		Entry("no version", `"name": "x"`, "warning: plugins[0].cniVersion: is missing and taken for 0.1.0; "+
 			"some runtimes refuse that\nprobe: valid"),

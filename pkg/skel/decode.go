@@ -106,7 +106,8 @@ func (c *call) readConf() ([]byte, error) {
 func (c *call) checkVersion(version, command string) error {
 	if !cni.Supports(version) {
 		supported := "supported: " + strings.Join(cni.Versions(), ", ")
-		err := cni.Refuse("cniVersion", version, "is not supported").WithCode(cni.CodeIncompatibleVersion)
+		err := cni.Refuse("cniVersion", version, "is not supported: incompatible CNI versions")
+		err = err.WithCode(cni.CodeIncompatibleVersion)
 		err.Details = supported
 		return err.Suggest("%s", supported)
 	}

@@ -142,7 +142,7 @@ var _ = Describe("a lease", func() {
 		l.start()
 		call := l.call("ADD", c)
 		switch want {
-		case "no such link":
+		case "Link not found":
 			call.IfName = "eth7"
 		case "no such network namespace":
 			call.Netns = "/run/netns/absent"
@@ -152,7 +152,7 @@ var _ = Describe("a lease", func() {
 		Expect(l.Fails(call, cni.CodeTryAgain)).To(ContainSubstring(want))
 		Expect(l.records()).To(BeEmpty())
 	},
-		Entry("for no interface", nil, "no such link"),
+		Entry("for no interface", nil, "Link not found"),
 		Entry("in no namespace", nil, "no such network namespace"),
 		Entry("in something else", nil, "not a network namespace"),
 	)

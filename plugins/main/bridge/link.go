@@ -17,7 +17,8 @@ import (
 func findBridge(host *rtnl.Conn, name string) (rtnl.Link, error) {
 	l, err := host.Link(name)
 	if err == nil && l.Kind != "bridge" {
-		err = cni.Errorf(cni.CodeConflict, "bridge %q: the name is taken by an interface of kind %q", name, l.Kind)
+		err = cni.Errorf(cni.CodeConflict, "bridge %q: the name is taken by an interface of kind %q: "+
+			"%[1]q already exists but is not a bridge", name, l.Kind)
 	}
 	return l, err
 }

@@ -121,8 +121,8 @@ func planGateways(cfg config, link string, have []rtnl.Addr, want []netip.Prefix
 		}
 		if !cfg.ForceAddress {
 			return p, cni.Errorf(cni.CodeConflict,
-				"bridge %q: gateway %s: the interface has address %s (forceAddress replaces it)",
-				link, p.Add[i], h.Prefix)
+				"bridge %q: gateway %s: the interface has address %s (forceAddress replaces it): "+
+					"%[1]q already has an IP address different from %[2]s", link, p.Add[i], h.Prefix)
 		}
 		p.Remove = append(p.Remove, h.Prefix)
 	}

@@ -52,8 +52,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 // other calls wait: a device on the host is nobody's.
 func take(ctx context.Context, s *attach.Session, d device) (r record, err error) {
 	if _, err := s.Cont.Link(s.IfName); err == nil {
-		return r, cni.Errorf(cni.CodeExists, "interface %q: exists already in the container (%s)", s.IfName,
-			s.Attachment)
+		return r, s.Exists(fmt.Sprintf("interface %q: exists already in the container", s.IfName))
 	} else if !errors.Is(err, rtnl.ErrNoLink) {
 		return r, err
 	}
@@ -131,7 +130,7 @@ func findFree(s *attach.Session, records *store, d device) (f found, err error) 
 		}
 	}
 	if errors.Is(err, rtnl.ErrNoLink) {
-		return f, cni.Refuse(d.Key, d.Value, "no such interface on this host")
+		return f, cni.Refuse(d.Key, d.Value, "no such interface on this host: Link not found")
 	}
 	return f, err
 }
@@ -146,11 +145,10 @@ func (r record) held(by cni.Attachment) error {
 	if errors.Is(err, rtnl.ErrNoLink) {
 		return nil
 	}
-	code := cni.CodeConflict
 	if by == r.Attachment {
-		code = cni.CodeExists
+		return by.Exists(fmt.Sprintf("%s: is held already", r))
 	}
-	return cni.Errorf(code, "%s: is held by %s", r, r.Attachment)
+	return cni.Errorf(cni.CodeConflict, "%s: is held by %s", r, r.Attachment)
 }
 
 // warnOfUses tells which routes the host loses with the device.

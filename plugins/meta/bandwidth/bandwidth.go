@@ -162,8 +162,8 @@ func (c *call) hostEnd() (rtnl.Link, error) {
 	inside, err := c.inside()
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
-		return inside, cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q", c.IfName,
-			c.Netns)
+		return inside, cni.Errorf(cni.CodeEnvironment,
+			"CNI_IFNAME %q: no such interface in CNI_NETNS %q: Link not found", c.IfName, c.Netns)
 	case err != nil:
 		return inside, err
 	case !inside.IsPairEnd():

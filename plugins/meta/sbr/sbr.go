@@ -27,7 +27,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	req.OnDone(func() { _ = held.Unlock() })
 	conn, here, err := look(req)
 	if errors.Is(err, rtnl.ErrNoLink) {
-		return nil, cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q",
+		return nil, cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q: Link not found",
 			req.IfName, req.Netns)
 	}
 	if err != nil {

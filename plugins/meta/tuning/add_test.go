@@ -209,7 +209,7 @@ var _ = Describe("ADD that fails", func() {
 
 	It("without the interface", func() {
 		fails(call{Call: Call{IfName: "eth7"}, keys: `"mtu":1400`}, cni.CodeEnvironment,
-			fmt.Sprintf(`CNI_IFNAME "eth7": no such interface in CNI_NETNS %q`, w.cont.Path))
+			fmt.Sprintf(`CNI_IFNAME "eth7": no such interface in CNI_NETNS %q: Link not found`, w.cont.Path))
 	})
 
 	It("with a sysctl that is not allowed", func() {

@@ -29,7 +29,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	req.OnDone(func() { _ = conn.Close() })
 	link := here.named(req.IfName)
 	if link.Index == 0 {
-		return nil, cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q",
+		return nil, cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q: Link not found",
 			req.IfName, req.Netns)
 	}
 	if here.Rules, err = conn.Rules(); err != nil {

@@ -1,0 +1,115 @@
+package lifecycle_test
+
+import (
+	"encoding/json"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// step is a plugin that makes an interface, over m0 where it needs one.
+func step(plugin string) Step {
+	keys := Object{"ipam": HostLocal("10.88.0.0/24")}
+	switch plugin {
+	case "macvlan", "ipvlan":
+		keys["master"] = "m0"
+	case "vlan":
+		keys["master"], keys["vlanId"] = "m0", 5
+	case "host-device":
+		keys["device"] = "m1"
+	case "bridge":
+		keys["isGateway"] = true
+	}
+	return Step{Plugin: plugin, Keys: keys}
+}
+
+// Runtimes, operators and scripts look for these words of the reference plugins.
+var _ = Describe("the reference's words", Label("kernel"), func() {
+	var n *World
+	var p *Pod
+	BeforeEach(func() {
+		n, p = NewNode(), NewPod("one")
+		n.IP("link add m0 type veth peer name m1")
+	})
+	says := func(command string, s Step, words string) {
+		GinkgoHelper()
+		a := n.Chain(command, p, List{s})
+		Expect(a.Code).To(Equal(1))
+		Expect(a.Failed(codeOf(a))).To(ContainSubstring(words))
+	}
+
+	for _, plugin := range []string{"bridge", "ptp", "macvlan", "ipvlan", "vlan", "dummy", "tap", "host-device"} {
+		const exists = `container veth name "eth0" already exists`
+		need := func() {
+			switch plugin {
+			case "macvlan", "ipvlan", "dummy", "tap":
+				nstest.Need(plugin)
+			case "vlan":
+				nstest.Need("8021q")
+			}
+		}
+		It("are in "+plugin+"'s error about an interface that exists", func() {
+			need()
+			p.IP("link add eth0 type veth peer name x")
+			says("ADD", step(plugin), exists)
+		})
+		It("are in "+plugin+"'s error about an attachment that exists", func() {
+			need()
+			n.Up(p, List{step(plugin)})
+			says("ADD", step(plugin), exists)
+			p.Cmd("ip", "link", "set", "eth0", "down", "name", "other")
+			says("ADD", step(plugin), exists)
+			p.Cmd("ip", "link", "set", "other", "name", "eth0")
+		})
+		It("are in "+plugin+"'s error about an IPAM program that is missing", func() {
+			need()
+			n.Dir = "/nowhere:/no where"
+			s := step(plugin)
+			says("ADD", s, `failed to find plugin "host-local" in path [/nowhere /no where]`)
+		})
+	}
+
+	It("are in the errors about a bridge", func() {
+		n.IP("link add cni0 type bridge", "addr add 10.244.0.1/24 dev cni0", "addr add fd00:88::5/60 dev cni0")
+		s := step("bridge")
+		says("ADD", s, `"cni0" already has an IP address different from 10.88.0.1/24`)
+		s.Keys["ipam"] = HostLocal("fd00:88::/64")
+		says("ADD", s, `"cni0" already has an IP address different from fd00:88::1/64`)
+		s.Keys["bridge"] = "m0"
+		says("ADD", s, `"m0" already exists but is not a bridge`)
+	})
+
+	It("are in the errors about a link that is missing", func() {
+		nstest.Need("macvlan")
+		for _, s := range []Step{{Plugin: "macvlan", Keys: Object{"master": "no"}},
+			{Plugin: "host-device", Keys: Object{"device": "no"}}, {Plugin: "tap", Keys: Object{"bridge": "no"}}} {
+			says("ADD", s, "Link not found")
+		}
+		p.Result = []byte(`{"cniVersion": "1.1.0", "interfaces": [{"name": "eth0", "sandbox": "` + p.Netns + `"}],
+			"ips": [{"address": "10.88.0.2/24", "interface": 0}]}`)
+		for _, s := range []Step{{Plugin: "tuning", Keys: Object{"mtu": 1400}}, {Plugin: "sbr"},
+			{Plugin: "bandwidth", Keys: Object{"ingressRate": 8000000, "ingressBurst": 800000}},
+			{Plugin: "vrf", Keys: Object{"vrfname": "red"}}} {
+			says("ADD", s, "Link not found")
+		}
+	})
+
+	It("are in the errors about a file that is no namespace, and of a version that is none", func() {
+		n.Spoiled = true // no runtime can send such a DEL
+		p.Netns = "/etc/passwd"
+		says("ADD", step("bridge"), `unknown FS magic on "/etc/passwd": `)
+		n.Version = "9.9.9"
+		says("ADD", step("bridge"), "incompatible CNI versions")
+	})
+})
+
+// codeOf is the code of an error object.
+func codeOf(a Answer) uint {
+	GinkgoHelper()
+	var e struct{ Code uint }
+	Expect(json.Unmarshal([]byte(a.Stdout), &e)).To(Succeed())
+	return e.Code
+}
