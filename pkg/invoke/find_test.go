@@ -53,8 +53,8 @@ var _ = Describe("Find", func() {
 
 	DescribeTable("names CNI_PATH when there is no such plugin", func(path string) {
 		_, err := find(path, "ipam")
-		Expect(err).To(MatchError(fmt.Sprintf("CNI_PATH: no plugin %[1]q in %[2]q: failed to find plugin %[1]q in path %[3]s",
-			"ipam", path, filepath.SplitList(path))))
+		Expect(err).To(MatchError(fmt.Sprintf("CNI_PATH: no plugin %[1]q in %[2]q: "+
+			"failed to find plugin %[1]q in path %[3]s", "ipam", path, filepath.SplitList(path))))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeEnvironment))
 	},
 		Entry("empty", ""), Entry("empty entries", "::"), Entry("no directory", "/no/such"),

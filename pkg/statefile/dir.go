@@ -29,7 +29,7 @@ type Dir struct {
 
 // Open opens the directory at path. Where there is none, it makes it and the
 // missing parents with perm (less the umask); with perm 0 the error then matches
-// fs.ErrNotExist. Links in path itself are followed: it is the administrator's.
+// fs.ErrNotExist. Links in path itself are followed: who names a path may name any.
 func Open(path string, perm fs.FileMode) (*Dir, error) { return open(path, perm, 0) }
 
 // OpenOwn is Open for a directory that is not the administrator's to choose: a
