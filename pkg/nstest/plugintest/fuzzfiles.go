@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -47,7 +48,7 @@ func (z Fuzz) RunFiles(f *testing.F, dir string, seeds ...string) {
 
 // RunRecord runs another target, for a plugin whose ADD cannot succeed here: each call of the
 // container finds a seed as the attachment's record in dir, in which one value, or all, is what the
-// fuzzer makes up. IDENTITY in it is the identity of the container's namespace.
+// fuzzer makes up. IDENTITY in it is that of the container's namespace, LINK the index of its eth0.
 func (z Fuzz) RunRecord(f *testing.F, dir string, seeds ...string) {
 	for i := range seeds {
 		for at := range uint8(24) {
@@ -56,31 +57,28 @@ func (z Fuzz) RunRecord(f *testing.F, dir string, seeds ...string) {
 		}
 	}
 	w := newFuzzWorld(f, z)
-	identity := w.identity()
-	file := filepath.Join(dir, cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}.Hash()+".json")
-	w.must(os.MkdirAll(dir, 0o700))
-	f.Fuzz(func(t *testing.T, which, at uint8, content []byte) {
-		w.t = t
-		defer w.reset()
-		seed := strings.ReplaceAll(seeds[int(which)%len(seeds)], "IDENTITY", identity)
-		c := compose(0, []byte(z.Confs[0]), "", "")
-		for _, c.command = range []string{"CHECK", "STATUS", "ADD", "GC", "DEL"} {
-			w.must(os.WriteFile(file, edited([]byte(seed), at, content), 0o600))
-			w.call(c)
-		}
-	})
-}
-
-func (w *fuzzWorld) identity() string {
-	w.t.Helper()
 	n, err := ns.Open(FuzzNetns)
 	w.must(err)
 	defer n.Close()
 	id, err := n.Identity()
 	w.must(err)
-	text, err := json.Marshal(id)
+	identity, err := json.Marshal(id)
 	w.must(err)
-	return string(text)
+	file := filepath.Join(dir, cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}.Hash()+".json")
+	w.must(os.MkdirAll(dir, 0o700))
+	f.Fuzz(func(t *testing.T, which, at uint8, content []byte) {
+		w.t = t
+		defer w.reset()
+		eth0, err := w.cont.Link("eth0")
+		w.must(err)
+		here := strings.NewReplacer("IDENTITY", string(identity), "LINK", strconv.Itoa(eth0.Index))
+		seed := []byte(here.Replace(seeds[int(which)%len(seeds)]))
+		c := compose(0, []byte(z.Confs[0]), "", "")
+		for _, c.command = range []string{"CHECK", "STATUS", "ADD", "GC", "DEL"} {
+			w.must(os.WriteFile(file, edited(seed, at, content), 0o600))
+			w.call(c)
+		}
+	})
 }
 
 // damaged serves the commands for a container whose files are damaged before.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"net"
 	"testing"
 	"time"
@@ -73,6 +74,42 @@ func checkLease(t *testing.T, l *lease) {
 	if again := r.kept(); again == nil || again.prefix() != l.prefix() {
 		t.Fatal("the record has another lease")
 	}
+}
+
+// FuzzRecord reads anything as a record, and lives on with its lease as a daemon does that starts.
+func FuzzRecord(f *testing.F) {
+	l := newLife()
+	ack := l.message(dhcpv4.MessageTypeAck, dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 50)), dhcpv4.WithLeaseTime(3600),
+		dhcpv4.WithNetmask(net.CIDRMask(24, 32)), dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(10, 9, 0, 1))))
+	r := record{Attachment: cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}, Netns: "/x", Index: 2,
+		Client: l.client}
+	for _, lease := range []*lease{nil, {ack: ack, server: serverMAC, since: time.Hour}, {ack: ack, since: 1<<63 - 1}} {
+		r.keep(lease)
+		data, err := json.Marshal(r)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var r record
+		if json.Unmarshal(data, &r) != nil || !r.Sane(r.Hash()) {
+			return
+		}
+		now := time.Hour
+		m := machine{client: r.Client, lease: r.kept(), pauses: newLife().pauses}
+		if m.lease != nil {
+			m.lease.result(options{DNS: true})
+			m.release().encode()
+			m.enter(rebooting, now)
+		}
+		for range 16 {
+			now = max(now, m.wake)
+			if p := m.tick(now); p != nil {
+				p.encode()
+			}
+		}
+	})
 }
 
 // FuzzCall has the daemon read what the fuzzer sends to its socket.

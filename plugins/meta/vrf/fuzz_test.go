@@ -22,3 +22,16 @@ func FuzzCall(f *testing.F) {
 		},
 	}.Run(f)
 }
+
+// FuzzRecord makes up the record of a container.
+func FuzzRecord(f *testing.F) {
+	Fuzz{
+		Plugin: plugin().Any(), Chained: true,
+		Confs: []string{`{"cniVersion":"1.1.0","name":"net","type":"vrf","vrfname":"red","table":7,` +
+			`"cni.dev/valid-attachments":[],` + fuzzPrev + `}`},
+	}.RunRecord(f, recordDir, `{"network":"net","containerID":"one","ifname":"eth0","path":"`+FuzzNetns+`",`+
+		`"netns":IDENTITY,"vrf":"red","made":true,"link":LINK,"routes":[{"header":{"Family":2,"Dst_len":24,`+
+		`"Table":254,"Type":1},"attrs":[{"kind":1,"value":"CgEAAA=="},`+
+		`{"kind":4,"value":"AgAAAA=="}]},{"header":{"Family":10},`+
+		`"attrs":[{"kind":9,"value":"EAAAAAIAAAA="},{"kind":15,"value":"/w=="}]}]}`)
+}
