@@ -34,21 +34,29 @@ const hopFlags = unix.RTNH_F_ONLINK | unix.RTNH_F_PERVASIVE
 // grows with their number.
 func (c *Conn) RouteCopies() (routes []RouteCopy, err error) {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		answers, err := c.send(unix.RTM_GETROUTE, unix.NLM_F_DUMP, &nl.RtMsg{RtMsg: unix.RtMsg{Family: family}})
+		of, err := c.copiesOf(family)
 		if err != nil {
 			return nil, fmt.Errorf("list routes: %w", err)
 		}
-		for _, answer := range answers {
-			r, err := readCopy(answer)
-			if err != nil {
-				return nil, fmt.Errorf("list routes: %w", err)
-			}
-			if r.Header.Flags&unix.RTM_F_CLONED == 0 { // what the kernel keeps about single destinations
-				routes = append(routes, r)
-			}
-		}
+		routes = append(routes, of...)
 	}
 	return routes, nil
+}
+
+// copiesOf lists the routes of a family. A kernel without it sends all that it has.
+func (c *Conn) copiesOf(family uint8) (routes []RouteCopy, err error) {
+	answers, err := c.send(unix.RTM_GETROUTE, unix.NLM_F_DUMP, &nl.RtMsg{RtMsg: unix.RtMsg{Family: family}})
+	for _, answer := range answers {
+		r, err := readCopy(answer)
+		if err != nil {
+			return nil, err
+		}
+		const cached = unix.RTM_F_CLONED // what the kernel keeps about single destinations
+		if r.Header.Family == family && r.Header.Flags&cached == 0 {
+			routes = append(routes, r)
+		}
+	}
+	return routes, err
 }
 
 func readCopy(message []byte) (r RouteCopy, err error) {

@@ -52,6 +52,19 @@ var _ = It("a socket that is disturbed for too long says that another call may s
 	})
 })
 
+// As IPv6 is with ipv6.disable=1.
+var _ = It("of a family that the kernel has not there are no routes", func() {
+	nstest.NewNetns().Do(func() {
+		c, err := Dial(nil)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(c.Close)
+		up := true
+		Expect(c.SetLink(1, Change{Up: &up})).To(Succeed())
+		Expect(c.copiesOf(unix.AF_INET)).NotTo(BeEmpty())
+		Expect(c.copiesOf(unix.AF_APPLETALK)).To(BeEmpty())
+	})
+})
+
 var _ = It("a kernel without memory for the request is not asked until the time is up", func() {
 	nstest.NewNetns().Do(func() {
 		c, err := Dial(nil)
