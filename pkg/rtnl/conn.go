@@ -156,9 +156,13 @@ func (c *Conn) use(call func(h *netlink.Handle) error) error {
 // useLeniently is use for requests that a kernel with strict checks refuses.
 func (c *Conn) useLeniently(call func(h *netlink.Handle) error) error {
 	return c.use(func(h *netlink.Handle) error {
-		_ = h.SetStrictCheck(false) // older kernels are lenient without the option
+		strict := h.SetStrictCheck(false) // older kernels are lenient without the option
 		defer func() { _ = h.SetStrictCheck(true) }()
-		return call(h)
+		err := call(h)
+		if errors.Is(err, unix.EINVAL) {
+			err = errors.Join(err, strict)
+		}
+		return err
 	})
 }
 
