@@ -115,7 +115,7 @@ func turn[T trial](l *lesson, n *node, c T) (next *node, hit bool, err error) {
 // sampleSize is how many cases of a scenario are played where not all are.
 const sampleSize = 14
 
-// sample chooses some of the cases, the same for the same seed, unless HAWSER_FAULTS=all.
+// sample chooses some of the cases, the same for the same seed, unless HAWSER_FAULTS is all or messages.
 func sample[T any](cases []T) []T {
 	if everything() {
 		return cases
@@ -130,4 +130,7 @@ func sample[T any](cases []T) []T {
 }
 
 // everything says that nothing is left out for want of time.
-func everything() bool { return os.Getenv("HAWSER_FAULTS") == "all" }
+func everything() bool { return os.Getenv("HAWSER_FAULTS") == "all" || messages() }
+
+// messages says that errors are those of netlink's messages alone, all of them.
+func messages() bool { return os.Getenv("HAWSER_FAULTS") == "messages" }
