@@ -93,7 +93,7 @@ func tables() map[string][]values {
 		"vrf": concat([]values{
 			{key: "vrfname", good: `["red", "vrf-of-15-bytes"]`, bad: `["", "a/b", "vrf-of-16-bytes-", 5, null]`,
 				beyond: `["all"]`},
-			{key: "table", good: `[1, 100, 252, 256, 4294967295, null]`, bad: `[0, -1, 4294967296, "5"]`,
+			{key: "table", good: `[0, 1, 100, 252, 256, 4294967295, null]`, bad: `[-1, 4294967296, "5"]`,
 				beyond: `[253, 254, 255]`},
 		}, common()),
 		"dummy":  concat(dummyValues(), dns(), common()),

@@ -10,7 +10,7 @@ type wireConfig struct {
 	skel.Keys
 
 	VRFName string `json:"vrfname" help:"name of the VRF in the container; made if it is not there" schema:"required format=ifname"`
-	Table   *int64 `json:"table" help:"the VRF's table (the first that nothing in the container uses)" schema:"min=1 max=4294967295"`
+	Table   *int64 `json:"table" help:"the VRF's table (the first that nothing in the container uses)" schema:"min=1 max=4294967295 zero"`
 }
 
 // config is the configuration with every value checked.
@@ -28,6 +28,9 @@ func parseConfig(req *skel.Request) (config, error) {
 	}
 	var problems cni.Problems
 	problems.Add(checkName(w.VRFName, req.IfName))
+	if w.Table != nil && *w.Table == 0 { // the reference's own type has it for none
+		w.Table = nil
+	}
 	table, err := cni.ParseTable("table", w.Table)
 	problems.Add(err)
 	return config{VRF: w.VRFName, Table: table}, problems.Err()
