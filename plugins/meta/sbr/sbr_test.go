@@ -111,8 +111,8 @@ var _ = Describe("ADD", func() {
 		before := w.cont.Snapshot()
 		const second = "10.3.0.2/24 10.3.0.1"
 		w.add(keys, v4, second, v6)
-		Expect(w.routes("100")).To(ConsistOf(same("default via "+gw4+" dev eth1 metric 5 mtu 1400 advmss 1360 initcwnd 20"),
-			HavePrefix("10.2.0.0/24 ")))
+		Expect(w.routes("100")).To(ConsistOf(HavePrefix("10.2.0.0/24 "),
+			same("default via "+gw4+" dev eth1 metric 5 mtu 1400 advmss 1360 initcwnd 20")))
 		Expect(w.routes("101")).To(ConsistOf(HavePrefix("10.3.0.0/24 "),
 			HavePrefix("default via 10.3.0.1 dev eth1 metric 5 mtu 1400 advmss 1360 initcwnd 20")))
 		Expect(w.routes("102")).To(ContainElement(same(gw6)))
@@ -131,7 +131,8 @@ var _ = Describe("ADD", func() {
 			return Object{"gateways": []string{gw4, gw6}, "prevResult": Object{"cniVersion": "1.1.0",
 				"ips": []Object{{"address": "10.2.0.2/24", "gateway": "10.2.0.1"}, {"address": "fd02::2/64"}},
 				"routes": []Object{{"dst": "0.0.0.0/0", "mtu": 1400, "advmss": 1360, "priority": 5, "table": 254},
-					{"dst": "::/0", "gw": "fd02::1", "mtu": 1300}, {"dst": "0.0.0.0/0", "gw": "10.2.0.3", "table": 50}}}}
+					{"dst": "::/0", "gw": "fd02::1", "mtu": 1300},
+					{"dst": "0.0.0.0/0", "gw": "10.2.0.3", "table": 50}}}}
 		}
 		got := w.add(says("10.2.0.9", "fd02::9"))
 		Expect(w.routes("100")).To(ContainElement(same("default via 10.2.0.9 dev eth1 metric 5 mtu 1400 advmss 1360")))

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -31,25 +32,39 @@ func del(ctx context.Context, req *skel.Request) error {
 	return records().Drop(ctx, req.Hash())
 }
 
-// release takes the interface of a record out of the VRF, and deletes the VRF when an ADD
-// made it and nothing is left in it.
+// release undoes what ADD did in the namespace of a record, where the path still leads there.
 func release(ctx context.Context, n *ns.NS, r record) error {
 	held, err := statefile.LockFD(ctx, n.FD(), n.Path(), lockWait)
 	if err != nil {
 		return err
 	}
 	defer held.Unlock()
-	conn, here, err := look(n)
+	id, err := n.Identity()
+	if err != nil || !id.Is(r.Netns) { // the path leads to another container by now
+		return err
+	}
+	conn, err := rtnl.Dial(n)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	vrf := here.named(r.VRF)
-	if !here.Netns.Is(r.Netns) || vrf.Kind != "vrf" { // the path leads to another container by now
+	return takeBack(ctx, conn, r)
+}
+
+// takeBack takes the interface of a record out of the VRF, and deletes the VRF when an ADD made
+// it and nothing is left in it: after all else, since a DEL without it has nothing to do.
+func takeBack(ctx context.Context, conn *rtnl.Conn, r record) error {
+	vrf, err := conn.Link(r.VRF)
+	if errors.Is(err, rtnl.ErrNoLink) || err == nil && vrf.Kind != "vrf" {
 		return nil
 	}
-	ours := vrf.Alias == vrfMark || vrf.Alias == "" && r.Made
-	return errors.Join(leave(ctx, conn, r, vrf), deleteEmpty(conn, vrf, ours))
+	if err == nil {
+		err = leave(ctx, conn, r, vrf)
+	}
+	if err != nil {
+		return err
+	}
+	return deleteEmpty(conn, vrf, vrf.Alias == vrfMark || vrf.Alias == "" && r.Made)
 }
 
 // releaseUnrecorded does what the reference plugin's DEL does, and brings the routes of
@@ -90,7 +105,10 @@ func releaseUnrecorded(ctx context.Context, req *skel.Request) error {
 			r.Routes = append(r.Routes, route.InTable(unix.RT_TABLE_MAIN))
 		}
 	}
-	return errors.Join(leave(ctx, conn, r, vrf), deleteEmpty(conn, vrf, vrf.Alias == vrfMark || vrf.Alias == ""))
+	if err := leave(ctx, conn, r, vrf); err != nil {
+		return err
+	}
+	return deleteEmpty(conn, vrf, vrf.Alias == vrfMark || vrf.Alias == "")
 }
 
 // leave takes the interface out of the VRF and makes its routes again. It takes back all
@@ -111,12 +129,31 @@ func leave(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error 
 	}
 	var errs []error
 	for _, route := range r.Routes {
-		if others, shared := route.Through(func(index int) bool { return index != r.Link }); shared {
-			errs = append(errs, conn.DelCopy(others))
+		route, err := r.rejoin(conn, route)
+		if err == nil {
+			err = conn.RestoreCopy(route)
 		}
-		errs = append(errs, conn.RestoreCopy(route))
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// rejoin is what is to come back of a route. The next hops of other interfaces become a part of
+// it again where they are what they were; where these left too, for a VRF perhaps, only ours do.
+func (r record) rejoin(conn *rtnl.Conn, route rtnl.RouteCopy) (rtnl.RouteCopy, error) {
+	others, shared := route.Through(func(index int) bool { return index != r.Link })
+	if !shared {
+		return route, nil
+	}
+	routes, err := conn.RouteCopies()
+	switch {
+	case err != nil || slices.ContainsFunc(routes, route.Equal):
+		return route, err
+	case slices.ContainsFunc(routes, others.Flat().Equal):
+		return route, conn.DelCopy(others)
+	}
+	own, _ := route.Through(func(index int) bool { return index == r.Link })
+	return own.Flat(), nil
 }
 
 // deleteEmpty deletes a VRF without members, if it may.
@@ -151,8 +188,11 @@ func gc(ctx context.Context, req *skel.Request) error {
 
 func collect(ctx context.Context, r record) error {
 	n, err := ns.Open(r.Path)
-	if err != nil {
+	if errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns) {
 		return nil // gone, as far as anybody can tell
+	}
+	if err != nil {
+		return err
 	}
 	defer n.Close()
 	return release(ctx, n, r)

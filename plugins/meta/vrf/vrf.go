@@ -46,22 +46,27 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		Attachment: req.Attachment, Path: req.Netns, Netns: here.Netns, VRF: vrf.Name, Made: vrf.Index == 0,
 		Link: link.Index, Routes: here.moving(link.Index),
 	}
-	// Before it is written: it may be there although the write failed.
-	req.OnFail("remove the record", func(ctx context.Context) error { return records().Drop(ctx, req.Hash()) })
+	// Before the record is written, and the VRF is made: they may be there although that failed.
+	req.OnFail("take the interface out of the VRF", func(ctx context.Context) error {
+		if err := takeBack(ctx, conn, r); err != nil {
+			return err // DEL finds the record
+		}
+		return records().Drop(ctx, req.Hash())
+	})
 	if err := records().Put(ctx, r.Hash(), r); err != nil {
 		return nil, err
 	}
 	if vrf.Index == 0 {
-		if vrf, err = create(req, conn, vrf); err != nil {
+		if vrf, err = create(conn, vrf); err != nil {
+			r.Made = !errors.Is(err, unix.EEXIST) // then it is somebody else's
 			return nil, err
 		}
 	}
-	req.OnFail("restore the routes", func(ctx context.Context) error { return leave(ctx, conn, r, vrf) })
 	return req.PrevResult, join(ctx, conn, r, vrf)
 }
 
 // create makes the VRF that choose decided on.
-func create(req *skel.Request, conn *rtnl.Conn, want rtnl.Link) (rtnl.Link, error) {
+func create(conn *rtnl.Conn, want rtnl.Link) (rtnl.Link, error) {
 	err := conn.AddLink(rtnl.NewLink{Name: want.Name, Kind: "vrf", Table: want.Table})
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return want, cni.Errorf(cni.CodeUnsupportedField,
@@ -74,7 +79,6 @@ func create(req *skel.Request, conn *rtnl.Conn, want rtnl.Link) (rtnl.Link, erro
 	if err != nil {
 		return vrf, err
 	}
-	req.OnFail("delete the VRF", func(context.Context) error { return conn.DelLink(vrf.Index) })
 	mark := vrfMark
 	return vrf, conn.SetLink(vrf.Index, rtnl.Change{Alias: &mark}) // which no creation can give
 }

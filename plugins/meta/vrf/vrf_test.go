@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -98,7 +99,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		w.link("net2", "10.3.0.2/24")
 		w.Call(w.of("ADD", "net2", "green", Object{"table": 4000})).Added()
 		w.link("net3", "10.4.0.2/24")
-		w.Call(w.of("ADD", "net3", "green", nil)).Added()
+		w.Call(w.of("ADD", "net3", "green", Object{"table": 0})).Added()
 		Expect(w.vrfs()).To(ConsistOf("blue 3 down", "red 4 net1", "green 4000 net2 net3"))
 	})
 
@@ -217,6 +218,42 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		}
 	})
 
+	It("gives each of two interfaces its next hops of a route that they shared", func() {
+		w.link("net2", "10.3.0.2/24", "fd03::2/64")
+		IP(w.cont, "route add 10.60.0.0/16 nexthop via 10.2.0.1 nexthop via 10.3.0.1")
+		IP(w.cont, "-6 route add default nexthop via fd02::1 nexthop via fd03::1")
+		before := w.cont.Snapshot()
+		own := func(ifName, net string) []string {
+			return []string{fmt.Sprintf("10.60.0.0/16 via 10.%s.0.1 dev %s", net, ifName),
+				fmt.Sprintf("default via fd0%s::1 dev %s metric 1024", net, ifName)}
+		}
+		of := func(ifName string) []string {
+			subnet := func(r string) bool { return strings.Contains(r, " kernel ") }
+			return slices.DeleteFunc(w.routes("main", ifName), subnet)
+		}
+		for _, first := range []string{"net1", "net2"} {
+			w.add(nil)
+			w.Call(w.of("ADD", "net2", "blue", nil)).Added()
+			Expect(append(of("net1"), of("net2")...)).To(BeEmpty())
+			w.Succeeds(w.of("DEL", first, map[string]string{"net1": "red", "net2": "blue"}[first], nil))
+			if first == "net2" { // the other order
+				Expect(of("net1")).To(BeEmpty())
+				Expect(of("net2")).To(ConsistOf(own("net2", "3")))
+				w.del(nil)
+				Expect(w.cont.Snapshot()).To(Equal(before))
+				continue
+			}
+			Expect(of("net1")).To(ConsistOf(own("net1", "2")))
+			Expect(of("net2")).To(BeEmpty())
+			w.Succeeds(w.of("DEL", "net2", "blue", nil))
+			Expect(w.vrfs()).To(BeEmpty())
+			IP(w.cont, "route flush 10.60.0.0/16")
+			IP(w.cont, "-6 route flush default")
+			IP(w.cont, "route add 10.60.0.0/16 nexthop via 10.2.0.1 nexthop via 10.3.0.1")
+			IP(w.cont, "-6 route add default nexthop via fd02::1 nexthop via fd03::1")
+		}
+	})
+
 	It("leaves the interface to what has it by now", func() {
 		for _, kind := range []string{"vrf table 9", "bridge"} {
 			w.add(nil)
@@ -281,6 +318,26 @@ var _ = Describe("GC", Label("kernel"), func() {
 		gc("other", []Object{})
 		Expect(w.vrfs()).To(Equal([]string{"red 1 net1"}))
 		gc("net", []Object{})
+		Expect(w.cont.Snapshot()).To(Equal(before))
+		Expect(w.Records(recordDir)).To(BeEmpty())
+	})
+
+	It("keeps the record of a namespace that cannot be opened", func() {
+		nstest.Need("vrf")
+		w := newWorld()
+		before := w.cont.Snapshot()
+		const path = "/run/one"
+		w.Cmd("ln", "-s", w.cont.Path, path)
+		c := w.call("ADD", nil)
+		c.Netns = path
+		w.Call(c).Added()
+		gc := Call{Command: "GC", Conf: Object{"cniVersion": "1.1.0", "name": "net", "type": "vrf", "vrfname": "red",
+			"cni.dev/valid-attachments": []Object{}}}
+		w.Cmd("ln", "-sfn", path, path)
+		Expect(w.Fails(gc, cni.CodeInternal)).To(ContainSubstring("too many levels of symbolic links"))
+		Expect(w.Records(recordDir)).To(HaveLen(1))
+		w.Cmd("ln", "-sfn", w.cont.Path, path)
+		w.Succeeds(gc)
 		Expect(w.cont.Snapshot()).To(Equal(before))
 		Expect(w.Records(recordDir)).To(BeEmpty())
 	})
