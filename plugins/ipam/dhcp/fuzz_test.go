@@ -83,7 +83,7 @@ func FuzzRecord(f *testing.F) {
 		dhcpv4.WithNetmask(net.CIDRMask(24, 32)), dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(10, 9, 0, 1))))
 	r := record{Attachment: cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}, Netns: "/x", Index: 2,
 		Client: l.client}
-	for _, lease := range []*lease{nil, {ack: ack, server: serverMAC, since: time.Hour}, {ack: ack, since: 1<<63 - 1}} {
+	for _, lease := range []*lease{nil, {ack: ack, since: time.Hour}, {ack: ack, since: 1<<63 - 1}} {
 		r.keep(lease)
 		data, err := json.Marshal(r)
 		if err != nil {
