@@ -2,6 +2,7 @@ package ipt
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"strings"
 
@@ -9,7 +10,7 @@ import (
 )
 
 // InNFTables is the rule as iptables-nft writes it, so that it is found without the program: hosts (-s, -d),
-// interfaces (-i, -o), conntrack's states, a comment, and a verdict or a chain.
+// interfaces (-i, -o), conntrack's states, a mark, a comment, and a verdict or a chain.
 func (r Rule) InNFTables() nft.Rule {
 	fields := map[string]nft.Field{"-i": nft.IIFName, "-o": nft.OIFName}
 	var out nft.Rule
@@ -27,6 +28,8 @@ func (r Rule) InNFTables() nft.Rule {
 			out = append(out, nft.InPrefix(map[string]nft.Field{"-s": f.Saddr(), "-d": f.Daddr()}[option], p))
 		case "--ctstate":
 			out = append(out, nft.XTMatch("conntrack", 3, conntrackInfo(strings.Split(value, ","))))
+		case "--mark":
+			out = append(out, nft.XTMatch("mark", 1, markInfo(value)))
 		case "--comment":
 			out = append(out, nft.XTMatch("comment", 0, append([]byte(value), make([]byte, 256-len(value))...)))
 		case "-j":
@@ -47,6 +50,18 @@ func conntrackInfo(states []string) []byte {
 	binary.NativeEndian.PutUint16(info[flagsAt:], matchState)
 	binary.NativeEndian.PutUint16(info[statesAt:], mask)
 	return info
+}
+
+// markInfo is struct xt_mark_mtinfo1 for a value and its mask. Programs before 1.8.8 know marks in this form alone, and
+// take a rule that compares them in another one for a rule without a match.
+func markInfo(value string) []byte {
+	const size = 16
+	var mark, mask uint32
+	if _, err := fmt.Sscanf(value, "%v/%v", &mark, &mask); err != nil {
+		panic(err) // a constant of the caller
+	}
+	info := binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, mark), mask)
+	return append(info, make([]byte, size-len(info))...)
 }
 
 func target(name string) nft.Stmt {

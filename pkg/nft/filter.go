@@ -41,6 +41,9 @@ func compareField(f Field, not string, op uint32, value []byte) Stmt {
 		exprs: [][]byte{spec.load(reg1), compare(op, value)}}
 }
 
+// Counter counts packets and bytes, as each rule of iptables does. Rules are compared without it.
+func Counter() Stmt { return Stmt{text: "counter", exprs: [][]byte{expression("counter")}} }
+
 // XTMatch is a match of iptables that nf_tables runs for iptables-nft.
 func XTMatch(name string, revision uint32, info []byte) Stmt {
 	return Stmt{text: "xt match " + name, exprs: [][]byte{expression("match", netlink.Text(unix.NFTA_MATCH_NAME, name),

@@ -25,6 +25,8 @@ type Owned struct {
 	// chain is made with its first element and deleted with its last one. A Chain without rules is not repaired
 	// when the kernel's has lost some. Nil: elements lead to no chains.
 	Chain func(name string) (c Chain, ok bool)
+	// Stale says which chains of the table another version of the layout had: they go when this one is made. Nil: none.
+	Stale func(name string) bool
 }
 
 // Update is Conn.Update for changes of owned elements. A chain that loses its last element is deleted in the same
@@ -161,6 +163,7 @@ func (o Owned) chain(name string) (Chain, bool) {
 // Change is a Tx for owned elements. It counts what leads to each chain.
 type Change struct {
 	*Tx
+	Lacked  bool // the kernel lacked some of the layout when it was ensured
 	owned   Owned
 	ensured bool            // the layout is
 	settled map[string]bool // chains that are ensured, or deleted
@@ -178,7 +181,12 @@ func (ch *Change) Ensure(chains ...string) error {
 		if err != nil {
 			return err
 		}
-		if lacking {
+		if ch.Lacked = lacking; lacking {
+			if ch.owned.Stale != nil {
+				if err := ch.DeleteChains(ch.owned.Layout.Table, ch.owned.Stale); err != nil {
+					return err
+				}
+			}
 			live, err := ch.Chains(ch.owned.Layout.Table)
 			if err != nil {
 				return err

@@ -39,6 +39,30 @@ func (tx *Tx) DeleteChain(t Table, chain string) {
 	tx.msgs = append(tx.msgs, t.chainMessage(unix.NFT_MSG_DELCHAIN, "delete", chain))
 }
 
+// AddRule stages a rule at the end of the chain.
+func (tx *Tx) AddRule(t Table, chain string, r Rule) { tx.msgs = append(tx.msgs, newRule(t, chain, r)) }
+
+// InsertRule stages a rule at the beginning of the chain.
+func (tx *Tx) InsertRule(t Table, chain string, r Rule) {
+	m := newRule(t, chain, r)
+	m.flags &^= unix.NLM_F_APPEND
+	tx.msgs = append(tx.msgs, m)
+}
+
+// DeleteChains stages the deletion of the table's chains whose names match, with their rules: first of those with a
+// hook, since their rules lead to the others.
+func (tx *Tx) DeleteChains(t Table, matches func(name string) bool) error {
+	live, err := tx.Chains(t)
+	for _, hooked := range []bool{true, false} {
+		for _, l := range live {
+			if (l.Hook != nil) == hooked && matches(l.Name) {
+				tx.DeleteChain(t, l.Name)
+			}
+		}
+	}
+	return err
+}
+
 // DeleteRule stages the deletion of one rule.
 func (tx *Tx) DeleteRule(t Table, chain string, handle uint64) {
 	tx.msgs = append(tx.msgs, t.ruleMessage(unix.NFT_MSG_DELRULE, fmt.Sprintf("delete rule %d of", handle), chain,
@@ -79,7 +103,7 @@ func (tx *Tx) Ensure(l Layout) (lacking bool, err error) {
 			}
 		}
 		for _, r := range chain.Rules {
-			tx.msgs = append(tx.msgs, newRule(l.Table, chain.Name, r))
+			tx.AddRule(l.Table, chain.Name, r)
 		}
 	}
 	return lacking, nil
