@@ -410,6 +410,7 @@ func firewallValues() []values {
 		{key: "iptablesAdminChainName", good: `["CNI-ADMIN", "a!b", "", null]`,
 			bad:    `["A B", "-j", "!x", "a\"b", "abcdefghijklmnopqrstuvwxyzabc", 5]`,
 			beyond: `["FORWARD", "CNI-FORWARD"]`},
+		{key: "markAcceptBit", good: `[0, 31, null]`, bad: `[-1, 32, "5", 1.5]`},
 	})
 }
 

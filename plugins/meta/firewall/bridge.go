@@ -138,7 +138,7 @@ func (c *call) police(ctx context.Context, r *record, p policy) error {
 		families, err := c.policed(ctx, r)
 		return errors.Join(err, changeIPTables(ctx, families, func(e *edit, _ nft.Family) { e.police(r.Bridge, p) }))
 	}
-	return owned().Update(ctx, c.nf, func(ch *nft.Change) error { return police(ch, r.Bridge, p) })
+	return elements().Update(ctx, c.nf, func(ch *nft.Change) error { return police(ch, r.Bridge, p) })
 }
 
 // policed are the families in whose iptables the record's bridge has the policy: those of the record's addresses, and

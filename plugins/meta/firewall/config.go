@@ -17,6 +17,7 @@ type wireConfig struct {
 	IngressPolicy   string `json:"ingressPolicy" help:"open, same-bridge or isolated: from where containers of this bridge may be reached" default:"open" schema:"enum=open|same-bridge|isolated empty"`
 	AdminChain      string `json:"iptablesAdminChainName" help:"iptables chain of the administrator that packets pass first" default:"CNI-ADMIN" schema:"format=chain empty"`
 	Zone            string `json:"firewalldZone" help:"zone of the container's addresses; firewalld only" default:"trusted"`
+	MarkAcceptBit   *int   `json:"markAcceptBit" help:"bit of the fwmark that FORWARD of iptables accepts, 0 to 31; one for all networks of a host, and of no other software; nftables only" default:"12" schema:"min=0 max=31"`
 	AcceptPublished *bool  `json:"acceptPublished" help:"accept new connections whose destination was translated to the container: host ports; nftables only" default:"true"`
 }
 
@@ -54,6 +55,7 @@ type config struct {
 	adminChain string
 	zone       string
 	published  bool
+	bit        int // of the fwmark, for what is accepted
 }
 
 // parseConfig reads and checks the configuration. Everything that it refuses
@@ -65,8 +67,13 @@ func parseConfig(req *skel.Request) (config, error) {
 	}
 	c := config{backend: backend(w.Backend), policy: policy(cmp.Or(w.IngressPolicy, string(open))),
 		adminChain: cmp.Or(w.AdminChain, adminChain), zone: cmp.Or(w.Zone, defaultZone),
-		published: w.AcceptPublished == nil || *w.AcceptPublished}
+		published: w.AcceptPublished == nil || *w.AcceptPublished, bit: defaultBit}
 	var problems cni.Problems
+	if w.MarkAcceptBit != nil {
+		if c.bit = *w.MarkAcceptBit; !isBit(c.bit) {
+			problems.Add(cni.Refuse("markAcceptBit", c.bit, "is not between 0 and 31"))
+		}
+	}
 	if !slices.Contains([]backend{auto, nftables, iptables, firewalld}, c.backend) {
 		problems.Add(cni.Refuse("backend", w.Backend, `is none of "nftables", "iptables" and "firewalld"`).
 			Suggest("leave it out for the one that fits the host"))

@@ -42,11 +42,14 @@ var _ = Describe("the configuration", Ordered, func() {
 		Entry("all at once", Object{"backend": "x", "ingressPolicy": "y", "iptablesAdminChainName": " "}, "backend",
 			"ingressPolicy", "iptablesAdminChainName"),
 		Entry("a wrong type", Object{"acceptPublished": "yes"}, "acceptPublished"),
+		Entry("a bit that is none", Object{"markAcceptBit": 32}, "markAcceptBit: 32 is not between 0 and 31"),
+		Entry("a negative bit", Object{"markAcceptBit": -1}, "markAcceptBit: -1"),
 		Entry("no prevResult", Object{"prevResult": nil}, "prevResult"),
 	)
 
 	It("may have empty values for what is by default", func() {
-		keys := Object{"backend": "", "ingressPolicy": "", "iptablesAdminChainName": "", "acceptPublished": nil}
+		keys := Object{"backend": "", "ingressPolicy": "", "iptablesAdminChainName": "", "acceptPublished": nil,
+			"markAcceptBit": nil}
 		c.add(keys)
 		c.check()
 	})

@@ -98,8 +98,8 @@ func gc(ctx context.Context, req *skel.Request) (err error) {
 			errs = append(errs, c.remove(ctx, s, r))
 		}
 	}
-	return errors.Join(append(errs, nft.IfSupported(owned().Sweep(ctx, c.nf, c.Valid.Garbage)),
-		nft.IfSupported(c.sweepPolicies(ctx)), c.sweepIPTables(ctx))...)
+	return errors.Join(append(errs, nft.IfSupported(elements().Sweep(ctx, c.nf, c.Valid.Garbage)),
+		nft.IfSupported(c.sweepPolicies(ctx)), c.sweepIPTables(ctx), c.retire(ctx, s))...)
 }
 
 // status looks for what would make ADD fail.
@@ -109,7 +109,7 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 		err = statefile.Writable(recordDir)
 	}
 	if err == nil {
-		err = c.ready(ctx, cfg.backend)
+		err = c.ready(ctx, cfg)
 	}
 	if err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "firewall rules: %w", err)
@@ -118,16 +118,16 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 }
 
 // ready says why the backend cannot be used.
-func (c *call) ready(ctx context.Context, b backend) error {
-	switch b {
+func (c *call) ready(ctx context.Context, cfg config) error {
+	switch cfg.backend {
 	case firewalld:
 		return firewalldRuns(ctx)
 	case auto, nftables:
-		err := c.nf.Probe(layout())
+		err := c.nf.Probe(layout(cfg.bit))
 		if err == nil {
-			return c.warnOfDrops()
+			return c.warnOfDrops(cfg.bit)
 		}
-		if b == nftables || !errors.Is(err, nft.ErrUnsupported) {
+		if cfg.backend == nftables || !errors.Is(err, nft.ErrUnsupported) {
 			return err
 		}
 	}
@@ -167,7 +167,7 @@ func (c *call) checkReference(ctx context.Context, want *record) error {
 func (c *call) newRecord(cfg config) (*record, error) {
 	r := &record{Attachment: c.Attachment, Path: c.Netns, Backend: cfg.backend,
 		Addrs: addressesOf(c.PrevResult, c.IfName), AdminChain: cfg.adminChain, Zone: cfg.zone,
-		Published: cfg.published, Policy: cfg.policy}
+		Published: cfg.published, Bit: &cfg.bit, Policy: cfg.policy}
 	var err error
 	if r.Netns, err = c.NS.Identity(); err != nil {
 		return nil, err
@@ -255,11 +255,6 @@ func (c *call) apply(ctx context.Context, s *store, r *record) error {
 	if r.Backend == firewalld {
 		return addFirewalld(ctx, r)
 	}
-	for _, f := range r.families() {
-		if err := c.ensureSkeleton(ctx, f, r.AdminChain); err != nil {
-			return err
-		}
-	}
 	return nil
 }
 
@@ -277,11 +272,14 @@ func (c *call) dismiss(ctx context.Context, reference bool) (err error) {
 	if ok {
 		err = c.remove(ctx, s, &r)
 	} else {
-		err = errors.Join(nft.IfSupported(owned().Sweep(ctx, c.nf, c.Owns)),
+		err = errors.Join(nft.IfSupported(elements().Sweep(ctx, c.nf, c.Owns)),
 			s.Drop(c.Hash())) // what a killed ADD left of it
 	}
 	if reference {
 		err = errors.Join(err, c.delReference(ctx, s, &r))
+	}
+	if r.Backend != iptables {
+		err = errors.Join(err, c.retire(ctx, s))
 	}
 	return err
 }
@@ -333,6 +331,7 @@ func (c *call) verify(ctx context.Context, want *record) error {
 	same("ingressPolicy", r.Policy, want.Policy)
 	same("iptablesAdminChainName", r.AdminChain, want.AdminChain)
 	same("acceptPublished", r.Published, want.Published)
+	same("markAcceptBit", r.bit(), want.bit())
 	same("prevResult: the container's addresses", r.Addrs, want.Addrs)
 	if r.Policy != open {
 		same("the container's bridge", r.Bridge, want.Bridge)

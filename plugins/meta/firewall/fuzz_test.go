@@ -17,7 +17,8 @@ func FuzzCall(f *testing.F) {
 		`{"cniVersion":"1.1.0","name":"net","type":"firewall","backend":"nftables","cni.dev/valid-attachments":[],` +
 			fuzzPrev + `}`,
 		`{"cniVersion":"1.0.0","name":"net","ingressPolicy":"isolated","acceptPublished":false,` + fuzzPrev + `}`,
-		`{"cniVersion":"0.4.0","name":"net","backend":"","iptablesAdminChainName":"MINE",` + fuzzPrev + `}`,
+		`{"cniVersion":"0.4.0","name":"net","backend":"","iptablesAdminChainName":"MINE","markAcceptBit":5,` +
+			fuzzPrev + `}`,
 		`{"name":"net","prevResult":{"ip4":{"ip":"10.1.0.2/24"}},"ingressPolicy":"same-bridge"}`,
 		`{"cniVersion":"1.1.0","name":"net","cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}]}`,
 	}}.Run(f)
@@ -31,5 +32,5 @@ func FuzzFiles(f *testing.F) {
 		`{"network":"net","containerID":"one","ifname":"eth0","backend":"nftables","addrs":["10.1.0.2"],`+
 			`"adminChain":"CNI-ADMIN","policy":"isolated","bridge":"peer0","port":2,"setFlag":true}`,
 		`{"network":"net","containerID":"one","ifname":"eth0","backend":"x","addrs":["fe80::1%a",""],`+
-			`"adminChain":"-X","policy":"closed","bridge":"../x","port":-1}`)
+			`"adminChain":"-X","markAcceptBit":40,"policy":"closed","bridge":"../x","port":-1}`)
 }

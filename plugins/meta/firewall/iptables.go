@@ -84,19 +84,26 @@ func (e *edit) drop(matches func(ipt.Rule) bool) {
 	}
 }
 
-// admin makes the way from FORWARD through the administrator's chain.
-func (e *edit) admin(admin string) {
-	e.chains(cniForward, admin)
-	e.first(rule(forwardHook, comment("rules"), jump(cniForward)))
-	e.first(rule(cniForward, comment("admin overrides"), jump(admin)))
+// adminRules are the way from FORWARD through the administrator's chain, each the first one of its chain.
+func adminRules(admin string) []ipt.Rule {
+	return []ipt.Rule{rule(cniForward, comment("admin overrides"), jump(admin)),
+		rule(forwardHook, comment("rules"), jump(cniForward))}
 }
 
-// skeleton makes what lets packets with the fwmark bit through, behind the administrator's chain.
-func (e *edit) skeleton(admin string) {
-	e.admin(admin)
+func (e *edit) admin(admin string) {
+	e.chains(cniForward, admin)
+	for _, r := range adminRules(admin) {
+		e.first(r)
+	}
+}
+
+// skeleton makes what lets packets with the fwmark bit through, and none with another one, behind the administrator's
+// chain.
+func (e *edit) skeleton(w *way) {
+	e.admin(w.admin)
 	e.chains(acceptedChain)
-	bit := fmt.Sprintf("%#x/%#x", acceptBit, acceptBit)
-	e.last(ipt.NewRule(acceptedChain, "-m", "mark", "--mark", bit, "-j", "ACCEPT"))
+	e.drop(func(r ipt.Rule) bool { return r.Chain == acceptedChain && !r.Equal(w.accept()) })
+	e.last(w.accept())
 	e.last(rule(cniForward, jump(acceptedChain)))
 }
 
@@ -363,12 +370,17 @@ func (c *call) delRules(ctx context.Context, f nft.Family, gone []ipt.Rule) erro
 		left := nft.Leftover{Table: filter(f), Chain: chain, Rule: nft.OneOf(f, rules...)}
 		errs = append(errs, nft.IfSupported(left.Remove(ctx, c.nf)))
 	}
-	isGone := func(r ipt.Rule) bool { return slices.ContainsFunc(gone, r.Equal) }
-	saved, err := ipt.Save(ctx, f, ipt.Legacy, filterTable)
-	if slices.ContainsFunc(saved.Rules, isGone) {
-		err = restore(ctx, f, ipt.Legacy, func(e *edit) { e.drop(isGone) })
-	}
+	err := dropLegacy(ctx, f, func(r ipt.Rule) bool { return slices.ContainsFunc(gone, r.Equal) })
 	return errors.Join(append(errs, err)...)
+}
+
+// dropLegacy removes the rules that match from legacy's table.
+func dropLegacy(ctx context.Context, f nft.Family, matches func(ipt.Rule) bool) error {
+	saved, err := ipt.Save(ctx, f, ipt.Legacy, filterTable)
+	if slices.ContainsFunc(saved.Rules, matches) {
+		err = restore(ctx, f, ipt.Legacy, func(e *edit) { e.drop(matches) })
+	}
+	return err
 }
 
 // checkIPTables looks for the attachment's rules, in the variant that has them.
@@ -396,66 +408,4 @@ func (c *call) checkIPTables(ctx context.Context, r *record) error {
 		}
 	}
 	return errors.Join(diffs...)
-}
-
-// ensureSkeleton makes what is missing in FORWARD of each variant of iptables that has this chain: what it drops is
-// dropped whatever nftables accept, unless it accepts the fwmark bit. Others flush it now and then, so it is made
-// again for all containers.
-func (c *call) ensureSkeleton(ctx context.Context, f nft.Family, admin string) error {
-	for _, v := range []ipt.Variant{ipt.NFT, ipt.Legacy} {
-		lacking, err := c.lacking(ctx, f, v, admin)
-		if err == nil && lacking != "" {
-			err = restore(ctx, f, v, func(e *edit) { e.skeleton(admin) })
-		}
-		if ipt.NotInstalled(err) {
-			c.Warn("what chain FORWARD of %s (iptables-%s) drops stays dropped: %v", f, v, err)
-			err = nil
-		}
-		if err != nil {
-			return fmt.Errorf("chain FORWARD of %s (iptables-%s): %w", f, v, err)
-		}
-	}
-	return nil
-}
-
-func (c *call) checkSkeleton(ctx context.Context, f nft.Family, admin string) error {
-	var diffs []error
-	for _, v := range []ipt.Variant{ipt.NFT, ipt.Legacy} {
-		lacking, err := c.lacking(ctx, f, v, admin)
-		if err != nil && !ipt.NotInstalled(err) {
-			return err
-		}
-		if lacking != "" {
-			diffs = append(diffs, drift("chain FORWARD of %s (iptables-%s): %s", f, v, lacking))
-		}
-	}
-	return errors.Join(diffs...)
-}
-
-// lacking says what FORWARD of a variant lacks; nothing where there is no such chain. Of nf_tables it asks over
-// netlink, without a program.
-func (c *call) lacking(ctx context.Context, f nft.Family, v ipt.Variant, admin string) (string, error) {
-	if v == ipt.Legacy {
-		saved, err := ipt.Save(ctx, f, v, filterTable)
-		e := &edit{saved: saved}
-		if e.skeleton(admin); err != nil || !slices.Contains(saved.Chains, forwardHook) || len(e.lines) == 0 {
-			return "", err
-		}
-		return "it lacks " + e.lines[0], nil
-	}
-	there, err := c.nf.Chain(filter(f), forwardHook)
-	if err := nft.IfSupported(err); err != nil || there == nil {
-		return "", err
-	}
-	for _, way := range []struct{ from, to string }{{forwardHook, cniForward}, {cniForward, admin},
-		{cniForward, acceptedChain}, {acceptedChain, ""}} {
-		rules, err := c.nf.Rules(filter(f), way.from)
-		if err != nil {
-			return "", err
-		}
-		if !slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Target == way.to }) {
-			return fmt.Sprintf("nothing leads from %s to %q", way.from, way.to), nil
-		}
-	}
-	return "", nil
 }

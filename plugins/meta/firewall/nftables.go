@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -15,60 +16,74 @@ import (
 var table = nft.Table{Family: nft.INet, Name: nft.TableName}
 
 const (
-	forwardChain = "firewall_forward_v1"
-	policyChain  = "firewall_policy_v1"
-	acceptChain  = "firewall_accept_v1"
-	clearChain   = "firewall_clear_v1"
-	policedSet   = "firewall_policed_v1"
-	sameSet      = "firewall_same_v1"
+	chainPrefix = "firewall_" // of all our chains
+	policyChain = chainPrefix + "policy_v1"
+	policedSet  = "firewall_policed_v1"
+	sameSet     = "firewall_same_v1"
 
-	// acceptBit of the fwmark tells the rule in filter FORWARD what is accepted. portmap has 13, kube-proxy 14 and
+	// defaultBit of the fwmark tells the rule in filter FORWARD what is accepted. portmap has 13, kube-proxy 14 and
 	// 15, and other networks use those from 16.
-	acceptBit = 1 << 12
+	defaultBit = 12
 
 	forwardPriority = -1  // before filter
-	clearPriority   = 300 // behind all that looks at the fwmark
+	clearPriority   = 300 // behind all that filters, and before postrouting, where fwmarks are saved in connmarks
 )
+
+// bitChain is the name of a chain that sets or clears this bit of the fwmark: "forward", "accept" or "clear".
+func bitChain(does string, bit int) string { return fmt.Sprintf("%s%s%d_v1", chainPrefix, does, bit) }
 
 // addrSet has the addresses of containers, publishedSet those that may be reached by host ports.
 func addrSet(f nft.Family) string      { return "firewall" + f.Digit() + "_v1" }
 func publishedSet(f nft.Family) string { return "firewall" + f.Digit() + "_published_v1" }
 
 // layout is what all attachments share. A packet that is accepted gets the fwmark bit, since an accept here ends no
-// other table's chain.
-func layout() nft.Layout {
-	name := []nft.Type{nft.IfName}
+// other table's chain. Between the two chains in forward nobody else's packets have the bit.
+func layout(bit int) nft.Layout {
+	name, fwmark, accept := []nft.Type{nft.IfName}, uint32(1)<<bit, bitChain("accept", bit)
 	l := nft.Layout{Table: table, Sets: []nft.Set{
 		{Name: policedSet, Key: name, Comment: "bridges that are kept apart"},
 		{Name: sameSet, Key: append(name, nft.IfName), Comment: "bridges whose own containers reach each other"},
 	}}
 	policed := nft.Rule{nft.InSet(policedSet, nft.IIFName), nft.InSet(policedSet, nft.OIFName), nft.Jump(policyChain)}
-	forward := []nft.Rule{policed}
+	withoutBit := nft.Rule{nft.FwmarkHas(fwmark), nft.FwmarkWithout(fwmark)}
+	forward := []nft.Rule{withoutBit, policed}
 	for _, f := range nft.Families() {
 		l.Sets = append(l.Sets,
 			nft.Set{Name: addrSet(f), Key: []nft.Type{f.Addr()}, Comment: "containers"},
 			nft.Set{Name: publishedSet(f), Key: []nft.Type{f.Addr()}, Comment: "containers, for host ports"})
 		forward = append(forward,
-			nft.Rule{nft.InSet(addrSet(f), f.Saddr()), nft.Goto(acceptChain)},
-			nft.Rule{nft.InSet(addrSet(f), f.Daddr()), nft.CtEstablished(), nft.Goto(acceptChain)},
-			nft.Rule{nft.InSet(publishedSet(f), f.Daddr()), nft.CtTranslated(), nft.Goto(acceptChain)})
+			nft.Rule{nft.InSet(addrSet(f), f.Saddr()), nft.Goto(accept)},
+			nft.Rule{nft.InSet(addrSet(f), f.Daddr()), nft.CtEstablished(), nft.Goto(accept)},
+			nft.Rule{nft.InSet(publishedSet(f), f.Daddr()), nft.CtTranslated(), nft.Goto(accept)})
 	}
 	l.Chains = []nft.Chain{
 		{Name: policyChain, Comment: "between bridges with an ingress policy", Rules: []nft.Rule{
 			{nft.InSet(sameSet, nft.IIFName, nft.OIFName), nft.Return()}, {nft.Drop()}}},
-		{Name: acceptChain, Rules: []nft.Rule{{nft.FwmarkWith(acceptBit)}}},
-		{Name: forwardChain, Comment: "what containers send, its answers, and their host ports",
+		{Name: accept, Rules: []nft.Rule{{nft.FwmarkWith(fwmark)}}},
+		{Name: bitChain("forward", bit), Comment: "what containers send, its answers, and their host ports",
 			Hook: &nft.Hook{Type: "filter", Point: nft.Forward, Priority: forwardPriority}, Rules: forward},
-		{Name: clearChain, Comment: "the fwmark bit leaves nobody",
-			Hook:  &nft.Hook{Type: "filter", Point: nft.Postrouting, Priority: clearPriority},
-			Rules: []nft.Rule{{nft.FwmarkHas(acceptBit), nft.FwmarkWithout(acceptBit)}}},
+		{Name: bitChain("clear", bit), Comment: "the fwmark bit leaves nobody",
+			Hook:  &nft.Hook{Type: "filter", Point: nft.Forward, Priority: clearPriority},
+			Rules: []nft.Rule{withoutBit}},
 	}
 	return l
 }
 
-// owned is the layout with the elements of all attachments.
-func owned() nft.Owned {
-	o := nft.Owned{Layout: layout()}
+func isOurs(chain string) bool { return strings.HasPrefix(chain, chainPrefix) }
+
+// owned is the layout for a bit with the elements of all attachments. The chains of another bit go.
+func owned(bit int) nft.Owned {
+	o := elements()
+	o.Layout = layout(bit)
+	o.Stale = func(name string) bool {
+		return isOurs(name) && !slices.ContainsFunc(o.Layout.Chains, func(c nft.Chain) bool { return c.Name == name })
+	}
+	return o
+}
+
+// elements are those of all attachments, for changes that need no chain.
+func elements() nft.Owned {
+	o := nft.Owned{Layout: nft.Layout{Table: table}}
 	for _, f := range nft.Families() {
 		o.Sets = append(o.Sets, addrSet(f), publishedSet(f))
 	}
@@ -93,15 +108,39 @@ func (r *record) items() []nft.Item {
 	return out
 }
 
-// addNFTables makes the attachment's elements and those of its bridge, in one batch. It replaces elements of other
-// owners: IPAM lends an address once, so they are leftovers.
+// addNFTables makes the attachment's elements, those of its bridge and the ways through FORWARD, in one batch. It
+// replaces elements of other owners: IPAM lends an address once, so they are leftovers.
 func (c *call) addNFTables(ctx context.Context, r *record, p policy) error {
-	return owned().Update(ctx, c.nf, func(ch *nft.Change) error {
-		if err := ch.Put(r.items(), nil); err != nil {
-			return err
+	var ways []*way
+	update := func(through bool) error {
+		return owned(r.bit()).Update(ctx, c.nf, func(ch *nft.Change) (err error) {
+			if err = ch.Put(r.items(), nil); err == nil {
+				ways, err = c.ways(ctx, r, ch.Lacked)
+			}
+			for _, w := range ways {
+				if err == nil && through {
+					err = w.stage(ch.Tx)
+				}
+			}
+			if err != nil {
+				return err
+			}
+			return police(ch, r.Bridge, p)
+		})
+	}
+	err := update(true)
+	if len(ways) > 0 && errors.Is(err, nft.ErrUnsupported) { // what iptables-nft needs may be missing
+		without := err
+		if err = update(false); err == nil {
+			c.Warn("what FORWARD of iptables-nft drops stays dropped: %v", without)
 		}
-		return police(ch, r.Bridge, p)
-	})
+	}
+	for _, w := range ways {
+		if err == nil {
+			err = w.ensureLegacy(ctx)
+		}
+	}
+	return err
 }
 
 // delNFTables removes the attachment's elements, and leaves its bridge the policy that others want.
@@ -111,11 +150,11 @@ func (c *call) delNFTables(ctx context.Context, s *store, r *record) error {
 		return err
 	}
 	mine := r.Owns
-	found, err := owned().Live(c.nf, r.items(), mine)
+	found, err := elements().Live(c.nf, r.items(), mine)
 	if err != nil || len(found) == 0 && left == r.Policy {
 		return err
 	}
-	return owned().Update(ctx, c.nf, func(ch *nft.Change) error {
+	return elements().Update(ctx, c.nf, func(ch *nft.Change) error {
 		if err := ch.Remove(found, mine); err != nil || left == r.Policy {
 			return err
 		}
@@ -125,7 +164,7 @@ func (c *call) delNFTables(ctx context.Context, s *store, r *record) error {
 
 // warnOfDrops warns of chains in which nothing accepts what has the fwmark bit, and whose policy drops it. FORWARD of
 // iptables is no such chain: ADD gives it the rule.
-func (c *call) warnOfDrops() error {
+func (c *call) warnOfDrops(bit int) error {
 	chains, err := c.nf.Chains(nft.Table{})
 	if err != nil {
 		return err
@@ -140,11 +179,12 @@ func (c *call) warnOfDrops() error {
 		if err != nil {
 			return err
 		}
-		mark := binary.NativeEndian.AppendUint32(nil, acceptBit)
+		fwmark := uint32(1) << bit
+		mark := binary.NativeEndian.AppendUint32(nil, fwmark)
 		if !slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Mentions(mark) }) {
 			c.Warn("table %s: chain %q drops what it does not accept itself; for what this plugin accepts: "+
 				"nft insert rule %s %s meta mark and %#x == %#x accept", ch.Table, ch.Name, ch.Table, ch.Name,
-				acceptBit, acceptBit)
+				fwmark, fwmark)
 		}
 	}
 	return nil
@@ -207,7 +247,7 @@ func (c *call) sweepPolicies(ctx context.Context) error {
 
 // checkNFTables compares the attachment's elements, the policy and what it shares with others with the kernel's.
 func (c *call) checkNFTables(ctx context.Context, r *record) error {
-	diffs := []error{owned().Verify(c.nf, r.items())}
+	diffs := []error{owned(r.bit()).Verify(c.nf, r.items())}
 	p, err := c.policyOf(r.Bridge)
 	if err != nil {
 		return err
@@ -216,8 +256,10 @@ func (c *call) checkNFTables(ctx context.Context, r *record) error {
 		diffs = append(diffs, drift("bridge %q: ingress policy is %s, not %s", r.Bridge, p, r.Policy))
 	}
 	if r.Backend == nftables {
-		for _, f := range r.families() {
-			diffs = append(diffs, c.checkSkeleton(ctx, f, r.AdminChain))
+		ways, err := c.ways(ctx, r, false)
+		diffs = append(diffs, err)
+		for _, w := range ways {
+			diffs = append(diffs, w.check(ctx))
 		}
 	}
 	return errors.Join(diffs...)

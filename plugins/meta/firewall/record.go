@@ -31,6 +31,7 @@ type record struct {
 	AdminChain string       `json:"adminChain"`
 	Zone       string       `json:"zone"`
 	Published  bool         `json:"published"`
+	Bit        *int         `json:"markAcceptBit"` // nil: of before there was a choice
 
 	Policy policy `json:"policy"`
 	Bridge string `json:"bridge,omitempty"` // the interface that the policy is about; empty where it was not looked for
@@ -38,6 +39,17 @@ type record struct {
 	// SetFlag says that the port is isolated because of the policy, and not by the bridge plugin.
 	SetFlag bool `json:"setFlag,omitempty"`
 }
+
+// bit is the bit of the fwmark.
+func (r *record) bit() int {
+	if r.Bit == nil {
+		return defaultBit
+	}
+	return *r.Bit
+}
+
+// isBit says whether the fwmark has such a bit.
+func isBit(n int) bool { return n >= 0 && n < 32 }
 
 type store = statefile.Store[record]
 
@@ -55,7 +67,7 @@ func (r *record) Sane(hash string) bool {
 	bad := func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" || a.Is4In6() }
 	return r.Hash() == hash && cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) &&
 		slices.Contains([]backend{nftables, iptables, firewalld}, r.Backend) && !slices.ContainsFunc(r.Addrs, bad) &&
-		ipt.IsChainName(r.AdminChain) && slices.Contains(policies(), r.Policy) &&
+		isBit(r.bit()) && ipt.IsChainName(r.AdminChain) && slices.Contains(policies(), r.Policy) &&
 		(r.Bridge == "" && r.Policy == open || cni.ValidIfName(r.Bridge))
 }
 
