@@ -35,7 +35,7 @@ func (c Child) ready() error {
 	if c.Master != nil && c.Master.Master != "" && !c.Master.LinkInContainer {
 		l, err := host.Link(c.Master.Master)
 		if errors.Is(err, rtnl.ErrNoLink) {
-			return fmt.Errorf("master: %q: no such interface: Link not found", c.Master.Master)
+			return fmt.Errorf("master: %q: no such interface: %w", c.Master.Master, rtnl.ErrNoLink)
 		}
 		if err == nil {
 			err = refuseLoopback(l)

@@ -69,7 +69,7 @@ func changedMAC(req *skel.Request, end rtnl.Link) bool {
 }
 
 // foreignPeer finds the host end of a container's interface that other software
-// made. One with an alias is no part of a pair: a device of host-device, say.
+// made. An interface with an alias is no such end: host-device writes the alias of a device that it moves in.
 func foreignPeer(host *rtnl.Conn, end rtnl.Link, bridge int) (rtnl.Link, error) {
 	if end.Kind != "veth" || end.Peer == 0 || end.Alias != "" {
 		return rtnl.Link{}, rtnl.ErrNoLink

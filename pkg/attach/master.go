@@ -17,8 +17,8 @@ type MasterKeys struct {
 	LinkInContainer bool   `json:"linkInContainer" help:"the master is an interface of the container" default:"false"`
 }
 
-// findMaster finds the link that the child is to be on: by the key, by the result before us
-// where that has one interface on the master's side, or by the default route where it has none.
+// findMaster finds the link that the child is to be on: the one that the key names; else the only interface of the
+// result before us on the master's side; else, where that result has at most one interface, that of the default route.
 func (s *Session) findMaster(c Child) (err error) {
 	if c.Master == nil {
 		return nil
@@ -31,7 +31,7 @@ func (s *Session) findMaster(c Child) (err error) {
 	case name != "":
 		s.Master, err = conn.Link(name)
 		if errors.Is(err, rtnl.ErrNoLink) {
-			return cni.Refuse("master", nil, fmt.Sprintf("%q: no such interface: Link not found", name))
+			return cni.Refuse("master", nil, fmt.Sprintf("%q: no such interface: %v", name, rtnl.ErrNoLink))
 		}
 	default:
 		s.Master, err = defaultMaster(conn)
@@ -67,9 +67,9 @@ func (s *Session) MasterSide() *rtnl.Conn {
 	return s.Host
 }
 
-// masterName is the name of the master, as the key or the result before us says it; empty:
-// neither does. Of several interfaces none is guessed, nor the default route's, as the reference's
-// ipvlan has it.
+// masterName is the name that the key or the result before us gives; empty: neither names one. A result with several
+// interfaces, not exactly one of them on the master's side, is an error, as in the reference's ipvlan: a guess, or the
+// default route, could be the wrong network.
 func (c Child) masterName(prev *cni.Result) (string, error) {
 	if c.Master.Master != "" || prev == nil {
 		return c.Master.Master, nil

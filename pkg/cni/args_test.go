@@ -52,7 +52,7 @@ var _ = Describe("ParseArgs", func() {
 	)
 
 	DescribeTable("of one key alone", func(args, want string) {
-		Expect(cni.OwnArgs(args, "MAC")).To(Equal(want))
+		Expect(cni.PairsOf(args, "MAC")).To(Equal(want))
 	},
 		Entry("nothing", "", ""),
 		Entry("beside others, whatever their form", "IgnoreUnknown=no;K8S_POD_NAME=a;debug; mac =m=;=", " mac =m="),

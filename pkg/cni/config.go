@@ -166,9 +166,9 @@ func (c *Config) ValidAttachments() (refs []AttachmentRef, listed bool, err erro
 	return refs, true, nil
 }
 
-// OwnArgs is CNI_ARGS without what is not a pair of the key: for a plugin that leaves the others, and
-// their form, to whom they are for.
-func OwnArgs(args, key string) string {
+// PairsOf returns the pairs of CNI_ARGS with this key. A plugin that ignores all other keys uses it, so that a
+// malformed pair of another key is no error.
+func PairsOf(args, key string) string {
 	pairs := strings.Split(args, ";")
 	return strings.Join(slices.DeleteFunc(pairs, func(pair string) bool {
 		name, _, ok := strings.Cut(pair, "=")

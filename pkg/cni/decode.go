@@ -95,7 +95,7 @@ func (w wireIP) parse(addressKey string) (IP, error) {
 		problems.Add(err)
 	}
 	switch i := w.Interface; {
-	case i == nil || *i == -1: // as some write none
+	case i == nil || *i == -1: // -1: how some plugins write that the address has no interface
 	case *i < 0:
 		problems.Add(Refuse("interface", *i, "is no index"))
 	default:

@@ -71,7 +71,7 @@ func verifyAddrs(t Target, link rtnl.Link, want []netip.Prefix) []error {
 			diffs = append(diffs, fmt.Errorf("link %q: address %s: missing", t.Name, p))
 		case have[i].DADFailed:
 			diffs = append(diffs, fmt.Errorf("link %q: address %s: %w", t.Name, p, rtnl.ErrDuplicate))
-		case have[i].Tentative && link.Carrier: // without one it has to wait, which ADD does not
+		case have[i].Tentative && link.Carrier: // without it the kernel looks for no duplicate, and ADD does not wait
 			diffs = append(diffs, fmt.Errorf("link %q: address %s: still tentative", t.Name, p))
 		}
 	}

@@ -20,8 +20,8 @@ type wanted struct {
 	v6     bool
 }
 
-// route is a route. Where its table is 0, as main is, any will do: another plugin of the
-// chain, sbr or vrf, may have moved it.
+// route is a route. Its table is 0 where the result names none, or main: then it may be in any table, since a later
+// plugin (sbr, vrf) may have moved it.
 type route struct {
 	rtnl.Route
 	scoped bool // its scope was asked for
@@ -113,7 +113,8 @@ func (r route) verify(have []rtnl.Route) error {
 // for.
 func (r route) differences(have rtnl.Route) []string {
 	var d []string
-	if have.GW != r.GW && (have.GW.IsValid() || !r.GW.IsUnspecified()) {
+	noGateway := !have.GW.IsValid() && r.GW.IsUnspecified() // 0.0.0.0 asks for none
+	if have.GW != r.GW && !noGateway {
 		d = append(d, fmt.Sprintf("gateway is %s instead of %s", or(have.GW, "none"), or(r.GW, "none")))
 	}
 	if r.Src.IsValid() && have.Src != r.Src {

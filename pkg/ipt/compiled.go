@@ -10,7 +10,7 @@ import (
 )
 
 // InNFTables is the rule as iptables-nft writes it, so that it is found without the program: hosts (-s, -d),
-// interfaces (-i, -o), conntrack's states, a mark, a comment, and a verdict or a chain.
+// interfaces (-i, -o), conntrack's states, the fwmark, a comment, and a verdict or a chain.
 func (r Rule) InNFTables() nft.Rule {
 	fields := map[string]nft.Field{"-i": nft.IIFName, "-o": nft.OIFName}
 	var out nft.Rule

@@ -120,7 +120,7 @@ func Installed(f nft.Family) error {
 	return err
 }
 
-// NotInstalled says whether the error, and each that is joined in it, is for want of a program.
+// NotInstalled says whether a missing program is the only cause of the error: all joined errors have it.
 func NotInstalled(err error) bool {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		return !slices.ContainsFunc(joined.Unwrap(), func(e error) bool { return !NotInstalled(e) })

@@ -56,7 +56,7 @@ func (m message) request(flags uint16) *nl.NetlinkRequest {
 
 func newTable(t Table) message {
 	m := t.message(unix.NFT_MSG_NEWTABLE, "add table", netlink.Text(unix.NFTA_TABLE_NAME, t.Name))
-	if t.Family != IPv4 && t.Family != IPv6 { // those are iptables', which comments none
+	if t.Family != IPv4 && t.Family != IPv6 { // tables of these families are iptables', which give no comment
 		m.body = append(m.body, netlink.Bytes(attrTableUserdata, udataText(udataComment, "Hawser CNI plugins"))...)
 	}
 	m.flags, m.feature = unix.NLM_F_CREATE, true

@@ -25,7 +25,8 @@ type Owned struct {
 	// chain is made with its first element and deleted with its last one. A Chain without rules is not repaired
 	// when the kernel's has lost some. Nil: elements lead to no chains.
 	Chain func(name string) (c Chain, ok bool)
-	// Stale says which chains of the table another version of the layout had: they go when this one is made. Nil: none.
+	// Stale says whether a chain belongs to another layout. Ensure deletes such chains when it makes this one. Nil:
+	// none does.
 	Stale func(name string) bool
 }
 

@@ -11,8 +11,9 @@ type Identity struct {
 	// The kernel gives the inode of a dead namespace to a new one.
 	Device uint64 `json:"device"`
 	Inode  uint64 `json:"inode"`
-	// MAC is the address of an interface inside that the user of the identity
-	// sets: without a cookie it tells a namespace from the next with its inode.
+	// MAC is the MAC address of the attachment's interface in the namespace. The caller sets it.
+	// On a kernel without cookies it tells apart two namespaces that had the same inode one after
+	// the other. Empty: not looked for.
 	MAC string `json:"mac,omitempty"`
 }
 

@@ -33,8 +33,9 @@ type Output struct {
 }
 
 // leftBehind is how long [Host.Run] waits, after the end of a program, for others
-// to close its stdout and stderr.
-const leftBehind = 2 * time.Second
+// to close its stdout and stderr: on a busy machine a program that another goroutine
+// starts has them for seconds, between fork and exec.
+const leftBehind = 10 * time.Second
 
 // Run runs a program in the namespaces to its end, whatever that is. The spec
 // fails when it cannot be started.

@@ -112,7 +112,8 @@ func (p *Process) Wait(ctx context.Context) error {
 var ErrNotFound = errors.New("executable file not found in $PATH")
 
 // LookPath returns the file of a program: the first in the directories of PATH that we may run. One in a
-// relative directory is not taken. The error is an *fs.PathError.
+// relative directory is not taken. The error is an *fs.PathError,
+// which cni.AsError turns into code 5.
 func LookPath(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {

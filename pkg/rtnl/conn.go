@@ -156,11 +156,11 @@ func (c *Conn) use(call func(h *netlink.Handle) error) error {
 // useLeniently is use for requests that a kernel with strict checks refuses.
 func (c *Conn) useLeniently(call func(h *netlink.Handle) error) error {
 	return c.use(func(h *netlink.Handle) error {
-		strict := h.SetStrictCheck(false) // older kernels are lenient without the option
+		optionErr := h.SetStrictCheck(false) // an older kernel has no such option, and is lenient
 		defer func() { _ = h.SetStrictCheck(true) }()
 		err := call(h)
-		if errors.Is(err, unix.EINVAL) {
-			err = errors.Join(err, strict)
+		if errors.Is(err, unix.EINVAL) { // the checks may still be on: the error says why
+			err = errors.Join(err, optionErr)
 		}
 		return err
 	})

@@ -43,7 +43,8 @@ func (c *Conn) RouteCopies() (routes []RouteCopy, err error) {
 	return routes, nil
 }
 
-// copiesOf lists the routes of a family. A kernel without it sends all that it has.
+// copiesOf lists the routes of a family. A kernel that lacks the family answers with the
+// routes of all families.
 func (c *Conn) copiesOf(family uint8) (routes []RouteCopy, err error) {
 	answers, err := c.send(unix.RTM_GETROUTE, unix.NLM_F_DUMP, &nl.RtMsg{RtMsg: unix.RtMsg{Family: family}})
 	for _, answer := range answers {

@@ -52,8 +52,9 @@ func (c *call) readLogKey(raw json.RawMessage) error {
 		return cni.Refuse("log", nil, "is no JSON string")
 	}
 	if name != "" && !cni.ValidName(name) {
-		return cni.Refuse("log", name, "is no plain file name (the file is in "+logDir+
-			"; only "+logVar+" in the environment names one elsewhere)")
+		return cni.Refuse("log", name, "is no plain file name").
+			Suggest("write \"hawser.log\" for " + logDir + "/hawser.log, or set " + logVar +
+				" in the runtime's environment for a file elsewhere")
 	}
 	c.logName = name
 	return nil
@@ -62,9 +63,9 @@ func (c *call) readLogKey(raw json.RawMessage) error {
 // log adds the call to the log, if there is one. That it cannot be written is
 // no reason to fail.
 func (c *call) log(err error) {
-	path, open := c.vars[logVar], openLog
+	path, open := c.vars[logVar], openLogOfVariable
 	if path == "" && c.logName != "" {
-		path, open = filepath.Join(logDir, c.logName), openNamedLog
+		path, open = filepath.Join(logDir, c.logName), openLogOfKey
 	}
 	if path == "" {
 		return
@@ -91,10 +92,10 @@ func appendLine(f *os.File, l line) error {
 
 const logFlags = os.O_APPEND | os.O_CREATE | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
 
-// openLog opens the administrator's log. A symbolic link is not followed, and what is
+// openLogOfVariable opens the administrator's log. A symbolic link is not followed, and what is
 // no regular file not written to: whoever may write to the directory chooses no file
 // for root.
-func openLog(path string) (*os.File, error) {
+func openLogOfVariable(path string) (*os.File, error) {
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
 		return nil, errors.New("is no plain absolute path of a file")
 	}
@@ -111,9 +112,9 @@ func openLog(path string) (*os.File, error) {
 // lineStart is how the first line of a log begins.
 const lineStart = `{"time":"`
 
-// openNamedLog opens a log in logDir, and makes either where it is missing. What is
+// openLogOfKey opens a log in logDir, and makes either where it is missing. What is
 // not ours stays as it is, whoever brought it there.
-func openNamedLog(path string) (*os.File, error) {
+func openLogOfKey(path string) (*os.File, error) {
 	if err := os.Mkdir(logDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
@@ -124,7 +125,7 @@ func openNamedLog(path string) (*os.File, error) {
 	defer dir.Close()
 	var st unix.Stat_t
 	if unix.Fstat(int(dir.Fd()), &st) != nil || !onlyWeWrite(st) {
-		return nil, fmt.Errorf("others may write to %s", logDir)
+		return nil, fmt.Errorf("%s is not ours alone; chown it to root and chmod it to 0700", logDir)
 	}
 	fd, err := unix.Openat(int(dir.Fd()), filepath.Base(path), os.O_RDWR|logFlags, 0o600)
 	if err != nil {
@@ -132,12 +133,18 @@ func openNamedLog(path string) (*os.File, error) {
 	}
 	f := os.NewFile(uintptr(fd), path)
 	start := make([]byte, len(lineStart))
-	n, _ := f.ReadAt(start, 0) // fewer where the disk was full
-	if unix.Fstat(fd, &st) != nil || !onlyWeWrite(st) || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink != 1 ||
-		!strings.HasPrefix(lineStart, string(start[:n])) {
-		return nil, errors.Join(errors.New("is no log of ours, or others may write to it"), f.Close())
+	n, _ := f.ReadAt(start, 0) // a new log is empty; a full disk may have cut the first line short
+	switch {
+	case unix.Fstat(fd, &st) != nil, st.Mode&unix.S_IFMT != unix.S_IFREG, st.Nlink != 1:
+		err = errors.New("is no regular file, or has a second hard link")
+	case !onlyWeWrite(st):
+		err = errors.New("is not ours alone; chown it to root and chmod it to 0600")
+	case !strings.HasPrefix(lineStart, string(start[:n])):
+		err = errors.New("does not begin as a log does; choose another name")
+	default:
+		return f, nil
 	}
-	return f, nil
+	return nil, errors.Join(err, f.Close())
 }
 
 func onlyWeWrite(st unix.Stat_t) bool {

@@ -121,7 +121,7 @@ var _ = Describe("the log", func() {
 			Expect(err).NotTo(HaveOccurred())
 			if strings.HasPrefix(begun, `{"text`) || begun == "#" || begun == "\n" {
 				Expect(string(data)).To(Equal(begun))
-				Expect(a.stderr).To(ContainSubstring("is no log of ours"))
+				Expect(a.stderr).To(ContainSubstring("does not begin as a log does; choose another name"))
 			} else {
 				Expect(string(data)).To(And(HavePrefix(begun+`{"time":`), HaveSuffix("\n")))
 				Expect(a.stderr).To(BeEmpty())
@@ -139,8 +139,9 @@ var _ = Describe("the log", func() {
 		Expect(a.stderr).To(ContainSubstring("log: " + reason))
 		Expect(lines(file)).To(HaveLen(2), "the administrator sees both")
 	},
-		Entry("an absolute path", `"/etc/ld.so.preload"`, `"/etc/ld.so.preload" is no plain file name (the file is in `+
-			`/var/log/hawser; only HAWSER_LOG in the environment names one elsewhere)`),
+		Entry("an absolute path", `"/etc/ld.so.preload"`, `"/etc/ld.so.preload" is no plain file name `+
+			`(write "hawser.log" for /var/log/hawser/hawser.log, or set HAWSER_LOG in the runtime's environment `+
+			`for a file elsewhere)`),
 		Entry("the path of the right file", `"/var/log/hawser/x"`, `"/var/log/hawser/x" is no plain file name`),
 		Entry("a relative path", `"../x"`, `"../x" is no plain file name`),
 		Entry("a directory", `".."`, `".." is no plain file name`),

@@ -52,6 +52,13 @@ type undo struct {
 	do   func(context.Context) error
 }
 
+// NoInterface is the error of a chained plugin that does not find CNI_IFNAME in the container. It ends in err, whose
+// words programs look for.
+func (r *Request) NoInterface(err error) error {
+	return cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q: %w", r.IfName, r.Netns,
+		err)
+}
+
 // Decode reads the configuration into v. Errors are code 6 or 7 and name the
 // key.
 func (r *Request) Decode(v any) error { return cni.Unmarshal(r.Conf, v) }

@@ -375,7 +375,7 @@ func portmapValues() []values {
 	const list = "runtimeConfig.portMappings"
 	conditions := values{good: `[["ip", "saddr", "10.0.0.0/8"], ["-s", "10.0.0.0/8"], ["!", "-i", "eth0"], [], null]`,
 		bad: `["-s 10.0.0.1", [""], ["-s", "a\nb"], [5], [null]]`, beyond: `[["ip saddr 10.0.0.1; drop"], ["ip",
-			"#"]]`}
+			"#"], ["-M", "/x"]]`}
 	four, six := conditions, conditions
 	four.key, six.key = "conditionsV4", "conditionsV6"
 	return concat(switches("snat", "masqAll"), []values{
@@ -410,7 +410,7 @@ func firewallValues() []values {
 		{key: "iptablesAdminChainName", good: `["CNI-ADMIN", "a!b", "", null]`,
 			bad:    `["A B", "-j", "!x", "a\"b", "abcdefghijklmnopqrstuvwxyzabc", 5]`,
 			beyond: `["FORWARD", "CNI-FORWARD"]`},
-		{key: "markAcceptBit", good: `[0, 31, null]`, bad: `[-1, 32, "5", 1.5]`},
+		{key: "markAcceptBit", good: `[0, 12, 16, 31, null]`, bad: `[-1, 32, "5", 1.5]`, beyond: `[13, 14, 15]`},
 	})
 }
 

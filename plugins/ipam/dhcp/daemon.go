@@ -45,7 +45,7 @@ type holder struct {
 	record
 	machine
 	ns    *ns.NS                // kept open while there is a lease; nil: not opened yet
-	way   string                // a path by which others have it
+	used  string                // the path at which another use of it was last seen
 	shown atomic.Pointer[lease] // the one that the interface has; nil: none
 	stop  context.CancelFunc
 	ready chan struct{} // closed when there was a lease
@@ -71,7 +71,7 @@ const (
 	listen = 4 * time.Second
 	// look is how often a lease's container is looked for, when nothing else is to do.
 	look        = time.Minute
-	again       = 10 * time.Second // after a failure
+	retryMax    = 10 * time.Second // the longest pause after a failure
 	callTime    = 10 * time.Second // for a plugin to make its call, or the daemon to write the answer
 	mostThreads = 4
 )
@@ -203,8 +203,8 @@ func (d *daemon) restore() error {
 		h := d.newHolder(*r)
 		h.lease = r.kept()
 		h.shown.Store(h.lease)
-		if h.Routes != nil { // the former daemon may not have come to change the interface
-			h.shown.Store(leaseOf(h.Had, h.Since))
+		if h.FormerRoutes != nil { // the former daemon may not have come to change the interface
+			h.shown.Store(leaseOf(h.FormerACK, h.Since))
 		}
 		close(h.ready)
 		switch now := sinceBoot(); {
@@ -257,7 +257,7 @@ func (d *daemon) hold(ctx context.Context, h *holder) error {
 		pause := min(h.wake-sinceBoot(), look)
 		if err != nil {
 			d.log.Warn("failed", "lease", h.Attachment.String(), "state", string(h.state), "error", err)
-			pause = min(max(pause, time.Second), again)
+			pause = min(max(pause, time.Second), retryMax)
 		}
 		if d.rest(ctx, h, pause, changed); ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -277,7 +277,7 @@ func (d *daemon) rest(ctx context.Context, h *holder, pause time.Duration, chang
 			return
 		case <-changed:
 			changed = d.mounts.next()
-			d.sockets.few(func() { isThere = leads(h.way, h.NS) })
+			d.sockets.few(func() { isThere = leads(h.used, h.NS) })
 		}
 	}
 }
@@ -338,27 +338,28 @@ func (d *daemon) exchange(ctx context.Context, h *holder) error {
 	}
 }
 
-// publish writes down a change of the lease. The interface gets it here, except the
-// first one, which the plugin returns. What fails is tried again with the next exchange.
+// publish records a change of the lease, and then applies it to the interface. The plugin applies the first
+// lease. A step that fails is repeated in the next exchange.
 func (d *daemon) publish(l *link, h *holder) (err error) {
 	was, is, isFirst := h.shown.Load(), h.lease, !h.isReady()
 	if was == is {
 		return nil
 	}
-	changes := !isFirst &&
-		(h.Routes != nil || !slices.Equal(l.routes(was, h.options), l.routes(is, h.options)))
-	if changes && h.Routes == nil {
-		if h.Routes, err = l.find(was, h.options); err != nil {
+	isPending := h.FormerRoutes != nil // a change is unfinished, or the lease was lost and its routes are remembered
+	isSame := slices.Equal(l.routes(was, h.options), l.routes(is, h.options))
+	changes := !isFirst && (isPending || !isSame)
+	if changes && !isPending {
+		if h.FormerRoutes, err = l.find(was, h.options); err != nil {
 			return err
 		}
 	}
 	if changes && was != nil {
-		h.Had = was.ack.ToBytes()
+		h.FormerACK = was.ack.ToBytes()
 	}
 	h.keep(is)
 	err = d.put(h)
 	if changes {
-		err = errors.Join(err, l.apply(h.Routes, was, is, h.options))
+		err = errors.Join(err, l.apply(h.FormerRoutes, was, is, h.options))
 	}
 	if err != nil {
 		return err
@@ -375,8 +376,9 @@ func (d *daemon) publish(l *link, h *holder) (err error) {
 	if !changes {
 		return nil
 	}
-	if h.Had = nil; is != nil {
-		h.Routes = nil
+	h.FormerACK = nil
+	if is != nil { // without a lease the places are kept for the next one
+		h.FormerRoutes = nil
 	}
 	return d.put(h)
 }
@@ -401,8 +403,8 @@ func (d *daemon) end(h *holder) error {
 }
 
 // finish gives a lease back, as far as the interface is still there, and removes what is
-// known of it. The record goes first: until then another holder of the attachment must
-// not put one.
+// known of it. It removes the record first, and the holder after: as long as the holder is listed no other
+// one of this attachment can write a record.
 func (d *daemon) finish(h *holder) error {
 	if h.lease != nil {
 		says := []any{"lease", h.Attachment.String(), "address", h.lease.prefix()}

@@ -53,8 +53,8 @@ func (l *lease) prefix() netip.Prefix {
 	return netip.PrefixFrom(address(l.ack.YourIPAddr), netmaskBits(l.ack))
 }
 
-// server is who lends it, and hop who takes packets for that: the server itself where it is
-// on the link, else the gateway of a route; the zero Addr where none is known.
+// server returns the server's address and the next hop on the way to it: the server itself where it is on the
+// link, else the gateway of a route; the zero Addr where none is known.
 func (l *lease) server() (server, hop netip.Addr) {
 	server = address(l.ack.ServerIdentifier())
 	if l.prefix().Contains(server) {

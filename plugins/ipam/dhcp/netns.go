@@ -26,30 +26,29 @@ func gone(err error) error {
 	return err
 }
 
-// reach has a holder's namespace open, and sees that others have it too. The descriptor
-// keeps it, so that a lease can be renewed and given back whatever became of the path, and
-// must not keep it for nobody. errGone says that nothing leads there: not the path, no
-// process, and no mount that a process sees. A descriptor of another process does not
-// count: it may be that of another daemon, which waits for ours.
+// reach opens the holder's namespace, once, so that the lease can be renewed and given back whatever became of the
+// path; and it makes sure that somebody else still uses the namespace, which our descriptor must not keep for nobody. A
+// use is the path, a process, or a mount that a process sees. A descriptor of another process is none: it may be that
+// of another daemon, which waits for ours. Without a use the error is errGone.
 func (d *daemon) reach(h *holder) (err error) {
-	way := d.hostPrefix + h.Netns
+	path := d.hostPrefix + h.Netns
 	switch {
-	case h.ns != nil && leads(h.way, h.NS):
+	case h.ns != nil && leads(h.used, h.NS):
 		return nil
-	case h.Index != 0 && !leads(way, h.NS):
-		if way, err = d.elsewhere(h.NS); err != nil {
+	case h.Index != 0 && !leads(path, h.NS):
+		if path, err = d.elsewhere(h.NS); err != nil {
 			return err
 		}
-		if way == "" {
+		if path == "" {
 			return fmt.Errorf("network namespace %q is no more, or another one by now: %w", h.Netns, errGone)
 		}
-		d.log.Info("no longer at its path", "lease", h.Attachment.String(), "path", h.Netns, "now", way)
+		d.log.Info("no longer at its path", "lease", h.Attachment.String(), "path", h.Netns, "now", path)
 	}
-	if h.ns != nil { // and while that is so no other namespace has its inode
-		h.way = way
+	if h.ns != nil { // our descriptor is open, so no other namespace has the inode
+		h.used = path
 		return nil
 	}
-	n, err := ns.Open(way)
+	n, err := ns.Open(path)
 	if err != nil {
 		return gone(err)
 	}
@@ -61,7 +60,7 @@ func (d *daemon) reach(h *holder) (err error) {
 		_ = n.Close()
 		return err
 	}
-	if h.ns, h.way = n, way; h.Index == 0 { // others read it from then on
+	if h.ns, h.used = n, path; h.Index == 0 { // others read it from then on
 		h.NS = id
 	}
 	return nil

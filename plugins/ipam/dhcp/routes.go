@@ -51,19 +51,21 @@ func (l *link) find(from *lease, o options) (found []placed, err error) {
 	return found, err
 }
 
-// place returns a lease's routes with the tables in which those of the lease before were.
-func place(routes []rtnl.Route, had []placed) (want []rtnl.Route) {
+// place returns the routes of a lease, each in the tables in which the former lease had its route to the same
+// destination. A route that somebody removed stays away. A new destination goes to the tables of the first gateway
+// route that is there, else to those of the subnet's route. The first element of both lists is the subnet's route.
+func place(routes []rtnl.Route, former []placed) (want []rtnl.Route) {
 	isThere := func(p placed) bool { return len(p.At) > 0 }
-	if !slices.ContainsFunc(had, isThere) { // nothing is known
+	if !slices.ContainsFunc(former, isThere) { // nothing is known
 		return routes
 	}
 	for i, r := range routes {
-		at := slices.IndexFunc(had, func(p placed) bool { return p.Dst == r.Dst })
+		at := slices.IndexFunc(former, func(p placed) bool { return p.Dst == r.Dst })
 		if i == 0 {
-			at = 0 // whatever subnet it was
+			at = 0 // the subnet's route, whatever its destination
 		}
 		if at >= 0 {
-			for _, copied := range had[at].At {
+			for _, copied := range former[at].At {
 				if copied.GW.IsValid() != r.GW.IsValid() {
 					copied.Scope = r.Scope
 				}
@@ -75,8 +77,8 @@ func place(routes []rtnl.Route, had []placed) (want []rtnl.Route) {
 			}
 			continue
 		}
-		beside := slices.IndexFunc(had[1:], isThere) + 1 // 0, the subnet, where there is none
-		for _, b := range had[beside].At {
+		beside := slices.IndexFunc(former[1:], isThere) + 1 // 0, the subnet, where there is none
+		for _, b := range former[beside].At {
 			r.Table = b.Table
 			want = append(want, r)
 		}
@@ -84,10 +86,10 @@ func place(routes []rtnl.Route, had []placed) (want []rtnl.Route) {
 	return want
 }
 
-// apply makes what the interface has of one lease, whose routes are where had says, what
-// another one says. It leaves alone what both have: it may be as an administrator wants
-// it. Old routes go when the new ones are there. It may be repeated when it has failed.
-func (l *link) apply(had []placed, was, is *lease, o options) error {
+// apply changes the interface from the lease was to the lease is. former says where the routes of was are.
+// What both leases have is left alone: an administrator may have changed it. Old routes are removed after the
+// new ones are made. After an error apply can be called again.
+func (l *link) apply(former []placed, was, is *lease, o options) error {
 	moved := was == nil || is == nil || was.prefix() != is.prefix()
 	var errs []error
 	if moved && was != nil { // and with the last address all routes
@@ -102,7 +104,7 @@ func (l *link) apply(had []placed, was, is *lease, o options) error {
 		add(l.conn.AddAddr(l.Index, rtnl.Addr{Prefix: is.prefix()}))
 	}
 	routes := l.routes(is, o)
-	want := place(routes, had)
+	want := place(routes, former)
 	for _, r := range want {
 		add(l.conn.AddRoute(r))
 	}
@@ -110,7 +112,7 @@ func (l *link) apply(had []placed, was, is *lease, o options) error {
 		return err
 	}
 	var old []rtnl.Route
-	for _, p := range had {
+	for _, p := range former {
 		old = append(old, p.At...)
 	}
 	if moved && is != nil { // the kernel makes it in the main table, also where a plugin had moved it away

@@ -22,10 +22,10 @@ type record struct {
 	ACK    []byte        `json:"ack,omitempty"` // none: the lease is lost
 	Since  time.Duration `json:"since,omitempty"`
 
-	// What the interface had before, until it has the lease: the answer of which it may still
-	// have the address, and where its routes were.
-	Had    []byte   `json:"had,omitempty"`
-	Routes []placed `json:"routes,omitempty"`
+	// While the interface is changed from one lease to the next: the ACK whose address it may still
+	// have, and where its routes were. After a lost lease only the routes are kept.
+	FormerACK    []byte   `json:"had,omitempty"`
+	FormerRoutes []placed `json:"routes,omitempty"`
 }
 
 // Sane leaves out what no daemon has written.

@@ -66,11 +66,12 @@ func (l *link) close() {
 func (l *link) raise(ctx context.Context) error {
 	const theirs = 100 * time.Millisecond
 	up := true
-	first, cancel := context.WithTimeout(ctx, theirs)
+	theirTurn, cancel := context.WithTimeout(ctx, theirs)
 	defer cancel()
-	now, err := l.conn.WaitUp(first, l.Index)
+	now, err := l.conn.WaitUp(theirTurn, l.Index)
 	if errors.Is(err, context.DeadlineExceeded) {
-		if err = nil; !now.Up {
+		err = nil // it is our turn
+		if !now.Up {
 			err = l.conn.SetLink(l.Index, rtnl.Change{Up: &up})
 		}
 		if err == nil {
@@ -132,8 +133,8 @@ func networkOrder(v uint16) uint16 {
 // everyone is the MAC address of all on the link.
 var everyone = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
-// send sends a packet, and returns the MAC address that has answered for it; nil: it went to
-// all. A server's address may have another MAC address than it had when it lent the lease.
+// send sends a packet. It returns the MAC address that answered to ARP for the next hop; nil: nobody did, and the
+// packet went to all. It asks each time, since a server's MAC address may change.
 func (l *link) send(ctx context.Context, p *packet) (at net.HardwareAddr, err error) {
 	to := everyone
 	if p.hop.IsValid() && len(l.MAC) == len(everyone) {
@@ -144,14 +145,14 @@ func (l *link) send(ctx context.Context, p *packet) (at net.HardwareAddr, err er
 			to = at
 		}
 	}
-	if err := l.put(l.sock, unix.ETH_P_IP, to, p.encode()); err != nil {
+	if err := l.sendFrame(l.sock, unix.ETH_P_IP, to, p.encode()); err != nil {
 		return nil, fmt.Errorf("send a %s: %w", p.message.MessageType(), err)
 	}
 	return at, nil
 }
 
-// put sends one packet to a MAC address.
-func (l *link) put(sock *os.File, protocol uint16, mac net.HardwareAddr, b []byte) error {
+// sendFrame sends one packet to a MAC address.
+func (l *link) sendFrame(sock *os.File, protocol uint16, mac net.HardwareAddr, b []byte) error {
 	raw, err := sock.SyscallConn()
 	if err != nil {
 		return err
@@ -163,8 +164,8 @@ func (l *link) put(sock *os.File, protocol uint16, mac net.HardwareAddr, b []byt
 	return errors.Join(err, sent)
 }
 
-// get returns the next packet; nil when none came in time.
-func get(ctx context.Context, sock *os.File, wait time.Duration) ([]byte, error) {
+// readFrame returns the next packet; nil when none came in time.
+func readFrame(ctx context.Context, sock *os.File, wait time.Duration) ([]byte, error) {
 	if err := sock.SetReadDeadline(time.Now().Add(wait)); err != nil {
 		return nil, err
 	}
@@ -180,7 +181,7 @@ func get(ctx context.Context, sock *os.File, wait time.Duration) ([]byte, error)
 
 // receive returns the next message; nil when none came in time, or the one that came was none.
 func (l *link) receive(ctx context.Context, wait time.Duration) (*dhcpv4.DHCPv4, error) {
-	b, err := get(ctx, l.sock, wait)
+	b, err := readFrame(ctx, l.sock, wait)
 	return decodePacket(b), err
 }
 
@@ -217,11 +218,11 @@ func (l *link) neighbor(ctx context.Context, src, addr netip.Addr) (mac net.Hard
 	ask = append(append(ask, src.AsSlice()...), make([]byte, len(everyone))...)
 	ask = append(ask, addr.AsSlice()...)
 	for range arpTries {
-		if err := l.put(sock, unix.ETH_P_ARP, everyone, ask); err != nil {
+		if err := l.sendFrame(sock, unix.ETH_P_ARP, everyone, ask); err != nil {
 			return nil, fmt.Errorf("ask who has %s: %w", addr, err)
 		}
 		for end := time.Now().Add(arpWait); ; {
-			b, err := get(ctx, sock, time.Until(end))
+			b, err := readFrame(ctx, sock, time.Until(end))
 			if err != nil || ctx.Err() != nil {
 				return nil, cmp.Or(err, context.Cause(ctx))
 			}

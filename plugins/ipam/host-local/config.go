@@ -11,7 +11,6 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
-	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // wireConfig is the part of a network configuration that host-local reads.
@@ -317,10 +316,11 @@ func readDNS(path string) (cni.DNS, error) {
 	}
 	st, err := os.Stat(path)
 	if err == nil && (!st.Mode().IsRegular() || st.Size() > resolvConfMax) {
-		err = &fs.PathError{Op: "read", Path: path, Err: statefile.ErrIrregular}
+		err = &fs.PathError{Op: "read", Path: path,
+			Err: fmt.Errorf("not a regular file of at most %d MiB", resolvConfMax>>20)}
 	}
 	var text []byte
-	if err == nil && st.Size() > 0 { // files of the kernel have no size, and some wait for more
+	if err == nil && st.Size() > 0 { // a kernel file has size 0, and reading one may never end: it counts as empty
 		text, err = os.ReadFile(path)
 	}
 	if err != nil {

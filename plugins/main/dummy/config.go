@@ -35,7 +35,7 @@ func parseConfig(req *skel.Request) (c config, err error) {
 	} else {
 		problems.Add(ipam.CheckType(w.IPAM.Type))
 	}
-	c.Link, err = w.LinkKeys.Parse(cni.OwnArgs(req.Args, "MAC"), w.MTU, w.MAC)
+	c.Link, err = w.LinkKeys.Parse(cni.PairsOf(req.Args, "MAC"), w.MTU, w.MAC)
 	problems.Add(err)
 	return c, problems.Err()
 }

@@ -70,11 +70,15 @@ func take(ctx context.Context, s *attach.Session, d device) (r record, err error
 	if r.NS, err = s.NS.Identity(); err != nil {
 		return r, err
 	}
-	if err = r.part(s); err != nil {
+	if err = r.leaveMaster(s); err != nil {
 		return r, err
 	}
-	_, indexErr := s.Cont.LinkByIndex(f.Link.Index)
-	r.KeepsIndex = errors.Is(indexErr, rtnl.ErrNoLink)
+	if f.Link.Index != 0 {
+		_, err = s.Cont.LinkByIndex(f.Link.Index)
+		if r.KeepsIndex = errors.Is(err, rtnl.ErrNoLink); err != nil && !r.KeepsIndex {
+			return r, err
+		}
+	}
 	s.OnFail("bring the device home", func(ctx context.Context) error {
 		records, err := openRecords(ctx)
 		if err != nil {
@@ -113,11 +117,15 @@ func findFree(s *attach.Session, records *store, d device) (f found, err error) 
 	}
 	f, err = d.find(s.Host)
 	for _, r := range all {
-		mine := r.Attachment == s.Attachment // its record is the only one that it can have
-		if !mine && (f.Link.Index != 0 && !r.is(f.Link) || f.Link.Index == 0 && !r.meets(d)) {
+		onHost, concerns := f.Link.Index != 0, r.meets(d)
+		if onHost {
+			concerns = r.is(f.Link)
+		}
+		own := r.Attachment == s.Attachment // an attachment has one record: it counts whichever device it names
+		if !own && !concerns {
 			continue
 		}
-		if mine || f.Link.Index == 0 {
+		if own || !onHost {
 			if holdErr := r.held(s.Attachment); holdErr != nil {
 				return f, holdErr
 			}
@@ -125,12 +133,14 @@ func findFree(s *attach.Session, records *store, d device) (f found, err error) 
 		if endErr := r.end(records, s.Host, nil, s.Warn); endErr != nil {
 			return f, endErr
 		}
-		if f, err = d.find(s.Host); err == nil && r.is(f.Link) { // its name may be taken still
+		// Something else may still have the device's name. The new record gets its own name and alias, for DEL to
+		// restore.
+		if f, err = d.find(s.Host); err == nil && r.is(f.Link) {
 			f.Link.Name, f.Link.Alias = r.Link.Name, r.Link.Alias
 		}
 	}
 	if errors.Is(err, rtnl.ErrNoLink) {
-		return f, cni.Refuse(d.Key, d.Value, "no such interface on this host: Link not found")
+		return f, cni.Refuse(d.Key, d.Value, fmt.Sprintf("no such interface on this host: %v", rtnl.ErrNoLink))
 	}
 	return f, err
 }
@@ -164,28 +174,29 @@ func warnOfUses(s *attach.Session, l rtnl.Link) {
 	}
 }
 
-// part tells that the device is a port, and takes it out of its bond or team as the move would. They give
-// it its own MAC address and MTU back and bring it down, which the record is to know before. An ADD that
-// fails puts it back.
-func (r *record) part(s *attach.Session) error {
-	index, ports := r.Link.Index, r.Link.Master
-	if ports == 0 {
+// leaveMaster warns that the device is a port, and takes it out of a bond or team, before the move would do so.
+// That gives the device its own MAC address and MTU back and brings it down: the record has to have these values. An
+// ADD that fails makes it a port again.
+func (r *record) leaveMaster(s *attach.Session) error {
+	index, masterIndex := r.Link.Index, r.Link.Master
+	if masterIndex == 0 {
 		return nil
 	}
-	master, err := s.Host.LinkByIndex(ports)
+	master, err := s.Host.LinkByIndex(masterIndex)
 	if err != nil {
 		return err
 	}
-	s.Warn("device %q: is a port of %q, and will not be when it comes home", r.Link.Name, master.Name)
+	s.Warn("device %q: is a port of %q, and will not be when it comes home; make it one again with: "+
+		"ip link set %s master %s", r.Link.Name, master.Name, r.Link.Name, master.Name)
 	if master.Kind != "bond" && master.Kind != "team" {
 		return nil
 	}
-	s.OnFail("put the device back", func(context.Context) error {
+	s.OnFail("make the device a port again", func(context.Context) error {
 		l, err := r.findHome(s.Host)
 		if err != nil {
 			return err
 		}
-		return s.Host.SetLink(l.Index, rtnl.Change{Master: &ports})
+		return s.Host.SetLink(l.Index, rtnl.Change{Master: &masterIndex})
 	})
 	none := 0
 	if err := s.Host.SetLink(index, rtnl.Change{Master: &none}); err != nil {

@@ -27,7 +27,7 @@ const (
 // is written before the device moves, and dropped when it is at home again, under its name.
 type record struct {
 	cni.Attachment
-	Netns  string      `json:"netns"` // empty once it is at home
+	Netns  string      `json:"netns"` // of the container; empty once only the name is left to restore
 	NS     ns.Identity `json:"identity"`
 	Device device      `json:"device"`
 	PCI    string      `json:"pci,omitempty"`
@@ -98,8 +98,8 @@ func (r record) find(conn *rtnl.Conn) (rtnl.Link, error) {
 
 // end brings the device to the host, under its name and as it was, if it is in the container or
 // where the kernel put it when that ended, and drops the record. Settings that cannot be restored
-// are an error once, so that the call is repeated, and then a warning. Where its name is taken the
-// record stays, and the device gets that, and nothing else, when end is called again.
+// are an error once, so that the call is repeated, and then a warning. Where something else has the
+// device's name the record stays, and a later call of end only renames the device.
 func (r record) end(records *store, host, cont *rtnl.Conn, warn func(string, ...any)) error {
 	l, err := r.bring(host, cont)
 	if errors.Is(err, rtnl.ErrNoLink) {
@@ -112,7 +112,7 @@ func (r record) end(records *store, host, cont *rtnl.Conn, warn func(string, ...
 		return err
 	}
 	nameErr := r.rename(host, l)
-	if r.Netns != "" {
+	if !r.isHome() {
 		err = r.restore(host, l)
 	}
 	if err != nil && !r.Failed {
@@ -128,6 +128,9 @@ func (r record) end(records *store, host, cont *rtnl.Conn, warn func(string, ...
 	r.Netns, r.NS = "", ns.Identity{}
 	return records.Put(r.Hash(), r)
 }
+
+// isHome says that the device is on the host with its settings, and only its name is missing.
+func (r record) isHome() bool { return r.Netns == "" }
 
 // bring moves the device from the container to the host. It gets its name before, so that
 // nobody on the host sees another one. Where the name is taken it keeps that as its alias.
@@ -167,7 +170,7 @@ func (r record) findHome(host *rtnl.Conn) (rtnl.Link, error) {
 			return l, err
 		}
 	}
-	if !r.isHardware() {
+	if !r.isHardware() || r.isHome() { // at home an administrator may have renamed it
 		return rtnl.Link{}, rtnl.ErrNoLink
 	}
 	return r.find(host)
@@ -182,11 +185,17 @@ func (r record) rename(host *rtnl.Conn, l rtnl.Link) error {
 	if _, err := host.Link(r.Link.Name); !errors.Is(err, rtnl.ErrNoLink) {
 		return cmp.Or(err, error(unix.EEXIST))
 	}
+	named := rtnl.Change{Name: r.Link.Name, Alias: &r.Link.Alias}
+	err := host.SetLink(l.Index, named)
+	if !errors.Is(err, unix.EBUSY) {
+		return err
+	}
 	down := false
 	if err := host.SetLink(l.Index, rtnl.Change{Up: &down}); err != nil {
 		return err
 	}
-	return host.SetLink(l.Index, rtnl.Change{Name: r.Link.Name, Alias: &r.Link.Alias, Up: &l.Up})
+	err = host.SetLink(l.Index, named)
+	return errors.Join(err, host.SetLink(l.Index, rtnl.Change{Up: &l.Up}))
 }
 
 // restore gives the device, at home, the settings that it had.

@@ -41,7 +41,7 @@ func parseConfig(req *skel.Request) (c config, err error) {
 	}
 	c.Masq, err = w.MasqKeys.Parse()
 	problems.Add(err)
-	c.Link, err = w.LinkKeys.Parse(cni.OwnArgs(req.Args, "MAC"), w.MTU, "")
+	c.Link, err = w.LinkKeys.Parse(cni.PairsOf(req.Args, "MAC"), w.MTU, "")
 	problems.Add(err)
 	c.Link.Netkit, err = parseDeviceType(w.DeviceType)
 	problems.Add(err)

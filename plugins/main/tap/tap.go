@@ -76,7 +76,7 @@ func (c config) findBridge(s *attach.Session) (*int, error) {
 	l, err := s.Cont.Link(c.Bridge)
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
-		return nil, cni.Refuse("bridge", c.Bridge, "no such interface in the container: Link not found")
+		return nil, cni.Refuse("bridge", c.Bridge, fmt.Sprintf("no such interface in the container: %v", err))
 	case err == nil && l.Kind != "bridge":
 		return nil, cni.Refuse("bridge", c.Bridge, "is no bridge")
 	}

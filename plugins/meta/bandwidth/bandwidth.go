@@ -51,7 +51,7 @@ func add(_ context.Context, req *skel.Request, cfg config) (*cni.Result, error) 
 			req.Warn("%s", f.warning)
 		}
 	}
-	was, found, err := c.limits(end)
+	was, found, err := c.readLimits(end)
 	if err != nil {
 		return nil, err
 	}
@@ -60,12 +60,13 @@ func add(_ context.Context, req *skel.Request, cfg config) (*cni.Result, error) 
 		_, err := c.replace(end, was)
 		return err
 	})
+	want := limits{ingress: ingress, egress: egress}
 	var ifb rtnl.Link
 	if !found {
-		ifb, err = c.limit(end, limits{ingress: ingress, egress: egress})
+		ifb, err = c.limit(end, want)
 	}
-	if found || errors.Is(err, unix.EEXIST) {
-		ifb, err = c.replace(end, limits{ingress: ingress, egress: egress})
+	if found || errors.Is(err, unix.EEXIST) { // an IFB may be left of an ADD before this one, or of the reference
+		ifb, err = c.replace(end, want)
 	}
 	if errors.Is(err, unix.EEXIST) {
 		return nil, cni.Errorf(cni.CodeConflict, "%w: something else queues there; remove it, or the limit", err)
@@ -162,8 +163,7 @@ func (c *call) hostEnd() (rtnl.Link, error) {
 	inside, err := c.inside()
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
-		return inside, cni.Errorf(cni.CodeEnvironment,
-			"CNI_IFNAME %q: no such interface in CNI_NETNS %q: Link not found", c.IfName, c.Netns)
+		return inside, c.NoInterface(err)
 	case err != nil:
 		return inside, err
 	case !inside.IsPairEnd():

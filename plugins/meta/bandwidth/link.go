@@ -39,9 +39,9 @@ type limits struct {
 	mac             net.HardwareAddr // of the IFB; nil = random
 }
 
-// limits reads what an ADD before this one has made, or the reference's. found says that there
-// is something of the kind, though it may limit nothing.
-func (c *call) limits(end rtnl.Link) (was limits, found bool, err error) {
+// readLimits reads what an ADD before this one has made, or the reference's. found says that the host
+// end has a TBF or an ingress qdisc, which may limit nothing.
+func (c *call) readLimits(end rtnl.Link) (was limits, found bool, err error) {
 	root, err := c.host.Qdisc(end.Index, rtnl.Root)
 	if err != nil {
 		return was, false, err
@@ -68,7 +68,7 @@ func (c *call) limits(end rtnl.Link) (was limits, found bool, err error) {
 	return was, true, err
 }
 
-// replace limits the host end so, and no longer as it was.
+// replace removes what limits the host end, and makes these limits.
 func (c *call) replace(end rtnl.Link, l limits) (ifb rtnl.Link, err error) {
 	if err := c.remove(end); err != nil {
 		return ifb, err
@@ -163,15 +163,19 @@ func (c *call) remove(end rtnl.Link) error {
 	return errors.Join(errs...)
 }
 
-// ownEnd returns the host end that leads to an IFB if it is this attachment's, else the zero Link. The
-// name of an IFB without mark tells the container, but not the interface. In old lists there is no
-// prevResult that names the host end; then the namespace shows whose it is, or is gone and the pair with it.
+// ownEnd returns the host end that redirects to an IFB if the IFB is this attachment's, else the zero Link. A
+// mark decides. The name of an IFB without one may be that of the container's other interface. With a prevResult
+// the caller would know the host end already. Before cniVersion 0.4.0 DEL has none: then the container's interface
+// decides, and without a namespace the IFB counts as ours.
 func (c *call) ownEnd(end rtnl.Link, mine bool) (rtnl.Link, error) {
-	switch {
-	case mine, c.PrevResult == nil && c.NS == nil:
+	if mine {
 		return end, nil
-	case c.PrevResult != nil:
+	}
+	if c.PrevResult != nil {
 		return rtnl.Link{}, nil
+	}
+	if c.NS == nil {
+		return end, nil
 	}
 	inside, err := c.inside()
 	if err == nil && inside.IsPairEnd() && inside.Peer == end.Index && inside.Index == end.Peer {
@@ -202,7 +206,7 @@ func (c *call) unlimit(end int, ifbs ...int) error {
 		switch {
 		case err != nil:
 			errs = append(errs, err)
-		case len(list) == 0 && len(ifbs) == 0: // somebody's: an IFB is made before ours, and goes after it
+		case len(list) == 0 && len(ifbs) == 0: // no redirection and no IFB of ours: the qdisc is somebody's
 		case len(rest) == 0:
 			errs = append(errs, c.host.DelQdisc(end, rtnl.Ingress))
 		case isOurs(list[0]):

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
@@ -62,32 +63,30 @@ func (c *call) settle(s *store, r *record) (policy, error) {
 	if r.Bridge == "" {
 		return open, nil
 	}
-	was, err := r.others(s)
+	was, err := r.otherPolicy(s)
 	if err != nil {
 		return open, err
 	}
 	p, err := c.policyOf(r.Bridge)
-	if err != nil || p == r.Policy && was == r.Policy && r.Backend != iptables {
+	isSettled := p == r.Policy && was == r.Policy && r.Backend != iptables
+	if err != nil || isSettled {
 		return p, err
 	}
-	c.OnFail("give the bridge its policy back", func(ctx context.Context) error {
-		if was == r.Policy {
-			return nil
-		}
-		return c.giveBack(ctx, *r, was)
-	})
+	if was != r.Policy {
+		c.OnFail("give the bridge its policy back", func(ctx context.Context) error { return c.giveBack(ctx, *r, was) })
+	}
 	return c.align(s, r)
 }
 
-// align gives the network's other attachments on the bridge the policy of the record, the first one last: others looks
-// at that. It returns the policy that the bridge is to have.
+// align gives the network's other attachments on the bridge the policy of the record. It changes the first one last, at
+// which otherPolicy looks. It returns the policy that the bridge is to have.
 func (c *call) align(s *store, r *record) (policy, error) {
 	p := r.Policy
 	all, err := s.All()
 	for _, o := range slices.Backward(all) {
 		differs := o.Network == r.Network && o.Policy != r.Policy
 		if differs && o.Bridge == "" && err == nil {
-			err = c.locate(o)
+			err = c.findBridgeLater(o)
 		}
 		if o.Bridge != r.Bridge || o.Hash() == r.Hash() {
 			continue
@@ -95,13 +94,16 @@ func (c *call) align(s *store, r *record) (policy, error) {
 		if differs && err == nil {
 			err = c.change(s, o, r.Policy)
 		}
-		p = stricter(p, o.Policy)
+		if (o.Backend == iptables) == (r.Backend == iptables) { // each has its own rules of the bridge
+			p = stricter(p, o.Policy)
+		}
 	}
 	return p, err
 }
 
-// locate finds the bridge of a container for which ADD did not look for it; none where the container is gone.
-func (c *call) locate(r *record) error {
+// findBridgeLater finds the bridge of a container for which ADD did not look for it; none where the container is gone,
+// or where its namespace cannot be entered for a reason that will last.
+func (c *call) findBridgeLater(r *record) error {
 	cont, err := attach.Enter(r.Path, r.Netns)
 	defer func() { _ = cont.Close() }()
 	var link rtnl.Link
@@ -111,10 +113,13 @@ func (c *call) locate(r *record) error {
 	if err == nil {
 		err = c.findBridge(r, link)
 	}
-	if errors.Is(err, rtnl.ErrNoLink) {
-		return nil
+	if cni.Transient(err) {
+		return err
 	}
-	return err
+	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+		c.Warn("ingressPolicy: %s keeps the policy that it has: %v", r.Attachment, err)
+	}
+	return nil
 }
 
 // giveBack gives the network of an attachment, and its bridge, the policy that they had before it.
@@ -135,22 +140,22 @@ func (c *call) giveBack(ctx context.Context, r record, was policy) (err error) {
 // police gives the record's bridge the policy, in the record's backend.
 func (c *call) police(ctx context.Context, r *record, p policy) error {
 	if r.Backend == iptables {
-		families, err := c.policed(ctx, r)
+		families, err := c.policyFamilies(ctx, r)
 		return errors.Join(err, changeIPTables(ctx, families, func(e *edit, _ nft.Family) { e.police(r.Bridge, p) }))
 	}
 	return elements().Update(ctx, c.nf, func(ch *nft.Change) error { return police(ch, r.Bridge, p) })
 }
 
-// policed are the families in whose iptables the record's bridge has the policy: those of the record's addresses, and
-// one that it has no address of where another container does.
-func (c *call) policed(ctx context.Context, r *record) (families []nft.Family, err error) {
+// policyFamilies are the families in whose iptables the bridge's policy is: first those of the record's addresses, then
+// those in which another container's rules name the bridge.
+func (c *call) policyFamilies(ctx context.Context, r *record) (families []nft.Family, err error) {
 	families = r.families()
 	for _, f := range nft.Families() {
 		if r.Bridge == "" || len(r.of(f)) > 0 {
 			continue
 		}
 		have, lost := c.named(ctx, f, stage2)
-		if err = errors.Join(err, r.unused(lost)); have[r.Bridge+"\x00"] {
+		if err = errors.Join(err, r.ignoreOtherVariant(lost)); have[r.Bridge+"\x00"] {
 			families = append(families, f)
 		}
 	}

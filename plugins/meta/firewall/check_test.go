@@ -105,6 +105,27 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 	})
 })
 
+var _ = Describe("a policy beside another backend's", Label("kernel"), func() {
+	for _, first := range []string{"nftables", "iptables"} {
+		It("ends with its last container, of "+first, func() {
+			useVariant("nft")
+			w := newWorld()
+			w.bridge(1)
+			one, two := w.container(1, 2), w.container(1, 3)
+			isolated := Object{"backend": first, "ingressPolicy": "isolated"}
+			second := map[string]string{"nftables": "iptables", "iptables": "nftables"}[first]
+			open := Object{"backend": second, "name": "other"}
+			one.add(isolated)
+			two.add(open)
+			one.del(isolated)
+			two.check(open)
+			two.del(open)
+			Expect(w.filter()).NotTo(ContainSubstring("br1"))
+			Expect(w.Cmd("nft", "list", "table", "inet", "hawser")).NotTo(ContainSubstring("br1"))
+		})
+	}
+})
+
 var _ = Describe("a policy that changes", Label("kernel"), func() {
 	eachKind(func(k kind) {
 		It("changes for the containers that run, too", func() {

@@ -70,8 +70,12 @@ func parseConfig(req *skel.Request) (config, error) {
 		published: w.AcceptPublished == nil || *w.AcceptPublished, bit: defaultBit}
 	var problems cni.Problems
 	if w.MarkAcceptBit != nil {
-		if c.bit = *w.MarkAcceptBit; !isBit(c.bit) {
+		c.bit = *w.MarkAcceptBit
+		switch {
+		case !isBit(c.bit):
 			problems.Add(cni.Refuse("markAcceptBit", c.bit, "is not between 0 and 31"))
+		case c.bit >= 13 && c.bit <= 15:
+			problems.Add(cni.Refuse("markAcceptBit", c.bit, "is portmap's (13) or kube-proxy's (14, 15)"))
 		}
 	}
 	if !slices.Contains([]backend{auto, nftables, iptables, firewalld}, c.backend) {

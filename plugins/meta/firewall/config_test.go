@@ -43,6 +43,8 @@ var _ = Describe("the configuration", Ordered, func() {
 			"ingressPolicy", "iptablesAdminChainName"),
 		Entry("a wrong type", Object{"acceptPublished": "yes"}, "acceptPublished"),
 		Entry("a bit that is none", Object{"markAcceptBit": 32}, "markAcceptBit: 32 is not between 0 and 31"),
+		Entry("kube-proxy's bit", Object{"markAcceptBit": 14},
+			"markAcceptBit: 14 is portmap's (13) or kube-proxy's (14, 15)"),
 		Entry("a negative bit", Object{"markAcceptBit": -1}, "markAcceptBit: -1"),
 		Entry("no prevResult", Object{"prevResult": nil}, "prevResult"),
 	)

@@ -47,6 +47,9 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 		return nil, err
 	}
 	c.OnFail("remove the firewall rules", func(ctx context.Context) error { return c.dismiss(ctx, false) })
+	if err := c.keepBit(s, r); err != nil {
+		return nil, err
+	}
 	r.Backend = c.choose(ctx, cfg)
 	err = c.apply(ctx, s, r)
 	if cfg.backend == auto && errors.Is(err, nft.ErrUnsupported) {
@@ -54,6 +57,23 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 		err = c.apply(ctx, s, r)
 	}
 	return req.PrevResult, err
+}
+
+// keepBit gives the record the bit of the fwmark that the host's containers have: no configuration takes another
+// one from all forwarded packets while they live.
+func (c *call) keepBit(s *store, r *record) error {
+	bit := r.bit()
+	_, err := s.Any(func(o record) bool {
+		if o.Backend == nftables {
+			bit = o.bit()
+		}
+		return o.Backend == nftables
+	})
+	if bit != r.bit() {
+		c.Warn("markAcceptBit: %d is not used while containers live that have %d", r.bit(), bit)
+		r.Bit = &bit
+	}
+	return err
 }
 
 func del(ctx context.Context, req *skel.Request) error {
@@ -148,22 +168,9 @@ func dial(req *skel.Request) (*call, error) {
 	return c, nil
 }
 
-// checkReference looks for what the reference makes: rules of iptables or, unless that is the backend configured,
-// sources of firewalld's zone.
-func (c *call) checkReference(ctx context.Context, want *record) error {
-	err := c.checkIPTables(ctx, want)
-	if err == nil || want.Backend == iptables {
-		return err
-	}
-	if asked := checkFirewalld(ctx, want); !errors.Is(asked, errNoFirewalld) {
-		return asked
-	}
-	return err
-}
-
-// newRecord makes the attachment's record, with the backend as configured. It looks for the bridge where that matters:
-// for a policy, and where a bridge has one that this ADD may end; and for the MAC address where that tells namespaces
-// apart.
+// newRecord makes the attachment's record, with the backend as configured. It looks for the bridge where that
+// matters: for a policy, and where a bridge has one that this ADD may end; and for the MAC address where that tells
+// namespaces apart.
 func (c *call) newRecord(cfg config) (*record, error) {
 	r := &record{Attachment: c.Attachment, Path: c.Netns, Backend: cfg.backend,
 		Addrs: addressesOf(c.PrevResult, c.IfName), AdminChain: cfg.adminChain, Zone: cfg.zone,
@@ -189,8 +196,11 @@ func (c *call) newRecord(cfg config) (*record, error) {
 	if errors.Is(err, rtnl.ErrNoLink) {
 		return r, nil
 	}
+	if err != nil {
+		return nil, err
+	}
 	r.Netns.MAC = link.MAC.String()
-	if err == nil && needsBridge {
+	if needsBridge {
 		err = c.findBridge(r, link)
 	}
 	return r, err
@@ -230,7 +240,7 @@ func (c *call) apply(ctx context.Context, s *store, r *record) error {
 	var families []nft.Family
 	if r.Backend == iptables { // before the record is written: DEL keeps it where a program is missing
 		var err error
-		if families, err = c.programs(ctx, r); err != nil {
+		if families, err = c.prepareIPTables(ctx, r); err != nil {
 			return fmt.Errorf("firewall with iptables: %w", err)
 		}
 	}
@@ -331,7 +341,6 @@ func (c *call) verify(ctx context.Context, want *record) error {
 	same("ingressPolicy", r.Policy, want.Policy)
 	same("iptablesAdminChainName", r.AdminChain, want.AdminChain)
 	same("acceptPublished", r.Published, want.Published)
-	same("markAcceptBit", r.bit(), want.bit())
 	same("prevResult: the container's addresses", r.Addrs, want.Addrs)
 	if r.Policy != open {
 		same("the container's bridge", r.Bridge, want.Bridge)
@@ -348,4 +357,17 @@ func (c *call) verify(ctx context.Context, want *record) error {
 		}
 	}
 	return errors.Join(append(errs, c.checkNFTables(ctx, r))...)
+}
+
+// checkReference looks for what the reference makes: rules of iptables or, unless that is the backend configured,
+// sources of firewalld's zone.
+func (c *call) checkReference(ctx context.Context, want *record) error {
+	err := c.checkIPTables(ctx, want)
+	if err == nil || want.Backend == iptables {
+		return err
+	}
+	if asked := checkFirewalld(ctx, want); !errors.Is(asked, errNoFirewalld) {
+		return asked
+	}
+	return err
 }

@@ -10,30 +10,41 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// way is what leads through the FORWARD chains of a family, for all containers on nftables: what one of them drops is
-// dropped whatever nftables accept, unless it accepts the fwmark bit. Others flush these chains now and then, so each
-// ADD makes again what is missing.
+// way is the rules that lead packets with the fwmark bit through FORWARD of one family, for all containers on
+// nftables: an accept in nftables does not overrule a drop in FORWARD. Others flush these chains now and then, so
+// each ADD makes again what is missing.
 type way struct {
 	*call
 	nft.Family
-	admin string
-	bit   int
-	first []nft.LiveRule // those of FORWARD in nf_tables
-	// Whether FORWARD is made where it is missing, so that the way is there when somebody has it drop.
+	admin     string
+	bit       int
+	inForward []nft.LiveRule // the rules of FORWARD in nf_tables
+	// In which variant the rules belong. FORWARD is made there if it is missing, for the day on which somebody has it
+	// drop.
 	inNFT, inLegacy bool
 }
 
-// ways are those of the attachment's families. All are looked at when the layout is new, which may be for another bit:
-// nothing may be left that accepts the old one.
+// ways are those of the attachment's families, or with all those of both: a new layout may be for another bit, and no
+// rule may be left that accepts the old one. Only the backend nftables has any.
 func (c *call) ways(ctx context.Context, r *record, all bool) (ways []*way, err error) {
+	if r.Backend != nftables {
+		return nil, nil
+	}
 	for _, f := range nft.Families() {
-		has := len(r.of(f)) > 0
-		if r.Backend != nftables || !has && !all {
+		wanted := len(r.of(f)) > 0
+		if !wanted && !all {
 			continue
 		}
+		if !wanted { // by other containers, perhaps
+			live, err := c.nf.Elements(table, addrSet(f))
+			if err := nft.IfSupported(err); err != nil {
+				return nil, err
+			}
+			wanted = len(live) > 0
+		}
 		w := &way{call: c, Family: f, admin: r.AdminChain, bit: r.bit()}
-		if w.first, err = c.nf.Rules(filter(f), forwardHook); err == nil {
-			err = w.choose(ctx, has)
+		if w.inForward, err = c.nf.Rules(filter(f), forwardHook); err == nil {
+			err = w.findForward(ctx, wanted)
 		}
 		if err != nil {
 			return nil, err
@@ -43,30 +54,25 @@ func (c *call) ways(ctx context.Context, r *record, all bool) (ways []*way, err 
 	return ways, nil
 }
 
-// choose looks for FORWARD in nf_tables, and decides where one that is wanted is made: in the variant that iptables
-// are on this host, in nf_tables where there are no programs. A table with base chains that iptables-nft would not make
-// is an administrator's: the program refuses to touch it, and so do we.
-func (w *way) choose(ctx context.Context, wanted bool) error {
-	if w.inNFT = len(w.first) > 0; w.inNFT {
+// findForward looks for FORWARD in nf_tables, and decides where one that is wanted is made: in the variant that
+// iptables are on this host, in nf_tables where there are no programs.
+func (w *way) findForward(ctx context.Context, wanted bool) error {
+	if w.inNFT = len(w.inForward) > 0; w.inNFT {
 		return nil
 	}
 	there, err := w.nf.Chain(filter(w.Family), forwardHook)
 	if w.inNFT = there != nil; err != nil || w.inNFT || !wanted {
 		return err
 	}
-	if tool, err := ipt.Find(ctx, w.Family); err == nil && tool.Variant == ipt.Legacy {
-		w.inLegacy = true
-		return nil
-	}
-	live, err := w.nf.Chains(filter(w.Family))
-	foreign := func(l nft.LiveChain) bool { return l.Hook != nil && !slices.Contains(takenChains(), l.Name) }
-	w.inNFT = !slices.ContainsFunc(live, foreign)
-	return err
+	tool, err := ipt.Find(ctx, w.Family)
+	w.inLegacy = err == nil && tool.Variant == ipt.Legacy
+	w.inNFT = !w.inLegacy
+	return nil
 }
 
 // accept is the rule that makes the difference.
 func (w *way) accept() ipt.Rule {
-	fwmark := fmt.Sprintf("%#x/%#[1]x", uint32(1)<<w.bit)
+	fwmark := fmt.Sprintf("%#x/%#[1]x", fwmarkOf(w.bit))
 	return ipt.NewRule(acceptedChain, "-m", "mark", "--mark", fwmark, "-j", "ACCEPT")
 }
 
@@ -76,19 +82,19 @@ func (w *way) rules() []ipt.Rule {
 	return append([]ipt.Rule{w.accept(), rule(cniForward, jump(acceptedChain))}, adminRules(w.admin)...)
 }
 
-// missing returns the rules that nf_tables lack, and what else there is in acceptedChain. It asks over netlink, without
-// a program.
+// missing returns the rules that nf_tables lack, and what else there is in acceptedChain. It asks over netlink,
+// without a program.
 func (w *way) missing() (rules []ipt.Rule, stale []nft.LiveRule, err error) {
 	if !w.inNFT {
 		return nil, nil, nil
 	}
-	live := map[string][]nft.LiveRule{forwardHook: w.first}
+	live := map[string][]nft.LiveRule{forwardHook: w.inForward}
 	for _, chain := range []string{cniForward, acceptedChain} {
 		if live[chain], err = w.nf.Rules(filter(w.Family), chain); err != nil {
 			return nil, nil, err
 		}
 	}
-	accepts := nft.OneOf(w.Family, w.accept().InNFTables(), nft.Rule{nft.FwmarkHas(1 << w.bit), nft.Accept()})
+	accepts := nft.OneOf(w.Family, w.accept().InNFTables(), nft.Rule{nft.FwmarkHas(fwmarkOf(w.bit)), nft.Accept()})
 	for _, r := range w.rules() {
 		leads := func(l nft.LiveRule) bool { return l.Target == r.Option("-j") }
 		if r.Chain == acceptedChain {
@@ -114,48 +120,49 @@ func (w *way) stage(tx *nft.Tx) error {
 	for _, l := range stale {
 		tx.DeleteRule(t, acceptedChain, l.Handle)
 	}
-	first := adminRules(w.admin)
+	inserted := adminRules(w.admin)
 	for _, r := range rules {
-		stage := tx.AddRule
-		if slices.ContainsFunc(first, r.Equal) {
-			stage = tx.InsertRule
+		place := tx.AddRule
+		if slices.ContainsFunc(inserted, r.Equal) {
+			place = tx.InsertRule
 		}
 		made := r.InNFTables()
-		stage(t, r.Chain, slices.Insert(made, len(made)-1, nft.Counter()))
+		place(t, r.Chain, slices.Insert(made, len(made)-1, nft.Counter()))
 	}
 	return err
 }
 
-// ensureLegacy makes what is missing in legacy's table. Where nobody has made that yet, it may be more than the kernel
-// can do.
+// ensureLegacy makes what is missing in legacy's table. Where nobody has made that yet, it may be more than the
+// kernel can do.
 func (w *way) ensureLegacy(ctx context.Context) error {
-	lacking, there, err := w.lackingLegacy(ctx)
+	lacking, mustWork, err := w.lackingLegacy(ctx)
 	if lacking != "" {
 		err = restore(ctx, w.Family, ipt.Legacy, func(e *edit) { e.skeleton(w) })
 	}
-	if ipt.NotInstalled(err) || err != nil && !there {
+	switch {
+	case err == nil:
+		return nil
+	case ipt.NotInstalled(err), !mustWork:
 		w.Warn("what chain FORWARD of %s (iptables-legacy) drops stays dropped: %v", w.Family, err)
 		return nil
 	}
-	if err != nil {
-		return fmt.Errorf("chain FORWARD of %s (iptables-legacy): %w", w.Family, err)
-	}
-	return nil
+	return fmt.Errorf("chain FORWARD of %s (iptables-legacy): %w", w.Family, err)
 }
 
-// lackingLegacy says what legacy's table lacks, and whether FORWARD is there; nothing where it is not and need not be.
-func (w *way) lackingLegacy(ctx context.Context) (line string, there bool, err error) {
+// lackingLegacy returns the first line that legacy's table lacks, empty if none. mustWork says that FORWARD is
+// there, or may be: then an error of the program is an error of the call.
+func (w *way) lackingLegacy(ctx context.Context) (line string, mustWork bool, err error) {
 	saved, err := ipt.Save(ctx, w.Family, ipt.Legacy, filterTable)
 	if err != nil {
 		return "", true, err
 	}
 	e := &edit{saved: saved}
 	e.skeleton(w)
-	there = slices.Contains(saved.Chains, forwardHook)
-	if len(e.lines) > 0 && (there || w.inLegacy) {
+	mustWork = slices.Contains(saved.Chains, forwardHook)
+	if len(e.lines) > 0 && (mustWork || w.inLegacy) {
 		line = e.lines[0]
 	}
-	return line, there, nil
+	return line, mustWork, nil
 }
 
 // check compares the way with what it is to be, in both variants.
@@ -202,8 +209,13 @@ func (c *call) retire(ctx context.Context, s *store) error {
 	}
 	inAccepted := func(r ipt.Rule) bool { return r.Chain == acceptedChain }
 	for _, f := range nft.Families() {
-		if err := dropLegacy(ctx, f, inAccepted); err != nil {
-			return c.tolerate(err)
+		err := dropLegacy(ctx, f, inAccepted)
+		if ipt.NotInstalled(err) { // then ADD made nothing there, or the program was removed since
+			c.Warn("chain %s of %s (iptables-legacy): not looked at: %v", acceptedChain, f, err)
+			err = nil
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return elements().Update(ctx, c.nf, func(ch *nft.Change) error {

@@ -120,15 +120,19 @@ var _ = Describe("where FORWARD did not exist yet", Label("kernel"), func() {
 			ContainSubstring("-A HAWSER-ACCEPTED -m mark --mark 0x1000/0x1000 -j ACCEPT")))
 	})
 
-	It("it is not made in an administrator's own table of nft", func() {
+	It("it is made beside an administrator's own chains of nft, as the programs do", func() {
 		w := newWorld()
 		w.bridge(1)
-		w.nft("table ip filter { chain forward { type filter hook forward priority 0; ct state new accept; }; }")
-		before := w.Cmd("nft", "list", "table", "ip", "filter")
+		own := "chain forward {\n\t\ttype filter hook forward priority filter; policy accept;\n" +
+			"\t\tct state new accept\n\t}"
+		w.nft("table ip filter { %s; }", own)
 		c := w.container(1, 2)
 		c.add()
+		Expect(w.Cmd("nft", "list", "table", "ip", "filter")).To(ContainSubstring(own))
+		w.Cmd("iptables", "-P", "FORWARD", "DROP")
+		w.out.Serve("tcp", "[::]:80")
+		c.arrives(true)
 		c.check()
-		Expect(w.Cmd("nft", "list", "table", "ip", "filter")).To(Equal(before))
 	})
 
 	It("and was flushed with the whole ruleset, CHECK says so, and the next ADD makes it again", func() {

@@ -14,8 +14,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// The reference's chains in table filter, and one of ours: acceptedChain accepts what carries the fwmark bit. It has no
-// comment that the reference's rules have not, and is known by its name.
+// The reference's chains in table filter, and one of ours: acceptedChain accepts what carries the fwmark bit. It
+// has no comment that the reference's rules have not, and is known by its name.
 const (
 	filterTable   = "filter"
 	forwardHook   = "FORWARD"
@@ -97,8 +97,8 @@ func (e *edit) admin(admin string) {
 	}
 }
 
-// skeleton makes what lets packets with the fwmark bit through, and none with another one, behind the administrator's
-// chain.
+// skeleton makes the rules that accept packets with the fwmark bit, behind the administrator's chain, and removes
+// those that accept another bit.
 func (e *edit) skeleton(w *way) {
 	e.admin(w.admin)
 	e.chains(acceptedChain)
@@ -191,8 +191,9 @@ func restore(ctx context.Context, f nft.Family, v ipt.Variant, change func(*edit
 	})
 }
 
-// programs finds the programs that ADD needs, and notes their variant. It returns the families that ADD changes.
-func (c *call) programs(ctx context.Context, r *record) ([]nft.Family, error) {
+// prepareIPTables makes sure that the programs for all families that ADD changes are installed, and notes their
+// variant in the record. It returns these families.
+func (c *call) prepareIPTables(ctx context.Context, r *record) ([]nft.Family, error) {
 	own := r.families()
 	for _, f := range own {
 		tool, err := ipt.Find(ctx, f)
@@ -201,7 +202,7 @@ func (c *call) programs(ctx context.Context, r *record) ([]nft.Family, error) {
 		}
 		r.Variant = tool.Variant
 	}
-	all, err := c.policed(ctx, r) // own first
+	all, err := c.policyFamilies(ctx, r) // own first
 	for _, f := range all[len(own):] {
 		err = errors.Join(err, ipt.Installed(f))
 	}
@@ -222,8 +223,8 @@ func changeIPTables(ctx context.Context, families []nft.Family, change func(*edi
 	return nil
 }
 
-// delIPTables removes the attachment's rules from both variants, and leaves its bridge the policy that others want. An
-// address that another attachment has by now keeps its rules.
+// delIPTables removes the attachment's rules from both variants, and leaves its bridge the policy that others want.
+// An address that another attachment has by now keeps its rules.
 func (c *call) delIPTables(ctx context.Context, s *store, r *record) error {
 	left, err := r.left(s)
 	if err != nil {
@@ -243,13 +244,13 @@ func (c *call) delIPTables(ctx context.Context, s *store, r *record) error {
 		}
 		if left == open && r.Policy != open {
 			used, err := c.referenceOn(ctx, s, r, f)
-			err = r.unused(err)
+			err = r.ignoreOtherVariant(err)
 			if errs = append(errs, err); !used && err == nil {
 				gone = append(gone, policyRules(r.Bridge)...)
 			}
 		}
 		if len(gone) > 0 {
-			errs = append(errs, r.unused(c.delRules(ctx, f, gone)))
+			errs = append(errs, r.ignoreOtherVariant(c.delRules(ctx, f, gone)))
 		}
 	}
 	if left == sameBridge && r.Policy == isolated {

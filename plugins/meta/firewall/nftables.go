@@ -29,6 +29,8 @@ const (
 	clearPriority   = 300 // behind all that filters, and before postrouting, where fwmarks are saved in connmarks
 )
 
+func fwmarkOf(bit int) uint32 { return 1 << bit }
+
 // bitChain is the name of a chain that sets or clears this bit of the fwmark: "forward", "accept" or "clear".
 func bitChain(does string, bit int) string { return fmt.Sprintf("%s%s%d_v1", chainPrefix, does, bit) }
 
@@ -36,10 +38,11 @@ func bitChain(does string, bit int) string { return fmt.Sprintf("%s%s%d_v1", cha
 func addrSet(f nft.Family) string      { return "firewall" + f.Digit() + "_v1" }
 func publishedSet(f nft.Family) string { return "firewall" + f.Digit() + "_published_v1" }
 
-// layout is what all attachments share. A packet that is accepted gets the fwmark bit, since an accept here ends no
-// other table's chain. Between the two chains in forward nobody else's packets have the bit.
+// layout is what all attachments share. An accept here ends no other table's chain, so an accepted packet gets the
+// fwmark bit. The first chain in forward takes the bit from all other packets: in FORWARD of iptables, at priority 0,
+// only ours have it. The second chain clears it.
 func layout(bit int) nft.Layout {
-	name, fwmark, accept := []nft.Type{nft.IfName}, uint32(1)<<bit, bitChain("accept", bit)
+	name, fwmark, accept := []nft.Type{nft.IfName}, fwmarkOf(bit), bitChain("accept", bit)
 	l := nft.Layout{Table: table, Sets: []nft.Set{
 		{Name: policedSet, Key: name, Comment: "bridges that are kept apart"},
 		{Name: sameSet, Key: append(name, nft.IfName), Comment: "bridges whose own containers reach each other"},
@@ -255,12 +258,10 @@ func (c *call) checkNFTables(ctx context.Context, r *record) error {
 	if r.Policy != open && stricter(p, r.Policy) != p {
 		diffs = append(diffs, drift("bridge %q: ingress policy is %s, not %s", r.Bridge, p, r.Policy))
 	}
-	if r.Backend == nftables {
-		ways, err := c.ways(ctx, r, false)
-		diffs = append(diffs, err)
-		for _, w := range ways {
-			diffs = append(diffs, w.check(ctx))
-		}
+	ways, err := c.ways(ctx, r, false)
+	diffs = append(diffs, err)
+	for _, w := range ways {
+		diffs = append(diffs, w.check(ctx))
 	}
 	return errors.Join(diffs...)
 }

@@ -78,8 +78,9 @@ func (r *record) othersHave(s *store, a netip.Addr) (bool, error) {
 	})
 }
 
-// unused is nil for the want of a variant of iptables that ADD did not use: what it has is others'.
-func (r *record) unused(err error) error {
+// ignoreOtherVariant returns nil for a missing program of a variant that ADD did not use: the rules there are
+// others'.
+func (r *record) ignoreOtherVariant(err error) error {
 	if r.Variant == ipt.NFT && ipt.NotInstalled(err) {
 		return nil
 	}
@@ -96,9 +97,10 @@ func (r *record) of(f nft.Family) []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(r.Addrs), func(a netip.Addr) bool { return nft.FamilyOf(a) != f })
 }
 
-// others is the policy of the network's other attachments that are, or may be, on the bridge: that of the first one,
-// which changes last; the record's own where there are none.
-func (r *record) others(s *store) (policy, error) {
+// otherPolicy is the policy that the network's other attachments have which are on the bridge, or of which ADD did
+// not look for the bridge; the record's own where there are none. While align changes them they may differ: the
+// first record is changed last, so it has the old policy.
+func (r *record) otherPolicy(s *store) (policy, error) {
 	p := r.Policy
 	_, err := s.Any(func(o record) bool {
 		if o.Network != r.Network || o.Bridge != r.Bridge && o.Bridge != "" || o.Hash() == r.Hash() {

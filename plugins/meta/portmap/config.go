@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"unicode"
@@ -178,8 +179,12 @@ func syntaxOf(tokens []string) ipt.Backend {
 	return nftables
 }
 
+// namesModprobe matches iptables' option -M, --modprobe and its abbreviations, but not --mode and --monthdays of
+// matches.
+var namesModprobe = regexp.MustCompile(`^(-[fbvnx46]*M|--mod?(=|$)|--modp)`)
+
 // checkTokens refuses tokens that would end the statement or the line of which
-// the condition becomes a part.
+// the condition becomes a part, or have iptables run a program: tenants may write conditions.
 func checkTokens(key string, tokens []string) error {
 	var problems cni.Problems
 	for i, t := range tokens {
@@ -191,6 +196,8 @@ func checkTokens(key string, tokens []string) error {
 			problems.Add(cni.Refuse(where, t, "has a control character"))
 		case syntaxOf(tokens) == nftables && strings.ContainsAny(t, ";#"):
 			problems.Add(cni.Refuse(where, t, "would end the condition"))
+		case syntaxOf(tokens) == iptables && namesModprobe.MatchString(t):
+			problems.Add(cni.Refuse(where, t, "is no match: it names a program that iptables runs"))
 		}
 	}
 	return problems.Err()

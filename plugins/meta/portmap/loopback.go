@@ -104,8 +104,8 @@ func isLastOn(s *store, r *record) (bool, error) {
 	return !used, err
 }
 
-// ownGuarded is the link that the guard has and that nobody but the attachment can need: the host end of its pair, by
-// the names that the plugin before gives it.
+// ownGuarded is the host end of the attachment's pair if the guard has it: no other attachment can need it. Empty:
+// none.
 func (c *call) ownGuarded() (string, error) {
 	for _, name := range iface.HostNames(c.Attachment) {
 		live, err := c.nf.Get(table, localnetSet, nft.IfNameKey(name))

@@ -66,7 +66,7 @@ func (r *record) Sane(hash string) bool {
 // isGone says whether an owner has its host ports no more: its home is gone, or the reference's DEL, which
 // leaves our record alone, removed its chain.
 func (c *call) isGone(ctx context.Context, r *record) (bool, error) {
-	gone, err := r.Home.gone(ctx, c.host, c.patience)
+	gone, err := r.Home.gone(ctx, c.host, c.linkDeadline)
 	if err != nil || gone || r.Backend == nftables {
 		return gone, err
 	}
@@ -110,9 +110,8 @@ func homeOf(host *rtnl.Conn, netns *ns.NS, ifName string) (home, error) {
 
 // gone says whether the path no longer leads to the namespace, and the host end does not exist either. In
 // doubt it is there: the path may be invisible from here. Of an interface without a host end the home is gone
-// when another namespace is at the path. patience says until when the call may wait for links: it is asked once
-// there is one to wait for.
-func (h home) gone(ctx context.Context, host *rtnl.Conn, patience func() time.Time) (bool, error) {
+// when another namespace is at the path. deadline is when the call stops waiting for links.
+func (h home) gone(ctx context.Context, host *rtnl.Conn, deadline func() time.Time) (bool, error) {
 	netns, err := ns.Open(h.Netns)
 	switch {
 	case err == nil:
@@ -135,7 +134,7 @@ func (h home) gone(ctx context.Context, host *rtnl.Conn, patience func() time.Ti
 		return err == nil, err
 	}
 	// The kernel removes the ends of a namespace a while after the last process left it.
-	ctx, cancel := context.WithDeadline(ctx, patience())
+	ctx, cancel := context.WithDeadline(ctx, deadline())
 	defer cancel()
 	err = host.WaitGone(ctx, h.Link)
 	if errors.Is(err, context.DeadlineExceeded) {

@@ -26,8 +26,9 @@ type call struct {
 	*skel.Request
 	host *rtnl.Conn
 	nf   *nft.Conn
-	// patience is until when it waits for links that the kernel may be removing, all of them: others wait meanwhile.
-	patience func() time.Time
+	// linkDeadline is when the call stops waiting for links that the kernel removes. The first wait sets it, for all
+	// owners: other calls wait for our lock meanwhile.
+	linkDeadline func() time.Time
 }
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
@@ -180,7 +181,7 @@ func open(req *skel.Request) (*call, error) {
 		return nil, err
 	}
 	c := &call{Request: req, host: host, nf: nft.New()}
-	c.patience = sync.OnceValue(func() time.Time { return time.Now().Add(linkPatience) })
+	c.linkDeadline = sync.OnceValue(func() time.Time { return time.Now().Add(linkPatience) })
 	req.OnDone(func() { _ = errors.Join(c.host.Close(), c.nf.Close()) })
 	return c, nil
 }
@@ -372,7 +373,7 @@ func (c *call) resolveConflicts(ctx context.Context, s *store, r *record) (gone 
 		}
 	}
 	if ok && err == nil {
-		// The record that says what there is of it is about to be overwritten.
+		// apply overwrites the record, by which DEL would find these rules.
 		err = errors.Join(c.removeRules(ctx, s, &own)...)
 	}
 	return gone, err

@@ -146,9 +146,9 @@ func freePriorities(here found) func(is4 bool) uint32 {
 	}
 }
 
-// addTable plans an address's table: copies of the routes in the main table that are the
-// address's or nobody's, and the default route. That is the interface's own of the main table,
-// or has the metrics of another address's.
+// addTable plans an address's table: copies of the main table's routes that are the address's or nobody's, and a
+// default route. That is a copy of the interface's own in the main table; else one with the metrics of another
+// address's default route, or of the result's.
 func (p *plan) addTable(a address, all []address, here found, table uint32) {
 	var own, others []rtnl.RouteCopy // default routes
 	leads := false
@@ -167,13 +167,14 @@ func (p *plan) addTable(a address, all []address, here found, table uint32) {
 	}
 	def.OnLink = def.GW.IsValid() && !leads
 	switch {
-	case !a.Gateway.IsValid() || own != nil && !a.Asked:
-		p.Copies = append(p.Copies, own...)
-	case own != nil:
+	case own != nil && a.Asked: // the main table's, through the configured gateway
 		for _, c := range own {
 			p.Copies = append(p.Copies, c.Via(def.GW, def.OnLink))
 		}
-	case others != nil:
+	case own != nil:
+		p.Copies = append(p.Copies, own...)
+	case !a.Gateway.IsValid(): // no default route
+	case others != nil: // its metrics, our gateway
 		p.Copies = append(p.Copies, others[0].Via(def.GW, def.OnLink))
 	default:
 		p.Defaults = append(p.Defaults, def)
@@ -280,9 +281,9 @@ func isDefault(r cni.Route, is4 bool) bool {
 	return r.Dst.Bits() == 0 && r.Dst.Addr().Is4() == is4 && r.InMain()
 }
 
-// through is the result with the gateways that the configuration names in its default routes,
+// withGateways is the result with the gateways that the configuration names in its default routes,
 // which the plugins of the chain compare with the container's.
-func (cfg config) through(res *cni.Result) *cni.Result {
+func (cfg config) withGateways(res *cni.Result) *cni.Result {
 	res = res.Clone()
 	for i, r := range res.Routes {
 		gw := cfg.Gateways[r.Dst.Addr().Is4()]

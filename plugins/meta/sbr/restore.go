@@ -35,16 +35,16 @@ func restore(ctx context.Context, req *skel.Request) error {
 		return err
 	}
 	conn, here, err := look(req)
-	gone := errors.Is(err, rtnl.ErrNoLink) || err == nil && ok && here.Link != r.Link
-	switch {
-	case ok && here.Netns.Inode != 0 && !r.Netns.Is(here.Netns): // CNI_NETNS leads to another container by now
-		return nil
-	case gone && ok:
-		r.Plan = plan{Rules: r.Plan.Rules} // the routes went with the interface
-	case gone:
-		return nil
-	case err != nil:
+	noLink := errors.Is(err, rtnl.ErrNoLink) // here.Netns is set all the same
+	if err != nil && !noLink {
 		return err
+	}
+	if ok && !r.Netns.Is(here.Netns) { // CNI_NETNS leads to another container by now
+		return nil
+	}
+	switch {
+	case !ok && noLink:
+		return nil
 	case !ok:
 		taken, err := records().Any(ctx, func(r record) bool { return r.Netns.Is(here.Netns) && r.Link == here.Link })
 		if err != nil || taken {
@@ -53,6 +53,8 @@ func restore(ctx context.Context, req *skel.Request) error {
 		if r.Plan, err = planOfReference(conn, here, tableOf(req)); err != nil {
 			return err
 		}
+	case noLink || here.Link != r.Link:
+		r.Plan = plan{Rules: r.Plan.Rules} // the routes went with the interface
 	}
 	return undo(conn, r.Plan)
 }

@@ -27,8 +27,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	req.OnDone(func() { _ = held.Unlock() })
 	conn, here, err := look(req)
 	if errors.Is(err, rtnl.ErrNoLink) {
-		return nil, cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q: Link not found",
-			req.IfName, req.Netns)
+		return nil, req.NoInterface(err)
 	}
 	if err != nil {
 		return nil, err
@@ -50,7 +49,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		err = cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: the interface is down, and so has no routes: %w",
 			req.IfName, err)
 	}
-	return cfg.through(req.PrevResult), err
+	return cfg.withGateways(req.PrevResult), err
 }
 
 // sourceWait is longer than duplicate address detection takes.

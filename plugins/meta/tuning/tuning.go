@@ -120,8 +120,7 @@ func (c *container) look(atLink bool) (err error) {
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink) && len(c.cfg.Attrs) == 0:
 	case errors.Is(err, rtnl.ErrNoLink):
-		return cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q: Link not found",
-			c.IfName, c.Netns)
+		return c.NoInterface(err)
 	case err != nil:
 		return err
 	}

@@ -52,7 +52,7 @@ func release(ctx context.Context, n *ns.NS, r record) error {
 }
 
 // takeBack takes the interface of a record out of the VRF, and deletes the VRF when an ADD made
-// it and nothing is left in it: after all else, since a DEL without it has nothing to do.
+// it and nothing is left in it. It deletes the VRF last: a later DEL that finds no VRF does nothing.
 func takeBack(ctx context.Context, conn *rtnl.Conn, r record) error {
 	vrf, err := conn.Link(r.VRF)
 	if errors.Is(err, rtnl.ErrNoLink) || err == nil && vrf.Kind != "vrf" {
@@ -138,8 +138,9 @@ func leave(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error 
 	return errors.Join(errs...)
 }
 
-// rejoin is what is to come back of a route. The next hops of other interfaces become a part of
-// it again where they are what they were; where these left too, for a VRF perhaps, only ours do.
+// rejoin returns the route that leave has to restore. Where the next hops of other interfaces still stand alone, it
+// deletes that route, and returns the whole one. Where they are gone (another VRF may have them), it returns our next
+// hops alone.
 func (r record) rejoin(conn *rtnl.Conn, route rtnl.RouteCopy) (rtnl.RouteCopy, error) {
 	others, shared := route.Through(func(index int) bool { return index != r.Link })
 	if !shared {

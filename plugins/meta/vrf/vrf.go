@@ -29,8 +29,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	req.OnDone(func() { _ = conn.Close() })
 	link := here.named(req.IfName)
 	if link.Index == 0 {
-		return nil, cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q: Link not found",
-			req.IfName, req.Netns)
+		return nil, req.NoInterface(rtnl.ErrNoLink)
 	}
 	if here.Rules, err = conn.Rules(); err != nil {
 		return nil, err
@@ -58,7 +57,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	}
 	if vrf.Index == 0 {
 		if vrf, err = create(conn, vrf); err != nil {
-			r.Made = !errors.Is(err, unix.EEXIST) // then it is somebody else's
+			r.Made = !errors.Is(err, unix.EEXIST) // else somebody made it meanwhile: the undo leaves it
 			return nil, err
 		}
 	}
