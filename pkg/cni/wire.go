@@ -28,7 +28,7 @@ type wireInterface struct {
 
 type wireIP struct {
 	Version   string `json:"version,omitempty" help:"4 or 6, in versions 0.3.0 to 0.4.0"`
-	Interface *int   `json:"interface,omitempty" help:"index into interfaces; -1 or no key: none" schema:"min=-1"`
+	Interface *int   `json:"interface,omitempty" help:"index into interfaces" schema:"min=0"`
 	Address   string `json:"address" help:"address/length" schema:"required format=prefix"`
 	Gateway   string `json:"gateway,omitempty" help:"gateway of the address" schema:"format=address empty"`
 }
