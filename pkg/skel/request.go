@@ -52,8 +52,8 @@ type undo struct {
 	do   func(context.Context) error
 }
 
-// NoInterface is the error of a chained plugin that does not find CNI_IFNAME in the container. It ends in err, whose
-// words programs look for.
+// NoInterface is the error of a chained plugin that does not find CNI_IFNAME in the container. It ends in err,
+// rtnl.ErrNoLink, whose words programs look for.
 func (r *Request) NoInterface(err error) error {
 	return cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q: %w", r.IfName, r.Netns,
 		err)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -281,6 +282,20 @@ var _ = Describe("DEL", func() {
 				Expect(Show(w.Host, lost).MTU).To(Equal(1300))
 				Expect(Show(w.Host, lost).Addrs()).To(ContainElement("192.0.2.1/24"))
 			}
+		})
+
+		It("keeps its routes where the kernel renames what is up", func() {
+			w.Run(nstest.Program{Path: "ip", Args: []string{"link", "set", "other", "up"}})
+			renamed := []string{"link", "set", "other", "name", "o"}
+			if out := w.Run(nstest.Program{Path: "ip", Args: renamed}); out.Exit != 0 {
+				nstest.NeedOK("a kernel that renames a link that is up (6.2)", errors.New(out.Stderr))
+			}
+			IP(w.Host, "link set %s up", lost)
+			IP(w.Host, "addr add 198.51.100.1/24 dev %s", lost)
+			IP(w.Host, "route add 203.0.113.0/24 via 198.51.100.2")
+			IP(w.Host, "link del d0")
+			w.Succeeds(collect)
+			Expect(IP(w.Host, "route show 203.0.113.0/24")).To(ContainSubstring("via 198.51.100.2 dev d0"))
 		})
 
 		It("is known to who takes it under that name, who brings it home under its own", func() {

@@ -76,7 +76,8 @@ func (c config) findBridge(s *attach.Session) (*int, error) {
 	l, err := s.Cont.Link(c.Bridge)
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
-		return nil, cni.Refuse("bridge", c.Bridge, fmt.Sprintf("no such interface in the container: %v", err))
+		return nil, cni.Refuse("bridge", c.Bridge,
+			fmt.Sprintf("no such interface in the container: %v", rtnl.ErrNoLink))
 	case err == nil && l.Kind != "bridge":
 		return nil, cni.Refuse("bridge", c.Bridge, "is no bridge")
 	}

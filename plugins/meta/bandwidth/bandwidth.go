@@ -163,7 +163,7 @@ func (c *call) hostEnd() (rtnl.Link, error) {
 	inside, err := c.inside()
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
-		return inside, c.NoInterface(err)
+		return inside, c.NoInterface(rtnl.ErrNoLink)
 	case err != nil:
 		return inside, err
 	case !inside.IsPairEnd():

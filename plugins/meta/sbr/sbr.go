@@ -27,7 +27,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	req.OnDone(func() { _ = held.Unlock() })
 	conn, here, err := look(req)
 	if errors.Is(err, rtnl.ErrNoLink) {
-		return nil, req.NoInterface(err)
+		return nil, req.NoInterface(rtnl.ErrNoLink)
 	}
 	if err != nil {
 		return nil, err

@@ -120,7 +120,7 @@ func (c *container) look(atLink bool) (err error) {
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink) && len(c.cfg.Attrs) == 0:
 	case errors.Is(err, rtnl.ErrNoLink):
-		return c.NoInterface(err)
+		return c.NoInterface(rtnl.ErrNoLink)
 	case err != nil:
 		return err
 	}
