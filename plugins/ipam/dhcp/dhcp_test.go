@@ -418,7 +418,7 @@ var _ = Describe("a lease", func() {
 			}
 			c.Unpin()
 			if again {
-				d = l.start()
+				l.start()
 			}
 			before := count(s, request)()
 			Eventually(count(s, request)).Should(BeNumerically(">", before+1))
