@@ -32,7 +32,7 @@ var _ = Describe("the reference's words", Label("kernel"), func() {
 	var p *Pod
 	BeforeEach(func() {
 		n, p = NewNode(), NewPod("one")
-		n.IP("link add m0 type veth peer name m1")
+		n.IP("link add m0 type veth peer name m1", "link set m0 up", "link set m1 up")
 	})
 	says := func(command string, s Step, words string) {
 		GinkgoHelper()
@@ -60,9 +60,9 @@ var _ = Describe("the reference's words", Label("kernel"), func() {
 			need()
 			n.Up(p, List{step(plugin)})
 			says("ADD", step(plugin), exists)
-			p.Cmd("ip", "link", "set", "eth0", "down", "name", "other")
+			p.IP("link set eth0 down", "link set eth0 name other") // before Linux 6.2 it must be down for that
 			says("ADD", step(plugin), exists)
-			p.Cmd("ip", "link", "set", "other", "name", "eth0")
+			p.IP("link set other name eth0")
 		})
 		It("are in "+plugin+"'s error about an IPAM program that is missing", func() {
 			need()

@@ -170,7 +170,7 @@ func (r record) findHome(host *rtnl.Conn) (rtnl.Link, error) {
 			return l, err
 		}
 	}
-	if !r.isHardware() || r.isHome() { // at home an administrator may have renamed it
+	if !r.isHardware() {
 		return rtnl.Link{}, rtnl.ErrNoLink
 	}
 	return r.find(host)
