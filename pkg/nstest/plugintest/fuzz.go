@@ -123,7 +123,8 @@ func compose(command uint8, conf []byte, key, value string) fuzzCall {
 // hide puts a secret into each object, under a key that nobody reads.
 func hide(object Object) {
 	for key, v := range object {
-		if inner, ok := v.(Object); ok && key != "sysctl" && key != "capabilities" { // where all keys are read
+		allRead := strings.EqualFold(key, "sysctl") || strings.EqualFold(key, "capabilities")
+		if inner, ok := v.(Object); ok && !allRead {
 			hide(inner)
 		}
 	}

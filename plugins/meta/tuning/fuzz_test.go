@@ -27,7 +27,7 @@ func FuzzCall(f *testing.F) {
 				`"runtimeConfig":{"mac":"02:00:00:00:00:04"},` + prev + `}`,
 			`{"cniVersion":"0.4.0","name":"net","dataDir":"/proc/1","promisc":true,` + prev + `}`,
 			`{"name":"net","dataDir":"/run/tuning","sysctl":null,"prevResult":{"ip4":{"ip":"10.1.0.2/24"}}}`,
-			`{"cniVersion":"1.1.0","name":"net","sysctl":{"kernel.panic":"1"},"cni.dev/valid-attachments":null}`,
+			`{"cniVersion":"1.1.0","name":"net","sySctl":{"kernel.panic":"1"},"cni.dev/valid-attachments":null}`,
 		},
 	}.Run(f)
 }
