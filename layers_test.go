@@ -20,9 +20,9 @@ const module = "github.com/hawser-cni/plugins"
 
 // floors of the packages: one imports only what is on a lower floor.
 var floors = map[string]int{
-	"pkg/cni": 0, "pkg/ns": 0, "pkg/sysctl": 0, "pkg/statefile": 0, "pkg/process": 0, "pkg/netlink": 0,
-	"pkg/rtnl": 1, "pkg/nft": 1, "pkg/conntrack": 1, "pkg/invoke": 1,
-	"pkg/ipam": 2, "pkg/iface": 2, "pkg/ipt": 2, "pkg/masq": 3,
+	"pkg/cni": 0, "pkg/ns": 0, "pkg/sysctl": 0, "pkg/statefile": 0, "pkg/process": 0,
+	"pkg/rtnl": 1, "pkg/nft": 1, "pkg/ipam": 1,
+	"pkg/iface": 2, "pkg/ipt": 2, "pkg/masq": 3,
 	"pkg/skel": 3, "pkg/attach": 4,
 }
 
@@ -37,7 +37,7 @@ const (
 // homes are the only packages whose code imports a library (or what is below it, unless that has its own).
 var homes = map[string][]string{
 	"github.com/vishvananda/netlink":    {"pkg/rtnl"},
-	"github.com/vishvananda/netlink/nl": {"pkg/rtnl", "pkg/nft", "pkg/conntrack"},
+	"github.com/vishvananda/netlink/nl": {"pkg/rtnl", "pkg/nft"},
 	"github.com/vishvananda/netns":      {"pkg/ns"},
 	"github.com/godbus/dbus":            {"plugins/meta/firewall"},
 	"github.com/insomniacslk/dhcp":      {"plugins/ipam/dhcp"},

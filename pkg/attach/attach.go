@@ -13,7 +13,6 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
-	"github.com/hawser-cni/plugins/pkg/invoke"
 	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/nft"
@@ -43,18 +42,20 @@ type Session struct {
 
 	masterInside bool // the master is in the container
 
-	adding *invoke.Delegate // the IPAM plugin at work on its ADD, until somebody waits for it
+	ipam   *ipam.Client   // nil: the configuration names none
+	adding *ipam.Delegate // the IPAM plugin at work on its ADD, until somebody waits for it
 }
 
 // Open opens the sockets, for as long as the call and its roll-back last. An
 // IPAM plugin that is not there is refused before anything is made.
 func Open(req *skel.Request) (*Session, error) {
+	s := &Session{Request: req, NF: nft.New()}
 	if req.IPAM != "" {
-		if _, err := ipamOf(req).Runner.Find(req.IPAM); err != nil {
+		s.ipam = ipamOf(req)
+		if err := s.ipam.Find(); err != nil {
 			return nil, err
 		}
 	}
-	s := &Session{Request: req, NF: nft.New()}
 	req.OnDone(func() { _ = errors.Join(s.Host.Close(), s.Cont.Close(), s.NF.Close()) })
 	var err error
 	if s.Host, err = rtnl.Dial(nil); err != nil {
@@ -70,19 +71,18 @@ func Open(req *skel.Request) (*Session, error) {
 // works while ADD goes on, until IPAMResult. The interface is there: the kernel has
 // decided that this ADD is the attachment's only one.
 func (s *Session) StartIPAM(ctx context.Context) error {
-	if s.IPAM == "" {
+	if s.ipam == nil {
 		return nil
 	}
-	client := ipamOf(s.Request)
 	var err error
-	if s.adding, err = client.Start(ctx, "ADD"); err != nil {
+	if s.adding, err = s.ipam.Start(ctx, "ADD"); err != nil {
 		return err
 	}
 	s.OnFail("release the addresses", func(ctx context.Context) error {
-		if err := s.vacate(client); err != nil {
-			return fmt.Errorf("%w: %w", withheld(client), err)
+		if err := s.vacate(); err != nil {
+			return fmt.Errorf("%w: %w", withheld(s.ipam), err)
 		}
-		return client.Release(ctx, s.adding)
+		return s.ipam.Release(ctx, s.adding)
 	})
 	return nil
 }
@@ -90,11 +90,11 @@ func (s *Session) StartIPAM(ctx context.Context) error {
 // vacate sees to it that nobody answers to the addresses any more before they
 // are released: it deletes the interface, or the addresses of one that the
 // IPAM plugin needs, or that has no host end.
-func (s *Session) vacate(client ipam.Client) error {
+func (s *Session) vacate() error {
 	switch {
 	case s.ContEnd.Index == 0: // a device that a program of the container drives
 		return nil
-	case client.NeedsInterface() || s.HostEnd.Index == 0:
+	case s.ipam.NeedsInterface() || s.HostEnd.Index == 0:
 		return Flush(s.Cont, s.ContEnd)
 	}
 	return s.Host.DelLink(s.HostEnd.Index)
@@ -107,7 +107,7 @@ func (s *Session) IPAMResult(ctx context.Context) (*cni.Result, error) {
 	}
 	adding := s.adding
 	s.adding = nil
-	return ipamOf(s.Request).Result(ctx, adding)
+	return s.ipam.Result(ctx, adding)
 }
 
 // Target is the container's interface for iface.Configure and iface.Verify.
@@ -184,9 +184,8 @@ func (s *Session) Tolerate(err error) error {
 	return nil
 }
 
-func ipamOf(req *skel.Request) ipam.Client {
-	return ipam.Client{
-		Type: req.IPAM, Conf: req.Conf, Version: req.Version,
-		Runner: invoke.Runner{Path: req.Path, Env: req.Env, Stderr: req.Stderr},
+func ipamOf(req *skel.Request) *ipam.Client {
+	return &ipam.Client{
+		Type: req.IPAM, Conf: req.Conf, Version: req.Version, Path: req.Path, Env: req.Env, Stderr: req.Stderr,
 	}
 }

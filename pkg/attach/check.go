@@ -26,10 +26,10 @@ func Check(ctx context.Context, req *skel.Request, verify func(*Session) []error
 	if err != nil {
 		return err
 	}
-	if req.IPAM == "" {
+	if s.ipam == nil {
 		return errors.Join(verify(s)...)
 	}
-	checking, err := ipamOf(req).Start(ctx, "CHECK")
+	checking, err := s.ipam.Start(ctx, "CHECK")
 	errs := verify(s)
 	if err == nil {
 		_, err = checking.Wait(ctx)

@@ -103,7 +103,7 @@ func Collect(ctx context.Context, req *skel.Request, linkErr error) error {
 	return ipamOf(req).Run(ctx, "GC")
 }
 
-func withheld(c ipam.Client) error {
+func withheld(c *ipam.Client) error {
 	return fmt.Errorf("%s: not asked to release the addresses while the interface may still be there", c)
 }
 

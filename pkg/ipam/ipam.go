@@ -1,16 +1,15 @@
-// Package ipam says what an IPAM plugin is asked and which answers can be used
-// (specification, section 4). It also reads the files in which host-local says
-// what it has lent, for GC of what the reference plugins left.
+// Package ipam runs the IPAM plugin that a configuration names, as the specification's section 4 has a
+// plugin delegate to another, and says which of its answers can be used.
 package ipam
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/invoke"
 )
 
 // Client speaks to the IPAM plugin that a configuration names.
@@ -18,7 +17,13 @@ type Client struct {
 	Type    string // the plugin's name: ipam.type
 	Conf    []byte // the configuration as we were given it
 	Version string // its cniVersion
-	Runner  invoke.Runner
+
+	// What the plugin is given of our own call.
+	Path   string   // CNI_PATH: directories separated by colons
+	Env    []string // our environment, KEY=value
+	Stderr io.Writer
+
+	file string // of the plugin, when it was found
 }
 
 // CheckType refuses, with code 7, an ipam.type that can be no plugin's name.
@@ -30,30 +35,6 @@ func CheckType(name string) error {
 		Suggest("name a program in CNI_PATH, host-local for example")
 }
 
-// Start starts the plugin, for a caller who has something else to do until it
-// needs the answer. Result, Release or the Delegate's Wait follows, in the same
-// goroutine. A plugin that was started for an ADD may have reserved something.
-func (c Client) Start(ctx context.Context, command string) (*invoke.Delegate, error) {
-	if err := CheckType(c.Type); err != nil {
-		return nil, err
-	}
-	return c.Runner.Start(ctx, c.Type, command, c.Conf)
-}
-
-// Run runs a command that has no answer: CHECK, DEL, GC or STATUS.
-func (c Client) Run(ctx context.Context, command string) error {
-	_, err := c.run(ctx, command)
-	return err
-}
-
-func (c Client) run(ctx context.Context, command string) ([]byte, error) {
-	d, err := c.Start(ctx, command)
-	if err != nil {
-		return nil, err
-	}
-	return d.Wait(ctx)
-}
-
 // Result waits for the answer to an ADD: at least one address, and no interfaces.
 // An answer that cannot be used is code 102; the plugin's own error comes back
 // with its code.
@@ -61,13 +42,13 @@ func (c Client) run(ctx context.Context, command string) ([]byte, error) {
 // When the plugin says that the attachment has addresses already (code 100), Result
 // gives them back and asks again: they are from before a reboot, or a crash.
 // Podman starts such a container again without a DEL.
-func (c Client) Result(ctx context.Context, adding *invoke.Delegate) (*cni.Result, error) {
+func (c *Client) Result(ctx context.Context, adding *Delegate) (*cni.Result, error) {
 	out, err := adding.Wait(ctx)
 	if refused := (*cni.Error)(nil); errors.As(err, &refused) && refused.Code == cni.CodeExists {
 		if err := c.Run(ctx, "DEL"); err != nil {
 			return nil, errors.Join(refused, err)
 		}
-		out, err = c.run(ctx, "ADD")
+		out, err = c.answer(ctx, "ADD")
 	}
 	if err != nil {
 		return nil, err
@@ -77,7 +58,7 @@ func (c Client) Result(ctx context.Context, adding *invoke.Delegate) (*cni.Resul
 
 // Release gives the addresses back during a roll-back, in limited time. adding is
 // an ADD whose answer nobody waited for: it is ended first; nil = none.
-func (c Client) Release(ctx context.Context, adding *invoke.Delegate) error {
+func (c *Client) Release(ctx context.Context, adding *Delegate) error {
 	if adding != nil {
 		ended, cancel := context.WithCancel(ctx)
 		cancel()
@@ -86,7 +67,7 @@ func (c Client) Release(ctx context.Context, adding *invoke.Delegate) error {
 	return c.Run(ctx, "DEL")
 }
 
-func (c Client) decode(answer []byte) (*cni.Result, error) {
+func (c *Client) decode(answer []byte) (*cni.Result, error) {
 	res, err := cni.DecodeResult(answer, c.Version)
 	if err != nil {
 		return nil, cni.Errorf(cni.CodeIPAM, "%s: its answer cannot be read: %w", c, err)
@@ -107,18 +88,21 @@ func (c Client) decode(answer []byte) (*cni.Result, error) {
 // NeedsInterface tells whether the plugin's DEL needs the container's
 // interface, as dhcp's does, which tells its server through it. Only plugins
 // that keep their leases in a store are known to do without.
-func (c Client) NeedsInterface() bool {
+func (c *Client) NeedsInterface() bool {
 	return !slices.Contains([]string{"host-local", "static", "whereabouts"}, c.Type)
 }
 
 // Status asks whether the plugin could serve an ADD. One that is not there is
 // code 50: it could not.
-func (c Client) Status(ctx context.Context) error {
-	if _, err := c.Runner.Find(c.Type); cni.ValidType(c.Type) && err != nil {
+func (c *Client) Status(ctx context.Context) error {
+	if err := CheckType(c.Type); err != nil {
+		return err
+	}
+	if err := c.Find(); err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "%w", err)
 	}
 	return c.Run(ctx, "STATUS")
 }
 
 // String names the plugin for messages.
-func (c Client) String() string { return fmt.Sprintf("IPAM plugin %q", c.Type) }
+func (c *Client) String() string { return fmt.Sprintf("IPAM plugin %q", c.Type) }

@@ -1,58 +1,44 @@
 package ipam_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
-	"testing"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/invoke"
 	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-func TestIPAM(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "pkg/ipam")
-}
-
 var _ = Describe("Client", func() {
 	ctx := context.Background()
-	var stderr *bytes.Buffer
-
-	// client speaks to an IPAM plugin that is this shell script.
-	client := func(script string) ipam.Client {
+	var stderr *log
+	fake := func(script string) *ipam.Client {
 		GinkgoHelper()
-		dir := GinkgoT().TempDir()
-		Expect(os.WriteFile(filepath.Join(dir, "fake"), []byte("#!/bin/sh\n"+script+"\n"), 0o755)).To(Succeed())
-		stderr = &bytes.Buffer{}
-		return ipam.Client{Type: "fake", Conf: []byte(`{"name": "net1"}`), Version: "0.3.1", Runner: invoke.Runner{
-			Path: dir, Env: []string{"PATH=" + os.Getenv("PATH")}, Stderr: stderr,
-		}}
+		c, written := client(script)
+		stderr = written
+		return c
 	}
-	add := func(c ipam.Client) (*cni.Result, error) {
+	add := func(c *ipam.Client) (*cni.Result, error) {
 		adding, err := c.Start(ctx, "ADD")
 		if err != nil {
 			return nil, err
 		}
 		return c.Result(ctx, adding)
 	}
-	run := func(command string) func(ipam.Client, context.Context) error {
-		return func(c ipam.Client, ctx context.Context) error { return c.Run(ctx, command) }
+	run := func(command string) func(*ipam.Client, context.Context) error {
+		return func(c *ipam.Client, ctx context.Context) error { return c.Run(ctx, command) }
 	}
 	print := func(doc string) string { return fmt.Sprintf("cat >/dev/null; cat <<'EOF'\n%s\nEOF", doc) }
 
 	DescribeTable("reads the answer to ADD", func(doc string) {
-		Expect(add(client(print(doc)))).To(Equal(&cni.Result{
+		Expect(add(fake(print(doc)))).To(Equal(&cni.Result{
 			IPs:    []cni.IP{{Address: netip.MustParsePrefix("10.0.0.5/24"), Gateway: netip.MustParseAddr("10.0.0.1")}},
 			Routes: []cni.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0")}},
 		}))
@@ -71,9 +57,9 @@ var _ = Describe("Client", func() {
 	)
 
 	DescribeTable("refuses an answer that it cannot use", func(doc, message string) {
-		res, err := add(client(print(doc)))
+		res, err := add(fake(print(doc)))
 		Expect(res).To(BeNil())
-		Expect(err).To(MatchError(And(HavePrefix(`IPAM plugin "fake": `), ContainSubstring(message))))
+		Expect(err).To(MatchError(And(HavePrefix(`IPAM plugin "ipam": `), ContainSubstring(message))))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeIPAM))
 	},
 		Entry("nothing", ``, "unexpected end of JSON input"), Entry("text", `hello`, "no valid JSON"), Entry("a cut",
@@ -93,22 +79,24 @@ var _ = Describe("Client", func() {
 			"no addresses"),
 	)
 
-	DescribeTable("hands the plugin's own error on", func(call func(ipam.Client, context.Context) error, code uint) {
-		err := call(client(fmt.Sprintf(`echo '{"cniVersion": "0.3.1", "code": %d, "msg": "no",
-			"details": "more"}'; exit 1`,
-			code)), ctx)
+	type command = func(*ipam.Client, context.Context) error
+
+	DescribeTable("hands the plugin's own error on", func(call command, code uint) {
+		err := call(fake(fmt.Sprintf(`echo '{"cniVersion": "0.3.1", "code": %d, "msg": "no",
+			"details": "more"}'; exit 1`, code)), ctx)
 		var e *cni.Error
 		Expect(errors.As(err, &e)).To(BeTrue())
 		Expect([]any{e.Code, e.Msg, e.Details}).To(HaveExactElements(code, "no", "more"))
 	},
-		Entry("ADD", func(c ipam.Client, ctx context.Context) error { _, err := add(c); return err }, cni.CodeTryAgain),
+		Entry("ADD", func(c *ipam.Client, _ context.Context) error { _, err := add(c); return err }, cni.CodeTryAgain),
 		Entry("DEL", run("DEL"), cni.CodeIO), Entry("CHECK", run("CHECK"), cni.CodeDrift),
-		Entry("GC", run("GC"), cni.CodeIncompatibleVersion), Entry("STATUS", ipam.Client.Status, cni.CodeUnavailable),
+		Entry("GC", run("GC"), cni.CodeIncompatibleVersion),
+		Entry("STATUS", (*ipam.Client).Status, cni.CodeUnavailable),
 	)
 
 	DescribeTable("gives back what the attachment has already, once, and asks again", func(fails string, code uint,
 		calls string) {
-		c := client(fmt.Sprintf(`cat >/dev/null; echo "$CNI_COMMAND" >&2; cd "${0%%/*}"
+		c := fake(fmt.Sprintf(`cat >/dev/null; echo "$CNI_COMMAND" >&2; cd "${0%%/*}"
 			fail() { echo '{"cniVersion": "0.3.1", "code": '"$1"', "msg": "no"}'; exit 1; }
 			case $CNI_COMMAND in DEL) touch released; %s;; esac
 			[ -e released ] || fail 100
@@ -128,22 +116,22 @@ var _ = Describe("Client", func() {
 	)
 
 	DescribeTable("runs one command with the whole configuration, and minds no output but ADD's",
-		func(call func(ipam.Client, context.Context) error, command string) {
-			c := client(`echo "$CNI_COMMAND $(cat)" >&2; echo garbage`)
+		func(call command, verb string) {
+			c := fake(`echo "$CNI_COMMAND $(cat)" >&2; echo garbage`)
 			Expect(call(c, ctx)).To(Succeed())
-			Expect(stderr.String()).To(Equal(command + ` {"name": "net1"}` + "\n"))
+			Expect(stderr.String()).To(Equal(verb + ` {"name": "net1"}` + "\n"))
 		},
 		Entry("DEL", run("DEL"), "DEL"), Entry("CHECK", run("CHECK"), "CHECK"), Entry("GC", run("GC"), "GC"),
-		Entry("STATUS", ipam.Client.Status, "STATUS"),
+		Entry("STATUS", (*ipam.Client).Status, "STATUS"),
 	)
 
 	It("ends in a roll-back a plugin that was not awaited, and its DEL with the roll-back's time", func() {
-		c := client(`echo "$CNI_COMMAND" >&2; touch "$0.$CNI_COMMAND"; exec sleep 60`)
+		c := fake(`echo "$CNI_COMMAND" >&2; touch "$0.$CNI_COMMAND"; exec sleep 60`)
 		adding, err := c.Start(ctx, "ADD")
 		Expect(err).NotTo(HaveOccurred())
 		began := time.Now()
 		brief := nstest.DeadlineWhen(func() bool {
-			_, err := os.Stat(c.Runner.Path + "/fake.DEL")
+			_, err := os.Stat(c.Path + "/ipam.DEL")
 			return err == nil
 		})
 		Expect(cni.AsError(c.Release(brief, adding)).Code).To(Equal(cni.CodeTryAgain))
@@ -152,17 +140,17 @@ var _ = Describe("Client", func() {
 	})
 
 	DescribeTable("refuses a type that is no file name, naming the key", func(name string) {
-		c := client("")
+		c := fake("")
 		c.Type = name
 		_, err := add(c)
 		Expect(err).To(MatchError(ContainSubstring("ipam.type: %q", name)))
 		for _, err := range []error{err, c.Run(ctx, "DEL"), c.Status(ctx)} {
 			Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 		}
-	}, Entry("none", ""), Entry("a path", "../fake"), Entry("absolute", "/bin/true"), Entry("parent", ".."))
+	}, Entry("none", ""), Entry("a path", "../ipam"), Entry("absolute", "/bin/true"), Entry("parent", ".."))
 
 	It("names CNI_PATH when there is no such plugin", func() {
-		c := client("")
+		c := fake("")
 		c.Type = "nobody"
 		_, err := add(c)
 		Expect(err).To(MatchError(ContainSubstring(`CNI_PATH: no plugin "nobody"`)))

@@ -10,8 +10,6 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
 // batch sends the messages as one batch. Without the end message the kernel tries everything and keeps nothing.
@@ -118,8 +116,8 @@ func answerError(m syscall.NetlinkMessage) error {
 		return nil
 	}
 	// The request's header stands before the attributes, but not the request: the socket says so.
-	if text := netlink.Attribute(m.Data[4+unix.SizeofNlMsghdr:], unix.NLMSGERR_ATTR_MSG); text != nil {
-		return fmt.Errorf("%w: %s", errno, netlink.String(text))
+	if text := attribute(m.Data[4+unix.SizeofNlMsghdr:], unix.NLMSGERR_ATTR_MSG); text != nil {
+		return fmt.Errorf("%w: %s", errno, textOf(text))
 	}
 	return errno
 }

@@ -4,8 +4,6 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
 // Element is one element of a set or map. Identity is the key; Comment says who owns it.
@@ -18,10 +16,10 @@ type Element struct {
 
 // setMessage is about the elements of a set in the list.
 func (t Table) setMessage(kind uint16, what, set string, list []byte) message {
-	m := t.message(kind, fmt.Sprintf("%s set %q", what, set), netlink.Text(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name),
-		netlink.Text(unix.NFTA_SET_ELEM_LIST_SET, set))
+	m := t.message(kind, fmt.Sprintf("%s set %q", what, set), attrText(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name),
+		attrText(unix.NFTA_SET_ELEM_LIST_SET, set))
 	if list != nil {
-		m.body = append(m.body, netlink.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, list)...)
+		m.body = append(m.body, attrNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, list)...)
 	}
 	return m
 }
@@ -49,7 +47,7 @@ func elementMessages(elems []Element, encode func(Element) []byte, with func(lis
 	var out []message
 	var list []byte
 	for _, e := range elems {
-		one := netlink.Nest(unix.NFTA_LIST_ELEM, encode(e))
+		one := attrNest(unix.NFTA_LIST_ELEM, encode(e))
 		if len(list)+len(one) > chunkSize {
 			out, list = append(out, with(list)), nil
 		}
@@ -62,19 +60,19 @@ func elementMessages(elems []Element, encode func(Element) []byte, with func(lis
 }
 
 func (e Element) encodeKey() []byte {
-	return netlink.Nest(unix.NFTA_SET_ELEM_KEY, netlink.Bytes(unix.NFTA_DATA_VALUE, e.Key))
+	return attrNest(unix.NFTA_SET_ELEM_KEY, attrBytes(unix.NFTA_DATA_VALUE, e.Key))
 }
 
 func (e Element) encode() []byte {
 	out := e.encodeKey()
 	switch {
 	case e.Goto != "":
-		out = append(out, netlink.Nest(unix.NFTA_SET_ELEM_DATA, verdictValue(unix.NFT_GOTO, e.Goto))...)
+		out = append(out, attrNest(unix.NFTA_SET_ELEM_DATA, verdictValue(unix.NFT_GOTO, e.Goto))...)
 	case e.Data != nil:
-		out = append(out, netlink.Nest(unix.NFTA_SET_ELEM_DATA, netlink.Bytes(unix.NFTA_DATA_VALUE, e.Data))...)
+		out = append(out, attrNest(unix.NFTA_SET_ELEM_DATA, attrBytes(unix.NFTA_DATA_VALUE, e.Data))...)
 	}
 	if e.Comment != "" {
-		out = append(out, netlink.Bytes(attrElemUserdata, udataText(udataComment, e.Comment))...)
+		out = append(out, attrBytes(attrElemUserdata, udataText(udataComment, e.Comment))...)
 	}
 	return out
 }
@@ -82,13 +80,13 @@ func (e Element) encode() []byte {
 // decodeElements reads the elements of a NEWSETELEM message.
 func decodeElements(data []byte) []Element {
 	var out []Element
-	for _, raw := range netlink.Attributes(netlink.Attribute(data, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
-		value := netlink.Attribute(raw, unix.NFTA_SET_ELEM_DATA)
+	for _, raw := range attributes(attribute(data, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+		value := attribute(raw, unix.NFTA_SET_ELEM_DATA)
 		out = append(out, Element{
-			Key:     netlink.Attribute(raw, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE),
-			Data:    netlink.Attribute(value, unix.NFTA_DATA_VALUE),
-			Goto:    netlink.String(netlink.Attribute(value, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN)),
-			Comment: udata(netlink.Attribute(raw, attrElemUserdata), udataComment),
+			Key:     attribute(raw, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE),
+			Data:    attribute(value, unix.NFTA_DATA_VALUE),
+			Goto:    textOf(attribute(value, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN)),
+			Comment: udata(attribute(raw, attrElemUserdata), udataComment),
 		})
 	}
 	return out

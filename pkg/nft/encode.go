@@ -7,8 +7,6 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
 // Attributes that golang.org/x/sys does not name (linux/netfilter/nf_tables.h).
@@ -55,9 +53,9 @@ func (m message) request(flags uint16) *nl.NetlinkRequest {
 }
 
 func newTable(t Table) message {
-	m := t.message(unix.NFT_MSG_NEWTABLE, "add table", netlink.Text(unix.NFTA_TABLE_NAME, t.Name))
+	m := t.message(unix.NFT_MSG_NEWTABLE, "add table", attrText(unix.NFTA_TABLE_NAME, t.Name))
 	if t.Family != IPv4 && t.Family != IPv6 { // tables of these families are iptables', which give no comment
-		m.body = append(m.body, netlink.Bytes(attrTableUserdata, udataText(udataComment, "Hawser CNI plugins"))...)
+		m.body = append(m.body, attrBytes(attrTableUserdata, udataText(udataComment, "Hawser CNI plugins"))...)
 	}
 	m.flags, m.feature = unix.NLM_F_CREATE, true
 	return m
@@ -65,38 +63,38 @@ func newTable(t Table) message {
 
 // chainMessage is about a chain of the table.
 func (t Table) chainMessage(kind uint16, what, chain string) message {
-	return t.message(kind, fmt.Sprintf("%s chain %q", what, chain), netlink.Text(unix.NFTA_CHAIN_TABLE, t.Name),
-		netlink.Text(unix.NFTA_CHAIN_NAME, chain))
+	return t.message(kind, fmt.Sprintf("%s chain %q", what, chain), attrText(unix.NFTA_CHAIN_TABLE, t.Name),
+		attrText(unix.NFTA_CHAIN_NAME, chain))
 }
 
 func newChain(t Table, c Chain) message {
 	m := t.chainMessage(unix.NFT_MSG_NEWCHAIN, "add", c.Name)
 	m.flags, m.feature = unix.NLM_F_CREATE|unix.NLM_F_EXCL, c.Hook != nil
 	if c.Hook != nil {
-		m.body = slices.Concat(m.body, netlink.Nest(unix.NFTA_CHAIN_HOOK,
-			netlink.Net32(unix.NFTA_HOOK_HOOKNUM, uint32(c.Hook.Point)),
-			netlink.Net32(unix.NFTA_HOOK_PRIORITY, uint32(c.Hook.Priority))),
-			netlink.Net32(unix.NFTA_CHAIN_POLICY, acceptPacket), netlink.Text(unix.NFTA_CHAIN_TYPE, c.Hook.Type))
+		m.body = slices.Concat(m.body, attrNest(unix.NFTA_CHAIN_HOOK,
+			attrNet32(unix.NFTA_HOOK_HOOKNUM, uint32(c.Hook.Point)),
+			attrNet32(unix.NFTA_HOOK_PRIORITY, uint32(c.Hook.Priority))),
+			attrNet32(unix.NFTA_CHAIN_POLICY, acceptPacket), attrText(unix.NFTA_CHAIN_TYPE, c.Hook.Type))
 	}
 	if c.Comment != "" {
-		m.body = append(m.body, netlink.Bytes(attrChainUserdata, udataText(udataComment, c.Comment))...)
+		m.body = append(m.body, attrBytes(attrChainUserdata, udataText(udataComment, c.Comment))...)
 	}
 	return m
 }
 
 // ruleMessage is about rules of a chain: that with the handle, or the one that attrs describe.
 func (t Table) ruleMessage(kind uint16, what, chain string, attrs ...[]byte) message {
-	return t.message(kind, fmt.Sprintf("%s chain %q", what, chain), netlink.Text(unix.NFTA_RULE_TABLE, t.Name),
-		netlink.Text(unix.NFTA_RULE_CHAIN, chain), slices.Concat(attrs...))
+	return t.message(kind, fmt.Sprintf("%s chain %q", what, chain), attrText(unix.NFTA_RULE_TABLE, t.Name),
+		attrText(unix.NFTA_RULE_CHAIN, chain), slices.Concat(attrs...))
 }
 
 func newRule(t Table, chain string, r Rule) message {
 	var list []byte
 	for _, x := range r.compile(t.Family) {
-		list = append(list, netlink.Nest(unix.NFTA_LIST_ELEM, x)...)
+		list = append(list, attrNest(unix.NFTA_LIST_ELEM, x)...)
 	}
 	m := t.ruleMessage(unix.NFT_MSG_NEWRULE, fmt.Sprintf("add rule %q to", r), chain,
-		netlink.Nest(unix.NFTA_RULE_EXPRESSIONS, list))
+		attrNest(unix.NFTA_RULE_EXPRESSIONS, list))
 	m.flags, m.feature = unix.NLM_F_CREATE|unix.NLM_F_APPEND, true
 	return m
 }
@@ -110,17 +108,17 @@ func newSet(t Table, s Set, id uint32) message {
 	if s.Data != nil {
 		flags |= unix.NFT_SET_MAP
 		number, length := datatype(s.Data)
-		data = netlink.Net32(unix.NFTA_SET_DATA_TYPE, number)
+		data = attrNet32(unix.NFTA_SET_DATA_TYPE, number)
 		if length > 0 {
-			data = append(data, netlink.Net32(unix.NFTA_SET_DATA_LEN, length)...)
+			data = append(data, attrNet32(unix.NFTA_SET_DATA_LEN, length)...)
 		}
 	}
 	number, length := datatype(s.Key)
 	m := t.message(unix.NFT_MSG_NEWSET, fmt.Sprintf("add set %q", s.Name),
-		netlink.Text(unix.NFTA_SET_TABLE, t.Name), netlink.Text(unix.NFTA_SET_NAME, s.Name),
-		netlink.Net32(unix.NFTA_SET_KEY_TYPE, number), netlink.Net32(unix.NFTA_SET_KEY_LEN, length), data,
-		netlink.Net32(unix.NFTA_SET_FLAGS, flags), netlink.Net32(unix.NFTA_SET_ID, id),
-		netlink.Bytes(attrSetUserdata, setUserdata(s)))
+		attrText(unix.NFTA_SET_TABLE, t.Name), attrText(unix.NFTA_SET_NAME, s.Name),
+		attrNet32(unix.NFTA_SET_KEY_TYPE, number), attrNet32(unix.NFTA_SET_KEY_LEN, length), data,
+		attrNet32(unix.NFTA_SET_FLAGS, flags), attrNet32(unix.NFTA_SET_ID, id),
+		attrBytes(attrSetUserdata, setUserdata(s)))
 	m.flags = unix.NLM_F_CREATE
 	return m
 }
@@ -172,7 +170,7 @@ func udataText(typ byte, text string) []byte { return udataBytes(typ, append([]b
 func udata(b []byte, want byte) string {
 	for len(b) >= 2 && len(b) >= 2+int(b[1]) {
 		if b[0] == want {
-			return netlink.String(b[2 : 2+int(b[1])])
+			return textOf(b[2 : 2+int(b[1])])
 		}
 		b = b[2+int(b[1]):]
 	}

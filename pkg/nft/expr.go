@@ -2,8 +2,6 @@ package nft
 
 import (
 	"golang.org/x/sys/unix"
-
-	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
 // reg1 is where expressions work that need only one register.
@@ -12,24 +10,24 @@ const reg1 = unix.NFT_REG_1
 // expression is one step of a rule as the kernel runs it. Options that it could have are given as 0, so that a rule
 // that has them is another one.
 func expression(name string, attrs ...[]byte) []byte {
-	return append(netlink.Text(unix.NFTA_EXPR_NAME, name), netlink.Nest(unix.NFTA_EXPR_DATA, attrs...)...)
+	return append(attrText(unix.NFTA_EXPR_NAME, name), attrNest(unix.NFTA_EXPR_DATA, attrs...)...)
 }
 
 // operand is a value that an expression works with.
 func operand(kind uint16, value []byte) []byte {
-	return netlink.Nest(kind, netlink.Bytes(unix.NFTA_DATA_VALUE, value))
+	return attrNest(kind, attrBytes(unix.NFTA_DATA_VALUE, value))
 }
 
 func loadMeta(key, reg uint32) []byte {
-	return expression("meta", netlink.Net32(unix.NFTA_META_KEY, key), netlink.Net32(unix.NFTA_META_DREG, reg))
+	return expression("meta", attrNet32(unix.NFTA_META_KEY, key), attrNet32(unix.NFTA_META_DREG, reg))
 }
 
 func storeMeta(key uint32) []byte {
-	return expression("meta", netlink.Net32(unix.NFTA_META_KEY, key), netlink.Net32(unix.NFTA_META_SREG, reg1))
+	return expression("meta", attrNet32(unix.NFTA_META_KEY, key), attrNet32(unix.NFTA_META_SREG, reg1))
 }
 
 func compare(op uint32, value []byte) []byte {
-	return expression("cmp", netlink.Net32(unix.NFTA_CMP_SREG, reg1), netlink.Net32(unix.NFTA_CMP_OP, op),
+	return expression("cmp", attrNet32(unix.NFTA_CMP_SREG, reg1), attrNet32(unix.NFTA_CMP_OP, op),
 		operand(unix.NFTA_CMP_DATA, value))
 }
 
@@ -37,21 +35,21 @@ func isEqual(value []byte) []byte { return compare(unix.NFT_CMP_EQ, value) }
 
 // bitwise is register & mask ^ xor.
 func bitwise(mask, xor []byte) []byte {
-	return expression("bitwise", netlink.Net32(unix.NFTA_BITWISE_SREG, reg1),
-		netlink.Net32(unix.NFTA_BITWISE_DREG, reg1), netlink.Net32(unix.NFTA_BITWISE_LEN, uint32(len(mask))),
+	return expression("bitwise", attrNet32(unix.NFTA_BITWISE_SREG, reg1),
+		attrNet32(unix.NFTA_BITWISE_DREG, reg1), attrNet32(unix.NFTA_BITWISE_LEN, uint32(len(mask))),
 		operand(unix.NFTA_BITWISE_MASK, mask), operand(unix.NFTA_BITWISE_XOR, xor))
 }
 
 // verdict ends the rule; chain is where a jump or goto leads.
 func verdict(code int32, chain string) []byte {
-	return expression("immediate", netlink.Net32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT),
-		netlink.Nest(unix.NFTA_IMMEDIATE_DATA, verdictValue(code, chain)))
+	return expression("immediate", attrNet32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT),
+		attrNest(unix.NFTA_IMMEDIATE_DATA, verdictValue(code, chain)))
 }
 
 func verdictValue(code int32, chain string) []byte {
-	v := netlink.Net32(unix.NFTA_VERDICT_CODE, uint32(code))
+	v := attrNet32(unix.NFTA_VERDICT_CODE, uint32(code))
 	if chain != "" {
-		v = append(v, netlink.Text(unix.NFTA_VERDICT_CHAIN, chain)...)
+		v = append(v, attrText(unix.NFTA_VERDICT_CHAIN, chain)...)
 	}
-	return netlink.Nest(unix.NFTA_DATA_VERDICT, v)
+	return attrNest(unix.NFTA_DATA_VERDICT, v)
 }

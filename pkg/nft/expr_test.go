@@ -4,14 +4,12 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
-
-	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
 var _ = DescribeTable("a rule of the kernel's", func(want, live Stmt, same bool) {
 	list := func(s Stmt) (all []byte) {
 		for _, x := range s.exprs {
-			all = append(all, netlink.Nest(unix.NFTA_LIST_ELEM, x)...)
+			all = append(all, attrNest(unix.NFTA_LIST_ELEM, x)...)
 		}
 		return all
 	}
@@ -26,9 +24,9 @@ var _ = DescribeTable("a rule of the kernel's", func(want, live Stmt, same bool)
 	Entry("is another expression", Masquerade(), Stmt{exprs: [][]byte{expression("redir")}}, false),
 	Entry("has zeros that were left out", Masquerade(), Stmt{exprs: [][]byte{expression("masq")}}, true),
 	Entry("has other options", Masquerade(),
-		Stmt{exprs: [][]byte{expression("masq", netlink.Net32(unix.NFTA_MASQ_FLAGS, 4))}}, false),
+		Stmt{exprs: [][]byte{expression("masq", attrNet32(unix.NFTA_MASQ_FLAGS, 4))}}, false),
 	Entry("has what a later kernel adds", Masquerade(),
-		Stmt{exprs: [][]byte{expression("masq", netlink.Net32(77, 5))}}, true),
+		Stmt{exprs: [][]byte{expression("masq", attrNet32(77, 5))}}, true),
 	Entry("compares with something else", FwmarkHas(1), FwmarkHas(2), false),
 	Entry("leads elsewhere", Goto("a"), Goto("b"), false),
 	Entry("leads there in another way", Goto("a"), Jump("a"), false),

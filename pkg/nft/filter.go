@@ -4,8 +4,6 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
 // Forward is the hook of the packets that the host forwards.
@@ -46,6 +44,6 @@ func Counter() Stmt { return Stmt{text: "counter", exprs: [][]byte{expression("c
 
 // XTMatch is a match of iptables that nf_tables runs for iptables-nft.
 func XTMatch(name string, revision uint32, info []byte) Stmt {
-	return Stmt{text: "xt match " + name, exprs: [][]byte{expression("match", netlink.Text(unix.NFTA_MATCH_NAME, name),
-		netlink.Net32(unix.NFTA_MATCH_REV, revision), netlink.Bytes(unix.NFTA_MATCH_INFO, info))}}
+	return Stmt{text: "xt match " + name, exprs: [][]byte{expression("match", attrText(unix.NFTA_MATCH_NAME, name),
+		attrNet32(unix.NFTA_MATCH_REV, revision), attrBytes(unix.NFTA_MATCH_INFO, info))}}
 }

@@ -68,7 +68,7 @@ func (c *Conn) dial() error {
 	}
 	s, err := nl.Subscribe(unix.NETLINK_NETFILTER) // to nothing: it is the library's way to open a socket
 	if err != nil {
-		return unsupported(fmt.Errorf("nftables: %w", err), err)
+		return unsupported(fmt.Errorf("netfilter socket: %w", err), err)
 	}
 	// Without these the errors are bigger and poorer, that is all.
 	_ = unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)

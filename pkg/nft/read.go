@@ -7,8 +7,6 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
 // LiveRule is a rule as the kernel has it.
@@ -66,12 +64,12 @@ func (c *Conn) Chains(t Table) ([]LiveChain, error) {
 // Rules returns the rules of the chain, in order; none when there is no chain. An empty name is for those of all
 // chains of the table.
 func (c *Conn) Rules(t Table, chain string) ([]LiveRule, error) {
-	m := t.message(unix.NFT_MSG_GETRULE, "", netlink.Text(unix.NFTA_RULE_TABLE, t.Name))
+	m := t.message(unix.NFT_MSG_GETRULE, "", attrText(unix.NFTA_RULE_TABLE, t.Name))
 	switch {
 	case len(chain) > nameMax:
 		return nil, nil
 	case chain != "":
-		m.body = append(m.body, netlink.Text(unix.NFTA_RULE_CHAIN, chain)...)
+		m.body = append(m.body, attrText(unix.NFTA_RULE_CHAIN, chain)...)
 	}
 	replies, err := c.list(m)
 	out := make([]LiveRule, 0, len(replies))
@@ -94,7 +92,7 @@ func (c *Conn) Get(t Table, set string, keys ...[]byte) ([]*Element, error) {
 func (c *Conn) get(t Table, items []Item) ([]*Element, error) {
 	msgs := make([]message, len(items))
 	for i, it := range items {
-		msgs[i] = t.setMessage(unix.NFT_MSG_GETSETELEM, "", it.Set, netlink.Nest(unix.NFTA_LIST_ELEM, it.encodeKey()))
+		msgs[i] = t.setMessage(unix.NFT_MSG_GETSETELEM, "", it.Set, attrNest(unix.NFTA_LIST_ELEM, it.encodeKey()))
 	}
 	replies, err := c.query(msgs...)
 	if err != nil {
@@ -139,13 +137,13 @@ func generation(answer []byte) []byte { return answer[2:nfgenmsgSize] }
 
 func decodeChain(f Family, data []byte) LiveChain {
 	c := LiveChain{
-		Name:  netlink.String(netlink.Attribute(data, unix.NFTA_CHAIN_NAME)),
-		Table: Table{f, netlink.String(netlink.Attribute(data, unix.NFTA_CHAIN_TABLE))},
+		Name:  textOf(attribute(data, unix.NFTA_CHAIN_NAME)),
+		Table: Table{f, textOf(attribute(data, unix.NFTA_CHAIN_TABLE))},
 		use:   number(data, unix.NFTA_CHAIN_USE),
 	}
-	if netlink.Attribute(data, unix.NFTA_CHAIN_HOOK) != nil {
+	if attribute(data, unix.NFTA_CHAIN_HOOK) != nil {
 		c.Hook = &Hook{
-			Type:     netlink.String(netlink.Attribute(data, unix.NFTA_CHAIN_TYPE)),
+			Type:     textOf(attribute(data, unix.NFTA_CHAIN_TYPE)),
 			Point:    HookPoint(number(data, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_HOOKNUM)),
 			Priority: int32(number(data, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_PRIORITY)),
 		}
@@ -156,7 +154,7 @@ func decodeChain(f Family, data []byte) LiveChain {
 
 // number is a number in an answer, 0 where there is none.
 func number(data []byte, kinds ...uint16) uint32 {
-	if value := netlink.Attribute(data, kinds...); len(value) == 4 {
+	if value := attribute(data, kinds...); len(value) == 4 {
 		return binary.BigEndian.Uint32(value)
 	}
 	return 0
@@ -164,16 +162,16 @@ func number(data []byte, kinds ...uint16) uint32 {
 
 func decodeRule(data []byte) LiveRule {
 	r := LiveRule{
-		Chain:   netlink.String(netlink.Attribute(data, unix.NFTA_RULE_CHAIN)),
-		Comment: udata(netlink.Attribute(data, unix.NFTA_RULE_USERDATA), udataComment),
-		exprs:   netlink.Attribute(data, unix.NFTA_RULE_EXPRESSIONS),
+		Chain:   textOf(attribute(data, unix.NFTA_RULE_CHAIN)),
+		Comment: udata(attribute(data, unix.NFTA_RULE_USERDATA), udataComment),
+		exprs:   attribute(data, unix.NFTA_RULE_EXPRESSIONS),
 	}
-	if handle := netlink.Attribute(data, unix.NFTA_RULE_HANDLE); len(handle) == 8 {
+	if handle := attribute(data, unix.NFTA_RULE_HANDLE); len(handle) == 8 {
 		r.Handle = binary.BigEndian.Uint64(handle)
 	}
 	for _, value := range r.operands("immediate", unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT,
 		unix.NFTA_VERDICT_CHAIN) {
-		r.Target = netlink.String(value)
+		r.Target = textOf(value)
 	}
 	return r
 }
@@ -195,9 +193,9 @@ func (r LiveRule) Compared(size int) [][]byte {
 // operands returns what the expressions of that name have there.
 func (r LiveRule) operands(name string, kinds ...uint16) [][]byte {
 	var out [][]byte
-	for _, x := range netlink.Attributes(r.exprs) {
-		value := netlink.Attribute(netlink.Attribute(x, unix.NFTA_EXPR_DATA), kinds...)
-		if value != nil && netlink.String(netlink.Attribute(x, unix.NFTA_EXPR_NAME)) == name {
+	for _, x := range attributes(r.exprs) {
+		value := attribute(attribute(x, unix.NFTA_EXPR_DATA), kinds...)
+		if value != nil && textOf(attribute(x, unix.NFTA_EXPR_NAME)) == name {
 			out = append(out, value)
 		}
 	}
@@ -216,11 +214,11 @@ func OneOf(f Family, rules ...Rule) func(LiveRule) bool {
 // runs says whether the live rule does exactly this. Counters do nothing.
 func (r LiveRule) runs(want [][]byte) bool {
 	i := 0
-	for _, x := range netlink.Attributes(r.exprs) {
-		if netlink.String(netlink.Attribute(x, unix.NFTA_EXPR_NAME)) == "counter" {
+	for _, x := range attributes(r.exprs) {
+		if textOf(attribute(x, unix.NFTA_EXPR_NAME)) == "counter" {
 			continue
 		}
-		if i == len(want) || !netlink.Contains(x, want[i]) {
+		if i == len(want) || !containsAttrs(x, want[i]) {
 			return false
 		}
 		i++

@@ -7,8 +7,6 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/hawser-cni/plugins/pkg/netlink"
 )
 
 // Stmt is one statement of a rule: its text as nft prints it, and the expressions that the kernel runs.
@@ -82,17 +80,17 @@ func InPrefix(f Field, p netip.Prefix) Stmt {
 
 // InSet matches packets whose fields, concatenated, are an element of the set.
 func InSet(set string, fields ...Field) Stmt {
-	return lookup(fields, " @"+set, set, netlink.Net32(unix.NFTA_LOOKUP_FLAGS, 0))
+	return lookup(fields, " @"+set, set, attrNet32(unix.NFTA_LOOKUP_FLAGS, 0))
 }
 
 // NotInSet is the opposite of InSet.
 func NotInSet(set string, fields ...Field) Stmt {
-	return lookup(fields, " != @"+set, set, netlink.Net32(unix.NFTA_LOOKUP_FLAGS, unix.NFT_LOOKUP_F_INV))
+	return lookup(fields, " != @"+set, set, attrNet32(unix.NFTA_LOOKUP_FLAGS, unix.NFT_LOOKUP_F_INV))
 }
 
 // VerdictMap applies the verdict that the map has for the fields, and goes on when it has none.
 func VerdictMap(set string, fields ...Field) Stmt {
-	return lookup(fields, " vmap @"+set, set, netlink.Net32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT))
+	return lookup(fields, " vmap @"+set, set, attrNet32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT))
 }
 
 // lookup loads the fields and looks them up in the set.
@@ -108,8 +106,8 @@ func lookup(fields []Field, tail, set string, more ...[]byte) Stmt {
 		words += (spec.size + 3) / 4
 	}
 	s.text = strings.Join(names, " . ") + tail
-	s.exprs = append(s.exprs, expression("lookup", append(more, netlink.Text(unix.NFTA_LOOKUP_SET, set),
-		netlink.Net32(unix.NFTA_LOOKUP_SREG, reg1), netlink.Net32(unix.NFTA_LOOKUP_SET_ID, 0))...))
+	s.exprs = append(s.exprs, expression("lookup", append(more, attrText(unix.NFTA_LOOKUP_SET, set),
+		attrNet32(unix.NFTA_LOOKUP_SREG, reg1), attrNet32(unix.NFTA_LOOKUP_SET_ID, 0))...))
 	return s
 }
 
@@ -125,9 +123,9 @@ func (spec fieldSpec) load(reg uint32) []byte {
 	if spec.base < 0 {
 		return loadMeta(spec.meta, reg)
 	}
-	return expression("payload", netlink.Net32(unix.NFTA_PAYLOAD_DREG, reg),
-		netlink.Net32(unix.NFTA_PAYLOAD_BASE, uint32(spec.base)),
-		netlink.Net32(unix.NFTA_PAYLOAD_OFFSET, spec.offset), netlink.Net32(unix.NFTA_PAYLOAD_LEN, spec.size))
+	return expression("payload", attrNet32(unix.NFTA_PAYLOAD_DREG, reg),
+		attrNet32(unix.NFTA_PAYLOAD_BASE, uint32(spec.base)),
+		attrNet32(unix.NFTA_PAYLOAD_OFFSET, spec.offset), attrNet32(unix.NFTA_PAYLOAD_LEN, spec.size))
 }
 
 // Return ends the chain.
@@ -148,28 +146,28 @@ func ending(text string, code int32, chain string) Stmt {
 
 // Masquerade gives the packet the source address of the interface it leaves by.
 func Masquerade() Stmt {
-	return Stmt{text: "masquerade", exprs: [][]byte{expression("masq", netlink.Net32(unix.NFTA_MASQ_FLAGS, 0))}}
+	return Stmt{text: "masquerade", exprs: [][]byte{expression("masq", attrNet32(unix.NFTA_MASQ_FLAGS, 0))}}
 }
 
 // DNATMap translates the destination to the address and port that the map has for the fields, and goes
 // on when it has none. The map's data are an address of the family f and a port.
 func DNATMap(f Family, set string, fields ...Field) Stmt {
-	s := lookup(fields, "", set, netlink.Net32(unix.NFTA_LOOKUP_DREG, reg1))
+	s := lookup(fields, "", set, attrNet32(unix.NFTA_LOOKUP_DREG, reg1))
 	port := register(uint32(f.Addr().size()) / 4) // behind the address
 	const mapIPs, protoSpecified = 1 << 0, 1 << 1 // NF_NAT_RANGE_*; newer kernels set both of their own
-	s.exprs = append(s.exprs, expression("nat", netlink.Net32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT),
-		netlink.Net32(unix.NFTA_NAT_FAMILY, uint32(f)), netlink.Net32(unix.NFTA_NAT_FLAGS, mapIPs|protoSpecified),
-		netlink.Net32(unix.NFTA_NAT_REG_ADDR_MIN, reg1), netlink.Net32(unix.NFTA_NAT_REG_ADDR_MAX, reg1),
-		netlink.Net32(unix.NFTA_NAT_REG_PROTO_MIN, port), netlink.Net32(unix.NFTA_NAT_REG_PROTO_MAX, port)))
+	s.exprs = append(s.exprs, expression("nat", attrNet32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT),
+		attrNet32(unix.NFTA_NAT_FAMILY, uint32(f)), attrNet32(unix.NFTA_NAT_FLAGS, mapIPs|protoSpecified),
+		attrNet32(unix.NFTA_NAT_REG_ADDR_MIN, reg1), attrNet32(unix.NFTA_NAT_REG_ADDR_MAX, reg1),
+		attrNet32(unix.NFTA_NAT_REG_PROTO_MIN, port), attrNet32(unix.NFTA_NAT_REG_PROTO_MAX, port)))
 	s.text = fmt.Sprintf("dnat %s to %s map @%s", f, s.text, set)
 	return s
 }
 
 // DaddrIsLocal matches packets that are addressed to this host.
 func DaddrIsLocal() Stmt {
-	fib := expression("fib", netlink.Net32(unix.NFTA_FIB_DREG, reg1),
-		netlink.Net32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_ADDRTYPE),
-		netlink.Net32(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_DADDR))
+	fib := expression("fib", attrNet32(unix.NFTA_FIB_DREG, reg1),
+		attrNet32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_ADDRTYPE),
+		attrNet32(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_DADDR))
 	return Stmt{text: "fib daddr type local", exprs: [][]byte{fib, isEqual(word(unix.RTN_LOCAL))}}
 }
 
@@ -186,7 +184,7 @@ func CtTranslated() Stmt { return ctHas("status dnat", unix.NFT_CT_STATUS, statu
 
 // ctHas matches packets of flows that have one of the bits.
 func ctHas(text string, key, bits uint32) Stmt {
-	load := expression("ct", netlink.Net32(unix.NFTA_CT_KEY, key), netlink.Net32(unix.NFTA_CT_DREG, reg1))
+	load := expression("ct", attrNet32(unix.NFTA_CT_KEY, key), attrNet32(unix.NFTA_CT_DREG, reg1))
 	return Stmt{text: "ct " + text,
 		exprs: [][]byte{load, bitwise(word(bits), word(0)), compare(unix.NFT_CMP_NEQ, word(0))}}
 }

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/netlink"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -66,7 +65,7 @@ func (tx *Tx) DeleteChains(t Table, matches func(name string) bool) error {
 // DeleteRule stages the deletion of one rule.
 func (tx *Tx) DeleteRule(t Table, chain string, handle uint64) {
 	tx.msgs = append(tx.msgs, t.ruleMessage(unix.NFT_MSG_DELRULE, fmt.Sprintf("delete rule %d of", handle), chain,
-		netlink.Bytes(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, handle))))
+		attrBytes(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, handle))))
 }
 
 // Ensure stages what the kernel lacks of the layout. A missing chain is created exclusively, so that

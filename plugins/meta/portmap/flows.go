@@ -5,7 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hawser-cni/plugins/pkg/conntrack"
+	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
 // loopbackIndex is lo's, in every namespace. The kernel names it as the way to the host's own addresses.
@@ -28,7 +28,7 @@ func (c *call) flushAdded(r *record, gone []*record) error {
 
 // older selects the flows that are older than the rules. An answer of the host that is on its way makes such a flow
 // again, the other way round; nothing tells of one that comes after the last pass.
-func (c *call) older(gone []*record) func(at []hostPort, f conntrack.Flow) bool {
+func (c *call) older(gone []*record) func(at []hostPort, f nft.Flow) bool {
 	former := map[netip.Addr]bool{}
 	for _, o := range gone {
 		for _, a := range o.Addrs {
@@ -37,7 +37,7 @@ func (c *call) older(gone []*record) func(at []hostPort, f conntrack.Flow) bool 
 	}
 	local := map[netip.Addr]bool{}
 	cut := map[conversation]bool{}
-	return func(at []hostPort, f conntrack.Flow) bool {
+	return func(at []hostPort, f nft.Flow) bool {
 		if !f.Translated() && cut[conversation{f.Destination, f.Source}] {
 			return true
 		}
@@ -72,7 +72,7 @@ func (c *call) isAt(at []hostPort, addr netip.Addr, local map[netip.Addr]bool) b
 
 // flushRemoved deletes the UDP flows that the rules led to the container.
 func (c *call) flushRemoved(r *record) error {
-	_, err := deleteUDP(r, func(at []hostPort, f conntrack.Flow) bool {
+	_, err := deleteUDP(r, func(at []hostPort, f nft.Flow) bool {
 		for _, p := range at {
 			here := p.Addr.IsUnspecified() || p.Addr == f.Destination.Addr()
 			if here && f.Translated() && f.ReplySource == p.To {
@@ -86,7 +86,7 @@ func (c *call) flushRemoved(r *record) error {
 
 // deleteUDP deletes the UDP flows that match selects, and says how many. match is given a flow and those of the
 // host ports that have its destination's port number. Without UDP host ports no flow is read.
-func deleteUDP(r *record, match func(at []hostPort, f conntrack.Flow) bool) (deleted int, err error) {
+func deleteUDP(r *record, match func(at []hostPort, f nft.Flow) bool) (deleted int, err error) {
 	for _, f := range families() {
 		ports := map[uint16][]hostPort{}
 		for _, p := range r.hostPorts() {
@@ -97,7 +97,7 @@ func deleteUDP(r *record, match func(at []hostPort, f conntrack.Flow) bool) (del
 		if len(ports) == 0 {
 			continue
 		}
-		n, err := conntrack.Delete(uint8(f.Family), unix.IPPROTO_UDP, func(flow conntrack.Flow) bool {
+		n, err := nft.DeleteFlows(f.Family, unix.IPPROTO_UDP, func(flow nft.Flow) bool {
 			return match(ports[flow.Destination.Port()], flow)
 		})
 		deleted += n

@@ -12,7 +12,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/hawser-cni/plugins/pkg/conntrack"
+	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
@@ -242,8 +242,8 @@ func original(line string) string {
 
 var _ = It("an answer of the host that makes a flow again is cut with it", func() {
 	sender, host := netip.MustParseAddrPort("192.0.2.2:4711"), netip.MustParseAddrPort("192.0.2.1:53")
-	asked := conntrack.Flow{Source: sender, Destination: host, ReplySource: host}
-	answered := conntrack.Flow{Source: host, Destination: sender, ReplySource: sender}
+	asked := nft.Flow{Source: sender, Destination: host, ReplySource: host}
+	answered := nft.Flow{Source: host, Destination: sender, ReplySource: sender}
 	at := []hostPort{{Addr: host.Addr()}}
 	isOld := (&call{}).older(nil)
 	Expect(isOld(nil, answered)).To(BeFalse(), "a flow of the host's own")

@@ -1,4 +1,4 @@
-package conntrack_test
+package nft_test
 
 import (
 	"fmt"
@@ -9,7 +9,7 @@ import (
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
-	"github.com/hawser-cni/plugins/pkg/conntrack"
+	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
@@ -30,7 +30,7 @@ func entries(h *nstest.Host) string {
 	return h.Cmd("conntrack", "-L") + h.Cmd("conntrack", "-L", "-f", "ipv6")
 }
 
-var _ = Describe("Delete", Label("kernel"), func() {
+var _ = Describe("DeleteFlows", Label("kernel"), func() {
 	var host *nstest.Host
 
 	BeforeEach(func() {
@@ -42,12 +42,12 @@ var _ = Describe("Delete", Label("kernel"), func() {
 		insert(host, "udp", "2001:db8::7 1000 2001:db8::1 53", "fd00::2 53 2001:db8::7 1000")
 	})
 
-	// remove calls Delete inside the host and returns what it was shown.
-	remove := func(family, proto uint8, match func(conntrack.Flow) bool) (seen []string, n int) {
+	// remove calls DeleteFlows inside the host and returns what it was shown.
+	remove := func(family nft.Family, proto uint8, match func(nft.Flow) bool) (seen []string, n int) {
 		GinkgoHelper()
 		host.Do(func() {
 			var err error
-			n, err = conntrack.Delete(family, proto, func(f conntrack.Flow) bool {
+			n, err = nft.DeleteFlows(family, proto, func(f nft.Flow) bool {
 				seen = append(seen, fmt.Sprintf("%s %s %s %t", f.Source, f.Destination, f.ReplySource, f.Translated()))
 				return match(f)
 			})
@@ -57,7 +57,7 @@ var _ = Describe("Delete", Label("kernel"), func() {
 	}
 
 	It("shows every entry of the family and protocol, and deletes those selected", func() {
-		seen, n := remove(unix.AF_INET, unix.IPPROTO_UDP, conntrack.Flow.Translated)
+		seen, n := remove(nft.IPv4, unix.IPPROTO_UDP, nft.Flow.Translated)
 		Expect(seen).To(ConsistOf(
 			"198.51.100.7:1000 192.0.2.1:53 10.1.0.2:53 true",
 			"198.51.100.8:1000 192.0.2.1:53 192.0.2.1:53 false"))
@@ -69,7 +69,7 @@ var _ = Describe("Delete", Label("kernel"), func() {
 
 	It("knows IPv6", func() {
 		to := netip.MustParseAddrPort("[fd00::2]:53")
-		seen, n := remove(unix.AF_INET6, unix.IPPROTO_UDP, func(f conntrack.Flow) bool { return f.ReplySource == to })
+		seen, n := remove(nft.IPv6, unix.IPPROTO_UDP, func(f nft.Flow) bool { return f.ReplySource == to })
 		Expect(seen).To(HaveLen(1))
 		Expect(n).To(Equal(1))
 		Expect(entries(host)).NotTo(ContainSubstring("2001:db8::7"))

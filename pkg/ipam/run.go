@@ -1,6 +1,4 @@
-// Package invoke finds and runs other CNI plugins, as the specification's
-// section 4 has a plugin delegate to another.
-package invoke
+package ipam
 
 import (
 	"bytes"
@@ -27,66 +25,77 @@ const (
 	stderrMax = 4 << 10
 )
 
-// Runner runs plugins with the environment and the standard error that we
-// were given ourselves.
-type Runner struct {
-	Path   string   // CNI_PATH: directories separated by colons
-	Env    []string // our environment, KEY=value
-	Stderr io.Writer
-}
-
-// Find returns the file of the plugin called name: the first regular file of
-// that name in Path. A name that is no plain file name is code 7, a plugin
-// that is not there code 4 naming CNI_PATH.
-func (r Runner) Find(name string) (string, error) {
-	if !cni.ValidType(name) {
-		return "", cni.Errorf(cni.CodeConfig, "type: %q is no plugin name (it must be a plain file name)", name)
+// Find looks for the plugin, once: the first regular file of its name in Path. A name
+// that is no plain file name is code 7, a plugin that is not there code 4 naming CNI_PATH.
+func (c *Client) Find() error {
+	if c.file != "" {
+		return nil
 	}
-	var unknown error // what kept us from looking
-	for _, dir := range filepath.SplitList(r.Path) {
+	if err := CheckType(c.Type); err != nil {
+		return err
+	}
+	var unknown error // kept us from looking
+	for _, dir := range filepath.SplitList(c.Path) {
 		if dir == "" {
 			continue
 		}
-		file := filepath.Join(dir, name)
+		file := filepath.Join(dir, c.Type)
 		info, err := os.Stat(file)
 		if err == nil && info.Mode().IsRegular() {
-			return file, nil
+			c.file = file
+			return nil
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
 			unknown = err
 		}
 	}
-	absent := fmt.Errorf("failed to find plugin %q in path %s", name, filepath.SplitList(r.Path)) // as the reference
+	absent := fmt.Errorf("failed to find plugin %q in path %s", c.Type, filepath.SplitList(c.Path)) // as the reference
 	if unknown != nil {
 		absent = fmt.Errorf("%w: %w", absent, unknown)
 	}
-	return "", cni.Errorf(cni.CodeEnvironment, "CNI_PATH: no plugin %q in %q: %w", name, r.Path, absent)
+	return cni.Errorf(cni.CodeEnvironment, "CNI_PATH: no plugin %q in %q: %w", c.Type, c.Path, absent)
 }
 
-// Start starts the plugin called name for command with conf on its standard
-// input, for a caller who has something else to do until it waits for the
-// answer. Wait must follow, in the same goroutine. The plugin dies with us.
+// Start starts the plugin for command, with the configuration on its standard input, for a caller who has
+// something else to do until it needs the answer. Wait, Result or Release follows, in the same goroutine. The
+// plugin dies with us. One that was started for an ADD may have reserved something.
 //
 // The errors, also of Wait: the plugin's own error object comes back as a
 // *cni.Error with its code; one that fails without such an object is code 999
 // with its standard error in the details; one that runs out of time, or whose
 // file is being written, is code 11; one that cannot be started code 5.
-func (r Runner) Start(ctx context.Context, name, command string, conf []byte) (*Delegate, error) {
-	file, err := r.Find(name)
-	if err != nil {
+func (c *Client) Start(ctx context.Context, command string) (*Delegate, error) {
+	if err := c.Find(); err != nil {
 		return nil, err
 	}
-	d := &Delegate{name: name, began: time.Now(), stderr: tail{copy: r.Stderr}}
+	d := &Delegate{name: c.Type, began: time.Now(), stderr: tail{copy: c.Stderr}}
 	if ctx.Err() != nil {
 		return nil, d.failure(ctx, context.Cause(ctx))
 	}
+	env := slices.DeleteFunc(slices.Clone(c.Env), func(kv string) bool { return strings.HasPrefix(kv, "CNI_COMMAND=") })
+	var err error
 	d.process, err = process.Command{
-		Path: file, Env: withCommand(r.Env, command), Stdin: conf, Stdout: &d.stdout, Stderr: &d.stderr,
+		Path: c.file, Env: append(env, "CNI_COMMAND="+command), Stdin: c.Conf, Stdout: &d.stdout, Stderr: &d.stderr,
 	}.Start()
 	if err != nil {
 		return nil, d.failure(ctx, err)
 	}
 	return d, nil
+}
+
+// Run runs a command that has no answer: CHECK, DEL, GC or STATUS.
+func (c *Client) Run(ctx context.Context, command string) error {
+	_, err := c.answer(ctx, command)
+	return err
+}
+
+// answer runs a command to its end, and returns the plugin's standard output.
+func (c *Client) answer(ctx context.Context, command string) ([]byte, error) {
+	d, err := c.Start(ctx, command)
+	if err != nil {
+		return nil, err
+	}
+	return d.Wait(ctx)
 }
 
 // Delegate is a plugin that was started.
@@ -100,19 +109,18 @@ type Delegate struct {
 
 // Wait returns the plugin's standard output. The plugin is killed when ctx ends.
 func (d *Delegate) Wait(ctx context.Context) ([]byte, error) {
-	err := d.process.Wait(ctx)
-	if err == nil {
-		return d.stdout.buf, nil
+	if err := d.process.Wait(ctx); err != nil {
+		return nil, d.failure(ctx, err)
 	}
-	return nil, d.failure(ctx, err)
+	return d.stdout.buf, nil
 }
 
 // failure returns the error of a delegate that did not succeed.
 func (d *Delegate) failure(ctx context.Context, err error) error {
-	details := strings.TrimSpace(string(d.stderr.buf))
 	if e, ok := cni.DecodeError(d.stdout.buf); ok {
 		return e
 	}
+	details := strings.TrimSpace(string(d.stderr.buf))
 	switch {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		took := time.Since(d.began).Round(time.Millisecond)
@@ -132,12 +140,6 @@ func (d *Delegate) failure(ctx context.Context, err error) error {
 
 func (d *Delegate) error(code uint, msg, details string) error {
 	return &cni.Error{Code: code, Msg: fmt.Sprintf("plugin %q: %s", d.name, msg), Details: details}
-}
-
-// withCommand is env with CNI_COMMAND set to command, once.
-func withCommand(env []string, command string) []string {
-	out := slices.DeleteFunc(slices.Clone(env), func(kv string) bool { return strings.HasPrefix(kv, "CNI_COMMAND=") })
-	return append(out, "CNI_COMMAND="+command)
 }
 
 // head keeps the first bytes, outputMax of them, and refuses more.

@@ -1,4 +1,4 @@
-package invoke_test
+package ipam_test
 
 import (
 	"bytes"
@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
@@ -38,9 +39,9 @@ var _ = Describe("a delegate", func() {
 	ctx := context.Background()
 
 	It("passes the environment through, with CNI_COMMAND replaced once", func() {
-		r, _ := runner("env")
-		r.Env = append(r.Env, "CNI_ARGS=A=b;C=d", "CNI_COMMAND=again", "CNI_COMMANDX=kept", "X=a=b", "EMPTY=")
-		out, err := run(ctx, r, "ipam", nil)
+		c, _ := client("env")
+		c.Env = append(c.Env, "CNI_ARGS=A=b;C=d", "CNI_COMMAND=again", "CNI_COMMANDX=kept", "X=a=b", "EMPTY=")
+		out, err := run(ctx, c)
 		Expect(err).NotTo(HaveOccurred())
 		lines := strings.Split(string(out), "\n")
 		Expect(lines).To(ContainElements("CNI_ARGS=A=b;C=d", "CNI_COMMANDX=kept", "X=a=b", "EMPTY="))
@@ -51,8 +52,9 @@ var _ = Describe("a delegate", func() {
 	It("passes the configuration on byte for byte", func() {
 		conf := append([]byte("\ufeff{\n\t\"x\" : 1e400, \"x\":\"\x00\xff\" }\r\n\n"),
 			bytes.Repeat([]byte("x"), 1<<20)...)
-		r, _ := runner("cat")
-		out, err := run(ctx, r, "ipam", conf)
+		c, _ := client("cat")
+		c.Conf = conf
+		out, err := run(ctx, c)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(bytes.Equal(out, conf)).To(BeTrue())
 	})
@@ -60,9 +62,9 @@ var _ = Describe("a delegate", func() {
 	It("hands its standard error on while it runs", func() {
 		fifo := filepath.Join(GinkgoT().TempDir(), "fifo")
 		Expect(unix.Mkfifo(fifo, 0o600)).To(Succeed())
-		r, stderr := runner("echo progress >&2; cat " + fifo)
+		c, stderr := client("echo progress >&2; cat " + fifo)
 		done := make(chan error, 1)
-		go func() { _, err := run(ctx, r, "ipam", nil); done <- err }()
+		go func() { _, err := run(ctx, c); done <- err }()
 		Eventually(stderr.String).Should(Equal("progress\n"))
 		Expect(done).NotTo(Receive())
 		Expect(os.WriteFile(fifo, nil, 0o600)).To(Succeed())
@@ -70,14 +72,14 @@ var _ = Describe("a delegate", func() {
 	})
 
 	DescribeTable("does not mind that nobody reads our own standard error", func(w io.Writer) {
-		r, _ := runner("echo one >&2; echo two >&2; echo {}")
-		r.Stderr = w
-		Expect(run(ctx, r, "ipam", nil)).To(BeEquivalentTo("{}\n"))
+		c, _ := client("echo one >&2; echo two >&2; echo {}")
+		c.Stderr = w
+		Expect(run(ctx, c)).To(BeEquivalentTo("{}\n"))
 	}, Entry("it fails", broken{}), Entry("there is none", nil))
 
 	DescribeTable("says what a delegate died of", func(script string, code uint, message string, details any) {
-		r, _ := runner(script)
-		out, err := run(ctx, r, "ipam", nil)
+		c, _ := client(script)
+		out, err := run(ctx, c)
 		expectError(err, code, message, details)
 		Expect(out).To(BeNil())
 	},
@@ -109,32 +111,32 @@ var _ = Describe("a delegate", func() {
 	)
 
 	It("does not wait for a file that is being written: try again", func() {
-		r, _ := runner("echo done")
-		file := filepath.Join(r.Path, "ipam")
+		c, _ := client("echo done")
+		file := filepath.Join(c.Path, "ipam")
 		writer, err := os.OpenFile(file, os.O_WRONLY, 0)
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(writer.Close)
 		if err := exec.Command(file).Run(); !errors.Is(err, unix.ETXTBSY) {
 			Skip("this kernel runs files that are being written")
 		}
-		_, err = run(ctx, r, "ipam", nil)
+		_, err = run(ctx, c)
 		expectError(err, cni.CodeTryAgain, `plugin "ipam": its file is being written`, "")
 	})
 
 	It("names a file that cannot be run", func() {
-		r, _ := runner("")
-		Expect(os.Chmod(filepath.Join(r.Path, "ipam"), 0o644)).To(Succeed())
-		_, err := run(ctx, r, "ipam", nil)
-		expectError(err, cni.CodeIO, `plugin "ipam": fork/exec `+r.Path+"/ipam: permission denied", "")
-		Expect(os.WriteFile(filepath.Join(r.Path, "other"), []byte("not a program"), 0o755)).To(Succeed())
-		_, err = run(ctx, r, "other", nil)
+		c, _ := client("")
+		Expect(os.Chmod(filepath.Join(c.Path, "ipam"), 0o644)).To(Succeed())
+		_, err := run(ctx, c)
+		expectError(err, cni.CodeIO, `plugin "ipam": fork/exec `+c.Path+"/ipam: permission denied", "")
+		Expect(os.WriteFile(filepath.Join(c.Path, "other"), []byte("not a program"), 0o755)).To(Succeed())
+		_, err = run(ctx, &ipam.Client{Type: "other", Path: c.Path})
 		expectError(err, cni.CodeIO, "exec format error", "")
 	})
 
 	DescribeTable("gives up after the time that it has", func(script string) {
-		given, stderr := runner("echo waiting >&2; " + script)
+		given, stderr := client("echo waiting >&2; " + script)
 		began := time.Now()
-		_, err := run(nstest.DeadlineWhen(func() bool { return stderr.String() != "" }), given, "ipam", nil)
+		_, err := run(nstest.DeadlineWhen(func() bool { return stderr.String() != "" }), given)
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
 		expectError(err, cni.CodeTryAgain, `plugin "ipam": no answer within `, "waiting")
 	},
@@ -145,21 +147,21 @@ var _ = Describe("a delegate", func() {
 	)
 
 	It("ends a delegate when it is told to end itself", func() {
-		r, stderr := runner("echo ready >&2; exec sleep 60")
+		c, stderr := client("echo ready >&2; exec sleep 60")
 		ctx, cancel := context.WithCancelCause(ctx)
 		go func() {
 			defer GinkgoRecover()
 			Eventually(stderr.String).Should(Equal("ready\n"))
 			cancel(errors.New("terminated"))
 		}()
-		_, err := run(ctx, r, "ipam", nil)
+		_, err := run(ctx, c)
 		expectError(err, cni.CodeTryAgain, `plugin "ipam": stopped: terminated`, "ready")
 	})
 
 	It("takes the answer of a delegate whose child holds the output open", func() {
-		r, stderr := runner("sleep 60 & echo $! >&2; echo '{}'")
+		c, stderr := client("sleep 60 & echo $! >&2; echo '{}'")
 		began := time.Now()
-		Expect(run(ctx, r, "ipam", nil)).To(BeEquivalentTo("{}\n"))
+		Expect(run(ctx, c)).To(BeEquivalentTo("{}\n"))
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
 		pid, err := strconv.Atoi(strings.TrimSpace(stderr.String()))
 		Expect(err).NotTo(HaveOccurred())

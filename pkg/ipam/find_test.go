@@ -1,4 +1,4 @@
-package invoke_test
+package ipam_test
 
 import (
 	"context"
@@ -11,14 +11,18 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/invoke"
+	"github.com/hawser-cni/plugins/pkg/ipam"
 )
 
 var _ = Describe("Find", func() {
 	var a, b string
 	BeforeEach(func() { a, b = GinkgoT().TempDir(), GinkgoT().TempDir() })
 
-	find := func(path, name string) (string, error) { return invoke.Runner{Path: path}.Find(name) }
+	find := func(path, name string) (string, error) {
+		c := ipam.Client{Type: name, Path: path}
+		err := c.Find()
+		return c.File(), err
+	}
 
 	It("takes the first regular file", func() {
 		install(b, "ipam", "")
@@ -77,7 +81,7 @@ var _ = Describe("Find", func() {
 		install(b, "ipam", "echo PATH")
 		GinkgoT().Setenv("PATH", b+":"+os.Getenv("PATH"))
 		for _, path := range []string{".", "../" + filepath.Base(a)} {
-			out, err := run(context.Background(), invoke.Runner{Path: path, Env: os.Environ()}, "ipam", nil)
+			out, err := run(context.Background(), &ipam.Client{Type: "ipam", Path: path, Env: os.Environ()})
 			Expect(err).NotTo(HaveOccurred())
 			Expect(string(out)).To(Equal("here\n"))
 		}

@@ -1,4 +1,4 @@
-package invoke_test
+package ipam_test
 
 import (
 	"bytes"
@@ -12,27 +12,26 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/hawser-cni/plugins/pkg/invoke"
+	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 // parentEnv makes the test binary a plugin that runs the delegate in this
 // directory.
-const parentEnv = "INVOKE_TEST_PARENT"
+const parentEnv = "IPAM_TEST_PARENT"
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(parentEnv); dir != "" {
-		r := invoke.Runner{Path: dir, Env: os.Environ(), Stderr: os.Stderr}
-		_, err := run(context.Background(), r, "ipam", nil)
+		_, err := run(context.Background(), &ipam.Client{Type: "ipam", Path: dir, Env: os.Environ(), Stderr: os.Stderr})
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(3)
 	}
 	nstest.Main(m)
 }
 
-func TestInvoke(t *testing.T) {
+func TestIPAM(t *testing.T) {
 	RegisterFailHandler(Fail)
-	RunSpecs(t, "pkg/invoke")
+	RunSpecs(t, "pkg/ipam")
 }
 
 // install writes a shell script as an executable plugin.
@@ -44,19 +43,19 @@ func install(dir, name, script string) string {
 	return file
 }
 
-// runner finds the script as plugin "ipam".
-func runner(script string) (invoke.Runner, *log) {
+// client speaks to an IPAM plugin, called "ipam", that is this script.
+func client(script string) (*ipam.Client, *log) {
 	GinkgoHelper()
 	dir := GinkgoT().TempDir()
 	install(dir, "ipam", script)
 	stderr := &log{}
-	env := []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=DEL"}
-	return invoke.Runner{Path: dir, Env: env, Stderr: stderr}, stderr
+	return &ipam.Client{Type: "ipam", Conf: []byte(`{"name": "net1"}`), Version: "0.3.1", Path: dir,
+		Env: []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=DEL"}, Stderr: stderr}, stderr
 }
 
 // run starts the plugin for ADD and waits for its answer.
-func run(ctx context.Context, r invoke.Runner, name string, conf []byte) ([]byte, error) {
-	d, err := r.Start(ctx, name, "ADD", conf)
+func run(ctx context.Context, c *ipam.Client) ([]byte, error) {
+	d, err := c.Start(ctx, "ADD")
 	if err != nil {
 		return nil, err
 	}
