@@ -2,8 +2,9 @@
 # bench.sh: our plugins against the newest reference, Debian's and, with BEFORE=DIR, an older
 # build of ours, call by call in turns, on throw-away hosts (root). PEER=DIR takes the place of
 # the reference's two; BENCH is a regexp of the rows; BENCH_TIME the time for each scenario (2s),
-# N the most rounds of each; QUICK=1 takes two minutes. A run of everything, of 12 minutes,
-# writes docs/performance.md. HAWSER_BIN is a directory with our plugins.
+# N the most rounds of each; QUICK=1 takes two minutes. The whole table goes into
+# dist/performance.txt, too. A run of everything, of 12 minutes, also writes the aims and some
+# rows into docs/performance.md. HAWSER_BIN is a directory with our plugins.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -30,14 +31,19 @@ else
 fi
 [ -z "${BEFORE:-}" ] || peer "hawser before" "$BEFORE"
 [ ${#args[@]} -gt 0 ] || { echo "bench: nothing to compare with" >&2; exit 1; }
-(cd test/bench && export CGO_ENABLED=0 &&
-	go build -o "$work/bench" . && go build -trimpath -ldflags '-s -w' -o "$work/empty/bridge" ./empty)
+(cd test && export CGO_ENABLED=0 && go build -o "$work/bench" ./bench &&
+	go build -trimpath -ldflags '-s -w' -o "$work/empty/bridge" ./bench/empty)
 
-args+=(-ours "$plugins" -empty "$work/empty" -work "$work/disk" -version "$(scripts/version.sh)" -time "${BENCH_TIME:-2s}")
+args+=(-ours "$plugins" -empty "$work/empty" -work "$work/disk" -time "${BENCH_TIME:-2s}"
+	-fact "$(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1), $(nproc) processors, $(awk '/^MemTotal/ { printf "%d", $2 / 1048576 }' /proc/meminfo) GiB of memory"
+	-fact "Linux $(uname -r); leases on $(stat -fc %T "$work/disk"); compiled by $(go env GOVERSION); $(iptables --version)"
+	-fact "hawser $(scripts/version.sh)")
 [ -z "${N:-}" ] || args+=(-n "$N")
 if [ -n "${QUICK:-}" ]; then
 	args+=(-quick -time "${BENCH_TIME:-5s}" -n "${N:-30}")
 elif [ -z "${BENCH:-}" ]; then
-	args+=(-page docs/performance.md -plot docs/performance.svg)
+	args+=(-page docs/performance.md)
 fi
-"$work/bench" "${args[@]}" -rows "${BENCH:-}"
+mkdir -p dist
+unshare --mount --net --pid --ipc --uts --fork --kill-child --mount-proc "$work/bench" "${args[@]}" -rows "${BENCH:-}" |
+	tee dist/performance.txt

@@ -18,7 +18,7 @@ touch "$NSTEST_SKIPLOG"
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE
 failed=0
 packages=()
-for module in . test test/bench; do
+for module in . test; do
 	echo "== go vet in $module"
 	(cd "$module" && go vet ./...) || failed=1
 	mapfile -t -O ${#packages[@]} packages < <(cd "$module" &&

@@ -35,7 +35,7 @@ var _ = It("each plugin has rows", func() {
 })
 
 var _ = Describe("a run", func() {
-	It("fills the page and the plot, and leaves the host alone", func() {
+	It("prints each row, fills the page, and leaves the host alone", func() {
 		dir, h := GinkgoT().TempDir(), nstest.NewHost()
 		h.Cmd("sh", "-c", "mkdir "+dir+"/ours "+dir+"/peer "+dir+"/empty "+dir+"/disk")
 		for _, name := range nstest.Plugins() {
@@ -49,36 +49,43 @@ var _ = Describe("a run", func() {
 		Expect(os.WriteFile(dir+"/page.md", []byte(page), 0o644)).To(Succeed())
 		before := h.Snapshot()
 
-		out := h.Run(nstest.Program{Path: dir + "/bench", Args: []string{"-ours", dir + "/ours", "-peer",
+		out := h.Run(nstest.Program{Path: "unshare", Args: []string{"--mount", "--net", "--pid", "--ipc", "--uts",
+			"--fork", "--kill-child", "--mount-proc", dir + "/bench", "-fact", "of this run", "-ours", dir + "/ours", "-peer",
 			"hawser before=" + dir + "/peer", "-peer", "other=" + dir + "/peer",
 			"-empty", dir + "/empty", "-copies", "2",
-			"-work", dir + "/disk", "-n", "2", "-page", dir + "/page.md", "-plot", dir + "/plot.svg",
+			"-work", dir + "/disk", "-n", "2", "-page", dir + "/page.md",
 			"-rows", `^(bridge.* against .*|dummy|loopback|portmap, 1 published|host-local, 1000 reserved|sbr.*): ` +
 				`|^chain.* 8 at a time`}})
 		Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
 
 		Expect(h.Snapshot()).To(Equal(before))
 		Expect(filepath.Glob(dir + "/disk/*")).To(BeEmpty())
-		Expect(os.ReadFile(dir + "/plot.svg")).To(ContainSubstring("portmap, 1 published: ADD"))
 		written, err := os.ReadFile(dir + "/page.md")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(string(written)).To(And(HavePrefix("# Before\n"), HaveSuffix("## After\n"),
 			Not(ContainSubstring("old"))))
 		const ratio = `[0-9.]+ \([0-9.]+ to [0-9.]+\)`
-		for _, line := range []string{
-			`bridge against an empty Go program: VERSION \| ` + ratio + ` \| - \| 2 \|`,
-			`bridge, masquerade, against itself: ADD \| ` + ratio +
-				` .* 2 / 2 \| [0-9]+ / [0-9]+ \| [1-9][0-9]* / [1-9][0-9]* \| 0 / 0 \|`,
-			`loopback: ADD \| n/a: no loopback \| n/a: no loopback \| 2 \| [0-9.]+ / - / - \| .* \| 1 / - \|`,
-			`sbr, dual stack: ADD \| ` + ratio + ` .* 0 / 0 / 0 \|`,
-			`dummy: VERSION \| ` + ratio,
-			`dummy: ADD \| (` + ratio + ` .*|n/a: no dummy in this kernel \| n/a: .* \| 0) .* 0 / 0 / 0 \|`,
-			`portmap, 1 published: GC \| ` + ratio + ` \| ` + ratio + ` \| 2 \|`,
-			`host-local, 1000 reserved: ADD \| ` + ratio + ` .* 0 / 0 \| 0 / 0 / 0 \|`,
-			`chain of bridge, tuning, portmap, 8 at a time: ADD \| ` + ratio + ` .* 0 / 0 / 0 \|`,
-			`our failures, all rows \| at most 0 \| 0.00 \| yes`,
+		for _, line := range []string{`of this run`,
+			`bridge against an empty Go program: VERSION +` + ratio + ` +- +2 `,
+			`bridge, masquerade, against itself: ADD +` + ratio +
+				` .* 2 / 2 +[0-9]+ / [0-9]+ +[1-9][0-9]* / [1-9][0-9]* +0 / 0$`,
+			`loopback: ADD +n/a: no loopback +n/a: no loopback +2 +[0-9.]+ / - / - .* 1 / - `,
+			`sbr, dual stack: ADD +` + ratio + ` .* 0 / 0 / 0$`,
+			`dummy: VERSION +` + ratio,
+			`dummy: ADD +(` + ratio + ` .*|n/a: no dummy in this kernel +n/a: .* 0) .* 0 / 0 / 0$`,
+			`portmap, 1 published: GC +` + ratio + ` +` + ratio + ` +2 `,
+			`host-local, 1000 reserved: ADD +` + ratio + ` .* 0 / 0 +0 / 0 / 0$`,
+			`chain of bridge, tuning, portmap, 8 at a time: ADD +` + ratio + ` .* 0 / 0 / 0$`,
+			`our failures, all rows +at most 0 +0.00 +yes`,
 		} {
-			Expect(string(written)).To(MatchRegexp(`(?m)^\| ` + line))
+			Expect(out.Stdout).To(MatchRegexp(`(?m)^` + line))
+		}
+		for _, line := range []string{`- of this run`,
+			`\| loopback: ADD \| n/a: no loopback \| n/a: no loopback \| [0-9.]+ / - / - \|`,
+			`\| portmap, 1 published: ADD \| ` + ratio + ` \| ` + ratio + ` \| [0-9. /]+ \|`,
+			`\| our failures, all rows \| at most 0 \| 0.00 \| yes`,
+		} {
+			Expect(string(written)).To(MatchRegexp(`(?m)^` + line))
 		}
 	})
 })
@@ -118,6 +125,17 @@ var _ = DescribeTable("an aim", func(a aim, met bool, value float64) {
 	Entry("below the most", aim{want: 2, atMost: true}, true, 1.9),
 	Entry("above the most", aim{want: 2, atMost: true}, false, 2.5),
 )
+
+var _ = It("the rows of the page are there", func() {
+	var have []string
+	for _, sc := range scenarios() {
+		for _, verb := range sc.verbs {
+			have = append(have, sc.name+": "+verb)
+		}
+	}
+	Expect(asked()).To(HaveLen(20))
+	Expect(have).To(ContainElements(asked()))
+})
 
 var _ = Describe("the aims", func() {
 	It("are of rows that there are, and a missed one says so", func() {

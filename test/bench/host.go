@@ -73,6 +73,25 @@ link set far0 up
 `, "UPLINK", uplink), "ip", "-batch", "-")
 }
 
+// mountState puts empty directories in the places of the machine's, and the /sys of
+// the calling thread's network namespace.
+func mountState() error {
+	for _, dir := range []string{"/run", "/var/lib"} {
+		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=755"); err != nil {
+			return fmt.Errorf("mount %s: %w", dir, err)
+		}
+	}
+	for _, dir := range []string{"/run/netns", "/run/lock", "/var/lib/cni"} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := unix.Mount("sysfs", "/sys", "sysfs", 0, ""); err != nil {
+		return fmt.Errorf("mount /sys: %w", err)
+	}
+	return nil
+}
+
 // do runs fn on the host's thread. Programs that it starts are on the host.
 func (h *host) do(fn func() error) error {
 	done := make(chan error)

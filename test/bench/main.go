@@ -1,6 +1,6 @@
 // Bench measures our plugins against those of other directories: the same calls, in
-// turns, on throw-away hosts in namespaces of their own. scripts/bench.sh runs it;
-// docs/performance.md is what it writes.
+// turns, on throw-away hosts. scripts/bench.sh runs it in namespaces of its own. It prints
+// the whole table, and writes the aims and some rows into docs/performance.md.
 //
 // Times are compared in rounds: every side serves the call, one right after the other, and
 // another one begins each time, so that what else the machine does falls on all. What is
@@ -21,17 +21,17 @@ import (
 
 // options are what the command line says.
 type options struct {
-	ours       string      // directory of our plugins
-	peers      [][2]string // names and directories of the others
-	empty      string      // a directory with an empty program, as "bridge"
-	version    string      // of ours
-	work       string      // a directory on disk
-	rows       *regexp.Regexp
-	limit      time.Duration // for a scenario's loop, after the third round
-	rounds     int           // most rounds of a scenario
-	quick      bool          // no scenario that takes long
-	copies     int           // of each program
-	page, plot string        // files to write
+	ours   string      // directory of our plugins
+	peers  [][2]string // names and directories of the others
+	empty  string      // a directory with an empty program, as "bridge"
+	facts  []string    // about the run, for the page
+	work   string      // a directory on disk
+	rows   *regexp.Regexp
+	limit  time.Duration // for a scenario's loop, after the third round
+	rounds int           // most rounds of a scenario
+	quick  bool          // no scenario that takes long
+	copies int           // of each program
+	page   string        // the file to write
 }
 
 // The first thread of a process never ends, so no host may get it: its namespaces
@@ -44,7 +44,7 @@ func main() {
 	flag.StringVar(&o.ours, "ours", "", "`directory` of our plugins")
 	flag.Func("peer", "`name=directory` of plugins to compare with, in the order of the tables", o.addPeer)
 	flag.StringVar(&o.empty, "empty", "", "`directory` with an empty Go program named bridge")
-	flag.StringVar(&o.version, "version", "", "ours, for the page")
+	flag.Func("fact", "a `line` about the run, for the page", o.addFact)
 	flag.StringVar(&o.work, "work", os.TempDir(), "`directory` on disk for what plugins keep there")
 	flag.StringVar(&rows, "rows", "", "`regexp` of the rows to measure")
 	flag.DurationVar(&o.limit, "time", 2*time.Second, "for each scenario, at least three rounds")
@@ -52,7 +52,6 @@ func main() {
 	flag.BoolVar(&o.quick, "quick", false, "leave out what takes long")
 	flag.IntVar(&o.copies, "copies", 8, "of each program, for the rounds in turn")
 	flag.StringVar(&o.page, "page", "", "`file` in which the generated part is replaced")
-	flag.StringVar(&o.plot, "plot", "", "`file` for the plot, .svg")
 	flag.Parse()
 	if err := run(&o, rows); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -70,14 +69,20 @@ func (o *options) addPeer(text string) error {
 	return nil
 }
 
+// addFact keeps one -fact.
+func (o *options) addFact(text string) error {
+	o.facts = append(o.facts, text)
+	return nil
+}
+
 func run(o *options, rows string) (err error) {
 	if o.rows, err = regexp.Compile(rows); err != nil {
 		return fmt.Errorf("-rows: %w", err)
 	}
-	if !inside() {
-		return isolate()
+	if os.Getpid() != 1 {
+		return errors.New("would hide this machine's /run: scripts/bench.sh runs it in namespaces of its own")
 	}
-	if err := arrange(); err != nil {
+	if err := mountState(); err != nil {
 		return err
 	}
 	programs, err := os.MkdirTemp(o.work, "programs")
@@ -93,15 +98,10 @@ func run(o *options, rows string) (err error) {
 	if err := b.measureAll(); err != nil {
 		return err
 	}
-	r := report{bench: b, machine: lookAround(o.work), took: time.Since(began)}
+	r := report{bench: b, took: time.Since(began)}
 	r.print(os.Stdout)
 	if o.page != "" {
-		if err := r.writePage(o.page); err != nil {
-			return err
-		}
-	}
-	if o.plot != "" {
-		return writePlot(o.plot, b)
+		return r.writePage(o.page)
 	}
 	return nil
 }

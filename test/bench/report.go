@@ -15,8 +15,7 @@ import (
 // report is what a run says.
 type report struct {
 	*bench
-	machine []string
-	took    time.Duration
+	took time.Duration
 }
 
 // table is a head and rows of cells.
@@ -74,6 +73,30 @@ func (r *report) callTable() table {
 			row.two(func(s *sample) string { return number(s.counts, s.counts.syscalls) }),
 			row.two(func(s *sample) string { return number(s.counts, s.counts.messages) }),
 			row.each(func(s *sample) string { return fmt.Sprint(s.failures) })}))
+	}
+	return t
+}
+
+// asked are the rows of the page: those that people ask about.
+func asked() []string {
+	return []string{startName + ": VERSION", sameName + ": ADD",
+		"loopback: ADD", "tuning, a sysctl: ADD", reservedName(1) + ": ADD", reservedName(10000) + ": ADD",
+		"bridge: ADD", "bridge: STATUS", "bridge: GC",
+		"bridge, masquerade: ADD", "bridge, masquerade: CHECK", "bridge, masquerade: DEL",
+		"bridge, masquerade by iptables: ADD",
+		portsName(1) + ": ADD", portsName(1) + ": DEL", portsName(100) + ": ADD",
+		"firewall: ADD", "bandwidth: ADD", "macvlan: ADD", chainName + ": ADD"}
+}
+
+// askedTable is of these rows: ratios and medians.
+func (r *report) askedTable() table {
+	t := table{head: slices.Concat([]string{"call"}, r.ratios("ratio"), []string{"median, ms"})}
+	for _, name := range asked() {
+		scenario, verb, _ := strings.Cut(name, ": ")
+		if row := r.row(scenario, verb); row != nil {
+			t.rows = append(t.rows, slices.Concat([]string{name}, r.compared(row), []string{
+				row.each(func(s *sample) string { return figure(median(s.wall)) })}))
+		}
 	}
 	return t
 }
@@ -160,15 +183,16 @@ func (r *report) names() []string {
 	return names
 }
 
-// facts are what a reader needs to know of the run.
-func (r *report) facts() []string {
-	return append(r.machine, fmt.Sprintf("%s %s; the run took %v", oursName, r.options.version,
-		r.took.Round(time.Second)),
+// about is what a reader needs to know of the run.
+func (r *report) about() []string {
+	load, _ := os.ReadFile("/proc/loadavg")
+	return append(slices.Clone(r.facts),
+		fmt.Sprintf("the run took %v; load at its end %.14s", r.took.Round(time.Second), load),
 		"figures beside each other: "+strings.Join(r.names(), " / "))
 }
 
 func (r *report) print(w io.Writer) {
-	for _, fact := range r.facts() {
+	for _, fact := range r.about() {
 		_, _ = fmt.Fprintln(w, fact)
 	}
 	for _, t := range []table{r.callTable(), r.parallelTable(), r.aimTable()} {
@@ -218,15 +242,11 @@ func (r *report) writePage(path string) error {
 	var s strings.Builder
 	s.Write(head)
 	s.WriteString(pageBegin)
-	for _, fact := range r.facts() {
+	for _, fact := range r.about() {
 		s.WriteString("- " + fact + "\n")
 	}
 	fmt.Fprintf(&s, "\n### Aims\n%s\n", r.aimTable().markdown())
-	fmt.Fprintf(&s, "### Calls\n%s\n", r.callTable().markdown())
-	fmt.Fprintf(&s, "### Pods at the same time\n%s\n", r.parallelTable().markdown())
-	for _, line := range r.troubles() {
-		s.WriteString("- " + line + "\n")
-	}
+	fmt.Fprintf(&s, "### Calls\n%s\n", r.askedTable().markdown())
 	s.WriteString(pageEnd)
 	s.Write(tail)
 	return os.WriteFile(path, []byte(s.String()), 0o644)
