@@ -205,18 +205,17 @@ var _ = Describe("the daemon", func() {
 		other, err := statefile.OpenStore[record](ctx, d.records.Path, 0)
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(other.Close)
-		dropped := make(chan error, mostThreads)
-		for i := range mostThreads {
+		dropped := make(chan error, threadsMost)
+		for i := range threadsMost {
 			a := cni.Attachment{Network: "net", ContainerID: fmt.Sprint(i), IfName: "lo"}
 			Expect(other.Put(a.Hash(), record{Attachment: a})).To(Succeed())
 			go func() { dropped <- d.drop(a) }()
 		}
-		Eventually(func() int { return len(d.files) }).Should(Equal(mostThreads))
+		Eventually(func() int { return len(d.files) }).Should(Equal(threadsMost))
 		opened := make(chan error, 1)
 		go func() {
-			h := &holder{record: record{Attachment: cni.Attachment{IfName: "lo"}, Netns: c.Path}}
 			d.hostPrefix = ""
-			l, err := d.open(h)
+			l, err := d.newClient(record{Attachment: cni.Attachment{IfName: "lo"}, Netns: c.Path}).open(true)
 			if err == nil {
 				l.close()
 			}
@@ -224,7 +223,7 @@ var _ = Describe("the daemon", func() {
 		}()
 		Eventually(opened).Should(Receive(BeNil()))
 		Expect(other.Close()).To(Succeed())
-		for range mostThreads {
+		for range threadsMost {
 			Eventually(dropped).Should(Receive(BeNil()))
 		}
 	})
@@ -237,16 +236,16 @@ var _ = Describe("the daemon", func() {
 		DeferCleanup(other.Close)
 		a := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}
 		Expect(other.Put(a.Hash(), record{Attachment: a})).To(Succeed())
-		h := d.newHolder(record{Attachment: a, Netns: "/absent"}) // which ends at once
+		c := d.newClient(record{Attachment: a, Netns: "/absent"}) // which ends at once
 		d.mu.Lock()
-		d.start(h)
+		c.start()
 		d.mu.Unlock()
 		Eventually(func() int { return len(d.files) }).Should(Equal(1))
-		found := make(chan *holder)
+		found := make(chan *client)
 		go func() { found <- d.find(cni.Attachment{Network: "net", ContainerID: "two", IfName: "eth0"}) }()
 		Eventually(found).Should(Receive(BeNil()))
 		Expect(other.Close()).To(Succeed())
-		Eventually(h.done).Should(BeClosed())
+		Eventually(c.done).Should(BeClosed())
 	})
 
 	It("holds a hundred leases with a descriptor for each, and without a thread for each", func() {

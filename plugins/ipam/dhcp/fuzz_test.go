@@ -70,8 +70,8 @@ func checkLease(t *testing.T, l *lease) {
 		}
 	}
 	r := record{}
-	r.keep(l)
-	if again := r.kept(); again == nil || again.prefix() != l.prefix() {
+	r.setLease(l)
+	if again := r.storedLease(); again == nil || again.prefix() != l.prefix() {
 		t.Fatal("the record has another lease")
 	}
 }
@@ -82,9 +82,9 @@ func FuzzRecord(f *testing.F) {
 	ack := l.message(dhcpv4.MessageTypeAck, dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 50)), dhcpv4.WithLeaseTime(3600),
 		dhcpv4.WithNetmask(net.CIDRMask(24, 32)), dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(10, 9, 0, 1))))
 	r := record{Attachment: cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}, Netns: "/x", Index: 2,
-		Client: l.client}
+		Client: l.identity}
 	for _, lease := range []*lease{nil, {ack: ack, since: time.Hour}, {ack: ack, since: 1<<63 - 1}} {
-		r.keep(lease)
+		r.setLease(lease)
 		data, err := json.Marshal(r)
 		if err != nil {
 			f.Fatal(err)
@@ -97,10 +97,10 @@ func FuzzRecord(f *testing.F) {
 			return
 		}
 		now := time.Hour
-		m := machine{client: r.Client, lease: r.kept(), pauses: newLife().pauses}
+		m := machine{identity: r.Client, lease: r.storedLease(), pauses: newLife().pauses}
 		if m.lease != nil {
 			m.lease.result(options{DNS: true})
-			m.release().encode()
+			m.releasePacket().encode()
 			m.enter(rebooting, now)
 		}
 		for range 16 {

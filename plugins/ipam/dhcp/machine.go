@@ -12,8 +12,8 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 )
 
-// state is one of RFC 2131, figure 5. What is there between INIT and SELECTING, and
-// between INIT-REBOOT and REBOOTING, takes no time here.
+// state is one of RFC 2131, figure 5. INIT and SELECTING are one state here, and so are
+// INIT-REBOOT and REBOOTING.
 type state string
 
 const (
@@ -25,8 +25,8 @@ const (
 	rebooting  state = "INIT-REBOOT"
 )
 
-// client is who asks a server.
-type client struct {
+// identity is what a server knows a client by, and what that asks for.
+type identity struct {
 	MAC       net.HardwareAddr
 	ID        []byte
 	Broadcast bool // answers must be sent to all: we do not get others before we have the address
@@ -37,7 +37,7 @@ type client struct {
 // no socket: tick says what to send now, and wake when to call it again at the latest;
 // receive takes what came. Times are since boot.
 type machine struct {
-	client
+	identity
 	pauses flags // how long its pauses are
 	state  state
 	lease  *lease // nil: there is none
@@ -164,8 +164,8 @@ func (m *machine) packet() *packet {
 	return p
 }
 
-// release is the message that gives the lease back.
-func (m *machine) release() *packet {
+// releasePacket is the packet that gives the lease back.
+func (m *machine) releasePacket() *packet {
 	l := m.lease
 	id := m.ID
 	if own := m.Provide[dhcpv4.OptionClientIdentifier.Code()]; own != nil {

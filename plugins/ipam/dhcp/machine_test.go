@@ -25,8 +25,8 @@ type life struct {
 }
 
 func newLife() *life {
-	who := client{MAC: ownMAC, ID: []byte("id"), options: options{Request: []byte{1, 3}}}
-	return &life{machine: machine{client: who,
+	who := identity{MAC: ownMAC, ID: []byte("id"), options: options{Request: []byte{1, 3}}}
+	return &life{machine: machine{identity: who,
 		pauses: flags{timeout: 4 * time.Second, pauseMax: 62 * time.Second}}}
 }
 
@@ -183,7 +183,7 @@ var _ = Describe("the machine", func() {
 			l.next()
 		}
 		Expect(l.packet().message.NumSeconds).To(BeEquivalentTo(1350))
-		Expect(l.release().message.NumSeconds).To(BeZero())
+		Expect(l.releasePacket().message.NumSeconds).To(BeZero())
 	})
 
 	It("has the MAC address of the lease while it lasts, and then that of the interface", func() {
@@ -192,7 +192,7 @@ var _ = Describe("the machine", func() {
 		other := net.HardwareAddr{2, 0, 0, 0, 0, 9}
 		l.MAC = other
 		Expect(l.next().message.ClientHWAddr).To(Equal(ownMAC))
-		Expect(l.release().message.ClientHWAddr).To(Equal(ownMAC))
+		Expect(l.releasePacket().message.ClientHWAddr).To(Equal(ownMAC))
 		By("a server that sends to that one is asked not to")
 		Expect(l.packet().message.IsBroadcast()).To(BeTrue())
 		l.hear(dhcpv4.MessageTypeNak)
@@ -324,8 +324,8 @@ var _ = Describe("the machine", func() {
 	DescribeTable("sends what is for the server to", func(want string, more ...dhcpv4.Modifier) {
 		l := newLife()
 		l.bind(append(more, dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(192, 0, 2, 9))))...)
-		Expect(l.release().dst.String()).To(Equal("192.0.2.9"))
-		Expect(l.release().hop.String()).To(Equal(want))
+		Expect(l.releasePacket().dst.String()).To(Equal("192.0.2.9"))
+		Expect(l.releasePacket().hop.String()).To(Equal(want))
 	},
 		Entry("the router, where it is on another link", "10.9.0.8", dhcpv4.WithRouter(net.IPv4(10, 9, 0, 8))),
 		Entry("the gateway of the nearest route", "10.9.0.7", dhcpv4.WithRouter(net.IPv4(10, 9, 0, 8)),
@@ -338,7 +338,7 @@ var _ = Describe("the machine", func() {
 	It("releases from the leased address", func() {
 		l := newLife()
 		l.bind()
-		p := l.release()
+		p := l.releasePacket()
 		Expect(p.message.MessageType()).To(Equal(dhcpv4.MessageTypeRelease))
 		Expect(p.src.String()).To(Equal("10.9.0.50"))
 		Expect(p.dst.String()).To(Equal("10.9.0.1"))

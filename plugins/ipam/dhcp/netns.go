@@ -26,26 +26,26 @@ func gone(err error) error {
 	return err
 }
 
-// reach opens the holder's namespace, once, so that the lease can be renewed and given back whatever became of the
-// path; and it makes sure that somebody else still uses the namespace, which our descriptor must not keep for nobody. A
-// use is the path, a process, or a mount that a process sees. A descriptor of another process is none: it may be that
-// of another daemon, which waits for ours. Without a use the error is errGone.
-func (d *daemon) reach(h *holder) (err error) {
-	path := d.hostPrefix + h.Netns
+// reach opens the namespace, once, so that the lease can be renewed and given back whatever became of the path. And
+// it makes sure that somebody else still uses the namespace, which our descriptor must not keep for nobody. A use is
+// the path, a process, or a mount that a process sees. A descriptor of another process is none: it may be that of
+// another daemon, which waits for ours. Without a use the error is errGone.
+func (c *client) reach() (err error) {
+	path := c.hostPrefix + c.Netns
 	switch {
-	case h.ns != nil && leads(h.used, h.NS):
+	case c.ns != nil && leads(c.usedAt, c.NS):
 		return nil
-	case h.Index != 0 && !leads(path, h.NS):
-		if path, err = d.elsewhere(h.NS); err != nil {
+	case c.Index != 0 && !leads(path, c.NS):
+		if path, err = c.elsewhere(c.NS); err != nil {
 			return err
 		}
 		if path == "" {
-			return fmt.Errorf("network namespace %q is no more, or another one by now: %w", h.Netns, errGone)
+			return fmt.Errorf("network namespace %q is no more, or another one by now: %w", c.Netns, errGone)
 		}
-		d.log.Info("no longer at its path", "lease", h.Attachment.String(), "path", h.Netns, "now", path)
+		c.log.Info("no longer at its path", "lease", c.Attachment.String(), "path", c.Netns, "now", path)
 	}
-	if h.ns != nil { // our descriptor is open, so no other namespace has the inode
-		h.used = path
+	if c.ns != nil { // our descriptor is open, so no other namespace has the inode
+		c.usedAt = path
 		return nil
 	}
 	n, err := ns.Open(path)
@@ -53,17 +53,28 @@ func (d *daemon) reach(h *holder) (err error) {
 		return gone(err)
 	}
 	id, err := n.Identity()
-	if err == nil && h.Index != 0 && !id.Is(h.NS) {
-		err = fmt.Errorf("network namespace %q is another one by now: %w", h.Netns, errGone)
+	if err == nil && c.Index != 0 && !id.Is(c.NS) {
+		err = fmt.Errorf("network namespace %q is another one by now: %w", c.Netns, errGone)
 	}
 	if err != nil {
 		_ = n.Close()
 		return err
 	}
-	if h.ns, h.used = n, path; h.Index == 0 { // others read it from then on
-		h.NS = id
+	if c.ns, c.usedAt = n, path; c.Index == 0 { // others read it from then on
+		c.NS = id
 	}
 	return nil
+}
+
+// isIn reports whether a path leads to the namespace of a client that is ready.
+func (c *client) isIn(path string) bool {
+	n, err := ns.Open(c.hostPrefix + path)
+	if err != nil {
+		return false
+	}
+	defer n.Close()
+	id, err := n.Identity()
+	return err == nil && id.Is(c.NS)
 }
 
 // leads reports whether a path leads to a namespace, as far as the inode tells.

@@ -137,14 +137,14 @@ func roundTrip(conn io.Writer, in *bufio.Reader, method string, c rpcCall) (*rpc
 	res := &rpcResult{}
 	err := dec.Decode(res)
 	if err == nil && c.Exclusive {
-		_, err = conn.Write(taken)
+		_, err = conn.Write(receipt)
 	}
 	return res, err
 }
 
-// taken is how the plugin says that it has the answer to an exclusive call. The daemon
-// takes back a lease of which it does not hear that.
-var taken = []byte{1}
+// receipt is what the plugin sends when it has the answer to an exclusive call. The daemon
+// takes back a lease for which it gets none.
+var receipt = []byte{1}
 
 // readCall reads a call.
 func readCall(conn io.ReadWriter) (head rpcHead, c rpcCall, err error) {

@@ -18,7 +18,7 @@ type record struct {
 	Netns  string        `json:"netns"`
 	NS     ns.Identity   `json:"ns"`
 	Index  int           `json:"index"` // of the interface; 0: not known yet
-	Client client        `json:"client"`
+	Client identity      `json:"client"`
 	ACK    []byte        `json:"ack,omitempty"` // none: the lease is lost
 	Since  time.Duration `json:"since,omitempty"`
 
@@ -39,16 +39,16 @@ func recordsOf(hostPrefix, socket string) statefile.Records[record] {
 	return statefile.Records[record]{Path: path, Wait: storeWait}
 }
 
-// keep puts the lease, if any, into the record.
-func (r *record) keep(l *lease) {
+// setLease puts the lease, if any, into the record.
+func (r *record) setLease(l *lease) {
 	r.ACK, r.Since = nil, 0
 	if l != nil {
 		r.ACK, r.Since = l.ack.ToBytes(), l.since
 	}
 }
 
-// kept is the lease that keep has put; nil: there is none.
-func (r *record) kept() *lease { return leaseOf(r.ACK, r.Since) }
+// storedLease is the lease in the record; nil: there is none.
+func (r *record) storedLease() *lease { return leaseOf(r.ACK, r.Since) }
 
 func leaseOf(answer []byte, since time.Duration) *lease {
 	ack, err := dhcpv4.FromBytes(answer)

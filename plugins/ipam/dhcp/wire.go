@@ -61,9 +61,9 @@ func (l *link) close() {
 	}
 }
 
-// raise brings the interface up, where nobody else does, and waits until packets pass.
+// bringUp brings the interface up, where nobody else does, and waits until packets pass.
 // Main plugins have reasons to be first: they turn address detection off before.
-func (l *link) raise(ctx context.Context) error {
+func (l *link) bringUp(ctx context.Context) error {
 	const theirs = 100 * time.Millisecond
 	up := true
 	theirTurn, cancel := context.WithTimeout(ctx, theirs)

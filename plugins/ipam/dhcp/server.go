@@ -1,0 +1,405 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+// daemon serves the plugins on this host, and has a client for each lease.
+type daemon struct {
+	flags
+	log     *slog.Logger
+	records statefile.Records[record]
+	ctx     context.Context
+	sockets threads // for containers' interfaces
+	files   threads // for records: another process may have their lock
+	running sync.WaitGroup
+	mounts  mountTable
+	freed   chan struct{} // gets an element when descriptors are closed
+
+	mu      sync.Mutex
+	clients map[string]*client // by the attachment's hash
+}
+
+const (
+	callTime    = 10 * time.Second // for a plugin to make its call, or the daemon to write the answer
+	threadsMost = 4
+)
+
+// runDaemon is "dhcp daemon". It ends at a signal, and leaves the leases for its
+// successor.
+func runDaemon(env skel.Env) int {
+	f, err := parseFlags(env)
+	if err != nil {
+		return 2
+	}
+	log := slog.New(slog.NewTextHandler(env.Stderr, nil))
+	if err := newDaemon(env.Notify(context.Background()), f, log).run(env); err != nil {
+		log.Error(err.Error())
+		return 1
+	}
+	return 0
+}
+
+func newDaemon(ctx context.Context, f flags, log *slog.Logger) *daemon {
+	return &daemon{flags: f, log: log, records: recordsOf(f.hostPrefix, f.socket), ctx: ctx,
+		sockets: make(threads, threadsMost), files: make(threads, threadsMost), freed: make(chan struct{}, 1),
+		clients: map[string]*client{}}
+}
+
+func (d *daemon) run(env skel.Env) error {
+	l, err := d.listener(env)
+	if err != nil {
+		return fmt.Errorf("error getting listener: %w", err)
+	}
+	defer l.Close()
+	if d.pidFile != "" {
+		if !filepath.IsAbs(d.pidFile) {
+			return fmt.Errorf("error writing pidfile %q: path not absolute", d.pidFile)
+		}
+		if err := os.WriteFile(d.pidFile, []byte(strconv.Itoa(os.Getpid())), 0o644); err != nil {
+			return fmt.Errorf("error writing pidfile %q: %w", d.pidFile, err)
+		}
+		defer os.Remove(d.pidFile)
+	}
+	if err := d.restore(); err != nil {
+		return err
+	}
+	d.running.Go(func() {
+		if err := d.mounts.watch(d.ctx); d.ctx.Err() == nil {
+			d.log.Warn("the mount table is not watched", "error", err)
+		}
+	})
+	d.log.Info("serving", "socket", l.Addr().String())
+	stop := context.AfterFunc(d.ctx, func() { _ = l.Close() })
+	defer stop()
+	for {
+		conn, err := l.AcceptUnix()
+		if d.ctx.Err() != nil {
+			d.running.Wait()
+			return nil
+		}
+		if errors.Is(err, unix.EMFILE) { // ENFILE is no error of root's processes
+			d.log.Warn("no call until a descriptor is closed", "error", err)
+			select {
+			case <-d.ctx.Done():
+			case <-d.freed:
+			}
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		d.running.Go(func() { d.answer(conn) })
+	}
+}
+
+// listener takes the socket that systemd passes, or makes one. It replaces one that
+// nobody serves, which a killed daemon leaves behind.
+func (d *daemon) listener(env skel.Env) (*net.UnixListener, error) {
+	if n := passed(env); n > 1 {
+		return nil, fmt.Errorf("too many (%d) FDs passed through socket activation", n)
+	} else if n == 1 {
+		const first = 3
+		l, err := net.FileListener(os.NewFile(first, "systemd"))
+		if unixListener, ok := l.(*net.UnixListener); ok {
+			return unixListener, nil
+		}
+		return nil, errors.Join(errors.New("systemd passed no UNIX socket"), err)
+	}
+	addr := &net.UnixAddr{Name: d.hostPrefix + d.socket, Net: "unix"}
+	if err := os.MkdirAll(filepath.Dir(addr.Name), 0o700); err != nil {
+		return nil, err
+	}
+	alone, err := statefile.OpenStore[record](d.ctx, d.records.Path, d.records.Wait) // one daemon at a time
+	if err != nil {
+		return nil, err
+	}
+	defer alone.Close()
+	conn, err := net.DialUnix("unix", nil, addr)
+	if err == nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("a daemon serves %s already", addr.Name)
+	}
+	// A file that is no socket refuses, too, and is not ours to remove.
+	if info, _ := os.Lstat(addr.Name); errors.Is(err, unix.ECONNREFUSED) && info.Mode().Type() == os.ModeSocket {
+		if err := os.Remove(addr.Name); err != nil {
+			return nil, err
+		}
+	}
+	mask := unix.Umask(0o177)
+	defer unix.Umask(mask)
+	return net.ListenUnix("unix", addr)
+}
+
+// passed is the number of sockets from systemd.
+func passed(env skel.Env) (n int) {
+	for _, kv := range env.Vars {
+		if count, ok := strings.CutPrefix(kv, "LISTEN_FDS="); ok {
+			n, _ = strconv.Atoi(count)
+		}
+	}
+	if !slices.Contains(env.Vars, "LISTEN_PID="+strconv.Itoa(os.Getpid())) {
+		return 0
+	}
+	return n
+}
+
+// restore takes over the leases of a former daemon. Those whose renewal is due are asked
+// for again (INIT-REBOOT); those whose container is gone end at once.
+func (d *daemon) restore() error {
+	all, err := d.records.All(context.Background())
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, r := range all {
+		c := d.newClient(*r)
+		c.lease = r.storedLease()
+		c.current.Store(c.lease)
+		if c.FormerRoutes != nil { // the former daemon may not have come to change the interface
+			c.current.Store(leaseOf(c.FormerACK, c.Since))
+		}
+		close(c.ready)
+		switch now := sinceBoot(); {
+		case c.lease == nil:
+		case now >= c.lease.renew:
+			c.enter(rebooting, now)
+		default:
+			c.settle()
+		}
+		c.start()
+	}
+	return err
+}
+
+// threads has an element for each thread that limited occupies, threadsMost at a time.
+type threads chan struct{}
+
+// limited calls do, which blocks in the kernel and so occupies a thread, for a few clients at a time. The others
+// wait without a thread.
+func (d *daemon) limited(t threads, do func()) {
+	t <- struct{}{}
+	defer func() {
+		<-t
+		d.noteFreed()
+	}()
+	do()
+}
+
+// noteFreed says that descriptors may have been closed.
+func (d *daemon) noteFreed() {
+	select {
+	case d.freed <- struct{}{}:
+	default:
+	}
+}
+
+// drop removes the record of a lease.
+func (d *daemon) drop(a cni.Attachment) (err error) {
+	d.limited(d.files, func() { err = d.records.Drop(context.Background(), a.Hash()) })
+	return err
+}
+
+// answer serves one call.
+func (d *daemon) answer(conn *net.UnixConn) {
+	defer d.noteFreed()
+	defer conn.Close()
+	if err := refuseOthers(conn); err != nil {
+		d.log.Warn("refused", "error", err)
+		return
+	}
+	_ = conn.SetDeadline(time.Now().Add(callTime)) // the errors are those of what follows
+	// A client that sends nothing must not delay the daemon's end.
+	inTime := context.AfterFunc(d.ctx, func() { _ = conn.SetDeadline(time.Now()) })
+	head, c, err := readCall(conn)
+	if !inTime() || err != nil {
+		d.log.Warn("no call", "error", err)
+		return
+	}
+	ctx, cancel := context.WithCancel(d.ctx)
+	defer cancel()
+	_ = conn.SetDeadline(time.Time{})
+	received := make(chan error, 1)
+	go func() {
+		_, err := conn.Read(make([]byte, len(receipt))) // until the plugin confirms the answer, or ends
+		received <- err
+		cancel()
+	}()
+	res, err := d.serve(ctx, head.ServiceMethod, c)
+	_ = conn.SetWriteDeadline(time.Now().Add(callTime))
+	failed := writeAnswer(conn, head, res, err)
+	isNew := c.Exclusive && err == nil // else it may have been there before
+	if isNew && failed == nil {
+		// A plugin that was stopped may go on at any time: only the daemon's end limits the wait.
+		limit := context.AfterFunc(d.ctx, func() { _ = conn.SetReadDeadline(time.Now().Add(callTime)) })
+		failed = <-received
+		limit()
+	}
+	if failed == nil {
+		return
+	}
+	d.log.Warn("nobody takes the answer", "method", head.ServiceMethod, "error", failed)
+	if isNew {
+		_, _ = d.serve(ctx, methodRelease, c)
+	}
+}
+
+// refuseOthers lets only root's processes ask: the socket may have come with other rights.
+func refuseOthers(conn *net.UnixConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var peer *unix.Ucred
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		peer, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err = errors.Join(err, failed); err == nil && peer.Uid != 0 {
+		err = fmt.Errorf("process %d is user %d's, and only root may ask", peer.Pid, peer.Uid)
+	}
+	return err
+}
+
+func (d *daemon) serve(ctx context.Context, method string, c rpcCall) (*cni.Result, error) {
+	switch method {
+	case methodStatus:
+		return nil, nil
+	case methodAllocate, methodRelease, methodCheck, methodCollect:
+	default:
+		return nil, errors.New(noMethod + method)
+	}
+	conf, err := cni.DecodeConfig(c.StdinData)
+	if err != nil {
+		return nil, err
+	}
+	a := cni.Attachment{Network: conf.Name, ContainerID: c.ContainerID, IfName: c.IfName}
+	switch method {
+	case methodAllocate:
+		return d.allocate(ctx, a, c)
+	case methodCheck:
+		return d.check(a, c.Netns)
+	case methodCollect:
+		refs, listed, err := conf.ValidAttachments()
+		if err != nil || !listed {
+			return nil, err
+		}
+		return nil, d.collect(conf.Name, cni.NewSet(conf.Name, refs))
+	}
+	if client := d.find(a); client != nil {
+		return nil, client.end()
+	}
+	return nil, d.drop(a) // there may be a record that could not be read
+}
+
+func (d *daemon) find(a cni.Attachment) *client {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.clients[a.Hash()]
+}
+
+// allocate acquires a lease. The reference's plugin asks in CHECK, too: it gets the lease
+// that there is.
+func (d *daemon) allocate(ctx context.Context, a cni.Attachment, c rpcCall) (*cni.Result, error) {
+	cfg, err := parseConfig(c.StdinData, c.Args)
+	if err != nil {
+		return nil, err
+	}
+	client, err := d.findOrStart(a, c, cfg.options)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, d.total,
+		fmt.Errorf("interface %q: no DHCP server answered within %s", a.IfName, d.total))
+	defer cancel()
+	select {
+	case <-client.ready:
+		return client.current.Load().result(client.options), nil
+	case <-client.done:
+		return nil, cni.Errorf(cni.CodeTryAgain, "%w", client.err)
+	case <-ctx.Done():
+	}
+	err = client.end()
+	fault := client.fault
+	if fault == nil {
+		fault = context.Cause(ctx)
+	}
+	return nil, &cni.Error{Code: cni.CodeTryAgain, Msg: "no more tries", Details: errors.Join(fault, err).Error()}
+}
+
+// findOrStart returns the attachment's client, which it starts where there is none.
+func (d *daemon) findOrStart(a cni.Attachment, call rpcCall, o options) (*client, error) {
+	for {
+		d.mu.Lock()
+		c := d.clients[a.Hash()]
+		if c == nil {
+			c = d.newClient(record{Attachment: a, Netns: call.Netns, Client: identity{ID: clientID(a), options: o}})
+			c.start()
+			d.mu.Unlock()
+			return c, nil
+		}
+		d.mu.Unlock()
+		switch {
+		case !c.isReady():
+			return nil, cni.Errorf(cni.CodeTryAgain, "%s: another ADD waits for a server", a)
+		case !c.isIn(call.Netns):
+			if err := c.end(); err != nil {
+				return nil, err
+			}
+		case call.Exclusive:
+			return nil, cni.Errorf(cni.CodeExists, "%s has a lease already", a)
+		case c.current.Load() == nil:
+			return nil, cni.Errorf(cni.CodeTryAgain, "%s has lost its lease", a)
+		default:
+			return c, nil
+		}
+	}
+}
+
+// check verifies that there is a lease, and returns it.
+func (d *daemon) check(a cni.Attachment, netns string) (*cni.Result, error) {
+	c := d.find(a)
+	if c == nil || !c.isReady() {
+		return nil, cni.Errorf(cni.CodeDrift, "%s has no lease", a)
+	}
+	l := c.current.Load()
+	if l == nil || sinceBoot() >= l.expiry {
+		return nil, cni.Errorf(cni.CodeDrift, "the lease of %s has expired, or the server refused it", a)
+	}
+	if !c.isIn(netns) {
+		return nil, cni.Errorf(cni.CodeDrift, "%s has its lease in another namespace than %q", a, netns)
+	}
+	return l.result(c.options), nil
+}
+
+// collect ends the leases of a network's attachments that are not valid.
+func (d *daemon) collect(network string, valid cni.Set) error {
+	d.mu.Lock()
+	var stale []*client
+	for _, c := range d.clients {
+		if c.Network == network && !valid.Has(c.Attachment) && c.isReady() {
+			stale = append(stale, c)
+		}
+	}
+	d.mu.Unlock()
+	var errs []error
+	for _, c := range stale {
+		errs = append(errs, c.end())
+	}
+	return errors.Join(errs...)
+}
