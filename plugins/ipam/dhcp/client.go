@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"slices"
 	"sync"
@@ -22,6 +23,7 @@ type client struct {
 	record
 	machine
 	*daemon
+	log     *slog.Logger
 	ns      *ns.NS                // nil until it is opened
 	usedAt  string                // the path at which another use of the namespace was last seen
 	current atomic.Pointer[lease] // the lease that the interface has; nil: none
@@ -43,7 +45,7 @@ const (
 
 func (d *daemon) newClient(r record) *client {
 	c := &client{record: r, machine: machine{identity: r.Client, pauses: d.flags}, daemon: d,
-		ready: make(chan struct{}), done: make(chan struct{})}
+		log: d.log.With("lease", r.Attachment.String()), ready: make(chan struct{}), done: make(chan struct{})}
 	c.finish = sync.OnceValue(c.giveBack)
 	return c
 }
@@ -85,13 +87,13 @@ func (c *client) run(ctx context.Context) error {
 		}
 		// A main plugin may take the link down for a moment.
 		isFatal := err != nil && !c.isReady() && !errors.Is(err, unix.ENETDOWN)
-		if isFatal || errors.Is(err, errGone) {
-			c.log.Info("dropped", "lease", c.Attachment.String(), "why", err)
+		if isFatal || isGone(err) {
+			c.log.Info("dropped", "why", err)
 			return errors.Join(err, c.finish())
 		}
 		pause := min(c.wake-sinceBoot(), useInterval)
 		if err != nil {
-			c.log.Warn("failed", "lease", c.Attachment.String(), "state", string(c.state), "error", err)
+			c.log.Warn("failed", "state", string(c.state), "error", err)
 			pause = min(max(pause, time.Second), retryMax)
 		}
 		if c.rest(ctx, pause, changed); ctx.Err() != nil {
@@ -118,7 +120,7 @@ func (c *client) rest(ctx context.Context, pause time.Duration, changed <-chan s
 			return
 		case <-changed:
 			changed = c.mounts.next()
-			c.limited(c.sockets, func() { isUsed = leads(c.usedAt, c.NS) })
+			c.limited(func() { isUsed = leads(c.usedAt, c.NS) })
 		}
 	}
 }
@@ -129,7 +131,7 @@ func (c *client) exchange(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer c.limited(c.sockets, l.close)
+	defer c.limited(l.close)
 	if c.MAC == nil {
 		if c.fault = l.bringUp(ctx); c.fault != nil {
 			return c.fault
@@ -160,7 +162,7 @@ func (c *client) exchange(ctx context.Context) error {
 
 // open opens the interface. isInUse demands that somebody else still uses the namespace.
 func (c *client) open(isInUse bool) (l *link, err error) {
-	c.limited(c.sockets, func() {
+	c.limited(func() {
 		if isInUse || c.ns == nil {
 			err = c.reach()
 		}
@@ -199,9 +201,9 @@ func (c *client) publish(l *link) (err error) {
 	}
 	c.current.Store(is)
 	if is == nil {
-		c.log.Warn("lost", "lease", c.Attachment.String(), "address", was.prefix(), "why", c.fault)
+		c.log.Warn("lost", "address", was.prefix(), "why", c.fault)
 	} else {
-		c.log.Info("leased", "lease", c.Attachment.String(), "address", is.prefix(), "for", is.expiry-is.since)
+		c.log.Info("leased", "address", is.prefix(), "for", is.expiry-is.since)
 	}
 	if isFirst {
 		close(c.ready)
@@ -217,9 +219,10 @@ func (c *client) publish(l *link) (err error) {
 }
 
 // put writes the record.
-func (c *client) put() (err error) {
-	c.limited(c.files, func() { err = c.records.Put(context.Background(), c.Hash(), c.record) })
-	return err
+func (c *client) put() error {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	return c.records.Put(context.Background(), c.Hash(), c.record)
 }
 
 // giveBack gives the lease back, as far as the interface is still there, and removes what is known of it. It
@@ -227,15 +230,15 @@ func (c *client) put() (err error) {
 // write a record.
 func (c *client) giveBack() error {
 	if c.lease != nil {
-		fields := []any{"lease", c.Attachment.String(), "address", c.lease.prefix()}
+		log := c.log.With("address", c.lease.prefix())
 		if at, err := c.sendRelease(); err != nil {
-			c.log.Warn("the server may not know of a release", append(fields, "error", err)...)
+			log.Warn("the server may not know of a release", "error", err)
 		} else {
-			c.log.Info("released", append(fields, "at", at.String())...)
+			log.Info("released", "at", at.String())
 		}
 	}
 	if c.ns != nil {
-		_ = c.ns.Close()
+		c.limited(func() { _ = c.ns.Close() })
 	}
 	err := c.drop(c.Attachment)
 	c.mu.Lock()
@@ -254,7 +257,7 @@ func (c *client) sendRelease() (at net.HardwareAddr, err error) {
 	}
 	// Closing the socket takes the kernel 10 ms and more, as long as deleting the link. DEL does not wait for it, so
 	// that the kernel does both at once.
-	defer c.running.Go(func() { c.limited(c.sockets, l.close) })
+	defer c.running.Go(func() { c.limited(l.close) })
 	if current := c.current.Load(); current != nil {
 		if err := l.conn.DelAddr(l.Index, current.prefix()); err != nil {
 			return nil, err

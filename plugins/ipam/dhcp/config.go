@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
@@ -104,7 +103,8 @@ func parseConfig(conf []byte, args string) (*config, error) {
 		key := fmt.Sprintf("ipam.provide[%d].", i)
 		code, err := parseOption(key+"option", p.Option)
 		problems.Add(err)
-		value := cmp.Or(argument(args, p.FromArg), p.Value)
+		given, _ := cni.ParseArgs(cni.PairsOf(args, p.FromArg), p.FromArg) // what else is in them is for others
+		value := cmp.Or(given[p.FromArg], p.Value)
 		if len(value) > 255 {
 			problems.Add(cni.Refuse(key+"value", nil, fmt.Sprintf("value too long for option %q: %q", p.Option, value)))
 		}
@@ -126,16 +126,6 @@ func parseOption(key, name string) (byte, error) {
 			Suggest("write its number in RFC 2132, 12 for example")
 	}
 	return byte(code), nil
-}
-
-// argument finds the value of a key in CNI_ARGS. What else is in them is for others.
-func argument(args, key string) (value string) {
-	for pair := range strings.SplitSeq(args, ";") {
-		if k, v, ok := strings.Cut(pair, "="); ok && k == key && key != "" {
-			value = v
-		}
-	}
-	return value
 }
 
 // socketOf is what DEL and GC need of a configuration, which ADD may refuse.

@@ -21,6 +21,17 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
+// waits polls for whether a call writes a record, or waits for the lock.
+func waits(d *daemon) func() bool {
+	return func() bool {
+		isFree := d.writing.TryLock()
+		if isFree {
+			d.writing.Unlock()
+		}
+		return !isFree
+	}
+}
+
 var _ = Describe("the daemon", func() {
 	DescribeTable("leaves the leases to the next one, which renews and releases them", func(signal syscall.Signal) {
 		l := newLAN()
@@ -142,7 +153,7 @@ var _ = Describe("the daemon", func() {
 			Expect(os.Chmod(dir, 0o755)).To(Succeed())
 		}
 		client := exec.Command("socat", "-", "UNIX-CONNECT:"+l.socket)
-		client.Stdin = strings.NewReader(connect + "\n\n")
+		client.Stdin = strings.NewReader(connect)
 		client.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 		out, _ := client.CombinedOutput()
 		Expect(string(out)).NotTo(ContainSubstring(connected))
@@ -205,13 +216,13 @@ var _ = Describe("the daemon", func() {
 		other, err := statefile.OpenStore[record](ctx, d.records.Path, 0)
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(other.Close)
-		dropped := make(chan error, threadsMost)
-		for i := range threadsMost {
+		dropped := make(chan error, 1+threadsMost)
+		for i := range 1 + threadsMost {
 			a := cni.Attachment{Network: "net", ContainerID: fmt.Sprint(i), IfName: "lo"}
 			Expect(other.Put(a.Hash(), record{Attachment: a})).To(Succeed())
 			go func() { dropped <- d.drop(a) }()
 		}
-		Eventually(func() int { return len(d.files) }).Should(Equal(threadsMost))
+		Eventually(waits(d)).Should(BeTrue())
 		opened := make(chan error, 1)
 		go func() {
 			d.hostPrefix = ""
@@ -223,7 +234,7 @@ var _ = Describe("the daemon", func() {
 		}()
 		Eventually(opened).Should(Receive(BeNil()))
 		Expect(other.Close()).To(Succeed())
-		for range threadsMost {
+		for range 1 + threadsMost {
 			Eventually(dropped).Should(Receive(BeNil()))
 		}
 	})
@@ -240,7 +251,7 @@ var _ = Describe("the daemon", func() {
 		d.mu.Lock()
 		c.start()
 		d.mu.Unlock()
-		Eventually(func() int { return len(d.files) }).Should(Equal(1))
+		Eventually(waits(d)).Should(BeTrue())
 		found := make(chan *client)
 		go func() { found <- d.find(cni.Attachment{Network: "net", ContainerID: "two", IfName: "eth0"}) }()
 		Eventually(found).Should(Receive(BeNil()))

@@ -17,20 +17,13 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// How long the daemon may take. Its own limit for ADD, which waits for a server, is usually
-// shorter: addTime is for a daemon that hangs.
-const (
-	lookTime = 5 * time.Second // for its greeting, too
-	endTime  = 30 * time.Second
-	addTime  = 5 * time.Minute
-)
+// answerTime is how long the daemon may take for what needs no server: its greeting, CHECK and STATUS.
+const answerTime = 5 * time.Second
 
 // add has the daemon acquire a lease.
 func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, error) {
 	call := callOf(req)
 	call.Exclusive = true
-	ctx, cancel := context.WithTimeout(ctx, addTime)
-	defer cancel()
 	res, err := ask(ctx, cfg.socket, methodAllocate, call)
 	if err != nil {
 		return nil, err
@@ -71,11 +64,9 @@ func endLeases(ctx context.Context, req *skel.Request, method string,
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, endTime)
-	defer cancel()
 	_, err = ask(ctx, socket, method, callOf(req))
 	switch {
-	case isAbsent(err):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
 		req.Warn("%v; no server is told", err)
 		return drop(recordsOf("", socket))
 	case isForeign(err):
@@ -88,7 +79,7 @@ func endLeases(ctx context.Context, req *skel.Request, method string,
 // check verifies that the daemon holds the lease, and that it is what the result has.
 // It never acquires one.
 func check(ctx context.Context, req *skel.Request, cfg *config) error {
-	ctx, cancel := context.WithTimeout(ctx, lookTime)
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	res, err := ask(ctx, cfg.socket, methodCheck, callOf(req))
 	if isForeign(err) {
@@ -109,7 +100,7 @@ func check(ctx context.Context, req *skel.Request, cfg *config) error {
 // status says whether the daemon answers. It does not ask for a server: which one there
 // is depends on the interface.
 func status(ctx context.Context, _ *skel.Request, cfg *config) error {
-	ctx, cancel := context.WithTimeout(ctx, lookTime)
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	if _, err := ask(ctx, cfg.socket, methodStatus, rpcCall{}); err != nil && !isForeign(err) {
 		return cni.Errorf(cni.CodeUnavailable, "%w", err)
@@ -126,7 +117,7 @@ func callOf(req *skel.Request) rpcCall {
 		StdinData: req.Conf}
 }
 
-// ask makes a call to the daemon, until ctx ends, which has a deadline.
+// ask makes a call to the daemon, until ctx ends.
 func ask(ctx context.Context, socket, method string, c rpcCall) (*rpcResult, error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", socket)
@@ -136,26 +127,20 @@ func ask(ctx context.Context, socket, method string, c rpcCall) (*rpcResult, err
 		return nil, e
 	}
 	defer conn.Close()
-	end, _ := ctx.Deadline()
-	greeting, cancel := context.WithTimeout(ctx, lookTime) // one that hangs is not waited for
+	greeting, cancel := context.WithTimeout(ctx, answerTime) // a daemon that hangs is not waited for
 	defer cancel()
-	at, _ := greeting.Deadline()
-	_ = conn.SetDeadline(at) // the errors are those of what follows
-	in, err := greet(conn)
+	end, _ := greeting.Deadline()
+	_ = conn.SetDeadline(end) // the errors are those of what follows
 	var res *rpcResult
-	if err == nil {
+	if err = greet(conn); err == nil {
+		end, _ = ctx.Deadline()
 		_ = conn.SetDeadline(end)
-		res, err = roundTrip(conn, in, method, c)
+		res, err = roundTrip(conn, method, c)
 	}
 	if err != nil && !errors.As(err, new(*cni.Error)) {
 		err = cni.Errorf(cni.CodeTryAgain, "DHCP daemon at %s: %w", socket, err)
 	}
 	return res, err
-}
-
-// isAbsent reports whether nobody serves the socket.
-func isAbsent(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED)
 }
 
 // isForeign reports whether the daemon is one that lacks a method: the reference's.

@@ -115,12 +115,12 @@ func FuzzRecord(f *testing.F) {
 // FuzzCall has the daemon read what the fuzzer sends to its socket.
 func FuzzCall(f *testing.F) {
 	var whole bytes.Buffer
-	whole.WriteString(connect + "\n\n")
+	whole.WriteString(connect)
 	if err := writeGob(&whole, rpcHead{ServiceMethod: methodAllocate}, rpcCall{ContainerID: "c"}); err != nil {
 		f.Fatal(err)
 	}
 	f.Add(whole.Bytes())
-	f.Add([]byte(connect + "\r\nHost: x\r\n\r\n"))
+	f.Add([]byte("CONNECT /_goRPC_ HTTP/1.0\r\nHost: x\r\n\r\n"))
 	f.Add([]byte("GET / HTTP/1.0\n\n"))
 	f.Fuzz(func(t *testing.T, call []byte) {
 		began := time.Now()

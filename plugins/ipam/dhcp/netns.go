@@ -19,11 +19,9 @@ import (
 // errGone says that the container, or its interface, is not there any more.
 var errGone = errors.New("the container's interface is gone")
 
-func gone(err error) error {
-	if errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns) || errors.Is(err, rtnl.ErrNoLink) {
-		return fmt.Errorf("%w: %w", errGone, err)
-	}
-	return err
+func isGone(err error) bool {
+	return errors.Is(err, errGone) || errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns) ||
+		errors.Is(err, rtnl.ErrNoLink)
 }
 
 // reach opens the namespace, once, so that the lease can be renewed and given back whatever became of the path. And
@@ -42,7 +40,7 @@ func (c *client) reach() (err error) {
 		if path == "" {
 			return fmt.Errorf("network namespace %q is no more, or another one by now: %w", c.Netns, errGone)
 		}
-		c.log.Info("no longer at its path", "lease", c.Attachment.String(), "path", c.Netns, "now", path)
+		c.log.Info("no longer at its path", "path", c.Netns, "now", path)
 	}
 	if c.ns != nil { // our descriptor is open, so no other namespace has the inode
 		c.usedAt = path
@@ -50,7 +48,7 @@ func (c *client) reach() (err error) {
 	}
 	n, err := ns.Open(path)
 	if err != nil {
-		return gone(err)
+		return err
 	}
 	id, err := n.Identity()
 	if err == nil && c.Index != 0 && !id.Is(c.NS) {
@@ -64,17 +62,6 @@ func (c *client) reach() (err error) {
 		c.NS = id
 	}
 	return nil
-}
-
-// isIn reports whether a path leads to the namespace of a client that is ready.
-func (c *client) isIn(path string) bool {
-	n, err := ns.Open(c.hostPrefix + path)
-	if err != nil {
-		return false
-	}
-	defer n.Close()
-	id, err := n.Identity()
-	return err == nil && id.Is(c.NS)
 }
 
 // leads reports whether a path leads to a namespace, as far as the inode tells.
@@ -132,7 +119,7 @@ func mountOf(process string, id ns.Identity) string {
 	return ""
 }
 
-// mountTable tells all who wait that the mount table has changed: a namespace may have
+// mountTable tells all clients that the mount table has changed: a namespace may have
 // lost its path.
 type mountTable struct {
 	mu      sync.Mutex
@@ -143,9 +130,6 @@ type mountTable struct {
 func (m *mountTable) next() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.changed == nil {
-		m.changed = make(chan struct{})
-	}
 	return m.changed
 }
 
@@ -166,10 +150,8 @@ func (m *mountTable) watch(ctx context.Context) error {
 			return waited
 		})
 		m.mu.Lock()
-		if m.changed != nil {
-			close(m.changed)
-		}
-		m.changed = nil
+		close(m.changed)
+		m.changed = make(chan struct{})
 		m.mu.Unlock()
 	}
 	return err

@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
@@ -19,8 +18,8 @@ import (
 // its caller gave up, nor who the caller is. gob ignores fields that only one side
 // knows: those of ours are marked.
 const (
-	connect   = "CONNECT /_goRPC_ HTTP/1.0"
-	connected = "HTTP/1.0 200 Connected to Go RPC"
+	connect   = "CONNECT /_goRPC_ HTTP/1.0\n\n"
+	connected = "HTTP/1.0 200 Connected to Go RPC\n\n"
 	callMax   = 16 << 20 // bytes
 )
 
@@ -102,26 +101,31 @@ func prefix(n net.IPNet) netip.Prefix {
 	return netip.PrefixFrom(address(n.IP), bits)
 }
 
-// greet begins a new connection, and returns the reader of its answers.
-func greet(conn io.ReadWriter) (*bufio.Reader, error) {
-	if _, err := io.WriteString(conn, connect+"\n\n"); err != nil {
-		return nil, err
+// greet begins a connection, as the plugin.
+func greet(conn io.ReadWriter) error {
+	if _, err := io.WriteString(conn, connect); err != nil {
+		return err
 	}
-	in := bufio.NewReader(conn)
-	answer, err := readHTTP(in)
-	if err == nil && answer != connected {
-		err = fmt.Errorf("%q is no answer of a DHCP daemon", answer)
+	return expect(conn, connected)
+}
+
+// expect reads a greeting, which net/rpc sends just so.
+func expect(conn io.Reader, greeting string) error {
+	b := make([]byte, len(greeting))
+	n, err := io.ReadFull(conn, b)
+	if b = b[:n]; string(b) != greeting[:n] {
+		return fmt.Errorf("%q is not the DHCP daemon's protocol", b)
 	}
-	return in, err
+	return err
 }
 
 // roundTrip makes a call and waits for the answer.
-func roundTrip(conn io.Writer, in *bufio.Reader, method string, c rpcCall) (*rpcResult, error) {
+func roundTrip(conn io.ReadWriter, method string, c rpcCall) (*rpcResult, error) {
 	if err := writeGob(conn, rpcHead{ServiceMethod: method}, c); err != nil {
 		return nil, err
 	}
 	var head rpcHead
-	dec := gob.NewDecoder(in)
+	dec := gob.NewDecoder(conn)
 	if err := dec.Decode(&head); err != nil {
 		return nil, err
 	}
@@ -146,20 +150,18 @@ func roundTrip(conn io.Writer, in *bufio.Reader, method string, c rpcCall) (*rpc
 // takes back a lease for which it gets none.
 var receipt = []byte{1}
 
-// readCall reads a call.
+// readCall reads a call, as the daemon.
 func readCall(conn io.ReadWriter) (head rpcHead, c rpcCall, err error) {
-	in := bufio.NewReader(io.LimitReader(conn, callMax))
-	if line, err := readHTTP(in); err != nil || line != connect {
-		return head, c, errors.Join(fmt.Errorf("%q is no call of a plugin", line), err)
+	in := io.LimitReader(conn, callMax)
+	if err := expect(in, connect); err != nil {
+		return head, c, err
 	}
-	if _, err := io.WriteString(conn, connected+"\n\n"); err != nil {
+	if _, err := io.WriteString(conn, connected); err != nil {
 		return head, c, err
 	}
 	dec := gob.NewDecoder(in)
-	if err := dec.Decode(&head); err != nil {
-		return head, c, err
-	}
-	return head, c, dec.Decode(&c)
+	err = errors.Join(dec.Decode(&head), dec.Decode(&c))
+	return head, c, err
 }
 
 // writeAnswer answers a call.
@@ -183,14 +185,4 @@ func writeGob(w io.Writer, values ...any) error {
 		}
 	}
 	return out.Flush()
-}
-
-// readHTTP reads a head that has one line.
-func readHTTP(in *bufio.Reader) (string, error) {
-	line, err := in.ReadSlice('\n')
-	first := strings.TrimSpace(string(line))
-	if err == nil {
-		_, err = in.ReadSlice('\n')
-	}
-	return first, err
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,8 +28,8 @@ type daemon struct {
 	log     *slog.Logger
 	records statefile.Records[record]
 	ctx     context.Context
-	sockets threads // for containers' interfaces
-	files   threads // for records: another process may have their lock
+	threads chan struct{} // has an element for each thread that limited occupies
+	writing sync.Mutex    // of records: another process may have their lock
 	running sync.WaitGroup
 	mounts  mountTable
 	freed   chan struct{} // gets an element when descriptors are closed
@@ -59,8 +60,8 @@ func runDaemon(env skel.Env) int {
 
 func newDaemon(ctx context.Context, f flags, log *slog.Logger) *daemon {
 	return &daemon{flags: f, log: log, records: recordsOf(f.hostPrefix, f.socket), ctx: ctx,
-		sockets: make(threads, threadsMost), files: make(threads, threadsMost), freed: make(chan struct{}, 1),
-		clients: map[string]*client{}}
+		threads: make(chan struct{}, threadsMost), freed: make(chan struct{}, 1), clients: map[string]*client{},
+		mounts: mountTable{changed: make(chan struct{})}}
 }
 
 func (d *daemon) run(env skel.Env) error {
@@ -113,9 +114,11 @@ func (d *daemon) run(env skel.Env) error {
 // listener takes the socket that systemd passes, or makes one. It replaces one that
 // nobody serves, which a killed daemon leaves behind.
 func (d *daemon) listener(env skel.Env) (*net.UnixListener, error) {
-	if n := passed(env); n > 1 {
-		return nil, fmt.Errorf("too many (%d) FDs passed through socket activation", n)
-	} else if n == 1 {
+	switch n := passed(env); n {
+	default:
+		return nil, fmt.Errorf("too many (%s) FDs passed through socket activation", n)
+	case "", "0":
+	case "1":
 		const first = 3
 		l, err := net.FileListener(os.NewFile(first, "systemd"))
 		if unixListener, ok := l.(*net.UnixListener); ok {
@@ -148,17 +151,15 @@ func (d *daemon) listener(env skel.Env) (*net.UnixListener, error) {
 	return net.ListenUnix("unix", addr)
 }
 
-// passed is the number of sockets from systemd.
-func passed(env skel.Env) (n int) {
+// passed is the number of sockets from systemd; empty: it passes none to this process.
+func passed(env skel.Env) string {
 	for _, kv := range env.Vars {
-		if count, ok := strings.CutPrefix(kv, "LISTEN_FDS="); ok {
-			n, _ = strconv.Atoi(count)
+		n, ok := strings.CutPrefix(kv, "LISTEN_FDS=")
+		if ok && slices.Contains(env.Vars, "LISTEN_PID="+strconv.Itoa(os.Getpid())) {
+			return n
 		}
 	}
-	if !slices.Contains(env.Vars, "LISTEN_PID="+strconv.Itoa(os.Getpid())) {
-		return 0
-	}
-	return n
+	return ""
 }
 
 // restore takes over the leases of a former daemon. Those whose renewal is due are asked
@@ -187,15 +188,12 @@ func (d *daemon) restore() error {
 	return err
 }
 
-// threads has an element for each thread that limited occupies, threadsMost at a time.
-type threads chan struct{}
-
 // limited calls do, which blocks in the kernel and so occupies a thread, for a few clients at a time. The others
 // wait without a thread.
-func (d *daemon) limited(t threads, do func()) {
-	t <- struct{}{}
+func (d *daemon) limited(do func()) {
+	d.threads <- struct{}{}
 	defer func() {
-		<-t
+		<-d.threads
 		d.noteFreed()
 	}()
 	do()
@@ -210,9 +208,10 @@ func (d *daemon) noteFreed() {
 }
 
 // drop removes the record of a lease.
-func (d *daemon) drop(a cni.Attachment) (err error) {
-	d.limited(d.files, func() { err = d.records.Drop(context.Background(), a.Hash()) })
-	return err
+func (d *daemon) drop(a cni.Attachment) error {
+	d.writing.Lock()
+	defer d.writing.Unlock()
+	return d.records.Drop(context.Background(), a.Hash())
 }
 
 // answer serves one call.
@@ -255,7 +254,7 @@ func (d *daemon) answer(conn *net.UnixConn) {
 	}
 	d.log.Warn("nobody takes the answer", "method", head.ServiceMethod, "error", failed)
 	if isNew {
-		_, _ = d.serve(ctx, methodRelease, c)
+		_, _ = d.serve(ctx, methodRelease, c) // which logs what fails
 	}
 }
 
@@ -277,34 +276,32 @@ func refuseOthers(conn *net.UnixConn) error {
 }
 
 func (d *daemon) serve(ctx context.Context, method string, c rpcCall) (*cni.Result, error) {
-	switch method {
-	case methodStatus:
-		return nil, nil
-	case methodAllocate, methodRelease, methodCheck, methodCollect:
-	default:
-		return nil, errors.New(noMethod + method)
-	}
 	conf, err := cni.DecodeConfig(c.StdinData)
-	if err != nil {
+	if err != nil && method != methodStatus { // STATUS sends none
 		return nil, err
 	}
 	a := cni.Attachment{Network: conf.Name, ContainerID: c.ContainerID, IfName: c.IfName}
 	switch method {
+	case methodStatus:
+		return nil, nil
 	case methodAllocate:
 		return d.allocate(ctx, a, c)
+	case methodRelease:
+		return nil, d.release(a)
 	case methodCheck:
 		return d.check(a, c.Netns)
 	case methodCollect:
-		refs, listed, err := conf.ValidAttachments()
-		if err != nil || !listed {
-			return nil, err
-		}
-		return nil, d.collect(conf.Name, cni.NewSet(conf.Name, refs))
+		return nil, d.collect(conf)
 	}
-	if client := d.find(a); client != nil {
-		return nil, client.end()
+	return nil, errors.New(noMethod + method)
+}
+
+// release ends the lease of an attachment. Without a client there may be a record that could not be read.
+func (d *daemon) release(a cni.Attachment) error {
+	if c := d.find(a); c != nil {
+		return c.end()
 	}
-	return nil, d.drop(a) // there may be a record that could not be read
+	return d.drop(a)
 }
 
 func (d *daemon) find(a cni.Attachment) *client {
@@ -335,11 +332,8 @@ func (d *daemon) allocate(ctx context.Context, a cni.Attachment, c rpcCall) (*cn
 	case <-ctx.Done():
 	}
 	err = client.end()
-	fault := client.fault
-	if fault == nil {
-		fault = context.Cause(ctx)
-	}
-	return nil, &cni.Error{Code: cni.CodeTryAgain, Msg: "no more tries", Details: errors.Join(fault, err).Error()}
+	err = errors.Join(cmp.Or(client.fault, context.Cause(ctx)), err)
+	return nil, &cni.Error{Code: cni.CodeTryAgain, Msg: "no more tries", Details: err.Error()}
 }
 
 // findOrStart returns the attachment's client, which it starts where there is none.
@@ -357,7 +351,7 @@ func (d *daemon) findOrStart(a cni.Attachment, call rpcCall, o options) (*client
 		switch {
 		case !c.isReady():
 			return nil, cni.Errorf(cni.CodeTryAgain, "%s: another ADD waits for a server", a)
-		case !c.isIn(call.Netns):
+		case !leads(c.hostPrefix+call.Netns, c.NS):
 			if err := c.end(); err != nil {
 				return nil, err
 			}
@@ -381,18 +375,23 @@ func (d *daemon) check(a cni.Attachment, netns string) (*cni.Result, error) {
 	if l == nil || sinceBoot() >= l.expiry {
 		return nil, cni.Errorf(cni.CodeDrift, "the lease of %s has expired, or the server refused it", a)
 	}
-	if !c.isIn(netns) {
+	if !leads(c.hostPrefix+netns, c.NS) {
 		return nil, cni.Errorf(cni.CodeDrift, "%s has its lease in another namespace than %q", a, netns)
 	}
 	return l.result(c.options), nil
 }
 
 // collect ends the leases of a network's attachments that are not valid.
-func (d *daemon) collect(network string, valid cni.Set) error {
+func (d *daemon) collect(conf *cni.Config) error {
+	refs, listed, err := conf.ValidAttachments()
+	if err != nil || !listed {
+		return err
+	}
+	valid := cni.NewSet(conf.Name, refs)
 	d.mu.Lock()
 	var stale []*client
 	for _, c := range d.clients {
-		if c.Network == network && !valid.Has(c.Attachment) && c.isReady() {
+		if c.Network == conf.Name && !valid.Has(c.Attachment) && c.isReady() {
 			stale = append(stale, c)
 		}
 	}

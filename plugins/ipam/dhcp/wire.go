@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
@@ -10,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
@@ -41,7 +41,7 @@ func openLink(n *ns.NS, r *record) (*link, error) {
 			l.Link, err = l.conn.Link(r.IfName)
 		}
 		if err != nil {
-			return gone(err)
+			return err
 		}
 		r.Index = l.Index // others read it from the first time on
 		l.sock, err = packetSocket(l.Index, unix.ETH_P_IP, portFilter)
@@ -65,18 +65,16 @@ func (l *link) close() {
 // Main plugins have reasons to be first: they turn address detection off before.
 func (l *link) bringUp(ctx context.Context) error {
 	const theirs = 100 * time.Millisecond
-	up := true
 	theirTurn, cancel := context.WithTimeout(ctx, theirs)
 	defer cancel()
 	now, err := l.conn.WaitUp(theirTurn, l.Index)
+	if errors.Is(err, context.DeadlineExceeded) && !now.Up {
+		if err := l.conn.SetLink(l.Index, rtnl.Change{Up: new(true)}); err != nil {
+			return err
+		}
+	}
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = nil // it is our turn
-		if !now.Up {
-			err = l.conn.SetLink(l.Index, rtnl.Change{Up: &up})
-		}
-		if err == nil {
-			now, err = l.conn.WaitUp(ctx, l.Index)
-		}
+		now, err = l.conn.WaitUp(ctx, l.Index)
 	}
 	if ctx.Err() != nil {
 		return fmt.Errorf("interface %q does not come up, it is %s", now.Name, now.Oper)
@@ -106,15 +104,16 @@ const (
 )
 
 // packetSocket opens a socket that sends and receives packets of a protocol, IP or ARP, on a
-// link of the calling thread's namespace, whatever addresses and rules there are.
-func packetSocket(index int, protocol uint16, pass []unix.SockFilter) (*os.File, error) {
+// link of the calling thread's namespace, whatever addresses and rules there are. It gets nothing
+// before it has its filter.
+func packetSocket(index int, protocol uint16, filter []unix.SockFilter) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("socket for packets: %w", err)
 	}
-	filter := unix.SockFprog{Len: uint16(len(pass)), Filter: &pass[0]}
-	err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &filter)
-	if err == nil { // nothing comes in before the filter is there
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program)
+	if err == nil {
 		err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder(protocol), Ifindex: index})
 		// That the link is still down would fail the first call after it is up.
 		_, _ = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
@@ -185,53 +184,40 @@ func (l *link) receive(ctx context.Context, wait time.Duration) (*dhcpv4.DHCPv4,
 	return decodePacket(b), err
 }
 
-// Of ARP (RFC 826): where in a packet the sender of an answer is, and how often and how
-// long one is waited for.
-const (
-	arpSender, arpTarget = 8, 18
-	arpLength            = 28
-	arpTries             = 3
-	arpWait              = 200 * time.Millisecond
-)
-
-// arpFilter lets answers through.
-var arpFilter = []unix.SockFilter{
-	{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, K: 6},
-	{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: 2, Jf: 1},
-	{Code: unix.BPF_RET | unix.BPF_K, K: arpLength},
-	{Code: unix.BPF_RET | unix.BPF_K, K: 0},
-}
-
-// neighbor asks by ARP, from an address that need not be on the interface any more, who has
-// another one; nil: nobody answers.
+// neighbor asks by ARP (RFC 826), from an address that need not be on the interface any more, who has another one;
+// nil: nobody answers.
 func (l *link) neighbor(ctx context.Context, src, addr netip.Addr) (mac net.HardwareAddr, err error) {
+	const tries, pause, length = 3, 200 * time.Millisecond, 28
+	const request, answer, operation, senderMAC, senderIP = 1, 2, 6, 8, 14
+	filter := []unix.SockFilter{ // lets answers of the address through
+		{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, K: operation},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: answer, Jf: 3},
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: senderIP},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: binary.BigEndian.Uint32(addr.AsSlice()), Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: length},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+	}
 	var sock *os.File
 	err = l.ns.Do(func() (err error) {
-		sock, err = packetSocket(l.Index, unix.ETH_P_ARP, arpFilter)
+		sock, err = packetSocket(l.Index, unix.ETH_P_ARP, filter)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	defer sock.Close()
-	ask := append([]byte{0, 1, 8, 0, 6, 4, 0, 1}, l.MAC...) // Ethernet, IPv4, who has?
-	ask = append(append(ask, src.AsSlice()...), make([]byte, len(everyone))...)
-	ask = append(ask, addr.AsSlice()...)
-	for range arpTries {
-		if err := l.sendFrame(sock, unix.ETH_P_ARP, everyone, ask); err != nil {
+	question := slices.Concat(words(1, unix.ETH_P_IP, 6<<8|4, request), l.MAC, src.AsSlice(),
+		make([]byte, len(everyone)), addr.AsSlice())
+	for range tries {
+		if err := l.sendFrame(sock, unix.ETH_P_ARP, everyone, question); err != nil {
 			return nil, fmt.Errorf("ask who has %s: %w", addr, err)
 		}
-		for end := time.Now().Add(arpWait); ; {
-			b, err := readFrame(ctx, sock, time.Until(end))
-			if err != nil || ctx.Err() != nil {
-				return nil, cmp.Or(err, context.Cause(ctx))
-			}
-			if b == nil {
-				break
-			}
-			if len(b) >= arpLength && bytes.Equal(b[arpSender+6:arpTarget], addr.AsSlice()) {
-				return b[arpSender : arpSender+6], nil
-			}
+		b, err := readFrame(ctx, sock, pause)
+		if err != nil || ctx.Err() != nil {
+			return nil, cmp.Or(err, context.Cause(ctx))
+		}
+		if len(b) == length {
+			return b[senderMAC:senderIP], nil
 		}
 	}
 	return nil, nil
@@ -239,35 +225,29 @@ func (l *link) neighbor(ctx context.Context, src, addr netip.Addr) (mac net.Hard
 
 // encode makes an IP packet.
 func (p *packet) encode() []byte {
-	message := p.message.ToBytes()
-	b := make([]byte, ipHead+udpHead, ipHead+udpHead+len(message))
-	b = append(b, message...)
-	src, dst := p.src.As4(), p.dst.As4()
+	message, src, dst := p.message.ToBytes(), p.src.As4(), p.dst.As4()
 	length := uint16(udpHead + len(message))
-	ip, udp := b[:ipHead], b[ipHead:]
-	// Until the header is complete, its place holds the pseudo-header of the checksum.
-	binary.BigEndian.PutUint16(ip[8:], unix.IPPROTO_UDP)
-	binary.BigEndian.PutUint16(ip[10:], length)
-	copy(ip[12:], src[:])
-	copy(ip[16:], dst[:])
-	binary.BigEndian.PutUint16(udp[0:], clientPort)
-	binary.BigEndian.PutUint16(udp[2:], serverPort)
-	binary.BigEndian.PutUint16(udp[4:], length)
-	binary.BigEndian.PutUint16(udp[6:], cmp.Or(checksum(b), 0xffff)) // 0 would be none
-	ip[0], ip[8], ip[9], ip[10], ip[11] = 0x45, 64, unix.IPPROTO_UDP, 0, 0
-	binary.BigEndian.PutUint16(ip[2:], ipHead+length)
+	udp := slices.Concat(words(clientPort, serverPort, length, 0), message)
+	pseudo := slices.Concat(src[:], dst[:], words(unix.IPPROTO_UDP, length), udp)
+	binary.BigEndian.PutUint16(udp[6:], cmp.Or(checksum(pseudo), 0xffff)) // 0 means that there is no checksum
+	const version, hops = 0x4500, 64 << 8
+	ip := slices.Concat(words(version, ipHead+length, 0, 0, hops|unix.IPPROTO_UDP, 0), src[:], dst[:])
 	binary.BigEndian.PutUint16(ip[10:], checksum(ip))
+	return append(ip, udp...)
+}
+
+func words(values ...uint16) (b []byte) {
+	for _, v := range values {
+		b = binary.BigEndian.AppendUint16(b, v)
+	}
 	return b
 }
 
 // checksum is that of RFC 1071.
 func checksum(b []byte) uint16 {
 	var sum uint32
-	for i := 0; i+1 < len(b); i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(b[i:]))
-	}
-	if len(b)%2 == 1 {
-		sum += uint32(b[len(b)-1]) << 8
+	for i, v := range b {
+		sum += uint32(v) << (8 - i%2*8) // the first byte of two is the high one
 	}
 	for sum > 0xffff {
 		sum = sum>>16 + sum&0xffff
@@ -275,10 +255,10 @@ func checksum(b []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// decodePacket returns the message in an IP packet from a server; nil: there is none.
+// decodePacket returns the message in an IP packet that passed portFilter; nil: it is none from a server.
 // It does not look at checksums: a sender on this host leaves them to its device.
 func decodePacket(b []byte) *dhcpv4.DHCPv4 {
-	if len(b) < ipHead || b[0]>>4 != 4 || b[9] != unix.IPPROTO_UDP {
+	if len(b) < ipHead {
 		return nil
 	}
 	head, total := int(b[0]&15)*4, int(binary.BigEndian.Uint16(b[2:]))
