@@ -156,8 +156,8 @@ type childRecord struct {
 	Link        int         `json:"link,omitempty"`        // index, once the link is made
 }
 
-// Sane says whether an ADD can have written the record: its file may be damaged.
-func (r *childRecord) Sane(name string) bool { return name == r.Hash() }
+// Valid says whether an ADD can have written the record.
+func (r childRecord) Valid() bool { return true }
 
 func (s *Session) newRecord(c Child) (r childRecord, err error) {
 	r = childRecord{Attachment: s.Attachment, Netns: s.Netns,
@@ -248,7 +248,7 @@ func temporaryName(a cni.Attachment) string { return iface.HostNames(a)[0] }
 // createChild makes the link, down, and names its owner. An attachment that exists is
 // code 100. The lock of the records decides who of two ADDs is first.
 func (s *Session) createChild(ctx context.Context, c Child) (err error) {
-	records, err := statefile.OpenStore[childRecord](ctx, childDir, lockWait)
+	records, err := childRecords().Open(ctx)
 	if err != nil {
 		return err
 	}
@@ -260,7 +260,7 @@ func (s *Session) createChild(ctx context.Context, c Child) (err error) {
 	if err := s.refuseRecorded(records, r); err != nil {
 		return err
 	}
-	if err := records.Put(s.Hash(), r); err != nil {
+	if err := records.Put(r); err != nil {
 		return err
 	}
 	s.OnFail("delete the interface", func(ctx context.Context) error { return s.revokeChild(ctx, r) })
@@ -279,7 +279,7 @@ func (s *Session) createChild(ctx context.Context, c Child) (err error) {
 	}
 	s.ContEnd.Name = s.IfName
 	r.Link = s.ContEnd.Index
-	return records.Put(s.Hash(), r)
+	return records.Put(r)
 }
 
 // refuseRecorded is code 100 when the attachment exists, and code 103 when the master's

@@ -63,7 +63,7 @@ func (s *Session) verifyChild(ctx context.Context, c Child) []error {
 	if l.Kind != c.Kind {
 		return []error{drift(fmt.Sprintf("is of kind %q instead of %q", l.Kind, c.Kind))}
 	}
-	r, recorded, err := childRecords().Get(ctx, s.Hash())
+	r, recorded, err := childRecords().Get(s.Hash())
 	if err != nil {
 		return []error{err}
 	}

@@ -60,7 +60,7 @@ func findRemains(ctx context.Context, req *skel.Request, kind string) (cont *rtn
 }
 
 func findRecorded(ctx context.Context, a cni.Attachment) (*rtnl.Conn, rtnl.Link, error) {
-	r, ok, err := childRecords().Get(ctx, a.Hash())
+	r, ok, err := childRecords().Get(a.Hash())
 	if err == nil && !ok {
 		err = rtnl.ErrNoLink
 	}
@@ -84,26 +84,17 @@ func foreignChild(cont *rtnl.Conn, req *skel.Request, kind string) (rtnl.Link, e
 func gcChildren(ctx context.Context, req *skel.Request) error {
 	locks, cancel := skel.Most(ctx)
 	defer cancel()
-	all, err := childRecords().All(locks)
-	if err != nil {
-		return err
-	}
-	var gone []string
-	var errs []error
-	for _, r := range all {
-		if r.Network != req.Network || req.Valid.Has(r.Attachment) {
-			continue
-		}
+	stale := func(r childRecord) bool { return req.Valid.Excludes(r.Attachment) }
+	return Collect(ctx, req, childRecords().Collect(locks, stale, func(r childRecord) error {
 		cont, l, err := r.find()
 		if err == nil {
 			err = cont.DelLink(l.Index)
 		}
 		_ = cont.Close()
-		if err == nil || errors.Is(err, rtnl.ErrNoLink) {
-			gone = append(gone, r.Hash())
-			continue
+		if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+			return fmt.Errorf("interface of %s: %w", r.Attachment, err)
 		}
-		errs = append(errs, fmt.Errorf("interface of %s: %w", r.Attachment, err))
-	}
-	return Collect(ctx, req, errors.Join(append(errs, childRecords().Drop(locks, gone...))...))
+		return nil
+	}))
+
 }

@@ -134,6 +134,9 @@ func (s Set) All() []Attachment { return s.all }
 // Has reports whether a is valid.
 func (s Set) Has(a Attachment) bool { return s.hashes[a.Hash()] }
 
+// Excludes reports whether a is of the network and not valid: GC removes what it has.
+func (s Set) Excludes(a Attachment) bool { return a.Network == s.network && !s.Has(a) }
+
 // HasContainer reports whether any interface of the container is valid, for
 // things that record no more than a container ID.
 func (s Set) HasContainer(id string) bool {

@@ -34,6 +34,10 @@ type record struct {
 
 type store = statefile.Store[record]
 
+func records() statefile.Records[record] {
+	return statefile.Records[record]{Path: recordDir, Wait: lockWait}
+}
+
 // recordOf reads a container's record, an empty one where there is none.
 func recordOf(s *store, a cni.Attachment) (record, error) {
 	rec, found, err := s.Get(chainOf(a.Network, a.ContainerID))
@@ -43,8 +47,11 @@ func recordOf(s *store, a cni.Attachment) (record, error) {
 	return rec, err
 }
 
-// Sane says whether a call can have written the record of the chain: rules are made from it.
-func (r record) Sane(chain string) bool {
+// Hash is the name of the record's file: the chain's.
+func (r record) Hash() string { return chainOf(r.Network, r.ContainerID) }
+
+// Valid says whether a call can have written the record: rules are made from it.
+func (r record) Valid() bool {
 	for _, addrs := range r.Interfaces {
 		if slices.ContainsFunc(addrs, func(p netip.Prefix) bool {
 			return !p.IsValid() || p.Addr().Zone() != "" || p.Addr().Is4In6()
@@ -52,7 +59,7 @@ func (r record) Sane(chain string) bool {
 			return false
 		}
 	}
-	return r.Interfaces != nil && chainOf(r.Network, r.ContainerID) == chain
+	return r.Interfaces != nil
 }
 
 // with is the record with other addresses for an interface; none remove it.
@@ -67,11 +74,10 @@ func (r record) with(ifName string, addrs []netip.Prefix) record {
 
 // save writes the record, or removes it when no interface is left in it.
 func (r record) save(s *store) error {
-	name := chainOf(r.Network, r.ContainerID)
 	if len(r.Interfaces) == 0 {
-		return s.Drop(name)
+		return s.Drop(r.Hash())
 	}
-	return s.Put(name, r)
+	return s.Put(r)
 }
 
 // addrs are the addresses of all interfaces.
@@ -85,7 +91,7 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 			return fmt.Errorf("masquerade with iptables: %w", err)
 		}
 	}
-	s, err := statefile.OpenStore[record](ctx, recordDir, lockWait)
+	s, err := records().Open(ctx)
 	if err != nil {
 		return err
 	}
@@ -158,7 +164,7 @@ func (c natChain) change(ctx context.Context, nf *nft.Conn, tool ipt.Tool, edit 
 // delIPTables removes an interface's rules wherever they are. The addresses are a hint. Where the container has
 // neither a record nor a chain the call waits for no lock.
 func delIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
-	there := statefile.MayHave(recordDir, chainOf(c.Attachment.Network, c.Attachment.ContainerID))
+	there := records().MayHave(chainOf(c.Attachment.Network, c.Attachment.ContainerID))
 	for _, f := range nft.Families() {
 		if !there {
 			where, err := natChainOf(f, c.Attachment).Variants(ctx, nf)
@@ -168,7 +174,7 @@ func delIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 	if !there {
 		return nil
 	}
-	s, err := statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
+	s, err := records().OpenExisting(ctx)
 	if err != nil {
 		return err
 	}
@@ -277,7 +283,7 @@ func checkIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 }
 
 func gcIPTables(ctx context.Context, nf *nft.Conn, network string, valid cni.Set) (err error) {
-	s, err := statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
+	s, err := records().OpenExisting(ctx)
 	if err != nil {
 		return err
 	}

@@ -20,43 +20,144 @@ const (
 	storeLock    = "lock"
 )
 
-// Store is a locked directory that holds JSON records of type T, each in a file
-// of the name that the caller gives: an attachment's hash, say. Nobody else reads
-// or writes it until Close. A file that no call of ours can have written is no record:
-// one that cannot be decoded, or that *T's method Sane(name string) bool denies, where
-// it has one.
-type Store[T any] struct {
-	dir  *Dir // nil where there is no directory
-	held *Held
+// Record is a value that is kept as JSON, in a file that its Hash names. Valid says whether
+// a call of ours can have written it: a file may be damaged, and calls delete what a record
+// names.
+type Record interface {
+	Hash() string
+	Valid() bool
 }
 
-// OpenStore makes the directory at path and locks it. It waits for the lock at
-// most as long as wait says; then the error matches ErrBusy and names the holder.
-// The directory is no symbolic link; those before it are followed.
-func OpenStore[T any](ctx context.Context, path string, wait time.Duration) (*Store[T], error) {
-	return openStore[T](ctx, path, 0o700, wait)
+// Records are the records of type T in the directory Path, which is no symbolic link; those
+// before it are followed. A file that cannot be decoded, has another record's name, or is not
+// Valid, is no record.
+//
+// Files change in one step, so that Get and Any need no lock. Whoever writes waits for the
+// directory's lock, at most as long as Wait says: then the error matches ErrBusy.
+type Records[T Record] struct {
+	Path string
+	Wait time.Duration
 }
 
-// OpenExistingStore is OpenStore for calls that put no record: it makes no
-// directory, and where there is none, or something else, the store is empty.
-func OpenExistingStore[T any](ctx context.Context, path string, wait time.Duration) (*Store[T], error) {
-	s, err := openStore[T](ctx, path, 0, wait)
-	if IsAbsent(err) {
-		return &Store[T]{}, nil
-	}
-	return s, err
-}
-
-func openStore[T any](ctx context.Context, path string, perm fs.FileMode, wait time.Duration) (*Store[T], error) {
-	dir, err := OpenOwn(path, perm)
+// Open makes the directory, where there is none, and locks it.
+func (r Records[T]) Open(ctx context.Context) (*Store[T], error) {
+	dir, err := OpenOwn(r.Path, 0o700)
 	if err != nil {
 		return nil, err
 	}
-	held, err := dir.Lock(ctx, storeLock, 0o600, wait)
+	return r.lock(ctx, dir)
+}
+
+// OpenExisting is Open for calls that put no record: it makes no directory, and where
+// there is none, or something else, the store is empty.
+func (r Records[T]) OpenExisting(ctx context.Context) (*Store[T], error) {
+	s, err := r.openUnlocked()
+	if err != nil || s.dir == nil {
+		return s, err
+	}
+	return r.lock(ctx, s.dir)
+}
+
+func (r Records[T]) lock(ctx context.Context, dir *Dir) (*Store[T], error) {
+	held, err := dir.Lock(ctx, storeLock, 0o600, r.Wait)
 	if err != nil {
 		return nil, errors.Join(err, dir.Close())
 	}
 	return &Store[T]{dir, held}, nil
+}
+
+// openUnlocked opens the directory for reading.
+func (r Records[T]) openUnlocked() (*Store[T], error) {
+	dir, err := OpenOwn(r.Path, 0)
+	if err != nil && !IsAbsent(err) {
+		return nil, err
+	}
+	return &Store[T]{dir: dir}, nil
+}
+
+// Get reads a record; ok is false when there is none.
+func (r Records[T]) Get(name string) (record T, ok bool, err error) {
+	s, err := r.openUnlocked()
+	if err != nil {
+		return record, false, err
+	}
+	defer s.Close()
+	return s.Get(name)
+}
+
+// Any says whether there is a record that matches. It reads no more than it has to.
+func (r Records[T]) Any(matches func(record T) bool) (bool, error) {
+	s, err := r.openUnlocked()
+	if err != nil {
+		return false, err
+	}
+	defer s.Close()
+	return s.Any(matches)
+}
+
+// MayHave says whether there is the record, or what a killed Put left of it.
+func (r Records[T]) MayHave(name string) bool {
+	isThere := func(file string) bool {
+		_, err := os.Lstat(filepath.Join(r.Path, file))
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	return isThere(name+recordSuffix) || isThere(temporary(name+recordSuffix))
+}
+
+// Put is Store.Put. It makes the directory.
+func (r Records[T]) Put(ctx context.Context, record T) error {
+	s, err := r.Open(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.Put(record), s.Close())
+}
+
+// Drop is Store.Drop. It takes no lock when there is none of the records.
+func (r Records[T]) Drop(ctx context.Context, names ...string) error {
+	if !slices.ContainsFunc(names, r.MayHave) {
+		return nil
+	}
+	s, err := r.OpenExisting(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.Drop(names...), s.Close())
+}
+
+// All is Store.All.
+func (r Records[T]) All(ctx context.Context) ([]*T, error) {
+	s, err := r.OpenExisting(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all, err := s.All()
+	return all, errors.Join(err, s.Close())
+}
+
+// Collect calls end for each record that is stale, and drops it unless that fails. It holds
+// no lock meanwhile, and goes on after an error.
+func (r Records[T]) Collect(ctx context.Context, stale func(T) bool, end func(T) error) error {
+	all, err := r.All(ctx)
+	errs := []error{err}
+	var ended []string
+	for _, record := range all {
+		if !stale(*record) {
+			continue
+		}
+		if err := end(*record); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		ended = append(ended, (*record).Hash())
+	}
+	return errors.Join(append(errs, r.Drop(ctx, ended...))...)
+}
+
+// Store is a locked directory of Records: nobody else writes there until Close.
+type Store[T Record] struct {
+	dir  *Dir // nil where there is no directory
+	held *Held
 }
 
 // Close unlocks the directory. It may be called again.
@@ -64,7 +165,10 @@ func (s *Store[T]) Close() error {
 	if s.dir == nil {
 		return nil
 	}
-	err := errors.Join(s.held.Unlock(), s.dir.Close())
+	err := s.dir.Close()
+	if s.held != nil {
+		err = errors.Join(s.held.Unlock(), err)
+	}
 	s.dir = nil
 	return err
 }
@@ -79,51 +183,40 @@ func (s *Store[T]) Get(name string) (record T, ok bool, err error) {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrIrregular) {
 		return none, false, nil
 	}
-	if err != nil || json.Unmarshal(data, &record) != nil {
+	if err != nil || json.Unmarshal(data, &record) != nil || record.Hash() != name || !record.Valid() {
 		return none, false, err
-	}
-	if r, can := any(&record).(interface{ Sane(name string) bool }); can && !r.Sane(name) {
-		return none, false, nil
 	}
 	return record, true, nil
 }
 
-// MayHave says, without the lock, whether the store at path has the record or what
-// a killed Put left of it.
-func MayHave(path, name string) bool {
-	isThere := func(file string) bool {
-		_, err := os.Lstat(filepath.Join(path, file))
-		return !errors.Is(err, fs.ErrNotExist)
-	}
-	return isThere(name+recordSuffix) || isThere(temporary(name+recordSuffix))
-}
-
 // Put writes a record, whole or not at all.
-func (s *Store[T]) Put(name string, record T) error {
+func (s *Store[T]) Put(record T) error {
 	data, err := json.Marshal(record)
+	if err == nil && s.dir == nil {
+		err = fs.ErrClosed
+	}
 	if err != nil {
-		return fmt.Errorf("record %q: %w", name, err)
+		return fmt.Errorf("record %q: %w", record.Hash(), err)
 	}
-	if s.dir == nil {
-		return fmt.Errorf("record %q: %w", name, fs.ErrClosed)
-	}
-	return s.dir.Replace(name+recordSuffix, data, 0o600)
+	return s.dir.Replace(record.Hash()+recordSuffix, data, 0o600)
 }
 
-// Drop removes a record. An absent one is no error, nor a directory in its place.
-func (s *Store[T]) Drop(name string) error {
-	if s.dir == nil {
-		return nil
+// Drop removes records, also what a killed Put left of them, and goes on after an error. An
+// absent one is no error, nor a directory in its place.
+func (s *Store[T]) Drop(names ...string) error {
+	var errs []error
+	for _, name := range names {
+		if s.dir == nil {
+			break
+		}
+		if err := s.dir.Discard(name + recordSuffix); !errors.Is(err, unix.EISDIR) {
+			errs = append(errs, err)
+		}
 	}
-	err := s.dir.Discard(name + recordSuffix)
-	if errors.Is(err, unix.EISDIR) {
-		err = nil
-	}
-	return err
+	return errors.Join(errs...)
 }
 
-// All reads all records, in the order of their names, and takes away what killed
-// writers left.
+// All reads all records, in the order of their names, and removes what killed writers left.
 func (s *Store[T]) All() (all []*T, err error) {
 	if s.dir == nil {
 		return nil, nil
@@ -147,14 +240,18 @@ func (s *Store[T]) Any(matches func(record T) bool) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	for _, file := range slices.Sorted(slices.Values(files)) {
+	slices.Sort(files)
+	for _, file := range files {
 		name, isRecord := strings.CutSuffix(file, recordSuffix)
 		if !isRecord {
 			continue
 		}
 		record, ok, err := s.Get(name)
-		if err != nil || ok && matches(record) {
-			return err == nil, err
+		if err != nil {
+			return false, err
+		}
+		if ok && matches(record) {
+			return true, nil
 		}
 	}
 	return false, nil

@@ -2,6 +2,7 @@ package statefile_test
 
 import (
 	"context"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -14,11 +15,13 @@ import (
 )
 
 type lease struct {
+	Name    string `json:"name"`
 	Address string `json:"address"`
 }
 
-// Sane denies a file in which an address stands at another name.
-func (l *lease) Sane(name string) bool { return name != "moved" }
+func (l lease) Hash() string { return l.Name }
+
+func (l lease) Valid() bool { return l.Address != "everywhere" }
 
 var _ = Describe("a store", func() {
 	var path string
@@ -26,7 +29,7 @@ var _ = Describe("a store", func() {
 
 	reopen := func() *statefile.Store[lease] {
 		GinkgoHelper()
-		s, err := statefile.OpenStore[lease](context.Background(), path, time.Second)
+		s, err := statefile.Records[lease]{Path: path, Wait: time.Second}.Open(context.Background())
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(s.Close)
 		return s
@@ -50,18 +53,18 @@ var _ = Describe("a store", func() {
 
 	It("keeps a record in a file until it is dropped", func() {
 		s := reopen()
-		Expect(s.Put("a1", lease{"192.0.2.1"})).To(Succeed())
-		Expect(s.Put("a1", lease{"192.0.2.2"})).To(Succeed())
-		Expect(s.Put("b2", lease{"192.0.2.3"})).To(Succeed())
+		Expect(s.Put(lease{"a1", "192.0.2.1"})).To(Succeed())
+		Expect(s.Put(lease{"a1", "192.0.2.2"})).To(Succeed())
+		Expect(s.Put(lease{"b2", "192.0.2.3"})).To(Succeed())
 		Expect(s.Close()).To(Succeed())
 		Expect(s.Close()).To(Succeed())
-		Expect(os.ReadFile(path + "/a1.json")).To(MatchJSON(`{"address": "192.0.2.2"}`))
+		Expect(os.ReadFile(path + "/a1.json")).To(MatchJSON(`{"name": "a1", "address": "192.0.2.2"}`))
 		info, err := os.Stat(path)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(info.Mode().Perm()).To(BeEquivalentTo(0o700))
 
 		s = reopen()
-		Expect(s.All()).To(Equal([]*lease{{"192.0.2.2"}, {"192.0.2.3"}}))
+		Expect(s.All()).To(Equal([]*lease{{"a1", "192.0.2.2"}, {"b2", "192.0.2.3"}}))
 		Expect(s.Drop("a1")).To(Succeed())
 		Expect(s.Drop("a1")).To(Succeed())
 		_, ok := get(s, "a1")
@@ -69,29 +72,31 @@ var _ = Describe("a store", func() {
 		Expect(s.All()).To(HaveLen(1))
 	})
 
-	It("that is absent has no record, and is made by OpenStore alone", func() {
-		s, err := statefile.OpenExistingStore[lease](context.Background(), path, time.Second)
+	It("that is absent has no record, and is made by Open alone", func() {
+		s, err := statefile.Records[lease]{Path: path, Wait: time.Second}.OpenExisting(context.Background())
 		Expect(err).NotTo(HaveOccurred())
 		_, ok := get(s, "a1")
 		Expect(ok).To(BeFalse())
 		Expect(s.All()).To(BeEmpty())
 		Expect(s.Drop("a1")).To(Succeed())
-		Expect(s.Put("a1", lease{})).To(MatchError(fs.ErrClosed))
+		Expect(s.Put(lease{Name: "a1"})).To(MatchError(fs.ErrClosed))
 		Expect(s.Close()).To(Succeed())
 		Expect(path).NotTo(BeADirectory())
 
-		Expect(reopen().Put("a1", lease{"192.0.2.1"})).To(Succeed())
+		Expect(reopen().Put(lease{"a1", "192.0.2.1"})).To(Succeed())
 	})
 
 	It("takes a file that it cannot have written for no record", func() {
 		s := reopen()
-		Expect(os.WriteFile(path+"/torn.json", []byte(`{"address": "192.`), 0o600)).To(Succeed())
-		Expect(os.WriteFile(path+"/half.json", []byte(`{"address": "192.0.2.1", "address": 7}`), 0o600)).To(Succeed())
-		Expect(os.WriteFile(path+"/moved.json", []byte(`{"address": "192.0.2.1"}`), 0o600)).To(Succeed())
+		Expect(os.WriteFile(path+"/torn.json", []byte(`{"name": "torn", "address": "192.`), 0o600)).To(Succeed())
+		Expect(os.WriteFile(path+"/half.json", []byte(`{"name": "half", "address": 7}`), 0o600)).To(Succeed())
+		Expect(os.WriteFile(path+"/moved.json", []byte(`{"name": "a1"}`), 0o600)).To(Succeed())
+		Expect(os.WriteFile(path+"/false.json", []byte(`{"name": "false", "address": "everywhere"}`), 0o600)).
+			To(Succeed())
 		Expect(os.Mkdir(path+"/dir.json", 0o700)).To(Succeed())
 		Expect(os.Symlink("/etc/passwd", path+"/link.json")).To(Succeed())
 		Expect(os.WriteFile(path+"/notes", []byte(`{}`), 0o600)).To(Succeed())
-		for _, name := range []string{"torn", "half", "moved", "dir", "link"} {
+		for _, name := range []string{"torn", "half", "moved", "false", "dir", "link"} {
 			l, ok := get(s, name)
 			Expect(ok).To(BeFalse(), name)
 			Expect(l).To(BeZero(), name)
@@ -102,16 +107,16 @@ var _ = Describe("a store", func() {
 	It("is never a link", func() {
 		Expect(os.MkdirAll(filepath.Dir(path), 0o700)).To(Succeed())
 		Expect(os.Symlink(GinkgoT().TempDir(), path)).To(Succeed())
-		_, err := statefile.OpenStore[lease](context.Background(), path, time.Second)
+		_, err := statefile.Records[lease]{Path: path, Wait: time.Second}.Open(context.Background())
 		Expect(err).To(MatchError(ContainSubstring("open " + path + ": not a directory")))
-		s, err := statefile.OpenExistingStore[lease](context.Background(), path, time.Second)
+		s, err := statefile.Records[lease]{Path: path, Wait: time.Second}.OpenExisting(context.Background())
 		Expect(err).NotTo(HaveOccurred())
-		Expect(s.Put("a1", lease{})).To(MatchError(fs.ErrClosed))
+		Expect(s.Put(lease{Name: "a1"})).To(MatchError(fs.ErrClosed))
 	})
 
 	It("refuses a name that leads elsewhere", func() {
 		s := reopen()
-		Expect(s.Put("../x", lease{})).To(MatchError(fs.ErrInvalid))
+		Expect(s.Put(lease{Name: "../x"})).To(MatchError(fs.ErrInvalid))
 		Expect(s.Drop("../x")).To(MatchError(fs.ErrInvalid))
 		_, _, err := s.Get("../x")
 		Expect(err).To(MatchError(fs.ErrInvalid))
@@ -128,20 +133,9 @@ var _ = Describe("a store", func() {
 		}
 	})
 
-	It("tells without its lock whether it may have a record", func() {
-		Expect(statefile.MayHave(path, "a1")).To(BeFalse())
-		s := reopen()
-		Expect(s.Put("a1", lease{"192.0.2.1"})).To(Succeed())
-		Expect(statefile.MayHave(path, "a1")).To(BeTrue())
-		Expect(s.Drop("a1")).To(Succeed())
-		Expect(statefile.MayHave(path, "a1")).To(BeFalse())
-		Expect(os.WriteFile(path+"/"+statefile.Temporary("a1.json"), []byte("half"), 0o600)).To(Succeed())
-		Expect(statefile.MayHave(path, "a1")).To(BeTrue())
-	})
-
 	It("that is locked is given up at the deadline", func() {
 		s := reopen()
-		_, err := statefile.OpenExistingStore[lease](context.Background(), path, 20*time.Millisecond)
+		_, err := statefile.Records[lease]{Path: path, Wait: 20 * time.Millisecond}.OpenExisting(context.Background())
 		Expect(err).To(MatchError(statefile.ErrBusy))
 		Expect(err).To(MatchError(ContainSubstring("held by process")))
 		Expect(s.Close()).To(Succeed())
@@ -158,22 +152,22 @@ var _ = Describe("records", func() {
 	// get expects Get to succeed.
 	get := func(name string) (lease, bool) {
 		GinkgoHelper()
-		l, ok, err := records.Get(context.Background(), name)
+		l, ok, err := records.Get(name)
 		Expect(err).NotTo(HaveOccurred())
 		return l, ok
 	}
 	isAt := func(address string) func(lease) bool { return func(l lease) bool { return l.Address == address } }
 
-	It("are those of the store, which each call opens and unlocks", func(ctx SpecContext) {
-		Expect(records.Put(ctx, "a1", lease{"192.0.2.1"})).To(Succeed())
-		Expect(records.Put(ctx, "b2", lease{"192.0.2.2"})).To(Succeed())
-		Expect(os.ReadFile(records.Path + "/a1.json")).To(MatchJSON(`{"address": "192.0.2.1"}`))
+	It("are those of the store, which is open for one call", func(ctx SpecContext) {
+		Expect(records.Put(ctx, lease{"a1", "192.0.2.1"})).To(Succeed())
+		Expect(records.Put(ctx, lease{"b2", "192.0.2.2"})).To(Succeed())
+		Expect(os.ReadFile(records.Path + "/a1.json")).To(MatchJSON(`{"name": "a1", "address": "192.0.2.1"}`))
 		l, ok := get("a1")
 		Expect(ok).To(BeTrue())
-		Expect(l).To(Equal(lease{"192.0.2.1"}))
-		Expect(records.All(ctx)).To(Equal([]*lease{{"192.0.2.1"}, {"192.0.2.2"}}))
-		Expect(records.Any(ctx, isAt("192.0.2.2"))).To(BeTrue())
-		Expect(records.Any(ctx, isAt("192.0.2.3"))).To(BeFalse())
+		Expect(l).To(Equal(lease{"a1", "192.0.2.1"}))
+		Expect(records.All(ctx)).To(Equal([]*lease{{"a1", "192.0.2.1"}, {"b2", "192.0.2.2"}}))
+		Expect(records.Any(isAt("192.0.2.2"))).To(BeTrue())
+		Expect(records.Any(isAt("192.0.2.3"))).To(BeFalse())
 		Expect(records.Drop(ctx, "a1", "a1", "b2")).To(Succeed())
 		Expect(entries(records.Path)).To(Equal([]string{"lock"}))
 	})
@@ -182,29 +176,57 @@ var _ = Describe("records", func() {
 		_, ok := get("a1")
 		Expect(ok).To(BeFalse())
 		Expect(records.All(ctx)).To(BeEmpty())
-		Expect(records.Any(ctx, isAt(""))).To(BeFalse())
+		Expect(records.Any(isAt(""))).To(BeFalse())
 		Expect(records.Drop(ctx, "a1")).To(Succeed())
 		Expect(records.Path).NotTo(BeADirectory())
 	})
 
 	It("are all dropped, also those after an error", func(ctx SpecContext) {
-		Expect(records.Put(ctx, "b2", lease{"192.0.2.2"})).To(Succeed())
+		Expect(records.Put(ctx, lease{"b2", "192.0.2.2"})).To(Succeed())
 		Expect(records.Drop(ctx, "../x", "b2")).To(MatchError(fs.ErrInvalid))
 		Expect(records.All(ctx)).To(BeEmpty())
 	})
 
-	It("are given up at the end of Wait while another has the lock, unless they are not there", func(ctx SpecContext) {
-		Expect(records.Put(ctx, "a1", lease{})).To(Succeed())
-		s, err := statefile.OpenStore[lease](ctx, records.Path, time.Second)
+	It("are read without the lock, and tell whether there may be one to drop", func(ctx SpecContext) {
+		Expect(records.MayHave("a1")).To(BeFalse())
+		Expect(records.Put(ctx, lease{"a1", "192.0.2.1"})).To(Succeed())
+		s, err := records.Open(ctx)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(s.Close)
+		_, ok := get("a1")
+		Expect(ok).To(BeTrue())
+		Expect(records.Any(isAt("192.0.2.1"))).To(BeTrue())
+		Expect(records.MayHave("a1")).To(BeTrue())
+		Expect(s.Drop("a1")).To(Succeed())
+		Expect(records.MayHave("a1")).To(BeFalse())
+		Expect(os.WriteFile(records.Path+"/"+statefile.Temporary("a1.json"), []byte("half"), 0o600)).To(Succeed())
+		Expect(records.MayHave("a1")).To(BeTrue())
+	})
+
+	It("are written by one at a time, who waits as long as Wait says", func(ctx SpecContext) {
+		Expect(records.Put(ctx, lease{Name: "a1"})).To(Succeed())
+		s, err := records.Open(ctx)
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(s.Close)
 		records.Wait = 20 * time.Millisecond
-		_, _, err = records.Get(ctx, "a1")
-		Expect(err).To(MatchError(statefile.ErrBusy))
-		Expect(records.Put(ctx, "a1", lease{})).To(MatchError(statefile.ErrBusy))
+		Expect(records.Put(ctx, lease{Name: "a1"})).To(MatchError(statefile.ErrBusy))
 		Expect(records.Drop(ctx, "b2", "a1")).To(MatchError(statefile.ErrBusy))
-		_, ok := get("b2")
-		Expect(ok).To(BeFalse())
+		Expect(second(records.All(ctx))).To(MatchError(statefile.ErrBusy))
 		Expect(records.Drop(ctx, "b2")).To(Succeed())
+	})
+
+	It("that are stale are ended without the lock, and dropped where that works", func(ctx SpecContext) {
+		for _, name := range []string{"a1", "b2", "c3"} {
+			Expect(records.Put(ctx, lease{Name: name})).To(Succeed())
+		}
+		stale := func(l lease) bool { return l.Name != "b2" }
+		Expect(records.Collect(ctx, stale, func(l lease) error {
+			Expect(records.Put(ctx, l)).To(Succeed())
+			if l.Name == "a1" {
+				return errors.New("busy: a1")
+			}
+			return nil
+		})).To(MatchError("busy: a1"))
+		Expect(records.All(ctx)).To(Equal([]*lease{{Name: "a1"}, {Name: "b2"}}))
 	})
 })

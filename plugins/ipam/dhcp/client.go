@@ -222,7 +222,7 @@ func (c *client) publish(l *link) (err error) {
 func (c *client) put() error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	return c.records.Put(context.Background(), c.Hash(), c.record)
+	return c.records.Put(context.Background(), c.record)
 }
 
 // giveBack gives the lease back, as far as the interface is still there, and removes what is known of it. It

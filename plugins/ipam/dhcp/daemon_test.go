@@ -18,7 +18,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
-	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // waits polls for whether a call writes a record, or waits for the lock.
@@ -213,13 +212,13 @@ var _ = Describe("the daemon", func() {
 		c := nstest.NewNetns()
 		d := newDaemon(ctx, flags{hostPrefix: GinkgoT().TempDir()}, slog.New(slog.DiscardHandler))
 		d.records.Wait = time.Hour
-		other, err := statefile.OpenStore[record](ctx, d.records.Path, 0)
+		other, err := d.records.Open(ctx)
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(other.Close)
 		dropped := make(chan error, 1+threadsMost)
 		for i := range 1 + threadsMost {
 			a := cni.Attachment{Network: "net", ContainerID: fmt.Sprint(i), IfName: "lo"}
-			Expect(other.Put(a.Hash(), record{Attachment: a})).To(Succeed())
+			Expect(other.Put(record{Attachment: a})).To(Succeed())
 			go func() { dropped <- d.drop(a) }()
 		}
 		Eventually(waits(d)).Should(BeTrue())
@@ -242,11 +241,11 @@ var _ = Describe("the daemon", func() {
 	It("answers for other leases while one waits for the lock of the records", func(ctx SpecContext) {
 		d := newDaemon(ctx, flags{hostPrefix: GinkgoT().TempDir()}, slog.New(slog.DiscardHandler))
 		d.records.Wait = time.Hour
-		other, err := statefile.OpenStore[record](ctx, d.records.Path, 0)
+		other, err := d.records.Open(ctx)
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(other.Close)
 		a := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}
-		Expect(other.Put(a.Hash(), record{Attachment: a})).To(Succeed())
+		Expect(other.Put(record{Attachment: a})).To(Succeed())
 		c := d.newClient(record{Attachment: a, Netns: "/absent"}) // which ends at once
 		d.mu.Lock()
 		c.start()

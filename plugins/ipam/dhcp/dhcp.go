@@ -46,14 +46,8 @@ func del(ctx context.Context, req *skel.Request) error {
 // gc has the daemon release the leases of attachments that are not valid.
 func gc(ctx context.Context, req *skel.Request) error {
 	return endLeases(ctx, req, methodCollect, func(records statefile.Records[record]) error {
-		all, err := records.All(ctx)
-		var ended []string
-		for _, r := range all {
-			if r.Network == req.Network && !req.Valid.Has(r.Attachment) {
-				ended = append(ended, r.Hash())
-			}
-		}
-		return errors.Join(err, records.Drop(ctx, ended...))
+		stale := func(r record) bool { return req.Valid.Excludes(r.Attachment) }
+		return records.Collect(ctx, stale, func(record) error { return nil })
 	})
 }
 

@@ -20,7 +20,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
-	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // count polls for the number of a server's messages of a kind.
@@ -575,7 +574,7 @@ var _ = Describe("without a daemon", func() {
 		l := newLAN()
 		l.start()
 		l.Do(func() {
-			s, err := statefile.OpenStore[record](context.Background(), recordsOf("", l.socket).Path, 0)
+			s, err := recordsOf("", l.socket).Open(context.Background())
 			Expect(err).NotTo(HaveOccurred())
 			DeferCleanup(s.Close)
 		})

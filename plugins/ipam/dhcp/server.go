@@ -130,7 +130,7 @@ func (d *daemon) listener(env skel.Env) (*net.UnixListener, error) {
 	if err := os.MkdirAll(filepath.Dir(addr.Name), 0o700); err != nil {
 		return nil, err
 	}
-	alone, err := statefile.OpenStore[record](d.ctx, d.records.Path, d.records.Wait) // one daemon at a time
+	alone, err := d.records.Open(d.ctx) // one daemon at a time
 	if err != nil {
 		return nil, err
 	}

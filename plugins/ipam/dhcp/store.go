@@ -28,8 +28,8 @@ type record struct {
 	FormerRoutes []placed `json:"routes,omitempty"`
 }
 
-// Sane leaves out what no daemon has written.
-func (r *record) Sane(name string) bool { return name == r.Hash() && r.Index > 0 && r.Netns != "" }
+// Valid leaves out what no daemon has written.
+func (r record) Valid() bool { return r.Index > 0 && r.Netns != "" }
 
 const storeWait = 10 * time.Second
 

@@ -56,7 +56,7 @@ func take(ctx context.Context, s *attach.Session, d device) (r record, err error
 	} else if !errors.Is(err, rtnl.ErrNoLink) {
 		return r, err
 	}
-	records, err := statefile.OpenStore[record](ctx, recordDir, lockWait)
+	records, err := records().Open(ctx)
 	if err != nil {
 		return r, err
 	}
@@ -87,7 +87,7 @@ func take(ctx context.Context, s *attach.Session, d device) (r record, err error
 		defer records.Close()
 		return r.end(records, s.Host, s.Cont, s.Warn)
 	})
-	if err := records.Put(s.Hash(), r); err != nil || f.Link.Index == 0 {
+	if err := records.Put(r); err != nil || f.Link.Index == 0 {
 		return r, err
 	}
 	// One message: whenever we are killed, the device has one name and says where it belongs.
@@ -322,7 +322,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 
 // verify compares the interface with the result, and with the device that ADD took.
 func verify(ctx context.Context, s *attach.Session, d device) []error {
-	r, ok, err := records().Get(ctx, s.Hash())
+	r, ok, err := records().Get(s.Hash())
 	if i, _ := s.PrevResult.ContainerInterface(s.IfName); i.MAC == "" && r.Link.Index == 0 {
 		return []error{err} // a device without interface
 	}
@@ -360,7 +360,7 @@ func collect(ctx context.Context, req *skel.Request) error {
 	all, err := records.All()
 	errs := []error{err}
 	for _, r := range all {
-		if r.Network != req.Network || req.Valid.Has(r.Attachment) {
+		if !req.Valid.Excludes(r.Attachment) {
 			continue
 		}
 		cont, err := attach.Enter(r.Netns, r.NS)
@@ -394,7 +394,7 @@ func available(ctx context.Context, req *skel.Request, d device) error {
 	if _, err = d.find(host); !errors.Is(err, rtnl.ErrNoLink) {
 		return err
 	}
-	held, listErr := records().Any(ctx, func(r record) bool {
+	held, listErr := records().Any(func(r record) bool {
 		if r.meets(d) {
 			req.Warn("%s: is held by %s", r, r.Attachment)
 		}

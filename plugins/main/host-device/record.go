@@ -45,13 +45,11 @@ func records() statefile.Records[record] {
 }
 
 func openRecords(ctx context.Context) (*store, error) {
-	return statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
+	return records().OpenExisting(ctx)
 }
 
-// Sane says whether an ADD can have written the record: its file may be damaged.
-func (r *record) Sane(name string) bool {
-	return name == r.Hash() && (r.Link.Index == 0 || cni.ValidIfName(r.Link.Name))
-}
+// Valid says whether an ADD can have written the record: its file may be damaged.
+func (r record) Valid() bool { return r.Link.Index == 0 || cni.ValidIfName(r.Link.Name) }
 
 func (r record) String() string { return fmt.Sprintf("device %q", cmp.Or(r.Link.Name, r.PCI)) }
 
@@ -117,7 +115,7 @@ func (r record) end(records *store, host, cont *rtnl.Conn, warn func(string, ...
 	}
 	if err != nil && !r.Failed {
 		r.Failed = true
-		return errors.Join(fmt.Errorf("%s: %w", r, err), records.Put(r.Hash(), r))
+		return errors.Join(fmt.Errorf("%s: %w", r, err), records.Put(r))
 	}
 	if err = errors.Join(nameErr, err); err != nil {
 		warn("%s: came home as %q: %v", r, l.Name, err)
@@ -126,7 +124,7 @@ func (r record) end(records *store, host, cont *rtnl.Conn, warn func(string, ...
 		return records.Drop(r.Hash())
 	}
 	r.Netns, r.NS = "", ns.Identity{}
-	return records.Put(r.Hash(), r)
+	return records.Put(r)
 }
 
 // isHome says that the device is on the host with its settings, and only its name is missing.

@@ -173,7 +173,7 @@ func (c *call) change(s *store, r *record, p policy) error {
 	if err != nil && !isGone(err) { // its container may be
 		return err
 	}
-	return s.Put(r.Hash(), *r)
+	return s.Put(*r)
 }
 
 // isolate sets or clears the isolated flag of the attachment's port, which keeps ports apart without br_netfilter too.

@@ -114,7 +114,7 @@ func gc(ctx context.Context, req *skel.Request) (err error) {
 	}
 	var errs []error
 	for _, r := range all {
-		if r.Network == c.Network && !c.Valid.Has(r.Attachment) {
+		if c.Valid.Excludes(r.Attachment) {
 			errs = append(errs, c.remove(ctx, s, r))
 		}
 	}
@@ -244,7 +244,7 @@ func (c *call) apply(ctx context.Context, s *store, r *record) error {
 			return fmt.Errorf("firewall with iptables: %w", err)
 		}
 	}
-	if err := s.Put(r.Hash(), *r); err != nil {
+	if err := s.Put(*r); err != nil {
 		return err
 	}
 	p, err := c.settle(s, r)
@@ -321,7 +321,7 @@ func (c *call) remove(ctx context.Context, s *store, r *record) (err error) {
 
 // verify compares the record with what is wanted, and the rules with the record.
 func (c *call) verify(ctx context.Context, want *record) error {
-	old, ok, err := statefile.Records[record]{Path: recordDir, Wait: lockWait}.Get(ctx, want.Hash())
+	old, ok, err := records().Get(want.Hash())
 	if err != nil {
 		return err
 	}

@@ -53,19 +53,23 @@ func isBit(n int) bool { return n >= 0 && n < 32 }
 
 type store = statefile.Store[record]
 
+func records() statefile.Records[record] {
+	return statefile.Records[record]{Path: recordDir, Wait: lockWait}
+}
+
 // openStore locks the records: no other call of the plugin changes rules until Close.
 func openStore(ctx context.Context) (*store, error) {
-	return statefile.OpenStore[record](ctx, recordDir, lockWait)
+	return records().Open(ctx)
 }
 
 func openExistingStore(ctx context.Context) (*store, error) {
-	return statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
+	return records().OpenExisting(ctx)
 }
 
-// Sane says whether an ADD can have written the record. Rules are made from it, and its file may be damaged.
-func (r *record) Sane(hash string) bool {
+// Valid says whether an ADD can have written the record. Rules are made from it, and its file may be damaged.
+func (r record) Valid() bool {
 	bad := func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" || a.Is4In6() }
-	return r.Hash() == hash && cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) &&
+	return cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) &&
 		slices.Contains([]backend{nftables, iptables, firewalld}, r.Backend) && !slices.ContainsFunc(r.Addrs, bad) &&
 		isBit(r.bit()) && ipt.IsChainName(r.AdminChain) && slices.Contains(policies(), r.Policy) &&
 		(r.Bridge == "" && r.Policy == open || cni.ValidIfName(r.Bridge))

@@ -24,9 +24,13 @@ const (
 
 type store = statefile.Store[record]
 
+func records() statefile.Records[record] {
+	return statefile.Records[record]{Path: recordDir, Wait: lockWait}
+}
+
 // openStore locks the records of the host, which has some or none: nobody else changes host ports until Close.
 func openStore(ctx context.Context) (*store, error) {
-	return statefile.OpenExistingStore[record](ctx, recordDir, lockWait)
+	return records().OpenExisting(ctx)
 }
 
 // siblings reads, once, the records of the container's other attachments to the network that are on iptables:
@@ -41,10 +45,10 @@ func siblings(s *store, r *record) sharers {
 	})
 }
 
-// Sane says whether an ADD can have written the record. Rules are made from it, and its file may be damaged.
-func (r *record) Sane(hash string) bool {
+// Valid says whether an ADD can have written the record. Rules are made from it, and its file may be damaged.
+func (r record) Valid() bool {
 	o := r.Options
-	ok := cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) && r.Hash() == hash &&
+	ok := cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) &&
 		(r.Backend == nftables || r.Backend == iptables) &&
 		o.MarkBit >= 0 && o.MarkBit <= 31 && (o.MarkChain == "" || ipt.IsChainName(o.MarkChain)) &&
 		(r.Localnet == "" || cni.ValidIfName(r.Localnet))

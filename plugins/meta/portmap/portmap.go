@@ -127,7 +127,7 @@ func status(_ context.Context, req *skel.Request, cfg config) error {
 
 // verify compares the record with what is wanted, and the rules with the record.
 func (c *call) verify(ctx context.Context, want *record) error {
-	r, ok, err := statefile.Records[record]{Path: recordDir, Wait: lockWait}.Get(ctx, want.Hash())
+	r, ok, err := records().Get(want.Hash())
 	if err != nil {
 		return err
 	}
@@ -289,7 +289,7 @@ func (c *call) publish(ctx context.Context, cfg config, r *record) (gone []*reco
 	if err := r.hasPrograms(); err != nil {
 		return nil, err
 	}
-	s, err := statefile.OpenStore[record](ctx, recordDir, lockWait)
+	s, err := records().Open(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -301,14 +301,14 @@ func (c *call) publish(ctx context.Context, cfg config, r *record) (gone []*reco
 		return nil, err
 	}
 	c.OnFail("remove the host ports", c.unpublish)
-	if err := s.Put(r.Hash(), *r); err != nil { // from here on DEL knows what there may be
+	if err := s.Put(*r); err != nil { // from here on DEL knows what there may be
 		return nil, err
 	}
 	err = c.apply(ctx, s, r, gone)
 	if !final && errors.Is(err, nft.ErrUnsupported) {
 		r.Backend = iptables
 		if err = r.hasPrograms(); err == nil {
-			err = s.Put(r.Hash(), *r)
+			err = s.Put(*r)
 		}
 		if err == nil {
 			err = c.apply(ctx, s, r, gone)
@@ -475,7 +475,7 @@ func (c *call) collect(ctx context.Context) (err error) {
 	}
 	errs := []error{c.collectReference(ctx, all)}
 	for _, r := range all {
-		if r.Network == c.Network && !c.Valid.Has(r.Attachment) {
+		if c.Valid.Excludes(r.Attachment) {
 			errs = append(errs, c.remove(ctx, s, r))
 		}
 	}

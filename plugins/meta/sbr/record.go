@@ -32,12 +32,9 @@ type record struct {
 	Plan  plan        `json:"plan"`
 }
 
-// Sane says whether an ADD can have written the record. Its file may be damaged, and
+// Valid says whether an ADD can have written the record. Its file may be damaged, and
 // DEL deletes what it names.
-func (r record) Sane(hash string) bool {
-	if r.Hash() != hash {
-		return false
-	}
+func (r record) Valid() bool {
 	tables := map[uint32]bool{}
 	for _, rule := range r.Plan.Rules {
 		if !rule.Src.IsSingleIP() || isKernels(rule.Table) {

@@ -30,7 +30,7 @@ func restore(ctx context.Context, req *skel.Request) error {
 		return err
 	}
 	req.OnDone(func() { _ = held.Unlock() })
-	r, ok, err := records().Get(ctx, req.Hash())
+	r, ok, err := records().Get(req.Hash())
 	if err != nil {
 		return err
 	}
@@ -46,7 +46,7 @@ func restore(ctx context.Context, req *skel.Request) error {
 	case !ok && noLink:
 		return nil
 	case !ok:
-		taken, err := records().Any(ctx, func(r record) bool { return r.Netns.Is(here.Netns) && r.Link == here.Link })
+		taken, err := records().Any(func(r record) bool { return r.Netns.Is(here.Netns) && r.Link == here.Link })
 		if err != nil || taken {
 			return err
 		}

@@ -39,7 +39,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	r.Plan = makePlan(cfg, addrs, here)
 	// Before it is written: it may be there although the write failed.
 	req.OnFail("remove the record", func(ctx context.Context) error { return records().Drop(ctx, req.Hash()) })
-	if err := records().Put(ctx, r.Hash(), r); err != nil {
+	if err := records().Put(ctx, r); err != nil {
 		return nil, err
 	}
 	req.OnFail("restore the routes", func(context.Context) error { return undo(conn, r.Plan) })
@@ -79,7 +79,7 @@ func needAddresses(cfg config, req *skel.Request) ([]address, error) {
 // newRecord begins the attachment's record. An old one of the same interface says that
 // the attachment is there already; of an interface that is gone only rules are left.
 func newRecord(ctx context.Context, req *skel.Request, conn *rtnl.Conn, here found) (record, error) {
-	old, ok, err := records().Get(ctx, req.Hash())
+	old, ok, err := records().Get(req.Hash())
 	switch {
 	case err != nil:
 		return record{}, err
@@ -154,7 +154,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	r, ok, err := records().Get(ctx, req.Hash())
+	r, ok, err := records().Get(req.Hash())
 	if err != nil {
 		return err
 	}
@@ -220,14 +220,8 @@ func drift(format string, args ...any) error { return cni.Errorf(cni.CodeDrift, 
 // gc removes the records of attachments that are not valid. Nothing is restored:
 // their namespaces are gone, or somebody else's business.
 func gc(ctx context.Context, req *skel.Request) error {
-	all, err := records().All(ctx)
-	var stale []string
-	for _, r := range all {
-		if r.Network == req.Network && !req.Valid.Has(r.Attachment) {
-			stale = append(stale, r.Hash())
-		}
-	}
-	return errors.Join(err, records().Drop(ctx, stale...))
+	stale := func(r record) bool { return req.Valid.Excludes(r.Attachment) }
+	return records().Collect(ctx, stale, func(record) error { return nil })
 }
 
 // status looks for what would make ADD fail: a kernel without routing policy, a

@@ -44,6 +44,17 @@ type value struct {
 	For  []cni.Attachment `json:"for"`            // of the record's container
 }
 
+// Hash is the name of the record's file: its container's.
+func (r record) Hash() string {
+	for _, o := range r.owners() {
+		return recordName(o)
+	}
+	return ""
+}
+
+// Valid says whether an ADD can have written the record.
+func (r record) Valid() bool { return true }
+
 // nameMax is the longest name of a file, in bytes.
 const nameMax = 255
 
@@ -55,9 +66,11 @@ func recordName(a cni.Attachment) string { return cni.Attachment{ContainerID: a.
 // openStore opens and locks dataDir until the call's answer is out. ADD creates
 // it; for DEL and GC, where there is none the store is nil.
 func openStore(ctx context.Context, req *skel.Request, dataDir string, create bool) (*store, error) {
-	perm, openRecords := fs.FileMode(0), statefile.OpenExistingStore[record]
+	perm := fs.FileMode(0)
+	records := statefile.Records[record]{Path: filepath.Join(dataDir, ".hawser"), Wait: lockWait}
+	openRecords := records.OpenExisting
 	if create {
-		perm, openRecords = 0o700, statefile.OpenStore[record]
+		perm, openRecords = 0o700, records.Open
 	}
 	backups, err := statefile.Open(dataDir, perm)
 	if !create && statefile.IsAbsent(err) {
@@ -67,12 +80,12 @@ func openStore(ctx context.Context, req *skel.Request, dataDir string, create bo
 		return nil, fmt.Errorf("dataDir: %w", err)
 	}
 	req.OnDone(func() { _ = backups.Close() })
-	records, err := openRecords(ctx, filepath.Join(dataDir, ".hawser"), lockWait)
+	opened, err := openRecords(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("dataDir: %w", err)
 	}
-	req.OnDone(func() { _ = records.Close() })
-	return &store{req, backups, records}, nil
+	req.OnDone(func() { _ = opened.Close() })
+	return &store{req, backups, opened}, nil
 }
 
 // put writes the record of an attachment's container, and the backup file of its
@@ -85,7 +98,7 @@ func (s *store) put(a cni.Attachment, r record) error {
 	if len(r.Values) == 0 {
 		return s.records.Drop(recordName(a))
 	}
-	return s.records.Put(recordName(a), r)
+	return s.records.Put(r)
 }
 
 func (s *store) putBackup(a cni.Attachment, r record) error {
@@ -158,7 +171,7 @@ func (c *container) keep(ctx context.Context) error {
 	}
 	c.OnFail("restore the backup file", func(context.Context) error { return s.putBack(old, text) })
 	// The record goes first: a backup file alone would be taken for the reference plugin's.
-	if err := s.records.Put(recordName(c.Attachment), r); err != nil {
+	if err := s.records.Put(r); err != nil {
 		return err
 	}
 	return s.putBackup(c.Attachment, r)

@@ -37,13 +37,13 @@ type record struct {
 	Routes []rtnl.RouteCopy `json:"routes"` // in the order in which they can be made
 }
 
-// Sane says whether an ADD can have written the record. Its file may be damaged, and
+// Valid says whether an ADD can have written the record. Its file may be damaged, and
 // DEL makes routes of it.
-func (r *record) Sane(hash string) bool {
+func (r record) Valid() bool {
 	bad := func(route rtnl.RouteCopy) bool {
 		family := route.Header.Family
 		_, ours := route.Through(func(index int) bool { return index == r.Link })
 		return !ours || family != unix.AF_INET && family != unix.AF_INET6 || route.Table() == unix.RT_TABLE_LOCAL
 	}
-	return r.Hash() == hash && r.VRF != "" && !slices.ContainsFunc(r.Routes, bad)
+	return r.VRF != "" && !slices.ContainsFunc(r.Routes, bad)
 }

@@ -17,7 +17,7 @@ import (
 // del undoes what the record says or, where there is none, what the reference made. What
 // a namespace had went with it.
 func del(ctx context.Context, req *skel.Request) error {
-	r, ok, err := records().Get(ctx, req.Hash())
+	r, ok, err := records().Get(req.Hash())
 	if err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func releaseUnrecorded(ctx context.Context, req *skel.Request) error {
 	defer conn.Close()
 	link, vrf := here.named(req.IfName), here.named(w.VRFName)
 	isItsLink := func(r record) bool { return r.Netns.Is(here.Netns) && r.Link == link.Index }
-	if taken, err := records().Any(ctx, isItsLink); err != nil || taken || vrf.Kind != "vrf" {
+	if taken, err := records().Any(isItsLink); err != nil || taken || vrf.Kind != "vrf" {
 		return err
 	}
 	i, ok := req.PrevResult.ContainerInterface(req.IfName)
@@ -172,19 +172,8 @@ func deleteEmpty(conn *rtnl.Conn, vrf rtnl.Link, may bool) error {
 // gc releases the interfaces of attachments that are not valid, where the namespace
 // lives, and removes the records.
 func gc(ctx context.Context, req *skel.Request) error {
-	all, err := records().All(ctx)
-	errs := []error{err}
-	for _, r := range all {
-		if r.Network != req.Network || req.Valid.Has(r.Attachment) {
-			continue
-		}
-		err := collect(ctx, *r)
-		if err == nil {
-			err = records().Drop(ctx, r.Hash())
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
+	stale := func(r record) bool { return req.Valid.Excludes(r.Attachment) }
+	return records().Collect(ctx, stale, func(r record) error { return collect(ctx, r) })
 }
 
 func collect(ctx context.Context, r record) error {

@@ -52,7 +52,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		}
 		return records().Drop(ctx, req.Hash())
 	})
-	if err := records().Put(ctx, r.Hash(), r); err != nil {
+	if err := records().Put(ctx, r); err != nil {
 		return nil, err
 	}
 	if vrf.Index == 0 {
