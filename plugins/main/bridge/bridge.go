@@ -84,7 +84,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 
 func gc(ctx context.Context, req *skel.Request) error {
 	return attach.GC(ctx, req, func(ctx context.Context, nf *nft.Conn) error {
-		return collectSpoofChecks(ctx, nf, req.Conf, req.Valid)
+		return collectSpoofChecks(ctx, nf, req.Valid)
 	})
 }
 

@@ -10,7 +10,6 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
-	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
@@ -90,27 +89,11 @@ func (s spoofCheck) add(ctx context.Context, nf *nft.Conn) error {
 // check compares the port's elements and the shared rule with the kernel's. A check that the
 // reference made is as good: the node may have been upgraded under the container.
 func (s spoofCheck) check(nf *nft.Conn) error {
-	ours := spoofElements().Verify(nf, s.items())
-	if ours == nil || s.referenceThere(nf) {
+	err := spoofElements().Verify(nf, s.items())
+	if err != nil && isReferenceWhole(nf, s.Attachment) {
 		return nil
 	}
-	return spoofError(ours)
-}
-
-// referenceThere tells whether the reference's check is whole: a jump to the first chain, from there
-// to the second, and what that one does with the frame.
-func (s spoofCheck) referenceThere(nf *nft.Conn) bool {
-	chains := referenceSpoofChains(s.Attachment)
-	way := []string{"PREROUTING", chains[0], chains[1]}
-	for i, chain := range way[:2] {
-		rules, err := nf.Rules(referenceSpoofTable, chain)
-		if err != nil || !slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Target == way[i+1] }) {
-			return false
-		}
-	}
-	// One rule lets the address pass, the other drops the rest.
-	rules, err := nf.Rules(referenceSpoofTable, way[2])
-	return err == nil && len(rules) >= 2
+	return spoofError(err)
 }
 
 // deleteSpoofCheck removes the attachment's check, ours or the reference's, without knowing the port.
@@ -140,52 +123,14 @@ func findSpoofCheck(nf *nft.Conn, a cni.Attachment) ([]nft.Item, error) {
 	return spoofElements().All(nf, a.Owns)
 }
 
-// collectSpoofChecks removes the checks of the network's attachments that are not valid, of ours and of the
-// reference's.
-func collectSpoofChecks(ctx context.Context, nf *nft.Conn, conf []byte, valid cni.Set) error {
-	ours, err := nf.Chain(spoofTable, spoofChain)
-	if ours != nil {
-		var found []nft.Item
-		if found, err = spoofElements().All(nf, valid.Garbage); err == nil {
-			err = spoofElements().Remove(ctx, nf, found, valid.Garbage)
-		}
+// collectSpoofChecks removes the checks of the network's attachments that are not valid. The reference's stay until
+// DEL: they name no network.
+func collectSpoofChecks(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
+	there, err := nf.Chain(spoofTable, spoofChain)
+	if there != nil {
+		err = spoofElements().Sweep(ctx, nf, valid.Garbage)
 	}
-	theirs, lookErr := nf.Chain(referenceSpoofTable, "PREROUTING")
-	if theirs != nil {
-		lookErr = collectReferenceSpoofChecks(ctx, nf, conf, valid)
-	}
-	return spoofError(errors.Join(nft.IfSupported(err), nft.IfSupported(lookErr)))
-}
-
-// collectReferenceSpoofChecks goes by the network's leases: the reference's chains tell container and interface,
-// but not the network.
-func collectReferenceSpoofChecks(ctx context.Context, nf *nft.Conn, conf []byte, valid cni.Set) error {
-	lent, err := ipam.Leases(conf, valid.Network())
-	errs := []error{err}
-	for _, l := range lent {
-		a := cni.Attachment{Network: valid.Network(), ContainerID: l.ContainerID, IfName: l.IfName}
-		if !valid.Has(a) {
-			errs = append(errs, removeReferenceSpoofCheck(ctx, nf, a))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-var referenceSpoofTable = nft.Table{Family: nft.Bridge, Name: "nat"}
-
-func referenceSpoofChains(a cni.Attachment) []string {
-	first := "cni-br-iface-" + a.ContainerID + "-" + a.IfName
-	return []string{first, first + "-mac"}
-}
-
-// removeReferenceSpoofCheck removes what the reference made: a jump in PREROUTING with a comment that
-// names container and interface, to a chain that jumps to another one.
-func removeReferenceSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
-	chains := referenceSpoofChains(a)
-	return nft.IfSupported(nft.Leftover{Table: referenceSpoofTable, Chain: "PREROUTING", Drop: chains,
-		Rule: func(r nft.LiveRule) bool {
-			return r.Target == chains[0] || r.Comment == "macspoofchk-"+a.ContainerID+"-"+a.IfName
-		}}.Remove(ctx, nf))
+	return spoofError(nft.IfSupported(err))
 }
 
 func spoofError(err error) error {

@@ -3,10 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -74,11 +71,9 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 			return deleteSpoofCheck(ctx, nf, s.Attachment)
 		})
 	}
-	var leases string // a directory
 	collect := func(valid ...cni.AttachmentRef) error {
-		conf := fmt.Appendf(nil, `{"ipam": {"type": "host-local", "dataDir": %q}}`, leases)
 		return inHost(host, func(ctx context.Context, nf *nft.Conn) error {
-			return collectSpoofChecks(ctx, nf, conf, cni.NewSet("net1", valid))
+			return collectSpoofChecks(ctx, nf, cni.NewSet("net1", valid))
 		})
 	}
 	ruleset := func() string { return host.Cmd("nft", "list", "ruleset") }
@@ -86,7 +81,6 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 	BeforeEach(func() {
 		nstest.Need("nft", "nft-bridge")
 		host = nstest.NewHost()
-		leases = GinkgoT().TempDir()
 	})
 
 	It("prints as an administrator would write it, with its owner, and reloads", func() {
@@ -200,19 +194,6 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 			Expect(ruleset()).NotTo(ContainSubstring("c1-eth0"))
 			Expect(ruleset()).To(ContainSubstring("jump cni-br-iface-c2-eth0"))
 			Expect(ruleset()).To(ContainSubstring("jump cni-br-iface-c2-eth0-mac"))
-		})
-
-		It("collects what the reference made for interfaces with a lease of the network, "+ref.Name, func() {
-			reference(ref, "valid", "unknown")
-			before := ruleset()
-			reference(ref, "c1", "c2")
-			host.Cmd("nft", "flush", "chain", "bridge", "nat", "cni-br-iface-c2-eth0")
-			Expect(os.Mkdir(filepath.Join(leases, "net1"), 0o700)).To(Succeed())
-			for i, owner := range []string{"c1\neth0", "c2\neth0", "valid\neth0", "gone\neth0", "unknown\neth1"} {
-				Expect(os.WriteFile(fmt.Sprintf("%s/net1/10.1.0.%d", leases, i), []byte(owner), 0o600)).To(Succeed())
-			}
-			Expect(collect(cni.AttachmentRef{ContainerID: "valid", IfName: "eth0"})).To(Succeed())
-			Expect(ruleset()).To(Equal(before))
 		})
 	}
 })

@@ -473,7 +473,7 @@ func (c *call) collect(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	errs := []error{c.collectReference(ctx, all)}
+	var errs []error
 	for _, r := range all {
 		if c.Valid.Excludes(r.Attachment) {
 			errs = append(errs, c.remove(ctx, s, r))

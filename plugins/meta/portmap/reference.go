@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
@@ -114,40 +113,6 @@ func (p hostPort) isTranslatedBy(rule nft.LiveRule) bool {
 	}
 	port := p.To.Port()
 	return p.isIn(rule) && rule.Mentions(nft.AddrKey(p.To.Addr())) && rule.Mentions([]byte{byte(port >> 8), byte(port)})
-}
-
-// collectReference removes the reference's nftables rules of containers that have nothing valid, where it is
-// known that this network gave them the address: they name no network.
-func (c *call) collectReference(ctx context.Context, all []*record) error {
-	isLeft := func(rule nft.LiveRule) bool { return isReference(rule) && !c.Valid.HasContainer(rule.Comment) }
-	left := false
-	for _, f := range families() {
-		rules, err := c.nf.Rules(f.referenceTable(), "")
-		if err != nil {
-			return nft.IfSupported(err)
-		}
-		left = left || slices.ContainsFunc(rules, isLeft)
-	}
-	if !left {
-		return nil
-	}
-	known, err := ipam.Known(c.Conf, c.Network)
-	if err != nil {
-		return err
-	}
-	for _, r := range all {
-		for _, a := range r.Addrs {
-			known[a.Addr.Addr()] = known[a.Addr.Addr()] || r.Network == c.Network
-		}
-	}
-	return delReference(ctx, c.nf, func(rule nft.LiveRule) bool {
-		for addr, ours := range known {
-			if ours && isLeft(rule) && rule.Mentions(nft.AddrKey(addr)) {
-				return true
-			}
-		}
-		return false
-	})
 }
 
 // delReference removes the reference's nftables rules that match.
