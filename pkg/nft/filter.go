@@ -27,23 +27,5 @@ func FwmarkWithout(bits uint32) Stmt {
 // Accept lets the packet pass this hook's chain.
 func Accept() Stmt { return ending("accept", acceptPacket, "") }
 
-// Is matches packets whose field has the value.
-func Is(f Field, value []byte) Stmt { return compareField(f, "", unix.NFT_CMP_EQ, value) }
-
-// IsNot is the opposite of Is.
-func IsNot(f Field, value []byte) Stmt { return compareField(f, "!= ", unix.NFT_CMP_NEQ, value) }
-
-func compareField(f Field, not string, op uint32, value []byte) Stmt {
-	spec := fieldTable[f]
-	return Stmt{text: fmt.Sprintf("%s %s0x%x", spec.text, not, value), proto: spec.proto,
-		exprs: [][]byte{spec.load(reg1), compare(op, value)}}
-}
-
 // Counter counts packets and bytes, as each rule of iptables does. Rules are compared without it.
 func Counter() Stmt { return Stmt{text: "counter", exprs: [][]byte{expression("counter")}} }
-
-// XTMatch is a match of iptables that nf_tables runs for iptables-nft.
-func XTMatch(name string, revision uint32, info []byte) Stmt {
-	return Stmt{text: "xt match " + name, exprs: [][]byte{expression("match", attrText(unix.NFTA_MATCH_NAME, name),
-		attrNet32(unix.NFTA_MATCH_REV, revision), attrBytes(unix.NFTA_MATCH_INFO, info))}}
-}

@@ -3,7 +3,6 @@ package nft
 import (
 	"bytes"
 	"encoding/binary"
-	"slices"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -176,20 +175,6 @@ func decodeRule(data []byte) LiveRule {
 	return r
 }
 
-// Mentions says whether the rule has this value as it is: an address or a port that it compares with or
-// translates to. It tells apart rules that other software made.
-func (r LiveRule) Mentions(value []byte) bool {
-	has := func(v []byte) bool { return bytes.Equal(v, value) }
-	return slices.ContainsFunc(r.Compared(len(value)), has) ||
-		slices.ContainsFunc(r.operands("immediate", unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VALUE), has)
-}
-
-// Compared returns the values of so many bytes that the rule compares something with; 0 is for any number.
-func (r LiveRule) Compared(size int) [][]byte {
-	return slices.DeleteFunc(r.operands("cmp", unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE),
-		func(v []byte) bool { return size > 0 && len(v) != size })
-}
-
 // operands returns what the expressions of that name have there.
 func (r LiveRule) operands(name string, kinds ...uint16) [][]byte {
 	var out [][]byte
@@ -200,15 +185,6 @@ func (r LiveRule) operands(name string, kinds ...uint16) [][]byte {
 		}
 	}
 	return out
-}
-
-// OneOf returns a function that says whether a rule of a table of the family does exactly what one of these does.
-func OneOf(f Family, rules ...Rule) func(LiveRule) bool {
-	compiled := make([][][]byte, len(rules))
-	for i, r := range rules {
-		compiled[i] = r.compile(f)
-	}
-	return func(live LiveRule) bool { return slices.ContainsFunc(compiled, live.runs) }
 }
 
 // runs says whether the live rule does exactly this. Counters do nothing.

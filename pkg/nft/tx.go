@@ -1,7 +1,6 @@
 package nft
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -188,48 +187,4 @@ func missingRule(want [][][]byte, live []LiveRule) int {
 		return -1
 	}
 	return i
-}
-
-// Leftover is what another program made: rules that nobody shares, and chains to which they lead.
-type Leftover struct {
-	Table Table
-	Chain string              // has the rules; empty: any chain of the table
-	Rule  func(LiveRule) bool // says whether a rule is one
-	Drop  []string            // the chains; where there are names but no such chain, no rule is looked at
-}
-
-// Remove deletes the rules by their handles, and the chains. Where there is nothing it takes no lock.
-func (l Leftover) Remove(ctx context.Context, c *Conn) error {
-	look := &Tx{Conn: c}
-	if err := l.Stage(look); err != nil || len(look.msgs) == 0 {
-		return err
-	}
-	return c.Update(ctx, l.Stage)
-}
-
-// Stage stages the same.
-func (l Leftover) Stage(tx *Tx) error {
-	var there []string
-	for _, name := range l.Drop {
-		live, err := tx.Chain(l.Table, name)
-		if err != nil {
-			return err
-		}
-		if live != nil {
-			there = append(there, name)
-		}
-	}
-	if len(l.Drop) > 0 && len(there) == 0 {
-		return nil
-	}
-	rules, err := tx.Rules(l.Table, l.Chain)
-	for _, r := range rules {
-		if l.Rule(r) {
-			tx.DeleteRule(l.Table, r.Chain, r.Handle)
-		}
-	}
-	for _, name := range there {
-		tx.DeleteChain(l.Table, name)
-	}
-	return err
 }
