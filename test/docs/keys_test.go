@@ -2,11 +2,15 @@ package docs_test
 
 import (
 	"maps"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 // keyDoc is what a schema says of a key.
@@ -77,6 +81,18 @@ var _ = Describe("good and bad values are there of each key of", func() {
 			want := paths(schemaKeys(plugin))
 			slices.Sort(want)
 			Expect(slices.Compact(tried)).To(Equal(want))
+		})
+	}
+})
+
+var _ = Describe("--help has each key of", func() {
+	for plugin := range plugins {
+		It(plugin, func() {
+			out, err := exec.Command(nstest.Build(plugin), "--help").Output()
+			Expect(err).NotTo(HaveOccurred())
+			for _, key := range paths(schemaKeys(plugin)) {
+				Expect(string(out)).To(MatchRegexp(`(?m)^  ` + regexp.QuoteMeta(key) + ` +\w`))
+			}
 		})
 	}
 })

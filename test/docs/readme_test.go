@@ -86,8 +86,10 @@ var _ = Describe("README.md", func() {
 	for _, page := range glob("plugins/*/*/README.md") {
 		plugin := filepath.Base(filepath.Dir(page))
 
-		It("of "+plugin+" has each key that it reads, with type and default, and no other", func() {
-			expectRows(keyRows(page), schemaKeys(plugin))
+		It("of "+plugin+" has each key of its own, with type and default, and no other", func() {
+			common := paths(schemaKeys("loopback")) // those of every plugin are in docs/configuration.md
+			own := slices.DeleteFunc(schemaKeys(plugin), func(k keyDoc) bool { return slices.Contains(common, k.path) })
+			expectRows(keyRows(page), own)
 		})
 
 		It("of "+plugin+" is a manual page", func() {

@@ -147,13 +147,17 @@ func (s subject) expectRefused(doc any) {
 	Expect(validate(schema("network"), doc)).NotTo(Succeed(), text)
 }
 
-// expectBad has the parser refuse a document. near is the key that it must
-// complain about, or about what is in it or around it; empty for any.
-func (s subject) expectBad(doc any, near string) report {
+// expectBad has the parser refuse a document, and name the value or say of which type it is.
+// near is the key that it must complain about, or about what is in it or around it; empty for any.
+func (s subject) expectBad(doc, value any, near string) report {
 	GinkgoHelper()
 	text := plugintest.Text(doc)
 	r, code := checkConfig(s.plugin, text)
 	Expect(code).To(Equal(1), text)
+	if name := plugintest.Text(value); near != "" && value != nil && !strings.ContainsAny(name, "[{") {
+		Expect(string(r)).To(Or(ContainSubstring(strings.Trim(name, `"`)),
+			MatchRegexp(`: (missing|is (a|no) (JSON|object) )`)), text)
+	}
 	keys := []string{}
 	for _, line := range r.lines("error") {
 		key, _, _ := strings.Cut(line, ": ")
@@ -198,7 +202,7 @@ var _ = Describe("the schemas", func() {
 				}
 				for _, value := range append(parsed(v.bad).([]any), parsed(v.beyond).([]any)...) {
 					doc := put(s.base, v.key, value)
-					s.expectADD(w, cont.Path, doc, s.expectBad(doc, near))
+					s.expectADD(w, cont.Path, doc, s.expectBad(doc, value, near))
 				}
 			})
 		}

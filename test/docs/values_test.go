@@ -75,12 +75,12 @@ func ranges(prefix, beside string) []values {
 func tables() map[string][]values {
 	return map[string][]values{
 		"bandwidth":   concat(bandwidthValues(), common()),
-		"bridge":      concat(bridgeValues(), dns(), common()),
-		"host-device": concat(hostDeviceValues(), dns(), common()),
-		"ptp":         concat(ptpValues(), dns(), common()),
-		"tap":         concat(tapValues(), dns(), common()),
+		"bridge":      concat(bridgeValues(), ipam("bridge", false), dns(), common()),
+		"host-device": concat(hostDeviceValues(), ipam("host-device", false), dns(), common()),
+		"ptp":         concat(ptpValues(), ipam("ptp", true), dns(), common()),
+		"tap":         concat(tapValues(), ipam("tap", false), dns(), common()),
 		"loopback":    common(),
-		"macvlan":     concat(macvlanValues(), dns(), common()),
+		"macvlan":     concat(macvlanValues(), ipam("macvlan", false), dns(), common()),
 		"host-local":  concat(hostLocalValues(), common()),
 		"static":      concat(staticValues(), common()),
 		"dhcp":        concat(dhcpValues(), common()),
@@ -96,10 +96,20 @@ func tables() map[string][]values {
 			{key: "table", good: `[0, 1, 100, 252, 256, 4294967295, null]`, bad: `[-1, 4294967296, "5"]`,
 				beyond: `[253, 254, 255]`},
 		}, common()),
-		"dummy":  concat(dummyValues(), dns(), common()),
-		"ipvlan": concat(ipvlanValues(), dns(), common()),
-		"vlan":   concat(vlanValues(), dns(), common()),
+		"dummy":  concat(dummyValues(), ipam("dummy", true), dns(), common()),
+		"ipvlan": concat(ipvlanValues(), ipam("ipvlan", false), dns(), common()),
+		"vlan":   concat(vlanValues(), ipam("vlan", false), dns(), common()),
 	}
+}
+
+// ipam are the keys of IPAM of a main plugin, which may need it.
+func ipam(plugin string, needed bool) []values {
+	if needed {
+		return []values{{key: "ipam", good: `[{"type": "static"}]`, bad: `[null, {}, "host-local", []]`},
+			{key: "ipam.type", good: `["static"]`, bad: `["../x", "", null, 5]`, beyond: `["` + plugin + `"]`}}
+	}
+	return []values{{key: "ipam", good: `[{}, {"type": "static"}, null]`, bad: `["static", [], 5]`},
+		{key: "ipam.type", good: `["static", "", null]`, bad: `["../x", "a/b", ".", 5]`, beyond: `["` + plugin + `"]`}}
 }
 
 func concat(lists ...[]values) (all []values) {
@@ -138,7 +148,7 @@ func bridgeValues() []values {
 		{key: "bridge", good: `["cni0", "abcdefghijklmno", null]`,
 			bad: `["", "a/b", "a b", ".", "all", "br%d", "abcdefghijklmnop", 5]`},
 		{key: "ipMasqBackend", good: `["nftables", "iptables", null]`, bad: `["", "nft", 5]`},
-		{key: "mtu", good: `[0, 68, 1500, 65535, null]`, bad: `[-1, 1, 67, 65536, 1.5, "1500"]`},
+		mtu(),
 		{key: "promiscMode", beside: `{"hairpinMode": true}`, good: `[false]`, bad: `[true]`},
 		{key: "disableContainerInterface", beside: `{"ipam": {"type": "host-local", "subnet": "10.1.0.0/16"}}`,
 			good: `[false]`, bad: `[true]`},
@@ -155,8 +165,6 @@ func bridgeValues() []values {
 			bad: `[0, 4095, "5", null]`},
 		{key: "vlanTrunk[].maxID", beside: `{"vlanTrunk": [{"minID": 1}]}`, good: `[1, 4094]`,
 			bad: `[0, 4095, "5", null]`},
-		{key: "ipam", good: `[{}, {"type": "static"}, null]`, bad: `["static", [], 5]`},
-		{key: "ipam.type", good: `["static", "", null]`, bad: `["../x", "a/b", ".", 5]`, beyond: `["bridge"]`},
 		macs("args.cni.mac"), macs("runtimeConfig.mac"),
 	})
 }
@@ -169,8 +177,6 @@ func tapValues() []values {
 		{key: "group", good: ids, bad: `[-1, 4294967296, "root", 1.5]`},
 		{key: "selinuxContext", good: `["system_u:system_r:container_t:s0", "", null]`, bad: noStrings},
 		{key: "bridge", good: `["br0", "", null]`, bad: `["a/b", "sixteen-bytes-it", 5]`},
-		{key: "ipam", good: `[{}, {"type": "static"}, null]`, bad: `["static", [], 5]`},
-		{key: "ipam.type", good: `["static", "", null]`, bad: `["../x", "a/b", ".", 5]`, beyond: `["tap"]`},
 		macs("mac"), macs("args.cni.mac"), macs("runtimeConfig.mac"),
 	})
 }
@@ -179,9 +185,7 @@ func ptpValues() []values {
 	return concat(switches("ipMasq"), []values{
 		{key: "ipMasqBackend", good: `["nftables", "iptables", null]`, bad: `["", "nft", 5]`},
 		{key: "deviceType", good: `["veth", "netkit", null]`, bad: `["", "Veth", "vlan", 5]`},
-		{key: "mtu", good: `[0, 68, 1500, 65535, null]`, bad: `[-1, 67, 65536, 1.5, "1500"]`},
-		{key: "ipam", good: `[{"type": "static"}]`, bad: `[null, {}, "host-local", []]`},
-		{key: "ipam.type", good: `["static"]`, bad: `["../x", "", null, 5]`, beyond: `["ptp"]`},
+		mtu(),
 		macs("args.cni.mac"), macs("runtimeConfig.mac"),
 	})
 }
@@ -193,10 +197,8 @@ func masters() []values {
 func macvlanValues() []values {
 	return concat(masters(), switches("enabledad"), []values{
 		{key: "mode", good: `["bridge", "private", "vepa", "passthru", "", null]`, bad: `["source", "Bridge", 5]`},
-		{key: "mtu", good: `[0, 68, 1500, 65535, null]`, bad: `[-1, 67, 65536, 1.5, "1500"]`},
+		mtu(),
 		{key: "bcqueuelen", good: `[0, 1000, 4294967295, null]`, bad: `[-1, 4294967296, 1.5, "1000"]`},
-		{key: "ipam", good: `[{}, {"type": "static"}, null]`, bad: `["static", [], 5]`},
-		{key: "ipam.type", good: `["static", "", null]`, bad: `["../x", "a/b", ".", 5]`, beyond: `["macvlan"]`},
 		macs("mac"), macs("args.cni.mac"), macs("runtimeConfig.mac"),
 	})
 }
@@ -219,8 +221,6 @@ func hostDeviceValues() []values {
 		{key: "runtimeConfig.deviceID", good: `["0000:3b:00.1", "10000:00:02.0", "mlx5_core.sf.4", "", null]`,
 			bad: `["a/b", "..", 5]`},
 		{key: "capabilities.deviceID", beside: `{"device": null}`, good: `[true]`, bad: `[false, null]`},
-		{key: "ipam", good: `[{}, {"type": "static"}, null]`, bad: `["static", [], 5]`},
-		{key: "ipam.type", good: `["static", "", null]`, bad: `["../x", "a/b", ".", 5]`, beyond: `["host-device"]`},
 	})
 }
 
@@ -231,8 +231,6 @@ func mtu() values {
 func ipvlanValues() []values {
 	return concat(masters(), switches("enabledad"), []values{mtu(),
 		{key: "mode", good: `["l2", "l3", "l3s", "", null]`, bad: `["l4", "L2", 5]`},
-		{key: "ipam", good: `[{}, {"type": "static"}, null]`, bad: `["static", [], 5]`},
-		{key: "ipam.type", good: `["static", "", null]`, bad: `["../x", "a/b", ".", 5]`, beyond: `["ipvlan"]`},
 	})
 }
 
@@ -240,16 +238,11 @@ func vlanValues() []values {
 	return concat(switches("enabledad", "linkInContainer"), []values{mtu(),
 		{key: "master", good: `["up0"]`, bad: `[null, 5]`, beyond: `[""]`},
 		{key: "vlanId", good: `[0, 1, 4094, null]`, bad: `[-1, 4095, 1.5, "5"]`},
-		{key: "ipam", good: `[{}, {"type": "static"}, null]`, bad: `["static", [], 5]`},
-		{key: "ipam.type", good: `["static", "", null]`, bad: `["../x", "a/b", ".", 5]`, beyond: `["vlan"]`},
 	})
 }
 
 func dummyValues() []values {
-	return []values{mtu(), macs("mac"), macs("args.cni.mac"), macs("runtimeConfig.mac"),
-		{key: "ipam", good: `[{"type": "static"}]`, bad: `[null, {}, "host-local", []]`},
-		{key: "ipam.type", good: `["static"]`, bad: `["../x", "", null, 5]`, beyond: `["dummy"]`},
-	}
+	return []values{mtu(), macs("mac"), macs("args.cni.mac"), macs("runtimeConfig.mac")}
 }
 
 func hostLocalValues() []values {

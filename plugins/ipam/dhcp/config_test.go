@@ -51,13 +51,8 @@ var _ = Describe("a configuration", func() {
 		Expect(err).To(MatchError(HavePrefix(want)))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 	},
-		Entry(nil, `"provide": [{"option": "nope"}]`, `ipam.provide[0].option: "nope" is neither the name nor`),
-		Entry(nil, `"request": [{"option": "256"}]`, `ipam.request[0].option: "256" is neither`),
-		Entry(nil, `"provide": [{"option": "53", "value": "x"}]`, `ipam.provide[0].option: "53" is neither`),
 		Entry(nil, `"provide": [{"option": "12", "value": "`+strings.Repeat("x", 256)+`"}]`,
 			`ipam.provide[0].value: value too long for option "12": "xxx`),
-		Entry(nil, `"daemonSocketPath": "x"`, `ipam.daemonSocketPath: "x" is no absolute path`),
-		Entry(nil, `"dns": {}`, "ipam.dns: "),
 	)
 
 	DescribeTable("of the daemon has the usual socket", func(args ...string) {

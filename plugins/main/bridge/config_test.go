@@ -97,57 +97,6 @@ var _ = Describe("configuration", func() {
 		Entry("unknown keys", `"nonsense":{"bridge":1}`, ""),
 	)
 
-	DescribeTable("is refused with code 7, naming key and value", func(keys, want string) {
-		_, err := parse(keys, "")
-		Expect(err).To(MatchError(HavePrefix(want)))
-		var e *cni.Error
-		Expect(errors.As(err, &e)).To(BeTrue())
-		Expect(e.Code).To(Equal(cni.CodeConfig))
-	},
-		Entry("bridge empty", `"bridge":""`, `bridge: ""`),
-		Entry("bridge with a slash", `"bridge":"../x"`, `bridge: "../x"`),
-		Entry("bridge with a blank", `"bridge":"a b"`, `bridge: "a b"`),
-		Entry("bridge of 16 bytes", `"bridge":"abcdefghijklmnop"`, `bridge: "abcdefghijklmnop"`),
-		Entry("bridge ..", `"bridge":".."`, `bridge: ".."`),
-		Entry("bridge, a pattern", `"bridge":"br%d"`, `bridge: "br%d"`),
-		Entry("bridge, no string", `"bridge":5`, `bridge: is a JSON number`),
-		Entry("isGateway, no boolean", `"isGateway":"yes"`, `isGateway: is a JSON string`),
-		Entry("mtu too small", `"mtu":67`, `mtu: 67 is not between 68 and 65535`),
-		Entry("mtu too big", `"mtu":65536`, `mtu: 65536 `),
-		Entry("mtu negative", `"mtu":-1`, `mtu: -1 `),
-		Entry("mtu, a fraction", `"mtu":1.5`, `mtu: 1.5 is no whole number`),
-		Entry("hairpinMode and promiscMode", `"hairpinMode":true,"promiscMode":true`, `promiscMode: cannot set `),
-		Entry("vlan too big", `"vlan":4095`, `vlan: invalid VLAN ID 4095 (must be between 0 and 4094)`),
-		Entry("vlan negative", `"vlan":-1`, `vlan: invalid VLAN ID -1 `),
-		Entry("vlan, no number", `"vlan":"100"`, `vlan: is a JSON string`),
-		Entry("vlanTrunk, no list", `"vlanTrunk":{"id":1}`, `vlanTrunk: is a JSON object`),
-		Entry("vlanTrunk id 0", `"vlanTrunk":[{"id":1},{"id":0}]`, `vlanTrunk[1].id: 0 is not between 1 and 4094`),
-		Entry("vlanTrunk id 4095", `"vlanTrunk":[{"id":4095}]`, `vlanTrunk[0].id: 4095 `),
-		Entry("vlanTrunk minID 0", `"vlanTrunk":[{"minID":0,"maxID":5}]`, `vlanTrunk[0].minID`),
-		Entry("vlanTrunk maxID 4095", `"vlanTrunk":[{"minID":1,"maxID":4095}]`, `vlanTrunk[0].maxID: 4095 `),
-		Entry("vlanTrunk reversed", `"vlanTrunk":[{"minID":6,"maxID":5}]`,
-			`vlanTrunk[0].minID: 6 minID is greater than maxID in trunk parameter (5)`),
-		Entry("vlanTrunk, half a range", `"vlanTrunk":[{"minID":6}]`, `vlanTrunk[0]: minID`),
-		Entry("vlanTrunk, the other half", `"vlanTrunk":[{"id":3,"maxID":6}]`, `vlanTrunk[0]: minID`),
-		Entry("vlanTrunk, nothing", `"vlanTrunk":[{}]`, `vlanTrunk[0]: has neither`),
-		Entry("the gateway's name would be too long",
-			`"bridge":"abcdefghijkl","vlan":100,"isGateway":true,"ipam":{"type":"x"}`, `bridge: "abcdefghijkl" `),
-		Entry("ipam.type, no plain file name", `"ipam":{"type":"../x"}`, `ipam.type: "../x" is no plugin name`),
-		Entry("disableContainerInterface with ipam", `"disableContainerInterface":true,"ipam":{"type":"x"}`,
-			`disableContainerInterface: cannot use IPAM `),
-		Entry("ipMasqBackend", `"ipMasqBackend":"nft"`, `ipMasqBackend: "nft" is neither`),
-		Entry("ipMasqBackend empty", `"ipMasqBackend":""`, `ipMasqBackend: "" is neither`),
-		Entry("ipam, no object", `"ipam":"host-local"`, `ipam: is a JSON string`),
-		Entry("dns.search, no list", `"dns":{"search":"a"}`, `dns.search: is a JSON string`),
-		Entry("args.cni.mac", `"args":{"cni":{"mac":"no"}}`, `args.cni.mac: "no" `),
-		Entry("runtimeConfig.mac", `"runtimeConfig":{"mac":"02:00:00:00:00"}`, `runtimeConfig.mac: "02:00:00:00:00" `),
-		Entry("a multicast MAC", `"runtimeConfig":{"mac":"01:00:00:00:00:01"}`,
-			`runtimeConfig.mac: "01:00:00:00:00:01" `),
-		Entry("the zero MAC", `"runtimeConfig":{"mac":"00:00:00:00:00:00"}`, `runtimeConfig.mac: "00:00:00:00:00:00" `),
-		Entry("a MAC of 8 bytes", `"runtimeConfig":{"mac":"02:00:00:00:00:00:00:01"}`,
-			`runtimeConfig.mac: "02:00:00:00:00:00:00:01" `),
-	)
-
 	It("is refused for everything that is wrong with it at once", func() {
 		_, err := parse(`"bridge":"a/b","mtu":5,"vlan":5000,"isGateway":true,"hairpinMode":true,"promiscMode":true,
 			"disableContainerInterface":true,"ipam":{"type":"../x"},
@@ -217,17 +166,4 @@ var _ = Describe("configuration", func() {
 		Entry("no pair", "MAC", "KEY=value"),
 	)
 
-	It("names every key in --help", func() {
-		var out strings.Builder
-		skel.Run(GinkgoT().Context(), plugin(), skel.Env{Args: []string{"--help"}, Stdout: &out})
-		for _, key := range []string{"bridge", "isGateway", "isDefaultGateway", "forceAddress", "ipMasq",
-			"ipMasqBackend",
-			"mtu",
-			"hairpinMode", "promiscMode", "vlan", "vlanTrunk", "vlanTrunk[].minID", "preserveDefaultVlan",
-			"macspoofchk",
-			"enabledad",
-			"disableContainerInterface", "portIsolation", "ipam.type", "dns", "args.cni.mac", "runtimeConfig.mac"} {
-			Expect(out.String()).To(MatchRegexp(`(?m)^  %s `, strings.NewReplacer("[", `\[`, "]", `\]`).Replace(key)))
-		}
-	})
 })

@@ -19,17 +19,6 @@ func conf(more ...Object) Object {
 }
 
 var _ = Describe("configuration", func() {
-	DescribeTable("is refused with code 7, naming key and value", func(keys, want string) {
-		_, err := parseConfig(&skel.Request{Conf: []byte("{" + keys + "}")})
-		Expect(err).To(MatchError(HavePrefix(want)))
-		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
-	},
-		Entry("no ipam", ``, `ipam.type: missing`),
-		Entry("ipam.type", `"ipam":{"type":"a/b"}`, `ipam.type: "a/b" is no plugin name`),
-		Entry("mtu", `"ipam":{"type":"a"},"mtu":67`, `mtu: 67 `),
-		Entry("mac", `"ipam":{"type":"a"},"mac":"zz"`, `mac: "zz" `),
-	)
-
 	It("ignores CNI_ARGS of others", func() {
 		c, err := parseConfig(&skel.Request{Conf: []byte(`{"ipam":{"type":"a"}}`),
 			Args: "IP=10.0.0.1;debug;MAC=02:00:00:00:00:01"})

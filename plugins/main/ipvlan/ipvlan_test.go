@@ -25,18 +25,6 @@ func before(interfaces ...Object) Object {
 }
 
 var _ = Describe("configuration", func() {
-	DescribeTable("is refused with code 7, naming key and value", func(keys, want string) {
-		_, err := parseConfig(&skel.Request{Conf: []byte("{" + keys + "}")})
-		Expect(err).To(MatchError(HavePrefix(want)))
-		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
-	},
-		Entry("master", `"master":5`, `master: is a JSON number`),
-		Entry("mode", `"mode":"l4"`, `mode: "l4" is none of`),
-		Entry("mode in other case", `"mode":"L2"`, `mode: "L2" is none of`),
-		Entry("mtu", `"mtu":-1`, `mtu: -1 `),
-		Entry("ipam.type", `"ipam":{"type":"a/b"}`, `ipam.type: "a/b" is no plugin name`),
-	)
-
 	It("has duplicates detected in mode l2 alone, unless it says no", func() {
 		for keys, want := range map[string]bool{``: true, `"mode":"l2"`: true, `"mode":"l3"`: false,
 			`"mode":"l3s"`: false, `"enabledad":false`: false} {

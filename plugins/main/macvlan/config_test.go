@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -39,32 +38,6 @@ var _ = Describe("configuration", func() {
 			config{Link: attach.Link{DNS: cni.DNS{Search: []string{"s"}}}, DAD: true}),
 		Entry("keys in other case", `"MASTER":"up0","Mtu":1400`,
 			config{Master: attach.MasterKeys{Master: "up0"}, Link: attach.Link{MTU: 1400}, DAD: true}),
-	)
-
-	DescribeTable("is refused with code 7, naming key and value", func(keys, want string) {
-		_, err := parse(keys, "")
-		Expect(err).To(MatchError(HavePrefix(want)))
-		e := (*cni.Error)(nil)
-		Expect(errors.As(err, &e)).To(BeTrue())
-		Expect(e.Code).To(Equal(cni.CodeConfig))
-	},
-		Entry("master, no string", `"master":5`, `master: is a JSON number`),
-		Entry("mode", `"mode":"source"`, `mode: "source" is none of`),
-		Entry("mode in other case", `"mode":"Bridge"`, `mode: "Bridge" is none of`),
-		Entry("mtu too small", `"mtu":67`, `mtu: 67 is not between 68 and 65535`),
-		Entry("mtu negative", `"mtu":-1`, `mtu: -1 `),
-		Entry("mac", `"mac":"zz"`, `mac: "zz" `),
-		Entry("mac, multicast", `"mac":"01:00:00:00:00:01"`, `mac: "01:00:00:00:00:01" `),
-		Entry("mac, zero", `"mac":"00:00:00:00:00:00"`, `mac: "00:00:00:00:00:00" `),
-		Entry("mac, eight bytes", `"mac":"02:00:00:00:00:00:00:01"`, `mac: "02:00:00:00:00:00:00:01" `),
-		Entry("mac, also where a stronger one wins",
-			`"mac":"zz","runtimeConfig":{"mac":"02:00:00:00:00:01"}`, `mac: "zz" `),
-		Entry("runtimeConfig.mac", `"runtimeConfig":{"mac":"zz"}`, `runtimeConfig.mac: "zz" `),
-		Entry("bcqueuelen negative", `"bcqueuelen":-1`, `bcqueuelen: -1 `),
-		Entry("bcqueuelen too big", `"bcqueuelen":4294967296`, `bcqueuelen: 4294967296 `),
-		Entry("linkInContainer", `"linkInContainer":"yes"`, `linkInContainer: is a JSON string`),
-		Entry("enabledad", `"enabledad":1`, `enabledad: is a JSON number`),
-		Entry("ipam.type", `"ipam":{"type":"a/b"}`, `ipam.type: "a/b" is no plugin name`),
 	)
 
 	It("is refused for everything that is wrong with it at once", func() {

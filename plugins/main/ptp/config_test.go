@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"regexp"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -55,32 +54,6 @@ var _ = Describe("configuration", func() {
 		Entry("unknown keys", `"nonsense":{"mtu":1}`, config{}),
 	)
 
-	DescribeTable("is refused with code 7, naming key and value", func(keys, want string) {
-		_, err := parse(keys, "")
-		Expect(err).To(MatchError(HavePrefix(want)))
-		Expect(codeOf(err)).To(Equal(cni.CodeConfig))
-	},
-		Entry("no ipam", ``, `ipam.type: missing`),
-		Entry("ipam without type", `"ipam":{}`, `ipam.type: missing`),
-		Entry("ipam null", `"ipam":null`, `ipam.type: missing`),
-		Entry("ipam, no object", `"ipam":"host-local"`, `ipam: is a JSON string`),
-		Entry("ipam.type, no plain file name", `"ipam":{"type":"a/b"}`, `ipam.type: "a/b" is no plugin name`),
-		Entry("ipMasq, no boolean", withIPAM+`,"ipMasq":"yes"`, `ipMasq: is a JSON string`),
-		Entry("ipMasqBackend", withIPAM+`,"ipMasqBackend":"nft"`, `ipMasqBackend: "nft" is neither`),
-		Entry("ipMasqBackend empty", withIPAM+`,"ipMasqBackend":""`, `ipMasqBackend: "" is neither`),
-		Entry("deviceType", withIPAM+`,"deviceType":"vlan"`, `deviceType: "vlan" is neither "veth" nor "netkit"`),
-		Entry("deviceType empty", withIPAM+`,"deviceType":""`, `deviceType: "" is neither`),
-		Entry("deviceType in other case", withIPAM+`,"deviceType":"Netkit"`, `deviceType: "Netkit" is neither`),
-		Entry("mtu too small", withIPAM+`,"mtu":67`, `mtu: 67 is not between 68 and 65535`),
-		Entry("mtu too big", withIPAM+`,"mtu":65536`, `mtu: 65536 `),
-		Entry("mtu negative", withIPAM+`,"mtu":-1`, `mtu: -1 `),
-		Entry("mtu, a fraction", withIPAM+`,"mtu":1.5`, `mtu: 1.5 is no whole number`),
-		Entry("dns.search, no list", withIPAM+`,"dns":{"search":"a"}`, `dns.search: is a JSON string`),
-		Entry("args.cni.mac", withIPAM+`,"args":{"cni":{"mac":"no"}}`, `args.cni.mac: "no" `),
-		Entry("runtimeConfig.mac", withIPAM+`,"runtimeConfig":{"mac":"01:00:00:00:00:01"}`,
-			`runtimeConfig.mac: "01:00:00:00:00:01" `),
-	)
-
 	It("is refused for everything that is wrong with it at once", func() {
 		_, err := parse(`"ipMasq":true,"mtu":5,"ipMasqBackend":"nft","runtimeConfig":{"mac":"no"}`, "")
 		Expect(cni.ProblemsOf(err)).To(HaveLen(4))
@@ -120,12 +93,4 @@ var _ = Describe("configuration", func() {
 		Entry("no pair", "debug"),
 	)
 
-	It("names every key in --help", func() {
-		var out strings.Builder
-		skel.Run(GinkgoT().Context(), plugin(), skel.Env{Args: []string{"--help"}, Stdout: &out})
-		for _, key := range []string{"ipMasq", "ipMasqBackend", "mtu", "ipam.type", "dns", "args.cni.mac",
-			"runtimeConfig.mac"} {
-			Expect(out.String()).To(MatchRegexp(`(?m)^  ` + regexp.QuoteMeta(key) + ` `))
-		}
-	})
 })

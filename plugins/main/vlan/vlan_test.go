@@ -24,19 +24,6 @@ var _ = Describe("configuration", func() {
 		return parseConfig(&skel.Request{Conf: []byte("{" + keys + "}"), Stderr: GinkgoWriter})
 	}
 
-	DescribeTable("is refused with code 7, naming key and value", func(keys, want string) {
-		_, err := parse(keys)
-		Expect(err).To(MatchError(HavePrefix(want)))
-		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
-	},
-		Entry("master, missing", `"vlanId":5`, `master: missing`),
-		Entry("master, no string", `"master":5`, `master: is a JSON number`),
-		Entry("vlanId", `"master":"a","vlanId":4095`, `vlanId: 4095 is not between 0 and 4094`),
-		Entry("vlanId, negative", `"master":"a","vlanId":-1`, `vlanId: -1 `),
-		Entry("mtu", `"master":"a","mtu":67`, `mtu: 67 `),
-		Entry("ipam.type", `"master":"a","ipam":{"type":"a/b"}`, `ipam.type: "a/b" is no plugin name`),
-	)
-
 	It("has VLAN 0 without vlanId, with a warning", func() {
 		w := NewWorld(plugin())
 		a := w.Call(Call{Command: "ADD", Netns: nstest.NewNetns().Path,

@@ -38,18 +38,6 @@ var _ = DescribeTable("refuses", func(want string, keys ...string) {
 	Expect(err).To(MatchError(HavePrefix(want)))
 	Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 },
-	Entry("a rate without a burst", "ingressBurst: if rate is set, burst must also be set", `"ingressRate": 8`),
-	Entry("a burst without a rate", "egressRate: if burst is set, rate must also be set",
-		`"egressBurst": 8`),
-	Entry("the same of the runtime", "runtimeConfig.bandwidth.ingressBurst: if rate",
-		`"runtimeConfig": {"bandwidth": {"ingressRate": 8}}`),
-	Entry("a burst that the kernel cannot count", "ingressBurst: 34359738360 cannot be more than 4GB",
-		`"ingressRate": 8, "ingressBurst": 34359738360`),
-	Entry("less than a byte a second", "egressRate: 7 is neither 0", `"egressRate": 7, "egressBurst": 8`),
-	Entry("a negative rate", "egressRate: -8 is neither 0", `"egressRate": -8, "egressBurst": 8`),
-	Entry("a negative burst", "egressBurst: -8 is negative", `"egressRate": 8, "egressBurst": -8`),
-	Entry("text", "egressRate: is a JSON string, want a whole number", `"egressRate": "1M", "egressBurst": 8`),
-	Entry("another burst", `burst: "x" is neither "sane" nor "literal"`, `"burst": "x"`),
 	Entry("both directions at once", "ingressBurst: if rate is set, burst must also be set: egressBurst: if rate",
 		`"ingressRate": 8, "egressRate": 8`),
 )

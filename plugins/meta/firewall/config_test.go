@@ -29,23 +29,12 @@ var _ = Describe("the configuration", Ordered, func() {
 		c.del(keys)
 		Expect(w.untouched()).To(Equal(before))
 	},
-		Entry("a backend that nobody knows", Object{"backend": "ufw"}, "backend", `"ufw"`),
-		Entry("a zone of the wrong type", Object{"firewalldZone": 5}, "firewalldZone"),
-		Entry("a policy in other case", Object{"ingressPolicy": "Isolated"}, "ingressPolicy", `"Isolated"`),
-		Entry("an option as a chain", Object{"iptablesAdminChainName": "-X"}, "iptablesAdminChainName", `"-X"`),
-		Entry("a chain of 29 bytes", Object{"iptablesAdminChainName": "A2345678901234567890123456789"}, "A2345"),
 		Entry("a chain with a line", Object{"iptablesAdminChainName": "A\n-F"}, "iptablesAdminChainName"),
-		Entry("our own chain", Object{"iptablesAdminChainName": "CNI-FORWARD"}, "CNI-FORWARD"),
 		Entry("a target of iptables as a chain", Object{"iptablesAdminChainName": "ACCEPT"}, "iptablesAdminChainName",
 			`"ACCEPT"`),
 		Entry("a target that is loaded when a rule names it", Object{"iptablesAdminChainName": "MARK"}, `"MARK"`),
 		Entry("all at once", Object{"backend": "x", "ingressPolicy": "y", "iptablesAdminChainName": " "}, "backend",
 			"ingressPolicy", "iptablesAdminChainName"),
-		Entry("a wrong type", Object{"acceptPublished": "yes"}, "acceptPublished"),
-		Entry("a bit that is none", Object{"markAcceptBit": 32}, "markAcceptBit: 32 is not between 0 and 31"),
-		Entry("kube-proxy's bit", Object{"markAcceptBit": 14},
-			"markAcceptBit: 14 is portmap's (13) or kube-proxy's (14, 15)"),
-		Entry("a negative bit", Object{"markAcceptBit": -1}, "markAcceptBit: -1"),
 		Entry("no prevResult", Object{"prevResult": nil}, "prevResult"),
 	)
 

@@ -313,16 +313,8 @@ var _ = Describe("ADD", func() {
 		Expect(w.cont.Snapshot()).To(Equal(before))
 		Expect(w.Records(recordDir)).To(BeEmpty())
 	},
-		Entry("table 0", Object{"table": 0}, 7, "table: 0 is not between 1 and 4294967295"),
-		Entry("a table below 0", Object{"table": -1}, 7, "table: -1 is not between"),
-		Entry("a table of more than 32 bits", Object{"table": 1 << 32}, 7, "table: 4294967296 is not between"),
-		Entry("the main table", Object{"table": 254}, 7, "table: 254 is one of the kernel's own"),
-		Entry("a gateway that is none", Object{"gateways": []string{"x"}}, 7, `gateways[0]: "x"`),
-		Entry("a gateway that cannot be one", Object{"gateways": []string{"127.0.0.1"}}, 7,
-			`gateways[0]: "127.0.0.1" is no gateway`),
 		Entry("two gateways of a family", Object{"gateways": []string{"10.2.0.1", "fd02::1", "10.2.0.3"}}, 7,
 			`gateways[2]: "10.2.0.3" is the second gateway of its family, after 10.2.0.1`),
-		Entry("a value of the wrong type", Object{"addSourceHints": "yes"}, 7, "addSourceHints"),
 		Entry("a configuration without prevResult", Object{"prevResult": nil}, 7, "prevResult: missing"),
 		Entry("a result without addresses of the interface", Object{"prevResult": Object{"cniVersion": "1.1.0",
 			"interfaces": []Object{{"name": "eth1"}}, "ips": []Object{{"address": "10.2.0.2/24", "interface": 0}}}}, 7,

@@ -23,10 +23,6 @@ var _ = Describe("STATUS", func() {
 		Expect(status(everything)).To(Equal(Answer{}))
 	})
 
-	It("refuses a bad configuration", func() {
-		status(`"mtu":-1`).Failed(cni.CodeConfig)
-	})
-
 	It("is not well where the allow-list forbids a sysctl", func() {
 		put(w.allow, "^net\\.core\\.x$")
 		Expect(status(everything).Failed(cni.CodeUnavailable)).

@@ -17,16 +17,8 @@ var _ = Describe("a call", func() {
 		Expect(w.cont.Snapshot()).To(Equal(before))
 		Expect(w.Records(recordDir)).To(BeEmpty())
 	},
-		Entry("without a name", Object{"vrfname": nil}, 7, "vrfname: missing"),
-		Entry("with an empty name", Object{"vrfname": ""}, 7, "vrfname: missing"),
-		Entry("with a name that is too long", Object{"vrfname": "vrf-of-16-bytes-"}, 7,
-			`vrfname: "vrf-of-16-bytes-" is no interface name`),
 		Entry("with the interface's own name", Object{"vrfname": "net1"}, 7,
 			`vrfname: "net1" is the container's interface itself`),
-		Entry("with a name of the wrong type", Object{"vrfname": 7}, 7, "vrfname"),
-		Entry("with a table below 0", Object{"table": -1}, 7, "table: -1 is not between 1 and 4294967295"),
-		Entry("with a table of more than 32 bits", Object{"table": 1 << 32}, 7, "table: 4294967296 is not between"),
-		Entry("with the main table", Object{"table": 254}, 7, "table: 254 is one of the kernel's own"),
 		Entry("without prevResult", Object{"prevResult": nil}, 7, "prevResult: missing"),
 	)
 
