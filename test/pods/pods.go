@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/gomega"
@@ -97,8 +98,10 @@ func At(path string, addrs ...string) Pod {
 // Serve answers on the pod's port, for pods in which nothing else does.
 func (p Pod) Serve() Pod {
 	ginkgo.GinkgoHelper()
-	p.Host.Serve("tcp", ":"+Port)
-	p.Host.Serve("udp", ":"+Port)
+	// Not "tcp" and "udp": at the first one Go looks, once, whether the namespace has IPv6, and lo is down in a new one.
+	for _, network := range []string{"tcp4", "tcp6", "udp4", "udp6"} {
+		p.Host.Serve(network, ":"+Port)
+	}
 	return p
 }
 
@@ -128,6 +131,8 @@ type Traffic struct {
 	// SeesNeighbours: through a published port the server sees a neighbour's own
 	// address, as on nftables where nobody answers past the host (ptp).
 	SeesNeighbours bool
+	// Say is told of each conversation; nil: nobody is.
+	Say func(line string)
 }
 
 // What a host has on its uplink.
@@ -144,13 +149,19 @@ var (
 	ipv6 = family{"fd00:88::1", HostAddr6, "2001:db8::2", "::1"}
 )
 
-// expect asks until the server is there, and compares whom it saw.
-func expect(from *nstest.Host, network, address, seen string) {
+// asks asks until the server is there, and compares whom it saw.
+func (w Traffic) asks(from *nstest.Host, network, address, seen string) {
 	ginkgo.GinkgoHelper()
+	what := fmt.Sprintf("%s asks %s %s", from.Name, network, address)
 	ask := func() (string, error) { return from.Ask(network, address) }
-	gomega.Eventually(ask).Should(gomega.HavePrefix(net.JoinHostPort(seen,
-		"")),
-		fmt.Sprintf("%s asks %s %s", from.Name, network, address))
+	gomega.Eventually(ask).Should(gomega.HavePrefix(net.JoinHostPort(seen, "")), what)
+	w.say("%-42s seen as %s", what, seen)
+}
+
+func (w Traffic) say(format string, args ...any) {
+	if w.Say != nil {
+		w.Say(fmt.Sprintf(format, args...))
+	}
 }
 
 // Expect talks to the server, the pod behind the published ports, from
@@ -166,27 +177,44 @@ func (w Traffic) Expect(client, server Pod) {
 func (w Traffic) expect(f family, client, server Pod, clientAddr, serverAddr string) {
 	ginkgo.GinkgoHelper()
 	outside := w.Outside.Serve("tcp", net.JoinHostPort(f.outside, "0"))
-	expect(client.Host, "tcp", outside, f.host) // masqueraded
+	w.asks(client.Host, "tcp", outside, f.host) // masqueraded
 	neighbour := f.gateway
 	if w.SeesNeighbours {
 		neighbour = clientAddr
 	}
 	pod, published := net.JoinHostPort(serverAddr, Port), net.JoinHostPort(f.host, w.Published)
 	for _, network := range []string{"tcp", "udp"} {
-		expect(client.Host, network, pod, clientAddr)
-		expect(w.Host, network, pod, f.gateway)
-		expect(w.Outside, network, published, f.outside)
-		expect(w.Host, network, published, f.host)
-		expect(client.Host, network, published, neighbour)
-		expect(server.Host, network, published, f.gateway) // hairpin
+		w.asks(client.Host, network, pod, clientAddr)
+		w.asks(w.Host, network, pod, f.gateway)
+		w.asks(w.Outside, network, published, f.outside)
+		w.asks(w.Host, network, published, f.host)
+		w.asks(client.Host, network, published, neighbour)
+		w.asks(server.Host, network, published, f.gateway) // hairpin
 		if f == ipv4 {                                     // IPv6 forwards nothing from ::1
-			expect(w.Host, network, net.JoinHostPort(f.loopback, w.Published), f.gateway)
+			w.asks(w.Host, network, net.JoinHostPort(f.loopback, w.Published), f.gateway)
 		}
 	}
 	if w.OnUplink != "" {
-		expect(w.Outside, "tcp", net.JoinHostPort(f.host, w.OnUplink), f.outside)
+		w.asks(w.Outside, "tcp", net.JoinHostPort(f.host, w.OnUplink), f.outside)
 		_, err := w.Host.Ask("tcp", net.JoinHostPort(f.loopback, w.OnUplink))
 		gomega.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("refused")))
+	}
+}
+
+// ExpectDropped expects of a host that forwards nothing that it and the pod reach each other,
+// and that neither the pod reaches the outside nor the outside its published TCP port.
+func (w Traffic) ExpectDropped(pod Pod) {
+	ginkgo.GinkgoHelper()
+	for addr, f := range map[string]family{pod.Addr: ipv4, pod.Addr6: ipv6} {
+		published := net.JoinHostPort(f.host, w.Published)
+		w.asks(w.Host, "tcp", published, f.host)
+		w.asks(pod.Host, "tcp", w.Host.Serve("tcp", net.JoinHostPort(f.gateway, "0")), addr)
+		outside := w.Outside.Serve("tcp", net.JoinHostPort(f.outside, "0"))
+		for from, address := range map[*nstest.Host]string{pod.Host: outside, w.Outside: published} {
+			answer, err := from.AskWithin(nstest.Patience(time.Second/2), "tcp", address)
+			gomega.Expect(err).To(gomega.HaveOccurred(), answer)
+			w.say("%-42s no answer", fmt.Sprintf("%s asks tcp %s", from.Name, address))
+		}
 	}
 }
 

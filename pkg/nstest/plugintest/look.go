@@ -20,6 +20,7 @@ func IP(h *nstest.Host, format string, args ...any) string {
 type Link struct {
 	Ifname, Operstate, Address, Ifalias, Master string
 	Index                                       int `json:"ifindex"`
+	Peer                                        int `json:"link_index"`
 	MTU, Promiscuity                            int
 	Flags                                       []string
 	Linkinfo                                    struct {
