@@ -45,27 +45,6 @@ const (
 
 var fuzzCommands = []string{"ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", ""}
 
-// FuzzChild runs the target for a plugin that makes a child. Of the three configurations that the fuzzer begins with
-// one has keys, text of JSON, beside the usual ones, and one has more.
-func FuzzChild(f *testing.F, p skel.Plugin[any], keys string, more ...string) {
-	const prev = `"prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","mac":"02:00:00:00:00:01",` +
-		`"sandbox":"` + FuzzNetns + `"}],"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1","interface":0}]}`
-	Fuzz{
-		Plugin: p,
-		Confs: []string{
-			`{"cniVersion":"1.1.0","name":"net","type":"` + p.Name + `","ipam":{"type":"fake"},` + keys +
-				`,"cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}],` + prev + `}`,
-			`{` + strings.Join(append(more, `"cniVersion":"0.4.0","name":"net","mtu":1400,`), ",") + prev + `}`,
-			`{"name":"net","ipam":{"type":"fake"},"prevResult":{"ip4":{"ip":"10.1.0.2/24"}}}`,
-		},
-		Leases: []string{
-			`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],
-				"routes":[{"dst":"0.0.0.0/0"}]}`,
-			`!{"cniVersion":"1.1.0","code":11,"msg":"full"}`,
-		},
-	}.Run(f)
-}
-
 // Run adds the seeds and runs the target.
 func (z Fuzz) Run(f *testing.F) {
 	leases := append(z.Leases, "")
