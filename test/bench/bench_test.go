@@ -50,8 +50,8 @@ var _ = Describe("a run", func() {
 		before := h.Snapshot()
 
 		out := h.Run(nstest.Program{Path: "unshare", Args: []string{"--mount", "--net", "--pid", "--ipc", "--uts",
-			"--fork", "--kill-child", "--mount-proc", dir + "/bench", "-fact", "of this run", "-ours", dir + "/ours", "-peer",
-			"hawser before=" + dir + "/peer", "-peer", "other=" + dir + "/peer",
+			"--fork", "--kill-child", "--mount-proc", dir + "/bench", "-fact", "of this run", "-ours", dir + "/ours",
+			"-peer", "hawser before=" + dir + "/peer", "-peer", "other=" + dir + "/peer",
 			"-empty", dir + "/empty", "-copies", "2",
 			"-work", dir + "/disk", "-n", "2", "-page", dir + "/page.md",
 			"-rows", `^(bridge.* against .*|dummy|loopback|portmap, 1 published|host-local, 1000 reserved|sbr.*): ` +

@@ -18,7 +18,8 @@ type budget struct {
 	state int64
 	// grows is what costs more the more others are there, by verb.
 	grows map[string]growth
-	costs map[string]cost // programs, sends, messages, dumps, system calls
+	// costs are those of each verb but VERSION, which asks nothing.
+	costs map[string]cost
 }
 
 // growth is what may grow with the number of others: the system calls, what is
@@ -27,231 +28,228 @@ type growth struct{ calls, received, read bool }
 
 var (
 	// GC compares everything of the network with the list.
-	gc = map[string]growth{"GC": {true, true, true}}
+	gc = map[string]growth{"GC": {calls: true, received: true, read: true}}
 	// The rules and routes of the container's namespace are listed, which has no others', and STATUS
 	// lists the host's rules: that is how a kernel without them is known.
-	listsRules = map[string]growth{"GC": {true, true, true}, "ADD": {received: true},
+	listsRules = map[string]growth{"GC": gc["GC"], "ADD": {received: true},
 		"STATUS": {received: true, calls: true}}
 	// STATUS lists the chains that may drop what firewall accepts.
-	ofChains = map[string]growth{"GC": {true, true, true}, "STATUS": {received: true}}
+	ofChains = map[string]growth{"GC": gc["GC"], "STATUS": {received: true}}
 	// The kernel lists the device's routes alone: a default route is lost, and ADD says so.
-	ofDevice = map[string]growth{"GC": {true, true, true}, "ADD": {received: true}}
+	ofDevice = map[string]growth{"GC": gc["GC"], "ADD": {received: true}}
 	// With iptables the records say who has a host port and who shares a chain.
-	readsAll = map[string]growth{"GC": {true, true, true}, "ADD": {calls: true, read: true},
+	readsAll = map[string]growth{"GC": gc["GC"], "ADD": {calls: true, read: true},
 		"DEL": {calls: true, read: true}}
 	// An attachment that has no element at its address may have one at another.
-	gcAndDel = map[string]growth{"GC": {true, true, true}, "DEL": {calls: true, received: true}}
+	gcAndDel = map[string]growth{"GC": gc["GC"], "DEL": {calls: true, received: true}}
+)
+
+const (
+	restores         = "ip6tables-restore iptables-restore"
+	saves            = "ip6tables-save iptables-save"
+	restoresAndSaves = "ip6tables-restore ip6tables-save iptables-restore iptables-save"
 )
 
 var budgets = []budget{
-	{"loopback", "loopback", same(nil), false, 0, gc, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 29},
-		"ADD":     {"", 3, 3, 1, 72},
-		"CHECK":   {"", 2, 2, 1, 68},
-		"STATUS":  {"", 0, 0, 0, 29},
-		"GC":      {"", 0, 0, 0, 29},
-		"DEL":     {"", 2, 2, 0, 66},
+	{name: "loopback", plugin: "loopback", conf: same(nil), grows: gc, costs: map[string]cost{
+		"ADD":    {sends: 3, messages: 3, dumps: 1, calls: 72},
+		"CHECK":  {sends: 2, messages: 2, dumps: 1, calls: 68},
+		"STATUS": {calls: 29},
+		"GC":     {calls: 29},
+		"DEL":    {sends: 2, messages: 2, calls: 66},
 	}},
-	{"host-local, two families", "host-local", same(ipam(dual)), false, 48, gc, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 29},
-		"ADD":     {"", 0, 0, 0, 85},
-		"CHECK":   {"", 0, 0, 0, 58},
-		"STATUS":  {"", 0, 0, 0, 44},
-		"GC":      {"", 0, 0, 0, 83},
-		"DEL":     {"", 0, 0, 0, 66},
+	{name: "host-local, two families", plugin: "host-local", conf: same(ipam(dual)),
+		state: 48, grows: gc, costs: map[string]cost{
+			"ADD":    {calls: 85},
+			"CHECK":  {calls: 58},
+			"STATUS": {calls: 44},
+			"GC":     {calls: 83},
+			"DEL":    {calls: 66},
+		}},
+	{name: "static, two families", plugin: "static", conf: same(fixed("10.88.0.5/16", "fd00:88::5/64")),
+		grows: gc, costs: map[string]cost{
+			"ADD":    {calls: 29},
+			"CHECK":  {calls: 29},
+			"STATUS": {calls: 29},
+			"GC":     {calls: 29},
+			"DEL":    {calls: 29},
+		}},
+	{name: "dhcp, beside its daemon", plugin: "dhcp", conf: same(Object{"ipam": Object{"type": "dhcp"}}),
+		chained: true, grows: gc, costs: map[string]cost{
+			"ADD":    {calls: 40},
+			"CHECK":  {calls: 38},
+			"STATUS": {calls: 38},
+			"GC":     {calls: 38},
+			"DEL":    {calls: 38},
+		}},
+	{name: "bandwidth, both directions", plugin: "bandwidth", conf: same(limited),
+		chained: true, grows: gc, costs: map[string]cost{
+			"ADD":    {sends: 12, messages: 12, calls: 117},
+			"CHECK":  {sends: 6, messages: 6, dumps: 1, calls: 97},
+			"STATUS": {sends: 1, messages: 1, calls: 48},
+			"GC":     {sends: 1, messages: 1, dumps: 1, calls: 51},
+			"DEL":    {sends: 9, messages: 9, dumps: 1, calls: 86},
+		}},
+	{name: "bandwidth, no limits", plugin: "bandwidth", conf: same(nil),
+		chained: true, grows: gc, costs: map[string]cost{
+			"ADD":    {calls: 41},
+			"CHECK":  {calls: 40},
+			"STATUS": {sends: 1, messages: 1, calls: 48},
+			"GC":     {sends: 1, messages: 1, dumps: 1, calls: 50},
+			"DEL":    {sends: 5, messages: 5, calls: 71},
+		}},
+	{name: "tuning, a sysctl and the MAC", plugin: "tuning", conf: tuning,
+		chained: true, state: 200, grows: gc, costs: map[string]cost{
+			"ADD":    {sends: 3, messages: 3, calls: 115},
+			"CHECK":  {sends: 1, messages: 1, calls: 68},
+			"STATUS": {calls: 34},
+			"GC":     {calls: 64},
+			"DEL":    {sends: 2, messages: 2, calls: 99},
+		}},
+	{name: "sbr, two families", plugin: "sbr", conf: same(nil),
+		chained: true, grows: listsRules, costs: map[string]cost{
+			"ADD":    {sends: 16, messages: 16, dumps: 3, calls: 152},
+			"CHECK":  {sends: 4, messages: 4, dumps: 3, calls: 100},
+			"STATUS": {sends: 1, messages: 1, dumps: 1, calls: 54},
+			"GC":     {calls: 57},
+			"DEL":    {sends: 16, messages: 16, dumps: 3, calls: 151},
+		}},
+	{name: "portmap", plugin: "portmap", conf: one, chained: true, state: 128, grows: gc, costs: map[string]cost{
+		"ADD":    {sends: 28, messages: 37, dumps: 14, calls: 286},
+		"CHECK":  {sends: 28, messages: 31, dumps: 11, calls: 168},
+		"STATUS": {sends: 10, messages: 10, dumps: 8, calls: 97},
+		"GC":     {sends: 14, messages: 14, dumps: 13, calls: 158},
+		"DEL":    {sends: 13, messages: 24, dumps: 4, calls: 188},
 	}},
-	{"static, two families", "static", same(fixed("10.88.0.5/16", "fd00:88::5/64")), false, 0, gc, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 29},
-		"ADD":     {"", 0, 0, 0, 29},
-		"CHECK":   {"", 0, 0, 0, 29},
-		"STATUS":  {"", 0, 0, 0, 29},
-		"GC":      {"", 0, 0, 0, 29},
-		"DEL":     {"", 0, 0, 0, 29},
+	{name: "portmap, ten ports", plugin: "portmap", conf: tenPorts,
+		chained: true, state: 128, grows: gc, costs: map[string]cost{
+			"ADD":    {sends: 30, messages: 93, dumps: 16, calls: 359},
+			"CHECK":  {sends: 28, messages: 67, dumps: 11, calls: 205},
+			"STATUS": {sends: 10, messages: 10, dumps: 8, calls: 98},
+			"GC":     {sends: 14, messages: 14, dumps: 13, calls: 158},
+			"DEL":    {sends: 15, messages: 134, dumps: 6, calls: 279},
+		}},
+	{name: "portmap, iptables", plugin: "portmap", conf: oneByIPTables,
+		chained: true, state: 128, grows: readsAll, costs: map[string]cost{
+			"ADD":    {programs: restores, sends: 19, messages: 20, dumps: 7, calls: 454},
+			"CHECK":  {programs: restores, sends: 11, messages: 11, dumps: 3, calls: 262},
+			"STATUS": {calls: 95},
+			"GC":     {programs: saves, sends: 14, messages: 14, dumps: 13, calls: 322},
+			"DEL":    {sends: 13, messages: 22, dumps: 4, calls: 208},
+		}},
+	{name: "firewall", plugin: "firewall", conf: same(nil),
+		chained: true, state: 128, grows: ofChains, costs: map[string]cost{
+			"ADD":    {sends: 13, messages: 21, dumps: 11, calls: 178},
+			"CHECK":  {sends: 17, messages: 20, dumps: 11, calls: 169},
+			"STATUS": {sends: 5, messages: 5, dumps: 5, calls: 73},
+			"GC":     {sends: 7, messages: 7, dumps: 7, calls: 138},
+			"DEL":    {sends: 9, messages: 16, dumps: 2, calls: 133},
+		}},
+	{name: "firewall, isolated", plugin: "firewall", conf: same(Object{"ingressPolicy": "isolated"}),
+		chained: true, state: 128, grows: ofChains, costs: map[string]cost{
+			"ADD":    {sends: 27, messages: 35, dumps: 11, calls: 254},
+			"CHECK":  {sends: 27, messages: 30, dumps: 11, calls: 227},
+			"STATUS": {sends: 5, messages: 5, dumps: 5, calls: 73},
+			"GC":     {sends: 9, messages: 9, dumps: 8, calls: 147},
+			"DEL":    {sends: 11, messages: 18, dumps: 2, calls: 152},
+		}},
+	{name: "firewall, iptables", plugin: "firewall", conf: same(Object{"backend": "iptables"}),
+		chained: true, state: 128, grows: readsAll, costs: map[string]cost{
+			"ADD":    {programs: restoresAndSaves, sends: 9, messages: 9, dumps: 1, calls: 605},
+			"CHECK":  {programs: saves, sends: 10, messages: 10, dumps: 1, calls: 336},
+			"STATUS": {calls: 95},
+			"GC":     {sends: 8, messages: 8, dumps: 8, calls: 142},
+			"DEL":    {sends: 6, messages: 12, dumps: 4, calls: 161},
+		}},
+	{name: "bridge", plugin: "bridge", conf: same(bridge(single)), grows: gcAndDel, costs: map[string]cost{
+		"ADD":    {programs: "host-local", sends: 15, messages: 15, dumps: 1, calls: 234},
+		"CHECK":  {programs: "host-local", sends: 9, messages: 9, dumps: 3, calls: 162},
+		"STATUS": {programs: "host-local", sends: 1, messages: 1, calls: 92},
+		"GC":     {programs: "host-local", sends: 8, messages: 8, dumps: 6, calls: 151},
+		"DEL":    {programs: "host-local", sends: 11, messages: 11, dumps: 3, calls: 166},
 	}},
-	{"dhcp, beside its daemon", "dhcp", same(Object{"ipam": Object{"type": "dhcp"}}), true, 0, gc, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 30},
-		"ADD":     {"", 0, 0, 0, 40},
-		"CHECK":   {"", 0, 0, 0, 38},
-		"STATUS":  {"", 0, 0, 0, 38},
-		"GC":      {"", 0, 0, 0, 38},
-		"DEL":     {"", 0, 0, 0, 38},
+	{name: "bridge, masquerade", plugin: "bridge", conf: same(bridge(single, masquerade)),
+		grows: gc, costs: map[string]cost{
+			"ADD":    {programs: "host-local", sends: 19, messages: 21, dumps: 3, calls: 260},
+			"CHECK":  {programs: "host-local", sends: 14, messages: 14, dumps: 5, calls: 184},
+			"STATUS": {programs: "host-local", sends: 2, messages: 2, dumps: 1, calls: 107},
+			"GC":     {programs: "host-local", sends: 8, messages: 8, dumps: 6, calls: 151},
+			"DEL":    {programs: "host-local", sends: 13, messages: 15, dumps: 2, calls: 174},
+		}},
+	{name: "bridge, masquerade, two families", plugin: "bridge", conf: same(bridge(dual, masquerade)),
+		grows: gc, costs: map[string]cost{
+			"ADD":    {programs: "host-local", sends: 24, messages: 28, dumps: 4, calls: 312},
+			"CHECK":  {programs: "host-local", sends: 17, messages: 18, dumps: 7, calls: 198},
+			"STATUS": {programs: "host-local", sends: 2, messages: 2, dumps: 1, calls: 107},
+			"GC":     {programs: "host-local", sends: 8, messages: 8, dumps: 6, calls: 151},
+			"DEL":    {programs: "host-local", sends: 15, messages: 20, dumps: 3, calls: 182},
+		}},
+	{name: "bridge, masquerade by iptables, two families", plugin: "bridge", conf: bridgeByIPTables,
+		grows: gcAndDel, costs: map[string]cost{
+			"ADD":    {programs: "host-local " + restores, sends: 21, messages: 21, dumps: 1, calls: 521},
+			"CHECK":  {programs: "host-local " + restores, sends: 12, messages: 12, dumps: 4, calls: 323},
+			"STATUS": {programs: "host-local", sends: 3, messages: 3, calls: 133},
+			"GC":     {programs: "host-local " + saves, sends: 8, messages: 8, dumps: 6, calls: 340},
+			"DEL":    {programs: "host-local", sends: 19, messages: 26, dumps: 7, calls: 215},
+		}},
+	{name: "macvlan", plugin: "macvlan", conf: same(onUplink(single)), grows: gc, costs: map[string]cost{
+		"ADD":    {programs: "host-local", sends: 8, messages: 8, calls: 225},
+		"CHECK":  {programs: "host-local", sends: 4, messages: 4, dumps: 1, calls: 147},
+		"STATUS": {programs: "host-local", sends: 2, messages: 2, calls: 98},
+		"GC":     {programs: "host-local", calls: 97},
+		"DEL":    {programs: "host-local", sends: 2, messages: 2, calls: 121},
 	}},
-	{"bandwidth, both directions", "bandwidth", same(limited), true, 0, gc, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 30},
-		"ADD":     {"", 12, 12, 0, 117},
-		"CHECK":   {"", 6, 6, 1, 97},
-		"STATUS":  {"", 1, 1, 0, 48},
-		"GC":      {"", 1, 1, 1, 51},
-		"DEL":     {"", 9, 9, 1, 86},
+	{name: "macvlan, two families", plugin: "macvlan", conf: same(onUplink(dual)), grows: gc, costs: map[string]cost{
+		"ADD":    {programs: "host-local", sends: 9, messages: 9, calls: 236},
+		"CHECK":  {programs: "host-local", sends: 4, messages: 4, dumps: 1, calls: 147},
+		"STATUS": {programs: "host-local", sends: 2, messages: 2, calls: 98},
+		"GC":     {programs: "host-local", calls: 97},
+		"DEL":    {programs: "host-local", sends: 2, messages: 2, calls: 121},
 	}},
-	{"bandwidth, no limits", "bandwidth", same(nil), true, 0, gc, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 30},
-		"ADD":     {"", 0, 0, 0, 41},
-		"CHECK":   {"", 0, 0, 0, 40},
-		"STATUS":  {"", 1, 1, 0, 48},
-		"GC":      {"", 1, 1, 1, 50},
-		"DEL":     {"", 5, 5, 0, 71},
+	{name: "tap, two families", plugin: "tap", conf: same(ipam(dual)), grows: gc, costs: map[string]cost{
+		"ADD":    {programs: "host-local", sends: 7, messages: 7, calls: 241},
+		"CHECK":  {programs: "host-local", sends: 3, messages: 3, dumps: 1, calls: 144},
+		"STATUS": {programs: "host-local", calls: 81},
+		"GC":     {programs: "host-local", calls: 97},
+		"DEL":    {programs: "host-local", sends: 2, messages: 2, calls: 121},
 	}},
-	{"tuning, a sysctl and the MAC", "tuning", tuning, true, 200, gc, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 30},
-		"ADD":     {"", 3, 3, 0, 115},
-		"CHECK":   {"", 1, 1, 0, 68},
-		"STATUS":  {"", 0, 0, 0, 34},
-		"GC":      {"", 0, 0, 0, 64},
-		"DEL":     {"", 2, 2, 0, 99},
+	{name: "host-device", plugin: "host-device", conf: hostDevice, grows: ofDevice, costs: map[string]cost{
+		"ADD":    {programs: "host-local", sends: 11, messages: 11, dumps: 2, calls: 256},
+		"CHECK":  {programs: "host-local", sends: 3, messages: 3, dumps: 1, calls: 142},
+		"STATUS": {programs: "host-local", sends: 1, messages: 1, calls: 111},
+		"GC":     {programs: "host-local", calls: 112},
+		"DEL":    {programs: "host-local", sends: 7, messages: 7, calls: 168},
 	}},
-	{"sbr, two families", "sbr", same(nil), true, 0, listsRules, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 30},
-		"ADD":     {"", 16, 16, 3, 152},
-		"CHECK":   {"", 4, 4, 3, 100},
-		"STATUS":  {"", 1, 1, 1, 54},
-		"GC":      {"", 0, 0, 0, 57},
-		"DEL":     {"", 16, 16, 3, 151},
+	{name: "ptp", plugin: "ptp", conf: same(ptp(single)), grows: gcAndDel, costs: map[string]cost{
+		"ADD":    {programs: "host-local", sends: 14, messages: 14, calls: 214},
+		"CHECK":  {programs: "host-local", sends: 8, messages: 8, dumps: 5, calls: 159},
+		"STATUS": {programs: "host-local", calls: 74},
+		"GC":     {programs: "host-local", sends: 6, messages: 6, dumps: 6, calls: 164},
+		"DEL":    {programs: "host-local", sends: 8, messages: 8, dumps: 3, calls: 160},
 	}},
-	{"portmap", "portmap", one, true, 128, gc, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 30},
-		"ADD":     {"", 28, 37, 14, 286},
-		"CHECK":   {"", 28, 31, 11, 168},
-		"STATUS":  {"", 10, 10, 8, 97},
-		"GC":      {"", 14, 14, 13, 158},
-		"DEL":     {"", 13, 24, 4, 188},
+	{name: "ptp, masquerade", plugin: "ptp", conf: same(ptp(single, masquerade)), grows: gc, costs: map[string]cost{
+		"ADD":    {programs: "host-local", sends: 18, messages: 20, dumps: 2, calls: 240},
+		"CHECK":  {programs: "host-local", sends: 13, messages: 13, dumps: 7, calls: 181},
+		"STATUS": {programs: "host-local", sends: 1, messages: 1, dumps: 1, calls: 89},
+		"GC":     {programs: "host-local", sends: 6, messages: 6, dumps: 6, calls: 164},
+		"DEL":    {programs: "host-local", sends: 10, messages: 12, dumps: 2, calls: 168},
 	}},
-	{"portmap, ten ports", "portmap", tenPorts, true, 128, gc, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 30},
-		"ADD":     {"", 30, 93, 16, 359},
-		"CHECK":   {"", 28, 67, 11, 205},
-		"STATUS":  {"", 10, 10, 8, 98},
-		"GC":      {"", 14, 14, 13, 158},
-		"DEL":     {"", 15, 134, 6, 279},
-	}},
-	{"portmap, iptables", "portmap", oneByIPTables, true, 128, readsAll, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 30},
-		"ADD":     {"ip6tables-restore iptables-restore", 19, 20, 7, 454},
-		"CHECK":   {"ip6tables-restore iptables-restore", 11, 11, 3, 262},
-		"STATUS":  {"", 0, 0, 0, 95},
-		"GC":      {"ip6tables-save iptables-save", 14, 14, 13, 322},
-		"DEL":     {"", 13, 22, 4, 208},
-	}},
-	{"firewall", "firewall", same(nil), true, 128, ofChains, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 30},
-		"ADD":     {"", 13, 21, 11, 178},
-		"CHECK":   {"", 17, 20, 11, 169},
-		"STATUS":  {"", 5, 5, 5, 73},
-		"GC":      {"", 7, 7, 7, 138},
-		"DEL":     {"", 9, 16, 2, 133},
-	}},
-	{"firewall, isolated", "firewall", same(Object{"ingressPolicy": "isolated"}), true, 128, ofChains, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 30},
-		"ADD":     {"", 27, 35, 11, 254},
-		"CHECK":   {"", 27, 30, 11, 227},
-		"STATUS":  {"", 5, 5, 5, 73},
-		"GC":      {"", 9, 9, 8, 147},
-		"DEL":     {"", 11, 18, 2, 152},
-	}},
-	{"firewall, iptables", "firewall", same(Object{"backend": "iptables"}), true, 128, readsAll, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 30},
-		"ADD":     {"ip6tables-restore ip6tables-save iptables-restore iptables-save", 9, 9, 1, 605},
-		"CHECK":   {"ip6tables-save iptables-save", 10, 10, 1, 336},
-		"STATUS":  {"", 0, 0, 0, 95},
-		"GC":      {"", 8, 8, 8, 142},
-		"DEL":     {"", 6, 12, 4, 161},
-	}},
-	{"bridge", "bridge", same(bridge(single)), false, 0, gcAndDel, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 29},
-		"ADD":     {"host-local", 15, 15, 1, 234},
-		"CHECK":   {"host-local", 9, 9, 3, 162},
-		"STATUS":  {"host-local", 1, 1, 0, 92},
-		"GC":      {"host-local", 8, 8, 6, 151},
-		"DEL":     {"host-local", 11, 11, 3, 166},
-	}},
-	{"bridge, masquerade", "bridge", same(bridge(single, masquerade)), false, 0, gc, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 29},
-		"ADD":     {"host-local", 19, 21, 3, 260},
-		"CHECK":   {"host-local", 14, 14, 5, 184},
-		"STATUS":  {"host-local", 2, 2, 1, 107},
-		"GC":      {"host-local", 8, 8, 6, 151},
-		"DEL":     {"host-local", 13, 15, 2, 174},
-	}},
-	{"bridge, masquerade, two families", "bridge", same(bridge(dual, masquerade)), false, 0, gc, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 29},
-		"ADD":     {"host-local", 24, 28, 4, 312},
-		"CHECK":   {"host-local", 17, 18, 7, 198},
-		"STATUS":  {"host-local", 2, 2, 1, 107},
-		"GC":      {"host-local", 8, 8, 6, 151},
-		"DEL":     {"host-local", 15, 20, 3, 182},
-	}},
-	{"bridge, masquerade by iptables, two families", "bridge", bridgeByIPTables, false, 0, gcAndDel, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 29},
-		"ADD":     {"host-local ip6tables-restore iptables-restore", 21, 21, 1, 521},
-		"CHECK":   {"host-local ip6tables-restore iptables-restore", 12, 12, 4, 323},
-		"STATUS":  {"host-local", 3, 3, 0, 133},
-		"GC":      {"host-local ip6tables-save iptables-save", 8, 8, 6, 340},
-		"DEL":     {"host-local", 19, 26, 7, 215},
-	}},
-	{"macvlan", "macvlan", same(onUplink(single)), false, 0, gc, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 29},
-		"ADD":     {"host-local", 8, 8, 0, 225},
-		"CHECK":   {"host-local", 4, 4, 1, 147},
-		"STATUS":  {"host-local", 2, 2, 0, 98},
-		"GC":      {"host-local", 0, 0, 0, 97},
-		"DEL":     {"host-local", 2, 2, 0, 121},
-	}},
-	{"macvlan, two families", "macvlan", same(onUplink(dual)), false, 0, gc, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 29},
-		"ADD":     {"host-local", 9, 9, 0, 236},
-		"CHECK":   {"host-local", 4, 4, 1, 147},
-		"STATUS":  {"host-local", 2, 2, 0, 98},
-		"GC":      {"host-local", 0, 0, 0, 97},
-		"DEL":     {"host-local", 2, 2, 0, 121},
-	}},
-	{"tap, two families", "tap", same(ipam(dual)), false, 0, gc, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 29},
-		"ADD":     {"host-local", 7, 7, 0, 241},
-		"CHECK":   {"host-local", 3, 3, 1, 144},
-		"STATUS":  {"host-local", 0, 0, 0, 81},
-		"GC":      {"host-local", 0, 0, 0, 97},
-		"DEL":     {"host-local", 2, 2, 0, 121},
-	}},
-	{"host-device", "host-device", hostDevice, false, 0, ofDevice, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 29},
-		"ADD":     {"host-local", 11, 11, 2, 256},
-		"CHECK":   {"host-local", 3, 3, 1, 142},
-		"STATUS":  {"host-local", 1, 1, 0, 111},
-		"GC":      {"host-local", 0, 0, 0, 112},
-		"DEL":     {"host-local", 7, 7, 0, 168},
-	}},
-	{"ptp", "ptp", same(ptp(single)), false, 0, gcAndDel, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 29},
-		"ADD":     {"host-local", 14, 14, 0, 214},
-		"CHECK":   {"host-local", 8, 8, 5, 159},
-		"STATUS":  {"host-local", 0, 0, 0, 74},
-		"GC":      {"host-local", 6, 6, 6, 164},
-		"DEL":     {"host-local", 8, 8, 3, 160},
-	}},
-	{"ptp, masquerade", "ptp", same(ptp(single, masquerade)), false, 0, gc, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 29},
-		"ADD":     {"host-local", 18, 20, 2, 240},
-		"CHECK":   {"host-local", 13, 13, 7, 181},
-		"STATUS":  {"host-local", 1, 1, 1, 89},
-		"GC":      {"host-local", 6, 6, 6, 164},
-		"DEL":     {"host-local", 10, 12, 2, 168},
-	}},
-	{"ptp, masquerade, two families", "ptp", same(ptp(dual, masquerade)), false, 0, gc, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 29},
-		"ADD":     {"host-local", 28, 32, 3, 337},
-		"CHECK":   {"host-local", 16, 17, 9, 195},
-		"STATUS":  {"host-local", 1, 1, 1, 89},
-		"GC":      {"host-local", 6, 6, 6, 164},
-		"DEL":     {"host-local", 12, 17, 3, 176},
-	}},
-	{"ptp, masquerade by iptables, two families", "ptp", same(ptp(dual, iptables)), false, 0, gcAndDel, map[string]cost{
-		"VERSION": {"", 0, 0, 0, 29},
-		"ADD":     {"host-local ip6tables-restore iptables-restore", 23, 23, 0, 521},
-		"CHECK":   {"host-local ip6tables-restore iptables-restore", 11, 11, 6, 320},
-		"STATUS":  {"host-local", 2, 2, 0, 115},
-		"GC":      {"host-local ip6tables-save iptables-save", 6, 6, 6, 336},
-		"DEL":     {"host-local", 16, 23, 7, 209},
-	}},
+	{name: "ptp, masquerade, two families", plugin: "ptp", conf: same(ptp(dual, masquerade)),
+		grows: gc, costs: map[string]cost{
+			"ADD":    {programs: "host-local", sends: 28, messages: 32, dumps: 3, calls: 337},
+			"CHECK":  {programs: "host-local", sends: 16, messages: 17, dumps: 9, calls: 195},
+			"STATUS": {programs: "host-local", sends: 1, messages: 1, dumps: 1, calls: 89},
+			"GC":     {programs: "host-local", sends: 6, messages: 6, dumps: 6, calls: 164},
+			"DEL":    {programs: "host-local", sends: 12, messages: 17, dumps: 3, calls: 176},
+		}},
+	{name: "ptp, masquerade by iptables, two families", plugin: "ptp", conf: same(ptp(dual, iptables)),
+		grows: gcAndDel, costs: map[string]cost{
+			"ADD":    {programs: "host-local " + restores, sends: 23, messages: 23, calls: 521},
+			"CHECK":  {programs: "host-local " + restores, sends: 11, messages: 11, dumps: 6, calls: 320},
+			"STATUS": {programs: "host-local", sends: 2, messages: 2, calls: 115},
+			"GC":     {programs: "host-local " + saves, sends: 6, messages: 6, dumps: 6, calls: 336},
+			"DEL":    {programs: "host-local", sends: 16, messages: 23, dumps: 7, calls: 209},
+		}},
 }
 
 var bridgeByIPTables = same(bridge(dual, iptables))

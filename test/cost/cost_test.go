@@ -66,11 +66,19 @@ var _ = It("a budget is there of each plugin", func() {
 	Expect(have).To(ContainElements(nstest.Plugins()))
 })
 
+// most is what a verb may cost. VERSION is the start of a Go program alone.
+func (b budget) most(verb string) cost {
+	if verb == "VERSION" {
+		return cost{calls: 31}
+	}
+	return b.costs[verb]
+}
+
 // faults are the ways in which the calls exceed the budget, by verb.
 func (b budget) faults(one, many []*trace.Record) map[string]string {
 	faults := map[string]string{}
 	for i, verb := range verbs {
-		want, got, then := b.costs[verb], costOf(one[i]), costOf(many[i])
+		want, got, then := b.most(verb), costOf(one[i]), costOf(many[i])
 		AddReportEntry(verb, got.cost.String(), ReportEntryVisibilityFailureOrVerbose)
 		what := slices.Concat(got.exceeds(want), waits(one[i]), waits(many[i]), threads(one[i]))
 		if verb == "ADD" && !b.grows[verb].received {
@@ -138,8 +146,8 @@ func costOf(r *trace.Record) measured {
 	// Which iptables it is depends on the machine.
 	names := strings.Fields(strings.NewReplacer("-nft", "", "-legacy", "").Replace(strings.Join(r.Names()[1:], " ")))
 	slices.Sort(names) // some run beside each other
-	c := measured{cost{programs: strings.Join(names, " "), sends: p.Sends, messages: len(p.Messages), calls: p.Calls},
-		p.Received, p.Read}
+	c := measured{received: p.Received, read: p.Read, cost: cost{programs: strings.Join(names, " "),
+		sends: p.Sends, messages: len(p.Messages), calls: p.Calls}}
 	for _, m := range p.Messages {
 		if m.Dump() {
 			c.dumps++
@@ -148,8 +156,10 @@ func costOf(r *trace.Record) measured {
 	return c
 }
 
+// String writes a cost as the table has it.
 func (c cost) String() string {
-	return fmt.Sprintf("{%q, %d, %d, %d, %d}", c.programs, c.sends, c.messages, c.dumps, c.calls)
+	return fmt.Sprintf("{programs: %q, sends: %d, messages: %d, dumps: %d, calls: %d}", c.programs, c.sends, c.messages,
+		c.dumps, c.calls)
 }
 
 // exceeds says what is more than the budget.

@@ -111,8 +111,8 @@ func (d *demo) add(list *libcni.NetworkConfigList, name string, ports ...string)
 	for _, proto := range ports {
 		mappings = append(mappings, map[string]any{"hostPort": 8080, "containerPort": 80, "protocol": proto})
 	}
-	c := &container{netns: netns, rt: &libcni.RuntimeConf{ContainerID: "demo-" + name, NetNS: netns.Path, IfName: "eth0",
-		CapabilityArgs: map[string]any{"portMappings": mappings}}}
+	c := &container{netns: netns, rt: &libcni.RuntimeConf{ContainerID: "demo-" + name, NetNS: netns.Path,
+		IfName: "eth0", CapabilityArgs: map[string]any{"portMappings": mappings}}}
 	var addrs []string
 	d.run("ADD    "+name, func(ctx context.Context) error {
 		result, err := d.cni.AddNetworkList(ctx, list, c.rt)

@@ -51,7 +51,8 @@ func (d *demo) drawTables() {
 		indent(d.host.Cmd("iptables", "-S"))
 	}
 	title("NAT and firewall")
-	indent(d.host.Cmd("sh", "-c", "nft list table inet hawser 2>/dev/null || nft list ruleset")) // others have other tables
+	// Other backends than ours have other tables.
+	indent(d.host.Cmd("sh", "-c", "nft list table inet hawser 2>/dev/null || nft list ruleset"))
 }
 
 // portOf is the port of the bridge at the other end of a container's interface.

@@ -98,7 +98,8 @@ func At(path string, addrs ...string) Pod {
 // Serve answers on the pod's port, for pods in which nothing else does.
 func (p Pod) Serve() Pod {
 	ginkgo.GinkgoHelper()
-	// Not "tcp" and "udp": at the first one Go looks, once, whether the namespace has IPv6, and lo is down in a new one.
+	// Not "tcp" and "udp": Go looks once, at the first one, whether a namespace has IPv6, and in
+	// a new one lo is down.
 	for _, network := range []string{"tcp4", "tcp6", "udp4", "udp6"} {
 		p.Host.Serve(network, ":"+Port)
 	}
