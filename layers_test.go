@@ -221,10 +221,10 @@ func checkState(s source) (faults []string) {
 }
 
 // isConstant reports whether a package variable is one only for want of constants
-// of its type: an error, a table, a compiled expression, an interface assertion,
+// of its type: an error, a table, a compiled expression, a function that runs once,
 // the version that the linker sets.
 func isConstant(s source, v *ast.ValueSpec) bool {
-	if v.Names[0].Name == "_" || s.dir == "pkg/skel" && v.Names[0].Name == "version" {
+	if s.dir == "pkg/skel" && v.Names[0].Name == "version" {
 		return true
 	}
 	if len(v.Values) == 0 {
@@ -242,7 +242,8 @@ func isConstant(s source, v *ast.ValueSpec) bool {
 				return false
 			}
 			x, ok := f.X.(*ast.Ident)
-			if !ok || x.Name != "errors" && x.Name != "netip" && !strings.HasPrefix(f.Sel.Name, "Must") {
+			once := ok && x.Name == "sync" && f.Sel.Name == "OnceFunc"
+			if !ok || x.Name != "errors" && x.Name != "netip" && !strings.HasPrefix(f.Sel.Name, "Must") && !once {
 				return false
 			}
 		default:
@@ -252,11 +253,16 @@ func isConstant(s source, v *ast.ValueSpec) bool {
 	return true
 }
 
+// checkSleep forbids sleep everywhere, and tickers, which are for polling, to the plugins.
 func checkSleep(s source) (faults []string) {
+	forbidden := []string{"Sleep"}
+	if !s.isTest() && !within(s.dir, harness) {
+		forbidden = append(forbidden, "NewTicker", "Tick")
+	}
 	ast.Inspect(s.file, func(n ast.Node) bool {
-		if sel, ok := n.(*ast.SelectorExpr); ok && sel.Sel.Name == "Sleep" {
+		if sel, ok := n.(*ast.SelectorExpr); ok && slices.Contains(forbidden, sel.Sel.Name) {
 			if x, ok := sel.X.(*ast.Ident); ok && s.names[x.Name] == "time" {
-				faults = append(faults, s.at(n)+"nothing waits by sleeping")
+				faults = append(faults, s.at(n)+"nothing waits by time."+sel.Sel.Name)
 			}
 		}
 		return true

@@ -14,7 +14,15 @@ const (
 )
 
 func (f Family) String() string {
-	return map[Family]string{INet: "inet", IPv4: "ip", IPv6: "ip6", Bridge: "bridge"}[f]
+	switch f {
+	case IPv4:
+		return "ip"
+	case IPv6:
+		return "ip6"
+	case Bridge:
+		return "bridge"
+	}
+	return "inet"
 }
 
 // Families are the families of IP addresses.
@@ -29,16 +37,24 @@ func FamilyOf(a netip.Addr) Family {
 }
 
 // Digit is the version of IP, as names have it: "4" or "6".
-func (f Family) Digit() string { return map[Family]string{IPv4: "4", IPv6: "6"}[f] }
+func (f Family) Digit() string { return ofIP(f, "4", "6") }
 
 // Addr is the type of the family's addresses.
-func (f Family) Addr() Type { return map[Family]Type{IPv4: IPv4Addr, IPv6: IPv6Addr}[f] }
+func (f Family) Addr() Type { return ofIP(f, IPv4Addr, IPv6Addr) }
 
 // Saddr is a packet's source address.
-func (f Family) Saddr() Field { return map[Family]Field{IPv4: IPSaddr, IPv6: IP6Saddr}[f] }
+func (f Family) Saddr() Field { return ofIP(f, IPSaddr, IP6Saddr) }
 
 // Daddr is a packet's destination address.
-func (f Family) Daddr() Field { return map[Family]Field{IPv4: IPDaddr, IPv6: IP6Daddr}[f] }
+func (f Family) Daddr() Field { return ofIP(f, IPDaddr, IP6Daddr) }
+
+// ofIP returns what a family of IP addresses has.
+func ofIP[T any](f Family, v4, v6 T) T {
+	if f == IPv6 {
+		return v6
+	}
+	return v4
+}
 
 // Table names a table.
 type Table struct {

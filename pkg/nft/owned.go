@@ -258,7 +258,9 @@ func (ch *Change) delete(set string, e Element) {
 // to them.
 func (ch *Change) Drop(chains ...string) {
 	for _, name := range chains {
-		ch.gone[name] += 0
+		if _, named := ch.gone[name]; !named {
+			ch.gone[name] = 0
+		}
 	}
 }
 

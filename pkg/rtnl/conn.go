@@ -37,13 +37,8 @@ const (
 	mostOverruns = 50
 )
 
-// The library asks the kernel for explanations of errors only when this is set.
-var _ = explainErrors()
-
-func explainErrors() bool {
-	nl.EnableErrorMessageReporting = true
-	return true
-}
+// explainErrors has the library ask the kernel for explanations of errors, on each socket that it opens.
+var explainErrors = sync.OnceFunc(func() { nl.EnableErrorMessageReporting = true })
 
 // Conn is a handle in one namespace. Its methods may be called from several
 // goroutines. Their errors wrap the kernel's errno and carry its explanation
@@ -60,6 +55,7 @@ type Conn struct {
 // Dial opens a handle in n, or with nil in the calling thread's namespace. The
 // Conn does not need n afterwards.
 func Dial(n *ns.NS) (*Conn, error) {
+	explainErrors()
 	c := &Conn{patience: patience}
 	dial := c.open
 	if n != nil {

@@ -165,24 +165,25 @@ func (p *port) vlanGatewayPort(gw rtnl.Link) (end rtnl.Link, ok bool, err error)
 // vlanGatewaySettings is how the port of the VLAN's gateway is set up.
 func (p *port) vlanGatewaySettings() portConfig { return portConfig{VLAN: p.cfg.Port.VLAN} }
 
+// finishVLANGateway makes the other end a port of the bridge in the VLAN, and brings both ends up.
 func (p *port) finishVLANGateway(ctx context.Context, gw, end rtnl.Link) error {
-	if err := p.Tolerate(errors.Join(iface.IgnoreRouterAdverts(gw.Name),
-		iface.IgnoreRouterAdverts(end.Name))); err != nil {
-		return err
+	err := p.Tolerate(errors.Join(iface.IgnoreRouterAdverts(gw.Name), iface.IgnoreRouterAdverts(end.Name)))
+	if err == nil {
+		err = p.Host.SetLink(end.Index, rtnl.Change{Master: &p.bridge.Index})
 	}
-	steps := []func() error{
-		func() error { return p.Host.SetLink(end.Index, rtnl.Change{Master: &p.bridge.Index}) },
-		func() error { return setVLANs(p.Host, end.Index, p.bridge.DefaultPVID, p.vlanGatewaySettings()) },
-		func() error { return p.Host.SetLink(end.Index, rtnl.Change{Up: ptr(true)}) },
-		func() error { return p.Host.SetLink(gw.Index, rtnl.Change{Up: ptr(true)}) },
+	if err == nil {
+		err = setVLANs(p.Host, end.Index, p.bridge.DefaultPVID, p.vlanGatewaySettings())
 	}
-	for _, step := range steps {
-		if err := step(); err != nil {
-			return fmt.Errorf("gateway of vlan %d: %w", p.cfg.Port.VLAN, err)
+	for _, index := range []int{end.Index, gw.Index} {
+		if err == nil {
+			err = p.Host.SetLink(index, rtnl.Change{Up: ptr(true)})
 		}
+	}
+	if err != nil {
+		return fmt.Errorf("gateway of vlan %d: %w", p.cfg.Port.VLAN, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, gatewayTimeout)
 	defer cancel()
-	_, err := p.Host.WaitUp(ctx, end.Index)
+	_, err = p.Host.WaitUp(ctx, end.Index)
 	return err
 }
