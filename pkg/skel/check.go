@@ -108,14 +108,14 @@ func (c *checker) entry(path string, data []byte, first bool) {
 		fmt.Fprintf(&c.out, "warning: %scniVersion: is missing and taken for %s; some runtimes refuse that\n", prefix,
 			conf.CNIVersion)
 	}
-	for _, s := range strays(c.plugin, data, path) {
+	for _, u := range unknownKeys(c.plugin, data, path) {
 		reason := "is unknown and ignored"
-		if s.read {
+		if u.read {
 			reason = "is read in spite of its case"
 		}
-		fmt.Fprintf(&c.out, "warning: %s: %s\n", s.key, reason)
-		if s.meant != "" {
-			fmt.Fprintf(&c.out, "    did you mean %q?\n", s.meant)
+		fmt.Fprintf(&c.out, "warning: %s: %s\n", u.key, reason)
+		if u.meant != "" {
+			fmt.Fprintf(&c.out, "    did you mean %q?\n", u.meant)
 		}
 	}
 	switch {

@@ -54,68 +54,68 @@ func keysOf(t reflect.Type, prefix string) []key {
 var protocolKeys = []string{"cniVersion", "cniVersions", "name", "type", "args", "capabilities",
 	"runtimeConfig", "prevResult", "ipam", "dns", "ipMasq", "disableCheck", "disableGC", "plugins"}
 
-// stray is a key that the plugin does not know by that spelling.
-type stray struct {
+// unknownKey is a key that the plugin does not know by that spelling.
+type unknownKey struct {
 	key   string // the way to it
 	meant string // the way to the key that it is like; empty where it is like none
 	read  bool   // it is read as that, since only the case differs
 }
 
-// strays returns the keys of a configuration that are the plugin's to know and that
+// unknownKeys returns the keys of a configuration that are the plugin's to know and that
 // it does not know. path is the way to the configuration.
-func strays(p Plugin[any], conf []byte, path string) (found []stray) {
+func unknownKeys(p Plugin[any], conf []byte, path string) []unknownKey {
 	var object map[string]any
 	if p.Config == nil || json.Unmarshal(conf, &object) != nil {
 		return nil
 	}
 	known := keysOf(reflect.TypeOf(p.Config), "")
-	if !p.IPAM { // an IPAM plugin is handed the keys of another plugin too
+	for i, k := range known {
+		// The runtime fills in runtimeConfig and args, for the whole chain, and
+		// capabilities are asked for on behalf of the IPAM plugin too.
+		ofOthers := []string{"runtimeConfig", "args", "capabilities"}
+		if slices.Contains(ofOthers, k.name) || k.name == "ipam" && !p.IPAM {
+			known[i].inner = nil
+		}
+	}
+	if p.IPAM { // which is handed the keys of another plugin too
+		maps.DeleteFunc(object, func(name string, _ any) bool { return !isKnown(name, known) })
+	} else {
 		for _, name := range protocolKeys {
 			known = append(known, key{name: name})
 		}
-		found = straysOf(object, known, path)
 	}
-	for _, k := range known {
-		// The runtime fills in runtimeConfig and args, for the whole chain, and
-		// capabilities are asked for on behalf of the IPAM plugin too.
-		if !slices.Contains([]string{"runtimeConfig", "args", "capabilities"}, k.name) && (k.name != "ipam" || p.IPAM) {
-			found = append(found, straysIn(object[k.name], k.inner, cni.KeyIn(path, k.name))...)
-		}
-	}
-	return found
+	return unknownIn(object, known, path)
 }
 
-// straysIn returns those in the objects of a value, which have the keys known.
-func straysIn(value any, known []key, path string) (found []stray) {
-	switch value := value.(type) {
-	case []any:
-		for i, elem := range value {
-			found = append(found, straysIn(elem, known, fmt.Sprintf("%s[%d]", path, i))...)
-		}
-	case map[string]any:
-		if known == nil {
-			return nil
-		}
-		found = straysOf(value, known, path)
-		for _, k := range known {
-			found = append(found, straysIn(value[k.name], k.inner, cni.KeyIn(path, k.name))...)
-		}
-	}
-	return found
+func isKnown(name string, known []key) bool {
+	return slices.ContainsFunc(known, func(k key) bool { return k.name == name })
 }
 
-// straysOf returns those of one object.
-func straysOf(object map[string]any, known []key, path string) (found []stray) {
+// unknownIn returns the unknown keys of an object, or of the objects in a list. An object whose keys nobody
+// lists has none.
+func unknownIn(value any, known []key, path string) (found []unknownKey) {
+	if list, ok := value.([]any); ok {
+		for i, elem := range list {
+			found = append(found, unknownIn(elem, known, fmt.Sprintf("%s[%d]", path, i))...)
+		}
+	}
+	object, ok := value.(map[string]any)
+	if !ok || known == nil {
+		return found
+	}
 	for _, name := range slices.Sorted(maps.Keys(object)) {
-		isKnown := slices.ContainsFunc(known, func(k key) bool { return k.name == name })
-		if isKnown || name == "$schema" || strings.HasPrefix(name, "cni.dev/") { // editors' and runtimes'
+		// $schema is for editors, cni.dev/ is the runtimes'.
+		if isKnown(name, known) || name == "$schema" || strings.HasPrefix(name, "cni.dev/") {
 			continue
 		}
-		s := stray{key: cni.KeyIn(path, name)}
+		u := unknownKey{key: cni.KeyIn(path, name)}
 		if meant := closest(name, known); meant != "" {
-			s.meant, s.read = cni.KeyIn(path, meant), strings.EqualFold(name, meant)
+			u.meant, u.read = cni.KeyIn(path, meant), strings.EqualFold(name, meant)
 		}
-		found = append(found, s)
+		found = append(found, u)
+	}
+	for _, k := range known {
+		found = append(found, unknownIn(object[k.name], k.inner, cni.KeyIn(path, k.name))...)
 	}
 	return found
 }

@@ -37,17 +37,17 @@ func (c *call) askedVersion() string {
 	}
 	stdin := c.env.Stdin
 	if f, ok := stdin.(*os.File); ok {
-		stdin = brief{f}
+		stdin = timedFile{f}
 	}
 	_ = json.NewDecoder(io.LimitReader(stdin, confMax)).Decode(&in) // what cannot be read has no version
 	return cmp.Or(in.CNIVersion, cni.Newest)
 }
 
-// brief is a file from which we read for as long as something comes.
-type brief struct{ *os.File }
+// timedFile is a file whose Read waits for versionTimeout at most.
+type timedFile struct{ *os.File }
 
 // Read is that of io.Reader.
-func (b brief) Read(p []byte) (int, error) {
+func (b timedFile) Read(p []byte) (int, error) {
 	fds := []unix.PollFd{{Fd: int32(b.Fd()), Events: unix.POLLIN}}
 	for {
 		switch n, err := unix.Poll(fds, int(versionTimeout.Milliseconds())); {

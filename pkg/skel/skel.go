@@ -122,15 +122,15 @@ func Main[C any](p Plugin[C]) {
 	}
 	os.Exit(Run(context.Background(), p, Env{
 		Args: os.Args[1:], Vars: os.Environ(),
-		Stdin: os.Stdin, Stdout: survivor(os.Stdout), Stderr: survivor(os.Stderr),
+		Stdin: os.Stdin, Stdout: withoutSIGPIPE(os.Stdout), Stderr: withoutSIGPIPE(os.Stderr),
 		Notify: notify,
 	}))
 }
 
-// survivor returns a stream under another number. Go ends a process that
+// withoutSIGPIPE returns a stream under another number. Go ends a process that
 // writes to number 1 or 2 when nobody reads them any more; to any other number
 // that is an error, after which ADD is rolled back.
-func survivor(f *os.File) *os.File {
+func withoutSIGPIPE(f *os.File) *os.File {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
 		return f
@@ -227,12 +227,12 @@ func (c *call) handle(ctx context.Context, handler func(context.Context) error) 
 // add runs the ADD handler and prints its result. On any failure, a panic and
 // an unwritable result too, it undoes what the handler did.
 func (c *call) add(ctx context.Context) error {
-	for _, s := range strays(c.plugin, c.req.Conf, "") {
+	for _, u := range unknownKeys(c.plugin, c.req.Conf, "") {
 		switch {
-		case s.read:
-			c.req.Warn("key %q: did you mean %q? It is read as that", s.key, s.meant)
-		case s.meant != "":
-			c.req.Warn("key %q is unknown and ignored: did you mean %q?", s.key, s.meant)
+		case u.read:
+			c.req.Warn("key %q: did you mean %q? It is read as that", u.key, u.meant)
+		case u.meant != "":
+			c.req.Warn("key %q is unknown and ignored: did you mean %q?", u.key, u.meant)
 		}
 	}
 	// An IPAM plugin's leases are given back by whoever called it.
