@@ -12,7 +12,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
-	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
 // Target is the interface that a result is about.
@@ -63,8 +62,7 @@ func Raise(t Target) error {
 	if err := t.write(list); err != nil {
 		return err
 	}
-	up := true
-	return t.Conn.SetLink(t.Index, rtnl.Change{Up: &up})
+	return t.Conn.SetLink(t.Index, rtnl.Change{Up: new(true)})
 }
 
 // Configure gives the interface, which is up, the addresses and routes of the
@@ -118,15 +116,11 @@ func (t Target) waitDAD(ctx context.Context) error {
 // restoreDelay sets what Raise changed to the container's default.
 func (t Target) restoreDelay() error {
 	err := t.NS.Do(func() error {
-		usual, err := sysctl.Net("ipv6", "conf", "default", dadDelay)
-		if err != nil {
+		usual, err := readIPv6("default", dadDelay)
+		if err != nil || usual == "" {
 			return err
 		}
-		value, err := usual.Read()
-		if err != nil {
-			return err
-		}
-		return writeConf("ipv6", t.Name, dadDelay, value)
+		return writeConf("ipv6", t.Name, dadDelay, usual)
 	})
 	if cni.Transient(err) {
 		return err

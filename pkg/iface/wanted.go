@@ -46,25 +46,21 @@ func wantedOf(t Target, res *cni.Result) (w wanted) {
 	return w
 }
 
-func deref[T any](p *T) T {
-	if p == nil {
-		return *new(T)
-	}
-	return *p
-}
-
 func newRoute(r cni.Route, res *cni.Result) route {
 	out := route{
 		Route: rtnl.Route{
 			Dst: r.Dst.Masked(), GW: r.GW, MTU: r.MTU, AdvMSS: r.AdvMSS,
-			Priority: r.Priority, Scope: deref(r.Scope),
+			Priority: r.Priority,
 		},
 		scoped: r.Scope != nil,
+	}
+	if r.Scope != nil {
+		out.Scope = *r.Scope
 	}
 	if !r.InMain() {
 		out.Table = *r.Table
 	}
-	// What is on the link, or on the host itself, is not behind a gateway.
+	// A destination on the link, or on the host itself, is not behind a gateway.
 	if !r.GW.IsValid() && out.Scope < unix.RT_SCOPE_LINK {
 		out.GW = res.Gateway(r.Dst.Addr().Is4())
 	}

@@ -90,3 +90,6 @@ func textOf(value []byte) string {
 	s, _, _ := bytes.Cut(value, []byte{0})
 	return string(s)
 }
+
+// textAt is the text to which the kinds lead, as in attribute.
+func textAt(b []byte, kinds ...uint16) string { return textOf(attribute(b, kinds...)) }

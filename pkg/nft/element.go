@@ -85,7 +85,7 @@ func decodeElements(data []byte) []Element {
 		out = append(out, Element{
 			Key:     attribute(raw, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE),
 			Data:    attribute(value, unix.NFTA_DATA_VALUE),
-			Goto:    textOf(attribute(value, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN)),
+			Goto:    textAt(value, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN),
 			Comment: udata(attribute(raw, attrElemUserdata), udataComment),
 		})
 	}

@@ -119,6 +119,7 @@ type HookPoint uint32
 // The hooks of the families ip, ip6, inet and bridge that the plugins use.
 const (
 	Prerouting  HookPoint = 0
+	Forward     HookPoint = 2
 	Output      HookPoint = 3
 	Postrouting HookPoint = 4
 )

@@ -106,10 +106,11 @@ func (c *Conn) get(t Table, items []Item) ([]*Element, error) {
 	return out, nil
 }
 
-// Elements returns all elements of the set, none when there is no set; its cost grows with them. The kernel lists a set
-// in parts, and does not say so when one part misses what another one repeats, since the set grew in between, or
-// when somebody changed the ruleset: such a list is read again. Seldom one is still missing, where others are taken
-// away in the middle of a part: the next GC finds it.
+// Elements returns all elements of the set, none when there is no set; its cost grows with them.
+//
+// The kernel lists a set in parts, and not from one state of it: a set that grows meanwhile can repeat one element and
+// omit another. Elements detects a repeated key, or a ruleset that changed, and reads again. An omission without
+// a repetition is not detected; the next GC finds that element.
 func (c *Conn) Elements(t Table, set string) ([]Element, error) {
 	m := t.setMessage(unix.NFT_MSG_GETSETELEM, "list", set, nil)
 	for range 100 {
@@ -136,13 +137,13 @@ func generation(answer []byte) []byte { return answer[2:nfgenmsgSize] }
 
 func decodeChain(f Family, data []byte) LiveChain {
 	c := LiveChain{
-		Name:  textOf(attribute(data, unix.NFTA_CHAIN_NAME)),
-		Table: Table{f, textOf(attribute(data, unix.NFTA_CHAIN_TABLE))},
+		Name:  textAt(data, unix.NFTA_CHAIN_NAME),
+		Table: Table{f, textAt(data, unix.NFTA_CHAIN_TABLE)},
 		use:   number(data, unix.NFTA_CHAIN_USE),
 	}
 	if attribute(data, unix.NFTA_CHAIN_HOOK) != nil {
 		c.Hook = &Hook{
-			Type:     textOf(attribute(data, unix.NFTA_CHAIN_TYPE)),
+			Type:     textAt(data, unix.NFTA_CHAIN_TYPE),
 			Point:    HookPoint(number(data, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_HOOKNUM)),
 			Priority: int32(number(data, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_PRIORITY)),
 		}
@@ -161,7 +162,7 @@ func number(data []byte, kinds ...uint16) uint32 {
 
 func decodeRule(data []byte) LiveRule {
 	r := LiveRule{
-		Chain:   textOf(attribute(data, unix.NFTA_RULE_CHAIN)),
+		Chain:   textAt(data, unix.NFTA_RULE_CHAIN),
 		Comment: udata(attribute(data, unix.NFTA_RULE_USERDATA), udataComment),
 		exprs:   attribute(data, unix.NFTA_RULE_EXPRESSIONS),
 	}
@@ -180,7 +181,7 @@ func (r LiveRule) operands(name string, kinds ...uint16) [][]byte {
 	var out [][]byte
 	for _, x := range attributes(r.exprs) {
 		value := attribute(attribute(x, unix.NFTA_EXPR_DATA), kinds...)
-		if value != nil && textOf(attribute(x, unix.NFTA_EXPR_NAME)) == name {
+		if value != nil && textAt(x, unix.NFTA_EXPR_NAME) == name {
 			out = append(out, value)
 		}
 	}
@@ -191,7 +192,7 @@ func (r LiveRule) operands(name string, kinds ...uint16) [][]byte {
 func (r LiveRule) runs(want [][]byte) bool {
 	i := 0
 	for _, x := range attributes(r.exprs) {
-		if textOf(attribute(x, unix.NFTA_EXPR_NAME)) == "counter" {
+		if textAt(x, unix.NFTA_EXPR_NAME) == "counter" {
 			continue
 		}
 		if i == len(want) || !containsAttrs(x, want[i]) {

@@ -128,6 +128,9 @@ func (spec fieldSpec) load(reg uint32) []byte {
 		attrNet32(unix.NFTA_PAYLOAD_OFFSET, spec.offset), attrNet32(unix.NFTA_PAYLOAD_LEN, spec.size))
 }
 
+// Accept lets the packet pass this hook's chain.
+func Accept() Stmt { return ending("accept", acceptPacket, "") }
+
 // Return ends the chain.
 func Return() Stmt { return ending("return", unix.NFT_RETURN, "") }
 
@@ -182,6 +185,14 @@ const statusDNAT = 1 << 5 // IPS_DST_NAT
 // CtTranslated matches packets of flows whose destination was translated.
 func CtTranslated() Stmt { return ctHas("status dnat", unix.NFT_CT_STATUS, statusDNAT) }
 
+// The states of connections that were answered, and of those that belong to one.
+const stateEstablished, stateRelated = 1 << 1, 1 << 2 // NF_CT_STATE_BIT
+
+// CtEstablished matches packets of connections that were answered, and of those that belong to one.
+func CtEstablished() Stmt {
+	return ctHas("state established,related", unix.NFT_CT_STATE, stateEstablished|stateRelated)
+}
+
 // ctHas matches packets of flows that have one of the bits.
 func ctHas(text string, key, bits uint32) Stmt {
 	load := expression("ct", attrNet32(unix.NFTA_CT_KEY, key), attrNet32(unix.NFTA_CT_DREG, reg1))
@@ -202,8 +213,18 @@ func FwmarkWith(bits uint32) Stmt {
 			storeMeta(unix.NFT_META_MARK)}}
 }
 
+// FwmarkWithout clears the bits in the packet's fwmark and leaves the others alone.
+func FwmarkWithout(bits uint32) Stmt {
+	return Stmt{text: fmt.Sprintf("meta mark set meta mark & 0x%08x", ^bits),
+		exprs: [][]byte{loadMeta(unix.NFT_META_MARK, reg1), bitwise(word(^bits), word(0)),
+			storeMeta(unix.NFT_META_MARK)}}
+}
+
 // word is a number as registers hold it.
 func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+
+// Counter counts packets and bytes, as each rule of iptables does. Rules are compared without it.
+func Counter() Stmt { return Stmt{text: "counter", exprs: [][]byte{expression("counter")}} }
 
 // Rule is a list of statements. Its String is what nft prints for it.
 type Rule []Stmt

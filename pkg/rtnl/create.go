@@ -16,8 +16,8 @@ type NewLink struct {
 	Kind   string           // "bridge", "veth", "netkit", "macvlan", "ipvlan", "vlan", "vrf", "ifb" or "dummy"
 	Master int              // what it is on: an index in the Conn's namespace
 	MAC    net.HardwareAddr // nil = random, or the master's; a bridge's then changes with its ports
-	// 0 = the kernel's choice, or the master's. The kernel lowers that of a bridge to the
-	// smallest of its ports', until somebody sets it on the existing bridge.
+	// 0 = the kernel's choice, or the master's. The kernel lowers a bridge's MTU to the smallest
+	// one of its ports, unless the MTU was set after the bridge was made.
 	MTU   int
 	Group uint32
 	NS    *ns.NS // where it is to be; nil = the namespace of the Conn

@@ -26,17 +26,17 @@ import (
 // A search reads all records. A new one is appended; the last one takes the
 // place of one that is removed.
 //
-// The stamp says whether the index describes the directory as it is. The last
-// thing that every change of ours does under the lock is to set the directory's
-// modification time to a whole second of a past year that stands for the stamp.
-// No kernel writes such a time, so while it stands no file came, went or was
-// renamed. The kernel's own times would not do: two changes may get the same
-// one. A kill before the stamp leaves a time of the kernel's, and so the next
-// call reads the directory.
+// The stamp says whether the index describes the directory as it is. Each
+// change of ours ends, under the lock, by setting the directory's modification
+// time to a whole second of a past year, which stands for the stamp. No kernel
+// writes such a time: as long as the directory has it, no file was created,
+// deleted or renamed. The kernel's own times would not do, since two changes
+// may get the same one. A call that is killed before it sets the stamp leaves a
+// time of the kernel's, and the next call reads the directory.
 //
-// A change without the lock between our look at the directory and the stamp is
-// not noticed. A file that came is found when its name is to be created, one
-// that went when it is verified.
+// A change by somebody without the lock, between our reading of the directory and
+// the stamp, is not noticed. A file that was created then is found when its name is to
+// be created, a deleted one when it is verified.
 type index struct {
 	file   *os.File
 	header []byte // identity

@@ -120,8 +120,8 @@ func (w wireAddress) parse(key string) (source, error) {
 // ownAddresses are those of ipam.addresses.
 type ownAddresses []source
 
-// withArgs appends the addresses of CNI_ARGS. Each gateway there is that of all the
-// addresses in whose subnet it is; where the list is replaced anyway, of none.
+// withArgs appends the addresses of CNI_ARGS. Each GATEWAY is assigned to every address whose subnet contains
+// it. It is an error if there is none, unless a stronger source replaces the list.
 func (own ownAddresses) withArgs(args string, replaced bool) ([]source, error) {
 	values, err := cni.ParseArgs(args, "IP", "GATEWAY")
 	if err != nil {

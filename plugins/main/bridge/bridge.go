@@ -117,7 +117,7 @@ func (p *port) raise() error {
 	case p.cfg.IPAM:
 		return iface.Raise(p.container())
 	}
-	return p.Cont.SetLink(p.ContEnd.Index, rtnl.Change{Up: ptr(true)})
+	return p.Cont.SetLink(p.ContEnd.Index, rtnl.Change{Up: new(true)})
 }
 
 // container is the container's interface, for pkg/iface.
@@ -158,5 +158,3 @@ func (p *port) describeLinks(res *cni.Result, gateway rtnl.Link) (err error) {
 	}
 	return nil
 }
-
-func ptr[T any](v T) *T { return &v }

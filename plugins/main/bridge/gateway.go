@@ -147,7 +147,7 @@ func (p *port) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 	case err != nil:
 		return gw, err
 	case !ok:
-		return gw, p.Host.SetLink(gw.Index, rtnl.Change{Up: ptr(true)})
+		return gw, p.Host.SetLink(gw.Index, rtnl.Change{Up: new(true)})
 	}
 	return gw, p.finishVLANGateway(ctx, gw, end)
 }
@@ -176,7 +176,7 @@ func (p *port) finishVLANGateway(ctx context.Context, gw, end rtnl.Link) error {
 	}
 	for _, index := range []int{end.Index, gw.Index} {
 		if err == nil {
-			err = p.Host.SetLink(index, rtnl.Change{Up: ptr(true)})
+			err = p.Host.SetLink(index, rtnl.Change{Up: new(true)})
 		}
 	}
 	if err != nil {

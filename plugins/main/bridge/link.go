@@ -44,7 +44,7 @@ func (p *port) prepareBridge() error {
 			"(ip link set %s type bridge vlan_filtering 1)", cfg.Bridge, cfg.Bridge)
 	}
 	if cfg.Promisc && !br.Promisc {
-		if err := p.Host.SetLink(br.Index, rtnl.Change{Promisc: ptr(true)}); err != nil {
+		if err := p.Host.SetLink(br.Index, rtnl.Change{Promisc: new(true)}); err != nil {
 			return err
 		}
 	}
@@ -65,7 +65,7 @@ func (p *port) prepareBridge() error {
 	if err != nil {
 		return err
 	}
-	return p.Host.SetLink(br.Index, rtnl.Change{Up: ptr(true)})
+	return p.Host.SetLink(br.Index, rtnl.Change{Up: new(true)})
 }
 
 // ignoreRouterAdverts has the host ignore router advertisements on the bridge, so

@@ -35,7 +35,7 @@ func (p *port) setUpPort(ctx context.Context) error {
 			return err
 		}
 	}
-	return p.Host.SetLink(p.HostEnd.Index, rtnl.Change{Up: ptr(true)})
+	return p.Host.SetLink(p.HostEnd.Index, rtnl.Change{Up: new(true)})
 }
 
 func (p *port) spoofCheck() spoofCheck {

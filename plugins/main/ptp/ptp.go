@@ -95,8 +95,7 @@ func raiseHostEnd(s *attach.Session, p plan) error {
 			return err
 		}
 	}
-	up := true
-	return s.Host.SetLink(s.HostEnd.Index, rtnl.Change{Up: &up})
+	return s.Host.SetLink(s.HostEnd.Index, rtnl.Change{Up: new(true)})
 }
 
 // target is the container's interface. The kernel makes no route to its subnet:
