@@ -69,9 +69,9 @@ func newDemo() *demo {
 	Expect(err).NotTo(HaveOccurred())
 	list, err := libcni.NetworkConfFromBytes(data)
 	Expect(err).NotTo(HaveOccurred())
-	plugins := filepath.Dir(nstest.Build("bridge"))
-	for _, name := range nstest.Plugins() {
-		nstest.Build(name)
+	plugins := filepath.Dir(nstest.Build("host-local"))
+	for _, p := range list.Plugins {
+		nstest.Build(p.Network.Type)
 	}
 	fmt.Printf("Hawser: three containers on a throw-away host (plugins from %s, CNI %s)\n", plugins, list.CNIVersion)
 	d := &demo{host: nstest.NewHost(), list: list,
