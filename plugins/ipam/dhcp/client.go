@@ -108,15 +108,16 @@ func sinceBoot() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// rest waits for a while, or until the namespace has lost its path.
+// rest waits for a while, or until the namespace has lost the use at usedAt.
 func (c *client) rest(ctx context.Context, pause time.Duration, changed <-chan struct{}) {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
+	ctx, cancel := context.WithTimeout(ctx, pause)
+	defer cancel()
+	ended := processEnd(ctx, c.usedAt)
 	for isUsed := true; isUsed; {
 		select {
 		case <-ctx.Done():
 			return
-		case <-timer.C:
+		case <-ended:
 			return
 		case <-changed:
 			changed = c.mounts.next()

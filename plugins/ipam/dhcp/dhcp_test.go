@@ -438,6 +438,21 @@ var _ = Describe("a lease", func() {
 		Entry("by the next daemon, which finds it again", true),
 	)
 
+	It("is given back when the only process in the namespace ends, whose path CNI_NETNS is", func() {
+		s := l.serve() // for an hour: no renewal is needed to see it
+		l.start()
+		inside := c.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}})
+		call := l.call("ADD", c)
+		call.Netns = fmt.Sprintf("/proc/%d/ns/net", inside.Process.Pid)
+		c.Unpin()
+		l.Add(call)
+		killed := sinceBoot()
+		Expect(inside.Process.Kill()).To(Succeed())
+		Eventually(count(s, release)).Should(Equal(1))
+		Eventually(func() string { return l.server.Cmd("ip", "-o", "link") }).ShouldNot(ContainSubstring("port1"))
+		Expect(sinceBoot() - killed).To(BeNumerically("<", useInterval/2))
+	})
+
 	It("is released by DEL when the path is gone", func() {
 		s := l.serve()
 		l.start()

@@ -16,9 +16,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// errGone says that the container, or its interface, is not there any more.
+// errGone says that nobody else uses the container's namespace any more.
 var errGone = errors.New("the container's interface is gone")
 
+// isGone reports whether an error says that the container, or its interface, is not there any more.
 func isGone(err error) bool {
 	return errors.Is(err, errGone) || errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns) ||
 		errors.Is(err, rtnl.ErrNoLink)
@@ -133,7 +134,7 @@ func (m *mountTable) next() <-chan struct{} {
 	return m.changed
 }
 
-// watch waits for changes until ctx ends. Without it leases are looked at each minute.
+// watch waits for changes until ctx ends. Without it namespaces are verified each minute.
 func (m *mountTable) watch(ctx context.Context) error {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -143,16 +144,44 @@ func (m *mountTable) watch(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { _ = f.Close() })
 	defer stop()
 	raw, err := f.SyscallConn()
-	for err == nil {
-		waited := false
-		err = raw.Read(func(uintptr) bool { // until the kernel says that there is something new
-			defer func() { waited = true }()
-			return waited
-		})
+	if err != nil {
+		return err
+	}
+	// One Read without end: another Read would forget a change that came before it.
+	return raw.Read(func(uintptr) bool { // is called at once, and after each change
 		m.mu.Lock()
+		defer m.mu.Unlock()
 		close(m.changed)
 		m.changed = make(chan struct{})
-		m.mu.Unlock()
+		return false
+	})
+}
+
+// processEnd returns a channel that is closed at the end of the process below /proc to whose namespace a path leads,
+// or of ctx; nil for another path, and where the kernel has no such event.
+func processEnd(ctx context.Context, path string) <-chan struct{} {
+	var pid int
+	if _, err := fmt.Sscanf(path, "/proc/%d/ns/net", &pid); err != nil {
+		return nil
 	}
-	return err
+	ended := make(chan struct{})
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if errors.Is(err, unix.ESRCH) { // it has ended
+		close(ended)
+		return ended
+	}
+	f := os.NewFile(uintptr(fd), path)
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	context.AfterFunc(ctx, func() { _ = f.Close() })
+	go func() {
+		defer close(ended)
+		_ = raw.Read(func(fd uintptr) bool {
+			n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+			return n > 0
+		})
+	}()
+	return ended
 }
