@@ -50,8 +50,8 @@ type config struct {
 	options
 }
 
-// options are what the server is told and asked for, and what the result has of its
-// answer. They are kept with the lease.
+// options say what the server is told and asked for, and what of its answer the result has.
+// The record of the lease has them.
 type options struct {
 	Request  []byte           `json:"request"`
 	Provide  map[uint8][]byte `json:"provide,omitempty"`
@@ -128,7 +128,7 @@ func parseOption(key, name string) (byte, error) {
 	return byte(code), nil
 }
 
-// socketOf is what DEL and GC need of a configuration, which ADD may refuse.
+// socketOf reads the one key that DEL and GC need. ADD may refuse the rest of the configuration.
 func socketOf(req *skel.Request) (string, error) {
 	var wire struct {
 		IPAM struct {

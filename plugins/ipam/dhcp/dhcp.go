@@ -35,8 +35,8 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 	return res.decode(), nil
 }
 
-// del has the daemon release the lease. Where there is no daemon, the record goes, so
-// that the next one does not take the lease for one to keep.
+// del has the daemon release the lease. Where there is no daemon, it removes the record, so
+// that the next daemon does not keep the lease.
 func del(ctx context.Context, req *skel.Request) error {
 	return endLeases(ctx, req, methodRelease, func(records statefile.Records[record]) error {
 		return records.Drop(ctx, req.Attachment.Hash())

@@ -21,7 +21,7 @@ type lease struct {
 	renew, rebind, expiry time.Duration
 }
 
-// newLease refuses what is no lease: a server says all sorts of things.
+// newLease refuses an answer that lacks something which a container's address needs.
 func newLease(ack *dhcpv4.DHCPv4, now time.Duration) (*lease, error) {
 	addr, bits := address(ack.YourIPAddr), netmaskBits(ack)
 	whole := ack.IPAddressLeaseTime(time.Hour) // as the reference, where the server does not say
@@ -48,7 +48,7 @@ func newLease(ack *dhcpv4.DHCPv4, now time.Duration) (*lease, error) {
 	return &lease{ack, now, now + renew, now + rebind, now + whole}, nil
 }
 
-// prefix is the address, with its subnet's length.
+// prefix is the leased address, with the length of its subnet.
 func (l *lease) prefix() netip.Prefix {
 	return netip.PrefixFrom(address(l.ack.YourIPAddr), netmaskBits(l.ack))
 }
@@ -72,7 +72,7 @@ func (l *lease) server() (server, hop netip.Addr) {
 	return server, hop
 }
 
-// result is the lease as an IPAM plugin answers it; that of no lease is empty.
+// result returns the lease as an IPAM plugin prints it; without a lease it is empty.
 func (l *lease) result(o options) *cni.Result {
 	if l == nil {
 		return &cni.Result{}
@@ -93,7 +93,7 @@ func (l *lease) result(o options) *cni.Result {
 	return res
 }
 
-// routesOf are those of option 121, which replaces all others (RFC 3442), or those of
+// routesOf returns the routes of option 121, which replaces all others (RFC 3442), or those of
 // option 33 and the default route.
 func routesOf(ack *dhcpv4.DHCPv4, gateway netip.Addr) (routes []cni.Route) {
 	for _, r := range ack.ClasslessStaticRoute() {
@@ -122,8 +122,8 @@ func routesOf(ack *dhcpv4.DHCPv4, gateway netip.Addr) (routes []cni.Route) {
 	return routes
 }
 
-// dnsOf are the resolver settings. A name that is none would be written into the
-// container's resolv.conf, where it could be anything.
+// dnsOf returns the resolver settings. It drops names that are no domain names: the runtime writes
+// them into the container's resolv.conf, where they could be any line.
 func dnsOf(ack *dhcpv4.DHCPv4) (dns cni.DNS) {
 	for _, ip := range ack.DNS() {
 		dns.Nameservers = append(dns.Nameservers, address(ip).String())

@@ -33,9 +33,9 @@ type identity struct {
 	options
 }
 
-// machine is the life of a lease (RFC 2131, section 4.4). It looks at no clock and has
-// no socket: tick says what to send now, and wake when to call it again at the latest;
-// receive takes what came. Times are since boot.
+// machine is the state machine of a lease (RFC 2131, section 4.4). It has neither clock nor
+// socket: tick returns the packet to send now, and wake is when to call it again at the latest;
+// receive takes a message that has come. Times are since boot.
 type machine struct {
 	identity
 	pauses flags // how long its pauses are
@@ -65,8 +65,8 @@ const (
 	eager      = 16 // tries of a DISCOVER with short pauses
 )
 
-// enter begins a state at once. An answer to what was sent before is none from now on,
-// except that a REQUEST belongs to its OFFER.
+// enter begins a state at once. Answers to earlier messages are ignored from now on; a REQUEST
+// has the transaction of its OFFER.
 func (m *machine) enter(s state, now time.Duration) {
 	if s != requesting {
 		if m.state != requesting && m.state != renewing { // else it goes on asking
@@ -101,7 +101,7 @@ func (m *machine) tick(now time.Duration) *packet {
 	case m.state == requesting && m.tries == lastTry:
 		m.enter(selecting, now)
 	case m.state == rebooting && m.tries == lastTry: // the lease is good while nobody objects
-		m.settle()
+		m.enterBound()
 		return m.tick(now)
 	}
 	m.wake = now + m.pause(now)
@@ -112,8 +112,8 @@ func (m *machine) tick(now time.Duration) *packet {
 	return m.packet()
 }
 
-// settle waits for the time of the renewal.
-func (m *machine) settle() { m.state, m.wake, m.naks = bound, m.lease.renew, 0 }
+// enterBound waits for the time of the renewal.
+func (m *machine) enterBound() { m.state, m.wake, m.naks = bound, m.lease.renew, 0 }
 
 // pause is how long to wait for an answer: a little longer each time, or half the time
 // that is left.
@@ -213,7 +213,7 @@ func (m *machine) receive(now time.Duration, p *dhcpv4.DHCPv4) {
 		l, err := newLease(p, now)
 		if m.fault = err; err == nil {
 			m.lease = l
-			m.settle()
+			m.enterBound()
 		}
 	case kind == dhcpv4.MessageTypeNak:
 		m.fault, m.lease = fmt.Errorf("the server refuses the address: %q", p.Message()), nil

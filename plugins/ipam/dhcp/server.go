@@ -181,7 +181,7 @@ func (d *daemon) restore() error {
 		case now >= c.lease.renew:
 			c.enter(rebooting, now)
 		default:
-			c.settle()
+			c.enterBound()
 		}
 		c.start()
 	}
@@ -391,7 +391,7 @@ func (d *daemon) collect(conf *cni.Config) error {
 	d.mu.Lock()
 	var stale []*client
 	for _, c := range d.clients {
-		if c.Network == conf.Name && !valid.Has(c.Attachment) && c.isReady() {
+		if valid.Excludes(c.Attachment) && c.isReady() {
 			stale = append(stale, c)
 		}
 	}
