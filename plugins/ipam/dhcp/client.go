@@ -181,10 +181,10 @@ func (c *client) publish(l *link) (err error) {
 	if was == is {
 		return nil
 	}
-	isPending := c.FormerRoutes != nil // a change is unfinished, or the lease was lost and its routes are remembered
+	hasFormer := c.FormerRoutes != nil // a change is unfinished, or the lease was lost and its routes are remembered
 	isSame := slices.Equal(l.routes(was, c.options), l.routes(is, c.options))
-	changes := !isFirst && (isPending || !isSame)
-	if changes && !isPending {
+	changes := !isFirst && (hasFormer || !isSame)
+	if changes && !hasFormer {
 		if c.FormerRoutes, err = l.find(was, c.options); err != nil {
 			return err
 		}

@@ -71,7 +71,7 @@ func checkLease(t *testing.T, l *lease) {
 	}
 	r := record{}
 	r.setLease(l)
-	if again := r.storedLease(); again == nil || again.prefix() != l.prefix() {
+	if again := leaseOf(r.ACK, r.Since); again == nil || again.prefix() != l.prefix() {
 		t.Fatal("the record has another lease")
 	}
 }
@@ -97,7 +97,7 @@ func FuzzRecord(f *testing.F) {
 			return
 		}
 		now := time.Hour
-		m := machine{identity: r.Client, lease: r.storedLease(), pauses: newLife().pauses}
+		m := machine{identity: r.Client, lease: leaseOf(r.ACK, r.Since), pauses: newLife().pauses}
 		if m.lease != nil {
 			m.lease.result(options{DNS: true})
 			m.releasePacket().encode()

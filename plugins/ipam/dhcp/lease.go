@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
@@ -63,10 +65,7 @@ func (l *lease) server() (server, hop netip.Addr) {
 	bits := -1
 	for _, r := range l.result(options{}).Routes {
 		if r.Dst.Contains(server) && r.Dst.Bits() > bits {
-			hop, bits = r.GW, r.Dst.Bits()
-			if !hop.IsValid() { // a route without gateway
-				hop = server
-			}
+			hop, bits = cmp.Or(r.GW, server), r.Dst.Bits() // a route without gateway leads to the server itself
 		}
 	}
 	return server, hop
@@ -100,8 +99,7 @@ func routesOf(ack *dhcpv4.DHCPv4, gateway netip.Addr) (routes []cni.Route) {
 		bits, _ := r.Dest.Mask.Size()
 		route := cni.Route{Dst: netip.PrefixFrom(address(r.Dest.IP), bits).Masked(), GW: address(r.Router)}
 		if route.GW.IsUnspecified() {
-			link := 253
-			route.GW, route.Scope = netip.Addr{}, &link
+			route.GW, route.Scope = netip.Addr{}, new(unix.RT_SCOPE_LINK)
 		}
 		routes = append(routes, route)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -110,11 +111,8 @@ func mountOf(process string, id ns.Identity) string {
 	for line := range strings.Lines(string(mounts)) {
 		const root, point = 3, 4
 		if f := strings.Fields(line); len(f) > point && f[root] == fmt.Sprintf("net:[%d]", id.Inode) {
-			at, err := strconv.Unquote(`"` + f[point] + `"`) // a blank is \040 there
-			if err != nil {
-				at = f[point]
-			}
-			return at
+			at, _ := strconv.Unquote(`"` + f[point] + `"`) // a blank is \040 there
+			return cmp.Or(at, f[point])
 		}
 	}
 	return ""

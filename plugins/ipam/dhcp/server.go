@@ -170,7 +170,7 @@ func (d *daemon) restore() error {
 	defer d.mu.Unlock()
 	for _, r := range all {
 		c := d.newClient(*r)
-		c.lease = r.storedLease()
+		c.lease = leaseOf(c.ACK, c.Since)
 		c.current.Store(c.lease)
 		if c.FormerRoutes != nil { // the former daemon may not have come to change the interface
 			c.current.Store(leaseOf(c.FormerACK, c.Since))

@@ -31,12 +31,10 @@ type record struct {
 // Valid leaves out what no daemon has written.
 func (r record) Valid() bool { return r.Index > 0 && r.Netns != "" }
 
-const storeWait = 10 * time.Second
-
 // recordsOf are the leases that a socket's daemon holds.
 func recordsOf(hostPrefix, socket string) statefile.Records[record] {
 	path := hostPrefix + "/run/hawser/dhcp/" + cni.Digest(socket, 16)
-	return statefile.Records[record]{Path: path, Wait: storeWait}
+	return statefile.Records[record]{Path: path, Wait: 10 * time.Second}
 }
 
 // setLease puts the lease, if any, into the record.
@@ -47,9 +45,7 @@ func (r *record) setLease(l *lease) {
 	}
 }
 
-// storedLease is the lease in the record; nil: there is none.
-func (r *record) storedLease() *lease { return leaseOf(r.ACK, r.Since) }
-
+// leaseOf returns the lease of a stored ACK; nil: there is none.
 func leaseOf(answer []byte, since time.Duration) *lease {
 	ack, err := dhcpv4.FromBytes(answer)
 	if err != nil {
