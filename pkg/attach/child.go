@@ -348,7 +348,7 @@ func (s *Session) makeChild(ctx context.Context, c Child) error {
 		name = temporaryName(s.Attachment)
 		err = c.Make(ctx, s, name)
 	}
-	if errors.Is(err, unix.EOPNOTSUPP) && errors.Is(s.Host.Supports(c.Kind), unix.EOPNOTSUPP) {
+	if errors.Is(err, unix.EOPNOTSUPP) && errors.Is(s.Host.ProbeKind(c.Kind), unix.EOPNOTSUPP) {
 		return cni.Errorf(cni.CodeUnsupportedField, "%s: not supported by this kernel: %w", c.Kind, err)
 	}
 	if errors.Is(err, unix.EBUSY) && c.Master != nil {

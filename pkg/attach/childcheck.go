@@ -47,7 +47,7 @@ func (c Child) ready() error {
 			return fmt.Errorf("master: %q: is held by %s", l.Name, name)
 		}
 	}
-	if err := host.Supports(c.Kind); err != nil {
+	if err := host.ProbeKind(c.Kind); err != nil {
 		return fmt.Errorf("%s: not supported by this kernel: %w", c.Kind, err)
 	}
 	return nil

@@ -12,7 +12,7 @@ import (
 
 // delChild removes what AddChild made, as Del does.
 func delChild(ctx context.Context, req *skel.Request, kind string) error {
-	locks, cancel := skel.Most(ctx)
+	locks, cancel := skel.WithTwoThirds(ctx)
 	defer cancel()
 	cont, l, findErr := findRemains(locks, req, kind)
 	defer func() { _ = cont.Close() }()
@@ -82,7 +82,7 @@ func foreignChild(cont *rtnl.Conn, req *skel.Request, kind string) (rtnl.Link, e
 
 // gcChildren removes what AddChild made for attachments of the network that are not valid.
 func gcChildren(ctx context.Context, req *skel.Request) error {
-	locks, cancel := skel.Most(ctx)
+	locks, cancel := skel.WithTwoThirds(ctx)
 	defer cancel()
 	stale := func(r childRecord) bool { return req.Valid.Excludes(r.Attachment) }
 	return Collect(ctx, req, childRecords().Collect(locks, stale, func(r childRecord) error {

@@ -25,7 +25,7 @@ type Rules func(ctx context.Context, nf *nft.Conn) error
 // asked before that, when the interface has lost its addresses.
 func Del(ctx context.Context, req *skel.Request, findBridge FindBridge, rules ...Rules) error {
 	nf := nft.New()
-	locks, cancel := skel.Most(ctx) // for steps that wait for locks: the others need time, too
+	locks, cancel := skel.WithTwoThirds(ctx) // for steps that wait for locks: the others need time, too
 	defer cancel()
 	var errs []error
 	for _, remove := range rules {
@@ -59,7 +59,7 @@ func Release(ctx context.Context, req *skel.Request, flush func() error, remove 
 	var errs []error
 	released := req.IPAM != "" && client.NeedsInterface() && flush() == nil
 	if released {
-		most, cancel := skel.Most(ctx) // of what is left: the interface comes after it
+		most, cancel := skel.WithTwoThirds(ctx) // of what is left: the interface comes after it
 		errs = append(errs, client.Run(most, "DEL"))
 		cancel()
 	}
@@ -83,7 +83,7 @@ func GC(ctx context.Context, req *skel.Request, rules ...Rules) error {
 	}
 	defer host.Close()
 	nf := nft.New()
-	locks, cancel := skel.Most(ctx)
+	locks, cancel := skel.WithTwoThirds(ctx)
 	defer cancel()
 	var errs []error
 	for _, remove := range rules {

@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Supports returns nil when the kernel can make links of a kind; else the error matches
+// ProbeKind returns nil when the kernel can make links of a kind; else the error matches
 // EOPNOTSUPP. It makes nothing: it asks for a link that cannot be, with an MTU and an
 // address that none has.
-func (c *Conn) Supports(kind string) error {
+func (c *Conn) ProbeKind(kind string) error {
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, []byte(kind))
 	const none = 1<<32 - 1

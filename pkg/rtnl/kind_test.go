@@ -17,9 +17,9 @@ var _ = Describe("whether the kernel has a kind of links", func() {
 		c := dial(h)
 		before := h.Snapshot()
 		if has {
-			Expect(c.Supports(kind)).To(Succeed())
+			Expect(c.ProbeKind(kind)).To(Succeed())
 		} else {
-			Expect(c.Supports(kind)).To(MatchError(unix.EOPNOTSUPP))
+			Expect(c.ProbeKind(kind)).To(MatchError(unix.EOPNOTSUPP))
 		}
 		Expect(h.Snapshot()).To(Equal(before))
 	},

@@ -168,10 +168,10 @@ func redirectOf(f netlink.Filter) Redirection {
 	return r
 }
 
-// HasQdisc is an error where the kernel lacks a kind of qdisc that needs options. It asks for one
+// ProbeQdisc is an error where the kernel lacks a kind of qdisc that needs options. It asks for one
 // without any in place of what lo queues with, whatever that is. The kernel finds the kind, and
 // refuses the qdisc before it touches the other one.
-func (c *Conn) HasQdisc(kind string) error {
+func (c *Conn) ProbeQdisc(kind string) error {
 	const lo = 1
 	msg := &nl.TcMsg{Ifindex: lo, Parent: Root}
 	// These three flags together, without a handle, make a qdisc and never change one.

@@ -98,8 +98,8 @@ var _ = Describe("qdiscs and filters", Label("kernel"), func() {
 			h.Cmd("sh", "-ec", c)
 		}
 		before := h.Cmd("tc", "qdisc", "show")
-		Expect(c.HasQdisc("tbf")).To(Succeed())
-		Expect(c.HasQdisc("nosuch")).To(MatchError(unix.ENOENT))
+		Expect(c.ProbeQdisc("tbf")).To(Succeed())
+		Expect(c.ProbeQdisc("nosuch")).To(MatchError(unix.ENOENT))
 		Expect(h.Cmd("tc", "qdisc", "show")).To(Equal(before))
 	},
 		Entry("which has the kernel's own"),

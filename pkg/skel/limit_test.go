@@ -78,11 +78,11 @@ var _ = Describe("the time that a call has", func() {
 var _ = It("Most gives two thirds of the time that there is to what may wait", func() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
 	defer cancel()
-	most, cancel := skel.Most(ctx)
+	most, cancel := skel.WithTwoThirds(ctx)
 	defer cancel()
 	at, _ := most.Deadline()
 	Expect(at).To(BeTemporally("~", time.Now().Add(40*time.Minute), time.Minute))
-	most, cancel = skel.Most(context.Background())
+	most, cancel = skel.WithTwoThirds(context.Background())
 	defer cancel()
 	_, ok := most.Deadline()
 	Expect(ok).To(BeFalse())

@@ -22,9 +22,9 @@ const logVar = "HAWSER_LOG"
 // text of theirs may reach a file that they choose.
 const logDir = "/var/log/hawser"
 
-// Keys are those that every plugin of this suite reads. A plugin embeds them in
+// LogKey is the key that every plugin of this suite reads. A plugin embeds it in
 // the struct of its configuration.
-type Keys struct {
+type LogKey struct {
 	Log string `json:"log" help:"file in /var/log/hawser to which every call adds a line (none); HAWSER_LOG in the environment wins" schema:"format=name empty"`
 }
 

@@ -286,9 +286,9 @@ func environ(vars []string) map[string]string {
 	return m
 }
 
-// Most returns a context that ends after two thirds of the time that ctx has: what
+// WithTwoThirds returns a context that ends after two thirds of the time that ctx has: what
 // waits for locks leaves the rest to what can be done without them.
-func Most(ctx context.Context) (context.Context, context.CancelFunc) {
+func WithTwoThirds(ctx context.Context) (context.Context, context.CancelFunc) {
 	at, ok := ctx.Deadline()
 	if !ok {
 		return ctx, func() {}

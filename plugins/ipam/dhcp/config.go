@@ -19,7 +19,7 @@ const defaultSocket = "/run/cni/dhcp.sock"
 
 // wireConfig is the part of a network configuration that dhcp reads.
 type wireConfig struct {
-	skel.Keys
+	skel.LogKey
 
 	IPAM *wireIPAM `json:"ipam" schema:"required"`
 }

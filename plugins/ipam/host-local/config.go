@@ -15,7 +15,7 @@ import (
 
 // wireConfig is the part of a network configuration that host-local reads.
 type wireConfig struct {
-	skel.Keys
+	skel.LogKey
 
 	IPAM          wireIPAM          `json:"ipam"`
 	RuntimeConfig wireRuntimeConfig `json:"runtimeConfig"`

@@ -13,7 +13,7 @@ import (
 
 // wireConfig is the part of a network configuration that static reads.
 type wireConfig struct {
-	skel.Keys
+	skel.LogKey
 
 	IPAM          *wireIPAM `json:"ipam" schema:"required"`
 	RuntimeConfig struct {

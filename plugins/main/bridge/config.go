@@ -16,7 +16,7 @@ const (
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
-	skel.Keys
+	skel.LogKey
 
 	Bridge           string `json:"bridge" help:"name of the bridge, made when it is not there" default:"cni0" schema:"format=ifname"`
 	IsGateway        bool   `json:"isGateway" help:"give the bridge the gateway addresses and forward packets" default:"false"`

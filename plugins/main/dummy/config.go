@@ -9,7 +9,7 @@ import (
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
-	skel.Keys
+	skel.LogKey
 	MTU  int    `json:"mtu" help:"bytes (the kernel's, 1500)" schema:"min=68 max=65535 zero"`
 	MAC  string `json:"mac" help:"MAC address; the other three sources win over it" schema:"format=mac empty"`
 	IPAM struct {

@@ -12,7 +12,7 @@ import (
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
-	skel.Keys
+	skel.LogKey
 	Device     string `json:"device" help:"name of the interface, or an alternative name of it"`
 	HWAddr     string `json:"hwaddr" help:"its MAC address" schema:"format=hwaddr empty"`
 	KernelPath string `json:"kernelpath" help:"directory of its device below /sys/devices" schema:"format=sysdevice empty"`

@@ -210,7 +210,7 @@ func (r *record) leaveMaster(s *attach.Session) error {
 }
 
 func del(ctx context.Context, req *skel.Request) error {
-	locks, cancel := skel.Most(ctx)
+	locks, cancel := skel.WithTwoThirds(ctx)
 	defer cancel()
 	b, err := find(locks, req)
 	defer b.close()

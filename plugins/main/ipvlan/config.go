@@ -14,7 +14,7 @@ const layer2 = "l2"
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
-	skel.Keys
+	skel.LogKey
 	attach.MasterKeys
 	Mode      string  `json:"mode" help:"of all on the master: l2, l3 or l3s" default:"l2" schema:"enum=l2|l3|l3s empty"`
 	MTU       int     `json:"mtu" help:"bytes (the master's)" schema:"min=68 max=65535 zero"`

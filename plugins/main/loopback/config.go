@@ -4,4 +4,4 @@ import "github.com/hawser-cni/plugins/pkg/skel"
 
 // wireConfig is the configuration as written: loopback has no keys of its
 // own.
-type wireConfig struct{ skel.Keys }
+type wireConfig struct{ skel.LogKey }

@@ -13,7 +13,7 @@ const passthru = "passthru"
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
-	skel.Keys
+	skel.LogKey
 	attach.MasterKeys
 	Mode       string `json:"mode" help:"how those on one master see each other: bridge, private, vepa or passthru" default:"bridge" schema:"enum=bridge|private|vepa|passthru empty"`
 	MTU        int    `json:"mtu" help:"bytes (the master's)" schema:"min=68 max=65535 zero"`

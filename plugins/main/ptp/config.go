@@ -9,7 +9,7 @@ import (
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
-	skel.Keys
+	skel.LogKey
 	attach.MasqKeys
 	DeviceType *string `json:"deviceType" help:"kind of the pair: veth or netkit" default:"veth" schema:"enum=veth|netkit"`
 	MTU        int     `json:"mtu" help:"bytes, of both ends of the pair (the kernel's)" schema:"min=68 max=65535 zero"`

@@ -76,7 +76,7 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 			return err
 		}
 		defer host.Close()
-		if err := host.Supports("netkit"); err != nil {
+		if err := host.ProbeKind("netkit"); err != nil {
 			return cni.Errorf(cni.CodeUnavailable, "deviceType: %w", err)
 		}
 	}

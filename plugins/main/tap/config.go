@@ -13,7 +13,7 @@ const mtuMax = 65521
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
-	skel.Keys
+	skel.LogKey
 	MultiQueue bool    `json:"multiQueue" help:"several queues, up to 256: who opens the device must ask for them, too" default:"false"`
 	MTU        int     `json:"mtu" help:"bytes (1500)" schema:"min=68 max=65521 zero"`
 	MAC        string  `json:"mac" help:"MAC address; the other three sources win over it" schema:"format=mac empty"`

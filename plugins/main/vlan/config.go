@@ -12,7 +12,7 @@ const vlanMax = 4094
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
-	skel.Keys
+	skel.LogKey
 	Master          string  `json:"master" help:"interface that the VLAN is on; required" schema:"required"`
 	LinkInContainer bool    `json:"linkInContainer" help:"the master is an interface of the container" default:"false"`
 	VLANID          *int    `json:"vlanId" help:"the VLAN, 1 to 4094 (0: frames with a priority alone)" schema:"min=0 max=4094"`

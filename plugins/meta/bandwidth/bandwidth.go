@@ -149,7 +149,7 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 func status(_ context.Context, req *skel.Request, _ config) error {
 	c, err := open(req)
 	if err == nil {
-		err = c.host.HasQdisc("tbf")
+		err = c.host.ProbeQdisc("tbf")
 	}
 	if err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "token bucket filter: %w", err)

@@ -7,7 +7,7 @@ import (
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
-	skel.Keys
+	skel.LogKey
 	wireLimits
 
 	Burst         string `json:"burst" default:"sane" schema:"enum=sane|literal empty" help:"how to take what nobody chose"`

@@ -11,7 +11,7 @@ import (
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
-	skel.Keys
+	skel.LogKey
 
 	Backend         string `json:"backend" help:"nftables, iptables or firewalld (firewalld where it runs, else nftables where the kernel permits)" schema:"enum=nftables|iptables|firewalld empty"`
 	IngressPolicy   string `json:"ingressPolicy" help:"open, same-bridge or isolated: from where containers of this bridge may be reached" default:"open" schema:"enum=open|same-bridge|isolated empty"`

@@ -17,7 +17,7 @@ import (
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
-	skel.Keys
+	skel.LogKey
 
 	Backend              *string  `json:"backend" help:"nftables or iptables (nftables, where the kernel and the other keys permit)" schema:"enum=nftables|iptables"`
 	SNAT                 *bool    `json:"snat" help:"masquerade what comes from the host's loopback and from the container's own subnet" default:"true"`

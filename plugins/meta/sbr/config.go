@@ -12,7 +12,7 @@ import (
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
-	skel.Keys
+	skel.LogKey
 
 	Table          *int64   `json:"table" help:"rules lead to this table, and no route changes (a new table for each address)" schema:"min=1 max=4294967295"`
 	Gateways       []string `json:"gateways" help:"gateways of the default routes, one IPv4 and one IPv6 at most; win over the result's" each:"format=address"`

@@ -15,7 +15,7 @@ const defaultDataDir = "/run/cni/tuning"
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
-	skel.Keys
+	skel.LogKey
 
 	Sysctl   json.RawMessage `json:"sysctl" help:"values below /proc/sys/net, in this order; IFNAME in a key is the interface" schema:"format=sysctls"`
 	MAC      string          `json:"mac" help:"MAC address of the interface" schema:"format=hwaddr empty"`

@@ -7,7 +7,7 @@ import (
 
 // wireConfig is the configuration as written.
 type wireConfig struct {
-	skel.Keys
+	skel.LogKey
 
 	VRFName string `json:"vrfname" help:"name of the VRF in the container; made if it is not there" schema:"required format=ifname"`
 	Table   *int64 `json:"table" help:"the VRF's table (the first that nothing in the container uses)" schema:"min=1 max=4294967295 zero"`

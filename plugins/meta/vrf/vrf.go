@@ -226,7 +226,7 @@ func status(_ context.Context, _ *skel.Request, _ config) error {
 	conn, err := rtnl.Dial(nil)
 	if err == nil {
 		defer conn.Close()
-		err = conn.Supports("vrf")
+		err = conn.ProbeKind("vrf")
 	}
 	if err == nil {
 		err = statefile.Writable(recordDir)
