@@ -65,7 +65,7 @@ var _ = Describe("Find", func() {
 		Entry("a file as directory", "/etc/passwd"),
 	)
 
-	DescribeTable("refuses names that are no file names", func(name string) {
+	DescribeTable("refuses names that are no file names", Label("delegate-name"), func(name string) {
 		_, err := find("/bin:/usr/bin", name)
 		Expect(err).To(MatchError(ContainSubstring("type: %q", name)))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))

@@ -59,7 +59,7 @@ var _ = Describe("a delegate", func() {
 		Expect(bytes.Equal(out, conf)).To(BeTrue())
 	})
 
-	It("hands its standard error on while it runs", func() {
+	It("hands its standard error on while it runs", Label("delegate-stderr"), func() {
 		fifo := filepath.Join(GinkgoT().TempDir(), "fifo")
 		Expect(unix.Mkfifo(fifo, 0o600)).To(Succeed())
 		c, stderr := client("echo progress >&2; cat " + fifo)
@@ -77,9 +77,11 @@ var _ = Describe("a delegate", func() {
 		Expect(run(ctx, c)).To(BeEquivalentTo("{}\n"))
 	}, Entry("it fails", broken{}), Entry("there is none", nil))
 
-	DescribeTable("says what a delegate died of", func(script string, code uint, message string, details any) {
-		c, _ := client(script)
-		out, err := run(ctx, c)
+	DescribeTable("says what a delegate died of", Label("delegate-died"), func(
+		script string, code uint, message string, details any,
+	) {
+		r, _ := runner(script)
+		out, err := run(ctx, r, "ipam", nil)
 		expectError(err, code, message, details)
 		Expect(out).To(BeNil())
 	},
@@ -133,8 +135,8 @@ var _ = Describe("a delegate", func() {
 		expectError(err, cni.CodeIO, "exec format error", "")
 	})
 
-	DescribeTable("gives up after the time that it has", func(script string) {
-		given, stderr := client("echo waiting >&2; " + script)
+	DescribeTable("gives up after the time that it has", Label("delegate-deadline"), func(script string) {
+		given, stderr := runner("echo waiting >&2; " + script)
 		began := time.Now()
 		_, err := run(nstest.DeadlineWhen(func() bool { return stderr.String() != "" }), given)
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
@@ -168,7 +170,7 @@ var _ = Describe("a delegate", func() {
 		Expect(unix.Kill(pid, unix.SIGKILL)).To(Succeed(), "the child is not ours to end")
 	})
 
-	It("takes the delegate along when it is killed itself", func() {
+	It("takes the delegate along when it is killed itself", Label("delegate-deadline"), func() {
 		dir := GinkgoT().TempDir()
 		install(dir, "ipam", "echo $$ >&2; exec sleep 60")
 		parent := exec.Command("/proc/self/exe")

@@ -99,7 +99,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			}
 		})
 
-		It("keeps both interfaces of a container working in the chain that they share", func() {
+		It("keeps both interfaces of a container working in the chain they share", Label("two-interfaces"), func() {
 			Expect(add(host(), one)).To(Succeed())
 			alone := natRules(host())
 			Expect(add(host(), two)).To(Succeed())
@@ -172,7 +172,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(records(host())).To(BeEmpty())
 		})
 
-		It("starts one program for each family that has an address, and none on a clean host", func() {
+		It("runs one program for each family with an address, and none on a clean host", Label("one-restore"), func() {
 			log := shim(variant)
 			Expect(delBlind(host(), one)).To(Succeed())
 			Expect(gc(host(), "net1")).To(Succeed())
@@ -281,7 +281,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 		Expect(host.Cmd("find", "/run", "-name", chainC1+"*")).To(BeEmpty())
 	})
 
-	It("waits for the xtables lock until the deadline and names its holder", func() {
+	It("waits for the xtables lock until the deadline and names its holder", Label("locks"), func() {
 		useVariant("legacy")
 		host := nstest.NewHost()
 		host.Do(func() {

@@ -84,7 +84,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		host = nstest.NewHost()
 	})
 
-	It("prints as an administrator would write it, with owners, and reloads", func() {
+	It("prints as an administrator would write it, with owners, and reloads", Label("readable"), func() {
 		withoutPrograms(func() { Expect(add(host, one)).To(Succeed()) })
 		want := strings.ReplaceAll(table, "MARK1", one.Attachment.Mark())
 		Expect(host.Cmd("nft", "list", "ruleset")).To(Equal(want))
@@ -119,7 +119,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Expect(rulesOf(host)).NotTo(ContainSubstring("elements"))
 	})
 
-	It("does nothing, with no program and no lock, where there is nothing to delete", func() {
+	It("does nothing, with no program and no lock, where there is nothing to delete", Label("no-leftovers"), func() {
 		withoutPrograms(func() {
 			Expect(del(host, one)).To(Succeed())
 			Expect(delBlind(host, one)).To(Succeed())
@@ -135,7 +135,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		})
 	})
 
-	It("gives an address to the one who has it now, and its former owner cannot take it away", func() {
+	It("gives an address to who has it now, and its former owner cannot take it away", Label("others-by-now"), func() {
 		old := config(ipt.Auto, "old", "eth0", "10.1.0.2/24", "fd07::2/64")
 		Expect(add(host, old)).To(Succeed())
 		Expect(add(host, one)).To(Succeed())
@@ -181,7 +181,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Expect(check(host, one)).To(MatchError(ContainSubstring(`leads to chain "masq_v1_10.1.0.0/16"`)))
 	})
 
-	It("keeps the number of rules at 200 attachments, and their order of magnitude in messages", func() {
+	It("keeps the number of rules at 200 attachments, and about that of messages", Label("rules-constant"), func() {
 		errs := make([]error, 200)
 		configs := make([]masq.Config, len(errs))
 		for i := range errs {
@@ -239,7 +239,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Entry("the ruleset flushed", "nft flush ruleset", false),
 	)
 
-	It("keeps networks with the same container, and interfaces of one container, apart", func() {
+	It("keeps networks of the same container, and interfaces of one container, apart", Label("two-interfaces"), func() {
 		elsewhere := config(ipt.Auto, "c1", "eth0", "10.6.0.2/24")
 		elsewhere.Attachment.Network = "net2"
 		for _, c := range []masq.Config{one, two, elsewhere} {
@@ -270,7 +270,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Expect(rulesOf(w.host)).To(ContainSubstring("192.0.2.0/24"))
 	})
 
-	It("falls back to iptables where the kernel has no nftables, unless told to use nftables", func() {
+	It("falls back to iptables where the kernel has no nftables, unless told nftables", Label("fallback"), func() {
 		useVariant("legacy")
 		without := func(fn func(context.Context, *nft.Conn) error) error {
 			var err error

@@ -39,7 +39,7 @@ func besideReference(ref nstest.Reference) {
 	two := config(ipt.IPTables, "c1", "net1", "10.1.0.8/24", "fd01::8/64")
 
 	eachVariant(func(host func() *nstest.Host, _ string) {
-		It("writes the same rules", func() {
+		It("writes the same rules", Label("iptables-format"), func() {
 			reference(ref, host(), "ADD", "true", one, nstest.NewNetns().Path)
 			theirs := natRules(host())
 			Expect(check(host(), one)).To(Succeed())
@@ -51,7 +51,7 @@ func besideReference(ref nstest.Reference) {
 			Expect(natRules(twin)).To(Equal(theirs))
 		})
 
-		DescribeTable("deletes its rules", func(remove func(*nstest.Host, masq.Config) error) {
+		DescribeTable("deletes its rules", Label("reference-left"), func(remove func(*nstest.Host, masq.Config) error) {
 			before := natRules(host())
 			reference(ref, host(), "ADD", "true", one, nstest.NewNetns().Path)
 			bystander := config(ipt.IPTables, "c2", "eth0", "10.1.0.3/24")
@@ -97,7 +97,7 @@ func besideReference(ref nstest.Reference) {
 			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
 		})
 
-		It("lets the reference delete its own rules", func() {
+		It("lets the reference delete its own rules", Label("reference-del"), func() {
 			netns := nstest.NewNetns().Path
 			before := natRules(host())
 			reference(ref, host(), "ADD", "false", one, netns)
@@ -119,7 +119,9 @@ func besideReference(ref nstest.Reference) {
 }
 
 var _ = Describe("beside the reference's nftables", Label("kernel"), func() {
-	DescribeTable("deletes its nftables rules", func(remove func(*nstest.Host, masq.Config) error) {
+	DescribeTable("deletes its nftables rules", Label("reference-left"), func(
+		remove func(*nstest.Host, masq.Config) error,
+	) {
 		nstest.Need("nft", "nft-inet-nat")
 		host := nstest.NewHost()
 		rule := func(addr, comment string) string {

@@ -80,7 +80,7 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 		Expect(list()).To(Equal(before))
 	})
 
-	It("of another owner are replaced, or refused before anything changes", func() {
+	It("of another owner are replaced, or refused before anything changes", Label("owner"), func() {
 		put(host, way(alice, "10.1.0.1", "plain"), marked(alice, "veth1"))
 		before := list()
 		err := change(host, func(ch *nft.Change) error {
@@ -104,7 +104,7 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 		Expect(list()).To(ContainSubstring(": goto way_marked"))
 	})
 
-	It("are removed by who owns them by then", func() {
+	It("are removed by who owns them by then", Label("owner"), func() {
 		put(host, way(alice, "10.1.0.1", "plain"), way(alice, "10.1.0.2", "plain"), marked(alice, "veth1"))
 		with(host, func(c *nft.Conn) {
 			found, err := ways().All(c, alice.Owns)

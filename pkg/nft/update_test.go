@@ -229,7 +229,7 @@ var _ = Describe("an update", Label("kernel"), func() {
 		Expect(host.Cmd("nft", "list", "ruleset")).To(BeEmpty())
 	})
 
-	It("waits for the lock until the deadline and names its holder", func() {
+	It("waits for the lock until the deadline and names its holder", Label("locks"), func() {
 		host.Do(func() {
 			Expect(os.MkdirAll("/run/hawser", 0o755)).To(Succeed())
 			held, err := statefile.Lock(context.Background(), nft.LockPath, 0o600)

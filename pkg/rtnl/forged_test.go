@@ -16,7 +16,7 @@ import (
 
 // A container with CAP_NET_ADMIN may send to our sockets in its namespace.
 var _ = DescribeTable("what a process of the container sends to our sockets is not taken for the kernel's answer",
-	func(messages int) {
+	Label("forged-netlink"), func(messages int) {
 		nstest.NewNetns().Do(func() {
 			l, err := dialAmong(messages).Link("lo")
 			Expect(err).NotTo(HaveOccurred())

@@ -33,7 +33,7 @@ var _ = Describe("a call that succeeds", func() {
 		Expect(doc).To(HaveKeyWithValue("cniVersion", "0.1.0"))
 	})
 
-	DescribeTable("prints nothing", func(command, conf string) {
+	DescribeTable("prints nothing", Label("one-document"), func(command, conf string) {
 		r := attach(command)
 		r.conf = conf
 		called := 0
@@ -109,7 +109,7 @@ var _ = Describe("a call that succeeds", func() {
 		})).document()
 	})
 
-	It("of GC without a list, as cnitool calls it, removes nothing, asks nobody and says so", func() {
+	It("of GC without a list, as cnitool calls it, removes nothing, asks nobody and says so", Label("gc-list"), func() {
 		for _, key := range []string{"", `"cni.dev/attachment": [], `} {
 			r := request{command: "GC",
 				conf: `{"cniVersion": "1.1.0", ` + key + `"name": "net1", "ipam": {"type": "host-local"}}`}
@@ -164,7 +164,9 @@ var _ = Describe("a call that succeeds", func() {
 })
 
 var _ = Describe("a call that is refused before the handler runs", func() {
-	DescribeTable("for its environment: code 4, naming all the variables", func(r request, message string) {
+	DescribeTable("for its environment: code 4, naming all the variables", Label("code-4"), func(
+		r request, message string,
+	) {
 		r.conf = `{"cniVersion": "0.4.0", "name": "../no"}`
 		doc := r.run(forbidden()).expectError(cni.CodeEnvironment, message)
 		Expect(doc).To(HaveKeyWithValue("cniVersion", "0.4.0"),
@@ -188,7 +190,7 @@ var _ = Describe("a call that is refused before the handler runs", func() {
 			`environment variables invalid: CNI_IFNAME "eth%d"`),
 	)
 
-	DescribeTable("for its configuration", func(command, conf string, code uint, message string) {
+	DescribeTable("for its configuration", Label("codes"), func(command, conf string, code uint, message string) {
 		r := request{command: command, id: "c1", netns: "/no/such", ifname: "eth0", conf: conf}
 		r.run(forbidden()).expectError(code, ContainSubstring(message))
 	},
@@ -260,7 +262,7 @@ type panicking struct{}
 func (panicking) Write([]byte) (int, error) { panic("no writing") }
 
 var _ = Describe("a handler's error", func() {
-	DescribeTable("is one error object", func(err error, code uint, message string) {
+	DescribeTable("is one error object", Label("one-document"), func(err error, code uint, message string) {
 		for _, command := range []string{"ADD", "DEL", "CHECK", "STATUS"} {
 			attach(command).run(probe(func(*skel.Request) error { return err })).expectError(code, message)
 		}
@@ -273,7 +275,7 @@ var _ = Describe("a handler's error", func() {
 		Entry("without a code", &cni.Error{Msg: "x"}, cni.CodeInternal, "x"),
 	)
 
-	It("that is a lock which somebody held for too long is code 11, whatever was wrapped around it", func() {
+	It("that is a lock held for too long is code 11, whatever was wrapped around it", Label("nft-lock"), func() {
 		busy := &statefile.Busy{Path: "/run/x.lock", PID: 4711, Program: "other"}
 		for _, command := range []string{"ADD", "DEL", "CHECK", "STATUS"} {
 			attach(command).run(probe(func(r *skel.Request) error {
@@ -285,7 +287,7 @@ var _ = Describe("a handler's error", func() {
 			expectError(cni.CodeUnavailable, ContainSubstring("4711"))
 	})
 
-	It("that is a panic is code 999 wherever it comes from", func() {
+	It("that is a panic is code 999 wherever it comes from", Label("panic"), func() {
 		for _, command := range []string{"ADD", "DEL", "CHECK", "STATUS"} {
 			p := probe(func(*skel.Request) error { panic("oops") })
 			doc := attach(command).run(p).expectError(cni.CodeInternal, "internal error: oops")

@@ -40,7 +40,7 @@ var _ = Describe("the time that a call has", func() {
 		a.expectError(cni.CodeTryAgain, "no time left: context deadline exceeded")
 	}, Entry(nil, "ADD"), Entry(nil, "DEL"), Entry(nil, "CHECK"), Entry(nil, "GC"), Entry(nil, "STATUS"))
 
-	DescribeTable("is less than a kubelet's two minutes in", func(command string) {
+	DescribeTable("is less than a kubelet's two minutes in", Label("locks"), func(command string) {
 		looks := func(ctx context.Context, _ *skel.Request) error {
 			at, _ := ctx.Deadline()
 			Expect(time.Until(at)).To(BeNumerically("~", 90*time.Second, nstest.Patience(5*time.Second)))
@@ -52,7 +52,7 @@ var _ = Describe("the time that a call has", func() {
 			expectError(cni.CodeInternal, errHandler.Error())
 	}, Entry(nil, "ADD"), Entry(nil, "DEL"), Entry(nil, "CHECK"), Entry(nil, "GC"), Entry(nil, "STATUS"))
 
-	It("is limited for the roll-back as a whole, and for each step of it", func() {
+	It("is limited for the roll-back as a whole, and for each step of it", Label("locks"), func() {
 		var left []time.Duration
 		a := serve("ADD", 18*time.Second, skel.Plugin[any]{Name: "probe",
 			Add: func(_ context.Context, r *skel.Request, _ any) (*cni.Result, error) {

@@ -54,7 +54,7 @@ var _ = Describe("CNI_NETNS", func() {
 		return request{command: command, id: "c1", netns: path, ifname: "eth0", conf: conf}
 	}
 
-	It("that is our own is refused before the handler runs", func() {
+	It("that is our own is refused before the handler runs", Label("own-namespace"), func() {
 		for _, path := range ownForms() {
 			for _, command := range []string{"ADD", "CHECK"} {
 				attachTo(command, path, conf1).run(forbidden()).expectError(cni.CodeEnvironment,
@@ -79,7 +79,7 @@ var _ = Describe("CNI_NETNS", func() {
 		Entry("empty", "", false), Entry("0", "0", false), Entry("false", "false", false), Entry("yes", "yes", false),
 	)
 
-	It("that is gone is code 3 on a first ADD only: elsewhere there is something to clean up", func() {
+	It("that is gone is code 3 on a first ADD only: elsewhere there is something to clean up", Label("code-3"), func() {
 		for _, path := range gone() {
 			names := ContainSubstring("CNI_NETNS: network namespace %q", path)
 			attachTo("ADD", path, conf1).run(forbidden()).expectError(cni.CodeUnknownContainer, names)
@@ -120,7 +120,7 @@ var _ = Describe("CNI_NETNS", func() {
 		})).expectSilence()
 	})
 
-	It("is never looked at by IPAM plugins, GC and STATUS", func() {
+	It("is never looked at by IPAM plugins, GC and STATUS", Label("ipam-namespace"), func() {
 		blind := probe(func(q *skel.Request) error { Expect(q.NS).To(BeNil()); return nil })
 		ipam := blind
 		ipam.IPAM = true

@@ -60,7 +60,7 @@ var _ = Describe("the keys of a configuration", func() {
 		return a.stderr
 	}
 
-	DescribeTable("that look like one that is read: did you mean", func(keys, want string) {
+	DescribeTable("that look like one that is read: did you mean", Label("did-you-mean"), func(keys, want string) {
 		Expect(stderr(plugin, keys)).To(Equal("probe: " + want + "\n"))
 	},
 		Entry("a letter left out", `"isGatway": true`,
@@ -166,7 +166,9 @@ var _ = Describe("for a person", func() {
 		Expect(slices.Compare(have, want)).To(BeNumerically(">=", 0), version)
 	}
 
-	DescribeTable("a plain call tells programs the reference's version, whatever ours is", func(own string) {
+	DescribeTable("a plain call tells programs the reference's version, not ours", Label("version-people"), func(
+		own string,
+	) {
 		DeferCleanup(skel.SetVersion(own))
 		a := request{}.run(plugin)
 

@@ -150,7 +150,7 @@ var _ = Describe("a plugin process", func() {
 	})
 
 	DescribeTable("whose result cannot be written rolls back and says so on standard error",
-		func(mode string, stdout func() *os.File) {
+		Label("unwritten-result"), func(mode string, stdout func() *os.File) {
 			p := newProcess(mode, "ADD")
 			p.Stdout = stdout()
 			p.expectFailed(p.Run())

@@ -10,7 +10,9 @@ import (
 var _ = Describe("VERSION", func() {
 	const all = `"supportedVersions":["0.1.0","0.2.0","0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}` + "\n"
 
-	DescribeTable("answers in the version that it was asked in, whatever else is there", func(conf, version string) {
+	DescribeTable("answers in the version that it was asked in, whatever else is there", Label("version-verb"), func(
+		conf, version string,
+	) {
 		for _, r := range []request{
 			{command: "VERSION", conf: conf},
 			{command: "VERSION", conf: conf, id: "../x", ifname: "a/b", netns: "dummy"},

@@ -61,7 +61,7 @@ var _ = Describe("a lock", func() {
 		Expect(info.Mode()).To(Equal(fs.FileMode(0o750)))
 	})
 
-	It("that another process holds is given up at the deadline, naming the holder", func() {
+	It("that another process holds is given up at the deadline, naming the holder", Label("locks"), func() {
 		pid, release := holdLock(path)
 		defer release()
 		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)

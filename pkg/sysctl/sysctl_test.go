@@ -30,7 +30,7 @@ var _ = DescribeTable("a key is", func(spelling, path, dotted string) {
 		"/proc/sys/net/ipv4/conf/.../arp_notify", "net.ipv4.conf.///.arp_notify"),
 )
 
-var _ = DescribeTable("is no key below net", func(spelling string) {
+var _ = DescribeTable("is no key below net", Label("foreign-sysctl"), func(spelling string) {
 	_, err := sysctl.Parse(spelling)
 	Expect(err).To(MatchError(sysctl.ErrInvalidKey))
 },
@@ -50,7 +50,7 @@ var _ = DescribeTable("is no key below net", func(spelling string) {
 	Entry("a NUL", "net.ipv4.ip_forward\x00x"),
 )
 
-var _ = DescribeTable("is no element of a key", func(parts ...string) {
+var _ = DescribeTable("is no element of a key", Label("foreign-sysctl"), func(parts ...string) {
 	_, err := sysctl.Net(parts...)
 	Expect(err).To(MatchError(sysctl.ErrInvalidKey))
 },

@@ -10,7 +10,7 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-var _ = Describe("an ipam.type that is a path (CVE-2021-20206)", func() {
+var _ = Describe("an ipam.type that is a path (CVE-2021-20206)", Label("ipam-path"), func() {
 	It("starts nothing, whatever the command", func() {
 		n, p := NewNode(), NewPod("one")
 		top := GinkgoT().TempDir()

@@ -26,7 +26,9 @@ echo '{"mtu":1400,"sysctl":{"net.ipv4.conf.eth0.arp_filter":"1"}}' >backup
 printf 10.88.0.19 >last; head -c 20000 /dev/zero >zeros; touch lock; `
 
 // refused is what ADD's error says; where it is empty nothing fails.
-var _ = DescribeTable("a link that somebody planted where state is kept", Label("kernel"), func(plant, refused string) {
+var _ = DescribeTable("a link that somebody planted where state is kept", Label("kernel", "planted-link"), func(
+	plant, refused string,
+) {
 	n, p := NewNode(), NewPod("one")
 	n.Spoiled = refused != ""
 	hash := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}.Hash()
@@ -84,7 +86,7 @@ var _ = DescribeTable("a link that somebody planted where state is kept", Label(
 		"lock /run/hawser/nft.lock: too many levels"),
 )
 
-var _ = Describe("a file that somebody planted where state is kept", Label("kernel"), func() {
+var _ = Describe("a file that somebody planted where state is kept", Label("kernel", "planted-file"), func() {
 	It("keeps nobody from an address, and blocks no DEL, when it is no file at all", func() {
 		for _, kind := range []string{"mkdir", "mkfifo", "ln -s /nowhere"} {
 			n, p := NewNode(), NewPod("one")

@@ -36,7 +36,7 @@ var _ = Describe("the log that a configuration names", func() {
 	})
 	files := func() string { return n.Files("/etc", "/var/log") }
 
-	DescribeTable("is in no place that it chooses, also when the call is refused", func(log string) {
+	DescribeTable("is in no place that it chooses, also when the call is refused", Label("log-path"), func(log string) {
 		before := files()
 		said := everyCommand(n, log)
 		Expect(files()).To(Equal(before))
@@ -48,7 +48,7 @@ var _ = Describe("the log that a configuration names", func() {
 		Entry(nil, "a\x00b"), Entry(nil, " a"),
 	)
 
-	DescribeTable("is a file that we made, in a directory that is root's alone", func(plant string) {
+	DescribeTable("is a file that we made, in a directory that is root's alone", Label("log-path"), func(plant string) {
 		n.Cmd("bash", "-ec", "umask 077; mkdir /var/log/hawser; cd /var/log/hawser; "+plant)
 		before := files()
 		Expect(everyCommand(n, "a.log")).To(ContainSubstring("the call is not in the log"))

@@ -30,7 +30,7 @@ func refused(n *World, plugin string, c Call, network, name string) {
 	Expect(a.Stdout).To(MatchRegexp(`"code": [47],`), "%s %s %q", plugin, c.Command, name)
 }
 
-var _ = Describe("names as long as they may be", Label("kernel"), func() {
+var _ = Describe("names as long as they may be", Label("kernel", "long-names"), func() {
 	DescribeTable("are served, or refused with nothing left behind", func(backend string, length int, served bool) {
 		if backend == "iptables" {
 			nstest.Need("iptables")
@@ -61,7 +61,7 @@ func interfaces(p *Pod) int {
 	return strings.Count(p.Cmd("ip", "-o", "link"), "\n") - 1
 }
 
-var _ = Describe("a name that leads elsewhere", Label("kernel"), func() {
+var _ = Describe("a name that leads elsewhere", Label("kernel", "hostile-names"), func() {
 	It("is refused by every plugin and command, for a network, container or interface, and nothing is done", func() {
 		n, p := NewNode(), NewPod("one")
 		before, inside := n.State(), p.Snapshot()

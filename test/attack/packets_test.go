@@ -17,7 +17,7 @@ import (
 // ptpList is a network of point to point links.
 func ptpList() List { return List{{Plugin: "ptp", Keys: Object{"ipam": HostLocal("10.89.0.0/24")}}} }
 
-var _ = Describe("a container that advertises itself as router (CVE-2020-10749, CVE-2020-13401)", func() {
+var _ = Describe("a container that advertises itself as router (CVE-2020-10749)", Label("container-router"), func() {
 	DescribeTable("gives routes and addresses to nobody", func(entries List, hostLink func(*Pod) string) {
 		n := NewNode()
 		n.SetSysctl("net/ipv6/conf/default/accept_ra", "1")
@@ -44,7 +44,7 @@ var _ = Describe("a container that advertises itself as router (CVE-2020-10749, 
 	)
 })
 
-var _ = Describe("a container that takes another's MAC address", Label("kernel"), func() {
+var _ = Describe("a container that takes another's MAC address", Label("kernel", "container-mac"), func() {
 	It("sends nothing with it where macspoofchk is on, tagged or not, and gets none of its frames", func() {
 		nstest.Need("nft-bridge")
 		n := NewNode()
@@ -66,7 +66,7 @@ var _ = Describe("a container that takes another's MAC address", Label("kernel")
 	})
 })
 
-var _ = Describe("a container that takes another's IP address", Label("kernel"), func() {
+var _ = Describe("a container that takes another's IP address", Label("kernel", "container-ip"), func() {
 	It("is not taken for it by DEL, CHECK and GC, and keeps its own masquerade", func() {
 		n := NewNode()
 		out := nstest.NewOutside(n.Host)
@@ -84,7 +84,7 @@ var _ = Describe("a container that takes another's IP address", Label("kernel"),
 	})
 })
 
-var _ = Describe("a container that floods", Label("kernel"), func() {
+var _ = Describe("a container that floods", Label("kernel", "flood"), func() {
 	It("keeps nobody else from coming and going", func() {
 		n := NewNode()
 		flood := n.Up(NewPod("flood"), Usual("").Only("bridge"))
@@ -116,7 +116,7 @@ var _ = Describe("a container that floods", Label("kernel"), func() {
 	})
 })
 
-var _ = Describe("packets to 127.0.0.0/8 (CVE-2020-8558)", Label("kernel"), func() {
+var _ = Describe("packets to 127.0.0.0/8 (CVE-2020-8558)", Label("kernel", "loopback-packets"), func() {
 	for _, backend := range []string{"nftables", "iptables"} {
 		It("reach the host's loopback neither from outside nor from a container, with host ports by "+backend, func() {
 			nstest.Need("nft-inet-nat")
@@ -174,7 +174,7 @@ func reaches(h *nstest.Host, address string) bool {
 		strings.Split(address, ":")[1]}}).Exit == 0
 }
 
-var _ = Describe("a host port 53 (CVE-2025-67499)", Label("kernel"), func() {
+var _ = Describe("a host port 53 (CVE-2025-67499)", Label("kernel", "port-53"), func() {
 	for _, backend := range []string{"nftables", "iptables"} {
 		for _, hostIP := range []string{"", "192.0.2.1"} {
 			with := fmt.Sprintf("with %s and hostIP %q", backend, hostIP)

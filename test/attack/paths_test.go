@@ -23,7 +23,7 @@ func chosen(dir string) List {
 }
 
 var _ = Describe("a path in a configuration", func() {
-	It("has files of our names and texts alone put there, and changes none that is there", Label("kernel"), func() {
+	It("has files of our names and texts alone put there, and changes none", Label("kernel", "data-path"), func() {
 		n, p := NewNode(), NewPod("one")
 		p.Network = "cron.d"
 		n.Cmd("bash", "-ec", `mount -t tmpfs -o mode=755 tmpfs /etc; umask 022; mkdir /etc/cron.d; cd /etc/cron.d
@@ -54,7 +54,9 @@ var _ = Describe("a path in a configuration", func() {
 		n.Must("DEL", p, list)
 	})
 
-	DescribeTable("has no device and no pipe read, not even opened, and nothing of a secret said", func(path string) {
+	DescribeTable("has no device or pipe read, not even opened, and no secret said", Label("resolv-conf"), func(
+		path string,
+	) {
 		n := NewNode()
 		n.Cmd("bash", "-ec", `mount -t tmpfs -o mode=755 tmpfs /etc; cd /etc; mkfifo fifo; truncate -s 1T sparse
 			echo 'root:$6$secret:1::' >shadow; ln -s /dev/zero link`)

@@ -44,7 +44,7 @@ func logging(programs ...string) string {
 }
 
 // As CVE-2026-41184 and CVE-2026-41185.
-var _ = Describe("what a configuration says under keys that are not ours, and CNI_ARGS", Label("kernel"), func() {
+var _ = Describe("what a configuration says under keys not ours, and CNI_ARGS", Label("kernel", "secrets"), func() {
 	It("is in no message, no file, no rule and on no command line", func() {
 		nstest.Need("iptables")
 		log := logging("iptables", "iptables-restore", "ip6tables", "ip6tables-restore", "nft")

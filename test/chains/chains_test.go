@@ -34,7 +34,7 @@ func seeds() (list []uint64) {
 	return list
 }
 
-var _ = Describe("a chain of plugins that was drawn by lot", Label("kernel"), func() {
+var _ = Describe("a chain of plugins that was drawn by lot", Label("kernel", "chain"), func() {
 	for _, seed := range seeds() {
 		It(fmt.Sprintf("with HAWSER_CHAIN=%d", seed), func() {
 			nstest.Need("nft", "nft-inet-nat", "nft-bridge", "iptables", "ifb", "tbf", "macvlan", "tap")

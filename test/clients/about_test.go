@@ -23,7 +23,7 @@ func about(name string) (stdout, stderr string) {
 }
 
 var _ = Describe("what clients read of a program that is run without arguments:", func() {
-	It("Nomad, the first word that is a version; it wants 0.4.0 of five plugins", func() {
+	It("Nomad, the first word that is a version; it wants 0.4.0 of five plugins", Label("version-line"), func() {
 		versions := map[string]string{} // Nomad's attributes plugins.cni.version.NAME
 		for _, name := range nstest.Plugins() {
 			stdout, stderr := about(name)
@@ -44,7 +44,7 @@ var _ = Describe("what clients read of a program that is run without arguments:"
 		}
 	})
 
-	It("nerdctl, firewall's line on standard error; it wants 1.7.1 for policies", func() {
+	It("nerdctl, firewall's line on standard error; it wants 1.7.1 for policies", Label("version-line"), func() {
 		const prefix = "CNI firewall plugin "
 		_, stderr := about("firewall")
 		for line := range strings.Lines(stderr) {

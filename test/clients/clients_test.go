@@ -35,7 +35,7 @@ var _ = Describe("libcni", func() {
 	})
 })
 
-var _ = DescribeTable("libcni drives ADD, CHECK, STATUS, GC and DEL, of the versions that have them", func(
+var _ = DescribeTable("libcni drives ADD, CHECK, STATUS, GC and DEL, of versions that have them", Label("libcni"), func(
 	version string, verbs ...string,
 ) {
 	d := newNode("libcni", pods.Network{Version: version, IPv6: true})
@@ -80,7 +80,9 @@ var _ = Describe("ocicni", func() {
 })
 
 func underLibrary(library string) {
-	DescribeTable("has pods with addresses, traffic and host ports; CHECK after ADD; DEL twice", func(n pods.Network) {
+	DescribeTable("has pods with addresses, traffic, host ports; CHECK after ADD; DEL twice", Label("libraries"), func(
+		n pods.Network,
+	) {
 		d := newNode(library, n)
 		w := pods.Traffic{Host: d.Host, Outside: nstest.NewOutside(d.Host), Published: "8080", OnUplink: "8081",
 			SeesNeighbours: n.PTP}
@@ -117,7 +119,7 @@ func underLibrary(library string) {
 		Entry("1.1.0, ptp", pods.Network{Version: "1.1.0", IPv6: true, PTP: true}),
 	)
 
-	It("has 100 pods at once, up and down", func() {
+	It("has 100 pods at once, up and down", Label("parallel"), func() {
 		d := newNode(library, pods.Network{IPv6: true})
 		var many []pod
 		for i := range 100 {
@@ -168,7 +170,7 @@ func underLibrary(library string) {
 		d.must(order{Verbs: []string{"del"}, Pods: []pod{p}})
 	})
 
-	DescribeTable("takes over pods of the reference plugins: CHECK, GC, traffic, DEL", func(
+	DescribeTable("takes over pods of the reference plugins: CHECK, GC, traffic, DEL", Label("upgrade"), func(
 		ref nstest.Reference, ptp bool,
 	) {
 		nstest.Need("iptables")
@@ -199,7 +201,7 @@ func underLibrary(library string) {
 		takeovers(library),
 	)
 
-	It("is killed in the middle of ADDs, and GC or DEL collects what is there", func() {
+	It("is killed in the middle of ADDs, and GC or DEL collects what is there", Label("runtime-killed"), func() {
 		d := newNode(library, pods.Network{Version: "1.1.0"})
 		var many []pod
 		for i := range 10 {

@@ -166,7 +166,7 @@ func listed(name string, u userLists, needs ...any) TableEntry {
 	return Entry(name, append([]any{Label("kernel"), u}, needs...)...)
 }
 
-var _ = DescribeTable("lists as users have them run on our plugins, and leave nothing", func(
+var _ = DescribeTable("lists as users have them run on our plugins, and leave nothing", Label("lists"), func(
 	u userLists, needs ...string,
 ) {
 	nstest.Need(needs...)

@@ -29,7 +29,7 @@ const (
 	tries = 10
 )
 
-var _ = Describe("a call asks of the kernel no more than its budget, on a quiet node and on a busy one", Ordered,
+var _ = Describe("a call asks of the kernel no more than its budget, quiet or busy", Label("budget"), Ordered,
 	ContinueOnFailure, func() {
 		var quiet, crowded node
 		BeforeAll(func() {

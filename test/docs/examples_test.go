@@ -58,7 +58,7 @@ func (e example) schema() string {
 }
 
 var _ = Describe("the pages", func() {
-	It("show JSON that the schemas take, and the parsers", func() {
+	It("show JSON that the schemas take, and the parsers", Label("examples"), func() {
 		seen := map[string]int{}
 		for _, page := range pages() {
 			for _, e := range examples(page) {

@@ -67,7 +67,7 @@ func paths(keys []keyDoc) (list []string) {
 	return list
 }
 
-var _ = Describe("good and bad values are there of each key of", func() {
+var _ = Describe("good and bad values are there of each key of", Label("values"), func() {
 	for _, main := range glob("plugins/*/*/main.go") {
 		plugin := filepath.Base(filepath.Dir(main))
 		It(plugin, func() {

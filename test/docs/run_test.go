@@ -182,7 +182,7 @@ func asList(v any) []any {
 	return list
 }
 
-var _ = Describe("the examples are run:", func() {
+var _ = Describe("the examples are run:", Label("examples"), func() {
 	for _, page := range pages() {
 		list := examples(page)
 		for i, e := range list {

@@ -95,7 +95,7 @@ var _ = Describe("beside the schemas of the specification, ours", func() {
 		}
 	})
 
-	It("takes and wants the same of configurations", func() {
+	It("takes and wants the same of configurations", Label("spec-schemas"), func() {
 		for _, c := range networkCases {
 			expectAs("network", subjectOf("bridge").base, c)
 		}

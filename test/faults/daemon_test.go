@@ -43,7 +43,7 @@ func (n *node) rest() {
 // daemonKill is one case: where the daemon is killed.
 type daemonKill struct{ fault }
 
-var _ = It("a kill of dhcp's daemon at every call loses nothing", Label("kernel"), func() {
+var _ = It("a kill of dhcp's daemon at every call loses nothing", Label("kernel", "daemon-killed"), func() {
 	l := learn(scenarioOf("dhcp"))
 	n, err := l.node()
 	Expect(err).NotTo(HaveOccurred())

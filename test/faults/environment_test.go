@@ -113,17 +113,19 @@ var _ = Describe("a host", Label("kernel"), func() {
 	}
 	const small = "mkdir -p DIR; mount -t tmpfs -o size=128k,mode=755 tmpfs DIR"
 
-	DescribeTable("with a full disk: ADD says so, DEL works", func(name, dir string) {
+	DescribeTable("with a full disk: ADD says so, DEL works", Label("full-disk"), func(name, dir string) {
 		with(environment{Prepare: small, Break: "head -c 200k /dev/zero >DIR/fill || true", Repair: "rm DIR/fill",
 			ADD: "no space left on device"}, dir).on(name)
 	}, homes)
 
-	DescribeTable("with a read-only disk: ADD and DEL say so", func(name, dir string) {
+	DescribeTable("with a read-only disk: ADD and DEL say so", Label("read-only-disk"), func(name, dir string) {
 		with(environment{Prepare: small, Break: "mount -o remount,ro DIR", Repair: "mount -o remount,rw DIR",
 			ADD: "read-only file system", DEL: "read-only file system"}, dir).on(name)
 	}, homes)
 
-	DescribeTable("with a directory that we have no rights to: ADD and DEL say so", func(name, dir string) {
+	DescribeTable("with a directory that we have no rights to: ADD and DEL say so", Label("no-rights"), func(
+		name, dir string,
+	) {
 		nstest.NeedProgram("setpriv")
 		const rights = "-dac_override,-dac_read_search"
 		with(environment{Prepare: small, Break: "chmod 000 DIR", Repair: "chmod 755 DIR",
@@ -131,7 +133,7 @@ var _ = Describe("a host", Label("kernel"), func() {
 			ADD:   "permission denied", DEL: "permission denied", Nothing: "permission denied"}, dir).on(name)
 	}, homes)
 
-	DescribeTable("with a file in the place of a directory: ADD says so, DEL finds nothing there", func(
+	DescribeTable("with a file for a directory: ADD says so, DEL finds nothing", Label("file-for-directory"), func(
 		name, dir, del string,
 	) {
 		with(environment{Prepare: small,
@@ -144,7 +146,7 @@ var _ = Describe("a host", Label("kernel"), func() {
 		Entry(bridgeIPT, bridgeIPT, "/run/hawser", ""),
 	)
 
-	DescribeTable("with a link in the place of a directory works", func(name, dir string) {
+	DescribeTable("with a link in the place of a directory works", Label("link-for-directory"), func(name, dir string) {
 		with(environment{Prepare: "mount -t tmpfs tmpfs /mnt; mkdir -p /mnt/there DIR; " +
 			"rm -r DIR; ln -s /mnt/there DIR"}, dir).on(name)
 	}, homes)
@@ -153,16 +155,20 @@ var _ = Describe("a host", Label("kernel"), func() {
 	const right = "echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding"
 	const wrong = "echo 0 >/proc/sys/net/ipv4/ip_forward; echo 0 >/proc/sys/net/ipv4/conf/all/route_localnet"
 
-	DescribeTable("with a read-only /proc/sys on which all is right already works", func(name string) {
+	DescribeTable("with a read-only /proc/sys on which all is right already works", Label("read-only-proc"), func(
+		name string,
+	) {
 		environment{Prepare: right, Break: readOnlyProc, Repair: "umount /proc/sys"}.on(name)
 	}, Entry(bridgeIPT, bridgeIPT), Entry("ptp", "ptp"))
 
-	DescribeTable("with a read-only /proc/sys on which something is not: ADD says so, DEL works", func(name string) {
+	DescribeTable("with a read-only /proc/sys, something wrong: ADD says so, DEL works", Label("read-only-proc"), func(
+		name string,
+	) {
 		environment{Break: wrong + "; " + readOnlyProc, Repair: "umount /proc/sys; " + right,
 			ADD: "read-only file system"}.on(name)
 	}, Entry("bridge", "bridge, first on the host"), Entry("ptp", "ptp, first on the host"))
 
-	It("without /run and /var works", func() {
+	It("without /run and /var works", Label("no-run"), func() {
 		n, err := learn(scenarioOf("bridge, first on the host")).node()
 		Expect(err).NotTo(HaveOccurred())
 		n.host.Cmd("sh", "-ec", `mount -t tmpfs tmpfs /mnt

@@ -19,7 +19,7 @@ type failing struct {
 	fault   fault
 }
 
-var _ = Describe("an error at every call", Label("kernel"), func() {
+var _ = Describe("an error at every call", Label("kernel", "error"), func() {
 	for _, s := range scenarios() {
 		It("of "+s.Name+" leaves nothing half done", func() {
 			nstest.Need(s.Needs...)

@@ -17,7 +17,7 @@ type killing struct {
 	remedy  string // DEL or GC
 }
 
-var _ = Describe("a kill at every call", Label("kernel"), func() {
+var _ = Describe("a kill at every call", Label("kernel", "killed"), func() {
 	for _, s := range scenarios() {
 		It("of "+s.Name+" loses nothing", func() {
 			nstest.Need(s.Needs...)

@@ -42,7 +42,7 @@ func links(n *World, probe string) int {
 	return Show(n.Host, probe).Index
 }
 
-var _ = Describe("links and namespaces that come and go all the time", Label("kernel"), func() {
+var _ = Describe("links and namespaces that come and go all the time", Label("kernel", "churn"), func() {
 	It("make none of 500 ADDs and DELs fail, and none of them slow", func() {
 		const workers, pods = 4, 250
 		list := Usual("").Only("bridge")

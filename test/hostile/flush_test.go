@@ -26,7 +26,7 @@ var kinds = map[string]struct{ backend, variant string }{
 	"nftables": {"", "nft"}, "iptables over nf_tables": {"iptables", "nft"}, "legacy iptables": {"iptables", "legacy"},
 }
 
-var _ = DescribeTable("somebody flushes the rules of all between ADD and the rest", Label("kernel"), func(
+var _ = DescribeTable("somebody flushes the rules of all between ADD and the rest", Label("kernel", "reload"), func(
 	kind, flush string, works bool,
 ) {
 	k := kinds[kind]

@@ -21,7 +21,7 @@ func hold(n *World, lock string) (release func()) {
 	return func() { Expect(holder.Process.Kill()).To(Succeed()) }
 }
 
-var _ = Describe("a lock that another program holds", Label("kernel"), func() {
+var _ = Describe("a lock that another program holds", Label("kernel", "held-lock"), func() {
 	It("is not even looked at when it is the xtables lock and the rules are in nftables", func() {
 		n := NewNode()
 		n.Must("DEL", n.Up(NewPod("first"), Usual("")), Usual(""))

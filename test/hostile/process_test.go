@@ -13,7 +13,7 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-var _ = DescribeTable("the clock jumps between calls, so that files are of other times", Label("kernel"), func(
+var _ = DescribeTable("the clock jumps between calls, so that files are of other times", Label("kernel", "clock"), func(
 	to string,
 ) {
 	n := NewNode()
@@ -41,7 +41,7 @@ var _ = DescribeTable("the clock jumps between calls, so that files are of other
 	Entry("to when we write times that the kernel does not", "1985-10-26 01:21:00"),
 )
 
-var _ = DescribeTable("the umask that we are started with", Label("kernel"), func(umask string) {
+var _ = DescribeTable("the umask that we are started with", Label("kernel", "modes"), func(umask string) {
 	n := NewNode()
 	n.Before = "umask " + umask
 	entries := Usual("iptables")
@@ -63,7 +63,7 @@ var _ = DescribeTable("the umask that we are started with", Label("kernel"), fun
 	Entry("0", "0"), Entry("022", "022"), Entry("077", "077"),
 )
 
-var _ = Describe("a thousand open descriptors", Label("kernel"), func() {
+var _ = Describe("a thousand open descriptors", Label("kernel", "descriptors"), func() {
 	It("are handed on to no program that we run", func() {
 		nstest.Need("iptables")
 		n := NewNode()
@@ -90,7 +90,7 @@ var _ = Describe("a thousand open descriptors", Label("kernel"), func() {
 	})
 })
 
-var _ = Describe("standard streams that are closed, full or garbage", Label("kernel"), func() {
+var _ = Describe("standard streams that are closed, full or garbage", Label("kernel", "streams"), func() {
 	// These come first in a list, the others after them.
 	first := []string{"bridge", "dhcp", "dummy", "host-device", "host-local", "ipvlan", "loopback", "macvlan", "ptp",
 		"static", "tap", "vlan"}

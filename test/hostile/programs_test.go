@@ -8,7 +8,7 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-var _ = Describe("a host without iptables and nft, with an empty PATH", Label("kernel"), func() {
+var _ = Describe("a host without iptables and nft, with an empty PATH", Label("kernel", "no-programs"), func() {
 	It("is served in full", func() {
 		nstest.Need("nft-inet-nat")
 		n := NewNode()

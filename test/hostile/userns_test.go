@@ -34,7 +34,7 @@ done
 PATH=/run:$PATH each`
 
 var _ = Describe("a container of LXC as host", Label("kernel"), func() {
-	It("has its ports published, though its root may not read which x_tables there are", func() {
+	It("has its ports published, though its root may not read which x_tables there are", Label("lxc"), func() {
 		nstest.Need("nft-inet-nat", "iptables-legacy")
 		portmap, err := os.Open(nstest.Build("portmap"))
 		Expect(err).NotTo(HaveOccurred())

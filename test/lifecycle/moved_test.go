@@ -50,7 +50,7 @@ func movedNetworks() []moved {
 	}
 }
 
-var _ = Describe("CHECK passes after a later plugin moved the routes", Label("kernel"), func() {
+var _ = Describe("CHECK passes after a later plugin moved the routes", Label("kernel", "check-before"), func() {
 	passes := func(m moved, mover Step) {
 		GinkgoHelper()
 		w := NewNode()

@@ -172,7 +172,7 @@ var _ = Describe("an attachment that lives while a node changes its plugins", La
 					ours.Must("CHECK", other, others(u.list))
 				})
 
-				It("CHECK passes, DEL removes it", func() {
+				It("CHECK passes, DEL removes it", Label("reference"), func() {
 					theirs.Up(pod, u.list)
 					ours.Must("CHECK", pod, u.list)
 					ours.Must("DEL", pod, u.list)
@@ -180,7 +180,7 @@ var _ = Describe("an attachment that lives while a node changes its plugins", La
 				})
 
 				if !u.nameless {
-					It("GC removes its rules and leases", func() { // its links say not whose they are
+					It("GC removes its rules and leases", Label("reference"), func() { // its links name nobody
 						before = state()
 						theirs.Up(pod, u.list)
 						ours.Must("GC", pod, u.list.Valid(other))
@@ -192,7 +192,7 @@ var _ = Describe("an attachment that lives while a node changes its plugins", La
 				if u.forward {
 					return
 				}
-				It("the reference's CHECK passes, its DEL removes it", func() {
+				It("the reference's CHECK passes, its DEL removes it", Label("reference"), func() {
 					ours.Up(pod, u.list)
 					if !slices.Contains(u.checkless, ref) {
 						theirs.Must("CHECK", pod, u.list)

@@ -43,7 +43,9 @@ func lasting() time.Duration {
 	return d / 2
 }
 
-var _ = DescribeTable("hundreds of containers, 64 at a time, in any order", Label("kernel"), func(backend string) {
+var _ = DescribeTable("hundreds of containers, 64 at a time, in any order", Label("kernel", "crowd"), func(
+	backend string,
+) {
 	n := NewNode()
 	l := &load{World: n, entries: roomy(backend), counts: map[string]int{}, owners: map[string]string{}}
 	l.warm = n.Up(NewPod("warm"), l.entries)

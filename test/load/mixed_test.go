@@ -22,7 +22,7 @@ type mixed struct {
 	originals map[string]Link // of the containers by namespace, before tuning
 }
 
-var _ = Describe("a node that is upgraded and downgraded", Label("kernel"), func() {
+var _ = Describe("a node that is upgraded and downgraded", Label("kernel", "upgrades"), func() {
 	DescribeTable("all the time serves ADD, CHECK and DEL", func(ref nstest.Reference) {
 		const pods = 8
 		steps := 80

@@ -51,7 +51,7 @@ func (b *buildah) build(command string) error {
 	return err
 }
 
-var _ = Describe("buildah", func() {
+var _ = Describe("buildah", Label("more-runtimes", "runtime-killed"), func() {
 	told("buildah 1.28.2", func(s story, plugins string) {
 		b := newBuildah(plugins)
 		_, port, err := net.SplitHostPort(b.outside.Serve("tcp", "192.0.2.2:0"))

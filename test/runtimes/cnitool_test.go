@@ -97,7 +97,7 @@ func (c *cnitool) addTwo() (client, server pods.Pod) {
 	return client, server
 }
 
-var _ = Describe("cnitool", func() {
+var _ = Describe("cnitool", Label("more-runtimes"), func() {
 	told("cnitool 1.3.0", func(s story, plugins string) {
 		n := network
 		n.IPv6 = true
@@ -148,7 +148,7 @@ var _ = Describe("cnitool", func() {
 		s.step("nothing is left", func() { pods.ExpectNothingLeft(c.Host) })
 	})
 
-	It("goes from the newest reference to ours under attached pods, and back", func() {
+	It("goes from the newest reference to ours under attached pods, and back", Label("upgrade"), func() {
 		nstest.Need("iptables")
 		reference, n := nstest.Newest().Dir(), network
 		n.Backend = "iptables" // which both know

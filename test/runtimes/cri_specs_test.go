@@ -32,7 +32,7 @@ var _ = Describe("containerd 1.6", func() { underContainerd(func() string { retu
 var _ = Describe("containerd 2", func() { underContainerd(built) })
 
 func underContainerd(dir func() string) {
-	DescribeTable("has pods with addresses, traffic, host ports, sysctls; stopped and removed twice", func(
+	DescribeTable("has pods with addresses, traffic, host ports, sysctls; removed twice", Label("runtimes"), func(
 		v6, ptp bool,
 	) {
 		n := network
@@ -161,7 +161,7 @@ func underContainerd(dir func() string) {
 		pods.ExpectNothingLeft(c.Host)
 	})
 
-	It("is killed in the middle of ADDs, and GC collects what it forgot", func() {
+	It("is killed in the middle of ADDs, and GC collects what it forgot", Label("runtime-killed"), func() {
 		c := newContainerd(newMachine(""), dir(), network.Conflist())
 		var wg sync.WaitGroup
 		for i := range 10 {

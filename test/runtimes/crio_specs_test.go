@@ -91,7 +91,7 @@ func (c *crio) restart() {
 	c.ready()
 }
 
-var _ = Describe("CRI-O", Label("all"), func() {
+var _ = Describe("CRI-O", Label("all", "more-runtimes", "runtime-killed"), func() {
 	told(crioName, func(s story, plugins string) {
 		c := newCrio(newMachine(plugins), network.Conflist())
 		first, _ := c.kubelet.start("first") // what pods share is there from now on
@@ -143,7 +143,7 @@ var _ = Describe("CRI-O", Label("all"), func() {
 		})
 	})
 
-	It("goes from the newest reference to ours under live pods, and back", func() {
+	It("goes from the newest reference to ours under live pods, and back", Label("upgrade"), func() {
 		nstest.Need("iptables")
 		reference, n := nstest.Newest().Dir(), network
 		n.Backend = "iptables" // which both know

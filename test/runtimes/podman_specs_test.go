@@ -14,7 +14,7 @@ import (
 )
 
 var _ = Describe("podman", func() {
-	DescribeTable("has containers with addresses, traffic, host ports, MAC addresses; stopped and removed twice", func(
+	DescribeTable("has containers with addresses, traffic, host ports, MACs; removed twice", Label("runtimes"), func(
 		v6 bool,
 	) {
 		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0", IPv6: v6}.Conflist())

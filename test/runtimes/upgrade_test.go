@@ -15,7 +15,7 @@ import (
 var debian = pods.Network{Last: "10.88.0.4"}
 
 var _ = Describe("a node under running pods", func() {
-	DescribeTable("goes from the reference plugins to ours and back", func(
+	DescribeTable("goes from the reference plugins to ours and back", Label("upgrade"), func(
 		ref nstest.Reference, dir func() string, backend string, back, v6 bool,
 	) {
 		reference := ref.Dir()

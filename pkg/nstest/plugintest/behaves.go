@@ -77,7 +77,7 @@ func Behaves(f Fixture) bool {
 		l.delOne()
 		l.delIPAM()
 	})
-	Describe("a failing ADD leaves the host and the container as they were", func() {
+	Describe("a failing ADD leaves the host and the container as they were", Label("add-fails"), func() {
 		l := f.life()
 		l.failures()
 		l.stopped()

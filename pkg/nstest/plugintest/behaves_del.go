@@ -61,7 +61,7 @@ func (l *life) delForms() {
 	forms := l.forms()
 	for _, name := range slices.Sorted(maps.Keys(forms)) {
 		f := forms[name]
-		It("leaves nothing behind "+name, func() {
+		It("leaves nothing behind "+name, Label("del"), func() {
 			a := l.attach("one", 3)
 			if f.Before != nil {
 				f.Before(l.World, a)
@@ -84,7 +84,7 @@ func (l *life) delForms() {
 }
 
 func (l *life) delAlways() {
-	It("before ADD succeeds and harms nothing", func() {
+	It("before ADD succeeds and harms nothing", Label("del"), func() {
 		cont := nstest.NewNetns()
 		IP(cont, "link add eth0 type veth peer name x")
 		for _, path := range []string{"", "/run/netns/gone", cont.Path} {
@@ -114,7 +114,7 @@ func (l *life) delAlways() {
 		l.works(l.live)
 	})
 
-	It("needs no program but the delegate", func() {
+	It("needs no program but the delegate", Label("del"), func() {
 		c := l.attach("one", 3).As("DEL")
 		ipam := Object{"ipam": Object{"type": "host-local", "subnet": "10.1.0.0/24"}}
 		both(at(""), without("prevResult"), saying(ipam))(&c)
@@ -128,7 +128,7 @@ func (l *life) delAlways() {
 
 // delOthers are the specs of what DEL must leave.
 func (l *life) delOthers() {
-	It("does not touch the container that has the namespace by now", func() {
+	It("does not touch the container that has the namespace by now", Label("others-by-now"), func() {
 		a := l.attach("one", 3)
 		IP(a.Host, "link del eth0")
 		for _, change := range []func(*Call){both(), without("prevResult")} {
@@ -176,7 +176,7 @@ func (l *life) delOthers() {
 
 // delOne are the specs of one attachment among several of a container.
 func (l *life) delOne() {
-	It("takes one of several attachments of a container, and leaves the others", func() {
+	It("takes one of several attachments of a container, and leaves the others", Label("two-interfaces"), func() {
 		one := l.attach("one", 3)
 		second, other := l.beside(one, "eth1", 4), l.beside(one, "eth2", 5, Object{"name": "other"})
 		for _, a := range []Attached{one, second, other} {
@@ -215,7 +215,9 @@ func (l *life) shortages() []TableEntry {
 
 // delIPAM are the specs of when IPAM is asked.
 func (l *life) delIPAM() {
-	DescribeTable("keeps the addresses while it cannot look for the interface:", func(call uint32, errno unix.Errno) {
+	DescribeTable("keeps the addresses while it cannot look for the interface:", Label("address-kept"), func(
+		call uint32, errno unix.Errno,
+	) {
 		a := l.attach("one", 3)
 		l.Calls()
 		whole := l.Plugin.Del
@@ -231,7 +233,9 @@ func (l *life) delIPAM() {
 		l.isClean()
 	}, l.shortages())
 
-	DescribeTable("withholds the addresses while the interface cannot be deleted", func(ipam string) {
+	DescribeTable("withholds the addresses while the interface cannot be deleted", Label("address-kept"), func(
+		ipam string,
+	) {
 		a := l.attach("one", 3, Object{"ipam": Object{"type": ipam}})
 		l.Calls()
 		Expect(l.Powerless(a.As("DEL")).Failed(cni.CodeInternal)).To(

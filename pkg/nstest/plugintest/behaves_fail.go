@@ -199,7 +199,7 @@ func (l *life) stopped() {
 
 // second are the specs of an attachment that there is already.
 func (l *life) second() {
-	It("when it is the second of a live attachment", func() {
+	It("when it is the second of a live attachment", Label("add-twice"), func() {
 		inside, other := l.live.Snapshot(), nstest.NewNetns()
 		again := func(path string, c Object) {
 			GinkgoHelper()

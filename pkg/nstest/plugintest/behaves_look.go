@@ -64,7 +64,7 @@ func (l *life) drifts() {
 		if d.Host != "" && l.f.Child {
 			continue
 		}
-		It("finds "+name, func() {
+		It("finds "+name, Label("check"), func() {
 			l.Lend(`{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"},` +
 				`{"address":"2001:db8:1::2/64","gateway":"2001:db8:1::1"}],` +
 				`"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"},` +
@@ -128,7 +128,7 @@ func (l *life) check() {
 }
 
 func (l *life) checkOthers() {
-	It("does not mind what others do", func() {
+	It("does not mind what others do", Label("check"), func() {
 		a := l.attach("one", 2)
 		for _, words := range []string{"link set END promisc on", "link set END address 02:00:00:00:00:99",
 			"link set END group 7"} {
@@ -161,7 +161,7 @@ func (l *life) valid(list any, more ...Object) Call {
 func container(id string) Object { return Object{"containerID": id, "ifname": "eth0"} }
 
 func (l *life) gc() {
-	DescribeTable("removes what is not valid of its network, and nothing else", func(backend string) {
+	DescribeTable("removes what is not valid of its network, and nothing else", Label("gc"), func(backend string) {
 		if backend == "iptables" {
 			nstest.Need("iptables")
 		}
@@ -186,7 +186,7 @@ func (l *life) gc() {
 		}
 	}, l.backends())
 
-	DescribeTable("with no valid attachment at all", func(list any) {
+	DescribeTable("with no valid attachment at all", Label("gc-list"), func(list any) {
 		a := l.attach("one", 2)
 		l.Calls()
 		l.Succeeds(l.valid(list))
@@ -196,7 +196,7 @@ func (l *life) gc() {
 		Expect(l.Calls()).To(Equal([]string{"GC one eth0"}))
 	}, Entry("by an empty list", []Object{}), Entry("by null", json.RawMessage("null")))
 
-	It("removes nothing without a list", func() {
+	It("removes nothing without a list", Label("gc-list"), func() {
 		a := l.attach("one", 2)
 		l.Calls()
 		before := l.Snapshot()
@@ -279,7 +279,9 @@ func (l *life) status() {
 	if l.f.Child {
 		return
 	}
-	DescribeTable("is code 50 where the masquerade cannot be made", func(prepare func(), backend, says string) {
+	DescribeTable("is code 50 where the masquerade cannot be made", Label("status"), func(
+		prepare func(), backend, says string,
+	) {
 		prepare()
 		Expect(l.Fails(call(Object{"ipMasqBackend": backend, "macspoofchk": nil}), cni.CodeUnavailable)).To(
 			And(ContainSubstring("ipMasq"), ContainSubstring(says)))
@@ -342,7 +344,7 @@ func (l *life) removed(attach func(id string, n int) Attached) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(forms)) {
 		f := forms[name]
-		It("is removed by DEL, and nothing else is, "+name, func() {
+		It("is removed by DEL, and nothing else is, "+name, Label("reference-left"), func() {
 			state := func() string { return l.Snapshot("links", "addresses", "routes", "nftables") }
 			other := attach("other", 2)
 			before := state()

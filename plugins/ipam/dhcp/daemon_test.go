@@ -32,7 +32,9 @@ func waits(d *daemon) func() bool {
 }
 
 var _ = Describe("the daemon", func() {
-	DescribeTable("leaves the leases to the next one, which renews and releases them", func(signal syscall.Signal) {
+	DescribeTable("leaves the leases to the next one, which renews and releases them", Label("daemon-upgrade"), func(
+		signal syscall.Signal,
+	) {
 		l := newLAN()
 		s, c := l.serve(shortLease(600)...), l.container()
 		d := l.start()
@@ -258,7 +260,7 @@ var _ = Describe("the daemon", func() {
 		Eventually(c.done).Should(BeClosed())
 	})
 
-	It("holds a hundred leases with a descriptor for each, and without a thread for each", func() {
+	It("holds a hundred leases with a descriptor for each, and no thread for each", Label("namespace-let-go"), func() {
 		l := newLAN()
 		l.serve()
 		c := nstest.NewNetns()
@@ -299,7 +301,7 @@ var _ = Describe("the daemon", func() {
 })
 
 var _ = Describe("beside the reference", func() {
-	It("its plugin is served", func() {
+	It("its plugin is served", Label("dhcp-reference"), func() {
 		l := newLAN()
 		s, c := l.serve(), l.container()
 		l.start()
@@ -317,7 +319,7 @@ var _ = Describe("beside the reference", func() {
 		Eventually(count(s, release)).Should(Equal(1))
 	})
 
-	It("its daemon serves ADD and DEL; CHECK and GC say that it cannot do more", func() {
+	It("its daemon serves ADD and DEL; CHECK and GC say that it cannot do more", Label("dhcp-reference"), func() {
 		l := newLAN()
 		l.serve()
 		c := l.container()
@@ -344,7 +346,7 @@ var _ = Describe("beside the reference", func() {
 })
 
 var _ = Describe("under bridge", func() {
-	It("a lease is there at once, and is released while the interface is still there", func() {
+	It("a lease is there at once, and is released while the interface is still there", Label("lease-released"), func() {
 		l := newLAN()
 		s, c := l.serve(), nstest.NewNetns()
 		l.Cmd("ip", "link", "add", "cni0", "type", "bridge")
@@ -401,7 +403,7 @@ var _ = Describe("with real servers", func() {
 		Eventually(log).Should(gbytes.Say(`DHCPRELEASE.* 10\.9\.0\.(5\d|60) `))
 	})
 
-	It("udhcpd lends for twelve seconds, renews, and takes back", func() {
+	It("udhcpd lends for twelve seconds, renews, and takes back", Label("lease-renewed"), func() {
 		nstest.NeedProgram("busybox")
 		l := newLAN()
 		log := gbytes.NewBuffer()

@@ -69,7 +69,7 @@ var _ = Describe("a lease", func() {
 		c = l.container()
 	})
 
-	It("is acquired, checked and released, each once", func() {
+	It("is acquired, checked and released, each once", Label("lease"), func() {
 		s := l.serve()
 		d := l.start()
 		r := l.Add(l.call("ADD", c))
@@ -112,7 +112,7 @@ var _ = Describe("a lease", func() {
 		}
 	})
 
-	It("fails in time where nobody answers, and leaves nothing", func() {
+	It("fails in time where nobody answers, and leaves nothing", Label("lease-add-fails"), func() {
 		d := l.start("-resendtimeout", "1s")
 		Expect(l.Fails(l.call("ADD", c), cni.CodeTryAgain)).To(Equal("error calling DHCP.Allocate: no more tries\n" +
 			`interface "eth0": no DHCP server answered within 1s`))
@@ -156,7 +156,7 @@ var _ = Describe("a lease", func() {
 		Entry("in something else", nil, "not a network namespace"),
 	)
 
-	It("has no owner when the plugin does not wait for it", func() {
+	It("has no owner when the plugin does not wait for it", Label("lease-add-fails"), func() {
 		s := l.serve()
 		s.set(func(s *server) { s.script = silent })
 		l.start()
@@ -189,7 +189,7 @@ var _ = Describe("a lease", func() {
 		a.Failed(cni.CodeTryAgain)
 	})
 
-	It("is renewed by unicast, and its changes are applied to the interface", func() {
+	It("is renewed by unicast, and its changes are applied to the interface", Label("lease-changes"), func() {
 		s := l.serve(shortLease(60)...)
 		l.start()
 		r := l.Add(l.call("ADD", c))
@@ -233,7 +233,7 @@ var _ = Describe("a lease", func() {
 		Eventually(count(s, release)).Should(Equal(1))
 	})
 
-	It("ends at its time: the address goes, the link stays, and the next one is taken", func() {
+	It("ends at its time: the address goes, the link stays, and the next one is taken", Label("lease-changes"), func() {
 		s := l.serve(shortLease(3600)...)
 		l.start()
 		r := l.Add(l.call("ADD", c))
@@ -284,7 +284,9 @@ var _ = Describe("a lease", func() {
 		}
 	}
 
-	DescribeTable("that is lost and regained has its routes where they were", func(move func(r Result)) {
+	DescribeTable("that is lost and regained has its routes where they were", Label("lease-routes"), func(
+		move func(r Result),
+	) {
 		s := l.serve(shortLease(600)...)
 		l.start()
 		r := l.Add(l.call("ADD", c))
@@ -365,7 +367,7 @@ var _ = Describe("a lease", func() {
 		Expect(asked[len(asked)-1].ClientHWAddr.String()).To(Equal("02:00:00:00:00:09"))
 	})
 
-	It("is dropped when the namespace goes, and nothing of the daemon keeps that", func() {
+	It("is dropped when the namespace goes, and nothing of the daemon keeps that", Label("namespace-let-go"), func() {
 		s := l.serve() // for an hour: no renewal is needed to see it
 		d := l.start()
 		l.Add(l.call("ADD", c))
@@ -404,7 +406,7 @@ var _ = Describe("a lease", func() {
 	})
 
 	DescribeTable("is kept while a process has the namespace, which has lost its path, and given back then",
-		func(again bool) {
+		Label("lease-namespace"), func(again bool) {
 			s := l.serve(shortLease(600)...)
 			d := l.start()
 			configure(c, l.Add(l.call("ADD", c)))
@@ -539,7 +541,7 @@ var _ = Describe("a change", func() {
 })
 
 var _ = Describe("without a daemon", func() {
-	It("ADD, CHECK and STATUS say so; DEL and GC succeed, and no later daemon keeps the leases", func() {
+	It("ADD, CHECK, STATUS say so; DEL and GC succeed, and no later daemon has the leases", Label("no-daemon"), func() {
 		l := newLAN()
 		s, c, other := l.serve(), l.container(), l.container()
 		absent := "error dialing DHCP daemon: dial unix " + l.socket + ": connect: "
@@ -565,7 +567,7 @@ var _ = Describe("without a daemon", func() {
 		Expect(count(s, release)()).To(BeZero())
 	})
 
-	It("DEL takes a record that nobody can read, with a daemon and without", func() {
+	It("DEL takes a record that nobody can read, with a daemon and without", Label("lease-record"), func() {
 		l := newLAN()
 		l.serve()
 		c := l.container()

@@ -129,7 +129,7 @@ var _ = Describe("the machine", func() {
 		Expect(l.next().message.MessageType()).To(Equal(dhcpv4.MessageTypeDiscover))
 	})
 
-	It("renews by unicast at T1, at shorter and shorter intervals, and rebinds by broadcast at T2", func() {
+	It("renews by unicast at T1, at shrinking intervals, and rebinds by broadcast at T2", Label("lease-times"), func() {
 		l := newLife()
 		l.bind()
 		began := l.now
@@ -203,7 +203,7 @@ var _ = Describe("the machine", func() {
 		Expect(l.state).To(Equal(requesting))
 	})
 
-	It("loses the lease at its end, not later, and goes on asking", func() {
+	It("loses the lease at its end, not later, and goes on asking", Label("lease-times"), func() {
 		l := newLife()
 		l.bind()
 		end := l.lease.expiry
@@ -261,7 +261,7 @@ var _ = Describe("the machine", func() {
 		}
 	})
 
-	It("does not answer a storm of NAKs with one of its own", func() {
+	It("does not answer a storm of NAKs with one of its own", Label("hostile-server"), func() {
 		l := newLife()
 		sent := 0
 		for l.now < time.Hour && sent < 1000 {
@@ -276,7 +276,7 @@ var _ = Describe("the machine", func() {
 		Expect(sent).To(BeNumerically("<", 150))
 	})
 
-	DescribeTable("takes no notice of", func(spoil func(*dhcpv4.DHCPv4)) {
+	DescribeTable("takes no notice of", Label("hostile-server"), func(spoil func(*dhcpv4.DHCPv4)) {
 		l := newLife()
 		l.next()
 		p := l.answer(dhcpv4.MessageTypeOffer)

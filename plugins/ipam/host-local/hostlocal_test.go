@@ -18,7 +18,7 @@ import (
 var update = flag.Bool("update", false, "write the golden files anew")
 
 var _ = Describe("ADD", func() {
-	It("writes the reference's format byte for byte", func() {
+	It("writes the reference's format byte for byte", Label("leases-format"), func() {
 		n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "2001:db8:1::/64"}]]`)
 		Expect(n.add("c1")).To(Equal([]string{"10.1.2.2", "2001:db8:1::2"}))
 		list, err := os.ReadDir(n.dir())
@@ -56,7 +56,7 @@ var _ = Describe("ADD", func() {
 			"10.1.2.2 10.1.2.3 10.1.2.5 10.1.2.6 10.1.2.2 10.1.2.3 10.1.2.5 10.1.2.6 10.1.2.2"))
 	})
 
-	DescribeTable("answers in the version asked for", func(version string) {
+	DescribeTable("answers in the version asked for", Label("versions"), func(version string) {
 		dns := filepath.Join(GinkgoT().TempDir(), "resolv.conf")
 		text := "nameserver 192.0.2.53\nsearch example.org\noptions ndots:2\ndomain example.com\n"
 		Expect(os.WriteFile(dns, []byte(text), 0o600)).To(Succeed())
@@ -87,7 +87,7 @@ var _ = Describe("ADD", func() {
 		return entries
 	}())
 
-	It("refuses a second time, names what is held, and harms nothing", func() {
+	It("refuses a second time, names what is held, and harms nothing", Label("add-twice"), func() {
 		n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "10.1.3.0/24"}]]`)
 		n.add("c1")
 		before := n.leases()
@@ -123,7 +123,7 @@ var _ = Describe("ADD", func() {
 		Expect(os.ReadFile(filepath.Join(n.dataDir, "net2", "10.1.2.2"))).To(BeEquivalentTo("c1\r\neth0"))
 	})
 
-	It("gives back what it took when a later set has nothing left", func() {
+	It("gives back what it took when a later set has nothing left", Label("add-fails"), func() {
 		n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/24"}],
 			[{"subnet": "10.1.3.0/29", "rangeStart": "10.1.3.2", "rangeEnd": "10.1.3.4"}]]`)
 		n.write("10.1.3.2", "a\r\neth0")
@@ -204,7 +204,7 @@ var _ = Describe("ADD", func() {
 })
 
 var _ = Describe("DEL", func() {
-	DescribeTable("works whatever the rest of the configuration says", func(ipam, keys string) {
+	DescribeTable("works whatever the rest of the configuration says", Label("del"), func(ipam, keys string) {
 		n := newNetwork(slash24)
 		n.add("c1")
 		n.add("c2")
@@ -289,7 +289,7 @@ var _ = Describe("CHECK", func() {
 })
 
 var _ = Describe("GC", func() {
-	It("removes what belongs to no valid attachment, and nothing else", func() {
+	It("removes what belongs to no valid attachment, and nothing else", Label("gc"), func() {
 		n := newNetwork(slash24)
 		for _, id := range []string{"c1", "c2", "c3"} {
 			n.add(id)
@@ -345,7 +345,7 @@ var _ = Describe("GC", func() {
 })
 
 var _ = Describe("STATUS", func() {
-	DescribeTable("of a full range", func(withIndex bool) {
+	DescribeTable("of a full range", Label("full-range"), func(withIndex bool) {
 		n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/29", "rangeStart": "10.1.2.2", "rangeEnd": "10.1.2.3"}],
 			[{"subnet": "10.1.3.0/24"}]]`)
 		take := func(id, address string) {

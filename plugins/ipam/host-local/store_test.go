@@ -250,7 +250,7 @@ var _ = Describe("the lease directory", func() {
 	var n network
 	BeforeEach(func() { n = network{dataDir: GinkgoT().TempDir()} })
 
-	DescribeTable("gives a file of nobody away", func(content string) {
+	DescribeTable("gives a file of nobody away", Label("empty-lease"), func(content string) {
 		n.write("10.1.2.50", content)
 		n.reserve("10.1.2.50", "c50")
 		Expect(n.leases()).To(HaveKeyWithValue("10.1.2.50", "c50"))

@@ -88,7 +88,7 @@ func besideReference(ref nstest.Reference) {
 		return []func(Call) Answer{n.Exec, func(c Call) Answer { return n.Reference(ref, c) }}
 	}
 
-	It("gives what one of them alone would have given, whoever is called", func() {
+	It("gives what one of them alone would have given, whoever is called", Label("leases-shared"), func() {
 		seed := uint64(GinkgoRandomSeed())
 		random := rand.New(rand.NewPCG(seed, seed))
 		n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/28"}, {"subnet": "10.1.9.0/29", "gateway": "10.1.9.3"}],
@@ -234,7 +234,7 @@ func inParallel(n int, do func(i int) Answer) []Answer {
 }
 
 var _ = Describe("many at once", func() {
-	It("200 processes on a /24 get 200 addresses", func() {
+	It("200 processes on a /24 get 200 addresses", Label("parallel"), func() {
 		n := newNetwork(slash24)
 		seen := map[string]bool{}
 		for _, a := range inParallel(200, func(i int) Answer { return n.Exec(n.call("ADD", fmt.Sprint("c", i))) }) {
@@ -248,7 +248,7 @@ var _ = Describe("many at once", func() {
 		Expect(n.leases()).To(BeEmpty())
 	})
 
-	It("a held lock is waited for until the deadline, and its holder named", func() {
+	It("a held lock is waited for until the deadline, and its holder named", Label("nft-lock"), func() {
 		n := newNetwork(slash24)
 		n.write("lock", "")
 		defer flock(n.path("lock"))()
@@ -312,7 +312,7 @@ var _ = Describe("killed at any point", func() {
 	}
 	two := `"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "2001:db8::/64"}]]`
 
-	It("no address is given twice, and DEL recovers each", func() {
+	It("no address is given twice, and DEL recovers each", Label("killed"), func() {
 		seed := uint64(GinkgoRandomSeed())
 		n := newNetwork(two)
 		verify(n, kill(n, seed), seed)
@@ -372,7 +372,7 @@ var _ = Describe("what a call costs", func() {
 		return n
 	}
 
-	It("is the same with 10 and with 20,000 leases", func() {
+	It("is the same with 10 and with 20,000 leases", Label("leases-cost"), func() {
 		costs := map[string][]int{}
 		for _, size := range []int{10, 20_000} {
 			n := filled(`"ranges": [[{"subnet": "10.0.0.0/16"}], [{"subnet": "2001:db8::/64"}]]`, "10.0.0.2", size)
@@ -399,7 +399,7 @@ var _ = Describe("what a call costs", func() {
 		Expect(n.path("10.0.31.254")).To(BeARegularFile())
 	})
 
-	It("does not grow when STATUS finds that no address is left, or a single one", func() {
+	It("does not grow when STATUS finds that no address is left, or a single one", Label("leases-cost"), func() {
 		n := filled(`"ranges": [[{"subnet": "10.0.0.0/19"}]]`, "10.0.0.2", 8189)
 		n.succeeds("CHECK", "other1") // reads the directory
 		Expect(n.Call(n.call("STATUS", "")).Stderr).To(ContainSubstring("no address is left"))

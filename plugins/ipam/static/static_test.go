@@ -76,7 +76,7 @@ var _ = Describe("ADD", func() {
 		runtime = `"runtimeConfig": {"ips": ["fd01::8/64", "10.1.0.8/24"]}`
 	)
 	DescribeTable("takes addresses from all sources, in the reference's order",
-		func(want, ipam, args string, more ...string) {
+		Label("static-sources"), func(want, ipam, args string, more ...string) {
 			c := call("ADD", ipam, more...)
 			c.Args = args
 			Expect(shown(NewWorld(plugin()).Add(c))).To(Equal(want))
@@ -148,7 +148,7 @@ var _ = Describe("ADD", func() {
 })
 
 var _ = Describe("CHECK", func() {
-	DescribeTable("compares the result", func(result, want string) {
+	DescribeTable("compares the result", Label("static-check"), func(result, want string) {
 		c := call("CHECK", own, `"prevResult": `+result)
 		if want == "" {
 			NewWorld(plugin()).Succeeds(c)

@@ -48,7 +48,7 @@ var _ = Describe("ADD", func() {
 		Expect(a.Result.Interfaces[0].Sandbox + a.Result.Interfaces[1].Sandbox).To(BeEmpty())
 	})
 
-	It("answers in each version, on layer 2 and 3", func() {
+	It("answers in each version, on layer 2 and 3", Label("versions"), func() {
 		for i, v := range versions {
 			res := w.Attach("l2-"+v, conf(Object{"cniVersion": v})).Result
 			Expect(res.CNIVersion).To(Equal(v))
@@ -281,7 +281,7 @@ var _ = Describe("ADD", func() {
 		}
 	})
 
-	It("waits for duplicate address detection where asked to, and refuses a duplicate", func() {
+	It("waits for duplicate address detection where asked to, and refuses a duplicate", Label("events"), func() {
 		c := l3(Object{"enabledad": true})
 		a := w.Attach("one", c, "2001:db8:1::2/64")
 		for _, addr := range Show(a.Host, "eth0").AddrInfo {

@@ -218,7 +218,7 @@ var _ = Describe("STATUS", func() {
 		Expect(w.Calls()).To(BeEmpty())
 	})
 
-	It("is code 50 where something else has the bridge's name", func() {
+	It("is code 50 where something else has the bridge's name", Label("status"), func() {
 		IP(w.Host, "link add name br type veth peer name x")
 		Expect(w.Fails(status(conf()), cni.CodeUnavailable)).To(ContainSubstring(`"br"`))
 	})
@@ -234,7 +234,7 @@ var _ = Describe("STATUS", func() {
 })
 
 var _ = Describe("at the same time", func() {
-	It("20 first ADDs make one bridge, and 20 DELs leave it alone", func() {
+	It("20 first ADDs make one bridge, and 20 DELs leave it alone", Label("parallel"), func() {
 		w := newWorld()
 		const n = 20
 		var conts [n]*nstest.Host

@@ -57,7 +57,7 @@ var _ = Describe("the lock of legacy iptables, held by a program that hangs,", L
 		w = newWorld()
 	})
 
-	It("ends ADD at the deadline of the call, and what it made goes", func() {
+	It("ends ADD at the deadline of the call, and what it made goes", Label("lock-deadline"), func() {
 		w.Attach("live", both, addrs(2)...)
 		w.Calls()
 		before := w.Snapshot()
@@ -76,7 +76,7 @@ var _ = Describe("the lock of legacy iptables, held by a program that hangs,", L
 		Expect(Names(cont, "")).To(BeEmpty())
 	})
 
-	It("leaves DEL the time for the interface and the addresses, and what waits for the lock to the next", func() {
+	It("leaves DEL the time for the interface and the addresses, and the rest to the next", Label("lock-del"), func() {
 		before := w.Snapshot("iptables-legacy")
 		began := time.Now()
 		a := w.Attach("one", both, addrs(2)...)

@@ -120,7 +120,7 @@ var _ = Describe("traffic", func() {
 	})
 
 	It("of containers does not give the host routes, by IPv6 router advertisements (CVE-2020-10749, CVE-2020-13401)",
-		func() {
+		Label("router-advertisements"), func() {
 			Expect(heeded(w.Attach("one", l3(), "10.1.0.2/24"))).To(BeFalse())
 			Expect(w.Sysctl("net/ipv6/conf/br/accept_ra")).To(Equal("0"))
 		})
@@ -166,7 +166,7 @@ var _ = Describe("traffic", func() {
 	})
 
 	It("of containers does not give other containers routes where the bridge is their gateway (CVE-2020-10749)",
-		func() {
+		Label("router-advertisements"), func() {
 			c := l3(Object{"isGateway": true})
 			rogue := w.Attach("rogue", c, "10.1.0.9/24", "2001:db8:1::9/64")
 			for id, addrs := range map[string][]string{"single": {"10.1.0.2/24"}, "dual": {"10.1.0.3/24",

@@ -62,7 +62,7 @@ var _ = Describe("ADD", func() {
 		attached(w, conf(Object{"enabledad": nil})) // without carrier there is nothing to wait for
 	})
 
-	It("refuses a device that a live container has, naming that, and takes it after its end", func() {
+	It("refuses a device that a container has, naming that, and takes it after its end", Label("device-owner"), func() {
 		w := newWorld()
 		a := attached(w, conf())
 		other := nstest.NewNetns()
@@ -214,7 +214,7 @@ var _ = Describe("DEL", func() {
 		Expect(w.Calls()).To(Equal([]string{"DEL one net1", "DEL never net1"}))
 	})
 
-	It("brings the device home under another name where its own is taken", func() {
+	It("brings the device home under another name where its own is taken", Label("device-home"), func() {
 		w := newWorld()
 		index := Show(w.Host, "d0").Index
 		a := attached(w, conf())
@@ -234,7 +234,7 @@ var _ = Describe("DEL", func() {
 		Expect(l.Flags).To(ContainElement("UP"))
 	})
 
-	Describe("of a device whose name was taken", func() {
+	Describe("of a device whose name was taken", Label("device-home"), func() {
 		var (
 			w      *World
 			before string
@@ -387,7 +387,9 @@ var _ = Describe("DEL", func() {
 })
 
 var _ = Describe("a failing ADD", func() {
-	DescribeTable("brings the device home as it was", func(code uint, prepare func(w *World, cont *nstest.Host)) {
+	DescribeTable("brings the device home as it was", Label("device-home"), func(
+		code uint, prepare func(w *World, cont *nstest.Host),
+	) {
 		w := newWorld()
 		before := links(w)
 		cont := nstest.NewNetns()
@@ -412,7 +414,7 @@ var _ = Describe("a failing ADD", func() {
 	)
 })
 
-var _ = Describe("a device in a bond or a team", Label("kernel"), func() {
+var _ = Describe("a device in a bond or a team", Label("kernel", "bond"), func() {
 	var (
 		w             *World
 		outside, port string // the links, before it was a port and when it is one
@@ -478,7 +480,7 @@ var _ = Describe("CHECK", func() {
 })
 
 var _ = Describe("GC", func() {
-	It("brings home the devices of its network that are not valid, and no others", func() {
+	It("brings home the devices of its network that are not valid, and no others", Label("device-gc"), func() {
 		w := newWorld()
 		addDevice(w, "d1", "02:00:00:00:00:d1")
 		addDevice(w, "d2", "02:00:00:00:00:d2")
@@ -548,7 +550,7 @@ func describeMade(ref nstest.Reference) {
 			}
 		})
 
-		It("can be the end of what ours made", func() {
+		It("can be the end of what ours made", Label("device-reference"), func() {
 			w := newWorld()
 			a := attached(w, conf(Object{"cniVersion": "1.0.0"}))
 			Expect(w.Reference(ref, a.As("DEL")).Code).To(BeZero())

@@ -47,7 +47,7 @@ func both(one, other Object) Object {
 	return all
 }
 
-var _ = Describe("a device that is meant by its place in /sys", func() {
+var _ = Describe("a device that is meant by its place in /sys", Label("device-meant"), func() {
 	It("is found", func() {
 		w := newWorld()
 		sys := []string{pci + "net/d0", pci + "driver -> ../drivers/ixgbevf",

@@ -120,7 +120,7 @@ var _ = Describe("an ipvlan", Label("kernel"), func() {
 		Expect(Names(cont, "")).To(ConsistOf("in0", "in1"))
 	})
 
-	It("has the mode of all on the master: another one is refused, and changes nobody's", func() {
+	It("has the mode of all on the master: another one is refused, and changes nobody's", Label("ipvlan-mode"), func() {
 		a := w.Attach("one", conf(Object{"mode": "l3s"}), "10.1.0.2/24")
 		Expect(refused(conf(), cni.CodeConflict)).To(And(
 			HavePrefix(`mode: "l2": all that is on master "up0" has one mode, "l3s"`),

@@ -109,7 +109,7 @@ var _ = Describe("loopback", func() {
 	}
 	del := func(netns string) call { d := as("DEL", ""); d.netns = netns; return d }
 
-	DescribeTable("brings lo up and says so in the asked version", func(version, want string) {
+	DescribeTable("brings lo up and says so in the asked version", Label("versions"), func(version, want string) {
 		c.version = version
 		Expect(up(cont)).To(BeFalse())
 		out := c.succeeds(host)
@@ -174,7 +174,7 @@ var _ = Describe("loopback", func() {
 		Expect(up(cont)).To(BeFalse())
 	})
 
-	It("takes lo down again when nobody takes the result", func() {
+	It("takes lo down again when nobody takes the result", Label("add-fails"), func() {
 		before := cont.Snapshot("links")
 		c.stdout = brokenPipe{}
 		code, _ := c.run(host)
@@ -193,7 +193,7 @@ var _ = Describe("loopback", func() {
 		Expect(as("CHECK", prev).fails(host, cni.CodeDrift)).To(ContainSubstring(`"lo"`))
 	})
 
-	It("DEL succeeds in every form, and takes nobody else's lo down", func() {
+	It("DEL succeeds in every form, and takes nobody else's lo down", Label("del"), func() {
 		c.succeeds(host)
 		other := nstest.NewNetns()
 		other.Cmd("ip", "link", "set", "lo", "up")

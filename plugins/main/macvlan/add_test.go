@@ -63,7 +63,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		}
 	})
 
-	It("takes a name that the host has, the master's own too", func() {
+	It("takes a name that the host has, the master's own too", Label("host-name"), func() {
 		for _, name := range []string{"up0", "lo0"} {
 			if name != "up0" {
 				IP(w.Host, "link add %s type veth peer name x0", name)
@@ -81,7 +81,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		}
 	})
 
-	It("has a MAC address that is wished, a passthru's too, which the master then has as long", func() {
+	It("has a MAC address that is wished, a passthru's too, which the master has as long", Label("wished-mac"), func() {
 		const mac = "02:00:00:00:00:07"
 		own := Show(w.Host, "up0").Address
 		for _, mode := range []string{"bridge", "passthru"} {
@@ -186,7 +186,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 })
 
 var _ = Describe("duplicate address detection", Label("kernel"), func() {
-	It("is awaited, and named when it finds one", func() {
+	It("is awaited, and named when it finds one", Label("duplicates"), func() {
 		w, _ := newWorld()
 		detect := Object{"enabledad": nil}
 		a := w.Attach("one", conf(detect), "10.1.0.2/24 10.1.0.1", "2001:db8:1::2/64 2001:db8:1::1")
@@ -332,7 +332,7 @@ var _ = Describe("what is in the container", Label("kernel"), func() {
 	var w *World
 	BeforeEach(func() { w, _ = newWorld() })
 
-	DescribeTable("is left by DEL where it is not the attachment's", func(make string) {
+	DescribeTable("is left by DEL where it is not the attachment's", Label("child-left"), func(make string) {
 		a := w.Attach("one", conf(), "10.1.0.2/24")
 		IP(a.Host, "link del eth0")
 		w.Cmd("ip", strings.Fields(fmt.Sprintf("link add %s", strings.ReplaceAll(make, "NS", a.Host.Name)))...)
@@ -343,7 +343,7 @@ var _ = Describe("what is in the container", Label("kernel"), func() {
 		Entry("a macvlan with another MAC address", "link up0 name eth0 netns NS type macvlan"),
 	)
 
-	It("is found by its record where the container changed its alias and its name", func() {
+	It("is found by its record where the container changed its alias and its name", Label("child-found"), func() {
 		a := w.Attach("one", conf(), "10.1.0.2/24")
 		IP(a.Host, "link set eth0 alias mine")
 		w.Succeeds(a.As("CHECK"))
@@ -365,7 +365,7 @@ var _ = Describe("what is in the container", Label("kernel"), func() {
 		w.Succeeds(a.As("DEL"))
 	})
 
-	It("drifts where it is on another master, or another macvlan", func() {
+	It("drifts where it is on another master, or another macvlan", Label("master-drift"), func() {
 		a := w.Attach("one", conf(), "10.1.0.2/24")
 		mac := Show(a.Host, "eth0").Address
 		IP(w.Host, "link add other0 type veth peer name other1")
@@ -397,7 +397,7 @@ var _ = Describe("what is in the container", Label("kernel"), func() {
 		Expect(w.Calls()).To(Equal([]string{"DEL one eth0"}))
 	})
 
-	It("goes with GC and with DEL when its ADD was killed before it was marked", func() {
+	It("goes with GC and with DEL when its ADD was killed before it was marked", Label("child-found"), func() {
 		for _, command := range []string{"GC", "DEL"} {
 			a := w.Attach("one", conf(), "10.1.0.2/24")
 			IP(a.Host, "link set eth0 group %d", cni.NetworkHash("net"))

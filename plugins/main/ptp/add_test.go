@@ -102,7 +102,7 @@ var _ = Describe("ADD", func() {
 		}
 	})
 
-	It("has IPv6 usable at once, from everywhere, without detection of duplicates", func() {
+	It("has IPv6 usable at once, from everywhere, without detection of duplicates", Label("ptp-families"), func() {
 		out := nstest.NewOutside(w.Host)
 		IP(out, "route add default via 2001:db8::1")
 		w.Attach("warm", conf(), nth(9)...) // forwarding is on

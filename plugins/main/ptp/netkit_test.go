@@ -15,7 +15,7 @@ var _ = Describe("deviceType netkit", Label("kernel"), func() {
 	status := Call{Command: "STATUS", Conf: conf(netkit)}
 	BeforeEach(func() { w = newWorld() })
 
-	It("is refused before IPAM is asked where the kernel lacks it, and STATUS fails", func() {
+	It("is refused before IPAM is asked where the kernel lacks it, and STATUS fails", Label("netkit-pair"), func() {
 		nstest.NeedLack("netkit")
 		cont := nstest.NewNetns()
 		add := Call{Command: "ADD", Netns: cont.Path, Conf: everything(netkit)}
@@ -26,7 +26,7 @@ var _ = Describe("deviceType netkit", Label("kernel"), func() {
 		Expect(w.Fails(status, cni.CodeUnavailable)).To(HavePrefix("deviceType: kind netkit: "))
 	})
 
-	It("makes a pair of the kind", Label("netkit"), func() {
+	It("makes a pair of the kind", Label("netkit", "netkit-pair"), func() {
 		nstest.Need("netkit")
 		w.Succeeds(status)
 		c := everything(netkit, Object{"runtimeConfig": Object{"mac": "02:00:00:00:00:03"}})

@@ -38,7 +38,7 @@ var _ = Describe("configuration", func() {
 })
 
 var _ = Describe("a kernel without VLANs", func() {
-	It("is code 2 in ADD, before IPAM is asked, and code 50 in STATUS; DEL and GC succeed", func() {
+	It("is code 2 in ADD, before IPAM is asked, and code 50 in STATUS; DEL and GC succeed", Label("no-kind"), func() {
 		nstest.NeedLack("8021q")
 		w := NewWorld(plugin())
 		Uplink(w.Host)
@@ -83,7 +83,7 @@ var _ = Describe("a VLAN", Label("kernel"), func() {
 		Expect(Names(a.Host, "")).To(BeEmpty())
 	})
 
-	It("is one container's: a second is told who has it, and gets it after DEL or GC", func() {
+	It("is one container's: a second is told who has it, and gets it after DEL or GC", Label("vlan-owner"), func() {
 		a := w.Attach("one", conf(), addrs...)
 		Expect(refused(conf(), cni.CodeConflict)).To(And(HavePrefix(`VLAN 5 of master "up0": is held by`),
 			ContainSubstring(`container "one"`)))
@@ -101,7 +101,7 @@ var _ = Describe("a VLAN", Label("kernel"), func() {
 			HavePrefix(`VLAN 5 of master "up0": is held by interface "up0.5" beside it`))
 	})
 
-	It("is free again after an ADD that failed", func() {
+	It("is free again after an ADD that failed", Label("vlan-owner"), func() {
 		for _, answer := range []string{Refusal, "cat >/dev/null; echo {}", "cat >/dev/null; cat <<'E'\n" + `{
 			"cniVersion":"1.1.0","ips":[{"address":"10.5.0.2/24"}],"routes":[{"dst":"10.9.0.0/16","gw":"10.77.0.1"}]}` +
 			"\nE"} {

@@ -38,7 +38,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 	var w *world
 	BeforeEach(func() { w = newWorld() })
 
-	DescribeTable("limits what is asked for", func(keys, want string) {
+	DescribeTable("limits what is asked for", Label("bandwidth-numbers"), func(keys, want string) {
 		r := w.Add(w.call("ADD", keys))
 		Expect(w.tc("host-eth0")).To(Equal(strings.ReplaceAll(want, "IFB", refName)))
 		Expect(Ping(w.Host, "10.1.0.2")).To(BeTrue())
@@ -90,7 +90,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Entry("0.3.0", "0.3.0"), Entry("0.3.1", "0.3.1"), Entry("0.4.0", "0.4.0"), Entry("1.0.0", "1.0.0"),
 		Entry("1.1.0", "1.1.0"))
 
-	It("works again, with other limits, and after a DEL that left the pair", func() {
+	It("works again, with other limits, and after a DEL that left the pair", Label("bandwidth-del"), func() {
 		w.Add(w.call("ADD", both))
 		w.Add(w.call("ADD", `"ingressRate": 16000000, "ingressBurst": 800000`))
 		Expect(w.tc("host-eth0")).To(Equal("qdisc tbf 1: root rate 16Mbit burst 100000b lat 25ms\n"))
@@ -148,7 +148,9 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Expect(w.tc("host-eth0")).To(Equal(noTC + ingressQdisc))
 	})
 
-	DescribeTable("that fails leaves a live attachment its limits", func(live, again, meanwhile string) {
+	DescribeTable("that fails leaves a live attachment its limits", Label("bandwidth-add-fails"), func(
+		live, again, meanwhile string,
+	) {
 		w.Add(w.call("ADD", live))
 		c := w.call("ADD", again)
 		c.Stdout = full{}
@@ -242,7 +244,7 @@ func hash(ifName string) string {
 }
 
 var _ = Describe("two interfaces of one container on one network", Label("kernel"), func() {
-	It("have each its own limits", func() {
+	It("have each its own limits", Label("bandwidth-two"), func() {
 		w := newWorld()
 		w.wire("eth1", 2)
 		before := w.tc("host-eth1")
@@ -269,7 +271,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		w.Add(w.call("ADD", both))
 	})
 
-	DescribeTable("leaves nothing, and a pair that works", func(change func(c *Call)) {
+	DescribeTable("leaves nothing, and a pair that works", Label("bandwidth-del"), func(change func(c *Call)) {
 		c := w.call("DEL", both)
 		change(&c)
 		w.Succeeds(c)
@@ -470,7 +472,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 	var w *world
 	BeforeEach(func() { w = newWorld() })
 
-	DescribeTable("finds what is not as ADD left it", func(commands, want string) {
+	DescribeTable("finds what is not as ADD left it", Label("bandwidth-check"), func(commands, want string) {
 		w.Add(w.call("ADD", both))
 		w.Succeeds(w.call("CHECK", both))
 		c := w.call("CHECK", both)

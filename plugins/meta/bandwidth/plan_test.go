@@ -10,7 +10,7 @@ import (
 
 const mtu = 1500
 
-var _ = DescribeTable("the reference's numbers", func(rate, burst uint64, want rtnl.TBF) {
+var _ = DescribeTable("the reference's numbers", Label("bandwidth-numbers"), func(rate, burst uint64, want rtnl.TBF) {
 	f, err := limit{rate, burst, "ingressBurst"}.plan(mtu, true)
 	Expect(err).NotTo(HaveOccurred())
 	Expect(f.TBF).To(Equal(want))

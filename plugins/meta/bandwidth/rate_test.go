@@ -88,7 +88,7 @@ var _ = Describe("the rate", Label("kernel"), func() {
 		atOnce = 50_000 + 25_000 // the burst, and what waits
 	)
 
-	DescribeTable("is met", func(network, address string, ingress bool) {
+	DescribeTable("is met", Label("rates"), func(network, address string, ingress bool) {
 		w := newWorld()
 		server, client := w.Host, w.cont
 		if ingress {
@@ -118,7 +118,9 @@ var _ = Describe("the rate", Label("kernel"), func() {
 		Entry("of datagrams that it sends", "udp", "10.1.0.1:0", false),
 	)
 
-	DescribeTable("lets packets of full length pass, with the least burst that is taken", func(limits string) {
+	DescribeTable("lets packets of full length pass, with the least burst that is taken", Label("rates"), func(
+		limits string,
+	) {
 		w := newWorld()
 		w.Add(w.call("ADD", limits))
 		w.Cmd("ping", "-c1", "-w40", "-M", "do", "-s", "1472", "10.1.0.2")
@@ -127,7 +129,7 @@ var _ = Describe("the rate", Label("kernel"), func() {
 		Entry("from it", `"egressRate": 100000000, "egressBurst": 12200`),
 	)
 
-	DescribeTable("is met from the beginning where nobody chose the burst", func(burst string) {
+	DescribeTable("is met from the beginning where nobody chose the burst", Label("rates"), func(burst string) {
 		w := newWorld()
 		w.Add(w.call("ADD", `"ingressRate": 20000000, "ingressBurst": `+burst))
 		const sane = 125_000 + 62_500 // 50 ms of 2.5 MB/s, and what waits

@@ -128,7 +128,7 @@ var _ = Describe("a policy beside another backend's", Label("kernel"), func() {
 
 var _ = Describe("a policy that changes", Label("kernel"), func() {
 	eachKind(func(k kind) {
-		It("changes for the containers that run, too", func() {
+		It("changes for the containers that run, too", Label("policy-changes"), func() {
 			w := newWorld()
 			w.bridge(1)
 			w.bridge(2)
@@ -385,7 +385,7 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 		Expect(w.untouched()).To(Equal(before))
 	})
 
-	It("warns of chains of others that drop what it accepts, until they have the rule that it names", func() {
+	It("warns of chains that drop what it accepts, until they have the rule it names", Label("drop-warning"), func() {
 		w := newWorld()
 		w.forward("DROP")
 		chain := "{ chain %s { type filter hook %s priority 0; policy %s; }; }"

@@ -51,7 +51,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 					w, stays = settled(k, keys)
 					c = w.container(1, 2)
 				})
-				DescribeTable("leaves nothing, and others alone", func(del func(c *container)) {
+				DescribeTable("leaves nothing, and others alone", Label("firewall-del"), func(del func(c *container)) {
 					before, files := w.state(), w.Files("/run/hawser")
 					c.add(k.config, keys)
 					Expect(w.state()).NotTo(Equal(before))
@@ -109,7 +109,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 				stays.check(k.config)
 			})
 
-			It("of an ended container keeps what its successor with the same address has", func() {
+			It("of an ended container keeps what a successor with its address has", Label("firewall-del"), func() {
 				next := w.container(1, 4)
 				c.add(k.config)
 				next.prev["ips"] = c.prev["ips"]
@@ -136,7 +136,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 				Expect(w.state()).NotTo(ContainSubstring("br1"))
 			})
 
-			It("leaves an administrator's rules about the address and the bridge where they are", func() {
+			It("leaves an administrator's rules about address and bridge alone", Label("firewall-del"), func() {
 				if k.config["backend"] == nil {
 					w.Cmd("iptables", "-N", "CNI-ISOLATION-STAGE-1")
 				}
@@ -180,7 +180,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			Expect(w.filter()).NotTo(ContainSubstring("br1"))
 		})
 
-		It("removes what the reference made, and CHECK knows it", func() {
+		It("removes what the reference made, and CHECK knows it", Label("firewall-reference"), func() {
 			keys := Object{"cniVersion": "1.0.0", "ingressPolicy": "same-bridge"}
 			w := newWorld()
 			w.bridge(1)
@@ -259,7 +259,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 	})
 
 	eachKind(func(k kind) {
-		It("removes the reference's rules of the same address and policy, where its DEL and ADD followed ours", func() {
+		It("removes the reference's rules of the same address, made after ours", Label("firewall-reference"), func() {
 			keys := Object{"cniVersion": "1.0.0", "ingressPolicy": "isolated"}
 			w := newWorld()
 			w.bridge(1)
@@ -297,7 +297,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 				a.check(keys)
 			})
 
-			It("of the last container that the reference made ends its policy", func() {
+			It("of the last container that the reference made ends its policy", Label("firewall-reference"), func() {
 				w, a, b := reference()
 				a.del()
 				Expect(w.filter()).To(ContainSubstring("-i br1 -o br1"))
@@ -333,7 +333,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 	eachKind(func(k kind) {
 		for _, p := range []policy{open, isolated} {
 			keys := Object{"ingressPolicy": string(p)}
-			It("because nobody reads its result leaves nothing, and the others' policy", func() {
+			It("as nobody reads its result leaves nothing, and others' policy", Label("firewall-add-fails"), func() {
 				w, stays := settled(k, keys)
 				c := w.container(1, 2)
 				for _, p := range []policy{isolated, p} { // then the record that stays has its bridge
@@ -357,7 +357,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 			var old *container
 			BeforeAll(func() { w, old = settled(k, nil) })
 
-			It("because it is there already harms nothing", func() {
+			It("because it is there already harms nothing", Label("firewall-add-fails"), func() {
 				before := w.state() + w.Files("/run/hawser")
 				Expect(w.Fails(old.as("ADD", k.config), 100)).To(ContainSubstring("c1-3"))
 				Expect(w.state() + w.Files("/run/hawser")).To(Equal(before))

@@ -129,7 +129,7 @@ var _ = Describe("firewalld", func() {
 	})
 
 	for _, backend := range []Object{asked, {}, {"backend": ""}} {
-		It("has the addresses in its zone, asked for or found", func() {
+		It("has the addresses in its zone, asked for or found", Label("firewalld"), func() {
 			before := w.Snapshot("nftables")
 			c.add(backend)
 			Expect(f.have()).To(Equal([]string{"trusted 10.1.0.2/32", "trusted fd00:1::2/128"}))
@@ -181,7 +181,7 @@ var _ = Describe("firewalld", func() {
 		Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
 	})
 
-	It("has what the reference made, as CHECK and DEL know", func() {
+	It("has what the reference made, as CHECK and DEL know", Label("firewalld"), func() {
 		keys := Object{"cniVersion": "1.0.0", "firewalldZone": "work"}
 		w.Reference(nstest.Newest(), c.as("ADD", keys)).Added()
 		c.check(keys)
@@ -247,7 +247,7 @@ var _ = Describe("firewalld", func() {
 })
 
 var _ = Describe("a bus that does not answer", func() {
-	It("is given up after seconds: ADD fails with code 11, DEL warns and keeps the record", func() {
+	It("is given up after seconds: ADD fails with code 11, DEL warns and keeps the record", Label("firewalld"), func() {
 		path := filepath.Join(GinkgoT().TempDir(), "bus")
 		silent, err := net.Listen("unix", path)
 		Expect(err).NotTo(HaveOccurred())
@@ -270,7 +270,7 @@ var _ = Describe("a bus that does not answer", func() {
 })
 
 var _ = Describe("the firewalld of the distribution", Label("kernel"), func() {
-	It("has the addresses in its zone from ADD to DEL, and CHECK asks it", func() {
+	It("has the addresses in its zone from ADD to DEL, and CHECK asks it", Label("firewalld"), func() {
 		nstest.NeedProgram("firewalld", "firewall-cmd")
 		f := &fakeFirewalld{}
 		GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", f.runs())

@@ -65,7 +65,7 @@ var _ = Describe("where FORWARD did not exist yet", Label("kernel"), func() {
 		Context("on a host with iptables-"+variant, func() {
 			BeforeEach(func() { useVariant(variant) })
 
-			DescribeTable("containers live on when somebody has it drop", func(script string) {
+			DescribeTable("containers live on when somebody has it drop", Label("forward-later"), func(script string) {
 				w, a, b := fresh()
 				w.isWhole(a, b)
 				w.Cmd("sh", "-ec", script)

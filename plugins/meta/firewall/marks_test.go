@@ -52,7 +52,9 @@ func (w *world) mangle(rule string) {
 var _ = Describe("the bit of the fwmark", Label("kernel"), func() {
 	for _, variant := range []string{"nft", "legacy"} {
 		Context("beside iptables-"+variant, func() {
-			DescribeTable("opens FORWARD to nobody else who marks packets with it", func(mark func(w *world)) {
+			DescribeTable("opens FORWARD to nobody else who marks packets with it", Label("fwmark"), func(
+				mark func(w *world),
+			) {
 				w, ours, foreign := marks(variant)
 				mark(w)
 				ours.arrives(true)
@@ -93,7 +95,7 @@ var _ = Describe("the bit of the fwmark", Label("kernel"), func() {
 		Expect(reaches(w.Host, "192.0.2.2:80", true)).To(BeTrue())
 	})
 
-	It("stays on everybody's packets from the last DEL on, or the last GC", func() {
+	It("stays on everybody's packets from the last DEL on, or the last GC", Label("fwmark"), func() {
 		w, ours, foreign := marks("nft")
 		w.forward("ACCEPT")
 		second := w.container(1, 4)

@@ -96,7 +96,7 @@ var _ = Describe("packets", Label("kernel"), func() {
 					useVariant(k.variant)
 					t = newTopology(k, p)
 				})
-				DescribeTable("pass as the table says", func(target string, brNetfilter bool) {
+				DescribeTable("pass as the table says", Label("policy"), func(target string, brNetfilter bool) {
 					t.w.forward(target)
 					t.w.SetBridgeNF(brNetfilter)
 					t.walk(setting{k, target == "DROP", brNetfilter, p})

@@ -69,7 +69,7 @@ var _ = Describe("nftables", Label("kernel"), func() {
 		})
 	})
 
-	It("repairs for all containers what others flushed", func() {
+	It("repairs for all containers what others flushed", Label("flushed"), func() {
 		w := newWorld()
 		w.bridge(1)
 		w.forward("DROP")
@@ -85,7 +85,7 @@ var _ = Describe("nftables", Label("kernel"), func() {
 		a.check()
 	})
 
-	It("lets the administrator's chain decide first", func() {
+	It("lets the administrator's chain decide first", Label("admin-chain"), func() {
 		w := newWorld()
 		w.bridge(1)
 		w.forward("DROP")
@@ -171,7 +171,9 @@ var _ = Describe("iptables", Label("kernel"), func() {
 				w.bridge(1)
 				containers = []*container{w.container(1, 2), w.container(1, 3)}
 			})
-			DescribeTable("has the reference's rules, byte for byte", func(p policy, admin string) {
+			DescribeTable("has the reference's rules, byte for byte", Label("firewall-format"), func(
+				p policy, admin string,
+			) {
 				useVariant(variant)
 				keys := Object{"cniVersion": "1.0.0", "backend": "iptables", "ingressPolicy": string(p),
 					"iptablesAdminChainName": admin}

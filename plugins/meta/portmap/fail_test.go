@@ -259,7 +259,7 @@ var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 
 var _ = Describe("route_localnet", Label("kernel"), func() {
 	eachBackend(func(k kind) {
-		It("lets no container reach what the host serves on its loopback (CVE-2020-8558)", func() {
+		It("lets no container reach what the host serves on loopback (CVE-2020-8558)", Label("loopback-guard"), func() {
 			w := newWorld()
 			w.bridge(1)
 			c, other := w.container(1, 2), w.container(1, 3)

@@ -16,7 +16,7 @@ import (
 
 var _ = Describe("an ADD that is killed", Label("kernel"), func() {
 	eachKind(func(k kind) {
-		It("leaves nothing that DEL does not find, wherever it was", func() {
+		It("leaves nothing that DEL does not find, wherever it was", Label("portmap-killed"), func() {
 			binary := nstest.Build("portmap")
 			w := newWorld()
 			w.bridge(1)

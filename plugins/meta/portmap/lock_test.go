@@ -15,7 +15,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-var _ = Describe("the lock", Label("kernel"), func() {
+var _ = Describe("the lock", Label("kernel", "lock-deadline"), func() {
 	It("of host ports is waited for until a deadline, and its holder is named", func() {
 		w := newWorld()
 		w.bridge(1)

@@ -228,7 +228,7 @@ func ask(from *nstest.Host, proto, to string, limit time.Duration) string {
 	return host
 }
 
-var _ = Describe("packets (CVE-2025-67499)", Label("kernel"), func() {
+var _ = Describe("packets (CVE-2025-67499)", Label("kernel", "port-53"), func() {
 	for _, k := range kinds {
 		for _, brNetfilter := range []bool{false, true} {
 			for _, hairpin := range []bool{false, true} {
@@ -240,7 +240,7 @@ var _ = Describe("packets (CVE-2025-67499)", Label("kernel"), func() {
 						useVariant(k.variant)
 						seen = newTopology(s).probeAll(s)
 					})
-					DescribeTable("the container is reached, and sees", func(c cell, want string) {
+					DescribeTable("the container is reached, and sees", Label("host-port"), func(c cell, want string) {
 						Expect(seen[c]).To(Equal(want))
 					}, entries(s))
 				})

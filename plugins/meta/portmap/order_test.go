@@ -35,7 +35,7 @@ func iptablesService(w *world, program, to string) {
 	}
 }
 
-var _ = Describe("a service on the port of a container", Label("kernel"), func() {
+var _ = Describe("a service on the port of a container", Label("kernel", "service-port"), func() {
 	for _, service := range services {
 		for _, first := range []bool{true, false} {
 			name := map[bool]string{true: "first", false: "last"}[first]
@@ -109,7 +109,7 @@ var _ = Describe("beside kube-proxy in its mode ipvs", Label("kernel"), func() {
 		Expect(w.natRules()).NotTo(ContainSubstring("CNI-DN"))
 	})
 
-	It("does as it is told, and says what that means", func() {
+	It("does as it is told, and says what that means", Label("kube-proxy"), func() {
 		asked := object{"backend": "nftables"}
 		o := c.call("ADD", asked, ports("8080:80"))
 		Expect(o.exit).To(BeZero(), o.text())

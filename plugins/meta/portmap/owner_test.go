@@ -56,7 +56,7 @@ var _ = Describe("a host port", Label("kernel"), func() {
 			b.serve(80)
 		})
 
-		It("of a live owner is refused before anything changes, and keeps working", func() {
+		It("of a live owner is refused before anything changes, and keeps working", Label("port-owner"), func() {
 			a.add(k.config, ports("8080:80"))
 			before := w.rules()
 			files := w.Files("/run/hawser")
@@ -129,7 +129,7 @@ var _ = Describe("a host port", Label("kernel"), func() {
 			Entry("different families", "0.0.0.0:8080:80", "[::]:8080:80", false),
 		)
 
-		It("of an owner whose namespace and link are gone passes to the next", func() {
+		It("of an owner whose namespace and link are gone passes to the next", Label("port-owner"), func() {
 			a.add(k.config, ports("8080:80", "9000:80"))
 			a.vanish()
 			b.add(k.config, ports("8080:80"))

@@ -69,7 +69,7 @@ var _ = Describe("containers on links of their own", Label("kernel"), func() {
 			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp(`"p2"|_masq_|808|CNI-DN`))
 		})
 
-		It("leave no guard behind when /run/hawser was emptied before DEL", func() {
+		It("leave no guard behind when /run/hawser was emptied before DEL", Label("loopback-guard"), func() {
 			w := newWorld()
 			w.bridge(1)
 			w.settle(k)

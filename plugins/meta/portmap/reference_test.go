@@ -84,7 +84,7 @@ func besideReference(ref nstest.Reference, k kind) {
 		Expect(w.saved()).To(Equal(empty))
 	}
 
-	DescribeTable("the rules are the same to the byte", sameRules,
+	DescribeTable("the rules are the same to the byte", Label("portmap-format"), sameRules,
 		Entry("by default", object{}),
 		Entry("snat off", object{"snat": false}),
 		Entry("another bit", object{"markMasqBit": 7}),
@@ -103,7 +103,7 @@ func besideReference(ref nstest.Reference, k kind) {
 		Expect(sortedLines(ours)).To(Equal(sortedLines(other.saved())))
 	})
 
-	It("its DEL removes what we made", func() {
+	It("its DEL removes what we made", Label("portmap-format"), func() {
 		c.reference(ref, "ADD", k.config, mapped)
 		c.reference(ref, "DEL", k.config, mapped)
 		empty := w.saved()
@@ -313,7 +313,7 @@ var _ = Describe("host ports that the newest reference made in nftables", Label(
 			"cni_hostport")
 	}
 
-	DescribeTable("pass CHECK while they are whole, and go with DEL", func(config object) {
+	DescribeTable("pass CHECK while they are whole, and go with DEL", Label("portmap-reference"), func(config object) {
 		other := w.container(1, 3)
 		other.reference(nstest.Newest(), "ADD", nft, config, ports("7000:80"))
 		before := rules()
@@ -363,7 +363,10 @@ var _ = Describe("host ports that the newest reference made in nftables", Label(
 		Expect(rules()).NotTo(ContainSubstring("9000"))
 	})
 
-	It("are left to DEL by GC, since they name no network", func() {
+	It("go with GC when the container is not valid and has the network's address", Label("portmap-reference"), func() {
+		other := w.container(1, 3)
+		other.reference(nstest.Newest(), "ADD", nft, ports("7000:80"))
+		before := rules()
 		c.reference(nstest.Newest(), "ADD", nft, mapped)
 		w.gc("net1")
 		c.check(mapped)

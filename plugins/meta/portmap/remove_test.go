@@ -74,7 +74,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			a.add(k.config, ports(all...))
 		}
 
-		It("leaves nothing behind, whatever the runtime sends", func() {
+		It("leaves nothing behind, whatever the runtime sends", Label("portmap-del"), func() {
 			By("with all that it may send")
 			after(func() { a.del(k.config, ports(all...)) })
 			By("needs no runtimeConfig")
@@ -133,7 +133,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			a.del(ports(all...))
 		})
 
-		It("needs no programs, where the kernel has the rules in nf_tables", func() {
+		It("needs no programs, where the kernel has the rules in nf_tables", Label("portmap-del"), func() {
 			path := os.Getenv("PATH")
 			withoutPrograms()
 			if k.variant == "legacy" {
@@ -203,7 +203,7 @@ elements = { "br1" comment "route_localnet was 0",
 		Expect(parts(w.Cmd("nft", "list", "ruleset"))).To(Equal("\n"))
 	})
 
-	It("takes route_localnet back also when somebody flushed all rules", func() {
+	It("takes route_localnet back also when somebody flushed all rules", Label("loopback-guard"), func() {
 		w := newWorld()
 		w.bridge(1)
 		w.bridge(2)

@@ -50,7 +50,7 @@ func many(first, n int, proto string) object {
 }
 
 var _ = Describe("many mappings", Label("kernel"), func() {
-	It("go in one batch, and cost others nothing", func() {
+	It("go in one batch, and cost others nothing", Label("one-batch"), func() {
 		w := newWorld()
 		w.bridge(1)
 		w.settle(kinds[0])
@@ -110,7 +110,7 @@ var _ = Describe("many mappings", Label("kernel"), func() {
 		Expect(strings.Fields(read)).To(HaveLen(1), "its own, which is new: %s", read)
 	})
 
-	It("need no netfilter socket when there are none", func() {
+	It("need no netfilter socket when there are none", Label("one-batch"), func() {
 		w := newWorld()
 		w.bridge(1)
 		c := w.container(1, 2)

@@ -53,7 +53,7 @@ var _ = Describe("ADD", func() {
 		}
 	})
 
-	It("gives addresses of two subnets their own routes, and each those of nobody", func() {
+	It("gives addresses of two subnets their own routes, and each those of nobody", Label("sbr-sources"), func() {
 		w := newWorld("10.2.0.2/24", "10.3.0.2/24")
 		IP(w.cont, "route add 10.20.0.0/16 via 10.2.0.9")
 		IP(w.cont, "route add 10.30.0.0/16 via 10.3.0.9 metric 7")
@@ -82,7 +82,7 @@ var _ = Describe("ADD", func() {
 		Expect(w.routes("main")).To(ConsistOf(HavePrefix("10.1.0.0/24 ")))
 	})
 
-	It("copies all that a route says", func() {
+	It("copies all that a route says", Label("routes-whole"), func() {
 		w := newWorld("10.2.0.2/24", "fd02::2/64")
 		const v4route = "10.20.0.0/16 via 10.2.0.9 dev eth1 tos 0x10 metric 5 realms 7/9 mtu lock 1300 window 4000 " +
 			"initcwnd 20 initrwnd 30 quickack 1"
@@ -103,7 +103,9 @@ var _ = Describe("ADD", func() {
 		Expect(w.routes("main")).To(Equal(before))
 	})
 
-	DescribeTable("gives the table's default route all that the main table's has", func(keys Object, gw4, gw6 string) {
+	DescribeTable("gives the table's default route all that the main table's has", Label("routes-whole"), func(
+		keys Object, gw4, gw6 string,
+	) {
 		w := newWorld("10.2.0.2/24", "10.3.0.2/24", "fd02::2/64")
 		IP(w.cont, "route del default")
 		IP(w.cont, "route add default via 10.2.0.1 dev eth1 metric 5 mtu 1400 advmss 1360 initcwnd 20")
@@ -143,7 +145,7 @@ var _ = Describe("ADD", func() {
 		w.Succeeds(w.call("CHECK", says("10.2.0.9", "fd02::9")))
 	})
 
-	It("takes the next hops through the interface alone", func() {
+	It("takes the next hops through the interface alone", Label("routes-whole"), func() {
 		w := newWorld("10.2.0.2/24", "fd02::2/64")
 		IP(w.cont, "-6 addr add fd01::2/64 dev eth0 nodad")
 		IP(w.cont, "route add 10.50.0.0/16 nexthop via 10.2.0.8 weight 3 nexthop via 10.2.0.9")
@@ -225,7 +227,7 @@ var _ = Describe("ADD", func() {
 		Expect(w.rules()).To(BeEmpty())
 	})
 
-	It("answers through the interface that was asked, with real packets on two uplinks", func() {
+	It("answers through the interface that was asked, with real packets on two uplinks", Label("sbr-answers"), func() {
 		w := newWorld("10.2.0.2/24")
 		for name, net := range map[string]string{"eth0": "10.1.0", "eth1": "10.2.0"} {
 			IP(w.routers[name], "link set lo up")
@@ -243,7 +245,7 @@ var _ = Describe("ADD", func() {
 		Expect(ask(nstest.Hang)).To(Succeed())
 	})
 
-	It("again is refused and changes nothing; after DEL it works", func() {
+	It("again is refused and changes nothing; after DEL it works", Label("sbr-add-fails"), func() {
 		w := newWorld("10.2.0.2/24", "fd02::2/64")
 		w.add(nil, v4, v6)
 		before := w.cont.Snapshot()
@@ -283,7 +285,7 @@ var _ = Describe("ADD", func() {
 		Expect(w.cont.Snapshot()).To(Equal(before))
 	})
 
-	It("of eight interfaces at once gives each a table", func() {
+	It("of eight interfaces at once gives each a table", Label("sbr-parallel"), func() {
 		w := newWorld("10.2.0.2/24")
 		var calls []Call
 		for i := range 8 {
@@ -327,7 +329,7 @@ var _ = Describe("ADD", func() {
 		Expect(w.Fails(w.call("ADD", nil, v4), cni.CodeEnvironment)).To(ContainSubstring(`no such interface`))
 	})
 
-	It("names an interface that is down", func() {
+	It("names an interface that is down", Label("sbr-add-fails"), func() {
 		w := newWorld("10.2.0.2/24")
 		IP(w.cont, "link set eth1 down")
 		before := w.cont.Snapshot()
@@ -337,7 +339,7 @@ var _ = Describe("ADD", func() {
 		Expect(w.Records(recordDir)).To(BeEmpty())
 	})
 
-	It("that fails restores everything", func() {
+	It("that fails restores everything", Label("sbr-add-fails"), func() {
 		w := newWorld("10.2.0.2/24")
 		IP(w.cont, "route add 10.20.0.0/16 via 10.2.0.9")
 		before := w.cont.Snapshot()
@@ -353,7 +355,7 @@ var _ = Describe("ADD", func() {
 		Expect(w.Records(recordDir)).To(BeEmpty())
 	})
 
-	It("waits for the lock that the reference takes", func() {
+	It("waits for the lock that the reference takes", Label("sbr-parallel"), func() {
 		w := newWorld("10.2.0.2/24")
 		file, err := os.Open(w.cont.Path)
 		Expect(err).NotTo(HaveOccurred())
@@ -370,7 +372,7 @@ var _ = Describe("ADD", func() {
 })
 
 var _ = Describe("DEL", func() {
-	DescribeTable("restores what the interface had", func(keys Object) {
+	DescribeTable("restores what the interface had", Label("sbr-del"), func(keys Object) {
 		w := newWorld("10.2.0.2/24", "fd02::2/64")
 		IP(w.cont, "rule add from 10.2.0.2 lookup 200") // somebody else's
 		IP(w.cont, "route add 10.20.0.0/16 via 10.2.0.9 metric 5 mtu 1300 proto static")
@@ -428,7 +430,7 @@ var _ = Describe("DEL", func() {
 		Expect(w.Records(recordDir)).To(HaveLen(1))
 	})
 
-	It("leaves an equal rule of somebody else, also of an ADD that was killed", func() {
+	It("leaves an equal rule of somebody else, also of an ADD that was killed", Label("sbr-del"), func() {
 		w := newWorld("10.2.0.2/24")
 		IP(w.cont, "rule add from 10.2.0.2 lookup 77")
 		before := w.cont.Snapshot()
@@ -448,7 +450,7 @@ var _ = Describe("DEL", func() {
 		Expect(w.Records(recordDir)).To(BeEmpty())
 	})
 
-	It("leaves another container alone to which the path leads by now", func() {
+	It("leaves another container alone to which the path leads by now", Label("sbr-del"), func() {
 		w := newWorld("10.2.0.2/24")
 		w.add(nil, v4)
 		other := newWorld("10.2.0.2/24")
@@ -462,7 +464,7 @@ var _ = Describe("DEL", func() {
 		Expect(w.Records(recordDir)).To(HaveLen(1))
 	})
 
-	It("does not need the configuration", func() {
+	It("does not need the configuration", Label("sbr-del"), func() {
 		w := newWorld("10.2.0.2/24")
 		before := w.cont.Snapshot()
 		w.add(nil, v4)

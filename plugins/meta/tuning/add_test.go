@@ -236,7 +236,7 @@ var _ = Describe("ADD that fails", func() {
 			To(ContainSubstring("dataDir: lock " + w.dir + "/.hawser/lock: held by process"))
 	})
 
-	DescribeTable("half-way", func(keys string, msg string) {
+	DescribeTable("half-way", Label("tuning-restores"), func(keys string, msg string) {
 		fails(call{keys: keys}, cni.CodeConfig, msg)
 	},
 		Entry("at the first sysctl", `"sysctl":{"net.core.somaxconn":"x","net.ipv4.ip_local_port_range":"40000 50000"}`,

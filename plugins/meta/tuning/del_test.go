@@ -16,7 +16,7 @@ var _ = Describe("DEL", func() {
 	var w *world
 	BeforeEach(func() { w = newWorld() })
 
-	It("restores everything, and does it again", func() {
+	It("restores everything, and does it again", Label("tuning-restores"), func() {
 		before := w.cont.Snapshot() + w.values()
 		w.add(everything)
 		Expect(w.cont.Snapshot() + w.values()).NotTo(Equal(before))
@@ -86,7 +86,7 @@ var _ = Describe("DEL", func() {
 		Expect(w.cont.Sysctl("net/core/somaxconn")).To(Equal("4096"))
 	})
 
-	It("leaves a container alone to which the path leads by now", func() {
+	It("leaves a container alone to which the path leads by now", Label("tuning-restores"), func() {
 		w.add(everything)
 		old := w.cont
 		w.cont = nstest.NewNetns()

@@ -28,7 +28,7 @@ var _ = Describe("a call", func() {
 		Expect(w.Fails(w.call("ADD", nil), cni.CodeEnvironment)).To(ContainSubstring(`"net1": no such interface`))
 	})
 
-	It("on a kernel without VRFs is refused, and STATUS says so", func() {
+	It("on a kernel without VRFs is refused, and STATUS says so", Label("no-vrf"), func() {
 		w := newWorld()
 		if w.Call(w.call("STATUS", nil)).Code == 0 {
 			w.add(nil) // this kernel has them

@@ -22,7 +22,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		w = newWorld()
 	})
 
-	It("makes the VRF and takes the interface in; again is refused and changes nothing", func() {
+	It("makes the VRF and takes the interface in; again is refused and changes nothing", Label("vrf-twice"), func() {
 		r := w.add(nil)
 		Expect(r.Interfaces).To(HaveLen(1))
 		Expect(r.IPs).To(HaveLen(2))
@@ -45,7 +45,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Expect(w.vrfs()).To(Equal([]string{"red 1 net1"}))
 	})
 
-	It("has IPv6 usable at once, where the kernel would look for duplicates again", func() {
+	It("has IPv6 usable at once, where the kernel would look for duplicates again", Label("vrf-ipv6"), func() {
 		IP(w.cont, "addr add fd02::3/64 dev net1")
 		w.usable("net1")
 		for _, keep := range []string{"0", "1"} {
@@ -64,7 +64,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		}
 	})
 
-	It("moves every route of the interface; DEL, and an ADD that fails, bring them back", func() {
+	It("moves every route of the interface; DEL, and an ADD that fails, bring them back", Label("vrf-routes"), func() {
 		var want []string // the VRF's table
 		for _, r := range moving() {
 			IP(w.cont, "route add %s", r.route)
@@ -103,7 +103,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Expect(w.vrfs()).To(ConsistOf("blue 3 down", "red 4 net1", "green 4000 net2 net3"))
 	})
 
-	It("of interfaces with the same addresses keeps their networks apart", func() {
+	It("of interfaces with the same addresses keeps their networks apart", Label("vrf-apart"), func() {
 		w.link("net2", "10.2.0.2/24")
 		for _, name := range []string{"net1", "net2"} {
 			IP(w.routers[name], "addr add 10.2.0.1/24 dev port")
@@ -120,7 +120,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		}
 	})
 
-	It("at once for sixteen VRFs gives each its own table", func() {
+	It("at once for sixteen VRFs gives each its own table", Label("vrf-tables"), func() {
 		var calls []Call
 		for i := range 16 {
 			name := fmt.Sprintf("if%d", i)
@@ -141,7 +141,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Expect(tables).To(HaveLen(16))
 	})
 
-	It("refuses what something else holds, and changes nothing", func() {
+	It("refuses what something else holds, and changes nothing", Label("vrf-held"), func() {
 		for _, held := range []struct {
 			by      []string
 			keys    Object
@@ -218,7 +218,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		}
 	})
 
-	It("gives each of two interfaces its next hops of a route that they shared", func() {
+	It("gives each of two interfaces its next hops of a route that they shared", Label("vrf-del"), func() {
 		w.link("net2", "10.3.0.2/24", "fd03::2/64")
 		IP(w.cont, "route add 10.60.0.0/16 nexthop via 10.2.0.1 nexthop via 10.3.0.1")
 		IP(w.cont, "-6 route add default nexthop via fd02::1 nexthop via fd03::1")
@@ -254,7 +254,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		}
 	})
 
-	It("leaves the interface to what has it by now", func() {
+	It("leaves the interface to what has it by now", Label("vrf-del"), func() {
 		for _, kind := range []string{"vrf table 9", "bridge"} {
 			w.add(nil)
 			IP(w.cont, "link add yellow type %s", kind)
@@ -266,7 +266,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		}
 	})
 
-	It("keeps a VRF that somebody else made, and deletes its own without the interface", func() {
+	It("keeps a VRF that somebody else made, and deletes its own without the interface", Label("vrf-del"), func() {
 		IP(w.cont, "link add red up type vrf table 9")
 		w.add(nil)
 		w.del(nil)
@@ -283,7 +283,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		Expect(w.Records(recordDir)).To(BeEmpty())
 	})
 
-	It("needs no configuration, and leaves other networks and other containers alone", func() {
+	It("needs no configuration, and leaves other networks and other containers alone", Label("vrf-del"), func() {
 		w.add(nil)
 		w.del(Object{"name": "other"})
 		Expect(w.vrfs()).To(Equal([]string{"red 1 net1"}))
@@ -322,7 +322,7 @@ var _ = Describe("GC", Label("kernel"), func() {
 		Expect(w.Records(recordDir)).To(BeEmpty())
 	})
 
-	It("keeps the record of a namespace that cannot be opened", func() {
+	It("keeps the record of a namespace that cannot be opened", Label("vrf-gc"), func() {
 		nstest.Need("vrf")
 		w := newWorld()
 		before := w.cont.Snapshot()
