@@ -2,7 +2,6 @@ package nstest_test
 
 import (
 	"os"
-	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -110,15 +109,6 @@ var _ = Describe("Host", func() {
 		Expect(func() { h.Do(func() { panic("boom") }) }).To(PanicWith("boom"))
 	})
 
-	It("gives the output and the status of a program", func() {
-		h := nstest.NewHost()
-		out := h.Run(nstest.Program{Path: "sh", Args: []string{"-c", "cat; echo $X >&2; exit 3"}, Env: []string{"X=y"},
-			Stdin: "in"})
-		Expect(out).To(Equal(nstest.Output{Stdout: "in", Stderr: "y\n", Exit: 3}))
-		out = h.Run(nstest.Program{Path: "sh", Args: []string{"-c", "kill -9 $$"}})
-		Expect(out.Exit).To(Equal(137))
-	})
-
 	It("does not wait for what a program leaves behind", func() {
 		out := nstest.NewHost().Run(nstest.Program{Path: "sh", Args: []string{"-c", "sleep 1000 & echo out; exit 3"}})
 		Expect(out).To(Equal(nstest.Output{Stdout: "out\n", Exit: 3, Held: true}))
@@ -206,20 +196,6 @@ var _ = Describe("Snapshot", func() {
 })
 
 var _ = Describe("traffic", func() {
-	DescribeTable("shows the client's address as the server sees it", func(network, address, client string) {
-		h := nstest.NewHost()
-		out := nstest.NewOutside(h)
-		served := out.Serve(network, address)
-		answer, err := h.Ask(network, served)
-		Expect(err).NotTo(HaveOccurred())
-		Expect(answer).To(HavePrefix(client))
-	},
-		Entry("TCP over IPv4", "tcp", "192.0.2.2:0", "192.0.2.1:"),
-		Entry("TCP over IPv6", "tcp", "[2001:db8::2]:0", "[2001:db8::1]:"),
-		Entry("UDP over IPv4", "udp", "192.0.2.2:0", "192.0.2.1:"),
-		Entry("UDP over IPv6", "udp", "[2001:db8::2]:0", "[2001:db8::1]:"),
-	)
-
 	It("returns the error when nobody serves", func() {
 		h := nstest.NewHost()
 		nstest.NewOutside(h)
@@ -255,13 +231,4 @@ var _ = Describe("Reference", func() {
 		Entry("of Debian", nstest.Debian(), "1.0.0"),
 		Entry("the newest", nstest.Newest(), "1.1.0"),
 	)
-})
-
-var _ = Describe("Root", func() {
-	It("is the top of the checkout", func() {
-		root, err := nstest.Root()
-		Expect(err).NotTo(HaveOccurred())
-		Expect(root + "/pkg/nstest/nstest_test.go").To(BeAnExistingFile())
-		Expect(strings.HasSuffix(root, "/")).To(BeFalse())
-	})
 })

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"net"
-	"slices"
 	"strings"
 	"time"
 
@@ -266,21 +265,6 @@ var _ = Describe("ADD", func() {
 		Expect(w.Attach("three", l3(Object{"dns": Object{"search": []string{}}})).Result.DNS).To(BeNil())
 	})
 
-	It("works with host-local", func() {
-		c := conf(Object{"isDefaultGateway": true, "ipam": Object{"type": "host-local", "dataDir": GinkgoT().TempDir(),
-			"ranges": [][]Object{
-				{{"subnet": "10.1.0.0/24"}}, {{"subnet": "2001:db8:1::/64"}}}}})
-		path := strings.TrimSuffix(nstest.Build("host-local"), "/host-local")
-		cont := nstest.NewNetns()
-		cl := Call{Command: "ADD", Netns: cont.Path, Conf: c, Path: path}
-		res := w.Add(cl)
-		Expect(Ping(cont, "10.1.0.1") && Ping(cont, "2001:db8:1::1")).To(BeTrue())
-		for _, command := range []string{"CHECK", "DEL", "DEL"} {
-			cl.Command, cl.Conf = command, With(c, res)
-			w.Succeeds(cl)
-		}
-	})
-
 	It("waits for duplicate address detection where asked to, and refuses a duplicate", Label("events"), func() {
 		c := l3(Object{"enabledad": true})
 		a := w.Attach("one", c, "2001:db8:1::2/64")
@@ -298,12 +282,4 @@ var _ = Describe("ADD", func() {
 		Expect(w.Calls()).To(Equal([]string{"ADD one eth0", "ADD two eth0", "DEL two eth0"}))
 	})
 
-	It("prints hints about misspelt keys, and goes on", func() {
-		cont := nstest.NewNetns()
-		a := w.Call(Call{Command: "ADD", Netns: cont.Path, Conf: conf(Object{"isGatway": true, "hairpinmode": true})})
-		a.Added()
-		Expect(a.Stderr).To(ContainSubstring(`"isGatway" is unknown and ignored: did you mean "isGateway"`))
-		Expect(a.Stderr).To(ContainSubstring(`did you mean "hairpinMode"`))
-		Expect(slices.Contains(Names(w.Host, ""), "br")).To(BeTrue())
-	})
 })

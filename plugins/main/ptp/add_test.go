@@ -10,7 +10,6 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
@@ -191,24 +190,6 @@ var _ = Describe("ADD", func() {
 		w.Succeeds(a.As("CHECK"))
 	})
 
-	DescribeTable("gives the container the MAC address that was asked for", func(args string, keys Object,
-		want string) {
-		w.LendAddrs("one", nth(2)...)
-		cont := nstest.NewNetns()
-		res := w.Add(Call{Netns: cont.Path, Args: args, Conf: conf(keys)})
-		Expect(Show(cont, "eth0").Address).To(Equal(want))
-		Expect(res.Interfaces[1].MAC).To(Equal(want))
-		Expect(Ping(cont, gw4)).To(BeTrue())
-	},
-		Entry("by CNI_ARGS", "MAC=02:00:00:00:00:01", Object{}, "02:00:00:00:00:01"),
-		Entry("by args.cni.mac", "MAC=02:00:00:00:00:01",
-			Object{"args": Object{"cni": Object{"mac": "02:00:00:00:00:02"}}},
-			"02:00:00:00:00:02"),
-		Entry("by runtimeConfig.mac", "MAC=02:00:00:00:00:01",
-			Object{"args": Object{"cni": Object{"mac": "02:00:00:00:00:02"}},
-				"runtimeConfig": Object{"mac": "02:00:00:00:00:03"}}, "02:00:00:00:00:03"),
-	)
-
 	It("connects containers through the host, each by its own address", func() {
 		a, b := w.Attach("one", everything(), nth(2)...), w.Attach("two", everything(), nth(3)...)
 		b.Host.Serve("tcp", "10.1.0.3:80")
@@ -274,31 +255,6 @@ var _ = Describe("ADD", func() {
 		Expect(w.Attach("three", conf(Object{"dns": Object{"search": []string{}}})).Result.DNS).To(BeNil())
 	})
 
-	It("works with host-local", func() {
-		c := conf(Object{"ipMasq": true, "ipam": Object{"type": "host-local", "dataDir": GinkgoT().TempDir(),
-			"ranges": [][]Object{
-				{{"subnet": "10.1.0.0/24"}}, {{"subnet": "2001:db8:1::/64"}}}, "routes": []Object{{"dst": "0.0.0.0/0"},
-				{"dst": "::/0"}}}})
-		cont := nstest.NewNetns()
-		call := Call{Netns: cont.Path, Conf: c, Path: strings.TrimSuffix(nstest.Build("host-local"), "/host-local")}
-		res := w.Add(call)
-		Expect(alive(Attached{Host: cont})).To(BeTrue())
-		for _, command := range []string{"CHECK", "DEL", "DEL"} {
-			call.Command, call.Conf = command, With(c, res)
-			w.Succeeds(call)
-		}
-		Expect(Names(w.Host, "")).To(BeEmpty())
-	})
-
-	It("prints hints about misspelt keys, and goes on", func() {
-		w.LendAddrs("one", nth(2)...)
-		cont := nstest.NewNetns()
-		a := w.Call(Call{Command: "ADD", Netns: cont.Path, Conf: conf(Object{"ipmasq": true,
-			"ipMasqBakend": "nftables"})})
-		a.Added()
-		Expect(a.Stderr).To(And(ContainSubstring(`did you mean "ipMasq"`),
-			ContainSubstring(`did you mean "ipMasqBackend"`)))
-	})
 })
 
 // writer is called with what is written.
@@ -308,58 +264,3 @@ func (w writer) Write(b []byte) (int, error) {
 	w(b)
 	return len(b), nil
 }
-
-var _ = Describe("calls at the same time", func() {
-	It("of different containers do not fail because of each other", func() {
-		w := newWorld()
-		const n = 12
-		var conts [n]*nstest.Host
-		var got [n]Answer
-		for i := range conts {
-			conts[i] = nstest.NewNetns()
-			w.LendAddrs(fmt.Sprint("c", i), nth(i+2)...)
-		}
-		each := func(command string, conf func(i int) Object) {
-			GinkgoHelper()
-			nstest.AtOnce(len(conts), func(i int) {
-				got[i] = w.Exec(Call{Command: command, ID: fmt.Sprint("c", i), Netns: conts[i].Path, Conf: conf(i)})
-			})
-			for _, a := range got {
-				Expect(a.Code).To(BeZero(), a.Stdout)
-			}
-		}
-		nstest.Build("ptp")
-		each("ADD", func(int) Object { return everything() })
-		var results [n]Result
-		for i, a := range got {
-			results[i] = a.Added()
-			Expect(alive(Attached{Host: conts[i]})).To(BeTrue())
-		}
-		each("CHECK", func(i int) Object { return With(everything(), results[i]) })
-		each("DEL", func(int) Object { return everything() })
-		Expect(Names(w.Host, "")).To(BeEmpty())
-		Expect(w.Snapshot("nftables")).NotTo(ContainSubstring("elements"))
-	})
-
-	It("two ADDs of one attachment make one, and the other fails without touching the addresses", func() {
-		w := newWorld()
-		cont := nstest.NewNetns()
-		// Both would be past the look for the interface by then.
-		w.On("ADD", "cat >/dev/null; sleep 0.3; cat <<'E'\n"+Lease(nth(2)...)+"\nE", "one")
-		c := Call{Command: "ADD", Netns: cont.Path, Conf: everything()}
-		var got [4]Answer
-		nstest.AtOnce(len(got), func(i int) { got[i] = w.Call(c) })
-		var won []Answer
-		for _, a := range got {
-			if a.Code == 0 {
-				won = append(won, a)
-			} else {
-				a.Failed(cni.CodeExists)
-			}
-		}
-		Expect(won).To(HaveLen(1))
-		Expect(w.Calls()).To(Equal([]string{"ADD one eth0"}))
-		c.Command, c.Conf = "CHECK", With(everything(), won[0].Added())
-		w.Succeeds(c)
-	})
-})

@@ -120,14 +120,6 @@ var _ = Describe("DEL", func() {
 	})
 })
 
-var _ = Describe("STATUS", func() {
-	It("refuses a configuration without IPAM", func() {
-		w := newWorld()
-		says := w.Fails(Call{Command: "STATUS", Conf: conf(Object{"ipam": nil})}, cni.CodeConfig)
-		Expect(says).To(ContainSubstring("ipam.type"))
-	})
-})
-
 var _ = eachReference(func(ref nstest.Reference) {
 	c := conf(Object{"cniVersion": "1.0.0", "ipMasq": true})
 	var w *World

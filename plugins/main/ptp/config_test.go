@@ -62,18 +62,6 @@ var _ = Describe("configuration", func() {
 	})
 
 	const envMAC, cniMAC, rtMAC = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"
-	DescribeTable("MAC address", func(keys, args, want string) {
-		c, err := parse(withIPAM+keys, args)
-		Expect(err).NotTo(HaveOccurred())
-		Expect(c.Link.MAC.String()).To(Equal(want))
-	},
-		Entry("from nowhere", ``, "", ""),
-		Entry("from CNI_ARGS", ``, "IgnoreUnknown=1;K8S_POD_NAME=a;MAC="+envMAC, envMAC),
-		Entry("from args.cni, which wins over CNI_ARGS", `,"args":{"cni":{"mac":"`+cniMAC+`"}}`, "MAC="+envMAC, cniMAC),
-		Entry("from runtimeConfig, which wins over all",
-			`,"args":{"cni":{"mac":"`+cniMAC+`"}},"runtimeConfig":{"mac":"`+rtMAC+`"}`, "MAC="+envMAC, rtMAC),
-	)
-
 	DescribeTable("CNI_ARGS are refused with code 4", func(args, want string) {
 		_, err := parse(withIPAM, args)
 		Expect(err).To(MatchError(ContainSubstring(want)))
