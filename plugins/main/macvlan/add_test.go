@@ -44,16 +44,6 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Expect(l.MTU).To(Equal(1400))
 	})
 
-	It("prints a result of each version, also without addresses", func() {
-		for i, v := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
-			c := conf(Object{"cniVersion": v})
-			Expect(w.Attach(fmt.Sprint("l3-", i), c, fmt.Sprintf("10.1.0.%d/24", i+2)).Result.CNIVersion).To(Equal(v))
-			a := w.Attach(fmt.Sprint("l2-", i), Merge(c, Object{"ipam": nil}))
-			Expect(a.Result.CNIVersion).To(Equal(v))
-			Expect(Show(a.Host, "eth0").Flags).To(ContainElement("UP"))
-		}
-	})
-
 	It("makes each mode, and a queue for broadcasts", func() {
 		for _, mode := range []string{"bridge", "private", "vepa", "passthru"} {
 			a := w.Attach(mode, conf(Object{"mode": mode, "bcqueuelen": 2000}), "10.1.0.2/24")

@@ -92,15 +92,6 @@ var _ = Describe("ADD", func() {
 		Expect(a.Result.Routes).To(BeEmpty())
 	})
 
-	It("answers in each version", func() {
-		for i, v := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
-			res := w.Attach("v"+v, conf(Object{"cniVersion": v}), nth(i+2)...).Result
-			Expect(res.CNIVersion).To(Equal(v))
-			Expect(res.Text).To(ContainSubstring("10.1.0.%d/24", i+2))
-			Expect(res.Text).To(ContainSubstring("2001:db8:1::%d/64", i+2))
-		}
-	})
-
 	It("has IPv6 usable at once, from everywhere, without detection of duplicates", Label("ptp-families"), func() {
 		out := nstest.NewOutside(w.Host)
 		IP(out, "route add default via 2001:db8::1")

@@ -235,15 +235,6 @@ var _ = Describe("the result", Ordered, func() {
 		})
 	}
 
-	for _, version := range []string{"0.1.0", "0.2.0"} {
-		It("is prevResult in version "+version, func() {
-			prev := Object{"cniVersion": version, "ip4": Object{"ip": "10.1.0.2/24"}}
-			out := w.Add(c.as("ADD", Object{"cniVersion": version, "prevResult": prev})).Text
-			Expect(out).To(ContainSubstring("10.1.0.2/24"))
-			Expect(w.set("firewall4_v1")).To(ContainSubstring("10.1.0.2 comment"))
-		})
-	}
-
 	It("of a container without addresses is given back, and nothing is made", func() {
 		before := w.untouched()
 		c.add(Object{"prevResult": Merge(c.prev, Object{"ips": []Object{}})})

@@ -568,28 +568,6 @@ var _ = Describe("beside the reference plugin", func() {
 	}
 })
 
-var _ = Describe("the program", func() {
-	DescribeTable("serves version", func(version string) {
-		w := newWorld("10.2.0.2/24")
-		before := w.cont.Snapshot()
-		prev := fmt.Sprintf(`{"cniVersion":%q,"ips":[{"version":"4","address":"10.2.0.2/24"}]}`, version)
-		if version < "0.3" {
-			prev = `{"ip4":{"ip":"10.2.0.2/24"}}`
-		}
-		conf := fmt.Sprintf(`{"cniVersion":%q,"name":"net","type":"sbr","prevResult":%s}`, version, prev)
-		c := Call{Command: "ADD", IfName: "eth1", Netns: w.cont.Path, Conf: conf}
-		a := w.Exec(c)
-		Expect(a.Added().CNIVersion).To(Equal(version))
-		Expect(w.rules()).To(Equal([]string{"10.2.0.2 100"}))
-		c.Command = "DEL"
-		Expect(w.Exec(c)).To(Equal(Answer{}))
-		Expect(w.cont.Snapshot()).To(Equal(before))
-	},
-		Entry(nil, "0.1.0"), Entry(nil, "0.2.0"), Entry(nil, "0.3.0"), Entry(nil, "0.3.1"),
-		Entry(nil, "0.4.0"), Entry(nil, "1.0.0"), Entry(nil, "1.1.0"),
-	)
-})
-
 // full is a standard output that cannot be written.
 type full struct{}
 

@@ -61,25 +61,6 @@ var _ = Describe("the program", func() {
 		Entry(nil, "0.3.1"), Entry(nil, "0.4.0"), Entry(nil, "1.0.0"), Entry(nil, "1.1.0"),
 	)
 
-	DescribeTable("serves version", func(version string) {
-		c := call{version: version, keys: everything, prev: `{"ip4":{"ip":"10.1.2.3/24"}}`}
-		if version >= "0.3" {
-			c.prev = prev(version)
-		}
-		before := w.values()
-		Expect(w.exec("ADD", c).Code).To(BeZero())
-		if version >= "0.4" {
-			c.prev = strings.ReplaceAll(c.prev, firstMAC, otherMAC)
-			Expect(w.exec("CHECK", c)).To(Equal(Answer{}))
-		}
-		Expect(w.exec("DEL", c)).To(Equal(Answer{}))
-		Expect(w.values()).To(Equal(before))
-		Expect(w.files()).To(BeEmpty())
-	},
-		Entry(nil, "0.1.0"), Entry(nil, "0.2.0"), Entry(nil, "0.3.0"), Entry(nil, "0.3.1"),
-		Entry(nil, "0.4.0"), Entry(nil, "1.0.0"), Entry(nil, "1.1.0"),
-	)
-
 	It("writes nothing that is right already where nothing can be written", func() {
 		w.cont.SetSysctl("net/core/somaxconn", "77")
 		w.Cmd("mount", "--bind", "/proc/sys", "/proc/sys")
