@@ -12,34 +12,9 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/skel"
-	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 var _ = Describe("the lock", Label("kernel", "lock-deadline"), func() {
-	It("of host ports is waited for until a deadline, and its holder is named", func() {
-		w := newWorld()
-		w.bridge(1)
-		a := w.container(1, 2)
-		a.add(ports("8080:80"))
-		holding := w.Start(nstest.Program{Path: "flock",
-			Args: []string{"-o", "/run/hawser/portmap/lock", "sh", "-c", "exec sleep 60 >/dev/null 2>&1"}})
-		Eventually(func() string {
-			return w.Cmd("cat",
-				"/proc/locks")
-		}).Should(ContainSubstring(fmt.Sprint(holding.Process.Pid)))
-		b := w.container(1, 3)
-		var err error
-		w.Do(func() {
-			ctx, cancel := timeout(100 * time.Millisecond)
-			defer cancel()
-			_, err = openStore(ctx)
-		})
-		Expect(err).To(MatchError(statefile.ErrBusy)) // code 11
-		Expect(err).To(MatchError(ContainSubstring(fmt.Sprintf("held by process %d (flock)", holding.Process.Pid))))
-		Expect(holding.Process.Signal(os.Kill)).To(Succeed())
-		b.add(ports("8081:80"))
-	})
-
 	It("of legacy iptables is waited for until a deadline, and its holder is named", func() {
 		useVariant("legacy")
 		w := newWorld()

@@ -94,23 +94,6 @@ var _ = Describe("a host port", Label("kernel"), func() {
 			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(ContainSubstring("9000"))
 		})
 
-		It("that is yielded, or of one family alone, leaves nothing, and needs nothing that others take away", func() {
-			w.bridge(2)
-			third := w.container(2, 3)
-			b.add(k.config, ports("8000:80")) // what all share is there
-			before := w.rules()
-			second := a.second("eth1", 2, 2)
-			a.add(k.config, ports("192.0.2.1:8080:80"))
-			second.add(k.config, ports("192.0.2.1:8080:80"))
-			third.add(k.config, ports("9000:80"))
-			third.del()
-			a.check(k.config, ports("192.0.2.1:8080:80"))
-			second.check(k.config, ports("192.0.2.1:8080:80"))
-			second.del()
-			a.del()
-			Expect(w.rules()).To(Equal(before))
-		})
-
 		DescribeTable("is refused as bind would refuse it", func(first, second string, taken bool) {
 			a.add(k.config, ports(first))
 			o := b.call("ADD", k.config, ports(second))
@@ -238,34 +221,6 @@ var _ = Describe("a host port", Label("kernel"), func() {
 			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp("8080|9000"))
 		})
 
-		It("goes to exactly one of many that ask at once", func() {
-			all := []*container{a, b, w.container(1, 4), w.container(1, 5)}
-			codes := make([]outcome, len(all))
-			nstest.AtOnce(len(all), func(i int) { codes[i] = all[i].call("ADD", k.config, ports("8080:80")) })
-			won := 0
-			for i, o := range codes {
-				if o.exit == 0 {
-					won++
-					all[i].check(k.config, ports("8080:80"))
-				} else {
-					Expect(o.Code).To(Equal(cni.CodePortTaken), o.text())
-				}
-			}
-			Expect(won).To(Equal(1))
-		})
-
-		It("of one container ID on two networks at once is two owners'", func() {
-			w.bridge(2)
-			twin := w.container(2, 2)
-			twin.id = a.id
-			a.add(k.config, ports("8080:80"))
-			o := twin.call("ADD", k.config, ports("8080:80"))
-			Expect(o.Msg).To(ContainSubstring(`by network "net1", container "c1-2", interface "eth0"`))
-			twin.add(k.config, ports("8081:80"))
-			twin.del()
-			a.check(k.config, ports("8080:80"))
-			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
-		})
 	})
 
 	It("of a live owner on the other backend is refused, of one that is gone replaced", func() {
@@ -325,27 +280,5 @@ var _ = Describe("host ports of several", Label("kernel"), func() {
 			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp(`80\d\d|CNI-DN`))
 		})
 
-		It("belong to one interface of a container, on one network or on two", func() {
-			w.bridge(2)
-			same, other := a.second("net1", 1, 9), a.second("net2", 2, 9)
-			three := []*container{a, same, other}
-			for i, c := range three {
-				c.add(k.config, ports(fmt.Sprintf("%d:80", 8000+i)))
-			}
-			for i, c := range three {
-				c.check(k.config, ports(fmt.Sprintf("%d:80", 8000+i)))
-			}
-			Expect(same.call("ADD", k.config, ports("8000:80")).Code).To(Equal(cni.CodeExists))
-			same.del()
-			a.check(k.config, ports("8000:80"))
-			other.check(k.config, ports("8002:80"))
-			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(ContainSubstring("8001"))
-			Expect(w.reach(8000)).To(Equal("192.0.2.2"))
-			a.del()
-			other.check(k.config, ports("8002:80"))
-			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(ContainSubstring("8000"))
-			other.del()
-			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp(`80\d\d|CNI-DN`))
-		})
 	})
 })
