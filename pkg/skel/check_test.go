@@ -263,5 +263,4 @@ var _ = Describe("ADD", func() {
 				HaveSuffix(`; mtu: is a JSON string, want a whole number; vlan: 5000 is too great`)))
 		}
 	})
-
 })

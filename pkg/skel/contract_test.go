@@ -160,7 +160,6 @@ var _ = Describe("a call that succeeds", func() {
 			Expect(parsed).To(Equal(times))
 		}, Entry(nil, "ADD", 1), Entry(nil, "CHECK", 1), Entry(nil, "STATUS", 1),
 		Entry(nil, "DEL", 0), Entry(nil, "GC", 0))
-
 })
 
 var _ = Describe("a call that is refused before the handler runs", func() {

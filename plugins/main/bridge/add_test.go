@@ -281,5 +281,4 @@ var _ = Describe("ADD", func() {
 		Expect(w.Snapshot()).To(Equal(before))
 		Expect(w.Calls()).To(Equal([]string{"ADD one eth0", "ADD two eth0", "DEL two eth0"}))
 	})
-
 })

@@ -3,8 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"reflect"
-	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -17,85 +15,12 @@ func parse(keys, args string) (config, error) {
 	return parseConfig(&skel.Request{Conf: []byte("{" + keys + "}"), Args: args})
 }
 
-// differences lists the fields of a configuration that are not as without keys.
-func differences(c config) string {
-	base, err := parse("", "")
-	Expect(err).NotTo(HaveOccurred())
-	var diffs []string
-	var walk func(a, b reflect.Value, name string)
-	walk = func(a, b reflect.Value, name string) {
-		if a.Kind() == reflect.Struct {
-			for i := range a.NumField() {
-				walk(a.Field(i), b.Field(i), name+"."+a.Type().Field(i).Name)
-			}
-		} else if v := fmt.Sprintf("%v", a); v != fmt.Sprintf("%v",
-			b) || a.Kind() == reflect.Slice && a.IsNil() != b.IsNil() {
-			diffs = append(diffs, fmt.Sprintf("%s=%s", name[1:], v))
-		}
-	}
-	walk(reflect.ValueOf(c), reflect.ValueOf(base), "")
-	return strings.Join(diffs, " ")
-}
-
 var _ = Describe("configuration", func() {
 	It("has the reference's defaults", func() {
 		c, err := parse("", "")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(c).To(Equal(config{Bridge: "cni0"}))
 	})
-
-	DescribeTable("keys", func(keys, want string) {
-		c, err := parse(keys, "")
-		Expect(err).NotTo(HaveOccurred())
-		Expect(differences(c)).To(Equal(want))
-	},
-		Entry("bridge", `"bridge":"mybr"`, "Bridge=mybr"),
-		Entry("bridge null", `"bridge":null`, ""),
-		Entry("isGateway", `"isGateway":true`, "Gateway=true"),
-		Entry("isDefaultGateway", `"isDefaultGateway":true`, "Gateway=true DefaultGateway=true"),
-		Entry("isDefaultGateway and no isGateway", `"isDefaultGateway":true,"isGateway":false`,
-			"Gateway=true DefaultGateway=true"),
-		Entry("forceAddress", `"forceAddress":true`, "ForceAddress=true"),
-		Entry("ipMasq without ipam", `"ipMasq":true`, ""),
-		Entry("ipMasq", `"ipMasq":true,"ipam":{"type":"x"}`, "Masq.On=true IPAM=true"),
-		Entry("ipMasqBackend", `"ipMasqBackend":"iptables"`, "Masq.Backend=iptables"),
-		Entry("ipMasqBackend nftables", `"ipMasqBackend":"nftables"`, "Masq.Backend=nftables"),
-		Entry("ipMasqBackend null", `"ipMasqBackend":null`, ""),
-		Entry("mtu", `"mtu":1400`, "Link.MTU=1400"),
-		Entry("mtu, smallest", `"mtu":68`, "Link.MTU=68"),
-		Entry("mtu, largest", `"mtu":65535`, "Link.MTU=65535"),
-		Entry("hairpinMode", `"hairpinMode":true`, "Port.Hairpin=true"),
-		Entry("promiscMode", `"promiscMode":true`, "Promisc=true"),
-		Entry("vlan", `"vlan":100`, "Port.Filtering=true Port.VLAN=100"),
-		Entry("vlan 0", `"vlan":0`, ""),
-		Entry("vlan, largest", `"vlan":4094`, "Port.Filtering=true Port.VLAN=4094"),
-		Entry("vlanTrunk, no entries", `"vlanTrunk":[]`, "Port.Filtering=true"),
-		Entry("vlanTrunk null", `"vlanTrunk":null`, ""),
-		Entry("vlanTrunk, one", `"vlanTrunk":[{"id":7}]`, "Port.Filtering=true Port.Trunk=[7]"),
-		Entry("vlanTrunk, a range of one", `"vlanTrunk":[{"minID":7,"maxID":7}]`, "Port.Filtering=true Port.Trunk=[7]"),
-		Entry("vlanTrunk, one and a range in an entry", `"vlanTrunk":[{"id":9,"minID":2,"maxID":4}]`,
-			"Port.Filtering=true Port.Trunk=[2 3 4 9]"),
-		Entry("vlanTrunk, unordered and overlapping",
-			`"vlanTrunk":[{"minID":8,"maxID":10},{"id":9},{"id":1},{"id":4094}]`,
-			"Port.Filtering=true Port.Trunk=[1 8 9 10 4094]"),
-		Entry("vlan and vlanTrunk", `"vlan":5,"vlanTrunk":[{"id":7}]`,
-			"Port.Filtering=true Port.VLAN=5 Port.Trunk=[7]"),
-		Entry("preserveDefaultVlan", `"preserveDefaultVlan":true`, "Port.KeepDefault=true"),
-		Entry("macspoofchk", `"macspoofchk":true`, "SpoofCheck=true"),
-		Entry("enabledad", `"enabledad":true`, "DAD=true"),
-		Entry("disableContainerInterface", `"disableContainerInterface":true`, "KeepDown=true"),
-		Entry("disableContainerInterface with an ipam without type", `"disableContainerInterface":true,"ipam":{}`,
-			"KeepDown=true"),
-		Entry("portIsolation", `"portIsolation":true`, "Port.Isolated=true"),
-		Entry("ipam without type", `"ipam":{}`, ""),
-		Entry("ipam", `"ipam":{"type":"host-local"}`, "IPAM=true"),
-		Entry("dns", `"dns":{"nameservers":["192.0.2.53"],"domain":"d","search":["s"],"options":["o"]}`,
-			"Link.DNS.Nameservers=[192.0.2.53] Link.DNS.Domain=d Link.DNS.Search=[s] Link.DNS.Options=[o]"),
-		Entry("dns, an empty list is said", `"dns":{"search":[]}`, "Link.DNS.Search=[]"),
-		Entry("keys in other case", `"BRIDGE":"x","isgateway":true,"MacSpoofChk":true`,
-			"Bridge=x Gateway=true SpoofCheck=true"),
-		Entry("unknown keys", `"nonsense":{"bridge":1}`, ""),
-	)
 
 	It("is refused for everything that is wrong with it at once", func() {
 		_, err := parse(`"bridge":"a/b","mtu":5,"vlan":5000,"isGateway":true,"hairpinMode":true,"promiscMode":true,
@@ -165,5 +90,4 @@ var _ = Describe("configuration", func() {
 		Entry("an unknown key", "IP=10.0.0.1", "IP"),
 		Entry("no pair", "MAC", "KEY=value"),
 	)
-
 })

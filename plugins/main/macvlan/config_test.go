@@ -6,7 +6,6 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -16,30 +15,6 @@ func parse(keys, args string) (config, error) {
 }
 
 var _ = Describe("configuration", func() {
-	DescribeTable("keys", func(keys string, want config) {
-		c, err := parse(keys, "")
-		Expect(err).NotTo(HaveOccurred())
-		if want.Mode == "" {
-			want.Mode = "bridge"
-		}
-		Expect(c).To(Equal(want))
-	},
-		Entry("nothing", ``, config{DAD: true}),
-		Entry("master", `"master":"up0"`, config{Master: attach.MasterKeys{Master: "up0"}, DAD: true}),
-		Entry("linkInContainer", `"linkInContainer":true`,
-			config{Master: attach.MasterKeys{LinkInContainer: true}, DAD: true}),
-		Entry("mode", `"mode":"vepa"`, config{Mode: "vepa", DAD: true}),
-		Entry("mode, empty", `"mode":""`, config{DAD: true}),
-		Entry("mtu", `"mtu":1400`, config{Link: attach.Link{MTU: 1400}, DAD: true}),
-		Entry("bcqueuelen", `"bcqueuelen":2000`, config{QueueLen: 2000, DAD: true}),
-		Entry("enabledad false", `"enabledad":false`, config{}),
-		Entry("enabledad null", `"enabledad":null`, config{DAD: true}),
-		Entry("dns", `"dns":{"search":["s"]}`,
-			config{Link: attach.Link{DNS: cni.DNS{Search: []string{"s"}}}, DAD: true}),
-		Entry("keys in other case", `"MASTER":"up0","Mtu":1400`,
-			config{Master: attach.MasterKeys{Master: "up0"}, Link: attach.Link{MTU: 1400}, DAD: true}),
-	)
-
 	It("is refused for everything that is wrong with it at once", func() {
 		_, err := parse(`"mode":"x","mtu":5,"mac":"no","ipam":{"type":"../x"}`, "MAC")
 		Expect(cni.ProblemsOf(err)).To(HaveLen(5))

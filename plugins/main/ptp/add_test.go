@@ -245,7 +245,6 @@ var _ = Describe("ADD", func() {
 			conf(Object{"dns": Object{"search": []string{"x"}}})).Result.DNS).To(Equal(Object{"search": []any{"x"}}))
 		Expect(w.Attach("three", conf(Object{"dns": Object{"search": []string{}}})).Result.DNS).To(BeNil())
 	})
-
 })
 
 // writer is called with what is written.

@@ -220,7 +220,6 @@ var _ = Describe("a host port", Label("kernel"), func() {
 			again.del()
 			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp("8080|9000"))
 		})
-
 	})
 
 	It("of a live owner on the other backend is refused, of one that is gone replaced", func() {
@@ -279,6 +278,5 @@ var _ = Describe("host ports of several", Label("kernel"), func() {
 			nstest.AtOnce(len(all), func(i int) { all[i].del(k.config) })
 			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp(`80\d\d|CNI-DN`))
 		})
-
 	})
 })
