@@ -23,11 +23,11 @@ var floors = map[string]int{
 	"pkg/cni": 0, "pkg/ns": 0, "pkg/sysctl": 0, "pkg/statefile": 0, "pkg/process": 0,
 	"pkg/rtnl": 1, "pkg/nft": 1, "pkg/ipam": 1,
 	"pkg/iface": 2, "pkg/ipt": 2, "pkg/masq": 3,
-	"pkg/skel": 3, "pkg/attach": 4,
+	"pkg/skel": 3, "pkg/frame": 4, "pkg/attach": 5,
 }
 
 const (
-	pluginFloor = 5
+	pluginFloor = 6
 	harness     = "pkg/nstest" // imported by tests alone
 	maxLines    = 60
 	maxParams   = 4

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/masq"
-	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -28,17 +28,11 @@ const (
 	addressTimeout = 2 * time.Second
 )
 
-// Session is an ADD or a CHECK under way: the request, a socket on either
-// side, and the links that were made or found.
+// Session is an ADD or a CHECK under way: the call, with a socket on either side, and
+// the links that were made or found.
 type Session struct {
-	*skel.Request
-	Host *rtnl.Conn // in the host's namespace
-	Cont *rtnl.Conn // in the container's
-	NF   *nft.Conn
-
-	HostEnd rtnl.Link // of the pair; none of a Child
-	ContEnd rtnl.Link // the container's interface
-	Master  rtnl.Link // the master of a Child; none where it has no master
+	*frame.Call
+	Master rtnl.Link // the master of a Child; none where it has no master
 
 	masterInside bool // the master is in the container
 
@@ -49,22 +43,18 @@ type Session struct {
 // Open opens the sockets, for as long as the call and its roll-back last. An
 // IPAM plugin that is not there is refused before anything is made.
 func Open(req *skel.Request) (*Session, error) {
-	s := &Session{Request: req, NF: nft.New()}
+	var client *ipam.Client
 	if req.IPAM != "" {
-		s.ipam = ipamOf(req)
-		if err := s.ipam.Find(); err != nil {
+		client = ipamOf(req)
+		if err := client.Find(); err != nil {
 			return nil, err
 		}
 	}
-	req.OnDone(func() { _ = errors.Join(s.Host.Close(), s.Cont.Close(), s.NF.Close()) })
-	var err error
-	if s.Host, err = rtnl.Dial(nil); err != nil {
+	c, err := frame.OpenHost(req)
+	if err != nil {
 		return nil, err
 	}
-	if s.Cont, err = rtnl.Dial(req.NS); err != nil {
-		return nil, fmt.Errorf("container: %w", err)
-	}
-	return s, nil
+	return &Session{Call: c, ipam: client}, c.OpenContainer()
 }
 
 // StartIPAM starts the IPAM plugin, if the configuration names one. The plugin

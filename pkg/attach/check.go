@@ -20,7 +20,7 @@ func Check(ctx context.Context, req *skel.Request, verify func(*Session) []error
 			"prevResult: Required prevResult missing; CHECK compares the container with it")
 	}
 	if _, ok := req.PrevResult.ContainerInterface(req.IfName); !ok {
-		return cni.Errorf(cni.CodeDrift, "prevResult: has no interface %q in a container", req.IfName)
+		return cni.Drift("prevResult: has no interface %q in a container", req.IfName)
 	}
 	s, err := Open(req)
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -132,14 +131,10 @@ func (s *Session) MakeLink(l rtnl.NewLink) error {
 	return s.Host.AddLink(l)
 }
 
-const (
-	childDir = "/run/hawser/links"
-	// lockWait is how long a call waits for the records.
-	lockWait = 30 * time.Second
-)
+const childDir = "/run/hawser/links"
 
 func childRecords() statefile.Records[childRecord] {
-	return statefile.Records[childRecord]{Path: childDir, Wait: lockWait}
+	return statefile.Records[childRecord]{Path: childDir}
 }
 
 // childRecord says where the link of an attachment is, so that GC, and a DEL without
@@ -159,14 +154,13 @@ type childRecord struct {
 // Valid says whether an ADD can have written the record.
 func (r childRecord) Valid() bool { return true }
 
-func (s *Session) newRecord(c Child) (r childRecord, err error) {
-	r = childRecord{Attachment: s.Attachment, Netns: s.Netns,
+func (s *Session) newRecord(c Child) childRecord {
+	r := childRecord{Attachment: s.Attachment, Netns: s.Netns, NS: s.NetnsID,
 		Kind: c.Kind, Unique: c.Unique, Master: s.Master.Index, InContainer: s.masterInside}
 	if c.OneMode {
 		r.Mode = c.Mode
 	}
-	r.NS, err = s.NS.Identity()
-	return r, err
+	return r
 }
 
 // find finds the link where the record says that it is: rtnl.ErrNoLink when it is gone,
@@ -253,10 +247,7 @@ func (s *Session) createChild(ctx context.Context, c Child) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, records.Close()) }()
-	r, err := s.newRecord(c)
-	if err != nil {
-		return err
-	}
+	r := s.newRecord(c)
 	if err := s.refuseRecorded(records, r); err != nil {
 		return err
 	}

@@ -59,7 +59,7 @@ func (s *Session) verifyChild(ctx context.Context, c Child) []error {
 	if err != nil {
 		return []error{iface.Drifted(fmt.Errorf("container: %w", err))}
 	}
-	drift := func(text string) error { return cni.Errorf(cni.CodeDrift, "interface %q: %s", s.IfName, text) }
+	drift := func(text string) error { return cni.Drift("interface %q: %s", s.IfName, text) }
 	if l.Kind != c.Kind {
 		return []error{drift(fmt.Sprintf("is of kind %q instead of %q", l.Kind, c.Kind))}
 	}

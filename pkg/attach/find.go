@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -24,7 +25,7 @@ func find(req *skel.Request, findBridge FindBridge) (p pair, err error) {
 		return p, err
 	}
 	p.conn = p.host
-	p.end, err = findHostEnd(p.host, req.Attachment)
+	p.end, err = frame.MarkedHostEnd(p.host, req.Attachment)
 	if !errors.Is(err, rtnl.ErrNoLink) {
 		return p, err
 	}
@@ -54,7 +55,7 @@ func find(req *skel.Request, findBridge FindBridge) (p pair, err error) {
 			return p, err
 		}
 	}
-	p.end, err = hostEndByResult(p.host, req.PrevResult, bridge)
+	p.end, err = frame.HostEndOfResult(p.host, req.PrevResult, func(l rtnl.Link) bool { return isForeign(l, bridge) })
 	return p, err
 }
 
@@ -81,27 +82,6 @@ func foreignPeer(host *rtnl.Conn, end rtnl.Link, bridge int) (rtnl.Link, error) 
 	return l, err
 }
 
-// hostEndByResult finds the host end that the result names, by name and MAC
-// address: without the interface there is no other trace of it.
-func hostEndByResult(host *rtnl.Conn, prev *cni.Result, bridge int) (rtnl.Link, error) {
-	if prev == nil {
-		return rtnl.Link{}, rtnl.ErrNoLink
-	}
-	for _, i := range prev.Interfaces {
-		if i.Sandbox != "" || i.MAC == "" {
-			continue
-		}
-		l, err := host.Link(i.Name)
-		if errors.Is(err, rtnl.ErrNoLink) {
-			continue
-		}
-		if err != nil || strings.EqualFold(i.MAC, l.MAC.String()) && isForeign(l, bridge) {
-			return l, err
-		}
-	}
-	return rtnl.Link{}, rtnl.ErrNoLink
-}
-
 // isForeign tells whether a link is a host end that other software made. One of
 // ours that has no mark yet is in a group.
 func isForeign(l rtnl.Link, bridge int) bool {
@@ -115,17 +95,17 @@ func (s *Session) FindPair(bridge int) error {
 	if s.ContEnd, err = s.Cont.Link(s.IfName); err != nil {
 		return iface.Drifted(fmt.Errorf("container: %w", err))
 	}
-	s.HostEnd, err = findHostEnd(s.Host, s.Attachment)
+	s.HostEnd, err = frame.MarkedHostEnd(s.Host, s.Attachment)
 	if errors.Is(err, rtnl.ErrNoLink) { // made by the reference, perhaps
 		s.HostEnd, err = foreignPeer(s.Host, s.ContEnd, bridge)
 	}
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
-		return cni.Errorf(cni.CodeDrift, "interface %q: has no host end", s.IfName)
+		return cni.Drift("interface %q: has no host end", s.IfName)
 	case err != nil:
 		return err
 	case s.HostEnd.Peer != s.ContEnd.Index:
-		return cni.Errorf(cni.CodeDrift, "interface %q: is not the other end of host interface %q", s.IfName,
+		return cni.Drift("interface %q: is not the other end of host interface %q", s.IfName,
 			s.HostEnd.Name)
 	}
 	return nil

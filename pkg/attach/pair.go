@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
@@ -37,7 +38,7 @@ func (s *Session) CreatePair(ctx context.Context, link Link) (err error) {
 			return err
 		}
 		if !errors.Is(err, unix.EEXIST) {
-			if l, lost := s.Host.Link(name); lost == nil && isHalfMade(l, s.Network) { // only the answer was lost
+			if l, lost := s.Host.Link(name); lost == nil && frame.IsHalfMade(l, s.Network) { // only the answer was lost
 				err = errors.Join(err, s.Host.DelLink(l.Index))
 			}
 			return err
@@ -65,7 +66,7 @@ func (s *Session) refuseExisting(ctx context.Context) error {
 	} else if !errors.Is(err, rtnl.ErrNoLink) {
 		return err
 	}
-	host, err := findHostEnd(s.Host, s.Attachment)
+	host, err := frame.MarkedHostEnd(s.Host, s.Attachment)
 	if errors.Is(err, rtnl.ErrNoLink) {
 		return nil // the name is another link's
 	}
@@ -95,20 +96,6 @@ func (s *Session) MarkHostEnd(master int) error {
 	return s.Tolerate(iface.IgnoreRouterAdverts(s.HostEnd.Name))
 }
 
-// findHostEnd finds the host end of an attachment that CreatePair made, by its
-// name and its owner. It returns rtnl.ErrNoLink when there is none, also where a
-// link of somebody else has the name.
-func findHostEnd(host *rtnl.Conn, a cni.Attachment) (rtnl.Link, error) {
-	for _, name := range iface.HostNames(a) {
-		l, err := host.Link(name)
-		if err == nil && l.IsPairEnd() && a.Owns(l.Alias) || err == nil && isHalfMade(l, a.Network) ||
-			err != nil && !errors.Is(err, rtnl.ErrNoLink) {
-			return l, err
-		}
-	}
-	return rtnl.Link{}, fmt.Errorf("host end of %s: %w", a, rtnl.ErrNoLink)
-}
-
 // collectPairs deletes the host ends that CreatePair made for attachments of the network
 // that are not valid. It reads all links.
 func collectPairs(host *rtnl.Conn, valid cni.Set) error {
@@ -122,15 +109,10 @@ func collectPairs(host *rtnl.Conn, valid cni.Set) error {
 	}
 	var errs []error
 	for _, l := range links {
-		left := isHalfMade(l, valid.Network()) && !slices.Contains(keep, l.Name)
+		left := frame.IsHalfMade(l, valid.Network()) && !slices.Contains(keep, l.Name)
 		if left || l.IsPairEnd() && valid.Garbage(l.Alias) {
 			errs = append(errs, host.DelLink(l.Index))
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// isHalfMade tells a host end of the network whose ADD died before MarkHostEnd.
-func isHalfMade(l rtnl.Link, network string) bool {
-	return l.IsPairEnd() && l.Alias == "" && l.Group == cni.NetworkHash(network)
 }

@@ -49,6 +49,9 @@ func Errorf(code uint, format string, args ...any) *Error {
 	return &Error{Code: code, Msg: err.Error(), cause: err}
 }
 
+// Drift is the error of a difference that CHECK finds.
+func Drift(format string, args ...any) *Error { return Errorf(CodeDrift, format, args...) }
+
 // Error returns the message, and the details when there are any.
 func (e *Error) Error() string {
 	if e.Details == "" {

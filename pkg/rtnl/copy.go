@@ -73,7 +73,7 @@ func readCopy(message []byte) (r RouteCopy, err error) {
 			r.Attrs = append(r.Attrs, RouteAttribute{a.Attr.Type, a.Value})
 		}
 	}
-	r, _ = r.Through(func(int) bool { return true }) // as it can be sent
+	r, _ = r.through(func(int) bool { return true }) // as it can be sent
 	return r, err
 }
 
@@ -137,9 +137,9 @@ func (r RouteCopy) IsFar() bool {
 	return slices.ContainsFunc(far, func(kind uint16) bool { return r.attr(kind) >= 0 })
 }
 
-// Through is the route with those next hops alone whose link is wanted; ok is false
+// through is the route with those next hops alone whose link is wanted; ok is false
 // when there is none.
-func (r RouteCopy) Through(wanted func(index int) bool) (_ RouteCopy, ok bool) {
+func (r RouteCopy) through(wanted func(index int) bool) (_ RouteCopy, ok bool) {
 	i := r.attr(unix.RTA_MULTIPATH)
 	if i < 0 {
 		return r, wanted(int(r.number(unix.RTA_OIF)))
@@ -158,6 +158,28 @@ func (r RouteCopy) Through(wanted func(index int) bool) (_ RouteCopy, ok bool) {
 		hops = hops[size:]
 	}
 	return r.with(unix.RTA_MULTIPATH, kept), kept != nil
+}
+
+// HopsOf is the route with the next hops of a link alone; ok is false when it has none.
+func (r RouteCopy) HopsOf(link int) (own RouteCopy, ok bool) {
+	return r.through(func(index int) bool { return index == link })
+}
+
+// OtherHops is the route with the next hops of all other links; ok is false when there are none.
+func (r RouteCopy) OtherHops(link int) (others RouteCopy, ok bool) {
+	return r.through(func(index int) bool { return index != link })
+}
+
+// NearFirst compares routes for an order in which the kernel takes them: those through a
+// gateway come after those that may lead to it.
+func NearFirst(a, b RouteCopy) int {
+	switch {
+	case a.IsFar() == b.IsFar():
+		return 0
+	case b.IsFar():
+		return -1
+	}
+	return 1
 }
 
 // From is the route with another preferred source.

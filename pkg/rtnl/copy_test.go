@@ -103,10 +103,10 @@ var _ = Describe("the copy of a route", func() {
 		all := copies(unix.RT_TABLE_MAIN)
 		Expect(all).To(HaveLen(1))
 		one := index(c, "one")
-		for table, wanted := range map[string]func(int) bool{
-			"71": func(index int) bool { return index == one }, "72": func(index int) bool { return index != one },
+		for table, hops := range map[string]func(int) (rtnl.RouteCopy, bool){
+			"71": all[0].HopsOf, "72": all[0].OtherHops,
 		} {
-			r, ok := all[0].Through(wanted)
+			r, ok := hops(one)
 			want := map[string]string{"71": through, "72": others}[table]
 			Expect(ok).To(Equal(want != ""))
 			if ok {

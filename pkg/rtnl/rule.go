@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -39,6 +40,25 @@ func (c *Conn) Rules() (rules []Rule, err error) {
 		return nil, fmt.Errorf("list rules: %w", err)
 	}
 	return rules, nil
+}
+
+// FreeTable is the first table from number first on that is not the kernel's, and that no rule and
+// no route mentions, nor taken.
+func FreeTable(first uint32, rules []Rule, routes []RouteCopy, taken ...uint32) uint32 {
+	isUsed := func(table uint32) bool {
+		return IsKernelTable(table) || slices.Contains(taken, table) ||
+			slices.ContainsFunc(rules, func(r Rule) bool { return r.Table == table }) ||
+			slices.ContainsFunc(routes, func(r RouteCopy) bool { return r.Table() == table })
+	}
+	for isUsed(first) {
+		first++
+	}
+	return first
+}
+
+// IsKernelTable says whether a table is one that the kernel has, or none.
+func IsKernelTable(table uint32) bool {
+	return table == unix.RT_TABLE_UNSPEC || table >= unix.RT_TABLE_DEFAULT && table <= unix.RT_TABLE_LOCAL
 }
 
 // AddRule adds a rule with a source.

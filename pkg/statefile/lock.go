@@ -1,6 +1,7 @@
 package statefile
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,28 +56,28 @@ func Lock(ctx context.Context, path string, perm fs.FileMode) (*Held, error) {
 	return lock(ctx, fd, path, err)
 }
 
+// defaultWait is how long a call waits for its turn where nothing else is said.
+const defaultWait = 30 * time.Second
+
 // LockFD takes an exclusive flock(2) on the open file fd, which remains the
-// caller's, and otherwise does as Lock, but waits at most as long as wait says.
+// caller's, and otherwise does as Lock, but waits for 30 seconds at most.
 // Path is for messages, and to find the holder.
-func LockFD(ctx context.Context, fd int, path string, wait time.Duration) (*Held, error) {
-	ctx, cancel := context.WithTimeout(ctx, wait)
+func LockFD(ctx context.Context, fd int, path string) (*Held, error) {
+	ctx, cancel := context.WithTimeout(ctx, defaultWait)
 	defer cancel()
 	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	return lock(ctx, own, path, err)
 }
 
 // Lock is the function Lock for the entry name of the directory. It waits at
-// most as long as wait says; 0 = as long as the context.
+// most as long as wait says; 0 = 30 seconds.
 func (d *Dir) Lock(ctx context.Context, name string, perm fs.FileMode, wait time.Duration) (*Held, error) {
 	fd, err := d.open(name, lockFlags, perm)
 	if err == nil && flock(fd, unix.LOCK_EX|unix.LOCK_NB) == nil {
 		return &Held{fd}, nil // mostly: a timer would wake the runtime's poller
 	}
-	if wait > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, wait)
-		defer cancel()
-	}
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(wait, defaultWait))
+	defer cancel()
 	return lock(ctx, fd, d.join(name), err)
 }
 

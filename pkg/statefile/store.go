@@ -36,7 +36,7 @@ type Record interface {
 // directory's lock, at most as long as Wait says: then the error matches ErrBusy.
 type Records[T Record] struct {
 	Path string
-	Wait time.Duration
+	Wait time.Duration // 0 = 30 seconds
 }
 
 // Open makes the directory, where there is none, and locks it.

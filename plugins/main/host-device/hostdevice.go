@@ -56,20 +56,17 @@ func take(ctx context.Context, s *attach.Session, d device) (r record, err error
 	} else if !errors.Is(err, rtnl.ErrNoLink) {
 		return r, err
 	}
-	records, err := records().Open(ctx)
+	locked, err := records().Open(ctx)
 	if err != nil {
 		return r, err
 	}
-	defer records.Close()
-	f, err := findFree(s, records, d)
+	defer locked.Close()
+	f, err := findFree(s, locked, d)
 	if err != nil {
 		return r, err
 	}
 	warnOfUses(s, f.Link)
-	r = record{Attachment: s.Attachment, Netns: s.Netns, Device: d, PCI: f.PCI, Link: f.Link}
-	if r.NS, err = s.NS.Identity(); err != nil {
-		return r, err
-	}
+	r = record{Attachment: s.Attachment, Netns: s.Netns, NS: s.NetnsID, Device: d, PCI: f.PCI, Link: f.Link}
 	if err = r.leaveMaster(s); err != nil {
 		return r, err
 	}
@@ -80,14 +77,14 @@ func take(ctx context.Context, s *attach.Session, d device) (r record, err error
 		}
 	}
 	s.OnFail("bring the device home", func(ctx context.Context) error {
-		records, err := openRecords(ctx)
+		locked, err := records().OpenExisting(ctx)
 		if err != nil {
 			return err
 		}
-		defer records.Close()
-		return r.end(records, s.Host, s.Cont, s.Warn)
+		defer locked.Close()
+		return r.end(locked, s.Host, s.Cont, s.Warn)
 	})
-	if err := records.Put(r); err != nil || f.Link.Index == 0 {
+	if err := locked.Put(r); err != nil || f.Link.Index == 0 {
 		return r, err
 	}
 	// One message: whenever we are killed, the device has one name and says where it belongs.
@@ -251,7 +248,7 @@ func find(ctx context.Context, req *skel.Request) (b borrowed, err error) {
 	if b.host, err = rtnl.Dial(nil); err != nil {
 		return b, err
 	}
-	if b.records, err = openRecords(ctx); err != nil {
+	if b.records, err = records().OpenExisting(ctx); err != nil {
 		return b, err
 	}
 	r, ok, err := b.records.Get(req.Hash())
@@ -332,10 +329,10 @@ func verify(ctx context.Context, s *attach.Session, d device) []error {
 	}
 	errs := []error{iface.Verify(s.Target(), s.PrevResult)}
 	if ok && (!r.is(l) || d.Key != "" && !r.meets(d)) {
-		errs = append(errs, cni.Errorf(cni.CodeDrift, "interface %q: is not the device %q", s.IfName, d.Value))
+		errs = append(errs, cni.Drift("interface %q: is not the device %q", s.IfName, d.Value))
 	}
 	if ok && l.Alias != r.Link.Name || l.Alias == "" {
-		errs = append(errs, cni.Errorf(cni.CodeDrift,
+		errs = append(errs, cni.Drift(
 			"interface %q: alias is %q instead of the device's name on the host", s.IfName, l.Alias))
 	}
 	return errs
@@ -352,12 +349,12 @@ func collect(ctx context.Context, req *skel.Request) error {
 		return err
 	}
 	defer host.Close()
-	records, err := openRecords(ctx)
+	locked, err := records().OpenExisting(ctx)
 	if err != nil {
 		return err
 	}
-	defer records.Close()
-	all, err := records.All()
+	defer locked.Close()
+	all, err := locked.All()
 	errs := []error{err}
 	for _, r := range all {
 		if !req.Valid.Excludes(r.Attachment) {
@@ -365,7 +362,7 @@ func collect(ctx context.Context, req *skel.Request) error {
 		}
 		cont, err := attach.Enter(r.Netns, r.NS)
 		if err == nil || errors.Is(err, rtnl.ErrNoLink) {
-			err = r.end(records, host, cont, req.Warn)
+			err = r.end(locked, host, cont, req.Warn)
 		}
 		errs = append(errs, err, cont.Close())
 	}

@@ -2,12 +2,10 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -17,11 +15,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-const (
-	recordDir = "/run/hawser/host-device"
-	// lockWait is how long a call waits for the records: who moves a device holds them.
-	lockWait = 30 * time.Second
-)
+const recordDir = "/run/hawser/host-device"
 
 // record is which device an attachment has, how that was on the host, and where it is now. It
 // is written before the device moves, and dropped when it is at home again, under its name.
@@ -39,14 +33,8 @@ type record struct {
 
 type store = statefile.Store[record]
 
-// records are for a look at them; openRecords keeps others out meanwhile.
-func records() statefile.Records[record] {
-	return statefile.Records[record]{Path: recordDir, Wait: lockWait}
-}
-
-func openRecords(ctx context.Context) (*store, error) {
-	return records().OpenExisting(ctx)
-}
+// records are held by whoever moves a device.
+func records() statefile.Records[record] { return statefile.Records[record]{Path: recordDir} }
 
 // Valid says whether an ADD can have written the record: its file may be damaged.
 func (r record) Valid() bool { return r.Link.Index == 0 || cni.ValidIfName(r.Link.Name) }

@@ -5,43 +5,36 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// call is one call under way. The socket is open until a failed ADD is rolled back.
-type call struct {
-	*skel.Request
-	host *rtnl.Conn
-}
+// call is one call under way.
+type call struct{ *frame.Call }
 
-func open(req *skel.Request) (*call, error) {
-	host, err := rtnl.Dial(nil)
-	if err != nil {
-		return nil, err
-	}
-	req.OnDone(func() { _ = host.Close() })
-	return &call{req, host}, nil
+func newCall(req *skel.Request) (call, error) {
+	c, err := frame.OpenHost(req)
+	return call{c}, err
 }
 
 func add(_ context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
 	if cfg.ingress.rate == 0 && cfg.egress.rate == 0 {
 		return req.PrevResult, nil
 	}
-	c, err := open(req)
+	c, err := newCall(req)
 	if err != nil {
 		return nil, err
 	}
-	end, err := c.hostEnd()
-	if err != nil {
+	if err := c.findHostEnd(); err != nil {
 		return nil, err
 	}
+	end := c.HostEnd
 	ingress, egress, err := cfg.plan(end.MTU)
 	if err != nil {
 		return nil, err
@@ -83,11 +76,11 @@ func add(_ context.Context, req *skel.Request, cfg config) (*cni.Result, error) 
 
 // del removes whatever the attachment has. The host end may live on.
 func del(_ context.Context, req *skel.Request) error {
-	c, err := open(req)
+	c, err := newCall(req)
 	if err != nil {
 		return err
 	}
-	end, err := c.findHostEnd()
+	end, err := c.findRemains()
 	if err != nil {
 		return err
 	}
@@ -97,11 +90,11 @@ func del(_ context.Context, req *skel.Request) error {
 // gc removes the IFBs of attachments that are not valid, what leads to them, and the
 // filters of the host ends that do. Other host ends go with the GC of the plugin that made them.
 func gc(_ context.Context, req *skel.Request) error {
-	c, err := open(req)
+	c, err := newCall(req)
 	if err != nil {
 		return err
 	}
-	links, err := c.host.Links()
+	links, err := c.Host.Links()
 	errs := []error{err}
 	var keep []string // names that IFBs of valid attachments may have without a mark
 	for _, a := range req.Valid.All() {
@@ -117,7 +110,7 @@ func gc(_ context.Context, req *skel.Request) error {
 		for _, end := range users {
 			errs = append(errs, c.unlimit(end.Index, l.Index))
 		}
-		errs = append(errs, c.host.DelLink(l.Index))
+		errs = append(errs, c.Host.DelLink(l.Index))
 	}
 	return errors.Join(errs...)
 }
@@ -127,29 +120,29 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	if cfg.ingress.rate == 0 && cfg.egress.rate == 0 {
 		return nil
 	}
-	c, err := open(req)
+	c, err := newCall(req)
 	if err != nil {
 		return err
 	}
-	end, err := c.hostEnd()
-	if err != nil && cni.AsError(err).Code != cni.CodeInternal {
-		err = cni.Errorf(cni.CodeDrift, "%w", err)
+	err = c.findHostEnd()
+	if isAbsent(err) {
+		return cni.Drift("%w", err)
 	}
 	if err != nil {
 		return err
 	}
-	ingress, egress, err := cfg.plan(end.MTU)
+	ingress, egress, err := cfg.plan(c.HostEnd.MTU)
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.verify("ingress", end, ingress), c.verifyEgress(end, egress))
+	return errors.Join(c.verify("ingress", c.HostEnd, ingress), c.verifyEgress(c.HostEnd, egress))
 }
 
 // status says whether the kernel can limit anything.
 func status(_ context.Context, req *skel.Request, _ config) error {
-	c, err := open(req)
+	c, err := newCall(req)
 	if err == nil {
-		err = c.host.ProbeQdisc("tbf")
+		err = c.Host.ProbeQdisc("tbf")
 	}
 	if err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "token bucket filter: %w", err)
@@ -157,73 +150,55 @@ func status(_ context.Context, req *skel.Request, _ config) error {
 	return nil
 }
 
-// hostEnd finds the host end of the container's interface. Who is in the container can
+// findHostEnd finds the host end of the container's interface. Who is in the container can
 // choose indexes, and so point at another's host end: the result must name it, too.
-func (c *call) hostEnd() (rtnl.Link, error) {
-	inside, err := c.inside()
+func (c call) findHostEnd() error {
+	err := c.FindHostEnd()
 	switch {
-	case errors.Is(err, rtnl.ErrNoLink):
-		return inside, c.NoInterface(rtnl.ErrNoLink)
-	case err != nil:
-		return inside, err
-	case !inside.IsPairEnd():
-		return inside, cni.Errorf(cni.CodeUnsupportedField,
+	case c.ContEnd.Index == 0:
+		return err
+	case !c.ContEnd.IsPairEnd():
+		return cni.Errorf(cni.CodeUnsupportedField,
 			"CNI_IFNAME %q: is of kind %q, and bandwidth limits the host end of a veth or netkit pair", c.IfName,
-			inside.Kind)
+			c.ContEnd.Kind)
+	case err != nil && !errors.Is(err, rtnl.ErrNoLink):
+		return err
 	}
-	end, err := c.host.LinkByIndex(inside.Peer)
-	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
-		return end, err
-	}
-	named := slices.ContainsFunc(c.PrevResult.Interfaces, func(i cni.Interface) bool {
-		return i.Name == end.Name && i.Sandbox == ""
+	isNamed := slices.ContainsFunc(c.PrevResult.Interfaces, func(i cni.Interface) bool {
+		return i.Name == c.HostEnd.Name && i.Sandbox == ""
 	})
-	if err != nil || !named || end.Kind != inside.Kind || end.Peer != inside.Index {
-		return end, cni.Refuse("prevResult.interfaces", nil, fmt.Sprintf(
+	if err != nil || !isNamed {
+		return cni.Refuse("prevResult.interfaces", nil, fmt.Sprintf(
 			"has no interface of the host that is the other end of %q", c.IfName))
 	}
-	return end, nil
+	return nil
 }
 
-// inside looks at the container's interface.
-func (c *call) inside() (rtnl.Link, error) {
-	cont, err := rtnl.Dial(c.NS)
-	if err != nil {
-		return rtnl.Link{}, fmt.Errorf("container: %w", err)
-	}
-	defer cont.Close()
-	return cont.Link(c.IfName)
-}
+// isAbsent tells the errors of findHostEnd that say that there is none.
+func isAbsent(err error) bool { return err != nil && cni.AsError(err).Code != cni.CodeInternal }
 
-// findHostEnd finds the host end for DEL: ours by its mark, that of other software by
-// the namespace and the result, or without the namespace by the result alone. Where there is
+// findRemains finds the host end for DEL: ours by its mark, that of other software by the
+// namespace and the result, or without the namespace by the result alone. Where there is
 // none its index is 0.
-func (c *call) findHostEnd() (rtnl.Link, error) {
-	for _, name := range iface.HostNames(c.Attachment) {
-		end, err := c.host.Link(name)
-		if err == nil && end.IsPairEnd() && c.Owns(end.Alias) || err != nil && !errors.Is(err, rtnl.ErrNoLink) {
-			return end, err
-		}
+func (c call) findRemains() (rtnl.Link, error) {
+	end, err := frame.MarkedHostEnd(c.Host, c.Attachment)
+	if !errors.Is(err, rtnl.ErrNoLink) || c.PrevResult == nil {
+		return end, notAbsent(err)
 	}
-	if c.PrevResult != nil && c.NS != nil {
-		end, err := c.hostEnd()
-		if err == nil || cni.AsError(err).Code == cni.CodeInternal {
-			return end, err
-		}
+	if c.NS == nil {
+		end, err = frame.HostEndOfResult(c.Host, c.PrevResult, rtnl.Link.IsPairEnd)
+		return end, notAbsent(err)
+	}
+	err = c.findHostEnd()
+	if isAbsent(err) {
 		return rtnl.Link{}, nil // the pair is gone
 	}
-	if c.PrevResult == nil {
-		return rtnl.Link{}, nil
+	return c.HostEnd, err
+}
+
+func notAbsent(err error) error {
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return nil
 	}
-	for _, i := range c.PrevResult.Interfaces {
-		if i.Sandbox != "" || i.MAC == "" {
-			continue
-		}
-		end, err := c.host.Link(i.Name)
-		if err == nil && end.IsPairEnd() && strings.EqualFold(i.MAC, end.MAC.String()) ||
-			err != nil && !errors.Is(err, rtnl.ErrNoLink) {
-			return end, err
-		}
-	}
-	return rtnl.Link{}, nil
+	return err
 }

@@ -24,12 +24,12 @@ func isHalfMade(l rtnl.Link, network string) bool {
 }
 
 // isMine tells the IFB of this attachment.
-func (c *call) isMine(l rtnl.Link) bool {
+func (c call) isMine(l rtnl.Link) bool {
 	return l.Kind == "ifb" && c.Owns(l.Alias) || isHalfMade(l, c.Network) && l.Name == names(c.Attachment)[1]
 }
 
 // canBeMine also tells one that has no mark: the reference's.
-func (c *call) canBeMine(l rtnl.Link) bool {
+func (c call) canBeMine(l rtnl.Link) bool {
 	return c.isMine(l) || l.Kind == "ifb" && l.Alias == "" && slices.Contains(names(c.Attachment), l.Name)
 }
 
@@ -41,27 +41,27 @@ type limits struct {
 
 // readLimits reads what an ADD before this one has made, or the reference's. found says that the host
 // end has a TBF or an ingress qdisc, which may limit nothing.
-func (c *call) readLimits(end rtnl.Link) (was limits, found bool, err error) {
-	root, err := c.host.Qdisc(end.Index, rtnl.Root)
+func (c call) readLimits(end rtnl.Link) (was limits, found bool, err error) {
+	root, err := c.Host.Qdisc(end.Index, rtnl.Root)
 	if err != nil {
 		return was, false, err
 	}
 	if root.IsTBF() {
 		was.ingress = &filter{TBF: root.TBF}
 	}
-	q, err := c.host.Qdisc(end.Index, rtnl.Ingress)
+	q, err := c.Host.Qdisc(end.Index, rtnl.Ingress)
 	if err != nil || q.Kind != "ingress" {
 		return was, root.IsTBF(), err
 	}
-	list, err := c.host.Redirects(end.Index)
+	list, err := c.Host.Redirects(end.Index)
 	if err != nil || len(list) == 0 || list[0].To <= 0 {
 		return was, true, err
 	}
-	ifb, err := c.host.LinkByIndex(list[0].To)
+	ifb, err := c.Host.LinkByIndex(list[0].To)
 	if err != nil || !c.canBeMine(ifb) {
 		return was, true, err
 	}
-	q, err = c.host.Qdisc(ifb.Index, rtnl.Root)
+	q, err = c.Host.Qdisc(ifb.Index, rtnl.Root)
 	if q.IsTBF() {
 		was.egress, was.mac = &filter{TBF: q.TBF}, ifb.MAC
 	}
@@ -69,7 +69,7 @@ func (c *call) readLimits(end rtnl.Link) (was limits, found bool, err error) {
 }
 
 // replace removes what limits the host end, and makes these limits.
-func (c *call) replace(end rtnl.Link, l limits) (ifb rtnl.Link, err error) {
+func (c call) replace(end rtnl.Link, l limits) (ifb rtnl.Link, err error) {
 	if err := c.remove(end); err != nil {
 		return ifb, err
 	}
@@ -78,49 +78,49 @@ func (c *call) replace(end rtnl.Link, l limits) (ifb rtnl.Link, err error) {
 
 // limit makes what the filters need, and them. The error matches EEXIST where there is
 // something already.
-func (c *call) limit(end rtnl.Link, l limits) (ifb rtnl.Link, err error) {
+func (c call) limit(end rtnl.Link, l limits) (ifb rtnl.Link, err error) {
 	if l.egress != nil {
 		if ifb, err = c.addIFB(end.MTU, l.mac); err != nil {
 			return ifb, err
 		}
-		if err = c.host.AddTBF(ifb.Index, l.egress.TBF); err != nil {
+		if err = c.Host.AddTBF(ifb.Index, l.egress.TBF); err != nil {
 			return ifb, err
 		}
 		mark, group, up := c.Mark(), uint32(0), true
-		if err = c.host.SetLink(ifb.Index, rtnl.Change{Alias: &mark, Group: &group, Up: &up}); err != nil {
+		if err = c.Host.SetLink(ifb.Index, rtnl.Change{Alias: &mark, Group: &group, Up: &up}); err != nil {
 			return ifb, err
 		}
-		err = c.host.AddIngress(end.Index)
+		err = c.Host.AddIngress(end.Index)
 		if errors.Is(err, unix.EEXIST) { // somebody's, which remove would take for ours beside our IFB
-			return ifb, errors.Join(err, c.host.DelLink(ifb.Index))
+			return ifb, errors.Join(err, c.Host.DelLink(ifb.Index))
 		}
 		if err != nil {
 			return ifb, err
 		}
-		if err = c.host.Redirect(end.Index, ifb.Index); err != nil {
+		if err = c.Host.Redirect(end.Index, ifb.Index); err != nil {
 			return ifb, err
 		}
 	}
 	if l.ingress != nil {
-		err = c.host.AddTBF(end.Index, l.ingress.TBF)
+		err = c.Host.AddTBF(end.Index, l.ingress.TBF)
 	}
 	return ifb, err
 }
 
 // addIFB makes an IFB by the first of its names that nothing else has.
-func (c *call) addIFB(mtu int, mac net.HardwareAddr) (ifb rtnl.Link, err error) {
+func (c call) addIFB(mtu int, mac net.HardwareAddr) (ifb rtnl.Link, err error) {
 	for _, name := range names(c.Attachment) {
 		// The group says whose the link is until it has its alias, which cannot be given
 		// when a link is made.
-		err = c.host.AddLink(rtnl.NewLink{Name: name, Kind: "ifb", MTU: mtu, MAC: mac,
+		err = c.Host.AddLink(rtnl.NewLink{Name: name, Kind: "ifb", MTU: mtu, MAC: mac,
 			Group: cni.NetworkHash(c.Network)})
 		if err == nil {
-			return c.host.Link(name)
+			return c.Host.Link(name)
 		}
 		if !errors.Is(err, unix.EEXIST) {
 			return ifb, err
 		}
-		if l, lookErr := c.host.Link(name); lookErr == nil && c.isMine(l) {
+		if l, lookErr := c.Host.Link(name); lookErr == nil && c.isMine(l) {
 			return l, err
 		}
 	}
@@ -130,11 +130,11 @@ func (c *call) addIFB(mtu int, mac net.HardwareAddr) (ifb rtnl.Link, err error) 
 // remove removes what the attachment has: the filters of the host end, where one is known,
 // and the IFBs. One without mark, which the reference made or a killed ADD, may be another
 // interface's: then another host end leads to it.
-func (c *call) remove(end rtnl.Link) error {
+func (c call) remove(end rtnl.Link) error {
 	var errs []error
 	var ours []int
 	for _, name := range names(c.Attachment) {
-		l, err := c.host.Link(name)
+		l, err := c.Host.Link(name)
 		if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 			errs = append(errs, err)
 		}
@@ -158,7 +158,7 @@ func (c *call) remove(end rtnl.Link) error {
 	}
 	errs = append(errs, c.unlimit(end.Index, ours...))
 	for _, index := range ours {
-		errs = append(errs, c.host.DelLink(index))
+		errs = append(errs, c.Host.DelLink(index))
 	}
 	return errors.Join(errs...)
 }
@@ -167,7 +167,7 @@ func (c *call) remove(end rtnl.Link) error {
 // mark decides. The name of an IFB without one may be that of the container's other interface. With a prevResult
 // the caller would know the host end already. Before cniVersion 0.4.0 DEL has none: then the container's interface
 // decides, and without a namespace the IFB counts as ours.
-func (c *call) ownEnd(end rtnl.Link, mine bool) (rtnl.Link, error) {
+func (c call) ownEnd(end rtnl.Link, mine bool) (rtnl.Link, error) {
 	if mine {
 		return end, nil
 	}
@@ -177,30 +177,26 @@ func (c *call) ownEnd(end rtnl.Link, mine bool) (rtnl.Link, error) {
 	if c.NS == nil {
 		return end, nil
 	}
-	inside, err := c.inside()
-	if err == nil && inside.IsPairEnd() && inside.Peer == end.Index && inside.Index == end.Peer {
-		return end, nil
+	if err := c.FindHostEnd(); err != nil || c.HostEnd.Index != end.Index {
+		return rtnl.Link{}, notAbsent(err)
 	}
-	if errors.Is(err, rtnl.ErrNoLink) {
-		err = nil
-	}
-	return rtnl.Link{}, err
+	return end, nil
 }
 
 // unlimit removes the filters of a host end: what redirects to these IFBs, or to one that is
 // gone, so that the container can send again; and the TBF. What others have there stays.
-func (c *call) unlimit(end int, ifbs ...int) error {
+func (c call) unlimit(end int, ifbs ...int) error {
 	if end == 0 {
 		return nil
 	}
-	root, err := c.host.Qdisc(end, rtnl.Root)
+	root, err := c.Host.Qdisc(end, rtnl.Root)
 	errs := []error{err}
 	if root.IsTBF() { // first, since GC finds the host end by the redirection
-		errs = append(errs, c.host.DelQdisc(end, rtnl.Root))
+		errs = append(errs, c.Host.DelQdisc(end, rtnl.Root))
 	}
-	ingress, err := c.host.Qdisc(end, rtnl.Ingress)
+	ingress, err := c.Host.Qdisc(end, rtnl.Ingress)
 	if errs = append(errs, err); ingress.Kind == "ingress" {
-		list, err := c.host.Redirects(end)
+		list, err := c.Host.Redirects(end)
 		isOurs := func(r rtnl.Redirection) bool { return r.To == 0 || slices.Contains(ifbs, r.To) }
 		rest := slices.DeleteFunc(slices.Clone(list), isOurs)
 		switch {
@@ -208,9 +204,9 @@ func (c *call) unlimit(end int, ifbs ...int) error {
 			errs = append(errs, err)
 		case len(list) == 0 && len(ifbs) == 0: // no redirection and no IFB of ours: the qdisc is somebody's
 		case len(rest) == 0:
-			errs = append(errs, c.host.DelQdisc(end, rtnl.Ingress))
+			errs = append(errs, c.Host.DelQdisc(end, rtnl.Ingress))
 		case isOurs(list[0]):
-			errs = append(errs, c.host.DelRedirect(end))
+			errs = append(errs, c.Host.DelRedirect(end))
 		}
 	}
 	if err := errors.Join(errs...); !errors.Is(err, rtnl.ErrNoLink) { // the pair may go meanwhile
@@ -221,13 +217,13 @@ func (c *call) unlimit(end int, ifbs ...int) error {
 
 // users finds the host ends that redirect to an IFB, and the one with its mark, which an ADD
 // that was killed may have left without the redirection. It reads all links.
-func (c *call) users(ifb rtnl.Link) (ends []rtnl.Link, err error) {
-	links, err := c.host.Links()
+func (c call) users(ifb rtnl.Link) (ends []rtnl.Link, err error) {
+	links, err := c.Host.Links()
 	for _, l := range links {
 		if !l.IsPairEnd() {
 			continue
 		}
-		list, err := c.host.Redirects(l.Index)
+		list, err := c.Host.Redirects(l.Index)
 		if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 			return nil, err
 		}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -9,37 +10,37 @@ import (
 
 // verify says how the filter of a link differs from the one that ADD makes, or the
 // reference plugin.
-func (c *call) verify(limit string, l rtnl.Link, want *filter) error {
+func (c call) verify(limit string, l rtnl.Link, want *filter) error {
 	if want == nil {
 		return nil
 	}
-	q, err := c.host.Qdisc(l.Index, rtnl.Root)
-	drift := func(format string, args ...any) error {
-		return cni.Errorf(cni.CodeDrift, "%s limit: interface %q: "+format, append([]any{limit, l.Name}, args...)...)
-	}
+	q, err := c.Host.Qdisc(l.Index, rtnl.Root)
+	difference := ""
 	switch {
 	case err != nil:
 		return err
 	case q.Kind == "":
-		return drift("has no filter")
+		difference = "has no filter"
 	case !q.IsTBF():
-		return drift("has the qdisc %q instead of the filter", q.Kind)
+		difference = fmt.Sprintf("has the qdisc %q instead of the filter", q.Kind)
 	case q.TBF != want.TBF && q.TBF != want.literal:
-		return drift("the filter is %+v, want %+v", q.TBF, want.TBF)
+		difference = fmt.Sprintf("the filter is %+v, want %+v", q.TBF, want.TBF)
+	default:
+		return nil
 	}
-	return nil
+	return cni.Drift("%s limit: interface %q: %s", limit, l.Name, difference)
 }
 
 // verifyEgress follows what the container sends: to the IFB of this attachment, and
 // through its filter.
-func (c *call) verifyEgress(end rtnl.Link, want *filter) error {
+func (c call) verifyEgress(end rtnl.Link, want *filter) error {
 	if want == nil {
 		return nil
 	}
 	drift := func(what string) error {
-		return cni.Errorf(cni.CodeDrift, "egress limit: host interface %q: %s", end.Name, what)
+		return cni.Drift("egress limit: host interface %q: %s", end.Name, what)
 	}
-	list, err := c.host.Redirects(end.Index)
+	list, err := c.Host.Redirects(end.Index)
 	switch {
 	case err != nil:
 		return err
@@ -50,7 +51,7 @@ func (c *call) verifyEgress(end rtnl.Link, want *filter) error {
 	case !list[0].All:
 		return drift("redirects only some packets")
 	}
-	ifb, err := c.host.LinkByIndex(list[0].To)
+	ifb, err := c.Host.LinkByIndex(list[0].To)
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
 		return drift("redirects to an interface that is gone")

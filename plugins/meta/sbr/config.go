@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -57,9 +55,4 @@ func parseConfig(req *skel.Request) (config, error) {
 		c.Gateways[gw.Is4()] = gw
 	}
 	return c, problems.Err()
-}
-
-// isKernels says whether a table is one that the kernel has, or none.
-func isKernels(table uint32) bool {
-	return table == unix.RT_TABLE_UNSPEC || table >= unix.RT_TABLE_DEFAULT && table <= unix.RT_TABLE_LOCAL
 }

@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
@@ -35,9 +34,8 @@ func (a address) host() netip.Prefix {
 	return netip.PrefixFrom(a.Prefix.Addr(), a.Prefix.Addr().BitLen())
 }
 
-// found is what the plan depends on in the namespace.
-type found struct {
-	Netns  ns.Identity
+// routing is what the plan depends on in the namespace.
+type routing struct {
 	Link   int // the interface's index
 	Rules  []rtnl.Rule
 	Routes []rtnl.RouteCopy // of all links and tables
@@ -54,23 +52,18 @@ type route struct {
 
 // mainRoutes are the interface's unicast routes of the main table. Those without gateway
 // come first, since the kernel wants to know the way to a gateway.
-func (f found) mainRoutes() []route {
-	var near, far []route
+func (f routing) mainRoutes() (routes []route) {
 	for _, whole := range f.Routes {
-		own, ok := whole.Through(func(link int) bool { return link == f.Link })
+		own, ok := whole.HopsOf(f.Link)
 		if !ok || whole.Table() != unix.RT_TABLE_MAIN || whole.Header.Type != unix.RTN_UNICAST {
 			continue
 		}
 		own = own.Flat()
-		_, shared := whole.Through(func(link int) bool { return link != f.Link })
-		r := route{Route: own.Route(), copy: own, stays: shared && whole.Header.Family == unix.AF_INET}
-		if own.IsFar() {
-			far = append(far, r)
-		} else {
-			near = append(near, r)
-		}
+		_, shared := whole.OtherHops(f.Link)
+		routes = append(routes, route{own.Route(), own, shared && whole.Header.Family == unix.AF_INET})
 	}
-	return append(near, far...)
+	slices.SortStableFunc(routes, func(a, b route) int { return rtnl.NearFirst(a.copy, b.copy) })
+	return routes
 }
 
 // plan is what an ADD makes and takes away.
@@ -83,12 +76,13 @@ type plan struct {
 }
 
 // makePlan decides which tables the addresses get and what is in them.
-func makePlan(cfg config, addrs []address, here found) (p plan) {
-	tables, priorities := freeTables(here), freePriorities(here)
+func makePlan(cfg config, addrs []address, here routing) (p plan) {
+	table, priorities := uint32(firstTable), freePriorities(here)
 	for _, a := range addrs {
 		rule := rtnl.Rule{Src: a.host(), Table: cfg.Table, Priority: priorities(a.is4())}
 		if cfg.Table == 0 {
-			rule.Table = tables()
+			rule.Table = rtnl.FreeTable(table, here.Rules, here.Routes)
+			table = rule.Table + 1
 			p.addTable(a, addrs, here, rule.Table)
 		}
 		p.Rules = append(p.Rules, rule)
@@ -108,29 +102,9 @@ func makePlan(cfg config, addrs []address, here found) (p plan) {
 	return p
 }
 
-// freeTables returns a function that gives the next table which neither a rule nor a
-// route mentions.
-func freeTables(here found) func() uint32 {
-	used := map[uint32]bool{}
-	for _, r := range here.Rules {
-		used[r.Table] = true
-	}
-	for _, r := range here.Routes {
-		used[r.Table()] = true
-	}
-	next := uint32(firstTable)
-	return func() uint32 {
-		for used[next] {
-			next++
-		}
-		next++
-		return next - 1
-	}
-}
-
 // freePriorities returns a function that gives the next priority of a family, the one
 // that the kernel would choose: before the rules that are there, but the first.
-func freePriorities(here found) func(is4 bool) uint32 {
+func freePriorities(here routing) func(is4 bool) uint32 {
 	next, seen := map[bool]uint32{}, map[bool]int{}
 	for _, r := range here.Rules {
 		is4 := r.Src.Addr().Is4()
@@ -149,7 +123,7 @@ func freePriorities(here found) func(is4 bool) uint32 {
 // addTable plans an address's table: copies of the main table's routes that are the address's or nobody's, and a
 // default route. That is a copy of the interface's own in the main table; else one with the metrics of another
 // address's default route, or of the result's.
-func (p *plan) addTable(a address, all []address, here found, table uint32) {
+func (p *plan) addTable(a address, all []address, here routing, table uint32) {
 	var own, others []rtnl.RouteCopy // default routes
 	leads := false
 	def := defaultRoute(a, here.Link, table)

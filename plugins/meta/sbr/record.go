@@ -2,7 +2,6 @@ package main
 
 import (
 	"slices"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -12,16 +11,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-const (
-	recordDir = "/run/hawser/sbr"
-	// lockWait is how long a call waits for its turn, at the records and in the
-	// namespace.
-	lockWait = 30 * time.Second
-)
+const recordDir = "/run/hawser/sbr"
 
-func records() statefile.Records[record] {
-	return statefile.Records[record]{Path: recordDir, Wait: lockWait}
-}
+func records() statefile.Records[record] { return statefile.Records[record]{Path: recordDir} }
 
 // record says what an ADD is to do, in which namespace. It is written before the first
 // effect. DEL undoes the plan, as far as it was done, and CHECK compares it.
@@ -37,7 +29,7 @@ type record struct {
 func (r record) Valid() bool {
 	tables := map[uint32]bool{}
 	for _, rule := range r.Plan.Rules {
-		if !rule.Src.IsSingleIP() || isKernels(rule.Table) {
+		if !rule.Src.IsSingleIP() || rtnl.IsKernelTable(rule.Table) {
 			return false
 		}
 		tables[rule.Table] = true

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
@@ -20,19 +21,21 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	held, err := statefile.LockFD(ctx, req.NS.FD(), req.Netns, lockWait) // as the reference does
+	s, err := frame.OpenContainer(req)
 	if err != nil {
 		return nil, err
 	}
-	req.OnDone(func() { _ = held.Unlock() })
-	conn, here, err := look(req)
-	if errors.Is(err, rtnl.ErrNoLink) {
-		return nil, req.NoInterface(rtnl.ErrNoLink)
+	if err := s.LockNetns(ctx); err != nil {
+		return nil, err
 	}
+	if err := s.FindInterface(); err != nil {
+		return nil, err
+	}
+	here, err := readRouting(s)
 	if err != nil {
 		return nil, err
 	}
-	r, err := newRecord(ctx, req, conn, here)
+	r, err := newRecord(s)
 	if err != nil {
 		return nil, err
 	}
@@ -42,9 +45,9 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err := records().Put(ctx, r); err != nil {
 		return nil, err
 	}
-	req.OnFail("restore the routes", func(context.Context) error { return undo(conn, r.Plan) })
-	awaitSources(ctx, conn, r.Plan)
-	err = apply(conn, r.Plan)
+	req.OnFail("restore the routes", func(context.Context) error { return undo(s.Cont, r.Plan) })
+	awaitSources(ctx, s.Cont, r.Plan)
+	err = apply(s.Cont, r.Plan)
 	if errors.Is(err, unix.ENETDOWN) {
 		err = cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: the interface is down, and so has no routes: %w",
 			req.IfName, err)
@@ -78,65 +81,56 @@ func needAddresses(cfg config, req *skel.Request) ([]address, error) {
 
 // newRecord begins the attachment's record. An old one of the same interface says that
 // the attachment is there already; of an interface that is gone only rules are left.
-func newRecord(ctx context.Context, req *skel.Request, conn *rtnl.Conn, here found) (record, error) {
-	old, ok, err := records().Get(req.Hash())
-	switch {
-	case err != nil:
-		return record{}, err
-	case !ok || !old.Netns.Is(here.Netns):
-	case old.Link == here.Link:
-		return record{}, cni.Errorf(cni.CodeExists,
-			"the addresses of %q have their tables already, from an earlier ADD; DEL takes them away", req.IfName)
-	default:
-		err = undo(conn, plan{Rules: old.Plan.Rules})
+func newRecord(s *frame.Call) (record, error) {
+	r := record{Attachment: s.Attachment, Netns: s.NetnsID, Link: s.ContEnd.Index}
+	old, ok, err := records().Get(s.Hash())
+	if err != nil || !ok || !old.Netns.Is(r.Netns) {
+		return r, err
 	}
-	return record{Attachment: req.Attachment, Netns: here.Netns, Link: here.Link}, err
+	if old.Link == r.Link {
+		return r, cni.Errorf(cni.CodeExists,
+			"the addresses of %q have their tables already, from an earlier ADD; DEL takes them away", s.IfName)
+	}
+	return r, undo(s.Cont, plan{Rules: old.Plan.Rules})
 }
 
-// look reads what is in the namespace. Its handle is open until the call is over.
-func look(req *skel.Request) (*rtnl.Conn, found, error) {
-	conn, err := rtnl.Dial(req.NS)
-	if err != nil {
-		return nil, found{}, err
+// readRouting reads the rules and routes of the namespace.
+func readRouting(s *frame.Call) (here routing, err error) {
+	here.Link = s.ContEnd.Index
+	if here.Rules, err = s.Cont.Rules(); err == nil {
+		here.Routes, err = s.Cont.RouteCopies()
 	}
-	req.OnDone(func() { _ = conn.Close() })
-	here := found{}
-	if here.Netns, err = req.NS.Identity(); err != nil {
-		return conn, found{}, err
-	}
-	link, err := conn.Link(req.IfName)
-	if err != nil {
-		return conn, here, err
-	}
-	here.Link, here.Netns.MAC = link.Index, link.MAC.String()
-	if here.Rules, err = conn.Rules(); err != nil {
-		return conn, found{}, err
-	}
-	here.Routes, err = conn.RouteCopies()
-	return conn, here, err
+	return here, err
 }
 
 // apply makes the tables before the rules that lead there, and takes routes out of the
 // main table after that: there is a route from each address at any time.
-func apply(conn *rtnl.Conn, p plan) (err error) {
+func apply(conn *rtnl.Conn, p plan) error {
 	addRoute := func(r rtnl.Route) error { return tableError(r.Table, conn.AddRoute(r)) }
-	addCopy := func(c rtnl.RouteCopy) error { return tableError(c.Table(), conn.AddCopy(c)) }
-	upTo(&err, p.Copies, addCopy)
-	upTo(&err, p.Defaults, addRoute)
-	upTo(&err, p.Rules, conn.AddRule)
-	upTo(&err, p.Moved, conn.DelCopy)
-	upTo(&err, p.Hints, addRoute)
+	err := forEach(p.Copies, func(c rtnl.RouteCopy) error { return tableError(c.Table(), conn.AddCopy(c)) })
+	if err == nil {
+		err = forEach(p.Defaults, addRoute)
+	}
+	if err == nil {
+		err = forEach(p.Rules, conn.AddRule)
+	}
+	if err == nil {
+		err = forEach(p.Moved, conn.DelCopy)
+	}
+	if err == nil {
+		err = forEach(p.Hints, addRoute)
+	}
 	return err
 }
 
-// upTo does something with all of a list, up to the first error. What is there already
-// is none.
-func upTo[T any](err *error, list []T, do func(T) error) {
-	for i := 0; i < len(list) && *err == nil; i++ {
-		if e := do(list[i]); !errors.Is(e, unix.EEXIST) {
-			*err = e
+// forEach calls do with each of a list, up to the first error. What is there already is none.
+func forEach[T any](list []T, do func(T) error) error {
+	for _, one := range list {
+		if err := do(one); err != nil && !errors.Is(err, unix.EEXIST) {
+			return err
 		}
 	}
+	return nil
 }
 
 func tableError(table uint32, err error) error {
@@ -158,14 +152,18 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	_, here, err := look(req)
-	if errors.Is(err, rtnl.ErrNoLink) {
-		return drift("interface %q: is gone", req.IfName)
-	}
+	s, err := frame.OpenContainer(req)
 	if err != nil {
 		return err
 	}
-	if !ok || !r.Netns.Is(here.Netns) {
+	if err := s.VerifyInterface(); err != nil {
+		return err
+	}
+	here, err := readRouting(s)
+	if err != nil {
+		return err
+	}
+	if !ok || !r.Netns.Is(s.NetnsID) {
 		r.Plan = plan{}
 	}
 	var errs []error
@@ -174,12 +172,12 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	}
 	for _, want := range slices.Concat(r.Plan.Defaults, r.Plan.Hints) {
 		if !here.has(want) {
-			errs = append(errs, drift("table %d: route %s: missing", want.Table, want))
+			errs = append(errs, cni.Drift("table %d: route %s: missing", want.Table, want))
 		}
 	}
 	for _, want := range r.Plan.Copies {
 		if !slices.ContainsFunc(here.Routes, want.Equal) {
-			errs = append(errs, drift("table %d: route %s: missing", want.Table(), want))
+			errs = append(errs, cni.Drift("table %d: route %s: missing", want.Table(), want))
 		}
 	}
 	return errors.Join(errs...)
@@ -187,13 +185,13 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 
 // checkRule looks for the rule of one address. Without a plan it may lead to any
 // table that has the default route.
-func (f found) checkRule(a address, cfg config, p plan) error {
+func (f routing) checkRule(a address, cfg config, p plan) error {
 	inPlan := func(r rtnl.Rule) bool { return len(p.Rules) == 0 || slices.Contains(p.Rules, r) }
 	i := slices.IndexFunc(f.Rules, func(r rtnl.Rule) bool {
 		return r.Src == a.host() && inPlan(r) && (cfg.Table == 0 || r.Table == cfg.Table)
 	})
 	if i < 0 {
-		return drift("rule from %s: missing", a.host())
+		return cni.Drift("rule from %s: missing", a.host())
 	}
 	if cfg.Table != 0 || len(p.Rules) > 0 || !a.Gateway.IsValid() {
 		return nil
@@ -201,21 +199,19 @@ func (f found) checkRule(a address, cfg config, p plan) error {
 	a.Default = cni.Route{} // whose metrics the reference loses
 	want := defaultRoute(a, f.Link, f.Rules[i].Table)
 	if !f.has(want) {
-		return drift("table %d: route %s: missing", want.Table, want)
+		return cni.Drift("table %d: route %s: missing", want.Table, want)
 	}
 	return nil
 }
 
 // has looks for a route that leads packets as this one does. IPv6 has no scope.
-func (f found) has(want rtnl.Route) bool {
+func (f routing) has(want rtnl.Route) bool {
 	return slices.ContainsFunc(f.Routes, func(c rtnl.RouteCopy) bool {
 		have := c.Route()
 		return want.Dst == have.Dst && want.GW == have.GW && want.Src == have.Src && want.OutIndex == have.OutIndex &&
 			want.Priority == have.Priority && want.Table == have.Table
 	})
 }
-
-func drift(format string, args ...any) error { return cni.Errorf(cni.CodeDrift, format, args...) }
 
 // gc removes the records of attachments that are not valid. Nothing is restored:
 // their namespaces are gone, or somebody else's business.

@@ -265,9 +265,9 @@ func (c *container) verify() error {
 		switch {
 		case errors.Is(err, fs.ErrPermission): // it can only be written
 		case err != nil:
-			errs = append(errs, cni.Errorf(cni.CodeDrift, "%s: %w, want %q", s.name(), err, s.Value))
+			errs = append(errs, cni.Drift("%s: %w, want %q", s.name(), err, s.Value))
 		case !sysctl.Equal(text, s.Value):
-			errs = append(errs, cni.Errorf(cni.CodeDrift, "%s: is %q, want %q", s.name(), text, s.Value))
+			errs = append(errs, cni.Drift("%s: is %q, want %q", s.name(), text, s.Value))
 		}
 	}
 	if len(c.cfg.Attrs) == 0 {
@@ -276,10 +276,10 @@ func (c *container) verify() error {
 	err := c.lookAtLink()
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
-		err = cni.Errorf(cni.CodeDrift, "interface %q: is gone", c.IfName)
+		err = cni.Drift("interface %q: is gone", c.IfName)
 	case err == nil:
 		for _, p := range differing(c.cfg.Attrs, c.link) {
-			errs = append(errs, cni.Errorf(cni.CodeDrift, "interface %q: %s is not %s", c.IfName, p.Key, p.Value))
+			errs = append(errs, cni.Drift("interface %q: %s is not %s", c.IfName, p.Key, p.Value))
 		}
 	}
 	return errors.Join(append(errs, err)...)

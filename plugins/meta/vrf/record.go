@@ -2,7 +2,6 @@ package main
 
 import (
 	"slices"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -14,16 +13,11 @@ import (
 
 const (
 	recordDir = "/run/hawser/vrf"
-	// lockWait is how long a call waits for its turn, at the records and in the
-	// namespace.
-	lockWait = 30 * time.Second
 	// vrfMark is the alias of a VRF that ADD made.
 	vrfMark = "hawser vrf"
 )
 
-func records() statefile.Records[record] {
-	return statefile.Records[record]{Path: recordDir, Wait: lockWait}
-}
+func records() statefile.Records[record] { return statefile.Records[record]{Path: recordDir} }
 
 // record says what an attachment's interface had before ADD, and where. It is written
 // before the first effect.
@@ -42,7 +36,7 @@ type record struct {
 func (r record) Valid() bool {
 	bad := func(route rtnl.RouteCopy) bool {
 		family := route.Header.Family
-		_, ours := route.Through(func(index int) bool { return index == r.Link })
+		_, ours := route.HopsOf(r.Link)
 		return !ours || family != unix.AF_INET && family != unix.AF_INET6 || route.Table() == unix.RT_TABLE_LOCAL
 	}
 	return r.VRF != "" && !slices.ContainsFunc(r.Routes, bad)

@@ -4,14 +4,11 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
-	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // del undoes what the record says or, where there is none, what the reference made. What
@@ -21,10 +18,12 @@ func del(ctx context.Context, req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	if req.NS != nil && ok {
-		err = release(ctx, req.NS, r)
-	} else if req.NS != nil {
-		err = releaseUnrecorded(ctx, req)
+	switch {
+	case req.NS == nil:
+	case ok:
+		err = remove(ctx, req.NS, r)
+	default:
+		err = removeReference(ctx, req)
 	}
 	if err != nil {
 		return err
@@ -32,9 +31,9 @@ func del(ctx context.Context, req *skel.Request) error {
 	return records().Drop(ctx, req.Hash())
 }
 
-// release undoes what ADD did in the namespace of a record, where the path still leads there.
-func release(ctx context.Context, n *ns.NS, r record) error {
-	held, err := statefile.LockFD(ctx, n.FD(), n.Path(), lockWait)
+// remove undoes what ADD did in the namespace of a record, where the path still leads there.
+func remove(ctx context.Context, n *ns.NS, r record) error {
+	held, err := frame.LockNetns(ctx, n)
 	if err != nil {
 		return err
 	}
@@ -55,60 +54,19 @@ func release(ctx context.Context, n *ns.NS, r record) error {
 // it and nothing is left in it. It deletes the VRF last: a later DEL that finds no VRF does nothing.
 func takeBack(ctx context.Context, conn *rtnl.Conn, r record) error {
 	vrf, err := conn.Link(r.VRF)
-	if errors.Is(err, rtnl.ErrNoLink) || err == nil && vrf.Kind != "vrf" {
+	if errors.Is(err, rtnl.ErrNoLink) {
 		return nil
 	}
-	if err == nil {
-		err = leave(ctx, conn, r, vrf)
-	}
 	if err != nil {
 		return err
 	}
-	return deleteEmpty(conn, vrf, vrf.Alias == vrfMark || vrf.Alias == "" && r.Made)
-}
-
-// releaseUnrecorded does what the reference plugin's DEL does, and brings the routes of
-// the VRF's table back.
-func releaseUnrecorded(ctx context.Context, req *skel.Request) error {
-	var w struct {
-		VRFName string `json:"vrfname"`
-	}
-	if req.Decode(&w) != nil || w.VRFName == "" {
-		req.Warn("vrfname: missing; nothing is removed")
+	if vrf.Kind != "vrf" {
 		return nil
-	}
-	held, err := statefile.LockFD(ctx, req.NS.FD(), req.Netns, lockWait)
-	if err != nil {
-		return err
-	}
-	defer held.Unlock()
-	conn, here, err := look(req.NS)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	link, vrf := here.named(req.IfName), here.named(w.VRFName)
-	isItsLink := func(r record) bool { return r.Netns.Is(here.Netns) && r.Link == link.Index }
-	if taken, err := records().Any(isItsLink); err != nil || taken || vrf.Kind != "vrf" {
-		return err
-	}
-	i, ok := req.PrevResult.ContainerInterface(req.IfName)
-	if link.Index != 0 && ok && i.MAC != "" && !strings.EqualFold(i.MAC, link.MAC.String()) {
-		return nil // the path leads to another container by now
-	}
-	r := record{Link: link.Index}
-	if here.Routes, err = conn.RouteCopies(); err != nil {
-		return err
-	}
-	for _, route := range here.moving(link.Index) {
-		if route.Table() == vrf.Table && route.Header.Protocol != unix.RTPROT_KERNEL {
-			r.Routes = append(r.Routes, route.InTable(unix.RT_TABLE_MAIN))
-		}
 	}
 	if err := leave(ctx, conn, r, vrf); err != nil {
 		return err
 	}
-	return deleteEmpty(conn, vrf, vrf.Alias == vrfMark || vrf.Alias == "")
+	return deleteEmpty(conn, vrf, r.Made)
 }
 
 // leave takes the interface out of the VRF and makes its routes again. It takes back all
@@ -142,7 +100,7 @@ func leave(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error 
 // deletes that route, and returns the whole one. Where they are gone (another VRF may have them), it returns our next
 // hops alone.
 func (r record) rejoin(conn *rtnl.Conn, route rtnl.RouteCopy) (rtnl.RouteCopy, error) {
-	others, shared := route.Through(func(index int) bool { return index != r.Link })
+	others, shared := route.OtherHops(r.Link)
 	if !shared {
 		return route, nil
 	}
@@ -153,13 +111,13 @@ func (r record) rejoin(conn *rtnl.Conn, route rtnl.RouteCopy) (rtnl.RouteCopy, e
 	case slices.ContainsFunc(routes, others.Flat().Equal):
 		return route, conn.DelCopy(others)
 	}
-	own, _ := route.Through(func(index int) bool { return index == r.Link })
+	own, _ := route.HopsOf(r.Link)
 	return own.Flat(), nil
 }
 
-// deleteEmpty deletes a VRF without members, if it may.
-func deleteEmpty(conn *rtnl.Conn, vrf rtnl.Link, may bool) error {
-	if !may {
+// deleteEmpty deletes a VRF without members that an ADD made: it has our mark, or none yet where made says so.
+func deleteEmpty(conn *rtnl.Conn, vrf rtnl.Link, made bool) error {
+	if vrf.Alias != vrfMark && (vrf.Alias != "" || !made) {
 		return nil
 	}
 	members, err := conn.Ports(vrf.Index)
@@ -185,5 +143,5 @@ func collect(ctx context.Context, r record) error {
 		return err
 	}
 	defer n.Close()
-	return release(ctx, n, r)
+	return remove(ctx, n, r)
 }

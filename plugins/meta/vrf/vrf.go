@@ -10,31 +10,32 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
-	held, err := statefile.LockFD(ctx, req.NS.FD(), req.Netns, lockWait)
+	s, err := frame.OpenContainer(req)
 	if err != nil {
 		return nil, err
 	}
-	req.OnDone(func() { _ = held.Unlock() })
-	conn, here, err := look(req.NS)
+	if err := s.LockNetns(ctx); err != nil {
+		return nil, err
+	}
+	here, err := readLinks(s.Cont)
 	if err != nil {
 		return nil, err
 	}
-	req.OnDone(func() { _ = conn.Close() })
 	link := here.named(req.IfName)
 	if link.Index == 0 {
 		return nil, req.NoInterface(rtnl.ErrNoLink)
 	}
-	if here.Rules, err = conn.Rules(); err != nil {
+	if here.Rules, err = s.Cont.Rules(); err != nil {
 		return nil, err
 	}
-	if here.Routes, err = conn.RouteCopies(); err != nil {
+	if here.Routes, err = s.Cont.RouteCopies(); err != nil {
 		return nil, err
 	}
 	vrf, err := here.choose(cfg, link)
@@ -42,12 +43,12 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, err
 	}
 	r := record{
-		Attachment: req.Attachment, Path: req.Netns, Netns: here.Netns, VRF: vrf.Name, Made: vrf.Index == 0,
+		Attachment: req.Attachment, Path: req.Netns, Netns: s.NetnsID, VRF: vrf.Name, Made: vrf.Index == 0,
 		Link: link.Index, Routes: here.moving(link.Index),
 	}
 	// Before the record is written, and the VRF is made: they may be there although that failed.
 	req.OnFail("take the interface out of the VRF", func(ctx context.Context) error {
-		if err := takeBack(ctx, conn, r); err != nil {
+		if err := takeBack(ctx, s.Cont, r); err != nil {
 			return err // DEL finds the record
 		}
 		return records().Drop(ctx, req.Hash())
@@ -56,12 +57,12 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, err
 	}
 	if vrf.Index == 0 {
-		if vrf, err = create(conn, vrf); err != nil {
+		if vrf, err = create(s.Cont, vrf); err != nil {
 			r.Made = !errors.Is(err, unix.EEXIST) // else somebody made it meanwhile: the undo leaves it
 			return nil, err
 		}
 	}
-	return req.PrevResult, join(ctx, conn, r, vrf)
+	return req.PrevResult, join(ctx, s.Cont, r, vrf)
 }
 
 // create makes the VRF that choose decided on.
@@ -85,7 +86,7 @@ func create(conn *rtnl.Conn, want rtnl.Link) (rtnl.Link, error) {
 // join takes the interface and its routes into the VRF.
 func join(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error {
 	for _, route := range r.Routes {
-		others, shared := route.Through(func(index int) bool { return index != r.Link })
+		others, shared := route.OtherHops(r.Link)
 		if !shared || route.Table() != unix.RT_TABLE_MAIN {
 			continue
 		}
@@ -102,7 +103,7 @@ func join(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error {
 	}
 	for _, route := range r.Routes {
 		if route.Table() == unix.RT_TABLE_MAIN {
-			route, _ = route.InTable(vrf.Table).Through(func(index int) bool { return index == r.Link })
+			route, _ = route.InTable(vrf.Table).HopsOf(r.Link)
 		}
 		err := conn.AddCopy(route)
 		if errors.Is(err, unix.EINVAL) && route.Table() != vrf.Table {
@@ -161,46 +162,40 @@ func setMaster(ctx context.Context, conn *rtnl.Conn, link, master int) error {
 	return nil
 }
 
-// look reads what is in a namespace; it does not read the routes.
-func look(n *ns.NS) (conn *rtnl.Conn, here found, err error) {
-	if here.Netns, err = n.Identity(); err != nil {
-		return nil, here, err
-	}
-	if conn, err = rtnl.Dial(n); err != nil {
-		return nil, here, err
-	}
-	if here.Links, err = conn.Links(); err != nil {
-		return nil, here, errors.Join(err, conn.Close())
-	}
-	return conn, here, nil
+func readLinks(conn *rtnl.Conn) (here netns, err error) {
+	here.Links, err = conn.Links()
+	return here, err
 }
 
 // check compares the VRF, and the interface's part in it, with what ADD made. It returns
 // each difference.
 func check(_ context.Context, req *skel.Request, cfg config) error {
-	conn, here, err := look(req.NS)
+	s, err := frame.OpenContainer(req)
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
+	here, err := readLinks(s.Cont)
+	if err != nil {
+		return err
+	}
 	link, vrf := here.named(req.IfName), here.named(cfg.VRF)
 	switch {
 	case link.Index == 0:
-		return drift("interface %q: is gone", req.IfName)
+		return cni.Drift("interface %q: is gone", req.IfName)
 	case vrf.Kind != "vrf":
-		return drift("vrf %q: is gone", cfg.VRF)
+		return cni.Drift("vrf %q: is gone", cfg.VRF)
 	}
 	var errs []error
 	if cfg.Table != 0 && vrf.Table != cfg.Table {
-		errs = append(errs, drift("vrf %q: its table is %d instead of %d", cfg.VRF, vrf.Table, cfg.Table))
+		errs = append(errs, cni.Drift("vrf %q: its table is %d instead of %d", cfg.VRF, vrf.Table, cfg.Table))
 	}
 	if !vrf.Up {
-		errs = append(errs, drift("vrf %q: is down", cfg.VRF))
+		errs = append(errs, cni.Drift("vrf %q: is down", cfg.VRF))
 	}
 	if link.Master != vrf.Index {
-		return errors.Join(append(errs, drift("interface %q: is no member of vrf %q", req.IfName, cfg.VRF))...)
+		return errors.Join(append(errs, cni.Drift("interface %q: is no member of vrf %q", req.IfName, cfg.VRF))...)
 	}
-	routes, err := conn.Routes(link.Index, unix.AF_UNSPEC)
+	routes, err := s.Cont.Routes(link.Index, unix.AF_UNSPEC)
 	if err != nil {
 		return err
 	}
@@ -212,13 +207,11 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 		if !slices.ContainsFunc(routes, func(have rtnl.Route) bool {
 			return have.Table == table && have.Dst == want.Dst.Masked() && (!want.GW.IsValid() || have.GW == want.GW)
 		}) {
-			errs = append(errs, drift("table %d: route %s: missing", table, want.Dst))
+			errs = append(errs, cni.Drift("table %d: route %s: missing", table, want.Dst))
 		}
 	}
 	return errors.Join(errs...)
 }
-
-func drift(format string, args ...any) error { return cni.Errorf(cni.CodeDrift, format, args...) }
 
 // status looks for what would make ADD fail: a kernel without VRFs, a directory that
 // cannot be written.
