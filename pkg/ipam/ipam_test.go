@@ -57,7 +57,7 @@ var _ = Describe("Client", func() {
 	)
 
 	DescribeTable("refuses an answer that it cannot use", Label("bad-answer"), func(doc, message string) {
-		res, err := add(client(print(doc)))
+		res, err := add(fake(print(doc)))
 		Expect(res).To(BeNil())
 		Expect(err).To(MatchError(And(HavePrefix(`IPAM plugin "ipam": `), ContainSubstring(message))))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeIPAM))
@@ -79,12 +79,11 @@ var _ = Describe("Client", func() {
 			"no addresses"),
 	)
 
-	DescribeTable("hands the plugin's own error on", Label("delegate-error"), func(
-		call func(ipam.Client, context.Context) error, code uint,
-	) {
-		err := call(client(fmt.Sprintf(`echo '{"cniVersion": "0.3.1", "code": %d, "msg": "no",
-			"details": "more"}'; exit 1`,
-			code)), ctx)
+	type command = func(*ipam.Client, context.Context) error
+
+	DescribeTable("hands the plugin's own error on", Label("delegate-error"), func(call command, code uint) {
+		err := call(fake(fmt.Sprintf(`echo '{"cniVersion": "0.3.1", "code": %d, "msg": "no",
+			"details": "more"}'; exit 1`, code)), ctx)
 		var e *cni.Error
 		Expect(errors.As(err, &e)).To(BeTrue())
 		Expect([]any{e.Code, e.Msg, e.Details}).To(HaveExactElements(code, "no", "more"))

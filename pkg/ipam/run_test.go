@@ -80,8 +80,8 @@ var _ = Describe("a delegate", func() {
 	DescribeTable("says what a delegate died of", Label("delegate-died"), func(
 		script string, code uint, message string, details any,
 	) {
-		r, _ := runner(script)
-		out, err := run(ctx, r, "ipam", nil)
+		c, _ := client(script)
+		out, err := run(ctx, c)
 		expectError(err, code, message, details)
 		Expect(out).To(BeNil())
 	},
@@ -136,7 +136,7 @@ var _ = Describe("a delegate", func() {
 	})
 
 	DescribeTable("gives up after the time that it has", Label("delegate-deadline"), func(script string) {
-		given, stderr := runner("echo waiting >&2; " + script)
+		given, stderr := client("echo waiting >&2; " + script)
 		began := time.Now()
 		_, err := run(nstest.DeadlineWhen(func() bool { return stderr.String() != "" }), given)
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))

@@ -128,80 +128,6 @@ var _ = Describe("--check-config", func() {
 			"some runtimes refuse that\nprobe: valid"),
 	)
 
-	DescribeTable("looks into what another plugin hands on", Label("delegates-checked"), func(conf, want string) {
-		Expect(checked(picky(), conf).stdout).To(Equal(strings.ReplaceAll(want, "; ", "\n") + "\n"))
-	},
-		Entry("flannel's delegate",
-			list(`{"type": "flannel", "delegate": {"type": "probe", "vlan": 5000, "odd": 1}}`),
-			"error: plugins[0].delegate.vlan: 5000 is too great; "+
-				"warning: plugins[0].delegate.odd: is unknown and ignored; probe: not valid"),
-		Entry("a delegate, complete with what flannel gives it",
-			list(`{"type": "flannel", "delegate": {"type": "probe"}}`), "probe: valid"),
-		Entry("a delegate of another type", list(`{"type": "flannel", "delegate": {"type": "other", "vlan": 5000}}`),
-			"probe: nothing here is for it"),
-		Entry("one without a type: a bridge", list(`{"type": "flannel", "delegate": {"vlan": 5000}}`),
-			"probe: nothing here is for it"),
-		Entry("multus' delegates: configurations, and lists",
-			`{"cniVersion": "1.0.0", "name": "m", "type": "multus", "delegates": [
-				{"cniVersion": "1.0.0", "name": "a", "type": "probe", "vlan": 5000},
-				{"cniVersion": "1.0.0", "type": "probe", "name": "x", "mtu": "1"},
-				{"cniVersion": "1.0.0", "name": "b", "plugins": [
-					{"type": "other"}, {"type": "probe", "bridge": "none"}]}]}`,
-			`error: delegates[0].vlan: 5000 is too great; `+
-				`error: delegates[1].mtu: is a JSON string, want a whole number; `+
-				`error: delegates[2].plugins[1].bridge: "none" cannot be made; probe: not valid`),
-		Entry("multus' flannel", `{"name": "m", "type": "multus", "delegates": [{"cniVersion": "1.0.0", "name": "a",
-				"plugins": [{"type": "flannel", "delegate": {"type": "probe", "vlan": 5000}}]}]}`,
-			"error: delegates[0].plugins[0].delegate.vlan: 5000 is too great; probe: not valid"),
-		Entry("lists that cannot be read",
-			`{"name": "m", "type": "multus", "delegates": [{"name": "a", "plugins": 5}]}`,
-			"error: delegates[0].plugins: is no list of objects; probe: not readable"),
-		Entry("keys of these names that are something else", list(`{"type": "other", "delegate": true, "delegates": {}},
-			{"type": "other", "delegates": [5, null, "probe"]}`), "probe: nothing here is for it"),
-		Entry("not its own, which it does not know",
-			list(`{"type": "probe", "delegate": {"type": "probe", "vlan": 5000}}`),
-			"warning: plugins[0].delegate: is unknown and ignored; probe: valid"),
-	)
-
-	It("of a delegate without ipam has main plugins see the one that flannel adds", func() {
-		conf := list(`{"type": "flannel", "delegate": {"type": "probe"}}`)
-		p := picky()
-		p.Parse = func(req *skel.Request) (any, error) {
-			if req.IPAM != "host-local" {
-				return nil, cni.Refuse("ipam", req.IPAM, "is none")
-			}
-			return nil, nil
-		}
-		Expect(checked(p, conf)).To(Equal(answer{stdout: "probe: valid\n"}))
-		p.Name, p.IPAM = "host-local", true
-		Expect(checked(p, conf)).To(Equal(answer{code: 3, stdout: "host-local: nothing here is for it\n"}))
-	})
-
-	DescribeTable("of flannel's own ipam shows all plugins what flannel adds", Label("delegates-checked"), func(
-		kind string) {
-		var seen struct {
-			IPAM struct {
-				Type, DataDir string
-				Ranges        [][]struct{ Subnet netip.Prefix }
-			}
-		}
-		p := picky()
-		p.Parse = func(req *skel.Request) (any, error) { return nil, json.Unmarshal(req.Conf, &seen) }
-		entry := `{"cniVersion": "1.0.0", "name": "n", "type": "flannel", "delegate": {"type": "probe"}, "ipam": {` +
-			kind + `"dataDir": "/x", "ranges": []}}`
-		for _, conf := range []string{list(entry), entry} {
-			for _, name := range []string{"host-local", "probe"} {
-				p.Name, p.IPAM, seen.IPAM.Ranges = name, name == "host-local", nil
-				Expect(checked(p, conf).stdout).To(HaveSuffix(name + ": valid\n"))
-				Expect(seen.IPAM.Ranges).To(HaveLen(1))
-				Expect([]string{seen.IPAM.Type, seen.IPAM.DataDir}).To(Equal([]string{"host-local", "/x"}))
-			}
-		}
-	},
-		Entry("with a type", `"type": "host-local", `),
-		Entry("without one", ""),
-	)
-
 	It("refuses an entry that is the first of a list and needs a plugin before it", Label("chained-first"), func() {
 		p := picky()
 		p.Chained = true
@@ -209,11 +135,6 @@ var _ = Describe("--check-config", func() {
 			"the first of the list, and needs a plugin before it, which makes the interface\nprobe: not valid\n"}))
 		Expect(checked(p, list(`{"type": "other"}, `+probeEntry)).code).To(BeZero())
 		Expect(checked(p, `{"cniVersion": "0.4.0", "name": "n", "type": "probe"}`).code).To(BeZero())
-	})
-
-	It("does not follow delegates of delegates without end", func() {
-		deep := strings.Repeat(`{"delegate": `, 3000) + "{}" + strings.Repeat("}", 3000)
-		Expect(checked(picky(), deep).code).To(Equal(3))
 	})
 
 	It("is the only option of its kind: another argument is refused with status 2", Label("check-config"), func() {

@@ -195,18 +195,5 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 			Expect(ruleset()).To(ContainSubstring("jump cni-br-iface-c2-eth0"))
 			Expect(ruleset()).To(ContainSubstring("jump cni-br-iface-c2-eth0-mac"))
 		})
-
-		It("collects what the reference made for attachments with a lease, "+ref.Name, Label("reference-left"), func() {
-			reference(ref, "valid", "unknown")
-			before := ruleset()
-			reference(ref, "c1", "c2")
-			host.Cmd("nft", "flush", "chain", "bridge", "nat", "cni-br-iface-c2-eth0")
-			Expect(os.Mkdir(filepath.Join(leases, "net1"), 0o700)).To(Succeed())
-			for i, owner := range []string{"c1\neth0", "c2\neth0", "valid\neth0", "gone\neth0", "unknown\neth1"} {
-				Expect(os.WriteFile(fmt.Sprintf("%s/net1/10.1.0.%d", leases, i), []byte(owner), 0o600)).To(Succeed())
-			}
-			Expect(collect(cni.AttachmentRef{ContainerID: "valid", IfName: "eth0"})).To(Succeed())
-			Expect(ruleset()).To(Equal(before))
-		})
 	}
 })
