@@ -108,8 +108,9 @@ var _ = Describe("a file", func() {
 		d = open(path)
 	})
 
-	It("is created once, whatever a killed writer left", func() {
-		Expect(os.WriteFile(path+"/"+statefile.Temporary("10.1.2.2"), []byte("half"), 0o600)).To(Succeed())
+	It("is created once, under no other name before", func() {
+		inTheWay := statefile.Temporary("10.1.2.2")
+		Expect(os.MkdirAll(path+"/"+inTheWay+"/full", 0o755)).To(Succeed())
 		Expect(d.Create("10.1.2.2", []byte("c1\r\neth0"), 0o600)).To(Succeed())
 		Expect(os.ReadFile(path + "/10.1.2.2")).To(BeEquivalentTo("c1\r\neth0"))
 		info, err := os.Lstat(path + "/10.1.2.2")
@@ -118,7 +119,7 @@ var _ = Describe("a file", func() {
 
 		Expect(d.Create("10.1.2.2", []byte("other"), 0o600)).To(MatchError(fs.ErrExist))
 		Expect(os.ReadFile(path + "/10.1.2.2")).To(BeEquivalentTo("c1\r\neth0"))
-		Expect(entries(path)).To(Equal([]string{"10.1.2.2"}))
+		Expect(entries(path)).To(Equal([]string{inTheWay, "10.1.2.2"}))
 	})
 
 	It("has a name of up to 255 bytes", func() {

@@ -19,15 +19,46 @@ const maxSize = 16 << 20
 // not at all. It returns an error that matches fs.ErrExist when there is an
 // entry of that name. The caller holds the lock that all writers take.
 func (d *Dir) Create(name string, data []byte, perm fs.FileMode) error {
-	tmp, err := d.write(name, data, perm)
-	if err == nil {
-		err = unix.Linkat(d.fd, tmp, d.fd, name, 0)
-		_ = unix.Unlinkat(d.fd, tmp, 0) // where it stays Sweep removes it
+	if !isEntry(name) {
+		return d.fail("create", name, fs.ErrInvalid)
+	}
+	err := d.createUnnamed(name, data, perm)
+	if errors.Is(err, errNoUnnamed) {
+		var tmp string
+		if tmp, err = d.write(name, data, perm); err == nil {
+			err = errors.Join(unix.Linkat(d.fd, tmp, d.fd, name, 0), unix.Unlinkat(d.fd, tmp, 0))
+		}
 	}
 	if err != nil {
 		return d.fail("create", name, err)
 	}
 	return nil
+}
+
+var errNoUnnamed = errors.New("no unnamed files on this file system")
+
+// createUnnamed links a file into the directory that had no name until then: a
+// writer that is killed leaves nothing that other programs could read.
+func (d *Dir) createUnnamed(name string, data []byte, perm fs.FileMode) error {
+	fd, err := openat(d.fd, ".", unix.O_WRONLY|unix.O_TMPFILE, perm)
+	switch err {
+	case nil:
+	case unix.EOPNOTSUPP, unix.EISDIR, unix.EINVAL:
+		return errNoUnnamed
+	default:
+		return err
+	}
+	f := os.NewFile(uintptr(fd), d.join(name))
+	defer f.Close()
+	if _, err := f.Write(data); err != nil {
+		return err
+	}
+	// The descriptor itself can be linked only with CAP_DAC_READ_SEARCH.
+	err = unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd), d.fd, name, unix.AT_SYMLINK_FOLLOW)
+	if err == unix.ENOENT || err == unix.EXDEV { // there is no /proc
+		return errNoUnnamed
+	}
+	return err
 }
 
 // Replace gives the file name new content in one step; it is created when it
