@@ -17,8 +17,12 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// answerTime is how long the daemon may take for what needs no server: its greeting, CHECK and STATUS.
-const answerTime = 5 * time.Second
+const (
+	// answerTime is how long the daemon may take for what needs no server: its greeting, CHECK and STATUS.
+	answerTime = 5 * time.Second
+	// endTime is how long it may take to end leases, in DEL and GC.
+	endTime = 30 * time.Second
+)
 
 // add has the daemon acquire a lease.
 func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, error) {
@@ -58,6 +62,8 @@ func endLeases(ctx context.Context, req *skel.Request, method string,
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, endTime)
+	defer cancel()
 	_, err = ask(ctx, socket, method, callOf(req))
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
