@@ -44,6 +44,7 @@ var homes = map[string][]string{
 	"log/slog":                          {"plugins/ipam/dhcp"},
 	"github.com/google/nftables":        {},
 	"github.com/mdlayher":               {},
+	"github.com/mdlayher/packet":        {"plugins/ipam/dhcp"},
 	"github.com/coreos/go-iptables":     {"pkg/ipt"},
 	"github.com/containernetworking":    {},
 	"github.com/onsi":                   {harness, harness + "/plugintest"},

@@ -31,7 +31,7 @@ else
 fi
 [ -z "${BEFORE:-}" ] || peer "hawser before" "$BEFORE"
 [ ${#args[@]} -gt 0 ] || { echo "bench: nothing to compare with" >&2; exit 1; }
-(cd test && export CGO_ENABLED=0 && go build -o "$work/bench" ./bench &&
+(cd test && export CGO_ENABLED=0 && go test -c -o "$work/bench" ./bench &&
 	go build -trimpath -ldflags '-s -w' -o "$work/empty/bridge" ./bench/empty)
 
 args+=(-ours "$plugins" -empty "$work/empty" -work "$work/disk" -time "${BENCH_TIME:-2s}"
@@ -45,5 +45,5 @@ elif [ -z "${BENCH:-}" ]; then
 	args+=(-page docs/performance.md)
 fi
 mkdir -p dist
-unshare --mount --net --pid --ipc --uts --fork --kill-child --mount-proc "$work/bench" "${args[@]}" -rows "${BENCH:-}" |
-	tee dist/performance.txt
+"$work/bench" -ginkgo.label-filter=rows -ginkgo.succinct -ginkgo.no-color -ginkgo.timeout=4h \
+	"${args[@]}" -rows "${BENCH:-}" -table dist/performance.txt

@@ -28,13 +28,11 @@ const (
 	addressTimeout = 2 * time.Second
 )
 
-// Session is an ADD or a CHECK under way: the call, with a socket on either side, and
-// the links that were made or found.
+// Session is an ADD or a CHECK under way.
 type Session struct {
 	*frame.Call
 	Master rtnl.Link // the master of a Child; none where it has no master
-
-	masterInside bool // the master is in the container
+	child  Child     // of a plugin that makes one
 
 	ipam   *ipam.Client   // nil: the configuration names none
 	adding *ipam.Delegate // the IPAM plugin at work on its ADD, until somebody waits for it
@@ -57,9 +55,20 @@ func Open(req *skel.Request) (*Session, error) {
 	return &Session{Call: c, ipam: client}, c.OpenContainer()
 }
 
-// StartIPAM starts the IPAM plugin, if the configuration names one. The plugin
-// works while ADD goes on, until IPAMResult. The interface is there: the kernel has
-// decided that this ADD is the attachment's only one.
+// RefuseTakenName is code 100 where the container has an interface of this name already.
+func (s *Session) RefuseTakenName() error {
+	_, err := s.Cont.Link(s.IfName)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return s.Exists(fmt.Sprintf("interface %q: exists already in the container", s.IfName))
+}
+
+// StartIPAM starts the IPAM plugin, if the configuration names one. It works while ADD
+// goes on, until IPAMResult. Only the ADD that made the interface may call it.
 func (s *Session) StartIPAM(ctx context.Context) error {
 	if s.ipam == nil {
 		return nil
@@ -69,18 +78,17 @@ func (s *Session) StartIPAM(ctx context.Context) error {
 		return err
 	}
 	s.OnFail("release the addresses", func(ctx context.Context) error {
-		if err := s.vacate(); err != nil {
-			return fmt.Errorf("%w: %w", withheld(s.ipam), err)
+		if err := s.removeAddresses(); err != nil {
+			return fmt.Errorf("%w: %w", errInUse(s.ipam), err)
 		}
 		return s.ipam.Release(ctx, s.adding)
 	})
 	return nil
 }
 
-// vacate sees to it that nobody answers to the addresses any more before they
-// are released: it deletes the interface, or the addresses of one that the
-// IPAM plugin needs, or that has no host end.
-func (s *Session) vacate() error {
+// removeAddresses takes the addresses from the container before they are released: it deletes the
+// interface or, of one that the IPAM plugin needs or that has no host end, the addresses.
+func (s *Session) removeAddresses() error {
 	switch {
 	case s.ContEnd.Index == 0: // a device that a program of the container drives
 		return nil
@@ -100,9 +108,40 @@ func (s *Session) IPAMResult(ctx context.Context) (*cni.Result, error) {
 	return s.ipam.Result(ctx, adding)
 }
 
+// AssignAddresses gives the container's interface, which is up, the addresses and routes of the IPAM
+// plugin, if there is one, and returns the result. Without an interface (Target.Index is 0) it
+// returns the result alone.
+func (s *Session) AssignAddresses(ctx context.Context, link LinkConfig, t iface.Target) (*cni.Result, error) {
+	if err := s.StartIPAM(ctx); err != nil { // some need the interface, up
+		return nil, err
+	}
+	answer, err := s.IPAMResult(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if s.IPAM == "" && link.Given != nil {
+		answer = link.Given
+	}
+	res, err := link.Result(answer, 0)
+	if err != nil {
+		return nil, err
+	}
+	for _, ip := range res.IPs {
+		if gw := ip.Gateway; gw.IsValid() && gw.Is4() != ip.Address.Addr().Is4() {
+			return nil, cni.Errorf(cni.CodeIPAM, "IPAM gave address %s and gateway %s of the other family", ip.Address,
+				gw)
+		}
+	}
+	res.Interfaces = s.Interfaces()
+	if t.Index == 0 {
+		return res, nil
+	}
+	return res, iface.Configure(ctx, t, res)
+}
+
 // Target is the container's interface for iface.Configure and iface.Verify.
 func (s *Session) Target() iface.Target {
-	return iface.Target{NS: s.NS, Conn: s.Cont, Name: s.IfName, Index: s.ContEnd.Index}
+	return iface.Target{NS: s.NS, Conn: s.Cont, Name: s.IfName, Index: s.ContEnd.Index, EnableDAD: s.child.DAD}
 }
 
 // Masquerade gives what leaves the container's subnets an address of the host.
@@ -124,8 +163,7 @@ type Gateway struct {
 
 // WaitUp waits until packets pass through the pair, and until container and
 // gateway take packets for their IPv6 addresses: what is sent before is lost,
-// and repeated a second later. Addresses take milliseconds; ADD does not fail
-// for one that takes longer.
+// and repeated a second later. An address that takes longer than usual is a warning.
 func (s *Session) WaitUp(ctx context.Context, res *cni.Result, gw Gateway) error {
 	up, cancel := context.WithTimeout(ctx, upTimeout)
 	defer cancel()
@@ -163,9 +201,8 @@ func (s *Session) Interfaces() []cni.Interface {
 	return []cni.Interface{iface.Describe(s.HostEnd), cont}
 }
 
-// Tolerate warns of a failed step that the network can do without, where
-// /proc/sys is read-only for instance. It returns a transient error: the step may
-// succeed a moment later.
+// Tolerate makes a warning of the error of a step that the network can do without, unless the
+// error is transient: then the step may succeed a moment later.
 func (s *Session) Tolerate(err error) error {
 	if err == nil || cni.Transient(err) {
 		return err

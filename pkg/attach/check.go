@@ -6,9 +6,11 @@ import (
 	"fmt"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -37,6 +39,28 @@ func Check(ctx context.Context, req *skel.Request, verify func(*Session) []error
 	return errors.Join(append(errs, err)...)
 }
 
+// FindPair finds both ends of the pair for CHECK. master is the index of the bridge; 0 where there
+// is none. A host end that the reference made must be a port of it.
+func (s *Session) FindPair(master int) error {
+	var err error
+	if s.ContEnd, err = s.Cont.Link(s.IfName); err != nil {
+		return iface.Drifted(fmt.Errorf("container: %w", err))
+	}
+	s.HostEnd, err = frame.MarkedHostEnd(s.Host, s.Attachment)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		s.HostEnd, err = referencePeer(s.Host, s.ContEnd, master)
+	}
+	switch {
+	case errors.Is(err, rtnl.ErrNoLink):
+		return cni.Drift("interface %q: has no host end", s.IfName)
+	case err != nil:
+		return err
+	case s.HostEnd.Peer != s.ContEnd.Index:
+		return cni.Drift("interface %q: is not the other end of host interface %q", s.IfName, s.HostEnd.Name)
+	}
+	return nil
+}
+
 // VerifyMasquerade is code 101 when Masquerade's rules are not there.
 func (s *Session) VerifyMasquerade(ctx context.Context, m Masq) error {
 	if !m.On {
@@ -51,8 +75,19 @@ func (s *Session) VerifyMasquerade(ctx context.Context, m Masq) error {
 	return iface.Drifted(err)
 }
 
-// Status is code 50 where ADD could not masquerade, and else IPAM's answer.
-func Status(ctx context.Context, req *skel.Request, m Masq) error {
+// Status is code 50 where ready, which may be nil, says why ADD would fail on this host, or where
+// ADD could not masquerade. Else it is IPAM's answer.
+func Status(ctx context.Context, req *skel.Request, m Masq, ready func(host *rtnl.Conn) error) error {
+	if ready != nil {
+		host, err := rtnl.Dial(nil)
+		if err == nil {
+			defer host.Close()
+			err = ready(host)
+		}
+		if err != nil {
+			return cni.Errorf(cni.CodeUnavailable, "%w", err)
+		}
+	}
 	if m.On {
 		nf := nft.New()
 		defer nf.Close()
@@ -64,4 +99,92 @@ func Status(ctx context.Context, req *skel.Request, m Masq) error {
 		return nil
 	}
 	return ipamOf(req).Status(ctx)
+}
+
+// verifyChild compares what AddChild made with what is there.
+func (s *Session) verifyChild() []error {
+	c := s.child
+	l, err := s.Cont.Link(s.IfName)
+	if err != nil {
+		return []error{iface.Drifted(fmt.Errorf("container: %w", err))}
+	}
+	drift := func(format string, args ...any) error {
+		return cni.Drift("interface %q: %s", s.IfName, fmt.Sprintf(format, args...))
+	}
+	if l.Kind != c.New.Kind {
+		return []error{drift("is of kind %q instead of %q", l.Kind, c.New.Kind)}
+	}
+	r, recorded, err := childRecords().Get(s.Hash())
+	if err != nil {
+		return []error{err}
+	}
+	var errs []error
+	if !s.isOwn(l, r, recorded) {
+		errs = append(errs, drift("is not the one that ADD made"))
+	}
+	if err := s.verifyMaster(r, l); err != nil {
+		errs = append(errs, iface.Drifted(err))
+	}
+	if l.Mode != c.New.Mode {
+		errs = append(errs, drift("mode is %q instead of %q", l.Mode, c.New.Mode))
+	}
+	if l.VLAN != c.New.VLAN {
+		errs = append(errs, drift("VLAN is %d instead of %d", l.VLAN, c.New.VLAN))
+	}
+	if c.Verify != nil {
+		for _, text := range c.Verify(s, l) {
+			errs = append(errs, drift("%s", text))
+		}
+	}
+	return append(errs, iface.Verify(s.Target(), s.expected()))
+}
+
+// isOwn tells whether a link is the attachment's, also where the container took its alias away.
+// Without a record it may be the reference's, which has no alias.
+func (s *Session) isOwn(l rtnl.Link, r childRecord, recorded bool) bool {
+	if s.Owns(l.Alias) {
+		return true
+	}
+	if recorded {
+		return r.Link == l.Index
+	}
+	return l.Alias == ""
+}
+
+// expected is prevResult with the MTU that CHECK compares. Without a configured MTU it compares none, since
+// the master's may change.
+func (s *Session) expected() *cni.Result {
+	res := s.PrevResult.Clone()
+	for i := range res.Interfaces {
+		if s.child.Link.MTU == 0 {
+			res.Interfaces[i].MTU = 0
+		}
+	}
+	return res
+}
+
+// verifyMaster compares what the link is on with the configured master, or with the one
+// that ADD found.
+func (s *Session) verifyMaster(r childRecord, l rtnl.Link) (err error) {
+	c, conn := s.child, s.MasterSide()
+	if c.Master == nil {
+		return nil
+	}
+	switch {
+	case c.Master.Master != "":
+		s.Master, err = conn.Link(c.Master.Master)
+	case r.Master != 0:
+		s.Master, err = conn.LinkByIndex(r.Master)
+	default:
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("master: %w", err)
+	}
+	want := c.lowerIndex(s.Master)
+	wrongSide := s.Master.Kind != c.New.Kind && (l.PeerNS >= 0) == c.masterInside()
+	if l.Peer != want || wrongSide {
+		return fmt.Errorf("interface %q: is not on master %q (#%d) but on #%d", s.IfName, s.Master.Name, want, l.Peer)
+	}
+	return nil
 }

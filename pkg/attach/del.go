@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/nft"
@@ -16,14 +18,10 @@ import (
 // Rules removes rules of the plugin's own in DEL or GC.
 type Rules func(ctx context.Context, nf *nft.Conn) error
 
-// Del removes what ADD made, with whatever is known of it: the rules, the
-// interface, the addresses. It goes on after a failure. A host end that the
-// reference made must be a port of the bridge that findBridge finds.
-//
-// Addresses are released when the interface is gone, since nobody may be given
-// one while somebody answers to it. An IPAM plugin that needs the interface is
-// asked before that, when the interface has lost its addresses.
-func Del(ctx context.Context, req *skel.Request, findBridge FindBridge, rules ...Rules) error {
+// Del removes what ADD made, with whatever is known of it: the rules, the interface, the
+// addresses. It goes on after a failure. bridge is the name of the configured bridge, empty
+// for a plugin without one: a host end that the reference made must be a port of it.
+func Del(ctx context.Context, req *skel.Request, bridge string, rules ...Rules) error {
 	nf := nft.New()
 	locks, cancel := skel.WithTwoThirds(ctx) // for steps that wait for locks: the others need time, too
 	defer cancel()
@@ -34,27 +32,20 @@ func Del(ctx context.Context, req *skel.Request, findBridge FindBridge, rules ..
 	errs = append(errs, masq.Del(locks, nf, masq.Config{
 		Attachment: req.Attachment, Addrs: cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)), Warn: req.Warn,
 	}))
-
-	p, findErr := find(req, findBridge)
+	p := findPair(req, bridge)
 	defer p.close()
-	flush := func() error {
-		if findErr != nil {
-			return findErr
-		}
-		return p.flush(req)
-	}
-	return errors.Join(append(errs, Release(ctx, req, flush, func() (bool, error) {
-		gone, err := p.delete(findErr)
+	return errors.Join(append(errs, DelInterface(ctx, req, p.flush, func() (bool, error) {
+		gone, err := p.delete()
 		// Closing a netfilter socket after a deletion waits for the kernel, and so
 		// does deleting a link. In this order the first wait covers the second.
 		return gone, errors.Join(err, nf.Close())
 	}))...)
 }
 
-// Release is DEL's last part: remove takes the interface away and says whether nobody
-// answers to the addresses any more, which are then released. An IPAM plugin that needs
-// the interface is asked before, if flush took the addresses from it.
-func Release(ctx context.Context, req *skel.Request, flush func() error, remove func() (gone bool, err error)) error {
+// DelInterface deletes the container's interface by remove, and then has the IPAM plugin release the
+// addresses, if remove says that the interface is gone: nobody may be given an address that somebody
+// answers to. An IPAM plugin that needs the interface comes first, if flush took the addresses away.
+func DelInterface(ctx context.Context, req *skel.Request, flush func() error, remove func() (bool, error)) error {
 	client := ipamOf(req)
 	var errs []error
 	released := req.IPAM != "" && client.NeedsInterface() && flush() == nil
@@ -70,7 +61,7 @@ func Release(ctx context.Context, req *skel.Request, flush func() error, remove 
 	case gone:
 		errs = append(errs, client.Run(ctx, "DEL"))
 	default:
-		errs = append(errs, withheld(client))
+		errs = append(errs, errInUse(client))
 	}
 	return errors.Join(errs...)
 }
@@ -90,78 +81,103 @@ func GC(ctx context.Context, req *skel.Request, rules ...Rules) error {
 		errs = append(errs, remove(locks, nf))
 	}
 	errs = append(errs, masq.GC(locks, nf, req.Network, req.Valid))
-	linkErr := collectPairs(host, req.Valid)
-	return errors.Join(append(errs, nf.Close(), Collect(ctx, req, linkErr))...)
+	linkErr := deleteStalePairs(host, req.Valid)
+	return errors.Join(append(errs, nf.Close(), GCAddresses(ctx, req, linkErr))...)
 }
 
-// Collect is GC's last part: it has IPAM release the addresses of what is not valid, unless
+// GCAddresses has the IPAM plugin release the addresses of attachments that are not valid, unless
 // linkErr says that an interface may still answer to one. It returns both errors.
-func Collect(ctx context.Context, req *skel.Request, linkErr error) error {
+func GCAddresses(ctx context.Context, req *skel.Request, linkErr error) error {
 	if req.IPAM == "" || linkErr != nil {
 		return linkErr
 	}
 	return ipamOf(req).Run(ctx, "GC")
 }
 
-func withheld(c *ipam.Client) error {
+func errInUse(c *ipam.Client) error {
 	return fmt.Errorf("%s: not asked to release the addresses while the interface may still be there", c)
 }
 
-// pair is the attachment's pair as DEL found it: one end, and the socket by
-// which it is deleted.
-type pair struct {
-	host *rtnl.Conn
+// remains are what DEL found of an attachment's interface.
+type remains struct {
+	req  *skel.Request
+	host *rtnl.Conn // nil for a child
 	cont *rtnl.Conn // nil until it is needed
-	conn *rtnl.Conn // one of both
-	end  rtnl.Link
+	conn *rtnl.Conn // one of both: it deletes the link
+	link rtnl.Link  // an end of the pair, or the child
+	err  error      // why nothing was found; rtnl.ErrNoLink = there is none, or it is somebody else's by now
 }
 
-// delete deletes the pair that find found; err is find's. gone says that nobody
-// answers to the addresses any more. A pair that could not be looked for counts as
-// gone unless the error is transient: a repeated DEL would not find it either.
-func (p *pair) delete(err error) (gone bool, _ error) {
-	if errors.Is(err, rtnl.ErrNoLink) {
+// findPair finds the attachment's pair: ours by its mark, else the reference's.
+func findPair(req *skel.Request, bridge string) *remains {
+	p := &remains{req: req}
+	if p.host, p.err = rtnl.Dial(nil); p.err != nil {
+		return p
+	}
+	p.conn = p.host
+	p.link, p.err = frame.MarkedHostEnd(p.host, req.Attachment)
+	if errors.Is(p.err, rtnl.ErrNoLink) {
+		p.err = p.findReference(bridge)
+	}
+	return p
+}
+
+// delete deletes the link. gone is true when nobody answers to the addresses any more. A link that
+// could not be looked for is gone unless the error is transient: no DEL will ever find it.
+func (r *remains) delete() (gone bool, err error) {
+	if errors.Is(r.err, rtnl.ErrNoLink) {
 		return true, nil
 	}
-	if err != nil {
-		return !cni.Transient(err), err
+	if r.err != nil {
+		return !cni.Transient(r.err), r.err
 	}
-	err = p.conn.DelLink(p.end.Index)
+	err = r.conn.DelLink(r.link.Index)
 	return err == nil, err
 }
 
 // flush takes its addresses from the container's interface.
-func (p *pair) flush(req *skel.Request) error {
-	if p.conn == p.cont {
-		return Flush(p.cont, p.end)
+func (r *remains) flush() error {
+	if r.err != nil {
+		return r.err
 	}
-	if req.NS == nil {
+	if r.conn == r.cont {
+		return Flush(r.cont, r.link)
+	}
+	if r.req.NS == nil {
 		return errors.New("the namespace cannot be entered")
 	}
 	var err error
-	if p.cont, err = rtnl.Dial(req.NS); err != nil {
+	if r.cont, err = rtnl.Dial(r.req.NS); err != nil {
 		return err
 	}
-	end, err := p.cont.LinkByIndex(p.end.Peer)
-	if err == nil && (end.Peer != p.end.Index || changedMAC(req, end)) {
-		err = fmt.Errorf("the namespace is another container's by now: %w", rtnl.ErrNoLink)
-	}
+	end, err := r.cont.LinkByIndex(r.link.Peer)
 	if err != nil {
 		return err
 	}
-	return Flush(p.cont, end)
+	if end.Peer != r.link.Index || changedMAC(r.req, end) {
+		return fmt.Errorf("the namespace is another container's by now: %w", rtnl.ErrNoLink)
+	}
+	return Flush(r.cont, end)
 }
 
-// Flush takes its addresses from a container's interface, but those that the kernel made.
+func (r *remains) close() { _ = errors.Join(r.host.Close(), r.cont.Close()) }
+
+// changedMAC tells whether the result knows the container's interface by another
+// MAC address.
+func changedMAC(req *skel.Request, end rtnl.Link) bool {
+	i, ok := req.PrevResult.ContainerInterface(req.IfName)
+	return ok && i.MAC != "" && !strings.EqualFold(i.MAC, end.MAC.String())
+}
+
+// Flush takes its addresses from a container's interface, but the link-local ones, which the
+// kernel made.
 func Flush(cont *rtnl.Conn, end rtnl.Link) error {
 	addrs, err := cont.Addrs(end.Index)
 	errs := []error{err}
 	for _, a := range addrs {
-		if !a.Prefix.Addr().IsLinkLocalUnicast() { // which the kernel made
+		if !a.Prefix.Addr().IsLinkLocalUnicast() {
 			errs = append(errs, cont.DelAddr(end.Index, a.Prefix))
 		}
 	}
 	return errors.Join(errs...)
 }
-
-func (p *pair) close() { _ = errors.Join(p.host.Close(), p.cont.Close()) }

@@ -24,21 +24,37 @@ type LinkKeys struct {
 
 // IPAMKeys are the configuration keys of plugins that need no IPAM plugin.
 type IPAMKeys struct {
-	IPAM struct {
-		Type string `json:"type" help:"IPAM plugin that gives the addresses" schema:"format=file empty"`
-	} `json:"ipam" help:"the IPAM plugin's part (none: layer 2 only)"`
+	IPAM IPAM `json:"ipam" help:"the IPAM plugin's part (none: layer 2 only)"`
+}
+
+// IPAM is the key ipam of plugins that need no IPAM plugin.
+type IPAM struct {
+	Type string `json:"type" help:"IPAM plugin that gives the addresses" schema:"format=file empty"`
 }
 
 // Check refuses a type that can be no plugin's name.
-func (k IPAMKeys) Check() error {
-	if k.IPAM.Type == "" {
+func (i IPAM) Check() error {
+	if i.Type == "" {
 		return nil
 	}
-	return ipam.CheckType(k.IPAM.Type)
+	return ipam.CheckType(i.Type)
 }
 
-// Link is how an interface is to be made.
-type Link struct {
+// RequiredIPAM is the key ipam of plugins that need an IPAM plugin.
+type RequiredIPAM struct {
+	Type string `json:"type" help:"IPAM plugin that gives the addresses; required" schema:"required format=file"`
+}
+
+// Check refuses a type that is missing, for the reason given, or can be no plugin's name. It suggests the example.
+func (i RequiredIPAM) Check(reason, example string) error {
+	if i.Type == "" {
+		return cni.Refuse("ipam.type", nil, "missing; "+reason).Suggest(`write "ipam": {"type": %q, ...}`, example)
+	}
+	return ipam.CheckType(i.Type)
+}
+
+// LinkConfig is how an interface is to be made.
+type LinkConfig struct {
 	Netkit bool             // of a pair: of the kind netkit instead of veth
 	MTU    int              // bytes; 0 = the kernel's
 	MAC    net.HardwareAddr // of the container's end; nil = random
@@ -47,71 +63,55 @@ type Link struct {
 	Given *cni.Result
 }
 
-// Parse checks the keys, and the plugin's own keys mtu and mac, the weakest source of the MAC address (empty: the
-// plugin has no such key). What no interface can have is code 7, also of a key that a stronger one overrides; in
-// CNI_ARGS it is code 4 where no stronger key does.
-func (k LinkKeys) Parse(cniArgs string, mtu int, mac string) (Link, error) {
-	l := Link{MTU: mtu, DNS: k.DNS}
+// Smallest and largest MTU of a container's interface, in bytes: those of a veth.
+const mtuMin, mtuMax = 68, 65535
+
+// Parse checks the keys, and the plugin's own keys mtu and mac (empty where it has none). The first source of the MAC
+// address wins. A bad value is code 7, in CNI_ARGS code 4; CNI_ARGS that another key overrides are not looked at.
+func (k LinkKeys) Parse(cniArgs string, mtu int, mac string) (LinkConfig, error) {
+	l := LinkConfig{MTU: mtu, DNS: k.DNS}
 	var problems cni.Problems
-	weakest, err := parseMAC(cni.CodeConfig, "mac", mac)
-	problems.Add(err)
-	problems.Add(checkMTU(mtu))
+	if mtu != 0 && (mtu < mtuMin || mtu > mtuMax) {
+		problems.Add(cni.Refuse("mtu", mtu, fmt.Sprintf("is not between %d and %d", mtuMin, mtuMax)).
+			Suggest("leave it out for the kernel's own"))
+	}
 	args, err := cni.ParseArgs(cniArgs, "MAC")
 	problems.Add(err)
-	take := func(code uint, key, text string) {
-		address, err := parseMAC(code, key, text)
+	if k.RuntimeConfig.MAC != "" || k.Args.CNI.MAC != "" {
+		args = nil
+	}
+	for _, source := range []struct {
+		code      uint
+		key, text string
+	}{
+		{cni.CodeConfig, "runtimeConfig.mac", k.RuntimeConfig.MAC},
+		{cni.CodeConfig, "args.cni.mac", k.Args.CNI.MAC},
+		{cni.CodeEnvironment, "CNI_ARGS MAC", args["MAC"]},
+		{cni.CodeConfig, "mac", mac},
+	} {
+		address, err := cni.ParseMAC(source.code, source.key, source.text)
+		if err == nil && source.text != "" && len(address) != 6 {
+			err = cni.Refuse(source.key, source.text,
+				"is no MAC address of an interface (six bytes, not multicast, not zero)").WithCode(source.code)
+		}
 		problems.Add(err)
 		if l.MAC == nil {
 			l.MAC = address
 		}
 	}
-	take(cni.CodeConfig, "runtimeConfig.mac", k.RuntimeConfig.MAC)
-	take(cni.CodeConfig, "args.cni.mac", k.Args.CNI.MAC)
-	if k.RuntimeConfig.MAC == "" && k.Args.CNI.MAC == "" {
-		take(cni.CodeEnvironment, "CNI_ARGS MAC", args["MAC"])
-	}
-	if l.MAC == nil {
-		l.MAC = weakest
-	}
 	return l, problems.Err()
-}
-
-// ParseLink is LinkKeys.Parse for interfaces whose MAC address cannot be chosen.
-func ParseLink(mtu int, dns cni.DNS) (Link, error) { return Link{MTU: mtu, DNS: dns}, checkMTU(mtu) }
-
-// parseMAC reads the address of an Ethernet interface; nil, for an empty text.
-func parseMAC(code uint, key, text string) (net.HardwareAddr, error) {
-	mac, err := cni.ParseMAC(code, key, text)
-	if err == nil && text != "" && len(mac) != 6 {
-		err = cni.Refuse(key, text,
-			"is no MAC address of an interface (six bytes, not multicast, not zero)").WithCode(code)
-	}
-	return mac, err
-}
-
-// Smallest and largest MTU of a container's interface, in bytes: those of a veth.
-const mtuMin, mtuMax = 68, 65535
-
-func checkMTU(mtu int) error {
-	if mtu != 0 && (mtu < mtuMin || mtu > mtuMax) {
-		return cni.Refuse("mtu", mtu, fmt.Sprintf("is not between %d and %d", mtuMin, mtuMax)).
-			Suggest("leave it out for the kernel's own")
-	}
-	return nil
 }
 
 // mtuMin6 is the smallest MTU of a link that carries IPv6, in bytes (RFC 8200,
 // section 5). Below it the kernel has no IPv6 on a link at all.
 const mtuMin6 = 1280
 
-// Result begins a result with IPAM's answer: its addresses are those of the index-th
-// interface, its DNS is the configuration's where that has any. An mtu that is too
-// small for one of the addresses is code 7.
-func (l Link) Result(answer *cni.Result, index int) (*cni.Result, error) {
+// Result begins a result with IPAM's answer: the addresses become those of the index-th
+// interface, the DNS the configuration's. An mtu that is too small for IPv6 is code 7.
+func (l LinkConfig) Result(answer *cni.Result, index int) (*cni.Result, error) {
 	res := answer.Clone()
 	for i := range res.IPs {
-		own := index
-		res.IPs[i].Interface = &own
+		res.IPs[i].Interface = new(index)
 		if addr := res.IPs[i].Address; l.MTU != 0 && l.MTU < mtuMin6 && addr.Addr().Is6() {
 			return nil, cni.Errorf(cni.CodeConfig, "mtu: %d is too small for IPv6 (%d), which address %s needs",
 				l.MTU, mtuMin6, addr)

@@ -1,8 +1,10 @@
 package attach
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -19,53 +21,72 @@ type MasterKeys struct {
 
 // findMaster finds the link that the child is to be on: the one that the key names; else the only interface of the
 // result before us on the master's side; else, where that result has at most one interface, that of the default route.
-func (s *Session) findMaster(c Child) (err error) {
-	if c.Master == nil {
+func (s *Session) findMaster() error {
+	if s.child.Master == nil {
 		return nil
 	}
-	s.masterInside = c.Master.LinkInContainer
-	conn := s.MasterSide()
-	name, err := c.masterName(s.PrevResult)
-	switch {
-	case err != nil:
-	case name != "":
-		s.Master, err = conn.Link(name)
-		if errors.Is(err, rtnl.ErrNoLink) {
-			return cni.Refuse("master", nil, fmt.Sprintf("%q: no such interface: %v", name, rtnl.ErrNoLink))
-		}
-	default:
-		s.Master, err = defaultMaster(conn)
+	name, err := s.child.masterName(s.PrevResult)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = refuseLoopback(s.Master)
+	if name != "" {
+		s.Master, err = findLink(s.MasterSide(), name)
+	} else {
+		s.Master, err = defaultMaster(s.MasterSide())
 	}
 	if err != nil {
 		return err
 	}
-	if c.Link.MTU > s.Master.MTU {
-		return cni.Refuse("mtu", c.Link.MTU,
-			fmt.Sprintf("is above that of master %q: invalid MTU %d, must be [0, master MTU(%d)]", s.Master.Name,
-				c.Link.MTU, s.Master.MTU))
-	}
-	return nil
+	return s.child.refuseMaster(s.Master)
 }
 
-// refuseLoopback refuses lo, on which the kernel makes no link. Its index is 1 in each namespace.
-func refuseLoopback(master rtnl.Link) error {
-	if master.Index == 1 {
+// masterReady is why no child could be on the configured master, if it is on the host.
+func (c Child) masterReady(host *rtnl.Conn) error {
+	if c.Master == nil || c.Master.Master == "" || c.Master.LinkInContainer {
+		return nil
+	}
+	l, err := findLink(host, c.Master.Master)
+	if err != nil {
+		return err
+	}
+	if upper := upperDevice(host, l); upper != "" && c.New.Kind != vlanKind {
+		return fmt.Errorf("master: %q: is held by %s", l.Name, upper)
+	}
+	return c.refuseMaster(l)
+}
+
+func findLink(conn *rtnl.Conn, master string) (rtnl.Link, error) {
+	l, err := conn.Link(master)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		err = cni.Refuse("master", nil, fmt.Sprintf("%q: no such interface: %v", master, rtnl.ErrNoLink))
+	}
+	return l, err
+}
+
+// refuseMaster refuses a master that is too small, or lo, on which the kernel makes no link.
+func (c Child) refuseMaster(master rtnl.Link) error {
+	const lo = 1 // the index in each namespace
+	if master.Index == lo {
 		return cni.Refuse("master", nil, fmt.Sprintf("%q: is the loopback interface, which can have no interface on it",
 			master.Name))
+	}
+	if c.Link.MTU > master.MTU {
+		return cni.Refuse("mtu", c.Link.MTU,
+			fmt.Sprintf("is above that of master %q: invalid MTU %d, must be [0, master MTU(%d)]", master.Name,
+				c.Link.MTU, master.MTU))
 	}
 	return nil
 }
 
 // MasterSide is the socket of the namespace that the master is in.
 func (s *Session) MasterSide() *rtnl.Conn {
-	if s.masterInside {
+	if s.child.masterInside() {
 		return s.Cont
 	}
 	return s.Host
 }
+
+func (c Child) masterInside() bool { return c.Master != nil && c.Master.LinkInContainer }
 
 // masterName is the name that the key or the result before us gives; empty: neither names one. A result with several
 // interfaces, not exactly one of them on the master's side, is an error, as in the reference's ipvlan: a guess, or the
@@ -74,12 +95,11 @@ func (c Child) masterName(prev *cni.Result) (string, error) {
 	if c.Master.Master != "" || prev == nil {
 		return c.Master.Master, nil
 	}
-	inside := c.Master.LinkInContainer
-	alone := inside && len(prev.Interfaces) == 1 // then it need not name its namespace
+	alone := c.masterInside() && len(prev.Interfaces) == 1 // then it need not name its namespace
 	var all, names []string
 	for _, i := range prev.Interfaces {
 		all = append(all, i.Name)
-		if i.Name != "" && (alone || (i.Sandbox != "") == inside) {
+		if rightSide := (i.Sandbox != "") == c.masterInside(); i.Name != "" && (alone || rightSide) {
 			names = append(names, i.Name)
 		}
 	}
@@ -100,33 +120,34 @@ func defaultMaster(conn *rtnl.Conn) (rtnl.Link, error) {
 	if err != nil {
 		return rtnl.Link{}, err
 	}
-	var best *rtnl.Route
+	var defaults []rtnl.Route
 	for _, c := range all {
 		r := c.Route()
-		isDefault := r.Dst.Bits() == 0 && r.Table == unix.RT_TABLE_MAIN && r.Type == unix.RTN_UNICAST && r.OutIndex != 0
-		if isDefault && (best == nil || r.Dst.Addr().Is4() && best.Dst.Addr().Is6() ||
-			r.Dst.Addr().Is4() == best.Dst.Addr().Is4() && r.Priority < best.Priority) {
-			best = &r
+		if r.Dst.Bits() == 0 && r.Table == unix.RT_TABLE_MAIN && r.Type == unix.RTN_UNICAST && r.OutIndex != 0 {
+			defaults = append(defaults, r)
 		}
 	}
-	if best == nil {
+	if len(defaults) == 0 {
 		return rtnl.Link{}, cni.Refuse("master", nil, "missing, and no default route has an interface that it could be")
 	}
+	best := slices.MinFunc(defaults, func(a, b rtnl.Route) int {
+		return cmp.Or(a.Dst.Addr().Compare(b.Dst.Addr()), cmp.Compare(a.Priority, b.Priority)) // IPv4 is less
+	})
 	return conn.LinkByIndex(best.OutIndex)
 }
 
-// masterIndex is what links on the master are on: the kernel puts one of the same kind
-// beside the master, on the same link.
-func (c Child) masterIndex(master rtnl.Link) int {
-	if master.Kind == c.Kind && c.Kind != "vlan" {
+// lowerIndex is the index that a child of the master reports. A macvlan made on a macvlan, or an
+// ipvlan on an ipvlan, is attached to that one's lower device.
+func (c Child) lowerIndex(master rtnl.Link) int {
+	if master.Kind == c.New.Kind && c.New.Kind != vlanKind {
 		return master.Peer
 	}
 	return master.Index
 }
 
-// holder names what takes all frames of the link, so that no macvlan or ipvlan can be on
-// it; empty: nothing that can be seen from here.
-func holder(conn *rtnl.Conn, l rtnl.Link) string {
+// upperDevice names the bridge or bond that takes all frames of the link, so that no macvlan or ipvlan can be on
+// it; empty: none that can be seen from here.
+func upperDevice(conn *rtnl.Conn, l rtnl.Link) string {
 	if l.Master == 0 {
 		return ""
 	}

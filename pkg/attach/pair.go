@@ -17,10 +17,9 @@ import (
 
 // CreatePair makes a pair of links, both ends in place and down: the container's
 // interface, and a host end with a name derived from the attachment. An attachment
-// that exists is code 100: the kernel decides who of two ADDs is first. The host
-// end is to be marked by MarkHostEnd; until then its group tells whose it is, since
-// a link cannot be given an alias when it is made.
-func (s *Session) CreatePair(ctx context.Context, link Link) (err error) {
+// that exists is code 100: the kernel decides who of two ADDs is first. Until
+// MarkHostEnd the group of the host end tells whose it is.
+func (s *Session) CreatePair(ctx context.Context, link LinkConfig) (err error) {
 	pair := rtnl.NewLink{Kind: "veth", MTU: link.MTU, Group: cni.NetworkHash(s.Network),
 		Peer: rtnl.Peer{Name: s.IfName, MAC: link.MAC, NS: s.NS}}
 	if link.Netkit {
@@ -51,19 +50,15 @@ func (s *Session) CreatePair(ctx context.Context, link Link) (err error) {
 		names[0], names[len(names)-1], err)
 }
 
-// endPatience is how long the kernel may take to delete the host end of a
+// endTimeout is how long the kernel may take to delete the host end of a
 // container whose namespace has ended.
-const endPatience = time.Second
+const endTimeout = time.Second
 
 // refuseExisting is code 100 when the attachment exists: its interface in the
-// container, or its host end. The container end of that is in another namespace,
-// which may have ended: the kernel deletes the pair a moment later, and does not
-// tell before as long as it keeps closed sockets of the namespace. So
-// refuseExisting waits whether the host end goes.
+// container, or its host end. When the container's namespace has ended, the kernel
+// deletes the pair a moment later: refuseExisting waits for it.
 func (s *Session) refuseExisting(ctx context.Context) error {
-	if _, err := s.Cont.Link(s.IfName); err == nil {
-		return s.Exists(fmt.Sprintf("interface %q: exists already in the container", s.IfName))
-	} else if !errors.Is(err, rtnl.ErrNoLink) {
+	if err := s.RefuseTakenName(); err != nil {
 		return err
 	}
 	host, err := frame.MarkedHostEnd(s.Host, s.Attachment)
@@ -73,7 +68,7 @@ func (s *Session) refuseExisting(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, endPatience)
+	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
 	if err := s.Host.WaitGone(ctx, host.Index); err == nil {
 		return nil
@@ -81,12 +76,10 @@ func (s *Session) refuseExisting(ctx context.Context) error {
 	return s.Exists(fmt.Sprintf("host interface %q: this attachment exists already; DEL removes it", host.Name))
 }
 
-// MarkHostEnd names the owner of the host end, makes it a port of the bridge with
-// the index master (0: of none), and has the host ignore what the container
-// advertises.
+// MarkHostEnd names the owner of the host end, makes it a port of the bridge with the
+// index master (0: of none), and has the host ignore the container's advertisements.
 func (s *Session) MarkHostEnd(master int) error {
-	mark, group := s.Mark(), uint32(0)
-	change := rtnl.Change{Alias: &mark, Group: &group}
+	change := rtnl.LinkChange{Alias: new(s.Mark()), Group: new(uint32(0))}
 	if master != 0 {
 		change.Master = &master
 	}
@@ -96,9 +89,9 @@ func (s *Session) MarkHostEnd(master int) error {
 	return s.Tolerate(iface.IgnoreRouterAdverts(s.HostEnd.Name))
 }
 
-// collectPairs deletes the host ends that CreatePair made for attachments of the network
+// deleteStalePairs deletes the host ends that CreatePair made for attachments of the network
 // that are not valid. It reads all links.
-func collectPairs(host *rtnl.Conn, valid cni.Set) error {
+func deleteStalePairs(host *rtnl.Conn, valid cni.Set) error {
 	links, err := host.Links()
 	if err != nil {
 		return err
@@ -109,8 +102,9 @@ func collectPairs(host *rtnl.Conn, valid cni.Set) error {
 	}
 	var errs []error
 	for _, l := range links {
-		left := frame.IsHalfMade(l, valid.Network()) && !slices.Contains(keep, l.Name)
-		if left || l.IsPairEnd() && valid.Garbage(l.Alias) {
+		unmarked := frame.IsHalfMade(l, valid.Network()) && !slices.Contains(keep, l.Name)
+		garbage := l.IsPairEnd() && valid.Garbage(l.Alias)
+		if unmarked || garbage {
 			errs = append(errs, host.DelLink(l.Index))
 		}
 	}

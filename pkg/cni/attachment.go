@@ -11,9 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// Attachment names one interface of one container on one network
-// (specification, section 3). Everything that a plugin leaves on the host
-// belongs to exactly one attachment.
+// Attachment names one interface of one container on one network (specification,
+// section 3). Everything that a plugin leaves on the host belongs to one attachment.
 type Attachment struct {
 	Network     string `json:"network"`
 	ContainerID string `json:"containerID"`
@@ -23,31 +22,25 @@ type Attachment struct {
 const (
 	// hashLen is how many hex digits identify an attachment: 64 bits.
 	hashLen = 16
-	// markMax is the longest comment that nft(8) reads back from a saved
-	// ruleset, in bytes.
+	// markMax is the longest comment that nft(8) reads back, in bytes.
 	markMax = 128
-	// networkMax is the longest network name that a mark shows in full, in
-	// bytes: GC compares the name, so it must never be cut by markMax.
+	// networkMax is the longest network name that a mark has in full, in bytes: GC
+	// compares the name, so markMax must not cut it.
 	networkMax = 64
 )
 
-// Hash identifies the attachment in names of kernel objects and files: 16
-// lower-case hex digits. The parts are hashed with their lengths, so that
-// ("ab", "c") and ("a", "bc") differ.
+// Hash identifies the attachment in names of kernel objects and files: 16 lower-case
+// hex digits. The parts are hashed with their lengths: ("ab", "c") is not ("a", "bc").
 func (a Attachment) Hash() string {
 	return digest(a.Network, a.ContainerID, a.IfName)
 }
 
-// Mark is the owner as written next to what is owned (link alias, nftables
-// comment): Hash, network, container ID and interface, separated by blanks, in
-// printable ASCII. It is at most 128 bytes long; the container ID and interface
-// are for people and may be cut, the hash is the identity.
+// Mark is what a link's alias or an nftables comment says of the owner: Hash, network,
+// container ID and interface, separated by blanks, in printable ASCII. It has at most
+// 128 bytes: container ID and interface are for people and may be cut.
 func (a Attachment) Mark() string {
 	mark := a.Hash() + " " + networkLabel(a.Network) + " " + a.ContainerID + " " + strings.Map(plain, a.IfName)
-	if len(mark) > markMax {
-		mark = mark[:markMax]
-	}
-	return mark
+	return mark[:min(len(mark), markMax)]
 }
 
 // Owns reports whether mark was written by this attachment.
@@ -56,8 +49,8 @@ func (a Attachment) Owns(mark string) bool {
 	return hash == a.Hash()
 }
 
-// NetworkHash is a number for the network, never 0, for kernel objects that
-// have room for no more. It is below 2^31, beyond which ip(8) knows no group.
+// NetworkHash is a number for the network, for kernel objects that have no room for a
+// mark. It is never 0, and below 2^31, beyond which ip(8) knows no group.
 func NetworkHash(network string) uint32 {
 	sum := sha512.Sum512([]byte(network))
 	return binary.BigEndian.Uint32(sum[:])&0x7fffffff | 1
@@ -67,8 +60,8 @@ func (a Attachment) String() string {
 	return fmt.Sprintf("network %q, container %q, interface %q", a.Network, a.ContainerID, a.IfName)
 }
 
-// networkLabel is the network's name, or for a long one its beginning and its
-// hash, joined by a character that no name contains.
+// networkLabel is the network's name, or for a long one its beginning and its hash,
+// joined by a character that no name has.
 func networkLabel(network string) string {
 	if len(network) <= networkMax {
 		return network
@@ -92,33 +85,26 @@ func digest(parts ...string) string {
 	return Digest(string(all), hashLen)
 }
 
-// Digest returns the first digits of the SHA-512 of a text, at most all 128, in
-// lower-case hexadecimal: what names long names where there is little room.
+// Digest returns the first digits, of at most 128, of the SHA-512 of a text, in
+// lower-case hexadecimal.
 func Digest(text string, digits int) string {
 	sum := sha512.Sum512([]byte(text))
 	return hex.EncodeToString(sum[:])[:digits]
 }
 
-// AttachmentRef is an entry of cni.dev/valid-attachments (specification 1.1,
-// GC).
-type AttachmentRef struct {
-	ContainerID string `json:"containerID"`
-	IfName      string `json:"ifname"`
-}
-
-// Set holds the attachments of one network that are still valid. Whatever
-// else belongs to the network is garbage.
+// Set holds the attachments of one network that are still valid. Everything else of
+// the network is garbage.
 type Set struct {
 	network string
 	all     []Attachment
 	hashes  map[string]bool
 }
 
-// NewSet returns the set of the valid attachments of network.
-func NewSet(network string, valid []AttachmentRef) Set {
+// NewSet returns the set of the valid attachments of network; they need not name it.
+func NewSet(network string, valid []Attachment) Set {
 	s := Set{network: network, hashes: map[string]bool{}}
-	for _, v := range valid {
-		a := Attachment{Network: network, ContainerID: v.ContainerID, IfName: v.IfName}
+	for _, a := range valid {
+		a.Network = network
 		s.all = append(s.all, a)
 		s.hashes[a.Hash()] = true
 	}
@@ -134,17 +120,15 @@ func (s Set) All() []Attachment { return s.all }
 // Has reports whether a is valid.
 func (s Set) Has(a Attachment) bool { return s.hashes[a.Hash()] }
 
-// Excludes reports whether a is of the network and not valid: GC removes what it has.
+// Excludes reports whether a is of the network and not valid.
 func (s Set) Excludes(a Attachment) bool { return a.Network == s.network && !s.Has(a) }
 
-// HasContainer reports whether any interface of the container is valid, for
-// things that record no more than a container ID.
+// HasContainer reports whether any interface of the container is valid.
 func (s Set) HasContainer(id string) bool {
 	return slices.ContainsFunc(s.all, func(a Attachment) bool { return a.ContainerID == id })
 }
 
-// Garbage reports whether mark was written by an attachment of this network
-// that is not valid.
+// Garbage reports whether mark is that of an attachment that the set excludes.
 func (s Set) Garbage(mark string) bool {
 	hash, rest, _ := strings.Cut(mark, " ")
 	label, _, _ := strings.Cut(rest, " ")
@@ -153,29 +137,22 @@ func (s Set) Garbage(mark string) bool {
 }
 
 // Exists is the error of an ADD that finds the attachment, or an interface in its place.
-// It ends in the reference's words, which programs look for.
+// Programs look for the reference's words, with which it ends.
 func (a Attachment) Exists(what string) *Error {
 	return Errorf(CodeExists, "%s (%s): container veth name %q already exists", what, a, a.IfName)
 }
 
-// ValidName reports whether s may name a network or a container
-// (specification, sections 1 and 2): a letter or digit, then letters, digits,
-// underscores, dots and hyphens.
+// ValidName reports whether s may name a network or a container (specification,
+// sections 1 and 2): a letter or digit, then letters, digits, '_', '.' and '-'.
 func ValidName(s string) bool {
-	for i, r := range s {
-		alnum := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9'
-		if !alnum && (i == 0 || r != '_' && r != '.' && r != '-') {
-			return false
-		}
-	}
-	return s != ""
+	const alnum = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+	return s != "" && strings.Contains(alnum, s[:1]) && strings.Trim(s, alnum+"_.-") == ""
 }
 
-// ValidIfName reports whether the kernel takes s, as it is, as the name of an
-// interface: 1 to 15 bytes without slash, colon or white space, and none of the
-// names that are directories beside the interfaces' own in /proc and /sys. A
-// name with a percent sign is a pattern, of which the kernel makes another
-// name, and one that is no UTF-8 cannot be written in a result.
+// ValidIfName reports whether the kernel takes s, as it is, as the name of an interface:
+// 1 to 15 bytes without slash, colon or white space, and no name that other directories
+// have in /proc and /sys. The kernel takes a name with a percent sign for a pattern. A
+// name that is no UTF-8 cannot be written in a result.
 func ValidIfName(s string) bool {
 	switch s {
 	case "", ".", "..", "all", "default":
@@ -188,8 +165,7 @@ func ValidIfName(s string) bool {
 	return !strings.ContainsFunc(s, unicode.IsSpace)
 }
 
-// ValidType reports whether s may name a plugin, which becomes a file name in
-// CNI_PATH: not empty, not "." or "..", no path separator.
+// ValidType reports whether s may name a plugin, a file in a directory of CNI_PATH.
 func ValidType(s string) bool {
 	return s != "" && s != "." && s != ".." && !strings.ContainsAny(s, "/\\\x00")
 }

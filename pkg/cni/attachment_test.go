@@ -91,13 +91,13 @@ var _ = Describe("Attachment", func() {
 })
 
 var _ = Describe("Set", func() {
-	ref := func(id, ifname string) cni.AttachmentRef { return cni.AttachmentRef{ContainerID: id, IfName: ifname} }
+	ref := func(id, ifname string) cni.Attachment { return cni.Attachment{ContainerID: id, IfName: ifname} }
 	at := func(network, id, ifname string) cni.Attachment {
 		return cni.Attachment{Network: network, ContainerID: id, IfName: ifname}
 	}
 
 	It("has what is valid, and garbage is only what its network owns", func() {
-		s := cni.NewSet("net1", []cni.AttachmentRef{ref("c1", "eth0"), ref("c2", "eth1"), ref("c2", "eth1")})
+		s := cni.NewSet("net1", []cni.Attachment{ref("c1", "eth0"), ref("c2", "eth1"), ref("c2", "eth1")})
 		Expect(s.Network()).To(Equal("net1"))
 		Expect(s.Has(at("net1", "c1", "eth0"))).To(BeTrue())
 		Expect(s.Garbage(at("net1", "c1", "eth0").Mark())).To(BeFalse())
@@ -114,12 +114,12 @@ var _ = Describe("Set", func() {
 	})
 
 	It("lists what is valid", func() {
-		s := cni.NewSet("net1", []cni.AttachmentRef{ref("c1", "eth0"), ref("c2", "eth1")})
+		s := cni.NewSet("net1", []cni.Attachment{ref("c1", "eth0"), ref("c2", "eth1")})
 		Expect(s.All()).To(HaveExactElements(at("net1", "c1", "eth0"), at("net1", "c2", "eth1")))
 	})
 
 	It("works for a network with a very long name", func() {
-		s := cni.NewSet(long, []cni.AttachmentRef{ref("c1", "eth0")})
+		s := cni.NewSet(long, []cni.Attachment{ref("c1", "eth0")})
 		Expect(s.Garbage(at(long, "c1", "eth0").Mark())).To(BeFalse())
 		Expect(s.Garbage(at(long, "c2", "eth0").Mark())).To(BeTrue())
 		Expect(s.Garbage(at(long+"x", "c2", "eth0").Mark())).To(BeFalse())

@@ -11,9 +11,8 @@ import (
 	"strings"
 )
 
-// Config is what the configurations of all plugins have in common
-// (specification, section 1). Keys match without regard to case, as every
-// runtime relies on.
+// Config has the keys of all plugins (specification, section 1). Keys match without
+// regard to case: every runtime relies on it.
 type Config struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
@@ -23,16 +22,12 @@ type Config struct {
 	} `json:"ipam"`
 	RawPrevResult       json.RawMessage `json:"prevResult"`
 	RawValidAttachments json.RawMessage `json:"cni.dev/valid-attachments"`
-	// RawAttachments is an older spelling that libcni still sends beside the
-	// specification's.
-	RawAttachments json.RawMessage `json:"cni.dev/attachments"`
-	// RawLog is a key of this suite: the file of the log.
-	RawLog json.RawMessage `json:"log"`
+	RawAttachments      json.RawMessage `json:"cni.dev/attachments"` // older spelling, which libcni sends too
+	RawLog              json.RawMessage `json:"log"`                 // a key of this suite
 }
 
-// Unmarshal reads the JSON of a configuration into a plugin's own struct.
-// Text that is no JSON is code 6. The first value of the wrong type is code 7, a
-// Problem that names the key and what it wants; everything else is read.
+// Unmarshal reads the JSON of a configuration into a plugin's own struct. Text that is
+// no JSON is code 6. The first value of the wrong type is code 7; all others are read.
 func Unmarshal(data []byte, v any) error {
 	err := decode(data, v)
 	if err == nil || ProblemsOf(err)[0].Key != "" {
@@ -41,7 +36,6 @@ func Unmarshal(data []byte, v any) error {
 	return Errorf(AsError(err).Code, "network configuration: %w", err)
 }
 
-// decode is Unmarshal of anything.
 func decode(data []byte, v any) error {
 	err := json.Unmarshal(data, v)
 	t, s := (*json.UnmarshalTypeError)(nil), (*json.SyntaxError)(nil)
@@ -56,8 +50,8 @@ func decode(data []byte, v any) error {
 	return Errorf(CodeConfig, "%w", err)
 }
 
-// refuseType refuses a value of the wrong type. Only a number is quoted: what is in
-// others may be a secret.
+// refuseType refuses a value of the wrong type. It quotes numbers alone: other values
+// may be secrets.
 func refuseType(t *json.UnmarshalTypeError, doc []byte) *Error {
 	key := keyAt(doc, t.Offset)
 	if number, ok := strings.CutPrefix(t.Value, "number "); ok {
@@ -81,8 +75,8 @@ func refuseType(t *json.UnmarshalTypeError, doc []byte) *Error {
 	return Refuse(key, nil, fmt.Sprintf("is a JSON %s, want %s", t.Value, want))
 }
 
-// keyAt is the way to the value that ends, or whose inside begins, at an offset of
-// a JSON document. The decoder's own Field has no places in lists.
+// keyAt is the path of the value that ends, or whose inside begins, at an offset of a
+// JSON document. The decoder's own Field has no index of lists.
 func keyAt(doc []byte, offset int64) string {
 	d := json.NewDecoder(bytes.NewReader(doc))
 	var walk func(key string) string
@@ -113,9 +107,8 @@ func keyAt(doc []byte, offset int64) string {
 	return walk("")
 }
 
-// DecodeConfig reads what all configurations have in common. The version is
-// Oldest when the key is missing; it is not checked here. When a value has the
-// wrong type, the error comes with what the others say.
+// DecodeConfig reads the keys of all plugins. The version, which it does not check, is
+// Oldest when the key is missing. With a value of the wrong type it returns the others.
 func DecodeConfig(data []byte) (*Config, error) {
 	c := &Config{}
 	err := Unmarshal(data, c)
@@ -125,28 +118,26 @@ func DecodeConfig(data []byte) (*Config, error) {
 	return c, err
 }
 
-// PrevResult reads prevResult; nil when there is none. One that cannot be
-// read is code 7.
+// PrevResult reads prevResult; nil when there is none. Its errors are code 7.
 func (c *Config) PrevResult() (*Result, error) {
 	if len(c.RawPrevResult) == 0 || string(c.RawPrevResult) == "null" {
 		return nil, nil
 	}
 	r, err := decodeResult(c.RawPrevResult, c.CNIVersion)
+	if err == nil {
+		return r, nil
+	}
 	var problems Problems
 	for _, p := range ProblemsOf(err) {
 		p.Code, p.Key = CodeConfig, strings.TrimSuffix("prevResult."+p.Key, ".")
 		problems.list = append(problems.list, p)
 	}
-	if err := problems.Err(); err != nil {
-		return nil, err
-	}
-	return r, nil
+	return nil, problems.Err()
 }
 
-// ValidAttachments reads cni.dev/valid-attachments (specification 1.1, GC).
-// null and [] both mean that none is valid. listed is false where there is no
-// such key: nobody said that any is not valid.
-func (c *Config) ValidAttachments() (refs []AttachmentRef, listed bool, err error) {
+// ValidAttachments reads cni.dev/valid-attachments (specification 1.1, GC). null and []
+// mean that none is valid. Without the key listed is false: nothing is known.
+func (c *Config) ValidAttachments() (refs []Attachment, listed bool, err error) {
 	key, raw := "cni.dev/valid-attachments", c.RawValidAttachments
 	if raw == nil {
 		key, raw = "cni.dev/attachments", c.RawAttachments
@@ -166,8 +157,7 @@ func (c *Config) ValidAttachments() (refs []AttachmentRef, listed bool, err erro
 	return refs, true, nil
 }
 
-// PairsOf returns the pairs of CNI_ARGS with this key. A plugin that ignores all other keys uses it, so that a
-// malformed pair of another key is no error.
+// PairsOf returns the pairs of CNI_ARGS with this key, for plugins that ignore all other pairs.
 func PairsOf(args, key string) string {
 	pairs := strings.Split(args, ";")
 	return strings.Join(slices.DeleteFunc(pairs, func(pair string) bool {
@@ -176,27 +166,22 @@ func PairsOf(args, key string) string {
 	}), ";")
 }
 
-// ParseArgs reads CNI_ARGS, "KEY=value" pairs separated by semicolons
-// (specification, section 2), and returns the values of the known keys.
-// Keys match without regard to case and empty pairs are skipped. A pair
-// without "=", and any other key unless the arguments say IgnoreUnknown=1 or
-// IgnoreUnknown=true, is an error with code 4 that names the key but not its
-// value, which may be secret.
+// ParseArgs reads CNI_ARGS, "KEY=value" pairs separated by semicolons (specification,
+// section 2), and returns the values of the known keys, in any case. A pair without "="
+// is code 4, and so is another key unless IgnoreUnknown is 1 or true. The error does not
+// show values, which may be secrets.
 func ParseArgs(args string, known ...string) (map[string]string, error) {
 	values := map[string]string{}
 	var unknown []string
 	ignore := ""
 	for n, pair := range strings.Split(args, ";") {
-		if strings.TrimSpace(pair) == "" {
-			continue
-		}
 		key, value, ok := strings.Cut(pair, "=")
 		key = strings.TrimSpace(key)
-		if !ok || key == "" {
-			return nil, Errorf(CodeEnvironment, "CNI_ARGS: pair %d is not KEY=value", n+1)
-		}
 		i := slices.IndexFunc(known, func(k string) bool { return strings.EqualFold(k, key) })
 		switch {
+		case key == "" && !ok: // between two semicolons
+		case key == "" || !ok:
+			return nil, Errorf(CodeEnvironment, "CNI_ARGS: pair %d is not KEY=value", n+1)
 		case strings.EqualFold(key, "IgnoreUnknown"):
 			ignore = strings.ToLower(value)
 		case i >= 0:

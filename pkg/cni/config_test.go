@@ -29,7 +29,7 @@ var _ = Describe("Config", func() {
 		refs, listed, err := c.ValidAttachments()
 		Expect(err).NotTo(HaveOccurred())
 		Expect(listed).To(BeTrue())
-		Expect(refs).To(HaveExactElements(cni.AttachmentRef{ContainerID: "c", IfName: "e"}))
+		Expect(refs).To(HaveExactElements(cni.Attachment{ContainerID: "c", IfName: "e"}))
 	},
 		Entry("as written", `{"cniVersion": "0.4.0", "name": "n", "type": "bridge", "ipam": {"type": "host-local"},
 			"prevResult": {"ips": [{"address": "10.0.0.1/8"}]},
@@ -126,15 +126,15 @@ var _ = Describe("Config", func() {
 })
 
 var _ = Describe("cni.dev/valid-attachments", func() {
-	list := func(doc string) (refs []cni.AttachmentRef, listed bool, err error) {
+	list := func(doc string) (refs []cni.Attachment, listed bool, err error) {
 		GinkgoHelper()
 		c, err := cni.DecodeConfig([]byte(doc))
 		Expect(err).NotTo(HaveOccurred())
 		return c.ValidAttachments()
 	}
-	c1 := cni.AttachmentRef{ContainerID: "c1", IfName: "eth0"}
+	c1 := cni.Attachment{ContainerID: "c1", IfName: "eth0"}
 
-	DescribeTable("is read", func(doc string, want ...cni.AttachmentRef) {
+	DescribeTable("is read", func(doc string, want ...cni.Attachment) {
 		got, listed, err := list(doc)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(listed).To(BeTrue())

@@ -6,9 +6,8 @@ import (
 	"strings"
 )
 
-// DecodeResult reads a result of any version. Its own cniVersion decides its
-// shape; version is taken when it has none. Text that is no result is code 6,
-// an unknown version code 1; the message names the key and the value.
+// DecodeResult reads a result of its cniVersion, or of version when it has none. Text
+// that is no result is code 6, an unknown version code 1.
 func DecodeResult(data []byte, version string) (*Result, error) {
 	r, err := decodeResult(data, version)
 	if err != nil {
@@ -21,7 +20,7 @@ func DecodeResult(data []byte, version string) (*Result, error) {
 	return r, nil
 }
 
-// decodeResult is DecodeResult with the Problems of each key.
+// decodeResult is DecodeResult with the problem of each key.
 func decodeResult(data []byte, version string) (*Result, error) {
 	var head struct {
 		CNIVersion string `json:"cniVersion"`
@@ -50,13 +49,12 @@ func decodeResult(data []byte, version string) (*Result, error) {
 
 func (w wire1) parse() (*Result, error) {
 	var problems Problems
-	r := &Result{Routes: parseRoutes(w.Routes, "", &problems)}
-	for _, i := range w.Interfaces {
-		r.Interfaces = append(r.Interfaces, Interface(i))
-	}
+	routes, err := ParseRoutes(w.Routes)
+	problems.Add(err)
+	r := &Result{Interfaces: w.Interfaces, Routes: routes}
 	for n, ip := range w.IPs {
 		parsed, err := ip.parse("address")
-		problems.AddIn(fmt.Sprintf("ips[%d].", n), err)
+		problems.AddIn(fmt.Sprintf("ips[%d]", n), err)
 		r.IPs = append(r.IPs, parsed)
 	}
 	if w.DNS != nil {
@@ -68,17 +66,16 @@ func (w wire1) parse() (*Result, error) {
 func (w wire01) parse() (*Result, error) {
 	var problems Problems
 	r := &Result{DNS: w.DNS}
-	for _, v := range []struct {
-		prefix string
-		ip     *wireV4
-	}{{"ip4.", w.IP4}, {"ip6.", w.IP6}} {
-		if v.ip == nil {
+	for i, v := range []*wireV4{w.IP4, w.IP6} {
+		if v == nil {
 			continue
 		}
-		ip, err := wireIP{Address: v.ip.IP, Gateway: v.ip.Gateway}.parse("ip")
-		problems.AddIn(v.prefix, err)
-		r.IPs = append(r.IPs, ip)
-		r.Routes = append(r.Routes, parseRoutes(v.ip.Routes, v.prefix, &problems)...)
+		key := []string{"ip4", "ip6"}[i]
+		ip, err := wireIP{Address: v.IP, Gateway: v.Gateway}.parse("ip")
+		problems.AddIn(key, err)
+		routes, err := ParseRoutes(v.Routes)
+		problems.AddIn(key, err)
+		r.IPs, r.Routes = append(r.IPs, ip), append(r.Routes, routes...)
 	}
 	return r, problems.Err()
 }
@@ -104,12 +101,13 @@ func (w wireIP) parse(addressKey string) (IP, error) {
 	return ip, problems.Err()
 }
 
-func parseRoutes(in []WireRoute, prefix string, problems *Problems) []Route {
-	var out []Route
+// ParseRoutes checks the routes of a configuration or a result. Its errors name the key routes.
+func ParseRoutes(in []WireRoute) (out []Route, err error) {
+	var problems Problems
 	for n, w := range in {
 		r, err := w.Parse()
-		problems.AddIn(fmt.Sprintf("%sroutes[%d].", prefix, n), err)
+		problems.AddIn(fmt.Sprintf("routes[%d]", n), err)
 		out = append(out, r)
 	}
-	return out
+	return out, problems.Err()
 }

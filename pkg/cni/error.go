@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 	"syscall"
 )
 
-// Error codes. Up to 99 they are the specification's (section 5), from 100 on
-// they are this suite's; docs/errors.md says of each when it comes and what
-// to do.
+// Error codes: up to 99 the specification's (section 5), from 100 on this suite's. See
+// docs/errors.md.
 const (
 	CodeIncompatibleVersion uint = 1
 	CodeUnsupportedField    uint = 2
@@ -32,7 +32,6 @@ const (
 )
 
 // Error is the error object that a plugin prints (specification, section 5).
-// It wraps the error that caused it, if any.
 type Error struct {
 	Code    uint
 	Msg     string
@@ -42,8 +41,7 @@ type Error struct {
 	cause    error
 }
 
-// Errorf returns an Error whose message is formatted, and whose causes are
-// wrapped, as fmt.Errorf does.
+// Errorf returns an Error that is formatted, and wraps its causes, as by fmt.Errorf.
 func Errorf(code uint, format string, args ...any) *Error {
 	err := fmt.Errorf(format, args...)
 	return &Error{Code: code, Msg: err.Error(), cause: err}
@@ -63,10 +61,8 @@ func (e *Error) Error() string {
 // Unwrap returns the cause, nil if there is none.
 func (e *Error) Unwrap() error { return e.cause }
 
-// AsError makes an Error of any error. One in err's chain gives its code and
-// its details, and is returned as it is when nothing was wrapped around it; an
-// error of the file system is CodeIO; any other, and one without a code, is
-// CodeInternal. It returns nil for nil.
+// AsError makes an Error of any error; nil of nil. An Error in err's chain gives its code
+// and details. Without one an error of the file system is CodeIO, any other CodeInternal.
 func AsError(err error) *Error {
 	if err == nil {
 		return nil
@@ -89,7 +85,6 @@ func AsError(err error) *Error {
 	return out
 }
 
-// wireError is the error object on the wire.
 type wireError struct {
 	CNIVersion string `json:"cniVersion,omitempty" help:"version of the configuration"`
 	Code       uint   `json:"code" help:"what went wrong: docs/errors.md has the list" schema:"required"`
@@ -97,35 +92,27 @@ type wireError struct {
 	Details    string `json:"details,omitempty" help:"more about it"`
 }
 
-// Encode writes the error object as version asks: the same object in every
-// version, with the version in it.
+// Encode writes the error object, which names the version.
 func (e *Error) Encode(version string) []byte {
 	return encode(wireError{CNIVersion: version, Code: e.Code, Msg: e.Msg, Details: e.Details})
 }
 
-// DecodeError reads an error object that another plugin printed. ok is false
-// when data is no such object: not JSON, or neither a code nor a message.
+// DecodeError reads an error object that another plugin printed. ok is false when data
+// is no JSON object with a code or a message.
 func DecodeError(data []byte) (e *Error, ok bool) {
 	var w wireError
-	if json.Unmarshal(data, &w) != nil || w.Code == 0 && w.Msg == "" {
+	if err := json.Unmarshal(data, &w); err != nil {
 		return nil, false
 	}
-	if w.Code == 0 { // 0 would tell our caller that nothing went wrong
-		w.Code = CodeInternal
-	}
-	return &Error{Code: w.Code, Msg: w.Msg, Details: w.Details}, true
+	e = &Error{Code: cmp.Or(w.Code, CodeInternal), Msg: w.Msg, Details: w.Details} // code 0 would mean success
+	return e, w.Code != 0 || w.Msg != ""
 }
 
-// Transient reports whether an error says that the machine was short of memory,
-// buffers or descriptors, or did not answer in time: the same call may well
-// succeed a moment later. DEL, which takes most refusals for final, leaves what it
-// could not do to its repetition then.
+// Transient reports whether the kernel was short of memory, buffers or descriptors, or
+// did not answer in time. DEL, which takes most other refusals for final, leaves the rest
+// to its repetition then.
 func Transient(err error) bool {
-	for _, errno := range []syscall.Errno{syscall.ENOMEM, syscall.ENOBUFS, syscall.EMFILE, syscall.ENFILE,
-		syscall.EAGAIN, syscall.ETIMEDOUT} {
-		if errors.Is(err, errno) {
-			return true
-		}
-	}
-	return false
+	passing := []syscall.Errno{syscall.ENOMEM, syscall.ENOBUFS, syscall.EMFILE, syscall.ENFILE, syscall.EAGAIN,
+		syscall.ETIMEDOUT}
+	return slices.ContainsFunc(passing, func(errno syscall.Errno) bool { return errors.Is(err, errno) })
 }

@@ -12,8 +12,8 @@ import (
 
 // Problem is one thing that is wrong with a configuration.
 type Problem struct {
-	Code       uint   // of the error that it makes
-	Key        string // where it is: runtimeConfig.portMappings[0].hostPort; empty where it has no place
+	Code       uint
+	Key        string // its path, runtimeConfig.portMappings[0].hostPort; empty for the whole document
 	Reason     string // the value, and what is wrong with it
 	Suggestion string // what to do about it; empty when Reason says so
 }
@@ -26,9 +26,8 @@ func (p Problem) String() string {
 	return p.Key + ": " + p.Reason
 }
 
-// Refuse returns the error for a value that is refused: code 7, and one
-// Problem. nil is the value of a key that is missing, and of one whose reason
-// is clear without it.
+// Refuse returns the error for a value that is refused: code 7, and one Problem. A nil
+// value is not shown.
 func Refuse(key string, value any, reason string) *Error {
 	switch v := value.(type) {
 	case nil:
@@ -65,8 +64,7 @@ func refusal(list []Problem) *Error {
 	return e
 }
 
-// ProblemsOf returns the problems that err is made of. An error that is made
-// of none is one itself.
+// ProblemsOf returns the problems that err is made of, or err itself as a problem.
 func ProblemsOf(err error) []Problem {
 	if err == nil {
 		return nil
@@ -78,21 +76,18 @@ func ProblemsOf(err error) []Problem {
 	return []Problem{{Code: e.Code, Reason: e.Error()}}
 }
 
-// Problems collects what is wrong with a configuration, so that all of it is
-// reported at once.
+// Problems collects all that is wrong with a configuration.
 type Problems struct{ list []Problem }
 
-// Add takes the problems of err; nil has none. What only follows from a
-// problem that is there already is left out: a second one of the same value or
-// of what is in it.
+// Add takes the problems of err, which may be nil. It leaves out a second problem of the
+// same value, or of a value inside that.
 func (p *Problems) Add(err error) { p.AddIn("", err) }
 
-// AddIn is Add for a configuration that is part of a greater one; prefix is the
-// way to it, with a dot at its end.
-func (p *Problems) AddIn(prefix string, err error) {
+// AddIn is Add for the part of a configuration at path.
+func (p *Problems) AddIn(path string, err error) {
 	for _, new := range ProblemsOf(err) {
-		if new.Key != "" {
-			new.Key = prefix + new.Key
+		if new.Key != "" && path != "" {
+			new.Key = path + "." + new.Key
 		}
 		if !slices.ContainsFunc(p.list, func(old Problem) bool { return within(new.Key, old.Key) }) {
 			p.list = append(p.list, new)
@@ -100,8 +95,7 @@ func (p *Problems) AddIn(prefix string, err error) {
 	}
 }
 
-// within reports whether key is outer, or leads to something in it. Either may
-// be spelt as the configuration spells it, in any case.
+// within reports whether key, in any case, is outer or inside of it.
 func within(key, outer string) bool {
 	if outer == "" || len(key) < len(outer) || !strings.EqualFold(key[:len(outer)], outer) {
 		return false
@@ -110,8 +104,8 @@ func within(key, outer string) bool {
 	return rest == "" || rest[0] == '.' || rest[0] == '['
 }
 
-// Err returns an error with all the problems, nil if there are none. Its code
-// and message are the first one's, the others are in its details.
+// Err returns an error with the code and message of the first problem, and the others in
+// its details; nil if there are none.
 func (p *Problems) Err() error {
 	if len(p.list) == 0 {
 		return nil
@@ -119,8 +113,8 @@ func (p *Problems) Err() error {
 	return refusal(p.list)
 }
 
-// KeyIn is the way to what the object at key has under name, quoted where it
-// would be misread or do something to a terminal: ["a.b"] or ipam["\x1b"].
+// KeyIn is the path of name in the object at key. A name that would be misread, or do
+// something to a terminal, is quoted: ["a.b"] or ipam["\x1b"].
 func KeyIn(key, name string) string {
 	switch {
 	case name == "" || strings.ContainsAny(name, ".[]\"") || strings.ContainsFunc(name, notPrintable):

@@ -7,9 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Result is what ADD made, in the newest shape (specification, section 5).
-// Older shapes are read into it by DecodeResult and written from it by
-// Encode.
+// Result is what ADD made (specification, section 5). DecodeResult reads it from the
+// shape of any version, Encode writes that.
 type Result struct {
 	Interfaces []Interface
 	IPs        []IP
@@ -17,15 +16,14 @@ type Result struct {
 	DNS        DNS
 }
 
-// Interface is an interface that the attachment has, in the container or on
-// the host.
+// Interface is an interface of the attachment, in the container or on the host.
 type Interface struct {
-	Name       string
-	MAC        string // as text; empty where the interface has none
-	MTU        int    // bytes; 0 = not said
-	Sandbox    string // the container's namespace path; empty on the host
-	SocketPath string
-	PCIID      string
+	Name       string `json:"name" help:"name of the interface" schema:"required"`
+	MAC        string `json:"mac,omitempty" help:"MAC address"`
+	MTU        int    `json:"mtu,omitempty" help:"MTU, bytes"`
+	Sandbox    string `json:"sandbox,omitempty" help:"path of the container's network namespace; empty on the host"`
+	SocketPath string `json:"socketPath,omitempty" help:"socket that the interface is, for some plugins"`
+	PCIID      string `json:"pciID,omitempty" help:"PCI device that the interface is, for some plugins"`
 }
 
 // IP is an address of the attachment.
@@ -46,7 +44,7 @@ type Route struct {
 	Scope    *int // as in rtnetlink: 0 global, 253 link, 254 host
 }
 
-// InMain says whether the route is the main table's, which has those that name no table.
+// InMain reports whether the route is in the main table, as it is without a table.
 func (r Route) InMain() bool {
 	return r.Table == nil || *r.Table == unix.RT_TABLE_MAIN || *r.Table == unix.RT_TABLE_UNSPEC
 }
@@ -59,8 +57,8 @@ type DNS struct {
 	Options     []string `json:"options,omitempty" help:"options of the resolver, as in resolv.conf(5)"`
 }
 
-// IsSet reports whether the configuration said anything at all: an empty list
-// counts, it overrides like any other.
+// IsSet reports whether a configuration has any of the keys. An empty list counts: it
+// overrides like any other.
 func (d DNS) IsSet() bool {
 	return d.Nameservers != nil || d.Domain != "" || d.Search != nil || d.Options != nil
 }
@@ -77,8 +75,7 @@ func (r *Result) Clone() *Result {
 	return &c
 }
 
-// Gateway returns the gateway of the first address of this family that has
-// one; the zero Addr when none has.
+// Gateway returns the first gateway of the family; the zero Addr when there is none.
 func (r *Result) Gateway(v4 bool) netip.Addr {
 	for _, ip := range r.IPs {
 		if ip.Gateway.IsValid() && ip.Gateway.Is4() == v4 {
@@ -88,38 +85,35 @@ func (r *Result) Gateway(v4 bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// ContainerInterface returns the entry of the container's interface called
-// name: one with a sandbox.
+// ContainerInterface returns the container's interface called name: it has a sandbox.
 func (r *Result) ContainerInterface(name string) (Interface, bool) {
 	if r == nil {
 		return Interface{}, false
 	}
-	i := slices.IndexFunc(r.Interfaces, func(i Interface) bool { return i.Name == name && i.Sandbox != "" })
-	if i < 0 {
-		return Interface{}, false
+	for _, i := range r.Interfaces {
+		if i.Name == name && i.Sandbox != "" {
+			return i, true
+		}
 	}
-	return r.Interfaces[i], true
+	return Interface{}, false
 }
 
-// ContainerIPs returns the addresses of the container's interface called
-// name. A chain's result may hold those of other interfaces too; an address
-// that says nothing of its interface counts. A nil result has none.
+// ContainerIPs returns the addresses of the container's interface called name, and those
+// that name no interface. A nil result has none.
 func (r *Result) ContainerIPs(name string) []IP {
 	if r == nil {
 		return nil
 	}
-	var out []IP
-	for _, ip := range r.IPs {
-		if i := ip.Interface; i != nil && *i < len(r.Interfaces) &&
-			(r.Interfaces[*i].Name != name || r.Interfaces[*i].Sandbox == "") {
-			continue
+	return slices.DeleteFunc(slices.Clone(r.IPs), func(ip IP) bool {
+		if ip.Interface == nil || *ip.Interface >= len(r.Interfaces) {
+			return false
 		}
-		out = append(out, ip)
-	}
-	return out
+		i := r.Interfaces[*ip.Interface]
+		return i.Name != name || i.Sandbox == ""
+	})
 }
 
-// Addresses returns the addresses of ips, in their order.
+// Addresses returns the addresses of ips.
 func Addresses(ips []IP) []netip.Prefix {
 	out := make([]netip.Prefix, 0, len(ips))
 	for _, ip := range ips {

@@ -7,23 +7,13 @@ import (
 	"net/netip"
 )
 
-// The shapes of a result on the wire. wire1 is that of 1.0.0 and later, and
-// with the address versions filled in that of 0.3.0 to 0.4.0.
+// wire1 is the shape of a result since 0.3.0. Until 0.4.0 addresses have a version.
 type wire1 struct {
-	CNIVersion string          `json:"cniVersion" help:"version of the specification" schema:"required enum=0.3.0|0.3.1|0.4.0|1.0.0|1.1.0"`
-	Interfaces []wireInterface `json:"interfaces,omitempty" help:"what was made, in the container and on the host"`
-	IPs        []wireIP        `json:"ips,omitempty" help:"addresses of the container"`
-	Routes     []WireRoute     `json:"routes,omitempty" help:"routes of the container"`
-	DNS        *DNS            `json:"dns,omitempty" help:"resolver settings for the container"`
-}
-
-type wireInterface struct {
-	Name       string `json:"name" help:"name of the interface" schema:"required"`
-	MAC        string `json:"mac,omitempty" help:"MAC address"`
-	MTU        int    `json:"mtu,omitempty" help:"MTU, bytes"`
-	Sandbox    string `json:"sandbox,omitempty" help:"path of the container's network namespace; empty on the host"`
-	SocketPath string `json:"socketPath,omitempty" help:"socket that the interface is, for some plugins"`
-	PCIID      string `json:"pciID,omitempty" help:"PCI device that the interface is, for some plugins"`
+	CNIVersion string      `json:"cniVersion" help:"version of the specification" schema:"required enum=0.3.0|0.3.1|0.4.0|1.0.0|1.1.0"`
+	Interfaces []Interface `json:"interfaces,omitempty" help:"what was made, in the container and on the host"`
+	IPs        []wireIP    `json:"ips,omitempty" help:"addresses of the container"`
+	Routes     []WireRoute `json:"routes,omitempty" help:"routes of the container"`
+	DNS        *DNS        `json:"dns,omitempty" help:"resolver settings for the container"`
 }
 
 type wireIP struct {
@@ -58,13 +48,7 @@ type wireV4 struct {
 	Routes  []WireRoute `json:"routes,omitempty" help:"routes of the container"`
 }
 
-func toWireRoute(r Route) WireRoute {
-	return WireRoute{Dst: r.Dst.String(), GW: addrText(r.GW), MTU: r.MTU, AdvMSS: r.AdvMSS,
-		Priority: r.Priority, Table: r.Table, Scope: r.Scope}
-}
-
-// Parse checks a route of a configuration or a result. It reports all that is
-// wrong, by the keys of the route.
+// Parse checks a route of a configuration or a result. Its errors name the route's keys.
 func (w WireRoute) Parse() (Route, error) {
 	r := Route{MTU: w.MTU, AdvMSS: w.AdvMSS, Priority: w.Priority, Table: w.Table, Scope: w.Scope}
 	var problems Problems
@@ -96,21 +80,21 @@ func (w WireRoute) Parse() (Route, error) {
 
 const noPrefix = "is no address in CIDR notation"
 
-// ParsePrefix reads the value of a key in CIDR notation and keeps its host
-// bits. An IPv4 address mapped into IPv6 becomes the IPv4 address it stands for.
+// ParsePrefix reads the value of a key in CIDR notation and keeps its host bits. An IPv4
+// address mapped into IPv6 becomes IPv4.
 func ParsePrefix(key, text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(text)
-	if err != nil || p.Addr().Is4In6() && p.Bits() < 96 {
-		return netip.Prefix{}, Refuse(key, text, noPrefix)
-	}
 	if p.Addr().Is4In6() {
 		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	}
+	if err != nil || !p.IsValid() {
+		return netip.Prefix{}, Refuse(key, text, noPrefix)
 	}
 	return p, nil
 }
 
-// ParseAddr reads the value of a key, an address without zone. An IPv4 address
-// mapped into IPv6 becomes the IPv4 address it stands for.
+// ParseAddr reads the value of a key, an address without zone. An IPv4 address mapped
+// into IPv6 becomes IPv4.
 func ParseAddr(key, text string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)
 	if err != nil || a.Zone() != "" {
@@ -119,8 +103,8 @@ func ParseAddr(key, text string) (netip.Addr, error) {
 	return a.Unmap(), nil
 }
 
-// ParseTable reads the number of a routing table; 0 is none. The numbers that no table
-// has, and those of the kernel's own tables, are refused.
+// ParseTable reads the number of a routing table, and refuses the kernel's own tables; 0
+// is none.
 func ParseTable(key string, table *int64) (uint32, error) {
 	switch {
 	case table == nil:
@@ -133,15 +117,15 @@ func ParseTable(key string, table *int64) (uint32, error) {
 	return uint32(*table), nil
 }
 
-// ParseMAC reads the MAC address that a configuration key asks for; an empty
-// text is none. What no interface can have is refused. A longer address than
-// Ethernet's six bytes is InfiniBand's, with rules of its own.
+// ParseMAC reads the MAC address that a key asks for; none in an empty text. One of six
+// bytes must be possible for an interface. A longer one is InfiniBand's.
 func ParseMAC(code uint, key, text string) (net.HardwareAddr, error) {
 	if text == "" {
 		return nil, nil
 	}
 	mac, err := net.ParseMAC(text)
-	if err != nil || len(mac) == 6 && (mac[0]&1 != 0 || mac.String() == "00:00:00:00:00:00") {
+	unusable := err == nil && (mac[0]&1 != 0 || mac.String() == "00:00:00:00:00:00")
+	if err != nil || len(mac) == 6 && unusable {
 		return nil, Refuse(key, text,
 			"is no MAC address of an interface (six bytes, not multicast, not zero)").WithCode(code).
 			Suggest("write it like 02:00:00:00:00:01, the second digit even")

@@ -49,32 +49,43 @@ func OpenContainer(req *skel.Request) (*Call, error) {
 }
 
 // OpenContainer opens Cont, and reads NetnsID.
-func (c *Call) OpenContainer() error {
-	err := c.NS.Do(func() (err error) {
-		if c.NetnsID, err = c.NS.IdentityInside(); err == nil {
-			c.Cont, err = rtnl.Dial(nil)
+func (c *Call) OpenContainer() error { return c.NS.Do(c.openInside) }
+
+// InContainer calls work on a thread in the container's namespace, with Cont open.
+func InContainer(req *skel.Request, work func(*Call) error) error {
+	c := &Call{Request: req}
+	return req.NS.Do(func() error {
+		if err := c.openInside(); err != nil {
+			return err
 		}
-		return err
+		return work(c)
 	})
-	c.OnDone(func() { _ = c.Cont.Close() })
+}
+
+func (c *Call) openInside() (err error) {
+	if c.NetnsID, err = c.NS.IdentityInside(); err == nil {
+		c.Cont, err = rtnl.Dial(nil)
+	}
 	if err != nil {
 		return fmt.Errorf("container: %w", err)
 	}
+	c.OnDone(func() { _ = c.Cont.Close() })
 	return nil
 }
 
-// LockNetns keeps other calls of chained plugins, also of the reference's, from changing the container's namespace
-// until this call is over.
-func (c *Call) LockNetns(ctx context.Context) error {
-	held, err := LockNetns(ctx, c.NS)
-	if err == nil {
-		c.OnDone(func() { _ = held.Unlock() })
+// OpenLocked is OpenContainer for a call that changes the container's namespace: until it is over, other such calls of
+// chained plugins wait, also of the reference's.
+func OpenLocked(ctx context.Context, req *skel.Request) (*Call, error) {
+	held, err := LockNetns(ctx, req.NS)
+	if err != nil {
+		return nil, err
 	}
-	return err
+	req.OnDone(func() { _ = held.Unlock() })
+	return OpenContainer(req)
 }
 
-// LockNetns is Call.LockNetns for a namespace and a caller who unlocks it.
-func LockNetns(ctx context.Context, n *ns.NS) (*statefile.Held, error) {
+// LockNetns is OpenLocked's lock, for a namespace and a caller who unlocks it.
+func LockNetns(ctx context.Context, n *ns.NS) (*statefile.Lock, error) {
 	return statefile.LockFD(ctx, n.FD(), n.Path())
 }
 
@@ -87,10 +98,18 @@ func (c *Call) FindInterface() error {
 		}
 	}
 	l, err := c.Cont.Link(c.IfName)
+	c.ContEnd, c.NetnsID.MAC = l, l.MAC.String()
 	if errors.Is(err, rtnl.ErrNoLink) {
 		return c.NoInterface(rtnl.ErrNoLink)
 	}
-	c.ContEnd, c.NetnsID.MAC = l, l.MAC.String()
+	return err
+}
+
+// IgnoreNoLink is err, or nil where that says that there is no such link.
+func IgnoreNoLink(err error) error {
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return nil
+	}
 	return err
 }
 
@@ -111,4 +130,21 @@ func (c *Call) FindHostEnd() error {
 		c.HostEnd, err = c.Host.OtherEnd(c.ContEnd)
 	}
 	return err
+}
+
+// Status is code 50 where ADD could not write records in dir, empty for none, or where probe finds what would make it
+// fail.
+func Status(dir string, probe func(host *rtnl.Conn) error) error {
+	host, err := rtnl.Dial(nil)
+	if err == nil {
+		defer host.Close()
+		err = probe(host)
+	}
+	if err == nil && dir != "" {
+		err = statefile.Writable(dir)
+	}
+	if err != nil {
+		return cni.Errorf(cni.CodeUnavailable, "%w", err)
+	}
+	return nil
 }

@@ -15,21 +15,14 @@ func Describe(l rtnl.Link) cni.Interface {
 	return cni.Interface{Name: l.Name, MAC: l.MAC.String(), MTU: l.MTU}
 }
 
-// nameTries is how many host names an attachment may have. The second is
-// used when something else has the first: four leave nothing to chance, and
-// are few enough to look at all of them when the link is to be found again.
-const nameTries = 4
-
-// HostNames returns the names that the host end of a may have, in the order in
-// which ADD tries them: 8 hex digits of the owner.
+// HostNames returns the four names that the host end of a may have, with 8 hex digits of the
+// owner. ADD takes the next one where something else has a name.
 func HostNames(a cni.Attachment) []string {
-	names := make([]string, nameTries)
+	names := []string{"veth" + a.Hash()[:8]}
 	ifName := a.IfName
-	for try := range names {
-		if try > 0 {
-			a.IfName = fmt.Sprintf("%s %d", ifName, try) // a blank, which no interface has in its name
-		}
-		names[try] = "veth" + a.Hash()[:8]
+	for try := 1; try < 4; try++ {
+		a.IfName = fmt.Sprintf("%s %d", ifName, try) // a blank, which no interface has in its name
+		names = append(names, "veth"+a.Hash()[:8])
 	}
 	return names
 }
@@ -38,13 +31,10 @@ func HostNames(a cni.Attachment) []string {
 // undone: others rely on it.
 func EnableForwarding(v4 bool) error {
 	key, err := forwarding(v4)
-	if err == nil {
-		err = key.Write("1")
-	}
 	if err != nil {
-		return fmt.Errorf("enable forwarding: %w", err)
+		return err
 	}
-	return nil
+	return key.Write("1")
 }
 
 // VerifyForwarding is code 101 when the host does not forward the family.
@@ -55,7 +45,7 @@ func VerifyForwarding(v4 bool) error {
 	}
 	value, err := key.Read()
 	if err == nil && value == "0" {
-		err = cni.Errorf(cni.CodeDrift, "sysctl %s: is 0, so the host does not forward what containers send", key)
+		err = cni.Drift("sysctl %s: is 0, so the host does not forward what containers send", key)
 	}
 	return err
 }
@@ -67,10 +57,10 @@ func forwarding(v4 bool) (sysctl.Key, error) {
 	return sysctl.Net("ipv6", "conf", "all", "forwarding")
 }
 
-// HeedsRouterAdverts tells whether a host interface takes routes and addresses
+// AcceptsRouterAdverts tells whether a host interface takes routes and addresses
 // from router advertisements. Without IPv6 it does not, and one that forwards
 // does only with accept_ra=2.
-func HeedsRouterAdverts(link string) (bool, error) {
+func AcceptsRouterAdverts(link string) (bool, error) {
 	accepts, err := readIPv6(link, "accept_ra")
 	if err != nil || accepts != "1" {
 		return accepts == "2", err
@@ -82,28 +72,27 @@ func HeedsRouterAdverts(link string) (bool, error) {
 // readIPv6 is a setting of a link, empty where the kernel has no IPv6.
 func readIPv6(link, name string) (string, error) {
 	key, err := sysctl.Net("ipv6", "conf", link, name)
-	value := ""
-	if err == nil {
-		value, err = key.Read()
+	if err != nil {
+		return "", err
 	}
+	value, err := key.Read()
 	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
+		return "", nil
 	}
 	return value, err
 }
 
 // IgnoreRouterAdverts keeps a host interface from taking routes and addresses
-// from what containers send. A kernel without IPv6 has nothing to ignore.
+// from what containers send.
 func IgnoreRouterAdverts(link string) error { return setIPv6(link, "accept_ra", "0") }
 
-// SkipDAD has a host interface use its link-local address at once, without
-// duplicate address detection. Until that address is usable the host does not ask
-// for the neighbours to which it forwards. SkipDAD is for a link whose MAC address
-// nobody else can have, before the link goes up.
+// SkipDAD has a host interface use its link-local address at once, without duplicate
+// address detection: the host needs it to ask for neighbours. It is for a link whose
+// MAC address nobody else can have, before the link goes up.
 func SkipDAD(link string) error { return setIPv6(link, "accept_dad", "0") }
 
-// EnableIPv6 turns IPv6 on for a host interface that needs it: the host may have
-// it off by default. A kernel without IPv6 is an error.
+// EnableIPv6 turns IPv6 on for a host interface: the host may have it off by default.
+// A kernel without IPv6 is an error.
 func EnableIPv6(link string) error { return writeConf("ipv6", link, "disable_ipv6", "0") }
 
 // setIPv6 writes a setting of a link, if the kernel has IPv6.

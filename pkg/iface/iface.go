@@ -3,6 +3,7 @@
 package iface
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -35,34 +36,33 @@ type Target struct {
 	Routes []rtnl.Route
 }
 
-// dadPatience is how long Configure waits for duplicate address detection, which
-// takes a second for each probe.
-const dadPatience = 10 * time.Second
-
-// dadDelay is the delay before router solicitations, in seconds. The kernel waits a random
-// part of it before each duplicate address detection, too: Raise has it wait for none.
-const dadDelay = "router_solicitation_delay"
+const (
+	// dadTimeout is how long Configure waits for duplicate address detection, which
+	// takes a second for each probe.
+	dadTimeout = 10 * time.Second
+	// dadDelay is the delay before router solicitations, in seconds. The kernel waits a random
+	// part of it before each duplicate address detection, too: Raise has it wait for none.
+	dadDelay = "router_solicitation_delay"
+)
 
 // Raise brings the interface up, before anybody knows its addresses. What was
 // done before an error stays, here and in Configure: the caller deletes the link.
 func Raise(t Target) error {
-	accept := "0" // NoDAD is for the result's addresses, this is for the link-local one
-	if t.EnableDAD {
-		accept = "1"
-	}
 	// arp_notify and ndisc_notify: see Announce.
-	list := []setting{t.ipv6("accept_dad", accept), t.ipv6("ndisc_notify", "1"),
-		{"ipv4", t.Name, "arp_notify", "1", false}}
+	list := []setting{{family: "ipv4", name: "arp_notify", value: "1"}, {name: "ndisc_notify", value: "1"}}
 	if t.EnableDAD {
-		list = append(list, t.ipv6("enhanced_dad", "1"), t.ipv6(dadDelay, "0"))
+		list = append(list, setting{name: "accept_dad", value: "1"}, setting{name: "enhanced_dad", value: "1"},
+			setting{name: dadDelay, value: "0"})
+	} else { // also for the link-local address, which the kernel makes
+		list = append(list, setting{name: "accept_dad", value: "0"})
 	}
 	if t.NoRouterAdverts {
-		list = append(list, t.ipv6("accept_ra", "0"))
+		list = append(list, setting{name: "accept_ra", value: "0"})
 	}
 	if err := t.write(list); err != nil {
 		return err
 	}
-	return t.Conn.SetLink(t.Index, rtnl.Change{Up: new(true)})
+	return t.Conn.SetLink(t.Index, rtnl.LinkChange{Up: new(true)})
 }
 
 // Configure gives the interface, which is up, the addresses and routes of the
@@ -70,10 +70,10 @@ func Raise(t Target) error {
 func Configure(ctx context.Context, t Target, res *cni.Result) error {
 	want := wantedOf(t, res)
 	if want.v6 {
-		list := []setting{{"ipv6", "lo", "disable_ipv6", "0", true}, {"ipv6", t.Name, "disable_ipv6", "0", true},
-			t.ipv6("keep_addr_on_down", "1")}
+		list := []setting{{link: "lo", name: "disable_ipv6", value: "0", must: true},
+			{name: "disable_ipv6", value: "0", must: true}, {name: "keep_addr_on_down", value: "1"}}
 		if t.EnableDAD {
-			list = append(list, setting{"ipv6", t.Name, "accept_dad", "1", true})
+			list = append(list, setting{name: "accept_dad", value: "1", must: true})
 		}
 		if err := t.write(list); err != nil {
 			return err
@@ -108,24 +108,20 @@ func (t Target) waitDAD(ctx context.Context) error {
 	if err != nil || !link.Carrier {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, dadPatience)
+	ctx, cancel := context.WithTimeout(ctx, dadTimeout)
 	defer cancel()
 	return t.Conn.WaitDAD(ctx, t.Index)
 }
 
 // restoreDelay sets what Raise changed to the container's default.
 func (t Target) restoreDelay() error {
-	err := t.NS.Do(func() error {
+	return t.NS.Do(func() error {
 		usual, err := readIPv6("default", dadDelay)
 		if err != nil || usual == "" {
-			return err
+			return onlyTransient(err)
 		}
-		return writeConf("ipv6", t.Name, dadDelay, usual)
+		return t.set(setting{name: dadDelay, value: usual})
 	})
-	if cni.Transient(err) {
-		return err
-	}
-	return nil
 }
 
 // Announce has the kernel tell the neighbours of a link, by ARP and neighbour
@@ -133,7 +129,7 @@ func (t Target) restoreDelay() error {
 // MAC address would not find the container for up to a minute. A MAC address that
 // is set, to the same one, makes the kernel do so.
 func Announce(c *rtnl.Conn, link rtnl.Link) error {
-	return c.SetLink(link.Index, rtnl.Change{MAC: link.MAC})
+	return c.SetLink(link.Index, rtnl.LinkChange{MAC: link.MAC})
 }
 
 // addRoute adds a route unless it is there: IPAM may name one twice, or one
@@ -145,32 +141,46 @@ func addRoute(c *rtnl.Conn, index int, r route) error {
 		return err
 	}
 	have, listErr := c.Routes(index, r.family())
-	if listErr != nil {
-		return errors.Join(err, listErr)
-	}
-	if r.verify(have) == nil {
+	if listErr == nil && r.verify(have) == nil {
 		return nil
 	}
-	return err
+	return errors.Join(err, listErr)
 }
 
 // setting is a kernel setting of a link. The result needs those with must; the
 // others may fail, since a container may have a read-only /proc/sys or a kernel
 // without IPv6.
 type setting struct {
-	family, link, name, value string
-	must                      bool
+	family      string // empty = "ipv6"
+	link        string // empty = the target
+	name, value string
+	must        bool
 }
-
-func (t Target) ipv6(name, value string) setting { return setting{"ipv6", t.Name, name, value, false} }
 
 func (t Target) write(list []setting) error {
 	return t.NS.Do(func() error {
 		for _, s := range list {
-			if err := writeConf(s.family, s.link, s.name, s.value); err != nil && (s.must || cni.Transient(err)) {
+			if err := t.set(s); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
+}
+
+// set writes a setting in the calling thread's namespace.
+func (t Target) set(s setting) error {
+	err := writeConf(cmp.Or(s.family, "ipv6"), cmp.Or(s.link, t.Name), s.name, s.value)
+	if s.must {
+		return err
+	}
+	return onlyTransient(err)
+}
+
+// onlyTransient drops an error that would come again.
+func onlyTransient(err error) error {
+	if cni.Transient(err) {
+		return err
+	}
+	return nil
 }

@@ -1,23 +1,17 @@
 package iface
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
-
-// tentativePatience is how long Verify waits for duplicate address detection: an
-// address is tentative for a moment after its link came up again.
-const tentativePatience = 3 * time.Second
 
 // Verify compares the interface with the result of this attachment, which a
 // later plugin of the chain may have changed, and returns all differences joined, code 101.
@@ -59,7 +53,7 @@ func verifyAddrs(t Target, link rtnl.Link, want []netip.Prefix) []error {
 	if len(want) == 0 {
 		return nil
 	}
-	have, err := settledAddrs(t.Conn, link, want)
+	have, err := t.Conn.Addrs(link.Index)
 	if err != nil {
 		return []error{err}
 	}
@@ -71,32 +65,9 @@ func verifyAddrs(t Target, link rtnl.Link, want []netip.Prefix) []error {
 			diffs = append(diffs, fmt.Errorf("link %q: address %s: missing", t.Name, p))
 		case have[i].DADFailed:
 			diffs = append(diffs, fmt.Errorf("link %q: address %s: %w", t.Name, p, rtnl.ErrDuplicate))
-		case have[i].Tentative && link.Carrier: // without it the kernel looks for no duplicate, and ADD does not wait
-			diffs = append(diffs, fmt.Errorf("link %q: address %s: still tentative", t.Name, p))
 		}
 	}
 	return diffs
-}
-
-// settledAddrs reads the addresses. It waits for duplicate address detection of
-// the wanted ones where that is under way.
-func settledAddrs(c *rtnl.Conn, link rtnl.Link, want []netip.Prefix) ([]rtnl.Addr, error) {
-	have, err := c.Addrs(link.Index)
-	if err != nil {
-		return nil, err
-	}
-	pending := slices.ContainsFunc(have, func(a rtnl.Addr) bool {
-		return a.Tentative && !a.DADFailed && slices.Contains(want, a.Prefix)
-	})
-	// Without a carrier it cannot end.
-	if !pending || !link.Carrier {
-		return have, nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), tentativePatience)
-	defer cancel()
-	// The addresses tell what went wrong.
-	_ = c.WaitDAD(ctx, link.Index)
-	return c.Addrs(link.Index)
 }
 
 func verifyRoutes(t Target, link rtnl.Link, want []route) []error {
@@ -108,8 +79,7 @@ func verifyRoutes(t Target, link rtnl.Link, want []route) []error {
 		}
 		have, err := t.Conn.Routes(link.Index, family)
 		if err != nil {
-			diffs = append(diffs, err)
-			continue
+			return append(diffs, err)
 		}
 		for _, r := range asked {
 			if err := r.verify(have); err != nil {
@@ -126,5 +96,5 @@ func Drifted(err error) error {
 	if e := (*cni.Error)(nil); err == nil || errors.As(err, &e) {
 		return err
 	}
-	return cni.Errorf(cni.CodeDrift, "%w", err)
+	return cni.Drift("%w", err)
 }

@@ -73,19 +73,15 @@ func newRoute(r cni.Route, res *cni.Result) route {
 	return out
 }
 
-func (r route) family() int {
-	if r.Dst.Addr().Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
-}
+func (r route) family() int { return rtnl.FamilyOf(r.Dst.Addr()) }
 
 // verify returns nil when the route is among have, else the differences of the
 // route that is nearest to it.
 func (r route) verify(have []rtnl.Route) error {
 	var nearest []string
 	for _, h := range have {
-		if h.Type != unix.RTN_UNICAST || h.Dst != r.Dst || r.Table != 0 && r.Table != h.Table {
+		otherTable := r.Table != 0 && r.Table != h.Table
+		if h.Type != unix.RTN_UNICAST || h.Dst != r.Dst || otherTable {
 			continue
 		}
 		d := r.differences(h)
@@ -107,30 +103,25 @@ func (r route) verify(have []rtnl.Route) error {
 
 // differences names the values of the kernel's route that are not those asked
 // for.
-func (r route) differences(have rtnl.Route) []string {
-	var d []string
-	noGateway := !have.GW.IsValid() && r.GW.IsUnspecified() // 0.0.0.0 asks for none
-	if have.GW != r.GW && !noGateway {
-		d = append(d, fmt.Sprintf("gateway is %s instead of %s", or(have.GW, "none"), or(r.GW, "none")))
-	}
-	if r.Src.IsValid() && have.Src != r.Src {
-		d = append(d, fmt.Sprintf("source is %s instead of %s", or(have.Src, "none"), r.Src))
-	}
-	number := func(name string, asked bool, want, is int64) {
+func (r route) differences(have rtnl.Route) (d []string) {
+	compare := func(name string, asked bool, want, is any) {
 		if asked && want != is {
-			d = append(d, fmt.Sprintf("%s is %d instead of %d", name, is, want))
+			d = append(d, fmt.Sprintf("%s is %v instead of %v", name, is, want))
 		}
 	}
-	number("mtu", r.MTU != 0, int64(r.MTU), int64(have.MTU))
-	number("advmss", r.AdvMSS != 0, int64(r.AdvMSS), int64(have.AdvMSS))
-	number("priority", r.Priority != 0, int64(r.Priority), int64(have.Priority))
-	number("scope", r.scoped, int64(r.Scope), int64(have.Scope))
+	noGateway := !have.GW.IsValid() && r.GW.IsUnspecified() // 0.0.0.0 asks for none
+	compare("gateway", !noGateway, addrText(r.GW), addrText(have.GW))
+	compare("source", r.Src.Is4(), r.Src, have.Src) // the kernel shows one for all next hops of an IPv6 route
+	compare("mtu", r.MTU != 0, r.MTU, have.MTU)
+	compare("advmss", r.AdvMSS != 0, r.AdvMSS, have.AdvMSS)
+	compare("priority", r.Priority != 0, r.Priority, have.Priority)
+	compare("scope", r.scoped, r.Scope, have.Scope)
 	return d
 }
 
-func or(ip netip.Addr, none string) string {
-	if ip.IsValid() {
-		return ip.String()
+func addrText(ip netip.Addr) string {
+	if !ip.IsValid() {
+		return "none"
 	}
-	return none
+	return ip.String()
 }

@@ -1,5 +1,5 @@
-// Package ipam runs the IPAM plugin that a configuration names, as the specification's section 4 has a
-// plugin delegate to another, and says which of its answers can be used.
+// Package ipam runs the IPAM plugin that a configuration names (specification, section 4), and says which of its
+// answers can be used.
 package ipam
 
 import (
@@ -23,7 +23,7 @@ type Client struct {
 	Env    []string // our environment, KEY=value
 	Stderr io.Writer
 
-	file string // of the plugin, when it was found
+	file string // the plugin's, once it was found
 }
 
 // CheckType refuses, with code 7, an ipam.type that can be no plugin's name.
@@ -36,12 +36,11 @@ func CheckType(name string) error {
 }
 
 // Result waits for the answer to an ADD: at least one address, and no interfaces.
-// An answer that cannot be used is code 102; the plugin's own error comes back
-// with its code.
+// An answer that cannot be used is code 102.
 //
-// When the plugin says that the attachment has addresses already (code 100), Result
-// gives them back and asks again: they are from before a reboot, or a crash.
-// Podman starts such a container again without a DEL.
+// When the plugin says that the attachment has addresses already (code 100), Result gives
+// them back and asks again: Podman starts a container again after a reboot or a crash
+// without a DEL.
 func (c *Client) Result(ctx context.Context, adding *Delegate) (*cni.Result, error) {
 	out, err := adding.Wait(ctx)
 	if refused := (*cni.Error)(nil); errors.As(err, &refused) && refused.Code == cni.CodeExists {
@@ -56,8 +55,8 @@ func (c *Client) Result(ctx context.Context, adding *Delegate) (*cni.Result, err
 	return c.decode(out)
 }
 
-// Release gives the addresses back during a roll-back, in limited time. adding is
-// an ADD whose answer nobody waited for: it is ended first; nil = none.
+// Release gives the addresses back during a roll-back. It ends adding first, an ADD whose
+// answer nobody waited for; nil = none.
 func (c *Client) Release(ctx context.Context, adding *Delegate) error {
 	if adding != nil {
 		ended, cancel := context.WithCancel(ctx)
@@ -85,15 +84,13 @@ func (c *Client) decode(answer []byte) (*cni.Result, error) {
 	return res, nil
 }
 
-// NeedsInterface tells whether the plugin's DEL needs the container's
-// interface, as dhcp's does, which tells its server through it. Only plugins
-// that keep their leases in a store are known to do without.
+// NeedsInterface reports whether the plugin's DEL may need the container's interface, as
+// dhcp's does to reach its server. Plugins that are known to keep a store do not.
 func (c *Client) NeedsInterface() bool {
 	return !slices.Contains([]string{"host-local", "static", "whereabouts"}, c.Type)
 }
 
-// Status asks whether the plugin could serve an ADD. One that is not there is
-// code 50: it could not.
+// Status asks whether the plugin could serve an ADD. A missing plugin is code 50.
 func (c *Client) Status(ctx context.Context) error {
 	if err := CheckType(c.Type); err != nil {
 		return err

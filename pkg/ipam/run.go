@@ -19,14 +19,12 @@ import (
 )
 
 const (
-	// outputMax bounds what we keep of a delegate's output, in bytes.
-	outputMax = 16 << 20
-	// stderrMax bounds what an error quotes of a delegate's stderr, in bytes.
-	stderrMax = 4 << 10
+	outputMax = 16 << 20 // bytes of a delegate's output
+	stderrMax = 4 << 10  // bytes of its standard error that an error quotes
 )
 
 // Find looks for the plugin, once: the first regular file of its name in Path. A name
-// that is no plain file name is code 7, a plugin that is not there code 4 naming CNI_PATH.
+// that is no plain file name is code 7, a missing plugin code 4 naming CNI_PATH.
 func (c *Client) Find() error {
 	if c.file != "" {
 		return nil
@@ -34,41 +32,37 @@ func (c *Client) Find() error {
 	if err := CheckType(c.Type); err != nil {
 		return err
 	}
-	var unknown error // kept us from looking
+	var failed error
 	for _, dir := range filepath.SplitList(c.Path) {
-		if dir == "" {
-			continue
-		}
 		file := filepath.Join(dir, c.Type)
 		info, err := os.Stat(file)
-		if err == nil && info.Mode().IsRegular() {
+		switch {
+		case dir == "": // is not the working directory
+		case err == nil && info.Mode().IsRegular():
 			c.file = file
 			return nil
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
-			unknown = err
+		case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR):
+			failed = err
 		}
 	}
 	absent := fmt.Errorf("failed to find plugin %q in path %s", c.Type, filepath.SplitList(c.Path)) // as the reference
-	if unknown != nil {
-		absent = fmt.Errorf("%w: %w", absent, unknown)
+	if failed != nil {
+		absent = fmt.Errorf("%w: %w", absent, failed)
 	}
 	return cni.Errorf(cni.CodeEnvironment, "CNI_PATH: no plugin %q in %q: %w", c.Type, c.Path, absent)
 }
 
-// Start starts the plugin for command, with the configuration on its standard input, for a caller who has
-// something else to do until it needs the answer. Wait, Result or Release follows, in the same goroutine. The
-// plugin dies with us. One that was started for an ADD may have reserved something.
+// Start starts the plugin for command, with the configuration on its standard input, for a caller who does
+// something else meanwhile. Wait, Result or Release must follow, in the same goroutine.
 //
-// The errors, also of Wait: the plugin's own error object comes back as a
-// *cni.Error with its code; one that fails without such an object is code 999
-// with its standard error in the details; one that runs out of time, or whose
-// file is being written, is code 11; one that cannot be started code 5.
+// The errors, also of Wait: the plugin's own error object with its code; code 999 with its standard error in
+// the details for a failure without one; code 11 when the time is up or its file is being written; code 5 when
+// it cannot be started.
 func (c *Client) Start(ctx context.Context, command string) (*Delegate, error) {
 	if err := c.Find(); err != nil {
 		return nil, err
 	}
-	d := &Delegate{name: c.Type, began: time.Now(), stderr: tail{copy: c.Stderr}}
+	d := &Delegate{name: c.Type, began: time.Now(), stderr: lastBytes{copy: c.Stderr}}
 	if ctx.Err() != nil {
 		return nil, d.failure(ctx, context.Cause(ctx))
 	}
@@ -83,13 +77,12 @@ func (c *Client) Start(ctx context.Context, command string) (*Delegate, error) {
 	return d, nil
 }
 
-// Run runs a command that has no answer: CHECK, DEL, GC or STATUS.
+// Run runs a command without a result: CHECK, DEL, GC or STATUS.
 func (c *Client) Run(ctx context.Context, command string) error {
 	_, err := c.answer(ctx, command)
 	return err
 }
 
-// answer runs a command to its end, and returns the plugin's standard output.
 func (c *Client) answer(ctx context.Context, command string) ([]byte, error) {
 	d, err := c.Start(ctx, command)
 	if err != nil {
@@ -103,8 +96,8 @@ type Delegate struct {
 	name    string
 	began   time.Time
 	process *process.Process
-	stdout  head
-	stderr  tail
+	stdout  limited
+	stderr  lastBytes
 }
 
 // Wait returns the plugin's standard output. The plugin is killed when ctx ends.
@@ -115,7 +108,6 @@ func (d *Delegate) Wait(ctx context.Context) ([]byte, error) {
 	return d.stdout.buf, nil
 }
 
-// failure returns the error of a delegate that did not succeed.
 func (d *Delegate) failure(ctx context.Context, err error) error {
 	if e, ok := cni.DecodeError(d.stdout.buf); ok {
 		return e
@@ -142,29 +134,28 @@ func (d *Delegate) error(code uint, msg, details string) error {
 	return &cni.Error{Code: code, Msg: fmt.Sprintf("plugin %q: %s", d.name, msg), Details: details}
 }
 
-// head keeps the first bytes, outputMax of them, and refuses more.
-type head struct{ buf []byte }
+// limited keeps outputMax bytes, and fails at more.
+type limited struct{ buf []byte }
 
-func (h *head) Write(p []byte) (int, error) {
-	if len(h.buf)+len(p) > outputMax {
+func (l *limited) Write(p []byte) (int, error) {
+	if len(l.buf)+len(p) > outputMax {
 		return 0, fmt.Errorf("more than %d bytes of output", outputMax)
 	}
-	h.buf = append(h.buf, p...)
+	l.buf = append(l.buf, p...)
 	return len(p), nil
 }
 
-// tail copies what it gets and keeps the last bytes, stderrMax of them. That
-// nobody takes the copies is no reason to fail, or a delegate would die of it.
-type tail struct {
+// lastBytes copies what it gets, and keeps stderrMax bytes. A failed copy is no error: it would end the delegate.
+type lastBytes struct {
 	copy io.Writer
 	buf  []byte
 }
 
-func (t *tail) Write(p []byte) (int, error) {
-	if t.copy != nil {
-		_, _ = t.copy.Write(p)
+func (l *lastBytes) Write(p []byte) (int, error) {
+	if l.copy != nil {
+		_, _ = l.copy.Write(p)
 	}
-	t.buf = append(t.buf, p...)
-	t.buf = t.buf[max(0, len(t.buf)-stderrMax):]
+	l.buf = append(l.buf, p...)
+	l.buf = l.buf[max(0, len(l.buf)-stderrMax):]
 	return len(p), nil
 }

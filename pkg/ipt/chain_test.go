@@ -3,6 +3,7 @@ package ipt_test
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -14,6 +15,14 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
+
+// look is table nat.
+func look(tool ipt.Tool) *ipt.Edit {
+	GinkgoHelper()
+	live, err := tool.Look(context.Background(), "nat")
+	Expect(err).NotTo(HaveOccurred())
+	return live
+}
 
 var _ = Describe("a chain", Label("kernel"), func() {
 	ctx := context.Background()
@@ -36,10 +45,11 @@ var _ = Describe("a chain", Label("kernel"), func() {
 				nstest.NewHost().Do(func() {
 					nf := nft.New()
 					defer func() { Expect(nf.Close()).To(Succeed()) }()
-					tool, err := ipt.FindVariant(ctx, family, variant)
-					Expect(err).NotTo(HaveOccurred())
-					lines := slices.Concat(named("OURS-1").Fill(rules("OURS-1")), named("OURS-2").Fill(rules("OURS-2")),
-						[]string{jump("OURS-1").Append(), jump("OURS-1").Append()})
+					tool := ipt.Tool{Family: family, Variant: variant}
+					e := &ipt.Edit{}
+					e.Fill("OURS-1", rules("OURS-1"))
+					e.Fill("OURS-2", rules("OURS-2"))
+					lines := append(e.Lines(), jump("OURS-1").Append(), jump("OURS-1").Append())
 					Expect(tool.Restore(ctx, "nat", lines)).To(Succeed())
 					fn(nf, tool)
 				})
@@ -50,82 +60,66 @@ var _ = Describe("a chain", Label("kernel"), func() {
 				inHost(func(nf *nft.Conn, tool ipt.Tool) {
 					Expect(named("OURS-1").Variants(ctx, nf)).To(Equal([]ipt.Variant{variant}))
 					Expect(named("OURS-3").Variants(ctx, nf)).To(BeEmpty())
-					live, jumps, err := named("OURS-1").Live(ctx, tool)
+					all := slices.Concat(rules("OURS-1"), rules("OURS-2"), []ipt.Rule{jump("OURS-1"), jump("OURS-1")})
+					found, err := named("OURS-1").Look(ctx, nf)
 					Expect(err).NotTo(HaveOccurred())
-					Expect(live).To(Equal(rules("OURS-1")))
-					Expect(jumps).To(Equal([]ipt.Rule{jump("OURS-1"), jump("OURS-1")}))
-					Expect(named("").Rules(ctx, nf, isOurs)).
-						To(ConsistOf(slices.Concat(rules("OURS-1"), rules("OURS-2"), jumps)))
+					Expect(found.Rules).To(ConsistOf(all))
+					Expect(named("OURS-3").Look(ctx, nf)).To(BeNil())
+					Expect(named("").Rules(ctx, nf, isOurs)).To(ConsistOf(all))
 				})
 			})
 
 			It("goes with all that leads to it, and again"+of, func() {
 				inHost(func(nf *nft.Conn, tool ipt.Tool) {
 					for range 2 {
-						Expect(named("OURS-1").Remove(ctx, nf, variant)).To(Succeed())
+						Expect(named("OURS-1").Remove(ctx, nf, variant, nil)).To(Succeed())
 					}
 					Expect(named("OURS-1").Variants(ctx, nf)).To(BeEmpty())
-					Expect(tool.List(ctx, "nat", "OURS-1", "OURS-2")).
-						To(Equal(ipt.Saved{Chains: []string{"OURS-2"}, Rules: rules("OURS-2")}))
-					Expect(tool.List(ctx, "nat", "POSTROUTING")).To(Equal(ipt.Saved{Chains: []string{"POSTROUTING"}}))
+					left := look(tool)
+					Expect(left.Chains).To(And(ContainElements("OURS-2", "POSTROUTING"), Not(ContainElement("OURS-1"))))
+					Expect(left.Rules).To(Equal(rules("OURS-2")))
 				})
 			})
 
-			It("has all of some rules, or lacks the first that it names"+of, func() {
-				inHost(func(_ *nft.Conn, tool ipt.Tool) {
-					has := []ipt.Rule{rules("OURS-1")[0], jump("OURS-1"), rules("OURS-2")[1]}
-					_, lacks, err := tool.Missing(ctx, "nat", has)
-					Expect(err).NotTo(HaveOccurred())
-					Expect(lacks).To(BeFalse())
-					missing, lacks, err := tool.Missing(ctx, "nat",
-						append(has, jump("OURS-2"), ipt.NewRule("OURS-3", "-j", "ACCEPT")))
-					Expect(err).NotTo(HaveOccurred())
-					Expect(lacks).To(BeTrue())
-					Expect(missing).To(Equal(jump("OURS-2")))
-					_, _, err = tool.Missing(ctx, "nat", []ipt.Rule{ipt.NewRule("OURS-1", "--nonsense")})
-					Expect(err).To(MatchError(ContainSubstring("--nonsense")))
-				})
-			})
-
-			It("has its rules in their order and those of others, or nothing is said"+of, func() {
-				inHost(func(_ *nft.Conn, tool ipt.Tool) {
-					jump2 := ipt.NewRule("OURS-1", "-j", "OURS-2")
-					other := ipt.NewRule("OURS-1", "-s", "192.0.2.1/32", "-j", "OURS-2")
-					if family == nft.IPv6 {
-						other = ipt.NewRule("OURS-1", "-s", "2001:db8::1/128", "-j", "OURS-2")
-					}
-					Expect(tool.Restore(ctx, "nat", []string{jump2.Append(), other.Append()})).To(Succeed())
-					own := append(rules("OURS-1"), jump2, other)
-					has := func(rules ...ipt.Rule) bool { return named("OURS-1").Has(ctx, rules) }
-					for _, right := range [][]ipt.Rule{append(own, jump("OURS-1")), own[:2], own[2:],
-						{jump("OURS-1")}} {
-						Expect(has(right...)).To(Equal(variant == ipt.NFT))
-					}
-					for _, wrong := range [][]ipt.Rule{{own[0], own[2], own[1]}, {own[0], own[1], other, jump2},
-						append(own, own[0]), append(own, jump("OURS-2")), append(own, jump("OURS-3"))} {
-						Expect(has(wrong...)).To(BeFalse())
-					}
-				})
-			})
-
-			It("is changed by lines that are made again when they fail, and not when there are none"+of, func() {
+			It("stays, with the rules that lead to it from other addresses"+of, func() {
 				inHost(func(nf *nft.Conn, tool ipt.Tool) {
-					tries := 0
-					Expect(tool.Change(ctx, "nat", func() ([]string, error) {
-						if tries++; tries == 1 {
-							return []string{jump("OURS-2").Delete()}, nil
+					text := map[nft.Family][]string{
+						nft.IPv4: {"10.1.0.2/24", "10.1.0.0/24", "10.1.0.3/32", "10.2.0.0/24"},
+						nft.IPv6: {"fd00:1::2/64", "fd00:1::/64", "fd00:1::3/128", "fd00:2::/64"}}[family]
+					prefix := netip.MustParsePrefix(text[0])
+					from := func(src string) ipt.Rule { return ipt.NewRule("POSTROUTING", "-s", src, "-j", "OURS-2") }
+					own := from(netip.PrefixFrom(prefix.Addr(), prefix.Addr().BitLen()).String())
+					Expect(tool.Restore(ctx, "nat", []string{own.Append(), from(text[1]).Append(),
+						from(text[2]).Append(), from(text[3]).Append()})).To(Succeed())
+					Expect(named("OURS-2").Remove(ctx, nf, variant, []netip.Prefix{prefix})).To(Succeed())
+					left := look(tool)
+					Expect(left.Rules).To(And(ContainElements(from(text[2]), from(text[3]), rules("OURS-2")[0]),
+						Not(ContainElement(own)), Not(ContainElement(from(text[1])))))
+					Expect(named("OURS-2").Remove(ctx, nf, variant, nil)).To(Succeed())
+					Expect(named("OURS-2").Variants(ctx, nf)).To(BeEmpty())
+				})
+			})
+
+			It("is looked at again when the change fails, and not changed where nothing differs"+of, func() {
+				inHost(func(nf *nft.Conn, tool ipt.Tool) {
+					looks := 0
+					wrong := &ipt.Edit{Rules: []ipt.Rule{jump("OURS-2")}} // as somebody deleted it meanwhile
+					Expect(tool.EditFound(ctx, "nat", func() (*ipt.Edit, error) {
+						if looks++; looks == 1 {
+							return wrong, nil
 						}
-						return []string{jump("OURS-2").Append()}, nil
+						return tool.Look(ctx, "nat")
+					}, func(e *ipt.Edit) {
+						e.Delete(jump("OURS-2").Equal)
+						e.Last(jump("OURS-2"))
 					})).To(Succeed())
-					Expect(tries).To(Equal(2))
-					live, err := tool.List(ctx, "nat", "POSTROUTING")
-					Expect(err).NotTo(HaveOccurred())
-					Expect(live.Rules).To(ContainElement(jump("OURS-2")))
-					Expect(tool.Change(ctx, "no such table", func() ([]string, error) { return nil, nil })).
-						To(Succeed())
-					failed := errors.New("no lines")
-					Expect(tool.Change(ctx, "nat", func() ([]string, error) { return nil, failed })).
-						To(MatchError(failed))
+					Expect(looks).To(Equal(2))
+					Expect(look(tool).Rules).To(ContainElement(jump("OURS-2")))
+					failed := errors.New("no table")
+					Expect(tool.EditFound(ctx, "nat", func() (*ipt.Edit, error) { return nil, failed },
+						func(*ipt.Edit) {})).To(MatchError(failed))
+					Expect(tool.EditFound(ctx, "no such table", func() (*ipt.Edit, error) { return &ipt.Edit{}, nil },
+						func(*ipt.Edit) {})).To(Succeed())
 				})
 			})
 		}
@@ -134,15 +128,12 @@ var _ = Describe("a chain", Label("kernel"), func() {
 	It("of the legacy variant is looked for without waiting for the lock", func() {
 		nstest.Need("iptables-legacy")
 		nstest.NewHost().Do(func() {
-			tool, err := ipt.FindVariant(ctx, nft.IPv4, ipt.Legacy)
-			Expect(err).NotTo(HaveOccurred())
+			tool := ipt.Tool{Family: nft.IPv4, Variant: ipt.Legacy}
 			Expect(tool.Restore(ctx, "nat", []string{":OURS-1 - [0:0]"})).To(Succeed())
-			held, err := statefile.Lock(ctx, "/run/xtables.lock", 0o600)
+			held, err := statefile.LockFile(ctx, "/run/xtables.lock", 0o600)
 			Expect(err).NotTo(HaveOccurred())
 			defer func() { Expect(held.Unlock()).To(Succeed()) }()
-			saved, err := ipt.Save(ctx, nft.IPv4, ipt.Legacy, "nat")
-			Expect(err).NotTo(HaveOccurred())
-			Expect(saved.Chains).To(ContainElement("OURS-1"))
+			Expect(look(tool).Chains).To(ContainElement("OURS-1"))
 		})
 	})
 })

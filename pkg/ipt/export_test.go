@@ -1,4 +1,4 @@
 package ipt
 
-// ParseRules is what List makes of the lines that a program prints.
-var ParseRules = parseRules
+// ParseRules reads the rules among the lines that a program prints.
+func ParseRules(lines []string) []Rule { return parseTable(lines).Rules }

@@ -81,19 +81,17 @@ var _ = Describe("the programs", Label("kernel"), func() {
 				nstest.Need("iptables-" + string(variant))
 				host := nstest.NewHost()
 				host.Do(func() {
-					tool, err := ipt.FindVariant(ctx, family, variant)
-					Expect(err).NotTo(HaveOccurred())
+					tool := ipt.Tool{Family: family, Variant: variant}
 					comment := `name: "n" it's a\b id: "c"`
 					rule := ipt.NewRule("OURS", "-m", "comment", "--comment", comment, "-j", "ACCEPT")
-					ours := ipt.Saved{Chains: []string{"OURS"}, Rules: []ipt.Rule{rule}}
 					Expect(tool.Restore(ctx, "nat", []string{":OURS - [0:0]", rule.Append()})).To(Succeed())
-					Expect(tool.List(ctx, "nat", "OURS")).To(Equal(ours))
-					err = tool.Restore(ctx, "nat", []string{"-A OURS -j DROP-NOT", rule.Delete()})
+					Expect(look(tool).Rules).To(Equal([]ipt.Rule{rule}))
+					err := tool.Restore(ctx, "nat", []string{"-A OURS -j DROP-NOT", rule.Delete()})
 					Expect(err).To(HaveOccurred())
 					Expect(err.Error()).To(ContainSubstring("DROP-NOT"))
-					Expect(tool.List(ctx, "nat", "OURS")).To(Equal(ours))
+					Expect(look(tool).Rules).To(Equal([]ipt.Rule{rule}))
 					Expect(tool.Restore(ctx, "nat", []string{rule.Delete(), "-X OURS"})).To(Succeed())
-					Expect(tool.List(ctx, "nat", "OURS")).To(BeZero())
+					Expect(look(tool).HasChain("OURS")).To(BeFalse())
 				})
 			})
 		}
@@ -102,22 +100,22 @@ var _ = Describe("the programs", Label("kernel"), func() {
 			nstest.Need("iptables-legacy")
 			host := nstest.NewHost()
 			host.Do(func() {
-				Expect(ipt.Save(ctx, family, ipt.Legacy, "nat")).To(BeZero())
+				tool := ipt.Tool{Family: family, Variant: ipt.Legacy}
+				Expect(*look(tool)).To(BeZero())
 				for _, f := range []string{"ip_tables_names", "ip6_tables_names"} {
 					data, err := os.ReadFile("/proc/thread-self/net/" + f)
 					Expect(err).NotTo(HaveOccurred())
 					Expect(string(data)).To(BeEmpty())
 				}
-				tool, err := ipt.FindVariant(ctx, family, ipt.Legacy)
-				Expect(err).NotTo(HaveOccurred())
 				Expect(tool.Restore(ctx, "nat", []string{":OURS-1 - [0:0]", "-A OURS-1 -j ACCEPT"})).To(Succeed())
-				saved, err := ipt.Save(ctx, family, ipt.Legacy, "nat")
+				live := look(tool)
+				Expect(live.Chains).To(ContainElements("OURS-1", "POSTROUTING"))
+				Expect(live.Rules).To(Equal([]ipt.Rule{ipt.NewRule("OURS-1", "-j", "ACCEPT")}))
+				filter, err := tool.Look(ctx, "filter")
 				Expect(err).NotTo(HaveOccurred())
-				Expect(saved.Chains).To(ContainElements("OURS-1", "POSTROUTING"))
-				Expect(saved.Rules).To(Equal([]ipt.Rule{ipt.NewRule("OURS-1", "-j", "ACCEPT")}))
-				Expect(ipt.Save(ctx, family, ipt.Legacy, "filter")).To(BeZero())
+				Expect(*filter).To(BeZero())
 				GinkgoT().Setenv("PATH", GinkgoT().TempDir())
-				_, err = ipt.Save(ctx, family, ipt.Legacy, "nat")
+				_, err = tool.Look(ctx, "nat")
 				Expect(ipt.NotInstalled(err)).To(BeTrue(), "%v", err)
 			})
 		})
@@ -140,9 +138,9 @@ var _ = Describe("the programs", Label("kernel"), func() {
 		_, err = ipt.Find(ctx, nft.IPv6)
 		Expect(err).To(MatchError(process.ErrNotFound))
 		Expect(err).To(MatchError(ContainSubstring("ip6tables-restore")))
-		_, err = ipt.FindVariant(ctx, nft.IPv4, ipt.Legacy)
-		Expect(err).To(MatchError(ContainSubstring("iptables-legacy-restore")))
-		Expect(strings.Contains(ipt.Installed(nft.IPv4).Error(), "iptables-restore")).To(BeTrue())
+		Expect(ipt.Tool{Family: nft.IPv4, Variant: ipt.Legacy}.Restore(ctx, "nat", nil)).
+			To(MatchError(ContainSubstring("iptables-legacy-restore")))
+		Expect(strings.Contains(ipt.CheckInstalled(nft.IPv4).Error(), "iptables-restore")).To(BeTrue())
 	})
 })
 

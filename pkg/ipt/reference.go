@@ -2,46 +2,13 @@ package ipt
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
-	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
-
-// Backend is where a plugin has its rules.
-type Backend string
-
-// The backends. Auto is the one that fits the kernel.
-const (
-	Auto     Backend = ""
-	NFTables Backend = "nftables"
-	IPTables Backend = "iptables"
-)
-
-// ParseBackend reads a key of the configuration; nil, for one that is absent or null, is Auto. Anything else than a
-// backend is code 7.
-func ParseBackend(key string, value *string) (Backend, error) {
-	if value == nil {
-		return Auto, nil
-	}
-	switch b := Backend(*value); b {
-	case NFTables, IPTables:
-		return b, nil
-	}
-	return Auto, cni.Refuse(key, *value, `is neither "nftables" nor "iptables"`).
-		Suggest("leave it out for the one that fits")
-}
-
-// commentMax is how many bytes the match comment takes.
-const commentMax = 255
-
-// ContainerChain is the reference's chain of a container on a network: a prefix, which says of which plugin, and
-// a hash. It has no room for the interface, so all of the container's interfaces on that network share it.
-func ContainerChain(prefix, network, containerID string) string {
-	return prefix + cni.Digest(network+containerID, chainNameMax-len(prefix))
-}
 
 // IsContainerChain says whether a name is one that ContainerChain makes with the prefix.
 func IsContainerChain(prefix, name string) bool {
@@ -49,21 +16,38 @@ func IsContainerChain(prefix, name string) bool {
 	return ok && len(name) == chainNameMax && strings.Trim(hash, "0123456789abcdef") == ""
 }
 
-// OwnerComment is the reference's comment of rules about a container on a network. One that iptables would cut is
-// cut here, so that the rule is found again.
-func OwnerComment(prefix, network, containerID string) string {
-	c := fmt.Sprintf("%sname: %q id: %q", prefix, network, containerID)
-	if len(c) > commentMax {
-		c = c[:commentMax-3] + "..."
-	}
-	return c
-}
-
 // ParseOwner is the reverse of OwnerComment with any prefix, for comments that were not cut.
 func ParseOwner(comment string) (network, containerID string, ok bool) {
 	_, owner, _ := strings.Cut(comment, "name: ")
 	n, err := fmt.Sscanf(owner, "%q id: %q", &network, &containerID)
 	return network, containerID, n == 2 && err == nil
+}
+
+// Rules returns, of either variant, the rules in chains with such names and those that lead from c.From to them:
+// their comments tell whose the chains are. Where nf_tables has no such chain no program runs for it. Where
+// iptables-legacy is not installed nobody can have left anything there lately.
+func (c Chain) Rules(ctx context.Context, nf *nft.Conn, named func(chain string) bool) (out []Rule, err error) {
+	live, err := nf.Chains(c.nftTable())
+	variants := []Variant{Legacy}
+	if slices.ContainsFunc(live, func(l nft.LiveChain) bool { return named(l.Name) }) {
+		variants = append(variants, NFT)
+	}
+	err = nft.IfSupported(err)
+	for _, v := range variants {
+		table, lookErr := Tool{Family: c.Family, Variant: v}.Look(ctx, c.Table)
+		if lookErr != nil {
+			if v == NFT || !NotInstalled(lookErr) {
+				err = errors.Join(err, lookErr)
+			}
+			continue
+		}
+		for _, r := range table.Rules {
+			if named(r.Chain) || r.Chain == c.From && named(r.Option("-j")) {
+				out = append(out, r)
+			}
+		}
+	}
+	return out, err
 }
 
 // Containers returns the containers of a network that have such chains in either variant, by the comments of the

@@ -42,8 +42,11 @@ func (r Rule) Option(name string) string {
 
 // Equal compares without regard to the order of the arguments, which the versions print differently.
 func (r Rule) Equal(o Rule) bool {
+	if r.Chain != o.Chain || len(r.Args) != len(o.Args) {
+		return false
+	}
 	a, b := slices.Sorted(slices.Values(r.Args)), slices.Sorted(slices.Values(o.Args))
-	return r.Chain == o.Chain && slices.Equal(a, b)
+	return slices.Equal(a, b)
 }
 
 // Lacking returns those of the wanted rules that the live ones do not have in this order. Others may stand between.
@@ -68,31 +71,11 @@ func Without(rules, others []Rule) (out []Rule) {
 	return out
 }
 
-// AppendAll are the lines that append the rules.
-func AppendAll(rules []Rule) []string {
-	lines := make([]string, len(rules))
-	for i, r := range rules {
-		lines[i] = r.Append()
-	}
-	return lines
-}
-
 func quote(arg string) string {
 	if arg != "" && !strings.ContainsAny(arg, " \t\"'\\") {
 		return arg
 	}
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(arg) + `"`
-}
-
-// parseRules reads the lines that iptables -S prints.
-func parseRules(lines []string) []Rule {
-	var rules []Rule
-	for _, line := range lines {
-		if f := split(line); len(f) >= 2 && f[0] == "-A" {
-			rules = append(rules, Rule{Chain: f[1], Args: f[2:]})
-		}
-	}
-	return rules
 }
 
 // split cuts a line at blanks outside double quotes; a backslash takes the next character as it is.

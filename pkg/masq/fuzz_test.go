@@ -2,6 +2,7 @@ package masq
 
 import (
 	"encoding/json"
+	"maps"
 	"regexp"
 	"testing"
 
@@ -26,11 +27,13 @@ func FuzzRecord(f *testing.F) {
 		}
 		for name := range rec.Interfaces {
 			for _, fam := range nft.Families() {
-				ch, left := natChainOf(fam, cni.Attachment{Network: "net", ContainerID: "one"}), rec.with(name, nil)
-				made := ch.lines(liveChain{}, of(fam, rec.addrs()), nil)
-				live := liveChain{true, ch.rules(of(fam, rec.addrs())), ch.jumps(of(fam, rec.addrs()))}
-				gone := ch.lines(live, of(fam, left.addrs()), func(ipt.Rule) bool { return true })
-				for _, line := range append(made, gone...) {
+				a := cni.Attachment{Network: "net", ContainerID: "one"}
+				e := &ipt.Edit{}
+				newNATChain(fam, a, rec.addrs(), nil).edit(e)
+				left := record{Interfaces: maps.Clone(rec.Interfaces)}
+				delete(left.Interfaces, name)
+				newNATChain(fam, a, left.addrs(), nil).edit(e)
+				for _, line := range e.Lines() {
 					if !well.MatchString(line) {
 						t.Fatalf("%q: %q", data, line)
 					}

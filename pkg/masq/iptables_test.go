@@ -172,7 +172,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(records(host())).To(BeEmpty())
 		})
 
-		It("runs one program for each family with an address, and none on a clean host", Label("one-restore"), func() {
+		It("starts one program for each family to write, and none on a clean host", Label("one-restore"), func() {
 			log := shim(variant)
 			Expect(delBlind(host(), one)).To(Succeed())
 			Expect(gc(host(), "net1")).To(Succeed())
@@ -180,7 +180,11 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(add(host(), one)).To(Succeed())
 			Expect(log()).To(Equal([]string{"iptables-restore", "ip6tables-restore"}))
 			Expect(check(host(), one)).To(Succeed())
-			Expect(log()).To(Equal([]string{"iptables-" + variant + "-restore", "ip6tables-" + variant + "-restore"}))
+			if variant == "nft" { // one that says its version, and one that lists the table
+				Expect(log()).To(Equal([]string{"iptables-nft", "iptables-nft", "ip6tables-nft", "ip6tables-nft"}))
+			} else { // iptables-legacy-save
+				Expect(log()).To(BeEmpty())
+			}
 			Expect(del(host(), config(ipt.Auto, "other", "eth0", "10.1.0.9/24"))).To(Succeed())
 			Expect(log()).To(BeEmpty())
 		})
@@ -206,7 +210,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			for _, c := range []masq.Config{one, two, other, config(ipt.IPTables, "c2", "eth0", "10.1.0.3/24")} {
 				Expect(add(host(), c)).To(Succeed())
 			}
-			Expect(gc(host(), "net1", cni.AttachmentRef{ContainerID: "c1", IfName: "net1"})).To(Succeed())
+			Expect(gc(host(), "net1", cni.Attachment{ContainerID: "c1", IfName: "net1"})).To(Succeed())
 			Expect(check(host(), two)).To(Succeed())
 			Expect(check(host(), other)).To(Succeed())
 			Expect(natRules(host())).NotTo(ContainSubstring("10.1.0."))
@@ -285,7 +289,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 		useVariant("legacy")
 		host := nstest.NewHost()
 		host.Do(func() {
-			held, err := statefile.Lock(context.Background(), "/run/xtables.lock", 0o600)
+			held, err := statefile.LockFile(context.Background(), "/run/xtables.lock", 0o600)
 			Expect(err).NotTo(HaveOccurred())
 			defer func() { _ = held.Unlock() }()
 			ctx, cancel := context.WithTimeout(context.Background(), 1200*time.Millisecond)
@@ -311,7 +315,7 @@ var _ = It("has nothing in iptables: Del waits for nobody", Label("kernel"), fun
 	one := config(ipt.IPTables, "c1", "eth0", "10.1.0.2/24")
 	Expect(add(host, one)).To(Succeed())
 	host.Do(func() {
-		held, err := statefile.Lock(context.Background(), "/run/hawser/masq/lock", 0o600)
+		held, err := statefile.LockFile(context.Background(), "/run/hawser/masq/lock", 0o600)
 		Expect(err).NotTo(HaveOccurred())
 		defer func() { _ = held.Unlock() }()
 		nf := nft.New()

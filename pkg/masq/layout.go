@@ -4,44 +4,35 @@ import (
 	"net/netip"
 	"strings"
 
-	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
 const (
 	baseChain   = "masq_v1"
 	prefixChain = "masq_v1_"
-	map4        = "masq4_v1"
-	map6        = "masq6_v1"
-	exempt4     = "masq_exempt4"
-	exempt6     = "masq_exempt6"
 )
+
+// addrMap has the family's container addresses, exemptSet the administrator's exemptions.
+func addrMap(f nft.Family) string   { return "masq" + f.Digit() + "_v1" }
+func exemptSet(f nft.Family) string { return "masq_exempt" + f.Digit() }
 
 // sharedLayout is the layout that all attachments use. 100 (srcnat) is the usual priority of source NAT.
 func sharedLayout() nft.Layout {
+	var exempts, maps []nft.Set
+	var returns, jumps []nft.Rule
+	for _, f := range nft.Families() {
+		exempts = append(exempts, nft.Set{Name: exemptSet(f), Key: []nft.Type{f.Addr()}, Interval: true,
+			Comment: "yours: destinations that are not masqueraded"})
+		maps = append(maps, nft.Set{Name: addrMap(f), Key: []nft.Type{f.Addr()}, Data: []nft.Type{nft.Verdict},
+			Comment: "container address : chain of its network"})
+		returns = append(returns, nft.Rule{nft.InSet(exemptSet(f), f.Daddr()), nft.Return()})
+		jumps = append(jumps, nft.Rule{nft.VerdictMap(addrMap(f), f.Saddr())})
+	}
 	return nft.Layout{
 		Table: nft.Table{Family: nft.INet, Name: nft.TableName},
-		Sets: []nft.Set{
-			{Name: exempt4, Key: []nft.Type{nft.IPv4Addr}, Interval: true,
-				Comment: "yours: destinations that are not masqueraded"},
-			{Name: exempt6, Key: []nft.Type{nft.IPv6Addr}, Interval: true,
-				Comment: "yours: destinations that are not masqueraded"},
-			{Name: map4, Key: []nft.Type{nft.IPv4Addr}, Data: []nft.Type{nft.Verdict},
-				Comment: "container address : chain of its network"},
-			{Name: map6, Key: []nft.Type{nft.IPv6Addr}, Data: []nft.Type{nft.Verdict},
-				Comment: "container address : chain of its network"},
-		},
-		Chains: []nft.Chain{{
-			Name:    baseChain,
-			Comment: "source NAT of containers",
-			Hook:    &nft.Hook{Type: "nat", Point: nft.Postrouting, Priority: 100},
-			Rules: []nft.Rule{
-				{nft.InSet(exempt4, nft.IPDaddr), nft.Return()},
-				{nft.InSet(exempt6, nft.IP6Daddr), nft.Return()},
-				{nft.VerdictMap(map4, nft.IPSaddr)},
-				{nft.VerdictMap(map6, nft.IP6Saddr)},
-			},
-		}},
+		Sets:  append(exempts, maps...),
+		Chains: []nft.Chain{{Name: baseChain, Comment: "source NAT of containers",
+			Hook: &nft.Hook{Type: "nat", Point: nft.Postrouting, Priority: 100}, Rules: append(returns, jumps...)}},
 	}
 }
 
@@ -70,44 +61,41 @@ func parseChainName(name string) (p netip.Prefix, ok bool) {
 	return p, err == nil
 }
 
-// chain is the chain of a prefix: packets to the prefix, and multicast, keep their source.
-func chain(p netip.Prefix) nft.Chain {
+// chainNamed is the chain of a prefix: packets to the prefix, and multicast, keep their source.
+func chainNamed(name string) (nft.Chain, bool) {
+	p, ok := parseChainName(name)
+	if !ok {
+		return nft.Chain{}, false
+	}
 	f := nft.FamilyOf(p.Addr())
-	c := nft.Chain{Name: chainName(p)}
+	c := nft.Chain{Name: name}
 	if !p.IsSingleIP() {
 		c.Rules = append(c.Rules, nft.Rule{nft.InPrefix(f.Daddr(), p), nft.Return()})
 	}
 	c.Rules = append(c.Rules, nft.Rule{nft.InPrefix(f.Daddr(), netip.MustParsePrefix(multicast(f))), nft.Return()},
 		nft.Rule{nft.Masquerade()})
-	return c
+	return c, true
 }
 
 func multicast(f nft.Family) string {
-	return map[nft.Family]string{nft.IPv4: "224.0.0.0/4", nft.IPv6: "ff00::/8"}[f]
+	if f == nft.IPv4 {
+		return "224.0.0.0/4"
+	}
+	return "ff00::/8"
 }
 
 // owned is the layout with the elements of all attachments: one for each address, which leads to the chain of the
 // address's prefix.
 func owned() nft.Owned {
-	return nft.Owned{Layout: sharedLayout(), Sets: []string{map4, map6}, Chain: func(name string) (nft.Chain, bool) {
-		p, ok := parseChainName(name)
-		if !ok {
-			return nft.Chain{}, false
-		}
-		return chain(p), true
-	}}
+	return nft.Owned{Layout: sharedLayout(), Sets: []string{addrMap(nft.IPv4), addrMap(nft.IPv6)}, Chain: chainNamed}
 }
 
 // items are the elements of an attachment's addresses.
-func items(a cni.Attachment, addrs []netip.Prefix) []nft.Item {
+func items(c Config) []nft.Item {
 	var out []nft.Item
-	for _, p := range distinct(addrs) {
-		set := map4
-		if p.Addr().Is6() {
-			set = map6
-		}
-		out = append(out, nft.Item{Set: set, Name: "address " + p.Addr().String(),
-			Element: nft.Element{Key: nft.AddrKey(p.Addr()), Goto: chainName(p), Comment: a.Mark()}})
+	for _, p := range distinct(c.Addrs) {
+		out = append(out, nft.Item{Set: addrMap(nft.FamilyOf(p.Addr())), Name: "address " + p.Addr().String(),
+			Element: nft.Element{Key: nft.AddrKey(p.Addr()), Goto: chainName(p), Comment: c.Attachment.Mark()}})
 	}
 	return out
 }

@@ -44,7 +44,7 @@ func Add(ctx context.Context, nf *nft.Conn, c Config) error {
 	if c.Backend == ipt.IPTables {
 		return addIPTables(ctx, nf, c)
 	}
-	err := addNFTables(ctx, nf, c)
+	err := owned().Update(ctx, nf, func(tx *nft.Tx) error { return tx.Put(items(c), nil) })
 	if c.Backend == ipt.Auto && errors.Is(err, nft.ErrUnsupported) {
 		return addIPTables(ctx, nf, c)
 	}
@@ -61,6 +61,20 @@ func Del(ctx context.Context, nf *nft.Conn, c Config) error {
 	)
 }
 
+// delNFTables finds the elements by their addresses. Where one of them is missing, or no address is known, it reads
+// all elements of the host.
+func delNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
+	mine, known := c.Attachment.Owns, items(c)
+	found, err := owned().Live(nf, known, mine)
+	if err == nil && (len(found) == 0 || len(found) < len(known)) {
+		found, err = owned().All(nf, mine)
+	}
+	if err != nil {
+		return err
+	}
+	return owned().Remove(ctx, nf, found, mine)
+}
+
 // Check compares the attachment's rules, and those that all share, with the kernel's. The error joins
 // the differences; each matches nft.ErrDrift. Rules that an ADD with the other backend or the reference
 // plugins made pass too: the node may have been upgraded under the container.
@@ -68,20 +82,19 @@ func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 	if len(c.Addrs) == 0 {
 		return nil
 	}
-	checks := []func(context.Context, *nft.Conn, Config) error{checkNFTables, checkIPTables, checkReference}
+	check, other := checkNFTables, checkIPTables
 	if c.Backend == ipt.IPTables {
-		checks[0], checks[1] = checks[1], checks[0]
+		check, other = other, check
 	}
-	first := checks[0](ctx, nf, c)
-	if first == nil {
+	err := check(ctx, nf, c)
+	if err == nil || other(ctx, nf, c) == nil || checkReference(ctx, nf, c) == nil {
 		return nil
 	}
-	for _, other := range checks[1:] {
-		if other(ctx, nf, c) == nil {
-			return nil
-		}
-	}
-	return first
+	return err
+}
+
+func checkNFTables(_ context.Context, nf *nft.Conn, c Config) error {
+	return owned().Verify(nf, items(c))
 }
 
 // GC removes what attachments of the network left that are not in its valid set, on either backend,
@@ -97,14 +110,14 @@ func GC(ctx context.Context, nf *nft.Conn, network string, valid cni.Set) error 
 // Status says whether Add could work, without running a program.
 func Status(_ context.Context, nf *nft.Conn, b ipt.Backend) error {
 	if b == ipt.IPTables {
-		return statusIPTables(nf)
+		return statusIPTables()
 	}
 	err := nf.Probe(sharedLayout())
-	if b == ipt.Auto && errors.Is(err, nft.ErrUnsupported) {
-		if other := statusIPTables(nf); other != nil {
-			return errors.Join(err, other)
-		}
-		return nil
+	if b != ipt.Auto || !errors.Is(err, nft.ErrUnsupported) {
+		return err
 	}
-	return err
+	if other := statusIPTables(); other != nil {
+		return errors.Join(err, other)
+	}
+	return nil
 }

@@ -154,7 +154,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		old, one := config(ipt.Auto, "old", "eth0", "10.1.0.2/24"), config(ipt.Auto, "c1", "eth0", "10.1.0.2/24")
 		Expect(add(host, old)).To(Succeed())
 		host.Do(func() {
-			held, err := statefile.Lock(context.Background(), nft.LockPath, 0o600)
+			held, err := statefile.LockFile(context.Background(), nft.LockPath, 0o600)
 			Expect(err).NotTo(HaveOccurred())
 			deleted := make(chan error)
 			go func() { deleted <- del(host, old) }()
@@ -249,7 +249,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Expect(check(host, two)).To(Succeed())
 		Expect(check(host, elsewhere)).To(Succeed())
 		Expect(add(host, one)).To(Succeed())
-		Expect(gc(host, "net1", cni.AttachmentRef{ContainerID: "c1", IfName: "net1"})).To(Succeed())
+		Expect(gc(host, "net1", cni.Attachment{ContainerID: "c1", IfName: "net1"})).To(Succeed())
 		Expect(check(host, one)).To(MatchError(nft.ErrDrift))
 		Expect(check(host, two)).To(Succeed())
 		Expect(check(host, elsewhere)).To(Succeed())

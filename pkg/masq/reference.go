@@ -56,6 +56,6 @@ func gcReference(ctx context.Context, nf *nft.Conn, network string, valid cni.Se
 }
 
 func removeReference(ctx context.Context, nf *nft.Conn, matches func(comment string) bool) error {
-	return nft.Leftover{Table: referenceTable, Chain: referenceChain,
+	return nft.Removal{Table: referenceTable, Chain: referenceChain,
 		Rule: func(r nft.LiveRule) bool { return matches(r.Comment) }}.Remove(ctx, nf)
 }

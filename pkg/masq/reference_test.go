@@ -59,7 +59,7 @@ func besideReference(ref nstest.Reference) {
 			Expect(remove(host(), one)).To(Succeed())
 			Expect(natRules(host())).NotTo(ContainSubstring(chainC1))
 			Expect(check(host(), bystander)).To(Succeed())
-			Expect(gc(host(), "net1", cni.AttachmentRef{ContainerID: "c2", IfName: "eth0"})).To(Succeed())
+			Expect(gc(host(), "net1", cni.Attachment{ContainerID: "c2", IfName: "eth0"})).To(Succeed())
 			Expect(check(host(), bystander)).To(Succeed())
 			Expect(gc(host(), "net2")).To(Succeed())
 			Expect(check(host(), bystander)).To(Succeed())
@@ -70,7 +70,7 @@ func besideReference(ref nstest.Reference) {
 			Entry("by their addresses", del),
 			Entry("without knowing them", delBlind),
 			Entry("by GC", func(h *nstest.Host, _ masq.Config) error {
-				return gc(h, "net1", cni.AttachmentRef{ContainerID: "c2", IfName: "eth0"})
+				return gc(h, "net1", cni.Attachment{ContainerID: "c2", IfName: "eth0"})
 			}),
 		)
 
@@ -162,7 +162,7 @@ var _ = Describe("beside the reference's nftables", Label("kernel"), func() {
 			nft add chain inet cni_plugins_masquerade masq_checks
 			nft add rule inet cni_plugins_masquerade masq_checks ip saddr 10.1.0.2 masquerade \
 				comment \"6fd94d501e58f0aa-287fc69eff0574a2, net: unit-\"`)
-		Expect(gc(host, "unit-test", cni.AttachmentRef{ContainerID: "one", IfName: "eth0"})).To(Succeed())
+		Expect(gc(host, "unit-test", cni.Attachment{ContainerID: "one", IfName: "eth0"})).To(Succeed())
 		Expect(host.Cmd("nft", "list", "ruleset")).To(ContainSubstring("10.1.0.2"))
 	})
 })

@@ -111,7 +111,7 @@ func check(h *nstest.Host, c masq.Config) error {
 	return err
 }
 
-func gc(h *nstest.Host, network string, valid ...cni.AttachmentRef) error {
+func gc(h *nstest.Host, network string, valid ...cni.Attachment) error {
 	GinkgoHelper()
 	var err error
 	with(h, func(ctx context.Context, nf *nft.Conn) {

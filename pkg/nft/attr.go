@@ -1,7 +1,7 @@
 package nft
 
-// The attributes of messages are read here: nl.ParseRouteAttr of vishvananda/netlink gives nothing of a list that has
-// one bad element, and panics where the last one is not padded.
+// nl.ParseRouteAttr of vishvananda/netlink returns nothing of a list with one bad element, and panics where the last
+// one is not padded: attributes are read here.
 
 import (
 	"bytes"
@@ -17,7 +17,7 @@ const (
 	attrFlags  = unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER
 )
 
-// attrBytes is an attribute. Its length has 16 bits: a longer one cannot be sent, and is the caller's to cut.
+// attrBytes is an attribute. Its length has 16 bits: the caller cuts a longer one.
 func attrBytes(kind uint16, value []byte) []byte {
 	b := binary.NativeEndian.AppendUint16(nil, uint16(attrHeader+len(value)))
 	b = binary.NativeEndian.AppendUint16(b, kind)
@@ -28,17 +28,16 @@ func attrBytes(kind uint16, value []byte) []byte {
 // attrText is an attribute with a text and the zero that ends it.
 func attrText(kind uint16, s string) []byte { return attrBytes(kind, append([]byte(s), 0)) }
 
-// attrNet32 is an attribute with a number in the order of the network, as nfnetlink has most of them.
+// attrNet32 is an attribute with a number in network byte order.
 func attrNet32(kind uint16, v uint32) []byte {
 	return attrBytes(kind, binary.BigEndian.AppendUint32(nil, v))
 }
 
-// attrNest is an attribute that holds others.
 func attrNest(kind uint16, attrs ...[]byte) []byte {
 	return attrBytes(kind|unix.NLA_F_NESTED, slices.Concat(attrs...))
 }
 
-// attributes walks a list of attributes, kinds with their flags, and stops at the first whose length makes no sense.
+// attributes walks a list of attributes, kinds with their flags, up to one with an impossible length.
 func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for len(b) >= attrHeader {
@@ -51,7 +50,7 @@ func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	}
 }
 
-// attribute is the value of the first attribute of that kind in the list that the kinds before it lead to, nil
+// attribute is the value of the first attribute of the last kind, in the list to which the kinds before it lead; nil
 // when there is none.
 func attribute(b []byte, kinds ...uint16) []byte {
 	for _, want := range kinds {
@@ -67,8 +66,8 @@ func attribute(b []byte, kinds ...uint16) []byte {
 	return b
 }
 
-// containsAttrs says whether a list has the attributes of another one, which attrNest and the others made, with the
-// same values. A number that is 0 in one list may be absent from the other.
+// containsAttrs reports whether a list has all attributes of another one, with the same values. A number that is 0
+// in one list may be absent from the other.
 func containsAttrs(list, wanted []byte) bool {
 	for kind, want := range attributes(wanted) {
 		value := attribute(list, kind&^attrFlags)
@@ -85,11 +84,10 @@ func containsAttrs(list, wanted []byte) bool {
 
 func isZero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
 
-// textOf is the value of a text, without the zero that ends it.
+// textOf is the text in a value, without the zero that ends it.
 func textOf(value []byte) string {
 	s, _, _ := bytes.Cut(value, []byte{0})
 	return string(s)
 }
 
-// textAt is the text to which the kinds lead, as in attribute.
 func textAt(b []byte, kinds ...uint16) string { return textOf(attribute(b, kinds...)) }

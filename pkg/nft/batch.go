@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// batch sends the messages as one batch. Without the end message the kernel tries everything and keeps nothing.
+// batch sends the messages as one batch. Without its end the kernel checks everything and keeps nothing.
 func (c *Conn) batch(msgs []message, keep bool) error {
 	if len(msgs) == 0 {
 		return nil
@@ -21,8 +21,7 @@ func (c *Conn) batch(msgs []message, keep bool) error {
 		return err
 	}
 	all := append([]message{{typ: unix.NFNL_MSG_BATCH_BEGIN}}, msgs...)
-	// One acknowledgement for all: errors are reported without.
-	all[len(msgs)].flags |= unix.NLM_F_ACK
+	all[len(msgs)].flags |= unix.NLM_F_ACK // the last one alone: errors are reported without
 	if keep {
 		all = append(all, message{typ: unix.NFNL_MSG_BATCH_END})
 	}
@@ -39,7 +38,7 @@ func (c *Conn) batch(msgs []message, keep bool) error {
 	return failed
 }
 
-// refusal attributes an error to the operation by its place: 0 is the batch itself, which a kernel without nf_tables
+// refusal names the operation at that place in an error. 0 is the batch itself, which a kernel without nf_tables
 // refuses.
 func refusal(msgs []message, place int, cause error) error {
 	m := message{table: msgs[0].table, what: "commit", feature: errors.Is(cause, unix.EOPNOTSUPP)}
@@ -53,9 +52,9 @@ func refusal(msgs []message, place int, cause error) error {
 	return err
 }
 
-// exchange sends messages in one datagram, for which the library has nothing, and hands on each answer
-// with the place of its message, until one is the last. The kernel has answered when the datagram is
-// sent: what is missing then is an error, and nothing is waited for.
+// exchange sends messages in one datagram, which the library cannot, and hands on each answer with the
+// place of its message, until one is the last. When the datagram is sent, the kernel has answered: a
+// missing answer is an error.
 func (c *Conn) exchange(msgs []message, each func(place int, answer syscall.NetlinkMessage) (last bool)) error {
 	var out []byte
 	first := c.sock.Seq + 1
@@ -82,7 +81,7 @@ func (c *Conn) exchange(msgs []message, each func(place int, answer syscall.Netl
 			return err
 		}
 		for _, a := range answers {
-			place := int(a.Header.Seq - first) // others are late, of a request that was given up
+			place := int(a.Header.Seq - first) // outside of msgs: late, of an earlier request
 			if place >= 0 && place < len(msgs) && each(place, a) {
 				return nil
 			}
@@ -90,8 +89,8 @@ func (c *Conn) exchange(msgs []message, each func(place int, answer syscall.Netl
 	}
 }
 
-// send sends a datagram, after raising the socket's buffer when it needs that. EMSGSIZE says that it
-// could not: without CAP_NET_ADMIN over the machine there is no more than net.core.wmem_max.
+// send sends a datagram, and raises the socket's buffer if it must. Without CAP_NET_ADMIN over the machine
+// it cannot beyond net.core.wmem_max: the error is EMSGSIZE.
 func (c *Conn) send(out []byte) error {
 	fd, kernel := c.sock.Socket.GetFd(), &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
 	err := unix.Sendto(fd, out, 0, kernel)
@@ -105,8 +104,8 @@ func (c *Conn) send(out []byte) error {
 	return unix.Sendto(fd, out, 0, kernel)
 }
 
-// answerError is the error in a message, with the kernel's explanation where it gives one. The
-// library keeps its own for itself.
+// answerError is the error in a message, with the kernel's explanation if it gives one. The library's own
+// is private.
 func answerError(m syscall.NetlinkMessage) error {
 	if m.Header.Type != unix.NLMSG_ERROR || len(m.Data) < 4+unix.SizeofNlMsghdr {
 		return nil
@@ -115,15 +114,14 @@ func answerError(m syscall.NetlinkMessage) error {
 	if errno == 0 {
 		return nil
 	}
-	// The request's header stands before the attributes, but not the request: the socket says so.
+	// By NETLINK_CAP_ACK the request's header, but not the request, stands before the attributes.
 	if text := attribute(m.Data[4+unix.SizeofNlMsghdr:], unix.NLMSGERR_ATTR_MSG); text != nil {
 		return fmt.Errorf("%w: %s", errno, textOf(text))
 	}
 	return errno
 }
 
-// query asks for single objects, many at a time, and returns the attributes of each. What is not there
-// is nil.
+// query reads single objects, many at a time, and returns the attributes of each, nil for a missing one.
 func (c *Conn) query(msgs ...message) ([][]byte, error) {
 	const atOnce = 64 // the answers have to fit into the receive buffer
 	if err := c.dial(); err != nil {
@@ -150,8 +148,8 @@ func (c *Conn) query(msgs ...message) ([][]byte, error) {
 	return out, nil
 }
 
-// list returns all objects that the request selects, from one state of the ruleset: the family in the first byte, and
-// the attributes behind nfgenmsgSize.
+// list returns all objects that the request selects: the family in the first byte, and the attributes behind
+// nfgenmsgSize.
 func (c *Conn) list(m message) ([][]byte, error) {
 	if err := c.dial(); err != nil {
 		return nil, err
@@ -166,8 +164,7 @@ func (c *Conn) list(m message) ([][]byte, error) {
 	return slices.DeleteFunc(answers, func(a []byte) bool { return len(a) < nfgenmsgSize }), nil
 }
 
-// execute sends one request through the library, which repeats a list that changed while it was read, ten
-// times at most.
+// execute sends one request through the library, which repeats a list that changed meanwhile up to ten times.
 func (c *Conn) execute(m message, flags uint16) ([][]byte, error) {
 	req := m.request(flags)
 	req.Sockets, req.RetryInterrupted = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: c.sock}, true
@@ -178,7 +175,7 @@ func (c *Conn) execute(m message, flags uint16) ([][]byte, error) {
 	return answers, err
 }
 
-// readFailure adds ErrUnsupported to the error of a kernel without nf_tables, which calls every request invalid.
+// readFailure names the table. A kernel without nf_tables calls every request invalid: it adds ErrUnsupported.
 func (c *Conn) readFailure(m message, cause error) error {
 	err := fmt.Errorf("nftables table %q: %w", m.table, cause)
 	if !errors.Is(cause, unix.EINVAL) {

@@ -11,32 +11,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Flow is an entry of the kernel's connection tracking: what the first packet had, and who answers to it.
+// Flow is an entry of the kernel's connection tracking.
 //
-// Translation is decided once in the life of an entry. Where a rule comes or goes under a sender that
-// never pauses, which UDP permits, the sender stays with the old decision until its entry is deleted.
+// An entry keeps the translation of its first packet. A sender of UDP that never pauses is translated by
+// rules that are gone until its entry is deleted.
 type Flow struct {
 	Source, Destination netip.AddrPort // of the first packet, as its sender wrote it
-	ReplySource         netip.AddrPort // who really answers: Destination itself unless that is translated
-
-	id []byte // names the entry to the kernel
+	ReplySource         netip.AddrPort // who answers: Destination unless that is translated
+	id                  []byte         // names the entry to the kernel
 }
 
-// Translated says whether the destination is translated.
+// Translated reports whether the destination is translated.
 func (f Flow) Translated() bool { return f.ReplySource != f.Destination }
 
-// DeleteFlows deletes the entries of an IP protocol (IPPROTO_UDP, say) that match selects, and says how many. It
-// reads all entries of that protocol. An entry that is gone by then is no error. A kernel without connection
-// tracking over netlink has nothing to delete.
+// DeleteFlows deletes the entries of an IP protocol (IPPROTO_UDP, say) that match, and returns how many. A kernel
+// without connection tracking over netlink has none.
 func DeleteFlows(family Family, proto uint8, match func(Flow) bool) (int, error) {
 	c := New()
 	defer c.Close()
-	if err := c.dial(); errors.Is(err, ErrUnsupported) {
-		return 0, nil
-	} else if err != nil {
-		return 0, fmt.Errorf("conntrack: %w", err)
+	if err := c.dial(); err != nil {
+		return 0, IfSupported(fmt.Errorf("conntrack: %w", err))
 	}
-	flows, err := c.flows(family, proto)
+	// The library's list has no filter in the kernel: of 20,000 entries it takes six times as long.
+	answers, err := c.execute(flowMessage(family, nl.IPCTNL_MSG_CT_GET, onlyProto(proto)), unix.NLM_F_DUMP)
 	if errors.Is(err, unix.EINVAL) { // nfnetlink's answer for a part of it that the kernel lacks
 		return 0, nil
 	}
@@ -45,8 +42,9 @@ func DeleteFlows(family Family, proto uint8, match func(Flow) bool) (int, error)
 	}
 	n := 0
 	var failed []error
-	for _, f := range flows {
-		if !match(f) {
+	for _, a := range answers {
+		f, p := decodeFlow(a[min(nfgenmsgSize, len(a)):])
+		if p != proto || !f.Destination.IsValid() || !f.ReplySource.IsValid() || !match(f) { // p: before 5.8 no filter
 			continue
 		}
 		_, err := c.execute(flowMessage(family, nl.IPCTNL_MSG_CT_DELETE, f.id), unix.NLM_F_ACK)
@@ -60,26 +58,10 @@ func DeleteFlows(family Family, proto uint8, match func(Flow) bool) (int, error)
 	return n, errors.Join(failed...)
 }
 
-// flows reads the entries of a protocol. The library's own list has no filter by which the kernel
-// selects: of 20,000 entries it takes six times as long.
-func (c *Conn) flows(family Family, proto uint8) (flows []Flow, err error) {
-	answers, err := c.execute(flowMessage(family, nl.IPCTNL_MSG_CT_GET, onlyProto(proto)), unix.NLM_F_DUMP)
-	for _, a := range answers {
-		// Kernels before 5.8 do not filter.
-		f, p := decodeFlow(a[min(nfgenmsgSize, len(a)):])
-		if p == proto && f.Destination.IsValid() && f.ReplySource.IsValid() {
-			flows = append(flows, f)
-		}
-	}
-	return flows, err
-}
-
-// flowMessage is one about entries of a family.
 func flowMessage(family Family, kind uint16, attrs []byte) message {
 	return message{typ: unix.NFNL_SUBSYS_CTNETLINK<<8 | kind, table: Table{Family: family}, body: attrs}
 }
 
-// onlyProto is the request for the entries of one protocol.
 func onlyProto(proto uint8) []byte {
 	// Of linux/netfilter/nfnetlink_conntrack.h, and not in the library.
 	const (
@@ -94,7 +76,7 @@ func onlyProto(proto uint8) []byte {
 			attrBytes(ctaFilterReplyFlags, word(0))))
 }
 
-// decodeFlow reads an entry. Ports that are missing or odd are 0, addresses invalid.
+// decodeFlow reads an entry. Missing or odd ports are 0, addresses invalid.
 func decodeFlow(body []byte) (f Flow, proto uint8) {
 	for kind, value := range attributes(body) {
 		switch kind &^ attrFlags {
@@ -114,7 +96,7 @@ func decodeFlow(body []byte) (f Flow, proto uint8) {
 	return f, proto
 }
 
-// addrPort is one end of a tuple, by the attributes that it is in.
+// addrPort is one end of a tuple, in these attributes.
 func addrPort(tuple []byte, v4, v6, port uint16) netip.AddrPort {
 	addr, ok := netip.AddrFromSlice(attribute(tuple, nl.CTA_TUPLE_IP, v4))
 	if !ok {

@@ -2,61 +2,31 @@ package nft
 
 import (
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
 
-// Element is one element of a set or map. Identity is the key; Comment says who owns it.
+// Element is one element of a set or map.
 type Element struct {
 	Key     []byte // see Key
 	Data    []byte // of a map; nil for a set and a verdict map
 	Goto    string // of a verdict map: the chain that the packet goes to
-	Comment string // at most 128 bytes: nft refuses to load a longer one
+	Comment string // its owner; at most 128 bytes, or nft refuses to load it
 }
 
-// setMessage is about the elements of a set in the list.
-func (t Table) setMessage(kind uint16, what, set string, list []byte) message {
-	m := t.message(kind, fmt.Sprintf("%s set %q", what, set), attrText(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name),
-		attrText(unix.NFTA_SET_ELEM_LIST_SET, set))
-	if list != nil {
-		m.body = append(m.body, attrNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, list)...)
-	}
-	return m
+// setMessage is about a set, or the elements of it in attrs.
+func (t Table) setMessage(kind uint16, what, set string, attrs ...[]byte) message {
+	return t.message(kind, fmt.Sprintf("%s set %q", what, set), attrText(unix.NFTA_SET_ELEM_LIST_SET, set),
+		slices.Concat(attrs...))
 }
 
-// addElements are the messages that add elements, none of which may be there.
-func addElements(t Table, set string, elems []Element) []message {
-	msgs := elementMessages(elems, Element.encode, func(list []byte) message {
-		return t.setMessage(unix.NFT_MSG_NEWSETELEM, "add to", set, list)
-	})
-	for i := range msgs {
-		msgs[i].flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL
-	}
-	return msgs
-}
-
-// deleteElements are the messages that delete elements by their keys.
-func deleteElements(t Table, set string, elems []Element) []message {
-	return elementMessages(elems, Element.encodeKey, func(list []byte) message {
-		return t.setMessage(unix.NFT_MSG_DELSETELEM, "delete from", set, list)
-	})
-}
-
-// elementMessages cuts a list of elements into those that an attribute's 16-bit length can hold.
-func elementMessages(elems []Element, encode func(Element) []byte, with func(list []byte) message) []message {
-	var out []message
+func elementList(elems []Element, encode func(Element) []byte) []byte {
 	var list []byte
 	for _, e := range elems {
-		one := attrNest(unix.NFTA_LIST_ELEM, encode(e))
-		if len(list)+len(one) > chunkSize {
-			out, list = append(out, with(list)), nil
-		}
-		list = append(list, one...)
+		list = append(list, attrNest(unix.NFTA_LIST_ELEM, encode(e))...)
 	}
-	if list != nil {
-		out = append(out, with(list))
-	}
-	return out
+	return attrNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, list)
 }
 
 func (e Element) encodeKey() []byte {
@@ -77,7 +47,6 @@ func (e Element) encode() []byte {
 	return out
 }
 
-// decodeElements reads the elements of a NEWSETELEM message.
 func decodeElements(data []byte) []Element {
 	var out []Element
 	for _, raw := range attributes(attribute(data, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {

@@ -19,28 +19,30 @@ const (
 	verdictData  = 0xffffff00 // NFT_DATA_VERDICT
 	acceptPacket = 1          // NF_ACCEPT
 	dropPacket   = 0          // NF_DROP
-
-	chunkSize = 32 << 10 // of an element list: the length of an attribute has 16 bits
 )
 
-// message is one operation of a batch, or a question.
+// message is one operation of a batch, or a request to read.
 type message struct {
 	typ     uint16
 	flags   uint16
 	table   Table
 	body    []byte
-	what    string // it does, for errors
-	feature bool   // it makes what an old kernel may not know
+	what    string // what it does, for errors
+	feature bool   // an old kernel may not know what it makes
 }
 
-// message is one about the table.
+// message is about the table or something in it. The first attribute of all kinds is the table's name.
 func (t Table) message(kind uint16, what string, attrs ...[]byte) message {
-	return message{typ: unix.NFNL_SUBSYS_NFTABLES<<8 | kind, table: t, what: what, body: slices.Concat(attrs...)}
+	var name []byte
+	if t.Name != "" {
+		name = attrText(unix.NFTA_TABLE_NAME, t.Name)
+	}
+	return message{typ: unix.NFNL_SUBSYS_NFTABLES<<8 | kind, table: t, what: what,
+		body: slices.Concat(name, slices.Concat(attrs...))}
 }
 
 const nfgenmsgSize = 4
 
-// request is the message with its header, for the wire.
 func (m message) request(flags uint16) *nl.NetlinkRequest {
 	res := uint16(0)
 	if m.typ == unix.NFNL_MSG_BATCH_BEGIN || m.typ == unix.NFNL_MSG_BATCH_END {
@@ -53,7 +55,7 @@ func (m message) request(flags uint16) *nl.NetlinkRequest {
 }
 
 func newTable(t Table) message {
-	m := t.message(unix.NFT_MSG_NEWTABLE, "add table", attrText(unix.NFTA_TABLE_NAME, t.Name))
+	m := t.message(unix.NFT_MSG_NEWTABLE, "add table")
 	if t.Family != IPv4 && t.Family != IPv6 { // tables of these families are iptables', which give no comment
 		m.body = append(m.body, attrBytes(attrTableUserdata, udataText(udataComment, "Hawser CNI plugins"))...)
 	}
@@ -61,10 +63,8 @@ func newTable(t Table) message {
 	return m
 }
 
-// chainMessage is about a chain of the table.
 func (t Table) chainMessage(kind uint16, what, chain string) message {
-	return t.message(kind, fmt.Sprintf("%s chain %q", what, chain), attrText(unix.NFTA_CHAIN_TABLE, t.Name),
-		attrText(unix.NFTA_CHAIN_NAME, chain))
+	return t.message(kind, fmt.Sprintf("%s chain %q", what, chain), attrText(unix.NFTA_CHAIN_NAME, chain))
 }
 
 func newChain(t Table, c Chain) message {
@@ -82,10 +82,9 @@ func newChain(t Table, c Chain) message {
 	return m
 }
 
-// ruleMessage is about rules of a chain: that with the handle, or the one that attrs describe.
-func (t Table) ruleMessage(kind uint16, what, chain string, attrs ...[]byte) message {
-	return t.message(kind, fmt.Sprintf("%s chain %q", what, chain), attrText(unix.NFTA_RULE_TABLE, t.Name),
-		attrText(unix.NFTA_RULE_CHAIN, chain), slices.Concat(attrs...))
+// ruleMessage is about the rule of a chain that attr has: its handle, or its expressions.
+func (t Table) ruleMessage(kind uint16, what, chain string, attr []byte) message {
+	return t.message(kind, fmt.Sprintf("%s chain %q", what, chain), attrText(unix.NFTA_RULE_CHAIN, chain), attr)
 }
 
 func newRule(t Table, chain string, r Rule) message {
@@ -115,7 +114,7 @@ func newSet(t Table, s Set, id uint32) message {
 	}
 	number, length := datatype(s.Key)
 	m := t.message(unix.NFT_MSG_NEWSET, fmt.Sprintf("add set %q", s.Name),
-		attrText(unix.NFTA_SET_TABLE, t.Name), attrText(unix.NFTA_SET_NAME, s.Name),
+		attrText(unix.NFTA_SET_NAME, s.Name),
 		attrNet32(unix.NFTA_SET_KEY_TYPE, number), attrNet32(unix.NFTA_SET_KEY_LEN, length), data,
 		attrNet32(unix.NFTA_SET_FLAGS, flags), attrNet32(unix.NFTA_SET_ID, id),
 		attrBytes(attrSetUserdata, setUserdata(s)))
@@ -123,7 +122,7 @@ func newSet(t Table, s Set, id uint32) message {
 	return m
 }
 
-// setUserdata holds what nft wants to know for printing and reloading the set.
+// setUserdata is what nft needs to print and reload the set.
 func setUserdata(s Set) []byte {
 	const host, network = 1, 2
 	order := uint32(network)
@@ -137,7 +136,7 @@ func setUserdata(s Set) []byte {
 	return u
 }
 
-// datatype is the number and the length of a type or a concatenation of types. A verdict has no length.
+// datatype is the number and the length of a type or a concatenation. A verdict has no length.
 func datatype(types []Type) (number, length uint32) {
 	for _, t := range types {
 		number = number<<6 | uint32(t)
@@ -152,8 +151,8 @@ func datatype(types []Type) (number, length uint32) {
 	return number, length
 }
 
-// What nft keeps in a table, chain, set or element for itself, and the kernel does not read: a type, a length and a
-// value (libnftnl/udata.h).
+// Types of nft's own data in a table, chain, set or element, which the kernel does not read (libnftnl/udata.h): a
+// type, a length and a value.
 const (
 	udataComment      = 0 // of everything but a set
 	udataKeyByteOrder = 0 // of a set
@@ -166,7 +165,7 @@ func udataBytes(typ byte, value []byte) []byte {
 
 func udataText(typ byte, text string) []byte { return udataBytes(typ, append([]byte(text), 0)) }
 
-// udata finds a text in what somebody else may have written: it trusts no length.
+// udata finds a text in data that others may have written: it trusts no length.
 func udata(b []byte, want byte) string {
 	for len(b) >= 2 && len(b) >= 2+int(b[1]) {
 		if b[0] == want {

@@ -7,7 +7,7 @@ import (
 )
 
 // UpdateUnlocked is Update for somebody who does not take the lock.
-var UpdateUnlocked = (*Conn).update
+func UpdateUnlocked(c *Conn, change func(*Tx) error) error { return Owned{}.update(c, change) }
 
 // AskAndLeave sends a request whose answer nobody reads.
 func AskAndLeave(c *Conn, t Table) error {

@@ -1,19 +1,16 @@
 package nft
 
-import (
-	"golang.org/x/sys/unix"
-)
+import "golang.org/x/sys/unix"
 
-// reg1 is where expressions work that need only one register.
+// reg1 is the register of expressions that need only one.
 const reg1 = unix.NFT_REG_1
 
-// expression is one step of a rule as the kernel runs it. Options that it could have are given as 0, so that a rule
-// that has them is another one.
+// expression is one step of a rule as the kernel runs it. attrs have options that it lacks as 0, to tell it from one
+// that has them.
 func expression(name string, attrs ...[]byte) []byte {
 	return append(attrText(unix.NFTA_EXPR_NAME, name), attrNest(unix.NFTA_EXPR_DATA, attrs...)...)
 }
 
-// operand is a value that an expression works with.
 func operand(kind uint16, value []byte) []byte {
 	return attrNest(kind, attrBytes(unix.NFTA_DATA_VALUE, value))
 }

@@ -11,10 +11,8 @@ func FuzzAnswer(f *testing.F) {
 	for _, m := range []message{newChain(t, chain), newRule(t, "c", rule)} {
 		f.Add(m.body)
 	}
-	for _, m := range addElements(t, "s", []Element{
-		{Key: []byte{1, 2, 3, 4}, Goto: "c", Comment: "x"}, {Data: []byte{1}}}) {
-		f.Add(m.body)
-	}
+	elems := []Element{{Key: []byte{1, 2, 3, 4}, Goto: "c", Comment: "x"}, {Data: []byte{1}}}
+	f.Add(elementList(elems, Element.encode))
 	want := chain.compile(INet)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		decodeChain(INet, data)

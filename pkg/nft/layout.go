@@ -2,10 +2,10 @@ package nft
 
 import "net/netip"
 
-// Family is a protocol family: of a table, or of IP addresses and what iptables has for them.
+// Family is a protocol family: of a table, or of IP addresses.
 type Family byte
 
-// The families that nftables knows and that the plugins use, by the kernel's numbers (NFPROTO).
+// The families, by the kernel's numbers (NFPROTO).
 const (
 	INet   Family = 1
 	IPv4   Family = 2
@@ -36,7 +36,7 @@ func FamilyOf(a netip.Addr) Family {
 	return IPv6
 }
 
-// Digit is the version of IP, as names have it: "4" or "6".
+// Digit is the version of IP, "4" or "6".
 func (f Family) Digit() string { return ofIP(f, "4", "6") }
 
 // Addr is the type of the family's addresses.
@@ -62,15 +62,14 @@ type Table struct {
 	Name   string
 }
 
-// TableName is the name of the table of any family that all our plugins share. Names in it carry the version of
-// their layout, except those of sets that are for the administrator.
+// TableName is the table of any family that all our plugins share. Names in it end in the version of their layout,
+// but for sets of the administrator.
 const TableName = "hawser"
 
 func (t Table) String() string { return t.Family.String() + " " + t.Name }
 
-// Layout is the part of a table that all attachments share, as data: Ensure
-// creates it and Verify compares it. It holds no elements: each of them belongs to
-// one attachment.
+// Layout is the part of a table that all attachments share: Ensure creates it, Verify compares it. Elements
+// belong to one attachment each, and are no part of it.
 type Layout struct {
 	Table  Table
 	Sets   []Set
@@ -91,8 +90,7 @@ const (
 	IfName      Type = 41
 )
 
-// size is the number of bytes that a value of the type has.
-func (t Type) size() int {
+func (t Type) size() (bytes int) {
 	return [...]int{IPv4Addr: 4, IPv6Addr: 16, EtherAddr: 6, InetProto: 1, InetService: 2, IfName: 16}[t]
 }
 
@@ -131,8 +129,8 @@ type Hook struct {
 	Priority int32
 }
 
-// Key builds the key or data of an element from its fields, each padded to whole registers
-// as nftables wants it in a concatenation. A single field stays as it is.
+// Key builds the key or data of an element from its fields. Those of a concatenation are padded to whole
+// registers.
 func Key(fields ...[]byte) []byte {
 	if len(fields) == 1 {
 		return fields[0]

@@ -85,7 +85,7 @@ var _ = Describe("translation of destinations", Label("kernel"), func() {
 
 	It("is printed by nft as an administrator would write it, and recognised again", func() {
 		ensure := func(tx *nft.Tx) error {
-			_, err := tx.Ensure(natSample())
+			err := tx.EnsureLayout(natSample())
 			return err
 		}
 		Expect(update(host, ensure)).To(Succeed())
@@ -122,7 +122,7 @@ var _ = Describe("translation of destinations", Label("kernel"), func() {
 		host.Cmd("nft", "add table ip theirs; add chain ip theirs c; add chain ip theirs gone;"+
 			"add rule ip theirs c ip saddr 10.1.0.3 goto gone; add rule ip theirs gone accept;"+
 			"add rule ip theirs c ip saddr 10.1.0.4 accept")
-		leftover := nft.Leftover{Table: nft.Table{Family: nft.IPv4, Name: "theirs"}, Chain: "c",
+		leftover := nft.Removal{Table: nft.Table{Family: nft.IPv4, Name: "theirs"}, Chain: "c",
 			Rule: func(r nft.LiveRule) bool { return r.Target == "gone" }, Drop: []string{"gone", "absent"}}
 		with(host, func(c *nft.Conn) {
 			Expect(leftover.Remove(context.Background(), c)).To(Succeed())

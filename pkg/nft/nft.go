@@ -1,20 +1,18 @@
-// Package nft changes nftables over netlink, in one batch for each Update and without the nft program.
+// Package nft changes nftables over netlink, without the nft program.
 //
-// A plugin keeps one Conn for a call. What all attachments share (tables, sets, chains, rules) is a
-// Layout, as data; what belongs to one attachment is an Element whose comment names the owner. An
-// Update holds the host's lock, reads what is there, stages what has to change, and commits it in one
-// batch: everything or nothing. In the usual case a batch holds elements only; a layout that is
-// missing or has lost rules is made whole by Tx.Ensure. Shared chains are never flushed, since that
-// makes the next batch wait for the kernel (RCU), and breaks the traffic of others for a moment.
+// What all attachments share (tables, sets, chains, rules) is a Layout; what belongs to one attachment is
+// an Element whose comment names the owner. An Update holds the host's lock, reads the kernel, stages
+// changes, and commits them in one batch: everything or nothing. Usually a batch has elements only; Ensure
+// adds what the kernel lacks of a layout. Shared chains are never flushed: the next batch would wait for
+// the kernel (RCU), and traffic of others would break for a moment.
 package nft
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
+	"maps"
 	"slices"
-	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -25,34 +23,26 @@ import (
 // LockPath is the lock that all plugins of a host share.
 const LockPath = "/run/hawser/nft.lock"
 
-// lockWait is how long the lock may be held by others. They hold it for milliseconds.
-const lockWait = 30 * time.Second
-
-// answerTime is after how many seconds an answer counts as missing. The kernel answers while it takes the
-// request, so nothing is waited for.
-const answerTime = 10
-
-// attempts bounds how often an Update is repeated because others, who do not take our lock, changed the same objects
-// meanwhile.
-const attempts = 5
+const (
+	answerTime = 10 // seconds for an answer of the kernel, which comes at once
+	attempts   = 5  // of an Update, while others without our lock change the same objects
+)
 
 var (
-	// ErrUnsupported says that the kernel cannot hold the layout: no nf_tables, or one that is older
-	// than nat in the family inet, say.
+	// ErrUnsupported says that the kernel has no nf_tables, or lacks a feature (nat in the family inet).
 	ErrUnsupported = errors.New("not supported by this kernel")
-	// ErrDrift says that what is in the kernel is not what the plugins made.
+	// ErrDrift says that the kernel has something other than the plugins made.
 	ErrDrift = errors.New("ruleset differs")
 )
 
 // Conn is a connection to the nftables of one network namespace. It is for one goroutine.
 type Conn struct{ sock *nl.SocketHandle }
 
-// New returns a connection that is dialled when it is first needed, in the network namespace of the
-// thread that needs it.
+// New returns a connection that is dialled when it is first used, in the network namespace of that thread.
 func New() *Conn { return &Conn{} }
 
-// Close closes the socket. After deletions it waits milliseconds for the kernel: DEL calls it when the
-// link is gone, whose deletion waits for the same.
+// Close closes the socket. After deletions that waits milliseconds for the kernel, as the deletion of a
+// link does: DEL deletes the link first, and waits once.
 func (c *Conn) Close() error {
 	if c.sock == nil {
 		return nil
@@ -70,7 +60,6 @@ func (c *Conn) dial() error {
 	if err != nil {
 		return unsupported(fmt.Errorf("netfilter socket: %w", err), err)
 	}
-	// Without these the errors are bigger and poorer, that is all.
 	_ = unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
 	_ = s.SetExtAck(true)
 	_ = s.SetReceiveTimeout(&unix.Timeval{Sec: answerTime})
@@ -78,25 +67,30 @@ func (c *Conn) dial() error {
 	return nil
 }
 
-// Update runs change under the host's lock and commits what it staged, everything or nothing. When somebody without
-// the lock got in between, change runs again. One that stages nothing costs no batch. A lock that is still held at
-// ctx's deadline, or after 30 seconds, is a *statefile.Busy naming the holder.
+// Update runs change under the host's lock and commits what it staged, everything or nothing. change runs again when
+// somebody without the lock changed the same. A lock that others hold until ctx's deadline, or for 30 seconds, is a
+// *statefile.Busy naming the holder.
 func (c *Conn) Update(ctx context.Context, change func(*Tx) error) error {
-	dir, err := statefile.Open(filepath.Dir(LockPath), 0o755)
+	return Owned{}.Update(ctx, c, change)
+}
+
+// Update is Conn.Update for changes of owned elements. A chain that loses its last element is deleted in the same
+// batch, and so on with the chains to which it led.
+func (o Owned) Update(ctx context.Context, c *Conn, change func(*Tx) error) error {
+	lock, err := statefile.LockFile(ctx, LockPath, 0o600)
 	if err != nil {
 		return err
 	}
-	held, err := dir.Lock(ctx, filepath.Base(LockPath), 0o600, lockWait)
-	if err = errors.Join(err, dir.Close()); err != nil {
-		return err
-	}
-	return errors.Join(c.update(change), held.Unlock())
+	return errors.Join(o.update(c, change), lock.Unlock())
 }
 
-func (c *Conn) update(change func(*Tx) error) error {
+func (o Owned) update(c *Conn, change func(*Tx) error) error {
 	for attempt := 1; ; attempt++ {
-		tx := &Tx{Conn: c}
+		tx := o.begin(c)
 		if err := change(tx); err != nil {
+			return err
+		}
+		if err := tx.dropUnused(append(tx.dropped, slices.Sorted(maps.Keys(tx.unused))...)...); err != nil {
 			return err
 		}
 		if err := c.batch(tx.msgs, true); err == nil || attempt == attempts || !transient(err) {
@@ -105,8 +99,7 @@ func (c *Conn) update(change func(*Tx) error) error {
 	}
 }
 
-// transient says whether the error may come from a change that somebody else made meanwhile, or the
-// answer was lost: then the next change finds what the batch did.
+// transient reports whether somebody else may have changed the same meanwhile, or the answer was lost.
 func transient(err error) bool {
 	return isOneOf(err, unix.ENOENT, unix.EEXIST, unix.EBUSY, unix.EINTR, unix.EAGAIN, unix.ERESTART, unix.ENOBUFS,
 		nl.ErrDumpInterrupted)
@@ -116,7 +109,7 @@ func isOneOf(err error, kinds ...error) bool {
 	return slices.ContainsFunc(kinds, func(kind error) bool { return errors.Is(err, kind) })
 }
 
-// IfSupported returns err, or nil when err says that the kernel has no nftables: there is nothing to remove.
+// IfSupported returns err, but nil for ErrUnsupported: without nftables there is nothing to remove.
 func IfSupported(err error) error {
 	if errors.Is(err, ErrUnsupported) {
 		return nil
@@ -124,8 +117,7 @@ func IfSupported(err error) error {
 	return err
 }
 
-// unsupported adds ErrUnsupported to err when cause is one of the answers of a kernel that does not
-// know what it was asked for.
+// unsupported adds ErrUnsupported to err when cause is how a kernel answers that lacks the feature.
 func unsupported(err, cause error) error {
 	if isOneOf(cause, unix.EOPNOTSUPP, unix.ENOENT, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT) {
 		return fmt.Errorf("%w: %w", err, ErrUnsupported)

@@ -136,7 +136,7 @@ func with(h *nstest.Host, fn func(*nft.Conn)) {
 }
 
 func ensure(tx *nft.Tx) error {
-	_, err := tx.Ensure(sample())
+	err := tx.EnsureLayout(sample())
 	return err
 }
 
@@ -174,7 +174,7 @@ var _ = Describe("a layout", Label("kernel"), func() {
 		nstest.Need("nft-bridge")
 		bridge := nft.Table{Family: nft.Bridge, Name: "spec"}
 		Expect(update(host, func(tx *nft.Tx) error {
-			_, err := tx.Ensure(nft.Layout{Table: bridge,
+			err := tx.EnsureLayout(nft.Layout{Table: bridge,
 				Sets: []nft.Set{{Name: "pairs", Key: []nft.Type{nft.IfName, nft.EtherAddr}}},
 				Chains: []nft.Chain{{Name: "guard",
 					Hook:  &nft.Hook{Type: "filter", Point: nft.Prerouting, Priority: -300},

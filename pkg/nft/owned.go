@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 )
 
@@ -17,34 +15,15 @@ type Item struct {
 	Name string // in errors: an address or a port
 }
 
-// Owned is a layout with the elements that attachments own in it: the comment of each is its owner's mark.
+// Owned is a layout and the elements that attachments own in it: the comment of each is its owner's mark.
 type Owned struct {
 	Layout Layout   // that all attachments share
 	Sets   []string // that have the elements
-	// Chain returns the chain of that name, when elements lead to such chains: ok is false for all others. The
-	// chain is made with its first element and deleted with its last one. A Chain without rules is not repaired
-	// when the kernel's has lost some. Nil: elements lead to no chains.
+	// Chain returns the chain of that name, if elements lead to such chains. It is made with its first element,
+	// and deleted with its last one. One without rules is not repaired. Nil: elements lead to no chains.
 	Chain func(name string) (c Chain, ok bool)
-	// Stale says whether a chain belongs to another layout. Ensure deletes such chains when it makes this one. Nil:
-	// none does.
+	// Stale reports whether a chain belongs to an older layout, which Ensure deletes when it makes this one.
 	Stale func(name string) bool
-}
-
-// Update is Conn.Update for changes of owned elements. A chain that loses its last element is deleted in the same
-// batch, and so on with the chains to which it led.
-func (o Owned) Update(ctx context.Context, c *Conn, change func(*Change) error) error {
-	return c.Update(ctx, func(tx *Tx) error {
-		ch := &Change{Tx: tx, owned: o, settled: map[string]bool{}, deleted: map[string]bool{}, gone: map[string]int{}}
-		if err := change(ch); err != nil {
-			return err
-		}
-		for _, name := range slices.Sorted(maps.Keys(ch.gone)) {
-			if err := ch.dropUnused(name); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
 }
 
 // Live returns the items that the kernel has and whose marks match.
@@ -76,13 +55,12 @@ func (o Owned) All(c *Conn, matches func(mark string) bool) ([]Item, error) {
 	return out, nil
 }
 
-// Remove deletes the found items whose marks still match under the host's lock. Where nothing was found it does not
-// take the lock.
+// Remove takes the host's lock and deletes the found items whose marks still match. It does nothing for none.
 func (o Owned) Remove(ctx context.Context, c *Conn, found []Item, matches func(mark string) bool) error {
 	if len(found) == 0 {
 		return nil
 	}
-	return o.Update(ctx, c, func(ch *Change) error { return ch.Remove(found, matches) })
+	return o.Update(ctx, c, func(tx *Tx) error { return tx.Remove(found, matches) })
 }
 
 // Sweep deletes all elements whose marks match. Its cost grows with the elements of everybody.
@@ -94,8 +72,8 @@ func (o Owned) Sweep(ctx context.Context, c *Conn, matches func(mark string) boo
 	return o.Remove(ctx, c, found, matches)
 }
 
-// Verify compares items, the layout and the chains to which the items lead with what the kernel has. Its
-// error joins the differences and matches ErrDrift.
+// Verify compares items, the layout and the chains to which items lead with what the kernel has. Its error joins the
+// differences and matches ErrDrift.
 func (o Owned) Verify(c *Conn, items []Item) error {
 	live, err := c.get(o.Layout.Table, items)
 	if err != nil {
@@ -106,9 +84,7 @@ func (o Owned) Verify(c *Conn, items []Item) error {
 	for i, want := range items {
 		chains = append(chains, want.Goto)
 		if what := difference(want, live[i]); what != "" {
-			diffs = append(diffs, drift(
-				fmt.Sprintf("nftables table %q, set %q, %s", o.Layout.Table, want.Set, want.Name),
-				"%s", what))
+			diffs = append(diffs, drift(o.Layout.Table, fmt.Sprintf("set %q, %s", want.Set, want.Name), what))
 		}
 	}
 	for _, l := range []Layout{o.Layout, o.layout(chains, map[string]bool{})} {
@@ -142,7 +118,7 @@ func sameOwner(a, b string) bool {
 	return a == b
 }
 
-// layout holds those of the named chains that are for elements to lead to and not yet seen.
+// layout has the named chains to which elements may lead, but for those in seen, to which it adds them.
 func (o Owned) layout(names []string, seen map[string]bool) Layout {
 	l := Layout{Table: o.Layout.Table}
 	for _, name := range names {
@@ -161,34 +137,22 @@ func (o Owned) chain(name string) (Chain, bool) {
 	return o.Chain(name)
 }
 
-// Change is a Tx for owned elements. It counts what leads to each chain.
-type Change struct {
-	*Tx
-	Lacked  bool // the kernel lacked some of the layout when it was ensured
-	owned   Owned
-	ensured bool            // the layout is
-	settled map[string]bool // chains that are ensured, or deleted
-	deleted map[string]bool // elements, by set and key
-	gone    map[string]int  // chain: how much leads to it and is deleted
-}
-
-// Ensure stages what the kernel lacks of the layout and of the named chains, and keeps the chains. A chain is named
-// before those that lead to it. Where shared rules were lost Ensure looks at all chains that elements may lead to,
-// since their rules probably were lost, too.
-func (ch *Change) Ensure(chains ...string) error {
-	if !ch.ensured {
-		ch.ensured = true
-		lacking, err := ch.Tx.Ensure(ch.owned.Layout)
-		if err != nil {
+// Ensure stages what the kernel lacks of the owned layout and of the named chains, and keeps these. A chain is named
+// before those that lead to it. Where the layout has lost rules, all chains to which elements lead are ensured.
+func (tx *Tx) Ensure(chains ...string) error {
+	if !tx.ensured {
+		tx.ensured = true
+		before := len(tx.msgs)
+		if err := tx.EnsureLayout(tx.owned.Layout); err != nil {
 			return err
 		}
-		if ch.Lacked = lacking; lacking {
-			if ch.owned.Stale != nil {
-				if err := ch.DeleteChains(ch.owned.Layout.Table, ch.owned.Stale); err != nil {
+		if tx.Lacked = len(tx.msgs) > before; tx.Lacked {
+			if tx.owned.Stale != nil {
+				if err := tx.DeleteChains(tx.owned.Layout.Table, tx.owned.Stale); err != nil {
 					return err
 				}
 			}
-			live, err := ch.Chains(ch.owned.Layout.Table)
+			live, err := tx.Chains(tx.owned.Layout.Table)
 			if err != nil {
 				return err
 			}
@@ -197,93 +161,105 @@ func (ch *Change) Ensure(chains ...string) error {
 			}
 		}
 	}
-	_, err := ch.Tx.Ensure(ch.owned.layout(chains, ch.settled))
-	return err
+	return tx.EnsureLayout(tx.owned.layout(chains, tx.settled))
 }
 
 // Put stages items, with the layout and the chains that they need. An element that is there and the same stays.
-// Another owner's is replaced when replace returns nil for it, or is nil itself; otherwise Put returns the error.
-func (ch *Change) Put(items []Item, replace func(old Item) error) error {
+// resolve decides about other owners: it gets their elements that are in the place of items, and returns those of the
+// items to put, which replace them. Without resolve all are put.
+func (tx *Tx) Put(items []Item, resolve func(others []Item) ([]Item, error)) error {
+	live, err := tx.get(tx.owned.Layout.Table, items)
+	if err != nil {
+		return err
+	}
+	found := map[string]Element{} // by set and key
+	var others []Item
+	for i, e := range live {
+		if e != nil {
+			found[items[i].Set+string(e.Key)] = *e
+			if !sameOwner(e.Comment, items[i].Comment) {
+				others = append(others, Item{items[i].Set, *e, items[i].Name})
+			}
+		}
+	}
+	if resolve != nil {
+		if items, err = resolve(others); err != nil || len(items) == 0 {
+			return err
+		}
+	}
 	var chains []string
 	for _, it := range items {
 		chains = append(chains, it.Goto)
 	}
-	if err := ch.Ensure(chains...); err != nil {
-		return err
-	}
-	live, err := ch.get(ch.owned.Layout.Table, items)
-	if err != nil {
+	if err := tx.Ensure(chains...); err != nil {
 		return err
 	}
 	added := map[string][]Element{}
-	for i, it := range items {
-		if old := live[i]; old != nil && !ch.deleted[it.Set+string(it.Key)] {
-			if difference(it, old) == "" {
+	for _, it := range items {
+		old, is := found[it.Set+string(it.Key)]
+		if is && !tx.deleted[it.Set+string(it.Key)] {
+			if difference(it, &old) == "" {
 				continue
 			}
-			if replace != nil && !sameOwner(old.Comment, it.Comment) {
-				if err := replace(Item{it.Set, *old, it.Name}); err != nil {
-					return err
-				}
-			}
-			ch.delete(it.Set, *old)
+			tx.delete(it.Set, old)
 		}
 		added[it.Set] = append(added[it.Set], it.Element)
 	}
-	for _, set := range ch.owned.Sets {
-		ch.Add(ch.owned.Layout.Table, set, added[set]...)
+	for _, set := range tx.owned.Sets {
+		tx.Add(tx.owned.Layout.Table, set, added[set]...)
 	}
 	return nil
 }
 
 // Remove stages the deletion of the items that the kernel has and whose marks match.
-func (ch *Change) Remove(items []Item, matches func(mark string) bool) error {
-	live, err := ch.owned.Live(ch.Conn, items, matches)
+func (tx *Tx) Remove(items []Item, matches func(mark string) bool) error {
+	live, err := tx.owned.Live(tx.Conn, items, matches)
 	for _, it := range live {
-		ch.delete(it.Set, it.Element)
+		tx.delete(it.Set, it.Element)
 	}
 	return err
 }
 
-// delete stages the deletion of an element, once however often it is called for it.
-func (ch *Change) delete(set string, e Element) {
-	if at := set + string(e.Key); !ch.deleted[at] {
-		ch.deleted[at] = true
-		ch.Delete(ch.owned.Layout.Table, set, e)
-		ch.gone[e.Goto]++
+func (tx *Tx) delete(set string, e Element) {
+	if key := set + string(e.Key); !tx.deleted[key] {
+		tx.deleted[key] = true
+		tx.Delete(tx.owned.Layout.Table, set, e)
+		tx.unused[e.Goto]++
 	}
 }
 
-// Drop names chains that Update deletes with the others that lost their elements, if they exist and nothing leads
-// to them.
-func (ch *Change) Drop(chains ...string) {
-	for _, name := range chains {
-		if _, named := ch.gone[name]; !named {
-			ch.gone[name] = 0
+// Drop names chains that Update deletes if nothing leads to them, as it does with chains that lost their elements.
+func (tx *Tx) Drop(chains ...string) { tx.dropped = append(tx.dropped, chains...) }
+
+// dropUnused stages the deletion of the chains to which nothing leads any more, and so on with those to which their
+// rules led.
+func (tx *Tx) dropUnused(names ...string) error {
+	t := tx.owned.Layout.Table
+	for _, name := range names {
+		if _, ours := tx.owned.chain(name); !ours || tx.settled[name] {
+			continue
 		}
-	}
-}
-
-// dropUnused stages the deletion of a chain when nothing leads to it any more, and of those to which its rules led.
-func (ch *Change) dropUnused(name string) error {
-	t := ch.owned.Layout.Table
-	if _, ours := ch.owned.chain(name); !ours || ch.settled[name] {
-		return nil
-	}
-	live, err := ch.Tx.Chain(t, name)
-	if err != nil || live == nil {
-		return err
-	}
-	rules, err := ch.Rules(t, name)
-	if err != nil || int(live.use)-len(rules) > ch.gone[name] {
-		return err
-	}
-	ch.settled[name] = true
-	ch.DeleteChain(t, name)
-	for _, r := range rules {
-		ch.gone[r.Target]++
-		if err := ch.dropUnused(r.Target); err != nil {
+		live, err := tx.Chain(t, name)
+		if err != nil {
 			return err
+		}
+		if live == nil {
+			continue
+		}
+		rules, err := tx.Rules(t, name)
+		if err != nil {
+			return err
+		}
+		if int(live.use)-len(rules) > tx.unused[name] {
+			continue
+		}
+		tx.settled[name] = true
+		tx.DeleteChain(t, name)
+		for _, r := range rules {
+			tx.unused[r.Target]++
+			if err := tx.dropUnused(r.Target); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

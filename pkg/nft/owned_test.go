@@ -49,7 +49,7 @@ func marked(a cni.Attachment, link string) nft.Item {
 }
 
 // change changes owned elements in the host.
-func change(h *nstest.Host, how func(*nft.Change) error) (err error) {
+func change(h *nstest.Host, how func(*nft.Tx) error) (err error) {
 	GinkgoHelper()
 	with(h, func(c *nft.Conn) { err = ways().Update(context.Background(), c, how) })
 	return err
@@ -57,8 +57,8 @@ func change(h *nstest.Host, how func(*nft.Change) error) (err error) {
 
 func put(h *nstest.Host, items ...nft.Item) {
 	GinkgoHelper()
-	Expect(change(h, func(ch *nft.Change) error {
-		return errors.Join(ch.Ensure("way_plain"), ch.Put(items, nil))
+	Expect(change(h, func(tx *nft.Tx) error {
+		return errors.Join(tx.Ensure("way_plain"), tx.Put(items, nil))
 	})).To(Succeed())
 }
 
@@ -83,10 +83,11 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 	It("of another owner are replaced, or refused before anything changes", Label("owner"), func() {
 		put(host, way(alice, "10.1.0.1", "plain"), marked(alice, "veth1"))
 		before := list()
-		err := change(host, func(ch *nft.Change) error {
-			return ch.Put([]nft.Item{way(bob, "10.1.0.1", "plain"),
-				way(bob, "10.1.0.9", "plain")}, func(old nft.Item) error {
-				return errors.New(old.Name + " is had by " + old.Comment)
+		err := change(host, func(tx *nft.Tx) error {
+			return tx.Put([]nft.Item{way(bob, "10.1.0.1", "plain"),
+				way(bob, "10.1.0.9", "plain")}, func(others []nft.Item) ([]nft.Item, error) {
+				Expect(others).To(HaveLen(1))
+				return nil, errors.New(others[0].Name + " is had by " + others[0].Comment)
 			})
 		})
 		Expect(err).To(MatchError("address 10.1.0.1 is had by " + alice.Mark()))
@@ -95,11 +96,29 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 		Expect(list()).NotTo(ContainSubstring("alice"))
 	})
 
+	It("of another owner are yielded, and need nothing then", func() {
+		put(host, way(alice, "10.1.0.1", "plain"))
+		before := list()
+		items := []nft.Item{way(bob, "10.1.0.1", "marked"), way(bob, "10.1.0.2", "plain")}
+		put := func(from int) {
+			Expect(change(host, func(tx *nft.Tx) error {
+				return tx.Put(items, func([]nft.Item) ([]nft.Item, error) { return items[from:], nil })
+			})).To(Succeed())
+		}
+		put(2)
+		Expect(list()).To(Equal(before))
+		put(1)
+		Expect(list()).To(And(ContainSubstring("10.1.0.2"), Not(ContainSubstring("way_marked"))))
+	})
+
 	It("of their own owner that lead elsewhere are replaced without a question", func() {
 		put(host, way(alice, "10.1.0.1", "plain"))
-		Expect(change(host, func(ch *nft.Change) error {
-			refuse := func(nft.Item) error { return errors.New("asked") }
-			return errors.Join(ch.Ensure("way_plain"), ch.Put([]nft.Item{way(alice, "10.1.0.1", "marked")}, refuse))
+		Expect(change(host, func(tx *nft.Tx) error {
+			items := []nft.Item{way(alice, "10.1.0.1", "marked")}
+			return errors.Join(tx.Ensure("way_plain"), tx.Put(items, func(others []nft.Item) ([]nft.Item, error) {
+				Expect(others).To(BeEmpty())
+				return items, nil
+			}))
 		})).To(Succeed())
 		Expect(list()).To(ContainSubstring(": goto way_marked"))
 	})
@@ -136,15 +155,15 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 
 	It("leave a chain that gets another element in the same change, and drop one that never had any", func() {
 		put(host, way(alice, "10.1.0.1", "plain"))
-		Expect(change(host, func(ch *nft.Change) error {
-			return errors.Join(ch.Ensure("way_marked"),
-				ch.Remove([]nft.Item{way(alice, "10.1.0.1", "plain")}, alice.Owns),
-				ch.Put([]nft.Item{way(bob, "10.1.0.1", "plain")}, nil))
+		Expect(change(host, func(tx *nft.Tx) error {
+			return errors.Join(tx.Ensure("way_marked"),
+				tx.Remove([]nft.Item{way(alice, "10.1.0.1", "plain")}, alice.Owns),
+				tx.Put([]nft.Item{way(bob, "10.1.0.1", "plain")}, nil))
 		})).To(Succeed())
 		Expect(list()).To(And(ContainSubstring("bob"), Not(ContainSubstring("alice")),
 			ContainSubstring("chain way_marked")))
-		Expect(change(host, func(ch *nft.Change) error {
-			ch.Drop("way_marked", "way_absent")
+		Expect(change(host, func(tx *nft.Tx) error {
+			tx.Drop("way_marked", "way_absent")
 			return nil
 		})).To(Succeed())
 		Expect(list()).To(And(ContainSubstring("chain way_plain"), Not(ContainSubstring("chain way_marked"))))
@@ -154,8 +173,8 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 		put(host, way(alice, "10.1.0.1", "plain"), way(alice, "10.1.0.2", "marked"))
 		before := list()
 		host.Cmd("nft", "flush", "table", table.Family.String(), table.Name)
-		Expect(change(host, func(ch *nft.Change) error {
-			return ch.Put([]nft.Item{way(alice, "10.1.0.1", "plain")}, nil)
+		Expect(change(host, func(tx *nft.Tx) error {
+			return tx.Put([]nft.Item{way(alice, "10.1.0.1", "plain")}, nil)
 		})).To(Succeed())
 		Expect(list()).To(Equal(before))
 	})

@@ -13,24 +13,20 @@ type LiveRule struct {
 	Chain   string
 	Handle  uint64
 	Comment string
-	// Target is the chain that the rule jumps or goes to, empty when it does neither.
-	Target string
-
-	exprs []byte
+	Target  string // the chain that it jumps or goes to; empty = none
+	exprs   []byte
 }
 
 // LiveChain is a chain as the kernel has it.
 type LiveChain struct {
-	Name string
-	Hook *Hook // nil for a chain that only jumps lead to
-	// Drops says that the policy of a chain with a hook is to drop.
-	Drops bool
+	Name  string
+	Hook  *Hook // nil for a chain that only jumps lead to
+	Drops bool  // the hook's policy is to drop
 	Table Table
-
-	use uint32 // its rules and what leads to it
+	use   uint32 // how many rules it has, plus how many rules and elements lead to it
 }
 
-// nameMax is the longest name of a chain. The kernel refuses even to look for a longer one.
+// nameMax is the longest name of a chain. The kernel refuses to look for a longer one.
 const nameMax = 255
 
 // Chain returns the chain, nil when there is none.
@@ -46,8 +42,7 @@ func (c *Conn) Chain(t Table, name string) (*LiveChain, error) {
 	return &chain, nil
 }
 
-// Chains returns all chains of the table, those of all tables of all families for the zero Table; its cost grows with
-// the number of chains in the family.
+// Chains returns all chains of the table, of all tables for the zero Table. Its cost grows with the family's chains.
 func (c *Conn) Chains(t Table) ([]LiveChain, error) {
 	replies, err := c.list(t.message(unix.NFT_MSG_GETCHAIN, ""))
 	var out []LiveChain
@@ -60,10 +55,10 @@ func (c *Conn) Chains(t Table) ([]LiveChain, error) {
 	return out, err
 }
 
-// Rules returns the rules of the chain, in order; none when there is no chain. An empty name is for those of all
-// chains of the table.
+// Rules returns the rules of the chain, in order, of all chains of the table for an empty name. A missing chain has
+// none.
 func (c *Conn) Rules(t Table, chain string) ([]LiveRule, error) {
-	m := t.message(unix.NFT_MSG_GETRULE, "", attrText(unix.NFTA_RULE_TABLE, t.Name))
+	m := t.message(unix.NFT_MSG_GETRULE, "")
 	switch {
 	case len(chain) > nameMax:
 		return nil, nil
@@ -78,7 +73,7 @@ func (c *Conn) Rules(t Table, chain string) ([]LiveRule, error) {
 	return out, err
 }
 
-// Get returns the elements with these keys, in the order of the keys, nil for those that are not there.
+// Get returns the element of each key, nil where there is none.
 func (c *Conn) Get(t Table, set string, keys ...[]byte) ([]*Element, error) {
 	items := make([]Item, len(keys))
 	for i, key := range keys {
@@ -87,11 +82,12 @@ func (c *Conn) Get(t Table, set string, keys ...[]byte) ([]*Element, error) {
 	return c.get(t, items)
 }
 
-// get returns what the kernel has for the key of each item, nil where it has nothing.
+// get returns the element that the kernel has for each item's key, nil where there is none.
 func (c *Conn) get(t Table, items []Item) ([]*Element, error) {
 	msgs := make([]message, len(items))
 	for i, it := range items {
-		msgs[i] = t.setMessage(unix.NFT_MSG_GETSETELEM, "", it.Set, attrNest(unix.NFTA_LIST_ELEM, it.encodeKey()))
+		key := elementList([]Element{it.Element}, Element.encodeKey)
+		msgs[i] = t.setMessage(unix.NFT_MSG_GETSETELEM, "", it.Set, key)
 	}
 	replies, err := c.query(msgs...)
 	if err != nil {
@@ -106,13 +102,12 @@ func (c *Conn) get(t Table, items []Item) ([]*Element, error) {
 	return out, nil
 }
 
-// Elements returns all elements of the set, none when there is no set; its cost grows with them.
+// Elements returns all elements of the set, none when there is no set. Its cost grows with them.
 //
-// The kernel lists a set in parts, and not from one state of it: a set that grows meanwhile can repeat one element and
-// omit another. Elements detects a repeated key, or a ruleset that changed, and reads again. An omission without
-// a repetition is not detected; the next GC finds that element.
+// The kernel lists a set in parts: one that grows meanwhile can repeat one element and omit another. Elements reads
+// again after a repeated key or a change of the ruleset. Another omission is left to the next GC.
 func (c *Conn) Elements(t Table, set string) ([]Element, error) {
-	m := t.setMessage(unix.NFT_MSG_GETSETELEM, "list", set, nil)
+	m := t.setMessage(unix.NFT_MSG_GETSETELEM, "list", set)
 	for range 100 {
 		parts, err := c.list(m)
 		var out []Element
@@ -132,7 +127,7 @@ func (c *Conn) Elements(t Table, set string) ([]Element, error) {
 	return nil, c.readFailure(m, nl.ErrDumpInterrupted)
 }
 
-// generation is the number of the ruleset's state in an answer (res_id of struct nfgenmsg).
+// generation is the version of the ruleset that answered (res_id of struct nfgenmsg).
 func generation(answer []byte) []byte { return answer[2:nfgenmsgSize] }
 
 func decodeChain(f Family, data []byte) LiveChain {
@@ -152,7 +147,7 @@ func decodeChain(f Family, data []byte) LiveChain {
 	return c
 }
 
-// number is a number in an answer, 0 where there is none.
+// number is the number to which the kinds lead, as in attribute; 0 where there is none.
 func number(data []byte, kinds ...uint16) uint32 {
 	if value := attribute(data, kinds...); len(value) == 4 {
 		return binary.BigEndian.Uint32(value)
@@ -176,7 +171,7 @@ func decodeRule(data []byte) LiveRule {
 	return r
 }
 
-// operands returns what the expressions of that name have there.
+// operands returns the values to which the kinds lead in the expressions of that name.
 func (r LiveRule) operands(name string, kinds ...uint16) [][]byte {
 	var out [][]byte
 	for _, x := range attributes(r.exprs) {
@@ -188,7 +183,7 @@ func (r LiveRule) operands(name string, kinds ...uint16) [][]byte {
 	return out
 }
 
-// runs says whether the live rule does exactly this. Counters do nothing.
+// runs reports whether the live rule has exactly these expressions, besides counters.
 func (r LiveRule) runs(want [][]byte) bool {
 	i := 0
 	for _, x := range attributes(r.exprs) {

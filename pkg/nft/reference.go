@@ -3,89 +3,71 @@ package nft
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"slices"
 
 	"golang.org/x/sys/unix"
 )
 
-// Leftover is what another program made: rules that nobody shares, and chains to which they lead.
-type Leftover struct {
+// Removal selects rules that another program made, and the chains to which they lead.
+type Removal struct {
 	Table Table
 	Chain string              // has the rules; empty: any chain of the table
-	Rule  func(LiveRule) bool // says whether a rule is one
-	Drop  []string            // the chains; where there are names but no such chain, no rule is looked at
+	Rule  func(LiveRule) bool // whether a rule is one of them
+	Drop  []string            // the chains; if any are named and none exists, there are no such rules
 }
 
-// Remove deletes the rules by their handles, and the chains. Where there is nothing it takes no lock.
-func (l Leftover) Remove(ctx context.Context, c *Conn) error {
-	look := &Tx{Conn: c}
-	if err := l.Stage(look); err != nil || len(look.msgs) == 0 {
+// Remove deletes the rules and the chains. It takes no lock where there are none.
+func (r Removal) Remove(ctx context.Context, c *Conn) error {
+	found := Owned{}.begin(c)
+	if err := r.Stage(found); err != nil || len(found.msgs) == 0 {
 		return err
 	}
-	return c.Update(ctx, l.Stage)
+	return c.Update(ctx, r.Stage)
 }
 
-// Stage stages the same.
-func (l Leftover) Stage(tx *Tx) error {
-	var there []string
-	for _, name := range l.Drop {
-		live, err := tx.Chain(l.Table, name)
+// Stage stages the deletion of the rules and the chains.
+func (r Removal) Stage(tx *Tx) error {
+	var chains []string
+	for _, name := range r.Drop {
+		live, err := tx.Chain(r.Table, name)
 		if err != nil {
 			return err
 		}
 		if live != nil {
-			there = append(there, name)
+			chains = append(chains, name)
 		}
 	}
-	if len(l.Drop) > 0 && len(there) == 0 {
+	if len(r.Drop) > 0 && len(chains) == 0 {
 		return nil
 	}
-	rules, err := tx.Rules(l.Table, l.Chain)
-	for _, r := range rules {
-		if l.Rule(r) {
-			tx.DeleteRule(l.Table, r.Chain, r.Handle)
+	rules, err := tx.Rules(r.Table, r.Chain)
+	for _, rule := range rules {
+		if r.Rule(rule) {
+			tx.DeleteRule(r.Table, rule.Chain, rule.Handle)
 		}
 	}
-	for _, name := range there {
-		tx.DeleteChain(l.Table, name)
+	for _, name := range chains {
+		tx.DeleteChain(r.Table, name)
 	}
 	return err
 }
 
-// Mentions says whether the rule has this value as it is: an address or a port that it compares with or
-// translates to. It tells apart rules that other software made.
+// Mentions reports whether the rule compares with this value, an address or a port, or translates to it.
 func (r LiveRule) Mentions(value []byte) bool {
 	has := func(v []byte) bool { return bytes.Equal(v, value) }
 	return slices.ContainsFunc(r.Compared(len(value)), has) ||
 		slices.ContainsFunc(r.operands("immediate", unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VALUE), has)
 }
 
-// Compared returns the values of so many bytes that the rule compares something with; 0 is for any number.
+// Compared returns the values of this size, in bytes, with which the rule compares; 0 = any size.
 func (r LiveRule) Compared(size int) [][]byte {
 	return slices.DeleteFunc(r.operands("cmp", unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE),
 		func(v []byte) bool { return size > 0 && len(v) != size })
 }
 
-// OneOf returns a function that says whether a rule of a table of the family does exactly what one of these does.
-func OneOf(f Family, rules ...Rule) func(LiveRule) bool {
-	compiled := make([][][]byte, len(rules))
-	for i, r := range rules {
-		compiled[i] = r.compile(f)
-	}
-	return func(live LiveRule) bool { return slices.ContainsFunc(compiled, live.runs) }
-}
-
-// Is matches packets whose field has the value.
-func Is(f Field, value []byte) Stmt { return compareField(f, "", unix.NFT_CMP_EQ, value) }
-
-// IsNot is the opposite of Is.
-func IsNot(f Field, value []byte) Stmt { return compareField(f, "!= ", unix.NFT_CMP_NEQ, value) }
-
-func compareField(f Field, not string, op uint32, value []byte) Stmt {
-	spec := fieldTable[f]
-	return Stmt{text: fmt.Sprintf("%s %s0x%x", spec.text, not, value), proto: spec.proto,
-		exprs: [][]byte{spec.load(reg1), compare(op, value)}}
+// IsOneOf reports whether the rule, in a table of the family, does exactly what one of these does.
+func (r LiveRule) IsOneOf(f Family, rules ...Rule) bool {
+	return slices.ContainsFunc(rules, func(rule Rule) bool { return r.runs(rule.compile(f)) })
 }
 
 // XTMatch is a match of iptables that nf_tables runs for iptables-nft.

@@ -3,17 +3,18 @@ package nft
 import (
 	"encoding/binary"
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// Stmt is one statement of a rule: its text as nft prints it, and the expressions that the kernel runs.
+// Stmt is one statement of a rule.
 type Stmt struct {
-	text  string
-	proto byte // network protocol that the expressions presuppose, 0 for none
-	exprs [][]byte
+	text  string   // as nft prints it
+	proto byte     // network protocol that the expressions presuppose, 0 for none
+	exprs [][]byte // that the kernel runs
 }
 
 // Field is something of a packet that a rule can look at.
@@ -32,11 +33,11 @@ const (
 	THDport
 )
 
-// fieldSpec says how a field is loaded: from the packet, or with a meta key from what the kernel knows of it.
+// fieldSpec says how a field is loaded: from a header of the packet (base), or by a meta key.
 type fieldSpec struct {
 	text         string
 	proto        byte
-	meta         uint32 // with base < 0
+	meta         uint32 // where base < 0
 	base         int
 	offset, size uint32
 }
@@ -53,8 +54,8 @@ var fieldTable = [...]fieldSpec{
 	THDport:    {"th dport", 0, 0, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2},
 }
 
-// InPrefix matches packets whose address field lies in the prefix. The expressions are those of nft, so
-// that a ruleset that it saved and loaded again is still the same: whole bytes need no mask.
+// InPrefix matches packets whose address field is in the prefix. As by nft, whole bytes need no mask: a
+// ruleset that it saved and loaded again is still the same.
 func InPrefix(f Field, p netip.Prefix) Stmt {
 	p = p.Masked()
 	spec := fieldTable[f]
@@ -68,11 +69,8 @@ func InPrefix(f Field, p netip.Prefix) Stmt {
 		want = want[:spec.size]
 		s.exprs = [][]byte{spec.load(reg1)}
 	} else {
-		mask := make([]byte, spec.size)
-		for bit := range p.Bits() {
-			mask[bit/8] |= 0x80 >> (bit % 8)
-		}
-		s.exprs = [][]byte{spec.load(reg1), bitwise(mask, make([]byte, spec.size))}
+		mask := net.CIDRMask(p.Bits(), p.Addr().BitLen())
+		s.exprs = [][]byte{spec.load(reg1), bitwise(mask, make([]byte, len(mask)))}
 	}
 	s.exprs = append(s.exprs, isEqual(want))
 	return s
@@ -93,7 +91,6 @@ func VerdictMap(set string, fields ...Field) Stmt {
 	return lookup(fields, " vmap @"+set, set, attrNet32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT))
 }
 
-// lookup loads the fields and looks them up in the set.
 func lookup(fields []Field, tail, set string, more ...[]byte) Stmt {
 	var s Stmt
 	names := make([]string, len(fields))
@@ -111,7 +108,7 @@ func lookup(fields []Field, tail, set string, more ...[]byte) Stmt {
 	return s
 }
 
-// register numbers the registers by 32-bit words, in the way in which the kernel reports them.
+// register is the kernel's number for the register of a 32-bit word.
 func register(word uint32) uint32 {
 	if word%4 == 0 {
 		return unix.NFT_REG_1 + word/4
@@ -152,8 +149,8 @@ func Masquerade() Stmt {
 	return Stmt{text: "masquerade", exprs: [][]byte{expression("masq", attrNet32(unix.NFTA_MASQ_FLAGS, 0))}}
 }
 
-// DNATMap translates the destination to the address and port that the map has for the fields, and goes
-// on when it has none. The map's data are an address of the family f and a port.
+// DNATMap translates the destination to the address, of family f, and port that the map has for the
+// fields, and goes on when it has none.
 func DNATMap(f Family, set string, fields ...Field) Stmt {
 	s := lookup(fields, "", set, attrNet32(unix.NFTA_LOOKUP_DREG, reg1))
 	port := register(uint32(f.Addr().size()) / 4) // behind the address
@@ -174,22 +171,21 @@ func DaddrIsLocal() Stmt {
 	return Stmt{text: "fib daddr type local", exprs: [][]byte{fib, isEqual(word(unix.RTN_LOCAL))}}
 }
 
-// IsFamily matches packets of one family in a table of several.
+// IsFamily matches packets of one family in a table of both.
 func IsFamily(f Family) Stmt {
 	return Stmt{text: "meta nfproto ipv" + f.Digit(),
 		exprs: [][]byte{loadMeta(unix.NFT_META_NFPROTO, reg1), isEqual([]byte{byte(f)})}}
 }
 
-const statusDNAT = 1 << 5 // IPS_DST_NAT
-
 // CtTranslated matches packets of flows whose destination was translated.
-func CtTranslated() Stmt { return ctHas("status dnat", unix.NFT_CT_STATUS, statusDNAT) }
+func CtTranslated() Stmt {
+	const statusDNAT = 1 << 5 // IPS_DST_NAT
+	return ctHas("status dnat", unix.NFT_CT_STATUS, statusDNAT)
+}
 
-// The states of connections that were answered, and of those that belong to one.
-const stateEstablished, stateRelated = 1 << 1, 1 << 2 // NF_CT_STATE_BIT
-
-// CtEstablished matches packets of connections that were answered, and of those that belong to one.
+// CtEstablished matches packets of connections that were answered, and of those related to one.
 func CtEstablished() Stmt {
+	const stateEstablished, stateRelated = 1 << 1, 1 << 2 // NF_CT_STATE_BIT
 	return ctHas("state established,related", unix.NFT_CT_STATE, stateEstablished|stateRelated)
 }
 
@@ -223,7 +219,7 @@ func FwmarkWithout(bits uint32) Stmt {
 // word is a number as registers hold it.
 func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 
-// Counter counts packets and bytes, as each rule of iptables does. Rules are compared without it.
+// Counter counts packets and bytes, as each rule of iptables does.
 func Counter() Stmt { return Stmt{text: "counter", exprs: [][]byte{expression("counter")}} }
 
 // Rule is a list of statements. Its String is what nft prints for it.
@@ -237,8 +233,8 @@ func (r Rule) String() string {
 	return strings.Join(text, " ")
 }
 
-// compile returns the rule's expressions for a table of the family. In a family of several protocols
-// a field of one of them needs a test for it first: without it nft prints raw offsets, too.
+// compile returns the rule's expressions for a table of the family. In the family inet, the field of one
+// protocol needs a test for that first.
 func (r Rule) compile(family Family) [][]byte {
 	var out [][]byte
 	var proto byte

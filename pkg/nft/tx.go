@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"reflect"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -13,26 +14,47 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// Tx is what an Update commits: reads see the kernel as it is, changes are staged for one batch, in the order in
-// which they are called.
+// Tx is a transaction: reads see the kernel as it is, changes are staged for one batch, in order.
 type Tx struct {
 	*Conn
-	msgs []message
-	sets uint32
+	Lacked bool // the kernel lacked some of the owned layout when it was ensured
+
+	msgs    []message
+	owned   Owned
+	ensured bool            // the owned layout is
+	settled map[string]bool // chains that are ensured, or deleted
+	deleted map[string]bool // elements, by set and key
+	unused  map[string]int  // chains: how many of the elements and rules that led there are deleted
+	dropped []string        // by Drop
 }
+
+func (o Owned) begin(c *Conn) *Tx {
+	return &Tx{Conn: c, owned: o, settled: map[string]bool{}, deleted: map[string]bool{}, unused: map[string]int{}}
+}
+
+// elementsMax is how many elements a message has. An attribute's length has 16 bits, and one element has
+// less than 1,000 bytes.
+const elementsMax = 64
 
 // Add stages new elements. A key that is there already makes the batch fail, whatever its data.
 func (tx *Tx) Add(t Table, set string, elems ...Element) {
-	tx.msgs = append(tx.msgs, addElements(t, set, elems)...)
+	for some := range slices.Chunk(elems, elementsMax) {
+		m := t.setMessage(unix.NFT_MSG_NEWSETELEM, "add to", set, elementList(some, Element.encode))
+		m.flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL
+		tx.msgs = append(tx.msgs, m)
+	}
 }
 
-// Delete stages the deletion of elements by their keys. The kernel ignores whose they are: compare the
-// comment of Get in the same change.
+// Delete stages the deletion of elements by their keys. The kernel does not compare the owner: read the
+// element's comment in the same transaction.
 func (tx *Tx) Delete(t Table, set string, elems ...Element) {
-	tx.msgs = append(tx.msgs, deleteElements(t, set, elems)...)
+	for some := range slices.Chunk(elems, elementsMax) {
+		tx.msgs = append(tx.msgs,
+			t.setMessage(unix.NFT_MSG_DELSETELEM, "delete from", set, elementList(some, Element.encodeKey)))
+	}
 }
 
-// DeleteChain stages the deletion of a chain with its rules. Whatever leads to it has to go before.
+// DeleteChain stages the deletion of a chain with its rules. What leads to it must be deleted before.
 func (tx *Tx) DeleteChain(t Table, chain string) {
 	tx.msgs = append(tx.msgs, t.chainMessage(unix.NFT_MSG_DELCHAIN, "delete", chain))
 }
@@ -47,8 +69,8 @@ func (tx *Tx) InsertRule(t Table, chain string, r Rule) {
 	tx.msgs = append(tx.msgs, m)
 }
 
-// DeleteChains stages the deletion of the table's chains whose names match, with their rules: first of those with a
-// hook, since their rules lead to the others.
+// DeleteChains stages the deletion of the table's chains whose names match: first of those with a hook, whose rules
+// lead to the others.
 func (tx *Tx) DeleteChains(t Table, matches func(name string) bool) error {
 	live, err := tx.Chains(t)
 	for _, hooked := range []bool{true, false} {
@@ -61,36 +83,38 @@ func (tx *Tx) DeleteChains(t Table, matches func(name string) bool) error {
 	return err
 }
 
-// DeleteRule stages the deletion of one rule.
 func (tx *Tx) DeleteRule(t Table, chain string, handle uint64) {
 	tx.msgs = append(tx.msgs, t.ruleMessage(unix.NFT_MSG_DELRULE, fmt.Sprintf("delete rule %d of", handle), chain,
 		attrBytes(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, handle))))
 }
 
-// Ensure stages what the kernel lacks of the layout. A missing chain is created exclusively, so that
-// of several firsts, with the lock or without, one wins and the others start again. A chain that has
-// lost rules (nft flush table) gets its own rules anew, in order; rules of others in it stay. It says
-// whether anything was lacking.
-func (tx *Tx) Ensure(l Layout) (lacking bool, err error) {
+// EnsureLayout stages what the kernel lacks of a layout. When several create a missing chain at once, one
+// succeeds and the others start again. A chain that has lost rules (nft flush table) gets all its rules anew,
+// in order; rules of others in it stay.
+func (tx *Tx) EnsureLayout(l Layout) error {
+	hasSets := false
 	for _, chain := range l.Chains {
 		want := chain.compile(l.Table.Family)
 		live, err := tx.Rules(l.Table, chain.Name)
 		if err != nil {
-			return lacking, err
+			return err
 		}
-		if len(live) > 0 && missingRule(want, live) < 0 {
+		if len(live) > 0 && missingRule(want, live) == len(want) {
 			continue
 		}
 		there, err := tx.Chain(l.Table, chain.Name)
 		if err != nil {
-			return lacking, err
+			return err
 		}
 		if there != nil && len(want) == 0 {
 			continue
 		}
-		if !lacking {
-			lacking = true
-			tx.stageSets(l)
+		if !hasSets {
+			hasSets = true
+			tx.msgs = append(tx.msgs, newTable(l.Table)) // which may exist, and so may the sets
+			for _, s := range l.Sets {
+				tx.msgs = append(tx.msgs, newSet(l.Table, s, uint32(len(tx.msgs)))) // an ID of its own
+			}
 		}
 		if there == nil {
 			tx.msgs = append(tx.msgs, newChain(l.Table, chain))
@@ -104,26 +128,16 @@ func (tx *Tx) Ensure(l Layout) (lacking bool, err error) {
 			tx.AddRule(l.Table, chain.Name, r)
 		}
 	}
-	return lacking, nil
+	return nil
 }
 
-// stageSets stages the table and its sets, all of which may exist.
-func (tx *Tx) stageSets(l Layout) {
-	tx.msgs = append(tx.msgs, newTable(l.Table))
-	for _, s := range l.Sets {
-		tx.sets++
-		tx.msgs = append(tx.msgs, newSet(l.Table, s, tx.sets))
-	}
-}
-
-// Verify compares what all attachments share with what the kernel has. Its error joins the differences, is code 101
-// and matches ErrDrift. Rules that others put between ours are no difference.
+// Verify compares the layout with what the kernel has. Its error joins the differences, is code 101 and matches
+// ErrDrift. Rules of others between ours are no difference.
 func (c *Conn) Verify(l Layout) error {
 	var diffs []error
 	for _, chain := range l.Chains {
 		differs := func(format string, args ...any) {
-			diffs = append(diffs, drift(fmt.Sprintf("nftables table %q, chain %q", l.Table, chain.Name),
-				format, args...))
+			diffs = append(diffs, drift(l.Table, fmt.Sprintf("chain %q", chain.Name), fmt.Sprintf(format, args...)))
 		}
 		there, err := c.Chain(l.Table, chain.Name)
 		if err != nil {
@@ -133,39 +147,37 @@ func (c *Conn) Verify(l Layout) error {
 			differs("the chain is missing")
 			continue
 		}
-		if (chain.Hook == nil) != (there.Hook == nil) || chain.Hook != nil && *chain.Hook != *there.Hook {
+		if !reflect.DeepEqual(chain.Hook, there.Hook) {
 			differs("the chain has another hook, %+v instead of %+v", there.Hook, chain.Hook)
 		}
 		live, err := c.Rules(l.Table, chain.Name)
 		if err != nil {
 			return err
 		}
-		if i := missingRule(chain.compile(l.Table.Family), live); i >= 0 {
+		if i := missingRule(chain.compile(l.Table.Family), live); i < len(chain.Rules) {
 			differs("rule %q is missing", chain.Rules[i])
 		}
 	}
 	return errors.Join(diffs...)
 }
 
-func drift(where, format string, args ...any) error {
-	return cni.Errorf(cni.CodeDrift, "%s: %w: %s", where, ErrDrift, fmt.Sprintf(format, args...))
+func drift(t Table, object, what string) error {
+	return cni.Drift("nftables table %q, %s: %w: %s", t, object, ErrDrift, what)
 }
 
-// Probe says whether the kernel can hold the layout: it has the layout, or accepts it in a batch that is
-// not kept. The error matches ErrUnsupported when the kernel cannot. It is an error, too, when Update
-// could not make its lock's file.
+// Probe returns nil if the kernel has the layout, or accepts it in a batch that is not kept, and Update
+// could make its lock's file. The error matches ErrUnsupported when the kernel cannot hold the layout.
 func (c *Conn) Probe(l Layout) error {
 	if err := statefile.Writable(filepath.Dir(LockPath)); err != nil {
 		return err
 	}
-	tx := &Tx{Conn: c}
-	if _, err := tx.Ensure(l); err != nil {
+	tx := Owned{}.begin(c)
+	if err := tx.EnsureLayout(l); err != nil {
 		return err
 	}
 	return c.batch(tx.msgs, false)
 }
 
-// compile returns the expressions of each rule.
 func (chain Chain) compile(family Family) [][][]byte {
 	out := make([][][]byte, len(chain.Rules))
 	for i, r := range chain.Rules {
@@ -174,17 +186,13 @@ func (chain Chain) compile(family Family) [][][]byte {
 	return out
 }
 
-// missingRule is the index of the first of the wanted rules that the live ones do not have in this
-// order, or -1.
+// missingRule is the index of the first wanted rule that the live ones lack in this order, or len(want).
 func missingRule(want [][][]byte, live []LiveRule) int {
 	i := 0
 	for _, r := range live {
 		if i < len(want) && r.runs(want[i]) {
 			i++
 		}
-	}
-	if i == len(want) {
-		return -1
 	}
 	return i
 }

@@ -219,7 +219,7 @@ var _ = Describe("an update", Label("kernel"), func() {
 		odd.Chains = []nft.Chain{{Name: "postrouting_v1", Hook: sample().Chains[2].Hook}}
 		for range 2 {
 			err := update(host, func(tx *nft.Tx) error {
-				_, err := tx.Ensure(odd)
+				err := tx.EnsureLayout(odd)
 				return err
 			})
 			Expect(err).To(MatchError(nft.ErrUnsupported))
@@ -232,7 +232,7 @@ var _ = Describe("an update", Label("kernel"), func() {
 	It("waits for the lock until the deadline and names its holder", Label("locks"), func() {
 		host.Do(func() {
 			Expect(os.MkdirAll("/run/hawser", 0o755)).To(Succeed())
-			held, err := statefile.Lock(context.Background(), nft.LockPath, 0o600)
+			held, err := statefile.LockFile(context.Background(), nft.LockPath, 0o600)
 			Expect(err).NotTo(HaveOccurred())
 			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 			defer cancel()

@@ -6,23 +6,18 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// Do runs fn on a thread of its own inside the namespace and returns fn's
-// error. Goroutines that fn starts are outside. A panic of fn continues in the
-// caller with the same value.
-func (n *NS) Do(fn func() error) error {
-	var failed error
-	var panicked any
-	done := make(chan struct{})
+// Do runs fn on a thread of its own in the namespace. Goroutines that fn starts are
+// outside. A panic of fn continues in the caller.
+func (n *NS) Do(fn func() error) (err error) {
+	panicked := make(chan any)
 	go func() {
-		defer close(done)
-		defer func() { panicked = recover() }()
-		failed = n.onThread(fn)
+		defer func() { panicked <- recover() }()
+		err = n.onThread(fn)
 	}()
-	<-done
-	if panicked != nil {
-		panic(panicked)
+	if value := <-panicked; value != nil {
+		panic(value)
 	}
-	return failed
+	return err
 }
 
 func (n *NS) onThread(fn func() error) error {
@@ -33,8 +28,7 @@ func (n *NS) onThread(fn func() error) error {
 		return n.wrap(err)
 	}
 	defer func() {
-		// A goroutine that ends while it is locked takes its thread with it:
-		// no other goroutine ever runs in the wrong namespace.
+		// A thread that cannot go back ends with its locked goroutine, and serves no other one.
 		if netns.Set(home) == nil {
 			runtime.UnlockOSThread()
 		}

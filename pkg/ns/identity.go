@@ -2,29 +2,27 @@ package ns
 
 import "golang.org/x/sys/unix"
 
-// Identity tells a namespace from others, also later, by another process, and
-// when it is gone, until the machine restarts.
+// Identity tells a namespace from all others, also from later ones, until the machine
+// restarts.
 type Identity struct {
-	// Cookie is the number that the kernel gives to this namespace and to no
-	// other; 0 = the kernel has no such number (before 5.14).
-	Cookie uint64 `json:"cookie,omitempty"`
-	// The kernel gives the inode of a dead namespace to a new one.
+	Cookie uint64 `json:"cookie,omitempty"` // the kernel's own number; 0 before Linux 5.14
 	Device uint64 `json:"device"`
-	Inode  uint64 `json:"inode"`
-	// MAC is the MAC address of the attachment's interface in the namespace. The caller sets it.
-	// On a kernel without cookies it tells apart two namespaces that had the same inode one after
-	// the other. Empty: not looked for.
+	Inode  uint64 `json:"inode"` // a new namespace can get that of a dead one
+	// MAC is the MAC address of the attachment's interface in the namespace, for kernels without
+	// cookies. The caller sets it; empty = unknown.
 	MAC string `json:"mac,omitempty"`
 }
 
-// Is tells whether both are of one namespace: by the cookie, or, where one of
-// them has none, by device and inode, and the MAC address where both have it.
+// Is reports whether both are of one namespace. It compares the cookies where both have
+// one, or device, inode and the MAC address where both have one.
 func (i Identity) Is(other Identity) bool {
 	if i.Cookie != 0 && other.Cookie != 0 {
 		return i.Cookie == other.Cookie
 	}
-	return i.Device == other.Device && i.Inode == other.Inode &&
-		(i.MAC == other.MAC || i.MAC == "" || other.MAC == "")
+	if i.MAC != other.MAC && i.MAC != "" && other.MAC != "" {
+		return false
+	}
+	return i.Device == other.Device && i.Inode == other.Inode
 }
 
 // Identity is the namespace's.
@@ -36,12 +34,11 @@ func (n *NS) Identity() (id Identity, err error) {
 	return id, err
 }
 
-// IdentityInside is Identity for a caller who is in the namespace already, as
-// Do's function is: it takes no other thread.
+// IdentityInside is Identity for a caller who is in the namespace already.
 func (n *NS) IdentityInside() (Identity, error) {
-	st, err := n.stat()
-	if err != nil {
-		return Identity{}, err
+	var st unix.Stat_t
+	if err := unix.Fstat(int(n.h), &st); err != nil {
+		return Identity{}, n.wrap(err)
 	}
 	sock, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

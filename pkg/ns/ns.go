@@ -1,5 +1,5 @@
-// Package ns is a handle on a Linux network namespace: open it by path, tell
-// whether it is our own, know it again later, run a function inside.
+// Package ns is a handle on a Linux network namespace: open it by path, compare it with
+// our own, know it again later, run a function inside.
 package ns
 
 import (
@@ -17,24 +17,21 @@ var (
 	ErrNotNetns = errors.New("not a network namespace")
 )
 
-// NS is an open network namespace, which lives at least as long as the handle.
-// Several goroutines may use it, until one closes it.
+// NS is an open network namespace, which lives as long as the handle. Several goroutines
+// may use it.
 type NS struct {
 	path string
 	h    netns.NsHandle
 }
 
-// Open opens the namespace that path leads to. The error matches ErrNotExist
-// when there is nothing at path and ErrNotNetns when it is something else;
-// any other error is the kernel's, for instance EACCES.
+// Open opens the namespace at path. The error matches ErrNotExist when there is nothing,
+// ErrNotNetns when there is something else. Any other is the kernel's, EACCES for example.
 func Open(path string) (*NS, error) {
 	n := &NS{path: path}
 	if path == "" {
 		return nil, n.wrap(ErrNotExist)
 	}
-	// Looked at before it is opened: opening a FIFO blocks, and opening a
-	// device can do anything.
-	var fs unix.Statfs_t
+	var fs unix.Statfs_t // before path is opened: a FIFO would block, a device can do anything
 	if err := retry(func() error { return unix.Statfs(path, &fs) }); err != nil {
 		return nil, n.wrap(pathError(err))
 	}
@@ -55,6 +52,7 @@ func Open(path string) (*NS, error) {
 	return n, nil
 }
 
+// retry repeats a call that a signal interrupted.
 func retry(call func() error) error {
 	for {
 		if err := call(); !errors.Is(err, unix.EINTR) {
@@ -64,17 +62,15 @@ func retry(call func() error) error {
 }
 
 func pathError(err error) error {
-	// ESRCH: /proc/<pid> of a process that died between two looks.
+	// ESRCH: /proc/<pid> of a process that died meanwhile.
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ESRCH) {
 		return ErrNotExist
 	}
 	return err
 }
 
-// own opens the calling thread's namespace, that of a socket which is made for
-// it. Below /proc, where netns.Get looks, every thread that looked at its own has
-// entries that it and our parent remove together when we end, which takes
-// milliseconds.
+// own opens the calling thread's namespace, by a socket. netns.Get opens a file below
+// /proc, which costs milliseconds when we end (docs/design.md, "Threads and /proc").
 func own() (netns.NsHandle, error) {
 	sock, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -82,15 +78,14 @@ func own() (netns.NsHandle, error) {
 	}
 	defer unix.Close(sock)
 	h, err := unix.IoctlRetInt(sock, unix.SIOCGSKNS)
-	if errors.Is(err, unix.EPERM) { // it takes CAP_NET_ADMIN
+	if errors.Is(err, unix.EPERM) { // without CAP_NET_ADMIN
 		return netns.Get()
 	}
 	return netns.NsHandle(h), err
 }
 
-// Proc is the directory below /proc whose net shows the calling thread's
-// namespace: that of the process, where it is the main thread's too, for the
-// reason that own has, else that of the thread.
+// Proc is the directory below /proc whose net shows the calling thread's namespace: the
+// process's, which costs less (see own), where the main thread is in that namespace too.
 func Proc() string {
 	main, err := netns.GetFromPath("/proc/self/ns/net")
 	if err == nil {
@@ -102,8 +97,7 @@ func Proc() string {
 	return "/proc/thread-self"
 }
 
-// OfSocket opens the namespace in which a socket was created. It takes
-// CAP_NET_ADMIN there.
+// OfSocket opens the namespace of a socket. It takes CAP_NET_ADMIN there.
 func OfSocket(fd int) (*NS, error) {
 	h, err := unix.IoctlRetInt(fd, unix.SIOCGSKNS)
 	if err != nil {
@@ -112,35 +106,26 @@ func OfSocket(fd int) (*NS, error) {
 	return &NS{h: netns.NsHandle(h)}, nil
 }
 
-// FD is the open file descriptor, -1 once closed. It belongs to the handle.
+// FD is the handle's file descriptor, -1 once closed.
 func (n *NS) FD() int { return int(n.h) }
 
 // Path is the path given to Open; empty for OfSocket.
 func (n *NS) Path() string { return n.path }
 
-// IsCurrent tells whether the calling thread is in the namespace.
+// IsCurrent reports whether the calling thread is in the namespace.
 func (n *NS) IsCurrent() (bool, error) {
+	if !n.h.IsOpen() {
+		return false, n.wrap(unix.EBADF)
+	}
 	h, err := own()
 	if err != nil {
 		return false, fmt.Errorf("network namespace of this thread: %w", err)
 	}
 	defer h.Close()
-	here, err := (&NS{h: h}).stat()
-	if err != nil {
-		return false, err
-	}
-	st, err := n.stat()
-	return here.Dev == st.Dev && here.Ino == st.Ino, err
+	return n.h.Equal(h), nil
 }
 
-func (n *NS) stat() (st unix.Stat_t, err error) {
-	if err := unix.Fstat(int(n.h), &st); err != nil {
-		return st, n.wrap(err)
-	}
-	return st, nil
-}
-
-// Close releases the handle. Closing again does nothing.
+// Close closes the handle. Closing again does nothing.
 func (n *NS) Close() error {
 	if !n.h.IsOpen() {
 		return nil

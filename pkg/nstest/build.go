@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/gomega"
 )
 
 // module is the first line of the go.mod below which plugins/ lies.
@@ -26,13 +27,12 @@ var built struct {
 func Build(plugin string) string {
 	ginkgo.GinkgoHelper()
 	path, err := build(plugin)
-	if err != nil {
-		ginkgo.Fail(fmt.Sprintf("build %s: %v", plugin, err))
-	}
+	gomega.Expect(err).NotTo(gomega.HaveOccurred(), "build "+plugin)
 	return path
 }
 
 func build(plugin string) (string, error) {
+	ginkgo.GinkgoHelper()
 	if dir := os.Getenv("HAWSER_BIN"); dir != "" {
 		path := filepath.Join(dir, plugin)
 		_, err := os.Stat(path)
@@ -43,11 +43,7 @@ func build(plugin string) (string, error) {
 	if path, ok := built.paths[plugin]; ok {
 		return path, nil
 	}
-	root, err := Root()
-	if err != nil {
-		return "", err
-	}
-	pattern := filepath.Join(root, "plugins", "*", plugin)
+	pattern := filepath.Join(Root(), "plugins", "*", plugin)
 	sources, err := filepath.Glob(pattern)
 	if err != nil || len(sources) != 1 {
 		return "", fmt.Errorf("%d directories %s", len(sources), pattern)
@@ -71,11 +67,7 @@ func build(plugin string) (string, error) {
 // Plugins are the names of all plugins of this checkout, sorted.
 func Plugins() []string {
 	ginkgo.GinkgoHelper()
-	root, err := Root()
-	if err != nil {
-		ginkgo.Fail(err.Error())
-	}
-	mains, _ := filepath.Glob(filepath.Join(root, "plugins", "*", "*", "main.go"))
+	mains, _ := filepath.Glob(filepath.Join(Root(), "plugins", "*", "*", "main.go"))
 	var names []string
 	for _, main := range mains {
 		names = append(names, filepath.Base(filepath.Dir(main)))
@@ -92,17 +84,17 @@ func Alone() []string {
 }
 
 // Root returns the top directory of the checkout that the tests run in.
-func Root() (string, error) {
+func Root() string {
+	ginkgo.GinkgoHelper()
 	dir, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
+	gomega.Expect(err).NotTo(gomega.HaveOccurred())
 	for dir != "/" {
 		data, _ := os.ReadFile(filepath.Join(dir, "go.mod"))
 		if strings.HasPrefix(string(data), module) {
-			return dir, nil
+			return dir
 		}
 		dir = filepath.Dir(dir)
 	}
-	return "", fmt.Errorf("no directory above has a go.mod with %q", strings.TrimSpace(module))
+	ginkgo.Fail("no directory above has a go.mod with " + module)
+	return ""
 }

@@ -1,7 +1,6 @@
 package nstest
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,10 +8,11 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/onsi/ginkgo/v2"
-	"golang.org/x/sys/unix"
+	"github.com/onsi/gomega"
 )
 
 // Program is what [Host.Run] starts.
@@ -24,7 +24,7 @@ type Program struct {
 }
 
 // Output is what a program left. Exit is its status, or 128 plus the signal that
-// ended it. Held says that something which the program started and left behind
+// ended it. Held says that something which the program, which succeeded, started and left behind
 // still held its stdout or stderr seconds after its end.
 type Output struct {
 	Stdout, Stderr string
@@ -41,70 +41,31 @@ const leftBehind = 10 * time.Second
 // fails when it cannot be started.
 func (h *Host) Run(p Program) Output {
 	ginkgo.GinkgoHelper()
-	cmd := exec.Command(p.Path, p.Args...)
-	cmd.Env = append(os.Environ(), p.Env...)
-	cmd.Stdin = strings.NewReader(p.Stdin)
+	var stdout, stderr strings.Builder
+	cmd := p.command(&stdout, &stderr)
 	cmd.WaitDelay = Patience(leftBehind)
-	var streams [2]*stream
-	for i, to := range []*io.Writer{&cmd.Stdout, &cmd.Stderr} {
-		s, err := newStream()
-		if err != nil {
-			ginkgo.Fail(err.Error())
-		}
-		streams[i], *to = s, s.w
-	}
 	var err error
-	h.Do(func() {
-		if err = cmd.Start(); err == nil {
-			_ = cmd.Wait()
-		}
-	})
-	if err != nil {
+	h.Do(func() { err = cmd.Run() })
+	if cmd.ProcessState == nil {
 		ginkgo.Fail(fmt.Sprintf("%s: %v", strings.Join(cmd.Args, " "), err))
 	}
-	stdout, held := streams[0].finish()
-	stderr, heldToo := streams[1].finish()
-	return Output{Stdout: stdout, Stderr: stderr, Exit: status(cmd), Held: held || heldToo}
+	return Output{Stdout: stdout.String(), Stderr: stderr.String(), Exit: exitStatus(cmd.ProcessState),
+		Held: errors.Is(err, exec.ErrWaitDelay)}
 }
 
-// stream collects what is written to a pipe.
-type stream struct {
-	r, w *os.File
-	text bytes.Buffer
-	done chan error
+func (p Program) command(stdout, stderr io.Writer) *exec.Cmd {
+	cmd := exec.Command(p.Path, p.Args...)
+	cmd.Env = append(os.Environ(), p.Env...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(p.Stdin), stdout, stderr
+	return cmd
 }
 
-func newStream() (*stream, error) {
-	s := &stream{done: make(chan error, 1)}
-	var err error
-	if s.r, s.w, err = os.Pipe(); err != nil {
-		return nil, err
-	}
-	go func() {
-		_, err := s.text.ReadFrom(s.r)
-		s.done <- err
-	}()
-	return s, nil
-}
-
-// finish returns what came until everybody closed the pipe, or until it is clear
-// that somebody does not.
-func (s *stream) finish() (text string, held bool) {
-	_ = s.w.Close()
-	_ = s.r.SetReadDeadline(time.Now().Add(Patience(leftBehind)))
-	err := <-s.done
-	_ = s.r.Close()
-	return s.text.String(), errors.Is(err, os.ErrDeadlineExceeded)
-}
-
-func status(cmd *exec.Cmd) int {
-	if ws, ok := cmd.ProcessState.Sys().(interface {
-		Signaled() bool
-		Signal() unix.Signal
-	}); ok && ws.Signaled() {
+// exitStatus is 128 plus the signal where one ended the program.
+func exitStatus(p *os.ProcessState) int {
+	if ws := p.Sys().(syscall.WaitStatus); ws.Signaled() {
 		return 128 + int(ws.Signal())
 	}
-	return cmd.ProcessState.ExitCode()
+	return p.ExitCode()
 }
 
 // Cmd runs a program in the namespaces and returns what it wrote to stdout. The
@@ -146,14 +107,10 @@ func (h *Host) JSON(v any, name string, args ...string) {
 // the end of the spec when it still runs; its output goes to the spec's.
 func (h *Host) Start(p Program) *exec.Cmd {
 	ginkgo.GinkgoHelper()
-	cmd := exec.Command(p.Path, p.Args...)
-	cmd.Env = append(os.Environ(), p.Env...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(p.Stdin), ginkgo.GinkgoWriter, ginkgo.GinkgoWriter
+	cmd := p.command(ginkgo.GinkgoWriter, ginkgo.GinkgoWriter)
 	var err error
 	h.Do(func() { err = cmd.Start() })
-	if err != nil {
-		ginkgo.Fail(fmt.Sprintf("%s: %v", strings.Join(cmd.Args, " "), err))
-	}
+	gomega.Expect(err).NotTo(gomega.HaveOccurred(), strings.Join(cmd.Args, " "))
 	ginkgo.DeferCleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -172,9 +129,7 @@ func (h *Host) SetSysctl(path, value string) {
 	ginkgo.GinkgoHelper()
 	var err error
 	h.Do(func() { err = os.WriteFile("/proc/sys/"+path, []byte(value), 0) })
-	if err != nil {
-		ginkgo.Fail(fmt.Sprintf("%s: %v", h.Name, err))
-	}
+	gomega.Expect(err).NotTo(gomega.HaveOccurred(), h.Name)
 }
 
 // SetBridgeNF sets net.bridge.bridge-nf-call-iptables and -ip6tables: whether

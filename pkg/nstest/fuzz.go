@@ -72,6 +72,6 @@ func Container(tb testing.TB, name string) (*Host, error) {
 		runtime.LockOSThread() // and never unlocked, as in create
 		err <- h.unshare(false)
 	}()
-	tb.Cleanup(func() { _ = h.destroy() })
+	tb.Cleanup(func() { _ = h.unpin() })
 	return h, <-err
 }

@@ -5,9 +5,11 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"sync/atomic"
 
 	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 )
 
@@ -60,7 +62,7 @@ func create(machine bool) *Host {
 	if err := <-err; err != nil {
 		ginkgo.Fail("make " + name + ": " + err.Error())
 	}
-	ginkgo.DeferCleanup(h.destroy)
+	ginkgo.DeferCleanup(h.unpin)
 	return h
 }
 
@@ -176,16 +178,17 @@ func (h *Host) enterMounts() error {
 	return unix.Chdir(wd)
 }
 
-// Unpin removes Path as a runtime does at the end of a container. The namespace
-// goes when nothing uses it any more. Unpinning twice does nothing.
+// Unpin removes Path as a runtime does at the end of a container, and gives a machine's mounts up. The
+// namespaces go when nothing uses them any more. Unpinning twice does nothing.
 func (h *Host) Unpin() {
 	ginkgo.GinkgoHelper()
-	if err := h.unpin(); err != nil {
-		ginkgo.Fail(err.Error())
-	}
+	gomega.Expect(h.unpin()).To(gomega.Succeed())
 }
 
 func (h *Host) unpin() error {
+	if h.mounts != nil {
+		_ = h.mounts.Close()
+	}
 	// Not Path: a spec may have set that to something else, which would be removed.
 	pin := filepath.Join(netnsDir, h.Name)
 	// EINVAL: the spec itself has unmounted it.
@@ -199,9 +202,15 @@ func (h *Host) unpin() error {
 	return nil
 }
 
-func (h *Host) destroy() error {
-	if h.mounts != nil {
-		_ = h.mounts.Close()
+// AtOnce calls do with 0 to n-1, each in a goroutine of its own, and waits for all.
+func AtOnce(n int, do func(i int)) {
+	ginkgo.GinkgoHelper()
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() {
+			defer ginkgo.GinkgoRecover()
+			do(i)
+		})
 	}
-	return h.unpin()
+	all.Wait()
 }

@@ -89,6 +89,12 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
+// RunSpecs runs the specs of a package as its one test.
+func RunSpecs(t *testing.T, name string) {
+	gomega.RegisterFailHandler(ginkgo.Fail)
+	ginkgo.RunSpecs(t, name)
+}
+
 // fixSeed makes the order of the specs, and what they do at random, the same in each run, so that
 // what passed once passes again. -ginkgo.seed is for another.
 func fixSeed() {

@@ -4,12 +4,14 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 )
 
@@ -48,17 +50,21 @@ var features = map[string][]string{
 // that the kernel gave. They are tried once in a run. A spec whose feature is the
 // kernel's to give or to lack (all but the programs) carries Label("kernel"), and one
 // for netkit Label("netkit") too, since it runs on a newer kernel than the others.
-//
-// The features are 8021q, bond, br_netfilter, conntrack, dummy, ifb, ip-netns,
-// iptables, iptables-legacy, iptables-nft, ipvlan, macvlan, netkit, nft, nft-bridge,
-// nft-fib, nft-inet-nat, realroot (not in a user namespace), sctp, tap, tbf, team,
-// userns, vlan_filtering, vrf.
+// Features are those of the table above, sctp, and realroot (not in a user namespace).
 func Need(names ...string) {
 	ginkgo.GinkgoHelper()
 	for _, name := range names {
 		if why := missing(name); why != "" {
 			skip(name, why)
 		}
+	}
+}
+
+// NeedBackend is Need for what a backend of rules runs: "iptables" needs its programs, others nothing.
+func NeedBackend(backend string) {
+	ginkgo.GinkgoHelper()
+	if backend == "iptables" {
+		Need(backend)
 	}
 }
 
@@ -161,4 +167,22 @@ func Patience(d time.Duration) time.Duration {
 		return time.Duration(float64(d) * f)
 	}
 	return d
+}
+
+// UseVariant makes "iptables" and its kind the programs of a variant, "nft" or
+// "legacy", until the end of the spec.
+func UseVariant(variant string) {
+	ginkgo.GinkgoHelper()
+	Need("iptables-" + variant)
+	dir := ginkgo.GinkgoT().TempDir()
+	for _, program := range []string{"iptables", "ip6tables"} {
+		for _, suffix := range []string{"", "-restore", "-save"} {
+			real, err := exec.LookPath(program + "-" + variant + suffix)
+			if err == nil {
+				err = os.Symlink(real, filepath.Join(dir, program+suffix))
+			}
+			gomega.Expect(err).NotTo(gomega.HaveOccurred())
+		}
+	}
+	ginkgo.GinkgoT().Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }

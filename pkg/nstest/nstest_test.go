@@ -110,8 +110,8 @@ var _ = Describe("Host", func() {
 	})
 
 	It("does not wait for what a program leaves behind", func() {
-		out := nstest.NewHost().Run(nstest.Program{Path: "sh", Args: []string{"-c", "sleep 1000 & echo out; exit 3"}})
-		Expect(out).To(Equal(nstest.Output{Stdout: "out\n", Exit: 3, Held: true}))
+		out := nstest.NewHost().Run(nstest.Program{Path: "sh", Args: []string{"-c", "sleep 1000 & echo out"}})
+		Expect(out).To(Equal(nstest.Output{Stdout: "out\n", Held: true}))
 	})
 
 	It("settles a cable before a snapshot can see it", func() {
@@ -124,15 +124,6 @@ var _ = Describe("Host", func() {
 					out.Snapshot("addresses", "routes")
 			}).
 				WithTimeout(50 * time.Millisecond).Should(Equal(before))
-		}
-	})
-
-	It("sets whether bridged frames pass the IP rules", Label("kernel"), func() {
-		h := nstest.NewHost()
-		for _, want := range []bool{true, false} {
-			h.SetBridgeNF(want)
-			Expect(h.Sysctl("net/bridge/bridge-nf-call-iptables") == "1").To(Equal(want))
-			Expect(h.Sysctl("net/bridge/bridge-nf-call-ip6tables") == "1").To(Equal(want))
 		}
 	})
 })
@@ -195,40 +186,13 @@ var _ = Describe("Snapshot", func() {
 	})
 })
 
-var _ = Describe("traffic", func() {
-	It("returns the error when nobody serves", func() {
-		h := nstest.NewHost()
-		nstest.NewOutside(h)
-		_, err := h.Ask("tcp", "192.0.2.2:9")
-		Expect(err).To(MatchError(unix.ECONNREFUSED))
-	})
-})
-
 var _ = Describe("Need", Label("kernel"), func() {
-	DescribeTable("tries a feature", func(name string) {
-		nstest.Need(name)
-	},
+	DescribeTable("tries a feature", func(name string) { nstest.Need(name) },
 		Entry(nil, "8021q"), Entry(nil, "bond"), Entry(nil, "br_netfilter"), Entry(nil, "conntrack"),
 		Entry(nil, "dummy"), Entry(nil, "ifb"), Entry(nil, "ip-netns"), Entry(nil, "iptables"),
 		Entry(nil, "iptables-legacy"), Entry(nil, "iptables-nft"), Entry(nil, "ipvlan"), Entry(nil, "macvlan"),
 		Entry(nil, "nft"), Entry(nil, "nft-bridge"), Entry(nil, "nft-fib"), Entry(nil, "nft-inet-nat"),
 		Entry(nil, "sctp"), Entry(nil, "tap"), Entry(nil, "tbf"), Entry(nil, "team"), Entry(nil, "userns"),
 		Entry(nil, "vlan_filtering"), Entry(nil, "vrf"),
-	)
-})
-
-var _ = Describe("Reference", func() {
-	DescribeTable("has all plugins and answers VERSION", func(ref nstest.Reference, newest string) {
-		host := nstest.NewHost()
-		for _, plugin := range []string{"bandwidth", "bridge", "dhcp", "firewall", "host-device", "host-local",
-			"ipvlan",
-			"loopback", "macvlan", "portmap", "ptp", "sbr", "static", "tuning", "vlan", "vrf"} {
-			out := host.Run(nstest.Program{Path: ref.Program(plugin), Env: []string{"CNI_COMMAND=VERSION"},
-				Stdin: `{"cniVersion":"1.0.0"}`})
-			Expect(out.Stdout).To(ContainSubstring(newest+`"]`), plugin)
-		}
-	},
-		Entry("of Debian", nstest.Debian(), "1.0.0"),
-		Entry("the newest", nstest.Newest(), "1.1.0"),
 	)
 })

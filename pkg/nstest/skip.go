@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/gomega"
 )
 
 // skip ends the spec; [watchSkips] decides what that means.
@@ -49,12 +50,8 @@ func logSkip(spec, reason string) {
 		return
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	if err != nil {
-		ginkgo.Fail(err.Error())
-	}
+	gomega.Expect(err).NotTo(gomega.HaveOccurred())
 	defer func() { _ = f.Close() }()
 	reason = strings.ReplaceAll(reason, "\n", " ")
-	if _, err := fmt.Fprintf(f, "%s\t%s\t%s\n", os.Args[0], spec, reason); err != nil {
-		ginkgo.Fail(err.Error())
-	}
+	gomega.Expect(fmt.Fprintf(f, "%s\t%s\t%s\n", os.Args[0], spec, reason)).Error().NotTo(gomega.HaveOccurred())
 }

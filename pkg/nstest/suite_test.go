@@ -3,15 +3,9 @@ package nstest_test
 import (
 	"testing"
 
-	. "github.com/onsi/ginkgo/v2"
-	. "github.com/onsi/gomega"
-
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestNstest(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "nstest")
-}
+func TestNstest(t *testing.T) { nstest.RunSpecs(t, "nstest") }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/gomega"
 )
 
 // End is one end of a cable: an interface of a Host and its addresses with prefix
@@ -83,9 +84,7 @@ func (h *Host) Serve(network, address string) string {
 	var l net.Listener
 	var err error
 	h.Do(func() { l, err = net.Listen(network, address) })
-	if err != nil {
-		ginkgo.Fail(fmt.Sprintf("%s: %v", h.Name, err))
-	}
+	gomega.Expect(err).NotTo(gomega.HaveOccurred(), h.Name)
 	ginkgo.DeferCleanup(func() { _ = l.Close() })
 	go func() {
 		for {
@@ -105,9 +104,7 @@ func (h *Host) serveUDP(network, address string) string {
 	var conn net.PacketConn
 	var err error
 	h.Do(func() { conn, err = net.ListenPacket(network, address) })
-	if err != nil {
-		ginkgo.Fail(fmt.Sprintf("%s: %v", h.Name, err))
-	}
+	gomega.Expect(err).NotTo(gomega.HaveOccurred(), h.Name)
 	ginkgo.DeferCleanup(func() { _ = conn.Close() })
 	go func() {
 		buf := make([]byte, 64)

@@ -1,5 +1,4 @@
-// Package process runs one other program, by os/exec: with its input from memory, its output as it
-// comes, and no longer than its context or we ourselves live.
+// Package process runs one other program, by os/exec, no longer than its context or we ourselves live.
 package process
 
 import (
@@ -19,30 +18,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// drain is how long children of the program may hold its output open when it has ended itself.
-const drain = time.Second
+// outputWait is how long children of the program may hold its output open when it has ended itself.
+const outputWait = time.Second
 
 // Command is a program that is to be run.
 type Command struct {
-	Path string   // of the file, which is not looked up
-	Args []string // behind the program's name
-	Env  []string // KEY=value; nil = that of this process
-	// Stdin is all that the program can read.
+	Path  string   // of the file, which is not looked up
+	Args  []string // without the program's name
+	Env   []string // KEY=value; nil = that of this process
 	Stdin []byte
 	Files []*os.File // its descriptors 3 and up
-	// Stdout and Stderr are given what the program writes while it runs; nil discards it. After an
-	// error of one the program cannot write there any more.
+	// Stdout and Stderr get what the program writes while it runs; nil discards it. After an error of
+	// one the program cannot write there any more.
 	Stdout, Stderr io.Writer
 }
 
-// ExitError is how a program ended that did not succeed.
+// ExitError says how a program ended that did not succeed.
 type ExitError = exec.ExitError
 
 // Run runs the program to its end. It is killed when the context ends, and when we die.
 //
 // The error is an *fs.PathError with the kernel's errno for a file that cannot be run, the context's cause
-// for a program that it ended, and an *ExitError for another one that did not succeed. For one that did it
-// is the error of Stdout or Stderr, if any.
+// for a program that it ended, an *ExitError for one that failed, or else that of Stdout or Stderr.
 func (c Command) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -57,8 +54,8 @@ func (c Command) Run(ctx context.Context) error {
 // Process is a program that was started.
 type Process struct{ cmd *exec.Cmd }
 
-// Start starts the program, for a caller who has something else to do until it waits for it. Wait must
-// follow, in the same goroutine.
+// Start starts the program, for a caller who does something else meanwhile. Wait must follow, in the same
+// goroutine.
 func (c Command) Start() (*Process, error) {
 	in, err := memory(c.Stdin)
 	if err != nil {
@@ -67,11 +64,10 @@ func (c Command) Start() (*Process, error) {
 	defer in.Close()
 	p := &Process{cmd: &exec.Cmd{
 		Path: c.Path, Args: append([]string{c.Path}, c.Args...), Env: c.Env,
-		Stdin: in, Stdout: c.Stdout, Stderr: c.Stderr, WaitDelay: drain, ExtraFiles: c.Files,
+		Stdin: in, Stdout: c.Stdout, Stderr: c.Stderr, WaitDelay: outputWait, ExtraFiles: c.Files,
 		SysProcAttr: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
 	}}
-	// Whoever started us may have left descriptors open that are no business of the program's. Kernels
-	// before 5.11 cannot close them in one call.
+	// The program shall not have descriptors that our caller left open. Kernels before 5.11 lack the call.
 	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	runtime.LockOSThread() // the signal for our death comes when the thread that forks ends
 	if err := p.cmd.Start(); err != nil {
@@ -81,7 +77,7 @@ func (c Command) Start() (*Process, error) {
 	return p, nil
 }
 
-// memory is a file with the data: unlike a pipe it needs no goroutine that fills it.
+// memory is a file with the data, which needs no goroutine that fills it, as a pipe does.
 func memory(data []byte) (*os.File, error) {
 	fd, err := unix.MemfdCreate("stdin", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -108,12 +104,11 @@ func (p *Process) Wait(ctx context.Context) error {
 	return err
 }
 
-// ErrNotFound says that no directory of PATH has a program.
+// ErrNotFound says that no directory of PATH has the program.
 var ErrNotFound = errors.New("executable file not found in $PATH")
 
-// LookPath returns the file of a program: the first in the directories of PATH that we may run. One in a
-// relative directory is not taken. The error is an *fs.PathError,
-// which cni.AsError turns into code 5.
+// LookPath returns the file of a program: the first in the absolute directories of PATH that we may run.
+// The error is an *fs.PathError, which cni.AsError makes code 5.
 func LookPath(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {

@@ -26,7 +26,7 @@ type Addr struct {
 // Addrs lists the addresses of a link, of both families.
 func (c *Conn) Addrs(index int) (addrs []Addr, err error) {
 	err = c.use(func(h *netlink.Handle) error {
-		list, err := h.AddrList(at(index), netlink.FAMILY_ALL)
+		list, err := h.AddrList(byIndex(index), netlink.FAMILY_ALL)
 		addrs = make([]Addr, len(list))
 		for i, a := range list {
 			addrs[i] = readAddr(a)
@@ -62,7 +62,7 @@ func (c *Conn) AddAddr(index int, a Addr) error {
 	if a.NoPrefixRoute {
 		in.Flags |= unix.IFA_F_NOPREFIXROUTE
 	}
-	err := c.use(func(h *netlink.Handle) error { return h.AddrAdd(at(index), in) })
+	err := c.use(func(h *netlink.Handle) error { return h.AddrAdd(byIndex(index), in) })
 	return c.linkError(index, fmt.Sprintf("add address %s", a.Prefix), err)
 }
 
@@ -70,7 +70,7 @@ func (c *Conn) AddAddr(index int, a Addr) error {
 // gone, is no error.
 func (c *Conn) DelAddr(index int, p netip.Prefix) error {
 	err := c.use(func(h *netlink.Handle) error {
-		return h.AddrDel(at(index), &netlink.Addr{IPNet: ipNet(p), Broadcast: net.IPv4zero})
+		return h.AddrDel(byIndex(index), &netlink.Addr{IPNet: ipNet(p), Broadcast: net.IPv4zero})
 	})
 	if errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.ENODEV) {
 		return nil

@@ -88,7 +88,9 @@ func (c *Conn) AddVLANs(index int, vlans []VLAN) error {
 
 // DelVLAN takes a VLAN from a bridge's port. That it is absent is no error.
 func (c *Conn) DelVLAN(index int, id uint16) error {
-	err := c.use(func(h *netlink.Handle) error { return h.BridgeVlanDel(at(index), id, false, false, false, false) })
+	err := c.use(func(h *netlink.Handle) error {
+		return h.BridgeVlanDel(byIndex(index), id, false, false, false, false)
+	})
 	return c.linkError(index, "delete VLAN", err)
 }
 

@@ -1,11 +1,9 @@
 // Package rtnl is the part of rtnetlink that CNI plugins need, on
-// vishvananda/netlink and on a handle that is bound to one network namespace
-// for its whole life.
+// vishvananda/netlink and on a handle that is bound to one network namespace.
 //
-// Nothing here dumps what the kernel can look up or filter: a link is asked
-// for by name or index, addresses and routes by interface. The cost of Links,
-// Ports and VLANs grows with what others have. A dump that other changes
-// interrupted is repeated and never returned in part.
+// Nothing here dumps what the kernel can look up or filter. The cost of Links,
+// Ports, VLANs and RouteCopies grows with what others have. A dump that other
+// changes interrupted is repeated.
 package rtnl
 
 import (
@@ -26,41 +24,37 @@ import (
 var ErrNoLink = errors.New("Link not found")
 
 const (
-	// answerTime is how long an answer may take. Without it the library waits a
-	// minute.
-	answerTime = 30 * time.Second
-	// patience is how long a call is repeated whose list changed while it was read,
+	// answerTimeout is how long an answer may take; the library's is a minute.
+	answerTimeout = 30 * time.Second
+	// retryTime is how long a call is repeated whose list changed while it was read,
 	// or whose answer was disturbed.
-	patience = 20 * time.Second
-	// mostOverruns is how many sockets one call may find without room. A new one has room for the answer, so after
-	// some the kernel has no memory for the request, and asking again only burns the processor.
-	mostOverruns = 50
+	retryTime = 20 * time.Second
+	// maxOverruns is how many sockets one call may find without room. A new socket has room
+	// for the answer, so after some of them the kernel has no memory for the request.
+	maxOverruns = 50
 )
 
-// explainErrors has the library ask the kernel for explanations of errors, on each socket that it opens.
-var explainErrors = sync.OnceFunc(func() { nl.EnableErrorMessageReporting = true })
+// enableExtAck has the library ask the kernel for explanations of errors, on each socket that it opens.
+var enableExtAck = sync.OnceFunc(func() { nl.EnableErrorMessageReporting = true })
 
-// Conn is a handle in one namespace. Its methods may be called from several
-// goroutines. Their errors wrap the kernel's errno and carry its explanation
-// where it gives one; a link that is gone is ErrNoLink.
+// Conn is a handle in one namespace, for several goroutines. Errors wrap the
+// kernel's errno and its explanation; a link that is gone is ErrNoLink.
 type Conn struct {
 	mu    sync.Mutex
 	h     *netlink.Handle  // nil once closed
 	own   *nl.SocketHandle // for messages of our own: the handle's socket is private
 	names sync.Map         // int -> string, for error texts: what links that were read are called
 
-	patience time.Duration // as the constant; specs have less
+	retryTime time.Duration // as the constant; specs have less
 }
 
 // Dial opens a handle in n, or with nil in the calling thread's namespace. The
 // Conn does not need n afterwards.
 func Dial(n *ns.NS) (*Conn, error) {
-	explainErrors()
-	c := &Conn{patience: patience}
+	enableExtAck()
+	c := &Conn{retryTime: retryTime}
 	dial := c.open
-	if n != nil {
-		// The library's NewHandleAt would leave the thread in that namespace where
-		// the kernel does not let it go back.
+	if n != nil { // not by the library's NewHandleAt, which may leave the thread in that namespace
 		dial = func() error { return n.Do(c.open) }
 	}
 	if err := dial(); err != nil {
@@ -80,11 +74,12 @@ func (c *Conn) open() error {
 		return errors.Join(err, h.Close())
 	}
 	_ = own.SetExtAck(true) // without it errors are poorer, that is all
-	limit := unix.NsecToTimeval(answerTime.Nanoseconds())
+	limit := unix.NsecToTimeval(answerTimeout.Nanoseconds())
 	_ = own.SetReceiveTimeout(&limit) // these two store a number
-	_ = h.SetSocketTimeout(answerTime)
+	_ = h.SetSocketTimeout(answerTimeout)
 	// Older kernels lack it; then filters apply here.
 	_ = h.SetStrictCheck(true)
+	_ = unix.SetsockoptInt(own.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
 	c.h, c.own = h.DisableVFInfoCollection(), &nl.SocketHandle{Socket: own}
 	return nil
 }
@@ -106,8 +101,7 @@ func (c *Conn) reopen() error {
 	return n.Do(c.open)
 }
 
-// Close closes the handle. Closing again does nothing, and neither does closing
-// nil.
+// Close closes the handle. Closing again, or closing nil, does nothing.
 func (c *Conn) Close() error {
 	if c == nil {
 		return nil
@@ -122,13 +116,12 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// use calls the library and repeats what was interrupted: a list that changed
-// while it was read, or any call while somebody else sent to the socket (a
-// process of the container may, and the library then gives up). A change that
-// was made before its answer was lost is then there already.
+// use calls the library and repeats what was interrupted: a list that changed while it
+// was read, or any call while somebody else, as a process of the container may, sent to
+// the socket. EEXIST of a repeated call is its own success, whose answer was lost.
 func (c *Conn) use(call func(h *netlink.Handle) error) error {
 	repeated, overruns := false, 0
-	for deadline := time.Now().Add(c.patience); ; repeated = true {
+	for deadline := time.Now().Add(c.retryTime); ; repeated = true {
 		err := c.once(call)
 		if errors.Is(err, unix.ENOBUFS) {
 			overruns++
@@ -138,7 +131,7 @@ func (c *Conn) use(call func(h *netlink.Handle) error) error {
 			return nil
 		case !disturbed(err) && !errors.Is(err, netlink.ErrDumpInterrupted):
 			return err
-		case time.Now().After(deadline) || overruns > mostOverruns:
+		case time.Now().After(deadline) || overruns > maxOverruns:
 			// What is there could not be found out: DEL must not take it for gone.
 			return fmt.Errorf("disturbed again and again: %w: %w", unix.ETIMEDOUT, err)
 		case disturbed(err):
@@ -147,19 +140,6 @@ func (c *Conn) use(call func(h *netlink.Handle) error) error {
 			}
 		}
 	}
-}
-
-// useLeniently is use for requests that a kernel with strict checks refuses.
-func (c *Conn) useLeniently(call func(h *netlink.Handle) error) error {
-	return c.use(func(h *netlink.Handle) error {
-		optionErr := h.SetStrictCheck(false) // an older kernel has no such option, and is lenient
-		defer func() { _ = h.SetStrictCheck(true) }()
-		err := call(h)
-		if errors.Is(err, unix.EINVAL) { // the checks may still be on: the error says why
-			err = errors.Join(err, optionErr)
-		}
-		return err
-	})
 }
 
 // once calls the library and repeats nothing. It is for a creation: when that is
@@ -175,7 +155,10 @@ func (c *Conn) once(call func(h *netlink.Handle) error) error {
 
 // disturbed says whether somebody else's messages stood in an answer's place.
 func disturbed(err error) bool {
-	return err != nil && strings.HasPrefix(err.Error(), "Wrong sender portid") || errors.Is(err, unix.ENOBUFS)
+	if err == nil {
+		return false
+	}
+	return strings.HasPrefix(err.Error(), "Wrong sender portid") || errors.Is(err, unix.ENOBUFS)
 }
 
 // send sends a message of our own and returns the answers: one that the library

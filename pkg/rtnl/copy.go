@@ -32,28 +32,34 @@ const hopFlags = unix.RTNH_F_ONLINK | unix.RTNH_F_PERVASIVE
 
 // RouteCopies lists the routes of all links and tables, of both families. The cost
 // grows with their number.
-func (c *Conn) RouteCopies() (routes []RouteCopy, err error) {
-	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		of, err := c.copiesOf(family)
-		if err != nil {
-			return nil, fmt.Errorf("list routes: %w", err)
-		}
-		routes = append(routes, of...)
+func (c *Conn) RouteCopies() ([]RouteCopy, error) {
+	routes, err := c.dumpRoutes(unix.AF_UNSPEC)
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
 	}
 	return routes, nil
 }
 
-// copiesOf lists the routes of a family. A kernel that lacks the family answers with the
-// routes of all families.
-func (c *Conn) copiesOf(family uint8) (routes []RouteCopy, err error) {
-	answers, err := c.send(unix.RTM_GETROUTE, unix.NLM_F_DUMP, &nl.RtMsg{RtMsg: unix.RtMsg{Family: family}})
+// dumpRoutes lists the routes of a family or, with unix.AF_UNSPEC, of both. A kernel that
+// lacks the family answers with the routes of all families.
+func (c *Conn) dumpRoutes(family int, filter ...*nl.RtAttr) (routes []RouteCopy, err error) {
+	if family == unix.AF_UNSPEC {
+		v4, err := c.dumpRoutes(unix.AF_INET, filter...)
+		if err != nil {
+			return nil, err
+		}
+		v6, err := c.dumpRoutes(unix.AF_INET6, filter...)
+		return append(v4, v6...), err
+	}
+	header := &nl.RtMsg{RtMsg: unix.RtMsg{Family: uint8(family)}}
+	answers, err := c.send(unix.RTM_GETROUTE, unix.NLM_F_DUMP, header, filter...)
 	for _, answer := range answers {
 		r, err := readCopy(answer)
 		if err != nil {
 			return nil, err
 		}
 		const cached = unix.RTM_F_CLONED // what the kernel keeps about single destinations
-		if r.Header.Family == family && r.Header.Flags&cached == 0 {
+		if int(r.Header.Family) == family && r.Header.Flags&cached == 0 {
 			routes = append(routes, r)
 		}
 	}
@@ -73,48 +79,49 @@ func readCopy(message []byte) (r RouteCopy, err error) {
 			r.Attrs = append(r.Attrs, RouteAttribute{a.Attr.Type, a.Value})
 		}
 	}
-	r, _ = r.through(func(int) bool { return true }) // as it can be sent
+	for _, hop := range r.nextHops() {
+		hop[2] &= hopFlags
+	}
 	return r, err
 }
 
-// attr is the place of an attribute in Attrs, -1 where there is none.
-func (r RouteCopy) attr(kind uint16) int {
-	return slices.IndexFunc(r.Attrs, func(a RouteAttribute) bool { return a.Kind == kind })
+// value is the value of an attribute; nil where there is none.
+func (r RouteCopy) value(kind uint16) []byte {
+	i := slices.IndexFunc(r.Attrs, func(a RouteAttribute) bool { return a.Kind == kind })
+	if i < 0 {
+		return nil
+	}
+	return r.Attrs[i].Value
 }
 
-// number is the value of a numeric attribute; 0 where there is none.
-func (r RouteCopy) number(kind uint16) uint32 {
-	if i := r.attr(kind); i >= 0 && len(r.Attrs[i].Value) == 4 {
-		return binary.NativeEndian.Uint32(r.Attrs[i].Value)
-	}
-	return 0
+// without is the route without the attributes of these kinds.
+func (r RouteCopy) without(kinds ...uint16) RouteCopy {
+	listed := func(a RouteAttribute) bool { return slices.Contains(kinds, a.Kind) }
+	r.Attrs = slices.DeleteFunc(slices.Clone(r.Attrs), listed)
+	return r
 }
 
 // with is the route with an attribute of that value.
 func (r RouteCopy) with(kind uint16, value []byte) RouteCopy {
-	r.Attrs = slices.Clone(r.Attrs)
-	if i := r.attr(kind); i >= 0 {
-		r.Attrs[i].Value = value
-	} else {
-		r.Attrs = append(r.Attrs, RouteAttribute{kind, value})
-	}
+	r = r.without(kind)
+	r.Attrs = append(r.Attrs, RouteAttribute{kind, value})
 	return r
-}
-
-// addr is the value of an attribute that is an address; zero where there is none.
-func (r RouteCopy) addr(kind uint16) netip.Addr {
-	if i := r.attr(kind); i >= 0 {
-		return addrOf(r.Attrs[i].Value)
-	}
-	return netip.Addr{}
 }
 
 // Table is the table that the route is in.
 func (r RouteCopy) Table() uint32 {
-	if r.attr(unix.RTA_TABLE) < 0 {
-		return uint32(r.Header.Table)
+	if table := r.value(unix.RTA_TABLE); table != nil {
+		return number(table)
 	}
-	return r.number(unix.RTA_TABLE)
+	return uint32(r.Header.Table)
+}
+
+// number reads the value of a numeric attribute; 0 where there is none.
+func number(value []byte) uint32 {
+	if len(value) != 4 {
+		return 0
+	}
+	return binary.NativeEndian.Uint32(value)
 }
 
 // InTable is the route in another table.
@@ -123,93 +130,51 @@ func (r RouteCopy) InTable(table uint32) RouteCopy {
 	return r.with(unix.RTA_TABLE, nl.Uint32Attr(table))
 }
 
+// WithSource is the route with another preferred source.
+func (r RouteCopy) WithSource(src netip.Addr) RouteCopy {
+	return r.with(unix.RTA_PREFSRC, src.AsSlice())
+}
+
 // WithoutSource is the route without its preferred source.
-func (r RouteCopy) WithoutSource() RouteCopy {
-	isSource := func(a RouteAttribute) bool { return a.Kind == unix.RTA_PREFSRC }
-	r.Attrs = slices.DeleteFunc(slices.Clone(r.Attrs), isSource)
-	return r
-}
+func (r RouteCopy) WithoutSource() RouteCopy { return r.without(unix.RTA_PREFSRC) }
 
-// IsFar says whether the route leads through a gateway, to which another route must
+// HasGateway says whether the route leads through a gateway, to which another route must
 // lead before it can be made.
-func (r RouteCopy) IsFar() bool {
-	far := []uint16{unix.RTA_GATEWAY, unix.RTA_VIA, unix.RTA_MULTIPATH}
-	return slices.ContainsFunc(far, func(kind uint16) bool { return r.attr(kind) >= 0 })
+func (r RouteCopy) HasGateway() bool {
+	kinds := []uint16{unix.RTA_GATEWAY, unix.RTA_VIA, unix.RTA_MULTIPATH}
+	return slices.ContainsFunc(r.Attrs, func(a RouteAttribute) bool { return slices.Contains(kinds, a.Kind) })
 }
 
-// through is the route with those next hops alone whose link is wanted; ok is false
-// when there is none.
-func (r RouteCopy) through(wanted func(index int) bool) (_ RouteCopy, ok bool) {
-	i := r.attr(unix.RTA_MULTIPATH)
-	if i < 0 {
-		return r, wanted(int(r.number(unix.RTA_OIF)))
-	}
-	var kept []byte
-	for hops := r.Attrs[i].Value; len(hops) >= unix.SizeofRtNexthop; {
-		size := (int(binary.NativeEndian.Uint16(hops)) + 3) &^ 3
-		if size < unix.SizeofRtNexthop || size > len(hops) {
-			return r, false
-		}
-		if wanted(int(binary.NativeEndian.Uint32(hops[4:]))) {
-			at := len(kept)
-			kept = append(kept, hops[:size]...)
-			kept[at+2] &= hopFlags
-		}
-		hops = hops[size:]
-	}
-	return r.with(unix.RTA_MULTIPATH, kept), kept != nil
-}
-
-// HopsOf is the route with the next hops of a link alone; ok is false when it has none.
-func (r RouteCopy) HopsOf(link int) (own RouteCopy, ok bool) {
-	return r.through(func(index int) bool { return index == link })
-}
-
-// OtherHops is the route with the next hops of all other links; ok is false when there are none.
-func (r RouteCopy) OtherHops(link int) (others RouteCopy, ok bool) {
-	return r.through(func(index int) bool { return index != link })
-}
-
-// NearFirst compares routes for an order in which the kernel takes them: those through a
+// GatewaysLast compares routes for an order in which the kernel takes them: those through a
 // gateway come after those that may lead to it.
-func NearFirst(a, b RouteCopy) int {
+func GatewaysLast(a, b RouteCopy) int {
 	switch {
-	case a.IsFar() == b.IsFar():
+	case a.HasGateway() == b.HasGateway():
 		return 0
-	case b.IsFar():
+	case b.HasGateway():
 		return -1
 	}
 	return 1
 }
 
-// From is the route with another preferred source.
-func (r RouteCopy) From(src netip.Addr) RouteCopy { return r.with(unix.RTA_PREFSRC, src.AsSlice()) }
-
-// Equal says whether the routes are the same, whatever the order of their attributes.
-func (r RouteCopy) Equal(o RouteCopy) bool {
-	r, o = r.InTable(r.Table()), o.InTable(o.Table())
-	return r.Header == o.Header && len(r.Attrs) == len(o.Attrs) &&
-		!slices.ContainsFunc(r.Attrs, func(a RouteAttribute) bool {
-			i := o.attr(a.Kind)
-			return i < 0 || !bytes.Equal(a.Value, o.Attrs[i].Value)
-		})
-}
-
-// Flat is the route without a list of next hops where it has but one, as the kernel
-// tells of such a route.
-func (r RouteCopy) Flat() RouteCopy {
-	i := r.attr(unix.RTA_MULTIPATH)
-	if i < 0 || int(binary.NativeEndian.Uint16(r.Attrs[i].Value)) < len(r.Attrs[i].Value) {
-		return r
+// nextHops splits the list of next hops (struct rtnexthop, each with its attributes); nil where
+// the route has no list.
+func (r RouteCopy) nextHops() (hops [][]byte) {
+	for list := r.value(unix.RTA_MULTIPATH); len(list) >= unix.SizeofRtNexthop; {
+		size := (int(binary.NativeEndian.Uint16(list)) + 3) &^ 3
+		if size < unix.SizeofRtNexthop || size > len(list) {
+			break
+		}
+		hops, list = append(hops, list[:size]), list[size:]
 	}
-	return r.firstHop(i)
+	return hops
 }
 
-// firstHop is the route through the first next hop of the list alone, which is attribute i.
-func (r RouteCopy) firstHop(i int) RouteCopy {
-	hop := r.Attrs[i].Value
+// through is the route through one next hop of its list alone.
+func (r RouteCopy) through(hop []byte) RouteCopy {
+	r = r.without(unix.RTA_MULTIPATH)
 	r.Header.Flags |= uint32(hop[2])
-	r.Attrs = append(slices.Delete(slices.Clone(r.Attrs), i, i+1), RouteAttribute{unix.RTA_OIF, hop[4:8]})
+	r.Attrs = append(r.Attrs, RouteAttribute{unix.RTA_OIF, hop[4:8]})
 	attrs, _ := nl.ParseRouteAttr(hop[unix.SizeofRtNexthop:binary.NativeEndian.Uint16(hop)])
 	for _, a := range attrs {
 		r.Attrs = append(r.Attrs, RouteAttribute{a.Attr.Type, a.Value})
@@ -217,15 +182,55 @@ func (r RouteCopy) firstHop(i int) RouteCopy {
 	return r
 }
 
-// Via is the route through this gateway alone; the zero Addr is none. What leads there, or onLink,
-// lets the kernel take it.
-func (r RouteCopy) Via(gw netip.Addr, onLink bool) RouteCopy {
-	if i := r.attr(unix.RTA_MULTIPATH); i >= 0 {
-		r = r.firstHop(i)
+// singleHops is the route once for each of its next hops, through that one alone.
+func (r RouteCopy) singleHops() (routes []RouteCopy) {
+	for _, hop := range r.nextHops() {
+		routes = append(routes, r.through(hop))
 	}
-	r.Attrs = slices.DeleteFunc(slices.Clone(r.Attrs), func(a RouteAttribute) bool {
-		return a.Kind == unix.RTA_GATEWAY || a.Kind == unix.RTA_VIA
-	})
+	if routes == nil {
+		return []RouteCopy{r}
+	}
+	return routes
+}
+
+// withHops is the route with those next hops alone whose link is wanted; ok is false when there
+// is none. A single one is no list: so the kernel tells of such a route.
+func (r RouteCopy) withHops(wanted func(link int) bool) (_ RouteCopy, ok bool) {
+	hops := r.nextHops()
+	if hops == nil {
+		return r, wanted(int(number(r.value(unix.RTA_OIF))))
+	}
+	hops = slices.DeleteFunc(hops, func(hop []byte) bool { return !wanted(int(number(hop[4:8]))) })
+	switch len(hops) {
+	case 0:
+		return r, false
+	case 1:
+		return r.through(hops[0]), true
+	}
+	return r.with(unix.RTA_MULTIPATH, slices.Concat(hops...)), true
+}
+
+// HopsOf is the route with the next hops of a link alone; ok is false when it has none.
+func (r RouteCopy) HopsOf(link int) (own RouteCopy, ok bool) {
+	return r.withHops(func(index int) bool { return index == link })
+}
+
+// OtherHops is the route with the next hops of all other links; ok is false when there are none.
+func (r RouteCopy) OtherHops(link int) (others RouteCopy, ok bool) {
+	return r.withHops(func(index int) bool { return index != link })
+}
+
+// Equal says whether the routes are the same, whatever the order of their attributes.
+func (r RouteCopy) Equal(o RouteCopy) bool {
+	r, o = r.InTable(r.Table()), o.InTable(o.Table())
+	return r.Header == o.Header && len(r.Attrs) == len(o.Attrs) &&
+		!slices.ContainsFunc(r.Attrs, func(a RouteAttribute) bool { return !bytes.Equal(a.Value, o.value(a.Kind)) })
+}
+
+// ViaGateway is the route through this gateway alone; the zero Addr is none. What leads there, or
+// onLink, lets the kernel take it.
+func (r RouteCopy) ViaGateway(gw netip.Addr, onLink bool) RouteCopy {
+	r = r.singleHops()[0].without(unix.RTA_GATEWAY, unix.RTA_VIA)
 	r.Header.Scope = unix.RT_SCOPE_UNIVERSE // nothing else is behind a gateway
 	r.Header.Flags &^= unix.RTNH_F_ONLINK
 	if onLink {
@@ -237,23 +242,22 @@ func (r RouteCopy) Via(gw netip.Addr, onLink bool) RouteCopy {
 	return r
 }
 
-// Route is what the route says, but MTU and AdvMSS; of several next hops the first.
+// Route is what the route says; of several next hops the first.
 func (r RouteCopy) Route() Route {
-	if i := r.attr(unix.RTA_MULTIPATH); i >= 0 {
-		r = r.firstHop(i)
-	}
-	h := r.Header
-	out := Route{Dst: r.dst(), GW: r.addr(unix.RTA_GATEWAY), Src: r.addr(unix.RTA_PREFSRC),
-		OutIndex: int(r.number(unix.RTA_OIF)), Priority: r.number(unix.RTA_PRIORITY), Table: r.Table(),
+	r = r.singleHops()[0]
+	h, metrics := r.Header, attributes(r.value(unix.RTA_METRICS))
+	out := Route{Dst: r.dst(), GW: addrOf(r.value(unix.RTA_GATEWAY)), Src: addrOf(r.value(unix.RTA_PREFSRC)),
+		OutIndex: int(number(r.value(unix.RTA_OIF))), Priority: number(r.value(unix.RTA_PRIORITY)), Table: r.Table(),
+		MTU: int(number(metrics[unix.RTAX_MTU])), AdvMSS: int(number(metrics[unix.RTAX_ADVMSS])),
 		Scope: int(h.Scope), Type: int(h.Type), Protocol: int(h.Protocol), OnLink: h.Flags&unix.RTNH_F_ONLINK != 0}
-	if i := r.attr(unix.RTA_VIA); i >= 0 {
-		out.GW = addrOf(r.Attrs[i].Value[2:]) // after its family
+	if via := r.value(unix.RTA_VIA); len(via) > 2 {
+		out.GW = addrOf(via[2:]) // after its family
 	}
 	return out
 }
 
 func (r RouteCopy) dst() netip.Prefix {
-	if addr := r.addr(unix.RTA_DST); addr.IsValid() {
+	if addr := addrOf(r.value(unix.RTA_DST)); addr.IsValid() {
 		return netip.PrefixFrom(addr, int(r.Header.Dst_len))
 	}
 	return everything(int(r.Header.Family))

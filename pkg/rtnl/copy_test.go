@@ -81,7 +81,7 @@ var _ = Describe("the copy of a route", func() {
 		Expect(all).To(HaveLen(10))
 		for _, far := range []bool{false, true} {
 			for _, r := range all {
-				if r.IsFar() == far {
+				if r.HasGateway() == far {
 					Expect(c.AddCopy(r.InTable(7000))).To(Succeed(), r.String())
 				}
 			}
@@ -113,8 +113,8 @@ var _ = Describe("the copy of a route", func() {
 				Expect(c.AddCopy(r.InTable(map[string]uint32{"71": 71, "72": 72}[table]))).To(Succeed())
 				Expect(linesOf(h, table)).To(ConsistOf(HavePrefix(want)))
 				made := copies(map[string]uint32{"71": 71, "72": 72}[table])[0]
-				Expect(made.Equal(r.Flat())).To(BeFalse(), "it is in another table")
-				Expect(made.InTable(unix.RT_TABLE_MAIN).Equal(r.Flat())).To(BeTrue())
+				Expect(made.Equal(r)).To(BeFalse(), "it is in another table")
+				Expect(made.InTable(unix.RT_TABLE_MAIN).Equal(r)).To(BeTrue())
 			}
 		}
 	},
@@ -151,7 +151,7 @@ var _ = Describe("the copy of a route", func() {
 		r := copies(unix.RT_TABLE_MAIN)[0].InTable(7)
 		through := func(gw string, onLink bool) string {
 			addr, _ := netip.ParseAddr(gw)
-			r = r.Via(addr, onLink)
+			r = r.ViaGateway(addr, onLink)
 			Expect(c.AddCopy(r)).To(Succeed())
 			DeferCleanup(c.DelCopy, r)
 			return linesOf(h, "7")[0]
@@ -165,7 +165,7 @@ var _ = Describe("the copy of a route", func() {
 		ip(h, "addr add 10.1.1.4/24 dev one")
 		ip(h, "route add 10.8.0.0/16 dev one src 10.1.1.3")
 		r := copies(unix.RT_TABLE_MAIN)[0].InTable(7)
-		Expect(c.AddCopy(r.From(netip.MustParseAddr("10.1.1.4")))).To(Succeed())
+		Expect(c.AddCopy(r.WithSource(netip.MustParseAddr("10.1.1.4")))).To(Succeed())
 		Expect(linesOf(h, "7")).To(ConsistOf("10.8.0.0/16 dev one scope link src 10.1.1.4"))
 	})
 

@@ -1,11 +1,14 @@
 package rtnl
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/ns"
 )
@@ -16,11 +19,9 @@ type NewLink struct {
 	Kind   string           // "bridge", "veth", "netkit", "macvlan", "ipvlan", "vlan", "vrf", "ifb" or "dummy"
 	Master int              // what it is on: an index in the Conn's namespace
 	MAC    net.HardwareAddr // nil = random, or the master's; a bridge's then changes with its ports
-	// 0 = the kernel's choice, or the master's. The kernel lowers a bridge's MTU to the smallest
-	// one of its ports, unless the MTU was set after the bridge was made.
-	MTU   int
-	Group uint32
-	NS    *ns.NS // where it is to be; nil = the namespace of the Conn
+	MTU    int              // 0 = the kernel's choice, or the master's
+	Group  uint32
+	NS     *ns.NS // where it is to be; nil = the namespace of the Conn
 
 	Peer     Peer   // the other end of a veth or netkit, with the same MTU
 	Mode     string // of a macvlan or ipvlan
@@ -38,11 +39,9 @@ type Peer struct {
 	NS   *ns.NS           // nil = the namespace of the Conn
 }
 
-// AddLink creates a link, both ends of a pair, where it belongs: nothing is moved or renamed
-// afterwards. It is down but for a VRF. The error matches EEXIST when a name is taken where
-// it belongs, before Linux 6.15 also when it is in the Conn's namespace, and EOPNOTSUPP when
-// the kernel does not have the kind. A creation whose answer was lost is an error: the link
-// may be there.
+// AddLink creates a link, both ends of a pair, in its namespace; it is down but for a VRF. The
+// error matches EEXIST when a name is taken there, or before Linux 6.15 in the Conn's namespace,
+// and EOPNOTSUPP when the kernel lacks the kind. The link may be there in spite of an error.
 func (c *Conn) AddLink(n NewLink) error {
 	err := c.once(func(h *netlink.Handle) error { return h.LinkAdd(n.encode()) })
 	if err == nil {
@@ -116,3 +115,21 @@ func macvlanModes() []string { return []string{"", "private", "vepa", "bridge", 
 
 // ipvlanModes are the modes in the order of the kernel's numbers.
 func ipvlanModes() []string { return []string{"l2", "l3", "l3s"} }
+
+// ProbeKind returns nil when the kernel can make links of a kind; else the error matches
+// EOPNOTSUPP. It asks for a link with an MTU and an address that none can have.
+func (c *Conn) ProbeKind(kind string) error {
+	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+	info.AddRtAttr(nl.IFLA_INFO_KIND, []byte(kind))
+	const none = 1<<32 - 1
+	attrs := []*nl.RtAttr{info, nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(none))}
+	if kind != "netkit" { // of which some kernels refuse any address with EOPNOTSUPP
+		attrs = append(attrs, nl.NewRtAttr(unix.IFLA_ADDRESS, make([]byte, 3)))
+	}
+	flags := unix.NLM_F_ACK | unix.NLM_F_CREATE | unix.NLM_F_EXCL
+	_, err := c.send(unix.RTM_NEWLINK, flags, header(unix.AF_UNSPEC, 0), attrs...)
+	if errors.Is(err, unix.EINVAL) {
+		return nil
+	}
+	return fmt.Errorf("kind %s: %w", kind, err)
+}

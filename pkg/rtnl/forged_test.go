@@ -22,7 +22,7 @@ var _ = DescribeTable("what a process of the container sends to our sockets is n
 			Expect(err).NotTo(HaveOccurred())
 			Expect(l.Index).To(Equal(1))
 			alias := "ours"
-			Expect(dialAmong(messages).SetLink(1, Change{Alias: &alias})).To(Succeed())
+			Expect(dialAmong(messages).SetLink(1, LinkChange{Alias: &alias})).To(Succeed())
 			Expect(dialAmong(messages).AddAddr(1, Addr{Prefix: netip.MustParsePrefix("127.0.0.2/8")})).To(Succeed())
 			l, err = dialAmong(messages).LinkByIndex(1)
 			Expect(err).NotTo(HaveOccurred())
@@ -45,7 +45,7 @@ var _ = DescribeTable("what a process of the container sends to our sockets is n
 var _ = It("a socket that is disturbed for too long says that another call may succeed", func() {
 	nstest.NewNetns().Do(func() {
 		c := dialAmong(1)
-		c.patience = 0
+		c.retryTime = 0
 		_, err := c.Link("lo")
 		Expect(err).To(MatchError(ContainSubstring("Wrong sender portid")))
 		Expect(cni.Transient(err)).To(BeTrue(), err.Error())
@@ -59,9 +59,9 @@ var _ = It("of a family that the kernel has not there are no routes", func() {
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(c.Close)
 		up := true
-		Expect(c.SetLink(1, Change{Up: &up})).To(Succeed())
-		Expect(c.copiesOf(unix.AF_INET)).NotTo(BeEmpty())
-		Expect(c.copiesOf(unix.AF_APPLETALK)).To(BeEmpty())
+		Expect(c.SetLink(1, LinkChange{Up: &up})).To(Succeed())
+		Expect(c.dumpRoutes(unix.AF_INET)).NotTo(BeEmpty())
+		Expect(c.dumpRoutes(unix.AF_APPLETALK)).To(BeEmpty())
 	})
 })
 
@@ -70,7 +70,7 @@ var _ = It("a kernel without memory for the request is not asked until the time 
 		c, err := Dial(nil)
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(c.Close)
-		c.patience = time.Hour
+		c.retryTime = time.Hour
 		done := make(chan error, 1)
 		go func() { // on a thread that ends with it
 			runtime.LockOSThread()

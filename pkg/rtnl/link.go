@@ -170,8 +170,8 @@ func noStatistics() *nl.RtAttr {
 	return nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(skipStats))
 }
 
-// Change is what SetLink changes; fields left zero stay as they are.
-type Change struct {
+// LinkChange is what SetLink changes; fields left zero stay as they are.
+type LinkChange struct {
 	Up       *bool
 	Master   *int // index of a bridge or VRF; 0 takes the link out of it
 	Alias    *string
@@ -182,16 +182,13 @@ type Change struct {
 	Promisc  *bool
 	AllMulti *bool
 	Name     string
-	// To is a handle in the namespace to which the link moves, before all else changes.
-	// The error matches EEXIST when the link's name is taken there; when Name is, the
-	// link has moved nevertheless.
+	// To is in the namespace to which the link moves first. The error matches EEXIST when
+	// its name is taken there; when Name is taken, the link has moved nevertheless.
 	To *Conn
 }
 
 // SetLink changes a link in one message; the library has one for each change.
-// A link that gets a master and comes up does so in this order on kernels since
-// 6.0.
-func (c *Conn) SetLink(index int, ch Change) error {
+func (c *Conn) SetLink(index int, ch LinkChange) error {
 	msg := header(unix.AF_UNSPEC, index)
 	flags := map[uint32]*bool{unix.IFF_UP: ch.Up, unix.IFF_PROMISC: ch.Promisc, unix.IFF_ALLMULTI: ch.AllMulti}
 	for flag, on := range flags {
@@ -218,7 +215,7 @@ func (c *Conn) SetLink(index int, ch Change) error {
 	return c.linkError(index, "change", err)
 }
 
-func (ch Change) attrs() (attrs []*nl.RtAttr) {
+func (ch LinkChange) attrs() (attrs []*nl.RtAttr) {
 	add := func(kind int, value []byte) { attrs = append(attrs, nl.NewRtAttr(kind, value)) }
 	if ch.MAC != nil {
 		add(unix.IFLA_ADDRESS, ch.MAC)
@@ -247,12 +244,14 @@ func (ch Change) attrs() (attrs []*nl.RtAttr) {
 // DelLink deletes a link, and a pair's other end with it. That the link is
 // gone already is no error.
 func (c *Conn) DelLink(index int) error {
-	err := c.use(func(h *netlink.Handle) error { return h.LinkDel(at(index)) })
+	err := c.use(func(h *netlink.Handle) error { return h.LinkDel(byIndex(index)) })
 	if errors.Is(err, unix.ENODEV) {
 		return nil
 	}
 	return c.linkError(index, "delete", err)
 }
 
-// at is a link of which the library needs no more than the index.
-func at(index int) netlink.Link { return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}} }
+// byIndex is a link of which the library needs no more than the index.
+func byIndex(index int) netlink.Link {
+	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
+}

@@ -27,7 +27,7 @@ var _ = Describe("events that overran the socket", func() {
 				case 2:
 					for i := range 1000 {
 						alias := fmt.Sprint(i)
-						Expect(c.SetLink(1, Change{Alias: &alias})).To(Succeed())
+						Expect(c.SetLink(1, LinkChange{Alias: &alias})).To(Succeed())
 					}
 				default:
 					return "", nil

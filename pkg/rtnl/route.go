@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -38,8 +40,7 @@ func (r Route) String() string {
 
 // AddRoute adds a route beside those that are there. The error matches EEXIST
 // only when the same route is there: destination, next hop, priority and
-// table, for IPv4 all other fields too. Of two IPv4 routes that differ only in
-// the next hop the one added last is used; with IPv6 both are (multipath).
+// table, for IPv4 all other fields too.
 func (c *Conn) AddRoute(r Route) error {
 	// RouteAdd would refuse a second next hop as well.
 	err := c.use(func(h *netlink.Handle) error { return h.RouteAddEcmp(r.encode()) })
@@ -63,12 +64,13 @@ func (r Route) encode() *netlink.Route {
 	case r.GW.Is4() == r.Dst.Addr().Is4():
 		out.Gw = r.GW.AsSlice()
 	default:
-		out.Via = &netlink.Via{AddrFamily: family(r.GW), Addr: r.GW.AsSlice()}
+		out.Via = &netlink.Via{AddrFamily: FamilyOf(r.GW), Addr: r.GW.AsSlice()}
 	}
 	return out
 }
 
-func family(ip netip.Addr) int {
+// FamilyOf is the address family of ip, unix.AF_INET or unix.AF_INET6.
+func FamilyOf(ip netip.Addr) int {
 	if ip.Is4() {
 		return unix.AF_INET
 	}
@@ -88,74 +90,111 @@ func (c *Conn) DelRoute(r Route) error {
 // Routes lists the routes that leave through a link, of all tables and types:
 // unix.AF_INET, unix.AF_INET6 or, with unix.AF_UNSPEC, both. A route with several
 // next hops appears once for each that uses the link.
-func (c *Conn) Routes(index, family int) ([]Route, error) {
-	if family == unix.AF_UNSPEC {
-		v4, err := c.Routes(index, unix.AF_INET)
-		if err != nil {
-			return nil, err
-		}
-		v6, err := c.Routes(index, unix.AF_INET6)
-		return append(v4, v6...), err
-	}
-	var routes []Route
-	err := c.use(func(h *netlink.Handle) error {
-		// The kernel filters by the link, the library by a table that is any.
-		list, err := h.RouteListFiltered(family, &netlink.Route{LinkIndex: index}, netlink.RT_FILTER_TABLE)
-		routes = nil
-		for _, r := range list {
-			routes = append(routes, readRoute(r, index)...)
-		}
-		return err
-	})
+func (c *Conn) Routes(index, family int) (routes []Route, err error) {
+	copies, err := c.dumpRoutes(family, nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(index))))
 	if err != nil {
 		return nil, c.linkError(index, "list routes", err)
 	}
+	for _, r := range copies {
+		if own, ok := r.HopsOf(index); ok {
+			for _, hop := range own.singleHops() {
+				routes = append(routes, hop.Route())
+			}
+		}
+	}
 	return routes, nil
-}
-
-// readRoute returns one Route for each next hop that uses the link.
-func readRoute(in netlink.Route, index int) (routes []Route) {
-	hops := in.MultiPath
-	if hops == nil {
-		hops = []*netlink.NexthopInfo{{LinkIndex: in.LinkIndex, Gw: in.Gw, Via: in.Via}}
-	}
-	for _, hop := range hops {
-		if hop.LinkIndex != index {
-			continue
-		}
-		r := Route{
-			Dst: prefixOf(in.Dst), GW: addrOf(hop.Gw), Src: addrOf(in.Src), OutIndex: hop.LinkIndex,
-			MTU: in.MTU, AdvMSS: in.AdvMSS, Priority: uint32(in.Priority), Table: uint32(in.Table),
-			Scope: int(in.Scope), Type: in.Type, Protocol: int(in.Protocol),
-			OnLink: (in.Flags|hop.Flags)&int(netlink.FLAG_ONLINK) != 0,
-		}
-		if via, ok := hop.Via.(*netlink.Via); ok {
-			r.GW = addrOf(via.Addr)
-		}
-		routes = append(routes, r)
-	}
-	return routes
 }
 
 // RouteTo asks the kernel which link it would send to addr through, and from
 // which address.
 func (c *Conn) RouteTo(addr netip.Addr) (outIndex int, src netip.Addr, err error) {
-	r, err := c.lookUp(addr, 0)
+	r, err := c.lookUp(addr)
 	if err != nil {
 		return 0, netip.Addr{}, fmt.Errorf("route to %s: %w", addr, err)
 	}
-	return r.LinkIndex, addrOf(r.Src), nil
+	return r.OutIndex, r.Src, nil
 }
 
-// lookUp is the route to addr, out of a link if index is not 0.
-func (c *Conn) lookUp(addr netip.Addr, index int) (r netlink.Route, err error) {
-	// The library sets a flag that a strict kernel refuses with IPv6.
-	err = c.useLeniently(func(h *netlink.Handle) error {
-		found, err := h.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{OifIndex: index})
-		if err == nil && len(found) > 0 {
-			r = found[0]
+// lookUp is the route to addr that the kernel would take.
+func (c *Conn) lookUp(addr netip.Addr, attrs ...*nl.RtAttr) (r Route, err error) {
+	header := &nl.RtMsg{RtMsg: unix.RtMsg{Family: uint8(FamilyOf(addr)), Dst_len: uint8(addr.BitLen())}}
+	attrs = append(attrs, nl.NewRtAttr(unix.RTA_DST, addr.AsSlice()))
+	answers, err := c.send(unix.RTM_GETROUTE, 0, header, attrs...)
+	if err != nil || len(answers) == 0 {
+		return r, err
+	}
+	found, err := readCopy(answers[0])
+	return found.Route(), err
+}
+
+// Rule is a rule of the routing policy, as far as it says that the packets of a
+// source have a table of routes of their own.
+type Rule struct {
+	Src      netip.Prefix `json:"src"` // 0.0.0.0/0 or ::/0 = packets of any source
+	Table    uint32       `json:"table"`
+	Priority uint32       `json:"priority"`
+}
+
+// String is the rule as messages name it.
+func (r Rule) String() string { return fmt.Sprintf("from %s lookup %d", r.Src, r.Table) }
+
+// Rules lists the rules of both families, in their order. The error matches EOPNOTSUPP when the
+// kernel has no routing policy.
+func (c *Conn) Rules() (rules []Rule, err error) {
+	answers, err := c.send(unix.RTM_GETRULE, unix.NLM_F_DUMP, &nl.RtMsg{}) // struct fib_rule_hdr is like it
+	if err != nil {
+		return nil, fmt.Errorf("list rules: %w", err)
+	}
+	for _, answer := range answers {
+		header, attrs := nl.DeserializeRtMsg(answer), attributes(answer[unix.SizeofRtMsg:])
+		r := Rule{Src: everything(int(header.Family)), Table: number(attrs[nl.FRA_TABLE]),
+			Priority: number(attrs[nl.FRA_PRIORITY])}
+		if src := addrOf(attrs[nl.FRA_SRC]); src.IsValid() {
+			r.Src = netip.PrefixFrom(src, int(header.Src_len))
 		}
-		return err
-	})
-	return r, err
+		rules = append(rules, r)
+	}
+	return rules, nil
+}
+
+// FreeTable is the first table from number first on that is not the kernel's, and that no rule and
+// no route mentions, nor taken.
+func FreeTable(first uint32, rules []Rule, routes []RouteCopy, taken ...uint32) uint32 {
+	isUsed := func(table uint32) bool {
+		return IsKernelTable(table) || slices.Contains(taken, table) ||
+			slices.ContainsFunc(rules, func(r Rule) bool { return r.Table == table }) ||
+			slices.ContainsFunc(routes, func(r RouteCopy) bool { return r.Table() == table })
+	}
+	for isUsed(first) {
+		first++
+	}
+	return first
+}
+
+// IsKernelTable says whether a table is one that the kernel has, or none.
+func IsKernelTable(table uint32) bool {
+	return table == unix.RT_TABLE_UNSPEC || (table >= unix.RT_TABLE_DEFAULT && table <= unix.RT_TABLE_LOCAL)
+}
+
+// AddRule adds a rule with a source.
+func (c *Conn) AddRule(r Rule) error {
+	if err := c.use(func(h *netlink.Handle) error { return h.RuleAdd(r.encode()) }); err != nil {
+		return fmt.Errorf("add rule %s: %w", r, err)
+	}
+	return nil
+}
+
+// DelRule deletes a rule with a source. That there is none is no error.
+func (c *Conn) DelRule(r Rule) error {
+	err := c.use(func(h *netlink.Handle) error { return h.RuleDel(r.encode()) })
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("delete rule %s: %w", r, err)
+	}
+	return nil
+}
+
+func (r Rule) encode() *netlink.Rule {
+	out := netlink.NewRule()
+	out.Src, out.Table, out.Priority = ipNet(r.Src), int(r.Table), int(r.Priority)
+	return out
 }

@@ -138,7 +138,7 @@ type Redirection struct {
 func (c *Conn) Redirects(index int) (list []Redirection, err error) {
 	var filters []netlink.Filter
 	err = c.use(func(h *netlink.Handle) error {
-		filters, err = h.FilterList(at(index), ingressHandle)
+		filters, err = h.FilterList(byIndex(index), ingressHandle)
 		return err
 	})
 	for _, f := range filters {
@@ -158,7 +158,7 @@ func redirectOf(f netlink.Filter) Redirection {
 	r := other
 	for i, a := range u32.Actions {
 		mirred, ok := a.(*netlink.MirredAction)
-		if !ok || mirred.MirredAction != netlink.TCA_EGRESS_REDIR || i > 0 && mirred.Ifindex != r.To {
+		if !ok || mirred.MirredAction != netlink.TCA_EGRESS_REDIR || (i > 0 && mirred.Ifindex != r.To) {
 			return other
 		}
 		r.To = mirred.Ifindex

@@ -19,14 +19,13 @@ import (
 // ErrDuplicate says that duplicate address detection found another user.
 var ErrDuplicate = errors.New("in use by another host (duplicate address detection failed)")
 
-// WaitUp waits until packets can pass through a link: its operational state
-// is up, or unknown with a carrier (drivers that report none). At the deadline
-// of ctx the error names the state and matches ctx's error. It returns the link as
-// it then is.
+// WaitUp waits until packets can pass through a link, and returns it: its operational
+// state is up, or unknown with a carrier (drivers that report none). At the deadline
+// of ctx the error names the state and matches ctx's error.
 func (c *Conn) WaitUp(ctx context.Context, index int) (l Link, err error) {
 	err = c.wait(ctx, unix.RTNLGRP_LINK, index, func() (string, error) {
 		l, err = c.LinkByIndex(index)
-		if l.Oper == "up" || l.Oper == "unknown" && l.Carrier {
+		if l.Oper == "up" || (l.Oper == "unknown" && l.Carrier) {
 			return "", err
 		}
 		return "state up, is " + l.Oper, err
@@ -65,16 +64,16 @@ func (c *Conn) WaitDAD(ctx context.Context, index int) error {
 	})
 }
 
-// WaitLocal waits until the namespace takes packets for IPv6 addresses of a
-// link. The kernel says that an address is added before it has joined the group
-// in which neighbours ask for it, and before it has the route to itself: that
-// is left to a worker, and what comes earlier is lost. An address that is
-// tentative gets there when detection ends. At the deadline of ctx the error
-// names the address and matches ctx's error.
+// WaitLocal waits until the namespace takes packets for IPv6 addresses of a link. The
+// kernel adds an address before it answers neighbours for it and has the local route;
+// packets that come earlier are lost. At the deadline of ctx the error names the
+// address and matches ctx's error.
 func (c *Conn) WaitLocal(ctx context.Context, index int, addrs ...netip.Addr) error {
+	// By the link: it may be in a VRF, with tables of its own.
+	link := nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(index)))
 	return c.wait(ctx, unix.RTNLGRP_IPV6_ROUTE, index, func() (string, error) {
 		for _, a := range addrs {
-			r, err := c.lookUp(a, index) // by the link: it may be in a VRF, with tables of its own
+			r, err := c.lookUp(a, link)
 			if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) {
 				err = nil
 			}

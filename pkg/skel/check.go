@@ -1,7 +1,6 @@
 package skel
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,35 +16,31 @@ const (
 	confOther      = 3 // nothing in it is this plugin's
 )
 
-// checker checks one file.
-type checker struct {
-	call
+type checker[C any] struct {
+	call[C]
 	status int
-	out    bytes.Buffer
 }
 
-// checkConfig serves --check-config. It reads a configuration, or a list of them,
-// from standard input, and prints what is wrong with the entries that are this
-// plugin's, by the code that ADD runs, and which of their keys it does not know.
-func checkConfig(p Plugin[any], env Env) int {
-	c := &checker{call: call{plugin: p, env: env}, status: confOther}
+// checkConfig serves --check-config. It reads a configuration, or a list of them, from
+// standard input, and prints what ADD would refuse in the entries that are this plugin's,
+// and which of their keys it does not know.
+func checkConfig[C any](p Plugin[C], env Env) int {
+	c := &checker[C]{call: call[C]{plugin: p, env: env}, status: confOther}
 	data, err := c.readConf()
 	if err == nil {
 		err = c.file(data)
 	}
 	if err != nil {
 		c.status = confUnreadable
-		fmt.Fprintf(&c.out, "error: %v\n", err)
+		fmt.Fprintf(c.env.Stdout, "error: %v\n", err)
 	}
 	verdicts := []string{confGood: "valid", confBad: "not valid", confUnreadable: "not readable",
 		confOther: "nothing here is for it"}
-	fmt.Fprintf(&c.out, "%s: %s\n", p.Name, verdicts[c.status])
-	_, _ = c.out.WriteTo(env.Stdout) // nobody listens to a complaint either
+	fmt.Fprintf(c.env.Stdout, "%s: %s\n", p.Name, verdicts[c.status])
 	return c.status
 }
 
-// file checks a configuration, or a list of them.
-func (c *checker) file(data []byte) error {
+func (c *checker[C]) file(data []byte) error {
 	var file map[string]json.RawMessage
 	if err := cni.Unmarshal(data, &file); err != nil {
 		return err
@@ -74,48 +69,42 @@ func (c *checker) file(data []byte) error {
 	return nil
 }
 
-// entry checks a configuration if it is this plugin's, or nobody can say whose. path is the way to it in the file;
-// first says that it is the first of a list.
-func (c *checker) entry(path string, data []byte, first bool) {
+// entry checks the configuration at path of the file, if it is this plugin's or its type cannot be read. first says
+// that it is the first of a list.
+func (c *checker[C]) entry(path string, data []byte, first bool) {
 	conf, err := cni.DecodeConfig(data)
 	if err == nil && conf.Type != c.plugin.Name && !(c.plugin.IPAM && conf.IPAM.Type == c.plugin.Name) {
 		return
 	}
-	prefix := path
-	if path != "" {
-		prefix += "."
-	}
 	var problems cni.Problems
-	problems.AddIn(prefix, err)
+	problems.AddIn(path, err)
 	if first && c.plugin.Chained && conf.Type == c.plugin.Name {
-		problems.AddIn(prefix, cni.Refuse("type", conf.Type,
+		problems.AddIn(path, cni.Refuse("type", conf.Type,
 			"is the first of the list, and needs a plugin before it, which makes the interface"))
 	}
-	problems.AddIn(prefix, c.checkVersion(conf.CNIVersion, "ADD"))
-	req, err := c.request(data, conf, "ADD")
-	problems.AddIn(prefix, err)
-	_, err = c.plugin.Parse(req)
-	problems.AddIn(prefix, err)
+	problems.AddIn(path, c.checkVersion(conf.CNIVersion, "ADD"))
+	_, err = c.request(data, conf, "ADD")
+	problems.AddIn(path, err)
 	all := cni.ProblemsOf(problems.Err())
 	for _, p := range all {
-		fmt.Fprintf(&c.out, "error: %s\n", p)
+		fmt.Fprintf(c.env.Stdout, "error: %s\n", p)
 		if p.Suggestion != "" {
-			fmt.Fprintf(&c.out, "    %s\n", p.Suggestion)
+			fmt.Fprintf(c.env.Stdout, "    %s\n", p.Suggestion)
 		}
 	}
 	var given struct{ CNIVersion string }
 	if json.Unmarshal(data, &given) == nil && given.CNIVersion == "" {
-		fmt.Fprintf(&c.out, "warning: %scniVersion: is missing and taken for %s; some runtimes refuse that\n", prefix,
-			conf.CNIVersion)
+		fmt.Fprintf(c.env.Stdout, "warning: %s: is missing and taken for %s; some runtimes refuse that\n",
+			cni.KeyIn(path, "cniVersion"), conf.CNIVersion)
 	}
 	for _, u := range unknownKeys(c.plugin, data, path) {
 		reason := "is unknown and ignored"
 		if u.read {
 			reason = "is read in spite of its case"
 		}
-		fmt.Fprintf(&c.out, "warning: %s: %s\n", u.key, reason)
+		fmt.Fprintf(c.env.Stdout, "warning: %s: %s\n", u.key, reason)
 		if u.meant != "" {
-			fmt.Fprintf(&c.out, "    did you mean %q?\n", u.meant)
+			fmt.Fprintf(c.env.Stdout, "    did you mean %q?\n", u.meant)
 		}
 	}
 	switch {

@@ -140,23 +140,23 @@ var _ = Describe("a call that succeeds", func() {
 		func(command string, times int) {
 			r := attach(command)
 			r.conf = `{"cniVersion": "1.1.0", "name": "net1", "cni.dev/valid-attachments": [], "vlan": 7}`
-			parsed, given := 0, func(_ context.Context, _ *skel.Request, vlan int) error {
+			parsed, given := 0, func(_ context.Context, _ *skel.Request, vlan any) error {
 				Expect(vlan).To(Equal(7))
 				return nil
 			}
-			p := skel.Plugin[int]{
-				Parse: func(q *skel.Request) (int, error) {
+			p := skel.Plugin[any]{
+				Parse: func(q *skel.Request) (any, error) {
 					parsed++
 					var w wireConfig
 					err := q.Decode(&w)
 					return w.VLAN, err
 				},
-				Add: func(ctx context.Context, q *skel.Request, vlan int) (*cni.Result, error) {
+				Add: func(ctx context.Context, q *skel.Request, vlan any) (*cni.Result, error) {
 					return oneAddress(), given(ctx, q, vlan)
 				},
 				Check: given, Status: given,
 			}
-			Expect(r.run(p.Any()).code).To(BeZero())
+			Expect(r.run(p).code).To(BeZero())
 			Expect(parsed).To(Equal(times))
 		}, Entry(nil, "ADD", 1), Entry(nil, "CHECK", 1), Entry(nil, "STATUS", 1),
 		Entry(nil, "DEL", 0), Entry(nil, "GC", 0))

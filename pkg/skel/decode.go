@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -12,12 +13,11 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ns"
 )
 
-// confMax bounds the configuration that we read, in bytes.
-const confMax = 64 << 20
+const confMax = 64 << 20 // bytes of a configuration
 
-// checkEnvironment looks at all the variables that command needs and names
-// every one that is missing or invalid (code 4).
-func (c *call) checkEnvironment(command string) error {
+// checkEnvironment names every variable that command needs and that is missing or
+// invalid (code 4).
+func (c *call[C]) checkEnvironment(command string) error {
 	var missing, wrong []string
 	need := func(name string, valid func(string) bool) {
 		if v := c.vars[name]; v == "" {
@@ -52,9 +52,7 @@ func (c *call) checkEnvironment(command string) error {
 	return cni.Errorf(cni.CodeEnvironment, "environment variables %s", strings.Join(parts, "; "))
 }
 
-// decode reads and checks the configuration. What is wrong with it is reported
-// at once: what every plugin refuses, and what this one does.
-func (c *call) decode(command string) (*Request, error) {
+func (c *call[C]) decode(command string) (*Request, error) {
 	data, err := c.readConf()
 	if err != nil {
 		return nil, err
@@ -74,18 +72,13 @@ func (c *call) decode(command string) (*Request, error) {
 	problems.Add(err)
 	req, err := c.request(data, conf, command)
 	problems.Add(err)
-	if !lenient(command) {
-		c.cfg, err = c.plugin.Parse(req)
-		problems.Add(err)
-	}
 	return req, problems.Err()
 }
 
 // lenient reports whether a command works with a configuration that ADD refuses.
 func lenient(command string) bool { return command == "DEL" || command == "GC" }
 
-// readConf reads standard input to its end.
-func (c *call) readConf() ([]byte, error) {
+func (c *call[C]) readConf() ([]byte, error) {
 	var buf bytes.Buffer
 	buf.Grow(8 << 10) // most are shorter, and read at once
 	_, err := buf.ReadFrom(io.LimitReader(c.env.Stdin, confMax+1))
@@ -101,15 +94,14 @@ func (c *call) readConf() ([]byte, error) {
 	return data, nil
 }
 
-// checkVersion negotiates: the version must be one that we speak, and have
-// the command (code 1).
-func (c *call) checkVersion(version, command string) error {
+// checkVersion refuses a version that we do not speak, or that lacks the command (code 1).
+func (c *call[C]) checkVersion(version, command string) error {
 	if !cni.Supports(version) {
 		supported := "supported: " + strings.Join(cni.Versions(), ", ")
-		err := cni.Refuse("cniVersion", version, "is not supported: incompatible CNI versions")
-		err = err.WithCode(cni.CodeIncompatibleVersion)
+		err := cni.Refuse("cniVersion", version, "is not supported: incompatible CNI versions").
+			WithCode(cni.CodeIncompatibleVersion).Suggest("%s", supported)
 		err.Details = supported
-		return err.Suggest("%s", supported)
+		return err
 	}
 	c.version = version
 	since := cni.Since(command)
@@ -122,10 +114,9 @@ func (c *call) checkVersion(version, command string) error {
 		Details: command + " came with " + since}
 }
 
-// request makes a request of a configuration, and says what is wrong with the
-// keys that all configurations have. What DEL and GC cannot use is missing to
-// them: there may be more to remove.
-func (c *call) request(data []byte, conf *cni.Config, command string) (*Request, error) {
+// request makes a request of a configuration, and returns all that is wrong with
+// it. DEL and GC go on without a value that they cannot use.
+func (c *call[C]) request(data []byte, conf *cni.Config, command string) (*Request, error) {
 	req := &Request{
 		Attachment: cni.Attachment{Network: conf.Name},
 		Args:       c.vars["CNI_ARGS"],
@@ -149,9 +140,9 @@ func (c *call) request(data []byte, conf *cni.Config, command string) (*Request,
 		problems.Add(cni.Refuse("name", conf.Name,
 			"is no network name (a letter or digit, then letters, digits, '_', '.', '-')"))
 	}
-	// An IPAM plugin gets the configuration as it is, so one that is the plugin
-	// itself would start itself without end.
-	if t := req.IPAM; t != "" && !c.plugin.IPAM && (t == c.plugin.Name || t == conf.Type) {
+	// A plugin that is its own IPAM plugin would start itself without end.
+	itself := []string{c.plugin.Name, conf.Type}
+	if t := req.IPAM; t != "" && !c.plugin.IPAM && slices.Contains(itself, t) {
 		req.IPAM = ""
 		refuse(cni.Refuse("ipam.type", t, "is this plugin itself, which gives no addresses").
 			Suggest("name an IPAM plugin, host-local for example"))
@@ -160,7 +151,7 @@ func (c *call) request(data []byte, conf *cni.Config, command string) (*Request,
 	var err error
 	switch command {
 	case "GC":
-		var refs []cni.AttachmentRef
+		var refs []cni.Attachment
 		var listed bool
 		refs, listed, err = conf.ValidAttachments()
 		problems.Add(err)
@@ -170,12 +161,15 @@ func (c *call) request(data []byte, conf *cni.Config, command string) (*Request,
 		req.PrevResult, err = conf.PrevResult()
 		refuse(err)
 	}
+	if c.plugin.Parse != nil && !lenient(command) {
+		c.cfg, err = c.plugin.Parse(req)
+		problems.Add(err)
+	}
 	return req, problems.Err()
 }
 
-// openNetns opens the container's namespace and refuses our own, before any
-// work is done.
-func (c *call) openNetns(command string) error {
+// openNetns opens the container's namespace and refuses our own.
+func (c *call[C]) openNetns(command string) error {
 	path := c.req.Netns
 	if c.plugin.IPAM || path == "" { // GC and STATUS have none, DEL may lack it
 		return nil
@@ -190,25 +184,20 @@ func (c *call) openNetns(command string) error {
 	}
 	gone := errors.Is(err, ns.ErrNotExist)
 	switch {
-	case command == "DEL" && cni.Transient(err):
-		// What is in the container would stay for ever.
+	case command == "DEL" && cni.Transient(err): // a later DEL can remove what is in the container
 		return cni.Errorf(cni.CodeTryAgain, "CNI_NETNS: %w", err)
 	case command == "DEL" && gone:
 		return nil
-	case command == "DEL":
-		// The path leads elsewhere by now. What was in the container went with
-		// its namespace.
+	case command == "DEL": // the path leads elsewhere by now
 		c.req.Warn("CNI_NETNS: %v; taken for gone", err)
 		return nil
-	case command == "ADD" && gone && c.req.PrevResult == nil:
-		// Nothing was ever made in it, so there is nothing to clean up.
+	case command == "ADD" && gone && c.req.PrevResult == nil: // nothing was made, so no DEL is needed
 		return cni.Errorf(cni.CodeUnknownContainer, "CNI_NETNS: %w", err)
 	}
 	return cni.Errorf(cni.CodeEnvironment, "CNI_NETNS: %w", err)
 }
 
-// refuseOwn refuses the namespace that we run in ourselves.
-func (c *call) refuseOwn(n *ns.NS) error {
+func (c *call[C]) refuseOwn(n *ns.NS) error {
 	if v := c.vars["CNI_NETNS_OVERRIDE"]; v == "1" || strings.EqualFold(v, "true") {
 		return nil
 	}

@@ -10,10 +10,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// forPeople serves a person who runs the program by hand: --check-config,
-// --help, --version, or a call without any of the protocol's variables. Runtimes
-// pass no arguments, and what else is passed beside the variables is ignored.
-func forPeople(p Plugin[any], env Env, vars map[string]string) (done bool, code int) {
+// forPeople serves a person who runs the program by hand: with a known argument, or
+// without any of the protocol's variables. Beside those unknown arguments are ignored.
+func forPeople[C any](p Plugin[C], env Env, vars map[string]string) (done bool, code int) {
 	if len(env.Args) > 0 {
 		if command := p.Commands[env.Args[0]]; command != nil {
 			return true, command(env)
@@ -51,7 +50,7 @@ func behaviour() string {
 	return "v1.9.1+hawser." + strings.ReplaceAll(version, "+", ".")
 }
 
-func printHelp(w io.Writer, p Plugin[any]) {
+func printHelp[C any](w io.Writer, p Plugin[C]) {
 	fmt.Fprintf(w, "%s %s: %s\n", p.Name, version, p.About)
 	fmt.Fprintf(w, "CNI protocol versions supported: %s\n\n", strings.Join(cni.Versions(), ", "))
 	fmt.Fprint(w, `A CNI plugin: a container runtime runs it with CNI_COMMAND, CNI_CONTAINERID,
@@ -69,7 +68,6 @@ network configuration, or of a list of them. Exit status 0: valid, 1: not valid,
 	_ = table.Flush()
 }
 
-// printKeys prints the keys that have help, depth first.
 func printKeys(w io.Writer, keys []key) {
 	for _, k := range keys {
 		if k.help != "" {

@@ -11,14 +11,12 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// key is a key of a configuration, with the way to it.
 type key struct {
 	name, path string
 	help       string // what it means, and in parentheses what it is when it is missing
 	inner      []key  // of an object, or of the objects in a list
 }
 
-// keysOf reads the tags of a configuration's struct.
 func keysOf(t reflect.Type, prefix string) []key {
 	if t == nil || t.Kind() != reflect.Struct || reflect.PointerTo(t).Implements(reflect.TypeFor[json.Unmarshaler]()) {
 		return nil
@@ -56,28 +54,30 @@ var protocolKeys = []string{"cniVersion", "cniVersions", "name", "type", "args",
 
 // unknownKey is a key that the plugin does not know by that spelling.
 type unknownKey struct {
-	key   string // the way to it
-	meant string // the way to the key that it is like; empty where it is like none
-	read  bool   // it is read as that, since only the case differs
+	key   string // its path
+	meant string // the path of a known key that is spelt like it; empty where there is none
+	read  bool   // only the case differs: the decoder takes key for meant
 }
 
-// unknownKeys returns the keys of a configuration that are the plugin's to know and that
-// it does not know. path is the way to the configuration.
-func unknownKeys(p Plugin[any], conf []byte, path string) []unknownKey {
+// unknownKeys returns the keys of the configuration at path that the plugin does not
+// know. Of those beside ipam an IPAM plugin returns none: another plugin reads them.
+func unknownKeys[C any](p Plugin[C], conf []byte, path string) []unknownKey {
 	var object map[string]any
 	if p.Config == nil || json.Unmarshal(conf, &object) != nil {
 		return nil
 	}
 	known := keysOf(reflect.TypeOf(p.Config), "")
 	for i, k := range known {
-		// The runtime fills in runtimeConfig and args, for the whole chain, and
-		// capabilities are asked for on behalf of the IPAM plugin too.
-		ofOthers := []string{"runtimeConfig", "args", "capabilities"}
-		if slices.Contains(ofOthers, k.name) || k.name == "ipam" && !p.IPAM {
+		// These have keys for other plugins of the chain, or for the IPAM plugin.
+		shared := []string{"runtimeConfig", "args", "capabilities"}
+		if !p.IPAM {
+			shared = append(shared, "ipam")
+		}
+		if slices.Contains(shared, k.name) {
 			known[i].inner = nil
 		}
 	}
-	if p.IPAM { // which is handed the keys of another plugin too
+	if p.IPAM {
 		maps.DeleteFunc(object, func(name string, _ any) bool { return !isKnown(name, known) })
 	} else {
 		for _, name := range protocolKeys {
@@ -91,8 +91,8 @@ func isKnown(name string, known []key) bool {
 	return slices.ContainsFunc(known, func(k key) bool { return k.name == name })
 }
 
-// unknownIn returns the unknown keys of an object, or of the objects in a list. An object whose keys nobody
-// lists has none.
+// unknownIn returns the unknown keys of an object, or of the objects in a list. With
+// no known keys any key may be in it.
 func unknownIn(value any, known []key, path string) (found []unknownKey) {
 	if list, ok := value.([]any); ok {
 		for i, elem := range list {
@@ -121,50 +121,38 @@ func unknownIn(value any, known []key, path string) (found []unknownKey) {
 }
 
 // closest finds the known key that name was probably meant to be: one that differs
-// by case or, the longer it is, by one or two letters.
-func closest(name string, known []key) (meant string) {
-	best, lower := 3, strings.ToLower(name)
-	for _, k := range known {
-		most := 2
-		switch {
-		case len(k.name) < 4:
-			most = 0
-		case len(k.name) < 6 || len(name) < 6:
-			most = 1
-		}
-		// Each letter of difference in length is one to insert.
-		if longer := len(lower) - len(k.name); longer > most || -longer > most {
-			continue
-		}
-		if d := distance(lower, strings.ToLower(k.name)); d <= most && d < best {
-			best, meant = d, k.name
+// by case or, the longer it is, by one or two typos.
+func closest(name string, known []key) string {
+	lower := strings.ToLower(name)
+	for typos := range 3 {
+		for _, k := range known {
+			most := 2
+			switch {
+			case len(k.name) < 4:
+				most = 0
+			case len(k.name) < 6 || len(name) < 6:
+				most = 1
+			}
+			if typos <= most && differs(lower, strings.ToLower(k.name), typos) {
+				return k.name
+			}
 		}
 	}
-	return meant
+	return ""
 }
 
-// distance counts the letters that must be inserted, removed, replaced or
-// swapped with their neighbour to make b of a.
-func distance(a, b string) int {
-	rows := make([][]int, len(a)+1)
-	for i := range rows {
-		rows[i] = make([]int, len(b)+1)
-		rows[i][0] = i
+// differs reports whether at most this many typos make b of a: a letter too many, one
+// left out, one for another, or two swapped.
+func differs(a, b string, typos int) bool {
+	for a != "" && b != "" && a[0] == b[0] {
+		a, b = a[1:], b[1:]
 	}
-	for j := range rows[0] {
-		rows[0][j] = j
+	if a == "" || b == "" || typos == 0 {
+		return len(a)+len(b) <= typos
 	}
-	for i := 1; i <= len(a); i++ {
-		for j := 1; j <= len(b); j++ {
-			cost := 1
-			if a[i-1] == b[j-1] {
-				cost = 0
-			}
-			rows[i][j] = min(rows[i-1][j]+1, rows[i][j-1]+1, rows[i-1][j-1]+cost)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				rows[i][j] = min(rows[i][j], rows[i-2][j-2]+1)
-			}
-		}
+	typos--
+	if len(a) > 1 && len(b) > 1 && a[0] == b[1] && a[1] == b[0] && differs(a[2:], b[2:], typos) {
+		return true
 	}
-	return rows[len(a)][len(b)]
+	return differs(a[1:], b, typos) || differs(a, b[1:], typos) || differs(a[1:], b[1:], typos)
 }

@@ -15,20 +15,19 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// logVar is the variable in which the administrator names the log. It wins over the key.
-const logVar = "HAWSER_LOG"
+const (
+	// logVar is the variable in which the administrator names the log. It wins over the key.
+	logVar = "HAWSER_LOG"
+	// logDir has the logs that configurations name. A tenant may write those, but must
+	// not choose any other file to which root writes.
+	logDir = "/var/log/hawser"
+)
 
-// logDir has the logs that configurations name. Those may be a tenant's, and no
-// text of theirs may reach a file that they choose.
-const logDir = "/var/log/hawser"
-
-// LogKey is the key that every plugin of this suite reads. A plugin embeds it in
-// the struct of its configuration.
+// LogKey is the key of the log. Every plugin embeds it in the struct of its configuration.
 type LogKey struct {
 	Log string `json:"log" help:"file in /var/log/hawser to which every call adds a line (none); HAWSER_LOG in the environment wins" schema:"format=name empty"`
 }
 
-// line is what one call adds to the log.
 type line struct {
 	Time        string              `json:"time"`
 	PID         int                 `json:"pid"`
@@ -44,9 +43,8 @@ type line struct {
 	Error       map[string]any      `json:"error,omitempty"`
 }
 
-// readLogKey reads the key log. The variable wins, but what is wrong with the key
-// is an error all the same.
-func (c *call) readLogKey(raw json.RawMessage) error {
+// readLogKey reads the key log. A bad one is an error even where the variable wins.
+func (c *call[C]) readLogKey(raw json.RawMessage) error {
 	var name string
 	if len(raw) > 0 && json.Unmarshal(raw, &name) != nil {
 		return cni.Refuse("log", nil, "is no JSON string")
@@ -60,9 +58,8 @@ func (c *call) readLogKey(raw json.RawMessage) error {
 	return nil
 }
 
-// log adds the call to the log, if there is one. That it cannot be written is
-// no reason to fail.
-func (c *call) log(err error) {
+// log adds the call to the log, if there is one. A call does not fail when that fails.
+func (c *call[C]) log(err error) {
 	path, open := c.vars[logVar], openLogOfVariable
 	if path == "" && c.logName != "" {
 		path, open = filepath.Join(logDir, c.logName), openLogOfKey
@@ -73,28 +70,17 @@ func (c *call) log(err error) {
 	f, failed := open(path)
 	if failed == nil {
 		defer f.Close()
-		failed = appendLine(f, c.line(err))
+		failed = json.NewEncoder(f).Encode(c.line(err)) // in one write: lines of parallel calls stay whole
 	}
 	if failed != nil {
 		fmt.Fprintf(c.env.Stderr, "%s: log %q: %v; the call is not in the log\n", c.plugin.Name, path, failed)
 	}
 }
 
-// appendLine adds a line to a file in one write, so that the lines of plugins side
-// by side stay whole.
-func appendLine(f *os.File, l line) error {
-	data, err := json.Marshal(l)
-	if err == nil {
-		_, err = f.Write(append(data, '\n'))
-	}
-	return err
-}
-
 const logFlags = os.O_APPEND | os.O_CREATE | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
 
-// openLogOfVariable opens the administrator's log. A symbolic link is not followed, and what is
-// no regular file not written to: whoever may write to the directory chooses no file
-// for root.
+// openLogOfVariable opens the administrator's log. It follows no symbolic link and takes
+// regular files only: others may be able to write to the directory.
 func openLogOfVariable(path string) (*os.File, error) {
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
 		return nil, errors.New("is no plain absolute path of a file")
@@ -112,8 +98,8 @@ func openLogOfVariable(path string) (*os.File, error) {
 // lineStart is how the first line of a log begins.
 const lineStart = `{"time":"`
 
-// openLogOfKey opens a log in logDir, and makes either where it is missing. What is
-// not ours stays as it is, whoever brought it there.
+// openLogOfKey opens a log in logDir, and makes both where they are missing. It leaves
+// a file alone that is not a log of ours.
 func openLogOfKey(path string) (*os.File, error) {
 	if err := os.Mkdir(logDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
@@ -151,7 +137,7 @@ func onlyWeWrite(st unix.Stat_t) bool {
 	return st.Uid == uint32(os.Geteuid()) && st.Mode&0o022 == 0
 }
 
-func (c *call) line(err error) line {
+func (c *call[C]) line(err error) line {
 	l := line{
 		Time: c.began.UTC().Format("2006-01-02T15:04:05.000Z07:00"), PID: os.Getpid(),
 		Plugin: c.plugin.Name, Version: version, Verb: c.vars["CNI_COMMAND"], CNIVersion: c.version,

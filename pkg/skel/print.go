@@ -14,14 +14,12 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// versionTimeout is how long an answer that needs no more than the version of
-// the configuration waits for it. A caller who sends none need not close the
-// stream.
+// versionTimeout is how long VERSION, and an error, wait for the configuration's version
+// from a caller who sends none and does not close the stream.
 const versionTimeout = 2 * time.Second
 
-// answerVersion prints what versions we speak, in the version that we were
-// asked in (specification, section 5). Nothing else of the input matters.
-func (c *call) answerVersion() error {
+// answerVersion answers VERSION, in the version of the input (specification, section 5).
+func (c *call[C]) answerVersion() error {
 	out, _ := json.Marshal(struct { // texts cannot fail to encode
 		CNIVersion        string   `json:"cniVersion"`
 		SupportedVersions []string `json:"supportedVersions"`
@@ -29,9 +27,8 @@ func (c *call) answerVersion() error {
 	return c.print(append(out, '\n'))
 }
 
-// askedVersion is the cniVersion on standard input, whatever else is there; the
-// newest when there is none.
-func (c *call) askedVersion() string {
+// askedVersion reads the cniVersion from standard input; the newest when there is none.
+func (c *call[C]) askedVersion() string {
 	var in struct {
 		CNIVersion string `json:"cniVersion"`
 	}
@@ -59,8 +56,7 @@ func (b timedFile) Read(p []byte) (int, error) {
 	}
 }
 
-// printResult writes the result of ADD.
-func (c *call) printResult(res *cni.Result) error {
+func (c *call[C]) printResult(res *cni.Result) error {
 	if res == nil {
 		return errors.New("the plugin returned no result")
 	}
@@ -73,7 +69,7 @@ func (c *call) printResult(res *cni.Result) error {
 }
 
 // print writes a document to standard output, in one write.
-func (c *call) print(doc []byte) error {
+func (c *call[C]) print(doc []byte) error {
 	if c.half {
 		return errors.New("standard output cannot be written")
 	}
@@ -85,9 +81,9 @@ func (c *call) print(doc []byte) error {
 	return cni.Errorf(cni.CodeIO, "standard output: %w", err)
 }
 
-// fail prints the error object, on standard output or, where that cannot be
-// written, on standard error, and returns the exit status.
-func (c *call) fail(err error) int {
+// fail prints the error object, on standard error where standard output cannot be
+// written, and returns the exit status.
+func (c *call[C]) fail(err error) int {
 	out := describe(err).Encode(cmp.Or(c.version, cni.Newest))
 	if c.print(out) != nil {
 		fmt.Fprintf(c.env.Stderr, "%s: %s\n", c.plugin.Name, out)

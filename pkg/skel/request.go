@@ -26,13 +26,11 @@ type Request struct {
 	Version string // its cniVersion
 	IPAM    string // ipam.type; empty when there is none
 
-	// NS is the container's namespace: open in ADD and CHECK; in DEL nil when
-	// it is gone, and then there is nothing to do in it; nil for IPAM plugins.
+	// NS is the container's namespace; nil in DEL when it is gone, and for IPAM plugins.
 	NS *ns.NS
 
-	// PrevResult is the result of the plugin before us (ADD) or of the whole
-	// chain (CHECK, DEL); nil when there is none. In DEL one that cannot be read
-	// counts as none.
+	// PrevResult is the result of the plugin before us (ADD) or of the whole chain
+	// (CHECK, DEL); nil when there is none or, in DEL, when it cannot be read.
 	PrevResult *cni.Result
 
 	// Valid holds the attachments that GC must keep.
@@ -52,8 +50,8 @@ type undo struct {
 	do   func(context.Context) error
 }
 
-// NoInterface is the error of a chained plugin that does not find CNI_IFNAME in the container. It ends in err,
-// rtnl.ErrNoLink, whose words programs look for.
+// NoInterface is the error of a chained plugin that does not find CNI_IFNAME in the container. Programs look for
+// the words of err, rtnl.ErrNoLink.
 func (r *Request) NoInterface(err error) error {
 	return cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q: %w", r.IfName, r.Netns,
 		err)
@@ -63,26 +61,23 @@ func (r *Request) NoInterface(err error) error {
 // key.
 func (r *Request) Decode(v any) error { return cni.Unmarshal(r.Conf, v) }
 
-// OnFail registers the undoing of an effect that ADD just had. When ADD
-// fails, in whatever way, what was registered runs last in, first out, each
-// with a context that does not end with the call's, but in time.
+// OnFail registers the undo of an effect that ADD just had. When ADD fails, in
+// whatever way, the last undo runs first, each in limited time of its own.
 func (r *Request) OnFail(what string, do func(context.Context) error) {
 	r.undos = append(r.undos, undo{what: what, do: do})
 }
 
-// OnDone registers what is to run when the call is over: after the answer was
-// printed, and after the roll-back of a failed ADD. What an undo needs, a
-// socket for instance, is closed here. The last registered runs first.
+// OnDone registers a function for the end of the call, when the answer is printed and
+// a failed ADD rolled back: it closes sockets that undos need. The last one runs first.
 func (r *Request) OnDone(do func()) { r.done = append(r.done, do) }
 
-// Warn tells the administrator, on standard error, what is worth knowing and
-// no reason to fail.
+// Warn writes to standard error, for the administrator.
 func (r *Request) Warn(format string, args ...any) {
 	fmt.Fprintf(r.Stderr, "%s: %s\n", r.plugin, fmt.Sprintf(format, args...))
 }
 
-// rollBack undoes what was registered, in limited time, and returns err, with
-// what could not be undone in its details.
+// rollBack runs the undos, in limited time, and returns err with their errors in its
+// details.
 func (r *Request) rollBack(ctx context.Context, limit time.Duration, err error) error {
 	e := *cni.AsError(err)
 	ctx, cancel := context.WithTimeout(ctx, limit)
@@ -106,7 +101,6 @@ func (r *Request) close() {
 		done()
 	}
 	if r.NS != nil {
-		// Closing a descriptor of a namespace cannot lose anything.
 		_ = r.NS.Close()
 	}
 }
@@ -122,8 +116,8 @@ func catch(fn func() error) (err error) {
 	return fn()
 }
 
-// describe makes the error object that is printed for err. A lock that somebody
-// held for too long is to be tried again, wherever it is.
+// describe makes the error object that is printed for err. A lock that somebody held
+// for too long is code 11.
 func describe(err error) *cni.Error {
 	e := *cni.AsError(err)
 	if e.Code == cni.CodeInternal && errors.Is(err, statefile.ErrBusy) {

@@ -1,8 +1,6 @@
-// Package skel is the shell of every plugin, and the only one that touches
-// the process's environment, standard streams and exit status. It decodes a
-// call, refuses what no plugin could serve, runs the plugin's handler, rolls a
-// failed ADD back and prints exactly one answer (specification, sections 2
-// and 5).
+// Package skel is the shell of every plugin. It alone touches the process's
+// environment, standard streams and exit status. It decodes a call, runs the plugin's
+// handler, rolls a failed ADD back and prints one answer (specification, sections 2, 5).
 package skel
 
 import (
@@ -26,34 +24,29 @@ import (
 // version is set when a release is linked.
 var version = "unknown"
 
-// Plugin is what a plugin is: its name, its configuration and its handlers.
-// C is the type into which it parses its configuration; struct{} when it has
-// none of its own. Handlers return; they never print. A nil Check, GC or Status
-// succeeds.
+// Plugin is a plugin's name, configuration and handlers. C is the type into which
+// Parse turns the configuration. A handler that is nil succeeds; none of them prints.
 type Plugin[C any] struct {
 	Name  string
 	About string // one line for people
 
 	// Config is a zero value of the struct that Parse decodes the configuration
-	// into. Its json and help tags make --help, and the hints about misspelt
-	// keys.
+	// into. --help and the hints about misspelt keys are made of its tags.
 	Config any
 
 	// IPAM plugins are given CNI_NETNS but never look at it.
 	IPAM bool
 
-	// Chained plugins work on what a plugin before them made: ADD and CHECK without
-	// its result are refused.
+	// Chained plugins need the result of a plugin before them in ADD and CHECK.
 	Chained bool
 
 	// Parse reads and checks the configuration, and returns all that it refuses.
-	// It looks at nothing but the request. It runs once, before the handlers
-	// that are given C: those of DEL and GC, which work with a configuration
-	// that ADD refuses, read what they need themselves. nil: C is its zero value.
+	// It looks at nothing but the request. DEL and GC work with a configuration
+	// that ADD refuses: Parse does not run, and they read what they need themselves.
 	Parse func(*Request) (C, error)
 
-	// Commands are what the program does for people or services, by its first
-	// argument. Each returns the exit status.
+	// Commands serve people or services, by the program's first argument. Each
+	// returns the exit status.
 	Commands map[string]func(Env) int
 
 	Add    func(context.Context, *Request, C) (*cni.Result, error)
@@ -61,33 +54,6 @@ type Plugin[C any] struct {
 	Check  func(context.Context, *Request, C) error
 	GC     func(context.Context, *Request) error
 	Status func(context.Context, *Request, C) error
-}
-
-// Any returns p as a plugin like any other, whatever its configuration's type.
-func (p Plugin[C]) Any() Plugin[any] {
-	untyped := func(h func(context.Context, *Request, C) error) func(context.Context, *Request, any) error {
-		if h == nil {
-			return nil
-		}
-		return func(ctx context.Context, r *Request, c any) error {
-			cfg, _ := c.(C) // nil without Parse
-			return h(ctx, r, cfg)
-		}
-	}
-	return Plugin[any]{
-		Name: p.Name, About: p.About, Config: p.Config, IPAM: p.IPAM, Chained: p.Chained, Commands: p.Commands,
-		Parse: func(r *Request) (any, error) {
-			if p.Parse == nil {
-				return nil, nil
-			}
-			return p.Parse(r)
-		},
-		Add: func(ctx context.Context, r *Request, c any) (*cni.Result, error) {
-			cfg, _ := c.(C)
-			return p.Add(ctx, r, cfg)
-		},
-		Del: p.Del, Check: untyped(p.Check), GC: p.GC, Status: untyped(p.Status),
-	}
 }
 
 // Env is the process that a plugin runs in. Tests pass their own.
@@ -98,22 +64,21 @@ type Env struct {
 	Stdout io.Writer
 	Stderr io.Writer
 
-	// Notify returns a context that ends when the process is told to end. It
-	// is called before the handler of ADD. Until then, and where nothing is undone,
-	// a signal just ends the process. nil: nobody tells.
+	// Notify returns a context that ends with a signal. It is called before the
+	// handler of ADD: where nothing is undone, a signal just ends the process.
 	Notify func(context.Context) context.Context
 
 	// Limit is how long the call may take; 0 = callTime.
 	Limit time.Duration
 }
 
-// callTime is how long a call may take up to its roll-back, and that has two ninths
-// of it: together less than the two minutes after which a kubelet gives up on us.
+// callTime is how long a call may take. A roll-back may take two ninths of that more:
+// together less than the two minutes after which a kubelet gives up on us.
 const callTime = 90 * time.Second
 
 // Main runs p in this process and exits: with status 0 on success, 1 after an
 // error. A handler runs on one processor: on several each answer of the kernel or of a
-// program wakes threads in vain (docs/design.md, "What a start costs"). IPAM plugins
+// program wakes threads in vain (docs/design.md, "The start of a program"). IPAM plugins
 // wait for too little to win back what the setting takes.
 func Main[C any](p Plugin[C]) {
 	handled := map[string]bool{"ADD": true, "DEL": true, "CHECK": true, "GC": p.GC != nil, "STATUS": p.Status != nil}
@@ -127,9 +92,9 @@ func Main[C any](p Plugin[C]) {
 	}))
 }
 
-// withoutSIGPIPE returns a stream under another number. Go ends a process that
-// writes to number 1 or 2 when nobody reads them any more; to any other number
-// that is an error, after which ADD is rolled back.
+// withoutSIGPIPE returns a stream under another number. Go ends a process that writes
+// to number 1 or 2 when nobody reads them; for any other number the write returns an
+// error, and ADD is rolled back.
 func withoutSIGPIPE(f *os.File) *os.File {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
@@ -139,14 +104,12 @@ func withoutSIGPIPE(f *os.File) *os.File {
 }
 
 // Run serves one call in env and returns the exit status.
-func Run[C any](ctx context.Context, p Plugin[C], env Env) int { return run(ctx, p.Any(), env) }
-
-func run(ctx context.Context, p Plugin[any], env Env) int {
+func Run[C any](ctx context.Context, p Plugin[C], env Env) int {
 	vars := environ(env.Vars)
 	if done, code := forPeople(p, env, vars); done {
 		return code
 	}
-	c := &call{plugin: p, env: env, vars: vars, began: time.Now()}
+	c := &call[C]{plugin: p, env: env, vars: vars, began: time.Now()}
 	err := catch(func() error {
 		if vars["CNI_COMMAND"] == "VERSION" {
 			return c.answerVersion()
@@ -161,24 +124,22 @@ func run(ctx context.Context, p Plugin[any], env Env) int {
 	return code
 }
 
-// call is one call of a plugin.
-type call struct {
-	plugin  Plugin[any]
+type call[C any] struct {
+	plugin  Plugin[C]
 	env     Env
 	vars    map[string]string
 	version string // of the configuration; empty until it is known to be one
 	req     *Request
-	cfg     any // what the plugin made of its configuration
+	cfg     C // what the plugin made of its configuration
 
 	unlisted bool        // GC was not told which attachments are valid
 	result   *cni.Result // that was printed
-	half     bool        // half a document was printed: no second one may follow it
+	half     bool        // a part of a document was printed: no second one may follow it
 	began    time.Time
 	logName  string // the key log
 }
 
-// serve decodes and dispatches.
-func (c *call) serve(ctx context.Context) error {
+func (c *call[C]) serve(ctx context.Context) error {
 	command := c.vars["CNI_COMMAND"]
 	if err := c.checkEnvironment(command); err != nil {
 		if asked := c.askedVersion(); cni.Supports(asked) {
@@ -196,7 +157,7 @@ func (c *call) serve(ctx context.Context) error {
 		return err
 	}
 	p := c.plugin
-	if p.Chained && req.PrevResult == nil && (command == "ADD" || command == "CHECK") {
+	if p.Chained && req.PrevResult == nil && slices.Contains([]string{"ADD", "CHECK"}, command) {
 		return cni.Errorf(cni.CodeConfig, "prevResult: missing prevResult from earlier plugin. "+
 			"This plugin must be called as chained plugin: %s works on what another one made", p.Name)
 	}
@@ -217,16 +178,15 @@ func (c *call) serve(ctx context.Context) error {
 	return nil
 }
 
-// handle runs a handler that is not undone.
-func (c *call) handle(ctx context.Context, handler func(context.Context) error) error {
+func (c *call[C]) handle(ctx context.Context, handler func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(c.env.Limit, callTime))
 	defer cancel()
 	return stopped(ctx, catch(func() error { return handler(ctx) }))
 }
 
-// add runs the ADD handler and prints its result. On any failure, a panic and
-// an unwritable result too, it undoes what the handler did.
-func (c *call) add(ctx context.Context) error {
+// add runs the ADD handler and prints its result. After any failure, also a panic or
+// a result that cannot be written, it undoes what the handler did.
+func (c *call[C]) add(ctx context.Context) error {
 	for _, u := range unknownKeys(c.plugin, c.req.Conf, "") {
 		switch {
 		case u.read:
@@ -235,7 +195,7 @@ func (c *call) add(ctx context.Context) error {
 			c.req.Warn("key %q is unknown and ignored: did you mean %q?", u.key, u.meant)
 		}
 	}
-	// An IPAM plugin's leases are given back by whoever called it.
+	// The plugin that called an IPAM plugin gives its leases back.
 	if c.env.Notify != nil && !c.plugin.IPAM {
 		ctx = c.env.Notify(ctx)
 	}
@@ -245,8 +205,7 @@ func (c *call) add(ctx context.Context) error {
 	err := catch(func() error {
 		res, err := c.plugin.Add(timed, c.req, c.cfg)
 		if err == nil && ctx.Err() != nil {
-			// Who sent the signal does not wait for the result any more.
-			err = context.Cause(ctx)
+			err = context.Cause(ctx) // whoever sent the signal does not wait for the result
 		}
 		if err != nil {
 			return err
@@ -259,8 +218,8 @@ func (c *call) add(ctx context.Context) error {
 	return c.req.rollBack(context.WithoutCancel(ctx), limit*2/9, stopped(timed, err))
 }
 
-// stopped says of a call that was told to end, or whose time is up, why it
-// failed. A handler's error with a code of its own stays.
+// stopped makes code 11 of the error of a call that a signal or its deadline ended.
+// An error with a code of its own stays.
 func stopped(ctx context.Context, err error) error {
 	if ctx.Err() == nil || err == nil || errors.As(err, new(*cni.Error)) {
 		return err
@@ -275,7 +234,6 @@ func stopped(ctx context.Context, err error) error {
 	return cni.Errorf(cni.CodeTryAgain, "stopped: %w: %w", cause, err)
 }
 
-// environ makes a map of KEY=value pairs; the last of a key wins.
 func environ(vars []string) map[string]string {
 	m := make(map[string]string, len(vars))
 	for _, kv := range vars {
@@ -286,8 +244,8 @@ func environ(vars []string) map[string]string {
 	return m
 }
 
-// WithTwoThirds returns a context that ends after two thirds of the time that ctx has: what
-// waits for locks leaves the rest to what can be done without them.
+// WithTwoThirds returns a context with two thirds of the time that ctx has: steps that
+// wait for locks leave the rest to other steps.
 func WithTwoThirds(ctx context.Context) (context.Context, context.CancelFunc) {
 	at, ok := ctx.Deadline()
 	if !ok {
@@ -296,12 +254,10 @@ func WithTwoThirds(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, time.Until(at)*2/3)
 }
 
-// notify returns a context that ends when the process is told to end. The process
-// is not ended by such a signal any more. What our caller ignores, nohup for
-// instance, we ignore as well.
+// notify returns a context that ends when the process is told to end, which does not
+// end the process any more. Signals that our caller (nohup, say) ignores stay ignored.
 func notify(ctx context.Context) context.Context {
-	ignored := func(s os.Signal) bool { return signal.Ignored(s) }
 	signals := []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
-	ctx, _ = signal.NotifyContext(ctx, slices.DeleteFunc(signals, ignored)...)
+	ctx, _ = signal.NotifyContext(ctx, slices.DeleteFunc(signals, signal.Ignored)...)
 	return ctx
 }

@@ -2,26 +2,27 @@
 // atomically, and Store, one JSON record for each attachment in such a directory.
 //
 // Whatever happens to the writer (kill, full disk, I/O error), a reader sees
-// a file whole as it was before, whole as it is after, or not at all. A
-// symbolic link inside the directory is never followed: every access goes
-// through the directory's own descriptor and names exactly one entry.
+// a file whole as it was before, whole as it is after, or not at all. No access
+// follows a symbolic link inside the directory.
 //
-// Nothing here calls fsync: the state kept this way describes what lives in
-// the running kernel, and a power cut ends that as well.
+// Nothing here calls fsync: the files describe what lives in the running
+// kernel, and a power cut ends that as well.
 package statefile
 
 import (
 	"errors"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// Dir is an open directory. Its methods act on that directory even when its
-// path has come to lead elsewhere.
+// Dir is an open directory. Its methods act on it even when its path has come to
+// lead elsewhere.
 type Dir struct {
 	fd   int
 	path string
@@ -29,11 +30,11 @@ type Dir struct {
 
 // Open opens the directory at path. Where there is none, it makes it and the
 // missing parents with perm (less the umask); with perm 0 the error then matches
-// fs.ErrNotExist. Links in path itself are followed: who names a path may name any.
+// fs.ErrNotExist. Links in path are followed.
 func Open(path string, perm fs.FileMode) (*Dir, error) { return open(path, perm, 0) }
 
-// OpenOwn is Open for a directory that is not the administrator's to choose: a
-// symbolic link in its place is an error (ENOTDIR). Those before it are followed.
+// OpenOwn is Open for a directory that we make ourselves: a symbolic link in its place
+// is an error (ENOTDIR).
 func OpenOwn(path string, perm fs.FileMode) (*Dir, error) { return open(path, perm, unix.O_NOFOLLOW) }
 
 func open(path string, perm fs.FileMode, flags int) (*Dir, error) {
@@ -63,61 +64,53 @@ func (d *Dir) Close() error { return unix.Close(d.fd) }
 
 // Names lists the entries, in no order, without the temporary files.
 func (d *Dir) Names() ([]string, error) {
-	names, _, err := d.list()
-	return names, err
+	names, err := d.list()
+	return slices.DeleteFunc(names, isTemporary), err
 }
 
-// Sweep removes the temporary files that killed writers left behind. The
-// caller holds the lock that all writers of this directory take.
+// Sweep removes the temporary files that killed writers left. The caller holds the lock of
+// all writers of this directory.
 func (d *Dir) Sweep() error {
-	_, temporary, err := d.list()
+	names, err := d.list()
 	errs := []error{err}
-	for _, name := range temporary {
-		errs = append(errs, d.Remove(name))
+	for _, name := range names {
+		if isTemporary(name) {
+			errs = append(errs, d.Remove(name))
+		}
 	}
 	return errors.Join(errs...)
 }
 
-func (d *Dir) list() (names, temporary []string, err error) {
+func (d *Dir) list() ([]string, error) {
 	fd, err := openat(d.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return nil, nil, &fs.PathError{Op: "list", Path: d.path, Err: err}
+		return nil, d.fail("list", ".", err)
 	}
 	f := os.NewFile(uintptr(fd), d.path)
 	defer f.Close()
-	all, err := f.Readdirnames(-1)
-	for _, name := range all {
-		if isTemporary(name) {
-			temporary = append(temporary, name)
-		} else {
-			names = append(names, name)
-		}
-	}
-	return names, temporary, err
+	return f.Readdirnames(-1)
 }
 
-// Stat describes the directory. Its time is the last one at which an entry came,
-// went or was renamed, or the one that SetModTime set since.
+// Stat describes the directory.
 func (d *Dir) Stat() (st unix.Stat_t, err error) {
-	if err := unix.Fstat(d.fd, &st); err != nil {
-		return st, &fs.PathError{Op: "stat", Path: d.path, Err: err}
-	}
-	return st, nil
+	err = unix.Fstat(d.fd, &st)
+	return st, d.fail("stat", ".", err)
 }
 
 // SetModTime sets the directory's modification time, which the kernel
 // overwrites as soon as an entry comes, goes or is renamed.
 func (d *Dir) SetModTime(t time.Time) error {
 	ts := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(t.UnixNano())}
-	if err := unix.UtimesNanoAt(d.fd, ".", ts, 0); err != nil {
-		return &fs.PathError{Op: "set time of", Path: d.path, Err: err}
-	}
-	return nil
+	return d.fail("set time of", ".", unix.UtimesNanoAt(d.fd, ".", ts, 0))
 }
 
-func (d *Dir) join(name string) string { return d.path + "/" + name }
+func (d *Dir) join(name string) string { return filepath.Join(d.path, name) }
 
+// fail names the entry in an error; nil stays nil.
 func (d *Dir) fail(op, name string, err error) error {
+	if err == nil {
+		return nil
+	}
 	return &fs.PathError{Op: op, Path: d.join(name), Err: err}
 }
 
@@ -134,18 +127,15 @@ func isEntry(name string) bool {
 	return name != "" && name != "." && name != ".." && !strings.ContainsAny(name, "/\x00")
 }
 
-func openat(dir int, name string, flags int, perm fs.FileMode) (fd int, err error) {
-	err = ignoreEINTR(func() error {
-		fd, err = unix.Openat(dir, name, flags|unix.O_CLOEXEC, uint32(perm.Perm()))
-		return err
-	})
-	return fd, err
+func openat(dir int, name string, flags int, perm fs.FileMode) (int, error) {
+	return retry(func() (int, error) { return unix.Openat(dir, name, flags|unix.O_CLOEXEC, uint32(perm.Perm())) })
 }
 
-func ignoreEINTR(fn func() error) error {
+// retry repeats a system call that a signal interrupts.
+func retry(call func() (int, error)) (int, error) {
 	for {
-		if err := fn(); err != unix.EINTR {
-			return err
+		if n, err := call(); err != unix.EINTR {
+			return n, err
 		}
 	}
 }

@@ -11,28 +11,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxSize is what Read takes at most: state files are small, and a device or
-// an endless file put in their place must not eat the memory.
+// maxSize is what Read takes at most: state files are small.
 const maxSize = 16 << 20
 
-// Create makes the file name with data and perm (less the umask), whole or
-// not at all. It returns an error that matches fs.ErrExist when there is an
-// entry of that name. The caller holds the lock that all writers take.
+// Create makes the file name with data and perm (less the umask), whole or not at all. When
+// there is an entry of that name the error matches fs.ErrExist. The caller holds the lock of
+// all writers.
 func (d *Dir) Create(name string, data []byte, perm fs.FileMode) error {
 	if !isEntry(name) {
 		return d.fail("create", name, fs.ErrInvalid)
 	}
 	err := d.createUnnamed(name, data, perm)
-	if errors.Is(err, errNoUnnamed) {
+	if err == errNoUnnamed {
 		var tmp string
 		if tmp, err = d.write(name, data, perm); err == nil {
 			err = errors.Join(unix.Linkat(d.fd, tmp, d.fd, name, 0), unix.Unlinkat(d.fd, tmp, 0))
 		}
 	}
-	if err != nil {
-		return d.fail("create", name, err)
-	}
-	return nil
+	return d.fail("create", name, err)
 }
 
 var errNoUnnamed = errors.New("no unnamed files on this file system")
@@ -41,11 +37,10 @@ var errNoUnnamed = errors.New("no unnamed files on this file system")
 // writer that is killed leaves nothing that other programs could read.
 func (d *Dir) createUnnamed(name string, data []byte, perm fs.FileMode) error {
 	fd, err := openat(d.fd, ".", unix.O_WRONLY|unix.O_TMPFILE, perm)
-	switch err {
-	case nil:
-	case unix.EOPNOTSUPP, unix.EISDIR, unix.EINVAL:
+	if hasNoUnnamed(err) {
 		return errNoUnnamed
-	default:
+	}
+	if err != nil {
 		return err
 	}
 	f := os.NewFile(uintptr(fd), d.join(name))
@@ -61,9 +56,13 @@ func (d *Dir) createUnnamed(name string, data []byte, perm fs.FileMode) error {
 	return err
 }
 
-// Replace gives the file name new content in one step; it is created when it
-// is absent. An entry that is a symbolic link is itself replaced. The caller
-// holds the lock that all writers of this name take.
+// hasNoUnnamed reports whether opening a file with O_TMPFILE failed because the file system has no such files.
+func hasNoUnnamed(err error) bool {
+	return err == unix.EOPNOTSUPP || err == unix.EISDIR || err == unix.EINVAL
+}
+
+// Replace gives the file name new content in one step, or creates it. An entry that is a
+// symbolic link is itself replaced. The caller holds the lock of all writers of this name.
 func (d *Dir) Replace(name string, data []byte, perm fs.FileMode) error {
 	tmp, err := d.write(name, data, perm)
 	if err == nil {
@@ -71,10 +70,7 @@ func (d *Dir) Replace(name string, data []byte, perm fs.FileMode) error {
 			err = errors.Join(err, unix.Unlinkat(d.fd, tmp, 0))
 		}
 	}
-	if err != nil {
-		return d.fail("replace", name, err)
-	}
-	return nil
+	return d.fail("replace", name, err)
 }
 
 // write writes the temporary file of name. One that a killed writer left is
@@ -86,10 +82,8 @@ func (d *Dir) write(name string, data []byte, perm fs.FileMode) (tmp string, err
 	tmp = temporary(name)
 	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL
 	fd, err := d.open(tmp, flags, perm)
-	if err == unix.EEXIST {
-		if err = unix.Unlinkat(d.fd, tmp, 0); err == nil {
-			fd, err = d.open(tmp, flags, perm)
-		}
+	if err == unix.EEXIST && unix.Unlinkat(d.fd, tmp, 0) == nil {
+		fd, err = d.open(tmp, flags, perm)
 	}
 	if err != nil {
 		return "", err
@@ -104,8 +98,8 @@ func (d *Dir) write(name string, data []byte, perm fs.FileMode) (tmp string, err
 
 const temporarySuffix = ".tmp"
 
-// temporary is the name of the file that becomes name. Two long names may have
-// one: only the holder of the lock has such a file.
+// temporary is the name of the file that becomes name. Two long names may share one: only
+// who holds the lock has such a file.
 func temporary(name string) string {
 	const nameMax = 255
 	return "." + name[:min(len(name), nameMax-len("."+temporarySuffix))] + temporarySuffix
@@ -121,16 +115,15 @@ func (d *Dir) Remove(name string) error {
 		return d.fail("remove", name, fs.ErrInvalid)
 	}
 	err := unix.Unlinkat(d.fd, name, 0)
-	if err == unix.EROFS { // it comes before ENOENT
-		var st unix.Stat_t
-		if unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW) == unix.ENOENT {
+	if err == unix.EROFS { // also for an absent one
+		if absent := unix.Faccessat(d.fd, name, unix.F_OK, unix.AT_SYMLINK_NOFOLLOW); absent == unix.ENOENT {
 			return nil
 		}
 	}
-	if err != nil && err != unix.ENOENT {
-		return d.fail("remove", name, err)
+	if err == unix.ENOENT {
+		return nil
 	}
-	return nil
+	return d.fail("remove", name, err)
 }
 
 // Discard is Remove for a file that Replace writes: what a Replace that was
@@ -150,10 +143,7 @@ var ErrIrregular = errors.New("not a regular file of at most 16 MiB")
 // the error matches ErrIrregular.
 func (d *Dir) Read(name string) ([]byte, error) {
 	data, err := d.read(name)
-	if err != nil {
-		return nil, d.fail("read", name, err)
-	}
-	return data, nil
+	return data, d.fail("read", name, err)
 }
 
 func (d *Dir) read(name string) ([]byte, error) {
@@ -173,11 +163,7 @@ func (d *Dir) read(name string) ([]byte, error) {
 		return nil, ErrIrregular
 	}
 	data := make([]byte, st.Size)
-	n := 0
-	err = ignoreEINTR(func() error {
-		n, err = unix.Pread(fd, data, 0)
-		return err
-	})
+	n, err := retry(func() (int, error) { return unix.Pread(fd, data, 0) })
 	return data[:max(n, 0)], err
 }
 
@@ -202,15 +188,13 @@ func (d *Dir) OpenFile(name string) (*os.File, error) {
 // that is read-only or full it cannot. Nothing in the directory changes.
 func Writable(path string) error {
 	fd, err := openat(unix.AT_FDCWD, path, unix.O_WRONLY|unix.O_TMPFILE, 0o600)
-	switch err {
-	case nil:
+	switch {
+	case err == nil:
 		_, err = unix.Write(fd, []byte{0})
 		err = errors.Join(err, unix.Close(fd))
-	case unix.ENOENT:
-		if path != filepath.Dir(path) {
-			return Writable(filepath.Dir(path))
-		}
-	case unix.EOPNOTSUPP, unix.EISDIR, unix.EINVAL: // there are no files without a name
+	case err == unix.ENOENT && path != filepath.Dir(path):
+		return Writable(filepath.Dir(path))
+	case hasNoUnnamed(err):
 		err = unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
 	}
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 const lockerEnv = "STATEFILE_LOCK"
 
 func lockForEver(path string) {
-	held, err := statefile.Lock(context.Background(), path, 0o600)
+	held, err := statefile.LockFile(context.Background(), path, 0o600)
 	if err != nil {
 		println(err.Error())
 		os.Exit(1)
@@ -52,7 +52,7 @@ var _ = Describe("a lock", func() {
 	BeforeEach(func() { path = filepath.Join(GinkgoT().TempDir(), "lock") })
 
 	It("is an empty file with the mode asked for, and stays", func() {
-		held, err := statefile.Lock(context.Background(), path, 0o750)
+		held, err := statefile.LockFile(context.Background(), path, 0o750)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(held.Unlock()).To(Succeed())
 		info, err := os.Stat(path)
@@ -66,7 +66,7 @@ var _ = Describe("a lock", func() {
 		defer release()
 		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 		defer cancel()
-		_, err := statefile.Lock(ctx, path, 0o600)
+		_, err := statefile.LockFile(ctx, path, 0o600)
 		Expect(err).To(MatchError(statefile.ErrBusy))
 		comm, readErr := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 		Expect(readErr).NotTo(HaveOccurred())
@@ -76,21 +76,21 @@ var _ = Describe("a lock", func() {
 	It("in a directory has a deadline of its own", func() {
 		d := open(filepath.Dir(path))
 		_, release := holdLock(path)
-		_, err := d.Lock(context.Background(), "lock", 0o600, 20*time.Millisecond)
+		_, err := d.LockFile(context.Background(), "lock", 0o600, 20*time.Millisecond)
 		Expect(err).To(MatchError(statefile.ErrBusy))
 		Expect(err).To(MatchError(ContainSubstring(path)))
 		release()
-		held, err := d.Lock(context.Background(), "lock", 0o600, 5*time.Second)
+		held, err := d.LockFile(context.Background(), "lock", 0o600, 5*time.Second)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(held.Unlock()).To(Succeed())
-		Expect(second(d.Lock(context.Background(), "../lock", 0o600, 0))).To(MatchError(fs.ErrInvalid))
+		Expect(second(d.LockFile(context.Background(), "../lock", 0o600, 0))).To(MatchError(fs.ErrInvalid))
 	})
 
 	It("is had as soon as the holder lets go", func() {
 		_, release := holdLock(path)
 		done := make(chan error)
 		go func() {
-			held, err := statefile.Lock(context.Background(), path, 0o600)
+			held, err := statefile.LockFile(context.Background(), path, 0o600)
 			if err == nil {
 				err = held.Unlock()
 			}
@@ -105,12 +105,12 @@ var _ = Describe("a lock", func() {
 		_, release := holdLock(path)
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 		defer cancel()
-		_, err := statefile.Lock(ctx, path, 0o600)
+		_, err := statefile.LockFile(ctx, path, 0o600)
 		Expect(err).To(MatchError(statefile.ErrBusy))
 		release()
 		again, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		held, err := statefile.Lock(again, path, 0o600)
+		held, err := statefile.LockFile(again, path, 0o600)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(held.Unlock()).To(Succeed())
 	})
@@ -120,13 +120,13 @@ var _ = Describe("a lock", func() {
 		defer release()
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
-		_, err := statefile.Lock(ctx, path, 0o600)
+		_, err := statefile.LockFile(ctx, path, 0o600)
 		Expect(err).To(MatchError(context.Canceled))
 	})
 
 	It("is never a link", func() {
 		Expect(os.Symlink("/dev/null", path)).To(Succeed())
-		_, err := statefile.Lock(context.Background(), path, 0o600)
+		_, err := statefile.LockFile(context.Background(), path, 0o600)
 		Expect(err).To(MatchError(unix.ELOOP))
 		Expect(err).To(MatchError(ContainSubstring(path)))
 	})

@@ -21,8 +21,7 @@ const (
 )
 
 // Record is a value that is kept as JSON, in a file that its Hash names. Valid says whether
-// a call of ours can have written it: a file may be damaged, and calls delete what a record
-// names.
+// a call of ours can have written it: a file may be damaged.
 type Record interface {
 	Hash() string
 	Valid() bool
@@ -59,11 +58,11 @@ func (r Records[T]) OpenExisting(ctx context.Context) (*Store[T], error) {
 }
 
 func (r Records[T]) lock(ctx context.Context, dir *Dir) (*Store[T], error) {
-	held, err := dir.Lock(ctx, storeLock, 0o600, r.Wait)
+	lock, err := dir.LockFile(ctx, storeLock, 0o600, r.Wait)
 	if err != nil {
 		return nil, errors.Join(err, dir.Close())
 	}
-	return &Store[T]{dir, held}, nil
+	return &Store[T]{dir, lock}, nil
 }
 
 // openUnlocked opens the directory for reading.
@@ -95,13 +94,13 @@ func (r Records[T]) Any(matches func(record T) bool) (bool, error) {
 	return s.Any(matches)
 }
 
-// MayHave says whether there is the record, or what a killed Put left of it.
-func (r Records[T]) MayHave(name string) bool {
-	isThere := func(file string) bool {
+// HasFile says whether there is a file of the record, damaged or half written ones too:
+// whether Drop has anything to do. It takes no lock.
+func (r Records[T]) HasFile(name string) bool {
+	return slices.ContainsFunc([]string{name + recordSuffix, temporary(name + recordSuffix)}, func(file string) bool {
 		_, err := os.Lstat(filepath.Join(r.Path, file))
 		return !errors.Is(err, fs.ErrNotExist)
-	}
-	return isThere(name+recordSuffix) || isThere(temporary(name+recordSuffix))
+	})
 }
 
 // Put is Store.Put. It makes the directory.
@@ -115,7 +114,7 @@ func (r Records[T]) Put(ctx context.Context, record T) error {
 
 // Drop is Store.Drop. It takes no lock when there is none of the records.
 func (r Records[T]) Drop(ctx context.Context, names ...string) error {
-	if !slices.ContainsFunc(names, r.MayHave) {
+	if !slices.ContainsFunc(names, r.HasFile) {
 		return nil
 	}
 	s, err := r.OpenExisting(ctx)
@@ -154,10 +153,10 @@ func (r Records[T]) Collect(ctx context.Context, stale func(T) bool, end func(T)
 	return errors.Join(append(errs, r.Drop(ctx, ended...))...)
 }
 
-// Store is a locked directory of Records: nobody else writes there until Close.
+// Store is a directory of Records. Nobody else writes there until Close.
 type Store[T Record] struct {
-	dir  *Dir // nil where there is no directory
-	held *Held
+	dir  *Dir  // nil where there is no directory
+	lock *Lock // nil for reading
 }
 
 // Close unlocks the directory. It may be called again.
@@ -166,8 +165,8 @@ func (s *Store[T]) Close() error {
 		return nil
 	}
 	err := s.dir.Close()
-	if s.held != nil {
-		err = errors.Join(s.held.Unlock(), err)
+	if s.lock != nil {
+		err = errors.Join(s.lock.Unlock(), err)
 	}
 	s.dir = nil
 	return err
@@ -204,11 +203,11 @@ func (s *Store[T]) Put(record T) error {
 // Drop removes records, also what a killed Put left of them, and goes on after an error. An
 // absent one is no error, nor a directory in its place.
 func (s *Store[T]) Drop(names ...string) error {
+	if s.dir == nil {
+		return nil
+	}
 	var errs []error
 	for _, name := range names {
-		if s.dir == nil {
-			break
-		}
 		if err := s.dir.Discard(name + recordSuffix); !errors.Is(err, unix.EISDIR) {
 			errs = append(errs, err)
 		}

@@ -188,7 +188,7 @@ var _ = Describe("records", func() {
 	})
 
 	It("are read without the lock, and tell whether there may be one to drop", func(ctx SpecContext) {
-		Expect(records.MayHave("a1")).To(BeFalse())
+		Expect(records.HasFile("a1")).To(BeFalse())
 		Expect(records.Put(ctx, lease{"a1", "192.0.2.1"})).To(Succeed())
 		s, err := records.Open(ctx)
 		Expect(err).NotTo(HaveOccurred())
@@ -196,11 +196,11 @@ var _ = Describe("records", func() {
 		_, ok := get("a1")
 		Expect(ok).To(BeTrue())
 		Expect(records.Any(isAt("192.0.2.1"))).To(BeTrue())
-		Expect(records.MayHave("a1")).To(BeTrue())
+		Expect(records.HasFile("a1")).To(BeTrue())
 		Expect(s.Drop("a1")).To(Succeed())
-		Expect(records.MayHave("a1")).To(BeFalse())
+		Expect(records.HasFile("a1")).To(BeFalse())
 		Expect(os.WriteFile(records.Path+"/"+statefile.Temporary("a1.json"), []byte("half"), 0o600)).To(Succeed())
-		Expect(records.MayHave("a1")).To(BeTrue())
+		Expect(records.HasFile("a1")).To(BeTrue())
 	})
 
 	It("are written by one at a time, who waits as long as Wait says", func(ctx SpecContext) {

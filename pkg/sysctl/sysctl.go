@@ -40,10 +40,8 @@ func Net(parts ...string) (Key, error) {
 	return Key{parts: slices.Clone(parts)}, nil
 }
 
-// Parse reads a key as sysctl(8) spells it. The first of "." and "/" in it is
-// the separator; with dots, a slash stands for a dot inside an element, so
-// net.ipv4.conf.eth0/100.arp_notify and net/ipv4/conf/eth0.100/arp_notify are
-// the same.
+// Parse reads a key as sysctl(8) spells it. The first of "." and "/" in it is the separator; with dots, a slash stands
+// for a dot inside an element: net.ipv4.conf.eth0/100.arp_notify is net/ipv4/conf/eth0.100/arp_notify.
 func Parse(s string) (Key, error) {
 	path := s
 	if i := strings.IndexAny(s, "./"); i >= 0 && s[i] == '.' {
@@ -55,18 +53,17 @@ func Parse(s string) (Key, error) {
 	}
 	k, err := Net(strings.Split(below, "/")...)
 	if err != nil {
-		return Key{}, fmt.Errorf("%w %q: an element is empty, \".\", \"..\" or has a NUL", ErrInvalidKey, s)
+		err = fmt.Errorf("%w %q: an element is empty, \".\", \"..\" or has a NUL", ErrInvalidKey, s)
 	}
-	return k, nil
+	return k, err
 }
 
 func swap(s string) string {
 	return strings.NewReplacer(".", "/", "/", ".").Replace(s)
 }
 
-// Replace returns the key with value in the place of the first occurrence of
-// placeholder. The value stays within its element: dots in it separate
-// nothing, and one that would leave the element is ErrInvalidKey.
+// Replace returns the key with value in the place of the first occurrence of placeholder. Dots in value separate
+// nothing; one that would leave the element is ErrInvalidKey.
 func (k Key) Replace(placeholder, value string) (Key, error) {
 	i := slices.IndexFunc(k.parts, func(p string) bool { return strings.Contains(p, placeholder) })
 	if i < 0 {
@@ -77,8 +74,7 @@ func (k Key) Replace(placeholder, value string) (Key, error) {
 	return Net(parts...)
 }
 
-// Has reports whether element, an interface's name for instance, is one of
-// the key's path elements.
+// Has reports whether element, such as an interface's name, is one of the key's path elements.
 func (k Key) Has(element string) bool { return slices.Contains(k.parts, element) }
 
 // Path is the key's file, /proc/sys/net/...
@@ -87,37 +83,26 @@ func (k Key) Path() string { return root + strings.Join(k.parts, "/") }
 // String is the dotted spelling, which Parse understands.
 func (k Key) String() string { return swap("net/" + strings.Join(k.parts, "/")) }
 
-// Read returns the value without the newline at its end. The error, here and of
-// Write, is an *fs.PathError; it matches fs.ErrNotExist when this kernel or
-// namespace has no such key.
+// Read returns the value without the newline at its end. The error, here and of Write, is an *fs.PathError; it matches
+// fs.ErrNotExist when this kernel or namespace has no such key.
 func (k Key) Read() (string, error) {
 	value, err := read(k.Path())
 	return value, k.failure("read", err)
 }
 
-// Write sets the value unless the key has it already, so that a read-only
-// /proc/sys is no obstacle where nothing is to be changed. Of several numbers
-// in one value only the numbers count, not the blanks between them. The error
-// matches fs.ErrNotExist when there is no such key.
+// Write sets the value unless the key has one that is Equal, so that a read-only /proc/sys is no obstacle where nothing
+// is to be changed.
 func (k Key) Write(value string) error {
 	have, err := read(k.Path())
 	if err == nil && Equal(have, value) {
 		return nil
 	}
-	if !errors.Is(err, fs.ErrNotExist) { // some can only be written
-		err = k.write(value)
+	f, err := open(k.Path(), unix.O_WRONLY) // some can only be written
+	if err == nil {
+		_, err = f.WriteString(value + "\n")
+		err = errors.Join(err, f.Close())
 	}
 	return k.failure(fmt.Sprintf("write %q", value), err)
-}
-
-// write writes the value into the file, which it never makes.
-func (k Key) write(value string) error {
-	f, err := open(k.Path(), unix.O_WRONLY)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(value + "\n")
-	return errors.Join(err, f.Close())
 }
 
 // BootID is the random number that the kernel has for this boot.
@@ -136,7 +121,7 @@ func read(path string) (string, error) {
 // open is os.OpenFile without the runtime's poller. Files below /proc/sys can be
 // polled, so os.OpenFile would hand each to the poller, whose thread wakes up for it.
 func open(path string, flags int) (*os.File, error) {
-	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
+	fd, err := -1, error(unix.EINTR)
 	for err == unix.EINTR {
 		fd, err = unix.Open(path, flags|unix.O_CLOEXEC, 0)
 	}
@@ -148,11 +133,11 @@ func open(path string, flags int) (*os.File, error) {
 
 // failure names the key as sysctl(8) spells it.
 func (k Key) failure(op string, err error) error {
-	if err == nil {
-		return nil
-	}
 	if path := (*fs.PathError)(nil); errors.As(err, &path) {
 		err = path.Err
+	}
+	if err == nil {
+		return nil
 	}
 	return &fs.PathError{Op: "sysctl", Path: k.String() + ": " + op, Err: err}
 }
@@ -164,19 +149,17 @@ func Equal(a, b string) bool {
 		if a == b {
 			return true
 		}
-		portsA, okA := ports(a)
-		portsB, okB := ports(b)
-		return okA && okB && *portsA == *portsB
+		portsA, portsB := ports(a), ports(b)
+		return portsA != nil && portsB != nil && *portsA == *portsB
 	})
 }
 
-// ports reads numbers and ranges as in "8080,9000-9010". A single number is left
-// to the comparison as text.
-func ports(list string) (set *[1 << 16]bool, ok bool) {
+// ports reads numbers and ranges as in "8080,9000-9010"; nil, for any other text and for a single number.
+func ports(list string) *[1 << 16]bool {
 	if !strings.ContainsAny(list, ",-") {
-		return nil, false
+		return nil
 	}
-	set = new([1 << 16]bool)
+	set := new([1 << 16]bool)
 	for item := range strings.SplitSeq(list, ",") {
 		first, last, isRange := strings.Cut(item, "-")
 		if !isRange {
@@ -185,11 +168,11 @@ func ports(list string) (set *[1 << 16]bool, ok bool) {
 		a, errA := strconv.ParseUint(first, 10, 16)
 		b, errB := strconv.ParseUint(last, 10, 16)
 		if errA != nil || errB != nil {
-			return nil, false
+			return nil
 		}
 		for port := a; port <= b; port++ {
 			set[port] = true
 		}
 	}
-	return set, true
+	return set
 }

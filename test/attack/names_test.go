@@ -20,7 +20,6 @@ var (
 		"a\x7fb", "\x1b[0m"}
 )
 
-// refused serves a call whose one name is hostile.
 func refused(n *World, plugin string, c Call, network, name string) {
 	GinkgoHelper()
 	c.Conf = Object{"cniVersion": "1.1.0", "name": network, "type": plugin, "prevResult": Object{"cniVersion": "1.1.0"},
@@ -32,9 +31,7 @@ func refused(n *World, plugin string, c Call, network, name string) {
 
 var _ = Describe("names as long as they may be", Label("kernel", "long-names"), func() {
 	DescribeTable("are served, or refused with nothing left behind", func(backend string, length int, served bool) {
-		if backend == "iptables" {
-			nstest.Need("iptables")
-		}
+		nstest.NeedBackend(backend)
 		n, p := NewNode(), NewPod(strings.Repeat("c", length))
 		p.Network = strings.Repeat("n", length)
 		n.Must("DEL", n.Up(NewPod("first"), Usual(backend)), Usual(backend))
@@ -86,9 +83,7 @@ var _ = Describe("a name that leads elsewhere", Label("kernel", "hostile-names")
 
 	for _, backend := range []string{"nftables", "iptables"} {
 		It("is an interface like any other where the kernel takes it, on "+backend, func() {
-			if backend == "iptables" {
-				nstest.Need("iptables")
-			}
+			nstest.NeedBackend(backend)
 			n := NewNode()
 			first := n.Up(NewPod("first"), Usual(backend))
 			n.Must("DEL", first, Usual(backend))

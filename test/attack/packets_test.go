@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"strings"
-	"sync"
 	"sync/atomic"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -14,7 +13,6 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-// ptpList is a network of point to point links.
 func ptpList() List { return List{{Plugin: "ptp", Keys: Object{"ipam": HostLocal("10.89.0.0/24")}}} }
 
 var _ = Describe("a container that advertises itself as router (CVE-2020-10749)", Label("container-router"), func() {
@@ -120,9 +118,7 @@ var _ = Describe("packets to 127.0.0.0/8 (CVE-2020-8558)", Label("kernel", "loop
 	for _, backend := range []string{"nftables", "iptables"} {
 		It("reach the host's loopback neither from outside nor from a container, with host ports by "+backend, func() {
 			nstest.Need("nft-inet-nat")
-			if backend == "iptables" {
-				nstest.Need("iptables")
-			}
+			nstest.NeedBackend(backend)
 			n := NewNode()
 			// A machine on the bridge itself, where an uplink may be.
 			outside := nstest.NewHost()
@@ -145,18 +141,13 @@ var _ = Describe("packets to 127.0.0.0/8 (CVE-2020-8558)", Label("kernel", "loop
 			refusedAll := func() bool {
 				GinkgoHelper()
 				var reached atomic.Bool
-				var all sync.WaitGroup
-				for _, h := range []*nstest.Host{outside, rogue.Host, p.Host} {
-					for _, port := range []string{"9999", "9998"} {
-						all.Go(func() {
-							defer GinkgoRecover()
-							if reaches(h, "127.0.0.1:"+port) {
-								reached.Store(true)
-							}
-						})
+				from := []*nstest.Host{outside, rogue.Host, p.Host}
+				nstest.AtOnce(2*len(from), func(i int) {
+					args := []string{"-z", "-w1", "127.0.0.1", []string{"9999", "9998"}[i%2]}
+					if from[i/2].Run(nstest.Program{Path: "nc", Args: args}).Exit == 0 {
+						reached.Store(true)
 					}
-				}
-				all.Wait()
+				})
 				return !reached.Load()
 			}
 			Expect(n.Sysctl("net/ipv4/conf/cni0/route_localnet")).To(Equal("1"))
@@ -167,22 +158,13 @@ var _ = Describe("packets to 127.0.0.0/8 (CVE-2020-8558)", Label("kernel", "loop
 	}
 })
 
-// reaches tells whether a TCP server answers within a moment.
-func reaches(h *nstest.Host, address string) bool {
-	GinkgoHelper()
-	return h.Run(nstest.Program{Path: "nc", Args: []string{"-z", "-w1", strings.Split(address, ":")[0],
-		strings.Split(address, ":")[1]}}).Exit == 0
-}
-
 var _ = Describe("a host port 53 (CVE-2025-67499)", Label("kernel", "port-53"), func() {
 	for _, backend := range []string{"nftables", "iptables"} {
 		for _, hostIP := range []string{"", "192.0.2.1"} {
 			with := fmt.Sprintf("with %s and hostIP %q", backend, hostIP)
 			It("takes no question to other name servers, of anybody, "+with, func() {
 				nstest.Need("nft-inet-nat")
-				if backend == "iptables" {
-					nstest.Need("iptables")
-				}
+				nstest.NeedBackend(backend)
 				n := NewNode()
 				out := nstest.NewOutside(n.Host)
 				out.Cmd("ip", "route", "add", "10.88.0.0/24", "via", "192.0.2.1")

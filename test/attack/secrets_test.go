@@ -32,7 +32,6 @@ func withSecrets(keys Object) Object {
 // logging puts programs before the real ones that write down how they were
 // called, and returns the file.
 func logging(programs ...string) string {
-	GinkgoHelper()
 	dir := GinkgoT().TempDir()
 	log := filepath.Join(dir, "log")
 	for _, name := range programs {

@@ -5,15 +5,9 @@ package attack_test
 import (
 	"testing"
 
-	. "github.com/onsi/ginkgo/v2"
-	. "github.com/onsi/gomega"
-
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestAttack(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "attacks on the plugins")
-}
+func TestAttack(t *testing.T) { nstest.RunSpecs(t, "attacks on the plugins") }

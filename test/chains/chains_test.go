@@ -59,7 +59,6 @@ func (c chain) String() string {
 	return b.String()
 }
 
-// host is one with all that a chain may need.
 func (c chain) host() *World {
 	GinkgoHelper()
 	w := NewNode()
@@ -103,7 +102,6 @@ func (c chain) must(w *World, command string, pod int, p *Pod) {
 // live plays the life of two containers. CHECK passes after ADD, whatever else the chain
 // does; DEL takes away all of it and nothing of the other container.
 func (c chain) live() {
-	GinkgoHelper()
 	w := c.host()
 	pods := [2]*Pod{NewPod("one"), NewPod("two")}
 	added := c.call(w, "ADD", 0, pods[0])
@@ -149,7 +147,6 @@ func state(w *World, pod *Pod) string {
 	return w.Snapshot() + volatile.ReplaceAllString(w.Own(), "") + pod.Snapshot()
 }
 
-// differs is what one text has and the other has not, line by line.
 func differs(have, want string) (diff []string) {
 	for sign, side := range map[string][2]string{"+ ": {have, want}, "- ": {want, have}} {
 		other := strings.Split(side[1], "\n")
@@ -179,7 +176,6 @@ var (
 
 // compare has the reference serve the same chain: it comes to the same.
 func (c chain) compare() {
-	GinkgoHelper()
 	var answers [2]Answer
 	var results [2]string
 	for side := range answers {

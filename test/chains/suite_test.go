@@ -3,15 +3,9 @@ package chains_test
 import (
 	"testing"
 
-	. "github.com/onsi/ginkgo/v2"
-	. "github.com/onsi/gomega"
-
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestChains(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "chains: lists that nobody thought of")
-}
+func TestChains(t *testing.T) { nstest.RunSpecs(t, "chains: lists that nobody thought of") }

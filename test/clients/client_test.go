@@ -44,7 +44,6 @@ type answer struct {
 	Error string              // empty when all went well
 }
 
-// client is the process's main function.
 func client(name string) int {
 	var o order
 	if err := json.NewDecoder(os.Stdin).Decode(&o); err != nil {

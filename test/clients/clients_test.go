@@ -29,22 +29,22 @@ var _ = Describe("libcni", func() {
 		d.configure(conflist)
 		p := newPod("one", port{8080, 80, "tcp", ""})
 		pods.At(p.Netns).Serve()
-		d.must(order{Verbs: []string{"status", "add", "check"}, Pods: []pod{p}})
+		d.must("status add check", p)
 		Eventually(func() (string, error) { return d.Ask("tcp", "127.0.0.1:8080") }).Should(HavePrefix("10.88.0.1:"))
-		d.must(order{Verbs: []string{"del"}, Pods: []pod{p}})
+		d.must("del", p)
 	})
 })
 
 var _ = DescribeTable("libcni drives ADD, CHECK, STATUS, GC and DEL, of versions that have them", Label("libcni"), func(
-	version string, verbs ...string,
+	version, verbs string,
 ) {
 	d := newNode("libcni", pods.Network{Version: version, IPv6: true})
-	d.must(order{Verbs: verbs, Pods: []pod{newPod("one")}})
+	d.must(verbs, newPod("one"))
 },
-	Entry(nil, "0.3.1", "add", "del", "del"),
-	Entry(nil, "0.4.0", "add", "check", "del", "del"),
-	Entry(nil, "1.0.0", "add", "check", "del", "del"),
-	Entry(nil, "1.1.0", "status", "add", "check", "status", "gc", "check", "del", "del"),
+	Entry(nil, "0.3.1", "add del del"),
+	Entry(nil, "0.4.0", "add check del del"),
+	Entry(nil, "1.0.0", "add check del del"),
+	Entry(nil, "1.1.0", "status add check status gc check del del"),
 )
 
 var _ = Describe("go-cni", func() {
@@ -56,11 +56,11 @@ var _ = Describe("go-cni", func() {
 		init := ns.Start(nstest.Program{Path: "sleep", Args: []string{"infinity"}})
 		p := pod{ID: "one", Netns: fmt.Sprintf("/proc/%d/ns/net", init.Process.Pid),
 			Ports: []port{{8080, 80, "tcp", ""}}}
-		addrs := d.must(order{Verbs: []string{"add", "check"}, Pods: []pod{p}}).Addrs
+		addrs := d.must("add check", p).Addrs
 		pods.At(ns.Path, addrs["one"]...).ExpectUp()
 		Expect(init.Process.Kill()).To(Succeed())
 		_ = init.Wait()
-		d.must(order{Verbs: []string{"del"}, Pods: []pod{p}})
+		d.must("del", p)
 	})
 })
 
@@ -71,11 +71,11 @@ var _ = Describe("ocicni", func() {
 		d := newNode("ocicni", pods.Network{Version: "1.1.0"})
 		kept, lost, gone := newPod("kept"), newPod("lost", port{8080, 80, "tcp", ""}), nstest.NewNetns()
 		forgotten := pod{ID: "forgotten", Netns: gone.Path}
-		d.must(order{Verbs: []string{"add"}, Pods: []pod{kept, lost, forgotten}})
+		d.must("add", kept, lost, forgotten)
 		gone.Unpin() // as after a reboot
-		d.must(order{Verbs: []string{"gc", "check"}, Pods: []pod{kept}})
+		d.must("gc check", kept)
 		Expect(pods.Leases(d.Host)).To(HaveLen(1))
-		d.must(order{Verbs: []string{"gc"}})
+		d.must("gc")
 	})
 })
 
@@ -87,7 +87,7 @@ func underLibrary(library string) {
 		w := pods.Traffic{Host: d.Host, Outside: nstest.NewOutside(d.Host), Published: "8080", OnUplink: "8081",
 			SeesNeighbours: n.PTP}
 		first := newPod("first", port{8080, 80, "tcp", ""})
-		d.must(order{Verbs: []string{"status", "add", "del"}, Pods: []pod{first}})
+		d.must("status add del", first)
 		pods.ExpectNothingLeft(d.Host)
 		before := d.Snapshot()
 
@@ -95,8 +95,8 @@ func underLibrary(library string) {
 		server := newPod("server", port{8080, 80, "tcp", ""}, port{8080, 80, "udp", ""},
 			port{8081, 80, "tcp", pods.HostAddr}, port{8081, 80, "tcp", pods.HostAddr6})
 		pods.At(server.Netns).Serve()
-		for _, verbs := range [][]string{{"add", "check"}, {"del", "add", "check"}} { // and again while they live
-			addrs := d.must(order{Verbs: verbs, Pods: []pod{client, server}}).Addrs
+		for _, verbs := range []string{"add check", "del add check"} { // and again while they live
+			addrs := d.must(verbs, client, server).Addrs
 			a, b := pods.At(client.Netns, addrs["client"]...), pods.At(server.Netns, addrs["server"]...)
 			a.ExpectUp()
 			b.ExpectUp()
@@ -104,11 +104,11 @@ func underLibrary(library string) {
 		}
 
 		greedy := newPod("greedy", port{8080, 80, "tcp", ""})
-		Expect(d.do(order{Verbs: []string{"add"}, Pods: []pod{greedy}}).Error).To(
+		Expect(d.do("add", greedy).Error).To(
 			And(ContainSubstring("8080"), ContainSubstring("server")), "the port is taken, and by whom")
-		d.must(order{Verbs: []string{"del"}, Pods: []pod{greedy}})
-		d.must(order{Verbs: []string{"check"}, Pods: []pod{client, server}})
-		d.must(order{Verbs: []string{"del", "del"}, Pods: []pod{client, server}})
+		d.must("del", greedy)
+		d.must("check", client, server)
+		d.must("del del", client, server)
 		pods.ExpectNothingLeft(d.Host)
 		Expect(d.Snapshot()).To(Equal(before))
 	},
@@ -125,11 +125,11 @@ func underLibrary(library string) {
 		for i := range 100 {
 			many = append(many, newPod(fmt.Sprint("pod", i), port{int32(9000 + i), 80, "tcp", ""}))
 		}
-		up := d.must(order{Verbs: []string{"add", "check"}, Pods: many})
+		up := d.must("add check", many...)
 		addrs := slices.Concat(slices.Collect(maps.Values(up.Addrs))...)
 		Expect(slices.Compact(slices.Sorted(slices.Values(addrs)))).To(HaveLen(2 * len(many)))
 		Expect(pods.Leases(d.Host)).To(ConsistOf(addrs))
-		d.must(order{Verbs: []string{"del"}, Pods: many})
+		d.must("del", many...)
 	})
 
 	It("gives a host port to one of many pods that ask for it at once", func() {
@@ -140,7 +140,7 @@ func underLibrary(library string) {
 			many = append(many, newPod(fmt.Sprint("pod", i), port{8080, 80, "tcp", ""}))
 			pods.At(many[i].Netns).Serve()
 		}
-		a := d.do(order{Verbs: []string{"add"}, Pods: many})
+		a := d.do("add", many...)
 		Expect(strings.Count(a.Error, "8080")).To(Equal(len(many)-1), a.Error)
 		for _, p := range many {
 			if a.Addrs[p.ID] == nil {
@@ -148,26 +148,24 @@ func underLibrary(library string) {
 			}
 		}
 		Expect(lost).To(HaveLen(len(many) - 1))
-		d.must(order{Verbs: []string{"del"}, Pods: lost})
-		Eventually(func() (string, error) {
-			return outside.Ask("tcp",
-				"192.0.2.1:8080")
-		}).Should(HavePrefix("192.0.2.2:"))
+		d.must("del", lost...)
+		ask := func() (string, error) { return outside.Ask("tcp", "192.0.2.1:8080") }
+		Eventually(ask).Should(HavePrefix("192.0.2.2:"))
 		Expect(pods.Leases(d.Host)).To(HaveLen(1))
-		d.must(order{Verbs: []string{"del"}, Pods: many})
+		d.must("del", many...)
 	})
 
 	It("is content with CHECK where tuning sets the MAC address and the MTU, until somebody changes them", func() {
 		d := newNode(library, pods.Network{Version: "1.1.0", Tuning: `, "mac": "02:00:00:00:00:aa", "mtu": 1400`})
 		p := newPod("one")
-		addrs := d.must(order{Verbs: []string{"add", "check"}, Pods: []pod{p}}).Addrs
+		addrs := d.must("add check", p).Addrs
 		one := pods.At(p.Netns, addrs["one"]...)
 		one.ExpectUp()
 		Expect(one.Cmd("ip", "link", "show", "eth0")).To(And(ContainSubstring("02:00:00:00:00:aa"),
 			ContainSubstring("mtu 1400")))
 		one.Cmd("ip", "link", "set", "eth0", "mtu", "1300")
-		Expect(d.do(order{Verbs: []string{"check"}, Pods: []pod{p}}).Error).To(ContainSubstring("1300"))
-		d.must(order{Verbs: []string{"del"}, Pods: []pod{p}})
+		Expect(d.do("check", p).Error).To(ContainSubstring("1300"))
+		d.must("del", p)
 	})
 
 	DescribeTable("takes over pods of the reference plugins: CHECK, GC, traffic, DEL", Label("upgrade"), func(
@@ -181,22 +179,22 @@ func underLibrary(library string) {
 		server := newPod("server", port{8080, 80, "tcp", ""}, port{8080, 80, "udp", ""})
 		addrs := map[string][]string{}
 		for _, p := range []pod{client, server, lost} { // one at a time: the reference's ADDs lose rules of each other
-			maps.Copy(addrs, d.must(order{Verbs: []string{"add"}, Pods: []pod{p}}).Addrs)
+			maps.Copy(addrs, d.must("add", p).Addrs)
 		}
 		a, b := pods.At(client.Netns, addrs["client"]...), pods.At(server.Netns, addrs["server"]...).Serve()
 		w.Expect(a, b)
 
 		d.install("")
 		d.configure(pods.Network{Version: "1.1.0", IPv6: true, PTP: ptp}.Conflist())
-		d.must(order{Verbs: []string{"check"}, Pods: []pod{client, server, lost}})
+		d.must("check", client, server, lost)
 		if library != "go-cni" { // has no GC
-			d.must(order{Verbs: []string{"gc", "check"}, Pods: []pod{client, server}})
+			d.must("gc check", client, server)
 			Expect(pods.Leases(d.Host)).To(ConsistOf(append(addrs["client"], addrs["server"]...)))
 			Expect(d.Cmd("nft", "list", "ruleset")).NotTo(Or(ContainSubstring(addrs["lost"][0]),
 				ContainSubstring("9000")))
 		}
 		w.Expect(a, b)
-		d.must(order{Verbs: []string{"del"}, Pods: []pod{client, server, lost}})
+		d.must("del", client, server, lost)
 	},
 		takeovers(library),
 	)
@@ -207,7 +205,7 @@ func underLibrary(library string) {
 		for i := range 10 {
 			many = append(many, newPod(fmt.Sprint("pod", i), port{int32(9000 + i), 80, "tcp", ""}))
 		}
-		killed := d.Start(d.client(order{Verbs: []string{"add"}, Pods: many}))
+		killed := d.Start(d.client("add", many...))
 		leases := func() []string { return pods.Leases(d.Host) }
 		Eventually(leases).WithPolling(time.Millisecond).ShouldNot(HaveLen(0))
 		Expect(killed.Process.Kill()).To(Succeed())
@@ -215,29 +213,29 @@ func underLibrary(library string) {
 		pods.Settle(filepath.Dir(nstest.Build("bridge")))
 		AddReportEntry("addresses lent", strings.Join(pods.Leases(d.Host), " "))
 		if library == "go-cni" { // has no GC
-			d.must(order{Verbs: []string{"del"}, Pods: many})
+			d.must("del", many...)
 		} else {
-			d.must(order{Verbs: []string{"gc"}})
+			d.must("gc")
 		}
 		pods.ExpectNothingLeft(d.Host)
-		d.must(order{Verbs: []string{"add", "check", "del"}, Pods: many})
+		d.must("add check del", many...)
 	})
 
 	It("hears from STATUS that a range is full, or a bridge's name taken, and when that is over", func() {
 		d := newNode(library, pods.Network{Version: "1.1.0", Last: "10.88.0.2"})
 		one := newPod("one")
-		d.must(order{Verbs: []string{"status", "add"}, Pods: []pod{one}})
-		Expect(d.do(order{Verbs: []string{"status"}}).Error).To(ContainSubstring("10.88.0.2"))
-		d.must(order{Verbs: []string{"del", "status"}, Pods: []pod{one}})
+		d.must("status add", one)
+		Expect(d.do("status").Error).To(ContainSubstring("10.88.0.2"))
+		d.must("del status", one)
 
 		d.Cmd("ip", "link", "del", "cni0")
 		d.Cmd("ip", "link", "add", "cni0", "type", "veth", "peer", "name", "other")
 		before := d.Snapshot()
-		Expect(d.do(order{Verbs: []string{"status"}}).Error).To(ContainSubstring(`bridge "cni0"`))
-		Expect(d.do(order{Verbs: []string{"add"}, Pods: []pod{one}}).Error).To(ContainSubstring(`bridge "cni0"`))
+		Expect(d.do("status").Error).To(ContainSubstring(`bridge "cni0"`))
+		Expect(d.do("add", one).Error).To(ContainSubstring(`bridge "cni0"`))
 		Expect(d.Snapshot()).To(Equal(before))
 		d.Cmd("ip", "link", "del", "cni0")
-		d.must(order{Verbs: []string{"status"}})
+		d.must("status")
 	})
 }
 

@@ -96,7 +96,6 @@ func (l libCNI) gc(ctx context.Context, valid []pod) error {
 	return l.GCNetworkList(ctx, l.list, args)
 }
 
-// addresses are those of a result, whatever its version.
 func addresses(res types.Result) ([]string, error) {
 	newest, err := types100.GetResult(res)
 	if err != nil {

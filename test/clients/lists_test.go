@@ -28,7 +28,6 @@ func read(name string) string {
 
 // asList is a configuration as runtimes have it, who know only lists.
 func asList(conf string) string {
-	GinkgoHelper()
 	var file map[string]any
 	Expect(json.Unmarshal([]byte(conf), &file)).To(Succeed(), conf)
 	if file["plugins"] != nil {
@@ -69,12 +68,10 @@ type userLists struct {
 	inPod     string   // what "ip rule" lists in the first pod
 }
 
-// has reports whether the network of eth0 has such a key with such a value.
 func (u userLists) has(text string) bool { return strings.Contains(u.conflists[0], text) }
 
 // expectValid has each of our plugins find nothing wrong in the lists, and in what IPAM plugins are given.
 func (u userLists) expectValid(d *node) {
-	GinkgoHelper()
 	var warnings []string
 	for _, conflist := range u.conflists {
 		concerned := false
@@ -107,14 +104,13 @@ func (u userLists) run(d *node, verb string, many ...pod) (addrs []map[string][]
 			p.IfName = []string{"eth0", "net1"}[i]
 			here = append(here, p)
 		}
-		addrs = append(addrs, d.must(order{Verbs: []string{verb}, Pods: here}).Addrs)
+		addrs = append(addrs, d.must(verb, here...).Addrs)
 	}
 	return addrs
 }
 
 // prepare makes what is there on such a node before the first pod.
 func (u userLists) prepare(d *node) {
-	GinkgoHelper()
 	self, err := os.Executable()
 	Expect(err).NotTo(HaveOccurred())
 	for name := range standIns {
@@ -132,7 +128,6 @@ func (u userLists) prepare(d *node) {
 // expectTraffic has the client reach the server, and the outside, where the networks give
 // it that, and the server's host port be reached from outside.
 func (u userLists) expectTraffic(outside *nstest.Host, client pods.Pod, addrs []map[string][]string) {
-	GinkgoHelper()
 	limit := map[bool]string{true: "-w1", false: "-w40"}[u.isolated]
 	for _, of := range addrs {
 		for i, server := range of["server"] {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -28,7 +29,6 @@ func newNode(library string, n pods.Network) *node {
 	return d
 }
 
-// configure writes the network.
 func (d *node) configure(conflist string) {
 	GinkgoHelper()
 	Expect(os.WriteFile(filepath.Join(d.netconf, conflistName), []byte(conflist), 0o644)).To(Succeed())
@@ -47,19 +47,17 @@ func (d *node) install(from string) {
 	}
 }
 
-// client is a process with the library.
-func (d *node) client(o order) nstest.Program {
+// client is a process with the library, which is asked for verbs ("add check") of all pods at once.
+func (d *node) client(verbs string, pods ...pod) nstest.Program {
 	GinkgoHelper()
-	in, err := json.Marshal(o)
-	Expect(err).NotTo(HaveOccurred())
-	return nstest.Program{Path: "/proc/self/exe", Stdin: string(in), Env: []string{
+	in := plugintest.Text(order{strings.Fields(verbs), pods})
+	return nstest.Program{Path: "/proc/self/exe", Stdin: in, Env: []string{
 		libraryEnv + "=" + d.library, pluginsEnv + "=" + d.Dir, netconfEnv + "=" + d.netconf}}
 }
 
-// do runs the library on the node.
-func (d *node) do(o order) answer {
+func (d *node) do(verbs string, pods ...pod) answer {
 	GinkgoHelper()
-	out := d.Run(d.client(o))
+	out := d.Run(d.client(verbs, pods...))
 	GinkgoWriter.Print(out.Stderr)
 	Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
 	var a answer
@@ -67,10 +65,9 @@ func (d *node) do(o order) answer {
 	return a
 }
 
-// must is do, when nothing may fail.
-func (d *node) must(o order) answer {
+func (d *node) must(verbs string, pods ...pod) answer {
 	GinkgoHelper()
-	a := d.do(o)
+	a := d.do(verbs, pods...)
 	Expect(a.Error).To(BeEmpty())
 	return a
 }

@@ -104,7 +104,6 @@ func pair(prefix, result string) skel.CNIFuncs {
 	}
 }
 
-// passOn prints the result of the plugin before, changed.
 func passOn(args *skel.CmdArgs, change func(result map[string]any)) error {
 	var conf struct{ PrevResult map[string]any }
 	if err := json.Unmarshal(args.StdinData, &conf); err != nil {

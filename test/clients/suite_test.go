@@ -7,9 +7,6 @@ import (
 	"os"
 	"testing"
 
-	. "github.com/onsi/ginkgo/v2"
-	. "github.com/onsi/gomega"
-
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
@@ -23,7 +20,4 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
-func TestClients(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "clients: libcni, go-cni and ocicni")
-}
+func TestClients(t *testing.T) { nstest.RunSpecs(t, "clients: libcni, go-cni and ocicni") }

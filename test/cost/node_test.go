@@ -70,10 +70,8 @@ var (
 	iptables   = Object{"ipMasq": true, "ipMasqBackend": "iptables"}
 )
 
-// ipam has addresses of host-local, from each of the subnets.
 func ipam(subnets []string) Object { return Object{"ipam": HostLocal(subnets...)} }
 
-// fixed are addresses of static.
 func fixed(addresses ...string) Object {
 	var list []Object
 	for _, a := range addresses {
@@ -91,17 +89,14 @@ func ptp(subnets []string, more ...Object) Object {
 	return Merge(ipam(subnets), Merge(more...))
 }
 
-// onUplink are keys of a plugin whose interface is on the uplink.
 func onUplink(subnets []string, more ...Object) Object {
 	return Merge(ipam(subnets), Object{"master": "up0", "enabledad": false}, Merge(more...))
 }
 
-// portmap publishes one port.
 func portmap(port int, more ...Object) Object {
 	return Merge(append(more, ports(port, "tcp"))...)
 }
 
-// ports publishes one port for each of the protocols.
 func ports(first int, protocols ...string) Object {
 	var mappings []Object
 	for i, p := range protocols {
@@ -113,7 +108,6 @@ func ports(first int, protocols ...string) Object {
 // limited are limits of both directions.
 var limited = Object{"ingressRate": 8000000, "ingressBurst": 800000, "egressRate": 8000000, "egressBurst": 800000}
 
-// tuning changes a sysctl and the MAC.
 func tuning(n int) Object {
 	return Object{"sysctl": Object{"net.ipv4.conf.IFNAME.arp_filter": "1"},
 		"mac": fmt.Sprintf("c2:00:00:00:%02x:%02x", n>>8, n&255)}

@@ -3,15 +3,9 @@ package cost_test
 import (
 	"testing"
 
-	. "github.com/onsi/ginkgo/v2"
-	. "github.com/onsi/gomega"
-
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestCost(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "cost: what a call asks of the kernel")
-}
+func TestCost(t *testing.T) { nstest.RunSpecs(t, "cost: what a call asks of the kernel") }

@@ -26,10 +26,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestDemo(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "demo")
-}
+func TestDemo(t *testing.T) { nstest.RunSpecs(t, "demo") }
 
 // demo is the host, the machine outside, the network and its three containers.
 type demo struct {
@@ -64,7 +61,6 @@ var _ = It("three containers on a throw-away host", func() {
 // newDemo makes the host. It forwards nothing of itself where the network has a
 // plugin that can do something about that.
 func newDemo() *demo {
-	GinkgoHelper()
 	data, err := os.ReadFile(cmp.Or(os.Getenv("HAWSER_CONFLIST"), "demo.conflist"))
 	Expect(err).NotTo(HaveOccurred())
 	list, err := libcni.NetworkConfFromBytes(data)
@@ -103,7 +99,6 @@ func (d *demo) run(what string, fn func(context.Context) error) {
 	fmt.Printf("   %-56s %5.1f ms\n", what, float64(time.Since(began).Microseconds())/1000)
 }
 
-// add attaches a new container as a runtime does; the ports are published.
 func (d *demo) add(list *libcni.NetworkConfigList, name string, ports ...string) *container {
 	GinkgoHelper()
 	netns := nstest.NewNetns()
@@ -137,7 +132,6 @@ func (d *demo) del(list *libcni.NetworkConfigList, c *container, how string) {
 	d.run("DEL    "+c.Name+" "+how, func(ctx context.Context) error { return d.cni.DelNetworkList(ctx, list, c.rt) })
 }
 
-// traffic says each conversation.
 func (d *demo) traffic() pods.Traffic {
 	return pods.Traffic{Host: called("host", d.host), Outside: called("outside", d.outside), Published: published,
 		Say: func(line string) { fmt.Println("   " + line) }}
@@ -146,7 +140,6 @@ func (d *demo) traffic() pods.Traffic {
 // tryWithoutFirewall shows what the host drops: it attaches the first container by
 // the list without firewall, and takes it away again.
 func (d *demo) tryWithoutFirewall() {
-	GinkgoHelper()
 	if !d.hasFirewall() {
 		return
 	}
@@ -177,7 +170,6 @@ func (d *demo) attach() {
 }
 
 func (d *demo) prove() {
-	GinkgoHelper()
 	title("proof: each server answers with the source address that it sees")
 	if d.hasFirewall() {
 		fmt.Println("   The FORWARD chain still drops; firewall lets the containers through.")
@@ -188,7 +180,6 @@ func (d *demo) prove() {
 }
 
 func (d *demo) check() {
-	GinkgoHelper()
 	title("CHECK")
 	for _, c := range []*container{d.one, d.two, d.three} {
 		d.run("CHECK  "+c.Name+": as ADD left it", func(ctx context.Context) error {
@@ -199,7 +190,6 @@ func (d *demo) check() {
 
 // detach takes the containers away in the three ways of real life.
 func (d *demo) detach() {
-	GinkgoHelper()
 	title("take it down")
 	d.del(d.list, d.one, "in order")
 	d.one.netns.Unpin()
@@ -251,7 +241,6 @@ rm -f /run/xtables.lock`
 // expectNothingLeft shows what differs from before, and takes away what the next container
 // would share.
 func (d *demo) expectNothingLeft(before []string) {
-	GinkgoHelper()
 	title("what is left: only what the next container would share")
 	for _, line := range d.state() {
 		if !slices.Contains(before, line) && telling(line) {

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
@@ -14,7 +13,6 @@ import (
 
 // draw shows the network as the kernel tells it, through ip and nft.
 func (d *demo) draw() {
-	GinkgoHelper()
 	title("the network")
 	br := plugintest.Show(d.host, "cni0")
 	fmt.Printf("   outside  eth0   %s\n", words(plugintest.Show(d.outside, "eth0")))
@@ -39,9 +37,7 @@ func (d *demo) draw() {
 	d.drawTables()
 }
 
-// drawTables prints routes, NAT and firewall in the words of ip, iptables and nft.
 func (d *demo) drawTables() {
-	GinkgoHelper()
 	for _, h := range []*nstest.Host{called("the host", d.host), d.one.Host} {
 		title("routes of " + h.Name)
 		indent(h.Cmd("ip", "-4", "route") + h.Cmd("ip", "-6", "route"))
@@ -55,9 +51,7 @@ func (d *demo) drawTables() {
 	indent(d.host.Cmd("sh", "-c", "nft list table inet hawser 2>/dev/null || nft list ruleset"))
 }
 
-// portOf is the port of the bridge at the other end of a container's interface.
 func (d *demo) portOf(eth0 plugintest.Link) string {
-	GinkgoHelper()
 	var ports []plugintest.Link
 	d.host.JSON(&ports, "ip", "-j", "link", "show", "master", "cni0")
 	i := slices.IndexFunc(ports, func(l plugintest.Link) bool { return l.Index == eth0.Peer })

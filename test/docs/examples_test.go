@@ -19,7 +19,6 @@ type example struct {
 	doc  object
 }
 
-// examples are those of a page.
 func examples(page string) (list []example) {
 	GinkgoHelper()
 	for _, m := range fence.FindAllStringSubmatch(read(root(page)), -1) {
@@ -45,7 +44,6 @@ func pages() (list []string) {
 	return list
 }
 
-// schema is the name of the one that an example is for.
 func (e example) schema() string {
 	has := func(key string) bool { return e.doc[key] != nil }
 	switch {

@@ -39,7 +39,6 @@ func keysOf(node object, path string) (list []keyDoc) {
 	return list
 }
 
-// kindOf is the type of a key in the words of the manuals.
 func kindOf(node object) string {
 	kind, _ := node["type"].(string)
 	if several, ok := node["type"].([]any); ok {
@@ -54,7 +53,6 @@ func kindOf(node object) string {
 	return kind
 }
 
-// schemaKeys are the keys of docs/schema/NAME.json.
 func schemaKeys(name string) []keyDoc {
 	GinkgoHelper()
 	return keysOf(parsed(read(root("docs", "schema", name+".json"))).(object), "")

@@ -27,7 +27,6 @@ var sent = map[string]any{
 	"ipRanges": [][]object{{{"subnet": "10.3.0.0/24"}}},
 }
 
-// entries are the configurations of an example.
 func (e example) entries() (list []object) {
 	all, ok := e.doc["plugins"].([]any)
 	if !ok {
@@ -49,7 +48,6 @@ func (e example) asks(key string, value ...string) bool {
 	return false
 }
 
-// labels mark what not every kernel can do.
 func (e example) labels() Labels {
 	if e.asks("vlan") || e.asks("vlanTrunk") || e.asks("vrfname") || len(e.kinds()) > 0 {
 		return Label("kernel")
@@ -70,7 +68,6 @@ func (e example) kinds() (needs []string) {
 // prepare skips what this machine cannot do, and makes what is not the plugins'
 // to make: the chain of kube-proxy that an example names.
 func (e example) prepare(host *nstest.Host) (pluginDir string) {
-	GinkgoHelper()
 	if e.asks("vlan") || e.asks("vlanTrunk") {
 		nstest.Need("vlan_filtering", "8021q")
 	}
@@ -108,15 +105,12 @@ func (e example) prepare(host *nstest.Host) (pluginDir string) {
 	return dir
 }
 
-// lend starts the daemon of dhcp, and a DHCP server on a bridge.
 func lend(host *nstest.Host, bridge string) {
-	GinkgoHelper()
 	host.IP("link add "+bridge+" type bridge", "addr add 10.7.0.1/24 dev "+bridge, "link set "+bridge+" up")
 	plugintest.ServeDHCP(host, bridge, "10.7.0.50,10.7.0.60")
 	plugintest.DHCPDaemon(host, filepath.Dir(nstest.Build("dhcp")))
 }
 
-// list is the example as libcni has it.
 func (e example) list() *libcni.NetworkConfigList {
 	GinkgoHelper()
 	text := e.text
@@ -129,7 +123,6 @@ func (e example) list() *libcni.NetworkConfigList {
 	return list
 }
 
-// ifName is that of the container's interface.
 func (e example) ifName() string {
 	if e.entries()[0]["type"] == "loopback" {
 		return "lo"
@@ -207,7 +200,6 @@ var _ = Describe("the examples are run:", Label("examples"), func() {
 	}
 })
 
-// withSandbox is a result whose container is always the same.
 func withSandbox(result object) string {
 	GinkgoHelper()
 	for _, i := range asList(result["interfaces"]) {

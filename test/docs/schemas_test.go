@@ -109,7 +109,6 @@ func put(doc any, key string, value any) any {
 // report is what --check-config says: "error: KEY: what is wrong", a line each.
 type report string
 
-// lines are those of a level, without it.
 func (r report) lines(level string) (list []string) {
 	for _, m := range regexp.MustCompile(`(?m)^`+level+`: (.*)$`).FindAllStringSubmatch(string(r), -1) {
 		list = append(list, m[1])
@@ -130,7 +129,6 @@ func checkConfig(plugin, conf string) (r report, code int) {
 
 // expectGood has the schema, that of whole files and the parser take a document.
 func (s subject) expectGood(doc any) {
-	GinkgoHelper()
 	text := plugintest.Text(doc)
 	Expect(validate(schema(s.schema), doc)).To(Succeed(), text)
 	Expect(validate(schema("network"), doc)).To(Succeed(), text)
@@ -139,9 +137,7 @@ func (s subject) expectGood(doc any) {
 	Expect(code).To(Or(BeZero(), Equal(3)), text) // 3: it is another plugin's
 }
 
-// expectRefused has both schemas refuse a document.
 func (s subject) expectRefused(doc any) {
-	GinkgoHelper()
 	text := plugintest.Text(doc)
 	Expect(validate(schema(s.schema), doc)).NotTo(Succeed(), text)
 	Expect(validate(schema("network"), doc)).NotTo(Succeed(), text)
@@ -150,7 +146,6 @@ func (s subject) expectRefused(doc any) {
 // expectBad has the parser refuse a document, and name the value or say of which type it is.
 // near is the key that it must complain about, or about what is in it or around it; empty for any.
 func (s subject) expectBad(doc, value any, near string) report {
-	GinkgoHelper()
 	text := plugintest.Text(doc)
 	r, code := checkConfig(s.plugin, text)
 	Expect(code).To(Equal(1), text)
@@ -172,7 +167,6 @@ var index = regexp.MustCompile(`\[\d+\]`)
 
 // expectADD has ADD report what --check-config does.
 func (s subject) expectADD(w *plugintest.World, netns string, doc any, r report) {
-	GinkgoHelper()
 	said := w.Exec(plugintest.Call{Command: "ADD", Netns: netns, Conf: doc}).Failed(cni.CodeConfig)
 	for _, line := range r.lines("error") {
 		Expect(said).To(MatchRegexp(`(?m)(^|; )%s(;|$)`, regexp.QuoteMeta(line)))

@@ -21,19 +21,12 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestDocs(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "docs: schemas, tables and examples")
-}
+func TestDocs(t *testing.T) { nstest.RunSpecs(t, "docs: schemas, tables and examples") }
 
 type object = plugintest.Object
 
-// root is a file of the checkout.
 func root(name ...string) string {
-	GinkgoHelper()
-	top, err := nstest.Root()
-	Expect(err).NotTo(HaveOccurred())
-	return filepath.Join(append([]string{top}, name...)...)
+	return filepath.Join(append([]string{nstest.Root()}, name...)...)
 }
 
 func glob(pattern string) []string {
@@ -77,7 +70,6 @@ func schema(name string) *jsonschema.Schema {
 	return s
 }
 
-// validate returns what the schema has against a document, nil for nothing.
 func validate(s *jsonschema.Schema, doc any) error {
 	GinkgoHelper()
 	plain, err := jsonschema.UnmarshalJSON(strings.NewReader(plugintest.Text(doc)))
@@ -85,7 +77,6 @@ func validate(s *jsonschema.Schema, doc any) error {
 	return s.Validate(plain)
 }
 
-// parsed is a JSON document.
 func parsed(text string) (doc any) {
 	GinkgoHelper()
 	d := json.NewDecoder(bytes.NewReader([]byte(text)))

@@ -22,7 +22,6 @@ func macs(key string) values {
 		bad: `["no", "02:00:00:00:00", "01:00:00:00:00:01", "00:00:00:00:00:00", "02:00:00:00:00:00:00:01", 5]`}
 }
 
-// hwaddrs are those of any kind of interface.
 func hwaddrs(key string) values {
 	v := macs(key)
 	v.good = `["02:00:00:00:00:01", "0A-00-00-00-00-0b", "0200.5e00.5301", "", null, "02:00:00:00:00:00:00:01",
@@ -273,7 +272,6 @@ func hostLocalValues() []values {
 			`{"ipam": {"subnet": null}, "runtimeConfig": {"ipRanges": [[{`+nine+`}]]}}`))
 }
 
-// routes are those of IPAM.
 func routes() []values {
 	return []values{
 		{key: "ipam.routes", good: `[[], [{"dst": "0.0.0.0/0"}], null]`, bad: `[5, {}, [{}], [null], ["0.0.0.0/0"]]`},

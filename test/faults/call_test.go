@@ -25,7 +25,6 @@ type call struct {
 	Failures int    // in how many ways it can fail
 }
 
-// callName is the name of a watched call.
 func callName(nr uint64) string {
 	if name, ok := watched[nr]; ok {
 		return name
@@ -104,7 +103,6 @@ func family(tid int, address uint64) uint16 {
 	return binary.NativeEndian.Uint16(b)
 }
 
-// text reads a string of the process.
 func text(tid int, address uint64) string {
 	b := make([]byte, 256)
 	for len(b) > 0 && peek(tid, address, b) != nil {

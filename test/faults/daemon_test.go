@@ -17,7 +17,6 @@ import (
 // lend starts a DHCP server, which lends each container an address of its own, and
 // the daemon.
 func (n *node) lend() {
-	GinkgoHelper()
 	n.host.IP("link add cni0 type bridge", "addr add 10.1.0.1/24 dev cni0", "link set cni0 up")
 	var own []string
 	for i, id := range []string{victim, bystander} {
@@ -31,7 +30,6 @@ func (n *node) lend() {
 // rest waits until the daemon has done with all calls, also with those whose plugin has
 // ended before. It takes them in their order.
 func (n *node) rest() {
-	GinkgoHelper()
 	if n.daemon == nil {
 		return
 	}
@@ -58,7 +56,6 @@ var _ = It("a kill of dhcp's daemon at every call loses nothing", Label("kernel"
 })
 
 func (n *node) startDaemon() {
-	GinkgoHelper()
 	making.Lock()
 	defer making.Unlock()
 	n.daemon = plugintest.DHCPDaemon(n.host, n.bin)

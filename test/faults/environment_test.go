@@ -72,7 +72,6 @@ func (b broken) shell(script string) {
 	b.host.Cmd("sh", "-ec", script)
 }
 
-// whole plays ADD and DEL while all is well.
 func (b broken) whole() {
 	GinkgoHelper()
 	result, err := b.add()
@@ -80,7 +79,6 @@ func (b broken) whole() {
 	Expect(b.del(result)).To(Succeed())
 }
 
-// call is a call while something is broken, and what it prints.
 func (b broken) call(command, prev, fails string) string {
 	GinkgoHelper()
 	p := b.program(command, victim, cmp.Or(prev, b.below[victim]))

@@ -29,9 +29,7 @@ var _ = Describe("an error at every call", Label("kernel", "error"), func() {
 	}
 })
 
-// failings are all errors of all calls of an undisturbed ADD, and DEL.
 func failings(l *lesson) (cases []failing) {
-	GinkgoHelper()
 	for _, command := range l.commands() {
 		for _, c := range l.calls(command, fault{}) {
 			if messages() && c.File != "netlink" {
@@ -45,7 +43,6 @@ func failings(l *lesson) (cases []failing) {
 	return cases
 }
 
-// play makes the call fail and judges what came of it.
 func (c failing) play(n *node) (hit bool, err error) {
 	out, prev, err := n.disturbed(c.command, c.fault)
 	if err == nil && out.Hit == nil { // it was over sooner this time

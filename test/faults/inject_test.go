@@ -95,23 +95,20 @@ var possible = map[string][]unix.Errno{
 	"symlinkat": {unix.ENOSPC, unix.EACCES}, "renameat": {unix.ENOSPC, unix.EIO, unix.EACCES},
 	"renameat2": {unix.ENOSPC, unix.EIO, unix.EACCES}, "unlinkat": {unix.EIO, unix.EBUSY, unix.EROFS, unix.EACCES},
 	"unlink": {unix.EIO, unix.EACCES}, "mknodat": {unix.EPERM}, "fchmod": {unix.EPERM, unix.EIO},
-	"fchmodat":  {unix.EPERM, unix.EIO},
-	"utimensat": {unix.EIO, unix.EPERM, unix.EROFS}, "ftruncate": {unix.EIO, unix.EINTR},
-	"fsync": {unix.EIO, unix.ENOSPC}, "fdatasync": {unix.EIO, unix.ENOSPC},
+	"fchmodat": {unix.EPERM, unix.EIO}, "utimensat": {unix.EIO, unix.EPERM, unix.EROFS},
+	"ftruncate": {unix.EIO, unix.EINTR}, "fsync": {unix.EIO, unix.ENOSPC}, "fdatasync": {unix.EIO, unix.ENOSPC},
 	"newfstatat": {unix.EACCES, unix.EIO, unix.ENOMEM}, "fstat": {unix.EIO, unix.ENOMEM},
-	"statx":      {unix.EACCES, unix.EIO},
-	"getdents64": {unix.EIO, unix.ENOMEM}, "readlinkat": {unix.EACCES, unix.EIO}, "readlink": {unix.EIO},
-	"faccessat": {unix.EACCES, unix.EIO}, "faccessat2": {unix.EACCES, unix.EIO}, "access": {unix.EIO},
-	"dup3": {unix.EBUSY}, "dup2": {unix.EBUSY}, "flock": {unix.EINTR, unix.ENOLCK, unix.EIO},
+	"statx": {unix.EACCES, unix.EIO}, "getdents64": {unix.EIO, unix.ENOMEM}, "readlinkat": {unix.EACCES, unix.EIO},
+	"readlink": {unix.EIO}, "faccessat": {unix.EACCES, unix.EIO}, "faccessat2": {unix.EACCES, unix.EIO},
+	"access": {unix.EIO}, "dup3": {unix.EBUSY}, "dup2": {unix.EBUSY}, "flock": {unix.EINTR, unix.ENOLCK, unix.EIO},
 	"pipe2": {unix.EMFILE, unix.ENFILE}, "pipe": {unix.EMFILE}, "memfd_create": {unix.EMFILE, unix.ENOMEM},
 	"poll": {unix.EINTR, unix.ENOMEM}, "ppoll": {unix.EINTR, unix.ENOMEM}, "select": {unix.EINTR, unix.ENOMEM},
 	"socket": {unix.EMFILE, unix.ENOBUFS, unix.EPERM}, "bind": {unix.ENOMEM},
 	"setsockopt": {unix.ENOMEM, unix.EPERM, unix.ENOPROTOOPT}, "getsockopt": {unix.ENOMEM},
 	"setns": {unix.EPERM, unix.ENOMEM}, "clone": {unix.EAGAIN, unix.ENOMEM}, "clone3": {unix.EAGAIN},
-	"fork":  {unix.EAGAIN},
-	"vfork": {unix.EAGAIN}, "execve": {unix.EACCES, unix.ENOMEM, unix.EIO}, "wait4": {unix.EINTR},
-	"waitid":        {unix.EINTR},
-	"inotify_init1": {unix.EMFILE}, "inotify_add_watch": {unix.ENOSPC},
+	"fork": {unix.EAGAIN}, "vfork": {unix.EAGAIN}, "execve": {unix.EACCES, unix.ENOMEM, unix.EIO},
+	"wait4": {unix.EINTR}, "waitid": {unix.EINTR}, "inotify_init1": {unix.EMFILE},
+	"inotify_add_watch": {unix.ENOSPC},
 }
 
 func (c call) openFailures() []failure {
@@ -164,7 +161,6 @@ func interruptible(tid int, fd uint64, errnos ...unix.Errno) []failure {
 	return fails(errnos...)
 }
 
-// flags are those of an open descriptor.
 func flags(tid int, fd uint64) (flags int) {
 	info, _ := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", tid, int32(fd)))
 	_, after, _ := strings.Cut(string(info), "flags:")
@@ -172,7 +168,6 @@ func flags(tid int, fd uint64) (flags int) {
 	return flags
 }
 
-// inject makes the call fail.
 func (m *monitor) inject(n notification, c call) (response, bool) {
 	all := c.failures(int(n.tid))
 	if len(all) == 0 {
@@ -241,7 +236,6 @@ func port(pid int, socket uint64) uint32 {
 	return 0
 }
 
-// refusal is one message that refuses a request, and repeats it.
 func refusal(request []byte, errno unix.Errno, port uint32) []byte {
 	order := binary.NativeEndian
 	m := make([]byte, unix.SizeofNlMsghdr+4, unix.SizeofNlMsghdr+4+len(request))

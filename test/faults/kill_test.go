@@ -31,7 +31,6 @@ var _ = Describe("a kill at every call", Label("kernel", "killed"), func() {
 // nothing is like one before the next that does, so those are enough;
 // HAWSER_FAULTS=all takes each call.
 func killings(l *lesson) (cases []killing) {
-	GinkgoHelper()
 	for _, command := range l.commands() {
 		f := fault{Changes: !everything()}
 		for _, c := range l.calls(command, f) {

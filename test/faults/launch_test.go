@@ -81,7 +81,7 @@ func filter(changes bool) []unix.SockFilter {
 	}
 	for _, calls := range []map[uint64]string{watched, older} {
 		for nr, name := range calls {
-			if nr != unix.SYS_CLONE && nr != unix.SYS_SENDMSG && (!changes || changing[name]) {
+			if nr != unix.SYS_CLONE && nr != unix.SYS_SENDMSG && (!changes || slices.Contains(changing, name)) {
 				program = append(program, unless(uint32(nr), 1), report)
 			}
 		}

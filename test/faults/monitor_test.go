@@ -185,7 +185,6 @@ func (m *monitor) serve() error {
 	}
 }
 
-// hung says who is there still.
 func (m *monitor) hung() error {
 	var last []string
 	for _, c := range m.out.Calls[max(0, len(m.out.Calls)-8):] {
@@ -196,7 +195,6 @@ func (m *monitor) hung() error {
 
 const setFlags = 0x40082104 // SECCOMP_IOCTL_NOTIF_SET_FLAGS
 
-// next receives one report and answers it.
 func (m *monitor) next() error {
 	var n notification
 	if errno := m.ioctl(unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&n)); errno != 0 {
@@ -276,7 +274,6 @@ func (m *monitor) restarted(n notification, name string) bool {
 	return is == was && strings.HasPrefix(is.file, "/proc/sys/")
 }
 
-// pid is the process of a thread.
 func (m *monitor) pid(tid int) int {
 	if pid, ok := m.pids[tid]; ok {
 		return pid

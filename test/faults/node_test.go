@@ -33,7 +33,6 @@ type lesson struct {
 	spare *node // one as it was made; nil for none
 }
 
-// learn plays ADD and DEL.
 func learn(s scenario) *lesson {
 	GinkgoHelper()
 	l := &lesson{scenario: s}
@@ -57,7 +56,6 @@ func (l *lesson) leave(n *node) {
 	l.spare = n
 }
 
-// take is the spare node, or a new one.
 func (l *lesson) take() (n *node, err error) {
 	making.Lock()
 	n, l.spare = l.spare, nil
@@ -82,7 +80,6 @@ type node struct {
 // making hosts is for one at a time: ginkgo's list of what to clean up has no lock.
 var making sync.Mutex
 
-// empty makes a node without attachments.
 func (l *lesson) empty() *node {
 	making.Lock()
 	defer making.Unlock()
@@ -151,7 +148,6 @@ func (n *node) learn() error {
 	return n.isClean()
 }
 
-// retire ends the node's namespaces.
 func (n *node) retire() {
 	n.host.Unpin()
 	for _, c := range n.conts {
@@ -201,7 +197,6 @@ func (n *node) add() (result string, err error) {
 	return out.Stdout, nil
 }
 
-// del is an undisturbed DEL.
 func (n *node) del(prev string) error { return n.quiet("DEL", prev) }
 
 // quiet is an undisturbed call other than ADD, which must succeed and say nothing.

@@ -114,7 +114,6 @@ func scenarios() []scenario {
 	}
 }
 
-// onUplink is a plugin whose interface is on the host's uplink.
 func onUplink(plugin string, more object) object {
 	return plugintest.Merge(object{"type": plugin, "master": "up0", "mtu": 1400, "enabledad": false, "ipam": dual(1)},
 		more)
@@ -129,7 +128,6 @@ func scenarioOf(name string) scenario {
 	return all[slices.IndexFunc(all, func(s scenario) bool { return s.Name == name })]
 }
 
-// commands are those that faults happen to.
 func (s scenario) commands() []string {
 	if s.Cold { // its DEL is that of any other host
 		return []string{"ADD"}
@@ -137,7 +135,6 @@ func (s scenario) commands() []string {
 	return []string{"ADD", "DEL"}
 }
 
-// plugin is the program that is called.
 func (s scenario) plugin() string {
 	// These find their own part in another plugin's configuration.
 	for _, ipam := range []string{"host-local", "static", "dhcp"} {

@@ -30,7 +30,6 @@ var switches = []string{"ipv4/ip_forward", "ipv4/tcp_keepalive_time",
 	"ipv6/conf/*/forwarding", "ipv6/conf/*/accept_ra", "ipv6/conf/*/accept_dad", "ipv6/conf/*/disable_ipv6",
 	"ipv6/conf/*/keep_addr_on_down", "ipv6/conf/*/ndisc_notify", "ipv6/conf/*/proxy_ndp"}
 
-// sysctls are the switches of a namespace, one a line.
 func sysctls(h *nstest.Host) string {
 	var b strings.Builder
 	h.Do(func() {
@@ -148,7 +147,6 @@ func superseded(line string, shared state) bool {
 
 func (s state) outside() state { return s.without("container ") }
 
-// without leaves out the lines with a text.
 func (s state) without(text string) state {
 	return slices.DeleteFunc(slices.Clone(s), func(line string) bool { return strings.Contains(line, text) })
 }

@@ -29,7 +29,4 @@ var _ = It("a scenario is there of each plugin", func() {
 	Expect(have).To(ContainElements(nstest.Plugins()))
 })
 
-func TestFaults(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "faults: kills and errors at every system call")
-}
+func TestFaults(t *testing.T) { nstest.RunSpecs(t, "faults: kills and errors at every system call") }

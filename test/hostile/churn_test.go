@@ -3,7 +3,6 @@ package hostile_test
 import (
 	"fmt"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -54,29 +53,24 @@ var _ = Describe("links and namespaces that come and go all the time", Label("ke
 		var calls, made atomic.Int64
 		// Until others have made as many links as the 500 calls, or the spec shows nothing.
 		enough := func(probe string) bool { return links(n, probe)-before-2*int(made.Load()) >= 2*pods }
-		var wait sync.WaitGroup
-		for worker := range workers {
-			wait.Go(func() {
-				defer GinkgoRecover()
-				call := func(command string, p *Pod) {
-					began := time.Now()
-					n.Must(command, p, list)
-					Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang), command)
-					calls.Add(1)
+		nstest.AtOnce(workers, func(worker int) {
+			call := func(command string, p *Pod) {
+				began := time.Now()
+				n.Must(command, p, list)
+				Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang), command)
+				calls.Add(1)
+			}
+			probe := fmt.Sprintf("probe%d", worker)
+			for i := worker; i < pods || i < 8*pods && !enough(probe); i += workers {
+				p := NewPod(fmt.Sprintf("c%d", i))
+				made.Add(1) // two links
+				call("ADD", p)
+				if i%10 == 0 {
+					call("CHECK", p)
 				}
-				probe := fmt.Sprintf("probe%d", worker)
-				for i := worker; i < pods || i < 8*pods && !enough(probe); i += workers {
-					p := NewPod(fmt.Sprintf("c%d", i))
-					made.Add(1) // two links
-					call("ADD", p)
-					if i%10 == 0 {
-						call("CHECK", p)
-					}
-					call("DEL", p)
-				}
-			})
-		}
-		wait.Wait()
+				call("DEL", p)
+			}
+		})
 		AddReportEntry("churn", fmt.Sprintf("%d calls, %d links", calls.Load(), links(n, "last")-before))
 		Expect(enough("last")).To(BeTrue(), "%d links, and %d containers", links(n, "last")-before, made.Load())
 	})

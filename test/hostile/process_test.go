@@ -181,7 +181,6 @@ var _ = Describe("standard streams that are closed, full or garbage", Label("ker
 	}
 })
 
-// leases are the addresses that are lent.
 func leases(n *World) string {
 	GinkgoHelper()
 	return n.Cmd("find", "/var/lib/cni/networks/net", "-name", "*[.:]*", "!", "-name", "last_reserved_ip.*") +

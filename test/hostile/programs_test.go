@@ -41,15 +41,22 @@ var _ = Describe("a host without iptables and nft, with an empty PATH", Label("k
 		Expect(p.Snapshot("links")).NotTo(ContainSubstring("eth0"))
 	})
 
-	It("does without the programs that ADD had, on iptables over nf_tables", func() {
+	It("does without the programs that ADD had, on iptables over nf_tables, but for firewall's rules", func() {
 		nstest.Need("iptables-nft")
-		n := NewNode()
+		n, list := NewNode(), Usual("iptables")
 		nstest.UseVariant("nft")
-		n.Must("DEL", n.Up(NewPod("first"), Usual("iptables")), Usual("iptables"))
+		n.Must("DEL", n.Up(NewPod("first"), list), list)
 		before := n.Snapshot("links", "nftables")
-		p := n.Up(NewPod("one"), Usual("iptables"))
-		n.Env = []string{"PATH="}
-		n.Must("DEL", p, Usual("iptables"))
+		without := func(l List) string {
+			p := n.Up(NewPod("one"), l)
+			n.Env = []string{"PATH="}
+			n.Must("DEL", p, l)
+			n.Env = nil
+			return n.Snapshot("links", "nftables")
+		}
+		Expect(without(list.Only("bridge", "portmap", "tuning"))).To(Equal(before))
+		Expect(without(list)).To(ContainSubstring("10.88.0."))
+		n.Must("GC", NewPod("one"), list.Valid())
 		Expect(n.Snapshot("links", "nftables")).To(Equal(before))
 	})
 })

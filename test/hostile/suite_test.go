@@ -5,15 +5,9 @@ package hostile_test
 import (
 	"testing"
 
-	. "github.com/onsi/ginkgo/v2"
-	. "github.com/onsi/gomega"
-
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestHostile(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "the plugins in a hostile environment")
-}
+func TestHostile(t *testing.T) { nstest.RunSpecs(t, "the plugins in a hostile environment") }

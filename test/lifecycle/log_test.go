@@ -13,7 +13,6 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-// logLines are those of a log.
 func logLines(file string) (list []Object) {
 	GinkgoHelper()
 	data, err := os.ReadFile(file)

@@ -3,15 +3,9 @@ package lifecycle_test
 import (
 	"testing"
 
-	. "github.com/onsi/ginkgo/v2"
-	. "github.com/onsi/gomega"
-
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestLifecycle(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "lifecycle: the plugins as runtimes drive them")
-}
+func TestLifecycle(t *testing.T) { nstest.RunSpecs(t, "lifecycle: the plugins as runtimes drive them") }

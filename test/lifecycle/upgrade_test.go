@@ -113,9 +113,7 @@ func others(list List) List {
 	return list.Port(9090).With("host-device", Object{"device": "d1"}).With("vlan", Object{"vlanId": 6})
 }
 
-// lend starts a DHCP server on the bridge, and one of the daemons.
 func (u upgrade) lend(ours, theirs *World) {
-	GinkgoHelper()
 	if u.daemon == "" {
 		return
 	}
@@ -125,7 +123,6 @@ func (u upgrade) lend(ours, theirs *World) {
 	DHCPDaemon(ours.Host, of.Dir, "-timeout", "1s") // the reference repeats its first DISCOVER, which is lost
 }
 
-// newPod is a container for a list.
 func newPod(id string, list List) *Pod {
 	GinkgoHelper()
 	p := NewPod(id)

@@ -13,6 +13,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
@@ -37,7 +38,6 @@ func containers(backend string) int {
 
 // lasting is how long one of the two backends is under load: half of HAWSER_LOAD.
 func lasting() time.Duration {
-	GinkgoHelper()
 	d, err := time.ParseDuration(cmp.Or(os.Getenv("HAWSER_LOAD"), "10s"))
 	Expect(err).NotTo(HaveOccurred())
 	return d / 2
@@ -96,7 +96,6 @@ func roomy(backend string) List {
 	return Usual(backend).With("bridge", ipam)
 }
 
-// rest are the rules, the addresses that are taken, and what else is kept.
 func (l *load) rest() string {
 	GinkgoHelper()
 	return l.Snapshot("nftables", "iptables-legacy") +
@@ -104,7 +103,6 @@ func (l *load) rest() string {
 			"ls /run/hawser/portmap /run/hawser/sbr /run/cni/tuning 2>/dev/null || true")
 }
 
-// kib are sizes for people.
 func kib(sizes map[string]int64) map[string]int64 {
 	out := map[string]int64{}
 	for name, size := range sizes {
@@ -137,9 +135,7 @@ type pod struct {
 	forgotten bool // the runtime knows nothing of it any more
 }
 
-// fill attaches all containers.
 func (l *load) fill(pods []*pod) {
-	GinkgoHelper()
 	l.work(func(w int) {
 		for i := w; i < len(pods) && !l.failed.Load(); i += workers {
 			pods[i].bring(l)
@@ -150,7 +146,6 @@ func (l *load) fill(pods []*pod) {
 // shake has each worker do what it likes with its own containers until the time is
 // over.
 func (l *load) shake(pods []*pod, during time.Duration) {
-	GinkgoHelper()
 	end := time.Now().Add(during)
 	l.work(func(w int) {
 		r := rand.New(rand.NewPCG(uint64(GinkgoRandomSeed()), uint64(w)))
@@ -160,28 +155,20 @@ func (l *load) shake(pods []*pod, during time.Duration) {
 	})
 }
 
-// work has all workers work at once.
 func (l *load) work(do func(worker int)) {
 	GinkgoHelper()
-	var wait sync.WaitGroup
-	for w := range workers {
-		wait.Go(func() {
-			defer GinkgoRecover()
-			defer func() {
-				if p := recover(); p != nil {
-					l.failed.Store(true) // nobody goes on
-					panic(p)
-				}
-			}()
-			do(w)
-		})
-	}
-	wait.Wait()
+	nstest.AtOnce(workers, func(w int) {
+		defer func() {
+			if p := recover(); p != nil {
+				l.failed.Store(true) // nobody goes on
+				panic(p)
+			}
+		}()
+		do(w)
+	})
 }
 
-// step does one thing with the container of that number.
 func (l *load) step(r *rand.Rand, pods []*pod, i int) {
-	GinkgoHelper()
 	p := pods[i]
 	if r.IntN(500) == 0 {
 		l.gc(pods)
@@ -241,9 +228,7 @@ func (p *pod) take(l *load, way int) {
 	l.count("DEL")
 }
 
-// own notes the addresses of a container, which nobody else may have.
 func (l *load) own(p *pod) {
-	GinkgoHelper()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, ip := range p.Decode().IPs {

@@ -82,9 +82,7 @@ func (m *mixed) list(i int) List {
 	return Usual("iptables").Port(8000+i).With("tuning", keys)
 }
 
-// serve has a call served by either side.
 func (m *mixed) serve(plugin string, c Call) Answer {
-	GinkgoHelper()
 	side, by := "ours", m.World
 	// The reference's portmap, at 1.1.1, finds no host port in CHECK, not even its own.
 	if blind := plugin == "portmap" && c.Command == "CHECK"; m.r.IntN(2) == 0 && !blind {

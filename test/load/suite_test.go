@@ -6,15 +6,9 @@ package load_test
 import (
 	"testing"
 
-	. "github.com/onsi/ginkgo/v2"
-	. "github.com/onsi/gomega"
-
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestLoad(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "the plugins under load")
-}
+func TestLoad(t *testing.T) { nstest.RunSpecs(t, "the plugins under load") }

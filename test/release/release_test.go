@@ -50,7 +50,6 @@ var link = regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
 
 // deadLinks are the links of all pages below a directory that lead to no file in it.
 func deadLinks(dir string) []string {
-	GinkgoHelper()
 	var dead []string
 	links := 0
 	Expect(filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {

@@ -36,8 +36,6 @@ func plugins() []string {
 	return out
 }
 
-// run runs a command in a directory, with more in its environment, and returns
-// what it printed.
 func run(dir string, env []string, name string, args ...string) string {
 	GinkgoHelper()
 	out, err := try(dir, env, name, args...)
@@ -78,7 +76,6 @@ func contents(path string) string {
 	return string(data)
 }
 
-// names lists a directory.
 func names(dir string) []string {
 	GinkgoHelper()
 	entries, err := os.ReadDir(dir)
@@ -90,7 +87,6 @@ func names(dir string) []string {
 	return out
 }
 
-// one is the only file that a pattern matches.
 func one(pattern ...string) string {
 	GinkgoHelper()
 	found, err := filepath.Glob(filepath.Join(pattern...))

@@ -22,7 +22,6 @@ type buildah struct {
 }
 
 func newBuildah(plugins string) *buildah {
-	GinkgoHelper()
 	nstest.NeedProgram("buildah", "busybox")
 	p := *newPodman(newMachine(plugins), pods.Network{Version: "0.4.0"}.Conflist())
 	p.command = []string{"buildah"}
@@ -36,7 +35,6 @@ func newBuildah(plugins string) *buildah {
 	return b
 }
 
-// arguments are those of a build whose one step is a command of busybox's shell.
 func (b *buildah) arguments(command string) []string {
 	GinkgoHelper()
 	file := filepath.Join(GinkgoT().TempDir(), "Containerfile")
@@ -69,11 +67,9 @@ var _ = Describe("buildah", Label("more-runtimes", "runtime-killed"), func() {
 			for i := range builds {
 				builds[i] = b.arguments(fmt.Sprint(ask, " && : ", i))
 			}
-			Expect(atOnce(len(builds), func(i int) error {
-				defer GinkgoRecover()
-				_, err := b.try(builds[i]...)
-				return err
-			})).To(Succeed())
+			var errs [len(builds)]error
+			nstest.AtOnce(len(builds), func(i int) { _, errs[i] = b.try(builds[i]...) })
+			Expect(errs).To(HaveEach(Succeed()))
 		})
 		s.step("a step that fails", func() { Expect(b.build(ask + " && false")).NotTo(Succeed()) })
 		s.step("nothing is left", func() {
@@ -86,7 +82,7 @@ var _ = Describe("buildah", Label("more-runtimes", "runtime-killed"), func() {
 			Expect(killed.Process.Kill()).To(Succeed())
 			_ = killed.Wait()
 			pods.Settle(b.plugins)
-			b.collect(filepath.Join(b.dir, "net.d", "pods.conflist"))
+			b.collect()
 			pods.ExpectNothingLeft(b.Host)
 		})
 	})

@@ -47,7 +47,6 @@ type mapping struct {
 var published = []mapping{{8080, 80, "tcp", ""}, {8080, 80, "udp", ""}, {8081, 80, "tcp", pods.HostAddr},
 	{8081, 80, "tcp", pods.HostAddr6}}
 
-// call runs a verb for a pod, with the port mappings of its ADD.
 func (c *cnitool) call(verb string, pod pods.Pod, ports ...mapping) (string, error) {
 	GinkgoHelper()
 	out := c.Run(nstest.Program{Path: "cnitool", Args: []string{verb, "pods", pod.Path}, Env: []string{
@@ -60,7 +59,6 @@ func (c *cnitool) call(verb string, pod pods.Pod, ports ...mapping) (string, err
 	return out.Stdout, nil
 }
 
-// try calls a verb whose answer is nothing.
 func (c *cnitool) try(verb string, pod pods.Pod, ports ...mapping) error {
 	GinkgoHelper()
 	_, err := c.call(verb, pod, ports...)
@@ -87,7 +85,6 @@ func (c *cnitool) add(ports ...mapping) (pods.Pod, error) {
 	return pods.At(pod.Path, addrs...).Serve(), nil
 }
 
-// addTwo attaches a client and a server.
 func (c *cnitool) addTwo() (client, server pods.Pod) {
 	GinkgoHelper()
 	client, err := c.add()
@@ -150,28 +147,17 @@ var _ = Describe("cnitool", Label("more-runtimes"), func() {
 
 	It("goes from the newest reference to ours under attached pods, and back", Label("upgrade"), func() {
 		nstest.Need("iptables")
-		reference, n := nstest.Newest().Dir(), network
+		n := network
 		n.Backend = "iptables" // which both know
-		c := newCnitool(reference, n.Conflist())
-		s := story{client: "cnitool 1.3.0"}
-		for _, plugins := range []string{"", reference, ""} {
-			step := "ours take over live pods of the newest reference: traffic, CHECK, DEL, nothing left"
-			if plugins != "" {
-				step = "the newest reference takes over live pods of ours (backend iptables)"
-			}
-			s.step(step, func() {
-				client, server := c.addTwo()
-				c.install(plugins)
-				c.traffic("8080", "8081").Expect(client, server)
-				Expect(c.try("check", client)).To(Succeed())
-				Expect(c.try("check", server, published...)).To(Succeed())
-				Expect(c.try("del", client)).To(Succeed())
-				Expect(c.try("del", server, published...)).To(Succeed())
-				pods.ExpectGone(c.Host)
-			})
-		}
-		// Records of what the reference has deleted.
-		c.collect(filepath.Join(c.netconf, "pods.conflist"))
-		pods.ExpectNothingLeft(c.Host)
+		c := newCnitool(nstest.Newest().Dir(), n.Conflist())
+		c.backAndForth("cnitool 1.3.0", "traffic, CHECK, DEL, nothing left", func(change func()) {
+			client, server := c.addTwo()
+			change()
+			c.traffic("8080", "8081").Expect(client, server)
+			Expect(c.try("check", client)).To(Succeed())
+			Expect(c.try("check", server, published...)).To(Succeed())
+			Expect(c.try("del", client)).To(Succeed())
+			Expect(c.try("del", server, published...)).To(Succeed())
+		})
 	})
 })

@@ -3,7 +3,6 @@ package runtimes_test
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -11,69 +10,60 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
-	"github.com/hawser-cni/plugins/test/pods"
 )
-
-// containerd is the daemon on a machine, with a kubelet that speaks to it.
-type containerd struct {
-	*machine
-	*kubelet
-	path    string // PATH of the daemon
-	daemon  string
-	config  string
-	netconf string // directory of network configurations
-	process *exec.Cmd
-}
 
 // newContainerd starts containerd with a network; its programs are those in dir, or
 // in PATH where that is empty.
-func newContainerd(m *machine, dir, conflist string) *containerd {
+func newContainerd(m *machine, dir, conflist string) *daemon {
 	GinkgoHelper()
-	c := &containerd{machine: m, path: os.Getenv("PATH"), daemon: "containerd",
-		config: filepath.Join(m.dir, "config.toml"), netconf: filepath.Join(m.dir, "net.d")}
+	c := &daemon{machine: m, socket: filepath.Join(m.dir, "c.sock"), netconf: filepath.Join(m.dir, "net.d")}
+	path, config := os.Getenv("PATH"), filepath.Join(m.dir, "config.toml")
 	if dir != "" {
-		c.path, c.daemon = dir+":"+c.path, filepath.Join(dir, "containerd")
+		path = dir + ":" + path
 	}
-	nstest.NeedProgram(c.daemon, "runc")
+	c.program = nstest.Program{Path: inDir(dir, "containerd"), Args: []string{"-c", config, "-l", "warn"},
+		Env: []string{"PATH=" + path}}
+	nstest.NeedProgram(c.program.Path, "runc")
 	Expect(os.Mkdir(c.netconf, 0o755)).To(Succeed())
 	c.configure(conflist)
-	version := m.Cmd(c.daemon, "--version")
-	Expect(os.WriteFile(c.config, []byte(c.settings(strings.Contains(version, " 1."))), 0o644)).To(Succeed())
+	version := m.Cmd(c.program.Path, "--version")
+	Expect(os.WriteFile(config, []byte(c.containerdConfig(strings.Contains(version, " 1."))), 0o644)).To(Succeed())
 	AddReportEntry("version", version)
-	c.start()
-	c.kubelet = newKubelet(c.socket(), m)
-	c.ready()
-	c.Cmd("ctr", "-a", c.socket(), "-n", "k8s.io", "images", "import", writeImage(m.dir))
+	c.serve()
+	c.importImage(dir, writeImage(m.dir))
 	return c
 }
 
-func (c *containerd) socket() string { return filepath.Join(c.dir(), "c.sock") }
+// inDir is a program of a directory, or of PATH.
+func inDir(dir, program string) string {
+	if dir == "" {
+		return program
+	}
+	return filepath.Join(dir, program)
+}
 
-func (c *containerd) dir() string { return c.machine.dir }
-
-// configure writes the network. Not by a rename: containerd 1.6 would not notice.
-func (c *containerd) configure(conflist string) {
+func (d *daemon) importImage(dir, archive string) {
 	GinkgoHelper()
-	Expect(os.WriteFile(filepath.Join(c.netconf, "10-pods.conflist"), []byte(conflist), 0o644)).To(Succeed())
+	d.Cmd(inDir(dir, "ctr"), "-a", d.socket, "-n", "k8s.io", "images", "import", archive)
 }
 
 // reconfigure writes another network, and returns when the daemon has read it.
-func (c *containerd) reconfigure(conflist string) {
+func (d *daemon) reconfigure(conflist string) {
 	GinkgoHelper()
-	c.configure(conflist)
-	Eventually(c.read).Should(ContainElement(conflist))
+	d.configure(conflist)
+	Eventually(d.read).Should(ContainElement(conflist))
 }
 
-// settings is config.toml. What needs more rights than a machine for tests has, or
+// containerdConfig is config.toml. What needs more rights than a machine for tests has, or
 // writes where it should not, is switched off.
-func (c *containerd) settings(first bool) string {
+func (d *daemon) containerdConfig(first bool) string {
 	version, runtime, sandbox, pinned := 3, `plugins."io.containerd.cri.v1.runtime"`, "",
 		fmt.Sprintf("[plugins.\"io.containerd.cri.v1.images\".pinned_images]\n  sandbox = %q\n", image)
-	bin := fmt.Sprintf("bin_dirs = [%q]", c.plugins)
+	bin := fmt.Sprintf("bin_dirs = [%q]", d.plugins)
 	if first {
 		version, runtime, sandbox, pinned = 2, `plugins."io.containerd.grpc.v1.cri"`, fmt.Sprintf("sandbox_image = %q",
 			image), ""
-		bin = fmt.Sprintf("bin_dir = %q", c.plugins)
+		bin = fmt.Sprintf("bin_dir = %q", d.plugins)
 	}
 	return fmt.Sprintf(`version = %[1]d
 root = "/var/lib/containerd"
@@ -93,35 +83,5 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri",
   max_conf_num = 2
   conf_dir = %[5]q
   %[6]s
-%[7]s`, version, c.socket(), runtime, sandbox, c.netconf, bin, pinned)
-}
-
-// start starts the daemon, for the first time or again.
-func (c *containerd) start() {
-	GinkgoHelper()
-	c.process = c.Start(nstest.Program{Path: c.daemon, Args: []string{"-c", c.config, "-l", "warn"},
-		Env: []string{"PATH=" + c.path}})
-}
-
-// crash kills the daemon as the kernel would. What it has called comes to its end.
-func (c *containerd) crash() {
-	GinkgoHelper()
-	Expect(c.process.Process.Kill()).To(Succeed())
-	_ = c.process.Wait()
-	pods.Settle(c.plugins)
-}
-
-// ready returns when pods can be started.
-func (c *containerd) ready() {
-	GinkgoHelper()
-	Eventually(c.network).Should(Equal("ready"))
-}
-
-// Cmd runs a program on the machine, those of the daemon first.
-func (c *containerd) Cmd(name string, args ...string) string {
-	GinkgoHelper()
-	if dir := filepath.Dir(c.daemon); dir != "." && name == "ctr" {
-		name = filepath.Join(dir, name)
-	}
-	return c.machine.Cmd(name, args...)
+%[7]s`, version, d.socket, runtime, sandbox, d.netconf, bin, pinned)
 }

@@ -1,7 +1,6 @@
 package runtimes_test
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +10,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/test/pods"
 )
 
@@ -27,48 +27,68 @@ func built() string {
 	return dir
 }
 
-var _ = Describe("containerd 1.6", func() { underContainerd(func() string { return "" }) })
+var _ = Describe("containerd 1.6", func() { underContainerd("containerd 1.6.20", func() string { return "" }) })
 
-var _ = Describe("containerd 2", func() { underContainerd(built) })
+var _ = Describe("containerd 2", func() { underContainerd("containerd 2.4.2", built) })
 
-func underContainerd(dir func() string) {
-	DescribeTable("has pods with addresses, traffic, host ports, sysctls; removed twice", Label("runtimes"), func(
-		v6, ptp bool,
-	) {
-		n := network
-		n.IPv6, n.PTP = v6, ptp
-		c := newContainerd(newMachine(""), dir(), n.Conflist())
-		first, _ := c.kubelet.start("first", tcp(8080, 80)) // what pods share is there from now on
-		c.end(first)
-		pods.ExpectNothingLeft(c.Host)
-		before := c.state()
-
-		a, client := c.kubelet.start("client")
-		b, server := c.kubelet.start("server", tcp(8080, 80), udp(8080, 80), on(pods.HostAddr, tcp(8081, 80)),
-			on(pods.HostAddr6, tcp(8081, 80)))
+// livingPods is the life of two pods under containerd.
+func livingPods(s story, plugins, dir string, v6, ptp bool) {
+	n := network
+	n.IPv6, n.PTP = v6, ptp
+	c := newContainerd(newMachine(plugins), dir, n.Conflist())
+	first, _ := c.start("first", tcp(8080, 80)) // what pods share is there from now on
+	c.end(first)
+	before, w := c.state(), c.traffic("8080", "8081")
+	w.SeesNeighbours = ptp && !s.theirs
+	var client, server sandboxed
+	s.step("pods: addresses, sysctl, traffic, host ports on TCP, UDP and one address", func() {
+		client, server = c.startTwo()
 		client.ExpectUp()
 		server.ExpectUp()
-		w := c.traffic("8080", "8081")
-		w.SeesNeighbours = ptp
-		w.Expect(client, server)
-
-		_, err := c.run("greedy", tcp(8080, 80))
-		Expect(err).To(MatchError(And(ContainSubstring("8080"), ContainSubstring(b))), "the port is taken, and by whom")
-		server.ExpectUp()
-
-		Expect(c.stop(a)).To(Succeed())
-		Expect(c.stop(a)).To(Succeed())
-		Expect(c.stop(b)).To(Succeed())
-		for range 2 {
-			Expect(c.remove(a)).To(Succeed())
-			Expect(c.remove(b)).To(Succeed())
+		w.Expect(client.Pod, server.Pod)
+	})
+	s.step("a pod with a taken host port fails, and names the port", func() {
+		greedy, err := c.run("greedy", tcp(8080, 80))
+		if err == nil {
+			c.end(greedy)
 		}
-		c.end(c.all()...)
+		Expect(err).To(MatchError(ContainSubstring("8080")))
+		if !s.theirs {
+			Expect(err).To(MatchError(ContainSubstring(server.id)), "by whom it is taken")
+		}
+		server.ExpectUp()
+	})
+	s.step("killed and started again with live pods", func() {
+		c.crash()
+		server.ExpectUp()
+		c.launch()
+		c.ready()
+		Expect(c.all()).To(ContainElements(client.id, server.id))
+		w.Expect(client.Pod, server.Pod)
+	})
+	s.step("pods are stopped and removed twice, nothing is left", func() {
+		ids := c.all()
+		for _, do := range []func(string) error{c.stop, c.stop, c.remove, c.remove} {
+			for _, id := range ids {
+				Expect(do(id)).To(Succeed())
+			}
+		}
 		pods.ExpectNothingLeft(c.Host)
-		Expect(c.state()).To(Equal(before))
+		if !s.theirs {
+			Expect(c.state()).To(Equal(before))
+		}
+	})
+}
+
+func underContainerd(name string, dir func() string) {
+	Describe("pods with IPv4 and IPv6", Label("runtimes"), func() {
+		told(name, func(s story, plugins string) { livingPods(s, plugins, dir(), true, false) })
+	})
+
+	DescribeTable("has pods that live as those, with", Label("runtimes"), func(v6, ptp bool) {
+		livingPods(story{client: name + " again"}, "", dir(), v6, ptp)
 	},
 		Entry("IPv4", false, false),
-		Entry("IPv4 and IPv6", true, false),
 		Entry("ptp, IPv4 and IPv6", true, true),
 	)
 
@@ -76,10 +96,11 @@ func underContainerd(dir func() string) {
 		c := newContainerd(newMachine(""), dir(), network.Conflist())
 		const many = 20
 		ids := make([]string, many)
-		Expect(atOnce(many, func(i int) (err error) {
+		nstest.AtOnce(many, func(i int) {
+			var err error
 			ids[i], err = c.run(fmt.Sprint("pod", i), tcp(int32(9000+i), 80))
-			return err
-		})).To(Succeed())
+			Expect(err).NotTo(HaveOccurred())
+		})
 		taken := map[string]bool{}
 		for _, id := range ids {
 			pod := c.find(id)
@@ -87,7 +108,7 @@ func underContainerd(dir func() string) {
 			taken[pod.Addr] = true
 		}
 		Expect(taken).To(HaveLen(many))
-		Expect(atOnce(many, func(i int) error { return errors.Join(c.stop(ids[i]), c.remove(ids[i])) })).To(Succeed())
+		nstest.AtOnce(many, func(i int) { c.end(ids[i]) })
 		pods.ExpectNothingLeft(c.Host)
 	})
 
@@ -95,7 +116,7 @@ func underContainerd(dir func() string) {
 		n := network
 		n.Tuning = `, "mac": "02:00:00:00:00:aa"`
 		c := newContainerd(newMachine(""), dir(), n.Conflist())
-		id, pod := c.kubelet.start("pod")
+		id, pod := c.start("pod")
 		Expect(pod.Cmd("ip", "-br", "link", "show", "eth0")).To(ContainSubstring("02:00:00:00:00:aa"))
 		c.end(id)
 		pods.ExpectNothingLeft(c.Host)
@@ -105,14 +126,15 @@ func underContainerd(dir func() string) {
 		c := newContainerd(newMachine(""), dir(), network.Conflist())
 		second := strings.NewReplacer(`"pods"`, `"second"`, "cni0", "cni1", "10.88.0.",
 			"10.89.0.").Replace(network.Conflist())
-		Expect(os.WriteFile(filepath.Join(c.netconf, "20-second.conflist"), []byte(second), 0o644)).To(Succeed())
+		Expect(os.WriteFile(filepath.Join(c.netconf, "second.conflist"), []byte(second), 0o644)).To(Succeed())
 		Eventually(c.read).Should(ContainElement(second))
 		const many = 5
 		ids := make([]string, many)
-		Expect(atOnce(many, func(i int) (err error) {
+		nstest.AtOnce(many, func(i int) {
+			var err error
 			ids[i], err = c.run(fmt.Sprint("pod", i), tcp(int32(9000+i), 80), udp(int32(9000+i), 80), tcp(0, 81))
-			return err
-		})).To(Succeed())
+			Expect(err).NotTo(HaveOccurred())
+		})
 		for i, id := range ids {
 			pod := c.find(id)
 			pod.ExpectUp()
@@ -122,40 +144,28 @@ func underContainerd(dir func() string) {
 			reach := func() (string, error) { return c.outside.Ask("tcp", fmt.Sprint("192.0.2.1:", 9000+i)) }
 			Eventually(reach).Should(HavePrefix("192.0.2.2:"))
 		}
-		Expect(atOnce(many, func(i int) error { return errors.Join(c.stop(ids[i]), c.remove(ids[i])) })).To(Succeed())
+		nstest.AtOnce(many, func(i int) { c.end(ids[i]) })
 		pods.ExpectNothingLeft(c.Host)
 		Expect(c.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("10.89.0."))
-	})
-
-	It("is killed while pods run, and deletes them afterwards", func() {
-		c := newContainerd(newMachine(""), dir(), network.Conflist())
-		id, pod := c.kubelet.start("pod", tcp(8080, 80))
-		c.crash()
-		pod.ExpectUp()
-		c.start()
-		c.ready()
-		Expect(c.all()).To(ConsistOf(id))
-		c.end(id)
-		pods.ExpectNothingLeft(c.Host)
 	})
 
 	It("gives addresses and ports of pods from before a reboot to new ones, and deletes the old afterwards", func() {
 		n := network
 		n.Last = "10.88.0.4"
 		c := newContainerd(newMachine(""), dir(), n.Conflist())
-		old, _ := c.kubelet.start("old", tcp(8080, 80))
+		old, _ := c.start("old", tcp(8080, 80))
 		c.crash()
 		c.reboot()
-		c.start()
+		c.launch()
 		c.ready()
 		Expect(c.all()).To(ConsistOf(old))
-		id, client := c.kubelet.start("client")
-		_, server := c.kubelet.start("new", tcp(8080, 80), udp(8080, 80))
+		id, client := c.start("client")
+		_, server := c.start("new", tcp(8080, 80), udp(8080, 80))
 		c.traffic("8080", "").Expect(client, server)
 		c.end(old)
 		c.traffic("8080", "").Expect(client, server)
 		Expect(c.stop(id)).To(Succeed())
-		_, another := c.kubelet.start("another")
+		_, another := c.start("another")
 		another.ExpectUp()
 		c.end(c.all()...)
 		pods.ExpectNothingLeft(c.Host)
@@ -170,22 +180,32 @@ func underContainerd(dir func() string) {
 		Eventually(func() []string { return pods.Leases(c.Host) }).ShouldNot(BeEmpty())
 		c.crash()
 		wg.Wait()
-		c.start()
+		c.launch()
 		c.ready()
 		c.end(c.all()...)
 		AddReportEntry("addresses that containerd forgot", strings.Join(pods.Leases(c.Host), " "))
-		c.collect(filepath.Join(c.netconf, "10-pods.conflist"))
+		c.collect()
 		pods.ExpectNothingLeft(c.Host)
 	})
 }
 
-// atOnce calls fn with 0 to n-1, all at once.
-func atOnce(n int, fn func(int) error) error {
-	errs := make([]error, n)
-	var wg sync.WaitGroup
-	for i := range n {
-		wg.Go(func() { errs[i] = fn(i) })
-	}
-	wg.Wait()
-	return errors.Join(errs...)
-}
+var _ = Describe("the node of containerd 2", func() {
+	It("is not ready while a range is full or a bridge's name taken, and says why", func() {
+		n := network
+		n.Last = "10.88.0.2"
+		c := newContainerd(newMachine(""), built(), n.Conflist())
+		c.start("only")
+		Eventually(c.network).Should(And(HavePrefix("not ready: "), ContainSubstring("10.88.0.2")))
+		_, err := c.run("second")
+		Expect(err).To(MatchError(ContainSubstring("10.88.0.2")))
+		c.end(c.all()...)
+		Eventually(c.network).Should(Equal("ready"))
+
+		c.Cmd("ip", "link", "del", "cni0")
+		c.Cmd("ip", "link", "add", "cni0", "type", "veth", "peer", "name", "other")
+		Eventually(c.network).Should(And(HavePrefix("not ready: "), ContainSubstring(`bridge "cni0"`)))
+		c.Cmd("ip", "link", "del", "cni0")
+		Eventually(c.network).Should(Equal("ready"))
+		pods.ExpectNothingLeft(c.Host)
+	})
+})

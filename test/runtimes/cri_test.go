@@ -20,19 +20,17 @@ import (
 // kubelet asks a runtime for pods over CRI, as kubelet does.
 type kubelet struct {
 	cri.RuntimeServiceClient
-	dir    string // of logs
+	logs   string // a directory
 	cgroup string // parent of the pods'
 }
 
 func newKubelet(socket string, m *machine) *kubelet {
-	GinkgoHelper()
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(conn.Close)
-	return &kubelet{RuntimeServiceClient: cri.NewRuntimeServiceClient(conn), dir: m.dir, cgroup: m.cgroup}
+	return &kubelet{RuntimeServiceClient: cri.NewRuntimeServiceClient(conn), logs: m.dir + "/log", cgroup: m.cgroup}
 }
 
-// limit is how long kubelet waits for an answer.
 func limit() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), nstest.Patience(2*time.Minute))
 }
@@ -84,12 +82,11 @@ func (k *kubelet) read() ([]string, error) {
 	return sources, err
 }
 
-// sandbox is what kubelet wants of a pod.
 func (k *kubelet) sandbox(name string, ports ...*cri.PortMapping) *cri.PodSandboxConfig {
 	return &cri.PodSandboxConfig{
 		Metadata:     &cri.PodSandboxMetadata{Name: name, Uid: "uid-" + name, Namespace: "default"},
 		Hostname:     name,
-		LogDirectory: k.dir + "/log",
+		LogDirectory: k.logs,
 		DnsConfig:    &cri.DNSConfig{Servers: []string{"192.0.2.53"}},
 		PortMappings: ports,
 		Linux: &cri.LinuxPodSandboxConfig{CgroupParent: k.cgroup, SecurityContext: &cri.LinuxSandboxSecurityContext{
@@ -97,7 +94,6 @@ func (k *kubelet) sandbox(name string, ports ...*cri.PortMapping) *cri.PodSandbo
 	}
 }
 
-// run starts a pod and returns its ID.
 func (k *kubelet) run(name string, ports ...*cri.PortMapping) (string, error) {
 	ctx, cancel := limit()
 	defer cancel()
@@ -122,7 +118,6 @@ func (k *kubelet) remove(id string) error {
 	return err
 }
 
-// all are the IDs of the pods that the runtime knows.
 func (k *kubelet) all() []string {
 	GinkgoHelper()
 	ctx, cancel := limit()
@@ -136,7 +131,6 @@ func (k *kubelet) all() []string {
 	return ids
 }
 
-// start runs a pod and looks where it is.
 func (k *kubelet) start(name string, ports ...*cri.PortMapping) (string, pods.Pod) {
 	GinkgoHelper()
 	id, err := k.run(name, ports...)
@@ -144,7 +138,6 @@ func (k *kubelet) start(name string, ports ...*cri.PortMapping) (string, pods.Po
 	return id, k.find(id)
 }
 
-// find returns the pod of a sandbox.
 func (k *kubelet) find(id string) pods.Pod {
 	GinkgoHelper()
 	ctx, cancel := limit()

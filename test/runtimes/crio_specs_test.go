@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
@@ -17,11 +16,10 @@ import (
 
 const crioName = "CRI-O 1.34.0"
 
-// startTwo starts a client and a server with host ports, in which servers answer.
-func (c *crio) startTwo() (client, server sandboxed) {
+// serveTwo is startTwo, and answers in both: CRI-O's pods have no process.
+func (d *daemon) serveTwo() (client, server sandboxed) {
 	GinkgoHelper()
-	client.id, client.Pod = c.kubelet.start("client")
-	server.id, server.Pod = c.kubelet.start("server", tcp(8080, 80), udp(8080, 80), on(pods.HostAddr, tcp(8081, 80)))
+	client, server = d.startTwo()
 	client.Serve()
 	server.Serve()
 	return client, server
@@ -29,9 +27,9 @@ func (c *crio) startTwo() (client, server sandboxed) {
 
 // expectTraffic talks to the server and lets the client talk to the outside. The host
 // ports are CRI-O's own work: it asks portmap for none.
-func (c *crio) expectTraffic(client, server pods.Pod) {
+func (d *daemon) expectTraffic(client, server pods.Pod) {
 	GinkgoHelper()
-	outside := c.outside.Serve("tcp", "192.0.2.2:0")
+	outside := d.outside.Serve("tcp", "192.0.2.2:0")
 	for _, t := range []struct {
 		from              *nstest.Host
 		network, to, seen string
@@ -39,10 +37,10 @@ func (c *crio) expectTraffic(client, server pods.Pod) {
 		{client.Host, "tcp", outside, pods.HostAddr},
 		{client.Host, "tcp", server.Addr + ":80", client.Addr},
 		{client.Host, "udp", server.Addr + ":80", client.Addr},
-		{c.Host, "tcp", server.Addr + ":80", "10.88.0.1"},
-		{c.outside, "tcp", "192.0.2.1:8080", "192.0.2.2"},
-		{c.outside, "udp", "192.0.2.1:8080", "192.0.2.2"},
-		{c.outside, "tcp", "192.0.2.1:8081", "192.0.2.2"},
+		{d.Host, "tcp", server.Addr + ":80", "10.88.0.1"},
+		{d.outside, "tcp", "192.0.2.1:8080", "192.0.2.2"},
+		{d.outside, "udp", "192.0.2.1:8080", "192.0.2.2"},
+		{d.outside, "tcp", "192.0.2.1:8081", "192.0.2.2"},
 	} {
 		ask := func() (string, error) { return t.from.Ask(t.network, t.to) }
 		Eventually(ask).Should(HavePrefix(t.seen+":"), t.from.Name+" asks "+t.to)
@@ -50,9 +48,9 @@ func (c *crio) expectTraffic(client, server pods.Pod) {
 }
 
 // verbs are those that our bridge was called with, in their order.
-func (c *crio) verbs() []string {
+func (d *daemon) verbs() []string {
 	GinkgoHelper()
-	data, err := os.ReadFile(c.log())
+	data, err := os.ReadFile(d.callLog())
 	Expect(err).NotTo(HaveOccurred())
 	var verbs []string
 	for line := range strings.Lines(string(data)) {
@@ -67,34 +65,26 @@ func (c *crio) verbs() []string {
 
 // leak attaches a container that CRI-O does not know, as one that was killed does.
 // Libcni remembers it, or has forgotten it too.
-func (c *crio) leak(conflist, id string, remembered bool) {
+func (d *daemon) leak(conflist, id string, remembered bool) {
 	GinkgoHelper()
 	list, err := libcni.ConfListFromBytes([]byte(conflist))
 	Expect(err).NotTo(HaveOccurred())
 	netns := nstest.NewNetns().Path
-	c.Do(func() {
-		_, err = libcni.NewCNIConfig([]string{c.plugins}, nil).AddNetworkList(context.Background(), list,
+	d.Do(func() {
+		_, err = libcni.NewCNIConfig([]string{d.plugins}, nil).AddNetworkList(context.Background(), list,
 			&libcni.RuntimeConf{ContainerID: id, NetNS: netns, IfName: "eth0", CapabilityArgs: object{
 				"portMappings": []mapping{{9000, 80, "tcp", ""}}}})
 	})
 	Expect(err).NotTo(HaveOccurred())
 	if !remembered {
-		c.Cmd("sh", "-ec", "rm /var/lib/cni/results/*"+id+"*")
+		d.Cmd("sh", "-ec", "rm /var/lib/cni/results/*"+id+"*")
 	}
-}
-
-// restart kills the daemon and starts it again.
-func (c *crio) restart() {
-	GinkgoHelper()
-	c.crash()
-	c.launch()
-	c.ready()
 }
 
 var _ = Describe("CRI-O", Label("all", "more-runtimes", "runtime-killed"), func() {
 	told(crioName, func(s story, plugins string) {
 		c := newCrio(newMachine(plugins), network.Conflist())
-		first, _ := c.kubelet.start("first") // what pods share is there from now on
+		first, _ := c.start("first") // what pods share is there from now on
 		c.end(first)
 		if !s.theirs {
 			s.step("the calls: VERSION, STATUS and GC at its start; ADD, CHECK; DEL", func() {
@@ -106,7 +96,7 @@ var _ = Describe("CRI-O", Label("all", "more-runtimes", "runtime-killed"), func(
 		}
 		var client, server sandboxed
 		s.step("pods: addresses, sysctl, traffic; its own host ports on TCP, UDP and one address", func() {
-			client, server = c.startTwo()
+			client, server = c.serveTwo()
 			client.ExpectUp()
 			server.ExpectUp()
 			c.expectTraffic(client.Pod, server.Pod)
@@ -145,28 +135,16 @@ var _ = Describe("CRI-O", Label("all", "more-runtimes", "runtime-killed"), func(
 
 	It("goes from the newest reference to ours under live pods, and back", Label("upgrade"), func() {
 		nstest.Need("iptables")
-		reference, n := nstest.Newest().Dir(), network
+		n := network
 		n.Backend = "iptables" // which both know
-		c := newCrio(newMachine(reference), n.Conflist())
-		s := story{client: crioName}
-		for _, plugins := range []string{"", reference, ""} {
-			step := "ours take over live pods of the newest reference: restart, traffic, CHECK, DEL, nothing left"
-			if plugins != "" {
-				step = "the newest reference takes over live pods of ours (backend iptables)"
-			}
-			s.step(step, func() {
-				client, server := c.startTwo()
-				c.install(plugins)
-				c.restart()
-				c.expectTraffic(client.Pod, server.Pod)
-				Expect(c.check(n.Conflist(), client.id, client.Pod)).To(Succeed())
-				Expect(c.check(n.Conflist(), server.id, server.Pod)).To(Succeed())
-				c.end(client.id, server.id)
-				pods.ExpectGone(c.Host)
-			})
-		}
-		// Records of what the reference has deleted.
-		c.collect(filepath.Join(c.netconf, "pods.conflist"))
-		pods.ExpectNothingLeft(c.Host)
+		c := newCrio(newMachine(nstest.Newest().Dir()), n.Conflist())
+		c.backAndForth(crioName, "restart, traffic, CHECK, DEL, nothing left", func(change func()) {
+			client, server := c.serveTwo()
+			change()
+			c.restart()
+			c.expectTraffic(client.Pod, server.Pod)
+			c.expectChecked(n.Conflist(), client, server)
+			c.end(client.id, server.id)
+		})
 	})
 })

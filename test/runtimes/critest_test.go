@@ -27,7 +27,6 @@ type runtimeUnderTest struct {
 // claimCgroups removes at the end of the spec, after the machine has ended, the cgroup of
 // containerd: critest knows no other parent.
 func claimCgroups() {
-	GinkgoHelper()
 	const parent = "/k8s.io"
 	there, err := filepath.Glob(cgroups + "/*" + parent)
 	Expect(err).NotTo(HaveOccurred())
@@ -39,7 +38,6 @@ func claimCgroups() {
 // loadBusybox makes the images that critest runs, of a static busybox, under the names
 // of those that it would pull.
 func (r runtimeUnderTest) loadBusybox() {
-	GinkgoHelper()
 	path, err := exec.LookPath("busybox")
 	Expect(err).NotTo(HaveOccurred())
 	busybox, err := os.ReadFile(path)
@@ -66,13 +64,11 @@ func (r runtimeUnderTest) loadBusybox() {
 	}
 }
 
-// expectImage waits until the runtime knows an image as it was loaded last.
 func (r runtimeUnderTest) expectImage(name string) {
 	GinkgoHelper()
 	Eventually(func() (string, error) { return r.crictl("inspecti", name) }).Should(ContainSubstring(`"/bin/sh"`))
 }
 
-// crictl runs crictl, with a configuration as a user has it.
 func (r runtimeUnderTest) crictl(args ...string) (string, error) {
 	GinkgoHelper()
 	config := filepath.Join(r.dir, "crictl.yaml")
@@ -84,9 +80,7 @@ func (r runtimeUnderTest) crictl(args ...string) (string, error) {
 	return out.Stdout, nil
 }
 
-// validate runs those of critest's cases that have to do with networks.
 func (r runtimeUnderTest) validate() {
-	GinkgoHelper()
 	out := r.Run(nstest.Program{Path: "critest", Args: []string{"--runtime-endpoint", "unix://" + r.socket,
 		"--ginkgo.focus", "Networking|PodSandbox|portforward", "--ginkgo.no-color"}})
 	GinkgoWriter.Print(out.Stdout, out.Stderr)
@@ -98,16 +92,14 @@ var _ = Describe("critest and crictl", Label("all"), func() {
 	Describe("against containerd 2", func() {
 		validated("containerd 2.4.2", func(plugins string) runtimeUnderTest {
 			c := newContainerd(newMachine(plugins), built(), network.Conflist())
-			return runtimeUnderTest{c.machine, c.socket(), func(archive string) {
-				c.Cmd("ctr", "-a", c.socket(), "-n", "k8s.io", "images", "import", archive)
-			}}
+			return runtimeUnderTest{c.machine, c.socket, func(archive string) { c.importImage(built(), archive) }}
 		})
 	})
 	Describe("against CRI-O", func() {
 		validated(crioName, func(plugins string) runtimeUnderTest {
 			p := newPodman(newMachine(plugins), network.Conflist())
 			c := newCrioOf(p)
-			return runtimeUnderTest{p.machine, c.socket(), func(archive string) { p.must("load", "-q", "-i", archive) }}
+			return runtimeUnderTest{p.machine, c.socket, func(archive string) { p.must("load", "-q", "-i", archive) }}
 		})
 	})
 })

@@ -37,7 +37,6 @@ var compiled = sync.OnceValues(func() ([]byte, error) {
 	return os.ReadFile(dir + "/payload")
 })
 
-// writeImage writes the image into dir and returns the archive's path.
 func writeImage(dir string) string {
 	GinkgoHelper()
 	payload, err := compiled()
@@ -86,7 +85,6 @@ func pack(dir, name string, entrypoint []string, files ...any) string {
 	return out
 }
 
-// archive packs pairs of a header and a content.
 func archive(files ...any) []byte {
 	GinkgoHelper()
 	var b bytes.Buffer

@@ -1,6 +1,7 @@
 package runtimes_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/containernetworking/cni/libcni"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
@@ -141,10 +143,8 @@ func (m *machine) reboot() {
 		rm -rf /run/containerd /run/containers /run/libpod /run/runc /run/hawser /run/cni /dev/shm/libpod*
 		nft flush ruleset
 		ip link del cni0`)
-	Eventually(func() string {
-		return m.Cmd("ip", "-br", "link", "show", "type",
-			"veth")
-	}).ShouldNot(ContainSubstring("veth"))
+	pairs := func() string { return m.Cmd("ip", "-br", "link", "show", "type", "veth") }
+	Eventually(pairs).ShouldNot(ContainSubstring("veth"))
 }
 
 // foreigners are the processes that have other mounts than we. Our first thread may
@@ -165,17 +165,16 @@ func foreigners() []string {
 	return out
 }
 
-// world is the machine as the shared specs see it.
 func (m *machine) traffic(published, onUplink string) pods.Traffic {
 	return pods.Traffic{Host: m.Host, Outside: m.outside, Published: published, OnUplink: onUplink}
 }
 
-// collect runs GC of each plugin of a network with nothing valid, as libcni 1.3
+// collect runs GC of each plugin of the network with nothing valid, as libcni 1.3
 // does: a job that the runtimes here leave to others.
-func (m *machine) collect(conflist string) {
+func (m *machine) collect() {
 	GinkgoHelper()
 	var list struct{ Plugins []object }
-	data, err := os.ReadFile(conflist)
+	data, err := os.ReadFile(filepath.Join(m.dir, "net.d", "pods.conflist"))
 	Expect(err).NotTo(HaveOccurred())
 	Expect(json.Unmarshal(data, &list)).To(Succeed())
 	for _, conf := range list.Plugins {
@@ -184,6 +183,31 @@ func (m *machine) collect(conflist string) {
 			Env: []string{"CNI_COMMAND=GC", "CNI_PATH=" + m.plugins}})
 		Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
 	}
+}
+
+// check runs CHECK of a pod, with what the runtime's libcni remembers of its ADD: a
+// job that the runtimes here leave to others. The namespace is named as they name it.
+func (m *machine) check(conflist, id string, pod pods.Pod) error {
+	GinkgoHelper()
+	list, err := libcni.ConfListFromBytes([]byte(conflist))
+	Expect(err).NotTo(HaveOccurred())
+	m.Do(func() {
+		cni := libcni.NewCNIConfig([]string{m.plugins}, nil)
+		var attachments []*libcni.NetworkAttachment
+		attachments, err = cni.GetCachedAttachments(id)
+		Expect(err).NotTo(HaveOccurred())
+		checked := 0
+		for _, a := range attachments {
+			if a.Network != list.Name || err != nil {
+				continue
+			}
+			checked++
+			err = cni.CheckNetworkList(context.Background(), list, &libcni.RuntimeConf{ContainerID: a.ContainerID,
+				NetNS: "/var" + pod.Path, IfName: a.IfName, Args: a.CniArgs, CapabilityArgs: a.CapabilityArgs})
+		}
+		Expect(checked).NotTo(BeZero(), "nothing cached for "+id)
+	})
+	return err
 }
 
 // state is what has to be as before when everything is gone, but for the address

@@ -3,7 +3,7 @@ package runtimes_test
 import (
 	"fmt"
 	"os/exec"
-	"path/filepath"
+	"slices"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -13,18 +13,16 @@ import (
 	"github.com/hawser-cni/plugins/test/pods"
 )
 
-var _ = Describe("podman", func() {
-	DescribeTable("has containers with addresses, traffic, host ports, MACs; removed twice", Label("runtimes"), func(
-		v6 bool,
-	) {
-		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0", IPv6: v6}.Conflist())
-		p.container("first", "--network", "pods", "-p", "8080:80")
-		p.must("rm", "-f", "-t", "0", "first")
-		pods.ExpectNothingLeft(p.Host)
-		before := p.state()
-
-		client := p.container("client", "--network", "pods:ip=10.88.0.77,mac=02:00:00:00:00:aa")
-		server := p.container("server", "--network", "pods", "-p", "8080:80/tcp", "-p", "8080:80/udp",
+// livingContainers is the life of two containers.
+func livingContainers(s story, plugins string, v6 bool) {
+	p := newPodman(newMachine(plugins), pods.Network{Version: "0.4.0", IPv6: v6}.Conflist())
+	p.container("first", "--network", "pods", "-p", "8080:80")
+	p.must("rm", "-f", "-t", "0", "first")
+	before := slices.Sorted(strings.Lines(p.state()))
+	var client, server pods.Pod
+	s.step("containers: addresses, sysctl, traffic, host ports on TCP, UDP and one address", func() {
+		client = p.container("client", "--network", "pods:ip=10.88.0.77,mac=02:00:00:00:00:aa")
+		server = p.container("server", "--network", "pods", "-p", "8080:80/tcp", "-p", "8080:80/udp",
 			"-p", "192.0.2.1:8081:80", "-p", "[2001:db8::1]:8081:80", "-p", "127.0.0.1:9000-9001:80-81")
 		Expect(client.Addr).To(Equal("10.88.0.77"))
 		Expect(client.Cmd("ip", "-br", "link", "show", "eth0")).To(ContainSubstring("02:00:00:00:00:aa"))
@@ -34,45 +32,43 @@ var _ = Describe("podman", func() {
 		Expect(p.Ask("tcp", "127.0.0.1:9000")).To(HavePrefix("10.88.0.1:"))
 		_, err := p.outside.Ask("tcp", "192.0.2.1:9000")
 		Expect(err).To(MatchError(ContainSubstring("refused")))
-		_, err = p.try("run", "-d", "--name", "greedy", "--cgroup-parent", p.cgroup, "--network", "pods", "-p",
-			"8080:80", image)
-		Expect(err).To(MatchError(ContainSubstring("8080")))
-
-		for range 2 {
-			p.must("stop", "-t", "1", "client")
-			p.must("stop", "-t", "1", "server")
-		}
-		p.must("rm", "-f", "client", "server", "greedy")
-		p.must("rm", "-f", "--ignore", "client", "server")
-		pods.ExpectNothingLeft(p.Host)
-		Expect(p.state()).To(Equal(before))
-	},
-		Entry("IPv4", false),
-		Entry("IPv4 and IPv6", true),
-	)
-
-	It("sets the MAC address that tuning is told", func() {
-		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0",
-			Tuning: `, "mac": "02:00:00:00:00:aa"`}.Conflist())
-		Expect(p.container("one", "--network", "pods").Cmd("ip", "-br", "link", "show",
-			"eth0")).To(ContainSubstring("02:00:00:00:00:aa"))
-		p.must("rm", "-f", "-t", "0", "one")
-		pods.ExpectNothingLeft(p.Host)
 	})
-
-	It("reloads the network of a live container, also after its rules were flushed", func() {
-		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0"}.Conflist())
-		client := p.container("client", "--network", "pods")
-		server := p.container("server", "--network", "pods", "-p", "8080:80/tcp", "-p", "8080:80/udp")
+	s.step("a container with a taken host port fails, and names the port", func() {
+		_, err := p.try("run", "-d", "--name", "greedy", "--cgroup-parent", p.cgroup, "--network", "pods",
+			"-p", "8080:80", image)
+		p.must("rm", "-f", "-t", "0", "greedy")
+		Expect(err).To(MatchError(ContainSubstring("8080")))
+	})
+	s.step("network reload after the rules were flushed", func() {
 		p.Cmd("nft", "flush", "ruleset")
 		p.must("network", "reload", "--all")
 		Expect(p.find("client").Addr).To(Equal(client.Addr))
 		Expect(p.find("server").Addr).To(Equal(server.Addr))
 		client.ExpectUp()
 		server.ExpectUp()
-		p.traffic("8080", "").Expect(client, server)
-		p.must("rm", "-f", "-t", "0", "client", "server")
+		p.traffic("8080", "8081").Expect(client, server)
+	})
+	s.step("containers are stopped and removed twice, nothing is left", func() {
+		for range 2 {
+			p.must("stop", "--ignore", "-t", "1", "client", "server")
+		}
+		for range 2 {
+			p.must("rm", "-f", "--ignore", "-t", "0", "client", "server")
+		}
 		pods.ExpectNothingLeft(p.Host)
+		if !s.theirs {
+			Expect(slices.Sorted(strings.Lines(p.state()))).To(Equal(before)) // which were made anew, in another order
+		}
+	})
+}
+
+var _ = Describe("podman", func() {
+	Describe("containers with IPv4", Label("runtimes"), func() {
+		told("podman 4.3.1", func(s story, plugins string) { livingContainers(s, plugins, false) })
+	})
+
+	It("has containers that live as those, with IPv4 and IPv6", Label("runtimes"), func() {
+		livingContainers(story{client: "podman 4.3.1 again"}, "", true)
 	})
 
 	It("publishes a port of a container that joins a second network as long as it is on the first", func() {
@@ -137,25 +133,19 @@ var _ = Describe("podman", func() {
 		}
 		p.install("")
 		p.must("rm", "-f", "-t", "0", "client", "server")
-		p.collect(filepath.Join(p.dir, "net.d", "pods.conflist")) // records of what the reference has deleted
+		p.collect() // records of what the reference has deleted
 		pods.ExpectNothingLeft(p.Host)
 	})
 
 	It("has 20 containers at once, up and down", func() {
 		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0"}.Conflist())
 		const many = 20
-		Expect(atOnce(many, func(i int) error {
-			defer GinkgoRecover()
-			_, err := p.try("run", "-d", "--name", fmt.Sprint("c", i), "--cgroup-parent", p.cgroup,
+		nstest.AtOnce(many, func(i int) {
+			p.must("run", "-d", "--name", fmt.Sprint("c", i), "--cgroup-parent", p.cgroup,
 				"--network", "pods", "-p", fmt.Sprintf("%d:80", 9000+i), image)
-			return err
-		})).To(Succeed())
+		})
 		Expect(pods.Leases(p.Host)).To(HaveLen(many))
-		Expect(atOnce(many, func(i int) error {
-			defer GinkgoRecover()
-			_, err := p.try("rm", "-f", "-t", "0", fmt.Sprint("c", i))
-			return err
-		})).To(Succeed())
+		nstest.AtOnce(many, func(i int) { p.must("rm", "-f", "-t", "0", fmt.Sprint("c", i)) })
 		pods.ExpectNothingLeft(p.Host)
 	})
 
@@ -190,7 +180,7 @@ var _ = Describe("podman", func() {
 		pods.Settle(p.plugins)
 		_, _ = p.try("rm", "-f", "-a", "-t", "0") // it may find its own storage in use
 		AddReportEntry("addresses that podman forgot", strings.Join(pods.Leases(p.Host), " "))
-		p.collect(filepath.Join(p.dir, "net.d", "pods.conflist"))
+		p.collect()
 		pods.ExpectNothingLeft(p.Host)
 	})
 })

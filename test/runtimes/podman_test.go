@@ -65,7 +65,6 @@ network_config_dir = %q
 
 // ulimits are no higher than ours, which is all that we may give.
 func (p *podman) ulimits() string {
-	GinkgoHelper()
 	var limits []string
 	for name, flag := range map[string]string{"nofile": "-Hn", "nproc": "-Hu"} {
 		if limit := strings.TrimSpace(p.Cmd("bash", "-c", "ulimit "+flag)); limit != "unlimited" {
@@ -75,7 +74,6 @@ func (p *podman) ulimits() string {
 	return strings.Join(limits, ", ")
 }
 
-// write writes a file into the machine's directory and returns its path.
 func (p *podman) write(name, content string) string {
 	GinkgoHelper()
 	path := filepath.Join(p.dir, name)
@@ -83,13 +81,11 @@ func (p *podman) write(name, content string) string {
 	return path
 }
 
-// create makes another network, with the plugins that podman writes into each.
 func (p *podman) create(name string, options ...string) {
 	GinkgoHelper()
 	p.must(append(append([]string{"network", "create"}, options...), name)...)
 }
 
-// try runs podman.
 func (p *podman) try(args ...string) (string, error) {
 	GinkgoHelper()
 	out := p.Run(nstest.Program{Path: p.command[0], Args: append(slices.Clone(p.command[1:]), args...), Env: p.env})
@@ -100,7 +96,6 @@ func (p *podman) try(args ...string) (string, error) {
 	return strings.TrimSpace(out.Stdout), nil
 }
 
-// must runs podman, which has to succeed.
 func (p *podman) must(args ...string) string {
 	GinkgoHelper()
 	out, err := p.try(args...)
@@ -108,7 +103,6 @@ func (p *podman) must(args ...string) string {
 	return out
 }
 
-// container starts a container on a network, "pods" or another.
 func (p *podman) container(name string, options ...string) pods.Pod {
 	GinkgoHelper()
 	args := append([]string{"run", "-d", "--name", name, "--cgroup-parent", p.cgroup}, options...)
@@ -116,7 +110,6 @@ func (p *podman) container(name string, options ...string) pods.Pod {
 	return p.find(name)
 }
 
-// find returns a container by its name.
 func (p *podman) find(name string) pods.Pod {
 	GinkgoHelper()
 	var list []struct {

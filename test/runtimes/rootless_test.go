@@ -18,7 +18,6 @@ const user = "5000"
 // newUsersPodman is podman as an ordinary user has it: plugins run in a user
 // namespace, and in a network namespace that slirp4netns joins to the machine's.
 func newUsersPodman(m *machine, conflist string) *podman {
-	GinkgoHelper()
 	nstest.NeedProgram("podman", "runc", "newuidmap", "slirp4netns", "setpriv")
 	_, err := os.Stat("/dev/net/tun")
 	nstest.NeedOK("tun", err)
@@ -41,13 +40,11 @@ func newUsersPodman(m *machine, conflist string) *podman {
 	return p
 }
 
-// inside runs a command where the user's bridge is.
 func (p *podman) inside(command string) string {
 	GinkgoHelper()
 	return p.must("unshare", "--rootless-netns", "bash", "-c", command)
 }
 
-// ask is what a server answers to a container.
 func (p *podman) ask(sandbox, address string) func() (string, error) {
 	return func() (string, error) {
 		host, port, _ := strings.Cut(address, ":")

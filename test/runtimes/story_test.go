@@ -9,6 +9,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/test/pods"
 )
 
 // story is what one client is asked for, step by step. Ours must do each step; what
@@ -31,7 +32,6 @@ func told(client string, tell func(s story, plugins string)) {
 	})
 }
 
-// step does one thing.
 func (s story) step(what string, do func()) {
 	GinkgoHelper()
 	By(what)
@@ -58,6 +58,25 @@ func (o *outcome) note(s story, result string) {
 	} else {
 		o.ours = result
 	}
+}
+
+// backAndForth has ours take over what lives with the newest reference, which has it back, and ours again.
+// A life changes the plugins in its middle, and ends.
+func (m *machine) backAndForth(client, ours string, life func(change func())) {
+	GinkgoHelper()
+	s, reference := story{client: client}, nstest.Newest().Dir()
+	for _, plugins := range []string{"", reference, ""} {
+		step := "ours take over live pods of the newest reference: " + ours
+		if plugins != "" {
+			step = "the newest reference takes over live pods of ours (backend iptables)"
+		}
+		s.step(step, func() {
+			life(func() { m.install(plugins) })
+			pods.ExpectGone(m.Host)
+		})
+	}
+	m.collect() // records of what the reference has deleted
+	pods.ExpectNothingLeft(m.Host)
 }
 
 // docs/runtimes.md has this table.

@@ -6,15 +6,9 @@ package runtimes_test
 import (
 	"testing"
 
-	. "github.com/onsi/ginkgo/v2"
-	. "github.com/onsi/gomega"
-
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestRuntimes(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "runtimes: real runtimes with our plugins")
-}
+func TestRuntimes(t *testing.T) { nstest.RunSpecs(t, "runtimes: real runtimes with our plugins") }

@@ -1,8 +1,6 @@
 package runtimes_test
 
 import (
-	"path/filepath"
-
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
@@ -25,20 +23,20 @@ var _ = Describe("a node under running pods", func() {
 		ours := theirs
 		ours.Backend = backend
 		c := newContainerd(newMachine(reference), dir(), theirs.Conflist())
-		client, server := c.startTwo()
+		client, server := c.upgradedTwo()
 
 		c.install("")
 		c.reconfigure(ours.Conflist())
 		c.ready()
-		c.expectChecked(ours.Conflist(), client, server)
+		c.expectMinded(ours.Conflist(), client, server)
 		c.traffic("8080", "").Expect(client.Pod, server.Pod)
 		_, err := c.run("greedy", tcp(8080, 80))
 		Expect(err).To(MatchError(ContainSubstring("8080")), "the reference's rules hold the port")
 		c.end(c.all()...)
 		pods.ExpectNothingLeft(c.Host)
 
-		client, server = c.startTwo()
-		c.expectChecked(ours.Conflist(), client, server)
+		client, server = c.upgradedTwo()
+		c.expectMinded(ours.Conflist(), client, server)
 		if !back {
 			c.end(c.all()...)
 			pods.ExpectNothingLeft(c.Host)
@@ -52,16 +50,16 @@ var _ = Describe("a node under running pods", func() {
 		c.traffic("8080", "").Expect(client.Pod, server.Pod)
 		c.end(c.all()...)
 		pods.ExpectGone(c.Host)
-		c.startTwo()
+		c.upgradedTwo()
 		c.end(c.all()...)
 		pods.ExpectGone(c.Host)
 
 		c.install("") // the records of pods that the reference has deleted are in nobody's way
 		c.reconfigure(ours.Conflist())
 		c.ready()
-		c.startTwo()
+		c.upgradedTwo()
 		c.end(c.all()...)
-		c.collect(filepath.Join(c.netconf, "10-pods.conflist"))
+		c.collect()
 		pods.ExpectNothingLeft(c.Host)
 	},
 		Entry("containerd 1.6, our backend nftables, to ours only", nstest.Debian(), func() string { return "" }, "",
@@ -78,38 +76,31 @@ var _ = Describe("a node under running pods", func() {
 		reference := nstest.Debian().Dir()
 		nstest.Need("iptables")
 		c := newContainerd(newMachine(""), "", debian.Conflist())
-		id, pod := c.kubelet.start("pod", tcp(8080, 80))
+		id, pod := c.start("pod", tcp(8080, 80))
 		c.install(reference)
 		Expect(c.stop(id)).To(MatchError(ContainSubstring("does not exist")))
 		c.end(id)
 		Expect(c.Cmd("nft", "list", "table", "inet", "hawser")).To(ContainSubstring(pod.Addr))
 		c.install("")
-		c.collect(filepath.Join(c.netconf, "10-pods.conflist"))
+		c.collect()
 		pods.ExpectNothingLeft(c.Host)
 	})
 })
 
-// sandboxed is a pod and the runtime's name for it.
-type sandboxed struct {
-	pods.Pod
-	id string
-}
-
-// startTwo starts two pods and looks at their traffic.
-func (c *containerd) startTwo() (client, server sandboxed) {
+// upgradedTwo starts two pods and looks at their traffic.
+func (d *daemon) upgradedTwo() (client, server sandboxed) {
 	GinkgoHelper()
-	client.id, client.Pod = c.kubelet.start("client")
-	server.id, server.Pod = c.kubelet.start("server", tcp(8080, 80), udp(8080, 80))
-	c.traffic("8080", "").Expect(client.Pod, server.Pod)
+	client.id, client.Pod = d.start("client")
+	server.id, server.Pod = d.start("server", tcp(8080, 80), udp(8080, 80))
+	d.traffic("8080", "").Expect(client.Pod, server.Pod)
 	return client, server
 }
 
-// expectChecked runs CHECK of both, and again when something is missing.
-func (c *containerd) expectChecked(conflist string, client, server sandboxed) {
+// expectMinded runs CHECK of both, and again when something is missing.
+func (d *daemon) expectMinded(conflist string, client, server sandboxed) {
 	GinkgoHelper()
-	Expect(c.check(conflist, client.id, client.Pod)).To(Succeed())
-	Expect(c.check(conflist, server.id, server.Pod)).To(Succeed())
+	d.expectChecked(conflist, client, server)
 	server.Cmd("ip", "route", "del", "default")
-	Expect(c.check(conflist, server.id, server.Pod)).To(MatchError(ContainSubstring("0.0.0.0/0")))
+	Expect(d.check(conflist, server.id, server.Pod)).To(MatchError(ContainSubstring("0.0.0.0/0")))
 	server.Cmd("ip", "route", "add", "default", "via", "10.88.0.1", "dev", "eth0")
 }

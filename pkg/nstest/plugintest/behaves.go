@@ -185,7 +185,6 @@ func (l *life) isClean() {
 	l.works(l.live)
 }
 
-// without takes keys from a call's configuration.
 func without(keys ...string) func(*Call) {
 	return func(c *Call) {
 		for _, k := range keys {
@@ -194,7 +193,6 @@ func without(keys ...string) func(*Call) {
 	}
 }
 
-// saying sets keys of a call's configuration.
 func saying(keys Object) func(*Call) {
 	return func(c *Call) { c.Conf = Merge(c.Conf.(Object), keys) }
 }
@@ -207,7 +205,6 @@ func both(changes ...func(*Call)) func(*Call) {
 	}
 }
 
-// at calls with another CNI_NETNS.
 func at(path string) func(*Call) { return func(c *Call) { c.Netns = path } }
 
 // Inside runs ip(8) in the container.

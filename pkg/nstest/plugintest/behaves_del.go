@@ -126,7 +126,6 @@ func (l *life) delAlways() {
 	})
 }
 
-// delOthers are the specs of what DEL must leave.
 func (l *life) delOthers() {
 	It("does not touch the container that has the namespace by now", Label("others-by-now"), func() {
 		a := l.attach("one", 3)
@@ -174,7 +173,6 @@ func (l *life) delOthers() {
 	})
 }
 
-// delOne are the specs of one attachment among several of a container.
 func (l *life) delOne() {
 	It("takes one of several attachments of a container, and leaves the others", Label("two-interfaces"), func() {
 		one := l.attach("one", 3)
@@ -213,7 +211,6 @@ func (l *life) shortages() []TableEntry {
 	return entries
 }
 
-// delIPAM are the specs of when IPAM is asked.
 func (l *life) delIPAM() {
 	DescribeTable("keeps the addresses while it cannot look for the interface:", Label("address-kept"), func(
 		call uint32, errno unix.Errno,

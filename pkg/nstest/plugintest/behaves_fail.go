@@ -24,12 +24,10 @@ func Lends(addrs ...string) func(*World, *nstest.Host) {
 	return func(w *World, _ *nstest.Host) { w.LendAddrs("two", addrs...) }
 }
 
-// does makes IPAM run a piece of shell for the failing ADD.
 func does(body string) func(*World, *nstest.Host) {
 	return func(w *World, _ *nstest.Host) { w.On("ADD", body, "two") }
 }
 
-// early are failures before IPAM is asked.
 func early() map[string]Failure {
 	return map[string]Failure{
 		"the namespace is not there": {
@@ -53,7 +51,6 @@ func early() map[string]Failure {
 	}
 }
 
-// late are failures of IPAM, and after it.
 func late() map[string]Failure {
 	answer := func(result, says string) Failure {
 		return Failure{Prepare: Answers(result), Code: cni.CodeIPAM, Says: says, Asked: true}
@@ -197,7 +194,6 @@ func (l *life) stopped() {
 	})
 }
 
-// second are the specs of an attachment that there is already.
 func (l *life) second() {
 	It("when it is the second of a live attachment", Label("add-twice"), func() {
 		inside, other := l.live.Snapshot(), nstest.NewNetns()
@@ -270,7 +266,6 @@ func (l *life) startsAgain(cont *nstest.Host, again Call, answer Answer) {
 	l.isClean()
 }
 
-// together are the specs of several ADDs of one attachment at a time.
 func (l *life) together() {
 	It("when another ADD of the attachment waits for IPAM, which is not asked", func() {
 		l.On("ADD", "cat >/dev/null; read go <\"$d/go\"; cat <<'E'\n"+Lease(Addrs(3)...)+"\nE", "two")

@@ -13,7 +13,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// drifts are what CHECK must find in every container.
 func drifts() map[string]Drift {
 	inside := func(commands string, says ...string) Drift { return Drift{Cont: commands, Says: says} }
 	host := func(commands string, says ...string) Drift { return Drift{Host: commands, Says: says} }
@@ -153,7 +152,6 @@ func (l *life) checkOthers() {
 	})
 }
 
-// valid is a GC of the network with a list of valid attachments.
 func (l *life) valid(list any, more ...Object) Call {
 	return Call{Command: "GC", Conf: Merge(l.conf(more...), Object{"cni.dev/valid-attachments": list})}
 }
@@ -162,9 +160,7 @@ func container(id string) Object { return Object{"containerID": id, "ifname": "e
 
 func (l *life) gc() {
 	DescribeTable("removes what is not valid of its network, and nothing else", Label("gc"), func(backend string) {
-		if backend == "iptables" {
-			nstest.Need("iptables")
-		}
+		nstest.NeedBackend(backend)
 		on := Object{"ipMasqBackend": backend}
 		keep, other := l.attach("keep", 2, on), l.attach("gone1", 3, on, Object{"name": "net2"})
 		clean := l.Snapshot()
@@ -210,7 +206,6 @@ func (l *life) gc() {
 	})
 }
 
-// backends are those of a masquerade.
 func (l *life) backends() []TableEntry {
 	entries := []TableEntry{Entry("on nftables", "nftables")}
 	if !l.f.Child {
@@ -301,7 +296,6 @@ func (l *life) status() {
 	})
 }
 
-// reference are the specs of what a release of the reference plugin made.
 func (l *life) reference(ref nstest.Reference) {
 	if !l.f.Child {
 		BeforeEach(func() { nstest.Need("iptables") })
@@ -327,7 +321,6 @@ func (l *life) reference(ref nstest.Reference) {
 	l.notRemoved(attach)
 }
 
-// removed are the specs of DEL of a container of the reference.
 func (l *life) removed(attach func(id string, n int) Attached) {
 	forms := map[string]Form{
 		"with prevResult":            {},
@@ -370,7 +363,6 @@ func (l *life) removed(attach func(id string, n int) Attached) {
 	}
 }
 
-// notRemoved are the specs of containers of the reference that DEL of another must leave.
 func (l *life) notRemoved(attach func(id string, n int) Attached) {
 	It("is not removed when the namespace is another container's by now", func() {
 		a, other := attach("one", 3), attach("other", 2)

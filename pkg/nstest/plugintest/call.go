@@ -5,16 +5,19 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 
 	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -30,6 +33,7 @@ type Call struct {
 	Path    string // CNI_PATH instead of the world's
 	Ctx     context.Context
 	Stdout  io.Writer // instead of a buffer
+	Before  func()    // runs on the thread of the call
 }
 
 // Vars is the environment of the call.
@@ -75,7 +79,12 @@ func (w *World) Call(c Call) Answer {
 		c.Ctx = context.Background()
 	}
 	var code int
-	w.Do(func() { code = skel.Run(c.Ctx, w.Plugin, env) })
+	w.Do(func() {
+		if c.Before != nil {
+			c.Before()
+		}
+		code = skel.Run(c.Ctx, w.Plugin, env)
+	})
 	return Answer{code, out.String(), errs.String()}
 }
 
@@ -85,14 +94,15 @@ func (w *World) Exec(c Call) Answer {
 	return Ran(w.Run(c.Program(w, nstest.Build(w.Plugin.Name))))
 }
 
-// ExecWithoutCookie is Exec on a kernel that gives network namespaces no cookie.
+// ExecWithoutCookie is Exec on a kernel before 5.14, which gives network namespaces no cookie.
 func (w *World) ExecWithoutCookie(c Call) Answer {
 	ginkgo.GinkgoHelper()
 	var out, errs bytes.Buffer
 	cmd := exec.Command(nstest.Build(w.Plugin.Name))
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Vars(w), strings.NewReader(c.Stdin()), &out, &errs
 	w.Do(func() {
-		nstest.RefuseCookies()
+		nstest.FailCall(unix.SYS_GETSOCKOPT, unix.ENOPROTOOPT, nstest.Arg{Number: 1, Value: unix.SOL_SOCKET},
+			nstest.Arg{Number: 2, Value: unix.SO_NETNS_COOKIE})
 		_ = cmd.Run()
 	})
 	return Answer{cmd.ProcessState.ExitCode(), out.String(), errs.String()}
@@ -133,16 +143,23 @@ func (w *World) Fails(c Call, code uint) string {
 // Failed is Fails for an answer.
 func (a Answer) Failed(code uint) string {
 	ginkgo.GinkgoHelper()
+	got, says := a.Error()
+	gomega.Expect(got).To(gomega.Equal(code), a.Stdout)
+	return says
+}
+
+// Error is the code of the one error object, with its message and details, a line each.
+func (a Answer) Error() (code uint, says string) {
+	ginkgo.GinkgoHelper()
 	var e struct {
 		CNIVersion, Msg, Details string
 		Code                     uint
 	}
 	gomega.Expect(json.Unmarshal([]byte(a.Stdout), &e)).To(gomega.Succeed(), "one JSON document: %s", a.Stdout)
-	gomega.Expect(e.Code).To(gomega.Equal(code), a.Stdout)
 	gomega.Expect(e.Msg).NotTo(gomega.BeEmpty())
 	gomega.Expect(e.CNIVersion).NotTo(gomega.BeEmpty())
 	gomega.Expect(a.Code).To(gomega.Equal(1))
-	return e.Msg + "\n" + e.Details
+	return e.Code, e.Msg + "\n" + e.Details
 }
 
 // Result is what ADD printed, in the newest shape.
@@ -206,4 +223,42 @@ func (a Attached) As(command string) Call {
 	c := a.Call
 	c.Command, c.Conf = command, With(c.Conf.(Object), a.Result)
 	return c
+}
+
+// Verdict is what must be true of every answer, whatever the call was: exit
+// status 0 with a result (ADD, VERSION) or with nothing, or 1 with an error
+// object; one JSON document; no panic.
+func (a Answer) Verdict(command string) error {
+	if strings.Contains(a.Stdout+a.Stderr, "goroutine ") {
+		return errors.New("a panic")
+	}
+	if a.Code == 0 && command != "ADD" && command != "VERSION" {
+		if a.Stdout != "" {
+			return errors.New("something on standard output")
+		}
+		return nil
+	}
+	var version struct{ CNIVersion string }
+	d := json.NewDecoder(strings.NewReader(a.Stdout))
+	if err := d.Decode(&version); err != nil {
+		return fmt.Errorf("standard output: %w", err)
+	}
+	if err := d.Decode(new(any)); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("more than one document: %v", err)
+	}
+	switch {
+	case a.Code > 1:
+		return fmt.Errorf("exit status %d", a.Code)
+	case command == "VERSION" && a.Code == 0:
+		return nil // it repeats the version that it was asked in
+	case !slices.Contains(cni.Versions(), version.CNIVersion):
+		return fmt.Errorf("cniVersion %q", version.CNIVersion)
+	case a.Code == 0:
+		_, err := cni.DecodeResult([]byte(a.Stdout), "")
+		return err
+	}
+	if e, ok := cni.DecodeError([]byte(a.Stdout)); !ok || e.Msg == "" {
+		return errors.New("no error object")
+	}
+	return nil
 }

@@ -15,14 +15,15 @@ import (
 
 // ServeDHCP starts a DHCP server, dnsmasq, on a device of the host. It lends the
 // addresses of a range: "10.9.0.50,10.9.0.60". more are arguments of it.
-func ServeDHCP(h *nstest.Host, device, lends string, more ...string) {
+func ServeDHCP(h *nstest.Host, device, lends string, more ...string) *exec.Cmd {
 	ginkgo.GinkgoHelper()
 	nstest.NeedProgram("dnsmasq")
-	h.Start(nstest.Program{Path: "dnsmasq", Args: append([]string{"--no-daemon", "--conf-file=/dev/null", "--port=0",
-		"--interface=" + device, "--bind-interfaces", "--user=root", "--group=root", "--pid-file=",
-		"--dhcp-leasefile=/run/dnsmasq.leases", "--no-ping", "--dhcp-authoritative", "--dhcp-range=" + lends + ",1h"},
-		more...)})
+	args := append([]string{"--no-daemon", "--conf-file=/dev/null", "--port=0", "--interface=" + device,
+		"--bind-interfaces", "--user=root", "--group=root", "--pid-file=", "--dhcp-leasefile=/run/dnsmasq.leases",
+		"--no-ping", "--dhcp-authoritative", "--dhcp-range=" + lends + ",1h"}, more...)
+	server := h.Start(nstest.Program{Path: "dnsmasq", Args: args})
 	gomega.Eventually(func() string { return h.Cmd("ss", "-Huln", "sport = :67") }).ShouldNot(gomega.BeEmpty())
+	return server
 }
 
 // DHCPDaemon starts the daemon of a directory's dhcp, on the usual socket, and returns

@@ -172,7 +172,6 @@ func (w *fuzzWorld) lend(lease string) {
 	}
 }
 
-// call serves one call and looks at its answer.
 func (w *fuzzWorld) call(c fuzzCall) Answer {
 	w.t.Helper()
 	vars := []string{"CNI_COMMAND=" + c.command, "CNI_PATH=" + w.dir, "PATH=" + os.Getenv("PATH")}
@@ -249,7 +248,6 @@ func withPrev(conf []byte, result string) []byte {
 	return out
 }
 
-// inside describes the links of the container.
 func (w *fuzzWorld) inside() string {
 	w.t.Helper()
 	links, err := w.cont.Links()
@@ -262,7 +260,6 @@ func (w *fuzzWorld) inside() string {
 	return b.String()
 }
 
-// left is what the host has of the attachment.
 func (w *fuzzWorld) left(c fuzzCall) string {
 	w.t.Helper()
 	var conf struct{ Name string }

@@ -166,7 +166,6 @@ type detach struct {
 	list List
 }
 
-// note follows what becomes of a pod.
 func (a *attached) note(command string, p *Pod, list List) {
 	if a == nil {
 		return
@@ -192,7 +191,6 @@ func (a *attached) note(command string, p *Pod, list List) {
 	}
 }
 
-// end detaches what is attached and looks for what is left.
 func (w *World) end() {
 	ginkgo.GinkgoHelper()
 	for _, d := range w.attached.lists {

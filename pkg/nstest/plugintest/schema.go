@@ -33,9 +33,7 @@ func ExpectSchema(name, description string, schema Object) {
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "    ")
 	gomega.Expect(enc.Encode(doc)).To(gomega.Succeed())
-	root, err := nstest.Root()
-	gomega.Expect(err).NotTo(gomega.HaveOccurred())
-	file := filepath.Join(root, "docs", "schema", name+".json")
+	file := filepath.Join(nstest.Root(), "docs", "schema", name+".json")
 	if os.Getenv("UPDATE") == "1" {
 		gomega.Expect(os.WriteFile(file, b.Bytes(), 0o644)).To(gomega.Succeed())
 	}

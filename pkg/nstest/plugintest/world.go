@@ -4,6 +4,7 @@
 package plugintest
 
 import (
+	"context"
 	"encoding/json"
 	"maps"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -54,12 +56,39 @@ const Refusal = `cat >/dev/null; echo '{"cniVersion":"1.1.0","code":11,"msg":"la
 // is known to need no interface.
 func NewWorld[C any](p skel.Plugin[C]) *World {
 	ginkgo.GinkgoHelper()
-	w := &World{Host: nstest.NewHost(), Dir: ginkgo.GinkgoT().TempDir(), Plugin: p.Any()}
+	w := &World{Host: nstest.NewHost(), Dir: ginkgo.GinkgoT().TempDir(), Plugin: Any(p)}
 	w.Script("fake", `d=${0%/*}; echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME" >>"$d/calls"
 for f in "$d/on.$CNI_COMMAND.$CNI_CONTAINERID" "$d/on.$CNI_COMMAND"; do [ ! -e "$f" ] || { . "$f"; exit; }; done
 cat >/dev/null`)
 	gomega.Expect(os.Symlink("fake", filepath.Join(w.Dir, "whereabouts"))).To(gomega.Succeed())
 	return w
+}
+
+// Any returns p as a plugin like any other, whatever its configuration's type.
+func Any[C any](p skel.Plugin[C]) skel.Plugin[any] {
+	untyped := func(h func(context.Context, *skel.Request, C) error) func(context.Context, *skel.Request, any) error {
+		if h == nil {
+			return nil
+		}
+		return func(ctx context.Context, r *skel.Request, c any) error {
+			cfg, _ := c.(C) // nil without Parse
+			return h(ctx, r, cfg)
+		}
+	}
+	return skel.Plugin[any]{
+		Name: p.Name, About: p.About, Config: p.Config, IPAM: p.IPAM, Chained: p.Chained, Commands: p.Commands,
+		Parse: func(r *skel.Request) (any, error) {
+			if p.Parse == nil {
+				return nil, nil
+			}
+			return p.Parse(r)
+		},
+		Add: func(ctx context.Context, r *skel.Request, c any) (*cni.Result, error) {
+			cfg, _ := c.(C)
+			return p.Add(ctx, r, cfg)
+		},
+		Del: p.Del, Check: untyped(p.Check), GC: p.GC, Status: untyped(p.Status),
+	}
 }
 
 // Script makes a plugin of shell commands.

@@ -106,7 +106,6 @@ func (c *call) leave(result int64) {
 	}
 }
 
-// sent is what a call that sends has sent.
 func (c *call) sent(n int64) []byte {
 	switch c.number {
 	case unix.SYS_SENDTO, unix.SYS_WRITE:
@@ -156,7 +155,6 @@ func (c *call) bytes(at, n uint64) []byte {
 	return b[:max(got, 0)]
 }
 
-// text reads a string that ends with a zero byte.
 func (c *call) text(at uint64) string {
 	// A read does not go over the end of the last page.
 	text, _, _ := bytes.Cut(append(c.bytes(at, 4096-at%4096), c.bytes((at|4095)+1, 4096)...), []byte{0})

@@ -16,7 +16,6 @@ type Message struct {
 	Index    int32 // of the link that a message about a link or an address is about; 0: none
 }
 
-// messages cuts what was sent.
 func messages(protocol uint64, b []byte) (all []Message) {
 	for len(b) >= unix.SizeofNlMsghdr {
 		n := binary.NativeEndian.Uint32(b)

@@ -84,7 +84,6 @@ func status(pid int, key string) (n int64) {
 	return n
 }
 
-// event handles a ptrace event.
 func (t *tracer) event(task *task, event int) {
 	switch event {
 	case unix.PTRACE_EVENT_EXEC:

@@ -14,10 +14,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestTrace(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "pkg/nstest/trace")
-}
+func TestTrace(t *testing.T) { nstest.RunSpecs(t, "pkg/nstest/trace") }
 
 // sh traces a shell script on a host.
 func sh(h *nstest.Host, script string) *trace.Record {

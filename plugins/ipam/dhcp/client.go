@@ -26,27 +26,28 @@ type client struct {
 	log     *slog.Logger
 	ns      *ns.NS                // nil until it is opened
 	usedAt  string                // the path at which another use of the namespace was last seen
+	mounted chan struct{}         // has an element after the mount table changed
 	current atomic.Pointer[lease] // the lease that the interface has; nil: none
 	stop    context.CancelFunc    // ends run
 	ready   chan struct{}         // closed when there was a lease: from then on a lost one is asked for again
 	done    chan struct{}         // closed when run has returned
 	err     error                 // what run returned
-	finish  func() error          // giveBack, once
+	finish  func() error          // release, once
 }
 
 const (
-	// exchangeMax is how long an exchange lasts at most. What is sent later is another exchange, which verifies
-	// again that the container is still there.
+	// exchangeMax is how long an exchange lasts at most. The next one verifies again that the container is there.
 	exchangeMax = 4 * time.Second
-	// useInterval is how often a client verifies that somebody still uses the namespace, when it has nothing to send.
+	// useInterval is how often a client that has nothing to send verifies that somebody uses the namespace.
 	useInterval = time.Minute
 	retryMax    = 10 * time.Second // the longest pause after a failure
 )
 
 func (d *daemon) newClient(r record) *client {
 	c := &client{record: r, machine: machine{identity: r.Client, pauses: d.flags}, daemon: d,
-		log: d.log.With("lease", r.Attachment.String()), ready: make(chan struct{}), done: make(chan struct{})}
-	c.finish = sync.OnceValue(c.giveBack)
+		log: d.log.With("lease", r.Attachment.String()), mounted: make(chan struct{}, 1),
+		ready: make(chan struct{}), done: make(chan struct{})}
+	c.finish = sync.OnceValue(c.release)
 	return c
 }
 
@@ -79,11 +80,10 @@ func (c *client) isReady() bool {
 
 // run acquires a lease and keeps it until ctx ends or the container is gone.
 func (c *client) run(ctx context.Context) error {
-	for {
-		changed := c.mounts.next() // a change during the exchange is seen, too
+	for ctx.Err() == nil {
 		err := c.exchange(ctx)
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			break
 		}
 		// A main plugin may take the link down for a moment.
 		isFatal := err != nil && !c.isReady() && !errors.Is(err, unix.ENETDOWN)
@@ -96,10 +96,9 @@ func (c *client) run(ctx context.Context) error {
 			c.log.Warn("failed", "state", string(c.state), "error", err)
 			pause = min(max(pause, time.Second), retryMax)
 		}
-		if c.rest(ctx, pause, changed); ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
+		c.rest(ctx, pause)
 	}
+	return context.Cause(ctx)
 }
 
 func sinceBoot() time.Duration {
@@ -109,18 +108,15 @@ func sinceBoot() time.Duration {
 }
 
 // rest waits for a while, or until the namespace has lost the use at usedAt.
-func (c *client) rest(ctx context.Context, pause time.Duration, changed <-chan struct{}) {
+func (c *client) rest(ctx context.Context, pause time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, pause)
 	defer cancel()
-	ended := processEnd(ctx, c.usedAt)
+	onExit(ctx, c.usedAt, cancel)
 	for isUsed := true; isUsed; {
 		select {
 		case <-ctx.Done():
 			return
-		case <-ended:
-			return
-		case <-changed:
-			changed = c.mounts.next()
+		case <-c.mounted:
 			c.limited(func() { isUsed = leads(c.usedAt, c.NS) })
 		}
 	}
@@ -177,13 +173,13 @@ func (c *client) open(isInUse bool) (l *link, err error) {
 // publish records a change of the lease, and then applies it to the interface. The plugin applies the first
 // lease. A step that fails is repeated in the next exchange.
 func (c *client) publish(l *link) (err error) {
-	was, is, isFirst := c.current.Load(), c.lease, !c.isReady()
+	was, is := c.current.Load(), c.lease
 	if was == is {
 		return nil
 	}
 	hasFormer := c.FormerRoutes != nil // a change is unfinished, or the lease was lost and its routes are remembered
 	isSame := slices.Equal(l.routes(was, c.options), l.routes(is, c.options))
-	changes := !isFirst && (hasFormer || !isSame)
+	changes := c.isReady() && (hasFormer || !isSame)
 	if changes && !hasFormer {
 		if c.FormerRoutes, err = l.find(was, c.options); err != nil {
 			return err
@@ -206,7 +202,7 @@ func (c *client) publish(l *link) (err error) {
 	} else {
 		c.log.Info("leased", "address", is.prefix(), "for", is.expiry-is.since)
 	}
-	if isFirst {
+	if !c.isReady() {
 		close(c.ready)
 	}
 	if !changes {
@@ -219,17 +215,15 @@ func (c *client) publish(l *link) (err error) {
 	return c.put()
 }
 
-// put writes the record.
 func (c *client) put() error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	return c.records.Put(context.Background(), c.record)
 }
 
-// giveBack gives the lease back, as far as the interface is still there, and removes what is known of it. It
-// removes the record before the client: as long as the client is listed, no other client of this attachment can
-// write a record.
-func (c *client) giveBack() error {
+// release gives the lease back, as far as the interface is still there, and forgets it. The record goes before the
+// client: as long as the client is listed, no other client of this attachment can write a record.
+func (c *client) release() error {
 	if c.lease != nil {
 		log := c.log.With("address", c.lease.prefix())
 		if at, err := c.sendRelease(); err != nil {
@@ -248,16 +242,14 @@ func (c *client) giveBack() error {
 	return err
 }
 
-// sendRelease takes the address off, where the main plugin has not done so, and sends the server a RELEASE. It
-// returns the MAC address to which that went. When the server lends the address again, the interface does not answer
-// to it any more, whatever keeps the interface.
+// sendRelease takes the address off, where the main plugin has not done so, and sends the server a RELEASE. It returns
+// the MAC address to which that went. So the interface does not answer for an address that the server lends again.
 func (c *client) sendRelease() (at net.HardwareAddr, err error) {
 	l, err := c.open(false)
 	if err != nil {
 		return nil, err
 	}
-	// Closing the socket takes the kernel 10 ms and more, as long as deleting the link. DEL does not wait for it, so
-	// that the kernel does both at once.
+	// Closing the socket takes the kernel 10 ms and more. DEL does not wait for it.
 	defer c.running.Go(func() { c.limited(l.close) })
 	if current := c.current.Load(); current != nil {
 		if err := l.conn.DelAddr(l.Index, current.prefix()); err != nil {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
 	"io/fs"
 	"net"
 	"path/filepath"
@@ -113,7 +114,7 @@ func callOf(req *skel.Request) rpcCall {
 	if abs, err := filepath.Abs(netns); netns != "" && err == nil { // the daemon has another directory
 		netns = abs
 	}
-	return rpcCall{ContainerID: req.ContainerID, Netns: netns, IfName: req.IfName, Args: req.Args, Path: req.Path,
+	return rpcCall{ContainerID: req.ContainerID, Netns: netns, IfName: req.IfName, Args: req.Args,
 		StdinData: req.Conf}
 }
 
@@ -127,12 +128,15 @@ func ask(ctx context.Context, socket, method string, c rpcCall) (*rpcResult, err
 		return nil, e
 	}
 	defer conn.Close()
-	greeting, cancel := context.WithTimeout(ctx, answerTime) // a daemon that hangs is not waited for
+	greeting, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	end, _ := greeting.Deadline()
 	_ = conn.SetDeadline(end) // the errors are those of what follows
 	var res *rpcResult
-	if err = greet(conn); err == nil {
+	if _, err = io.WriteString(conn, connect); err == nil {
+		err = expect(conn, connected)
+	}
+	if err == nil { // the daemon does not hang
 		end, _ = ctx.Deadline()
 		_ = conn.SetDeadline(end)
 		res, err = roundTrip(conn, method, c)

@@ -59,7 +59,7 @@ func checkLease(t *testing.T, l *lease) {
 	if l.renew > l.rebind || l.rebind >= l.expiry {
 		t.Fatal("times out of order", l.renew, l.rebind, l.expiry)
 	}
-	res := l.result(options{DNS: true})
+	res := l.result(options{DNS: true}).decode()
 	for _, version := range cni.Versions() {
 		out, err := res.Encode(version)
 		if err != nil {

@@ -13,10 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// lease is what a server lends: its acknowledgement, and the times that follow from
-// it, since boot.
+// lease is what a server lends: its acknowledgement, and the times that follow from it, since boot.
 type lease struct {
 	ack                   *dhcpv4.DHCPv4
 	since                 time.Duration
@@ -25,7 +26,8 @@ type lease struct {
 
 // newLease refuses an answer that lacks something which a container's address needs.
 func newLease(ack *dhcpv4.DHCPv4, now time.Duration) (*lease, error) {
-	addr, bits := address(ack.YourIPAddr), netmaskBits(ack)
+	addr := address(ack.YourIPAddr)
+	bits, _ := ack.SubnetMask().Size()         // 0 for a mask with a hole
 	whole := ack.IPAddressLeaseTime(time.Hour) // as the reference, where the server does not say
 	switch {
 	case !isHost(addr):
@@ -52,7 +54,7 @@ func newLease(ack *dhcpv4.DHCPv4, now time.Duration) (*lease, error) {
 
 // prefix is the leased address, with the length of its subnet.
 func (l *lease) prefix() netip.Prefix {
-	return netip.PrefixFrom(address(l.ack.YourIPAddr), netmaskBits(l.ack))
+	return prefix(net.IPNet{IP: l.ack.YourIPAddr, Mask: l.ack.SubnetMask()})
 }
 
 // server returns the server's address and the next hop on the way to it: the server itself where it is on the
@@ -63,7 +65,7 @@ func (l *lease) server() (server, hop netip.Addr) {
 		return server, server
 	}
 	bits := -1
-	for _, r := range l.result(options{}).Routes {
+	for _, r := range l.result(options{}).decode().Routes {
 		if r.Dst.Contains(server) && r.Dst.Bits() > bits {
 			hop, bits = cmp.Or(r.GW, server), r.Dst.Bits() // a route without gateway leads to the server itself
 		}
@@ -71,20 +73,20 @@ func (l *lease) server() (server, hop netip.Addr) {
 	return server, hop
 }
 
-// result returns the lease as an IPAM plugin prints it; without a lease it is empty.
-func (l *lease) result(o options) *cni.Result {
+// result returns the lease as the plugin gets it; without a lease it is empty.
+func (l *lease) result(o options) *rpcResult {
 	if l == nil {
-		return &cni.Result{}
+		return &rpcResult{}
 	}
-	ip := cni.IP{Address: l.prefix()}
+	ip := rpcIP{Address: net.IPNet{IP: l.ack.YourIPAddr, Mask: l.ack.SubnetMask()}}
 	for _, router := range l.ack.Router() {
-		if addr := address(router); isHost(addr) && !ip.Gateway.IsValid() {
-			ip.Gateway = addr
+		if isHost(address(router)) && ip.Gateway == nil {
+			ip.Gateway = router
 		}
 	}
-	res := &cni.Result{IPs: []cni.IP{ip}, Routes: routesOf(l.ack, ip.Gateway)}
+	res := &rpcResult{IPs: []rpcIP{ip}, Routes: routesOf(l.ack, ip.Gateway)}
 	for i := range res.Routes {
-		res.Routes[i].Priority = o.Priority
+		res.Routes[i].Priority = int(o.Priority)
 	}
 	if o.DNS {
 		res.DNS = dnsOf(l.ack)
@@ -94,12 +96,11 @@ func (l *lease) result(o options) *cni.Result {
 
 // routesOf returns the routes of option 121, which replaces all others (RFC 3442), or those of
 // option 33 and the default route.
-func routesOf(ack *dhcpv4.DHCPv4, gateway netip.Addr) (routes []cni.Route) {
+func routesOf(ack *dhcpv4.DHCPv4, gateway net.IP) (routes []rpcRoute) {
 	for _, r := range ack.ClasslessStaticRoute() {
-		bits, _ := r.Dest.Mask.Size()
-		route := cni.Route{Dst: netip.PrefixFrom(address(r.Dest.IP), bits).Masked(), GW: address(r.Router)}
-		if route.GW.IsUnspecified() {
-			route.GW, route.Scope = netip.Addr{}, new(unix.RT_SCOPE_LINK)
+		route := rpcRoute{Dst: network(r.Dest.IP, r.Dest.Mask), GW: r.Router}
+		if r.Router.IsUnspecified() {
+			route.GW, route.Scope = nil, new(unix.RT_SCOPE_LINK)
 		}
 		routes = append(routes, route)
 	}
@@ -108,17 +109,17 @@ func routesOf(ack *dhcpv4.DHCPv4, gateway netip.Addr) (routes []cni.Route) {
 	}
 	for pair := ack.Options[dhcpv4.OptionStaticRoutingTable.Code()]; len(pair) >= 8; pair = pair[8:] {
 		dst := net.IP(pair[:4])
-		bits, _ := dst.DefaultMask().Size()
 		if isHost(address(dst)) { // the default route is no such route (RFC 2132, 5.8)
-			to := netip.PrefixFrom(address(dst), bits).Masked()
-			routes = append(routes, cni.Route{Dst: to, GW: address(pair[4:8])})
+			routes = append(routes, rpcRoute{Dst: network(dst, dst.DefaultMask()), GW: pair[4:8]})
 		}
 	}
-	if gateway.IsValid() {
-		routes = append(routes, cni.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), GW: gateway})
+	if gateway != nil {
+		routes = append(routes, rpcRoute{Dst: network(net.IPv4zero, net.CIDRMask(0, 32)), GW: gateway})
 	}
 	return routes
 }
+
+func network(ip net.IP, mask net.IPMask) net.IPNet { return net.IPNet{IP: ip.Mask(mask), Mask: mask} }
 
 // dnsOf returns the resolver settings. It drops names that are no domain names: the runtime writes
 // them into the container's resolv.conf, where they could be any line.
@@ -140,10 +141,8 @@ func dnsOf(ack *dhcpv4.DHCPv4) (dns cni.DNS) {
 }
 
 func isDomain(name string) bool {
-	strange := func(r rune) bool {
-		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_.", r))
-	}
-	return name != "" && len(name) < 255 && !strings.ContainsFunc(name, strange)
+	const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
+	return name != "" && len(name) < 255 && strings.Trim(name, allowed) == ""
 }
 
 // address is the zero Addr where ip is no IPv4 address.
@@ -156,14 +155,52 @@ func isHost(a netip.Addr) bool {
 	return a.Is4() && !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() && a.As4()[0] < 240
 }
 
-// netmaskBits is 0 where the mask is none, or has a hole.
-func netmaskBits(ack *dhcpv4.DHCPv4) int {
-	bits, _ := ack.SubnetMask().Size()
-	return bits
-}
-
 // clientID is the reference's, so that a server knows a container whoever asks.
 func clientID(a cni.Attachment) []byte {
 	id := a.ContainerID + "/" + a.Network + "/" + a.IfName
 	return append([]byte{0}, id[:min(len(id), 254)]...)
+}
+
+// record is a lease in a file, from before the plugin has its answer until DEL: the next daemon finds it. Times
+// are since boot, when /run is empty.
+type record struct {
+	cni.Attachment
+	Netns  string        `json:"netns"`
+	NS     ns.Identity   `json:"ns"`
+	Index  int           `json:"index"` // of the interface; 0: not known yet
+	Client identity      `json:"client"`
+	ACK    []byte        `json:"ack,omitempty"` // none: the lease is lost
+	Since  time.Duration `json:"since,omitempty"`
+
+	// While the interface is changed: the ACK whose address it may still have, and where its routes
+	// were. After a lost lease only the routes are kept.
+	FormerACK    []byte   `json:"had,omitempty"`
+	FormerRoutes []placed `json:"routes,omitempty"`
+}
+
+// Valid leaves out what no daemon has written.
+func (r record) Valid() bool { return r.Index > 0 && r.Netns != "" }
+
+// recordsOf are the leases that a socket's daemon holds.
+func recordsOf(hostPrefix, socket string) statefile.Records[record] {
+	path := hostPrefix + "/run/hawser/dhcp/" + cni.Digest(socket, 16)
+	return statefile.Records[record]{Path: path, Wait: 10 * time.Second}
+}
+
+// setLease puts the lease, if any, into the record.
+func (r *record) setLease(l *lease) {
+	r.ACK, r.Since = nil, 0
+	if l != nil {
+		r.ACK, r.Since = l.ack.ToBytes(), l.since
+	}
+}
+
+// leaseOf returns the lease of a stored ACK; nil: there is none.
+func leaseOf(answer []byte, since time.Duration) *lease {
+	ack, err := dhcpv4.FromBytes(answer)
+	if err != nil {
+		return nil
+	}
+	l, _ := newLease(ack, since)
+	return l
 }

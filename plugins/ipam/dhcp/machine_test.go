@@ -352,7 +352,7 @@ var _ = Describe("the result", func() {
 	result := func(o options, more ...dhcpv4.Modifier) string {
 		l := newLife()
 		l.bind(more...)
-		out, err := l.lease.result(o).Encode("1.0.0")
+		out, err := l.lease.result(o).decode().Encode("1.0.0")
 		Expect(err).NotTo(HaveOccurred())
 		return string(out)
 	}

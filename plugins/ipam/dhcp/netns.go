@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -18,7 +17,7 @@ import (
 )
 
 // errGone says that nobody else uses the container's namespace any more.
-var errGone = errors.New("the container's interface is gone")
+var errGone = errors.New("no path, process or mount leads to it any more")
 
 // isGone reports whether an error says that the container, or its interface, is not there any more.
 func isGone(err error) bool {
@@ -26,29 +25,26 @@ func isGone(err error) bool {
 		errors.Is(err, rtnl.ErrNoLink)
 }
 
-// reach opens the namespace, once, so that the lease can be renewed and given back whatever became of the path. And
-// it makes sure that somebody else still uses the namespace, which our descriptor must not keep for nobody. A use is
-// the path, a process, or a mount that a process sees. A descriptor of another process is none: it may be that of
-// another daemon, which waits for ours. Without a use the error is errGone.
-func (c *client) reach() (err error) {
-	path := c.hostPrefix + c.Netns
-	switch {
-	case c.ns != nil && leads(c.usedAt, c.NS):
+// reach opens the namespace, once, so that the lease can be renewed and released whatever became of the path. And it
+// makes sure that something else still uses the namespace, or else the error is errGone: our descriptor must not keep
+// it for nobody. A use is the path, a process, or a mount that a process sees. A descriptor of another process is none:
+// it may be that of another daemon, which waits for ours.
+func (c *client) reach() error {
+	if c.ns != nil && leads(c.usedAt, c.NS) {
 		return nil
-	case c.Index != 0 && !leads(path, c.NS):
-		if path, err = c.elsewhere(c.NS); err != nil {
-			return err
+	}
+	c.usedAt = c.hostPrefix + c.Netns
+	if c.Index != 0 && !leads(c.usedAt, c.NS) {
+		var err error
+		if c.usedAt, err = c.elsewhere(c.NS); err != nil {
+			return fmt.Errorf("network namespace %q: %w", c.Netns, err)
 		}
-		if path == "" {
-			return fmt.Errorf("network namespace %q is no more, or another one by now: %w", c.Netns, errGone)
-		}
-		c.log.Info("no longer at its path", "path", c.Netns, "now", path)
+		c.log.Info("no longer at its path", "path", c.Netns, "now", c.usedAt)
 	}
 	if c.ns != nil { // our descriptor is open, so no other namespace has the inode
-		c.usedAt = path
 		return nil
 	}
-	n, err := ns.Open(path)
+	n, err := ns.Open(c.usedAt)
 	if err != nil {
 		return err
 	}
@@ -57,10 +53,9 @@ func (c *client) reach() (err error) {
 		err = fmt.Errorf("network namespace %q is another one by now: %w", c.Netns, errGone)
 	}
 	if err != nil {
-		_ = n.Close()
-		return err
+		return errors.Join(err, n.Close())
 	}
-	if c.ns, c.usedAt = n, path; c.Index == 0 { // others read it from then on
+	if c.ns = n; c.Index == 0 { // others read it from then on
 		c.NS = id
 	}
 	return nil
@@ -74,7 +69,7 @@ func leads(path string, id ns.Identity) bool {
 }
 
 // elsewhere is a path to a namespace: of a process that is in it, or of a mount that a
-// process sees; "" where there is none.
+// process sees. Where there is none the error is errGone.
 func (d *daemon) elsewhere(id ns.Identity) (string, error) {
 	proc := d.hostPrefix + "/proc"
 	if _, err := os.Stat(proc + "/1"); err != nil {
@@ -102,7 +97,7 @@ func (d *daemon) elsewhere(id ns.Identity) (string, error) {
 			return p + "/root" + at, nil
 		}
 	}
-	return "", nil
+	return "", errGone
 }
 
 // mountOf is where a process sees a namespace mounted.
@@ -118,28 +113,15 @@ func mountOf(process string, id ns.Identity) string {
 	return ""
 }
 
-// mountTable tells all clients that the mount table has changed: a namespace may have
-// lost its path.
-type mountTable struct {
-	mu      sync.Mutex
-	changed chan struct{}
-}
-
-// next is closed at the next change.
-func (m *mountTable) next() <-chan struct{} {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.changed
-}
-
-// watch waits for changes until ctx ends. Without it namespaces are verified each minute.
-func (m *mountTable) watch(ctx context.Context) error {
+// watchMounts tells all clients, until ctx ends, that the mount table has changed: a namespace may have lost its
+// path. Without it namespaces are verified each minute.
+func (d *daemon) watchMounts() error {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	stop := context.AfterFunc(ctx, func() { _ = f.Close() })
+	stop := context.AfterFunc(d.ctx, func() { _ = f.Close() })
 	defer stop()
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -147,39 +129,40 @@ func (m *mountTable) watch(ctx context.Context) error {
 	}
 	// One Read without end: another Read would forget a change that came before it.
 	return raw.Read(func(uintptr) bool { // is called at once, and after each change
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		close(m.changed)
-		m.changed = make(chan struct{})
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		for _, c := range d.clients {
+			notify(c.mounted)
+		}
 		return false
 	})
 }
 
-// processEnd returns a channel that is closed at the end of the process below /proc to whose namespace a path leads,
-// or of ctx; nil for another path, and where the kernel has no such event.
-func processEnd(ctx context.Context, path string) <-chan struct{} {
+// onExit calls do when the process ends to whose namespace a path below /proc leads, unless ctx ends before. A path
+// elsewhere, and a kernel without that event, have none.
+func onExit(ctx context.Context, path string, do func()) {
 	var pid int
 	if _, err := fmt.Sscanf(path, "/proc/%d/ns/net", &pid); err != nil {
-		return nil
+		return
 	}
-	ended := make(chan struct{})
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
-	if errors.Is(err, unix.ESRCH) { // it has ended
-		close(ended)
-		return ended
+	if errors.Is(err, unix.ESRCH) {
+		do()
 	}
-	f := os.NewFile(uintptr(fd), path)
-	raw, err := f.SyscallConn()
 	if err != nil {
-		return nil
+		return
 	}
-	context.AfterFunc(ctx, func() { _ = f.Close() })
+	process := os.NewFile(uintptr(fd), path)
+	context.AfterFunc(ctx, func() { _ = process.Close() })
+	raw, err := process.SyscallConn()
+	if err != nil {
+		return
+	}
 	go func() {
-		defer close(ended)
 		_ = raw.Read(func(fd uintptr) bool {
 			n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
 			return n > 0
 		})
+		do()
 	}()
-	return ended
 }

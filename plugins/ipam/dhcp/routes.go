@@ -26,7 +26,7 @@ func (l *link) routes(from *lease, o options) []rtnl.Route {
 	}
 	routes := []rtnl.Route{{Dst: from.prefix().Masked(), Src: from.prefix().Addr(), OutIndex: l.Index,
 		Scope: unix.RT_SCOPE_LINK, Protocol: unix.RTPROT_KERNEL, Table: unix.RT_TABLE_MAIN}}
-	for _, r := range from.result(o).Routes {
+	for _, r := range from.result(o).decode().Routes {
 		route := rtnl.Route{Dst: r.Dst, GW: r.GW, OutIndex: l.Index, Priority: r.Priority, Table: unix.RT_TABLE_MAIN}
 		if r.Scope != nil {
 			route.Scope = *r.Scope
@@ -51,9 +51,9 @@ func (l *link) find(from *lease, o options) (found []placed, err error) {
 	return found, err
 }
 
-// place returns the routes of a lease, each in the tables in which the former lease had its route to the same
-// destination. A route that somebody removed stays away. A new destination goes to the tables of the first gateway
-// route that is there, else to those of the subnet's route. The first element of both lists is the subnet's route.
+// place returns the routes of a lease, each in the tables where the former lease had its route to the same destination:
+// none for a route that somebody removed. A new destination goes to the tables of the first gateway route that is
+// there, else to those of the subnet's route, which is the first of both lists.
 func place(routes []rtnl.Route, former []placed) (want []rtnl.Route) {
 	isThere := func(p placed) bool { return len(p.At) > 0 }
 	if !slices.ContainsFunc(former, isThere) { // nothing is known
@@ -119,7 +119,10 @@ func (l *link) apply(former []placed, was, is *lease, o options) error {
 		old = append(old, routes[0])
 	}
 	for _, r := range old {
-		if !slices.ContainsFunc(want, func(w rtnl.Route) bool { return same(w, r) }) {
+		isSame := func(w rtnl.Route) bool { // for the kernel
+			return w.Dst == r.Dst && w.GW == r.GW && w.Table == r.Table && w.Priority == r.Priority
+		}
+		if !slices.ContainsFunc(want, isSame) {
 			errs = append(errs, l.conn.DelRoute(r))
 		}
 	}
@@ -127,9 +130,4 @@ func (l *link) apply(former []placed, was, is *lease, o options) error {
 		errs = append(errs, iface.Announce(l.conn, l.Link))
 	}
 	return errors.Join(errs...)
-}
-
-// same reports whether two routes of an interface are one for the kernel.
-func same(a, b rtnl.Route) bool {
-	return a.Dst == b.Dst && a.GW == b.GW && a.Table == b.Table && a.Priority == b.Priority
 }

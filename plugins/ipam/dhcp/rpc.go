@@ -45,9 +45,9 @@ type rpcHead struct {
 
 // rpcCall is a call of the plugin.
 type rpcCall struct {
-	ContainerID, Netns, IfName, Args, Path string
-	StdinData                              []byte
-	Exclusive                              bool // ours: a lease that is there already is an error
+	ContainerID, Netns, IfName, Args string
+	StdinData                        []byte
+	Exclusive                        bool // ours: a lease that is there already is an error
 }
 
 // rpcResult is a result of one of the newest versions, as the reference's types have it.
@@ -69,17 +69,6 @@ type rpcRoute struct {
 	Scope    *int
 }
 
-func encodeResult(res *cni.Result) *rpcResult {
-	w := &rpcResult{DNS: res.DNS}
-	for _, ip := range res.IPs {
-		w.IPs = append(w.IPs, rpcIP{ipNet(ip.Address), ip.Gateway.AsSlice()})
-	}
-	for _, r := range res.Routes {
-		w.Routes = append(w.Routes, rpcRoute{ipNet(r.Dst), r.GW.AsSlice(), int(r.Priority), r.Scope})
-	}
-	return w
-}
-
 func (w *rpcResult) decode() *cni.Result {
 	res := &cni.Result{DNS: w.DNS}
 	for _, ip := range w.IPs {
@@ -92,24 +81,12 @@ func (w *rpcResult) decode() *cni.Result {
 	return res
 }
 
-func ipNet(p netip.Prefix) net.IPNet {
-	return net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), 32)}
-}
-
 func prefix(n net.IPNet) netip.Prefix {
 	bits, _ := n.Mask.Size()
 	return netip.PrefixFrom(address(n.IP), bits)
 }
 
-// greet begins a connection, as the plugin.
-func greet(conn io.ReadWriter) error {
-	if _, err := io.WriteString(conn, connect); err != nil {
-		return err
-	}
-	return expect(conn, connected)
-}
-
-// expect reads a greeting, which net/rpc sends just so.
+// expect reads a greeting: net/rpc sends just these bytes.
 func expect(conn io.Reader, greeting string) error {
 	b := make([]byte, len(greeting))
 	n, err := io.ReadFull(conn, b)
@@ -146,8 +123,7 @@ func roundTrip(conn io.ReadWriter, method string, c rpcCall) (*rpcResult, error)
 	return res, err
 }
 
-// receipt is what the plugin sends when it has the answer to an exclusive call. The daemon
-// takes back a lease for which it gets none.
+// receipt says that the plugin has the answer to an exclusive call. Without it the daemon releases the lease.
 var receipt = []byte{1}
 
 // readCall reads a call, as the daemon.
@@ -162,18 +138,6 @@ func readCall(conn io.ReadWriter) (head rpcHead, c rpcCall, err error) {
 	dec := gob.NewDecoder(in)
 	err = errors.Join(dec.Decode(&head), dec.Decode(&c))
 	return head, c, err
-}
-
-// writeAnswer answers a call.
-func writeAnswer(conn io.Writer, head rpcHead, res *cni.Result, err error) error {
-	if err != nil {
-		e := cni.AsError(err)
-		head.Error, head.Details, head.Code = e.Msg, e.Details, e.Code
-	}
-	if res == nil || err != nil {
-		return writeGob(conn, head, struct{}{})
-	}
-	return writeGob(conn, head, encodeResult(res))
 }
 
 func writeGob(w io.Writer, values ...any) error {

@@ -29,9 +29,8 @@ type daemon struct {
 	records statefile.Records[record]
 	ctx     context.Context
 	threads chan struct{} // has an element for each thread that limited occupies
-	writing sync.Mutex    // of records: another process may have their lock
+	writing sync.Mutex    // of records: one thread waits for their lock, not one for each client
 	running sync.WaitGroup
-	mounts  mountTable
 	freed   chan struct{} // gets an element when descriptors are closed
 
 	mu      sync.Mutex
@@ -43,8 +42,7 @@ const (
 	threadsMost = 4
 )
 
-// runDaemon is "dhcp daemon". It ends at a signal, and leaves the leases for its
-// successor.
+// runDaemon is "dhcp daemon". It ends at a signal, and leaves the leases to the next one.
 func runDaemon(env skel.Env) int {
 	f, err := parseFlags(env)
 	if err != nil {
@@ -60,8 +58,7 @@ func runDaemon(env skel.Env) int {
 
 func newDaemon(ctx context.Context, f flags, log *slog.Logger) *daemon {
 	return &daemon{flags: f, log: log, records: recordsOf(f.hostPrefix, f.socket), ctx: ctx,
-		threads: make(chan struct{}, threadsMost), freed: make(chan struct{}, 1), clients: map[string]*client{},
-		mounts: mountTable{changed: make(chan struct{})}}
+		threads: make(chan struct{}, threadsMost), freed: make(chan struct{}, 1), clients: map[string]*client{}}
 }
 
 func (d *daemon) run(env skel.Env) error {
@@ -83,7 +80,7 @@ func (d *daemon) run(env skel.Env) error {
 		return err
 	}
 	d.running.Go(func() {
-		if err := d.mounts.watch(d.ctx); d.ctx.Err() == nil {
+		if err := d.watchMounts(); d.ctx.Err() == nil {
 			d.log.Warn("the mount table is not watched", "error", err)
 		}
 	})
@@ -111,8 +108,7 @@ func (d *daemon) run(env skel.Env) error {
 	}
 }
 
-// listener takes the socket that systemd passes, or makes one. It replaces one that
-// nobody serves, which a killed daemon leaves behind.
+// listener takes the socket that systemd passes, or makes one. It replaces one that nobody serves.
 func (d *daemon) listener(env skel.Env) (*net.UnixListener, error) {
 	switch n := passed(env); n {
 	default:
@@ -194,20 +190,19 @@ func (d *daemon) limited(do func()) {
 	d.threads <- struct{}{}
 	defer func() {
 		<-d.threads
-		d.noteFreed()
+		notify(d.freed)
 	}()
 	do()
 }
 
-// noteFreed says that descriptors may have been closed.
-func (d *daemon) noteFreed() {
+// notify puts an element into a channel that has room for one, unless it is there.
+func notify(events chan<- struct{}) {
 	select {
-	case d.freed <- struct{}{}:
+	case events <- struct{}{}:
 	default:
 	}
 }
 
-// drop removes the record of a lease.
 func (d *daemon) drop(a cni.Attachment) error {
 	d.writing.Lock()
 	defer d.writing.Unlock()
@@ -216,7 +211,7 @@ func (d *daemon) drop(a cni.Attachment) error {
 
 // answer serves one call.
 func (d *daemon) answer(conn *net.UnixConn) {
-	defer d.noteFreed()
+	defer notify(d.freed)
 	defer conn.Close()
 	if err := refuseOthers(conn); err != nil {
 		d.log.Warn("refused", "error", err)
@@ -241,7 +236,15 @@ func (d *daemon) answer(conn *net.UnixConn) {
 	}()
 	res, err := d.serve(ctx, head.ServiceMethod, c)
 	_ = conn.SetWriteDeadline(time.Now().Add(callTime))
-	failed := writeAnswer(conn, head, res, err)
+	var answer any = struct{}{}
+	if res != nil {
+		answer = res
+	}
+	if err != nil {
+		e := cni.AsError(err)
+		head.Error, head.Details, head.Code = e.Msg, e.Details, e.Code
+	}
+	failed := writeGob(conn, head, answer)
 	isNew := c.Exclusive && err == nil // else it may have been there before
 	if isNew && failed == nil {
 		// A plugin that was stopped may go on at any time: only the daemon's end limits the wait.
@@ -265,17 +268,16 @@ func refuseOthers(conn *net.UnixConn) error {
 		return err
 	}
 	var peer *unix.Ucred
-	var failed error
-	err = raw.Control(func(fd uintptr) {
-		peer, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	closed := raw.Control(func(fd uintptr) {
+		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	})
-	if err = errors.Join(err, failed); err == nil && peer.Uid != 0 {
+	if err = errors.Join(closed, err); err == nil && peer.Uid != 0 {
 		err = fmt.Errorf("process %d is user %d's, and only root may ask", peer.Pid, peer.Uid)
 	}
 	return err
 }
 
-func (d *daemon) serve(ctx context.Context, method string, c rpcCall) (*cni.Result, error) {
+func (d *daemon) serve(ctx context.Context, method string, c rpcCall) (*rpcResult, error) {
 	conf, err := cni.DecodeConfig(c.StdinData)
 	if err != nil && method != methodStatus { // STATUS sends none
 		return nil, err
@@ -310,9 +312,8 @@ func (d *daemon) find(a cni.Attachment) *client {
 	return d.clients[a.Hash()]
 }
 
-// allocate acquires a lease. The reference's plugin asks in CHECK, too: it gets the lease
-// that there is.
-func (d *daemon) allocate(ctx context.Context, a cni.Attachment, c rpcCall) (*cni.Result, error) {
+// allocate acquires a lease, or finds it: the reference's plugin asks in CHECK, too.
+func (d *daemon) allocate(ctx context.Context, a cni.Attachment, c rpcCall) (*rpcResult, error) {
 	cfg, err := parseConfig(c.StdinData, c.Args)
 	if err != nil {
 		return nil, err
@@ -366,7 +367,7 @@ func (d *daemon) findOrStart(a cni.Attachment, call rpcCall, o options) (*client
 }
 
 // check verifies that there is a lease, and returns it.
-func (d *daemon) check(a cni.Attachment, netns string) (*cni.Result, error) {
+func (d *daemon) check(a cni.Attachment, netns string) (*rpcResult, error) {
 	c := d.find(a)
 	if c == nil || !c.isReady() {
 		return nil, cni.Errorf(cni.CodeDrift, "%s has no lease", a)

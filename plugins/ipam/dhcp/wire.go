@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
+	linklayer "github.com/mdlayher/packet"
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/ns"
@@ -24,7 +26,7 @@ type link struct {
 	rtnl.Link
 	ns   *ns.NS
 	conn *rtnl.Conn
-	sock *os.File // of packets
+	sock *linklayer.Conn
 }
 
 // openLink finds the interface of a record, whose index it notes the first time. No
@@ -68,14 +70,15 @@ func (l *link) bringUp(ctx context.Context) error {
 	theirTurn, cancel := context.WithTimeout(ctx, theirs)
 	defer cancel()
 	now, err := l.conn.WaitUp(theirTurn, l.Index)
-	if errors.Is(err, context.DeadlineExceeded) && !now.Up {
-		if err := l.conn.SetLink(l.Index, rtnl.Change{Up: new(true)}); err != nil {
+	if !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	if !now.Up {
+		if err := l.conn.SetLink(l.Index, rtnl.LinkChange{Up: new(true)}); err != nil {
 			return err
 		}
 	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		now, err = l.conn.WaitUp(ctx, l.Index)
-	}
+	now, err = l.conn.WaitUp(ctx, l.Index)
 	if ctx.Err() != nil {
 		return fmt.Errorf("interface %q does not come up, it is %s", now.Name, now.Oper)
 	}
@@ -84,16 +87,16 @@ func (l *link) bringUp(ctx context.Context) error {
 
 // portFilter lets UDP to port 68 through that is no fragment; a packet begins with its
 // IP header.
-var portFilter = []unix.SockFilter{
-	{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: 9},
-	{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.IPPROTO_UDP, Jf: 6},
-	{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, K: 6},
-	{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, K: 0x1fff, Jt: 4},
-	{Code: unix.BPF_LDX | unix.BPF_B | unix.BPF_MSH, K: 0},
-	{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_IND, K: 2},
-	{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: clientPort, Jf: 1},
-	{Code: unix.BPF_RET | unix.BPF_K, K: 1 << 16},
-	{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+var portFilter = []bpf.Instruction{
+	bpf.LoadAbsolute{Off: 9, Size: 1},
+	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.IPPROTO_UDP, SkipTrue: 6},
+	bpf.LoadAbsolute{Off: 6, Size: 2},
+	bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: 0x1fff, SkipTrue: 4},
+	bpf.LoadMemShift{Off: 0},
+	bpf.LoadIndirect{Off: 2, Size: 2},
+	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: clientPort, SkipTrue: 1},
+	bpf.RetConstant{Val: 1 << 16},
+	bpf.RetConstant{Val: 0},
 }
 
 const (
@@ -104,29 +107,22 @@ const (
 )
 
 // packetSocket opens a socket that sends and receives packets of a protocol, IP or ARP, on a
-// link of the calling thread's namespace, whatever addresses and rules there are. It gets nothing
-// before it has its filter.
-func packetSocket(index int, protocol uint16, filter []unix.SockFilter) (*os.File, error) {
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+// link of the calling thread's namespace, whatever addresses and rules there are.
+func packetSocket(index, protocol int, filter []bpf.Instruction) (*linklayer.Conn, error) {
+	program, err := bpf.Assemble(filter)
+	if err != nil {
+		return nil, err
+	}
+	sock, err := linklayer.Listen(&net.Interface{Index: index}, linklayer.Datagram, protocol,
+		&linklayer.Config{Filter: program})
 	if err != nil {
 		return nil, fmt.Errorf("socket for packets: %w", err)
 	}
-	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program)
-	if err == nil {
-		err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder(protocol), Ifindex: index})
-		// That the link is still down would fail the first call after it is up.
-		_, _ = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	// That the link is still down would fail the first call after it is up.
+	if raw, err := sock.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { _, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR) })
 	}
-	if err != nil {
-		_ = unix.Close(fd)
-		return nil, fmt.Errorf("socket for packets: %w", err)
-	}
-	return os.NewFile(uintptr(fd), "packets"), nil
-}
-
-func networkOrder(v uint16) uint16 {
-	return binary.NativeEndian.Uint16([]byte{byte(v >> 8), byte(v)})
+	return sock, nil
 }
 
 // everyone is the MAC address of all on the link.
@@ -144,34 +140,21 @@ func (l *link) send(ctx context.Context, p *packet) (at net.HardwareAddr, err er
 			to = at
 		}
 	}
-	if err := l.sendFrame(l.sock, unix.ETH_P_IP, to, p.encode()); err != nil {
+	if _, err := l.sock.WriteTo(p.encode(), &linklayer.Addr{HardwareAddr: to}); err != nil {
 		return nil, fmt.Errorf("send a %s: %w", p.message.MessageType(), err)
 	}
 	return at, nil
 }
 
-// sendFrame sends one packet to a MAC address.
-func (l *link) sendFrame(sock *os.File, protocol uint16, mac net.HardwareAddr, b []byte) error {
-	raw, err := sock.SyscallConn()
-	if err != nil {
-		return err
-	}
-	to := &unix.SockaddrLinklayer{Protocol: networkOrder(protocol), Ifindex: l.Index, Halen: uint8(len(mac))}
-	copy(to.Addr[:], mac)
-	var sent error
-	err = raw.Control(func(fd uintptr) { sent = unix.Sendto(int(fd), b, 0, to) })
-	return errors.Join(err, sent)
-}
-
 // readFrame returns the next packet; nil when none came in time.
-func readFrame(ctx context.Context, sock *os.File, wait time.Duration) ([]byte, error) {
+func readFrame(ctx context.Context, sock net.PacketConn, wait time.Duration) ([]byte, error) {
 	if err := sock.SetReadDeadline(time.Now().Add(wait)); err != nil {
 		return nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = sock.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	buf := make([]byte, 1<<16)
-	n, err := sock.Read(buf)
+	n, _, err := sock.ReadFrom(buf)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return nil, nil
 	}
@@ -189,15 +172,15 @@ func (l *link) receive(ctx context.Context, wait time.Duration) (*dhcpv4.DHCPv4,
 func (l *link) neighbor(ctx context.Context, src, addr netip.Addr) (mac net.HardwareAddr, err error) {
 	const tries, pause, length = 3, 200 * time.Millisecond, 28
 	const request, answer, operation, senderMAC, senderIP = 1, 2, 6, 8, 14
-	filter := []unix.SockFilter{ // lets answers of the address through
-		{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, K: operation},
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: answer, Jf: 3},
-		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: senderIP},
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: binary.BigEndian.Uint32(addr.AsSlice()), Jf: 1},
-		{Code: unix.BPF_RET | unix.BPF_K, K: length},
-		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+	filter := []bpf.Instruction{ // lets answers of the address through
+		bpf.LoadAbsolute{Off: operation, Size: 2},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: answer, SkipTrue: 3},
+		bpf.LoadAbsolute{Off: senderIP, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: binary.BigEndian.Uint32(addr.AsSlice()), SkipTrue: 1},
+		bpf.RetConstant{Val: length},
+		bpf.RetConstant{Val: 0},
 	}
-	var sock *os.File
+	var sock *linklayer.Conn
 	err = l.ns.Do(func() (err error) {
 		sock, err = packetSocket(l.Index, unix.ETH_P_ARP, filter)
 		return err
@@ -209,7 +192,7 @@ func (l *link) neighbor(ctx context.Context, src, addr netip.Addr) (mac net.Hard
 	question := slices.Concat(words(1, unix.ETH_P_IP, 6<<8|4, request), l.MAC, src.AsSlice(),
 		make([]byte, len(everyone)), addr.AsSlice())
 	for range tries {
-		if err := l.sendFrame(sock, unix.ETH_P_ARP, everyone, question); err != nil {
+		if _, err := sock.WriteTo(question, &linklayer.Addr{HardwareAddr: everyone}); err != nil {
 			return nil, fmt.Errorf("ask who has %s: %w", addr, err)
 		}
 		b, err := readFrame(ctx, sock, pause)
@@ -262,15 +245,10 @@ func decodePacket(b []byte) *dhcpv4.DHCPv4 {
 		return nil
 	}
 	head, total := int(b[0]&15)*4, int(binary.BigEndian.Uint16(b[2:]))
-	if head < ipHead || total > len(b) || total < head+udpHead {
+	if head < ipHead || total > len(b) || total < head+udpHead || binary.BigEndian.Uint16(b[head:]) != serverPort {
 		return nil
 	}
-	udp := b[head:total]
-	length := int(binary.BigEndian.Uint16(udp[4:]))
-	if binary.BigEndian.Uint16(udp) != serverPort || length < udpHead || length > len(udp) {
-		return nil
-	}
-	message, err := dhcpv4.FromBytes(udp[udpHead:length])
+	message, err := dhcpv4.FromBytes(b[head+udpHead : total])
 	if err != nil {
 		return nil
 	}

@@ -11,15 +11,19 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // wireConfig is the part of a network configuration that host-local reads.
 type wireConfig struct {
 	skel.LogKey
 
-	IPAM          wireIPAM          `json:"ipam"`
-	RuntimeConfig wireRuntimeConfig `json:"runtimeConfig"`
-	Args          struct {
+	IPAM          wireIPAM `json:"ipam"`
+	RuntimeConfig struct {
+		IPs      []string      `json:"ips" help:"addresses asked for" each:"format=asked"`
+		IPRanges [][]wireRange `json:"ipRanges" help:"sets of ranges, before those of ipam"`
+	} `json:"runtimeConfig"`
+	Args struct {
 		CNI struct {
 			IPs []string `json:"ips" help:"addresses asked for" each:"format=asked"`
 		} `json:"cni"`
@@ -47,15 +51,7 @@ type wireRange struct {
 	GW     string  `json:"gateway" help:"the gateway, never given away" schema:"format=address empty"`
 }
 
-type wireRuntimeConfig struct {
-	IPs      []string      `json:"ips" help:"addresses asked for" each:"format=asked"`
-	IPRanges [][]wireRange `json:"ipRanges" help:"sets of ranges, before those of ipam"`
-}
-
 const defaultDataDir = "/var/lib/cni/networks"
-
-// nameMax is how long the name of a file may be, in bytes.
-const nameMax = 255
 
 // config is what ADD, CHECK and STATUS act on.
 type config struct {
@@ -89,18 +85,14 @@ func parseConfig(req *skel.Request) (*config, error) {
 	if mode := wire.IPAM.OnFull; !slices.Contains([]string{"", "warn", "fail"}, mode) {
 		problems.Add(cni.Refuse("ipam.statusOnExhaustion", mode, `is neither "warn" nor "fail"`))
 	}
-	if len(req.Network) > nameMax {
-		reason := fmt.Sprintf("is longer than %d bytes, and no directory can be called so", nameMax)
-		problems.Add(cni.Refuse("name", req.Network, reason))
+	if len(req.Network) > 255 {
+		problems.Add(cni.Refuse("name", req.Network, "is longer than 255 bytes, and no directory can be called so"))
 	}
 	var err error
 	cfg.sets, err = wire.parseSets(req.Version)
 	problems.Add(err)
-	for i, r := range wire.IPAM.Routes {
-		route, err := r.Parse()
-		problems.AddIn(fmt.Sprintf("ipam.routes[%d].", i), err)
-		cfg.routes = append(cfg.routes, route)
-	}
+	cfg.routes, err = cni.ParseRoutes(wire.IPAM.Routes)
+	problems.AddIn("ipam", err)
 	asked, err := wire.parseAsked(req.Args)
 	problems.Add(err)
 	if problems.Err() == nil && len(cfg.sets) > 0 {
@@ -189,17 +181,13 @@ func (p *setParser) addRange(path string, w wireRange) {
 // checkFamilies keeps a result printable in versions that have room for one
 // address of each family.
 func checkFamilies(sets []rangeSet, version string) error {
-	if version != "0.1.0" && version != "0.2.0" {
-		return nil
-	}
 	seen := map[int]bool{}
 	for _, set := range sets {
 		family := set[0].start.BitLen()
-		if seen[family] {
-			reason := fmt.Sprintf(
-				"CNI version %s does not support more than 1 address per family, and the set %s is one more",
-				version, set)
-			return cni.Refuse("ipam.ranges", nil, reason).Suggest("use cniVersion 0.3.0 or later")
+		if seen[family] && (version == "0.1.0" || version == "0.2.0") {
+			return cni.Refuse("ipam.ranges", nil, fmt.Sprintf("CNI version %s does not support more than "+
+				"1 address per family, and the set %s is one more", version, set)).
+				Suggest("use cniVersion 0.3.0 or later")
 		}
 		seen[family] = true
 	}
@@ -215,14 +203,15 @@ func (w wireRange) parse(path string) (ipRange, error) {
 	if err != nil {
 		return ipRange{}, err
 	}
-	r, err := newRange(subnet)
-	if err != nil {
-		refused := cni.Refuse(path+".subnet", subnet, err.Error())
-		if subnet != subnet.Masked() {
-			refused.Suggest("write %q", subnet.Masked())
-		}
-		return ipRange{}, refused
+	if masked := subnet.Masked(); subnet != masked {
+		return ipRange{}, cni.Refuse(path+".subnet", subnet, "has host bits set, the network is "+masked.String()).
+			Suggest("write %q", masked)
 	}
+	if most := subnet.Addr().BitLen() - 2; subnet.Bits() > most {
+		return ipRange{}, cni.Refuse(path+".subnet", subnet,
+			fmt.Sprintf("is too small: the network, its gateway and one address need a /%d", most))
+	}
+	r := newRange(subnet)
 	var problems cni.Problems
 	for _, v := range []struct {
 		key, text string
@@ -316,8 +305,7 @@ func readDNS(path string) (cni.DNS, error) {
 	}
 	st, err := os.Stat(path)
 	if err == nil && (!st.Mode().IsRegular() || st.Size() > resolvConfMax) {
-		err = &fs.PathError{Op: "read", Path: path,
-			Err: fmt.Errorf("not a regular file of at most %d MiB", resolvConfMax>>20)}
+		err = &fs.PathError{Op: "read", Path: path, Err: statefile.ErrIrregular}
 	}
 	var text []byte
 	if err == nil && st.Size() > 0 { // a kernel file has size 0, and reading one may never end: it counts as empty

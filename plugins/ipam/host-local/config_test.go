@@ -149,7 +149,8 @@ var _ = DescribeTable("old versions have room for one address of each family", f
 
 var _ = Describe("addresses asked for", func() {
 	It("come from all sources, each once, in this order", func() {
-		wire := &wireConfig{RuntimeConfig: wireRuntimeConfig{IPs: []string{"10.1.2.9", "::ffff:10.1.2.7", "10.1.2.6"}}}
+		wire := &wireConfig{}
+		wire.RuntimeConfig.IPs = []string{"10.1.2.9", "::ffff:10.1.2.7", "10.1.2.6"}
 		wire.Args.CNI.IPs = []string{"10.1.2.8/16", "10.1.2.9"}
 		asked, err := wire.parseAsked("IgnoreUnknown=1;K8S_POD_NAME=p;IP=10.1.2.7")
 		Expect(err).NotTo(HaveOccurred())

@@ -60,7 +60,7 @@ func FuzzConfig(f *testing.F) {
 // FuzzCall makes up whole calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
-		Plugin: plugin().Any(),
+		Plugin: Any(plugin()),
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","ipam":{"type":"host-local","dataDir":"/run/leases",
 				"ranges":[[{"subnet":"10.1.0.0/29"}],[{"subnet":"fd00::/64"}]],
@@ -145,8 +145,8 @@ func FuzzIndex(f *testing.F) {
 	f.Add(uint16(header), []byte{0xff})
 	f.Add(uint16(header+8), []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
 	f.Add(uint16(header+8), []byte{0})
-	f.Add(uint16(header+16), make([]byte, recordSize))
-	f.Add(uint16(header+16), bytes.Repeat([]byte{1}, 2*recordSize))
+	f.Add(uint16(header+16), make([]byte, entrySize))
+	f.Add(uint16(header+16), bytes.Repeat([]byte{1}, 2*entrySize))
 	f.Fuzz(func(t *testing.T, at uint16, damage []byte) {
 		base := t.TempDir()
 		fuzzCall(t, base, "ADD", "a")

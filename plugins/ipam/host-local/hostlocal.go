@@ -23,83 +23,86 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 	if err != nil {
 		return nil, err
 	}
-	s, err := openStore(ctx, cfg.dataDir, req.Network, true)
+	s, err := openLeaseDir(ctx, cfg.dataDir, req.Network, true)
 	if err != nil {
 		return nil, err
 	}
-	addrs, err := allocate(s, req, cfg)
+	ips, err := allocate(s, req, cfg)
 	if err = errors.Join(err, s.close()); err != nil {
 		return nil, err
 	}
-	return &cni.Result{IPs: resultIPs(cfg.sets, addrs), Routes: cfg.routes, DNS: dns}, nil
+	return &cni.Result{IPs: ips, Routes: cfg.routes, DNS: dns}, nil
 }
 
-// del gives back whatever the interface holds, whatever the ranges are now.
+// del releases whatever the interface holds, whatever the ranges are now.
 func del(ctx context.Context, req *skel.Request) error {
 	dataDir, err := parseDataDir(req)
 	if err != nil {
 		return err
 	}
-	return giveBack(ctx, dataDir, req.Network, ownerText(req.ContainerID, req.IfName), req.ContainerID)
+	return releaseAll(ctx, dataDir, req.Network, ownerText(req.ContainerID, req.IfName), req.ContainerID)
 }
 
-// check verifies that the interface has its addresses, and that they are the
-// ones in its result.
+// check verifies that the interface has addresses, and those of its result that are of our ranges.
 func check(ctx context.Context, req *skel.Request, cfg *config) error {
-	s, err := openStore(ctx, cfg.dataDir, req.Network, false)
-	var held []netip.Addr
-	if s != nil && err == nil {
-		held, err = s.heldBy(ownerText(req.ContainerID, req.IfName), req.ContainerID)
-		err = errors.Join(err, s.close())
-	}
+	s, err := openLeaseDir(ctx, cfg.dataDir, req.Network, false)
 	if err != nil {
 		return err
+	}
+	var held []netip.Addr
+	if s != nil {
+		held, err = s.heldBy(ownerText(req.ContainerID, req.IfName), req.ContainerID)
+		if err = errors.Join(err, s.close()); err != nil {
+			return err
+		}
 	}
 	if len(held) == 0 {
 		return cni.Errorf(cni.CodeDrift, "no address is reserved for %s", req.Attachment)
 	}
-	return compare(req.PrevResult, cfg.sets, held)
+	if req.PrevResult == nil {
+		return nil
+	}
+	var lost []netip.Addr
+	for _, ip := range req.PrevResult.IPs {
+		addr := ip.Address.Addr().Unmap()
+		isOurs := slices.ContainsFunc(cfg.sets, func(s rangeSet) bool { _, ok := s.find(addr); return ok })
+		if isOurs && !slices.Contains(held, addr) {
+			lost = append(lost, addr)
+		}
+	}
+	if lost != nil {
+		return cni.Errorf(cni.CodeDrift, "prevResult: %s is not reserved for the attachment, which holds %s",
+			join(lost), join(held))
+	}
+	return nil
 }
 
-// gc gives back the addresses of attachments that are not valid. Files that
-// hold nothing go as well. Whatever else is not exactly what ADD writes stays:
-// a container ID alone cannot be told from an administrator's word.
+// gc releases the addresses of attachments that are not valid, and of nobody. What is not exactly
+// as ADD writes it stays: a container ID alone cannot be told from an administrator's word.
 func gc(ctx context.Context, req *skel.Request) error {
 	dataDir, err := parseDataDir(req)
 	if err != nil {
 		return err
 	}
-	s, err := openStore(ctx, dataDir, req.Network, false)
+	s, err := openLeaseDir(ctx, dataDir, req.Network, false)
 	if s == nil || err != nil {
 		return err
 	}
-	if err := s.walk(); err != nil {
-		return errors.Join(err, s.close())
-	}
-	var errs []error
-	kept := []lease{}
-	for _, l := range s.listed {
-		id, ifName, ok := parseOwner(l.owner)
-		a := cni.Attachment{Network: req.Network, ContainerID: id, IfName: ifName}
-		if l.owner == "" || ok && cni.ValidName(id) && cni.ValidIfName(ifName) && !req.Valid.Has(a) {
-			err := s.dir.Remove(l.addr.String())
-			if err == nil {
-				continue
-			}
-			errs = append(errs, err)
+	err = s.walk(func(owner string) bool {
+		id, ifName, ok := parseOwner(owner)
+		if !ok || !cni.ValidName(id) || !cni.ValidIfName(ifName) {
+			return owner == ""
 		}
-		kept = append(kept, l)
-	}
-	s.listed = kept
-	return errors.Join(append(errs, s.close())...)
+		return !req.Valid.Has(cni.Attachment{Network: req.Network, ContainerID: id, IfName: ifName})
+	})
+	return errors.Join(err, s.close())
 }
 
 // status says whether ADD could take addresses: the directory can be written
 // and read. It waits for no lock and changes nothing.
 //
-// A range that is full is a warning unless the configuration asks for more:
-// a runtime makes the whole node not ready of an error, and that would punish
-// the containers that have their addresses.
+// A full set is a warning, unless the configuration asks for more: a runtime makes the whole
+// node not ready of an error, also for the containers that have their addresses.
 func status(_ context.Context, req *skel.Request, cfg *config) error {
 	if err := statefile.Writable(filepath.Join(cfg.dataDir, req.Network)); err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: no lease can be written: %w", err)
@@ -118,13 +121,20 @@ func status(_ context.Context, req *skel.Request, cfg *config) error {
 		return nil
 	}
 	defer s.close()
-	for i, set := range cfg.sets {
-		free, err := s.hasFree(i, set)
-		if err != nil {
-			return unreadable(err)
+	hasNoOwner := func(addr netip.Addr) error {
+		owner, err := s.owner(addr)
+		if err == nil && owner != "" {
+			err = errTaken
 		}
-		if free {
+		return err
+	}
+	for i, set := range cfg.sets {
+		_, err := s.first(set.after(s.last(i)), hasNoOwner)
+		if err == nil {
 			continue
+		}
+		if !errors.Is(err, errNoneLeft) {
+			return unreadable(err)
 		}
 		err = cni.Errorf(cni.CodeUnavailable, "range set %d (%s): no address is left", i, set)
 		if cfg.failWhenFull {
@@ -135,26 +145,9 @@ func status(_ context.Context, req *skel.Request, cfg *config) error {
 	return nil
 }
 
-// hasFree looks for an address of a set that nobody has, in the order in which ADD
-// tries them.
-func (s *store) hasFree(n int, set rangeSet) (bool, error) {
-	_, err := s.first(set.after(s.last(n)), func(addr netip.Addr) error {
-		owner, err := s.owner(addr)
-		if err == nil && owner != "" {
-			err = errTaken
-		}
-		return err
-	})
-	if errors.Is(err, errNoneLeft) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-// giveBack releases the addresses of the first owner that has any. A directory
-// that is absent has none.
-func giveBack(ctx context.Context, dataDir, network string, owners ...string) error {
-	s, err := openStore(ctx, dataDir, network, false)
+// releaseAll releases the addresses of the first owner that has any.
+func releaseAll(ctx context.Context, dataDir, network string, owners ...string) error {
+	s, err := openLeaseDir(ctx, dataDir, network, false)
 	if s == nil || err != nil {
 		return err
 	}
@@ -164,36 +157,6 @@ func giveBack(ctx context.Context, dataDir, network string, owners ...string) er
 		errs = append(errs, s.release(addr))
 	}
 	return errors.Join(append(errs, s.close())...)
-}
-
-func resultIPs(sets []rangeSet, addrs []netip.Addr) []cni.IP {
-	var ips []cni.IP
-	for i, addr := range addrs {
-		r, _ := sets[i].find(addr)
-		ips = append(ips, cni.IP{Address: netip.PrefixFrom(addr, r.subnet.Bits()), Gateway: r.gateway})
-	}
-	return ips
-}
-
-// compare says which addresses of the result are of our ranges and not among
-// those held.
-func compare(result *cni.Result, sets []rangeSet, held []netip.Addr) error {
-	if result == nil {
-		return nil
-	}
-	var lost []netip.Addr
-	for _, ip := range result.IPs {
-		addr := ip.Address.Addr().Unmap()
-		ours := slices.ContainsFunc(sets, func(s rangeSet) bool { _, ok := s.find(addr); return ok })
-		if ours && !slices.Contains(held, addr) {
-			lost = append(lost, addr)
-		}
-	}
-	if lost == nil {
-		return nil
-	}
-	return cni.Errorf(cni.CodeDrift, "prevResult: %s is not reserved for the attachment, which holds %s",
-		join(lost), join(held))
 }
 
 func join[T fmt.Stringer](list []T) string {

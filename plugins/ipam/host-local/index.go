@@ -17,74 +17,97 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// index is a copy of what the lease directory says, in one file:
-// <dataDir>/.hawser/<network>. It is never the truth.
+// index is a copy of what the lease directory says, in the file <dataDir>/.hawser/<network>:
 //
-//	header   identity, stamp, number of records
-//	records  hash of the owner's text, address; in no order
+//	header   identity, stamp, number of entries
+//	entries  hash of the owner's text, address; in no order
 //
-// A search reads all records. A new one is appended; the last one takes the
-// place of one that is removed.
+// A search reads all entries. A new one is appended; the last one takes the place of one that
+// is removed.
 //
-// The stamp says whether the index describes the directory as it is. Each
-// change of ours ends, under the lock, by setting the directory's modification
-// time to a whole second of a past year, which stands for the stamp. No kernel
-// writes such a time: as long as the directory has it, no file was created,
-// deleted or renamed. The kernel's own times would not do, since two changes
-// may get the same one. A call that is killed before it sets the stamp leaves a
-// time of the kernel's, and the next call reads the directory.
+// The stamp says whether the index is current. Each change of ours ends, under the lock, by
+// setting the directory's modification time to a whole second of a past year, which stands for
+// the stamp. The kernel overwrites that time when a file is created, deleted or renamed. Its own
+// times would not do: two changes may get the same one. After a kill before the stamp the next
+// call reads the directory.
 //
-// A change by somebody without the lock, between our reading of the directory and
-// the stamp, is not noticed. A file that was created then is found when its name is to
-// be created, a deleted one when it is verified.
+// Nobody notices a change that somebody makes without the lock, between our reading of the
+// directory and the stamp. A file that was created then is found when ADD wants to create it,
+// a deleted one when its lease is verified.
 type index struct {
-	file   *os.File
-	header []byte // identity
+	file   *os.File // nil: this call has read the directory, and close writes the entries
+	memory []byte   // the entries, where there is no file
+	header []byte   // identity
 	stamp  uint64
 	count  int
-	at     map[netip.Addr]int // the records that find and add saw
+	at     map[netip.Addr]int // the entries that find and add saw
 }
 
 const (
 	indexDir   = ".hawser"
 	indexMagic = "hawser-index-1\n"
 	hashSize   = 8
-	recordSize = hashSize + 16
+	entrySize  = hashSize + 16
 
-	// scanned is how many records are read at once: memory that a process has
-	// not touched before costs more than the reading.
+	// scanned is how many entries are read at once: fresh memory costs more than the reading.
 	scanned = 8 << 10
 )
 
-// openIndex opens the index of a directory with this identity.
-func openIndex(file *os.File, identity []byte) (*index, error) {
+// openIndex opens the index of a directory with this identity and this time.
+func openIndex(file *os.File, identity []byte, modTime time.Time) (*index, error) {
 	x := &index{file: file, header: identity, at: map[netip.Addr]int{}}
 	data := make([]byte, len(identity)+16)
 	if _, err := file.ReadAt(data, 0); err != nil {
 		return nil, err
 	}
-	rest, same := bytes.CutPrefix(data, identity)
-	if !same {
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	rest, isSame := bytes.CutPrefix(data, identity)
+	if !isSame {
 		return nil, errStale
 	}
 	x.stamp = binary.LittleEndian.Uint64(rest)
 	count := binary.LittleEndian.Uint64(rest[8:])
-	info, err := file.Stat()
-	if err != nil || count > uint64(info.Size())/recordSize || x.offset(int(count)) > info.Size() {
+	if count > uint64(info.Size())/entrySize || x.offset(int(count)) > info.Size() {
 		return nil, errStale
 	}
-	x.count = int(count)
+	if x.count = int(count); !modTime.Equal(stampTime(x.stamp)) {
+		return nil, errStale
+	}
 	return x, nil
 }
 
-func (x *index) offset(i int) int64 { return int64(len(x.header) + 16 + i*recordSize) }
+func (x *index) offset(i int) int64 { return int64(len(x.header) + 16 + i*entrySize) }
 
-// scan shows all records, many at once; first is the number of the first of them.
-func (x *index) scan(visit func(first int, records []byte)) error {
-	buf := make([]byte, min(x.count, scanned)*recordSize)
+// read reads entries from number i on.
+func (x *index) read(entries []byte, i int) error {
+	if x.file == nil {
+		copy(entries, x.memory[i*entrySize:])
+		return nil
+	}
+	_, err := x.file.ReadAt(entries, x.offset(i))
+	return err
+}
+
+// write writes entry number i, which is there or the next one.
+func (x *index) write(entry []byte, i int) error {
+	if x.file == nil {
+		at := i * entrySize
+		x.memory = slices.Replace(x.memory, at, min(at+entrySize, len(x.memory)), entry...)
+		return nil
+	}
+	_, err := x.file.WriteAt(entry, x.offset(i))
+	return err
+}
+
+// scan shows all entries, many at once; first is the number of the first of them.
+func (x *index) scan(visit func(first int, entries []byte)) error {
+	buf := make([]byte, min(x.count, scanned)*entrySize)
 	for i := 0; i < x.count; i += scanned {
-		part := buf[:min(x.count-i, scanned)*recordSize]
-		if _, err := x.file.ReadAt(part, x.offset(i)); err != nil {
+		part := buf[:min(x.count-i, scanned)*entrySize]
+		if err := x.read(part, i); err != nil {
 			return err
 		}
 		visit(i, part)
@@ -100,12 +123,12 @@ func (x *index) find(owners ...string) ([][]netip.Addr, error) {
 		hashes[n] = ownerHash(owner)
 	}
 	found := make([][]netip.Addr, len(owners))
-	err := x.scan(func(first int, records []byte) {
-		for at := 0; at < len(records); at += recordSize {
-			n := slices.Index(hashes, binary.BigEndian.Uint64(records[at:]))
+	err := x.scan(func(first int, entries []byte) {
+		for at := 0; at < len(entries); at += entrySize {
+			n := slices.Index(hashes, entryHash(entries[at:]))
 			if n >= 0 {
-				addr := recordAddr(records[at:])
-				found[n], x.at[addr] = append(found[n], addr), first+at/recordSize
+				addr := entryAddr(entries[at:])
+				found[n], x.at[addr] = append(found[n], addr), first+at/entrySize
 			}
 		}
 	})
@@ -115,37 +138,51 @@ func (x *index) find(owners ...string) ([][]netip.Addr, error) {
 // taken is the set of all addresses.
 func (x *index) taken() (map[netip.Addr]bool, error) {
 	taken := make(map[netip.Addr]bool, x.count)
-	err := x.scan(func(_ int, records []byte) {
-		for record := range slices.Chunk(records, recordSize) {
-			taken[recordAddr(record)] = true
+	err := x.scan(func(_ int, entries []byte) {
+		for entry := range slices.Chunk(entries, entrySize) {
+			taken[entryAddr(entry)] = true
 		}
 	})
 	return taken, err
 }
 
-func (x *index) add(l lease) error {
-	if _, err := x.file.WriteAt(appendRecord(nil, l), x.offset(x.count)); err != nil {
+// usage tells how many addresses of a set have an owner, and how many owners those are.
+func (x *index) usage(set rangeSet) (files, owners int) {
+	seen := map[uint64]bool{}
+	_ = x.scan(func(_ int, entries []byte) { // in memory it cannot fail
+		for entry := range slices.Chunk(entries, entrySize) {
+			if _, ok := set.find(entryAddr(entry)); ok {
+				files++
+				seen[entryHash(entry)] = true
+			}
+		}
+	})
+	return files, len(seen)
+}
+
+func (x *index) add(addr netip.Addr, owner string) error {
+	if err := x.write(appendEntry(nil, addr, owner), x.count); err != nil {
 		return err
 	}
-	x.at[l.addr] = x.count
+	x.at[addr] = x.count
 	x.count++
 	return nil
 }
 
-// remove takes out a record that find or add saw.
+// remove takes out an entry that find or add saw: the last one takes its place.
 func (x *index) remove(addr netip.Addr) error {
 	i, seen := x.at[addr]
 	if !seen {
 		return errStale
 	}
-	last := make([]byte, recordSize)
-	if _, err := x.file.ReadAt(last, x.offset(x.count-1)); err != nil {
+	last := make([]byte, entrySize)
+	if err := x.read(last, x.count-1); err != nil {
 		return err
 	}
-	if _, err := x.file.WriteAt(last, x.offset(i)); err != nil {
+	if err := x.write(last, i); err != nil {
 		return err
 	}
-	if moved := recordAddr(last); x.at[moved] == x.count-1 {
+	if moved := entryAddr(last); x.at[moved] == x.count-1 {
 		x.at[moved] = i
 	}
 	delete(x.at, addr)
@@ -153,13 +190,15 @@ func (x *index) remove(addr netip.Addr) error {
 	return nil
 }
 
-func appendRecord(b []byte, l lease) []byte {
-	a := l.addr.As16()
-	return append(binary.BigEndian.AppendUint64(b, ownerHash(l.owner)), a[:]...)
+func appendEntry(entries []byte, addr netip.Addr, owner string) []byte {
+	a := addr.As16()
+	return append(binary.BigEndian.AppendUint64(entries, ownerHash(owner)), a[:]...)
 }
 
-func recordAddr(record []byte) netip.Addr {
-	return netip.AddrFrom16([16]byte(record[hashSize:recordSize])).Unmap()
+func entryHash(entry []byte) uint64 { return binary.BigEndian.Uint64(entry) }
+
+func entryAddr(entry []byte) netip.Addr {
+	return netip.AddrFrom16([16]byte(entry[hashSize:entrySize])).Unmap()
 }
 
 func ownerHash(owner string) uint64 {
@@ -172,7 +211,7 @@ func ownerHash(owner string) uint64 {
 var errStale = errors.New("no index of this state of the directory")
 
 // loadIndex opens the index, once, if it describes the directory as it is.
-func (s *store) loadIndex() error {
+func (s *leaseDir) loadIndex() error {
 	if s.index != nil {
 		return nil
 	}
@@ -187,13 +226,9 @@ func (s *store) loadIndex() error {
 	}
 	identity, modTime, err := s.identity()
 	if err == nil {
-		s.index, err = openIndex(file, identity)
-	}
-	if err == nil && !modTime.Equal(stampTime(s.index.stamp)) {
-		err = errStale
+		s.index, err = openIndex(file, identity, modTime)
 	}
 	if err != nil {
-		s.index = nil
 		return errors.Join(err, file.Close())
 	}
 	return nil
@@ -201,7 +236,7 @@ func (s *store) loadIndex() error {
 
 // identity begins every index of this directory in this boot: after a power cut
 // any part of a file may be old.
-func (s *store) identity() (identity []byte, modTime time.Time, err error) {
+func (s *leaseDir) identity() (identity []byte, modTime time.Time, err error) {
 	st, err := s.dir.Stat()
 	if err != nil {
 		return nil, modTime, err
@@ -214,19 +249,25 @@ func (s *store) identity() (identity []byte, modTime time.Time, err error) {
 }
 
 // stampIndex makes the index describe the directory, and stamps it.
-func (s *store) stampIndex() error {
+func (s *leaseDir) stampIndex() error {
 	x := s.index
-	x.stamp = nextStamp(x.stamp)
-	if _, err := x.file.WriteAt(x.encodeHeader(), 0); err != nil {
+	if x.stamp == 0 { // a new index begins anywhere: an old one that somebody puts back must not match by chance
+		x.stamp = rand.Uint64()
+	}
+	x.stamp = x.stamp%(stamps-1) + 1
+	if x.file != nil {
+		if _, err := x.file.WriteAt(x.encodeHeader(), 0); err != nil {
+			return err
+		}
+	} else if err := s.writeIndex(); err != nil {
 		return err
 	}
 	return s.dir.SetModTime(stampTime(x.stamp))
 }
 
-// newIndex writes an index of the leases that the directory has, and stamps it.
-func (s *store) newIndex() error {
-	identity, _, err := s.identity()
-	if err != nil {
+// writeIndex writes a new file.
+func (s *leaseDir) writeIndex() (err error) {
+	if s.index.header, _, err = s.identity(); err != nil {
 		return err
 	}
 	dir, err := statefile.OpenOwn(filepath.Join(s.dataDir, indexDir), 0o700)
@@ -234,18 +275,8 @@ func (s *store) newIndex() error {
 		return err
 	}
 	defer dir.Close()
-	x := &index{header: identity, stamp: nextStamp(0)}
-	var records []byte
-	for _, l := range s.listed {
-		if l.owner != "" { // a file of nobody is as good as none
-			records = appendRecord(records, l)
-			x.count++
-		}
-	}
-	if err := dir.Replace(s.network, append(x.encodeHeader(), records...), leaseMode); err != nil {
-		return err
-	}
-	return s.dir.SetModTime(stampTime(x.stamp))
+	data := append(s.index.encodeHeader(), s.index.memory[:s.index.count*entrySize]...)
+	return dir.Replace(s.network, data, leaseMode)
 }
 
 func (x *index) encodeHeader() []byte {
@@ -259,12 +290,3 @@ const stamps = 1 << 29
 // stampTime is the time that stands for a stamp: whole seconds, which every
 // filesystem can store, from 1980 to 1997.
 func stampTime(stamp uint64) time.Time { return time.Unix(315532800+int64(stamp%stamps), 0) }
-
-// nextStamp follows stamp, or begins anywhere after 0: an old index that
-// somebody puts back must not match by chance.
-func nextStamp(stamp uint64) uint64 {
-	if stamp == 0 {
-		stamp = rand.Uint64()
-	}
-	return stamp%(stamps-1) + 1
-}

@@ -10,11 +10,9 @@
 //	    "routes": [{"dst": "0.0.0.0/0"}]
 //	}
 //
-// ADD takes one address from each set of ranges, in turn round each set, or
-// those that were asked for. DEL gives back what the container's interface
-// holds, whatever has become of the ranges since. The leases are files in
-// dataDir, one for each address, in the format of the reference plugin, which
-// may work on the same directory. README.md says what each key means.
+// The leases are files in dataDir, one for each address, in the format of the
+// reference plugin, which may work on the same directory. README.md says what
+// each key means.
 package main
 
 import "github.com/hawser-cni/plugins/pkg/skel"

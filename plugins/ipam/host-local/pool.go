@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"iter"
 	"net/netip"
 	"slices"
@@ -18,27 +17,17 @@ type ipRange struct {
 
 // newRange returns the default range of a subnet: all but the network's own
 // address and, in IPv4, the broadcast address.
-func newRange(subnet netip.Prefix) (ipRange, error) {
-	if subnet != subnet.Masked() {
-		return ipRange{}, fmt.Errorf("has host bits set, the network is %s", subnet.Masked())
+func newRange(subnet netip.Prefix) ipRange {
+	b := subnet.Addr().AsSlice()
+	for bit := subnet.Bits(); bit < len(b)*8; bit++ {
+		b[bit/8] |= 0x80 >> (bit % 8)
 	}
-	if most := subnet.Addr().BitLen() - 2; subnet.Bits() > most {
-		return ipRange{}, fmt.Errorf("is too small: the network, its gateway and one address need a /%d", most)
-	}
-	first, last := subnet.Addr().Next(), lastOf(subnet)
+	first := subnet.Addr().Next()
+	last, _ := netip.AddrFromSlice(b)
 	if last.Is4() {
 		last = last.Prev()
 	}
-	return ipRange{subnet: subnet, start: first, end: last, gateway: first}, nil
-}
-
-func lastOf(p netip.Prefix) netip.Addr {
-	b := p.Addr().AsSlice()
-	for bit := p.Bits(); bit < len(b)*8; bit++ {
-		b[bit/8] |= 0x80 >> (bit % 8)
-	}
-	addr, _ := netip.AddrFromSlice(b)
-	return addr
+	return ipRange{subnet: subnet, start: first, end: last, gateway: first}
 }
 
 func (r ipRange) String() string { return r.start.String() + "-" + r.end.String() }

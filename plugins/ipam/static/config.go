@@ -65,19 +65,58 @@ func parseConfig(req *skel.Request) (config, error) {
 	}
 	cfg := config{dns: wire.IPAM.DNS}
 	var problems cni.Problems
-	for i, r := range wire.IPAM.Routes {
-		route, err := r.Parse()
-		problems.AddIn(fmt.Sprintf("ipam.routes[%d].", i), err)
-		cfg.routes = append(cfg.routes, route)
+	routes, err := cni.ParseRoutes(wire.IPAM.Routes)
+	problems.AddIn("ipam", err)
+	cfg.routes = routes
+	list, err := wire.sources(req.Args)
+	problems.Add(err)
+	if problems.Err() == nil {
+		problems.Add(verify(list, req.Version))
 	}
+	for _, s := range list {
+		cfg.ips = append(cfg.ips, s.IP)
+	}
+	return cfg, problems.Err()
+}
+
+// sources lists the addresses that count: runtimeConfig.ips replaces all others, then args.cni.ips. Those of CNI_ARGS
+// come beside those of ipam.
+func (wire *wireConfig) sources(args string) (list []source, err error) {
+	var problems cni.Problems
 	var own ownAddresses
 	for i, w := range wire.IPAM.Addresses {
 		s, err := w.parse(fmt.Sprintf("ipam.addresses[%d]", i))
 		problems.Add(err)
 		own = append(own, s)
 	}
-	list, err := own.withArgs(req.Args, len(wire.Args.CNI.IPs)+len(wire.RuntimeConfig.IPs) > 0)
+	list = slices.Clone(own)
+	add := func(key string, code uint, text string) {
+		s, err := own.parseAsked(key, code, text)
+		problems.Add(err)
+		list = append(list, s)
+	}
+	values, err := cni.ParseArgs(args, "IP", "GATEWAY")
 	problems.Add(err)
+	split := func(r rune) bool { return r == ',' || r == ' ' }
+	for _, text := range strings.FieldsFunc(values["IP"], split) {
+		add("CNI_ARGS IP", cni.CodeEnvironment, text)
+	}
+	// Each GATEWAY is assigned to every address whose subnet contains it.
+	for _, text := range strings.FieldsFunc(values["GATEWAY"], split) {
+		gateway, err := cni.ParseAddr("CNI_ARGS GATEWAY", text)
+		isUsed := err != nil || len(wire.Args.CNI.IPs)+len(wire.RuntimeConfig.IPs) > 0
+		for i := range list {
+			if list[i].Address.Masked().Contains(gateway) {
+				list[i].Gateway, isUsed = gateway, true
+			}
+		}
+		if !isUsed {
+			err = cni.Refuse("CNI_ARGS GATEWAY", gateway, "is in no subnet of an address")
+		}
+		if err != nil {
+			problems.Add(cni.AsError(err).WithCode(cni.CodeEnvironment))
+		}
+	}
 	for _, asked := range []struct {
 		key string
 		ips []string
@@ -86,18 +125,10 @@ func parseConfig(req *skel.Request) (config, error) {
 			list = nil
 		}
 		for i, text := range asked.ips {
-			s, err := own.parseAsked(fmt.Sprintf("%s[%d]", asked.key, i), cni.CodeConfig, text)
-			problems.Add(err)
-			list = append(list, s)
+			add(fmt.Sprintf("%s[%d]", asked.key, i), cni.CodeConfig, text)
 		}
 	}
-	if problems.Err() == nil {
-		problems.Add(verify(list, req.Version))
-	}
-	for _, s := range list {
-		cfg.ips = append(cfg.ips, s.IP)
-	}
-	return cfg, problems.Err()
+	return list, problems.Err()
 }
 
 // noPrefix has the reference's words.
@@ -120,44 +151,8 @@ func (w wireAddress) parse(key string) (source, error) {
 // ownAddresses are those of ipam.addresses.
 type ownAddresses []source
 
-// withArgs appends the addresses of CNI_ARGS. Each GATEWAY is assigned to every address whose subnet contains
-// it. It is an error if there is none, unless a stronger source replaces the list.
-func (own ownAddresses) withArgs(args string, replaced bool) ([]source, error) {
-	values, err := cni.ParseArgs(args, "IP", "GATEWAY")
-	if err != nil {
-		return nil, err
-	}
-	list := slices.Clone(own)
-	var problems cni.Problems
-	split := func(r rune) bool { return r == ',' || r == ' ' }
-	for _, text := range strings.FieldsFunc(values["IP"], split) {
-		s, err := own.parseAsked("CNI_ARGS IP", cni.CodeEnvironment, text)
-		problems.Add(err)
-		list = append(list, s)
-	}
-	for _, text := range strings.FieldsFunc(values["GATEWAY"], split) {
-		gateway, err := cni.ParseAddr("CNI_ARGS GATEWAY", text)
-		if err != nil {
-			problems.Add(cni.AsError(err).WithCode(cni.CodeEnvironment))
-			continue
-		}
-		used := replaced
-		for i := range list {
-			if list[i].Address.Masked().Contains(gateway) {
-				list[i].Gateway, used = gateway, true
-			}
-		}
-		if !used {
-			problems.Add(cni.Refuse("CNI_ARGS GATEWAY", gateway, "is in no subnet of an address").
-				WithCode(cni.CodeEnvironment))
-		}
-	}
-	return list, problems.Err()
-}
-
-// parseAsked reads an address that the runtime names. Where it comes without length
-// it has that of the smallest of our own subnets which holds it, and it has the gateway of our own
-// address of its subnet.
+// parseAsked reads an address that the runtime names. Without a length it gets that of the smallest of
+// our own subnets that contains it. Its gateway is that of our own address in the same subnet.
 func (own ownAddresses) parseAsked(key string, code uint, text string) (source, error) {
 	s := source{key: key, code: code}
 	if addr, err := cni.ParseAddr(key, text); err == nil {

@@ -22,7 +22,7 @@ var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin()
 // FuzzCall makes up whole calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
-		Plugin: plugin().Any(),
+		Plugin: Any(plugin()),
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24",
 				"gateway":"10.1.0.1"},{"address":"fd00::5/64"}],"routes":[{"dst":"0.0.0.0/0"}],

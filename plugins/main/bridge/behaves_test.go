@@ -26,7 +26,7 @@ func prepare(w *World) { w.SetSysctl("net/ipv6/conf/default/accept_dad", "0") } 
 func outside(commands string, says ...string) Drift { return Drift{Host: commands, Says: says} }
 
 var _ = Behaves(Fixture{
-	Plugin:    plugin().Any(),
+	Plugin:    Any(plugin()),
 	Conf:      everything(),
 	Reference: l3(Object{"cniVersion": "1.0.0", "isGateway": true, "ipMasq": true, "macspoofchk": true}),
 	HostEnd:   1,

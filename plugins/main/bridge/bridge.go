@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -48,7 +50,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	plan.Result.Interfaces = p.links() // by which Configure finds the container's addresses
+	plan.Result.Interfaces = p.links(p.bridge) // by which Configure finds the container's addresses
 	gateway, err := p.prepareGateway(ctx, plan.Gateways)
 	if err != nil {
 		return nil, err
@@ -62,15 +64,15 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err := p.announce(ctx, plan.Result, gateway); err != nil {
 		return nil, err
 	}
-	return plan.Result, p.describeLinks(plan.Result, gateway.Link)
+	if p.bridge, err = p.Host.LinkByIndex(p.bridge.Index); err != nil { // it may have other values by now
+		return nil, err
+	}
+	plan.Result.Interfaces = p.links(gateway.Link)
+	return plan.Result, nil
 }
 
 func del(ctx context.Context, req *skel.Request) error {
-	master := func(host *rtnl.Conn) (int, error) {
-		br, err := findBridge(host, bridgeName(req))
-		return br.Index, err
-	}
-	return attach.Del(ctx, req, master, func(ctx context.Context, nf *nft.Conn) error {
+	return attach.Del(ctx, req, bridgeName(req), func(ctx context.Context, nf *nft.Conn) error {
 		return deleteSpoofCheck(ctx, nf, req.Attachment)
 	})
 }
@@ -91,22 +93,20 @@ func gc(ctx context.Context, req *skel.Request) error {
 // status looks for what would make ADD fail: a bridge name that something else
 // has, a missing backend, IPAM's answer.
 func status(ctx context.Context, req *skel.Request, cfg config) error {
-	host, err := rtnl.Dial(nil)
-	if err != nil {
-		return cni.Errorf(cni.CodeUnavailable, "%w", err)
-	}
-	defer host.Close()
-	if _, err := findBridge(host, cfg.Bridge); err != nil && !errors.Is(err, rtnl.ErrNoLink) {
-		return cni.Errorf(cni.CodeUnavailable, "%w", err)
-	}
-	if cfg.SpoofCheck {
+	return attach.Status(ctx, req, cfg.Masq, func(host *rtnl.Conn) error {
+		if _, err := findBridge(host, cfg.Bridge); err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+			return err
+		}
+		if !cfg.SpoofCheck {
+			return nil
+		}
 		nf := nft.New()
 		defer nf.Close()
 		if err := nf.Probe(spoofLayout()); err != nil {
-			return cni.Errorf(cni.CodeUnavailable, "macspoofchk: %w", err)
+			return fmt.Errorf("macspoofchk: %w", err)
 		}
-	}
-	return attach.Status(ctx, req, cfg.Masq)
+		return nil
+	})
 }
 
 // raise brings the container's interface up; in a layer 2 network with the kernel's settings.
@@ -117,7 +117,7 @@ func (p *port) raise() error {
 	case p.cfg.IPAM:
 		return iface.Raise(p.container())
 	}
-	return p.Cont.SetLink(p.ContEnd.Index, rtnl.Change{Up: new(true)})
+	return p.Cont.SetLink(p.ContEnd.Index, rtnl.LinkChange{Up: new(true)})
 }
 
 // container is the container's interface, for pkg/iface.
@@ -127,9 +127,8 @@ func (p *port) container() iface.Target {
 	return t
 }
 
-// announce waits until the bridge forwards through the port and the IPv6
-// addresses can be used, and then has the kernel tell the neighbours where the
-// addresses are now.
+// announce waits until the port forwards and the IPv6 addresses can be used, and
+// has the kernel tell the neighbours where the addresses are now.
 func (p *port) announce(ctx context.Context, res *cni.Result, gw attach.Gateway) error {
 	if p.cfg.KeepDown {
 		return nil
@@ -140,21 +139,80 @@ func (p *port) announce(ctx context.Context, res *cni.Result, gw attach.Gateway)
 	return iface.Announce(p.Cont, p.ContEnd)
 }
 
-// links lists the links as results do: the bridge, the host end and the
-// container's interface.
-func (p *port) links() []cni.Interface {
-	return append([]cni.Interface{iface.Describe(p.bridge)}, p.Interfaces()...)
+// links lists the links as results do: the bridge, the host end, the container's
+// interface, and the VLAN's gateway if there is one.
+func (p *port) links(gateway rtnl.Link) []cni.Interface {
+	links := append([]cni.Interface{iface.Describe(p.bridge)}, p.Interfaces()...)
+	if gateway.Index != p.bridge.Index {
+		links = append(links, iface.Describe(gateway))
+	}
+	return links
 }
 
-// describeLinks lists the links as they are at the end, and the VLAN's gateway if
-// there is one.
-func (p *port) describeLinks(res *cni.Result, gateway rtnl.Link) (err error) {
-	if p.bridge, err = p.Host.LinkByIndex(p.bridge.Index); err != nil {
+// setUpPort makes the host end a port of the bridge and brings it up last, so that
+// nothing passes before every restriction is in place.
+func (p *port) setUpPort(ctx context.Context) error {
+	if err := p.MarkHostEnd(p.bridge.Index); err != nil {
 		return err
 	}
-	res.Interfaces = p.links()
-	if gateway.Index != p.bridge.Index {
-		res.Interfaces = append(res.Interfaces, iface.Describe(gateway))
+	want := p.cfg.Port
+	if want.Hairpin || want.Isolated { // a new port is neither
+		flags := rtnl.Port{Hairpin: want.Hairpin, Isolated: want.Isolated}
+		if err := p.Host.SetPort(p.HostEnd.Index, flags); err != nil {
+			return err
+		}
 	}
-	return nil
+	if want.Filtering {
+		if err := setVLANs(p.Host, p.HostEnd.Index, p.bridge.DefaultPVID, want); err != nil {
+			return p.cfg.unsupportedVLANs(err)
+		}
+	}
+	if p.cfg.SpoofCheck {
+		p.OnFail("remove the MAC spoof check", func(ctx context.Context) error {
+			return deleteSpoofCheck(ctx, p.NF, p.Attachment)
+		})
+		if err := p.spoofCheck().add(ctx, p.NF); err != nil {
+			return err
+		}
+	}
+	return p.Host.SetLink(p.HostEnd.Index, rtnl.LinkChange{Up: new(true)})
+}
+
+func (p *port) spoofCheck() spoofCheck {
+	return spoofCheck{Attachment: p.Attachment, Port: p.HostEnd.Name, MAC: p.ContEnd.MAC}
+}
+
+// setVLANs gives a new port its VLANs, and takes from it the one that every
+// new port of the bridge is given by the kernel. A port without VLANs would
+// carry nothing: it keeps that one.
+func setVLANs(host *rtnl.Conn, index int, defaultPVID uint16, p portConfig) error {
+	vlans := p.vlans()
+	if len(vlans) == 0 {
+		return nil
+	}
+	wanted := p.KeepDefault || slices.ContainsFunc(vlans, func(v rtnl.VLAN) bool { return v.ID == defaultPVID })
+	if defaultPVID != 0 && !wanted {
+		if err := host.DelVLAN(index, defaultPVID); err != nil {
+			return err
+		}
+	}
+	return host.AddVLANs(index, vlans)
+}
+
+// vlans lists what the port carries. A trunk without a VLAN of its own has
+// VLAN 1 untagged.
+func (p portConfig) vlans() (out []rtnl.VLAN) {
+	native := p.VLAN
+	if native == 0 && len(p.Trunk) > 0 {
+		native = 1
+	}
+	if native != 0 {
+		out = append(out, rtnl.VLAN{ID: native, PVID: true, Untagged: true})
+	}
+	for _, id := range p.Trunk {
+		if id != native {
+			out = append(out, rtnl.VLAN{ID: id})
+		}
+	}
+	return out
 }

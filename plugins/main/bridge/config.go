@@ -45,7 +45,7 @@ type wireTrunk struct {
 
 // config is the configuration with every value checked.
 type config struct {
-	Link           attach.Link
+	Link           attach.LinkConfig
 	Bridge         string
 	Promisc        bool
 	Gateway        bool
@@ -69,8 +69,7 @@ type portConfig struct {
 	KeepDefault bool
 }
 
-// parseConfig reads and checks the configuration. Everything that it refuses
-// is code 7 with key and value, or code 4 for CNI_ARGS.
+// parseConfig checks the configuration. What it refuses is code 7, or code 4 for CNI_ARGS.
 func parseConfig(req *skel.Request) (config, error) {
 	w := wireConfig{Bridge: defaultBridge}
 	if err := req.Decode(&w); err != nil {
@@ -109,6 +108,9 @@ func (c config) gatewayName() string {
 	return fmt.Sprintf("%s.%d", c.Bridge, c.Port.VLAN)
 }
 
+// gatewayPort is how the port of the VLAN's gateway is set up.
+func (c config) gatewayPort() portConfig { return portConfig{VLAN: c.Port.VLAN} }
+
 // bridgeName reads only what DEL needs, so that no other key, however broken,
 // stands in its way. With a broken name nothing was ever made.
 func bridgeName(req *skel.Request) string {
@@ -132,7 +134,7 @@ func checkKeys(w wireConfig) error {
 			"cannot set hairpin mode and promiscuous mode at the same time: frames would be delivered twice").
 			Suggest("hairpinMode alone lets a container reach itself"))
 	}
-	problems.Add(w.IPAMKeys.Check())
+	problems.Add(w.IPAM.Check())
 	if w.DisableContainerInterface && w.IPAM.Type != "" {
 		problems.Add(cni.Refuse("disableContainerInterface", nil,
 			fmt.Sprintf("cannot use IPAM when DisableContainerInterface flag is set (ipam.type %q): "+

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -48,12 +47,12 @@ func (p *port) prepareGateway(ctx context.Context, want []netip.Prefix) (gw atta
 			return gw, err
 		}
 	}
-	for _, a := range slices.Concat(plan.Remove, plan.Retry) {
+	for _, a := range plan.Remove {
 		if err := p.Host.DelAddr(gw.Link.Index, a); err != nil {
 			return gw, err
 		}
 	}
-	for _, a := range slices.Concat(plan.Retry, plan.Add) {
+	for _, a := range plan.Add {
 		usable, err := p.addGateway(gw.Link, a)
 		if err != nil {
 			return gw, err
@@ -62,7 +61,7 @@ func (p *port) prepareGateway(ctx context.Context, want []netip.Prefix) (gw atta
 			gw.Addrs = append(gw.Addrs, a)
 		}
 	}
-	if len(plan.Retry) > 0 {
+	if plan.Again {
 		if err := p.refuseDuplicate(ctx, gw.Link); err != nil {
 			return gw, err
 		}
@@ -76,9 +75,8 @@ func (p *port) prepareGateway(ctx context.Context, want []netip.Prefix) (gw atta
 }
 
 // keepMAC sets the MAC address of a bridge that becomes a gateway: to its present one, or to the one before
-// this ADD, if there was one, where it has taken that of the new port. A bridge whose address was never set
-// takes that of one of its ports, and another when that port goes: then containers lose their gateway until
-// their neighbour caches expire.
+// this ADD where it has taken that of the new port. A bridge whose address was never set takes that of one of its
+// ports, and another when that port goes: containers would not find their gateway.
 func (p *port) keepMAC() error {
 	br, err := p.Host.LinkByIndex(p.bridge.Index)
 	if err != nil {
@@ -87,7 +85,7 @@ func (p *port) keepMAC() error {
 	if len(p.bridge.MAC) > 0 && bytes.Equal(br.MAC, p.HostEnd.MAC) { // a bridge that had ports may have none
 		br.MAC = p.bridge.MAC
 	}
-	return p.Host.SetLink(br.Index, rtnl.Change{MAC: br.MAC})
+	return p.Host.SetLink(br.Index, rtnl.LinkChange{MAC: br.MAC})
 }
 
 // refuseDuplicate waits for the duplicate address detection of gateway addresses that failed it before.
@@ -100,19 +98,18 @@ func (p *port) refuseDuplicate(ctx context.Context, link rtnl.Link) error {
 	return nil // what takes longer the kernel ends later
 }
 
-// addGateway adds a gateway address. ADD waits for an IPv6 one that is usable at
-// once, since nobody but containers with exclusive leases could have the same
-// address; where the bridge has an uplink the kernel's duplicate detection runs.
+// addGateway adds a gateway address. usable is true for an IPv6 one that needs no duplicate
+// address detection: nobody but containers with exclusive leases could have the same address,
+// unless the bridge has an uplink.
 func (p *port) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, err error) {
-	addr := rtnl.Addr{Prefix: gw}
 	if gw.Addr().Is6() {
 		uplink, err := p.hasUplink()
 		if err != nil {
 			return false, err
 		}
-		addr.NoDAD = !uplink
+		usable = !uplink
 	}
-	err = p.Host.AddAddr(link.Index, addr)
+	err = p.Host.AddAddr(link.Index, rtnl.Addr{Prefix: gw, NoDAD: usable})
 	switch {
 	case errors.Is(err, unix.EEXIST): // another ADD was quicker
 		err = nil
@@ -120,19 +117,19 @@ func (p *port) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, err err
 		err = cni.Errorf(cni.CodeConflict, "bridge %q: gateway %s: IPv6 is off on the interface "+
 			"(sysctl -w net/ipv6/conf/%s/disable_ipv6=0 turns it on): %w", link.Name, gw, link.Name, err)
 	}
-	return addr.NoDAD, err
+	return usable, err
 }
 
 // ensureVLANGateway finds or makes the gateway of the VLAN: a veth pair called
 // <bridge>.<vlan> whose other end is a port of the bridge in that VLAN. Both
-// ends come up last, so one that is down was left half-made and is finished.
-// A link of that name that is no veth is the administrator's and used as found.
+// ends come up last, so one that is down is incomplete and is finished.
+// A link of that name that is no pair of this host is the administrator's and used as found.
 func (p *port) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 	name := p.cfg.gatewayName()
-	// The other end's name says what it belongs to.
-	portName := iface.HostNames(cni.Attachment{Network: p.cfg.Bridge, IfName: name})[0]
 	gw, err := p.Host.Link(name)
 	if errors.Is(err, rtnl.ErrNoLink) {
+		// The other end's name says what it belongs to.
+		portName := iface.HostNames(cni.Attachment{Network: p.cfg.Bridge, IfName: name})[0]
 		err = p.Host.AddLink(rtnl.NewLink{Kind: "veth", Name: name, MTU: p.cfg.Link.MTU,
 			Peer: rtnl.Peer{Name: portName}})
 		if err == nil || errors.Is(err, unix.EEXIST) { // another ADD was quicker
@@ -142,45 +139,35 @@ func (p *port) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 	if err != nil || gw.Up {
 		return gw, err
 	}
-	end, ok, err := p.vlanGatewayPort(gw)
+	end, err := p.Host.OtherEnd(gw)
 	switch {
-	case err != nil:
-		return gw, err
-	case !ok:
-		return gw, p.Host.SetLink(gw.Index, rtnl.Change{Up: new(true)})
+	case errors.Is(err, rtnl.ErrNoLink):
+		err = p.Host.SetLink(gw.Index, rtnl.LinkChange{Up: new(true)})
+	case err == nil:
+		err = p.finishVLANGateway(ctx, gw, end)
 	}
-	return gw, p.finishVLANGateway(ctx, gw, end)
-}
-
-// vlanGatewayPort finds the other end of a VLAN's gateway. ok is false for a
-// gateway that is no pair of this host: the administrator's.
-func (p *port) vlanGatewayPort(gw rtnl.Link) (end rtnl.Link, ok bool, err error) {
-	if gw.Kind != "veth" || gw.PeerNS >= 0 {
-		return end, false, nil
+	if err != nil {
+		return gw, fmt.Errorf("gateway of vlan %d: %w", p.cfg.Port.VLAN, err)
 	}
-	end, err = p.Host.LinkByIndex(gw.Peer)
-	return end, err == nil, err
+	return gw, nil
 }
-
-// vlanGatewaySettings is how the port of the VLAN's gateway is set up.
-func (p *port) vlanGatewaySettings() portConfig { return portConfig{VLAN: p.cfg.Port.VLAN} }
 
 // finishVLANGateway makes the other end a port of the bridge in the VLAN, and brings both ends up.
 func (p *port) finishVLANGateway(ctx context.Context, gw, end rtnl.Link) error {
 	err := p.Tolerate(errors.Join(iface.IgnoreRouterAdverts(gw.Name), iface.IgnoreRouterAdverts(end.Name)))
-	if err == nil {
-		err = p.Host.SetLink(end.Index, rtnl.Change{Master: &p.bridge.Index})
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = setVLANs(p.Host, end.Index, p.bridge.DefaultPVID, p.vlanGatewaySettings())
+	if err := p.Host.SetLink(end.Index, rtnl.LinkChange{Master: &p.bridge.Index}); err != nil {
+		return err
+	}
+	if err := setVLANs(p.Host, end.Index, p.bridge.DefaultPVID, p.cfg.gatewayPort()); err != nil {
+		return err
 	}
 	for _, index := range []int{end.Index, gw.Index} {
-		if err == nil {
-			err = p.Host.SetLink(index, rtnl.Change{Up: new(true)})
+		if err := p.Host.SetLink(index, rtnl.LinkChange{Up: new(true)}); err != nil {
+			return err
 		}
-	}
-	if err != nil {
-		return fmt.Errorf("gateway of vlan %d: %w", p.cfg.Port.VLAN, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, gatewayTimeout)
 	defer cancel()

@@ -23,9 +23,9 @@ func findBridge(host *rtnl.Conn, name string) (rtnl.Link, error) {
 	return l, err
 }
 
-// prepareBridge finds the bridge or makes it, and has it up. It is shared, so it
-// stays when the ADD that made it fails. Of one that is up it changes no more than
-// promiscuous mode and accept_ra; other contradictions are warnings.
+// prepareBridge finds the bridge or makes it, and brings it up. It is shared, so it
+// stays when the ADD that made it fails. Of a bridge that is up prepareBridge changes
+// promiscuous mode and accept_ra alone, and warns of what contradicts the configuration.
 func (p *port) prepareBridge() error {
 	cfg := p.cfg
 	br, err := findBridge(p.Host, cfg.Bridge)
@@ -44,7 +44,7 @@ func (p *port) prepareBridge() error {
 			"(ip link set %s type bridge vlan_filtering 1)", cfg.Bridge, cfg.Bridge)
 	}
 	if cfg.Promisc && !br.Promisc {
-		if err := p.Host.SetLink(br.Index, rtnl.Change{Promisc: new(true)}); err != nil {
+		if err := p.Host.SetLink(br.Index, rtnl.LinkChange{Promisc: new(true)}); err != nil {
 			return err
 		}
 	}
@@ -55,26 +55,28 @@ func (p *port) prepareBridge() error {
 	if br.Up {
 		return nil
 	}
-	// It comes up last, so one that is down is new or was left half made. Its MAC
-	// address is ours alone, unless it leads out of the host: there is no duplicate
-	// to detect, and the host can ask for neighbours at once.
+	// It comes up last, so one that is down is new or incomplete. Its MAC address is
+	// ours alone, unless it leads out of the host: there is no duplicate to detect,
+	// and the host can ask for neighbours at once.
 	uplink, err := p.hasUplink()
-	if err == nil && !uplink {
-		err = p.Tolerate(iface.SkipDAD(br.Name))
-	}
 	if err != nil {
 		return err
 	}
-	return p.Host.SetLink(br.Index, rtnl.Change{Up: new(true)})
+	if !uplink {
+		if err := p.Tolerate(iface.SkipDAD(br.Name)); err != nil {
+			return err
+		}
+	}
+	return p.Host.SetLink(br.Index, rtnl.LinkChange{Up: new(true)})
 }
 
 // ignoreRouterAdverts has the host ignore router advertisements on the bridge, so
-// that no container gives it routes, also on a bridge that others made. A bridge
-// that is up and has an uplink keeps its setting: the host's router may be there.
+// that no container gives it routes. A bridge that is up and has an uplink keeps its
+// setting: the host's router may be there.
 func (p *port) ignoreRouterAdverts() error {
 	if p.bridge.Up {
-		listens, err := iface.HeedsRouterAdverts(p.bridge.Name)
-		if err != nil || !listens {
+		accepts, err := iface.AcceptsRouterAdverts(p.bridge.Name)
+		if err != nil || !accepts {
 			return err
 		}
 		uplink, err := p.hasUplink()
@@ -97,9 +99,7 @@ func (p *port) hasUplink() (bool, error) {
 func (p *port) makeBridge() (rtnl.Link, error) {
 	err := p.Host.AddLink(rtnl.NewLink{
 		Kind: "bridge", Name: p.cfg.Bridge, MTU: p.cfg.Link.MTU, VLANFiltering: p.cfg.Port.Filtering,
-		// A bridge without an address of its own takes that of one of its ports,
-		// and another when that port leaves: then neighbours' caches are wrong.
-		MAC: randomMAC(),
+		MAC: randomMAC(), // without one it would take that of a port, see keepMAC
 	})
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return rtnl.Link{}, p.cfg.unsupportedVLANs(err)

@@ -81,48 +81,43 @@ func addDefaultRoute(res *cni.Result, v4 bool) {
 		}
 	}
 	if !found {
-		any := netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-		if v4 {
-			any = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-		}
-		res.Routes = append(res.Routes, cni.Route{Dst: any, GW: gw})
+		res.Routes = append(res.Routes, cni.Route{Dst: netip.PrefixFrom(gw, 0).Masked(), GW: gw})
 	}
 }
 
-// gatewayPlan says which addresses make a link the gateway.
+// gatewayPlan says which addresses make a link the gateway. A gateway address that another host
+// had is removed and added again: that host may be gone.
 type gatewayPlan struct {
-	Add    []netip.Prefix // gateway addresses that it lacks
-	Remove []netip.Prefix // its addresses that contradict one of them
-	Retry  []netip.Prefix // gateway addresses that another host had: it may be gone
+	Remove []netip.Prefix // its addresses that contradict a gateway address, or are duplicates
+	Add    []netip.Prefix // gateway addresses that it lacks, or that are duplicates
 	Usable []netip.Prefix // IPv6 gateway addresses that it has and that are not tentative
+	Again  bool           // there are duplicates
 }
 
 // planGateways compares the addresses of a link with the gateway addresses that
 // it is to have.
 func planGateways(cfg config, link string, have []rtnl.Addr, want []netip.Prefix) (p gatewayPlan, err error) {
+	var missing []netip.Prefix
 	for _, gw := range want {
-		if !slices.ContainsFunc(have, func(h rtnl.Addr) bool { return h.Prefix == gw }) {
-			p.Add = append(p.Add, gw)
+		i := slices.IndexFunc(have, func(h rtnl.Addr) bool { return h.Prefix == gw })
+		switch {
+		case i < 0:
+			p.Add, missing = append(p.Add, gw), append(missing, gw)
+		case have[i].DADFailed:
+			p.Remove, p.Add, p.Again = append(p.Remove, gw), append(p.Add, gw), true
+		case gw.Addr().Is6() && !have[i].Tentative:
+			p.Usable = append(p.Usable, gw)
 		}
 	}
 	for _, h := range have {
-		if slices.Contains(want, h.Prefix) {
-			switch {
-			case h.DADFailed:
-				p.Retry = append(p.Retry, h.Prefix)
-			case h.Prefix.Addr().Is6() && !h.Tentative:
-				p.Usable = append(p.Usable, h.Prefix)
-			}
-			continue
-		}
-		i := slices.IndexFunc(p.Add, func(gw netip.Prefix) bool { return contradict(h.Prefix, gw) })
-		if i < 0 {
+		i := slices.IndexFunc(missing, func(gw netip.Prefix) bool { return contradict(h.Prefix, gw) })
+		if i < 0 || slices.Contains(want, h.Prefix) {
 			continue
 		}
 		if !cfg.ForceAddress {
 			return p, cni.Errorf(cni.CodeConflict,
 				"bridge %q: gateway %s: the interface has address %s (forceAddress replaces it): "+
-					"%[1]q already has an IP address different from %[2]s", link, p.Add[i], h.Prefix)
+					"%[1]q already has an IP address different from %[2]s", link, missing[i], h.Prefix)
 		}
 		p.Remove = append(p.Remove, h.Prefix)
 	}

@@ -171,7 +171,8 @@ func vlansText(c config) string {
 var _ = DescribeTable("what a link lacks as a gateway", func(force bool, have, add, remove, refused string) {
 	var addrs []rtnl.Addr
 	for _, a := range strings.Fields(have) {
-		addrs = append(addrs, rtnl.Addr{Prefix: netip.MustParsePrefix(a)})
+		text, failed := strings.CutSuffix(a, "!") // a duplicate
+		addrs = append(addrs, rtnl.Addr{Prefix: netip.MustParsePrefix(text), DADFailed: failed})
 	}
 	want := []netip.Prefix{netip.MustParsePrefix("10.1.0.1/24"), netip.MustParsePrefix("2001:db8:1::1/64")}
 	p, err := planGateways(config{ForceAddress: force}, "br", addrs, want)
@@ -191,5 +192,7 @@ var _ = DescribeTable("what a link lacks as a gateway", func(force bool, have, a
 	Entry("or replaced", true, "10.2.0.1/24 2001:db8:1::1/64", "10.1.0.1/24", "10.2.0.1/24", ""),
 	Entry("an IPv6 address of another subnet is none in the way", false, "10.1.0.1/24 2001:db8:2::1/64",
 		"2001:db8:1::1/64", "", ""),
+	Entry("a duplicate is made again, beside an address that overlaps", false,
+		"10.1.0.1/24 2001:db8:1::1/64! 2001:db8:1::5/64", "2001:db8:1::1/64", "2001:db8:1::1/64", ""),
 	Entry("one that overlaps is", false, "10.1.0.1/24 2001:db8:1::2/60", "", "", "has address 2001:db8:1::2/60"),
 )

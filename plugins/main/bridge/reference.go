@@ -36,7 +36,7 @@ func isReferenceWhole(nf *nft.Conn, a cni.Attachment) bool {
 // removeReferenceSpoofCheck removes the attachment's check that the reference made.
 func removeReferenceSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
 	chains := referenceSpoofChains(a)
-	return nft.IfSupported(nft.Leftover{Table: referenceSpoofTable, Chain: "PREROUTING", Drop: chains,
+	return nft.IfSupported(nft.Removal{Table: referenceSpoofTable, Chain: "PREROUTING", Drop: chains,
 		Rule: func(r nft.LiveRule) bool {
 			return r.Target == chains[0] || r.Comment == "macspoofchk-"+a.ContainerID+"-"+a.IfName
 		}}.Remove(ctx, nf))

@@ -65,20 +65,20 @@ func (s spoofCheck) items() []nft.Item {
 	}
 }
 
-// add makes the check. What is there for the port already is left from one that had its name before,
-// or from an ADD of this attachment that was killed.
+// add makes the check. What is there for the port already is of one that had its name before,
+// or of an ADD of this attachment that was killed.
 func (s spoofCheck) add(ctx context.Context, nf *nft.Conn) error {
-	anybodys := func(string) bool { return true }
-	err := spoofElements().Update(ctx, nf, func(ch *nft.Change) error {
-		old, err := spoofElements().Live(nf, s.items()[:1], anybodys)
+	anybody := func(string) bool { return true }
+	err := spoofElements().Update(ctx, nf, func(tx *nft.Tx) error {
+		old, err := spoofElements().Live(nf, s.items()[:1], anybody)
 		if err == nil && len(old) > 0 {
-			old, err = spoofElements().All(nf, anybodys)
+			old, err = spoofElements().All(nf, anybody)
 		}
 		if err != nil {
 			return err
 		}
 		otherPort := func(it nft.Item) bool { return !bytes.HasPrefix(it.Key, nft.IfNameKey(s.Port)) }
-		return errors.Join(ch.Remove(slices.DeleteFunc(old, otherPort), anybodys), ch.Put(s.items(), nil))
+		return errors.Join(tx.Remove(slices.DeleteFunc(old, otherPort), anybody), tx.Put(s.items(), nil))
 	})
 	if errors.Is(err, nft.ErrUnsupported) {
 		return cni.Errorf(cni.CodeUnsupportedField, "macspoofchk: true: %w", err)
@@ -96,38 +96,29 @@ func (s spoofCheck) check(nf *nft.Conn) error {
 	return spoofError(err)
 }
 
-// deleteSpoofCheck removes the attachment's check, ours or the reference's, without knowing the port.
+// deleteSpoofCheck removes the attachment's check, ours or the reference's, without knowing the port. It first
+// looks for the names that the host end may have: most containers have no check, and then the elements of all others
+// are not read.
 func deleteSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
-	found, err := findSpoofCheck(nf, a)
-	if err == nil {
-		err = spoofElements().Remove(ctx, nf, found, a.Owns)
-	}
-	return spoofError(errors.Join(nft.IfSupported(err), removeReferenceSpoofCheck(ctx, nf, a)))
-}
-
-// findSpoofCheck finds the attachment's elements. It first looks for the names that the host end may have: most
-// containers have no check, and then the elements of all others are not read.
-func findSpoofCheck(nf *nft.Conn, a cni.Attachment) ([]nft.Item, error) {
-	there, err := nf.Chain(spoofTable, spoofChain)
-	if err != nil || there == nil {
-		return nil, err
-	}
 	var ports []nft.Item
 	for _, name := range iface.HostNames(a) {
 		ports = append(ports, nft.Item{Set: spoofPorts, Element: nft.Element{Key: nft.IfNameKey(name)}})
 	}
-	found, err := spoofElements().Live(nf, ports, a.Owns)
-	if err != nil || len(found) == 0 {
-		return nil, err
+	chain, err := nf.Chain(spoofTable, spoofChain)
+	if chain != nil {
+		var own []nft.Item
+		if own, err = spoofElements().Live(nf, ports, a.Owns); len(own) > 0 {
+			err = spoofElements().Sweep(ctx, nf, a.Owns)
+		}
 	}
-	return spoofElements().All(nf, a.Owns)
+	return spoofError(errors.Join(nft.IfSupported(err), removeReferenceSpoofCheck(ctx, nf, a)))
 }
 
 // collectSpoofChecks removes the checks of the network's attachments that are not valid. The reference's stay until
 // DEL: they name no network.
 func collectSpoofChecks(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
-	there, err := nf.Chain(spoofTable, spoofChain)
-	if there != nil {
+	chain, err := nf.Chain(spoofTable, spoofChain)
+	if chain != nil {
 		err = spoofElements().Sweep(ctx, nf, valid.Garbage)
 	}
 	return spoofError(nft.IfSupported(err))

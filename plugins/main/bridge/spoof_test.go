@@ -71,7 +71,7 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 			return deleteSpoofCheck(ctx, nf, s.Attachment)
 		})
 	}
-	collect := func(valid ...cni.AttachmentRef) error {
+	collect := func(valid ...cni.Attachment) error {
 		return inHost(host, func(ctx context.Context, nf *nft.Conn) error {
 			return collectSpoofChecks(ctx, nf, cni.NewSet("net1", valid))
 		})
@@ -140,7 +140,7 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 		Expect(ruleset()).NotTo(ContainSubstring(one.Attachment.Mark()))
 		Expect(check(second)).To(Succeed())
 		Expect(add(one)).To(Succeed())
-		Expect(collect(cni.AttachmentRef{ContainerID: "c1", IfName: "net1"})).To(Succeed())
+		Expect(collect(cni.Attachment{ContainerID: "c1", IfName: "net1"})).To(Succeed())
 		Expect(check(one)).NotTo(Succeed())
 		Expect(check(second)).To(Succeed())
 		Expect(collect()).To(Succeed())
@@ -151,7 +151,7 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 	It("is nobody's business who has none: the lock is not taken", func() {
 		Expect(add(spoofed("c1", "eth0", "", 1))).To(Succeed())
 		host.Do(func() {
-			held, err := statefile.Lock(context.Background(), nft.LockPath, 0o600)
+			held, err := statefile.LockFile(context.Background(), nft.LockPath, 0o600)
 			Expect(err).NotTo(HaveOccurred())
 			defer held.Unlock()
 			nf := nft.New()

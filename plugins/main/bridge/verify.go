@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -23,7 +24,13 @@ func (p *port) verify(ctx context.Context) []error {
 	if err := p.FindPair(p.bridge.Index); err != nil {
 		return []error{err}
 	}
-	errs := []error{p.verifyBridge(), p.verifyContainer(), p.VerifyMasquerade(ctx, p.cfg.Masq)}
+	errs := []error{p.verifyContainer(), p.VerifyMasquerade(ctx, p.cfg.Masq)}
+	if !p.bridge.Up {
+		errs = append(errs, cni.Drift("bridge %q: is down", p.bridge.Name))
+	}
+	if p.cfg.Promisc && !p.bridge.Promisc {
+		errs = append(errs, cni.Drift("bridge %q: is not promiscuous", p.bridge.Name))
+	}
 	errs = append(errs, p.verifyPort()...)
 	if p.cfg.SpoofCheck {
 		errs = append(errs, iface.Drifted(p.spoofCheck().check(p.NF)))
@@ -34,34 +41,78 @@ func (p *port) verify(ctx context.Context) []error {
 	return errs
 }
 
-func (p *port) verifyBridge() error {
-	if !p.bridge.Up {
-		return cni.Errorf(cni.CodeDrift, "bridge %q: is down", p.bridge.Name)
-	}
-	if p.cfg.Promisc && !p.bridge.Promisc {
-		return cni.Errorf(cni.CodeDrift, "bridge %q: is not promiscuous", p.bridge.Name)
-	}
-	return nil
-}
-
+// verifyContainer compares the container's interface; one that is to be down has no addresses and routes.
 func (p *port) verifyContainer() error {
-	if p.cfg.KeepDown { // such an interface is down, without addresses and routes
-		return iface.Drifted(p.verifyMAC())
+	if !p.cfg.KeepDown {
+		return iface.Verify(p.container(), p.PrevResult)
 	}
-	return iface.Verify(p.container(), p.PrevResult)
-}
-
-func (p *port) verifyMAC() error {
 	want, _ := p.PrevResult.ContainerInterface(p.IfName)
 	if have := p.ContEnd.MAC.String(); want.MAC != "" && !strings.EqualFold(want.MAC, have) {
-		return fmt.Errorf("link %q: MAC is %s instead of %s", p.IfName, have, want.MAC)
+		return cni.Drift("link %q: MAC is %s instead of %s", p.IfName, have, want.MAC)
 	}
 	return nil
+}
+
+// verifyPort compares the port with what setUpPort made of it.
+func (p *port) verifyPort() []error {
+	end, want := p.HostEnd, p.cfg.Port
+	errs := p.verifyMember(end, want)
+	if end.Master != p.bridge.Index {
+		return errs
+	}
+	have, err := p.Host.Port(end.Index)
+	if err != nil {
+		return append(errs, err)
+	}
+	if p.cfg.Link.MTU != 0 && end.MTU != p.cfg.Link.MTU {
+		errs = append(errs, p.drift(end, "MTU is %d, not %d", end.MTU, p.cfg.Link.MTU))
+	}
+	if have.Hairpin != want.Hairpin {
+		errs = append(errs, p.drift(end, "hairpin is %t, not %t", have.Hairpin, want.Hairpin))
+	}
+	if want.Isolated && !have.Isolated { // the other way round it may be a firewall's
+		errs = append(errs, p.drift(end, "is not isolated"))
+	}
+	return errs
+}
+
+func (p *port) drift(end rtnl.Link, format string, args ...any) error {
+	return cni.Drift("port %q of bridge %q: %s", end.Name, p.cfg.Bridge, fmt.Sprintf(format, args...))
+}
+
+// verifyMember compares what the host end has in common with the port of a
+// VLAN's gateway: the bridge, the state, and the VLANs that setVLANs gave it.
+func (p *port) verifyMember(end rtnl.Link, cfg portConfig) (errs []error) {
+	if end.Master != p.bridge.Index {
+		return []error{p.drift(end, "is no port of the bridge")}
+	}
+	if !end.Up {
+		errs = append(errs, p.drift(end, "is down"))
+	}
+	want := cfg.vlans()
+	if len(want) == 0 {
+		return errs
+	}
+	have, err := p.Host.VLANs(end.Index)
+	if err != nil {
+		return append(errs, err)
+	}
+	for _, v := range want {
+		if !slices.Contains(have, v) {
+			errs = append(errs, p.drift(end, "vlan %d is missing (pvid, untagged: %t)", v.ID, v.PVID))
+		}
+	}
+	for _, v := range have {
+		if !cfg.KeepDefault && !slices.ContainsFunc(want, func(w rtnl.VLAN) bool { return w.ID == v.ID }) {
+			errs = append(errs, p.drift(end, "vlan %d is there and should not be", v.ID))
+		}
+	}
+	return errs
 }
 
 // verifyGateways looks for the addresses and the forwarding that
 // prepareGateway made.
-func (p *port) verifyGateways() []error {
+func (p *port) verifyGateways() (errs []error) {
 	link, err := p.Host.Link(p.cfg.gatewayName())
 	if err != nil {
 		return []error{iface.Drifted(fmt.Errorf("gateway: %w", err))}
@@ -70,9 +121,8 @@ func (p *port) verifyGateways() []error {
 	if err != nil {
 		return []error{err}
 	}
-	var errs []error
 	if !link.Up {
-		errs = append(errs, cni.Errorf(cni.CodeDrift, "gateway %q: is down", link.Name))
+		errs = append(errs, cni.Drift("gateway %q: is down", link.Name))
 	}
 	for _, ip := range p.PrevResult.ContainerIPs(p.IfName) {
 		if !ip.Gateway.IsValid() {
@@ -80,16 +130,16 @@ func (p *port) verifyGateways() []error {
 		}
 		gw := netip.PrefixFrom(ip.Gateway, ip.Address.Bits())
 		if !slices.ContainsFunc(have, func(h rtnl.Addr) bool { return h.Prefix == gw && !h.DADFailed }) {
-			errs = append(errs, cni.Errorf(cni.CodeDrift, "gateway %q: address %s is missing", link.Name, gw))
+			errs = append(errs, cni.Drift("gateway %q: address %s is missing", link.Name, gw))
 		}
 		errs = append(errs, iface.VerifyForwarding(gw.Addr().Is4()))
 	}
-	if link.Name == p.bridge.Name {
+	end, err := p.Host.OtherEnd(link)
+	if errors.Is(err, rtnl.ErrNoLink) { // the bridge itself, or the administrator's link
 		return errs
 	}
-	end, ok, err := p.vlanGatewayPort(link)
-	if err != nil || !ok {
+	if err != nil {
 		return append(errs, err)
 	}
-	return append(errs, p.verifyMember(end, p.vlanGatewaySettings())...)
+	return append(errs, p.verifyMember(end, p.cfg.gatewayPort())...)
 }

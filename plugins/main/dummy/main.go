@@ -1,10 +1,7 @@
 // Dummy gives containers an interface that leads nowhere, with addresses.
 //
-// ADD makes a dummy interface in the container and gives it the addresses and routes
-// of an IPAM plugin. Programs of the container reach each other at them; nobody
-// else does. DEL takes all of it away.
-//
-// README.md lists every key of the configuration.
+// ADD makes a dummy interface in the container, with the addresses and routes of an
+// IPAM plugin: programs of the container reach each other at them. README.md is the manual.
 package main
 
 import (

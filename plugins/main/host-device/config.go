@@ -30,14 +30,14 @@ type wireConfig struct {
 
 // config is the configuration with every value checked.
 type config struct {
-	Device device
-	Link   attach.Link
+	Device selector
+	Link   attach.LinkConfig
 	DAD    bool
 }
 
-// device says which device is meant, as the configuration does. It may be empty in STATUS
-// where the runtime names the device in ADD.
-type device struct {
+// selector is the key that says which device is meant, and its value; empty in STATUS where the runtime names the
+// device.
+type selector struct {
 	Key   string `json:"key"`
 	Value string `json:"value"`
 }
@@ -49,44 +49,42 @@ const (
 	devicesDir = "/sys/devices/"
 )
 
-// isPCI tells a PCI address as the kernel writes it: the domain has 32 bits and four digits at least.
-func isPCI(id string) bool {
-	return regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`).MatchString(id)
+// pciAddress is id if that is a PCI address as the kernel writes it: the domain has 32 bits, in four digits at least.
+func pciAddress(id string) string {
+	return regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`).FindString(id)
 }
 
 func isAuxiliary(id string) bool { return regexp.MustCompile(`^\w[\w.-]*$`).MatchString(id) }
 
-// parseConfig reads and checks the configuration. Everything that it refuses is
-// code 7 with key and value.
+// parseConfig refuses bad values with code 7.
 func parseConfig(req *skel.Request) (c config, err error) {
 	var w wireConfig
 	if err := req.Decode(&w); err != nil {
 		return config{}, err
 	}
-	c = config{Link: attach.Link{DNS: w.DNS}, DAD: w.EnableDAD == nil || *w.EnableDAD}
+	c = config{Link: attach.LinkConfig{DNS: w.DNS}, DAD: w.EnableDAD == nil || *w.EnableDAD}
 	var problems cni.Problems
 	c.Device, err = w.device()
 	problems.Add(err)
-	problems.Add(w.IPAMKeys.Check())
+	problems.Add(w.IPAM.Check())
 	return c, problems.Err()
 }
 
-// device is what the keys say together, of which one may be written; the runtime's wins over
-// pciBusID.
-func (w wireConfig) device() (d device, err error) {
+// device returns the one key that is written. The runtime's wins over pciBusID.
+func (w wireConfig) device() (d selector, err error) {
 	var problems cni.Problems
-	for _, key := range []device{{byName, w.Device}, {byMAC, w.HWAddr}, {byPath, w.KernelPath}, {byPCI, w.PCIBusID}} {
+	for _, key := range []selector{{byName, w.Device}, {byMAC, w.HWAddr}, {byPath, w.KernelPath}, {byPCI, w.PCIBusID}} {
 		if key.Value == "" {
 			continue
 		}
 		problems.Add(key.check())
-		if d.Key != "" {
-			problems.Add(cni.Refuse(key.Key, key.Value, "stands beside "+d.Key+", and there is one device"))
+		if d.Key == "" {
+			d = key
 			continue
 		}
-		d = key
+		problems.Add(cni.Refuse(key.Key, key.Value, "stands beside "+d.Key+", and there is one device"))
 	}
-	if id := (device{byID, w.RuntimeConfig.DeviceID}); id.Value != "" {
+	if id := (selector{byID, w.RuntimeConfig.DeviceID}); id.Value != "" {
 		problems.Add(id.check())
 		if d.Key == "" || d.Key == byPCI {
 			d = id
@@ -102,16 +100,16 @@ func missing() error {
 	return cni.Refuse(byName, nil, `missing; specify either "device", "hwaddr", "kernelpath" or "pciBusID"`)
 }
 
-func (d device) check() error {
+func (d selector) check() error {
 	switch {
 	case d.Key == byMAC:
 		_, err := cni.ParseMAC(cni.CodeConfig, d.Key, d.Value)
 		return err
 	case d.Key == byPath && !strings.HasPrefix(filepath.Clean(d.Value), devicesDir):
 		return cni.Refuse(d.Key, d.Value, "is not below "+devicesDir)
-	case d.Key == byPCI && !isPCI(d.Value):
+	case d.Key == byPCI && pciAddress(d.Value) == "":
 		return cni.Refuse(d.Key, d.Value, "is no PCI address").Suggest("write it like 0000:03:00.1")
-	case d.Key == byID && !isPCI(d.Value) && !isAuxiliary(d.Value):
+	case d.Key == byID && pciAddress(d.Value) == "" && !isAuxiliary(d.Value):
 		return cni.Refuse(d.Key, d.Value, "is neither a PCI address nor an auxiliary device")
 	}
 	return nil

@@ -1,9 +1,8 @@
 // Host-device moves an interface of the host into the container.
 //
-// ADD finds the interface by its name, MAC address, place in /sys, PCI address or
-// auxiliary device, moves it into the container under the name in CNI_IFNAME, and
-// gives it the addresses and routes of an IPAM plugin, if there is one. DEL brings
-// it home: under its name, with the settings that it had.
+// ADD finds the interface by its name, MAC address, place in /sys, PCI address or auxiliary device, moves it into the
+// container under the name in CNI_IFNAME, and gives it the addresses and routes of an IPAM plugin, if there is one. DEL
+// brings it home: under its name, with the settings that it had.
 //
 // README.md lists every key of the configuration.
 package main

@@ -6,7 +6,6 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -16,25 +15,22 @@ const layer2 = "l2"
 type wireConfig struct {
 	skel.LogKey
 	attach.MasterKeys
-	Mode      string  `json:"mode" help:"of all on the master: l2, l3 or l3s" default:"l2" schema:"enum=l2|l3|l3s empty"`
-	MTU       int     `json:"mtu" help:"bytes (the master's)" schema:"min=68 max=65535 zero"`
-	EnableDAD *bool   `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses in mode l2, and wait for it (true)"`
-	DNS       cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
-	IPAM      struct {
-		Type string `json:"type" help:"IPAM plugin that gives the addresses" schema:"format=file empty"`
-	} `json:"ipam" help:"the IPAM plugin's part (none: the addresses of the result before)"`
+	Mode      string      `json:"mode" help:"of all on the master: l2, l3 or l3s" default:"l2" schema:"enum=l2|l3|l3s empty"`
+	MTU       int         `json:"mtu" help:"bytes (the master's)" schema:"min=68 max=65535 zero"`
+	EnableDAD *bool       `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses in mode l2, and wait for it (true)"`
+	DNS       cni.DNS     `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
+	IPAM      attach.IPAM `json:"ipam" help:"the IPAM plugin's part (none: the addresses of the result before)"`
 }
 
 // config is the configuration with every value checked.
 type config struct {
-	Link   attach.Link
+	Link   attach.LinkConfig
 	Master attach.MasterKeys
 	Mode   string
 	DAD    bool
 }
 
-// parseConfig reads and checks the configuration. Everything that it refuses
-// is code 7 with key and value.
+// parseConfig checks the configuration. What it refuses is code 7.
 func parseConfig(req *skel.Request) (config, error) {
 	var w wireConfig
 	if err := req.Decode(&w); err != nil {
@@ -46,11 +42,9 @@ func parseConfig(req *skel.Request) (config, error) {
 	if !slices.Contains([]string{layer2, "l3", "l3s"}, c.Mode) {
 		problems.Add(cni.Refuse("mode", w.Mode, `is none of "l2", "l3" and "l3s"`))
 	}
-	if w.IPAM.Type != "" {
-		problems.Add(ipam.CheckType(w.IPAM.Type))
-	}
+	problems.Add(w.IPAM.Check())
 	var err error
-	c.Link, err = attach.ParseLink(w.MTU, w.DNS)
+	c.Link, err = attach.LinkKeys{DNS: w.DNS}.Parse("", w.MTU, "")
 	problems.Add(err)
 	return c, problems.Err()
 }

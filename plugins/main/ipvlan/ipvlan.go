@@ -26,14 +26,8 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	return attach.AddChild(ctx, req, c)
 }
 
-// child says how the ipvlan is to be made.
+// child says how the ipvlan is to be made. The kernel would give its mode to all on the master.
 func (c config) child() attach.Child {
-	return attach.Child{Kind: kind, Mode: c.Mode, OneMode: true, Link: c.Link, Master: &c.Master, DAD: c.DAD,
-		Make: c.make}
-}
-
-// make makes the ipvlan. The kernel would give its mode to all on the master: AddChild has
-// refused another mode before.
-func (c config) make(_ context.Context, s *attach.Session, name string) error {
-	return s.MakeLink(rtnl.NewLink{Name: name, Kind: kind, MTU: c.Link.MTU, Mode: c.Mode})
+	return attach.Child{New: rtnl.NewLink{Kind: kind, Mode: c.Mode}, OneMode: true, Link: c.Link, Master: &c.Master,
+		DAD: c.DAD, Make: attach.MakeLink}
 }

@@ -1,11 +1,8 @@
 // Ipvlan attaches containers to the network of a host interface, the master, with
 // the master's MAC address.
 //
-// ADD makes an ipvlan in the container, and gives it the addresses and routes of an
-// IPAM plugin, or those of the plugin before. The kernel tells the containers of a
-// master apart by their addresses. DEL takes all of it away.
-//
-// README.md lists every key of the configuration.
+// ADD makes an ipvlan in the container, with the addresses and routes of an IPAM plugin,
+// or of the plugin before. README.md is the manual.
 package main
 
 import (

@@ -9,7 +9,7 @@ import (
 // FuzzCall makes up whole calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
-		Plugin: plugin().Any(),
+		Plugin: Any(plugin()),
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"lo","type":"loopback","cni.dev/valid-attachments":[]}`,
 			`{"cniVersion":"0.3.1","name":"lo","prevResult":{"ips":[{"version":"4","address":"127.0.0.1/8"}]}}`,

@@ -18,7 +18,6 @@ func add(_ context.Context, req *skel.Request, _ struct{}) (*cni.Result, error) 
 	if err != nil {
 		return nil, err
 	}
-	req.OnDone(func() { _ = conn.Close() })
 	if !lo.Up {
 		// Before it is up: the kernel's answer may be lost.
 		req.OnFail("take lo down", func(context.Context) error { return setUp(conn, lo, false, "") })
@@ -42,7 +41,6 @@ func del(_ context.Context, req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
 	if !req.Owns(lo.Alias) {
 		return nil
 	}
@@ -54,9 +52,8 @@ func check(_ context.Context, req *skel.Request, _ struct{}) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
 	if !lo.Up {
-		return cni.Errorf(cni.CodeDrift, "interface %q: is down", ifName)
+		return cni.Drift("interface %q: is down", ifName)
 	}
 	if req.PrevResult == nil {
 		return nil
@@ -69,30 +66,27 @@ func check(_ context.Context, req *skel.Request, _ struct{}) error {
 	for _, ip := range req.PrevResult.ContainerIPs(ifName) {
 		there := slices.ContainsFunc(addrs, func(a rtnl.Addr) bool { return a.Prefix == ip.Address })
 		if ip.Interface != nil && !there { // it is said to be lo's
-			err := cni.Errorf(cni.CodeDrift, "interface %q: address %s is missing", ifName, ip.Address)
-			missing = append(missing, err)
+			missing = append(missing, cni.Drift("interface %q: address %s is missing", ifName, ip.Address))
 		}
 	}
 	return errors.Join(missing...)
 }
 
-// open returns the container's lo and a socket beside it.
+// open returns the container's lo and a socket beside it, until the call is over.
 func open(req *skel.Request) (*rtnl.Conn, rtnl.Link, error) {
 	conn, err := rtnl.Dial(req.NS)
 	if err != nil {
 		return nil, rtnl.Link{}, fmt.Errorf("namespace %q: %w", req.Netns, err)
 	}
+	req.OnDone(func() { _ = conn.Close() })
 	lo, err := conn.Link(ifName)
-	if err != nil {
-		_ = conn.Close()
-	}
 	return conn, lo, err
 }
 
 // setUp brings lo up or down and, in the same message, says on whose behalf
 // it is up.
 func setUp(conn *rtnl.Conn, lo rtnl.Link, up bool, mark string) error {
-	return conn.SetLink(lo.Index, rtnl.Change{Up: &up, Alias: &mark})
+	return conn.SetLink(lo.Index, rtnl.LinkChange{Up: &up, Alias: &mark})
 }
 
 // result reports the first loopback address of each family. Others that lo
@@ -109,8 +103,7 @@ func result(conn *rtnl.Conn, lo rtnl.Link, sandbox string) (*cni.Result, error) 
 	if lo.MTU > 65535 { // the kernel's default, which the schema of results does not know
 		report.MTU = 0
 	}
-	res := &cni.Result{Interfaces: []cni.Interface{report}}
-	index := 0
+	res, index := &cni.Result{Interfaces: []cni.Interface{report}}, 0
 	for _, v4 := range []bool{true, false} {
 		i := slices.IndexFunc(addrs, func(a rtnl.Addr) bool {
 			return a.Prefix.Addr().IsLoopback() && a.Prefix.Addr().Is4() == v4

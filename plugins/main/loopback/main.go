@@ -1,10 +1,7 @@
 // Loopback brings up the loopback interface of a container.
 //
-// It always serves "lo", whatever CNI_IFNAME says, and reports the addresses
-// that the kernel gives it. DEL takes lo down again when this attachment
-// brought it up. Nothing is left on the host.
-//
-// README.md is the manual.
+// It always serves "lo", whatever CNI_IFNAME says, and reports its addresses. DEL takes
+// lo down again when this attachment brought it up. README.md is the manual.
 package main
 
 import "github.com/hawser-cni/plugins/pkg/skel"

@@ -5,7 +5,7 @@ import (
 )
 
 var _ = Behaves(Fixture{
-	Plugin:    plugin().Any(),
+	Plugin:    Any(plugin()),
 	Conf:      conf(Object{"mtu": 1400}),
 	Reference: conf(Object{"cniVersion": "1.0.0"}),
 	Child:     true,

@@ -26,15 +26,14 @@ type wireConfig struct {
 
 // config is the configuration with every value checked.
 type config struct {
-	Link     attach.Link
+	Link     attach.LinkConfig
 	Master   attach.MasterKeys
 	Mode     string
 	QueueLen uint32
 	DAD      bool
 }
 
-// parseConfig reads and checks the configuration. Everything that it refuses
-// is code 7 with key and value, or code 4 for CNI_ARGS.
+// parseConfig checks the configuration. What it refuses is code 7, or code 4 for CNI_ARGS.
 func parseConfig(req *skel.Request) (config, error) {
 	var w wireConfig
 	if err := req.Decode(&w); err != nil {
@@ -46,7 +45,7 @@ func parseConfig(req *skel.Request) (config, error) {
 	if !slices.Contains([]string{"bridge", "private", "vepa", passthru}, c.Mode) {
 		problems.Add(cni.Refuse("mode", w.Mode, `is none of "bridge", "private", "vepa" and "passthru"`))
 	}
-	problems.Add(w.IPAMKeys.Check())
+	problems.Add(w.IPAM.Check())
 	var err error
 	c.Link, err = w.LinkKeys.Parse(req.Args, w.MTU, w.MAC)
 	problems.Add(err)

@@ -17,16 +17,16 @@ const kind = "macvlan"
 
 // child says how the macvlan is to be made.
 func (c config) child() attach.Child {
-	return attach.Child{Kind: kind, Mode: c.Mode, Link: c.Link, Master: &c.Master, DAD: c.DAD, Make: c.make}
+	return attach.Child{New: rtnl.NewLink{Kind: kind, Mode: c.Mode, QueueLen: c.QueueLen}, Link: c.Link,
+		Master: &c.Master, DAD: c.DAD, Make: c.make}
 }
 
 // make makes the macvlan.
-func (c config) make(_ context.Context, s *attach.Session, name string) error {
+func (c config) make(ctx context.Context, s *attach.Session, name string) error {
 	if c.Mode != passthru && c.Link.MAC != nil && slices.Equal(c.Link.MAC, s.Master.MAC) {
 		return cni.Refuse("mac", c.Link.MAC.String(), fmt.Sprintf("is that of master %q", s.Master.Name))
 	}
-	err := s.MakeLink(rtnl.NewLink{Name: name, Kind: kind, MAC: c.Link.MAC, MTU: c.Link.MTU, Mode: c.Mode,
-		QueueLen: c.QueueLen})
+	err := attach.MakeLink(ctx, s, name)
 	switch {
 	case errors.Is(err, unix.EINVAL):
 		return cni.Errorf(cni.CodeConflict,
@@ -41,5 +41,5 @@ func (c config) make(_ context.Context, s *attach.Session, name string) error {
 	if err != nil {
 		return err
 	}
-	return s.Cont.SetLink(l.Index, rtnl.Change{MAC: c.Link.MAC})
+	return s.Cont.SetLink(l.Index, rtnl.LinkChange{MAC: c.Link.MAC})
 }

@@ -1,10 +1,7 @@
 // Macvlan attaches containers to the network of a host interface, the master.
 //
 // ADD makes a macvlan, an interface with a MAC address of its own, in the container,
-// and gives it the addresses and routes of an IPAM plugin. The container is then a
-// neighbour of whatever is on the master's network. DEL takes all of it away.
-//
-// README.md lists every key of the configuration.
+// with the addresses and routes of an IPAM plugin. README.md is the manual.
 package main
 
 import (

@@ -13,7 +13,7 @@ func inside(commands string, says ...string) Drift  { return Drift{Cont: command
 func outside(commands string, says ...string) Drift { return Drift{Host: commands, Says: says} }
 
 var _ = Behaves(Fixture{
-	Plugin:    plugin().Any(),
+	Plugin:    Any(plugin()),
 	Conf:      everything(),
 	Reference: conf(Object{"cniVersion": "1.0.0", "ipMasq": true}),
 	HostEnd:   0,

@@ -12,7 +12,7 @@ func FuzzCall(f *testing.F) {
 		`{"name":"eth0","mac":"02:00:00:00:00:01","sandbox":"` + FuzzNetns + `"}],"ips":[{"address":"10.1.0.2/24",
 			"gateway":"10.1.0.1","interface":1}]}`
 	Fuzz{
-		Plugin: plugin().Any(),
+		Plugin: Any(plugin()),
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","type":"ptp","ipMasq":true,"mtu":1400,"ipam":{"type":"fake"},
 				"dns":{"nameservers":["10.1.0.1"]},` +

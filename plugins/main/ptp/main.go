@@ -1,12 +1,8 @@
 // Ptp attaches containers to the host by a point to point link.
 //
-// ADD makes a pair of links (veth, or netkit), asks an IPAM plugin for addresses, gives them to the
-// container end and routes everything, its own subnet too, through the gateway
-// address, which the host end has. The host gets a route to each address. There
-// is no bridge: containers reach each other through the host. DEL takes all of it
-// away.
-//
-// README.md lists every key of the configuration.
+// ADD makes a pair of links (veth, or netkit). The container sends everything to the
+// gateway address, which the host end has, and the host gets a route to each address:
+// containers reach each other through the host. README.md is the manual.
 package main
 
 import "github.com/hawser-cni/plugins/pkg/skel"

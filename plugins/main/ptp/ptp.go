@@ -61,7 +61,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	return p.Result, s.WaitUp(ctx, p.Result, attach.Gateway{Link: s.HostEnd, Addrs: p.Gateways})
 }
 
-func del(ctx context.Context, req *skel.Request) error { return attach.Del(ctx, req, nil) }
+func del(ctx context.Context, req *skel.Request) error { return attach.Del(ctx, req, "") }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
 	return attach.Check(ctx, req, func(s *attach.Session) []error { return verify(ctx, s, cfg) })
@@ -70,17 +70,15 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 func gc(ctx context.Context, req *skel.Request) error { return attach.GC(ctx, req) }
 
 func status(ctx context.Context, req *skel.Request, cfg config) error {
-	if cfg.Link.Netkit {
-		host, err := rtnl.Dial(nil)
-		if err != nil {
-			return err
-		}
-		defer host.Close()
-		if err := host.ProbeKind("netkit"); err != nil {
-			return cni.Errorf(cni.CodeUnavailable, "deviceType: %w", err)
-		}
+	if !cfg.Link.Netkit {
+		return attach.Status(ctx, req, cfg.Masq, nil)
 	}
-	return attach.Status(ctx, req, cfg.Masq)
+	return attach.Status(ctx, req, cfg.Masq, func(host *rtnl.Conn) error {
+		if err := host.ProbeKind("netkit"); err != nil {
+			return fmt.Errorf("deviceType: %w", err)
+		}
+		return nil
+	})
 }
 
 // raiseHostEnd brings the host end up, after what must hold before.
@@ -95,7 +93,7 @@ func raiseHostEnd(s *attach.Session, p plan) error {
 			return err
 		}
 	}
-	return s.Host.SetLink(s.HostEnd.Index, rtnl.Change{Up: new(true)})
+	return s.Host.SetLink(s.HostEnd.Index, rtnl.LinkChange{Up: new(true)})
 }
 
 // target is the container's interface. The kernel makes no route to its subnet:

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -20,37 +19,24 @@ import (
 func verify(ctx context.Context, s *attach.Session, cfg config) []error {
 	own := &cni.Result{IPs: s.PrevResult.ContainerIPs(s.IfName)}
 	if len(own.IPs) == 0 {
-		return []error{cni.Errorf(cni.CodeDrift, "prevResult: has no address of interface %q", s.IfName)}
+		return []error{cni.Drift("prevResult: has no address of interface %q", s.IfName)}
 	}
 	p, err := makePlan(cfg, own)
 	if err != nil {
-		return []error{cni.Errorf(cni.CodeDrift, "prevResult: %w", err)}
+		return []error{cni.Drift("prevResult: %w", err)}
 	}
 	if err := s.FindPair(0); err != nil {
 		return []error{err}
 	}
-	inside := iface.Verify(target(s, p.visible()), s.PrevResult)
+	inside := iface.Verify(target(s, p.ContRoutes), s.PrevResult)
 	return append([]error{inside, s.VerifyMasquerade(ctx, cfg.Masq)}, verifyHost(s, cfg, p)...)
-}
-
-// visible are the container's routes with what the kernel shows of them: of an
-// IPv6 route with several next hops, as two attachments to one subnet make it,
-// one source for all.
-func (p plan) visible() []rtnl.Route {
-	out := slices.Clone(p.ContRoutes)
-	for i, r := range out {
-		if r.GW.Is6() {
-			out[i].Src = netip.Addr{}
-		}
-	}
-	return out
 }
 
 // verifyHost looks for what raiseHostEnd and routeToContainer made.
 func verifyHost(s *attach.Session, cfg config, p plan) []error {
 	var errs []error
 	drift := func(format string, args ...any) {
-		errs = append(errs, cni.Errorf(cni.CodeDrift, "host interface %q: %s", s.HostEnd.Name, fmt.Sprintf(format,
+		errs = append(errs, cni.Drift("host interface %q: %s", s.HostEnd.Name, fmt.Sprintf(format,
 			args...)))
 	}
 	if !s.HostEnd.Up {

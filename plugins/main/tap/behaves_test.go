@@ -8,7 +8,7 @@ import (
 func inside(commands string, says ...string) Drift { return Drift{Cont: commands, Says: says} }
 
 var _ = Behaves(Fixture{
-	Plugin:    plugin().Any(),
+	Plugin:    Any(plugin()),
 	Conf:      conf(Object{"mtu": 1400, "owner": 107, "group": 108, "multiQueue": true}),
 	Reference: conf(Object{"cniVersion": "1.0.0", "owner": 107, "group": 108}),
 	Child:     true,

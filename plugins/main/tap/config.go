@@ -27,15 +27,14 @@ type wireConfig struct {
 
 // config is the configuration with every value checked.
 type config struct {
-	Link         attach.Link
+	Link         attach.LinkConfig
 	MultiQueue   bool
 	Owner, Group *uint32 // nil = nobody
 	Label        string
 	Bridge       string
 }
 
-// parseConfig reads and checks the configuration. Everything that it refuses
-// is code 7 with key and value, or code 4 for CNI_ARGS.
+// parseConfig checks the configuration. What it refuses is code 7, or code 4 for CNI_ARGS.
 func parseConfig(req *skel.Request) (config, error) {
 	var w wireConfig
 	if err := req.Decode(&w); err != nil {
@@ -49,7 +48,7 @@ func parseConfig(req *skel.Request) (config, error) {
 	if w.Bridge != "" && !cni.ValidIfName(w.Bridge) {
 		problems.Add(cni.Refuse("bridge", w.Bridge, "is no interface name (1 to 15 bytes, no '/', ':' or blank)"))
 	}
-	problems.Add(w.IPAMKeys.Check())
+	problems.Add(w.IPAM.Check())
 	var err error
 	c.Link, err = w.LinkKeys.Parse(req.Args, w.MTU, w.MAC)
 	problems.Add(err)

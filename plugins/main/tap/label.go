@@ -23,7 +23,10 @@ const createCommand = "create-tap"
 // checkLabel refuses a label on a host without SELinux.
 func (c config) checkLabel() error {
 	var fs unix.Statfs_t
-	if c.Label == "" || unix.Statfs("/sys/fs/selinux", &fs) == nil && uint32(fs.Type) == unix.SELINUX_MAGIC {
+	if c.Label == "" {
+		return nil
+	}
+	if unix.Statfs("/sys/fs/selinux", &fs) == nil && uint32(fs.Type) == unix.SELINUX_MAGIC {
 		return nil
 	}
 	return cni.Refuse("selinuxContext", c.Label, "this host has no SELinux").WithCode(cni.CodeUnsupportedField)

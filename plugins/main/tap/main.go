@@ -2,9 +2,7 @@
 // Ethernet frames: a virtual machine, passt, DPDK's virtio-user.
 //
 // ADD makes the device, persistent, lets a user or a group open it, and gives it the
-// addresses and routes of an IPAM plugin. DEL takes all of it away.
-//
-// README.md lists every key of the configuration.
+// addresses and routes of an IPAM plugin. README.md is the manual.
 package main
 
 import (

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -22,7 +21,7 @@ const (
 
 // child says how the tap is to be made.
 func (c config) child() attach.Child {
-	return attach.Child{Kind: kind, Link: c.Link, Make: c.make, Ready: c.ready, Verify: c.verify}
+	return attach.Child{New: rtnl.NewLink{Kind: kind}, Link: c.Link, Make: c.make, Ready: c.ready, Verify: c.verify}
 }
 
 // ready is why this host can make no tap, or none with the label.
@@ -60,9 +59,8 @@ func (c config) make(ctx context.Context, s *attach.Session, name string) error 
 	if err != nil {
 		return err
 	}
-	group := s.Group()
-	if err := s.Cont.SetLink(l.Index, rtnl.Change{MAC: c.Link.MAC, MTU: c.Link.MTU, Group: &group,
-		Master: bridge}); err != nil {
+	change := rtnl.LinkChange{MAC: c.Link.MAC, MTU: c.Link.MTU, Group: new(s.Group()), Master: bridge}
+	if err := s.Cont.SetLink(l.Index, change); err != nil {
 		return err
 	}
 	return os.NewSyscallError("TUNSETPERSIST", unix.IoctlSetInt(fd, unix.TUNSETPERSIST, 1))
@@ -86,31 +84,25 @@ func (c config) findBridge(s *attach.Session) (*int, error) {
 
 // openIn opens the control device in the namespace: what is made through it is there.
 func openIn(n *ns.NS) (f *os.File, err error) {
-	err = n.Do(func() error {
-		fd, err := unix.Open(control, unix.O_RDWR|unix.O_CLOEXEC, 0)
-		for errors.Is(err, unix.EINTR) {
-			fd, err = unix.Open(control, unix.O_RDWR|unix.O_CLOEXEC, 0)
-		}
-		if err != nil {
-			return &fs.PathError{Op: "open", Path: control, Err: err}
-		}
-		f = os.NewFile(uintptr(fd), control)
-		return nil
+	err = n.Do(func() (err error) {
+		f, err = os.OpenFile(control, os.O_RDWR, 0)
+		return err
 	})
 	return f, err
 }
 
 // create makes the tap of the control device. The error matches EEXIST when the name is taken.
 func (c config) create(ctx context.Context, f *os.File, name string) error {
-	create := createTap
-	if c.Label != "" {
-		create = func(f *os.File, name string, flags uint16) error { return c.createLabelled(ctx, f, name, flags) }
-	}
 	flags := uint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_TUN_EXCL)
 	if c.MultiQueue {
 		flags |= unix.IFF_MULTI_QUEUE
 	}
-	err := create(f, name, flags)
+	var err error
+	if c.Label == "" {
+		err = createTap(f, name, flags)
+	} else {
+		err = c.createLabelled(ctx, f, name, flags)
+	}
 	if errors.Is(err, unix.EBUSY) {
 		err = unix.EEXIST
 	}
@@ -148,19 +140,21 @@ func (c config) verify(s *attach.Session, l rtnl.Link) (differences []string) {
 			differences = append(differences, fmt.Sprintf("%s is %v instead of %v", what, is, want))
 		}
 	}
-	id := func(p *uint32) uint32 {
-		if p == nil {
-			return 0
-		}
-		return *p
+	var owner, group uint32 // 0 where nobody was named
+	if c.Owner != nil {
+		owner = *c.Owner
+	}
+	if c.Group != nil {
+		group = *c.Group
 	}
 	compare("multiQueue", l.MultiQueue, c.MultiQueue)
-	compare("owner", l.UID, id(c.Owner))
-	compare("group", l.GID, id(c.Group))
-	switch bridge, err := c.findBridge(s); {
-	case err != nil:
-		differences = append(differences, err.Error())
-	case bridge != nil:
+	compare("owner", l.UID, owner)
+	compare("group", l.GID, group)
+	bridge, err := c.findBridge(s)
+	if err != nil {
+		return append(differences, err.Error())
+	}
+	if bridge != nil {
 		compare("the index of its bridge", l.Master, *bridge)
 	}
 	return differences

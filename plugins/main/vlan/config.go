@@ -24,14 +24,13 @@ type wireConfig struct {
 
 // config is the configuration with every value checked.
 type config struct {
-	Link   attach.Link
+	Link   attach.LinkConfig
 	Master attach.MasterKeys
 	VLAN   int
 	DAD    bool
 }
 
-// parseConfig reads and checks the configuration. Everything that it refuses
-// is code 7 with key and value.
+// parseConfig checks the configuration. What it refuses is code 7.
 func parseConfig(req *skel.Request) (config, error) {
 	var w wireConfig
 	if err := req.Decode(&w); err != nil {
@@ -52,9 +51,9 @@ func parseConfig(req *skel.Request) (config, error) {
 	default:
 		c.VLAN = *w.VLANID
 	}
-	problems.Add(w.IPAMKeys.Check())
+	problems.Add(w.IPAM.Check())
 	var err error
-	c.Link, err = attach.ParseLink(w.MTU, w.DNS)
+	c.Link, err = attach.LinkKeys{DNS: w.DNS}.Parse("", w.MTU, "")
 	problems.Add(err)
 	return c, problems.Err()
 }

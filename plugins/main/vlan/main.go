@@ -1,11 +1,7 @@
 // Vlan attaches containers to a VLAN of a host interface's network.
 //
-// ADD makes a VLAN interface on the master in the container, and gives it the
-// addresses and routes of an IPAM plugin. What the container sends leaves the master
-// with the VLAN's tag. Each VLAN of a master is one container's. DEL takes all of it
-// away.
-//
-// README.md lists every key of the configuration.
+// ADD makes a VLAN interface on the master in the container, with the addresses and
+// routes of an IPAM plugin. README.md is the manual.
 package main
 
 import (

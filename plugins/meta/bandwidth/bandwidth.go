@@ -18,16 +18,16 @@ import (
 // call is one call under way.
 type call struct{ *frame.Call }
 
-func newCall(req *skel.Request) (call, error) {
+func open(req *skel.Request) (call, error) {
 	c, err := frame.OpenHost(req)
 	return call{c}, err
 }
 
 func add(_ context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
-	if cfg.ingress.rate == 0 && cfg.egress.rate == 0 {
+	if cfg.isEmpty() {
 		return req.PrevResult, nil
 	}
-	c, err := newCall(req)
+	c, err := open(req)
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +76,7 @@ func add(_ context.Context, req *skel.Request, cfg config) (*cni.Result, error) 
 
 // del removes whatever the attachment has. The host end may live on.
 func del(_ context.Context, req *skel.Request) error {
-	c, err := newCall(req)
+	c, err := open(req)
 	if err != nil {
 		return err
 	}
@@ -87,10 +87,10 @@ func del(_ context.Context, req *skel.Request) error {
 	return c.remove(end)
 }
 
-// gc removes the IFBs of attachments that are not valid, what leads to them, and the
-// filters of the host ends that do. Other host ends go with the GC of the plugin that made them.
+// gc removes the IFBs of attachments that are not valid, and the filters of the host ends that lead to them. Other host
+// ends go with the GC of the plugin that made them.
 func gc(_ context.Context, req *skel.Request) error {
-	c, err := newCall(req)
+	c, err := open(req)
 	if err != nil {
 		return err
 	}
@@ -101,8 +101,8 @@ func gc(_ context.Context, req *skel.Request) error {
 		keep = append(keep, names(a)...)
 	}
 	for _, l := range links {
-		halfMade := isHalfMade(l, req.Network) && !slices.Contains(keep, l.Name)
-		if l.Kind != "ifb" || !req.Valid.Garbage(l.Alias) && !halfMade {
+		isLeft := isHalfMade(l, req.Network) && !slices.Contains(keep, l.Name)
+		if l.Kind != "ifb" || !(isLeft || req.Valid.Garbage(l.Alias)) {
 			continue
 		}
 		users, err := c.users(l)
@@ -117,10 +117,10 @@ func gc(_ context.Context, req *skel.Request) error {
 
 // check compares what is limited.
 func check(_ context.Context, req *skel.Request, cfg config) error {
-	if cfg.ingress.rate == 0 && cfg.egress.rate == 0 {
+	if cfg.isEmpty() {
 		return nil
 	}
-	c, err := newCall(req)
+	c, err := open(req)
 	if err != nil {
 		return err
 	}
@@ -139,19 +139,17 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 }
 
 // status says whether the kernel can limit anything.
-func status(_ context.Context, req *skel.Request, _ config) error {
-	c, err := newCall(req)
-	if err == nil {
-		err = c.Host.ProbeQdisc("tbf")
-	}
-	if err != nil {
-		return cni.Errorf(cni.CodeUnavailable, "token bucket filter: %w", err)
-	}
-	return nil
+func status(context.Context, *skel.Request, config) error {
+	return frame.Status("", func(host *rtnl.Conn) error {
+		if err := host.ProbeQdisc("tbf"); err != nil {
+			return fmt.Errorf("token bucket filter: %w", err)
+		}
+		return nil
+	})
 }
 
-// findHostEnd finds the host end of the container's interface. Who is in the container can
-// choose indexes, and so point at another's host end: the result must name it, too.
+// findHostEnd finds the host end of the container's interface. The container can choose indexes, and so point at
+// another's host end: the result must name it, too.
 func (c call) findHostEnd() error {
 	err := c.FindHostEnd()
 	switch {
@@ -177,28 +175,20 @@ func (c call) findHostEnd() error {
 // isAbsent tells the errors of findHostEnd that say that there is none.
 func isAbsent(err error) bool { return err != nil && cni.AsError(err).Code != cni.CodeInternal }
 
-// findRemains finds the host end for DEL: ours by its mark, that of other software by the
-// namespace and the result, or without the namespace by the result alone. Where there is
-// none its index is 0.
+// findRemains finds the host end for DEL: ours by its mark, that of other software by the namespace and the result, or
+// without the namespace by the result alone. Where there is none its index is 0.
 func (c call) findRemains() (rtnl.Link, error) {
 	end, err := frame.MarkedHostEnd(c.Host, c.Attachment)
 	if !errors.Is(err, rtnl.ErrNoLink) || c.PrevResult == nil {
-		return end, notAbsent(err)
+		return end, frame.IgnoreNoLink(err)
 	}
 	if c.NS == nil {
 		end, err = frame.HostEndOfResult(c.Host, c.PrevResult, rtnl.Link.IsPairEnd)
-		return end, notAbsent(err)
+		return end, frame.IgnoreNoLink(err)
 	}
 	err = c.findHostEnd()
 	if isAbsent(err) {
 		return rtnl.Link{}, nil // the pair is gone
 	}
 	return c.HostEnd, err
-}
-
-func notAbsent(err error) error {
-	if errors.Is(err, rtnl.ErrNoLink) {
-		return nil
-	}
-	return err
 }

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -28,6 +30,8 @@ type config struct {
 	ingress, egress limit
 	literal         bool // bursts that nobody chose are taken as they are
 }
+
+func (c config) isEmpty() bool { return c.ingress.rate == 0 && c.egress.rate == 0 }
 
 // limit is one of a direction. Without a rate there is none.
 type limit struct {
@@ -64,7 +68,7 @@ const goodBurst = "a tenth of the rate is a good burst"
 
 // parseLimit reads the limit whose two keys begin with prefix.
 func parseLimit(prefix string, rate, burst *int64) (limit, error) {
-	r, b := orZero(rate), orZero(burst)
+	r, b := *cmp.Or(rate, new(int64)), *cmp.Or(burst, new(int64))
 	l := limit{rate: uint64(r), burst: uint64(b), key: prefix + "Burst"}
 	switch rateKey := prefix + "Rate"; {
 	case r < 0, r > 0 && r < 8:
@@ -79,11 +83,4 @@ func parseLimit(prefix string, rate, burst *int64) (limit, error) {
 		return l, cni.Refuse(rateKey, nil, "if burst is set, rate must also be set").Suggest("%s is %d", l.key, b)
 	}
 	return l, nil
-}
-
-func orZero(n *int64) int64 {
-	if n == nil {
-		return 0
-	}
-	return *n
 }

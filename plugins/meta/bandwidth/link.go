@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// names are those that the IFB of an attachment may have. The first is the reference
-// plugin's, which knows no interface, so that the DEL of either finds it; the second is for
-// another interface of the container on the network.
+// names are those that the IFB of an attachment may have. The first is the reference's, so that the DEL of either finds
+// the IFB; it has no interface in it. The second is for another interface of the container on the network.
 func names(a cni.Attachment) []string {
 	return []string{"bwp" + cni.Digest(a.Network+a.ContainerID, 12), "bwp" + a.Hash()[:12]}
 }
@@ -25,12 +25,16 @@ func isHalfMade(l rtnl.Link, network string) bool {
 
 // isMine tells the IFB of this attachment.
 func (c call) isMine(l rtnl.Link) bool {
-	return l.Kind == "ifb" && c.Owns(l.Alias) || isHalfMade(l, c.Network) && l.Name == names(c.Attachment)[1]
+	if isHalfMade(l, c.Network) {
+		return l.Name == names(c.Attachment)[1]
+	}
+	return l.Kind == "ifb" && c.Owns(l.Alias)
 }
 
 // canBeMine also tells one that has no mark: the reference's.
 func (c call) canBeMine(l rtnl.Link) bool {
-	return c.isMine(l) || l.Kind == "ifb" && l.Alias == "" && slices.Contains(names(c.Attachment), l.Name)
+	isUnmarked := l.Kind == "ifb" && l.Alias == ""
+	return c.isMine(l) || (isUnmarked && slices.Contains(names(c.Attachment), l.Name))
 }
 
 // limits are those of an attachment. A direction without a limit has no filter.
@@ -39,8 +43,8 @@ type limits struct {
 	mac             net.HardwareAddr // of the IFB; nil = random
 }
 
-// readLimits reads what an ADD before this one has made, or the reference's. found says that the host
-// end has a TBF or an ingress qdisc, which may limit nothing.
+// readLimits reads what an ADD before this one has made, or the reference's. found says that the host end has a TBF or
+// an ingress qdisc, which may limit nothing.
 func (c call) readLimits(end rtnl.Link) (was limits, found bool, err error) {
 	root, err := c.Host.Qdisc(end.Index, rtnl.Root)
 	if err != nil {
@@ -76,8 +80,7 @@ func (c call) replace(end rtnl.Link, l limits) (ifb rtnl.Link, err error) {
 	return c.limit(end, l)
 }
 
-// limit makes what the filters need, and them. The error matches EEXIST where there is
-// something already.
+// limit makes the filters, and the IFB for egress. The error matches EEXIST where there is something already.
 func (c call) limit(end rtnl.Link, l limits) (ifb rtnl.Link, err error) {
 	if l.egress != nil {
 		if ifb, err = c.addIFB(end.MTU, l.mac); err != nil {
@@ -86,8 +89,8 @@ func (c call) limit(end rtnl.Link, l limits) (ifb rtnl.Link, err error) {
 		if err = c.Host.AddTBF(ifb.Index, l.egress.TBF); err != nil {
 			return ifb, err
 		}
-		mark, group, up := c.Mark(), uint32(0), true
-		if err = c.Host.SetLink(ifb.Index, rtnl.Change{Alias: &mark, Group: &group, Up: &up}); err != nil {
+		marked := rtnl.LinkChange{Alias: new(c.Mark()), Group: new(uint32(0)), Up: new(true)}
+		if err = c.Host.SetLink(ifb.Index, marked); err != nil {
 			return ifb, err
 		}
 		err = c.Host.AddIngress(end.Index)
@@ -110,8 +113,7 @@ func (c call) limit(end rtnl.Link, l limits) (ifb rtnl.Link, err error) {
 // addIFB makes an IFB by the first of its names that nothing else has.
 func (c call) addIFB(mtu int, mac net.HardwareAddr) (ifb rtnl.Link, err error) {
 	for _, name := range names(c.Attachment) {
-		// The group says whose the link is until it has its alias, which cannot be given
-		// when a link is made.
+		// The group names the owner until the link has its alias, which cannot be given when a link is made.
 		err = c.Host.AddLink(rtnl.NewLink{Name: name, Kind: "ifb", MTU: mtu, MAC: mac,
 			Group: cni.NetworkHash(c.Network)})
 		if err == nil {
@@ -127,17 +129,14 @@ func (c call) addIFB(mtu int, mac net.HardwareAddr) (ifb rtnl.Link, err error) {
 	return ifb, err
 }
 
-// remove removes what the attachment has: the filters of the host end, where one is known,
-// and the IFBs. One without mark, which the reference made or a killed ADD, may be another
-// interface's: then another host end leads to it.
+// remove removes what the attachment has: the filters of the host end, where one is known, and the IFBs. An IFB without
+// mark, which the reference made or a killed ADD, may be another interface's: then another host end leads to it.
 func (c call) remove(end rtnl.Link) error {
 	var errs []error
 	var ours []int
 	for _, name := range names(c.Attachment) {
 		l, err := c.Host.Link(name)
-		if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
-			errs = append(errs, err)
-		}
+		errs = append(errs, frame.IgnoreNoLink(err))
 		if !c.canBeMine(l) {
 			continue
 		}
@@ -178,13 +177,13 @@ func (c call) ownEnd(end rtnl.Link, mine bool) (rtnl.Link, error) {
 		return end, nil
 	}
 	if err := c.FindHostEnd(); err != nil || c.HostEnd.Index != end.Index {
-		return rtnl.Link{}, notAbsent(err)
+		return rtnl.Link{}, frame.IgnoreNoLink(err)
 	}
 	return end, nil
 }
 
-// unlimit removes the filters of a host end: what redirects to these IFBs, or to one that is
-// gone, so that the container can send again; and the TBF. What others have there stays.
+// unlimit removes from a host end the TBF and what redirects to these IFBs, or to one that is gone, so that the
+// container can send again. What others have there stays.
 func (c call) unlimit(end int, ifbs ...int) error {
 	if end == 0 {
 		return nil
@@ -209,14 +208,11 @@ func (c call) unlimit(end int, ifbs ...int) error {
 			errs = append(errs, c.Host.DelRedirect(end))
 		}
 	}
-	if err := errors.Join(errs...); !errors.Is(err, rtnl.ErrNoLink) { // the pair may go meanwhile
-		return err
-	}
-	return nil
+	return frame.IgnoreNoLink(errors.Join(errs...)) // the pair may go meanwhile
 }
 
-// users finds the host ends that redirect to an IFB, and the one with its mark, which an ADD
-// that was killed may have left without the redirection. It reads all links.
+// users finds the host ends that redirect to an IFB, and the one with its mark: a killed ADD may have left that without
+// the redirection. It reads all links.
 func (c call) users(ifb rtnl.Link) (ends []rtnl.Link, err error) {
 	links, err := c.Host.Links()
 	for _, l := range links {
@@ -224,7 +220,7 @@ func (c call) users(ifb rtnl.Link) (ends []rtnl.Link, err error) {
 			continue
 		}
 		list, err := c.Host.Redirects(l.Index)
-		if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+		if frame.IgnoreNoLink(err) != nil {
 			return nil, err
 		}
 		marked := ifb.Alias != "" && l.Alias == ifb.Alias

@@ -1,14 +1,10 @@
-// bandwidth limits how fast a container may send and receive.
+// Bandwidth limits how fast a container may send and receive.
 //
-// It is a chained plugin: it works on the host end of the pair that bridge or
-// ptp made. What the container receives (ingress) passes a token bucket filter
-// there. What it sends (egress) is redirected to an interface of its own, an
-// IFB, and passes one there. Rates are in bits a second, bursts in bits:
+// It is a chained plugin: it works on the host end of the pair that bridge or ptp made. What the container receives
+// (ingress) passes a token bucket filter there. What it sends (egress) is redirected to an interface of its own, an
+// IFB, and passes one there. Rates are in bits a second, bursts in bits.
 //
-//	{"type": "bandwidth", "capabilities": {"bandwidth": true}}
-//	{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 800000}
-//
-// README.md says what each key means, and what bursts do.
+// README.md lists every key of the configuration.
 package main
 
 import "github.com/hawser-cni/plugins/pkg/skel"

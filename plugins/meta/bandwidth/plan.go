@@ -9,9 +9,9 @@ import (
 )
 
 const (
-	// nobodys is the least burst that nobody chose, in bits. Runtimes that were told
-	// a rate alone say 2^31-1 (kubelet), 2^32-1 (containerd) or 2^35-9 (CRI-O).
-	nobodys = 1<<31 - 1
+	// unlimitedBurst, in bits: runtimes send this or more when the user set a rate alone: 2^31-1 (kubelet), 2^32-1
+	// (containerd) or 2^35-9 (CRI-O).
+	unlimitedBurst = 1<<31 - 1
 	// latency is how long a packet may wait, at the rate.
 	latency = 25_000 // µs
 	// tick is the kernel's unit of time.
@@ -23,14 +23,11 @@ const (
 // filter is what a limit needs.
 type filter struct {
 	rtnl.TBF
-	// literal is what the reference plugin makes: another one where nobody chose the
-	// burst.
-	literal rtnl.TBF
+	literal rtnl.TBF // as the reference makes it: another one where nobody chose the burst
 	warning string
 }
 
-// plan decides on the filters for a host end of this MTU. Where there is no limit there
-// is no filter.
+// plan decides on the filters for a host end of this MTU; nil, for no limit.
 func (cfg config) plan(mtu int) (ingress, egress *filter, err error) {
 	var problems cni.Problems
 	ingress, err = cfg.ingress.plan(mtu, cfg.literal)
@@ -48,7 +45,7 @@ func (l limit) plan(mtu int, literally bool) (*filter, error) {
 	f := &filter{literal: newTBF(rate, burst)}
 	f.TBF = f.literal
 	switch {
-	case l.burst >= nobodys && !literally:
+	case l.burst >= unlimitedBurst && !literally:
 		burst = max(rate/20, 10*uint64(mtu), 64<<10)
 		f.TBF = newTBF(rate, burst)
 		f.warning = fmt.Sprintf("%s: %d, which runtimes say of themselves, would be no limit; taken for %d "+
@@ -74,8 +71,7 @@ func leastBurst(rate, packet uint64) uint64 {
 	return uint64(math.Ceil(math.Ceil(needed*tick/1000) * float64(rate) / 1e6))
 }
 
-// newTBF computes as the reference plugin does, in bytes. Where that overflows, the
-// largest number is taken.
+// newTBF computes as the reference does, in bytes, up to the largest number that the kernel takes.
 func newTBF(rate, burst uint64) rtnl.TBF {
 	µs := math.Floor(bounded(float64(burst) * 1e6 / float64(rate)))
 	return rtnl.TBF{Rate: rate, Buffer: uint32(bounded(µs * 1000 / tick)),

@@ -29,7 +29,7 @@ func FuzzCall(f *testing.F) {
 	const prev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"peer0"},{"name":"eth0","mac":` +
 		`"02:00:00:00:00:01","sandbox":"` + FuzzNetns + `"}],"ips":[{"address":"10.1.0.2/24","interface":1}],"dns":{}}`
 	Fuzz{
-		Plugin: plugin().Any(), Chained: true,
+		Plugin: Any(plugin()), Chained: true,
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","ingressRate":8000000,"ingressBurst":800000,"egressRate":16000000,` +
 				`"egressBurst":1600000,"cni.dev/valid-attachments":[],` + prev + `}`,

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
@@ -15,29 +16,25 @@ import (
 // findBridge finds the bridge of the attachment's host end, and notes the interface that packets of the bridge come
 // from and go to: the bridge, or "BRIDGE.VLAN" for a container in a VLAN with a gateway. A policy needs the port's
 // isolated flag too where it is not set.
-func (c *call) findBridge(r *record, link rtnl.Link) error {
-	end, err := c.host.OtherEnd(link)
-	if errors.Is(err, rtnl.ErrNoLink) || err == nil && end.Master == 0 {
+func (c call) findBridge(r *record, hostEnd rtnl.Link) error {
+	if hostEnd.Master == 0 {
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	bridge, err := c.host.LinkByIndex(end.Master)
+	bridge, err := c.Host.LinkByIndex(hostEnd.Master)
 	if err != nil || bridge.Kind != "bridge" {
 		return err
 	}
-	r.Bridge, r.Port = bridge.Name, end.Index
+	r.Bridge, r.Port = bridge.Name, hostEnd.Index
 	for _, a := range r.Addrs {
-		if index, _, err := c.host.RouteTo(a); err == nil {
-			link, err := c.host.LinkByIndex(index)
+		if index, _, err := c.Host.RouteTo(a); err == nil {
+			link, err := c.Host.LinkByIndex(index)
 			if err == nil && strings.HasPrefix(link.Name, bridge.Name+".") {
 				r.Bridge = link.Name
 			}
 		}
 	}
 	if r.Policy == isolated {
-		port, err := c.host.Port(r.Port)
+		port, err := c.Host.Port(r.Port)
 		if err != nil {
 			return err
 		}
@@ -46,72 +43,138 @@ func (c *call) findBridge(r *record, link rtnl.Link) error {
 	return nil
 }
 
-// isUnused says whether a bridge does not exist, or has no port.
-func (c *call) isUnused(bridge string) (bool, error) {
-	link, err := c.host.Link(bridge)
-	if errors.Is(err, rtnl.ErrNoLink) || err != nil || link.Kind != "bridge" {
-		return errors.Is(err, rtnl.ErrNoLink), nil
+// sweepPolicies removes the policies of bridges that do not exist, or have no port: in iptables nothing else ends one
+// that the reference made.
+func (c call) sweepPolicies(ctx context.Context) error {
+	live, err := c.NF.Elements(table, policedSet)
+	errs := []error{nft.IfSupported(err)}
+	for _, e := range live {
+		end := func(bridge string) error { return c.enforce(ctx, bridge, open) }
+		errs = append(errs, c.ifUnused(string(e.Key), end))
 	}
-	ports, err := c.host.Ports(link.Index)
-	return len(ports) == 0, err
+	for _, f := range nft.Families() {
+		named, err := c.named(ctx, f, stage2)
+		for key := range named {
+			err = errors.Join(err, c.ifUnused(key, func(bridge string) error {
+				return c.editFilter(ctx, &record{}, f, func(e *ipt.Edit) { ensurePolicy(e, bridge, open) })
+			}))
+		}
+		errs = append(errs, c.tolerate(err))
+	}
+	return errors.Join(errs...)
 }
 
-// settle gives the network's other attachments on the bridge the policy of this one; an ADD that fails gives theirs
-// back. It returns the policy that the bridge is to have: the strictest that one of its networks wants. Where nftables
-// have this policy for the bridge already, and the network's others too, nothing changes.
-func (c *call) settle(s *store, r *record) (policy, error) {
+// ifUnused calls end for the name in a key of nf_tables, unless an interface has it that is no bridge without a port.
+func (c call) ifUnused(key string, end func(bridge string) error) error {
+	name := strings.TrimRight(key, "\x00")
+	link, err := c.Host.Link(name)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return end(name)
+	}
+	if err != nil || link.Kind != "bridge" {
+		return nil
+	}
+	ports, err := c.Host.Ports(link.Index)
+	if err != nil || len(ports) > 0 {
+		return err
+	}
+	return end(name)
+}
+
+// settlePolicy returns the policy that the bridge of an added attachment is to have. The network's other attachments
+// get the policy of this one; an ADD that fails gives theirs back.
+func (c call) settlePolicy(s *store, r *record) (policy, error) {
 	if r.Bridge == "" {
 		return open, nil
 	}
-	was, err := r.otherPolicy(s)
+	before, err := r.networkPolicy(s)
 	if err != nil {
 		return open, err
 	}
-	p, err := c.policyOf(r.Bridge)
-	isSettled := p == r.Policy && was == r.Policy && r.Backend != iptables
-	if err != nil || isSettled {
-		return p, err
+	if before != r.Policy {
+		c.OnFail("give the network its policy back", func(ctx context.Context) error {
+			return c.restorePolicy(ctx, *r, before)
+		})
+		if err := c.setNetworkPolicy(s, r); err != nil {
+			return open, err
+		}
+	} else if r.Backend != iptables { // where the kernel has it already, not all records have to be read
+		if live, err := c.policyOf(r.Bridge); err != nil || live == r.Policy {
+			return live, err
+		}
 	}
-	if was != r.Policy {
-		c.OnFail("give the bridge its policy back", func(ctx context.Context) error { return c.giveBack(ctx, *r, was) })
-	}
-	return c.align(s, r)
+	return r.bridgePolicy(s)
 }
 
-// align gives the network's other attachments on the bridge the policy of the record. It changes the first one last, at
-// which otherPolicy looks. It returns the policy that the bridge is to have.
-func (c *call) align(s *store, r *record) (policy, error) {
-	p := r.Policy
+// restorePolicy gives the network of an added attachment the policy that it had before, and its bridge the one that
+// follows from that.
+func (c call) restorePolicy(ctx context.Context, r record, before policy) (err error) {
+	s, err := records().Open(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	r.Policy = before
+	if err := c.setNetworkPolicy(s, &r); err != nil {
+		return err
+	}
+	want, err := r.bridgePolicy(s)
+	if err != nil {
+		return err
+	}
+	if r.Backend != iptables {
+		return c.enforce(ctx, r.Bridge, want)
+	}
+	tools, err := r.findTools(ctx, s)
+	if err != nil {
+		return err
+	}
+	return editFilters(ctx, tools, func(e *ipt.Edit, _ nft.Family) { ensurePolicy(e, r.Bridge, want) })
+}
+
+// setNetworkPolicy gives the network's other attachments on the bridge the policy of the record: their records, and
+// the flags of their ports. It changes the first one last, at which networkPolicy looks.
+func (c call) setNetworkPolicy(s *store, r *record) error {
 	all, err := s.All()
 	for _, o := range slices.Backward(all) {
-		differs := o.Network == r.Network && o.Policy != r.Policy
-		if differs && o.Bridge == "" && err == nil {
-			err = c.findBridgeLater(o)
+		if err != nil {
+			return err
 		}
-		if o.Bridge != r.Bridge || o.Hash() == r.Hash() {
+		if o.Network != r.Network || o.Policy == r.Policy || o.Hash() == r.Hash() {
 			continue
 		}
-		if differs && err == nil {
-			err = c.change(s, o, r.Policy)
+		if o.Bridge == "" {
+			err = c.findBridgeLater(o)
 		}
-		if (o.Backend == iptables) == (r.Backend == iptables) { // each has its own rules of the bridge
-			p = stricter(p, o.Policy)
+		if err == nil && o.Bridge == r.Bridge {
+			o.Policy = r.Policy
+			if err = c.setFlag(o, o.Policy == isolated); err == nil || isGone(err) { // its container may be gone
+				err = s.Put(*o)
+			}
 		}
 	}
-	return p, err
+	return err
+}
+
+// enforce gives a bridge the policy, in nftables.
+func (c call) enforce(ctx context.Context, bridge string, want policy) error {
+	return elements().Update(ctx, c.NF, func(tx *nft.Tx) error { return stagePolicy(tx, bridge, want) })
 }
 
 // findBridgeLater finds the bridge of a container for which ADD did not look for it; none where the container is gone,
 // or where its namespace cannot be entered for a reason that will last.
-func (c *call) findBridgeLater(r *record) error {
+func (c call) findBridgeLater(r *record) error {
 	cont, err := attach.Enter(r.Path, r.Netns)
 	defer func() { _ = cont.Close() }()
-	var link rtnl.Link
+	var end rtnl.Link
 	if err == nil {
-		link, err = cont.Link(r.IfName)
+		end, err = cont.Link(r.IfName)
 	}
 	if err == nil {
-		err = c.findBridge(r, link)
+		end, err = c.Host.OtherEnd(end)
+	}
+	if err == nil {
+		err = c.findBridge(r, end)
 	}
 	if cni.Transient(err) {
 		return err
@@ -122,85 +185,37 @@ func (c *call) findBridgeLater(r *record) error {
 	return nil
 }
 
-// giveBack gives the network of an attachment, and its bridge, the policy that they had before it.
-func (c *call) giveBack(ctx context.Context, r record, was policy) (err error) {
-	s, err := openStore(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	r.Policy = was
-	p, err := c.align(s, &r)
-	if err != nil {
-		return err
-	}
-	return c.police(ctx, &r, p)
-}
-
-// police gives the record's bridge the policy, in the record's backend.
-func (c *call) police(ctx context.Context, r *record, p policy) error {
-	if r.Backend == iptables {
-		families, err := c.policyFamilies(ctx, r)
-		return errors.Join(err, changeIPTables(ctx, families, func(e *edit, _ nft.Family) { e.police(r.Bridge, p) }))
-	}
-	return elements().Update(ctx, c.nf, func(ch *nft.Change) error { return police(ch, r.Bridge, p) })
-}
-
-// policyFamilies are the families in whose iptables the bridge's policy is: first those of the record's addresses, then
-// those in which another container's rules name the bridge.
-func (c *call) policyFamilies(ctx context.Context, r *record) (families []nft.Family, err error) {
-	families = r.families()
-	for _, f := range nft.Families() {
-		if r.Bridge == "" || len(r.of(f)) > 0 {
-			continue
-		}
-		have, lost := c.named(ctx, f, stage2)
-		if err = errors.Join(err, r.ignoreOtherVariant(lost)); have[r.Bridge+"\x00"] {
-			families = append(families, f)
-		}
-	}
-	return families, err
-}
-
-// change gives an attachment another policy: the port's flag and the record.
-func (c *call) change(s *store, r *record, p policy) error {
-	r.Policy = p
-	port, err := c.host.Port(r.Port)
-	if err == nil && (p == isolated && !port.Isolated || p != isolated && r.SetFlag) {
-		r.SetFlag = p == isolated
-		err = c.isolate(r, r.SetFlag)
-	}
-	if err != nil && !isGone(err) { // its container may be
-		return err
-	}
-	return s.Put(*r)
-}
-
-// isolate sets or clears the isolated flag of the attachment's port, which keeps ports apart without br_netfilter too.
-// To clear that of a port that is gone is no error.
-func (c *call) isolate(r *record, on bool) error {
-	port, err := c.host.Port(r.Port)
-	if err == nil {
-		port.Isolated = on
-		err = c.host.SetPort(r.Port, port)
-	}
-	if !on && isGone(err) {
+// setFlag sets or clears the isolated flag of the attachment's port, which keeps ports apart without br_netfilter too.
+// It clears no flag that the bridge plugin set.
+func (c call) setFlag(r *record, on bool) error {
+	if !on && !r.SetFlag {
 		return nil
 	}
-	return err
+	port, err := c.Host.Port(r.Port)
+	if err != nil {
+		return err
+	}
+	if on && port.Isolated {
+		return nil
+	}
+	r.SetFlag, port.Isolated = on, on
+	return c.Host.SetPort(r.Port, port)
 }
 
 // isGone tells errors about a port that is none any more.
 func isGone(err error) bool { return errors.Is(err, rtnl.ErrNoLink) || errors.Is(err, rtnl.ErrNotPort) }
 
 // checkFlag looks whether the port of an isolated container is isolated.
-func (c *call) checkFlag(r *record) error {
+func (c call) checkFlag(r *record) error {
 	if r.Policy != isolated {
 		return nil
 	}
-	port, err := c.host.Port(r.Port)
-	if isGone(err) || err == nil && !port.Isolated {
-		return drift("host interface with index %d: is no isolated port of bridge %q", r.Port, r.Bridge)
+	port, err := c.Host.Port(r.Port)
+	if err != nil && !isGone(err) {
+		return err
 	}
-	return err
+	if err != nil || !port.Isolated {
+		return cni.Drift("host interface with index %d: is no isolated port of bridge %q", r.Port, r.Bridge)
+	}
+	return nil
 }

@@ -85,9 +85,13 @@ func parseConfig(req *skel.Request) (config, error) {
 	if !slices.Contains(policies(), c.policy) {
 		problems.Add(cni.Refuse("ingressPolicy", w.IngressPolicy, `is none of "open", "same-bridge" and "isolated"`))
 	}
-	if !ipt.IsChainName(c.adminChain) || slices.Contains(takenChains(), c.adminChain) {
+	takenChains := []string{"INPUT", forwardHook, "OUTPUT", cniForward, acceptedChain, stage1, stage2}
+	if !ipt.IsChainName(c.adminChain) || slices.Contains(takenChains, c.adminChain) {
 		problems.Add(cni.Refuse("iptablesAdminChainName", c.adminChain,
 			"is no name of a chain of your own (1 to 28 bytes, no blank, not beginning with - or !)"))
 	}
 	return c, problems.Err()
 }
+
+// isBit says whether the fwmark has such a bit.
+func isBit(n int) bool { return n >= 0 && n < 32 }

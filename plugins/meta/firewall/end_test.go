@@ -90,9 +90,9 @@ var _ = Describe("DEL", Label("kernel"), func() {
 				before = w.state()
 			})
 
-			It("needs no program, but for iptables-legacy, and says so there", func() {
+			It("needs no program, but on backend iptables, and says so there", func() {
 				c.add(k.config)
-				if k.name == "iptables-legacy" {
+				if k.config["backend"] == "iptables" {
 					withoutPrograms(func() { Expect(w.Call(c.as("DEL")).Stderr).To(ContainSubstring("not found")) })
 					c.del()
 				} else {

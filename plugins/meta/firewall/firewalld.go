@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,14 +28,11 @@ const (
 // errNoFirewalld says that firewalld does not run. What it had at runtime is gone with it.
 var errNoFirewalld = errors.New("firewalld does not run: nobody has the name " + firewalldName + " on the system bus")
 
-// bus is a connection to firewalld.
-type bus struct {
-	ctx  context.Context
-	conn *dbus.Conn
-}
-
-// withFirewalld connects to the system bus and calls do where firewalld is there: else the error is errNoFirewalld.
-func withFirewalld(ctx context.Context, do func(*bus) error) error {
+// askFirewalld calls a method about each of the addresses in the record's zone, and has heed decide about the answer.
+// The error matches errNoFirewalld where firewalld does not run.
+func askFirewalld(
+	ctx context.Context, r *record, method string, heed func(netip.Addr, *dbus.Call) error,
+) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, busWait,
 		cni.Errorf(cni.CodeTryAgain, "firewalld: no answer on the system bus within %s", busWait))
 	defer cancel()
@@ -48,38 +44,35 @@ func withFirewalld(ctx context.Context, do func(*bus) error) error {
 		defer conn.Close()
 		err = conn.BusObject().CallWithContext(ctx, "org.freedesktop.DBus.NameHasOwner", 0, firewalldName).Store(&there)
 	}
-	switch {
-	case ctx.Err() != nil:
-		err = context.Cause(ctx)
-	case there:
-		return do(&bus{ctx, conn})
-	case err == nil:
+	if err == nil && !there {
 		err = errNoFirewalld
 	}
-	return fmt.Errorf("system bus: %w", err)
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("system bus: %w", err)
+	}
+	object := conn.Object(firewalldName, firewalldPath)
+	var errs []error
+	for _, a := range r.Addrs {
+		source := netip.PrefixFrom(a, a.BitLen()).String()
+		answer := object.CallWithContext(ctx, firewalldZones+"."+method, 0, r.Zone, source)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := heed(a, answer); err != nil {
+			errs = append(errs, fmt.Errorf("firewalld: %s %s, zone %q: %w", method, source, r.Zone, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // firewalldRuns is nil where firewalld is there.
-func firewalldRuns(ctx context.Context) error {
-	return withFirewalld(ctx, func(*bus) error { return nil })
-}
+func firewalldRuns(ctx context.Context) error { return askFirewalld(ctx, &record{}, "", nil) }
 
-// ask calls a method about an address in a zone.
-func (d *bus) ask(method, zone string, a netip.Addr, answer ...any) error {
-	source := netip.PrefixFrom(a, a.BitLen()).String()
-	object := d.conn.Object(firewalldName, firewalldPath)
-	err := object.CallWithContext(d.ctx, firewalldZones+"."+method, 0, zone, source).Store(answer...)
-	if d.ctx.Err() != nil {
-		return context.Cause(d.ctx)
-	}
-	if err != nil {
-		return fmt.Errorf("firewalld: %s %s, zone %q: %w", method, source, zone, err)
-	}
-	return nil
-}
-
-// isAnswer says whether firewalld refused with one of its codes.
-func isAnswer(err error, codes ...string) bool {
+// isRefusal says whether firewalld refused with one of its codes.
+func isRefusal(err error, codes ...string) bool {
 	refused := dbus.Error{}
 	return errors.As(err, &refused) && slices.ContainsFunc(codes, func(code string) bool {
 		return strings.HasPrefix(refused.Error(), code)
@@ -88,32 +81,27 @@ func isAnswer(err error, codes ...string) bool {
 
 // addFirewalld makes the attachment's addresses sources of the zone, as the reference does: until firewalld reloads.
 func addFirewalld(ctx context.Context, r *record) error {
-	return withFirewalld(ctx, func(d *bus) error {
-		for _, a := range r.Addrs {
-			err := d.ask("addSource", r.Zone, a, new(string))
-			if err != nil && !isAnswer(err, "ZONE_ALREADY_SET") {
-				return err
-			}
+	return askFirewalld(ctx, r, "addSource", func(_ netip.Addr, answer *dbus.Call) error {
+		if isRefusal(answer.Err, "ZONE_ALREADY_SET") {
+			return nil
 		}
-		return nil
+		return answer.Err
 	})
 }
 
 // delFirewalld takes the addresses back that no other attachment has by now. Where firewalld does not run, or has no
 // such address or zone, or the address in another zone, nothing has to be taken back.
 func delFirewalld(ctx context.Context, s *store, r *record) error {
-	err := withFirewalld(ctx, func(d *bus) error {
-		var errs []error
-		for _, a := range r.Addrs {
-			used, err := r.othersHave(s, a)
-			if err == nil && !used {
-				err = d.ask("removeSource", r.Zone, a, new(string))
-			}
-			if !isAnswer(err, "UNKNOWN_SOURCE", "INVALID_ZONE", "ZONE_CONFLICT") {
-				errs = append(errs, err)
-			}
+	own, err := r.ownAddrs(s)
+	if err != nil || len(own) == 0 {
+		return err
+	}
+	left := &record{Zone: r.Zone, Addrs: own}
+	err = askFirewalld(ctx, left, "removeSource", func(_ netip.Addr, answer *dbus.Call) error {
+		if isRefusal(answer.Err, "UNKNOWN_SOURCE", "INVALID_ZONE", "ZONE_CONFLICT") {
+			return nil
 		}
-		return errors.Join(errs...)
+		return answer.Err
 	})
 	if errors.Is(err, errNoFirewalld) {
 		return nil
@@ -121,44 +109,21 @@ func delFirewalld(ctx context.Context, s *store, r *record) error {
 	return err
 }
 
-// delReferenceSources takes the addresses in prevResult out of the zone that is configured, where no record of ours has
-// them.
-func (c *call) delReferenceSources(ctx context.Context, s *store, had *record) {
-	var w struct {
-		Zone string `json:"firewalldZone"`
-	}
-	_ = c.Decode(&w) // what cannot be read is none
-	r := &record{Attachment: c.Attachment, Backend: firewalld, Zone: cmp.Or(w.Zone, defaultZone)}
-	r.Addrs = slices.DeleteFunc(addressesOf(c.PrevResult, c.IfName), func(a netip.Addr) bool {
-		return slices.Contains(had.Addrs, a)
-	})
-	if len(r.Addrs) == 0 {
-		return
-	}
-	if err := delFirewalld(ctx, s, r); err != nil {
-		c.Warn("sources of other plugins: %v", err)
-	}
-}
-
 // checkFirewalld looks whether the addresses are in the zone.
 func checkFirewalld(ctx context.Context, r *record) error {
-	runs := false
-	err := withFirewalld(ctx, func(d *bus) error {
-		runs = true
-		var diffs []error
-		for _, a := range r.Addrs {
-			in := false
-			if err := d.ask("querySource", r.Zone, a, &in); err != nil {
-				return err
-			}
-			if !in {
-				diffs = append(diffs, drift("firewalld: %s is no source of zone %q", a, r.Zone))
-			}
+	var diffs []error
+	err := askFirewalld(ctx, r, "querySource", func(a netip.Addr, answer *dbus.Call) error {
+		in := false
+		if err := answer.Store(&in); err != nil {
+			return err
 		}
-		return errors.Join(diffs...)
+		if !in {
+			diffs = append(diffs, cni.Drift("firewalld: %s is no source of zone %q", a, r.Zone))
+		}
+		return nil
 	})
-	if !runs {
-		err = drift("%w", err)
+	if errors.Is(err, errNoFirewalld) {
+		return cni.Drift("%w", err)
 	}
-	return err
+	return errors.Join(append(diffs, err)...)
 }

@@ -235,6 +235,17 @@ var _ = Describe("firewalld", func() {
 		Expect(w.set("firewall_policed_v1")).NotTo(ContainSubstring("br1"))
 	})
 
+	It("keeps the chains of the bit that containers on nftables have, and says nothing of it", func() {
+		first, bit := w.container(1, 3), Object{"backend": "nftables", "markAcceptBit": 31}
+		first.add(bit)
+		c.call.Conf = Merge(c.call.Conf.(Object), Object{"name": "other"})
+		a := w.Call(c.as("ADD", Object{"ingressPolicy": "isolated"}))
+		Expect(a.Code).To(BeZero(), a.Stdout)
+		Expect(a.Stderr).To(BeEmpty())
+		first.check(bit)
+		c.check(Object{"ingressPolicy": "isolated"})
+	})
+
 	It("is missed by STATUS and ADD when it was asked for", func() {
 		status := Call{Command: "STATUS", Conf: Object{"cniVersion": "1.1.0", "name": "net1", "type": "firewall",
 			"backend": "firewalld"}}

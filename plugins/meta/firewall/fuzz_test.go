@@ -13,7 +13,7 @@ const fuzzPrev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"peer
 
 // FuzzCall makes up whole calls.
 func FuzzCall(f *testing.F) {
-	Fuzz{Plugin: plugin().Any(), Chained: true, Confs: []string{
+	Fuzz{Plugin: Any(plugin()), Chained: true, Confs: []string{
 		`{"cniVersion":"1.1.0","name":"net","type":"firewall","backend":"nftables","cni.dev/valid-attachments":[],` +
 			fuzzPrev + `}`,
 		`{"cniVersion":"1.0.0","name":"net","ingressPolicy":"isolated","acceptPublished":false,` + fuzzPrev + `}`,
@@ -28,7 +28,7 @@ func FuzzCall(f *testing.F) {
 func FuzzFiles(f *testing.F) {
 	conf := `{"cniVersion":"1.1.0","name":"net","cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}],` +
 		fuzzPrev + `}`
-	Fuzz{Plugin: plugin().Any(), Chained: true, Confs: []string{conf}}.RunFiles(f, recordDir, ``, `{}`, `null`,
+	Fuzz{Plugin: Any(plugin()), Chained: true, Confs: []string{conf}}.RunFiles(f, recordDir, ``, `{}`, `null`,
 		`{"network":"net","containerID":"one","ifname":"eth0","backend":"nftables","addrs":["10.1.0.2"],`+
 			`"adminChain":"CNI-ADMIN","policy":"isolated","bridge":"peer0","port":2,"setFlag":true}`,
 		`{"network":"net","containerID":"one","ifname":"eth0","backend":"x","addrs":["fe80::1%a",""],`+

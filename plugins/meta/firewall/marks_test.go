@@ -155,6 +155,14 @@ var _ = Describe("the bit of the fwmark", Label("kernel"), func() {
 		})
 	}
 
+	It("is nobody's concern on backend iptables", func() {
+		w, _, _ := marks("nft", Object{"markAcceptBit": 31})
+		c := w.container(1, 4)
+		a := w.Call(c.as("ADD", Object{"backend": "iptables"}))
+		Expect(a.Code).To(BeZero(), a.Stdout)
+		Expect(a.Stderr).To(BeEmpty())
+	})
+
 	It("moves from the chains of an older version, whose rules in FORWARD stay", func() {
 		w := newWorld()
 		w.bridge(1)

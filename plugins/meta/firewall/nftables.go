@@ -113,22 +113,22 @@ func (r *record) items() []nft.Item {
 
 // addNFTables makes the attachment's elements, those of its bridge and the ways through FORWARD, in one batch. It
 // replaces elements of other owners: IPAM lends an address once, so they are leftovers.
-func (c *call) addNFTables(ctx context.Context, r *record, p policy) error {
+func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 	var ways []*way
 	update := func(through bool) error {
-		return owned(r.bit()).Update(ctx, c.nf, func(ch *nft.Change) (err error) {
-			if err = ch.Put(r.items(), nil); err == nil {
-				ways, err = c.ways(ctx, r, ch.Lacked)
+		return owned(r.Bit).Update(ctx, c.NF, func(tx *nft.Tx) (err error) {
+			if err = tx.Put(r.items(), nil); err == nil {
+				ways, err = c.ways(ctx, r, tx.Lacked)
 			}
 			for _, w := range ways {
 				if err == nil && through {
-					err = w.stage(ch.Tx)
+					err = w.stage(tx)
 				}
 			}
 			if err != nil {
 				return err
 			}
-			return police(ch, r.Bridge, p)
+			return stagePolicy(tx, r.Bridge, p)
 		})
 	}
 	err := update(true)
@@ -146,55 +146,50 @@ func (c *call) addNFTables(ctx context.Context, r *record, p policy) error {
 	return err
 }
 
-// delNFTables removes the attachment's elements, and leaves its bridge the policy that others want.
-func (c *call) delNFTables(ctx context.Context, s *store, r *record) error {
-	left, err := r.left(s)
-	if err != nil {
-		return err
-	}
-	mine := r.Owns
-	found, err := elements().Live(c.nf, r.items(), mine)
+// delNFTables removes the attachment's elements, and leaves its bridge this policy.
+func (c call) delNFTables(ctx context.Context, r *record, left policy) error {
+	found, err := elements().Live(c.NF, r.items(), r.Owns)
 	if err != nil || len(found) == 0 && left == r.Policy {
 		return err
 	}
-	return elements().Update(ctx, c.nf, func(ch *nft.Change) error {
-		if err := ch.Remove(found, mine); err != nil || left == r.Policy {
+	return elements().Update(ctx, c.NF, func(tx *nft.Tx) error {
+		if err := tx.Remove(found, r.Owns); err != nil || left == r.Policy {
 			return err
 		}
-		return police(ch, r.Bridge, left)
+		return stagePolicy(tx, r.Bridge, left)
 	})
 }
 
 // warnOfDrops warns of chains in which nothing accepts what has the fwmark bit, and whose policy drops it. FORWARD of
 // iptables is no such chain: ADD gives it the rule.
-func (c *call) warnOfDrops(bit int) error {
-	chains, err := c.nf.Chains(nft.Table{})
+func (c call) warnOfDrops(bit int) error {
+	chains, err := c.NF.Chains(nft.Table{})
 	if err != nil {
 		return err
 	}
-	for _, ch := range chains {
-		routed := slices.Contains([]nft.Family{nft.INet, nft.IPv4, nft.IPv6}, ch.Table.Family)
-		iptables := ch.Table.Family != nft.INet && ch.Table.Name == filterTable && ch.Name == forwardHook
-		if !ch.Drops || ch.Hook.Point != nft.Forward || !routed || iptables {
+	for _, chain := range chains {
+		routed := slices.Contains([]nft.Family{nft.INet, nft.IPv4, nft.IPv6}, chain.Table.Family)
+		isIPTables := chain.Table.Family != nft.INet && chain.Table.Name == filterTable && chain.Name == forwardHook
+		if !chain.Drops || chain.Hook.Point != nft.Forward || !routed || isIPTables {
 			continue
 		}
-		rules, err := c.nf.Rules(ch.Table, ch.Name)
+		rules, err := c.NF.Rules(chain.Table, chain.Name)
 		if err != nil {
 			return err
 		}
-		fwmark := uint32(1) << bit
+		fwmark := fwmarkOf(bit)
 		mark := binary.NativeEndian.AppendUint32(nil, fwmark)
 		if !slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Mentions(mark) }) {
 			c.Warn("table %s: chain %q drops what it does not accept itself; for what this plugin accepts: "+
-				"nft insert rule %s %s meta mark and %#x == %#x accept", ch.Table, ch.Name, ch.Table, ch.Name,
+				"nft insert rule %s %s meta mark and %#x == %#x accept", chain.Table, chain.Name, chain.Table, chain.Name,
 				fwmark, fwmark)
 		}
 	}
 	return nil
 }
 
-// police stages what gives the bridge a policy: elements that belong to all attachments on it.
-func police(ch *nft.Change, bridge string, p policy) error {
+// stagePolicy stages what gives the bridge a policy: elements that belong to all attachments on it.
+func stagePolicy(tx *nft.Tx, bridge string, p policy) error {
 	if bridge == "" {
 		return nil
 	}
@@ -207,56 +202,42 @@ func police(ch *nft.Change, bridge string, p policy) error {
 		{policedSet, name, p != open},
 		{sameSet, nft.Key(name, name), p == sameBridge},
 	} {
-		live, err := ch.Get(table, e.set, e.key)
+		live, err := tx.Get(table, e.set, e.key)
 		switch {
 		case err != nil:
 			return err
 		case e.want && live[0] == nil:
-			ch.Add(table, e.set, nft.Element{Key: e.key})
+			tx.Add(table, e.set, nft.Element{Key: e.key})
 		case !e.want && live[0] != nil:
-			ch.Delete(table, e.set, nft.Element{Key: e.key})
+			tx.Delete(table, e.set, nft.Element{Key: e.key})
 		}
 	}
 	return nil
 }
 
 // policyOf is the policy that the bridge has in nftables.
-func (c *call) policyOf(bridge string) (policy, error) {
+func (c call) policyOf(bridge string) (policy, error) {
 	name := nft.IfNameKey(bridge)
-	policed, err := c.nf.Get(table, policedSet, name)
+	policed, err := c.NF.Get(table, policedSet, name)
 	if err != nil || policed[0] == nil {
 		return open, nft.IfSupported(err)
 	}
-	same, err := c.nf.Get(table, sameSet, nft.Key(name, name))
+	same, err := c.NF.Get(table, sameSet, nft.Key(name, name))
 	if err == nil && same[0] != nil {
 		return sameBridge, nil
 	}
 	return isolated, err
 }
 
-// sweepPolicies removes the policies of bridges that nobody is on.
-func (c *call) sweepPolicies(ctx context.Context) error {
-	live, err := c.nf.Elements(table, policedSet)
-	for _, e := range live {
-		bridge := strings.TrimRight(string(e.Key), "\x00")
-		unused, lost := c.isUnused(bridge)
-		if unused && lost == nil {
-			lost = c.police(ctx, &record{Bridge: bridge}, open)
-		}
-		err = errors.Join(err, lost)
-	}
-	return err
-}
-
 // checkNFTables compares the attachment's elements, the policy and what it shares with others with the kernel's.
-func (c *call) checkNFTables(ctx context.Context, r *record) error {
-	diffs := []error{owned(r.bit()).Verify(c.nf, r.items())}
+func (c call) checkNFTables(ctx context.Context, r *record) error {
+	diffs := []error{owned(r.Bit).Verify(c.NF, r.items())}
 	p, err := c.policyOf(r.Bridge)
 	if err != nil {
 		return err
 	}
 	if r.Policy != open && stricter(p, r.Policy) != p {
-		diffs = append(diffs, drift("bridge %q: ingress policy is %s, not %s", r.Bridge, p, r.Policy))
+		diffs = append(diffs, cni.Drift("bridge %q: ingress policy is %s, not %s", r.Bridge, p, r.Policy))
 	}
 	ways, err := c.ways(ctx, r, false)
 	diffs = append(diffs, err)
@@ -265,5 +246,3 @@ func (c *call) checkNFTables(ctx context.Context, r *record) error {
 	}
 	return errors.Join(diffs...)
 }
-
-func drift(format string, args ...any) error { return cni.Errorf(cni.CodeDrift, format, args...) }

@@ -1,7 +1,7 @@
 package main
 
 import (
-	"context"
+	"encoding/json"
 	"net/netip"
 	"slices"
 	"time"
@@ -13,11 +13,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-const (
-	recordDir = "/run/hawser/firewall"
-	// lockWait is how long others may take. One that runs iptables waits for the xtables lock itself.
-	lockWait = time.Minute
-)
+const recordDir = "/run/hawser/firewall"
 
 // record says what an attachment was given. DEL and CHECK make the rules from it again.
 type record struct {
@@ -31,7 +27,7 @@ type record struct {
 	AdminChain string       `json:"adminChain"`
 	Zone       string       `json:"zone"`
 	Published  bool         `json:"published"`
-	Bit        *int         `json:"markAcceptBit"` // nil: of before there was a choice
+	Bit        int          `json:"markAcceptBit"` // of the fwmark
 
 	Policy policy `json:"policy"`
 	Bridge string `json:"bridge,omitempty"` // the interface that the policy is about; empty where it was not looked for
@@ -40,74 +36,64 @@ type record struct {
 	SetFlag bool `json:"setFlag,omitempty"`
 }
 
-// bit is the bit of the fwmark.
-func (r *record) bit() int {
-	if r.Bit == nil {
-		return defaultBit
-	}
-	return *r.Bit
+// UnmarshalJSON knows records without the bit, which earlier versions wrote.
+func (r *record) UnmarshalJSON(data []byte) error {
+	type plain record
+	r.Bit = defaultBit
+	return json.Unmarshal(data, (*plain)(r))
 }
-
-// isBit says whether the fwmark has such a bit.
-func isBit(n int) bool { return n >= 0 && n < 32 }
 
 type store = statefile.Store[record]
 
+// records are locked for a whole call. One that runs iptables waits for the xtables lock itself.
 func records() statefile.Records[record] {
-	return statefile.Records[record]{Path: recordDir, Wait: lockWait}
-}
-
-// openStore locks the records: no other call of the plugin changes rules until Close.
-func openStore(ctx context.Context) (*store, error) {
-	return records().Open(ctx)
-}
-
-func openExistingStore(ctx context.Context) (*store, error) {
-	return records().OpenExisting(ctx)
+	return statefile.Records[record]{Path: recordDir, Wait: time.Minute}
 }
 
 // Valid says whether an ADD can have written the record. Rules are made from it, and its file may be damaged.
 func (r record) Valid() bool {
+	if r.Policy != open && r.Bridge == "" {
+		return false
+	}
+	if r.Bridge != "" && !cni.ValidIfName(r.Bridge) {
+		return false
+	}
 	bad := func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" || a.Is4In6() }
 	return cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) &&
 		slices.Contains([]backend{nftables, iptables, firewalld}, r.Backend) && !slices.ContainsFunc(r.Addrs, bad) &&
-		isBit(r.bit()) && ipt.IsChainName(r.AdminChain) && slices.Contains(policies(), r.Policy) &&
-		(r.Bridge == "" && r.Policy == open || cni.ValidIfName(r.Bridge))
+		isBit(r.Bit) && ipt.IsChainName(r.AdminChain) && slices.Contains(policies(), r.Policy)
 }
 
-// othersHave says whether another attachment on the same backend has the address.
-func (r *record) othersHave(s *store, a netip.Addr) (bool, error) {
-	return s.Any(func(o record) bool {
-		return o.Hash() != r.Hash() && o.Backend == r.Backend && slices.Contains(o.Addrs, a)
+// ownAddrs are the addresses that no other attachment on the same backend has.
+func (r *record) ownAddrs(s *store) ([]netip.Addr, error) {
+	own := slices.Clone(r.Addrs)
+	_, err := s.Any(func(o record) bool {
+		if o.Hash() != r.Hash() && o.Backend == r.Backend {
+			own = slices.DeleteFunc(own, func(a netip.Addr) bool { return slices.Contains(o.Addrs, a) })
+		}
+		return len(own) == 0
 	})
+	return own, err
 }
 
-// ignoreOtherVariant returns nil for a missing program of a variant that ADD did not use: the rules there are
-// others'.
-func (r *record) ignoreOtherVariant(err error) error {
-	if r.Variant == ipt.NFT && ipt.NotInstalled(err) {
-		return nil
-	}
-	return err
+// ofFamily selects the addresses of a family.
+func ofFamily(f nft.Family, addrs []netip.Addr) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return nft.FamilyOf(a) != f })
 }
 
 // families are those of the addresses.
 func (r *record) families() []nft.Family {
-	return slices.DeleteFunc(nft.Families(), func(f nft.Family) bool { return len(r.of(f)) == 0 })
+	return slices.DeleteFunc(nft.Families(), func(f nft.Family) bool { return len(ofFamily(f, r.Addrs)) == 0 })
 }
 
-// of are the addresses of a family.
-func (r *record) of(f nft.Family) []netip.Addr {
-	return slices.DeleteFunc(slices.Clone(r.Addrs), func(a netip.Addr) bool { return nft.FamilyOf(a) != f })
-}
-
-// otherPolicy is the policy that the network's other attachments have which are on the bridge, or of which ADD did
-// not look for the bridge; the record's own where there are none. While align changes them they may differ: the
-// first record is changed last, so it has the old policy.
-func (r *record) otherPolicy(s *store) (policy, error) {
+// networkPolicy is the policy of the network's other attachments on the bridge, and of those for which ADD did not look
+// for the bridge; the record's own where there are none. While setNetworkPolicy changes them the first record, which it
+// changes last, has the old policy.
+func (r *record) networkPolicy(s *store) (policy, error) {
 	p := r.Policy
 	_, err := s.Any(func(o record) bool {
-		if o.Network != r.Network || o.Bridge != r.Bridge && o.Bridge != "" || o.Hash() == r.Hash() {
+		mayBeOn := o.Bridge == r.Bridge || o.Bridge == ""
+		if o.Network != r.Network || !mayBeOn || o.Hash() == r.Hash() {
 			return false
 		}
 		p = o.Policy
@@ -116,22 +102,47 @@ func (r *record) otherPolicy(s *store) (policy, error) {
 	return p, err
 }
 
-// left is the policy that the record's bridge has without it, in its backend: its own where others want that too.
-func (r *record) left(s *store) (policy, error) {
+// isBeside says whether another record is about the same bridge, in the same tables.
+func (r *record) isBeside(o record) bool {
+	sameTables := (o.Backend == iptables) == (r.Backend == iptables)
+	return o.Hash() != r.Hash() && r.Bridge != "" && o.Bridge == r.Bridge && sameTables
+}
+
+// bridgePolicy is the policy of the record's bridge: the strictest that a record wants.
+func (r *record) bridgePolicy(s *store) (policy, error) {
+	others, err := r.othersPolicy(s, isolated)
+	return stricter(r.Policy, others), err
+}
+
+// othersPolicy is the strictest policy that other records want of the bridge, but not stricter than most. It reads no
+// further than to one that wants as much.
+func (r *record) othersPolicy(s *store, most policy) (policy, error) {
 	p := open
-	if r.Policy == open {
-		return p, nil
+	if most == open {
+		return open, nil
 	}
-	_, err := s.Any(func(o record) bool {
-		if o.Hash() != r.Hash() && o.Bridge == r.Bridge && (o.Backend == iptables) == (r.Backend == iptables) {
+	reached, err := s.Any(func(o record) bool {
+		if r.isBeside(o) {
 			p = stricter(p, o.Policy)
 		}
-		return p == stricter(p, r.Policy)
+		return p == stricter(p, most)
 	})
-	if p == stricter(p, r.Policy) {
-		p = r.Policy
+	if reached {
+		p = most
 	}
 	return p, err
+}
+
+// policyFamilies are the families in whose iptables the attachment has rules, or its bridge a policy.
+func (r *record) policyFamilies(s *store) ([]nft.Family, error) {
+	all := record{Addrs: slices.Clone(r.Addrs)}
+	_, err := s.Any(func(o record) bool {
+		if r.isBeside(o) && stricter(r.Policy, o.Policy) != open {
+			all.Addrs = append(all.Addrs, o.Addrs...)
+		}
+		return r.Bridge == "" || len(all.families()) == len(nft.Families())
+	})
+	return all.families(), err
 }
 
 // addressesOf are the addresses of the container's interface in a result. A result that says of none that it is

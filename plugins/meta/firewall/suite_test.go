@@ -31,21 +31,13 @@ func newWorld() *world {
 	GinkgoHelper()
 	nstest.Need("nft")
 	w := &world{World: NewWorld(plugin())}
-	w.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
-	w.out = nstest.NewOutside(w.Host)
-	w.out.Cmd("ip", "route", "add", "default", "via", "192.0.2.1")
-	w.out.Cmd("ip", "route", "add", "default", "via", "2001:db8::1")
-	w.SetSysctl("net/ipv4/ip_forward", "1")
-	w.SetSysctl("net/ipv6/conf/all/forwarding", "1")
+	w.out = w.Router()
 	return w
 }
 
-// bridge makes network number n: br<n> with 10.<n>.0.1/24 and fd00:<n>::1/64.
 func (w *world) bridge(n int) {
 	GinkgoHelper()
-	br := fmt.Sprintf("br%d", n)
-	w.IP("link add "+br+" type bridge", fmt.Sprintf("addr add 10.%d.0.1/24 dev %s", n, br),
-		fmt.Sprintf("addr add fd00:%d::1/64 dev %s nodad", n, br), "link set "+br+" up")
+	w.Bridge(n)
 }
 
 // container is one of network n, and what the plugin before says of it.
@@ -61,23 +53,14 @@ type container struct {
 // container makes one with address number i, on bridge n where there is one.
 func (w *world) container(n, i int) *container {
 	GinkgoHelper()
-	c := &container{Host: nstest.NewNetns(), w: w, hostEnd: fmt.Sprintf("v%d-%d", n, i),
-		addrs: []string{fmt.Sprintf("10.%d.0.%d", n, i), fmt.Sprintf("fd00:%d::%d", n, i)}}
-	c.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
-	w.IP(fmt.Sprintf("link add %s type veth peer name eth0 netns %s", c.hostEnd, c.Name),
-		"link set "+c.hostEnd+" up")
-	if w.Run(nstest.Program{Path: "ip", Args: []string{"link", "show", fmt.Sprintf("br%d", n)}}).Exit == 0 {
-		w.Cmd("ip", "link", "set", c.hostEnd, "master", fmt.Sprintf("br%d", n))
-	}
-	c.IP("link set lo up", "link set eth0 up", "addr add "+c.addrs[0]+"/24 dev eth0",
-		"addr add "+c.addrs[1]+"/64 dev eth0 nodad", fmt.Sprintf("route add default via 10.%d.0.1", n),
-		fmt.Sprintf("route add default via fd00:%d::1", n))
+	c := &container{Host: nstest.NewNetns(), w: w}
+	hostEnd, ips := w.Join(c.Host, "eth0", n, i)
+	c.hostEnd, c.addrs = hostEnd, []string{Addr(ips[0]), Addr(ips[1])}
 	c.call = Call{ID: fmt.Sprintf("c%d-%d", n, i), Netns: c.Path}
 	bridge, network := fmt.Sprintf("br%d", n), fmt.Sprintf("net%d", n)
 	c.prev = Object{"cniVersion": "1.1.0",
 		"interfaces": []Object{{"name": bridge}, {"name": c.hostEnd}, {"name": "eth0", "sandbox": c.Path}},
-		"ips": []Object{{"address": c.addrs[0] + "/24", "interface": 2},
-			{"address": c.addrs[1] + "/64", "interface": 2}}}
+		"ips":        []Object{{"address": ips[0], "interface": 2}, {"address": ips[1], "interface": 2}}}
 	c.call.Conf = Object{"cniVersion": "1.1.0", "name": network, "type": "firewall", "prevResult": c.prev}
 	return c
 }

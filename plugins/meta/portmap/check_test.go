@@ -7,6 +7,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 var _ = Describe("CHECK", Label("kernel"), func() {
@@ -16,11 +17,10 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 	changed := func(k kind, command string, want ...string) {
 		GinkgoHelper()
 		w := newWorld()
-		w.bridge(1)
 		c := w.container(1, 2)
 		c.add(k.config, mapped)
 		c.check(k.config, mapped)
-		command = strings.NewReplacer("@CHAIN", dnChain(c.network, c.id), "HASH", ownerHash(c)).Replace(command)
+		command = strings.NewReplacer("@CHAIN", c.chain(), "HASH", ownerHash(c)).Replace(command)
 		w.Cmd("sh", "-ec", command)
 		o := c.call("CHECK", k.config, mapped)
 		Expect(o.Code).To(Equal(cni.CodeDrift), o.text())
@@ -65,7 +65,6 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 
 		It("notices a port that somebody else has, and ADD leaves it to them", func() {
 			w := newWorld()
-			w.bridge(1)
 			c := w.container(1, 2)
 			c.add(mapped)
 			w.Cmd("sh", "-ec",
@@ -84,9 +83,8 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 
 		It("notices other conditions", func() {
 			w := newWorld()
-			w.bridge(1)
 			c := w.container(1, 2)
-			cond := object{"conditionsV4": []string{"ip", "saddr", "192.0.2.0/24", "counter"}}
+			cond := Object{"conditionsV4": []string{"ip", "saddr", "192.0.2.0/24", "counter"}}
 			c.add(cond, mapped)
 			c.serve(80)
 			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
@@ -137,9 +135,8 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 
 	It("asks for a prevResult, and compares what it says", func() {
 		w := newWorld()
-		w.bridge(1)
 		c := w.container(1, 2)
-		Expect(c.call("CHECK", object{"prevResult": nil}).Code).To(Equal(cni.CodeConfig))
+		Expect(c.call("CHECK", Object{"prevResult": nil}).Code).To(Equal(cni.CodeConfig))
 		c.check()
 		c.add(mapped)
 		Expect(c.call("CHECK", ports("8080:80")).Msg).To(ContainSubstring("portMappings changed since ADD"))
@@ -151,9 +148,8 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 	It("knows the backend of the ADD, whatever it would be now", func() {
 		useVariant("nft")
 		w := newWorld()
-		w.bridge(1)
 		c := w.container(1, 2)
-		c.add(object{"backend": "iptables"}, mapped)
+		c.add(Object{"backend": "iptables"}, mapped)
 		c.check(mapped)
 	})
 })

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -62,12 +63,30 @@ type options struct {
 }
 
 // conditions are those of a family, and the key that has them.
-func (o options) conditions(v4 bool) (tokens []string, key string) {
-	if v4 {
+func (o options) conditions(f nft.Family) (tokens []string, key string) {
+	if f == nft.IPv4 {
 		return o.ConditionsV4, "conditionsV4"
 	}
 	return o.ConditionsV6, "conditionsV6"
 }
+
+// check refuses values that would spoil a rule.
+func (o options) check() error {
+	var problems cni.Problems
+	if o.MarkBit < 0 || o.MarkBit > 31 {
+		problems.Add(cni.Refuse("markMasqBit", o.MarkBit, "is not between 0 and 31"))
+	}
+	if o.MarkChain != "" && !ipt.IsChainName(o.MarkChain) {
+		problems.Add(cni.Refuse("externalSetMarkChain", o.MarkChain, noChain))
+	}
+	for _, f := range nft.Families() {
+		tokens, key := o.conditions(f)
+		problems.Add(checkTokens(key, tokens))
+	}
+	return problems.Err()
+}
+
+const noChain = "is no name of a chain (1 to 28 bytes, no blank, not beginning with - or !)"
 
 // mapping is one entry of portMappings: a port of the host and one of the container.
 type mapping struct {
@@ -80,19 +99,16 @@ type mapping struct {
 // proto is a transport protocol by its number.
 type proto uint8
 
-// protocols are those that have ports and that both backends know, in the order of the alphabet.
-var protocols = []proto{unix.IPPROTO_SCTP, unix.IPPROTO_TCP, unix.IPPROTO_UDP}
+// protocols are those that have ports and that both backends know.
+var protocols = map[string]proto{"sctp": unix.IPPROTO_SCTP, "tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}
 
 func (p proto) String() string {
-	return map[proto]string{unix.IPPROTO_SCTP: "sctp", unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[p]
-}
-
-func protocolOf(name string) (p proto, known bool) {
-	i := slices.IndexFunc(protocols, func(p proto) bool { return p.String() == name })
-	if i < 0 {
-		return 0, false
+	for name, number := range protocols {
+		if p == number {
+			return name
+		}
 	}
-	return protocols[i], true
+	return ""
 }
 
 const defaultMarkBit = 13
@@ -110,65 +126,51 @@ func parseConfig(req *skel.Request) (config, error) {
 	var err error
 	c.backend, err = ipt.ParseBackend("backend", w.Backend)
 	problems.Add(err)
-	problems.Add(c.parseMark(w))
-	problems.Add(c.parseNeeds())
+	if w.MarkMasqBit != nil {
+		c.options.MarkBit = *w.MarkMasqBit
+	}
+	if chain := w.ExternalSetMarkChain; chain != nil {
+		c.options.MarkChain = *chain
+		if *chain == "" {
+			problems.Add(cni.Refuse("externalSetMarkChain", "", noChain))
+		}
+		if w.MarkMasqBit != nil {
+			problems.Add(cni.Refuse("markMasqBit", *w.MarkMasqBit,
+				"cannot be set together with externalSetMarkChain, which decides the mark").
+				Suggest("leave out one of them"))
+		}
+	}
+	problems.Add(c.options.check())
+	problems.Add(c.parseSyntax())
 	c.mappings, err = parseMappings(w.RuntimeConfig.PortMappings)
 	problems.Add(err)
 	return c, problems.Err()
 }
 
-func (c *config) parseMark(w wireConfig) error {
-	var problems cni.Problems
-	if w.MarkMasqBit != nil {
-		switch {
-		case w.ExternalSetMarkChain != nil:
-			problems.Add(cni.Refuse("markMasqBit", *w.MarkMasqBit,
-				"cannot be set together with externalSetMarkChain, which decides the mark").
-				Suggest("leave out one of them"))
-		case *w.MarkMasqBit < 0 || *w.MarkMasqBit > 31:
-			problems.Add(cni.Refuse("markMasqBit", *w.MarkMasqBit, "is not between 0 and 31"))
-		}
-		c.options.MarkBit = *w.MarkMasqBit
-	}
-	if w.ExternalSetMarkChain != nil {
-		c.options.MarkChain = *w.ExternalSetMarkChain
-		if !ipt.IsChainName(c.options.MarkChain) {
-			problems.Add(cni.Refuse("externalSetMarkChain", c.options.MarkChain,
-				"is no name of a chain (1 to 28 bytes, no blank, not beginning with - or !)"))
-		}
-	}
-	return problems.Err()
-}
-
-// parseNeeds decides which backend the other keys ask for, and refuses
-// contradictions.
-func (c *config) parseNeeds() error {
-	var problems cni.Problems
+// parseSyntax decides which backend the other keys ask for, and refuses contradictions.
+func (c *config) parseSyntax() error {
 	keys := map[ipt.Backend][]string{}
 	if c.options.MarkChain != "" {
 		keys[iptables] = append(keys[iptables], "externalSetMarkChain")
 	}
-	for _, v4 := range []bool{true, false} {
-		if tokens, key := c.options.conditions(v4); len(tokens) > 0 {
-			syntax := syntaxOf(tokens)
-			keys[syntax] = append(keys[syntax], key)
-			problems.Add(checkTokens(key, tokens))
+	for _, f := range nft.Families() {
+		if tokens, key := c.options.conditions(f); len(tokens) > 0 {
+			keys[syntaxOf(tokens)] = append(keys[syntaxOf(tokens)], key)
 		}
 	}
 	if len(keys[nftables]) > 0 && len(keys[iptables]) > 0 {
-		problems.Add(cni.Refuse(keys[nftables][0], nil,
-			fmt.Sprintf("in the syntax of nftables, but %s is for iptables", keys[iptables][0])))
-		return problems.Err()
+		return cni.Refuse(keys[nftables][0], nil,
+			fmt.Sprintf("in the syntax of nftables, but %s is for iptables", keys[iptables][0]))
 	}
 	for needed, list := range keys {
 		if c.backend != auto && c.backend != needed {
-			problems.Add(cni.Refuse("backend", nil, fmt.Sprintf(
+			return cni.Refuse("backend", nil, fmt.Sprintf(
 				"%s backend was requested but configuration contains %s-specific options %v", c.backend, needed, list)).
-				Suggest("leave backend out: it follows the other keys"))
+				Suggest("leave backend out: it follows the other keys")
 		}
 		c.backend = needed
 	}
-	return problems.Err()
+	return nil
 }
 
 // syntaxOf is the backend in whose syntax a condition is.
@@ -183,8 +185,8 @@ func syntaxOf(tokens []string) ipt.Backend {
 // matches.
 var namesModprobe = regexp.MustCompile(`^(-[fbvnx46]*M|--mod?(=|$)|--modp)`)
 
-// checkTokens refuses tokens that would end the statement or the line of which
-// the condition becomes a part, or have iptables run a program: tenants may write conditions.
+// checkTokens refuses tokens that would end the statement or the line of the condition, or have iptables run a
+// program: tenants may write conditions.
 func checkTokens(key string, tokens []string) error {
 	var problems cni.Problems
 	for i, t := range tokens {
@@ -203,10 +205,17 @@ func checkTokens(key string, tokens []string) error {
 	return problems.Err()
 }
 
+// hostAddrs are the addresses of the host that the mapping is for, of one family or of both.
+func (m mapping) hostAddrs() []netip.Addr {
+	if m.HostIP.IsValid() {
+		return []netip.Addr{m.HostIP}
+	}
+	return []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
+}
+
 // parseMappings checks every entry. An entry that repeats another one is left out.
-func parseMappings(wire []wireMapping) ([]mapping, error) {
-	leads := map[hostPort]uint16{}
-	var out []mapping
+func parseMappings(wire []wireMapping) (out []mapping, err error) {
+	targets := map[hostPort]uint16{} // container ports
 	var problems cni.Problems
 	for i, w := range wire {
 		entry := fmt.Sprintf("runtimeConfig.portMappings[%d]", i)
@@ -215,20 +224,20 @@ func parseMappings(wire []wireMapping) ([]mapping, error) {
 			problems.Add(err)
 			continue
 		}
-		repeated := true
+		isNew := false
 		for _, addr := range m.hostAddrs() {
 			at := hostPort{Proto: m.Proto, Addr: addr, Port: m.HostPort}
-			port, known := leads[at]
+			port, known := targets[at]
 			if known && port != m.ContainerPort {
 				problems.Add(cni.Refuse(entry, nil,
-					fmt.Sprintf("host port %s of %s leads to container port %d already, not to %d",
-						m.name(), addrName(addr), port, m.ContainerPort)))
+					fmt.Sprintf("host port %s leads to container port %d already, not to %d", at, port,
+						m.ContainerPort)))
 			}
 			if !known {
-				leads[at], repeated = m.ContainerPort, false
+				targets[at], isNew = m.ContainerPort, true
 			}
 		}
-		if !repeated {
+		if isNew {
 			out = append(out, m)
 		}
 	}
@@ -249,18 +258,18 @@ func (w wireMapping) parse(entry string) (m mapping, err error) {
 		return 0
 	}
 	m.HostPort, m.ContainerPort = port(".hostPort", w.HostPort), port(".containerPort", w.ContainerPort)
-	var known bool
-	if m.Proto, known = protocolOf(strings.ToLower(w.Protocol)); w.Protocol == "" {
+	m.Proto = protocols[strings.ToLower(w.Protocol)]
+	switch {
+	case w.Protocol == "":
 		problems.Add(cni.Refuse(entry+".protocol", nil, "missing").
 			Suggest(`write "protocol": "tcp", "udp" or "sctp"`))
-	} else if !known {
+	case m.Proto == 0:
 		problems.Add(cni.Refuse(entry+".protocol", w.Protocol, "is none of tcp, udp and sctp"))
 	}
-	if w.HostIP == "" {
-		return m, problems.Err()
+	if w.HostIP != "" {
+		m.HostIP, err = cni.ParseAddr(entry+".hostIP", w.HostIP)
+		problems.Add(err)
 	}
-	m.HostIP, err = cni.ParseAddr(entry+".hostIP", w.HostIP)
-	problems.Add(err)
 	if m.HostIP.IsMulticast() || m.HostIP == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
 		problems.Add(cni.Refuse(entry+".hostIP", w.HostIP, "is no address that a host can have"))
 	}

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"os"
@@ -15,7 +13,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
-	"github.com/hawser-cni/plugins/pkg/skel"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 // brokenPipe is a standard output that nobody reads.
@@ -30,12 +28,10 @@ func readOnlyProc(w *world) {
 	w.Cmd("mount", "-o", "remount,ro,bind", "/proc/sys")
 }
 
-// onlyIPv4 leaves no programs but iptables until the end of the spec.
-func onlyIPv4(variant string) {
+// onlyIPv4 runs fn with no programs but iptables.
+func onlyIPv4(variant string, fn func()) {
 	GinkgoHelper()
 	dir := GinkgoT().TempDir()
-	old := os.Getenv("PATH")
-	DeferCleanup(func() { _ = os.Setenv("PATH", old) })
 	for _, name := range []string{"iptables", "iptables-" + variant} {
 		for _, suffix := range []string{"", "-restore"} {
 			program, err := exec.LookPath("iptables-" + variant + suffix)
@@ -43,16 +39,15 @@ func onlyIPv4(variant string) {
 			Expect(os.Symlink(program, filepath.Join(dir, name+suffix))).To(Succeed())
 		}
 	}
-	Expect(os.Setenv("PATH", dir)).To(Succeed())
+	withPrograms(dir, fn)
 }
 
 var _ = Describe("an ADD that fails", Label("kernel"), func() {
 	eachBackend(func(k kind) {
 		// fails expects everything to be as it was.
-		fails := func(prepare func(*world), want string, more ...object) {
+		fails := func(prepare func(*world), want string, more ...Object) {
 			GinkgoHelper()
 			w := newWorld()
-			w.bridge(1)
 			w.settle(k)
 			b, c := w.container(1, 3), w.container(1, 2)
 			b.add(k.config, ports("7000:70"))
@@ -61,7 +56,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 				prepare(w)
 			}
 			before, files := w.rules(), w.Files("/run/hawser")
-			o := c.call("ADD", append([]object{k.config, ports(all...)}, more...)...)
+			o := c.call("ADD", append([]Object{k.config, ports(all...)}, more...)...)
 			Expect(o.exit).To(Equal(1), o.text())
 			Expect(o.stdout).To(ContainSubstring(want))
 			var one any
@@ -72,34 +67,24 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 
 		It("at the configuration touches nothing", func() { fails(nil, "portMappings[0].hostPort", ports("0:80")) })
 		It("for want of an address touches nothing", func() {
-			fails(nil, "has no address of interface", object{"prevResult": object{"cniVersion": "1.1.0"}})
+			fails(nil, "has no address of interface", Object{"prevResult": Object{"cniVersion": "1.1.0"}})
 		})
 		It("at the sysctl takes back the rules", func() { fails(readOnlyProc, "read-only file system") })
 
 		It("at the result takes back everything", func() {
 			w := newWorld()
-			w.bridge(1)
 			w.settle(k)
 			c := w.container(1, 2)
 			before := w.rules()
-			in, err := json.Marshal(conf(object{"prevResult": c.prevResult()}, k.config, ports(all...)))
-			Expect(err).NotTo(HaveOccurred())
-			var errs bytes.Buffer
-			exit := -1
-			w.Do(func() {
-				exit = skel.Run(context.Background(), plugin(),
-					skel.Env{Stdin: bytes.NewReader(in), Stdout: brokenPipe{}, Stderr: &errs,
-						Vars: []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=" + c.id, "CNI_NETNS=" + c.Path,
-							"CNI_IFNAME=eth0", "CNI_PATH=/x"}})
-			})
-			Expect(exit).To(Equal(1))
+			call := c.as("ADD", k.config, ports(all...))
+			call.Stdout = brokenPipe{}
+			Expect(w.Call(call).Code).To(Equal(1))
 			Expect(w.rules()).To(Equal(before))
 			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
 		})
 
 		It("at its record touches nothing", func() {
 			w := newWorld()
-			w.bridge(1)
 			w.Cmd("sh", "-ec", "mkdir /run/hawser; echo >/run/hawser/portmap")
 			c := w.container(1, 2)
 			before := w.rules()
@@ -107,14 +92,13 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 			Expect(o.exit).To(Equal(1))
 			Expect(o.Msg).To(ContainSubstring("/run/hawser/portmap"))
 			Expect(w.rules()).To(Equal(before))
-			o = w.run("STATUS", conf(k.config))
+			o = w.status(k.config)
 			Expect(o.Code).To(Equal(cni.CodeUnavailable), o.text())
 		})
 	})
 
 	It("at a foreign element under our key takes back the rest", func() {
 		w := newWorld()
-		w.bridge(1)
 		w.settle(kinds[0])
 		c := w.container(1, 2)
 		w.Cmd("nft", "add", "element", "inet", "hawser", "portmap6_via_v1", "{ udp . 53 : goto portmap6_dnat_v1 }")
@@ -126,11 +110,10 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 
 	It("at conditions that nft does not understand takes back the rest", func() {
 		w := newWorld()
-		w.bridge(1)
 		w.settle(kinds[0])
 		c := w.container(1, 2)
 		before := w.rules()
-		o := c.call("ADD", object{"conditionsV4": []string{"ip saddr 10.0.0.0/8"},
+		o := c.call("ADD", Object{"conditionsV4": []string{"ip saddr 10.0.0.0/8"},
 			"conditionsV6": []string{"nonsense"}}, ports(all...))
 		Expect(o.Msg).To(And(HavePrefix(`conditionsV6: ["nonsense"]: refused by nft`), ContainSubstring("unexpected")))
 		Expect(o.Code).To(Equal(cni.CodeConfig))
@@ -139,16 +122,12 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 
 	It("for want of the nft program says so, and so does STATUS", func() {
 		w := newWorld()
-		w.bridge(1)
 		w.settle(kinds[0])
 		c := w.container(1, 2)
 		before := w.rules()
-		cond := object{"conditionsV4": []string{"ip saddr 10.0.0.0/8"}}
-		path := os.Getenv("PATH")
-		withoutPrograms()
-		o := c.call("ADD", cond, ports(all...))
-		st := w.run("STATUS", conf(cond))
-		Expect(os.Setenv("PATH", path)).To(Succeed())
+		cond := Object{"conditionsV4": []string{"ip saddr 10.0.0.0/8"}}
+		var o, st outcome
+		withoutPrograms(func() { o, st = c.call("ADD", cond, ports(all...)), w.status(cond) })
 		Expect(o.Msg).To(And(ContainSubstring("conditionsV4"), ContainSubstring(`"nft": executable file not found`)))
 		Expect(st.Code).To(Equal(cni.CodeUnavailable))
 		Expect(w.rules()).To(Equal(before))
@@ -158,15 +137,11 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 		It("for want of ip6tables on "+k.name+" takes back what iptables did, and STATUS warns of it", func() {
 			useVariant(k.variant)
 			w := newWorld()
-			w.bridge(1)
 			w.settle(k)
 			c := w.container(1, 2)
 			before := w.rules()
-			path := os.Getenv("PATH")
-			onlyIPv4(k.variant)
-			o := c.call("ADD", k.config, ports(all...))
-			st := w.run("STATUS", conf(k.config))
-			Expect(os.Setenv("PATH", path)).To(Succeed())
+			var o, st outcome
+			onlyIPv4(k.variant, func() { o, st = c.call("ADD", k.config, ports(all...)), w.status(k.config) })
 			Expect(o.Msg).To(ContainSubstring(`": executable file not found`))
 			Expect(st.exit).To(BeZero(), "containers may have IPv4 alone")
 			Expect(st.stderr).To(And(ContainSubstring("no host ports of containers with an IPv6 address"),
@@ -178,11 +153,10 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 		It("for want of a writable /run on "+k.name+" says so, and so does STATUS", func() {
 			useVariant(k.variant)
 			w := newWorld()
-			w.bridge(1)
 			c := w.container(1, 2)
-			Expect(w.run("STATUS", conf(k.config)).text()).To(Equal("exit 0  "))
+			Expect(w.status(k.config).text()).To(Equal("exit 0  "))
 			w.Cmd("mount", "-o", "remount,ro", "/run")
-			for _, o := range []outcome{c.call("ADD", k.config, ports("8080:80")), w.run("STATUS", conf(k.config))} {
+			for _, o := range []outcome{c.call("ADD", k.config, ports("8080:80")), w.status(k.config)} {
 				Expect(o.Msg).To(ContainSubstring("read-only file system"))
 			}
 		})
@@ -190,11 +164,10 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 		It("at a condition that "+k.name+" does not understand takes back the rest", func() {
 			useVariant(k.variant)
 			w := newWorld()
-			w.bridge(1)
 			w.settle(k)
 			c := w.container(1, 2)
 			before := w.rules()
-			o := c.call("ADD", object{"conditionsV6": []string{"-m", "nonsense"}}, ports(all...))
+			o := c.call("ADD", Object{"conditionsV6": []string{"-m", "nonsense"}}, ports(all...))
 			Expect(o.Msg).To(ContainSubstring("nonsense"))
 			Expect(w.rules()).To(Equal(before))
 		})
@@ -204,14 +177,30 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 var _ = Describe("STATUS", Label("kernel"), func() {
 	It("is content without programs on a kernel with nftables", func() {
 		w := newWorld()
-		path := os.Getenv("PATH")
-		withoutPrograms()
-		o := w.run("STATUS", conf())
-		Expect(os.Setenv("PATH", path)).To(Succeed())
-		Expect(o.text()).To(Equal("exit 0  "))
+		withoutPrograms(func() { Expect(w.status().text()).To(Equal("exit 0  ")) })
 		Expect(w.Cmd("nft", "list", "ruleset")).To(BeEmpty())
-		Expect(w.run("STATUS", conf(object{"backend": "iptables"})).text()).To(Equal("exit 0  "))
-		Expect(w.run("STATUS", conf(object{"backend": "none"})).Code).To(Equal(cni.CodeConfig))
+		Expect(w.status(Object{"backend": "iptables"}).text()).To(Equal("exit 0  "))
+		Expect(w.status(Object{"backend": "none"}).Code).To(Equal(cni.CodeConfig))
+	})
+})
+
+var _ = Describe("ADD again, of a container that is gone", Label("kernel"), func() {
+	It("fails where the program is missing that removes the rules it had, and keeps their record", func() {
+		useVariant("legacy")
+		w := newWorld()
+		c := w.container(1, 2)
+		c.add(Object{"backend": "iptables"}, ports("8080:80"))
+		c.vanish()
+		next := w.container(1, 2)
+		before := w.Files("/run/hawser/portmap")
+		withoutPrograms(func() {
+			o := next.call("ADD", Object{"backend": "nftables"}, ports("8081:80"))
+			Expect(o.Code).To(Equal(cni.CodeIO), o.text())
+			Expect(o.stderr).To(ContainSubstring("iptables-legacy"))
+		})
+		Expect(w.Files("/run/hawser/portmap")).To(Equal(before))
+		next.add(Object{"backend": "nftables"}, ports("8081:80"))
+		Expect(w.Cmd("iptables-legacy", "-t", "nat", "-S")).NotTo(ContainSubstring("CNI-DN"))
 	})
 })
 
@@ -219,27 +208,18 @@ var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 	It("gets iptables, and no host ports of 127.0.0.1, since nothing would guard the host's loopback", func() {
 		useVariant("legacy")
 		w := newWorld()
-		w.bridge(1)
 		a := w.container(1, 2)
 		a.serve(80)
-		run := func(command string, more ...object) outcome {
+		run := func(command string, more ...Object) outcome {
 			GinkgoHelper()
-			in, err := json.Marshal(conf(append([]object{{"name": a.network, "prevResult": a.prevResult()}},
-				more...)...))
-			Expect(err).NotTo(HaveOccurred())
-			var o outcome
-			w.Do(func() {
-				nstest.RefuseNetfilterSockets()
-				o = serve(in, []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + a.id, "CNI_NETNS=" + a.Path,
-					"CNI_IFNAME=eth0", "CNI_PATH=/x"})
-			})
-			return o
+			call := a.as(command, more...)
+			call.Before = nstest.RefuseNetfilterSockets
+			return w.run(call)
 		}
 		w.Cmd("iptables-legacy-save", "-t", "nat") // makes the table
-		path := os.Getenv("PATH")
-		withoutPrograms()
-		Expect(run("ADD", ports("8080:80")).Msg).To(ContainSubstring(`program "iptables-restore"`))
-		Expect(os.Setenv("PATH", path)).To(Succeed())
+		withoutPrograms(func() {
+			Expect(run("ADD", ports("8080:80")).Msg).To(ContainSubstring(`program "iptables-restore"`))
+		})
 		Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
 		o := run("ADD", ports("8080:80"))
 		Expect(o.exit).To(BeZero(), o.text())
@@ -251,7 +231,7 @@ var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 		o = run("DEL")
 		Expect(o.text()).To(Equal("exit 0  "))
 		Expect(w.Cmd("iptables-legacy", "-t", "nat", "-S")).NotTo(ContainSubstring("CNI-DN"))
-		Expect(run("ADD", object{"backend": "nftables"}, ports("8080:80")).Msg).
+		Expect(run("ADD", Object{"backend": "nftables"}, ports("8080:80")).Msg).
 			To(ContainSubstring("not supported by this kernel"))
 		Expect(w.Cmd("nft", "list", "ruleset")).To(BeEmpty())
 	})
@@ -261,7 +241,6 @@ var _ = Describe("route_localnet", Label("kernel"), func() {
 	eachBackend(func(k kind) {
 		It("lets no container reach what the host serves on loopback (CVE-2020-8558)", Label("loopback-guard"), func() {
 			w := newWorld()
-			w.bridge(1)
 			c, other := w.container(1, 2), w.container(1, 3)
 			c.serve(80)
 			w.Serve("tcp4", "127.0.0.1:9999")

@@ -18,7 +18,7 @@ const fuzzPrev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"peer
 // FuzzCall makes up whole calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
-		Plugin: plugin().Any(), Chained: true,
+		Plugin: Any(plugin()), Chained: true,
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","type":"portmap","snat":true,"masqAll":false,` +
 				`"markMasqBit":5,"cni.dev/valid-attachments":[],` +
@@ -44,7 +44,7 @@ func FuzzFiles(f *testing.F) {
 		`"ifname":"eth0"}],` +
 		`"runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]},` +
 		`` + fuzzPrev + `}`
-	Fuzz{Plugin: plugin().Any(), Chained: true, Confs: []string{conf}}.RunFiles(f, "/run/hawser/portmap", ``, `{}`,
+	Fuzz{Plugin: Any(plugin()), Chained: true, Confs: []string{conf}}.RunFiles(f, "/run/hawser/portmap", ``, `{}`,
 		`null`,
 		`{"network":"net","containerID":"one","ifname":"eth0","owner":{"netns":"/nowhere"},`+
 			`"backend":"nftables",`+
@@ -66,7 +66,7 @@ func FuzzNames(f *testing.F) {
 			t.Fatalf("%q: %+v", name, chain)
 		}
 		if network, id, ok := ipt.ParseOwner(name); ok {
-			dnChain(network, id)
+			ipt.ContainerChain(dnPrefix, network, id)
 		}
 	})
 }
@@ -97,12 +97,14 @@ func FuzzRecord(f *testing.F) {
 			}
 		}
 		for _, a := range st.Addrs {
-			for _, line := range st.firstLines(a, false, ipt.Saved{Chains: st.sharedChains()}) {
+			e := &ipt.Edit{}
+			st.edit(e, a)
+			for _, line := range e.Lines() {
 				if strings.ContainsAny(line, "\n\r\x00") {
 					t.Fatalf("%q", line)
 				}
 			}
-			if st.conditionChain(a.v4()) != "" && strings.Count(st.conditionScript(a), "\n") != 3 {
+			if st.conditionChain(a.family()) != "" && strings.Count(st.conditionScript(a), "\n") != 3 {
 				t.Fatalf("%q", st.conditionScript(a))
 			}
 		}

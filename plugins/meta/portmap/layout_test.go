@@ -10,6 +10,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 // parts returns the lines of a ruleset that belong to attachments: elements,
@@ -51,7 +52,6 @@ var _ = Describe("the layout in nftables", Label("kernel"), func() {
 	It("is in the kernel as an administrator would write it, and outlives a reload", func() {
 		nstest.NeedProgram("nft")
 		w := newWorld()
-		w.bridge(1)
 		c := w.container(1, 2)
 		c.add(ports("8080:80", "192.0.2.1:8081:81", "[::]:53:5353/udp", "0.0.0.0:54:53/udp", "9:9/sctp"))
 		list := func() string { return w.Cmd("nft", "list", "ruleset") }
@@ -70,12 +70,11 @@ var _ = Describe("the layout in nftables", Label("kernel"), func() {
 		c.check(ports("8080:80", "192.0.2.1:8081:81", "[::]:53:5353/udp", "0.0.0.0:54:53/udp", "9:9/sctp"))
 	})
 
-	DescribeTable("follows the options", func(config object, want string) {
+	DescribeTable("follows the options", func(config Object, want string) {
 		w := newWorld()
-		w.bridge(1)
 		c := w.container(1, 2)
 		c.ips = c.ips[:1]
-		all := []object{config, ports("8080:80", "127.0.0.1:81:81")}
+		all := []Object{config, ports("8080:80", "127.0.0.1:81:81")}
 		c.add(all...)
 		mark := cni.Attachment{Network: c.network, ContainerID: c.id, IfName: c.ifName}
 		got := parts(w.Cmd("nft", "list", "ruleset"))
@@ -84,12 +83,12 @@ var _ = Describe("the layout in nftables", Label("kernel"), func() {
 		c.del(all...)
 		Expect(parts(w.Cmd("nft", "list", "ruleset"))).To(Equal("\n"))
 	},
-		Entry("snat off", object{"snat": false}, `@portmap4_v1
+		Entry("snat off", Object{"snat": false}, `@portmap4_v1
 elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
 @portmap4_at_v1
 elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }
 `),
-		Entry("masqAll", object{"masqAll": true}, `@portmap4_v1
+		Entry("masqAll", Object{"masqAll": true}, `@portmap4_v1
 elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
 @portmap4_at_v1
 elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }
@@ -104,7 +103,7 @@ meta mark set meta mark | 0x00002000
 goto portmap4_dnat_v1
 }
 `),
-		Entry("another bit", object{"markMasqBit": 31}, `@portmap4_v1
+		Entry("another bit", Object{"markMasqBit": 31}, `@portmap4_v1
 elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
 @portmap4_at_v1
 elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }
@@ -120,7 +119,7 @@ ip saddr 127.0.0.0/8 meta mark set meta mark | 0x80000000
 goto portmap4_dnat_v1
 }
 `),
-		Entry("conditions", object{"conditionsV4": []string{"ip", "saddr", "!=", "203.0.113.0/24"}}, `@portmap4_v1
+		Entry("conditions", Object{"conditionsV4": []string{"ip", "saddr", "!=", "203.0.113.0/24"}}, `@portmap4_v1
 elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
 @portmap4_at_v1
 elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }

@@ -1,8 +1,7 @@
 package main
 
 import (
-	"bytes"
-	"encoding/json"
+	"context"
 	"fmt"
 	"os"
 	"time"
@@ -10,38 +9,55 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
-	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 var _ = Describe("the lock", Label("kernel", "lock-deadline"), func() {
 	It("of legacy iptables is waited for until a deadline, and its holder is named", func() {
 		useVariant("legacy")
 		w := newWorld()
-		w.bridge(1)
 		a := w.container(1, 2)
 		w.settle(kinds[2])
 		before := w.rules()
 		holding := w.Start(nstest.Program{Path: "flock",
 			Args: []string{"-o", "/run/xtables.lock", "sh", "-c", "exec sleep 60 >/dev/null 2>&1"}})
-		Eventually(func() string {
-			return w.Cmd("cat",
-				"/proc/locks")
-		}).Should(ContainSubstring(fmt.Sprint(holding.Process.Pid)))
-		in, err := json.Marshal(conf(object{"prevResult": a.prevResult(), "backend": "iptables"}, ports("8080:80")))
-		Expect(err).NotTo(HaveOccurred())
-		var out, errs bytes.Buffer
-		w.Do(func() {
-			ctx, cancel := timeout(1500 * time.Millisecond)
-			defer cancel()
-			Expect(skel.Run(ctx, plugin(), skel.Env{Stdin: bytes.NewReader(in), Stdout: &out, Stderr: &errs,
-				Vars: append(os.Environ(), "CNI_COMMAND=ADD", "CNI_CONTAINERID="+a.id, "CNI_NETNS="+a.Path,
-					"CNI_IFNAME=eth0")})).To(Equal(1))
-		})
-		Expect(out.String()).To(And(ContainSubstring(fmt.Sprintf("held by process %d (flock)", holding.Process.Pid)),
-			ContainSubstring(`"code": 11`)))
+		locks := func() string { return w.Cmd("cat", "/proc/locks") }
+		Eventually(locks).Should(ContainSubstring(fmt.Sprint(holding.Process.Pid)))
+		call := a.as("ADD", kinds[2].config, ports("8080:80"))
+		ctx, cancel := context.WithTimeout(context.Background(), 1500*time.Millisecond)
+		defer cancel()
+		call.Ctx = ctx
+		o := w.run(call)
+		Expect(o.Code).To(Equal(cni.CodeTryAgain), o.text())
+		Expect(o.Msg).To(ContainSubstring("held by process %d (flock)", holding.Process.Pid))
 		Expect(holding.Process.Signal(os.Kill)).To(Succeed())
-		a.del(object{"backend": "iptables"})
+		a.del(kinds[2].config)
 		Expect(w.rules()).To(Equal(before))
+	})
+})
+
+var _ = Describe("an ADD that is killed", Label("kernel"), func() {
+	It("beside a dead attachment of the same name, before its rules, hides none of that one's from a conflict", func() {
+		w := newWorld()
+		a, b := w.container(1, 2), w.container(1, 3)
+		b.serve(80)
+		a.add(ports("192.0.2.1:8080:80"))
+		a.vanish()
+		again := w.container(1, 2)
+		holding := w.Start(nstest.Program{Path: "flock",
+			Args: []string{"-o", "/run/hawser/nft.lock", "sh", "-c", "exec sleep 60 >/dev/null 2>&1"}})
+		locks := func() string { return w.Cmd("cat", "/proc/locks") }
+		Eventually(locks).Should(ContainSubstring(fmt.Sprint(holding.Process.Pid)))
+		adding := w.Start(again.as("ADD", ports("9000:80")).Program(w.World, nstest.Build("portmap")))
+		Eventually(locks).Should(MatchRegexp(fmt.Sprintf(`-> FLOCK +ADVISORY +WRITE %d `, adding.Process.Pid)))
+		Expect(adding.Process.Kill()).To(Succeed())
+		Expect(adding.Wait()).NotTo(Succeed())
+		Expect(holding.Process.Kill()).To(Succeed())
+		b.add(ports("8080:80"))
+		Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+		again.del()
+		b.del()
+		Expect(w.Snapshot("nftables")).NotTo(MatchRegexp("8080|9000"))
 	})
 })

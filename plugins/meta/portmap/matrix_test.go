@@ -135,8 +135,6 @@ func newTopology(s setting) *topology {
 	GinkgoHelper()
 	t := &topology{world: newWorld()}
 	t.SetBridgeNF(s.brNetfilter)
-	t.bridge(1)
-	t.bridge(2)
 	t.target, t.other, t.elsewhere = t.container(1, 2), t.container(1, 3), t.container(2, 2)
 	if s.hairpin {
 		t.Cmd("ip", "link", "set", t.target.hostEnd, "type", "bridge_slave", "hairpin", "on")

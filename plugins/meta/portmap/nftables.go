@@ -15,124 +15,79 @@ import (
 	"github.com/hawser-cni/plugins/pkg/process"
 )
 
-// addNFTables makes the attachment's elements and removes those of the owners that are gone, in one batch.
-func (c *call) addNFTables(ctx context.Context, r *record, gone []*record) error {
-	if err := c.compileConditions(ctx, r); err != nil {
-		return err
-	}
-	return owned(r.Options.MarkBit).Update(ctx, c.nf, func(ch *nft.Change) error {
-		for _, o := range gone {
-			if err := ch.Remove(o.items(), o.Owns); err != nil {
-				return err
-			}
-		}
-		err := ch.Put(r.items(), func(old nft.Item) error {
-			return portTaken(elementPort(old), unrecorded(old.Comment))
-		})
-		if err != nil {
-			return err
-		}
-		return stageGuard(ch.Tx, r)
-	})
-}
-
-// compileConditions has nft(8) make the chains with the attachment's conditions. Nothing leads to them yet.
-func (c *call) compileConditions(ctx context.Context, r *record) error {
-	for _, a := range r.served() {
-		if r.conditionChain(a.v4()) == "" {
-			continue
-		}
-		err := owned(r.Options.MarkBit).Update(ctx, c.nf,
-			func(ch *nft.Change) error { return ch.Ensure(r.masqChain(a)) })
-		if err != nil {
-			return err
-		}
-		conditions, key := r.Options.conditions(a.v4())
-		err = runNft(ctx, r.conditionScript(a))
-		if errors.Is(err, errRefused) {
-			return cni.Errorf(cni.CodeConfig, "%s: %q: %w", key, conditions, err)
-		}
-		if err != nil {
-			return fmt.Errorf("%s: the nft program has to compile them: %w", key, err)
-		}
-	}
-	return nil
-}
-
-// errRefused says that nft(8) did not accept a script.
-var errRefused = errors.New("refused by nft")
-
-// runNft has nft(8) run a script, everything or nothing. The error matches errRefused when the program ran and did
-// not accept it, and has what the program said.
-func runNft(ctx context.Context, script string) error {
-	path, err := process.LookPath(nftProgram)
-	if err != nil {
-		return err
-	}
-	var errs strings.Builder
-	err = process.Command{Path: path, Args: []string{"-f", "-"}, Stdin: []byte(script), Stderr: &errs}.Run(ctx)
-	text := strings.Join(strings.Fields(errs.String()), " ")
-	if errors.As(err, new(*process.ExitError)) {
-		return fmt.Errorf("%w: %s", errRefused, text)
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w: %s", nftProgram, err, text)
-	}
-	return nil
-}
-
 // nftProgram is needed for text that an administrator wrote in its language, and for nothing else.
 const nftProgram = "nft"
 
+// compileConditions has nft(8) make the chains with the attachment's conditions. Nothing leads to them yet.
+func (r *record) compileConditions(ctx context.Context) error {
+	for _, a := range r.publishedAddrs() {
+		if r.conditionChain(a.family()) == "" {
+			continue
+		}
+		conditions, key := r.Options.conditions(a.family())
+		path, err := process.LookPath(nftProgram)
+		var said strings.Builder
+		if err == nil {
+			script := []byte(r.conditionScript(a))
+			err = process.Command{Path: path, Args: []string{"-f", "-"}, Stdin: script, Stderr: &said}.Run(ctx)
+		}
+		text := strings.Join(strings.Fields(said.String()), " ")
+		if errors.As(err, new(*process.ExitError)) {
+			return cni.Errorf(cni.CodeConfig, "%s: %q: refused by nft: %s", key, conditions, text)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: the nft program has to compile them: %w %s", key, err, text)
+		}
+	}
+	return nil
+}
+
 // delNFTables removes the attachment's elements, and its link from the guard when it was the last one there.
-func (c *call) delNFTables(ctx context.Context, r *record, last bool) error {
-	o, mine := owned(r.Options.MarkBit), r.Owns
-	found, err := o.Live(c.nf, r.items(), mine)
+func (c call) delNFTables(ctx context.Context, s *store, r *record) error {
+	o := owned(r.Options.MarkBit)
+	found, err := o.Live(c.NF, r.items(), r.Owns)
 	if err != nil {
 		return err
 	}
-	var chains []string // an ADD that ended early leaves them without an element
-	for _, a := range r.Addrs {
-		if chain := r.conditionChain(a.v4()); chain != "" {
-			chains = append(chains, chain, r.masqChain(a))
-		}
+	last, err := isLastOn(s, r)
+	if err != nil {
+		return err
 	}
+	chains := r.ownChains()
 	if len(found) == 0 && len(chains) == 0 && !last {
 		return nil
 	}
-	return o.Update(ctx, c.nf, func(ch *nft.Change) error {
-		ch.Drop(chains...)
-		if err := ch.Remove(found, mine); err != nil || !last {
+	return o.Update(ctx, c.NF, func(tx *nft.Tx) error {
+		tx.Drop(chains...)
+		if err := tx.Remove(found, r.Owns); err != nil || !last {
 			return err
 		}
-		return takeBackLocalnet(ch.Tx, r.Localnet, r.LocalnetWas)
+		return releaseLocalnet(tx, r)
 	})
 }
 
 // checkNFTables compares the attachment's elements and what it shares with others with the kernel's.
-func (c *call) checkNFTables(r *record) error {
-	diffs := []error{owned(r.Options.MarkBit).Verify(c.nf, r.items())}
-	for _, a := range r.served() {
-		chain := r.conditionChain(a.v4())
+func (c call) checkNFTables(r *record) error {
+	diffs := []error{owned(r.Options.MarkBit).Verify(c.NF, r.items())}
+	for _, a := range r.publishedAddrs() {
+		chain := r.conditionChain(a.family())
 		if chain == "" {
 			continue
 		}
-		rules, err := c.nf.Rules(table, chain)
+		rules, err := c.NF.Rules(table, chain)
 		if err != nil {
 			return err
 		}
 		if len(rules) != 1 || rules[0].Target != r.afterConditions(a) {
-			_, key := r.Options.conditions(a.v4())
-			diffs = append(diffs, drift("nftables chain %q: does not have the rule of %s", chain, key))
+			_, key := r.Options.conditions(a.family())
+			diffs = append(diffs, cni.Drift("nftables chain %q: does not have the rule of %s", chain, key))
 		}
 		if masq, ok := chainNamed(r.masqChain(a)); ok {
-			diffs = append(diffs, c.nf.Verify(nft.Layout{Table: table, Chains: []nft.Chain{masq}}))
+			diffs = append(diffs, c.NF.Verify(nft.Layout{Table: table, Chains: []nft.Chain{masq}}))
 		}
 	}
 	return errors.Join(diffs...)
 }
-
-func drift(format string, args ...any) error { return cni.Errorf(cni.CodeDrift, format, args...) }
 
 // table is shared with other plugins.
 var table = nft.Table{Family: nft.INet, Name: nft.TableName}
@@ -149,38 +104,24 @@ const (
 	rawPriority  = -300
 )
 
-// family has the names and values in which IPv4 and IPv6 differ.
-type family struct {
-	nft.Family
-	all netip.Addr // all addresses of the host
-}
+// The maps and chains of a family; named has their names.
+const (
+	anyMap = ""    // host ports of all addresses : container
+	atMap  = "_at" // host ports of one address : container
+	// Host ports : the chain through which their packets pass before those maps translate them. It sets the fwmark
+	// of packets to be masqueraded, or has conditions.
+	anyVia = "_via"
+	atVia  = "_at_via"
 
-func families() []family {
-	return []family{{nft.IPv4, netip.IPv4Unspecified()}, {nft.IPv6, netip.IPv6Unspecified()}}
-}
+	localChain = "_local"
+	dnatChain  = "_dnat"
+	// The rest of these names is the bit of the fwmark and the sources, so that the name says all of the chain, and
+	// the owner's hash.
+	masqChains      = "_masq"
+	conditionChains = "_conditions"
+)
 
-func familyOf(v4 bool) family {
-	if v4 {
-		return families()[0]
-	}
-	return families()[1]
-}
-
-func (f family) v4() bool { return f.Family == nft.IPv4 }
-
-// anyMap has the host ports of all addresses, atMap those of one address.
-func (f family) anyMap() string { return "portmap" + f.Digit() + "_v1" }
-func (f family) atMap() string  { return "portmap" + f.Digit() + "_at_v1" }
-
-// anyVia and atVia say through which chain the packets of a host port pass before those maps translate them:
-// one that sets the fwmark of packets to be masqueraded, or one with conditions.
-func (f family) anyVia() string { return "portmap" + f.Digit() + "_via_v1" }
-func (f family) atVia() string  { return "portmap" + f.Digit() + "_at_via_v1" }
-
-func (f family) localChain() string { return "portmap" + f.Digit() + "_local_v1" }
-func (f family) dnatChain() string  { return "portmap" + f.Digit() + "_dnat_v1" }
-
-func snatChain(bit int) string { return fmt.Sprintf("portmap_snat%d_v1", bit) }
+func named(f nft.Family, kind string) string { return "portmap" + f.Digit() + kind + "_v1" }
 
 // loopback4 are the sources of a host that speaks to itself.
 var loopback4 = netip.MustParsePrefix("127.0.0.0/8")
@@ -188,57 +129,56 @@ var loopback4 = netip.MustParsePrefix("127.0.0.0/8")
 // sharedLayout is the layout of all attachments that masquerade by this bit of the fwmark.
 func sharedLayout(bit int) nft.Layout {
 	l := nft.Layout{Table: table}
-	for _, f := range families() {
-		l.Sets = append(l.Sets, f.sets()...)
-		l.Chains = append(l.Chains, f.chains()...)
+	var local []nft.Rule
+	for _, f := range nft.Families() {
+		l.Sets = append(l.Sets, mapsOf(f)...)
+		l.Chains = append(l.Chains, chainsOf(f)...)
+		local = append(local, nft.Rule{nft.IsFamily(f), nft.DaddrIsLocal(), nft.Jump(named(f, localChain))})
 	}
 	guard := guardLayout()
 	l.Sets = append(l.Sets, guard.Sets...)
 	l.Chains = append(l.Chains, guard.Chains...)
-	var local []nft.Rule
-	for _, f := range families() {
-		local = append(local, nft.Rule{nft.IsFamily(f.Family), nft.DaddrIsLocal(), nft.Jump(f.localChain())})
-	}
 	// No packet to a container can come from ::1, so it is left alone: it is refused at once, or served by the host.
 	loopback6 := nft.Rule{nft.InPrefix(nft.IP6Daddr, netip.PrefixFrom(netip.IPv6Loopback(), 128)), nft.Return()}
 	l.Chains = append(l.Chains,
 		nft.Chain{Name: preroutingChain, Comment: "host ports of what arrives",
 			Hook: &nft.Hook{Type: "nat", Point: nft.Prerouting, Priority: dnatPriority}, Rules: local},
 		nft.Chain{Name: outputChain, Comment: "host ports of what the host sends to itself",
-			Hook: &nft.Hook{Type: "nat", Point: nft.Output,
-				Priority: dnatPriority}, Rules: append([]nft.Rule{loopback6}, local...)},
-		nft.Chain{Name: snatChain(bit), Comment: "masquerade of what was marked on its way to a host port",
-			Hook:  &nft.Hook{Type: "nat", Point: nft.Postrouting, Priority: snatPriority},
-			Rules: []nft.Rule{{nft.CtTranslated(), nft.FwmarkHas(1 << bit), nft.Masquerade()}}},
+			Hook:  &nft.Hook{Type: "nat", Point: nft.Output, Priority: dnatPriority},
+			Rules: append([]nft.Rule{loopback6}, local...)},
+		nft.Chain{Name: fmt.Sprintf("portmap_snat%d_v1", bit),
+			Comment: "masquerade of what was marked on its way to a host port",
+			Hook:    &nft.Hook{Type: "nat", Point: nft.Postrouting, Priority: snatPriority},
+			Rules:   []nft.Rule{{nft.CtTranslated(), nft.FwmarkHas(1 << bit), nft.Masquerade()}}},
 	)
 	return l
 }
 
-func (f family) sets() []nft.Set {
+func mapsOf(f nft.Family) []nft.Set {
 	service := []nft.Type{nft.InetProto, nft.InetService}
 	at := []nft.Type{nft.InetProto, f.Addr(), nft.InetService}
 	to := []nft.Type{f.Addr(), nft.InetService}
 	verdict := []nft.Type{nft.Verdict}
 	return []nft.Set{
-		{Name: f.anyMap(), Key: service, Data: to, Comment: "host port : container"},
-		{Name: f.atMap(), Key: at, Data: to, Comment: "host address and port : container"},
-		{Name: f.anyVia(), Key: service, Data: verdict, Comment: "host port : chain on its way"},
-		{Name: f.atVia(), Key: at, Data: verdict, Comment: "host address and port : chain on its way"},
+		{Name: named(f, anyMap), Key: service, Data: to, Comment: "host port : container"},
+		{Name: named(f, atMap), Key: at, Data: to, Comment: "host address and port : container"},
+		{Name: named(f, anyVia), Key: service, Data: verdict, Comment: "host port : chain on its way"},
+		{Name: named(f, atVia), Key: at, Data: verdict, Comment: "host address and port : chain on its way"},
 	}
 }
 
-func (f family) chains() []nft.Chain {
-	any := []nft.Field{nft.L4Proto, nft.THDport}
+func chainsOf(f nft.Family) []nft.Chain {
+	service := []nft.Field{nft.L4Proto, nft.THDport}
 	at := []nft.Field{nft.L4Proto, f.Daddr(), nft.THDport}
 	return []nft.Chain{
-		{Name: f.dnatChain(), Rules: []nft.Rule{
-			{nft.DNATMap(f.Family, f.atMap(), at...)},
-			{nft.DNATMap(f.Family, f.anyMap(), any...)},
+		{Name: named(f, dnatChain), Rules: []nft.Rule{
+			{nft.DNATMap(f, named(f, atMap), at...)},
+			{nft.DNATMap(f, named(f, anyMap), service...)},
 		}},
-		{Name: f.localChain(), Rules: []nft.Rule{
-			{nft.VerdictMap(f.atVia(), at...)},
-			{nft.VerdictMap(f.anyVia(), any...)},
-			{nft.Goto(f.dnatChain())},
+		{Name: named(f, localChain), Rules: []nft.Rule{
+			{nft.VerdictMap(named(f, atVia), at...)},
+			{nft.VerdictMap(named(f, anyVia), service...)},
+			{nft.Goto(named(f, dnatChain))},
 		}},
 	}
 }
@@ -263,8 +203,10 @@ func guardLayout() nft.Layout {
 // attachments.
 func owned(bit int) nft.Owned {
 	o := nft.Owned{Layout: sharedLayout(bit), Chain: chainNamed}
-	for _, f := range families() {
-		o.Sets = append(o.Sets, f.anyMap(), f.atMap(), f.anyVia(), f.atVia())
+	for _, f := range nft.Families() {
+		for _, m := range mapsOf(f) {
+			o.Sets = append(o.Sets, m.Name)
+		}
 	}
 	return o
 }
@@ -272,104 +214,122 @@ func owned(bit int) nft.Owned {
 // chainNamed makes a chain to which elements lead, from its name alone. A chain with conditions comes without
 // rules: nft(8) makes them.
 func chainNamed(name string) (nft.Chain, bool) {
-	for _, f := range families() {
-		if strings.HasPrefix(name, f.conditionPrefix()) {
+	for _, f := range nft.Families() {
+		if strings.HasPrefix(name, named(f, conditionChains)+"_") {
 			return nft.Chain{Name: name}, true
 		}
-		rest, isMasq := strings.CutPrefix(name, f.masqPrefix())
+		rest, isMasq := strings.CutPrefix(name, named(f, masqChains)+"_")
 		number, from, _ := strings.Cut(rest, "_")
 		bit, err := strconv.Atoi(number)
-		near, notPrefix := netip.ParsePrefix(strings.ReplaceAll(from, "-", ":"))
-		if !isMasq || err != nil || bit < 0 || bit > 31 || from != "all" && notPrefix != nil {
+		if !isMasq || err != nil || bit < 0 || bit > 31 {
 			continue
 		}
-		fwmark := nft.FwmarkWith(1 << bit)
-		rules := []nft.Rule{{fwmark}}
-		if from != "all" {
-			rules = []nft.Rule{{nft.InPrefix(f.Saddr(), near), fwmark}}
-			if f.v4() {
-				rules = append(rules, nft.Rule{nft.InPrefix(f.Saddr(), loopback4), fwmark})
-			}
+		fwmark, after := nft.FwmarkWith(1<<bit), nft.Rule{nft.Goto(named(f, dnatChain))}
+		if from == "all" {
+			return nft.Chain{Name: name, Rules: []nft.Rule{{fwmark}, after}}, true
 		}
-		return nft.Chain{Name: name, Rules: append(rules, nft.Rule{nft.Goto(f.dnatChain())})}, true
+		prefix, err := netip.ParsePrefix(strings.ReplaceAll(from, "-", ":")) // nft takes no colons in a name
+		if err != nil {
+			continue
+		}
+		rules := []nft.Rule{{nft.InPrefix(f.Saddr(), prefix), fwmark}}
+		if f == nft.IPv4 {
+			rules = append(rules, nft.Rule{nft.InPrefix(f.Saddr(), loopback4), fwmark})
+		}
+		return nft.Chain{Name: name, Rules: append(rules, after)}, true
 	}
 	return nft.Chain{}, false
 }
 
-// masqPrefix begins the names of the chains that set the fwmark of packets to be masqueraded. The rest of a name
-// is the bit and the sources, so the name says all of the chain; nft takes no colons in it.
-func (f family) masqPrefix() string { return "portmap" + f.Digit() + "_masq_v1_" }
-
-// masqChain is the chain of the sources near to the address; empty where nothing is masqueraded.
+// masqChain is the chain that masquerades for the address; empty where nothing is masqueraded.
 func (r *record) masqChain(a address) string {
-	from := "all"
-	if !r.Options.MasqAll {
-		from = strings.ReplaceAll(a.Near.String(), ":", "-")
-	}
 	if !r.Options.SNAT {
 		return ""
 	}
-	return fmt.Sprintf("%s%d_%s", familyOf(a.v4()).masqPrefix(), r.Options.MarkBit, from)
+	from := "all"
+	if !r.Options.MasqAll {
+		from = strings.ReplaceAll(a.MasqueradeFrom.String(), ":", "-")
+	}
+	return fmt.Sprintf("%s_%d_%s", named(a.family(), masqChains), r.Options.MarkBit, from)
 }
 
-// conditionPrefix begins the names of the chains with conditions. Each belongs to one attachment.
-func (f family) conditionPrefix() string { return "portmap" + f.Digit() + "_conditions_v1_" }
-
 // conditionChain is the attachment's own chain with its conditions; empty when it has none.
-func (r *record) conditionChain(v4 bool) string {
-	if conditions, _ := r.Options.conditions(v4); len(conditions) == 0 {
+func (r *record) conditionChain(f nft.Family) string {
+	if conditions, _ := r.Options.conditions(f); len(conditions) == 0 {
 		return ""
 	}
-	return familyOf(v4).conditionPrefix() + r.Hash()
+	return named(f, conditionChains) + "_" + r.Hash()
+}
+
+// ownChains are the chains with conditions and those to which they lead. An ADD that ended early leaves them without an
+// element.
+func (r *record) ownChains() (chains []string) {
+	for _, a := range r.Addrs {
+		if chain := r.conditionChain(a.family()); chain != "" {
+			chains = append(chains, r.masqChain(a), chain)
+		}
+	}
+	return chains
 }
 
 // afterConditions is the chain to which packets go that meet the conditions.
 func (r *record) afterConditions(a address) string {
-	return cmp.Or(r.masqChain(a), familyOf(a.v4()).dnatChain())
+	return cmp.Or(r.masqChain(a), named(a.family(), dnatChain))
 }
 
 // conditionScript is the script by which nft(8) makes the chain with the conditions of a family.
 func (r *record) conditionScript(a address) string {
-	conditions, _ := r.Options.conditions(a.v4())
-	where := fmt.Sprintf("%s %s", table, r.conditionChain(a.v4()))
+	conditions, _ := r.Options.conditions(a.family())
+	chain := fmt.Sprintf("%s %s", table, r.conditionChain(a.family()))
 	return fmt.Sprintf("add chain %s\nflush chain %s\nadd rule %s %s goto %s\n",
-		where, where, where, strings.Join(conditions, " "), r.afterConditions(a))
+		chain, chain, chain, strings.Join(conditions, " "), r.afterConditions(a))
 }
 
-// items are the elements of the attachment.
-func (r *record) items() []nft.Item {
-	mark := r.Mark()
-	via := map[bool]string{} // the chain through which the host ports of a family go first
+// items are the elements of the attachment. On iptables it has none; then they tell who else has its ports.
+func (r *record) items() (out []nft.Item) {
+	via := map[netip.Addr]string{} // by the container's address: the chain through which packets pass first
 	for _, a := range r.Addrs {
-		via[a.v4()] = cmp.Or(r.conditionChain(a.v4()), r.masqChain(a))
+		via[a.Addr.Addr()] = cmp.Or(r.conditionChain(a.family()), r.masqChain(a))
 	}
-	var out []nft.Item
 	for _, p := range r.hostPorts() {
-		set, viaSet, key := p.place()
 		to := nft.Key(nft.AddrKey(p.To.Addr()), binary.BigEndian.AppendUint16(nil, p.To.Port()))
-		out = append(out, nft.Item{Set: set, Element: nft.Element{Key: key, Data: to, Comment: mark}, Name: p.String()})
-		if chain := via[p.Addr.Is4()]; chain != "" {
-			out = append(out, nft.Item{Set: viaSet, Element: nft.Element{Key: key, Goto: chain, Comment: mark},
-				Name: p.String()})
+		out = append(out, p.item(anyMap, nft.Element{Data: to, Comment: r.Mark()}))
+		if chain := via[p.To.Addr()]; chain != "" && r.Backend != iptables {
+			out = append(out, p.item(anyVia, nft.Element{Goto: chain, Comment: r.Mark()}))
 		}
 	}
 	return out
 }
 
-// place says where the element of a host port is: in which maps, and by which key.
-func (p hostPort) place() (set, viaSet string, key []byte) {
-	f := familyOf(p.Addr.Is4())
-	proto, port := []byte{byte(p.Proto)}, binary.BigEndian.AppendUint16(nil, p.Port)
-	if p.Addr.IsUnspecified() {
-		return f.anyMap(), f.anyVia(), nft.Key(proto, port)
+// itemsBeside name the elements of all addresses that conflict with host ports of one address.
+func (r *record) itemsBeside() (out []nft.Item) {
+	for _, p := range r.hostPorts() {
+		if !p.Addr.IsUnspecified() {
+			p.Addr = allOf(nft.FamilyOf(p.Addr))
+			out = append(out, p.item(anyMap, nft.Element{Comment: r.Mark()}))
+		}
 	}
-	return f.atMap(), f.atVia(), nft.Key(proto, nft.AddrKey(p.Addr), port)
+	return out
+}
+
+// item puts a host port's element into a map, anyMap or anyVia, or that for one address beside it.
+func (p hostPort) item(kind string, e nft.Element) nft.Item {
+	proto, port := []byte{byte(p.Proto)}, binary.BigEndian.AppendUint16(nil, p.Port)
+	e.Key = nft.Key(proto, port)
+	if !p.Addr.IsUnspecified() {
+		e.Key = nft.Key(proto, nft.AddrKey(p.Addr), port)
+		kind = atMap + kind
+	}
+	return nft.Item{Set: named(nft.FamilyOf(p.Addr), kind), Element: e, Name: p.String()}
 }
 
 // elementPort is the host port of an element. Each field of its key is padded to four bytes.
 func elementPort(it nft.Item) hostPort {
-	f := familyOf(strings.HasPrefix(it.Set, "portmap4"))
-	p := hostPort{Proto: proto(it.Key[0]), Addr: f.all, Port: binary.BigEndian.Uint16(it.Key[len(it.Key)-4:])}
+	p := hostPort{Proto: proto(it.Key[0]), Addr: netip.IPv6Unspecified(),
+		Port: binary.BigEndian.Uint16(it.Key[len(it.Key)-4:])}
+	if strings.HasPrefix(it.Set, "portmap4") {
+		p.Addr = netip.IPv4Unspecified()
+	}
 	if len(it.Key) > 8 {
 		p.Addr, _ = netip.AddrFromSlice(it.Key[4 : len(it.Key)-4])
 	}

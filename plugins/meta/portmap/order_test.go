@@ -8,6 +8,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 // services are ways in which kube-proxy, and what works like it, leads port
@@ -42,7 +43,6 @@ var _ = Describe("a service on the port of a container", Label("kernel", "servic
 			It(fmt.Sprintf("of %s wins when it came %s (CVE-2019-9946)", service.name, name), func() {
 				nstest.Need("iptables-nft", "iptables-legacy")
 				w := newWorld()
-				w.bridge(1)
 				ours, theirs := w.container(1, 2), w.container(1, 3)
 				answerTCP(ours, 80, "ours")
 				answerTCP(theirs, 80, "service")
@@ -65,7 +65,6 @@ var _ = Describe("a service on the port of a container", Label("kernel", "servic
 var _ = Describe("a service that leads to a container with host ports", Label("kernel"), func() {
 	It("keeps the source of those who use the service, also on the port of the same number", func() {
 		w := newWorld()
-		w.bridge(1)
 		w.SetBridgeNF(true)
 		a, b := w.container(1, 2), w.container(1, 3)
 		a.serve(80)
@@ -85,7 +84,6 @@ var _ = Describe("beside kube-proxy in its mode ipvs", Label("kernel"), func() {
 	BeforeEach(func() {
 		useVariant("nft")
 		w = newWorld()
-		w.bridge(1)
 		c = w.container(1, 2)
 		answerTCP(c, 80, "ours")
 		// kube-proxy binds the addresses of services to a link, and protects
@@ -100,8 +98,8 @@ var _ = Describe("beside kube-proxy in its mode ipvs", Label("kernel"), func() {
 		c.check(ports("8080:80"))
 		Expect(word(w.out, "192.0.2.1:8080")).To(Equal("ours"))
 		Expect(word(w.out, "10.96.0.10:8080")).To(HavePrefix("192.0.2.2:"))
-		Expect(w.natRules()).To(ContainSubstring(dnChain(c.network, c.id)))
-		o := w.run("STATUS", conf())
+		Expect(w.natRules()).To(ContainSubstring(c.chain()))
+		o := w.status()
 		Expect(o.exit).To(BeZero(), o.text())
 		w.Cmd("ip", "link", "del", "kube-ipvs0") // the record says which backend it was
 		c.check(ports("8080:80"))
@@ -110,13 +108,13 @@ var _ = Describe("beside kube-proxy in its mode ipvs", Label("kernel"), func() {
 	})
 
 	It("does as it is told, and says what that means", Label("kube-proxy"), func() {
-		asked := object{"backend": "nftables"}
+		asked := Object{"backend": "nftables"}
 		o := c.call("ADD", asked, ports("8080:80"))
 		Expect(o.exit).To(BeZero(), o.text())
 		Expect(o.stderr).To(ContainSubstring(`beside kube-proxy in its mode ipvs (link "kube-ipvs0")`))
 		Expect(word(w.out, "10.96.0.10:8080")).To(Equal("ours"))
 		// An error would make the node not ready for ever, and its pods would go.
-		o = w.run("STATUS", conf(asked))
+		o = w.status(asked)
 		Expect(o.exit).To(BeZero(), o.text())
 		Expect(o.stdout).To(BeEmpty())
 		Expect(o.stderr).To(ContainSubstring(`beside kube-proxy in its mode ipvs (link "kube-ipvs0")`))
@@ -127,15 +125,13 @@ var _ = Describe("conditions", Label("kernel"), func() {
 	eachBackend(func(k kind) {
 		It("of one network hold for its ports alone", func() {
 			w := newWorld()
-			w.bridge(1)
-			w.bridge(2)
 			a, b := w.container(1, 2), w.container(2, 2)
 			a.serve(80)
 			b.serve(80)
-			cond := object{"conditionsV4": strings.Fields("ip saddr != 192.0.2.0/24"),
+			cond := Object{"conditionsV4": strings.Fields("ip saddr != 192.0.2.0/24"),
 				"conditionsV6": strings.Fields("ip6 saddr 2001:db8::/64")}
 			if k.name != "nftables" {
-				cond = object{"conditionsV4": strings.Fields("! -s 192.0.2.0/24"),
+				cond = Object{"conditionsV4": strings.Fields("! -s 192.0.2.0/24"),
 					"conditionsV6": strings.Fields("-s 2001:db8::/64")}
 			}
 			a.Serve("tcp6", "[::]:81")
@@ -152,7 +148,7 @@ var _ = Describe("conditions", Label("kernel"), func() {
 			b.del()
 			Expect(w.reach(8080)).To(Equal(refused))
 			a.del()
-			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp("808|_conditions_|_masq_|CNI-DN"))
+			Expect(w.ruleset()).NotTo(MatchRegexp("808|_conditions_|_masq_|CNI-DN"))
 		})
 	})
 })

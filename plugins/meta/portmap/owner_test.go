@@ -11,6 +11,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 // eachKind runs the same specs on each backend, with either variant of iptables.
@@ -50,7 +51,6 @@ var _ = Describe("a host port", Label("kernel"), func() {
 
 		BeforeEach(func() {
 			w = newWorld()
-			w.bridge(1)
 			a, b = w.container(1, 2), w.container(1, 3)
 			a.serve(80)
 			b.serve(80)
@@ -62,7 +62,7 @@ var _ = Describe("a host port", Label("kernel"), func() {
 			files := w.Files("/run/hawser")
 			o := b.call("ADD", k.config, ports("9000:80", "8080:80"))
 			Expect(o.Code).To(Equal(cni.CodePortTaken))
-			Expect(o.Msg).To(Equal(`host port 0.0.0.0:8080/tcp: held on 0.0.0.0 (all addresses) by ` +
+			Expect(o.Msg).To(Equal(`host port 0.0.0.0:8080/tcp: held on 0.0.0.0 by ` +
 				`network "net1", container "c1-2", interface "eth0"`))
 			Expect(w.rules()).To(Equal(before))
 			Expect(w.Files("/run/hawser")).To(Equal(files))
@@ -71,7 +71,6 @@ var _ = Describe("a host port", Label("kernel"), func() {
 		})
 
 		It("of the container's other network is left to that with a warning, and nothing is handed on", func() {
-			w.bridge(2)
 			first, second := a, a.second("eth1", 2, 2)
 			second.serve(80)
 			first.add(k.config, ports("8080:80"))
@@ -91,26 +90,8 @@ var _ = Describe("a host port", Label("kernel"), func() {
 			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
 			second.del()
 			b.check(k.config, ports("8080:80"))
-			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(ContainSubstring("9000"))
+			Expect(w.ruleset()).NotTo(ContainSubstring("9000"))
 		})
-
-		DescribeTable("is refused as bind would refuse it", func(first, second string, taken bool) {
-			a.add(k.config, ports(first))
-			o := b.call("ADD", k.config, ports(second))
-			if taken {
-				Expect(o.Code).To(Equal(cni.CodePortTaken), o.text())
-				return
-			}
-			Expect(o.exit).To(BeZero(), o.text())
-			a.check(k.config, ports(first))
-			b.check(k.config, ports(second))
-		},
-			Entry("one address beside all", "8080:80", "192.0.2.1:8080:80", true),
-			Entry("all beside one address", "192.0.2.1:8080:80", "8080:80", true),
-			Entry("different addresses", "192.0.2.1:8080:80", "127.0.0.1:8080:80", false),
-			Entry("different protocols", "8080:80/tcp", "8080:80/udp", false),
-			Entry("different families", "0.0.0.0:8080:80", "[::]:8080:80", false),
-		)
 
 		It("of an owner whose namespace and link are gone passes to the next", Label("port-owner"), func() {
 			a.add(k.config, ports("8080:80", "9000:80"))
@@ -122,8 +103,8 @@ var _ = Describe("a host port", Label("kernel"), func() {
 			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
 			b.check(k.config, ports("8080:80"))
 			b.del()
-			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(ContainSubstring("8080"))
-			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(ContainSubstring("9000"))
+			Expect(w.ruleset()).NotTo(ContainSubstring("8080"))
+			Expect(w.ruleset()).NotTo(ContainSubstring("9000"))
 		})
 
 		It("of an owner whose namespace the kernel still keeps for a moment passes to the next", func() {
@@ -152,54 +133,20 @@ var _ = Describe("a host port", Label("kernel"), func() {
 			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
 		})
 
-		It("of owners whose links stay is refused after one wait for all of them", func() {
-			var held []string
-			for i := range 6 {
-				stale := w.container(1, 10+i)
-				held = append(held, fmt.Sprintf("%d:80", 8000+i))
-				stale.add(k.config, ports(held[i]))
-				kept, err := os.Open(stale.Path)
-				Expect(err).NotTo(HaveOccurred())
-				DeferCleanup(kept.Close)
-				stale.Unpin()
-			}
-			begin := time.Now()
-			Expect(b.call("ADD", k.config, ports(held...)).Code).To(Equal(cni.CodePortTaken))
-			Expect(time.Since(begin)).To(BeNumerically("<", nstest.Patience(3*linkPatience)))
-		})
-
-		It("of an owner stays its own as long as either is there", func() {
-			a.add(k.config, ports("8080:80"))
-			a.Unpin() // the path may be invisible from here: the link still says that it lives
-			Expect(b.call("ADD", k.config, ports("8080:80")).Code).To(Equal(cni.CodePortTaken))
-		})
-
-		It("of an owner passes on when its path leads to another namespace, and not while the link is there", func() {
-			a.add(k.config, ports("8080:80"))
-			a.Unpin()
-			w.Cmd("touch", a.Path)
-			w.Cmd("mount", "--bind", b.Path, a.Path)
-			DeferCleanup(func() { w.Run(nstest.Program{Path: "umount", Args: []string{a.Path}}) })
-			Expect(b.call("ADD", k.config, ports("8080:80")).Code).To(Equal(cni.CodePortTaken))
-			w.Run(nstest.Program{Path: "ip", Args: []string{"link", "del", a.hostEnd}})
-			b.add(k.config, ports("8080:80"))
-			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
-		})
-
 		It("is asked for twice by the same attachment: the second fails, the first works on", func() {
 			a.add(k.config, ports("8080:80"))
 			b.add(k.config, ports("8081:80"))
 			before := w.rules() + w.Files("/run/hawser")
 			for _, second := range []struct {
-				keys object
+				keys Object
 				code uint
 			}{
 				{ports("8080:80", "9000:80"), cni.CodeExists},
 				{ports("8080:80", "8081:80"), cni.CodeExists}, // one is taken, too
-				{object{"backend": "iptables"}, cni.CodeExists},
-				{object{"backend": "nftables"}, cni.CodeExists},
-				{object{"backend": nil, "conditionsV4": []string{"ip", "none"}}, cni.CodeExists},
-				{object{"prevResult": object{"cniVersion": "1.1.0"}}, cni.CodeConfig},
+				{Object{"backend": "iptables"}, cni.CodeExists},
+				{Object{"backend": "nftables"}, cni.CodeExists},
+				{Object{"backend": nil, "conditionsV4": []string{"ip", "none"}}, cni.CodeExists},
+				{Object{"prevResult": Object{"cniVersion": "1.1.0"}}, cni.CodeConfig},
 			} {
 				o := a.call("ADD", k.config, ports("8080:80"), second.keys)
 				Expect(o.Code).To(Equal(second.code), o.text())
@@ -208,40 +155,53 @@ var _ = Describe("a host port", Label("kernel"), func() {
 			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
 			a.check(k.config, ports("8080:80"))
 		})
+	})
+})
 
-		It("is taken over by the same attachment in a new namespace", func() {
-			a.add(k.config, ports("8080:80", "9000:80"))
-			a.vanish()
-			again := w.container(1, 2)
-			again.serve(81)
-			again.add(k.config, ports("8080:81"))
-			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
-			again.check(k.config, ports("8080:81"))
-			again.del()
-			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp("8080|9000"))
-		})
+// These wait for links, alike on each backend.
+var _ = Describe("a host port whose owner may be gone", Label("kernel"), func() {
+	var w *world
+	var a, b *container
+
+	BeforeEach(func() {
+		w = newWorld()
+		a, b = w.container(1, 2), w.container(1, 3)
+		a.serve(80) // which keeps its namespace
+		b.serve(80)
 	})
 
-	It("of a live owner on the other backend is refused, of one that is gone replaced", func() {
-		useVariant("nft")
-		w := newWorld()
-		w.bridge(1)
-		a, b := w.container(1, 2), w.container(1, 3)
-		b.serve(80)
-		for i, order := range [][]object{{{"backend": "iptables"}, {}}, {{}, {"backend": "iptables"}}} {
-			port := fmt.Sprintf("808%d:80", i)
-			if i > 0 {
-				a = w.container(1, 2)
-				b.del()
-			}
-			a.add(order[0], ports(port))
-			Expect(b.call("ADD", order[1], ports(port)).Code).To(Equal(cni.CodePortTaken))
-			a.vanish()
-			b.add(order[1], ports(port))
-			b.check(order[1], ports(port))
-			Expect(w.reach(8080 + i)).To(Equal("192.0.2.2"))
-			Expect(w.Snapshot("nftables")).NotTo(ContainSubstring("10.1.0.2"))
+	It("of owners whose links stay is refused after one wait for all of them", func() {
+		var held []string
+		for i := range 6 {
+			stale := w.container(1, 10+i)
+			held = append(held, fmt.Sprintf("%d:80", 8000+i))
+			stale.add(ports(held[i]))
+			kept, err := os.Open(stale.Path)
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(kept.Close)
+			stale.Unpin()
 		}
+		begin := time.Now()
+		Expect(b.call("ADD", ports(held...)).Code).To(Equal(cni.CodePortTaken))
+		Expect(time.Since(begin)).To(BeNumerically("<", nstest.Patience(3*linkPatience)))
+	})
+
+	It("of an owner stays its own as long as either is there", func() {
+		a.add(ports("8080:80"))
+		a.Unpin() // the path may be invisible from here: the link still says that it lives
+		Expect(b.call("ADD", ports("8080:80")).Code).To(Equal(cni.CodePortTaken))
+	})
+
+	It("of an owner passes on when its path leads to another namespace, and not while the link is there", func() {
+		a.add(ports("8080:80"))
+		a.Unpin()
+		w.Cmd("touch", a.Path)
+		w.Cmd("mount", "--bind", b.Path, a.Path)
+		DeferCleanup(func() { w.Run(nstest.Program{Path: "umount", Args: []string{a.Path}}) })
+		Expect(b.call("ADD", ports("8080:80")).Code).To(Equal(cni.CodePortTaken))
+		w.Run(nstest.Program{Path: "ip", Args: []string{"link", "del", a.hostEnd}})
+		b.add(ports("8080:80"))
+		Expect(w.reach(8080)).To(Equal("192.0.2.2"))
 	})
 })
 
@@ -252,7 +212,6 @@ var _ = Describe("host ports of several", Label("kernel"), func() {
 
 		BeforeEach(func() {
 			w = newWorld()
-			w.bridge(1)
 			a, b = w.container(1, 2), w.container(1, 3)
 			a.serve(80)
 			b.serve(80)
@@ -276,7 +235,56 @@ var _ = Describe("host ports of several", Label("kernel"), func() {
 				Expect(strings.Count(w.natRules(), "-j CNI-HOSTPORT-DNAT")).To(Equal(4))
 			}
 			nstest.AtOnce(len(all), func(i int) { all[i].del(k.config) })
-			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp(`80\d\d|CNI-DN`))
+			Expect(w.ruleset()).NotTo(MatchRegexp(`80\d\d|CNI-DN`))
 		})
 	})
+})
+
+var _ = Describe("a container's ports on its other networks", Label("kernel"), func() {
+	eachBackend(func(k kind) {
+		It("need route_localnet on the link of the network that serves them, and on no other", func() {
+			w := newWorld()
+			w.settle(k)
+			before := w.rules()
+			first := w.container(1, 2)
+			second := first.second("eth1", 2, 2)
+			first.serve(80)
+			second.serve(80)
+			localnet := func() string {
+				return w.Sysctl("net/ipv4/conf/br1/route_localnet") + w.Sysctl("net/ipv4/conf/br2/route_localnet")
+			}
+			first.add(k.config, ports("8080:80"))
+			second.add(k.config, ports("8080:80"))
+			Expect(localnet()).To(Equal("10"))
+			second.check(k.config, ports("8080:80"))
+			Expect(ask(w.Host, "tcp", "127.0.0.1:8080", patience())).To(Equal("10.1.0.1"))
+			first.del()
+			Expect(localnet()).To(Equal("00"))
+			second.check(k.config, ports("8080:80"))
+			second.del()
+			second.add(k.config, ports("[2001:db8::1]:8080:80"))
+			Expect(localnet()).To(Equal("00"))
+			second.check(k.config, ports("[2001:db8::1]:8080:80"))
+			second.del()
+			Expect(w.rules()).To(Equal(before))
+		})
+	})
+})
+
+var _ = Describe("a host port whose rules somebody flushed", Label("kernel"), func() {
+	for _, k := range kinds[1:] {
+		It("stays its live owner's on "+k.name, func() {
+			useVariant(k.variant)
+			w := newWorld()
+			a, b := w.container(1, 2), w.container(1, 3)
+			a.add(k.config, ports("8080:80"))
+			for _, program := range []string{"iptables", "ip6tables"} {
+				w.Cmd(program, "-t", "nat", "-F")
+				w.Cmd(program, "-t", "nat", "-X")
+			}
+			Expect(b.call("ADD", k.config, ports("8080:80")).Code).To(Equal(cni.CodePortTaken))
+			a.del()
+			b.add(k.config, ports("8080:80"))
+		})
+	}
 })

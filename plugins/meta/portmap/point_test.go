@@ -1,10 +1,8 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"strings"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -13,7 +11,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 // alone makes a container on a point to point link, as ptp does.
@@ -66,12 +66,11 @@ var _ = Describe("containers on links of their own", Label("kernel"), func() {
 			Expect(w.Sysctl("net/ipv4/conf/p2/route_localnet")).To(Equal("1"))
 			a.del()
 			Expect(w.Sysctl("net/ipv4/conf/p2/route_localnet")).To(Equal("0"))
-			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp(`"p2"|_masq_|808|CNI-DN`))
+			Expect(w.ruleset()).NotTo(MatchRegexp(`"p2"|_masq_|808|CNI-DN`))
 		})
 
 		It("leave no guard behind when /run/hawser was emptied before DEL", Label("loopback-guard"), func() {
 			w := newWorld()
-			w.bridge(1)
 			w.settle(k)
 			before := w.rules()
 			var all []*container
@@ -102,7 +101,7 @@ var _ = Describe("containers on links of their own", Label("kernel"), func() {
 				c.add(k.config, ports("8080:80"))
 				c.vanish()
 				remove(c)
-				Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(MatchRegexp(`"p\d"|_masq_|808|CNI-DN`))
+				Expect(w.ruleset()).NotTo(MatchRegexp(`"p\d"|_masq_|808|CNI-DN`))
 			}
 		})
 	})
@@ -111,28 +110,27 @@ var _ = Describe("containers on links of their own", Label("kernel"), func() {
 var _ = Describe("ADD", Label("kernel"), func() {
 	It("returns prevResult in the version of the configuration, with and without mappings", func() {
 		w := newWorld()
-		w.bridge(1)
 		for _, v := range cni.Versions() {
-			for _, mapped := range []object{{}, ports("8080:80")} {
+			for _, mapped := range []Object{{}, ports("8080:80")} {
 				c := w.container(1, 2)
 				prev := c.prevResult()
 				switch {
 				case strings.HasPrefix(v, "0.1"), strings.HasPrefix(v, "0.2"):
-					prev = object{"ip4": object{"ip": c.ips[0]}, "ip6": object{"ip": c.ips[1]}}
+					prev = Object{"ip4": Object{"ip": c.ips[0]}, "ip6": Object{"ip": c.ips[1]}}
 				case strings.HasPrefix(v, "0."):
-					for _, ip := range prev["ips"].([]object) {
+					for _, ip := range prev["ips"].([]Object) {
 						ip["version"] = map[bool]string{false: "4",
 							true: "6"}[strings.Contains(ip["address"].(string), ":")]
 					}
 				}
 				prev["cniVersion"] = v
-				prev["dns"] = object{"nameservers": []string{"192.0.2.53"}}
-				o := c.call("ADD", object{"cniVersion": v, "prevResult": prev}, mapped)
+				prev["dns"] = Object{"nameservers": []string{"192.0.2.53"}}
+				o := c.call("ADD", Object{"cniVersion": v, "prevResult": prev}, mapped)
 				Expect(o.exit).To(BeZero(), o.text())
 				Expect(o.stdout).To(And(ContainSubstring(`"cniVersion": "%s"`, v), ContainSubstring("192.0.2.53"),
 					ContainSubstring("10.1.0.2/24"), ContainSubstring("fd00:1::2/64")))
 				c.vanish()
-				o = c.w.run("DEL", conf(object{"cniVersion": v}), "CNI_CONTAINERID="+c.id, "CNI_IFNAME=eth0")
+				o = c.call("DEL", Object{"cniVersion": v, "prevResult": nil})
 				Expect(o.exit).To(BeZero(), o.text())
 			}
 		}
@@ -140,13 +138,12 @@ var _ = Describe("ADD", Label("kernel"), func() {
 
 	It("forwards to the addresses of its own interface, the first of each family", func() {
 		w := newWorld()
-		w.bridge(1)
 		c := w.container(1, 2)
 		c.serve(80)
-		c.add(ports("8080:80"), object{"prevResult": object{"cniVersion": "1.1.0",
-			"interfaces": []object{{"name": "eth0"}, {"name": "other", "sandbox": c.Path},
+		c.add(ports("8080:80"), Object{"prevResult": Object{"cniVersion": "1.1.0",
+			"interfaces": []Object{{"name": "eth0"}, {"name": "other", "sandbox": c.Path},
 				{"name": "eth0", "sandbox": c.Path}},
-			"ips": []object{{"address": "10.7.0.7/24", "interface": 0},
+			"ips": []Object{{"address": "10.7.0.7/24", "interface": 0},
 				{"address": "10.8.0.8/24", "interface": 1}, {"address": "10.1.0.2/24",
 					"interface": 2}, {"address": "10.1.0.9/24", "interface": 2}}}})
 		Expect(w.reach(8080)).To(Equal("192.0.2.2"))
@@ -154,30 +151,26 @@ var _ = Describe("ADD", Label("kernel"), func() {
 
 	It("says which mappings lead nowhere", func() {
 		w := newWorld()
-		w.bridge(1)
 		c := w.container(1, 2)
 		c.ips = c.ips[:1]
-		o := c.call("ADD", object{"masqAll": true, "snat": false},
+		o := c.call("ADD", Object{"masqAll": true, "snat": false},
 			ports("[2001:db8::1]:8080:80", "[::1]:8081:80", "[::]:8082:80", "8083:80"))
 		Expect(o.exit).To(BeZero(), o.text())
 		Expect(o.stderr).To(And(
-			ContainSubstring("host port 8080/tcp of 2001:db8::1: the container has no address of that family"),
-			ContainSubstring("host port 8081/tcp of ::1: IPv6 cannot forward from the loopback address"),
+			ContainSubstring("host port [2001:db8::1]:8080/tcp: the container has no address of that family"),
+			ContainSubstring("host port [::1]:8081/tcp: IPv6 cannot forward from the loopback address"),
 			ContainSubstring("masqAll: does nothing without snat")))
 		Expect(o.stderr).NotTo(MatchRegexp("8082|8083"))
 	})
 
 	It("points at keys that are misspelt", func() {
 		w := newWorld()
-		w.bridge(1)
-		o := w.container(1, 2).call("ADD", object{"markMasqBits": 7})
+		o := w.container(1, 2).call("ADD", Object{"markMasqBits": 7})
 		Expect(o.stderr).To(ContainSubstring(`did you mean "markMasqBit"?`))
 	})
 
 	It("repairs what all share when the rules were flushed", func() {
 		w := newWorld()
-		w.bridge(1)
-		w.bridge(2)
 		a, b, c := w.container(1, 2), w.container(2, 2), w.container(1, 3)
 		a.serve(80)
 		b.serve(80)
@@ -199,12 +192,11 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		for _, k := range kinds {
 			useVariant(k.variant)
 			w := newWorld()
-			w.bridge(1)
 			all, none := w.container(1, 2), w.container(1, 3)
 			all.serve(80)
 			none.serve(80)
-			all.add(k.config, object{"masqAll": true}, ports("8080:80"))
-			none.add(k.config, object{"snat": false}, ports("8081:80"))
+			all.add(k.config, Object{"masqAll": true}, ports("8080:80"))
+			none.add(k.config, Object{"snat": false}, ports("8081:80"))
 			Expect(w.reach(8080)).To(Equal("10.1.0.1"))
 			Expect(ask(w.Host, "tcp", "192.0.2.1:8080", patience())).To(Equal("10.1.0.1"))
 			Expect(w.reach(8081)).To(Equal("192.0.2.2"))
@@ -217,35 +209,35 @@ var _ = Describe("ADD", Label("kernel"), func() {
 var _ = Describe("an owner", Label("kernel"), func() {
 	It("is told from others by its namespace, and lives in doubt", func() {
 		w := newWorld()
-		w.bridge(1)
 		a, b := w.container(1, 2), w.container(1, 3)
-		isGone := func(h home) bool {
+		isGone := func(l location) bool {
 			GinkgoHelper()
-			gone := false
+			isGone := false
 			w.Do(func() {
 				host, err := rtnl.Dial(nil)
 				Expect(err).NotTo(HaveOccurred())
 				defer host.Close()
-				gone, err = h.gone(context.Background(), host, time.Now)
+				s, err := l.state(host)
 				Expect(err).NotTo(HaveOccurred())
+				isGone = s == gone
 			})
-			return gone
+			return isGone
 		}
-		homeIn := func(c *container) (h home) {
+		locationIn := func(c *container) (l location) {
 			GinkgoHelper()
 			w.Do(func() {
 				n, err := ns.Open(c.Path)
 				Expect(err).NotTo(HaveOccurred())
 				defer n.Close()
-				host, err := rtnl.Dial(nil)
+				under, err := open(&skel.Request{Attachment: cni.Attachment{IfName: c.ifName}, NS: n})
 				Expect(err).NotTo(HaveOccurred())
-				defer host.Close()
-				h, err = homeOf(host, n, c.ifName)
-				Expect(err).NotTo(HaveOccurred())
+				var r record
+				Expect(under.locate(&r)).To(Succeed())
+				l = r.Location
 			})
-			return h
+			return l
 		}
-		one := homeIn(a)
+		one := locationIn(a)
 		Expect(one.Link).NotTo(BeZero())
 		Expect(one.Cookie).NotTo(BeZero())
 		Expect(isGone(one)).To(BeFalse())

@@ -3,58 +3,62 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// The reference plugins' host ports in nftables: rules in tables of their own whose comment is the
-// container ID, without a network.
-func (f family) referenceTable() nft.Table { return nft.Table{Family: f.Family, Name: "cni_hostport"} }
+// referenceTable has the reference plugin's host ports in nftables: rules whose comment is the container ID, without a
+// network.
+func referenceTable(f nft.Family) nft.Table { return nft.Table{Family: f, Name: "cni_hostport"} }
 
-var referenceChains = []string{"hostports", "hostip_hostports", "masquerading"}
+// isReference says whether the reference makes such rules for containers.
+func isReference(rule nft.LiveRule) bool {
+	return slices.Contains([]string{"hostports", "hostip_hostports", "masquerading"}, rule.Chain)
+}
+
+// referenceSNATChain is the chain in which an older version of the reference had the masquerade of a container.
+func referenceSNATChain(f nft.Family, r *record) ipt.Chain {
+	return ipt.Chain{Family: f, Table: natTable, From: "CNI-HOSTPORT-SNAT",
+		Name: ipt.ContainerChain("CNI-SN-", r.Network, r.ContainerID)}
+}
 
 // hostPortOf reads the host port of an iptables rule that translates one.
 func hostPortOf(r ipt.Rule) (p hostPort, ok bool) {
 	to, err := netip.ParseAddrPort(r.Option("--to-destination"))
 	port, portErr := strconv.ParseUint(r.Option("--dport"), 10, 16)
-	number, known := protocolOf(r.Option("-p"))
-	if err != nil || portErr != nil || !known || r.Option("-j") != "DNAT" {
+	p = hostPort{Proto: protocols[r.Option("-p")], Port: uint16(port), To: to}
+	if err != nil || portErr != nil || p.Proto == 0 || r.Option("-j") != "DNAT" {
 		return p, false
 	}
-	p = hostPort{number, netip.IPv4Unspecified(), uint16(port), to}
-	if to.Addr().Is6() {
-		p.Addr = netip.IPv6Unspecified()
-	}
+	p.Addr = allOf(nft.FamilyOf(to.Addr()))
 	if d, err := netip.ParsePrefix(r.Option("-d")); err == nil {
 		p.Addr = d.Addr()
 	}
 	return p, true
 }
 
-func (r *record) hasAddr(addr netip.Addr) bool {
-	return slices.ContainsFunc(r.Addrs, func(a address) bool { return a.Addr.Addr() == addr })
-}
-
-// isReference says whether the reference makes such rules for containers.
-func isReference(rule nft.LiveRule) bool { return slices.Contains(referenceChains, rule.Chain) }
-
 // isIn says whether a rule of the reference's translates the host port.
 func (p hostPort) isIn(rule nft.LiveRule) bool {
 	compares := func(value []byte) bool {
 		return slices.ContainsFunc(rule.Compared(len(value)), func(v []byte) bool { return bytes.Equal(v, value) })
 	}
-	if !compares([]byte{byte(p.Port >> 8), byte(p.Port)}) || !compares([]byte{byte(p.Proto)}) {
+	if !compares(portBytes(p.Port)) || !compares([]byte{byte(p.Proto)}) {
 		return false
 	}
 	addr := nft.AddrKey(p.Addr)
 	return p.Addr.IsUnspecified() || compares(addr) || len(rule.Compared(len(addr))) == 0
 }
+
+func portBytes(port uint16) []byte { return binary.BigEndian.AppendUint16(nil, port) }
 
 // isMentioned says whether the rule is about an address of the record.
 func (r *record) isMentioned(rule nft.LiveRule) bool {
@@ -67,16 +71,124 @@ func (r *record) isReferenceRule(rule nft.LiveRule) bool {
 	return rule.Comment == r.ContainerID && (len(r.Addrs) == 0 || r.isMentioned(rule))
 }
 
+// resolveReferenceChains decides about the reference's containers in iptables: those that have chains other than the
+// known ones.
+func (p *publication) resolveReferenceChains(ctx context.Context, known map[string]bool) error {
+	var rules []ipt.Rule
+	for _, a := range p.r.Addrs {
+		found, err := natChain(a.family(), "").Rules(ctx, p.NF, func(chain string) bool {
+			return strings.HasPrefix(chain, dnPrefix) && !known[chain]
+		})
+		if ipt.NotInstalled(err) {
+			p.warnOfOthers(err)
+		} else if err != nil {
+			return err
+		}
+		rules = append(rules, found...)
+	}
+	inChain := map[string][]hostPort{}
+	for _, rule := range rules {
+		if port, ok := hostPortOf(rule); ok {
+			inChain[rule.Chain] = append(inChain[rule.Chain], port)
+		}
+	}
+	for _, entry := range rules {
+		ports := inChain[entry.Option("-j")]
+		delete(inChain, entry.Option("-j")) // other entries lead there, too
+		wanted, _ := conflicts(p.r.hostPorts(), ports)
+		if len(wanted) == 0 {
+			continue
+		}
+		network, id, _ := ipt.ParseOwner(entry.Option("--comment"))
+		// IPAM gives an address once: the container that had it is gone.
+		leadsToUs := func(port hostPort) bool {
+			return slices.ContainsFunc(p.r.Addrs, func(a address) bool { return port.To.Addr() == a.Addr.Addr() })
+		}
+		if !slices.ContainsFunc(ports, leadsToUs) {
+			return portTaken(wanted[0], fmt.Sprintf("by network %q, container %q, through the iptables rules of other"+
+				" plugins (DEL or GC of that network removes them)", network, id))
+		}
+		p.replaced = append(p.replaced, &record{Addrs: p.r.Addrs,
+			Attachment: cni.Attachment{Network: network, ContainerID: id}})
+	}
+	return nil
+}
+
+// resolveReferenceTables decides about the reference's containers in nftables.
+func (p *publication) resolveReferenceTables(ctx context.Context) error {
+	for _, a := range p.r.Addrs {
+		rules, err := p.NF.Rules(referenceTable(a.family()), "")
+		if err != nil {
+			return err
+		}
+		for _, rule := range rules {
+			i := slices.IndexFunc(p.r.hostPorts(), func(port hostPort) bool {
+				return nft.FamilyOf(port.Addr) == a.family() && port.isIn(rule)
+			})
+			if i < 0 || rule.Chain == "masquerading" || !isReference(rule) {
+				continue
+			}
+			if !p.r.isMentioned(rule) {
+				return portTaken(p.r.hostPorts()[i], fmt.Sprintf("by container %q, through the nftables rules of other"+
+					" plugins (its DEL removes them)", rule.Comment))
+			}
+			p.replaced = append(p.replaced, &record{Addrs: p.r.Addrs,
+				Attachment: cni.Attachment{ContainerID: rule.Comment}})
+		}
+	}
+	return nil
+}
+
+// chainRemoved says whether the container's chain is missing while the chain that leads to it is there. Where
+// both are missing somebody flushed everything, and the host ports are still the attachment's.
+func (c call) chainRemoved(ctx context.Context, r *record) (bool, error) {
+	for _, a := range r.chainAddrs() {
+		own, err := c.variants(ctx, natChain(a.family(), r.chain()))
+		if err != nil || len(own) > 0 {
+			return false, err
+		}
+		shared, err := c.variants(ctx, natChain(a.family(), hostportDNAT))
+		if err != nil || len(shared) == 0 {
+			return false, err
+		}
+	}
+	return len(r.chainAddrs()) > 0, nil
+}
+
+// verifyReference looks for what the reference plugin makes: rules in either backend and route_localnet, without
+// a record and a guard.
+func (c call) verifyReference(ctx context.Context, want *record) error {
+	found, err := c.checkReference(want)
+	for _, a := range want.Addrs {
+		where, lost := c.variants(ctx, natChain(a.family(), want.chain()))
+		if lost != nil {
+			return lost
+		}
+		if len(where) > 0 {
+			found, err = true, c.checkIPTables(ctx, want)
+			break
+		}
+	}
+	if !found && (err == nil || cni.AsError(err).Code == cni.CodeDrift) {
+		return cni.Drift("host ports: there is no record of this attachment (%s)", want.Attachment)
+	}
+	return errors.Join(err, c.checkLocalnet(want.Localnet, false))
+}
+
 // checkReference compares the reference's nftables rules of the container, if it has any, with those that
 // the reference makes.
-func (c *call) checkReference(r *record) (found bool, err error) {
+func (c call) checkReference(r *record) (found bool, err error) {
 	var diffs []error
-	for _, a := range r.served() {
-		f := familyOf(a.v4())
-		differs := func(format string, args ...any) {
-			diffs = append(diffs, drift("nftables table %q: %s", f.referenceTable(), fmt.Sprintf(format, args...)))
+	for _, a := range r.Addrs {
+		ports := slices.DeleteFunc(r.hostPorts(), func(p hostPort) bool { return p.To.Addr() != a.Addr.Addr() })
+		if len(ports) == 0 {
+			continue
 		}
-		all, err := c.nf.Rules(f.referenceTable(), "")
+		t := referenceTable(a.family())
+		differs := func(format string, args ...any) {
+			diffs = append(diffs, cni.Drift("nftables table %q: %s", t, fmt.Sprintf(format, args...)))
+		}
+		all, err := c.NF.Rules(t, "")
 		if err != nil {
 			return false, nft.IfSupported(err)
 		}
@@ -84,8 +196,8 @@ func (c *call) checkReference(r *record) (found bool, err error) {
 			return rule.Comment != r.ContainerID || !isReference(rule)
 		})
 		found = found || len(own) > 0
-		for _, p := range r.hostPorts() {
-			if p.Addr.Is4() == a.v4() && !slices.ContainsFunc(own, p.isTranslatedBy) {
+		for _, p := range ports {
+			if !slices.ContainsFunc(own, p.isTranslatedBy) {
 				differs("no rule of host port %s", p)
 			}
 		}
@@ -111,14 +223,13 @@ func (p hostPort) isTranslatedBy(rule nft.LiveRule) bool {
 	if p.Addr.IsUnspecified() != (len(rule.Compared(len(nft.AddrKey(p.Addr)))) == 0) {
 		return false
 	}
-	port := p.To.Port()
-	return p.isIn(rule) && rule.Mentions(nft.AddrKey(p.To.Addr())) && rule.Mentions([]byte{byte(port >> 8), byte(port)})
+	return p.isIn(rule) && rule.Mentions(nft.AddrKey(p.To.Addr())) && rule.Mentions(portBytes(p.To.Port()))
 }
 
 // delReference removes the reference's nftables rules that match.
 func delReference(ctx context.Context, nf *nft.Conn, matches func(nft.LiveRule) bool) error {
-	for _, f := range families() {
-		err := nft.Leftover{Table: f.referenceTable(), Rule: func(rule nft.LiveRule) bool {
+	for _, f := range nft.Families() {
+		err := nft.Removal{Table: referenceTable(f), Rule: func(rule nft.LiveRule) bool {
 			return isReference(rule) && matches(rule)
 		}}.Remove(ctx, nf)
 		if err != nil {
@@ -126,4 +237,21 @@ func delReference(ctx context.Context, nf *nft.Conn, matches func(nft.LiveRule) 
 		}
 	}
 	return nil
+}
+
+// collectReference removes the chains of the network's containers that have no valid attachment. The reference's rules
+// tell no interface apart.
+func (c call) collectReference(ctx context.Context, s *store) error {
+	var errs []error
+	for _, f := range nft.Families() {
+		ids, err := natChain(f, "").Containers(ctx, c.NF, dnPrefix, c.Network)
+		errs = append(errs, err)
+		for _, id := range ids {
+			if !c.Valid.HasContainer(id) {
+				left := &record{Attachment: cni.Attachment{Network: c.Network, ContainerID: id}}
+				errs = append(errs, c.delChains(ctx, s, left, f)...)
+			}
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -1,30 +1,31 @@
 package main
 
 import (
+	"context"
 	"os"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// withoutPrograms makes the search path of programs empty until the end of
-// the spec.
-func withoutPrograms() {
-	GinkgoHelper()
-	old := os.Getenv("PATH")
-	DeferCleanup(func() { _ = os.Setenv("PATH", old) })
-	Expect(os.Setenv("PATH", "/nowhere")).To(Succeed())
-}
-
-// withPrograms runs fn with the programs that withoutPrograms took away.
+// withPrograms runs fn with another search path.
 func withPrograms(path string, fn func()) {
 	old := os.Getenv("PATH")
-	_ = os.Setenv("PATH", path)
 	defer func() { _ = os.Setenv("PATH", old) }()
+	_ = os.Setenv("PATH", path)
 	fn()
 }
+
+// withoutPrograms runs fn where there are none.
+func withoutPrograms(fn func()) { withPrograms("/nowhere", fn) }
 
 // settle makes what is shared and stays, so that it does not count as a
 // difference: the first ADD of a host leaves empty tables and chains.
@@ -45,7 +46,6 @@ var _ = Describe("DEL", Label("kernel"), func() {
 
 		BeforeEach(func() {
 			w = newWorld()
-			w.bridge(1)
 			w.settle(k)
 			a, b = w.container(1, 2), w.container(1, 3)
 			empty = w.rules()
@@ -80,21 +80,25 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			By("needs no runtimeConfig")
 			after(func() { a.del(k.config) })
 			By("needs no prevResult")
-			after(func() { a.del(k.config, ports(all...), object{"prevResult": nil}) })
+			after(func() { a.del(k.config, ports(all...), Object{"prevResult": nil}) })
 			By("needs neither, nor the backend")
-			after(func() { a.del(object{"prevResult": nil}) })
+			after(func() { a.del(Object{"prevResult": nil}) })
 			By("does not mind another backend in the configuration")
-			after(func() { a.del(object{"backend": "iptables", "conditionsV4": []string{"-s", "10.0.0.0/8"}}) })
+			after(func() { a.del(Object{"backend": "iptables", "conditionsV4": []string{"-s", "10.0.0.0/8"}}) })
 			By("does not mind a configuration that ADD would refuse")
-			after(func() { a.del(object{"backend": "none", "markMasqBit": 99}, ports("99999:0/icmp")) })
+			after(func() { a.del(Object{"backend": "none", "markMasqBit": 99}, ports("99999:0/icmp")) })
 			By("does not mind a prevResult that cannot be read")
-			o := a.call("DEL", object{"prevResult": object{"cniVersion": "9.9.9"}})
+			o := a.call("DEL", Object{"prevResult": Object{"cniVersion": "9.9.9"}})
 			Expect(o.exit).To(BeZero(), o.text())
 		})
 
 		It("needs no namespace", func() {
 			path := a.Path
-			for _, other := range []string{"", b.Path, "/etc/passwd", "/run/netns/none"} {
+			others := []string{"", b.Path, "/etc/passwd", "/run/netns/none"}
+			if k.name != "nftables" {
+				others = others[:1]
+			}
+			for _, other := range others {
 				By("at " + other)
 				after(func() {
 					a.Path = other
@@ -134,17 +138,16 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		})
 
 		It("needs no programs, where the kernel has the rules in nf_tables", Label("portmap-del"), func() {
-			path := os.Getenv("PATH")
-			withoutPrograms()
-			if k.variant == "legacy" {
+			if k.variant != "legacy" {
+				withoutPrograms(func() { a.del() })
+				return
+			}
+			withoutPrograms(func() {
 				o := a.call("DEL")
 				Expect(o.exit).To(BeZero(), o.text())
 				Expect(o.stderr).To(ContainSubstring("executable file not found"))
-				withPrograms(path, func() { a.del() })
-			} else {
-				a.del()
-			}
-			Expect(os.Setenv("PATH", path)).To(Succeed())
+			})
+			a.del()
 		})
 
 		It("comes back after others changed the rules", func() {
@@ -152,7 +155,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 				w.Cmd("nft", "delete", "element", "inet", "hawser", "portmap4_v1", "{ tcp . 8080 }")
 				w.Cmd("nft", "delete", "element", "inet", "hawser", "portmap6_via_v1", "{ udp . 53 }")
 			} else {
-				chain := dnChain(a.network, a.id)
+				chain := a.chain()
 				w.Cmd("iptables", "-t", "nat", "-F", chain)
 				w.Cmd("ip6tables", "-t", "nat", "-F", "CNI-HOSTPORT-DNAT")
 				before = w.rules()
@@ -168,7 +171,6 @@ var _ = Describe("DEL", Label("kernel"), func() {
 
 	It("succeeds before any ADD, and makes nothing", func() {
 		w := newWorld()
-		w.bridge(1)
 		c := w.container(1, 2)
 		before := w.rules()
 		c.del(ports("8080:80"))
@@ -180,8 +182,6 @@ var _ = Describe("DEL", Label("kernel"), func() {
 
 	It("lets a bridge's route_localnet go with the last who needs it, unless it was on before", func() {
 		w := newWorld()
-		w.bridge(1)
-		w.bridge(2)
 		w.SetSysctl("net/ipv4/conf/br2/route_localnet", "1")
 		localnet := func() string {
 			return w.Sysctl("net/ipv4/conf/br1/route_localnet") + w.Sysctl("net/ipv4/conf/br2/route_localnet")
@@ -205,8 +205,6 @@ elements = { "br1" comment "route_localnet was 0",
 
 	It("takes route_localnet back also when somebody flushed all rules", Label("loopback-guard"), func() {
 		w := newWorld()
-		w.bridge(1)
-		w.bridge(2)
 		w.SetSysctl("net/ipv4/conf/br2/route_localnet", "1")
 		localnet := func() string {
 			return w.Sysctl("net/ipv4/conf/br1/route_localnet") + w.Sysctl("net/ipv4/conf/br2/route_localnet")
@@ -228,28 +226,8 @@ elements = { "br1" comment "route_localnet was 0",
 
 var _ = Describe("route_localnet of an owner that died", Label("kernel"), func() {
 	eachBackend(func(k kind) {
-		It("is taken back with its guard by the last DEL, though the same attachment or another took over", func() {
-			w := newWorld()
-			w.bridge(1)
-			w.settle(k)
-			before := w.rules()
-			for range 3 {
-				c := w.container(1, 2)
-				c.add(k.config, ports("8080:80"))
-				c.vanish()
-			}
-			other := w.container(1, 3)
-			other.add(k.config, ports("8080:80"))
-			Expect(w.Sysctl("net/ipv4/conf/br1/route_localnet")).To(Equal("1"))
-			other.check(k.config, ports("8080:80"))
-			other.del()
-			Expect(w.rules()).To(Equal(before))
-		})
-
 		It("is taken back on the link that it had", func() {
 			w := newWorld()
-			w.bridge(1)
-			w.bridge(2)
 			w.settle(k)
 			for i, id := range []string{"c1-2", "c2-2"} { // the same attachment, another one
 				old := w.container(1, 2)
@@ -259,7 +237,7 @@ var _ = Describe("route_localnet of an owner that died", Label("kernel"), func()
 				c.network, c.id = "net1", id
 				c.add(k.config, ports("8080:80"))
 				Expect(w.Sysctl("net/ipv4/conf/br1/route_localnet")).To(Equal("0"), id)
-				Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(ContainSubstring("br1"), id)
+				Expect(w.ruleset()).NotTo(ContainSubstring("br1"), id)
 				c.check(k.config, ports("8080:80"))
 				c.del()
 			}
@@ -267,52 +245,128 @@ var _ = Describe("route_localnet of an owner that died", Label("kernel"), func()
 	})
 })
 
+// chain is the container's in iptables.
+func (c *container) chain() string { return ipt.ContainerChain(dnPrefix, c.network, c.id) }
+
 func ownerHash(c *container) string {
 	return cni.Attachment{Network: c.network, ContainerID: c.id, IfName: c.ifName}.Hash()
 }
 
 var _ = Describe("GC", Label("kernel"), func() {
 	eachKind(func(k kind) {
-		It("removes what is not valid of its network, and nothing else", func() {
+		It("removes nothing without a list, and of another network, and with one what is not valid", func() {
 			w := newWorld()
-			w.bridge(1)
-			w.bridge(2)
 			w.settle(k)
 			a, b, other := w.container(1, 2), w.container(1, 3), w.container(2, 2)
-			second := b.second("net1", 1, 4)
-			b.add(k.config, ports("8002:80"))
 			other.add(k.config, ports("8003:80"))
+			b.add(k.config, ports("8002:80"))
 			before := w.rules()
 			a.add(k.config, ports("8001:80"))
-			second.add(k.config, ports("8004:80"))
+			Expect(w.run(Call{Command: "GC", Conf: conf()}).Code).To(BeZero())
+			a.check(k.config, ports("8001:80"))
 			a.vanish()
-			w.gc("net1", "c1-3/eth0", "c1-3/net1")
-			second.check(k.config, ports("8004:80"))
 			w.gc("net1", "c1-3/eth0")
 			Expect(w.rules()).To(Equal(before))
-			b.check(k.config, ports("8002:80"))
 			other.check(k.config, ports("8003:80"))
-			w.gc("net1")
-			other.check(k.config, ports("8003:80"))
-			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(ContainSubstring("8002"))
-			Expect(w.run("GC", conf()).Code).To(BeZero())
-			Expect(w.Snapshot("nftables", "iptables-legacy")).To(ContainSubstring("8003"),
-				"without a list nothing goes")
 		})
 
 		It("finds what has no record", func() {
 			w := newWorld()
-			w.bridge(1)
 			w.settle(k)
-			before := w.Snapshot("nftables", "iptables-legacy")
+			before := w.ruleset()
 			a := w.container(1, 2)
 			a.add(k.config, ports("8001:80"))
 			w.Cmd("rm", "-rf", "/run/hawser/portmap")
 			w.gc("net2")
-			Expect(w.Snapshot("nftables", "iptables-legacy")).NotTo(Equal(before))
+			Expect(w.ruleset()).NotTo(Equal(before))
 			w.Cmd("ip", "link", "del", "br1")
 			w.gc("net1")
-			Expect(w.Snapshot("nftables", "iptables-legacy")).To(Equal(before))
+			Expect(w.ruleset()).To(Equal(before))
 		})
+	})
+})
+
+// delOn is a DEL of the container, after prepare has changed its thread.
+func (c *container) delOn(prepare func(*nft.Conn)) error {
+	GinkgoHelper()
+	var err error
+	c.w.Do(func() {
+		under, openErr := open(&skel.Request{Attachment: cni.Attachment{Network: c.network, ContainerID: c.id,
+			IfName: c.ifName}})
+		Expect(openErr).NotTo(HaveOccurred())
+		defer under.NF.Close()
+		defer under.Host.Close()
+		prepare(under.NF)
+		err = under.remove(context.Background())
+	})
+	return err
+}
+
+var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
+	eachBackend(func(k kind) {
+		It("ends the flows that the first one could not end", func() {
+			nstest.Need("conntrack")
+			w := newWorld()
+			c := w.container(1, 2)
+			c.add(k.config, ports("53:53/udp"))
+			w.Cmd("conntrack", "-I", "-p", "udp", "-t", "300", "-s", "192.0.2.2", "--sport", "1000", "-d", "192.0.2.1",
+				"--dport", "53",
+				"-r", "10.1.0.2", "--reply-port-src", "53", "-q", "192.0.2.2", "--reply-port-dst", "1000")
+			Expect(c.delOn(func(nf *nft.Conn) {
+				_, err := nf.Chain(table, outputChain) // it has its socket; that of conntrack is another
+				Expect(err).NotTo(HaveOccurred())
+				nstest.FailNetfilterSockets(unix.EMFILE)
+			})).To(MatchError(ContainSubstring("conntrack")))
+			Expect(w.Cmd("conntrack", "-L", "-p", "udp")).To(ContainSubstring("10.1.0.2"))
+			c.del()
+			Expect(w.Cmd("conntrack", "-L", "-p", "udp")).NotTo(ContainSubstring("10.1.0.2"))
+			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
+		})
+	})
+
+	It("is not needed where iptables is missing and never had the host ports", func() {
+		useVariant("nft")
+		w := newWorld()
+		w.Cmd("iptables-legacy-save", "-t", "nat") // makes the table
+		c := w.container(1, 2)
+		c.add(ports("8080:80"))
+		var o outcome
+		withoutPrograms(func() { o = c.call("DEL") })
+		Expect(o.exit).To(BeZero(), o.text())
+		Expect(o.stderr).To(ContainSubstring(`"iptables-legacy-save": executable file not found`))
+		Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
+	})
+
+	It("is needed when iptables is missing and something else failed too", func() {
+		useVariant("legacy")
+		w := newWorld()
+		c := w.container(1, 2)
+		c.add(kinds[2].config, ports("8080:80"))
+		w.Cmd("sh", "-ec", "rm "+nft.LockPath+"; mkdir "+nft.LockPath)
+		withoutPrograms(func() {
+			Expect(c.call("DEL").Msg).To(And(ContainSubstring(nft.LockPath+": is a directory"),
+				ContainSubstring("executable file not found")))
+		})
+	})
+})
+
+var _ = Describe("a former owner's rules", Label("kernel"), func() {
+	It("go once, also when the plan has to be made again", func() {
+		w := newWorld()
+		for _, id := range []string{"c1-2", "c1-3"} { // the same attachment, another one
+			old := w.container(1, 2)
+			old.add(ports("8080:80"))
+			old.vanish()
+			c := w.container(1, 3)
+			c.id = id
+			// What a kill left of an ADD before the records were lost.
+			mark := cni.Attachment{Network: c.network, ContainerID: c.id, IfName: c.ifName}.Mark()
+			w.Cmd("nft", "add", "element", "inet", "hawser", "portmap4_v1",
+				`{ tcp . 9000 comment "`+mark+`" : 10.1.0.9 . 80 }`)
+			c.add(ports("8080:80", "9000:80"))
+			c.check(ports("8080:80", "9000:80"))
+			c.del()
+			c.vanish()
+		}
 	})
 })

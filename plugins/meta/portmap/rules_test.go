@@ -8,7 +8,9 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
 const (
@@ -23,8 +25,9 @@ var _ = Describe("the rules of iptables", func() {
 	v4, v6 := sample(nil).Addrs[0], sample(nil).Addrs[1]
 
 	DescribeTable("are in chains named as the reference does", func(network, id, name string) {
-		Expect(dnChain(network, id)).To(Equal(name))
-		Expect(ipt.ContainerChain(snPrefix, network, id)).To(Equal(strings.Replace(name, "DN", "SN", 1)))
+		r := &record{Attachment: cni.Attachment{Network: network, ContainerID: id}}
+		Expect(r.chain()).To(Equal(name))
+		Expect(referenceSNATChain(nft.IPv4, r).Name).To(Equal(strings.Replace(name, "DN", "SN", 1)))
 		Expect(len(name)).To(Equal(28))
 	},
 		Entry("c1", "pnet", "c1", "CNI-DN-45f36743c0e772d73e562"),
@@ -32,7 +35,7 @@ var _ = Describe("the rules of iptables", func() {
 	)
 
 	It("make one restore where all that is shared is there", func() {
-		Expect(script(sample(nil).steadyLines(v4, false))).To(Equal(
+		Expect(script(sample(nil).usualLines(v4))).To(Equal(
 			`-C PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
 -C OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
 -C POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ
@@ -55,13 +58,13 @@ var _ = Describe("the rules of iptables", func() {
 
 	It("make what is missing of the shared ones, the masquerade first", func() {
 		st := sample(func(s *record) { s.Options.MarkBit = 5 })
-		live := ipt.Saved{Chains: []string{hostportDNAT}, Rules: []ipt.Rule{
+		live := &ipt.Edit{Chains: []string{hostportDNAT, chainC1}, Rules: []ipt.Rule{
 			ipt.NewRule("PREROUTING", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "CNI-HOSTPORT-DNAT")}}
-		lines := st.firstLines(v6, true, live)
-		Expect(script(lines)).To(Equal(`-N CNI-HOSTPORT-SETMARK
+		st.edit(live, v6)
+		Expect(script(live.Lines())).To(Equal(`-N CNI-HOSTPORT-SETMARK
 -N CNI-HOSTPORT-MASQ
 -A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
--I POSTROUTING 1 -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ
+-I POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ
 -A CNI-HOSTPORT-SETMARK -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark 0x20/0x20
 -A CNI-HOSTPORT-MASQ -m mark --mark 0x20/0x20 -j MASQUERADE
 -A ` + chainC1 + ` -s fd00:1::/64 -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK
@@ -82,7 +85,7 @@ var _ = Describe("the rules of iptables", func() {
 			s.Mappings = append(s.Mappings, mapping{6, netip.Addr{}, 99, 1}, mapping{132, netip.Addr{}, 98, 1})
 		})
 		var got []string
-		for _, r := range st.entryRules(true) {
+		for _, r := range st.entryRules(nft.IPv4) {
 			got = append(got, fmt.Sprintf("%s %d %s", r.Option("-p"), strings.Count(r.Option("--dports"), ",")+1,
 				strings.Split(r.Option("--dports"), ",")[0]))
 		}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 // generation is the number of the kernel's nftables ruleset: each batch that is
@@ -41,7 +42,7 @@ func generation(h *nstest.Host) uint32 {
 }
 
 // many are n mappings from the port on.
-func many(first, n int, proto string) object {
+func many(first, n int, proto string) Object {
 	var list []string
 	for i := range n {
 		list = append(list, fmt.Sprintf("%d:%d/%s", first+i, first+i, proto))
@@ -52,7 +53,6 @@ func many(first, n int, proto string) object {
 var _ = Describe("many mappings", Label("kernel"), func() {
 	It("go in one batch, and cost others nothing", Label("one-batch"), func() {
 		w := newWorld()
-		w.bridge(1)
 		w.settle(kinds[0])
 		a, b, c := w.container(1, 2), w.container(1, 3), w.container(1, 4)
 		before := generation(w.Host)
@@ -86,7 +86,6 @@ var _ = Describe("many mappings", Label("kernel"), func() {
 
 	It("go in one batch when they are the first, and when they replace a former owner's", func() {
 		w := newWorld()
-		w.bridge(1)
 		a, b := w.container(1, 2), w.container(1, 3)
 		before := generation(w.Host)
 		a.add(many(1000, 300, "udp"))
@@ -100,7 +99,6 @@ var _ = Describe("many mappings", Label("kernel"), func() {
 
 	It("of other containers on the bridge cost an ADD no look at their records", func() {
 		w := newWorld()
-		w.bridge(1)
 		for i := range 8 {
 			w.container(1, 2+i).add(ports(fmt.Sprintf("%d:80", 8080+i)))
 		}
@@ -112,13 +110,12 @@ var _ = Describe("many mappings", Label("kernel"), func() {
 
 	It("need no netfilter socket when there are none", Label("one-batch"), func() {
 		w := newWorld()
-		w.bridge(1)
 		c := w.container(1, 2)
 		o := c.call("ADD")
 		Expect(o.exit).To(BeZero(), o.text())
 		Expect(o.stdout).To(ContainSubstring(`"10.1.0.2/24"`))
 		Expect(w.Files("/run/hawser")).To(BeEmpty())
 		Expect(w.Cmd("nft", "list", "ruleset")).To(BeEmpty())
-		Expect(c.call("ADD", object{"prevResult": nil}).Msg).To(ContainSubstring("prevResult: missing"))
+		Expect(c.call("ADD", Object{"prevResult": nil}).Msg).To(ContainSubstring("prevResult: missing"))
 	})
 })

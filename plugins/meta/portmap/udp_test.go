@@ -14,6 +14,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 // stream is a sender of UDP that never pauses, from one port, until the end of
@@ -127,7 +128,6 @@ var _ = Describe("a UDP sender that never pauses", Label("kernel"), func() {
 				BeforeEach(func() {
 					useVariant(k.variant)
 					w = newWorld()
-					w.bridge(1)
 					w.settle(k) // the kernel tracks no flows before there are rules
 					a, b = w.container(1, 2), w.container(1, 3)
 					answer(a.Host, net.JoinHostPort(a.addr(v6), "5353"), "a")
@@ -138,7 +138,7 @@ var _ = Describe("a UDP sender that never pauses", Label("kernel"), func() {
 
 				// add publishes while the host is quiet: an answer that comes late, on a busy machine, would make
 				// the flow to the host again.
-				add := func(c *container, s *stream, word string, mapping object) {
+				add := func(c *container, s *stream, word string, mapping Object) {
 					GinkgoHelper()
 					onHost.hush(true)
 					c.add(k.config, mapping)
@@ -245,7 +245,7 @@ var _ = It("an answer of the host that makes a flow again is cut with it", func(
 	asked := nft.Flow{Source: sender, Destination: host, ReplySource: host}
 	answered := nft.Flow{Source: host, Destination: sender, ReplySource: sender}
 	at := []hostPort{{Addr: host.Addr()}}
-	isOld := (&call{}).older(nil)
+	isOld := outdated(func(netip.Addr) bool { return true })
 	Expect(isOld(nil, answered)).To(BeFalse(), "a flow of the host's own")
 	Expect(isOld(at, asked)).To(BeTrue())
 	Expect(isOld(nil, answered)).To(BeTrue())

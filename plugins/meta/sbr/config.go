@@ -24,8 +24,7 @@ type config struct {
 	SourceHints bool
 }
 
-// parseConfig reads and checks the configuration. Everything that it refuses is
-// code 7 with key and value.
+// parseConfig refuses bad values with code 7.
 func parseConfig(req *skel.Request) (config, error) {
 	var w wireConfig
 	if err := req.Decode(&w); err != nil {
@@ -40,19 +39,16 @@ func parseConfig(req *skel.Request) (config, error) {
 		key := fmt.Sprintf("gateways[%d]", i)
 		gw, err := cni.ParseAddr(key, text)
 		problems.Add(err)
-		if !gw.IsValid() {
-			continue
-		}
-		if gw.IsMulticast() || gw.IsLoopback() {
+		switch other := c.Gateways[gw.Is4()]; {
+		case !gw.IsValid():
+		case gw.IsMulticast() || gw.IsLoopback():
 			problems.Add(cni.Refuse(key, text, "is no gateway"))
-			continue
-		}
-		if other := c.Gateways[gw.Is4()]; other.IsValid() {
+		case other.IsValid():
 			problems.Add(cni.Refuse(key, text, fmt.Sprintf("is the second gateway of its family, after %s", other)).
 				Suggest("name one gateway of each family"))
-			continue
+		default:
+			c.Gateways[gw.Is4()] = gw
 		}
-		c.Gateways[gw.Is4()] = gw
 	}
 	return c, problems.Err()
 }

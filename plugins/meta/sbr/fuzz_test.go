@@ -14,7 +14,7 @@ const fuzzPrev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0
 // FuzzCall makes up whole calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
-		Plugin: plugin().Any(), Chained: true,
+		Plugin: Any(plugin()), Chained: true,
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","type":"sbr","gateways":["10.1.0.9","fd01::9"],"addSourceHints":true,` +
 				`"cni.dev/valid-attachments":[],` + fuzzPrev + `}`,
@@ -28,7 +28,7 @@ func FuzzCall(f *testing.F) {
 // FuzzFiles damages the records.
 func FuzzFiles(f *testing.F) {
 	Fuzz{
-		Plugin: plugin().Any(), Chained: true,
+		Plugin: Any(plugin()), Chained: true,
 		Confs: []string{`{"cniVersion":"1.1.0","name":"net","cni.dev/valid-attachments":` +
 			`[{"containerID":"one","ifname":"eth0"}],` + fuzzPrev + `}`},
 	}.RunFiles(f, recordDir, ``, `[]`, `{"network":"net","containerID":"one","ifname":"eth0","plan":{"rules":[{"src":`+

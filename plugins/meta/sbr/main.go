@@ -1,11 +1,8 @@
-// Sbr gives the addresses of one interface a routing table each, so that what
-// a container sends from one of its interfaces leaves through that interface
-// (source based routing).
+// Sbr gives the addresses of one interface a routing table each, so that what a container sends from one of its
+// interfaces leaves through that interface (source based routing).
 //
-// ADD makes a table for each address, with a default route and the interface's
-// routes of the main table, and a rule that leads the packets of the address
-// there; then it takes the routes out of the main table. What it did is in a
-// record below /run/hawser/sbr; DEL, and an ADD that fails, undo it.
+// ADD makes a table for each address, and a rule that leads the packets of the address there; then it takes the
+// interface's routes out of the main table. DEL, and an ADD that fails, undo what a record below /run/hawser/sbr says.
 //
 // README.md lists every key of the configuration.
 package main

@@ -9,11 +9,11 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 const (
-	// firstTable is the number from which free tables are looked for, as the
-	// reference does.
+	// firstTable is the first number that may be that of a new table, as with the reference.
 	firstTable = 100
 	// defaultMetric is what the kernel gives to an IPv6 route without a metric.
 	defaultMetric = 1024
@@ -45,24 +45,22 @@ type routing struct {
 type route struct {
 	rtnl.Route                // as a Route, of several next hops the first
 	copy       rtnl.RouteCopy // whole
-	// stays says that the main table keeps it: the kernel would delete it with the next hops
-	// of other interfaces.
+	// stays says that the main table keeps the route: the kernel would delete it with the hops of other interfaces.
 	stays bool
 }
 
-// mainRoutes are the interface's unicast routes of the main table. Those without gateway
-// come first, since the kernel wants to know the way to a gateway.
+// mainRoutes are the interface's unicast routes of the main table, those without gateway first: the kernel needs the
+// way to a gateway.
 func (f routing) mainRoutes() (routes []route) {
 	for _, whole := range f.Routes {
 		own, ok := whole.HopsOf(f.Link)
 		if !ok || whole.Table() != unix.RT_TABLE_MAIN || whole.Header.Type != unix.RTN_UNICAST {
 			continue
 		}
-		own = own.Flat()
 		_, shared := whole.OtherHops(f.Link)
 		routes = append(routes, route{own.Route(), own, shared && whole.Header.Family == unix.AF_INET})
 	}
-	slices.SortStableFunc(routes, func(a, b route) int { return rtnl.NearFirst(a.copy, b.copy) })
+	slices.SortStableFunc(routes, func(a, b route) int { return rtnl.GatewaysLast(a.copy, b.copy) })
 	return routes
 }
 
@@ -77,9 +75,12 @@ type plan struct {
 
 // makePlan decides which tables the addresses get and what is in them.
 func makePlan(cfg config, addrs []address, here routing) (p plan) {
-	table, priorities := uint32(firstTable), freePriorities(here)
+	table, next := uint32(firstTable), here.priorities()
 	for _, a := range addrs {
-		rule := rtnl.Rule{Src: a.host(), Table: cfg.Table, Priority: priorities(a.is4())}
+		if next[a.is4()] > 0 {
+			next[a.is4()]--
+		}
+		rule := rtnl.Rule{Src: a.host(), Table: cfg.Table, Priority: next[a.is4()]}
 		if cfg.Table == 0 {
 			rule.Table = rtnl.FreeTable(table, here.Rules, here.Routes)
 			table = rule.Table + 1
@@ -102,22 +103,16 @@ func makePlan(cfg config, addrs []address, here routing) (p plan) {
 	return p
 }
 
-// freePriorities returns a function that gives the next priority of a family, the one
-// that the kernel would choose: before the rules that are there, but the first.
-func freePriorities(here routing) func(is4 bool) uint32 {
-	next, seen := map[bool]uint32{}, map[bool]int{}
-	for _, r := range here.Rules {
+// priorities returns, by "is IPv4", what the second rule of each family has. The kernel puts a new rule just before it.
+func (f routing) priorities() map[bool]uint32 {
+	second, seen := map[bool]uint32{}, map[bool]int{}
+	for _, r := range f.Rules {
 		is4 := r.Src.Addr().Is4()
 		if seen[is4]++; seen[is4] == 2 {
-			next[is4] = r.Priority
+			second[is4] = r.Priority
 		}
 	}
-	return func(is4 bool) uint32 {
-		if next[is4] > 0 {
-			next[is4]--
-		}
-		return next[is4]
-	}
+	return second
 }
 
 // addTable plans an address's table: copies of the main table's routes that are the address's or nobody's, and a
@@ -136,42 +131,36 @@ func (p *plan) addTable(a address, all []address, here routing, table uint32) {
 			others = append(others, c)
 		case isOwn:
 			p.Copies = append(p.Copies, c)
-			leads = leads || !c.IsFar() && r.Dst.Contains(a.Gateway)
+			leads = leads || !c.HasGateway() && r.Dst.Contains(a.Gateway)
 		}
 	}
 	def.OnLink = def.GW.IsValid() && !leads
-	switch {
-	case own != nil && a.Asked: // the main table's, through the configured gateway
-		for _, c := range own {
-			p.Copies = append(p.Copies, c.Via(def.GW, def.OnLink))
+	isBorrowed := len(own) == 0 && a.Gateway.IsValid()
+	if isBorrowed && len(others) > 0 {
+		own = others[:1] // its metrics, our gateway
+	}
+	for _, c := range own {
+		if a.Asked || isBorrowed {
+			c = c.ViaGateway(def.GW, def.OnLink)
 		}
-	case own != nil:
-		p.Copies = append(p.Copies, own...)
-	case !a.Gateway.IsValid(): // no default route
-	case others != nil: // its metrics, our gateway
-		p.Copies = append(p.Copies, others[0].Via(def.GW, def.OnLink))
-	default:
+		p.Copies = append(p.Copies, c)
+	}
+	if len(own) == 0 && a.Gateway.IsValid() {
 		p.Defaults = append(p.Defaults, def)
 	}
 }
 
-// isFor says whether a route of the main table belongs into the table of a: it is
-// the address's own or, when it is no address's own, of its family. A route of a
-// family without an address goes into every table, as with the reference.
+// isFor says whether a route of the main table belongs into the table of a: one that is the address's own, or no
+// address's and of its family. A route of a family without an address goes into every table, as with the reference.
 func isFor(r rtnl.Route, a address, all []address) bool {
-	owned := slices.ContainsFunc(all, func(o address) bool { return o.owns(r) })
-	family := slices.ContainsFunc(all, func(o address) bool { return o.is4() == r.Dst.Addr().Is4() })
-	switch {
-	case owned:
+	if slices.ContainsFunc(all, func(o address) bool { return o.owns(r) }) {
 		return a.owns(r)
-	case family:
-		return a.is4() == r.Dst.Addr().Is4()
 	}
-	return true
+	isOfFamily := func(o address) bool { return o.is4() == r.Dst.Addr().Is4() }
+	return isOfFamily(a) || !slices.ContainsFunc(all, isOfFamily)
 }
 
-// owns says whether the route is about the address: it has it as its source, leads
-// to its subnet, or through a gateway there.
+// owns says whether the route has the address as its source, or leads to its subnet or through a gateway there.
 func (a address) owns(r rtnl.Route) bool {
 	switch {
 	case !r.GW.IsValid() && r.Dst == a.Prefix.Masked():
@@ -184,17 +173,16 @@ func (a address) owns(r rtnl.Route) bool {
 	return a.Prefix.Bits() <= r.Dst.Bits() && a.Prefix.Contains(r.Dst.Addr())
 }
 
-// copyFor is the route in the table of a. The source address of another one does
-// not fit there.
+// copyFor is the route in the table of a, where the source address of another one does not fit.
 func copyFor(r route, a address, all []address, table uint32) rtnl.RouteCopy {
 	c := r.copy.InTable(table)
 	if !slices.ContainsFunc(all, func(o address) bool { return o != a && o.Prefix.Addr() == r.Src }) {
 		return c
 	}
 	if !r.GW.IsValid() && r.Dst == a.Prefix.Masked() {
-		return c.From(a.Prefix.Addr())
+		return c.WithSource(a.Prefix.Addr())
 	}
-	return c.From(netip.Addr{})
+	return c.WithSource(netip.Addr{})
 }
 
 func defaultRoute(a address, link int, table uint32) rtnl.Route {
@@ -209,8 +197,7 @@ func defaultRoute(a address, link int, table uint32) rtnl.Route {
 	return r
 }
 
-// sourceHints are the routes to the subnets that stay in the main table, so that
-// what has no source address yet gets one there.
+// sourceHints are routes to the subnets in the main table, which give a source address to what has none yet.
 func sourceHints(addrs []address, link int) (hints []rtnl.Route) {
 	for _, a := range addrs {
 		// The protocol tells it from the kernel's own, which is equal otherwise.
@@ -228,16 +215,15 @@ func sourceHints(addrs []address, link int) (hints []rtnl.Route) {
 	return hints
 }
 
-// addressesOf are the interface's addresses in the result of the chain, with their
-// gateways: the configuration's, else the address's own, else that of a default
-// route of the family.
-func addressesOf(cfg config, res *cni.Result, ifName string) (addrs []address) {
-	for _, ip := range res.ContainerIPs(ifName) {
+// addressesOf are the interface's addresses in the result of the chain, which get a rule each, with their gateways: the
+// configuration's, else the address's own, else that of a default route of the family.
+func addressesOf(cfg config, req *skel.Request) (addrs []address, err error) {
+	for _, ip := range req.PrevResult.ContainerIPs(req.IfName) {
 		a := address{Prefix: ip.Address, Gateway: cfg.Gateways[ip.Address.Addr().Is4()]}
 		if a.Asked = a.Gateway.IsValid(); !a.Asked {
 			a.Gateway = ip.Gateway
 		}
-		for _, r := range slices.Backward(res.Routes) {
+		for _, r := range slices.Backward(req.PrevResult.Routes) {
 			if isDefault(r, a.is4()) {
 				a.Default = r
 			}
@@ -247,7 +233,10 @@ func addressesOf(cfg config, res *cni.Result, ifName string) (addrs []address) {
 		}
 		addrs = append(addrs, a)
 	}
-	return addrs
+	if len(addrs) == 0 {
+		err = cni.Errorf(cni.CodeConfig, "prevResult: no address of the interface %q to route by", req.IfName)
+	}
+	return addrs, err
 }
 
 // isDefault says whether a route of the result is the main table's default route of the family.
@@ -255,8 +244,8 @@ func isDefault(r cni.Route, is4 bool) bool {
 	return r.Dst.Bits() == 0 && r.Dst.Addr().Is4() == is4 && r.InMain()
 }
 
-// withGateways is the result with the gateways that the configuration names in its default routes,
-// which the plugins of the chain compare with the container's.
+// withGateways is the result with the configuration's gateways in its default routes, which other plugins of the chain
+// check.
 func (cfg config) withGateways(res *cni.Result) *cni.Result {
 	res = res.Clone()
 	for i, r := range res.Routes {

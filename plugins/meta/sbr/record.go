@@ -15,8 +15,7 @@ const recordDir = "/run/hawser/sbr"
 
 func records() statefile.Records[record] { return statefile.Records[record]{Path: recordDir} }
 
-// record says what an ADD is to do, in which namespace. It is written before the first
-// effect. DEL undoes the plan, as far as it was done, and CHECK compares it.
+// record says what an ADD does, and where. It is written before the first effect; DEL undoes it, and CHECK compares it.
 type record struct {
 	cni.Attachment
 	Netns ns.Identity `json:"netns"`
@@ -24,8 +23,7 @@ type record struct {
 	Plan  plan        `json:"plan"`
 }
 
-// Valid says whether an ADD can have written the record. Its file may be damaged, and
-// DEL deletes what it names.
+// Valid says whether an ADD can have written the record: DEL deletes what it names.
 func (r record) Valid() bool {
 	tables := map[uint32]bool{}
 	for _, rule := range r.Plan.Rules {

@@ -11,25 +11,23 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// planOfReference returns what the reference plugin made for the addresses that the
-// interface has: rules to the configured table or, without one, rules to tables
-// whose routes are all of this interface. Those routes go back to the main table,
-// without default routes, which the reference adds. An interface that another attachment's
-// record names has nothing of the reference's.
-func planOfReference(s *frame.Call) (p plan, err error) {
-	isItsLink := func(r record) bool { return r.Netns.Is(s.NetnsID) && r.Link == s.ContEnd.Index }
+// planOfReference returns what the reference made for the interface's addresses: rules to the configured table or,
+// without one, rules to tables whose routes are all of this interface. Those routes go back to the main table, without
+// default routes, which the reference adds. What a record has is not the reference's.
+func planOfReference(c *frame.Call) (p plan, err error) {
+	isItsLink := func(r record) bool { return r.Netns.Is(c.NetnsID) && r.Link == c.ContEnd.Index }
 	if taken, err := records().Any(isItsLink); err != nil || taken {
 		return p, err
 	}
-	here, err := readRouting(s)
+	here, err := readRouting(c)
 	if err != nil {
 		return p, err
 	}
-	addrs, err := s.Cont.Addrs(here.Link)
+	addrs, err := c.Cont.Addrs(here.Link)
 	if err != nil {
 		return p, err
 	}
-	table := tableOf(s.Request)
+	table := tableOf(c.Request)
 	for _, r := range here.Rules {
 		isOfAddr := slices.ContainsFunc(addrs, func(a rtnl.Addr) bool {
 			return r.Src == address{Prefix: a.Prefix}.host()
@@ -42,16 +40,16 @@ func planOfReference(s *frame.Call) (p plan, err error) {
 			p.Rules, p.Copies = append(p.Rules, r), append(p.Copies, routes...)
 		}
 	}
-	for _, c := range p.Copies {
-		if c = c.InTable(unix.RT_TABLE_MAIN); c.Header.Dst_len > 0 && !slices.ContainsFunc(p.Moved, c.Equal) {
-			p.Moved = append(p.Moved, c)
+	for _, route := range p.Copies {
+		route = route.InTable(unix.RT_TABLE_MAIN)
+		if route.Header.Dst_len > 0 && !slices.ContainsFunc(p.Moved, route.Equal) {
+			p.Moved = append(p.Moved, route)
 		}
 	}
 	return p, nil
 }
 
-// tableOf reads only what DEL needs, so that no other key, however broken, stands in
-// its way; 0 = none that can be read.
+// tableOf reads what DEL needs of the configuration, whatever else is wrong there; 0 = none.
 func tableOf(req *skel.Request) uint32 {
 	var w struct {
 		Table *int64 `json:"table"`

@@ -9,8 +9,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// del undoes what the record says or, where there is none, what the reference made.
-// Rules and tables of a namespace that is gone went with it.
+// del undoes what the record says or, where there is none, what the reference made, in a namespace that is still there.
 func del(ctx context.Context, req *skel.Request) error {
 	if req.NS != nil {
 		if err := remove(ctx, req); err != nil {
@@ -22,18 +21,15 @@ func del(ctx context.Context, req *skel.Request) error {
 
 // remove undoes in the namespace what ADD did there.
 func remove(ctx context.Context, req *skel.Request) error {
-	s, err := frame.OpenContainer(req)
+	c, err := frame.OpenLocked(ctx, req)
 	if err != nil {
-		return err
-	}
-	if err := s.LockNetns(ctx); err != nil {
 		return err
 	}
 	r, ok, err := records().Get(req.Hash())
 	if err != nil {
 		return err
 	}
-	err = s.FindInterface()
+	err = c.FindInterface()
 	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 		return err
 	}
@@ -41,26 +37,25 @@ func remove(ctx context.Context, req *skel.Request) error {
 	case !ok && err != nil:
 		return nil
 	case !ok:
-		r.Plan, err = planOfReference(s)
+		r.Plan, err = planOfReference(c)
 		if err != nil {
 			return err
 		}
-	case !r.Netns.Is(s.NetnsID): // CNI_NETNS leads to another container by now
+	case !r.Netns.Is(c.NetnsID): // CNI_NETNS leads to another container by now
 		return nil
-	case s.ContEnd.Index != r.Link:
+	case c.ContEnd.Index != r.Link:
 		r.Plan = plan{Rules: r.Plan.Rules} // the routes went with the interface
 	}
-	return undo(s.Cont, r.Plan)
+	return undo(c.Cont, r.Plan)
 }
 
-// undo takes back all or a part of what apply did, in the other direction, and goes on
-// after an error.
+// undo takes back all or a part of what apply did, and goes on after an error.
 func undo(conn *rtnl.Conn, p plan) error {
 	return errors.Join(undoEach(p.Hints, conn.DelRoute), undoEach(p.Moved, conn.RestoreCopy),
 		undoEach(p.Rules, conn.DelRule), undoEach(p.Defaults, conn.DelRoute), undoEach(p.Copies, conn.DelCopy))
 }
 
-// undoEach calls do with each of a list, and goes on after an error. What is gone is none.
+// undoEach calls do with each of a list, and goes on after an error, or where there is no such link.
 func undoEach[T any](list []T, do func(T) error) error {
 	var errs []error
 	for _, one := range list {

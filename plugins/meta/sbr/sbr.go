@@ -13,41 +13,41 @@ import (
 	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
-	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
-	addrs, err := needAddresses(cfg, req)
+	addrs, err := addressesOf(cfg, req)
 	if err != nil {
 		return nil, err
 	}
-	s, err := frame.OpenContainer(req)
+	c, err := frame.OpenLocked(ctx, req)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.LockNetns(ctx); err != nil {
+	if err := c.FindInterface(); err != nil {
 		return nil, err
 	}
-	if err := s.FindInterface(); err != nil {
-		return nil, err
-	}
-	here, err := readRouting(s)
+	here, err := readRouting(c)
 	if err != nil {
 		return nil, err
 	}
-	r, err := newRecord(s)
+	r, err := newRecord(c)
 	if err != nil {
 		return nil, err
 	}
 	r.Plan = makePlan(cfg, addrs, here)
-	// Before it is written: it may be there although the write failed.
-	req.OnFail("remove the record", func(ctx context.Context) error { return records().Drop(ctx, req.Hash()) })
+	// Before the record is written: it may be there although that failed.
+	req.OnFail("restore the routes", func(ctx context.Context) error {
+		if err := undo(c.Cont, r.Plan); err != nil {
+			return err // DEL finds the record
+		}
+		return records().Drop(ctx, req.Hash())
+	})
 	if err := records().Put(ctx, r); err != nil {
 		return nil, err
 	}
-	req.OnFail("restore the routes", func(context.Context) error { return undo(s.Cont, r.Plan) })
-	awaitSources(ctx, s.Cont, r.Plan)
-	err = apply(s.Cont, r.Plan)
+	awaitSources(ctx, c.Cont, r.Plan)
+	err = apply(c.Cont, r.Plan)
 	if errors.Is(err, unix.ENETDOWN) {
 		err = cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: the interface is down, and so has no routes: %w",
 			req.IfName, err)
@@ -58,8 +58,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 // sourceWait is longer than duplicate address detection takes.
 const sourceWait = 5 * time.Second
 
-// awaitSources waits until the sources of hints are no longer tentative: the kernel
-// would refuse them. What it could not wait for the kernel reports.
+// awaitSources waits for the sources of hints: the kernel refuses tentative ones.
 func awaitSources(ctx context.Context, conn *rtnl.Conn, p plan) {
 	ctx, cancel := context.WithTimeout(ctx, sourceWait)
 	defer cancel()
@@ -70,41 +69,31 @@ func awaitSources(ctx context.Context, conn *rtnl.Conn, p plan) {
 	}
 }
 
-// needAddresses are the addresses that get a rule.
-func needAddresses(cfg config, req *skel.Request) ([]address, error) {
-	addrs := addressesOf(cfg, req.PrevResult, req.IfName)
-	if len(addrs) == 0 {
-		return nil, cni.Errorf(cni.CodeConfig, "prevResult: no address of the interface %q to route by", req.IfName)
-	}
-	return addrs, nil
-}
-
-// newRecord begins the attachment's record. An old one of the same interface says that
-// the attachment is there already; of an interface that is gone only rules are left.
-func newRecord(s *frame.Call) (record, error) {
-	r := record{Attachment: s.Attachment, Netns: s.NetnsID, Link: s.ContEnd.Index}
-	old, ok, err := records().Get(s.Hash())
+// newRecord begins the attachment's record. Of an old one for an interface that is gone it removes the rules.
+func newRecord(c *frame.Call) (record, error) {
+	r := record{Attachment: c.Attachment, Netns: c.NetnsID, Link: c.ContEnd.Index}
+	old, ok, err := records().Get(c.Hash())
 	if err != nil || !ok || !old.Netns.Is(r.Netns) {
 		return r, err
 	}
 	if old.Link == r.Link {
 		return r, cni.Errorf(cni.CodeExists,
-			"the addresses of %q have their tables already, from an earlier ADD; DEL takes them away", s.IfName)
+			"the addresses of %q have their tables already, from an earlier ADD; DEL takes them away", c.IfName)
 	}
-	return r, undo(s.Cont, plan{Rules: old.Plan.Rules})
+	return r, undo(c.Cont, plan{Rules: old.Plan.Rules})
 }
 
 // readRouting reads the rules and routes of the namespace.
-func readRouting(s *frame.Call) (here routing, err error) {
-	here.Link = s.ContEnd.Index
-	if here.Rules, err = s.Cont.Rules(); err == nil {
-		here.Routes, err = s.Cont.RouteCopies()
+func readRouting(c *frame.Call) (here routing, err error) {
+	here.Link = c.ContEnd.Index
+	if here.Rules, err = c.Cont.Rules(); err == nil {
+		here.Routes, err = c.Cont.RouteCopies()
 	}
 	return here, err
 }
 
-// apply makes the tables before the rules that lead there, and takes routes out of the
-// main table after that: there is a route from each address at any time.
+// apply makes a table before the rule that leads there, and empties the main table last: each address always has a
+// route.
 func apply(conn *rtnl.Conn, p plan) error {
 	addRoute := func(r rtnl.Route) error { return tableError(r.Table, conn.AddRoute(r)) }
 	err := forEach(p.Copies, func(c rtnl.RouteCopy) error { return tableError(c.Table(), conn.AddCopy(c)) })
@@ -140,11 +129,10 @@ func tableError(table uint32, err error) error {
 	return fmt.Errorf("table %d: %w", table, err)
 }
 
-// check looks for a rule of each address, for all that the record says and, where
-// the reference made the tables, for their default routes. It returns each
-// difference.
+// check looks for a rule of each address, for all that the record says and, where the reference made the tables, for
+// their default routes.
 func check(ctx context.Context, req *skel.Request, cfg config) error {
-	addrs, err := needAddresses(cfg, req)
+	addrs, err := addressesOf(cfg, req)
 	if err != nil {
 		return err
 	}
@@ -152,18 +140,18 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	s, err := frame.OpenContainer(req)
+	c, err := frame.OpenContainer(req)
 	if err != nil {
 		return err
 	}
-	if err := s.VerifyInterface(); err != nil {
+	if err := c.VerifyInterface(); err != nil {
 		return err
 	}
-	here, err := readRouting(s)
+	here, err := readRouting(c)
 	if err != nil {
 		return err
 	}
-	if !ok || !r.Netns.Is(s.NetnsID) {
+	if !ok || !r.Netns.Is(c.NetnsID) {
 		r.Plan = plan{}
 	}
 	var errs []error
@@ -183,8 +171,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	return errors.Join(errs...)
 }
 
-// checkRule looks for the rule of one address. Without a plan it may lead to any
-// table that has the default route.
+// checkRule looks for the rule of one address. Without a plan it may lead to any table that has the default route.
 func (f routing) checkRule(a address, cfg config, p plan) error {
 	inPlan := func(r rtnl.Rule) bool { return len(p.Rules) == 0 || slices.Contains(p.Rules, r) }
 	i := slices.IndexFunc(f.Rules, func(r rtnl.Rule) bool {
@@ -213,26 +200,16 @@ func (f routing) has(want rtnl.Route) bool {
 	})
 }
 
-// gc removes the records of attachments that are not valid. Nothing is restored:
-// their namespaces are gone, or somebody else's business.
+// gc removes the records of attachments that are not valid, whose namespaces are gone, or somebody else's business.
 func gc(ctx context.Context, req *skel.Request) error {
 	stale := func(r record) bool { return req.Valid.Excludes(r.Attachment) }
 	return records().Collect(ctx, stale, func(record) error { return nil })
 }
 
-// status looks for what would make ADD fail: a kernel without routing policy, a
-// directory that cannot be written.
-func status(_ context.Context, _ *skel.Request, _ config) error {
-	conn, err := rtnl.Dial(nil)
-	if err == nil {
-		defer conn.Close()
-		_, err = conn.Rules()
-	}
-	if err == nil {
-		err = statefile.Writable(recordDir)
-	}
-	if err != nil {
-		return cni.Errorf(cni.CodeUnavailable, "%w", err)
-	}
-	return nil
+// status says whether the kernel has routing policy, and whether records can be written.
+func status(context.Context, *skel.Request, config) error {
+	return frame.Status(recordDir, func(host *rtnl.Conn) error {
+		_, err := host.Rules()
+		return err
+	})
 }

@@ -136,7 +136,7 @@ var _ = Describe("ADD", func() {
 	// whileWaiting is an ADD that waits for its turn, while something happens.
 	whileWaiting := func(keys string, happens func()) {
 		GinkgoHelper()
-		held, err := statefile.Lock(GinkgoT().Context(), w.dir+"/.hawser/lock", 0o600)
+		held, err := statefile.LockFile(GinkgoT().Context(), w.dir+"/.hawser/lock", 0o600)
 		Expect(err).NotTo(HaveOccurred())
 		done := make(chan Answer, 1)
 		go func() {
@@ -227,7 +227,7 @@ var _ = Describe("ADD that fails", func() {
 
 	It("in its turn, saying who has the lock", func() {
 		put(w.dir+"/.hawser/lock", "")
-		held, err := statefile.Lock(GinkgoT().Context(), w.dir+"/.hawser/lock", 0o600)
+		held, err := statefile.LockFile(GinkgoT().Context(), w.dir+"/.hawser/lock", 0o600)
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(held.Unlock)
 		ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)

@@ -11,22 +11,17 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// allowList is the administrator's file that says which sysctls may be
-// written. Each line that is not blank is a regular expression for keys as the
-// configuration spells them; without ^ and $ it may match anywhere in the key.
-// There are no comments. Without the file every key may be written, with an
-// empty one none.
-type allowList struct {
-	Path string
-}
+// allowList is the path of the administrator's file that says which sysctls may be written. Each line that is not blank
+// is a regular expression for keys as the configuration spells them. Without the file every key may be written.
+type allowList string
 
 // check refuses (code 7) the first setting that no line allows.
 func (l allowList) check(settings []setting) error {
 	if len(settings) == 0 {
 		return nil
 	}
-	lines, exists, err := l.read()
-	if err != nil || !exists {
+	lines, err := l.read()
+	if err != nil {
 		return err
 	}
 	for _, s := range settings {
@@ -40,7 +35,7 @@ func (l allowList) check(settings []setting) error {
 			allowed = line.MatchString(s.Raw)
 		}
 		if !allowed {
-			return bad(s.name(), s.Value, fmt.Sprintf("not allowed by %s, which allows %q", l.Path, lines))
+			return bad(s.name(), s.Value, fmt.Sprintf("not allowed by %s, which allows %q", l, lines))
 		}
 	}
 	return nil
@@ -48,7 +43,7 @@ func (l allowList) check(settings []setting) error {
 
 // verify finds broken lines.
 func (l allowList) verify() error {
-	lines, _, err := l.read()
+	lines, err := l.read()
 	errs := []error{err}
 	for _, line := range lines {
 		_, err := l.compile(line)
@@ -60,23 +55,23 @@ func (l allowList) verify() error {
 func (l allowList) compile(line string) (*regexp.Regexp, error) {
 	expr, err := regexp.Compile(line)
 	if err != nil {
-		return nil, cni.Errorf(cni.CodeConfig, "%s: line %q: %w", l.Path, line, err)
+		return nil, cni.Errorf(cni.CodeConfig, "%s: line %q: %w", l, line, err)
 	}
 	return expr, nil
 }
 
-func (l allowList) read() (lines []string, exists bool, err error) {
-	data, err := os.ReadFile(l.Path)
+func (l allowList) read() (lines []string, err error) {
+	data, err := os.ReadFile(string(l))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, false, nil
+		return []string{""}, nil // which matches every key
 	}
 	if err != nil {
-		return nil, false, fmt.Errorf("allow-list: %w", err)
+		return nil, fmt.Errorf("allow-list: %w", err)
 	}
 	for line := range strings.Lines(string(data)) {
 		if line = strings.TrimSpace(line); line != "" {
 			lines = append(lines, line)
 		}
 	}
-	return lines, true, nil
+	return lines, nil
 }

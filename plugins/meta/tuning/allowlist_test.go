@@ -16,8 +16,8 @@ import (
 var _ = Describe("the allow-list", func() {
 	write := func(text string) allowList {
 		GinkgoHelper()
-		l := allowList{Path: filepath.Join(GinkgoT().TempDir(), "allowlist.conf")}
-		Expect(os.WriteFile(l.Path, []byte(text), 0o644)).To(Succeed())
+		l := allowList(filepath.Join(GinkgoT().TempDir(), "allowlist.conf"))
+		Expect(os.WriteFile(string(l), []byte(text), 0o644)).To(Succeed())
 		return l
 	}
 	settings := func(keys ...string) (all []setting) {
@@ -61,12 +61,12 @@ var _ = Describe("the allow-list", func() {
 	It("names what is allowed", func() {
 		l := write("^net\\.core\\.y$\n^net\\.core\\.z$")
 		Expect(l.check(settings("net.core.x"))).To(MatchError(
-			`sysctl["net.core.x"]: "1": not allowed by ` + l.Path +
+			`sysctl["net.core.x"]: "1": not allowed by ` + string(l) +
 				`, which allows ["^net\\.core\\.y$" "^net\\.core\\.z$"]`))
 	})
 
 	It("that is not there allows everything", func() {
-		l := allowList{Path: filepath.Join(GinkgoT().TempDir(), "absent", "allowlist.conf")}
+		l := allowList(filepath.Join(GinkgoT().TempDir(), "absent", "allowlist.conf"))
 		Expect(l.check(settings("net.core.x"))).To(Succeed())
 		Expect(l.verify()).To(Succeed())
 	})
@@ -75,13 +75,13 @@ var _ = Describe("the allow-list", func() {
 		l := write("^net\\.core\\.y$\n*x\n(")
 		err := l.check(settings("net.core.x"))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
-		Expect(err).To(MatchError(l.Path +
+		Expect(err).To(MatchError(string(l) +
 			": line \"*x\": error parsing regexp: missing argument to repetition operator: `*`"))
 		Expect(l.verify()).To(MatchError(And(ContainSubstring(`"*x"`), ContainSubstring(`"("`))))
 	})
 
 	It("that cannot be read is an error", func() {
-		l := allowList{Path: GinkgoT().TempDir()}
+		l := allowList(GinkgoT().TempDir())
 		err := l.check(settings("net.core.x"))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeIO))
 		Expect(l.verify()).NotTo(Succeed())

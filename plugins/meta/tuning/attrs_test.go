@@ -14,13 +14,14 @@ var _ = DescribeTable("is no backup:", func(text string) {
 	Entry("a MAC address that is none", `{"mac":"x"}`), Entry("a list", `[]`),
 )
 
-var _ = DescribeTable("a backup", func(text string, want ...keyValue) {
+var _ = DescribeTable("a backup", func(text string, want ...value) {
 	Expect(decodeBackup([]byte(text))).To(Equal(want))
 	Expect(string(encodeBackup(want))).To(Equal(text))
 },
 	Entry("of everything", "{\n \"mac\": \"02:00:00:00:00:01\",\n \"promisc\": false,\n \"mtu\": 1500,\n"+
 		" \"allmulti\": true,\n \"txQLen\": 1000\n}",
-		keyValue{"mac", "02:00:00:00:00:01"}, keyValue{"promisc", "false"},
-		keyValue{"mtu", "1500"}, keyValue{"allmulti", "true"}, keyValue{"txQLen", "1000"}),
-	Entry("of some", "{\n \"mtu\": 1500,\n \"txQLen\": 0\n}", keyValue{"mtu", "1500"}, keyValue{"txQLen", "0"}),
+		value{Key: "mac", Value: "02:00:00:00:00:01"}, value{Key: "promisc", Value: "false"},
+		value{Key: "mtu", Value: "1500"}, value{Key: "allmulti", Value: "true"}, value{Key: "txQLen", Value: "1000"}),
+	Entry("of some", "{\n \"mtu\": 1500,\n \"txQLen\": 0\n}",
+		value{Key: "mtu", Value: "1500"}, value{Key: "txQLen", Value: "0"}),
 )

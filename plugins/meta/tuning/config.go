@@ -45,16 +45,14 @@ type wireArgs struct {
 
 // config is the configuration with every value checked.
 type config struct {
-	Sysctls []setting
-	Attrs   []keyValue // what the interface is to become, in the order of attrs
-	DataDir string
+	Sysctls    []setting
+	Attributes []value // what the interface is to become, in their order
+	DataDir    string
 }
 
-func (c config) empty() bool { return len(c.Sysctls) == 0 && len(c.Attrs) == 0 }
+func (c config) empty() bool { return len(c.Sysctls) == 0 && len(c.Attributes) == 0 }
 
-// parseConfig reads and checks the configuration. Everything that it refuses
-// is code 7 with key and value, or code 4 for CNI_ARGS. Where there is no
-// interface (STATUS), IFNAME stays in the keys of sysctls.
+// parseConfig refuses bad values with code 7, or 4 for CNI_ARGS. In STATUS, IFNAME stays in the keys of sysctls.
 func parseConfig(req *skel.Request) (config, error) {
 	var w wireConfig
 	var problems cni.Problems
@@ -65,21 +63,27 @@ func parseConfig(req *skel.Request) (config, error) {
 	mac, err := parseMAC(w, req.Args)
 	problems.Add(err)
 	args := w.Args.CNI
-	problems.Add(checkNumber("mtu", &w.MTU))
-	problems.Add(checkNumber("args.cni.mtu", args.MTU))
-	problems.Add(checkNumber("txQLen", w.TxQLen))
-	problems.Add(checkNumber("args.cni.txQLen", args.TxQLen))
+	for _, n := range []struct {
+		key   string
+		value *int
+	}{{"mtu", &w.MTU}, {"args.cni.mtu", args.MTU}, {"txQLen", w.TxQLen}, {"args.cni.txQLen", args.TxQLen}} {
+		if n.value != nil && (*n.value < 0 || *n.value > math.MaxInt32) {
+			problems.Add(cni.Refuse(n.key, *n.value, fmt.Sprintf("is not between 0 and %d", math.MaxInt32)))
+		}
+	}
 	c.Sysctls, err = parseSysctls(w, req.IfName)
 	problems.Add(err)
 
-	want := func(key string, value any) { c.Attrs = append(c.Attrs, keyValue{key, fmt.Sprint(value)}) }
+	want := func(key string, to any) {
+		c.Attributes = append(c.Attributes, value{Key: key, Value: fmt.Sprint(to)})
+	}
 	if mac != nil {
 		want("mac", mac)
 	}
-	if override(w.Promisc, args.Promisc) {
+	if *cmp.Or(args.Promisc, &w.Promisc) {
 		want("promisc", true)
 	}
-	if mtu := override(w.MTU, args.MTU); mtu != 0 {
+	if mtu := *cmp.Or(args.MTU, &w.MTU); mtu != 0 {
 		want("mtu", mtu)
 	}
 	if on := cmp.Or(args.AllMulti, w.AllMulti); on != nil {
@@ -89,27 +93,6 @@ func parseConfig(req *skel.Request) (config, error) {
 		want("txQLen", *length)
 	}
 	return c, problems.Err()
-}
-
-// dataDir reads only what DEL and GC need, so that no other key, however
-// broken, stands in their way.
-func dataDir(req *skel.Request) (string, error) {
-	var w struct {
-		DataDir string `json:"dataDir"`
-	}
-	if err := req.Decode(&w); err != nil {
-		return "", err
-	}
-	return cmp.Or(w.DataDir, defaultDataDir), nil
-}
-
-// checkNumber refuses what no interface takes; the rest depends on the device
-// and is the kernel's to refuse.
-func checkNumber(key string, n *int) error {
-	if n != nil && (*n < 0 || *n > math.MaxInt32) {
-		return cni.Refuse(key, *n, fmt.Sprintf("is not between 0 and %d", math.MaxInt32))
-	}
-	return nil
 }
 
 // parseMAC takes the MAC address from the strongest of its four sources.
@@ -133,13 +116,6 @@ func parseMAC(w wireConfig, args string) (net.HardwareAddr, error) {
 		mac = parse(cni.CodeConfig, "args.cni.mac", *w.Args.CNI.MAC)
 	}
 	return mac, problems.Err()
-}
-
-func override[T any](value T, other *T) T {
-	if other != nil {
-		return *other
-	}
-	return value
 }
 
 // bad is the error for a value that is refused.

@@ -27,7 +27,7 @@ func render(c config) string {
 	for _, s := range c.Sysctls {
 		word("%s=%s", strings.TrimPrefix(s.Key.Path(), "/proc/sys/net/"), s.Value)
 	}
-	for _, p := range c.Attrs {
+	for _, p := range c.Attributes {
 		word("%s %s", p.Key, p.Value)
 	}
 	if c.DataDir != defaultDataDir {
@@ -162,7 +162,7 @@ func FuzzConfig(f *testing.F) {
 		for i, s := range c.Sysctls {
 			path := s.Key.Path()
 			if !strings.HasPrefix(path, "/proc/sys/net/") || strings.Contains(path+"/", "/../") ||
-				find(c.Sysctls, s.Key) != i {
+				indexOf(c.Sysctls, s.Key) != i {
 				t.Fatalf("%q: %q", conf, path)
 			}
 		}

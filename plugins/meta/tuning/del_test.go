@@ -1,9 +1,11 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -157,12 +159,33 @@ var _ = Describe("DEL", func() {
 		Entry("values that nobody takes", `{"values":[{"key":"../x"}]}`, `{"mtu":99999999,"mac":"x"}`),
 	)
 
+	It("restores what an earlier release recorded", func() {
+		w.add(`"mtu":1400,"sysctl":{"net.core.somaxconn":"77"}`)
+		var record struct {
+			Changes []struct{ Netns json.RawMessage }
+		}
+		data, err := os.ReadFile(w.record())
+		Expect(err).NotTo(HaveOccurred())
+		Expect(json.Unmarshal(data, &record)).To(Succeed())
+		index, _, _ := strings.Cut(IP(w.cont, "-o link show dev eth0"), ":")
+		const owner = `{"network":"net1","containerID":"one","ifname":"eth0"}`
+		put(w.record(), fmt.Sprintf(`{"netns":%s,"macs":{"eth0":%q},"values":[`+
+			`{"key":"net.core.somaxconn","value":"4096","for":[%s,%s]},`+
+			`{"key":"mtu","value":"1500","link":%s,"for":[%s]}]}`, record.Changes[0].Netns, firstMAC,
+			owner, strings.Replace(owner, "net1", "net2", 1), index, owner))
+		w.del("")
+		Expect(w.values()).To(HavePrefix(untouched+"\nnet/core/somaxconn=77"), "net2 has changed it, too")
+		w.ok("DEL", call{network: "net2", prev: "none"})
+		Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
+		Expect(w.files()).To(BeEmpty())
+	})
+
 	It("says what cannot be restored, and goes on", func() {
 		w.add(`"mtu":1400,"sysctl":{"net.ipv4.ip_local_port_range":"40000 50000","net.core.somaxconn":"77"}`)
 		data, err := os.ReadFile(w.record())
 		Expect(err).NotTo(HaveOccurred())
 		put(w.record(), replace(replace(string(data), `"1500"`, `"70000"`), `"32768\t60999"`, `"x"`))
-		Expect(w.del("").Stderr).To(And(ContainSubstring("restore mtu 70000: "),
+		Expect(w.del("").Stderr).To(And(ContainSubstring("restore mtu: 70000: "),
 			ContainSubstring(`restore sysctl net.ipv4.ip_local_port_range: write "x": invalid argument`)))
 		Expect(w.cont.Sysctl("net/core/somaxconn")).To(Equal("4096"))
 		Expect(w.files()).To(BeEmpty())

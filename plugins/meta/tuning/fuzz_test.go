@@ -16,7 +16,7 @@ func FuzzCall(f *testing.F) {
 		`"02:00:00:00:00:01","mtu":1500,"sandbox":"` +
 		FuzzNetns + `"}],"ips":[{"address":"10.1.0.2/24","interface":1}],"dns":{}}`
 	Fuzz{
-		Plugin: plugin(allowList{Path: "/run/allowlist.conf"}).Any(), Chained: true,
+		Plugin: Any(plugin(allowList("/run/allowlist.conf"))), Chained: true,
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","type":"tuning","dataDir":"/run/tuning","sysctl":` +
 				`{"net.ipv4.conf.IFNAME.arp_notify":"1","net/core/somaxconn":"500"},` +
@@ -36,7 +36,7 @@ func FuzzCall(f *testing.F) {
 func FuzzFiles(f *testing.F) {
 	const original = `{"mac":"02:00:00:00:00:01","promisc":false,"mtu":1500,"allmulti":false,"txQLen":1000}`
 	Fuzz{
-		Plugin: plugin(allowList{Path: "/run/allowlist.conf"}).Any(), Chained: true,
+		Plugin: Any(plugin(allowList("/run/allowlist.conf"))), Chained: true,
 		Confs: []string{`{"cniVersion":"1.1.0","name":"net","dataDir":"/run/tuning","mtu":1400,"mac":` +
 			`"02:00:00:00:00:02","sysctl":{"net.core.somaxconn":"500"},` +
 			`"cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}],"prevResult":{"cniVersion":"1.1.0",` +
@@ -44,7 +44,9 @@ func FuzzFiles(f *testing.F) {
 	}.RunFiles(f, "/run/tuning", original, ``, `{"mac":"x","mtu":-1,"txQLen":-1,"sysctl":{"../kernel/panic":"1"}}`,
 		`[]`,
 		`{"netns":{"device":1,"inode":1},"values":[{"key":"mtu","value":"-1","link":-1,`+
-			`"for":[{"network":"net","containerID":"one","ifname":"eth0"}]}]}`)
+			`"for":[{"network":"net","containerID":"one","ifname":"eth0"}]}]}`,
+		`{"changes":[{"network":"net","containerID":"one","ifname":"eth0","netns":{"device":1,"inode":1},`+
+			`"values":[{"key":"mtu","value":"-1","link":-1},{"key":"net.core.somaxconn","value":"x"}]}]}`)
 }
 
 // FuzzAllowList reads anything as the administrator's file.
@@ -52,8 +54,8 @@ func FuzzAllowList(f *testing.F) {
 	f.Add("net.core.somaxconn", []byte("^net\\.core\n\n[\n"))
 	f.Add("net.ipv4.conf.eth0.arp_notify", []byte("((a{100}){100}){100}\r\n.*"))
 	f.Fuzz(func(t *testing.T, key string, lines []byte) {
-		list := allowList{Path: filepath.Join(t.TempDir(), "list")}
-		if err := os.WriteFile(list.Path, lines, 0o600); err != nil {
+		list := allowList(filepath.Join(t.TempDir(), "list"))
+		if err := os.WriteFile(string(list), lines, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		err, broken := list.check([]setting{{Raw: key}}), list.verify()

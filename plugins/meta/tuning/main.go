@@ -1,18 +1,16 @@
-// Tuning changes the interface that another plugin of the chain made, and
-// sysctls of the container's network namespace.
+// Tuning changes the interface that another plugin of the chain made, and sysctls of the container's network
+// namespace.
 //
-// ADD writes sysctls in the order of the configuration and sets the
-// interface's MAC address, promiscuous mode, MTU, allmulticast mode and
-// transmit queue length. What there was before is kept in dataDir; DEL, and
-// an ADD that fails, put it back. An administrator can say in a file which
-// sysctls may be written.
+// ADD writes sysctls in the order of the configuration and sets the interface's attributes. What there was before is
+// kept in dataDir; DEL, and an ADD that fails, put it back. An administrator can say in a file which sysctls may be
+// written.
 //
 // README.md lists every key of the configuration.
 package main
 
 import "github.com/hawser-cni/plugins/pkg/skel"
 
-func main() { skel.Main(plugin(allowList{Path: "/etc/cni/tuning/allowlist.conf"})) }
+func main() { skel.Main(plugin(allowList("/etc/cni/tuning/allowlist.conf"))) }
 
 func plugin(allowed allowList) skel.Plugin[config] {
 	return skel.Plugin[config]{

@@ -1,135 +1,139 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"slices"
-	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// del restores what can be restored and forgets it. It fails only where files
-// cannot be removed: a value that the kernel does not take back would not be
-// taken the next time either.
+// del restores what can be restored and forgets it. It fails only where a repetition may have more success.
 func del(ctx context.Context, req *skel.Request) error {
-	dir, err := dataDir(req)
-	if err != nil {
-		return err
-	}
-	s, err := openStore(ctx, req, dir, false)
+	s, err := openExisting(ctx, req)
 	if s == nil || err != nil || len(backupName(req.Attachment)) > nameMax { // ADD refuses such a name
 		return err
 	}
-	rec, _, err := s.records.Get(recordName(req.Attachment))
+	r, _, err := s.records.Get(recordName(req.Attachment))
 	if err != nil {
 		return err
 	}
-	_, before, err := s.backup()
-	if err == nil && req.NS != nil {
-		c := &container{Request: req}
-		err = req.NS.Do(func() error { return c.restore(rec, before) })
+	own, rest := r.without(r.owner(req.Attachment))
+	_, backup, err := s.backup()
+	if err == nil && req.NS != nil && len(own.Values)+len(backup) > 0 {
+		err = frame.InContainer(req, func(c *frame.Call) error { return container{Call: c}.remove(own, r, backup) })
 	}
 	if cni.Transient(err) {
 		return err // the repetition needs the record
 	}
 	if err != nil {
-		req.Warn("%v; nothing is restored", err)
+		req.Warn("not all is restored: %v", err)
 	}
-	rec.Values, _ = rec.without(rec.owner(req.Attachment))
-	return s.put(req.Attachment, rec)
+	return s.put(req.Attachment, rest)
 }
 
-// restore puts back what the attachment alone has changed, in the namespace to which
-// CNI_NETNS leads by now.
-func (c *container) restore(rec record, before []keyValue) error {
-	_, last := rec.without(rec.owner(c.Attachment))
-	if len(last) == 0 && before == nil {
-		return nil
+// owner is the attachment whose change DEL takes out: the call's or, where the network was renamed since ADD, the only
+// one that the interface has.
+func (r record) owner(a cni.Attachment) cni.Attachment {
+	all := slices.DeleteFunc(slices.Clone(r.Changes), func(c change) bool { return c.IfName != a.IfName })
+	if len(all) == 1 {
+		return all[0].Attachment
 	}
-	here, err := c.NS.IdentityInside()
-	if err != nil {
+	return a
+}
+
+// remove restores the values that the attachment alone has changed, or those of the reference's backup file, where
+// the path leads to the namespace in which they were changed.
+func (c container) remove(own change, r record, backup []value) error {
+	if err := frame.IgnoreNoLink(c.FindInterface()); err != nil {
 		return err
 	}
-	if before != nil || here.Cookie == 0 || slices.ContainsFunc(last, func(v value) bool { return v.Link != 0 }) {
-		if err := c.lookAtLink(); err != nil && !errors.Is(err, rtnl.ErrNoLink) {
-			return err
-		}
+	if len(r.attributes(c.IfName, c.ContEnd.Index)) > 0 || !c.isReferences(backup) {
+		backup = nil
 	}
-	// A backup file is the reference plugin's unless the record speaks of the interface.
-	if len(rec.attrsOf(c.IfName, c.link.Index)) > 0 || !c.isSameContainer(before) {
-		before = nil
+	known := c.NetnsID.Cookie != 0 || c.NetnsID.MAC != "" // the inode alone can be a later namespace's
+	if known && own.Netns.Is(c.NetnsID) {
+		backup = append(backup, own.Values...)
 	}
-	if rec.isAbout(here, c.IfName, c.link) {
-		for _, v := range last {
-			if v.Link == 0 || v.Link == c.link.Index { // else of an interface that is gone
-				before = append(before, v.keyValue)
-			}
-		}
-	}
-	return c.apply(before)
+	return c.restore(backup)
 }
 
-// isSameContainer decides whether the namespace is still the one that a backup
-// file without a record is about: its interface has the MAC address of prevResult
-// or, where prevResult says none, every value of the file is now what the
-// configuration makes of it.
-func (c *container) isSameContainer(before []keyValue) bool {
-	if len(before) == 0 || c.link.Index == 0 {
-		return false
-	}
-	if c.PrevResult != nil {
-		for _, i := range c.PrevResult.Interfaces {
-			if i.Name == c.IfName && i.Sandbox != "" && i.MAC != "" {
-				return strings.EqualFold(i.MAC, c.link.MAC.String())
-			}
-		}
-	}
-	cfg, err := parseConfig(c.Request)
-	if err != nil || len(cfg.Attrs) == 0 || len(differing(cfg.Attrs, c.link)) > 0 {
-		return false
-	}
-	return !slices.ContainsFunc(before, func(p keyValue) bool {
-		return !slices.ContainsFunc(cfg.Attrs, func(want keyValue) bool { return want.Key == p.Key })
-	})
-}
-
-// apply restores values, the last that was changed first. What cannot be
-// restored is reported, and DEL goes on; an error says that its repetition may
-// have more success.
-func (c *container) apply(before []keyValue) error {
+// restore puts values back, the last that was changed first, and goes on after an error. Those of an interface that is
+// gone went with it.
+func (c container) restore(before []value) error {
 	var errs []error
-	for _, p := range slices.Backward(before) {
-		err := c.set(p)
-		switch {
-		case err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, rtnl.ErrNoLink):
-		case cni.Transient(err):
+	for _, v := range slices.Backward(before) {
+		if v.Link != 0 && v.Link != c.ContEnd.Index {
+			continue
+		}
+		if err := frame.IgnoreNoLink(c.set(v)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("restore %w", err))
-		default:
-			c.Warn("restore %v", err)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (c *container) set(p keyValue) error {
-	if _, isAttr := attrNamed(p.Key); !isAttr {
-		key, err := sysctl.Parse(p.Key)
+// set gives a sysctl or an attribute a value, unless it has that.
+func (c container) set(v value) error {
+	if !v.isAttribute() {
+		key, err := sysctl.Parse(v.Key)
 		if err != nil {
 			return err
 		}
-		return key.Write(p.Value)
+		return key.Write(v.Value)
 	}
-	if len(differing([]keyValue{p}, c.link)) == 0 {
+	if v.isOf(c.ContEnd) {
 		return nil
 	}
-	if err := setAttr(c.conn, c.link.Index, p); err != nil {
-		return fmt.Errorf("%s %s: %w", p.Key, p.Value, err)
+	change, err := v.change()
+	if err == nil {
+		err = c.Cont.SetLink(c.ContEnd.Index, change)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %s: %w", v.Key, v.Value, err)
 	}
 	return nil
+}
+
+// gc forgets the values of attachments that are not valid. It restores nothing: their namespaces are gone, or somebody
+// else's business.
+func gc(ctx context.Context, req *skel.Request) error {
+	s, err := openExisting(ctx, req)
+	if s == nil || err != nil {
+		return err
+	}
+	all, err := s.records.All()
+	errs := []error{err, s.backups.Sweep()}
+	for _, r := range all {
+		for _, one := range r.Changes {
+			if req.Valid.Excludes(one.Attachment) {
+				_, *r = r.without(one.Attachment)
+				errs = append(errs, s.put(one.Attachment, *r))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// openExisting opens the store for DEL and GC; nil, where there is none. It reads dataDir alone, so that no other key,
+// however broken, stands in their way.
+func openExisting(ctx context.Context, req *skel.Request) (*store, error) {
+	var w struct {
+		DataDir string `json:"dataDir"`
+	}
+	if err := req.Decode(&w); err != nil {
+		return nil, err
+	}
+	s, err := openStore(ctx, req, cmp.Or(w.DataDir, defaultDataDir), false)
+	if statefile.IsAbsent(err) {
+		return nil, nil
+	}
+	return s, err
 }

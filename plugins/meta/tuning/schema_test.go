@@ -7,5 +7,5 @@ import (
 )
 
 var _ = It("has its schema in docs/schema", func() {
-	plugintest.ExpectPluginSchema(plugin(allowList{}))
+	plugintest.ExpectPluginSchema(plugin(allowList("")))
 })

@@ -46,7 +46,7 @@ func newWorld() *world {
 	GinkgoHelper()
 	tmp := GinkgoT().TempDir()
 	w := &world{cont: nstest.NewNetns(), dir: tmp + "/cni/tuning", allow: tmp + "/allowlist.conf"}
-	w.World = NewWorld(plugin(allowList{Path: w.allow}))
+	w.World = NewWorld(plugin(allowList(w.allow)))
 	w.link(w.cont, "eth0")
 	return w
 }

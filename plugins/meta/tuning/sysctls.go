@@ -3,9 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -27,6 +25,10 @@ type setting struct {
 // name is how messages call the sysctl.
 func (s setting) name() string { return fmt.Sprintf("%s[%q]", s.Source, s.Raw) }
 
+func (s setting) failure(err error) error {
+	return cni.Errorf(codeOf(err, cni.CodeIO), "%s: %w", s.name(), err)
+}
+
 // parseSysctls reads both lists of sysctls, in the order in which they are
 // written. A key of args.cni.sysctl replaces the value of the same key in
 // sysctl.
@@ -37,7 +39,7 @@ func parseSysctls(w wireConfig, ifName string) ([]setting, error) {
 	more, err := parseSettings("args.cni.sysctl", w.Args.CNI.Sysctl, ifName)
 	problems.Add(err)
 	for _, s := range more {
-		if i := find(settings, s.Key); i >= 0 {
+		if i := indexOf(settings, s.Key); i >= 0 {
 			settings[i] = s
 		} else {
 			settings = append(settings, s)
@@ -46,30 +48,39 @@ func parseSysctls(w wireConfig, ifName string) ([]setting, error) {
 	return settings, problems.Err()
 }
 
+// parseSettings reads a JSON object, whose order counts.
 func parseSettings(source string, raw json.RawMessage, ifName string) (settings []setting, err error) {
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	start, _ := dec.Token()
+	switch start {
+	case nil: // no key, or null
+		return nil, nil
+	case json.Delim('{'):
+	default:
+		return nil, cni.Refuse(source, nil, "is no object of strings")
+	}
 	var problems cni.Problems
-	err = eachMember(raw, func(name string, value json.RawMessage) {
-		s := setting{Source: source, Raw: name}
-		if value[0] != '"' || json.Unmarshal(value, &s.Value) != nil {
-			problems.Add(refuseType(s, value))
-			return
+	for dec.More() {
+		var text json.RawMessage
+		name, _ := dec.Token() // raw was read before: it is JSON
+		_ = dec.Decode(&text)
+		s := setting{Source: source, Raw: name.(string)}
+		if text[0] != '"' || json.Unmarshal(text, &s.Value) != nil {
+			problems.Add(refuseType(s, text))
+			continue
 		}
-		var err error
-		s.Key, err = sysctl.Parse(name)
+		s.Key, err = sysctl.Parse(s.Raw)
 		if err == nil && ifName != "" {
 			s.Key, err = s.Key.Replace(placeholder, ifName)
 		}
 		if err != nil {
 			problems.Add(cni.Refuse(s.name(), s.Value, "cannot be set: "+err.Error()))
-			return
+			continue
 		}
-		if i := find(settings, s.Key); i >= 0 {
+		if i := indexOf(settings, s.Key); i >= 0 {
 			problems.Add(cni.Refuse(s.name(), s.Value, fmt.Sprintf("is duplicated, by %q", settings[i].Raw)))
 		}
 		settings = append(settings, s)
-	})
-	if err != nil {
-		problems.Add(cni.Refuse(source, nil, err.Error()))
 	}
 	return settings, problems.Err()
 }
@@ -82,31 +93,7 @@ func refuseType(s setting, value json.RawMessage) error {
 	return refused
 }
 
-// find returns the index of the setting of key, however it is spelt, or -1.
-func find(settings []setting, key sysctl.Key) int {
+// indexOf returns the index of the setting of key, however it is spelt, or -1.
+func indexOf(settings []setting, key sysctl.Key) int {
 	return slices.IndexFunc(settings, func(s setting) bool { return s.Key.Path() == key.Path() })
-}
-
-// eachMember reads a JSON object, whose order counts.
-func eachMember(raw json.RawMessage, member func(key string, value json.RawMessage)) error {
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	start, err := dec.Token()
-	if errors.Is(err, io.EOF) || err == nil && start == nil { // no key, or null
-		return nil
-	}
-	if err != nil || start != json.Delim('{') {
-		return errors.New("is no object of strings")
-	}
-	for dec.More() {
-		key, err := dec.Token()
-		if err != nil {
-			return err
-		}
-		var value json.RawMessage
-		if err := dec.Decode(&value); err != nil {
-			return err
-		}
-		member(key.(string), value)
-	}
-	return nil
 }

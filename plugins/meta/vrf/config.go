@@ -19,31 +19,25 @@ type config struct {
 	Table uint32 // 0 = any
 }
 
-// parseConfig reads and checks the configuration. Everything that it refuses is
-// code 7 with key and value.
+// parseConfig refuses bad values with code 7.
 func parseConfig(req *skel.Request) (config, error) {
 	var w wireConfig
 	if err := req.Decode(&w); err != nil {
 		return config{}, err
 	}
 	var problems cni.Problems
-	problems.Add(checkName(w.VRFName, req.IfName))
+	switch name := w.VRFName; {
+	case name == "":
+		problems.Add(cni.Refuse("vrfname", nil, "missing").Suggest("name the VRF, such as \"blue\""))
+	case !cni.ValidIfName(name):
+		problems.Add(cni.Refuse("vrfname", name, "is no interface name (1 to 15 bytes, no '/', ':' or blank)"))
+	case name == req.IfName:
+		problems.Add(cni.Refuse("vrfname", name, "is the container's interface itself"))
+	}
 	if w.Table != nil && *w.Table == 0 { // the reference's own type has it for none
 		w.Table = nil
 	}
 	table, err := cni.ParseTable("table", w.Table)
 	problems.Add(err)
 	return config{VRF: w.VRFName, Table: table}, problems.Err()
-}
-
-func checkName(name, ifName string) error {
-	switch {
-	case name == "":
-		return cni.Refuse("vrfname", nil, "missing").Suggest("name the VRF, such as \"blue\"")
-	case !cni.ValidIfName(name):
-		return cni.Refuse("vrfname", name, "is no interface name (1 to 15 bytes, no '/', ':' or blank)")
-	case name == ifName:
-		return cni.Refuse("vrfname", name, "is the container's interface itself")
-	}
-	return nil
 }

@@ -12,7 +12,7 @@ const fuzzPrev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0
 // FuzzCall makes up whole calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
-		Plugin: plugin().Any(), Chained: true,
+		Plugin: Any(plugin()), Chained: true,
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","type":"vrf","vrfname":"red","table":7,` +
 				`"cni.dev/valid-attachments":[],` + fuzzPrev + `}`,
@@ -26,7 +26,7 @@ func FuzzCall(f *testing.F) {
 // FuzzRecord makes up the record of a container.
 func FuzzRecord(f *testing.F) {
 	Fuzz{
-		Plugin: plugin().Any(), Chained: true,
+		Plugin: Any(plugin()), Chained: true,
 		Confs: []string{`{"cniVersion":"1.1.0","name":"net","type":"vrf","vrfname":"red","table":7,` +
 			`"cni.dev/valid-attachments":[],` + fuzzPrev + `}`},
 	}.RunRecord(f, recordDir, `{"network":"net","containerID":"one","ifname":"eth0","path":"`+FuzzNetns+`",`+

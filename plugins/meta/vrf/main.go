@@ -1,10 +1,8 @@
-// Vrf makes a container's interface a member of a VRF (virtual routing and
-// forwarding), a device with a table of routes of its own, so that networks
-// with the same addresses can meet in one container.
+// Vrf makes a container's interface a member of a VRF (virtual routing and forwarding), a device with a table of routes
+// of its own, so that networks with the same addresses can meet in one container.
 //
-// ADD makes the VRF unless the container has it, and takes the interface in
-// with all its routes: those of the main table move to the VRF's. What it did
-// is in a record below /run/hawser/vrf; DEL, and an ADD that fails, undo it.
+// ADD makes the VRF unless the container has it, and takes the interface in with its routes, which move to the VRF's
+// table. DEL, and an ADD that fails, undo what a record below /run/hawser/vrf says.
 //
 // README.md lists every key of the configuration.
 package main

@@ -28,8 +28,7 @@ func (n netns) first(matches func(rtnl.Link) bool) rtnl.Link {
 	return rtnl.Link{}
 }
 
-// choose returns the VRF that the interface is to be a member of; one that is to be made
-// has no index yet.
+// choose returns the interface's future VRF; one that is to be made has no index yet.
 func (n netns) choose(cfg config, link rtnl.Link) (rtnl.Link, error) {
 	vrf := n.named(cfg.VRF)
 	switch isNew := vrf.Index == 0; {
@@ -48,9 +47,13 @@ func (n netns) choose(cfg config, link rtnl.Link) (rtnl.Link, error) {
 	case !isNew:
 		return vrf, nil
 	}
+	var used []uint32 // by VRFs
+	for _, l := range n.Links {
+		used = append(used, l.Table)
+	}
 	vrf = rtnl.Link{Name: cfg.VRF, Table: cfg.Table}
 	if vrf.Table == 0 {
-		vrf.Table = rtnl.FreeTable(1, n.Rules, n.Routes, n.tables()...)
+		vrf.Table = rtnl.FreeTable(1, n.Rules, n.Routes, used...)
 	}
 	if other := n.first(func(l rtnl.Link) bool { return l.Table == vrf.Table }); other.Index != 0 {
 		return vrf, cni.Errorf(cni.CodeConflict, "table: %d is that of vrf %q", vrf.Table, other.Name)
@@ -58,25 +61,17 @@ func (n netns) choose(cfg config, link rtnl.Link) (rtnl.Link, error) {
 	return vrf, nil
 }
 
-// tables are those of the VRFs.
-func (n netns) tables() (tables []uint32) {
-	for _, l := range n.Links {
-		tables = append(tables, l.Table)
-	}
-	return tables
-}
-
-// moving are the routes of a link that ADD must make again, in an order in which the
-// kernel takes them. It makes its own by itself, and routers announce theirs again.
+// moving are the routes of a link that ADD must make again, in their order. The kernel makes its own, and routers
+// announce theirs again.
 func (n netns) moving(link int) (routes []rtnl.RouteCopy) {
 	fleeting := []uint8{unix.RTPROT_KERNEL, unix.RTPROT_RA, unix.RTPROT_REDIRECT}
 	for _, r := range n.Routes {
-		_, ours := r.HopsOf(link)
+		_, isOurs := r.HopsOf(link)
 		comesBack := r.Table() == unix.RT_TABLE_MAIN && slices.Contains(fleeting, r.Header.Protocol)
-		if ours && !comesBack && r.Table() != unix.RT_TABLE_LOCAL {
+		if isOurs && !comesBack && r.Table() != unix.RT_TABLE_LOCAL {
 			routes = append(routes, r)
 		}
 	}
-	slices.SortStableFunc(routes, rtnl.NearFirst)
+	slices.SortStableFunc(routes, rtnl.GatewaysLast)
 	return routes
 }

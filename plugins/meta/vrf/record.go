@@ -1,8 +1,6 @@
 package main
 
 import (
-	"slices"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -19,8 +17,7 @@ const (
 
 func records() statefile.Records[record] { return statefile.Records[record]{Path: recordDir} }
 
-// record says what an attachment's interface had before ADD, and where. It is written
-// before the first effect.
+// record says what an attachment's interface had before ADD, and where. It is written before the first effect.
 type record struct {
 	cni.Attachment
 	Path   string           `json:"path"` // CNI_NETNS
@@ -31,13 +28,14 @@ type record struct {
 	Routes []rtnl.RouteCopy `json:"routes"` // in the order in which they can be made
 }
 
-// Valid says whether an ADD can have written the record. Its file may be damaged, and
-// DEL makes routes of it.
+// Valid says whether an ADD can have written the record: DEL makes routes of it.
 func (r record) Valid() bool {
-	bad := func(route rtnl.RouteCopy) bool {
-		family := route.Header.Family
-		_, ours := route.HopsOf(r.Link)
-		return !ours || family != unix.AF_INET && family != unix.AF_INET6 || route.Table() == unix.RT_TABLE_LOCAL
+	for _, route := range r.Routes {
+		_, isOurs := route.HopsOf(r.Link)
+		isIP := route.Header.Family == unix.AF_INET || route.Header.Family == unix.AF_INET6
+		if !isOurs || !isIP || route.Table() == unix.RT_TABLE_LOCAL {
+			return false
+		}
 	}
-	return r.VRF != "" && !slices.ContainsFunc(r.Routes, bad)
+	return r.VRF != ""
 }

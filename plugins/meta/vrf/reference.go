@@ -10,8 +10,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// removeReference does what the reference plugin's DEL does, and brings the routes of
-// the VRF's table back.
+// removeReference does what the reference's DEL does, and brings the routes of the VRF's table back.
 func removeReference(ctx context.Context, req *skel.Request) error {
 	var w struct {
 		VRFName string `json:"vrfname"`
@@ -20,19 +19,16 @@ func removeReference(ctx context.Context, req *skel.Request) error {
 		req.Warn("vrfname: missing; nothing is removed")
 		return nil
 	}
-	s, err := frame.OpenContainer(req)
+	c, err := frame.OpenLocked(ctx, req)
 	if err != nil {
 		return err
 	}
-	if err := s.LockNetns(ctx); err != nil {
-		return err
-	}
-	here, err := readLinks(s.Cont)
+	here, err := readLinks(c.Cont)
 	if err != nil {
 		return err
 	}
 	link, vrf := here.named(req.IfName), here.named(w.VRFName)
-	isItsLink := func(r record) bool { return r.Netns.Is(s.NetnsID) && r.Link == link.Index }
+	isItsLink := func(r record) bool { return r.Netns.Is(c.NetnsID) && r.Link == link.Index }
 	if taken, err := records().Any(isItsLink); err != nil || taken || vrf.Kind != "vrf" {
 		return err
 	}
@@ -40,8 +36,8 @@ func removeReference(ctx context.Context, req *skel.Request) error {
 	if link.Index != 0 && ok && i.MAC != "" && !strings.EqualFold(i.MAC, link.MAC.String()) {
 		return nil // the path leads to another container by now
 	}
-	r := record{Link: link.Index}
-	if here.Routes, err = s.Cont.RouteCopies(); err != nil {
+	r := record{VRF: vrf.Name, Made: true, Link: link.Index}
+	if here.Routes, err = c.Cont.RouteCopies(); err != nil {
 		return err
 	}
 	for _, route := range here.moving(link.Index) {
@@ -49,8 +45,5 @@ func removeReference(ctx context.Context, req *skel.Request) error {
 			r.Routes = append(r.Routes, route.InTable(unix.RT_TABLE_MAIN))
 		}
 	}
-	if err := leave(ctx, s.Cont, r, vrf); err != nil {
-		return err
-	}
-	return deleteEmpty(s.Cont, vrf, true)
+	return takeBack(ctx, c.Cont, r)
 }

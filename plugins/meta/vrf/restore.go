@@ -11,15 +11,11 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// del undoes what the record says or, where there is none, what the reference made. What
-// a namespace had went with it.
+// del undoes what the record says or, where there is none, what the reference made, in a namespace that is still there.
 func del(ctx context.Context, req *skel.Request) error {
 	r, ok, err := records().Get(req.Hash())
-	if err != nil {
-		return err
-	}
 	switch {
-	case req.NS == nil:
+	case err != nil || req.NS == nil:
 	case ok:
 		err = remove(ctx, req.NS, r)
 	default:
@@ -50,14 +46,11 @@ func remove(ctx context.Context, n *ns.NS, r record) error {
 	return takeBack(ctx, conn, r)
 }
 
-// takeBack takes the interface of a record out of the VRF, and deletes the VRF when an ADD made
-// it and nothing is left in it. It deletes the VRF last: a later DEL that finds no VRF does nothing.
+// takeBack takes the interface of a record out of the VRF, and deletes the VRF when nothing is left in it and an ADD
+// made it: it has our mark, or none yet where the record says so. A later DEL that finds no VRF does nothing.
 func takeBack(ctx context.Context, conn *rtnl.Conn, r record) error {
 	vrf, err := conn.Link(r.VRF)
-	if errors.Is(err, rtnl.ErrNoLink) {
-		return nil
-	}
-	if err != nil {
+	if frame.IgnoreNoLink(err) != nil {
 		return err
 	}
 	if vrf.Kind != "vrf" {
@@ -66,11 +59,17 @@ func takeBack(ctx context.Context, conn *rtnl.Conn, r record) error {
 	if err := leave(ctx, conn, r, vrf); err != nil {
 		return err
 	}
-	return deleteEmpty(conn, vrf, r.Made)
+	if vrf.Alias != vrfMark && (vrf.Alias != "" || !r.Made) {
+		return nil
+	}
+	members, err := conn.Ports(vrf.Index)
+	if err != nil || len(members) > 0 {
+		return err
+	}
+	return conn.DelLink(vrf.Index)
 }
 
-// leave takes the interface out of the VRF and makes its routes again. It takes back all
-// or a part of what join did, and goes on after an error.
+// leave takes back all or a part of what join did, and goes on after an error.
 func leave(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error {
 	link, err := conn.LinkByIndex(r.Link)
 	switch {
@@ -87,18 +86,17 @@ func leave(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error 
 	}
 	var errs []error
 	for _, route := range r.Routes {
-		route, err := r.rejoin(conn, route)
+		whole, err := r.rejoin(conn, route)
 		if err == nil {
-			err = conn.RestoreCopy(route)
+			err = conn.RestoreCopy(whole)
 		}
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// rejoin returns the route that leave has to restore. Where the next hops of other interfaces still stand alone, it
-// deletes that route, and returns the whole one. Where they are gone (another VRF may have them), it returns our next
-// hops alone.
+// rejoin returns the route that leave has to restore. Where the next hops of other interfaces stand alone, it deletes
+// that route, and returns the whole one. Where they are gone, with another VRF perhaps, it returns our next hops.
 func (r record) rejoin(conn *rtnl.Conn, route rtnl.RouteCopy) (rtnl.RouteCopy, error) {
 	others, shared := route.OtherHops(r.Link)
 	if !shared {
@@ -108,27 +106,14 @@ func (r record) rejoin(conn *rtnl.Conn, route rtnl.RouteCopy) (rtnl.RouteCopy, e
 	switch {
 	case err != nil || slices.ContainsFunc(routes, route.Equal):
 		return route, err
-	case slices.ContainsFunc(routes, others.Flat().Equal):
+	case slices.ContainsFunc(routes, others.Equal):
 		return route, conn.DelCopy(others)
 	}
 	own, _ := route.HopsOf(r.Link)
-	return own.Flat(), nil
+	return own, nil
 }
 
-// deleteEmpty deletes a VRF without members that an ADD made: it has our mark, or none yet where made says so.
-func deleteEmpty(conn *rtnl.Conn, vrf rtnl.Link, made bool) error {
-	if vrf.Alias != vrfMark && (vrf.Alias != "" || !made) {
-		return nil
-	}
-	members, err := conn.Ports(vrf.Index)
-	if err != nil || len(members) > 0 {
-		return err
-	}
-	return conn.DelLink(vrf.Index)
-}
-
-// gc releases the interfaces of attachments that are not valid, where the namespace
-// lives, and removes the records.
+// gc undoes what attachments did that are not valid, where the namespace lives, and removes their records.
 func gc(ctx context.Context, req *skel.Request) error {
 	stale := func(r record) bool { return req.Valid.Excludes(r.Attachment) }
 	return records().Collect(ctx, stale, func(r record) error { return collect(ctx, r) })

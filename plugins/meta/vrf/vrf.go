@@ -13,18 +13,14 @@ import (
 	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
-	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
-	s, err := frame.OpenContainer(req)
+	c, err := frame.OpenLocked(ctx, req)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.LockNetns(ctx); err != nil {
-		return nil, err
-	}
-	here, err := readLinks(s.Cont)
+	here, err := readLinks(c.Cont)
 	if err != nil {
 		return nil, err
 	}
@@ -32,10 +28,10 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if link.Index == 0 {
 		return nil, req.NoInterface(rtnl.ErrNoLink)
 	}
-	if here.Rules, err = s.Cont.Rules(); err != nil {
+	if here.Rules, err = c.Cont.Rules(); err != nil {
 		return nil, err
 	}
-	if here.Routes, err = s.Cont.RouteCopies(); err != nil {
+	if here.Routes, err = c.Cont.RouteCopies(); err != nil {
 		return nil, err
 	}
 	vrf, err := here.choose(cfg, link)
@@ -43,12 +39,12 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, err
 	}
 	r := record{
-		Attachment: req.Attachment, Path: req.Netns, Netns: s.NetnsID, VRF: vrf.Name, Made: vrf.Index == 0,
+		Attachment: req.Attachment, Path: req.Netns, Netns: c.NetnsID, VRF: vrf.Name, Made: vrf.Index == 0,
 		Link: link.Index, Routes: here.moving(link.Index),
 	}
 	// Before the record is written, and the VRF is made: they may be there although that failed.
 	req.OnFail("take the interface out of the VRF", func(ctx context.Context) error {
-		if err := takeBack(ctx, s.Cont, r); err != nil {
+		if err := takeBack(ctx, c.Cont, r); err != nil {
 			return err // DEL finds the record
 		}
 		return records().Drop(ctx, req.Hash())
@@ -57,12 +53,12 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, err
 	}
 	if vrf.Index == 0 {
-		if vrf, err = create(s.Cont, vrf); err != nil {
+		if vrf, err = create(c.Cont, vrf); err != nil {
 			r.Made = !errors.Is(err, unix.EEXIST) // else somebody made it meanwhile: the undo leaves it
 			return nil, err
 		}
 	}
-	return req.PrevResult, join(ctx, s.Cont, r, vrf)
+	return req.PrevResult, join(ctx, c.Cont, r, vrf)
 }
 
 // create makes the VRF that choose decided on.
@@ -79,8 +75,7 @@ func create(conn *rtnl.Conn, want rtnl.Link) (rtnl.Link, error) {
 	if err != nil {
 		return vrf, err
 	}
-	mark := vrfMark
-	return vrf, conn.SetLink(vrf.Index, rtnl.Change{Alias: &mark}) // which no creation can give
+	return vrf, conn.SetLink(vrf.Index, rtnl.LinkChange{Alias: new(vrfMark)}) // which no creation can give
 }
 
 // join takes the interface and its routes into the VRF.
@@ -117,20 +112,17 @@ func join(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error {
 	return nil
 }
 
-// addressWait is how long the kernel may take to receive for the IPv6 addresses; it
-// needs milliseconds.
+// addressWait is how long the kernel may take with the IPv6 addresses; it needs milliseconds.
 const addressWait = 5 * time.Second
 
-// setMaster makes the interface a member of a VRF or, with 0, of none. The kernel sets
-// it down and up again: the routes go that it did not make itself, and IPv6 addresses
-// go or are probed for duplicates again. Those that were usable are so when setMaster
-// returns.
+// setMaster makes the interface a member of a VRF or, with 0, of none. The kernel sets it down and up again: only its
+// own routes stay, and IPv6 addresses go or are probed for duplicates again. setMaster makes those usable that were.
 func setMaster(ctx context.Context, conn *rtnl.Conn, link, master int) error {
 	before, err := conn.Addrs(link)
 	if err != nil {
 		return err
 	}
-	if err := conn.SetLink(link, rtnl.Change{Master: &master}); err != nil {
+	if err := conn.SetLink(link, rtnl.LinkChange{Master: &master}); err != nil {
 		return err
 	}
 	after, err := conn.Addrs(link)
@@ -167,14 +159,13 @@ func readLinks(conn *rtnl.Conn) (here netns, err error) {
 	return here, err
 }
 
-// check compares the VRF, and the interface's part in it, with what ADD made. It returns
-// each difference.
+// check compares the VRF, and the interface's part in it, with what ADD made.
 func check(_ context.Context, req *skel.Request, cfg config) error {
-	s, err := frame.OpenContainer(req)
+	c, err := frame.OpenContainer(req)
 	if err != nil {
 		return err
 	}
-	here, err := readLinks(s.Cont)
+	here, err := readLinks(c.Cont)
 	if err != nil {
 		return err
 	}
@@ -195,7 +186,7 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	if link.Master != vrf.Index {
 		return errors.Join(append(errs, cni.Drift("interface %q: is no member of vrf %q", req.IfName, cfg.VRF))...)
 	}
-	routes, err := s.Cont.Routes(link.Index, unix.AF_UNSPEC)
+	routes, err := c.Cont.Routes(link.Index, unix.AF_UNSPEC)
 	if err != nil {
 		return err
 	}
@@ -204,28 +195,17 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 		if !want.InMain() {
 			table = *want.Table
 		}
-		if !slices.ContainsFunc(routes, func(have rtnl.Route) bool {
+		isThere := func(have rtnl.Route) bool {
 			return have.Table == table && have.Dst == want.Dst.Masked() && (!want.GW.IsValid() || have.GW == want.GW)
-		}) {
+		}
+		if !slices.ContainsFunc(routes, isThere) {
 			errs = append(errs, cni.Drift("table %d: route %s: missing", table, want.Dst))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// status looks for what would make ADD fail: a kernel without VRFs, a directory that
-// cannot be written.
-func status(_ context.Context, _ *skel.Request, _ config) error {
-	conn, err := rtnl.Dial(nil)
-	if err == nil {
-		defer conn.Close()
-		err = conn.ProbeKind("vrf")
-	}
-	if err == nil {
-		err = statefile.Writable(recordDir)
-	}
-	if err != nil {
-		return cni.Errorf(cni.CodeUnavailable, "%w", err)
-	}
-	return nil
+// status says whether the kernel has VRFs, and whether records can be written.
+func status(context.Context, *skel.Request, config) error {
+	return frame.Status(recordDir, func(host *rtnl.Conn) error { return host.ProbeKind("vrf") })
 }

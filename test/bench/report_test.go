@@ -1,7 +1,6 @@
-package main
+package bench
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"math"
@@ -10,6 +9,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	. "github.com/onsi/gomega"
 )
 
 // report is what a run says.
@@ -24,7 +25,6 @@ type table struct {
 	rows [][]string
 }
 
-// ratios are the heads of the columns of ratios.
 func (r *report) ratios(of string) (heads []string) {
 	for _, p := range r.others {
 		heads = append(heads, of+": "+p.name)
@@ -32,7 +32,6 @@ func (r *report) ratios(of string) (heads []string) {
 	return heads
 }
 
-// compared are the cells of the columns of ratios.
 func (r *report) compared(row *row) []string {
 	cells := make([]string, len(r.others))
 	for i := range cells {
@@ -77,7 +76,6 @@ func (r *report) callTable() table {
 	return t
 }
 
-// asked are the rows of the page: those that people ask about.
 func asked() []string {
 	return []string{startName + ": VERSION", sameName + ": ADD",
 		"loopback: ADD", "tuning, a sysctl: ADD", reservedName(1) + ": ADD", reservedName(10000) + ": ADD",
@@ -121,7 +119,6 @@ func (r *report) parallelTable() table {
 	return t
 }
 
-// each is a figure of all sides, ours first; "-" is what was not measured.
 func (r *row) each(f func(*sample) string) string {
 	all := f(&r.own)
 	for i := range r.peers {
@@ -147,7 +144,6 @@ func number(n counts, value int) string {
 	return fmt.Sprint(value)
 }
 
-// aimTable tells which aims were met.
 func (r *report) aimTable() table {
 	t := table{head: []string{"aim", "wanted", "measured", "met"}}
 	for _, a := range aims() {
@@ -161,7 +157,6 @@ func (r *report) aimTable() table {
 	return t
 }
 
-// troubles are the first failures of each row.
 func (r *report) troubles() (lines []string) {
 	for _, row := range r.rows {
 		for i := range len(row.peers) + 1 {
@@ -174,7 +169,6 @@ func (r *report) troubles() (lines []string) {
 	return lines
 }
 
-// names are those of the sides, ours first.
 func (r *report) names() []string {
 	names := []string{oursName}
 	for _, p := range r.others {
@@ -183,7 +177,6 @@ func (r *report) names() []string {
 	return names
 }
 
-// about is what a reader needs to know of the run.
 func (r *report) about() []string {
 	load, _ := os.ReadFile("/proc/loadavg")
 	return append(slices.Clone(r.facts),
@@ -229,25 +222,55 @@ const (
 )
 
 // writePage replaces the generated part of a page.
-func (r *report) writePage(path string) error {
+func (r *report) writePage(path string) {
 	page, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	head, rest, ok := bytes.Cut(page, []byte(pageBegin))
-	_, tail, ended := bytes.Cut(rest, []byte(pageEnd))
-	if !ok || !ended {
-		return fmt.Errorf("%s: no lines %q and %q", path, pageBegin, pageEnd)
-	}
+	Expect(err).NotTo(HaveOccurred())
+	head, rest, ok := strings.Cut(string(page), pageBegin)
+	_, tail, ended := strings.Cut(rest, pageEnd)
+	Expect(ok && ended).To(BeTrue(), "%s: no lines %q and %q", path, pageBegin, pageEnd)
 	var s strings.Builder
-	s.Write(head)
-	s.WriteString(pageBegin)
+	s.WriteString(head + pageBegin)
 	for _, fact := range r.about() {
 		s.WriteString("- " + fact + "\n")
 	}
 	fmt.Fprintf(&s, "\n### Aims\n%s\n", r.aimTable().markdown())
 	fmt.Fprintf(&s, "### Calls\n%s\n", r.askedTable().markdown())
-	s.WriteString(pageEnd)
-	s.Write(tail)
-	return os.WriteFile(path, []byte(s.String()), 0o644)
+	s.WriteString(pageEnd + tail)
+	Expect(os.WriteFile(path, []byte(s.String()), 0o644)).To(Succeed())
+}
+
+// quantile is the value below which a part of the values lies, between neighbours in
+// proportion; NaN of none.
+func quantile(values []float64, part float64) float64 {
+	if len(values) == 0 {
+		return math.NaN()
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	at := part * float64(len(sorted)-1)
+	below := int(at)
+	above := min(below+1, len(sorted)-1)
+	return sorted[below] + (sorted[above]-sorted[below])*(at-float64(below))
+}
+
+func median(values []float64) float64 { return quantile(values, 0.5) }
+
+// figure writes a number with three digits, or none when there is no number.
+func figure(x float64) string {
+	switch {
+	case math.IsNaN(x) || math.IsInf(x, 0):
+		return "-"
+	case x >= 100:
+		return fmt.Sprintf("%.0f", x)
+	case x >= 10:
+		return fmt.Sprintf("%.1f", x)
+	}
+	return fmt.Sprintf("%.2f", x)
+}
+
+func spread(values []float64) string {
+	if len(values) == 0 {
+		return "n/a"
+	}
+	return fmt.Sprintf("%s (%s to %s)", figure(median(values)), figure(quantile(values, 0.25)),
+		figure(quantile(values, 0.75)))
 }

@@ -1,8 +1,10 @@
-package main
+package bench
 
 import (
 	"fmt"
 	"slices"
+
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 // step is one plugin of a chain.
@@ -83,18 +85,18 @@ func scenarios() []scenario {
 			{"tuning", same(object{"mac": "c2:11:22:33:44:55"})}}},
 		{name: "sbr, dual stack", verbs: all, before: []step{bridge(dual)}, steps: []step{{"sbr", same(nil)}},
 			quick: true, fresh: true},
-		{name: "macvlan", verbs: all, steps: []step{{"macvlan", same(merged(plain, onUplink))}}, quick: true},
+		{name: "macvlan", verbs: all, steps: []step{{"macvlan", same(Merge(plain, onUplink))}}, quick: true},
 		{name: "macvlan, layer 2", verbs: most, steps: []step{{"macvlan", same(onUplink)}}},
-		{name: "macvlan, dual stack", verbs: most, steps: []step{{"macvlan", same(merged(dual, onUplink))}}},
+		{name: "macvlan, dual stack", verbs: most, steps: []step{{"macvlan", same(Merge(dual, onUplink))}}},
 		{name: "bridge and dhcp", verbs: all, steps: []step{bridge(object{"isGateway": false,
 			"ipam": object{"type": "dhcp"}})}, daemon: true, long: true},
 		{name: "host-device", verbs: all, steps: []step{hostDevice(plain)}, quick: true},
 		{name: "host-device, no addresses", verbs: most, steps: []step{hostDevice(nil)}},
 		{name: "vrf", verbs: all, before: []step{bridge(plain)}, steps: []step{
 			{"vrf", same(object{"vrfname": "red"})}}, kind: "vrf table 9", quick: true},
-		{name: "ipvlan", verbs: all, steps: []step{{"ipvlan", same(merged(plain, onUplink))}}, kind: "ipvlan",
+		{name: "ipvlan", verbs: all, steps: []step{{"ipvlan", same(Merge(plain, onUplink))}}, kind: "ipvlan",
 			quick: true},
-		{name: "vlan", verbs: all, steps: []step{{"vlan", same(merged(plain, onUplink, object{"vlanId": 5}))}},
+		{name: "vlan", verbs: all, steps: []step{{"vlan", same(Merge(plain, onUplink, object{"vlanId": 5}))}},
 			kind: "vlan id 5", quick: true},
 		{name: "dummy", verbs: all, steps: []step{{"dummy", same(plain)}}, kind: "dummy", quick: true},
 	}, lending(), linking("ptp", ptp), linking("bridge", bridge), publishing(), filtering(), crowds(), chains())
@@ -163,7 +165,7 @@ func filtering() (list []scenario) {
 		{name: "firewall, isolated", verbs: most,
 			steps: []step{{"firewall", same(object{"ingressPolicy": "isolated"})}}},
 		{name: "firewall by iptables", verbs: most, steps: []step{{"firewall", same(onIPTables)}}},
-		{name: "bandwidth", verbs: all, steps: []step{{"bandwidth", same(merged(ingress, egress))}}, quick: true,
+		{name: "bandwidth", verbs: all, steps: []step{{"bandwidth", same(Merge(ingress, egress))}}, quick: true,
 			fresh: true},
 		{name: "bandwidth, ingress", verbs: most, steps: []step{{"bandwidth", same(ingress)}}, fresh: true},
 		{name: "bandwidth, no limits", verbs: most, steps: []step{{"bandwidth", same(nil)}}},
@@ -193,14 +195,14 @@ func chains() []scenario {
 func same(conf object) func(int) object { return func(int) object { return conf } }
 
 func bridge(more ...object) step {
-	return step{"bridge", same(merged(object{"bridge": "cni0", "isGateway": true}, merged(more...)))}
+	return step{"bridge", same(Merge(object{"bridge": "cni0", "isGateway": true}, Merge(more...)))}
 }
 
-func ptp(more ...object) step { return step{"ptp", same(merged(more...))} }
+func ptp(more ...object) step { return step{"ptp", same(Merge(more...))} }
 
 // hostDevice takes the pod's device.
 func hostDevice(conf object) step {
-	return step{"host-device", func(port int) object { return merged(object{"device": deviceName(port)}, conf) }}
+	return step{"host-device", func(port int) object { return Merge(object{"device": deviceName(port)}, conf) }}
 }
 
 func deviceName(port int) string { return fmt.Sprintf("dev%d", port) }
@@ -216,17 +218,15 @@ func portmap(n int, more ...object) step {
 		for i := range n {
 			mappings = append(mappings, object{"hostPort": port + i, "containerPort": 80 + i, "protocol": "tcp"})
 		}
-		return merged(object{"capabilities": object{"portMappings": true},
-			"runtimeConfig": object{"portMappings": mappings}}, merged(more...))
+		return Merge(object{"capabilities": object{"portMappings": true},
+			"runtimeConfig": object{"portMappings": mappings}}, Merge(more...))
 	}}
 }
 
 func ipam(dual bool) object {
-	ranges := []any{[]object{{"subnet": "10.22.0.0/16"}}}
-	routes := []object{{"dst": "0.0.0.0/0"}}
 	if dual {
-		ranges = append(ranges, []object{{"subnet": "fd00:22::/64"}})
-		routes = append(routes, object{"dst": "::/0"})
+		return Merge(HostLocal("10.22.0.0/16", "fd00:22::/64"), object{"routes": []object{{"dst": "0.0.0.0/0"},
+			{"dst": "::/0"}}})
 	}
-	return object{"type": "host-local", "ranges": ranges, "routes": routes}
+	return Merge(HostLocal("10.22.0.0/16"), object{"routes": []object{{"dst": "0.0.0.0/0"}}})
 }

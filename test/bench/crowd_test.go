@@ -1,71 +1,44 @@
-package main
+package bench
 
 import (
-	"bytes"
 	"fmt"
-	"os/exec"
 	"strings"
-	"sync"
-)
 
-// output runs a program and returns what it writes to stdout.
-func output(path string, env []string, stdin []byte) ([]byte, error) {
-	cmd := exec.Command(path)
-	cmd.Env, cmd.Stdin = env, bytes.NewReader(stdin)
-	return cmd.Output()
-}
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
 
 // populate attaches the other pods, all of them in one namespace. Our plugins do all
 // of it. The reference's attach them without iptables, which would take a quarter of an
 // hour: the rules that they would have made are loaded at once.
-func (s *side) populate(sc *scenario) error {
-	if sc.others == 0 {
-		return nil
-	}
-	ns, err := s.netns("crowd")
-	if err != nil {
-		return err
-	}
+func (s *side) populate(sc *scenario) {
+	crowd := nstest.NewNetns()
+	s.netns = append(s.netns, crowd)
 	// A thousand interfaces in one namespace would all answer to IPv6's multicasts.
-	if err := s.command("", "ip", "netns", "exec", "crowd", "sysctl", "-qw",
-		"net.ipv6.conf.default.disable_ipv6=1"); err != nil {
-		return err
-	}
+	crowd.SetSysctl("net/ipv6/conf/default/disable_ipv6", "1")
 	steps, loaded := append(sc.before[:len(sc.before):len(sc.before)], sc.steps...), false
 	if s.name != oursName && s.name != beforeName {
 		steps, loaded = []step{bridge(plain)}, true
 	}
 	const workers = 4
-	failed := make([]error, workers)
-	var wait sync.WaitGroup
-	for w := range workers {
-		wait.Go(func() {
-			failed[w] = s.join(func() error {
-				for i := w; i < sc.others; i += workers {
-					if err := s.quietly(steps, "ADD", other(i, ns)); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
+	nstest.AtOnce(workers, func(w int) {
+		s.Do(func() {
+			for i := w; i < sc.others; i += workers {
+				Expect(s.timed(steps, "ADD", other(i, crowd))).Error().NotTo(HaveOccurred())
+			}
 		})
-	}
-	wait.Wait()
-	for _, err := range failed {
-		if err != nil {
-			return err
-		}
-	}
+	})
 	for i := range sc.others {
-		s.crowd = append(s.crowd, other(i, ns).attachment())
+		s.crowd = append(s.crowd, other(i, crowd).attachment())
 	}
 	if loaded {
-		return s.command(referenceRules(sc), "iptables-restore", "--noflush")
+		out := s.Run(nstest.Program{Path: "iptables-restore", Args: []string{"--noflush"}, Stdin: referenceRules(sc)})
+		Expect(out.Exit).To(BeZero(), out.Stderr)
 	}
-	return nil
 }
 
-func other(i int, ns string) *pod {
+func other(i int, ns *nstest.Host) *pod {
 	return &pod{id: fmt.Sprintf("%064x", 1<<16+i), ifName: fmt.Sprintf("eth%d", i), ns: ns, port: 20000 + i}
 }
 
@@ -83,7 +56,7 @@ func referenceRules(sc *scenario) string {
 			"-A CNI-HOSTPORT-MASQ -m mark --mark 0x2000/0x2000 -j MASQUERADE\n")
 	}
 	for i := range sc.others {
-		p, addr := other(i, ""), fmt.Sprintf("10.22.%d.%d", (i+2)>>8, (i+2)&255)
+		p, addr := other(i, nil), fmt.Sprintf("10.22.%d.%d", (i+2)>>8, (i+2)&255)
 		if last.plugin == "portmap" {
 			chain := fmt.Sprintf("CNI-DN-%021x", i)
 			fmt.Fprintf(&chains, ":%s - [0:0]\n", chain)

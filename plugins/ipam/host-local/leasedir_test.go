@@ -18,9 +18,9 @@ import (
 )
 
 // within opens the store of a network for one call.
-func (n network) within(do func(s *store)) {
+func (n network) within(do func(s *leaseDir)) {
 	GinkgoHelper()
-	s, err := openStore(context.Background(), n.dataDir, "net", true)
+	s, err := openLeaseDir(context.Background(), n.dataDir, "net", true)
 	Expect(err).NotTo(HaveOccurred())
 	do(s)
 	Expect(s.close()).To(Succeed())
@@ -29,11 +29,11 @@ func (n network) within(do func(s *store)) {
 // lookup asks what an owner holds, and tells whether the directory was read.
 func (n network) lookup(owner string) (held []netip.Addr, walked bool) {
 	GinkgoHelper()
-	n.within(func(s *store) {
+	n.within(func(s *leaseDir) {
 		var err error
 		held, err = s.heldBy(owner)
 		Expect(err).NotTo(HaveOccurred())
-		walked = s.listed != nil
+		walked = s.walked()
 	})
 	return held, walked
 }
@@ -41,7 +41,7 @@ func (n network) lookup(owner string) (held []netip.Addr, walked bool) {
 // reserve takes an address for an owner that has none, as ADD does.
 func (n network) reserve(addr, owner string) {
 	GinkgoHelper()
-	n.within(func(s *store) {
+	n.within(func(s *leaseDir) {
 		Expect(s.heldBy(owner)).To(BeEmpty())
 		Expect(s.reserve(netip.MustParseAddr(addr), owner)).To(Succeed())
 	})
@@ -63,7 +63,7 @@ var _ = Describe("the index", func() {
 	BeforeEach(func() {
 		n = network{dataDir: GinkgoT().TempDir()}
 		n.reserve("10.1.2.2", "c1\r\neth0")
-		n.within(func(s *store) {
+		n.within(func(s *leaseDir) {
 			Expect(s.heldBy("nobody")).To(BeEmpty())
 			Expect(s.reserve(netip.MustParseAddr("2001:db8::2"), "c1\r\neth0")).To(Succeed())
 		})
@@ -74,11 +74,11 @@ var _ = Describe("the index", func() {
 		Expect(walked).To(BeFalse())
 		Expect(held).To(ConsistOf(addrs("10.1.2.2", "2001:db8::2")))
 		n.reserve("10.1.2.3", "c2\r\neth0")
-		n.within(func(s *store) {
+		n.within(func(s *leaseDir) {
 			Expect(s.heldBy("c2\r\neth0")).To(HaveLen(1))
 			Expect(s.heldBy("c1\r\neth0")).To(HaveLen(2))
 			Expect(s.release(netip.MustParseAddr("10.1.2.2"))).To(Succeed())
-			Expect(s.listed).To(BeNil())
+			Expect(s.walked()).To(BeFalse())
 		})
 		for owner, addr := range map[string]string{"c1\r\neth0": "2001:db8::2", "c2\r\neth0": "10.1.2.3"} {
 			held, walked = n.lookup(owner)
@@ -94,7 +94,7 @@ var _ = Describe("the index", func() {
 		for step := range 400 {
 			addr := netip.AddrFrom4([4]byte{10, 2, 0, byte(random.IntN(40))})
 			owner := fmt.Sprint("owner", random.IntN(9))
-			n.within(func(s *store) {
+			n.within(func(s *leaseDir) {
 				var want []netip.Addr
 				for a, o := range owners {
 					if o == owner {
@@ -103,7 +103,7 @@ var _ = Describe("the index", func() {
 				}
 				at := fmt.Sprintf("seed %d, step %d", seed, step)
 				Expect(s.heldBy(owner)).To(ConsistOf(want), at)
-				Expect(s.listed).To(BeNil(), at)
+				Expect(s.walked()).To(BeFalse(), at)
 				if owners[addr] == "" {
 					Expect(s.reserve(addr, owner)).To(Succeed())
 					owners[addr] = owner
@@ -112,7 +112,7 @@ var _ = Describe("the index", func() {
 					Expect(s.release(addr)).To(Succeed())
 					delete(owners, addr)
 				}
-				Expect(s.taken()).To(HaveLen(len(owners)+2), at)
+				Expect(s.index.taken()).To(HaveLen(len(owners)+2), at)
 			})
 		}
 	})
@@ -145,7 +145,7 @@ var _ = Describe("the index", func() {
 		Entry("when it is gone", func(p string) { Expect(os.Remove(p)).To(Succeed()) }),
 		Entry("when it is empty", func(p string) { Expect(os.Truncate(p, 0)).To(Succeed()) }),
 		Entry("when its records are cut", cut(1)),
-		Entry("when its header is cut", cut(2*recordSize+1)),
+		Entry("when its header is cut", cut(2*entrySize+1)),
 		Entry("when it is a link", func(p string) {
 			Expect(os.Rename(p, p+"x")).To(Succeed())
 			Expect(os.Symlink("netx", p)).To(Succeed())
@@ -186,7 +186,7 @@ var _ = Describe("the index", func() {
 	})
 
 	It("is made anew after a kill between the change and the stamp", func() {
-		s, err := openStore(context.Background(), n.dataDir, "net", true)
+		s, err := openLeaseDir(context.Background(), n.dataDir, "net", true)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(s.heldBy("nobody")).To(BeEmpty())
 		Expect(s.reserve(netip.MustParseAddr("10.1.2.5"), "c5")).To(Succeed())
@@ -216,7 +216,7 @@ var _ = Describe("the index", func() {
 			n.reserve(addr.String(), addr.String())
 		}
 		Expect(os.Truncate(n.path("10.1.2.140"), 0)).To(Succeed()) // not seen in the directory's time
-		n.within(func(s *store) {
+		n.within(func(s *leaseDir) {
 			Expect(s.heldBy("c4")).To(BeEmpty())
 			Expect(s.take(0, all, askedAddr{}, "c4")).To(Equal(netip.MustParseAddr("10.1.2.140")))
 			_, err := s.take(0, all, askedAddr{}, "c5")
@@ -265,7 +265,7 @@ var _ = Describe("the lease directory", func() {
 		Expect(os.Symlink("nowhere", n.path("10.1.2.52"))).To(Succeed())
 		Expect(os.Mkdir(n.path("10.1.2.53"), 0o700)).To(Succeed())
 		Expect(unix.Mkfifo(n.path("10.1.2.54"), 0o600)).To(Succeed())
-		n.within(func(s *store) {
+		n.within(func(s *leaseDir) {
 			for i := 50; i < 55; i++ {
 				Expect(s.reserve(netip.AddrFrom4([4]byte{10, 1, 2, byte(i)}), "c")).To(MatchError(errTaken))
 			}
@@ -280,7 +280,7 @@ var _ = Describe("the lease directory", func() {
 		Expect(os.Chmod(n.path("10.1.2.7"), 0)).To(Succeed())
 		nstest.WithoutDAC(func() {
 			for range 2 { // nor was anything kept of the first look
-				n.within(func(s *store) {
+				n.within(func(s *leaseDir) {
 					_, err := s.heldBy("c7\r\neth0")
 					Expect(err).To(MatchError(unix.EACCES))
 					Expect(s.reserve(netip.MustParseAddr("10.1.2.7"), "c8")).To(MatchError(unix.EACCES))
@@ -303,7 +303,7 @@ var _ = Describe("the lease directory", func() {
 	})
 
 	It("remembers the last address as the reference does", func() {
-		n.within(func(s *store) {
+		n.within(func(s *leaseDir) {
 			for _, a := range []string{"10.1.2.9", "10.1.2.10", "10.1.2.11", "10.1.2.9"} {
 				Expect(s.setLast(3, netip.MustParseAddr(a))).To(Succeed())
 				Expect(os.ReadFile(n.path("last_reserved_ip.3"))).To(BeEquivalentTo(a))
@@ -321,7 +321,7 @@ var _ = Describe("the lease directory", func() {
 		n.write("lock", "")
 		Expect(os.Symlink(outside, n.path("last_reserved_ip.0"))).To(Succeed())
 		Expect(os.Link(outside, n.path("last_reserved_ip.1"))).To(Succeed())
-		n.within(func(s *store) {
+		n.within(func(s *leaseDir) {
 			for i := range 2 {
 				Expect(s.setLast(i, netip.MustParseAddr("10.1.2.8"))).To(Succeed())
 			}
@@ -334,7 +334,7 @@ var _ = Describe("the lease directory", func() {
 		n.reserve("10.1.2.2", "c1")
 		n.write("10.1.2.9", "c9")
 		Expect(unix.Mount("none", n.dataDir, "", unix.MS_REMOUNT|unix.MS_RDONLY, "")).To(Succeed())
-		s, err := openStore(context.Background(), n.dataDir, "net", false)
+		s, err := openLeaseDir(context.Background(), n.dataDir, "net", false)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(s.heldBy("c9")).To(ConsistOf(addrs("10.1.2.9")))
 		Expect(s.release(netip.MustParseAddr("10.1.2.9"))).To(MatchError(unix.EROFS))
@@ -346,7 +346,7 @@ var _ = Describe("the lease directory", func() {
 		n.dataDir = tmpfs(0, "size=256k")
 		var full error
 		for i := 0; i < 250 && full == nil; i++ {
-			n.within(func(s *store) {
+			n.within(func(s *leaseDir) {
 				owner := fmt.Sprint("c", i, "\r\neth0")
 				Expect(s.heldBy(owner)).To(BeEmpty())
 				full = s.reserve(netip.AddrFrom4([4]byte{10, 1, 2, byte(i)}), owner)
@@ -358,7 +358,7 @@ var _ = Describe("the lease directory", func() {
 		}
 		held, _ := n.lookup("c3\r\neth0")
 		Expect(held).To(HaveLen(1))
-		n.within(func(s *store) { Expect(s.release(held[0])).To(Succeed()) })
+		n.within(func(s *leaseDir) { Expect(s.release(held[0])).To(Succeed()) })
 		held, _ = n.lookup("c3\r\neth0")
 		Expect(held).To(BeEmpty())
 	})

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"cmp"
@@ -7,7 +7,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"sync"
 	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 const (
@@ -43,42 +49,27 @@ type sample struct {
 	counts               counts
 }
 
-// newBench copies all programs below a directory.
-func newBench(o *options, dir string) (*bench, error) {
-	b := &bench{options: o}
-	var err error
-	if b.own, err = open(oursName, o.ours, filepath.Join(dir, "ours"), o.copies); err != nil {
-		return nil, err
-	}
+func newBench(o *options, dir string) *bench {
+	b := &bench{options: o, own: open(oursName, o.ours, filepath.Join(dir, "ours"), o.copies)}
 	for i, p := range o.peers {
-		other, err := open(p[0], p[1], filepath.Join(dir, fmt.Sprint("peer", i)), o.copies)
-		if err != nil {
-			return nil, err
-		}
-		b.others = append(b.others, other)
+		b.others = append(b.others, open(p[0], p[1], filepath.Join(dir, fmt.Sprint("peer", i)), o.copies))
 	}
 	if o.empty != "" {
-		if b.emptyStart, err = copied("an empty program", o.empty, filepath.Join(dir, "empty"), o.copies); err != nil {
-			return nil, err
-		}
+		b.emptyStart = copied("an empty program", o.empty, filepath.Join(dir, "empty"), o.copies)
 		b.emptyStart.versions = b.own.versions
 	}
-	return b, nil
+	return b
 }
 
-// measureAll measures the scenarios that are asked for.
-func (b *bench) measureAll() error {
+func (b *bench) measureAll() {
 	for i, sc := range scenarios() {
 		if b.quick && !sc.quick || !b.wanted(&sc) {
 			continue
 		}
 		began := time.Now()
-		if err := b.measure(&sc, i); err != nil {
-			return fmt.Errorf("%s: %w", sc.name, err)
-		}
+		b.measure(&sc, i)
 		fmt.Fprintf(os.Stderr, "%-60s %5.1f s\n", sc.name, time.Since(began).Seconds())
 	}
-	return nil
 }
 
 func (b *bench) wanted(sc *scenario) bool {
@@ -120,44 +111,45 @@ func lacks(p *plugins, first bool, sc *scenario, verb string) string {
 }
 
 // measure measures one scenario on new hosts. The first side is ours.
-func (b *bench) measure(sc *scenario, number int) (err error) {
+func (b *bench) measure(sc *scenario, number int) {
+	GinkgoHelper()
 	var sides []*side
 	for _, p := range append([]*plugins{b.own}, b.peersOf(sc)...) {
 		own := *p
 		sides = append(sides, &side{plugins: &own})
 	}
 	if len(sides) == 1 {
-		return nil
+		return
 	}
 	rows := b.rowsOf(sc, sides)
-	pods := make([]*pod, len(sides))
 	for i, s := range sides {
 		if sc.parallel == 0 && !slices.ContainsFunc(rows, func(r *row) bool { return r.of(i).na == "" }) {
 			continue // it needs no host
 		}
-		if s.host, err = newHost(b.work, fmt.Sprintf("canary%d-%d", number, i)); err != nil {
-			return err
-		}
-		defer func() {
-			if e := s.close(); err == nil {
-				err = e
-			}
-		}()
-		if pods[i], err = s.prepare(sc); err != nil {
-			return fmt.Errorf("prepare %s: %w", s.name, err)
-		}
+		s.open(b.work, fmt.Sprintf("canary%d-%d", number, i))
+		defer s.close()
+		s.prepare(sc)
 	}
 	if sc.parallel > 0 {
-		return b.batches(sc, sides, rows)
+		b.batches(sc, sides, rows)
+		return
 	}
-	b.inTurns(sc, sides, pods, rows)
+	b.inTurns(sc, sides, rows)
 	if !sc.daemon { // for whose end the tracer would wait
-		b.count(sc, sides, pods, rows)
+		count(sc, sides, rows)
 	}
-	return nil
 }
 
-// rowsOf makes the rows of a scenario, and keeps those that are asked for.
+// kernelLacks says that no link of a kind can be made; "" when one can, or none is needed.
+func kernelLacks(kind string) string {
+	name, _, _ := strings.Cut(kind, " ")
+	if kind == "" || nstest.NewNetns().Run(nstest.Program{Path: "ip", Args: []string{"-batch", "-"},
+		Stdin: "link add on0 type veth peer name on1\nlink add link on0 name of0 type " + kind + "\n"}).Exit == 0 {
+		return ""
+	}
+	return "no " + name + " in this kernel"
+}
+
 func (b *bench) rowsOf(sc *scenario, sides []*side) (rows []*row) {
 	kernel := kernelLacks(sc.kind)
 	for _, verb := range sc.verbs {
@@ -179,7 +171,7 @@ func (b *bench) rowsOf(sc *scenario, sides []*side) (rows []*row) {
 // enough tells whether to stop after so many rounds.
 func (b *bench) enough(rounds int, began time.Time) bool {
 	const least = 3
-	return rounds >= b.options.rounds || rounds >= least && time.Since(began) > b.limit
+	return rounds >= b.rounds || rounds >= least && time.Since(began) > b.limit
 }
 
 // of is a side's sample: 0 is ours.
@@ -192,7 +184,7 @@ func (r *row) of(side int) *sample {
 
 // inTurns serves every verb on each host, again and again, another one first each time.
 // The first round is not kept.
-func (b *bench) inTurns(sc *scenario, sides []*side, pods []*pod, rows []*row) {
+func (b *bench) inTurns(sc *scenario, sides []*side, rows []*row) {
 	began := time.Now()
 	for round := -1; round < 0 || !b.enough(round, began); round++ {
 		for i, s := range sides {
@@ -202,12 +194,13 @@ func (b *bench) inTurns(sc *scenario, sides []*side, pods []*pod, rows []*row) {
 			took := make([]spent, len(sides))
 			for turn := range sides {
 				i := (turn + round + 1) % len(sides)
+				s := sides[i]
 				if r.of(i).na != "" {
 					continue
 				}
-				err := sides[i].renew(sc, r.verb, pods[i])
+				err := s.renew(sc, r.verb)
 				if err == nil {
-					err = sides[i].timed(sc.steps, r.verb, pods[i], &took[i])
+					s.Do(func() { took[i], err = s.timed(sc.steps, r.verb, s.pod) })
 				}
 				if err != nil {
 					r.of(i).failed(err)
@@ -219,20 +212,6 @@ func (b *bench) inTurns(sc *scenario, sides []*side, pods []*pod, rows []*row) {
 			}
 		}
 	}
-}
-
-// timed serves a verb and adds up what the calls took.
-func (s *side) timed(steps []step, verb string, p *pod, sum *spent) error {
-	return s.do(func() error { return s.timedHere(steps, verb, p, sum) })
-}
-
-func (s *side) timedHere(steps []step, verb string, p *pod, sum *spent) error {
-	return s.serve(steps, verb, p, func(c call) (json.RawMessage, error) {
-		one, err := c.timed(s.plugins)
-		sum.wall += one.wall
-		sum.cpu += one.cpu
-		return one.result, err
-	})
 }
 
 // keep keeps what went well in a round.
@@ -256,7 +235,7 @@ func (s *sample) failed(err error) {
 }
 
 // count serves every verb once more, traced: on our side, and on the first of the others.
-func (b *bench) count(sc *scenario, sides []*side, pods []*pod, rows []*row) {
+func count(sc *scenario, sides []*side, rows []*row) {
 	for i, s := range sides[:2] {
 		for _, r := range rows {
 			if r.of(i).na != "" || i > 0 && sc.uncounted {
@@ -267,13 +246,71 @@ func (b *bench) count(sc *scenario, sides []*side, pods []*pod, rows []*row) {
 				r.of(i).counts.add(n)
 				return result, err
 			}
-			err := s.renew(sc, r.verb, pods[i])
+			err := s.renew(sc, r.verb)
 			if err == nil {
-				err = s.do(func() error { return s.serve(sc.steps, r.verb, pods[i], one) })
+				s.Do(func() { err = s.serve(sc.steps, r.verb, s.pod, one) })
 			}
 			if err != nil {
 				r.of(i).failed(err)
 			}
 		}
 	}
+}
+
+// batches attaches pods in parallel, and detaches them, on one host and then on the
+// others, another one first each time. Pods a second are of a whole batch, times of each pod.
+func (b *bench) batches(sc *scenario, sides []*side, rows []*row) {
+	GinkgoHelper()
+	pods := make([][]*pod, len(sides))
+	for i, s := range sides {
+		for n := range max(sc.parallel, 16) {
+			pods[i] = append(pods[i], s.newPod(n+1))
+		}
+	}
+	began := time.Now()
+	const least = 2 // batches of each
+	for round := 0; round < least || round < b.rounds && time.Since(began) < b.limit; round++ {
+		for turn := range sides {
+			i := (turn + round) % len(sides)
+			sides[i].turn(round + i)
+			for _, r := range rows {
+				sides[i].batch(sc, r.verb, r.of(i), pods[i])
+			}
+		}
+		for _, r := range rows {
+			for i := range r.peers {
+				s := &r.peers[i]
+				s.ratios = append(s.ratios, r.own.perSecond[round]/s.perSecond[round])
+			}
+		}
+	}
+}
+
+// batch serves a verb for all pods, as many at a time as the scenario says, and keeps
+// how many pods a second went well.
+func (s *side) batch(sc *scenario, verb string, sample *sample, pods []*pod) {
+	GinkgoHelper()
+	waiting := make(chan *pod, len(pods))
+	for _, p := range pods {
+		waiting <- p
+	}
+	close(waiting)
+	var mu sync.Mutex
+	good, began := 0, time.Now()
+	nstest.AtOnce(sc.parallel, func(int) {
+		s.Do(func() {
+			for p := range waiting {
+				took, err := s.timed(sc.steps, verb, p)
+				mu.Lock()
+				if err != nil {
+					sample.failed(err)
+				} else {
+					good++
+					sample.wall, sample.cpu = append(sample.wall, took.wall), append(sample.cpu, took.cpu)
+				}
+				mu.Unlock()
+			}
+		})
+	})
+	sample.perSecond = append(sample.perSecond, float64(good)/time.Since(began).Seconds())
 }

@@ -1,0 +1,256 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+const childDir = "/run/hawser/links"
+
+func childRecords() statefile.Records[childRecord] {
+	return statefile.Records[childRecord]{Path: childDir}
+}
+
+// childRecord says where the link of an attachment is, so that GC, and a DEL without
+// the namespace's path, find it. It is written before the link is made.
+type childRecord struct {
+	cni.Attachment
+	Netns       string      `json:"netns"` // CNI_NETNS
+	NS          ns.Identity `json:"identity"`
+	Kind        string      `json:"kind"`
+	Mode        string      `json:"mode,omitempty"` // that all children of the master share
+	VLAN        int         `json:"vlan,omitempty"`
+	Master      int         `json:"master,omitempty"`      // index
+	InContainer bool        `json:"inContainer,omitempty"` // the master is
+	Link        int         `json:"link,omitempty"`        // index, once the link is made
+}
+
+// Valid says whether an ADD can have written the record.
+func (r childRecord) Valid() bool { return true }
+
+// find finds the link where the record says that it is, and opens its namespace: rtnl.ErrNoLink
+// when one of them is gone.
+func (r childRecord) find() (*rtnl.Conn, rtnl.Link, error) {
+	cont, err := Enter(r.Netns, r.NS)
+	if err != nil {
+		return nil, rtnl.Link{}, err
+	}
+	l, err := findChild(cont, r.Attachment, r.Kind)
+	if errors.Is(err, rtnl.ErrNoLink) && r.Link != 0 { // the container may have taken the alias away
+		l, err = cont.LinkByIndex(r.Link)
+		if err == nil && l.Kind != r.Kind {
+			err = rtnl.ErrNoLink
+		}
+	}
+	return cont, l, err
+}
+
+// look is find for a caller that changes nothing.
+func (r childRecord) look() (rtnl.Link, error) {
+	cont, l, err := r.find()
+	_ = cont.Close()
+	return l, err
+}
+
+// deleteLink deletes the link that a search found; err is the search's. While a namespace that is
+// there cannot be entered the link may be there, too.
+func (r childRecord) deleteLink(cont *rtnl.Conn, l rtnl.Link, err error) error {
+	if err == nil {
+		err = cont.DelLink(l.Index)
+	}
+	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+		return fmt.Errorf("interface of %s: %w", r.Attachment, err)
+	}
+	return nil
+}
+
+// Enter opens a socket in the namespace that path and id of a record name. The error matches
+// rtnl.ErrNoLink where path leads to none, or to another one.
+func Enter(path string, id ns.Identity) (*rtnl.Conn, error) {
+	n, err := ns.Open(path)
+	if errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns) {
+		return nil, rtnl.ErrNoLink
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer n.Close()
+	now, err := n.Identity()
+	if err != nil {
+		return nil, err
+	}
+	if !now.Is(id) {
+		return nil, rtnl.ErrNoLink
+	}
+	return rtnl.Dial(n)
+}
+
+// findChild finds the link of an attachment in a namespace, by its owner: the container may
+// have renamed it. rtnl.ErrNoLink says that there is none.
+func findChild(cont *rtnl.Conn, a cni.Attachment, kind string) (rtnl.Link, error) {
+	l, err := cont.Link(a.IfName)
+	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+		return l, err
+	}
+	if err == nil && isChild(l, a, kind) {
+		return l, nil
+	}
+	links, err := cont.Links()
+	for _, l := range links {
+		if isChild(l, a, kind) {
+			return l, nil
+		}
+	}
+	if err == nil {
+		err = fmt.Errorf("interface of %s: %w", a, rtnl.ErrNoLink)
+	}
+	return rtnl.Link{}, err
+}
+
+// isChild tells the link of an attachment, also one whose ADD died before it was marked.
+func isChild(l rtnl.Link, a cni.Attachment, kind string) bool {
+	if l.Kind != kind {
+		return false
+	}
+	if l.Alias != "" {
+		return a.Owns(l.Alias)
+	}
+	return l.Group == cni.NetworkHash(a.Network) && (l.Name == a.IfName || l.Name == temporaryName(a))
+}
+
+// temporaryName is the name of a link until it is renamed.
+func temporaryName(a cni.Attachment) string { return iface.HostNames(a)[0] }
+
+// refuseRecorded is code 100 when the attachment exists, and code 103 when the master's
+// children have another mode.
+func (s *Session) refuseRecorded(records *statefile.Store[childRecord], r childRecord) error {
+	old, ok, err := records.Get(s.Hash())
+	if err != nil {
+		return err
+	}
+	if ok {
+		l, err := old.look()
+		if err == nil {
+			return s.Exists(fmt.Sprintf("interface %q in %s: this attachment exists already; DEL removes it", l.Name,
+				old.Netns))
+		}
+		if !errors.Is(err, rtnl.ErrNoLink) {
+			return err
+		}
+	}
+	if r.Mode == "" {
+		return nil
+	}
+	other, err := r.findOther(records, func(other *childRecord) bool { return other.Mode != r.Mode })
+	if err != nil || other == nil {
+		return err
+	}
+	return cni.Errorf(cni.CodeConflict, "mode: %q: all that is on master %q has one mode, %q (%s)", r.Mode,
+		s.Master.Name, other.Mode, other.Attachment)
+}
+
+// findOther finds the record of a live child of the same kind on the same master that matches; nil
+// where there is none.
+func (r childRecord) findOther(records *statefile.Store[childRecord], matches func(*childRecord) bool) (*childRecord,
+	error) {
+	all, err := records.All()
+	for _, other := range all {
+		sameNS := !r.InContainer || other.NS.Is(r.NS)
+		beside := other.Kind == r.Kind && other.Master == r.Master && other.InContainer == r.InContainer && sameNS
+		if !beside || other.Attachment == r.Attachment || !matches(other) {
+			continue
+		}
+		if _, err := other.look(); !errors.Is(err, rtnl.ErrNoLink) {
+			return other, err
+		}
+	}
+	return nil, err
+}
+
+// vlanConflict is code 103, for the error that says that another interface on the master has the
+// VLAN: one beside the master, or one that is recorded.
+func (s *Session) vlanConflict(records *statefile.Store[childRecord], r childRecord, err error) error {
+	owner := "an interface of another namespace"
+	sameVLAN := func(other *childRecord) bool { return other.VLAN == r.VLAN }
+	if other, err := r.findOther(records, sameVLAN); err == nil && other != nil {
+		owner = other.Attachment.String()
+	}
+	links, _ := s.MasterSide().Links()
+	for _, l := range links {
+		if l.Kind == r.Kind && l.VLAN == r.VLAN && l.Peer == r.Master && l.PeerNS < 0 {
+			owner = fmt.Sprintf("interface %q beside it", l.Name)
+		}
+	}
+	return cni.Errorf(cni.CodeConflict, "VLAN %d of master %q: is held by %s: %w", r.VLAN, s.Master.Name, owner, err)
+}
+
+// delChild removes what AddChild made, as Del does.
+func delChild(ctx context.Context, req *skel.Request, kind string) error {
+	locks, cancel := skel.WithTwoThirds(ctx)
+	defer cancel()
+	r := &remains{req: req}
+	r.err = r.findChild(kind)
+	r.conn = r.cont
+	defer r.close()
+	return DelInterface(ctx, req, r.flush, func() (gone bool, err error) {
+		// While a namespace that is there cannot be entered the link may be there, too.
+		if _, err := r.delete(); err != nil {
+			return false, fmt.Errorf("interface %q: %w", req.IfName, err)
+		}
+		return true, childRecords().Drop(locks, req.Hash())
+	})
+}
+
+// findChild finds the link of an attachment: ours by its owner in the namespace that DEL was told,
+// else in that of the record; one of the reference by its name, kind and MAC address.
+func (r *remains) findChild(kind string) (err error) {
+	if r.req.NS != nil {
+		if r.cont, err = rtnl.Dial(r.req.NS); err != nil {
+			return err
+		}
+		r.link, err = findChild(r.cont, r.req.Attachment, kind)
+		if !errors.Is(err, rtnl.ErrNoLink) {
+			return err
+		}
+	}
+	record, ok, err := childRecords().Get(r.req.Hash())
+	if err != nil {
+		return err
+	}
+	if ok {
+		cont, l, err := record.find()
+		if err == nil {
+			_ = r.cont.Close()
+			r.cont, r.link = cont, l
+			return nil
+		}
+		_ = cont.Close()
+		if !errors.Is(err, rtnl.ErrNoLink) {
+			return err
+		}
+	}
+	if r.req.NS == nil {
+		return rtnl.ErrNoLink
+	}
+	return r.findReferenceChild(kind)
+}
+
+// gcChildren removes what AddChild made for attachments of the network that are not valid.
+func gcChildren(ctx context.Context, req *skel.Request) error {
+	locks, cancel := skel.WithTwoThirds(ctx)
+	defer cancel()
+	stale := func(r childRecord) bool { return req.Valid.Excludes(r.Attachment) }
+	return GCAddresses(ctx, req, childRecords().Collect(locks, stale, func(r childRecord) error {
+		cont, l, err := r.find()
+		defer func() { _ = cont.Close() }()
+		return r.deleteLink(cont, l, err)
+	}))
+}

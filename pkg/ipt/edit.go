@@ -1,0 +1,205 @@
+package ipt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/coreos/go-iptables/iptables"
+
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/process"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+// Edit is a table as it was found, and the lines of a restore that change it. Its methods say what the table is to
+// have: they add lines for the difference only, and Chains and Rules are from then on what the table will have. The
+// zero value is an empty table.
+type Edit struct {
+	Chains []string
+	Rules  []Rule // of all chains, those of one chain in their order
+	lines  []string
+}
+
+// Lines are the lines of the restore; none where the table is as it is to be.
+func (e *Edit) Lines() []string { return e.lines }
+
+// Has says whether the table has the rule.
+func (e *Edit) Has(r Rule) bool { return slices.ContainsFunc(e.Rules, r.Equal) }
+
+// HasChain says whether the table has the chain.
+func (e *Edit) HasChain(name string) bool { return slices.Contains(e.Chains, name) }
+
+// Make makes those of the chains that are missing. The restore fails where somebody made one meanwhile.
+func (e *Edit) Make(chains ...string) {
+	for _, name := range chains {
+		if !e.HasChain(name) {
+			e.lines, e.Chains = append(e.lines, "-N "+name), append(e.Chains, name)
+		}
+	}
+}
+
+// First puts those of the rules that are missing first in their chains, in this order.
+func (e *Edit) First(rules ...Rule) {
+	for _, r := range slices.Backward(rules) {
+		if !e.Has(r) {
+			e.lines, e.Rules = append(e.lines, "-I "+r.String()), slices.Insert(e.Rules, 0, r)
+		}
+	}
+}
+
+// Last appends those of the rules that are missing to their chains.
+func (e *Edit) Last(rules ...Rule) {
+	for _, r := range rules {
+		if !e.Has(r) {
+			e.lines, e.Rules = append(e.lines, r.Append()), append(e.Rules, r)
+		}
+	}
+}
+
+// Delete deletes the rules that match.
+func (e *Edit) Delete(matches func(Rule) bool) {
+	e.Rules = slices.DeleteFunc(e.Rules, func(r Rule) bool {
+		gone := matches(r)
+		if gone {
+			e.lines = append(e.lines, r.Delete())
+		}
+		return gone
+	})
+}
+
+// Fill gives the chain these rules, in this order, and no others. It makes a chain that is missing.
+func (e *Edit) Fill(chain string, rules []Rule) {
+	inChain := func(r Rule) bool { return r.Chain == chain }
+	live := slices.DeleteFunc(slices.Clone(e.Rules), func(r Rule) bool { return !inChain(r) })
+	if e.HasChain(chain) && slices.EqualFunc(live, rules, Rule.Equal) {
+		return
+	}
+	if !e.HasChain(chain) {
+		e.Chains = append(e.Chains, chain)
+	}
+	e.lines = append(e.lines, ":"+chain+" - [0:0]")
+	for _, r := range rules {
+		e.lines = append(e.lines, r.Append())
+	}
+	e.Rules = append(slices.DeleteFunc(e.Rules, inChain), rules...)
+}
+
+// Remove removes the chain with its rules, unless a rule of another chain leads to it. Delete such rules before.
+func (e *Edit) Remove(chain string) {
+	leads := func(r Rule) bool { return r.Chain != chain && (r.Option("-j") == chain || r.Option("-g") == chain) }
+	if !e.HasChain(chain) || slices.ContainsFunc(e.Rules, leads) {
+		return
+	}
+	e.lines = append(e.lines, "-F "+chain, "-X "+chain)
+	e.Chains = slices.DeleteFunc(e.Chains, func(name string) bool { return name == chain })
+	e.Rules = slices.DeleteFunc(e.Rules, func(r Rule) bool { return r.Chain == chain })
+}
+
+// Edit looks at a table, lets change say what it is to have, and applies the difference by one restore: all of it or
+// nothing. When others changed the same rules meanwhile, it starts again. No difference costs no second program.
+func (t Tool) Edit(ctx context.Context, table string, change func(*Edit)) error {
+	return t.EditFound(ctx, table, func() (*Edit, error) { return t.Look(ctx, table) }, change)
+}
+
+// EditFound is Edit for a caller who may know the table, or what matters of it, without a program.
+func (t Tool) EditFound(ctx context.Context, table string, look func() (*Edit, error), change func(*Edit)) error {
+	for attempt := 1; ; attempt++ {
+		e, err := look()
+		if err != nil {
+			return err
+		}
+		if change(e); len(e.lines) == 0 {
+			return nil
+		}
+		err = t.Restore(ctx, table, e.lines)
+		if err == nil || attempt == attempts || ctx.Err() != nil || errors.Is(err, statefile.ErrBusy) {
+			return err
+		}
+	}
+}
+
+// Look reads a table. A legacy table that the namespace does not have is empty, and no program runs: it would make the
+// table.
+func (t Tool) Look(ctx context.Context, table string) (*Edit, error) {
+	read := t.list
+	if t.Variant == Legacy {
+		read = t.save
+	}
+	lines, err := read(ctx, table)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s table %q: %w", t.Variant, programOf(t.Family), table, err)
+	}
+	return parseTable(lines), nil
+}
+
+// list reads a table through go-iptables, which runs two programs: one says its version, the other lists the table.
+func (t Tool) list(ctx context.Context, table string) ([]string, error) {
+	path, err := t.path(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	protocol, wholeTable := iptables.ProtocolIPv4, "--ipv4"
+	if t.Family == nft.IPv6 {
+		protocol, wholeTable = iptables.ProtocolIPv6, "--ipv6"
+	}
+	lib, err := iptables.New(iptables.IPFamily(protocol), iptables.Path(path), iptables.Timeout(waitSeconds(ctx)))
+	if err == nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	// The library hands the name of the chain on to "iptables -S", which lists all where an option takes its place.
+	return lib.List(table, wholeTable)
+}
+
+// save reads a legacy table by iptables-save, which does not wait for the xtables lock, as iptables -S does. /proc says
+// whether there is one. In a container of LXC its file cannot be read, since its owner is not mapped: then the program,
+// which fails without a table, tells.
+func (t Tool) save(ctx context.Context, table string) ([]string, error) {
+	name := "ip_tables_names"
+	if t.Family == nft.IPv6 {
+		name = "ip6_tables_names"
+	}
+	names, err := os.ReadFile(ns.Proc() + "/net/" + name)
+	hidden := errors.Is(err, fs.ErrPermission)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), err == nil && !slices.Contains(strings.Fields(string(names)), table):
+		return nil, nil
+	case err != nil && !hidden:
+		return nil, err
+	}
+	path, err := t.path(ctx, "-save")
+	if err != nil {
+		return nil, err
+	}
+	var out strings.Builder
+	err = process.Command{Path: path, Args: []string{"-t", table}, Stdout: &out}.Run(ctx)
+	if hidden && err != nil && ctx.Err() == nil {
+		return nil, nil
+	}
+	return strings.Split(out.String(), "\n"), err
+}
+
+// parseTable reads the lines of iptables -S and of iptables-save.
+func parseTable(lines []string) *Edit {
+	e := &Edit{}
+	for _, line := range lines {
+		words := split(line)
+		switch {
+		case len(words) > 0 && strings.HasPrefix(words[0], ":"):
+			e.Chains = append(e.Chains, words[0][1:])
+		case len(words) > 1 && (words[0] == "-P" || words[0] == "-N"):
+			e.Chains = append(e.Chains, words[1])
+		case len(words) > 1 && words[0] == "-A":
+			e.Rules = append(e.Rules, Rule{Chain: words[1], Args: words[2:]})
+		}
+	}
+	return e
+}

@@ -1,0 +1,58 @@
+package plugintest
+
+import (
+	"fmt"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// Router makes the world's host forward, and returns a machine one hop away that sends everything to it. The machine
+// has 192.0.2.2 and 2001:db8::2, the host has .1 and ::1 there.
+func (w *World) Router() (outside *nstest.Host) {
+	GinkgoHelper()
+	w.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
+	outside = nstest.NewOutside(w.Host)
+	outside.IP("route add default via 192.0.2.1", "route add default via 2001:db8::1")
+	w.SetSysctl("net/ipv4/ip_forward", "1")
+	w.SetSysctl("net/ipv6/conf/all/forwarding", "1")
+	return outside
+}
+
+// Bridge makes network number n: br<n> with 10.<n>.0.1/24 and fd00:<n>::1/64.
+func (w *World) Bridge(n int) {
+	GinkgoHelper()
+	br := fmt.Sprintf("br%d", n)
+	w.IP("link add "+br+" type bridge", fmt.Sprintf("addr add 10.%d.0.1/24 dev %s", n, br),
+		fmt.Sprintf("addr add fd00:%d::1/64 dev %s nodad", n, br), "link set "+br+" up")
+}
+
+// Join gives a container an interface on network n, by its bridge where there is one, with address number i of either
+// family. With eth0 it gets default routes.
+func (w *World) Join(c *nstest.Host, ifName string, n, i int) (hostEnd string, ips []string) {
+	GinkgoHelper()
+	hostEnd = fmt.Sprintf("v%d-%d", n, i)
+	ips = []string{fmt.Sprintf("10.%d.0.%d/24", n, i), fmt.Sprintf("fd00:%d::%x/64", n, i)}
+	c.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
+	lines := []string{fmt.Sprintf("link add %s type veth peer name %s netns %s", hostEnd, ifName, c.Name)}
+	if br := fmt.Sprintf("br%d", n); w.Run(nstest.Program{Path: "ip", Args: []string{"link", "show", br}}).Exit == 0 {
+		lines = append(lines, "link set "+hostEnd+" master "+br)
+	}
+	w.IP(append(lines, "link set "+hostEnd+" up")...)
+	lines = []string{"link set lo up", "link set " + ifName + " up", "addr add " + ips[0] + " dev " + ifName,
+		"addr add " + ips[1] + " dev " + ifName + " nodad"}
+	if ifName == "eth0" {
+		lines = append(lines, fmt.Sprintf("route add default via 10.%d.0.1", n),
+			fmt.Sprintf("route add default via fd00:%d::1", n))
+	}
+	c.IP(lines...)
+	return hostEnd, ips
+}
+
+// Addr is the address of a prefix.
+func Addr(prefix string) string {
+	addr, _, _ := strings.Cut(prefix, "/")
+	return addr
+}

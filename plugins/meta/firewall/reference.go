@@ -1,0 +1,138 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// delReference removes what the reference made for the addresses in prevResult, but rules of an attachment of ours.
+// Where it made anything, the first interface is its bridge, whose policy ends with the last container.
+func (c call) delReference(ctx context.Context, s *store, had *record) error {
+	r := &record{Attachment: c.Attachment, Policy: open, Backend: iptables}
+	r.Addrs = slices.DeleteFunc(addressesOf(c.PrevResult, c.IfName), func(a netip.Addr) bool {
+		return had.Backend == iptables && slices.Contains(had.Addrs, a)
+	})
+	made := false
+	var errs []error
+	for _, f := range r.families() {
+		have, err := c.named(ctx, f, cniForward)
+		errs = append(errs, err)
+		made = made || slices.ContainsFunc(r.Addrs, func(a netip.Addr) bool { return have[string(nft.AddrKey(a))] })
+	}
+	if made {
+		if all := c.PrevResult.Interfaces; len(all) > 0 && cni.ValidIfName(all[0].Name) {
+			r.Bridge, r.Policy = all[0].Name, isolated
+		}
+		left, err := r.othersPolicy(s, r.Policy)
+		if err == nil {
+			err = c.delIPTables(ctx, s, r, left)
+		}
+		errs = append(errs, err)
+	}
+	c.delReferenceSources(ctx, s, had)
+	return c.tolerate(errors.Join(errs...))
+}
+
+// tolerate warns of rules of the reference that stay for want of a program.
+func (c call) tolerate(err error) error {
+	if ipt.NotInstalled(err) {
+		c.Warn("rules of other plugins: %v", err)
+		return nil
+	}
+	return err
+}
+
+// delReferenceSources takes the addresses in prevResult out of the zone that is configured, where no record of ours has
+// them.
+func (c call) delReferenceSources(ctx context.Context, s *store, had *record) {
+	var w struct {
+		Zone string `json:"firewalldZone"`
+	}
+	_ = c.Decode(&w) // what cannot be read is none
+	r := &record{Attachment: c.Attachment, Backend: firewalld, Zone: cmp.Or(w.Zone, defaultZone)}
+	r.Addrs = slices.DeleteFunc(addressesOf(c.PrevResult, c.IfName), func(a netip.Addr) bool {
+		return slices.Contains(had.Addrs, a)
+	})
+	if len(r.Addrs) == 0 {
+		return
+	}
+	if err := delFirewalld(ctx, s, r); err != nil {
+		c.Warn("sources of other plugins: %v", err)
+	}
+}
+
+// named are the addresses and interfaces that rules of a chain name, in either variant, as nf_tables compares them.
+func (c call) named(ctx context.Context, f nft.Family, chain string) (map[string]bool, error) {
+	live, err := c.NF.Rules(filter(f), chain)
+	if err := nft.IfSupported(err); err != nil {
+		return nil, err
+	}
+	out := map[string]bool{}
+	for _, r := range live {
+		for _, value := range r.Compared(0) {
+			out[string(value)] = true
+		}
+	}
+	legacy, err := iptLegacy(f).Look(ctx, filterTable)
+	if err != nil {
+		return out, err
+	}
+	for _, r := range legacy.Rules {
+		if r.Chain != chain {
+			continue
+		}
+		if bridge := r.Option("-o"); bridge != "" {
+			out[bridge+"\x00"] = true
+		}
+		if host, err := netip.ParsePrefix(r.Option("-s")); err == nil {
+			out[string(nft.AddrKey(host.Addr()))] = true
+		}
+	}
+	return out, nil
+}
+
+// hasReference returns a function that says whether a table has rules of a container of the reference on the record's
+// bridge: for an address of which there is no record, and to which the bridge leads.
+func (c call) hasReference(s *store, r *record) (func(*ipt.Edit) bool, error) {
+	bridge, err := c.Host.Link(r.Bridge)
+	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+		return nil, err
+	}
+	ours := slices.Clone(r.Addrs)
+	all, err := s.All()
+	for _, o := range all {
+		if o.Backend == iptables {
+			ours = append(ours, o.Addrs...)
+		}
+	}
+	isReference := func(rule ipt.Rule) bool {
+		host, err := netip.ParsePrefix(rule.Option("-s"))
+		if err != nil || rule.Chain != cniForward || slices.Contains(ours, host.Addr()) {
+			return false
+		}
+		index, _, err := c.Host.RouteTo(host.Addr())
+		return err == nil && index == bridge.Index
+	}
+	return func(e *ipt.Edit) bool { return slices.ContainsFunc(e.Rules, isReference) }, err
+}
+
+// checkReference looks for what the reference makes: rules of iptables or, unless that is the backend configured,
+// sources of firewalld's zone.
+func (c call) checkReference(ctx context.Context, want *record) error {
+	err := c.checkIPTables(ctx, want)
+	if err == nil || want.Backend == iptables {
+		return err
+	}
+	if asked := checkFirewalld(ctx, want); !errors.Is(asked, errNoFirewalld) {
+		return asked
+	}
+	return err
+}
