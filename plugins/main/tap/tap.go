@@ -82,11 +82,16 @@ func (c config) findBridge(s *attach.Session) (*int, error) {
 	return &l.Index, err
 }
 
-// openIn opens the control device in the namespace: what is made through it is there.
+// openIn opens the control device in the namespace: what is made through it is there. It is not os.OpenFile, which
+// would poll the device before it has an interface and remember the error.
 func openIn(n *ns.NS) (f *os.File, err error) {
-	err = n.Do(func() (err error) {
-		f, err = os.OpenFile(control, os.O_RDWR, 0)
-		return err
+	err = n.Do(func() error {
+		fd, err := unix.Open(control, unix.O_RDWR|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return &os.PathError{Op: "open", Path: control, Err: err}
+		}
+		f = os.NewFile(uintptr(fd), control)
+		return nil
 	})
 	return f, err
 }
