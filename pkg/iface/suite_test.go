@@ -18,10 +18,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestIface(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "iface")
-}
+func TestIface(t *testing.T) { nstest.RunSpecs(t, "iface") }
 
 // container is a namespace with eth0, down, whose other end veth0 on the host
 // is up.

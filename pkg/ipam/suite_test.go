@@ -29,10 +29,7 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
-func TestIPAM(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "pkg/ipam")
-}
+func TestIPAM(t *testing.T) { nstest.RunSpecs(t, "pkg/ipam") }
 
 // install writes a shell script as an executable plugin.
 func install(dir, name, script string) string {

@@ -3,15 +3,9 @@ package ipt_test
 import (
 	"testing"
 
-	. "github.com/onsi/ginkgo/v2"
-	. "github.com/onsi/gomega"
-
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestIpt(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "ipt")
-}
+func TestIpt(t *testing.T) { nstest.RunSpecs(t, "ipt") }

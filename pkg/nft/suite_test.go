@@ -3,15 +3,9 @@ package nft_test
 import (
 	"testing"
 
-	. "github.com/onsi/ginkgo/v2"
-	. "github.com/onsi/gomega"
-
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestNft(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "nft")
-}
+func TestNft(t *testing.T) { nstest.RunSpecs(t, "nft") }

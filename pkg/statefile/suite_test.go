@@ -4,9 +4,6 @@ import (
 	"os"
 	"testing"
 
-	. "github.com/onsi/ginkgo/v2"
-	. "github.com/onsi/gomega"
-
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
@@ -20,7 +17,4 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
-func TestStatefile(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "pkg/statefile")
-}
+func TestStatefile(t *testing.T) { nstest.RunSpecs(t, "pkg/statefile") }

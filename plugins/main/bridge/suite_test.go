@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
-	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
@@ -14,10 +13,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestBridge(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "plugins/main/bridge")
-}
+func TestBridge(t *testing.T) { nstest.RunSpecs(t, "plugins/main/bridge") }
 
 // world is a host with containers and a directory of IPAM plugins.
 type world struct{ *World }

@@ -19,10 +19,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestLoopback(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "plugins/main/loopback")
-}
+func TestLoopback(t *testing.T) { nstest.RunSpecs(t, "plugins/main/loopback") }
 
 // call is one call of the plugin for container "one".
 type call struct {

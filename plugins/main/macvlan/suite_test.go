@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
-	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
@@ -12,10 +11,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestMacvlan(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "plugins/main/macvlan")
-}
+func TestMacvlan(t *testing.T) { nstest.RunSpecs(t, "plugins/main/macvlan") }
 
 // conf is a configuration of network "net" with master "up0": keys are added, or taken
 // away by nil.

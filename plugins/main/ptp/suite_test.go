@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
-	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
@@ -15,10 +14,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestPtp(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "plugins/main/ptp")
-}
+func TestPtp(t *testing.T) { nstest.RunSpecs(t, "plugins/main/ptp") }
 
 // conf is a configuration of network "net": keys are added, or taken away by
 // nil.

@@ -3,19 +3,13 @@ package main
 import (
 	"testing"
 
-	. "github.com/onsi/ginkgo/v2"
-	. "github.com/onsi/gomega"
-
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestTap(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "plugins/main/tap")
-}
+func TestTap(t *testing.T) { nstest.RunSpecs(t, "plugins/main/tap") }
 
 // conf is a configuration of network "net": keys are added, or taken away by nil.
 func conf(more ...Object) Object {

@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
-	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
@@ -12,10 +11,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestVlan(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "plugins/main/vlan")
-}
+func TestVlan(t *testing.T) { nstest.RunSpecs(t, "plugins/main/vlan") }
 
 var _ = It("has its schema in docs/schema", func() {
 	plugintest.ExpectPluginSchema(plugin())

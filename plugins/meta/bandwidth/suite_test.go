@@ -17,10 +17,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestBandwidth(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "plugins/meta/bandwidth")
-}
+func TestBandwidth(t *testing.T) { nstest.RunSpecs(t, "plugins/meta/bandwidth") }
 
 var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin()) })
 

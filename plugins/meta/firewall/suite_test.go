@@ -16,10 +16,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestFirewall(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "plugins/meta/firewall")
-}
+func TestFirewall(t *testing.T) { nstest.RunSpecs(t, "plugins/meta/firewall") }
 
 // world is a host that forwards, with bridges, containers and a machine outside.
 type world struct {

@@ -17,10 +17,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestPortmap(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "plugins/meta/portmap")
-}
+func TestPortmap(t *testing.T) { nstest.RunSpecs(t, "plugins/meta/portmap") }
 
 // world is a host with networks 1 and 2, each a bridge with containers, and a machine outside.
 type world struct {

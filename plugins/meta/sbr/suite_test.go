@@ -14,10 +14,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestSBR(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "sbr")
-}
+func TestSBR(t *testing.T) { nstest.RunSpecs(t, "sbr") }
 
 // world has a container with eth0 and eth1, each on a router of its own.
 type world struct {

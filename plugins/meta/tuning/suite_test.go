@@ -19,10 +19,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestTuning(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "tuning")
-}
+func TestTuning(t *testing.T) { nstest.RunSpecs(t, "tuning") }
 
 const (
 	firstMAC = "02:00:00:00:00:01"

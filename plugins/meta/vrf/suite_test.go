@@ -15,10 +15,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestVRF(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "vrf")
-}
+func TestVRF(t *testing.T) { nstest.RunSpecs(t, "vrf") }
 
 // world has a container with eth0 and net1, each on a router of its own.
 type world struct {
