@@ -6,6 +6,9 @@ import (
 	"testing"
 )
 
+// ParseRules reads the rules among the lines that a program prints.
+func ParseRules(lines []string) []Rule { return parseTable(lines).Rules }
+
 // FuzzRule reads anything as what iptables prints, and writes it as lines for
 // iptables-restore: one line each, that says the same.
 func FuzzRule(f *testing.F) {

@@ -2,8 +2,12 @@ package ipt_test
 
 import (
 	"context"
+	"errors"
+	"net/netip"
 	"os"
+	"slices"
 	"strings"
+	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -12,7 +16,12 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/process"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestIpt(t *testing.T) { nstest.RunSpecs(t, "ipt") }
 
 var _ = DescribeTable("a rule", func(line string, args ...string) {
 	rules := ipt.ParseRules([]string{"-P POSTROUTING ACCEPT", "-N X", "-A X " + line})
@@ -159,3 +168,232 @@ var _ = DescribeTable("the key of a backend", func(text *string, want ipt.Backen
 	Entry("empty", new(""), ipt.Auto, `backend: "" is neither "nftables" nor "iptables"`),
 	Entry("something else", new("ipvs"), ipt.Auto, `backend: "ipvs" is neither "nftables" nor "iptables"`),
 )
+
+// look is table nat.
+func look(tool ipt.Tool) *ipt.Edit {
+	GinkgoHelper()
+	live, err := tool.Look(context.Background(), "nat")
+	Expect(err).NotTo(HaveOccurred())
+	return live
+}
+
+var _ = Describe("a chain", Label("kernel"), func() {
+	ctx := context.Background()
+	isOurs := func(name string) bool { return strings.HasPrefix(name, "OURS-") }
+
+	for _, variant := range []ipt.Variant{ipt.NFT, ipt.Legacy} {
+		for _, family := range []nft.Family{nft.IPv4, nft.IPv6} {
+			named := func(name string) ipt.Chain {
+				return ipt.Chain{Family: family, Table: "nat", Name: name, From: "POSTROUTING"}
+			}
+			rules := func(chain string) []ipt.Rule {
+				return []ipt.Rule{ipt.NewRule(chain, "-j", "ACCEPT"), ipt.NewRule(chain, "-j", "RETURN")}
+			}
+			jump := func(chain string) ipt.Rule { return ipt.NewRule("POSTROUTING", "-j", chain) }
+
+			// inHost makes OURS-1, to which two rules lead, and OURS-2, to which none does.
+			inHost := func(fn func(nf *nft.Conn, tool ipt.Tool)) {
+				GinkgoHelper()
+				nstest.Need("iptables-" + string(variant))
+				nstest.NewHost().Do(func() {
+					nf := nft.New()
+					defer func() { Expect(nf.Close()).To(Succeed()) }()
+					tool := ipt.Tool{Family: family, Variant: variant}
+					e := &ipt.Edit{}
+					e.Fill("OURS-1", rules("OURS-1"))
+					e.Fill("OURS-2", rules("OURS-2"))
+					lines := append(e.Lines(), jump("OURS-1").Append(), jump("OURS-1").Append())
+					Expect(tool.Restore(ctx, "nat", lines)).To(Succeed())
+					fn(nf, tool)
+				})
+			}
+			of := " of iptables-" + string(variant) + " for IPv" + family.Digit()
+
+			It("is found, with its rules and those that lead to it"+of, func() {
+				inHost(func(nf *nft.Conn, tool ipt.Tool) {
+					Expect(named("OURS-1").Variants(ctx, nf)).To(Equal([]ipt.Variant{variant}))
+					Expect(named("OURS-3").Variants(ctx, nf)).To(BeEmpty())
+					all := slices.Concat(rules("OURS-1"), rules("OURS-2"), []ipt.Rule{jump("OURS-1"), jump("OURS-1")})
+					found, err := named("OURS-1").Look(ctx, nf)
+					Expect(err).NotTo(HaveOccurred())
+					Expect(found.Rules).To(ConsistOf(all))
+					Expect(named("OURS-3").Look(ctx, nf)).To(BeNil())
+					Expect(named("").Rules(ctx, nf, isOurs)).To(ConsistOf(all))
+				})
+			})
+
+			It("goes with all that leads to it, and again"+of, func() {
+				inHost(func(nf *nft.Conn, tool ipt.Tool) {
+					for range 2 {
+						Expect(named("OURS-1").Remove(ctx, nf, variant, nil)).To(Succeed())
+					}
+					Expect(named("OURS-1").Variants(ctx, nf)).To(BeEmpty())
+					left := look(tool)
+					Expect(left.Chains).To(And(ContainElements("OURS-2", "POSTROUTING"), Not(ContainElement("OURS-1"))))
+					Expect(left.Rules).To(Equal(rules("OURS-2")))
+				})
+			})
+
+			It("stays, with the rules that lead to it from other addresses"+of, func() {
+				inHost(func(nf *nft.Conn, tool ipt.Tool) {
+					text := map[nft.Family][]string{
+						nft.IPv4: {"10.1.0.2/24", "10.1.0.0/24", "10.1.0.3/32", "10.2.0.0/24"},
+						nft.IPv6: {"fd00:1::2/64", "fd00:1::/64", "fd00:1::3/128", "fd00:2::/64"}}[family]
+					prefix := netip.MustParsePrefix(text[0])
+					from := func(src string) ipt.Rule { return ipt.NewRule("POSTROUTING", "-s", src, "-j", "OURS-2") }
+					own := from(netip.PrefixFrom(prefix.Addr(), prefix.Addr().BitLen()).String())
+					Expect(tool.Restore(ctx, "nat", []string{own.Append(), from(text[1]).Append(),
+						from(text[2]).Append(), from(text[3]).Append()})).To(Succeed())
+					Expect(named("OURS-2").Remove(ctx, nf, variant, []netip.Prefix{prefix})).To(Succeed())
+					left := look(tool)
+					Expect(left.Rules).To(And(ContainElements(from(text[2]), from(text[3]), rules("OURS-2")[0]),
+						Not(ContainElement(own)), Not(ContainElement(from(text[1])))))
+					Expect(named("OURS-2").Remove(ctx, nf, variant, nil)).To(Succeed())
+					Expect(named("OURS-2").Variants(ctx, nf)).To(BeEmpty())
+				})
+			})
+
+			It("is looked at again when the change fails, and not changed where nothing differs"+of, func() {
+				inHost(func(nf *nft.Conn, tool ipt.Tool) {
+					looks := 0
+					wrong := &ipt.Edit{Rules: []ipt.Rule{jump("OURS-2")}} // as somebody deleted it meanwhile
+					Expect(tool.EditFound(ctx, "nat", func() (*ipt.Edit, error) {
+						if looks++; looks == 1 {
+							return wrong, nil
+						}
+						return tool.Look(ctx, "nat")
+					}, func(e *ipt.Edit) {
+						e.Delete(jump("OURS-2").Equal)
+						e.Last(jump("OURS-2"))
+					})).To(Succeed())
+					Expect(looks).To(Equal(2))
+					Expect(look(tool).Rules).To(ContainElement(jump("OURS-2")))
+					failed := errors.New("no table")
+					Expect(tool.EditFound(ctx, "nat", func() (*ipt.Edit, error) { return nil, failed },
+						func(*ipt.Edit) {})).To(MatchError(failed))
+					Expect(tool.EditFound(ctx, "no such table", func() (*ipt.Edit, error) { return &ipt.Edit{}, nil },
+						func(*ipt.Edit) {})).To(Succeed())
+				})
+			})
+		}
+	}
+
+	It("of the legacy variant is looked for without waiting for the lock", func() {
+		nstest.Need("iptables-legacy")
+		nstest.NewHost().Do(func() {
+			tool := ipt.Tool{Family: nft.IPv4, Variant: ipt.Legacy}
+			Expect(tool.Restore(ctx, "nat", []string{":OURS-1 - [0:0]"})).To(Succeed())
+			held, err := statefile.LockFile(ctx, "/run/xtables.lock", 0o600)
+			Expect(err).NotTo(HaveOccurred())
+			defer func() { Expect(held.Unlock()).To(Succeed()) }()
+			Expect(look(tool).Chains).To(ContainElement("OURS-1"))
+		})
+	})
+})
+
+// table is a table with chain X, which has two rules, and chain Y, to which a rule of FORWARD leads.
+func table() *ipt.Edit {
+	return &ipt.Edit{Chains: []string{"FORWARD", "X", "Y"}, Rules: []ipt.Rule{to("X", "ACCEPT"), to("FORWARD", "Y"),
+		to("X", "DROP")}}
+}
+
+func to(chain, target string) ipt.Rule { return ipt.NewRule(chain, "-j", target) }
+
+var _ = DescribeTable("an edit has the lines of the difference", func(change func(e *ipt.Edit), lines ...string) {
+	e := table()
+	change(e)
+	Expect(append([]string{}, e.Lines()...)).To(Equal(lines))
+	change(e)
+	Expect(append([]string{}, e.Lines()...)).To(Equal(lines), "what it is to have it has then")
+},
+	Entry("none", func(e *ipt.Edit) {
+		e.Make("X", "Y")
+		e.First(to("X", "DROP"), to("FORWARD", "Y"))
+		e.Last(to("X", "ACCEPT"))
+		e.Fill("X", []ipt.Rule{to("X", "ACCEPT"), to("X", "DROP")})
+		e.Fill("Y", nil)
+		e.Remove("Z")
+	}),
+	Entry("chains that are missing", func(e *ipt.Edit) { e.Make("X", "A", "B") }, "-N A", "-N B"),
+	Entry("rules that are to be first", func(e *ipt.Edit) { e.First(to("X", "A"), to("X", "DROP"), to("X", "B")) },
+		"-I X -j B", "-I X -j A"),
+	Entry("rules that are to be last", func(e *ipt.Edit) { e.Last(to("X", "A"), to("X", "DROP"), to("Y", "B")) },
+		"-A X -j A", "-A Y -j B"),
+	Entry("rules that go", func(e *ipt.Edit) { e.Delete(func(r ipt.Rule) bool { return r.Chain == "X" }) },
+		"-D X -j ACCEPT", "-D X -j DROP"),
+	Entry("the rules of a chain, in another order", func(e *ipt.Edit) {
+		e.Fill("X", []ipt.Rule{to("X", "DROP"), to("X", "ACCEPT")})
+	}, ":X - [0:0]", "-A X -j DROP", "-A X -j ACCEPT"),
+	Entry("the rules of a chain that is missing", func(e *ipt.Edit) { e.Fill("Z", []ipt.Rule{to("Z", "DROP")}) },
+		":Z - [0:0]", "-A Z -j DROP"),
+	Entry("a chain that goes with its rules", func(e *ipt.Edit) { e.Remove("X") }, "-F X", "-X X"),
+	Entry("no chain that a rule leads to", func(e *ipt.Edit) { e.Remove("Y") }),
+	Entry("a chain that no rule leads to any more", func(e *ipt.Edit) {
+		e.Delete(func(r ipt.Rule) bool { return r.Option("-j") == "Y" })
+		e.Remove("Y")
+	}, "-D FORWARD -j Y", "-F Y", "-X Y"),
+)
+
+var _ = Describe("the editor", Label("kernel"), func() {
+	ctx := context.Background()
+	ours := ipt.Chain{Family: nft.IPv4, Table: "filter", Name: "OURS"}
+	refill := func(nf *nft.Conn) error { // in each variant that has the chain
+		where, err := ours.Variants(ctx, nf)
+		for _, v := range where {
+			tool := ipt.Tool{Family: ours.Family, Variant: v}
+			err = errors.Join(err, tool.Edit(ctx, "filter", func(e *ipt.Edit) {
+				e.Fill(ours.Name, []ipt.Rule{to(ours.Name, "ACCEPT")})
+			}))
+		}
+		return err
+	}
+
+	It("changes a table of each variant that has the chain, and no other", func() {
+		nstest.Need("iptables-legacy")
+		host := nstest.NewHost()
+		host.Cmd("iptables-nft", "-N", "OURS")
+		host.Cmd("iptables-legacy", "-N", "OTHER")
+		host.Do(func() {
+			nf := nft.New()
+			defer func() { Expect(nf.Close()).To(Succeed()) }()
+			Expect(refill(nf)).To(Succeed())
+			found, err := ours.Look(ctx, nf)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(found.Rules).To(Equal([]ipt.Rule{to("OURS", "ACCEPT")}))
+			Expect(host.Cmd("iptables-legacy", "-S")).NotTo(ContainSubstring("OURS"))
+			host.Cmd("iptables-legacy", "-N", "OURS")
+			Expect(refill(nf)).To(Succeed())
+			Expect(host.Cmd("iptables-legacy", "-S", "OURS")).To(ContainSubstring("-j ACCEPT"))
+		})
+	})
+
+	It("needs no program where no variant has the chain, and says which one is missing else", func() {
+		nstest.Need("iptables-nft")
+		host := nstest.NewHost()
+		host.Do(func() {
+			nf := nft.New()
+			defer func() { Expect(nf.Close()).To(Succeed()) }()
+			host.Cmd("iptables-nft", "-N", "OTHER")
+			path := GinkgoT().TempDir()
+			GinkgoT().Setenv("PATH", path)
+			Expect(refill(nf)).To(Succeed())
+			ours.Name = "OTHER"
+			err := refill(nf)
+			Expect(ipt.NotInstalled(err)).To(BeTrue(), "%v", err)
+			Expect(err).To(MatchError(ContainSubstring(`"iptables-nft"`)))
+			ours.Name = "OURS"
+		})
+	})
+
+	It("says whose words an error of the program are", func() {
+		nstest.Need("iptables-nft")
+		nstest.NewHost().Do(func() {
+			_, err := ipt.Tool{Family: nft.IPv4, Variant: ipt.NFT}.Look(ctx, "no such table")
+			Expect(err).To(MatchError(ContainSubstring(`nft iptables table "no such table": running [`)))
+			stopped, stop := context.WithCancelCause(ctx)
+			stop(errors.New("the runtime gave up"))
+			_, err = ipt.Tool{Family: nft.IPv4, Variant: ipt.NFT}.Look(stopped, "nat")
+			Expect(err).To(MatchError(ContainSubstring("the runtime gave up")))
+		})
+	})
+})

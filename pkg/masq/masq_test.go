@@ -1,16 +1,163 @@
 package masq_test
 
 import (
+	"context"
 	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/masq"
+	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestMasq(t *testing.T) { nstest.RunSpecs(t, "masq") }
+
+// world is a host that routes between two containers of one subnet (a, b), one of another (c) and a
+// machine outside, which knows no way back to the containers.
+type world struct {
+	host, a, b, c, out *nstest.Host
+}
+
+func newWorld() world {
+	GinkgoHelper()
+	w := world{host: nstest.NewHost()}
+	w.out = nstest.NewOutside(w.host)
+	w.host.SetSysctl("net/ipv4/ip_forward", "1")
+	w.host.SetSysctl("net/ipv6/conf/all/forwarding", "1")
+	w.a = w.container("va", "10.1.0.2", "fd01::2")
+	w.b = w.container("vb", "10.1.0.3", "fd01::3")
+	w.c = w.container("vc", "10.2.0.2", "fd02::2")
+	return w
+}
+
+// container has a link of its own to the host, so that the host routes within a subnet, too.
+func (w world) container(hostEnd string, addrs ...string) *nstest.Host {
+	GinkgoHelper()
+	c := nstest.NewHost()
+	nstest.Wire(nstest.End{Host: w.host, Name: hostEnd, Addrs: []string{"169.254.0.1/32", "fe80::1/64"}},
+		nstest.End{Host: c, Name: "eth0", Addrs: addrs})
+	c.Cmd("ip", "route", "add", "169.254.0.1", "dev", "eth0")
+	c.Cmd("ip", "route", "add", "default", "via", "169.254.0.1")
+	c.Cmd("ip", "-6", "route", "add", "default", "via", "fe80::1", "dev", "eth0")
+	for _, a := range addrs {
+		w.host.Cmd("ip", "route", "add", a, "dev", hostEnd)
+	}
+	return c
+}
+
+// seen is the address that a server on one machine sees when the other one asks it.
+func seen(from *nstest.Host, network string, at *nstest.Host, address string) string {
+	GinkgoHelper()
+	server := at.Serve(network, net.JoinHostPort(address, "0"))
+	answer, err := from.Ask(network, server)
+	Expect(err).NotTo(HaveOccurred(), "%s to %s", network, server)
+	host, _, err := net.SplitHostPort(answer)
+	Expect(err).NotTo(HaveOccurred())
+	return host
+}
+
+func prefixes(texts ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, t := range texts {
+		out = append(out, netip.MustParsePrefix(t))
+	}
+	return out
+}
+
+func config(b ipt.Backend, id, ifName string, addrs ...string) masq.Config {
+	return masq.Config{Attachment: cni.Attachment{Network: "net1", ContainerID: id, IfName: ifName},
+		Backend: b, Addrs: prefixes(addrs...)}
+}
+
+// with runs fn inside the host with a connection of its own.
+func with(h *nstest.Host, fn func(context.Context, *nft.Conn)) {
+	GinkgoHelper()
+	h.Do(func() {
+		nf := nft.New()
+		defer func() { Expect(nf.Close()).To(Succeed()) }()
+		fn(context.Background(), nf)
+	})
+}
+
+func add(h *nstest.Host, c masq.Config) error {
+	GinkgoHelper()
+	var err error
+	with(h, func(ctx context.Context, nf *nft.Conn) { err = masq.Add(ctx, nf, c) })
+	return err
+}
+
+func del(h *nstest.Host, c masq.Config) error {
+	GinkgoHelper()
+	var err error
+	with(h, func(ctx context.Context, nf *nft.Conn) { err = masq.Del(ctx, nf, c) })
+	return err
+}
+
+func delBlind(h *nstest.Host, c masq.Config) error {
+	GinkgoHelper()
+	c.Addrs = nil
+	return del(h, c)
+}
+
+func check(h *nstest.Host, c masq.Config) error {
+	GinkgoHelper()
+	var err error
+	with(h, func(ctx context.Context, nf *nft.Conn) { err = masq.Check(ctx, nf, c) })
+	return err
+}
+
+func gc(h *nstest.Host, network string, valid ...cni.Attachment) error {
+	GinkgoHelper()
+	var err error
+	with(h, func(ctx context.Context, nf *nft.Conn) {
+		err = masq.GC(ctx, nf, network, cni.NewSet(network, valid))
+	})
+	return err
+}
+
+func status(h *nstest.Host, b ipt.Backend) error {
+	GinkgoHelper()
+	var err error
+	with(h, func(ctx context.Context, nf *nft.Conn) { err = masq.Status(ctx, nf, b) })
+	return err
+}
+
+// useVariant chooses among the programs of iptables.
+var useVariant = nstest.UseVariant
+
+// withoutPrograms runs fn with a PATH in which there is nothing.
+func withoutPrograms(fn func()) {
+	GinkgoHelper()
+	path := os.Getenv("PATH")
+	Expect(os.Setenv("PATH", GinkgoT().TempDir())).To(Succeed())
+	defer func() { Expect(os.Setenv("PATH", path)).To(Succeed()) }()
+	fn()
+}
+
+// rulesOf is everything that either iptables and nftables have, without counters.
+func rulesOf(h *nstest.Host) string {
+	GinkgoHelper()
+	text := h.Cmd("nft", "-s", "list", "ruleset")
+	for _, f := range []string{"iptables", "ip6tables"} {
+		// The file is there once the module is.
+		if h.Run(nstest.Program{Path: "grep", Args: []string{"-q", "nat",
+			"/proc/thread-self/net/" + strings.TrimSuffix(f, "tables") + "_tables_names"}}).Exit == 0 {
+			text += h.Cmd(f+"-legacy", "-t", "nat", "-S")
+		}
+	}
+	return text
+}
 
 var _ = DescribeTable("a packet's source", Label("kernel"),
 	func(backend ipt.Backend, variant string) {

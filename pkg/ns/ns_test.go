@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -15,6 +16,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestNS(t *testing.T) { nstest.RunSpecs(t, "ns") }
 
 // netns is the inode of the calling thread's namespace.
 func netns() uint64 {

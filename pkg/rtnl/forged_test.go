@@ -1,7 +1,9 @@
 package rtnl
 
 import (
+	"context"
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"runtime"
 	"time"
@@ -132,3 +134,30 @@ func forgedLink() []byte {
 	answer = binary.NativeEndian.AppendUint32(answer, 1) // the number of the request
 	return append(append(answer, 0, 0, 0, 0), link...)
 }
+
+var _ = Describe("events that overran the socket", func() {
+	It("are a reason to look again", func() {
+		nstest.NewHost().Do(func() {
+			c, err := Dial(nil)
+			Expect(err).NotTo(HaveOccurred())
+			defer c.Close()
+			ctx, cancel := context.WithTimeout(context.Background(), nstest.Patience(nstest.Hang))
+			defer cancel()
+			looks := 0
+			Expect(c.wait(ctx, unix.RTNLGRP_LINK, 1, func() (string, error) {
+				looks++
+				switch looks {
+				case 1: // before the subscription
+				case 2:
+					for i := range 1000 {
+						alias := fmt.Sprint(i)
+						Expect(c.SetLink(1, LinkChange{Alias: &alias})).To(Succeed())
+					}
+				default:
+					return "", nil
+				}
+				return "the third look", nil
+			})).To(Succeed())
+		})
+	})
+})

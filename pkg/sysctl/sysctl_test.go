@@ -13,6 +13,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestSysctl(t *testing.T) { nstest.RunSpecs(t, "sysctl") }
+
 var _ = DescribeTable("a key is", func(spelling, path, dotted string) {
 	k, err := sysctl.Parse(spelling)
 	Expect(err).NotTo(HaveOccurred())

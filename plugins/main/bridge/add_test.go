@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"testing"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -13,6 +14,51 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestBridge(t *testing.T) { nstest.RunSpecs(t, "plugins/main/bridge") }
+
+// world is a host with containers and a directory of IPAM plugins.
+type world struct{ *World }
+
+func newWorld() *world {
+	GinkgoHelper()
+	w := &world{NewWorld(plugin())}
+	w.SetSysctl("net/ipv6/conf/default/accept_dad", "0") // no wait for link-local addresses
+	return w
+}
+
+// conf is a configuration of network "net" with bridge "br": keys are added, or
+// taken away by nil.
+func conf(more ...Object) Object {
+	return Merge(append([]Object{{"cniVersion": "1.1.0", "name": "net", "type": "bridge", "bridge": "br"}}, more...)...)
+}
+
+func fakeIPAM() Object { return Object{"ipam": Object{"type": "fake"}} }
+
+// l3 is conf with addresses from fake.
+func l3(more ...Object) Object { return conf(append([]Object{fakeIPAM()}, more...)...) }
+
+// hostEnd is the name of the result's port.
+func hostEnd(r Result) string { return r.Interfaces[1].Name }
+
+// routes lists a family's routes as "dst via gateway metric".
+func routes(h *nstest.Host, family string) []string {
+	GinkgoHelper()
+	var list []struct {
+		Dst, Gateway string
+		Metric       int
+	}
+	h.JSON(&list, "ip", "-j", family, "route")
+	out := []string{}
+	for _, r := range list {
+		if r.Gateway != "" {
+			out = append(out, strings.TrimSuffix(fmt.Sprintf("%s via %s %d", r.Dst, r.Gateway, r.Metric), " 0"))
+		}
+	}
+	return out
+}
 
 var versions = []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 
@@ -280,5 +326,41 @@ var _ = Describe("ADD", func() {
 		Expect(w.Fails(cl, cni.CodeInternal)).To(ContainSubstring("2001:db8:1::2"))
 		Expect(w.Snapshot()).To(Equal(before))
 		Expect(w.Calls()).To(Equal([]string{"ADD one eth0", "ADD two eth0", "DEL two eth0"}))
+	})
+})
+
+var _ = Describe("a gateway that another machine behind the uplink has", func() {
+	const gateway = "2001:db8:1::1/64"
+
+	It("is refused by the next ADD, and works once that machine is gone", func() {
+		nstest.Need("tap")
+		w := newWorld()
+		IP(w.Host, "link add name br up type bridge")
+		IP(w.Host, "tuntap add uplink mode tap")
+		IP(w.Host, "link set uplink up master br")
+		other := nstest.NewNetns()
+		nstest.Wire(nstest.End{Host: w.Host, Name: "wire"}, nstest.End{Host: other, Name: "eth0"})
+		IP(w.Host, "link set wire master br")
+		IP(other, "addr add %s dev eth0 nodad", gateway)
+		LinkLocal(other, "eth0")
+		w.SetSysctl("net/ipv6/conf/br/accept_dad", "1")
+		w.SetSysctl("net/ipv6/conf/br/dad_transmits", "5") // the first may be lost
+
+		routed := l3(Object{"isGateway": true})
+		w.Attach("one", routed, "2001:db8:1::2/64")
+		Eventually(func() string { return IP(w.Host, "addr show dev br") }).Should(ContainSubstring("dadfailed"))
+
+		cont := nstest.NewNetns()
+		w.LendAddrs("two", "2001:db8:1::3/64")
+		two := Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: routed}
+		Expect(w.Fails(two, cni.CodeConflict)).To(And(ContainSubstring(gateway), ContainSubstring("duplicate")))
+		Expect(Names(cont, "")).To(BeEmpty())
+
+		IP(other, "link set eth0 down")
+		r := w.Add(two)
+		Expect(strings.Fields(IP(w.Host, "addr show dev br"))).To(And(ContainElement(gateway),
+			Not(ContainElement("dadfailed"))))
+		w.Succeeds(Call{Command: "CHECK", ID: "two", Netns: cont.Path, Conf: With(routed, r)})
+		Expect(Ping(cont, "2001:db8:1::1")).To(BeTrue())
 	})
 })

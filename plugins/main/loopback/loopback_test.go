@@ -14,6 +14,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -239,3 +240,22 @@ const (
 	result1 = `{"cniVersion":"VERSION","interfaces":[{"name":"lo","mac":"00:00:00:00:00:00","sandbox":"NETNS"}],
 		"ips":[{"interface":0,"address":"127.0.0.1/8"},{"interface":0,"address":"::1/128"}]}`
 )
+
+var _ = It("has its schema in docs/schema", func() {
+	ExpectPluginSchema(plugin())
+})
+
+// FuzzCall makes up whole calls.
+func FuzzCall(f *testing.F) {
+	Fuzz{
+		Plugin: Any(plugin()),
+		Confs: []string{
+			`{"cniVersion":"1.1.0","name":"lo","type":"loopback","cni.dev/valid-attachments":[]}`,
+			`{"cniVersion":"0.3.1","name":"lo","prevResult":{"ips":[{"version":"4","address":"127.0.0.1/8"}]}}`,
+			`{"cniVersion":"1.0.0","name":"lo","prevResult":{"cniVersion":"1.0.0",
+				"interfaces":[{"name":"lo","mac":"00:00:00:00:00:00","sandbox":"` +
+				FuzzNetns + `"}],"ips":[{"address":"127.0.0.1/8","interface":0},{"address":"::1/128","interface":0}]}}`,
+			`{"name":"lo"}`,
+		},
+	}.Run(f)
+}

@@ -1,6 +1,11 @@
 package main
 
 import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
@@ -8,6 +13,69 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestPtp(t *testing.T) { nstest.RunSpecs(t, "plugins/main/ptp") }
+
+// conf is a configuration of network "net": keys are added, or taken away by
+// nil.
+func conf(more ...Object) Object {
+	return Merge(append([]Object{{"cniVersion": "1.1.0", "name": "net", "type": "ptp", "ipam": Object{"type": "fake"}}},
+		more...)...)
+}
+
+// everything is a configuration that uses all that there is.
+func everything(more ...Object) Object {
+	return conf(append([]Object{{"ipMasq": true, "mtu": 1400}}, more...)...)
+}
+
+// The gateways of the specs.
+const gw4, gw6 = "10.1.0.1", "2001:db8:1::1"
+
+// nth are a container's addresses of both families.
+func nth(n int) []string {
+	return []string{fmt.Sprintf("10.1.0.%d/24 %s", n, gw4), fmt.Sprintf("2001:db8:1::%d/64 %s", n, gw6)}
+}
+
+func newWorld() *World {
+	GinkgoHelper()
+	return NewWorld(plugin())
+}
+
+// hostEnd is the name of the result's host end.
+func hostEnd(r Result) string { return r.Interfaces[0].Name }
+
+// alive tells whether a container reaches its gateways.
+func alive(a Attached) bool {
+	GinkgoHelper()
+	return Ping(a.Host, gw4) && Ping(a.Host, gw6)
+}
+
+// routes lists the routes of all tables that the kernel did not make by itself,
+// as ip(8) writes them. With a name only those through that link, without it.
+func routes(h *nstest.Host, family string, dev ...string) []string {
+	GinkgoHelper()
+	out := []string{}
+	for line := range strings.Lines(h.Cmd("ip", family, "-d", "route", "show", "table", "all")) {
+		words := strings.Fields(line)
+		at := slices.Index(words, "dev")
+		if strings.Contains(line, "proto kernel") || strings.Contains(line, "fe80::/64") || strings.Contains(line,
+			"table local") ||
+			at < 0 || dev != nil && !slices.Contains(dev, words[at+1]) {
+			continue
+		}
+		if dev != nil {
+			words = slices.Delete(words, at, at+2)
+		}
+		line = strings.Join(words, " ")
+		for _, noise := range []string{"unicast ", " proto boot", " pref medium", " table main"} {
+			line = strings.ReplaceAll(line, noise, "")
+		}
+		out = append(out, line)
+	}
+	return out
+}
 
 func inside(commands string, says ...string) Drift  { return Drift{Cont: commands, Says: says} }
 func outside(commands string, says ...string) Drift { return Drift{Host: commands, Says: says} }
@@ -169,3 +237,49 @@ func eachReference(specs func(nstest.Reference)) bool {
 	}
 	return true
 }
+
+var _ = Describe("deviceType netkit", Label("kernel"), func() {
+	var w *World
+	netkit := Object{"deviceType": "netkit"}
+	status := Call{Command: "STATUS", Conf: conf(netkit)}
+	BeforeEach(func() { w = newWorld() })
+
+	It("is refused before IPAM is asked where the kernel lacks it, and STATUS fails", Label("netkit-pair"), func() {
+		nstest.NeedLack("netkit")
+		cont := nstest.NewNetns()
+		add := Call{Command: "ADD", Netns: cont.Path, Conf: everything(netkit)}
+		Expect(w.Fails(add, cni.CodeUnsupportedField)).To(HavePrefix(
+			"deviceType: netkit: not supported by this kernel"))
+		Expect(w.Calls()).To(BeEmpty())
+		Expect(Names(w.Host, "")).To(BeEmpty())
+		Expect(w.Fails(status, cni.CodeUnavailable)).To(HavePrefix("deviceType: kind netkit: "))
+	})
+
+	It("makes a pair of the kind", Label("netkit", "netkit-pair"), func() {
+		nstest.Need("netkit")
+		w.Succeeds(status)
+		c := everything(netkit, Object{"runtimeConfig": Object{"mac": "02:00:00:00:00:03"}})
+		a := w.Attach("one", c, nth(2)...)
+		for _, l := range []Link{Show(w.Host, hostEnd(a.Result)), Show(a.Host, "eth0")} {
+			Expect(l.Linkinfo.Kind).To(Equal("netkit"))
+			Expect(l.MTU).To(Equal(1400))
+			Expect(l.Flags).To(ContainElement("UP"))
+		}
+		Expect(Show(a.Host, "eth0").Address).To(Equal("02:00:00:00:00:03"))
+		Expect(Show(w.Host, hostEnd(a.Result)).Ifalias).To(HaveSuffix(" net one eth0"))
+		Expect(alive(a)).To(BeTrue())
+		w.Succeeds(a.As("CHECK"))
+		Expect(w.Fails(a.As("ADD"), cni.CodeExists)).To(ContainSubstring(`"eth0"`))
+		other := w.Attach("two", everything(netkit), nth(3)...)
+		w.Succeeds(Call{Command: "GC", Conf: everything(netkit, Object{"cni.dev/valid-attachments": []Object{
+			{"containerID": "one", "ifname": "eth0"}}})})
+		Expect(Names(w.Host, "")).To(ConsistOf(hostEnd(a.Result)))
+		Expect(alive(a)).To(BeTrue())
+		for range 2 {
+			w.Succeeds(other.As("DEL"))
+			w.Succeeds(a.As("DEL"))
+		}
+		Expect(Names(a.Host, "")).To(BeEmpty())
+		Expect(Names(w.Host, "")).To(BeEmpty())
+	})
+})

@@ -2,6 +2,7 @@ package main
 
 import (
 	"strings"
+	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -11,6 +12,14 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestVlan(t *testing.T) { nstest.RunSpecs(t, "plugins/main/vlan") }
+
+var _ = It("has its schema in docs/schema", func() {
+	ExpectPluginSchema(plugin())
+})
 
 // conf is a configuration of network "net" with VLAN 5 of "up0": keys are added, or taken
 // away by nil.

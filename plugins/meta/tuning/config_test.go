@@ -1,8 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -10,7 +14,9 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
 func parseText(conf, args string) (config, error) {
@@ -164,6 +170,167 @@ func FuzzConfig(f *testing.F) {
 			if !strings.HasPrefix(path, "/proc/sys/net/") || strings.Contains(path+"/", "/../") ||
 				indexOf(c.Sysctls, s.Key) != i {
 				t.Fatalf("%q: %q", conf, path)
+			}
+		}
+	})
+}
+
+var _ = It("has its schema in docs/schema", func() {
+	ExpectPluginSchema(plugin(allowList("")))
+})
+
+var _ = DescribeTable("is no backup:", func(text string) {
+	_, err := decodeBackup([]byte(text))
+	Expect(err).To(HaveOccurred())
+},
+	Entry("nothing", ""), Entry("half of it", "{\n \"mtu\": 15"), Entry("NULs", "\x00\x00"),
+	Entry("a number that is none", `{"mtu":"x"}`), Entry("a number below zero", `{"txQLen":-1}`),
+	Entry("a MAC address that is none", `{"mac":"x"}`), Entry("a list", `[]`),
+)
+
+var _ = DescribeTable("a backup", func(text string, want ...value) {
+	Expect(decodeBackup([]byte(text))).To(Equal(want))
+	Expect(string(encodeBackup(want))).To(Equal(text))
+},
+	Entry("of everything", "{\n \"mac\": \"02:00:00:00:00:01\",\n \"promisc\": false,\n \"mtu\": 1500,\n"+
+		" \"allmulti\": true,\n \"txQLen\": 1000\n}",
+		value{Key: "mac", Value: "02:00:00:00:00:01"}, value{Key: "promisc", Value: "false"},
+		value{Key: "mtu", Value: "1500"}, value{Key: "allmulti", Value: "true"}, value{Key: "txQLen", Value: "1000"}),
+	Entry("of some", "{\n \"mtu\": 1500,\n \"txQLen\": 0\n}",
+		value{Key: "mtu", Value: "1500"}, value{Key: "txQLen", Value: "0"}),
+)
+
+var _ = Describe("the allow-list", func() {
+	write := func(text string) allowList {
+		GinkgoHelper()
+		l := allowList(filepath.Join(GinkgoT().TempDir(), "allowlist.conf"))
+		Expect(os.WriteFile(string(l), []byte(text), 0o644)).To(Succeed())
+		return l
+	}
+	settings := func(keys ...string) (all []setting) {
+		GinkgoHelper()
+		for _, raw := range keys {
+			key, err := sysctl.Parse(raw)
+			Expect(err).NotTo(HaveOccurred())
+			all = append(all, setting{Source: "sysctl", Raw: raw, Key: key, Value: "1"})
+		}
+		return all
+	}
+
+	DescribeTable("allows", func(text string, keys ...string) {
+		Expect(write(text).check(settings(keys...))).To(Succeed())
+	},
+		Entry("a line's match", "^net\\.core\\.x$\n", "net.core.x"),
+		Entry("any line's", "\n  ^net\\.core\\.x$  \r\n\n^net\\.core\\.y$", "net.core.y", "net.core.x"),
+		Entry("a line without anchors anywhere in the key", "core.x", "net.core.xyz"),
+		Entry("a line with one anchor", "^net.core", "net.core.x"),
+		Entry("keys as written", "^net\\.ipv4\\.conf\\.IFNAME\\.[a-z_]*$", "net.ipv4.conf.IFNAME.arp_filter"),
+		Entry("dots that match any separator", "^net.core.x$", "net/core/x"),
+		Entry("what stands before a broken line", "core\n*", "net.core.x"),
+		Entry("no keys at all", ""),
+		Entry("no keys, with a broken line", "*"),
+	)
+
+	DescribeTable("forbids", func(text, key string) {
+		err := write(text).check(settings(key))
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
+		Expect(err).To(MatchError(HavePrefix("sysctl[" + strconv.Quote(key) + `]: "1": not allowed by `)))
+	},
+		Entry("all when it is empty", "", "net.core.x"),
+		Entry("all when it is blank", "\n \n", "net.core.x"),
+		Entry("what no line matches", "^net\\.core\\.y$", "net.core.x"),
+		Entry("more than an anchored line says", "^net\\.core\\.x$", "net.core.xy"),
+		Entry("what has an anchored line inside", "^net\\.core\\.x$", "net.core.net.core.x"),
+		Entry("a line break around an anchored line", "^net\\.core\\.x$", "net.core.y\nnet.core.x"),
+		Entry("what a comment does not mean", "# net.core.y", "net.core.x"),
+	)
+
+	It("names what is allowed", func() {
+		l := write("^net\\.core\\.y$\n^net\\.core\\.z$")
+		Expect(l.check(settings("net.core.x"))).To(MatchError(
+			`sysctl["net.core.x"]: "1": not allowed by ` + string(l) +
+				`, which allows ["^net\\.core\\.y$" "^net\\.core\\.z$"]`))
+	})
+
+	It("that is not there allows everything", func() {
+		l := allowList(filepath.Join(GinkgoT().TempDir(), "absent", "allowlist.conf"))
+		Expect(l.check(settings("net.core.x"))).To(Succeed())
+		Expect(l.verify()).To(Succeed())
+	})
+
+	It("with a broken line says which", func() {
+		l := write("^net\\.core\\.y$\n*x\n(")
+		err := l.check(settings("net.core.x"))
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
+		Expect(err).To(MatchError(string(l) +
+			": line \"*x\": error parsing regexp: missing argument to repetition operator: `*`"))
+		Expect(l.verify()).To(MatchError(And(ContainSubstring(`"*x"`), ContainSubstring(`"("`))))
+	})
+
+	It("that cannot be read is an error", func() {
+		l := allowList(GinkgoT().TempDir())
+		err := l.check(settings("net.core.x"))
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeIO))
+		Expect(l.verify()).NotTo(Succeed())
+		Expect(errors.Is(err, os.ErrNotExist)).To(BeFalse())
+	})
+})
+
+// FuzzCall makes up whole calls.
+func FuzzCall(f *testing.F) {
+	const prev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"veth1"},{"name":"eth0","mac":` +
+		`"02:00:00:00:00:01","mtu":1500,"sandbox":"` +
+		FuzzNetns + `"}],"ips":[{"address":"10.1.0.2/24","interface":1}],"dns":{}}`
+	Fuzz{
+		Plugin: Any(plugin(allowList("/run/allowlist.conf"))), Chained: true,
+		Confs: []string{
+			`{"cniVersion":"1.1.0","name":"net","type":"tuning","dataDir":"/run/tuning","sysctl":` +
+				`{"net.ipv4.conf.IFNAME.arp_notify":"1","net/core/somaxconn":"500"},` +
+				`"mac":"02:00:00:00:00:02","mtu":1400,"promisc":true,"allmulti":true,"txQLen":5,` +
+				`"cni.dev/valid-attachments":[],` + prev + `}`,
+			`{"cniVersion":"1.0.0","name":"net","dataDir":"/run/tuning","args":{"cni":{"sysctl":` +
+				`{"net.ipv4.ip_local_port_range":"1024 2048"},"mac":"02-00-00-00-00-03","mtu":9000,"txQLen":0}},` +
+				`"runtimeConfig":{"mac":"02:00:00:00:00:04"},` + prev + `}`,
+			`{"cniVersion":"0.4.0","name":"net","dataDir":"/proc/1","promisc":true,` + prev + `}`,
+			`{"name":"net","dataDir":"/run/tuning","sysctl":null,"prevResult":{"ip4":{"ip":"10.1.0.2/24"}}}`,
+			`{"cniVersion":"1.1.0","name":"net","sySctl":{"kernel.panic":"1"},"cni.dev/valid-attachments":null}`,
+		},
+	}.Run(f)
+}
+
+// FuzzFiles damages the originals.
+func FuzzFiles(f *testing.F) {
+	const original = `{"mac":"02:00:00:00:00:01","promisc":false,"mtu":1500,"allmulti":false,"txQLen":1000}`
+	Fuzz{
+		Plugin: Any(plugin(allowList("/run/allowlist.conf"))), Chained: true,
+		Confs: []string{`{"cniVersion":"1.1.0","name":"net","dataDir":"/run/tuning","mtu":1400,"mac":` +
+			`"02:00:00:00:00:02","sysctl":{"net.core.somaxconn":"500"},` +
+			`"cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}],"prevResult":{"cniVersion":"1.1.0",` +
+			`"interfaces":[{"name":"eth0","sandbox":"` + FuzzNetns + `"}]}}`},
+	}.RunFiles(f, "/run/tuning", original, ``, `{"mac":"x","mtu":-1,"txQLen":-1,"sysctl":{"../kernel/panic":"1"}}`,
+		`[]`,
+		`{"netns":{"device":1,"inode":1},"values":[{"key":"mtu","value":"-1","link":-1,`+
+			`"for":[{"network":"net","containerID":"one","ifname":"eth0"}]}]}`,
+		`{"changes":[{"network":"net","containerID":"one","ifname":"eth0","netns":{"device":1,"inode":1},`+
+			`"values":[{"key":"mtu","value":"-1","link":-1},{"key":"net.core.somaxconn","value":"x"}]}]}`)
+}
+
+// FuzzAllowList reads anything as the administrator's file.
+func FuzzAllowList(f *testing.F) {
+	f.Add("net.core.somaxconn", []byte("^net\\.core\n\n[\n"))
+	f.Add("net.ipv4.conf.eth0.arp_notify", []byte("((a{100}){100}){100}\r\n.*"))
+	f.Fuzz(func(t *testing.T, key string, lines []byte) {
+		list := allowList(filepath.Join(t.TempDir(), "list"))
+		if err := os.WriteFile(string(list), lines, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		err, broken := list.check([]setting{{Raw: key}}), list.verify()
+		if err == nil && len(bytes.TrimSpace(lines)) == 0 {
+			t.Fatal("an empty list allows nothing")
+		}
+		for _, e := range []error{err, broken} {
+			if e != nil && cni.AsError(e).Code != cni.CodeConfig {
+				t.Fatal(e)
 			}
 		}
 	})

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"strings"
+	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -10,7 +11,83 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestMacvlan(t *testing.T) { nstest.RunSpecs(t, "plugins/main/macvlan") }
+
+// conf is a configuration of network "net" with master "up0": keys are added, or taken
+// away by nil.
+func conf(more ...Object) Object {
+	return Merge(append([]Object{{"cniVersion": "1.1.0", "name": "net", "type": "macvlan", "master": "up0",
+		"enabledad": false, "ipam": Object{"type": "fake"}}}, more...)...)
+}
+
+// lan gives the host a master, and returns a neighbour on its network.
+func lan(w *World) *nstest.Host {
+	GinkgoHelper()
+	nstest.Need("macvlan")
+	return Uplink(w.Host)
+}
+
+func newWorld() (*World, *nstest.Host) {
+	GinkgoHelper()
+	w := NewWorld(plugin())
+	return w, lan(w)
+}
+
+// inside is a Drift in the container.
+func inside(commands string, says ...string) Drift { return Drift{Cont: commands, Says: says} }
+
+var _ = Behaves(Fixture{
+	Plugin:    Any(plugin()),
+	Conf:      conf(Object{"mtu": 1400}),
+	Reference: conf(Object{"cniVersion": "1.0.0"}),
+	Child:     true,
+	Links:     []string{"up0"},
+	Prepare:   func(w *World) { lan(w) },
+	Senseless: Object{"mtu": "x", "mode": 9, "master": 5, "dns": 5, "bcqueuelen": -1, "linkInContainer": "no"},
+	Otherwise: Object{"mode": "private", "mtu": 9000, "master": "nowhere"},
+	Drifts: map[string]Drift{
+		"another mode": inside("ip link set eth0 type macvlan mode vepa", `"eth0"`,
+			`mode is "vepa" instead of "bridge"`),
+	},
+})
+
+func parse(keys, args string) (config, error) {
+	return parseConfig(&skel.Request{Conf: []byte("{" + keys + "}"), Args: args})
+}
+
+var _ = Describe("configuration", func() {
+	It("is refused for everything that is wrong with it at once", func() {
+		_, err := parse(`"mode":"x","mtu":5,"mac":"no","ipam":{"type":"../x"}`, "MAC")
+		Expect(cni.ProblemsOf(err)).To(HaveLen(5))
+	})
+
+	DescribeTable("MAC address", func(keys, args, want string) {
+		c, err := parse(strings.TrimPrefix(keys, ","), args)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(c.Link.MAC.String()).To(Equal(want))
+	},
+		Entry("from nowhere", ``, "", ""),
+		Entry("from mac, in dashes and upper case", `"mac":"0A-00-00-00-00-0B"`, "", "0a:00:00:00:00:0b"),
+		Entry("from CNI_ARGS, which wins over it", `"mac":"02:00:00:00:00:01"`,
+			"IgnoreUnknown=1;K=a;MAC=02:00:00:00:00:02", "02:00:00:00:00:02"),
+		Entry("from args.cni, which wins over both",
+			`"mac":"02:00:00:00:00:01","args":{"cni":{"mac":"02:00:00:00:00:03"}}`,
+			"MAC=02:00:00:00:00:02", "02:00:00:00:00:03"),
+		Entry("from runtimeConfig, which wins over all",
+			`"mac":"02:00:00:00:00:01","args":{"cni":{"mac":"02:00:00:00:00:03"}},
+				"runtimeConfig":{"mac":"02:00:00:00:00:04"}`,
+			"MAC=02:00:00:00:00:02", "02:00:00:00:00:04"),
+	)
+})
+
+var _ = It("has its schema in docs/schema", func() {
+	ExpectPluginSchema(plugin())
+})
 
 var _ = Describe("ADD", Label("kernel"), func() {
 	var w *World

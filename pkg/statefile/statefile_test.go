@@ -1,0 +1,651 @@
+package statefile_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(writerEnv); dir != "" {
+		writeForEver(dir)
+	}
+	if path := os.Getenv(lockerEnv); path != "" {
+		lockForEver(path)
+	}
+	nstest.Main(m)
+}
+
+func TestStatefile(t *testing.T) { nstest.RunSpecs(t, "pkg/statefile") }
+
+func open(path string) *statefile.Dir {
+	GinkgoHelper()
+	d, err := statefile.Open(path, 0o755)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(d.Close)
+	return d
+}
+
+func entries(path string) []string {
+	GinkgoHelper()
+	list, err := os.ReadDir(path)
+	Expect(err).NotTo(HaveOccurred())
+	var names []string
+	for _, e := range list {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+var _ = Describe("a directory", func() {
+	var path string
+	var d *statefile.Dir
+	BeforeEach(func() {
+		path = filepath.Join(GinkgoT().TempDir(), "a", "b")
+		d = open(path)
+	})
+
+	It("is made with its parents", func() {
+		Expect(path).To(BeADirectory())
+	})
+
+	It("that is absent is not made without permissions for it", func() {
+		_, err := statefile.Open(path+"/none", 0)
+		Expect(err).To(MatchError(fs.ErrNotExist))
+		_, err = statefile.OpenOwn(path+"/none", 0)
+		Expect(err).To(MatchError(fs.ErrNotExist))
+		Expect(entries(path)).To(BeEmpty())
+	})
+
+	It("of our own is no link", func() {
+		Expect(os.Symlink("/etc", path+"/sub")).To(Succeed())
+		_, err := statefile.OpenOwn(path+"/sub", 0o755)
+		Expect(err).To(MatchError(unix.ENOTDIR))
+		Expect(err).To(MatchError(ContainSubstring(path + "/sub")))
+	})
+
+	It("names the path when it is a file", func() {
+		Expect(os.WriteFile(path+"/f", nil, 0o600)).To(Succeed())
+		_, err := statefile.Open(path+"/f", 0o755)
+		Expect(err).To(MatchError(unix.ENOTDIR))
+		Expect(err).To(MatchError(ContainSubstring(path + "/f")))
+	})
+
+	DescribeTable("refuses names that lead elsewhere", func(name string) {
+		for _, err := range []error{
+			d.Create(name, nil, 0o600), d.Replace(name, nil, 0o600), d.Remove(name),
+			second(d.Read(name)), second(d.OpenFile(name)),
+		} {
+			Expect(err).To(MatchError(fs.ErrInvalid))
+		}
+	},
+		Entry("empty", ""), Entry("dot", "."), Entry("parent", ".."),
+		Entry("path", "x/y"), Entry("absolute", "/etc/passwd"), Entry("NUL", "a\x00b"))
+
+	It("has a time that the kernel overwrites when an entry comes or goes", func() {
+		stamp := time.Unix(400_000_000, 0)
+		Expect(d.Create("f", nil, 0o600)).To(Succeed())
+		Expect(d.SetModTime(stamp)).To(Succeed())
+		Expect(os.WriteFile(path+"/f", []byte("x"), 0o600)).To(Succeed())
+		Expect(modTime(d)).To(Equal(stamp))
+		Expect(d.Remove("f")).To(Succeed())
+		Expect(modTime(d)).NotTo(Equal(stamp))
+	})
+})
+
+func modTime(d *statefile.Dir) time.Time {
+	GinkgoHelper()
+	st, err := d.Stat()
+	Expect(err).NotTo(HaveOccurred())
+	return time.Unix(st.Mtim.Unix())
+}
+
+func second[T any](_ T, err error) error { return err }
+
+var _ = Describe("a file", func() {
+	var path string
+	var d *statefile.Dir
+	BeforeEach(func() {
+		path = GinkgoT().TempDir()
+		d = open(path)
+	})
+
+	It("is created once, under no other name before", func() {
+		inTheWay := statefile.Temporary("10.1.2.2")
+		Expect(os.MkdirAll(path+"/"+inTheWay+"/full", 0o755)).To(Succeed())
+		Expect(d.Create("10.1.2.2", []byte("c1\r\neth0"), 0o600)).To(Succeed())
+		Expect(os.ReadFile(path + "/10.1.2.2")).To(BeEquivalentTo("c1\r\neth0"))
+		info, err := os.Lstat(path + "/10.1.2.2")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(info.Mode()).To(Equal(fs.FileMode(0o600)))
+
+		Expect(d.Create("10.1.2.2", []byte("other"), 0o600)).To(MatchError(fs.ErrExist))
+		Expect(os.ReadFile(path + "/10.1.2.2")).To(BeEquivalentTo("c1\r\neth0"))
+		Expect(entries(path)).To(Equal([]string{inTheWay, "10.1.2.2"}))
+	})
+
+	It("has a name of up to 255 bytes", func() {
+		long := strings.Repeat("n", 255)
+		Expect(d.Replace(long, []byte("old"), 0o600)).To(Succeed())
+		Expect(d.Replace(long, []byte("new"), 0o600)).To(Succeed())
+		Expect(d.Read(long)).To(BeEquivalentTo("new"))
+		Expect(d.Discard(long)).To(Succeed())
+		Expect(d.Create(long, nil, 0o600)).To(Succeed())
+		Expect(entries(path)).To(Equal([]string{long}))
+		Expect(d.Replace(long+"n", nil, 0o600)).To(MatchError(unix.ENAMETOOLONG))
+		Expect(entries(path)).To(Equal([]string{long}))
+	})
+
+	It("is replaced in one step, link and all", func() {
+		outside := filepath.Join(GinkgoT().TempDir(), "outside")
+		Expect(os.WriteFile(outside, []byte("keep"), 0o600)).To(Succeed())
+		Expect(os.Symlink(outside, path+"/soft")).To(Succeed())
+		Expect(os.Link(outside, path+"/hard")).To(Succeed())
+		for _, name := range []string{"soft", "hard", "new"} {
+			Expect(d.Replace(name, []byte("mine"), 0o600)).To(Succeed())
+			Expect(os.ReadFile(path + "/" + name)).To(BeEquivalentTo("mine"))
+		}
+		Expect(os.ReadFile(outside)).To(BeEquivalentTo("keep"))
+		Expect(entries(path)).To(ConsistOf("soft", "hard", "new"))
+	})
+
+	It("is replaced, and discarded, with what a Replace that was killed has left", func() {
+		left := path + "/" + statefile.Temporary("f")
+		leave := func() { Expect(os.WriteFile(left, []byte("half"), 0o600)).To(Succeed()) }
+		leave()
+		Expect(d.Replace("f", []byte("old"), 0o600)).To(Succeed())
+		Expect(d.Replace("f", []byte("new"), 0o600)).To(Succeed())
+		Expect(os.ReadFile(path + "/f")).To(BeEquivalentTo("new"))
+		Expect(entries(path)).To(Equal([]string{"f"}))
+		leave()
+		Expect(d.Names()).To(Equal([]string{"f"}))
+		Expect(d.Discard("f")).To(Succeed())
+		Expect(entries(path)).To(BeEmpty())
+		leave()
+		Expect(d.Discard("f")).To(Succeed())
+		Expect(entries(path)).To(BeEmpty())
+	})
+
+	It("that is a link is neither created over, read nor opened", func() {
+		Expect(os.Symlink("/etc/passwd", path+"/l")).To(Succeed())
+		Expect(d.Create("l", nil, 0o600)).To(MatchError(fs.ErrExist))
+		Expect(second(d.Read("l"))).To(MatchError(unix.ELOOP))
+		Expect(second(d.OpenFile("l"))).To(MatchError(unix.ELOOP))
+	})
+
+	It("with a second name is not opened for writing", func() {
+		Expect(os.WriteFile(path+"/f", nil, 0o600)).To(Succeed())
+		Expect(os.Link(path+"/f", path+"/g")).To(Succeed())
+		Expect(second(d.OpenFile("g"))).To(MatchError(ContainSubstring("one name")))
+	})
+
+	It("that is a FIFO or a directory is an error at once", func() {
+		Expect(unix.Mkfifo(path+"/fifo", 0o600)).To(Succeed())
+		Expect(os.Mkdir(path+"/dir", 0o700)).To(Succeed())
+		for _, name := range []string{"fifo", "dir"} {
+			Expect(second(d.Read(name))).To(MatchError(ContainSubstring(path + "/" + name)))
+			Expect(second(d.OpenFile(name))).To(HaveOccurred())
+		}
+	})
+
+	It("is changed in place", func() {
+		Expect(d.Create("f", []byte("abcdef"), 0o600)).To(Succeed())
+		f, err := d.OpenFile("f")
+		Expect(err).NotTo(HaveOccurred())
+		defer f.Close()
+		Expect(second(f.WriteAt([]byte("XY"), 2))).To(Succeed())
+		got := make([]byte, 3)
+		Expect(second(f.ReadAt(got, 1))).To(Succeed())
+		Expect(got).To(BeEquivalentTo("bXY"))
+	})
+
+	It("is removed, and may be absent", func() {
+		Expect(d.Create("f", nil, 0o600)).To(Succeed())
+		Expect(d.Remove("f")).To(Succeed())
+		Expect(d.Remove("f")).To(Succeed())
+		Expect(entries(path)).To(BeEmpty())
+	})
+
+	It("of a killed writer is hidden, and swept", func() {
+		Expect(os.WriteFile(path+"/.whole.tmp", []byte("half"), 0o600)).To(Succeed())
+		Expect(os.WriteFile(path+"/whole", nil, 0o600)).To(Succeed())
+		Expect(d.Names()).To(Equal([]string{"whole"}))
+		Expect(d.Sweep()).To(Succeed())
+		Expect(entries(path)).To(Equal([]string{"whole"}))
+	})
+})
+
+var _ = Describe("a full filesystem", func() {
+	It("leaves the old content, no new file and nothing else", func() {
+		path := GinkgoT().TempDir()
+		if err := unix.Mount("none", path, "tmpfs", 0, "size=64k"); err != nil {
+			Skip("tmpfs: " + err.Error())
+		}
+		DeferCleanup(unix.Unmount, path, 0)
+		d := open(path)
+		Expect(d.Create("old", []byte("old"), 0o600)).To(Succeed())
+		big := bytes.Repeat([]byte("x"), 128<<10)
+
+		Expect(d.Create("new", big, 0o600)).To(MatchError(unix.ENOSPC))
+		Expect(d.Replace("old", big, 0o600)).To(MatchError(unix.ENOSPC))
+		Expect(statefile.Writable(path + "/not/there/yet")).To(Succeed())
+		Expect(os.WriteFile(path+"/rest", big, 0o600)).To(MatchError(unix.ENOSPC))
+		Expect(statefile.Writable(path + "/not/there/yet")).To(MatchError(unix.ENOSPC))
+		Expect(os.Remove(path + "/rest")).To(Succeed())
+		Expect(os.ReadFile(path + "/old")).To(BeEquivalentTo("old"))
+		Expect(entries(path)).To(Equal([]string{"old"}))
+	})
+})
+
+var _ = It("a read-only filesystem is not writable", func() {
+	path := GinkgoT().TempDir()
+	if err := unix.Mount("none", path, "tmpfs", unix.MS_RDONLY, ""); err != nil {
+		Skip("tmpfs: " + err.Error())
+	}
+	DeferCleanup(unix.Unmount, path, 0)
+	Expect(statefile.Writable(path)).To(MatchError(unix.EROFS))
+})
+
+// writerEnv makes the test binary write in the directory until it is killed.
+const writerEnv = "STATEFILE_WRITE"
+
+// killContent is long enough that a write of it is not over at once.
+var killContent = bytes.Repeat([]byte("whole "), 10_000)
+
+func writeForEver(path string) {
+	d, err := statefile.Open(path, 0o755)
+	for err == nil {
+		err = errors.Join(
+			d.Create("created", killContent, 0o600), d.Replace("replaced", killContent, 0o600),
+			d.Remove("created"))
+	}
+	println(err.Error())
+	os.Exit(1)
+}
+
+// lockerEnv makes the test binary hold the lock until its input ends.
+const lockerEnv = "STATEFILE_LOCK"
+
+func lockForEver(path string) {
+	held, err := statefile.LockFile(context.Background(), path, 0o600)
+	if err != nil {
+		println(err.Error())
+		os.Exit(1)
+	}
+	os.Stdout.WriteString("locked\n")
+	os.Stdin.Read(make([]byte, 1))
+	held.Unlock()
+	os.Exit(0)
+}
+
+// holdLock starts a process that holds the lock; release ends it.
+func holdLock(path string) (pid int, release func()) {
+	GinkgoHelper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), lockerEnv+"="+path)
+	in, err := cmd.StdinPipe()
+	Expect(err).NotTo(HaveOccurred())
+	out, err := cmd.StdoutPipe()
+	Expect(err).NotTo(HaveOccurred())
+	Expect(cmd.Start()).To(Succeed())
+	line := make([]byte, 7)
+	Expect(second(out.Read(line))).To(Succeed())
+	return cmd.Process.Pid, func() { in.Close(); cmd.Wait() }
+}
+
+var _ = Describe("a lock", func() {
+	var path string
+	BeforeEach(func() { path = filepath.Join(GinkgoT().TempDir(), "lock") })
+
+	It("is an empty file with the mode asked for, and stays", func() {
+		held, err := statefile.LockFile(context.Background(), path, 0o750)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(held.Unlock()).To(Succeed())
+		info, err := os.Stat(path)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(info.Size()).To(BeZero())
+		Expect(info.Mode()).To(Equal(fs.FileMode(0o750)))
+	})
+
+	It("that another process holds is given up at the deadline, naming the holder", Label("locks"), func() {
+		pid, release := holdLock(path)
+		defer release()
+		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+		defer cancel()
+		_, err := statefile.LockFile(ctx, path, 0o600)
+		Expect(err).To(MatchError(statefile.ErrBusy))
+		comm, readErr := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		Expect(readErr).NotTo(HaveOccurred())
+		Expect(err).To(MatchError(fmt.Sprintf("lock %s: held by process %d (%s)", path, pid, comm[:len(comm)-1])))
+	})
+
+	It("in a directory has a deadline of its own", func() {
+		d := open(filepath.Dir(path))
+		_, release := holdLock(path)
+		_, err := d.LockFile(context.Background(), "lock", 0o600, 20*time.Millisecond)
+		Expect(err).To(MatchError(statefile.ErrBusy))
+		Expect(err).To(MatchError(ContainSubstring(path)))
+		release()
+		held, err := d.LockFile(context.Background(), "lock", 0o600, 5*time.Second)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(held.Unlock()).To(Succeed())
+		Expect(second(d.LockFile(context.Background(), "../lock", 0o600, 0))).To(MatchError(fs.ErrInvalid))
+	})
+
+	It("is had as soon as the holder lets go", func() {
+		_, release := holdLock(path)
+		done := make(chan error)
+		go func() {
+			held, err := statefile.LockFile(context.Background(), path, 0o600)
+			if err == nil {
+				err = held.Unlock()
+			}
+			done <- err
+		}()
+		Consistently(done, "50ms").ShouldNot(Receive())
+		release()
+		Eventually(done).Should(Receive(BeNil()))
+	})
+
+	It("that was waited for too long is not kept", func() {
+		_, release := holdLock(path)
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+		defer cancel()
+		_, err := statefile.LockFile(ctx, path, 0o600)
+		Expect(err).To(MatchError(statefile.ErrBusy))
+		release()
+		again, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		held, err := statefile.LockFile(again, path, 0o600)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(held.Unlock()).To(Succeed())
+	})
+
+	It("reports a cancelled wait as that", func() {
+		_, release := holdLock(path)
+		defer release()
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		_, err := statefile.LockFile(ctx, path, 0o600)
+		Expect(err).To(MatchError(context.Canceled))
+	})
+
+	It("is never a link", func() {
+		Expect(os.Symlink("/dev/null", path)).To(Succeed())
+		_, err := statefile.LockFile(context.Background(), path, 0o600)
+		Expect(err).To(MatchError(unix.ELOOP))
+		Expect(err).To(MatchError(ContainSubstring(path)))
+	})
+})
+
+var _ = DescribeTable("the holder in /proc/locks", func(line string, want int) {
+	Expect(statefile.HolderOf(line, 1234, unix.Mkdev(8, 2))).To(Equal(want))
+},
+	Entry("same device", "1: FLOCK  ADVISORY  WRITE 4711 08:02:1234 0 EOF\n", 4711),
+	Entry("another device number (btrfs)", "1: FLOCK  ADVISORY  WRITE 4711 00:1f:1234 0 EOF\n", 4711),
+	Entry("the same device first",
+		"1: FLOCK ADVISORY WRITE 1 00:1f:1234 0 EOF\n2: FLOCK ADVISORY WRITE 2 08:02:1234 0 EOF\n", 2),
+	Entry("a waiter", "1: -> FLOCK  ADVISORY  WRITE 4711 08:02:1234 0 EOF\n", 0),
+	Entry("another inode", "1: FLOCK  ADVISORY  WRITE 4711 08:02:11234 0 EOF\n", 0),
+	Entry("another kind", "1: POSIX  ADVISORY  WRITE 4711 08:02:1234 0 EOF\n", 0),
+	Entry("garbage", "1: FLOCK\n\n1: FLOCK a b c d\n", 0))
+
+var _ = Describe("a killed writer", func() {
+	It("leaves whole files only, at whatever point it dies", func() {
+		seed := uint64(GinkgoRandomSeed())
+		random := rand.New(rand.NewPCG(seed, seed))
+		path := GinkgoT().TempDir()
+		d := open(path)
+		for range 60 {
+			cmd := exec.Command("/proc/self/exe")
+			cmd.Env = append(os.Environ(), writerEnv+"="+path)
+			Expect(cmd.Start()).To(Succeed())
+			Eventually(func() []string { return entries(path) }).WithPolling(time.Millisecond).ShouldNot(BeEmpty())
+			<-time.After(time.Duration(random.IntN(3000)) * time.Microsecond)
+			Expect(cmd.Process.Kill()).To(Succeed())
+			cmd.Wait()
+
+			names, err := d.Names()
+			Expect(err).NotTo(HaveOccurred())
+			for _, name := range names {
+				Expect(d.Read(name)).To(Equal(killContent), "%s, seed %d", name, seed)
+				Expect(d.Remove(name)).To(Succeed())
+			}
+			Expect(d.Sweep()).To(Succeed())
+			Expect(entries(path)).To(BeEmpty())
+		}
+	})
+})
+
+type lease struct {
+	Name    string `json:"name"`
+	Address string `json:"address"`
+}
+
+func (l lease) Hash() string { return l.Name }
+
+func (l lease) Valid() bool { return l.Address != "everywhere" }
+
+var _ = Describe("a store", func() {
+	var path string
+	BeforeEach(func() { path = filepath.Join(GinkgoT().TempDir(), "run", "leases") })
+
+	reopen := func() *statefile.Store[lease] {
+		GinkgoHelper()
+		s, err := statefile.Records[lease]{Path: path, Wait: time.Second}.Open(context.Background())
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(s.Close)
+		return s
+	}
+	// get expects Get to succeed.
+	get := func(s *statefile.Store[lease], name string) (lease, bool) {
+		GinkgoHelper()
+		l, ok, err := s.Get(name)
+		Expect(err).NotTo(HaveOccurred())
+		return l, ok
+	}
+
+	It("has no record, and none to drop, where a directory is in its place", func() {
+		Expect(os.MkdirAll(path+"/a1.json/x", 0o700)).To(Succeed())
+		s := reopen()
+		_, ok := get(s, "a1")
+		Expect(ok).To(BeFalse())
+		Expect(s.Drop("a1")).To(Succeed())
+		Expect(path + "/a1.json/x").To(BeADirectory())
+	})
+
+	It("keeps a record in a file until it is dropped", func() {
+		s := reopen()
+		Expect(s.Put(lease{"a1", "192.0.2.1"})).To(Succeed())
+		Expect(s.Put(lease{"a1", "192.0.2.2"})).To(Succeed())
+		Expect(s.Put(lease{"b2", "192.0.2.3"})).To(Succeed())
+		Expect(s.Close()).To(Succeed())
+		Expect(s.Close()).To(Succeed())
+		Expect(os.ReadFile(path + "/a1.json")).To(MatchJSON(`{"name": "a1", "address": "192.0.2.2"}`))
+		info, err := os.Stat(path)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(info.Mode().Perm()).To(BeEquivalentTo(0o700))
+
+		s = reopen()
+		Expect(s.All()).To(Equal([]*lease{{"a1", "192.0.2.2"}, {"b2", "192.0.2.3"}}))
+		Expect(s.Drop("a1")).To(Succeed())
+		Expect(s.Drop("a1")).To(Succeed())
+		_, ok := get(s, "a1")
+		Expect(ok).To(BeFalse())
+		Expect(s.All()).To(HaveLen(1))
+	})
+
+	It("that is absent has no record, and is made by Open alone", func() {
+		s, err := statefile.Records[lease]{Path: path, Wait: time.Second}.OpenExisting(context.Background())
+		Expect(err).NotTo(HaveOccurred())
+		_, ok := get(s, "a1")
+		Expect(ok).To(BeFalse())
+		Expect(s.All()).To(BeEmpty())
+		Expect(s.Drop("a1")).To(Succeed())
+		Expect(s.Put(lease{Name: "a1"})).To(MatchError(fs.ErrClosed))
+		Expect(s.Close()).To(Succeed())
+		Expect(path).NotTo(BeADirectory())
+
+		Expect(reopen().Put(lease{"a1", "192.0.2.1"})).To(Succeed())
+	})
+
+	It("takes a file that it cannot have written for no record", func() {
+		s := reopen()
+		Expect(os.WriteFile(path+"/torn.json", []byte(`{"name": "torn", "address": "192.`), 0o600)).To(Succeed())
+		Expect(os.WriteFile(path+"/half.json", []byte(`{"name": "half", "address": 7}`), 0o600)).To(Succeed())
+		Expect(os.WriteFile(path+"/moved.json", []byte(`{"name": "a1"}`), 0o600)).To(Succeed())
+		Expect(os.WriteFile(path+"/false.json", []byte(`{"name": "false", "address": "everywhere"}`), 0o600)).
+			To(Succeed())
+		Expect(os.Mkdir(path+"/dir.json", 0o700)).To(Succeed())
+		Expect(os.Symlink("/etc/passwd", path+"/link.json")).To(Succeed())
+		Expect(os.WriteFile(path+"/notes", []byte(`{}`), 0o600)).To(Succeed())
+		for _, name := range []string{"torn", "half", "moved", "false", "dir", "link"} {
+			l, ok := get(s, name)
+			Expect(ok).To(BeFalse(), name)
+			Expect(l).To(BeZero(), name)
+		}
+		Expect(s.All()).To(BeEmpty())
+	})
+
+	It("is never a link", func() {
+		Expect(os.MkdirAll(filepath.Dir(path), 0o700)).To(Succeed())
+		Expect(os.Symlink(GinkgoT().TempDir(), path)).To(Succeed())
+		_, err := statefile.Records[lease]{Path: path, Wait: time.Second}.Open(context.Background())
+		Expect(err).To(MatchError(ContainSubstring("open " + path + ": not a directory")))
+		s, err := statefile.Records[lease]{Path: path, Wait: time.Second}.OpenExisting(context.Background())
+		Expect(err).NotTo(HaveOccurred())
+		Expect(s.Put(lease{Name: "a1"})).To(MatchError(fs.ErrClosed))
+	})
+
+	It("refuses a name that leads elsewhere", func() {
+		s := reopen()
+		Expect(s.Put(lease{Name: "../x"})).To(MatchError(fs.ErrInvalid))
+		Expect(s.Drop("../x")).To(MatchError(fs.ErrInvalid))
+		_, _, err := s.Get("../x")
+		Expect(err).To(MatchError(fs.ErrInvalid))
+	})
+
+	It("takes away what a killed writer left, with the record or with all", func() {
+		s := reopen()
+		for _, clean := range []func() error{
+			func() error { return s.Drop("a1") }, func() error { return second(s.All()) },
+		} {
+			Expect(os.WriteFile(path+"/"+statefile.Temporary("a1.json"), []byte("half"), 0o600)).To(Succeed())
+			Expect(clean()).To(Succeed())
+			Expect(entries(path)).To(Equal([]string{"lock"}))
+		}
+	})
+
+	It("that is locked is given up at the deadline", func() {
+		s := reopen()
+		_, err := statefile.Records[lease]{Path: path, Wait: 20 * time.Millisecond}.OpenExisting(context.Background())
+		Expect(err).To(MatchError(statefile.ErrBusy))
+		Expect(err).To(MatchError(ContainSubstring("held by process")))
+		Expect(s.Close()).To(Succeed())
+		Expect(reopen().Close()).To(Succeed())
+	})
+})
+
+var _ = Describe("records", func() {
+	var records statefile.Records[lease]
+	BeforeEach(func() {
+		path := filepath.Join(GinkgoT().TempDir(), "run", "leases")
+		records = statefile.Records[lease]{Path: path, Wait: time.Second}
+	})
+	// get expects Get to succeed.
+	get := func(name string) (lease, bool) {
+		GinkgoHelper()
+		l, ok, err := records.Get(name)
+		Expect(err).NotTo(HaveOccurred())
+		return l, ok
+	}
+	isAt := func(address string) func(lease) bool { return func(l lease) bool { return l.Address == address } }
+
+	It("are those of the store, which is open for one call", func(ctx SpecContext) {
+		Expect(records.Put(ctx, lease{"a1", "192.0.2.1"})).To(Succeed())
+		Expect(records.Put(ctx, lease{"b2", "192.0.2.2"})).To(Succeed())
+		Expect(os.ReadFile(records.Path + "/a1.json")).To(MatchJSON(`{"name": "a1", "address": "192.0.2.1"}`))
+		l, ok := get("a1")
+		Expect(ok).To(BeTrue())
+		Expect(l).To(Equal(lease{"a1", "192.0.2.1"}))
+		Expect(records.All(ctx)).To(Equal([]*lease{{"a1", "192.0.2.1"}, {"b2", "192.0.2.2"}}))
+		Expect(records.Any(isAt("192.0.2.2"))).To(BeTrue())
+		Expect(records.Any(isAt("192.0.2.3"))).To(BeFalse())
+		Expect(records.Drop(ctx, "a1", "a1", "b2")).To(Succeed())
+		Expect(entries(records.Path)).To(Equal([]string{"lock"}))
+	})
+
+	It("are none where there is no directory, and only Put makes it", func(ctx SpecContext) {
+		_, ok := get("a1")
+		Expect(ok).To(BeFalse())
+		Expect(records.All(ctx)).To(BeEmpty())
+		Expect(records.Any(isAt(""))).To(BeFalse())
+		Expect(records.Drop(ctx, "a1")).To(Succeed())
+		Expect(records.Path).NotTo(BeADirectory())
+	})
+
+	It("are all dropped, also those after an error", func(ctx SpecContext) {
+		Expect(records.Put(ctx, lease{"b2", "192.0.2.2"})).To(Succeed())
+		Expect(records.Drop(ctx, "../x", "b2")).To(MatchError(fs.ErrInvalid))
+		Expect(records.All(ctx)).To(BeEmpty())
+	})
+
+	It("are read without the lock, and tell whether there may be one to drop", func(ctx SpecContext) {
+		Expect(records.HasFile("a1")).To(BeFalse())
+		Expect(records.Put(ctx, lease{"a1", "192.0.2.1"})).To(Succeed())
+		s, err := records.Open(ctx)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(s.Close)
+		_, ok := get("a1")
+		Expect(ok).To(BeTrue())
+		Expect(records.Any(isAt("192.0.2.1"))).To(BeTrue())
+		Expect(records.HasFile("a1")).To(BeTrue())
+		Expect(s.Drop("a1")).To(Succeed())
+		Expect(records.HasFile("a1")).To(BeFalse())
+		Expect(os.WriteFile(records.Path+"/"+statefile.Temporary("a1.json"), []byte("half"), 0o600)).To(Succeed())
+		Expect(records.HasFile("a1")).To(BeTrue())
+	})
+
+	It("are written by one at a time, who waits as long as Wait says", func(ctx SpecContext) {
+		Expect(records.Put(ctx, lease{Name: "a1"})).To(Succeed())
+		s, err := records.Open(ctx)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(s.Close)
+		records.Wait = 20 * time.Millisecond
+		Expect(records.Put(ctx, lease{Name: "a1"})).To(MatchError(statefile.ErrBusy))
+		Expect(records.Drop(ctx, "b2", "a1")).To(MatchError(statefile.ErrBusy))
+		Expect(second(records.All(ctx))).To(MatchError(statefile.ErrBusy))
+		Expect(records.Drop(ctx, "b2")).To(Succeed())
+	})
+
+	It("that are stale are ended without the lock, and dropped where that works", func(ctx SpecContext) {
+		for _, name := range []string{"a1", "b2", "c3"} {
+			Expect(records.Put(ctx, lease{Name: name})).To(Succeed())
+		}
+		stale := func(l lease) bool { return l.Name != "b2" }
+		Expect(records.Collect(ctx, stale, func(l lease) error {
+			Expect(records.Put(ctx, l)).To(Succeed())
+			if l.Name == "a1" {
+				return errors.New("busy: a1")
+			}
+			return nil
+		})).To(MatchError("busy: a1"))
+		Expect(records.All(ctx)).To(Equal([]*lease{{Name: "a1"}, {Name: "b2"}}))
+	})
+})
