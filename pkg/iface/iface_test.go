@@ -36,14 +36,11 @@ func newContainer() container {
 	c.host.Cmd("ip", "link", "add", "veth0", "type", "veth", "peer", "name", "eth0", "netns", c.Name)
 	c.host.SetSysctl("net/ipv6/conf/veth0/accept_dad", "0")
 	c.host.Cmd("ip", "link", "set", "veth0", "up")
-	n, err := ns.Open(c.Path)
-	Expect(err).NotTo(HaveOccurred())
+	n := nstest.Must(ns.Open(c.Path))
 	DeferCleanup(n.Close)
-	conn, err := rtnl.Dial(n)
-	Expect(err).NotTo(HaveOccurred())
+	conn := nstest.Must(rtnl.Dial(n))
 	DeferCleanup(conn.Close)
-	link, err := conn.Link("eth0")
-	Expect(err).NotTo(HaveOccurred())
+	link := nstest.Must(conn.Link("eth0"))
 	c.target = iface.Target{NS: n, Conn: conn, Name: "eth0", Index: link.Index}
 	return c
 }
@@ -275,8 +272,7 @@ var _ = Describe("Raise and Configure", func() {
 			c.host.Cmd("ip", "neigh", "add", addr, "lladdr", "02:00:00:00:00:99", "nud", "stale", "dev", "veth0")
 		}
 		Expect(c.configure(result("10.1.2.3/24", "", "2001:db8::3/64", ""))).To(Succeed())
-		link, err := c.target.Conn.WaitUp(context.Background(), c.target.Index)
-		Expect(err).NotTo(HaveOccurred())
+		link := nstest.Must(c.target.Conn.WaitUp(context.Background(), c.target.Index))
 		six := netip.MustParseAddr("2001:db8::3")
 		Expect(c.target.Conn.WaitLocal(context.Background(), link.Index, six)).To(Succeed())
 		Expect(iface.Announce(c.target.Conn, link)).To(Succeed())

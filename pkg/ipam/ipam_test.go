@@ -154,8 +154,7 @@ var _ = Describe("Find", func() {
 		install(b, "ipam", "echo PATH")
 		GinkgoT().Setenv("PATH", b+":"+os.Getenv("PATH"))
 		for _, path := range []string{".", "../" + filepath.Base(a)} {
-			out, err := run(context.Background(), &ipam.Client{Type: "ipam", Path: path, Env: os.Environ()})
-			Expect(err).NotTo(HaveOccurred())
+			out := nstest.Must(run(context.Background(), &ipam.Client{Type: "ipam", Path: path, Env: os.Environ()}))
 			Expect(string(out)).To(Equal("here\n"))
 		}
 	})
@@ -180,8 +179,7 @@ var _ = Describe("a delegate", func() {
 	It("passes the environment through, with CNI_COMMAND replaced once", func() {
 		c, _ := client("env")
 		c.Env = append(c.Env, "CNI_ARGS=A=b;C=d", "CNI_COMMAND=again", "CNI_COMMANDX=kept", "X=a=b", "EMPTY=")
-		out, err := run(ctx, c)
-		Expect(err).NotTo(HaveOccurred())
+		out := nstest.Must(run(ctx, c))
 		lines := strings.Split(string(out), "\n")
 		Expect(lines).To(ContainElements("CNI_ARGS=A=b;C=d", "CNI_COMMANDX=kept", "X=a=b", "EMPTY="))
 		Expect(strings.Count("\n"+string(out), "\nCNI_COMMAND=")).To(Equal(1))
@@ -193,8 +191,7 @@ var _ = Describe("a delegate", func() {
 			bytes.Repeat([]byte("x"), 1<<20)...)
 		c, _ := client("cat")
 		c.Conf = conf
-		out, err := run(ctx, c)
-		Expect(err).NotTo(HaveOccurred())
+		out := nstest.Must(run(ctx, c))
 		Expect(bytes.Equal(out, conf)).To(BeTrue())
 	})
 
@@ -254,13 +251,12 @@ var _ = Describe("a delegate", func() {
 	It("does not wait for a file that is being written: try again", func() {
 		c, _ := client("echo done")
 		file := filepath.Join(c.Path, "ipam")
-		writer, err := os.OpenFile(file, os.O_WRONLY, 0)
-		Expect(err).NotTo(HaveOccurred())
+		writer := nstest.Must(os.OpenFile(file, os.O_WRONLY, 0))
 		DeferCleanup(writer.Close)
 		if err := exec.Command(file).Run(); !errors.Is(err, unix.ETXTBSY) {
 			Skip("this kernel runs files that are being written")
 		}
-		_, err = run(ctx, c)
+		_, err := run(ctx, c)
 		expectError(err, cni.CodeTryAgain, `plugin "ipam": its file is being written`, "")
 	})
 
@@ -304,8 +300,7 @@ var _ = Describe("a delegate", func() {
 		began := time.Now()
 		Expect(run(ctx, c)).To(BeEquivalentTo("{}\n"))
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
-		pid, err := strconv.Atoi(strings.TrimSpace(stderr.String()))
-		Expect(err).NotTo(HaveOccurred())
+		pid := nstest.Must(strconv.Atoi(strings.TrimSpace(stderr.String())))
 		Expect(unix.Kill(pid, unix.SIGKILL)).To(Succeed(), "the child is not ours to end")
 	})
 
@@ -314,14 +309,12 @@ var _ = Describe("a delegate", func() {
 		install(dir, "ipam", "echo $$ >&2; exec sleep 60")
 		parent := exec.Command("/proc/self/exe")
 		parent.Env = append(os.Environ(), parentEnv+"="+dir)
-		stderr, err := parent.StderrPipe()
-		Expect(err).NotTo(HaveOccurred())
+		stderr := nstest.Must(parent.StderrPipe())
 		Expect(parent.Start()).To(Succeed())
 		var pid int
-		_, err = fmt.Fscanln(stderr, &pid)
+		_, err := fmt.Fscanln(stderr, &pid)
 		Expect(err).NotTo(HaveOccurred())
-		child, err := unix.PidfdOpen(pid, 0)
-		Expect(err).NotTo(HaveOccurred())
+		child := nstest.Must(unix.PidfdOpen(pid, 0))
 		DeferCleanup(unix.Close, child)
 		Expect(parent.Process.Kill()).To(Succeed())
 		_ = parent.Wait()
@@ -447,8 +440,7 @@ var _ = Describe("Client", func() {
 
 	It("ends in a roll-back a plugin that was not awaited, and its DEL with the roll-back's time", func() {
 		c := fake(`echo "$CNI_COMMAND" >&2; touch "$0.$CNI_COMMAND"; exec sleep 60`)
-		adding, err := c.Start(ctx, "ADD")
-		Expect(err).NotTo(HaveOccurred())
+		adding := nstest.Must(c.Start(ctx, "ADD"))
 		began := time.Now()
 		brief := nstest.DeadlineWhen(func() bool {
 			_, err := os.Stat(c.Path + "/ipam.DEL")

@@ -112,19 +112,17 @@ var _ = Describe("the programs", Label("kernel"), func() {
 				tool := ipt.Tool{Family: family, Variant: ipt.Legacy}
 				Expect(*look(tool)).To(BeZero())
 				for _, f := range []string{"ip_tables_names", "ip6_tables_names"} {
-					data, err := os.ReadFile("/proc/thread-self/net/" + f)
-					Expect(err).NotTo(HaveOccurred())
+					data := nstest.Must(os.ReadFile("/proc/thread-self/net/" + f))
 					Expect(string(data)).To(BeEmpty())
 				}
 				Expect(tool.Restore(ctx, "nat", []string{":OURS-1 - [0:0]", "-A OURS-1 -j ACCEPT"})).To(Succeed())
 				live := look(tool)
 				Expect(live.Chains).To(ContainElements("OURS-1", "POSTROUTING"))
 				Expect(live.Rules).To(Equal([]ipt.Rule{ipt.NewRule("OURS-1", "-j", "ACCEPT")}))
-				filter, err := tool.Look(ctx, "filter")
-				Expect(err).NotTo(HaveOccurred())
+				filter := nstest.Must(tool.Look(ctx, "filter"))
 				Expect(*filter).To(BeZero())
 				GinkgoT().Setenv("PATH", GinkgoT().TempDir())
-				_, err = tool.Look(ctx, "nat")
+				_, err := tool.Look(ctx, "nat")
 				Expect(ipt.NotInstalled(err)).To(BeTrue(), "%v", err)
 			})
 		})
@@ -139,12 +137,11 @@ var _ = Describe("the programs", Label("kernel"), func() {
 		}
 		path := os.Getenv("PATH")
 		GinkgoT().Setenv("PATH", dir+":"+path)
-		tool, err := ipt.Find(ctx, nft.IPv4)
-		Expect(err).NotTo(HaveOccurred())
+		tool := nstest.Must(ipt.Find(ctx, nft.IPv4))
 		Expect(tool.Variant).To(Equal(ipt.NFT))
 
 		GinkgoT().Setenv("PATH", GinkgoT().TempDir())
-		_, err = ipt.Find(ctx, nft.IPv6)
+		_, err := ipt.Find(ctx, nft.IPv6)
 		Expect(err).To(MatchError(process.ErrNotFound))
 		Expect(err).To(MatchError(ContainSubstring("ip6tables-restore")))
 		Expect(ipt.Tool{Family: nft.IPv4, Variant: ipt.Legacy}.Restore(ctx, "nat", nil)).
@@ -172,9 +169,7 @@ var _ = DescribeTable("the key of a backend", func(text *string, want ipt.Backen
 // look is table nat.
 func look(tool ipt.Tool) *ipt.Edit {
 	GinkgoHelper()
-	live, err := tool.Look(context.Background(), "nat")
-	Expect(err).NotTo(HaveOccurred())
-	return live
+	return nstest.Must(tool.Look(context.Background(), "nat"))
 }
 
 var _ = Describe("a chain", Label("kernel"), func() {
@@ -214,8 +209,7 @@ var _ = Describe("a chain", Label("kernel"), func() {
 					Expect(named("OURS-1").Variants(ctx, nf)).To(Equal([]ipt.Variant{variant}))
 					Expect(named("OURS-3").Variants(ctx, nf)).To(BeEmpty())
 					all := slices.Concat(rules("OURS-1"), rules("OURS-2"), []ipt.Rule{jump("OURS-1"), jump("OURS-1")})
-					found, err := named("OURS-1").Look(ctx, nf)
-					Expect(err).NotTo(HaveOccurred())
+					found := nstest.Must(named("OURS-1").Look(ctx, nf))
 					Expect(found.Rules).To(ConsistOf(all))
 					Expect(named("OURS-3").Look(ctx, nf)).To(BeNil())
 					Expect(named("").Rules(ctx, nf, isOurs)).To(ConsistOf(all))
@@ -283,8 +277,7 @@ var _ = Describe("a chain", Label("kernel"), func() {
 		nstest.NewHost().Do(func() {
 			tool := ipt.Tool{Family: nft.IPv4, Variant: ipt.Legacy}
 			Expect(tool.Restore(ctx, "nat", []string{":OURS-1 - [0:0]"})).To(Succeed())
-			held, err := statefile.LockFile(ctx, "/run/xtables.lock", 0o600)
-			Expect(err).NotTo(HaveOccurred())
+			held := nstest.Must(statefile.LockFile(ctx, "/run/xtables.lock", 0o600))
 			defer func() { Expect(held.Unlock()).To(Succeed()) }()
 			Expect(look(tool).Chains).To(ContainElement("OURS-1"))
 		})
@@ -357,8 +350,7 @@ var _ = Describe("the editor", Label("kernel"), func() {
 			nf := nft.New()
 			defer func() { Expect(nf.Close()).To(Succeed()) }()
 			Expect(refill(nf)).To(Succeed())
-			found, err := ours.Look(ctx, nf)
-			Expect(err).NotTo(HaveOccurred())
+			found := nstest.Must(ours.Look(ctx, nf))
 			Expect(found.Rules).To(Equal([]ipt.Rule{to("OURS", "ACCEPT")}))
 			Expect(host.Cmd("iptables-legacy", "-S")).NotTo(ContainSubstring("OURS"))
 			host.Cmd("iptables-legacy", "-N", "OURS")

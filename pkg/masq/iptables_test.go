@@ -259,8 +259,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 		}{{"iptables", true}, {"ip6tables", false}} {
 			dir := GinkgoT().TempDir()
 			for _, name := range []string{f.programs, f.programs + "-restore"} {
-				real, err := exec.LookPath(name)
-				Expect(err).NotTo(HaveOccurred())
+				real := nstest.Must(exec.LookPath(name))
 				Expect(os.Symlink(real, filepath.Join(dir, name))).To(Succeed())
 			}
 			path := os.Getenv("PATH")
@@ -289,13 +288,12 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 		useVariant("legacy")
 		host := nstest.NewHost()
 		host.Do(func() {
-			held, err := statefile.LockFile(context.Background(), "/run/xtables.lock", 0o600)
-			Expect(err).NotTo(HaveOccurred())
+			held := nstest.Must(statefile.LockFile(context.Background(), "/run/xtables.lock", 0o600))
 			defer func() { _ = held.Unlock() }()
 			ctx, cancel := context.WithTimeout(context.Background(), 1200*time.Millisecond)
 			defer cancel()
 			nf := nft.New()
-			err = masq.Add(ctx, nf, one)
+			err := masq.Add(ctx, nf, one)
 			var busy *statefile.Busy
 			Expect(errors.As(err, &busy)).To(BeTrue(), "%v", err)
 			Expect(busy.PID).To(Equal(os.Getpid()))
@@ -315,8 +313,7 @@ var _ = It("has nothing in iptables: Del waits for nobody", Label("kernel"), fun
 	one := config(ipt.IPTables, "c1", "eth0", "10.1.0.2/24")
 	Expect(add(host, one)).To(Succeed())
 	host.Do(func() {
-		held, err := statefile.LockFile(context.Background(), "/run/hawser/masq/lock", 0o600)
-		Expect(err).NotTo(HaveOccurred())
+		held := nstest.Must(statefile.LockFile(context.Background(), "/run/hawser/masq/lock", 0o600))
 		defer func() { _ = held.Unlock() }()
 		nf := nft.New()
 		Expect(masq.Del(context.Background(), nf, config(ipt.Auto, "c2", "eth0", "10.1.0.3/24"))).To(Succeed())
@@ -338,8 +335,7 @@ func shim(variant string) (log func() []string) {
 	GinkgoHelper()
 	dir := GinkgoT().TempDir()
 	logFile := filepath.Join(dir, "log")
-	program, err := exec.LookPath("iptables-" + variant)
-	Expect(err).NotTo(HaveOccurred())
+	program := nstest.Must(exec.LookPath("iptables-" + variant))
 	script := fmt.Sprintf("#!/bin/sh\nname=${0##*/}\necho $name >>%[1]s\n"+
 		"case $name in ip6*) f=ip6tables;; *) f=iptables;; esac\n"+
 		"tail=${name#$f}\nexec %[2]s/$f-%[3]s${tail#-%[3]s} \"$@\"\n", logFile, filepath.Dir(program), variant)

@@ -154,13 +154,11 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		old, one := config(ipt.Auto, "old", "eth0", "10.1.0.2/24"), config(ipt.Auto, "c1", "eth0", "10.1.0.2/24")
 		Expect(add(host, old)).To(Succeed())
 		host.Do(func() {
-			held, err := statefile.LockFile(context.Background(), nft.LockPath, 0o600)
-			Expect(err).NotTo(HaveOccurred())
+			held := nstest.Must(statefile.LockFile(context.Background(), nft.LockPath, 0o600))
 			deleted := make(chan error)
 			go func() { deleted <- del(host, old) }()
 			Eventually(func() string {
-				locks, err := os.ReadFile("/proc/locks")
-				Expect(err).NotTo(HaveOccurred())
+				locks := nstest.Must(os.ReadFile("/proc/locks"))
 				return string(locks)
 			}).Should(MatchRegexp(`-> FLOCK .* %d `, os.Getpid()))
 			host.Cmd("nft",

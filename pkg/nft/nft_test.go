@@ -371,8 +371,7 @@ var _ = Describe("translation of destinations", Label("kernel"), func() {
 			"add rule ip theirs c tcp dport 80 dnat to 10.1.0.2:8080;"+
 			"add rule ip theirs c ip saddr 10.1.0.3 counter accept")
 		with(host, func(c *nft.Conn) {
-			rules, err := c.Rules(nft.Table{Family: nft.IPv4, Name: "theirs"}, "c")
-			Expect(err).NotTo(HaveOccurred())
+			rules := nstest.Must(c.Rules(nft.Table{Family: nft.IPv4, Name: "theirs"}, "c"))
 			Expect(rules).To(HaveLen(2))
 			Expect(rules[0].Mentions([]byte{10, 1, 0, 2})).To(BeTrue())
 			Expect(rules[0].Mentions([]byte{0, 80})).To(BeTrue())

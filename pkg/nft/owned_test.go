@@ -136,8 +136,7 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 	It("are removed by who owns them by then", Label("owner"), func() {
 		put(host, way(alice, "10.1.0.1", "plain"), way(alice, "10.1.0.2", "plain"), marked(alice, "veth1"))
 		with(host, func(c *nft.Conn) {
-			found, err := ways().All(c, alice.Owns)
-			Expect(err).NotTo(HaveOccurred())
+			found := nstest.Must(ways().All(c, alice.Owns))
 			Expect(found).To(HaveLen(3))
 			put(host, way(bob, "10.1.0.1", "plain"))
 			Expect(ways().Remove(context.Background(), c, found, alice.Owns)).To(Succeed())
@@ -272,8 +271,7 @@ var _ = Describe("an update", Label("kernel"), func() {
 	})
 
 	It("fails at once where the kernel refuses the batch as a whole, or says nothing", func() {
-		n, err := ns.Open(host.Path)
-		Expect(err).NotTo(HaveOccurred())
+		n := nstest.Must(ns.Open(host.Path))
 		defer n.Close()
 		Expect(n.Do(func() error {
 			c := nft.New()
@@ -318,16 +316,14 @@ var _ = Describe("an update", Label("kernel"), func() {
 		Expect(update(host, func(tx *nft.Tx) error { tx.Add(table, "ports", many...); return nil })).To(Succeed())
 		with(host, func(c *nft.Conn) {
 			// The kernel lists so many in parts, and resizes the map meanwhile: such a list is read again.
-			got, err := c.Elements(table, "ports")
-			Expect(err).NotTo(HaveOccurred())
+			got := nstest.Must(c.Elements(table, "ports"))
 			slices.SortFunc(got, func(a, b nft.Element) int { return bytes.Compare(a.Key, b.Key) })
 			Expect(got).To(Equal(many))
 			keys := [][]byte{}
 			for _, e := range many[:1000] {
 				keys = append(keys, e.Key)
 			}
-			some, err := c.Get(table, "ports", keys...)
-			Expect(err).NotTo(HaveOccurred())
+			some := nstest.Must(c.Get(table, "ports", keys...))
 			Expect(some).NotTo(ContainElement(BeNil()))
 		})
 		Eventually(func() int {
@@ -425,12 +421,11 @@ var _ = Describe("an update", Label("kernel"), func() {
 	It("waits for the lock until the deadline and names its holder", Label("locks"), func() {
 		host.Do(func() {
 			Expect(os.MkdirAll("/run/hawser", 0o755)).To(Succeed())
-			held, err := statefile.LockFile(context.Background(), nft.LockPath, 0o600)
-			Expect(err).NotTo(HaveOccurred())
+			held := nstest.Must(statefile.LockFile(context.Background(), nft.LockPath, 0o600))
 			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 			defer cancel()
 			c := nft.New()
-			err = c.Update(ctx, ensure)
+			err := c.Update(ctx, ensure)
 			var busy *statefile.Busy
 			Expect(errors.As(err, &busy)).To(BeTrue())
 			Expect(busy.PID).To(Equal(os.Getpid()))

@@ -38,8 +38,7 @@ func inode(path string) uint64 {
 
 func open(path string) *ns.NS {
 	GinkgoHelper()
-	n, err := ns.Open(path)
-	Expect(err).NotTo(HaveOccurred())
+	n := nstest.Must(ns.Open(path))
 	DeferCleanup(n.Close)
 	return n
 }
@@ -134,14 +133,11 @@ var _ = Describe("a handle", func() {
 
 	It("has an identity that no other namespace has, now or later", func() {
 		h := nstest.NewNetns()
-		id, err := open(h.Path).Identity()
-		Expect(err).NotTo(HaveOccurred())
+		id := nstest.Must(open(h.Path).Identity())
 		Expect(id.Inode).To(Equal(inode(h.Path)))
-		again, err := open(h.Path).Identity()
-		Expect(err).NotTo(HaveOccurred())
+		again := nstest.Must(open(h.Path).Identity())
 		Expect(id.Is(again)).To(BeTrue())
-		other, err := open(nstest.NewNetns().Path).Identity()
-		Expect(err).NotTo(HaveOccurred())
+		other := nstest.Must(open(nstest.NewNetns().Path).Identity())
 		Expect(id.Is(other)).To(BeFalse())
 
 		By("its number, not its inode, which another namespace gets when it is gone")
@@ -166,11 +162,10 @@ var _ = Describe("a handle", func() {
 			return err
 		})).To(Succeed())
 		defer unix.Close(fd)
-		of, err := ns.OfSocket(fd)
-		Expect(err).NotTo(HaveOccurred())
+		of := nstest.Must(ns.OfSocket(fd))
 		defer of.Close()
 		Expect(inode(fmt.Sprintf("/proc/self/fd/%d", of.FD()))).To(Equal(inode(h.Path)))
-		_, err = ns.OfSocket(n.FD())
+		_, err := ns.OfSocket(n.FD())
 		Expect(err).To(HaveOccurred())
 	})
 })

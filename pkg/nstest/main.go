@@ -95,6 +95,13 @@ func RunSpecs(t *testing.T, name string) {
 	ginkgo.RunSpecs(t, name)
 }
 
+// Must is the value of a call that may not fail.
+func Must[T any](value T, err error) T {
+	ginkgo.GinkgoHelper()
+	gomega.Expect(err).NotTo(gomega.HaveOccurred())
+	return value
+}
+
 // fixSeed makes the order of the specs, and what they do at random, the same in each run, so that
 // what passed once passes again. -ginkgo.seed is for another.
 func fixSeed() {

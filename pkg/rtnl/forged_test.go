@@ -20,21 +20,19 @@ import (
 var _ = DescribeTable("what a process of the container sends to our sockets is not taken for the kernel's answer",
 	Label("forged-netlink"), func(messages int) {
 		nstest.NewNetns().Do(func() {
-			l, err := dialAmong(messages).Link("lo")
-			Expect(err).NotTo(HaveOccurred())
+			l := nstest.Must(dialAmong(messages).Link("lo"))
 			Expect(l.Index).To(Equal(1))
 			alias := "ours"
 			Expect(dialAmong(messages).SetLink(1, LinkChange{Alias: &alias})).To(Succeed())
 			Expect(dialAmong(messages).AddAddr(1, Addr{Prefix: netip.MustParsePrefix("127.0.0.2/8")})).To(Succeed())
-			l, err = dialAmong(messages).LinkByIndex(1)
-			Expect(err).NotTo(HaveOccurred())
+			l = nstest.Must(dialAmong(messages).LinkByIndex(1))
 			Expect(l.Alias).To(Equal("ours"))
 			Expect(dialAmong(messages).Addrs(1)).To(
 				ContainElement(HaveField("Prefix", netip.MustParsePrefix("127.0.0.2/8"))))
 
 			By("an error where a link is made, which somebody else may have made")
 			c := dialAmong(messages)
-			err = c.AddLink(NewLink{Kind: "veth", Name: "one", Peer: Peer{Name: "two"}})
+			err := c.AddLink(NewLink{Kind: "veth", Name: "one", Peer: Peer{Name: "two"}})
 			Expect(err).To(HaveOccurred())
 			Expect(err).NotTo(MatchError(unix.EEXIST))
 			Expect(c.Link("one")).To(HaveField("Kind", "veth"))
@@ -57,8 +55,7 @@ var _ = It("a socket that is disturbed for too long says that another call may s
 // As IPv6 is with ipv6.disable=1.
 var _ = It("of a family that the kernel has not there are no routes", func() {
 	nstest.NewNetns().Do(func() {
-		c, err := Dial(nil)
-		Expect(err).NotTo(HaveOccurred())
+		c := nstest.Must(Dial(nil))
 		DeferCleanup(c.Close)
 		up := true
 		Expect(c.SetLink(1, LinkChange{Up: &up})).To(Succeed())
@@ -69,8 +66,7 @@ var _ = It("of a family that the kernel has not there are no routes", func() {
 
 var _ = It("a kernel without memory for the request is not asked until the time is up", func() {
 	nstest.NewNetns().Do(func() {
-		c, err := Dial(nil)
-		Expect(err).NotTo(HaveOccurred())
+		c := nstest.Must(Dial(nil))
 		DeferCleanup(c.Close)
 		c.retryTime = time.Hour
 		done := make(chan error, 1)
@@ -81,6 +77,7 @@ var _ = It("a kernel without memory for the request is not asked until the time 
 			_, err := c.LinkByIndex(1)
 			done <- err
 		}()
+		var err error
 		Eventually(done).Should(Receive(&err))
 		Expect(err).To(MatchError(unix.ENOBUFS))
 		Expect(cni.Transient(err)).To(BeTrue(), err.Error())
@@ -94,8 +91,7 @@ func dialAmong(messages int) *Conn {
 	Expect(err).NotTo(HaveOccurred())
 	defer unix.Close(forger)
 	others := ports()
-	c, err := Dial(nil)
-	Expect(err).NotTo(HaveOccurred())
+	c := nstest.Must(Dial(nil))
 	DeferCleanup(c.Close)
 	ours := 0
 	for port := range ports() {
@@ -138,8 +134,7 @@ func forgedLink() []byte {
 var _ = Describe("events that overran the socket", func() {
 	It("are a reason to look again", func() {
 		nstest.NewHost().Do(func() {
-			c, err := Dial(nil)
-			Expect(err).NotTo(HaveOccurred())
+			c := nstest.Must(Dial(nil))
 			defer c.Close()
 			ctx, cancel := context.WithTimeout(context.Background(), nstest.Patience(nstest.Hang))
 			defer cancel()

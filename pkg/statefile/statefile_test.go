@@ -36,16 +36,14 @@ func TestStatefile(t *testing.T) { nstest.RunSpecs(t, "pkg/statefile") }
 
 func open(path string) *statefile.Dir {
 	GinkgoHelper()
-	d, err := statefile.Open(path, 0o755)
-	Expect(err).NotTo(HaveOccurred())
+	d := nstest.Must(statefile.Open(path, 0o755))
 	DeferCleanup(d.Close)
 	return d
 }
 
 func entries(path string) []string {
 	GinkgoHelper()
-	list, err := os.ReadDir(path)
-	Expect(err).NotTo(HaveOccurred())
+	list := nstest.Must(os.ReadDir(path))
 	var names []string
 	for _, e := range list {
 		names = append(names, e.Name())
@@ -111,8 +109,7 @@ var _ = Describe("a directory", func() {
 
 func modTime(d *statefile.Dir) time.Time {
 	GinkgoHelper()
-	st, err := d.Stat()
-	Expect(err).NotTo(HaveOccurred())
+	st := nstest.Must(d.Stat())
 	return time.Unix(st.Mtim.Unix())
 }
 
@@ -131,8 +128,7 @@ var _ = Describe("a file", func() {
 		Expect(os.MkdirAll(path+"/"+inTheWay+"/full", 0o755)).To(Succeed())
 		Expect(d.Create("10.1.2.2", []byte("c1\r\neth0"), 0o600)).To(Succeed())
 		Expect(os.ReadFile(path + "/10.1.2.2")).To(BeEquivalentTo("c1\r\neth0"))
-		info, err := os.Lstat(path + "/10.1.2.2")
-		Expect(err).NotTo(HaveOccurred())
+		info := nstest.Must(os.Lstat(path + "/10.1.2.2"))
 		Expect(info.Mode()).To(Equal(fs.FileMode(0o600)))
 
 		Expect(d.Create("10.1.2.2", []byte("other"), 0o600)).To(MatchError(fs.ErrExist))
@@ -206,8 +202,7 @@ var _ = Describe("a file", func() {
 
 	It("is changed in place", func() {
 		Expect(d.Create("f", []byte("abcdef"), 0o600)).To(Succeed())
-		f, err := d.OpenFile("f")
-		Expect(err).NotTo(HaveOccurred())
+		f := nstest.Must(d.OpenFile("f"))
 		defer f.Close()
 		Expect(second(f.WriteAt([]byte("XY"), 2))).To(Succeed())
 		got := make([]byte, 3)
@@ -299,10 +294,8 @@ func holdLock(path string) (pid int, release func()) {
 	GinkgoHelper()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), lockerEnv+"="+path)
-	in, err := cmd.StdinPipe()
-	Expect(err).NotTo(HaveOccurred())
-	out, err := cmd.StdoutPipe()
-	Expect(err).NotTo(HaveOccurred())
+	in := nstest.Must(cmd.StdinPipe())
+	out := nstest.Must(cmd.StdoutPipe())
 	Expect(cmd.Start()).To(Succeed())
 	line := make([]byte, 7)
 	Expect(second(out.Read(line))).To(Succeed())
@@ -314,11 +307,9 @@ var _ = Describe("a lock", func() {
 	BeforeEach(func() { path = filepath.Join(GinkgoT().TempDir(), "lock") })
 
 	It("is an empty file with the mode asked for, and stays", func() {
-		held, err := statefile.LockFile(context.Background(), path, 0o750)
-		Expect(err).NotTo(HaveOccurred())
+		held := nstest.Must(statefile.LockFile(context.Background(), path, 0o750))
 		Expect(held.Unlock()).To(Succeed())
-		info, err := os.Stat(path)
-		Expect(err).NotTo(HaveOccurred())
+		info := nstest.Must(os.Stat(path))
 		Expect(info.Size()).To(BeZero())
 		Expect(info.Mode()).To(Equal(fs.FileMode(0o750)))
 	})
@@ -342,8 +333,7 @@ var _ = Describe("a lock", func() {
 		Expect(err).To(MatchError(statefile.ErrBusy))
 		Expect(err).To(MatchError(ContainSubstring(path)))
 		release()
-		held, err := d.LockFile(context.Background(), "lock", 0o600, 5*time.Second)
-		Expect(err).NotTo(HaveOccurred())
+		held := nstest.Must(d.LockFile(context.Background(), "lock", 0o600, 5*time.Second))
 		Expect(held.Unlock()).To(Succeed())
 		Expect(second(d.LockFile(context.Background(), "../lock", 0o600, 0))).To(MatchError(fs.ErrInvalid))
 	})
@@ -372,8 +362,7 @@ var _ = Describe("a lock", func() {
 		release()
 		again, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		held, err := statefile.LockFile(again, path, 0o600)
-		Expect(err).NotTo(HaveOccurred())
+		held := nstest.Must(statefile.LockFile(again, path, 0o600))
 		Expect(held.Unlock()).To(Succeed())
 	})
 
@@ -421,8 +410,7 @@ var _ = Describe("a killed writer", func() {
 			Expect(cmd.Process.Kill()).To(Succeed())
 			cmd.Wait()
 
-			names, err := d.Names()
-			Expect(err).NotTo(HaveOccurred())
+			names := nstest.Must(d.Names())
 			for _, name := range names {
 				Expect(d.Read(name)).To(Equal(killContent), "%s, seed %d", name, seed)
 				Expect(d.Remove(name)).To(Succeed())
@@ -448,8 +436,7 @@ var _ = Describe("a store", func() {
 
 	reopen := func() *statefile.Store[lease] {
 		GinkgoHelper()
-		s, err := statefile.Records[lease]{Path: path, Wait: time.Second}.Open(context.Background())
-		Expect(err).NotTo(HaveOccurred())
+		s := nstest.Must(statefile.Records[lease]{Path: path, Wait: time.Second}.Open(context.Background()))
 		DeferCleanup(s.Close)
 		return s
 	}
@@ -478,8 +465,7 @@ var _ = Describe("a store", func() {
 		Expect(s.Close()).To(Succeed())
 		Expect(s.Close()).To(Succeed())
 		Expect(os.ReadFile(path + "/a1.json")).To(MatchJSON(`{"name": "a1", "address": "192.0.2.2"}`))
-		info, err := os.Stat(path)
-		Expect(err).NotTo(HaveOccurred())
+		info := nstest.Must(os.Stat(path))
 		Expect(info.Mode().Perm()).To(BeEquivalentTo(0o700))
 
 		s = reopen()
@@ -492,8 +478,7 @@ var _ = Describe("a store", func() {
 	})
 
 	It("that is absent has no record, and is made by Open alone", func() {
-		s, err := statefile.Records[lease]{Path: path, Wait: time.Second}.OpenExisting(context.Background())
-		Expect(err).NotTo(HaveOccurred())
+		s := nstest.Must(statefile.Records[lease]{Path: path, Wait: time.Second}.OpenExisting(context.Background()))
 		_, ok := get(s, "a1")
 		Expect(ok).To(BeFalse())
 		Expect(s.All()).To(BeEmpty())
@@ -528,8 +513,7 @@ var _ = Describe("a store", func() {
 		Expect(os.Symlink(GinkgoT().TempDir(), path)).To(Succeed())
 		_, err := statefile.Records[lease]{Path: path, Wait: time.Second}.Open(context.Background())
 		Expect(err).To(MatchError(ContainSubstring("open " + path + ": not a directory")))
-		s, err := statefile.Records[lease]{Path: path, Wait: time.Second}.OpenExisting(context.Background())
-		Expect(err).NotTo(HaveOccurred())
+		s := nstest.Must(statefile.Records[lease]{Path: path, Wait: time.Second}.OpenExisting(context.Background()))
 		Expect(s.Put(lease{Name: "a1"})).To(MatchError(fs.ErrClosed))
 	})
 
@@ -609,8 +593,7 @@ var _ = Describe("records", func() {
 	It("are read without the lock, and tell whether there may be one to drop", func(ctx SpecContext) {
 		Expect(records.HasFile("a1")).To(BeFalse())
 		Expect(records.Put(ctx, lease{"a1", "192.0.2.1"})).To(Succeed())
-		s, err := records.Open(ctx)
-		Expect(err).NotTo(HaveOccurred())
+		s := nstest.Must(records.Open(ctx))
 		DeferCleanup(s.Close)
 		_, ok := get("a1")
 		Expect(ok).To(BeTrue())
@@ -624,8 +607,7 @@ var _ = Describe("records", func() {
 
 	It("are written by one at a time, who waits as long as Wait says", func(ctx SpecContext) {
 		Expect(records.Put(ctx, lease{Name: "a1"})).To(Succeed())
-		s, err := records.Open(ctx)
-		Expect(err).NotTo(HaveOccurred())
+		s := nstest.Must(records.Open(ctx))
 		DeferCleanup(s.Close)
 		records.Wait = 20 * time.Millisecond
 		Expect(records.Put(ctx, lease{Name: "a1"})).To(MatchError(statefile.ErrBusy))

@@ -18,8 +18,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 func TestSysctl(t *testing.T) { nstest.RunSpecs(t, "sysctl") }
 
 var _ = DescribeTable("a key is", func(spelling, path, dotted string) {
-	k, err := sysctl.Parse(spelling)
-	Expect(err).NotTo(HaveOccurred())
+	k := nstest.Must(sysctl.Parse(spelling))
 	Expect(k.Path()).To(Equal(path))
 	Expect(k.String()).To(Equal(dotted))
 	Expect(sysctl.Parse(k.String())).To(Equal(k))
@@ -67,9 +66,8 @@ var _ = DescribeTable("is no element of a key", Label("foreign-sysctl"), func(pa
 )
 
 var _ = DescribeTable("a placeholder", func(spelling, value, want string) {
-	k, err := sysctl.Parse(spelling)
-	Expect(err).NotTo(HaveOccurred())
-	k, err = k.Replace("IFNAME", value)
+	k := nstest.Must(sysctl.Parse(spelling))
+	k, err := k.Replace("IFNAME", value)
 	if want == "" {
 		Expect(err).To(MatchError(sysctl.ErrInvalidKey))
 		return
@@ -128,9 +126,7 @@ var _ = Describe("a value", func() {
 	BeforeEach(func() { h = nstest.NewHost() })
 	key := func(s string) sysctl.Key {
 		GinkgoHelper()
-		k, err := sysctl.Parse(s)
-		Expect(err).NotTo(HaveOccurred())
-		return k
+		return nstest.Must(sysctl.Parse(s))
 	}
 	write := func(s, value string) (err error) {
 		h.Do(func() { err = key(s).Write(value) })

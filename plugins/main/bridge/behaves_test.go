@@ -89,8 +89,7 @@ var _ = Describe("DEL", func() {
 		w.Calls()
 		path, few := os.Getenv("PATH"), GinkgoT().TempDir()
 		for _, name := range []string{"dirname", "cat"} { // what fake needs
-			program, err := exec.LookPath(name)
-			Expect(err).NotTo(HaveOccurred())
+			program := nstest.Must(exec.LookPath(name))
 			Expect(os.Symlink(program, filepath.Join(few, name))).To(Succeed())
 		}
 		Expect(os.Setenv("PATH", few)).To(Succeed())
@@ -334,8 +333,7 @@ func legacyIPTables() {
 	dir := GinkgoT().TempDir()
 	for _, name := range []string{"iptables", "ip6tables"} {
 		for _, tail := range []string{"", "-restore"} {
-			real, err := exec.LookPath(name + "-legacy" + tail)
-			Expect(err).NotTo(HaveOccurred())
+			real := nstest.Must(exec.LookPath(name + "-legacy" + tail))
 			Expect(os.Symlink(real, filepath.Join(dir, name+tail))).To(Succeed())
 		}
 	}

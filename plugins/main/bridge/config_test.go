@@ -12,6 +12,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -23,8 +24,7 @@ func parse(keys, args string) (config, error) {
 
 var _ = Describe("configuration", func() {
 	It("has the reference's defaults", func() {
-		c, err := parse("", "")
-		Expect(err).NotTo(HaveOccurred())
+		c := nstest.Must(parse("", ""))
 		Expect(c).To(Equal(config{Bridge: "cni0"}))
 	})
 
@@ -54,15 +54,13 @@ var _ = Describe("configuration", func() {
 	})
 
 	It("reaches 15 bytes for the gateway's name", func() {
-		c, err := parse(`"bridge":"abcdefghijk","vlan":100,"isGateway":true,"ipam":{"type":"x"}`, "")
-		Expect(err).NotTo(HaveOccurred())
+		c := nstest.Must(parse(`"bridge":"abcdefghijk","vlan":100,"isGateway":true,"ipam":{"type":"x"}`, ""))
 		Expect(c.gatewayName()).To(Equal("abcdefghijk.100"))
 	})
 
 	const envMAC, cniMAC, rtMAC = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"
 	DescribeTable("MAC address", func(keys, args, want string) {
-		c, err := parse(keys, args)
-		Expect(err).NotTo(HaveOccurred())
+		c := nstest.Must(parse(keys, args))
 		Expect(c.Link.MAC.String()).To(Equal(want))
 	},
 		Entry("from nowhere", ``, "", ""),
@@ -102,8 +100,7 @@ var _ = Describe("configuration", func() {
 // gateways.
 func planned(keys, ips, routes string) (result, gateways string, err error) {
 	GinkgoHelper()
-	cfg, err := parse(`"ipam":{"type":"x"},`+keys, "")
-	Expect(err).NotTo(HaveOccurred())
+	cfg := nstest.Must(parse(`"ipam":{"type":"x"},`+keys, ""))
 	lease, err := cni.DecodeResult([]byte(`{"cniVersion":"1.1.0","dns":{"domain":"ipam"},"ips":[`+ips+`],
 		"routes":[`+routes+`]}`), "1.1.0")
 	Expect(err).NotTo(HaveOccurred())
@@ -111,8 +108,7 @@ func planned(keys, ips, routes string) (result, gateways string, err error) {
 	if err != nil {
 		return "", "", err
 	}
-	out, err := p.Result.Encode("1.1.0")
-	Expect(err).NotTo(HaveOccurred())
+	out := nstest.Must(p.Result.Encode("1.1.0"))
 	var list []string
 	for _, gw := range p.Gateways {
 		list = append(list, gw.String())
@@ -225,8 +221,7 @@ var _ = Describe("plan", func() {
 
 var _ = Describe("the VLANs of a port", func() {
 	DescribeTable("are", func(keys, want string) {
-		c, err := parse(keys, "")
-		Expect(err).NotTo(HaveOccurred())
+		c := nstest.Must(parse(keys, ""))
 		Expect(vlansText(c)).To(Equal(want))
 	},
 		Entry("none", ``, ""),

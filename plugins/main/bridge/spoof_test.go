@@ -151,8 +151,7 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 	It("is nobody's business who has none: the lock is not taken", func() {
 		Expect(add(spoofed("c1", "eth0", "", 1))).To(Succeed())
 		host.Do(func() {
-			held, err := statefile.LockFile(context.Background(), nft.LockPath, 0o600)
-			Expect(err).NotTo(HaveOccurred())
+			held := nstest.Must(statefile.LockFile(context.Background(), nft.LockPath, 0o600))
 			defer held.Unlock()
 			nf := nft.New()
 			c1, c2 := one.Attachment, spoofed("c2", "eth0", "", 2).Attachment

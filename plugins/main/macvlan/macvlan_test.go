@@ -67,8 +67,7 @@ var _ = Describe("configuration", func() {
 	})
 
 	DescribeTable("MAC address", func(keys, args, want string) {
-		c, err := parse(strings.TrimPrefix(keys, ","), args)
-		Expect(err).NotTo(HaveOccurred())
+		c := nstest.Must(parse(strings.TrimPrefix(keys, ","), args))
 		Expect(c.Link.MAC.String()).To(Equal(want))
 	},
 		Entry("from nowhere", ``, "", ""),

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -49,8 +50,7 @@ var _ = Describe("configuration", func() {
 	)
 
 	DescribeTable("CNI_ARGS of others are ignored", func(args string) {
-		c, err := parse(withIPAM, args+";MAC="+envMAC)
-		Expect(err).NotTo(HaveOccurred())
+		c := nstest.Must(parse(withIPAM, args+";MAC="+envMAC))
 		Expect(c.Link.MAC.String()).To(Equal(envMAC))
 	},
 		Entry("a key", "IP=10.0.0.1"),
@@ -65,10 +65,8 @@ var _ = It("has its schema in docs/schema", func() {
 
 func planOf(keys, lease string) (plan, error) {
 	GinkgoHelper()
-	cfg, err := parse(strings.TrimSuffix(withIPAM+","+keys, ","), "")
-	Expect(err).NotTo(HaveOccurred())
-	res, err := cni.DecodeResult([]byte(lease), "1.1.0")
-	Expect(err).NotTo(HaveOccurred())
+	cfg := nstest.Must(parse(strings.TrimSuffix(withIPAM+","+keys, ","), ""))
+	res := nstest.Must(cni.DecodeResult([]byte(lease), "1.1.0"))
 	return makePlan(cfg, res)
 }
 
@@ -100,8 +98,7 @@ func (p plan) text() []string {
 
 var _ = Describe("plan", func() {
 	DescribeTable("makes of the addresses", func(addrs []string, want ...string) {
-		p, err := planOf("", Lease(addrs...))
-		Expect(err).NotTo(HaveOccurred())
+		p := nstest.Must(planOf("", Lease(addrs...)))
 		Expect(p.text()).To(Equal(want))
 		for _, ip := range p.Result.IPs {
 			Expect(*ip.Interface).To(Equal(1))
@@ -186,8 +183,7 @@ var _ = Describe("plan", func() {
 		lease, err := cni.DecodeResult([]byte(`{"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],
 			"routes":[{"dst":"0.0.0.0/0"}]}`), "1.1.0")
 		Expect(err).NotTo(HaveOccurred())
-		p, err := makePlan(config{}, lease)
-		Expect(err).NotTo(HaveOccurred())
+		p := nstest.Must(makePlan(config{}, lease))
 		Expect(p.Result.Routes).To(Equal(lease.Routes))
 		Expect(lease.IPs[0].Interface).To(BeNil())
 	})

@@ -77,11 +77,9 @@ func look(h *nstest.Host) device {
 // open opens a container's tap as another program does, and returns an error of the kernel.
 func open(h *nstest.Host, flags uint16) (*os.File, error) {
 	GinkgoHelper()
-	n, err := ns.Open(h.Path)
-	Expect(err).NotTo(HaveOccurred())
+	n := nstest.Must(ns.Open(h.Path))
 	defer n.Close()
-	f, err := openIn(n)
-	Expect(err).NotTo(HaveOccurred())
+	f := nstest.Must(openIn(n))
 	DeferCleanup(f.Close)
 	return f, createTap(f, "eth0", flags|unix.IFF_TAP|unix.IFF_NO_PI)
 }
@@ -89,11 +87,9 @@ func open(h *nstest.Host, flags uint16) (*os.File, error) {
 // openAs does what open does, as an ordinary user.
 func openAs(h *nstest.Host, uid, gid uintptr) (err error) {
 	GinkgoHelper()
-	n, err := ns.Open(h.Path)
-	Expect(err).NotTo(HaveOccurred())
+	n := nstest.Must(ns.Open(h.Path))
 	defer n.Close()
-	f, err := openIn(n)
-	Expect(err).NotTo(HaveOccurred())
+	f := nstest.Must(openIn(n))
 	defer f.Close()
 	done := make(chan error)
 	go func() {
@@ -186,22 +182,20 @@ var _ = Describe("ADD", func() {
 	It("passes frames between the container and who opens it", func() {
 		w.LendAddrs("one", nth(2)...)
 		w.Add(Call{ID: "one", Netns: cont.Path, Conf: conf()})
-		f, err := open(cont, 0)
-		Expect(err).NotTo(HaveOccurred())
+		f := nstest.Must(open(cont, 0))
 		mac, _ := net.ParseMAC(look(cont).Address)
 		cont.Start(nstest.Program{Path: "ping", Args: []string{"-W", "40", "10.1.0.9"}})
 		frame := make([]byte, 2000)
 		var n int
 		for n < 42 || string(frame[12:14]) != "\x08\x06" { // until it asks by ARP
-			n, err = f.Read(frame)
-			Expect(err).NotTo(HaveOccurred())
+			n = nstest.Must(f.Read(frame))
 		}
 		Expect(frame[6:12]).To(Equal([]byte(mac)))
 		Expect(frame[38:42]).To(Equal([]byte{10, 1, 0, 9}))
 		peer := []byte{2, 0, 0, 0, 0, 9}
 		reply := append(append(append([]byte{}, mac...), peer...), 8, 6, 0, 1, 8, 0, 6, 4, 0, 2)
 		reply = append(append(append(reply, peer...), 10, 1, 0, 9), append(mac, 10, 1, 0, 2)...)
-		_, err = f.Write(reply)
+		_, err := f.Write(reply)
 		Expect(err).NotTo(HaveOccurred())
 		Eventually(func() string { return cont.Cmd("ip", "neigh") }).Should(ContainSubstring("02:00:00:00:00:09"))
 	})
@@ -259,11 +253,9 @@ var _ = Describe("ADD", func() {
 	})
 
 	It("can make it in a process of its own, as for a label", func() {
-		n, err := ns.Open(cont.Path)
-		Expect(err).NotTo(HaveOccurred())
+		n := nstest.Must(ns.Open(cont.Path))
 		defer n.Close()
-		f, err := openIn(n)
-		Expect(err).NotTo(HaveOccurred())
+		f := nstest.Must(openIn(n))
 		defer f.Close()
 		create := func() error {
 			own := process.Command{Path: nstest.Build("tap"), Files: []*os.File{f}}

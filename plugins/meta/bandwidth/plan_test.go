@@ -21,8 +21,7 @@ func parse(keys ...string) (config, error) {
 const fromRuntime = `"runtimeConfig": {"bandWidth": {"ingressRate": 80, "ingressBurst": 800}}`
 
 var _ = DescribeTable("limits", func(want config, keys ...string) {
-	cfg, err := parse(keys...)
-	Expect(err).NotTo(HaveOccurred())
+	cfg := nstest.Must(parse(keys...))
 	cfg.ingress.key, cfg.egress.key = "", ""
 	Expect(cfg).To(Equal(want))
 },
@@ -51,8 +50,7 @@ var _ = DescribeTable("refuses", func(want string, keys ...string) {
 const mtu = 1500
 
 var _ = DescribeTable("the reference's numbers", Label("bandwidth-numbers"), func(rate, burst uint64, want rtnl.TBF) {
-	f, err := limit{rate, burst, "ingressBurst"}.plan(mtu, true)
-	Expect(err).NotTo(HaveOccurred())
+	f := nstest.Must(limit{rate, burst, "ingressBurst"}.plan(mtu, true))
 	Expect(f.TBF).To(Equal(want))
 },
 	// A tick is 64 ns.
@@ -73,8 +71,7 @@ var _ = DescribeTable("the reference's numbers", Label("bandwidth-numbers"), fun
 )
 
 var _ = DescribeTable("a burst that nobody chose is replaced", func(rate, burst uint64, bytes int) {
-	f, err := limit{rate, burst, "egressBurst"}.plan(mtu, false)
-	Expect(err).NotTo(HaveOccurred())
+	f := nstest.Must(limit{rate, burst, "egressBurst"}.plan(mtu, false))
 	Expect(f.TBF).To(Equal(newTBF(rate/8, uint64(bytes))))
 	Expect(f.literal).To(Equal(newTBF(rate/8, burst/8)))
 	Expect(f.warning).To(HavePrefix("egressBurst: "))
@@ -85,8 +82,7 @@ var _ = DescribeTable("a burst that nobody chose is replaced", func(rate, burst 
 )
 
 var _ = It("a burst that somebody may have chosen is taken", func() {
-	f, err := limit{20_000_000, 1<<31 - 2, "egressBurst"}.plan(mtu, false)
-	Expect(err).NotTo(HaveOccurred())
+	f := nstest.Must(limit{20_000_000, 1<<31 - 2, "egressBurst"}.plan(mtu, false))
 	Expect(f.TBF).To(Equal(f.literal))
 	Expect(f.warning).To(BeEmpty())
 })
@@ -103,8 +99,7 @@ var _ = Describe("a burst that is less than a packet", func() {
 	})
 
 	It("is taken where the rate is less than a packet a second, too", func() {
-		f, err := limit{8000, 80, "ingressBurst"}.plan(mtu, false)
-		Expect(err).NotTo(HaveOccurred())
+		f := nstest.Must(limit{8000, 80, "ingressBurst"}.plan(mtu, false))
 		Expect(f.TBF).To(Equal(rtnl.TBF{Rate: 1000, Buffer: 10_000_000 / 64, Limit: 35}))
 		Expect(f.warning).To(ContainSubstring("only shorter ones pass"))
 	})
@@ -112,10 +107,9 @@ var _ = Describe("a burst that is less than a packet", func() {
 	DescribeTable("is enough from the named one on, at any rate and MTU", func(rate, least uint64, mtu int) {
 		burst := 8 * leastBurst(rate/8, uint64(mtu+frameHeader))
 		Expect(burst).To(Equal(least))
-		f, err := limit{rate, burst, "ingressBurst"}.plan(mtu, false)
-		Expect(err).NotTo(HaveOccurred())
+		f := nstest.Must(limit{rate, burst, "ingressBurst"}.plan(mtu, false))
 		Expect(f.warning).To(BeEmpty())
-		_, err = limit{rate, burst - 8, "ingressBurst"}.plan(mtu, false)
+		_, err := limit{rate, burst - 8, "ingressBurst"}.plan(mtu, false)
 		Expect(err).To(HaveOccurred())
 	},
 		Entry("8 Mbit/s", uint64(8_000_000), uint64(12_120), 1500),
@@ -135,8 +129,7 @@ func carry(from, to *nstest.Host, network, address string, bytes int) (arrived i
 	var target string
 	to.Do(func() {
 		if network == "udp" {
-			conn, err := net.ListenPacket(network, address)
-			Expect(err).NotTo(HaveOccurred())
+			conn := nstest.Must(net.ListenPacket(network, address))
 			DeferCleanup(conn.Close)
 			target = conn.LocalAddr().String()
 			buf := make([]byte, 64<<10)
@@ -148,8 +141,7 @@ func carry(from, to *nstest.Host, network, address string, bytes int) (arrived i
 			}
 			return
 		}
-		l, err := net.Listen(network, address)
-		Expect(err).NotTo(HaveOccurred())
+		l := nstest.Must(net.Listen(network, address))
 		DeferCleanup(l.Close)
 		target = l.Addr().String()
 		go func() {
@@ -163,9 +155,7 @@ func carry(from, to *nstest.Host, network, address string, bytes int) (arrived i
 		}()
 	})
 	var conn net.Conn
-	var err error
-	from.Do(func() { conn, err = net.DialTimeout(network, target, nstest.Patience(nstest.Hang)) })
-	Expect(err).NotTo(HaveOccurred())
+	from.Do(func() { conn = nstest.Must(net.DialTimeout(network, target, nstest.Patience(nstest.Hang))) })
 	began := time.Now()
 	sent := make(chan error, 1)
 	go func() {

@@ -81,15 +81,12 @@ func (f *fakeFirewalld) runs() string {
 	GinkgoHelper()
 	nstest.NeedProgram("dbus-daemon")
 	daemon := exec.Command("dbus-daemon", "--session", "--print-address", "--nofork", "--nopidfile")
-	out, err := daemon.StdoutPipe()
-	Expect(err).NotTo(HaveOccurred())
+	out := nstest.Must(daemon.StdoutPipe())
 	Expect(daemon.Start()).To(Succeed())
 	DeferCleanup(func() { _ = daemon.Process.Kill(); _ = daemon.Wait() })
-	address, err := bufio.NewReader(out).ReadString('\n')
-	Expect(err).NotTo(HaveOccurred())
+	address := nstest.Must(bufio.NewReader(out).ReadString('\n'))
 	address = strings.TrimSpace(address)
-	f.conn, err = dbus.Connect(address)
-	Expect(err).NotTo(HaveOccurred())
+	f.conn = nstest.Must(dbus.Connect(address))
 	DeferCleanup(func() { _ = f.conn.Close() })
 	names := map[string]string{"AddSource": "addSource", "RemoveSource": "removeSource", "QuerySource": "querySource"}
 	Expect(f.conn.ExportWithMap(f, names, firewalldPath, firewalldZones)).To(Succeed())
@@ -99,8 +96,7 @@ func (f *fakeFirewalld) runs() string {
 
 func (f *fakeFirewalld) starts() {
 	GinkgoHelper()
-	reply, err := f.conn.RequestName(firewalldName, 0)
-	Expect(err).NotTo(HaveOccurred())
+	reply := nstest.Must(f.conn.RequestName(firewalldName, 0))
 	Expect(reply).To(Equal(dbus.RequestNameReplyPrimaryOwner))
 }
 
@@ -260,8 +256,7 @@ var _ = Describe("firewalld", func() {
 var _ = Describe("a bus that does not answer", func() {
 	It("is given up after seconds: ADD fails with code 11, DEL warns and keeps the record", Label("firewalld"), func() {
 		path := filepath.Join(GinkgoT().TempDir(), "bus")
-		silent, err := net.Listen("unix", path)
-		Expect(err).NotTo(HaveOccurred())
+		silent := nstest.Must(net.Listen("unix", path))
 		DeferCleanup(func() { _ = silent.Close() })
 		f := &fakeFirewalld{}
 		address := f.runs()

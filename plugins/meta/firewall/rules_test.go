@@ -145,8 +145,7 @@ func withOnly(fn func(), programs ...string) {
 	GinkgoHelper()
 	dir := GinkgoT().TempDir()
 	for _, program := range programs {
-		real, err := exec.LookPath(program)
-		Expect(err).NotTo(HaveOccurred())
+		real := nstest.Must(exec.LookPath(program))
 		Expect(os.Symlink(real, filepath.Join(dir, program))).To(Succeed())
 	}
 	withPath(dir, fn)

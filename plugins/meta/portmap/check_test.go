@@ -165,8 +165,7 @@ func generation(h *nstest.Host) uint32 {
 	GinkgoHelper()
 	var id uint32
 	h.Do(func() {
-		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
-		Expect(err).NotTo(HaveOccurred())
+		fd := nstest.Must(unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER))
 		defer unix.Close(fd)
 		// struct nlmsghdr and struct nfgenmsg
 		ask := binary.NativeEndian.AppendUint32(nil, 20)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -29,8 +30,7 @@ func mappingsOf(entries string) string {
 
 var _ = Describe("the configuration", func() {
 	DescribeTable("takes each spelling of a mapping", func(entry string, want mapping) {
-		c, err := parse(mappingsOf(entry))
-		Expect(err).NotTo(HaveOccurred())
+		c := nstest.Must(parse(mappingsOf(entry)))
 		Expect(c.mappings).To(Equal([]mapping{want}))
 	},
 		Entry("as the conventions have it", `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`,
@@ -97,16 +97,14 @@ var _ = Describe("the configuration", func() {
 			`"backend":null,"snat":null,"masqAll":null,"markMasqBit":null,` +
 				`"externalSetMarkChain":null,"conditionsV4":null,"conditionsV6":null,"runtimeConfig":null`,
 			`"runtimeConfig":{"portMappings":null},"conditionsV4":[]`} {
-			c, err := parse(text)
-			Expect(err).NotTo(HaveOccurred())
+			c := nstest.Must(parse(text))
 			Expect(c.options).To(Equal(options{SNAT: true, MarkBit: 13}))
 			Expect([]any{c.backend, c.mappings}).To(Equal([]any{auto, []mapping(nil)}))
 		}
 	})
 
 	DescribeTable("finds the backend that other keys need", func(text string, want ipt.Backend) {
-		c, err := parse(text)
-		Expect(err).NotTo(HaveOccurred())
+		c := nstest.Must(parse(text))
 		Expect(c.backend).To(Equal(want))
 	},
 		Entry("a chain that marks", `"externalSetMarkChain":"KUBE-MARK-MASQ"`, iptables),
@@ -177,8 +175,7 @@ var _ = Describe("the configuration", func() {
 	It("keeps everything in a record", func() {
 		st := sample(nil)
 		st.Mappings = append(st.Mappings, mapping{132, netip.MustParseAddr("::1"), 5, 6})
-		data, err := json.Marshal(st)
-		Expect(err).NotTo(HaveOccurred())
+		data := nstest.Must(json.Marshal(st))
 		back := &record{}
 		Expect(json.Unmarshal(data, back)).To(Succeed())
 		Expect(back).To(Equal(st))

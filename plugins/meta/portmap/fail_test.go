@@ -34,8 +34,7 @@ func onlyIPv4(variant string, fn func()) {
 	dir := GinkgoT().TempDir()
 	for _, name := range []string{"iptables", "iptables-" + variant} {
 		for _, suffix := range []string{"", "-restore"} {
-			program, err := exec.LookPath("iptables-" + variant + suffix)
-			Expect(err).NotTo(HaveOccurred())
+			program := nstest.Must(exec.LookPath("iptables-" + variant + suffix))
 			Expect(os.Symlink(program, filepath.Join(dir, name+suffix))).To(Succeed())
 		}
 	}

@@ -59,8 +59,7 @@ var _ = Describe("the layout in nftables", Label("kernel"), func() {
 		c.add(ports("8080:80", "192.0.2.1:8081:81", "[::]:53:5353/udp", "0.0.0.0:54:53/udp", "9:9/sctp"))
 		list := func() string { return w.Cmd("nft", "list", "ruleset") }
 		text := list()
-		golden, err := os.ReadFile("testdata/ruleset.nft")
-		Expect(err).NotTo(HaveOccurred())
+		golden := nstest.Must(os.ReadFile("testdata/ruleset.nft"))
 		if os.Getenv("UPDATE") != "" {
 			Expect(os.WriteFile("testdata/ruleset.nft", []byte(text), 0o644)).To(Succeed())
 		}

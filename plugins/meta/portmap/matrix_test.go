@@ -267,11 +267,7 @@ func entries(s setting) []TableEntry {
 func listen(h *nstest.Host, address string) net.Listener {
 	GinkgoHelper()
 	var l net.Listener
-	h.Do(func() {
-		var err error
-		l, err = net.Listen("tcp", address)
-		Expect(err).NotTo(HaveOccurred())
-	})
+	h.Do(func() { l = nstest.Must(net.Listen("tcp", address)) })
 	DeferCleanup(func() { _ = l.Close() })
 	return l
 }
@@ -299,11 +295,7 @@ func newStream(from *nstest.Host, to string) *stream {
 	GinkgoHelper()
 	s := &stream{}
 	s.last.Store("")
-	from.Do(func() {
-		var err error
-		s.conn, err = net.Dial("udp", to)
-		Expect(err).NotTo(HaveOccurred())
-	})
+	from.Do(func() { s.conn = nstest.Must(net.Dial("udp", to)) })
 	stop := make(chan struct{})
 	tick := time.NewTicker(5 * time.Millisecond)
 	DeferCleanup(func() { close(stop); tick.Stop(); _ = s.conn.Close() })
@@ -359,11 +351,7 @@ func answer(h *nstest.Host, address, word string) *server {
 	GinkgoHelper()
 	s := &server{}
 	var conn net.PacketConn
-	h.Do(func() {
-		var err error
-		conn, err = net.ListenPacket("udp", address)
-		Expect(err).NotTo(HaveOccurred())
-	})
+	h.Do(func() { conn = nstest.Must(net.ListenPacket("udp", address)) })
 	DeferCleanup(func() { _ = conn.Close() })
 	go func() {
 		buf := make([]byte, 64)

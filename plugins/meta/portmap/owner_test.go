@@ -113,8 +113,7 @@ var _ = Describe("a host port", Label("kernel"), func() {
 		It("of an owner whose namespace the kernel still keeps for a moment passes to the next", func() {
 			gone := w.container(1, 4)
 			gone.add(k.config, ports("8080:80"))
-			kept, err := os.Open(gone.Path)
-			Expect(err).NotTo(HaveOccurred())
+			kept := nstest.Must(os.Open(gone.Path))
 			gone.Unpin()
 			answer := make(chan outcome, 1)
 			go func() {
@@ -179,8 +178,7 @@ var _ = Describe("a host port whose owner may be gone", Label("kernel"), func() 
 			stale := w.container(1, 10+i)
 			held = append(held, fmt.Sprintf("%d:80", 8000+i))
 			stale.add(ports(held[i]))
-			kept, err := os.Open(stale.Path)
-			Expect(err).NotTo(HaveOccurred())
+			kept := nstest.Must(os.Open(stale.Path))
 			DeferCleanup(kept.Close)
 			stale.Unpin()
 		}

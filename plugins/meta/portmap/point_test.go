@@ -214,11 +214,9 @@ var _ = Describe("an owner", Label("kernel"), func() {
 			GinkgoHelper()
 			isGone := false
 			w.Do(func() {
-				host, err := rtnl.Dial(nil)
-				Expect(err).NotTo(HaveOccurred())
+				host := nstest.Must(rtnl.Dial(nil))
 				defer host.Close()
-				s, err := l.state(host)
-				Expect(err).NotTo(HaveOccurred())
+				s := nstest.Must(l.state(host))
 				isGone = s == gone
 			})
 			return isGone
@@ -226,11 +224,9 @@ var _ = Describe("an owner", Label("kernel"), func() {
 		locationIn := func(c *container) (l location) {
 			GinkgoHelper()
 			w.Do(func() {
-				n, err := ns.Open(c.Path)
-				Expect(err).NotTo(HaveOccurred())
+				n := nstest.Must(ns.Open(c.Path))
 				defer n.Close()
-				under, err := open(&skel.Request{Attachment: cni.Attachment{IfName: c.ifName}, NS: n})
-				Expect(err).NotTo(HaveOccurred())
+				under := nstest.Must(open(&skel.Request{Attachment: cni.Attachment{IfName: c.ifName}, NS: n}))
 				var r record
 				Expect(under.locate(&r)).To(Succeed())
 				l = r.Location

@@ -357,8 +357,7 @@ var _ = Describe("ADD", func() {
 
 	It("waits for the lock that the reference takes", Label("sbr-parallel"), func() {
 		w := newWorld("10.2.0.2/24")
-		file, err := os.Open(w.cont.Path)
-		Expect(err).NotTo(HaveOccurred())
+		file := nstest.Must(os.Open(w.cont.Path))
 		Expect(unix.Flock(int(file.Fd()), unix.LOCK_EX)).To(Succeed())
 		done := make(chan Answer)
 		go func() {

@@ -88,8 +88,7 @@ var _ = Describe("ADD", func() {
 			w.dir: 0o700, w.dir + "/..": 0o700, w.dir + "/.hawser": 0o700, w.dir + "/one_eth0.json": 0o600,
 			w.record(): 0o600,
 		} {
-			info, err := os.Stat(path)
-			Expect(err).NotTo(HaveOccurred())
+			info := nstest.Must(os.Stat(path))
 			Expect(info.Mode().Perm()).To(Equal(mode), path)
 		}
 	})
@@ -136,15 +135,13 @@ var _ = Describe("ADD", func() {
 	// whileWaiting is an ADD that waits for its turn, while something happens.
 	whileWaiting := func(keys string, happens func()) {
 		GinkgoHelper()
-		held, err := statefile.LockFile(GinkgoT().Context(), w.dir+"/.hawser/lock", 0o600)
-		Expect(err).NotTo(HaveOccurred())
+		held := nstest.Must(statefile.LockFile(GinkgoT().Context(), w.dir+"/.hawser/lock", 0o600))
 		done := make(chan Answer, 1)
 		go func() {
 			defer GinkgoRecover()
 			done <- w.run("ADD", call{network: "net2", keys: keys})
 		}()
-		info, err := os.Stat(w.dir + "/.hawser/lock")
-		Expect(err).NotTo(HaveOccurred())
+		info := nstest.Must(os.Stat(w.dir + "/.hawser/lock"))
 		waiter := fmt.Sprintf(`-> FLOCK .*:%d `, info.Sys().(*syscall.Stat_t).Ino)
 		Eventually(os.ReadFile).WithArguments("/proc/locks").
 			Should(WithTransform(func(b []byte) string { return string(b) }, MatchRegexp(waiter)))
@@ -227,8 +224,7 @@ var _ = Describe("ADD that fails", func() {
 
 	It("in its turn, saying who has the lock", func() {
 		put(w.dir+"/.hawser/lock", "")
-		held, err := statefile.LockFile(GinkgoT().Context(), w.dir+"/.hawser/lock", 0o600)
-		Expect(err).NotTo(HaveOccurred())
+		held := nstest.Must(statefile.LockFile(GinkgoT().Context(), w.dir+"/.hawser/lock", 0o600))
 		DeferCleanup(held.Unlock)
 		ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 		defer cancel()

@@ -14,6 +14,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/sysctl"
@@ -43,8 +44,7 @@ func render(c config) string {
 }
 
 var _ = DescribeTable("the configuration", func(conf, args, want string) {
-	c, err := parseText(conf, args)
-	Expect(err).NotTo(HaveOccurred())
+	c := nstest.Must(parseText(conf, args))
 	Expect(render(c)).To(Equal(want))
 },
 	Entry("empty", ``, "", ""),
@@ -210,8 +210,7 @@ var _ = Describe("the allow-list", func() {
 	settings := func(keys ...string) (all []setting) {
 		GinkgoHelper()
 		for _, raw := range keys {
-			key, err := sysctl.Parse(raw)
-			Expect(err).NotTo(HaveOccurred())
+			key := nstest.Must(sysctl.Parse(raw))
 			all = append(all, setting{Source: "sysctl", Raw: raw, Key: key, Value: "1"})
 		}
 		return all

@@ -164,8 +164,7 @@ var _ = Describe("DEL", func() {
 		var record struct {
 			Changes []struct{ Netns json.RawMessage }
 		}
-		data, err := os.ReadFile(w.record())
-		Expect(err).NotTo(HaveOccurred())
+		data := nstest.Must(os.ReadFile(w.record()))
 		Expect(json.Unmarshal(data, &record)).To(Succeed())
 		index, _, _ := strings.Cut(IP(w.cont, "-o link show dev eth0"), ":")
 		const owner = `{"network":"net1","containerID":"one","ifname":"eth0"}`
@@ -182,8 +181,7 @@ var _ = Describe("DEL", func() {
 
 	It("says what cannot be restored, and goes on", func() {
 		w.add(`"mtu":1400,"sysctl":{"net.ipv4.ip_local_port_range":"40000 50000","net.core.somaxconn":"77"}`)
-		data, err := os.ReadFile(w.record())
-		Expect(err).NotTo(HaveOccurred())
+		data := nstest.Must(os.ReadFile(w.record()))
 		put(w.record(), replace(replace(string(data), `"1500"`, `"70000"`), `"32768\t60999"`, `"x"`))
 		Expect(w.del("").Stderr).To(And(ContainSubstring("restore mtu: 70000: "),
 			ContainSubstring(`restore sysctl net.ipv4.ip_local_port_range: write "x": invalid argument`)))

@@ -53,8 +53,7 @@ var _ = Describe("the program", func() {
 		if *update {
 			Expect(os.WriteFile(golden, []byte(have), 0o644)).To(Succeed())
 		}
-		want, err := os.ReadFile(golden)
-		Expect(err).NotTo(HaveOccurred())
+		want := nstest.Must(os.ReadFile(golden))
 		Expect(have).To(Equal(string(want)))
 		Expect(state(w.cont, "eth0")).To(Equal("02:aa:00:00:00:01 mtu 1400 txqlen 1000"))
 	},

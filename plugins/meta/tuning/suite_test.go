@@ -153,8 +153,7 @@ func (w *world) files() []string {
 // record is the path of the one record.
 func (w *world) record() string {
 	GinkgoHelper()
-	names, err := filepath.Glob(w.dir + "/.hawser/*.json")
-	Expect(err).NotTo(HaveOccurred())
+	names := nstest.Must(filepath.Glob(w.dir + "/.hawser/*.json"))
 	Expect(names).To(HaveLen(1))
 	return names[0]
 }
@@ -162,8 +161,7 @@ func (w *world) record() string {
 // backup is the content of eth0's backup file.
 func (w *world) backup() string {
 	GinkgoHelper()
-	data, err := os.ReadFile(w.dir + "/one_eth0.json")
-	Expect(err).NotTo(HaveOccurred())
+	data := nstest.Must(os.ReadFile(w.dir + "/one_eth0.json"))
 	return string(data)
 }
 
