@@ -490,9 +490,8 @@ var _ = Describe("Verify", func() {
 		Expect(iface.Verify(c.target, res)).To(Succeed())
 	},
 		Entry("more addresses and routes", func() {
-			c.ip("addr add 10.7.0.1/24 dev eth0")
-			c.ip("route add 10.8.0.0/16 via 10.1.2.9")
-			c.ip("route add default via 10.1.2.9 metric 5")
+			c.IP("addr add 10.7.0.1/24 dev eth0", "route add 10.8.0.0/16 via 10.1.2.9",
+				"route add default via 10.1.2.9 metric 5")
 		}),
 		Entry("routes that another plugin moved to its table", func() {
 			for _, move := range []string{
@@ -528,8 +527,7 @@ var _ = Describe("Verify", func() {
 		Expect(iface.Verify(c.target, res)).To(MatchError(`link "eth0": route 10.1.2.1/32: missing`))
 		c.ip("route add 10.1.2.1/32 dev eth0 scope link src 10.1.2.3")
 		Expect(iface.Verify(c.target, res)).To(Succeed())
-		c.ip("addr add 10.1.2.4/24 dev eth0")
-		c.ip("route change 10.1.2.1/32 dev eth0 scope link src 10.1.2.4")
+		c.IP("addr add 10.1.2.4/24 dev eth0", "route change 10.1.2.1/32 dev eth0 scope link src 10.1.2.4")
 		Expect(iface.Verify(c.target,
 			res)).To(MatchError(`link "eth0": route 10.1.2.1/32: source is 10.1.2.4 instead of 10.1.2.3`))
 	})

@@ -39,7 +39,7 @@ func eachVariant(specs func(host func() *nstest.Host, variant string)) {
 		Context("for "+variant, func() {
 			var host *nstest.Host
 			BeforeEach(func() {
-				useVariant(variant)
+				nstest.UseVariant(variant)
 				host = nstest.NewHost()
 			})
 			specs(func() *nstest.Host { return host }, variant)
@@ -222,7 +222,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 		It("deletes without the programs where it can, and names them where it cannot", func() {
 			Expect(add(host(), one)).To(Succeed())
 			var err error
-			withoutPrograms(func() { err = del(host(), one) })
+			nstest.WithoutPrograms(func() { err = del(host(), one) })
 			if variant == "nft" {
 				Expect(err).NotTo(HaveOccurred())
 				Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
@@ -232,7 +232,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			patient := one
 			var warning string
 			patient.Warn = func(format string, args ...any) { warning = fmt.Sprintf(format, args...) }
-			withoutPrograms(func() { Expect(del(host(), patient)).To(Succeed()) })
+			nstest.WithoutPrograms(func() { Expect(del(host(), patient)).To(Succeed()) })
 			Expect(warning).To(ContainSubstring("tables-legacy-save"))
 			Expect(records(host())).To(Equal(chainC1 + ".json\n"))
 			Expect(del(host(), one)).To(Succeed())
@@ -242,9 +242,9 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 		It("deletes what it made with the other variant, too", func() {
 			Expect(add(host(), one)).To(Succeed())
 			other := map[string]string{"nft": "legacy", "legacy": "nft"}[variant]
-			useVariant(other)
+			nstest.UseVariant(other)
 			Expect(del(host(), one)).To(Succeed())
-			useVariant(variant)
+			nstest.UseVariant(variant)
 			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
 		})
 	})
@@ -277,7 +277,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 		host.Cmd("ip6tables-legacy-save", "-t", "nat")
 		c := one
 		c.Warn = func(string, ...any) {}
-		withoutPrograms(func() {
+		nstest.WithoutPrograms(func() {
 			Expect(add(host, c)).To(MatchError(ContainSubstring(`program "iptables-restore"`)))
 			Expect(del(host, c)).To(Succeed())
 		})
@@ -285,7 +285,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 	})
 
 	It("waits for the xtables lock until the deadline and names its holder", Label("locks"), func() {
-		useVariant("legacy")
+		nstest.UseVariant("legacy")
 		host := nstest.NewHost()
 		host.Do(func() {
 			held := nstest.Must(statefile.LockFile(context.Background(), "/run/xtables.lock", 0o600))
@@ -308,7 +308,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 })
 
 var _ = It("has nothing in iptables: Del waits for nobody", Label("kernel"), func() {
-	useVariant("nft")
+	nstest.UseVariant("nft")
 	host := nstest.NewHost()
 	one := config(ipt.IPTables, "c1", "eth0", "10.1.0.2/24")
 	Expect(add(host, one)).To(Succeed())
@@ -488,7 +488,7 @@ var _ = Describe("beside the reference's nftables", Label("kernel"), func() {
 			Stdin: rule("10.1.0.2", mine) + rule("10.1.0.7", mine)})
 		Expect(host.Cmd("nft", "list", "ruleset")).NotTo(Equal(before))
 		c := masq.Config{Attachment: cni.Attachment{Network: "unit-test", ContainerID: "one", IfName: "eth0"}}
-		withoutPrograms(func() { Expect(remove(host, c)).To(Succeed()) })
+		nstest.WithoutPrograms(func() { Expect(remove(host, c)).To(Succeed()) })
 		if want := host.Cmd("nft", "list", "ruleset"); strings.Contains(want, "id: two") {
 			Expect(want).To(Equal(before))
 		} else {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -133,18 +132,6 @@ func status(h *nstest.Host, b ipt.Backend) error {
 	return err
 }
 
-// useVariant chooses among the programs of iptables.
-var useVariant = nstest.UseVariant
-
-// withoutPrograms runs fn with a PATH in which there is nothing.
-func withoutPrograms(fn func()) {
-	GinkgoHelper()
-	path := os.Getenv("PATH")
-	Expect(os.Setenv("PATH", GinkgoT().TempDir())).To(Succeed())
-	defer func() { Expect(os.Setenv("PATH", path)).To(Succeed()) }()
-	fn()
-}
-
 // rulesOf is everything that either iptables and nftables have, without counters.
 func rulesOf(h *nstest.Host) string {
 	GinkgoHelper()
@@ -162,7 +149,7 @@ func rulesOf(h *nstest.Host) string {
 var _ = DescribeTable("a packet's source", Label("kernel"),
 	func(backend ipt.Backend, variant string) {
 		if variant != "" {
-			useVariant(variant)
+			nstest.UseVariant(variant)
 		} else {
 			nstest.Need("nft", "nft-inet-nat")
 		}

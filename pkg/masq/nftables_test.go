@@ -85,7 +85,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 	})
 
 	It("prints as an administrator would write it, with owners, and reloads", Label("readable"), func() {
-		withoutPrograms(func() { Expect(add(host, one)).To(Succeed()) })
+		nstest.WithoutPrograms(func() { Expect(add(host, one)).To(Succeed()) })
 		want := strings.ReplaceAll(table, "MARK1", one.Attachment.Mark())
 		Expect(host.Cmd("nft", "list", "ruleset")).To(Equal(want))
 		file := GinkgoT().TempDir() + "/saved"
@@ -110,7 +110,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		for _, remove := range []func(*nstest.Host, masq.Config) error{del, delBlind} {
 			Expect(add(host, other)).To(Succeed())
 			Expect(rulesOf(host)).To(ContainSubstring("fd02"))
-			withoutPrograms(func() { Expect(remove(host, other)).To(Succeed()) })
+			nstest.WithoutPrograms(func() { Expect(remove(host, other)).To(Succeed()) })
 			Expect(rulesOf(host)).To(Equal(before))
 			Expect(remove(host, other)).To(Succeed())
 		}
@@ -120,7 +120,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 	})
 
 	It("does nothing, with no program and no lock, where there is nothing to delete", Label("no-leftovers"), func() {
-		withoutPrograms(func() {
+		nstest.WithoutPrograms(func() {
 			Expect(del(host, one)).To(Succeed())
 			Expect(delBlind(host, one)).To(Succeed())
 			Expect(gc(host, "net1")).To(Succeed())
@@ -130,7 +130,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Expect(host.Cmd("nft", "list", "ruleset")).To(BeEmpty())
 		Expect(host.Cmd("ls", "/run")).NotTo(ContainSubstring("hawser"))
 		Expect(status(host, ipt.IPTables)).To(Succeed())
-		withoutPrograms(func() {
+		nstest.WithoutPrograms(func() {
 			Expect(status(host, ipt.IPTables)).To(MatchError(ContainSubstring("iptables-restore")))
 		})
 	})
@@ -269,7 +269,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 	})
 
 	It("falls back to iptables where the kernel has no nftables, unless told nftables", Label("fallback"), func() {
-		useVariant("legacy")
+		nstest.UseVariant("legacy")
 		without := func(fn func(context.Context, *nft.Conn) error) error {
 			var err error
 			host.Do(func() {

@@ -177,12 +177,27 @@ func UseVariant(variant string) {
 	dir := ginkgo.GinkgoT().TempDir()
 	for _, program := range []string{"iptables", "ip6tables"} {
 		for _, suffix := range []string{"", "-restore", "-save"} {
-			real, err := exec.LookPath(program + "-" + variant + suffix)
-			if err == nil {
-				err = os.Symlink(real, filepath.Join(dir, program+suffix))
-			}
-			gomega.Expect(err).NotTo(gomega.HaveOccurred())
+			real := Must(exec.LookPath(program + "-" + variant + suffix))
+			gomega.Expect(os.Symlink(real, filepath.Join(dir, program+suffix))).To(gomega.Succeed())
 		}
 	}
 	ginkgo.GinkgoT().Setenv("PATH", dir+":"+os.Getenv("PATH"))
+}
+
+// WithPrograms runs fn where these programs alone are found.
+func WithPrograms(names []string, fn func()) {
+	ginkgo.GinkgoHelper()
+	dir, path := ginkgo.GinkgoT().TempDir(), os.Getenv("PATH")
+	for _, name := range names {
+		gomega.Expect(os.Symlink(Must(exec.LookPath(name)), filepath.Join(dir, name))).To(gomega.Succeed())
+	}
+	defer func() { gomega.Expect(os.Setenv("PATH", path)).To(gomega.Succeed()) }()
+	gomega.Expect(os.Setenv("PATH", dir)).To(gomega.Succeed())
+	fn()
+}
+
+// WithoutPrograms runs fn where no program is found.
+func WithoutPrograms(fn func()) {
+	ginkgo.GinkgoHelper()
+	WithPrograms(nil, fn)
 }

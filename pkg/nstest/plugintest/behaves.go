@@ -65,6 +65,12 @@ type Drift struct {
 	Says       []string
 }
 
+// InContainer is a Drift by commands in the container.
+func InContainer(commands string, says ...string) Drift { return Drift{Cont: commands, Says: says} }
+
+// OnHost is a Drift by commands on the host.
+func OnHost(commands string, says ...string) Drift { return Drift{Host: commands, Says: says} }
+
 // Behaves registers the specs of the life of an attachment, which each main
 // plugin passes: DEL in all its forms, ADD failing in all its ways, CHECK, GC,
 // STATUS, and what the reference plugins made.
@@ -248,6 +254,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-type brokenPipe struct{}
+// BrokenPipe is a standard output that nobody reads.
+type BrokenPipe struct{}
 
-func (brokenPipe) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
+func (BrokenPipe) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }

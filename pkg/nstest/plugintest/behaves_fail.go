@@ -167,7 +167,7 @@ func (l *life) stopped() {
 	It("when nobody takes the result", func() {
 		cont := nstest.NewNetns()
 		l.LendAddrs("two", Addrs(3)...)
-		c := Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: l.conf(), Stdout: brokenPipe{}}
+		c := Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: l.conf(), Stdout: BrokenPipe{}}
 		a := l.Call(c)
 		Expect(a.Code).To(Equal(1))
 		Expect(a.Stderr).To(ContainSubstring("broken pipe"))

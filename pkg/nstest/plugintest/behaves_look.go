@@ -14,8 +14,7 @@ import (
 )
 
 func drifts() map[string]Drift {
-	inside := func(commands string, says ...string) Drift { return Drift{Cont: commands, Says: says} }
-	host := func(commands string, says ...string) Drift { return Drift{Host: commands, Says: says} }
+	inside, host := InContainer, OnHost
 	return map[string]Drift{
 		"a missing address":      inside("ip addr del 10.1.0.2/24 dev eth0", "10.1.0.2/24", "missing"),
 		"a missing IPv6 address": inside("ip addr del 2001:db8:1::2/64 dev eth0", "2001:db8:1::2/64", "missing"),

@@ -212,9 +212,14 @@ func (w *World) Attach(id string, c Object, addrs ...string) Attached {
 	if addrs != nil {
 		w.LendAddrs(id, addrs...)
 	}
-	cont := nstest.NewNetns()
-	call := Call{ID: id, Netns: cont.Path, Conf: c}
-	return Attached{cont, call, w.Add(call)}
+	return w.AttachIn(nstest.NewNetns(), Call{ID: id, Conf: c})
+}
+
+// AttachIn attaches a container that is there.
+func (w *World) AttachIn(cont *nstest.Host, c Call) Attached {
+	ginkgo.GinkgoHelper()
+	c.Netns = cont.Path
+	return Attached{cont, c, w.Add(c)}
 }
 
 // As is the call of a later command, with the result as prevResult.

@@ -23,6 +23,18 @@ func (w *World) ExpectLackOfKind(kind string, conf Object) {
 	w.Succeeds(c)
 }
 
+// Refused is what an ADD of container "two" says that fails before IPAM is asked, and makes nothing.
+func (w *World) Refused(conf Object, code uint) string {
+	GinkgoHelper()
+	cont := nstest.NewNetns()
+	inside := cont.Snapshot("links")
+	w.Calls()
+	says := w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: conf}, code)
+	Expect(w.Calls()).To(BeEmpty())
+	Expect(cont.Snapshot("links")).To(Equal(inside))
+	return says
+}
+
 // ExpectEnd expects that DEL and GC remove an attachment, whatever is known of it, and never the
 // host's interface of the name; senseless are values that they must not mind.
 func (w *World) ExpectEnd(conf, senseless Object, addrs ...string) {

@@ -60,8 +60,6 @@ func routes(h *nstest.Host, family string) []string {
 	return out
 }
 
-var versions = []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
-
 var _ = Describe("ADD", func() {
 	var w *world
 	BeforeEach(func() { w = newWorld() })
@@ -94,7 +92,7 @@ var _ = Describe("ADD", func() {
 	})
 
 	It("answers in each version, on layer 2 and 3", Label("versions"), func() {
-		for i, v := range versions {
+		for i, v := range cni.Versions() {
 			res := w.Attach("l2-"+v, conf(Object{"cniVersion": v})).Result
 			Expect(res.CNIVersion).To(Equal(v))
 			res = w.Attach("l3-"+v, l3(Object{"cniVersion": v, "bridge": "br3", "isGateway": true}),
@@ -116,8 +114,7 @@ var _ = Describe("ADD", func() {
 		w.Add(Call{ID: "one", Netns: cont.Path, Conf: c})
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
 		for _, gw := range gateways {
-			addr, _, _ := strings.Cut(gw, "/")
-			Expect(Ping(cont, addr)).To(BeTrue(), gw)
+			Expect(Ping(cont, Addr(gw))).To(BeTrue(), gw)
 		}
 		br := Show(w.Host, "br")
 		Expect(br.Addrs()).To(ConsistOf(gateways))
@@ -126,9 +123,7 @@ var _ = Describe("ADD", func() {
 		}
 		b := w.Attach("two", c, others...)
 		for _, addr := range addrs {
-			addr, _, _ = strings.Cut(addr, "/")
-			Expect(Ping(b.Host, addr)).To(BeTrue())
-			Expect(Ping(w.Host, addr)).To(BeTrue())
+			Expect(Ping(b.Host, Addr(addr)) && Ping(w.Host, Addr(addr))).To(BeTrue())
 		}
 	},
 		Entry("IPv4", []string{"10.1.0.2/24 10.1.0.1"}, []string{"10.1.0.1/24"}, []string{"10.1.0.3/24 10.1.0.1"}),
@@ -335,9 +330,8 @@ var _ = Describe("a gateway that another machine behind the uplink has", func() 
 	It("is refused by the next ADD, and works once that machine is gone", func() {
 		nstest.Need("tap")
 		w := newWorld()
-		IP(w.Host, "link add name br up type bridge")
-		IP(w.Host, "tuntap add uplink mode tap")
-		IP(w.Host, "link set uplink up master br")
+		w.Host.IP("link add name br up type bridge", "tuntap add uplink mode tap",
+			"link set uplink up master br")
 		other := nstest.NewNetns()
 		nstest.Wire(nstest.End{Host: w.Host, Name: "wire"}, nstest.End{Host: other, Name: "eth0"})
 		IP(w.Host, "link set wire master br")

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -24,8 +22,6 @@ func everything(more ...Object) Object {
 }
 
 func prepare(w *World) { w.SetSysctl("net/ipv6/conf/default/accept_dad", "0") } // no wait for link-local addresses
-
-func outside(commands string, says ...string) Drift { return Drift{Host: commands, Says: says} }
 
 var _ = Behaves(Fixture{
 	Plugin:    Any(plugin()),
@@ -54,19 +50,19 @@ var _ = Behaves(Fixture{
 		}, Code: cni.CodeInternal, Says: "not permitted", Asked: true},
 	},
 	Drifts: map[string]Drift{
-		"the host end out of the bridge": outside("ip link set END nomaster", "END", "no port"),
-		"the host end in another bridge": outside("ip link add name other type bridge;ip link set END master other",
+		"the host end out of the bridge": OnHost("ip link set END nomaster", "END", "no port"),
+		"the host end in another bridge": OnHost("ip link add name other type bridge;ip link set END master other",
 			"END", "no port"),
-		"hairpin off": outside("ip link set END type bridge_slave hairpin off", "END",
+		"hairpin off": OnHost("ip link set END type bridge_slave hairpin off", "END",
 			"hairpin"),
-		"isolation off": outside("ip link set END type bridge_slave isolated off", "END",
+		"isolation off": OnHost("ip link set END type bridge_slave isolated off", "END",
 			"isolated"),
-		"the bridge down":            outside("ip link set dev br down", `"br"`, "is down"),
-		"the gateway's address gone": outside("ip addr del 10.1.0.1/24 dev br", `"br"`, "10.1.0.1/24"),
-		"the gateway's IPv6 address gone": outside("ip addr del 2001:db8:1::1/64 dev br", `"br"`,
+		"the bridge down":            OnHost("ip link set dev br down", `"br"`, "is down"),
+		"the gateway's address gone": OnHost("ip addr del 10.1.0.1/24 dev br", `"br"`, "10.1.0.1/24"),
+		"the gateway's IPv6 address gone": OnHost("ip addr del 2001:db8:1::1/64 dev br", `"br"`,
 			"2001:db8:1::1/64"),
-		"the check of MAC addresses gone":    outside("nft delete table bridge hawser", "macspoof"),
-		"the check of MAC addresses flushed": outside("nft flush table bridge hawser", "macspoof"),
+		"the check of MAC addresses gone":    OnHost("nft delete table bridge hawser", "macspoof"),
+		"the check of MAC addresses flushed": OnHost("nft flush table bridge hawser", "macspoof"),
 	},
 })
 
@@ -82,19 +78,13 @@ var _ = Describe("a failing ADD", func() {
 
 var _ = Describe("DEL", func() {
 	It("works where the programs of legacy iptables are gone, and says what stays until they are back", func() {
-		legacyIPTables()
+		nstest.UseVariant("legacy")
 		w := newWorld()
 		a := w.Attach("one", everything(Object{"ipMasqBackend": "iptables"}), "10.1.0.3/24")
 		c := a.As("DEL")
 		w.Calls()
-		path, few := os.Getenv("PATH"), GinkgoT().TempDir()
-		for _, name := range []string{"dirname", "cat"} { // what fake needs
-			program := nstest.Must(exec.LookPath(name))
-			Expect(os.Symlink(program, filepath.Join(few, name))).To(Succeed())
-		}
-		Expect(os.Setenv("PATH", few)).To(Succeed())
-		out := w.Call(c)
-		Expect(os.Setenv("PATH", path)).To(Succeed())
+		var out Answer
+		nstest.WithPrograms([]string{"dirname", "cat"}, func() { out = w.Call(c) }) // what fake needs
 		Expect(out.Code).To(BeZero(), out.Stdout)
 		Expect(out.Stderr).To(MatchRegexp(`^bridge: masquerade of .*one.*iptables-legacy-`))
 		Expect(w.Calls()).To(Equal([]string{"DEL one eth0"}))
@@ -326,20 +316,6 @@ func key(e any) string {
 	return strings.Join(parts, " . ")
 }
 
-// legacyIPTables makes the older variant the one that is called iptables.
-func legacyIPTables() {
-	GinkgoHelper()
-	nstest.Need("iptables-legacy")
-	dir := GinkgoT().TempDir()
-	for _, name := range []string{"iptables", "ip6tables"} {
-		for _, tail := range []string{"", "-restore"} {
-			real := nstest.Must(exec.LookPath(name + "-legacy" + tail))
-			Expect(os.Symlink(real, filepath.Join(dir, name+tail))).To(Succeed())
-		}
-	}
-	GinkgoT().Setenv("PATH", dir+":"+os.Getenv("PATH"))
-}
-
 var _ = Describe("the lock of legacy iptables, held by a program that hangs,", Label("kernel"), func() {
 	var w *world
 	var holder string
@@ -356,22 +332,19 @@ var _ = Describe("the lock of legacy iptables, held by a program that hangs,", L
 	}
 	waitedFor := func() bool { return strings.Contains(w.Cmd("cat", "/proc/locks"), "-> FLOCK") }
 	both := l3(Object{"isGateway": true, "ipMasq": true, "ipMasqBackend": "iptables"})
-	addrs := func(n int) []string {
-		return []string{fmt.Sprintf("10.1.0.%d/24 10.1.0.1", n), fmt.Sprintf("2001:db8:1::%d/64 2001:db8:1::1", n)}
-	}
 
 	BeforeEach(func() {
-		legacyIPTables()
+		nstest.UseVariant("legacy")
 		w = newWorld()
 	})
 
 	It("ends ADD at the deadline of the call, and what it made goes", Label("lock-deadline"), func() {
-		w.Attach("live", both, addrs(2)...)
+		w.Attach("live", both, Addrs(2)...)
 		w.Calls()
 		before := w.Snapshot()
 		release := hold()
 		cont := nstest.NewNetns()
-		w.LendAddrs("two", addrs(3)...)
+		w.LendAddrs("two", Addrs(3)...)
 		began := time.Now()
 		says := w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: both,
 			Ctx: nstest.DeadlineWhen(waitedFor)},
@@ -387,7 +360,7 @@ var _ = Describe("the lock of legacy iptables, held by a program that hangs,", L
 	It("leaves DEL the time for the interface and the addresses, and the rest to the next", Label("lock-del"), func() {
 		before := w.Snapshot("iptables-legacy")
 		began := time.Now()
-		a := w.Attach("one", both, addrs(2)...)
+		a := w.Attach("one", both, Addrs(2)...)
 		// Two thirds are for the lock, and the rest for more than all of an ADD.
 		given := nstest.Patience(max(2*time.Second, 30*time.Since(began)))
 		w.Calls()

@@ -60,8 +60,7 @@ var _ = Describe("traffic", func() {
 	DescribeTable("reaches the gateway, whichever container goes, on a bridge that was made", func(reference bool) {
 		c := l3(Object{"isGateway": true, "cniVersion": "1.0.0"})
 		if !reference {
-			IP(w.Host, "link add name br type bridge")
-			IP(w.Host, "link set dev br up")
+			w.Host.IP("link add name br type bridge", "link set dev br up")
 		} else {
 			layer2 := Call{Command: "ADD", ID: "layer2", Netns: nstest.NewNetns().Path,
 				Conf: conf(Object{"cniVersion": "1.0.0"})}
@@ -90,9 +89,8 @@ var _ = Describe("traffic", func() {
 	)
 
 	It("keeps the MAC address that a bridge takes from its first container, since its other ports are gone", func() {
-		IP(w.Host, "link add name br type bridge")
-		IP(w.Host, "link add gone master br type veth peer name other")
-		IP(w.Host, "link del gone")
+		w.Host.IP("link add name br type bridge", "link add gone master br type veth peer name other",
+			"link del gone")
 		Expect(Show(w.Host, "br").Address).To(Equal("00:00:00:00:00:00"))
 		one := w.Attach("one", l3(Object{"isGateway": true}), "10.1.0.2/24 10.1.0.1")
 		mac := Show(w.Host, "br").Address
@@ -103,8 +101,7 @@ var _ = Describe("traffic", func() {
 	})
 
 	It("keeps the MAC address of a bridge that a failed ADD made the gateway, since IPv6 is off there", func() {
-		IP(w.Host, "link add name br type bridge")
-		IP(w.Host, "link set dev br up")
+		w.Host.IP("link add name br type bridge", "link set dev br up")
 		w.SetSysctl("net/ipv6/conf/br/disable_ipv6", "1")
 		w.LendAddrs("one", "10.1.0.2/24 10.1.0.1", "2001:db8:1::2/64 2001:db8:1::1")
 		cl := Call{Command: "ADD", Netns: nstest.NewNetns().Path, Conf: l3(Object{"isGateway": true})}
@@ -155,9 +152,7 @@ var _ = Describe("traffic", func() {
 
 	It("may, through a bridge of the administrator's with an uplink, which is used as found", func() {
 		nstest.Need("tap")
-		IP(w.Host, "link add name br up type bridge")
-		IP(w.Host, "tuntap add uplink mode tap")
-		IP(w.Host, "link set uplink master br")
+		w.Host.IP("link add name br up type bridge", "tuntap add uplink mode tap", "link set uplink master br")
 		w.SetSysctl("net/ipv6/conf/br/accept_ra", "1")
 		w.SetSysctl("net/ipv6/conf/br/accept_dad", "0")
 		a := w.Attach("one", l3(), "10.1.0.2/24")

@@ -107,11 +107,9 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 		w.Succeeds(a.As("CHECK"))
 
 		trunk := w.Attach("trunk", conf(Object{"vlanTrunk": []Object{{"id": 100}}}))
-		IP(trunk.Host, "link add link eth0 name eth0.100 type vlan id 100")
-		IP(trunk.Host, "link add link eth0 name eth0.200 type vlan id 200")
-		IP(trunk.Host, "link set eth0.200 up")
-		IP(trunk.Host, "link set eth0.100 up")
-		IP(trunk.Host, "addr add 10.1.0.9/24 dev eth0.100")
+		trunk.Host.IP("link add link eth0 name eth0.100 type vlan id 100",
+			"link add link eth0 name eth0.200 type vlan id 200", "link set eth0.200 up", "link set eth0.100 up",
+			"addr add 10.1.0.9/24 dev eth0.100")
 		Expect(Ping(trunk.Host, "10.1.0.2") && Ping(trunk.Host, "10.1.0.1")).To(BeTrue())
 		in, wrong := a.Host.Wiretap("eth0"), trunk.Host.Wiretap("eth0.200")
 		wrong.Send(wrong.MAC, nstest.Broadcast, "wrong")
@@ -162,8 +160,7 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 		w.Attach("one", c, "10.1.0.2/24")
 		var gw []struct{ Link string }
 		w.JSON(&gw, "ip", "-j", "link", "show", "dev", "br.100")
-		IP(w.Host, "link set br.100 down")
-		IP(w.Host, "link set %s nomaster", gw[0].Link)
+		w.Host.IP("link set br.100 down", "link set "+gw[0].Link+" nomaster")
 		b := w.Attach("two", c, "10.1.0.3/24")
 		Expect(Ping(b.Host, "10.1.0.1")).To(BeTrue())
 	})

@@ -17,9 +17,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func TestDummy(t *testing.T) { nstest.RunSpecs(t, "plugins/main/dummy") }
 
-var _ = It("has its schema in docs/schema", func() {
-	ExpectPluginSchema(plugin())
-})
+var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin()) })
 
 // conf is a configuration of network "net": keys are added, or taken away by nil.
 func conf(more ...Object) Object {
@@ -29,9 +27,8 @@ func conf(more ...Object) Object {
 
 var _ = Describe("configuration", func() {
 	It("ignores CNI_ARGS of others", func() {
-		c, err := parseConfig(&skel.Request{Conf: []byte(`{"ipam":{"type":"a"}}`),
-			Args: "IP=10.0.0.1;debug;MAC=02:00:00:00:00:01"})
-		Expect(err).NotTo(HaveOccurred())
+		c := nstest.Must(parseConfig(&skel.Request{Conf: []byte(`{"ipam":{"type":"a"}}`),
+			Args: "IP=10.0.0.1;debug;MAC=02:00:00:00:00:01"}))
 		Expect(c.Link.MAC.String()).To(Equal("02:00:00:00:00:01"))
 	})
 })
@@ -50,9 +47,6 @@ var _ = Describe("a dummy", Label("kernel"), func() {
 		nstest.Need("dummy")
 		w = NewWorld(plugin())
 	})
-	addrs := func(n int) []string {
-		return []string{fmt.Sprintf("10.1.0.%d/24 10.1.0.1", n), fmt.Sprintf("2001:db8:1::%d/64 2001:db8:1::1", n)}
-	}
 
 	It("has its addresses at once, and is reported as it is", func() {
 		w.Lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"},
@@ -77,14 +71,13 @@ var _ = Describe("a dummy", Label("kernel"), func() {
 
 	It("is beside another in one container, has a name of the host, and a second ADD harms nothing", func() {
 		IP(w.Host, "link add eth0 type dummy")
-		a := w.Attach("one", conf(), addrs(2)...)
+		a := w.Attach("one", conf(), Addrs(2)...)
 		w.Calls()
 		w.Fails(Call{Command: "ADD", Netns: a.Path, Conf: conf()}, cni.CodeExists)
 		w.Fails(Call{Command: "ADD", Netns: nstest.NewNetns().Path, Conf: conf()}, cni.CodeExists)
 		Expect(w.Calls()).To(BeEmpty())
-		w.LendAddrs("one", addrs(3)...)
-		b := Attached{Host: a.Host, Call: Call{IfName: "eth1", Netns: a.Path, Conf: conf()}}
-		b.Result = w.Add(b.Call)
+		w.LendAddrs("one", Addrs(3)...)
+		b := w.AttachIn(a.Host, Call{IfName: "eth1", Conf: conf()})
 		for _, one := range []Attached{a, b} {
 			w.Succeeds(one.As("CHECK"))
 			w.Succeeds(one.As("DEL"))
@@ -105,7 +98,7 @@ var _ = Describe("a dummy", Label("kernel"), func() {
 	)
 
 	It("goes with DEL and GC, whatever is known; what is another's stays", func() {
-		w.ExpectEnd(conf(), Object{"mtu": "x"}, addrs(2)...)
+		w.ExpectEnd(conf(), Object{"mtu": "x"}, Addrs(2)...)
 		cont := nstest.NewNetns()
 		IP(cont, "link add eth0 type veth peer name x0")
 		w.Succeeds(Call{Command: "DEL", Netns: cont.Path, Conf: conf()})
@@ -113,6 +106,6 @@ var _ = Describe("a dummy", Label("kernel"), func() {
 	})
 
 	It("that the newest reference made passes CHECK and goes with DEL, and the other way round", func() {
-		w.ExpectExchange(nstest.Newest(), conf(), addrs(2)...)
+		w.ExpectExchange(nstest.Newest(), conf(), Addrs(2)...)
 	})
 })

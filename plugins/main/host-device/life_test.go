@@ -46,9 +46,6 @@ func conf(more ...Object) Object {
 		"enabledad": false, "ipam": Object{"type": "fake"}}}, more...)...)
 }
 
-// addrs are a container's, of both families.
-var addrs = []string{"10.1.0.2/24 10.1.0.1", "2001:db8:1::2/64 2001:db8:1::1"}
-
 // mac0 is the MAC address of the device d0.
 const mac0 = "02:00:00:00:00:d0"
 
@@ -59,7 +56,7 @@ func newWorld() *World {
 	addDevice(w, "d0", mac0)
 	IP(w.Host, "link set d0 mtu 1400 txqueuelen 77 group 5")
 	w.Cmd("ip", "link", "set", "d0", "alias", "my alias")
-	w.LendAddrs("one", addrs...)
+	w.LendAddrs("one", Addrs(2)...)
 	return w
 }
 
@@ -67,16 +64,13 @@ func newWorld() *World {
 func addDevice(w *World, name, mac string) {
 	GinkgoHelper()
 	IP(w.Host, "link add %s address %s type veth peer name %sp", name, mac, name)
-	IP(w.Host, "link set %sp up", name)
-	IP(w.Host, "link set %s up", name)
+	w.Host.IP("link set "+name+"p up", "link set "+name+" up")
 }
 
 // attached attaches container one, whose interface is net1.
 func attached(w *World, c Object) Attached {
 	GinkgoHelper()
-	cont := nstest.NewNetns()
-	call := Call{Netns: cont.Path, IfName: "net1", Conf: c}
-	return Attached{Host: cont, Call: call, Result: w.Add(call)}
+	return w.AttachIn(nstest.NewNetns(), Call{IfName: "net1", Conf: c})
 }
 
 // links are the host's, without what the kernel does to them by itself.
@@ -114,9 +108,8 @@ var _ = Describe("ADD", func() {
 
 	It("works without IPAM, and under the name that the device has", func() {
 		w := newWorld()
-		cont := nstest.NewNetns()
-		w.Add(Call{Netns: cont.Path, IfName: "d0", Conf: conf(Object{"ipam": nil})})
-		Expect(Show(cont, "d0").Flags).To(ContainElement("UP"))
+		a := w.AttachIn(nstest.NewNetns(), Call{IfName: "d0", Conf: conf(Object{"ipam": nil})})
+		Expect(Show(a.Host, "d0").Flags).To(ContainElement("UP"))
 	})
 
 	It("waits for duplicate address detection unless told not to", func() {
@@ -140,13 +133,12 @@ var _ = Describe("ADD", func() {
 		Expect(w.Fails(again, cni.CodeConflict)).To(ContainSubstring(`container "one"`))
 		second := Call{Command: "ADD", IfName: "net1", Netns: a.Path, Conf: conf()}
 		w.Fails(second, cni.CodeExists)
-		IP(a.Host, "link set net1 down")
-		IP(a.Host, "link set net1 name moved")
+		a.Host.IP("link set net1 down", "link set net1 name moved")
 		w.Fails(second, cni.CodeExists)
 		second.Conf = conf(Object{"device": "d0p"}) // whose record would take the place of that of d0
 		w.Fails(second, cni.CodeExists)
 		w.Succeeds(a.As("DEL"))
-		w.LendAddrs("two", addrs...)
+		w.LendAddrs("two", Addrs(2)...)
 		again.Conf = conf()
 		w.Add(again)
 	})
@@ -157,10 +149,8 @@ var _ = Describe("ADD", func() {
 		a.Unpin()
 		Eventually(func() []string { return Names(w.Host, "") }).WithTimeout(nstest.Hang).Should(BeEmpty())
 		addDevice(w, "d0", mac0)
-		w.LendAddrs("two", addrs...)
-		b := Attached{Host: nstest.NewNetns()}
-		b.Call = Call{ID: "two", Netns: b.Path, IfName: "net1", Conf: conf()}
-		b.Result = w.Add(b.Call)
+		w.LendAddrs("two", Addrs(2)...)
+		b := w.AttachIn(nstest.NewNetns(), Call{ID: "two", IfName: "net1", Conf: conf()})
 		w.Succeeds(a.As("DEL"))
 		w.Succeeds(b.As("CHECK"))
 	})
@@ -190,15 +180,13 @@ var _ = Describe("ADD", func() {
 
 	It("warns of what the host loses", func() {
 		w := newWorld()
-		IP(w.Host, "link add br0 type bridge")
-		IP(w.Host, "link set d0 master br0")
+		w.Host.IP("link add br0 type bridge", "link set d0 master br0")
 		cont := nstest.NewNetns()
 		answer := w.Call(Call{Command: "ADD", Netns: cont.Path, IfName: "net1", Conf: conf()})
 		Expect(answer.Stderr).To(ContainSubstring(`is a port of "br0"`))
 
 		addDevice(w, "d1", "02:00:00:00:00:d1")
-		IP(w.Host, "addr add 192.0.2.2/24 dev d1")
-		IP(w.Host, "route add default via 192.0.2.1")
+		w.Host.IP("addr add 192.0.2.2/24 dev d1", "route add default via 192.0.2.1")
 		answer = w.Call(Call{Command: "ADD", ID: "two", Netns: cont.Path, IfName: "net2",
 			Conf: conf(Object{"device": "d1", "ipam": nil})})
 		Expect(answer.Stderr).To(ContainSubstring("default route"))
@@ -330,10 +318,8 @@ var _ = Describe("DEL", func() {
 		It("is made up for by GC", func() { heals(func() Call { return collect }) })
 		DescribeTable("is made up for by the next ADD that asks for it", func(keys Object) {
 			heals(func() Call {
-				w.LendAddrs("two", addrs...)
-				b := Attached{Host: nstest.NewNetns()}
-				b.Call = Call{ID: "two", Netns: b.Path, IfName: "net1", Conf: conf(keys)}
-				b.Result = w.Add(b.Call)
+				w.LendAddrs("two", Addrs(2)...)
+				b := w.AttachIn(nstest.NewNetns(), Call{ID: "two", IfName: "net1", Conf: conf(keys)})
 				Expect(Show(b.Host, "net1").Ifalias).To(Equal("d0"))
 				return b.As("DEL")
 			})
@@ -343,8 +329,7 @@ var _ = Describe("DEL", func() {
 		)
 
 		It("lets it have what an administrator gives it meanwhile", func() {
-			IP(w.Host, "link set %s mtu 1300", lost)
-			IP(w.Host, "addr add 192.0.2.1/24 dev %s", lost)
+			w.Host.IP("link set "+lost+" mtu 1300", "addr add 192.0.2.1/24 dev "+lost)
 			for _, c := range []Call{a.As("DEL"), collect} {
 				Expect(w.Call(c).Stderr).To(ContainSubstring(`came home as "` + lost))
 				Expect(Show(w.Host, lost).MTU).To(Equal(1300))
@@ -358,19 +343,15 @@ var _ = Describe("DEL", func() {
 			if out := w.Run(nstest.Program{Path: "ip", Args: renamed}); out.Exit != 0 {
 				nstest.NeedOK("a kernel that renames a link that is up (6.2)", errors.New(out.Stderr))
 			}
-			IP(w.Host, "link set %s up", lost)
-			IP(w.Host, "addr add 198.51.100.1/24 dev %s", lost)
-			IP(w.Host, "route add 203.0.113.0/24 via 198.51.100.2")
-			IP(w.Host, "link del d0")
+			w.Host.IP("link set "+lost+" up", "addr add 198.51.100.1/24 dev "+lost,
+				"route add 203.0.113.0/24 via 198.51.100.2", "link del d0")
 			w.Succeeds(collect)
 			Expect(IP(w.Host, "route show 203.0.113.0/24")).To(ContainSubstring("via 198.51.100.2 dev d0"))
 		})
 
 		It("is known to who takes it under that name, who brings it home under its own", func() {
-			w.LendAddrs("two", addrs...)
-			b := Attached{Host: nstest.NewNetns()}
-			b.Call = Call{ID: "two", Netns: b.Path, IfName: "net1", Conf: conf(Object{"device": lost})}
-			b.Result = w.Add(b.Call)
+			w.LendAddrs("two", Addrs(2)...)
+			b := w.AttachIn(nstest.NewNetns(), Call{ID: "two", IfName: "net1", Conf: conf(Object{"device": lost})})
 			Expect(Show(b.Host, "net1").Ifalias).To(Equal("d0"))
 			w.Succeeds(a.As("DEL"))
 			w.Succeeds(b.As("CHECK"))
@@ -381,8 +362,7 @@ var _ = Describe("DEL", func() {
 	It("does not take what is not the device", func() {
 		w := newWorld()
 		cont := nstest.NewNetns()
-		IP(cont, "link add net1 type veth peer name z")
-		IP(cont, "link set net1 alias web")
+		cont.IP("link add net1 type veth peer name z", "link set net1 alias web")
 		before := links(w)
 		for _, keys := range []Object{nil, {"device": nil}, {"device": ""}} {
 			w.Succeeds(Call{Command: "DEL", IfName: "net1", Netns: cont.Path, Conf: conf(keys)})
@@ -395,7 +375,7 @@ var _ = Describe("DEL", func() {
 		w := newWorld()
 		a := attached(w, conf())
 		w.Succeeds(a.As("DEL"))
-		w.LendAddrs("two", addrs...)
+		w.LendAddrs("two", Addrs(2)...)
 		b := Attached{Host: a.Host, Call: Call{ID: "two", Netns: a.Path, IfName: "net1", Conf: conf()}}
 		b.Result = w.Add(b.Call)
 		w.Succeeds(a.As("DEL"))
@@ -423,8 +403,7 @@ var _ = Describe("DEL", func() {
 		before := links(w)
 		alone := conf(Object{"ipam": nil})
 		a := attached(w, alone)
-		call := Call{ID: "two", Netns: a.Path, IfName: "net2", Conf: conf(Object{"ipam": nil, "device": "d1"})}
-		b := Attached{Host: a.Host, Call: call, Result: w.Add(call)}
+		b := w.AttachIn(a.Host, Call{ID: "two", IfName: "net2", Conf: conf(Object{"ipam": nil, "device": "d1"})})
 		for _, each := range []Attached{a, b} {
 			c := each.As("DEL")
 			c.Netns = ""
@@ -438,8 +417,7 @@ var _ = Describe("DEL", func() {
 		before := links(w)
 		cont := nstest.NewNetns()
 		IP(cont, "link add eth0 index %d type veth peer name x", Show(w.Host, "d0").Index)
-		call := Call{Netns: cont.Path, IfName: "net1", Conf: conf()}
-		a := Attached{Host: cont, Call: call, Result: w.Add(call)}
+		a := w.AttachIn(cont, Call{IfName: "net1", Conf: conf()})
 		w.Succeeds(a.As("DEL"))
 		Expect(Names(cont, "")).To(ConsistOf("eth0", "x"))
 		Expect(links(w)).To(Equal(before))
@@ -516,8 +494,7 @@ var _ = Describe("a device in a bond or a team", Label("kernel", "bond"), func()
 			add := Call{Command: "ADD", IfName: "net1", Netns: nstest.NewNetns().Path, Conf: conf()}
 			w.Fails(add, 11)
 			Expect(links(w)).To(Equal(port))
-			IP(w.Host, "link add br0 type bridge")
-			IP(w.Host, "link set br0 master up0")
+			w.Host.IP("link add br0 type bridge", "link set br0 master up0")
 			before := links(w)
 			add.Conf = conf(Object{"device": "br0"}) // which the kernel does not move
 			w.Fails(add, cni.CodeConfig)
@@ -555,8 +532,7 @@ var _ = Describe("GC", func() {
 		home := []string{"d0p", "d1p", "d2p"}
 		a := attached(w, conf())
 		for id, more := range map[string]Object{"keep": {"device": "d1"}, "other": {"device": "d2", "name": "other"}} {
-			cont := nstest.NewNetns()
-			w.Add(Call{ID: id, IfName: "net1", Netns: cont.Path, Conf: conf(more, Object{"ipam": nil})})
+			w.AttachIn(nstest.NewNetns(), Call{ID: id, IfName: "net1", Conf: conf(more, Object{"ipam": nil})})
 		}
 		valid := func(list any) Call {
 			return Call{Command: "GC", Conf: conf(Object{"device": nil, "cni.dev/valid-attachments": list})}

@@ -17,9 +17,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func TestIpvlan(t *testing.T) { nstest.RunSpecs(t, "plugins/main/ipvlan") }
 
-var _ = It("has its schema in docs/schema", func() {
-	ExpectPluginSchema(plugin())
-})
+var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin()) })
 
 // conf is a configuration of network "net" on "up0": keys are added, or taken away by nil.
 func conf(more ...Object) Object {
@@ -66,15 +64,6 @@ var _ = Describe("an ipvlan", Label("kernel"), func() {
 		w = NewWorld(plugin())
 		Uplink(w.Host)
 	})
-	refused := func(c Object, code uint) string {
-		GinkgoHelper()
-		cont := nstest.NewNetns()
-		w.Calls()
-		says := w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: c}, code)
-		Expect(w.Calls()).To(BeEmpty())
-		Expect(Names(cont, "")).To(BeEmpty())
-		return says
-	}
 	details := func(a Attached) string { GinkgoHelper(); return IP(a.Host, "-d link show eth0") }
 
 	It("makes a neighbour of those on the master's network", func() {
@@ -130,7 +119,7 @@ var _ = Describe("an ipvlan", Label("kernel"), func() {
 
 	It("has the mode of all on the master: another one is refused, and changes nobody's", Label("ipvlan-mode"), func() {
 		a := w.Attach("one", conf(Object{"mode": "l3s"}), "10.1.0.2/24")
-		Expect(refused(conf(), cni.CodeConflict)).To(And(
+		Expect(w.Refused(conf(), cni.CodeConflict)).To(And(
 			HavePrefix(`mode: "l2": all that is on master "up0" has one mode, "l3s"`),
 			ContainSubstring(`container "one"`)))
 		Expect(details(a)).To(ContainSubstring("mode l3s"))
@@ -171,14 +160,14 @@ var _ = Describe("an ipvlan", Label("kernel"), func() {
 		a := w.Attach("one", chained(Object{"name": "up0"}), "10.1.0.2/24")
 		Expect(Show(a.Host, "eth0").Addrs()).To(Equal([]string{"10.1.0.2/24"}))
 		for _, interfaces := range [][]Object{{{"name": "up0"}, {"name": "up1"}}, nil} {
-			Expect(refused(chained(interfaces...), cni.CodeConfig)).To(HavePrefix("master: "))
+			Expect(w.Refused(chained(interfaces...), cni.CodeConfig)).To(HavePrefix("master: "))
 		}
 	})
 
 	It("is refused on a master that macvlans have, and above the master's MTU", func() {
-		Expect(refused(conf(Object{"mtu": 1501}), cni.CodeConfig)).To(HavePrefix("mtu: 1501 is above"))
+		Expect(w.Refused(conf(Object{"mtu": 1501}), cni.CodeConfig)).To(HavePrefix("mtu: 1501 is above"))
 		IP(w.Host, "link add mv0 link up0 type macvlan mode bridge")
-		Expect(refused(conf(), cni.CodeConflict)).To(ContainSubstring(`master: "up0": is held by`))
+		Expect(w.Refused(conf(), cni.CodeConflict)).To(ContainSubstring(`master: "up0": is held by`))
 	})
 
 	It("passes CHECK and goes with DEL without a key for the master, and without a default route", func() {
@@ -212,14 +201,12 @@ var _ = Describe("an ipvlan", Label("kernel"), func() {
 	for _, mode := range []string{"l2", "l3", "l3s"} {
 		It("of mode "+mode+" has a name that the host has", func() {
 			w.LendAddrs("one", Addrs(2)...)
-			cont := nstest.NewNetns()
-			a := Attached{Host: cont, Call: Call{IfName: "up0", Netns: cont.Path, Conf: conf(Object{"mode": mode})}}
-			a.Result = w.Add(a.Call)
-			Expect(Names(cont, "")).To(Equal([]string{"up0"}))
-			Expect(IP(cont, "-d link show up0")).To(MatchRegexp(fmt.Sprintf(`mode %s\b`, mode)))
+			a := w.AttachIn(nstest.NewNetns(), Call{IfName: "up0", Conf: conf(Object{"mode": mode})})
+			Expect(Names(a.Host, "")).To(Equal([]string{"up0"}))
+			Expect(IP(a.Host, "-d link show up0")).To(MatchRegexp(fmt.Sprintf(`mode %s\b`, mode)))
 			w.Succeeds(a.As("CHECK"))
 			w.Succeeds(a.As("DEL"))
-			Expect(Names(cont, "")).To(BeEmpty())
+			Expect(Names(a.Host, "")).To(BeEmpty())
 		})
 	}
 

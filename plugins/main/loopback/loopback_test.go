@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"io"
 	"slices"
 	"strings"
@@ -89,10 +88,6 @@ func up(h *nstest.Host) bool {
 	return slices.Contains(links[0].Flags, "UP")
 }
 
-type brokenPipe struct{}
-
-func (brokenPipe) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
-
 var _ = Describe("loopback", func() {
 	var host, cont *nstest.Host
 	var c call
@@ -174,7 +169,7 @@ var _ = Describe("loopback", func() {
 
 	It("takes lo down again when nobody takes the result", Label("add-fails"), func() {
 		before := cont.Snapshot("links")
-		c.stdout = brokenPipe{}
+		c.stdout = BrokenPipe{}
 		code, _ := c.run(host)
 		Expect(code).To(Equal(1))
 		Expect(cont.Snapshot("links")).To(Equal(before))
@@ -241,9 +236,7 @@ const (
 		"ips":[{"interface":0,"address":"127.0.0.1/8"},{"interface":0,"address":"::1/128"}]}`
 )
 
-var _ = It("has its schema in docs/schema", func() {
-	ExpectPluginSchema(plugin())
-})
+var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin()) })
 
 // FuzzCall makes up whole calls.
 func FuzzCall(f *testing.F) {

@@ -38,9 +38,6 @@ func newWorld() (*World, *nstest.Host) {
 	return w, lan(w)
 }
 
-// inside is a Drift in the container.
-func inside(commands string, says ...string) Drift { return Drift{Cont: commands, Says: says} }
-
 var _ = Behaves(Fixture{
 	Plugin:    Any(plugin()),
 	Conf:      conf(Object{"mtu": 1400}),
@@ -51,7 +48,7 @@ var _ = Behaves(Fixture{
 	Senseless: Object{"mtu": "x", "mode": 9, "master": 5, "dns": 5, "bcqueuelen": -1, "linkInContainer": "no"},
 	Otherwise: Object{"mode": "private", "mtu": 9000, "master": "nowhere"},
 	Drifts: map[string]Drift{
-		"another mode": inside("ip link set eth0 type macvlan mode vepa", `"eth0"`,
+		"another mode": InContainer("ip link set eth0 type macvlan mode vepa", `"eth0"`,
 			`mode is "vepa" instead of "bridge"`),
 	},
 })
@@ -84,9 +81,7 @@ var _ = Describe("configuration", func() {
 	)
 })
 
-var _ = It("has its schema in docs/schema", func() {
-	ExpectPluginSchema(plugin())
-})
+var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin()) })
 
 var _ = Describe("ADD", Label("kernel"), func() {
 	var w *World
@@ -95,18 +90,9 @@ var _ = Describe("ADD", Label("kernel"), func() {
 
 	// details are what ip(8) says of the container's interface.
 	details := func(a Attached) string { return IP(a.Host, "-d link show eth0") }
-	fails := func(c Object, code uint) string {
-		GinkgoHelper()
-		cont := nstest.NewNetns()
-		inside := cont.Snapshot("links")
-		says := w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: c}, code)
-		Expect(cont.Snapshot("links")).To(Equal(inside))
-		Expect(w.Calls()).To(BeEmpty())
-		return says
-	}
 
 	It("makes a neighbour of those on the master's network, and reports it as it is", func() {
-		a := w.Attach("one", conf(Object{"mtu": 1400}), "10.1.0.2/24 10.1.0.1", "2001:db8:1::2/64 2001:db8:1::1")
+		a := w.Attach("one", conf(Object{"mtu": 1400}), Addrs(2)...)
 		Expect(Ping(a.Host, "10.1.0.1") && Ping(a.Host, "2001:db8:1::1")).To(BeTrue())
 		l := Show(a.Host, "eth0")
 		Expect(l.Addrs()).To(ConsistOf("10.1.0.2/24", "2001:db8:1::2/64"))
@@ -135,14 +121,12 @@ var _ = Describe("ADD", Label("kernel"), func() {
 				IP(w.Host, "link add %s type veth peer name x0", name)
 			}
 			w.LendAddrs("one", "10.1.0.2/24 10.1.0.1")
-			cont := nstest.NewNetns()
-			call := Call{IfName: name, Netns: cont.Path, Conf: conf()}
-			a := Attached{Host: cont, Call: call, Result: w.Add(call)}
-			Expect(Show(cont, name).Ifalias).To(HaveSuffix(name))
-			Expect(Names(cont, "")).To(Equal([]string{name}))
+			a := w.AttachIn(nstest.NewNetns(), Call{IfName: name, Conf: conf()})
+			Expect(Show(a.Host, name).Ifalias).To(HaveSuffix(name))
+			Expect(Names(a.Host, "")).To(Equal([]string{name}))
 			w.Succeeds(a.As("CHECK"))
 			w.Succeeds(a.As("DEL"))
-			Expect(Names(cont, "")).To(BeEmpty())
+			Expect(Names(a.Host, "")).To(BeEmpty())
 			Expect(Show(w.Host, name).Linkinfo.Kind).To(Equal("veth"))
 		}
 	})
@@ -165,16 +149,15 @@ var _ = Describe("ADD", Label("kernel"), func() {
 	It("refuses a MAC address that another interface on the master has, or the master", func() {
 		const mac = "02:00:00:00:00:07"
 		a := w.Attach("one", conf(Object{"mac": mac}), "10.1.0.2/24")
-		w.Calls()
-		Expect(fails(conf(Object{"mac": mac}), cni.CodeConflict)).To(
+		Expect(w.Refused(conf(Object{"mac": mac}), cni.CodeConflict)).To(
 			And(ContainSubstring(mac), ContainSubstring(`"up0"`)))
 		own := Show(w.Host, "up0").Address
-		Expect(fails(conf(Object{"mac": own}), cni.CodeConfig)).To(HavePrefix(fmt.Sprintf("mac: %q ", own)))
+		Expect(w.Refused(conf(Object{"mac": own}), cni.CodeConfig)).To(HavePrefix(fmt.Sprintf("mac: %q ", own)))
 		w.Succeeds(a.As("CHECK"))
 	})
 
 	It("refuses an MTU above the master's", func() {
-		Expect(fails(conf(Object{"mtu": 1501}), cni.CodeConfig)).To(
+		Expect(w.Refused(conf(Object{"mtu": 1501}), cni.CodeConfig)).To(
 			HavePrefix(`mtu: 1501 is above that of master "up0": invalid MTU 1501, must be [0, master MTU(1500)]`))
 	})
 
@@ -183,7 +166,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		if prepare != nil {
 			prepare()
 		}
-		Expect(fails(c, code)).To(ContainSubstring(says))
+		Expect(w.Refused(c, code)).To(ContainSubstring(says))
 		if c["mode"] == nil {
 			Expect(w.Fails(Call{Command: "STATUS", Conf: c}, cni.CodeUnavailable)).To(ContainSubstring(says))
 		}
@@ -193,8 +176,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Entry("that is lo", nil, conf(Object{"master": "lo"}), cni.CodeConfig,
 			`master: "lo": is the loopback interface`),
 		Entry("that is a bridge's port", func() {
-			IP(w.Host, "link add name br7 type bridge")
-			IP(w.Host, "link set up0 master br7")
+			w.Host.IP("link add name br7 type bridge", "link set up0 master br7")
 		}, conf(), cni.CodeConflict, `held by bridge "br7"`),
 		Entry("that a passthru has", func() { w.Attach("one", conf(Object{"mode": "passthru", "ipam": nil})) },
 			conf(Object{"mode": "private"}), cni.CodeConflict, "passthru"),
@@ -204,8 +186,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		IP(w.Host, "link set up0 down")
 		a := w.Attach("one", conf(Object{"ipam": nil}))
 		w.Succeeds(a.As("CHECK"))
-		IP(w.Host, "link set up0 up")
-		IP(w.Host, "link add mv0 link up0 type macvlan mode bridge")
+		w.Host.IP("link set up0 up", "link add mv0 link up0 type macvlan mode bridge")
 		w.Succeeds(w.Attach("two", conf(Object{"master": "mv0"}), "10.1.0.2/24 10.1.0.1").As("CHECK"))
 	})
 
@@ -213,12 +194,10 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		nstest.Need("8021q")
 		IP(w.Host, "link add link up0 name up0.5 up type vlan id 5")
 		w.LendAddrs("one", "10.1.0.2/24")
-		cont := nstest.NewNetns()
-		a := Attached{Host: cont, Call: Call{IfName: "up0.5", Netns: cont.Path, Conf: conf(Object{"master": "up0.5"})}}
-		a.Result = w.Add(a.Call)
+		a := w.AttachIn(nstest.NewNetns(), Call{IfName: "up0.5", Conf: conf(Object{"master": "up0.5"})})
 		w.Succeeds(a.As("CHECK"))
 		w.Succeeds(a.As("DEL"))
-		Expect(Names(cont, "")).To(BeEmpty())
+		Expect(Names(a.Host, "")).To(BeEmpty())
 	})
 
 	It("gives the container the gateway's routes with all that they say, and IPAM's dns", func() {
@@ -243,7 +222,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 	It("tells the neighbours where the address is now", func() {
 		IP(far, "neigh replace 10.1.0.2 lladdr 02:00:00:00:00:99 dev far0 nud stale")
 		IP(far, "neigh replace 2001:db8:1::2 lladdr 02:00:00:00:00:99 dev far0 nud stale")
-		a := w.Attach("one", conf(), "10.1.0.2/24 10.1.0.1", "2001:db8:1::2/64 2001:db8:1::1")
+		a := w.Attach("one", conf(), Addrs(2)...)
 		for _, addr := range []string{"10.1.0.2", "2001:db8:1::2"} {
 			Eventually(func() string { return IP(far, "neigh show %s", addr) }).
 				Should(ContainSubstring(Show(a.Host, "eth0").Address))
@@ -255,7 +234,7 @@ var _ = Describe("duplicate address detection", Label("kernel"), func() {
 	It("is awaited, and named when it finds one", Label("duplicates"), func() {
 		w, _ := newWorld()
 		detect := Object{"enabledad": nil}
-		a := w.Attach("one", conf(detect), "10.1.0.2/24 10.1.0.1", "2001:db8:1::2/64 2001:db8:1::1")
+		a := w.Attach("one", conf(detect), Addrs(2)...)
 		Expect(IP(a.Host, "-6 addr show dev eth0 scope global")).NotTo(ContainSubstring("tentative"))
 		Expect(a.Cmd("cat", "/proc/sys/net/ipv6/conf/eth0/router_solicitation_delay")).To(Equal("1\n"))
 		w.Calls()
@@ -271,7 +250,7 @@ var _ = Describe("duplicate address detection", Label("kernel"), func() {
 	It("is not awaited without carrier, neither by ADD nor by CHECK", func() {
 		w, far := newWorld()
 		IP(far, "link set far0 down")
-		a := w.Attach("one", conf(Object{"enabledad": nil}), "10.1.0.2/24 10.1.0.1", "2001:db8:1::2/64 2001:db8:1::1")
+		a := w.Attach("one", conf(Object{"enabledad": nil}), Addrs(2)...)
 		Expect(IP(a.Host, "-6 addr show dev eth0 scope global")).To(ContainSubstring("tentative"))
 		w.Succeeds(a.As("CHECK"))
 	})
@@ -281,11 +260,9 @@ var _ = Describe("the master that no key names", Label("kernel"), func() {
 	var w *World
 	BeforeEach(func() {
 		w, _ = newWorld()
-		IP(w.Host, "addr add 10.1.0.200/24 dev up0")
-		IP(w.Host, "addr add 2001:db8:1::200/64 dev up0 nodad")
-		IP(w.Host, "link add other0 type veth peer name other1")
-		IP(w.Host, "link set other0 up")
-		IP(w.Host, "addr add 10.3.0.200/24 dev other0")
+		w.Host.IP("addr add 10.1.0.200/24 dev up0", "addr add 2001:db8:1::200/64 dev up0 nodad",
+			"link add other0 type veth peer name other1", "link set other0 up",
+			"addr add 10.3.0.200/24 dev other0")
 	})
 	unnamed := func(more ...Object) Object { return conf(append(more, Object{"master": nil, "ipam": nil})...) }
 	parent := func(a Attached) string {
@@ -381,10 +358,8 @@ var _ = Describe("the master that no key names", Label("kernel"), func() {
 		call := Call{Netns: cont.Path, Conf: unnamed(Object{"linkInContainer": true})}
 		call.Command = "ADD"
 		Expect(w.Fails(call, cni.CodeConfig)).To(HavePrefix("master: missing"))
-		IP(cont, "link set other1 up")
-		IP(cont, "addr add 10.3.0.1/24 dev other1")
-		IP(cont, "route add default via 10.3.0.200")
-		a := Attached{Host: cont, Call: call, Result: w.Add(call)}
+		cont.IP("link set other1 up", "addr add 10.3.0.1/24 dev other1", "route add default via 10.3.0.200")
+		a := w.AttachIn(cont, call)
 		Expect(IP(cont, "-o link show eth0")).To(ContainSubstring("eth0@other1:"))
 		w.Succeeds(a.As("CHECK"))
 		w.Succeeds(a.As("DEL"))
@@ -413,8 +388,7 @@ var _ = Describe("what is in the container", Label("kernel"), func() {
 		a := w.Attach("one", conf(), "10.1.0.2/24")
 		IP(a.Host, "link set eth0 alias mine")
 		w.Succeeds(a.As("CHECK"))
-		IP(a.Host, "link set eth0 down")
-		IP(a.Host, "link set eth0 name moved")
+		a.Host.IP("link set eth0 down", "link set eth0 name moved")
 		c := a.As("DEL")
 		c.Netns = ""
 		w.Succeeds(c)
@@ -439,8 +413,7 @@ var _ = Describe("what is in the container", Label("kernel"), func() {
 			IP(a.Host, "link del eth0")
 			IP(w.Host, "link add link %s name eth0 netns %s address %s type macvlan mode bridge", master,
 				a.Host.Name, mac)
-			IP(a.Host, "link set eth0 up")
-			IP(a.Host, "addr add 10.1.0.2/24 dev eth0")
+			a.Host.IP("link set eth0 up", "addr add 10.1.0.2/24 dev eth0")
 			says := w.Fails(a.As("CHECK"), cni.CodeDrift)
 			Expect(says).To(ContainSubstring("is not the one that ADD made"))
 			Expect(strings.Contains(says, `not on master "up0"`)).To(Equal(master != "up0"))

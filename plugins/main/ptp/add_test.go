@@ -27,12 +27,10 @@ var _ = Describe("ADD", func() {
 		Expect(end.Addrs()).To(ConsistOf(gateways))
 		Expect(append(routes(w.Host, "-4", end.Ifname), routes(w.Host, "-6", end.Ifname)...)).To(ConsistOf(host))
 		for _, gw := range gateways {
-			gw, _, _ = strings.Cut(gw, "/")
-			Expect(Ping(a.Host, gw)).To(BeTrue(), gw)
+			Expect(Ping(a.Host, Addr(gw))).To(BeTrue(), gw)
 		}
 		for _, addr := range addresses {
-			addr, _, _ = strings.Cut(addr, "/")
-			Expect(Ping(w.Host, addr)).To(BeTrue(), addr)
+			Expect(Ping(w.Host, Addr(addr))).To(BeTrue(), addr)
 		}
 		w.Succeeds(a.As("CHECK"))
 	},
@@ -72,7 +70,7 @@ var _ = Describe("ADD", func() {
 	)
 
 	It("reports the links as the kernel has them, host end first", func() {
-		a := w.Attach("one", conf(Object{"mtu": 1400}), nth(2)...)
+		a := w.Attach("one", conf(Object{"mtu": 1400}), Addrs(2)...)
 		Expect(a.Result.Interfaces).To(HaveLen(2))
 		for i, l := range []Link{Show(w.Host, hostEnd(a.Result)), Show(a.Host, "eth0")} {
 			r := a.Result.Interfaces[i]
@@ -87,7 +85,7 @@ var _ = Describe("ADD", func() {
 		Expect(a.Result.Interfaces[1].Name).To(Equal("eth0"))
 		for i, ip := range a.Result.IPs {
 			Expect(*ip.Interface).To(Equal(1))
-			Expect(ip.Address + " " + ip.Gateway).To(Equal(nth(2)[i]))
+			Expect(ip.Address + " " + ip.Gateway).To(Equal(Addrs(2)[i]))
 		}
 		Expect(a.Result.Routes).To(BeEmpty())
 	})
@@ -95,7 +93,7 @@ var _ = Describe("ADD", func() {
 	It("has IPv6 usable at once, from everywhere, without detection of duplicates", Label("ptp-families"), func() {
 		out := nstest.NewOutside(w.Host)
 		IP(out, "route add default via 2001:db8::1")
-		w.Attach("warm", conf(), nth(9)...) // forwarding is on
+		w.Attach("warm", conf(), Addrs(9)...) // forwarding is on
 		w.Lend(`{"cniVersion":"1.0.0","ips":[{"address":"2001:db8:1::2/64","gateway":"2001:db8:1::1"}],
 			"routes":[{"dst":"::/0"}]}`, "one")
 		cont := nstest.NewNetns()
@@ -124,7 +122,7 @@ var _ = Describe("ADD", func() {
 	It("returns when packets pass, which is a little after both ends are up", func() {
 		for i := range 20 {
 			id := fmt.Sprint("c", i)
-			w.LendAddrs(id, nth(i + 2)[0])
+			w.LendAddrs(id, Addrs(i + 2)[0])
 			cont := nstest.NewNetns()
 			var state []byte
 			c := Call{Command: "ADD", ID: id, Netns: cont.Path, Conf: conf()}
@@ -140,7 +138,7 @@ var _ = Describe("ADD", func() {
 
 	It("gives the container IPv6 also where the host has it off by default", func() {
 		w.SetSysctl("net/ipv6/conf/default/disable_ipv6", "1")
-		a := w.Attach("one", conf(), nth(2)...)
+		a := w.Attach("one", conf(), Addrs(2)...)
 		Expect(alive(a)).To(BeTrue())
 		w.Succeeds(a.As("CHECK"))
 	})
@@ -150,9 +148,9 @@ var _ = Describe("ADD", func() {
 			return w.Sysctl("net/ipv4/ip_forward") + w.Sysctl("net/ipv6/conf/all/forwarding")
 		}
 		Expect(forwarding()).To(Equal("00"))
-		w.Attach("four", conf(), nth(2)[0])
+		w.Attach("four", conf(), Addrs(2)[0])
 		Expect(forwarding()).To(Equal("10"))
-		a := w.Attach("six", conf(), nth(3)[1])
+		a := w.Attach("six", conf(), Addrs(3)[1])
 		Expect(forwarding()).To(Equal("11"))
 		Expect(w.Sysctl("net/ipv6/conf/" + hostEnd(a.Result) + "/accept_ra")).To(Equal("0"))
 	})
@@ -182,7 +180,7 @@ var _ = Describe("ADD", func() {
 	})
 
 	It("connects containers through the host, each by its own address", func() {
-		a, b := w.Attach("one", everything(), nth(2)...), w.Attach("two", everything(), nth(3)...)
+		a, b := w.Attach("one", everything(), Addrs(2)...), w.Attach("two", everything(), Addrs(3)...)
 		b.Host.Serve("tcp", "10.1.0.3:80")
 		b.Host.Serve("tcp", "[2001:db8:1::3]:80")
 		Expect(a.Ask("tcp", "10.1.0.3:80")).To(HavePrefix("10.1.0.2:"))

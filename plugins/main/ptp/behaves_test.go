@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -33,11 +32,6 @@ func everything(more ...Object) Object {
 // The gateways of the specs.
 const gw4, gw6 = "10.1.0.1", "2001:db8:1::1"
 
-// nth are a container's addresses of both families.
-func nth(n int) []string {
-	return []string{fmt.Sprintf("10.1.0.%d/24 %s", n, gw4), fmt.Sprintf("2001:db8:1::%d/64 %s", n, gw6)}
-}
-
 func newWorld() *World {
 	GinkgoHelper()
 	return NewWorld(plugin())
@@ -60,9 +54,8 @@ func routes(h *nstest.Host, family string, dev ...string) []string {
 	for line := range strings.Lines(h.Cmd("ip", family, "-d", "route", "show", "table", "all")) {
 		words := strings.Fields(line)
 		at := slices.Index(words, "dev")
-		if strings.Contains(line, "proto kernel") || strings.Contains(line, "fe80::/64") || strings.Contains(line,
-			"table local") ||
-			at < 0 || dev != nil && !slices.Contains(dev, words[at+1]) {
+		own := strings.Contains(line, "proto kernel") || strings.Contains(line, "fe80::/64")
+		if own || strings.Contains(line, "table local") || at < 0 || dev != nil && !slices.Contains(dev, words[at+1]) {
 			continue
 		}
 		if dev != nil {
@@ -77,9 +70,6 @@ func routes(h *nstest.Host, family string, dev ...string) []string {
 	return out
 }
 
-func inside(commands string, says ...string) Drift  { return Drift{Cont: commands, Says: says} }
-func outside(commands string, says ...string) Drift { return Drift{Host: commands, Says: says} }
-
 var _ = Behaves(Fixture{
 	Plugin:    Any(plugin()),
 	Conf:      everything(),
@@ -92,29 +82,29 @@ var _ = Behaves(Fixture{
 			Says: "ipam.type"},
 		"IPAM gives an address without a gateway": {Prepare: Lends("10.1.0.3/24"), Code: cni.CodeIPAM,
 			Says: `"fake": address 10.1.0.3/24: has no gateway`, Asked: true},
-		"IPAM gives a second address without a gateway": {Prepare: Lends(nth(3)[0], "2001:db8:1::3/64"),
+		"IPAM gives a second address without a gateway": {Prepare: Lends(Addrs(3)[0], "2001:db8:1::3/64"),
 			Code: cni.CodeIPAM,
 			Says: "2001:db8:1::3/64", Asked: true},
 	},
 	Drifts: map[string]Drift{
-		"a missing route to the gateway": inside("ip route del 10.1.0.1/32", "10.1.0.1/32", "missing"),
-		"a missing route to the IPv6 gateway": inside("ip -6 route del 2001:db8:1::1/128", "2001:db8:1::1/128",
+		"a missing route to the gateway": InContainer("ip route del 10.1.0.1/32", "10.1.0.1/32", "missing"),
+		"a missing route to the IPv6 gateway": InContainer("ip -6 route del 2001:db8:1::1/128", "2001:db8:1::1/128",
 			"missing"),
-		"a missing route to the subnet":      inside("ip route del 10.1.0.0/24", "10.1.0.0/24", "missing"),
-		"a missing route to the IPv6 subnet": inside("ip -6 route del 2001:db8:1::/64", "2001:db8:1::/64", "missing"),
-		"a subnet on the link": inside("ip route del 10.1.0.0/24;ip route add 10.1.0.0/24 dev eth0 src 10.1.0.2",
+		"a missing route to the subnet":      InContainer("ip route del 10.1.0.0/24", "10.1.0.0/24", "missing"),
+		"a missing route to the IPv6 subnet": InContainer("ip -6 route del 2001:db8:1::/64", "2001:db8:1::/64", "missing"),
+		"a subnet on the link": InContainer("ip route del 10.1.0.0/24;ip route add 10.1.0.0/24 dev eth0 src 10.1.0.2",
 			"10.1.0.0/24", "gateway is none instead of 10.1.0.1"),
-		"a subnet's route with another source": inside(
+		"a subnet's route with another source": InContainer(
 			"ip addr add 10.1.0.9/32 dev eth0;ip route change 10.1.0.0/24 via 10.1.0.1 src 10.1.0.9", "10.1.0.0/24",
 			"source is 10.1.0.9"),
-		"a missing gateway address": outside("ip addr del 10.1.0.1/32 dev END", "END", "10.1.0.1/32"),
-		"a missing IPv6 gateway address": outside("ip addr del 2001:db8:1::1/128 dev END", "END",
+		"a missing gateway address": OnHost("ip addr del 10.1.0.1/32 dev END", "END", "10.1.0.1/32"),
+		"a missing IPv6 gateway address": OnHost("ip addr del 2001:db8:1::1/128 dev END", "END",
 			"2001:db8:1::1/128"),
-		"a missing route of the host":      outside("ip route del 10.1.0.2", "END", "10.1.0.2/32"),
-		"a missing IPv6 route of the host": outside("ip -6 route del 2001:db8:1::2", "END", "2001:db8:1::2/128"),
-		"a route of the host that is in another table only": outside(
+		"a missing route of the host":      OnHost("ip route del 10.1.0.2", "END", "10.1.0.2/32"),
+		"a missing IPv6 route of the host": OnHost("ip -6 route del 2001:db8:1::2", "END", "2001:db8:1::2/128"),
+		"a route of the host that is in another table only": OnHost(
 			"ip route del 10.1.0.2;ip route add 10.1.0.2 dev END table 7", "10.1.0.2/32"),
-		"a route of the host through somebody else": outside(
+		"a route of the host through somebody else": OnHost(
 			"ip route del 10.1.0.2;ip route add 10.1.0.2 via 10.1.0.9 dev END onlink", "10.1.0.2/32"),
 	},
 })
@@ -128,7 +118,7 @@ var _ = Describe("CHECK", func() {
 	})
 
 	DescribeTable("refuses a prevResult that cannot be ADD's", func(prev Object, want string) {
-		a := w.Attach("one", conf(), nth(2)...)
+		a := w.Attach("one", conf(), Addrs(2)...)
 		c := a.As("CHECK")
 		c.Conf = conf(Object{"prevResult": Merge(Object{"cniVersion": "1.0.0",
 			"interfaces": []Object{{"name": hostEnd(a.Result)}, {"name": "eth0", "sandbox": a.Path}},
@@ -146,14 +136,14 @@ var _ = Describe("CHECK", func() {
 	)
 
 	It("does not look for a masquerade that was not asked for", func() {
-		a := w.Attach("one", conf(), nth(2)...)
-		w.Attach("two", everything(), nth(3)...)
+		a := w.Attach("one", conf(), Addrs(2)...)
+		w.Attach("two", everything(), Addrs(3)...)
 		w.Cmd("nft", "flush", "table", "inet", "hawser")
 		w.Succeeds(a.As("CHECK"))
 	})
 
 	It("does not mind what others add to the host end", func() {
-		a := w.Attach("one", everything(), nth(2)...)
+		a := w.Attach("one", everything(), Addrs(2)...)
 		for _, words := range []string{"addr add 192.0.2.9/24 dev ", "route add 10.77.0.0/16 dev "} {
 			IP(w.Host, "%s", words+hostEnd(a.Result))
 			w.Succeeds(a.As("CHECK"))
@@ -161,9 +151,8 @@ var _ = Describe("CHECK", func() {
 	})
 
 	It("takes the result of a chain, with the MAC and MTU and interfaces of later plugins", func() {
-		a := w.Attach("one", conf(), nth(2)...)
-		IP(a.Host, "link set eth0 address 02:00:00:00:00:77")
-		IP(a.Host, "link set eth0 mtu 1350")
+		a := w.Attach("one", conf(), Addrs(2)...)
+		a.Host.IP("link set eth0 address 02:00:00:00:00:77", "link set eth0 mtu 1350")
 		c := a.As("CHECK")
 		c.Conf = conf(Object{"prevResult": Object{"cniVersion": "1.1.0", "interfaces": []Object{
 			{"name": "ifb0", "mac": "02:00:00:00:00:01"}, {"name": hostEnd(a.Result), "mac": a.Result.Interfaces[0].MAC,
@@ -180,7 +169,7 @@ var _ = Describe("CHECK", func() {
 var _ = Describe("DEL", func() {
 	It("takes a host end that somebody put into a bridge", func() {
 		w := newWorld()
-		a := w.Attach("one", everything(), nth(3)...)
+		a := w.Attach("one", everything(), Addrs(3)...)
 		IP(w.Host, "link add name br type bridge")
 		IP(w.Host, "link set %s master br", hostEnd(a.Result))
 		w.Succeeds(a.As("DEL"))
@@ -196,10 +185,10 @@ var _ = eachReference(func(ref nstest.Reference) {
 		nstest.Need("iptables")
 		w = newWorld()
 		w.SetSysctl("net/ipv6/conf/default/accept_dad", "0") // the reference waits for it
-		w.LendAddrs("one", nth(3)...)
-		cont := nstest.NewNetns()
-		cont.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
-		a = Attached{Host: cont, Call: Call{Command: "ADD", Netns: cont.Path, Conf: c}}
+		w.LendAddrs("one", Addrs(3)...)
+		a.Host = nstest.NewNetns()
+		a.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
+		a.Call = Call{Command: "ADD", Netns: a.Path, Conf: c}
 		a.Result = w.Reference(ref, a.Call).Added()
 	})
 
@@ -259,7 +248,7 @@ var _ = Describe("deviceType netkit", Label("kernel"), func() {
 		nstest.Need("netkit")
 		w.Succeeds(status)
 		c := everything(netkit, Object{"runtimeConfig": Object{"mac": "02:00:00:00:00:03"}})
-		a := w.Attach("one", c, nth(2)...)
+		a := w.Attach("one", c, Addrs(2)...)
 		for _, l := range []Link{Show(w.Host, hostEnd(a.Result)), Show(a.Host, "eth0")} {
 			Expect(l.Linkinfo.Kind).To(Equal("netkit"))
 			Expect(l.MTU).To(Equal(1400))
@@ -270,7 +259,7 @@ var _ = Describe("deviceType netkit", Label("kernel"), func() {
 		Expect(alive(a)).To(BeTrue())
 		w.Succeeds(a.As("CHECK"))
 		Expect(w.Fails(a.As("ADD"), cni.CodeExists)).To(ContainSubstring(`"eth0"`))
-		other := w.Attach("two", everything(netkit), nth(3)...)
+		other := w.Attach("two", everything(netkit), Addrs(3)...)
 		w.Succeeds(Call{Command: "GC", Conf: everything(netkit, Object{"cni.dev/valid-attachments": []Object{
 			{"containerID": "one", "ifname": "eth0"}}})})
 		Expect(Names(w.Host, "")).To(ConsistOf(hostEnd(a.Result)))

@@ -59,9 +59,7 @@ var _ = Describe("configuration", func() {
 	)
 })
 
-var _ = It("has its schema in docs/schema", func() {
-	ExpectPluginSchema(plugin())
-})
+var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin()) })
 
 func planOf(keys, lease string) (plan, error) {
 	GinkgoHelper()

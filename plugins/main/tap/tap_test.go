@@ -30,12 +30,6 @@ func conf(more ...Object) Object {
 		more...)...)
 }
 
-// nth are a container's addresses of both families.
-func nth(n int) []string { return Addrs(n) }
-
-// inside is a Drift in the container.
-func inside(commands string, says ...string) Drift { return Drift{Cont: commands, Says: says} }
-
 var _ = Behaves(Fixture{
 	Plugin:    Any(plugin()),
 	Conf:      conf(Object{"mtu": 1400, "owner": 107, "group": 108, "multiQueue": true}),
@@ -45,16 +39,14 @@ var _ = Behaves(Fixture{
 	Senseless: Object{"mtu": "x", "owner": -1, "group": "x", "bridge": 5, "dns": 5, "multiQueue": 7},
 	Otherwise: Object{"owner": 1, "group": nil, "mtu": 1300, "bridge": "br9", "multiQueue": false},
 	Drifts: map[string]Drift{
-		"an interface of another kind": inside("ip link del eth0;ip link add eth0 type veth peer name x", `"eth0"`,
+		"an interface of another kind": InContainer("ip link del eth0;ip link add eth0 type veth peer name x", `"eth0"`,
 			`"veth"`),
-		"another tap": inside("ip link del eth0;ip tuntap add eth0 mode tap;ip link set eth0 up",
+		"another tap": InContainer("ip link del eth0;ip tuntap add eth0 mode tap;ip link set eth0 up",
 			"multiQueue is false instead of true", "owner is 0 instead of 107", "group is 0 instead of 108"),
 	},
 })
 
-var _ = It("has its schema in docs/schema", func() {
-	ExpectPluginSchema(plugin())
-})
+var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin()) })
 
 // device is ip(8)'s view of a tap.
 type device struct {
@@ -148,7 +140,7 @@ var _ = Describe("ADD", func() {
 	})
 
 	It("has IPv6 addresses usable at once", func() {
-		w.LendAddrs("one", nth(2)...)
+		w.LendAddrs("one", Addrs(2)...)
 		cont.SetSysctl("net/ipv6/conf/default/dad_transmits", "60") // one a second
 		w.Add(Call{ID: "one", Netns: cont.Path, Conf: conf()})
 		Expect(Show(cont, "eth0").Addrs()).To(ConsistOf("10.1.0.2/24", "2001:db8:1::2/64"))
@@ -158,7 +150,7 @@ var _ = Describe("ADD", func() {
 	})
 
 	It("of the reference passes CHECK while nobody has opened it", func() {
-		w.LendAddrs("one", nth(2)...)
+		w.LendAddrs("one", Addrs(2)...)
 		c := Call{Command: "ADD", ID: "one", Netns: cont.Path, Conf: conf(Object{"cniVersion": "1.0.0"})}
 		a := Attached{Host: cont, Call: c, Result: w.Reference(nstest.Newest(), c).Added()}
 		Expect(Show(cont, "eth0").AddrInfo).To(ContainElement(HaveField("Tentative", BeTrue())))
@@ -180,7 +172,7 @@ var _ = Describe("ADD", func() {
 	)
 
 	It("passes frames between the container and who opens it", func() {
-		w.LendAddrs("one", nth(2)...)
+		w.LendAddrs("one", Addrs(2)...)
 		w.Add(Call{ID: "one", Netns: cont.Path, Conf: conf()})
 		f := nstest.Must(open(cont, 0))
 		mac, _ := net.ParseMAC(look(cont).Address)

@@ -17,9 +17,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func TestVlan(t *testing.T) { nstest.RunSpecs(t, "plugins/main/vlan") }
 
-var _ = It("has its schema in docs/schema", func() {
-	ExpectPluginSchema(plugin())
-})
+var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin()) })
 
 // conf is a configuration of network "net" with VLAN 5 of "up0": keys are added, or taken
 // away by nil.
@@ -63,22 +61,10 @@ var _ = Describe("a VLAN", Label("kernel"), func() {
 		far = Uplink(w.Host)
 	})
 	addrs := []string{"10.5.0.2/24 10.5.0.1", "2001:db8:5::2/64 2001:db8:5::1"}
-	refused := func(c Object, code uint) string {
-		GinkgoHelper()
-		cont := nstest.NewNetns()
-		w.Calls()
-		says := w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: c}, code)
-		Expect(w.Calls()).To(BeEmpty())
-		Expect(Names(cont, "")).To(BeEmpty())
-		return says
-	}
 
 	It("connects the container with what is in it", func() {
 		IP(far, "link add link far0 name far5 type vlan id 5")
-		for _, words := range []string{"link set far5 up", "addr add 10.5.0.1/24 dev far5",
-			"addr add 2001:db8:5::1/64 dev far5 nodad"} {
-			IP(far, "%s", words)
-		}
+		far.IP("link set far5 up", "addr add 10.5.0.1/24 dev far5", "addr add 2001:db8:5::1/64 dev far5 nodad")
 		a := w.Attach("one", conf(Object{"mtu": 1400, "dns": Object{"domain": "d"}}), addrs...)
 		Expect(Ping(a.Host, "10.5.0.1") && Ping(a.Host, "2001:db8:5::1")).To(BeTrue())
 		Expect(IP(a.Host, "-d link show eth0")).To(And(ContainSubstring("802.1Q id 5"),
@@ -93,7 +79,7 @@ var _ = Describe("a VLAN", Label("kernel"), func() {
 
 	It("is one container's: a second is told who has it, and gets it after DEL or GC", Label("vlan-owner"), func() {
 		a := w.Attach("one", conf(), addrs...)
-		Expect(refused(conf(), cni.CodeConflict)).To(And(HavePrefix(`VLAN 5 of master "up0": is held by`),
+		Expect(w.Refused(conf(), cni.CodeConflict)).To(And(HavePrefix(`VLAN 5 of master "up0": is held by`),
 			ContainSubstring(`container "one"`)))
 		w.Succeeds(w.Attach("six", conf(Object{"vlanId": 6}), addrs...).As("CHECK"))
 		w.Succeeds(a.As("DEL"))
@@ -105,7 +91,7 @@ var _ = Describe("a VLAN", Label("kernel"), func() {
 
 	It("of the host is named, too", func() {
 		IP(w.Host, "link add link up0 name up0.5 type vlan id 5")
-		Expect(refused(conf(), cni.CodeConflict)).To(
+		Expect(w.Refused(conf(), cni.CodeConflict)).To(
 			HavePrefix(`VLAN 5 of master "up0": is held by interface "up0.5" beside it`))
 	})
 
@@ -115,8 +101,7 @@ var _ = Describe("a VLAN", Label("kernel"), func() {
 			"\nE"} {
 			w.On("ADD", answer, "two")
 			cont := nstest.NewNetns()
-			a := w.Call(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: conf()})
-			Expect(a.Code).To(Equal(1))
+			Expect(w.Call(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: conf()}).Code).To(Equal(1))
 			Expect(Names(cont, "")).To(BeEmpty())
 			Expect(w.Calls()).To(Equal([]string{"ADD two eth0", "DEL two eth0"}))
 		}
@@ -124,17 +109,15 @@ var _ = Describe("a VLAN", Label("kernel"), func() {
 	})
 
 	It("refuses a master that is down, and an MTU above the master's", func() {
-		Expect(refused(conf(Object{"mtu": 1501}), cni.CodeConfig)).To(HavePrefix("mtu: 1501 is above"))
+		Expect(w.Refused(conf(Object{"mtu": 1501}), cni.CodeConfig)).To(HavePrefix("mtu: 1501 is above"))
 		IP(w.Host, "link set up0 down")
-		Expect(refused(conf(), cni.CodeConflict)).To(HavePrefix(`master: "up0": is down`))
+		Expect(w.Refused(conf(), cni.CodeConflict)).To(HavePrefix(`master: "up0": is down`))
 	})
 
 	It("takes a name that the host has, and a VLAN of a VLAN", func() {
 		w.LendAddrs("one", addrs...)
-		cont := nstest.NewNetns()
-		a := Attached{Host: cont, Call: Call{IfName: "up0", Netns: cont.Path, Conf: conf()}}
-		a.Result = w.Add(a.Call)
-		Expect(Names(cont, "")).To(Equal([]string{"up0"}))
+		a := w.AttachIn(nstest.NewNetns(), Call{IfName: "up0", Conf: conf()})
+		Expect(Names(a.Host, "")).To(Equal([]string{"up0"}))
 		w.Succeeds(a.As("CHECK"))
 		w.Succeeds(a.As("DEL"))
 		IP(w.Host, "link add link up0 name up0.7 type vlan id 7")
@@ -147,9 +130,7 @@ var _ = Describe("a VLAN", Label("kernel"), func() {
 		IP(cont, "link add in0 type veth peer name in1")
 		IP(cont, "link set in0 up")
 		w.LendAddrs("one", addrs...)
-		a := Attached{Host: cont, Call: Call{Netns: cont.Path,
-			Conf: conf(Object{"master": "in0", "linkInContainer": true})}}
-		a.Result = w.Add(a.Call)
+		a := w.AttachIn(cont, Call{Conf: conf(Object{"master": "in0", "linkInContainer": true})})
 		Expect(IP(cont, "-o link show eth0")).To(ContainSubstring("eth0@in0:"))
 		w.Succeeds(a.As("CHECK"))
 		w.Succeeds(a.As("DEL"))

@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -163,11 +162,6 @@ action order 1: mirred (Egress Redirect to device IFB) stolen
 	noTC = "qdisc noqueue 0: root\n"
 )
 
-// full refuses what is written to it.
-type full struct{}
-
-func (full) Write([]byte) (int, error) { return 0, errors.New("no room") }
-
 var _ = Describe("ADD", Label("kernel"), func() {
 	var w *world
 	BeforeEach(func() { w = newWorld() })
@@ -287,7 +281,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 	) {
 		w.Add(w.call("ADD", live))
 		c := w.call("ADD", again)
-		c.Stdout = full{}
+		c.Stdout = BrokenPipe{}
 		if meanwhile != "" {
 			w.Cmd("sh", "-ec", meanwhile)
 			c.Stdout = nil
@@ -314,7 +308,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 	It("leaves nothing when nobody takes the result", func() {
 		before := w.state()
 		c := w.call("ADD", both)
-		c.Stdout = full{}
+		c.Stdout = BrokenPipe{}
 		a := w.Call(c)
 		Expect(a.Code).To(Equal(1))
 		Expect(a.Stderr).NotTo(ContainSubstring("roll-back"))

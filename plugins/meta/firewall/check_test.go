@@ -21,8 +21,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 		var w *world
 		var c *container
 		BeforeAll(func() {
-			w = newWorld()
-			w.bridge(1)
+			w = newWorld(1)
 			w.forward("DROP")
 			c = w.container(1, 2)
 		})
@@ -62,10 +61,9 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			var w *world
 			var c *container
 			onIPTables := Object{"backend": "iptables"}
-			BeforeEach(func() { useVariant(variant) })
+			BeforeEach(func() { nstest.UseVariant(variant) })
 			BeforeAll(func() {
-				w = newWorld()
-				w.bridge(1)
+				w = newWorld(1)
 				c = w.container(1, 2)
 			})
 			DescribeTable("finds", func(change, want string) {
@@ -88,8 +86,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 	Context("of a container whose configuration or result changed since ADD", Ordered, func() {
 		var c *container
 		BeforeAll(func() {
-			w := newWorld()
-			w.bridge(1)
+			w := newWorld(1)
 			c = w.container(1, 2)
 			c.add(keys)
 		})
@@ -108,9 +105,8 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 var _ = Describe("a policy beside another backend's", Label("kernel"), func() {
 	for _, first := range []string{"nftables", "iptables"} {
 		It("ends with its last container, of "+first, func() {
-			useVariant("nft")
-			w := newWorld()
-			w.bridge(1)
+			nstest.UseVariant("nft")
+			w := newWorld(1)
 			one, two := w.container(1, 2), w.container(1, 3)
 			isolated := Object{"backend": first, "ingressPolicy": "isolated"}
 			second := map[string]string{"nftables": "iptables", "iptables": "nftables"}[first]
@@ -129,9 +125,7 @@ var _ = Describe("a policy beside another backend's", Label("kernel"), func() {
 var _ = Describe("a policy that changes", Label("kernel"), func() {
 	eachKind(func(k kind) {
 		It("changes for the containers that run, too", Label("policy-changes"), func() {
-			w := newWorld()
-			w.bridge(1)
-			w.bridge(2)
+			w := newWorld(1, 2)
 			w.SetBridgeNF(false)
 			a, b := w.container(1, 2), w.container(2, 2)
 			isolated, same := Object{"ingressPolicy": "isolated"}, Object{"ingressPolicy": "same-bridge"}
@@ -163,8 +157,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 
 	eachKind(func(k kind) {
 		It("changes for the containers that run where another network gave the bridge that policy before", func() {
-			w := newWorld()
-			w.bridge(1)
+			w := newWorld(1)
 			isolated, same := Object{"ingressPolicy": "isolated"}, Object{"ingressPolicy": "same-bridge"}
 			other, a, b := w.container(1, 2), w.container(1, 3), w.container(1, 4)
 			other.call.Conf = Merge(other.call.Conf.(Object), Object{"name": "other"})
@@ -179,8 +172,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 		})
 
 		It("changes for the containers that run where no bridge had a policy before", func() {
-			w := newWorld()
-			w.bridge(1)
+			w := newWorld(1)
 			w.SetBridgeNF(false)
 			a, b := w.container(1, 2), w.container(1, 3)
 			isolated := Object{"ingressPolicy": "isolated"}
@@ -193,8 +185,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 	})
 
 	It("is the stricter one where two networks share a bridge", func() {
-		w := newWorld()
-		w.bridge(1)
+		w := newWorld(1)
 		a, b := w.container(1, 2), w.container(1, 3)
 		b.call.Conf = Merge(b.call.Conf.(Object), Object{"name": "other"})
 		a.add(Object{"ingressPolicy": "isolated"})
@@ -205,9 +196,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 
 	eachKind(func(k kind) {
 		It("ends with its network where two share a bridge, and the other network's stays", func() {
-			w := newWorld()
-			w.bridge(1)
-			w.bridge(2)
+			w := newWorld(1, 2)
 			a, b, c := w.container(1, 2), w.container(1, 3), w.container(2, 2)
 			isolated, same := Object{"ingressPolicy": "isolated"}, Object{"ingressPolicy": "same-bridge"}
 			b.call.Conf = Merge(b.call.Conf.(Object), Object{"name": "other"})
@@ -230,9 +219,8 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 
 	for _, variant := range []string{"nft", "legacy"} {
 		It("ends with a container of IPv4 alone for both families, on iptables-"+variant, func() {
-			useVariant(variant)
-			w := newWorld()
-			w.bridge(1)
+			nstest.UseVariant(variant)
+			w := newWorld(1)
 			isolated := Object{"backend": "iptables", "ingressPolicy": "isolated"}
 			same := Object{"backend": "iptables", "ingressPolicy": "same-bridge"}
 			a, b, c := w.container(1, 2), w.container(1, 3), w.container(1, 4)
@@ -258,9 +246,8 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 
 	for _, variant := range []string{"nft", "legacy"} {
 		It("changes with a container of IPv4 alone for both families, on iptables-"+variant, func() {
-			useVariant(variant)
-			w := newWorld()
-			w.bridge(1)
+			nstest.UseVariant(variant)
+			w := newWorld(1)
 			isolated := Object{"backend": "iptables", "ingressPolicy": "isolated"}
 			same := Object{"backend": "iptables", "ingressPolicy": "same-bridge"}
 			dual, a := w.container(1, 2), w.container(1, 3)
@@ -272,7 +259,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 			dual.check(isolated)
 			a.del()
 			call := a.as("ADD", same)
-			call.Stdout = brokenPipe{}
+			call.Stdout = BrokenPipe{}
 			Expect(w.Call(call).Code).To(Equal(1))
 			dual.check(isolated)
 			a.add(same)
@@ -282,8 +269,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 	}
 
 	It("ends with a container of IPv4 alone where there is no ip6tables", func() {
-		w := newWorld()
-		w.bridge(1)
+		w := newWorld(1)
 		a, b := w.container(1, 2), w.container(1, 3)
 		b.call.Conf = Merge(b.call.Conf.(Object), Object{"name": "other"})
 		withoutIP6Tables(func() {
@@ -301,8 +287,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 	})
 
 	It("stays for nobody in another backend", func() {
-		w := newWorld()
-		w.bridge(1)
+		w := newWorld(1)
 		a, b := w.container(1, 2), w.container(1, 3)
 		a.add(Object{"ingressPolicy": "isolated"})
 		b.add(Object{"ingressPolicy": "isolated", "backend": "iptables"})
@@ -312,8 +297,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 	})
 
 	It("leaves alone the flag that the bridge plugin set", func() {
-		w := newWorld()
-		w.bridge(1)
+		w := newWorld(1)
 		a := w.container(1, 2)
 		w.Cmd("ip", "link", "set", a.hostEnd, "type", "bridge_slave", "isolated", "on", "hairpin", "on")
 		a.add(Object{"ingressPolicy": "isolated"})
@@ -322,8 +306,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 	})
 
 	It("is about the interface of the VLAN where the container is in one", func() {
-		w := newWorld()
-		w.bridge(1)
+		w := newWorld(1)
 		w.Cmd("ip", "link", "add", "br1.5", "type", "veth", "peer", "name", "vlanport")
 		w.IP("link set br1.5 up", "link set vlanport master br1 up", "addr del 10.1.0.1/24 dev br1",
 			"addr add 10.1.0.1/24 dev br1.5")
@@ -341,7 +324,7 @@ var _ = Describe("GC", Label("kernel"), func() {
 		It("removes what is not valid of its network, and nothing else", func() {
 			keys := Object{"ingressPolicy": "isolated"}
 			w, stays := settled(k, keys)
-			w.bridge(2)
+			w.Bridge(2)
 			before := w.state()
 			other := w.container(2, 2)
 			other.add(k.config)
@@ -361,8 +344,7 @@ var _ = Describe("GC", Label("kernel"), func() {
 	})
 
 	It("finds elements without a record, and policies without a bridge", func() {
-		w := newWorld()
-		w.bridge(1)
+		w := newWorld(1)
 		c := w.container(1, 2)
 		c.add(Object{"ingressPolicy": "isolated"})
 		w.Cmd("sh", "-c", "rm "+recordDir+"/*.json; ip link del br1")
@@ -381,7 +363,7 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 		w := newWorld()
 		before := w.untouched()
 		w.Succeeds(status(w, Object{"backend": "iptables"}))
-		withoutPrograms(func() { w.Succeeds(status(w)) })
+		nstest.WithoutPrograms(func() { w.Succeeds(status(w)) })
 		Expect(w.untouched()).To(Equal(before))
 	})
 
@@ -404,12 +386,11 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 	})
 
 	It("is of a host without programs: ADD writes nothing down there", func() {
-		w := newWorld()
-		w.bridge(1)
+		w := newWorld(1)
 		w.Cmd("iptables-legacy-save", "-t", "filter") // makes the table
 		w.Cmd("ip6tables-legacy-save", "-t", "filter")
 		c := w.container(1, 2)
-		withoutPrograms(func() {
+		nstest.WithoutPrograms(func() {
 			said := w.Fails(c.as("ADD", Object{"backend": "iptables"}), 5)
 			Expect(said).To(ContainSubstring(`program "iptables-restore"`))
 		})
@@ -418,7 +399,7 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 
 	It("is code 50 where ADD would fail", func() {
 		w := newWorld()
-		withoutPrograms(func() { w.Fails(status(w, Object{"backend": "iptables"}), 50) })
+		nstest.WithoutPrograms(func() { w.Fails(status(w, Object{"backend": "iptables"}), 50) })
 		w.Do(func() {
 			nstest.RefuseNetfilterSockets()
 			asked := w.onThread(status(w, Object{"backend": "nftables"}))
@@ -441,9 +422,8 @@ func (w *world) onThread(c Call) Answer {
 
 var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 	It("has the rules in iptables, unless nftables were asked for", func() {
-		useVariant("legacy")
-		w := newWorld()
-		w.bridge(1)
+		nstest.UseVariant("legacy")
+		w := newWorld(1)
 		c := w.container(1, 2)
 		w.Do(func() {
 			nstest.RefuseNetfilterSockets()

@@ -14,8 +14,7 @@ var _ = Describe("the configuration", Ordered, func() {
 	var w *world
 	var c *container
 	BeforeAll(func() {
-		w = newWorld()
-		w.bridge(1)
+		w = newWorld(1)
 		w.forward("DROP")
 		c = w.container(1, 2)
 	})

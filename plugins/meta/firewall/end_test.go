@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -24,8 +23,7 @@ func (w *world) state() string {
 // container that stays.
 func settled(k kind, keys Object) (w *world, stays *container) {
 	GinkgoHelper()
-	w = newWorld()
-	w.bridge(1)
+	w = newWorld(1)
 	w.forward("DROP")
 	stays = w.container(1, 3)
 	first := w.container(1, 200)
@@ -93,10 +91,12 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			It("needs no program, but on backend iptables, and says so there", func() {
 				c.add(k.config)
 				if k.config["backend"] == "iptables" {
-					withoutPrograms(func() { Expect(w.Call(c.as("DEL")).Stderr).To(ContainSubstring("not found")) })
+					var said string
+					nstest.WithoutPrograms(func() { said = w.Call(c.as("DEL")).Stderr })
+					Expect(said).To(ContainSubstring("not found"))
 					c.del()
 				} else {
-					withoutPrograms(func() { c.del() })
+					nstest.WithoutPrograms(func() { c.del() })
 				}
 				Expect(w.state()).To(Equal(before))
 			})
@@ -164,8 +164,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 
 		It("of our last container leaves the bridge's policy to the reference's", func() {
 			keys := Object{"cniVersion": "1.0.0", "ingressPolicy": "isolated", "backend": "iptables"}
-			w := newWorld()
-			w.bridge(1)
+			w := newWorld(1)
 			w.forward("DROP")
 			old, c := w.container(1, 2), w.container(1, 3)
 			w.Reference(nstest.Newest(), old.as("ADD", keys)).Added()
@@ -182,8 +181,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 
 		It("removes what the reference made, and CHECK knows it", Label("firewall-reference"), func() {
 			keys := Object{"cniVersion": "1.0.0", "ingressPolicy": "same-bridge"}
-			w := newWorld()
-			w.bridge(1)
+			w := newWorld(1)
 			w.forward("DROP")
 			c := w.container(1, 2)
 			w.Reference(nstest.Newest(), c.as("ADD", keys)).Added()
@@ -196,15 +194,14 @@ var _ = Describe("DEL", Label("kernel"), func() {
 	})
 
 	It("fails for what goes wrong beside a program that is missing, and keeps the record", func() {
-		useVariant("legacy")
-		w := newWorld()
-		w.bridge(1)
+		nstest.UseVariant("legacy")
+		w := newWorld(1)
 		c := w.container(1, 2)
 		keys := Object{"backend": "iptables"}
 		c.add(keys)
 		w.Do(func() {
 			nstest.FailNetfilterSockets(unix.EMFILE)
-			withoutPrograms(func() {
+			nstest.WithoutPrograms(func() {
 				Expect(w.onThread(c.as("DEL", keys)).Failed(5)).To(And(ContainSubstring("too many open files"),
 					ContainSubstring("not found")))
 			})
@@ -215,8 +212,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 	})
 
 	It("needs no iptables-legacy for somebody else's table where ADD did not use it", func() {
-		w := newWorld()
-		w.bridge(1)
+		w := newWorld(1)
 		a, c := w.container(1, 2), w.container(1, 3)
 		keys := Object{"backend": "iptables", "ingressPolicy": "isolated"}
 		w.Cmd("iptables-legacy-save", "-t", "filter") // makes the table
@@ -240,8 +236,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 
 	It("by the reference, and its ADD with another address, are no hindrance to our CHECK, DEL and ADD", func() {
 		keys := Object{"cniVersion": "1.0.0", "backend": "iptables"}
-		w := newWorld()
-		w.bridge(1)
+		w := newWorld(1)
 		w.forward("DROP")
 		c := w.container(1, 2)
 		c.add(keys)
@@ -261,8 +256,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 	eachKind(func(k kind) {
 		It("removes the reference's rules of the same address, made after ours", Label("firewall-reference"), func() {
 			keys := Object{"cniVersion": "1.0.0", "ingressPolicy": "isolated"}
-			w := newWorld()
-			w.bridge(1)
+			w := newWorld(1)
 			w.forward("DROP")
 			c := w.container(1, 2)
 			c.add(k.config, keys)
@@ -279,9 +273,8 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			// reference makes a network by the reference plugin alone.
 			reference := func() (w *world, a, b *container) {
 				GinkgoHelper()
-				useVariant(variant)
-				w = newWorld()
-				w.bridge(1)
+				nstest.UseVariant(variant)
+				w = newWorld(1)
 				a, b = w.container(1, 2), w.container(1, 3)
 				for _, c := range []*container{a, b} {
 					w.Reference(nstest.Newest(), c.as("ADD", keys)).Added()
@@ -292,7 +285,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			It("is not what ADD does when it fails: rules of the reference stay", func() {
 				w, a, _ := reference()
 				call := a.as("ADD", keys)
-				call.Stdout = brokenPipe{}
+				call.Stdout = BrokenPipe{}
 				Expect(w.Call(call).Code).To(Equal(1))
 				a.check(keys)
 			})
@@ -343,7 +336,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 				before, files := w.state(), w.Files("/run/hawser")
 				for _, other := range policies() {
 					call := c.as("ADD", k.config, Object{"ingressPolicy": string(other)})
-					call.Stdout = brokenPipe{}
+					call.Stdout = BrokenPipe{}
 					Expect(w.Call(call).Code).To(Equal(1))
 					Expect(w.state()).To(Equal(before))
 					Expect(w.Files("/run/hawser")).To(Equal(files))
@@ -387,16 +380,10 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 	})
 })
 
-// brokenPipe is a standard output that nobody reads.
-type brokenPipe struct{}
-
-func (brokenPipe) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
-
 var _ = Describe("calls at once", Label("kernel"), func() {
 	eachKind(func(k kind) {
 		It("do not fail because of each other, and make nothing twice", func() {
-			w := newWorld()
-			w.bridge(1)
+			w := newWorld(1)
 			w.forward("DROP")
 			keys := Object{"ingressPolicy": "isolated"}
 			alone := w.container(1, 100)

@@ -118,8 +118,7 @@ var _ = Describe("firewalld", func() {
 	BeforeEach(func() {
 		f = &fakeFirewalld{}
 		GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", f.runs())
-		w = newWorld()
-		w.bridge(1)
+		w = newWorld(1)
 		w.forward("DROP")
 		c = w.container(1, 2)
 	})

@@ -50,9 +50,8 @@ func (w *world) isWhole(a, b *container) {
 func fresh() (w *world, a, b *container) {
 	GinkgoHelper()
 	nstest.Need("br_netfilter", "nft-inet-nat")
-	w = newWorld()
+	w = newWorld(1)
 	w.SetBridgeNF(true)
-	w.bridge(1)
 	a, b = w.container(1, 2), w.container(1, 3)
 	a.add()
 	b.add()
@@ -65,7 +64,7 @@ func fresh() (w *world, a, b *container) {
 var _ = Describe("where FORWARD did not exist yet", Label("kernel"), func() {
 	for _, variant := range []string{"nft", "legacy"} {
 		Context("on a host with iptables-"+variant, func() {
-			BeforeEach(func() { useVariant(variant) })
+			BeforeEach(func() { nstest.UseVariant(variant) })
 
 			DescribeTable("containers live on when somebody has it drop", Label("forward-later"), func(script string) {
 				w, a, b := fresh()
@@ -97,11 +96,10 @@ var _ = Describe("where FORWARD did not exist yet", Label("kernel"), func() {
 	}
 
 	It("it is made with no program, once, and in the families that a container has", func() {
-		w := newWorld()
-		w.bridge(1)
+		w := newWorld(1)
 		c := w.container(1, 2)
 		c.prev["ips"] = c.prev["ips"].([]Object)[:1]
-		withoutPrograms(func() { Expect(w.Call(c.as("ADD")).Stderr).To(BeEmpty()) })
+		nstest.WithoutPrograms(func() { Expect(w.Call(c.as("ADD")).Stderr).To(BeEmpty()) })
 		c.check()
 		Expect(w.Cmd("nft", "list", "tables")).To(And(ContainSubstring("table ip filter"),
 			Not(ContainSubstring("table ip6 filter"))))
@@ -113,8 +111,7 @@ var _ = Describe("where FORWARD did not exist yet", Label("kernel"), func() {
 	})
 
 	It("it is made in a table that has none", func() {
-		w := newWorld()
-		w.bridge(1)
+		w := newWorld(1)
 		w.Cmd("iptables", "-A", "INPUT", "-p", "tcp", "--dport", "25", "-j", "DROP")
 		w.container(1, 2).add()
 		w.forward("DROP")
@@ -123,8 +120,7 @@ var _ = Describe("where FORWARD did not exist yet", Label("kernel"), func() {
 	})
 
 	It("it is made beside an administrator's own chains of nft, as the programs do", func() {
-		w := newWorld()
-		w.bridge(1)
+		w := newWorld(1)
 		own := "chain forward {\n\t\ttype filter hook forward priority filter; policy accept;\n" +
 			"\t\tct state new accept\n\t}"
 		w.nft("table ip filter { %s; }", own)
@@ -158,9 +154,8 @@ const (
 // marks is a world whose FORWARD drops, with a container of ours, a container of nobody, and a server outside.
 func marks(variant string, keys ...Object) (w *world, ours, foreign *container) {
 	GinkgoHelper()
-	useVariant(variant)
-	w = newWorld()
-	w.bridge(1)
+	nstest.UseVariant(variant)
+	w = newWorld(1)
 	w.forward("DROP")
 	ours, foreign = w.container(1, 2), w.container(1, 3)
 	ours.add(keys...)
@@ -304,8 +299,7 @@ var _ = Describe("the bit of the fwmark", Label("kernel"), func() {
 	})
 
 	It("moves from the chains of an older version, whose rules in FORWARD stay", func() {
-		w := newWorld()
-		w.bridge(1)
+		w := newWorld(1)
 		w.forward("DROP")
 		old, next := w.container(1, 2), w.container(1, 3)
 		old.add()

@@ -24,17 +24,16 @@ type world struct {
 	out *nstest.Host // 192.0.2.2 and 2001:db8::2; the host has .1 and ::1
 }
 
-func newWorld() *world {
+// newWorld makes a world with these bridges.
+func newWorld(bridges ...int) *world {
 	GinkgoHelper()
 	nstest.Need("nft")
 	w := &world{World: NewWorld(plugin())}
 	w.out = w.Router()
+	for _, n := range bridges {
+		w.Bridge(n)
+	}
 	return w
-}
-
-func (w *world) bridge(n int) {
-	GinkgoHelper()
-	w.Bridge(n)
 }
 
 // container is one of network n, and what the plugin before says of it.
@@ -66,13 +65,7 @@ func (w *world) container(n, i int) *container {
 func (c *container) as(command string, more ...Object) Call {
 	call := c.call
 	call.Command = command
-	conf := Merge(append([]Object{c.call.Conf.(Object)}, more...)...)
-	for k, v := range conf {
-		if v == nil {
-			delete(conf, k)
-		}
-	}
-	call.Conf = conf
+	call.Conf = Merge(append([]Object{c.call.Conf.(Object)}, more...)...)
 	return call
 }
 
@@ -109,9 +102,6 @@ func (w *world) gc(n int, valid ...*container) {
 		"type": "firewall", "cni.dev/valid-attachments": refs}})
 }
 
-// useVariant chooses among the programs of iptables.
-var useVariant = nstest.UseVariant
-
 // kind is a backend: what a configuration says, and which iptables there is.
 type kind struct {
 	name    string
@@ -132,7 +122,7 @@ func kinds() []kind {
 func eachKind(specs func(k kind)) {
 	for _, k := range kinds() {
 		Context("on "+k.name, func() {
-			BeforeEach(func() { useVariant(k.variant) })
+			BeforeEach(func() { nstest.UseVariant(k.variant) })
 			specs(k)
 		})
 	}
@@ -237,15 +227,12 @@ add rule inet test pre iifname ext tcp dport 8080 dnat ip6 to [fd00:1::2]:80
 
 func newTopology(k kind, p policy) topology {
 	GinkgoHelper()
-	w := newWorld()
 	nstest.Need("br_netfilter", "nft-inet-nat")
+	w := newWorld(1, 2, 3)
 	w.forward("ACCEPT")
 	t := topology{w, map[string]*nstest.Host{"out": w.out}, map[string][]string{
 		"out": {"192.0.2.2", "2001:db8::2"}, "gateway of b": {"10.2.0.1", "fd00:2::1"},
 		"a's host port": {"192.0.2.1", "2001:db8::1"}}}
-	for n := range 3 {
-		w.bridge(n + 1)
-	}
 	for name, at := range map[string][2]int{"a": {1, 2}, "a2": {1, 3}, "b": {2, 2}, "c": {3, 2}} {
 		c := w.container(at[0], at[1])
 		keys := Object{"ingressPolicy": string(p)}
@@ -259,8 +246,7 @@ func newTopology(k kind, p policy) topology {
 	}
 	w.Serve("tcp", "[::]:"+servedPort)
 	w.out.Serve("tcp", "[::]:"+servedPort)
-	out := w.Run(nstest.Program{Path: "nft", Args: []string{"-f", "-"}, Stdin: dnat})
-	Expect(out.Exit).To(BeZero(), out.Stderr)
+	w.nft("%s", dnat)
 	return t
 }
 
@@ -270,7 +256,7 @@ var _ = Describe("packets", Label("kernel"), func() {
 			Context(fmt.Sprintf("on %s, ingressPolicy %s,", k.name, p), Ordered, func() {
 				var t topology
 				BeforeAll(func() {
-					useVariant(k.variant)
+					nstest.UseVariant(k.variant)
 					t = newTopology(k, p)
 				})
 				DescribeTable("pass as the table says", Label("policy"), func(target string, brNetfilter bool) {

@@ -2,9 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -37,9 +34,8 @@ func (w *world) set(name string) string {
 var _ = Describe("nftables", Label("kernel"), func() {
 	for _, variant := range []string{"nft", "legacy"} {
 		It("has elements with their owner, and one way through FORWARD of iptables-"+variant, func() {
-			useVariant(variant)
-			w := newWorld()
-			w.bridge(1)
+			nstest.UseVariant(variant)
+			w := newWorld(1)
 			w.forward("DROP")
 			a, b := w.container(1, 2), w.container(1, 3)
 			a.add(Object{"iptablesAdminChainName": "MY-OWN"})
@@ -55,23 +51,21 @@ var _ = Describe("nftables", Label("kernel"), func() {
 	}
 
 	It("needs a program only where legacy's table is, and says so there", func() {
-		w := newWorld()
-		w.bridge(1)
+		w := newWorld(1)
 		c, d := w.container(1, 2), w.container(1, 3)
 		w.nft("table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }")
-		withoutPrograms(func() { Expect(w.Call(d.as("ADD")).Stderr).To(BeEmpty()) })
+		nstest.WithoutPrograms(func() { Expect(w.Call(d.as("ADD")).Stderr).To(BeEmpty()) })
 		w.out.Serve("tcp", "192.0.2.2:80")
 		Expect(reaches(d.Host, "192.0.2.2:80", true)).To(BeTrue())
 		w.Cmd("iptables-legacy-save", "-t", "filter") // makes the table
-		withoutPrograms(func() {
+		nstest.WithoutPrograms(func() {
 			said := w.Call(c.as("ADD")).Stderr
 			Expect(said).To(ContainSubstring("chain FORWARD of ip (iptables-legacy) drops stays dropped"))
 		})
 	})
 
 	It("repairs for all containers what others flushed", Label("flushed"), func() {
-		w := newWorld()
-		w.bridge(1)
+		w := newWorld(1)
 		w.forward("DROP")
 		a, b := w.container(1, 2), w.container(1, 3)
 		a.add()
@@ -86,8 +80,7 @@ var _ = Describe("nftables", Label("kernel"), func() {
 	})
 
 	It("lets the administrator's chain decide first", Label("admin-chain"), func() {
-		w := newWorld()
-		w.bridge(1)
+		w := newWorld(1)
 		w.forward("DROP")
 		c := w.container(1, 2)
 		c.add()
@@ -98,22 +91,20 @@ var _ = Describe("nftables", Label("kernel"), func() {
 	})
 
 	It("accepts no host ports with acceptPublished false", func() {
-		w := newWorld()
-		w.bridge(1)
+		w := newWorld(1)
 		w.forward("DROP")
 		c := w.container(1, 2)
 		c.add(Object{"acceptPublished": false})
 		c.check(Object{"acceptPublished": false})
 		c.Serve("tcp", "[::]:"+servedPort)
 		w.out.Serve("tcp", "192.0.2.2:80")
-		Expect(w.Run(nstest.Program{Path: "nft", Args: []string{"-f", "-"}, Stdin: dnat}).Exit).To(BeZero())
+		w.nft("%s", dnat)
 		Expect(reaches(w.out, "192.0.2.1:"+hostPort, false)).To(BeFalse())
 		Expect(reaches(c.Host, "192.0.2.2:80", true)).To(BeTrue())
 	})
 
 	It("leaves the fwmark bit to nobody behind it", func() {
-		w := newWorld()
-		w.bridge(1)
+		w := newWorld(1)
 		c := w.container(1, 2)
 		c.add()
 		w.Cmd("nft", "add table inet t; add chain inet t c { type filter hook postrouting priority 301; };"+
@@ -123,40 +114,18 @@ var _ = Describe("nftables", Label("kernel"), func() {
 	})
 })
 
-// withoutPrograms runs fn where no program is found.
-func withoutPrograms(fn func()) {
-	GinkgoHelper()
-	withPath("/nowhere", fn)
-}
+const families = "iptables iptables-restore iptables-save ip6tables ip6tables-restore ip6tables-save"
 
 // withoutIP6Tables runs fn where no programs are found but those of iptables for IPv4.
 func withoutIP6Tables(fn func()) {
 	GinkgoHelper()
-	withOnly(fn, "iptables", "iptables-restore", "iptables-save")
+	nstest.WithPrograms(strings.Fields(families)[:3], fn)
 }
 
 // withoutLegacy runs fn where no programs of iptables are found that have a variant in their names.
 func withoutLegacy(fn func()) {
 	GinkgoHelper()
-	withOnly(fn, "iptables", "iptables-restore", "iptables-save", "ip6tables", "ip6tables-restore", "ip6tables-save")
-}
-
-func withOnly(fn func(), programs ...string) {
-	GinkgoHelper()
-	dir := GinkgoT().TempDir()
-	for _, program := range programs {
-		real := nstest.Must(exec.LookPath(program))
-		Expect(os.Symlink(real, filepath.Join(dir, program))).To(Succeed())
-	}
-	withPath(dir, fn)
-}
-
-func withPath(dirs string, fn func()) {
-	GinkgoHelper()
-	path := os.Getenv("PATH")
-	defer func() { _ = os.Setenv("PATH", path) }()
-	Expect(os.Setenv("PATH", dirs)).To(Succeed())
-	fn()
+	nstest.WithPrograms(strings.Fields(families), fn)
 }
 
 var _ = Describe("iptables", Label("kernel"), func() {
@@ -165,15 +134,14 @@ var _ = Describe("iptables", Label("kernel"), func() {
 			var w *world
 			var containers []*container
 			BeforeAll(func() {
-				useVariant(variant)
-				w = newWorld()
-				w.bridge(1)
+				nstest.UseVariant(variant)
+				w = newWorld(1)
 				containers = []*container{w.container(1, 2), w.container(1, 3)}
 			})
 			DescribeTable("has the reference's rules, byte for byte", Label("firewall-format"), func(
 				p policy, admin string,
 			) {
-				useVariant(variant)
+				nstest.UseVariant(variant)
 				keys := Object{"cniVersion": "1.0.0", "backend": "iptables", "ingressPolicy": string(p),
 					"iptablesAdminChainName": admin}
 				ours := w.made(containers, keys, func(c Call) { w.Add(c) })
@@ -209,8 +177,7 @@ var _ = Describe("the result", Ordered, func() {
 	var w *world
 	var c *container
 	BeforeAll(func() {
-		w = newWorld()
-		w.bridge(1)
+		w = newWorld(1)
 		c = w.container(1, 2)
 	})
 	AfterEach(func() { c.del() })

@@ -40,7 +40,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 	Context("on nftables", func() {
 		k := kinds[0]
 		DescribeTable("notices", func(command string, want ...string) {
-			useVariant("nft")
+			nstest.UseVariant("nft")
 			changed(k, command, want...)
 		},
 			Entry("a port that is gone", `nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }'`,
@@ -106,7 +106,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 
 	Context("on iptables", func() {
 		DescribeTable("notices", func(command string, want ...string) {
-			useVariant("nft")
+			nstest.UseVariant("nft")
 			changed(kinds[1], command, want...)
 		},
 			Entry("a chain that is gone",
@@ -151,7 +151,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 	})
 
 	It("knows the backend of the ADD, whatever it would be now", func() {
-		useVariant("nft")
+		nstest.UseVariant("nft")
 		w := newWorld()
 		c := w.container(1, 2)
 		c.add(Object{"backend": "iptables"}, mapped)

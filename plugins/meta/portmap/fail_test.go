@@ -2,10 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -15,11 +11,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
-
-// brokenPipe is a standard output that nobody reads.
-type brokenPipe struct{}
-
-func (brokenPipe) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
 
 // readOnlyProc makes the sysctls of the host unwritable.
 func readOnlyProc(w *world) {
@@ -31,14 +22,8 @@ func readOnlyProc(w *world) {
 // onlyIPv4 runs fn with no programs but iptables.
 func onlyIPv4(variant string, fn func()) {
 	GinkgoHelper()
-	dir := GinkgoT().TempDir()
-	for _, name := range []string{"iptables", "iptables-" + variant} {
-		for _, suffix := range []string{"", "-restore"} {
-			program := nstest.Must(exec.LookPath("iptables-" + variant + suffix))
-			Expect(os.Symlink(program, filepath.Join(dir, name+suffix))).To(Succeed())
-		}
-	}
-	withPrograms(dir, fn)
+	name := "iptables-" + variant
+	nstest.WithPrograms([]string{"iptables", "iptables-restore", name, name + "-restore"}, fn)
 }
 
 var _ = Describe("an ADD that fails", Label("kernel"), func() {
@@ -76,7 +61,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 			c := w.container(1, 2)
 			before := w.rules()
 			call := c.as("ADD", k.config, ports(all...))
-			call.Stdout = brokenPipe{}
+			call.Stdout = BrokenPipe{}
 			Expect(w.Call(call).Code).To(Equal(1))
 			Expect(w.rules()).To(Equal(before))
 			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
@@ -126,7 +111,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 		before := w.rules()
 		cond := Object{"conditionsV4": []string{"ip saddr 10.0.0.0/8"}}
 		var o, st outcome
-		withoutPrograms(func() { o, st = c.call("ADD", cond, ports(all...)), w.status(cond) })
+		nstest.WithoutPrograms(func() { o, st = c.call("ADD", cond, ports(all...)), w.status(cond) })
 		Expect(o.Msg).To(And(ContainSubstring("conditionsV4"), ContainSubstring(`"nft": executable file not found`)))
 		Expect(st.Code).To(Equal(cni.CodeUnavailable))
 		Expect(w.rules()).To(Equal(before))
@@ -134,7 +119,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 
 	for _, k := range kinds[1:] {
 		It("for want of ip6tables on "+k.name+" takes back what iptables did, and STATUS warns of it", func() {
-			useVariant(k.variant)
+			nstest.UseVariant(k.variant)
 			w := newWorld()
 			w.settle(k)
 			c := w.container(1, 2)
@@ -150,7 +135,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 		})
 
 		It("for want of a writable /run on "+k.name+" says so, and so does STATUS", func() {
-			useVariant(k.variant)
+			nstest.UseVariant(k.variant)
 			w := newWorld()
 			c := w.container(1, 2)
 			Expect(w.status(k.config).text()).To(Equal("exit 0  "))
@@ -161,7 +146,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 		})
 
 		It("at a condition that "+k.name+" does not understand takes back the rest", func() {
-			useVariant(k.variant)
+			nstest.UseVariant(k.variant)
 			w := newWorld()
 			w.settle(k)
 			c := w.container(1, 2)
@@ -176,7 +161,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 var _ = Describe("STATUS", Label("kernel"), func() {
 	It("is content without programs on a kernel with nftables", func() {
 		w := newWorld()
-		withoutPrograms(func() { Expect(w.status().text()).To(Equal("exit 0  ")) })
+		nstest.WithoutPrograms(func() { Expect(w.status().text()).To(Equal("exit 0  ")) })
 		Expect(w.Cmd("nft", "list", "ruleset")).To(BeEmpty())
 		Expect(w.status(Object{"backend": "iptables"}).text()).To(Equal("exit 0  "))
 		Expect(w.status(Object{"backend": "none"}).Code).To(Equal(cni.CodeConfig))
@@ -185,14 +170,14 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 
 var _ = Describe("ADD again, of a container that is gone", Label("kernel"), func() {
 	It("fails where the program is missing that removes the rules it had, and keeps their record", func() {
-		useVariant("legacy")
+		nstest.UseVariant("legacy")
 		w := newWorld()
 		c := w.container(1, 2)
 		c.add(Object{"backend": "iptables"}, ports("8080:80"))
 		c.vanish()
 		next := w.container(1, 2)
 		before := w.Files("/run/hawser/portmap")
-		withoutPrograms(func() {
+		nstest.WithoutPrograms(func() {
 			o := next.call("ADD", Object{"backend": "nftables"}, ports("8081:80"))
 			Expect(o.Code).To(Equal(cni.CodeIO), o.text())
 			Expect(o.stderr).To(ContainSubstring("iptables-legacy"))
@@ -205,7 +190,7 @@ var _ = Describe("ADD again, of a container that is gone", Label("kernel"), func
 
 var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 	It("gets iptables, and no host ports of 127.0.0.1, since nothing would guard the host's loopback", func() {
-		useVariant("legacy")
+		nstest.UseVariant("legacy")
 		w := newWorld()
 		a := w.container(1, 2)
 		a.serve(80)
@@ -216,7 +201,7 @@ var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 			return w.run(call)
 		}
 		w.Cmd("iptables-legacy-save", "-t", "nat") // makes the table
-		withoutPrograms(func() {
+		nstest.WithoutPrograms(func() {
 			Expect(run("ADD", ports("8080:80")).Msg).To(ContainSubstring(`program "iptables-restore"`))
 		})
 		Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))

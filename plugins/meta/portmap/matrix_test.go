@@ -241,7 +241,7 @@ var _ = Describe("packets (CVE-2025-67499)", Label("kernel", "port-53"), func() 
 				Context(name, Ordered, ContinueOnFailure, func() {
 					seen := map[cell]string{}
 					BeforeAll(func() {
-						useVariant(k.variant)
+						nstest.UseVariant(k.variant)
 						seen = newTopology(s).probeAll(s)
 					})
 					DescribeTable("the container is reached, and sees", Label("host-port"), func(c cell, want string) {
@@ -383,7 +383,7 @@ var _ = Describe("a UDP sender that never pauses", Label("kernel"), func() {
 				}
 
 				BeforeEach(func() {
-					useVariant(k.variant)
+					nstest.UseVariant(k.variant)
 					w = newWorld()
 					w.settle(k) // the kernel tracks no flows before there are rules
 					a, b = w.container(1, 2), w.container(1, 3)

@@ -26,7 +26,7 @@ func eachBackend(specs func(k kind)) { onEach(kinds[:2], specs) }
 func onEach(list []kind, specs func(k kind)) {
 	for _, k := range list {
 		Context("on "+k.name, func() {
-			BeforeEach(func() { useVariant(k.variant) })
+			BeforeEach(func() { nstest.UseVariant(k.variant) })
 			specs(k)
 		})
 	}
@@ -275,7 +275,7 @@ var _ = Describe("a container's ports on its other networks", Label("kernel"), f
 var _ = Describe("a host port whose rules somebody flushed", Label("kernel"), func() {
 	for _, k := range kinds[1:] {
 		It("stays its live owner's on "+k.name, func() {
-			useVariant(k.variant)
+			nstest.UseVariant(k.variant)
 			w := newWorld()
 			a, b := w.container(1, 2), w.container(1, 3)
 			a.add(k.config, ports("8080:80"))
@@ -292,7 +292,7 @@ var _ = Describe("a host port whose rules somebody flushed", Label("kernel"), fu
 
 var _ = Describe("the lock", Label("kernel", "lock-deadline"), func() {
 	It("of legacy iptables is waited for until a deadline, and its holder is named", func() {
-		useVariant("legacy")
+		nstest.UseVariant("legacy")
 		w := newWorld()
 		a := w.container(1, 2)
 		w.settle(kinds[2])
@@ -367,7 +367,7 @@ func pick[T any](r *walk, list ...T) T { return list[r.IntN(len(list))] }
 
 func newWalk(seed uint64, variant string) *walk {
 	GinkgoHelper()
-	useVariant(variant)
+	nstest.UseVariant(variant)
 	r := &walk{Rand: rand.New(rand.NewPCG(seed, 0)), w: newWorld(), live: map[*container][]Object{},
 		held: map[*container][]held{}}
 	for i := range 3 {

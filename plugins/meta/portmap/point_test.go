@@ -190,7 +190,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 
 	It("masquerades everything with masqAll, nothing without snat", func() {
 		for _, k := range kinds {
-			useVariant(k.variant)
+			nstest.UseVariant(k.variant)
 			w := newWorld()
 			all, none := w.container(1, 2), w.container(1, 3)
 			all.serve(80)
@@ -331,7 +331,7 @@ var _ = Describe("beside kube-proxy in its mode ipvs", Label("kernel"), func() {
 	var c *container
 
 	BeforeEach(func() {
-		useVariant("nft")
+		nstest.UseVariant("nft")
 		w = newWorld()
 		c = w.container(1, 2)
 		answerTCP(c, 80, "ours")

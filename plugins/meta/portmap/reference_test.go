@@ -60,7 +60,7 @@ func besideReference(ref nstest.Reference, k kind) {
 	var c *container
 
 	BeforeEach(func() {
-		useVariant(k.variant)
+		nstest.UseVariant(k.variant)
 		w = newWorld()
 		c = w.container(1, 2)
 		c.serve(80)
@@ -212,7 +212,7 @@ func besideReference(ref nstest.Reference, k kind) {
 			Expect(w.rules()).To(Equal(before))
 		}
 		var o outcome
-		withoutPrograms(func() { o = c.call("ADD", ports("8081:80")) })
+		nstest.WithoutPrograms(func() { o = c.call("ADD", ports("8081:80")) })
 		Expect(o.exit).To(BeZero(), o.text())
 		Expect(o.stderr).To(ContainSubstring("may have rules of other plugins for the same ports"))
 		c.del()

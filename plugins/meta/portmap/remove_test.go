@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"os"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -15,17 +14,6 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
-
-// withPrograms runs fn with another search path.
-func withPrograms(path string, fn func()) {
-	old := os.Getenv("PATH")
-	defer func() { _ = os.Setenv("PATH", old) }()
-	_ = os.Setenv("PATH", path)
-	fn()
-}
-
-// withoutPrograms runs fn where there are none.
-func withoutPrograms(fn func()) { withPrograms("/nowhere", fn) }
 
 // settle makes what is shared and stays, so that it does not count as a
 // difference: the first ADD of a host leaves empty tables and chains.
@@ -139,10 +127,10 @@ var _ = Describe("DEL", Label("kernel"), func() {
 
 		It("needs no programs, where the kernel has the rules in nf_tables", Label("portmap-del"), func() {
 			if k.variant != "legacy" {
-				withoutPrograms(func() { a.del() })
+				nstest.WithoutPrograms(func() { a.del() })
 				return
 			}
-			withoutPrograms(func() {
+			nstest.WithoutPrograms(func() {
 				o := a.call("DEL")
 				Expect(o.exit).To(BeZero(), o.text())
 				Expect(o.stderr).To(ContainSubstring("executable file not found"))
@@ -325,25 +313,25 @@ var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
 	})
 
 	It("is not needed where iptables is missing and never had the host ports", func() {
-		useVariant("nft")
+		nstest.UseVariant("nft")
 		w := newWorld()
 		w.Cmd("iptables-legacy-save", "-t", "nat") // makes the table
 		c := w.container(1, 2)
 		c.add(ports("8080:80"))
 		var o outcome
-		withoutPrograms(func() { o = c.call("DEL") })
+		nstest.WithoutPrograms(func() { o = c.call("DEL") })
 		Expect(o.exit).To(BeZero(), o.text())
 		Expect(o.stderr).To(ContainSubstring(`"iptables-legacy-save": executable file not found`))
 		Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
 	})
 
 	It("is needed when iptables is missing and something else failed too", func() {
-		useVariant("legacy")
+		nstest.UseVariant("legacy")
 		w := newWorld()
 		c := w.container(1, 2)
 		c.add(kinds[2].config, ports("8080:80"))
 		w.Cmd("sh", "-ec", "rm "+nft.LockPath+"; mkdir "+nft.LockPath)
-		withoutPrograms(func() {
+		nstest.WithoutPrograms(func() {
 			Expect(c.call("DEL").Msg).To(And(ContainSubstring(nft.LockPath+": is a directory"),
 				ContainSubstring("executable file not found")))
 		})

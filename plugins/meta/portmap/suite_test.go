@@ -182,9 +182,6 @@ func (w *world) gc(network string, valid ...string) {
 	w.Succeeds(Call{Command: "GC", Conf: conf(Object{"name": network, "cni.dev/valid-attachments": refs})})
 }
 
-// useVariant chooses among the programs of iptables.
-var useVariant = nstest.UseVariant
-
 // kinds are the backends: what a configuration says, and which iptables there
 // is.
 type kind struct {

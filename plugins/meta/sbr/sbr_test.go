@@ -38,8 +38,7 @@ var _ = Describe("ADD", func() {
 
 	It("numbers tables above those that anybody uses", func() {
 		w := newWorld("10.2.0.2/24", "fd02::2/64")
-		IP(w.cont, "rule add from 10.9.0.1 lookup 100")
-		IP(w.cont, "route add 10.9.0.0/16 dev eth0 table 102")
+		w.cont.IP("rule add from 10.9.0.1 lookup 100", "route add 10.9.0.0/16 dev eth0 table 102")
 		w.add(nil, v4, v6)
 		Expect(w.rules()).To(ConsistOf("10.9.0.1 100", "10.2.0.2 101", "fd02::2 103"))
 	})
@@ -55,10 +54,8 @@ var _ = Describe("ADD", func() {
 
 	It("gives addresses of two subnets their own routes, and each those of nobody", Label("sbr-sources"), func() {
 		w := newWorld("10.2.0.2/24", "10.3.0.2/24")
-		IP(w.cont, "route add 10.20.0.0/16 via 10.2.0.9")
-		IP(w.cont, "route add 10.30.0.0/16 via 10.3.0.9 metric 7")
-		IP(w.cont, "route add 192.168.5.1 dev eth1")
-		IP(w.cont, "route add 10.99.0.0/16 via 192.168.5.1 mtu 1400")
+		w.cont.IP("route add 10.20.0.0/16 via 10.2.0.9", "route add 10.30.0.0/16 via 10.3.0.9 metric 7",
+			"route add 192.168.5.1 dev eth1", "route add 10.99.0.0/16 via 192.168.5.1 mtu 1400")
 		IP(w.cont, "route add 10.2.0.0/16 dev eth1") // more than the first one's subnet
 		w.add(nil, v4, "10.3.0.2/24")
 		nobody := []any{"192.168.5.1 dev eth1 scope link", "10.2.0.0/16 dev eth1 scope link",
@@ -193,8 +190,7 @@ var _ = Describe("ADD", func() {
 
 	It("keeps the subnets in main with addSourceHints", func() {
 		w := newWorld("10.2.0.2/24", "fd02::2/64")
-		IP(w.cont, "route add 10.20.0.0/16 via 10.2.0.9")
-		IP(w.cont, "route add 192.168.5.1 dev eth1")
+		w.cont.IP("route add 10.20.0.0/16 via 10.2.0.9", "route add 192.168.5.1 dev eth1")
 		before := w.cont.Snapshot()
 		w.add(Object{"addSourceHints": true}, v4, v6)
 		Expect(w.routes("main")).To(ConsistOf(HavePrefix("default via 10.1.0.1"), HavePrefix("10.1.0.0/24 "),
@@ -230,9 +226,8 @@ var _ = Describe("ADD", func() {
 	It("answers through the interface that was asked, with real packets on two uplinks", Label("sbr-answers"), func() {
 		w := newWorld("10.2.0.2/24")
 		for name, net := range map[string]string{"eth0": "10.1.0", "eth1": "10.2.0"} {
-			IP(w.routers[name], "link set lo up")
-			IP(w.routers[name], "addr add 192.0.2.1/32 dev lo")
-			IP(w.routers[name], "addr add %s.1/24 dev port", net)
+			w.routers[name].IP("link set lo up", "addr add 192.0.2.1/32 dev lo",
+				"addr add "+net+".1/24 dev port")
 		}
 		w.cont.Serve("tcp", "10.2.0.2:80")
 		IP(w.routers["eth1"], "route replace 10.2.0.0/24 dev port src 192.0.2.1")
@@ -349,7 +344,7 @@ var _ = Describe("ADD", func() {
 		Expect(w.cont.Snapshot()).To(Equal(before))
 		Expect(w.Records(recordDir)).To(BeEmpty())
 		c := w.call("ADD", nil, v4)
-		c.Stdout = full{}
+		c.Stdout = BrokenPipe{}
 		Expect(w.Call(c).Code).NotTo(BeZero())
 		Expect(w.cont.Snapshot()).To(Equal(before))
 		Expect(w.Records(recordDir)).To(BeEmpty())
@@ -566,8 +561,3 @@ var _ = Describe("beside the reference plugin", func() {
 		)
 	}
 })
-
-// full is a standard output that cannot be written.
-type full struct{}
-
-func (full) Write([]byte) (int, error) { return 0, unix.ENOSPC }

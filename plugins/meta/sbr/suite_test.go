@@ -135,9 +135,7 @@ func same(route string) OmegaMatcher {
 
 func table(n int) string { return fmt.Sprint(n) }
 
-var _ = It("has its schema in docs/schema", func() {
-	ExpectPluginSchema(plugin())
-})
+var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin()) })
 
 // fuzzPrev is a result without gateways: the container's eth0 has no address that
 // would lead there.

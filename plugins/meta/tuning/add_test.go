@@ -252,9 +252,9 @@ var _ = Describe("ADD that fails", func() {
 	)
 
 	DescribeTable("at its very end", func(keys string) {
-		a := w.run("ADD", call{Call: Call{Stdout: full{}}, keys: keys})
+		a := w.run("ADD", call{Call: Call{Stdout: BrokenPipe{}}, keys: keys})
 		Expect(a.Code).To(Equal(1))
-		Expect(a.Stderr).To(And(ContainSubstring("no room"), Not(ContainSubstring("roll-back"))))
+		Expect(a.Stderr).To(And(ContainSubstring("broken pipe"), Not(ContainSubstring("roll-back"))))
 	},
 		Entry("with everything", everything),
 		Entry("with the queue length alone", `"txQLen":3`),
@@ -271,8 +271,8 @@ var _ = Describe("a second ADD that fails", func() {
 		w := newWorld()
 		w.add(`"mtu":1400,"sysctl":{"net.core.somaxconn":"77"}`)
 		before, file := w.values(), w.backup()
-		a := w.run("ADD", call{Call: Call{Stdout: full{}}, keys: `"mac":"02:00:00:00:00:02","mtu":1300,"sysctl":` +
-			`{"net.core.somaxconn":"78"}`})
+		a := w.run("ADD", call{Call: Call{Stdout: BrokenPipe{}}, keys: `"mac":"02:00:00:00:00:02","mtu":1300,` +
+			`"sysctl":{"net.core.somaxconn":"78"}`})
 		Expect(a.Code).To(Equal(1))
 		Expect(w.values()).To(Equal(before))
 		Expect(w.backup()).To(Equal(file))
@@ -284,7 +284,7 @@ var _ = Describe("a second ADD that fails", func() {
 		w := newWorld()
 		text := "{\n \"mac\": \"02:00:00:00:00:09\",\n \"mtu\": 1450\n}"
 		put(w.dir+"/one_eth0.json", text)
-		Expect(w.run("ADD", call{Call: Call{Stdout: full{}}, keys: `"mtu":1300,"txQLen":5`}).Code).To(Equal(1))
+		Expect(w.run("ADD", call{Call: Call{Stdout: BrokenPipe{}}, keys: `"mtu":1300,"txQLen":5`}).Code).To(Equal(1))
 		Expect(w.backup()).To(Equal(text))
 		Expect(w.files()).To(HaveLen(1))
 	})

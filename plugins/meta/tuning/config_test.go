@@ -175,9 +175,7 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
-var _ = It("has its schema in docs/schema", func() {
-	ExpectPluginSchema(plugin(allowList("")))
-})
+var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin(allowList(""))) })
 
 var _ = DescribeTable("is no backup:", func(text string) {
 	_, err := decodeBackup([]byte(text))

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -178,8 +177,3 @@ func replace(text, old, with string) string {
 	Expect(text).To(ContainSubstring(old))
 	return strings.Replace(text, old, with, 1)
 }
-
-// full is a standard output that cannot be written.
-type full struct{}
-
-func (full) Write([]byte) (int, error) { return 0, errors.New("no room") }

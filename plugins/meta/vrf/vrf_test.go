@@ -8,7 +8,6 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
@@ -214,7 +213,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		}
 		before := w.cont.Snapshot()
 		failing := w.call("ADD", nil)
-		failing.Stdout = full{}
+		failing.Stdout = BrokenPipe{}
 		Expect(w.Call(failing).Code).NotTo(BeZero())
 		Expect(w.cont.Snapshot()).To(Equal(before))
 		Expect(w.Records(recordDir)).To(BeEmpty())
@@ -545,8 +544,3 @@ var _ = Describe("beside the reference plugin", Label("kernel"), func() {
 		})
 	}
 })
-
-// full is a standard output that cannot be written.
-type full struct{}
-
-func (full) Write([]byte) (int, error) { return 0, unix.ENOSPC }
