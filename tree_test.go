@@ -49,10 +49,19 @@ func TestPluginShape(t *testing.T) {
 		if !within(dir, "plugins") || path.Base(main) != "main.go" {
 			continue
 		}
-		for _, want := range []string{"config.go", strings.ReplaceAll(path.Base(dir), "-", "") + ".go", "README.md"} {
+		code := strings.ReplaceAll(path.Base(dir), "-", "") + ".go"
+		for _, want := range []string{code, "README.md"} {
 			if !slices.Contains(files, dir+"/"+want) {
 				t.Errorf("%s has no %s", dir, want)
 			}
+		}
+		keys := "config.go"
+		if !slices.Contains(files, dir+"/"+keys) {
+			keys = code // of a plugin of a hundred lines
+		}
+		content, _ := os.ReadFile(dir + "/" + keys)
+		if !bytes.Contains(content, []byte("\ntype wireConfig struct")) {
+			t.Errorf("%s/%s does not have the keys of the configuration", dir, keys)
 		}
 	}
 }

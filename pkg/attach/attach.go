@@ -32,7 +32,7 @@ const (
 type Session struct {
 	*frame.Call
 	Master rtnl.Link // the master of a Child; none where it has no master
-	child  Child     // of a plugin that makes one
+	Child  Child     // of a plugin that makes one
 
 	ipam   *ipam.Client   // nil: the configuration names none
 	adding *ipam.Delegate // the IPAM plugin at work on its ADD, until somebody waits for it
@@ -141,7 +141,7 @@ func (s *Session) AssignAddresses(ctx context.Context, link LinkConfig, t iface.
 
 // Target is the container's interface for iface.Configure and iface.Verify.
 func (s *Session) Target() iface.Target {
-	return iface.Target{NS: s.NS, Conn: s.Cont, Name: s.IfName, Index: s.ContEnd.Index, EnableDAD: s.child.DAD}
+	return iface.Target{NS: s.NS, Conn: s.Cont, Name: s.IfName, Index: s.ContEnd.Index, EnableDAD: s.Child.DAD}
 }
 
 // Masquerade gives what leaves the container's subnets an address of the host.

@@ -103,7 +103,7 @@ func Status(ctx context.Context, req *skel.Request, m Masq, ready func(host *rtn
 
 // verifyChild compares what AddChild made with what is there.
 func (s *Session) verifyChild() []error {
-	c := s.child
+	c := s.Child
 	l, err := s.Cont.Link(s.IfName)
 	if err != nil {
 		return []error{iface.Drifted(fmt.Errorf("container: %w", err))}
@@ -156,7 +156,7 @@ func (s *Session) isOwn(l rtnl.Link, r childRecord, recorded bool) bool {
 func (s *Session) expected() *cni.Result {
 	res := s.PrevResult.Clone()
 	for i := range res.Interfaces {
-		if s.child.Link.MTU == 0 {
+		if s.Child.Link.MTU == 0 {
 			res.Interfaces[i].MTU = 0
 		}
 	}
@@ -166,7 +166,7 @@ func (s *Session) expected() *cni.Result {
 // verifyMaster compares what the link is on with the configured master, or with the one
 // that ADD found.
 func (s *Session) verifyMaster(r childRecord, l rtnl.Link) (err error) {
-	c, conn := s.child, s.MasterSide()
+	c, conn := s.Child, s.MasterSide()
 	if c.Master == nil {
 		return nil
 	}

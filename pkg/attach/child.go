@@ -37,22 +37,18 @@ type Child struct {
 	Verify func(s *Session, l rtnl.Link) []string
 }
 
-// ChildPlugin gives a plugin that makes a Child of a kind its verbs. child says how the Child of
-// a configuration is to be made.
-func ChildPlugin[C any](p skel.Plugin[C], kind string, child func(C) Child) skel.Plugin[C] {
-	p.Add = func(ctx context.Context, req *skel.Request, cfg C) (*cni.Result, error) {
-		return AddChild(ctx, req, child(cfg))
-	}
+// ChildPlugin gives a plugin that makes a Child of a kind its verbs.
+func ChildPlugin(p skel.Plugin[Child], kind string) skel.Plugin[Child] {
+	p.Add = AddChild
 	p.Del = func(ctx context.Context, req *skel.Request) error { return delChild(ctx, req, kind) }
-	p.Check = func(ctx context.Context, req *skel.Request, cfg C) error {
+	p.Check = func(ctx context.Context, req *skel.Request, c Child) error {
 		return Check(ctx, req, func(s *Session) []error {
-			s.child = child(cfg)
+			s.Child = c
 			return s.verifyChild()
 		})
 	}
 	p.GC = gcChildren
-	p.Status = func(ctx context.Context, req *skel.Request, cfg C) error {
-		c := child(cfg)
+	p.Status = func(ctx context.Context, req *skel.Request, c Child) error {
 		if c.Ready == nil {
 			return Status(ctx, req, Masq{}, c.ready)
 		}
@@ -70,7 +66,7 @@ func AddChild(ctx context.Context, req *skel.Request, c Child) (*cni.Result, err
 	if err != nil {
 		return nil, err
 	}
-	s.child = c
+	s.Child = c
 	if err := s.findMaster(); err != nil {
 		return nil, err
 	}
@@ -95,10 +91,10 @@ func (s *Session) Group() uint32 { return cni.NetworkHash(s.Network) }
 
 // MakeLink makes Child.New in the container, on the master if there is one.
 func MakeLink(_ context.Context, s *Session, name string) error {
-	l := s.child.New
-	l.Name, l.MTU, l.MAC = name, s.child.Link.MTU, s.child.Link.MAC
+	l := s.Child.New
+	l.Name, l.MTU, l.MAC = name, s.Child.Link.MTU, s.Child.Link.MAC
 	l.Master, l.Group = s.Master.Index, s.Group()
-	if s.child.masterInside() || l.Master == 0 {
+	if s.Child.masterInside() || l.Master == 0 {
 		return s.Cont.AddLink(l)
 	}
 	l.NS = s.NS
@@ -113,10 +109,10 @@ func (s *Session) createChild(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, records.Close()) }()
-	r := childRecord{Attachment: s.Attachment, Netns: s.Netns, NS: s.NetnsID, Kind: s.child.New.Kind,
-		Master: s.Master.Index, InContainer: s.child.masterInside(), VLAN: s.child.New.VLAN}
-	if s.child.OneMode {
-		r.Mode = s.child.New.Mode
+	r := childRecord{Attachment: s.Attachment, Netns: s.Netns, NS: s.NetnsID, Kind: s.Child.New.Kind,
+		Master: s.Master.Index, InContainer: s.Child.masterInside(), VLAN: s.Child.New.VLAN}
+	if s.Child.OneMode {
+		r.Mode = s.Child.New.Mode
 	}
 	if err := s.refuseRecorded(records, r); err != nil {
 		return err
@@ -151,19 +147,19 @@ func (s *Session) createChild(ctx context.Context) (err error) {
 // makeChild makes the link, under a temporary name where the kernel refuses the final one: before
 // 6.15 it does so when the host has the name.
 func (s *Session) makeChild(ctx context.Context) error {
-	name, kind := s.IfName, s.child.New.Kind
-	err := s.child.Make(ctx, s, name)
+	name, kind := s.IfName, s.Child.New.Kind
+	err := s.Child.Make(ctx, s, name)
 	if errors.Is(err, unix.EEXIST) {
 		if err := s.RefuseTakenName(); err != nil {
 			return err
 		}
 		name = temporaryName(s.Attachment)
-		err = s.child.Make(ctx, s, name)
+		err = s.Child.Make(ctx, s, name)
 	}
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP) && errors.Is(s.Host.ProbeKind(kind), unix.EOPNOTSUPP):
 		return cni.Errorf(cni.CodeUnsupportedField, "%s: not supported by this kernel: %w", kind, err)
-	case errors.Is(err, unix.EBUSY) && s.child.Master != nil:
+	case errors.Is(err, unix.EBUSY) && s.Child.Master != nil:
 		upper := cmp.Or(upperDevice(s.MasterSide(), s.Master),
 			"something that takes its frames, a macvlan or ipvlan perhaps")
 		return cni.Errorf(cni.CodeConflict, "master: %q: is held by %s: %w", s.Master.Name, upper, err)

@@ -68,9 +68,8 @@ const mtuMin, mtuMax = 68, 65535
 
 // Parse checks the keys, and the plugin's own keys mtu and mac (empty where it has none). The first source of the MAC
 // address wins. A bad value is code 7, in CNI_ARGS code 4; CNI_ARGS that another key overrides are not looked at.
-func (k LinkKeys) Parse(cniArgs string, mtu int, mac string) (LinkConfig, error) {
+func (k LinkKeys) Parse(problems *cni.Problems, cniArgs string, mtu int, mac string) LinkConfig {
 	l := LinkConfig{MTU: mtu, DNS: k.DNS}
-	var problems cni.Problems
 	if mtu != 0 && (mtu < mtuMin || mtu > mtuMax) {
 		problems.Add(cni.Refuse("mtu", mtu, fmt.Sprintf("is not between %d and %d", mtuMin, mtuMax)).
 			Suggest("leave it out for the kernel's own"))
@@ -99,7 +98,7 @@ func (k LinkKeys) Parse(cniArgs string, mtu int, mac string) (LinkConfig, error)
 			l.MAC = address
 		}
 	}
-	return l, problems.Err()
+	return l
 }
 
 // mtuMin6 is the smallest MTU of a link that carries IPv6, in bytes (RFC 8200,
@@ -136,7 +135,8 @@ type Masq struct {
 }
 
 // Parse checks the keys.
-func (k MasqKeys) Parse() (Masq, error) {
+func (k MasqKeys) Parse(problems *cni.Problems) Masq {
 	backend, err := ipt.ParseBackend("ipMasqBackend", k.IPMasqBackend)
-	return Masq{On: k.IPMasq, Backend: backend}, err
+	problems.Add(err)
+	return Masq{On: k.IPMasq, Backend: backend}
 }

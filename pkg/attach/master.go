@@ -22,10 +22,10 @@ type MasterKeys struct {
 // findMaster finds the link that the child is to be on: the one that the key names; else the only interface of the
 // result before us on the master's side; else, where that result has at most one interface, that of the default route.
 func (s *Session) findMaster() error {
-	if s.child.Master == nil {
+	if s.Child.Master == nil {
 		return nil
 	}
-	name, err := s.child.masterName(s.PrevResult)
+	name, err := s.Child.masterName(s.PrevResult)
 	if err != nil {
 		return err
 	}
@@ -37,7 +37,7 @@ func (s *Session) findMaster() error {
 	if err != nil {
 		return err
 	}
-	return s.child.refuseMaster(s.Master)
+	return s.Child.refuseMaster(s.Master)
 }
 
 // masterReady is why no child could be on the configured master, if it is on the host.
@@ -80,7 +80,7 @@ func (c Child) refuseMaster(master rtnl.Link) error {
 
 // MasterSide is the socket of the namespace that the master is in.
 func (s *Session) MasterSide() *rtnl.Conn {
-	if s.child.masterInside() {
+	if s.Child.masterInside() {
 		return s.Cont
 	}
 	return s.Host

@@ -92,11 +92,9 @@ func parseConfig(req *skel.Request) (config, error) {
 			fmt.Sprintf("is too long: the gateway of vlan %d would be called %q (15 bytes at most)", w.VLAN,
 				c.gatewayName())))
 	}
-	c.Masq, err = w.MasqKeys.Parse()
+	c.Masq = w.MasqKeys.Parse(&problems)
 	c.Masq.On = c.Masq.On && c.IPAM
-	problems.Add(err)
-	c.Link, err = w.LinkKeys.Parse(req.Args, w.MTU, "")
-	problems.Add(err)
+	c.Link = w.LinkKeys.Parse(&problems, req.Args, w.MTU, "")
 	return c, problems.Err()
 }
 

@@ -17,7 +17,7 @@ type wireConfig struct {
 	HWAddr     string `json:"hwaddr" help:"its MAC address" schema:"format=hwaddr empty"`
 	KernelPath string `json:"kernelpath" help:"directory of its device below /sys/devices" schema:"format=sysdevice empty"`
 	PCIBusID   string `json:"pciBusID" help:"PCI address of its device" schema:"format=pci empty"`
-	EnableDAD  *bool  `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (true)"`
+	EnableDAD  bool   `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (true)"`
 	attach.IPAMKeys
 	DNS          cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
 	Capabilities struct {
@@ -58,11 +58,11 @@ func isAuxiliary(id string) bool { return regexp.MustCompile(`^\w[\w.-]*$`).Matc
 
 // parseConfig refuses bad values with code 7.
 func parseConfig(req *skel.Request) (c config, err error) {
-	var w wireConfig
+	w := wireConfig{EnableDAD: true}
 	if err := req.Decode(&w); err != nil {
 		return config{}, err
 	}
-	c = config{Link: attach.LinkConfig{DNS: w.DNS}, DAD: w.EnableDAD == nil || *w.EnableDAD}
+	c = config{Link: attach.LinkConfig{DNS: w.DNS}, DAD: w.EnableDAD}
 	var problems cni.Problems
 	c.Device, err = w.device()
 	problems.Add(err)

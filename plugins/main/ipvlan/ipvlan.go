@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -9,10 +11,46 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-const kind = "ipvlan"
+const (
+	kind   = "ipvlan"
+	layer2 = "l2"
+)
 
-func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
-	c := cfg.child()
+// wireConfig is the configuration as written.
+type wireConfig struct {
+	skel.LogKey
+	attach.MasterKeys
+	Mode      string      `json:"mode" help:"of all on the master: l2, l3 or l3s" default:"l2" schema:"enum=l2|l3|l3s empty"`
+	MTU       int         `json:"mtu" help:"bytes (the master's)" schema:"min=68 max=65535 zero"`
+	EnableDAD bool        `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses in mode l2, and wait for it (true)"`
+	DNS       cni.DNS     `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
+	IPAM      attach.IPAM `json:"ipam" help:"the IPAM plugin's part (none: the addresses of the result before)"`
+}
+
+// parseConfig says how the ipvlan is to be made. What it refuses is code 7.
+func parseConfig(req *skel.Request) (c attach.Child, err error) {
+	w := wireConfig{EnableDAD: true}
+	if err := req.Decode(&w); err != nil {
+		return c, err
+	}
+	var problems cni.Problems
+	mode := cmp.Or(w.Mode, layer2)
+	if !slices.Contains([]string{layer2, "l3", "l3s"}, mode) {
+		problems.Add(cni.Refuse("mode", mode, `is none of "l2", "l3" and "l3s"`))
+	}
+	problems.Add(w.IPAM.Check())
+	c = attach.Child{
+		New:     rtnl.NewLink{Kind: kind, Mode: mode},
+		OneMode: true, // the kernel would give the mode to all on the master
+		Master:  &w.MasterKeys,
+		Link:    attach.LinkKeys{DNS: w.DNS}.Parse(&problems, "", w.MTU, ""),
+		DAD:     w.EnableDAD && mode == layer2, // in the others there is no neighbour
+		Make:    attach.MakeLink,
+	}
+	return c, problems.Err()
+}
+
+func add(ctx context.Context, req *skel.Request, c attach.Child) (*cni.Result, error) {
 	if prev := req.PrevResult; prev != nil && len(prev.IPs) > 0 {
 		c.Link.Given = &cni.Result{IPs: prev.IPs, Routes: prev.Routes}
 	}
@@ -24,10 +62,4 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 			req.IPAM)
 	}
 	return attach.AddChild(ctx, req, c)
-}
-
-// child says how the ipvlan is to be made. The kernel would give its mode to all on the master.
-func (c config) child() attach.Child {
-	return attach.Child{New: rtnl.NewLink{Kind: kind, Mode: c.Mode}, OneMode: true, Link: c.Link, Master: &c.Master,
-		DAD: c.DAD, Make: attach.MakeLink}
 }

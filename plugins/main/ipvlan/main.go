@@ -12,13 +12,13 @@ import (
 
 func main() { skel.Main(plugin()) }
 
-func plugin() skel.Plugin[config] {
-	p := attach.ChildPlugin(skel.Plugin[config]{
+func plugin() skel.Plugin[attach.Child] {
+	p := attach.ChildPlugin(skel.Plugin[attach.Child]{
 		Name:   "ipvlan",
 		About:  "attaches containers to the network of a host interface, with that one's MAC address",
 		Config: wireConfig{},
 		Parse:  parseConfig,
-	}, kind, config.child)
+	}, kind)
 	p.Add = add
 	return p
 }

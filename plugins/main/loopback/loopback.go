@@ -13,6 +13,9 @@ import (
 
 const ifName = "lo"
 
+// wireConfig is the configuration as written: loopback has no keys of its own.
+type wireConfig struct{ skel.LogKey }
+
 func add(_ context.Context, req *skel.Request, _ struct{}) (*cni.Result, error) {
 	conn, lo, err := open(req)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -19,35 +20,24 @@ type wireConfig struct {
 	MTU        int    `json:"mtu" help:"bytes (the master's)" schema:"min=68 max=65535 zero"`
 	MAC        string `json:"mac" help:"MAC address; the other three sources win over it" schema:"format=mac empty"`
 	BCQueueLen uint32 `json:"bcqueuelen" help:"length of the master's queue for broadcasts, the longest that one on it asks for (the kernel's)"`
-	EnableDAD  *bool  `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (true)"`
+	EnableDAD  bool   `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (true)"`
 	attach.IPAMKeys
 	attach.LinkKeys
 }
 
-// config is the configuration with every value checked.
-type config struct {
-	Link     attach.LinkConfig
-	Master   attach.MasterKeys
-	Mode     string
-	QueueLen uint32
-	DAD      bool
-}
-
-// parseConfig checks the configuration. What it refuses is code 7, or code 4 for CNI_ARGS.
-func parseConfig(req *skel.Request) (config, error) {
-	var w wireConfig
+// parseConfig says how the macvlan is to be made. What it refuses is code 7, or code 4 for CNI_ARGS.
+func parseConfig(req *skel.Request) (c attach.Child, err error) {
+	w := wireConfig{EnableDAD: true}
 	if err := req.Decode(&w); err != nil {
-		return config{}, err
+		return c, err
 	}
-	c := config{Master: w.MasterKeys, Mode: cmp.Or(w.Mode, "bridge"), QueueLen: w.BCQueueLen,
-		DAD: w.EnableDAD == nil || *w.EnableDAD}
 	var problems cni.Problems
-	if !slices.Contains([]string{"bridge", "private", "vepa", passthru}, c.Mode) {
-		problems.Add(cni.Refuse("mode", w.Mode, `is none of "bridge", "private", "vepa" and "passthru"`))
+	mode := cmp.Or(w.Mode, "bridge")
+	if !slices.Contains([]string{"bridge", "private", "vepa", passthru}, mode) {
+		problems.Add(cni.Refuse("mode", mode, `is none of "bridge", "private", "vepa" and "passthru"`))
 	}
 	problems.Add(w.IPAM.Check())
-	var err error
-	c.Link, err = w.LinkKeys.Parse(req.Args, w.MTU, w.MAC)
-	problems.Add(err)
+	c = attach.Child{New: rtnl.NewLink{Kind: kind, Mode: mode, QueueLen: w.BCQueueLen}, Master: &w.MasterKeys,
+		Link: w.LinkKeys.Parse(&problems, req.Args, w.MTU, w.MAC), DAD: w.EnableDAD, Make: makeMacvlan}
 	return c, problems.Err()
 }

@@ -15,24 +15,18 @@ import (
 
 const kind = "macvlan"
 
-// child says how the macvlan is to be made.
-func (c config) child() attach.Child {
-	return attach.Child{New: rtnl.NewLink{Kind: kind, Mode: c.Mode, QueueLen: c.QueueLen}, Link: c.Link,
-		Master: &c.Master, DAD: c.DAD, Make: c.make}
-}
-
-// make makes the macvlan.
-func (c config) make(ctx context.Context, s *attach.Session, name string) error {
-	if c.Mode != passthru && c.Link.MAC != nil && slices.Equal(c.Link.MAC, s.Master.MAC) {
-		return cni.Refuse("mac", c.Link.MAC.String(), fmt.Sprintf("is that of master %q", s.Master.Name))
+// makeMacvlan makes the macvlan.
+func makeMacvlan(ctx context.Context, s *attach.Session, name string) error {
+	mode, mac := s.Child.New.Mode, s.Child.Link.MAC
+	if mode != passthru && mac != nil && slices.Equal(mac, s.Master.MAC) {
+		return cni.Refuse("mac", mac.String(), fmt.Sprintf("is that of master %q", s.Master.Name))
 	}
 	err := attach.MakeLink(ctx, s, name)
 	switch {
 	case errors.Is(err, unix.EINVAL):
 		return cni.Errorf(cni.CodeConflict,
-			"master: %q: refuses a macvlan of mode %q (nothing can be beside a passthru): %w", s.Master.Name, c.Mode,
-			err)
-	case err != nil || c.Mode != passthru || c.Link.MAC == nil:
+			"master: %q: refuses a macvlan of mode %q (nothing can be beside a passthru): %w", s.Master.Name, mode, err)
+	case err != nil || mode != passthru || mac == nil:
 		return err
 	}
 	// The kernel gives a passthru the master's MAC address, whatever it was asked for. Now both get the wished one,
@@ -41,5 +35,5 @@ func (c config) make(ctx context.Context, s *attach.Session, name string) error 
 	if err != nil {
 		return err
 	}
-	return s.Cont.SetLink(l.Index, rtnl.LinkChange{MAC: c.Link.MAC})
+	return s.Cont.SetLink(l.Index, rtnl.LinkChange{MAC: mac})
 }

@@ -8,6 +8,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
@@ -53,7 +54,7 @@ var _ = Behaves(Fixture{
 	},
 })
 
-func parse(keys, args string) (config, error) {
+func parse(keys, args string) (attach.Child, error) {
 	return parseConfig(&skel.Request{Conf: []byte("{" + keys + "}"), Args: args})
 }
 

@@ -11,11 +11,11 @@ import (
 
 func main() { skel.Main(plugin()) }
 
-func plugin() skel.Plugin[config] {
-	return attach.ChildPlugin(skel.Plugin[config]{
+func plugin() skel.Plugin[attach.Child] {
+	return attach.ChildPlugin(skel.Plugin[attach.Child]{
 		Name:   "macvlan",
 		About:  "attaches containers to the network of a host interface, each with a MAC address of its own",
 		Config: wireConfig{},
 		Parse:  parseConfig,
-	}, kind, config.child)
+	}, kind)
 }

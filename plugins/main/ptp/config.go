@@ -30,10 +30,8 @@ func parseConfig(req *skel.Request) (c config, err error) {
 	}
 	var problems cni.Problems
 	problems.Add(w.IPAM.Check("ptp needs an IPAM plugin", "host-local"))
-	c.Masq, err = w.MasqKeys.Parse()
-	problems.Add(err)
-	c.Link, err = w.LinkKeys.Parse(cni.PairsOf(req.Args, "MAC"), w.MTU, "")
-	problems.Add(err)
+	c.Masq = w.MasqKeys.Parse(&problems)
+	c.Link = w.LinkKeys.Parse(&problems, cni.PairsOf(req.Args, "MAC"), w.MTU, "")
 	c.Link.Netkit, err = parseDeviceType(w.DeviceType)
 	problems.Add(err)
 	return c, problems.Err()

@@ -5,6 +5,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -25,22 +26,12 @@ type wireConfig struct {
 	attach.LinkKeys
 }
 
-// config is the configuration with every value checked.
-type config struct {
-	Link         attach.LinkConfig
-	MultiQueue   bool
-	Owner, Group *uint32 // nil = nobody
-	Label        string
-	Bridge       string
-}
-
-// parseConfig checks the configuration. What it refuses is code 7, or code 4 for CNI_ARGS.
-func parseConfig(req *skel.Request) (config, error) {
+// parseConfig says how the tap is to be made. What it refuses is code 7, or code 4 for CNI_ARGS.
+func parseConfig(req *skel.Request) (c attach.Child, err error) {
 	var w wireConfig
 	if err := req.Decode(&w); err != nil {
-		return config{}, err
+		return c, err
 	}
-	c := config{MultiQueue: w.MultiQueue, Owner: w.Owner, Group: w.Group, Label: w.SELinux, Bridge: w.Bridge}
 	var problems cni.Problems
 	if w.MTU > mtuMax {
 		problems.Add(cni.Refuse("mtu", w.MTU, fmt.Sprintf("is above %d, the largest of a tap", mtuMax)))
@@ -49,8 +40,7 @@ func parseConfig(req *skel.Request) (config, error) {
 		problems.Add(cni.Refuse("bridge", w.Bridge, "is no interface name (1 to 15 bytes, no '/', ':' or blank)"))
 	}
 	problems.Add(w.IPAM.Check())
-	var err error
-	c.Link, err = w.LinkKeys.Parse(req.Args, w.MTU, w.MAC)
-	problems.Add(err)
+	c = attach.Child{New: rtnl.NewLink{Kind: kind}, Link: w.LinkKeys.Parse(&problems, req.Args, w.MTU, w.MAC),
+		Make: w.make, Ready: w.ready, Verify: w.verify}
 	return c, problems.Err()
 }

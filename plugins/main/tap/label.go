@@ -21,23 +21,23 @@ import (
 const createCommand = "create-tap"
 
 // checkLabel refuses a label on a host without SELinux.
-func (c config) checkLabel() error {
+func (w wireConfig) checkLabel() error {
 	var fs unix.Statfs_t
-	if c.Label == "" {
+	if w.SELinux == "" {
 		return nil
 	}
 	if unix.Statfs("/sys/fs/selinux", &fs) == nil && uint32(fs.Type) == unix.SELINUX_MAGIC {
 		return nil
 	}
-	return cni.Refuse("selinuxContext", c.Label, "this host has no SELinux").WithCode(cni.CodeUnsupportedField)
+	return cni.Refuse("selinuxContext", w.SELinux, "this host has no SELinux").WithCode(cni.CodeUnsupportedField)
 }
 
-func (c config) createLabelled(ctx context.Context, f *os.File, name string, flags uint16) error {
+func (w wireConfig) createLabelled(ctx context.Context, f *os.File, name string, flags uint16) error {
 	runtime.LockOSThread() // the label is the thread's
 	defer runtime.UnlockOSThread()
 	const label = "/proc/thread-self/attr/exec"
-	if err := os.WriteFile(label, []byte(c.Label), 0); err != nil {
-		return cni.Refuse("selinuxContext", c.Label, err.Error())
+	if err := os.WriteFile(label, []byte(w.SELinux), 0); err != nil {
+		return cni.Refuse("selinuxContext", w.SELinux, err.Error())
 	}
 	defer func() { _ = os.WriteFile(label, nil, 0) }()
 	return createElsewhere(ctx, process.Command{Path: "/proc/self/exe", Files: []*os.File{f}}, name, flags)

@@ -12,12 +12,12 @@ import (
 
 func main() { skel.Main(plugin()) }
 
-func plugin() skel.Plugin[config] {
-	return attach.ChildPlugin(skel.Plugin[config]{
+func plugin() skel.Plugin[attach.Child] {
+	return attach.ChildPlugin(skel.Plugin[attach.Child]{
 		Name:     "tap",
 		About:    "gives containers a tap device, through which a program sends and receives frames",
 		Config:   wireConfig{},
 		Parse:    parseConfig,
 		Commands: map[string]func(skel.Env) int{createCommand: createHere},
-	}, kind, config.child)
+	}, kind)
 }

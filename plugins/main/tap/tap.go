@@ -19,28 +19,23 @@ const (
 	control = "/dev/net/tun"
 )
 
-// child says how the tap is to be made.
-func (c config) child() attach.Child {
-	return attach.Child{New: rtnl.NewLink{Kind: kind}, Link: c.Link, Make: c.make, Ready: c.ready, Verify: c.verify}
-}
-
 // ready is why this host can make no tap, or none with the label.
-func (c config) ready() error {
+func (w wireConfig) ready() error {
 	f, err := os.OpenFile(control, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
-	return errors.Join(f.Close(), c.checkLabel())
+	return errors.Join(f.Close(), w.checkLabel())
 }
 
 // make makes the tap. Until it is persistent it goes with our descriptor, so that nothing
 // is left of one whose ADD was killed.
-func (c config) make(ctx context.Context, s *attach.Session, name string) error {
-	bridge, err := c.findBridge(s)
+func (w wireConfig) make(ctx context.Context, s *attach.Session, name string) error {
+	bridge, err := w.findBridge(s)
 	if err != nil {
 		return err
 	}
-	if err := c.checkLabel(); err != nil {
+	if err := w.checkLabel(); err != nil {
 		return err
 	}
 	f, err := openIn(s.NS)
@@ -48,18 +43,18 @@ func (c config) make(ctx context.Context, s *attach.Session, name string) error 
 		return cni.Errorf(cni.CodeUnsupportedField, "tap: this host has none: %w", err)
 	}
 	defer f.Close()
-	if err := c.create(ctx, f, name); err != nil {
+	if err := w.create(ctx, f, name); err != nil {
 		return err
 	}
 	fd := int(f.Fd())
-	if err := c.allow(fd); err != nil {
+	if err := w.allow(fd); err != nil {
 		return err
 	}
 	l, err := s.Cont.Link(name)
 	if err != nil {
 		return err
 	}
-	change := rtnl.LinkChange{MAC: c.Link.MAC, MTU: c.Link.MTU, Group: new(s.Group()), Master: bridge}
+	change := rtnl.LinkChange{MAC: s.Child.Link.MAC, MTU: s.Child.Link.MTU, Group: new(s.Group()), Master: bridge}
 	if err := s.Cont.SetLink(l.Index, change); err != nil {
 		return err
 	}
@@ -67,17 +62,17 @@ func (c config) make(ctx context.Context, s *attach.Session, name string) error 
 }
 
 // findBridge returns the index of the bridge that the tap is to be a port of; nil = none.
-func (c config) findBridge(s *attach.Session) (*int, error) {
-	if c.Bridge == "" {
+func (w wireConfig) findBridge(s *attach.Session) (*int, error) {
+	if w.Bridge == "" {
 		return nil, nil
 	}
-	l, err := s.Cont.Link(c.Bridge)
+	l, err := s.Cont.Link(w.Bridge)
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
-		return nil, cni.Refuse("bridge", c.Bridge,
+		return nil, cni.Refuse("bridge", w.Bridge,
 			fmt.Sprintf("no such interface in the container: %v", rtnl.ErrNoLink))
 	case err == nil && l.Kind != "bridge":
-		return nil, cni.Refuse("bridge", c.Bridge, "is no bridge")
+		return nil, cni.Refuse("bridge", w.Bridge, "is no bridge")
 	}
 	return &l.Index, err
 }
@@ -97,16 +92,16 @@ func openIn(n *ns.NS) (f *os.File, err error) {
 }
 
 // create makes the tap of the control device. The error matches EEXIST when the name is taken.
-func (c config) create(ctx context.Context, f *os.File, name string) error {
+func (w wireConfig) create(ctx context.Context, f *os.File, name string) error {
 	flags := uint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_TUN_EXCL)
-	if c.MultiQueue {
+	if w.MultiQueue {
 		flags |= unix.IFF_MULTI_QUEUE
 	}
 	var err error
-	if c.Label == "" {
+	if w.SELinux == "" {
 		err = createTap(f, name, flags)
 	} else {
-		err = c.createLabelled(ctx, f, name, flags)
+		err = w.createLabelled(ctx, f, name, flags)
 	}
 	if errors.Is(err, unix.EBUSY) {
 		err = unix.EEXIST
@@ -124,38 +119,38 @@ func createTap(f *os.File, name string, flags uint16) error {
 }
 
 // allow lets the owner and the group open the tap.
-func (c config) allow(fd int) error {
-	if c.Owner != nil {
-		if err := unix.IoctlSetInt(fd, unix.TUNSETOWNER, int(*c.Owner)); err != nil {
-			return cni.Refuse("owner", *c.Owner, err.Error())
+func (w wireConfig) allow(fd int) error {
+	if w.Owner != nil {
+		if err := unix.IoctlSetInt(fd, unix.TUNSETOWNER, int(*w.Owner)); err != nil {
+			return cni.Refuse("owner", *w.Owner, err.Error())
 		}
 	}
-	if c.Group != nil {
-		if err := unix.IoctlSetInt(fd, unix.TUNSETGROUP, int(*c.Group)); err != nil {
-			return cni.Refuse("group", *c.Group, err.Error())
+	if w.Group != nil {
+		if err := unix.IoctlSetInt(fd, unix.TUNSETGROUP, int(*w.Group)); err != nil {
+			return cni.Refuse("group", *w.Group, err.Error())
 		}
 	}
 	return nil
 }
 
 // verify says what differs of the tap itself.
-func (c config) verify(s *attach.Session, l rtnl.Link) (differences []string) {
+func (w wireConfig) verify(s *attach.Session, l rtnl.Link) (differences []string) {
 	compare := func(what string, is, want any) {
 		if is != want {
 			differences = append(differences, fmt.Sprintf("%s is %v instead of %v", what, is, want))
 		}
 	}
 	var owner, group uint32 // 0 where nobody was named
-	if c.Owner != nil {
-		owner = *c.Owner
+	if w.Owner != nil {
+		owner = *w.Owner
 	}
-	if c.Group != nil {
-		group = *c.Group
+	if w.Group != nil {
+		group = *w.Group
 	}
-	compare("multiQueue", l.MultiQueue, c.MultiQueue)
+	compare("multiQueue", l.MultiQueue, w.MultiQueue)
 	compare("owner", l.UID, owner)
 	compare("group", l.GID, group)
-	bridge, err := c.findBridge(s)
+	bridge, err := w.findBridge(s)
 	if err != nil {
 		return append(differences, err.Error())
 	}

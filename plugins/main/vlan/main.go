@@ -11,11 +11,11 @@ import (
 
 func main() { skel.Main(plugin()) }
 
-func plugin() skel.Plugin[config] {
-	return attach.ChildPlugin(skel.Plugin[config]{
+func plugin() skel.Plugin[attach.Child] {
+	return attach.ChildPlugin(skel.Plugin[attach.Child]{
 		Name:   "vlan",
 		About:  "attaches containers to a VLAN of a host interface's network",
 		Config: wireConfig{},
 		Parse:  parseConfig,
-	}, kind, config.child)
+	}, kind)
 }

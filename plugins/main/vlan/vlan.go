@@ -1,14 +1,54 @@
 package main
 
 import (
+	"fmt"
+
 	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-const kind = "vlan"
+const (
+	kind    = "vlan"
+	vlanMax = 4094
+)
 
-// child says how the VLAN interface is to be made.
-func (c config) child() attach.Child {
-	return attach.Child{New: rtnl.NewLink{Kind: kind, VLAN: c.VLAN}, Link: c.Link, Master: &c.Master, DAD: c.DAD,
-		Make: attach.MakeLink}
+// wireConfig is the configuration as written.
+type wireConfig struct {
+	skel.LogKey
+	Master          string  `json:"master" help:"interface that the VLAN is on; required" schema:"required"`
+	LinkInContainer bool    `json:"linkInContainer" help:"the master is an interface of the container" default:"false"`
+	VLANID          *int    `json:"vlanId" help:"the VLAN, 1 to 4094 (0: frames with a priority alone)" schema:"min=0 max=4094"`
+	MTU             int     `json:"mtu" help:"bytes (the master's)" schema:"min=68 max=65535 zero"`
+	EnableDAD       bool    `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (true)"`
+	DNS             cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
+	attach.IPAMKeys
+}
+
+// parseConfig says how the VLAN interface is to be made. What it refuses is code 7.
+func parseConfig(req *skel.Request) (c attach.Child, err error) {
+	w := wireConfig{EnableDAD: true}
+	if err := req.Decode(&w); err != nil {
+		return c, err
+	}
+	var problems cni.Problems
+	if w.Master == "" {
+		problems.Add(cni.Refuse("master", nil, "missing; a VLAN is on an interface").
+			Suggest(`write "master": "eth0"`))
+	}
+	c.New = rtnl.NewLink{Kind: kind}
+	switch {
+	case w.VLANID == nil:
+		req.Warn("vlanId: missing, taken as 0 (frames with a priority alone)")
+	case *w.VLANID < 0 || *w.VLANID > vlanMax:
+		problems.Add(cni.Refuse("vlanId", *w.VLANID, fmt.Sprintf("is not between 0 and %d", vlanMax)))
+	default:
+		c.New.VLAN = *w.VLANID
+	}
+	problems.Add(w.IPAM.Check())
+	c.Link = attach.LinkKeys{DNS: w.DNS}.Parse(&problems, "", w.MTU, "")
+	c.Master = &attach.MasterKeys{Master: w.Master, LinkInContainer: w.LinkInContainer}
+	c.DAD, c.Make = w.EnableDAD, attach.MakeLink
+	return c, problems.Err()
 }

@@ -7,6 +7,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
@@ -27,7 +28,7 @@ func conf(more ...Object) Object {
 }
 
 var _ = Describe("configuration", func() {
-	parse := func(keys string) (config, error) {
+	parse := func(keys string) (attach.Child, error) {
 		return parseConfig(&skel.Request{Conf: []byte("{" + keys + "}"), Stderr: GinkgoWriter})
 	}
 
@@ -38,7 +39,7 @@ var _ = Describe("configuration", func() {
 		Expect(a.Failed(cni.CodeConfig)).To(HavePrefix(`master: "nope": no such interface`))
 		Expect(a.Stderr).To(ContainSubstring("vlanId: missing, taken as 0"))
 		c := nstest.Must(parse(`"master":"a"`))
-		Expect(c.VLAN).To(BeZero())
+		Expect(c.New.VLAN).To(BeZero())
 		Expect(c.DAD).To(BeTrue())
 	})
 })
