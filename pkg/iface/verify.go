@@ -98,3 +98,117 @@ func Drifted(err error) error {
 	}
 	return cni.Drift("%w", err)
 }
+
+// wanted is what a result asks of one interface.
+type wanted struct {
+	self   *cni.Interface // the result's entry for it; nil = none
+	addrs  []netip.Prefix
+	routes []route
+	v6     bool
+}
+
+// route is a route. Its table is 0 where the result names none, or main: then it may be in any table, since a later
+// plugin (sbr, vrf) may have moved it.
+type route struct {
+	rtnl.Route
+	scoped bool // its scope was asked for
+}
+
+func wantedOf(t Target, res *cni.Result) (w wanted) {
+	if self, ok := res.ContainerInterface(t.Name); ok {
+		w.self = &self
+	}
+	for _, ip := range res.ContainerIPs(t.Name) {
+		w.addrs = append(w.addrs, ip.Address)
+		w.v6 = w.v6 || ip.Address.Addr().Is6()
+	}
+	for _, r := range t.Routes {
+		r.Dst = r.Dst.Masked()
+		w.routes = append(w.routes, route{Route: r, scoped: r.Dst.Addr().Is4()})
+	}
+	for _, r := range res.Routes {
+		w.routes = append(w.routes, newRoute(r, res))
+		w.v6 = w.v6 || r.Dst.Addr().Is6()
+	}
+	return w
+}
+
+func newRoute(r cni.Route, res *cni.Result) route {
+	out := route{
+		Route: rtnl.Route{
+			Dst: r.Dst.Masked(), GW: r.GW, MTU: r.MTU, AdvMSS: r.AdvMSS,
+			Priority: r.Priority,
+		},
+		scoped: r.Scope != nil,
+	}
+	if r.Scope != nil {
+		out.Scope = *r.Scope
+	}
+	if !r.InMain() {
+		out.Table = *r.Table
+	}
+	// A destination on the link, or on the host itself, is not behind a gateway.
+	if !r.GW.IsValid() && out.Scope < unix.RT_SCOPE_LINK {
+		out.GW = res.Gateway(r.Dst.Addr().Is4())
+	}
+	if !out.GW.IsValid() && r.Scope == nil {
+		out.Scope = unix.RT_SCOPE_LINK
+	}
+	if r.Dst.Addr().Is6() {
+		out.Scope, out.scoped = 0, false // the kernel keeps none for IPv6
+	}
+	return out
+}
+
+func (r route) family() int { return rtnl.FamilyOf(r.Dst.Addr()) }
+
+// verify returns nil when the route is among have, else the differences of the
+// route that is nearest to it.
+func (r route) verify(have []rtnl.Route) error {
+	var nearest []string
+	for _, h := range have {
+		otherTable := r.Table != 0 && r.Table != h.Table
+		if h.Type != unix.RTN_UNICAST || h.Dst != r.Dst || otherTable {
+			continue
+		}
+		d := r.differences(h)
+		if len(d) == 0 {
+			return nil
+		}
+		if nearest == nil || len(d) < len(nearest) {
+			nearest = d
+		}
+	}
+	switch {
+	case nearest != nil:
+		return errors.New(strings.Join(nearest, ", "))
+	case r.Table != 0:
+		return fmt.Errorf("missing in table %d", r.Table)
+	}
+	return errors.New("missing")
+}
+
+// differences names the values of the kernel's route that are not those asked
+// for.
+func (r route) differences(have rtnl.Route) (d []string) {
+	compare := func(name string, asked bool, want, is any) {
+		if asked && want != is {
+			d = append(d, fmt.Sprintf("%s is %v instead of %v", name, is, want))
+		}
+	}
+	noGateway := !have.GW.IsValid() && r.GW.IsUnspecified() // 0.0.0.0 asks for none
+	compare("gateway", !noGateway, addrText(r.GW), addrText(have.GW))
+	compare("source", r.Src.Is4(), r.Src, have.Src) // the kernel shows one for all next hops of an IPv6 route
+	compare("mtu", r.MTU != 0, r.MTU, have.MTU)
+	compare("advmss", r.AdvMSS != 0, r.AdvMSS, have.AdvMSS)
+	compare("priority", r.Priority != 0, r.Priority, have.Priority)
+	compare("scope", r.scoped, r.Scope, have.Scope)
+	return d
+}
+
+func addrText(ip netip.Addr) string {
+	if !ip.IsValid() {
+		return "none"
+	}
+	return ip.String()
+}

@@ -3,13 +3,21 @@
 package ipam
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
+	"syscall"
+	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/process"
 )
 
 // Client speaks to the IPAM plugin that a configuration names.
@@ -103,3 +111,145 @@ func (c *Client) Status(ctx context.Context) error {
 
 // String names the plugin for messages.
 func (c *Client) String() string { return fmt.Sprintf("IPAM plugin %q", c.Type) }
+
+const (
+	outputMax = 16 << 20 // bytes of a delegate's output
+	stderrMax = 4 << 10  // bytes of its standard error that an error quotes
+)
+
+// Find looks for the plugin, once: the first regular file of its name in Path. A name
+// that is no plain file name is code 7, a missing plugin code 4 naming CNI_PATH.
+func (c *Client) Find() error {
+	if c.file != "" {
+		return nil
+	}
+	if err := CheckType(c.Type); err != nil {
+		return err
+	}
+	var failed error
+	for _, dir := range filepath.SplitList(c.Path) {
+		file := filepath.Join(dir, c.Type)
+		info, err := os.Stat(file)
+		switch {
+		case dir == "": // is not the working directory
+		case err == nil && info.Mode().IsRegular():
+			c.file = file
+			return nil
+		case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR):
+			failed = err
+		}
+	}
+	absent := fmt.Errorf("failed to find plugin %q in path %s", c.Type, filepath.SplitList(c.Path)) // as the reference
+	if failed != nil {
+		absent = fmt.Errorf("%w: %w", absent, failed)
+	}
+	return cni.Errorf(cni.CodeEnvironment, "CNI_PATH: no plugin %q in %q: %w", c.Type, c.Path, absent)
+}
+
+// Start starts the plugin for command, with the configuration on its standard input, for a caller who does
+// something else meanwhile. Wait, Result or Release must follow, in the same goroutine.
+//
+// The errors, also of Wait: the plugin's own error object with its code; code 999 with its standard error in
+// the details for a failure without one; code 11 when the time is up or its file is being written; code 5 when
+// it cannot be started.
+func (c *Client) Start(ctx context.Context, command string) (*Delegate, error) {
+	if err := c.Find(); err != nil {
+		return nil, err
+	}
+	d := &Delegate{name: c.Type, began: time.Now(), stderr: lastBytes{copy: c.Stderr}}
+	if ctx.Err() != nil {
+		return nil, d.failure(ctx, context.Cause(ctx))
+	}
+	env := slices.DeleteFunc(slices.Clone(c.Env), func(kv string) bool { return strings.HasPrefix(kv, "CNI_COMMAND=") })
+	var err error
+	d.process, err = process.Command{
+		Path: c.file, Env: append(env, "CNI_COMMAND="+command), Stdin: c.Conf, Stdout: &d.stdout, Stderr: &d.stderr,
+	}.Start()
+	if err != nil {
+		return nil, d.failure(ctx, err)
+	}
+	return d, nil
+}
+
+// Run runs a command without a result: CHECK, DEL, GC or STATUS.
+func (c *Client) Run(ctx context.Context, command string) error {
+	_, err := c.answer(ctx, command)
+	return err
+}
+
+func (c *Client) answer(ctx context.Context, command string) ([]byte, error) {
+	d, err := c.Start(ctx, command)
+	if err != nil {
+		return nil, err
+	}
+	return d.Wait(ctx)
+}
+
+// Delegate is a plugin that was started.
+type Delegate struct {
+	name    string
+	began   time.Time
+	process *process.Process
+	stdout  limited
+	stderr  lastBytes
+}
+
+// Wait returns the plugin's standard output. The plugin is killed when ctx ends.
+func (d *Delegate) Wait(ctx context.Context) ([]byte, error) {
+	if err := d.process.Wait(ctx); err != nil {
+		return nil, d.failure(ctx, err)
+	}
+	return d.stdout.buf, nil
+}
+
+func (d *Delegate) failure(ctx context.Context, err error) error {
+	if e, ok := cni.DecodeError(d.stdout.buf); ok {
+		return e
+	}
+	details := strings.TrimSpace(string(d.stderr.buf))
+	switch {
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		took := time.Since(d.began).Round(time.Millisecond)
+		return d.error(cni.CodeTryAgain, fmt.Sprintf("no answer within %s", took), details)
+	case ctx.Err() != nil:
+		return d.error(cni.CodeTryAgain, fmt.Sprintf("stopped: %v", context.Cause(ctx)), details)
+	case errors.Is(err, syscall.ETXTBSY):
+		return cni.Errorf(cni.CodeTryAgain, "plugin %q: its file is being written: %w", d.name, err)
+	case !errors.As(err, new(*process.ExitError)):
+		return cni.Errorf(cni.CodeIO, "plugin %q: %w", d.name, err)
+	}
+	if details == "" {
+		details = fmt.Sprintf("it printed %.200q", bytes.TrimSpace(d.stdout.buf))
+	}
+	return d.error(cni.CodeInternal, fmt.Sprintf("failed without an error object: %v", err), details)
+}
+
+func (d *Delegate) error(code uint, msg, details string) error {
+	return &cni.Error{Code: code, Msg: fmt.Sprintf("plugin %q: %s", d.name, msg), Details: details}
+}
+
+// limited keeps outputMax bytes, and fails at more.
+type limited struct{ buf []byte }
+
+func (l *limited) Write(p []byte) (int, error) {
+	if len(l.buf)+len(p) > outputMax {
+		return 0, fmt.Errorf("more than %d bytes of output", outputMax)
+	}
+	l.buf = append(l.buf, p...)
+	return len(p), nil
+}
+
+// lastBytes copies what it gets, and keeps stderrMax bytes. A failed copy is no error: it would end the delegate.
+type lastBytes struct {
+	copy io.Writer
+	buf  []byte
+}
+
+func (l *lastBytes) Write(p []byte) (int, error) {
+	if l.copy != nil {
+		_, _ = l.copy.Write(p)
+	}
+	l.buf = append(l.buf, p...)
+	l.buf = l.buf[max(0, len(l.buf)-stderrMax):]
+	return len(p), nil
+}
