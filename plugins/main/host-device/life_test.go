@@ -423,6 +423,30 @@ var _ = Describe("DEL", func() {
 		Expect(links(w)).To(Equal(before))
 	})
 
+	It("brings home a device without a MAC address, and takes no other one", Label("device-home"), func() {
+		for _, told := range []bool{true, false} {
+			w := newWorld()
+			IP(w.Host, "tuntap add mode tun name t0")
+			IP(w.Host, "link set t0 mtu 1400 up")
+			before := links(w)
+			a := attached(w, conf(Object{"device": "t0", "ipam": nil}))
+			Expect(a.Result.Interfaces[0].MAC).To(BeEmpty())
+			w.Succeeds(a.As("CHECK"))
+			IP(a.Host, "link set net1 down mtu 1300")
+			IP(a.Host, "tuntap add mode tun name net0")
+			w.Cmd("ip", "netns", "exec", a.Name, "ip", "link", "set", "net0", "alias", "t9")
+			c := a.As("DEL")
+			if !told {
+				c.Netns = ""
+			}
+			w.Succeeds(c)
+			Expect(links(w)).To(Equal(before))
+			c.Netns, c.IfName = a.Path, "net0" // of which nothing is known, not even a MAC address
+			w.Succeeds(c)
+			Expect(Names(a.Host, "")).To(Equal([]string{"net0"}))
+		}
+	})
+
 	It("asks an IPAM plugin that needs the interface before the device goes home", func() {
 		w := newWorld()
 		a := attached(w, conf())
@@ -544,6 +568,16 @@ var _ = Describe("GC", func() {
 		Expect(w.Calls()).To(Equal([]string{"GC one eth0"}))
 		w.Succeeds(valid(json.RawMessage("null")))
 		Expect(Names(w.Host, "")).To(ConsistOf(append(home, "d0", "d1")))
+	})
+
+	It("keeps no other call waiting while the IPAM plugin works", func() {
+		nstest.NeedProgram("flock")
+		w := newWorld()
+		attached(w, conf())
+		w.On("GC", `cat >/dev/null; flock --nonblock /run/hawser/host-device/lock touch "$d/free"`)
+		w.Succeeds(Call{Command: "GC", Conf: conf(Object{"cni.dev/valid-attachments": []Object{}})})
+		Expect(Names(w.Host, "")).To(ConsistOf("d0", "d0p"))
+		Expect(w.Dir + "/free").To(BeAnExistingFile())
 	})
 })
 
