@@ -34,16 +34,15 @@ type Session struct {
 	Master rtnl.Link // the master of a Child; none where it has no master
 	Child  Child     // of a plugin that makes one
 
-	ipam   *ipam.Client   // nil: the configuration names none
+	ipam   *ipam.Client
 	adding *ipam.Delegate // the IPAM plugin at work on its ADD, until somebody waits for it
 }
 
 // Open opens the sockets, for as long as the call and its roll-back last. An
 // IPAM plugin that is not there is refused before anything is made.
 func Open(req *skel.Request) (*Session, error) {
-	var client *ipam.Client
+	client := &ipam.Client{Request: req}
 	if req.IPAM != "" {
-		client = ipamOf(req)
 		if err := client.Find(); err != nil {
 			return nil, err
 		}
@@ -58,19 +57,16 @@ func Open(req *skel.Request) (*Session, error) {
 // RefuseTakenName is code 100 where the container has an interface of this name already.
 func (s *Session) RefuseTakenName() error {
 	_, err := s.Cont.Link(s.IfName)
-	if errors.Is(err, rtnl.ErrNoLink) {
-		return nil
+	if err == nil {
+		return s.Exists(fmt.Sprintf("interface %q: exists already in the container", s.IfName))
 	}
-	if err != nil {
-		return err
-	}
-	return s.Exists(fmt.Sprintf("interface %q: exists already in the container", s.IfName))
+	return frame.IgnoreNoLink(err)
 }
 
 // StartIPAM starts the IPAM plugin, if the configuration names one. It works while ADD
 // goes on, until IPAMResult. Only the ADD that made the interface may call it.
 func (s *Session) StartIPAM(ctx context.Context) error {
-	if s.ipam == nil {
+	if s.IPAM == "" {
 		return nil
 	}
 	var err error
@@ -209,10 +205,4 @@ func (s *Session) Tolerate(err error) error {
 	}
 	s.Warn("%v", err)
 	return nil
-}
-
-func ipamOf(req *skel.Request) *ipam.Client {
-	return &ipam.Client{
-		Type: req.IPAM, Conf: req.Conf, Version: req.Version, Path: req.Path, Env: req.Env, Stderr: req.Stderr,
-	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -28,7 +29,7 @@ func Check(ctx context.Context, req *skel.Request, verify func(*Session) []error
 	if err != nil {
 		return err
 	}
-	if s.ipam == nil {
+	if s.IPAM == "" {
 		return errors.Join(verify(s)...)
 	}
 	checking, err := s.ipam.Start(ctx, "CHECK")
@@ -98,7 +99,7 @@ func Status(ctx context.Context, req *skel.Request, m Masq, ready func(host *rtn
 	if req.IPAM == "" {
 		return nil
 	}
-	return ipamOf(req).Status(ctx)
+	return (&ipam.Client{Request: req}).Status(ctx)
 }
 
 // verifyChild compares what AddChild made with what is there.

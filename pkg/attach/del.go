@@ -46,7 +46,7 @@ func Del(ctx context.Context, req *skel.Request, bridge string, rules ...Rules) 
 // addresses, if remove says that the interface is gone: nobody may be given an address that somebody
 // answers to. An IPAM plugin that needs the interface comes first, if flush took the addresses away.
 func DelInterface(ctx context.Context, req *skel.Request, flush func() error, remove func() (bool, error)) error {
-	client := ipamOf(req)
+	client := &ipam.Client{Request: req}
 	var errs []error
 	released := req.IPAM != "" && client.NeedsInterface() && flush() == nil
 	if released {
@@ -91,7 +91,7 @@ func GCAddresses(ctx context.Context, req *skel.Request, linkErr error) error {
 	if req.IPAM == "" || linkErr != nil {
 		return linkErr
 	}
-	return ipamOf(req).Run(ctx, "GC")
+	return (&ipam.Client{Request: req}).Run(ctx, "GC")
 }
 
 func errInUse(c *ipam.Client) error {

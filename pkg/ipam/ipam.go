@@ -18,19 +18,12 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/process"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// Client speaks to the IPAM plugin that a configuration names.
+// Client speaks to the IPAM plugin that the configuration of a call names.
 type Client struct {
-	Type    string // the plugin's name: ipam.type
-	Conf    []byte // the configuration as we were given it
-	Version string // its cniVersion
-
-	// What the plugin is given of our own call.
-	Path   string   // CNI_PATH: directories separated by colons
-	Env    []string // our environment, KEY=value
-	Stderr io.Writer
-
+	*skel.Request
 	file string // the plugin's, once it was found
 }
 
@@ -95,12 +88,12 @@ func (c *Client) decode(answer []byte) (*cni.Result, error) {
 // NeedsInterface reports whether the plugin's DEL may need the container's interface, as
 // dhcp's does to reach its server. Plugins that are known to keep a store do not.
 func (c *Client) NeedsInterface() bool {
-	return !slices.Contains([]string{"host-local", "static", "whereabouts"}, c.Type)
+	return !slices.Contains([]string{"host-local", "static", "whereabouts"}, c.IPAM)
 }
 
 // Status asks whether the plugin could serve an ADD. A missing plugin is code 50.
 func (c *Client) Status(ctx context.Context) error {
-	if err := CheckType(c.Type); err != nil {
+	if err := CheckType(c.IPAM); err != nil {
 		return err
 	}
 	if err := c.Find(); err != nil {
@@ -110,7 +103,7 @@ func (c *Client) Status(ctx context.Context) error {
 }
 
 // String names the plugin for messages.
-func (c *Client) String() string { return fmt.Sprintf("IPAM plugin %q", c.Type) }
+func (c *Client) String() string { return fmt.Sprintf("IPAM plugin %q", c.IPAM) }
 
 const (
 	outputMax = 16 << 20 // bytes of a delegate's output
@@ -123,12 +116,12 @@ func (c *Client) Find() error {
 	if c.file != "" {
 		return nil
 	}
-	if err := CheckType(c.Type); err != nil {
+	if err := CheckType(c.IPAM); err != nil {
 		return err
 	}
 	var failed error
 	for _, dir := range filepath.SplitList(c.Path) {
-		file := filepath.Join(dir, c.Type)
+		file := filepath.Join(dir, c.IPAM)
 		info, err := os.Stat(file)
 		switch {
 		case dir == "": // is not the working directory
@@ -139,11 +132,11 @@ func (c *Client) Find() error {
 			failed = err
 		}
 	}
-	absent := fmt.Errorf("failed to find plugin %q in path %s", c.Type, filepath.SplitList(c.Path)) // as the reference
+	absent := fmt.Errorf("failed to find plugin %q in path %s", c.IPAM, filepath.SplitList(c.Path)) // as the reference
 	if failed != nil {
 		absent = fmt.Errorf("%w: %w", absent, failed)
 	}
-	return cni.Errorf(cni.CodeEnvironment, "CNI_PATH: no plugin %q in %q: %w", c.Type, c.Path, absent)
+	return cni.Errorf(cni.CodeEnvironment, "CNI_PATH: no plugin %q in %q: %w", c.IPAM, c.Path, absent)
 }
 
 // Start starts the plugin for command, with the configuration on its standard input, for a caller who does
@@ -156,7 +149,7 @@ func (c *Client) Start(ctx context.Context, command string) (*Delegate, error) {
 	if err := c.Find(); err != nil {
 		return nil, err
 	}
-	d := &Delegate{name: c.Type, began: time.Now(), stderr: lastBytes{copy: c.Stderr}}
+	d := &Delegate{name: c.IPAM, began: time.Now(), stderr: lastBytes{copy: c.Stderr}}
 	if ctx.Err() != nil {
 		return nil, d.failure(ctx, context.Cause(ctx))
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 // parentEnv makes the test binary a plugin that runs the delegate in this
@@ -32,7 +33,8 @@ const parentEnv = "IPAM_TEST_PARENT"
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(parentEnv); dir != "" {
-		_, err := run(context.Background(), &ipam.Client{Type: "ipam", Path: dir, Env: os.Environ(), Stderr: os.Stderr})
+		_, err := run(context.Background(), &ipam.Client{
+			Request: &skel.Request{IPAM: "ipam", Path: dir, Env: os.Environ(), Stderr: os.Stderr}})
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(3)
 	}
@@ -56,8 +58,8 @@ func client(script string) (*ipam.Client, *log) {
 	dir := GinkgoT().TempDir()
 	install(dir, "ipam", script)
 	stderr := &log{}
-	return &ipam.Client{Type: "ipam", Conf: []byte(`{"name": "net1"}`), Version: "0.3.1", Path: dir,
-		Env: []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=DEL"}, Stderr: stderr}, stderr
+	return &ipam.Client{Request: &skel.Request{IPAM: "ipam", Conf: []byte(`{"name": "net1"}`), Version: "0.3.1",
+		Path: dir, Env: []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=DEL"}, Stderr: stderr}}, stderr
 }
 
 // run starts the plugin for ADD and waits for its answer.
@@ -92,7 +94,7 @@ var _ = Describe("Find", func() {
 	BeforeEach(func() { a, b = GinkgoT().TempDir(), GinkgoT().TempDir() })
 
 	find := func(path, name string) (string, error) {
-		c := ipam.Client{Type: name, Path: path}
+		c := ipam.Client{Request: &skel.Request{IPAM: name, Path: path}}
 		err := c.Find()
 		return c.File(), err
 	}
@@ -154,7 +156,8 @@ var _ = Describe("Find", func() {
 		install(b, "ipam", "echo PATH")
 		GinkgoT().Setenv("PATH", b+":"+os.Getenv("PATH"))
 		for _, path := range []string{".", "../" + filepath.Base(a)} {
-			out := nstest.Must(run(context.Background(), &ipam.Client{Type: "ipam", Path: path, Env: os.Environ()}))
+			out := nstest.Must(run(context.Background(), &ipam.Client{
+				Request: &skel.Request{IPAM: "ipam", Path: path, Env: os.Environ()}}))
 			Expect(string(out)).To(Equal("here\n"))
 		}
 	})
@@ -266,7 +269,7 @@ var _ = Describe("a delegate", func() {
 		_, err := run(ctx, c)
 		expectError(err, cni.CodeIO, `plugin "ipam": fork/exec `+c.Path+"/ipam: permission denied", "")
 		Expect(os.WriteFile(filepath.Join(c.Path, "other"), []byte("not a program"), 0o755)).To(Succeed())
-		_, err = run(ctx, &ipam.Client{Type: "other", Path: c.Path})
+		_, err = run(ctx, &ipam.Client{Request: &skel.Request{IPAM: "other", Path: c.Path}})
 		expectError(err, cni.CodeIO, "exec format error", "")
 	})
 
@@ -453,7 +456,7 @@ var _ = Describe("Client", func() {
 
 	DescribeTable("refuses a type that is no file name, naming the key", func(name string) {
 		c := fake("")
-		c.Type = name
+		c.IPAM = name
 		_, err := add(c)
 		Expect(err).To(MatchError(ContainSubstring("ipam.type: %q", name)))
 		for _, err := range []error{err, c.Run(ctx, "DEL"), c.Status(ctx)} {
@@ -463,7 +466,7 @@ var _ = Describe("Client", func() {
 
 	It("names CNI_PATH when there is no such plugin", func() {
 		c := fake("")
-		c.Type = "nobody"
+		c.IPAM = "nobody"
 		_, err := add(c)
 		Expect(err).To(MatchError(ContainSubstring(`CNI_PATH: no plugin "nobody"`)))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeEnvironment))
