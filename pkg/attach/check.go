@@ -80,13 +80,8 @@ func (s *Session) VerifyMasquerade(ctx context.Context, m Masq) error {
 // ADD could not masquerade. Else it is IPAM's answer.
 func Status(ctx context.Context, req *skel.Request, m Masq, ready func(host *rtnl.Conn) error) error {
 	if ready != nil {
-		host, err := rtnl.Dial(nil)
-		if err == nil {
-			defer host.Close()
-			err = ready(host)
-		}
-		if err != nil {
-			return cni.Errorf(cni.CodeUnavailable, "%w", err)
+		if err := frame.Status("", ready); err != nil {
+			return err
 		}
 	}
 	if m.On {

@@ -122,7 +122,7 @@ func (s *Session) createChild(ctx context.Context) (err error) {
 	}
 	// The link may be there although its creation failed: the kernel's answer may be lost.
 	s.OnFail("delete the interface", func(ctx context.Context) error {
-		l, err := findChild(s.Cont, r.Attachment, r.Kind)
+		l, err := r.locate(s.Cont)
 		if err := r.deleteLink(s.Cont, l, err); err != nil {
 			return err
 		}

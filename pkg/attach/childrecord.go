@@ -1,11 +1,14 @@
 package attach
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -43,13 +46,7 @@ func (r childRecord) find() (*rtnl.Conn, rtnl.Link, error) {
 	if err != nil {
 		return nil, rtnl.Link{}, err
 	}
-	l, err := findChild(cont, r.Attachment, r.Kind)
-	if errors.Is(err, rtnl.ErrNoLink) && r.Link != 0 { // the container may have taken the alias away
-		l, err = cont.LinkByIndex(r.Link)
-		if err == nil && l.Kind != r.Kind {
-			err = rtnl.ErrNoLink
-		}
-	}
+	l, err := r.locate(cont)
 	return cont, l, err
 }
 
@@ -66,7 +63,7 @@ func (r childRecord) deleteLink(cont *rtnl.Conn, l rtnl.Link, err error) error {
 	if err == nil {
 		err = cont.DelLink(l.Index)
 	}
-	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+	if err = frame.IgnoreNoLink(err); err != nil {
 		return fmt.Errorf("interface of %s: %w", r.Attachment, err)
 	}
 	return nil
@@ -84,46 +81,45 @@ func Enter(path string, id ns.Identity) (*rtnl.Conn, error) {
 	}
 	defer n.Close()
 	now, err := n.Identity()
+	if err == nil && !now.Is(id) {
+		err = rtnl.ErrNoLink
+	}
 	if err != nil {
 		return nil, err
-	}
-	if !now.Is(id) {
-		return nil, rtnl.ErrNoLink
 	}
 	return rtnl.Dial(n)
 }
 
-// findChild finds the link of an attachment in a namespace, by its owner: the container may
-// have renamed it. rtnl.ErrNoLink says that there is none.
-func findChild(cont *rtnl.Conn, a cni.Attachment, kind string) (rtnl.Link, error) {
-	l, err := cont.Link(a.IfName)
-	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+// locate finds the link in a namespace, nil for one that is gone: by its owner, since the container may have renamed
+// it, else by its index, since it may have taken the alias away. rtnl.ErrNoLink says that there is none.
+func (r childRecord) locate(cont *rtnl.Conn) (rtnl.Link, error) {
+	if cont == nil {
+		return rtnl.Link{}, rtnl.ErrNoLink
+	}
+	l, err := cont.Link(r.IfName)
+	if r.isOf(l) || frame.IgnoreNoLink(err) != nil {
 		return l, err
 	}
-	if err == nil && isChild(l, a, kind) {
-		return l, nil
-	}
 	links, err := cont.Links()
-	for _, l := range links {
-		if isChild(l, a, kind) {
-			return l, nil
-		}
+	i := slices.IndexFunc(links, r.isOf)
+	if i < 0 {
+		i = slices.IndexFunc(links, func(l rtnl.Link) bool { return l.Index == r.Link && l.Kind == r.Kind })
 	}
-	if err == nil {
-		err = fmt.Errorf("interface of %s: %w", a, rtnl.ErrNoLink)
+	if i >= 0 {
+		return links[i], nil
 	}
-	return rtnl.Link{}, err
+	return rtnl.Link{}, cmp.Or(err, fmt.Errorf("interface of %s: %w", r.Attachment, rtnl.ErrNoLink))
 }
 
-// isChild tells the link of an attachment, also one whose ADD died before it was marked.
-func isChild(l rtnl.Link, a cni.Attachment, kind string) bool {
-	if l.Kind != kind {
+// isOf tells the link of the attachment, also one whose ADD died before it was marked.
+func (r childRecord) isOf(l rtnl.Link) bool {
+	if l.Kind != r.Kind {
 		return false
 	}
 	if l.Alias != "" {
-		return a.Owns(l.Alias)
+		return r.Owns(l.Alias)
 	}
-	return l.Group == cni.NetworkHash(a.Network) && (l.Name == a.IfName || l.Name == temporaryName(a))
+	return l.Group == cni.NetworkHash(r.Network) && (l.Name == r.IfName || l.Name == temporaryName(r.Attachment))
 }
 
 // temporaryName is the name of a link until it is renamed.
@@ -216,31 +212,23 @@ func (r *remains) findChild(kind string) (err error) {
 		if r.cont, err = rtnl.Dial(r.req.NS); err != nil {
 			return err
 		}
-		r.link, err = findChild(r.cont, r.req.Attachment, kind)
-		if !errors.Is(err, rtnl.ErrNoLink) {
-			return err
-		}
 	}
-	record, ok, err := childRecords().Get(r.req.Hash())
+	r.link, err = childRecord{Attachment: r.req.Attachment, Kind: kind}.locate(r.cont)
+	if !errors.Is(err, rtnl.ErrNoLink) {
+		return err
+	}
+	record, _, err := childRecords().Get(r.req.Hash())
 	if err != nil {
 		return err
 	}
-	if ok {
-		cont, l, err := record.find()
-		if err == nil {
-			_ = r.cont.Close()
-			r.cont, r.link = cont, l
-			return nil
-		}
+	cont, l, err := record.find() // without a record there is no path
+	if errors.Is(err, rtnl.ErrNoLink) {
 		_ = cont.Close()
-		if !errors.Is(err, rtnl.ErrNoLink) {
-			return err
-		}
+		return r.findReferenceChild(kind)
 	}
-	if r.req.NS == nil {
-		return rtnl.ErrNoLink
-	}
-	return r.findReferenceChild(kind)
+	_ = r.cont.Close()
+	r.cont, r.link = cont, l
+	return err
 }
 
 // gcChildren removes what AddChild made for attachments of the network that are not valid.

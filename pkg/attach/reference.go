@@ -62,6 +62,9 @@ func isReferenceHostEnd(l rtnl.Link, master int) bool {
 // findReferenceChild finds the link that the reference made: nothing but its name, its kind and
 // perhaps the result tell that it is the attachment's.
 func (r *remains) findReferenceChild(kind string) error {
+	if r.cont == nil {
+		return rtnl.ErrNoLink
+	}
 	l, err := r.cont.Link(r.req.IfName)
 	if err == nil && (l.Kind != kind || l.Alias != "" || l.Group != 0 || changedMAC(r.req, l)) {
 		err = rtnl.ErrNoLink
