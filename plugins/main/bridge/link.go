@@ -1,12 +1,18 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"errors"
+	"fmt"
 	"net"
+	"net/netip"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -124,4 +130,163 @@ func randomMAC() net.HardwareAddr {
 	_, _ = unix.Getrandom(mac, 0) // never fails for so few bytes
 	mac[0] = mac[0]&^1 | 2
 	return mac
+}
+
+// gatewayTimeout is how long the kernel may take to detect duplicates of gateway
+// addresses, and to bring the port of a VLAN's gateway up.
+const gatewayTimeout = 5 * time.Second
+
+// prepareGateway gives the bridge, or the gateway of the VLAN, the gateway
+// addresses and lets the host forward. All of it is shared and stays.
+func (p *port) prepareGateway(ctx context.Context, want []netip.Prefix) (gw attach.Gateway, err error) {
+	gw.Link = p.bridge
+	if len(want) == 0 {
+		return gw, nil
+	}
+	if p.cfg.Port.VLAN != 0 {
+		if gw.Link, err = p.ensureVLANGateway(ctx); err != nil {
+			return gw, err
+		}
+	}
+	have, err := p.Host.Addrs(gw.Link.Index)
+	if err != nil {
+		return gw, err
+	}
+	plan, err := planGateways(p.cfg, gw.Link.Name, have, want)
+	if err != nil {
+		return gw, err
+	}
+	gw.Addrs = plan.Usable
+	if gw.Link.Index == p.bridge.Index && len(plan.Add) > 0 {
+		// First: an ADD that fails or is killed leaves the addresses.
+		if err := p.keepMAC(); err != nil {
+			return gw, err
+		}
+	}
+	for _, a := range plan.Remove {
+		if err := p.Host.DelAddr(gw.Link.Index, a); err != nil {
+			return gw, err
+		}
+	}
+	for _, a := range plan.Add {
+		usable, err := p.addGateway(gw.Link, a)
+		if err != nil {
+			return gw, err
+		}
+		if usable {
+			gw.Addrs = append(gw.Addrs, a)
+		}
+	}
+	if plan.Again {
+		if err := p.refuseDuplicate(ctx, gw.Link); err != nil {
+			return gw, err
+		}
+	}
+	for _, a := range want {
+		if err := iface.EnableForwarding(a.Addr().Is4()); err != nil {
+			return gw, err
+		}
+	}
+	return gw, nil
+}
+
+// keepMAC sets the MAC address of a bridge that becomes a gateway: to its present one, or to the one before
+// this ADD where it has taken that of the new port. A bridge whose address was never set takes that of one of its
+// ports, and another when that port goes: containers would not find their gateway.
+func (p *port) keepMAC() error {
+	br, err := p.Host.LinkByIndex(p.bridge.Index)
+	if err != nil {
+		return err
+	}
+	if len(p.bridge.MAC) > 0 && bytes.Equal(br.MAC, p.HostEnd.MAC) { // a bridge that had ports may have none
+		br.MAC = p.bridge.MAC
+	}
+	return p.Host.SetLink(br.Index, rtnl.LinkChange{MAC: br.MAC})
+}
+
+// refuseDuplicate waits for the duplicate address detection of gateway addresses that failed it before.
+func (p *port) refuseDuplicate(ctx context.Context, link rtnl.Link) error {
+	ctx, cancel := context.WithTimeout(ctx, gatewayTimeout)
+	defer cancel()
+	if err := p.Host.WaitDAD(ctx, link.Index); errors.Is(err, rtnl.ErrDuplicate) {
+		return cni.Errorf(cni.CodeConflict, "bridge %q: gateway: %w", link.Name, err)
+	}
+	return nil // what takes longer the kernel ends later
+}
+
+// addGateway adds a gateway address. usable is true for an IPv6 one that needs no duplicate
+// address detection: nobody but containers with exclusive leases could have the same address,
+// unless the bridge has an uplink.
+func (p *port) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, err error) {
+	if gw.Addr().Is6() {
+		uplink, err := p.hasUplink()
+		if err != nil {
+			return false, err
+		}
+		usable = !uplink
+	}
+	err = p.Host.AddAddr(link.Index, rtnl.Addr{Prefix: gw, NoDAD: usable})
+	switch {
+	case errors.Is(err, unix.EEXIST): // another ADD was quicker
+		err = nil
+	case errors.Is(err, unix.EACCES):
+		err = cni.Errorf(cni.CodeConflict, "bridge %q: gateway %s: IPv6 is off on the interface "+
+			"(sysctl -w net/ipv6/conf/%s/disable_ipv6=0 turns it on): %w", link.Name, gw, link.Name, err)
+	}
+	return usable, err
+}
+
+// ensureVLANGateway finds or makes the gateway of the VLAN: a veth pair called
+// <bridge>.<vlan> whose other end is a port of the bridge in that VLAN. Both
+// ends come up last, so one that is down is incomplete and is finished.
+// A link of that name that is no pair of this host is the administrator's and used as found.
+func (p *port) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
+	name := p.cfg.gatewayName()
+	gw, err := p.Host.Link(name)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		// The other end's name says what it belongs to.
+		portName := iface.HostNames(cni.Attachment{Network: p.cfg.Bridge, IfName: name})[0]
+		err = p.Host.AddLink(rtnl.NewLink{Kind: "veth", Name: name, MTU: p.cfg.Link.MTU,
+			Peer: rtnl.Peer{Name: portName}})
+		if err == nil || errors.Is(err, unix.EEXIST) { // another ADD was quicker
+			gw, err = p.Host.Link(name)
+		}
+	}
+	if err != nil || gw.Up {
+		return gw, err
+	}
+	end, err := p.Host.OtherEnd(gw)
+	switch {
+	case errors.Is(err, rtnl.ErrNoLink):
+		err = p.Host.SetLink(gw.Index, rtnl.LinkChange{Up: new(true)})
+	case err == nil:
+		err = p.finishVLANGateway(ctx, gw, end)
+	}
+	if err != nil {
+		return gw, fmt.Errorf("gateway of vlan %d: %w", p.cfg.Port.VLAN, err)
+	}
+	return gw, nil
+}
+
+// finishVLANGateway makes the other end a port of the bridge in the VLAN, and brings both ends up.
+func (p *port) finishVLANGateway(ctx context.Context, gw, end rtnl.Link) error {
+	err := p.Tolerate(errors.Join(iface.IgnoreRouterAdverts(gw.Name), iface.IgnoreRouterAdverts(end.Name)))
+	if err != nil {
+		return err
+	}
+	if err := p.Host.SetLink(end.Index, rtnl.LinkChange{Master: &p.bridge.Index}); err != nil {
+		return err
+	}
+	if err := setVLANs(p.Host, end.Index, p.bridge.DefaultPVID, p.cfg.gatewayPort()); err != nil {
+		return err
+	}
+	for _, index := range []int{end.Index, gw.Index} {
+		if err := p.Host.SetLink(index, rtnl.LinkChange{Up: new(true)}); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, gatewayTimeout)
+	defer cancel()
+	_, err = p.Host.WaitUp(ctx, end.Index)
+	return err
 }
