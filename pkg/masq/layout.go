@@ -46,25 +46,17 @@ func chainName(p netip.Prefix) string {
 	return prefixChain + strings.ReplaceAll(p.Masked().String(), ":", "-")
 }
 
-// parseChainName is the reverse of chainName; ok is false for any other chain's name.
-func parseChainName(name string) (p netip.Prefix, ok bool) {
-	text, found := strings.CutPrefix(name, prefixChain)
-	switch {
-	case !found:
-		return netip.Prefix{}, false
-	case text == "single4":
-		return netip.PrefixFrom(netip.IPv4Unspecified(), 32), true
-	case text == "single6":
-		return netip.PrefixFrom(netip.IPv6Unspecified(), 128), true
-	}
-	p, err := netip.ParsePrefix(strings.ReplaceAll(text, "-", ":"))
-	return p, err == nil
-}
-
-// chainNamed is the chain of a prefix: packets to the prefix, and multicast, keep their source.
+// chainNamed is the chain of a prefix, by the reverse of chainName: packets to the prefix, and multicast, keep their
+// source. Any other chain's name is false.
 func chainNamed(name string) (nft.Chain, bool) {
-	p, ok := parseChainName(name)
-	if !ok {
+	text, found := strings.CutPrefix(name, prefixChain)
+	p, err := netip.ParsePrefix(strings.ReplaceAll(text, "-", ":"))
+	switch {
+	case found && text == "single4":
+		p = netip.PrefixFrom(netip.IPv4Unspecified(), 32)
+	case found && text == "single6":
+		p = netip.PrefixFrom(netip.IPv6Unspecified(), 128)
+	case !found || err != nil:
 		return nft.Chain{}, false
 	}
 	f := nft.FamilyOf(p.Addr())

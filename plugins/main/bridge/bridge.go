@@ -46,29 +46,29 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	plan, err := makePlan(cfg, answer)
+	res, gateways, err := makePlan(cfg, answer)
 	if err != nil {
 		return nil, err
 	}
-	plan.Result.Interfaces = p.links(p.bridge) // by which Configure finds the container's addresses
-	gateway, err := p.prepareGateway(ctx, plan.Gateways)
+	res.Interfaces = p.links(p.bridge) // by which Configure finds the container's addresses
+	gateway, err := p.prepareGateway(ctx, gateways)
 	if err != nil {
 		return nil, err
 	}
-	if err := iface.Configure(ctx, p.container(), plan.Result); err != nil {
+	if err := iface.Configure(ctx, p.container(), res); err != nil {
 		return nil, err
 	}
-	if err := p.Masquerade(ctx, cfg.Masq, plan.Result); err != nil {
+	if err := p.Masquerade(ctx, cfg.Masq, res); err != nil {
 		return nil, err
 	}
-	if err := p.announce(ctx, plan.Result, gateway); err != nil {
+	if err := p.announce(ctx, res, gateway); err != nil {
 		return nil, err
 	}
 	if p.bridge, err = p.Host.LinkByIndex(p.bridge.Index); err != nil { // it may have other values by now
 		return nil, err
 	}
-	plan.Result.Interfaces = p.links(gateway.Link)
-	return plan.Result, nil
+	res.Interfaces = p.links(gateway.Link)
+	return res, nil
 }
 
 func del(ctx context.Context, req *skel.Request) error {
@@ -97,7 +97,7 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 		if _, err := findBridge(host, cfg.Bridge); err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 			return err
 		}
-		if !cfg.SpoofCheck {
+		if !cfg.MacSpoofChk {
 			return nil
 		}
 		nf := nft.New()
@@ -112,9 +112,9 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 // raise brings the container's interface up; in a layer 2 network with the kernel's settings.
 func (p *port) raise() error {
 	switch {
-	case p.cfg.KeepDown:
+	case p.cfg.DisableContainerInterface:
 		return nil
-	case p.cfg.IPAM:
+	case p.IPAM != "":
 		return iface.Raise(p.container())
 	}
 	return p.Cont.SetLink(p.ContEnd.Index, rtnl.LinkChange{Up: new(true)})
@@ -123,17 +123,17 @@ func (p *port) raise() error {
 // container is the container's interface, for pkg/iface.
 func (p *port) container() iface.Target {
 	t := p.Target()
-	t.EnableDAD, t.NoRouterAdverts = p.cfg.DAD, p.cfg.Gateway
+	t.EnableDAD, t.NoRouterAdverts = p.cfg.EnableDAD, p.cfg.Gateway
 	return t
 }
 
 // announce waits until the port forwards and the IPv6 addresses can be used, and
 // has the kernel tell the neighbours where the addresses are now.
 func (p *port) announce(ctx context.Context, res *cni.Result, gw attach.Gateway) error {
-	if p.cfg.KeepDown {
+	if p.cfg.DisableContainerInterface {
 		return nil
 	}
-	if err := p.WaitUp(ctx, res, gw); err != nil || !p.cfg.IPAM {
+	if err := p.WaitUp(ctx, res, gw); err != nil || p.IPAM == "" {
 		return err
 	}
 	return iface.Announce(p.Cont, p.ContEnd)
@@ -167,7 +167,7 @@ func (p *port) setUpPort(ctx context.Context) error {
 			return p.cfg.unsupportedVLANs(err)
 		}
 	}
-	if p.cfg.SpoofCheck {
+	if p.cfg.MacSpoofChk {
 		p.OnFail("remove the MAC spoof check", func(ctx context.Context) error {
 			return deleteSpoofCheck(ctx, p.NF, p.Attachment)
 		})

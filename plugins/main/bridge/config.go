@@ -43,20 +43,13 @@ type wireTrunk struct {
 	MaxID *int `json:"maxID" help:"last VLAN of a range; with minID" schema:"min=1 max=4094"`
 }
 
-// config is the configuration with every value checked.
+// config is the configuration with every value checked: the keys, and what several of them say together.
 type config struct {
-	Link           attach.LinkConfig
-	Bridge         string
-	Promisc        bool
-	Gateway        bool
-	DefaultGateway bool
-	ForceAddress   bool
-	Masq           attach.Masq
-	Port           portConfig
-	SpoofCheck     bool
-	DAD            bool
-	KeepDown       bool
-	IPAM           bool
+	wireConfig
+	Link    attach.LinkConfig
+	Masq    attach.Masq
+	Gateway bool
+	Port    portConfig
 }
 
 // portConfig is how a port of the bridge is set up.
@@ -76,24 +69,21 @@ func parseConfig(req *skel.Request) (config, error) {
 		return config{}, err
 	}
 	var problems cni.Problems
-	c := config{
-		Bridge: w.Bridge, Promisc: w.PromiscMode,
-		Gateway: w.IsGateway || w.IsDefaultGateway, DefaultGateway: w.IsDefaultGateway, ForceAddress: w.ForceAddress,
-		SpoofCheck: w.MacSpoofChk, DAD: w.EnableDAD, KeepDown: w.DisableContainerInterface, IPAM: w.IPAM.Type != "",
-		Port: portConfig{Hairpin: w.HairpinMode, Isolated: w.PortIsolation, KeepDefault: w.PreserveDefaultVLAN,
-			Filtering: w.VLAN != 0 || w.VLANTrunk != nil},
-	}
+	c := config{wireConfig: w, Gateway: w.IsGateway || w.IsDefaultGateway, Port: portConfig{
+		Hairpin: w.HairpinMode, Isolated: w.PortIsolation, KeepDefault: w.PreserveDefaultVLAN,
+		Filtering: w.VLAN != 0 || w.VLANTrunk != nil}}
+	hasIPAM := w.IPAM.Type != ""
 	problems.Add(checkKeys(w))
 	var err error
 	c.Port.VLAN, c.Port.Trunk, err = parseVLANs(w)
 	problems.Add(err)
-	if c.Gateway && c.IPAM && c.Port.VLAN != 0 && !cni.ValidIfName(c.gatewayName()) {
+	if c.Gateway && hasIPAM && c.Port.VLAN != 0 && !cni.ValidIfName(c.gatewayName()) {
 		problems.Add(cni.Refuse("bridge", w.Bridge,
 			fmt.Sprintf("is too long: the gateway of vlan %d would be called %q (15 bytes at most)", w.VLAN,
 				c.gatewayName())))
 	}
 	c.Masq = w.MasqKeys.Parse(&problems)
-	c.Masq.On = c.Masq.On && c.IPAM
+	c.Masq.On = c.Masq.On && hasIPAM
 	c.Link = w.LinkKeys.Parse(&problems, req.Args, w.MTU, "")
 	return c, problems.Err()
 }

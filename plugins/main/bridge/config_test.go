@@ -25,7 +25,7 @@ func parse(keys, args string) (config, error) {
 var _ = Describe("configuration", func() {
 	It("has the reference's defaults", func() {
 		c := nstest.Must(parse("", ""))
-		Expect(c).To(Equal(config{Bridge: "cni0"}))
+		Expect(c).To(Equal(config{wireConfig: wireConfig{Bridge: "cni0"}}))
 	})
 
 	It("is refused for everything that is wrong with it at once", func() {
@@ -104,13 +104,13 @@ func planned(keys, ips, routes string) (result, gateways string, err error) {
 	lease, err := cni.DecodeResult([]byte(`{"cniVersion":"1.1.0","dns":{"domain":"ipam"},"ips":[`+ips+`],
 		"routes":[`+routes+`]}`), "1.1.0")
 	Expect(err).NotTo(HaveOccurred())
-	p, err := makePlan(cfg, lease)
+	res, have, err := makePlan(cfg, lease)
 	if err != nil {
 		return "", "", err
 	}
-	out := nstest.Must(p.Result.Encode("1.1.0"))
+	out := nstest.Must(res.Encode("1.1.0"))
 	var list []string
-	for _, gw := range p.Gateways {
+	for _, gw := range have {
 		list = append(list, gw.String())
 	}
 	return strings.Join(strings.Fields(string(out)), ""), strings.Join(list, " "), nil
@@ -254,7 +254,7 @@ var _ = DescribeTable("what a link lacks as a gateway", func(force bool, have, a
 		addrs = append(addrs, rtnl.Addr{Prefix: netip.MustParsePrefix(text), DADFailed: failed})
 	}
 	want := []netip.Prefix{netip.MustParsePrefix("10.1.0.1/24"), netip.MustParsePrefix("2001:db8:1::1/64")}
-	p, err := planGateways(config{ForceAddress: force}, "br", addrs, want)
+	p, err := planGateways(config{wireConfig: wireConfig{ForceAddress: force}}, "br", addrs, want)
 	if refused != "" {
 		Expect(err).To(MatchError(ContainSubstring(refused)))
 		return

@@ -49,7 +49,7 @@ func (p *port) prepareBridge() error {
 		p.Warn("bridge %q: does not filter VLANs, so vlan and vlanTrunk have no effect "+
 			"(ip link set %s type bridge vlan_filtering 1)", cfg.Bridge, cfg.Bridge)
 	}
-	if cfg.Promisc && !br.Promisc {
+	if cfg.PromiscMode && !br.Promisc {
 		if err := p.Host.SetLink(br.Index, rtnl.LinkChange{Promisc: new(true)}); err != nil {
 			return err
 		}

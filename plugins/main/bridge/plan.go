@@ -12,32 +12,27 @@ import (
 // after the bridge and the host end.
 const containerIndex = 2
 
-// plan is what ADD makes of IPAM's answer.
-type plan struct {
-	Result   *cni.Result    // addresses, routes and dns; no interfaces yet
-	Gateways []netip.Prefix // the addresses that the bridge must have
-}
-
-// makePlan decides which addresses, gateways and routes an attachment gets.
-func makePlan(cfg config, answer *cni.Result) (p plan, err error) {
-	if p.Result, err = cfg.Link.Result(answer, containerIndex); err != nil || !cfg.Gateway {
-		return p, err
+// makePlan decides which addresses, gateways and routes an attachment gets. The result has no interfaces yet;
+// gateways are the addresses that the bridge must have.
+func makePlan(cfg config, answer *cni.Result) (res *cni.Result, gateways []netip.Prefix, err error) {
+	if res, err = cfg.Link.Result(answer, containerIndex); err != nil || !cfg.Gateway {
+		return res, nil, err
 	}
-	for i := range p.Result.IPs {
-		ip := &p.Result.IPs[i]
+	for i := range res.IPs {
+		ip := &res.IPs[i]
 		if err := fillGateway(ip); err != nil {
-			return p, err
+			return nil, nil, err
 		}
 		gw := netip.PrefixFrom(ip.Gateway, ip.Address.Bits())
-		if !slices.Contains(p.Gateways, gw) {
-			p.Gateways = append(p.Gateways, gw)
+		if !slices.Contains(gateways, gw) {
+			gateways = append(gateways, gw)
 		}
 	}
-	if cfg.DefaultGateway {
-		addDefaultRoute(p.Result, true)
-		addDefaultRoute(p.Result, false)
+	if cfg.IsDefaultGateway {
+		addDefaultRoute(res, true)
+		addDefaultRoute(res, false)
 	}
-	return p, nil
+	return res, gateways, nil
 }
 
 // fillGateway gives an address the gateway that IPAM left out: the first

@@ -28,14 +28,14 @@ func (p *port) verify(ctx context.Context) []error {
 	if !p.bridge.Up {
 		errs = append(errs, cni.Drift("bridge %q: is down", p.bridge.Name))
 	}
-	if p.cfg.Promisc && !p.bridge.Promisc {
+	if p.cfg.PromiscMode && !p.bridge.Promisc {
 		errs = append(errs, cni.Drift("bridge %q: is not promiscuous", p.bridge.Name))
 	}
 	errs = append(errs, p.verifyPort()...)
-	if p.cfg.SpoofCheck {
+	if p.cfg.MacSpoofChk {
 		errs = append(errs, iface.Drifted(p.spoofCheck().check(p.NF)))
 	}
-	if p.cfg.IPAM && p.cfg.Gateway {
+	if p.IPAM != "" && p.cfg.Gateway {
 		errs = append(errs, p.verifyGateways()...)
 	}
 	return errs
@@ -43,7 +43,7 @@ func (p *port) verify(ctx context.Context) []error {
 
 // verifyContainer compares the container's interface; one that is to be down has no addresses and routes.
 func (p *port) verifyContainer() error {
-	if !p.cfg.KeepDown {
+	if !p.cfg.DisableContainerInterface {
 		return iface.Verify(p.container(), p.PrevResult)
 	}
 	want, _ := p.PrevResult.ContainerInterface(p.IfName)
