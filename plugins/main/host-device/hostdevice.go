@@ -24,7 +24,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	pci, err := take(ctx, s.Call, cfg.Device)
+	pci, err := take(ctx, s, cfg.Device)
 	if err != nil {
 		return nil, err
 	}
@@ -55,12 +55,8 @@ type call struct {
 
 // take finds the device, writes the record and moves the device into the container. It returns the PCI address. Other
 // calls wait meanwhile: on the host nothing says that somebody takes the device.
-func take(ctx context.Context, f *frame.Call, d selector) (pci string, err error) {
-	err = f.FindInterface()
-	if err == nil {
-		return "", f.Exists(fmt.Sprintf("interface %q: exists already in the container", f.IfName))
-	}
-	if !errors.Is(err, rtnl.ErrNoLink) {
+func take(ctx context.Context, s *attach.Session, d selector) (pci string, err error) {
+	if err := s.RefuseTakenName(); err != nil {
 		return "", err
 	}
 	locked, err := records().Open(ctx)
@@ -68,7 +64,7 @@ func take(ctx context.Context, f *frame.Call, d selector) (pci string, err error
 		return "", err
 	}
 	defer locked.Close()
-	c := call{f, locked}
+	c := call{s.Call, locked}
 	l, err := c.findFree(d)
 	if err != nil {
 		return "", err
@@ -81,11 +77,11 @@ func take(ctx context.Context, f *frame.Call, d selector) (pci string, err error
 		}
 	}
 	c.OnFail("bring the device home", func(ctx context.Context) error {
-		again, err := lock(ctx, f)
+		again, err := lock(ctx, s.Call)
 		if err != nil {
 			return err
 		}
-		return again.bringHome(r, f.Cont)
+		return again.bringHome(r, s.Cont)
 	})
 	if err := locked.Put(r); err != nil || l.Index == 0 {
 		return r.PCI, err
@@ -318,10 +314,7 @@ func (c call) findDevice() (r record, err error) {
 	if errors.Is(err, rtnl.ErrNoLink) {
 		c.Cont, err = attach.Enter(c.Netns, r.NS) // by another path
 	}
-	if errors.Is(err, rtnl.ErrNoLink) {
-		err = nil // it may be on the host
-	}
-	return r, err
+	return r, frame.IgnoreNoLink(err) // it may be on the host
 }
 
 // gc brings the devices home that attachments have which are not valid.
