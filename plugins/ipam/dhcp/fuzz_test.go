@@ -12,9 +12,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// FuzzAnswer has a server answer to every message with an IP packet that the fuzzer makes
-// up, with the true transaction ID and MAC address. What comes of it is a lease that an
-// interface can have, or none.
+// FuzzAnswer has a server answer to every message with one that the fuzzer makes up, with the true
+// transaction ID and MAC address. What comes of it is a lease that an interface can have, or none.
 func FuzzAnswer(f *testing.F) {
 	for _, options := range []string{"", "\x35\x01\x02\xff", "\x35\x01\x05\x36\x04\x0a\x09\x00\x01\x01\x04\xff" +
 		"\xff\xff\x00" +
@@ -28,18 +27,11 @@ func FuzzAnswer(f *testing.F) {
 		l := newLife()
 		for range rounds % 16 {
 			l.now = max(l.now, l.wake)
-			sent := l.tick(l.now)
-			if sent == nil {
+			if l.tick(l.now) == nil {
 				t.Fatal("nothing is sent when it is time")
 			}
-			raw := sent.encode()
-			raw = append(raw[:ipHead+udpHead:ipHead+udpHead], message...)
-			raw[20], raw[21], raw[22], raw[23] = 0, serverPort, 0, clientPort
-			length := min(len(raw), 1<<16-1)
-			raw[2], raw[3] = byte(length>>8), byte(length)
-			raw[24], raw[25] = byte((length-ipHead)>>8), byte(length-ipHead)
-			p := decodePacket(raw)
-			if p == nil {
+			p, err := dhcpv4.FromBytes(message)
+			if err != nil {
 				return
 			}
 			p.OpCode, p.TransactionID, p.ClientHWAddr = dhcpv4.OpcodeBootReply, l.xid, ownMAC
@@ -100,13 +92,13 @@ func FuzzRecord(f *testing.F) {
 		m := machine{identity: r.Client, lease: leaseOf(r.ACK, r.Since), pauses: newLife().pauses}
 		if m.lease != nil {
 			m.lease.result(options{DNS: true})
-			m.releasePacket().encode()
+			m.releasePacket().message.ToBytes()
 			m.enter(rebooting, now)
 		}
 		for range 16 {
 			now = max(now, m.wake)
 			if p := m.tick(now); p != nil {
-				p.encode()
+				p.message.ToBytes()
 			}
 		}
 	})

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/insomniacslk/dhcp/dhcpv4/nclient4"
 	linklayer "github.com/mdlayher/packet"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
@@ -85,7 +86,7 @@ func (l *link) bringUp(ctx context.Context) error {
 	return err
 }
 
-// portFilter lets UDP to port 68 through that is no fragment; a packet begins with its
+// portFilter lets UDP from port 67 to port 68 through that is no fragment; a packet begins with its
 // IP header.
 var portFilter = []bpf.Instruction{
 	bpf.LoadAbsolute{Off: 9, Size: 1},
@@ -93,8 +94,8 @@ var portFilter = []bpf.Instruction{
 	bpf.LoadAbsolute{Off: 6, Size: 2},
 	bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: 0x1fff, SkipTrue: 4},
 	bpf.LoadMemShift{Off: 0},
-	bpf.LoadIndirect{Off: 2, Size: 2},
-	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: clientPort, SkipTrue: 1},
+	bpf.LoadIndirect{Off: 0, Size: 4},
+	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: serverPort<<16 | clientPort, SkipTrue: 1},
 	bpf.RetConstant{Val: 1 << 16},
 	bpf.RetConstant{Val: 0},
 }
@@ -102,8 +103,6 @@ var portFilter = []bpf.Instruction{
 const (
 	serverPort = 67
 	clientPort = 68
-	ipHead     = 20
-	udpHead    = 8
 )
 
 // packetSocket opens a socket that sends and receives packets of a protocol, IP or ARP, on a
@@ -125,14 +124,21 @@ func packetSocket(index, protocol int, filter []bpf.Instruction) (*linklayer.Con
 	return sock, nil
 }
 
-// everyone is the MAC address of all on the link.
-var everyone = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+// directed is a packet socket whose packets go to one MAC address.
+type directed struct {
+	net.PacketConn
+	to net.HardwareAddr
+}
+
+func (d directed) WriteTo(b []byte, _ net.Addr) (int, error) {
+	return d.PacketConn.WriteTo(b, &linklayer.Addr{HardwareAddr: d.to})
+}
 
 // send sends a packet. It returns the MAC address that answered to ARP for the next hop; nil: nobody did, and the
 // packet went to all. It asks each time, since a server's MAC address may change.
 func (l *link) send(ctx context.Context, p *packet) (at net.HardwareAddr, err error) {
-	to := everyone
-	if p.hop.IsValid() && len(l.MAC) == len(everyone) {
+	to := nclient4.BroadcastMac
+	if p.hop.IsValid() && len(l.MAC) == len(to) {
 		if at, err = l.neighbor(ctx, p.src, p.hop); err != nil {
 			return nil, err
 		}
@@ -140,14 +146,17 @@ func (l *link) send(ctx context.Context, p *packet) (at net.HardwareAddr, err er
 			to = at
 		}
 	}
-	if _, err := l.sock.WriteTo(p.encode(), &linklayer.Addr{HardwareAddr: to}); err != nil {
+	from := net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.src, clientPort))
+	conn := nclient4.NewBroadcastUDPConn(directed{l.sock, to}, from)
+	server := net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.dst, serverPort))
+	if _, err := conn.WriteTo(p.message.ToBytes(), server); err != nil {
 		return nil, fmt.Errorf("send a %s: %w", p.message.MessageType(), err)
 	}
 	return at, nil
 }
 
-// readFrame returns the next packet; nil when none came in time.
-func readFrame(ctx context.Context, sock net.PacketConn, wait time.Duration) ([]byte, error) {
+// readPacket returns the next packet; nil when none came in time.
+func readPacket(ctx context.Context, sock net.PacketConn, wait time.Duration) ([]byte, error) {
 	if err := sock.SetReadDeadline(time.Now().Add(wait)); err != nil {
 		return nil, err
 	}
@@ -161,17 +170,19 @@ func readFrame(ctx context.Context, sock net.PacketConn, wait time.Duration) ([]
 	return buf[:n], err
 }
 
-// receive returns the next message; nil when none came in time, or the one that came was none.
+// receive returns the next message; nil when none came in time, or the one that came was none. Checksums are not
+// looked at: a sender on this host leaves them to its device.
 func (l *link) receive(ctx context.Context, wait time.Duration) (*dhcpv4.DHCPv4, error) {
-	b, err := readFrame(ctx, l.sock, wait)
-	return decodePacket(b), err
+	b, err := readPacket(ctx, nclient4.NewBroadcastUDPConn(l.sock, &net.UDPAddr{Port: clientPort}), wait)
+	message, _ := dhcpv4.FromBytes(b)
+	return message, err
 }
 
 // neighbor asks by ARP (RFC 826), from an address that need not be on the interface any more, who has another one;
 // nil: nobody answers.
 func (l *link) neighbor(ctx context.Context, src, addr netip.Addr) (mac net.HardwareAddr, err error) {
 	const tries, pause, length = 3, 200 * time.Millisecond, 28
-	const request, answer, operation, senderMAC, senderIP = 1, 2, 6, 8, 14
+	const answer, operation, senderMAC, senderIP = 2, 6, 8, 14
 	filter := []bpf.Instruction{ // lets answers of the address through
 		bpf.LoadAbsolute{Off: operation, Size: 2},
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: answer, SkipTrue: 3},
@@ -189,13 +200,13 @@ func (l *link) neighbor(ctx context.Context, src, addr netip.Addr) (mac net.Hard
 		return nil, err
 	}
 	defer sock.Close()
-	question := slices.Concat(words(1, unix.ETH_P_IP, 6<<8|4, request), l.MAC, src.AsSlice(),
-		make([]byte, len(everyone)), addr.AsSlice())
+	head := []byte{0, 1, 8, 0, 6, 4, 0, 1} // Ethernet, IPv4, the lengths of their addresses, a request
+	question := slices.Concat(head, l.MAC, src.AsSlice(), make([]byte, 6), addr.AsSlice())
 	for range tries {
-		if _, err := sock.WriteTo(question, &linklayer.Addr{HardwareAddr: everyone}); err != nil {
+		if _, err := sock.WriteTo(question, &linklayer.Addr{HardwareAddr: nclient4.BroadcastMac}); err != nil {
 			return nil, fmt.Errorf("ask who has %s: %w", addr, err)
 		}
-		b, err := readFrame(ctx, sock, pause)
+		b, err := readPacket(ctx, sock, pause)
 		if err != nil || ctx.Err() != nil {
 			return nil, cmp.Or(err, context.Cause(ctx))
 		}
@@ -204,53 +215,4 @@ func (l *link) neighbor(ctx context.Context, src, addr netip.Addr) (mac net.Hard
 		}
 	}
 	return nil, nil
-}
-
-// encode makes an IP packet.
-func (p *packet) encode() []byte {
-	message, src, dst := p.message.ToBytes(), p.src.As4(), p.dst.As4()
-	length := uint16(udpHead + len(message))
-	udp := slices.Concat(words(clientPort, serverPort, length, 0), message)
-	pseudo := slices.Concat(src[:], dst[:], words(unix.IPPROTO_UDP, length), udp)
-	binary.BigEndian.PutUint16(udp[6:], cmp.Or(checksum(pseudo), 0xffff)) // 0 means that there is no checksum
-	const version, hops = 0x4500, 64 << 8
-	ip := slices.Concat(words(version, ipHead+length, 0, 0, hops|unix.IPPROTO_UDP, 0), src[:], dst[:])
-	binary.BigEndian.PutUint16(ip[10:], checksum(ip))
-	return append(ip, udp...)
-}
-
-func words(values ...uint16) (b []byte) {
-	for _, v := range values {
-		b = binary.BigEndian.AppendUint16(b, v)
-	}
-	return b
-}
-
-// checksum is that of RFC 1071.
-func checksum(b []byte) uint16 {
-	var sum uint32
-	for i, v := range b {
-		sum += uint32(v) << (8 - i%2*8) // the first byte of two is the high one
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return ^uint16(sum)
-}
-
-// decodePacket returns the message in an IP packet that passed portFilter; nil: it is none from a server.
-// It does not look at checksums: a sender on this host leaves them to its device.
-func decodePacket(b []byte) *dhcpv4.DHCPv4 {
-	if len(b) < ipHead {
-		return nil
-	}
-	head, total := int(b[0]&15)*4, int(binary.BigEndian.Uint16(b[2:]))
-	if head < ipHead || total > len(b) || total < head+udpHead || binary.BigEndian.Uint16(b[head:]) != serverPort {
-		return nil
-	}
-	message, err := dhcpv4.FromBytes(b[head+udpHead : total])
-	if err != nil {
-		return nil
-	}
-	return message
 }
