@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/insomniacslk/dhcp/dhcpv4"
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -339,11 +340,15 @@ func (d *daemon) allocate(ctx context.Context, a cni.Attachment, c rpcCall) (*rp
 
 // findOrStart returns the attachment's client, which it starts where there is none.
 func (d *daemon) findOrStart(a cni.Attachment, call rpcCall, o options) (*client, error) {
+	who := identity{ID: clientID(a), options: o}
+	if own, ok := o.Provide[dhcpv4.OptionClientIdentifier.Code()]; ok {
+		who.ID = own
+	}
 	for {
 		d.mu.Lock()
 		c := d.clients[a.Hash()]
 		if c == nil {
-			c = d.newClient(record{Attachment: a, Netns: call.Netns, Client: identity{ID: clientID(a), options: o}})
+			c = d.newClient(record{Attachment: a, Netns: call.Netns, Client: who})
 			c.start()
 			d.mu.Unlock()
 			return c, nil
