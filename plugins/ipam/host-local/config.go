@@ -282,7 +282,7 @@ func assign(sets []rangeSet, asked []askedAddr) ([]askedAddr, error) {
 		switch {
 		case i < 0:
 			return nil, refuse("is in none of the ranges (%s): failed to allocate all requested IPs: %s",
-				join(sets), a.addr)
+				join(sets, ", "), a.addr)
 		case sets[i].isGateway(a.addr):
 			return nil, refuse("is a gateway of range set %d (%s)", i, sets[i])
 		case bySet[i].addr.IsValid():

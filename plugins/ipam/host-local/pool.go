@@ -4,7 +4,6 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
-	"strings"
 )
 
 // ipRange is a run of addresses of one subnet, both ends included. Every
@@ -44,13 +43,7 @@ func (r ipRange) overlaps(o ipRange) bool {
 // of each set.
 type rangeSet []ipRange
 
-func (s rangeSet) String() string {
-	list := make([]string, len(s))
-	for i, r := range s {
-		list[i] = r.String()
-	}
-	return strings.Join(list, ",")
-}
+func (s rangeSet) String() string { return join(s, ",") }
 
 // find returns the range that contains an address.
 func (s rangeSet) find(addr netip.Addr) (ipRange, bool) {
