@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"net"
@@ -18,6 +19,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // waits polls for whether a call writes a record, or waits for the lock.
@@ -31,15 +33,30 @@ func waits(d *daemon) func() bool {
 	}
 }
 
+// lockedOut is a daemon that waits for the lock of its records, which is the spec's.
+func lockedOut(ctx context.Context) (*daemon, *statefile.Store[record]) {
+	GinkgoHelper()
+	d := newDaemon(ctx, flags{hostPrefix: GinkgoT().TempDir()}, slog.New(slog.DiscardHandler))
+	d.records.Wait = time.Hour
+	other, err := d.records.Open(ctx)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(other.Close)
+	return d, other
+}
+
 var _ = Describe("the daemon", func() {
+	var l *lan
+	var c *nstest.Host
+	BeforeEach(func() {
+		l = newLAN()
+		c = l.container()
+	})
+
 	DescribeTable("leaves the leases to the next one, which renews and releases them", Label("daemon-upgrade"), func(
 		signal syscall.Signal,
 	) {
-		l := newLAN()
-		s, c := l.serve(shortLease(600)...), l.container()
-		d := l.start()
-		r := l.Add(l.call("ADD", c))
-		configure(c, r)
+		s, d := l.begin(shortLease(600)...)
+		r := l.configure(c)
 		d.end(signal)
 		before := count(s, request)()
 		l.start()
@@ -55,10 +72,8 @@ var _ = Describe("the daemon", func() {
 	)
 
 	It("asks for a lease anew, by INIT-REBOOT, when it comes back after the time of its renewal", func() {
-		l := newLAN()
-		s, c := l.serve(shortLease(600)...), l.container()
-		d := l.start()
-		configure(c, l.Add(l.call("ADD", c)))
+		s, d := l.begin(shortLease(600)...)
+		l.configure(c)
 		d.end(syscall.SIGKILL)
 		since := sinceBoot()
 		Eventually(sinceBoot).Should(BeNumerically(">", since+time.Second))
@@ -72,10 +87,7 @@ var _ = Describe("the daemon", func() {
 	})
 
 	It("forgets, when it comes back, the leases of containers that are gone", func() {
-		l := newLAN()
-		l.serve()
-		c := l.container()
-		d := l.start()
+		_, d := l.begin()
 		l.Add(l.call("ADD", c))
 		d.end(syscall.SIGKILL)
 		c.Unpin()
@@ -84,27 +96,19 @@ var _ = Describe("the daemon", func() {
 	})
 
 	It("has the socket for itself, and for root", func() {
-		l := newLAN()
 		l.start("-pidfile", filepath.Join(filepath.Dir(l.socket), "pid"))
 		info, err := os.Stat(l.socket)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(info.Mode()).To(Equal(os.ModeSocket | 0o600))
-		second := l.launch("-socketpath", l.socket)
-		Eventually(second.ended).Should(BeClosed())
-		Expect(second.ProcessState.ExitCode()).To(Equal(1))
-		Expect(second.log).To(gbytes.Say("a daemon serves " + l.socket + " already"))
-		l.Succeeds(l.call("STATUS", nstest.NewNetns()))
+		l.launch("", "-socketpath", l.socket).fails(1, "a daemon serves "+l.socket+" already")
+		l.Succeeds(l.call("STATUS", c))
 	})
 
 	DescribeTable("takes nothing for its socket that is none", func(put func(path string) error) {
-		l := newLAN()
 		Expect(put(l.socket)).To(Succeed())
 		before, err := os.Lstat(l.socket)
 		Expect(err).NotTo(HaveOccurred())
-		d := l.launch("-socketpath", l.socket)
-		Eventually(d.ended).Should(BeClosed())
-		Expect(d.ProcessState.ExitCode()).To(Equal(1))
-		Expect(d.log).To(gbytes.Say("address already in use"))
+		l.launch("", "-socketpath", l.socket).fails(1, "address already in use")
 		after, err := os.Lstat(l.socket)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(os.SameFile(after, before)).To(BeTrue())
@@ -115,9 +119,7 @@ var _ = Describe("the daemon", func() {
 	)
 
 	It("lives on when there are more connections than it may have descriptors", func() {
-		l := newLAN()
-		d := l.prepare(`ulimit -n 20; exec "$0" "$@"`, "-socketpath", l.socket)
-		l.run(d)
+		d := l.launch("ulimit -n 20;", "-socketpath", l.socket)
 		Eventually(d.log).Should(gbytes.Say("serving"))
 		var all []net.Conn
 		for range 40 {
@@ -129,17 +131,16 @@ var _ = Describe("the daemon", func() {
 		for _, conn := range all {
 			Expect(conn.Close()).To(Succeed())
 		}
-		Eventually(func() int { return l.Call(l.call("STATUS", nstest.NewNetns())).Code }).Should(BeZero())
+		Eventually(func() int { return l.Call(l.call("STATUS", c)).Code }).Should(BeZero())
 	})
 
 	It("does not wait, when it ends, for a client that says nothing", func() {
-		l := newLAN()
 		Eventually(func() time.Duration { // a daemon that waits takes callTime each time, a busy machine not
 			d, since := l.start(), sinceBoot()
 			conn, err := net.Dial("unix", l.socket)
 			Expect(err).NotTo(HaveOccurred())
 			defer conn.Close()
-			l.Succeeds(l.call("STATUS", nstest.NewNetns())) // which is taken after the other one
+			l.Succeeds(l.call("STATUS", c)) // which is taken after the other one
 			Expect(d.end(syscall.SIGTERM)).To(BeZero())
 			return sinceBoot() - since
 		}).Should(BeNumerically("<", callTime))
@@ -147,7 +148,6 @@ var _ = Describe("the daemon", func() {
 
 	It("refuses users other than root, whatever the socket's mode is", func() {
 		nstest.Need("realroot")
-		l := newLAN()
 		d := l.start()
 		Expect(os.Chmod(l.socket, 0o666)).To(Succeed())
 		for dir := filepath.Dir(l.socket); dir != "/tmp" && dir != "/"; dir = filepath.Dir(dir) {
@@ -162,9 +162,8 @@ var _ = Describe("the daemon", func() {
 	})
 
 	It("puts the prefix of the host before its paths", func() {
-		l := newLAN()
-		s, c, prefix := l.serve(), l.container(), GinkgoT().TempDir()
-		d := l.launch("-hostprefix", prefix, "-socketpath", "/run/d.sock", "-pidfile", prefix+"/pid")
+		s, prefix := l.serve(), GinkgoT().TempDir()
+		d := l.launch("", "-hostprefix", prefix, "-socketpath", "/run/d.sock", "-pidfile", prefix+"/pid")
 		Eventually(d.log).Should(gbytes.Say("serving"))
 		Expect(os.ReadFile(prefix + "/pid")).To(BeEquivalentTo(fmt.Sprint(d.Process.Pid)))
 		path := filepath.Join(prefix, "ns")
@@ -180,28 +179,22 @@ var _ = Describe("the daemon", func() {
 	})
 
 	DescribeTable("refuses", func(status int, says string, args ...string) {
-		l := newLAN()
-		d := l.launch(append([]string{"-socketpath", l.socket}, args...)...)
-		Eventually(d.ended).Should(BeClosed())
-		Expect(d.ProcessState.ExitCode()).To(Equal(status))
-		Expect(d.log).To(gbytes.Say(says))
+		l.launch("", append([]string{"-socketpath", l.socket}, args...)...).fails(status, says)
 	},
 		Entry("an unknown flag", 2, "flag provided but not defined: -nope", "-nope"),
 		Entry("a relative path of the process ID", 1, `pidfile .*rel.pid.*: path not absolute`, "-pidfile", "rel.pid"),
 	)
 
 	DescribeTable("is started by systemd", func(sockets int, want string) {
-		l := newLAN()
 		listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: l.socket, Net: "unix"})
 		Expect(err).NotTo(HaveOccurred())
 		file, err := listener.File()
 		Expect(err).NotTo(HaveOccurred())
-		d := l.prepare("exec env LISTEN_PID=$$ LISTEN_FDS="+fmt.Sprint(sockets)+` "$0" "$@"`, "-socketpath", "/unused")
-		d.ExtraFiles = []*os.File{file, file}[:sockets]
-		l.run(d)
+		l.passed = []*os.File{file, file}[:sockets]
+		d := l.launch("LISTEN_PID=$$ LISTEN_FDS="+fmt.Sprint(sockets), "-socketpath", "/unused")
 		Eventually(d.log).Should(gbytes.Say(want))
 		if sockets == 1 {
-			l.Succeeds(l.call("STATUS", nstest.NewNetns()))
+			l.Succeeds(l.call("STATUS", c))
 			d.end(syscall.SIGTERM)
 			Expect(l.socket).To(BeAnExistingFile(), "it is systemd's")
 		}
@@ -211,12 +204,7 @@ var _ = Describe("the daemon", func() {
 	)
 
 	It("reaches interfaces while another process has the lock of the records", func(ctx SpecContext) {
-		c := nstest.NewNetns()
-		d := newDaemon(ctx, flags{hostPrefix: GinkgoT().TempDir()}, slog.New(slog.DiscardHandler))
-		d.records.Wait = time.Hour
-		other, err := d.records.Open(ctx)
-		Expect(err).NotTo(HaveOccurred())
-		DeferCleanup(other.Close)
+		d, other := lockedOut(ctx)
 		dropped := make(chan error, 1+threadsMost)
 		for i := range 1 + threadsMost {
 			a := cni.Attachment{Network: "net", ContainerID: fmt.Sprint(i), IfName: "lo"}
@@ -241,11 +229,7 @@ var _ = Describe("the daemon", func() {
 	})
 
 	It("answers for other leases while one waits for the lock of the records", func(ctx SpecContext) {
-		d := newDaemon(ctx, flags{hostPrefix: GinkgoT().TempDir()}, slog.New(slog.DiscardHandler))
-		d.records.Wait = time.Hour
-		other, err := d.records.Open(ctx)
-		Expect(err).NotTo(HaveOccurred())
-		DeferCleanup(other.Close)
+		d, other := lockedOut(ctx)
 		a := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}
 		Expect(other.Put(record{Attachment: a})).To(Succeed())
 		c := d.newClient(record{Attachment: a, Netns: "/absent"}) // which ends at once
@@ -261,17 +245,14 @@ var _ = Describe("the daemon", func() {
 	})
 
 	It("holds a hundred leases with a descriptor for each, and no thread for each", Label("namespace-let-go"), func() {
-		l := newLAN()
 		l.serve()
-		c := nstest.NewNetns()
 		// The Go runtime makes a thread for each processor, and one more for each that the kernel makes wait.
-		d := l.prepare(`GOMAXPROCS=2 exec "$0" "$@"`, "-socketpath", l.socket)
-		l.run(d)
+		d := l.launch("GOMAXPROCS=2", "-socketpath", l.socket)
 		Eventually(d.log).Should(gbytes.Say("serving"))
 		var script strings.Builder
 		for i := range 100 {
-			fmt.Fprintf(&script, "link add port%d type veth peer name eth%d netns %s\nlink set port%d up master br0\n",
-				i, i, c.Name, i)
+			fmt.Fprintf(&script, "link add many%d type veth peer name eth%d netns %s\nlink set many%d up master br0\n",
+				i, i+1, c.Name, i)
 		}
 		out := l.server.Run(nstest.Program{Path: "ip", Args: []string{"-batch", "-"}, Stdin: script.String()})
 		Expect(out.Exit).To(BeZero(), out.Stderr)
@@ -280,7 +261,7 @@ var _ = Describe("the daemon", func() {
 			// As a runtime does where the machine is so busy that a call's time is over.
 			Eventually(func() error {
 				_, err := ask(GinkgoT().Context(), l.socket, methodAllocate, rpcCall{ContainerID: "one",
-					Netns: c.Path, IfName: fmt.Sprintf("eth%d", i), StdinData: conf})
+					Netns: c.Path, IfName: fmt.Sprintf("eth%d", i+1), StdinData: conf})
 				return err
 			}).WithTimeout(5 * time.Minute).Should(Succeed())
 		})
@@ -301,10 +282,15 @@ var _ = Describe("the daemon", func() {
 })
 
 var _ = Describe("beside the reference", func() {
+	var l *lan
+	var c *nstest.Host
+	BeforeEach(func() {
+		l = newLAN()
+		c = l.container()
+	})
+
 	It("its plugin is served", Label("dhcp-reference"), func() {
-		l := newLAN()
-		s, c := l.serve(), l.container()
-		l.start()
+		s, _ := l.begin()
 		old := func(call Call) Answer { return l.Reference(nstest.Newest(), call) }
 		conf := func(call Call) Call {
 			call.Conf = strings.ReplaceAll(call.Conf.(string), "1.1.0", "1.0.0")
@@ -320,12 +306,9 @@ var _ = Describe("beside the reference", func() {
 	})
 
 	It("its daemon serves ADD and DEL; CHECK and GC say that it cannot do more", Label("dhcp-reference"), func() {
-		l := newLAN()
 		l.serve()
-		c := l.container()
 		l.Do(func() { Expect(os.MkdirAll("/run/cni", 0o700)).To(Succeed()) })
-		log := gbytes.NewBuffer()
-		l.program(log, l.Host, nstest.Newest().Program("dhcp"), "daemon", "-socketpath", l.socket,
+		log := program(l.Host, nstest.Newest().Program("dhcp"), "daemon", "-socketpath", l.socket,
 			"-timeout", "1s")
 		Eventually(func() int { return l.Call(l.call("STATUS", c)).Code }).Should(BeZero())
 		c.Cmd("ip", "link", "set", "eth0", "up") // else its first DISCOVER is lost
@@ -335,9 +318,7 @@ var _ = Describe("beside the reference", func() {
 		a := l.Call(l.after("CHECK", c, r))
 		Expect(a.Code).To(BeZero())
 		Expect(a.Stderr).To(ContainSubstring("nothing is checked"))
-		gc := l.call("GC", c)
-		gc.Conf = strings.TrimSuffix(gc.Conf.(string), "}") + `, "cni.dev/valid-attachments": []}`
-		a = l.Call(gc)
+		a = l.Call(l.gc("[]"))
 		Expect(a.Code).To(BeZero())
 		Expect(a.Stderr).To(ContainSubstring("nothing is collected"))
 		l.Succeeds(l.after("DEL", c, r))
@@ -380,9 +361,8 @@ var _ = Describe("with real servers", func() {
 		GinkgoHelper()
 		c := l.container()
 		d := l.start()
-		r := l.Add(l.call("ADD", c))
+		r := l.configure(c)
 		Expect(r.IPs[0].Address).To(MatchRegexp(`^10\.9\.0\.(5\d|60)/24$`))
-		configure(c, r)
 		for range 1 + renewals {
 			Eventually(d.log).Should(gbytes.Say("msg=leased"))
 		}
@@ -393,9 +373,8 @@ var _ = Describe("with real servers", func() {
 	It("dnsmasq lends, and takes back", func() {
 		nstest.NeedProgram("dnsmasq")
 		l := newLAN()
-		log := gbytes.NewBuffer()
 		dir := GinkgoT().TempDir()
-		l.program(log, l.server, "dnsmasq", "--no-daemon", "--conf-file=/dev/null",
+		log := program(l.server, "dnsmasq", "--no-daemon", "--conf-file=/dev/null",
 			"--port=0", "--interface=br0", "--bind-interfaces", "--user=root", "--group=root", "--pid-file=",
 			"--log-dhcp", "--no-ping", "--dhcp-leasefile="+dir+"/leases",
 			"--dhcp-range=10.9.0.50,10.9.0.60,2m", "--dhcp-authoritative")
@@ -406,12 +385,11 @@ var _ = Describe("with real servers", func() {
 	It("udhcpd lends for twelve seconds, renews, and takes back", Label("lease-renewed"), func() {
 		nstest.NeedProgram("busybox")
 		l := newLAN()
-		log := gbytes.NewBuffer()
 		conf := filepath.Join(GinkgoT().TempDir(), "conf")
 		Expect(os.WriteFile(conf, []byte("start 10.9.0.50\nend 10.9.0.60\ninterface br0\n"+
 			"lease_file "+conf+".leases\npidfile "+conf+".pid\n"+
 			"opt subnet 255.255.255.0\nopt router 10.9.0.1\nopt lease 12\nopt 0x3a 00000002\n"), 0o600)).To(Succeed())
-		l.program(log, l.server, "busybox", "udhcpd", "-f", conf)
+		program(l.server, "busybox", "udhcpd", "-f", conf)
 		life(l, 2)
 	})
 })

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -70,8 +71,7 @@ var _ = Describe("a lease", func() {
 	})
 
 	It("is acquired, checked and released, each once", Label("lease"), func() {
-		s := l.serve()
-		d := l.start()
+		s, d := l.begin()
 		r := l.Add(l.call("ADD", c))
 		Expect(r.Text).To(MatchJSON(`{"cniVersion": "1.1.0", "ips": [{"address": "10.9.0.50/24",
 			"gateway": "10.9.0.1"}], "routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.1"}]}`))
@@ -93,8 +93,7 @@ var _ = Describe("a lease", func() {
 	})
 
 	It("is asked for with the options of the configuration", func() {
-		s := l.serve(dhcpv4.WithDNS(net.IPv4(10, 9, 0, 3)))
-		l.start()
+		s, _ := l.begin(dhcpv4.WithDNS(net.IPv4(10, 9, 0, 3)))
 		l.keys = `"provide": [{"option": "host-name", "fromArg": "K8S_POD_NAME", "value": "fallback"},
 			{"option": "60", "value": "vendor"}, {"option": "user-class", "fromArg": "NONE"}],
 			"request": [{"option": "121"}, {"option": "dhcp-client-identifier"}], "priority": 9`
@@ -121,39 +120,27 @@ var _ = Describe("a lease", func() {
 		l.Fails(l.call("CHECK", c), cni.CodeDrift)
 	})
 
-	It("says what is wrong with the answers", func() {
+	DescribeTable("is waited for in vain, which the error explains", func(port, want string) {
 		l.serve(dhcpv4.WithoutOption(dhcpv4.OptionSubnetMask))
 		l.start("-resendtimeout", "1s")
-		Eventually(func() string { return l.Fails(l.call("ADD", c), cni.CodeTryAgain) }).
-			Should(ContainSubstring("Subnet Mask not found in DHCPACK"))
-	})
+		l.server.Cmd("ip", "link", "set", "port1", port)
+		Eventually(func() string { return l.Fails(l.call("ADD", c), cni.CodeTryAgain) }).Should(MatchRegexp(want))
+	},
+		Entry("by what is wrong with the answers", "up", "Subnet Mask not found in DHCPACK"),
+		Entry("by an interface that does not come up", "down",
+			`no more tries\ninterface "eth0" does not come up, it is (lowerlayer)?down`),
+	)
 
-	It("is waited for as long as the interface does not come up, which the error says", func() {
-		l.serve()
-		l.start("-resendtimeout", "1s")
-		l.server.Cmd("ip", "link", "set", "port1", "down")
-		Expect(l.Fails(l.call("ADD", c), cni.CodeTryAgain)).
-			To(MatchRegexp(`no more tries\ninterface "eth0" does not come up, it is (lowerlayer)?down`))
-	})
-
-	DescribeTable("is not acquired", func(spoil func(), want string) {
-		l.serve()
-		l.start()
+	DescribeTable("is not acquired", func(ifName, netns, want string) {
+		l.begin()
 		call := l.call("ADD", c)
-		switch want {
-		case "Link not found":
-			call.IfName = "eth7"
-		case "no such network namespace":
-			call.Netns = "/run/netns/absent"
-		case "not a network namespace":
-			call.Netns = "/proc/version"
-		}
+		call.IfName, call.Netns = ifName, cmp.Or(netns, c.Path)
 		Expect(l.Fails(call, cni.CodeTryAgain)).To(ContainSubstring(want))
 		Expect(l.records()).To(BeEmpty())
 	},
-		Entry("for no interface", nil, "Link not found"),
-		Entry("in no namespace", nil, "no such network namespace"),
-		Entry("in something else", nil, "not a network namespace"),
+		Entry("for no interface", "eth7", "", "Link not found"),
+		Entry("in no namespace", "eth0", "/run/netns/absent", "no such network namespace"),
+		Entry("in something else", "eth0", "/proc/version", "not a network namespace"),
 	)
 
 	It("has no owner when the plugin does not wait for it", Label("lease-add-fails"), func() {
@@ -190,10 +177,8 @@ var _ = Describe("a lease", func() {
 	})
 
 	It("is renewed by unicast, and its changes are applied to the interface", Label("lease-changes"), func() {
-		s := l.serve(shortLease(60)...)
-		l.start()
-		r := l.Add(l.call("ADD", c))
-		configure(c, r)
+		s, _ := l.begin(shortLease(60)...)
+		r := l.configure(c)
 		s.set(func(s *server) {
 			s.more = append(s.more, dhcpv4.WithRouter(net.IPv4(10, 9, 0, 9)), dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 60)))
 		})
@@ -206,10 +191,8 @@ var _ = Describe("a lease", func() {
 	})
 
 	It("is renewed and released at the MAC address that the server has by then", func() {
-		s := l.serve(shortLease(60)...)
-		d := l.start()
-		r := l.Add(l.call("ADD", c))
-		configure(c, r)
+		s, d := l.begin(shortLease(60)...)
+		r := l.configure(c)
 		l.server.Cmd("ip", "link", "set", "br0", "address", "02:00:00:00:00:09")
 		before := count(s, request)()
 		Eventually(count(s, request)).Should(BeNumerically(">", before+1))
@@ -223,8 +206,7 @@ var _ = Describe("a lease", func() {
 	})
 
 	It("is not said to be released where nobody answers for the server, which may hear it all the same", func() {
-		s := l.serve()
-		d := l.start()
+		s, d := l.begin()
 		l.Add(l.call("ADD", c))
 		l.server.Cmd("ip", "link", "set", "br0", "arp", "off")
 		l.Succeeds(l.call("DEL", c))
@@ -234,10 +216,8 @@ var _ = Describe("a lease", func() {
 	})
 
 	It("ends at its time: the address goes, the link stays, and the next one is taken", Label("lease-changes"), func() {
-		s := l.serve(shortLease(3600)...)
-		l.start()
-		r := l.Add(l.call("ADD", c))
-		configure(c, r)
+		s, _ := l.begin(shortLease(3600)...)
+		r := l.configure(c)
 		By("the next renewal is for two seconds, and the last one")
 		s.set(func(s *server) {
 			s.more = shortLease(2)
@@ -287,10 +267,8 @@ var _ = Describe("a lease", func() {
 	DescribeTable("that is lost and regained has its routes where they were", Label("lease-routes"), func(
 		move func(r Result),
 	) {
-		s := l.serve(shortLease(600)...)
-		l.start()
-		r := l.Add(l.call("ADD", c))
-		configure(c, r)
+		s, _ := l.begin(shortLease(600)...)
+		r := l.configure(c)
 		move(r)
 		Expect(routes("main")()).To(BeEmpty())
 		before := routes("100")()
@@ -319,9 +297,8 @@ var _ = Describe("a lease", func() {
 	)
 
 	It("that is lost and regained has no route that somebody has removed, also by the next daemon", func() {
-		s := l.serve(shortLease(600)...)
-		d := l.start()
-		configure(c, l.Add(l.call("ADD", c)))
+		s, d := l.begin(shortLease(600)...)
+		l.configure(c)
 		c.IP("route add default via 10.9.0.1 dev eth0 table 7", "route del default dev eth0 table main")
 		refuse(s)
 		s.set(func(s *server) {
@@ -342,9 +319,8 @@ var _ = Describe("a lease", func() {
 	})
 
 	It("has its routes changed where they are, the old ones after the new ones, until that succeeds", func() {
-		s := l.serve(shortLease(600)...)
-		d := l.start()
-		configure(c, l.Add(l.call("ADD", c)))
+		s, d := l.begin(shortLease(600)...)
+		l.configure(c)
 		c.IP("route add default via 10.9.0.1 dev eth0 table 100", "route del default dev eth0 table main")
 		s.set(func(s *server) { s.more = append(s.more, dhcpv4.WithRouter(net.IPv4(10, 9, 1, 9))) })
 		Eventually(d.log).Should(gbytes.Say("msg=failed.*route 0.0.0.0/0 via 10.9.1.9.*unreachable"))
@@ -356,9 +332,8 @@ var _ = Describe("a lease", func() {
 	})
 
 	It("ends with a NAK, and a new one is taken", func() {
-		s := l.serve(shortLease(60)...)
-		l.start()
-		configure(c, l.Add(l.call("ADD", c)))
+		s, _ := l.begin(shortLease(60)...)
+		l.configure(c)
 		By("which is asked for under the MAC address that the interface has by then")
 		c.Cmd("ip", "link", "set", "eth0", "address", "02:00:00:00:00:09")
 		refuse(s)
@@ -368,13 +343,11 @@ var _ = Describe("a lease", func() {
 	})
 
 	It("is dropped when the namespace goes, and nothing of the daemon keeps that", Label("namespace-let-go"), func() {
-		s := l.serve() // for an hour: no renewal is needed to see it
-		d := l.start()
+		s, d := l.begin() // for an hour: no renewal is needed to see it
 		l.Add(l.call("ADD", c))
 		c.Unpin()
 		By("the kernel takes the pair away")
-		Eventually(func() string { return l.server.Cmd("ip", "-o", "link") }).
-			ShouldNot(ContainSubstring("port1"))
+		Eventually(l.plugged).ShouldNot(ContainSubstring("port1"))
 		Eventually(d.log).Should(gbytes.Say("dropped"))
 		Eventually(l.records).Should(BeEmpty())
 		Expect(count(s, release)()).To(Equal(1))
@@ -388,8 +361,7 @@ var _ = Describe("a lease", func() {
 	})
 
 	It("stays in its namespace when the path leads to another one", func() {
-		s := l.serve(shortLease(60)...)
-		d := l.start()
+		s, d := l.begin(shortLease(60)...)
 		call := l.call("ADD", c)
 		call.Netns = filepath.Join(GinkgoT().TempDir(), "ns")
 		Expect(os.Symlink(c.Path, call.Netns)).To(Succeed())
@@ -407,9 +379,8 @@ var _ = Describe("a lease", func() {
 
 	DescribeTable("is kept while a process has the namespace, which has lost its path, and given back then",
 		Label("lease-namespace"), func(again bool) {
-			s := l.serve(shortLease(600)...)
-			d := l.start()
-			configure(c, l.Add(l.call("ADD", c)))
+			s, d := l.begin(shortLease(600)...)
+			l.configure(c)
 			inside := c.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}})
 			descriptor, err := os.Open(c.Path)
 			Expect(err).NotTo(HaveOccurred())
@@ -433,16 +404,14 @@ var _ = Describe("a lease", func() {
 			Expect(l.Cmd("nsenter", fd, "ip", "-4", "-o", "addr", "show", "eth0")).To(BeEmpty())
 			By("and nothing of the daemon keeps the namespace")
 			Expect(descriptor.Close()).To(Succeed())
-			Eventually(func() string { return l.server.Cmd("ip", "-o", "link") }).
-				ShouldNot(ContainSubstring("port1"))
+			Eventually(l.plugged).ShouldNot(ContainSubstring("port1"))
 		},
 		Entry("by one daemon", false),
 		Entry("by the next daemon, which finds it again", true),
 	)
 
 	It("is given back when the only process in the namespace ends, whose path CNI_NETNS is", func() {
-		s := l.serve() // for an hour: no renewal is needed to see it
-		l.start()
+		s, _ := l.begin() // for an hour: no renewal is needed to see it
 		inside := c.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}})
 		call := l.call("ADD", c)
 		call.Netns = fmt.Sprintf("/proc/%d/ns/net", inside.Process.Pid)
@@ -451,13 +420,12 @@ var _ = Describe("a lease", func() {
 		killed := sinceBoot()
 		Expect(inside.Process.Kill()).To(Succeed())
 		Eventually(count(s, release)).Should(Equal(1))
-		Eventually(func() string { return l.server.Cmd("ip", "-o", "link") }).ShouldNot(ContainSubstring("port1"))
+		Eventually(l.plugged).ShouldNot(ContainSubstring("port1"))
 		Expect(sinceBoot() - killed).To(BeNumerically("<", useInterval/2))
 	})
 
 	It("is released by DEL when the path is gone", func() {
-		s := l.serve()
-		l.start()
+		s, _ := l.begin()
 		r := l.Add(l.call("ADD", c))
 		c.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}})
 		c.Unpin()
@@ -466,8 +434,7 @@ var _ = Describe("a lease", func() {
 	})
 
 	It("is another one in another namespace", func() {
-		s := l.serve()
-		l.start()
+		s, _ := l.begin()
 		l.Add(l.call("ADD", c))
 		other := l.container()
 		call := l.call("ADD", c)
@@ -478,8 +445,7 @@ var _ = Describe("a lease", func() {
 	})
 
 	It("is one for each interface and network", func() {
-		l.serve()
-		l.start()
+		l.begin()
 		l.plug(c, "eth1")
 		one, two := l.Add(l.call("ADD", c)), l.call("ADD", c)
 		two.IfName = "eth1"
@@ -490,15 +456,11 @@ var _ = Describe("a lease", func() {
 	})
 
 	It("is collected where its attachment is not valid", func() {
-		s := l.serve()
-		l.start()
+		s, _ := l.begin()
 		l.Add(l.call("ADD", c))
 		other := l.container()
 		r := l.Add(l.call("ADD", other))
-		gc := l.call("GC", c)
-		gc.Conf = strings.TrimSuffix(gc.Conf.(string), "}") +
-			fmt.Sprintf(`, "cni.dev/valid-attachments": [{"containerID": %q, "ifname": "eth0"}]}`, other.Name)
-		l.Succeeds(gc)
+		l.Succeeds(l.gc(fmt.Sprintf(`[{"containerID": %q, "ifname": "eth0"}]`, other.Name)))
 		Eventually(count(s, release)).Should(Equal(1))
 		l.Fails(l.call("CHECK", c), cni.CodeDrift)
 		l.Succeeds(l.after("CHECK", other, r))
@@ -522,9 +484,7 @@ var _ = Describe("a change", func() {
 				Expect(err).NotTo(HaveOccurred())
 				routes = append(routes, &dhcpv4.Route{Dest: to, Router: net.IPv4(10, 9, 0, 1)})
 			}
-			life := newLife()
-			life.bind(dhcpv4.WithOption(dhcpv4.OptClasslessStaticRoute(routes...)))
-			return life.lease
+			return boundLife(dhcpv4.WithOption(dhcpv4.OptClasslessStaticRoute(routes...))).lease
 		}
 		link := linkOf(c)
 		c.Cmd("ip", "route", "del", "192.0.2.0/24") // an administrator's wish
@@ -541,9 +501,15 @@ var _ = Describe("a change", func() {
 })
 
 var _ = Describe("without a daemon", func() {
+	var l *lan
+	var c *nstest.Host
+	BeforeEach(func() {
+		l = newLAN()
+		c = l.container()
+	})
+
 	It("ADD, CHECK, STATUS say so; DEL and GC succeed, and no later daemon has the leases", Label("no-daemon"), func() {
-		l := newLAN()
-		s, c, other := l.serve(), l.container(), l.container()
+		s, other := l.serve(), l.container()
 		absent := "error dialing DHCP daemon: dial unix " + l.socket + ": connect: "
 		Expect(l.Fails(l.call("ADD", c), cni.CodeTryAgain)).To(HavePrefix(absent +
 			"no such file or directory\nthe daemon is started by"))
@@ -558,9 +524,7 @@ var _ = Describe("without a daemon", func() {
 		Expect(a.Code).To(BeZero())
 		Expect(a.Stderr).To(ContainSubstring("no server is told"))
 		Expect(l.records()).To(HaveLen(1))
-		gc := l.call("GC", c)
-		gc.Conf = strings.TrimSuffix(gc.Conf.(string), "}") + `, "cni.dev/valid-attachments": []}`
-		l.Succeeds(gc)
+		l.Succeeds(l.gc("[]"))
 		Expect(l.records()).To(BeEmpty())
 		l.start()
 		l.Fails(l.after("CHECK", c, r), cni.CodeDrift)
@@ -568,10 +532,7 @@ var _ = Describe("without a daemon", func() {
 	})
 
 	It("DEL takes a record that nobody can read, with a daemon and without", Label("lease-record"), func() {
-		l := newLAN()
-		l.serve()
-		c := l.container()
-		d := l.start()
+		_, d := l.begin()
 		damage := func() {
 			l.Add(l.call("ADD", c))
 			d.end(syscall.SIGKILL)
@@ -588,19 +549,16 @@ var _ = Describe("without a daemon", func() {
 	})
 
 	It("DEL of what has no lease needs no lock", func() {
-		l := newLAN()
 		l.start()
 		l.Do(func() {
 			s, err := recordsOf("", l.socket).Open(context.Background())
 			Expect(err).NotTo(HaveOccurred())
 			DeferCleanup(s.Close)
 		})
-		l.Succeeds(l.call("DEL", l.container()))
+		l.Succeeds(l.call("DEL", c))
 	})
 
 	It("no call waits for one that hangs", func() {
-		l := newLAN()
-		c := l.container()
 		d := l.start()
 		Expect(d.Process.Signal(syscall.SIGSTOP)).To(Succeed())
 		Eventually(func() (string, error) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"net"
 	"time"
 
@@ -62,9 +63,21 @@ func (l *life) bind(more ...dhcpv4.Modifier) {
 	Expect(l.state).To(Equal(bound))
 }
 
+// boundLife is a life with a lease.
+func boundLife(more ...dhcpv4.Modifier) *life {
+	GinkgoHelper()
+	l := newLife()
+	l.bind(more...)
+	return l
+}
+
+// way is where a packet comes from, goes to and passes, a MAC address of which it is sent to.
+func way(p *packet) string { return fmt.Sprint(p.src, " to ", p.dst, " by ", p.hop) }
+
 var (
-	toAll   = "255.255.255.255"
-	another = dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(10, 9, 0, 2)))
+	fromNobody = "0.0.0.0 to 255.255.255.255 by invalid IP"
+	toServer   = "10.9.0.50 to 10.9.0.1 by 10.9.0.1"
+	another    = dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(10, 9, 0, 2)))
 )
 
 var _ = Describe("the machine", func() {
@@ -85,8 +98,7 @@ var _ = Describe("the machine", func() {
 	It("takes an offer, and asks the server that made it", func() {
 		l := newLife()
 		discover := l.next()
-		Expect(discover.src.String()).To(Equal("0.0.0.0"))
-		Expect(discover.dst.String()).To(Equal(toAll))
+		Expect(way(discover)).To(Equal(fromNobody))
 		Expect(discover.message.Options).To(HaveKeyWithValue(uint8(61), []byte("id")))
 		Expect(discover.message.Options).To(HaveKeyWithValue(uint8(55), []byte{1, 3}))
 		l.hear(dhcpv4.MessageTypeOffer)
@@ -111,15 +123,12 @@ var _ = Describe("the machine", func() {
 	})
 
 	It("renews by unicast at T1, at shrinking intervals, and rebinds by broadcast at T2", Label("lease-times"), func() {
-		l := newLife()
-		l.bind()
+		l := boundLife()
 		began := l.now
 		renew := l.next()
 		Expect(l.now - began).To(Equal(30 * time.Minute))
 		Expect(l.state).To(Equal(renewing))
-		Expect(renew.src.String()).To(Equal("10.9.0.50"))
-		Expect(renew.dst.String()).To(Equal("10.9.0.1"))
-		Expect(renew.hop.String()).To(Equal("10.9.0.1"))
+		Expect(way(renew)).To(Equal(toServer))
 		Expect(renew.message.ClientIPAddr.String()).To(Equal("10.9.0.50"))
 		Expect(renew.message.Options).NotTo(HaveKey(uint8(50)))
 		Expect(renew.message.Options).NotTo(HaveKey(uint8(54)))
@@ -130,7 +139,7 @@ var _ = Describe("the machine", func() {
 		Expect(count).To(BeNumerically("<", 15))
 		Expect(l.state).To(Equal(rebinding))
 		Expect(l.now - began).To(Equal(3150 * time.Second))
-		Expect(l.packet().dst.String()).To(Equal(toAll))
+		Expect(way(l.packet())).To(Equal("10.9.0.50 to 255.255.255.255 by invalid IP"))
 		Expect(l.packet().message.ClientIPAddr.String()).To(Equal("10.9.0.50"))
 		By("any server may answer")
 		l.hear(dhcpv4.MessageTypeAck, another)
@@ -168,8 +177,7 @@ var _ = Describe("the machine", func() {
 	})
 
 	It("has the MAC address of the lease while it lasts, and then that of the interface", func() {
-		l := newLife()
-		l.bind()
+		l := boundLife()
 		other := net.HardwareAddr{2, 0, 0, 0, 0, 9}
 		l.MAC = other
 		Expect(l.next().message.ClientHWAddr).To(Equal(ownMAC))
@@ -185,8 +193,7 @@ var _ = Describe("the machine", func() {
 	})
 
 	It("loses the lease at its end, not later, and goes on asking", Label("lease-times"), func() {
-		l := newLife()
-		l.bind()
+		l := boundLife()
 		end := l.lease.expiry
 		for l.lease != nil {
 			l.next()
@@ -199,8 +206,7 @@ var _ = Describe("the machine", func() {
 	It("takes the times of the server, if they make sense", func() {
 		seconds := func(s int) time.Duration { return time.Duration(s) * time.Second }
 		times := func(whole uint32, t1, t2 int) []time.Duration {
-			l := newLife()
-			l.bind(dhcpv4.WithLeaseTime(whole), dhcpv4.WithOption(dhcpv4.OptRenewTimeValue(seconds(t1))),
+			l := boundLife(dhcpv4.WithLeaseTime(whole), dhcpv4.WithOption(dhcpv4.OptRenewTimeValue(seconds(t1))),
 				dhcpv4.WithOption(dhcpv4.OptRebindingTimeValue(seconds(t2))))
 			return []time.Duration{l.lease.renew - l.now, l.lease.rebind - l.now, l.lease.expiry - l.now}
 		}
@@ -212,14 +218,12 @@ var _ = Describe("the machine", func() {
 	})
 
 	It("asks after a restart for what it had, and keeps it while nobody objects", func() {
-		l := newLife()
-		l.bind()
+		l := boundLife()
 		l.now = l.lease.renew + time.Second
 		l.enter(rebooting, l.now)
 		for range lastTry {
 			p := l.next()
-			Expect(p.src.String()).To(Equal("0.0.0.0"))
-			Expect(p.dst.String()).To(Equal(toAll))
+			Expect(way(p)).To(Equal(fromNobody))
 			Expect(p.message.RequestedIPAddress().String()).To(Equal("10.9.0.50"))
 			Expect(p.message.Options).NotTo(HaveKey(uint8(54)))
 			Expect(p.message.ClientIPAddr.IsUnspecified()).To(BeTrue())
@@ -231,8 +235,7 @@ var _ = Describe("the machine", func() {
 
 	It("gives up the lease on a NAK", func() {
 		for _, s := range []state{renewing, rebinding, rebooting} {
-			l := newLife()
-			l.bind()
+			l := boundLife()
 			l.now = l.lease.renew
 			l.enter(s, l.now)
 			l.next()
@@ -303,10 +306,8 @@ var _ = Describe("the machine", func() {
 	})
 
 	DescribeTable("sends what is for the server to", func(want string, more ...dhcpv4.Modifier) {
-		l := newLife()
-		l.bind(append(more, dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(192, 0, 2, 9))))...)
-		Expect(l.releasePacket().dst.String()).To(Equal("192.0.2.9"))
-		Expect(l.releasePacket().hop.String()).To(Equal(want))
+		l := boundLife(append(more, dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(192, 0, 2, 9))))...)
+		Expect(way(l.releasePacket())).To(Equal("10.9.0.50 to 192.0.2.9 by " + want))
 	},
 		Entry("the router, where it is on another link", "10.9.0.8", dhcpv4.WithRouter(net.IPv4(10, 9, 0, 8))),
 		Entry("the gateway of the nearest route", "10.9.0.7", dhcpv4.WithRouter(net.IPv4(10, 9, 0, 8)),
@@ -317,13 +318,10 @@ var _ = Describe("the machine", func() {
 	)
 
 	It("releases from the leased address", func() {
-		l := newLife()
-		l.bind()
+		l := boundLife()
 		p := l.releasePacket()
 		Expect(p.message.MessageType()).To(Equal(dhcpv4.MessageTypeRelease))
-		Expect(p.src.String()).To(Equal("10.9.0.50"))
-		Expect(p.dst.String()).To(Equal("10.9.0.1"))
-		Expect(p.hop.String()).To(Equal("10.9.0.1"))
+		Expect(way(p)).To(Equal(toServer))
 		Expect(p.message.ClientIPAddr.String()).To(Equal("10.9.0.50"))
 		Expect(p.message.Options).To(HaveKeyWithValue(uint8(61), []byte("id")))
 	})
@@ -331,8 +329,7 @@ var _ = Describe("the machine", func() {
 
 var _ = Describe("the result", func() {
 	result := func(o options, more ...dhcpv4.Modifier) string {
-		l := newLife()
-		l.bind(more...)
+		l := boundLife(more...)
 		out, err := l.lease.result(o).decode().Encode("1.0.0")
 		Expect(err).NotTo(HaveOccurred())
 		return string(out)

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -24,17 +25,17 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestDHCP(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "plugins/ipam/dhcp")
-}
+func TestDHCP(t *testing.T) { nstest.RunSpecs(t, "plugins/ipam/dhcp") }
+
+var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin()) })
 
 // lan is a host whose containers are on a network of their own, with a DHCP server.
 type lan struct {
 	*World
 	server *nstest.Host // its br0 has 10.9.0.1/24, and a port for each container
 	socket string
-	keys   string // more keys of ipam, as JSON
+	keys   string     // more keys of ipam, as JSON
+	passed []*os.File // to the daemon
 	ports  int
 }
 
@@ -75,11 +76,21 @@ func (l *lan) call(command string, c *nstest.Host) Call {
 		"type": "bridge", "ipam": {"type": "dhcp", "daemonSocketPath": %q%s}}`, l.socket, keys)}
 }
 
+// with is a call with one more key of the network.
+func (l *lan) with(command string, c *nstest.Host, key, value string) Call {
+	call := l.call(command, c)
+	call.Conf = fmt.Sprintf("%s, %q: %s}", strings.TrimSuffix(call.Conf.(string), "}"), key, value)
+	return call
+}
+
 // after is a call with a result as prevResult.
 func (l *lan) after(command string, c *nstest.Host, r Result) Call {
-	call := l.call(command, c)
-	call.Conf = strings.TrimSuffix(call.Conf.(string), "}") + `, "prevResult": ` + r.Text + "}"
-	return call
+	return l.with(command, c, "prevResult", r.Text)
+}
+
+// gc is a GC with a list of valid attachments, as JSON.
+func (l *lan) gc(valid string) Call {
+	return l.with("GC", l.Host, "cni.dev/valid-attachments", valid)
 }
 
 // daemonRun is a running "dhcp daemon".
@@ -89,39 +100,41 @@ type daemonRun struct {
 	ended chan struct{}
 }
 
-// prepare is the daemon, started by a shell that runs a script.
-func (l *lan) prepare(script string, args ...string) *daemonRun {
+// launch starts the daemon by bash, after words of it.
+func (l *lan) launch(before string, args ...string) *daemonRun {
 	GinkgoHelper()
-	args = append([]string{"-c", script, nstest.Build("dhcp"), "daemon"}, args...)
-	return &daemonRun{exec.Command("bash", args...), gbytes.NewBuffer(), make(chan struct{})}
-}
-
-// run starts what was prepared.
-func (l *lan) run(d *daemonRun) {
-	GinkgoHelper()
-	d.Stderr = io.MultiWriter(d.log, GinkgoWriter)
+	args = append([]string{"-c", before + ` exec "$0" "$@"`, nstest.Build("dhcp"), "daemon"}, args...)
+	d := &daemonRun{exec.Command("bash", args...), gbytes.NewBuffer(), make(chan struct{})}
+	d.Stderr, d.ExtraFiles = io.MultiWriter(d.log, GinkgoWriter), l.passed
 	l.Do(func() { Expect(d.Start()).To(Succeed()) })
 	go func() {
 		defer close(d.ended)
 		_ = d.Wait()
 	}()
 	DeferCleanup(d.end, syscall.SIGKILL)
-}
-
-// launch starts the daemon.
-func (l *lan) launch(args ...string) *daemonRun {
-	GinkgoHelper()
-	d := l.prepare(`exec "$0" "$@"`, args...)
-	l.run(d)
 	return d
 }
 
 // start starts the daemon on the network's socket, and waits until it serves.
 func (l *lan) start(args ...string) *daemonRun {
 	GinkgoHelper()
-	d := l.launch(append([]string{"-socketpath", l.socket}, args...)...)
+	d := l.launch("", append([]string{"-socketpath", l.socket}, args...)...)
 	Eventually(d.log).Should(gbytes.Say("serving"))
 	return d
+}
+
+// begin starts a server and the daemon.
+func (l *lan) begin(more ...dhcpv4.Modifier) (*server, *daemonRun) {
+	GinkgoHelper()
+	return l.serve(more...), l.start()
+}
+
+// fails waits for the end of a daemon that does not begin to serve.
+func (d *daemonRun) fails(status int, says string) {
+	GinkgoHelper()
+	Eventually(d.ended).Should(BeClosed())
+	Expect(d.ProcessState.ExitCode()).To(Equal(status))
+	Expect(d.log).To(gbytes.Say(says))
 }
 
 // end sends a signal, waits for the end, and returns the exit status.
@@ -137,12 +150,18 @@ func (l *lan) exec(c Call) *exec.Cmd {
 	GinkgoHelper()
 	cmd := exec.Command(nstest.Build("dhcp"))
 	cmd.Env, cmd.Stdin = c.Vars(l.World), strings.NewReader(c.Stdin())
-	l.Do(func() { Expect(cmd.Start()).To(Succeed()) })
+	background(l.Host, cmd)
+	return cmd
+}
+
+// background starts a program, which is killed at the end of the spec.
+func background(on *nstest.Host, cmd *exec.Cmd) {
+	GinkgoHelper()
+	on.Do(func() { Expect(cmd.Start()).To(Succeed()) })
 	DeferCleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	return cmd
 }
 
 // records are the files of leases.
@@ -158,17 +177,14 @@ func (l *lan) records() []string {
 }
 
 // program starts a server that is a program.
-func (l *lan) program(log io.Writer, on *nstest.Host, name string, args ...string) *exec.Cmd {
+func program(on *nstest.Host, name string, args ...string) (log *gbytes.Buffer) {
 	GinkgoHelper()
 	cmd := exec.Command(name, args...)
+	log = gbytes.NewBuffer()
 	cmd.Stdout = io.MultiWriter(log, GinkgoWriter)
 	cmd.Stderr = cmd.Stdout
-	on.Do(func() { Expect(cmd.Start()).To(Succeed()) })
-	DeferCleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	return cmd
+	background(on, cmd)
+	return log
 }
 
 // server is a DHCP server that does as the spec says.
@@ -276,12 +292,20 @@ func shortLease(lease uint32) []dhcpv4.Modifier {
 		dhcpv4.WithOption(dhcpv4.OptRebindingTimeValue(time.Duration(min(lease, 30)) * time.Second))}
 }
 
-// configure gives the container what ADD returned, as a main plugin does.
-func configure(c *nstest.Host, r Result) {
+// configure gives the container what ADD returns, as a main plugin does.
+func (l *lan) configure(c *nstest.Host) Result {
 	GinkgoHelper()
+	r := l.Add(l.call("ADD", c))
 	c.Cmd("ip", "link", "set", "eth0", "up")
 	c.Cmd("ip", "addr", "add", r.IPs[0].Address, "dev", "eth0")
 	for _, route := range r.Routes {
 		c.Cmd("ip", "route", "add", route["dst"].(string), "via", route["gw"].(string), "dev", "eth0")
 	}
+	return r
+}
+
+// plugged lists the server's links, with a port for each container that is there.
+func (l *lan) plugged() string {
+	GinkgoHelper()
+	return l.server.Cmd("ip", "-o", "link")
 }
