@@ -63,11 +63,10 @@ func parseConfig(req *skel.Request) (config, error) {
 	if wire.IPAM == nil {
 		return config{}, cni.Refuse("ipam", nil, "IPAM config missing 'ipam' key")
 	}
-	cfg := config{dns: wire.IPAM.DNS}
 	var problems cni.Problems
 	routes, err := cni.ParseRoutes(wire.IPAM.Routes)
 	problems.AddIn("ipam", err)
-	cfg.routes = routes
+	cfg := config{routes: routes, dns: wire.IPAM.DNS}
 	list, err := wire.sources(req.Args)
 	problems.Add(err)
 	if problems.Err() == nil {
@@ -83,7 +82,7 @@ func parseConfig(req *skel.Request) (config, error) {
 // come beside those of ipam.
 func (wire *wireConfig) sources(args string) (list []source, err error) {
 	var problems cni.Problems
-	var own ownAddresses
+	var own []source
 	for i, w := range wire.IPAM.Addresses {
 		s, err := w.parse(fmt.Sprintf("ipam.addresses[%d]", i))
 		problems.Add(err)
@@ -91,7 +90,7 @@ func (wire *wireConfig) sources(args string) (list []source, err error) {
 	}
 	list = slices.Clone(own)
 	add := func(key string, code uint, text string) {
-		s, err := own.parseAsked(key, code, text)
+		s, err := source{key: key, code: code}.parse(text, own)
 		problems.Add(err)
 		list = append(list, s)
 	}
@@ -148,31 +147,23 @@ func (w wireAddress) parse(key string) (source, error) {
 	return s, problems.Err()
 }
 
-// ownAddresses are those of ipam.addresses.
-type ownAddresses []source
-
-// parseAsked reads an address that the runtime names. Without a length it gets that of the smallest of
-// our own subnets that contains it. Its gateway is that of our own address in the same subnet.
-func (own ownAddresses) parseAsked(key string, code uint, text string) (source, error) {
-	s := source{key: key, code: code}
-	if addr, err := cni.ParseAddr(key, text); err == nil {
-		longest := -1
+// parse reads an address that the runtime names. Without a length it gets that of the smallest subnet of
+// ipam.addresses, own, that contains it. Its gateway is that of the own address in the same subnet.
+func (s source) parse(text string, own []source) (source, error) {
+	prefix, err := cni.ParsePrefix(s.key, text)
+	if addr, noAddr := cni.ParseAddr(s.key, text); noAddr == nil {
 		for _, o := range own {
-			if o.Address.Masked().Contains(addr) {
-				longest = max(longest, o.Address.Bits())
+			if o.Address.Masked().Contains(addr) && o.Address.Bits() > prefix.Bits() {
+				prefix, err = netip.PrefixFrom(addr, o.Address.Bits()), nil
 			}
 		}
-		if longest >= 0 {
-			text = netip.PrefixFrom(addr, longest).String()
-		}
 	}
-	prefix, err := cni.ParsePrefix(key, text)
 	if err != nil {
 		what := "an entry in the 'ips' field is NOT"
-		if code == cni.CodeEnvironment {
+		if s.code == cni.CodeEnvironment {
 			what = "the 'ip' field is expected to be"
 		}
-		return s, cni.Refuse(key, nil, fmt.Sprintf(noPrefix, what, text)).WithCode(code).
+		return s, cni.Refuse(s.key, nil, fmt.Sprintf(noPrefix, what, text)).WithCode(s.code).
 			Suggest("write it as address/length; without length it must be in a subnet of ipam.addresses")
 	}
 	s.Address = prefix
@@ -212,6 +203,5 @@ func isEdge(p netip.Prefix) bool {
 	if !p.Addr().Is4() || p.Bits() >= 31 {
 		return false
 	}
-	next := p.Addr().Next()
-	return p.Addr() == p.Masked().Addr() || !next.IsValid() || !p.Contains(next)
+	return p.Addr() == p.Masked().Addr() || !p.Contains(p.Addr().Next())
 }

@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
-	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
@@ -12,10 +11,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestStatic(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "plugins/ipam/static")
-}
+func TestStatic(t *testing.T) { nstest.RunSpecs(t, "plugins/ipam/static") }
 
 var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin()) })
 
