@@ -177,10 +177,10 @@ func (c *client) publish(l *link) (err error) {
 	if was == is {
 		return nil
 	}
-	hasFormer := c.FormerRoutes != nil // a change is unfinished, or the lease was lost and its routes are remembered
-	isSame := slices.Equal(l.routes(was, c.options), l.routes(is, c.options))
-	changes := c.isReady() && (hasFormer || !isSame)
-	if changes && !hasFormer {
+	changes := c.isReady() && !slices.Equal(l.routes(was, c.options), l.routes(is, c.options))
+	if c.FormerRoutes != nil { // a change is unfinished, or the lease was lost and its routes are remembered
+		changes = true
+	} else if changes {
 		if c.FormerRoutes, err = l.find(was, c.options); err != nil {
 			return err
 		}
@@ -189,8 +189,7 @@ func (c *client) publish(l *link) (err error) {
 		c.FormerACK = was.ack.ToBytes()
 	}
 	c.setLease(is)
-	err = c.put()
-	if changes {
+	if err = c.put(); changes {
 		err = errors.Join(err, l.apply(c.FormerRoutes, was, is, c.options))
 	}
 	if err != nil {

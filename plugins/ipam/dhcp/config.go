@@ -9,8 +9,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/insomniacslk/dhcp/dhcpv4"
-
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -60,7 +58,7 @@ type options struct {
 }
 
 // optionNames are those that the reference knows.
-var optionNames = map[string]dhcpv4.GenericOptionCode{
+var optionNames = map[string]byte{
 	"dhcp-client-identifier": 61, "subnet-mask": 1, "routers": 3, "host-name": 12, "user-class": 77,
 	"vendor-class-identifier": 60,
 }
@@ -117,7 +115,7 @@ func parseConfig(conf []byte, args string) (*config, error) {
 
 func parseOption(key, name string) (byte, error) {
 	if code, known := optionNames[name]; known {
-		return code.Code(), nil
+		return code, nil
 	}
 	// 53 is the kind of a message; 0 and 255 are no options but filling and end.
 	code, err := strconv.ParseUint(name, 10, 8)
