@@ -142,7 +142,6 @@ func (w *wireConfig) parseSets(version string) ([]rangeSet, error) {
 // setParser collects range sets and what is wrong with them.
 type setParser struct {
 	sets     []rangeSet
-	paths    []string // of all ranges so far
 	problems cni.Problems
 }
 
@@ -169,13 +168,12 @@ func (p *setParser) addRange(path string, w wireRange) {
 		p.problems.Add(cni.Refuse(path+".subnet", r.subnet, reason).Suggest("give each family a set of its own"))
 		return
 	}
-	for i, other := range slices.Concat(p.sets...) {
+	for _, other := range slices.Concat(p.sets...) {
 		if r.overlaps(other) {
-			p.problems.Add(cni.Refuse(path, r, fmt.Sprintf("overlaps with %s, %s", p.paths[i], other)))
+			p.problems.Add(cni.Refuse(path, r, fmt.Sprintf("overlaps with %s, %s", other.key, other)))
 		}
 	}
 	*set = append(*set, r)
-	p.paths = append(p.paths, path)
 }
 
 // checkFamilies keeps a result printable in versions that have room for one
@@ -211,7 +209,7 @@ func (w wireRange) parse(path string) (ipRange, error) {
 		return ipRange{}, cni.Refuse(path+".subnet", subnet,
 			fmt.Sprintf("is too small: the network, its gateway and one address need a /%d", most))
 	}
-	r := newRange(subnet)
+	r := newRange(path, subnet)
 	var problems cni.Problems
 	for _, v := range []struct {
 		key, text string

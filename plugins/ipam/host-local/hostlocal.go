@@ -24,7 +24,7 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 	if err != nil {
 		return nil, err
 	}
-	s, err := openLeaseDir(ctx, cfg.dataDir, req.Network, true)
+	s, err := openLeaseDir(ctx, cfg.dataDir, req.Network, dirMode)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +46,7 @@ func del(ctx context.Context, req *skel.Request) error {
 
 // check verifies that the interface has addresses, and those of its result that are of our ranges.
 func check(ctx context.Context, req *skel.Request, cfg *config) error {
-	s, err := openLeaseDir(ctx, cfg.dataDir, req.Network, false)
+	s, err := openLeaseDir(ctx, cfg.dataDir, req.Network, 0)
 	if err != nil {
 		return err
 	}
@@ -85,7 +85,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	s, err := openLeaseDir(ctx, dataDir, req.Network, false)
+	s, err := openLeaseDir(ctx, dataDir, req.Network, 0)
 	if s == nil || err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func status(_ context.Context, req *skel.Request, cfg *config) error {
 	unreadable := func(err error) error {
 		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: the leases cannot be read: %w", err)
 	}
-	s, err := openUnlocked(cfg.dataDir, req.Network, false)
+	s, err := openUnlocked(cfg.dataDir, req.Network, 0)
 	if err != nil {
 		return unreadable(err)
 	}
@@ -243,7 +243,7 @@ func (s *leaseDir) ownerInWords(addr netip.Addr) string {
 
 // releaseAll releases the addresses of the first owner that has any.
 func releaseAll(ctx context.Context, dataDir, network string, owners ...string) error {
-	s, err := openLeaseDir(ctx, dataDir, network, false)
+	s, err := openLeaseDir(ctx, dataDir, network, 0)
 	if s == nil || err != nil {
 		return err
 	}

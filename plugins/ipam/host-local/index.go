@@ -70,10 +70,8 @@ func openIndex(file *os.File, identity []byte, modTime time.Time) (*index, error
 	}
 	x.stamp = binary.LittleEndian.Uint64(rest)
 	count := binary.LittleEndian.Uint64(rest[8:])
-	if count > uint64(info.Size())/entrySize || x.offset(int(count)) > info.Size() {
-		return nil, errStale
-	}
-	if x.count = int(count); !modTime.Equal(stampTime(x.stamp)) {
+	x.count = int(min(count, uint64(info.Size())))
+	if x.offset(x.count) > info.Size() || !modTime.Equal(stampTime(x.stamp)) {
 		return nil, errStale
 	}
 	return x, nil

@@ -43,10 +43,10 @@ const (
 	leaseMode = 0o600
 )
 
-// openLeaseDir opens and locks the directory of a network. ADD creates it; for other
-// calls the result is nil where there is none.
-func openLeaseDir(ctx context.Context, dataDir, network string, create bool) (*leaseDir, error) {
-	s, err := openUnlocked(dataDir, network, create)
+// openLeaseDir opens and locks the directory of a network. Where there is none it is made with perm; with perm 0
+// the result is then nil.
+func openLeaseDir(ctx context.Context, dataDir, network string, perm fs.FileMode) (*leaseDir, error) {
+	s, err := openUnlocked(dataDir, network, perm)
 	if s == nil || err != nil {
 		return nil, err
 	}
@@ -56,11 +56,7 @@ func openLeaseDir(ctx context.Context, dataDir, network string, create bool) (*l
 	return s, nil
 }
 
-func openUnlocked(dataDir, network string, create bool) (*leaseDir, error) {
-	perm := fs.FileMode(0)
-	if create {
-		perm = dirMode
-	}
+func openUnlocked(dataDir, network string, perm fs.FileMode) (*leaseDir, error) {
 	path := filepath.Join(dataDir, network)
 	dir, err := statefile.OpenOwn(path, perm)
 	if err == nil {
@@ -70,7 +66,7 @@ func openUnlocked(dataDir, network string, create bool) (*leaseDir, error) {
 	if errors.Is(err, unix.ENOTDIR) { // what is before it is no directory, or itself a file or a link
 		_, absent = os.Lstat(path)
 	}
-	if !create && (statefile.IsAbsent(absent) || errors.Is(absent, unix.ENAMETOOLONG)) {
+	if perm == 0 && (statefile.IsAbsent(absent) || errors.Is(absent, unix.ENAMETOOLONG)) {
 		return nil, nil
 	}
 	return nil, fmt.Errorf("ipam.dataDir: %w", err)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -20,7 +19,7 @@ import (
 // within opens the store of a network for one call.
 func (n network) within(do func(s *leaseDir)) {
 	GinkgoHelper()
-	s, err := openLeaseDir(context.Background(), n.dataDir, "net", true)
+	s, err := openLeaseDir(context.Background(), n.dataDir, "net", dirMode)
 	Expect(err).NotTo(HaveOccurred())
 	do(s)
 	Expect(s.close()).To(Succeed())
@@ -88,8 +87,7 @@ var _ = Describe("the index", func() {
 	})
 
 	It("agrees with the directory through hundreds of changes, without reading it", func() {
-		seed := uint64(GinkgoRandomSeed())
-		random := rand.New(rand.NewPCG(seed, seed))
+		random, seed := dice()
 		owners := map[netip.Addr]string{}
 		for step := range 400 {
 			addr := netip.AddrFrom4([4]byte{10, 2, 0, byte(random.IntN(40))})
@@ -165,8 +163,7 @@ var _ = Describe("the index", func() {
 		Entry("with another stamp", damage(len(indexMagic)+37+34)))
 
 	It("misses none of several changes within one tick of the kernel's clock", Label("kernel"), func() {
-		seed := uint64(GinkgoRandomSeed())
-		random := rand.New(rand.NewPCG(seed, seed))
+		random, seed := dice()
 		for i := range 300 {
 			// Ours, then at once another's and another's.
 			ours, theirs := fmt.Sprintf("10.1.3.%d", i%200), fmt.Sprintf("10.1.4.%d", i%200)
@@ -186,7 +183,7 @@ var _ = Describe("the index", func() {
 	})
 
 	It("is made anew after a kill between the change and the stamp", func() {
-		s, err := openLeaseDir(context.Background(), n.dataDir, "net", true)
+		s, err := openLeaseDir(context.Background(), n.dataDir, "net", dirMode)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(s.heldBy("nobody")).To(BeEmpty())
 		Expect(s.reserve(netip.MustParseAddr("10.1.2.5"), "c5")).To(Succeed())
@@ -334,7 +331,7 @@ var _ = Describe("the lease directory", func() {
 		n.reserve("10.1.2.2", "c1")
 		n.write("10.1.2.9", "c9")
 		Expect(unix.Mount("none", n.dataDir, "", unix.MS_REMOUNT|unix.MS_RDONLY, "")).To(Succeed())
-		s, err := openLeaseDir(context.Background(), n.dataDir, "net", false)
+		s, err := openLeaseDir(context.Background(), n.dataDir, "net", 0)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(s.heldBy("c9")).To(ConsistOf(addrs("10.1.2.9")))
 		Expect(s.release(netip.MustParseAddr("10.1.2.9"))).To(MatchError(unix.EROFS))
@@ -380,7 +377,7 @@ var _ = It("finds no store, or one, while another call makes the first one", fun
 			running = false
 		default:
 		}
-		s, err := openUnlocked(dir, "net", false)
+		s, err := openUnlocked(dir, "net", 0)
 		Expect(err).NotTo(HaveOccurred())
 		if s != nil {
 			Expect(s.close()).To(Succeed())

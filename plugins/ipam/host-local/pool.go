@@ -12,11 +12,12 @@ type ipRange struct {
 	subnet     netip.Prefix // masked
 	start, end netip.Addr
 	gateway    netip.Addr // may lie outside the range, and outside the subnet
+	key        string     // where the configuration has it
 }
 
 // newRange returns the default range of a subnet: all but the network's own
 // address and, in IPv4, the broadcast address.
-func newRange(subnet netip.Prefix) ipRange {
+func newRange(key string, subnet netip.Prefix) ipRange {
 	b := subnet.Addr().AsSlice()
 	for bit := subnet.Bits(); bit < len(b)*8; bit++ {
 		b[bit/8] |= 0x80 >> (bit % 8)
@@ -26,7 +27,7 @@ func newRange(subnet netip.Prefix) ipRange {
 	if last.Is4() {
 		last = last.Prev()
 	}
-	return ipRange{subnet: subnet, start: first, end: last, gateway: first}
+	return ipRange{subnet, first, last, first, key}
 }
 
 func (r ipRange) String() string { return r.start.String() + "-" + r.end.String() }

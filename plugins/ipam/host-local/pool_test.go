@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"strings"
 
@@ -13,7 +12,7 @@ import (
 // rng makes a range of "subnet[ start-end][ gw gateway]".
 func rng(text string) ipRange {
 	f := strings.Fields(text)
-	r := newRange(netip.MustParsePrefix(f[0]))
+	r := newRange("", netip.MustParsePrefix(f[0]))
 	for i := 1; i < len(f); i++ {
 		if f[i] == "gw" {
 			r.gateway = netip.MustParseAddr(f[i+1])
@@ -99,8 +98,7 @@ var _ = DescribeTable("the order of a set", func(s rangeSet, last, want string) 
 		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"))
 
 var _ = It("tries every address of a set once, and no gateway", func() {
-	seed := uint64(GinkgoRandomSeed())
-	random := rand.New(rand.NewPCG(seed, seed))
+	random, seed := dice()
 	for range 500 {
 		s := set(fmt.Sprintf("10.0.0.0/28 10.0.0.%d-10.0.0.%d gw 10.0.0.%d",
 			random.IntN(6), 6+random.IntN(10), random.IntN(16)),

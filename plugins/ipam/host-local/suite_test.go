@@ -2,9 +2,12 @@ package main
 
 import (
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,10 +22,16 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestHostLocal(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "plugins/ipam/host-local")
-}
+func TestHostLocal(t *testing.T) { nstest.RunSpecs(t, "plugins/ipam/host-local") }
+
+var _ = It("has its schema in docs/schema", func() {
+	ExpectPluginSchema(plugin(), Object{"anyOf": []any{
+		HasKey("ipam.subnet", Object{"type": "string"}),
+		HasKey("ipam.ranges", Object{"type": "array", "minItems": 1}),
+		HasKey("runtimeConfig.ipRanges", Object{"type": "array", "minItems": 1}),
+		HasKey("capabilities.ipRanges", Object{"const": true}),
+	}})
+})
 
 // network is a node with a data directory and the configuration of a network.
 type network struct {
@@ -108,6 +117,12 @@ func (n network) gc(valid ...string) {
 	n.with(`"cni.dev/valid-attachments": `+Text(list)).succeeds("GC", "")
 }
 
+// dice is a source of random numbers, and what it began with.
+func dice() (*rand.Rand, uint64) {
+	seed := uint64(GinkgoRandomSeed())
+	return rand.New(rand.NewPCG(seed, seed)), seed
+}
+
 func (n network) dir() string { return filepath.Join(n.dataDir, "net") }
 
 func (n network) path(name string) string { return filepath.Join(n.dir(), name) }
@@ -141,13 +156,7 @@ func (n network) leases() map[string]string {
 
 // beLeases matches leases of exactly these files.
 func beLeases(names ...string) OmegaMatcher {
-	return WithTransform(func(m map[string]string) []string {
-		list := []string{}
-		for name := range m {
-			list = append(list, name)
-		}
-		return list
-	}, ConsistOf(names))
+	return WithTransform(func(m map[string]string) []string { return slices.Collect(maps.Keys(m)) }, ConsistOf(names))
 }
 
 func addrs(list ...string) []netip.Addr {

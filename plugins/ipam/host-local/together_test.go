@@ -89,8 +89,7 @@ func besideReference(ref nstest.Reference) {
 	}
 
 	It("gives what one of them alone would have given, whoever is called", Label("leases-shared"), func() {
-		seed := uint64(GinkgoRandomSeed())
-		random := rand.New(rand.NewPCG(seed, seed))
+		random, seed := dice()
 		n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/28"}, {"subnet": "10.1.9.0/29", "gateway": "10.1.9.3"}],
 			[{"subnet": "2001:db8::/64", "rangeStart": "2001:db8::5", "rangeEnd": "2001:db8::16"}]]`)
 		n.version = "1.0.0"
