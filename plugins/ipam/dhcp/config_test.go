@@ -8,6 +8,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -17,21 +18,18 @@ var _ = Describe("a configuration", func() {
 	}
 
 	It("asks for subnet mask, routers and resolver settings", func() {
-		cfg, err := parse(`"dns": null`)
-		Expect(err).NotTo(HaveOccurred())
+		cfg := nstest.Must(parse(`"dns": null`))
 		Expect(cfg.Request).To(Equal([]byte{1, 3, 6, 15, 119}))
 		Expect(cfg.socket).To(Equal("/run/cni/dhcp.sock"))
 	})
 
 	It("may ask for less", func() {
-		cfg, err := parse(`"dns": false, "request": [{"option": "12", "skipDefault": true}, {"option": "routers"}]`)
-		Expect(err).NotTo(HaveOccurred())
+		cfg := nstest.Must(parse(`"dns": false, "request": [{"option": "12", "skipDefault": true}, {"option": "routers"}]`))
 		Expect(cfg.Request).To(Equal([]byte{3, 12}))
 	})
 
 	DescribeTable("passes over an entry without an option, but for skipDefault", func(request string, want ...byte) {
-		cfg, err := parse(`"dns": false, "request": [` + request + `]`)
-		Expect(err).NotTo(HaveOccurred())
+		cfg := nstest.Must(parse(`"dns": false, "request": [` + request + `]`))
 		Expect(cfg.Request).To(Equal(want))
 	},
 		Entry("that asks for less", `{"skipDefault": true}, {"option": "12"}`, byte(12)),
@@ -40,9 +38,8 @@ var _ = Describe("a configuration", func() {
 	)
 
 	It("provides values of its own and of CNI_ARGS", func() {
-		cfg, err := parse(`"provide": [{"option": "12", "value": "x", "fromArg": "A"}, {"option": "13", "value": "y",
-			"fromArg": "D"}, {"option": "14", "fromArg": "G"}, {"option": "dhcp-client-identifier", "value": "z"}]`)
-		Expect(err).NotTo(HaveOccurred())
+		cfg := nstest.Must(parse(`"provide": [{"option": "12", "value": "x", "fromArg": "A"}, {"option": "13", "value": "y",
+			"fromArg": "D"}, {"option": "14", "fromArg": "G"}, {"option": "dhcp-client-identifier", "value": "z"}]`))
 		Expect(cfg.Provide).To(Equal(map[uint8][]byte{12: []byte("b=c"), 13: []byte("y"), 61: []byte("z")}))
 	})
 
@@ -55,8 +52,7 @@ var _ = Describe("a configuration", func() {
 	})
 
 	DescribeTable("of the daemon has the usual socket", func(args ...string) {
-		f, err := parseFlags(skel.Env{Args: append([]string{"daemon"}, args...), Stderr: GinkgoWriter})
-		Expect(err).NotTo(HaveOccurred())
+		f := nstest.Must(parseFlags(skel.Env{Args: append([]string{"daemon"}, args...), Stderr: GinkgoWriter}))
 		Expect(f.socket).To(Equal(defaultSocket))
 	},
 		Entry("without a flag"),

@@ -38,8 +38,7 @@ func lockedOut(ctx context.Context) (*daemon, *statefile.Store[record]) {
 	GinkgoHelper()
 	d := newDaemon(ctx, flags{hostPrefix: GinkgoT().TempDir()}, slog.New(slog.DiscardHandler))
 	d.records.Wait = time.Hour
-	other, err := d.records.Open(ctx)
-	Expect(err).NotTo(HaveOccurred())
+	other := nstest.Must(d.records.Open(ctx))
 	DeferCleanup(other.Close)
 	return d, other
 }
@@ -97,8 +96,7 @@ var _ = Describe("the daemon", func() {
 
 	It("has the socket for itself, and for root", func() {
 		l.start("-pidfile", filepath.Join(filepath.Dir(l.socket), "pid"))
-		info, err := os.Stat(l.socket)
-		Expect(err).NotTo(HaveOccurred())
+		info := nstest.Must(os.Stat(l.socket))
 		Expect(info.Mode()).To(Equal(os.ModeSocket | 0o600))
 		l.launch("", "-socketpath", l.socket).fails(1, "a daemon serves "+l.socket+" already")
 		l.Succeeds(l.call("STATUS", c))
@@ -106,11 +104,9 @@ var _ = Describe("the daemon", func() {
 
 	DescribeTable("takes nothing for its socket that is none", func(put func(path string) error) {
 		Expect(put(l.socket)).To(Succeed())
-		before, err := os.Lstat(l.socket)
-		Expect(err).NotTo(HaveOccurred())
+		before := nstest.Must(os.Lstat(l.socket))
 		l.launch("", "-socketpath", l.socket).fails(1, "address already in use")
-		after, err := os.Lstat(l.socket)
-		Expect(err).NotTo(HaveOccurred())
+		after := nstest.Must(os.Lstat(l.socket))
 		Expect(os.SameFile(after, before)).To(BeTrue())
 	},
 		Entry("a file", func(path string) error { return os.WriteFile(path, []byte("precious"), 0o600) }),
@@ -123,8 +119,7 @@ var _ = Describe("the daemon", func() {
 		Eventually(d.log).Should(gbytes.Say("serving"))
 		var all []net.Conn
 		for range 40 {
-			conn, err := net.Dial("unix", l.socket)
-			Expect(err).NotTo(HaveOccurred())
+			conn := nstest.Must(net.Dial("unix", l.socket))
 			all = append(all, conn)
 		}
 		Eventually(d.log).Should(gbytes.Say("too many open files"))
@@ -137,8 +132,7 @@ var _ = Describe("the daemon", func() {
 	It("does not wait, when it ends, for a client that says nothing", func() {
 		Eventually(func() time.Duration { // a daemon that waits takes callTime each time, a busy machine not
 			d, since := l.start(), sinceBoot()
-			conn, err := net.Dial("unix", l.socket)
-			Expect(err).NotTo(HaveOccurred())
+			conn := nstest.Must(net.Dial("unix", l.socket))
 			defer conn.Close()
 			l.Succeeds(l.call("STATUS", c)) // which is taken after the other one
 			Expect(d.end(syscall.SIGTERM)).To(BeZero())
@@ -186,10 +180,8 @@ var _ = Describe("the daemon", func() {
 	)
 
 	DescribeTable("is started by systemd", func(sockets int, want string) {
-		listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: l.socket, Net: "unix"})
-		Expect(err).NotTo(HaveOccurred())
-		file, err := listener.File()
-		Expect(err).NotTo(HaveOccurred())
+		listener := nstest.Must(net.ListenUnix("unix", &net.UnixAddr{Name: l.socket, Net: "unix"}))
+		file := nstest.Must(listener.File())
 		l.passed = []*os.File{file, file}[:sockets]
 		d := l.launch("LISTEN_PID=$$ LISTEN_FDS="+fmt.Sprint(sockets), "-socketpath", "/unused")
 		Eventually(d.log).Should(gbytes.Say(want))
@@ -269,12 +261,10 @@ var _ = Describe("the daemon", func() {
 		Eventually(func() int { return OpenFiles(d.Process.Pid, "socket:") }).Should(Equal(1))
 		Eventually(func() int { return OpenFiles(d.Process.Pid, "") }).Should(BeNumerically("<", 100+14))
 		Expect(OpenFiles(d.Process.Pid, c.Path)).To(Equal(100))
-		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", d.Process.Pid))
-		Expect(err).NotTo(HaveOccurred())
+		threads := nstest.Must(os.ReadDir(fmt.Sprintf("/proc/%d/task", d.Process.Pid)))
 		GinkgoWriter.Println(len(threads), "threads")
 		Expect(len(threads)).To(BeNumerically("<", 50))
-		home, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", d.Process.Pid))
-		Expect(err).NotTo(HaveOccurred())
+		home := nstest.Must(os.Readlink(fmt.Sprintf("/proc/%d/ns/net", d.Process.Pid)))
 		for _, t := range threads {
 			Expect(os.Readlink(fmt.Sprintf("/proc/%d/task/%s/ns/net", d.Process.Pid, t.Name()))).To(Equal(home))
 		}

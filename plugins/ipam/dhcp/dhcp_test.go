@@ -53,11 +53,9 @@ func addrs(c *nstest.Host) func() []string {
 // linkOf opens a container's eth0, as the daemon does.
 func linkOf(c *nstest.Host) *link {
 	GinkgoHelper()
-	n, err := ns.Open(c.Path)
-	Expect(err).NotTo(HaveOccurred())
+	n := nstest.Must(ns.Open(c.Path))
 	DeferCleanup(n.Close)
-	link, err := openLink(n, &record{Attachment: cni.Attachment{IfName: "eth0"}})
-	Expect(err).NotTo(HaveOccurred())
+	link := nstest.Must(openLink(n, &record{Attachment: cni.Attachment{IfName: "eth0"}}))
 	DeferCleanup(link.close)
 	return link
 }
@@ -382,8 +380,7 @@ var _ = Describe("a lease", func() {
 			s, d := l.begin(shortLease(600)...)
 			l.configure(c)
 			inside := c.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}})
-			descriptor, err := os.Open(c.Path)
-			Expect(err).NotTo(HaveOccurred())
+			descriptor := nstest.Must(os.Open(c.Path))
 			DeferCleanup(func() { _ = descriptor.Close() })
 			if again {
 				d.end(syscall.SIGKILL)
@@ -489,8 +486,7 @@ var _ = Describe("a change", func() {
 		link := linkOf(c)
 		c.Cmd("ip", "route", "del", "192.0.2.0/24") // an administrator's wish
 		was, is := with("192.0.2.0/24", "198.51.100.0/24"), with("192.0.2.0/24", "100.64.0.0/10")
-		had, err := link.find(was, options{})
-		Expect(err).NotTo(HaveOccurred())
+		had := nstest.Must(link.find(was, options{}))
 		Expect(link.apply(had, was, is, options{})).To(Succeed())
 		var routes []struct{ Dst string }
 		c.JSON(&routes, "ip", "-j", "route")
@@ -551,8 +547,7 @@ var _ = Describe("without a daemon", func() {
 	It("DEL of what has no lease needs no lock", func() {
 		l.start()
 		l.Do(func() {
-			s, err := recordsOf("", l.socket).Open(context.Background())
-			Expect(err).NotTo(HaveOccurred())
+			s := nstest.Must(recordsOf("", l.socket).Open(context.Background()))
 			DeferCleanup(s.Close)
 		})
 		l.Succeeds(l.call("DEL", c))

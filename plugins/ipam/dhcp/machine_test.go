@@ -8,6 +8,8 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 var (
@@ -32,10 +34,9 @@ func newLife() *life {
 // lease of 10.9.0.50, unless more says otherwise.
 func (l *life) answer(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) *dhcpv4.DHCPv4 {
 	GinkgoHelper()
-	p, err := dhcpv4.New(append([]dhcpv4.Modifier{dhcpv4.WithTransactionID(l.xid), dhcpv4.WithHwAddr(ownMAC),
+	p := nstest.Must(dhcpv4.New(append([]dhcpv4.Modifier{dhcpv4.WithTransactionID(l.xid), dhcpv4.WithHwAddr(ownMAC),
 		dhcpv4.WithMessageType(kind), dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 50)), dhcpv4.WithLeaseTime(3600),
-		dhcpv4.WithNetmask(net.CIDRMask(24, 32)), dhcpv4.WithOption(dhcpv4.OptServerIdentifier(serverIP))}, more...)...)
-	Expect(err).NotTo(HaveOccurred())
+		dhcpv4.WithNetmask(net.CIDRMask(24, 32)), dhcpv4.WithOption(dhcpv4.OptServerIdentifier(serverIP))}, more...)...))
 	p.OpCode = dhcpv4.OpcodeBootReply
 	return p
 }
@@ -330,8 +331,7 @@ var _ = Describe("the machine", func() {
 var _ = Describe("the result", func() {
 	result := func(o options, more ...dhcpv4.Modifier) string {
 		l := boundLife(more...)
-		out, err := l.lease.result(o).decode().Encode("1.0.0")
-		Expect(err).NotTo(HaveOccurred())
+		out := nstest.Must(l.lease.result(o).decode().Encode("1.0.0"))
 		return string(out)
 	}
 	generic := func(code uint8, value ...byte) dhcpv4.Modifier {

@@ -169,8 +169,7 @@ func (l *lan) records() []string {
 	GinkgoHelper()
 	var names []string
 	l.Do(func() {
-		files, err := filepath.Glob("/run/hawser/dhcp/*/*.json")
-		Expect(err).NotTo(HaveOccurred())
+		files := nstest.Must(filepath.Glob("/run/hawser/dhcp/*/*.json"))
 		names = files
 	})
 	return names
@@ -209,11 +208,7 @@ func (l *lan) serve(more ...dhcpv4.Modifier) *server {
 	GinkgoHelper()
 	s := &server{given: map[string]netip.Addr{}, first: netip.MustParseAddr("10.9.0.50"),
 		more: append([]dhcpv4.Modifier{dhcpv4.WithLeaseTime(3600)}, more...)}
-	l.server.Do(func() {
-		var err error
-		s.conn, err = net.ListenPacket("udp4", "0.0.0.0:67")
-		Expect(err).NotTo(HaveOccurred())
-	})
+	l.server.Do(func() { s.conn = nstest.Must(net.ListenPacket("udp4", "0.0.0.0:67")) })
 	DeferCleanup(s.conn.Close)
 	go s.run()
 	return s

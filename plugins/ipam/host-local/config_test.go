@@ -8,6 +8,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -37,8 +38,7 @@ func show(cfg *config) string {
 }
 
 var _ = DescribeTable("ranges", func(want, ipam string, more ...string) {
-	cfg, err := parseConfig(request(ipam, more...))
-	Expect(err).NotTo(HaveOccurred())
+	cfg := nstest.Must(parseConfig(request(ipam, more...)))
 	Expect(show(cfg)).To(Equal(want))
 },
 	Entry("one", "10.1.2.1-10.1.2.254 gw 10.1.2.1", `"ranges":[[{"subnet":"10.1.2.0/24"}]]`),
@@ -152,8 +152,7 @@ var _ = Describe("addresses asked for", func() {
 		wire := &wireConfig{}
 		wire.RuntimeConfig.IPs = []string{"10.1.2.9", "::ffff:10.1.2.7", "10.1.2.6"}
 		wire.Args.CNI.IPs = []string{"10.1.2.8/16", "10.1.2.9"}
-		asked, err := wire.parseAsked("IgnoreUnknown=1;K8S_POD_NAME=p;IP=10.1.2.7")
-		Expect(err).NotTo(HaveOccurred())
+		asked := nstest.Must(wire.parseAsked("IgnoreUnknown=1;K8S_POD_NAME=p;IP=10.1.2.7"))
 		var got []string
 		for _, a := range asked {
 			got = append(got, fmt.Sprintf("%s %d %s", a.addr, a.code, a.key))
@@ -217,8 +216,7 @@ var _ = It("reads resolv.conf", func() {
 })
 
 var _ = DescribeTable("DEL and GC need the data directory alone", func(conf, want string) {
-	dir, err := parseDataDir(&skel.Request{Conf: []byte(conf)})
-	Expect(err).NotTo(HaveOccurred())
+	dir := nstest.Must(parseDataDir(&skel.Request{Conf: []byte(conf)}))
 	Expect(dir).To(Equal(want))
 },
 	Entry("the default", `{"ipam":{}}`, "/var/lib/cni/networks"),

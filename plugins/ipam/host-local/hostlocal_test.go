@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
@@ -21,14 +22,11 @@ var _ = Describe("ADD", func() {
 	It("writes the reference's format byte for byte", Label("leases-format"), func() {
 		n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "2001:db8:1::/64"}]]`)
 		Expect(n.add("c1")).To(Equal([]string{"10.1.2.2", "2001:db8:1::2"}))
-		list, err := os.ReadDir(n.dir())
-		Expect(err).NotTo(HaveOccurred())
+		list := nstest.Must(os.ReadDir(n.dir()))
 		var got []string
 		for _, e := range list {
-			info, err := e.Info()
-			Expect(err).NotTo(HaveOccurred())
-			content, err := os.ReadFile(n.path(e.Name()))
-			Expect(err).NotTo(HaveOccurred())
+			info := nstest.Must(e.Info())
+			content := nstest.Must(os.ReadFile(n.path(e.Name())))
 			got = append(got, fmt.Sprintf("%s %s %x", e.Name(), info.Mode(), content))
 		}
 		Expect(got).To(Equal([]string{
@@ -38,8 +36,7 @@ var _ = Describe("ADD", func() {
 			"last_reserved_ip.1 -rw------- 323030313a6462383a313a3a32",
 			"lock -rwxr-x--- ",
 		}))
-		info, err := os.Stat(n.dir())
-		Expect(err).NotTo(HaveOccurred())
+		info := nstest.Must(os.Stat(n.dir()))
 		Expect(info.Mode().Perm()).To(BeEquivalentTo(0o755))
 	})
 
@@ -71,8 +68,7 @@ var _ = Describe("ADD", func() {
 		if *update {
 			Expect(os.WriteFile(golden, []byte(got), 0o644)).To(Succeed())
 		}
-		want, err := os.ReadFile(golden)
-		Expect(err).NotTo(HaveOccurred())
+		want := nstest.Must(os.ReadFile(golden))
 		Expect(got).To(Equal(string(want)))
 		for _, command := range []string{"CHECK", "STATUS", "DEL"} {
 			if version >= cni.Since(command) {
@@ -140,8 +136,7 @@ var _ = Describe("ADD", func() {
 
 	It("gives back what it took when its answer cannot be written", func() {
 		n := newNetwork(slash24)
-		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-		Expect(err).NotTo(HaveOccurred())
+		full := nstest.Must(os.OpenFile("/dev/full", os.O_WRONLY, 0))
 		defer full.Close()
 		c := n.call("ADD", "c1")
 		c.Stdout = full

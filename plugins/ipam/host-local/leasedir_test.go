@@ -19,8 +19,7 @@ import (
 // within opens the store of a network for one call.
 func (n network) within(do func(s *leaseDir)) {
 	GinkgoHelper()
-	s, err := openLeaseDir(context.Background(), n.dataDir, "net", dirMode)
-	Expect(err).NotTo(HaveOccurred())
+	s := nstest.Must(openLeaseDir(context.Background(), n.dataDir, "net", dirMode))
 	do(s)
 	Expect(s.close()).To(Succeed())
 }
@@ -29,9 +28,7 @@ func (n network) within(do func(s *leaseDir)) {
 func (n network) lookup(owner string) (held []netip.Addr, walked bool) {
 	GinkgoHelper()
 	n.within(func(s *leaseDir) {
-		var err error
-		held, err = s.heldBy(owner)
-		Expect(err).NotTo(HaveOccurred())
+		held = nstest.Must(s.heldBy(owner))
 		walked = s.walked()
 	})
 	return held, walked
@@ -151,10 +148,8 @@ var _ = Describe("the index", func() {
 		Entry("when it has a second name", func(p string) { Expect(os.Link(p, p+"x")).To(Succeed()) }),
 		Entry("of another version", damage(0)),
 		Entry("of another boot", func(p string) {
-			boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-			Expect(err).NotTo(HaveOccurred())
-			data, err := os.ReadFile(p)
-			Expect(err).NotTo(HaveOccurred())
+			boot := nstest.Must(os.ReadFile("/proc/sys/kernel/random/boot_id"))
+			data := nstest.Must(os.ReadFile(p))
 			Expect(bytes.Index(data, boot)).To(Equal(len(indexMagic)))
 			damage(len(indexMagic))(p)
 		}),
@@ -183,8 +178,7 @@ var _ = Describe("the index", func() {
 	})
 
 	It("is made anew after a kill between the change and the stamp", func() {
-		s, err := openLeaseDir(context.Background(), n.dataDir, "net", dirMode)
-		Expect(err).NotTo(HaveOccurred())
+		s := nstest.Must(openLeaseDir(context.Background(), n.dataDir, "net", dirMode))
 		Expect(s.heldBy("nobody")).To(BeEmpty())
 		Expect(s.reserve(netip.MustParseAddr("10.1.2.5"), "c5")).To(Succeed())
 		Expect(s.lock.Unlock()).To(Succeed()) // as the kernel does for the dead
@@ -226,8 +220,7 @@ var _ = Describe("the index", func() {
 func cut(bytes int64) func(path string) {
 	return func(path string) {
 		GinkgoHelper()
-		info, err := os.Stat(path)
-		Expect(err).NotTo(HaveOccurred())
+		info := nstest.Must(os.Stat(path))
 		Expect(os.Truncate(path, info.Size()-bytes)).To(Succeed())
 	}
 }
@@ -236,8 +229,7 @@ func cut(bytes int64) func(path string) {
 func damage(at int) func(path string) {
 	return func(path string) {
 		GinkgoHelper()
-		data, err := os.ReadFile(path)
-		Expect(err).NotTo(HaveOccurred())
+		data := nstest.Must(os.ReadFile(path))
 		data[at] ^= 1
 		Expect(os.WriteFile(path, data, 0o600)).To(Succeed())
 	}
@@ -331,8 +323,7 @@ var _ = Describe("the lease directory", func() {
 		n.reserve("10.1.2.2", "c1")
 		n.write("10.1.2.9", "c9")
 		Expect(unix.Mount("none", n.dataDir, "", unix.MS_REMOUNT|unix.MS_RDONLY, "")).To(Succeed())
-		s, err := openLeaseDir(context.Background(), n.dataDir, "net", 0)
-		Expect(err).NotTo(HaveOccurred())
+		s := nstest.Must(openLeaseDir(context.Background(), n.dataDir, "net", 0))
 		Expect(s.heldBy("c9")).To(ConsistOf(addrs("10.1.2.9")))
 		Expect(s.release(netip.MustParseAddr("10.1.2.9"))).To(MatchError(unix.EROFS))
 		Expect(s.close()).To(Succeed())
@@ -377,8 +368,7 @@ var _ = It("finds no store, or one, while another call makes the first one", fun
 			running = false
 		default:
 		}
-		s, err := openUnlocked(dir, "net", 0)
-		Expect(err).NotTo(HaveOccurred())
+		s := nstest.Must(openUnlocked(dir, "net", 0))
 		if s != nil {
 			Expect(s.close()).To(Succeed())
 		}

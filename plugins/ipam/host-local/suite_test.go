@@ -147,8 +147,7 @@ func (n network) leases() map[string]string {
 		if e.Name() == "lock" || strings.HasPrefix(e.Name(), "last_reserved_ip.") {
 			continue
 		}
-		content, err := os.ReadFile(n.path(e.Name()))
-		Expect(err).NotTo(HaveOccurred())
+		content := nstest.Must(os.ReadFile(n.path(e.Name())))
 		m[e.Name()] = string(content)
 	}
 	return m
@@ -169,16 +168,14 @@ func addrs(list ...string) []netip.Addr {
 
 func modTime(path string) time.Time {
 	GinkgoHelper()
-	info, err := os.Stat(path)
-	Expect(err).NotTo(HaveOccurred())
+	info := nstest.Must(os.Stat(path))
 	return info.ModTime()
 }
 
 // flock takes a lock as another program would.
 func flock(path string) (release func()) {
 	GinkgoHelper()
-	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o750)
-	Expect(err).NotTo(HaveOccurred())
+	f := nstest.Must(os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o750))
 	Expect(unix.Flock(int(f.Fd()), unix.LOCK_EX)).To(Succeed())
 	return func() { f.Close() }
 }

@@ -255,8 +255,7 @@ var _ = Describe("many at once", func() {
 		defer cancel()
 		c := n.call("ADD", "c1")
 		c.Ctx = ctx
-		comm, err := os.ReadFile("/proc/self/comm")
-		Expect(err).NotTo(HaveOccurred())
+		comm := nstest.Must(os.ReadFile("/proc/self/comm"))
 		Expect(n.Fails(c, cni.CodeTryAgain)).To(ContainSubstring(
 			"%s: held by process %d (%s)", n.path("lock"), os.Getpid(), strings.TrimSpace(string(comm))))
 	})
@@ -344,14 +343,12 @@ var _ = Describe("what a call costs", func() {
 		Expect(cmd.Start()).To(Succeed())
 		var info unix.Siginfo
 		Expect(unix.Waitid(unix.P_PID, cmd.Process.Pid, &info, unix.WEXITED|unix.WNOWAIT, nil)).To(Succeed())
-		counters, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", cmd.Process.Pid))
-		Expect(err).NotTo(HaveOccurred())
+		counters := nstest.Must(os.ReadFile(fmt.Sprintf("/proc/%d/io", cmd.Process.Pid)))
 		Expect(cmd.Wait()).To(Succeed())
 		sum := 0
 		for line := range strings.Lines(string(counters)) {
 			if key, value, _ := strings.Cut(strings.TrimSpace(line), ": "); key == "syscr" || key == "syscw" {
-				n, err := strconv.Atoi(value)
-				Expect(err).NotTo(HaveOccurred())
+				n := nstest.Must(strconv.Atoi(value))
 				sum += n
 			}
 		}
