@@ -22,8 +22,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func TestIface(t *testing.T) { nstest.RunSpecs(t, "iface") }
 
-// container is a namespace with eth0, down, whose other end veth0 on the host
-// is up.
+// container is a namespace with eth0, down, whose other end veth0 on the host is up.
 type container struct {
 	*nstest.Host
 	host   *nstest.Host
@@ -184,8 +183,7 @@ var _ = Describe("Raise and Configure", func() {
 			"2001:db8:5::/48 via 2001:db8::7 dev eth0 metric 1024 pref medium"},
 			via("10.5.0.0/16", "10.9.0.7"), via("2001:db8:5::/48", "2001:db8::7")),
 		Entry("through the first gateway of their family", []string{"default via 10.1.2.1 dev eth0",
-			"default via 2001:db8::1 dev eth0 metric 1024 pref medium"},
-			to("0.0.0.0/0"), to("::/0")),
+			"default via 2001:db8::1 dev eth0 metric 1024 pref medium"}, to("0.0.0.0/0"), to("::/0")),
 		Entry("with everything that can be said", []string{
 			"10.5.0.0/16 via 10.1.2.1 dev eth0 table 1000 metric 77 mtu 1400 advmss 1300",
 			"2001:db8:5::/48 via 2001:db8::1 dev eth0 table 1000 metric 77 mtu 1400 advmss 1300 pref medium",
@@ -380,9 +378,8 @@ var _ = Describe("Verify", func() {
 	var res *cni.Result
 	BeforeEach(func() {
 		c = newContainer()
-		// Link-local addresses come some time after the link is up, other routes
-		// with the carrier, and that of an own IPv6 address when a worker of the
-		// kernel gets round to it.
+		// Link-local addresses come some time after the link is up, other routes with the carrier, and that
+		// of an own IPv6 address when a worker of the kernel gets round to it.
 		c.SetSysctl("net/ipv6/conf/eth0/addr_gen_mode", "1")
 		res = withRoutes(result("10.1.2.3/24", "10.1.2.1", "2001:db8::3/64", "2001:db8::1"), to("0.0.0.0/0"),
 			to("::/0"),

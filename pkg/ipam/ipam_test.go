@@ -27,8 +27,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// parentEnv makes the test binary a plugin that runs the delegate in this
-// directory.
+// parentEnv makes the test binary a plugin that runs the delegate in this directory.
 const parentEnv = "IPAM_TEST_PARENT"
 
 func TestMain(m *testing.M) {
@@ -382,8 +381,7 @@ var _ = Describe("Client", func() {
 			`{"ips": [`, "no valid JSON"),
 		Entry("two documents", `{}{}`, "no valid JSON"), Entry("a list", `[]`, "is a JSON array"),
 		Entry("null", `null`, "no addresses"), Entry("empty", `{}`, "no addresses"), Entry("no addresses",
-			`{"ips": []}`,
-			"no addresses"),
+			`{"ips": []}`, "no addresses"),
 		Entry("an error object, but status 0", `{"code": 11, "msg": "busy"}`, "no addresses"),
 		Entry("a bad version", `{"cniVersion": "9.9.9", "ips": [{"address": "10.0.0.5/24"}]}`, `cniVersion: "9.9.9"`),
 		Entry("a bad address", `{"ips": [{"address": "10.0.0.5"}]}`, `ips[0].address: "10.0.0.5"`),

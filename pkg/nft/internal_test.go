@@ -113,8 +113,7 @@ var _ = DescribeTable("a rule of the kernel's", func(want, live Stmt, same bool)
 	Entry("ends otherwise", Return(), Drop(), false),
 )
 
-// FuzzAnswer reads anything as what the kernel says of an object, and as what
-// others have in the tables.
+// FuzzAnswer reads anything as what the kernel says of an object, and as what others have in the tables.
 func FuzzAnswer(f *testing.F) {
 	t := Table{INet, "t"}
 	rule := Rule{InSet("s", IPSaddr), Goto("c")}

@@ -29,8 +29,7 @@ func newWorld() *world {
 	return w
 }
 
-// conf is a configuration of network "net" with bridge "br": keys are added, or
-// taken away by nil.
+// conf is a configuration of network "net" with bridge "br": keys are added, or taken away by nil.
 func conf(more ...Object) Object {
 	return Merge(append([]Object{{"cniVersion": "1.1.0", "name": "net", "type": "bridge", "bridge": "br"}}, more...)...)
 }

@@ -347,8 +347,7 @@ var _ = Describe("the lock of legacy iptables, held by a program that hangs,", L
 		w.LendAddrs("two", Addrs(3)...)
 		began := time.Now()
 		says := w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: both,
-			Ctx: nstest.DeadlineWhen(waitedFor)},
-			cni.CodeTryAgain)
+			Ctx: nstest.DeadlineWhen(waitedFor)}, cni.CodeTryAgain)
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
 		Expect(says).To(And(ContainSubstring(holder), Not(ContainSubstring("roll-back"))))
 		Expect(w.Calls()).To(Equal([]string{"ADD two eth0", "DEL two eth0"}))

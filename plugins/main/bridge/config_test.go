@@ -96,8 +96,7 @@ var _ = Describe("configuration", func() {
 	)
 })
 
-// planned is what a plan makes of a lease: the result as JSON without blanks, and the
-// gateways.
+// planned is what a plan makes of a lease: the result as JSON without blanks, and the gateways.
 func planned(keys, ips, routes string) (result, gateways string, err error) {
 	GinkgoHelper()
 	cfg := nstest.Must(parse(`"ipam":{"type":"x"},`+keys, ""))

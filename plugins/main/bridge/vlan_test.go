@@ -12,8 +12,7 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-// vlans lists a port's VLANs as bridge(8) sees them: "5u" is VLAN 5, untagged
-// and the port's own.
+// vlans lists a port's VLANs as bridge(8) sees them: "5u" is VLAN 5, untagged and the port's own.
 func (w *world) vlans(port string) string {
 	GinkgoHelper()
 	var ports []struct {

@@ -39,8 +39,7 @@ var _ = It("has its schema in docs/schema", func() {
 	ExpectPluginSchema(plugin(), append(rules, Object{"anyOf": given})...)
 })
 
-// conf is a configuration of network "net" for the device d0: keys are added, or taken away
-// by nil.
+// conf is a configuration of network "net" for the device d0: keys are added, or taken away by nil.
 func conf(more ...Object) Object {
 	return Merge(append([]Object{{"cniVersion": "1.1.0", "name": "net", "type": "host-device", "device": "d0",
 		"enabledad": false, "ipam": Object{"type": "fake"}}}, more...)...)

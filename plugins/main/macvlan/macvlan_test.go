@@ -19,8 +19,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func TestMacvlan(t *testing.T) { nstest.RunSpecs(t, "plugins/main/macvlan") }
 
-// conf is a configuration of network "net" with master "up0": keys are added, or taken
-// away by nil.
+// conf is a configuration of network "net" with master "up0": keys are added, or taken away by nil.
 func conf(more ...Object) Object {
 	return Merge(append([]Object{{"cniVersion": "1.1.0", "name": "net", "type": "macvlan", "master": "up0",
 		"enabledad": false, "ipam": Object{"type": "fake"}}}, more...)...)

@@ -17,8 +17,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func TestPtp(t *testing.T) { nstest.RunSpecs(t, "plugins/main/ptp") }
 
-// conf is a configuration of network "net": keys are added, or taken away by
-// nil.
+// conf is a configuration of network "net": keys are added, or taken away by nil.
 func conf(more ...Object) Object {
 	return Merge(append([]Object{{"cniVersion": "1.1.0", "name": "net", "type": "ptp", "ipam": Object{"type": "fake"}}},
 		more...)...)

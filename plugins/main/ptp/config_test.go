@@ -68,8 +68,7 @@ func planOf(keys, lease string) (plan, error) {
 	return makePlan(cfg, res)
 }
 
-// text is a plan in lines: routes of the container, addresses of the host end,
-// routes of the host.
+// text is a plan in lines: routes of the container, addresses of the host end, routes of the host.
 func (p plan) text() []string {
 	out := []string{}
 	route := func(where string, r rtnl.Route) {

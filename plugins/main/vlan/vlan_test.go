@@ -20,8 +20,7 @@ func TestVlan(t *testing.T) { nstest.RunSpecs(t, "plugins/main/vlan") }
 
 var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin()) })
 
-// conf is a configuration of network "net" with VLAN 5 of "up0": keys are added, or taken
-// away by nil.
+// conf is a configuration of network "net" with VLAN 5 of "up0": keys are added, or taken away by nil.
 func conf(more ...Object) Object {
 	return Merge(append([]Object{{"cniVersion": "1.1.0", "name": "net", "type": "vlan", "master": "up0", "vlanId": 5,
 		"enabledad": false, "ipam": Object{"type": "fake"}}}, more...)...)

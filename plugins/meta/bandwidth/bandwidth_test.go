@@ -88,8 +88,7 @@ func (w *world) callFor(ifName, command string, keys ...string) Call {
 
 func conf(version string, keys ...string) string {
 	keys = slices.DeleteFunc(append([]string{fmt.Sprintf(`"cniVersion": %q, "name": "net", "type": "bandwidth"`,
-		version)},
-		keys...), func(s string) bool { return s == "" })
+		version)}, keys...), func(s string) bool { return s == "" })
 	return "{" + strings.Join(keys, ", ") + "}"
 }
 
@@ -248,8 +247,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 			"tc qdisc add dev host-eth0 root handle 5: tbf rate 1mbit burst 9kb latency 1s",
 			in, cni.CodeConflict, `link "host-eth0": add tbf: file exists: `),
 		Entry("where something else looks at what comes in", "tc qdisc add dev host-eth0 clsact", both,
-			cni.CodeConflict,
-			`link "host-eth0": add ingress qdisc: `),
+			cni.CodeConflict, `link "host-eth0": add ingress qdisc: `),
 		Entry("where somebody's filter is",
 			"tc qdisc add dev host-eth0 ingress; tc filter add dev host-eth0 ingress protocol ip "+
 				"u32 match u32 0 0 flowid 1:5", out, cni.CodeConflict, `link "host-eth0": add ingress qdisc: `),
@@ -259,8 +257,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 			"ip link add "+refName+" type ifb; ip link set "+refName+" alias x; ip link add bwp"+
 				hash("eth0")+" type bridge", out, cni.CodeConflict, `ifb "bwp`+hash("eth0")+`": create: file exists: `),
 		Entry("with a burst that no packet passes", "", `"ingressRate": 8000000, "ingressBurst": 80, `+out,
-			cni.CodeConfig,
-			"ingressBurst: 80 is less than a packet of 1514 bytes"),
+			cni.CodeConfig, "ingressBurst: 80 is less than a packet of 1514 bytes"),
 		Entry("with one that its rounding makes too small", "", `"egressRate": 100000000, "egressBurst": 12192`,
 			cni.CodeConfig, "egressBurst: 12192 is less than a packet of 1514 bytes"),
 		Entry("with a bad limit", "", `"ingressRate": 5`, cni.CodeConfig, "ingressRate: 5 is neither"),
@@ -333,8 +330,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 			`prevResult.interfaces: has no interface of the host that is the other end of "eth0"`),
 		Entry("with another's", "", "eth0", prevOf("host-eth1"), cni.CodeConfig, "prevResult.interfaces: has no"),
 		Entry("with both ends in the container", "ip link add a0 type veth peer b0", "a0", prevOf("host-eth0"),
-			cni.CodeConfig,
-			"prevResult.interfaces: has no"),
+			cni.CodeConfig, "prevResult.interfaces: has no"),
 		Entry("with an interface of another kind", "ip link add br0 type bridge", "br0", prevOf("host-eth0"),
 			cni.CodeUnsupportedField, `CNI_IFNAME "br0": is of kind "bridge"`),
 	)

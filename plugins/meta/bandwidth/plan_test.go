@@ -120,9 +120,8 @@ var _ = Describe("a burst that is less than a packet", func() {
 	)
 })
 
-// carry sends this many bytes by TCP or UDP to an address, and returns how many arrived
-// and in what time, from before the first byte was sent: no more may come in it, whoever was
-// late to send or to read.
+// carry sends this many bytes by TCP or UDP to an address, and returns how many arrived and in what time,
+// from before the first byte was sent: no more may come in it, whoever was late to send or to read.
 func carry(from, to *nstest.Host, network, address string, bytes int) (arrived int, took time.Duration) {
 	GinkgoHelper()
 	read := make(chan func() (int, error), 1)

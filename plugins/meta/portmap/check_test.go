@@ -159,8 +159,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 	})
 })
 
-// generation is the number of the kernel's nftables ruleset: each batch that is
-// committed adds one.
+// generation is the number of the kernel's nftables ruleset: each batch that is committed adds one.
 func generation(h *nstest.Host) uint32 {
 	GinkgoHelper()
 	var id uint32

@@ -294,8 +294,7 @@ func FuzzNames(f *testing.F) {
 	})
 }
 
-// FuzzRecord reads anything as a record, and makes of it what a backend is told:
-// each line is one.
+// FuzzRecord reads anything as a record, and makes of it what a backend is told: each line is one.
 func FuzzRecord(f *testing.F) {
 	for _, part := range []string{`"options":{"snat":true,"markBit":13}`,
 		`"options":{"snat":true,"masqAll":true,"markChain":"KUBE-MARK-MASQ","conditionsV4":["!","-s",` +

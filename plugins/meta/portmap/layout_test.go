@@ -16,8 +16,7 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-// parts returns the lines of a ruleset that belong to attachments: elements,
-// and chains that are not shared.
+// parts returns the lines of a ruleset that belong to attachments: elements, and chains that are not shared.
 func parts(ruleset string) string {
 	var out []string
 	keep, elements := false, false

@@ -69,8 +69,7 @@ func cells() []cell {
 	return out
 }
 
-// port is the host port of the cell's mapping, the same for every source. The
-// container's is 1000 higher.
+// port is the host port of the cell's mapping, the same for every source. The container's is 1000 higher.
 func (c cell) port() int {
 	port := 8000
 	for i, ip := range hostIPs {

@@ -22,8 +22,7 @@ func (w *world) alone(i int) *container { return w.aloneBehind(fmt.Sprintf("p%d"
 func (w *world) aloneBehind(hostEnd string, i int) *container {
 	GinkgoHelper()
 	c := &container{w: w, Host: nstest.NewNetns(), network: "net1", id: fmt.Sprintf("p%d", i), ifName: "eth0",
-		hostEnd: hostEnd,
-		ips:     []string{fmt.Sprintf("10.9.0.%d/24", i), fmt.Sprintf("fd00:9::%d/64", i)}}
+		hostEnd: hostEnd, ips: []string{fmt.Sprintf("10.9.0.%d/24", i), fmt.Sprintf("fd00:9::%d/64", i)}}
 	c.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
 	w.IP(fmt.Sprintf("link add %s type veth peer name eth0 netns %s", c.hostEnd, c.Name),
 		"link set "+c.hostEnd+" up",
@@ -335,8 +334,7 @@ var _ = Describe("beside kube-proxy in its mode ipvs", Label("kernel"), func() {
 		w = newWorld()
 		c = w.container(1, 2)
 		answerTCP(c, 80, "ours")
-		// kube-proxy binds the addresses of services to a link, and protects
-		// them in its chain.
+		// kube-proxy binds the addresses of services to a link, and protects them in its chain.
 		w.IP("link add kube-ipvs0 type veth peer name dummy", "addr add 10.96.0.10/32 dev kube-ipvs0")
 		w.Cmd("iptables", "-t", "nat", "-A", "PREROUTING", "-d", "10.96.0.10", "-j", "ACCEPT")
 		w.Serve("tcp4", "10.96.0.10:8080")

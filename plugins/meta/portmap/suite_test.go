@@ -84,8 +84,7 @@ func conf(more ...Object) Object {
 	return Merge(append([]Object{{"cniVersion": "1.1.0", "name": "net1", "type": "portmap"}}, more...)...)
 }
 
-// ports is a runtimeConfig: "8080:80", "8080:80/udp", "192.0.2.1:8080:80",
-// "[::]:8080:80".
+// ports is a runtimeConfig: "8080:80", "8080:80/udp", "192.0.2.1:8080:80", "[::]:8080:80".
 func ports(list ...string) Object {
 	var out []Object
 	for _, text := range list {
@@ -182,8 +181,7 @@ func (w *world) gc(network string, valid ...string) {
 	w.Succeeds(Call{Command: "GC", Conf: conf(Object{"name": network, "cni.dev/valid-attachments": refs})})
 }
 
-// kinds are the backends: what a configuration says, and which iptables there
-// is.
+// kinds are the backends: what a configuration says, and which iptables there is.
 type kind struct {
 	name    string
 	config  Object
@@ -202,8 +200,7 @@ func (w *world) ruleset() string {
 	return w.Snapshot("nftables", "iptables-legacy")
 }
 
-// rules is the state of the host that portmap may change, in no order: rules
-// of others may have moved.
+// rules is the state of the host that portmap may change, in no order: rules of others may have moved.
 func (w *world) rules() string {
 	GinkgoHelper()
 	lines := strings.Split(w.ruleset(), "\n")

@@ -178,8 +178,7 @@ var _ = Describe("ADD", func() {
 		Entry("where :: is none", Object{"gateways": []string{"::"}}, "fd02::2/64", "default dev eth1 metric 1024"),
 		Entry("from a default route of the result last", Object{"prevResult": Object{"cniVersion": "1.1.0",
 			"ips":    []Object{{"address": "10.2.0.2/24"}},
-			"routes": []Object{{"dst": "0.0.0.0/0", "gw": "10.2.0.7"}}}}, "",
-			"default via 10.2.0.7 dev eth1"),
+			"routes": []Object{{"dst": "0.0.0.0/0", "gw": "10.2.0.7"}}}}, "", "default via 10.2.0.7 dev eth1"),
 	)
 
 	It("without a gateway makes no default route", func() {

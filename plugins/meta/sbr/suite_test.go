@@ -55,8 +55,7 @@ func (w *world) link(name string, addrs ...string) {
 	}
 }
 
-// call is a call about eth1, whose result has the addresses ("10.2.0.2/24 10.2.0.1" is
-// one with its gateway).
+// call is a call about eth1, whose result has the addresses ("10.2.0.2/24 10.2.0.1" is one with its gateway).
 func (w *world) call(command string, keys Object, addrs ...string) Call {
 	GinkgoHelper()
 	ips := []Object{{"address": "10.1.0.2/24", "gateway": "10.1.0.1", "interface": 0}}
@@ -137,8 +136,7 @@ func table(n int) string { return fmt.Sprint(n) }
 
 var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin()) })
 
-// fuzzPrev is a result without gateways: the container's eth0 has no address that
-// would lead there.
+// fuzzPrev is a result without gateways: the container's eth0 has no address that would lead there.
 const fuzzPrev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"` + FuzzNetns +
 	`"}],"ips":[{"address":"10.1.0.2/24","interface":0},{"address":"fd01::2/64"}]}`
 

@@ -241,9 +241,8 @@ var _ = Describe("ADD that fails", func() {
 			`"sysctl":{"net.ipv4.ip_local_port_range":"40000 50000","net.ipv4.conf.IFNAME.arp_filter":"x"}`,
 			`sysctl["net.ipv4.conf.IFNAME.arp_filter"]: `+
 				`sysctl net.ipv4.conf.eth0.arp_filter: write "x": invalid argument`),
-		Entry("at the sysctl of args.cni",
-			`"sysctl":{"net.ipv4.ip_local_port_range":"40000 50000"},`+
-				`"args":{"cni":{"sysctl":{"net.core.somaxconn":"x"}}}`,
+		Entry("at the sysctl of args.cni", `"sysctl":{"net.ipv4.ip_local_port_range":"40000 50000"},`+
+			`"args":{"cni":{"sysctl":{"net.core.somaxconn":"x"}}}`,
 			`args.cni.sysctl["net.core.somaxconn"]: sysctl net.core.somaxconn: write "x": invalid argument`),
 		Entry("at the MTU",
 			`"sysctl":{"net.ipv4.ip_local_port_range":"40000 50000","net.ipv4.conf.IFNAME.forwarding":"1"},`+

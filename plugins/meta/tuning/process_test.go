@@ -16,8 +16,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// chain is a result as bridge makes it; the host's interface has the
-// container's name.
+// chain is a result as bridge makes it; the host's interface has the container's name.
 const chain = `{"cniVersion":"VERSION","interfaces":[
 	{"name":"cni0","mac":"02:00:00:00:00:07"},
 	{"name":"eth0","mac":"02:00:00:00:00:08"},

@@ -75,9 +75,8 @@ func (w *world) usable(name string) {
 
 // call is a call about net1 and the VRF red, after a plugin that made net1.
 func (w *world) call(command string, keys Object) Call {
-	prev := Object{"cniVersion": "1.1.0",
-		"interfaces": []Object{{"name": "net1", "sandbox": w.cont.Path}},
-		"ips":        []Object{{"address": "10.2.0.2/24", "interface": 0}, {"address": "fd02::2/64", "interface": 0}}}
+	prev := Object{"cniVersion": "1.1.0", "interfaces": []Object{{"name": "net1", "sandbox": w.cont.Path}},
+		"ips": []Object{{"address": "10.2.0.2/24", "interface": 0}, {"address": "fd02::2/64", "interface": 0}}}
 	conf := Object{"cniVersion": "1.1.0", "name": "net", "type": "vrf", "vrfname": "red", "prevResult": prev}
 	return Call{Command: command, IfName: "net1", Netns: w.cont.Path, Conf: Merge(conf, keys)}
 }
