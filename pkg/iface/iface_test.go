@@ -66,7 +66,7 @@ func result(addrsAndGateways ...string) *cni.Result {
 	GinkgoHelper()
 	res := &cni.Result{Interfaces: []cni.Interface{{Name: "veth0"}, {Name: "eth0", Sandbox: "/run/netns/x"}}}
 	for i := 0; i < len(addrsAndGateways); i += 2 {
-		ip := cni.IP{Address: netip.MustParsePrefix(addrsAndGateways[i]), Interface: ptr(1)}
+		ip := cni.IP{Address: netip.MustParsePrefix(addrsAndGateways[i]), Interface: new(1)}
 		if gw := addrsAndGateways[i+1]; gw != "" {
 			ip.Gateway = netip.MustParseAddr(gw)
 		}
@@ -86,8 +86,6 @@ func to(dst string) cni.Route { return cni.Route{Dst: netip.MustParsePrefix(dst)
 func via(dst, gw string) cni.Route {
 	return cni.Route{Dst: netip.MustParsePrefix(dst), GW: netip.MustParseAddr(gw)}
 }
-
-func ptr[T any](v T) *T { return &v }
 
 // routes are the routes that nobody but a plugin makes, as ip(8) prints them.
 func (c container) routes() []string {
@@ -189,12 +187,12 @@ var _ = Describe("Raise and Configure", func() {
 			"2001:db8:5::/48 via 2001:db8::1 dev eth0 table 1000 metric 77 mtu 1400 advmss 1300 pref medium",
 		},
 			cni.Route{Dst: netip.MustParsePrefix("10.5.0.0/16"), MTU: 1400, AdvMSS: 1300, Priority: 77,
-				Table: ptr[uint32](1000), Scope: ptr(0)},
+				Table: new(uint32(1000)), Scope: new(0)},
 			cni.Route{Dst: netip.MustParsePrefix("2001:db8:5::/48"), MTU: 1400, AdvMSS: 1300, Priority: 77,
-				Table: ptr[uint32](1000), Scope: ptr(0)}),
+				Table: new(uint32(1000)), Scope: new(0)}),
 		Entry("on the link where their scope says so", []string{"169.254.1.1 dev eth0 scope link",
 			"default via 169.254.1.1 dev eth0"},
-			cni.Route{Dst: netip.MustParsePrefix("169.254.1.1/32"), Scope: ptr(253)}, via("0.0.0.0/0", "169.254.1.1")),
+			cni.Route{Dst: netip.MustParsePrefix("169.254.1.1/32"), Scope: new(253)}, via("0.0.0.0/0", "169.254.1.1")),
 		Entry("two through different gateways", []string{
 			"10.5.0.0/16 via 10.1.2.1 dev eth0", "10.5.0.0/16 via 10.1.2.7 dev eth0",
 			"2001:db8:5::/48 metric 1024 pref medium", "nexthop via 2001:db8::1 dev eth0 weight 1",
@@ -206,7 +204,7 @@ var _ = Describe("Raise and Configure", func() {
 			"2001:db8:5::/48 via 2001:db8::1 dev eth0 metric 1024 pref medium"},
 			to("10.5.0.0/16"), via("10.5.0.0/16", "10.1.2.1"), to("2001:db8:5::/48"), to("2001:db8:5::/48")),
 		Entry("of the default table, spelt as 0", []string{"10.5.0.0/16 via 10.1.2.1 dev eth0"},
-			cni.Route{Dst: netip.MustParsePrefix("10.5.0.0/16"), Table: ptr[uint32](0)}),
+			cni.Route{Dst: netip.MustParsePrefix("10.5.0.0/16"), Table: new(uint32(0))}),
 	)
 
 	It("makes a route without any gateway on the link", func() {
@@ -370,7 +368,7 @@ var _ = Describe("Raise and Configure", func() {
 
 // ipv6Route is a route with every field, in a table of its own.
 var ipv6Route = cni.Route{
-	Dst: netip.MustParsePrefix("2001:db8:5::/48"), MTU: 1400, AdvMSS: 1300, Priority: 77, Table: ptr[uint32](1000),
+	Dst: netip.MustParsePrefix("2001:db8:5::/48"), MTU: 1400, AdvMSS: 1300, Priority: 77, Table: new(uint32(1000)),
 }
 
 var _ = Describe("Verify", func() {
@@ -383,9 +381,9 @@ var _ = Describe("Verify", func() {
 		c.SetSysctl("net/ipv6/conf/eth0/addr_gen_mode", "1")
 		res = withRoutes(result("10.1.2.3/24", "10.1.2.1", "2001:db8::3/64", "2001:db8::1"), to("0.0.0.0/0"),
 			to("::/0"),
-			cni.Route{Dst: netip.MustParsePrefix("10.5.0.0/16"), MTU: 1400, AdvMSS: 1300, Priority: 77, Scope: ptr(0)},
+			cni.Route{Dst: netip.MustParsePrefix("10.5.0.0/16"), MTU: 1400, AdvMSS: 1300, Priority: 77, Scope: new(0)},
 			ipv6Route,
-			cni.Route{Dst: netip.MustParsePrefix("2001:db8:6::/48"), Scope: ptr(253)})
+			cni.Route{Dst: netip.MustParsePrefix("2001:db8:6::/48"), Scope: new(253)})
 		res.Interfaces[1].MAC = strings.Fields(c.ip("-br link show eth0"))[2]
 		res.Interfaces[1].MTU = 1500
 		Expect(c.configure(res)).To(Succeed())
@@ -446,7 +444,7 @@ var _ = Describe("Verify", func() {
 
 	It("does not take the kernel's broadcast route for one that was asked for", func() {
 		Expect(iface.Verify(c.target, withRoutes(res, cni.Route{Dst: netip.MustParsePrefix("10.1.2.255/32"),
-			Scope: ptr(253)}))).
+			Scope: new(253)}))).
 			To(MatchError(`link "eth0": route 10.1.2.255/32: missing`))
 	})
 
@@ -509,7 +507,7 @@ var _ = Describe("Verify", func() {
 		Entry("another interface of the chain and its address", func() {
 			res.Interfaces = append(res.Interfaces, cni.Interface{Name: "net1", Sandbox: "/run/netns/x",
 				MAC: "02:00:00:00:00:01"})
-			res.IPs = append(res.IPs, cni.IP{Address: netip.MustParsePrefix("10.200.0.1/24"), Interface: ptr(2)})
+			res.IPs = append(res.IPs, cni.IP{Address: netip.MustParsePrefix("10.200.0.1/24"), Interface: new(2)})
 		}),
 		Entry("a host interface of the same name", func() {
 			res.Interfaces[0].Name, res.Interfaces[0].MAC = "eth0", "02:00:00:00:00:01"

@@ -257,15 +257,10 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			programs string
 			enough   bool
 		}{{"iptables", true}, {"ip6tables", false}} {
-			dir := GinkgoT().TempDir()
-			for _, name := range []string{f.programs, f.programs + "-restore"} {
-				real := nstest.Must(exec.LookPath(name))
-				Expect(os.Symlink(real, filepath.Join(dir, name))).To(Succeed())
-			}
-			path := os.Getenv("PATH")
-			Expect(os.Setenv("PATH", dir)).To(Succeed())
-			says, does := status(host, ipt.IPTables), errors.Join(add(host, c), check(host, c), del(host, c))
-			Expect(os.Setenv("PATH", path)).To(Succeed())
+			var says, does error
+			nstest.WithPrograms([]string{f.programs, f.programs + "-restore"}, func() {
+				says, does = status(host, ipt.IPTables), errors.Join(add(host, c), check(host, c), del(host, c))
+			})
 			Expect([]bool{says == nil, does == nil}).To(Equal([]bool{f.enough, f.enough}),
 				"%s alone: %v, %v", f.programs, says, does)
 		}

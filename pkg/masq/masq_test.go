@@ -89,19 +89,16 @@ func with(h *nstest.Host, fn func(context.Context, *nft.Conn)) {
 	})
 }
 
-func add(h *nstest.Host, c masq.Config) error {
-	GinkgoHelper()
-	var err error
-	with(h, func(ctx context.Context, nf *nft.Conn) { err = masq.Add(ctx, nf, c) })
-	return err
+// in is a call of the package, made inside a host.
+func in[T any](call func(context.Context, *nft.Conn, T) error) func(*nstest.Host, T) error {
+	return func(h *nstest.Host, arg T) (err error) {
+		GinkgoHelper()
+		with(h, func(ctx context.Context, nf *nft.Conn) { err = call(ctx, nf, arg) })
+		return err
+	}
 }
 
-func del(h *nstest.Host, c masq.Config) error {
-	GinkgoHelper()
-	var err error
-	with(h, func(ctx context.Context, nf *nft.Conn) { err = masq.Del(ctx, nf, c) })
-	return err
-}
+var add, del, check, status = in(masq.Add), in(masq.Del), in(masq.Check), in(masq.Status)
 
 func delBlind(h *nstest.Host, c masq.Config) error {
 	GinkgoHelper()
@@ -109,26 +106,9 @@ func delBlind(h *nstest.Host, c masq.Config) error {
 	return del(h, c)
 }
 
-func check(h *nstest.Host, c masq.Config) error {
+func gc(h *nstest.Host, network string, valid ...cni.Attachment) (err error) {
 	GinkgoHelper()
-	var err error
-	with(h, func(ctx context.Context, nf *nft.Conn) { err = masq.Check(ctx, nf, c) })
-	return err
-}
-
-func gc(h *nstest.Host, network string, valid ...cni.Attachment) error {
-	GinkgoHelper()
-	var err error
-	with(h, func(ctx context.Context, nf *nft.Conn) {
-		err = masq.GC(ctx, nf, network, cni.NewSet(network, valid))
-	})
-	return err
-}
-
-func status(h *nstest.Host, b ipt.Backend) error {
-	GinkgoHelper()
-	var err error
-	with(h, func(ctx context.Context, nf *nft.Conn) { err = masq.Status(ctx, nf, b) })
+	with(h, func(ctx context.Context, nf *nft.Conn) { err = masq.GC(ctx, nf, network, cni.NewSet(network, valid)) })
 	return err
 }
 
@@ -198,27 +178,18 @@ var _ = DescribeTable("a packet's source", Label("kernel"),
 func multicastSource(w world, from string) string {
 	GinkgoHelper()
 	group := &net.UDPAddr{IP: net.IPv4(239, 1, 2, 3), Port: 5000}
-	var err error
 	var in *net.UDPConn
 	w.out.Do(func() {
-		var eth0 *net.Interface
-		eth0, err = net.InterfaceByName("eth0")
-		if err == nil {
-			in, err = net.ListenMulticastUDP("udp4", eth0, group)
-		}
+		in = nstest.Must(net.ListenMulticastUDP("udp4", nstest.Must(net.InterfaceByName("eth0")), group))
 	})
-	Expect(err).NotTo(HaveOccurred())
 	defer func() { _ = in.Close() }()
 	w.host.Cmd("ip", "route", "add", "239.0.0.0/8", "dev", "ext")
 	w.out.Cmd("ip", "route", "add", "10.3.0.0/24", "via", "192.0.2.1") // for its reverse path filter
 	w.host.Do(func() {
-		var out *net.UDPConn
-		if out, err = net.DialUDP("udp4", &net.UDPAddr{IP: net.ParseIP(from)}, group); err == nil {
-			_, err = out.Write([]byte("?"))
-			_ = out.Close()
-		}
+		out := nstest.Must(net.DialUDP("udp4", &net.UDPAddr{IP: net.ParseIP(from)}, group))
+		nstest.Must(out.Write([]byte("?")))
+		_ = out.Close()
 	})
-	Expect(err).NotTo(HaveOccurred())
 	Expect(in.SetDeadline(time.Now().Add(nstest.Patience(nstest.Hang)))).To(Succeed())
 	_, source, err := in.ReadFromUDP(make([]byte, 16))
 	Expect(err).NotTo(HaveOccurred())

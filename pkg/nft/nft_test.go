@@ -140,10 +140,7 @@ func with(h *nstest.Host, fn func(*nft.Conn)) {
 	})
 }
 
-func ensure(tx *nft.Tx) error {
-	err := tx.EnsureLayout(sample())
-	return err
-}
+func ensure(tx *nft.Tx) error { return tx.EnsureLayout(sample()) }
 
 var _ = Describe("a layout", Label("kernel"), func() {
 	var host *nstest.Host
@@ -179,12 +176,11 @@ var _ = Describe("a layout", Label("kernel"), func() {
 		nstest.Need("nft-bridge")
 		bridge := nft.Table{Family: nft.Bridge, Name: "spec"}
 		Expect(update(host, func(tx *nft.Tx) error {
-			err := tx.EnsureLayout(nft.Layout{Table: bridge,
+			return tx.EnsureLayout(nft.Layout{Table: bridge,
 				Sets: []nft.Set{{Name: "pairs", Key: []nft.Type{nft.IfName, nft.EtherAddr}}},
 				Chains: []nft.Chain{{Name: "guard",
 					Hook:  &nft.Hook{Type: "filter", Point: nft.Prerouting, Priority: -300},
 					Rules: []nft.Rule{{nft.NotInSet("pairs", nft.IIFName, nft.EtherSaddr), nft.Drop()}}}}})
-			return err
 		})).To(Succeed())
 		Expect(host.Cmd("nft", "list", "ruleset")).To(ContainSubstring("iifname . ether saddr != @pairs drop"))
 		Expect(host.Cmd("nft", "list", "ruleset")).To(ContainSubstring("type ifname . ether_addr"))
@@ -349,10 +345,7 @@ var _ = Describe("translation of destinations", Label("kernel"), func() {
 	})
 
 	It("is printed by nft as an administrator would write it, and recognised again", func() {
-		ensure := func(tx *nft.Tx) error {
-			err := tx.EnsureLayout(natSample())
-			return err
-		}
+		ensure := func(tx *nft.Tx) error { return tx.EnsureLayout(natSample()) }
 		Expect(update(host, ensure)).To(Succeed())
 		text := host.Cmd("nft", "list", "ruleset")
 		Expect(text).To(HaveSuffix(natPrinted))

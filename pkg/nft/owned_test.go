@@ -407,10 +407,7 @@ var _ = Describe("an update", Label("kernel"), func() {
 		odd.Table.Family = nft.Bridge // which has no nat
 		odd.Chains = []nft.Chain{{Name: "postrouting_v1", Hook: sample().Chains[2].Hook}}
 		for range 2 {
-			err := update(host, func(tx *nft.Tx) error {
-				err := tx.EnsureLayout(odd)
-				return err
-			})
+			err := update(host, func(tx *nft.Tx) error { return tx.EnsureLayout(odd) })
 			Expect(err).To(MatchError(nft.ErrUnsupported))
 			Expect(err).To(MatchError(ContainSubstring(`add chain "postrouting_v1"`)))
 		}

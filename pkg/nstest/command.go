@@ -118,6 +118,15 @@ func (h *Host) Start(p Program) *exec.Cmd {
 	return cmd
 }
 
+// HoldLock has a program hold the lock of a file until it is killed, or the spec ends.
+func (h *Host) HoldLock(path string) *os.Process {
+	ginkgo.GinkgoHelper()
+	holding := h.Start(Program{Path: "flock", Args: []string{"-o", path, "sh", "-c", "exec sleep 60 >/dev/null 2>&1"}})
+	gomega.Eventually(func() string { return h.Cmd("cat", "/proc/locks") }).
+		Should(gomega.ContainSubstring(fmt.Sprint(holding.Process.Pid)))
+	return holding.Process
+}
+
 // Sysctl reads a value below /proc/sys in the namespaces.
 func (h *Host) Sysctl(path string) string {
 	ginkgo.GinkgoHelper()

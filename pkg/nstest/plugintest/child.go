@@ -35,6 +35,21 @@ func (w *World) Refused(conf Object, code uint) string {
 	return says
 }
 
+// ExpectNothingLeft expects that nothing of an ADD is there that fails at IPAM or after it, and
+// that IPAM has its addresses again.
+func (w *World) ExpectNothingLeft(conf Object) {
+	GinkgoHelper()
+	for answer, code := range map[string]uint{Refusal: cni.CodeTryAgain, "cat >/dev/null; echo {}": cni.CodeIPAM,
+		"cat >/dev/null; cat <<'E'\n" + `{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24"}],
+			"routes":[{"dst":"10.9.0.0/16","gw":"10.77.0.1"}]}` + "\nE": cni.CodeInternal} {
+		w.On("ADD", answer, "two")
+		cont := nstest.NewNetns()
+		w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: conf}, code)
+		Expect(Names(cont, "")).To(BeEmpty())
+		Expect(w.Calls()).To(Equal([]string{"ADD two eth0", "DEL two eth0"}))
+	}
+}
+
 // ExpectEnd expects that DEL and GC remove an attachment, whatever is known of it, and never the
 // host's interface of the name; senseless are values that they must not mind.
 func (w *World) ExpectEnd(conf, senseless Object, addrs ...string) {
@@ -66,21 +81,4 @@ func (w *World) ExpectEnd(conf, senseless Object, addrs ...string) {
 	w.Succeeds(c)
 	Expect(Names(a.Host, "")).To(BeEmpty())
 	Expect(Names(w.Host, "")).To(ContainElement("eth0"))
-}
-
-// ExpectExchange expects that CHECK and DEL of ours know what a reference plugin made, and the other
-// way round.
-func (w *World) ExpectExchange(ref nstest.Reference, conf Object, addrs ...string) {
-	GinkgoHelper()
-	w.LendAddrs("one", addrs...)
-	cont := nstest.NewNetns()
-	call := Call{Command: "ADD", Netns: cont.Path, Conf: Merge(conf, Object{"cniVersion": "1.0.0"})}
-	a := Attached{Host: cont, Call: call, Result: w.Reference(ref, call).Added()}
-	w.Succeeds(a.As("CHECK"))
-	w.Succeeds(a.As("DEL"))
-	Expect(Names(cont, "")).To(BeEmpty())
-	a.Result = w.Add(call)
-	Expect(w.Reference(ref, a.As("CHECK")).Code).To(BeZero())
-	Expect(w.Reference(ref, a.As("DEL")).Code).To(BeZero())
-	Expect(Names(cont, "")).To(BeEmpty())
 }

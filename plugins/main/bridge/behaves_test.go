@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
 	"strings"
 	"time"
 
@@ -323,12 +322,9 @@ var _ = Describe("the lock of legacy iptables, held by a program that hangs,", L
 	// hold takes the lock until the spec ends, or release is called.
 	hold := func() (release func()) {
 		GinkgoHelper()
-		holding := w.Start(nstest.Program{Path: "flock", Args: []string{"-o", "/run/xtables.lock", "sh", "-c",
-			"exec sleep 60 >/dev/null 2>&1"}})
-		Eventually(func() string { return w.Cmd("cat", "/proc/locks") }).
-			Should(ContainSubstring(fmt.Sprint(holding.Process.Pid)))
-		holder = fmt.Sprintf("held by process %d (flock)", holding.Process.Pid)
-		return func() { Expect(holding.Process.Signal(os.Kill)).To(Succeed()) }
+		holding := w.HoldLock("/run/xtables.lock")
+		holder = fmt.Sprintf("held by process %d (flock)", holding.Pid)
+		return func() { Expect(holding.Kill()).To(Succeed()) }
 	}
 	waitedFor := func() bool { return strings.Contains(w.Cmd("cat", "/proc/locks"), "-> FLOCK") }
 	both := l3(Object{"isGateway": true, "ipMasq": true, "ipMasqBackend": "iptables"})

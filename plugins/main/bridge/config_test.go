@@ -204,18 +204,6 @@ var _ = Describe("plan", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(got).To(ContainSubstring(`"ips":[{"interface":2,"address":"10.1.0.2/24"}]`))
 	})
-
-	DescribeTable("dns", func(keys, want string) {
-		got, _, err := planned(keys, v4, "")
-		Expect(err).NotTo(HaveOccurred())
-		Expect(got).To(HaveSuffix(want))
-	},
-		Entry("IPAM's", `"dns":{}`, `"dns":{"domain":"ipam"}}`),
-		Entry("IPAM's", `"dns":null`, `"dns":{"domain":"ipam"}}`),
-		Entry("the configuration's, instead of all of IPAM's", `"dns":{"nameservers":["192.0.2.1"]}`,
-			`"dns":{"nameservers":["192.0.2.1"]}}`),
-		Entry("none at all, by an empty list", `"dns":{"nameservers":[]}`, `"address":"10.1.0.2/24"}]}`),
-	)
 })
 
 var _ = Describe("the VLANs of a port", func() {

@@ -116,12 +116,6 @@ var _ = Describe("traffic", func() {
 		Expect(w.Sysctl("net/ipv6/conf/br/accept_dad")).To(Equal("0"))
 	})
 
-	It("of containers does not give the host routes, by IPv6 router advertisements (CVE-2020-10749, CVE-2020-13401)",
-		Label("router-advertisements"), func() {
-			Expect(heeded(w.Attach("one", l3(), "10.1.0.2/24"))).To(BeFalse())
-			Expect(w.Sysctl("net/ipv6/conf/br/accept_ra")).To(Equal("0"))
-		})
-
 	It("works where /proc/sys is read-only, with a word on what could not be set", func() {
 		w.SetSysctl("net/ipv4/ip_forward", "1")
 		w.SetSysctl("net/ipv6/conf/default/accept_ra", "1")

@@ -231,16 +231,6 @@ var _ = Describe("ADD", func() {
 		Expect(a.Ask("tcp", "192.0.2.2:80")).To(HavePrefix("10.1.0.2:"))
 		Expect(w.Snapshot("nftables")).NotTo(ContainSubstring("hawser"))
 	})
-
-	It("passes dns on: IPAM's, or the configuration's instead", func() {
-		w.Lend(`{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],
-			"dns":{"nameservers":["192.0.2.1"],"domain":"ipam"}}`)
-		Expect(w.Attach("one", conf()).Result.DNS).To(Equal(Object{"nameservers": []any{"192.0.2.1"},
-			"domain": "ipam"}))
-		Expect(w.Attach("two",
-			conf(Object{"dns": Object{"search": []string{"x"}}})).Result.DNS).To(Equal(Object{"search": []any{"x"}}))
-		Expect(w.Attach("three", conf(Object{"dns": Object{"search": []string{}}})).Result.DNS).To(BeNil())
-	})
 })
 
 // writer is called with what is written.

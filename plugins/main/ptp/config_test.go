@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 
@@ -161,19 +160,6 @@ var _ = Describe("plan", func() {
 		Entry("the unspecified address", "its gateway 0.0.0.0 ", "10.1.0.2/24 0.0.0.0"),
 		Entry("a multicast address", "its gateway ff02::1 ", "2001:db8::2/64 ff02::1"),
 		Entry("the loopback address", "its gateway 127.0.0.1 ", "10.1.0.2/24 127.0.0.1"),
-	)
-
-	DescribeTable("dns", func(keys, want string) {
-		p, err := planOf(keys,
-			`{"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],"dns":{"domain":"ipam","search":["a"]}}`)
-		Expect(err).NotTo(HaveOccurred())
-		Expect(fmt.Sprintf("%+v", p.Result.DNS)).To(Equal(want))
-	},
-		Entry("IPAM's", ``, "{Nameservers:[] Domain:ipam Search:[a] Options:[]}"),
-		Entry("IPAM's beside an empty object", `"dns":{}`, "{Nameservers:[] Domain:ipam Search:[a] Options:[]}"),
-		Entry("the configuration's, instead of all of IPAM's", `"dns":{"nameservers":["192.0.2.1"]}`,
-			"{Nameservers:[192.0.2.1] Domain: Search:[] Options:[]}"),
-		Entry("none at all, by an empty list", `"dns":{"options":[]}`, "{Nameservers:[] Domain: Search:[] Options:[]}"),
 	)
 
 	It("leaves IPAM's routes as they are, and the lease alone", func() {

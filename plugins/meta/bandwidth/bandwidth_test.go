@@ -547,13 +547,6 @@ var _ = Describe("an IFB without mark", Label("kernel"), func() {
 		w.gc("net")
 		Expect(w.state()).To(Equal(before))
 	})
-
-	It("passes the reference's CHECK, and goes with its DEL", func() {
-		w.Add(w.call("ADD", both))
-		Expect(w.Reference(nstest.Newest(), w.call("CHECK", both)).Code).To(BeZero())
-		Expect(w.Reference(nstest.Newest(), w.call("DEL", both)).Code).To(BeZero())
-		Expect(Names(w.Host, "ifb")).To(BeEmpty())
-	})
 })
 
 // gc is a GC with these containers' eth0 valid.

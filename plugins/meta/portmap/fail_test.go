@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -218,29 +217,5 @@ var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 		Expect(run("ADD", Object{"backend": "nftables"}, ports("8080:80")).Msg).
 			To(ContainSubstring("not supported by this kernel"))
 		Expect(w.Cmd("nft", "list", "ruleset")).To(BeEmpty())
-	})
-})
-
-var _ = Describe("route_localnet", Label("kernel"), func() {
-	eachBackend(func(k kind) {
-		It("lets no container reach what the host serves on loopback (CVE-2020-8558)", Label("loopback-guard"), func() {
-			w := newWorld()
-			c, other := w.container(1, 2), w.container(1, 3)
-			c.serve(80)
-			w.Serve("tcp4", "127.0.0.1:9999")
-			c.add(k.config, ports("8080:80"))
-			Expect(ask(w.Host, "tcp", "127.0.0.1:8080", patience())).To(Equal("10.1.0.1"))
-			// A container that wants to sends 127.0.0.1 to the host.
-			other.SetSysctl("net/ipv4/conf/all/route_localnet", "1")
-			other.IP("addr del 127.0.0.1/8 dev lo", "rule add pref 1 to 127.0.0.1 lookup 100",
-				"rule del pref 0 lookup local",
-				"rule add pref 2 lookup local", "route add 127.0.0.1/32 via 10.1.0.1 dev eth0 table 100 src 10.1.0.3")
-			try := func(wait time.Duration) string {
-				return ask(other.Host, "tcp", "127.0.0.1:9999", wait)
-			}
-			Expect(try(soon(200))).To(Equal(silence))
-			w.Cmd("nft", "flush", "chain", "inet", "hawser", "portmap_guard_v1")
-			Expect(try(patience())).To(Equal("10.1.0.3"), "the guard is what keeps it away")
-		})
 	})
 })
