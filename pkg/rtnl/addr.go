@@ -1,7 +1,6 @@
 package rtnl
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -33,10 +32,7 @@ func (c *Conn) Addrs(index int) (addrs []Addr, err error) {
 		}
 		return err
 	})
-	if err != nil {
-		return nil, c.linkError(index, "list addresses", err)
-	}
-	return addrs, nil
+	return addrs, c.linkError(index, "list addresses", err)
 }
 
 func readAddr(in netlink.Addr) Addr {
@@ -72,10 +68,7 @@ func (c *Conn) DelAddr(index int, p netip.Prefix) error {
 	err := c.use(func(h *netlink.Handle) error {
 		return h.AddrDel(byIndex(index), &netlink.Addr{IPNet: ipNet(p), Broadcast: net.IPv4zero})
 	})
-	if errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.ENODEV) {
-		return nil
-	}
-	return c.linkError(index, fmt.Sprintf("delete address %s", p), err)
+	return c.linkError(index, fmt.Sprintf("delete address %s", p), unless(err, unix.EADDRNOTAVAIL, unix.ENODEV))
 }
 
 func addrOf(ip net.IP) netip.Addr {

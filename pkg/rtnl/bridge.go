@@ -105,8 +105,5 @@ func (c *Conn) VLANs(index int) (vlans []VLAN, err error) {
 		}
 		return err
 	})
-	if err != nil {
-		return nil, c.linkError(index, "list VLANs", err)
-	}
-	return vlans, nil
+	return vlans, c.linkError(index, "list VLANs", err)
 }

@@ -9,6 +9,7 @@ package rtnl
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -186,17 +187,34 @@ func header(family, index int) *nl.IfInfomsg {
 
 // linkError names the link that an operation was about.
 func (c *Conn) linkError(index int, what string, err error) error {
+	return wrap(fmt.Sprintf("link %s: %s", c.name(index), what), err)
+}
+
+// wrap says what an error is about; nil stays nil. It is ErrNoLink where the library or the kernel says that there is
+// no such link.
+func wrap(what string, err error) error {
+	if errors.As(err, &netlink.LinkNotFoundError{}) || errors.Is(err, unix.ENODEV) {
+		err = ErrNoLink
+	}
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("link %s: %s: %w", c.name(index), what, noLink(err))
+	return fmt.Errorf("%s: %w", what, err)
 }
 
-// noLink returns ErrNoLink for the errors with which the library and the kernel
-// say that there is no such link, and all others as they are.
-func noLink(err error) error {
-	if errors.As(err, &netlink.LinkNotFoundError{}) || errors.Is(err, unix.ENODEV) {
-		return ErrNoLink
+// netns opens the namespace of the sockets.
+func (c *Conn) netns() (n *ns.NS, err error) {
+	err = c.use(func(*netlink.Handle) (err error) {
+		n, err = ns.OfSocket(c.own.Socket.GetFd())
+		return err
+	})
+	return n, err
+}
+
+// unless is err, or nil where that is one of the harmless.
+func unless(err error, harmless ...error) error {
+	if slices.ContainsFunc(harmless, func(h error) bool { return errors.Is(err, h) }) {
+		return nil
 	}
 	return err
 }

@@ -3,8 +3,6 @@ package rtnl
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -34,10 +32,7 @@ const hopFlags = unix.RTNH_F_ONLINK | unix.RTNH_F_PERVASIVE
 // grows with their number.
 func (c *Conn) RouteCopies() ([]RouteCopy, error) {
 	routes, err := c.dumpRoutes(unix.AF_UNSPEC)
-	if err != nil {
-		return nil, fmt.Errorf("list routes: %w", err)
-	}
-	return routes, nil
+	return routes, wrap("list routes", err)
 }
 
 // dumpRoutes lists the routes of a family or, with unix.AF_UNSPEC, of both. A kernel that
@@ -54,10 +49,7 @@ func (c *Conn) dumpRoutes(family int, filter ...*nl.RtAttr) (routes []RouteCopy,
 	header := &nl.RtMsg{RtMsg: unix.RtMsg{Family: uint8(family)}}
 	answers, err := c.send(unix.RTM_GETROUTE, unix.NLM_F_DUMP, header, filter...)
 	for _, answer := range answers {
-		r, err := readCopy(answer)
-		if err != nil {
-			return nil, err
-		}
+		r := readCopy(answer)
 		const cached = unix.RTM_F_CLONED // what the kernel keeps about single destinations
 		if int(r.Header.Family) == family && r.Header.Flags&cached == 0 {
 			routes = append(routes, r)
@@ -66,13 +58,10 @@ func (c *Conn) dumpRoutes(family int, filter ...*nl.RtAttr) (routes []RouteCopy,
 	return routes, err
 }
 
-func readCopy(message []byte) (r RouteCopy, err error) {
-	if len(message) < unix.SizeofRtMsg {
-		return r, unix.EBADMSG
-	}
+func readCopy(message []byte) (r RouteCopy) {
 	r.Header = nl.DeserializeRtMsg(message).RtMsg
 	r.Header.Flags &= unix.RTM_F_CLONED | hopFlags
-	attrs, err := nl.ParseRouteAttr(message[unix.SizeofRtMsg:])
+	attrs, _ := nl.ParseRouteAttr(message[unix.SizeofRtMsg:]) // the kernel's are whole
 	for _, a := range attrs {
 		// A next hop object is beside the hops that it stands for, and goes with its link.
 		if a.Attr.Type != unix.RTA_CACHEINFO && a.Attr.Type != netlink.RTA_NH_ID {
@@ -82,7 +71,7 @@ func readCopy(message []byte) (r RouteCopy, err error) {
 	for _, hop := range r.nextHops() {
 		hop[2] &= hopFlags
 	}
-	return r, err
+	return r
 }
 
 // value is the value of an attribute; nil where there is none.
@@ -130,19 +119,18 @@ func (r RouteCopy) InTable(table uint32) RouteCopy {
 	return r.with(unix.RTA_TABLE, nl.Uint32Attr(table))
 }
 
-// WithSource is the route with another preferred source.
+// WithSource is the route with another preferred source; the zero Addr is none.
 func (r RouteCopy) WithSource(src netip.Addr) RouteCopy {
+	if !src.IsValid() {
+		return r.without(unix.RTA_PREFSRC)
+	}
 	return r.with(unix.RTA_PREFSRC, src.AsSlice())
 }
-
-// WithoutSource is the route without its preferred source.
-func (r RouteCopy) WithoutSource() RouteCopy { return r.without(unix.RTA_PREFSRC) }
 
 // HasGateway says whether the route leads through a gateway, to which another route must
 // lead before it can be made.
 func (r RouteCopy) HasGateway() bool {
-	kinds := []uint16{unix.RTA_GATEWAY, unix.RTA_VIA, unix.RTA_MULTIPATH}
-	return slices.ContainsFunc(r.Attrs, func(a RouteAttribute) bool { return slices.Contains(kinds, a.Kind) })
+	return r.value(unix.RTA_GATEWAY) != nil || r.value(unix.RTA_VIA) != nil || r.value(unix.RTA_MULTIPATH) != nil
 }
 
 // GatewaysLast compares routes for an order in which the kernel takes them: those through a
@@ -276,30 +264,20 @@ func (r RouteCopy) String() string { return r.dst().String() }
 
 // AddCopy adds the route beside those that are there, as AddRoute does.
 func (c *Conn) AddCopy(r RouteCopy) error {
-	if err := c.sendCopy(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, r); err != nil {
-		return fmt.Errorf("route %s: %w", r, noLink(err))
-	}
-	return nil
+	return wrap("route "+r.String(), c.sendCopy(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, r))
 }
 
 // RestoreCopy is AddCopy for a route that a link had. It is no error that the route is there,
 // or that the link, as it is by now, can have none such: it is down, or the source or the
 // way to the gateway is gone.
 func (c *Conn) RestoreCopy(r RouteCopy) error {
-	cannot := []error{unix.EEXIST, unix.ENETDOWN, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL, ErrNoLink}
-	err := c.AddCopy(r)
-	if slices.ContainsFunc(cannot, func(target error) bool { return errors.Is(err, target) }) {
-		return nil
-	}
-	return err
+	return unless(c.AddCopy(r),
+		unix.EEXIST, unix.ENETDOWN, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL, ErrNoLink)
 }
 
 // DelCopy deletes the route with all its next hops. That there is none is no error.
 func (c *Conn) DelCopy(r RouteCopy) error {
-	if err := c.sendCopy(unix.RTM_DELROUTE, 0, r); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("delete route %s: %w", r, noLink(err))
-	}
-	return nil
+	return wrap("delete route "+r.String(), unless(c.sendCopy(unix.RTM_DELROUTE, 0, r), unix.ESRCH))
 }
 
 func (c *Conn) sendCopy(kind, flags int, r RouteCopy) error {

@@ -1,7 +1,6 @@
 package rtnl
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -43,15 +42,11 @@ type Peer struct {
 // error matches EEXIST when a name is taken there, or before Linux 6.15 in the Conn's namespace,
 // and EOPNOTSUPP when the kernel lacks the kind. The link may be there in spite of an error.
 func (c *Conn) AddLink(n NewLink) error {
-	err := c.once(func(h *netlink.Handle) error { return h.LinkAdd(n.encode()) })
-	if err == nil {
-		return nil
-	}
 	what := fmt.Sprintf("%s %q", n.Kind, n.Name)
 	if n.Peer.Name != "" {
 		what += fmt.Sprintf(" with peer %q", n.Peer.Name)
 	}
-	return fmt.Errorf("%s: create: %w", what, noLink(err))
+	return wrap(what+": create", c.once(func(h *netlink.Handle) error { return h.LinkAdd(n.encode()) }))
 }
 
 func (n NewLink) encode() netlink.Link {
@@ -128,8 +123,5 @@ func (c *Conn) ProbeKind(kind string) error {
 	}
 	flags := unix.NLM_F_ACK | unix.NLM_F_CREATE | unix.NLM_F_EXCL
 	_, err := c.send(unix.RTM_NEWLINK, flags, header(unix.AF_UNSPEC, 0), attrs...)
-	if errors.Is(err, unix.EINVAL) {
-		return nil
-	}
-	return fmt.Errorf("kind %s: %w", kind, err)
+	return wrap("kind "+kind, unless(err, unix.EINVAL))
 }

@@ -1,7 +1,6 @@
 package rtnl
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -9,8 +8,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"github.com/hawser-cni/plugins/pkg/ns"
 )
 
 // Link is a network interface as the kernel reports it.
@@ -98,10 +95,7 @@ func (c *Conn) Link(name string) (Link, error) {
 // LinkByAnyName finds a link by its name or by an alternative one.
 func (c *Conn) LinkByAnyName(name string) (Link, error) {
 	l, err := c.find(func(h *netlink.Handle) (netlink.Link, error) { return h.LinkByName(name) })
-	if err != nil {
-		return Link{}, fmt.Errorf("link %q: %w", name, err)
-	}
-	return l, nil
+	return l, wrap(fmt.Sprintf("link %q", name), err)
 }
 
 // LinkByIndex finds a link by its index.
@@ -118,7 +112,7 @@ func (c *Conn) find(look func(h *netlink.Handle) (netlink.Link, error)) (l Link,
 		}
 		return err
 	})
-	return l, noLink(err)
+	return l, err
 }
 
 // IsPairEnd tells an end of a pair from other links.
@@ -152,13 +146,13 @@ func (c *Conn) links(what string, filter ...*nl.RtAttr) ([]Link, error) {
 	filter = append(filter, noStatistics())
 	answers, err := c.send(unix.RTM_GETLINK, unix.NLM_F_DUMP, header(unix.AF_UNSPEC, 0), filter...)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", what, err)
+		return nil, wrap(what, err)
 	}
 	links := make([]Link, len(answers))
 	for i, answer := range answers {
 		found, err := netlink.LinkDeserialize(nil, answer)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", what, err)
+			return nil, wrap(what, err)
 		}
 		links[i] = c.learn(found)
 	}
@@ -201,7 +195,7 @@ func (c *Conn) SetLink(index int, ch LinkChange) error {
 	}
 	attrs := ch.attrs()
 	if ch.To != nil {
-		n, err := ns.OfSocket(ch.To.own.Socket.GetFd())
+		n, err := ch.To.netns()
 		if err != nil {
 			return c.linkError(index, "move", err)
 		}
@@ -245,10 +239,7 @@ func (ch LinkChange) attrs() (attrs []*nl.RtAttr) {
 // gone already is no error.
 func (c *Conn) DelLink(index int) error {
 	err := c.use(func(h *netlink.Handle) error { return h.LinkDel(byIndex(index)) })
-	if errors.Is(err, unix.ENODEV) {
-		return nil
-	}
-	return c.linkError(index, "delete", err)
+	return c.linkError(index, "delete", unless(err, unix.ENODEV))
 }
 
 // byIndex is a link of which the library needs no more than the index.

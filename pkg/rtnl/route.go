@@ -1,7 +1,6 @@
 package rtnl
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -43,11 +42,7 @@ func (r Route) String() string {
 // table, for IPv4 all other fields too.
 func (c *Conn) AddRoute(r Route) error {
 	// RouteAdd would refuse a second next hop as well.
-	err := c.use(func(h *netlink.Handle) error { return h.RouteAddEcmp(r.encode()) })
-	if err != nil {
-		return fmt.Errorf("route %s: %w", r, noLink(err))
-	}
-	return nil
+	return wrap("route "+r.String(), c.use(func(h *netlink.Handle) error { return h.RouteAddEcmp(r.encode()) }))
 }
 
 func (r Route) encode() *netlink.Route {
@@ -81,10 +76,7 @@ func FamilyOf(ip netip.Addr) int {
 // none is no error.
 func (c *Conn) DelRoute(r Route) error {
 	err := c.use(func(h *netlink.Handle) error { return h.RouteDel(r.encode()) })
-	if err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("delete route %s: %w", r, noLink(err))
-	}
-	return nil
+	return wrap("delete route "+r.String(), unless(err, unix.ESRCH))
 }
 
 // Routes lists the routes that leave through a link, of all tables and types:
@@ -92,9 +84,6 @@ func (c *Conn) DelRoute(r Route) error {
 // next hops appears once for each that uses the link.
 func (c *Conn) Routes(index, family int) (routes []Route, err error) {
 	copies, err := c.dumpRoutes(family, nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(index))))
-	if err != nil {
-		return nil, c.linkError(index, "list routes", err)
-	}
 	for _, r := range copies {
 		if own, ok := r.HopsOf(index); ok {
 			for _, hop := range own.singleHops() {
@@ -102,17 +91,14 @@ func (c *Conn) Routes(index, family int) (routes []Route, err error) {
 			}
 		}
 	}
-	return routes, nil
+	return routes, c.linkError(index, "list routes", err)
 }
 
 // RouteTo asks the kernel which link it would send to addr through, and from
 // which address.
 func (c *Conn) RouteTo(addr netip.Addr) (outIndex int, src netip.Addr, err error) {
 	r, err := c.lookUp(addr)
-	if err != nil {
-		return 0, netip.Addr{}, fmt.Errorf("route to %s: %w", addr, err)
-	}
-	return r.OutIndex, r.Src, nil
+	return r.OutIndex, r.Src, wrap("route to "+addr.String(), err)
 }
 
 // lookUp is the route to addr that the kernel would take.
@@ -123,8 +109,7 @@ func (c *Conn) lookUp(addr netip.Addr, attrs ...*nl.RtAttr) (r Route, err error)
 	if err != nil || len(answers) == 0 {
 		return r, err
 	}
-	found, err := readCopy(answers[0])
-	return found.Route(), err
+	return readCopy(answers[0]).Route(), nil
 }
 
 // Rule is a rule of the routing policy, as far as it says that the packets of a
@@ -142,9 +127,6 @@ func (r Rule) String() string { return fmt.Sprintf("from %s lookup %d", r.Src, r
 // kernel has no routing policy.
 func (c *Conn) Rules() (rules []Rule, err error) {
 	answers, err := c.send(unix.RTM_GETRULE, unix.NLM_F_DUMP, &nl.RtMsg{}) // struct fib_rule_hdr is like it
-	if err != nil {
-		return nil, fmt.Errorf("list rules: %w", err)
-	}
 	for _, answer := range answers {
 		header, attrs := nl.DeserializeRtMsg(answer), attributes(answer[unix.SizeofRtMsg:])
 		r := Rule{Src: everything(int(header.Family)), Table: number(attrs[nl.FRA_TABLE]),
@@ -154,7 +136,7 @@ func (c *Conn) Rules() (rules []Rule, err error) {
 		}
 		rules = append(rules, r)
 	}
-	return rules, nil
+	return rules, wrap("list rules", err)
 }
 
 // FreeTable is the first table from number first on that is not the kernel's, and that no rule and
@@ -178,19 +160,13 @@ func IsKernelTable(table uint32) bool {
 
 // AddRule adds a rule with a source.
 func (c *Conn) AddRule(r Rule) error {
-	if err := c.use(func(h *netlink.Handle) error { return h.RuleAdd(r.encode()) }); err != nil {
-		return fmt.Errorf("add rule %s: %w", r, err)
-	}
-	return nil
+	return wrap("add rule "+r.String(), c.use(func(h *netlink.Handle) error { return h.RuleAdd(r.encode()) }))
 }
 
 // DelRule deletes a rule with a source. That there is none is no error.
 func (c *Conn) DelRule(r Rule) error {
 	err := c.use(func(h *netlink.Handle) error { return h.RuleDel(r.encode()) })
-	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("delete rule %s: %w", r, err)
-	}
-	return nil
+	return wrap("delete rule "+r.String(), unless(err, unix.ENOENT))
 }
 
 func (r Rule) encode() *netlink.Rule {

@@ -1,8 +1,6 @@
 package rtnl
 
 import (
-	"errors"
-	"fmt"
 	"math"
 	"slices"
 
@@ -65,37 +63,28 @@ func (c *Conn) Qdisc(index int, place uint32) (q Qdisc, err error) {
 	msg := &nl.TcMsg{Ifindex: int32(index), Parent: place}
 	// Without ECHO the kernel tells only those who listen.
 	answers, err := c.send(unix.RTM_GETQDISC, unix.NLM_F_ACK|unix.NLM_F_ECHO, msg)
-	if errors.Is(err, unix.ENOENT) {
-		return q, nil
-	}
 	if err == nil && len(answers) == 1 {
-		q, err = parseQdisc(answers[0])
+		q = readQdisc(answers[0])
 	}
-	return q, c.linkError(index, "qdisc", err)
+	return q, c.linkError(index, "qdisc", unless(err, unix.ENOENT))
 }
 
-func parseQdisc(answer []byte) (q Qdisc, err error) {
+func readQdisc(answer []byte) (q Qdisc) {
 	msg := nl.DeserializeTcMsg(answer)
-	attrs, err := nl.ParseRouteAttrAsMap(answer[msg.Len():])
-	if err != nil {
-		return q, err
-	}
 	if msg.Handle == 0 { // the kernel's own
-		return q, nil
+		return q
 	}
-	q.Handle, q.Kind = msg.Handle, nl.BytesToString(attrs[nl.TCA_KIND].Value)
-	if q.Kind != "tbf" {
-		return q, nil
-	}
-	options, err := nl.ParseRouteAttrAsMap(attrs[nl.TCA_OPTIONS].Value)
-	if parms := options[nl.TCA_TBF_PARMS].Value; err == nil && len(parms) >= nl.SizeofTcTbfQopt {
+	attrs := attributes(answer[msg.Len():])
+	q.Handle, q.Kind = msg.Handle, nl.BytesToString(attrs[nl.TCA_KIND])
+	options := attributes(attrs[nl.TCA_OPTIONS])
+	if parms := options[nl.TCA_TBF_PARMS]; q.Kind == "tbf" && len(parms) >= nl.SizeofTcTbfQopt {
 		opt := nl.DeserializeTcTbfQopt(parms)
 		q.TBF = TBF{Rate: uint64(opt.Rate.Rate), Buffer: opt.Buffer, Limit: opt.Limit, Peak: opt.Peakrate.Rate}
-		if rate := options[nl.TCA_TBF_RATE64].Value; len(rate) == 8 && opt.Rate.Rate == math.MaxUint32 {
+		if rate := options[nl.TCA_TBF_RATE64]; len(rate) == 8 && opt.Rate.Rate == math.MaxUint32 {
 			q.TBF.Rate = nl.NativeEndian().Uint64(rate)
 		}
 	}
-	return q, err
+	return q
 }
 
 // DelQdisc deletes what a link has at a place, with its filters. One that is gone
@@ -104,10 +93,7 @@ func (c *Conn) DelQdisc(index int, place uint32) error {
 	q := &netlink.GenericQdisc{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Parent: place}}
 	err := c.use(func(h *netlink.Handle) error { return h.QdiscDel(q) })
 	// EINVAL: it had but the ingress qdisc of another place.
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) {
-		return nil
-	}
-	return c.linkError(index, "delete qdisc", err)
+	return c.linkError(index, "delete qdisc", unless(err, unix.ENOENT, unix.EINVAL, unix.ENODEV))
 }
 
 // Redirect has all that a link receives sent by another one. The link needs its
@@ -177,8 +163,5 @@ func (c *Conn) ProbeQdisc(kind string) error {
 	// These three flags together, without a handle, make a qdisc and never change one.
 	flags := unix.NLM_F_ACK | unix.NLM_F_CREATE | unix.NLM_F_REPLACE | unix.NLM_F_EXCL
 	_, err := c.send(unix.RTM_NEWQDISC, flags, msg, nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated(kind)))
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EEXIST) { // EEXIST: lo has one of that kind
-		return nil
-	}
-	return fmt.Errorf("kind %s: %w", kind, err)
+	return wrap("kind "+kind, unless(err, unix.EINVAL, unix.EEXIST)) // EEXIST: lo has one of that kind
 }

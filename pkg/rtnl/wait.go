@@ -9,11 +9,8 @@ import (
 	"slices"
 	"syscall"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"github.com/hawser-cni/plugins/pkg/ns"
 )
 
 // ErrDuplicate says that duplicate address detection found another user.
@@ -74,10 +71,7 @@ func (c *Conn) WaitLocal(ctx context.Context, index int, addrs ...netip.Addr) er
 	return c.wait(ctx, unix.RTNLGRP_IPV6_ROUTE, index, func() (string, error) {
 		for _, a := range addrs {
 			r, err := c.lookUp(a, link)
-			if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) {
-				err = nil
-			}
-			if err != nil || r.Type != unix.RTN_LOCAL {
+			if err = unless(err, unix.ENETUNREACH, unix.EHOSTUNREACH); err != nil || r.Type != unix.RTN_LOCAL {
 				return fmt.Sprintf("address %s", a), err
 			}
 		}
@@ -97,8 +91,7 @@ func (c *Conn) wait(ctx context.Context, group uint, index int, look func() (pen
 		return c.linkError(index, "subscribe to changes", err)
 	}
 	defer events.Close()
-	stop := context.AfterFunc(ctx, func() { events.Close() })
-	defer stop()
+	defer context.AfterFunc(ctx, func() { events.Close() })()
 	for {
 		// After subscribing: a change from here on is an event.
 		pending, err := look()
@@ -138,11 +131,7 @@ func nextEvent(events *nl.NetlinkSocket, index int) error {
 // LinkSubscribe and its like parse them, end when some were lost, and leave a
 // goroutine behind when nobody takes them; here an event is a reason to look.
 func (c *Conn) subscribe(group uint) (events *nl.NetlinkSocket, err error) {
-	var n *ns.NS
-	err = c.use(func(*netlink.Handle) (err error) {
-		n, err = ns.OfSocket(c.own.Socket.GetFd())
-		return err
-	})
+	n, err := c.netns()
 	if err != nil {
 		return nil, err
 	}

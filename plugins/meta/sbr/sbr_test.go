@@ -124,6 +124,16 @@ var _ = Describe("ADD", func() {
 			"default via fd02::9 dev eth1 metric 7 mtu 1300 hoplimit 9"),
 	)
 
+	It("gives no address's table the source of another one", Label("sbr-sources"), func() {
+		w := newWorld("10.2.0.2/24", "10.3.0.2/24")
+		IP(w.cont, "route replace default via 10.2.0.1 dev eth1 src 10.2.0.2 mtu 1400")
+		const second = "10.3.0.2/24 10.3.0.1"
+		w.add(nil, v4, second)
+		Expect(w.routes("100")).To(ContainElement(same("default via 10.2.0.1 dev eth1 src 10.2.0.2 mtu 1400")))
+		Expect(w.routes("101")).To(ContainElement(same("default via 10.3.0.1 dev eth1 mtu 1400")))
+		w.Succeeds(w.call("CHECK", nil, v4, second))
+	})
+
 	It("gives the table's default route what the result says where the main table has none", func() {
 		w := newWorld("10.2.0.2/24", "fd02::2/64")
 		says := func(gw4, gw6 string) Object {

@@ -103,7 +103,7 @@ func join(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error {
 		err := conn.AddCopy(route)
 		if errors.Is(err, unix.EINVAL) && route.Table() != vrf.Table {
 			// There the kernel does not find the IPv4 source of a member.
-			err = conn.AddCopy(route.WithoutSource())
+			err = conn.AddCopy(route.WithSource(netip.Addr{}))
 		}
 		if err != nil && !errors.Is(err, unix.EEXIST) {
 			return cni.Errorf(cni.CodeInternal, "table %d: %w", route.Table(), err)
