@@ -30,19 +30,12 @@ func HostNames(a cni.Attachment) []string {
 // EnableForwarding lets the host forward packets of a family. It is never
 // undone: others rely on it.
 func EnableForwarding(v4 bool) error {
-	key, err := forwarding(v4)
-	if err != nil {
-		return err
-	}
-	return key.Write("1")
+	return forwarding(v4).Write("1")
 }
 
 // VerifyForwarding is code 101 when the host does not forward the family.
 func VerifyForwarding(v4 bool) error {
-	key, err := forwarding(v4)
-	if err != nil {
-		return err
-	}
+	key := forwarding(v4)
 	value, err := key.Read()
 	if err == nil && value == "0" {
 		err = cni.Drift("sysctl %s: is 0, so the host does not forward what containers send", key)
@@ -50,7 +43,7 @@ func VerifyForwarding(v4 bool) error {
 	return err
 }
 
-func forwarding(v4 bool) (sysctl.Key, error) {
+func forwarding(v4 bool) sysctl.Key {
 	if v4 {
 		return sysctl.Net("ipv4", "ip_forward")
 	}
@@ -71,11 +64,7 @@ func AcceptsRouterAdverts(link string) (bool, error) {
 
 // readIPv6 is a setting of a link, empty where the kernel has no IPv6.
 func readIPv6(link, name string) (string, error) {
-	key, err := sysctl.Net("ipv6", "conf", link, name)
-	if err != nil {
-		return "", err
-	}
-	value, err := key.Read()
+	value, err := sysctl.Net("ipv6", "conf", link, name).Read()
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
@@ -106,9 +95,5 @@ func setIPv6(link, name, value string) error {
 // writeConf writes a setting of a link in the calling thread's namespace. The error
 // names the sysctl, and in it the link.
 func writeConf(family, link, name, value string) error {
-	key, err := sysctl.Net(family, "conf", link, name)
-	if err != nil {
-		return err
-	}
-	return key.Write(value)
+	return sysctl.Net(family, "conf", link, name).Write(value)
 }

@@ -144,11 +144,10 @@ func (r Records[T]) Collect(ctx context.Context, stale func(T) bool, end func(T)
 		if !stale(*record) {
 			continue
 		}
-		if err := end(*record); err != nil {
-			errs = append(errs, err)
-			continue
+		err := end(*record)
+		if errs = append(errs, err); err == nil {
+			ended = append(ended, (*record).Hash())
 		}
-		ended = append(ended, (*record).Hash())
 	}
 	return errors.Join(append(errs, r.Drop(ctx, ended...))...)
 }

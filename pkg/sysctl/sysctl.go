@@ -20,24 +20,26 @@ const root = "/proc/sys/net/"
 // ErrInvalidKey says that a key's spelling leads nowhere below /proc/sys/net.
 var ErrInvalidKey = errors.New("invalid sysctl key")
 
-// Key names one value below /proc/sys/net; no spelling leads out of there.
-// The zero Key names net itself, which has no value.
+// Key names one value below /proc/sys/net. What leads out of there, or nowhere, is no key: Read and Write refuse it.
 type Key struct {
 	parts []string // below net, each one path element
 }
 
 // Net makes a key of the path elements below net, as in
 // Net("ipv4", "conf", "eth0.100", "arp_notify").
-func Net(parts ...string) (Key, error) {
-	if len(parts) == 0 {
-		return Key{}, fmt.Errorf("%w \"net\": names no value", ErrInvalidKey)
-	}
-	for _, p := range parts {
+func Net(parts ...string) Key { return Key{parts} }
+
+// check is ErrInvalidKey for what is no key.
+func (k Key) check() error {
+	for _, p := range k.parts {
 		if p == "" || p == "." || p == ".." || strings.ContainsAny(p, "/\x00") {
-			return Key{}, fmt.Errorf("%w %q: bad element %q", ErrInvalidKey, "net/"+strings.Join(parts, "/"), p)
+			return fmt.Errorf("%w %q: bad element %q", ErrInvalidKey, "net/"+strings.Join(k.parts, "/"), p)
 		}
 	}
-	return Key{parts: slices.Clone(parts)}, nil
+	if len(k.parts) == 0 {
+		return fmt.Errorf("%w \"net\": %w", ErrInvalidKey, unix.EISDIR)
+	}
+	return nil
 }
 
 // Parse reads a key as sysctl(8) spells it. The first of "." and "/" in it is the separator; with dots, a slash stands
@@ -51,11 +53,11 @@ func Parse(s string) (Key, error) {
 	if !ok {
 		return Key{}, fmt.Errorf("%w %q: not below net", ErrInvalidKey, s)
 	}
-	k, err := Net(strings.Split(below, "/")...)
-	if err != nil {
-		err = fmt.Errorf("%w %q: an element is empty, \".\", \"..\" or has a NUL", ErrInvalidKey, s)
+	k := Net(strings.Split(below, "/")...)
+	if k.check() != nil {
+		return Key{}, fmt.Errorf("%w %q: an element is empty, \".\", \"..\" or has a NUL", ErrInvalidKey, s)
 	}
-	return k, err
+	return k, nil
 }
 
 func swap(s string) string {
@@ -71,7 +73,7 @@ func (k Key) Replace(placeholder, value string) (Key, error) {
 	}
 	parts := slices.Clone(k.parts)
 	parts[i] = strings.Replace(parts[i], placeholder, value, 1)
-	return Net(parts...)
+	return Key{parts}, Key{parts}.check()
 }
 
 // Has reports whether element, such as an interface's name, is one of the key's path elements.
@@ -84,8 +86,11 @@ func (k Key) Path() string { return root + strings.Join(k.parts, "/") }
 func (k Key) String() string { return swap("net/" + strings.Join(k.parts, "/")) }
 
 // Read returns the value without the newline at its end. The error, here and of Write, is an *fs.PathError; it matches
-// fs.ErrNotExist when this kernel or namespace has no such key.
+// fs.ErrNotExist when this kernel or namespace has no such key. For what is no key it is ErrInvalidKey.
 func (k Key) Read() (string, error) {
+	if err := k.check(); err != nil {
+		return "", err
+	}
 	value, err := read(k.Path())
 	return value, k.failure("read", err)
 }
@@ -93,9 +98,9 @@ func (k Key) Read() (string, error) {
 // Write sets the value unless the key has one that is Equal, so that a read-only /proc/sys is no obstacle where nothing
 // is to be changed.
 func (k Key) Write(value string) error {
-	have, err := read(k.Path())
-	if err == nil && Equal(have, value) {
-		return nil
+	have, err := k.Read()
+	if errors.Is(err, ErrInvalidKey) || (err == nil && Equal(have, value)) {
+		return err
 	}
 	f, err := open(k.Path(), unix.O_WRONLY) // some can only be written
 	if err == nil {
@@ -133,7 +138,7 @@ func open(path string, flags int) (*os.File, error) {
 
 // failure names the key as sysctl(8) spells it.
 func (k Key) failure(op string, err error) error {
-	if path := (*fs.PathError)(nil); errors.As(err, &path) {
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
 		err = path.Err
 	}
 	if err == nil {

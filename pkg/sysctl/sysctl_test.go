@@ -54,7 +54,9 @@ var _ = DescribeTable("is no key below net", Label("foreign-sysctl"), func(spell
 )
 
 var _ = DescribeTable("is no element of a key", Label("foreign-sysctl"), func(parts ...string) {
-	_, err := sysctl.Net(parts...)
+	_, err := sysctl.Net(parts...).Read()
+	Expect(err).To(MatchError(sysctl.ErrInvalidKey))
+	err = sysctl.Net(parts...).Write("1")
 	Expect(err).To(MatchError(sysctl.ErrInvalidKey))
 },
 	Entry("none"),

@@ -17,21 +17,12 @@ import (
 // route_localnet before the first user.
 const guardComment = "route_localnet was "
 
-func readLocalnet(link string) (string, error) {
-	key, err := sysctl.Net("ipv4", "conf", link, "route_localnet")
-	if err != nil {
-		return "", err
-	}
-	return key.Read()
-}
+func localnet(link string) sysctl.Key { return sysctl.Net("ipv4", "conf", link, "route_localnet") }
 
 // writeLocalnet sets whether packets between 127.0.0.0/8 and the link are routed. A link that is gone
 // needs no reset.
 func writeLocalnet(link, value string) error {
-	key, err := sysctl.Net("ipv4", "conf", link, "route_localnet")
-	if err == nil {
-		err = key.Write(value)
-	}
+	err := localnet(link).Write(value)
 	if value == "0" && errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -53,7 +44,7 @@ func stageGuard(tx *nft.Tx, s *store, r *record) error {
 		r.LocalnetWas = strings.TrimPrefix(live[0].Comment, guardComment)
 		return nil
 	}
-	if r.LocalnetWas, err = readLocalnet(r.Localnet); err != nil {
+	if r.LocalnetWas, err = localnet(r.Localnet).Read(); err != nil {
 		return err
 	}
 	if r.LocalnetWas != "0" {
@@ -120,7 +111,7 @@ func (c call) checkLocalnet(link string, hasGuard bool) error {
 	if link == "" {
 		return nil
 	}
-	value, err := readLocalnet(link)
+	value, err := localnet(link).Read()
 	if err == nil && value != "1" {
 		err = fmt.Errorf("route_localnet is %s, so 127.0.0.1 leads to no container", value)
 	}
