@@ -53,10 +53,7 @@ func Open(req *skel.Request) (*Session, error) {
 			return nil, err
 		}
 	}
-	c, err := frame.OpenHost(req)
-	if err != nil {
-		return nil, err
-	}
+	c := frame.OpenHost(req)
 	return &Session{Call: c, ipam: client}, c.OpenContainer()
 }
 

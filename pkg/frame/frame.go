@@ -32,14 +32,10 @@ type Call struct {
 }
 
 // OpenHost begins a call that works on the host: it opens Host and NF.
-func OpenHost(req *skel.Request) (*Call, error) {
-	host, err := rtnl.Dial(nil)
-	if err != nil {
-		return nil, err
-	}
-	c := &Call{Request: req, Host: host, NF: nft.New()}
+func OpenHost(req *skel.Request) *Call {
+	c := &Call{Request: req, Host: rtnl.Host(), NF: nft.New()}
 	req.OnDone(func() { _ = errors.Join(c.Host.Close(), c.NF.Close()) })
-	return c, nil
+	return c
 }
 
 // OpenContainer begins a call that works in the container alone: it opens Cont.
@@ -135,11 +131,9 @@ func (c *Call) FindHostEnd() error {
 // Status is code 50 where ADD could not write records in dir, empty for none, or where probe finds what would make it
 // fail.
 func Status(dir string, probe func(host *rtnl.Conn) error) error {
-	host, err := rtnl.Dial(nil)
-	if err == nil {
-		defer host.Close()
-		err = probe(host)
-	}
+	host := rtnl.Host()
+	defer host.Close()
+	err := probe(host)
 	if err == nil && dir != "" {
 		err = statefile.Writable(dir)
 	}

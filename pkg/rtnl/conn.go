@@ -7,6 +7,7 @@
 package rtnl
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -42,7 +43,8 @@ var enableExtAck = sync.OnceFunc(func() { nl.EnableErrorMessageReporting = true 
 // kernel's errno and its explanation; a link that is gone is ErrNoLink.
 type Conn struct {
 	mu    sync.Mutex
-	h     *netlink.Handle  // nil once closed
+	h     *netlink.Handle  // nil once closed, and where Host failed
+	err   error            // of Host
 	own   *nl.SocketHandle // for messages of our own: the handle's socket is private
 	names sync.Map         // int -> string, for error texts: what links that were read are called
 
@@ -62,6 +64,15 @@ func Dial(n *ns.NS) (*Conn, error) {
 		return nil, fmt.Errorf("rtnetlink: %w", err)
 	}
 	return c, nil
+}
+
+// Host is Dial in the calling thread's namespace. Where that fails each call of the Conn returns the error.
+func Host() *Conn {
+	c, err := Dial(nil)
+	if err != nil {
+		return &Conn{err: err}
+	}
+	return c
 }
 
 // open opens the sockets in the calling thread's namespace.
@@ -149,7 +160,7 @@ func (c *Conn) once(call func(h *netlink.Handle) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.h == nil {
-		return unix.EBADF
+		return cmp.Or(c.err, error(unix.EBADF))
 	}
 	return call(c.h)
 }

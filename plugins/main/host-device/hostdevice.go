@@ -259,11 +259,7 @@ func findOrHeld(req *skel.Request, host *rtnl.Conn, d selector) error {
 
 // open begins a DEL or a GC.
 func open(ctx context.Context, req *skel.Request) (call, error) {
-	c, err := frame.OpenHost(req)
-	if err != nil {
-		return call{}, err
-	}
-	return lock(ctx, c)
+	return lock(ctx, frame.OpenHost(req))
 }
 
 // lock locks the records until the call is over.

@@ -18,28 +18,22 @@ import (
 // call is one call under way.
 type call struct{ *frame.Call }
 
-func open(req *skel.Request) (call, error) {
-	c, err := frame.OpenHost(req)
-	return call{c}, err
-}
+func open(req *skel.Request) call { return call{frame.OpenHost(req)} }
 
 func add(_ context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
 	if cfg.isEmpty() {
 		return req.PrevResult, nil
 	}
-	c, err := open(req)
-	if err != nil {
-		return nil, err
-	}
+	c := open(req)
 	if err := c.findHostEnd(); err != nil {
 		return nil, err
 	}
 	end := c.HostEnd
-	ingress, egress, err := cfg.plan(end.MTU)
+	want, err := cfg.plan(end.MTU)
 	if err != nil {
 		return nil, err
 	}
-	for _, f := range []*filter{ingress, egress} {
+	for _, f := range []*filter{want.ingress, want.egress} {
 		if f != nil && f.warning != "" {
 			req.Warn("%s", f.warning)
 		}
@@ -53,7 +47,6 @@ func add(_ context.Context, req *skel.Request, cfg config) (*cni.Result, error) 
 		_, err := c.replace(end, was)
 		return err
 	})
-	want := limits{ingress: ingress, egress: egress}
 	var ifb rtnl.Link
 	if !found {
 		ifb, err = c.limit(end, want)
@@ -68,7 +61,7 @@ func add(_ context.Context, req *skel.Request, cfg config) (*cni.Result, error) 
 		return nil, err
 	}
 	res := req.PrevResult.Clone()
-	if egress != nil {
+	if want.egress != nil {
 		res.Interfaces = append(res.Interfaces, iface.Describe(ifb))
 	}
 	return res, nil
@@ -76,10 +69,7 @@ func add(_ context.Context, req *skel.Request, cfg config) (*cni.Result, error) 
 
 // del removes whatever the attachment has. The host end may live on.
 func del(_ context.Context, req *skel.Request) error {
-	c, err := open(req)
-	if err != nil {
-		return err
-	}
+	c := open(req)
 	end, err := c.findRemains()
 	if err != nil {
 		return err
@@ -90,10 +80,7 @@ func del(_ context.Context, req *skel.Request) error {
 // gc removes the IFBs of attachments that are not valid, and the filters of the host ends that lead to them. Other host
 // ends go with the GC of the plugin that made them.
 func gc(_ context.Context, req *skel.Request) error {
-	c, err := open(req)
-	if err != nil {
-		return err
-	}
+	c := open(req)
 	links, err := c.Host.Links()
 	errs := []error{err}
 	var keep []string // names that IFBs of valid attachments may have without a mark
@@ -120,22 +107,76 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	if cfg.isEmpty() {
 		return nil
 	}
-	c, err := open(req)
-	if err != nil {
-		return err
-	}
-	err = c.findHostEnd()
+	c := open(req)
+	err := c.findHostEnd()
 	if isAbsent(err) {
 		return cni.Drift("%w", err)
 	}
 	if err != nil {
 		return err
 	}
-	ingress, egress, err := cfg.plan(c.HostEnd.MTU)
+	want, err := cfg.plan(c.HostEnd.MTU)
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.verify("ingress", c.HostEnd, ingress), c.verifyEgress(c.HostEnd, egress))
+	return errors.Join(c.verify("ingress", c.HostEnd, want.ingress), c.verifyEgress(c.HostEnd, want.egress))
+}
+
+// verify says how the filter of a link differs from the one that ADD makes, or the
+// reference plugin.
+func (c call) verify(limit string, l rtnl.Link, want *filter) error {
+	if want == nil {
+		return nil
+	}
+	q, err := c.Host.Qdisc(l.Index, rtnl.Root)
+	difference := ""
+	switch {
+	case err != nil:
+		return err
+	case q.Kind == "":
+		difference = "has no filter"
+	case !q.IsTBF():
+		difference = fmt.Sprintf("has the qdisc %q instead of the filter", q.Kind)
+	case q.TBF != want.TBF && q.TBF != want.literal:
+		difference = fmt.Sprintf("the filter is %+v, want %+v", q.TBF, want.TBF)
+	default:
+		return nil
+	}
+	return cni.Drift("%s limit: interface %q: %s", limit, l.Name, difference)
+}
+
+// verifyEgress follows what the container sends: to the IFB of this attachment, and
+// through its filter.
+func (c call) verifyEgress(end rtnl.Link, want *filter) error {
+	if want == nil {
+		return nil
+	}
+	drift := func(what string) error {
+		return cni.Drift("egress limit: host interface %q: %s", end.Name, what)
+	}
+	list, err := c.Host.Redirects(end.Index)
+	switch {
+	case err != nil:
+		return err
+	case len(list) == 0:
+		return drift("redirects nothing")
+	case list[0].To <= 0: // nothing that comes after it sees a packet
+		return drift("redirects to no interface that exists")
+	case !list[0].All:
+		return drift("redirects only some packets")
+	}
+	ifb, err := c.Host.LinkByIndex(list[0].To)
+	switch {
+	case errors.Is(err, rtnl.ErrNoLink):
+		return drift("redirects to an interface that is gone")
+	case err != nil:
+		return err
+	case !c.canBeMine(ifb):
+		return drift("redirects to " + ifb.Name + ", which is not this attachment's")
+	case !ifb.Up:
+		return drift("redirects to " + ifb.Name + ", which is down")
+	}
+	return c.verify("egress", ifb, want)
 }
 
 // status says whether the kernel can limit anything.

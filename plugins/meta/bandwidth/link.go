@@ -37,12 +37,6 @@ func (c call) canBeMine(l rtnl.Link) bool {
 	return c.isMine(l) || (isUnmarked && slices.Contains(names(c.Attachment), l.Name))
 }
 
-// limits are those of an attachment. A direction without a limit has no filter.
-type limits struct {
-	ingress, egress *filter
-	mac             net.HardwareAddr // of the IFB; nil = random
-}
-
 // readLimits reads what an ADD before this one has made, or the reference's. found says that the host end has a TBF or
 // an ingress qdisc, which may limit nothing.
 func (c call) readLimits(end rtnl.Link) (was limits, found bool, err error) {

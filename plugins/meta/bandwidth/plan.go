@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"net"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -27,14 +28,20 @@ type filter struct {
 	warning string
 }
 
-// plan decides on the filters for a host end of this MTU; nil, for no limit.
-func (cfg config) plan(mtu int) (ingress, egress *filter, err error) {
+// limits are those of an attachment. A direction without a limit has no filter.
+type limits struct {
+	ingress, egress *filter
+	mac             net.HardwareAddr // of the IFB; nil = random
+}
+
+// plan decides on the filters for a host end of this MTU.
+func (cfg config) plan(mtu int) (l limits, err error) {
 	var problems cni.Problems
-	ingress, err = cfg.ingress.plan(mtu, cfg.literal)
+	l.ingress, err = cfg.ingress.plan(mtu, cfg.literal)
 	problems.Add(err)
-	egress, err = cfg.egress.plan(mtu, cfg.literal)
+	l.egress, err = cfg.egress.plan(mtu, cfg.literal)
 	problems.Add(err)
-	return ingress, egress, problems.Err()
+	return l, problems.Err()
 }
 
 func (l limit) plan(mtu int, literally bool) (*filter, error) {

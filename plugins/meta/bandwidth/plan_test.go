@@ -89,7 +89,7 @@ var _ = It("a burst that somebody may have chosen is taken", func() {
 
 var _ = Describe("a burst that is less than a packet", func() {
 	It("is refused, with the least one", func() {
-		_, _, err := config{ingress: limit{8_000_000, 12_104, "ingressBurst"},
+		_, err := config{ingress: limit{8_000_000, 12_104, "ingressBurst"},
 			egress: limit{8_000_000, 80, "runtimeConfig.bandwidth.egressBurst"}}.plan(mtu)
 		const why = " is less than a packet of 1514 bytes, in whole microseconds of the rate, " +
 			"so none of that length would pass"

@@ -20,8 +20,7 @@ import (
 type call struct{ *frame.Call }
 
 func newCall(req *skel.Request) (call, error) {
-	c, err := frame.OpenHost(req)
-	return call{c}, err
+	return call{frame.OpenHost(req)}, nil
 }
 
 func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err error) {
