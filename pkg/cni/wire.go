@@ -5,6 +5,8 @@ import (
 	"math"
 	"net"
 	"net/netip"
+
+	"golang.org/x/sys/unix"
 )
 
 // wire1 is the shape of a result since 0.3.0. Until 0.4.0 addresses have a version.
@@ -65,17 +67,18 @@ func (w WireRoute) Parse() (Route, error) {
 		r.GW, err = ParseAddr("gw", w.GW)
 		problems.Add(err)
 	}
-	limited := func(key string, value, most int) {
-		if value < 0 || value > most {
-			problems.Add(Refuse(key, value, fmt.Sprintf("is not between 0 and %d", most)))
-		}
-	}
-	limited("mtu", w.MTU, 1<<31-1)
-	limited("advmss", w.AdvMSS, 1<<31-1)
-	if w.Scope != nil {
-		limited("scope", *w.Scope, 255)
-	}
+	problems.Add(InRange("mtu", &w.MTU, 0, math.MaxInt32))
+	problems.Add(InRange("advmss", &w.AdvMSS, 0, math.MaxInt32))
+	problems.Add(InRange("scope", w.Scope, 0, 255))
 	return r, problems.Err()
+}
+
+// InRange refuses the number of a key that is not between two others. Nil is none.
+func InRange[T int | int64 | uint32](key string, number *T, least, most T) error {
+	if number == nil || (*number >= least && *number <= most) {
+		return nil
+	}
+	return Refuse(key, *number, fmt.Sprintf("is not between %d and %d", least, most))
 }
 
 const noPrefix = "is no address in CIDR notation"
@@ -106,12 +109,11 @@ func ParseAddr(key, text string) (netip.Addr, error) {
 // ParseTable reads the number of a routing table, and refuses the kernel's own tables; 0
 // is none.
 func ParseTable(key string, table *int64) (uint32, error) {
-	switch {
-	case table == nil:
-		return 0, nil
-	case *table < 1 || *table > math.MaxUint32:
-		return 0, Refuse(key, *table, fmt.Sprintf("is not between 1 and %d", uint32(math.MaxUint32)))
-	case *table >= 253 && *table <= 255:
+	err := InRange(key, table, 1, math.MaxUint32)
+	if table == nil || err != nil {
+		return 0, err
+	}
+	if *table >= unix.RT_TABLE_DEFAULT && *table <= unix.RT_TABLE_LOCAL {
 		return 0, Refuse(key, *table, "is one of the kernel's own tables (default, main, local)")
 	}
 	return uint32(*table), nil

@@ -63,14 +63,10 @@ func parseConfig(req *skel.Request) (config, error) {
 	mac, err := parseMAC(w, req.Args)
 	problems.Add(err)
 	args := w.Args.CNI
-	for _, n := range []struct {
-		key   string
-		value *int
-	}{{"mtu", &w.MTU}, {"args.cni.mtu", args.MTU}, {"txQLen", w.TxQLen}, {"args.cni.txQLen", args.TxQLen}} {
-		if n.value != nil && (*n.value < 0 || *n.value > math.MaxInt32) {
-			problems.Add(cni.Refuse(n.key, *n.value, fmt.Sprintf("is not between 0 and %d", math.MaxInt32)))
-		}
-	}
+	problems.Add(cni.InRange("mtu", &w.MTU, 0, math.MaxInt32))
+	problems.Add(cni.InRange("args.cni.mtu", args.MTU, 0, math.MaxInt32))
+	problems.Add(cni.InRange("txQLen", w.TxQLen, 0, math.MaxInt32))
+	problems.Add(cni.InRange("args.cni.txQLen", args.TxQLen, 0, math.MaxInt32))
 	c.Sysctls, err = parseSysctls(w, req.IfName)
 	problems.Add(err)
 

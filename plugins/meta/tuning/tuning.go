@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -158,12 +159,11 @@ func (c container) record(s *store, before []value) error {
 
 // codeOf is the code for a value that the kernel did not take.
 func codeOf(err error, other uint) uint {
-	for _, errno := range []error{unix.EINVAL, unix.ERANGE, unix.EADDRNOTAVAIL, fs.ErrNotExist} {
-		if errors.Is(err, errno) {
-			return cni.CodeConfig
-		}
-	}
-	if errors.Is(err, unix.EOPNOTSUPP) {
+	switch {
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ERANGE), errors.Is(err, unix.EADDRNOTAVAIL),
+		errors.Is(err, fs.ErrNotExist):
+		return cni.CodeConfig
+	case errors.Is(err, unix.EOPNOTSUPP):
 		return cni.CodeUnsupportedField
 	}
 	return other
@@ -205,26 +205,20 @@ func (c container) verify() error {
 			errs = append(errs, cni.Drift("%s: is %q, want %q", s.name(), text, s.Value))
 		}
 	}
-	if len(c.cfg.Attributes) == 0 {
-		return errors.Join(errs...)
+	if len(c.cfg.Attributes) > 0 {
+		errs = append(errs, c.VerifyInterface())
 	}
-	err := c.VerifyInterface()
-	if err == nil {
-		for _, want := range c.cfg.Attributes {
-			if !want.isOf(c.ContEnd) {
-				errs = append(errs, cni.Drift("interface %q: %s is not %s", c.IfName, want.Key, want.Value))
-			}
+	for _, want := range c.cfg.Attributes {
+		if c.ContEnd.Index != 0 && !want.isOf(c.ContEnd) {
+			errs = append(errs, cni.Drift("interface %q: %s is not %s", c.IfName, want.Key, want.Value))
 		}
 	}
-	return errors.Join(append(errs, err)...)
+	return errors.Join(errs...)
 }
 
 // status looks for an allow-list that is broken or forbids what is configured, and whether dataDir can be written.
 func (allowed allowList) status(_ context.Context, _ *skel.Request, cfg config) error {
-	err := allowed.verify()
-	if err == nil {
-		err = allowed.check(cfg.Sysctls)
-	}
+	err := cmp.Or(allowed.verify(), allowed.check(cfg.Sysctls))
 	if !cfg.empty() {
 		if unwritable := statefile.Writable(cfg.DataDir); unwritable != nil {
 			err = errors.Join(err, cni.Errorf(cni.CodeIO, "dataDir: %w", unwritable))
