@@ -103,6 +103,36 @@ var _ = Describe("DEL", func() {
 		Expect(w.values()).To(HavePrefix(untouched))
 	})
 
+	DescribeTable("before Linux 5.14 knows its namespace by the MAC address, too", Label("tuning-restores"), func(
+		ifName string,
+	) {
+		exec := func(command, keys string) {
+			GinkgoHelper()
+			a := w.ExecWithoutCookie(w.call(call{Call: Call{Command: command}, keys: keys}))
+			Expect(a.Code).To(BeZero(), "%+v", a)
+		}
+		exec("ADD", everything)
+		exec("DEL", "")
+		Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
+		Expect(w.files()).To(BeEmpty())
+
+		By("leaving another one alone that got its inode")
+		exec("ADD", everything)
+		old := w.cont
+		w.cont = nstest.NewNetns()
+		w.link(w.cont, ifName)
+		w.cont.SetSysctl("net/core/somaxconn", "99")
+		before := w.cont.Snapshot()
+		w.ReuseInode(w.dir+"/.hawser", old, w.cont)
+		exec("DEL", "")
+		Expect(w.cont.Snapshot()).To(Equal(before))
+		Expect(w.cont.Sysctl("net/core/somaxconn")).To(Equal("99"))
+		Expect(w.files()).To(BeEmpty())
+	},
+		Entry("with an interface of another address", "eth0"),
+		Entry("without the interface", "eth1"),
+	)
+
 	It("restores what was added under the network's former name", func() {
 		w.add(everything)
 		w.ok("DEL", call{network: "renamed", prev: "none"})
