@@ -2,6 +2,7 @@ package cni
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,13 +39,13 @@ func Unmarshal(data []byte, v any) error {
 
 func decode(data []byte, v any) error {
 	err := json.Unmarshal(data, v)
-	t, s := (*json.UnmarshalTypeError)(nil), (*json.SyntaxError)(nil)
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
-	case errors.As(err, &t):
+	}
+	if t, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return refuseType(t, data)
-	case errors.As(err, &s):
+	}
+	if s, ok := errors.AsType[*json.SyntaxError](err); ok {
 		return Errorf(CodeDecode, "no valid JSON at byte %d: %w", s.Offset, err)
 	}
 	return Errorf(CodeConfig, "%w", err)
@@ -61,18 +62,10 @@ func refuseType(t *json.UnmarshalTypeError, doc []byte) *Error {
 		}
 		return Refuse(key, json.RawMessage(number), reason)
 	}
-	want := "a whole number"
-	switch t.Type.Kind() {
-	case reflect.Bool:
-		want = "true or false"
-	case reflect.String:
-		want = "a string"
-	case reflect.Slice, reflect.Array:
-		want = "an array"
-	case reflect.Struct, reflect.Map:
-		want = "an object"
-	}
-	return Refuse(key, nil, fmt.Sprintf("is a JSON %s, want %s", t.Value, want))
+	want := map[reflect.Kind]string{reflect.Bool: "true or false", reflect.String: "a string",
+		reflect.Slice: "an array", reflect.Array: "an array", reflect.Struct: "an object", reflect.Map: "an object"}
+	return Refuse(key, nil, fmt.Sprintf("is a JSON %s, want %s", t.Value,
+		cmp.Or(want[t.Type.Kind()], "a whole number")))
 }
 
 // keyAt is the path of the value that ends, or whose inside begins, at an offset of a

@@ -67,10 +67,10 @@ func AsError(err error) *Error {
 	if err == nil {
 		return nil
 	}
-	e := (*Error)(nil)
-	if !errors.As(err, &e) {
+	e, ok := errors.AsType[*Error](err)
+	if !ok {
 		code := CodeInternal
-		if p := (*fs.PathError)(nil); errors.As(err, &p) {
+		if _, ok := errors.AsType[*fs.PathError](err); ok {
 			code = CodeIO
 		}
 		return &Error{Code: code, Msg: err.Error(), cause: err}

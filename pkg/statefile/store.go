@@ -50,9 +50,9 @@ func (r Records[T]) Open(ctx context.Context) (*Store[T], error) {
 // OpenExisting is Open for calls that put no record: it makes no directory, and where
 // there is none, or something else, the store is empty.
 func (r Records[T]) OpenExisting(ctx context.Context) (*Store[T], error) {
-	s, err := r.openUnlocked()
-	if err != nil || s.dir == nil {
-		return s, err
+	s := r.reader()
+	if s.dir == nil {
+		return s, s.err
 	}
 	return r.lock(ctx, s.dir)
 }
@@ -62,34 +62,28 @@ func (r Records[T]) lock(ctx context.Context, dir *Dir) (*Store[T], error) {
 	if err != nil {
 		return nil, errors.Join(err, dir.Close())
 	}
-	return &Store[T]{dir, lock}, nil
+	return &Store[T]{dir: dir, lock: lock}, nil
 }
 
-// openUnlocked opens the directory for reading.
-func (r Records[T]) openUnlocked() (*Store[T], error) {
+// reader opens the directory without the lock.
+func (r Records[T]) reader() *Store[T] {
 	dir, err := OpenOwn(r.Path, 0)
-	if err != nil && !IsAbsent(err) {
-		return nil, err
+	if IsAbsent(err) {
+		err = nil
 	}
-	return &Store[T]{dir: dir}, nil
+	return &Store[T]{dir: dir, err: err}
 }
 
-// Get reads a record; ok is false when there is none.
+// Get is Store.Get.
 func (r Records[T]) Get(name string) (record T, ok bool, err error) {
-	s, err := r.openUnlocked()
-	if err != nil {
-		return record, false, err
-	}
+	s := r.reader()
 	defer s.Close()
 	return s.Get(name)
 }
 
-// Any says whether there is a record that matches. It reads no more than it has to.
+// Any is Store.Any.
 func (r Records[T]) Any(matches func(record T) bool) (bool, error) {
-	s, err := r.openUnlocked()
-	if err != nil {
-		return false, err
-	}
+	s := r.reader()
 	defer s.Close()
 	return s.Any(matches)
 }
@@ -156,6 +150,7 @@ func (r Records[T]) Collect(ctx context.Context, stale func(T) bool, end func(T)
 type Store[T Record] struct {
 	dir  *Dir  // nil where there is no directory
 	lock *Lock // nil for reading
+	err  error // of a directory that could not be opened for reading
 }
 
 // Close unlocks the directory. It may be called again.
@@ -175,7 +170,7 @@ func (s *Store[T]) Close() error {
 func (s *Store[T]) Get(name string) (record T, ok bool, err error) {
 	var none T
 	if s.dir == nil {
-		return none, false, nil
+		return none, false, s.err
 	}
 	data, err := s.dir.Read(name + recordSuffix)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrIrregular) {
@@ -232,7 +227,7 @@ func (s *Store[T]) All() (all []*T, err error) {
 // Any says whether there is a record that matches. It reads no more than it has to.
 func (s *Store[T]) Any(matches func(record T) bool) (bool, error) {
 	if s.dir == nil {
-		return false, nil
+		return false, s.err
 	}
 	files, err := s.dir.Names()
 	if err != nil {

@@ -131,17 +131,17 @@ func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD boo
 	if isADD {
 		perm, open = 0o700, records.Open
 	}
-	backups, err := statefile.Open(dataDir, perm)
+	s := &store{Request: req}
+	var err error
+	if s.backups, err = statefile.Open(dataDir, perm); err == nil {
+		req.OnDone(func() { _ = s.backups.Close() })
+		s.records, err = open(ctx)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("dataDir: %w", err)
 	}
-	req.OnDone(func() { _ = backups.Close() })
-	opened, err := open(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("dataDir: %w", err)
-	}
-	req.OnDone(func() { _ = opened.Close() })
-	return &store{req, opened, backups}, nil
+	req.OnDone(func() { _ = s.records.Close() })
+	return s, nil
 }
 
 // put writes the record of an attachment's container, and the backup file of its interface; without changes they go.

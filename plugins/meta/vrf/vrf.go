@@ -28,10 +28,10 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if link.Index == 0 {
 		return nil, req.NoInterface(rtnl.ErrNoLink)
 	}
-	if here.Rules, err = c.Cont.Rules(); err != nil {
-		return nil, err
+	if here.Rules, err = c.Cont.Rules(); err == nil {
+		here.Routes, err = c.Cont.RouteCopies()
 	}
-	if here.Routes, err = c.Cont.RouteCopies(); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	vrf, err := here.choose(cfg, link)
