@@ -181,8 +181,7 @@ func (c call) warnOfDrops(bit int) error {
 		mark := binary.NativeEndian.AppendUint32(nil, fwmark)
 		if !slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Mentions(mark) }) {
 			c.Warn("table %s: chain %q drops what it does not accept itself; for what this plugin accepts: "+
-				"nft insert rule %s %s meta mark and %#x == %#x accept", chain.Table, chain.Name, chain.Table, chain.Name,
-				fwmark, fwmark)
+				"nft insert rule %[1]s %[2]s meta mark and %#[3]x == %#[3]x accept", chain.Table, chain.Name, fwmark)
 		}
 	}
 	return nil

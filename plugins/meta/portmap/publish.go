@@ -122,7 +122,13 @@ func (p *publication) resolveSelf(ctx context.Context) error {
 	if err := p.mustBeGone(ctx, &own, exists); err != nil {
 		return err
 	}
-	return p.removeRecord(ctx, p.store, &own)
+	if err := p.removeRecord(ctx, p.store, &own); err != nil {
+		return err
+	}
+	if _, isKept, err := p.store.Get(p.r.Hash()); err != nil || !isKept {
+		return err
+	}
+	return cni.Errorf(cni.CodeIO, "host ports: what %s had is still there, for want of a program", p.r.Attachment)
 }
 
 // resolve decides about an owner. The ports of one that is gone are taken over. Those of another attachment of the
