@@ -3,6 +3,7 @@ package nft
 import (
 	"bytes"
 	"encoding/binary"
+	"slices"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -196,4 +197,22 @@ func (r LiveRule) runs(want [][]byte) bool {
 		i++
 	}
 	return i == len(want)
+}
+
+// Mentions reports whether the rule compares with this value, an address or a port, or translates to it.
+func (r LiveRule) Mentions(value []byte) bool {
+	has := func(v []byte) bool { return bytes.Equal(v, value) }
+	return slices.ContainsFunc(r.Compared(len(value)), has) ||
+		slices.ContainsFunc(r.operands("immediate", unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VALUE), has)
+}
+
+// Compared returns the values of this size, in bytes, with which the rule compares; 0 = any size.
+func (r LiveRule) Compared(size int) [][]byte {
+	return slices.DeleteFunc(r.operands("cmp", unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE),
+		func(v []byte) bool { return size > 0 && len(v) != size })
+}
+
+// IsOneOf reports whether the rule, in a table of the family, does exactly what one of these does.
+func (r LiveRule) IsOneOf(f Family, rules ...Rule) bool {
+	return slices.ContainsFunc(rules, func(rule Rule) bool { return r.runs(rule.compile(f)) })
 }

@@ -17,24 +17,8 @@ type Stmt struct {
 	exprs [][]byte // that the kernel runs
 }
 
-// Field is something of a packet that a rule can look at.
-type Field int
-
-// The fields.
-const (
-	IPSaddr Field = iota
-	IPDaddr
-	IP6Saddr
-	IP6Daddr
-	EtherSaddr
-	IIFName
-	OIFName
-	L4Proto
-	THDport
-)
-
-// fieldSpec says how a field is loaded: from a header of the packet (base), or by a meta key.
-type fieldSpec struct {
+// Field is something of a packet that a rule can look at. It is loaded from a header (base), or by a meta key.
+type Field struct {
 	text         string
 	proto        byte
 	meta         uint32 // where base < 0
@@ -42,35 +26,35 @@ type fieldSpec struct {
 	offset, size uint32
 }
 
-var fieldTable = [...]fieldSpec{
-	IPSaddr:    {"ip saddr", unix.NFPROTO_IPV4, 0, unix.NFT_PAYLOAD_NETWORK_HEADER, 12, 4},
-	IPDaddr:    {"ip daddr", unix.NFPROTO_IPV4, 0, unix.NFT_PAYLOAD_NETWORK_HEADER, 16, 4},
-	IP6Saddr:   {"ip6 saddr", unix.NFPROTO_IPV6, 0, unix.NFT_PAYLOAD_NETWORK_HEADER, 8, 16},
-	IP6Daddr:   {"ip6 daddr", unix.NFPROTO_IPV6, 0, unix.NFT_PAYLOAD_NETWORK_HEADER, 24, 16},
-	EtherSaddr: {"ether saddr", 0, 0, unix.NFT_PAYLOAD_LL_HEADER, 6, 6},
-	IIFName:    {"iifname", 0, unix.NFT_META_IIFNAME, -1, 0, 16},
-	OIFName:    {"oifname", 0, unix.NFT_META_OIFNAME, -1, 0, 16},
-	L4Proto:    {"meta l4proto", 0, unix.NFT_META_L4PROTO, -1, 0, 1},
-	THDport:    {"th dport", 0, 0, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2},
-}
+// The fields.
+var (
+	IPSaddr    = Field{"ip saddr", unix.NFPROTO_IPV4, 0, unix.NFT_PAYLOAD_NETWORK_HEADER, 12, 4}
+	IPDaddr    = Field{"ip daddr", unix.NFPROTO_IPV4, 0, unix.NFT_PAYLOAD_NETWORK_HEADER, 16, 4}
+	IP6Saddr   = Field{"ip6 saddr", unix.NFPROTO_IPV6, 0, unix.NFT_PAYLOAD_NETWORK_HEADER, 8, 16}
+	IP6Daddr   = Field{"ip6 daddr", unix.NFPROTO_IPV6, 0, unix.NFT_PAYLOAD_NETWORK_HEADER, 24, 16}
+	EtherSaddr = Field{"ether saddr", 0, 0, unix.NFT_PAYLOAD_LL_HEADER, 6, 6}
+	IIFName    = Field{"iifname", 0, unix.NFT_META_IIFNAME, -1, 0, 16}
+	OIFName    = Field{"oifname", 0, unix.NFT_META_OIFNAME, -1, 0, 16}
+	L4Proto    = Field{"meta l4proto", 0, unix.NFT_META_L4PROTO, -1, 0, 1}
+	THDport    = Field{"th dport", 0, 0, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2}
+)
 
 // InPrefix matches packets whose address field is in the prefix. As by nft, whole bytes need no mask: a
 // ruleset that it saved and loaded again is still the same.
 func InPrefix(f Field, p netip.Prefix) Stmt {
 	p = p.Masked()
-	spec := fieldTable[f]
-	s := Stmt{text: spec.text + " " + p.String(), proto: spec.proto}
+	s := Stmt{text: f.text + " " + p.String(), proto: f.proto}
 	if p.IsSingleIP() {
-		s.text = spec.text + " " + p.Addr().String()
+		s.text = f.text + " " + p.Addr().String()
 	}
 	want := p.Addr().AsSlice()
 	if p.Bits() > 0 && p.Bits()%8 == 0 {
-		spec.size = uint32(p.Bits() / 8)
-		want = want[:spec.size]
-		s.exprs = [][]byte{spec.load(reg1)}
+		f.size = uint32(p.Bits() / 8)
+		want = want[:f.size]
+		s.exprs = [][]byte{f.load(reg1)}
 	} else {
 		mask := net.CIDRMask(p.Bits(), p.Addr().BitLen())
-		s.exprs = [][]byte{spec.load(reg1), bitwise(mask, make([]byte, len(mask)))}
+		s.exprs = [][]byte{f.load(reg1), bitwise(mask, make([]byte, len(mask)))}
 	}
 	s.exprs = append(s.exprs, isEqual(want))
 	return s
@@ -96,11 +80,10 @@ func lookup(fields []Field, tail, set string, more ...[]byte) Stmt {
 	names := make([]string, len(fields))
 	words := uint32(0)
 	for i, f := range fields {
-		spec := fieldTable[f]
-		names[i] = spec.text
-		s.proto = max(s.proto, spec.proto)
-		s.exprs = append(s.exprs, spec.load(register(words)))
-		words += (spec.size + 3) / 4
+		names[i] = f.text
+		s.proto = max(s.proto, f.proto)
+		s.exprs = append(s.exprs, f.load(register(words)))
+		words += (f.size + 3) / 4
 	}
 	s.text = strings.Join(names, " . ") + tail
 	s.exprs = append(s.exprs, expression("lookup", append(more, attrText(unix.NFTA_LOOKUP_SET, set),
@@ -116,13 +99,13 @@ func register(word uint32) uint32 {
 	return unix.NFT_REG32_00 + word
 }
 
-func (spec fieldSpec) load(reg uint32) []byte {
-	if spec.base < 0 {
-		return loadMeta(spec.meta, reg)
+func (f Field) load(reg uint32) []byte {
+	if f.base < 0 {
+		return loadMeta(f.meta, reg)
 	}
 	return expression("payload", attrNet32(unix.NFTA_PAYLOAD_DREG, reg),
-		attrNet32(unix.NFTA_PAYLOAD_BASE, uint32(spec.base)),
-		attrNet32(unix.NFTA_PAYLOAD_OFFSET, spec.offset), attrNet32(unix.NFTA_PAYLOAD_LEN, spec.size))
+		attrNet32(unix.NFTA_PAYLOAD_BASE, uint32(f.base)),
+		attrNet32(unix.NFTA_PAYLOAD_OFFSET, f.offset), attrNet32(unix.NFTA_PAYLOAD_LEN, f.size))
 }
 
 // Accept lets the packet pass this hook's chain.
@@ -222,6 +205,12 @@ func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 // Counter counts packets and bytes, as each rule of iptables does.
 func Counter() Stmt { return Stmt{text: "counter", exprs: [][]byte{expression("counter")}} }
 
+// XTMatch is a match of iptables that nf_tables runs for iptables-nft.
+func XTMatch(name string, revision uint32, info []byte) Stmt {
+	return Stmt{text: "xt match " + name, exprs: [][]byte{expression("match", attrText(unix.NFTA_MATCH_NAME, name),
+		attrNet32(unix.NFTA_MATCH_REV, revision), attrBytes(unix.NFTA_MATCH_INFO, info))}}
+}
+
 // Rule is a list of statements. Its String is what nft prints for it.
 type Rule []Stmt
 
@@ -246,4 +235,53 @@ func (r Rule) compile(family Family) [][]byte {
 		out = append(out, s.exprs...)
 	}
 	return out
+}
+
+// reg1 is the register of expressions that need only one.
+const reg1 = unix.NFT_REG_1
+
+// expression is one step of a rule as the kernel runs it. attrs have options that it lacks as 0, to tell it from one
+// that has them.
+func expression(name string, attrs ...[]byte) []byte {
+	return append(attrText(unix.NFTA_EXPR_NAME, name), attrNest(unix.NFTA_EXPR_DATA, attrs...)...)
+}
+
+func operand(kind uint16, value []byte) []byte {
+	return attrNest(kind, attrBytes(unix.NFTA_DATA_VALUE, value))
+}
+
+func loadMeta(key, reg uint32) []byte {
+	return expression("meta", attrNet32(unix.NFTA_META_KEY, key), attrNet32(unix.NFTA_META_DREG, reg))
+}
+
+func storeMeta(key uint32) []byte {
+	return expression("meta", attrNet32(unix.NFTA_META_KEY, key), attrNet32(unix.NFTA_META_SREG, reg1))
+}
+
+func compare(op uint32, value []byte) []byte {
+	return expression("cmp", attrNet32(unix.NFTA_CMP_SREG, reg1), attrNet32(unix.NFTA_CMP_OP, op),
+		operand(unix.NFTA_CMP_DATA, value))
+}
+
+func isEqual(value []byte) []byte { return compare(unix.NFT_CMP_EQ, value) }
+
+// bitwise is register & mask ^ xor.
+func bitwise(mask, xor []byte) []byte {
+	return expression("bitwise", attrNet32(unix.NFTA_BITWISE_SREG, reg1),
+		attrNet32(unix.NFTA_BITWISE_DREG, reg1), attrNet32(unix.NFTA_BITWISE_LEN, uint32(len(mask))),
+		operand(unix.NFTA_BITWISE_MASK, mask), operand(unix.NFTA_BITWISE_XOR, xor))
+}
+
+// verdict ends the rule; chain is where a jump or goto leads.
+func verdict(code int32, chain string) []byte {
+	return expression("immediate", attrNet32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT),
+		attrNest(unix.NFTA_IMMEDIATE_DATA, verdictValue(code, chain)))
+}
+
+func verdictValue(code int32, chain string) []byte {
+	v := attrNet32(unix.NFTA_VERDICT_CODE, uint32(code))
+	if chain != "" {
+		v = append(v, attrText(unix.NFTA_VERDICT_CHAIN, chain)...)
+	}
+	return attrNest(unix.NFTA_DATA_VERDICT, v)
 }

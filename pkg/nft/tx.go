@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -195,4 +196,48 @@ func missingRule(want [][][]byte, live []LiveRule) int {
 		}
 	}
 	return i
+}
+
+// Removal selects rules that another program made, and the chains to which they lead.
+type Removal struct {
+	Table Table
+	Chain string              // has the rules; empty: any chain of the table
+	Rule  func(LiveRule) bool // whether a rule is one of them
+	Drop  []string            // the chains; if any are named and none exists, there are no such rules
+}
+
+// Remove deletes the rules and the chains. It takes no lock where there are none.
+func (r Removal) Remove(ctx context.Context, c *Conn) error {
+	found := Owned{}.begin(c)
+	if err := r.Stage(found); err != nil || len(found.msgs) == 0 {
+		return err
+	}
+	return c.Update(ctx, r.Stage)
+}
+
+// Stage stages the deletion of the rules and the chains.
+func (r Removal) Stage(tx *Tx) error {
+	var chains []string
+	for _, name := range r.Drop {
+		live, err := tx.Chain(r.Table, name)
+		if err != nil {
+			return err
+		}
+		if live != nil {
+			chains = append(chains, name)
+		}
+	}
+	if len(r.Drop) > 0 && len(chains) == 0 {
+		return nil
+	}
+	rules, err := tx.Rules(r.Table, r.Chain)
+	for _, rule := range rules {
+		if r.Rule(rule) {
+			tx.DeleteRule(r.Table, rule.Chain, rule.Handle)
+		}
+	}
+	for _, name := range chains {
+		tx.DeleteChain(r.Table, name)
+	}
+	return err
 }
