@@ -128,17 +128,33 @@ func (c *Call) FindHostEnd() error {
 	return err
 }
 
+// WithRecords calls work while nobody else writes the records. Where there is no directory it makes none.
+func WithRecords[T statefile.Record](
+	ctx context.Context, r statefile.Records[T], work func(*statefile.Store[T]) error,
+) error {
+	s, err := r.OpenExisting(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(work(s), s.Close())
+}
+
 // Status is code 50 where ADD could not write records in dir, empty for none, or where probe finds what would make it
 // fail.
 func Status(dir string, probe func(host *rtnl.Conn) error) error {
 	host := rtnl.Host()
 	defer host.Close()
 	err := probe(host)
-	if err == nil && dir != "" {
-		err = statefile.Writable(dir)
+	if dir != "" {
+		err = errors.Join(statefile.Writable(dir), err)
 	}
-	if err != nil {
-		return cni.Errorf(cni.CodeUnavailable, "%w", err)
+	return Unavailable("", err)
+}
+
+// Unavailable is code 50 where any of these is an error, in words that begin with prefix.
+func Unavailable(prefix string, faults ...error) error {
+	if err := errors.Join(faults...); err != nil {
+		return cni.Errorf(cni.CodeUnavailable, "%s%w", prefix, err)
 	}
 	return nil
 }

@@ -63,6 +63,19 @@ func (c Chain) Look(ctx context.Context, nf *nft.Conn) (*Edit, error) {
 	return Tool{Family: c.Family, Variant: where[0]}.Look(ctx, c.Table)
 }
 
+// Check looks at the table in the first variant that has the chain, and joins what compare finds in it. That none has
+// the chain is a difference, unless a program is missing that could show it.
+func (c Chain) Check(ctx context.Context, nf *nft.Conn, compare func(*Edit) []error) error {
+	found, err := c.Look(ctx, nf)
+	switch {
+	case found != nil:
+		return errors.Join(compare(found)...)
+	case err != nil:
+		return err
+	}
+	return cni.Drift("%s chain %q: is missing", c.Family, c.Name)
+}
+
 // IsJump says whether the rule leads from c.From to the chain.
 func (c Chain) IsJump(r Rule) bool { return r.Chain == c.From && r.Option("-j") == c.Name }
 

@@ -72,7 +72,7 @@ func (c call) ifUnused(key string, end func(bridge string) error) error {
 		return end(name)
 	}
 	if err != nil || link.Kind != "bridge" {
-		return nil
+		return err
 	}
 	ports, err := c.Host.Ports(link.Index)
 	if err != nil || len(ports) > 0 {

@@ -8,6 +8,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
@@ -351,6 +352,20 @@ var _ = Describe("GC", Label("kernel"), func() {
 		w.gc(1)
 		Expect(w.Snapshot("nftables")).NotTo(Or(ContainSubstring("10.1.0.2"), ContainSubstring("br1")))
 	})
+
+	It("fails where the kernel does not say whether a bridge is there", func() {
+		w := newWorld()
+		w.Bridge(1)
+		w.container(1, 2).add(Object{"ingressPolicy": "isolated"})
+		w.Cmd("sh", "-c", "rm "+recordDir+"/*.json")
+		const question = 40 // bytes of the request for the link "br1"
+		said := w.Fails(Call{Command: "GC", Conf: Object{"cniVersion": "1.1.0", "name": "net1", "type": "firewall",
+			"cni.dev/valid-attachments": []Object{}},
+			Before: func() {
+				nstest.FailCall(unix.SYS_SENDTO, unix.EPERM, nstest.Arg{Number: 2, Value: question})
+			}}, 999)
+		Expect(said).To(ContainSubstring(`link "br1": operation not permitted`))
+	})
 })
 
 var _ = Describe("STATUS", Label("kernel"), func() {
@@ -383,6 +398,10 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 		Expect(remedy).To(Equal("insert rule inet other site meta mark and 0x1000 == 0x1000 accept"))
 		w.Cmd("nft", remedy)
 		Expect(warned()).To(BeEmpty())
+		By("with the bit that ADD would take")
+		w.Bridge(1)
+		w.container(1, 2).add(Object{"markAcceptBit": 31})
+		Expect(warned()).To(ContainSubstring("meta mark and 0x80000000 == 0x80000000 accept"))
 	})
 
 	It("is of a host without programs: ADD writes nothing down there", func() {
@@ -408,6 +427,16 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 		})
 		w.Cmd("sh", "-c", "rm -rf /run/hawser; touch /run/hawser")
 		w.Fails(status(w), 50)
+	})
+
+	It("names a fault of the directory and one of the kernel together", func() {
+		w := newWorld()
+		w.Cmd("sh", "-c", "mkdir -p /run/hawser; touch "+recordDir)
+		w.Do(func() {
+			nstest.RefuseNetfilterSockets()
+			Expect(w.onThread(status(w, Object{"backend": "nftables"})).Failed(50)).
+				To(And(ContainSubstring("not supported"), ContainSubstring(recordDir)))
+		})
 	})
 })
 

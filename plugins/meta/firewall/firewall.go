@@ -49,8 +49,13 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 	}
 	c.OnFail("remove the firewall rules", func(ctx context.Context) error { return c.remove(ctx, false) })
 	r.Backend = c.choose(ctx, cfg)
-	if err := c.keepBit(s, r); err != nil {
-		return nil, err
+	if r.Backend != iptables {
+		if r.Bit, err = bitOfAll(s, cfg.bit); err != nil {
+			return nil, err
+		}
+	}
+	if r.Bit != cfg.bit && r.Backend == nftables {
+		c.Warn("markAcceptBit: %d is not used while containers live that have %d", cfg.bit, r.Bit)
 	}
 	err = c.apply(ctx, s, r)
 	if cfg.backend == auto && errors.Is(err, nft.ErrUnsupported) {
@@ -82,50 +87,39 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 
 // gc removes what attachments of the network left that are not valid, and the policies of bridges without containers.
 // Other rules of the reference have no owner and stay.
-func gc(ctx context.Context, req *skel.Request) (err error) {
+func gc(ctx context.Context, req *skel.Request) error {
 	c, err := newCall(req)
 	if err != nil {
 		return err
 	}
-	s, err := records().OpenExisting(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	all, err := s.All()
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, r := range all {
-		if c.Valid.Excludes(r.Attachment) {
-			errs = append(errs, c.removeRecorded(ctx, s, r))
+	return frame.WithRecords(ctx, records(), func(s *store) error {
+		all, err := s.All()
+		errs := []error{err}
+		for _, r := range all {
+			if c.Valid.Excludes(r.Attachment) {
+				errs = append(errs, c.removeRecorded(ctx, s, r))
+			}
 		}
-	}
-	return errors.Join(append(errs, nft.IfSupported(elements().Sweep(ctx, c.NF, c.Valid.Garbage)),
-		c.sweepPolicies(ctx), c.retire(ctx, s))...)
+		return errors.Join(append(errs, nft.IfSupported(elements().Sweep(ctx, c.NF, c.Valid.Garbage)),
+			c.sweepPolicies(ctx), c.retire(ctx, s))...)
+	})
 }
 
 // status looks for what would make ADD fail.
 func status(ctx context.Context, req *skel.Request, cfg config) error {
 	c := call{&frame.Call{Request: req, NF: nft.New()}} // it asks nothing of rtnetlink
 	defer c.NF.Close()
-	err := statefile.Writable(recordDir)
-	if err == nil {
-		err = c.probe(ctx, cfg)
-	}
-	if err != nil {
-		return cni.Errorf(cni.CodeUnavailable, "firewall rules: %w", err)
-	}
-	return nil
+	return frame.Unavailable("firewall rules: ", statefile.Writable(recordDir), c.probe(ctx, cfg))
 }
 
 // probe says why the backend cannot be used.
 func (c call) probe(ctx context.Context, cfg config) error {
-	switch cfg.backend {
-	case firewalld:
+	switch {
+	case cfg.backend == firewalld && cfg.policy == open:
 		return firewalldRuns(ctx)
-	case auto, nftables:
+	case cfg.backend == firewalld: // the policy is in nftables
+		return errors.Join(firewalldRuns(ctx), c.NF.Probe(layout(cfg.bit)))
+	case cfg.backend != iptables:
 		err := c.NF.Probe(layout(cfg.bit))
 		if err == nil {
 			return c.warnOfDrops(cfg.bit)
@@ -198,23 +192,17 @@ func (c call) choose(ctx context.Context, cfg config) backend {
 	return nftables
 }
 
-// keepBit gives the record the bit of the fwmark that the host's containers have: the chains of another one would take
-// it from all their packets. A policy beside firewalld is in the same chains.
-func (c call) keepBit(s *store, r *record) error {
-	if r.Backend == iptables {
-		return nil
-	}
-	wanted := r.Bit
-	_, err := s.Any(func(o record) bool {
+// bitOfAll is the bit of the fwmark that the host's containers have, or else the wanted one: the chains of another one
+// would take it from all their packets. A policy beside firewalld is in the same chains.
+func bitOfAll(s interface{ Any(func(record) bool) (bool, error) }, wanted int) (bit int, err error) {
+	bit = wanted
+	_, err = s.Any(func(o record) bool {
 		if o.Backend == nftables {
-			r.Bit = o.Bit
+			bit = o.Bit
 		}
 		return o.Backend == nftables
 	})
-	if r.Bit != wanted && r.Backend == nftables {
-		c.Warn("markAcceptBit: %d is not used while containers live that have %d", wanted, r.Bit)
-	}
-	return err
+	return bit, err
 }
 
 // apply makes the rules in the record's backend. From the writing of the record on DEL knows what there may be.
@@ -249,28 +237,25 @@ func (c call) apply(ctx context.Context, s *store, r *record) error {
 }
 
 // remove removes whatever the attachment has in any backend, and with reference also what the reference made for it.
-func (c call) remove(ctx context.Context, reference bool) (err error) {
-	s, err := records().OpenExisting(ctx)
-	if err != nil {
+func (c call) remove(ctx context.Context, reference bool) error {
+	return frame.WithRecords(ctx, records(), func(s *store) error {
+		r, ok, err := s.Get(c.Hash())
+		switch {
+		case err != nil:
+			return err
+		case ok:
+			err = c.removeRecorded(ctx, s, &r)
+		default: // what a killed ADD left, or one whose record is lost
+			err = errors.Join(nft.IfSupported(elements().Sweep(ctx, c.NF, c.Owns)), s.Drop(c.Hash()))
+		}
+		if reference {
+			err = errors.Join(err, c.delReference(ctx, s, &r))
+		}
+		if r.Backend != iptables {
+			err = errors.Join(err, c.retire(ctx, s))
+		}
 		return err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	r, ok, err := s.Get(c.Hash())
-	if err != nil {
-		return err
-	}
-	if ok {
-		err = c.removeRecorded(ctx, s, &r)
-	} else { // what a killed ADD left, or one whose record is lost
-		err = errors.Join(nft.IfSupported(elements().Sweep(ctx, c.NF, c.Owns)), s.Drop(c.Hash()))
-	}
-	if reference {
-		err = errors.Join(err, c.delReference(ctx, s, &r))
-	}
-	if r.Backend != iptables {
-		err = errors.Join(err, c.retire(ctx, s))
-	}
-	return err
+	})
 }
 
 // removeRecorded removes an attachment's rules, leaves its bridge the policy that others want, and drops the record.

@@ -250,6 +250,16 @@ var _ = Describe("firewalld", func() {
 		w.Fails(c.as("ADD", asked), 999)
 		Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
 	})
+
+	It("does not do for STATUS where a policy needs nftables, too", func() {
+		status := Call{Command: "STATUS", Conf: Object{"cniVersion": "1.1.0", "name": "net1", "type": "firewall",
+			"backend": "firewalld", "ingressPolicy": "isolated"}}
+		w.Succeeds(status)
+		w.Do(func() {
+			nstest.RefuseNetfilterSockets()
+			Expect(w.onThread(status).Failed(50)).To(ContainSubstring("not supported"))
+		})
+	})
 })
 
 var _ = Describe("a bus that does not answer", func() {

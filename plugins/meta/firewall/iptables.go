@@ -200,20 +200,16 @@ func (c call) editFilter(ctx context.Context, r *record, f nft.Family, change fu
 func (c call) checkIPTables(ctx context.Context, r *record) error {
 	var diffs []error
 	for _, f := range r.families() {
-		e, err := forwardChain(f).Look(ctx, c.NF)
-		if err != nil {
-			return errors.Join(append(diffs, err)...)
-		}
-		if e == nil {
-			diffs = append(diffs, cni.Drift("%s chain %q: is missing", f, cniForward))
-			continue
-		}
-		ensureAll(e, r, f, stricter(r.Policy, policyIn(e, r.Bridge)))
-		for _, line := range e.Lines() {
-			if !strings.HasPrefix(line, "-D ") { // what is left of another policy
-				diffs = append(diffs, cni.Drift("iptables of %s: lacks %q", f, line))
+		compare := func(e *ipt.Edit) (diffs []error) {
+			ensureAll(e, r, f, stricter(r.Policy, policyIn(e, r.Bridge)))
+			for _, line := range e.Lines() {
+				if !strings.HasPrefix(line, "-D ") { // what is left of another policy
+					diffs = append(diffs, cni.Drift("iptables of %s: lacks %q", f, line))
+				}
 			}
+			return diffs
 		}
+		diffs = append(diffs, forwardChain(f).Check(ctx, c.NF, compare))
 	}
 	return errors.Join(diffs...)
 }

@@ -174,6 +174,9 @@ func (c call) warnOfDrops(bit int) error {
 			continue
 		}
 		rules, err := c.NF.Rules(chain.Table, chain.Name)
+		if err == nil {
+			bit, err = bitOfAll(records(), bit)
+		}
 		if err != nil {
 			return err
 		}

@@ -105,6 +105,20 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 	})
 
 	Context("on iptables", func() {
+		It("names a program that is missing", func() {
+			for _, k := range kinds[1:] {
+				nstest.UseVariant(k.variant)
+				w := newWorld()
+				c := w.container(1, 2)
+				c.add(k.config, mapped)
+				nstest.WithoutPrograms(func() {
+					o := c.call("CHECK", k.config, mapped)
+					Expect(o.Code).To(Equal(cni.CodeIO), o.text())
+					Expect(o.Msg).To(ContainSubstring(`program "iptables-` + k.variant))
+				})
+			}
+		})
+
 		DescribeTable("notices", func(command string, want ...string) {
 			nstest.UseVariant("nft")
 			changed(kinds[1], command, want...)

@@ -165,6 +165,15 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 		Expect(w.status(Object{"backend": "iptables"}).text()).To(Equal("exit 0  "))
 		Expect(w.status(Object{"backend": "none"}).Code).To(Equal(cni.CodeConfig))
 	})
+
+	It("names a fault of the directory and one of the kernel together", func() {
+		w := newWorld()
+		w.Cmd("sh", "-ec", "mkdir -p /run/hawser; echo >/run/hawser/portmap")
+		o := w.run(Call{Command: "STATUS", Conf: conf(Object{"backend": "nftables"}),
+			Before: nstest.RefuseNetfilterSockets})
+		Expect(o.Code).To(Equal(cni.CodeUnavailable), o.text())
+		Expect(o.Msg).To(And(ContainSubstring("/run/hawser/portmap"), ContainSubstring("not supported")))
+	})
 })
 
 var _ = Describe("ADD again, of a container that is gone", Label("kernel"), func() {

@@ -199,21 +199,13 @@ func (c call) delChain(ctx context.Context, chain ipt.Chain, v ipt.Variant, othe
 func (c call) checkIPTables(ctx context.Context, r *record) error {
 	var diffs []error
 	for _, a := range r.chainAddrs() {
-		chain := natChain(a.family(), r.chain())
-		found, err := chain.Look(ctx, c.NF)
-		if err != nil && !ipt.NotInstalled(err) {
-			return err
-		}
-		if found == nil {
-			if where, _ := chain.Variants(ctx, c.NF); len(where) > 0 {
-				return err // for want of the program that shows it
+		compare := func(e *ipt.Edit) (diffs []error) {
+			for _, rule := range r.missing(a, e.Rules) {
+				diffs = append(diffs, cni.Drift("%s table nat: rule %q is missing", a.family(), rule.Append()))
 			}
-			diffs = append(diffs, cni.Drift("%s chain %q: is missing", chain.Family, chain.Name))
-			continue
+			return diffs
 		}
-		for _, rule := range r.missing(a, found.Rules) {
-			diffs = append(diffs, cni.Drift("%s table nat: rule %q is missing", chain.Family, rule.Append()))
-		}
+		diffs = append(diffs, natChain(a.family(), r.chain()).Check(ctx, c.NF, compare))
 	}
 	return errors.Join(diffs...)
 }

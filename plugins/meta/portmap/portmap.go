@@ -74,43 +74,31 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 }
 
 // gc removes what attachments of the network left that are not valid.
-func gc(ctx context.Context, req *skel.Request) (err error) {
+func gc(ctx context.Context, req *skel.Request) error {
 	c, err := open(req)
 	if err != nil {
 		return err
 	}
-	s, err := records().OpenExisting(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	all, err := s.All()
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, r := range all {
-		if c.Valid.Excludes(r.Attachment) {
-			errs = append(errs, c.removeRecord(ctx, s, r))
+	return frame.WithRecords(ctx, records(), func(s *store) error {
+		all, err := s.All()
+		errs := []error{err}
+		for _, r := range all {
+			if c.Valid.Excludes(r.Attachment) {
+				errs = append(errs, c.removeRecord(ctx, s, r))
+			}
 		}
-	}
-	return errors.Join(append(errs, nft.IfSupported(owned(defaultMarkBit).Sweep(ctx, c.NF, c.Valid.Garbage)),
-		c.collectReference(ctx, s), nft.IfSupported(c.sweepGuard(ctx, func(string) bool { return true })))...)
+		return errors.Join(append(errs, nft.IfSupported(owned(defaultMarkBit).Sweep(ctx, c.NF, c.Valid.Garbage)),
+			c.collectReference(ctx, s), nft.IfSupported(c.sweepGuard(ctx, func(string) bool { return true })))...)
+	})
 }
 
 // status looks for what would make ADD fail.
 func status(_ context.Context, req *skel.Request, cfg config) error {
 	c, err := open(req)
 	if err == nil {
-		err = statefile.Writable(recordDir)
+		err = errors.Join(statefile.Writable(recordDir), c.verifyBackend(cfg))
 	}
-	if err == nil {
-		err = c.verifyBackend(cfg)
-	}
-	if err != nil {
-		return cni.Errorf(cni.CodeUnavailable, "host ports: %w", err)
-	}
-	return nil
+	return frame.Unavailable("host ports: ", err)
 }
 
 // verifyBackend says why the backend cannot be used.
@@ -257,31 +245,21 @@ func (c call) warn(r *record) {
 }
 
 // remove removes whatever the attachment has, in any backend, made by anybody.
-func (c call) remove(ctx context.Context) (err error) {
-	s, err := records().OpenExisting(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	r, ok, err := s.Get(c.Hash())
-	if err != nil {
-		return err
-	}
-	if !ok { // its elements can only be found by their marks
-		r = record{Attachment: c.Attachment}
-		if c.PrevResult != nil { // the reference's rules name no network
-			r.Addrs = addressesOf(c.PrevResult.ContainerIPs(c.IfName))
+func (c call) remove(ctx context.Context) error {
+	return frame.WithRecords(ctx, records(), func(s *store) error {
+		r, ok, err := s.Get(c.Hash())
+		if !ok && err == nil { // its elements can only be found by their marks
+			// The reference's rules name no network.
+			r = record{Attachment: c.Attachment, Addrs: addressesOf(c.PrevResult.ContainerIPs(c.IfName))}
+			isHostEnd := func(name string) bool { return slices.Contains(iface.HostNames(r.Attachment), name) }
+			err = errors.Join(nft.IfSupported(owned(defaultMarkBit).Sweep(ctx, c.NF, r.Owns)),
+				nft.IfSupported(c.sweepGuard(ctx, isHostEnd)))
 		}
-		err := owned(defaultMarkBit).Sweep(ctx, c.NF, r.Owns)
-		if err == nil {
-			names := iface.HostNames(c.Attachment)
-			err = c.sweepGuard(ctx, func(name string) bool { return slices.Contains(names, name) })
-		}
-		if nft.IfSupported(err) != nil {
+		if err != nil {
 			return err
 		}
-	}
-	return c.removeRecord(ctx, s, &r)
+		return c.removeRecord(ctx, s, &r)
+	})
 }
 
 // removeRecord removes an attachment's rules, then the UDP flows that they led to the container, and then the record.
