@@ -147,6 +147,15 @@ func NotInstalled(err error) bool {
 	return err == process.ErrNotFound || err != nil && NotInstalled(errors.Unwrap(err))
 }
 
+// Tolerate is err, but where a missing program is its only cause it warns of that, after what.
+func Tolerate(warn func(format string, args ...any), what string, err error) error {
+	if !NotInstalled(err) {
+		return err
+	}
+	warn("%s: %v", what, err)
+	return nil
+}
+
 // Restore applies the lines, in the syntax of iptables-restore, to a table: all or none. A chain that
 // is named in a line ":CHAIN -" is emptied, or made when it is missing; all others stay as they are.
 // When the xtables lock is not free before ctx's deadline, the error is a *statefile.Busy with its

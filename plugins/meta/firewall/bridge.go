@@ -59,7 +59,7 @@ func (c call) sweepPolicies(ctx context.Context) error {
 				return c.editFilter(ctx, &record{}, f, func(e *ipt.Edit) { ensurePolicy(e, bridge, open) })
 			}))
 		}
-		errs = append(errs, c.tolerate(err))
+		errs = append(errs, ipt.Tolerate(c.Warn, othersRules, err))
 	}
 	return errors.Join(errs...)
 }

@@ -194,7 +194,9 @@ func (c call) choose(ctx context.Context, cfg config) backend {
 
 // bitOfAll is the bit of the fwmark that the host's containers have, or else the wanted one: the chains of another one
 // would take it from all their packets. A policy beside firewalld is in the same chains.
-func bitOfAll(s interface{ Any(func(record) bool) (bool, error) }, wanted int) (bit int, err error) {
+func bitOfAll(s interface {
+	Any(func(record) bool) (bool, error)
+}, wanted int) (bit int, err error) {
 	bit = wanted
 	_, err = s.Any(func(o record) bool {
 		if o.Backend == nftables {

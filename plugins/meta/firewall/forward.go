@@ -226,11 +226,9 @@ func (c call) retire(ctx context.Context, s *store) error {
 		err := iptLegacy(f).Edit(ctx, filterTable, func(e *ipt.Edit) {
 			e.Delete(func(r ipt.Rule) bool { return r.Chain == acceptedChain })
 		})
-		if ipt.NotInstalled(err) { // then ADD made nothing there, or the program was removed since
-			c.Warn("chain %s of %s (iptables-legacy): not looked at: %v", acceptedChain, f, err)
-			continue
-		}
-		if err != nil {
+		// Without the program ADD made nothing there, or it was removed since.
+		what := fmt.Sprintf("chain %s of %s (iptables-legacy): not looked at", acceptedChain, f)
+		if err := ipt.Tolerate(c.Warn, what, err); err != nil {
 			return err
 		}
 	}

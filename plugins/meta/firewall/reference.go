@@ -38,17 +38,11 @@ func (c call) delReference(ctx context.Context, s *store, had *record) error {
 		errs = append(errs, err)
 	}
 	c.delReferenceSources(ctx, s, had)
-	return c.tolerate(errors.Join(errs...))
+	return ipt.Tolerate(c.Warn, othersRules, errors.Join(errs...))
 }
 
-// tolerate warns of rules of the reference that stay for want of a program.
-func (c call) tolerate(err error) error {
-	if ipt.NotInstalled(err) {
-		c.Warn("rules of other plugins: %v", err)
-		return nil
-	}
-	return err
-}
+// othersRules stay where a program is missing.
+const othersRules = "rules of other plugins"
 
 // delReferenceSources takes the addresses in prevResult out of the zone that is configured, where no record of ours has
 // them.

@@ -67,21 +67,15 @@ func (c call) variants(ctx context.Context, chain ipt.Chain) ([]ipt.Variant, err
 func (c call) usesIPTables(ctx context.Context, r *record) (bool, error) {
 	for _, a := range r.Addrs {
 		where, err := natChain(a.family(), hostportDNAT).Variants(ctx, c.NF)
-		if ipt.NotInstalled(err) {
-			c.warnOfOthers(err)
-			err = nil
-		}
-		if err != nil || len(where) > 0 {
+		if err = ipt.Tolerate(c.Warn, mayHaveOthers, err); err != nil || len(where) > 0 {
 			return true, err
 		}
 	}
 	return false, nil
 }
 
-// warnOfOthers says that the reference's rules could not be read for want of a program.
-func (c call) warnOfOthers(err error) {
-	c.Warn("chain %q may have rules of other plugins for the same ports: %v", hostportDNAT, err)
-}
+// mayHaveOthers is what cannot be known for want of a program.
+const mayHaveOthers = `chain "` + hostportDNAT + `" may have rules of other plugins for the same ports`
 
 // othersOfChain are the records of the container's other attachments to the network that are on iptables: they share
 // its chain.
@@ -106,7 +100,7 @@ func (c call) addChain(ctx context.Context, s *store, r *record, a address) erro
 	if len(own) > 0 {
 		others, err := othersOfChain(s, r)
 		if err == nil && len(others) == 0 { // an ADD without DEL, or the reference, left it
-			err, own = errors.Join(c.delChains(ctx, s, r, a.family())...), nil
+			err, own = c.delChains(ctx, s, r, a.family()), nil
 		}
 		if err != nil {
 			return err
@@ -154,8 +148,9 @@ func (r *record) edit(e *ipt.Edit, a address) {
 
 // delChains removes the container's chains from either variant, also when the reference made them. Rules of its other
 // attachments in the same chain stay.
-func (c call) delChains(ctx context.Context, s *store, r *record, families ...nft.Family) (errs []error) {
+func (c call) delChains(ctx context.Context, s *store, r *record, families ...nft.Family) error {
 	others := sync.OnceValues(func() ([]*record, error) { return othersOfChain(s, r) })
+	var errs []error
 	for _, f := range families {
 		for _, chain := range []ipt.Chain{natChain(f, r.chain()), referenceSNATChain(f, r)} {
 			where, err := chain.Variants(ctx, c.NF)
@@ -167,12 +162,12 @@ func (c call) delChains(ctx context.Context, s *store, r *record, families ...nf
 				}
 				if err != nil {
 					err = fmt.Errorf("chain %q of table nat (%s, iptables-%s): %w", chain.Name, f, v, err)
-					errs = append(errs, err)
 				}
+				errs = append(errs, err)
 			}
 		}
 	}
-	return errs
+	return errors.Join(errs...)
 }
 
 func (c call) delChain(ctx context.Context, chain ipt.Chain, v ipt.Variant, others []*record) error {

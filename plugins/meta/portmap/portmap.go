@@ -266,22 +266,17 @@ func (c call) remove(ctx context.Context) error {
 // The record stays for a later DEL or GC when a program is missing that may have its rules, or when the flows may be
 // deletable a moment later.
 func (c call) removeRecord(ctx context.Context, s *store, r *record) error {
-	errs := append(c.delChains(ctx, s, r, nft.Families()...), nft.IfSupported(c.delNFTables(ctx, s, r)),
+	err := errors.Join(c.delChains(ctx, s, r, nft.Families()...), nft.IfSupported(c.delNFTables(ctx, s, r)),
 		delReference(ctx, c.NF, r.isReferenceRule))
-	var missing error
-	for i, err := range errs {
-		if ipt.NotInstalled(err) {
-			missing, errs[i] = errors.Join(missing, err), nil
-		}
+	flows := c.flushRemoved(r)
+	isKept := cni.Transient(flows)
+	if ipt.NotInstalled(err) {
+		c.Warn("host ports of %s: %v", r.Attachment, err)
+		isKept = isKept || r.Backend == iptables
+	} else if err != nil {
+		return fmt.Errorf("host ports of %s: %w", r.Attachment, errors.Join(err, flows))
 	}
-	err, flows := errors.Join(errs...), c.flushRemoved(r)
-	if err != nil {
-		return fmt.Errorf("host ports of %s: %w", r.Attachment, errors.Join(err, missing, flows))
-	}
-	if missing != nil {
-		c.Warn("host ports of %s: %v", r.Attachment, missing)
-	}
-	if cni.Transient(flows) || missing != nil && r.Backend == iptables {
+	if isKept {
 		return flows
 	}
 	return errors.Join(flows, s.Drop(r.Hash()))

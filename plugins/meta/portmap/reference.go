@@ -79,9 +79,7 @@ func (p *publication) resolveReferenceChains(ctx context.Context, known map[stri
 		found, err := natChain(a.family(), "").Rules(ctx, p.NF, func(chain string) bool {
 			return strings.HasPrefix(chain, dnPrefix) && !known[chain]
 		})
-		if ipt.NotInstalled(err) {
-			p.warnOfOthers(err)
-		} else if err != nil {
+		if err := ipt.Tolerate(p.Warn, mayHaveOthers, err); err != nil {
 			return err
 		}
 		rules = append(rules, found...)
@@ -249,7 +247,7 @@ func (c call) collectReference(ctx context.Context, s *store) error {
 		for _, id := range ids {
 			if !c.Valid.HasContainer(id) {
 				left := &record{Attachment: cni.Attachment{Network: c.Network, ContainerID: id}}
-				errs = append(errs, c.delChains(ctx, s, left, f)...)
+				errs = append(errs, c.delChains(ctx, s, left, f))
 			}
 		}
 	}
