@@ -111,21 +111,18 @@ type Chain struct {
 	Comment string
 }
 
-// HookPoint is the number of a netfilter hook.
-type HookPoint uint32
-
 // The hooks of the families ip, ip6, inet and bridge that the plugins use.
 const (
-	Prerouting  HookPoint = 0
-	Forward     HookPoint = 2
-	Output      HookPoint = 3
-	Postrouting HookPoint = 4
+	Prerouting  = 0
+	Forward     = 2
+	Output      = 3
+	Postrouting = 4
 )
 
 // Hook makes a chain a base chain; its policy is accept.
 type Hook struct {
 	Type     string // "filter", "nat" or "route"
-	Point    HookPoint
+	Point    uint32
 	Priority int32
 }
 

@@ -140,7 +140,7 @@ func decodeChain(f Family, data []byte) LiveChain {
 	if attribute(data, unix.NFTA_CHAIN_HOOK) != nil {
 		c.Hook = &Hook{
 			Type:     textAt(data, unix.NFTA_CHAIN_TYPE),
-			Point:    HookPoint(number(data, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_HOOKNUM)),
+			Point:    number(data, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_HOOKNUM),
 			Priority: int32(number(data, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_PRIORITY)),
 		}
 		c.Drops = number(data, unix.NFTA_CHAIN_POLICY) != acceptPacket

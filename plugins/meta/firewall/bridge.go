@@ -8,6 +8,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -108,28 +109,25 @@ func (c call) settlePolicy(s *store, r *record) (policy, error) {
 
 // restorePolicy gives the network of an added attachment the policy that it had before, and its bridge the one that
 // follows from that.
-func (c call) restorePolicy(ctx context.Context, r record, before policy) (err error) {
-	s, err := records().Open(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
+func (c call) restorePolicy(ctx context.Context, r record, before policy) error {
 	r.Policy = before
-	if err := c.setNetworkPolicy(s, &r); err != nil {
-		return err
-	}
-	want, err := r.bridgePolicy(s)
-	if err != nil {
-		return err
-	}
-	if r.Backend != iptables {
-		return c.enforce(ctx, r.Bridge, want)
-	}
-	tools, err := r.findTools(ctx, s)
-	if err != nil {
-		return err
-	}
-	return editFilters(ctx, tools, func(e *ipt.Edit, _ nft.Family) { ensurePolicy(e, r.Bridge, want) })
+	return frame.WithRecords(ctx, records(), func(s *store) error {
+		if err := c.setNetworkPolicy(s, &r); err != nil {
+			return err
+		}
+		want, err := r.bridgePolicy(s)
+		if err != nil {
+			return err
+		}
+		if r.Backend != iptables {
+			return c.enforce(ctx, r.Bridge, want)
+		}
+		tools, err := r.findTools(ctx, s)
+		if err != nil {
+			return err
+		}
+		return editFilters(ctx, tools, func(e *ipt.Edit, _ nft.Family) { ensurePolicy(e, r.Bridge, want) })
+	})
 }
 
 // setNetworkPolicy gives the network's other attachments on the bridge the policy of the record: their records, and

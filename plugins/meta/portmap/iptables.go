@@ -62,21 +62,6 @@ func (c call) variants(ctx context.Context, chain ipt.Chain) ([]ipt.Variant, err
 	return where, err
 }
 
-// usesIPTables says whether any container, not only this one, has host ports in iptables, in the families of
-// the record's addresses. It warns where a program that could tell is missing.
-func (c call) usesIPTables(ctx context.Context, r *record) (bool, error) {
-	for _, a := range r.Addrs {
-		where, err := natChain(a.family(), hostportDNAT).Variants(ctx, c.NF)
-		if err = ipt.Tolerate(c.Warn, mayHaveOthers, err); err != nil || len(where) > 0 {
-			return true, err
-		}
-	}
-	return false, nil
-}
-
-// mayHaveOthers is what cannot be known for want of a program.
-const mayHaveOthers = `chain "` + hostportDNAT + `" may have rules of other plugins for the same ports`
-
 // othersOfChain are the records of the container's other attachments to the network that are on iptables: they share
 // its chain.
 func othersOfChain(s *store, r *record) ([]*record, error) {

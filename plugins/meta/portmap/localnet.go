@@ -59,15 +59,6 @@ func stageGuard(tx *nft.Tx, s *store, r *record) error {
 	return err
 }
 
-// isLastOn says whether nobody else needs route_localnet of the record's link.
-func isLastOn(s *store, r *record) (bool, error) {
-	if r.Localnet == "" {
-		return false, nil
-	}
-	used, err := s.Any(func(o record) bool { return o.Localnet == r.Localnet && o.Hash() != r.Hash() })
-	return !used, err
-}
-
 // releaseLocalnet resets route_localnet of the record's link, if it was 0 before the first user, and stages the
 // deletion of the link's entry in the guard. The batch comes later: in the other order containers could reach the
 // host's loopback in between.

@@ -49,17 +49,21 @@ func (c call) delNFTables(ctx context.Context, s *store, r *record) error {
 	if err != nil {
 		return err
 	}
-	last, err := isLastOn(s, r)
-	if err != nil {
-		return err
+	isLast := r.Localnet != ""
+	if isLast {
+		used, err := s.Any(func(o record) bool { return o.Localnet == r.Localnet && o.Hash() != r.Hash() })
+		if err != nil {
+			return err
+		}
+		isLast = !used
 	}
 	chains := r.ownChains()
-	if len(found) == 0 && len(chains) == 0 && !last {
+	if len(found) == 0 && len(chains) == 0 && !isLast {
 		return nil
 	}
 	return o.Update(ctx, c.NF, func(tx *nft.Tx) error {
 		tx.Drop(chains...)
-		if err := tx.Remove(found, r.Owns); err != nil || !last {
+		if err := tx.Remove(found, r.Owns); err != nil || !isLast {
 			return err
 		}
 		return releaseLocalnet(tx, r)

@@ -19,15 +19,11 @@ type publication struct {
 	store *store
 	r     *record
 	saved bool // the record is written, and the roll-back registered
+	// leaving is the link of the owner that an attempt refused, where the kernel is about to remove it.
+	leaving int
 	// replaced are the former owners of the ports, and containers of the reference, that are gone. What they have is
 	// removed when the attachment's rules are made.
 	replaced []*record
-}
-
-// leavingError refuses what an owner has whose link the kernel is about to remove.
-type leavingError struct {
-	error
-	link int
 }
 
 // linkPatience is how long the kernel may take to remove the host ends of containers whose namespaces went.
@@ -47,12 +43,14 @@ func (c call) publish(ctx context.Context, cfg config, r *record) (err error) {
 	wait, cancel := context.WithTimeout(ctx, linkPatience)
 	defer cancel()
 	for {
+		p.leaving = 0
 		err := p.attempt(ctx)
-		l := (*leavingError)(nil)
 		switch {
-		case errors.As(err, &l):
-			if c.Host.WaitGone(wait, l.link) != nil {
-				return l.error
+		case err == nil:
+			return nil
+		case p.leaving != 0:
+			if c.Host.WaitGone(wait, p.leaving) != nil {
+				return err
 			}
 		case cfg.backend == auto && r.Backend == nftables && errors.Is(err, nft.ErrUnsupported):
 			r.Backend = iptables
@@ -143,7 +141,7 @@ func (p *publication) resolve(ctx context.Context, o *record) error {
 	if err == nil {
 		p.replaced = append(p.replaced, o)
 	}
-	if err != taken || !o.sharesContainer(p.r) {
+	if err != taken || p.leaving != 0 || !o.sharesContainer(p.r) {
 		return err
 	}
 	for _, port := range wanted {
@@ -162,7 +160,8 @@ func (p *publication) mustBeGone(ctx context.Context, o *record, refusal error) 
 	case err != nil || state == gone:
 		return err
 	case state == leaving:
-		return &leavingError{refusal, o.Location.Link}
+		p.leaving = o.Location.Link
+		return refusal
 	case o.Backend == nftables:
 		return refusal
 	}
@@ -266,14 +265,24 @@ func (p *publication) resolveNFTables(ctx context.Context, tx *nft.Tx, others []
 	return nil
 }
 
+// mayHaveOthers is what cannot be known for want of a program.
+const mayHaveOthers = `chain "` + hostportDNAT + `" may have rules of other plugins for the same ports`
+
 // resolveIPTables decides about the owners whose host ports are in iptables, and about the reference's containers,
 // of which there is no record.
 func (p *publication) resolveIPTables(ctx context.Context) error {
-	used, err := p.usesIPTables(ctx, p.r)
-	if err != nil {
-		return err
+	isUsed := p.r.Backend == iptables
+	for _, a := range p.r.Addrs {
+		if isUsed {
+			break
+		}
+		where, err := natChain(a.family(), hostportDNAT).Variants(ctx, p.NF)
+		if err := ipt.Tolerate(p.Warn, mayHaveOthers, err); err != nil {
+			return err
+		}
+		isUsed = len(where) > 0
 	}
-	if used || p.r.Backend == iptables {
+	if isUsed {
 		all, err := p.store.All()
 		if err != nil {
 			return err
