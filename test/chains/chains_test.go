@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -229,3 +230,7 @@ func outcome(text string) string {
 	}
 	return b.String()
 }
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestChains(t *testing.T) { nstest.RunSpecs(t, "chains: lists that nobody thought of") }

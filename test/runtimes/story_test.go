@@ -1,9 +1,13 @@
+// Package runtimes_test runs container runtimes on throw-away hosts, with our
+// plugins as the only ones. Scripts/test-runtimes.sh installs the runtimes. Each
+// spec needs real root, and cgroups that it can write.
 package runtimes_test
 
 import (
 	"fmt"
 	"os"
 	"strings"
+	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -91,3 +95,7 @@ var _ = AfterSuite(func() {
 	}
 	Expect(os.WriteFile(path, []byte(b.String()), 0o644)).To(Succeed())
 })
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestRuntimes(t *testing.T) { nstest.RunSpecs(t, "runtimes: real runtimes with our plugins") }
