@@ -4,7 +4,7 @@
 # so on stderr: specs beside them skip, and fail where NSTEST_REQUIRE is set.
 set -euo pipefail
 
-version=v1.9.1 # as in pkg/nstest/reference.go
+version=v1.9.1 # as in pkg/nstest/build.go
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/hawser
 dir=$cache/reference-$version
 echo "$dir"

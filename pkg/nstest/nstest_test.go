@@ -2,6 +2,7 @@ package nstest_test
 
 import (
 	"os"
+	"testing"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -196,3 +197,7 @@ var _ = Describe("Need", Label("kernel"), func() {
 		Entry(nil, "vlan_filtering"), Entry(nil, "vrf"),
 	)
 })
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestNstest(t *testing.T) { nstest.RunSpecs(t, "nstest") }

@@ -1,14 +1,22 @@
 package plugintest
 
 import (
+	"cmp"
 	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/nstest/trace"
 )
 
 // Step is one plugin of a list, with the keys of its configuration.
@@ -115,4 +123,211 @@ func (p *Pod) Addr() string {
 	ginkgo.GinkgoHelper()
 	address, _, _ := strings.Cut(p.Decode().IPs[0].Address, "/")
 	return address
+}
+
+// NewNode makes a world of all plugins, as programs, for specs of whole lists. At
+// the end of a spec that passed, the pods that are attached still are detached, and
+// nothing may be [Left] of any.
+func NewNode() *World {
+	ginkgo.GinkgoHelper()
+	w := &World{Host: nstest.NewHost(), Dir: ginkgo.GinkgoT().TempDir()}
+	w.attached = &attached{lists: map[string]detach{}}
+	for _, name := range nstest.Plugins() {
+		gomega.Expect(os.Symlink(nstest.Build(name), filepath.Join(w.Dir, name))).To(gomega.Succeed())
+	}
+	w.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
+	dir := w.Dir
+	ginkgo.DeferCleanup(func() {
+		if !w.Spoiled && !ginkgo.CurrentSpecReport().Failed() {
+			w.Dir, w.Env, w.Before, w.Other = dir, nil, "", nil
+			w.end()
+		}
+	})
+	return w
+}
+
+// With is the same host with a release of the reference plugins, IPAM's too.
+func (w *World) With(ref nstest.Reference) *World {
+	ginkgo.GinkgoHelper()
+	return &World{Host: w.Host, Dir: ref.Dir(), Version: "1.0.0", programs: ref.Dir(), attached: w.attached}
+}
+
+// Try runs one plugin as a program.
+func (w *World) Try(plugin string, c Call) Answer {
+	ginkgo.GinkgoHelper()
+	p := c.Program(w, w.program(plugin))
+	p.Env = append(p.Env, w.Env...)
+	if w.Before != "" {
+		p.Args, p.Path = []string{"-c", w.Before + "\nexec " + p.Path}, "/bin/bash"
+	}
+	return Ran(w.Run(p))
+}
+
+func (w *World) program(plugin string) string {
+	ginkgo.GinkgoHelper()
+	if w.programs == "" {
+		return nstest.Build(plugin)
+	}
+	return filepath.Join(w.programs, plugin)
+}
+
+// Invoke is Try with an answer as the contract has them.
+func (w *World) Invoke(plugin string, c Call) Answer {
+	ginkgo.GinkgoHelper()
+	a := w.Try(plugin, c)
+	gomega.Expect(a.Verdict(c.Command)).To(gomega.Succeed(), "%s %s: %s%s", plugin, c.Command, a.Stdout, a.Stderr)
+	return a
+}
+
+// Trace is a call that must succeed, with what it asked of the kernel.
+func (w *World) Trace(plugin string, c Call) *trace.Record {
+	ginkgo.GinkgoHelper()
+	var r *trace.Record
+	var err error
+	w.Do(func() { r, err = trace.Run(trace.Command{Path: w.program(plugin), Env: c.Vars(w), Stdin: c.Stdin()}) })
+	gomega.Expect(err).NotTo(gomega.HaveOccurred())
+	gomega.Expect(r.Exit).To(gomega.BeZero(), "%s %s: %s%s", plugin, c.Command, r.Stdout, r.Stderr)
+	return r
+}
+
+// CallOf is a call of one plugin of a pod's list, as a runtime makes it.
+func (w *World) CallOf(command string, p *Pod, e Step) Call {
+	c := p.Call
+	c.Command = command
+	conf := Merge(Object{"cniVersion": w.version(command), "name": p.Network, "type": e.Plugin}, e.Keys)
+	if p.Result != nil {
+		conf["prevResult"] = p.Result
+	}
+	c.Conf = conf
+	return c
+}
+
+func (w *World) version(command string) string {
+	if command == "GC" || command == "STATUS" { // which no other has
+		return "1.1.0"
+	}
+	return cmp.Or(w.Version, "1.1.0")
+}
+
+// Chain has each plugin of a list serve the command, DEL from the last to the
+// first, and returns the answer of the first that fails, or the last one's.
+func (w *World) Chain(command string, p *Pod, list List) (a Answer) {
+	ginkgo.GinkgoHelper()
+	serve := w.Invoke
+	if w.Other != nil {
+		serve = w.Other
+	}
+	if command == "ADD" { // one that fails has its DEL too
+		w.attached.note(command, p, list)
+	}
+	for i := range list {
+		e := list[i]
+		if command == "DEL" {
+			e = list[len(list)-1-i]
+		}
+		if a = serve(e.Plugin, w.CallOf(command, p, e)); a.Code != 0 {
+			return a
+		}
+		if command == "ADD" {
+			p.Result = json.RawMessage(a.Stdout)
+		}
+	}
+	w.attached.note(command, p, list)
+	return a
+}
+
+// Up attaches a pod, which must succeed.
+func (w *World) Up(p *Pod, list List) *Pod {
+	ginkgo.GinkgoHelper()
+	w.Must("ADD", p, list)
+	return p
+}
+
+// Must runs a command that must succeed.
+func (w *World) Must(command string, p *Pod, list List) {
+	ginkgo.GinkgoHelper()
+	a := w.Chain(command, p, list)
+	gomega.Expect(a.Code).To(gomega.BeZero(), "%s: %s", command, a.Stdout)
+}
+
+// State is all that a plugin could have changed on the host.
+func (w *World) State() string {
+	ginkgo.GinkgoHelper()
+	return w.Snapshot() + w.Files("/run", "/var/lib", "/etc/cni", "/opt/cni")
+}
+
+// Own are the plugins' files.
+func (w *World) Own() string {
+	ginkgo.GinkgoHelper()
+	return w.Files("/run/hawser", "/run/cni", "/var/lib/cni")
+}
+
+// attached are the attachments that a world has yet to take away.
+type attached struct {
+	sync.Mutex
+	lists map[string]detach
+}
+
+type detach struct {
+	pod  Pod
+	list List
+}
+
+func (a *attached) note(command string, p *Pod, list List) {
+	if a == nil {
+		return
+	}
+	a.Lock()
+	defer a.Unlock()
+	key := func(id, ifName any) string { return fmt.Sprint(p.Network, " ", id, " ", ifName) }
+	switch command {
+	case "ADD":
+		a.lists[key(p.ID, p.IfName)] = detach{*p, list}
+	case "DEL":
+		delete(a.lists, key(p.ID, p.IfName))
+	case "GC":
+		all, listed := list[0].Keys["cni.dev/valid-attachments"].([]Object)
+		if !listed { // then it collects nothing
+			return
+		}
+		valid := map[string]bool{}
+		for _, v := range all {
+			valid[key(v["containerID"], v["ifname"])] = true
+		}
+		maps.DeleteFunc(a.lists, func(k string, d detach) bool { return d.pod.Network == p.Network && !valid[k] })
+	}
+}
+
+func (w *World) end() {
+	ginkgo.GinkgoHelper()
+	for _, d := range w.attached.lists {
+		w.Must("DEL", &d.pod, d.list)
+	}
+	gomega.Eventually(func() []string { return Left(w.Host) }).Should(gomega.BeEmpty(), "left on the host")
+}
+
+var (
+	// ofOne are links, rules and chains of one attachment, and what has addresses of Usual's networks.
+	ofOne = regexp.MustCompile(`ifname=veth|[0-9a-f]{16} \S+ \S+ \S|\bCNI-([0-9a-f]{24}|(DN|SN)-[0-9a-f]{21})` +
+		`|\b10\.88\.0\.\d|\bfd00:88::`)
+	// ofAll are the files of all: locks, the index of leases, the address that host-local gave last.
+	ofAll = regexp.MustCompile(`/(nft\.|networks/[^/]+/)?lock$|/networks/\.hawser/[^/]+$|/last_reserved_ip\.`)
+)
+
+// Left is what is left of attachments on a host: links, rules, leases, records.
+func Left(h *nstest.Host) (left []string) {
+	ginkgo.GinkgoHelper()
+	for line := range strings.Lines(h.Snapshot("links", "nftables", "iptables-legacy")) {
+		if ofOne.MatchString(line) {
+			left = append(left, line)
+		}
+	}
+	files := h.Run(nstest.Program{Path: "find", Args: []string{"/var/lib/cni/networks", "/run/hawser", "/run/cni",
+		"-type", "f"}}).Stdout
+	for _, file := range strings.Fields(files) {
+		if !ofAll.MatchString(file) {
+			left = append(left, file)
+		}
+	}
+	return left
 }
