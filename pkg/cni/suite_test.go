@@ -11,14 +11,12 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
 
-func TestCNI(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "pkg/cni")
-}
+func TestCNI(t *testing.T) { nstest.RunSpecs(t, "pkg/cni") }
 
 // expectGolden compares got with a file below testdata.
 func expectGolden(name string, got []byte) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -39,26 +40,8 @@ func FuzzRun(f *testing.F) {
 				"CNI_IFNAME=" + ifname, "CNI_ARGS=" + args},
 			Stdin: bytes.NewReader(conf), Stdout: &out, Stderr: &errs,
 		})
-		quiet := command != "ADD" && command != "VERSION"
-		if code == 0 && quiet {
-			if out.Len() > 0 {
-				t.Fatalf("%s printed %q", command, out.String())
-			}
-			return
-		}
-		var doc struct {
-			CNIVersion string
-			Code       uint
-		}
-		d := json.NewDecoder(&out)
-		if err := d.Decode(&doc); err != nil || doc.CNIVersion == "" || (doc.Code == 0) != (code == 0) {
-			t.Fatalf("status %d: %v: %+v", code, err, doc)
-		}
-		if err := d.Decode(new(any)); err != io.EOF {
-			t.Fatalf("more than one document: %v", err)
-		}
-		if strings.Contains(errs.String(), "goroutine ") {
-			t.Fatal(errs.String())
+		if err := (plugintest.Answer{Code: code, Stdout: out.String(), Stderr: errs.String()}).Verdict(command); err != nil {
+			t.Fatalf("%s: status %d: %v\n%s%s", command, code, err, &out, &errs)
 		}
 	})
 }

@@ -31,10 +31,7 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
-func TestSkel(t *testing.T) {
-	RegisterFailHandler(Fail)
-	RunSpecs(t, "pkg/skel")
-}
+func TestSkel(t *testing.T) { nstest.RunSpecs(t, "pkg/skel") }
 
 // request is a call of a plugin; its fields are what a runtime would give.
 type request struct {
