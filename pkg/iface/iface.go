@@ -28,8 +28,7 @@ type Target struct {
 	// NoRouterAdverts keeps the container from taking routes and addresses from
 	// router advertisements: where we are the router they are forged.
 	NoRouterAdverts bool
-	// NoSubnetRoutes keeps the kernel from making a route to the subnet of each
-	// address.
+	// NoSubnetRoutes keeps the kernel from making a route to the subnet of each address.
 	NoSubnetRoutes bool
 	// Routes are those of the plugin itself, which its result does not show:
 	// they come before the result's. OutIndex is filled in.

@@ -29,16 +29,13 @@ func Verify(t Target, res *cni.Result) error {
 	)...))
 }
 
-func verifyLink(t Target, link rtnl.Link, want *cni.Interface) []error {
+func verifyLink(t Target, link rtnl.Link, want cni.Interface) []error {
 	var diffs []error
 	differs := func(format string, args ...any) {
 		diffs = append(diffs, fmt.Errorf("link %q: "+format, append([]any{t.Name}, args...)...))
 	}
 	if !link.Up {
 		differs("is down")
-	}
-	if want == nil {
-		return diffs
 	}
 	if want.MAC != "" && !strings.EqualFold(want.MAC, link.MAC.String()) {
 		differs("MAC is %s instead of %s", link.MAC, want.MAC)
@@ -101,7 +98,7 @@ func Drifted(err error) error {
 
 // wanted is what a result asks of one interface.
 type wanted struct {
-	self   *cni.Interface // the result's entry for it; nil = none
+	self   cni.Interface // the result's entry for it; empty = none
 	addrs  []netip.Prefix
 	routes []route
 	v6     bool
@@ -115,9 +112,7 @@ type route struct {
 }
 
 func wantedOf(t Target, res *cni.Result) (w wanted) {
-	if self, ok := res.ContainerInterface(t.Name); ok {
-		w.self = &self
-	}
+	w.self, _ = res.ContainerInterface(t.Name)
 	for _, ip := range res.ContainerIPs(t.Name) {
 		w.addrs = append(w.addrs, ip.Address)
 		w.v6 = w.v6 || ip.Address.Addr().Is6()
@@ -188,8 +183,7 @@ func (r route) verify(have []rtnl.Route) error {
 	return errors.New("missing")
 }
 
-// differences names the values of the kernel's route that are not those asked
-// for.
+// differences names the values of the kernel's route that are not those asked for.
 func (r route) differences(have rtnl.Route) (d []string) {
 	compare := func(name string, asked bool, want, is any) {
 		if asked && want != is {

@@ -141,8 +141,7 @@ func (n *NS) wrap(err error) error {
 	return fmt.Errorf("network namespace %q: %w", n.path, err)
 }
 
-// Identity tells a namespace from all others, also from later ones, until the machine
-// restarts.
+// Identity tells a namespace from all others, also from later ones, until the machine restarts.
 type Identity struct {
 	Cookie uint64 `json:"cookie,omitempty"` // the kernel's own number; 0 before Linux 5.14
 	Device uint64 `json:"device"`

@@ -10,7 +10,7 @@ import (
 type wireConfig struct {
 	skel.LogKey
 	attach.MasqKeys
-	DeviceType *string             `json:"deviceType" help:"kind of the pair: veth or netkit" default:"veth" schema:"enum=veth|netkit"`
+	DeviceType string              `json:"deviceType" help:"kind of the pair: veth or netkit" default:"veth" schema:"enum=veth|netkit"`
 	MTU        int                 `json:"mtu" help:"bytes, of both ends of the pair (the kernel's)" schema:"min=68 max=65535 zero"`
 	IPAM       attach.RequiredIPAM `json:"ipam" help:"the IPAM plugin's part; required" schema:"required"`
 	attach.LinkKeys
@@ -24,7 +24,7 @@ type config struct {
 
 // parseConfig checks the configuration. What it refuses is code 7, or code 4 for CNI_ARGS.
 func parseConfig(req *skel.Request) (c config, err error) {
-	var w wireConfig
+	w := wireConfig{DeviceType: "veth"}
 	if err := req.Decode(&w); err != nil {
 		return config{}, err
 	}
@@ -32,17 +32,9 @@ func parseConfig(req *skel.Request) (c config, err error) {
 	problems.Add(w.IPAM.Check("ptp needs an IPAM plugin", "host-local"))
 	c.Masq = w.MasqKeys.Parse(&problems)
 	c.Link = w.LinkKeys.Parse(&problems, cni.PairsOf(req.Args, "MAC"), w.MTU, "")
-	c.Link.Netkit, err = parseDeviceType(w.DeviceType)
-	problems.Add(err)
-	return c, problems.Err()
-}
-
-func parseDeviceType(kind *string) (netkit bool, err error) {
-	switch {
-	case kind == nil || *kind == "veth":
-		return false, nil
-	case *kind == "netkit":
-		return true, nil
+	c.Link.Netkit = w.DeviceType == "netkit"
+	if !c.Link.Netkit && w.DeviceType != "veth" {
+		problems.Add(cni.Refuse("deviceType", w.DeviceType, `is neither "veth" nor "netkit"`))
 	}
-	return false, cni.Refuse("deviceType", *kind, `is neither "veth" nor "netkit"`)
+	return c, problems.Err()
 }

@@ -11,8 +11,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// containerIndex is where the container's interface stands in the result,
-// after the host end.
+// containerIndex is where the container's interface stands in the result, after the host end.
 const containerIndex = 1
 
 // plan is what ADD makes of IPAM's answer.
@@ -23,8 +22,7 @@ type plan struct {
 	HostRoutes []rtnl.Route   // of the host
 }
 
-// makePlan decides what an attachment gets, and refuses what no point to
-// point link can have.
+// makePlan decides what an attachment gets, and refuses what no point to point link can have.
 func makePlan(cfg config, answer *cni.Result) (p plan, err error) {
 	if p.Result, err = cfg.Link.Result(answer, containerIndex); err != nil {
 		return p, err
