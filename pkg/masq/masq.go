@@ -61,20 +61,6 @@ func Del(ctx context.Context, nf *nft.Conn, c Config) error {
 	)
 }
 
-// delNFTables finds the elements by their addresses. Where one of them is missing, or no address is known, it reads
-// all elements of the host.
-func delNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
-	mine, known := c.Attachment.Owns, items(c)
-	found, err := owned().Live(nf, known, mine)
-	if err == nil && (len(found) == 0 || len(found) < len(known)) {
-		found, err = owned().All(nf, mine)
-	}
-	if err != nil {
-		return err
-	}
-	return owned().Remove(ctx, nf, found, mine)
-}
-
 // Check compares the attachment's rules, and those that all share, with the kernel's. The error joins
 // the differences; each matches nft.ErrDrift. Rules that an ADD with the other backend or the reference
 // plugins made pass too: the node may have been upgraded under the container.
@@ -91,10 +77,6 @@ func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 		return nil
 	}
 	return err
-}
-
-func checkNFTables(_ context.Context, nf *nft.Conn, c Config) error {
-	return owned().Verify(nf, items(c))
 }
 
 // GC removes what attachments of the network left that are not in its valid set, on either backend,

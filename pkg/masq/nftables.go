@@ -1,6 +1,7 @@
 package masq
 
 import (
+	"context"
 	"net/netip"
 	"strings"
 
@@ -103,4 +104,22 @@ func distinct(addrs []netip.Prefix) []netip.Prefix {
 		}
 	}
 	return out
+}
+
+// delNFTables finds the elements by their addresses. Where one of them is missing, or no address is known, it reads
+// all elements of the host.
+func delNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
+	mine, known := c.Attachment.Owns, items(c)
+	found, err := owned().Live(nf, known, mine)
+	if err == nil && (len(found) == 0 || len(found) < len(known)) {
+		found, err = owned().All(nf, mine)
+	}
+	if err != nil {
+		return err
+	}
+	return owned().Remove(ctx, nf, found, mine)
+}
+
+func checkNFTables(_ context.Context, nf *nft.Conn, c Config) error {
+	return owned().Verify(nf, items(c))
 }
