@@ -24,8 +24,7 @@ import (
 )
 
 const (
-	// upTimeout is how long a link may take to pass packets; the kernel needs a
-	// millisecond.
+	// upTimeout is how long a link may take to pass packets; the kernel needs a millisecond.
 	upTimeout = 5 * time.Second
 	// addressTimeout is how long an IPv6 address may take to be usable.
 	addressTimeout = 2 * time.Second
@@ -153,8 +152,7 @@ func (s *Session) Masquerade(ctx context.Context, m Masq, res *cni.Result) error
 	return masq.Add(ctx, s.NF, c)
 }
 
-// Gateway is a link of the host, and those of its addresses that are to be usable
-// when ADD returns.
+// Gateway is a link of the host, and those of its addresses that are to be usable when ADD returns.
 type Gateway struct {
 	Link  rtnl.Link
 	Addrs []netip.Prefix
@@ -253,11 +251,8 @@ func (s *Session) refuseExisting(ctx context.Context) error {
 		return err
 	}
 	host, err := frame.MarkedHostEnd(s.Host, s.Attachment)
-	if errors.Is(err, rtnl.ErrNoLink) {
-		return nil // the name is another link's
-	}
 	if err != nil {
-		return err
+		return frame.IgnoreNoLink(err) // the name is another link's
 	}
 	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()

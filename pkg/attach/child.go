@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -29,7 +30,7 @@ type Child struct {
 	Link    LinkConfig
 	Master  *MasterKeys // nil = it has no master
 	DAD     bool        // duplicate address detection: others are on its network
-	// Make makes the link in the container, down and in the group of s.Group, with
+	// Make makes the link in the container, down and in the group of the network, with
 	// a name that may be a temporary one. The error matches EEXIST where a name is
 	// taken. MakeLink does it for what rtnetlink makes.
 	Make func(ctx context.Context, s *Session, name string) error
@@ -54,8 +55,8 @@ func ChildPlugin(p skel.Plugin[Child], kind string) skel.Plugin[Child] {
 		if c.Ready == nil {
 			return Status(ctx, req, Masq{}, c.ready)
 		}
-		if err := errors.Join(statefile.Writable(childDir), c.Ready()); err != nil {
-			return cni.Errorf(cni.CodeUnavailable, "%w", err)
+		if err := frame.Unavailable("", statefile.Writable(childDir), c.Ready()); err != nil {
+			return err
 		}
 		return Status(ctx, req, Masq{}, nil)
 	}
@@ -88,14 +89,11 @@ func AddChild(ctx context.Context, req *skel.Request, c Child) (*cni.Result, err
 	return res, s.announce(res)
 }
 
-// Group is the group of a link that has no alias yet: it stands for the network.
-func (s *Session) Group() uint32 { return cni.NetworkHash(s.Network) }
-
 // MakeLink makes Child.New in the container, on the master if there is one.
 func MakeLink(_ context.Context, s *Session, name string) error {
 	l := s.Child.New
 	l.Name, l.MTU, l.MAC = name, s.Child.Link.MTU, s.Child.Link.MAC
-	l.Master, l.Group = s.Master.Index, s.Group()
+	l.Master, l.Group = s.Master.Index, cni.NetworkHash(s.Network)
 	if s.Child.masterInside() || l.Master == 0 {
 		return s.Cont.AddLink(l)
 	}
@@ -162,7 +160,7 @@ func (s *Session) makeChild(ctx context.Context) error {
 	case errors.Is(err, unix.EOPNOTSUPP) && errors.Is(s.Host.ProbeKind(kind), unix.EOPNOTSUPP):
 		return cni.Errorf(cni.CodeUnsupportedField, "%s: not supported by this kernel: %w", kind, err)
 	case errors.Is(err, unix.EBUSY) && s.Child.Master != nil:
-		upper := cmp.Or(upperDevice(s.MasterSide(), s.Master),
+		upper := cmp.Or(upperDevice(s.masterSide(), s.Master),
 			"something that takes its frames, a macvlan or ipvlan perhaps")
 		return cni.Errorf(cni.CodeConflict, "master: %q: is held by %s: %w", s.Master.Name, upper, err)
 	case err != nil:
@@ -229,9 +227,9 @@ func (s *Session) findMaster() error {
 		return err
 	}
 	if name != "" {
-		s.Master, err = findLink(s.MasterSide(), name)
+		s.Master, err = findLink(s.masterSide(), name)
 	} else {
-		s.Master, err = defaultMaster(s.MasterSide())
+		s.Master, err = defaultMaster(s.masterSide())
 	}
 	if err != nil {
 		return err
@@ -277,8 +275,8 @@ func (c Child) refuseMaster(master rtnl.Link) error {
 	return nil
 }
 
-// MasterSide is the socket of the namespace that the master is in.
-func (s *Session) MasterSide() *rtnl.Conn {
+// masterSide is the socket of the namespace that the master is in.
+func (s *Session) masterSide() *rtnl.Conn {
 	if s.Child.masterInside() {
 		return s.Cont
 	}

@@ -128,21 +128,18 @@ func temporaryName(a cni.Attachment) string { return iface.HostNames(a)[0] }
 // refuseRecorded is code 100 when the attachment exists, and code 103 when the master's
 // children have another mode.
 func (s *Session) refuseRecorded(records *statefile.Store[childRecord], r childRecord) error {
-	old, ok, err := records.Get(s.Hash())
+	old, _, err := records.Get(s.Hash())
 	if err != nil {
 		return err
 	}
-	if ok {
-		l, err := old.look()
-		if err == nil {
-			return s.Exists(fmt.Sprintf("interface %q in %s: this attachment exists already; DEL removes it", l.Name,
-				old.Netns))
-		}
-		if !errors.Is(err, rtnl.ErrNoLink) {
-			return err
-		}
-	}
-	if r.Mode == "" {
+	l, err := old.look() // without a record there is no path
+	switch {
+	case err == nil:
+		return s.Exists(fmt.Sprintf("interface %q in %s: this attachment exists already; DEL removes it", l.Name,
+			old.Netns))
+	case !errors.Is(err, rtnl.ErrNoLink):
+		return err
+	case r.Mode == "":
 		return nil
 	}
 	other, err := r.findOther(records, func(other *childRecord) bool { return other.Mode != r.Mode })
@@ -179,7 +176,7 @@ func (s *Session) vlanConflict(records *statefile.Store[childRecord], r childRec
 	if other, err := r.findOther(records, sameVLAN); err == nil && other != nil {
 		owner = other.Attachment.String()
 	}
-	links, _ := s.MasterSide().Links()
+	links, _ := s.masterSide().Links()
 	for _, l := range links {
 		if l.Kind == r.Kind && l.VLAN == r.VLAN && l.Peer == r.Master && l.PeerNS < 0 {
 			owner = fmt.Sprintf("interface %q beside it", l.Name)
@@ -241,4 +238,86 @@ func gcChildren(ctx context.Context, req *skel.Request) error {
 		defer func() { _ = cont.Close() }()
 		return r.deleteLink(cont, l, err)
 	}))
+}
+
+// verifyChild compares what AddChild made with what is there.
+func (s *Session) verifyChild() []error {
+	c := s.Child
+	l, err := s.Cont.Link(s.IfName)
+	if err != nil {
+		return []error{iface.Drifted(fmt.Errorf("container: %w", err))}
+	}
+	drift := func(format string, args ...any) error {
+		return cni.Drift("interface %q: %s", s.IfName, fmt.Sprintf(format, args...))
+	}
+	if l.Kind != c.New.Kind {
+		return []error{drift("is of kind %q instead of %q", l.Kind, c.New.Kind)}
+	}
+	r, recorded, err := childRecords().Get(s.Hash())
+	if err != nil {
+		return []error{err}
+	}
+	var errs []error
+	if !s.isOwn(l, r, recorded) {
+		errs = append(errs, drift("is not the one that ADD made"))
+	}
+	if err := s.verifyMaster(r, l); err != nil {
+		errs = append(errs, iface.Drifted(err))
+	}
+	if l.Mode != c.New.Mode {
+		errs = append(errs, drift("mode is %q instead of %q", l.Mode, c.New.Mode))
+	}
+	if l.VLAN != c.New.VLAN {
+		errs = append(errs, drift("VLAN is %d instead of %d", l.VLAN, c.New.VLAN))
+	}
+	if c.Verify != nil {
+		for _, text := range c.Verify(s, l) {
+			errs = append(errs, drift("%s", text))
+		}
+	}
+	want := s.PrevResult.Clone()
+	for i := range want.Interfaces {
+		if c.Link.MTU == 0 { // that of the master, which may change
+			want.Interfaces[i].MTU = 0
+		}
+	}
+	return append(errs, iface.Verify(s.Target(), want))
+}
+
+// isOwn tells whether a link is the attachment's, also where the container took its alias away.
+// Without a record it may be the reference's, which has no alias.
+func (s *Session) isOwn(l rtnl.Link, r childRecord, recorded bool) bool {
+	if s.Owns(l.Alias) {
+		return true
+	}
+	if recorded {
+		return r.Link == l.Index
+	}
+	return l.Alias == ""
+}
+
+// verifyMaster compares what the link is on with the configured master, or with the one
+// that ADD found.
+func (s *Session) verifyMaster(r childRecord, l rtnl.Link) (err error) {
+	c, conn := s.Child, s.masterSide()
+	if c.Master == nil {
+		return nil
+	}
+	switch {
+	case c.Master.Master != "":
+		s.Master, err = conn.Link(c.Master.Master)
+	case r.Master != 0:
+		s.Master, err = conn.LinkByIndex(r.Master)
+	default:
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("master: %w", err)
+	}
+	want := c.lowerIndex(s.Master)
+	wrongSide := s.Master.Kind != c.New.Kind && (l.PeerNS >= 0) == c.masterInside()
+	if l.Peer != want || wrongSide {
+		return fmt.Errorf("interface %q: is not on master %q (#%d) but on #%d", s.IfName, s.Master.Name, want, l.Peer)
+	}
+	return nil
 }

@@ -79,8 +79,7 @@ func del(ctx context.Context, req *skel.Request) error {
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
 	return attach.Check(ctx, req, func(s *attach.Session) []error {
-		p := &port{Session: s, cfg: cfg}
-		return p.verify(ctx)
+		return (&port{Session: s, cfg: cfg}).verify(ctx)
 	})
 }
 
@@ -199,8 +198,7 @@ func setVLANs(host *rtnl.Conn, index int, defaultPVID uint16, p portConfig) erro
 	return host.AddVLANs(index, vlans)
 }
 
-// vlans lists what the port carries. A trunk without a VLAN of its own has
-// VLAN 1 untagged.
+// vlans lists what the port carries. A trunk without a VLAN of its own has VLAN 1 untagged.
 func (p portConfig) vlans() (out []rtnl.VLAN) {
 	native := p.VLAN
 	if native == 0 && len(p.Trunk) > 0 {

@@ -18,8 +18,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// findBridge looks the bridge up. A link of that name that is no bridge is
-// code 103.
+// findBridge looks the bridge up. A link of that name that is no bridge is code 103.
 func findBridge(host *rtnl.Conn, name string) (rtnl.Link, error) {
 	l, err := host.Link(name)
 	if err == nil && l.Kind != "bridge" {
@@ -93,15 +92,13 @@ func (p *port) ignoreRouterAdverts() error {
 	return iface.IgnoreRouterAdverts(p.bridge.Name)
 }
 
-// hasUplink tells whether the bridge may lead out of the host: whether one of its
-// ports is no veth.
+// hasUplink tells whether the bridge may lead out of the host: whether one of its ports is no veth.
 func (p *port) hasUplink() (bool, error) {
 	ports, err := p.Host.Ports(p.bridge.Index)
 	return slices.ContainsFunc(ports, func(l rtnl.Link) bool { return l.Kind != "veth" }), err
 }
 
-// makeBridge makes the bridge, or finds the one that another ADD has made
-// meanwhile.
+// makeBridge makes the bridge, or finds the one that another ADD has made meanwhile.
 func (p *port) makeBridge() (rtnl.Link, error) {
 	err := p.Host.AddLink(rtnl.NewLink{
 		Kind: "bridge", Name: p.cfg.Bridge, MTU: p.cfg.Link.MTU, VLANFiltering: p.cfg.Port.Filtering,

@@ -35,8 +35,7 @@ func makePlan(cfg config, answer *cni.Result) (res *cni.Result, gateways []netip
 	return res, gateways, nil
 }
 
-// fillGateway gives an address the gateway that IPAM left out: the first
-// address of its subnet.
+// fillGateway gives an address the gateway that IPAM left out: the first address of its subnet.
 func fillGateway(ip *cni.IP) error {
 	gw := ip.Gateway
 	if !gw.IsValid() {
@@ -89,8 +88,7 @@ type gatewayPlan struct {
 	Again  bool           // there are duplicates
 }
 
-// planGateways compares the addresses of a link with the gateway addresses that
-// it is to have.
+// planGateways compares the addresses of a link with the gateway addresses that it is to have.
 func planGateways(cfg config, link string, have []rtnl.Addr, want []netip.Prefix) (p gatewayPlan, err error) {
 	var missing []netip.Prefix
 	for _, gw := range want {

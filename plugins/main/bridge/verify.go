@@ -110,8 +110,7 @@ func (p *port) verifyMember(end rtnl.Link, cfg portConfig) (errs []error) {
 	return errs
 }
 
-// verifyGateways looks for the addresses and the forwarding that
-// prepareGateway made.
+// verifyGateways looks for the addresses and the forwarding that prepareGateway made.
 func (p *port) verifyGateways() (errs []error) {
 	link, err := p.Host.Link(p.cfg.gatewayName())
 	if err != nil {

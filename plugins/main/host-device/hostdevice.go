@@ -257,11 +257,6 @@ func findOrHeld(req *skel.Request, host *rtnl.Conn, d selector) error {
 	return cmp.Or(err, findErr)
 }
 
-// open begins a DEL or a GC.
-func open(ctx context.Context, req *skel.Request) (call, error) {
-	return lock(ctx, frame.OpenHost(req))
-}
-
 // lock locks the records until the call is over.
 func lock(ctx context.Context, c *frame.Call) (call, error) {
 	locked, err := records().OpenExisting(ctx)
@@ -274,7 +269,7 @@ func lock(ctx context.Context, c *frame.Call) (call, error) {
 func del(ctx context.Context, req *skel.Request) error {
 	locks, cancel := skel.WithTwoThirds(ctx)
 	defer cancel()
-	c, err := open(locks, req)
+	c, err := lock(locks, frame.OpenHost(req))
 	if err != nil {
 		return err
 	}
@@ -319,7 +314,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 }
 
 func collect(ctx context.Context, req *skel.Request) error {
-	c, err := open(ctx, req)
+	c, err := lock(ctx, frame.OpenHost(req))
 	if err != nil {
 		return err
 	}

@@ -86,8 +86,7 @@ func open(req *skel.Request) (*rtnl.Conn, rtnl.Link, error) {
 	return conn, lo, err
 }
 
-// setUp brings lo up or down and, in the same message, says on whose behalf
-// it is up.
+// setUp brings lo up or down and, in the same message, says on whose behalf it is up.
 func setUp(conn *rtnl.Conn, lo rtnl.Link, up bool, mark string) error {
 	return conn.SetLink(lo.Index, rtnl.LinkChange{Up: &up, Alias: &mark})
 }

@@ -58,7 +58,8 @@ func (w wireConfig) make(ctx context.Context, s *attach.Session, name string) er
 	if err != nil {
 		return err
 	}
-	change := rtnl.LinkChange{MAC: s.Child.Link.MAC, MTU: s.Child.Link.MTU, Group: new(s.Group()), Master: bridge}
+	change := rtnl.LinkChange{MAC: s.Child.Link.MAC, MTU: s.Child.Link.MTU, Master: bridge,
+		Group: new(cni.NetworkHash(s.Network))}
 	if err := s.Cont.SetLink(l.Index, change); err != nil {
 		return err
 	}

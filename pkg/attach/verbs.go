@@ -8,12 +8,95 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
+
+// Check compares what ADD made with what is there, by verify, while the IPAM
+// plugin checks its lease.
+func Check(ctx context.Context, req *skel.Request, verify func(*Session) []error) error {
+	if req.PrevResult == nil {
+		return cni.Errorf(cni.CodeConfig,
+			"prevResult: Required prevResult missing; CHECK compares the container with it")
+	}
+	if _, ok := req.PrevResult.ContainerInterface(req.IfName); !ok {
+		return cni.Drift("prevResult: has no interface %q in a container", req.IfName)
+	}
+	s, err := Open(req)
+	if err != nil {
+		return err
+	}
+	if s.IPAM == "" {
+		return errors.Join(verify(s)...)
+	}
+	checking, err := s.ipam.Start(ctx, "CHECK")
+	errs := verify(s)
+	if err == nil {
+		_, err = checking.Wait(ctx)
+	}
+	return errors.Join(append(errs, err)...)
+}
+
+// FindPair finds both ends of the pair for CHECK. master is the index of the bridge; 0 where there
+// is none. A host end that the reference made must be a port of it.
+func (s *Session) FindPair(master int) error {
+	var err error
+	if s.ContEnd, err = s.Cont.Link(s.IfName); err != nil {
+		return iface.Drifted(fmt.Errorf("container: %w", err))
+	}
+	s.HostEnd, err = frame.MarkedHostEnd(s.Host, s.Attachment)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		s.HostEnd, err = referencePeer(s.Host, s.ContEnd, master)
+	}
+	switch {
+	case errors.Is(err, rtnl.ErrNoLink):
+		return cni.Drift("interface %q: has no host end", s.IfName)
+	case err != nil:
+		return err
+	case s.HostEnd.Peer != s.ContEnd.Index:
+		return cni.Drift("interface %q: is not the other end of host interface %q", s.IfName, s.HostEnd.Name)
+	}
+	return nil
+}
+
+// VerifyMasquerade is code 101 when Masquerade's rules are not there.
+func (s *Session) VerifyMasquerade(ctx context.Context, m Masq) error {
+	if !m.On {
+		return nil
+	}
+	err := masq.Check(ctx, s.NF, masq.Config{
+		Attachment: s.Attachment, Backend: m.Backend, Addrs: cni.Addresses(s.PrevResult.ContainerIPs(s.IfName)),
+	})
+	if err != nil {
+		err = fmt.Errorf("masquerade: %w", err)
+	}
+	return iface.Drifted(err)
+}
+
+// Status is code 50 where ready, which may be nil, says why ADD would fail on this host, or where
+// ADD could not masquerade. Else it is IPAM's answer.
+func Status(ctx context.Context, req *skel.Request, m Masq, ready func(host *rtnl.Conn) error) error {
+	if ready != nil {
+		if err := frame.Status("", ready); err != nil {
+			return err
+		}
+	}
+	if m.On {
+		nf := nft.New()
+		defer nf.Close()
+		if err := masq.Status(ctx, nf, m.Backend); err != nil {
+			return cni.Errorf(cni.CodeUnavailable, "ipMasq: %w", err)
+		}
+	}
+	if req.IPAM == "" {
+		return nil
+	}
+	return (&ipam.Client{Request: req}).Status(ctx)
+}
 
 // Rules removes rules of the plugin's own in DEL or GC.
 type Rules func(ctx context.Context, nf *nft.Conn) error
@@ -68,21 +151,16 @@ func DelInterface(ctx context.Context, req *skel.Request, flush func() error, re
 
 // GC removes what attachments of the network left that are not valid.
 func GC(ctx context.Context, req *skel.Request, rules ...Rules) error {
-	host, err := rtnl.Dial(nil)
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	nf := nft.New()
+	c := frame.OpenHost(req)
 	locks, cancel := skel.WithTwoThirds(ctx)
 	defer cancel()
 	var errs []error
 	for _, remove := range rules {
-		errs = append(errs, remove(locks, nf))
+		errs = append(errs, remove(locks, c.NF))
 	}
-	errs = append(errs, masq.GC(locks, nf, req.Network, req.Valid))
-	linkErr := deleteStalePairs(host, req.Valid)
-	return errors.Join(append(errs, nf.Close(), GCAddresses(ctx, req, linkErr))...)
+	errs = append(errs, masq.GC(locks, c.NF, req.Network, req.Valid))
+	linkErr := deleteStalePairs(c.Host, req.Valid)
+	return errors.Join(append(errs, c.NF.Close(), GCAddresses(ctx, req, linkErr))...)
 }
 
 // GCAddresses has the IPAM plugin release the addresses of attachments that are not valid, unless
@@ -110,10 +188,7 @@ type remains struct {
 
 // findPair finds the attachment's pair: ours by its mark, else the reference's.
 func findPair(req *skel.Request, bridge string) *remains {
-	p := &remains{req: req}
-	if p.host, p.err = rtnl.Dial(nil); p.err != nil {
-		return p
-	}
+	p := &remains{req: req, host: rtnl.Host()}
 	p.conn = p.host
 	p.link, p.err = frame.MarkedHostEnd(p.host, req.Attachment)
 	if errors.Is(p.err, rtnl.ErrNoLink) {
@@ -144,26 +219,25 @@ func (r *remains) flush() error {
 		return Flush(r.cont, r.link)
 	}
 	if r.req.NS == nil {
-		return errors.New("the namespace cannot be entered")
+		return rtnl.ErrNoLink
 	}
 	var err error
 	if r.cont, err = rtnl.Dial(r.req.NS); err != nil {
 		return err
 	}
 	end, err := r.cont.LinkByIndex(r.link.Peer)
+	if err == nil && (end.Peer != r.link.Index || changedMAC(r.req, end)) {
+		err = rtnl.ErrNoLink // the namespace is another container's by now
+	}
 	if err != nil {
 		return err
-	}
-	if end.Peer != r.link.Index || changedMAC(r.req, end) {
-		return fmt.Errorf("the namespace is another container's by now: %w", rtnl.ErrNoLink)
 	}
 	return Flush(r.cont, end)
 }
 
 func (r *remains) close() { _ = errors.Join(r.host.Close(), r.cont.Close()) }
 
-// changedMAC tells whether the result knows the container's interface by another
-// MAC address.
+// changedMAC tells whether the result knows the container's interface by another MAC address.
 func changedMAC(req *skel.Request, end rtnl.Link) bool {
 	i, ok := req.PrevResult.ContainerInterface(req.IfName)
 	return ok && i.MAC != "" && !strings.EqualFold(i.MAC, end.MAC.String())
