@@ -24,7 +24,8 @@ var _ = Describe("a configuration", func() {
 	})
 
 	It("may ask for less", func() {
-		cfg := nstest.Must(parse(`"dns": false, "request": [{"option": "12", "skipDefault": true}, {"option": "routers"}]`))
+		cfg := nstest.Must(parse(`"dns": false,
+			"request": [{"option": "12", "skipDefault": true}, {"option": "routers"}]`))
 		Expect(cfg.Request).To(Equal([]byte{3, 12}))
 	})
 
@@ -38,8 +39,9 @@ var _ = Describe("a configuration", func() {
 	)
 
 	It("provides values of its own and of CNI_ARGS", func() {
-		cfg := nstest.Must(parse(`"provide": [{"option": "12", "value": "x", "fromArg": "A"}, {"option": "13", "value": "y",
-			"fromArg": "D"}, {"option": "14", "fromArg": "G"}, {"option": "dhcp-client-identifier", "value": "z"}]`))
+		cfg := nstest.Must(parse(`"provide": [{"option": "12", "value": "x", "fromArg": "A"},
+			{"option": "13", "value": "y", "fromArg": "D"}, {"option": "14", "fromArg": "G"},
+			{"option": "dhcp-client-identifier", "value": "z"}]`))
 		Expect(cfg.Provide).To(Equal(map[uint8][]byte{12: []byte("b=c"), 13: []byte("y"), 61: []byte("z")}))
 	})
 

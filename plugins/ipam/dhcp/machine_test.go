@@ -36,7 +36,8 @@ func (l *life) answer(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) *dhcpv4.
 	GinkgoHelper()
 	p := nstest.Must(dhcpv4.New(append([]dhcpv4.Modifier{dhcpv4.WithTransactionID(l.xid), dhcpv4.WithHwAddr(ownMAC),
 		dhcpv4.WithMessageType(kind), dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 50)), dhcpv4.WithLeaseTime(3600),
-		dhcpv4.WithNetmask(net.CIDRMask(24, 32)), dhcpv4.WithOption(dhcpv4.OptServerIdentifier(serverIP))}, more...)...))
+		dhcpv4.WithNetmask(net.CIDRMask(24, 32)),
+		dhcpv4.WithOption(dhcpv4.OptServerIdentifier(serverIP))}, more...)...))
 	p.OpCode = dhcpv4.OpcodeBootReply
 	return p
 }
