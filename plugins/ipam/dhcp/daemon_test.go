@@ -119,8 +119,7 @@ var _ = Describe("the daemon", func() {
 		Eventually(d.log).Should(gbytes.Say("serving"))
 		var all []net.Conn
 		for range 40 {
-			conn := nstest.Must(net.Dial("unix", l.socket))
-			all = append(all, conn)
+			all = append(all, nstest.Must(net.Dial("unix", l.socket)))
 		}
 		Eventually(d.log).Should(gbytes.Say("too many open files"))
 		for _, conn := range all {
@@ -163,9 +162,7 @@ var _ = Describe("the daemon", func() {
 		path := filepath.Join(prefix, "ns")
 		Expect(os.Symlink(c.Path, path)).To(Succeed())
 		l.socket = prefix + "/run/d.sock"
-		call := l.call("ADD", c)
-		call.Netns = "/ns"
-		l.Add(call)
+		l.Add(l.at("/ns", "ADD", c))
 		Expect(filepath.Glob(prefix + "/run/hawser/dhcp/*/*.json")).To(HaveLen(1))
 		Expect(count(s, request)()).To(Equal(1))
 		d.end(syscall.SIGTERM)
@@ -241,13 +238,12 @@ var _ = Describe("the daemon", func() {
 		// The Go runtime makes a thread for each processor, and one more for each that the kernel makes wait.
 		d := l.launch("GOMAXPROCS=2", "-socketpath", l.socket)
 		Eventually(d.log).Should(gbytes.Say("serving"))
-		var script strings.Builder
+		var commands []string
 		for i := range 100 {
-			fmt.Fprintf(&script, "link add many%d type veth peer name eth%d netns %s\nlink set many%d up master br0\n",
-				i, i+1, c.Name, i)
+			commands = append(commands, fmt.Sprintf("link add many%d type veth peer name eth%d netns %s", i, i+1, c.Name),
+				fmt.Sprintf("link set many%d up master br0", i))
 		}
-		out := l.server.Run(nstest.Program{Path: "ip", Args: []string{"-batch", "-"}, Stdin: script.String()})
-		Expect(out.Exit).To(BeZero(), out.Stderr)
+		l.server.IP(commands...)
 		conf := []byte(l.call("ADD", c).Conf.(string))
 		nstest.AtOnce(100, func(i int) {
 			// As a runtime does where the machine is so busy that a call's time is over.
@@ -320,10 +316,9 @@ var _ = Describe("under bridge", func() {
 	It("a lease is there at once, and is released while the interface is still there", Label("lease-released"), func() {
 		l := newLAN()
 		s, c := l.serve(), nstest.NewNetns()
-		l.Cmd("ip", "link", "add", "cni0", "type", "bridge")
-		l.Cmd("ip", "link", "add", "uplink", "type", "veth", "peer", "name", "port0", "netns", l.server.Name)
-		l.Cmd("ip", "link", "set", "uplink", "up", "master", "cni0")
-		l.server.Cmd("ip", "link", "set", "port0", "up", "master", "br0")
+		l.IP("link add cni0 type bridge", "link add uplink type veth peer name port0 netns "+l.server.Name,
+			"link set uplink up master cni0")
+		l.server.IP("link set port0 up master br0")
 		l.start()
 		program := nstest.Build("bridge")
 		bridge := func(command string, r *Result) Answer {

@@ -131,8 +131,8 @@ var _ = Describe("a lease", func() {
 
 	DescribeTable("is not acquired", func(ifName, netns, want string) {
 		l.begin()
-		call := l.call("ADD", c)
-		call.IfName, call.Netns = ifName, cmp.Or(netns, c.Path)
+		call := l.at(cmp.Or(netns, c.Path), "ADD", c)
+		call.IfName = ifName
 		Expect(l.Fails(call, cni.CodeTryAgain)).To(ContainSubstring(want))
 		Expect(l.records()).To(BeEmpty())
 	},
@@ -253,12 +253,8 @@ var _ = Describe("a lease", func() {
 		return func() []string {
 			GinkgoHelper()
 			show := []string{"-4", "route", "show", "table", table, "dev", "eth0"}
-			out := c.Run(nstest.Program{Path: "ip", Args: show})
-			var lines []string
-			for line := range strings.Lines(out.Stdout) {
-				lines = append(lines, strings.TrimSpace(line))
-			}
-			return lines
+			out := c.Run(nstest.Program{Path: "ip", Args: show}).Stdout
+			return strings.FieldsFunc(strings.ReplaceAll(out, " \n", "\n"), func(r rune) bool { return r == '\n' })
 		}
 	}
 
@@ -351,17 +347,13 @@ var _ = Describe("a lease", func() {
 		Expect(count(s, release)()).To(Equal(1))
 		l.Succeeds(l.call("DEL", c))
 		By("a new container of the same name has a lease of its own")
-		other := l.container()
-		call := l.call("ADD", c)
-		call.Netns = other.Path
-		l.Add(call)
+		l.Add(l.at(l.container().Path, "ADD", c))
 		Expect(count(s, discover)()).To(Equal(2))
 	})
 
 	It("stays in its namespace when the path leads to another one", func() {
 		s, d := l.begin(shortLease(60)...)
-		call := l.call("ADD", c)
-		call.Netns = filepath.Join(GinkgoT().TempDir(), "ns")
+		call := l.at(filepath.Join(GinkgoT().TempDir(), "ns"), "ADD", c)
 		Expect(os.Symlink(c.Path, call.Netns)).To(Succeed())
 		l.Add(call)
 		other := l.container()
@@ -410,10 +402,8 @@ var _ = Describe("a lease", func() {
 	It("is given back when the only process in the namespace ends, whose path CNI_NETNS is", func() {
 		s, _ := l.begin() // for an hour: no renewal is needed to see it
 		inside := c.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}})
-		call := l.call("ADD", c)
-		call.Netns = fmt.Sprintf("/proc/%d/ns/net", inside.Process.Pid)
 		c.Unpin()
-		l.Add(call)
+		l.Add(l.at(fmt.Sprintf("/proc/%d/ns/net", inside.Process.Pid), "ADD", c))
 		killed := sinceBoot()
 		Expect(inside.Process.Kill()).To(Succeed())
 		Eventually(count(s, release)).Should(Equal(1))
@@ -433,10 +423,7 @@ var _ = Describe("a lease", func() {
 	It("is another one in another namespace", func() {
 		s, _ := l.begin()
 		l.Add(l.call("ADD", c))
-		other := l.container()
-		call := l.call("ADD", c)
-		call.Netns = other.Path
-		l.Add(call)
+		l.Add(l.at(l.container().Path, "ADD", c))
 		Expect(count(s, discover)()).To(Equal(2))
 		Expect(l.records()).To(HaveLen(1))
 	})
@@ -467,13 +454,9 @@ var _ = Describe("a lease", func() {
 var _ = Describe("a change", func() {
 	It("touches nothing that was so before", func() {
 		c := nstest.NewNetns()
-		c.Cmd("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "other")
-		c.Cmd("ip", "link", "set", "other", "up")
-		c.Cmd("ip", "addr", "add", "10.9.0.50/24", "dev", "eth0")
-		c.Cmd("ip", "link", "set", "eth0", "up")
-		for _, r := range []string{"192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24"} {
-			c.Cmd("ip", "route", "add", r, "via", "10.9.0.1", "dev", "eth0")
-		}
+		c.IP("link add eth0 type veth peer name other", "link set other up", "addr add 10.9.0.50/24 dev eth0",
+			"link set eth0 up", "route add 192.0.2.0/24 via 10.9.0.1", "route add 198.51.100.0/24 via 10.9.0.1",
+			"route add 203.0.113.0/24 via 10.9.0.1")
 		with := func(nets ...string) *lease {
 			var routes dhcpv4.Routes
 			for _, dst := range nets {

@@ -43,9 +43,7 @@ func newLAN() *lan {
 	GinkgoHelper()
 	l := &lan{World: NewWorld(plugin()), server: nstest.NewHost()}
 	l.socket = filepath.Join(GinkgoT().TempDir(), "dhcp.sock")
-	l.server.Cmd("ip", "link", "add", "br0", "type", "bridge")
-	l.server.Cmd("ip", "addr", "add", "10.9.0.1/24", "dev", "br0")
-	l.server.Cmd("ip", "link", "set", "br0", "up")
+	l.server.IP("link add br0 type bridge", "addr add 10.9.0.1/24 dev br0", "link set br0 up")
 	return l
 }
 
@@ -61,9 +59,8 @@ func (l *lan) container() *nstest.Host {
 func (l *lan) plug(c *nstest.Host, name string) {
 	GinkgoHelper()
 	l.ports++
-	port := fmt.Sprintf("port%d", l.ports)
-	l.server.Cmd("ip", "link", "add", port, "type", "veth", "peer", "name", name, "netns", c.Name)
-	l.server.Cmd("ip", "link", "set", port, "up", "master", "br0")
+	l.server.IP(fmt.Sprintf("link add port%d type veth peer name %s netns %s", l.ports, name, c.Name),
+		fmt.Sprintf("link set port%d up master br0", l.ports))
 }
 
 // call is a call for a container's eth0.
@@ -74,6 +71,13 @@ func (l *lan) call(command string, c *nstest.Host) Call {
 	}
 	return Call{Command: command, Netns: c.Path, ID: c.Name, Conf: fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "net",
 		"type": "bridge", "ipam": {"type": "dhcp", "daemonSocketPath": %q%s}}`, l.socket, keys)}
+}
+
+// at is a call that has a container's namespace at another path.
+func (l *lan) at(netns, command string, c *nstest.Host) Call {
+	call := l.call(command, c)
+	call.Netns = netns
+	return call
 }
 
 // with is a call with one more key of the network.
