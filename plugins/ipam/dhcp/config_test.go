@@ -30,8 +30,7 @@ var _ = Describe("a configuration", func() {
 	})
 
 	DescribeTable("passes over an entry without an option, but for skipDefault", func(request string, want ...byte) {
-		cfg := nstest.Must(parse(`"dns": false, "request": [` + request + `]`))
-		Expect(cfg.Request).To(Equal(want))
+		Expect(nstest.Must(parse(`"dns": false, "request": [` + request + `]`)).Request).To(Equal(want))
 	},
 		Entry("that asks for less", `{"skipDefault": true}, {"option": "12"}`, byte(12)),
 		Entry("that does not, as in the reference's manual", `{"skipDefault": false}`, byte(1), byte(3)),

@@ -96,8 +96,7 @@ var _ = Describe("the daemon", func() {
 
 	It("has the socket for itself, and for root", func() {
 		l.start("-pidfile", filepath.Join(filepath.Dir(l.socket), "pid"))
-		info := nstest.Must(os.Stat(l.socket))
-		Expect(info.Mode()).To(Equal(os.ModeSocket | 0o600))
+		Expect(nstest.Must(os.Stat(l.socket)).Mode()).To(Equal(os.ModeSocket | 0o600))
 		l.launch("", "-socketpath", l.socket).fails(1, "a daemon serves "+l.socket+" already")
 		l.Succeeds(l.call("STATUS", c))
 	})
@@ -106,8 +105,7 @@ var _ = Describe("the daemon", func() {
 		Expect(put(l.socket)).To(Succeed())
 		before := nstest.Must(os.Lstat(l.socket))
 		l.launch("", "-socketpath", l.socket).fails(1, "address already in use")
-		after := nstest.Must(os.Lstat(l.socket))
-		Expect(os.SameFile(after, before)).To(BeTrue())
+		Expect(os.SameFile(nstest.Must(os.Lstat(l.socket)), before)).To(BeTrue())
 	},
 		Entry("a file", func(path string) error { return os.WriteFile(path, []byte("precious"), 0o600) }),
 		Entry("a directory", func(path string) error { return os.Mkdir(path, 0o700) }),

@@ -469,8 +469,7 @@ var _ = Describe("a change", func() {
 		link := linkOf(c)
 		c.Cmd("ip", "route", "del", "192.0.2.0/24") // an administrator's wish
 		was, is := with("192.0.2.0/24", "198.51.100.0/24"), with("192.0.2.0/24", "100.64.0.0/10")
-		had := nstest.Must(link.find(was, options{}))
-		Expect(link.apply(had, was, is, options{})).To(Succeed())
+		Expect(link.apply(nstest.Must(link.find(was, options{})), was, is, options{})).To(Succeed())
 		var routes []struct{ Dst string }
 		c.JSON(&routes, "ip", "-j", "route")
 		Expect(routes).To(ConsistOf(HaveField("Dst", "10.9.0.0/24"), HaveField("Dst", "100.64.0.0/10"),

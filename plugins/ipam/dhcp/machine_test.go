@@ -332,8 +332,7 @@ var _ = Describe("the machine", func() {
 var _ = Describe("the result", func() {
 	result := func(o options, more ...dhcpv4.Modifier) string {
 		l := boundLife(more...)
-		out := nstest.Must(l.lease.result(o).decode().Encode("1.0.0"))
-		return string(out)
+		return string(nstest.Must(l.lease.result(o).decode().Encode("1.0.0")))
 	}
 	generic := func(code uint8, value ...byte) dhcpv4.Modifier {
 		return dhcpv4.WithGeneric(dhcpv4.GenericOptionCode(code), value)

@@ -173,8 +173,7 @@ func (l *lan) records() []string {
 	GinkgoHelper()
 	var names []string
 	l.Do(func() {
-		files := nstest.Must(filepath.Glob("/run/hawser/dhcp/*/*.json"))
-		names = files
+		names = nstest.Must(filepath.Glob("/run/hawser/dhcp/*/*.json"))
 	})
 	return names
 }

@@ -38,8 +38,7 @@ func show(cfg *config) string {
 }
 
 var _ = DescribeTable("ranges", func(want, ipam string, more ...string) {
-	cfg := nstest.Must(parseConfig(request(ipam, more...)))
-	Expect(show(cfg)).To(Equal(want))
+	Expect(show(nstest.Must(parseConfig(request(ipam, more...))))).To(Equal(want))
 },
 	Entry("one", "10.1.2.1-10.1.2.254 gw 10.1.2.1", `"ranges":[[{"subnet":"10.1.2.0/24"}]]`),
 	Entry("the old single one", "10.1.2.3-10.1.2.9 gw 10.1.2.2",
@@ -216,8 +215,7 @@ var _ = It("reads resolv.conf", func() {
 })
 
 var _ = DescribeTable("DEL and GC need the data directory alone", func(conf, want string) {
-	dir := nstest.Must(parseDataDir(&skel.Request{Conf: []byte(conf)}))
-	Expect(dir).To(Equal(want))
+	Expect(nstest.Must(parseDataDir(&skel.Request{Conf: []byte(conf)}))).To(Equal(want))
 },
 	Entry("the default", `{"ipam":{}}`, "/var/lib/cni/networks"),
 	Entry("beside nonsense",

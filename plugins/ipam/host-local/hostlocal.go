@@ -122,15 +122,8 @@ func status(_ context.Context, req *skel.Request, cfg *config) error {
 		return nil
 	}
 	defer s.close()
-	hasNoOwner := func(addr netip.Addr) error {
-		owner, err := s.owner(addr)
-		if err == nil && owner != "" {
-			err = errTaken
-		}
-		return err
-	}
 	for i, set := range cfg.sets {
-		_, err := s.first(set.after(s.last(i)), hasNoOwner)
+		_, err := s.first(set.after(s.last(i)), s.verifyFree)
 		if err == nil {
 			continue
 		}

@@ -22,12 +22,10 @@ var _ = Describe("ADD", func() {
 	It("writes the reference's format byte for byte", Label("leases-format"), func() {
 		n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "2001:db8:1::/64"}]]`)
 		Expect(n.add("c1")).To(Equal([]string{"10.1.2.2", "2001:db8:1::2"}))
-		list := nstest.Must(os.ReadDir(n.dir()))
 		var got []string
-		for _, e := range list {
-			info := nstest.Must(e.Info())
+		for _, e := range nstest.Must(os.ReadDir(n.dir())) {
 			content := nstest.Must(os.ReadFile(n.path(e.Name())))
-			got = append(got, fmt.Sprintf("%s %s %x", e.Name(), info.Mode(), content))
+			got = append(got, fmt.Sprintf("%s %s %x", e.Name(), nstest.Must(e.Info()).Mode(), content))
 		}
 		Expect(got).To(Equal([]string{
 			"10.1.2.2 -rw------- 63310d0a65746830",
@@ -36,8 +34,7 @@ var _ = Describe("ADD", func() {
 			"last_reserved_ip.1 -rw------- 323030313a6462383a313a3a32",
 			"lock -rwxr-x--- ",
 		}))
-		info := nstest.Must(os.Stat(n.dir()))
-		Expect(info.Mode().Perm()).To(BeEquivalentTo(0o755))
+		Expect(nstest.Must(os.Stat(n.dir())).Mode().Perm()).To(BeEquivalentTo(0o755))
 	})
 
 	It("goes round the range, releases or not, past what is taken", func() {
@@ -68,8 +65,7 @@ var _ = Describe("ADD", func() {
 		if *update {
 			Expect(os.WriteFile(golden, []byte(got), 0o644)).To(Succeed())
 		}
-		want := nstest.Must(os.ReadFile(golden))
-		Expect(got).To(Equal(string(want)))
+		Expect(got).To(Equal(string(nstest.Must(os.ReadFile(golden)))))
 		for _, command := range []string{"CHECK", "STATUS", "DEL"} {
 			if version >= cni.Since(command) {
 				n.succeeds(command, "c1")

@@ -171,24 +171,23 @@ func (s *leaseDir) find(owners []string) (addrs []netip.Addr, err error) {
 // errTaken says that an address has an owner.
 var errTaken = errors.New("is reserved already")
 
+func (s *leaseDir) verifyFree(addr netip.Addr) error {
+	owner, err := s.owner(addr)
+	if err == nil && owner != "" {
+		err = errTaken
+	}
+	return err
+}
+
 // reserve writes the owner's lease file, whole or not at all. When the address has an owner
 // the error matches errTaken. A file of nobody is replaced: its writer would hold the lock.
 func (s *leaseDir) reserve(addr netip.Addr, owner string) error {
 	name := addr.String()
 	err := s.dir.Create(name, []byte(owner), leaseMode)
 	if errors.Is(err, fs.ErrExist) {
-		var has string
-		if has, err = s.owner(addr); err != nil {
-			return err
+		if err = s.verifyFree(addr); err == nil {
+			err = s.dir.Replace(name, []byte(owner), leaseMode)
 		}
-		if has != "" {
-			return errTaken
-		}
-		s.changed = true
-		if err = s.dir.Remove(name); err != nil {
-			return err
-		}
-		err = s.dir.Create(name, []byte(owner), leaseMode)
 	}
 	if err != nil {
 		return err

@@ -146,8 +146,7 @@ var _ = Describe("the index", func() {
 		Entry("of another version", damage(0)),
 		Entry("of another boot", func(p string) {
 			boot := nstest.Must(os.ReadFile("/proc/sys/kernel/random/boot_id"))
-			data := nstest.Must(os.ReadFile(p))
-			Expect(bytes.Index(data, boot)).To(Equal(len(indexMagic)))
+			Expect(bytes.Index(nstest.Must(os.ReadFile(p)), boot)).To(Equal(len(indexMagic)))
 			damage(len(indexMagic))(p)
 		}),
 		Entry("of another device", damage(len(indexMagic)+37)),
@@ -215,8 +214,7 @@ var _ = Describe("the index", func() {
 func cut(bytes int64) func(path string) {
 	return func(path string) {
 		GinkgoHelper()
-		info := nstest.Must(os.Stat(path))
-		Expect(os.Truncate(path, info.Size()-bytes)).To(Succeed())
+		Expect(os.Truncate(path, nstest.Must(os.Stat(path)).Size()-bytes)).To(Succeed())
 	}
 }
 

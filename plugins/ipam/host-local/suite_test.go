@@ -147,8 +147,7 @@ func (n network) leases() map[string]string {
 		if e.Name() == "lock" || strings.HasPrefix(e.Name(), "last_reserved_ip.") {
 			continue
 		}
-		content := nstest.Must(os.ReadFile(n.path(e.Name())))
-		m[e.Name()] = string(content)
+		m[e.Name()] = string(nstest.Must(os.ReadFile(n.path(e.Name()))))
 	}
 	return m
 }
@@ -168,8 +167,7 @@ func addrs(list ...string) []netip.Addr {
 
 func modTime(path string) time.Time {
 	GinkgoHelper()
-	info := nstest.Must(os.Stat(path))
-	return info.ModTime()
+	return nstest.Must(os.Stat(path)).ModTime()
 }
 
 // flock takes a lock as another program would.
