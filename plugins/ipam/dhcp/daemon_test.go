@@ -238,8 +238,8 @@ var _ = Describe("the daemon", func() {
 		Eventually(d.log).Should(gbytes.Say("serving"))
 		var commands []string
 		for i := range 100 {
-			commands = append(commands, fmt.Sprintf("link add many%d type veth peer name eth%d netns %s", i, i+1, c.Name),
-				fmt.Sprintf("link set many%d up master br0", i))
+			add := fmt.Sprintf("link add many%d type veth peer name eth%d netns %s", i, i+1, c.Name)
+			commands = append(commands, add, fmt.Sprintf("link set many%d up master br0", i))
 		}
 		l.server.IP(commands...)
 		conf := []byte(l.call("ADD", c).Conf.(string))

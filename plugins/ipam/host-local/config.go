@@ -117,18 +117,14 @@ func parseDataDir(req *skel.Request) (string, error) {
 // parseSets lists all sets in the order that last_reserved_ip.N counts them.
 func (w *wireConfig) parseSets(version string) ([]rangeSet, error) {
 	var p setParser
-	for i, ranges := range w.RuntimeConfig.IPRanges {
-		p.add(fmt.Sprintf("runtimeConfig.ipRanges[%d]", i), ranges)
-	}
+	p.add("runtimeConfig.ipRanges", w.RuntimeConfig.IPRanges)
 	if w.IPAM.Subnet != nil {
 		p.sets = append(p.sets, nil)
 		p.addRange("ipam", w.IPAM.wireRange)
 	} else if w.IPAM.wireRange != (wireRange{}) && len(w.IPAM.Ranges) == 0 && len(w.RuntimeConfig.IPRanges) == 0 {
 		p.problems.Add(cni.Refuse("ipam.subnet", nil, "is missing beside rangeStart, rangeEnd or gateway"))
 	}
-	for i, ranges := range w.IPAM.Ranges {
-		p.add(fmt.Sprintf("ipam.ranges[%d]", i), ranges)
-	}
+	p.add("ipam.ranges", w.IPAM.Ranges)
 	if err := p.problems.Err(); err != nil {
 		return p.sets, err
 	}
@@ -145,13 +141,15 @@ type setParser struct {
 	problems cni.Problems
 }
 
-func (p *setParser) add(path string, ranges []wireRange) {
-	if len(ranges) == 0 {
-		p.problems.Add(cni.Refuse(path, nil, "is an empty set"))
-	}
-	p.sets = append(p.sets, nil)
-	for i, w := range ranges {
-		p.addRange(fmt.Sprintf("%s[%d]", path, i), w)
+func (p *setParser) add(path string, sets [][]wireRange) {
+	for i, ranges := range sets {
+		if len(ranges) == 0 {
+			p.problems.Add(cni.Refuse(fmt.Sprintf("%s[%d]", path, i), nil, "is an empty set"))
+		}
+		p.sets = append(p.sets, nil)
+		for j, w := range ranges {
+			p.addRange(fmt.Sprintf("%s[%d][%d]", path, i, j), w)
+		}
 	}
 }
 
