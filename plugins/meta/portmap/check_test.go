@@ -105,6 +105,45 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 	})
 
 	Context("on iptables", func() {
+		It("wants the rules that the version before made, of ports that are left to another network, too", func() {
+			nstest.UseVariant("nft")
+			w := newWorld()
+			k := kinds[1]
+			c := w.container(1, 2)
+			c.add(k.config, ports("0.0.0.0:8080:80"))
+			d := c.second("eth1", 2, 2)
+			both := ports("8080:80", "9090:90")
+			d.add(k.config, both)
+			entry := `-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "dnat name: \"net2\" id: \"c1-2\"" ` +
+				"-m multiport --dports "
+			Expect(w.Cmd("iptables", "-t", "nat", "-S")).To(And(ContainSubstring(entry+"9090 -j "+d.chain()),
+				Not(ContainSubstring("10.2.0.2:80"))))
+			Expect(w.Cmd("ip6tables", "-t", "nat", "-S")).To(And(ContainSubstring(entry+"8080,9090 -j "+d.chain()),
+				ContainSubstring("--dport 8080 -j DNAT --to-destination [fd00:2::2]:80")))
+			d.check(k.config, both)
+			By("and none of a family that has all left to it")
+			e := c.second("eth2", 2, 3)
+			four := Object{"name": "net3"}
+			e.network = "net3"
+			e.add(k.config, four, ports("0.0.0.0:8080:80"))
+			Expect(w.natRules()).NotTo(ContainSubstring(e.chain()))
+			e.check(k.config, four, ports("0.0.0.0:8080:80"))
+		})
+
+		It("wants the rules that the version before made, of a family with conditions and without ports, too", func() {
+			nstest.UseVariant("nft")
+			w := newWorld()
+			k := kinds[1]
+			c := w.container(1, 2)
+			four := []Object{k.config, {"conditionsV6": []string{"-s", "fd99::/16"}}, ports("192.0.2.1:8080:80")}
+			c.add(four...)
+			Expect(w.Cmd("ip6tables", "-t", "nat", "-S", "CNI-HOSTPORT-DNAT")).To(And(ContainSubstring("-s fd99::/16"),
+				ContainSubstring("--dports 8080 -j "+c.chain())))
+			c.check(four...)
+			w.Cmd("ip6tables", "-t", "nat", "-F", "CNI-HOSTPORT-DNAT")
+			Expect(c.call("CHECK", four...).Msg).To(ContainSubstring("ip6 table nat: rule"))
+		})
+
 		It("names a program that is missing", func() {
 			for _, k := range kinds[1:] {
 				nstest.UseVariant(k.variant)
