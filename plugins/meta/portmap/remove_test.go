@@ -82,11 +82,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 
 		It("needs no namespace", func() {
 			path := a.Path
-			others := []string{"", b.Path, "/etc/passwd", "/run/netns/none"}
-			if k.name != "nftables" {
-				others = others[:1]
-			}
-			for _, other := range others {
+			for _, other := range []string{"", b.Path, "/etc/passwd", "/run/netns/none"} {
 				By("at " + other)
 				after(func() {
 					a.Path = other
