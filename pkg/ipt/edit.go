@@ -22,12 +22,9 @@ import (
 // zero value is an empty table.
 type Edit struct {
 	Chains []string
-	Rules  []Rule // of all chains, those of one chain in their order
-	lines  []string
+	Rules  []Rule   // of all chains, those of one chain in their order
+	Lines  []string // of the restore; none where the table is as it is to be
 }
-
-// Lines are the lines of the restore; none where the table is as it is to be.
-func (e *Edit) Lines() []string { return e.lines }
 
 // Has says whether the table has the rule.
 func (e *Edit) Has(r Rule) bool { return slices.ContainsFunc(e.Rules, r.Equal) }
@@ -39,7 +36,7 @@ func (e *Edit) HasChain(name string) bool { return slices.Contains(e.Chains, nam
 func (e *Edit) Make(chains ...string) {
 	for _, name := range chains {
 		if !e.HasChain(name) {
-			e.lines, e.Chains = append(e.lines, "-N "+name), append(e.Chains, name)
+			e.Lines, e.Chains = append(e.Lines, "-N "+name), append(e.Chains, name)
 		}
 	}
 }
@@ -48,7 +45,7 @@ func (e *Edit) Make(chains ...string) {
 func (e *Edit) First(rules ...Rule) {
 	for _, r := range slices.Backward(rules) {
 		if !e.Has(r) {
-			e.lines, e.Rules = append(e.lines, "-I "+r.String()), slices.Insert(e.Rules, 0, r)
+			e.Lines, e.Rules = append(e.Lines, "-I "+r.String()), slices.Insert(e.Rules, 0, r)
 		}
 	}
 }
@@ -57,7 +54,7 @@ func (e *Edit) First(rules ...Rule) {
 func (e *Edit) Last(rules ...Rule) {
 	for _, r := range rules {
 		if !e.Has(r) {
-			e.lines, e.Rules = append(e.lines, r.Append()), append(e.Rules, r)
+			e.Lines, e.Rules = append(e.Lines, r.Append()), append(e.Rules, r)
 		}
 	}
 }
@@ -67,7 +64,7 @@ func (e *Edit) Delete(matches func(Rule) bool) {
 	e.Rules = slices.DeleteFunc(e.Rules, func(r Rule) bool {
 		gone := matches(r)
 		if gone {
-			e.lines = append(e.lines, r.Delete())
+			e.Lines = append(e.Lines, r.Delete())
 		}
 		return gone
 	})
@@ -83,9 +80,9 @@ func (e *Edit) Fill(chain string, rules []Rule) {
 	if !e.HasChain(chain) {
 		e.Chains = append(e.Chains, chain)
 	}
-	e.lines = append(e.lines, ":"+chain+" - [0:0]")
+	e.Lines = append(e.Lines, ":"+chain+" - [0:0]")
 	for _, r := range rules {
-		e.lines = append(e.lines, r.Append())
+		e.Lines = append(e.Lines, r.Append())
 	}
 	e.Rules = append(slices.DeleteFunc(e.Rules, inChain), rules...)
 }
@@ -96,7 +93,7 @@ func (e *Edit) Remove(chain string) {
 	if !e.HasChain(chain) || slices.ContainsFunc(e.Rules, leads) {
 		return
 	}
-	e.lines = append(e.lines, "-F "+chain, "-X "+chain)
+	e.Lines = append(e.Lines, "-F "+chain, "-X "+chain)
 	e.Chains = slices.DeleteFunc(e.Chains, func(name string) bool { return name == chain })
 	e.Rules = slices.DeleteFunc(e.Rules, func(r Rule) bool { return r.Chain == chain })
 }
@@ -114,10 +111,10 @@ func (t Tool) EditFound(ctx context.Context, table string, look func() (*Edit, e
 		if err != nil {
 			return err
 		}
-		if change(e); len(e.lines) == 0 {
+		if change(e); len(e.Lines) == 0 {
 			return nil
 		}
-		err = t.Restore(ctx, table, e.lines)
+		err = t.Restore(ctx, table, e.Lines)
 		if err == nil || attempt == attempts || ctx.Err() != nil || errors.Is(err, statefile.ErrBusy) {
 			return err
 		}

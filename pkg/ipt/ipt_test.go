@@ -197,7 +197,7 @@ var _ = Describe("a chain", Label("kernel"), func() {
 					e := &ipt.Edit{}
 					e.Fill("OURS-1", rules("OURS-1"))
 					e.Fill("OURS-2", rules("OURS-2"))
-					lines := append(e.Lines(), jump("OURS-1").Append(), jump("OURS-1").Append())
+					lines := append(e.Lines, jump("OURS-1").Append(), jump("OURS-1").Append())
 					Expect(tool.Restore(ctx, "nat", lines)).To(Succeed())
 					fn(nf, tool)
 				})
@@ -295,9 +295,9 @@ func to(chain, target string) ipt.Rule { return ipt.NewRule(chain, "-j", target)
 var _ = DescribeTable("an edit has the lines of the difference", func(change func(e *ipt.Edit), lines ...string) {
 	e := table()
 	change(e)
-	Expect(append([]string{}, e.Lines()...)).To(Equal(lines))
+	Expect(append([]string{}, e.Lines...)).To(Equal(lines))
 	change(e)
-	Expect(append([]string{}, e.Lines()...)).To(Equal(lines), "what it is to have it has then")
+	Expect(append([]string{}, e.Lines...)).To(Equal(lines), "what it is to have it has then")
 },
 	Entry("none", func(e *ipt.Edit) {
 		e.Make("X", "Y")

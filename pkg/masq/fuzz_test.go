@@ -33,7 +33,7 @@ func FuzzRecord(f *testing.F) {
 				left := record{Interfaces: maps.Clone(rec.Interfaces)}
 				delete(left.Interfaces, name)
 				newNATChain(fam, a, left.addrs(), nil).edit(e)
-				for _, line := range e.Lines() {
+				for _, line := range e.Lines {
 					if !well.MatchString(line) {
 						t.Fatalf("%q: %q", data, line)
 					}

@@ -71,22 +71,21 @@ func askFirewalld(
 // firewalldRuns is nil where firewalld is there.
 func firewalldRuns(ctx context.Context) error { return askFirewalld(ctx, &record{}, "", nil) }
 
-// isRefusal says whether firewalld refused with one of its codes.
-func isRefusal(err error, codes ...string) bool {
-	refused := dbus.Error{}
-	return errors.As(err, &refused) && slices.ContainsFunc(codes, func(code string) bool {
-		return strings.HasPrefix(refused.Error(), code)
-	})
+// unless heeds an answer, but where firewalld refused with one of these codes.
+func unless(codes ...string) func(netip.Addr, *dbus.Call) error {
+	return func(_ netip.Addr, answer *dbus.Call) error {
+		refused := dbus.Error{}
+		hasCode := func(code string) bool { return strings.HasPrefix(refused.Error(), code) }
+		if errors.As(answer.Err, &refused) && slices.ContainsFunc(codes, hasCode) {
+			return nil
+		}
+		return answer.Err
+	}
 }
 
 // addFirewalld makes the attachment's addresses sources of the zone, as the reference does: until firewalld reloads.
 func addFirewalld(ctx context.Context, r *record) error {
-	return askFirewalld(ctx, r, "addSource", func(_ netip.Addr, answer *dbus.Call) error {
-		if isRefusal(answer.Err, "ZONE_ALREADY_SET") {
-			return nil
-		}
-		return answer.Err
-	})
+	return askFirewalld(ctx, r, "addSource", unless("ZONE_ALREADY_SET"))
 }
 
 // delFirewalld takes the addresses back that no other attachment has by now. Where firewalld does not run, or has no
@@ -97,12 +96,7 @@ func delFirewalld(ctx context.Context, s *store, r *record) error {
 		return err
 	}
 	left := &record{Zone: r.Zone, Addrs: own}
-	err = askFirewalld(ctx, left, "removeSource", func(_ netip.Addr, answer *dbus.Call) error {
-		if isRefusal(answer.Err, "UNKNOWN_SOURCE", "INVALID_ZONE", "ZONE_CONFLICT") {
-			return nil
-		}
-		return answer.Err
-	})
+	err = askFirewalld(ctx, left, "removeSource", unless("UNKNOWN_SOURCE", "INVALID_ZONE", "ZONE_CONFLICT"))
 	if errors.Is(err, errNoFirewalld) {
 		return nil
 	}

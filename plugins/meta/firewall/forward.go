@@ -199,8 +199,8 @@ func (w *way) check(ctx context.Context) error {
 		return err
 	}
 	if err == nil {
-		if w.ensureIn(legacy); len(legacy.Lines()) > 0 {
-			differs(ipt.Legacy, "it lacks %s", legacy.Lines()[0])
+		if w.ensureIn(legacy); len(legacy.Lines) > 0 {
+			differs(ipt.Legacy, "it lacks %s", legacy.Lines[0])
 		}
 	}
 	return errors.Join(diffs...)

@@ -202,7 +202,7 @@ func (c call) checkIPTables(ctx context.Context, r *record) error {
 	for _, f := range r.families() {
 		compare := func(e *ipt.Edit) (diffs []error) {
 			ensureAll(e, r, f, stricter(r.Policy, policyIn(e, r.Bridge)))
-			for _, line := range e.Lines() {
+			for _, line := range e.Lines {
 				if !strings.HasPrefix(line, "-D ") { // what is left of another policy
 					diffs = append(diffs, cni.Drift("iptables of %s: lacks %q", f, line))
 				}

@@ -321,7 +321,7 @@ func FuzzRecord(f *testing.F) {
 		for _, a := range st.Addrs {
 			e := &ipt.Edit{}
 			st.edit(e, a)
-			for _, line := range e.Lines() {
+			for _, line := range e.Lines {
 				if strings.ContainsAny(line, "\n\r\x00") {
 					t.Fatalf("%q", line)
 				}

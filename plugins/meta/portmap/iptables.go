@@ -109,7 +109,7 @@ func (r *record) usualLines(a address) (lines []string) {
 		lines = append(lines, "-C "+rule.String())
 	}
 	r.edit(e, a)
-	return append(lines, e.Lines()...)
+	return append(lines, e.Lines...)
 }
 
 // edit makes the container's chain for an address, and what all share. The masquerade stands first in its chain.

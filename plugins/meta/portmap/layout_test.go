@@ -233,7 +233,7 @@ var _ = Describe("the rules of iptables", func() {
 		live := &ipt.Edit{Chains: []string{hostportDNAT, chainC1}, Rules: []ipt.Rule{
 			ipt.NewRule("PREROUTING", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "CNI-HOSTPORT-DNAT")}}
 		st.edit(live, v6)
-		Expect(script(live.Lines())).To(Equal(`-N CNI-HOSTPORT-SETMARK
+		Expect(script(live.Lines)).To(Equal(`-N CNI-HOSTPORT-SETMARK
 -N CNI-HOSTPORT-MASQ
 -A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
 -I POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ

@@ -164,13 +164,12 @@ func (c call) choose(cfg config) (ipt.Backend, error) {
 		return iptables, nil
 	}
 	_, err := c.Host.Link(ipvsLink)
-	if errors.Is(err, rtnl.ErrNoLink) {
+	switch {
+	case errors.Is(err, rtnl.ErrNoLink):
 		return nftables, nil
-	}
-	if cfg.backend == auto {
+	case cfg.backend == auto:
 		return iptables, err
-	}
-	if err == nil {
+	case err == nil:
 		c.Warn("backend nftables beside kube-proxy in its mode ipvs (link %q): "+
 			"host ports win over services of the same port", ipvsLink)
 	}
@@ -267,7 +266,7 @@ func (c call) remove(ctx context.Context) error {
 // deletable a moment later.
 func (c call) removeRecord(ctx context.Context, s *store, r *record) error {
 	err := errors.Join(c.delChains(ctx, s, r, nft.Families()...), nft.IfSupported(c.delNFTables(ctx, s, r)),
-		delReference(ctx, c.NF, r.isReferenceRule))
+		c.delReference(ctx, r))
 	flows := c.flushRemoved(r)
 	isKept := cni.Transient(flows)
 	if ipt.NotInstalled(err) {

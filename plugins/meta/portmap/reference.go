@@ -65,12 +65,6 @@ func (r *record) isMentioned(rule nft.LiveRule) bool {
 	return slices.ContainsFunc(r.Addrs, func(a address) bool { return rule.Mentions(nft.AddrKey(a.Addr.Addr())) })
 }
 
-// isReferenceRule says whether the reference made the rule for the record's container. Without addresses in the
-// record any rule of the container ID is.
-func (r *record) isReferenceRule(rule nft.LiveRule) bool {
-	return rule.Comment == r.ContainerID && (len(r.Addrs) == 0 || r.isMentioned(rule))
-}
-
 // resolveReferenceChains decides about the reference's containers in iptables: those that have chains other than the
 // known ones.
 func (p *publication) resolveReferenceChains(ctx context.Context, known map[string]bool) error {
@@ -224,13 +218,14 @@ func (p hostPort) isTranslatedBy(rule nft.LiveRule) bool {
 	return p.isIn(rule) && rule.Mentions(nft.AddrKey(p.To.Addr())) && rule.Mentions(portBytes(p.To.Port()))
 }
 
-// delReference removes the reference's nftables rules that match.
-func delReference(ctx context.Context, nf *nft.Conn, matches func(nft.LiveRule) bool) error {
+// delReference removes the rules that the reference made in nftables for the record's container. Without addresses in
+// the record those are all of the container ID.
+func (c call) delReference(ctx context.Context, r *record) error {
+	isOurs := func(rule nft.LiveRule) bool {
+		return isReference(rule) && rule.Comment == r.ContainerID && (len(r.Addrs) == 0 || r.isMentioned(rule))
+	}
 	for _, f := range nft.Families() {
-		err := nft.Removal{Table: referenceTable(f), Rule: func(rule nft.LiveRule) bool {
-			return isReference(rule) && matches(rule)
-		}}.Remove(ctx, nf)
-		if err != nil {
+		if err := (nft.Removal{Table: referenceTable(f), Rule: isOurs}).Remove(ctx, c.NF); err != nil {
 			return nft.IfSupported(err)
 		}
 	}
