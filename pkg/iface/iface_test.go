@@ -163,11 +163,10 @@ var _ = Describe("Raise and Configure", func() {
 
 	It("names link and address, or route, when the kernel refuses", func() {
 		c.ip("addr add 10.1.2.3/24 dev eth0")
-		err := c.configure(result("10.1.2.3/24", ""))
-		Expect(err).To(MatchError(unix.EEXIST))
-		Expect(err).To(MatchError(HavePrefix(`link "eth0": add address 10.1.2.3/24: file exists`)))
+		Expect(c.configure(result("10.1.2.3/24", ""))).To(And(MatchError(unix.EEXIST),
+			MatchError(HavePrefix(`link "eth0": add address 10.1.2.3/24: file exists`))))
 
-		err = c.configure(withRoutes(result(), via("0.0.0.0/0", "192.0.2.1")))
+		err := c.configure(withRoutes(result(), via("0.0.0.0/0", "192.0.2.1")))
 		Expect(err).To(MatchError(unix.ENETUNREACH))
 		Expect(err).To(MatchError(HavePrefix("route 0.0.0.0/0 via 192.0.2.1: network is unreachable")))
 	})
@@ -307,16 +306,13 @@ var _ = Describe("Raise and Configure", func() {
 			readOnly()
 			Expect(c.configure(result("10.1.2.3/24", "", "2001:db8::3/64", ""))).To(Succeed())
 			Expect(c.conf("ipv4", "arp_notify")).To(Equal("0"))
-			Expect(c.addrs()).To(HaveLen(2))
-			Expect(c.addrs()).NotTo(ContainElement(ContainSubstring("tentative")))
+			Expect(c.addrs()).To(And(HaveLen(2), Not(ContainElement(ContainSubstring("tentative")))))
 		})
 		DescribeTable("fails without what the result needs", func(key, value string, dad bool, want string) {
 			c.target.EnableDAD = dad
 			c.SetSysctl(key, value)
 			readOnly()
-			err := c.configure(result("2001:db8::3/64", ""))
-			Expect(err).To(MatchError(unix.EROFS))
-			Expect(err).To(MatchError(want))
+			Expect(c.configure(result("2001:db8::3/64", ""))).To(And(MatchError(unix.EROFS), MatchError(want)))
 		},
 			Entry("IPv6", "net/ipv6/conf/eth0/disable_ipv6", "1", false,
 				`sysctl net.ipv6.conf.eth0.disable_ipv6: write "0": read-only file system`),
@@ -359,9 +355,8 @@ var _ = Describe("Raise and Configure", func() {
 		It("fails when another has the address", func() {
 			c.host.Cmd("ip", "addr", "add", "2001:db8::3/64", "nodad", "dev", "veth0")
 			c.SetSysctl("net/ipv6/conf/eth0/dad_transmits", "10") // the first may be lost while veth0 awakes
-			err := c.configure(result("2001:db8::3/64", ""))
-			Expect(err).To(MatchError(rtnl.ErrDuplicate))
-			Expect(err).To(MatchError(HavePrefix(`link "eth0": address 2001:db8::3/64: `)))
+			Expect(c.configure(result("2001:db8::3/64", ""))).To(
+				And(MatchError(rtnl.ErrDuplicate), MatchError(HavePrefix(`link "eth0": address 2001:db8::3/64: `))))
 		})
 	})
 })

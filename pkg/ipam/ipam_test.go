@@ -124,8 +124,7 @@ var _ = Describe("Find", func() {
 	It("passes over empty entries, which do not mean the working directory", func() {
 		GinkgoT().Chdir(a)
 		install(a, "ipam", "")
-		_, err := find("::", "ipam")
-		Expect(err).To(HaveOccurred())
+		Expect(find("::", "ipam")).Error().To(HaveOccurred())
 		Expect(find("::"+a+":", "ipam")).To(Equal(filepath.Join(a, "ipam")))
 	})
 

@@ -141,9 +141,8 @@ var _ = Describe("the programs", Label("kernel"), func() {
 		Expect(tool.Variant).To(Equal(ipt.NFT))
 
 		GinkgoT().Setenv("PATH", GinkgoT().TempDir())
-		_, err := ipt.Find(ctx, nft.IPv6)
-		Expect(err).To(MatchError(process.ErrNotFound))
-		Expect(err).To(MatchError(ContainSubstring("ip6tables-restore")))
+		Expect(ipt.Find(ctx, nft.IPv6)).Error().To(
+			And(MatchError(process.ErrNotFound), MatchError(ContainSubstring("ip6tables-restore"))))
 		Expect(ipt.Tool{Family: nft.IPv4, Variant: ipt.Legacy}.Restore(ctx, "nat", nil)).
 			To(MatchError(ContainSubstring("iptables-legacy-restore")))
 		Expect(strings.Contains(ipt.CheckInstalled(nft.IPv4).Error(), "iptables-restore")).To(BeTrue())

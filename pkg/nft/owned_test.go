@@ -276,9 +276,8 @@ var _ = Describe("an update", Label("kernel"), func() {
 		Expect(n.Do(func() error {
 			c := nft.New()
 			defer c.Close()
-			err := nft.AskNothing(c)
-			Expect(err).To(MatchError(unix.EAGAIN))
-			Expect(err).To(MatchError(HavePrefix("no answer from the kernel")))
+			Expect(nft.AskNothing(c)).To(
+				And(MatchError(unix.EAGAIN), MatchError(HavePrefix("no answer from the kernel"))))
 			var none [2]unix.CapUserData // of this thread, which ends with it
 			Expect(unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0])).To(Succeed())
 			return nft.UpdateUnlocked(c, func(tx *nft.Tx) error {
@@ -407,9 +406,8 @@ var _ = Describe("an update", Label("kernel"), func() {
 		odd.Table.Family = nft.Bridge // which has no nat
 		odd.Chains = []nft.Chain{{Name: "postrouting_v1", Hook: sample().Chains[2].Hook}}
 		for range 2 {
-			err := update(host, func(tx *nft.Tx) error { return tx.EnsureLayout(odd) })
-			Expect(err).To(MatchError(nft.ErrUnsupported))
-			Expect(err).To(MatchError(ContainSubstring(`add chain "postrouting_v1"`)))
+			Expect(update(host, func(tx *nft.Tx) error { return tx.EnsureLayout(odd) })).To(
+				And(MatchError(nft.ErrUnsupported), MatchError(ContainSubstring(`add chain "postrouting_v1"`))))
 		}
 		with(host, func(c *nft.Conn) { Expect(c.Probe(odd)).To(MatchError(nft.ErrUnsupported)) })
 		Expect(host.Cmd("nft", "list", "ruleset")).To(BeEmpty())

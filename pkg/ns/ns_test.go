@@ -24,9 +24,7 @@ func TestNS(t *testing.T) { nstest.RunSpecs(t, "ns") }
 // netns is the inode of the calling thread's namespace.
 func netns() uint64 {
 	GinkgoHelper()
-	var st unix.Stat_t
-	Expect(unix.Stat("/proc/thread-self/ns/net", &st)).To(Succeed())
-	return st.Ino
+	return inode("/proc/thread-self/ns/net")
 }
 
 func inode(path string) uint64 {
@@ -125,10 +123,8 @@ var _ = Describe("a handle", func() {
 		Expect(n.Close()).To(Succeed())
 		Expect(n.FD()).To(Equal(-1))
 		Expect(n.Do(func() error { Fail("ran"); return nil })).To(MatchError(unix.EBADF))
-		_, err := n.IsCurrent()
-		Expect(err).To(MatchError(unix.EBADF))
-		_, err = n.Identity()
-		Expect(err).To(MatchError(unix.EBADF))
+		Expect(n.IsCurrent()).Error().To(MatchError(unix.EBADF))
+		Expect(n.Identity()).Error().To(MatchError(unix.EBADF))
 	})
 
 	It("has an identity that no other namespace has, now or later", func() {
@@ -165,8 +161,7 @@ var _ = Describe("a handle", func() {
 		of := nstest.Must(ns.OfSocket(fd))
 		defer of.Close()
 		Expect(inode(fmt.Sprintf("/proc/self/fd/%d", of.FD()))).To(Equal(inode(h.Path)))
-		_, err := ns.OfSocket(n.FD())
-		Expect(err).To(HaveOccurred())
+		Expect(ns.OfSocket(n.FD())).Error().To(HaveOccurred())
 	})
 })
 

@@ -64,25 +64,21 @@ var _ = Describe("a directory", func() {
 	})
 
 	It("that is absent is not made without permissions for it", func() {
-		_, err := statefile.Open(path+"/none", 0)
-		Expect(err).To(MatchError(fs.ErrNotExist))
-		_, err = statefile.OpenOwn(path+"/none", 0)
-		Expect(err).To(MatchError(fs.ErrNotExist))
+		Expect(statefile.Open(path+"/none", 0)).Error().To(MatchError(fs.ErrNotExist))
+		Expect(statefile.OpenOwn(path+"/none", 0)).Error().To(MatchError(fs.ErrNotExist))
 		Expect(entries(path)).To(BeEmpty())
 	})
 
 	It("of our own is no link", func() {
 		Expect(os.Symlink("/etc", path+"/sub")).To(Succeed())
-		_, err := statefile.OpenOwn(path+"/sub", 0o755)
-		Expect(err).To(MatchError(unix.ENOTDIR))
-		Expect(err).To(MatchError(ContainSubstring(path + "/sub")))
+		Expect(statefile.OpenOwn(path+"/sub", 0o755)).Error().To(
+			And(MatchError(unix.ENOTDIR), MatchError(ContainSubstring(path+"/sub"))))
 	})
 
 	It("names the path when it is a file", func() {
 		Expect(os.WriteFile(path+"/f", nil, 0o600)).To(Succeed())
-		_, err := statefile.Open(path+"/f", 0o755)
-		Expect(err).To(MatchError(unix.ENOTDIR))
-		Expect(err).To(MatchError(ContainSubstring(path + "/f")))
+		Expect(statefile.Open(path+"/f", 0o755)).Error().To(
+			And(MatchError(unix.ENOTDIR), MatchError(ContainSubstring(path+"/f"))))
 	})
 
 	DescribeTable("refuses names that lead elsewhere", func(name string) {
@@ -329,9 +325,8 @@ var _ = Describe("a lock", func() {
 	It("in a directory has a deadline of its own", func() {
 		d := open(filepath.Dir(path))
 		_, release := holdLock(path)
-		_, err := d.LockFile(context.Background(), "lock", 0o600, 20*time.Millisecond)
-		Expect(err).To(MatchError(statefile.ErrBusy))
-		Expect(err).To(MatchError(ContainSubstring(path)))
+		Expect(d.LockFile(context.Background(), "lock", 0o600, 20*time.Millisecond)).Error().To(
+			And(MatchError(statefile.ErrBusy), MatchError(ContainSubstring(path))))
 		release()
 		held := nstest.Must(d.LockFile(context.Background(), "lock", 0o600, 5*time.Second))
 		Expect(held.Unlock()).To(Succeed())
@@ -357,8 +352,7 @@ var _ = Describe("a lock", func() {
 		_, release := holdLock(path)
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 		defer cancel()
-		_, err := statefile.LockFile(ctx, path, 0o600)
-		Expect(err).To(MatchError(statefile.ErrBusy))
+		Expect(statefile.LockFile(ctx, path, 0o600)).Error().To(MatchError(statefile.ErrBusy))
 		release()
 		again, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
@@ -371,15 +365,13 @@ var _ = Describe("a lock", func() {
 		defer release()
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
-		_, err := statefile.LockFile(ctx, path, 0o600)
-		Expect(err).To(MatchError(context.Canceled))
+		Expect(statefile.LockFile(ctx, path, 0o600)).Error().To(MatchError(context.Canceled))
 	})
 
 	It("is never a link", func() {
 		Expect(os.Symlink("/dev/null", path)).To(Succeed())
-		_, err := statefile.LockFile(context.Background(), path, 0o600)
-		Expect(err).To(MatchError(unix.ELOOP))
-		Expect(err).To(MatchError(ContainSubstring(path)))
+		Expect(statefile.LockFile(context.Background(), path, 0o600)).Error().To(
+			And(MatchError(unix.ELOOP), MatchError(ContainSubstring(path))))
 	})
 })
 

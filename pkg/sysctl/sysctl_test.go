@@ -34,8 +34,7 @@ var _ = DescribeTable("a key is", func(spelling, path, dotted string) {
 )
 
 var _ = DescribeTable("is no key below net", Label("foreign-sysctl"), func(spelling string) {
-	_, err := sysctl.Parse(spelling)
-	Expect(err).To(MatchError(sysctl.ErrInvalidKey))
+	Expect(sysctl.Parse(spelling)).Error().To(MatchError(sysctl.ErrInvalidKey))
 },
 	Entry("nothing", ""),
 	Entry("net itself", "net"),
@@ -54,10 +53,8 @@ var _ = DescribeTable("is no key below net", Label("foreign-sysctl"), func(spell
 )
 
 var _ = DescribeTable("is no element of a key", Label("foreign-sysctl"), func(parts ...string) {
-	_, err := sysctl.Net(parts...).Read()
-	Expect(err).To(MatchError(sysctl.ErrInvalidKey))
-	err = sysctl.Net(parts...).Write("1")
-	Expect(err).To(MatchError(sysctl.ErrInvalidKey))
+	Expect(sysctl.Net(parts...).Read()).Error().To(MatchError(sysctl.ErrInvalidKey))
+	Expect(sysctl.Net(parts...).Write("1")).To(MatchError(sysctl.ErrInvalidKey))
 },
 	Entry("none"),
 	Entry("an empty one", "ipv4", ""),
@@ -171,27 +168,23 @@ var _ = Describe("a value", func() {
 	It("that is right already is no error where nothing can be written", func() {
 		readOnly()
 		Expect(write("net.ipv4.ip_forward", "0")).To(Succeed())
-		err := write("net.ipv4.ip_forward", "1")
-		Expect(err).To(MatchError(unix.EROFS))
-		Expect(err).To(MatchError(`sysctl net.ipv4.ip_forward: write "1": read-only file system`))
+		Expect(write("net.ipv4.ip_forward", "1")).To(
+			And(MatchError(unix.EROFS), MatchError(`sysctl net.ipv4.ip_forward: write "1": read-only file system`)))
 	})
 
 	It("that can only be written is written", func() {
-		_, err := read("net.ipv4.route.flush")
-		Expect(err).To(HaveOccurred())
+		Expect(read("net.ipv4.route.flush")).Error().To(HaveOccurred())
 		Expect(write("net.ipv4.route.flush", "1")).To(Succeed())
 	})
 
 	It("that the kernel refuses is an error that names key and value", func() {
-		err := write("net.ipv4.ip_forward", "maybe")
-		Expect(err).To(MatchError(unix.EINVAL))
-		Expect(err).To(MatchError(`sysctl net.ipv4.ip_forward: write "maybe": invalid argument`))
+		Expect(write("net.ipv4.ip_forward", "maybe")).To(
+			And(MatchError(unix.EINVAL), MatchError(`sysctl net.ipv4.ip_forward: write "maybe": invalid argument`)))
 	})
 
 	It("that is not there is fs.ErrNotExist", func() {
-		_, err := read("net.ipv4.conf.absent.arp_notify")
-		Expect(err).To(MatchError(fs.ErrNotExist))
-		Expect(err).To(MatchError("sysctl net.ipv4.conf.absent.arp_notify: read: no such file or directory"))
+		Expect(read("net.ipv4.conf.absent.arp_notify")).Error().To(And(MatchError(fs.ErrNotExist),
+			MatchError("sysctl net.ipv4.conf.absent.arp_notify: read: no such file or directory")))
 		Expect(write("net.ipv4.conf.absent.arp_notify", "1")).To(MatchError(fs.ErrNotExist))
 	})
 
@@ -203,8 +196,7 @@ var _ = Describe("a value", func() {
 	})
 
 	It("of no key is an error", func() {
-		_, err := sysctl.Key{}.Read()
-		Expect(err).To(MatchError(unix.EISDIR))
+		Expect(sysctl.Key{}.Read()).Error().To(MatchError(unix.EISDIR))
 		Expect(sysctl.Key{}.Write("1")).To(MatchError(unix.EISDIR))
 	})
 })

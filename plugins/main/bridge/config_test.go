@@ -86,9 +86,7 @@ var _ = Describe("configuration", func() {
 	DescribeTable("CNI_ARGS are refused with code 4", func(args, want string) {
 		_, err := parse("", args)
 		Expect(err).To(MatchError(ContainSubstring(want)))
-		var e *cni.Error
-		Expect(errors.As(err, &e)).To(BeTrue())
-		Expect(e.Code).To(Equal(cni.CodeEnvironment))
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeEnvironment))
 	},
 		Entry("MAC", "MAC=zz", `CNI_ARGS MAC: "zz"`),
 		Entry("an unknown key", "IP=10.0.0.1", "IP"),

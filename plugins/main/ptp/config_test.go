@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"strings"
 	"testing"
 
@@ -22,14 +21,6 @@ func parse(keys, args string) (config, error) {
 
 const withIPAM = `"ipam":{"type":"x"}`
 
-func codeOf(err error) uint {
-	var e *cni.Error
-	if !errors.As(err, &e) {
-		return 0
-	}
-	return e.Code
-}
-
 var _ = Describe("configuration", func() {
 	It("is refused for everything that is wrong with it at once", func() {
 		_, err := parse(`"ipMasq":true,"mtu":5,"ipMasqBackend":"nft","runtimeConfig":{"mac":"no"}`, "")
@@ -42,7 +33,7 @@ var _ = Describe("configuration", func() {
 	DescribeTable("CNI_ARGS are refused with code 4", func(args, want string) {
 		_, err := parse(withIPAM, args)
 		Expect(err).To(MatchError(ContainSubstring(want)))
-		Expect(codeOf(err)).To(Equal(cni.CodeEnvironment))
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeEnvironment))
 	},
 		Entry("MAC", "MAC=zz", `CNI_ARGS MAC: "zz"`),
 		Entry("MAC beside others", "IP=10.0.0.1;MAC=zz", `CNI_ARGS MAC: "zz"`),

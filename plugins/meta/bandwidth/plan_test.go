@@ -109,8 +109,7 @@ var _ = Describe("a burst that is less than a packet", func() {
 		Expect(burst).To(Equal(least))
 		f := nstest.Must(limit{rate, burst, "ingressBurst"}.plan(mtu, false))
 		Expect(f.warning).To(BeEmpty())
-		_, err := limit{rate, burst - 8, "ingressBurst"}.plan(mtu, false)
-		Expect(err).To(HaveOccurred())
+		Expect(limit{rate, burst - 8, "ingressBurst"}.plan(mtu, false)).Error().To(HaveOccurred())
 	},
 		Entry("8 Mbit/s", uint64(8_000_000), uint64(12_120), 1500),
 		Entry("100 Mbit/s", uint64(100_000_000), uint64(12_200), 1500),

@@ -124,12 +124,13 @@ var _ = Describe("a policy beside another backend's", Label("kernel"), func() {
 })
 
 var _ = Describe("a policy that changes", Label("kernel"), func() {
+	isolated, same := Object{"ingressPolicy": "isolated"}, Object{"ingressPolicy": "same-bridge"}
+
 	eachKind(func(k kind) {
 		It("changes for the containers that run, too", Label("policy-changes"), func() {
 			w := newWorld(1, 2)
 			w.SetBridgeNF(false)
 			a, b := w.container(1, 2), w.container(2, 2)
-			isolated, same := Object{"ingressPolicy": "isolated"}, Object{"ingressPolicy": "same-bridge"}
 			a.add(k.config, isolated)
 			b.add(k.config, same)
 			flag := func(c *container) string { return w.Cmd("sh", "-c", "bridge -d link show dev "+c.hostEnd) }
@@ -159,7 +160,6 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 	eachKind(func(k kind) {
 		It("changes for the containers that run where another network gave the bridge that policy before", func() {
 			w := newWorld(1)
-			isolated, same := Object{"ingressPolicy": "isolated"}, Object{"ingressPolicy": "same-bridge"}
 			other, a, b := w.container(1, 2), w.container(1, 3), w.container(1, 4)
 			other.call.Conf = Merge(other.call.Conf.(Object), Object{"name": "other"})
 			a.add(k.config, same)
@@ -176,7 +176,6 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 			w := newWorld(1)
 			w.SetBridgeNF(false)
 			a, b := w.container(1, 2), w.container(1, 3)
-			isolated := Object{"ingressPolicy": "isolated"}
 			a.add(k.config)
 			b.add(k.config, isolated)
 			a.check(k.config, isolated)
@@ -189,17 +188,16 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 		w := newWorld(1)
 		a, b := w.container(1, 2), w.container(1, 3)
 		b.call.Conf = Merge(b.call.Conf.(Object), Object{"name": "other"})
-		a.add(Object{"ingressPolicy": "isolated"})
-		b.add(Object{"ingressPolicy": "same-bridge"})
-		a.check(Object{"ingressPolicy": "isolated"})
-		b.check(Object{"ingressPolicy": "same-bridge"})
+		a.add(isolated)
+		b.add(same)
+		a.check(isolated)
+		b.check(same)
 	})
 
 	eachKind(func(k kind) {
 		It("ends with its network where two share a bridge, and the other network's stays", func() {
 			w := newWorld(1, 2)
 			a, b, c := w.container(1, 2), w.container(1, 3), w.container(2, 2)
-			isolated, same := Object{"ingressPolicy": "isolated"}, Object{"ingressPolicy": "same-bridge"}
 			b.call.Conf = Merge(b.call.Conf.(Object), Object{"name": "other"})
 			w.forward("ACCEPT")
 			c.add(k.config, same)
@@ -222,8 +220,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 		It("ends with a container of IPv4 alone for both families, on iptables-"+variant, func() {
 			nstest.UseVariant(variant)
 			w := newWorld(1)
-			isolated := Object{"backend": "iptables", "ingressPolicy": "isolated"}
-			same := Object{"backend": "iptables", "ingressPolicy": "same-bridge"}
+			isolated, same := Merge(kinds()[2].config, isolated), Merge(kinds()[2].config, same)
 			a, b, c := w.container(1, 2), w.container(1, 3), w.container(1, 4)
 			for _, dual := range []*container{b, c} {
 				dual.call.Conf = Merge(dual.call.Conf.(Object), Object{"name": "other"})
@@ -249,8 +246,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 		It("changes with a container of IPv4 alone for both families, on iptables-"+variant, func() {
 			nstest.UseVariant(variant)
 			w := newWorld(1)
-			isolated := Object{"backend": "iptables", "ingressPolicy": "isolated"}
-			same := Object{"backend": "iptables", "ingressPolicy": "same-bridge"}
+			isolated, same := Merge(kinds()[2].config, isolated), Merge(kinds()[2].config, same)
 			dual, a := w.container(1, 2), w.container(1, 3)
 			a.prev["ips"] = a.prev["ips"].([]Object)[:1]
 			dual.add(same)
@@ -290,7 +286,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 	It("stays for nobody in another backend", func() {
 		w := newWorld(1)
 		a, b := w.container(1, 2), w.container(1, 3)
-		a.add(Object{"ingressPolicy": "isolated"})
+		a.add(isolated)
 		b.add(Object{"ingressPolicy": "isolated", "backend": "iptables"})
 		a.del()
 		b.del()
@@ -301,7 +297,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 		w := newWorld(1)
 		a := w.container(1, 2)
 		w.Cmd("ip", "link", "set", a.hostEnd, "type", "bridge_slave", "isolated", "on", "hairpin", "on")
-		a.add(Object{"ingressPolicy": "isolated"})
+		a.add(isolated)
 		a.del()
 		Expect(w.Cmd("bridge", "-d", "link", "show", "dev", a.hostEnd)).To(MatchRegexp("hairpin on.*isolated on"))
 	})
@@ -312,7 +308,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 		w.IP("link set br1.5 up", "link set vlanport master br1 up", "addr del 10.1.0.1/24 dev br1",
 			"addr add 10.1.0.1/24 dev br1.5")
 		c := w.container(1, 2)
-		c.add(Object{"ingressPolicy": "same-bridge"})
+		c.add(same)
 		Expect(w.set("firewall_policed_v1")).To(ContainSubstring(`"br1.5"`))
 		w.container(1, 3).add()
 		Expect(w.set("firewall_policed_v1")).NotTo(ContainSubstring("br1"))

@@ -178,8 +178,7 @@ func FuzzConfig(f *testing.F) {
 var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin(allowList(""))) })
 
 var _ = DescribeTable("is no backup:", func(text string) {
-	_, err := decodeBackup([]byte(text))
-	Expect(err).To(HaveOccurred())
+	Expect(decodeBackup([]byte(text))).Error().To(HaveOccurred())
 },
 	Entry("nothing", ""), Entry("half of it", "{\n \"mtu\": 15"), Entry("NULs", "\x00\x00"),
 	Entry("a number that is none", `{"mtu":"x"}`), Entry("a number below zero", `{"txQLen":-1}`),
