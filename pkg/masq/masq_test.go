@@ -100,6 +100,13 @@ func in[T any](call func(context.Context, *nft.Conn, T) error) func(*nstest.Host
 
 var add, del, check, status = in(masq.Add), in(masq.Del), in(masq.Check), in(masq.Status)
 
+func checkAll(h *nstest.Host, configs ...masq.Config) {
+	GinkgoHelper()
+	for _, c := range configs {
+		Expect(check(h, c)).To(Succeed())
+	}
+}
+
 func delBlind(h *nstest.Host, c masq.Config) error {
 	GinkgoHelper()
 	c.Addrs = nil

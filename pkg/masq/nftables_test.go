@@ -218,8 +218,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 			Expect(check(host, one)).To(MatchError(nft.ErrDrift))
 			Expect(add(host, config(ipt.Auto, "c3", "eth0", "10.1.0.9/24", "fd01::9/64"))).To(Succeed())
 			if repaired {
-				Expect(check(host, one)).To(Succeed())
-				Expect(check(host, other)).To(Succeed())
+				checkAll(host, one, other)
 				Expect(rules(host)).To(Equal(4 + 3 + 3 + 3))
 			} else {
 				Expect(check(host, one)).To(MatchError(nft.ErrDrift))
@@ -241,13 +240,11 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 			Expect(add(host, c)).To(Succeed())
 		}
 		Expect(delBlind(host, one)).To(Succeed())
-		Expect(check(host, two)).To(Succeed())
-		Expect(check(host, elsewhere)).To(Succeed())
+		checkAll(host, two, elsewhere)
 		Expect(add(host, one)).To(Succeed())
 		Expect(gc(host, "net1", cni.Attachment{ContainerID: "c1", IfName: "net1"})).To(Succeed())
 		Expect(check(host, one)).To(MatchError(nft.ErrDrift))
-		Expect(check(host, two)).To(Succeed())
-		Expect(check(host, elsewhere)).To(Succeed())
+		checkAll(host, two, elsewhere)
 		Expect(gc(host, "net1")).To(Succeed())
 		Expect(elements(host)).To(Equal(1))
 	})

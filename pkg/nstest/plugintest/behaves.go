@@ -199,7 +199,8 @@ func without(keys ...string) func(*Call) {
 	}
 }
 
-func saying(keys Object) func(*Call) {
+// Saying changes the keys of a configuration; nil takes one away.
+func Saying(keys Object) func(*Call) {
 	return func(c *Call) { c.Conf = Merge(c.Conf.(Object), keys) }
 }
 

@@ -21,7 +21,7 @@ import (
 // forms are the ways to call DEL, with what is known of the attachment and what
 // happened to it.
 func (l *life) forms() map[string]Form {
-	prev := func(v any) Form { return Form{Call: saying(Object{"prevResult": v})} }
+	prev := func(v any) Form { return Form{Call: Saying(Object{"prevResult": v})} }
 	forms := map[string]Form{
 		"with all that a runtime knows":                 {},
 		"without prevResult":                            {Call: without("prevResult")},
@@ -35,8 +35,8 @@ func (l *life) forms() map[string]Form {
 		"with a path to no namespace":                   {Call: at("/proc/version")},
 		"with a path to another kind of namespace":      {Call: at("/proc/self/ns/mnt")},
 		"with the path of the host's own namespace":     {Call: at("/proc/thread-self/ns/net")},
-		"with keys that make no sense":                  {Call: saying(l.f.Senseless)},
-		"with keys that say otherwise":                  {Call: saying(l.f.Otherwise)},
+		"with keys that make no sense":                  {Call: Saying(l.f.Senseless)},
+		"with keys that say otherwise":                  {Call: Saying(l.f.Otherwise)},
 		"with CNI_ARGS that make no sense":              {Call: func(c *Call) { c.Args = "MAC=zz;nonsense" }},
 		"when the namespace is gone":                    {Before: func(_ *World, a Attached) { a.Unpin() }},
 		"when the interface is gone":                    {Before: Inside("link del eth0")},
@@ -117,7 +117,7 @@ func (l *life) delAlways() {
 	It("needs no program but the delegate", Label("del"), func() {
 		c := l.attach("one", 3).As("DEL")
 		ipam := Object{"ipam": Object{"type": "host-local", "subnet": "10.1.0.0/24"}}
-		both(at(""), without("prevResult"), saying(ipam))(&c)
+		both(at(""), without("prevResult"), Saying(ipam))(&c)
 		c.Path = strings.TrimSuffix(nstest.Build("host-local"), "/host-local")
 		program := c.Program(l.World, nstest.Build(l.Plugin.Name))
 		program.Env = append(program.Env, "PATH=")

@@ -35,10 +35,10 @@ func early() map[string]Failure {
 		"CNI_NETNS is no namespace": {Change: at("/proc/version"), Code: cni.CodeEnvironment, Says: "CNI_NETNS"},
 		"CNI_NETNS is the host's": {Change: at("/proc/thread-self/ns/net"), Code: cni.CodeEnvironment,
 			Says: "CNI_NETNS"},
-		"the configuration is bad": {Change: saying(Object{"mtu": 5}), Code: cni.CodeConfig, Says: "mtu: 5"},
-		"IPAM's name is a path": {Change: saying(Object{"ipam": Object{"type": "../fake"}}), Code: cni.CodeConfig,
+		"the configuration is bad": {Change: Saying(Object{"mtu": 5}), Code: cni.CodeConfig, Says: "mtu: 5"},
+		"IPAM's name is a path": {Change: Saying(Object{"ipam": Object{"type": "../fake"}}), Code: cni.CodeConfig,
 			Says: `"../fake"`},
-		"the IPAM plugin is not there": {Change: saying(Object{"ipam": Object{"type": "nowhere"}, "bridge": "unmade"}),
+		"the IPAM plugin is not there": {Change: Saying(Object{"ipam": Object{"type": "nowhere"}, "bridge": "unmade"}),
 			Code: cni.CodeEnvironment, Says: `no plugin "nowhere"`},
 		"the interface is there": {
 			Prepare: func(_ *World, cont *nstest.Host) { IP(cont, "link add eth0 type veth peer name x") },

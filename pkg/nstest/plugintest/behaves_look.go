@@ -109,7 +109,7 @@ func (l *life) check() {
 			Expect(l.Fails(c, code)).To(ContainSubstring(says))
 		}
 		fails(without("prevResult"), cni.CodeConfig, "prevResult")
-		fails(saying(Object{"prevResult": Object{"cniVersion": "1.0.0", "ips": []Object{{"address": "10.1.0.2/24"}}}}),
+		fails(Saying(Object{"prevResult": Object{"cniVersion": "1.0.0", "ips": []Object{{"address": "10.1.0.2/24"}}}}),
 			cni.CodeDrift, `prevResult: has no interface "eth0"`)
 		fails(at("/run/netns/gone"), cni.CodeEnvironment, "CNI_NETNS")
 	})

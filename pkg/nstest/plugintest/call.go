@@ -133,6 +133,14 @@ func (w *World) Succeeds(c Call) {
 	gomega.Expect(a.Code).To(gomega.BeZero())
 }
 
+// Warns checks that a call went well, and returns what it said on standard error.
+func (w *World) Warns(c Call) string {
+	ginkgo.GinkgoHelper()
+	a := w.Call(c)
+	gomega.Expect(a.Code).To(gomega.BeZero(), a.Stdout)
+	return a.Stderr
+}
+
 // Fails checks that a call printed one error object with a code, and returns its
 // message and details, a line each.
 func (w *World) Fails(c Call, code uint) string {

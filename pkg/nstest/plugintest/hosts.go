@@ -51,6 +51,20 @@ func (w *World) Join(c *nstest.Host, ifName string, n, i int) (hostEnd string, i
 	return hostEnd, ips
 }
 
+// Cable gives a container an interface whose other end is "port" of a router. Both are up, and neither has a
+// link-local address.
+func Cable(c *nstest.Host, name string) (router *nstest.Host) {
+	GinkgoHelper()
+	router = nstest.NewNetns()
+	IP(c, "link add %s type veth peer name port netns %s", name, router.Name)
+	for host, link := range map[*nstest.Host]string{c: name, router: "port"} {
+		host.SetSysctl("net/ipv6/conf/"+link+"/accept_dad", "0")
+		host.SetSysctl("net/ipv6/conf/"+link+"/addr_gen_mode", "1")
+		IP(host, "link set %s up", link)
+	}
+	return router
+}
+
 // Addr is the address of a prefix.
 func Addr(prefix string) string {
 	addr, _, _ := strings.Cut(prefix, "/")

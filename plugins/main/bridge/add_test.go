@@ -34,10 +34,10 @@ func conf(more ...Object) Object {
 	return Merge(append([]Object{{"cniVersion": "1.1.0", "name": "net", "type": "bridge", "bridge": "br"}}, more...)...)
 }
 
-func fakeIPAM() Object { return Object{"ipam": Object{"type": "fake"}} }
-
 // l3 is conf with addresses from fake.
-func l3(more ...Object) Object { return conf(append([]Object{fakeIPAM()}, more...)...) }
+func l3(more ...Object) Object {
+	return conf(append([]Object{{"ipam": Object{"type": "fake"}}}, more...)...)
+}
 
 // hostEnd is the name of the result's port.
 func hostEnd(r Result) string { return r.Interfaces[1].Name }

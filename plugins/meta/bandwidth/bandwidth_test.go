@@ -428,8 +428,8 @@ var _ = Describe("DEL", Label("kernel"), func() {
 
 	It("removes the IFB of a pair that is gone", func() {
 		IP(w.Host, "link del host-eth0")
-		c := w.callless("DEL")
-		w.Succeeds(c)
+		w.Succeeds(Call{Command: "DEL", ID: "c1", Netns: w.cont.Path, // which knows only names
+			Conf: conf("1.1.0", `"prevResult": `+prevOf("host-eth0"))})
 		Expect(Names(w.Host, "ifb")).To(BeEmpty())
 	})
 
@@ -460,12 +460,6 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		w.Succeeds(w.call("CHECK", both))
 	})
 })
-
-// callless is a call that knows only names.
-func (w *world) callless(command string) Call {
-	return Call{Command: command, ID: "c1", Netns: w.cont.Path, Conf: conf("1.1.0",
-		`"prevResult": `+prevOf("host-eth0"))}
-}
 
 var _ = Describe("an IFB without mark", Label("kernel"), func() {
 	var w *world

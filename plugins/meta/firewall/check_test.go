@@ -64,8 +64,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			onIPTables := Object{"backend": "iptables"}
 			BeforeEach(func() { nstest.UseVariant(variant) })
 			BeforeAll(func() {
-				w = newWorld(1)
-				c = w.container(1, 2)
+				w, c = newContainer()
 			})
 			DescribeTable("finds", func(change, want string) {
 				c.add(keys, onIPTables)
@@ -185,8 +184,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 	})
 
 	It("is the stricter one where two networks share a bridge", func() {
-		w := newWorld(1)
-		a, b := w.container(1, 2), w.container(1, 3)
+		_, a, b := newContainers()
 		b.call.Conf = Merge(b.call.Conf.(Object), Object{"name": "other"})
 		a.add(isolated)
 		b.add(same)
@@ -231,9 +229,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 			c.add(same)
 			Expect(w.Cmd("ip6tables", "-S")).To(ContainSubstring("(ingressPolicy: isolated)"))
 			withoutIP6Tables(func() {
-				answer := w.Call(a.as("DEL"))
-				Expect(answer.Code).To(BeZero(), answer.Stdout)
-				Expect(answer.Stderr).To(ContainSubstring("not found"))
+				Expect(w.Warns(a.as("DEL"))).To(ContainSubstring("not found"))
 			})
 			a.del()
 			Expect(w.filter()).NotTo(ContainSubstring("(ingressPolicy: isolated)"))
@@ -266,8 +262,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 	}
 
 	It("ends with a container of IPv4 alone where there is no ip6tables", func() {
-		w := newWorld(1)
-		a, b := w.container(1, 2), w.container(1, 3)
+		w, a, b := newContainers()
 		b.call.Conf = Merge(b.call.Conf.(Object), Object{"name": "other"})
 		withoutIP6Tables(func() {
 			for _, c := range []*container{a, b} {
@@ -275,17 +270,14 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 			}
 			b.add(Object{"backend": "iptables", "ingressPolicy": "same-bridge"})
 			a.add(Object{"backend": "iptables", "ingressPolicy": "isolated"})
-			answer := w.Call(a.as("DEL"))
-			Expect(answer.Code).To(BeZero(), answer.Stdout)
-			Expect(answer.Stderr).To(BeEmpty())
+			Expect(w.Warns(a.as("DEL"))).To(BeEmpty())
 		})
 		Expect(w.filter()).NotTo(ContainSubstring("(ingressPolicy: isolated)"))
 		Expect(w.Files(recordDir)).NotTo(ContainSubstring(hashOf(a)))
 	})
 
 	It("stays for nobody in another backend", func() {
-		w := newWorld(1)
-		a, b := w.container(1, 2), w.container(1, 3)
+		w, a, b := newContainers()
 		a.add(isolated)
 		b.add(Object{"ingressPolicy": "isolated", "backend": "iptables"})
 		a.del()
@@ -341,8 +333,7 @@ var _ = Describe("GC", Label("kernel"), func() {
 	})
 
 	It("finds elements without a record, and policies without a bridge", func() {
-		w := newWorld(1)
-		c := w.container(1, 2)
+		w, c := newContainer()
 		c.add(Object{"ingressPolicy": "isolated"})
 		w.Cmd("sh", "-c", "rm "+recordDir+"/*.json; ip link del br1")
 		w.gc(1)
@@ -386,9 +377,7 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 			"site", "forward", "drop", "in", "input", "drop", "rest", "forward", "accept"))
 		warned := func() string {
 			GinkgoHelper()
-			a := w.Call(status(w))
-			Expect(a.Code).To(BeZero(), a.Stdout)
-			return a.Stderr
+			return w.Warns(status(w))
 		}
 		_, remedy, _ := strings.Cut(strings.TrimSpace(warned()), ": nft ")
 		Expect(remedy).To(Equal("insert rule inet other site meta mark and 0x1000 == 0x1000 accept"))
@@ -448,8 +437,7 @@ func (w *world) onThread(c Call) Answer {
 var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 	It("has the rules in iptables, unless nftables were asked for", func() {
 		nstest.UseVariant("legacy")
-		w := newWorld(1)
-		c := w.container(1, 2)
+		w, c := newContainer()
 		w.Do(func() {
 			nstest.RefuseNetfilterSockets()
 			w.onThread(c.as("ADD", Object{"backend": "nftables"})).Failed(999)

@@ -61,6 +61,20 @@ func (w *world) container(n, i int) *container {
 	return c
 }
 
+// newContainer makes a world with the first container of bridge 1.
+func newContainer() (*world, *container) {
+	GinkgoHelper()
+	w := newWorld(1)
+	return w, w.container(1, 2)
+}
+
+// newContainers makes a world with two containers of bridge 1.
+func newContainers() (w *world, a, b *container) {
+	GinkgoHelper()
+	w, a = newContainer()
+	return w, a, w.container(1, 3)
+}
+
 // as is a call about the container, with more keys; a nil value takes one away.
 func (c *container) as(command string, more ...Object) Call {
 	call := c.call

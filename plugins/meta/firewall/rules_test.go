@@ -104,8 +104,7 @@ var _ = Describe("nftables", Label("kernel"), func() {
 	})
 
 	It("leaves the fwmark bit to nobody behind it", func() {
-		w := newWorld(1)
-		c := w.container(1, 2)
+		w, c := newContainer()
 		c.add()
 		w.Cmd("nft", "add table inet t; add chain inet t c { type filter hook postrouting priority 301; };"+
 			"add rule inet t c meta mark & 0x1000 == 0x1000 drop")
@@ -177,8 +176,7 @@ var _ = Describe("the result", Ordered, func() {
 	var w *world
 	var c *container
 	BeforeAll(func() {
-		w = newWorld(1)
-		c = w.container(1, 2)
+		w, c = newContainer()
 	})
 	AfterEach(func() { c.del() })
 

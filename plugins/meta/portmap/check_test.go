@@ -21,8 +21,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 	// changed expects CHECK to fail and to say this.
 	changed := func(k kind, command string, want ...string) {
 		GinkgoHelper()
-		w := newWorld()
-		c := w.container(1, 2)
+		w, c := newContainer()
 		c.add(k.config, mapped)
 		c.check(k.config, mapped)
 		command = strings.NewReplacer("@CHAIN", c.chain(), "HASH", ownerHash(c)).Replace(command)
@@ -69,8 +68,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 		)
 
 		It("notices a port that somebody else has, and ADD leaves it to them", func() {
-			w := newWorld()
-			c := w.container(1, 2)
+			w, c := newContainer()
 			c.add(mapped)
 			w.Cmd("sh", "-ec",
 				`nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }';
@@ -87,8 +85,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 		})
 
 		It("notices other conditions", func() {
-			w := newWorld()
-			c := w.container(1, 2)
+			w, c := newContainer()
 			cond := Object{"conditionsV4": []string{"ip", "saddr", "192.0.2.0/24", "counter"}}
 			c.add(cond, mapped)
 			c.serve(80)
@@ -192,8 +189,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 	})
 
 	It("asks for a prevResult, and compares what it says", func() {
-		w := newWorld()
-		c := w.container(1, 2)
+		_, c := newContainer()
 		Expect(c.call("CHECK", Object{"prevResult": nil}).Code).To(Equal(cni.CodeConfig))
 		c.check()
 		c.add(mapped)
@@ -205,8 +201,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 
 	It("knows the backend of the ADD, whatever it would be now", func() {
 		nstest.UseVariant("nft")
-		w := newWorld()
-		c := w.container(1, 2)
+		_, c := newContainer()
 		c.add(Object{"backend": "iptables"}, mapped)
 		c.check(mapped)
 	})
@@ -281,8 +276,7 @@ var _ = Describe("many mappings", Label("kernel"), func() {
 	})
 
 	It("go in one batch when they are the first, and when they replace a former owner's", func() {
-		w := newWorld()
-		a, b := w.container(1, 2), w.container(1, 3)
+		w, a, b := newContainers()
 		before := generation(w.Host)
 		a.add(many(1000, 300, "udp"))
 		Expect(generation(w.Host)).To(Equal(before + 1))
@@ -305,8 +299,7 @@ var _ = Describe("many mappings", Label("kernel"), func() {
 	})
 
 	It("need no netfilter socket when there are none", Label("one-batch"), func() {
-		w := newWorld()
-		c := w.container(1, 2)
+		w, c := newContainer()
 		o := c.call("ADD")
 		Expect(o.exit).To(BeZero(), o.text())
 		Expect(o.stdout).To(ContainSubstring(`"10.1.0.2/24"`))

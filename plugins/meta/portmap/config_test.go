@@ -42,23 +42,20 @@ var _ = Describe("the configuration", func() {
 		Entry("sctp", `{"hostPort":1,"containerPort":65535,"protocol":"Sctp"}`, mapping{132, netip.Addr{}, 1, 65535}),
 		Entry("null address", `{"hostPort":65535,"containerPort":1,"protocol":"tcp","hostIP":null}`,
 			mapping{6, netip.Addr{}, 65535, 1}),
-		Entry("IPv4 address", `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"192.0.2.1"}`,
-			mapping{6, netip.MustParseAddr("192.0.2.1"), 1, 1}),
-		Entry("IPv6 address", `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"2001:DB8::1"}`,
-			mapping{6, netip.MustParseAddr("2001:db8::1"), 1, 1}),
-		Entry("all of IPv4", `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"0.0.0.0"}`,
-			mapping{6, netip.IPv4Unspecified(), 1, 1}),
-		Entry("all of IPv6", `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"::"}`,
-			mapping{6, netip.IPv6Unspecified(), 1, 1}),
-		Entry("IPv4 mapped into IPv6", `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"::ffff:192.0.2.1"}`,
-			mapping{6, netip.MustParseAddr("192.0.2.1"), 1, 1}),
-		Entry("all of IPv4 mapped into IPv6",
-			`{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"::ffff:0.0.0.0"}`, mapping{6,
-				netip.IPv4Unspecified(), 1, 1}),
-		Entry("loopback", `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"127.0.0.1"}`,
-			mapping{6, netip.MustParseAddr("127.0.0.1"), 1, 1}),
 		Entry("unknown keys beside", `{"hostPort":1,"containerPort":1,"protocol":"tcp","name":"http"}`,
 			mapping{6, netip.Addr{}, 1, 1}),
+	)
+
+	DescribeTable("takes each address of the host", func(hostIP, want string) {
+		entry := `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"` + hostIP + `"}`
+		c := nstest.Must(parse(mappingsOf(entry)))
+		Expect(c.mappings).To(Equal([]mapping{{6, netip.MustParseAddr(want), 1, 1}}))
+	},
+		Entry("IPv4", "192.0.2.1", "192.0.2.1"), Entry("IPv6", "2001:DB8::1", "2001:db8::1"),
+		Entry("all of IPv4", "0.0.0.0", "0.0.0.0"), Entry("all of IPv6", "::", "::"),
+		Entry("IPv4 mapped into IPv6", "::ffff:192.0.2.1", "192.0.2.1"),
+		Entry("all of IPv4 mapped into IPv6", "::ffff:0.0.0.0", "0.0.0.0"),
+		Entry("loopback", "127.0.0.1", "127.0.0.1"),
 	)
 
 	DescribeTable("refuses, naming the entry and the field", func(entry, message string) {
@@ -73,13 +70,11 @@ var _ = Describe("the configuration", func() {
 		Entry("no object", `5`, `[1]: is a JSON number, want an object`),
 	)
 
-	DescribeTable("tells what to write instead", func(entry, want string) {
-		_, err := parse(mappingsOf(entry))
-		Expect(cni.ProblemsOf(err)).To(ConsistOf(HaveField("Suggestion", want)))
-	},
-		Entry("of no protocol", `{"hostPort":80,"containerPort":80,"protocol":null}`,
-			`write "protocol": "tcp", "udp" or "sctp"`),
-	)
+	It("tells what to write instead of no protocol", func() {
+		_, err := parse(mappingsOf(`{"hostPort":80,"containerPort":80,"protocol":null}`))
+		Expect(cni.ProblemsOf(err)).To(ConsistOf(
+			HaveField("Suggestion", `write "protocol": "tcp", "udp" or "sctp"`)))
+	})
 
 	It("takes what says the same as one, and an address beside all addresses", func() {
 		c, err := parse(mappingsOf(`{"hostPort":9,"containerPort":9,"protocol":"tcp"},

@@ -135,8 +135,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 
 		It("for want of a writable /run on "+k.name+" says so, and so does STATUS", func() {
 			nstest.UseVariant(k.variant)
-			w := newWorld()
-			c := w.container(1, 2)
+			w, c := newContainer()
 			Expect(w.status(k.config).text()).To(Equal("exit 0  "))
 			w.Cmd("mount", "-o", "remount,ro", "/run")
 			for _, o := range []outcome{c.call("ADD", k.config, ports("8080:80")), w.status(k.config)} {
@@ -179,8 +178,7 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 var _ = Describe("ADD again, of a container that is gone", Label("kernel"), func() {
 	It("fails where the program is missing that removes the rules it had, and keeps their record", func() {
 		nstest.UseVariant("legacy")
-		w := newWorld()
-		c := w.container(1, 2)
+		w, c := newContainer()
 		c.add(Object{"backend": "iptables"}, ports("8080:80"))
 		c.vanish()
 		next := w.container(1, 2)

@@ -53,8 +53,7 @@ func parts(ruleset string) string {
 var _ = Describe("the layout in nftables", Label("kernel"), func() {
 	It("is in the kernel as an administrator would write it, and outlives a reload", func() {
 		nstest.NeedProgram("nft")
-		w := newWorld()
-		c := w.container(1, 2)
+		w, c := newContainer()
 		c.add(ports("8080:80", "192.0.2.1:8081:81", "[::]:53:5353/udp", "0.0.0.0:54:53/udp", "9:9/sctp"))
 		list := func() string { return w.Cmd("nft", "list", "ruleset") }
 		text := list()
@@ -72,8 +71,7 @@ var _ = Describe("the layout in nftables", Label("kernel"), func() {
 	})
 
 	DescribeTable("follows the options", func(config Object, want string) {
-		w := newWorld()
-		c := w.container(1, 2)
+		w, c := newContainer()
 		c.ips = c.ips[:1]
 		all := []Object{config, ports("8080:80", "127.0.0.1:81:81")}
 		c.add(all...)

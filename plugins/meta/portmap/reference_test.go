@@ -61,8 +61,7 @@ func besideReference(ref nstest.Reference, k kind) {
 
 	BeforeEach(func() {
 		nstest.UseVariant(k.variant)
-		w = newWorld()
-		c = w.container(1, 2)
+		w, c = newContainer()
 		c.serve(80)
 	})
 
@@ -291,8 +290,7 @@ var _ = Describe("host ports that the newest reference made in nftables", Label(
 	var c *container
 
 	BeforeEach(func() {
-		w = newWorld()
-		c = w.container(1, 2)
+		w, c = newContainer()
 		c.serve(80)
 	})
 

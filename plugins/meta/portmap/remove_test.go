@@ -127,9 +127,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 				return
 			}
 			nstest.WithoutPrograms(func() {
-				o := a.call("DEL")
-				Expect(o.exit).To(BeZero(), o.text())
-				Expect(o.stderr).To(ContainSubstring("executable file not found"))
+				Expect(a.w.Warns(a.as("DEL"))).To(ContainSubstring("executable file not found"))
 			})
 			a.del()
 		})
@@ -154,8 +152,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 	})
 
 	It("succeeds before any ADD, and makes nothing", func() {
-		w := newWorld()
-		c := w.container(1, 2)
+		w, c := newContainer()
 		before := w.rules()
 		c.del(ports("8080:80"))
 		c.del()
@@ -290,8 +287,7 @@ var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
 	eachBackend(func(k kind) {
 		It("ends the flows that the first one could not end", func() {
 			nstest.Need("conntrack")
-			w := newWorld()
-			c := w.container(1, 2)
+			w, c := newContainer()
 			c.add(k.config, ports("53:53/udp"))
 			w.Cmd("conntrack", "-I", "-p", "udp", "-t", "300", "-s", "192.0.2.2", "--sport", "1000", "-d", "192.0.2.1",
 				"--dport", "53",
@@ -323,8 +319,7 @@ var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
 
 	It("is needed when iptables is missing and something else failed too", func() {
 		nstest.UseVariant("legacy")
-		w := newWorld()
-		c := w.container(1, 2)
+		w, c := newContainer()
 		c.add(kinds[2].config, ports("8080:80"))
 		w.Cmd("sh", "-ec", "rm "+nft.LockPath+"; mkdir "+nft.LockPath)
 		nstest.WithoutPrograms(func() {

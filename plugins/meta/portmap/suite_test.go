@@ -56,6 +56,20 @@ func (w *world) container(n, i int) *container {
 	return c.second("eth0", n, i)
 }
 
+// newContainer makes a world with the first container of network 1.
+func newContainer() (*world, *container) {
+	GinkgoHelper()
+	w := newWorld()
+	return w, w.container(1, 2)
+}
+
+// newContainers makes a world with two containers of network 1.
+func newContainers() (w *world, a, b *container) {
+	GinkgoHelper()
+	w, a = newContainer()
+	return w, a, w.container(1, 3)
+}
+
 // second is another interface of the container, on network n.
 func (c *container) second(ifName string, n, i int) *container {
 	GinkgoHelper()

@@ -35,15 +35,7 @@ func newWorld(addrs ...string) *world {
 
 func (w *world) link(name string, addrs ...string) {
 	GinkgoHelper()
-	router := nstest.NewNetns()
-	w.routers[name] = router
-	IP(w.cont, "link add %s type veth peer name port netns %s", name, router.Name)
-	for host, link := range map[*nstest.Host]string{w.cont: name, router: "port"} {
-		host.SetSysctl("net/ipv6/conf/"+link+"/accept_dad", "0")
-		host.SetSysctl("net/ipv6/conf/"+link+"/addr_gen_mode", "1") // no link-local address
-	}
-	IP(w.cont, "link set %s up", name)
-	IP(router, "link set port up")
+	w.routers[name] = Cable(w.cont, name)
 	for _, a := range addrs {
 		IP(w.cont, "addr add %s dev %s", a, name)
 		if addr, _, _ := strings.Cut(a, "/"); strings.Contains(addr, ":") { // a worker of the kernel makes its route

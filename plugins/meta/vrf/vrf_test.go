@@ -41,15 +41,7 @@ func newWorld() *world {
 // it is set down, and its router.
 func (w *world) link(name string, addrs ...string) {
 	GinkgoHelper()
-	router := nstest.NewNetns()
-	w.routers[name] = router
-	IP(w.cont, "link add %s type veth peer name port netns %s", name, router.Name)
-	for host, link := range map[*nstest.Host]string{w.cont: name, router: "port"} {
-		host.SetSysctl("net/ipv6/conf/"+link+"/accept_dad", "0")
-		host.SetSysctl("net/ipv6/conf/"+link+"/addr_gen_mode", "1") // no link-local address
-	}
-	IP(w.cont, "link set %s up", name)
-	IP(router, "link set port up")
+	w.routers[name] = Cable(w.cont, name)
 	for _, a := range addrs {
 		nodad := ""
 		if strings.Contains(a, ":") {
