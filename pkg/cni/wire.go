@@ -108,15 +108,15 @@ func ParseAddr(key, text string) (netip.Addr, error) {
 
 // ParseTable reads the number of a routing table, and refuses the kernel's own tables; 0
 // is none.
-func ParseTable(key string, table *int64) (uint32, error) {
+func ParseTable(problems *Problems, key string, table *int64) uint32 {
 	err := InRange(key, table, 1, math.MaxUint32)
-	if table == nil || err != nil {
-		return 0, err
+	if err == nil && table != nil && *table >= unix.RT_TABLE_DEFAULT && *table <= unix.RT_TABLE_LOCAL {
+		err = Refuse(key, *table, "is one of the kernel's own tables (default, main, local)")
 	}
-	if *table >= unix.RT_TABLE_DEFAULT && *table <= unix.RT_TABLE_LOCAL {
-		return 0, Refuse(key, *table, "is one of the kernel's own tables (default, main, local)")
+	if problems.Add(err); table == nil || err != nil {
+		return 0
 	}
-	return uint32(*table), nil
+	return uint32(*table)
 }
 
 // ParseMAC reads the MAC address that a key asks for; none in an empty text. One of six

@@ -61,6 +61,20 @@ func (r *Request) NoInterface(err error) error {
 // key.
 func (r *Request) Decode(v any) error { return cni.Unmarshal(r.Conf, v) }
 
+// Parser is a Plugin's Parse. It decodes the configuration over defaults, and has parse check that and collect what is
+// wrong with it.
+func Parser[W, C any](defaults W, parse func(*Request, W, *cni.Problems) C) func(*Request) (C, error) {
+	return func(req *Request) (c C, err error) {
+		w := defaults
+		if err := req.Decode(&w); err != nil {
+			return c, err
+		}
+		var problems cni.Problems
+		c = parse(req, w, &problems)
+		return c, problems.Err()
+	}
+}
+
 // OnFail registers the undo of an effect that ADD just had. When ADD fails, in
 // whatever way, the last undo runs first, each in limited time of its own.
 func (r *Request) OnFail(what string, do func(context.Context) error) {

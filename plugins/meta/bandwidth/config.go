@@ -42,13 +42,8 @@ type limit struct {
 // burstMax is the largest burst that the kernel can count in bytes.
 const burstMax = 8*(1<<32-1) - 1
 
-func parseConfig(req *skel.Request) (config, error) {
-	var wire wireConfig
-	if err := req.Decode(&wire); err != nil {
-		return config{}, err
-	}
+func parseConfig(_ *skel.Request, wire wireConfig, problems *cni.Problems) config {
 	cfg := config{literal: wire.Burst == "literal"}
-	var problems cni.Problems
 	if b := wire.Burst; b != "" && b != "sane" && b != "literal" {
 		problems.Add(cni.Refuse("burst", b, `is neither "sane" nor "literal"`))
 	}
@@ -61,7 +56,7 @@ func parseConfig(req *skel.Request) (config, error) {
 	problems.Add(err)
 	cfg.egress, err = parseLimit(prefix+"egress", w.EgressRate, w.EgressBurst)
 	problems.Add(err)
-	return cfg, problems.Err()
+	return cfg
 }
 
 const goodBurst = "a tenth of the rate is a good burst"

@@ -17,7 +17,7 @@ func plugin() skel.Plugin[config] {
 		About:   "limits how fast a container may send and receive",
 		Config:  wireConfig{},
 		Chained: true,
-		Parse:   parseConfig,
+		Parse:   skel.Parser(wireConfig{}, parseConfig),
 		Add:     add,
 		Del:     del,
 		Check:   check,

@@ -15,7 +15,7 @@ import (
 )
 
 func parse(keys ...string) (config, error) {
-	return parseConfig(&skel.Request{Conf: []byte(conf("1.1.0", keys...)), Version: "1.1.0"})
+	return plugin().Parse(&skel.Request{Conf: []byte(conf("1.1.0", keys...)), Version: "1.1.0"})
 }
 
 const fromRuntime = `"runtimeConfig": {"bandWidth": {"ingressRate": 80, "ingressBurst": 800}}`

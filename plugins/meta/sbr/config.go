@@ -25,16 +25,9 @@ type config struct {
 }
 
 // parseConfig refuses bad values with code 7.
-func parseConfig(req *skel.Request) (config, error) {
-	var w wireConfig
-	if err := req.Decode(&w); err != nil {
-		return config{}, err
-	}
-	var problems cni.Problems
-	c := config{SourceHints: w.AddSourceHints, Gateways: map[bool]netip.Addr{}}
-	var err error
-	c.Table, err = cni.ParseTable("table", w.Table)
-	problems.Add(err)
+func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
+	c := config{SourceHints: w.AddSourceHints, Gateways: map[bool]netip.Addr{},
+		Table: cni.ParseTable(problems, "table", w.Table)}
 	for i, text := range w.Gateways {
 		key := fmt.Sprintf("gateways[%d]", i)
 		gw, err := cni.ParseAddr(key, text)
@@ -50,5 +43,5 @@ func parseConfig(req *skel.Request) (config, error) {
 			c.Gateways[gw.Is4()] = gw
 		}
 	}
-	return c, problems.Err()
+	return c
 }

@@ -17,7 +17,7 @@ func plugin() skel.Plugin[config] {
 		About:   "gives each address of the container's interface a routing table of its own",
 		Config:  wireConfig{},
 		Chained: true,
-		Parse:   parseConfig,
+		Parse:   skel.Parser(wireConfig{}, parseConfig),
 		Add:     add,
 		Del:     del,
 		Check:   check,

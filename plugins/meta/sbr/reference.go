@@ -57,8 +57,7 @@ func tableOf(req *skel.Request) uint32 {
 	if req.Decode(&w) != nil {
 		return 0
 	}
-	table, _ := cni.ParseTable("table", w.Table)
-	return table
+	return cni.ParseTable(&cni.Problems{}, "table", w.Table)
 }
 
 // inTable are the routes of a table; own says that they are all of the interface.

@@ -53,22 +53,15 @@ type config struct {
 func (c config) empty() bool { return len(c.Sysctls) == 0 && len(c.Attributes) == 0 }
 
 // parseConfig refuses bad values with code 7, or 4 for CNI_ARGS. In STATUS, IFNAME stays in the keys of sysctls.
-func parseConfig(req *skel.Request) (config, error) {
-	var w wireConfig
-	var problems cni.Problems
-	if err := req.Decode(&w); err != nil {
-		return config{}, err
-	}
+func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{DataDir: cmp.Or(w.DataDir, defaultDataDir)}
-	mac, err := parseMAC(w, req.Args)
-	problems.Add(err)
+	mac := parseMAC(w, req.Args, problems)
 	args := w.Args.CNI
 	problems.Add(cni.InRange("mtu", &w.MTU, 0, math.MaxInt32))
 	problems.Add(cni.InRange("args.cni.mtu", args.MTU, 0, math.MaxInt32))
 	problems.Add(cni.InRange("txQLen", w.TxQLen, 0, math.MaxInt32))
 	problems.Add(cni.InRange("args.cni.txQLen", args.TxQLen, 0, math.MaxInt32))
-	c.Sysctls, err = parseSysctls(w, req.IfName)
-	problems.Add(err)
+	c.Sysctls = parseSysctls(w, req.IfName, problems)
 
 	want := func(key string, to any) {
 		c.Attributes = append(c.Attributes, value{Key: key, Value: fmt.Sprint(to)})
@@ -88,12 +81,11 @@ func parseConfig(req *skel.Request) (config, error) {
 	if length := cmp.Or(args.TxQLen, w.TxQLen); length != nil {
 		want("txQLen", *length)
 	}
-	return c, problems.Err()
+	return c
 }
 
 // parseMAC takes the MAC address from the strongest of its four sources.
-func parseMAC(w wireConfig, args string) (net.HardwareAddr, error) {
-	var problems cni.Problems
+func parseMAC(w wireConfig, args string, problems *cni.Problems) net.HardwareAddr {
 	values, err := cni.ParseArgs(args, "MAC")
 	problems.Add(err)
 	parse := func(code uint, key, text string) net.HardwareAddr {
@@ -111,7 +103,7 @@ func parseMAC(w wireConfig, args string) (net.HardwareAddr, error) {
 	if w.Args.CNI.MAC != nil { // the empty one takes the others back
 		mac = parse(cni.CodeConfig, "args.cni.mac", *w.Args.CNI.MAC)
 	}
-	return mac, problems.Err()
+	return mac
 }
 
 // bad is the error for a value that is refused.

@@ -18,7 +18,7 @@ func plugin(allowed allowList) skel.Plugin[config] {
 		About:   "changes the container's interface, and sysctls of its network namespace",
 		Config:  wireConfig{},
 		Chained: true,
-		Parse:   parseConfig,
+		Parse:   skel.Parser(wireConfig{}, parseConfig),
 		Add:     allowed.add,
 		Del:     del,
 		Check:   check,

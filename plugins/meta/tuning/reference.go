@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -91,7 +92,7 @@ func (c container) isReferences(backup []value) bool {
 	if i, _ := c.PrevResult.ContainerInterface(c.IfName); i.MAC != "" {
 		return strings.EqualFold(i.MAC, c.ContEnd.MAC.String())
 	}
-	cfg, err := parseConfig(c.Request)
+	cfg, err := skel.Parser(wireConfig{}, parseConfig)(c.Request)
 	if err != nil {
 		return false
 	}

@@ -32,34 +32,30 @@ func (s setting) failure(err error) error {
 // parseSysctls reads both lists of sysctls, in the order in which they are
 // written. A key of args.cni.sysctl replaces the value of the same key in
 // sysctl.
-func parseSysctls(w wireConfig, ifName string) ([]setting, error) {
-	var problems cni.Problems
-	settings, err := parseSettings("sysctl", w.Sysctl, ifName)
-	problems.Add(err)
-	more, err := parseSettings("args.cni.sysctl", w.Args.CNI.Sysctl, ifName)
-	problems.Add(err)
-	for _, s := range more {
+func parseSysctls(w wireConfig, ifName string, problems *cni.Problems) []setting {
+	settings := parseSettings("sysctl", w.Sysctl, ifName, problems)
+	for _, s := range parseSettings("args.cni.sysctl", w.Args.CNI.Sysctl, ifName, problems) {
 		if i := indexOf(settings, s.Key); i >= 0 {
 			settings[i] = s
 		} else {
 			settings = append(settings, s)
 		}
 	}
-	return settings, problems.Err()
+	return settings
 }
 
 // parseSettings reads a JSON object, whose order counts.
-func parseSettings(source string, raw json.RawMessage, ifName string) (settings []setting, err error) {
+func parseSettings(source string, raw json.RawMessage, ifName string, problems *cni.Problems) (settings []setting) {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	start, _ := dec.Token()
 	switch start {
 	case nil: // no key, or null
-		return nil, nil
+		return nil
 	case json.Delim('{'):
 	default:
-		return nil, cni.Refuse(source, nil, "is no object of strings")
+		problems.Add(cni.Refuse(source, nil, "is no object of strings"))
+		return nil
 	}
-	var problems cni.Problems
 	for dec.More() {
 		var text json.RawMessage
 		name, _ := dec.Token() // raw was read before: it is JSON
@@ -69,6 +65,7 @@ func parseSettings(source string, raw json.RawMessage, ifName string) (settings 
 			problems.Add(refuseType(s, text))
 			continue
 		}
+		var err error
 		s.Key, err = sysctl.Parse(s.Raw)
 		if err == nil && ifName != "" {
 			s.Key, err = s.Key.Replace(placeholder, ifName)
@@ -82,7 +79,7 @@ func parseSettings(source string, raw json.RawMessage, ifName string) (settings 
 		}
 		settings = append(settings, s)
 	}
-	return settings, problems.Err()
+	return settings
 }
 
 func refuseType(s setting, value json.RawMessage) error {

@@ -20,12 +20,7 @@ type config struct {
 }
 
 // parseConfig refuses bad values with code 7.
-func parseConfig(req *skel.Request) (config, error) {
-	var w wireConfig
-	if err := req.Decode(&w); err != nil {
-		return config{}, err
-	}
-	var problems cni.Problems
+func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
 	switch name := w.VRFName; {
 	case name == "":
 		problems.Add(cni.Refuse("vrfname", nil, "missing").Suggest("name the VRF, such as \"blue\""))
@@ -37,7 +32,5 @@ func parseConfig(req *skel.Request) (config, error) {
 	if w.Table != nil && *w.Table == 0 { // the reference's own type has it for none
 		w.Table = nil
 	}
-	table, err := cni.ParseTable("table", w.Table)
-	problems.Add(err)
-	return config{VRF: w.VRFName, Table: table}, problems.Err()
+	return config{VRF: w.VRFName, Table: cni.ParseTable(problems, "table", w.Table)}
 }

@@ -17,7 +17,7 @@ func plugin() skel.Plugin[config] {
 		About:   "makes the container's interface a member of a VRF, with a table of routes of its own",
 		Config:  wireConfig{},
 		Chained: true,
-		Parse:   parseConfig,
+		Parse:   skel.Parser(wireConfig{}, parseConfig),
 		Add:     add,
 		Del:     del,
 		Check:   check,
