@@ -9,13 +9,13 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 var _ = Describe("Config", func() {
 	decode := func(doc string) *cni.Config {
 		GinkgoHelper()
-		c, err := cni.DecodeConfig([]byte(doc))
-		Expect(err).NotTo(HaveOccurred())
+		c := nstest.Must(cni.DecodeConfig([]byte(doc)))
 		return c
 	}
 
@@ -23,8 +23,7 @@ var _ = Describe("Config", func() {
 		c := decode(doc)
 		Expect([]string{c.CNIVersion, c.Name, c.Type, c.IPAM.Type}).To(HaveExactElements("0.4.0", "n", "bridge",
 			"host-local"))
-		prev, err := c.PrevResult()
-		Expect(err).NotTo(HaveOccurred())
+		prev := nstest.Must(c.PrevResult())
 		Expect(prev.IPs).To(HaveLen(1))
 		refs, listed, err := c.ValidAttachments()
 		Expect(err).NotTo(HaveOccurred())
@@ -104,8 +103,7 @@ var _ = Describe("Config", func() {
 	)
 
 	DescribeTable("prevResult", func(doc string, there bool) {
-		prev, err := decode(doc).PrevResult()
-		Expect(err).NotTo(HaveOccurred())
+		prev := nstest.Must(decode(doc).PrevResult())
 		Expect(prev != nil).To(Equal(there))
 	},
 		Entry("missing", `{"cniVersion": "1.0.0"}`, false),
@@ -128,8 +126,7 @@ var _ = Describe("Config", func() {
 var _ = Describe("cni.dev/valid-attachments", func() {
 	list := func(doc string) (refs []cni.Attachment, listed bool, err error) {
 		GinkgoHelper()
-		c, err := cni.DecodeConfig([]byte(doc))
-		Expect(err).NotTo(HaveOccurred())
+		c := nstest.Must(cni.DecodeConfig([]byte(doc)))
 		return c.ValidAttachments()
 	}
 	c1 := cni.Attachment{ContainerID: "c1", IfName: "eth0"}

@@ -5,6 +5,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 // The specification's own examples, and what the reference plugins print.
@@ -32,8 +33,7 @@ const (
 
 var _ = Describe("DecodeResult", func() {
 	DescribeTable("reads other people's results", func(doc, version string, want *cni.Result) {
-		got, err := cni.DecodeResult([]byte(doc), version)
-		Expect(err).NotTo(HaveOccurred())
+		got := nstest.Must(cni.DecodeResult([]byte(doc), version))
 		Expect(got).To(Equal(want))
 	},
 		Entry("the specification's IPAM answer", specIPAM, "1.0.0", &cni.Result{

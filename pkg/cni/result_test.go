@@ -8,6 +8,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 // each makes one table entry for each version of the specification.
@@ -25,41 +26,32 @@ var _ = Describe("Result", func() {
 	})
 
 	DescribeTable("a rich result is written as each version wants it", each(func(version string) {
-		out, err := richResult().Encode(version)
-		Expect(err).NotTo(HaveOccurred())
+		out := nstest.Must(richResult().Encode(version))
 		expectGolden("rich-"+version+".json", out)
 	})...)
 
 	DescribeTable("a result without addresses is written as each version wants it", each(func(version string) {
-		out, err := l2Result().Encode(version)
-		Expect(err).NotTo(HaveOccurred())
+		out := nstest.Must(l2Result().Encode(version))
 		expectGolden("l2-"+version+".json", out)
 	})...)
 
 	DescribeTable("what was written reads back the same", each(func(version string) {
 		for _, r := range []*cni.Result{richResult(), l2Result(), {}} {
 			want := asFar(r, version)
-			out, err := r.Encode(version)
-			Expect(err).NotTo(HaveOccurred())
-			got, err := cni.DecodeResult(out, "9.9.9")
-			Expect(err).NotTo(HaveOccurred())
+			out := nstest.Must(r.Encode(version))
+			got := nstest.Must(cni.DecodeResult(out, "9.9.9"))
 			Expect(got).To(Equal(want))
-			again, err := got.Encode(version)
-			Expect(err).NotTo(HaveOccurred())
+			again := nstest.Must(got.Encode(version))
 			Expect(string(again)).To(Equal(string(out)))
 		}
 	})...)
 
 	DescribeTable("what was read in any version is written in any other", each(func(from string) {
 		for _, to := range cni.Versions() {
-			old, err := richResult().Encode(from)
-			Expect(err).NotTo(HaveOccurred())
-			read, err := cni.DecodeResult(old, to)
-			Expect(err).NotTo(HaveOccurred())
-			out, err := read.Encode(to)
-			Expect(err).NotTo(HaveOccurred())
-			want, err := asFar(richResult(), from).Encode(to)
-			Expect(err).NotTo(HaveOccurred())
+			old := nstest.Must(richResult().Encode(from))
+			read := nstest.Must(cni.DecodeResult(old, to))
+			out := nstest.Must(read.Encode(to))
+			want := nstest.Must(asFar(richResult(), from).Encode(to))
 			Expect(string(out)).To(Equal(string(want)), "%s to %s", from, to)
 		}
 	})...)
@@ -74,8 +66,7 @@ var _ = Describe("Result", func() {
 
 	It("writes a gateway that is IPv4 in IPv6 as IPv4", func() {
 		r := cni.Result{IPs: []cni.IP{{Address: prefix("10.0.0.5/8"), Gateway: addr("::ffff:10.0.0.1")}}}
-		out, err := r.Encode(cni.Newest)
-		Expect(err).NotTo(HaveOccurred())
+		out := nstest.Must(r.Encode(cni.Newest))
 		Expect(string(out)).To(ContainSubstring(`"gateway": "10.0.0.1"`))
 	})
 

@@ -27,8 +27,7 @@ func expectGolden(name string, got []byte) {
 		Expect(os.WriteFile(file, append(got, '\n'), 0o644)).To(Succeed())
 		return
 	}
-	want, err := os.ReadFile(file)
-	Expect(err).NotTo(HaveOccurred())
+	want := nstest.Must(os.ReadFile(file))
 	Expect(string(got)+"\n").To(Equal(string(want)), "%s (update with go test ./pkg/cni -update)", file)
 }
 

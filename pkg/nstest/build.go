@@ -86,8 +86,7 @@ func Alone() []string {
 // Root returns the top directory of the checkout that the tests run in.
 func Root() string {
 	ginkgo.GinkgoHelper()
-	dir, err := os.Getwd()
-	gomega.Expect(err).NotTo(gomega.HaveOccurred())
+	dir := Must(os.Getwd())
 	for dir != "/" {
 		data, _ := os.ReadFile(filepath.Join(dir, "go.mod"))
 		if strings.HasPrefix(string(data), module) {

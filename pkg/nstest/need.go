@@ -242,8 +242,7 @@ func logSkip(spec, reason string) {
 	if path == "" {
 		return
 	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	gomega.Expect(err).NotTo(gomega.HaveOccurred())
+	f := Must(os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644))
 	defer func() { _ = f.Close() }()
 	reason = strings.ReplaceAll(reason, "\n", " ")
 	gomega.Expect(fmt.Fprintf(f, "%s\t%s\t%s\n", os.Args[0], spec, reason)).Error().NotTo(gomega.HaveOccurred())

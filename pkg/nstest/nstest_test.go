@@ -25,15 +25,13 @@ var _ = Describe("Main", func() {
 		Expect(os.Geteuid()).To(Equal(0))
 		Expect(os.Getppid()).To(Equal(1), "an init that reaps orphans")
 		Expect(os.Args[0]).NotTo(BeEmpty())
-		entries, err := os.ReadDir("/run")
-		Expect(err).NotTo(HaveOccurred())
+		entries := nstest.Must(os.ReadDir("/run"))
 		Expect(entries).To(HaveLen(2), "netns and lock")
 	})
 
 	It("runs them in a chroot whose / is no mount point, too, and mounts nothing outside", func() {
 		nstest.Need("realroot") // no user namespace is made in a chroot
-		self, err := os.Executable()
-		Expect(err).NotTo(HaveOccurred())
+		self := nstest.Must(os.Executable())
 		host := nstest.NewHost()
 		sh := func(script string) string { return host.Cmd("sh", "-ec", script) }
 		sh(`mount -t tmpfs none /var/lib; mount --make-shared /var/lib; mkdir /var/lib/root; cd /var/lib/root
@@ -83,8 +81,7 @@ var _ = Describe("Host", func() {
 	})
 
 	It("keeps the working directory", func() {
-		wd, err := os.Getwd()
-		Expect(err).NotTo(HaveOccurred())
+		wd := nstest.Must(os.Getwd())
 		Expect(nstest.NewHost().Cmd("pwd")).To(Equal(wd + "\n"))
 	})
 

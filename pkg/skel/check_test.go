@@ -12,6 +12,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -216,8 +217,7 @@ func ref(to string) object { return object{"$ref": to} }
 // whose has each plugin of a kind judge the configurations that name it.
 func whose(key, kind string) []any {
 	GinkgoHelper()
-	dirs, err := filepath.Glob("../../plugins/" + kind + "/*")
-	Expect(err).NotTo(HaveOccurred())
+	dirs := nstest.Must(filepath.Glob("../../plugins/" + kind + "/*"))
 	Expect(dirs).NotTo(BeEmpty())
 	var list []any
 	for _, dir := range dirs {

@@ -13,6 +13,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
@@ -23,8 +24,7 @@ var _ = Describe("a call that succeeds", func() {
 			r := attach("ADD")
 			r.conf = fmt.Sprintf(`{"cniVersion": %q, "name": "net1"}`, v)
 			a := r.run(probe(func(*skel.Request) error { return nil }))
-			want, err := oneAddress().Encode(v)
-			Expect(err).NotTo(HaveOccurred())
+			want := nstest.Must(oneAddress().Encode(v))
 			Expect(a).To(Equal(answer{stdout: string(want)}))
 		}
 		r := attach("ADD")

@@ -21,8 +21,7 @@ import (
 // lines are those of a log.
 func lines(file string) (list []object) {
 	GinkgoHelper()
-	data, err := os.ReadFile(file)
-	Expect(err).NotTo(HaveOccurred())
+	data := nstest.Must(os.ReadFile(file))
 	Expect(string(data)).To(HaveSuffix("\n"))
 	for text := range strings.Lines(string(data)) {
 		var l object
@@ -47,8 +46,7 @@ var _ = Describe("the log", func() {
 		}
 		logged(attach("ADD")).run(p).document()
 		l := lines(file)[0]
-		at, err := time.Parse(time.RFC3339, l["time"].(string))
-		Expect(err).NotTo(HaveOccurred())
+		at := nstest.Must(time.Parse(time.RFC3339, l["time"].(string)))
 		Expect(at).To(BeTemporally("~", time.Now(), nstest.Patience(nstest.Hang)))
 		Expect(l["ms"]).To(BeNumerically(">", 0))
 		for _, key := range []string{"time", "ms", "pid"} {
@@ -117,8 +115,7 @@ var _ = Describe("the log", func() {
 			Expect(os.MkdirAll("/var/log/hawser", 0o700)).To(Succeed())
 			Expect(os.WriteFile("/var/log/hawser/x.log", []byte(begun), 0o600)).To(Succeed())
 			a := keyed.run(probe(func(*skel.Request) error { return nil }))
-			data, err := os.ReadFile("/var/log/hawser/x.log")
-			Expect(err).NotTo(HaveOccurred())
+			data := nstest.Must(os.ReadFile("/var/log/hawser/x.log"))
 			if strings.HasPrefix(begun, `{"text`) || begun == "#" || begun == "\n" {
 				Expect(string(data)).To(Equal(begun))
 				Expect(a.stderr).To(ContainSubstring("does not begin as a log does; choose another name"))
@@ -152,16 +149,14 @@ var _ = Describe("the log", func() {
 			r.conf = `{"cniVersion": "1.1.0", "type": "probe", ` + text + `}`
 			r.run(forbidden())
 		}
-		data, err := os.ReadFile(file)
-		Expect(err).NotTo(HaveOccurred())
+		data := nstest.Must(os.ReadFile(file))
 		Expect(lines(file)).To(HaveLen(2))
 		Expect(string(data)).NotTo(MatchRegexp("[\x00-\x09\x0b-\x1f\x7f-\u009f]"))
 	})
 
 	It("is its owner's alone", func() {
 		logged(attach("ADD")).run(probe(func(*skel.Request) error { return nil })).document()
-		st, err := os.Stat(file)
-		Expect(err).NotTo(HaveOccurred())
+		st := nstest.Must(os.Stat(file))
 		Expect(st.Mode()).To(Equal(os.FileMode(0o600)))
 	})
 

@@ -136,8 +136,7 @@ var _ = Describe("CNI_NETNS", func() {
 
 	It("is closed when the call is over, and leaves no descriptor when it is refused", func() {
 		open := func() int {
-			list, err := os.ReadDir("/proc/self/fd")
-			Expect(err).NotTo(HaveOccurred())
+			list := nstest.Must(os.ReadDir("/proc/self/fd"))
 			return len(list)
 		}
 		r := attach("ADD")

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -101,8 +102,7 @@ func newProcess(mode, command string) *process {
 func (p *process) startReady() {
 	GinkgoHelper()
 	p.Stderr = nil
-	errs, err := p.StderrPipe()
-	Expect(err).NotTo(HaveOccurred())
+	errs := nstest.Must(p.StderrPipe())
 	Expect(p.Start()).To(Succeed())
 	Expect(bufio.NewReader(errs).ReadString('\n')).To(Equal("probe: ready\n"))
 }
@@ -124,8 +124,7 @@ func (p *process) expectUndone() {
 
 func devFull() *os.File {
 	GinkgoHelper()
-	f, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-	Expect(err).NotTo(HaveOccurred())
+	f := nstest.Must(os.OpenFile("/dev/full", os.O_WRONLY, 0))
 	DeferCleanup(f.Close)
 	return f
 }

@@ -84,8 +84,7 @@ var _ = Describe("the log that a configuration names", func() {
 		modes := map[string]os.FileMode{"/var/log/hawser": os.ModeDir | 0o700, "/var/log/hawser/a.log": 0o600}
 		for path, mode := range modes {
 			n.Do(func() {
-				st, err := os.Stat(path)
-				Expect(err).NotTo(HaveOccurred())
+				st := nstest.Must(os.Stat(path))
 				Expect(st.Mode()).To(Equal(mode), path)
 			})
 		}
@@ -167,10 +166,8 @@ var _ = Describe("what a configuration says under keys not ours, and CNI_ARGS", 
 			try(command, entries)
 		}
 		Expect(said).NotTo(ContainSubstring(secret))
-		commands, err := os.ReadFile(log)
-		Expect(err).NotTo(HaveOccurred())
-		lines, err := os.ReadFile(calls)
-		Expect(err).NotTo(HaveOccurred())
+		commands := nstest.Must(os.ReadFile(log))
+		lines := nstest.Must(os.ReadFile(calls))
 		Expect(strings.Count(string(lines), "\n")).To(BeNumerically(">", 20), "or the spec shows nothing")
 		Expect(string(lines)).NotTo(ContainSubstring(secret))
 		Expect(strings.Count(string(commands), "\n")).To(BeNumerically(">", 8), "or the spec shows nothing")

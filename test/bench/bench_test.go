@@ -50,11 +50,9 @@ var _ = Describe("a run", func() {
 
 		Expect(h.Snapshot()).To(Equal(before))
 		Expect(filepath.Glob(dir + "/disk/*")).To(BeEmpty())
-		table, err := os.ReadFile(dir + "/table")
-		Expect(err).NotTo(HaveOccurred())
+		table := nstest.Must(os.ReadFile(dir + "/table"))
 		Expect(out.Stdout).To(ContainSubstring(string(table)))
-		written, err := os.ReadFile(dir + "/page.md")
-		Expect(err).NotTo(HaveOccurred())
+		written := nstest.Must(os.ReadFile(dir + "/page.md"))
 		Expect(string(written)).To(And(HavePrefix("# Before\n"), HaveSuffix("## After\n"),
 			Not(ContainSubstring("old"))))
 		const ratio = `[0-9.]+ \([0-9.]+ to [0-9.]+\)`

@@ -14,6 +14,7 @@ import (
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/nstest/trace"
 )
@@ -71,8 +72,7 @@ func (c call) timed(p *plugins) (spent, error) {
 		// So that all fits, and nobody here has to write or read meanwhile.
 		_, _ = unix.FcntlInt(writes[i].Fd(), unix.F_SETPIPE_SZ, 1<<20)
 	}
-	_, err = writes[0].WriteString(command.Stdin)
-	Expect(err).NotTo(HaveOccurred())
+	nstest.Must(writes[0].WriteString(command.Stdin))
 	_ = writes[0].Close()
 	attr := syscall.ProcAttr{Env: command.Env, Files: []uintptr{reads[0].Fd(), writes[1].Fd(), writes[2].Fd()}}
 	began := time.Now()

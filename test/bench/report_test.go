@@ -11,6 +11,8 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 // report is what a run says.
@@ -223,8 +225,7 @@ const (
 
 // writePage replaces the generated part of a page.
 func (r *report) writePage(path string) {
-	page, err := os.ReadFile(path)
-	Expect(err).NotTo(HaveOccurred())
+	page := nstest.Must(os.ReadFile(path))
 	head, rest, ok := strings.Cut(string(page), pageBegin)
 	_, tail, ended := strings.Cut(rest, pageEnd)
 	Expect(ok && ended).To(BeTrue(), "%s: no lines %q and %q", path, pageBegin, pageEnd)

@@ -83,14 +83,12 @@ var _ = It("measures the rows", Label("rows"), func() {
 	if given.ours == "" { // nobody asks
 		return
 	}
-	programs, err := os.MkdirTemp(given.work, "programs")
-	Expect(err).NotTo(HaveOccurred())
+	programs := nstest.Must(os.MkdirTemp(given.work, "programs"))
 	DeferCleanup(os.RemoveAll, programs)
 	b, began := newBench(&given, programs), time.Now()
 	b.measureAll()
 	r := report{bench: b, took: time.Since(began)}
-	table, err := os.Create(given.table)
-	Expect(err).NotTo(HaveOccurred())
+	table := nstest.Must(os.Create(given.table))
 	r.print(io.MultiWriter(os.Stdout, table))
 	Expect(table.Close()).To(Succeed())
 	if given.page != "" {

@@ -35,11 +35,9 @@ var _ = Describe("what clients read of a program that is run without arguments:"
 			}
 			Expect(versions[name]).To(HavePrefix("v1.9.1+hawser."), "%s: the reference's, then ours", name)
 		}
-		wanted, err := version.NewConstraint(">= 0.4.0")
-		Expect(err).NotTo(HaveOccurred())
+		wanted := nstest.Must(version.NewConstraint(">= 0.4.0"))
 		for _, name := range []string{"bridge", "firewall", "host-local", "loopback", "portmap"} {
-			v, err := version.NewSemver(versions[name])
-			Expect(err).NotTo(HaveOccurred())
+			v := nstest.Must(version.NewSemver(versions[name]))
 			Expect(wanted.Check(v)).To(BeTrue(), "%s %s", name, v)
 		}
 	})

@@ -20,8 +20,7 @@ var _ = Describe("libcni", func() {
 	underLibrary("libcni")
 
 	It("runs the network that docs/runtimes.md shows", func() {
-		text, err := os.ReadFile("../../docs/runtimes.md")
-		Expect(err).NotTo(HaveOccurred())
+		text := nstest.Must(os.ReadFile("../../docs/runtimes.md"))
 		_, rest, _ := strings.Cut(string(text), "## One network for all of them\n\n```json\n")
 		conflist, _, found := strings.Cut(rest, "```\n")
 		Expect(found).To(BeTrue())

@@ -111,8 +111,7 @@ func (u userLists) run(d *node, verb string, many ...pod) (addrs []map[string][]
 
 // prepare makes what is there on such a node before the first pod.
 func (u userLists) prepare(d *node) {
-	self, err := os.Executable()
-	Expect(err).NotTo(HaveOccurred())
+	self := nstest.Must(os.Executable())
 	for name := range standIns {
 		Expect(os.Symlink(self, filepath.Join(d.Dir, name))).To(Succeed())
 	}

@@ -61,10 +61,8 @@ var _ = It("three containers on a throw-away host", func() {
 // newDemo makes the host. It forwards nothing of itself where the network has a
 // plugin that can do something about that.
 func newDemo() *demo {
-	data, err := os.ReadFile(cmp.Or(os.Getenv("HAWSER_CONFLIST"), "demo.conflist"))
-	Expect(err).NotTo(HaveOccurred())
-	list, err := libcni.NetworkConfFromBytes(data)
-	Expect(err).NotTo(HaveOccurred())
+	data := nstest.Must(os.ReadFile(cmp.Or(os.Getenv("HAWSER_CONFLIST"), "demo.conflist")))
+	list := nstest.Must(libcni.NetworkConfFromBytes(data))
 	plugins := filepath.Dir(nstest.Build("host-local"))
 	for _, p := range list.Plugins {
 		nstest.Build(p.Network.Type)

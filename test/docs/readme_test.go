@@ -215,8 +215,7 @@ var _ = Describe("good and bad values are there of each key of", Label("values")
 var _ = Describe("--help has each key of", func() {
 	for plugin := range plugins {
 		It(plugin, func() {
-			out, err := exec.Command(nstest.Build(plugin), "--help").Output()
-			Expect(err).NotTo(HaveOccurred())
+			out := nstest.Must(exec.Command(nstest.Build(plugin), "--help").Output())
 			for _, key := range paths(schemaKeys(plugin)) {
 				Expect(string(out)).To(MatchRegexp(`(?m)^  ` + regexp.QuoteMeta(key) + ` +\w`))
 			}

@@ -119,8 +119,7 @@ func (e example) list() *libcni.NetworkConfigList {
 		text = plugintest.Text(object{"cniVersion": e.doc["cniVersion"], "name": e.doc["name"],
 			"plugins": []any{e.doc}})
 	}
-	list, err := libcni.NetworkConfFromBytes([]byte(text))
-	Expect(err).NotTo(HaveOccurred())
+	list := nstest.Must(libcni.NetworkConfFromBytes([]byte(text)))
 	return list
 }
 
@@ -234,11 +233,9 @@ func examples(page string) (list []example) {
 func pages() (list []string) {
 	GinkgoHelper()
 	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "plugins/*/*.md", "plugins/*/*/*.md"} {
-		files, err := filepath.Glob(root(pattern))
-		Expect(err).NotTo(HaveOccurred())
+		files := nstest.Must(filepath.Glob(root(pattern)))
 		for _, f := range files {
-			page, err := filepath.Rel(root(), f)
-			Expect(err).NotTo(HaveOccurred())
+			page := nstest.Must(filepath.Rel(root(), f))
 			list = append(list, page)
 		}
 	}

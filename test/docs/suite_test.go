@@ -31,16 +31,14 @@ func root(name ...string) string {
 
 func glob(pattern string) []string {
 	GinkgoHelper()
-	files, err := filepath.Glob(root(pattern))
-	Expect(err).NotTo(HaveOccurred())
+	files := nstest.Must(filepath.Glob(root(pattern)))
 	Expect(files).NotTo(BeEmpty(), pattern)
 	return files
 }
 
 func read(file string) string {
 	GinkgoHelper()
-	data, err := os.ReadFile(file)
-	Expect(err).NotTo(HaveOccurred())
+	data := nstest.Must(os.ReadFile(file))
 	return string(data)
 }
 
@@ -57,23 +55,20 @@ func schema(name string) *jsonschema.Schema {
 	c := jsonschema.NewCompiler()
 	ids := map[string]string{}
 	for _, file := range glob("docs/schema/*.json") {
-		doc, err := jsonschema.UnmarshalJSON(strings.NewReader(read(file)))
-		Expect(err).NotTo(HaveOccurred())
+		doc := nstest.Must(jsonschema.UnmarshalJSON(strings.NewReader(read(file))))
 		id, _ := doc.(object)["$id"].(string)
 		Expect(id).To(HaveSuffix("/docs/schema/" + filepath.Base(file)))
 		Expect(c.AddResource(id, doc)).To(Succeed())
 		ids[filepath.Base(file)] = id
 	}
-	s, err := c.Compile(ids[name+".json"])
-	Expect(err).NotTo(HaveOccurred())
+	s := nstest.Must(c.Compile(ids[name+".json"]))
 	compiled[name] = s
 	return s
 }
 
 func validate(s *jsonschema.Schema, doc any) error {
 	GinkgoHelper()
-	plain, err := jsonschema.UnmarshalJSON(strings.NewReader(plugintest.Text(doc)))
-	Expect(err).NotTo(HaveOccurred())
+	plain := nstest.Must(jsonschema.UnmarshalJSON(strings.NewReader(plugintest.Text(doc))))
 	return s.Validate(plain)
 }
 

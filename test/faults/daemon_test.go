@@ -43,8 +43,7 @@ type daemonKill struct{ fault }
 
 var _ = It("a kill of dhcp's daemon at every call loses nothing", Label("kernel", "daemon-killed"), func() {
 	l := learn(scenarioOf("dhcp"))
-	n, err := l.node()
-	Expect(err).NotTo(HaveOccurred())
+	n := nstest.Must(l.node())
 	f := fault{Changes: !everything()}
 	out, _, err := n.life(f)
 	Expect(err).NotTo(HaveOccurred())

@@ -37,8 +37,7 @@ func (e environment) on(name string) {
 	GinkgoHelper()
 	l := &lesson{scenario: scenarioOf(name)}
 	nstest.Need(l.Needs...)
-	n, err := l.node()
-	Expect(err).NotTo(HaveOccurred())
+	n := nstest.Must(l.node())
 	b := broken{n, e}
 
 	b.shell(e.Prepare)
@@ -54,8 +53,7 @@ func (e environment) on(name string) {
 	Expect(n.state().differs(before, nil)).To(Succeed(), "DEL has left something")
 
 	b.shell(e.Repair)
-	result, err := n.add()
-	Expect(err).NotTo(HaveOccurred())
+	result := nstest.Must(n.add())
 	b.shell(e.Break)
 	b.call("DEL", result, e.DEL)
 	b.shell(e.Repair)
@@ -74,8 +72,7 @@ func (b broken) shell(script string) {
 
 func (b broken) whole() {
 	GinkgoHelper()
-	result, err := b.add()
-	Expect(err).NotTo(HaveOccurred())
+	result := nstest.Must(b.add())
 	Expect(b.del(result)).To(Succeed())
 }
 
@@ -167,8 +164,7 @@ var _ = Describe("a host", Label("kernel"), func() {
 	}, Entry("bridge", "bridge, first on the host"), Entry("ptp", "ptp, first on the host"))
 
 	It("without /run and /var works", Label("no-run"), func() {
-		n, err := learn(scenarioOf("bridge, first on the host")).node()
-		Expect(err).NotTo(HaveOccurred())
+		n := nstest.Must(learn(scenarioOf("bridge, first on the host")).node())
 		n.host.Cmd("sh", "-ec", `mount -t tmpfs tmpfs /mnt
 			for d in proc sys $(dirname "$1"); do mkdir -p /mnt/$d; mount --rbind /$d /mnt/$d; done`,
 			"sh", n.bin+"/bridge")

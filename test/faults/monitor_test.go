@@ -289,8 +289,7 @@ func (m *monitor) pid(tid int) int {
 var _ = It("a write of a sysctl that the kernel has made again counts once", func() {
 	m := &monitor{began: true, pids: map[int]int{}, last: map[uint32]made{}, out: &outcome{}}
 	write := func(file string, times int) {
-		f, err := os.Open(file)
-		Expect(err).NotTo(HaveOccurred())
+		f := nstest.Must(os.Open(file))
 		DeferCleanup(f.Close)
 		n := notification{tid: uint32(os.Getpid()), nr: unix.SYS_WRITE, args: [6]uint64{uint64(f.Fd()), 1, 2}}
 		for range times {

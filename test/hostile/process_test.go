@@ -84,8 +84,7 @@ var _ = Describe("a thousand open descriptors", Label("kernel", "descriptors"), 
 		p := n.Up(NewPod("one"), Usual("iptables"))
 		n.Must("CHECK", p, Usual("iptables"))
 		n.Must("DEL", p, Usual("iptables"))
-		said, err := os.ReadFile(log)
-		Expect(err).NotTo(HaveOccurred())
+		said := nstest.Must(os.ReadFile(log))
 		Expect(strings.Count(string(said), "\n")).To(BeNumerically(">", 5))
 		Expect(strings.Split(strings.TrimSpace(string(said)), "\n")).To(HaveEach(MatchRegexp(` [3-6]$`)))
 	})
@@ -214,8 +213,7 @@ PATH=/run:$PATH each`
 var _ = Describe("a container of LXC as host", Label("kernel"), func() {
 	It("has its ports published, though its root may not read which x_tables there are", Label("lxc"), func() {
 		nstest.Need("nft-inet-nat", "iptables-legacy")
-		portmap, err := os.Open(nstest.Build("portmap"))
-		Expect(err).NotTo(HaveOccurred())
+		portmap := nstest.Must(os.Open(nstest.Build("portmap")))
 		defer portmap.Close()
 		as := []string{"--reuid=65534", "--regid=65534", "--clear-groups",
 			"unshare", "--map-root-user", "--mount", "--net", "--pid", "--fork", "--mount-proc"}

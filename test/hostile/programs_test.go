@@ -66,11 +66,9 @@ var _ = Describe("a host without iptables and nft, with an empty PATH", Label("k
 func reached(n *World, p *Pod, outside *nstest.Host, port string) {
 	GinkgoHelper()
 	p.Serve("tcp", p.Addr()+":80")
-	seen, err := outside.Ask("tcp", "192.0.2.1:"+port)
-	Expect(err).NotTo(HaveOccurred())
+	seen := nstest.Must(outside.Ask("tcp", "192.0.2.1:"+port))
 	Expect(seen).To(HavePrefix("192.0.2.2:"))
-	seen, err = p.Ask("tcp", outside.Serve("tcp", "192.0.2.2:0"))
-	Expect(err).NotTo(HaveOccurred())
+	seen = nstest.Must(p.Ask("tcp", outside.Serve("tcp", "192.0.2.2:0")))
 	Expect(seen).To(HavePrefix("192.0.2.1:"), "masqueraded")
 }
 

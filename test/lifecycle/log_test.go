@@ -10,13 +10,13 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 func logLines(file string) (list []Object) {
 	GinkgoHelper()
-	data, err := os.ReadFile(file)
-	Expect(err).NotTo(HaveOccurred())
+	data := nstest.Must(os.ReadFile(file))
 	for text := range strings.Lines(string(data)) {
 		var l Object
 		Expect(json.Unmarshal([]byte(text), &l)).To(Succeed(), text)

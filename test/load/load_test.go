@@ -38,8 +38,7 @@ func containers(backend string) int {
 
 // lasting is how long one of the two backends is under load: half of HAWSER_LOAD.
 func lasting() time.Duration {
-	d, err := time.ParseDuration(cmp.Or(os.Getenv("HAWSER_LOAD"), "10s"))
-	Expect(err).NotTo(HaveOccurred())
+	d := nstest.Must(time.ParseDuration(cmp.Or(os.Getenv("HAWSER_LOAD"), "10s")))
 	return d / 2
 }
 

@@ -27,10 +27,8 @@ func newBuildah(plugins string) *buildah {
 	p.command = []string{"buildah"}
 	b := &buildah{&p, filepath.Join(p.dir, "context")}
 	Expect(os.Mkdir(b.context, 0o755)).To(Succeed())
-	path, err := exec.LookPath("busybox")
-	Expect(err).NotTo(HaveOccurred())
-	busybox, err := os.ReadFile(path)
-	Expect(err).NotTo(HaveOccurred())
+	path := nstest.Must(exec.LookPath("busybox"))
+	busybox := nstest.Must(os.ReadFile(path))
 	Expect(os.WriteFile(filepath.Join(b.context, "busybox"), busybox, 0o755)).To(Succeed())
 	return b
 }

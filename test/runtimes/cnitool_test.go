@@ -87,10 +87,8 @@ func (c *cnitool) add(ports ...mapping) (pods.Pod, error) {
 
 func (c *cnitool) addTwo() (client, server pods.Pod) {
 	GinkgoHelper()
-	client, err := c.add()
-	Expect(err).NotTo(HaveOccurred())
-	server, err = c.add(published...)
-	Expect(err).NotTo(HaveOccurred())
+	client = nstest.Must(c.add())
+	server = nstest.Must(c.add(published...))
 	return client, server
 }
 
@@ -100,8 +98,7 @@ var _ = Describe("cnitool", Label("more-runtimes"), func() {
 		n.IPv6 = true
 		c := newCnitool(plugins, n.Conflist())
 		s.step("GC ends every attachment that libcni remembers", func() {
-			pod, err := c.add(published...)
-			Expect(err).NotTo(HaveOccurred())
+			pod := nstest.Must(c.add(published...))
 			Expect(c.try("gc", pod)).To(Succeed())
 			Expect(pod.Cmd("ip", "-br", "link")).NotTo(ContainSubstring("eth0"))
 			pods.ExpectNothingLeft(c.Host)

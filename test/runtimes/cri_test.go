@@ -25,21 +25,21 @@ type kubelet struct {
 }
 
 func newKubelet(socket string, m *machine) *kubelet {
-	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	Expect(err).NotTo(HaveOccurred())
+	conn := nstest.Must(grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials())))
 	DeferCleanup(conn.Close)
 	return &kubelet{RuntimeServiceClient: cri.NewRuntimeServiceClient(conn), logs: m.dir + "/log", cgroup: m.cgroup}
 }
 
-func limit() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.Background(), nstest.Patience(2*time.Minute))
+// ask makes a call of CRI, which has two minutes.
+func ask[Q, A any](call func(context.Context, *Q, ...grpc.CallOption) (*A, error), request *Q) (*A, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), nstest.Patience(2*time.Minute))
+	defer cancel()
+	return call(ctx, request)
 }
 
 // condition is the runtime's opinion of NetworkReady or RuntimeReady.
 func (k *kubelet) condition(kind string) (bool, string, error) {
-	ctx, cancel := limit()
-	defer cancel()
-	answer, err := k.Status(ctx, &cri.StatusRequest{})
+	answer, err := ask(k.Status, &cri.StatusRequest{})
 	if err != nil {
 		return false, "", err
 	}
@@ -65,9 +65,7 @@ func (k *kubelet) network() string {
 
 // read are the network configurations as the runtime has read them.
 func (k *kubelet) read() ([]string, error) {
-	ctx, cancel := limit()
-	defer cancel()
-	answer, err := k.Status(ctx, &cri.StatusRequest{Verbose: true})
+	answer, err := ask(k.Status, &cri.StatusRequest{Verbose: true})
 	if err != nil {
 		return nil, err
 	}
@@ -95,9 +93,7 @@ func (k *kubelet) sandbox(name string, ports ...*cri.PortMapping) *cri.PodSandbo
 }
 
 func (k *kubelet) run(name string, ports ...*cri.PortMapping) (string, error) {
-	ctx, cancel := limit()
-	defer cancel()
-	answer, err := k.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: k.sandbox(name, ports...)})
+	answer, err := ask(k.RunPodSandbox, &cri.RunPodSandboxRequest{Config: k.sandbox(name, ports...)})
 	if err != nil {
 		return "", err
 	}
@@ -105,25 +101,18 @@ func (k *kubelet) run(name string, ports ...*cri.PortMapping) (string, error) {
 }
 
 func (k *kubelet) stop(id string) error {
-	ctx, cancel := limit()
-	defer cancel()
-	_, err := k.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: id})
+	_, err := ask(k.StopPodSandbox, &cri.StopPodSandboxRequest{PodSandboxId: id})
 	return err
 }
 
 func (k *kubelet) remove(id string) error {
-	ctx, cancel := limit()
-	defer cancel()
-	_, err := k.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: id})
+	_, err := ask(k.RemovePodSandbox, &cri.RemovePodSandboxRequest{PodSandboxId: id})
 	return err
 }
 
 func (k *kubelet) all() []string {
 	GinkgoHelper()
-	ctx, cancel := limit()
-	defer cancel()
-	answer, err := k.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
-	Expect(err).NotTo(HaveOccurred())
+	answer := nstest.Must(ask(k.ListPodSandbox, &cri.ListPodSandboxRequest{}))
 	var ids []string
 	for _, s := range answer.Items {
 		ids = append(ids, s.Id)
@@ -133,17 +122,13 @@ func (k *kubelet) all() []string {
 
 func (k *kubelet) start(name string, ports ...*cri.PortMapping) (string, pods.Pod) {
 	GinkgoHelper()
-	id, err := k.run(name, ports...)
-	Expect(err).NotTo(HaveOccurred())
+	id := nstest.Must(k.run(name, ports...))
 	return id, k.find(id)
 }
 
 func (k *kubelet) find(id string) pods.Pod {
 	GinkgoHelper()
-	ctx, cancel := limit()
-	defer cancel()
-	answer, err := k.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
-	Expect(err).NotTo(HaveOccurred())
+	answer := nstest.Must(ask(k.PodSandboxStatus, &cri.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true}))
 	_, rest, found := strings.Cut(answer.Info["info"], `"type":"network","path":"`)
 	Expect(found).To(BeTrue(), answer.Info["info"])
 	path, _, _ := strings.Cut(rest, `"`)

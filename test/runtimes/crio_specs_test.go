@@ -53,8 +53,7 @@ func (d *daemon) expectTraffic(client, server pods.Pod) {
 // verbs are those that our bridge was called with, in their order.
 func (d *daemon) verbs() []string {
 	GinkgoHelper()
-	data, err := os.ReadFile(d.callLog())
-	Expect(err).NotTo(HaveOccurred())
+	data := nstest.Must(os.ReadFile(d.callLog()))
 	var verbs []string
 	for line := range strings.Lines(string(data)) {
 		var call struct{ Plugin, Verb string }
@@ -70,15 +69,13 @@ func (d *daemon) verbs() []string {
 // Libcni remembers it, or has forgotten it too.
 func (d *daemon) leak(conflist, id string, remembered bool) {
 	GinkgoHelper()
-	list, err := libcni.ConfListFromBytes([]byte(conflist))
-	Expect(err).NotTo(HaveOccurred())
+	list := nstest.Must(libcni.ConfListFromBytes([]byte(conflist)))
 	netns := nstest.NewNetns().Path
 	d.Do(func() {
-		_, err = libcni.NewCNIConfig([]string{d.plugins}, nil).AddNetworkList(context.Background(), list,
+		nstest.Must(libcni.NewCNIConfig([]string{d.plugins}, nil).AddNetworkList(context.Background(), list,
 			&libcni.RuntimeConf{ContainerID: id, NetNS: netns, IfName: "eth0", CapabilityArgs: object{
-				"portMappings": []mapping{{9000, 80, "tcp", ""}}}})
+				"portMappings": []mapping{{9000, 80, "tcp", ""}}}}))
 	})
-	Expect(err).NotTo(HaveOccurred())
 	if !remembered {
 		d.Cmd("sh", "-ec", "rm /var/lib/cni/results/*"+id+"*")
 	}
@@ -178,8 +175,7 @@ func (d *daemon) callLog() string { return filepath.Join(d.dir, "calls.log") }
 // crioConfig is crio.conf.
 func (d *daemon) crioConfig() string {
 	path := func(program string) string {
-		path, err := exec.LookPath(program)
-		Expect(err).NotTo(HaveOccurred())
+		path := nstest.Must(exec.LookPath(program))
 		return path
 	}
 	return fmt.Sprintf(`[crio]

@@ -28,8 +28,7 @@ type runtimeUnderTest struct {
 // containerd: critest knows no other parent.
 func claimCgroups() {
 	const parent = "/k8s.io"
-	there, err := filepath.Glob(cgroups + "/*" + parent)
-	Expect(err).NotTo(HaveOccurred())
+	there := nstest.Must(filepath.Glob(cgroups + "/*" + parent))
 	if len(there) == 0 {
 		DeferCleanup(removeCgroups, parent)
 	}
@@ -38,10 +37,8 @@ func claimCgroups() {
 // loadBusybox makes the images that critest runs, of a static busybox, under the names
 // of those that it would pull.
 func (r runtimeUnderTest) loadBusybox() {
-	path, err := exec.LookPath("busybox")
-	Expect(err).NotTo(HaveOccurred())
-	busybox, err := os.ReadFile(path)
-	Expect(err).NotTo(HaveOccurred())
+	path := nstest.Must(exec.LookPath("busybox"))
+	busybox := nstest.Must(os.ReadFile(path))
 	files := []any{&tar.Header{Name: "bin/busybox", Mode: 0o755}, busybox,
 		&tar.Header{Name: "index.html", Mode: 0o644}, []byte("hello\n")}
 	for _, applet := range []string{"cat", "hostname", "sh", "sleep", "top"} {
@@ -121,8 +118,7 @@ func validated(name string, start func(plugins string) runtimeUnderTest) {
 				"linux": object{"cgroup_parent": r.cgroup,
 					"security_context": object{"namespace_options": object{"pid": 1}}},
 				"port_mappings": []object{{"container_port": 80, "host_port": 8080}}}), 0o644)).To(Succeed())
-			id, err := r.crictl("runp", pod)
-			Expect(err).NotTo(HaveOccurred())
+			id := nstest.Must(r.crictl("runp", pod))
 			id = strings.TrimSpace(id)
 			Expect(r.crictl("inspectp", id)).To(ContainSubstring(`"ip": "10.88.0.`))
 			for _, verb := range []string{"stopp", "stopp", "rmp"} {

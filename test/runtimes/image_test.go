@@ -14,6 +14,8 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 // image is the name of the one image that every container is of.
@@ -39,8 +41,7 @@ var compiled = sync.OnceValues(func() ([]byte, error) {
 
 func writeImage(dir string) string {
 	GinkgoHelper()
-	payload, err := compiled()
-	Expect(err).NotTo(HaveOccurred())
+	payload := nstest.Must(compiled())
 	return pack(dir, image, []string{"/bin/payload"}, &tar.Header{Name: "bin/payload", Mode: 0o755}, payload)
 }
 
@@ -94,8 +95,7 @@ func archive(files ...any) []byte {
 		content, _ := files[i+1].([]byte)
 		h.Size = int64(len(content))
 		Expect(w.WriteHeader(h)).To(Succeed())
-		_, err := w.Write(content)
-		Expect(err).NotTo(HaveOccurred())
+		nstest.Must(w.Write(content))
 	}
 	Expect(w.Close()).To(Succeed())
 	return b.Bytes()
@@ -103,7 +103,6 @@ func archive(files ...any) []byte {
 
 func encode(v any) []byte {
 	GinkgoHelper()
-	data, err := json.Marshal(v)
-	Expect(err).NotTo(HaveOccurred())
+	data := nstest.Must(json.Marshal(v))
 	return data
 }

@@ -55,8 +55,7 @@ func newMachine(plugins string) *machine {
 // locks are the shared memory of the containers that the machine itself has.
 func locks() []string {
 	GinkgoHelper()
-	found, err := filepath.Glob("/dev/shm/libpod*")
-	Expect(err).NotTo(HaveOccurred())
+	found := nstest.Must(filepath.Glob("/dev/shm/libpod*"))
 	return found
 }
 
@@ -115,10 +114,8 @@ func removeCgroups(name string) error {
 // is that of this run.
 func (m *machine) killAll() {
 	GinkgoHelper()
-	own, err := os.Readlink("/proc/1/exe")
-	Expect(err).NotTo(HaveOccurred())
-	self, err := os.Readlink("/proc/self/exe")
-	Expect(err).NotTo(HaveOccurred())
+	own := nstest.Must(os.Readlink("/proc/1/exe"))
+	self := nstest.Must(os.Readlink("/proc/self/exe"))
 	Expect(own).To(Equal(self), "PID 1 is not the init of this run")
 	Eventually(func() []string {
 		left := foreigners()
@@ -174,8 +171,7 @@ func (m *machine) traffic(published, onUplink string) pods.Traffic {
 func (m *machine) collect() {
 	GinkgoHelper()
 	var list struct{ Plugins []object }
-	data, err := os.ReadFile(filepath.Join(m.dir, "net.d", "pods.conflist"))
-	Expect(err).NotTo(HaveOccurred())
+	data := nstest.Must(os.ReadFile(filepath.Join(m.dir, "net.d", "pods.conflist")))
 	Expect(json.Unmarshal(data, &list)).To(Succeed())
 	for _, conf := range list.Plugins {
 		conf["cniVersion"], conf["name"], conf["cni.dev/valid-attachments"] = "1.1.0", "pods", nil
@@ -187,17 +183,13 @@ func (m *machine) collect() {
 
 // check runs CHECK of a pod, with what the runtime's libcni remembers of its ADD: a
 // job that the runtimes here leave to others. The namespace is named as they name it.
-func (m *machine) check(conflist, id string, pod pods.Pod) error {
+func (m *machine) check(conflist, id string, pod pods.Pod) (err error) {
 	GinkgoHelper()
-	list, err := libcni.ConfListFromBytes([]byte(conflist))
-	Expect(err).NotTo(HaveOccurred())
+	list := nstest.Must(libcni.ConfListFromBytes([]byte(conflist)))
 	m.Do(func() {
 		cni := libcni.NewCNIConfig([]string{m.plugins}, nil)
-		var attachments []*libcni.NetworkAttachment
-		attachments, err = cni.GetCachedAttachments(id)
-		Expect(err).NotTo(HaveOccurred())
 		checked := 0
-		for _, a := range attachments {
+		for _, a := range nstest.Must(cni.GetCachedAttachments(id)) {
 			if a.Network != list.Name || err != nil {
 				continue
 			}

@@ -98,8 +98,7 @@ func (p *podman) try(args ...string) (string, error) {
 
 func (p *podman) must(args ...string) string {
 	GinkgoHelper()
-	out, err := p.try(args...)
-	Expect(err).NotTo(HaveOccurred())
+	out := nstest.Must(p.try(args...))
 	return out
 }
 

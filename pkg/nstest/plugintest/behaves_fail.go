@@ -229,8 +229,7 @@ func (l *life) second() {
 
 	l.pairIt("nor when the kernel still keeps the namespace, for a socket that its last process closed", func() {
 		old := l.attach("one", 3)
-		kept, err := os.Open(old.Path)
-		Expect(err).NotTo(HaveOccurred())
+		kept := nstest.Must(os.Open(old.Path))
 		defer kept.Close()
 		old.Unpin()
 		cont := nstest.NewNetns()

@@ -41,8 +41,7 @@ func DHCPDaemon(h *nstest.Host, dir string, args ...string) *exec.Cmd {
 func OpenFiles(pid int, kind string) (n int) {
 	ginkgo.GinkgoHelper()
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
-	list, err := os.ReadDir(dir)
-	gomega.Expect(err).NotTo(gomega.HaveOccurred())
+	list := nstest.Must(os.ReadDir(dir))
 	for _, f := range list {
 		if to, err := os.Readlink(filepath.Join(dir, f.Name())); err == nil && strings.HasPrefix(to, kind) {
 			n++

@@ -177,7 +177,6 @@ func Merge(all ...Object) Object {
 // Text is v as JSON.
 func Text(v any) string {
 	ginkgo.GinkgoHelper()
-	out, err := json.Marshal(v)
-	gomega.Expect(err).NotTo(gomega.HaveOccurred())
+	out := nstest.Must(json.Marshal(v))
 	return string(out)
 }
