@@ -299,36 +299,4 @@ var _ = Describe("beside the schemas of the specification, ours", func() {
 			Expect(validate(schema("network"), merge(subjectOf("bridge").base, object{key: nil}))).NotTo(Succeed(), key)
 		}
 	})
-
-	// docs/schema/README.md lists what the plugins refuse and the specification's
-	// schemas do not; an empty ipam, the other way round, is how layer 2 is asked
-	// for.
-	It("differs where the plugins do", func() {
-		Expect(validate(schema("network"), put(subjectOf("bridge").base, "ipam", object{}))).To(Succeed())
-		for _, mapping := range []string{`{"containerPort": 80}`,
-			`{"containerPort": 80, "hostPort": 0, "protocol": "tcp"}`} {
-			doc := put(subjectOf("portmap").base, "runtimeConfig.portMappings[]", parsed(mapping))
-			Expect(validate(schema("network"), doc)).NotTo(Succeed())
-			_, code := checkConfig("portmap", plugintest.Text(doc))
-			Expect(code).To(Equal(1))
-		}
-	})
-
-	DescribeTable("have stricter values, as the plugins do:", func(plugin, keys string) {
-		doc := merge(subjectOf(plugin).base, parsed(keys))
-		Expect(validate(schema("network"), doc)).NotTo(Succeed())
-		_, code := checkConfig(plugin, plugintest.Text(doc))
-		Expect(code).To(Equal(1))
-	},
-		Entry(nil, "bridge", `{"cniVersion": "1.2.3"}`),
-		Entry(nil, "bridge", `{"ipam": {"type": "a/b"}}`),
-		Entry(nil, "bridge", `{"runtimeConfig": {"mac": "01:00:00:00:00:01"}}`),
-		Entry(nil, "bridge", `{"args": {"cni": {"mac": "00:00:00:00:00:00"}},
-			"runtimeConfig": {"mac": "02:00:00:00:00:01"}}`),
-		Entry(nil, "bridge", `{"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "x"}]}}`),
-		Entry(nil, "ptp", `{"ipam": null}`),
-		Entry(nil, "host-local", `{"ipam": {"subnet": null}}`),
-		Entry(nil, "host-local", `{"ipam": {"subnet": null, "ranges": [[{}]]}}`),
-		Entry(nil, "host-local", `{"ipam": {"subnet": null, "ranges": []}}`),
-	)
 })

@@ -217,9 +217,7 @@ func at(path string) func(*Call) { return func(c *Call) { c.Netns = path } }
 // Inside runs ip(8) in the container.
 func Inside(commands ...string) func(*World, Attached) {
 	return func(_ *World, a Attached) {
-		for _, words := range commands {
-			IP(a.Host, "%s", words)
-		}
+		a.IP(commands...)
 	}
 }
 

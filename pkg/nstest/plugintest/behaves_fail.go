@@ -63,7 +63,7 @@ func late() map[string]Failure {
 	}
 	const routed = `{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.3/24","gateway":"10.1.0.1"}],` +
 		`"routes":[{"dst":"10.9.0.0/16",`
-	failures := map[string]Failure{
+	return map[string]Failure{
 		"IPAM gives no addresses": answer(`{"cniVersion":"1.1.0","ips":[]}`, `"fake"`),
 		"IPAM prints nothing":     end("exit 0", cni.CodeIPAM, "fake"),
 		"IPAM prints garbage":     answer(`{"ips":[{"addr`, "fake"),
@@ -93,7 +93,6 @@ func late() map[string]Failure {
 			w.On("DEL", "echo broken >&2; exit 1", "two")
 		}, Code: 11, Says: "release the addresses", Asked: true},
 	}
-	return failures
 }
 
 // hanging is IPAM that does not answer. The deadline is over when it has been asked.
@@ -110,11 +109,9 @@ func hanging() Failure {
 // good, since others of the container share it.
 func untouched(h *nstest.Host) string {
 	GinkgoHelper()
-	lines := strings.Split(h.Snapshot(), "\n")
-	return strings.Join(slices.DeleteFunc(lines, func(line string) bool {
-		return strings.Contains(line,
-			"/conf/lo/disable_ipv6")
-	}), "\n")
+	lines := slices.Collect(strings.Lines(h.Snapshot()))
+	shared := func(line string) bool { return strings.Contains(line, "/conf/lo/disable_ipv6") }
+	return strings.Join(slices.DeleteFunc(lines, shared), "")
 }
 
 func (l *life) failures() {
@@ -208,8 +205,7 @@ func (l *life) second() {
 		Expect(Names(other, "")).To(BeEmpty())
 		l.isClean()
 		Expect(l.live.Snapshot()).To(Equal(inside))
-		IP(l.live.Host, "link set eth0 down")
-		IP(l.live.Host, "link set eth0 name moved")
+		l.live.IP("link set eth0 down", "link set eth0 name moved")
 		again(l.live.Path, l.conf())
 		Expect(Names(l.live.Host, "")).To(Equal([]string{"moved"}))
 	})
@@ -234,11 +230,7 @@ func (l *life) second() {
 		old.Unpin()
 		cont := nstest.NewNetns()
 		again := Call{Command: "ADD", ID: "one", Netns: cont.Path, Conf: l.conf()}
-		answer := make(chan Answer, 1)
-		go func() {
-			defer GinkgoRecover()
-			answer <- l.Exec(again)
-		}()
+		answer := l.start(again)
 		waits := func() string { return l.Cmd("cat", "/proc/thread-self/net/netlink") }
 		Eventually(waits).Should(MatchRegexp(`(?m)^\S+ 0 +\d+ +00000001 `))
 		Expect(kept.Close()).To(Succeed())
@@ -265,17 +257,23 @@ func (l *life) startsAgain(cont *nstest.Host, again Call, answer Answer) {
 	l.isClean()
 }
 
+// start is Exec that goes on; the answer comes when it ends.
+func (l *life) start(c Call) <-chan Answer {
+	answer := make(chan Answer, 1)
+	go func() {
+		defer GinkgoRecover()
+		answer <- l.Exec(c)
+	}()
+	return answer
+}
+
 func (l *life) together() {
 	It("when another ADD of the attachment waits for IPAM, which is not asked", func() {
 		l.On("ADD", "cat >/dev/null; read go <\"$d/go\"; cat <<'E'\n"+Lease(Addrs(3)...)+"\nE", "two")
 		l.Cmd("mkfifo", l.Dir+"/go")
 		cont := nstest.NewNetns()
 		c := Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: l.conf()}
-		first := make(chan Answer, 1)
-		go func() {
-			defer GinkgoRecover()
-			first <- l.Exec(c)
-		}()
+		first := l.start(c)
 		calls := func() string { calls, _ := os.ReadFile(l.Dir + "/calls"); return string(calls) }
 		Eventually(calls).Should(Equal("ADD two eth0\n"))
 		l.Fails(c, cni.CodeExists)
@@ -293,16 +291,11 @@ func (l *life) together() {
 		cont := nstest.NewNetns()
 		l.LendAddrs("two", Addrs(3)...)
 		c := Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: l.conf()}
-		got := make(chan Answer)
-		for range 4 {
-			go func() {
-				defer GinkgoRecover()
-				got <- l.Call(c)
-			}()
-		}
+		var got [4]Answer
+		nstest.AtOnce(len(got), func(i int) { got[i] = l.Call(c) })
 		var won []Answer
-		for range 4 {
-			if a := <-got; a.Code == 0 {
+		for _, a := range got {
+			if a.Code == 0 {
 				won = append(won, a)
 			} else {
 				a.Failed(cni.CodeExists)

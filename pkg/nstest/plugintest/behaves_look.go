@@ -309,13 +309,6 @@ func (l *life) reference(ref nstest.Reference) {
 	}
 	BeforeEach(func() { l.SetSysctl("net/ipv6/conf/default/accept_dad", "0") })
 
-	It("passes CHECK", func() {
-		a := attach("one", 3)
-		l.Succeeds(a.As("CHECK"))
-		IP(a.Host, "addr del 10.1.0.3/24 dev eth0")
-		Expect(l.Fails(a.As("CHECK"), cni.CodeDrift)).To(ContainSubstring("10.1.0.3/24"))
-	})
-
 	l.removed(attach)
 	l.notRemoved(attach)
 }

@@ -91,12 +91,8 @@ func Uplink(h *nstest.Host) (far *nstest.Host) {
 	for _, side := range []*nstest.Host{h, far} {
 		side.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
 	}
-	IP(h, "link add up0 type veth peer name far0 netns %s", far.Name)
-	IP(h, "link set up0 up")
-	for _, words := range []string{"link set far0 up", "addr add 10.1.0.1/24 dev far0",
-		"addr add 2001:db8:1::1/64 dev far0 nodad"} {
-		IP(far, "%s", words)
-	}
+	h.IP("link add up0 type veth peer name far0 netns "+far.Name, "link set up0 up")
+	far.IP("link set far0 up", "addr add 10.1.0.1/24 dev far0", "addr add 2001:db8:1::1/64 dev far0 nodad")
 	return far
 }
 
