@@ -144,8 +144,7 @@ var _ = Describe("names", func() {
 	}
 
 	It("of networks and containers", func() {
-		check(cni.ValidName,
-			[]string{"a", "0", "k8s.io-x", "a_b.c-d", "A9", "a..", long},
+		check(cni.ValidName, []string{"a", "0", "k8s.io-x", "a_b.c-d", "A9", "a..", long},
 			[]string{"", ".", "..", "-a", "_a", ".a", "a/b", "a b", "a\n", "a;b", "ä", "aä", "a\x00", "a\\b", "../x",
 				"a$b", `a"b`})
 	})
@@ -158,8 +157,7 @@ var _ = Describe("names", func() {
 	})
 
 	It("of plugins", func() {
-		check(cni.ValidType,
-			[]string{"bridge", "host-local", "a b", "x.y", "...", "-"},
+		check(cni.ValidType, []string{"bridge", "host-local", "a b", "x.y", "...", "-"},
 			[]string{"", ".", "..", "/bin/sh", "../bridge", "a/b", "a/", `a\b`, "a\x00b"})
 	})
 })

@@ -10,8 +10,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// FuzzResult: what can be read can be written in every version, and reads back
-// the same.
+// FuzzResult: what can be read can be written in every version, and reads back the same.
 func FuzzResult(f *testing.F) {
 	for _, doc := range []string{specIPAM, specBridge, schemaExample, reference03, reference02, `null`,
 		`{"ips":[{"address":"::ffff:1.2.3.4/96"}]}`} {
@@ -89,8 +88,7 @@ func FuzzMark(f *testing.F) {
 	})
 }
 
-// FuzzUnmarshal: an error exactly where the decoder has one, with a code of its
-// own.
+// FuzzUnmarshal: an error exactly where the decoder has one, with a code of its own.
 func FuzzUnmarshal(f *testing.F) {
 	for _, seed := range []string{`{"mtu":"1","trunk":[{"id":[]},{}]}`, `{"a":[{"id":1,"x":"\u0000"}`, `[1]`,
 		`{"IPAM":{"ranges":[[{"subnet":{}}]]}}`} {
@@ -104,8 +102,7 @@ func FuzzUnmarshal(f *testing.F) {
 	})
 }
 
-// FuzzConfig: whatever is sent is read or refused, and no value of a key that
-// nobody knows is in a message.
+// FuzzConfig: whatever is sent is read or refused, and no value of a key that nobody knows is in a message.
 func FuzzConfig(f *testing.F) {
 	for _, conf := range []string{
 		`{"cniVersion":"1.1.0","name":"n","type":"t","ipam":{"type":"i"},
@@ -140,8 +137,7 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
-// FuzzError: what is taken for an error object has a code, and reads back the
-// same.
+// FuzzError: what is taken for an error object has a code, and reads back the same.
 func FuzzError(f *testing.F) {
 	f.Add([]byte(`{"cniVersion":"1.1.0","code":11,"msg":"later","details":"pool"}`))
 	f.Add([]byte(`{"code":0,"msg":"\u0000"}`))

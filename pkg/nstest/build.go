@@ -51,8 +51,7 @@ func build(plugin string) (string, error) {
 	path := filepath.Join(run.workDir, "bin", plugin)
 	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", path, ".")
 	cmd.Dir = sources[0]
-	// The namespaces have no way to the network; what the tests were compiled
-	// from is in the module cache.
+	// The namespaces have no way to the network; what the tests were compiled from is in the module cache.
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOPROXY=off", "GOFLAGS=-mod=readonly")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w\n%s", err, out)
@@ -76,8 +75,7 @@ func Plugins() []string {
 	return names
 }
 
-// Alone are the plugins that serve a call alone: not dhcp, which needs its daemon, and
-// a server.
+// Alone are the plugins that serve a call alone: not dhcp, which needs its daemon, and a server.
 func Alone() []string {
 	ginkgo.GinkgoHelper()
 	return slices.DeleteFunc(Plugins(), func(name string) bool { return name == "dhcp" })

@@ -37,8 +37,7 @@ type Output struct {
 // starts has them for seconds, between fork and exec.
 const leftBehind = 10 * time.Second
 
-// Run runs a program in the namespaces to its end, whatever that is. The spec
-// fails when it cannot be started.
+// Run runs a program in the namespaces to its end, whatever that is. The spec fails when it cannot be started.
 func (h *Host) Run(p Program) Output {
 	ginkgo.GinkgoHelper()
 	var stdout, stderr strings.Builder
@@ -89,9 +88,8 @@ func (h *Host) IP(commands ...string) {
 	}
 }
 
-// JSON decodes into v what a program wrote to stdout, for example
-// h.JSON(&links, "ip", "-j", "-d", "link"). No output at all, which is how ip
-// writes an empty list in some versions, leaves v alone.
+// JSON decodes into v what a program wrote to stdout, for example h.JSON(&links, "ip", "-j", "-d", "link"). No
+// output at all, which is how ip writes an empty list in some versions, leaves v alone.
 func (h *Host) JSON(v any, name string, args ...string) {
 	ginkgo.GinkgoHelper()
 	out := h.Cmd(name, args...)
@@ -141,9 +139,8 @@ func (h *Host) SetSysctl(path, value string) {
 	gomega.Expect(err).NotTo(gomega.HaveOccurred(), h.Name)
 }
 
-// SetBridgeNF sets net.bridge.bridge-nf-call-iptables and -ip6tables: whether
-// frames that a bridge forwards pass the IP rules. What a new namespace begins
-// with depends on the kernel.
+// SetBridgeNF sets net.bridge.bridge-nf-call-iptables and -ip6tables: whether frames that a bridge forwards
+// pass the IP rules. What a new namespace begins with depends on the kernel.
 func (h *Host) SetBridgeNF(on bool) {
 	ginkgo.GinkgoHelper()
 	Need("br_netfilter")

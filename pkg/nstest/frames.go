@@ -17,8 +17,7 @@ const etherType = 0x88b5
 // Broadcast is every station's address.
 var Broadcast = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
-// Wiretap sends and receives frames on an interface. Those that it receives have
-// the type for experiments.
+// Wiretap sends and receives frames on an interface. Those that it receives have the type for experiments.
 type Wiretap struct {
 	MAC net.HardwareAddr // of the interface
 

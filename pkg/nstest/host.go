@@ -24,9 +24,8 @@ type Host struct {
 	mounts *os.File // nil: the test process's own mount namespace
 }
 
-// NewHost makes a machine: an own network namespace with lo up, and an own mount
-// namespace with empty /run and /var/lib and the /sys of that network
-// namespace. It skips the spec where namespaces cannot be made.
+// NewHost makes a machine: an own network namespace with lo up, and an own mount namespace with empty /run and
+// /var/lib and the /sys of that network namespace. It skips the spec where namespaces cannot be made.
 func NewHost() *Host {
 	ginkgo.GinkgoHelper()
 	h := create(true)
@@ -34,9 +33,8 @@ func NewHost() *Host {
 	return h
 }
 
-// NewNetns makes what a runtime hands to a plugin: a network namespace in which
-// nothing was touched (lo is down). Programs run in it see the mounts of the
-// test process.
+// NewNetns makes what a runtime hands to a plugin: a network namespace in which nothing was touched (lo is
+// down). Programs run in it see the mounts of the test process.
 func NewNetns() *Host {
 	ginkgo.GinkgoHelper()
 	return create(false)
@@ -54,8 +52,7 @@ func create(machine bool) *Host {
 	h := &Host{Name: name, Path: filepath.Join(netnsDir, name)}
 	err := make(chan error)
 	go func() {
-		// Never unlocked: the thread ends with the goroutine, and so does its
-		// membership of the namespaces.
+		// Never unlocked: the thread ends with the goroutine, and so does its membership of the namespaces.
 		runtime.LockOSThread()
 		err <- h.unshare(machine)
 	}()
@@ -120,9 +117,8 @@ func machineMounts() error {
 	return nil
 }
 
-// Do runs fn on a thread inside the namespaces and returns when it has ended. A
-// failed assertion in fn ends the spec as usual. Goroutines that fn starts are
-// not inside.
+// Do runs fn on a thread inside the namespaces and returns when it has ended. A failed assertion in fn ends the
+// spec as usual. Goroutines that fn starts are not inside.
 func (h *Host) Do(fn func()) {
 	ginkgo.GinkgoHelper()
 	done, panicked := make(chan struct{}), any(nil)

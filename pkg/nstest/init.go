@@ -17,9 +17,8 @@ import (
 // shared mount, so that a pin made anywhere is seen in every Host.
 const netnsDir = "/run/netns"
 
-// initMain is PID 1 of the new namespaces. It tells the parent on descriptor 3
-// whether they are usable, runs the tests as a child, and reaps orphans, which
-// would stay zombies if the tests themselves were PID 1.
+// initMain is PID 1 of the new namespaces. It tells the parent on descriptor 3 whether they are usable, runs
+// the tests as a child, and reaps orphans, which would stay zombies if the tests themselves were PID 1.
 func initMain() int {
 	report := os.NewFile(3, "report")
 	unix.CloseOnExec(3)
@@ -62,8 +61,7 @@ func startTests() (int, error) {
 	})
 }
 
-// setUp detaches the mounts from the machine's and replaces those that would
-// show or change its state.
+// setUp detaches the mounts from the machine's and replaces those that would show or change its state.
 func setUp() error {
 	if err := detachMounts(); err != nil {
 		return err
@@ -129,19 +127,16 @@ func mount(source, target, fstype string, flags uintptr) error {
 	return nil
 }
 
-// isFuzzWorker tells a process that go test starts to run a fuzz target with
-// inputs that it makes up.
+// isFuzzWorker tells a process that go test starts to run a fuzz target with inputs that it makes up.
 func isFuzzWorker() bool {
 	return slices.ContainsFunc(os.Args[1:], func(arg string) bool {
 		return arg == "-test.fuzzworker" || arg == "-test.fuzzworker=true"
 	})
 }
 
-// confine starts this program again where no input, whatever it makes a plugin
-// do, can change a file: in a network and a mount namespace of its own, with
-// nothing writable but the kernel's switches of that network namespace and
-// directories in memory that go with the process. It returns only to say why
-// that is impossible.
+// confine starts this program again where no input, whatever it makes a plugin do, can change a file: in a
+// network and a mount namespace of its own, with nothing writable but the kernel's switches of that network
+// namespace and directories in memory that go with the process. It returns only to say why that is impossible.
 func confine() error {
 	// exec makes the calling thread, and so its namespaces, the process.
 	runtime.LockOSThread()
@@ -176,8 +171,7 @@ func confineMounts() error {
 	return errors.Join(os.Mkdir("/run/lock", 0o755), os.Mkdir(netnsDir, 0o755))
 }
 
-// Container is what a runtime hands to a plugin, as [NewNetns] makes it, for a
-// test that is no spec.
+// Container is what a runtime hands to a plugin, as [NewNetns] makes it, for a test that is no spec.
 func Container(tb testing.TB, name string) (*Host, error) {
 	if run.unavailable != "" {
 		return nil, errors.New(run.unavailable)

@@ -1,11 +1,9 @@
 // Package nstest runs specs in network namespaces of their own, as root or as
 // an ordinary user, without touching the machine they run on.
 //
-// A test package hands its TestMain to [Main], makes namespaces with [NewHost]
-// and [NewNetns], works in them through [Host.Do] and [Host.Cmd], and says with
-// [Need] which features of the kernel a spec cannot do without. Specs whose
-// feature some kernels lack carry Label("kernel"), so that they can be run alone
-// on another kernel.
+// A test package hands its TestMain to [Main], makes namespaces with [NewHost] and [NewNetns], works in them
+// through [Host.Do] and [Host.Cmd], and says with [Need] which features of the kernel a spec cannot do without.
+// Specs whose feature some kernels lack carry Label("kernel"), so that they can be run alone on another kernel.
 //
 // The environment of a run:
 //
@@ -52,12 +50,10 @@ var run = struct {
 
 const noMain = "this package's TestMain does not call nstest.Main"
 
-// Main runs the tests of a package in new mount, PID, IPC, UTS and network
-// namespaces (and a new user namespace with mapped root where we have no
-// CAP_SYS_ADMIN), with an own /proc and an empty /run, and exits. Where the
-// kernel refuses that, the tests run in place and every spec that asks for a
-// namespace is skipped with the kernel's error. The workers of a fuzz target can
-// not even write files.
+// Main runs the tests of a package in new mount, PID, IPC, UTS and network namespaces (and a new user namespace
+// with mapped root where we have no CAP_SYS_ADMIN), with an own /proc and an empty /run, and exits. Where the
+// kernel refuses that, the tests run in place and every spec that asks for a namespace is skipped with the
+// kernel's error. The workers of a fuzz target can not even write files.
 func Main(m *testing.M) {
 	switch os.Getenv(stageEnv) {
 	case stageInit:

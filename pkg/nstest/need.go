@@ -16,8 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// features says how each name that [Need] knows is tried: commands, run one
-// after the other in a scratch Host.
+// features says how each name that [Need] knows is tried: commands, run one after the other in a scratch Host.
 var features = map[string][]string{
 	"8021q": {"ip link add veth8 type veth peer name veth9",
 		"ip link add link veth8 name veth8.5 type vlan id 5"},
@@ -47,10 +46,9 @@ var features = map[string][]string{
 	"vrf":            {"ip link add vrf9 type vrf table 10"},
 }
 
-// Need skips the spec unless each of these features works here, with the error
-// that the kernel gave. They are tried once in a run. A spec whose feature is the
-// kernel's to give or to lack (all but the programs) carries Label("kernel"), and one
-// for netkit Label("netkit") too, since it runs on a newer kernel than the others.
+// Need skips the spec unless each of these features works here, with the error that the kernel gave. They are
+// tried once in a run. A spec whose feature is the kernel's to give or to lack (all but the programs) carries
+// Label("kernel"), and one for netkit Label("netkit") too, since it runs on a newer kernel than the others.
 // Features are those of the table above, sctp, and realroot (not in a user namespace).
 func Need(names ...string) {
 	ginkgo.GinkgoHelper()

@@ -118,10 +118,8 @@ var _ = Describe("Host", func() {
 			out := nstest.NewOutside(h)
 			before := h.Snapshot("addresses", "routes") + out.Snapshot("addresses", "routes")
 			Consistently(func() string {
-				return h.Snapshot("addresses", "routes") +
-					out.Snapshot("addresses", "routes")
-			}).
-				WithTimeout(50 * time.Millisecond).Should(Equal(before))
+				return h.Snapshot("addresses", "routes") + out.Snapshot("addresses", "routes")
+			}).WithTimeout(50 * time.Millisecond).Should(Equal(before))
 		}
 	})
 })

@@ -28,12 +28,11 @@ var others = []struct {
 	read func(h *Host) []string
 }{{"nftables", (*Host).ruleset}, {"iptables-legacy", (*Host).legacy}, {"sysctls", (*Host).sysctls}}
 
-// Snapshot renders the state of the network namespace as sorted text, for
-// comparing before and after: links, addresses, routes, rules, nftables (which
-// shows iptables-nft too), iptables-legacy and sysctls. With names only those
-// sections. What changes without anybody's doing (indexes, counters, timers,
-// carrier, progress of address detection) is left out, and so is what the kernel adds
-// by itself, a while after a link is up or has an IPv6 address.
+// Snapshot renders the state of the network namespace as sorted text, for comparing before and after: links,
+// addresses, routes, rules, nftables (which shows iptables-nft too), iptables-legacy and sysctls. With names
+// only those sections. What changes without anybody's doing (indexes, counters, timers, carrier, progress of
+// address detection) is left out, and so is what the kernel adds by itself, a while after a link is up or has
+// an IPv6 address.
 func (h *Host) Snapshot(names ...string) string {
 	ginkgo.GinkgoHelper()
 	var b strings.Builder
@@ -85,8 +84,7 @@ func byItself(o map[string]any) bool {
 	return false
 }
 
-// listed has ip(8) list several things in one process. What comes is, of each, the
-// objects, one a line.
+// listed has ip(8) list several things in one process. What comes is, of each, the objects, one a line.
 func (h *Host) listed(commands []string, options ...string) <-chan []string {
 	ginkgo.GinkgoHelper()
 	all := make(chan []string, len(commands))
@@ -214,8 +212,7 @@ func (h *Host) legacy() []string {
 	return out
 }
 
-// sysctls are the forwarding switches and every per-interface value of IPv4 and
-// IPv6.
+// sysctls are the forwarding switches and every per-interface value of IPv4 and IPv6.
 func (h *Host) sysctls() []string {
 	ginkgo.GinkgoHelper()
 	var out []string

@@ -55,8 +55,7 @@ func RefuseNetfilterSockets() {
 	FailNetfilterSockets(unix.EPROTONOSUPPORT)
 }
 
-// WithoutDAC runs fn as a root whom the modes of files bind: one without rights
-// cannot be read.
+// WithoutDAC runs fn as a root whom the modes of files bind: one without rights cannot be read.
 func WithoutDAC(fn func()) {
 	ginkgo.GinkgoHelper()
 	runtime.LockOSThread()

@@ -13,16 +13,14 @@ import (
 	"github.com/onsi/gomega"
 )
 
-// End is one end of a cable: an interface of a Host and its addresses with prefix
-// lengths.
+// End is one end of a cable: an interface of a Host and its addresses with prefix lengths.
 type End struct {
 	Host  *Host
 	Name  string
 	Addrs []string
 }
 
-// Wire connects two Hosts by a veth pair, with both ends up and their addresses
-// usable at once.
+// Wire connects two Hosts by a veth pair, with both ends up and their addresses usable at once.
 func Wire(a, b End) {
 	ginkgo.GinkgoHelper()
 	a.Host.Cmd("ip", "link", "add", a.Name, "type", "veth", "peer", "name", b.Name, "netns", b.Host.Name)
@@ -62,9 +60,8 @@ func (e End) settle() {
 	}
 }
 
-// NewOutside makes a machine one hop away from h: "ext" of h has 192.0.2.1/24
-// and 2001:db8::1/64, "eth0" of the machine 192.0.2.2 and 2001:db8::2. The
-// machine knows no way back to anything else behind h.
+// NewOutside makes a machine one hop away from h: "ext" of h has 192.0.2.1/24 and 2001:db8::1/64, "eth0" of the
+// machine 192.0.2.2 and 2001:db8::2. The machine knows no way back to anything else behind h.
 func NewOutside(h *Host) *Host {
 	ginkgo.GinkgoHelper()
 	out := NewHost()
@@ -73,9 +70,8 @@ func NewOutside(h *Host) *Host {
 	return out
 }
 
-// Serve answers on a TCP or UDP address of the namespace until the end of the
-// spec. The answer is the client's address and port as the server sees them. It
-// returns the address served, with the port chosen where it was 0.
+// Serve answers on a TCP or UDP address of the namespace until the end of the spec. The answer is the client's
+// address and port as the server sees them. It returns the address served, with the port chosen where it was 0.
 func (h *Host) Serve(network, address string) string {
 	ginkgo.GinkgoHelper()
 	if network == "udp" || network == "udp4" || network == "udp6" {

@@ -238,8 +238,7 @@ type wireList struct {
 	Plugins                []json.RawMessage `json:"plugins" help:"the configurations, in the order of ADD" schema:"required nonempty"`
 }
 
-// wireEntry is what runtimes themselves read of a configuration (specification,
-// section 1).
+// wireEntry is what runtimes themselves read of a configuration (specification, section 1).
 type wireEntry struct {
 	Type         *string         `json:"type" help:"the plugin: a program in CNI_PATH" schema:"required format=file"`
 	CNIVersions  []string        `json:"cniVersions" help:"versions of the specification that the plugin speaks"`

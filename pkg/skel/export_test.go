@@ -1,7 +1,6 @@
 package skel
 
-// SetVersion makes this the version of the suite until the function that it
-// returns is called.
+// SetVersion makes this the version of the suite until the function that it returns is called.
 func SetVersion(v string) (restore func()) {
 	old := version
 	version = v

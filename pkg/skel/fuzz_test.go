@@ -13,9 +13,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// FuzzRun: whatever environment and input, a call never panics and prints
-// exactly one JSON value when it fails, a result when ADD succeeds and nothing
-// when any other succeeds.
+// FuzzRun: whatever environment and input, a call never panics and prints exactly one JSON value when it fails,
+// a result when ADD succeeds and nothing when any other succeeds.
 func FuzzRun(f *testing.F) {
 	for _, command := range []string{"ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", "", "FOO"} {
 		for _, conf := range []string{conf1, confPrev,
@@ -46,8 +45,7 @@ func FuzzRun(f *testing.F) {
 	})
 }
 
-// FuzzCheckConfig: --check-config always answers, with status 2 for what is
-// no JSON object or null.
+// FuzzCheckConfig: --check-config always answers, with status 2 for what is no JSON object or null.
 func FuzzCheckConfig(f *testing.F) {
 	for _, seed := range []string{conf1, list(probeEntry),
 		`{"plugins":[{"type":"probe","vlanTrunk":[{"id":-1},7]},{"type":5},[]],"name":[]}`, `{"plugins":{"a":1}`} {

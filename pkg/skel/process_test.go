@@ -32,9 +32,8 @@ const (
 	logEnv = "SKEL_TEST_LOG"
 )
 
-// processPlugin is what the test binary is when it runs as a plugin: "add"
-// succeeds, "wait" fails when it is told to end, "deaf" succeeds then, and
-// so does "glance", which waits without the context's channel.
+// processPlugin is what the test binary is when it runs as a plugin: "add" succeeds, "wait" fails when it is
+// told to end, "deaf" succeeds then, and so does "glance", which waits without the context's channel.
 func processPlugin(mode string) skel.Plugin[any] {
 	ended := func(ctx context.Context, r *skel.Request) error {
 		if mode == "add" {

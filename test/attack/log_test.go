@@ -95,8 +95,7 @@ var _ = Describe("the log that a configuration names", func() {
 // service accounts, passwords of registries.
 const secret = "s3cr3t-t0ken"
 
-// withSecrets puts it into every object of a configuration, under a key that no
-// plugin of ours reads.
+// withSecrets puts it into every object of a configuration, under a key that no plugin of ours reads.
 func withSecrets(keys Object) Object {
 	out := Object{"token": secret, "kubernetes": Object{"token": secret}}
 	for k, v := range keys {
@@ -108,8 +107,7 @@ func withSecrets(keys Object) Object {
 	return out
 }
 
-// logging puts programs before the real ones that write down how they were
-// called, and returns the file.
+// logging puts programs before the real ones that write down how they were called, and returns the file.
 func logging(programs ...string) string {
 	dir := GinkgoT().TempDir()
 	log := filepath.Join(dir, "log")

@@ -51,8 +51,7 @@ var _ = Describe("names as long as they may be", Label("kernel", "long-names"), 
 	)
 })
 
-// interfaces counts those that are not lo. The JSON of ip(8) is none when a name
-// is strange.
+// interfaces counts those that are not lo. The JSON of ip(8) is none when a name is strange.
 func interfaces(p *Pod) int {
 	GinkgoHelper()
 	return strings.Count(p.Cmd("ip", "-o", "link"), "\n") - 1

@@ -81,8 +81,7 @@ func (b *bench) row(scenario, verb string) *row {
 	return nil
 }
 
-// worst is the smallest ratio of some rows to the first of the others, but those in which
-// it always fails.
+// worst is the smallest ratio of some rows to the first of the others, but those in which it always fails.
 func worst(verbs []string, scenarios ...string) func(*bench) float64 {
 	return func(b *bench) float64 { return least(b, 0, verbs, scenarios...) }
 }

@@ -58,8 +58,7 @@ func (c call) command(p *plugins) trace.Command {
 		"CNI_PATH=" + p.dir, "PATH=" + os.Getenv("PATH")}}
 }
 
-// timed serves a call on the calling thread and takes its time: from the start of
-// the program to its end.
+// timed serves a call on the calling thread and takes its time: from the start of the program to its end.
 func (c call) timed(p *plugins) (spent, error) {
 	GinkgoHelper()
 	command := c.command(p)

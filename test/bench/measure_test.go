@@ -38,8 +38,7 @@ type row struct {
 	inParallel     bool
 }
 
-// sample is what one side took: milliseconds for each call, pods a second for each
-// batch of pods in parallel.
+// sample is what one side took: milliseconds for each call, pods a second for each batch of pods in parallel.
 type sample struct {
 	na                   string // why it cannot be measured
 	wall, cpu, perSecond []float64

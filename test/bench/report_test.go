@@ -104,8 +104,7 @@ func (r *report) askedTable() table {
 // parallelTable is of the rows with many pods at a time.
 func (r *report) parallelTable() table {
 	t := table{head: slices.Concat([]string{"pods"}, r.ratios("ratio of pods a second"),
-		[]string{"batches", "pods a second",
-			"median, ms", "p99, ms", "CPU a pod, ms", "failures"})}
+		[]string{"batches", "pods a second", "median, ms", "p99, ms", "CPU a pod, ms", "failures"})}
 	for _, row := range r.rows {
 		if !row.inParallel {
 			continue
@@ -240,8 +239,7 @@ func (r *report) writePage(path string) {
 	Expect(os.WriteFile(path, []byte(s.String()), 0o644)).To(Succeed())
 }
 
-// quantile is the value below which a part of the values lies, between neighbours in
-// proportion; NaN of none.
+// quantile is the value below which a part of the values lies, between neighbours in proportion; NaN of none.
 func quantile(values []float64, part float64) float64 {
 	if len(values) == 0 {
 		return math.NaN()

@@ -26,8 +26,7 @@ type scenario struct {
 	nft      bool   // only where the plugins know the nftables backends
 	kind     string // of link, as ip makes one: VERSION alone is measured where the kernel lacks it
 	quick    bool   // a part of the run of two minutes
-	// fresh: each ADD is of another pod, since the reference's fails on an interface that
-	// had its DEL.
+	// fresh: each ADD is of another pod, since the reference's fails on an interface that had its DEL.
 	fresh bool
 	// uncounted: the peer's system calls are so many that tracing takes minutes.
 	uncounted bool
@@ -147,15 +146,13 @@ func publishing() (list []scenario) {
 		if n == 1 {
 			s.verbs = all
 		}
-		list = append(list, s,
-			scenario{name: portsName(n) + " by iptables", verbs: most, before: before,
-				steps: []step{portmap(n, onIPTables)}, long: n > 10},
+		list = append(list, s, scenario{name: portsName(n) + " by iptables", verbs: most, before: before,
+			steps: []step{portmap(n, onIPTables)}, long: n > 10},
 			scenario{name: portsName(n) + " by nftables", verbs: most, before: before,
 				steps: []step{portmap(n, onNFTables)}, nft: true})
 	}
-	return append(list,
-		scenario{name: portsName(1) + ", dual stack", verbs: most, before: []step{bridge(dual)},
-			steps: []step{portmap(1)}})
+	return append(list, scenario{name: portsName(1) + ", dual stack", verbs: most, before: []step{bridge(dual)},
+		steps: []step{portmap(1)}})
 }
 
 func filtering() (list []scenario) {

@@ -2,10 +2,9 @@
 // turns, on throw-away hosts. scripts/bench.sh runs it. It prints the whole table, and writes the
 // aims and some rows into docs/performance.md.
 //
-// Times are compared in rounds: every side serves the call, one right after the other, and
-// another one begins each time, so that what else the machine does falls on all. What is
-// counted (programs, system calls, netlink messages, memory) is
-// counted in calls of its own, which are traced and not timed.
+// Times are compared in rounds: every side serves the call, one right after the other, and another one begins
+// each time, so that what else the machine does falls on all. What is counted (programs, system calls, netlink
+// messages, memory) is counted in calls of its own, which are traced and not timed.
 package bench
 
 import (

@@ -1,6 +1,5 @@
-// Package clients_test drives the plugins through libcni, which is below all
-// runtimes, go-cni, which is what containerd and nerdctl call, and ocicni, which is
-// what CRI-O calls.
+// Package clients_test drives the plugins through libcni, which is below all runtimes, go-cni, which is what
+// containerd and nerdctl call, and ocicni, which is what CRI-O calls.
 package clients_test
 
 import (

@@ -23,9 +23,8 @@ const (
 	vary = 6
 	// someBytes is the same for bytes: the runtime reads its list of mounts.
 	someBytes = 1024
-	// tries is how often a verb is measured before too much is too much: who
-	// waits for an event of the kernel may be woken by one of something else, and the
-	// more often the busier the machine is.
+	// tries is how often a verb is measured before too much is too much: who waits for an event of the kernel
+	// may be woken by one of something else, and the more often the busier the machine is.
 	tries = 10
 )
 
@@ -154,8 +153,7 @@ func (n node) measure(b budget, try int) (records []*trace.Record) {
 	return records
 }
 
-// cost is what a call took of the kernel. Programs are those that it started;
-// the numbers are the plugin's own.
+// cost is what a call took of the kernel. Programs are those that it started; the numbers are the plugin's own.
 type cost struct {
 	programs                      string
 	sends, messages, dumps, calls int
@@ -204,8 +202,7 @@ func (c cost) exceeds(most cost) (what []string) {
 	return what
 }
 
-// grown says what is more than it was, but for the state of others that is read
-// and for what may grow.
+// grown says what is more than it was, but for the state of others that is read and for what may grow.
 func (c measured) grown(was measured, state int64, may growth) []string {
 	was.calls += vary
 	if may.calls {
@@ -332,8 +329,7 @@ func fixed(addresses ...string) Object {
 }
 
 func bridge(subnets []string, more ...Object) Object {
-	return Merge(Object{"bridge": "cni0", "isDefaultGateway": true}, ipam(subnets),
-		Merge(more...))
+	return Merge(Object{"bridge": "cni0", "isDefaultGateway": true}, ipam(subnets), Merge(more...))
 }
 
 func ptp(subnets []string, more ...Object) Object {

@@ -1,6 +1,5 @@
-// Package demo_test attaches three containers to a throw-away host through libcni, draws the
-// network, proves it with traffic, takes it down and shows that nothing is left. make demo
-// shows what it prints.
+// Package demo_test attaches three containers to a throw-away host through libcni, draws the network, proves it
+// with traffic, takes it down and shows that nothing is left. make demo shows what it prints.
 package demo_test
 
 import (
@@ -236,8 +235,7 @@ for iptables in iptables ip6tables; do
 done
 rm -f /run/xtables.lock`
 
-// expectNothingLeft shows what differs from before, and takes away what the next container
-// would share.
+// expectNothingLeft shows what differs from before, and takes away what the next container would share.
 func (d *demo) expectNothingLeft(before []string) {
 	title("what is left: only what the next container would share")
 	for _, line := range d.state() {

@@ -190,8 +190,7 @@ var _ = Describe("the examples are run:", Label("examples"), func() {
 				result := e.once(host, c, "container1")
 				after := host.Snapshot()
 				e.once(host, c, "container2")
-				Expect(host.Snapshot()).To(Equal(after),
-					"the second container leaves no more than the first")
+				Expect(host.Snapshot()).To(Equal(after), "the second container leaves no more than the first")
 				if i+1 < len(list) && list[i+1].schema() == "result" {
 					Expect(withSandbox(result)).To(Equal(withSandbox(list[i+1].doc)))
 				}

@@ -1,6 +1,5 @@
-// Package docs_test holds docs/ and the READMEs to what the plugins do: the
-// schemas to the parsers, the tables of keys to the schemas, the examples to a
-// host on which they are run.
+// Package docs_test holds docs/ and the READMEs to what the plugins do: the schemas to the parsers, the tables
+// of keys to the schemas, the examples to a host on which they are run.
 package docs_test
 
 import (

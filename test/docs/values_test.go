@@ -1,8 +1,7 @@
 package docs_test
 
-// values are good and bad values of a key: the schema and the parser take the
-// good ones, and refuse the bad ones. What is beyond a schema only the parser
-// refuses.
+// values are good and bad values of a key: the schema and the parser take the good ones, and refuse the bad
+// ones. What is beyond a schema only the parser refuses.
 type values struct {
 	key    string
 	beside string // what must be there for the key to make sense, as JSON
@@ -53,8 +52,7 @@ func common() []values {
 		bad: `["/x", "./x", "/", "/var/log/hawser/x", "a/b", ".", "..", ".x", "a b", "a\\n", 5, true, {}, []]`}}
 }
 
-// ranges are the keys of a range at prefix; one without prefix is the old form
-// in ipam itself.
+// ranges are the keys of a range at prefix; one without prefix is the old form in ipam itself.
 func ranges(prefix, beside string) []values {
 	return []values{
 		{key: prefix + "subnet", good: `["10.1.0.0/16", "2001:db8:1::/64", "::ffff:10.1.0.0/112"]`,
@@ -69,8 +67,7 @@ func ranges(prefix, beside string) []values {
 	}
 }
 
-// tables are the keys of each plugin. entry are those of any configuration,
-// list those of a list.
+// tables are the keys of each plugin. entry are those of any configuration, list those of a list.
 func tables() map[string][]values {
 	return map[string][]values{
 		"bandwidth":   concat(bandwidthValues(), common()),
@@ -133,8 +130,7 @@ func bandwidthValues() []values {
 		}
 	}
 	const own = `{"ingressRate": 8000000, "egressBurst": 800000}`
-	return append(list,
-		values{key: "ingressBurst", beside: own, good: `[]`, bad: `[]`, beyond: `[800000]`},
+	return append(list, values{key: "ingressBurst", beside: own, good: `[]`, bad: `[]`, beyond: `[800000]`},
 		values{key: "ingressBurst", beside: `{"ingressRate": 8}`, good: `[8, 34359738359]`, bad: `[34359738360]`},
 		values{key: "egressRate", beside: `{"egressBurst": 800000}`, good: `[8, 100000000000]`, bad: `[7]`,
 			beyond: `[0]`})

@@ -47,8 +47,7 @@ func (c call) ours() bool { return !strings.Contains(c.Program, "tables") }
 
 func (c call) is(names ...string) bool { return slices.Contains(names, c.Name) }
 
-// describe finds out what the call is about. The caller of it waits for our
-// answer, so nothing moves.
+// describe finds out what the call is about. The caller of it waits for our answer, so nothing moves.
 func (c *call) describe(tid int) {
 	program, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", tid))
 	c.Program = filepath.Base(program)

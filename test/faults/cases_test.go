@@ -50,8 +50,7 @@ func (t *tally) count(hit bool, err error) {
 	}
 }
 
-// each plays a sample of the cases, several nodes at a time, and fails with all that
-// went wrong.
+// each plays a sample of the cases, several nodes at a time, and fails with all that went wrong.
 func each[T trial](l *lesson, all []T) {
 	GinkgoHelper()
 	cases := sample(all)

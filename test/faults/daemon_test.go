@@ -14,8 +14,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-// lend starts a DHCP server, which lends each container an address of its own, and
-// the daemon.
+// lend starts a DHCP server, which lends each container an address of its own, and the daemon.
 func (n *node) lend() {
 	n.host.IP("link add cni0 type bridge", "addr add 10.1.0.1/24 dev cni0", "link set cni0 up")
 	var own []string

@@ -31,8 +31,7 @@ type broken struct {
 	environment
 }
 
-// on plays ADD and DEL while something is broken, and the DEL of an ADD that was
-// served before.
+// on plays ADD and DEL while something is broken, and the DEL of an ADD that was served before.
 func (e environment) on(name string) {
 	GinkgoHelper()
 	l := &lesson{scenario: scenarioOf(name)}

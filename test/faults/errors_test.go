@@ -64,8 +64,7 @@ func (c failing) play(n *node) (hit bool, err error) {
 		out.Stdout, out.Stderr)
 }
 
-// repeat: an ADD that failed has left nothing; the repetition of a DEL that failed
-// leaves nothing.
+// repeat: an ADD that failed has left nothing; the repetition of a DEL that failed leaves nothing.
 func (c failing) repeat(n *node, prev string) error {
 	if c.command == "ADD" {
 		if err := errors.Join(n.isClean(), n.del("")); err != nil || !n.Cold {
@@ -99,9 +98,8 @@ func (n *node) isWhole(out outcome) error {
 	return errors.Join(n.del(out.Stdout), n.isCleanAgain())
 }
 
-// isGone: a DEL that succeeded left nothing. In a container that cannot be entered,
-// or does not take its values back, something may stay, and DEL says so: it must not
-// fail for ever.
+// isGone: a DEL that succeeded left nothing. In a container that cannot be entered, or does not take its values
+// back, something may stay, and DEL says so: it must not fail for ever.
 func (n *node) isGone(out outcome) error {
 	if n.Inside && final[out.Injected.errno] && strings.Contains(out.Stderr, out.Injected.errno.Error()) {
 		return errors.Join(n.isCleanOutside(), errRetire)
@@ -113,8 +111,7 @@ func (n *node) isGone(out outcome) error {
 var final = map[unix.Errno]bool{unix.EPERM: true, unix.EACCES: true, unix.EROFS: true, unix.EINVAL: true,
 	unix.EIO: true, unix.EBUSY: true}
 
-// explained: there is one error object, and it names the cause; an interrupted call
-// is no error.
+// explained: there is one error object, and it names the cause; an interrupted call is no error.
 func explained(out outcome) error {
 	text := out.Stdout
 	if text == "" { // what failed may be its writing
@@ -159,9 +156,8 @@ var _ = Describe("a kill at every call", Label("kernel", "killed"), func() {
 	}
 })
 
-// killings are all cases of a scenario. A kill between two calls that change
-// nothing is like one before the next that does, so those are enough;
-// HAWSER_FAULTS=all takes each call.
+// killings are all cases of a scenario. A kill between two calls that change nothing is like one before the
+// next that does, so those are enough; HAWSER_FAULTS=all takes each call.
 func killings(l *lesson) (cases []killing) {
 	for _, command := range l.commands() {
 		f := fault{Changes: !everything()}

@@ -33,9 +33,8 @@ func fails(errnos ...unix.Errno) []failure {
 	return all
 }
 
-// failures lists how the call can fail. What iptables makes of its errors is its own
-// affair (some it ignores, and makes a wrong rule): it cannot be started, and it cannot
-// commit.
+// failures lists how the call can fail. What iptables makes of its errors is its own affair (some it ignores,
+// and makes a wrong rule): it cannot be started, and it cannot commit.
 func (c call) failures(tid int) []failure {
 	if !c.ours() && !c.is("execve", "sendmsg") {
 		return nil
@@ -87,9 +86,8 @@ func (c call) failures(tid int) []failure {
 	return fails(possible[c.Name]...)
 }
 
-// possible are the errors of calls that fail in the same way whatever they are
-// about. Not here: those that say that something is absent, and those that only
-// a program's own mistake brings about.
+// possible are the errors of calls that fail in the same way whatever they are about. Not here: those that say
+// that something is absent, and those that only a program's own mistake brings about.
 var possible = map[string][]unix.Errno{
 	"mkdirat": {unix.ENOSPC, unix.EACCES, unix.EROFS}, "linkat": {unix.ENOSPC, unix.EIO, unix.EPERM},
 	"symlinkat": {unix.ENOSPC, unix.EACCES}, "renameat": {unix.ENOSPC, unix.EIO, unix.EACCES},
@@ -152,8 +150,7 @@ func writable(tid int, fd uint64) bool {
 	return flags(tid, fd)&(unix.O_WRONLY|unix.O_RDWR) != 0
 }
 
-// interruptible are the failures of a call on a socket: no signal interrupts one that
-// does not block.
+// interruptible are the failures of a call on a socket: no signal interrupts one that does not block.
 func interruptible(tid int, fd uint64, errnos ...unix.Errno) []failure {
 	if flags(tid, fd)&unix.O_NONBLOCK == 0 {
 		errnos = append(errnos, unix.EINTR)

@@ -42,8 +42,7 @@ func launch(program string) error {
 	return unix.Exec(program, append([]string{program}, os.Args[1:]...), env)
 }
 
-// listen puts the filter on this thread and returns the descriptor that its
-// reports come from.
+// listen puts the filter on this thread and returns the descriptor that its reports come from.
 func listen(program []unix.SockFilter) (int, error) {
 	fprog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	// Who waits for our word is not disturbed by signals, but those that kill.
@@ -55,8 +54,7 @@ func listen(program []unix.SockFilter) (int, error) {
 	return int(fd), nil
 }
 
-// filter reports the watched calls, but clone where it makes a thread, or only those
-// that may change something.
+// filter reports the watched calls, but clone where it makes a thread, or only those that may change something.
 func filter(changes bool) []unix.SockFilter {
 	const callNumber, firstArg, thirdArg = 0, 16, 32 // offsets in struct seccomp_data, of a little-endian machine
 	load := func(at uint32) unix.SockFilter {

@@ -219,8 +219,7 @@ func (m *monitor) ioctl(request uintptr, arg unsafe.Pointer) unix.Errno {
 	return errno
 }
 
-// decide is the answer to a report: go on, an error, or none, since the caller
-// has been killed.
+// decide is the answer to a report: go on, an error, or none, since the caller has been killed.
 func (m *monitor) decide(n notification) (response, bool) {
 	proceed := response{flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
 	name := callName(uint64(n.nr))

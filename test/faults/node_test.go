@@ -208,8 +208,7 @@ func (n *node) quiet(command, prev string) error {
 	return nil
 }
 
-// disturbed is a call to which the fault happens. prev is the result of the ADD
-// before a DEL.
+// disturbed is a call to which the fault happens. prev is the result of the ADD before a DEL.
 func (n *node) disturbed(command string, f fault) (out outcome, prev string, err error) {
 	if command == "DEL" {
 		if prev, err = n.add(); err != nil {
@@ -233,8 +232,7 @@ func (n *node) isCleanOutside() error {
 	return n.state().outside().differs(n.clean.outside(), n.shared)
 }
 
-// isCleanAgain is isClean after an undisturbed ADD and DEL, which have made whole
-// what was half made.
+// isCleanAgain is isClean after an undisturbed ADD and DEL, which have made whole what was half made.
 func (n *node) isCleanAgain() error {
 	if n.Cold {
 		return n.state().differs(n.shared, nil)

@@ -137,8 +137,7 @@ func (s state) differs(want, shared state) error {
 	return errors.New(strings.Join(diff, "\n        "))
 }
 
-// superseded: a sysctl has one value only, so one that is shared replaces the one
-// from before.
+// superseded: a sysctl has one value only, so one that is shared replaces the one from before.
 func superseded(line string, shared state) bool {
 	key, _, ok := strings.Cut(line, ":")
 	return ok && strings.Contains(key, " ipv") &&

@@ -97,8 +97,7 @@ var _ = Describe("standard streams that are closed, full or garbage", Label("ker
 	chained := func(plugin string) bool { return !slices.Contains(first, plugin) }
 	lent := Object{"ipam": HostLocal("10.89.0.0/24")}
 	// own are the keys that each plugin needs to serve an ADD by itself.
-	own := append(Usual(""),
-		Step{Plugin: "host-device", Keys: Object{"device": "d0"}},
+	own := append(Usual(""), Step{Plugin: "host-device", Keys: Object{"device": "d0"}},
 		Step{Plugin: "macvlan", Keys: Object{"master": "up0"}},
 		Step{Plugin: "ipvlan", Keys: Merge(lent, Object{"master": "up0"})},
 		Step{Plugin: "vlan", Keys: Object{"master": "up0", "vlanId": 5}},
@@ -187,9 +186,8 @@ func leases(n *World) string {
 		n.Cmd("sh", "-c", "find /run/hawser -path '*/dhcp/*.json'")
 }
 
-// lxc runs portmap (descriptor 3, for its directory may be closed to others) as root of a user namespace that was made
-// by the same call as
-// the network namespace, as LXC makes its containers: nobody owns the files below
+// lxc runs portmap (descriptor 3, for its directory may be closed to others) as root of a user namespace that
+// was made by the same call as the network namespace, as LXC makes its containers: nobody owns the files below
 // /proc/net.
 const lxc = `
 mount -t tmpfs tmpfs /run

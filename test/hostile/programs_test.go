@@ -61,8 +61,7 @@ var _ = Describe("a host without iptables and nft, with an empty PATH", Label("k
 	})
 })
 
-// reached asks the pod's server from outside through its host port, and lets the
-// pod ask outside.
+// reached asks the pod's server from outside through its host port, and lets the pod ask outside.
 func reached(n *World, p *Pod, outside *nstest.Host, port string) {
 	GinkgoHelper()
 	p.Serve("tcp", p.Addr()+":80")

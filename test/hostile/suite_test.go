@@ -1,5 +1,4 @@
-// The specs of this directory run the plugins, as programs, on hosts on which
-// things are not as they should be.
+// The specs of this directory run the plugins, as programs, on hosts on which things are not as they should be.
 package hostile_test
 
 import (

@@ -142,8 +142,7 @@ func (l *load) fill(pods []*pod) {
 	})
 }
 
-// shake has each worker do what it likes with its own containers until the time is
-// over.
+// shake has each worker do what it likes with its own containers until the time is over.
 func (l *load) shake(pods []*pod, during time.Duration) {
 	end := time.Now().Add(during)
 	l.work(func(w int) {

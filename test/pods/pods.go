@@ -233,8 +233,7 @@ func ExpectGone(host *nstest.Host) {
 	})).To(gomega.BeEmpty())
 }
 
-// Settle returns when none of the plugins in dir runs any more: those of a killed
-// runtime go on.
+// Settle returns when none of the plugins in dir runs any more: those of a killed runtime go on.
 func Settle(dir string) {
 	ginkgo.GinkgoHelper()
 	gomega.Eventually(func() []string {

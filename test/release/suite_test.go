@@ -1,6 +1,5 @@
-// Package release_test installs and releases the plugins from copies of this
-// tree. Scripts/test-release.sh installs what it needs; the packaging tool comes
-// from the Go module proxy.
+// Package release_test installs and releases the plugins from copies of this tree. Scripts/test-release.sh
+// installs what it needs; the packaging tool comes from the Go module proxy.
 package release_test
 
 import (
@@ -21,8 +20,7 @@ func TestRelease(t *testing.T) {
 	RunSpecs(t, "release: what users install")
 }
 
-// plugins are the names of all that have a main.go two directories below
-// plugins/, in their order.
+// plugins are the names of all that have a main.go two directories below plugins/, in their order.
 func plugins() []string {
 	GinkgoHelper()
 	mains, err := filepath.Glob("../../plugins/*/*/main.go")

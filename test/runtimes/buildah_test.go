@@ -14,8 +14,7 @@ import (
 	"github.com/hawser-cni/plugins/test/pods"
 )
 
-// buildah is buildah on a machine, with podman's configuration and a static busybox
-// to build images of.
+// buildah is buildah on a machine, with podman's configuration and a static busybox to build images of.
 type buildah struct {
 	*podman
 	context string

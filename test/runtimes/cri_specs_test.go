@@ -14,8 +14,7 @@ import (
 	"github.com/hawser-cni/plugins/test/pods"
 )
 
-// Containerd 1.6 refuses a list whose cniVersion is 1.1.0; newer libraries choose
-// from cniVersions.
+// Containerd 1.6 refuses a list whose cniVersion is 1.1.0; newer libraries choose from cniVersions.
 var network = pods.Network{Versions: `["0.4.0", "1.0.0", "1.1.0"]`}
 
 // built is the directory of a containerd 2 that the script has built.

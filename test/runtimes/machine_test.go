@@ -110,8 +110,7 @@ func removeCgroups(name string) error {
 	return nil
 }
 
-// killAll kills every process with other mounts than the specs': the PID namespace
-// is that of this run.
+// killAll kills every process with other mounts than the specs': the PID namespace is that of this run.
 func (m *machine) killAll() {
 	GinkgoHelper()
 	own := nstest.Must(os.Readlink("/proc/1/exe"))

@@ -1,6 +1,5 @@
-// Package runtimes_test runs container runtimes on throw-away hosts, with our
-// plugins as the only ones. Scripts/test-runtimes.sh installs the runtimes. Each
-// spec needs real root, and cgroups that it can write.
+// Package runtimes_test runs container runtimes on throw-away hosts, with our plugins as the only ones.
+// Scripts/test-runtimes.sh installs the runtimes. Each spec needs real root, and cgroups that it can write.
 package runtimes_test
 
 import (

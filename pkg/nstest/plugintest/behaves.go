@@ -71,9 +71,8 @@ func InContainer(commands string, says ...string) Drift { return Drift{Cont: com
 // OnHost is a Drift by commands on the host.
 func OnHost(commands string, says ...string) Drift { return Drift{Host: commands, Says: says} }
 
-// Behaves registers the specs of the life of an attachment, which each main
-// plugin passes: DEL in all its forms, ADD failing in all its ways, CHECK, GC,
-// STATUS, and what the reference plugins made.
+// Behaves registers the specs of the life of an attachment, which each main plugin passes: DEL in all its
+// forms, ADD failing in all its ways, CHECK, GC, STATUS, and what the reference plugins made.
 func Behaves(f Fixture) bool {
 	Describe("DEL", func() {
 		l := f.life()
@@ -129,8 +128,7 @@ func (f Fixture) life() *life {
 	return l
 }
 
-// alive attaches the live container, whose gateways answer whatever else
-// happens.
+// alive attaches the live container, whose gateways answer whatever else happens.
 func (l *life) alive() {
 	BeforeEach(func() {
 		l.live = l.attach("live", 2)

@@ -18,8 +18,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// forms are the ways to call DEL, with what is known of the attachment and what
-// happened to it.
+// forms are the ways to call DEL, with what is known of the attachment and what happened to it.
 func (l *life) forms() map[string]Form {
 	prev := func(v any) Form { return Form{Call: Saying(Object{"prevResult": v})} }
 	forms := map[string]Form{

@@ -146,8 +146,7 @@ func (l *life) failures() {
 	}
 }
 
-// wasAsked checks that IPAM, if it was asked for the addresses of "two", was
-// told to release them.
+// wasAsked checks that IPAM, if it was asked for the addresses of "two", was told to release them.
 func (l *life) wasAsked(asked bool) {
 	GinkgoHelper()
 	calls := l.Calls()

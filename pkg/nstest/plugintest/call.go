@@ -118,8 +118,7 @@ func (w *World) ReuseInode(dir string, gone, now *nstest.Host) {
 	w.Cmd("sh", "-ec", fmt.Sprintf(`sed -i 's/"inode":%d\b/"inode":%d/' %s/*.json`, inodes[0].Ino, inodes[1].Ino, dir))
 }
 
-// Reference runs the reference plugin of the same name. It skips the spec where
-// there is none.
+// Reference runs the reference plugin of the same name. It skips the spec where there is none.
 func (w *World) Reference(r nstest.Reference, c Call) Answer {
 	ginkgo.GinkgoHelper()
 	return Ran(w.Run(c.Program(w, r.Program(w.Plugin.Name))))
@@ -238,9 +237,8 @@ func (a Attached) As(command string) Call {
 	return c
 }
 
-// Verdict is what must be true of every answer, whatever the call was: exit
-// status 0 with a result (ADD, VERSION) or with nothing, or 1 with an error
-// object; one JSON document; no panic.
+// Verdict is what must be true of every answer, whatever the call was: exit status 0 with a result (ADD,
+// VERSION) or with nothing, or 1 with an error object; one JSON document; no panic.
 func (a Answer) Verdict(command string) error {
 	if strings.Contains(a.Stdout+a.Stderr, "goroutine ") {
 		return errors.New("a panic")

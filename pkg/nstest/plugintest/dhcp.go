@@ -26,8 +26,7 @@ func ServeDHCP(h *nstest.Host, device, lends string, more ...string) *exec.Cmd {
 	return server
 }
 
-// DHCPDaemon starts the daemon of a directory's dhcp, on the usual socket, and returns
-// when it serves.
+// DHCPDaemon starts the daemon of a directory's dhcp, on the usual socket, and returns when it serves.
 func DHCPDaemon(h *nstest.Host, dir string, args ...string) *exec.Cmd {
 	ginkgo.GinkgoHelper()
 	d := h.Start(nstest.Program{Path: filepath.Join(dir, "dhcp"), Args: append([]string{"daemon"}, args...)})

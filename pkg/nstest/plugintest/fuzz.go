@@ -298,8 +298,7 @@ func (w *fuzzWorld) reset() {
 	}
 }
 
-// keeps tells the links that a chained plugin works on, as long as they are
-// as they were made.
+// keeps tells the links that a chained plugin works on, as long as they are as they were made.
 func (w *fuzzWorld) keeps(conn *rtnl.Conn, l rtnl.Link) bool {
 	return w.Chained && conn == w.cont && (l.Name == "peer0" ||
 		l.Name == "eth0" && l.MTU == 1500 && l.MAC.String() == "02:00:00:00:00:01" && !l.Promisc && !l.AllMulti)

@@ -125,9 +125,8 @@ func (p *Pod) Addr() string {
 	return address
 }
 
-// NewNode makes a world of all plugins, as programs, for specs of whole lists. At
-// the end of a spec that passed, the pods that are attached still are detached, and
-// nothing may be [Left] of any.
+// NewNode makes a world of all plugins, as programs, for specs of whole lists. At the end of a spec that
+// passed, the pods that are attached still are detached, and nothing may be [Left] of any.
 func NewNode() *World {
 	ginkgo.GinkgoHelper()
 	w := &World{Host: nstest.NewHost(), Dir: ginkgo.GinkgoT().TempDir()}

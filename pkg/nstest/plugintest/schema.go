@@ -42,8 +42,7 @@ func ExpectSchema(name, description string, schema Object) {
 	gomega.Expect(string(have)).To(gomega.Equal(b.String()), "make schema writes it anew")
 }
 
-// ExpectPluginSchema is ExpectSchema for a plugin: for what its wire type says,
-// and rules about several keys.
+// ExpectPluginSchema is ExpectSchema for a plugin: for what its wire type says, and rules about several keys.
 func ExpectPluginSchema[C any](p skel.Plugin[C], rules ...Object) {
 	ginkgo.GinkgoHelper()
 	schema := SchemaOf(p.Config)
@@ -55,8 +54,7 @@ func ExpectPluginSchema[C any](p skel.Plugin[C], rules ...Object) {
 	ExpectSchema(p.Name, p.About, schema)
 }
 
-// HasKey is a rule: the key, a way such as ipam.type, is there with such a
-// value.
+// HasKey is a rule: the key, a way such as ipam.type, is there with such a value.
 func HasKey(path string, value Object) Object {
 	name, rest, inner := strings.Cut(path, ".")
 	if inner {
@@ -77,8 +75,7 @@ func NotBoth(a, b Object) Object { return Object{"not": Object{"allOf": []any{a,
 //	schema   what the parser wants of the value, in the words of [schemaWord]; "-": the key is not in the schema
 //	each     the same of each element of a list
 //
-// null stands for a missing key, as it does for the decoder, unless the key is
-// required.
+// null stands for a missing key, as it does for the decoder, unless the key is required.
 func SchemaOf(wire any) Object { return objectSchema(reflect.TypeOf(wire)) }
 
 func objectSchema(t reflect.Type) Object {
@@ -277,8 +274,7 @@ const (
 
 const optionNames = "dhcp-client-identifier|subnet-mask|routers|host-name|user-class|vendor-class-identifier"
 
-// formats are those that a pattern can tell, for the most part. None refuses
-// what the parser takes.
+// formats are those that a pattern can tell, for the most part. None refuses what the parser takes.
 const pci = `[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]`
 
 var formats = map[string]Object{

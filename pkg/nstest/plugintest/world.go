@@ -1,6 +1,5 @@
-// Package plugintest runs one plugin as a runtime would, on a host of package
-// nstest, with an IPAM plugin that does as the spec says. Tests import it, and
-// nothing else.
+// Package plugintest runs one plugin as a runtime would, on a host of package nstest, with an IPAM plugin that
+// does as the spec says. Tests import it, and nothing else.
 package plugintest
 
 import (
@@ -22,9 +21,8 @@ import (
 // Object is a JSON object.
 type Object = map[string]any
 
-// World is a throw-away host on which plugins are called: one, in this process, with
-// an IPAM plugin that does as the spec says ([NewWorld]), or whole lists of programs
-// for its pods ([NewNode]).
+// World is a throw-away host on which plugins are called: one, in this process, with an IPAM plugin that does
+// as the spec says ([NewWorld]), or whole lists of programs for its pods ([NewNode]).
 type World struct {
 	*nstest.Host
 	Dir    string           // CNI_PATH
@@ -33,27 +31,23 @@ type World struct {
 	// For lists:
 	Version string   // of configurations; the newest when empty
 	Env     []string // of the programs, beside that of the protocol
-	// Before are commands of bash that run before each plugin, in its process:
-	// "umask 0".
+	// Before are commands of bash that run before each plugin, in its process: "umask 0".
 	Before string
 	// Other serves the calls instead of [World.Invoke].
 	Other func(plugin string, c Call) Answer
 
-	// Spoiled says that the spec has put something in the way, and that the end
-	// need not be clean.
+	// Spoiled says that the spec has put something in the way, and that the end need not be clean.
 	Spoiled bool
 
 	programs string // directory of the plugins; ours when empty
 	attached *attached
 }
 
-// Refusal makes the IPAM plugin refuse with code 11, message "later" and
-// details "pool".
+// Refusal makes the IPAM plugin refuse with code 11, message "later" and details "pool".
 const Refusal = `cat >/dev/null; echo '{"cniVersion":"1.1.0","code":11,"msg":"later","details":"pool"}'; exit 1`
 
-// NewWorld makes a host, and "fake", an IPAM plugin that writes down each call
-// and answers as On and Lend tell it to. As "whereabouts" it is a plugin that
-// is known to need no interface.
+// NewWorld makes a host, and "fake", an IPAM plugin that writes down each call and answers as On and Lend tell
+// it to. As "whereabouts" it is a plugin that is known to need no interface.
 func NewWorld[C any](p skel.Plugin[C]) *World {
 	ginkgo.GinkgoHelper()
 	w := &World{Host: nstest.NewHost(), Dir: ginkgo.GinkgoT().TempDir(), Plugin: Any(p)}
@@ -117,8 +111,7 @@ func (w *World) LendAddrs(id string, addrs ...string) {
 	w.Lend(Lease(addrs...), id)
 }
 
-// Lease is the result of an IPAM plugin, "10.1.0.2/24 10.1.0.1" being an
-// address with its gateway.
+// Lease is the result of an IPAM plugin, "10.1.0.2/24 10.1.0.1" being an address with its gateway.
 func Lease(addrs ...string) string {
 	ginkgo.GinkgoHelper()
 	var ips []Object

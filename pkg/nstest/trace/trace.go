@@ -1,7 +1,6 @@
-// Package trace runs a program and counts what it asks of the kernel: the programs
-// that it starts, its system calls, its netlink messages, its sleeps. It is a small
-// ptrace(2) tracer, since the text of strace(1) does not tell netlink messages
-// reliably. Tests import it, and nothing else.
+// Package trace runs a program and counts what it asks of the kernel: the programs that it starts, its system
+// calls, its netlink messages, its sleeps. It is a small ptrace(2) tracer, since the text of strace(1) does not
+// tell netlink messages reliably. Tests import it, and nothing else.
 package trace
 
 import (
@@ -37,8 +36,7 @@ type Record struct {
 	Exit           int // its status, or 128 plus the signal that ended it
 }
 
-// Program is one execve(2) and what followed it, with the processes that it forked
-// and the threads of all.
+// Program is one execve(2) and what followed it, with the processes that it forked and the threads of all.
 type Program struct {
 	Path     string
 	Syscalls int // all of them
@@ -66,14 +64,12 @@ func (r *Record) Names() (names []string) {
 // limit is when a command that does not end is killed.
 const limit = 5 * time.Minute
 
-// Run runs a command to its end, in the namespaces of the calling thread, which it
-// keeps for itself meanwhile.
+// Run runs a command to its end, in the namespaces of the calling thread, which it keeps for itself meanwhile.
 //
-// Calls leaves out what the Go runtime does more or less often from run to run, and the
-// more often the busier the machine is: futex, memory, signals, threads, waits, and calls
-// that come again since a signal interrupted them or nothing was there yet. A sleep is a wait that ended by its
-// timeout: a timer of Go ends epoll_pwait that way. The runtime's own naps of 10 ms
-// and less, nanosleep and timed futexes, are none.
+// Calls leaves out what the Go runtime does more or less often from run to run, and the more often the busier
+// the machine is: futex, memory, signals, threads, waits, and calls that come again since a signal interrupted
+// them or nothing was there yet. A sleep is a wait that ended by its timeout: a timer of Go ends epoll_pwait
+// that way. The runtime's own naps of 10 ms and less, nanosleep and timed futexes, are none.
 func Run(c Command) (*Record, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -109,8 +105,7 @@ func Run(c Command) (*Record, error) {
 	return r, err
 }
 
-// collect returns a pipe's writing end, and where all that was written appears when
-// everybody has closed it.
+// collect returns a pipe's writing end, and where all that was written appears when everybody has closed it.
 func collect() (*os.File, <-chan string, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -224,9 +219,8 @@ func newTracer(pid int, path string) *tracer {
 	return &tracer{root: pid, programs: []*Program{p}, tasks: map[int]*task{pid: root}}
 }
 
-// task finds a task, or gives a new one its place: a thread is of its process, and a
-// process begins as a copy of its parent. Its first stop may come before the
-// parent's event, which therefore is not needed.
+// task finds a task, or gives a new one its place: a thread is of its process, and a process begins as a copy
+// of its parent. Its first stop may come before the parent's event, which therefore is not needed.
 func (t *tracer) task(tid int) *task {
 	if found, ok := t.tasks[tid]; ok {
 		return found
