@@ -1,7 +1,6 @@
 package faults_test
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"os"
@@ -10,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nstest/trace"
 )
 
 // call is one watched call that is about to be made.
@@ -60,7 +61,7 @@ func (c *call) describe(tid int) {
 	case c.is("symlinkat"):
 		c.File = pathAt(tid, c.Args[1], c.Args[2])
 	case c.is("execve", "open", "access", "readlink", "unlink"):
-		c.File = text(tid, c.Args[0])
+		c.File = trace.Text(tid, c.Args[0])
 	case c.is("sendto") && c.Args[4] != 0 && family(tid, c.Args[4]) == unix.AF_NETLINK:
 		c.File = "netlink"
 	case c.is("read", "pread64", "readv", "write", "pwrite64", "writev", "close", "fstat", "getdents64", "fsync",
@@ -75,7 +76,7 @@ func (c *call) describe(tid int) {
 func pathAt(tid int, dir, name uint64) string {
 	path := ""
 	if name != 0 {
-		path = text(tid, name)
+		path = trace.Text(tid, name)
 	}
 	if filepath.IsAbs(path) || int32(dir) == unix.AT_FDCWD {
 		return path
@@ -95,30 +96,11 @@ func descriptor(tid int, fd uint64) string {
 }
 
 func family(tid int, address uint64) uint16 {
-	b := make([]byte, 2)
-	if peek(tid, address, b) != nil {
+	b := trace.Memory(tid, address, 2)
+	if len(b) < 2 {
 		return unix.AF_UNSPEC
 	}
 	return binary.NativeEndian.Uint16(b)
-}
-
-func text(tid int, address uint64) string {
-	b := make([]byte, 256)
-	for len(b) > 0 && peek(tid, address, b) != nil {
-		b = b[:len(b)/2] // the end of its memory
-	}
-	s, _, _ := bytes.Cut(b, []byte{0})
-	return string(s)
-}
-
-func peek(tid int, address uint64, into []byte) error {
-	local := []unix.Iovec{{Base: &into[0]}}
-	local[0].SetLen(len(into))
-	n, err := unix.ProcessVMReadv(tid, local, []unix.RemoteIovec{{Base: uintptr(address), Len: len(into)}}, 0)
-	if err == nil && n != len(into) {
-		err = unix.EFAULT
-	}
-	return err
 }
 
 func poke(tid int, address uint64, data []byte) error {
@@ -173,8 +155,8 @@ func (c call) changes(tid int) bool {
 
 // asks reports whether a message to the kernel is a question.
 func asks(tid int, c call) bool {
-	header := make([]byte, unix.SizeofNlMsghdr)
-	if peek(tid, c.Args[1], header) != nil {
+	header := trace.Memory(tid, c.Args[1], unix.SizeofNlMsghdr)
+	if len(header) < unix.SizeofNlMsghdr {
 		return false
 	}
 	switch typ := binary.NativeEndian.Uint16(header[4:]); {

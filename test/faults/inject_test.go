@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nstest/trace"
 )
 
 // failure is one way in which a call fails.
@@ -175,8 +177,8 @@ func (m *monitor) inject(n notification, c call) (response, bool) {
 	if !f.refused {
 		return response{errno: -int32(f.errno)}, true
 	}
-	request := make([]byte, n.args[2])
-	if err := peek(int(n.tid), n.args[1], request); err != nil || len(request) < unix.SizeofNlMsghdr {
+	request := trace.Memory(int(n.tid), n.args[1], n.args[2])
+	if len(request) < max(int(n.args[2]), unix.SizeofNlMsghdr) {
 		m.out.Hit = nil
 		return response{flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}, true
 	}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/nstest/trace"
 )
 
 // fault is what happens at the N-th watched call.
@@ -274,15 +275,10 @@ func (m *monitor) restarted(n notification, name string) bool {
 }
 
 func (m *monitor) pid(tid int) int {
-	if pid, ok := m.pids[tid]; ok {
-		return pid
+	if _, known := m.pids[tid]; !known {
+		m.pids[tid] = int(trace.Status(tid, "Tgid"))
 	}
-	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
-	_, after, _ := strings.Cut(string(status), "\nTgid:")
-	pid := 0
-	_, _ = fmt.Sscan(after, &pid)
-	m.pids[tid] = pid
-	return pid
+	return m.pids[tid]
 }
 
 var _ = It("a write of a sysctl that the kernel has made again counts once", func() {

@@ -143,21 +143,26 @@ func word(b []byte, at uint64) uint64 {
 	return binary.NativeEndian.Uint64(b[at:])
 }
 
-// bytes reads the task's memory; what cannot be read is missing at the end.
-func (c *call) bytes(at, n uint64) []byte {
+func (c *call) bytes(at, n uint64) []byte { return Memory(c.task.tid, at, n) }
+
+func (c *call) text(at uint64) string { return Text(c.task.tid, at) }
+
+// Memory reads a thread's memory; what cannot be read is missing at the end.
+func Memory(tid int, at, n uint64) []byte {
 	b := make([]byte, min(n, 1<<24))
 	if len(b) == 0 {
 		return nil
 	}
 	local := []unix.Iovec{{Base: &b[0]}}
 	local[0].SetLen(len(b))
-	got, _ := unix.ProcessVMReadv(c.task.tid, local, []unix.RemoteIovec{{Base: uintptr(at), Len: len(b)}}, 0)
+	got, _ := unix.ProcessVMReadv(tid, local, []unix.RemoteIovec{{Base: uintptr(at), Len: len(b)}}, 0)
 	return b[:max(got, 0)]
 }
 
-func (c *call) text(at uint64) string {
+// Text reads what ends with a zero.
+func Text(tid int, at uint64) string {
 	// A read does not go over the end of the last page.
-	text, _, _ := bytes.Cut(append(c.bytes(at, 4096-at%4096), c.bytes((at|4095)+1, 4096)...), []byte{0})
+	text, _, _ := bytes.Cut(append(Memory(tid, at, 4096-at%4096), Memory(tid, (at|4095)+1, 4096)...), []byte{0})
 	return string(text)
 }
 

@@ -226,12 +226,12 @@ func (t *tracer) task(tid int) *task {
 		return found
 	}
 	fresh := &task{tid: tid}
-	leader := status(tid, "Tgid")
+	leader := Status(tid, "Tgid")
 	if own, ok := t.tasks[int(leader)]; ok && leader != int64(tid) {
 		fresh.process = own.process
 	} else {
 		fresh.process = newProcess(tid, t.programs[0])
-		if above, ok := t.tasks[int(status(tid, "PPid"))]; ok {
+		if above, ok := t.tasks[int(Status(tid, "PPid"))]; ok {
 			fresh.process.program, fresh.process.netlink = above.process.program, maps.Clone(above.process.netlink)
 		}
 	}
@@ -239,8 +239,8 @@ func (t *tracer) task(tid int) *task {
 	return fresh
 }
 
-// status is a number in /proc/<pid>/status, 0 when it cannot be read.
-func status(pid int, key string) (n int64) {
+// Status is a number in /proc/<pid>/status, 0 when it cannot be read.
+func Status(pid int, key string) (n int64) {
 	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan(); {
 		if rest, ok := bytes.CutPrefix(lines.Bytes(), []byte(key+":")); ok {
@@ -261,7 +261,7 @@ func (t *tracer) event(task *task, event int) {
 	case unix.PTRACE_EVENT_EXIT:
 		if task.tid == task.process.pid {
 			p := task.process.program
-			p.Peak = max(p.Peak, 1024*status(task.tid, "VmHWM"))
+			p.Peak = max(p.Peak, 1024*Status(task.tid, "VmHWM"))
 		}
 	}
 }
