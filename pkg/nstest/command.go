@@ -106,9 +106,7 @@ func (h *Host) JSON(v any, name string, args ...string) {
 func (h *Host) Start(p Program) *exec.Cmd {
 	ginkgo.GinkgoHelper()
 	cmd := p.command(ginkgo.GinkgoWriter, ginkgo.GinkgoWriter)
-	var err error
-	h.Do(func() { err = cmd.Start() })
-	gomega.Expect(err).NotTo(gomega.HaveOccurred(), strings.Join(cmd.Args, " "))
+	h.Do(func() { gomega.Expect(cmd.Start()).To(gomega.Succeed(), strings.Join(cmd.Args, " ")) })
 	ginkgo.DeferCleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -134,9 +132,7 @@ func (h *Host) Sysctl(path string) string {
 // SetSysctl writes a value below /proc/sys in the namespaces.
 func (h *Host) SetSysctl(path, value string) {
 	ginkgo.GinkgoHelper()
-	var err error
-	h.Do(func() { err = os.WriteFile("/proc/sys/"+path, []byte(value), 0) })
-	gomega.Expect(err).NotTo(gomega.HaveOccurred(), h.Name)
+	h.Do(func() { gomega.Expect(os.WriteFile("/proc/sys/"+path, []byte(value), 0)).To(gomega.Succeed(), h.Name) })
 }
 
 // SetBridgeNF sets net.bridge.bridge-nf-call-iptables and -ip6tables: whether frames that a bridge forwards
@@ -144,10 +140,7 @@ func (h *Host) SetSysctl(path, value string) {
 func (h *Host) SetBridgeNF(on bool) {
 	ginkgo.GinkgoHelper()
 	Need("br_netfilter")
-	value := "0"
-	if on {
-		value = "1"
-	}
+	value := map[bool]string{true: "1", false: "0"}[on]
 	h.SetSysctl("net/bridge/bridge-nf-call-iptables", value)
 	h.SetSysctl("net/bridge/bridge-nf-call-ip6tables", value)
 }

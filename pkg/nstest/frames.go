@@ -29,20 +29,13 @@ type Wiretap struct {
 func (h *Host) Wiretap(name string) Wiretap {
 	ginkgo.GinkgoHelper()
 	var t Wiretap
-	var err error
 	h.Do(func() {
-		var dev *net.Interface
-		if dev, err = net.InterfaceByName(name); err != nil {
-			return
-		}
+		dev := Must(net.InterfaceByName(name))
 		t.index, t.MAC = dev.Index, dev.HardwareAddr
-		if t.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC,
-			int(bigEndian(etherType))); err != nil {
-			return
-		}
-		err = unix.Bind(t.fd, &unix.SockaddrLinklayer{Protocol: bigEndian(etherType), Ifindex: t.index})
+		t.fd = Must(unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(bigEndian(etherType))))
+		at := unix.SockaddrLinklayer{Protocol: bigEndian(etherType), Ifindex: t.index}
+		gomega.Expect(unix.Bind(t.fd, &at)).To(gomega.Succeed())
 	})
-	gomega.Expect(err).NotTo(gomega.HaveOccurred())
 	ginkgo.DeferCleanup(func() { _ = unix.Close(t.fd) })
 	return t
 }
@@ -101,21 +94,12 @@ func (h *Host) AdvertiseRouter(ifName, prefix string) {
 	ra := []byte{134, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, // a router for 1800 s
 		3, 4, 64, 0xc0, 0, 0, 0xff, 0xff, 0, 0, 0xff, 0xff, 0, 0, 0, 0} // on link, autonomous
 	ra = append(ra, netip.MustParseAddr(prefix).AsSlice()...)
-	var err error
 	h.Do(func() {
-		var dev *net.Interface
-		if dev, err = net.InterfaceByName(ifName); err != nil {
-			return
-		}
-		var fd int
-		if fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6); err != nil {
-			return
-		}
+		all := unix.SockaddrInet6{ZoneId: uint32(Must(net.InterfaceByName(ifName)).Index),
+			Addr: netip.MustParseAddr("ff02::1").As16()}
+		fd := Must(unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6))
 		defer unix.Close(fd)
-		if err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, 255); err == nil {
-			err = unix.Sendto(fd, ra, 0, &unix.SockaddrInet6{ZoneId: uint32(dev.Index),
-				Addr: netip.MustParseAddr("ff02::1").As16()})
-		}
+		gomega.Expect(unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, 255)).To(gomega.Succeed())
+		gomega.Expect(unix.Sendto(fd, ra, 0, &all)).To(gomega.Succeed())
 	})
-	gomega.Expect(err).NotTo(gomega.HaveOccurred())
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/onsi/ginkgo/v2"
-	"github.com/onsi/gomega"
 )
 
 // End is one end of a cable: an interface of a Host and its addresses with prefix lengths.
@@ -74,13 +73,11 @@ func NewOutside(h *Host) *Host {
 // address and port as the server sees them. It returns the address served, with the port chosen where it was 0.
 func (h *Host) Serve(network, address string) string {
 	ginkgo.GinkgoHelper()
-	if network == "udp" || network == "udp4" || network == "udp6" {
+	if strings.HasPrefix(network, "udp") {
 		return h.serveUDP(network, address)
 	}
 	var l net.Listener
-	var err error
-	h.Do(func() { l, err = net.Listen(network, address) })
-	gomega.Expect(err).NotTo(gomega.HaveOccurred(), h.Name)
+	h.Do(func() { l = Must(net.Listen(network, address)) })
 	ginkgo.DeferCleanup(func() { _ = l.Close() })
 	go func() {
 		for {
@@ -98,9 +95,7 @@ func (h *Host) Serve(network, address string) string {
 func (h *Host) serveUDP(network, address string) string {
 	ginkgo.GinkgoHelper()
 	var conn net.PacketConn
-	var err error
-	h.Do(func() { conn, err = net.ListenPacket(network, address) })
-	gomega.Expect(err).NotTo(gomega.HaveOccurred(), h.Name)
+	h.Do(func() { conn = Must(net.ListenPacket(network, address)) })
 	ginkgo.DeferCleanup(func() { _ = conn.Close() })
 	go func() {
 		buf := make([]byte, 64)

@@ -89,10 +89,8 @@ func called(name string, h *nstest.Host) *nstest.Host {
 // run calls the library on the host, and says how long it took.
 func (d *demo) run(what string, fn func(context.Context) error) {
 	GinkgoHelper()
-	var err error
 	began := time.Now()
-	d.host.Do(func() { err = fn(context.Background()) })
-	Expect(err).NotTo(HaveOccurred(), what)
+	d.host.Do(func() { Expect(fn(context.Background())).To(Succeed(), what) })
 	fmt.Printf("   %-56s %5.1f ms\n", what, float64(time.Since(began).Microseconds())/1000)
 }
 

@@ -137,9 +137,7 @@ func (e example) once(host *nstest.Host, c *libcni.CNIConfig, id string) object 
 	rt := &libcni.RuntimeConf{ContainerID: id, NetNS: cont.Path, IfName: e.ifName(), CapabilityArgs: sent}
 	run := func(fn func(context.Context) error) {
 		GinkgoHelper()
-		var err error
-		host.Do(func() { err = fn(context.Background()) })
-		Expect(err).NotTo(HaveOccurred())
+		host.Do(func() { Expect(fn(context.Background())).To(Succeed()) })
 	}
 	var result object
 	run(func(ctx context.Context) error {

@@ -182,9 +182,8 @@ func (w *World) Invoke(plugin string, c Call) Answer {
 func (w *World) Trace(plugin string, c Call) *trace.Record {
 	ginkgo.GinkgoHelper()
 	var r *trace.Record
-	var err error
-	w.Do(func() { r, err = trace.Run(trace.Command{Path: w.program(plugin), Env: c.Vars(w), Stdin: c.Stdin()}) })
-	gomega.Expect(err).NotTo(gomega.HaveOccurred())
+	command := trace.Command{Path: w.program(plugin), Env: c.Vars(w), Stdin: c.Stdin()}
+	w.Do(func() { r = nstest.Must(trace.Run(command)) })
 	gomega.Expect(r.Exit).To(gomega.BeZero(), "%s %s: %s%s", plugin, c.Command, r.Stdout, r.Stderr)
 	return r
 }

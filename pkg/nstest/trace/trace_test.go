@@ -20,12 +20,8 @@ func TestTrace(t *testing.T) { nstest.RunSpecs(t, "pkg/nstest/trace") }
 func sh(h *nstest.Host, script string) *trace.Record {
 	GinkgoHelper()
 	var r *trace.Record
-	var err error
-	h.Do(func() {
-		r, err = trace.Run(trace.Command{Path: "/bin/sh", Args: []string{"-c", script}, Env: os.Environ(),
-			Stdin: "given\n"})
-	})
-	Expect(err).NotTo(HaveOccurred())
+	command := trace.Command{Path: "/bin/sh", Args: []string{"-c", script}, Env: os.Environ(), Stdin: "given\n"}
+	h.Do(func() { r = nstest.Must(trace.Run(command)) })
 	return r
 }
 
