@@ -197,8 +197,7 @@ var _ = Describe("ADD", func() {
 var _ = Describe("DEL", func() {
 	DescribeTable("works whatever the rest of the configuration says", Label("del"), func(ipam, keys string) {
 		n := newNetwork(slash24)
-		n.add("c1")
-		n.add("c2")
+		n.add("c1", "c2")
 		n.ipam, n.keys = ipam, keys
 		n.succeeds("DEL", "c1")
 		Expect(n.leases()).To(beLeases("10.1.2.3"))
@@ -220,8 +219,7 @@ var _ = Describe("DEL", func() {
 		n.succeeds("DEL", "c1")
 		Expect(n.dir()).NotTo(BeADirectory())
 		n.add("c1")
-		n.succeeds("DEL", "c1")
-		n.succeeds("DEL", "c1")
+		n.succeeds("DEL", "c1", "c1")
 		Expect(n.leases()).To(BeEmpty())
 	})
 
@@ -251,8 +249,7 @@ var _ = Describe("DEL", func() {
 var _ = Describe("CHECK", func() {
 	It("finds the lease, and that it is the one of the result", func() {
 		n := newNetwork(slash24)
-		n.add("c1")
-		n.add("c2")
+		n.add("c1", "c2")
 		n.succeeds("CHECK", "c1")
 		result := func(addr string) network {
 			return n.with(`"prevResult": {"cniVersion": "1.1.0", "ips": [
@@ -282,9 +279,7 @@ var _ = Describe("CHECK", func() {
 var _ = Describe("GC", func() {
 	It("removes what belongs to no valid attachment, and nothing else", Label("gc"), func() {
 		n := newNetwork(slash24)
-		for _, id := range []string{"c1", "c2", "c3"} {
-			n.add(id)
-		}
+		n.add("c1", "c2", "c3")
 		c2 := n.call("ADD", "c2")
 		c2.IfName = "eth1"
 		n.Add(c2)

@@ -81,10 +81,13 @@ func (n network) call(command, id string) Call {
 	return Call{Command: command, ID: id, Netns: "/not/looked/at", Conf: conf}
 }
 
-// add is an ADD that must succeed. It returns the addresses.
-func (n network) add(id string) []string {
+// add are ADDs that must succeed. It returns the addresses.
+func (n network) add(ids ...string) (list []string) {
 	GinkgoHelper()
-	return addresses(n.Add(n.call("ADD", id)))
+	for _, id := range ids {
+		list = append(list, addresses(n.Add(n.call("ADD", id)))...)
+	}
+	return list
 }
 
 func addresses(r Result) (list []string) {
@@ -95,9 +98,11 @@ func addresses(r Result) (list []string) {
 	return list
 }
 
-func (n network) succeeds(command, id string) {
+func (n network) succeeds(command string, ids ...string) {
 	GinkgoHelper()
-	n.Succeeds(n.call(command, id))
+	for _, id := range ids {
+		n.Succeeds(n.call(command, id))
+	}
 }
 
 // fails is a call that must fail with a code. It returns the message.
