@@ -71,16 +71,13 @@ func (l *link) bringUp(ctx context.Context) error {
 	const theirs = 100 * time.Millisecond
 	theirTurn, cancel := context.WithTimeout(ctx, theirs)
 	defer cancel()
-	now, err := l.conn.WaitUp(theirTurn, l.Index)
-	if !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := l.conn.WaitUp(theirTurn, l.Index); !errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	if !now.Up {
-		if err := l.conn.SetLink(l.Index, rtnl.LinkChange{Up: new(true)}); err != nil {
-			return err
-		}
+	if err := l.conn.SetLink(l.Index, rtnl.LinkChange{Up: new(true)}); err != nil {
+		return err
 	}
-	now, err = l.conn.WaitUp(ctx, l.Index)
+	now, err := l.conn.WaitUp(ctx, l.Index)
 	if ctx.Err() != nil {
 		return fmt.Errorf("interface %q does not come up, it is %s", now.Name, now.Oper)
 	}
