@@ -16,88 +16,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// Check compares what ADD made with what is there, by verify, while the IPAM
-// plugin checks its lease.
-func Check(ctx context.Context, req *skel.Request, verify func(*Session) []error) error {
-	if req.PrevResult == nil {
-		return cni.Errorf(cni.CodeConfig,
-			"prevResult: Required prevResult missing; CHECK compares the container with it")
-	}
-	if _, ok := req.PrevResult.ContainerInterface(req.IfName); !ok {
-		return cni.Drift("prevResult: has no interface %q in a container", req.IfName)
-	}
-	s, err := Open(req)
-	if err != nil {
-		return err
-	}
-	if s.IPAM == "" {
-		return errors.Join(verify(s)...)
-	}
-	checking, err := s.ipam.Start(ctx, "CHECK")
-	errs := verify(s)
-	if err == nil {
-		_, err = checking.Wait(ctx)
-	}
-	return errors.Join(append(errs, err)...)
-}
-
-// FindPair finds both ends of the pair for CHECK. master is the index of the bridge; 0 where there
-// is none. A host end that the reference made must be a port of it.
-func (s *Session) FindPair(master int) error {
-	var err error
-	if s.ContEnd, err = s.Cont.Link(s.IfName); err != nil {
-		return iface.Drifted(fmt.Errorf("container: %w", err))
-	}
-	s.HostEnd, err = frame.MarkedHostEnd(s.Host, s.Attachment)
-	if errors.Is(err, rtnl.ErrNoLink) {
-		s.HostEnd, err = referencePeer(s.Host, s.ContEnd, master)
-	}
-	switch {
-	case errors.Is(err, rtnl.ErrNoLink):
-		return cni.Drift("interface %q: has no host end", s.IfName)
-	case err != nil:
-		return err
-	case s.HostEnd.Peer != s.ContEnd.Index:
-		return cni.Drift("interface %q: is not the other end of host interface %q", s.IfName, s.HostEnd.Name)
-	}
-	return nil
-}
-
-// VerifyMasquerade is code 101 when Masquerade's rules are not there.
-func (s *Session) VerifyMasquerade(ctx context.Context, m Masq) error {
-	if !m.On {
-		return nil
-	}
-	err := masq.Check(ctx, s.NF, masq.Config{
-		Attachment: s.Attachment, Backend: m.Backend, Addrs: cni.Addresses(s.PrevResult.ContainerIPs(s.IfName)),
-	})
-	if err != nil {
-		err = fmt.Errorf("masquerade: %w", err)
-	}
-	return iface.Drifted(err)
-}
-
-// Status is code 50 where ready, which may be nil, says why ADD would fail on this host, or where
-// ADD could not masquerade. Else it is IPAM's answer.
-func Status(ctx context.Context, req *skel.Request, m Masq, ready func(host *rtnl.Conn) error) error {
-	if ready != nil {
-		if err := frame.Status("", ready); err != nil {
-			return err
-		}
-	}
-	if m.On {
-		nf := nft.New()
-		defer nf.Close()
-		if err := masq.Status(ctx, nf, m.Backend); err != nil {
-			return cni.Errorf(cni.CodeUnavailable, "ipMasq: %w", err)
-		}
-	}
-	if req.IPAM == "" {
-		return nil
-	}
-	return (&ipam.Client{Request: req}).Status(ctx)
-}
-
 // Rules removes rules of the plugin's own in DEL or GC.
 type Rules func(ctx context.Context, nf *nft.Conn) error
 
@@ -147,29 +65,6 @@ func DelInterface(ctx context.Context, req *skel.Request, flush func() error, re
 		errs = append(errs, errInUse(client))
 	}
 	return errors.Join(errs...)
-}
-
-// GC removes what attachments of the network left that are not valid.
-func GC(ctx context.Context, req *skel.Request, rules ...Rules) error {
-	c := frame.OpenHost(req)
-	locks, cancel := skel.WithTwoThirds(ctx)
-	defer cancel()
-	var errs []error
-	for _, remove := range rules {
-		errs = append(errs, remove(locks, c.NF))
-	}
-	errs = append(errs, masq.GC(locks, c.NF, req.Network, req.Valid))
-	linkErr := deleteStalePairs(c.Host, req.Valid)
-	return errors.Join(append(errs, c.NF.Close(), GCAddresses(ctx, req, linkErr))...)
-}
-
-// GCAddresses has the IPAM plugin release the addresses of attachments that are not valid, unless
-// linkErr says that an interface may still answer to one. It returns both errors.
-func GCAddresses(ctx context.Context, req *skel.Request, linkErr error) error {
-	if req.IPAM == "" || linkErr != nil {
-		return linkErr
-	}
-	return (&ipam.Client{Request: req}).Run(ctx, "GC")
 }
 
 func errInUse(c *ipam.Client) error {
@@ -254,4 +149,109 @@ func Flush(cont *rtnl.Conn, end rtnl.Link) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// Check compares what ADD made with what is there, by verify, while the IPAM
+// plugin checks its lease.
+func Check(ctx context.Context, req *skel.Request, verify func(*Session) []error) error {
+	if req.PrevResult == nil {
+		return cni.Errorf(cni.CodeConfig,
+			"prevResult: Required prevResult missing; CHECK compares the container with it")
+	}
+	if _, ok := req.PrevResult.ContainerInterface(req.IfName); !ok {
+		return cni.Drift("prevResult: has no interface %q in a container", req.IfName)
+	}
+	s, err := Open(req)
+	if err != nil {
+		return err
+	}
+	if s.IPAM == "" {
+		return errors.Join(verify(s)...)
+	}
+	checking, err := s.ipam.Start(ctx, "CHECK")
+	errs := verify(s)
+	if err == nil {
+		_, err = checking.Wait(ctx)
+	}
+	return errors.Join(append(errs, err)...)
+}
+
+// FindPair finds both ends of the pair for CHECK. master is the index of the bridge; 0 where there
+// is none. A host end that the reference made must be a port of it.
+func (s *Session) FindPair(master int) error {
+	var err error
+	if s.ContEnd, err = s.Cont.Link(s.IfName); err != nil {
+		return iface.Drifted(fmt.Errorf("container: %w", err))
+	}
+	s.HostEnd, err = frame.MarkedHostEnd(s.Host, s.Attachment)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		s.HostEnd, err = referencePeer(s.Host, s.ContEnd, master)
+	}
+	switch {
+	case errors.Is(err, rtnl.ErrNoLink):
+		return cni.Drift("interface %q: has no host end", s.IfName)
+	case err != nil:
+		return err
+	case s.HostEnd.Peer != s.ContEnd.Index:
+		return cni.Drift("interface %q: is not the other end of host interface %q", s.IfName, s.HostEnd.Name)
+	}
+	return nil
+}
+
+// VerifyMasquerade is code 101 when Masquerade's rules are not there.
+func (s *Session) VerifyMasquerade(ctx context.Context, m Masq) error {
+	if !m.On {
+		return nil
+	}
+	err := masq.Check(ctx, s.NF, masq.Config{
+		Attachment: s.Attachment, Backend: m.Backend, Addrs: cni.Addresses(s.PrevResult.ContainerIPs(s.IfName)),
+	})
+	if err != nil {
+		err = fmt.Errorf("masquerade: %w", err)
+	}
+	return iface.Drifted(err)
+}
+
+// GC removes what attachments of the network left that are not valid.
+func GC(ctx context.Context, req *skel.Request, rules ...Rules) error {
+	c := frame.OpenHost(req)
+	locks, cancel := skel.WithTwoThirds(ctx)
+	defer cancel()
+	var errs []error
+	for _, remove := range rules {
+		errs = append(errs, remove(locks, c.NF))
+	}
+	errs = append(errs, masq.GC(locks, c.NF, req.Network, req.Valid))
+	linkErr := deleteStalePairs(c.Host, req.Valid)
+	return errors.Join(append(errs, c.NF.Close(), GCAddresses(ctx, req, linkErr))...)
+}
+
+// GCAddresses has the IPAM plugin release the addresses of attachments that are not valid, unless
+// linkErr says that an interface may still answer to one. It returns both errors.
+func GCAddresses(ctx context.Context, req *skel.Request, linkErr error) error {
+	if req.IPAM == "" || linkErr != nil {
+		return linkErr
+	}
+	return (&ipam.Client{Request: req}).Run(ctx, "GC")
+}
+
+// Status is code 50 where ready, which may be nil, says why ADD would fail on this host, or where
+// ADD could not masquerade. Else it is IPAM's answer.
+func Status(ctx context.Context, req *skel.Request, m Masq, ready func(host *rtnl.Conn) error) error {
+	if ready != nil {
+		if err := frame.Status("", ready); err != nil {
+			return err
+		}
+	}
+	if m.On {
+		nf := nft.New()
+		defer nf.Close()
+		if err := masq.Status(ctx, nf, m.Backend); err != nil {
+			return cni.Errorf(cni.CodeUnavailable, "ipMasq: %w", err)
+		}
+	}
+	if req.IPAM == "" {
+		return nil
+	}
+	return (&ipam.Client{Request: req}).Status(ctx)
 }

@@ -21,6 +21,11 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
+const (
+	outputMax = 16 << 20 // bytes of a delegate's output
+	stderrMax = 4 << 10  // bytes of its standard error that an error quotes
+)
+
 // Client speaks to the IPAM plugin that the configuration of a call names.
 type Client struct {
 	*skel.Request
@@ -34,6 +39,74 @@ func CheckType(name string) error {
 	}
 	return cni.Refuse("ipam.type", name, "is no plugin name (it must be a plain file name)").
 		Suggest("name a program in CNI_PATH, host-local for example")
+}
+
+// Find looks for the plugin, once: the first regular file of its name in Path. A name
+// that is no plain file name is code 7, a missing plugin code 4 naming CNI_PATH.
+func (c *Client) Find() error {
+	if c.file != "" {
+		return nil
+	}
+	if err := CheckType(c.IPAM); err != nil {
+		return err
+	}
+	var failed error
+	for _, dir := range filepath.SplitList(c.Path) {
+		file := filepath.Join(dir, c.IPAM)
+		info, err := os.Stat(file)
+		switch {
+		case dir == "": // is not the working directory
+		case err == nil && info.Mode().IsRegular():
+			c.file = file
+			return nil
+		case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR):
+			failed = err
+		}
+	}
+	absent := fmt.Errorf("failed to find plugin %q in path %s", c.IPAM, filepath.SplitList(c.Path)) // as the reference
+	if failed != nil {
+		absent = fmt.Errorf("%w: %w", absent, failed)
+	}
+	return cni.Errorf(cni.CodeEnvironment, "CNI_PATH: no plugin %q in %q: %w", c.IPAM, c.Path, absent)
+}
+
+// Start starts the plugin for command, with the configuration on its standard input, for a caller who does
+// something else meanwhile. Wait, Result or Release must follow, in the same goroutine.
+//
+// The errors, also of Wait: the plugin's own error object with its code; code 999 with its standard error in
+// the details for a failure without one; code 11 when the time is up or its file is being written; code 5 when
+// it cannot be started.
+func (c *Client) Start(ctx context.Context, command string) (*Delegate, error) {
+	if err := c.Find(); err != nil {
+		return nil, err
+	}
+	d := &Delegate{name: c.IPAM, began: time.Now(), stderr: lastBytes{copy: c.Stderr}}
+	if ctx.Err() != nil {
+		return nil, d.failure(ctx, context.Cause(ctx))
+	}
+	env := slices.DeleteFunc(slices.Clone(c.Env), func(kv string) bool { return strings.HasPrefix(kv, "CNI_COMMAND=") })
+	var err error
+	d.process, err = process.Command{
+		Path: c.file, Env: append(env, "CNI_COMMAND="+command), Stdin: c.Conf, Stdout: &d.stdout, Stderr: &d.stderr,
+	}.Start()
+	if err != nil {
+		return nil, d.failure(ctx, err)
+	}
+	return d, nil
+}
+
+// Run runs a command without a result: CHECK, DEL, GC or STATUS.
+func (c *Client) Run(ctx context.Context, command string) error {
+	_, err := c.answer(ctx, command)
+	return err
+}
+
+func (c *Client) answer(ctx context.Context, command string) ([]byte, error) {
+	d, err := c.Start(ctx, command)
+	if err != nil {
+		return nil, err
+	}
+	return d.Wait(ctx)
 }
 
 // Result waits for the answer to an ADD: at least one address, and no interfaces.
@@ -104,79 +177,6 @@ func (c *Client) Status(ctx context.Context) error {
 
 // String names the plugin for messages.
 func (c *Client) String() string { return fmt.Sprintf("IPAM plugin %q", c.IPAM) }
-
-const (
-	outputMax = 16 << 20 // bytes of a delegate's output
-	stderrMax = 4 << 10  // bytes of its standard error that an error quotes
-)
-
-// Find looks for the plugin, once: the first regular file of its name in Path. A name
-// that is no plain file name is code 7, a missing plugin code 4 naming CNI_PATH.
-func (c *Client) Find() error {
-	if c.file != "" {
-		return nil
-	}
-	if err := CheckType(c.IPAM); err != nil {
-		return err
-	}
-	var failed error
-	for _, dir := range filepath.SplitList(c.Path) {
-		file := filepath.Join(dir, c.IPAM)
-		info, err := os.Stat(file)
-		switch {
-		case dir == "": // is not the working directory
-		case err == nil && info.Mode().IsRegular():
-			c.file = file
-			return nil
-		case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR):
-			failed = err
-		}
-	}
-	absent := fmt.Errorf("failed to find plugin %q in path %s", c.IPAM, filepath.SplitList(c.Path)) // as the reference
-	if failed != nil {
-		absent = fmt.Errorf("%w: %w", absent, failed)
-	}
-	return cni.Errorf(cni.CodeEnvironment, "CNI_PATH: no plugin %q in %q: %w", c.IPAM, c.Path, absent)
-}
-
-// Start starts the plugin for command, with the configuration on its standard input, for a caller who does
-// something else meanwhile. Wait, Result or Release must follow, in the same goroutine.
-//
-// The errors, also of Wait: the plugin's own error object with its code; code 999 with its standard error in
-// the details for a failure without one; code 11 when the time is up or its file is being written; code 5 when
-// it cannot be started.
-func (c *Client) Start(ctx context.Context, command string) (*Delegate, error) {
-	if err := c.Find(); err != nil {
-		return nil, err
-	}
-	d := &Delegate{name: c.IPAM, began: time.Now(), stderr: lastBytes{copy: c.Stderr}}
-	if ctx.Err() != nil {
-		return nil, d.failure(ctx, context.Cause(ctx))
-	}
-	env := slices.DeleteFunc(slices.Clone(c.Env), func(kv string) bool { return strings.HasPrefix(kv, "CNI_COMMAND=") })
-	var err error
-	d.process, err = process.Command{
-		Path: c.file, Env: append(env, "CNI_COMMAND="+command), Stdin: c.Conf, Stdout: &d.stdout, Stderr: &d.stderr,
-	}.Start()
-	if err != nil {
-		return nil, d.failure(ctx, err)
-	}
-	return d, nil
-}
-
-// Run runs a command without a result: CHECK, DEL, GC or STATUS.
-func (c *Client) Run(ctx context.Context, command string) error {
-	_, err := c.answer(ctx, command)
-	return err
-}
-
-func (c *Client) answer(ctx context.Context, command string) ([]byte, error) {
-	d, err := c.Start(ctx, command)
-	if err != nil {
-		return nil, err
-	}
-	return d.Wait(ctx)
-}
 
 // Delegate is a plugin that was started.
 type Delegate struct {

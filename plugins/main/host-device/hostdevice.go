@@ -47,6 +47,49 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	return res, s.Tolerate(iface.Announce(s.Cont, s.ContEnd))
 }
 
+func del(ctx context.Context, req *skel.Request) error {
+	locks, cancel := skel.WithTwoThirds(ctx)
+	defer cancel()
+	c, err := lock(locks, frame.OpenHost(req))
+	if err != nil {
+		return err
+	}
+	r, findErr := c.findDevice()
+	return attach.DelInterface(ctx, req, func() error {
+		l, err := r.find(c.Cont)
+		if err := cmp.Or(findErr, err); err != nil {
+			return err
+		}
+		return attach.Flush(c.Cont, l)
+	}, func() (gone bool, err error) {
+		if err = findErr; err == nil {
+			err = c.bringHome(r, c.Cont)
+		}
+		if errors.Is(err, rtnl.ErrNoLink) {
+			err = c.records.Drop(req.Hash()) // a damaged one
+		}
+		return err == nil, err
+	})
+}
+
+func check(ctx context.Context, req *skel.Request, cfg config) error {
+	return attach.Check(ctx, req, func(s *attach.Session) []error { return verify(s, cfg.Device) })
+}
+
+// gc brings the devices home that attachments have which are not valid.
+func gc(ctx context.Context, req *skel.Request) error {
+	return attach.GCAddresses(ctx, req, collect(ctx, req))
+}
+
+// status is code 50 where ADD would not find the device, and else IPAM's answer.
+func status(ctx context.Context, req *skel.Request, cfg config) error {
+	probe := func(host *rtnl.Conn) error { return findOrHeld(req, host, cfg.Device) }
+	if err := frame.Status(recordDir, probe); err != nil {
+		return err
+	}
+	return attach.Status(ctx, req, attach.Masq{}, nil)
+}
+
 // call is a call while nobody else moves a device: the records are locked.
 type call struct {
 	*frame.Call
@@ -203,8 +246,30 @@ func (c call) leaveMaster(r *record) error {
 	return err
 }
 
-func check(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.Check(ctx, req, func(s *attach.Session) []error { return verify(s, cfg.Device) })
+// lock locks the records until the call is over.
+func lock(ctx context.Context, c *frame.Call) (call, error) {
+	locked, err := records().OpenExisting(ctx)
+	if err == nil {
+		c.OnDone(func() { _ = errors.Join(locked.Close(), c.Cont.Close()) })
+	}
+	return call{c, locked}, err
+}
+
+// findDevice finds the attachment's device, by the record or by what the reference left, and opens Cont. The error
+// matches rtnl.ErrNoLink when there is none.
+func (c call) findDevice() (r record, err error) {
+	r, ok, err := c.records.Get(c.Hash())
+	if err != nil {
+		return r, err
+	}
+	if !ok {
+		return c.findReference()
+	}
+	c.Cont, err = attach.Enter(r.Netns, r.NS)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		c.Cont, err = attach.Enter(c.Netns, r.NS) // by another path
+	}
+	return r, frame.IgnoreNoLink(err) // it may be on the host
 }
 
 // verify compares the interface with the result, and with the device that ADD took.
@@ -227,13 +292,25 @@ func verify(s *attach.Session, d selector) []error {
 	return errs
 }
 
-// status is code 50 where ADD would not find the device, and else IPAM's answer.
-func status(ctx context.Context, req *skel.Request, cfg config) error {
-	probe := func(host *rtnl.Conn) error { return findOrHeld(req, host, cfg.Device) }
-	if err := frame.Status(recordDir, probe); err != nil {
+func collect(ctx context.Context, req *skel.Request) error {
+	c, err := lock(ctx, frame.OpenHost(req))
+	if err != nil {
 		return err
 	}
-	return attach.Status(ctx, req, attach.Masq{}, nil)
+	defer c.records.Close() // before IPAM is asked, which may take its time
+	all, err := c.records.All()
+	errs := []error{err}
+	for _, r := range all {
+		if !req.Valid.Excludes(r.Attachment) {
+			continue
+		}
+		cont, err := attach.Enter(r.Netns, r.NS)
+		if err == nil || errors.Is(err, rtnl.ErrNoLink) {
+			err = c.bringHome(*r, cont)
+		}
+		errs = append(errs, err, cont.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // findOrHeld is the error of a device that neither the host nor a container has; it warns of the container.
@@ -255,81 +332,4 @@ func findOrHeld(req *skel.Request, host *rtnl.Conn, d selector) error {
 		return nil
 	}
 	return cmp.Or(err, findErr)
-}
-
-// lock locks the records until the call is over.
-func lock(ctx context.Context, c *frame.Call) (call, error) {
-	locked, err := records().OpenExisting(ctx)
-	if err == nil {
-		c.OnDone(func() { _ = errors.Join(locked.Close(), c.Cont.Close()) })
-	}
-	return call{c, locked}, err
-}
-
-func del(ctx context.Context, req *skel.Request) error {
-	locks, cancel := skel.WithTwoThirds(ctx)
-	defer cancel()
-	c, err := lock(locks, frame.OpenHost(req))
-	if err != nil {
-		return err
-	}
-	r, findErr := c.findDevice()
-	return attach.DelInterface(ctx, req, func() error {
-		l, err := r.find(c.Cont)
-		if err := cmp.Or(findErr, err); err != nil {
-			return err
-		}
-		return attach.Flush(c.Cont, l)
-	}, func() (gone bool, err error) {
-		if err = findErr; err == nil {
-			err = c.bringHome(r, c.Cont)
-		}
-		if errors.Is(err, rtnl.ErrNoLink) {
-			err = c.records.Drop(req.Hash()) // a damaged one
-		}
-		return err == nil, err
-	})
-}
-
-// findDevice finds the attachment's device, by the record or by what the reference left, and opens Cont. The error
-// matches rtnl.ErrNoLink when there is none.
-func (c call) findDevice() (r record, err error) {
-	r, ok, err := c.records.Get(c.Hash())
-	if err != nil {
-		return r, err
-	}
-	if !ok {
-		return c.findReference()
-	}
-	c.Cont, err = attach.Enter(r.Netns, r.NS)
-	if errors.Is(err, rtnl.ErrNoLink) {
-		c.Cont, err = attach.Enter(c.Netns, r.NS) // by another path
-	}
-	return r, frame.IgnoreNoLink(err) // it may be on the host
-}
-
-// gc brings the devices home that attachments have which are not valid.
-func gc(ctx context.Context, req *skel.Request) error {
-	return attach.GCAddresses(ctx, req, collect(ctx, req))
-}
-
-func collect(ctx context.Context, req *skel.Request) error {
-	c, err := lock(ctx, frame.OpenHost(req))
-	if err != nil {
-		return err
-	}
-	defer c.records.Close() // before IPAM is asked, which may take its time
-	all, err := c.records.All()
-	errs := []error{err}
-	for _, r := range all {
-		if !req.Valid.Excludes(r.Attachment) {
-			continue
-		}
-		cont, err := attach.Enter(r.Netns, r.NS)
-		if err == nil || errors.Is(err, rtnl.ErrNoLink) {
-			err = c.bringHome(*r, cont)
-		}
-		errs = append(errs, err, cont.Close())
-	}
-	return errors.Join(errs...)
 }
