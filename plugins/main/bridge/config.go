@@ -63,29 +63,22 @@ type portConfig struct {
 }
 
 // parseConfig checks the configuration. What it refuses is code 7, or code 4 for CNI_ARGS.
-func parseConfig(req *skel.Request) (config, error) {
-	w := wireConfig{Bridge: defaultBridge}
-	if err := req.Decode(&w); err != nil {
-		return config{}, err
-	}
-	var problems cni.Problems
+func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{wireConfig: w, Gateway: w.IsGateway || w.IsDefaultGateway, Port: portConfig{
 		Hairpin: w.HairpinMode, Isolated: w.PortIsolation, KeepDefault: w.PreserveDefaultVLAN,
 		Filtering: w.VLAN != 0 || w.VLANTrunk != nil}}
 	hasIPAM := w.IPAM.Type != ""
-	problems.Add(checkKeys(w))
-	var err error
-	c.Port.VLAN, c.Port.Trunk, err = parseVLANs(w)
-	problems.Add(err)
+	checkKeys(problems, w)
+	c.Port.VLAN, c.Port.Trunk = uint16(w.VLAN), parseVLANs(problems, w)
 	if c.Gateway && hasIPAM && c.Port.VLAN != 0 && !cni.ValidIfName(c.gatewayName()) {
 		problems.Add(cni.Refuse("bridge", w.Bridge,
 			fmt.Sprintf("is too long: the gateway of vlan %d would be called %q (15 bytes at most)", w.VLAN,
 				c.gatewayName())))
 	}
-	c.Masq = w.MasqKeys.Parse(&problems)
+	c.Masq = w.MasqKeys.Parse(problems)
 	c.Masq.On = c.Masq.On && hasIPAM
-	c.Link = w.LinkKeys.Parse(&problems, req.Args, w.MTU, "")
-	return c, problems.Err()
+	c.Link = w.LinkKeys.Parse(problems, req.Args, w.MTU, "")
+	return c
 }
 
 // gatewayName is the link that has the gateway addresses.
@@ -112,8 +105,7 @@ func bridgeName(req *skel.Request) string {
 }
 
 // checkKeys refuses a name that no bridge or IPAM plugin can have, and keys that contradict each other.
-func checkKeys(w wireConfig) error {
-	var problems cni.Problems
+func checkKeys(problems *cni.Problems, w wireConfig) {
 	if !cni.ValidIfName(w.Bridge) {
 		problems.Add(cni.Refuse("bridge", w.Bridge, "is no interface name (1 to 15 bytes, no '/', ':' or blank)"))
 	}
@@ -129,11 +121,10 @@ func checkKeys(w wireConfig) error {
 				"an interface that is down has no use for addresses", w.IPAM.Type)).
 			Suggest("leave out one of them"))
 	}
-	return problems.Err()
 }
 
-func parseVLANs(w wireConfig) (vlan uint16, trunk []uint16, err error) {
-	var problems cni.Problems
+// parseVLANs checks vlan, and returns the VLANs of vlanTrunk.
+func parseVLANs(problems *cni.Problems, w wireConfig) (trunk []uint16) {
 	if w.VLAN < 0 || w.VLAN > vlanMax {
 		problems.Add(cni.Refuse("vlan", nil,
 			fmt.Sprintf("invalid VLAN ID %d (must be between 0 and %d)", w.VLAN, vlanMax)))
@@ -154,7 +145,7 @@ func parseVLANs(w wireConfig) (vlan uint16, trunk []uint16, err error) {
 		}
 	}
 	slices.Sort(trunk)
-	return uint16(w.VLAN), slices.Compact(trunk), problems.Err()
+	return slices.Compact(trunk)
 }
 
 // check refuses an entry of vlanTrunk that says nothing, half of something or

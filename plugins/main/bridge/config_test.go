@@ -19,7 +19,7 @@ import (
 )
 
 func parse(keys, args string) (config, error) {
-	return parseConfig(&skel.Request{Conf: []byte("{" + keys + "}"), Args: args})
+	return plugin().Parse(&skel.Request{Conf: []byte("{" + keys + "}"), Args: args})
 }
 
 var _ = Describe("configuration", func() {

@@ -16,7 +16,7 @@ func plugin() skel.Plugin[config] {
 		Name:   "bridge",
 		About:  "attaches containers to a Linux bridge on the host",
 		Config: wireConfig{},
-		Parse:  parseConfig,
+		Parse:  skel.Parser(wireConfig{Bridge: defaultBridge}, parseConfig),
 		Add:    add,
 		Del:    del,
 		Check:  check,

@@ -19,14 +19,8 @@ type wireConfig struct {
 }
 
 // parseConfig says how the dummy is to be made. What it refuses is code 7, or code 4 for CNI_ARGS.
-func parseConfig(req *skel.Request) (c attach.Child, err error) {
-	var w wireConfig
-	if err := req.Decode(&w); err != nil {
-		return c, err
-	}
-	var problems cni.Problems
+func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.Child {
 	problems.Add(w.IPAM.Check("dummy interface requires an IPAM configuration", "static"))
-	c = attach.Child{New: rtnl.NewLink{Kind: kind}, Make: attach.MakeLink,
-		Link: w.LinkKeys.Parse(&problems, cni.PairsOf(req.Args, "MAC"), w.MTU, w.MAC)}
-	return c, problems.Err()
+	return attach.Child{New: rtnl.NewLink{Kind: kind}, Make: attach.MakeLink,
+		Link: w.LinkKeys.Parse(problems, cni.PairsOf(req.Args, "MAC"), w.MTU, w.MAC)}
 }

@@ -27,7 +27,7 @@ func conf(more ...Object) Object {
 
 var _ = Describe("configuration", func() {
 	It("ignores CNI_ARGS of others", func() {
-		c := nstest.Must(parseConfig(&skel.Request{Conf: []byte(`{"ipam":{"type":"a"}}`),
+		c := nstest.Must(plugin().Parse(&skel.Request{Conf: []byte(`{"ipam":{"type":"a"}}`),
 			Args: "IP=10.0.0.1;debug;MAC=02:00:00:00:00:01"}))
 		Expect(c.Link.MAC.String()).To(Equal("02:00:00:00:00:01"))
 	})

@@ -16,6 +16,6 @@ func plugin() skel.Plugin[attach.Child] {
 		Name:   "dummy",
 		About:  "gives containers an interface that leads nowhere, with addresses",
 		Config: wireConfig{},
-		Parse:  parseConfig,
+		Parse:  skel.Parser(wireConfig{}, parseConfig),
 	}, kind)
 }

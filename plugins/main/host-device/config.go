@@ -57,17 +57,11 @@ func pciAddress(id string) string {
 func isAuxiliary(id string) bool { return regexp.MustCompile(`^\w[\w.-]*$`).MatchString(id) }
 
 // parseConfig refuses bad values with code 7.
-func parseConfig(req *skel.Request) (c config, err error) {
-	w := wireConfig{EnableDAD: true}
-	if err := req.Decode(&w); err != nil {
-		return config{}, err
-	}
-	c = config{Link: attach.LinkConfig{DNS: w.DNS}, DAD: w.EnableDAD}
-	var problems cni.Problems
-	c.Device, err = w.device()
+func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
+	device, err := w.device()
 	problems.Add(err)
 	problems.Add(w.IPAM.Check())
-	return c, problems.Err()
+	return config{Device: device, Link: attach.LinkConfig{DNS: w.DNS}, DAD: w.EnableDAD}
 }
 
 // device returns the one key that is written. The runtime's wins over pciBusID.

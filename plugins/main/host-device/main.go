@@ -16,7 +16,7 @@ func plugin() skel.Plugin[config] {
 		Name:   "host-device",
 		About:  "moves an interface of the host into the container",
 		Config: wireConfig{},
-		Parse:  parseConfig,
+		Parse:  skel.Parser(wireConfig{EnableDAD: true}, parseConfig),
 		Add:    add,
 		Del:    del,
 		Check:  check,

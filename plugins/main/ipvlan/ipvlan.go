@@ -28,26 +28,20 @@ type wireConfig struct {
 }
 
 // parseConfig says how the ipvlan is to be made. What it refuses is code 7.
-func parseConfig(req *skel.Request) (c attach.Child, err error) {
-	w := wireConfig{EnableDAD: true}
-	if err := req.Decode(&w); err != nil {
-		return c, err
-	}
-	var problems cni.Problems
+func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) attach.Child {
 	mode := cmp.Or(w.Mode, layer2)
 	if !slices.Contains([]string{layer2, "l3", "l3s"}, mode) {
 		problems.Add(cni.Refuse("mode", mode, `is none of "l2", "l3" and "l3s"`))
 	}
 	problems.Add(w.IPAM.Check())
-	c = attach.Child{
+	return attach.Child{
 		New:     rtnl.NewLink{Kind: kind, Mode: mode},
 		OneMode: true, // the kernel would give the mode to all on the master
 		Master:  &w.MasterKeys,
-		Link:    attach.LinkKeys{DNS: w.DNS}.Parse(&problems, "", w.MTU, ""),
+		Link:    attach.LinkKeys{DNS: w.DNS}.Parse(problems, "", w.MTU, ""),
 		DAD:     w.EnableDAD && mode == layer2, // in the others there is no neighbour
 		Make:    attach.MakeLink,
 	}
-	return c, problems.Err()
 }
 
 func add(ctx context.Context, req *skel.Request, c attach.Child) (*cni.Result, error) {

@@ -35,7 +35,7 @@ var _ = Describe("configuration", func() {
 	It("has duplicates detected in mode l2 alone, unless it says no", func() {
 		for keys, want := range map[string]bool{``: true, `"mode":"l2"`: true, `"mode":"l3"`: false,
 			`"mode":"l3s"`: false, `"enabledad":false`: false} {
-			c := nstest.Must(parseConfig(&skel.Request{Conf: []byte("{" + keys + "}")}))
+			c := nstest.Must(plugin().Parse(&skel.Request{Conf: []byte("{" + keys + "}")}))
 			Expect(c.DAD).To(Equal(want), keys)
 		}
 	})

@@ -17,7 +17,7 @@ func plugin() skel.Plugin[attach.Child] {
 		Name:   "ipvlan",
 		About:  "attaches containers to the network of a host interface, with that one's MAC address",
 		Config: wireConfig{},
-		Parse:  parseConfig,
+		Parse:  skel.Parser(wireConfig{EnableDAD: true}, parseConfig),
 	}, kind)
 	p.Add = add
 	return p

@@ -34,20 +34,14 @@ type wireConfig struct {
 }
 
 // parseConfig says how the macvlan is to be made. What it refuses is code 7, or code 4 for CNI_ARGS.
-func parseConfig(req *skel.Request) (c attach.Child, err error) {
-	w := wireConfig{EnableDAD: true}
-	if err := req.Decode(&w); err != nil {
-		return c, err
-	}
-	var problems cni.Problems
+func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.Child {
 	mode := cmp.Or(w.Mode, "bridge")
 	if !slices.Contains([]string{"bridge", "private", "vepa", passthru}, mode) {
 		problems.Add(cni.Refuse("mode", mode, `is none of "bridge", "private", "vepa" and "passthru"`))
 	}
 	problems.Add(w.IPAM.Check())
-	c = attach.Child{New: rtnl.NewLink{Kind: kind, Mode: mode, QueueLen: w.BCQueueLen}, Master: &w.MasterKeys,
-		Link: w.LinkKeys.Parse(&problems, req.Args, w.MTU, w.MAC), DAD: w.EnableDAD, Make: makeMacvlan}
-	return c, problems.Err()
+	return attach.Child{New: rtnl.NewLink{Kind: kind, Mode: mode, QueueLen: w.BCQueueLen}, Master: &w.MasterKeys,
+		Link: w.LinkKeys.Parse(problems, req.Args, w.MTU, w.MAC), DAD: w.EnableDAD, Make: makeMacvlan}
 }
 
 // makeMacvlan makes the macvlan.

@@ -54,7 +54,7 @@ var _ = Behaves(Fixture{
 })
 
 func parse(keys, args string) (attach.Child, error) {
-	return parseConfig(&skel.Request{Conf: []byte("{" + keys + "}"), Args: args})
+	return plugin().Parse(&skel.Request{Conf: []byte("{" + keys + "}"), Args: args})
 }
 
 var _ = Describe("configuration", func() {

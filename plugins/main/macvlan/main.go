@@ -16,6 +16,6 @@ func plugin() skel.Plugin[attach.Child] {
 		Name:   "macvlan",
 		About:  "attaches containers to the network of a host interface, each with a MAC address of its own",
 		Config: wireConfig{},
-		Parse:  parseConfig,
+		Parse:  skel.Parser(wireConfig{EnableDAD: true}, parseConfig),
 	}, kind)
 }

@@ -23,18 +23,13 @@ type config struct {
 }
 
 // parseConfig checks the configuration. What it refuses is code 7, or code 4 for CNI_ARGS.
-func parseConfig(req *skel.Request) (c config, err error) {
-	w := wireConfig{DeviceType: "veth"}
-	if err := req.Decode(&w); err != nil {
-		return config{}, err
-	}
-	var problems cni.Problems
+func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
 	problems.Add(w.IPAM.Check("ptp needs an IPAM plugin", "host-local"))
-	c.Masq = w.MasqKeys.Parse(&problems)
-	c.Link = w.LinkKeys.Parse(&problems, cni.PairsOf(req.Args, "MAC"), w.MTU, "")
+	c := config{Masq: w.MasqKeys.Parse(problems),
+		Link: w.LinkKeys.Parse(problems, cni.PairsOf(req.Args, "MAC"), w.MTU, "")}
 	c.Link.Netkit = w.DeviceType == "netkit"
 	if !c.Link.Netkit && w.DeviceType != "veth" {
 		problems.Add(cni.Refuse("deviceType", w.DeviceType, `is neither "veth" nor "netkit"`))
 	}
-	return c, problems.Err()
+	return c
 }

@@ -14,7 +14,7 @@ func plugin() skel.Plugin[config] {
 		Name:   "ptp",
 		About:  "attaches containers to the host by a point to point link",
 		Config: wireConfig{},
-		Parse:  parseConfig,
+		Parse:  skel.Parser(wireConfig{DeviceType: "veth"}, parseConfig),
 		Add:    add,
 		Del:    del,
 		Check:  check,

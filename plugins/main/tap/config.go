@@ -27,12 +27,7 @@ type wireConfig struct {
 }
 
 // parseConfig says how the tap is to be made. What it refuses is code 7, or code 4 for CNI_ARGS.
-func parseConfig(req *skel.Request) (c attach.Child, err error) {
-	var w wireConfig
-	if err := req.Decode(&w); err != nil {
-		return c, err
-	}
-	var problems cni.Problems
+func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.Child {
 	if w.MTU > mtuMax {
 		problems.Add(cni.Refuse("mtu", w.MTU, fmt.Sprintf("is above %d, the largest of a tap", mtuMax)))
 	}
@@ -40,7 +35,6 @@ func parseConfig(req *skel.Request) (c attach.Child, err error) {
 		problems.Add(cni.Refuse("bridge", w.Bridge, "is no interface name (1 to 15 bytes, no '/', ':' or blank)"))
 	}
 	problems.Add(w.IPAM.Check())
-	c = attach.Child{New: rtnl.NewLink{Kind: kind}, Link: w.LinkKeys.Parse(&problems, req.Args, w.MTU, w.MAC),
+	return attach.Child{New: rtnl.NewLink{Kind: kind}, Link: w.LinkKeys.Parse(problems, req.Args, w.MTU, w.MAC),
 		Make: w.make, Ready: w.ready, Verify: w.verify}
-	return c, problems.Err()
 }

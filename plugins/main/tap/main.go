@@ -17,7 +17,7 @@ func plugin() skel.Plugin[attach.Child] {
 		Name:     "tap",
 		About:    "gives containers a tap device, through which a program sends and receives frames",
 		Config:   wireConfig{},
-		Parse:    parseConfig,
+		Parse:    skel.Parser(wireConfig{}, parseConfig),
 		Commands: map[string]func(skel.Env) int{createCommand: createHere},
 	}, kind)
 }

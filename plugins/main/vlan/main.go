@@ -16,6 +16,6 @@ func plugin() skel.Plugin[attach.Child] {
 		Name:   "vlan",
 		About:  "attaches containers to a VLAN of a host interface's network",
 		Config: wireConfig{},
-		Parse:  parseConfig,
+		Parse:  skel.Parser(wireConfig{EnableDAD: true}, parseConfig),
 	}, kind)
 }

@@ -27,28 +27,22 @@ type wireConfig struct {
 }
 
 // parseConfig says how the VLAN interface is to be made. What it refuses is code 7.
-func parseConfig(req *skel.Request) (c attach.Child, err error) {
-	w := wireConfig{EnableDAD: true}
-	if err := req.Decode(&w); err != nil {
-		return c, err
-	}
-	var problems cni.Problems
+func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.Child {
 	if w.Master == "" {
 		problems.Add(cni.Refuse("master", nil, "missing; a VLAN is on an interface").
 			Suggest(`write "master": "eth0"`))
 	}
-	c.New = rtnl.NewLink{Kind: kind}
+	link := rtnl.NewLink{Kind: kind}
 	switch {
 	case w.VLANID == nil:
 		req.Warn("vlanId: missing, taken as 0 (frames with a priority alone)")
 	case *w.VLANID < 0 || *w.VLANID > vlanMax:
 		problems.Add(cni.Refuse("vlanId", *w.VLANID, fmt.Sprintf("is not between 0 and %d", vlanMax)))
 	default:
-		c.New.VLAN = *w.VLANID
+		link.VLAN = *w.VLANID
 	}
 	problems.Add(w.IPAM.Check())
-	c.Link = attach.LinkKeys{DNS: w.DNS}.Parse(&problems, "", w.MTU, "")
-	c.Master = &attach.MasterKeys{Master: w.Master, LinkInContainer: w.LinkInContainer}
-	c.DAD, c.Make = w.EnableDAD, attach.MakeLink
-	return c, problems.Err()
+	return attach.Child{New: link, Link: attach.LinkKeys{DNS: w.DNS}.Parse(problems, "", w.MTU, ""),
+		Master: &attach.MasterKeys{Master: w.Master, LinkInContainer: w.LinkInContainer}, DAD: w.EnableDAD,
+		Make: attach.MakeLink}
 }

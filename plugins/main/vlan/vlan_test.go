@@ -28,7 +28,7 @@ func conf(more ...Object) Object {
 
 var _ = Describe("configuration", func() {
 	parse := func(keys string) (attach.Child, error) {
-		return parseConfig(&skel.Request{Conf: []byte("{" + keys + "}"), Stderr: GinkgoWriter})
+		return plugin().Parse(&skel.Request{Conf: []byte("{" + keys + "}"), Stderr: GinkgoWriter})
 	}
 
 	It("has VLAN 0 without vlanId, with a warning", func() {
