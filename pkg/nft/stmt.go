@@ -187,16 +187,18 @@ func FwmarkHas(bits uint32) Stmt {
 
 // FwmarkWith sets the bits in the packet's fwmark and leaves the others alone.
 func FwmarkWith(bits uint32) Stmt {
-	return Stmt{text: fmt.Sprintf("meta mark set meta mark | 0x%08x", bits),
-		exprs: [][]byte{loadMeta(unix.NFT_META_MARK, reg1), bitwise(word(^bits), word(bits)),
-			storeMeta(unix.NFT_META_MARK)}}
+	return setFwmark(fmt.Sprintf("| 0x%08x", bits), ^bits, bits)
 }
 
 // FwmarkWithout clears the bits in the packet's fwmark and leaves the others alone.
 func FwmarkWithout(bits uint32) Stmt {
-	return Stmt{text: fmt.Sprintf("meta mark set meta mark & 0x%08x", ^bits),
-		exprs: [][]byte{loadMeta(unix.NFT_META_MARK, reg1), bitwise(word(^bits), word(0)),
-			storeMeta(unix.NFT_META_MARK)}}
+	return setFwmark(fmt.Sprintf("& 0x%08x", ^bits), ^bits, 0)
+}
+
+func setFwmark(text string, mask, xor uint32) Stmt {
+	store := expression("meta", attrNet32(unix.NFTA_META_KEY, unix.NFT_META_MARK), attrNet32(unix.NFTA_META_SREG, reg1))
+	return Stmt{text: "meta mark set meta mark " + text,
+		exprs: [][]byte{loadMeta(unix.NFT_META_MARK, reg1), bitwise(word(mask), word(xor)), store}}
 }
 
 // word is a number as registers hold it.
@@ -252,10 +254,6 @@ func operand(kind uint16, value []byte) []byte {
 
 func loadMeta(key, reg uint32) []byte {
 	return expression("meta", attrNet32(unix.NFTA_META_KEY, key), attrNet32(unix.NFTA_META_DREG, reg))
-}
-
-func storeMeta(key uint32) []byte {
-	return expression("meta", attrNet32(unix.NFTA_META_KEY, key), attrNet32(unix.NFTA_META_SREG, reg1))
 }
 
 func compare(op uint32, value []byte) []byte {

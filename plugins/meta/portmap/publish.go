@@ -60,8 +60,8 @@ func (c call) publish(ctx context.Context, cfg config, r *record) (err error) {
 	}
 }
 
-// attempt makes the rules in the record's backend. All that may refuse the ports is asked before anything changes: the
-// owners in nftables last, by the update that replaces them.
+// attempt makes the rules in the record's backend. All that may refuse the ports is asked before anything changes but
+// what an earlier attachment of the same name left: the owners in nftables last, by the update that replaces them.
 func (p *publication) attempt(ctx context.Context) error {
 	r := p.r
 	if r.Backend == iptables { // before the record says that the programs ran: DEL would keep it
