@@ -39,7 +39,8 @@ func FuzzRun(f *testing.F) {
 				"CNI_IFNAME=" + ifname, "CNI_ARGS=" + args},
 			Stdin: bytes.NewReader(conf), Stdout: &out, Stderr: &errs,
 		})
-		if err := (plugintest.Answer{Code: code, Stdout: out.String(), Stderr: errs.String()}).Verdict(command); err != nil {
+		a := plugintest.Answer{Code: code, Stdout: out.String(), Stderr: errs.String()}
+		if err := a.Verdict(command); err != nil {
 			t.Fatalf("%s: status %d: %v\n%s%s", command, code, err, &out, &errs)
 		}
 	})
