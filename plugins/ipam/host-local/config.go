@@ -72,12 +72,7 @@ type askedAddr struct {
 
 // parseConfig reads and checks the whole configuration. Without sets the
 // runtime is to send some: capabilities.ipRanges says so.
-func parseConfig(req *skel.Request) (*config, error) {
-	var wire wireConfig
-	if err := req.Decode(&wire); err != nil {
-		return nil, err
-	}
-	var problems cni.Problems
+func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *config {
 	cfg := &config{
 		dataDir: cmp.Or(wire.IPAM.DataDir, defaultDataDir), resolvConf: wire.IPAM.ResolvConf,
 		failWhenFull: wire.IPAM.OnFull == "fail",
@@ -99,7 +94,7 @@ func parseConfig(req *skel.Request) (*config, error) {
 		cfg.asked, err = assign(cfg.sets, asked)
 		problems.Add(err)
 	}
-	return cfg, problems.Err()
+	return cfg
 }
 
 // parseDataDir reads the one key that DEL and GC need, whatever is wrong with

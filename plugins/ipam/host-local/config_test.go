@@ -39,7 +39,7 @@ func show(cfg *config) string {
 }
 
 var _ = DescribeTable("ranges", func(want, ipam string, more ...string) {
-	Expect(show(nstest.Must(parseConfig(request(ipam, more...))))).To(Equal(want))
+	Expect(show(nstest.Must(plugin().Parse(request(ipam, more...))))).To(Equal(want))
 },
 	Entry("one", "10.1.2.1-10.1.2.254 gw 10.1.2.1", `"ranges":[[{"subnet":"10.1.2.0/24"}]]`),
 	Entry("the old single one", "10.1.2.3-10.1.2.9 gw 10.1.2.2",
@@ -64,7 +64,7 @@ var _ = DescribeTable("ranges", func(want, ipam string, more ...string) {
 	Entry("none yet, where the runtime will send them", "", ``, `"capabilities":{"ipRanges":true}`))
 
 var _ = DescribeTable("what is refused", func(want, ipam string, more ...string) {
-	_, err := parseConfig(request(ipam, more...))
+	_, err := plugin().Parse(request(ipam, more...))
 	Expect(err).To(MatchError(want))
 	Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 },
@@ -83,7 +83,7 @@ var _ = DescribeTable("what is refused", func(want, ipam string, more ...string)
 		`"ranges":[[{"subnet":"10.1.2.0/24"}]]`, `"runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/16"}]]}`))
 
 var _ = DescribeTable("tells what to write instead", func(want, ipam string) {
-	_, err := parseConfig(request(ipam))
+	_, err := plugin().Parse(request(ipam))
 	Expect(cni.ProblemsOf(err)).To(ConsistOf(HaveField("Suggestion", want)))
 },
 	Entry("of a subnet with host bits", `write "10.1.2.0/24"`, `"subnet":"10.1.2.1/24"`),
@@ -93,11 +93,11 @@ var _ = DescribeTable("tells what to write instead", func(want, ipam string) {
 var _ = It("refuses a network name for which there can be no directory", func() {
 	req := request(slash24)
 	req.Network = strings.Repeat("n", 256)
-	_, err := parseConfig(req)
+	_, err := plugin().Parse(req)
 	Expect(err).To(MatchError(
 		`name: "` + req.Network + `" is longer than 255 bytes, and no directory can be called so`))
 	req.Network = req.Network[:255]
-	_, err = parseConfig(req)
+	_, err = plugin().Parse(req)
 	Expect(err).NotTo(HaveOccurred())
 })
 
@@ -107,7 +107,7 @@ var _ = It("refuses everything that is wrong at once, in the order of the source
 		"routes":[{"gw":"y"},{"dst":"::/0","advmss":-5}],"statusOnExhaustion":"no"`,
 		`"runtimeConfig":{"ipRanges":[[{}]],"ips":["10.1.2.3","z"]}`, `"args":{"cni":{"ips":["w"]}}`)
 	req.Args = "IP=v"
-	_, err := parseConfig(req)
+	_, err := plugin().Parse(req)
 	var got []string
 	for _, p := range cni.ProblemsOf(err) {
 		got = append(got, fmt.Sprintf("%d %s", p.Code, p))
@@ -132,7 +132,7 @@ var _ = It("refuses everything that is wrong at once, in the order of the source
 var _ = DescribeTable("old versions have room for one address of each family", func(version, ranges string, ok bool) {
 	req := request(ranges)
 	req.Version = version
-	_, err := parseConfig(req)
+	_, err := plugin().Parse(req)
 	if ok {
 		Expect(err).NotTo(HaveOccurred())
 		return
@@ -164,7 +164,7 @@ var _ = Describe("addresses asked for", func() {
 	DescribeTable("in CNI_ARGS that are wrong are code 4", func(args, want string) {
 		req := request(slash24)
 		req.Args = args
-		_, err := parseConfig(req)
+		_, err := plugin().Parse(req)
 		Expect(err).To(MatchError(ContainSubstring(want)))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeEnvironment))
 	},

@@ -34,7 +34,7 @@ func FuzzConfig(f *testing.F) {
 		f.Add([]byte(conf), "IP=10.1.2.3", "10.1.2.3")
 	}
 	f.Fuzz(func(t *testing.T, conf []byte, args, lastText string) {
-		cfg, err := parseConfig(&skel.Request{Conf: conf, Args: args, Version: "1.1.0"})
+		cfg, err := plugin().Parse(&skel.Request{Conf: conf, Args: args, Version: "1.1.0"})
 		if err != nil {
 			if code := cni.AsError(err).Code; code != cni.CodeConfig && code != cni.CodeDecode &&
 				code != cni.CodeEnvironment {

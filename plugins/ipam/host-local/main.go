@@ -24,7 +24,7 @@ func plugin() skel.Plugin[*config] {
 		Name:   "host-local",
 		About:  "gives addresses from ranges of this host and remembers them in a directory",
 		Config: wireConfig{},
-		Parse:  parseConfig,
+		Parse:  skel.Parser(wireConfig{}, parseConfig),
 		IPAM:   true,
 		Add:    add,
 		Del:    del,

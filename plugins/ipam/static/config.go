@@ -55,18 +55,14 @@ type source struct {
 }
 
 // parseConfig reads and checks all sources, also those that others replace.
-func parseConfig(req *skel.Request) (config, error) {
-	var wire wireConfig
-	if err := req.Decode(&wire); err != nil {
-		return config{}, err
-	}
+func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) (cfg config) {
 	if wire.IPAM == nil {
-		return config{}, cni.Refuse("ipam", nil, "IPAM config missing 'ipam' key")
+		problems.Add(cni.Refuse("ipam", nil, "IPAM config missing 'ipam' key"))
+		return cfg
 	}
-	var problems cni.Problems
 	routes, err := cni.ParseRoutes(wire.IPAM.Routes)
 	problems.AddIn("ipam", err)
-	cfg := config{routes: routes, dns: wire.IPAM.DNS}
+	cfg = config{routes: routes, dns: wire.IPAM.DNS}
 	list, err := wire.sources(req.Args)
 	problems.Add(err)
 	if problems.Err() == nil {
@@ -75,7 +71,7 @@ func parseConfig(req *skel.Request) (config, error) {
 	for _, s := range list {
 		cfg.ips = append(cfg.ips, s.IP)
 	}
-	return cfg, problems.Err()
+	return cfg
 }
 
 // sources lists the addresses that count: runtimeConfig.ips replaces all others, then args.cni.ips. Those of CNI_ARGS

@@ -23,7 +23,7 @@ func plugin() skel.Plugin[config] {
 		Name:   "static",
 		About:  "gives the addresses that the configuration or the runtime names",
 		Config: wireConfig{},
-		Parse:  parseConfig,
+		Parse:  skel.Parser(wireConfig{}, parseConfig),
 		IPAM:   true,
 		Add:    add,
 		Check:  check,

@@ -60,15 +60,10 @@ type config struct {
 
 // parseConfig reads and checks the configuration. Everything that it refuses
 // is code 7 with key and value.
-func parseConfig(req *skel.Request) (config, error) {
-	var w wireConfig
-	if err := req.Decode(&w); err != nil {
-		return config{}, err
-	}
+func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{backend: backend(w.Backend), policy: policy(cmp.Or(w.IngressPolicy, string(open))),
 		adminChain: cmp.Or(w.AdminChain, adminChain), zone: cmp.Or(w.Zone, defaultZone),
 		published: w.AcceptPublished == nil || *w.AcceptPublished, bit: defaultBit}
-	var problems cni.Problems
 	if w.MarkAcceptBit != nil {
 		c.bit = *w.MarkAcceptBit
 		switch {
@@ -90,7 +85,7 @@ func parseConfig(req *skel.Request) (config, error) {
 		problems.Add(cni.Refuse("iptablesAdminChainName", c.adminChain,
 			"is no name of a chain of your own (1 to 28 bytes, no blank, not beginning with - or !)"))
 	}
-	return c, problems.Err()
+	return c
 }
 
 // isBit says whether the fwmark has such a bit.

@@ -21,7 +21,7 @@ func plugin() skel.Plugin[config] {
 		About:   "lets a container's packets through the host's firewall and keeps networks apart",
 		Config:  wireConfig{},
 		Chained: true,
-		Parse:   parseConfig,
+		Parse:   skel.Parser(wireConfig{}, parseConfig),
 		Add:     add,
 		Del:     del,
 		Check:   check,

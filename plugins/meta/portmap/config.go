@@ -115,12 +115,7 @@ const defaultMarkBit = 13
 
 // parseConfig reads and checks the configuration. Everything that it refuses
 // is code 7 with key and value.
-func parseConfig(req *skel.Request) (config, error) {
-	var w wireConfig
-	if err := req.Decode(&w); err != nil {
-		return config{}, err
-	}
-	var problems cni.Problems
+func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{options: options{SNAT: w.SNAT == nil || *w.SNAT, MasqAll: w.MasqAll, MarkBit: defaultMarkBit,
 		ConditionsV4: slices.Concat(w.ConditionsV4), ConditionsV6: slices.Concat(w.ConditionsV6)}} // nil for []
 	var err error
@@ -144,7 +139,7 @@ func parseConfig(req *skel.Request) (config, error) {
 	problems.Add(c.parseSyntax())
 	c.mappings, err = parseMappings(w.RuntimeConfig.PortMappings)
 	problems.Add(err)
-	return c, problems.Err()
+	return c
 }
 
 // parseSyntax decides which backend the other keys ask for, and refuses contradictions.

@@ -20,7 +20,7 @@ import (
 
 // parse reads a configuration given as JSON without its braces.
 func parse(text string) (config, error) {
-	return parseConfig(&skel.Request{Conf: []byte(`{"cniVersion":"1.1.0","name":"n","type":"portmap",` + text + `}`),
+	return plugin().Parse(&skel.Request{Conf: []byte(`{"cniVersion":"1.1.0","name":"n","type":"portmap",` + text + `}`),
 		Stderr: io.Discard})
 }
 

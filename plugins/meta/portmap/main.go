@@ -21,7 +21,7 @@ func plugin() skel.Plugin[config] {
 		About:   "forwards ports of the host to a container",
 		Config:  wireConfig{},
 		Chained: true,
-		Parse:   parseConfig,
+		Parse:   skel.Parser(wireConfig{}, parseConfig),
 		Add:     add,
 		Del:     del,
 		Check:   check,
