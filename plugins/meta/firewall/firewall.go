@@ -19,15 +19,10 @@ import (
 // call is one call under way.
 type call struct{ *frame.Call }
 
-func newCall(req *skel.Request) (call, error) {
-	return call{frame.OpenHost(req)}, nil
-}
+func newCall(req *skel.Request) call { return call{frame.OpenHost(req)} }
 
 func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err error) {
-	c, err := newCall(req)
-	if err != nil {
-		return nil, err
-	}
+	c := newCall(req)
 	r, err := c.newRecord(cfg)
 	if err != nil {
 		return nil, err
@@ -66,18 +61,11 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 }
 
 func del(ctx context.Context, req *skel.Request) error {
-	c, err := newCall(req)
-	if err != nil {
-		return err
-	}
-	return c.remove(ctx, true)
+	return newCall(req).remove(ctx, true)
 }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
-	c, err := newCall(req)
-	if err != nil {
-		return err
-	}
+	c := newCall(req)
 	want, err := c.newRecord(cfg)
 	if err != nil || len(want.Addrs) == 0 && want.Policy == open {
 		return err
@@ -88,10 +76,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 // gc removes what attachments of the network left that are not valid, and the policies of bridges without containers.
 // Other rules of the reference have no owner and stay.
 func gc(ctx context.Context, req *skel.Request) error {
-	c, err := newCall(req)
-	if err != nil {
-		return err
-	}
+	c := newCall(req)
 	return frame.WithRecords(ctx, records(), func(s *store) error {
 		all, err := s.All()
 		errs := []error{err}

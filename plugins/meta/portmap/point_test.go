@@ -196,7 +196,7 @@ var _ = Describe("an owner", Label("kernel"), func() {
 			w.Do(func() {
 				n := nstest.Must(ns.Open(c.Path))
 				defer n.Close()
-				under := nstest.Must(open(&skel.Request{Attachment: cni.Attachment{IfName: c.ifName}, NS: n}))
+				under := open(&skel.Request{Attachment: cni.Attachment{IfName: c.ifName}, NS: n})
 				var r record
 				Expect(under.locate(&r)).To(Succeed())
 				l = r.Location

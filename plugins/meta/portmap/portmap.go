@@ -24,18 +24,13 @@ import (
 // call is one call under way.
 type call struct{ *frame.Call }
 
-func open(req *skel.Request) (call, error) {
-	return call{frame.OpenHost(req)}, nil
-}
+func open(req *skel.Request) call { return call{frame.OpenHost(req)} }
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
 	if len(cfg.mappings) == 0 {
 		return req.PrevResult, nil
 	}
-	c, err := open(req)
-	if err != nil {
-		return nil, err
-	}
+	c := open(req)
 	r, err := c.newRecord(cfg)
 	if err != nil {
 		return nil, err
@@ -51,21 +46,14 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 }
 
 func del(ctx context.Context, req *skel.Request) error {
-	c, err := open(req)
-	if err != nil {
-		return err
-	}
-	return c.remove(ctx)
+	return open(req).remove(ctx)
 }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
 	if len(cfg.mappings) == 0 {
 		return nil
 	}
-	c, err := open(req)
-	if err != nil {
-		return err
-	}
+	c := open(req)
 	want, err := c.newRecord(cfg)
 	if err != nil {
 		return err
@@ -75,10 +63,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 
 // gc removes what attachments of the network left that are not valid.
 func gc(ctx context.Context, req *skel.Request) error {
-	c, err := open(req)
-	if err != nil {
-		return err
-	}
+	c := open(req)
 	return frame.WithRecords(ctx, records(), func(s *store) error {
 		all, err := s.All()
 		errs := []error{err}
@@ -94,11 +79,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 
 // status looks for what would make ADD fail.
 func status(_ context.Context, req *skel.Request, cfg config) error {
-	c, err := open(req)
-	if err == nil {
-		err = errors.Join(statefile.Writable(recordDir), c.verifyBackend(cfg))
-	}
-	return frame.Unavailable("host ports: ", err)
+	return frame.Unavailable("host ports: ", errors.Join(statefile.Writable(recordDir), open(req).verifyBackend(cfg)))
 }
 
 // verifyBackend says why the backend cannot be used.

@@ -272,9 +272,8 @@ func (c *container) delOn(prepare func(*nft.Conn)) error {
 	GinkgoHelper()
 	var err error
 	c.w.Do(func() {
-		under, openErr := open(&skel.Request{Attachment: cni.Attachment{Network: c.network, ContainerID: c.id,
+		under := open(&skel.Request{Attachment: cni.Attachment{Network: c.network, ContainerID: c.id,
 			IfName: c.ifName}})
-		Expect(openErr).NotTo(HaveOccurred())
 		defer under.NF.Close()
 		defer under.Host.Close()
 		prepare(under.NF)
