@@ -120,15 +120,19 @@ func (s *Session) createChild(ctx context.Context) (err error) {
 	if err := records.Put(r); err != nil {
 		return err
 	}
+	isTaken := false // a link has the name; without its record it may look like this ADD's
 	// The link may be there although its creation failed: the kernel's answer may be lost.
 	s.OnFail("delete the interface", func(ctx context.Context) error {
-		l, err := r.locate(s.Cont)
-		if err := r.deleteLink(s.Cont, l, err); err != nil {
-			return err
+		if !isTaken {
+			l, err := r.locate(s.Cont)
+			if err := r.deleteLink(s.Cont, l, err); err != nil {
+				return err
+			}
 		}
 		return childRecords().Drop(ctx, s.Hash())
 	})
 	err = s.makeChild(ctx)
+	isTaken = err != nil && cni.AsError(err).Code == cni.CodeExists
 	if errors.Is(err, unix.EEXIST) && r.Kind == vlanKind {
 		return s.vlanConflict(records, r, err)
 	}

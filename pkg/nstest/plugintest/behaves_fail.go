@@ -209,6 +209,17 @@ func (l *life) second() {
 		Expect(Names(l.live.Host, "")).To(Equal([]string{"moved"}))
 	})
 
+	DescribeTable("when it is the second of a live attachment whose record is", Label("add-twice"), func(spoil string) {
+		inside := l.live.Snapshot()
+		l.Cmd("sh", "-c", spoil)
+		l.Fails(Call{Command: "ADD", ID: "live", Netns: l.live.Path, Conf: l.conf()}, cni.CodeExists)
+		Expect(l.Calls()).To(BeEmpty())
+		Expect(l.live.Snapshot()).To(Equal(inside))
+	},
+		Entry("lost", "rm -f /run/hawser/links/*.json"),
+		Entry("damaged", "for f in /run/hawser/links/*.json; do [ ! -e $f ] || echo { >$f; done"),
+	)
+
 	It("but not when the namespace has just ended: the container starts again without DEL", func() {
 		old := l.attach("one", 3)
 		for range 8 { // the kernel ends namespaces one after the other
