@@ -50,7 +50,7 @@ func (c *client) reach() error {
 	}
 	id, err := n.Identity()
 	if err == nil && c.Index != 0 && !id.Is(c.NS) {
-		err = fmt.Errorf("network namespace %q is another one by now: %w", c.Netns, errGone)
+		err = fmt.Errorf("network namespace %q: %w; another one has its inode by now", c.Netns, errGone)
 	}
 	if err != nil {
 		return errors.Join(err, n.Close())

@@ -112,10 +112,7 @@ func roundTrip(conn io.ReadWriter, method string, c rpcCall) (*rpcResult, error)
 		e.Details = head.Details
 		return nil, e
 	}
-	if method != methodAllocate && method != methodCheck {
-		return nil, nil // and nothing else comes
-	}
-	res := &rpcResult{}
+	res := &rpcResult{} // stays empty where a method has none
 	err := dec.Decode(res)
 	if err == nil && c.Exclusive {
 		_, err = conn.Write(receipt)
