@@ -123,10 +123,7 @@ func (d *daemon) watchMounts() error {
 	defer f.Close()
 	stop := context.AfterFunc(d.ctx, func() { _ = f.Close() })
 	defer stop()
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return err
-	}
+	raw, _ := f.SyscallConn() // of any file
 	// One Read without end: another Read would forget a change that came before it.
 	return raw.Read(func(uintptr) bool { // is called at once, and after each change
 		d.mu.Lock()
@@ -154,10 +151,7 @@ func onExit(ctx context.Context, path string, do func()) {
 	}
 	process := os.NewFile(uintptr(fd), path)
 	context.AfterFunc(ctx, func() { _ = process.Close() })
-	raw, err := process.SyscallConn()
-	if err != nil {
-		return
-	}
+	raw, _ := process.SyscallConn() // of any file
 	go func() {
 		_ = raw.Read(func(fd uintptr) bool {
 			n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
