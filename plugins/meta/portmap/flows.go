@@ -64,17 +64,17 @@ func (c call) flushRemoved(r *record) error {
 // deleteUDP deletes the UDP flows that match selects, and says how many. match is given a flow and those of the
 // host ports to which it is addressed. Without UDP host ports no flow is read.
 func deleteUDP(r *record, match func(at []hostPort, f nft.Flow) bool) (deleted int, err error) {
-	for _, family := range nft.Families() {
+	for _, a := range r.Addrs {
 		ports := map[uint16][]hostPort{}
-		for _, p := range r.hostPorts() {
-			if p.Proto == unix.IPPROTO_UDP && nft.FamilyOf(p.Addr) == family {
+		for _, p := range r.portsTo(a) {
+			if p.Proto == unix.IPPROTO_UDP {
 				ports[p.Port] = append(ports[p.Port], p)
 			}
 		}
 		if len(ports) == 0 {
 			continue
 		}
-		n, err := nft.DeleteFlows(family, unix.IPPROTO_UDP, func(f nft.Flow) bool {
+		n, err := nft.DeleteFlows(a.family(), unix.IPPROTO_UDP, func(f nft.Flow) bool {
 			var at []hostPort
 			for _, p := range ports[f.Destination.Port()] {
 				if p.Addr.IsUnspecified() || p.Addr == f.Destination.Addr() {

@@ -256,10 +256,7 @@ func (r *record) entryRules(f nft.Family) (out []ipt.Rule) {
 // masqueraded, and the last one translates all packets.
 func (r *record) chainRules(a address) (out []ipt.Rule) {
 	mark := cmp.Or(r.Options.MarkChain, hostportSetMark)
-	for _, p := range r.hostPorts() {
-		if p.To.Addr() != a.Addr.Addr() {
-			continue
-		}
+	for _, p := range r.portsTo(a) {
 		var match []string
 		if !p.Addr.IsUnspecified() {
 			match = append(match, "-d", netip.PrefixFrom(p.Addr, p.Addr.BitLen()).String())

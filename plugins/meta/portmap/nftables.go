@@ -291,15 +291,14 @@ func (r *record) conditionScript(a address) string {
 
 // items are the elements of the attachment. On iptables it has none; then they tell who else has its ports.
 func (r *record) items() (out []nft.Item) {
-	via := map[netip.Addr]string{} // by the container's address: the chain through which packets pass first
 	for _, a := range r.Addrs {
-		via[a.Addr.Addr()] = cmp.Or(r.conditionChain(a.family()), r.masqChain(a))
-	}
-	for _, p := range r.hostPorts() {
-		to := nft.Key(nft.AddrKey(p.To.Addr()), binary.BigEndian.AppendUint16(nil, p.To.Port()))
-		out = append(out, p.item(anyMap, nft.Element{Data: to, Comment: r.Mark()}))
-		if chain := via[p.To.Addr()]; chain != "" && r.Backend != iptables {
-			out = append(out, p.item(anyVia, nft.Element{Goto: chain, Comment: r.Mark()}))
+		via := cmp.Or(r.conditionChain(a.family()), r.masqChain(a)) // the chain through which packets pass first
+		for _, p := range r.portsTo(a) {
+			to := nft.Key(nft.AddrKey(p.To.Addr()), binary.BigEndian.AppendUint16(nil, p.To.Port()))
+			out = append(out, p.item(anyMap, nft.Element{Data: to, Comment: r.Mark()}))
+			if via != "" && r.Backend != iptables {
+				out = append(out, p.item(anyVia, nft.Element{Goto: via, Comment: r.Mark()}))
+			}
 		}
 	}
 	return out

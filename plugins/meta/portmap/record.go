@@ -132,18 +132,24 @@ func conflicts(wanted, held []hostPort) (taken []hostPort, by hostPort) {
 
 // hostPorts are those of the families that the container has an address of, without those skipped.
 func (r *record) hostPorts() (out []hostPort) {
+	for _, a := range r.Addrs {
+		out = append(out, r.portsTo(a)...)
+	}
+	return out
+}
+
+// portsTo are the host ports that lead to an address.
+func (r *record) portsTo(a address) (out []hostPort) {
 	seen := map[hostPort]bool{}
 	for _, p := range r.Skipped {
 		seen[p] = true
 	}
-	for _, a := range r.Addrs {
-		for _, m := range r.Mappings {
-			for _, addr := range m.hostAddrs() {
-				p := hostPort{m.Proto, addr, m.HostPort, netip.AddrPortFrom(a.Addr.Addr(), m.ContainerPort)}
-				if nft.FamilyOf(addr) == a.family() && !seen[p] {
-					seen[p] = true
-					out = append(out, p)
-				}
+	for _, m := range r.Mappings {
+		for _, addr := range m.hostAddrs() {
+			p := hostPort{m.Proto, addr, m.HostPort, netip.AddrPortFrom(a.Addr.Addr(), m.ContainerPort)}
+			if nft.FamilyOf(addr) == a.family() && !seen[p] {
+				seen[p] = true
+				out = append(out, p)
 			}
 		}
 	}
@@ -152,10 +158,7 @@ func (r *record) hostPorts() (out []hostPort) {
 
 // publishedAddrs are the container's addresses to which a host port leads.
 func (r *record) publishedAddrs() []address {
-	ports := r.hostPorts()
-	return slices.DeleteFunc(slices.Clone(r.Addrs), func(a address) bool {
-		return !slices.ContainsFunc(ports, func(p hostPort) bool { return p.To.Addr() == a.Addr.Addr() })
-	})
+	return slices.DeleteFunc(slices.Clone(r.Addrs), func(a address) bool { return len(r.portsTo(a)) == 0 })
 }
 
 // trimLocalnet forgets the link where no host port leads to an IPv4 address: only such ports need route_localnet.

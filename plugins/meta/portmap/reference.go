@@ -113,15 +113,14 @@ func (p *publication) resolveReferenceTables(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		ports := p.r.portsTo(a)
 		for _, rule := range rules {
-			i := slices.IndexFunc(p.r.hostPorts(), func(port hostPort) bool {
-				return nft.FamilyOf(port.Addr) == a.family() && port.isIn(rule)
-			})
+			i := slices.IndexFunc(ports, func(port hostPort) bool { return port.isIn(rule) })
 			if i < 0 || rule.Chain == "masquerading" || !isReference(rule) {
 				continue
 			}
 			if !p.r.isMentioned(rule) {
-				return portTaken(p.r.hostPorts()[i], fmt.Sprintf("by container %q, through the nftables rules of other"+
+				return portTaken(ports[i], fmt.Sprintf("by container %q, through the nftables rules of other"+
 					" plugins (its DEL removes them)", rule.Comment))
 			}
 			p.replaced = append(p.replaced, &record{Addrs: p.r.Addrs,
@@ -171,11 +170,7 @@ func (c call) verifyReference(ctx context.Context, want *record) error {
 // the reference makes.
 func (c call) checkReference(r *record) (found bool, err error) {
 	var diffs []error
-	for _, a := range r.Addrs {
-		ports := slices.DeleteFunc(r.hostPorts(), func(p hostPort) bool { return p.To.Addr() != a.Addr.Addr() })
-		if len(ports) == 0 {
-			continue
-		}
+	for _, a := range r.publishedAddrs() {
 		t := referenceTable(a.family())
 		differs := func(format string, args ...any) {
 			diffs = append(diffs, cni.Drift("nftables table %q: %s", t, fmt.Sprintf(format, args...)))
@@ -188,7 +183,7 @@ func (c call) checkReference(r *record) (found bool, err error) {
 			return rule.Comment != r.ContainerID || !isReference(rule)
 		})
 		found = found || len(own) > 0
-		for _, p := range ports {
+		for _, p := range r.portsTo(a) {
 			if !slices.ContainsFunc(own, p.isTranslatedBy) {
 				differs("no rule of host port %s", p)
 			}
