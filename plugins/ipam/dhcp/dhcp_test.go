@@ -158,6 +158,19 @@ var _ = Describe("a lease", func() {
 		l.Succeeds(l.call("DEL", c))
 	})
 
+	It("is released once by the roll-back of an ADD", Label("lease-add-fails"), func(ctx SpecContext) {
+		s, d := l.begin()
+		call := rpcCall{ContainerID: c.Name, Netns: c.Path, IfName: "eth0", Exclusive: true,
+			StdinData: []byte(l.call("ADD", c).Conf.(string))}
+		for _, method := range []string{methodAllocate, methodRelease} {
+			nstest.Must(ask(ctx, l.socket, method, call))
+		}
+		Eventually(count(s, release)).Should(Equal(1))
+		Expect(d.end(syscall.SIGTERM)).To(BeZero())
+		Expect(string(d.log.Contents())).NotTo(ContainSubstring("nobody takes the answer"))
+		Expect(l.records()).To(BeEmpty())
+	})
+
 	It("is called off by DEL", func() {
 		s := l.serve()
 		s.set(func(s *server) { s.script = silent })
