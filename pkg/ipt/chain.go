@@ -88,20 +88,8 @@ func (c Chain) Remove(ctx context.Context, nf *nft.Conn, v Variant, addrs []neti
 			e.Remove(c.Name)
 		})
 	}
-	return nf.Update(ctx, func(tx *nft.Tx) error {
-		jumps := nft.Removal{Table: c.nftTable(), Chain: c.From, Drop: []string{c.Name},
-			Rule: func(r nft.LiveRule) bool { return r.Target == c.Name && isFrom(r, addrs) }}
-		if len(addrs) == 0 {
-			return jumps.Stage(tx)
-		}
-		rules, err := tx.Rules(c.nftTable(), c.From)
-		for _, r := range rules {
-			if r.Target == c.Name && !jumps.Rule(r) {
-				jumps.Drop = nil // it is still led to
-			}
-		}
-		return errors.Join(err, jumps.Stage(tx))
-	})
+	return nf.Update(ctx, nft.Removal{Table: c.nftTable(), Chain: c.From, Drop: []string{c.Name},
+		Rule: func(r nft.LiveRule) bool { return r.Target == c.Name && isFrom(r, addrs) }}.Stage)
 }
 
 // IsFrom says whether the rule is about packets from one of the addresses, or from the whole prefix of one, as older

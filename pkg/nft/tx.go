@@ -198,7 +198,8 @@ func missingRule(want [][][]byte, live []LiveRule) int {
 	return i
 }
 
-// Removal selects rules that another program made, and the chains to which they lead.
+// Removal selects rules that another program made, and the chains to which they lead. A chain to which one more rule
+// leads stays.
 type Removal struct {
 	Table Table
 	Chain string              // has the rules; empty: any chain of the table
@@ -234,6 +235,8 @@ func (r Removal) Stage(tx *Tx) error {
 	for _, rule := range rules {
 		if r.Rule(rule) {
 			tx.DeleteRule(r.Table, rule.Chain, rule.Handle)
+		} else {
+			chains = slices.DeleteFunc(chains, func(name string) bool { return name == rule.Target })
 		}
 	}
 	for _, name := range chains {

@@ -234,12 +234,9 @@ func (c call) retire(ctx context.Context, s *store) error {
 	}
 	return elements().Update(ctx, c.NF, func(tx *nft.Tx) error {
 		for _, f := range nft.Families() {
-			rules, err := tx.Rules(filter(f), acceptedChain)
-			if err != nil {
+			anyRule := func(nft.LiveRule) bool { return true }
+			if err := (nft.Removal{Table: filter(f), Chain: acceptedChain, Rule: anyRule}).Stage(tx); err != nil {
 				return err
-			}
-			for _, r := range rules {
-				tx.DeleteRule(filter(f), acceptedChain, r.Handle)
 			}
 		}
 		return tx.DeleteChains(table, isOurs)
