@@ -221,7 +221,7 @@ func GC(ctx context.Context, req *skel.Request, rules ...Rules) error {
 	for _, remove := range rules {
 		errs = append(errs, remove(locks, c.NF))
 	}
-	errs = append(errs, masq.GC(locks, c.NF, req.Network, req.Valid))
+	errs = append(errs, masq.GC(locks, c.NF, req.Valid))
 	linkErr := deleteStalePairs(c.Host, req.Valid)
 	return errors.Join(append(errs, c.NF.Close(), GCAddresses(ctx, req, linkErr))...)
 }

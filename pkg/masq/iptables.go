@@ -65,19 +65,13 @@ func (r record) Hash() string { return chainOf(r.Network, r.ContainerID) }
 
 // Valid says whether a call can have written the record: rules are made from it.
 func (r record) Valid() bool {
-	for _, addrs := range r.Interfaces {
-		if slices.ContainsFunc(addrs, func(p netip.Prefix) bool {
-			return !p.IsValid() || p.Addr().Zone() != "" || p.Addr().Is4In6()
-		}) {
-			return false
-		}
-	}
-	return r.Interfaces != nil
+	bad := func(p netip.Prefix) bool { return !p.IsValid() || p.Addr().Is4In6() }
+	return r.Interfaces != nil && !slices.ContainsFunc(r.addrs(), bad)
 }
 
 // addrs are the addresses of all interfaces.
 func (r record) addrs() []netip.Prefix {
-	return distinct(slices.Concat(slices.Collect(maps.Values(r.Interfaces))...))
+	return slices.Concat(slices.Collect(maps.Values(r.Interfaces))...)
 }
 
 // natChain is the reference's chain of a container on a network, as it is to be. It has no room for the interface, so
@@ -277,7 +271,7 @@ func checkIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	return errors.Join(diffs...)
 }
 
-func gcIPTables(ctx context.Context, nf *nft.Conn, network string, valid cni.Set) (err error) {
+func gcIPTables(ctx context.Context, nf *nft.Conn, valid cni.Set) (err error) {
 	s, err := records().OpenExisting(ctx)
 	if err != nil {
 		return err
@@ -287,30 +281,26 @@ func gcIPTables(ctx context.Context, nf *nft.Conn, network string, valid cni.Set
 	if err != nil {
 		return err
 	}
-	garbage := map[cni.Attachment]bool{}
-	ours := map[string]bool{} // containers
+	var errs []error
+	ours := map[string]bool{} // chains
 	for _, rec := range all {
-		if rec.Network != network {
-			continue
-		}
-		ours[rec.ContainerID] = true
-		for ifName := range rec.Interfaces {
-			a := cni.Attachment{Network: network, ContainerID: rec.ContainerID, IfName: ifName}
-			garbage[a] = !valid.Has(a)
+		a := cni.Attachment{Network: rec.Network, ContainerID: rec.ContainerID}
+		ours[rec.Hash()] = true
+		for a.IfName = range rec.Interfaces {
+			if valid.Excludes(a) {
+				errs = append(errs, delRecorded(ctx, nf, s, Config{Attachment: a}))
+			}
 		}
 	}
-	var errs []error
 	for _, f := range nft.Families() {
-		ids, err := newNATChain(f, cni.Attachment{}, nil, nil).Containers(ctx, nf, chainPrefix, network)
+		ids, err := newNATChain(f, cni.Attachment{}, nil, nil).Containers(ctx, nf, chainPrefix, valid.Network())
 		errs = append(errs, err)
 		for _, id := range ids {
+			a := cni.Attachment{Network: valid.Network(), ContainerID: id}
 			// The rules of the reference tell no interface apart: they stay until the container has none.
-			garbage[cni.Attachment{Network: network, ContainerID: id}] = !ours[id] && !valid.HasContainer(id)
-		}
-	}
-	for a, is := range garbage {
-		if is {
-			errs = append(errs, delRecorded(ctx, nf, s, Config{Attachment: a}))
+			if !ours[chainOf(a.Network, id)] && !valid.HasContainer(id) {
+				errs = append(errs, delRecorded(ctx, nf, s, Config{Attachment: a}))
+			}
 		}
 	}
 	return errors.Join(errs...)

@@ -68,24 +68,25 @@ func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 	if len(c.Addrs) == 0 {
 		return nil
 	}
-	check, other := checkNFTables, checkIPTables
+	check := func() error { return owned().Verify(nf, items(c)) }
+	other := func() error { return checkIPTables(ctx, nf, c) }
 	if c.Backend == ipt.IPTables {
 		check, other = other, check
 	}
-	err := check(ctx, nf, c)
-	if err == nil || other(ctx, nf, c) == nil || checkReference(ctx, nf, c) == nil {
+	err := check()
+	if err == nil || other() == nil || checkReference(nf, c) == nil {
 		return nil
 	}
 	return err
 }
 
-// GC removes what attachments of the network left that are not in its valid set, on either backend,
+// GC removes what attachments of the set's network left that are not in it, on either backend,
 // also when the reference plugins made it.
-func GC(ctx context.Context, nf *nft.Conn, network string, valid cni.Set) error {
+func GC(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
 	return errors.Join(
 		nft.IfSupported(owned().Sweep(ctx, nf, valid.Garbage)),
-		nft.IfSupported(gcReference(ctx, nf, network, valid)),
-		gcIPTables(ctx, nf, network, valid),
+		nft.IfSupported(gcReference(ctx, nf, valid)),
+		gcIPTables(ctx, nf, valid),
 	)
 }
 
@@ -94,7 +95,7 @@ func Status(_ context.Context, nf *nft.Conn, b ipt.Backend) error {
 	if b == ipt.IPTables {
 		return statusIPTables()
 	}
-	err := nf.Probe(sharedLayout())
+	err := nf.Probe(owned().Layout)
 	if b != ipt.Auto || !errors.Is(err, nft.ErrUnsupported) {
 		return err
 	}

@@ -115,7 +115,7 @@ func delBlind(h *nstest.Host, c masq.Config) error {
 
 func gc(h *nstest.Host, network string, valid ...cni.Attachment) (err error) {
 	GinkgoHelper()
-	with(h, func(ctx context.Context, nf *nft.Conn) { err = masq.GC(ctx, nf, network, cni.NewSet(network, valid)) })
+	with(h, func(ctx context.Context, nf *nft.Conn) { err = masq.GC(ctx, nf, cni.NewSet(network, valid)) })
 	return err
 }
 

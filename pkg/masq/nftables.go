@@ -17,8 +17,10 @@ const (
 func addrMap(f nft.Family) string   { return "masq" + f.Digit() + "_v1" }
 func exemptSet(f nft.Family) string { return "masq_exempt" + f.Digit() }
 
-// sharedLayout is the layout that all attachments use. 100 (srcnat) is the usual priority of source NAT.
-func sharedLayout() nft.Layout {
+// owned is the layout that all attachments use, with their elements: one for each address, which leads to the chain of
+// the address's prefix. 100 (srcnat) is the usual priority of source NAT.
+func owned() nft.Owned {
+	o := nft.Owned{Chain: chainNamed}
 	var exempts, maps []nft.Set
 	var returns, jumps []nft.Rule
 	for _, f := range nft.Families() {
@@ -26,15 +28,17 @@ func sharedLayout() nft.Layout {
 			Comment: "yours: destinations that are not masqueraded"})
 		maps = append(maps, nft.Set{Name: addrMap(f), Key: []nft.Type{f.Addr()}, Data: []nft.Type{nft.Verdict},
 			Comment: "container address : chain of its network"})
+		o.Sets = append(o.Sets, addrMap(f))
 		returns = append(returns, nft.Rule{nft.InSet(exemptSet(f), f.Daddr()), nft.Return()})
 		jumps = append(jumps, nft.Rule{nft.VerdictMap(addrMap(f), f.Saddr())})
 	}
-	return nft.Layout{
+	o.Layout = nft.Layout{
 		Table: nft.Table{Family: nft.INet, Name: nft.TableName},
 		Sets:  append(exempts, maps...),
 		Chains: []nft.Chain{{Name: baseChain, Comment: "source NAT of containers",
 			Hook: &nft.Hook{Type: "nat", Point: nft.Postrouting, Priority: 100}, Rules: append(returns, jumps...)}},
 	}
+	return o
 }
 
 // chainName names the chain of an address's prefix. nft takes no colons in names. An address that is
@@ -77,12 +81,6 @@ func multicast(f nft.Family) string {
 	return "ff00::/8"
 }
 
-// owned is the layout with the elements of all attachments: one for each address, which leads to the chain of the
-// address's prefix.
-func owned() nft.Owned {
-	return nft.Owned{Layout: sharedLayout(), Sets: []string{addrMap(nft.IPv4), addrMap(nft.IPv6)}, Chain: chainNamed}
-}
-
 // items are the elements of an attachment's addresses.
 func items(c Config) []nft.Item {
 	var out []nft.Item
@@ -118,8 +116,4 @@ func delNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
 		return err
 	}
 	return owned().Remove(ctx, nf, found, mine)
-}
-
-func checkNFTables(_ context.Context, nf *nft.Conn, c Config) error {
-	return owned().Verify(nf, items(c))
 }

@@ -25,7 +25,7 @@ func delReference(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
 }
 
 // checkReference looks for as many of the reference's nftables rules as the attachment has addresses.
-func checkReference(_ context.Context, nf *nft.Conn, c Config) error {
+func checkReference(nf *nft.Conn, c Config) error {
 	rules, err := nf.Rules(referenceTable, referenceChain)
 	if err != nil {
 		return err
@@ -43,12 +43,12 @@ func checkReference(_ context.Context, nf *nft.Conn, c Config) error {
 	return nil
 }
 
-func gcReference(ctx context.Context, nf *nft.Conn, network string, valid cni.Set) error {
+func gcReference(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
 	marks := map[string]bool{}
 	for _, a := range valid.All() {
 		marks[referenceMark(a)] = true
 	}
-	prefix := cni.Digest(network, 16) + "-"
+	prefix := cni.Digest(valid.Network(), 16) + "-"
 	return removeReference(ctx, nf, func(comment string) bool {
 		mark, _, _ := strings.Cut(comment, ",")
 		return strings.HasPrefix(mark, prefix) && !marks[mark]
