@@ -11,7 +11,6 @@ import (
 
 	"github.com/coreos/go-iptables/iptables"
 
-	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/process"
 	"github.com/hawser-cni/plugins/pkg/statefile"
@@ -141,11 +140,7 @@ func (t Tool) list(ctx context.Context, table string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	protocol, wholeTable := iptables.ProtocolIPv4, "--ipv4"
-	if t.Family == nft.IPv6 {
-		protocol, wholeTable = iptables.ProtocolIPv6, "--ipv6"
-	}
-	lib, err := iptables.New(iptables.IPFamily(protocol), iptables.Path(path), iptables.Timeout(waitSeconds(ctx)))
+	lib, err := iptables.New(iptables.Path(path), iptables.Timeout(waitSeconds(ctx)))
 	if err == nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
@@ -153,18 +148,14 @@ func (t Tool) list(ctx context.Context, table string) ([]string, error) {
 		return nil, err
 	}
 	// The library hands the name of the chain on to "iptables -S", which lists all where an option takes its place.
-	return lib.List(table, wholeTable)
+	return lib.List(table, "--ipv"+t.Family.Digit())
 }
 
 // save reads a legacy table by iptables-save, which does not wait for the xtables lock, as iptables -S does. /proc says
 // whether there is one. In a container of LXC its file cannot be read, since its owner is not mapped: then the program,
 // which fails without a table, tells.
 func (t Tool) save(ctx context.Context, table string) ([]string, error) {
-	name := "ip_tables_names"
-	if t.Family == nft.IPv6 {
-		name = "ip6_tables_names"
-	}
-	names, err := os.ReadFile(ns.Proc() + "/net/" + name)
+	names, err := os.ReadFile(ns.Proc() + "/net/" + t.Family.String() + "_tables_names")
 	hidden := errors.Is(err, fs.ErrPermission)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && !slices.Contains(strings.Fields(string(names)), table):
@@ -277,30 +268,22 @@ func quote(arg string) string {
 // split cuts a line at blanks outside double quotes; a backslash takes the next character as it is.
 func split(line string) []string {
 	var out []string
-	var word strings.Builder
-	inWord, quoted, escaped := false, false, false
-	for _, c := range []byte(line) {
-		switch {
-		case escaped:
-			word.WriteByte(c)
-			escaped = false
-		case c == '\\':
-			escaped, inWord = true, true
-		case c == '"':
-			quoted, inWord = !quoted, true
-		case c == ' ' && !quoted:
-			if inWord {
-				out = append(out, word.String())
-				word.Reset()
-			}
-			inWord = false
-		default:
-			word.WriteByte(c)
-			inWord = true
+	for i := 0; i < len(line); i++ {
+		if line[i] == ' ' {
+			continue
 		}
-	}
-	if inWord {
-		out = append(out, word.String())
+		var word []byte
+		for quoted := false; i < len(line) && (quoted || line[i] != ' '); i++ {
+			switch {
+			case line[i] == '"':
+				quoted = !quoted
+				continue
+			case line[i] == '\\' && i+1 < len(line):
+				i++
+			}
+			word = append(word, line[i])
+		}
+		out = append(out, string(word))
 	}
 	return out
 }

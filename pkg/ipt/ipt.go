@@ -48,12 +48,7 @@ func ParseBackend(key string, value *string) (Backend, error) {
 }
 
 // programOf is the name of a family's program.
-func programOf(f nft.Family) string {
-	if f == nft.IPv6 {
-		return "ip6tables"
-	}
-	return "iptables"
-}
+func programOf(f nft.Family) string { return f.String() + "tables" }
 
 // Variant is one of the two implementations of iptables.
 type Variant string
