@@ -97,10 +97,9 @@ func (c *Conn) send(out []byte) error {
 	if !errors.Is(err, unix.EMSGSIZE) {
 		return err
 	}
-	const slack = 32 // what the kernel takes off the send buffer
-	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, len(out)+slack) != nil {
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, len(out)+slack)
-	}
+	size := len(out) + 32 // which the kernel takes off
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, size)
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size)
 	return unix.Sendto(fd, out, 0, kernel)
 }
 
@@ -135,7 +134,7 @@ func (c *Conn) query(msgs ...message) ([][]byte, error) {
 			err := answerError(answer)
 			if err == nil {
 				found[place] = slices.Clone(answer.Data[min(nfgenmsgSize, len(answer.Data)):])
-			} else if !errors.Is(err, unix.ENOENT) {
+			} else if !isAbsent(err) {
 				failed = cmp.Or(failed, err)
 			}
 			return place == len(part)-1
@@ -156,13 +155,16 @@ func (c *Conn) list(m message) ([][]byte, error) {
 	}
 	answers, err := c.execute(m, unix.NLM_F_DUMP)
 	switch {
-	case errors.Is(err, unix.ENOENT):
+	case isAbsent(err):
 		return nil, nil
 	case err != nil:
 		return nil, c.readFailure(m, err)
 	}
 	return slices.DeleteFunc(answers, func(a []byte) bool { return len(a) < nfgenmsgSize }), nil
 }
+
+// isAbsent says that there is no such object. ERANGE is the kernel's answer for a name that is too long for one.
+func isAbsent(err error) bool { return isOneOf(err, unix.ENOENT, unix.ERANGE) }
 
 // execute sends one request through the library, which repeats a list that changed meanwhile up to ten times.
 func (c *Conn) execute(m message, flags uint16) ([][]byte, error) {

@@ -27,14 +27,8 @@ type LiveChain struct {
 	use   uint32 // how many rules it has, plus how many rules and elements lead to it
 }
 
-// nameMax is the longest name of a chain. The kernel refuses to look for a longer one.
-const nameMax = 255
-
 // Chain returns the chain, nil when there is none.
 func (c *Conn) Chain(t Table, name string) (*LiveChain, error) {
-	if len(name) > nameMax {
-		return nil, nil
-	}
 	replies, err := c.query(t.chainMessage(unix.NFT_MSG_GETCHAIN, "get", name))
 	if err != nil || replies[0] == nil {
 		return nil, err
@@ -60,10 +54,7 @@ func (c *Conn) Chains(t Table) ([]LiveChain, error) {
 // none.
 func (c *Conn) Rules(t Table, chain string) ([]LiveRule, error) {
 	m := t.message(unix.NFT_MSG_GETRULE, "")
-	switch {
-	case len(chain) > nameMax:
-		return nil, nil
-	case chain != "":
+	if chain != "" {
 		m.body = append(m.body, attrText(unix.NFTA_RULE_CHAIN, chain)...)
 	}
 	replies, err := c.list(m)
