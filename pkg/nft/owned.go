@@ -22,8 +22,6 @@ type Owned struct {
 	// Chain returns the chain of that name, if elements lead to such chains. It is made with its first element,
 	// and deleted with its last one. One without rules is not repaired. Nil: elements lead to no chains.
 	Chain func(name string) (c Chain, ok bool)
-	// Stale reports whether a chain belongs to an older layout, which Ensure deletes when it makes this one.
-	Stale func(name string) bool
 }
 
 // Live returns the items that the kernel has and whose marks match.
@@ -147,11 +145,6 @@ func (tx *Tx) Ensure(chains ...string) error {
 			return err
 		}
 		if tx.Lacked = len(tx.msgs) > before; tx.Lacked {
-			if tx.owned.Stale != nil {
-				if err := tx.DeleteChains(tx.owned.Layout.Table, tx.owned.Stale); err != nil {
-					return err
-				}
-			}
 			live, err := tx.Chains(tx.owned.Layout.Table)
 			if err != nil {
 				return err

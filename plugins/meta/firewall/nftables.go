@@ -74,13 +74,10 @@ func layout(bit int) nft.Layout {
 
 func isOurs(chain string) bool { return strings.HasPrefix(chain, chainPrefix) }
 
-// owned is the layout for a bit with the elements of all attachments. The chains of another bit go.
+// owned is the layout for a bit with the elements of all attachments.
 func owned(bit int) nft.Owned {
 	o := elements()
 	o.Layout = layout(bit)
-	o.Stale = func(name string) bool {
-		return isOurs(name) && !slices.ContainsFunc(o.Layout.Chains, func(c nft.Chain) bool { return c.Name == name })
-	}
 	return o
 }
 
@@ -112,12 +109,21 @@ func (r *record) items() []nft.Item {
 }
 
 // addNFTables makes the attachment's elements, those of its bridge and the ways through FORWARD, in one batch. It
-// replaces elements of other owners: IPAM lends an address once, so they are leftovers.
+// replaces elements of other owners: IPAM lends an address once, so they are leftovers. Where it makes the layout the
+// chains of another bit go.
 func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 	var ways []*way
+	own := owned(r.Bit)
+	isStale := func(name string) bool {
+		return isOurs(name) && !slices.ContainsFunc(own.Layout.Chains, func(c nft.Chain) bool { return c.Name == name })
+	}
 	update := func(through bool) error {
-		return owned(r.Bit).Update(ctx, c.NF, func(tx *nft.Tx) (err error) {
-			if err = tx.Put(r.items(), nil); err == nil {
+		return own.Update(ctx, c.NF, func(tx *nft.Tx) (err error) {
+			err = tx.Put(r.items(), nil)
+			if err == nil && tx.Lacked {
+				err = tx.DeleteChains(table, isStale)
+			}
+			if err == nil {
 				ways, err = c.ways(ctx, r, tx.Lacked)
 			}
 			for _, w := range ways {
