@@ -101,7 +101,7 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 		}
 		nf := nft.New()
 		defer nf.Close()
-		if err := nf.Probe(spoofLayout()); err != nil {
+		if err := nf.Probe(spoofElements().Layout); err != nil {
 			return fmt.Errorf("macspoofchk: %w", err)
 		}
 		return nil

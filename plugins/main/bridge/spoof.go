@@ -29,9 +29,10 @@ const (
 	spoofPairs = "macspoof_pairs_v1"
 )
 
-// spoofLayout filters before anything else of the bridge looks at a frame.
-func spoofLayout() nft.Layout {
-	return nft.Layout{
+// spoofElements are the elements of the attachments, in a layout that filters before anything else of the bridge looks
+// at a frame.
+func spoofElements() nft.Owned {
+	return nft.Owned{Sets: []string{spoofPorts, spoofPairs}, Layout: nft.Layout{
 		Table: spoofTable,
 		Sets: []nft.Set{
 			{Name: spoofPorts, Key: []nft.Type{nft.IfName}, Comment: "ports whose frames are checked"},
@@ -48,12 +49,7 @@ func spoofLayout() nft.Layout {
 				nft.Drop(),
 			}},
 		}},
-	}
-}
-
-// spoofElements are the elements of the attachments.
-func spoofElements() nft.Owned {
-	return nft.Owned{Layout: spoofLayout(), Sets: []string{spoofPorts, spoofPairs}}
+	}}
 }
 
 func (s spoofCheck) items() []nft.Item {
