@@ -2,6 +2,7 @@ package masq
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -30,15 +31,11 @@ func checkReference(nf *nft.Conn, c Config) error {
 	if err != nil {
 		return err
 	}
-	mark, found := referenceMark(c.Attachment), 0
-	for _, r := range rules {
-		if strings.HasPrefix(r.Comment, mark) {
-			found++
-		}
-	}
-	if found < len(distinct(c.Addrs)) {
+	mark := referenceMark(c.Attachment)
+	own := slices.DeleteFunc(rules, func(r nft.LiveRule) bool { return !strings.HasPrefix(r.Comment, mark) })
+	if len(own) < len(distinct(c.Addrs)) {
 		return cni.Errorf(cni.CodeDrift, "nftables table %q: %w: %d rules of the attachment", referenceTable,
-			nft.ErrDrift, found)
+			nft.ErrDrift, len(own))
 	}
 	return nil
 }
