@@ -109,10 +109,7 @@ func newSet(t Table, s Set, id uint32) message {
 	if s.Data != nil {
 		flags |= unix.NFT_SET_MAP
 		number, length := datatype(s.Data)
-		data = attrNet32(unix.NFTA_SET_DATA_TYPE, number)
-		if length > 0 {
-			data = append(data, attrNet32(unix.NFTA_SET_DATA_LEN, length)...)
-		}
+		data = append(attrNet32(unix.NFTA_SET_DATA_TYPE, number), attrNet32(unix.NFTA_SET_DATA_LEN, length)...)
 	}
 	number, length := datatype(s.Key)
 	m := t.message(unix.NFT_MSG_NEWSET, fmt.Sprintf("add set %q", s.Name),
