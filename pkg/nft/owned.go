@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 )
 
@@ -198,7 +200,7 @@ func (tx *Tx) Put(items []Item, resolve func(others []Item) ([]Item, error)) err
 		}
 		added[it.Set] = append(added[it.Set], it.Element)
 	}
-	for _, set := range tx.owned.Sets {
+	for _, set := range slices.Sorted(maps.Keys(added)) {
 		tx.Add(tx.owned.Layout.Table, set, added[set]...)
 	}
 	return nil

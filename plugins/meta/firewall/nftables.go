@@ -202,25 +202,11 @@ func stagePolicy(tx *nft.Tx, bridge string, p policy) error {
 		return nil
 	}
 	name := nft.IfNameKey(bridge)
-	for _, e := range []struct {
-		set  string
-		key  []byte
-		want bool
-	}{
-		{policedSet, name, p != open},
-		{sameSet, nft.Key(name, name), p == sameBridge},
-	} {
-		live, err := tx.Get(table, e.set, e.key)
-		switch {
-		case err != nil:
-			return err
-		case e.want && live[0] == nil:
-			tx.Add(table, e.set, nft.Element{Key: e.key})
-		case !e.want && live[0] != nil:
-			tx.Delete(table, e.set, nft.Element{Key: e.key})
-		}
-	}
-	return nil
+	items := []nft.Item{{Set: policedSet, Element: nft.Element{Key: name}},
+		{Set: sameSet, Element: nft.Element{Key: nft.Key(name, name)}}}
+	wanted := map[policy]int{isolated: 1, sameBridge: 2}[p]
+	ofAnybody := func(string) bool { return true }
+	return errors.Join(tx.Put(items[:wanted], nil), tx.Remove(items[wanted:], ofAnybody))
 }
 
 // policyOf is the policy that the bridge has in nftables.
