@@ -121,7 +121,6 @@ func (s *Session) createChild(ctx context.Context) (err error) {
 		return err
 	}
 	isTaken := false // a link has the name; without its record it may look like this ADD's
-	// The link may be there although its creation failed: the kernel's answer may be lost.
 	s.OnFail("delete the interface", func(ctx context.Context) error {
 		if !isTaken {
 			l, err := r.locate(s.Cont)

@@ -75,8 +75,8 @@ func Parser[W, C any](defaults W, parse func(*Request, W, *cni.Problems) C) func
 	}
 }
 
-// OnFail registers the undo of an effect that ADD just had. When ADD fails, in
-// whatever way, the last undo runs first, each in limited time of its own.
+// OnFail registers the undo of an effect that ADD is about to have: a failed one may
+// be there. When ADD fails, the last undo runs first, each in limited time of its own.
 func (r *Request) OnFail(what string, do func(context.Context) error) {
 	r.undos = append(r.undos, undo{what: what, do: do})
 }

@@ -22,7 +22,6 @@ func add(_ context.Context, req *skel.Request, _ struct{}) (*cni.Result, error) 
 		return nil, err
 	}
 	if !lo.Up {
-		// Before it is up: the kernel's answer may be lost.
 		req.OnFail("take lo down", func(context.Context) error { return setUp(conn, lo, false, "") })
 		if err := setUp(conn, lo, true, req.Mark()); err != nil {
 			return nil, err

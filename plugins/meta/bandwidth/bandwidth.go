@@ -42,7 +42,6 @@ func add(_ context.Context, req *skel.Request, cfg config) (*cni.Result, error) 
 	if err != nil {
 		return nil, err
 	}
-	// Before anything is made: the kernel's answer may be lost.
 	req.OnFail("restore the limits", func(context.Context) error {
 		_, err := c.replace(end, was)
 		return err

@@ -36,7 +36,6 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, err
 	}
 	r.Plan = makePlan(cfg, addrs, here)
-	// Before the record is written: it may be there although that failed.
 	req.OnFail("restore the routes", func(ctx context.Context) error {
 		if err := undo(c.Cont, r.Plan); err != nil {
 			return err // DEL finds the record

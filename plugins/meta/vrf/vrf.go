@@ -42,7 +42,6 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		Attachment: req.Attachment, Path: req.Netns, Netns: c.NetnsID, VRF: vrf.Name, Made: vrf.Index == 0,
 		Link: link.Index, Routes: here.moving(link.Index),
 	}
-	// Before the record is written, and the VRF is made: they may be there although that failed.
 	req.OnFail("take the interface out of the VRF", func(ctx context.Context) error {
 		if err := takeBack(ctx, c.Cont, r); err != nil {
 			return err // DEL finds the record
