@@ -91,23 +91,23 @@ func (s *Session) CreatePair(ctx context.Context, link LinkConfig) (err error) {
 		names[0], names[len(names)-1], err)
 }
 
-// refuseExisting is code 100 when the attachment exists: its interface in the
-// container, or its host end. When the container's namespace has ended, the kernel
-// deletes the pair a moment later: refuseExisting waits for it.
+// refuseExisting is code 100 when the attachment exists: its interface in the container, or its host end. When the
+// container's namespace has ended, the kernel deletes the pair a moment later. refuseExisting waits for that, and
+// CreatePair goes on with the next name.
 func (s *Session) refuseExisting(ctx context.Context) error {
 	if err := s.RefuseTakenName(); err != nil {
 		return err
 	}
-	host, err := frame.MarkedHostEnd(s.Host, s.Attachment)
+	hostEnd, err := frame.MarkedHostEnd(s.Host, s.Attachment)
 	if err != nil {
 		return frame.IgnoreNoLink(err) // the name is another link's
 	}
 	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
-	if err := s.Host.WaitGone(ctx, host.Index); err == nil {
+	if err := s.Host.WaitGone(ctx, hostEnd.Index); err == nil {
 		return nil
 	}
-	return s.Exists(fmt.Sprintf("host interface %q: this attachment exists already; DEL removes it", host.Name))
+	return s.Exists(fmt.Sprintf("host interface %q: this attachment exists already; DEL removes it", hostEnd.Name))
 }
 
 // RefuseTakenName is code 100 where the container has an interface of this name already.
@@ -151,8 +151,8 @@ func (s *Session) StartIPAM(ctx context.Context) error {
 	return nil
 }
 
-// removeAddresses takes the addresses from the container before they are released: it deletes the
-// interface or, of one that the IPAM plugin needs or that has no host end, the addresses.
+// removeAddresses takes the addresses from the container before they are released, with the interface. The interface
+// stays if IPAM's DEL needs it, and if it is no pair.
 func (s *Session) removeAddresses() error {
 	switch {
 	case s.ContEnd.Index == 0: // a device that a program of the container drives

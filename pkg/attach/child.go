@@ -163,7 +163,7 @@ func (s *Session) makeChild(ctx context.Context) error {
 	case errors.Is(err, unix.EOPNOTSUPP) && errors.Is(s.Host.ProbeKind(kind), unix.EOPNOTSUPP):
 		return cni.Errorf(cni.CodeUnsupportedField, "%s: not supported by this kernel: %w", kind, err)
 	case errors.Is(err, unix.EBUSY) && s.Child.Master != nil:
-		upper := cmp.Or(upperDevice(s.masterSide(), s.Master),
+		upper := cmp.Or(upperLink(s.masterSide(), s.Master),
 			"something that takes its frames, a macvlan or ipvlan perhaps")
 		return cni.Errorf(cni.CodeConflict, "master: %q: is held by %s: %w", s.Master.Name, upper, err)
 	case err != nil:
@@ -249,7 +249,7 @@ func (c Child) masterReady(host *rtnl.Conn) error {
 	if err != nil {
 		return err
 	}
-	if upper := upperDevice(host, l); upper != "" && c.New.Kind != vlanKind {
+	if upper := upperLink(host, l); upper != "" && c.New.Kind != vlanKind {
 		return fmt.Errorf("master: %q: is held by %s", l.Name, upper)
 	}
 	return c.refuseMaster(l)
@@ -310,7 +310,7 @@ func (c Child) masterName(prev *cni.Result) (string, error) {
 		return "", cni.Refuse("master", nil, "missing, and the result before has several interfaces: "+
 			strings.Join(all, ", ")).Suggest("name one of them")
 	}
-	return "", nil
+	return "", nil // the default route decides
 }
 
 // defaultMaster is the link of the default route: IPv4's before IPv6's, of several the one
@@ -337,7 +337,7 @@ func defaultMaster(conn *rtnl.Conn) (rtnl.Link, error) {
 }
 
 // lowerIndex is the index that a child of the master reports. A macvlan made on a macvlan, or an
-// ipvlan on an ipvlan, is attached to that one's lower device.
+// ipvlan on an ipvlan, is attached to that one's lower link.
 func (c Child) lowerIndex(master rtnl.Link) int {
 	if master.Kind == c.New.Kind && c.New.Kind != vlanKind {
 		return master.Peer
@@ -345,9 +345,9 @@ func (c Child) lowerIndex(master rtnl.Link) int {
 	return master.Index
 }
 
-// upperDevice names the bridge or bond that takes all frames of the link, so that no macvlan or ipvlan can be on
+// upperLink names the bridge or bond that takes all frames of the link, so that no macvlan or ipvlan can be on
 // it; empty: none that can be seen from here.
-func upperDevice(conn *rtnl.Conn, l rtnl.Link) string {
+func upperLink(conn *rtnl.Conn, l rtnl.Link) string {
 	if l.Master == 0 {
 		return ""
 	}

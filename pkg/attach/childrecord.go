@@ -57,8 +57,8 @@ func (r childRecord) look() (rtnl.Link, error) {
 	return l, err
 }
 
-// deleteLink deletes the link that a search found; err is the search's. While a namespace that is
-// there cannot be entered the link may be there, too.
+// deleteLink deletes the link that a search found. err is the search's: if the namespace exists but cannot be entered,
+// the link may still exist.
 func (r childRecord) deleteLink(cont *rtnl.Conn, l rtnl.Link, err error) error {
 	if err == nil {
 		err = cont.DelLink(l.Index)
@@ -90,8 +90,8 @@ func Enter(path string, id ns.Identity) (*rtnl.Conn, error) {
 	return rtnl.Dial(n)
 }
 
-// locate finds the link in a namespace, nil for one that is gone: by its owner, since the container may have renamed
-// it, else by its index, since it may have taken the alias away. rtnl.ErrNoLink says that there is none.
+// locate finds the link by its owner, since the container may have renamed it, else by its index, since the container
+// may have removed the alias. It returns rtnl.ErrNoLink if there is none, and for cont = nil, a namespace that is gone.
 func (r childRecord) locate(cont *rtnl.Conn) (rtnl.Link, error) {
 	if cont == nil {
 		return rtnl.Link{}, rtnl.ErrNoLink
@@ -132,7 +132,7 @@ func (s *Session) refuseRecorded(records *statefile.Store[childRecord], r childR
 	if err != nil {
 		return err
 	}
-	l, err := old.look() // without a record there is no path
+	l, err := old.look() // rtnl.ErrNoLink without a record: its path is empty
 	switch {
 	case err == nil:
 		return s.Exists(fmt.Sprintf("interface %q in %s: this attachment exists already; DEL removes it", l.Name,
@@ -194,7 +194,7 @@ func delChild(ctx context.Context, req *skel.Request, kind string) error {
 	r.conn = r.cont
 	defer r.close()
 	return DelInterface(ctx, req, r.flush, func() (gone bool, err error) {
-		// While a namespace that is there cannot be entered the link may be there, too.
+		// If the namespace exists but cannot be entered, the link may still exist.
 		if _, err := r.delete(); err != nil {
 			return false, fmt.Errorf("interface %q: %w", req.IfName, err)
 		}
@@ -218,7 +218,7 @@ func (r *remains) findChild(kind string) (err error) {
 	if err != nil {
 		return err
 	}
-	cont, l, err := record.find() // without a record there is no path
+	cont, l, err := record.find() // rtnl.ErrNoLink without a record: its path is empty
 	if errors.Is(err, rtnl.ErrNoLink) {
 		_ = cont.Close()
 		return r.findReferenceChild(kind)
@@ -315,6 +315,7 @@ func (s *Session) verifyMaster(r childRecord, l rtnl.Link) (err error) {
 		return fmt.Errorf("master: %w", err)
 	}
 	want := c.lowerIndex(s.Master)
+	// PeerNS is negative for a master in the link's own namespace. A child on one of its kind reports the lower link.
 	wrongSide := s.Master.Kind != c.New.Kind && (l.PeerNS >= 0) == c.masterInside()
 	if l.Peer != want || wrongSide {
 		return fmt.Errorf("interface %q: is not on master %q (#%d) but on #%d", s.IfName, s.Master.Name, want, l.Peer)

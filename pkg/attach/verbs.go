@@ -16,13 +16,13 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// Rules removes rules of the plugin's own in DEL or GC.
-type Rules func(ctx context.Context, nf *nft.Conn) error
+// RemoveRules removes rules of the plugin's own in DEL or GC.
+type RemoveRules func(ctx context.Context, nf *nft.Conn) error
 
 // Del removes what ADD made, with whatever is known of it: the rules, the interface, the
 // addresses. It goes on after a failure. bridge is the name of the configured bridge, empty
 // for a plugin without one: a host end that the reference made must be a port of it.
-func Del(ctx context.Context, req *skel.Request, bridge string, rules ...Rules) error {
+func Del(ctx context.Context, req *skel.Request, bridge string, rules ...RemoveRules) error {
 	nf := nft.New()
 	locks, cancel := skel.WithTwoThirds(ctx) // for steps that wait for locks: the others need time, too
 	defer cancel()
@@ -43,10 +43,11 @@ func Del(ctx context.Context, req *skel.Request, bridge string, rules ...Rules) 
 	}))...)
 }
 
-// DelInterface deletes the container's interface by remove, and then has the IPAM plugin release the
-// addresses, if remove says that the interface is gone: nobody may be given an address that somebody
-// answers to. An IPAM plugin that needs the interface comes first, if flush took the addresses away.
-func DelInterface(ctx context.Context, req *skel.Request, flush func() error, remove func() (bool, error)) error {
+// DelInterface deletes the container's interface by removeLink, and has the IPAM plugin release the addresses. It does
+// so after removeLink, where that says that the interface is gone: nobody may be given an address to which somebody
+// answers. Before removeLink it does so for an IPAM plugin that needs the interface, where flush took the addresses
+// from the interface.
+func DelInterface(ctx context.Context, req *skel.Request, flush func() error, removeLink func() (bool, error)) error {
 	client := &ipam.Client{Request: req}
 	var errs []error
 	released := req.IPAM != "" && client.NeedsInterface() && flush() == nil
@@ -55,7 +56,7 @@ func DelInterface(ctx context.Context, req *skel.Request, flush func() error, re
 		errs = append(errs, client.Run(most, "DEL"))
 		cancel()
 	}
-	gone, err := remove()
+	gone, err := removeLink()
 	errs = append(errs, err)
 	switch {
 	case released || req.IPAM == "":
@@ -92,8 +93,8 @@ func findPair(req *skel.Request, bridge string) *remains {
 	return p
 }
 
-// delete deletes the link. gone is true when nobody answers to the addresses any more. A link that
-// could not be looked for is gone unless the error is transient: no DEL will ever find it.
+// delete deletes the link. gone is true when nobody answers to the addresses any more, and when the search failed for
+// good: no later DEL would find the link, and the addresses would be kept for ever.
 func (r *remains) delete() (gone bool, err error) {
 	if errors.Is(r.err, rtnl.ErrNoLink) {
 		return true, nil
@@ -213,7 +214,7 @@ func (s *Session) VerifyMasquerade(ctx context.Context, m Masq) error {
 }
 
 // GC removes what attachments of the network left that are not valid.
-func GC(ctx context.Context, req *skel.Request, rules ...Rules) error {
+func GC(ctx context.Context, req *skel.Request, rules ...RemoveRules) error {
 	c := frame.OpenHost(req)
 	locks, cancel := skel.WithTwoThirds(ctx)
 	defer cancel()
