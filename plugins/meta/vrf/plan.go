@@ -9,28 +9,28 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// netns is what the decisions depend on in the namespace.
-type netns struct {
+// snapshot is what the decisions depend on in the namespace.
+type snapshot struct {
 	Links  []rtnl.Link
 	Rules  []rtnl.Rule
 	Routes []rtnl.RouteCopy // of all links and tables
 }
 
 // named is the link of that name; the zero Link when there is none.
-func (n netns) named(name string) rtnl.Link {
-	return n.first(func(l rtnl.Link) bool { return l.Name == name })
+func (s snapshot) named(name string) rtnl.Link {
+	return s.first(func(l rtnl.Link) bool { return l.Name == name })
 }
 
-func (n netns) first(matches func(rtnl.Link) bool) rtnl.Link {
-	if i := slices.IndexFunc(n.Links, matches); i >= 0 {
-		return n.Links[i]
+func (s snapshot) first(matches func(rtnl.Link) bool) rtnl.Link {
+	if i := slices.IndexFunc(s.Links, matches); i >= 0 {
+		return s.Links[i]
 	}
 	return rtnl.Link{}
 }
 
 // choose returns the interface's future VRF; one that is to be made has no index yet.
-func (n netns) choose(cfg config, link rtnl.Link) (rtnl.Link, error) {
-	vrf := n.named(cfg.VRF)
+func (s snapshot) choose(cfg config, link rtnl.Link) (rtnl.Link, error) {
+	vrf := s.named(cfg.VRF)
 	switch isNew := vrf.Index == 0; {
 	case !isNew && vrf.Kind != "vrf":
 		return vrf, cni.Errorf(cni.CodeConflict, "vrfname: %q is an interface of kind %q in the container, and no VRF",
@@ -40,7 +40,7 @@ func (n netns) choose(cfg config, link rtnl.Link) (rtnl.Link, error) {
 			link.Name, vrf.Name)
 	case link.Master != 0:
 		return vrf, cni.Errorf(cni.CodeConflict, "interface %q: has already a master set: %q", link.Name,
-			n.first(func(l rtnl.Link) bool { return l.Index == link.Master }).Name)
+			s.first(func(l rtnl.Link) bool { return l.Index == link.Master }).Name)
 	case !isNew && cfg.Table != 0 && vrf.Table != cfg.Table:
 		return vrf, cni.Errorf(cni.CodeConflict, "table: %d: VRF %s already exist with different routing table %d",
 			cfg.Table, vrf.Name, vrf.Table)
@@ -48,26 +48,26 @@ func (n netns) choose(cfg config, link rtnl.Link) (rtnl.Link, error) {
 		return vrf, nil
 	}
 	var used []uint32 // by VRFs
-	for _, l := range n.Links {
+	for _, l := range s.Links {
 		used = append(used, l.Table)
 	}
 	vrf = rtnl.Link{Name: cfg.VRF, Table: cfg.Table}
 	if vrf.Table == 0 {
-		vrf.Table = rtnl.FreeTable(1, n.Rules, n.Routes, used...)
+		vrf.Table = rtnl.FreeTable(1, s.Rules, s.Routes, used...)
 	}
-	if other := n.first(func(l rtnl.Link) bool { return l.Table == vrf.Table }); other.Index != 0 {
+	if other := s.first(func(l rtnl.Link) bool { return l.Table == vrf.Table }); other.Index != 0 {
 		return vrf, cni.Errorf(cni.CodeConflict, "table: %d is that of vrf %q", vrf.Table, other.Name)
 	}
 	return vrf, nil
 }
 
-// moving are the routes of a link that ADD must make again, in their order. The kernel makes its own, and routers
+// routesToMove are the routes of a link that ADD must make again, in their order. The kernel makes its own, and routers
 // announce theirs again.
-func (n netns) moving(link int) (routes []rtnl.RouteCopy) {
-	fleeting := []uint8{unix.RTPROT_KERNEL, unix.RTPROT_RA, unix.RTPROT_REDIRECT}
-	for _, r := range n.Routes {
+func (s snapshot) routesToMove(link int) (routes []rtnl.RouteCopy) {
+	remade := []uint8{unix.RTPROT_KERNEL, unix.RTPROT_RA, unix.RTPROT_REDIRECT}
+	for _, r := range s.Routes {
 		_, isOurs := r.HopsOf(link)
-		comesBack := r.Table() == unix.RT_TABLE_MAIN && slices.Contains(fleeting, r.Header.Protocol)
+		comesBack := r.Table() == unix.RT_TABLE_MAIN && slices.Contains(remade, r.Header.Protocol)
 		if isOurs && !comesBack && r.Table() != unix.RT_TABLE_LOCAL {
 			routes = append(routes, r)
 		}

@@ -40,7 +40,7 @@ func removeReference(ctx context.Context, req *skel.Request) error {
 	if here.Routes, err = c.Cont.RouteCopies(); err != nil {
 		return err
 	}
-	for _, route := range here.moving(link.Index) {
+	for _, route := range here.routesToMove(link.Index) {
 		if route.Table() == vrf.Table && route.Header.Protocol != unix.RTPROT_KERNEL {
 			r.Routes = append(r.Routes, route.InTable(unix.RT_TABLE_MAIN))
 		}

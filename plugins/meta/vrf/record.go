@@ -11,14 +11,13 @@ import (
 	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
-	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 const (
 	recordDir = "/run/hawser/vrf"
-	// vrfMark is the alias of a VRF that ADD made.
-	vrfMark = "hawser vrf"
+	// vrfAlias is the alias of a VRF that ADD made.
+	vrfAlias = "hawser vrf"
 )
 
 func records() statefile.Records[record] { return statefile.Records[record]{Path: recordDir} }
@@ -46,22 +45,6 @@ func (r record) Valid() bool {
 	return r.VRF != ""
 }
 
-// del undoes what the record says or, where there is none, what the reference made, in a namespace that is still there.
-func del(ctx context.Context, req *skel.Request) error {
-	r, ok, err := records().Get(req.Hash())
-	switch {
-	case err != nil || req.NS == nil:
-	case ok:
-		err = remove(ctx, req.NS, r)
-	default:
-		err = removeReference(ctx, req)
-	}
-	if err != nil {
-		return err
-	}
-	return records().Drop(ctx, req.Hash())
-}
-
 // remove undoes what ADD did in the namespace of a record, where the path still leads there.
 func remove(ctx context.Context, n *ns.NS, r record) error {
 	held, err := frame.LockNetns(ctx, n)
@@ -82,7 +65,7 @@ func remove(ctx context.Context, n *ns.NS, r record) error {
 }
 
 // takeBack takes the interface of a record out of the VRF, and deletes the VRF when nothing is left in it and an ADD
-// made it: it has our mark, or none yet where the record says so. A later DEL that finds no VRF does nothing.
+// made it. A later DEL that finds no VRF does nothing.
 func takeBack(ctx context.Context, conn *rtnl.Conn, r record) error {
 	vrf, err := conn.Link(r.VRF)
 	if frame.IgnoreNoLink(err) != nil {
@@ -94,7 +77,8 @@ func takeBack(ctx context.Context, conn *rtnl.Conn, r record) error {
 	if err := leave(ctx, conn, r, vrf); err != nil {
 		return err
 	}
-	if vrf.Alias != vrfMark && (vrf.Alias != "" || !r.Made) {
+	isUnmarked := vrf.Alias == "" && r.Made // its ADD died before it gave the alias
+	if vrf.Alias != vrfAlias && !isUnmarked {
 		return nil
 	}
 	members, err := conn.Ports(vrf.Index)
@@ -146,12 +130,6 @@ func (r record) rejoin(conn *rtnl.Conn, route rtnl.RouteCopy) (rtnl.RouteCopy, e
 	}
 	own, _ := route.HopsOf(r.Link)
 	return own, nil
-}
-
-// gc undoes what attachments did that are not valid, where the namespace lives, and removes their records.
-func gc(ctx context.Context, req *skel.Request) error {
-	stale := func(r record) bool { return req.Valid.Excludes(r.Attachment) }
-	return records().Collect(ctx, stale, func(r record) error { return collect(ctx, r) })
 }
 
 func collect(ctx context.Context, r record) error {
