@@ -129,8 +129,8 @@ func (c *Client) Result(ctx context.Context, adding *Delegate) (*cni.Result, err
 	return c.decode(out)
 }
 
-// Release gives the addresses back during a roll-back. It ends adding first, an ADD whose
-// answer nobody waited for; nil = none.
+// Release gives the addresses back during a roll-back. adding is an ADD that may still run: it is ended first. nil is
+// none.
 func (c *Client) Release(ctx context.Context, adding *Delegate) error {
 	if adding != nil {
 		ended, cancel := context.WithCancel(ctx)

@@ -155,7 +155,7 @@ func (c *call[C]) request(data []byte, conf *cni.Config, command string) (*Reque
 		var listed bool
 		refs, listed, err = conf.ValidAttachments()
 		problems.Add(err)
-		req.Valid, c.unlisted = cni.NewSet(req.Network, refs), !listed
+		req.Valid, c.noValid = cni.NewSet(req.Network, refs), !listed
 	case "ADD", "CHECK", "DEL":
 		req.ContainerID, req.IfName, req.Netns = c.vars["CNI_CONTAINERID"], c.vars["CNI_IFNAME"], c.vars["CNI_NETNS"]
 		req.PrevResult, err = conf.PrevResult()

@@ -13,7 +13,7 @@ import (
 )
 
 // forPeople serves a person who runs the program by hand: with a known argument, or
-// without any of the protocol's variables. Beside those unknown arguments are ignored.
+// without any of the protocol's variables. With those set, unknown arguments are ignored.
 func forPeople[C any](p Plugin[C], env Env, vars map[string]string) (done bool, code int) {
 	if len(env.Args) > 0 {
 		if command := p.Commands[env.Args[0]]; command != nil {

@@ -70,14 +70,14 @@ func (c *call[C]) printResult(res *cni.Result) error {
 
 // print writes a document to standard output, in one write.
 func (c *call[C]) print(doc []byte) error {
-	if c.half {
+	if c.isCut {
 		return errors.New("standard output cannot be written")
 	}
 	n, err := c.env.Stdout.Write(doc)
 	if err == nil {
 		return nil
 	}
-	c.half = n > 0
+	c.isCut = n > 0
 	return cni.Errorf(cni.CodeIO, "standard output: %w", err)
 }
 

@@ -50,8 +50,8 @@ type undo struct {
 	do   func(context.Context) error
 }
 
-// NoInterface is the error of a chained plugin that does not find CNI_IFNAME in the container. Programs look for
-// the words of err, rtnl.ErrNoLink.
+// NoInterface is the error of a chained plugin that does not find CNI_IFNAME in the container. Runtimes search
+// the text for that of err, rtnl.ErrNoLink.
 func (r *Request) NoInterface(err error) error {
 	return cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q: %w", r.IfName, r.Netns,
 		err)

@@ -72,8 +72,8 @@ type Env struct {
 	Limit time.Duration
 }
 
-// callTime is how long a call may take. A roll-back may take two ninths of that more:
-// together less than the two minutes after which a kubelet gives up on us.
+// callTime is how long a call may take. A roll-back may take 20 seconds more (two ninths): together less than the two
+// minutes after which a kubelet gives up on us.
 const callTime = 90 * time.Second
 
 // Main runs p in this process and exits: with status 0 on success, 1 after an
@@ -132,11 +132,11 @@ type call[C any] struct {
 	req     *Request
 	cfg     C // what the plugin made of its configuration
 
-	unlisted bool        // GC was not told which attachments are valid
-	result   *cni.Result // that was printed
-	half     bool        // a part of a document was printed: no second one may follow it
-	began    time.Time
-	logName  string // the key log
+	noValid bool        // GC was not told which attachments are valid
+	result  *cni.Result // that was printed
+	isCut   bool        // a part of a document: no second one may follow it
+	began   time.Time
+	logName string // the key log
 }
 
 func (c *call[C]) serve(ctx context.Context) error {
@@ -170,7 +170,7 @@ func (c *call[C]) serve(ctx context.Context) error {
 		return c.handle(ctx, func(ctx context.Context) error { return p.Check(ctx, req, c.cfg) })
 	case command == "STATUS" && p.Status != nil:
 		return c.handle(ctx, func(ctx context.Context) error { return p.Status(ctx, req, c.cfg) })
-	case command == "GC" && c.unlisted: // cnitool calls so
+	case command == "GC" && c.noValid: // cnitool calls so
 		req.Warn("cni.dev/valid-attachments: missing; nothing is removed")
 	case command == "GC" && p.GC != nil:
 		return c.handle(ctx, func(ctx context.Context) error { return p.GC(ctx, req) })

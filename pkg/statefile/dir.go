@@ -115,7 +115,7 @@ func (d *Dir) fail(op, name string, err error) error {
 	return &fs.PathError{Op: op, Path: d.join(name), Err: err}
 }
 
-// open opens one entry of the directory, which is no link.
+// open opens one entry of the directory. It follows no symbolic link.
 func (d *Dir) open(name string, flags int, perm fs.FileMode) (int, error) {
 	if !isEntry(name) {
 		return -1, fs.ErrInvalid
@@ -228,8 +228,8 @@ func (d *Dir) write(name string, data []byte, perm fs.FileMode) (tmp string, err
 
 const temporarySuffix = ".tmp"
 
-// temporary is the name of the file that becomes name. Two long names may share one: only
-// who holds the lock has such a file.
+// temporary is the name of the file that becomes name. Names that differ after 250 bytes
+// share it: the lock keeps their writers apart.
 func temporary(name string) string {
 	const nameMax = 255
 	return "." + name[:min(len(name), nameMax-len("."+temporarySuffix))] + temporarySuffix

@@ -47,8 +47,8 @@ func (r Records[T]) Open(ctx context.Context) (*Store[T], error) {
 	return r.lock(ctx, dir)
 }
 
-// OpenExisting is Open for calls that put no record: it makes no directory, and where
-// there is none, or something else, the store is empty.
+// OpenExisting is Open for calls that put no record: it makes no directory. If the path
+// is missing, or is no directory, the store is empty.
 func (r Records[T]) OpenExisting(ctx context.Context) (*Store[T], error) {
 	s := r.reader()
 	if s.dir == nil {
@@ -146,7 +146,7 @@ func (r Records[T]) Collect(ctx context.Context, stale func(T) bool, end func(T)
 	return errors.Join(append(errs, r.Drop(ctx, ended...))...)
 }
 
-// Store is a directory of Records. Nobody else writes there until Close.
+// Store is a directory of Records. Unless it was opened for reading only, nobody else writes there until Close.
 type Store[T Record] struct {
 	dir  *Dir  // nil where there is no directory
 	lock *Lock // nil for reading

@@ -50,7 +50,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	res.Interfaces = p.links(p.bridge) // by which Configure finds the container's addresses
+	res.Interfaces = p.links(p.bridge) // Configure finds the addresses by them; the final ones are below
 	gateway, err := p.prepareGateway(ctx, gateways)
 	if err != nil {
 		return nil, err
@@ -108,7 +108,7 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 	})
 }
 
-// raise brings the container's interface up; in a layer 2 network with the kernel's settings.
+// raise brings the container's interface up. In a layer 2 network its settings stay the kernel's.
 func (p *port) raise() error {
 	switch {
 	case p.cfg.DisableContainerInterface:

@@ -89,7 +89,7 @@ func (c config) gatewayName() string {
 	return fmt.Sprintf("%s.%d", c.Bridge, c.Port.VLAN)
 }
 
-// gatewayPort is how the port of the VLAN's gateway is set up.
+// gatewayPort is how the bridge's port of the veth is set up whose other end is the VLAN's gateway.
 func (c config) gatewayPort() portConfig { return portConfig{VLAN: c.Port.VLAN} }
 
 // bridgeName reads only what DEL needs, so that no other key, however broken,

@@ -95,7 +95,10 @@ func (p *port) ignoreRouterAdverts() error {
 // hasUplink tells whether the bridge may lead out of the host: whether one of its ports is no veth.
 func (p *port) hasUplink() (bool, error) {
 	ports, err := p.Host.Ports(p.bridge.Index)
-	return slices.ContainsFunc(ports, func(l rtnl.Link) bool { return l.Kind != "veth" }), err
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(ports, func(l rtnl.Link) bool { return l.Kind != "veth" }), nil
 }
 
 // makeBridge makes the bridge, or finds the one that another ADD has made meanwhile.
@@ -187,8 +190,8 @@ func (p *port) prepareGateway(ctx context.Context, want []netip.Prefix) (gw atta
 	return gw, nil
 }
 
-// keepMAC sets the MAC address of a bridge that becomes a gateway: to its present one, or to the one before
-// this ADD where it has taken that of the new port. A bridge whose address was never set takes that of one of its
+// keepMAC sets the MAC address of a bridge that becomes a gateway: to its former one, if the port of this ADD has
+// changed it, else to its present one. A bridge whose address was never set takes that of one of its
 // ports, and another when that port goes: containers would not find their gateway.
 func (p *port) keepMAC() error {
 	br, err := p.Host.LinkByIndex(p.bridge.Index)
@@ -208,7 +211,7 @@ func (p *port) refuseDuplicate(ctx context.Context, link rtnl.Link) error {
 	if err := p.Host.WaitDAD(ctx, link.Index); errors.Is(err, rtnl.ErrDuplicate) {
 		return cni.Errorf(cni.CodeConflict, "bridge %q: gateway: %w", link.Name, err)
 	}
-	return nil // what takes longer the kernel ends later
+	return nil // a detection that takes longer goes on without us
 }
 
 // addGateway adds a gateway address. usable is true for an IPv6 one that needs no duplicate

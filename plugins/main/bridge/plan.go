@@ -82,10 +82,10 @@ func addDefaultRoute(res *cni.Result, v4 bool) {
 // gatewayPlan says which addresses make a link the gateway. A gateway address that another host
 // had is removed and added again: that host may be gone.
 type gatewayPlan struct {
-	Remove []netip.Prefix // its addresses that contradict a gateway address, or are duplicates
+	Remove []netip.Prefix // its addresses that conflict with a gateway address, or are duplicates
 	Add    []netip.Prefix // gateway addresses that it lacks, or that are duplicates
 	Usable []netip.Prefix // IPv6 gateway addresses that it has and that are not tentative
-	Again  bool           // there are duplicates
+	Again  bool           // some of Add are duplicates
 }
 
 // planGateways compares the addresses of a link with the gateway addresses that it is to have.
@@ -103,7 +103,7 @@ func planGateways(cfg config, link string, have []rtnl.Addr, want []netip.Prefix
 		}
 	}
 	for _, h := range have {
-		i := slices.IndexFunc(missing, func(gw netip.Prefix) bool { return contradict(h.Prefix, gw) })
+		i := slices.IndexFunc(missing, func(gw netip.Prefix) bool { return conflicts(h.Prefix, gw) })
 		if i < 0 || slices.Contains(want, h.Prefix) {
 			continue
 		}
@@ -117,10 +117,9 @@ func planGateways(cfg config, link string, have []rtnl.Addr, want []netip.Prefix
 	return p, nil
 }
 
-// contradict tells what cannot stand beside a new gateway address: any other
-// IPv4 address, and an IPv6 address whose subnet overlaps, but not the
-// link-local ones that every interface has.
-func contradict(have, gw netip.Prefix) bool {
+// conflicts tells what cannot stand beside a new gateway address: any other IPv4 address, and an IPv6 address whose
+// subnet overlaps, except the link-local ones that every interface has.
+func conflicts(have, gw netip.Prefix) bool {
 	if have.Addr().Is4() || gw.Addr().Is4() {
 		return have.Addr().Is4() && gw.Addr().Is4()
 	}

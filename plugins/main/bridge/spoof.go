@@ -61,20 +61,20 @@ func (s spoofCheck) items() []nft.Item {
 	}
 }
 
-// add makes the check. What is there for the port already is of one that had its name before,
-// or of an ADD of this attachment that was killed.
+// add makes the check. Elements that already name the port are left from a former host end of that name, or from an ADD
+// of this attachment that was killed.
 func (s spoofCheck) add(ctx context.Context, nf *nft.Conn) error {
-	anybody := func(string) bool { return true }
+	everyMark := func(string) bool { return true }
 	err := spoofElements().Update(ctx, nf, func(tx *nft.Tx) error {
-		old, err := spoofElements().Live(nf, s.items()[:1], anybody)
+		old, err := spoofElements().Live(nf, s.items()[:1], everyMark)
 		if err == nil && len(old) > 0 {
-			old, err = spoofElements().All(nf, anybody)
+			old, err = spoofElements().All(nf, everyMark)
 		}
 		if err != nil {
 			return err
 		}
 		otherPort := func(it nft.Item) bool { return !bytes.HasPrefix(it.Key, nft.IfNameKey(s.Port)) }
-		return errors.Join(tx.Remove(slices.DeleteFunc(old, otherPort), anybody), tx.Put(s.items(), nil))
+		return errors.Join(tx.Remove(slices.DeleteFunc(old, otherPort), everyMark), tx.Put(s.items(), nil))
 	})
 	if errors.Is(err, nft.ErrUnsupported) {
 		return cni.Errorf(cni.CodeUnsupportedField, "macspoofchk: true: %w", err)

@@ -44,7 +44,7 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach
 		Link: w.LinkKeys.Parse(problems, req.Args, w.MTU, w.MAC), DAD: w.EnableDAD, Make: makeMacvlan}
 }
 
-// makeMacvlan makes the macvlan.
+// makeMacvlan refuses the master's own MAC address, and gives a passthru its MAC address afterwards.
 func makeMacvlan(ctx context.Context, s *attach.Session, name string) error {
 	mode, mac := s.Child.New.Mode, s.Child.Link.MAC
 	if mode != passthru && mac != nil && slices.Equal(mac, s.Master.MAC) {
