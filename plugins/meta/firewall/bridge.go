@@ -15,8 +15,8 @@ import (
 )
 
 // findBridge finds the bridge of the attachment's host end, and notes the interface that packets of the bridge come
-// from and go to: the bridge, or "BRIDGE.VLAN" for a container in a VLAN with a gateway. A policy needs the port's
-// isolated flag too where it is not set.
+// from and go to: the bridge, or "BRIDGE.VLAN" for a container in a VLAN with a gateway. With the policy isolated it
+// notes whether ADD has to set the port's isolated flag.
 func (c call) findBridge(r *record, hostEnd rtnl.Link) error {
 	if hostEnd.Master == 0 {
 		return nil
@@ -34,7 +34,7 @@ func (c call) findBridge(r *record, hostEnd rtnl.Link) error {
 			}
 		}
 	}
-	if r.Policy == isolated {
+	if r.Policy == policyIsolated {
 		port, err := c.Host.Port(r.Port)
 		if err != nil {
 			return err
@@ -44,20 +44,20 @@ func (c call) findBridge(r *record, hostEnd rtnl.Link) error {
 	return nil
 }
 
-// sweepPolicies removes the policies of bridges that do not exist, or have no port: in iptables nothing else ends one
-// that the reference made.
+// sweepPolicies removes the policies of bridges that do not exist, or have no port. The reference never removes those
+// that it made in iptables.
 func (c call) sweepPolicies(ctx context.Context) error {
 	live, err := c.NF.Elements(table, policedSet)
 	errs := []error{nft.IfSupported(err)}
 	for _, e := range live {
-		end := func(bridge string) error { return c.enforce(ctx, bridge, open) }
+		end := func(bridge string) error { return c.enforce(ctx, bridge, policyOpen) }
 		errs = append(errs, c.ifUnused(string(e.Key), end))
 	}
 	for _, f := range nft.Families() {
-		named, err := c.named(ctx, f, stage2)
-		for key := range named {
+		names, err := c.namesInRules(ctx, f, stage2)
+		for key := range names {
 			err = errors.Join(err, c.ifUnused(key, func(bridge string) error {
-				return c.editFilter(ctx, &record{}, f, func(e *ipt.Edit) { ensurePolicy(e, bridge, open) })
+				return c.editFilter(ctx, &record{}, f, func(e *ipt.Edit) { ensurePolicy(e, bridge, policyOpen) })
 			}))
 		}
 		errs = append(errs, ipt.Tolerate(c.Warn, othersRules, err))
@@ -65,7 +65,7 @@ func (c call) sweepPolicies(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// ifUnused calls end for the name in a key of nf_tables, unless an interface has it that is no bridge without a port.
+// ifUnused calls end for the name in a key of nf_tables, if no interface, or a bridge without ports, has the name.
 func (c call) ifUnused(key string, end func(bridge string) error) error {
 	name := strings.TrimRight(key, "\x00")
 	link, err := c.Host.Link(name)
@@ -86,22 +86,23 @@ func (c call) ifUnused(key string, end func(bridge string) error) error {
 // get the policy of this one; an ADD that fails gives theirs back.
 func (c call) settlePolicy(s *store, r *record) (policy, error) {
 	if r.Bridge == "" {
-		return open, nil
+		return policyOpen, nil
 	}
 	before, err := r.networkPolicy(s)
 	if err != nil {
-		return open, err
+		return policyOpen, err
+	}
+	if before == r.Policy && r.Backend != iptables { // where the kernel has it, not all records have to be read
+		if live, err := c.policyOf(r.Bridge); err != nil || live == r.Policy {
+			return live, err
+		}
 	}
 	if before != r.Policy {
 		c.OnFail("give the network its policy back", func(ctx context.Context) error {
 			return c.restorePolicy(ctx, *r, before)
 		})
 		if err := c.setNetworkPolicy(s, r); err != nil {
-			return open, err
-		}
-	} else if r.Backend != iptables { // where the kernel has it already, not all records have to be read
-		if live, err := c.policyOf(r.Bridge); err != nil || live == r.Policy {
-			return live, err
+			return policyOpen, err
 		}
 	}
 	return r.bridgePolicy(s)
@@ -131,11 +132,11 @@ func (c call) restorePolicy(ctx context.Context, r record, before policy) error 
 }
 
 // setNetworkPolicy gives the network's other attachments on the bridge the policy of the record: their records, and
-// the flags of their ports. It changes the first one last, at which networkPolicy looks.
+// the flags of their ports. It changes the first record last, which networkPolicy reads.
 func (c call) setNetworkPolicy(s *store, r *record) error {
 	all, err := s.All()
 	for _, o := range slices.Backward(all) {
-		if err != nil {
+		if err != nil { // of All, or of the record before
 			return err
 		}
 		if o.Network != r.Network || o.Policy == r.Policy || o.Hash() == r.Hash() {
@@ -146,7 +147,7 @@ func (c call) setNetworkPolicy(s *store, r *record) error {
 		}
 		if err == nil && o.Bridge == r.Bridge {
 			o.Policy = r.Policy
-			if err = c.setFlag(o, o.Policy == isolated); err == nil || isGone(err) { // its container may be gone
+			if err = c.setFlag(o, o.Policy == policyIsolated); err == nil || isGone(err) { // the container may be gone
 				err = s.Put(*o)
 			}
 		}
@@ -159,20 +160,20 @@ func (c call) enforce(ctx context.Context, bridge string, want policy) error {
 	return elements().Update(ctx, c.NF, func(tx *nft.Tx) error { return stagePolicy(tx, bridge, want) })
 }
 
-// findBridgeLater finds the bridge of a container for which ADD did not look for it; none where the container is gone,
-// or where its namespace cannot be entered for a reason that will last.
+// findBridgeLater finds the bridge of a container for which ADD did not look for it. It finds none if the container is
+// gone. Of errors it returns only those that may pass, and warns of others.
 func (c call) findBridgeLater(r *record) error {
 	cont, err := attach.Enter(r.Path, r.Netns)
 	defer func() { _ = cont.Close() }()
-	var end rtnl.Link
+	var link rtnl.Link
 	if err == nil {
-		end, err = cont.Link(r.IfName)
+		link, err = cont.Link(r.IfName)
 	}
 	if err == nil {
-		end, err = c.Host.OtherEnd(end)
+		link, err = c.Host.OtherEnd(link)
 	}
 	if err == nil {
-		err = c.findBridge(r, end)
+		err = c.findBridge(r, link)
 	}
 	if cni.Transient(err) {
 		return err
@@ -183,7 +184,7 @@ func (c call) findBridgeLater(r *record) error {
 	return nil
 }
 
-// setFlag sets or clears the isolated flag of the attachment's port, which keeps ports apart without br_netfilter too.
+// setFlag sets or clears the isolated flag of the attachment's port, which keeps ports apart also without br_netfilter.
 // It clears no flag that the bridge plugin set.
 func (c call) setFlag(r *record, on bool) error {
 	if !on && !r.SetFlag {
@@ -200,12 +201,12 @@ func (c call) setFlag(r *record, on bool) error {
 	return c.Host.SetPort(r.Port, port)
 }
 
-// isGone tells errors about a port that is none any more.
+// isGone says whether the error means that the link is gone, or is no port any more.
 func isGone(err error) bool { return errors.Is(err, rtnl.ErrNoLink) || errors.Is(err, rtnl.ErrNotPort) }
 
 // checkFlag looks whether the port of an isolated container is isolated.
 func (c call) checkFlag(r *record) error {
-	if r.Policy != isolated {
+	if r.Policy != policyIsolated {
 		return nil
 	}
 	port, err := c.Host.Port(r.Port)

@@ -35,13 +35,13 @@ const (
 type policy string
 
 const (
-	open       policy = "open"
-	sameBridge policy = "same-bridge" // not from the other bridges that have a policy
-	isolated   policy = "isolated"    // nor from the same bridge
+	policyOpen       policy = "open"
+	policySameBridge policy = "same-bridge" // not from the other bridges that have a policy
+	policyIsolated   policy = "isolated"    // nor from the same bridge
 )
 
 // policies are all, the strictest one last.
-func policies() []policy { return []policy{open, sameBridge, isolated} }
+func policies() []policy { return []policy{policyOpen, policySameBridge, policyIsolated} }
 
 // stricter returns the stricter of two policies.
 func stricter(a, b policy) policy {
@@ -61,8 +61,8 @@ type config struct {
 // parseConfig reads and checks the configuration. Everything that it refuses
 // is code 7 with key and value.
 func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
-	c := config{backend: backend(w.Backend), policy: policy(cmp.Or(w.IngressPolicy, string(open))),
-		adminChain: cmp.Or(w.AdminChain, adminChain), zone: cmp.Or(w.Zone, defaultZone),
+	c := config{backend: backend(w.Backend), policy: policy(cmp.Or(w.IngressPolicy, string(policyOpen))),
+		adminChain: cmp.Or(w.AdminChain, defaultAdminChain), zone: cmp.Or(w.Zone, defaultZone),
 		published: w.AcceptPublished == nil || *w.AcceptPublished, bit: defaultBit}
 	if w.MarkAcceptBit != nil {
 		c.bit = *w.MarkAcceptBit

@@ -40,7 +40,7 @@ func hashOf(c *container) string {
 
 var _ = Describe("DEL", Label("kernel"), func() {
 	eachKind(func(k kind) {
-		for _, p := range []policy{open, isolated} {
+		for _, p := range []policy{policyOpen, policyIsolated} {
 			Context("of a container with ingressPolicy "+string(p), Ordered, func() {
 				var w *world
 				var stays, c *container
@@ -320,12 +320,12 @@ var _ = Describe("DEL", Label("kernel"), func() {
 
 var _ = Describe("an ADD that fails", Label("kernel"), func() {
 	eachKind(func(k kind) {
-		for _, p := range []policy{open, isolated} {
+		for _, p := range []policy{policyOpen, policyIsolated} {
 			keys := Object{"ingressPolicy": string(p)}
 			It("as nobody reads its result leaves nothing, and others' policy", Label("firewall-add-fails"), func() {
 				w, stays := settled(k, keys)
 				c := w.container(1, 2)
-				for _, p := range []policy{isolated, p} { // then the record that stays has its bridge
+				for _, p := range []policy{policyIsolated, p} { // then the record that stays has its bridge
 					c.add(k.config, Object{"ingressPolicy": string(p)})
 					c.del()
 				}

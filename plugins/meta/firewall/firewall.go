@@ -19,19 +19,19 @@ import (
 // call is one call under way.
 type call struct{ *frame.Call }
 
-func newCall(req *skel.Request) call { return call{frame.OpenHost(req)} }
+func open(req *skel.Request) call { return call{frame.OpenHost(req)} }
 
 func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err error) {
-	c := newCall(req)
+	c := open(req)
 	r, err := c.newRecord(cfg)
 	if err != nil {
 		return nil, err
 	}
 	switch {
-	case r.Policy != open && r.Bridge == "":
+	case r.Policy != policyOpen && r.Bridge == "":
 		return nil, cni.Refuse("ingressPolicy", string(r.Policy),
 			fmt.Sprintf("needs a bridge, and interface %q is connected to none", c.IfName))
-	case r.Policy == open && len(r.Addrs) == 0:
+	case r.Policy == policyOpen && len(r.Addrs) == 0:
 		return req.PrevResult, nil
 	}
 	s, err := records().Open(ctx)
@@ -45,7 +45,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 	c.OnFail("remove the firewall rules", func(ctx context.Context) error { return c.remove(ctx, false) })
 	r.Backend = c.choose(ctx, cfg)
 	if r.Backend != iptables {
-		if r.Bit, err = bitOfAll(s, cfg.bit); err != nil {
+		if r.Bit, err = bitOfAll(s.Any, cfg.bit); err != nil {
 			return nil, err
 		}
 	}
@@ -61,13 +61,13 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 }
 
 func del(ctx context.Context, req *skel.Request) error {
-	return newCall(req).remove(ctx, true)
+	return open(req).remove(ctx, true)
 }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
-	c := newCall(req)
+	c := open(req)
 	want, err := c.newRecord(cfg)
-	if err != nil || len(want.Addrs) == 0 && want.Policy == open {
+	if err != nil || len(want.Addrs) == 0 && want.Policy == policyOpen {
 		return err
 	}
 	return c.verify(ctx, want)
@@ -76,7 +76,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 // gc removes what attachments of the network left that are not valid, and the policies of bridges without containers.
 // Other rules of the reference have no owner and stay.
 func gc(ctx context.Context, req *skel.Request) error {
-	c := newCall(req)
+	c := open(req)
 	return frame.WithRecords(ctx, records(), func(s *store) error {
 		all, err := s.All()
 		errs := []error{err}
@@ -100,7 +100,7 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 // probe says why the backend cannot be used.
 func (c call) probe(ctx context.Context, cfg config) error {
 	switch {
-	case cfg.backend == firewalld && cfg.policy == open:
+	case cfg.backend == firewalld && cfg.policy == policyOpen:
 		return firewalldRuns(ctx)
 	case cfg.backend == firewalld: // the policy is in nftables
 		return errors.Join(firewalldRuns(ctx), c.NF.Probe(layout(cfg.bit)))
@@ -119,8 +119,8 @@ func (c call) probe(ctx context.Context, cfg config) error {
 	return ipt.CheckInstalled(nft.IPv4)
 }
 
-// newRecord makes the attachment's record, with the backend as configured. It looks for the bridge where the container
-// has a policy, or its ADD may end the bridge's, and for the MAC address where that tells namespaces apart.
+// newRecord makes the attachment's record, with the backend as configured. It looks for the bridge if the container
+// has a policy, or if the bridge may have one, which this ADD may weaken.
 func (c call) newRecord(cfg config) (*record, error) {
 	r := &record{Attachment: c.Attachment, Path: c.Netns, Backend: cfg.backend,
 		Addrs: addressesOf(c.PrevResult, c.IfName), AdminChain: cfg.adminChain, Zone: cfg.zone,
@@ -129,13 +129,13 @@ func (c call) newRecord(cfg config) (*record, error) {
 	if err := nft.IfSupported(err); err != nil {
 		return nil, err
 	}
-	needsBridge := r.Policy != open || len(policed) > 0 || cfg.backend == iptables
+	needsBridge := r.Policy != policyOpen || len(policed) > 0 || cfg.backend == iptables // its policies are elsewhere
 	if !needsBridge {
 		r.Netns, err = c.NS.Identity()
 		if err != nil || r.Netns.Cookie != 0 {
 			return r, err
 		}
-		err = c.FindInterface() // its MAC address tells namespaces apart
+		err = c.FindInterface() // without cookies its MAC address tells namespaces apart
 	} else {
 		err = c.FindHostEnd()
 	}
@@ -148,8 +148,8 @@ func (c call) newRecord(cfg config) (*record, error) {
 	return r, err
 }
 
-// replace removes what an attachment of this name has that lived in another namespace, or whose rules the reference's
-// DEL took away, since that leaves our record. One that is alive is code 100.
+// replace is code 100 for a live attachment: its record has this namespace, and its rules are there. Any other record
+// is stale: the namespace was another one, or the reference's DEL removed the rules alone. What it names is removed.
 func (c call) replace(ctx context.Context, s *store, r *record) error {
 	old, ok, err := s.Get(r.Hash())
 	if err != nil || !ok {
@@ -177,13 +177,11 @@ func (c call) choose(ctx context.Context, cfg config) backend {
 	return nftables
 }
 
-// bitOfAll is the bit of the fwmark that the host's containers have, or else the wanted one: the chains of another one
-// would take it from all their packets. A policy beside firewalld is in the same chains.
-func bitOfAll(s interface {
-	Any(func(record) bool) (bool, error)
-}, wanted int) (bit int, err error) {
+// bitOfAll is the bit of the fwmark that the host's containers have, or else the wanted one: chains for a second bit
+// would clear the first one on every packet of live containers. A policy beside firewalld is in the same chains.
+func bitOfAll(find func(func(record) bool) (bool, error), wanted int) (bit int, err error) {
 	bit = wanted
-	_, err = s.Any(func(o record) bool {
+	_, err = find(func(o record) bool {
 		if o.Backend == nftables {
 			bit = o.Bit
 		}
@@ -192,7 +190,7 @@ func bitOfAll(s interface {
 	return bit, err
 }
 
-// apply makes the rules in the record's backend. From the writing of the record on DEL knows what there may be.
+// apply writes the record, by which DEL finds all that is made after it, and makes the rules in the record's backend.
 func (c call) apply(ctx context.Context, s *store, r *record) error {
 	var tools []ipt.Tool
 	if r.Backend == iptables { // before the record is written: DEL keeps it where a program is missing
@@ -223,8 +221,8 @@ func (c call) apply(ctx context.Context, s *store, r *record) error {
 	return err
 }
 
-// remove removes whatever the attachment has in any backend, and with reference also what the reference made for it.
-func (c call) remove(ctx context.Context, reference bool) error {
+// remove removes whatever the attachment has in any backend, and withReference also what the reference made for it.
+func (c call) remove(ctx context.Context, withReference bool) error {
 	return frame.WithRecords(ctx, records(), func(s *store) error {
 		r, ok, err := s.Get(c.Hash())
 		switch {
@@ -232,10 +230,10 @@ func (c call) remove(ctx context.Context, reference bool) error {
 			return err
 		case ok:
 			err = c.removeRecorded(ctx, s, &r)
-		default: // what a killed ADD left, or one whose record is lost
+		default: // a killed ADD may have left elements, or the record is lost
 			err = errors.Join(nft.IfSupported(elements().Sweep(ctx, c.NF, c.Owns)), s.Drop(c.Hash()))
 		}
-		if reference {
+		if withReference {
 			err = errors.Join(err, c.delReference(ctx, s, &r))
 		}
 		if r.Backend != iptables {
@@ -246,9 +244,9 @@ func (c call) remove(ctx context.Context, reference bool) error {
 }
 
 // removeRecorded removes an attachment's rules, leaves its bridge the policy that others want, and drops the record.
-// That stays for a later DEL or GC when a program is missing, or firewalld gives no answer.
+// The record stays for a later DEL or GC when a program is missing, or firewalld gives no answer.
 func (c call) removeRecorded(ctx context.Context, s *store, r *record) error {
-	left, err := r.othersPolicy(s, r.Policy)
+	remaining, err := r.othersPolicy(s, r.Policy)
 	if err != nil {
 		return err
 	}
@@ -256,17 +254,17 @@ func (c call) removeRecorded(ctx context.Context, s *store, r *record) error {
 		err = nil
 	}
 	if r.Backend == iptables {
-		err = errors.Join(err, c.delIPTables(ctx, s, r, left))
+		err = errors.Join(err, c.delIPTables(ctx, s, r, remaining))
 	} else {
-		err = errors.Join(err, nft.IfSupported(c.delNFTables(ctx, r, left)))
+		err = errors.Join(err, nft.IfSupported(c.delNFTables(ctx, r, remaining)))
 	}
-	var asked error // of firewalld, which may answer later
+	var firewalldErr error
 	if r.Backend == firewalld {
-		asked = delFirewalld(ctx, s, r)
+		firewalldErr = delFirewalld(ctx, s, r)
 	}
 	switch {
-	case ipt.NotInstalled(err), err == nil && asked != nil:
-		c.Warn("firewall rules of %s: %v", r.Attachment, errors.Join(err, asked))
+	case ipt.NotInstalled(err), err == nil && firewalldErr != nil: // a later DEL may succeed
+		c.Warn("firewall rules of %s: %v", r.Attachment, errors.Join(err, firewalldErr))
 		return nil
 	case err != nil:
 		return fmt.Errorf("firewall rules of %s: %w", r.Attachment, err)
@@ -274,8 +272,8 @@ func (c call) removeRecorded(ctx context.Context, s *store, r *record) error {
 	return s.Drop(r.Hash())
 }
 
-// verify compares the record with what is wanted, and the rules with the record. What the reference made has no record,
-// or ours from before its DEL, which leaves that, and its ADD.
+// verify compares the record with what is wanted, and the rules with the record. Rules of the reference have no record,
+// or a stale one of ours, which its DEL does not remove: without a record of these addresses verify looks for them.
 func (c call) verify(ctx context.Context, want *record) error {
 	r, ok, err := records().Get(want.Hash())
 	if err != nil {
@@ -283,7 +281,7 @@ func (c call) verify(ctx context.Context, want *record) error {
 	}
 	if !ok || !slices.Equal(r.Addrs, want.Addrs) {
 		if err := c.checkReference(ctx, want); err == nil || !ok {
-			return err
+			return err // without any record the reference's rules have to be there
 		}
 	}
 	var errs []error
@@ -296,7 +294,7 @@ func (c call) verify(ctx context.Context, want *record) error {
 	same("iptablesAdminChainName", r.AdminChain, want.AdminChain)
 	same("acceptPublished", r.Published, want.Published)
 	same("prevResult: the container's addresses", r.Addrs, want.Addrs)
-	if r.Policy != open {
+	if r.Policy != policyOpen {
 		same("the container's bridge", r.Bridge, want.Bridge)
 		errs = append(errs, c.checkFlag(&r))
 	}
@@ -307,7 +305,7 @@ func (c call) verify(ctx context.Context, want *record) error {
 	switch {
 	case r.Backend == iptables:
 		errs = append(errs, c.checkIPTables(ctx, &r))
-	case r.Backend == nftables, r.Policy != open:
+	case r.Backend == nftables, r.Policy != policyOpen:
 		errs = append(errs, c.checkNFTables(ctx, &r))
 	}
 	return errors.Join(errs...)

@@ -68,10 +68,10 @@ func askFirewalld(
 	return errors.Join(errs...)
 }
 
-// firewalldRuns is nil where firewalld is there.
+// firewalldRuns is nil where firewalld is on the bus: of a record without an address nothing else is asked.
 func firewalldRuns(ctx context.Context) error { return askFirewalld(ctx, &record{}, "", nil) }
 
-// unless heeds an answer, but where firewalld refused with one of these codes.
+// unless returns the answer's error, or nil where firewalld refused with one of these codes.
 func unless(codes ...string) func(netip.Addr, *dbus.Call) error {
 	return func(_ netip.Addr, answer *dbus.Call) error {
 		refused := dbus.Error{}
@@ -88,15 +88,15 @@ func addFirewalld(ctx context.Context, r *record) error {
 	return askFirewalld(ctx, r, "addSource", unless("ZONE_ALREADY_SET"))
 }
 
-// delFirewalld takes the addresses back that no other attachment has by now. Where firewalld does not run, or has no
-// such address or zone, or the address in another zone, nothing has to be taken back.
+// delFirewalld takes those addresses out of the zone that no other attachment has by now. It is no error if firewalld
+// does not run, does not have the address or the zone, or has the address in another zone.
 func delFirewalld(ctx context.Context, s *store, r *record) error {
 	own, err := r.ownAddrs(s)
 	if err != nil || len(own) == 0 {
 		return err
 	}
-	left := &record{Zone: r.Zone, Addrs: own}
-	err = askFirewalld(ctx, left, "removeSource", unless("UNKNOWN_SOURCE", "INVALID_ZONE", "ZONE_CONFLICT"))
+	allowed := unless("UNKNOWN_SOURCE", "INVALID_ZONE", "ZONE_CONFLICT")
+	err = askFirewalld(ctx, &record{Zone: r.Zone, Addrs: own}, "removeSource", allowed)
 	if errors.Is(err, errNoFirewalld) {
 		return nil
 	}

@@ -12,22 +12,22 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// way is the rules that lead packets with the fwmark bit through FORWARD of one family, for all containers on
-// nftables: an accept in nftables does not overrule a drop in FORWARD. Others flush these chains now and then, so
-// each ADD makes again what is missing.
-type way struct {
+// forwardPath has the rules that lead packets with the fwmark bit through FORWARD of one family, for all containers on
+// nftables: an accept in nftables does not overrule a drop in FORWARD. Other programs flush these chains now and then,
+// so each ADD makes the missing rules again.
+type forwardPath struct {
 	call
 	nft.Family
 	r         *record
 	inForward []nft.LiveRule // the rules of FORWARD in nf_tables
-	// In which variant the rules belong. FORWARD is made there if it is missing, for the day on which somebody has it
-	// drop.
+	// inNFT and inLegacy say to which variant the rules belong. If FORWARD is missing there, ADD makes it: somebody may
+	// have it drop later.
 	inNFT, inLegacy bool
 }
 
-// ways are those of the attachment's families, or with all those of both: a new layout may be for another bit, and no
-// rule may be left that accepts the old one. Only the backend nftables has any.
-func (c call) ways(ctx context.Context, r *record, all bool) (ways []*way, err error) {
+// forwardPaths are those of the attachment's families, or with all those of both families: a new layout may be for
+// another bit, and rules that accept the former bit have to go. Only the backend nftables has any.
+func (c call) forwardPaths(ctx context.Context, r *record, all bool) (paths []*forwardPath, err error) {
 	if r.Backend != nftables {
 		return nil, nil
 	}
@@ -36,66 +36,68 @@ func (c call) ways(ctx context.Context, r *record, all bool) (ways []*way, err e
 		if !wanted && !all {
 			continue
 		}
-		if !wanted { // by other containers, perhaps
+		if !wanted { // other containers may need it
 			live, err := c.NF.Elements(table, addrSet(f))
 			if err := nft.IfSupported(err); err != nil {
 				return nil, err
 			}
 			wanted = len(live) > 0
 		}
-		w := &way{call: c, Family: f, r: r}
-		if err := w.findForward(ctx, wanted); err != nil {
+		p := &forwardPath{call: c, Family: f, r: r}
+		if err := p.findForward(ctx, wanted); err != nil {
 			return nil, err
 		}
-		ways = append(ways, w)
+		paths = append(paths, p)
 	}
-	return ways, nil
+	return paths, nil
 }
 
-// findForward looks for FORWARD in nf_tables, and decides where one that is wanted is made: in the variant that
-// iptables are on this host, in nf_tables where there are no programs.
-func (w *way) findForward(ctx context.Context, wanted bool) (err error) {
-	w.inForward, err = w.NF.Rules(filter(w.Family), forwardHook)
-	if w.inNFT = len(w.inForward) > 0; err != nil || w.inNFT {
+// findForward looks for FORWARD in nf_tables. If it is missing and wanted, the variant of the host's program iptables
+// decides where it is made; without the program it is made in nf_tables.
+func (p *forwardPath) findForward(ctx context.Context, wanted bool) (err error) {
+	p.inForward, err = p.NF.Rules(filter(p.Family), forwardHook)
+	p.inNFT = len(p.inForward) > 0
+	if err != nil || p.inNFT {
 		return err
 	}
-	there, err := w.NF.Chain(filter(w.Family), forwardHook)
-	if w.inNFT = there != nil; err != nil || w.inNFT || !wanted {
+	there, err := p.NF.Chain(filter(p.Family), forwardHook)
+	p.inNFT = there != nil
+	if err != nil || p.inNFT || !wanted {
 		return err
 	}
-	tool, missing := ipt.Find(ctx, w.Family)
-	w.inLegacy = missing == nil && tool.Variant == ipt.Legacy
-	w.inNFT = !w.inLegacy
+	tool, missing := ipt.Find(ctx, p.Family)
+	p.inLegacy = missing == nil && tool.Variant == ipt.Legacy
+	p.inNFT = !p.inLegacy
 	return nil
 }
 
-// accept is the rule that makes the difference.
-func (w *way) accept() ipt.Rule {
-	fwmark := fmt.Sprintf("%#x/%#[1]x", fwmarkOf(w.r.Bit))
+// accept is the rule that accepts packets with the fwmark bit.
+func (p *forwardPath) accept() ipt.Rule {
+	fwmark := fmt.Sprintf("%#x/%#[1]x", fwmarkOf(p.r.Bit))
 	return ipt.NewRule(acceptedChain, "-m", "mark", "--mark", fwmark, "-j", "ACCEPT")
 }
 
-// rules are all that lead through nf_tables, in the order in which they are made: those of the administrator's chain
-// become the first ones of theirs.
-func (w *way) rules() []ipt.Rule {
-	return append([]ipt.Rule{w.accept(), ipt.NewRule(cniForward, "-j", acceptedChain)}, adminRules(w.r.AdminChain)...)
+// rules are all that lead through nf_tables, in the order in which they are made. Those of the administrator's chain
+// are put first in their chains.
+func (p *forwardPath) rules() []ipt.Rule {
+	return append([]ipt.Rule{p.accept(), ipt.NewRule(cniForward, "-j", acceptedChain)}, adminRules(p.r.AdminChain)...)
 }
 
-// missing returns the rules that nf_tables lack, and what else there is in acceptedChain. It asks over netlink,
-// without a program.
-func (w *way) missing() (rules []ipt.Rule, stale []nft.LiveRule, err error) {
-	if !w.inNFT {
+// missing returns the rules that nf_tables lack, and as stale the other rules in acceptedChain. It asks over netlink,
+// and runs no program.
+func (p *forwardPath) missing() (rules []ipt.Rule, stale []nft.LiveRule, err error) {
+	if !p.inNFT {
 		return nil, nil, nil
 	}
-	live := map[string][]nft.LiveRule{forwardHook: w.inForward}
+	live := map[string][]nft.LiveRule{forwardHook: p.inForward}
 	for _, chain := range []string{cniForward, acceptedChain} {
-		if live[chain], err = w.NF.Rules(filter(w.Family), chain); err != nil {
+		if live[chain], err = p.NF.Rules(filter(p.Family), chain); err != nil {
 			return nil, nil, err
 		}
 	}
-	ours := []nft.Rule{w.inNFTables(w.accept()), {nft.FwmarkHas(fwmarkOf(w.r.Bit)), nft.Accept()}}
-	accepts := func(l nft.LiveRule) bool { return l.IsOneOf(w.Family, ours...) }
-	for _, r := range w.rules() {
+	ours := []nft.Rule{p.inNFTables(p.accept()), {nft.FwmarkHas(fwmarkOf(p.r.Bit)), nft.Accept()}}
+	accepts := func(l nft.LiveRule) bool { return l.IsOneOf(p.Family, ours...) }
+	for _, r := range p.rules() {
 		leads := func(l nft.LiveRule) bool { return l.Target == r.Option("-j") }
 		if r.Chain == acceptedChain {
 			leads = accepts
@@ -108,37 +110,39 @@ func (w *way) missing() (rules []ipt.Rule, stale []nft.LiveRule, err error) {
 }
 
 // stage stages what is missing in nf_tables, in the form of iptables-nft.
-func (w *way) stage(tx *nft.Tx) error {
-	rules, stale, err := w.missing()
+func (p *forwardPath) stage(tx *nft.Tx) error {
+	rules, stale, err := p.missing()
 	if err != nil || len(rules)+len(stale) == 0 {
 		return err
 	}
-	t := filter(w.Family)
+	t := filter(p.Family)
 	forward := nft.Chain{Name: forwardHook, Hook: &nft.Hook{Type: "filter", Point: nft.Forward}}
-	err = tx.EnsureLayout(nft.Layout{Table: t,
-		Chains: []nft.Chain{forward, {Name: w.r.AdminChain}, {Name: cniForward}, {Name: acceptedChain}}})
+	chains := []nft.Chain{forward, {Name: p.r.AdminChain}, {Name: cniForward}, {Name: acceptedChain}}
+	if err := tx.EnsureLayout(nft.Layout{Table: t, Chains: chains}); err != nil {
+		return err
+	}
 	for _, l := range stale {
 		tx.DeleteRule(t, acceptedChain, l.Handle)
 	}
 	for _, r := range rules {
 		place := tx.AddRule
-		if r.Option("--comment") != "" { // an administrator's
+		if r.Option("--comment") != "" { // it leads through the administrator's chain
 			place = tx.InsertRule
 		}
-		made := w.inNFTables(r)
+		made := p.inNFTables(r)
 		place(t, r.Chain, slices.Insert(made, len(made)-1, nft.Counter()))
 	}
-	return err
+	return nil
 }
 
 // inNFTables is one of the rules as iptables-nft writes it.
-func (w *way) inNFTables(r ipt.Rule) nft.Rule {
+func (p *forwardPath) inNFTables(r ipt.Rule) nft.Rule {
 	if r.Chain == acceptedChain {
 		// struct xt_mark_mtinfo1. Programs before 1.8.8 know fwmarks in this form alone, and take a rule that compares
 		// them in another form for a rule without a match.
 		info := make([]byte, 16)
-		binary.NativeEndian.PutUint32(info, fwmarkOf(w.r.Bit))
-		binary.NativeEndian.PutUint32(info[4:], fwmarkOf(w.r.Bit))
+		binary.NativeEndian.PutUint32(info, fwmarkOf(p.r.Bit))
+		binary.NativeEndian.PutUint32(info[4:], fwmarkOf(p.r.Bit))
 		return nft.Rule{nft.XTMatch("mark", 1, info), nft.Accept()}
 	}
 	var out nft.Rule
@@ -149,65 +153,65 @@ func (w *way) inNFTables(r ipt.Rule) nft.Rule {
 	return append(out, nft.Jump(r.Option("-j")))
 }
 
-// ensureLegacy makes what is missing in legacy's table. Where nobody has made FORWARD there yet, it may be more than
-// the kernel can do: then an error is no error of the call.
-func (w *way) ensureLegacy(ctx context.Context) error {
+// ensureLegacy makes what is missing in legacy's table. If FORWARD does not exist there, the kernel may be unable to
+// make it: then ADD warns and goes on.
+func (p *forwardPath) ensureLegacy(ctx context.Context) error {
 	mustWork := true
-	err := iptLegacy(w.Family).Edit(ctx, filterTable, func(e *ipt.Edit) {
+	err := iptLegacy(p.Family).Edit(ctx, filterTable, func(e *ipt.Edit) {
 		mustWork = e.HasChain(forwardHook)
-		w.ensureIn(e)
+		p.ensureIn(e)
 	})
 	if err != nil && (ipt.NotInstalled(err) || !mustWork) {
-		w.Warn("what chain FORWARD of %s (iptables-legacy) drops stays dropped: %v", w.Family, err)
+		p.Warn("what chain FORWARD of %s (iptables-legacy) drops stays dropped: %v", p.Family, err)
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("chain FORWARD of %s (iptables-legacy): %w", w.Family, err)
+		return fmt.Errorf("chain FORWARD of %s (iptables-legacy): %w", p.Family, err)
 	}
 	return nil
 }
 
 // ensureIn makes the rules in legacy's table where it has FORWARD, or is to have it: those that accept packets with
 // the fwmark bit, behind the administrator's chain.
-func (w *way) ensureIn(e *ipt.Edit) {
-	if e.HasChain(forwardHook) || w.inLegacy {
-		ensureAdmin(e, w.r.AdminChain)
-		e.Fill(acceptedChain, []ipt.Rule{w.accept()})
+func (p *forwardPath) ensureIn(e *ipt.Edit) {
+	if e.HasChain(forwardHook) || p.inLegacy {
+		ensureAdmin(e, p.r.AdminChain)
+		e.Fill(acceptedChain, []ipt.Rule{p.accept()})
 		e.Last(ipt.NewRule(cniForward, "-j", acceptedChain))
 	}
 }
 
-// check compares the way with what it is to be, in both variants.
-func (w *way) check(ctx context.Context) error {
-	rules, stale, err := w.missing()
+// check compares the rules with what they are to be, in both variants.
+func (p *forwardPath) check(ctx context.Context) error {
+	rules, stale, err := p.missing()
 	if err != nil {
 		return err
 	}
 	var diffs []error
 	differs := func(v ipt.Variant, format string, args ...any) {
-		where := fmt.Sprintf("chain FORWARD of %s (iptables-%s)", w.Family, v)
+		where := fmt.Sprintf("chain FORWARD of %s (iptables-%s)", p.Family, v)
 		diffs = append(diffs, cni.Drift("%s: %s", where, fmt.Sprintf(format, args...)))
 	}
 	for _, r := range rules {
 		differs(ipt.NFT, "nothing leads from %s to %q", r.Chain, r.Option("-j"))
 	}
 	if len(stale) > 0 {
-		differs(ipt.NFT, "%s accepts more than bit %d of the fwmark", acceptedChain, w.r.Bit)
+		differs(ipt.NFT, "%s accepts more than bit %d of the fwmark", acceptedChain, p.r.Bit)
 	}
-	legacy, err := iptLegacy(w.Family).Look(ctx, filterTable)
+	legacy, err := iptLegacy(p.Family).Look(ctx, filterTable)
 	if err != nil && !ipt.NotInstalled(err) {
 		return err
 	}
 	if err == nil {
-		if w.ensureIn(legacy); len(legacy.Lines) > 0 {
+		if p.ensureIn(legacy); len(legacy.Lines) > 0 {
 			differs(ipt.Legacy, "it lacks %s", legacy.Lines[0])
 		}
 	}
 	return errors.Join(diffs...)
 }
 
-// retire takes away what touches packets when nobody is left whom it serves: the chains, and before them what accepts
-// the fwmark bit in FORWARD. Sets, and the chains of iptables, stay.
+// retire deletes what touches packets when no container is left: the rules in FORWARD that accept the fwmark bit, and
+// then the chains. Sets, and the chains of iptables, stay.
 func (c call) retire(ctx context.Context, s *store) error {
 	used, err := s.Any(func(o record) bool { return o.Backend != iptables })
 	if err != nil || used {
@@ -217,7 +221,7 @@ func (c call) retire(ctx context.Context, s *store) error {
 	if err != nil || !slices.ContainsFunc(chains, func(l nft.LiveChain) bool { return isOurs(l.Name) }) {
 		return nft.IfSupported(err)
 	}
-	for _, set := range append(elements().Sets, policedSet) { // their records may be lost
+	for _, set := range append(elements().Sets, policedSet) { // an element's record may be lost
 		if live, err := c.NF.Elements(table, set); err != nil || len(live) > 0 {
 			return err
 		}
@@ -226,7 +230,7 @@ func (c call) retire(ctx context.Context, s *store) error {
 		err := iptLegacy(f).Edit(ctx, filterTable, func(e *ipt.Edit) {
 			e.Delete(func(r ipt.Rule) bool { return r.Chain == acceptedChain })
 		})
-		// Without the program ADD made nothing there, or it was removed since.
+		// If the program is missing ADD made nothing there, or the program was removed later.
 		what := fmt.Sprintf("chain %s of %s (iptables-legacy): not looked at", acceptedChain, f)
 		if err := ipt.Tolerate(c.Warn, what, err); err != nil {
 			return err

@@ -13,16 +13,16 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// The reference's chains in table filter, and one of ours: acceptedChain accepts what carries the fwmark bit. It
-// has no comment that the reference's rules have not, and is known by its name.
+// The reference's chains in table filter, and one of ours: acceptedChain accepts what carries the fwmark bit. The rules
+// in it, and the one that leads to it, have no comment: the chain's name says whose they are.
 const (
-	filterTable   = "filter"
-	forwardHook   = "FORWARD"
-	cniForward    = "CNI-FORWARD"
-	adminChain    = "CNI-ADMIN"
-	acceptedChain = "HAWSER-ACCEPTED"
-	stage1        = "CNI-ISOLATION-STAGE-1"
-	stage2        = "CNI-ISOLATION-STAGE-2"
+	filterTable       = "filter"
+	forwardHook       = "FORWARD"
+	cniForward        = "CNI-FORWARD"
+	defaultAdminChain = "CNI-ADMIN"
+	acceptedChain     = "HAWSER-ACCEPTED"
+	stage1            = "CNI-ISOLATION-STAGE-1"
+	stage2            = "CNI-ISOLATION-STAGE-2"
 )
 
 // commented is a rule with a comment of the reference's: what it matches, the comment, and the target.
@@ -42,7 +42,7 @@ func forwardChain(f nft.Family) ipt.Chain {
 // filter is the family's table filter, where iptables-nft keeps it.
 func filter(f nft.Family) nft.Table { return nft.Table{Family: f, Name: filterTable} }
 
-// adminRules are the way from FORWARD through the administrator's chain, each the first one of its chain.
+// adminRules lead from FORWARD through the administrator's chain, each as the first rule of its chain.
 func adminRules(admin string) []ipt.Rule {
 	return []ipt.Rule{commented(cniForward, "", "admin overrides", admin),
 		commented(forwardHook, "", "rules", cniForward)}
@@ -62,7 +62,7 @@ func addressRules(a netip.Addr) []ipt.Rule {
 	}
 }
 
-// anyPolicy is the text of rules that do not depend on the policy.
+// anyPolicy is the reference's comment of rules that are the same for both policies.
 const anyPolicy = "rules (ingressPolicy: same-bridge|isolated)"
 
 // bridgeRules are the reference's rules of a bridge, in the order of their chains; none for open.
@@ -73,20 +73,20 @@ func bridgeRules(bridge string, p policy) []ipt.Rule {
 		commented(stage1, "-i "+bridge+" ! -o "+bridge, own, stage2),
 		commented(stage2, "-o "+bridge, anyPolicy, "DROP")}
 	switch p {
-	case isolated:
+	case policyIsolated:
 		return isolation
-	case sameBridge:
+	case policySameBridge:
 		return isolation[1:]
 	}
 	return nil
 }
 
-// ensurePolicy makes the policy of a bridge: the rules of another one go.
+// ensurePolicy makes the rules of a bridge's policy, and deletes those of another policy.
 func ensurePolicy(e *ipt.Edit, bridge string, p policy) {
 	want := bridgeRules(bridge, p)
-	all := slices.Concat(bridgeRules(bridge, sameBridge), bridgeRules(bridge, isolated))
+	all := slices.Concat(bridgeRules(bridge, policySameBridge), bridgeRules(bridge, policyIsolated))
 	e.Delete(func(r ipt.Rule) bool { return slices.ContainsFunc(all, r.Equal) && !slices.ContainsFunc(want, r.Equal) })
-	if p == open {
+	if p == policyOpen {
 		return
 	}
 	e.Make(stage1, stage2)
@@ -94,14 +94,14 @@ func ensurePolicy(e *ipt.Edit, bridge string, p policy) {
 	e.Last(commented(stage1, "", anyPolicy, "RETURN"), commented(stage2, "", anyPolicy, "RETURN"))
 }
 
-// policyIn is the strictest policy of which the bridge has rules.
+// policyIn is the strictest policy of which the table has rules for the bridge.
 func policyIn(e *ipt.Edit, bridge string) policy {
 	for _, p := range slices.Backward(policies()) {
 		if rules := bridgeRules(bridge, p); len(rules) > 0 && e.Has(rules[0]) {
 			return p
 		}
 	}
-	return open
+	return policyOpen
 }
 
 // ensureAll makes all that the reference makes for an attachment.
@@ -141,11 +141,11 @@ func editFilters(ctx context.Context, tools []ipt.Tool, change func(*ipt.Edit, n
 	return nil
 }
 
-// delIPTables removes the attachment's rules, and leaves its bridge this policy. An address that another attachment has
-// by now keeps its rules.
-func (c call) delIPTables(ctx context.Context, s *store, r *record, left policy) error {
+// delIPTables removes the rules of the attachment's addresses, except those that another attachment has by now, and
+// gives its bridge the remaining policy. The policy ends only where no container of the reference needs it.
+func (c call) delIPTables(ctx context.Context, s *store, r *record, remaining policy) error {
 	keepsPolicy := func(*ipt.Edit) bool { return false }
-	if left == open && r.Policy != open {
+	if remaining == policyOpen && r.Policy != policyOpen {
 		var err error
 		if keepsPolicy, err = c.hasReference(s, r); err != nil {
 			return err
@@ -158,16 +158,16 @@ func (c call) delIPTables(ctx context.Context, s *store, r *record, left policy)
 		for _, a := range ofFamily(f, own) {
 			gone = append(gone, addressRules(a)...)
 		}
-		if left == r.Policy && (len(gone) == 0 || c.delAtOnce(ctx, r.Variant, f, gone)) {
+		if remaining == r.Policy && (len(gone) == 0 || c.delAtOnce(ctx, r.Variant, f, gone)) {
 			continue
 		}
 		errs = append(errs, c.editFilter(ctx, r, f, func(e *ipt.Edit) {
 			e.Delete(func(live ipt.Rule) bool { return slices.ContainsFunc(gone, live.Equal) })
-			if left == r.Policy || keepsPolicy(e) {
+			if remaining == r.Policy || keepsPolicy(e) {
 				return
 			}
-			if left == open || policyIn(e, r.Bridge) != open {
-				ensurePolicy(e, r.Bridge, left)
+			if remaining == policyOpen || policyIn(e, r.Bridge) != policyOpen {
+				ensurePolicy(e, r.Bridge, remaining)
 			}
 		}))
 	}
@@ -183,8 +183,8 @@ func (c call) delAtOnce(ctx context.Context, v ipt.Variant, f nft.Family, rules 
 	return v != "" && ipt.Tool{Family: f, Variant: v}.Restore(ctx, filterTable, lines) == nil
 }
 
-// editFilter changes table filter in each variant that has the reference's chains. Where ADD used iptables-nft, and
-// iptables-legacy is missing, legacy's table has nothing of the attachment.
+// editFilter changes table filter in each variant that has the reference's chains. Where ADD used iptables-nft,
+// legacy's table has nothing of the attachment, so iptables-legacy may be missing.
 func (c call) editFilter(ctx context.Context, r *record, f nft.Family, change func(*ipt.Edit)) error {
 	where, err := forwardChain(f).Variants(ctx, c.NF)
 	if r.Variant == ipt.NFT && ipt.NotInstalled(err) {
@@ -203,7 +203,7 @@ func (c call) checkIPTables(ctx context.Context, r *record) error {
 		compare := func(e *ipt.Edit) (diffs []error) {
 			ensureAll(e, r, f, stricter(r.Policy, policyIn(e, r.Bridge)))
 			for _, line := range e.Lines {
-				if !strings.HasPrefix(line, "-D ") { // what is left of another policy
+				if !strings.HasPrefix(line, "-D ") { // a rule of another policy is no drift
 					diffs = append(diffs, cni.Drift("iptables of %s: lacks %q", f, line))
 				}
 			}

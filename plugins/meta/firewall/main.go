@@ -4,9 +4,9 @@
 // It runs behind the plugin that made the container's interface. ADD has the
 // host forward what comes from the container's addresses, what answers that,
 // and what comes to its published ports, also where a firewall drops all other
-// packets. With an ingress policy it also keeps what comes from other networks,
-// or from other containers of the same bridge, away. DEL removes what belongs
-// to the attachment, whatever backend made it.
+// packets. With an ingress policy it also keeps away what comes from other
+// bridges that have a policy, or from other containers of the same bridge. DEL
+// removes what belongs to the attachment, whatever backend made it.
 //
 // README.md lists every key of the configuration.
 package main

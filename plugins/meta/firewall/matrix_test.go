@@ -211,9 +211,9 @@ func paths() []path {
 func (p path) open(s setting) bool {
 	switch p {
 	case path{"a", "a2"}:
-		return s.policy != isolated
+		return s.policy != policyIsolated
 	case path{"a", "b"}, path{"b", "a"}:
-		return s.policy == open
+		return s.policy == policyOpen
 	case path{"out", "a"}:
 		return !s.drop
 	case path{"out", "a's host port"}:

@@ -25,8 +25,8 @@ const (
 	// 15, and other networks use those from 16.
 	defaultBit = 12
 
-	forwardPriority = -1  // before filter
-	clearPriority   = 300 // behind all that filters, and before postrouting, where fwmarks are saved in connmarks
+	forwardPriority = -1  // before FORWARD of iptables, which has 0
+	clearPriority   = 300 // behind all filters; postrouting, where fwmarks are saved in connmarks, comes later
 )
 
 func fwmarkOf(bit int) uint32 { return 1 << bit }
@@ -108,27 +108,27 @@ func (r *record) items() []nft.Item {
 	return out
 }
 
-// addNFTables makes the attachment's elements, those of its bridge and the ways through FORWARD, in one batch. It
-// replaces elements of other owners: IPAM lends an address once, so they are leftovers. Where it makes the layout the
-// chains of another bit go.
+// addNFTables makes the attachment's elements, those of its bridge and the paths through FORWARD, in one batch. It
+// replaces elements of other owners: IPAM lends an address once, so they are leftovers. If it has to make the layout,
+// it deletes the chains that were made for another bit.
 func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
-	var ways []*way
+	var paths []*forwardPath
 	own := owned(r.Bit)
 	isStale := func(name string) bool {
 		return isOurs(name) && !slices.ContainsFunc(own.Layout.Chains, func(c nft.Chain) bool { return c.Name == name })
 	}
-	update := func(through bool) error {
+	update := func(withForward bool) error {
 		return own.Update(ctx, c.NF, func(tx *nft.Tx) (err error) {
 			err = tx.Put(r.items(), nil)
 			if err == nil && tx.Lacked {
 				err = tx.DeleteChains(table, isStale)
 			}
 			if err == nil {
-				ways, err = c.ways(ctx, r, tx.Lacked)
+				paths, err = c.forwardPaths(ctx, r, tx.Lacked)
 			}
-			for _, w := range ways {
-				if err == nil && through {
-					err = w.stage(tx)
+			for _, path := range paths {
+				if err == nil && withForward {
+					err = path.stage(tx)
 				}
 			}
 			if err != nil {
@@ -138,31 +138,31 @@ func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 		})
 	}
 	err := update(true)
-	if len(ways) > 0 && errors.Is(err, nft.ErrUnsupported) { // what iptables-nft needs may be missing
+	if len(paths) > 0 && errors.Is(err, nft.ErrUnsupported) { // the kernel may lack what iptables-nft needs
 		without := err
 		if err = update(false); err == nil {
 			c.Warn("what FORWARD of iptables-nft drops stays dropped: %v", without)
 		}
 	}
-	for _, w := range ways {
+	for _, path := range paths {
 		if err == nil {
-			err = w.ensureLegacy(ctx)
+			err = path.ensureLegacy(ctx)
 		}
 	}
 	return err
 }
 
-// delNFTables removes the attachment's elements, and leaves its bridge this policy.
-func (c call) delNFTables(ctx context.Context, r *record, left policy) error {
+// delNFTables removes the attachment's elements, and gives its bridge the remaining policy.
+func (c call) delNFTables(ctx context.Context, r *record, remaining policy) error {
 	found, err := elements().Live(c.NF, r.items(), r.Owns)
-	if err != nil || len(found) == 0 && left == r.Policy {
+	if err != nil || len(found) == 0 && remaining == r.Policy {
 		return err
 	}
 	return elements().Update(ctx, c.NF, func(tx *nft.Tx) error {
-		if err := tx.Remove(found, r.Owns); err != nil || left == r.Policy {
+		if err := tx.Remove(found, r.Owns); err != nil || remaining == r.Policy {
 			return err
 		}
-		return stagePolicy(tx, r.Bridge, left)
+		return stagePolicy(tx, r.Bridge, remaining)
 	})
 }
 
@@ -181,14 +181,14 @@ func (c call) warnOfDrops(bit int) error {
 		}
 		rules, err := c.NF.Rules(chain.Table, chain.Name)
 		if err == nil {
-			bit, err = bitOfAll(records(), bit)
+			bit, err = bitOfAll(records().Any, bit)
 		}
 		if err != nil {
 			return err
 		}
 		fwmark := fwmarkOf(bit)
-		mark := binary.NativeEndian.AppendUint32(nil, fwmark)
-		if !slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Mentions(mark) }) {
+		fwmarkBytes := binary.NativeEndian.AppendUint32(nil, fwmark)
+		if !slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Mentions(fwmarkBytes) }) {
 			c.Warn("table %s: chain %q drops what it does not accept itself; for what this plugin accepts: "+
 				"nft insert rule %[1]s %[2]s meta mark and %#[3]x == %#[3]x accept", chain.Table, chain.Name, fwmark)
 		}
@@ -204,7 +204,7 @@ func stagePolicy(tx *nft.Tx, bridge string, p policy) error {
 	name := nft.IfNameKey(bridge)
 	items := []nft.Item{{Set: policedSet, Element: nft.Element{Key: name}},
 		{Set: sameSet, Element: nft.Element{Key: nft.Key(name, name)}}}
-	wanted := map[policy]int{isolated: 1, sameBridge: 2}[p]
+	wanted := map[policy]int{policyIsolated: 1, policySameBridge: 2}[p]
 	ofAnybody := func(string) bool { return true }
 	return errors.Join(tx.Put(items[:wanted], nil), tx.Remove(items[wanted:], ofAnybody))
 }
@@ -214,13 +214,13 @@ func (c call) policyOf(bridge string) (policy, error) {
 	name := nft.IfNameKey(bridge)
 	policed, err := c.NF.Get(table, policedSet, name)
 	if err != nil || policed[0] == nil {
-		return open, nft.IfSupported(err)
+		return policyOpen, nft.IfSupported(err)
 	}
 	same, err := c.NF.Get(table, sameSet, nft.Key(name, name))
 	if err == nil && same[0] != nil {
-		return sameBridge, nil
+		return policySameBridge, nil
 	}
-	return isolated, err
+	return policyIsolated, err
 }
 
 // checkNFTables compares the attachment's elements, the policy and what it shares with others with the kernel's.
@@ -230,13 +230,13 @@ func (c call) checkNFTables(ctx context.Context, r *record) error {
 	if err != nil {
 		return err
 	}
-	if r.Policy != open && stricter(p, r.Policy) != p {
+	if r.Policy != policyOpen && stricter(p, r.Policy) != p {
 		diffs = append(diffs, cni.Drift("bridge %q: ingress policy is %s, not %s", r.Bridge, p, r.Policy))
 	}
-	ways, err := c.ways(ctx, r, false)
+	paths, err := c.forwardPaths(ctx, r, false)
 	diffs = append(diffs, err)
-	for _, w := range ways {
-		diffs = append(diffs, w.check(ctx))
+	for _, path := range paths {
+		diffs = append(diffs, path.check(ctx))
 	}
 	return errors.Join(diffs...)
 }

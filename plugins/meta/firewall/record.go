@@ -30,7 +30,7 @@ type record struct {
 	Bit        int          `json:"markAcceptBit"` // of the fwmark
 
 	Policy policy `json:"policy"`
-	Bridge string `json:"bridge,omitempty"` // the interface that the policy is about; empty where it was not looked for
+	Bridge string `json:"bridge,omitempty"` // interface of the policy; empty: no bridge, or not looked for
 	Port   int    `json:"port,omitempty"`   // index of the host end, a port of the bridge
 	// SetFlag says that the port is isolated because of the policy, and not by the bridge plugin.
 	SetFlag bool `json:"setFlag,omitempty"`
@@ -52,7 +52,7 @@ func records() statefile.Records[record] {
 
 // Valid says whether an ADD can have written the record. Rules are made from it, and its file may be damaged.
 func (r record) Valid() bool {
-	if r.Policy != open && r.Bridge == "" {
+	if r.Policy != policyOpen && r.Bridge == "" {
 		return false
 	}
 	if r.Bridge != "" && !cni.ValidIfName(r.Bridge) {
@@ -87,8 +87,8 @@ func (r *record) families() []nft.Family {
 }
 
 // networkPolicy is the policy of the network's other attachments on the bridge, and of those for which ADD did not look
-// for the bridge; the record's own where there are none. While setNetworkPolicy changes them the first record, which it
-// changes last, has the old policy.
+// for the bridge; the record's own where there are none. setNetworkPolicy changes the first record last: until then,
+// and after a kill, that one has the old policy.
 func (r *record) networkPolicy(s *store) (policy, error) {
 	p := r.Policy
 	_, err := s.Any(func(o record) bool {
@@ -110,43 +110,46 @@ func (r *record) isBeside(o record) bool {
 
 // bridgePolicy is the policy of the record's bridge: the strictest that a record wants.
 func (r *record) bridgePolicy(s *store) (policy, error) {
-	others, err := r.othersPolicy(s, isolated)
+	others, err := r.othersPolicy(s, policyIsolated)
 	return stricter(r.Policy, others), err
 }
 
-// othersPolicy is the strictest policy that other records want of the bridge, but not stricter than most. It reads no
-// further than to one that wants as much.
-func (r *record) othersPolicy(s *store, most policy) (policy, error) {
-	p := open
-	if most == open {
-		return open, nil
+// othersPolicy is the strictest policy that other records want of the bridge, at most limit. It stops reading at a
+// record that wants limit or a stricter one.
+func (r *record) othersPolicy(s *store, limit policy) (policy, error) {
+	p := policyOpen
+	if limit == policyOpen {
+		return policyOpen, nil
 	}
 	reached, err := s.Any(func(o record) bool {
 		if r.isBeside(o) {
 			p = stricter(p, o.Policy)
 		}
-		return p == stricter(p, most)
+		return p == stricter(p, limit) // p is at least as strict
 	})
 	if reached {
-		p = most
+		p = limit
 	}
 	return p, err
 }
 
 // policyFamilies are the families in whose iptables the attachment has rules, or its bridge a policy.
 func (r *record) policyFamilies(s *store) ([]nft.Family, error) {
+	if r.Bridge == "" {
+		return r.families(), nil
+	}
 	all := record{Addrs: slices.Clone(r.Addrs)}
 	_, err := s.Any(func(o record) bool {
-		if r.isBeside(o) && stricter(r.Policy, o.Policy) != open {
+		if r.isBeside(o) && stricter(r.Policy, o.Policy) != policyOpen {
 			all.Addrs = append(all.Addrs, o.Addrs...)
 		}
-		return r.Bridge == "" || len(all.families()) == len(nft.Families())
+		return len(all.families()) == len(nft.Families())
 	})
 	return all.families(), err
 }
 
-// addressesOf are the addresses of the container's interface in a result. A result that says of none that it is
-// the interface's is about it as a whole.
+// addressesOf are the addresses of the container's interface in a result: all addresses, where the result gives none to
+// that interface.
 func addressesOf(prev *cni.Result, ifName string) []netip.Addr {
 	ips := prev.ContainerIPs(ifName)
 	if len(ips) == 0 && prev != nil {

@@ -13,27 +13,27 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// delReference removes what the reference made for the addresses in prevResult, but rules of an attachment of ours.
+// delReference removes what the reference made for the addresses in prevResult, except rules of our own attachments.
 // Where it made anything, the first interface is its bridge, whose policy ends with the last container.
 func (c call) delReference(ctx context.Context, s *store, had *record) error {
-	r := &record{Attachment: c.Attachment, Policy: open, Backend: iptables}
+	r := &record{Attachment: c.Attachment, Policy: policyOpen, Backend: iptables}
 	r.Addrs = slices.DeleteFunc(addressesOf(c.PrevResult, c.IfName), func(a netip.Addr) bool {
 		return had.Backend == iptables && slices.Contains(had.Addrs, a)
 	})
 	made := false
 	var errs []error
 	for _, f := range r.families() {
-		have, err := c.named(ctx, f, cniForward)
+		have, err := c.namesInRules(ctx, f, cniForward)
 		errs = append(errs, err)
 		made = made || slices.ContainsFunc(r.Addrs, func(a netip.Addr) bool { return have[string(nft.AddrKey(a))] })
 	}
 	if made {
 		if all := c.PrevResult.Interfaces; len(all) > 0 && cni.ValidIfName(all[0].Name) {
-			r.Bridge, r.Policy = all[0].Name, isolated
+			r.Bridge, r.Policy = all[0].Name, policyIsolated
 		}
-		left, err := r.othersPolicy(s, r.Policy)
+		remaining, err := r.othersPolicy(s, r.Policy)
 		if err == nil {
-			err = c.delIPTables(ctx, s, r, left)
+			err = c.delIPTables(ctx, s, r, remaining)
 		}
 		errs = append(errs, err)
 	}
@@ -41,7 +41,7 @@ func (c call) delReference(ctx context.Context, s *store, had *record) error {
 	return ipt.Tolerate(c.Warn, othersRules, errors.Join(errs...))
 }
 
-// othersRules stay where a program is missing.
+// othersRules is what the warning about a missing program names.
 const othersRules = "rules of other plugins"
 
 // delReferenceSources takes the addresses in prevResult out of the zone that is configured, where no record of ours has
@@ -50,7 +50,7 @@ func (c call) delReferenceSources(ctx context.Context, s *store, had *record) {
 	var w struct {
 		Zone string `json:"firewalldZone"`
 	}
-	_ = c.Decode(&w) // what cannot be read is none
+	_ = c.Decode(&w) // a configuration that cannot be read names no zone
 	r := &record{Attachment: c.Attachment, Backend: firewalld, Zone: cmp.Or(w.Zone, defaultZone)}
 	r.Addrs = slices.DeleteFunc(addressesOf(c.PrevResult, c.IfName), func(a netip.Addr) bool {
 		return slices.Contains(had.Addrs, a)
@@ -63,8 +63,8 @@ func (c call) delReferenceSources(ctx context.Context, s *store, had *record) {
 	}
 }
 
-// named are the addresses and interfaces that rules of a chain name, in either variant, as nf_tables compares them.
-func (c call) named(ctx context.Context, f nft.Family, chain string) (map[string]bool, error) {
+// namesInRules are the addresses and interfaces that rules of a chain name, in either variant, as keys of nf_tables.
+func (c call) namesInRules(ctx context.Context, f nft.Family, chain string) (map[string]bool, error) {
 	live, err := c.NF.Rules(filter(f), chain)
 	if err := nft.IfSupported(err); err != nil {
 		return nil, err
@@ -94,7 +94,7 @@ func (c call) named(ctx context.Context, f nft.Family, chain string) (map[string
 }
 
 // hasReference returns a function that says whether a table has rules of a container of the reference on the record's
-// bridge: for an address of which there is no record, and to which the bridge leads.
+// bridge: such a rule is for an address that has no record and that the host routes over the bridge.
 func (c call) hasReference(s *store, r *record) (func(*ipt.Edit) bool, error) {
 	bridge, err := c.Host.Link(r.Bridge)
 	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
@@ -125,8 +125,8 @@ func (c call) checkReference(ctx context.Context, want *record) error {
 	if err == nil || want.Backend == iptables {
 		return err
 	}
-	if asked := checkFirewalld(ctx, want); !errors.Is(asked, errNoFirewalld) {
-		return asked
+	if firewalldErr := checkFirewalld(ctx, want); !errors.Is(firewalldErr, errNoFirewalld) {
+		return firewalldErr
 	}
 	return err
 }

@@ -147,9 +147,9 @@ var _ = Describe("iptables", Label("kernel"), func() {
 				theirs := w.made(containers, keys, func(c Call) { w.Reference(nstest.Newest(), c).Added() })
 				Expect(ours).To(Equal(theirs))
 			},
-				Entry("open", open, ""),
-				Entry("same-bridge", sameBridge, ""),
-				Entry("isolated", isolated, "MY-OWN"),
+				Entry("open", policyOpen, ""),
+				Entry("same-bridge", policySameBridge, ""),
+				Entry("isolated", policyIsolated, "MY-OWN"),
 			)
 		})
 	}
