@@ -15,7 +15,7 @@ import (
 type Chain struct {
 	Family      nft.Family
 	Table, Name string
-	From        string // the shared chain whose rules lead to it; not needed by Variants and Look
+	From        string // the shared chain whose rules lead to it, for IsJump, Remove and Rules
 }
 
 // commentMax is how many bytes the match comment takes.

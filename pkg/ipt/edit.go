@@ -22,7 +22,7 @@ import (
 type Edit struct {
 	Chains []string
 	Rules  []Rule   // of all chains, those of one chain in their order
-	Lines  []string // of the restore; none where the table is as it is to be
+	Lines  []string // of the restore; none if the table has all of that already
 }
 
 // Has says whether the table has the rule.
@@ -40,7 +40,7 @@ func (e *Edit) Make(chains ...string) {
 	}
 }
 
-// First puts those of the rules that are missing first in their chains, in this order.
+// First puts those of the rules that are missing first in their chains, where they end up in the given order.
 func (e *Edit) First(rules ...Rule) {
 	for _, r := range slices.Backward(rules) {
 		if !e.Has(r) {
@@ -86,7 +86,7 @@ func (e *Edit) Fill(chain string, rules []Rule) {
 	e.Rules = append(slices.DeleteFunc(e.Rules, inChain), rules...)
 }
 
-// Remove removes the chain with its rules, unless a rule of another chain leads to it. Delete such rules before.
+// Remove removes the chain with its rules, unless a rule of another chain leads to it, which the caller deletes first.
 func (e *Edit) Remove(chain string) {
 	leads := func(r Rule) bool { return r.Chain != chain && (r.Option("-j") == chain || r.Option("-g") == chain) }
 	if !e.HasChain(chain) || slices.ContainsFunc(e.Rules, leads) {
@@ -98,12 +98,12 @@ func (e *Edit) Remove(chain string) {
 }
 
 // Edit looks at a table, lets change say what it is to have, and applies the difference by one restore: all of it or
-// nothing. When others changed the same rules meanwhile, it starts again. No difference costs no second program.
+// nothing. When others changed the same rules meanwhile, it starts again. Without a difference no restore runs.
 func (t Tool) Edit(ctx context.Context, table string, change func(*Edit)) error {
 	return t.EditFound(ctx, table, func() (*Edit, error) { return t.Look(ctx, table) }, change)
 }
 
-// EditFound is Edit for a caller who may know the table, or what matters of it, without a program.
+// EditFound is Edit with another look, which may know the table, or what matters of it, without a program.
 func (t Tool) EditFound(ctx context.Context, table string, look func() (*Edit, error), change func(*Edit)) error {
 	for attempt := 1; ; attempt++ {
 		e, err := look()
@@ -236,8 +236,8 @@ func (r Rule) Equal(o Rule) bool {
 	return slices.Equal(a, b)
 }
 
-// Lacking returns those of the wanted rules that the live ones do not have in this order. Others may stand between.
-func Lacking(live, want []Rule) (out []Rule) {
+// MissingInOrder returns the wanted rules that the live ones do not have in this order. Others may stand between.
+func MissingInOrder(live, want []Rule) (out []Rule) {
 	for _, w := range want {
 		if i := slices.IndexFunc(live, w.Equal); i >= 0 {
 			live = live[i+1:]
@@ -248,7 +248,7 @@ func Lacking(live, want []Rule) (out []Rule) {
 	return out
 }
 
-// Without returns those of the rules that the others do not have anywhere.
+// Without returns those of the rules that are not among the others, in any order.
 func Without(rules, others []Rule) (out []Rule) {
 	for _, r := range rules {
 		if !slices.ContainsFunc(others, r.Equal) {

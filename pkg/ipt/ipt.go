@@ -3,8 +3,8 @@
 // difference to what it is to have.
 //
 // There are two variants of the programs, for nf_tables and for the older x_tables ("legacy"), and a
-// host may have both, with rules in each. Tool.Look reads a table of one, and all that looks does it so; Chain asks
-// nf_tables over netlink first, and finds a chain in either.
+// host may have both, with rules in each. Every look at a table is a Tool.Look, in one variant. Chain asks nf_tables
+// over netlink first, and finds a chain in either variant.
 package ipt
 
 import (
@@ -60,7 +60,7 @@ const (
 )
 
 const (
-	// lockFile keeps the legacy programs apart; those of nf_tables do without.
+	// lockFile keeps the legacy programs apart; those of nf_tables take no lock.
 	lockFile = "/run/xtables.lock"
 	// exitBusy is what the programs exit with when the lock did not come free (RESOURCE_PROBLEM).
 	exitBusy = 4
@@ -142,8 +142,8 @@ func NotInstalled(err error) bool {
 	return err == process.ErrNotFound || err != nil && NotInstalled(errors.Unwrap(err))
 }
 
-// Tolerate is err, but where a missing program is its only cause it warns of that, after what.
-func Tolerate(warn func(format string, args ...any), what string, err error) error {
+// WarnIfMissing returns err. If a missing program is the only cause it warns of that, after what, and returns nil.
+func WarnIfMissing(warn func(format string, args ...any), what string, err error) error {
 	if !NotInstalled(err) {
 		return err
 	}
@@ -172,7 +172,7 @@ func (t Tool) Restore(ctx context.Context, table string, lines []string) error {
 	}
 	exit := (*process.ExitError)(nil)
 	if ctx.Err() != nil || errors.As(err, &exit) && exit.ExitCode() == exitBusy {
-		if busy := holder(); busy != nil {
+		if busy := lockHolder(); busy != nil {
 			return fmt.Errorf("%s: %w", filepath.Base(program), busy)
 		}
 	}
@@ -196,8 +196,8 @@ func waitSeconds(ctx context.Context) int {
 	return max(1, int(time.Until(deadline).Seconds()))
 }
 
-// holder is who has the xtables lock, nil when nobody has.
-func holder() error {
+// lockHolder is an error that names who has the xtables lock; nil when nobody has it.
+func lockHolder() error {
 	ctx, cancel := context.WithDeadline(context.Background(), time.Now())
 	defer cancel()
 	held, err := statefile.LockFile(ctx, lockFile, 0o600)

@@ -23,9 +23,9 @@ func ParseOwner(comment string) (network, containerID string, ok bool) {
 	return network, containerID, n == 2 && err == nil
 }
 
-// Rules returns, of either variant, the rules in chains with such names and those that lead from c.From to them:
-// their comments tell whose the chains are. Where nf_tables has no such chain no program runs for it. Where
-// iptables-legacy is not installed nobody can have left anything there lately.
+// Rules returns, of both variants, the rules in chains with such names and those that lead from c.From to them: their
+// comments tell whose the chains are. If nf_tables have no such chain, no program looks there. If iptables-legacy is
+// not installed, nobody can have left anything in it lately.
 func (c Chain) Rules(ctx context.Context, nf *nft.Conn, named func(chain string) bool) (out []Rule, err error) {
 	live, err := nf.Chains(c.nftTable())
 	variants := []Variant{Legacy}

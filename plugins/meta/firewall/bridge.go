@@ -60,7 +60,7 @@ func (c call) sweepPolicies(ctx context.Context) error {
 				return c.editFilter(ctx, &record{}, f, func(e *ipt.Edit) { ensurePolicy(e, bridge, policyOpen) })
 			}))
 		}
-		errs = append(errs, ipt.Tolerate(c.Warn, othersRules, err))
+		errs = append(errs, ipt.WarnIfMissing(c.Warn, othersRules, err))
 	}
 	return errors.Join(errs...)
 }

@@ -232,7 +232,7 @@ func (c call) retire(ctx context.Context, s *store) error {
 		})
 		// If the program is missing ADD made nothing there, or the program was removed later.
 		what := fmt.Sprintf("chain %s of %s (iptables-legacy): not looked at", acceptedChain, f)
-		if err := ipt.Tolerate(c.Warn, what, err); err != nil {
+		if err := ipt.WarnIfMissing(c.Warn, what, err); err != nil {
 			return err
 		}
 	}

@@ -38,7 +38,7 @@ func (c call) delReference(ctx context.Context, s *store, had *record) error {
 		errs = append(errs, err)
 	}
 	c.delReferenceSources(ctx, s, had)
-	return ipt.Tolerate(c.Warn, othersRules, errors.Join(errs...))
+	return ipt.WarnIfMissing(c.Warn, othersRules, errors.Join(errs...))
 }
 
 // othersRules is what the warning about a missing program names.

@@ -194,7 +194,7 @@ func (c call) checkIPTables(ctx context.Context, r *record) error {
 func (r *record) missing(a address, live []ipt.Rule) []ipt.Rule {
 	// In the chain the order counts: a rule that sets the fwmark stands before the one that translates.
 	_, shared := r.shared()
-	out := append(ipt.Without(shared, live), ipt.Lacking(live, r.chainRules(a))...)
+	out := append(ipt.Without(shared, live), ipt.MissingInOrder(live, r.chainRules(a))...)
 	for _, want := range r.entryRules(a.family()) {
 		if !slices.ContainsFunc(live, func(rule ipt.Rule) bool { return isEntry(want, rule) }) {
 			out = append(out, want)

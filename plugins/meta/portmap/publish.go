@@ -277,7 +277,7 @@ func (p *publication) resolveIPTables(ctx context.Context) error {
 			break
 		}
 		where, err := natChain(a.family(), hostportDNAT).Variants(ctx, p.NF)
-		if err := ipt.Tolerate(p.Warn, mayHaveOthers, err); err != nil {
+		if err := ipt.WarnIfMissing(p.Warn, mayHaveOthers, err); err != nil {
 			return err
 		}
 		isUsed = len(where) > 0

@@ -73,7 +73,7 @@ func (p *publication) resolveReferenceChains(ctx context.Context, known map[stri
 		found, err := natChain(a.family(), "").Rules(ctx, p.NF, func(chain string) bool {
 			return strings.HasPrefix(chain, dnPrefix) && !known[chain]
 		})
-		if err := ipt.Tolerate(p.Warn, mayHaveOthers, err); err != nil {
+		if err := ipt.WarnIfMissing(p.Warn, mayHaveOthers, err); err != nil {
 			return err
 		}
 		rules = append(rules, found...)
