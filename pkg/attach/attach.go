@@ -53,7 +53,7 @@ func Open(req *skel.Request) (*Session, error) {
 		}
 	}
 	c := frame.OpenHost(req)
-	return &Session{Call: c, ipam: client}, c.OpenContainer()
+	return &Session{Call: c, ipam: client}, c.OpenCont()
 }
 
 // CreatePair makes a pair of links, both ends in place and down: the container's
@@ -78,7 +78,7 @@ func (s *Session) CreatePair(ctx context.Context, link LinkConfig) (err error) {
 			return err
 		}
 		if !errors.Is(err, unix.EEXIST) {
-			if l, lost := s.Host.Link(name); lost == nil && frame.IsHalfMade(l, s.Network) { // only the answer was lost
+			if l, lost := s.Host.Link(name); lost == nil && frame.IsUnmarked(l, s.Network) { // only the answer was lost
 				err = errors.Join(err, s.Host.DelLink(l.Index))
 			}
 			return err
@@ -288,7 +288,7 @@ func deleteStalePairs(host *rtnl.Conn, valid cni.Set) error {
 	}
 	var errs []error
 	for _, l := range links {
-		unmarked := frame.IsHalfMade(l, valid.Network()) && !slices.Contains(keep, l.Name)
+		unmarked := frame.IsUnmarked(l, valid.Network()) && !slices.Contains(keep, l.Name)
 		garbage := l.IsPairEnd() && valid.Garbage(l.Alias)
 		if unmarked || garbage {
 			errs = append(errs, host.DelLink(l.Index))

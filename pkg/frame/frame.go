@@ -19,8 +19,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// Call is a call under way. It has the sockets that the plugin opens, until the call is over, and a failed ADD rolled
-// back.
+// Call is a call under way. Its sockets stay open until the call and its roll-back are over.
 type Call struct {
 	*skel.Request
 	Host *rtnl.Conn // in the host's namespace
@@ -30,7 +29,7 @@ type Call struct {
 	NetnsID ns.Identity // of the container's namespace, read with Cont
 
 	ContEnd rtnl.Link // the container's interface
-	HostEnd rtnl.Link // its other end, on the host; none of an interface that has no pair
+	HostEnd rtnl.Link // its other end, on the host; empty where the interface has no pair
 }
 
 // OpenHost begins a call that works on the host: it opens Host and NF.
@@ -43,11 +42,11 @@ func OpenHost(req *skel.Request) *Call {
 // OpenContainer begins a call that works in the container alone: it opens Cont.
 func OpenContainer(req *skel.Request) (*Call, error) {
 	c := &Call{Request: req}
-	return c, c.OpenContainer()
+	return c, c.OpenCont()
 }
 
-// OpenContainer opens Cont, and reads NetnsID.
-func (c *Call) OpenContainer() error { return c.NS.Do(c.openInside) }
+// OpenCont opens Cont, and reads NetnsID.
+func (c *Call) OpenCont() error { return c.NS.Do(c.openInside) }
 
 // InContainer calls work on a thread in the container's namespace, with Cont open.
 func InContainer(req *skel.Request, work func(*Call) error) error {
@@ -87,11 +86,11 @@ func LockNetns(ctx context.Context, n *ns.NS) (*statefile.Lock, error) {
 	return statefile.LockFD(ctx, n.FD(), n.Path())
 }
 
-// FindInterface finds the container's interface, ContEnd, and notes its MAC address in NetnsID. Where there is
-// none the error says so, and matches rtnl.ErrNoLink.
+// FindInterface finds the container's interface, ContEnd, and notes its MAC address in NetnsID, which kernels
+// without cookies need to tell namespaces apart. If there is none the error says so, and matches rtnl.ErrNoLink.
 func (c *Call) FindInterface() error {
 	if c.Cont == nil {
-		if err := c.OpenContainer(); err != nil {
+		if err := c.OpenCont(); err != nil {
 			return err
 		}
 	}
@@ -135,7 +134,7 @@ func (c *Call) FindHostEnd() error {
 func MarkedHostEnd(host *rtnl.Conn, a cni.Attachment) (rtnl.Link, error) {
 	for _, name := range iface.HostNames(a) {
 		l, err := host.Link(name)
-		isOurs := IsHalfMade(l, a.Network) || l.IsPairEnd() && a.Owns(l.Alias)
+		isOurs := IsUnmarked(l, a.Network) || l.IsPairEnd() && a.Owns(l.Alias)
 		if err == nil && !isOurs {
 			err = rtnl.ErrNoLink
 		}
@@ -146,8 +145,8 @@ func MarkedHostEnd(host *rtnl.Conn, a cni.Attachment) (rtnl.Link, error) {
 	return rtnl.Link{}, fmt.Errorf("host end of %s: %w", a, rtnl.ErrNoLink)
 }
 
-// IsHalfMade tells a host end of the network whose ADD died before it was marked.
-func IsHalfMade(l rtnl.Link, network string) bool {
+// IsUnmarked tells a host end of the network whose ADD died before it was marked.
+func IsUnmarked(l rtnl.Link, network string) bool {
 	return l.IsPairEnd() && l.Alias == "" && l.Group == cni.NetworkHash(network)
 }
 
@@ -173,7 +172,7 @@ func HostEndOfResult(host *rtnl.Conn, prev *cni.Result, canBe func(rtnl.Link) bo
 	return rtnl.Link{}, rtnl.ErrNoLink
 }
 
-// WithRecords calls work while nobody else writes the records. Where there is no directory it makes none.
+// WithRecords calls work with the records locked. If there is no directory it makes none, and work sees no record.
 func WithRecords[T statefile.Record](
 	ctx context.Context, r statefile.Records[T], work func(*statefile.Store[T]) error,
 ) error {
@@ -184,8 +183,8 @@ func WithRecords[T statefile.Record](
 	return errors.Join(work(s), s.Close())
 }
 
-// Status is code 50 where ADD could not write records in dir, empty for none, or where probe finds what would make it
-// fail.
+// Status is code 50 where ADD could not write records in dir, or where probe finds what would make ADD fail. A plugin
+// without records has an empty dir.
 func Status(dir string, probe func(host *rtnl.Conn) error) error {
 	host := rtnl.Host()
 	defer host.Close()
