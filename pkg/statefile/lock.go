@@ -55,8 +55,8 @@ func LockFile(ctx context.Context, path string, perm fs.FileMode) (*Lock, error)
 	return dir.LockFile(ctx, filepath.Base(path), perm, 0)
 }
 
-// LockFile locks the file name, which it creates with perm when it is absent. It waits for at most wait (0: 30 seconds),
-// and not beyond ctx. When that is over the error is a *Busy; when ctx is cancelled it wraps ctx.Err().
+// LockFile locks the file name, which it creates with perm when it is absent. It waits for at most wait (0: 30
+// seconds), and not beyond ctx. When that is over the error is a *Busy; when ctx is cancelled it wraps ctx.Err().
 func (d *Dir) LockFile(ctx context.Context, name string, perm fs.FileMode, wait time.Duration) (*Lock, error) {
 	fd, err := d.open(name, unix.O_RDONLY|unix.O_CREAT|unix.O_NONBLOCK, perm)
 	if err != nil {

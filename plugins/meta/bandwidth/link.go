@@ -13,7 +13,8 @@ import (
 )
 
 // names are those that the IFB of an attachment may have. The first is the reference's, so that the DEL of either finds
-// the IFB; it has no interface in it. The second is for another interface of the container on the network.
+// the IFB; it has no interface in it. The second is the attachment's own: the IFB has it until it is marked, and keeps it
+// where the container's other interface on the network has the first.
 func names(a cni.Attachment) []string {
 	return []string{"bwp" + cni.Digest(a.Network+a.ContainerID, 12), "bwp" + a.Hash()[:12]}
 }
@@ -83,8 +84,7 @@ func (c call) limit(end rtnl.Link, l limits) (ifb rtnl.Link, err error) {
 		if err = c.Host.AddTBF(ifb.Index, l.egress.TBF); err != nil {
 			return ifb, err
 		}
-		marked := rtnl.LinkChange{Alias: new(c.Mark()), Group: new(uint32(0)), Up: new(true)}
-		if err = c.Host.SetLink(ifb.Index, marked); err != nil {
+		if ifb, err = c.markIFB(ifb); err != nil {
 			return ifb, err
 		}
 		err = c.Host.AddIngress(end.Index)
@@ -104,23 +104,32 @@ func (c call) limit(end rtnl.Link, l limits) (ifb rtnl.Link, err error) {
 	return ifb, err
 }
 
-// addIFB makes an IFB by the first of its names that nothing else has.
+// addIFB makes the IFB, by the name that no other attachment's can have. The group names the network until the link has
+// its alias, which cannot be given when a link is made.
 func (c call) addIFB(mtu int, mac net.HardwareAddr) (ifb rtnl.Link, err error) {
-	for _, name := range names(c.Attachment) {
-		// The group names the owner until the link has its alias, which cannot be given when a link is made.
-		err = c.Host.AddLink(rtnl.NewLink{Name: name, Kind: "ifb", MTU: mtu, MAC: mac,
-			Group: cni.NetworkHash(c.Network)})
-		if err == nil {
-			return c.Host.Link(name)
-		}
-		if !errors.Is(err, unix.EEXIST) {
-			return ifb, err
-		}
-		if l, lookErr := c.Host.Link(name); lookErr == nil && c.isMine(l) {
-			return l, err
-		}
+	name := names(c.Attachment)[1]
+	err = c.Host.AddLink(rtnl.NewLink{Name: name, Kind: "ifb", MTU: mtu, MAC: mac, Group: cni.NetworkHash(c.Network)})
+	if err != nil {
+		return ifb, err
 	}
-	return ifb, err
+	return c.Host.Link(name)
+}
+
+// markIFB gives the IFB its alias and brings it up. It gives it the reference's name, too, unless an IFB of the
+// container's other interface has that. The error matches EEXIST where one of this attachment has it.
+func (c call) markIFB(ifb rtnl.Link) (rtnl.Link, error) {
+	name := names(c.Attachment)[0]
+	change := rtnl.LinkChange{Name: name, Alias: new(c.Mark()), Group: new(uint32(0)), Up: new(true)}
+	err := c.Host.SetLink(ifb.Index, change)
+	if !errors.Is(err, unix.EEXIST) {
+		ifb.Name = name
+		return ifb, err
+	}
+	if other, lookErr := c.Host.Link(name); lookErr == nil && c.isMine(other) {
+		return ifb, err
+	}
+	change.Name = ""
+	return ifb, c.Host.SetLink(ifb.Index, change)
 }
 
 // remove removes what the attachment has: the filters of the host end, where one is known, and the IFBs. An IFB without
