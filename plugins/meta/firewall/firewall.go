@@ -120,7 +120,7 @@ func (c call) probe(ctx context.Context, cfg config) error {
 }
 
 // newRecord makes the attachment's record, with the backend as configured. It looks for the bridge if the container
-// has a policy, or if the bridge may have one, which this ADD may weaken.
+// has a policy, or if the bridge may have one, which this ADD may weaken. policedSet lacks the policies in iptables.
 func (c call) newRecord(cfg config) (*record, error) {
 	r := &record{Attachment: c.Attachment, Path: c.Netns, Backend: cfg.backend,
 		Addrs: addressesOf(c.PrevResult, c.IfName), AdminChain: cfg.adminChain, Zone: cfg.zone,
@@ -129,7 +129,7 @@ func (c call) newRecord(cfg config) (*record, error) {
 	if err := nft.IfSupported(err); err != nil {
 		return nil, err
 	}
-	needsBridge := r.Policy != policyOpen || len(policed) > 0 || cfg.backend == iptables // its policies are elsewhere
+	needsBridge := r.Policy != policyOpen || len(policed) > 0 || cfg.backend == iptables
 	if !needsBridge {
 		r.Netns, err = c.NS.Identity()
 		if err != nil || r.Netns.Cookie != 0 {
