@@ -13,8 +13,8 @@ import (
 )
 
 // names are those that the IFB of an attachment may have. The first is the reference's, so that the DEL of either finds
-// the IFB; it has no interface in it. The second is the attachment's own: the IFB has it until it is marked, and keeps it
-// where the container's other interface on the network has the first.
+// the IFB; it has no interface in it. The second is the attachment's own, until the IFB is marked, and after that where
+// the container's other interface on the network has the first.
 func names(a cni.Attachment) []string {
 	return []string{"bwp" + cni.Digest(a.Network+a.ContainerID, 12), "bwp" + a.Hash()[:12]}
 }
