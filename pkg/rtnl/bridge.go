@@ -105,5 +105,5 @@ func (c *Conn) VLANs(index int) (vlans []VLAN, err error) {
 		}
 		return err
 	})
-	return vlans, c.linkError(index, "list VLANs", err)
+	return complete(vlans, c.linkError(index, "list VLANs", err))
 }

@@ -230,6 +230,14 @@ func unless(err error, harmless ...error) error {
 	return err
 }
 
+// complete is a list, or the error: nobody may take a part of a list for the whole.
+func complete[T any](list []T, err error) ([]T, error) {
+	if err != nil {
+		return nil, err
+	}
+	return list, nil
+}
+
 func (c *Conn) name(index int) string {
 	if name, ok := c.names.Load(index); ok {
 		return fmt.Sprintf("%q", name)

@@ -32,7 +32,7 @@ const hopFlags = unix.RTNH_F_ONLINK | unix.RTNH_F_PERVASIVE
 // grows with their number.
 func (c *Conn) RouteCopies() ([]RouteCopy, error) {
 	routes, err := c.dumpRoutes(unix.AF_UNSPEC)
-	return routes, wrap("list routes", err)
+	return complete(routes, wrap("list routes", err))
 }
 
 // dumpRoutes lists the routes of a family or, with unix.AF_UNSPEC, of both. A kernel that

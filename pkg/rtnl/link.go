@@ -271,7 +271,7 @@ func (c *Conn) Addrs(index int) (addrs []Addr, err error) {
 		}
 		return err
 	})
-	return addrs, c.linkError(index, "list addresses", err)
+	return complete(addrs, c.linkError(index, "list addresses", err))
 }
 
 func readAddr(in netlink.Addr) Addr {

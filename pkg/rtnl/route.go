@@ -91,7 +91,7 @@ func (c *Conn) Routes(index, family int) (routes []Route, err error) {
 			}
 		}
 	}
-	return routes, c.linkError(index, "list routes", err)
+	return complete(routes, c.linkError(index, "list routes", err))
 }
 
 // RouteTo asks the kernel which link it would send to addr through, and from
@@ -136,7 +136,7 @@ func (c *Conn) Rules() (rules []Rule, err error) {
 		}
 		rules = append(rules, r)
 	}
-	return rules, wrap("list rules", err)
+	return complete(rules, wrap("list rules", err))
 }
 
 // FreeTable is the first table from number first on that is not the kernel's, and that no rule and

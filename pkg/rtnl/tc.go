@@ -130,7 +130,7 @@ func (c *Conn) Redirects(index int) (list []Redirection, err error) {
 	for _, f := range filters {
 		list = append(list, redirectOf(f))
 	}
-	return list, c.linkError(index, "filters", err)
+	return complete(list, c.linkError(index, "filters", err))
 }
 
 // redirectOf reads a filter whose actions are all the same redirection. The reference

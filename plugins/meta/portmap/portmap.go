@@ -150,7 +150,9 @@ func (c call) choose(cfg config) (ipt.Backend, error) {
 		return nftables, nil
 	case cfg.backend == auto:
 		return iptables, err
-	case err == nil:
+	case err != nil:
+		return nftables, err
+	default:
 		c.Warn("backend nftables beside kube-proxy in its mode ipvs (link %q): "+
 			"host ports win over services of the same port", ipvsLink)
 	}
