@@ -172,18 +172,6 @@ func HostEndOfResult(host *rtnl.Conn, prev *cni.Result, canBe func(rtnl.Link) bo
 	return rtnl.Link{}, rtnl.ErrNoLink
 }
 
-// WithRecords calls work with the records locked. If there is no directory it makes none, and work sees no record.
-func WithRecords[T statefile.Record](
-	ctx context.Context, r statefile.Records[T], work func(*statefile.Store[T]) error,
-) (err error) {
-	s, err := r.OpenExisting(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }() // also after a panic: other undos need the lock
-	return work(s)
-}
-
 // Status is code 50 where ADD could not write records in dir, or where probe finds what would make ADD fail. A plugin
 // without records has an empty dir.
 func Status(dir string, probe func(host *rtnl.Conn) error) error {

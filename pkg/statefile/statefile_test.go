@@ -528,6 +528,15 @@ var _ = Describe("a store", func() {
 		}
 	})
 
+	It("is unlocked when the work panics", func() {
+		records := statefile.Records[lease]{Path: path, Wait: 20 * time.Millisecond}
+		Expect(nstest.Must(records.Open(context.Background())).Close()).To(Succeed())
+		Expect(func() {
+			_ = records.Locked(context.Background(), func(*statefile.Store[lease]) error { panic("work") })
+		}).To(Panic())
+		Expect(nstest.Must(records.OpenExisting(context.Background())).Close()).To(Succeed())
+	})
+
 	It("that is locked is given up at the deadline", func() {
 		s := reopen()
 		_, err := statefile.Records[lease]{Path: path, Wait: 20 * time.Millisecond}.OpenExisting(context.Background())

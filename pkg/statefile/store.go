@@ -57,6 +57,16 @@ func (r Records[T]) OpenExisting(ctx context.Context) (*Store[T], error) {
 	return r.lock(ctx, s.dir)
 }
 
+// Locked calls work with the store of OpenExisting, which it closes, also after a panic.
+func (r Records[T]) Locked(ctx context.Context, work func(*Store[T]) error) (err error) {
+	s, err := r.OpenExisting(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	return work(s)
+}
+
 func (r Records[T]) lock(ctx context.Context, dir *Dir) (*Store[T], error) {
 	lock, err := dir.LockFile(ctx, storeLock, 0o600, r.Wait)
 	if err != nil {
@@ -111,21 +121,16 @@ func (r Records[T]) Drop(ctx context.Context, names ...string) error {
 	if !slices.ContainsFunc(names, r.HasFile) {
 		return nil
 	}
-	s, err := r.OpenExisting(ctx)
-	if err != nil {
-		return err
-	}
-	return errors.Join(s.Drop(names...), s.Close())
+	return r.Locked(ctx, func(s *Store[T]) error { return s.Drop(names...) })
 }
 
 // All is Store.All.
-func (r Records[T]) All(ctx context.Context) ([]*T, error) {
-	s, err := r.OpenExisting(ctx)
-	if err != nil {
-		return nil, err
-	}
-	all, err := s.All()
-	return all, errors.Join(err, s.Close())
+func (r Records[T]) All(ctx context.Context) (all []*T, err error) {
+	err = r.Locked(ctx, func(s *Store[T]) error {
+		all, err = s.All()
+		return err
+	})
+	return all, err
 }
 
 // Collect calls end for each record that is stale, and drops it unless that fails. It holds

@@ -8,7 +8,6 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -112,7 +111,7 @@ func (c call) settlePolicy(s *store, r *record) (policy, error) {
 // follows from that.
 func (c call) restorePolicy(ctx context.Context, r record, before policy) error {
 	r.Policy = before
-	return frame.WithRecords(ctx, records(), func(s *store) error {
+	return records().Locked(ctx, func(s *store) error {
 		if err := c.setNetworkPolicy(s, &r); err != nil {
 			return err
 		}

@@ -77,7 +77,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 // Other rules of the reference have no owner and stay.
 func gc(ctx context.Context, req *skel.Request) error {
 	c := open(req)
-	return frame.WithRecords(ctx, records(), func(s *store) error {
+	return records().Locked(ctx, func(s *store) error {
 		all, err := s.All()
 		errs := []error{err}
 		for _, r := range all {
@@ -223,7 +223,7 @@ func (c call) apply(ctx context.Context, s *store, r *record) error {
 
 // remove removes whatever the attachment has in any backend, and withReference also what the reference made for it.
 func (c call) remove(ctx context.Context, withReference bool) error {
-	return frame.WithRecords(ctx, records(), func(s *store) error {
+	return records().Locked(ctx, func(s *store) error {
 		r, ok, err := s.Get(c.Hash())
 		switch {
 		case err != nil:

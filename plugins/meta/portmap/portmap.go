@@ -64,7 +64,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 // gc removes what attachments of the network left that are not valid.
 func gc(ctx context.Context, req *skel.Request) error {
 	c := open(req)
-	return frame.WithRecords(ctx, records(), func(s *store) error {
+	return records().Locked(ctx, func(s *store) error {
 		all, err := s.All()
 		errs := []error{err}
 		for _, r := range all {
@@ -228,7 +228,7 @@ func (c call) warn(r *record) {
 
 // remove removes whatever the attachment has, in any backend, made by anybody.
 func (c call) remove(ctx context.Context) error {
-	return frame.WithRecords(ctx, records(), func(s *store) error {
+	return records().Locked(ctx, func(s *store) error {
 		r, ok, err := s.Get(c.Hash())
 		if !ok && err == nil { // its elements can only be found by their marks
 			// The reference's rules name no network.
