@@ -120,10 +120,10 @@ func (s *Session) createChild(ctx context.Context) (err error) {
 	if err := records.Put(r); err != nil {
 		return err
 	}
-	isTaken := false // a link has the name; without its record it may look like this ADD's
 	s.OnFail("delete the interface", func(ctx context.Context) error {
-		if !isTaken {
-			l, err := r.locate(s.Cont)
+		l, err := r.locate(s.Cont)
+		// A link that was marked before this ADD has one is that of a live attachment whose record was lost.
+		if s.ContEnd.Index != 0 || l.Alias == "" {
 			if err := r.deleteLink(s.Cont, l, err); err != nil {
 				return err
 			}
@@ -131,7 +131,6 @@ func (s *Session) createChild(ctx context.Context) (err error) {
 		return childRecords().Drop(ctx, s.Hash())
 	})
 	err = s.makeChild(ctx)
-	isTaken = err != nil && cni.AsError(err).Code == cni.CodeExists
 	if errors.Is(err, unix.EEXIST) && r.Kind == vlanKind {
 		return s.vlanConflict(records, r, err)
 	}

@@ -167,8 +167,13 @@ func (m *machine) packet() *packet {
 // releasePacket is the packet that gives the lease back.
 func (m *machine) releasePacket() *packet {
 	l := m.lease
+	id := m.ID
+	if own := m.Provide[dhcpv4.OptionClientIdentifier.Code()]; own != nil { // a record of an older daemon has the other ID
+		id = own
+	}
 	message := m.message(dhcpv4.MessageTypeRelease, dhcpv4.WithClientIP(l.ack.YourIPAddr),
-		dhcpv4.WithOptionCopied(l.ack, dhcpv4.OptionServerIdentifier))
+		dhcpv4.WithOptionCopied(l.ack, dhcpv4.OptionServerIdentifier),
+		dhcpv4.WithGeneric(dhcpv4.OptionClientIdentifier, id))
 	server, hop := l.server()
 	return &packet{message: message, src: l.prefix().Addr(), dst: server, hop: hop}
 }

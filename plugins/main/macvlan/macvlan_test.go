@@ -392,6 +392,15 @@ var _ = Describe("what is in the container", Label("kernel"), func() {
 		Expect(Names(a.Host, "")).To(BeEmpty())
 	})
 
+	It("stays when its record is lost and its second ADD is refused before anything is made", func() {
+		a := w.Attach("one", conf(), "10.1.0.2/24")
+		w.Cmd("sh", "-c", "rm /run/hawser/links/*.json")
+		again := a.As("ADD")
+		again.Conf = conf(Object{"mac": Show(w.Host, "up0").Address})
+		Expect(w.Fails(again, cni.CodeConfig)).To(ContainSubstring("is that of master"))
+		w.Succeeds(a.As("CHECK"))
+	})
+
 	It("stays when a record in the file of another name says that it is of another container", func() {
 		a := w.Attach("one", conf(), "10.1.0.2/24")
 		w.Cmd("sh", "-c", `sed -i 's/"one"/"gone"/' /run/hawser/links/*.json`)
