@@ -168,7 +168,7 @@ func (m *machine) packet() *packet {
 func (m *machine) releasePacket() *packet {
 	l := m.lease
 	id := m.ID
-	if own := m.Provide[dhcpv4.OptionClientIdentifier.Code()]; own != nil { // a record of an older daemon has the other ID
+	if own := m.Provide[dhcpv4.OptionClientIdentifier.Code()]; own != nil { // a record may have another ID
 		id = own
 	}
 	message := m.message(dhcpv4.MessageTypeRelease, dhcpv4.WithClientIP(l.ack.YourIPAddr),
