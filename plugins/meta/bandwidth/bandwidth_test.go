@@ -11,10 +11,14 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -531,6 +535,29 @@ var _ = Describe("an IFB without mark", Label("kernel"), func() {
 		w.gc("net")
 		Expect(Names(w.Host, "ifb")).To(BeEmpty())
 	})
+
+	DescribeTable("that an ADD left, killed where the container's other interface has the name", func(clean func()) {
+		a := cni.Attachment{Network: "net", ContainerID: "c1", IfName: "eth0"}
+		IP(w.Host, "link add %s type ifb", refName)
+		w.Cmd("ip", "link", "set", refName, "alias", a.Mark()) // so that markIFB ends with its first message
+		w.Host.Do(func() {
+			c := call{&frame.Call{Request: &skel.Request{Attachment: a}, Host: nstest.Must(rtnl.Dial(nil))}}
+			defer c.Host.Close()
+			ifb := nstest.Must(c.addIFB(1500, nil))
+			_, err := c.markIFB(ifb)
+			Expect(err).To(MatchError(unix.EEXIST))
+		})
+		IP(w.Host, "link del "+refName)
+		Expect(Names(w.Host, "ifb")).To(ConsistOf("bwp" + hash("eth0")))
+		clean()
+		Expect(Names(w.Host, "ifb")).To(BeEmpty())
+	},
+		Entry("goes with DEL", func() { w.Succeeds(w.call("DEL")) }),
+		Entry("goes with DEL without prevResult and namespace", func() {
+			w.Succeeds(Call{Command: "DEL", ID: "c1", Conf: conf("1.1.0")})
+		}),
+		Entry("goes with GC", func() { w.gc("net", "c2") }),
+	)
 
 	It("that a killed ADD left goes with GC, with the host end's qdisc that has no redirection yet", func() {
 		a := cni.Attachment{Network: "net", ContainerID: "c1", IfName: "eth0"}

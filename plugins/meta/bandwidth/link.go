@@ -105,7 +105,8 @@ func (c call) limit(end rtnl.Link, l limits) (ifb rtnl.Link, err error) {
 }
 
 // addIFB makes the IFB, by the name that no other attachment's can have. The group names the network until the link has
-// its alias, which cannot be given when a link is made.
+// its alias, which cannot be given when a link is made. It stays: a message that renames can fail after it changed the
+// group, and without giving the alias.
 func (c call) addIFB(mtu int, mac net.HardwareAddr) (ifb rtnl.Link, err error) {
 	name := names(c.Attachment)[1]
 	err = c.Host.AddLink(rtnl.NewLink{Name: name, Kind: "ifb", MTU: mtu, MAC: mac, Group: cni.NetworkHash(c.Network)})
@@ -119,7 +120,7 @@ func (c call) addIFB(mtu int, mac net.HardwareAddr) (ifb rtnl.Link, err error) {
 // container's other interface has that. The error matches EEXIST where one of this attachment has it.
 func (c call) markIFB(ifb rtnl.Link) (rtnl.Link, error) {
 	name := names(c.Attachment)[0]
-	change := rtnl.LinkChange{Name: name, Alias: new(c.Mark()), Group: new(uint32(0)), Up: new(true)}
+	change := rtnl.LinkChange{Name: name, Alias: new(c.Mark()), Up: new(true)}
 	err := c.Host.SetLink(ifb.Index, change)
 	if !errors.Is(err, unix.EEXIST) {
 		ifb.Name = name
