@@ -130,17 +130,15 @@ func (c *Conn) Close() error {
 
 // use calls the library and repeats what was interrupted: a list that changed while it
 // was read, or any call while somebody else, as a process of the container may, sent to
-// the socket. EEXIST of a repeated call is its own success, whose answer was lost.
+// the socket.
 func (c *Conn) use(call func(h *netlink.Handle) error) error {
-	repeated, overruns := false, 0
-	for deadline := time.Now().Add(c.retryTime); ; repeated = true {
+	overruns := 0
+	for deadline := time.Now().Add(c.retryTime); ; {
 		err := c.once(call)
 		if errors.Is(err, unix.ENOBUFS) {
 			overruns++
 		}
 		switch {
-		case repeated && errors.Is(err, unix.EEXIST):
-			return nil
 		case !disturbed(err) && !errors.Is(err, netlink.ErrDumpInterrupted):
 			return err
 		case time.Now().After(deadline) || overruns > maxOverruns:
@@ -154,8 +152,22 @@ func (c *Conn) use(call func(h *netlink.Handle) error) error {
 	}
 }
 
-// once calls the library and repeats nothing. It is for a creation: when that is
-// repeated after a lost answer, EEXIST does not tell whose link is there.
+// create is use for what something has once, such as an address of a link: EEXIST of a repeated call is the call's own
+// success, whose answer was lost.
+func (c *Conn) create(call func(h *netlink.Handle) error) error {
+	calls := 0
+	return c.use(func(h *netlink.Handle) error {
+		calls++
+		err := call(h)
+		if calls > 1 {
+			return unless(err, unix.EEXIST)
+		}
+		return err
+	})
+}
+
+// once calls the library and repeats nothing. It is for the creation of a link: when that
+// is repeated after a lost answer, EEXIST does not tell whose link is there.
 func (c *Conn) once(call func(h *netlink.Handle) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -181,7 +193,11 @@ func (c *Conn) send(kind, flags int, header nl.NetlinkRequestData, attrs ...*nl.
 	for _, a := range attrs {
 		req.AddData(a)
 	}
-	err = c.use(func(*netlink.Handle) error {
+	do := c.use
+	if flags&unix.NLM_F_CREATE != 0 {
+		do = c.create
+	}
+	err = do(func(*netlink.Handle) error {
 		req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: c.own}
 		answers, err = req.Execute(unix.NETLINK_ROUTE, 0)
 		return err

@@ -36,6 +36,12 @@ var _ = DescribeTable("what a process of the container sends to our sockets is n
 			Expect(err).To(HaveOccurred())
 			Expect(err).NotTo(MatchError(unix.EEXIST))
 			Expect(c.Link("one")).To(HaveField("Kind", "veth"))
+
+			By("an error where another link has the name")
+			index := nstest.Must(c.Link("one")).Index
+			Expect(dialAmong(messages).SetLink(index, LinkChange{Name: "two"})).To(MatchError(unix.EEXIST))
+			Expect(dialAmong(messages).SetLink(index, LinkChange{Name: "three"})).To(Succeed())
+			Expect(c.LinkByIndex(index)).To(HaveField("Name", "three"))
 		})
 	},
 	Entry("an answer", 1),

@@ -297,7 +297,7 @@ func (c *Conn) AddAddr(index int, a Addr) error {
 	if a.NoPrefixRoute {
 		in.Flags |= unix.IFA_F_NOPREFIXROUTE
 	}
-	err := c.use(func(h *netlink.Handle) error { return h.AddrAdd(byIndex(index), in) })
+	err := c.create(func(h *netlink.Handle) error { return h.AddrAdd(byIndex(index), in) })
 	return c.linkError(index, fmt.Sprintf("add address %s", a.Prefix), err)
 }
 

@@ -42,7 +42,7 @@ func (r Route) String() string {
 // table, for IPv4 all other fields too.
 func (c *Conn) AddRoute(r Route) error {
 	// RouteAdd would refuse a second next hop as well.
-	return wrap("route "+r.String(), c.use(func(h *netlink.Handle) error { return h.RouteAddEcmp(r.encode()) }))
+	return wrap("route "+r.String(), c.create(func(h *netlink.Handle) error { return h.RouteAddEcmp(r.encode()) }))
 }
 
 func (r Route) encode() *netlink.Route {
@@ -160,7 +160,7 @@ func IsKernelTable(table uint32) bool {
 
 // AddRule adds a rule with a source.
 func (c *Conn) AddRule(r Rule) error {
-	return wrap("add rule "+r.String(), c.use(func(h *netlink.Handle) error { return h.RuleAdd(r.encode()) }))
+	return wrap("add rule "+r.String(), c.create(func(h *netlink.Handle) error { return h.RuleAdd(r.encode()) }))
 }
 
 // DelRule deletes a rule with a source. That there is none is no error.

@@ -55,7 +55,7 @@ func (c *Conn) AddIngress(index int) error {
 }
 
 func (c *Conn) addQdisc(q netlink.Qdisc, what string) error {
-	return c.linkError(q.Attrs().LinkIndex, what, c.use(func(h *netlink.Handle) error { return h.QdiscAdd(q) }))
+	return c.linkError(q.Attrs().LinkIndex, what, c.create(func(h *netlink.Handle) error { return h.QdiscAdd(q) }))
 }
 
 // Qdisc looks at one place of a link. The library lists the qdiscs of all links.
@@ -100,7 +100,7 @@ func (c *Conn) DelQdisc(index int, place uint32) error {
 // ingress qdisc.
 func (c *Conn) Redirect(index, to int) error {
 	f := &netlink.U32{RedirIndex: to, ClassId: netlink.MakeHandle(1, 1), FilterAttrs: redirection(index)}
-	return c.linkError(index, "redirect", c.use(func(h *netlink.Handle) error { return h.FilterAdd(f) }))
+	return c.linkError(index, "redirect", c.create(func(h *netlink.Handle) error { return h.FilterAdd(f) }))
 }
 
 // DelRedirect deletes what Redirect made, and leaves the link's other filters.
