@@ -94,22 +94,22 @@ func (c *Conn) Routes(index, family int) (routes []Route, err error) {
 	return complete(routes, c.linkError(index, "list routes", err))
 }
 
-// RouteTo asks the kernel which link it would send to addr through, and from
-// which address.
-func (c *Conn) RouteTo(addr netip.Addr) (outIndex int, src netip.Addr, err error) {
-	r, err := c.lookUp(addr)
-	return r.OutIndex, r.Src, wrap("route to "+addr.String(), err)
+// RouteTo asks the kernel which link it would send to addr through.
+func (c *Conn) RouteTo(addr netip.Addr) (link int, err error) {
+	link, _, err = c.lookUp(addr)
+	return link, wrap("route to "+addr.String(), err)
 }
 
-// lookUp is the route to addr that the kernel would take.
-func (c *Conn) lookUp(addr netip.Addr, attrs ...*nl.RtAttr) (r Route, err error) {
+// lookUp returns the link and the type (RTN_*) of the route to addr that the kernel would take.
+func (c *Conn) lookUp(addr netip.Addr, attrs ...*nl.RtAttr) (link int, routeType uint8, err error) {
 	header := &nl.RtMsg{RtMsg: unix.RtMsg{Family: uint8(FamilyOf(addr)), Dst_len: uint8(addr.BitLen())}}
 	attrs = append(attrs, nl.NewRtAttr(unix.RTA_DST, addr.AsSlice()))
 	answers, err := c.send(unix.RTM_GETROUTE, 0, header, attrs...)
 	if err != nil || len(answers) == 0 {
-		return r, err
+		return 0, unix.RTN_UNSPEC, err
 	}
-	return readCopy(answers[0]).Route(), nil
+	out := attributes(answers[0][unix.SizeofRtMsg:])[unix.RTA_OIF]
+	return int(number(out)), nl.DeserializeRtMsg(answers[0]).Type, nil
 }
 
 // Rule is a rule of the routing policy, as far as it says that the packets of a

@@ -26,7 +26,7 @@ func (c call) findBridge(r *record, hostEnd rtnl.Link) error {
 	}
 	r.Bridge, r.Port = bridge.Name, hostEnd.Index
 	for _, a := range r.Addrs {
-		if index, _, err := c.Host.RouteTo(a); err == nil {
+		if index, err := c.Host.RouteTo(a); err == nil {
 			link, err := c.Host.LinkByIndex(index)
 			if err == nil && strings.HasPrefix(link.Name, bridge.Name+".") {
 				r.Bridge = link.Name

@@ -112,7 +112,7 @@ func (c call) hasReference(s *store, r *record) (func(*ipt.Edit) bool, error) {
 		if err != nil || rule.Chain != cniForward || slices.Contains(ours, host.Addr()) {
 			return false
 		}
-		index, _, err := c.Host.RouteTo(host.Addr())
+		index, err := c.Host.RouteTo(host.Addr())
 		return err == nil && index == bridge.Index
 	}
 	return func(e *ipt.Edit) bool { return slices.ContainsFunc(e.Rules, isReference) }, err

@@ -21,7 +21,7 @@ func (c call) flushAdded(r *record) error {
 	isLocal := map[netip.Addr]bool{}
 	isOutdated := outdated(func(addr netip.Addr) bool {
 		if _, known := isLocal[addr]; !known {
-			index, _, err := c.Host.RouteTo(addr)
+			index, err := c.Host.RouteTo(addr)
 			isLocal[addr] = err == nil && index == loopbackIndex
 		}
 		return isLocal[addr]

@@ -170,7 +170,7 @@ func (c call) newRecord(cfg config) (*record, error) {
 	}
 	for i := range r.Addrs {
 		a := &r.Addrs[i]
-		index, _, err := c.Host.RouteTo(a.Addr.Addr())
+		index, err := c.Host.RouteTo(a.Addr.Addr())
 		if isUnreachable(err) || index == loopbackIndex {
 			continue
 		}
