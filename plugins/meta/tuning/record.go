@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -111,6 +112,16 @@ func (r record) without(a cni.Attachment) (own change, rest record) {
 	return own, rest
 }
 
+// owner is the attachment whose change DEL takes out: the call's or, where the network was renamed since ADD, the only
+// one that the interface has.
+func (r record) owner(a cni.Attachment) cni.Attachment {
+	all := slices.DeleteFunc(slices.Clone(r.Changes), func(c change) bool { return c.IfName != a.IfName })
+	if len(all) == 1 {
+		return all[0].Attachment
+	}
+	return a
+}
+
 // find returns the index of the attribute or sysctl that v is of, or -1.
 func find(values []value, v value) int {
 	return slices.IndexFunc(values, func(o value) bool { return o.Key == v.Key && o.Link == v.Link })
@@ -142,6 +153,22 @@ func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD boo
 	}
 	req.OnDone(func() { _ = s.records.Close() })
 	return s, nil
+}
+
+// openExisting opens the store for DEL and GC; nil, where there is none. It reads dataDir alone, so that no other key,
+// however broken, stands in their way.
+func openExisting(ctx context.Context, req *skel.Request) (*store, error) {
+	var w struct {
+		DataDir string `json:"dataDir"`
+	}
+	if err := req.Decode(&w); err != nil {
+		return nil, err
+	}
+	s, err := openStore(ctx, req, cmp.Or(w.DataDir, defaultDataDir), false)
+	if statefile.IsAbsent(err) {
+		return nil, nil
+	}
+	return s, err
 }
 
 // put writes the record of an attachment's container, and the backup file of its interface; without changes they go.

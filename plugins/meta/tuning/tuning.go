@@ -34,6 +34,87 @@ func (allowed allowList) add(ctx context.Context, req *skel.Request, cfg config)
 	return result(req, cfg), frame.InContainer(req, func(c *frame.Call) error { return container{c, cfg}.change(ctx) })
 }
 
+// del restores what can be restored and forgets it. It fails only where a repetition may have more success.
+func del(ctx context.Context, req *skel.Request) error {
+	s, err := openExisting(ctx, req)
+	if s == nil || err != nil || len(backupName(req.Attachment)) > nameMax { // ADD refuses such a name
+		return err
+	}
+	r, _, err := s.records.Get(recordName(req.Attachment))
+	if err != nil {
+		return err
+	}
+	own, rest := r.without(r.owner(req.Attachment))
+	_, backup, err := s.backup()
+	if err == nil && req.NS != nil && len(own.Values)+len(backup) > 0 {
+		err = frame.InContainer(req, func(c *frame.Call) error { return container{Call: c}.restoreIn(own, r, backup) })
+	}
+	if cni.Transient(err) {
+		return err // the repetition needs the record
+	}
+	if err != nil {
+		req.Warn("not all is restored: %v", err)
+	}
+	return s.put(req.Attachment, rest)
+}
+
+func check(_ context.Context, req *skel.Request, cfg config) error {
+	if cfg.empty() {
+		return nil
+	}
+	return frame.InContainer(req, func(c *frame.Call) error { return container{c, cfg}.verify() })
+}
+
+// gc forgets the values of attachments that are not valid. It restores nothing: their namespaces are gone, or somebody
+// else's business.
+func gc(ctx context.Context, req *skel.Request) error {
+	s, err := openExisting(ctx, req)
+	if s == nil || err != nil {
+		return err
+	}
+	all, err := s.records.All()
+	errs := []error{err, s.backups.Sweep()}
+	for _, r := range all {
+		for _, one := range r.Changes {
+			if req.Valid.Excludes(one.Attachment) {
+				_, *r = r.without(one.Attachment)
+				errs = append(errs, s.put(one.Attachment, *r))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// status looks for an allow-list that is broken or forbids what is configured, and whether dataDir can be written.
+func (allowed allowList) status(_ context.Context, _ *skel.Request, cfg config) error {
+	err := cmp.Or(allowed.verify(), allowed.check(cfg.Sysctls))
+	if !cfg.empty() {
+		if unwritable := statefile.Writable(cfg.DataDir); unwritable != nil {
+			err = errors.Join(err, cni.Errorf(cni.CodeIO, "dataDir: %w", unwritable))
+		}
+	}
+	if err != nil {
+		return cni.Errorf(cni.CodeUnavailable, "%w", err)
+	}
+	return nil
+}
+
+// result is the chain's result with the new MAC address and MTU of the container's interface.
+func result(req *skel.Request, cfg config) *cni.Result {
+	res := req.PrevResult.Clone()
+	i := slices.IndexFunc(res.Interfaces, func(i cni.Interface) bool { return i.Name == req.IfName && i.Sandbox != "" })
+	for _, v := range cfg.Attributes {
+		switch {
+		case i < 0:
+		case v.Key == "mac":
+			res.Interfaces[i].MAC = v.Value
+		case v.Key == "mtu":
+			res.Interfaces[i].MTU, _ = strconv.Atoi(v.Value) // parseConfig made the text
+		}
+	}
+	return res
+}
+
 // change does the work of ADD.
 func (c container) change(ctx context.Context) error {
 	before, err := c.readValues() // what is wrong is refused here, before anything is written anywhere
@@ -157,6 +238,28 @@ func (c container) record(s *store, before []value) error {
 	return errors.Join(s.records.Put(r), s.putBackup(c.Attachment, r))
 }
 
+// set gives a sysctl or an attribute a value, unless it has that.
+func (c container) set(v value) error {
+	if !v.isAttribute() {
+		key, err := sysctl.Parse(v.Key)
+		if err != nil {
+			return err
+		}
+		return key.Write(v.Value)
+	}
+	if v.isOf(c.ContEnd) {
+		return nil
+	}
+	change, err := v.change()
+	if err == nil {
+		err = c.Cont.SetLink(c.ContEnd.Index, change)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %s: %w", v.Key, v.Value, err)
+	}
+	return nil
+}
+
 // codeOf is the code for a value that the kernel did not take.
 func codeOf(err error, other uint) uint {
 	switch {
@@ -169,27 +272,35 @@ func codeOf(err error, other uint) uint {
 	return other
 }
 
-// result is the chain's result with the new MAC address and MTU of the container's interface.
-func result(req *skel.Request, cfg config) *cni.Result {
-	res := req.PrevResult.Clone()
-	i := slices.IndexFunc(res.Interfaces, func(i cni.Interface) bool { return i.Name == req.IfName && i.Sandbox != "" })
-	for _, v := range cfg.Attributes {
-		switch {
-		case i < 0:
-		case v.Key == "mac":
-			res.Interfaces[i].MAC = v.Value
-		case v.Key == "mtu":
-			res.Interfaces[i].MTU, _ = strconv.Atoi(v.Value) // parseConfig made the text
-		}
+// restoreIn restores the values that the attachment alone has changed, or those of the reference's backup file, where
+// the path leads to the namespace in which they were changed.
+func (c container) restoreIn(own change, r record, backup []value) error {
+	if err := frame.IgnoreNoLink(c.FindInterface()); err != nil {
+		return err
 	}
-	return res
+	if len(r.attributes(c.IfName, c.ContEnd.Index)) > 0 || !c.isReferences(backup) {
+		backup = nil
+	}
+	known := c.NetnsID.Cookie != 0 || c.NetnsID.MAC != "" // the inode alone can be a later namespace's
+	if known && own.Netns.Is(c.NetnsID) {
+		backup = append(backup, own.Values...)
+	}
+	return c.restore(backup)
 }
 
-func check(_ context.Context, req *skel.Request, cfg config) error {
-	if cfg.empty() {
-		return nil
+// restore puts values back, the last that was changed first, and goes on after an error. Those of an interface that is
+// gone went with it.
+func (c container) restore(before []value) error {
+	var errs []error
+	for _, v := range slices.Backward(before) {
+		if v.Link != 0 && v.Link != c.ContEnd.Index {
+			continue
+		}
+		if err := frame.IgnoreNoLink(c.set(v)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("restore %w", err))
+		}
 	}
-	return frame.InContainer(req, func(c *frame.Call) error { return container{c, cfg}.verify() })
+	return errors.Join(errs...)
 }
 
 // verify returns each difference from the configuration. What that does not name is anybody's.
@@ -214,18 +325,4 @@ func (c container) verify() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// status looks for an allow-list that is broken or forbids what is configured, and whether dataDir can be written.
-func (allowed allowList) status(_ context.Context, _ *skel.Request, cfg config) error {
-	err := cmp.Or(allowed.verify(), allowed.check(cfg.Sysctls))
-	if !cfg.empty() {
-		if unwritable := statefile.Writable(cfg.DataDir); unwritable != nil {
-			err = errors.Join(err, cni.Errorf(cni.CodeIO, "dataDir: %w", unwritable))
-		}
-	}
-	if err != nil {
-		return cni.Errorf(cni.CodeUnavailable, "%w", err)
-	}
-	return nil
 }

@@ -45,8 +45,8 @@ func (r record) Valid() bool {
 	return r.VRF != ""
 }
 
-// remove undoes what ADD did in the namespace of a record, where the path still leads there.
-func remove(ctx context.Context, n *ns.NS, r record) error {
+// restoreIn takes back what ADD did in the namespace of a record, where the path still leads there.
+func restoreIn(ctx context.Context, n *ns.NS, r record) error {
 	held, err := frame.LockNetns(ctx, n)
 	if err != nil {
 		return err
@@ -61,12 +61,12 @@ func remove(ctx context.Context, n *ns.NS, r record) error {
 		return err
 	}
 	defer conn.Close()
-	return takeBack(ctx, conn, r)
+	return restore(ctx, conn, r)
 }
 
-// takeBack takes the interface of a record out of the VRF, and deletes the VRF when nothing is left in it and an ADD
+// restore takes the interface of a record out of the VRF, and deletes the VRF when nothing is left in it and an ADD
 // made it. A later DEL that finds no VRF does nothing.
-func takeBack(ctx context.Context, conn *rtnl.Conn, r record) error {
+func restore(ctx context.Context, conn *rtnl.Conn, r record) error {
 	vrf, err := conn.Link(r.VRF)
 	if frame.IgnoreNoLink(err) != nil {
 		return err
@@ -141,5 +141,5 @@ func collect(ctx context.Context, r record) error {
 		return err
 	}
 	defer n.Close()
-	return remove(ctx, n, r)
+	return restoreIn(ctx, n, r)
 }

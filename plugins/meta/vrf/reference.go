@@ -10,8 +10,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// removeReference does what the reference's DEL does, and brings the routes of the VRF's table back.
-func removeReference(ctx context.Context, req *skel.Request) error {
+// restoreReference does what the reference's DEL does, and brings the routes of the VRF's table back.
+func restoreReference(ctx context.Context, req *skel.Request) error {
 	var w struct {
 		VRFName string `json:"vrfname"`
 	}
@@ -45,5 +45,5 @@ func removeReference(ctx context.Context, req *skel.Request) error {
 			r.Routes = append(r.Routes, route.InTable(unix.RT_TABLE_MAIN))
 		}
 	}
-	return takeBack(ctx, c.Cont, r)
+	return restore(ctx, c.Cont, r)
 }

@@ -43,7 +43,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		Link: link.Index, Routes: here.routesToMove(link.Index),
 	}
 	req.OnFail("take the interface out of the VRF", func(ctx context.Context) error {
-		if err := takeBack(ctx, c.Cont, r); err != nil {
+		if err := restore(ctx, c.Cont, r); err != nil {
 			return err // DEL finds the record
 		}
 		return records().Drop(ctx, req.Hash())
@@ -60,15 +60,15 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	return req.PrevResult, join(ctx, c.Cont, r, vrf)
 }
 
-// del undoes what the record says or, where there is none, what the reference made, in a namespace that is still there.
+// del restores by the record or, where there is none, what the reference changed, in a namespace that is still there.
 func del(ctx context.Context, req *skel.Request) error {
 	r, ok, err := records().Get(req.Hash())
 	switch {
 	case err != nil || req.NS == nil:
 	case ok:
-		err = remove(ctx, req.NS, r)
+		err = restoreIn(ctx, req.NS, r)
 	default:
-		err = removeReference(ctx, req)
+		err = restoreReference(ctx, req)
 	}
 	if err != nil {
 		return err
@@ -122,7 +122,7 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	return errors.Join(errs...)
 }
 
-// gc undoes what attachments did that are not valid, where the namespace lives, and removes their records.
+// gc takes back what attachments did that are not valid, where the namespace lives, and removes their records.
 func gc(ctx context.Context, req *skel.Request) error {
 	stale := func(r record) bool { return req.Valid.Excludes(r.Attachment) }
 	return records().Collect(ctx, stale, func(r record) error { return collect(ctx, r) })
