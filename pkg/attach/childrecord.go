@@ -36,8 +36,8 @@ type childRecord struct {
 	Link        int         `json:"link,omitempty"`        // index, once the link is made
 }
 
-// Valid says whether an ADD can have written the record.
-func (r childRecord) Valid() bool { return true }
+// Plausible says whether an ADD can have written the record.
+func (r childRecord) Plausible() bool { return true }
 
 // find finds the link where the record says that it is, and opens its namespace: rtnl.ErrNoLink
 // when one of them is gone.

@@ -63,8 +63,8 @@ func recordOf(s *store, a cni.Attachment) (record, error) {
 // Hash is the name of the record's file: the chain's.
 func (r record) Hash() string { return chainOf(r.Network, r.ContainerID) }
 
-// Valid says whether a call can have written the record: rules are made from it.
-func (r record) Valid() bool {
+// Plausible says whether a call can have written the record: rules are made from it.
+func (r record) Plausible() bool {
 	bad := func(p netip.Prefix) bool { return !p.IsValid() || p.Addr().Is4In6() }
 	return r.Interfaces != nil && !slices.ContainsFunc(r.addrs(), bad)
 }

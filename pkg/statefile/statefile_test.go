@@ -420,7 +420,7 @@ type lease struct {
 
 func (l lease) Hash() string { return l.Name }
 
-func (l lease) Valid() bool { return l.Address != "everywhere" }
+func (l lease) Plausible() bool { return l.Address != "everywhere" }
 
 var _ = Describe("a store", func() {
 	var path string

@@ -20,16 +20,16 @@ const (
 	storeLock    = "lock"
 )
 
-// Record is a value that is kept as JSON, in a file that its Hash names. Valid says whether
+// Record is a value that is kept as JSON, in a file that its Hash names. Plausible says whether
 // a call of ours can have written it: a file may be damaged.
 type Record interface {
 	Hash() string
-	Valid() bool
+	Plausible() bool
 }
 
 // Records are the records of type T in the directory Path, which is no symbolic link; those
 // before it are followed. A file that cannot be decoded, has another record's name, or is not
-// Valid, is no record.
+// Plausible, is no record.
 //
 // Files change in one step, so that Get and Any need no lock. Whoever writes waits for the
 // directory's lock, at most as long as Wait says: then the error matches ErrBusy.
@@ -181,7 +181,7 @@ func (s *Store[T]) Get(name string) (record T, ok bool, err error) {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrIrregular) {
 		return none, false, nil
 	}
-	if err != nil || json.Unmarshal(data, &record) != nil || record.Hash() != name || !record.Valid() {
+	if err != nil || json.Unmarshal(data, &record) != nil || record.Hash() != name || !record.Plausible() {
 		return none, false, err
 	}
 	return record, true, nil

@@ -178,8 +178,8 @@ type record struct {
 	FormerRoutes []placed `json:"routes,omitempty"`
 }
 
-// Valid leaves out what no daemon has written.
-func (r record) Valid() bool { return r.Index > 0 && r.Netns != "" }
+// Plausible leaves out what no daemon has written.
+func (r record) Plausible() bool { return r.Index > 0 && r.Netns != "" }
 
 // recordsOf are the leases that a socket's daemon holds.
 func recordsOf(hostPrefix, socket string) statefile.Records[record] {

@@ -36,8 +36,8 @@ type store = statefile.Store[record]
 // records are held by whoever moves a device.
 func records() statefile.Records[record] { return statefile.Records[record]{Path: recordDir} }
 
-// Valid says whether an ADD can have written the record: its file may be damaged.
-func (r record) Valid() bool { return r.Link.Index == 0 || cni.ValidIfName(r.Link.Name) }
+// Plausible says whether an ADD can have written the record: its file may be damaged.
+func (r record) Plausible() bool { return r.Link.Index == 0 || cni.ValidIfName(r.Link.Name) }
 
 func (r record) String() string { return fmt.Sprintf("device %q", cmp.Or(r.Link.Name, r.PCI)) }
 

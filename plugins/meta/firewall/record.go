@@ -50,8 +50,8 @@ func records() statefile.Records[record] {
 	return statefile.Records[record]{Path: recordDir, Wait: time.Minute}
 }
 
-// Valid says whether an ADD can have written the record. Rules are made from it, and its file may be damaged.
-func (r record) Valid() bool {
+// Plausible says whether an ADD can have written the record. Rules are made from it, and its file may be damaged.
+func (r record) Plausible() bool {
 	if r.Policy != policyOpen && r.Bridge == "" {
 		return false
 	}

@@ -48,8 +48,8 @@ type record struct {
 	LocalnetWas string `json:"localnetWas,omitempty"`
 }
 
-// Valid says whether an ADD can have written the record: its file may be damaged, and rules are made from it.
-func (r record) Valid() bool {
+// Plausible says whether an ADD can have written the record: its file may be damaged, and rules are made from it.
+func (r record) Plausible() bool {
 	return cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) &&
 		slices.Contains([]ipt.Backend{nftables, iptables}, r.Backend) && r.Options.check() == nil &&
 		(r.Localnet == "" || cni.ValidIfName(r.Localnet)) &&

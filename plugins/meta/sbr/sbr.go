@@ -134,8 +134,8 @@ type record struct {
 	Plan  plan        `json:"plan"`
 }
 
-// Valid says whether an ADD can have written the record: DEL deletes what it names.
-func (r record) Valid() bool {
+// Plausible says whether an ADD can have written the record: DEL deletes what it names.
+func (r record) Plausible() bool {
 	tables := map[uint32]bool{}
 	for _, rule := range r.Plan.Rules {
 		if !rule.Src.IsSingleIP() || rtnl.IsKernelTable(rule.Table) {

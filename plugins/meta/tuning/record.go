@@ -36,8 +36,8 @@ func (r record) Hash() string {
 	return recordName(r.Changes[0].Attachment)
 }
 
-// Valid says whether an ADD can have written the record: DEL looks at each value by itself.
-func (r record) Valid() bool { return true }
+// Plausible says whether an ADD can have written the record: DEL looks at each value by itself.
+func (r record) Plausible() bool { return true }
 
 func recordName(a cni.Attachment) string { return cni.Attachment{ContainerID: a.ContainerID}.Hash() }
 

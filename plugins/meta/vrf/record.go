@@ -33,8 +33,8 @@ type record struct {
 	Routes []rtnl.RouteCopy `json:"routes"` // in the order in which they can be made
 }
 
-// Valid says whether an ADD can have written the record: DEL makes routes of it.
-func (r record) Valid() bool {
+// Plausible says whether an ADD can have written the record: DEL makes routes of it.
+func (r record) Plausible() bool {
 	for _, route := range r.Routes {
 		_, isOurs := route.HopsOf(r.Link)
 		isIP := route.Header.Family == unix.AF_INET || route.Header.Family == unix.AF_INET6
