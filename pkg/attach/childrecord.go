@@ -42,7 +42,7 @@ func (r childRecord) Plausible() bool { return true }
 // find finds the link where the record says that it is, and opens its namespace: rtnl.ErrNoLink
 // when one of them is gone.
 func (r childRecord) find() (*rtnl.Conn, rtnl.Link, error) {
-	cont, err := Enter(r.Netns, r.NS)
+	cont, err := frame.Enter(r.Netns, r.NS)
 	if err != nil {
 		return nil, rtnl.Link{}, err
 	}
@@ -67,27 +67,6 @@ func (r childRecord) deleteLink(cont *rtnl.Conn, l rtnl.Link, err error) error {
 		return fmt.Errorf("interface of %s: %w", r.Attachment, err)
 	}
 	return nil
-}
-
-// Enter opens a socket in the namespace that path and id of a record name. The error matches
-// rtnl.ErrNoLink where path leads to none, or to another one.
-func Enter(path string, id ns.Identity) (*rtnl.Conn, error) {
-	n, err := ns.Open(path)
-	if errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns) {
-		return nil, rtnl.ErrNoLink
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer n.Close()
-	now, err := n.Identity()
-	if err == nil && !now.Is(id) {
-		err = rtnl.ErrNoLink
-	}
-	if err != nil {
-		return nil, err
-	}
-	return rtnl.Dial(n)
 }
 
 // locate finds the link by its owner, since the container may have renamed it, else by its index, since the container

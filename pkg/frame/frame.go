@@ -70,6 +70,27 @@ func (c *Call) openInside() (err error) {
 	return nil
 }
 
+// Enter opens a socket in the namespace that path and id of a record name. The error matches
+// rtnl.ErrNoLink where path leads to none, or to another one.
+func Enter(path string, id ns.Identity) (*rtnl.Conn, error) {
+	n, err := ns.Open(path)
+	if errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns) {
+		return nil, rtnl.ErrNoLink
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer n.Close()
+	now, err := n.Identity()
+	if err == nil && !now.Is(id) {
+		err = rtnl.ErrNoLink
+	}
+	if err != nil {
+		return nil, err
+	}
+	return rtnl.Dial(n)
+}
+
 // OpenLocked is OpenContainer for a call that changes the container's namespace: until it is over, other such calls of
 // chained plugins wait, also of the reference's.
 func OpenLocked(ctx context.Context, req *skel.Request) (*Call, error) {

@@ -182,7 +182,7 @@ func (c call) findFree(d selector) (l rtnl.Link, err error) {
 
 // refuseHeld is the error of a device that its container has; by is who wants it.
 func (r record) refuseHeld(by cni.Attachment) error {
-	cont, err := attach.Enter(r.Netns, r.NS)
+	cont, err := frame.Enter(r.Netns, r.NS)
 	if err == nil && r.Link.Index != 0 {
 		_, err = r.find(cont)
 	}
@@ -265,9 +265,9 @@ func (c call) findDevice() (r record, err error) {
 	if !ok {
 		return c.findReference()
 	}
-	c.Cont, err = attach.Enter(r.Netns, r.NS)
+	c.Cont, err = frame.Enter(r.Netns, r.NS)
 	if errors.Is(err, rtnl.ErrNoLink) {
-		c.Cont, err = attach.Enter(c.Netns, r.NS) // by another path
+		c.Cont, err = frame.Enter(c.Netns, r.NS) // by another path
 	}
 	return r, frame.IgnoreNoLink(err) // it may be on the host
 }
@@ -304,7 +304,7 @@ func collect(ctx context.Context, req *skel.Request) error {
 		if !req.Valid.Excludes(r.Attachment) {
 			continue
 		}
-		cont, err := attach.Enter(r.Netns, r.NS)
+		cont, err := frame.Enter(r.Netns, r.NS)
 		if err == nil || errors.Is(err, rtnl.ErrNoLink) {
 			err = c.bringHome(*r, cont)
 		}
