@@ -124,7 +124,7 @@ func (s *Session) createChild(ctx context.Context) (err error) {
 		l, err := r.locate(s.Cont)
 		// A link that was marked before this ADD has one is that of a live attachment whose record was lost.
 		if s.ContEnd.Index != 0 || l.Alias == "" {
-			if err := r.deleteLink(s.Cont, l, err); err != nil {
+			if err := r.deleteLink(&remains{conn: s.Cont, link: l, err: err}); err != nil {
 				return err
 			}
 		}

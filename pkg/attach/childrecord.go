@@ -41,29 +41,25 @@ func (r childRecord) Plausible() bool { return true }
 
 // find finds the link where the record says that it is, and opens its namespace: rtnl.ErrNoLink
 // when one of them is gone.
-func (r childRecord) find() (*rtnl.Conn, rtnl.Link, error) {
+func (r childRecord) find() *remains {
 	cont, err := frame.Enter(r.Netns, r.NS)
-	if err != nil {
-		return nil, rtnl.Link{}, err
+	found := &remains{cont: cont, conn: cont, err: err}
+	if err == nil {
+		found.link, found.err = r.locate(cont)
 	}
-	l, err := r.locate(cont)
-	return cont, l, err
+	return found
 }
 
 // look is find for a caller that changes nothing.
 func (r childRecord) look() (rtnl.Link, error) {
-	cont, l, err := r.find()
-	_ = cont.Close()
-	return l, err
+	found := r.find()
+	found.close()
+	return found.link, found.err
 }
 
-// deleteLink deletes the link that a search found. err is the search's: if the namespace exists but cannot be entered,
-// the link may still exist.
-func (r childRecord) deleteLink(cont *rtnl.Conn, l rtnl.Link, err error) error {
-	if err == nil {
-		err = cont.DelLink(l.Index)
-	}
-	if err = frame.IgnoreNoLink(err); err != nil {
+// deleteLink deletes the link that a search found.
+func (r childRecord) deleteLink(found *remains) error {
+	if _, err := found.delete(); err != nil {
 		return fmt.Errorf("interface of %s: %w", r.Attachment, err)
 	}
 	return nil
@@ -197,14 +193,14 @@ func (r *remains) findChild(kind string) (err error) {
 	if err != nil {
 		return err
 	}
-	cont, l, err := record.find() // rtnl.ErrNoLink without a record: its path is empty
-	if errors.Is(err, rtnl.ErrNoLink) {
-		_ = cont.Close()
+	found := record.find() // rtnl.ErrNoLink without a record: its path is empty
+	if errors.Is(found.err, rtnl.ErrNoLink) {
+		found.close()
 		return r.findReferenceChild(kind)
 	}
 	_ = r.cont.Close()
-	r.cont, r.link = cont, l
-	return err
+	r.cont, r.link = found.cont, found.link
+	return found.err
 }
 
 // gcChildren removes what AddChild made for attachments of the network that are not valid.
@@ -213,9 +209,9 @@ func gcChildren(ctx context.Context, req *skel.Request) error {
 	defer cancel()
 	stale := func(r childRecord) bool { return req.Valid.Excludes(r.Attachment) }
 	return GCAddresses(ctx, req, childRecords().Collect(locks, stale, func(r childRecord) error {
-		cont, l, err := r.find()
-		defer func() { _ = cont.Close() }()
-		return r.deleteLink(cont, l, err)
+		found := r.find()
+		defer found.close()
+		return r.deleteLink(found)
 	}))
 }
 
