@@ -36,8 +36,8 @@ const (
 // Session is an ADD or a CHECK under way.
 type Session struct {
 	*frame.Call
-	Master rtnl.Link // the master of a Child; none where it has no master
-	Child  Child     // of a plugin that makes one
+	Master rtnl.Link   // the master of a child; none where it has no master
+	Child  ChildConfig // of a plugin that makes one
 
 	ipam   *ipam.Client
 	adding *ipam.Delegate // the IPAM plugin at work on its ADD, until somebody waits for it

@@ -21,10 +21,10 @@ import (
 // vlanKind is the kind of which each child of a master has a VLAN of its own.
 const vlanKind = "vlan"
 
-// Child is how a container's interface without a host end is to be made: one on a
+// ChildConfig is how a container's interface without a host end is to be made: one on a
 // master (macvlan), or one by itself (dummy). Its alias names its owner, and a record
 // says in which namespace it is.
-type Child struct {
+type ChildConfig struct {
 	New     rtnl.NewLink // its kind, and what is particular to the kind
 	OneMode bool         // all children of a master share New.Mode
 	Link    LinkConfig
@@ -40,18 +40,18 @@ type Child struct {
 	Verify func(s *Session, l rtnl.Link) []string
 }
 
-// ChildPlugin gives a plugin that makes a Child of a kind its verbs.
-func ChildPlugin(p skel.Plugin[Child], kind string) skel.Plugin[Child] {
+// ChildPlugin gives a plugin that makes a child of a kind its verbs.
+func ChildPlugin(p skel.Plugin[ChildConfig], kind string) skel.Plugin[ChildConfig] {
 	p.Add = AddChild
 	p.Del = func(ctx context.Context, req *skel.Request) error { return delChild(ctx, req, kind) }
-	p.Check = func(ctx context.Context, req *skel.Request, c Child) error {
+	p.Check = func(ctx context.Context, req *skel.Request, c ChildConfig) error {
 		return Check(ctx, req, func(s *Session) []error {
 			s.Child = c
 			return s.verifyChild()
 		})
 	}
 	p.GC = gcChildren
-	p.Status = func(ctx context.Context, req *skel.Request, c Child) error {
+	p.Status = func(ctx context.Context, req *skel.Request, c ChildConfig) error {
 		if c.Ready == nil {
 			return Status(ctx, req, Masq{}, c.ready)
 		}
@@ -64,7 +64,7 @@ func ChildPlugin(p skel.Plugin[Child], kind string) skel.Plugin[Child] {
 }
 
 // AddChild is the ADD of a ChildPlugin.
-func AddChild(ctx context.Context, req *skel.Request, c Child) (*cni.Result, error) {
+func AddChild(ctx context.Context, req *skel.Request, c ChildConfig) (*cni.Result, error) {
 	s, err := Open(req)
 	if err != nil {
 		return nil, err
@@ -89,7 +89,7 @@ func AddChild(ctx context.Context, req *skel.Request, c Child) (*cni.Result, err
 	return res, s.announce(res)
 }
 
-// MakeLink makes Child.New in the container, on the master if there is one.
+// MakeLink makes ChildConfig.New in the container, on the master if there is one.
 func MakeLink(_ context.Context, s *Session, name string) error {
 	l := s.Child.New
 	l.Name, l.MTU, l.MAC = name, s.Child.Link.MTU, s.Child.Link.MAC
@@ -198,8 +198,8 @@ func (s *Session) announce(res *cni.Result) error {
 	return err
 }
 
-// ready is why an ADD could not make the Child.
-func (c Child) ready(host *rtnl.Conn) error {
+// ready is why an ADD could not make the child.
+func (c ChildConfig) ready(host *rtnl.Conn) error {
 	if err := statefile.Writable(childDir); err != nil {
 		return err
 	}
@@ -240,7 +240,7 @@ func (s *Session) findMaster() error {
 }
 
 // masterReady is why no child could be on the configured master, if it is on the host.
-func (c Child) masterReady(host *rtnl.Conn) error {
+func (c ChildConfig) masterReady(host *rtnl.Conn) error {
 	if c.Master == nil || c.Master.Master == "" || c.Master.LinkInContainer {
 		return nil
 	}
@@ -263,7 +263,7 @@ func findLink(conn *rtnl.Conn, master string) (rtnl.Link, error) {
 }
 
 // refuseMaster refuses a master that is too small, or lo, on which the kernel makes no link.
-func (c Child) refuseMaster(master rtnl.Link) error {
+func (c ChildConfig) refuseMaster(master rtnl.Link) error {
 	const lo = 1 // the index in each namespace
 	if master.Index == lo {
 		return cni.Refuse("master", nil, fmt.Sprintf("%q: is the loopback interface, which can have no interface on it",
@@ -285,12 +285,12 @@ func (s *Session) masterSide() *rtnl.Conn {
 	return s.Host
 }
 
-func (c Child) masterInside() bool { return c.Master != nil && c.Master.LinkInContainer }
+func (c ChildConfig) masterInside() bool { return c.Master != nil && c.Master.LinkInContainer }
 
 // masterName is the name that the key or the result before us gives; empty: neither names one. A result with several
 // interfaces, not exactly one of them on the master's side, is an error, as in the reference's ipvlan: a guess, or the
 // default route, could be the wrong network.
-func (c Child) masterName(prev *cni.Result) (string, error) {
+func (c ChildConfig) masterName(prev *cni.Result) (string, error) {
 	if c.Master.Master != "" || prev == nil {
 		return c.Master.Master, nil
 	}
@@ -337,7 +337,7 @@ func defaultMaster(conn *rtnl.Conn) (rtnl.Link, error) {
 
 // lowerIndex is the index that a child of the master reports. A macvlan made on a macvlan, or an
 // ipvlan on an ipvlan, is attached to that one's lower link.
-func (c Child) lowerIndex(master rtnl.Link) int {
+func (c ChildConfig) lowerIndex(master rtnl.Link) int {
 	if master.Kind == c.New.Kind && c.New.Kind != vlanKind {
 		return master.Peer
 	}

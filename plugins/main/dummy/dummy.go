@@ -19,8 +19,8 @@ type wireConfig struct {
 }
 
 // parseConfig says how the dummy is to be made. What it refuses is code 7, or code 4 for CNI_ARGS.
-func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.Child {
+func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
 	problems.Add(w.IPAM.Check("dummy interface requires an IPAM configuration", "static"))
-	return attach.Child{New: rtnl.NewLink{Kind: kind}, Make: attach.MakeLink,
+	return attach.ChildConfig{New: rtnl.NewLink{Kind: kind}, Make: attach.MakeLink,
 		Link: w.LinkKeys.Parse(problems, cni.PairsOf(req.Args, "MAC"), w.MTU, w.MAC)}
 }

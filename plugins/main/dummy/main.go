@@ -11,8 +11,8 @@ import (
 
 func main() { skel.Main(plugin()) }
 
-func plugin() skel.Plugin[attach.Child] {
-	return attach.ChildPlugin(skel.Plugin[attach.Child]{
+func plugin() skel.Plugin[attach.ChildConfig] {
+	return attach.ChildPlugin(skel.Plugin[attach.ChildConfig]{
 		Name:   "dummy",
 		About:  "gives containers an interface that leads nowhere, with addresses",
 		Config: wireConfig{},

@@ -28,13 +28,13 @@ type wireConfig struct {
 }
 
 // parseConfig says how the ipvlan is to be made. What it refuses is code 7.
-func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) attach.Child {
+func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
 	mode := cmp.Or(w.Mode, layer2)
 	if !slices.Contains([]string{layer2, "l3", "l3s"}, mode) {
 		problems.Add(cni.Refuse("mode", mode, `is none of "l2", "l3" and "l3s"`))
 	}
 	problems.Add(w.IPAM.Check())
-	return attach.Child{
+	return attach.ChildConfig{
 		New:     rtnl.NewLink{Kind: kind, Mode: mode},
 		OneMode: true, // the kernel would give the mode to all on the master
 		Master:  &w.MasterKeys,
@@ -44,7 +44,7 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) attach.C
 	}
 }
 
-func add(ctx context.Context, req *skel.Request, c attach.Child) (*cni.Result, error) {
+func add(ctx context.Context, req *skel.Request, c attach.ChildConfig) (*cni.Result, error) {
 	if prev := req.PrevResult; prev != nil && len(prev.IPs) > 0 {
 		c.Link.Given = &cni.Result{IPs: prev.IPs, Routes: prev.Routes}
 	}

@@ -12,8 +12,8 @@ import (
 
 func main() { skel.Main(plugin()) }
 
-func plugin() skel.Plugin[attach.Child] {
-	p := attach.ChildPlugin(skel.Plugin[attach.Child]{
+func plugin() skel.Plugin[attach.ChildConfig] {
+	p := attach.ChildPlugin(skel.Plugin[attach.ChildConfig]{
 		Name:   "ipvlan",
 		About:  "attaches containers to the network of a host interface, with that one's MAC address",
 		Config: wireConfig{},

@@ -34,13 +34,13 @@ type wireConfig struct {
 }
 
 // parseConfig says how the macvlan is to be made. What it refuses is code 7, or code 4 for CNI_ARGS.
-func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.Child {
+func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
 	mode := cmp.Or(w.Mode, "bridge")
 	if !slices.Contains([]string{"bridge", "private", "vepa", passthru}, mode) {
 		problems.Add(cni.Refuse("mode", mode, `is none of "bridge", "private", "vepa" and "passthru"`))
 	}
 	problems.Add(w.IPAM.Check())
-	return attach.Child{New: rtnl.NewLink{Kind: kind, Mode: mode, QueueLen: w.BCQueueLen}, Master: &w.MasterKeys,
+	return attach.ChildConfig{New: rtnl.NewLink{Kind: kind, Mode: mode, QueueLen: w.BCQueueLen}, Master: &w.MasterKeys,
 		Link: w.LinkKeys.Parse(problems, req.Args, w.MTU, w.MAC), DAD: w.EnableDAD, Make: makeMacvlan}
 }
 

@@ -53,7 +53,7 @@ var _ = Behaves(Fixture{
 	},
 })
 
-func parse(keys, args string) (attach.Child, error) {
+func parse(keys, args string) (attach.ChildConfig, error) {
 	return plugin().Parse(&skel.Request{Conf: []byte("{" + keys + "}"), Args: args})
 }
 

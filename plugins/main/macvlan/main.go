@@ -11,8 +11,8 @@ import (
 
 func main() { skel.Main(plugin()) }
 
-func plugin() skel.Plugin[attach.Child] {
-	return attach.ChildPlugin(skel.Plugin[attach.Child]{
+func plugin() skel.Plugin[attach.ChildConfig] {
+	return attach.ChildPlugin(skel.Plugin[attach.ChildConfig]{
 		Name:   "macvlan",
 		About:  "attaches containers to the network of a host interface, each with a MAC address of its own",
 		Config: wireConfig{},

@@ -27,7 +27,7 @@ type wireConfig struct {
 }
 
 // parseConfig says how the tap is to be made. What it refuses is code 7, or code 4 for CNI_ARGS.
-func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.Child {
+func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
 	if w.MTU > mtuMax {
 		problems.Add(cni.Refuse("mtu", w.MTU, fmt.Sprintf("is above %d, the largest of a tap", mtuMax)))
 	}
@@ -35,6 +35,6 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach
 		problems.Add(cni.Refuse("bridge", w.Bridge, "is no interface name (1 to 15 bytes, no '/', ':' or blank)"))
 	}
 	problems.Add(w.IPAM.Check())
-	return attach.Child{New: rtnl.NewLink{Kind: kind}, Link: w.LinkKeys.Parse(problems, req.Args, w.MTU, w.MAC),
+	return attach.ChildConfig{New: rtnl.NewLink{Kind: kind}, Link: w.LinkKeys.Parse(problems, req.Args, w.MTU, w.MAC),
 		Make: w.make, Ready: w.ready, Verify: w.verify}
 }

@@ -12,8 +12,8 @@ import (
 
 func main() { skel.Main(plugin()) }
 
-func plugin() skel.Plugin[attach.Child] {
-	return attach.ChildPlugin(skel.Plugin[attach.Child]{
+func plugin() skel.Plugin[attach.ChildConfig] {
+	return attach.ChildPlugin(skel.Plugin[attach.ChildConfig]{
 		Name:     "tap",
 		About:    "gives containers a tap device, through which a program sends and receives frames",
 		Config:   wireConfig{},

@@ -11,8 +11,8 @@ import (
 
 func main() { skel.Main(plugin()) }
 
-func plugin() skel.Plugin[attach.Child] {
-	return attach.ChildPlugin(skel.Plugin[attach.Child]{
+func plugin() skel.Plugin[attach.ChildConfig] {
+	return attach.ChildPlugin(skel.Plugin[attach.ChildConfig]{
 		Name:   "vlan",
 		About:  "attaches containers to a VLAN of a host interface's network",
 		Config: wireConfig{},

@@ -27,7 +27,7 @@ type wireConfig struct {
 }
 
 // parseConfig says how the VLAN interface is to be made. What it refuses is code 7.
-func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.Child {
+func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
 	if w.Master == "" {
 		problems.Add(cni.Refuse("master", nil, "missing; a VLAN is on an interface").
 			Suggest(`write "master": "eth0"`))
@@ -42,7 +42,7 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach
 		link.VLAN = *w.VLANID
 	}
 	problems.Add(w.IPAM.Check())
-	return attach.Child{New: link, Link: attach.LinkKeys{DNS: w.DNS}.Parse(problems, "", w.MTU, ""),
+	return attach.ChildConfig{New: link, Link: attach.LinkKeys{DNS: w.DNS}.Parse(problems, "", w.MTU, ""),
 		Master: &attach.MasterKeys{Master: w.Master, LinkInContainer: w.LinkInContainer}, DAD: w.EnableDAD,
 		Make: attach.MakeLink}
 }

@@ -27,7 +27,7 @@ func conf(more ...Object) Object {
 }
 
 var _ = Describe("configuration", func() {
-	parse := func(keys string) (attach.Child, error) {
+	parse := func(keys string) (attach.ChildConfig, error) {
 		return plugin().Parse(&skel.Request{Conf: []byte("{" + keys + "}"), Stderr: GinkgoWriter})
 	}
 
