@@ -20,7 +20,7 @@ import (
 // picky is a plugin that refuses some things.
 func picky() skel.Plugin[any] {
 	p := probe(func(*skel.Request) error { return errHandler })
-	p.Config = wireConfig{}
+	p.Keys = wireConfig{}
 	p.Parse = func(req *skel.Request) (any, error) {
 		var w wireConfig
 		var all cni.Problems

@@ -145,12 +145,12 @@ var _ = Describe("a call that succeeds", func() {
 				return nil
 			}
 			p := skel.Plugin[any]{
-				Parse: func(q *skel.Request) (any, error) {
+				Config: skel.Config[any]{Parse: func(q *skel.Request) (any, error) {
 					parsed++
 					var w wireConfig
 					err := q.Decode(&w)
 					return w.VLAN, err
-				},
+				}},
 				Add: func(ctx context.Context, q *skel.Request, vlan any) (*cni.Result, error) {
 					return oneAddress(), given(ctx, q, vlan)
 				},
@@ -293,7 +293,7 @@ var _ = Describe("a handler's error", func() {
 			Expect(doc).To(HaveKeyWithValue("details", ContainSubstring("contract_test.go")))
 		}
 		plugin := probe(func(*skel.Request) error { return nil })
-		plugin.Config = wireConfig{}
+		plugin.Keys = wireConfig{}
 		var out bytes.Buffer
 		code := skel.Run(context.Background(), plugin, skel.Env{
 			Vars: attach("ADD").vars(), Stdout: &out, Stderr: panicking{},

@@ -32,7 +32,7 @@ func FuzzRun(f *testing.F) {
 			_, err := cni.ParseArgs(r.Args, "IP")
 			return err
 		})
-		plugin.Config, plugin.IPAM = wireConfig{}, true
+		plugin.Keys, plugin.IPAM = wireConfig{}, true
 		var out, errs bytes.Buffer
 		code := skel.Run(context.Background(), plugin, skel.Env{
 			Vars: []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + id, "CNI_NETNS=" + netns,

@@ -63,10 +63,10 @@ type unknownKey struct {
 // know. Of an IPAM plugin only those inside ipam count: the others are the main plugin's.
 func unknownKeys[C any](p Plugin[C], conf []byte, path string) []unknownKey {
 	var object map[string]any
-	if p.Config == nil || json.Unmarshal(conf, &object) != nil {
+	if p.Keys == nil || json.Unmarshal(conf, &object) != nil {
 		return nil
 	}
-	known := keysOf(reflect.TypeOf(p.Config), "")
+	known := keysOf(reflect.TypeOf(p.Keys), "")
 	for i, k := range known {
 		// These have keys for other plugins of the chain, or for the IPAM plugin.
 		shared := []string{"runtimeConfig", "args", "capabilities"}

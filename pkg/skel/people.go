@@ -63,7 +63,7 @@ configuration, a JSON object, on its standard input.
 network configuration, or of a list of them. Exit status 0: valid, 1: not valid,
 2: not readable, 3: nothing in it is for this plugin.
 `)
-	keys := keysOf(reflect.TypeOf(p.Config), "")
+	keys := keysOf(reflect.TypeOf(p.Keys), "")
 	fmt.Fprintf(w, "\nKeys of the configuration:\n")
 	table := tabwriter.NewWriter(w, 0, 0, 1, ' ', 0)
 	printKeys(table, keys)

@@ -47,7 +47,7 @@ type Common struct {
 
 var _ = Describe("the keys of a configuration", func() {
 	plugin := probe(func(*skel.Request) error { return nil })
-	plugin.Config = wireConfig{hidden: 0}
+	plugin.Keys = wireConfig{hidden: 0}
 
 	stderr := func(p skel.Plugin[any], keys string) string {
 		GinkgoHelper()
@@ -128,7 +128,7 @@ var _ = Describe("the keys of a configuration", func() {
 
 var _ = Describe("for a person", func() {
 	plugin := forbidden()
-	plugin.Config = wireConfig{}
+	plugin.Keys = wireConfig{}
 	text := And(ContainSubstring("probe "), ContainSubstring("does nothing"),
 		ContainSubstring("0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0"), ContainSubstring("CNI_COMMAND"),
 		MatchRegexp(`\n  bridge +the bridge to attach to\n`), MatchRegexp(`\n  macspoofchk +drop`),

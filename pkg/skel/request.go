@@ -61,10 +61,10 @@ func (r *Request) NoInterface(err error) error {
 // key.
 func (r *Request) Decode(v any) error { return cni.Unmarshal(r.Conf, v) }
 
-// Parser is a Plugin's Parse. It decodes the configuration over defaults, and has parse check that and collect what is
-// wrong with it.
-func Parser[W, C any](defaults W, parse func(*Request, W, *cni.Problems) C) func(*Request) (C, error) {
-	return func(req *Request) (c C, err error) {
+// ConfigOf is the Config of which Parse decodes the configuration over defaults, and has parse check that and collect
+// what is wrong with it.
+func ConfigOf[W, C any](defaults W, parse func(*Request, W, *cni.Problems) C) Config[C] {
+	return Config[C]{defaults, func(req *Request) (c C, err error) {
 		w := defaults
 		if err := req.Decode(&w); err != nil {
 			return c, err
@@ -72,7 +72,7 @@ func Parser[W, C any](defaults W, parse func(*Request, W, *cni.Problems) C) func
 		var problems cni.Problems
 		c = parse(req, w, &problems)
 		return c, problems.Err()
-	}
+	}}
 }
 
 // OnFail registers the undo of an effect that ADD is about to have: a failed one may

@@ -29,21 +29,13 @@ var version = "unknown"
 type Plugin[C any] struct {
 	Name  string
 	About string // one line for people
-
-	// Config is a zero value of the struct that Parse decodes the configuration
-	// into. --help and the hints about misspelt keys are made of its tags.
-	Config any
+	Config[C]
 
 	// IPAM plugins are given CNI_NETNS but never look at it.
 	IPAM bool
 
 	// Chained plugins need the result of a plugin before them in ADD and CHECK.
 	Chained bool
-
-	// Parse reads and checks the configuration, and returns all that it refuses.
-	// It looks at nothing but the request. DEL and GC work with a configuration
-	// that ADD refuses: Parse does not run, and they read what they need themselves.
-	Parse func(*Request) (C, error)
 
 	// Commands serve people or services, by the program's first argument. Each
 	// returns the exit status.
@@ -54,6 +46,18 @@ type Plugin[C any] struct {
 	Check  func(context.Context, *Request, C) error
 	GC     func(context.Context, *Request) error
 	Status func(context.Context, *Request, C) error
+}
+
+// Config is a plugin's configuration.
+type Config[C any] struct {
+	// Keys is a value of the struct that Parse decodes the configuration into.
+	// --help and the hints about misspelt keys are made of its tags.
+	Keys any
+
+	// Parse reads and checks the configuration, and returns all that it refuses.
+	// It looks at nothing but the request. DEL and GC work with a configuration
+	// that ADD refuses: Parse does not run, and they read what they need themselves.
+	Parse func(*Request) (C, error)
 }
 
 // Env is the process that a plugin runs in. Tests pass their own.

@@ -45,7 +45,7 @@ func ExpectSchema(name, description string, schema Object) {
 // ExpectPluginSchema is ExpectSchema for a plugin: for what its wire type says, and rules about several keys.
 func ExpectPluginSchema[C any](p skel.Plugin[C], rules ...Object) {
 	ginkgo.GinkgoHelper()
-	schema := SchemaOf(p.Config)
+	schema := SchemaOf(p.Keys)
 	all := []any{Object{"$ref": "network.json#/$defs/entry"}}
 	for _, r := range rules {
 		all = append(all, r)

@@ -70,13 +70,13 @@ func Any[C any](p skel.Plugin[C]) skel.Plugin[any] {
 		}
 	}
 	return skel.Plugin[any]{
-		Name: p.Name, About: p.About, Config: p.Config, IPAM: p.IPAM, Chained: p.Chained, Commands: p.Commands,
-		Parse: func(r *skel.Request) (any, error) {
+		Name: p.Name, About: p.About, IPAM: p.IPAM, Chained: p.Chained, Commands: p.Commands,
+		Config: skel.Config[any]{Keys: p.Keys, Parse: func(r *skel.Request) (any, error) {
 			if p.Parse == nil {
 				return nil, nil
 			}
 			return p.Parse(r)
-		},
+		}},
 		Add: func(ctx context.Context, r *skel.Request, c any) (*cni.Result, error) {
 			cfg, _ := c.(C)
 			return p.Add(ctx, r, cfg)

@@ -22,10 +22,10 @@ func main() { skel.Main(plugin()) }
 
 func plugin() skel.Plugin[*config] {
 	return skel.Plugin[*config]{
-		Name:     "dhcp",
-		About:    "gives addresses that a DHCP server lends, through a daemon that renews them",
-		Config:   wireConfig{},
-		Parse:    func(req *skel.Request) (*config, error) { return parseConfig(req.Conf, req.Args) },
+		Name:  "dhcp",
+		About: "gives addresses that a DHCP server lends, through a daemon that renews them",
+		Config: skel.Config[*config]{Keys: wireConfig{},
+			Parse: func(req *skel.Request) (*config, error) { return parseConfig(req.Conf, req.Args) }},
 		IPAM:     true,
 		Commands: map[string]func(skel.Env) int{"daemon": runDaemon},
 		Add:      add,

@@ -23,8 +23,7 @@ func plugin() skel.Plugin[*config] {
 	return skel.Plugin[*config]{
 		Name:   "host-local",
 		About:  "gives addresses from ranges of this host and remembers them in a directory",
-		Config: wireConfig{},
-		Parse:  skel.Parser(wireConfig{}, parseConfig),
+		Config: skel.ConfigOf(wireConfig{}, parseConfig),
 		IPAM:   true,
 		Add:    add,
 		Del:    del,

@@ -22,8 +22,7 @@ func plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
 		Name:   "static",
 		About:  "gives the addresses that the configuration or the runtime names",
-		Config: wireConfig{},
-		Parse:  skel.Parser(wireConfig{}, parseConfig),
+		Config: skel.ConfigOf(wireConfig{}, parseConfig),
 		IPAM:   true,
 		Add:    add,
 		Check:  check,

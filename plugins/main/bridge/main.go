@@ -15,8 +15,7 @@ func plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
 		Name:   "bridge",
 		About:  "attaches containers to a Linux bridge on the host",
-		Config: wireConfig{},
-		Parse:  skel.Parser(wireConfig{Bridge: defaultBridge}, parseConfig),
+		Config: skel.ConfigOf(wireConfig{Bridge: defaultBridge}, parseConfig),
 		Add:    add,
 		Del:    del,
 		Check:  check,

@@ -15,7 +15,6 @@ func plugin() skel.Plugin[attach.ChildConfig] {
 	return attach.ChildPlugin(skel.Plugin[attach.ChildConfig]{
 		Name:   "dummy",
 		About:  "gives containers an interface that leads nowhere, with addresses",
-		Config: wireConfig{},
-		Parse:  skel.Parser(wireConfig{}, parseConfig),
+		Config: skel.ConfigOf(wireConfig{}, parseConfig),
 	}, kind)
 }

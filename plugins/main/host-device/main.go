@@ -15,8 +15,7 @@ func plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
 		Name:   "host-device",
 		About:  "moves an interface of the host into the container",
-		Config: wireConfig{},
-		Parse:  skel.Parser(wireConfig{EnableDAD: true}, parseConfig),
+		Config: skel.ConfigOf(wireConfig{EnableDAD: true}, parseConfig),
 		Add:    add,
 		Del:    del,
 		Check:  check,

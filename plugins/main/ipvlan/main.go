@@ -16,8 +16,7 @@ func plugin() skel.Plugin[attach.ChildConfig] {
 	p := attach.ChildPlugin(skel.Plugin[attach.ChildConfig]{
 		Name:   "ipvlan",
 		About:  "attaches containers to the network of a host interface, with that one's MAC address",
-		Config: wireConfig{},
-		Parse:  skel.Parser(wireConfig{EnableDAD: true}, parseConfig),
+		Config: skel.ConfigOf(wireConfig{EnableDAD: true}, parseConfig),
 	}, kind)
 	p.Add = add
 	return p

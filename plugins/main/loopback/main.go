@@ -12,7 +12,7 @@ func plugin() skel.Plugin[struct{}] {
 	return skel.Plugin[struct{}]{
 		Name:   "loopback",
 		About:  "brings up the loopback interface of a container",
-		Config: wireConfig{},
+		Config: skel.Config[struct{}]{Keys: wireConfig{}},
 		Add:    add,
 		Del:    del,
 		Check:  check,

@@ -15,7 +15,6 @@ func plugin() skel.Plugin[attach.ChildConfig] {
 	return attach.ChildPlugin(skel.Plugin[attach.ChildConfig]{
 		Name:   "macvlan",
 		About:  "attaches containers to the network of a host interface, each with a MAC address of its own",
-		Config: wireConfig{},
-		Parse:  skel.Parser(wireConfig{EnableDAD: true}, parseConfig),
+		Config: skel.ConfigOf(wireConfig{EnableDAD: true}, parseConfig),
 	}, kind)
 }

@@ -13,8 +13,7 @@ func plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
 		Name:   "ptp",
 		About:  "attaches containers to the host by a point to point link",
-		Config: wireConfig{},
-		Parse:  skel.Parser(wireConfig{DeviceType: "veth"}, parseConfig),
+		Config: skel.ConfigOf(wireConfig{DeviceType: "veth"}, parseConfig),
 		Add:    add,
 		Del:    del,
 		Check:  check,

@@ -16,8 +16,7 @@ func plugin() skel.Plugin[attach.ChildConfig] {
 	return attach.ChildPlugin(skel.Plugin[attach.ChildConfig]{
 		Name:     "tap",
 		About:    "gives containers a tap device, through which a program sends and receives frames",
-		Config:   wireConfig{},
-		Parse:    skel.Parser(wireConfig{}, parseConfig),
+		Config:   skel.ConfigOf(wireConfig{}, parseConfig),
 		Commands: map[string]func(skel.Env) int{createCommand: createHere},
 	}, kind)
 }

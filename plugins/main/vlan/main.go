@@ -15,7 +15,6 @@ func plugin() skel.Plugin[attach.ChildConfig] {
 	return attach.ChildPlugin(skel.Plugin[attach.ChildConfig]{
 		Name:   "vlan",
 		About:  "attaches containers to a VLAN of a host interface's network",
-		Config: wireConfig{},
-		Parse:  skel.Parser(wireConfig{EnableDAD: true}, parseConfig),
+		Config: skel.ConfigOf(wireConfig{EnableDAD: true}, parseConfig),
 	}, kind)
 }

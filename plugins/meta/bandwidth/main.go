@@ -15,9 +15,8 @@ func plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
 		Name:    "bandwidth",
 		About:   "limits how fast a container may send and receive",
-		Config:  wireConfig{},
+		Config:  skel.ConfigOf(wireConfig{}, parseConfig),
 		Chained: true,
-		Parse:   skel.Parser(wireConfig{}, parseConfig),
 		Add:     add,
 		Del:     del,
 		Check:   check,

@@ -19,9 +19,8 @@ func plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
 		Name:    "firewall",
 		About:   "lets a container's packets through the host's firewall and keeps networks apart",
-		Config:  wireConfig{},
+		Config:  skel.ConfigOf(wireConfig{}, parseConfig),
 		Chained: true,
-		Parse:   skel.Parser(wireConfig{}, parseConfig),
 		Add:     add,
 		Del:     del,
 		Check:   check,

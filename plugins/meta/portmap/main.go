@@ -19,9 +19,8 @@ func plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
 		Name:    "portmap",
 		About:   "forwards ports of the host to a container",
-		Config:  wireConfig{},
+		Config:  skel.ConfigOf(wireConfig{}, parseConfig),
 		Chained: true,
-		Parse:   skel.Parser(wireConfig{}, parseConfig),
 		Add:     add,
 		Del:     del,
 		Check:   check,

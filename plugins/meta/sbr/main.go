@@ -15,9 +15,8 @@ func plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
 		Name:    "sbr",
 		About:   "gives each address of the container's interface a routing table of its own",
-		Config:  wireConfig{},
+		Config:  skel.ConfigOf(wireConfig{}, parseConfig),
 		Chained: true,
-		Parse:   skel.Parser(wireConfig{}, parseConfig),
 		Add:     add,
 		Del:     del,
 		Check:   check,

@@ -21,7 +21,7 @@ import (
 )
 
 func parseText(conf, args string) (config, error) {
-	return skel.Parser(wireConfig{}, parseConfig)(&skel.Request{
+	return skel.ConfigOf(wireConfig{}, parseConfig).Parse(&skel.Request{
 		Attachment: cni.Attachment{Network: "net1", ContainerID: "c1", IfName: "eth0.5"},
 		Conf:       []byte("{" + conf + "}"), Args: args,
 	})
@@ -161,7 +161,7 @@ func FuzzConfig(f *testing.F) {
 	f.Add(`"sysctl":{"net.ipv4.conf.IFNAME.x":"1"},"mac":"02:00:00:00:00:01"`, "eth0.5")
 	f.Add(`"sysctl":{"net/../kernel/x":"1"}`, "..")
 	f.Fuzz(func(t *testing.T, conf, ifName string) {
-		c, err := skel.Parser(wireConfig{}, parseConfig)(
+		c, err := skel.ConfigOf(wireConfig{}, parseConfig).Parse(
 			&skel.Request{Attachment: cni.Attachment{IfName: ifName}, Conf: []byte("{" + conf + "}")})
 		if err != nil {
 			return

@@ -16,9 +16,8 @@ func plugin(allowed allowList) skel.Plugin[config] {
 	return skel.Plugin[config]{
 		Name:    "tuning",
 		About:   "changes the container's interface, and sysctls of its network namespace",
-		Config:  wireConfig{},
+		Config:  skel.ConfigOf(wireConfig{}, parseConfig),
 		Chained: true,
-		Parse:   skel.Parser(wireConfig{}, parseConfig),
 		Add:     allowed.add,
 		Del:     del,
 		Check:   check,

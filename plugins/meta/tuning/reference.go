@@ -92,7 +92,7 @@ func (c container) isReferences(backup []value) bool {
 	if i, _ := c.PrevResult.ContainerInterface(c.IfName); i.MAC != "" {
 		return strings.EqualFold(i.MAC, c.ContEnd.MAC.String())
 	}
-	cfg, err := skel.Parser(wireConfig{}, parseConfig)(c.Request)
+	cfg, err := skel.ConfigOf(wireConfig{}, parseConfig).Parse(c.Request)
 	if err != nil {
 		return false
 	}

@@ -15,9 +15,8 @@ func plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
 		Name:    "vrf",
 		About:   "makes the container's interface a member of a VRF, with a table of routes of its own",
-		Config:  wireConfig{},
+		Config:  skel.ConfigOf(wireConfig{}, parseConfig),
 		Chained: true,
-		Parse:   skel.Parser(wireConfig{}, parseConfig),
 		Add:     add,
 		Del:     del,
 		Check:   check,
