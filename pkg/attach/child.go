@@ -137,13 +137,14 @@ func (s *Session) createChild(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	change := rtnl.LinkChange{Alias: new(s.Mark()), Group: new(uint32(0)), Name: s.IfName}
-	if err := s.Cont.SetLink(s.ContEnd.Index, change); err != nil {
+	// The record has the index first: a change that the name makes fail may have reset the group, and gives no alias.
+	r.Link = s.ContEnd.Index
+	if err := records.Put(r); err != nil {
 		return err
 	}
 	s.ContEnd.Name = s.IfName
-	r.Link = s.ContEnd.Index
-	return records.Put(r)
+	change := rtnl.LinkChange{Alias: new(s.Mark()), Group: new(uint32(0)), Name: s.IfName}
+	return s.Cont.SetLink(s.ContEnd.Index, change)
 }
 
 // makeChild makes the link, under a temporary name where the kernel refuses the final one: before

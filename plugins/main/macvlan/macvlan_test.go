@@ -1,17 +1,21 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -126,6 +130,26 @@ var _ = Describe("ADD", Label("kernel"), func() {
 			Expect(Names(a.Host, "")).To(BeEmpty())
 			Expect(Show(w.Host, name).Linkinfo.Kind).To(Equal("veth"))
 		}
+	})
+
+	It("leaves nothing where a process of the container takes the name before the link has it", func() {
+		p := plugin()
+		parse := p.Parse
+		p.Parse = func(req *skel.Request) (attach.ChildConfig, error) {
+			c, err := parse(req)
+			c.Make = func(ctx context.Context, s *attach.Session, name string) error {
+				if name == s.IfName { // as before Linux 6.15 where the host has the name
+					return unix.EEXIST
+				}
+				other := rtnl.NewLink{Kind: "veth", Name: s.IfName, Peer: rtnl.Peer{Name: "x0"}}
+				return errors.Join(makeMacvlan(ctx, s, name), s.Cont.AddLink(other))
+			}
+			return c, err
+		}
+		w.Plugin = Any(p)
+		cont := nstest.NewNetns()
+		w.Fails(Call{Command: "ADD", Netns: cont.Path, Conf: conf()}, cni.CodeInternal)
+		Expect(Names(cont, "")).To(ConsistOf("eth0", "x0"))
 	})
 
 	It("has a MAC address that is wished, a passthru's too, which the master has as long", Label("wished-mac"), func() {
