@@ -154,17 +154,15 @@ func (p *port) setUpPort(ctx context.Context) error {
 	if err := p.MarkHostEnd(p.bridge.Index); err != nil {
 		return err
 	}
-	want := p.cfg.Port
-	if want.Hairpin || want.Isolated { // a new port is neither
-		flags := rtnl.Port{Hairpin: want.Hairpin, Isolated: want.Isolated}
+	flags := rtnl.Port{Hairpin: p.cfg.HairpinMode, Isolated: p.cfg.PortIsolation}
+	if flags.Hairpin || flags.Isolated { // a new port is neither
 		if err := p.Host.SetPort(p.HostEnd.Index, flags); err != nil {
 			return err
 		}
 	}
-	if want.Filtering {
-		if err := setVLANs(p.Host, p.HostEnd.Index, p.bridge.DefaultPVID, want); err != nil {
-			return p.cfg.unsupportedVLANs(err)
-		}
+	vlans := portVLANs(p.cfg.VLAN, p.cfg.Trunk)
+	if err := p.setVLANs(p.HostEnd, vlans, p.cfg.PreserveDefaultVLAN); err != nil {
+		return p.cfg.unsupportedVLANs(err)
 	}
 	if p.cfg.MacSpoofChk {
 		p.OnFail("remove the MAC spoof check", func(ctx context.Context) error {
@@ -184,30 +182,30 @@ func (p *port) spoofCheck() spoofCheck {
 // setVLANs gives a new port its VLANs, and takes from it the one that every
 // new port of the bridge is given by the kernel. A port without VLANs would
 // carry nothing: it keeps that one.
-func setVLANs(host *rtnl.Conn, index int, defaultPVID uint16, p portConfig) error {
-	vlans := p.vlans()
+func (p *port) setVLANs(end rtnl.Link, vlans []rtnl.VLAN, keepDefault bool) error {
 	if len(vlans) == 0 {
 		return nil
 	}
-	wanted := p.KeepDefault || slices.ContainsFunc(vlans, func(v rtnl.VLAN) bool { return v.ID == defaultPVID })
-	if defaultPVID != 0 && !wanted {
-		if err := host.DelVLAN(index, defaultPVID); err != nil {
+	byDefault := p.bridge.DefaultPVID
+	wanted := keepDefault || slices.ContainsFunc(vlans, func(v rtnl.VLAN) bool { return v.ID == byDefault })
+	if byDefault != 0 && !wanted {
+		if err := p.Host.DelVLAN(end.Index, byDefault); err != nil {
 			return err
 		}
 	}
-	return host.AddVLANs(index, vlans)
+	return p.Host.AddVLANs(end.Index, vlans)
 }
 
-// vlans lists what the port carries. A trunk without a VLAN of its own has VLAN 1 untagged.
-func (p portConfig) vlans() (out []rtnl.VLAN) {
-	native := p.VLAN
-	if native == 0 && len(p.Trunk) > 0 {
+// portVLANs lists what a port carries. A trunk without a VLAN of its own has VLAN 1 untagged.
+func portVLANs(vlan int, trunk []uint16) (out []rtnl.VLAN) {
+	native := uint16(vlan)
+	if native == 0 && len(trunk) > 0 {
 		native = 1
 	}
 	if native != 0 {
 		out = append(out, rtnl.VLAN{ID: native, PVID: true, Untagged: true})
 	}
-	for _, id := range p.Trunk {
+	for _, id := range trunk {
 		if id != native {
 			out = append(out, rtnl.VLAN{ID: id})
 		}

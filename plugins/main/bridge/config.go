@@ -49,28 +49,16 @@ type config struct {
 	Link    attach.LinkConfig
 	Masq    attach.Masq
 	Gateway bool
-	Port    portConfig
-}
-
-// portConfig is how a port of the bridge is set up.
-type portConfig struct {
-	Hairpin     bool
-	Isolated    bool
-	Filtering   bool // the bridge must filter VLANs
-	VLAN        uint16
-	Trunk       []uint16 // sorted, each once
-	KeepDefault bool
+	Trunk   []uint16 // sorted, each once
 }
 
 // parseConfig checks the configuration. What it refuses is code 7, or code 4 for CNI_ARGS.
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
-	c := config{wireConfig: w, Gateway: w.IsGateway || w.IsDefaultGateway, Port: portConfig{
-		Hairpin: w.HairpinMode, Isolated: w.PortIsolation, KeepDefault: w.PreserveDefaultVLAN,
-		Filtering: w.VLAN != 0 || w.VLANTrunk != nil}}
+	c := config{wireConfig: w, Gateway: w.IsGateway || w.IsDefaultGateway}
 	hasIPAM := w.IPAM.Type != ""
 	checkKeys(problems, w)
-	c.Port.VLAN, c.Port.Trunk = uint16(w.VLAN), parseVLANs(problems, w)
-	if c.Gateway && hasIPAM && c.Port.VLAN != 0 && !cni.ValidIfName(c.gatewayName()) {
+	c.Trunk = parseVLANs(problems, w)
+	if c.Gateway && hasIPAM && w.VLAN != 0 && !cni.ValidIfName(c.gatewayName()) {
 		problems.Add(cni.Refuse("bridge", w.Bridge,
 			fmt.Sprintf("is too long: the gateway of vlan %d would be called %q (15 bytes at most)", w.VLAN,
 				c.gatewayName())))
@@ -83,14 +71,14 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config
 
 // gatewayName is the link that has the gateway addresses.
 func (c config) gatewayName() string {
-	if c.Port.VLAN == 0 {
+	if c.VLAN == 0 {
 		return c.Bridge
 	}
-	return fmt.Sprintf("%s.%d", c.Bridge, c.Port.VLAN)
+	return fmt.Sprintf("%s.%d", c.Bridge, c.VLAN)
 }
 
-// gatewayPort is how the bridge's port of the veth is set up whose other end is the VLAN's gateway.
-func (c config) gatewayPort() portConfig { return portConfig{VLAN: c.Port.VLAN} }
+// filtersVLANs tells whether the bridge must filter VLANs.
+func (c config) filtersVLANs() bool { return c.VLAN != 0 || c.VLANTrunk != nil }
 
 // bridgeName reads only what DEL needs, so that no other key, however broken,
 // stands in its way. With a broken name nothing was ever made.

@@ -222,7 +222,7 @@ var _ = Describe("the VLANs of a port", func() {
 // vlansText writes an untagged VLAN with a "u".
 func vlansText(c config) string {
 	var words []string
-	for _, v := range c.Port.vlans() {
+	for _, v := range portVLANs(c.VLAN, c.Trunk) {
 		word := strconv.Itoa(int(v.ID))
 		if v.PVID && v.Untagged {
 			word += "u"

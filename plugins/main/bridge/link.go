@@ -44,7 +44,7 @@ func (p *port) prepareBridge() error {
 		p.Warn("bridge %q: has mtu %d, the configuration says %d; an existing bridge is not changed",
 			cfg.Bridge, br.MTU, cfg.Link.MTU)
 	}
-	if cfg.Port.Filtering && !br.VLANFiltering {
+	if cfg.filtersVLANs() && !br.VLANFiltering {
 		p.Warn("bridge %q: does not filter VLANs, so vlan and vlanTrunk have no effect "+
 			"(ip link set %s type bridge vlan_filtering 1)", cfg.Bridge, cfg.Bridge)
 	}
@@ -104,7 +104,7 @@ func (p *port) hasUplink() (bool, error) {
 // makeBridge makes the bridge, or finds the one that another ADD has made meanwhile.
 func (p *port) makeBridge() (rtnl.Link, error) {
 	err := p.Host.AddLink(rtnl.NewLink{
-		Kind: "bridge", Name: p.cfg.Bridge, MTU: p.cfg.Link.MTU, VLANFiltering: p.cfg.Port.Filtering,
+		Kind: "bridge", Name: p.cfg.Bridge, MTU: p.cfg.Link.MTU, VLANFiltering: p.cfg.filtersVLANs(),
 		MAC: randomMAC(), // without one it would take that of a port, see keepMAC
 	})
 	if err != nil && !errors.Is(err, unix.EEXIST) {
@@ -115,13 +115,13 @@ func (p *port) makeBridge() (rtnl.Link, error) {
 
 // unsupportedVLANs gives the answer of a kernel without VLAN filtering code 2.
 func (c config) unsupportedVLANs(err error) error {
-	if !c.Port.Filtering || !errors.Is(err, unix.EOPNOTSUPP) {
+	if !c.filtersVLANs() || !errors.Is(err, unix.EOPNOTSUPP) {
 		return err
 	}
-	if c.Port.VLAN != 0 {
-		return cni.Errorf(cni.CodeUnsupportedField, "vlan: %d: not supported by this kernel: %w", c.Port.VLAN, err)
+	if c.VLAN != 0 {
+		return cni.Errorf(cni.CodeUnsupportedField, "vlan: %d: not supported by this kernel: %w", c.VLAN, err)
 	}
-	return cni.Errorf(cni.CodeUnsupportedField, "vlanTrunk: %v: not supported by this kernel: %w", c.Port.Trunk, err)
+	return cni.Errorf(cni.CodeUnsupportedField, "vlanTrunk: %v: not supported by this kernel: %w", c.Trunk, err)
 }
 
 // randomMAC returns a locally administered unicast address.
@@ -143,7 +143,7 @@ func (p *port) prepareGateway(ctx context.Context, want []netip.Prefix) (gw atta
 	if len(want) == 0 {
 		return gw, nil
 	}
-	if p.cfg.Port.VLAN != 0 {
+	if p.cfg.VLAN != 0 {
 		if gw.Link, err = p.ensureVLANGateway(ctx); err != nil {
 			return gw, err
 		}
@@ -263,7 +263,7 @@ func (p *port) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 		err = p.finishVLANGateway(ctx, gw, end)
 	}
 	if err != nil {
-		return gw, fmt.Errorf("gateway of vlan %d: %w", p.cfg.Port.VLAN, err)
+		return gw, fmt.Errorf("gateway of vlan %d: %w", p.cfg.VLAN, err)
 	}
 	return gw, nil
 }
@@ -277,7 +277,7 @@ func (p *port) finishVLANGateway(ctx context.Context, gw, end rtnl.Link) error {
 	if err := p.Host.SetLink(end.Index, rtnl.LinkChange{Master: &p.bridge.Index}); err != nil {
 		return err
 	}
-	if err := setVLANs(p.Host, end.Index, p.bridge.DefaultPVID, p.cfg.gatewayPort()); err != nil {
+	if err := p.setVLANs(end, portVLANs(p.cfg.VLAN, nil), false); err != nil {
 		return err
 	}
 	for _, index := range []int{end.Index, gw.Index} {

@@ -55,8 +55,8 @@ func (p *port) verifyContainer() error {
 
 // verifyPort compares the port with what setUpPort made of it.
 func (p *port) verifyPort() []error {
-	end, want := p.HostEnd, p.cfg.Port
-	errs := p.verifyMember(end, want)
+	end := p.HostEnd
+	errs := p.verifyMember(end, portVLANs(p.cfg.VLAN, p.cfg.Trunk), p.cfg.PreserveDefaultVLAN)
 	if end.Master != p.bridge.Index {
 		return errs
 	}
@@ -67,10 +67,10 @@ func (p *port) verifyPort() []error {
 	if p.cfg.Link.MTU != 0 && end.MTU != p.cfg.Link.MTU {
 		errs = append(errs, p.drift(end, "MTU is %d, not %d", end.MTU, p.cfg.Link.MTU))
 	}
-	if have.Hairpin != want.Hairpin {
-		errs = append(errs, p.drift(end, "hairpin is %t, not %t", have.Hairpin, want.Hairpin))
+	if have.Hairpin != p.cfg.HairpinMode {
+		errs = append(errs, p.drift(end, "hairpin is %t, not %t", have.Hairpin, p.cfg.HairpinMode))
 	}
-	if want.Isolated && !have.Isolated { // the other way round it may be a firewall's
+	if p.cfg.PortIsolation && !have.Isolated { // the other way round it may be a firewall's
 		errs = append(errs, p.drift(end, "is not isolated"))
 	}
 	return errs
@@ -82,14 +82,13 @@ func (p *port) drift(end rtnl.Link, format string, args ...any) error {
 
 // verifyMember compares what the host end has in common with the port of a
 // VLAN's gateway: the bridge, the state, and the VLANs that setVLANs gave it.
-func (p *port) verifyMember(end rtnl.Link, cfg portConfig) (errs []error) {
+func (p *port) verifyMember(end rtnl.Link, want []rtnl.VLAN, keepDefault bool) (errs []error) {
 	if end.Master != p.bridge.Index {
 		return []error{p.drift(end, "is no port of the bridge")}
 	}
 	if !end.Up {
 		errs = append(errs, p.drift(end, "is down"))
 	}
-	want := cfg.vlans()
 	if len(want) == 0 {
 		return errs
 	}
@@ -103,7 +102,7 @@ func (p *port) verifyMember(end rtnl.Link, cfg portConfig) (errs []error) {
 		}
 	}
 	for _, v := range have {
-		if !cfg.KeepDefault && !slices.ContainsFunc(want, func(w rtnl.VLAN) bool { return w.ID == v.ID }) {
+		if !keepDefault && !slices.ContainsFunc(want, func(w rtnl.VLAN) bool { return w.ID == v.ID }) {
 			errs = append(errs, p.drift(end, "vlan %d is there and should not be", v.ID))
 		}
 	}
@@ -140,5 +139,5 @@ func (p *port) verifyGateways() (errs []error) {
 	if err != nil {
 		return append(errs, err)
 	}
-	return append(errs, p.verifyMember(end, p.cfg.gatewayPort())...)
+	return append(errs, p.verifyMember(end, portVLANs(p.cfg.VLAN, nil), false)...)
 }
