@@ -152,7 +152,7 @@ func (d *Dir) Create(name string, data []byte, perm fs.FileMode) error {
 		return d.fail("create", name, fs.ErrInvalid)
 	}
 	err := d.createUnnamed(name, data, perm)
-	if err == errNoUnnamed {
+	if hasNoUnnamed(err) {
 		var tmp string
 		if tmp, err = d.write(name, data, perm); err == nil {
 			err = errors.Join(unix.Linkat(d.fd, tmp, d.fd, name, 0), unix.Unlinkat(d.fd, tmp, 0))
@@ -161,15 +161,10 @@ func (d *Dir) Create(name string, data []byte, perm fs.FileMode) error {
 	return d.fail("create", name, err)
 }
 
-var errNoUnnamed = errors.New("no unnamed files on this file system")
-
 // createUnnamed links a file into the directory that had no name until then: a
 // writer that is killed leaves nothing that other programs could read.
 func (d *Dir) createUnnamed(name string, data []byte, perm fs.FileMode) error {
 	fd, err := openat(d.fd, ".", unix.O_WRONLY|unix.O_TMPFILE, perm)
-	if hasNoUnnamed(err) {
-		return errNoUnnamed
-	}
 	if err != nil {
 		return err
 	}
@@ -181,12 +176,12 @@ func (d *Dir) createUnnamed(name string, data []byte, perm fs.FileMode) error {
 	// The descriptor itself can be linked only with CAP_DAC_READ_SEARCH.
 	err = unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd), d.fd, name, unix.AT_SYMLINK_FOLLOW)
 	if err == unix.ENOENT || err == unix.EXDEV { // there is no /proc
-		return errNoUnnamed
+		return unix.EOPNOTSUPP
 	}
 	return err
 }
 
-// hasNoUnnamed reports whether opening a file with O_TMPFILE failed because the file system has no such files.
+// hasNoUnnamed reports whether the error says that the file system has no files without a name.
 func hasNoUnnamed(err error) bool {
 	return err == unix.EOPNOTSUPP || err == unix.EISDIR || err == unix.EINVAL
 }
