@@ -72,7 +72,11 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 }
 
 func del(ctx context.Context, req *skel.Request) error {
-	return attach.Del(ctx, req, bridgeName(req), func(ctx context.Context, nf *nft.Conn) error {
+	w := wireConfig{Bridge: defaultBridge}
+	if err := req.Decode(&w); err != nil { // a key that cannot be read does not stand in the way of others
+		req.Warn("%v", err)
+	}
+	return attach.Del(ctx, req, w.Bridge, func(ctx context.Context, nf *nft.Conn) error {
 		return deleteSpoofCheck(ctx, nf, req.Attachment)
 	})
 }

@@ -80,18 +80,6 @@ func (c config) gatewayName() string {
 // filtersVLANs tells whether the bridge must filter VLANs.
 func (c config) filtersVLANs() bool { return c.VLAN != 0 || c.VLANTrunk != nil }
 
-// bridgeName reads only what DEL needs, so that no other key, however broken,
-// stands in its way. With a broken name nothing was ever made.
-func bridgeName(req *skel.Request) string {
-	w := struct {
-		Bridge string `json:"bridge"`
-	}{defaultBridge}
-	if err := req.Decode(&w); err != nil {
-		req.Warn("%v", err)
-	}
-	return w.Bridge
-}
-
 // checkKeys refuses a name that no bridge or IPAM plugin can have, and keys that contradict each other.
 func checkKeys(problems *cni.Problems, w wireConfig) {
 	if !cni.ValidIfName(w.Bridge) {

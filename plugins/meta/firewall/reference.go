@@ -47,9 +47,7 @@ const othersRules = "rules of other plugins"
 // delReferenceSources takes the addresses in prevResult out of the zone that is configured, where no record of ours has
 // them.
 func (c call) delReferenceSources(ctx context.Context, s *store, had *record) {
-	var w struct {
-		Zone string `json:"firewalldZone"`
-	}
+	var w wireConfig
 	_ = c.Decode(&w) // a configuration that cannot be read names no zone
 	r := &record{Attachment: c.Attachment, Backend: firewalld, Zone: cmp.Or(w.Zone, defaultZone)}
 	r.Addrs = slices.DeleteFunc(addressesOf(c.PrevResult, c.IfName), func(a netip.Addr) bool {
