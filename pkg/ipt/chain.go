@@ -63,9 +63,9 @@ func (c Chain) Look(ctx context.Context, nf *nft.Conn) (*Edit, error) {
 	return Tool{Family: c.Family, Variant: where[0]}.Look(ctx, c.Table)
 }
 
-// Check looks at the table in the first variant that has the chain, and joins what compare finds in it. That none has
+// Verify looks at the table in the first variant that has the chain, and joins what compare finds in it. That none has
 // the chain is a difference, unless a program is missing that could show it.
-func (c Chain) Check(ctx context.Context, nf *nft.Conn, compare func(*Edit) []error) error {
+func (c Chain) Verify(ctx context.Context, nf *nft.Conn, compare func(*Edit) []error) error {
 	found, err := c.Look(ctx, nf)
 	switch {
 	case found != nil:

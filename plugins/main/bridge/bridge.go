@@ -14,8 +14,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// port is an ADD or CHECK under way, of one container's port of the bridge.
-type port struct {
+// call is an ADD or CHECK under way.
+type call struct {
 	*attach.Session
 	cfg    config
 	bridge rtnl.Link
@@ -26,23 +26,23 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	p := &port{Session: s, cfg: cfg}
-	if err := p.prepareBridge(); err != nil {
+	c := &call{Session: s, cfg: cfg}
+	if err := c.prepareBridge(); err != nil {
 		return nil, err
 	}
-	if err := p.CreatePair(ctx, cfg.Link); err != nil {
+	if err := c.CreatePair(ctx, cfg.Link); err != nil {
 		return nil, err
 	}
-	if err := p.StartIPAM(ctx); err != nil {
+	if err := c.StartIPAM(ctx); err != nil {
 		return nil, err
 	}
-	if err := p.setUpPort(ctx); err != nil {
+	if err := c.setUpPort(ctx); err != nil {
 		return nil, err
 	}
-	if err := p.raise(); err != nil {
+	if err := c.raise(); err != nil {
 		return nil, err
 	}
-	answer, err := p.IPAMResult(ctx)
+	answer, err := c.IPAMResult(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -50,24 +50,24 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	res.Interfaces = p.links(p.bridge) // Configure finds the addresses by them; the final ones are below
-	gateway, err := p.prepareGateway(ctx, gateways)
+	res.Interfaces = c.links(c.bridge) // Configure finds the addresses by them; the final ones are below
+	gateway, err := c.prepareGateway(ctx, gateways)
 	if err != nil {
 		return nil, err
 	}
-	if err := iface.Configure(ctx, p.container(), res); err != nil {
+	if err := iface.Configure(ctx, c.container(), res); err != nil {
 		return nil, err
 	}
-	if err := p.Masquerade(ctx, cfg.Masq, res); err != nil {
+	if err := c.Masquerade(ctx, cfg.Masq, res); err != nil {
 		return nil, err
 	}
-	if err := p.announce(ctx, res, gateway); err != nil {
+	if err := c.announce(ctx, res, gateway); err != nil {
 		return nil, err
 	}
-	if p.bridge, err = p.Host.LinkByIndex(p.bridge.Index); err != nil { // it may have other values by now
+	if c.bridge, err = c.Host.LinkByIndex(c.bridge.Index); err != nil { // it may have other values by now
 		return nil, err
 	}
-	res.Interfaces = p.links(gateway.Link)
+	res.Interfaces = c.links(gateway.Link)
 	return res, nil
 }
 
@@ -83,7 +83,7 @@ func del(ctx context.Context, req *skel.Request) error {
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
 	return attach.Check(ctx, req, func(s *attach.Session) []error {
-		return (&port{Session: s, cfg: cfg}).verify(ctx)
+		return (&call{Session: s, cfg: cfg}).verify(ctx)
 	})
 }
 
@@ -113,40 +113,40 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 }
 
 // raise brings the container's interface up. In a layer 2 network its settings stay the kernel's.
-func (p *port) raise() error {
+func (c *call) raise() error {
 	switch {
-	case p.cfg.DisableContainerInterface:
+	case c.cfg.DisableContainerInterface:
 		return nil
-	case p.IPAM != "":
-		return iface.Raise(p.container())
+	case c.IPAM != "":
+		return iface.Raise(c.container())
 	}
-	return p.Cont.SetLink(p.ContEnd.Index, rtnl.LinkChange{Up: new(true)})
+	return c.Cont.SetLink(c.ContEnd.Index, rtnl.LinkChange{Up: new(true)})
 }
 
 // container is the container's interface, for pkg/iface.
-func (p *port) container() iface.Target {
-	t := p.Target()
-	t.EnableDAD, t.NoRouterAdverts = p.cfg.EnableDAD, p.cfg.Gateway
+func (c *call) container() iface.Target {
+	t := c.Target()
+	t.EnableDAD, t.NoRouterAdverts = c.cfg.EnableDAD, c.cfg.Gateway
 	return t
 }
 
 // announce waits until the port forwards and the IPv6 addresses can be used, and
 // has the kernel tell the neighbours where the addresses are now.
-func (p *port) announce(ctx context.Context, res *cni.Result, gw attach.Gateway) error {
-	if p.cfg.DisableContainerInterface {
+func (c *call) announce(ctx context.Context, res *cni.Result, gw attach.Gateway) error {
+	if c.cfg.DisableContainerInterface {
 		return nil
 	}
-	if err := p.WaitUp(ctx, res, gw); err != nil || p.IPAM == "" {
+	if err := c.WaitUp(ctx, res, gw); err != nil || c.IPAM == "" {
 		return err
 	}
-	return iface.Announce(p.Cont, p.ContEnd)
+	return iface.Announce(c.Cont, c.ContEnd)
 }
 
 // links lists the links as results do: the bridge, the host end, the container's
 // interface, and the VLAN's gateway if there is one.
-func (p *port) links(gateway rtnl.Link) []cni.Interface {
-	links := append([]cni.Interface{iface.Describe(p.bridge)}, p.Interfaces()...)
-	if gateway.Index != p.bridge.Index {
+func (c *call) links(gateway rtnl.Link) []cni.Interface {
+	links := append([]cni.Interface{iface.Describe(c.bridge)}, c.Interfaces()...)
+	if gateway.Index != c.bridge.Index {
 		links = append(links, iface.Describe(gateway))
 	}
 	return links
@@ -154,50 +154,50 @@ func (p *port) links(gateway rtnl.Link) []cni.Interface {
 
 // setUpPort makes the host end a port of the bridge and brings it up last, so that
 // nothing passes before every restriction is in place.
-func (p *port) setUpPort(ctx context.Context) error {
-	if err := p.MarkHostEnd(p.bridge.Index); err != nil {
+func (c *call) setUpPort(ctx context.Context) error {
+	if err := c.MarkHostEnd(c.bridge.Index); err != nil {
 		return err
 	}
-	flags := rtnl.Port{Hairpin: p.cfg.HairpinMode, Isolated: p.cfg.PortIsolation}
+	flags := rtnl.Port{Hairpin: c.cfg.HairpinMode, Isolated: c.cfg.PortIsolation}
 	if flags.Hairpin || flags.Isolated { // a new port is neither
-		if err := p.Host.SetPort(p.HostEnd.Index, flags); err != nil {
+		if err := c.Host.SetPort(c.HostEnd.Index, flags); err != nil {
 			return err
 		}
 	}
-	vlans := portVLANs(p.cfg.VLAN, p.cfg.Trunk)
-	if err := p.setVLANs(p.HostEnd, vlans, p.cfg.PreserveDefaultVLAN); err != nil {
-		return p.cfg.unsupportedVLANs(err)
+	vlans := portVLANs(c.cfg.VLAN, c.cfg.Trunk)
+	if err := c.setVLANs(c.HostEnd, vlans, c.cfg.PreserveDefaultVLAN); err != nil {
+		return c.cfg.unsupportedVLANs(err)
 	}
-	if p.cfg.MacSpoofChk {
-		p.OnFail("remove the MAC spoof check", func(ctx context.Context) error {
-			return deleteSpoofCheck(ctx, p.NF, p.Attachment)
+	if c.cfg.MacSpoofChk {
+		c.OnFail("remove the MAC spoof check", func(ctx context.Context) error {
+			return deleteSpoofCheck(ctx, c.NF, c.Attachment)
 		})
-		if err := p.spoofCheck().add(ctx, p.NF); err != nil {
+		if err := c.spoofCheck().add(ctx, c.NF); err != nil {
 			return err
 		}
 	}
-	return p.Host.SetLink(p.HostEnd.Index, rtnl.LinkChange{Up: new(true)})
+	return c.Host.SetLink(c.HostEnd.Index, rtnl.LinkChange{Up: new(true)})
 }
 
-func (p *port) spoofCheck() spoofCheck {
-	return spoofCheck{Attachment: p.Attachment, Port: p.HostEnd.Name, MAC: p.ContEnd.MAC}
+func (c *call) spoofCheck() spoofCheck {
+	return spoofCheck{Attachment: c.Attachment, Port: c.HostEnd.Name, MAC: c.ContEnd.MAC}
 }
 
 // setVLANs gives a new port its VLANs, and takes from it the one that every
 // new port of the bridge is given by the kernel. A port without VLANs would
 // carry nothing: it keeps that one.
-func (p *port) setVLANs(end rtnl.Link, vlans []rtnl.VLAN, keepDefault bool) error {
+func (c *call) setVLANs(end rtnl.Link, vlans []rtnl.VLAN, keepDefault bool) error {
 	if len(vlans) == 0 {
 		return nil
 	}
-	byDefault := p.bridge.DefaultPVID
+	byDefault := c.bridge.DefaultPVID
 	wanted := keepDefault || slices.ContainsFunc(vlans, func(v rtnl.VLAN) bool { return v.ID == byDefault })
 	if byDefault != 0 && !wanted {
-		if err := p.Host.DelVLAN(end.Index, byDefault); err != nil {
+		if err := c.Host.DelVLAN(end.Index, byDefault); err != nil {
 			return err
 		}
 	}
-	return p.Host.AddVLANs(end.Index, vlans)
+	return c.Host.AddVLANs(end.Index, vlans)
 }
 
 // portVLANs lists what a port carries. A trunk without a VLAN of its own has VLAN 1 untagged.

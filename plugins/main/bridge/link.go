@@ -31,30 +31,30 @@ func findBridge(host *rtnl.Conn, name string) (rtnl.Link, error) {
 // prepareBridge finds the bridge or makes it, and brings it up. It is shared, so it
 // stays when the ADD that made it fails. Of a bridge that is up prepareBridge changes
 // promiscuous mode and accept_ra alone, and warns of what contradicts the configuration.
-func (p *port) prepareBridge() error {
-	cfg := p.cfg
-	br, err := findBridge(p.Host, cfg.Bridge)
+func (c *call) prepareBridge() error {
+	cfg := c.cfg
+	br, err := findBridge(c.Host, cfg.Bridge)
 	if errors.Is(err, rtnl.ErrNoLink) {
-		br, err = p.makeBridge()
+		br, err = c.makeBridge()
 	}
 	if err != nil {
 		return err
 	}
 	if cfg.Link.MTU != 0 && br.MTU != cfg.Link.MTU {
-		p.Warn("bridge %q: has mtu %d, the configuration says %d; an existing bridge is not changed",
+		c.Warn("bridge %q: has mtu %d, the configuration says %d; an existing bridge is not changed",
 			cfg.Bridge, br.MTU, cfg.Link.MTU)
 	}
 	if cfg.filtersVLANs() && !br.VLANFiltering {
-		p.Warn("bridge %q: does not filter VLANs, so vlan and vlanTrunk have no effect "+
+		c.Warn("bridge %q: does not filter VLANs, so vlan and vlanTrunk have no effect "+
 			"(ip link set %s type bridge vlan_filtering 1)", cfg.Bridge, cfg.Bridge)
 	}
 	if cfg.PromiscMode && !br.Promisc {
-		if err := p.Host.SetLink(br.Index, rtnl.LinkChange{Promisc: new(true)}); err != nil {
+		if err := c.Host.SetLink(br.Index, rtnl.LinkChange{Promisc: new(true)}); err != nil {
 			return err
 		}
 	}
-	p.bridge = br
-	if err := p.Tolerate(p.ignoreRouterAdverts()); err != nil {
+	c.bridge = br
+	if err := c.Tolerate(c.ignoreRouterAdverts()); err != nil {
 		return err
 	}
 	if br.Up {
@@ -63,38 +63,38 @@ func (p *port) prepareBridge() error {
 	// It comes up last, so one that is down is new or incomplete. Its MAC address is
 	// ours alone, unless it leads out of the host: there is no duplicate to detect,
 	// and the host can ask for neighbours at once.
-	uplink, err := p.hasUplink()
+	uplink, err := c.hasUplink()
 	if err != nil {
 		return err
 	}
 	if !uplink {
-		if err := p.Tolerate(iface.SkipDAD(br.Name)); err != nil {
+		if err := c.Tolerate(iface.SkipDAD(br.Name)); err != nil {
 			return err
 		}
 	}
-	return p.Host.SetLink(br.Index, rtnl.LinkChange{Up: new(true)})
+	return c.Host.SetLink(br.Index, rtnl.LinkChange{Up: new(true)})
 }
 
 // ignoreRouterAdverts has the host ignore router advertisements on the bridge, so
 // that no container gives it routes. A bridge that is up and has an uplink keeps its
 // setting: the host's router may be there.
-func (p *port) ignoreRouterAdverts() error {
-	if p.bridge.Up {
-		accepts, err := iface.AcceptsRouterAdverts(p.bridge.Name)
+func (c *call) ignoreRouterAdverts() error {
+	if c.bridge.Up {
+		accepts, err := iface.AcceptsRouterAdverts(c.bridge.Name)
 		if err != nil || !accepts {
 			return err
 		}
-		uplink, err := p.hasUplink()
+		uplink, err := c.hasUplink()
 		if err != nil || uplink {
 			return err
 		}
 	}
-	return iface.IgnoreRouterAdverts(p.bridge.Name)
+	return iface.IgnoreRouterAdverts(c.bridge.Name)
 }
 
 // hasUplink tells whether the bridge may lead out of the host: whether one of its ports is no veth.
-func (p *port) hasUplink() (bool, error) {
-	ports, err := p.Host.Ports(p.bridge.Index)
+func (c *call) hasUplink() (bool, error) {
+	ports, err := c.Host.Ports(c.bridge.Index)
 	if err != nil {
 		return false, err
 	}
@@ -102,15 +102,15 @@ func (p *port) hasUplink() (bool, error) {
 }
 
 // makeBridge makes the bridge, or finds the one that another ADD has made meanwhile.
-func (p *port) makeBridge() (rtnl.Link, error) {
-	err := p.Host.AddLink(rtnl.NewLink{
-		Kind: "bridge", Name: p.cfg.Bridge, MTU: p.cfg.Link.MTU, VLANFiltering: p.cfg.filtersVLANs(),
+func (c *call) makeBridge() (rtnl.Link, error) {
+	err := c.Host.AddLink(rtnl.NewLink{
+		Kind: "bridge", Name: c.cfg.Bridge, MTU: c.cfg.Link.MTU, VLANFiltering: c.cfg.filtersVLANs(),
 		MAC: randomMAC(), // without one it would take that of a port, see keepMAC
 	})
 	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return rtnl.Link{}, p.cfg.unsupportedVLANs(err)
+		return rtnl.Link{}, c.cfg.unsupportedVLANs(err)
 	}
-	return findBridge(p.Host, p.cfg.Bridge)
+	return findBridge(c.Host, c.cfg.Bridge)
 }
 
 // unsupportedVLANs gives the answer of a kernel without VLAN filtering code 2.
@@ -138,38 +138,38 @@ const gatewayTimeout = 5 * time.Second
 
 // prepareGateway gives the bridge, or the gateway of the VLAN, the gateway
 // addresses and lets the host forward. All of it is shared and stays.
-func (p *port) prepareGateway(ctx context.Context, want []netip.Prefix) (gw attach.Gateway, err error) {
-	gw.Link = p.bridge
+func (c *call) prepareGateway(ctx context.Context, want []netip.Prefix) (gw attach.Gateway, err error) {
+	gw.Link = c.bridge
 	if len(want) == 0 {
 		return gw, nil
 	}
-	if p.cfg.VLAN != 0 {
-		if gw.Link, err = p.ensureVLANGateway(ctx); err != nil {
+	if c.cfg.VLAN != 0 {
+		if gw.Link, err = c.ensureVLANGateway(ctx); err != nil {
 			return gw, err
 		}
 	}
-	have, err := p.Host.Addrs(gw.Link.Index)
+	have, err := c.Host.Addrs(gw.Link.Index)
 	if err != nil {
 		return gw, err
 	}
-	plan, err := planGateways(p.cfg, gw.Link.Name, have, want)
+	plan, err := planGateways(c.cfg, gw.Link.Name, have, want)
 	if err != nil {
 		return gw, err
 	}
 	gw.Addrs = plan.Usable
-	if gw.Link.Index == p.bridge.Index && len(plan.Add) > 0 {
+	if gw.Link.Index == c.bridge.Index && len(plan.Add) > 0 {
 		// First: an ADD that fails or is killed leaves the addresses.
-		if err := p.keepMAC(); err != nil {
+		if err := c.keepMAC(); err != nil {
 			return gw, err
 		}
 	}
 	for _, a := range plan.Remove {
-		if err := p.Host.DelAddr(gw.Link.Index, a); err != nil {
+		if err := c.Host.DelAddr(gw.Link.Index, a); err != nil {
 			return gw, err
 		}
 	}
 	for _, a := range plan.Add {
-		usable, err := p.addGateway(gw.Link, a)
+		usable, err := c.addGateway(gw.Link, a)
 		if err != nil {
 			return gw, err
 		}
@@ -178,7 +178,7 @@ func (p *port) prepareGateway(ctx context.Context, want []netip.Prefix) (gw atta
 		}
 	}
 	if plan.Again {
-		if err := p.refuseDuplicate(ctx, gw.Link); err != nil {
+		if err := c.detectDuplicate(ctx, gw.Link); err != nil {
 			return gw, err
 		}
 	}
@@ -193,22 +193,22 @@ func (p *port) prepareGateway(ctx context.Context, want []netip.Prefix) (gw atta
 // keepMAC sets the MAC address of a bridge that becomes a gateway: to its former one, if the port of this ADD has
 // changed it, else to its present one. A bridge whose address was never set takes that of one of its
 // ports, and another when that port goes: containers would not find their gateway.
-func (p *port) keepMAC() error {
-	br, err := p.Host.LinkByIndex(p.bridge.Index)
+func (c *call) keepMAC() error {
+	br, err := c.Host.LinkByIndex(c.bridge.Index)
 	if err != nil {
 		return err
 	}
-	if len(p.bridge.MAC) > 0 && bytes.Equal(br.MAC, p.HostEnd.MAC) { // a bridge that had ports may have none
-		br.MAC = p.bridge.MAC
+	if len(c.bridge.MAC) > 0 && bytes.Equal(br.MAC, c.HostEnd.MAC) { // a bridge that had ports may have none
+		br.MAC = c.bridge.MAC
 	}
-	return p.Host.SetLink(br.Index, rtnl.LinkChange{MAC: br.MAC})
+	return c.Host.SetLink(br.Index, rtnl.LinkChange{MAC: br.MAC})
 }
 
-// refuseDuplicate waits for the duplicate address detection of gateway addresses that failed it before.
-func (p *port) refuseDuplicate(ctx context.Context, link rtnl.Link) error {
+// detectDuplicate waits for the duplicate address detection of gateway addresses that failed it before.
+func (c *call) detectDuplicate(ctx context.Context, link rtnl.Link) error {
 	ctx, cancel := context.WithTimeout(ctx, gatewayTimeout)
 	defer cancel()
-	if err := p.Host.WaitDAD(ctx, link.Index); errors.Is(err, rtnl.ErrDuplicate) {
+	if err := c.Host.WaitDAD(ctx, link.Index); errors.Is(err, rtnl.ErrDuplicate) {
 		return cni.Errorf(cni.CodeConflict, "bridge %q: gateway: %w", link.Name, err)
 	}
 	return nil // a detection that takes longer goes on without us
@@ -217,15 +217,15 @@ func (p *port) refuseDuplicate(ctx context.Context, link rtnl.Link) error {
 // addGateway adds a gateway address. usable is true for an IPv6 one that needs no duplicate
 // address detection: nobody but containers with exclusive leases could have the same address,
 // unless the bridge has an uplink.
-func (p *port) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, err error) {
+func (c *call) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, err error) {
 	if gw.Addr().Is6() {
-		uplink, err := p.hasUplink()
+		uplink, err := c.hasUplink()
 		if err != nil {
 			return false, err
 		}
 		usable = !uplink
 	}
-	err = p.Host.AddAddr(link.Index, rtnl.Addr{Prefix: gw, NoDAD: usable})
+	err = c.Host.AddAddr(link.Index, rtnl.Addr{Prefix: gw, NoDAD: usable})
 	switch {
 	case errors.Is(err, unix.EEXIST): // another ADD was quicker
 		err = nil
@@ -240,53 +240,53 @@ func (p *port) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, err err
 // <bridge>.<vlan> whose other end is a port of the bridge in that VLAN. Both
 // ends come up last, so one that is down is incomplete and is finished.
 // A link of that name that is no pair of this host is the administrator's and used as found.
-func (p *port) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
-	name := p.cfg.gatewayName()
-	gw, err := p.Host.Link(name)
+func (c *call) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
+	name := c.cfg.gatewayName()
+	gw, err := c.Host.Link(name)
 	if errors.Is(err, rtnl.ErrNoLink) {
 		// The other end's name says what it belongs to.
-		portName := iface.HostNames(cni.Attachment{Network: p.cfg.Bridge, IfName: name})[0]
-		err = p.Host.AddLink(rtnl.NewLink{Kind: "veth", Name: name, MTU: p.cfg.Link.MTU,
+		portName := iface.HostNames(cni.Attachment{Network: c.cfg.Bridge, IfName: name})[0]
+		err = c.Host.AddLink(rtnl.NewLink{Kind: "veth", Name: name, MTU: c.cfg.Link.MTU,
 			Peer: rtnl.Peer{Name: portName}})
 		if err == nil || errors.Is(err, unix.EEXIST) { // another ADD was quicker
-			gw, err = p.Host.Link(name)
+			gw, err = c.Host.Link(name)
 		}
 	}
 	if err != nil || gw.Up {
 		return gw, err
 	}
-	end, err := p.Host.OtherEnd(gw)
+	end, err := c.Host.OtherEnd(gw)
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
-		err = p.Host.SetLink(gw.Index, rtnl.LinkChange{Up: new(true)})
+		err = c.Host.SetLink(gw.Index, rtnl.LinkChange{Up: new(true)})
 	case err == nil:
-		err = p.finishVLANGateway(ctx, gw, end)
+		err = c.finishVLANGateway(ctx, gw, end)
 	}
 	if err != nil {
-		return gw, fmt.Errorf("gateway of vlan %d: %w", p.cfg.VLAN, err)
+		return gw, fmt.Errorf("gateway of vlan %d: %w", c.cfg.VLAN, err)
 	}
 	return gw, nil
 }
 
 // finishVLANGateway makes the other end a port of the bridge in the VLAN, and brings both ends up.
-func (p *port) finishVLANGateway(ctx context.Context, gw, end rtnl.Link) error {
-	err := p.Tolerate(errors.Join(iface.IgnoreRouterAdverts(gw.Name), iface.IgnoreRouterAdverts(end.Name)))
+func (c *call) finishVLANGateway(ctx context.Context, gw, end rtnl.Link) error {
+	err := c.Tolerate(errors.Join(iface.IgnoreRouterAdverts(gw.Name), iface.IgnoreRouterAdverts(end.Name)))
 	if err != nil {
 		return err
 	}
-	if err := p.Host.SetLink(end.Index, rtnl.LinkChange{Master: &p.bridge.Index}); err != nil {
+	if err := c.Host.SetLink(end.Index, rtnl.LinkChange{Master: &c.bridge.Index}); err != nil {
 		return err
 	}
-	if err := p.setVLANs(end, portVLANs(p.cfg.VLAN, nil), false); err != nil {
+	if err := c.setVLANs(end, portVLANs(c.cfg.VLAN, nil), false); err != nil {
 		return err
 	}
 	for _, index := range []int{end.Index, gw.Index} {
-		if err := p.Host.SetLink(index, rtnl.LinkChange{Up: new(true)}); err != nil {
+		if err := c.Host.SetLink(index, rtnl.LinkChange{Up: new(true)}); err != nil {
 			return err
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, gatewayTimeout)
 	defer cancel()
-	_, err = p.Host.WaitUp(ctx, end.Index)
+	_, err = c.Host.WaitUp(ctx, end.Index)
 	return err
 }

@@ -82,9 +82,9 @@ func (s spoofCheck) add(ctx context.Context, nf *nft.Conn) error {
 	return spoofError(err)
 }
 
-// check compares the port's elements and the shared rule with the kernel's. A check that the
+// verify compares the port's elements and the shared rule with the kernel's. A check that the
 // reference made is as good: the node may have been upgraded under the container.
-func (s spoofCheck) check(nf *nft.Conn) error {
+func (s spoofCheck) verify(nf *nft.Conn) error {
 	err := spoofElements().Verify(nf, s.items())
 	if err != nil && isReferenceWhole(nf, s.Attachment) {
 		return nil

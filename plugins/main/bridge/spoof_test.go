@@ -64,7 +64,7 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 
 	add := func(s spoofCheck) error { return inHost(host, s.add) }
 	check := func(s spoofCheck) error {
-		return inHost(host, func(_ context.Context, nf *nft.Conn) error { return s.check(nf) })
+		return inHost(host, func(_ context.Context, nf *nft.Conn) error { return s.verify(nf) })
 	}
 	del := func(s spoofCheck) error {
 		return inHost(host, func(ctx context.Context, nf *nft.Conn) error {

@@ -203,8 +203,8 @@ func (c call) setFlag(r *record, on bool) error {
 // isGone says whether the error means that the link is gone, or is no port any more.
 func isGone(err error) bool { return errors.Is(err, rtnl.ErrNoLink) || errors.Is(err, rtnl.ErrNotPort) }
 
-// checkFlag looks whether the port of an isolated container is isolated.
-func (c call) checkFlag(r *record) error {
+// verifyFlag looks whether the port of an isolated container is isolated.
+func (c call) verifyFlag(r *record) error {
 	if r.Policy != policyIsolated {
 		return nil
 	}

@@ -155,7 +155,7 @@ func (c call) replace(ctx context.Context, s *store, r *record) error {
 	if err != nil || !ok {
 		return err
 	}
-	if old.Netns.Is(r.Netns) && (old.Backend != iptables || c.checkIPTables(ctx, &old) == nil) {
+	if old.Netns.Is(r.Netns) && (old.Backend != iptables || c.verifyIPTables(ctx, &old) == nil) {
 		return cni.Errorf(cni.CodeExists, "firewall: this attachment has its rules already (%s); DEL removes them",
 			r.Attachment)
 	}
@@ -280,7 +280,7 @@ func (c call) verify(ctx context.Context, want *record) error {
 		return err
 	}
 	if !ok || !slices.Equal(r.Addrs, want.Addrs) {
-		if err := c.checkReference(ctx, want); err == nil || !ok {
+		if err := c.verifyReference(ctx, want); err == nil || !ok {
 			return err // without any record the reference's rules have to be there
 		}
 	}
@@ -296,17 +296,17 @@ func (c call) verify(ctx context.Context, want *record) error {
 	same("prevResult: the container's addresses", r.Addrs, want.Addrs)
 	if r.Policy != policyOpen {
 		same("the container's bridge", r.Bridge, want.Bridge)
-		errs = append(errs, c.checkFlag(&r))
+		errs = append(errs, c.verifyFlag(&r))
 	}
 	if r.Backend == firewalld {
 		same("firewalldZone", r.Zone, want.Zone)
-		errs = append(errs, checkFirewalld(ctx, &r))
+		errs = append(errs, verifyFirewalld(ctx, &r))
 	}
 	switch {
 	case r.Backend == iptables:
-		errs = append(errs, c.checkIPTables(ctx, &r))
+		errs = append(errs, c.verifyIPTables(ctx, &r))
 	case r.Backend == nftables, r.Policy != policyOpen:
-		errs = append(errs, c.checkNFTables(ctx, &r))
+		errs = append(errs, c.verifyNFTables(ctx, &r))
 	}
 	return errors.Join(errs...)
 }

@@ -103,8 +103,8 @@ func delFirewalld(ctx context.Context, s *store, r *record) error {
 	return err
 }
 
-// checkFirewalld looks whether the addresses are in the zone.
-func checkFirewalld(ctx context.Context, r *record) error {
+// verifyFirewalld looks whether the addresses are in the zone.
+func verifyFirewalld(ctx context.Context, r *record) error {
 	var diffs []error
 	err := askFirewalld(ctx, r, "querySource", func(a netip.Addr, answer *dbus.Call) error {
 		in := false

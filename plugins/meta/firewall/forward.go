@@ -181,8 +181,8 @@ func (p *forwardPath) ensureIn(e *ipt.Edit) {
 	}
 }
 
-// check compares the rules with what they are to be, in both variants.
-func (p *forwardPath) check(ctx context.Context) error {
+// verify compares the rules with what they are to be, in both variants.
+func (p *forwardPath) verify(ctx context.Context) error {
 	rules, stale, err := p.missing()
 	if err != nil {
 		return err

@@ -196,8 +196,8 @@ func (c call) editFilter(ctx context.Context, r *record, f nft.Family, change fu
 	return err
 }
 
-// checkIPTables looks for the attachment's rules, in the variant that has them.
-func (c call) checkIPTables(ctx context.Context, r *record) error {
+// verifyIPTables looks for the attachment's rules, in the variant that has them.
+func (c call) verifyIPTables(ctx context.Context, r *record) error {
 	var diffs []error
 	for _, f := range r.families() {
 		compare := func(e *ipt.Edit) (diffs []error) {
@@ -209,7 +209,7 @@ func (c call) checkIPTables(ctx context.Context, r *record) error {
 			}
 			return diffs
 		}
-		diffs = append(diffs, forwardChain(f).Check(ctx, c.NF, compare))
+		diffs = append(diffs, forwardChain(f).Verify(ctx, c.NF, compare))
 	}
 	return errors.Join(diffs...)
 }

@@ -223,8 +223,8 @@ func (c call) policyOf(bridge string) (policy, error) {
 	return policyIsolated, err
 }
 
-// checkNFTables compares the attachment's elements, the policy and what it shares with others with the kernel's.
-func (c call) checkNFTables(ctx context.Context, r *record) error {
+// verifyNFTables compares the attachment's elements, the policy and what it shares with others with the kernel's.
+func (c call) verifyNFTables(ctx context.Context, r *record) error {
 	diffs := []error{owned(r.Bit).Verify(c.NF, r.items())}
 	p, err := c.policyOf(r.Bridge)
 	if err != nil {
@@ -236,7 +236,7 @@ func (c call) checkNFTables(ctx context.Context, r *record) error {
 	paths, err := c.forwardPaths(ctx, r, false)
 	diffs = append(diffs, err)
 	for _, path := range paths {
-		diffs = append(diffs, path.check(ctx))
+		diffs = append(diffs, path.verify(ctx))
 	}
 	return errors.Join(diffs...)
 }

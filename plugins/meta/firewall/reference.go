@@ -116,14 +116,14 @@ func (c call) hasReference(s *store, r *record) (func(*ipt.Edit) bool, error) {
 	return func(e *ipt.Edit) bool { return slices.ContainsFunc(e.Rules, isReference) }, err
 }
 
-// checkReference looks for what the reference makes: rules of iptables or, unless that is the backend configured,
+// verifyReference looks for what the reference makes: rules of iptables or, unless that is the backend configured,
 // sources of firewalld's zone.
-func (c call) checkReference(ctx context.Context, want *record) error {
-	err := c.checkIPTables(ctx, want)
+func (c call) verifyReference(ctx context.Context, want *record) error {
+	err := c.verifyIPTables(ctx, want)
 	if err == nil || want.Backend == iptables {
 		return err
 	}
-	if firewalldErr := checkFirewalld(ctx, want); !errors.Is(firewalldErr, errNoFirewalld) {
+	if firewalldErr := verifyFirewalld(ctx, want); !errors.Is(firewalldErr, errNoFirewalld) {
 		return firewalldErr
 	}
 	return err

@@ -175,8 +175,8 @@ func (c call) delChain(ctx context.Context, chain ipt.Chain, v ipt.Variant, othe
 	})
 }
 
-// checkIPTables compares the attachment's rules and those that all share with what iptables has.
-func (c call) checkIPTables(ctx context.Context, r *record) error {
+// verifyIPTables compares the attachment's rules and those that all share with what iptables has.
+func (c call) verifyIPTables(ctx context.Context, r *record) error {
 	var diffs []error
 	for _, a := range r.chainAddrs() {
 		compare := func(e *ipt.Edit) (diffs []error) {
@@ -185,7 +185,7 @@ func (c call) checkIPTables(ctx context.Context, r *record) error {
 			}
 			return diffs
 		}
-		diffs = append(diffs, natChain(a.family(), r.chain()).Check(ctx, c.NF, compare))
+		diffs = append(diffs, natChain(a.family(), r.chain()).Verify(ctx, c.NF, compare))
 	}
 	return errors.Join(diffs...)
 }

@@ -96,9 +96,9 @@ func (c call) sweepGuard(ctx context.Context, isNamed func(string) bool) error {
 	return err
 }
 
-// checkLocalnet looks whether 127.0.0.1 leads to the container, and whether the guard keeps containers from the
+// verifyLocalnet looks whether 127.0.0.1 leads to the container, and whether the guard keeps containers from the
 // host's loopback. The reference has no guard.
-func (c call) checkLocalnet(link string, hasGuard bool) error {
+func (c call) verifyLocalnet(link string, hasGuard bool) error {
 	if link == "" {
 		return nil
 	}

@@ -70,8 +70,8 @@ func (c call) delNFTables(ctx context.Context, s *store, r *record) error {
 	})
 }
 
-// checkNFTables compares the attachment's elements and what it shares with others with the kernel's.
-func (c call) checkNFTables(r *record) error {
+// verifyNFTables compares the attachment's elements and what it shares with others with the kernel's.
+func (c call) verifyNFTables(r *record) error {
 	diffs := []error{owned(r.Options.MarkBit).Verify(c.NF, r.items())}
 	for _, a := range r.publishedAddrs() {
 		chain := r.conditionChain(a.family())

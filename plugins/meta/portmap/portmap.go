@@ -79,11 +79,11 @@ func gc(ctx context.Context, req *skel.Request) error {
 
 // status looks for what would make ADD fail.
 func status(_ context.Context, req *skel.Request, cfg config) error {
-	return frame.Unavailable("host ports: ", errors.Join(statefile.Writable(recordDir), open(req).verifyBackend(cfg)))
+	return frame.Unavailable("host ports: ", errors.Join(statefile.Writable(recordDir), open(req).probe(cfg)))
 }
 
-// verifyBackend says why the backend cannot be used.
-func (c call) verifyBackend(cfg config) error {
+// probe says why the backend cannot be used.
+func (c call) probe(cfg config) error {
 	b, err := c.choose(cfg)
 	if err != nil {
 		return err
@@ -126,11 +126,11 @@ func (c call) verify(ctx context.Context, want *record) error {
 	same("portMappings", r.Mappings, want.Mappings)
 	same("the configuration", r.Options, want.Options)
 	same("the container's addresses in prevResult", r.Addrs, want.Addrs)
-	errs = append(errs, c.checkLocalnet(r.Localnet, true))
+	errs = append(errs, c.verifyLocalnet(r.Localnet, true))
 	if r.Backend == iptables {
-		return errors.Join(append(errs, c.checkIPTables(ctx, &r))...)
+		return errors.Join(append(errs, c.verifyIPTables(ctx, &r))...)
 	}
-	return errors.Join(append(errs, c.checkNFTables(&r))...)
+	return errors.Join(append(errs, c.verifyNFTables(&r))...)
 }
 
 // ipvsLink is where kube-proxy in its mode ipvs has the addresses of all services: they count as local,

@@ -149,26 +149,26 @@ func (c call) chainRemoved(ctx context.Context, r *record) (bool, error) {
 // verifyReference looks for what the reference plugin makes: rules in either backend and route_localnet, without
 // a record and a guard.
 func (c call) verifyReference(ctx context.Context, want *record) error {
-	found, err := c.checkReference(want)
+	found, err := c.verifyReferenceTables(want)
 	for _, a := range want.Addrs {
 		where, lost := c.variants(ctx, natChain(a.family(), want.chain()))
 		if lost != nil {
 			return lost
 		}
 		if len(where) > 0 {
-			found, err = true, c.checkIPTables(ctx, want)
+			found, err = true, c.verifyIPTables(ctx, want)
 			break
 		}
 	}
 	if !found && (err == nil || cni.AsError(err).Code == cni.CodeDrift) {
 		return cni.Drift("host ports: there is no record of this attachment (%s)", want.Attachment)
 	}
-	return errors.Join(err, c.checkLocalnet(want.Localnet, false))
+	return errors.Join(err, c.verifyLocalnet(want.Localnet, false))
 }
 
-// checkReference compares the reference's nftables rules of the container, if it has any, with those that
+// verifyReferenceTables compares the reference's nftables rules of the container, if it has any, with those that
 // the reference makes.
-func (c call) checkReference(r *record) (found bool, err error) {
+func (c call) verifyReferenceTables(r *record) (found bool, err error) {
 	var diffs []error
 	for _, a := range r.publishedAddrs() {
 		t := referenceTable(a.family())
