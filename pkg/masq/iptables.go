@@ -191,7 +191,7 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 
 // delIPTables removes an interface's rules wherever they are. The addresses are a hint. Where the container has
 // neither a record nor a chain the call waits for no lock.
-func delIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
+func delIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	there := records().HasFile(chainOf(c.Attachment.Network, c.Attachment.ContainerID))
 	for _, f := range nft.Families() {
 		if !there {
@@ -202,12 +202,7 @@ func delIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 	if !there {
 		return nil
 	}
-	s, err := records().OpenExisting(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	return delRecorded(ctx, nf, s, c)
+	return records().Locked(ctx, func(s *store) error { return delRecorded(ctx, nf, s, c) })
 }
 
 // delRecorded is delIPTables with the records. If a program is missing rules remain: it warns and keeps the record, so
@@ -271,12 +266,7 @@ func checkIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	return errors.Join(diffs...)
 }
 
-func gcIPTables(ctx context.Context, nf *nft.Conn, valid cni.Set) (err error) {
-	s, err := records().OpenExisting(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
+func gcIPTables(ctx context.Context, nf *nft.Conn, valid cni.Set, s *store) error {
 	all, err := s.All()
 	if err != nil {
 		return err

@@ -86,7 +86,7 @@ func GC(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
 	return errors.Join(
 		nft.IfSupported(owned().Sweep(ctx, nf, valid.Garbage)),
 		nft.IfSupported(gcReference(ctx, nf, valid)),
-		gcIPTables(ctx, nf, valid),
+		records().Locked(ctx, func(s *store) error { return gcIPTables(ctx, nf, valid, s) }),
 	)
 }
 

@@ -15,16 +15,13 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-const (
-	recordDir = "/run/hawser/portmap"
-	// lockWait is how long others may take. One that runs iptables waits for the xtables lock itself.
-	lockWait = time.Minute
-)
+const recordDir = "/run/hawser/portmap"
 
 type store = statefile.Store[record]
 
+// records are locked for a whole call. One that runs iptables waits for the xtables lock itself.
 func records() statefile.Records[record] {
-	return statefile.Records[record]{Path: recordDir, Wait: lockWait}
+	return statefile.Records[record]{Path: recordDir, Wait: time.Minute}
 }
 
 // record says what an attachment was given. DEL, CHECK and GC make the rules from it again.
