@@ -136,14 +136,9 @@ func (t wireTrunk) check(key string) error {
 	case t.ID == nil && t.MinID == nil:
 		problems.Add(cni.Refuse(key, nil, "has neither id nor minID and maxID"))
 	}
-	for _, v := range []struct {
-		key string
-		id  *int
-	}{{".id", t.ID}, {".minID", t.MinID}, {".maxID", t.MaxID}} {
-		if v.id != nil && (*v.id < 1 || *v.id > vlanMax) {
-			problems.Add(cni.Refuse(key+v.key, *v.id, fmt.Sprintf("is not between 1 and %d", vlanMax)))
-		}
-	}
+	problems.Add(cni.InRange(key+".id", t.ID, 1, vlanMax))
+	problems.Add(cni.InRange(key+".minID", t.MinID, 1, vlanMax))
+	problems.Add(cni.InRange(key+".maxID", t.MaxID, 1, vlanMax))
 	if t.MinID != nil && t.MaxID != nil && *t.MinID > *t.MaxID {
 		problems.Add(cni.Refuse(key+".minID", *t.MinID,
 			fmt.Sprintf("minID is greater than maxID in trunk parameter (%d)", *t.MaxID)))

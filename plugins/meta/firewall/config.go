@@ -64,14 +64,12 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{backend: backend(w.Backend), policy: policy(cmp.Or(w.IngressPolicy, string(policyOpen))),
 		adminChain: cmp.Or(w.AdminChain, defaultAdminChain), zone: cmp.Or(w.Zone, defaultZone),
 		published: w.AcceptPublished == nil || *w.AcceptPublished, bit: defaultBit}
+	problems.Add(cni.InRange("markAcceptBit", w.MarkAcceptBit, 0, 31))
 	if w.MarkAcceptBit != nil {
 		c.bit = *w.MarkAcceptBit
-		switch {
-		case !isBit(c.bit):
-			problems.Add(cni.Refuse("markAcceptBit", c.bit, "is not between 0 and 31"))
-		case c.bit >= 13 && c.bit <= 15:
-			problems.Add(cni.Refuse("markAcceptBit", c.bit, "is portmap's (13) or kube-proxy's (14, 15)"))
-		}
+	}
+	if c.bit >= 13 && c.bit <= 15 {
+		problems.Add(cni.Refuse("markAcceptBit", c.bit, "is portmap's (13) or kube-proxy's (14, 15)"))
 	}
 	if !slices.Contains([]backend{auto, nftables, iptables, firewalld}, c.backend) {
 		problems.Add(cni.Refuse("backend", w.Backend, `is none of "nftables", "iptables" and "firewalld"`).
@@ -87,6 +85,3 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	}
 	return c
 }
-
-// isBit says whether the fwmark has such a bit.
-func isBit(n int) bool { return n >= 0 && n < 32 }

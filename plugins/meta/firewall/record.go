@@ -61,7 +61,7 @@ func (r record) Plausible() bool {
 	bad := func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" || a.Is4In6() }
 	return cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) &&
 		slices.Contains([]backend{nftables, iptables, firewalld}, r.Backend) && !slices.ContainsFunc(r.Addrs, bad) &&
-		isBit(r.Bit) && ipt.IsChainName(r.AdminChain) && slices.Contains(policies(), r.Policy)
+		r.Bit >= 0 && r.Bit < 32 && ipt.IsChainName(r.AdminChain) && slices.Contains(policies(), r.Policy)
 }
 
 // ownAddrs are the addresses that no other attachment on the same backend has.

@@ -73,9 +73,7 @@ func (o options) conditions(f nft.Family) (tokens []string, key string) {
 // check refuses values that would spoil a rule.
 func (o options) check() error {
 	var problems cni.Problems
-	if o.MarkBit < 0 || o.MarkBit > 31 {
-		problems.Add(cni.Refuse("markMasqBit", o.MarkBit, "is not between 0 and 31"))
-	}
+	problems.Add(cni.InRange("markMasqBit", &o.MarkBit, 0, 31))
 	if o.MarkChain != "" && !ipt.IsChainName(o.MarkChain) {
 		problems.Add(cni.Refuse("externalSetMarkChain", o.MarkChain, noChain))
 	}
@@ -242,15 +240,12 @@ func parseMappings(wire []wireMapping) (out []mapping, err error) {
 func (w wireMapping) parse(entry string) (m mapping, err error) {
 	var problems cni.Problems
 	port := func(key string, number *int64) uint16 {
-		switch {
-		case number == nil:
+		if number == nil {
 			problems.Add(cni.Refuse(entry+key, nil, "missing"))
-		case *number < 1 || *number > 65535:
-			problems.Add(cni.Refuse(entry+key, *number, "is not between 1 and 65535"))
-		default:
-			return uint16(*number)
+			return 0
 		}
-		return 0
+		problems.Add(cni.InRange(entry+key, number, 1, 65535))
+		return uint16(*number)
 	}
 	m.HostPort, m.ContainerPort = port(".hostPort", w.HostPort), port(".containerPort", w.ContainerPort)
 	m.Proto = protocols[strings.ToLower(w.Protocol)]
