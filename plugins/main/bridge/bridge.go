@@ -130,8 +130,7 @@ func (c *call) container() iface.Target {
 	return t
 }
 
-// announce waits until the port forwards and the IPv6 addresses can be used, and
-// has the kernel tell the neighbours where the addresses are now.
+// announce waits until the port forwards and IPv6 addresses can be used, and has the kernel announce the addresses.
 func (c *call) announce(ctx context.Context, res *cni.Result, gw attach.Gateway) error {
 	if c.cfg.DisableContainerInterface {
 		return nil
@@ -142,8 +141,7 @@ func (c *call) announce(ctx context.Context, res *cni.Result, gw attach.Gateway)
 	return iface.Announce(c.Cont, c.ContEnd)
 }
 
-// links lists the links as results do: the bridge, the host end, the container's
-// interface, and the VLAN's gateway if there is one.
+// links lists the links as results do: bridge, host end, container's interface, and the VLAN's gateway if there is one.
 func (c *call) links(gateway rtnl.Link) []cni.Interface {
 	links := append([]cni.Interface{iface.Describe(c.bridge)}, c.Interfaces()...)
 	if gateway.Index != c.bridge.Index {
@@ -152,8 +150,7 @@ func (c *call) links(gateway rtnl.Link) []cni.Interface {
 	return links
 }
 
-// setUpPort makes the host end a port of the bridge and brings it up last, so that
-// nothing passes before every restriction is in place.
+// setUpPort makes the host end a port of the bridge. It comes up last, when every restriction is in place.
 func (c *call) setUpPort(ctx context.Context) error {
 	if err := c.MarkHostEnd(c.bridge.Index); err != nil {
 		return err
@@ -183,9 +180,8 @@ func (c *call) spoofCheck() spoofCheck {
 	return spoofCheck{Attachment: c.Attachment, Port: c.HostEnd.Name, MAC: c.ContEnd.MAC}
 }
 
-// setVLANs gives a new port its VLANs, and takes from it the one that every
-// new port of the bridge is given by the kernel. A port without VLANs would
-// carry nothing: it keeps that one.
+// setVLANs gives a new port its VLANs, and takes the kernel's default one from it. A port without VLANs keeps that one:
+// it would carry nothing.
 func (c *call) setVLANs(end rtnl.Link, vlans []rtnl.VLAN, keepDefault bool) error {
 	if len(vlans) == 0 {
 		return nil

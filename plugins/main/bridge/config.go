@@ -124,8 +124,7 @@ func parseVLANs(problems *cni.Problems, w wireConfig) (trunk []uint16) {
 	return slices.Compact(trunk)
 }
 
-// check refuses an entry of vlanTrunk that says nothing, half of something or
-// what no VLAN is. key is where it stands.
+// check refuses an entry of vlanTrunk that says nothing, half of something or no VLAN. key is where it stands.
 func (t wireTrunk) check(key string) error {
 	var problems cni.Problems
 	switch {

@@ -28,9 +28,8 @@ func findBridge(host *rtnl.Conn, name string) (rtnl.Link, error) {
 	return l, err
 }
 
-// prepareBridge finds the bridge or makes it, and brings it up. It is shared, so it
-// stays when the ADD that made it fails. Of a bridge that is up prepareBridge changes
-// promiscuous mode and accept_ra alone, and warns of what contradicts the configuration.
+// prepareBridge finds the bridge or makes it, and brings it up. It is shared and stays when ADD fails. Of a bridge that
+// is up only promiscuous mode and accept_ra change; what contradicts the configuration is a warning.
 func (c *call) prepareBridge() error {
 	cfg := c.cfg
 	br, err := findBridge(c.Host, cfg.Bridge)
@@ -60,9 +59,8 @@ func (c *call) prepareBridge() error {
 	if br.Up {
 		return nil
 	}
-	// It comes up last, so one that is down is new or incomplete. Its MAC address is
-	// ours alone, unless it leads out of the host: there is no duplicate to detect,
-	// and the host can ask for neighbours at once.
+	// It comes up last: one that is down is new or incomplete. Without an uplink nobody else can have its MAC address:
+	// there is no duplicate to detect, and the host can ask for neighbours at once.
 	uplink, err := c.hasUplink()
 	if err != nil {
 		return err
@@ -75,8 +73,7 @@ func (c *call) prepareBridge() error {
 	return c.Host.SetLink(br.Index, rtnl.LinkChange{Up: new(true)})
 }
 
-// ignoreRouterAdverts has the host ignore router advertisements on the bridge, so
-// that no container gives it routes. A bridge that is up and has an uplink keeps its
+// ignoreRouterAdverts keeps containers from giving the host routes. A bridge that is up and has an uplink keeps its
 // setting: the host's router may be there.
 func (c *call) ignoreRouterAdverts() error {
 	if c.bridge.Up {
@@ -132,12 +129,10 @@ func randomMAC() net.HardwareAddr {
 	return mac
 }
 
-// gatewayTimeout is how long the kernel may take to detect duplicates of gateway
-// addresses, and to bring the port of a VLAN's gateway up.
+// gatewayTimeout is for the detection of duplicates of gateway addresses, and for the port of a VLAN's gateway.
 const gatewayTimeout = 5 * time.Second
 
-// prepareGateway gives the bridge, or the gateway of the VLAN, the gateway
-// addresses and lets the host forward. All of it is shared and stays.
+// prepareGateway gives the bridge, or the VLAN's gateway, the addresses, and lets the host forward. All of it stays.
 func (c *call) prepareGateway(ctx context.Context, want []netip.Prefix) (gw attach.Gateway, err error) {
 	gw.Link = c.bridge
 	if len(want) == 0 {
@@ -214,9 +209,8 @@ func (c *call) detectDuplicate(ctx context.Context, link rtnl.Link) error {
 	return nil // a detection that takes longer goes on without us
 }
 
-// addGateway adds a gateway address. usable is true for an IPv6 one that needs no duplicate
-// address detection: nobody but containers with exclusive leases could have the same address,
-// unless the bridge has an uplink.
+// addGateway adds a gateway address. usable is true for an IPv6 one that needs no duplicate address detection: only
+// containers with exclusive leases could have it, unless the bridge has an uplink.
 func (c *call) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, err error) {
 	if gw.Addr().Is6() {
 		uplink, err := c.hasUplink()
@@ -236,10 +230,9 @@ func (c *call) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, err err
 	return usable, err
 }
 
-// ensureVLANGateway finds or makes the gateway of the VLAN: a veth pair called
-// <bridge>.<vlan> whose other end is a port of the bridge in that VLAN. Both
-// ends come up last, so one that is down is incomplete and is finished.
-// A link of that name that is no pair of this host is the administrator's and used as found.
+// ensureVLANGateway finds or makes the gateway of the VLAN: a veth pair called <bridge>.<vlan> whose other end is a
+// port of the bridge. Both ends come up last, so one that is down is finished. A link of that name that is no pair of
+// this host is the administrator's and used as found.
 func (c *call) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 	name := c.cfg.gatewayName()
 	gw, err := c.Host.Link(name)

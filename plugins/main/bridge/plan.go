@@ -56,8 +56,7 @@ func fillGateway(ip *cni.IP) error {
 	return nil
 }
 
-// addDefaultRoute makes the gateway the default route of a family. A default
-// route that IPAM gave is kept; one without a gateway is given it.
+// addDefaultRoute adds a family's default route, or gives that of IPAM the gateway that it lacks.
 func addDefaultRoute(res *cni.Result, v4 bool) {
 	gw := res.Gateway(v4)
 	if !gw.IsValid() {
@@ -79,8 +78,7 @@ func addDefaultRoute(res *cni.Result, v4 bool) {
 	}
 }
 
-// gatewayPlan says which addresses make a link the gateway. A gateway address that another host
-// had is removed and added again: that host may be gone.
+// gatewayPlan makes a link the gateway. A duplicate is removed and added again: the host that had it may be gone.
 type gatewayPlan struct {
 	Remove []netip.Prefix // its addresses that conflict with a gateway address, or are duplicates
 	Add    []netip.Prefix // gateway addresses that it lacks, or that are duplicates

@@ -29,8 +29,7 @@ const (
 	spoofPairs = "macspoof_pairs_v1"
 )
 
-// spoofElements are the elements of the attachments, in a layout that filters before anything else of the bridge looks
-// at a frame.
+// spoofElements are the elements of all attachments. The layout filters before anything else of the bridge.
 func spoofElements() nft.Owned {
 	return nft.Owned{Sets: []string{spoofPorts, spoofPairs}, Layout: nft.Layout{
 		Table: spoofTable,
@@ -92,9 +91,8 @@ func (s spoofCheck) verify(nf *nft.Conn) error {
 	return spoofError(err)
 }
 
-// deleteSpoofCheck removes the attachment's check, ours or the reference's, without knowing the port. It first
-// looks for the names that the host end may have: most containers have no check, and then the elements of all others
-// are not read.
+// deleteSpoofCheck removes the attachment's check, ours or the reference's. It looks at the names that the host end may
+// have first: most containers have no check, and the elements of all others are not read for them.
 func deleteSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
 	var ports []nft.Item
 	for _, name := range iface.HostNames(a) {
@@ -110,8 +108,7 @@ func deleteSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment) error
 	return spoofError(errors.Join(nft.IfSupported(err), removeReferenceSpoofCheck(ctx, nf, a)))
 }
 
-// collectSpoofChecks removes the checks of the network's attachments that are not valid. The reference's stay until
-// DEL: they name no network.
+// collectSpoofChecks removes the checks of attachments that are not valid. The reference's stay: they name no network.
 func collectSpoofChecks(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
 	chain, err := nf.Chain(spoofTable, spoofChain)
 	if chain != nil {

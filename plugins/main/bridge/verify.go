@@ -13,9 +13,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// verify compares everything that ADD made with what is there, and returns
-// each difference. It does not look at the bridge's MAC address, nor at what
-// others added.
+// verify compares what ADD made with what is there, but not the bridge's MAC address, nor what others added.
 func (c *call) verify(ctx context.Context) []error {
 	var err error
 	if c.bridge, err = findBridge(c.Host, c.cfg.Bridge); err != nil {

@@ -43,8 +43,7 @@ func (c call) findBridge(r *record, hostEnd rtnl.Link) error {
 	return nil
 }
 
-// sweepPolicies removes the policies of bridges that do not exist, or have no port. The reference never removes those
-// that it made in iptables.
+// sweepPolicies removes the policies of bridges that are gone or have no port. The reference never removes its own.
 func (c call) sweepPolicies(ctx context.Context) error {
 	live, err := c.NF.Elements(table, policedSet)
 	errs := []error{nft.IfSupported(err)}
@@ -107,8 +106,7 @@ func (c call) settlePolicy(s *store, r *record) (policy, error) {
 	return r.bridgePolicy(s)
 }
 
-// restorePolicy gives the network of an added attachment the policy that it had before, and its bridge the one that
-// follows from that.
+// restorePolicy gives the network of an added attachment its former policy, and the bridge the one that follows.
 func (c call) restorePolicy(ctx context.Context, r record, before policy) error {
 	r.Policy = before
 	return records().Locked(ctx, func(s *store) error {

@@ -58,8 +58,7 @@ type config struct {
 	bit        int // of the fwmark, for what is accepted
 }
 
-// parseConfig reads and checks the configuration. Everything that it refuses
-// is code 7 with key and value.
+// parseConfig checks the configuration. What it refuses is code 7.
 func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{backend: backend(w.Backend), policy: policy(cmp.Or(w.IngressPolicy, string(policyOpen))),
 		adminChain: cmp.Or(w.AdminChain, defaultAdminChain), zone: cmp.Or(w.Zone, defaultZone),

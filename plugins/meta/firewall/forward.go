@@ -12,9 +12,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// forwardPath has the rules that lead packets with the fwmark bit through FORWARD of one family, for all containers on
-// nftables: an accept in nftables does not overrule a drop in FORWARD. Other programs flush these chains now and then,
-// so each ADD makes the missing rules again.
+// forwardPath has the rules that lead packets with the fwmark bit through FORWARD of a family: an accept in nftables
+// does not overrule a drop there. Others flush these chains now and then, so each ADD makes the missing rules again.
 type forwardPath struct {
 	call
 	nft.Family
@@ -77,14 +76,12 @@ func (p *forwardPath) accept() ipt.Rule {
 	return ipt.NewRule(acceptedChain, "-m", "mark", "--mark", fwmark, "-j", "ACCEPT")
 }
 
-// rules are all that lead through nf_tables, in the order in which they are made. Those of the administrator's chain
-// are put first in their chains.
+// rules are all that lead through nf_tables, in order. Those of the administrator's chain come first in their chains.
 func (p *forwardPath) rules() []ipt.Rule {
 	return append([]ipt.Rule{p.accept(), ipt.NewRule(cniForward, "-j", acceptedChain)}, adminRules(p.r.AdminChain)...)
 }
 
-// missing returns the rules that nf_tables lack, and as stale the other rules in acceptedChain. It asks over netlink,
-// and runs no program.
+// missing returns, over netlink, the rules that nf_tables lack, and as stale the other rules in acceptedChain.
 func (p *forwardPath) missing() (rules []ipt.Rule, stale []nft.LiveRule, err error) {
 	if !p.inNFT {
 		return nil, nil, nil
@@ -153,8 +150,7 @@ func (p *forwardPath) inNFTables(r ipt.Rule) nft.Rule {
 	return append(out, nft.Jump(r.Option("-j")))
 }
 
-// ensureLegacy makes what is missing in legacy's table. If FORWARD does not exist there, the kernel may be unable to
-// make it: then ADD warns and goes on.
+// ensureLegacy makes what is missing in legacy's table. A kernel that cannot make FORWARD there is a warning.
 func (p *forwardPath) ensureLegacy(ctx context.Context) error {
 	mustWork := true
 	err := iptLegacy(p.Family).Edit(ctx, filterTable, func(e *ipt.Edit) {

@@ -148,8 +148,7 @@ func (r *record) policyFamilies(s *store) ([]nft.Family, error) {
 	return all.families(), err
 }
 
-// addressesOf are the addresses of the container's interface in a result: all addresses, where the result gives none to
-// that interface.
+// addressesOf are the addresses of the interface in a result, or all where the result gives it none.
 func addressesOf(prev *cni.Result, ifName string) []netip.Addr {
 	ips := prev.ContainerIPs(ifName)
 	if len(ips) == 0 && prev != nil {

@@ -44,8 +44,7 @@ func (c call) delReference(ctx context.Context, s *store, had *record) error {
 // othersRules is what the warning about a missing program names.
 const othersRules = "rules of other plugins"
 
-// delReferenceSources takes the addresses in prevResult out of the zone that is configured, where no record of ours has
-// them.
+// delReferenceSources takes the addresses in prevResult of which we have no record out of the configured zone.
 func (c call) delReferenceSources(ctx context.Context, s *store, had *record) {
 	var w wireConfig
 	_ = c.Decode(&w) // a configuration that cannot be read names no zone
@@ -116,8 +115,7 @@ func (c call) hasReference(s *store, r *record) (func(*ipt.Edit) bool, error) {
 	return func(e *ipt.Edit) bool { return slices.ContainsFunc(e.Rules, isReference) }, err
 }
 
-// verifyReference looks for what the reference makes: rules of iptables or, unless that is the backend configured,
-// sources of firewalld's zone.
+// verifyReference looks for the reference's rules of iptables or, unless that is the backend, for sources of the zone.
 func (c call) verifyReference(ctx context.Context, want *record) error {
 	err := c.verifyIPTables(ctx, want)
 	if err == nil || want.Backend == iptables {

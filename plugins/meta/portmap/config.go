@@ -111,8 +111,7 @@ func (p proto) String() string {
 
 const defaultMarkBit = 13
 
-// parseConfig reads and checks the configuration. Everything that it refuses
-// is code 7 with key and value.
+// parseConfig checks the configuration. What it refuses is code 7.
 func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{options: options{SNAT: w.SNAT == nil || *w.SNAT, MasqAll: w.MasqAll, MarkBit: defaultMarkBit,
 		ConditionsV4: slices.Concat(w.ConditionsV4), ConditionsV6: slices.Concat(w.ConditionsV6)}} // nil for []
@@ -174,12 +173,10 @@ func syntaxOf(tokens []string) ipt.Backend {
 	return nftables
 }
 
-// namesModprobe matches iptables' option -M, --modprobe and its abbreviations, but not --mode and --monthdays of
-// matches.
+// namesModprobe matches iptables' option -M, --modprobe and abbreviations, but not --mode and --monthdays of matches.
 var namesModprobe = regexp.MustCompile(`^(-[fbvnx46]*M|--mod?(=|$)|--modp)`)
 
-// checkTokens refuses tokens that would end the statement or the line of the condition, or have iptables run a
-// program: tenants may write conditions.
+// checkTokens refuses tokens that would end the condition or have iptables run a program: tenants may write them.
 func checkTokens(key string, tokens []string) error {
 	var problems cni.Problems
 	for i, t := range tokens {

@@ -43,8 +43,7 @@ func natChain(f nft.Family, name string) ipt.Chain {
 // chain is the chain of the record's container.
 func (r *record) chain() string { return ipt.ContainerChain(dnPrefix, r.Network, r.ContainerID) }
 
-// chainAddrs are the addresses that the container's chains are made for: as with the reference all, unless ports are
-// skipped.
+// chainAddrs are the addresses with a chain: as with the reference all, unless ports are skipped.
 func (r *record) chainAddrs() []address {
 	if r.Skipped == nil {
 		return r.Addrs
@@ -52,8 +51,7 @@ func (r *record) chainAddrs() []address {
 	return r.publishedAddrs()
 }
 
-// variants says which variants of iptables have the chain. It is taken for absent from legacy iptables where the
-// program is missing that could show it.
+// variants are those that have the chain. Where the program is missing that could show it, legacy has none.
 func (c call) variants(ctx context.Context, chain ipt.Chain) ([]ipt.Variant, error) {
 	where, err := chain.Variants(ctx, c.NF)
 	if ipt.NotInstalled(err) {
@@ -62,8 +60,7 @@ func (c call) variants(ctx context.Context, chain ipt.Chain) ([]ipt.Variant, err
 	return where, err
 }
 
-// othersOfChain are the records of the container's other attachments to the network that are on iptables: they share
-// its chain.
+// othersOfChain are the records on iptables of the container's other attachments to the network: they share its chain.
 func othersOfChain(s *store, r *record) ([]*record, error) {
 	all, err := s.All()
 	return slices.DeleteFunc(all, func(o *record) bool {
@@ -100,8 +97,7 @@ func (c call) addChain(ctx context.Context, s *store, r *record, a address) erro
 	return tool.Edit(ctx, natTable, func(e *ipt.Edit) { r.edit(e, a) })
 }
 
-// usualLines are the lines of a restore that makes the chain without a look at the table. It fails unless all that is
-// shared is there, as it mostly is.
+// usualLines make the chain without a look at the table, and fail unless all that is shared is there, as it mostly is.
 func (r *record) usualLines(a address) (lines []string) {
 	e := &ipt.Edit{}
 	e.Chains, e.Rules = r.shared()
@@ -131,8 +127,7 @@ func (r *record) edit(e *ipt.Edit, a address) {
 	e.Last(r.entryRules(a.family())...)
 }
 
-// delChains removes the container's chains from either variant, also when the reference made them. Rules of its other
-// attachments in the same chain stay.
+// delChains removes the container's chains from either variant, the reference's too. Rules of others in them stay.
 func (c call) delChains(ctx context.Context, s *store, r *record, families ...nft.Family) error {
 	others := sync.OnceValues(func() ([]*record, error) { return othersOfChain(s, r) })
 	var errs []error
@@ -209,8 +204,7 @@ func isEntry(want, live ipt.Rule) bool {
 	return want.Chain == live.Chain && same("--comment") && same("-p") && same("--dports") && same("-j")
 }
 
-// shared are the chains and rules that the attachment's rules rely on and that all containers use, in words as
-// iptables lists them.
+// shared are the chains and rules that all containers use, in words as iptables lists them.
 func (r *record) shared() (chains []string, rules []ipt.Rule) {
 	local := []string{"-m", "addrtype", "--dst-type", "LOCAL", "-j", hostportDNAT}
 	chains = []string{hostportDNAT}
@@ -252,8 +246,7 @@ func (r *record) entryRules(f nft.Family) (out []ipt.Rule) {
 	return out
 }
 
-// chainRules are the rules in the container's chain. For each port some set the fwmark of packets to be
-// masqueraded, and the last one translates all packets.
+// chainRules are the rules in the container's chain: for each port those that set the fwmark, then one that translates.
 func (r *record) chainRules(a address) (out []ipt.Rule) {
 	mark := cmp.Or(r.Options.MarkChain, hostportSetMark)
 	for _, p := range r.portsTo(a) {

@@ -13,8 +13,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// guardComment begins the comment of an interface in the guard. What follows is the value of its
-// route_localnet before the first user.
+// guardComment begins a link's comment in the guard. Its route_localnet before the first user follows.
 const guardComment = "route_localnet was "
 
 func localnet(link string) sysctl.Key { return sysctl.Net("ipv4", "conf", link, "route_localnet") }
@@ -59,9 +58,8 @@ func stageGuard(tx *nft.Tx, s *store, r *record) error {
 	return err
 }
 
-// releaseLocalnet resets route_localnet of the record's link, if it was 0 before the first user, and stages the
-// deletion of the link's entry in the guard. The batch comes later: in the other order containers could reach the
-// host's loopback in between.
+// releaseLocalnet resets route_localnet of the record's link, if it was 0, and stages the deletion of the link's entry
+// in the guard. In the other order containers could reach the host's loopback in between.
 func releaseLocalnet(tx *nft.Tx, r *record) error {
 	live, err := tx.Get(table, localnetSet, nft.IfNameKey(r.Localnet))
 	if err != nil {
@@ -96,8 +94,7 @@ func (c call) sweepGuard(ctx context.Context, isNamed func(string) bool) error {
 	return err
 }
 
-// verifyLocalnet looks whether 127.0.0.1 leads to the container, and whether the guard keeps containers from the
-// host's loopback. The reference has no guard.
+// verifyLocalnet looks whether 127.0.0.1 leads to the container, and for the guard, which the reference does not have.
 func (c call) verifyLocalnet(link string, hasGuard bool) error {
 	if link == "" {
 		return nil

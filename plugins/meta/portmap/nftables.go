@@ -203,8 +203,7 @@ func guardLayout() nft.Layout {
 	}
 }
 
-// owned is the layout of the attachments that masquerade by this bit of the fwmark, with the elements of all
-// attachments.
+// owned is the layout for this bit of the fwmark, with the elements of all attachments.
 func owned(bit int) nft.Owned {
 	o := nft.Owned{Layout: sharedLayout(bit), Chain: chainNamed}
 	for _, f := range nft.Families() {
@@ -215,8 +214,7 @@ func owned(bit int) nft.Owned {
 	return o
 }
 
-// chainNamed makes a chain to which elements lead, from its name alone. A chain with conditions comes without
-// rules: nft(8) makes them.
+// chainNamed makes a chain to which elements lead from its name alone. The rules of one with conditions are nft(8)'s.
 func chainNamed(name string) (nft.Chain, bool) {
 	for _, f := range nft.Families() {
 		if strings.HasPrefix(name, named(f, conditionChains)+"_") {
@@ -265,8 +263,7 @@ func (r *record) conditionChain(f nft.Family) string {
 	return named(f, conditionChains) + "_" + r.Hash()
 }
 
-// ownChains are the chains with conditions and those to which they lead. An ADD that ended early leaves them without an
-// element.
+// ownChains are the chains with conditions and where they lead. An ADD that ended early leaves them without an element.
 func (r *record) ownChains() (chains []string) {
 	for _, a := range r.Addrs {
 		if chain := r.conditionChain(a.family()); chain != "" {

@@ -133,13 +133,11 @@ func (c call) verify(ctx context.Context, want *record) error {
 	return errors.Join(append(errs, c.verifyNFTables(&r))...)
 }
 
-// ipvsLink is where kube-proxy in its mode ipvs has the addresses of all services: they count as local,
-// and what protects them protects them from iptables only.
+// ipvsLink has the addresses of all services in kube-proxy's mode ipvs: local ones that iptables alone protects.
 const ipvsLink = "kube-ipvs0"
 
-// choose decides on the backend. nftables that was not asked for may still give way to iptables, on a kernel without
-// it. nftables beside ipvs is a warning and no error of STATUS: ADD works, and the runtime would make the node not
-// ready for as long as the configuration stands.
+// choose decides on the backend. nftables may still give way to iptables on a kernel without it, unless it was asked
+// for. nftables beside ipvs is a warning: ADD works, and an error of STATUS would make the node not ready for good.
 func (c call) choose(cfg config) (ipt.Backend, error) {
 	if cfg.backend == iptables {
 		return iptables, nil
@@ -244,9 +242,8 @@ func (c call) remove(ctx context.Context) error {
 	})
 }
 
-// removeRecord removes an attachment's rules, then the UDP flows that they led to the container, and then the record.
-// The record stays for a later DEL or GC when a program is missing that may have its rules, or when the flows may be
-// deletable a moment later.
+// removeRecord removes an attachment's rules, then the UDP flows that they led to the container, then the record. That
+// stays for a later DEL or GC when a program is missing, or when the flows may be deletable a moment later.
 func (c call) removeRecord(ctx context.Context, s *store, r *record) error {
 	err := errors.Join(c.delChains(ctx, s, r, nft.Families()...), nft.IfSupported(c.delNFTables(ctx, s, r)),
 		c.delReference(ctx, r))

@@ -21,8 +21,7 @@ type publication struct {
 	saved bool // the record is written, and the roll-back registered
 	// leaving is the link of the owner that an attempt refused, where the kernel is about to remove it.
 	leaving int
-	// replaced are the former owners of the ports, and containers of the reference, that are gone. What they have is
-	// removed when the attachment's rules are made.
+	// replaced are former owners that are gone. What they have is removed when the attachment's rules are made.
 	replaced []*record
 }
 
@@ -268,8 +267,7 @@ func (p *publication) resolveNFTables(ctx context.Context, tx *nft.Tx, others []
 // mayHaveOthers is what cannot be known for want of a program.
 const mayHaveOthers = `chain "` + hostportDNAT + `" may have rules of other plugins for the same ports`
 
-// resolveIPTables decides about the owners whose host ports are in iptables, and about the reference's containers,
-// of which there is no record.
+// resolveIPTables decides about owners with host ports in iptables, and about the reference's containers.
 func (p *publication) resolveIPTables(ctx context.Context) error {
 	isUsed := p.r.Backend == iptables
 	for _, a := range p.r.Addrs {

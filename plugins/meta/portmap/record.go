@@ -34,14 +34,12 @@ type record struct {
 
 	Mappings []mapping `json:"mappings"`
 	Addrs    []address `json:"addrs"` // at most one of each family
-	// Skipped are host ports that another attachment of the container has: runtimes send a container's ports to each
-	// of its networks.
+	// Skipped are host ports of another attachment of the container: runtimes send its ports to each of its networks.
 	Skipped []hostPort `json:"yielded,omitempty"`
 
 	// Localnet is the link whose route_localnet the host ports need; empty = none.
 	Localnet string `json:"localnet,omitempty"`
-	// LocalnetWas is the value of route_localnet before the link's first user. The guard says it too, but
-	// others may flush it.
+	// LocalnetWas is the value of route_localnet before the first user. Others may flush the guard, which has it too.
 	LocalnetWas string `json:"localnetWas,omitempty"`
 }
 
@@ -84,8 +82,7 @@ func addressesOf(ips []cni.IP) (out []address) {
 	return out
 }
 
-// hostPort is a port of the host at one address, or at all of one family, and where it leads. A mapping
-// without a HostIP makes one for each family.
+// hostPort is a port at one address of the host, or at all of a family: a mapping without HostIP makes one for each.
 type hostPort struct {
 	Proto proto          `json:"proto"`
 	Addr  netip.Addr     `json:"addr"` // unspecified: all addresses of the family
@@ -105,8 +102,7 @@ func allOf(f nft.Family) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// conflicts compares by the rules of bind(2): all addresses of a family conflict with each of them,
-// different addresses do not.
+// conflicts compares by the rules of bind(2): all addresses of a family conflict with each, different addresses do not.
 func (p hostPort) conflicts(other hostPort) bool {
 	return p.Proto == other.Proto && p.Port == other.Port && p.Addr.Is4() == other.Addr.Is4() &&
 		(p.Addr == other.Addr || p.Addr.IsUnspecified() || other.Addr.IsUnspecified())
@@ -165,14 +161,12 @@ func (r *record) trimLocalnet() {
 	}
 }
 
-// sharesContainer says whether both are attachments of one container to different networks. A container
-// ID alone does not say so.
+// sharesContainer says whether both are one container's on different networks. The container ID alone does not say so.
 func (r *record) sharesContainer(other *record) bool {
 	return r.ContainerID == other.ContainerID && r.Network != other.Network && r.Location.Is(other.Location.Identity)
 }
 
-// location is where an attachment is: its namespace, and the host end of its interface. An owner whose location
-// is gone has its host ports no more.
+// location is the attachment's namespace, and its host end. An owner whose location is gone has no host ports any more.
 type location struct {
 	Netns string `json:"netns"` // the path
 	ns.Identity

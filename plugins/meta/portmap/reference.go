@@ -16,8 +16,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// referenceTable has the reference plugin's host ports in nftables: rules whose comment is the container ID, without a
-// network.
+// referenceTable has the reference's host ports in nftables: rules whose comment is the container ID, without network.
 func referenceTable(f nft.Family) nft.Table { return nft.Table{Family: f, Name: "cni_hostport"} }
 
 // isReference says whether the reference makes such rules for containers.
@@ -65,8 +64,7 @@ func (r *record) isMentioned(rule nft.LiveRule) bool {
 	return slices.ContainsFunc(r.Addrs, func(a address) bool { return rule.Mentions(nft.AddrKey(a.Addr.Addr())) })
 }
 
-// resolveReferenceChains decides about the reference's containers in iptables: those that have chains other than the
-// known ones.
+// resolveReferenceChains decides about the reference's containers in iptables, by chains other than the known ones.
 func (p *publication) resolveReferenceChains(ctx context.Context, known map[string]bool) error {
 	var rules []ipt.Rule
 	for _, a := range p.r.Addrs {
@@ -146,8 +144,7 @@ func (c call) chainRemoved(ctx context.Context, r *record) (bool, error) {
 	return len(r.chainAddrs()) > 0, nil
 }
 
-// verifyReference looks for what the reference plugin makes: rules in either backend and route_localnet, without
-// a record and a guard.
+// verifyReference looks for what the reference makes: rules in either backend and route_localnet, but no guard.
 func (c call) verifyReference(ctx context.Context, want *record) error {
 	found, err := c.verifyReferenceTables(want)
 	for _, a := range want.Addrs {
@@ -166,8 +163,7 @@ func (c call) verifyReference(ctx context.Context, want *record) error {
 	return errors.Join(err, c.verifyLocalnet(want.Localnet, false))
 }
 
-// verifyReferenceTables compares the reference's nftables rules of the container, if it has any, with those that
-// the reference makes.
+// verifyReferenceTables compares the container's nftables rules of the reference, if any, with what they should be.
 func (c call) verifyReferenceTables(r *record) (found bool, err error) {
 	var diffs []error
 	for _, a := range r.publishedAddrs() {
@@ -227,8 +223,7 @@ func (c call) delReference(ctx context.Context, r *record) error {
 	return nil
 }
 
-// collectReference removes the chains of the network's containers that have no valid attachment. The reference's rules
-// tell no interface apart.
+// collectReference removes the chains of containers without a valid attachment: their rules tell no interface apart.
 func (c call) collectReference(ctx context.Context, s *store) error {
 	var errs []error
 	for _, f := range nft.Families() {
