@@ -48,8 +48,7 @@ type config struct {
 	options
 }
 
-// options say what the server is told and asked for, and what of its answer the result has.
-// The record of the lease has them.
+// options say what the server is told and asked for, and what of its answer the result has. A lease's record has them.
 type options struct {
 	Request  []byte           `json:"request"`
 	Provide  map[uint8][]byte `json:"provide,omitempty"`

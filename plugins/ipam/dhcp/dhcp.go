@@ -40,8 +40,7 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 	return res.decode(), nil
 }
 
-// del has the daemon release the lease. Where there is no daemon, it removes the record, so
-// that the next daemon does not keep the lease.
+// del has the daemon release the lease. Without a daemon it removes the record, so that the next one does not keep it.
 func del(ctx context.Context, req *skel.Request) error {
 	return endLeases(ctx, req, methodRelease, func(records statefile.Records[record]) error {
 		return records.Drop(ctx, req.Attachment.Hash())
@@ -77,8 +76,7 @@ func endLeases(ctx context.Context, req *skel.Request, method string,
 	return err
 }
 
-// check verifies that the daemon holds the lease, and that it is what the result has.
-// It never acquires one.
+// check verifies that the daemon holds the lease that the result has. It never acquires one.
 func check(ctx context.Context, req *skel.Request, cfg *config) error {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
@@ -98,8 +96,7 @@ func check(ctx context.Context, req *skel.Request, cfg *config) error {
 	return nil
 }
 
-// status says whether the daemon answers. It does not ask for a server: which one there
-// is depends on the interface.
+// status says whether the daemon answers. It asks for no server: which one there is depends on the interface.
 func status(ctx context.Context, _ *skel.Request, cfg *config) error {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()

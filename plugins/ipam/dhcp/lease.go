@@ -94,8 +94,7 @@ func (l *lease) result(o options) *rpcResult {
 	return res
 }
 
-// routesOf returns the routes of option 121, which replaces all others (RFC 3442), or those of
-// option 33 and the default route.
+// routesOf returns the routes of option 121, which replaces others (RFC 3442), or of option 33 and the default route.
 func routesOf(ack *dhcpv4.DHCPv4, gateway net.IP) (routes []rpcRoute) {
 	for _, r := range ack.ClasslessStaticRoute() {
 		route := rpcRoute{Dst: network(r.Dest.IP, r.Dest.Mask), GW: r.Router}
@@ -161,8 +160,7 @@ func clientID(a cni.Attachment) []byte {
 	return append([]byte{0}, id[:min(len(id), 254)]...)
 }
 
-// record is a lease in a file, from before the plugin has its answer until DEL: the next daemon finds it. Times
-// are since boot, when /run is empty.
+// record is a lease in a file, from before the plugin's answer until DEL, for the next daemon. Times are since boot.
 type record struct {
 	cni.Attachment
 	Netns  string        `json:"netns"`

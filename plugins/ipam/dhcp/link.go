@@ -31,8 +31,7 @@ type link struct {
 	sock *linklayer.Conn
 }
 
-// openLink finds the interface of a record, whose index it notes the first time. No
-// thread is in the namespace when it returns.
+// openLink finds the interface of a record, whose index it notes the first time. It leaves no thread in the namespace.
 func openLink(n *ns.NS, r *record) (*link, error) {
 	l := &link{ns: n}
 	err := n.Do(func() (err error) {
@@ -84,8 +83,7 @@ func (l *link) bringUp(ctx context.Context) error {
 	return err
 }
 
-// portFilter lets UDP from port 67 to port 68 through that is no fragment; a packet begins with its
-// IP header.
+// portFilter lets UDP from port 67 to port 68 through that is no fragment. A packet begins with its IP header.
 var portFilter = []bpf.Instruction{
 	bpf.LoadAbsolute{Off: 9, Size: 1},
 	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.IPPROTO_UDP, SkipTrue: 6},
@@ -176,8 +174,7 @@ func (l *link) receive(ctx context.Context, wait time.Duration) (*dhcpv4.DHCPv4,
 	return message, err
 }
 
-// neighbor asks by ARP (RFC 826), from an address that need not be on the interface any more, who has another one;
-// nil: nobody answers.
+// neighbor asks by ARP (RFC 826) who has an address. src need not be on the interface any more. nil: nobody answers.
 func (l *link) neighbor(ctx context.Context, src, addr netip.Addr) (mac net.HardwareAddr, err error) {
 	const tries, pause, length = 3, 200 * time.Millisecond, 28
 	const answer, operation, senderMAC, senderIP = 2, 6, 8, 14
@@ -215,15 +212,13 @@ func (l *link) neighbor(ctx context.Context, src, addr netip.Addr) (mac net.Hard
 	return nil, nil
 }
 
-// placed says where on the interface a route of a lease is: plugins behind ours move it
-// to other tables (sbr, vrf), or remove it.
+// placed says where a route of a lease is: plugins behind ours move it to other tables (sbr, vrf), or remove it.
 type placed struct {
 	Dst netip.Prefix `json:"dst"`
 	At  []rtnl.Route `json:"at,omitempty"` // none: nowhere
 }
 
-// routes are those that come with a lease. The first is to its subnet, which the kernel
-// makes with the address.
+// routes are those of a lease. The first is to its subnet, which the kernel makes with the address.
 func (l *link) routes(from *lease, o options) []rtnl.Route {
 	if from == nil {
 		return nil
@@ -290,9 +285,8 @@ func place(routes []rtnl.Route, former []placed) (want []rtnl.Route) {
 	return want
 }
 
-// apply changes the interface from the lease was to the lease is. former says where the routes of was are.
-// What both leases have is left alone: an administrator may have changed it. Old routes are removed after the
-// new ones are made. After an error apply can be called again.
+// apply changes the interface from the lease was, whose routes are where former says, to the lease is. What both have
+// stays: an administrator may have changed it. Old routes go after the new ones are made. It can be called again.
 func (l *link) apply(former []placed, was, is *lease, o options) error {
 	moved := was == nil || is == nil || was.prefix() != is.prefix()
 	var errs []error

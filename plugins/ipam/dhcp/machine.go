@@ -33,9 +33,8 @@ type identity struct {
 	options
 }
 
-// machine is the state machine of a lease (RFC 2131, section 4.4). It has neither clock nor
-// socket: tick returns the packet to send now, and wake is when to call it again at the latest;
-// receive takes a message that has come. Times are since boot.
+// machine is the state machine of a lease (RFC 2131, section 4.4), without clock and socket. tick returns the packet to
+// send now, wake is when to call it again at the latest, receive takes a message that has come. Times are since boot.
 type machine struct {
 	identity
 	pauses flags // how long its pauses are
@@ -65,8 +64,7 @@ const (
 	eager      = 16 // tries of a DISCOVER with short pauses
 )
 
-// enter begins a state at once. Answers to earlier messages are ignored from now on; a REQUEST
-// has the transaction of its OFFER.
+// enter begins a state. Answers to earlier messages are ignored from now on; a REQUEST has its OFFER's transaction.
 func (m *machine) enter(s state, now time.Duration) {
 	if s != requesting {
 		if m.state != requesting && m.state != renewing { // else it goes on asking
@@ -196,8 +194,7 @@ func (m *machine) message(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) *dhc
 	return p
 }
 
-// receive takes a message. What is not for us, not from the server that was asked, or
-// no answer in this state changes nothing.
+// receive takes a message. What is not for us, or not from the server that was asked, or no answer changes nothing.
 func (m *machine) receive(now time.Duration, p *dhcpv4.DHCPv4) {
 	if p.OpCode != dhcpv4.OpcodeBootReply || p.TransactionID != m.xid || !bytes.Equal(p.ClientHWAddr, m.mac()) {
 		return

@@ -13,10 +13,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// The protocol of the socket is that of the reference: net/rpc, which is gob, after an
-// HTTP CONNECT. The package net/rpc itself is not used: it can tell neither a call that
-// its caller gave up, nor who the caller is. gob ignores fields that only one side
-// knows: those of ours are marked.
+// The protocol of the socket is the reference's: net/rpc, which is gob, after an HTTP CONNECT. The package net/rpc is
+// not used: it can tell neither a call that its caller gave up, nor who the caller is. gob ignores fields that one side
+// does not know: ours are marked.
 const (
 	connect   = "CONNECT /_goRPC_ HTTP/1.0\n\n"
 	connected = "HTTP/1.0 200 Connected to Go RPC\n\n"

@@ -185,8 +185,7 @@ func (d *daemon) restore() error {
 	return err
 }
 
-// limited calls do, which blocks in the kernel and so occupies a thread, for a few clients at a time. The others
-// wait without a thread.
+// limited calls do, which occupies a thread in the kernel, for a few clients at a time. Others wait without a thread.
 func (d *daemon) limited(do func()) {
 	d.threads <- struct{}{}
 	defer func() {

@@ -70,8 +70,7 @@ type askedAddr struct {
 	code uint   // of an error about it: CodeConfig or CodeEnvironment
 }
 
-// parseConfig reads and checks the whole configuration. Without sets the
-// runtime is to send some: capabilities.ipRanges says so.
+// parseConfig checks the configuration. Without sets the runtime is to send some: capabilities.ipRanges says so.
 func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *config {
 	cfg := &config{
 		dataDir: cmp.Or(wire.IPAM.DataDir, defaultDataDir), resolvConf: wire.IPAM.ResolvConf,
@@ -228,8 +227,7 @@ func (w wireRange) parse(path string) (ipRange, error) {
 	return r, problems.Err()
 }
 
-// parseAsked collects the addresses that were asked for, from all the places
-// where they can be, each once.
+// parseAsked collects the addresses that were asked for, in any place, each once.
 func (w *wireConfig) parseAsked(args string) ([]askedAddr, error) {
 	var problems cni.Problems
 	values, err := cni.ParseArgs(args, "IP")
@@ -261,8 +259,7 @@ func (w *wireConfig) parseAsked(args string) ([]askedAddr, error) {
 	return list, problems.Err()
 }
 
-// assign finds the set of each address that was asked for. A set gives one
-// address only, and every address asked for must have a set.
+// assign finds the set of each address that was asked for: each must have one, and a set gives one address only.
 func assign(sets []rangeSet, asked []askedAddr) ([]askedAddr, error) {
 	bySet := make([]askedAddr, len(sets))
 	for _, a := range asked {
@@ -288,8 +285,7 @@ func assign(sets []rangeSet, asked []askedAddr) ([]askedAddr, error) {
 // resolvConfMax bounds what is read as resolv.conf(5), in bytes.
 const resolvConfMax = 16 << 20
 
-// readDNS reads a file in the format of resolv.conf(5). A device or a pipe is not even
-// opened: that may start something, and reading it may never end.
+// readDNS reads a file as resolv.conf(5). A device or a pipe is not opened: that may start something, or never end.
 func readDNS(path string) (cni.DNS, error) {
 	if path == "" {
 		return cni.DNS{}, nil

@@ -99,11 +99,8 @@ func gc(ctx context.Context, req *skel.Request) error {
 	return errors.Join(err, s.close())
 }
 
-// status says whether ADD could take addresses: the directory can be written
-// and read. It waits for no lock and changes nothing.
-//
-// A full set is a warning, unless the configuration asks for more: a runtime makes the whole
-// node not ready of an error, also for the containers that have their addresses.
+// status says whether ADD could take addresses, without a lock. A full set is a warning unless the configuration asks
+// for more: an error makes the whole node not ready, also for the containers that have their addresses.
 func status(_ context.Context, req *skel.Request, cfg *config) error {
 	if err := statefile.Writable(filepath.Join(cfg.dataDir, req.Network)); err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: no lease can be written: %w", err)
@@ -171,8 +168,7 @@ func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 	return ips, nil
 }
 
-// take reserves the address that was asked for or, without one, the first that
-// nobody has after the one that the set gave away last.
+// take reserves the address that was asked for or else the first that nobody has after the one given away last.
 func (s *leaseDir) take(n int, set rangeSet, asked askedAddr, owner string) (netip.Addr, error) {
 	if addr := asked.addr; addr.IsValid() {
 		err := s.reserve(addr, owner)
@@ -256,8 +252,7 @@ func join[T fmt.Stringer](list []T, between string) string {
 	return strings.Join(words, between)
 }
 
-// ipRange is a run of addresses of one subnet, both ends included. Every
-// address of it may be given away, except gateways.
+// ipRange is a run of addresses of one subnet, both ends included. All but gateways may be given away.
 type ipRange struct {
 	subnet     netip.Prefix // masked
 	start, end netip.Addr
@@ -265,8 +260,7 @@ type ipRange struct {
 	key        string     // where the configuration has it
 }
 
-// newRange returns the default range of a subnet: all but the network's own
-// address and, in IPv4, the broadcast address.
+// newRange is the default range of a subnet: all but the network's own address and, in IPv4, the broadcast address.
 func newRange(key string, subnet netip.Prefix) ipRange {
 	b := subnet.Addr().AsSlice()
 	for bit := subnet.Bits(); bit < len(b)*8; bit++ {
@@ -310,10 +304,9 @@ func (s rangeSet) isGateway(addr netip.Addr) bool {
 	return slices.ContainsFunc(s, func(r ipRange) bool { return r.gateway == addr })
 }
 
-// after yields the addresses of the set, without gateways, in the order in
-// which they are tried when last was given away before: from the one after it
-// to the end of its range, through the other ranges, and round to last itself.
-// When no range contains last, the order begins at the first range.
+// after yields the addresses of the set, without gateways, in the order in which they are tried: from the one after
+// last to the end of its range, through the other ranges, and round to last itself, or from the first range where none
+// has last.
 func (s rangeSet) after(last netip.Addr) iter.Seq[netip.Addr] {
 	runs := s
 	if at := slices.IndexFunc(s, func(r ipRange) bool { return r.contains(last) }); at >= 0 {

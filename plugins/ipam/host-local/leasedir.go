@@ -43,8 +43,7 @@ const (
 	leaseMode = 0o600
 )
 
-// openLeaseDir opens and locks the directory of a network. Where there is none it is made with perm; with perm 0
-// the result is then nil.
+// openLeaseDir opens and locks a network's directory. Where there is none it makes it with perm; for 0 it returns nil.
 func openLeaseDir(ctx context.Context, dataDir, network string, perm fs.FileMode) (*leaseDir, error) {
 	s, err := openUnlocked(dataDir, network, perm)
 	if s == nil || err != nil {
@@ -108,8 +107,7 @@ func parseOwner(text string) (containerID, ifName string, ok bool) {
 // irregular is the owner of an entry that is no file. No container can have this name.
 const irregular = "(not a regular file)"
 
-// owner reads who owns an address; "" is nobody. So it is with a file of blanks and NULs: its
-// writer was killed.
+// owner reads who owns an address; "" is nobody, as of a file of blanks and NULs, whose writer was killed.
 func (s *leaseDir) owner(addr netip.Addr) (string, error) {
 	content, err := s.dir.Read(addr.String())
 	switch {
@@ -128,8 +126,7 @@ func ownerOf(content []byte) string {
 	return string(bytes.TrimSpace(content))
 }
 
-// heldBy returns the addresses of the first owner that has any, on the index's word or, where
-// that is wrong, on the directory's.
+// heldBy returns the addresses of the first owner that has any, by the index or, where that is wrong, the directory.
 func (s *leaseDir) heldBy(owners ...string) ([]netip.Addr, error) {
 	if s.loadIndex() == nil {
 		if addrs, err := s.find(owners); err == nil {
@@ -249,8 +246,7 @@ func (s *leaseDir) walk(isStale func(owner string) bool) error {
 	return errors.Join(errs...)
 }
 
-// last returns the address that the set gave away last. A file that cannot be read, or is no
-// address, counts as none: where to begin is no reason to fail.
+// last is the address that the set gave away last; none where it cannot be read: where to begin is no reason to fail.
 func (s *leaseDir) last(set int) netip.Addr {
 	content, _ := s.dir.Read(lastFile + strconv.Itoa(set))
 	addr, _ := netip.ParseAddr(string(content))

@@ -74,8 +74,7 @@ func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) (cf
 	return cfg
 }
 
-// sources lists the addresses that count: runtimeConfig.ips replaces all others, then args.cni.ips. Those of CNI_ARGS
-// come beside those of ipam.
+// sources lists the addresses that count: runtimeConfig.ips, else args.cni.ips, else those of ipam and of CNI_ARGS.
 func (wire *wireConfig) sources(args string) (list []source, err error) {
 	var problems cni.Problems
 	var own []source

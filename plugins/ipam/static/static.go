@@ -9,8 +9,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// add returns what the configuration says. Only ADD misses addresses: STATUS is
-// not told those that the runtime names.
+// add returns what the configuration says. STATUS misses no address: it is not told those that the runtime names.
 func add(_ context.Context, _ *skel.Request, cfg config) (*cni.Result, error) {
 	if len(cfg.ips) == 0 {
 		return nil, cni.Refuse("ipam.addresses", nil,
