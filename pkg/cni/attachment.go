@@ -35,9 +35,8 @@ func (a Attachment) Hash() string {
 	return digest(a.Network, a.ContainerID, a.IfName)
 }
 
-// Mark is what a link's alias or an nftables comment says of the owner: Hash, network,
-// container ID and interface, separated by blanks, in printable ASCII. It has at most
-// 128 bytes: container ID and interface are for people and may be cut.
+// Mark is what a link's alias or an nftables comment says of the owner: Hash, network, container ID and interface, in
+// printable ASCII. It has at most 128 bytes: container ID and interface are for people and may be cut.
 func (a Attachment) Mark() string {
 	mark := a.Hash() + " " + networkLabel(a.Network) + " " + a.ContainerID + " " + strings.Map(plain, a.IfName)
 	return mark[:min(len(mark), markMax)]
@@ -60,8 +59,7 @@ func (a Attachment) String() string {
 	return fmt.Sprintf("network %q, container %q, interface %q", a.Network, a.ContainerID, a.IfName)
 }
 
-// networkLabel is the network's name, or for a long one its beginning and its hash,
-// joined by a character that no name has.
+// networkLabel is the network's name. A long one's beginning and hash are joined by a character that no name has.
 func networkLabel(network string) string {
 	if len(network) <= networkMax {
 		return network
@@ -136,8 +134,7 @@ func (s Set) Garbage(mark string) bool {
 	return isHash && label != "" && label == networkLabel(s.network) && !s.hashes[hash]
 }
 
-// Exists is the error of an ADD that finds the attachment, or an interface in its place.
-// Programs look for the reference's words, with which it ends.
+// Exists is the error of an ADD whose attachment or interface is there. It ends in words that programs look for.
 func (a Attachment) Exists(what string) *Error {
 	return Errorf(CodeExists, "%s (%s): container veth name %q already exists", what, a, a.IfName)
 }

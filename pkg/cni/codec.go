@@ -9,8 +9,7 @@ import (
 	"strings"
 )
 
-// DecodeResult reads a result of its cniVersion, or of version when it has none. Text
-// that is no result is code 6, an unknown version code 1.
+// DecodeResult reads a result of its cniVersion, or else of version. No result is code 6, an unknown version code 1.
 func DecodeResult(data []byte, version string) (*Result, error) {
 	r, err := decodeResult(data, version)
 	if err != nil {
@@ -115,9 +114,8 @@ func ParseRoutes(in []WireRoute) (out []Route, err error) {
 	return out, problems.Err()
 }
 
-// Encode writes the result in the shape of version; an unknown one is code 1. 0.1.0 and
-// 0.2.0 have the first address of each family, and routes without options; versions
-// before 1.0.0 have no MTU, socket path or PCI address of interfaces.
+// Encode writes the result in the shape of version; an unknown one is code 1. 0.1.0 and 0.2.0 have the first address of
+// each family, and routes without options; before 1.0.0 interfaces have no MTU, socket path or PCI address.
 func (r *Result) Encode(version string) ([]byte, error) {
 	switch {
 	case !Supports(version):

@@ -12,8 +12,7 @@ import (
 	"strings"
 )
 
-// Config has the keys of all plugins (specification, section 1). Keys match without
-// regard to case: every runtime relies on it.
+// Config has the keys of all plugins (specification, section 1). Runtimes rely on it that case does not matter.
 type Config struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
@@ -68,8 +67,7 @@ func refuseType(t *json.UnmarshalTypeError, doc []byte) *Error {
 		cmp.Or(want[t.Type.Kind()], "a whole number")))
 }
 
-// keyAt is the path of the value that ends, or whose inside begins, at an offset of a
-// JSON document. The decoder's own Field has no index of lists.
+// keyAt is the path of the value that ends or begins at an offset of the document. The decoder's Field has no index.
 func keyAt(doc []byte, offset int64) string {
 	d := json.NewDecoder(bytes.NewReader(doc))
 	var walk func(key string) string

@@ -99,8 +99,7 @@ func (e *Error) Encode(version string) []byte {
 	return encode(wireError{CNIVersion: version, Code: e.Code, Msg: e.Msg, Details: e.Details})
 }
 
-// DecodeError reads an error object that another plugin printed. ok is false when data
-// is no JSON object with a code or a message.
+// DecodeError reads another plugin's error object. ok is false unless data is JSON with a code or a message.
 func DecodeError(data []byte) (e *Error, ok bool) {
 	var w wireError
 	if err := json.Unmarshal(data, &w); err != nil {
@@ -110,9 +109,8 @@ func DecodeError(data []byte) (e *Error, ok bool) {
 	return e, w.Code != 0 || w.Msg != ""
 }
 
-// Transient reports whether the kernel was short of memory, buffers or descriptors, or
-// did not answer in time. DEL, which takes most other refusals for final, leaves the rest
-// to its repetition then.
+// Transient reports whether the kernel was short of memory, buffers or descriptors, or of time. DEL, which takes most
+// other refusals for final, leaves the rest to its repetition then.
 func Transient(err error) bool {
 	passing := []syscall.Errno{syscall.ENOMEM, syscall.ENOBUFS, syscall.EMFILE, syscall.ENFILE, syscall.EAGAIN,
 		syscall.ETIMEDOUT}
@@ -188,8 +186,7 @@ func ProblemsOf(err error) []Problem {
 // Problems collects all that is wrong with a configuration.
 type Problems struct{ list []Problem }
 
-// Add takes the problems of err, which may be nil. It leaves out a second problem of the
-// same value, or of a value inside that.
+// Add takes the problems of err, which may be nil, but no second one of the same value, or of a value inside that.
 func (p *Problems) Add(err error) { p.AddIn("", err) }
 
 // AddIn is Add for the part of a configuration at path.
@@ -213,8 +210,7 @@ func within(key, outer string) bool {
 	return rest == "" || rest[0] == '.' || rest[0] == '['
 }
 
-// Err returns an error with the code and message of the first problem, and the others in
-// its details; nil if there are none.
+// Err returns an error with the code and message of the first problem, and the others in its details; or nil.
 func (p *Problems) Err() error {
 	if len(p.list) == 0 {
 		return nil
@@ -222,8 +218,7 @@ func (p *Problems) Err() error {
 	return refusal(p.list)
 }
 
-// KeyIn is the path of name in the object at key. A name that would be misread, or do
-// something to a terminal, is quoted: ["a.b"] or ipam["\x1b"].
+// KeyIn is the path of name in the object at key. A misleading or unprintable name is quoted: ["a.b"] or ipam["\x1b"].
 func KeyIn(key, name string) string {
 	switch {
 	case name == "" || strings.ContainsAny(name, ".[]\"") || strings.ContainsFunc(name, notPrintable):

@@ -7,8 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Result is what ADD made (specification, section 5). DecodeResult reads it from the
-// shape of any version, Encode writes that.
+// Result is what ADD made (specification, section 5). DecodeResult reads and Encode writes the shape of any version.
 type Result struct {
 	Interfaces []Interface
 	IPs        []IP
@@ -98,8 +97,7 @@ func (r *Result) ContainerInterface(name string) (Interface, bool) {
 	return Interface{}, false
 }
 
-// ContainerIPs returns the addresses of the container's interface called name, and those
-// that name no interface. A nil result has none.
+// ContainerIPs returns the addresses of the container's interface called name, and those that name no interface.
 func (r *Result) ContainerIPs(name string) []IP {
 	if r == nil {
 		return nil

@@ -83,8 +83,7 @@ func InRange[T int | int64 | uint32](key string, number *T, least, most T) error
 
 const noPrefix = "is no address in CIDR notation"
 
-// ParsePrefix reads the value of a key in CIDR notation and keeps its host bits. An IPv4
-// address mapped into IPv6 becomes IPv4.
+// ParsePrefix reads a key in CIDR notation and keeps its host bits. An IPv4 address mapped into IPv6 becomes IPv4.
 func ParsePrefix(key, text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(text)
 	if p.Addr().Is4In6() {
@@ -96,8 +95,7 @@ func ParsePrefix(key, text string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// ParseAddr reads the value of a key, an address without zone. An IPv4 address mapped
-// into IPv6 becomes IPv4.
+// ParseAddr reads a key, an address without zone. An IPv4 address mapped into IPv6 becomes IPv4.
 func ParseAddr(key, text string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)
 	if err != nil || a.Zone() != "" {

@@ -120,8 +120,7 @@ func (t Tool) EditFound(ctx context.Context, table string, look func() (*Edit, e
 	}
 }
 
-// Look reads a table. A legacy table that the namespace does not have is empty, and no program runs: it would make the
-// table.
+// Look reads a table. A legacy table that the namespace lacks is empty, and no program runs: it would make the table.
 func (t Tool) Look(ctx context.Context, table string) (*Edit, error) {
 	read := t.list
 	if t.Variant == Legacy {

@@ -33,8 +33,7 @@ const (
 	IPTables Backend = "iptables"
 )
 
-// ParseBackend reads a key of the configuration; nil, for one that is absent or null, is Auto. Anything else than a
-// backend is code 7.
+// ParseBackend reads a key of the configuration. An absent one is Auto. Anything else than a backend is code 7.
 func ParseBackend(key string, value *string) (Backend, error) {
 	if value == nil {
 		return Auto, nil
@@ -77,9 +76,8 @@ type Tool struct {
 	restore string // the file of its iptables-restore, where Find looked for it
 }
 
-// Find returns the programs that are plainly called iptables: which variant that is the administrator
-// decided. It runs a program only where the name behind the links does not tell.
-// The error matches process.ErrNotFound when there is none.
+// Find returns the programs that are plainly called iptables: the administrator decided on the variant. It runs a
+// program only where the name behind the links does not tell. The error matches process.ErrNotFound when there is none.
 func Find(ctx context.Context, f nft.Family) (Tool, error) {
 	t := Tool{Family: f, name: programOf(f)}
 	var err error

@@ -26,17 +26,15 @@ import (
 type Config struct {
 	Attachment cni.Attachment
 	Backend    ipt.Backend
-	// Addrs are the addresses of the container, with the length of their prefix. Del needs none: they make
-	// it cheaper.
+	// Addrs are the addresses of the container, with the length of their prefix. Del is cheaper with them.
 	Addrs []netip.Prefix
 	// Warn tells people of rules that Del cannot remove because a program is missing; a later Del or GC removes
 	// them. Without Warn that is an error.
 	Warn func(format string, args ...any)
 }
 
-// Add makes the attachment's rules. Where it fails Del removes what there is of them. Repeating it is fine. When
-// another attachment still has an element for one of the addresses, it is replaced: IPAM lends an address once, so
-// the other one is a leftover.
+// Add makes the attachment's rules. Where it fails Del removes what there is of them. It may be repeated. Another
+// attachment's element for one of the addresses is a leftover and is replaced: IPAM lends an address once.
 func Add(ctx context.Context, nf *nft.Conn, c Config) error {
 	if len(c.Addrs) == 0 {
 		return nil
@@ -61,9 +59,8 @@ func Del(ctx context.Context, nf *nft.Conn, c Config) error {
 	)
 }
 
-// Check compares the attachment's rules, and those that all share, with the kernel's. The error joins
-// the differences; each matches nft.ErrDrift. Rules that an ADD with the other backend or the reference
-// plugins made pass too: the node may have been upgraded under the container.
+// Check compares the attachment's rules, and the shared ones, with the kernel's. Each difference matches nft.ErrDrift.
+// Rules of the other backend or the reference plugins pass too: the node may have been upgraded under the container.
 func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 	if len(c.Addrs) == 0 {
 		return nil
@@ -80,8 +77,7 @@ func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 	return err
 }
 
-// GC removes what attachments of the set's network left that are not in it, on either backend,
-// also when the reference plugins made it.
+// GC removes what attachments of the set's network left that are not in it, on either backend, the reference's too.
 func GC(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
 	return errors.Join(
 		nft.IfSupported(owned().Sweep(ctx, nf, valid.Garbage)),

@@ -41,9 +41,8 @@ func owned() nft.Owned {
 	return o
 }
 
-// chainName names the chain of an address's prefix. nft takes no colons in names. An address that is
-// alone in its prefix shares a chain with all others of that kind, or there would be one chain for each
-// container.
+// chainName names the chain of an address's prefix. nft takes no colons in names. Addresses alone in their prefix share
+// one chain, or there would be one for each container.
 func chainName(p netip.Prefix) string {
 	if p.IsSingleIP() {
 		return prefixChain + "single" + nft.FamilyOf(p.Addr()).Digit()
@@ -51,8 +50,7 @@ func chainName(p netip.Prefix) string {
 	return prefixChain + strings.ReplaceAll(p.Masked().String(), ":", "-")
 }
 
-// chainNamed is the chain of a prefix, by the reverse of chainName: packets to the prefix, and multicast, keep their
-// source. Any other chain's name is false.
+// chainNamed is the chain of a prefix, by the reverse of chainName: packets to it, and multicast, keep their source.
 func chainNamed(name string) (nft.Chain, bool) {
 	text, found := strings.CutPrefix(name, prefixChain)
 	p, err := netip.ParsePrefix(strings.ReplaceAll(text, "-", ":"))
@@ -104,8 +102,7 @@ func distinct(addrs []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// delNFTables finds the elements by their addresses. Where one of them is missing, or no address is known, it reads
-// all elements of the host.
+// delNFTables finds the elements by their addresses. Where it misses one, or knows none, it reads all of the host.
 func delNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	mine, known := c.Attachment.Owns, items(c)
 	found, err := owned().Live(nf, known, mine)

@@ -38,8 +38,7 @@ func (c *Conn) batch(msgs []message, keep bool) error {
 	return failed
 }
 
-// refusal names the operation at that place in an error. 0 is the batch itself, which a kernel without nf_tables
-// refuses.
+// refusal names the operation at that place in an error. 0 is the batch, which a kernel without nf_tables refuses.
 func refusal(msgs []message, place int, cause error) error {
 	m := message{table: msgs[0].table, what: "commit", feature: errors.Is(cause, unix.EOPNOTSUPP)}
 	if place >= 1 && place <= len(msgs) {
@@ -52,9 +51,8 @@ func refusal(msgs []message, place int, cause error) error {
 	return err
 }
 
-// exchange sends messages in one datagram, which the library cannot, and hands on each answer with the
-// place of its message, until one is the last. When the datagram is sent, the kernel has answered: a
-// missing answer is an error.
+// exchange sends messages in one datagram, which the library cannot, and hands on each answer with the place of its
+// message, until one is the last. The kernel has answered when the datagram is sent: a missing answer is an error.
 func (c *Conn) exchange(msgs []message, each func(place int, answer syscall.NetlinkMessage) (last bool)) error {
 	var out []byte
 	first := c.sock.Seq + 1
@@ -103,8 +101,7 @@ func (c *Conn) send(out []byte) error {
 	return unix.Sendto(fd, out, 0, kernel)
 }
 
-// answerError is the error in a message, with the kernel's explanation if it gives one. The library's own
-// is private.
+// answerError is the error in a message, with the kernel's explanation if any. The library's own is private.
 func answerError(m syscall.NetlinkMessage) error {
 	if m.Header.Type != unix.NLMSG_ERROR || len(m.Data) < 4+unix.SizeofNlMsghdr {
 		return nil
@@ -147,8 +144,7 @@ func (c *Conn) query(msgs ...message) ([][]byte, error) {
 	return out, nil
 }
 
-// list returns all objects that the request selects: the family in the first byte, and the attributes behind
-// nfgenmsgSize.
+// list returns all objects that the request selects: the family in the first byte, attributes behind nfgenmsgSize.
 func (c *Conn) list(m message) ([][]byte, error) {
 	if err := c.dial(); err != nil {
 		return nil, err

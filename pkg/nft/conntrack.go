@@ -11,10 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Flow is an entry of the kernel's connection tracking.
-//
-// An entry keeps the translation of its first packet. A sender of UDP that never pauses is translated by
-// rules that are gone until its entry is deleted.
+// Flow is an entry of the kernel's connection tracking. It keeps the translation of its first packet: a sender of UDP
+// that never pauses is translated by rules that are gone until its entry is deleted.
 type Flow struct {
 	Source, Destination netip.AddrPort // of the first packet, as its sender wrote it
 	ReplySource         netip.AddrPort // who answers: Destination unless that is translated

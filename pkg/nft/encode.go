@@ -204,8 +204,7 @@ func decodeElements(data []byte) []Element {
 	return out
 }
 
-// Types of nft's own data in a table, chain, set or element, which the kernel does not read (libnftnl/udata.h): a
-// type, a length and a value.
+// Types of nft's own data (libnftnl/udata.h), which the kernel does not read: a type, a length and a value.
 const (
 	udataComment      = 0 // of everything but a set
 	udataKeyByteOrder = 0 // of a set
@@ -269,8 +268,7 @@ func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	}
 }
 
-// attribute is the value of the first attribute of the last kind, in the list to which the kinds before it lead; nil
-// when there is none.
+// attribute is the value of the first attribute of the last kind, in the list to which the others lead; nil: none.
 func attribute(b []byte, kinds ...uint16) []byte {
 	for _, want := range kinds {
 		list := b

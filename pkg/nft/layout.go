@@ -62,8 +62,7 @@ type Table struct {
 	Name   string
 }
 
-// TableName is the table of any family that all our plugins share. Names in it end in the version of their layout,
-// but for sets of the administrator.
+// TableName is the table of any family that all plugins share. Names in it end in the version of their layout.
 const TableName = "hawser"
 
 func (t Table) String() string { return t.Family.String() + " " + t.Name }
@@ -126,8 +125,7 @@ type Hook struct {
 	Priority int32
 }
 
-// Key builds the key or data of an element from its fields. Those of a concatenation are padded to whole
-// registers.
+// Key builds the key or data of an element from its fields. Several are padded to whole registers.
 func Key(fields ...[]byte) []byte {
 	if len(fields) == 1 {
 		return fields[0]

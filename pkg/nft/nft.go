@@ -67,9 +67,8 @@ func (c *Conn) dial() error {
 	return nil
 }
 
-// Update runs change under the host's lock and commits what it staged, everything or nothing. change runs again when
-// somebody without the lock changed the same. A lock that others hold until ctx's deadline, or for 30 seconds, is a
-// *statefile.Busy naming the holder.
+// Update runs change under the host's lock and commits what it staged, everything or nothing. It runs change again when
+// others without the lock changed the same. A lock that stays held, for 30 seconds at most, is a *statefile.Busy.
 func (c *Conn) Update(ctx context.Context, change func(*Tx) error) error {
 	return Owned{}.Update(ctx, c, change)
 }

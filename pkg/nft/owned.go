@@ -72,8 +72,7 @@ func (o Owned) Sweep(ctx context.Context, c *Conn, matches func(mark string) boo
 	return o.Remove(ctx, c, found, matches)
 }
 
-// Verify compares items, the layout and the chains to which items lead with what the kernel has. Its error joins the
-// differences and matches ErrDrift.
+// Verify compares items, the layout and the chains to which items lead with the kernel's. Differences match ErrDrift.
 func (o Owned) Verify(c *Conn, items []Item) error {
 	live, err := c.get(o.Layout.Table, items)
 	if err != nil {
@@ -226,8 +225,7 @@ func (tx *Tx) delete(set string, e Element) {
 // Drop names chains that Update deletes if nothing leads to them, as it does with chains that lost their elements.
 func (tx *Tx) Drop(chains ...string) { tx.dropped = append(tx.dropped, chains...) }
 
-// dropUnused stages the deletion of the chains to which nothing leads any more, and so on with those to which their
-// rules led.
+// dropUnused stages the deletion of chains to which nothing leads any more, then of those to which their rules led.
 func (tx *Tx) dropUnused(names ...string) error {
 	t := tx.owned.Layout.Table
 	for _, name := range names {

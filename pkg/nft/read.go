@@ -50,8 +50,7 @@ func (c *Conn) Chains(t Table) ([]LiveChain, error) {
 	return out, err
 }
 
-// Rules returns the rules of the chain, in order, of all chains of the table for an empty name. A missing chain has
-// none.
+// Rules returns the rules of the chain, in order; for an empty name of all chains. A missing chain has none.
 func (c *Conn) Rules(t Table, chain string) ([]LiveRule, error) {
 	m := t.message(unix.NFT_MSG_GETRULE, "")
 	if chain != "" {

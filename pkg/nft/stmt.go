@@ -132,8 +132,7 @@ func Masquerade() Stmt {
 	return Stmt{text: "masquerade", exprs: [][]byte{expression("masq", attrNet32(unix.NFTA_MASQ_FLAGS, 0))}}
 }
 
-// DNATMap translates the destination to the address, of family f, and port that the map has for the
-// fields, and goes on when it has none.
+// DNATMap translates the destination to the address, of family f, and port that the map has for the fields, if any.
 func DNATMap(f Family, set string, fields ...Field) Stmt {
 	s := lookup(fields, "", set, attrNet32(unix.NFTA_LOOKUP_DREG, reg1))
 	port := register(uint32(f.Addr().size()) / 4) // behind the address
@@ -224,8 +223,7 @@ func (r Rule) String() string {
 	return strings.Join(text, " ")
 }
 
-// compile returns the rule's expressions for a table of the family. In the family inet, the field of one
-// protocol needs a test for that first.
+// compile returns the rule's expressions. In the family inet a field of one protocol needs a test for that first.
 func (r Rule) compile(family Family) [][]byte {
 	var out [][]byte
 	var proto byte
@@ -242,8 +240,7 @@ func (r Rule) compile(family Family) [][]byte {
 // reg1 is the register of expressions that need only one.
 const reg1 = unix.NFT_REG_1
 
-// expression is one step of a rule as the kernel runs it. attrs have options that it lacks as 0, to tell it from one
-// that has them.
+// expression is one step of a rule as the kernel runs it. attrs have options that it lacks as 0, to be compared.
 func expression(name string, attrs ...[]byte) []byte {
 	return append(attrText(unix.NFTA_EXPR_NAME, name), attrNest(unix.NFTA_EXPR_DATA, attrs...)...)
 }

@@ -33,8 +33,7 @@ func (o Owned) begin(c *Conn) *Tx {
 	return &Tx{Conn: c, owned: o, settled: map[string]bool{}, deleted: map[string]bool{}, unused: map[string]int{}}
 }
 
-// elementsMax is how many elements a message has. An attribute's length has 16 bits, and one element has
-// less than 1,000 bytes.
+// elementsMax is how many elements a message has: an attribute's length has 16 bits, an element less than 1,000 bytes.
 const elementsMax = 64
 
 // Add stages new elements. A key that is there already makes the batch fail, whatever its data.
@@ -46,8 +45,7 @@ func (tx *Tx) Add(t Table, set string, elems ...Element) {
 	}
 }
 
-// Delete stages the deletion of elements by their keys. The kernel does not compare the owner: read the
-// element's comment in the same transaction.
+// Delete stages the deletion of elements by their keys. Read the owner's comment in the same transaction.
 func (tx *Tx) Delete(t Table, set string, elems ...Element) {
 	for some := range slices.Chunk(elems, elementsMax) {
 		tx.msgs = append(tx.msgs,
@@ -89,9 +87,8 @@ func (tx *Tx) DeleteRule(t Table, chain string, handle uint64) {
 		attrBytes(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, handle))))
 }
 
-// EnsureLayout stages what the kernel lacks of a layout. When several create a missing chain at once, one
-// succeeds and the others start again. A chain that has lost rules (nft flush table) gets all its rules anew,
-// in order; rules of others in it stay.
+// EnsureLayout stages what the kernel lacks of a layout. When several create a chain at once, one succeeds and the
+// others start again. A chain that has lost rules (nft flush table) gets all its rules anew; rules of others stay.
 func (tx *Tx) EnsureLayout(l Layout) error {
 	hasSets := false
 	for _, chain := range l.Chains {
@@ -198,8 +195,7 @@ func missingRule(want [][][]byte, live []LiveRule) int {
 	return i
 }
 
-// Removal selects rules that another program made, and the chains to which they lead. A chain to which one more rule
-// leads stays.
+// Removal selects rules of another program, and the chains to which they alone lead.
 type Removal struct {
 	Table Table
 	Chain string              // has the rules; empty: any chain of the table

@@ -114,8 +114,7 @@ func (c *call[C]) checkVersion(version, command string) error {
 		Details: command + " came with " + since}
 }
 
-// request makes a request of a configuration, and returns all that is wrong with
-// it. DEL and GC go on without a value that they cannot use.
+// request makes a request, and returns all that is wrong with the configuration. DEL and GC do without bad values.
 func (c *call[C]) request(data []byte, conf *cni.Config, command string) (*Request, error) {
 	req := &Request{
 		Attachment: cni.Attachment{Network: conf.Name},

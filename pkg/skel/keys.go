@@ -91,8 +91,7 @@ func isKnown(name string, known []key) bool {
 	return slices.ContainsFunc(known, func(k key) bool { return k.name == name })
 }
 
-// unknownIn returns the unknown keys of an object, or of the objects in a list. With
-// no known keys any key may be in it.
+// unknownIn returns the unknown keys of an object, or of those in a list. Without known keys any may be in it.
 func unknownIn(value any, known []key, path string) (found []unknownKey) {
 	if list, ok := value.([]any); ok {
 		for i, elem := range list {
@@ -120,8 +119,7 @@ func unknownIn(value any, known []key, path string) (found []unknownKey) {
 	return found
 }
 
-// closest finds the known key that name was probably meant to be: one that differs
-// by case or, the longer it is, by one or two typos.
+// closest finds the known key that name probably is: one that differs by case or, the longer it is, by a typo or two.
 func closest(name string, known []key) string {
 	lower := strings.ToLower(name)
 	for typos := range 3 {
@@ -141,8 +139,7 @@ func closest(name string, known []key) string {
 	return ""
 }
 
-// differs reports whether at most this many typos make b of a: a letter too many, one
-// left out, one for another, or two swapped.
+// differs reports whether at most so many typos make b of a: a letter too many or too few, another one, or two swapped.
 func differs(a, b string, typos int) bool {
 	for a != "" && b != "" && a[0] == b[0] {
 		a, b = a[1:], b[1:]

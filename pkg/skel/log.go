@@ -18,8 +18,7 @@ import (
 const (
 	// logVar is the variable in which the administrator names the log. It wins over the key.
 	logVar = "HAWSER_LOG"
-	// logDir has the logs that configurations name. A tenant may write those, but must
-	// not choose any other file to which root writes.
+	// logDir has the logs that configurations name: a tenant must not choose any other file to which root writes.
 	logDir = "/var/log/hawser"
 )
 
@@ -98,8 +97,7 @@ func openLogOfVariable(path string) (*os.File, error) {
 // lineStart is how the first line of a log begins.
 const lineStart = `{"time":"`
 
-// openLogOfKey opens a log in logDir, and makes both where they are missing. It leaves
-// a file alone that is not a log of ours.
+// openLogOfKey opens a log in logDir, and makes both where they are missing. A file that is no log of ours stays.
 func openLogOfKey(path string) (*os.File, error) {
 	if err := os.Mkdir(logDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err

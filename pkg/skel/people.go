@@ -45,9 +45,8 @@ func forPeople[C any](p Plugin[C], env Env, vars map[string]string) (done bool, 
 	return true, 0
 }
 
-// behaviour is the version of the reference plugins whose behaviour this is, with
-// our own in its build metadata. nerdctl asks so whether firewall can isolate
-// networks, and Nomad whether a node's plugins are of this decade.
+// behaviour is the version of the reference plugins that we replace, with our own in its build metadata. nerdctl asks
+// so whether firewall can isolate networks, and Nomad whether a node's plugins are of this decade.
 func behaviour() string {
 	return "v1.9.1+hawser." + strings.ReplaceAll(version, "+", ".")
 }
@@ -92,9 +91,8 @@ type checker[C any] struct {
 	status int
 }
 
-// checkConfig serves --check-config. It reads a configuration, or a list of them, from
-// standard input, and prints what ADD would refuse in the entries that are this plugin's,
-// and which of their keys it does not know.
+// checkConfig serves --check-config: of a configuration, or a list of them, on standard input it prints what ADD would
+// refuse in the entries that are this plugin's, and which of their keys it does not know.
 func checkConfig[C any](p Plugin[C], env Env) int {
 	c := &checker[C]{call: call[C]{plugin: p, env: env}, status: confOther}
 	data, err := c.readConf()

@@ -14,8 +14,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// versionTimeout is how long VERSION, and an error, wait for the configuration's version
-// from a caller who sends none and does not close the stream.
+// versionTimeout is how long the version is waited for from a caller who sends nothing and keeps the stream open.
 const versionTimeout = 2 * time.Second
 
 // answerVersion answers VERSION, in the version of the input (specification, section 5).
@@ -81,8 +80,7 @@ func (c *call[C]) print(doc []byte) error {
 	return cni.Errorf(cni.CodeIO, "standard output: %w", err)
 }
 
-// fail prints the error object, on standard error where standard output cannot be
-// written, and returns the exit status.
+// fail prints the error object, if need be on standard error, and returns the exit status.
 func (c *call[C]) fail(err error) int {
 	out := describe(err).Encode(cmp.Or(c.version, cni.Newest))
 	if c.print(out) != nil {

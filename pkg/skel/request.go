@@ -50,8 +50,7 @@ type undo struct {
 	do   func(context.Context) error
 }
 
-// NoInterface is the error of a chained plugin that does not find CNI_IFNAME in the container. Runtimes search
-// the text for that of err, rtnl.ErrNoLink.
+// NoInterface is the error of a container without CNI_IFNAME. Runtimes search for the text of err, rtnl.ErrNoLink.
 func (r *Request) NoInterface(err error) error {
 	return cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q: %w", r.IfName, r.Netns,
 		err)
@@ -61,8 +60,7 @@ func (r *Request) NoInterface(err error) error {
 // key.
 func (r *Request) Decode(v any) error { return cni.Unmarshal(r.Conf, v) }
 
-// ConfigOf is the Config of which Parse decodes the configuration over defaults, and has parse check that and collect
-// what is wrong with it.
+// ConfigOf is the Config whose Parse decodes the configuration over defaults, and parse collects what is wrong with it.
 func ConfigOf[W, C any](defaults W, parse func(*Request, W, *cni.Problems) C) Config[C] {
 	return Config[C]{defaults, func(req *Request) (c C, err error) {
 		w := defaults

@@ -96,9 +96,8 @@ func Main[C any](p Plugin[C]) {
 	}))
 }
 
-// withoutSIGPIPE returns a stream under another number. Go ends a process that writes
-// to number 1 or 2 when nobody reads them; for any other number the write returns an
-// error, and ADD is rolled back.
+// withoutSIGPIPE returns a stream under another number. Go ends a process that writes to 1 or 2 when nobody reads them;
+// for any other number the write returns an error, and ADD is rolled back.
 func withoutSIGPIPE(f *os.File) *os.File {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
@@ -222,8 +221,7 @@ func (c *call[C]) add(ctx context.Context) error {
 	return c.req.rollBack(context.WithoutCancel(ctx), limit*2/9, stopped(timed, err))
 }
 
-// stopped makes code 11 of the error of a call that a signal or its deadline ended.
-// An error with a code of its own stays.
+// stopped makes code 11 of the error of a call that a signal or its deadline ended, unless it has a code of its own.
 func stopped(ctx context.Context, err error) error {
 	if ctx.Err() == nil || err == nil || errors.As(err, new(*cni.Error)) {
 		return err
@@ -248,8 +246,7 @@ func environ(vars []string) map[string]string {
 	return m
 }
 
-// WithTwoThirds returns a context with two thirds of the time that ctx has: steps that
-// wait for locks leave the rest to other steps.
+// WithTwoThirds returns a context with two thirds of ctx's time: steps that wait for locks leave the rest to others.
 func WithTwoThirds(ctx context.Context) (context.Context, context.CancelFunc) {
 	at, ok := ctx.Deadline()
 	if !ok {

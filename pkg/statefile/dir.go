@@ -29,9 +29,8 @@ type Dir struct {
 	path string
 }
 
-// Open opens the directory at path. Where there is none, it makes it and the
-// missing parents with perm (less the umask); with perm 0 the error then matches
-// fs.ErrNotExist. Links in path are followed.
+// Open opens the directory at path. Where there is none, it makes it and the missing parents with perm (less the
+// umask); for perm 0 the error then matches fs.ErrNotExist. Links in path are followed.
 func Open(path string, perm fs.FileMode) (*Dir, error) { return open(path, perm, 0) }
 
 // OpenOwn is Open for a directory that we make ourselves: a symbolic link in its place
@@ -53,8 +52,7 @@ func open(path string, perm fs.FileMode, flags int) (*Dir, error) {
 	return &Dir{fd: fd, path: path}, nil
 }
 
-// IsAbsent reports whether the error of Open with perm 0 says that nothing is
-// kept at the path: there is none, or a file is in its place.
+// IsAbsent reports whether the error of Open with perm 0 says that nothing is kept at the path, which may be a file.
 func IsAbsent(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) }
 
 // Path is the path that d was opened by, for messages.
@@ -69,8 +67,7 @@ func (d *Dir) Names() ([]string, error) {
 	return slices.DeleteFunc(names, isTemporary), err
 }
 
-// Sweep removes the temporary files that killed writers left. The caller holds the lock of
-// all writers of this directory.
+// Sweep removes the temporary files that killed writers left. The caller holds the lock of all writers.
 func (d *Dir) Sweep() error {
 	names, err := d.list()
 	errs := []error{err}
@@ -144,9 +141,8 @@ func retry(call func() (int, error)) (int, error) {
 // maxSize is what Read takes at most: state files are small.
 const maxSize = 16 << 20
 
-// Create makes the file name with data and perm (less the umask), whole or not at all. When
-// there is an entry of that name the error matches fs.ErrExist. The caller holds the lock of
-// all writers.
+// Create makes the file name with data and perm (less the umask), whole or not at all. The error matches fs.ErrExist
+// when there is such an entry. The caller holds the lock of all writers.
 func (d *Dir) Create(name string, data []byte, perm fs.FileMode) error {
 	if !isEntry(name) {
 		return d.fail("create", name, fs.ErrInvalid)
@@ -161,8 +157,7 @@ func (d *Dir) Create(name string, data []byte, perm fs.FileMode) error {
 	return d.fail("create", name, err)
 }
 
-// createUnnamed links a file into the directory that had no name until then: a
-// writer that is killed leaves nothing that other programs could read.
+// createUnnamed links a file that had no name until then: a writer that is killed leaves nothing for others to read.
 func (d *Dir) createUnnamed(name string, data []byte, perm fs.FileMode) error {
 	fd, err := openat(d.fd, ".", unix.O_WRONLY|unix.O_TMPFILE, perm)
 	if err != nil {
@@ -198,8 +193,7 @@ func (d *Dir) Replace(name string, data []byte, perm fs.FileMode) error {
 	return d.fail("replace", name, err)
 }
 
-// write writes the temporary file of name. One that a killed writer left is
-// replaced: it may be another name of a file that was whole.
+// write writes the temporary file of name. It replaces a killed writer's, which may be another name of a whole file.
 func (d *Dir) write(name string, data []byte, perm fs.FileMode) (tmp string, err error) {
 	if !isEntry(name) {
 		return "", fs.ErrInvalid
@@ -223,8 +217,7 @@ func (d *Dir) write(name string, data []byte, perm fs.FileMode) (tmp string, err
 
 const temporarySuffix = ".tmp"
 
-// temporary is the name of the file that becomes name. Names that differ after 250 bytes
-// share it: the lock keeps their writers apart.
+// temporary is the name of the file that becomes name. Long names may share it: the lock keeps their writers apart.
 func temporary(name string) string {
 	const nameMax = 255
 	return "." + name[:min(len(name), nameMax-len("."+temporarySuffix))] + temporarySuffix
@@ -251,8 +244,7 @@ func (d *Dir) Remove(name string) error {
 	return d.fail("remove", name, err)
 }
 
-// Discard is Remove for a file that Replace writes: what a Replace that was
-// killed has left goes too. The caller holds the lock that its writers take.
+// Discard is Remove for a file that Replace writes: what a killed Replace has left goes too. The caller holds the lock.
 func (d *Dir) Discard(name string) error {
 	if err := d.Remove(name); err != nil {
 		return err
@@ -292,8 +284,7 @@ func (d *Dir) read(name string) ([]byte, error) {
 	return data[:max(n, 0)], err
 }
 
-// OpenFile opens the regular file name for reading and writing in place. A single
-// ReadAt or WriteAt is not atomic against other processes; the caller's lock is. A
+// OpenFile opens the regular file name for reading and writing in place, which is atomic by the caller's lock alone. A
 // file that has a second hard link is refused: it may be somebody else's.
 func (d *Dir) OpenFile(name string) (*os.File, error) {
 	fd, err := d.open(name, unix.O_RDWR, 0)
@@ -308,9 +299,8 @@ func (d *Dir) OpenFile(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), d.join(name)), nil
 }
 
-// Writable tries whether a file can be created and written in the directory at
-// path, or in the nearest one above it where Open would make it: on a file system
-// that is read-only or full it cannot. Nothing in the directory changes.
+// Writable tries whether a file can be created and written in the directory at path, or in the nearest one above it
+// where Open would make it: the file system may be read-only or full. Nothing in the directory changes.
 func Writable(path string) error {
 	fd, err := openat(unix.AT_FDCWD, path, unix.O_WRONLY|unix.O_TMPFILE, 0o600)
 	switch {

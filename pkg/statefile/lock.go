@@ -115,8 +115,7 @@ func flock(fd, how int) error {
 	return err
 }
 
-// busy looks the lock's holder up in /proc/locks. There is none to see in another PID
-// namespace, and without /proc.
+// busy looks the lock's holder up in /proc/locks, which lacks those of other PID namespaces.
 func busy(path string) *Busy {
 	b := &Busy{Path: path}
 	var st unix.Stat_t

@@ -47,8 +47,7 @@ func (r Records[T]) Open(ctx context.Context) (*Store[T], error) {
 	return r.lock(ctx, dir)
 }
 
-// OpenExisting is Open for calls that put no record: it makes no directory. If the path
-// is missing, or is no directory, the store is empty.
+// OpenExisting is Open for calls that put no record: without a directory at the path the store is empty.
 func (r Records[T]) OpenExisting(ctx context.Context) (*Store[T], error) {
 	s := r.reader()
 	if s.dir == nil {
