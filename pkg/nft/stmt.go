@@ -123,8 +123,11 @@ func Jump(chain string) Stmt { return ending("jump "+chain, unix.NFT_JUMP, chain
 // Goto leaves this chain for another one of the table and does not come back.
 func Goto(chain string) Stmt { return ending("goto "+chain, unix.NFT_GOTO, chain) }
 
+// ending ends the rule; chain is where a jump or goto leads.
 func ending(text string, code int32, chain string) Stmt {
-	return Stmt{text: text, exprs: [][]byte{verdict(code, chain)}}
+	return Stmt{text: text, exprs: [][]byte{expression("immediate",
+		attrNet32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT),
+		attrNest(unix.NFTA_IMMEDIATE_DATA, verdictValue(code, chain)))}}
 }
 
 // Masquerade gives the packet the source address of the interface it leaves by.
@@ -265,12 +268,6 @@ func bitwise(mask, xor []byte) []byte {
 	return expression("bitwise", attrNet32(unix.NFTA_BITWISE_SREG, reg1),
 		attrNet32(unix.NFTA_BITWISE_DREG, reg1), attrNet32(unix.NFTA_BITWISE_LEN, uint32(len(mask))),
 		operand(unix.NFTA_BITWISE_MASK, mask), operand(unix.NFTA_BITWISE_XOR, xor))
-}
-
-// verdict ends the rule; chain is where a jump or goto leads.
-func verdict(code int32, chain string) []byte {
-	return expression("immediate", attrNet32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT),
-		attrNest(unix.NFTA_IMMEDIATE_DATA, verdictValue(code, chain)))
 }
 
 func verdictValue(code int32, chain string) []byte {

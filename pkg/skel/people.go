@@ -40,15 +40,11 @@ func forPeople[C any](p Plugin[C], env Env, vars map[string]string) (done bool, 
 			env.Args[0])
 		return true, confUnreadable
 	}
-	fmt.Fprintf(env.Stderr, "CNI %s plugin %s\n", p.Name, behaviour())
+	// The version is that of the reference plugins that we replace, with our own in its build metadata. nerdctl asks
+	// so whether firewall can isolate networks, and Nomad whether a node's plugins are of this decade.
+	fmt.Fprintf(env.Stderr, "CNI %s plugin v1.9.1+hawser.%s\n", p.Name, strings.ReplaceAll(version, "+", "."))
 	printHelp(env.Stderr, p)
 	return true, 0
-}
-
-// behaviour is the version of the reference plugins that we replace, with our own in its build metadata. nerdctl asks
-// so whether firewall can isolate networks, and Nomad whether a node's plugins are of this decade.
-func behaviour() string {
-	return "v1.9.1+hawser." + strings.ReplaceAll(version, "+", ".")
 }
 
 func printHelp[C any](w io.Writer, p Plugin[C]) {
