@@ -326,6 +326,9 @@ var _ = Describe("the machine", func() {
 		Expect(way(p)).To(Equal(toServer))
 		Expect(p.message.ClientIPAddr.String()).To(Equal("10.9.0.50"))
 		Expect(p.message.Options).To(HaveKeyWithValue(uint8(61), []byte("id")))
+		By("the record of an older daemon has the ID that the configuration provides in another place")
+		l.Provide = map[uint8][]byte{61: []byte("own")}
+		Expect(l.releasePacket().message.Options).To(HaveKeyWithValue(uint8(61), []byte("own")))
 	})
 })
 
