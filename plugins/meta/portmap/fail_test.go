@@ -5,6 +5,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
@@ -172,6 +173,14 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 			Before: nstest.RefuseNetfilterSockets})
 		Expect(o.Code).To(Equal(cni.CodeUnavailable), o.text())
 		Expect(o.Msg).To(And(ContainSubstring("/run/hawser/portmap"), ContainSubstring("not supported")))
+	})
+
+	It("fails where the kernel does not say whether kube-proxy is in its mode ipvs", func() {
+		const question = 48 // bytes of the request for the link "kube-ipvs0"
+		says := newWorld().Fails(Call{Command: "STATUS", Conf: conf(Object{"backend": "nftables"}), Before: func() {
+			nstest.FailCall(unix.SYS_SENDTO, unix.EPERM, nstest.Arg{Number: 2, Value: question})
+		}}, cni.CodeUnavailable)
+		Expect(says).To(ContainSubstring(`link "kube-ipvs0": operation not permitted`))
 	})
 })
 
