@@ -3,19 +3,23 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/insomniacslk/dhcp/dhcpv4/nclient4"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gbytes"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
@@ -462,6 +466,30 @@ var _ = Describe("a lease", func() {
 		Eventually(count(s, release)).Should(Equal(1))
 		l.Fails(l.call("CHECK", c), cni.CodeDrift)
 		l.Succeeds(l.after("CHECK", other, r))
+	})
+})
+
+var _ = Describe("a packet", func() {
+	It("without room for a UDP header, by the length in its IP header, is none", Label("hostile-server"), func() {
+		l := newLAN()
+		c := l.container()
+		link := linkOf(c)
+		Expect(link.bringUp(context.Background())).To(Succeed())
+		offer := nstest.Must(dhcpv4.New(dhcpv4.WithMessageType(dhcpv4.MessageTypeOffer))).ToBytes()
+		port := l.server.Wiretap("port1")
+		frame := func(length int) []byte {
+			b := slices.Concat(nclient4.BroadcastMac, port.MAC, []byte{8, 0, 0x45, 0}) // Ethernet, then IPv4
+			b = binary.BigEndian.AppendUint16(b, uint16(length))
+			b = append(b, 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0, 10, 9, 0, 1, 255, 255, 255, 255)
+			b = append(b, 0, serverPort, 0, clientPort)
+			b = binary.BigEndian.AppendUint16(b, uint16(8+len(offer)))
+			return slices.Concat(b, []byte{0, 0}, offer)
+		}
+		Eventually(func() (*dhcpv4.DHCPv4, error) {
+			port.SendFrame(frame(20))
+			port.SendFrame(frame(20 + 8 + len(offer)))
+			return link.receive(context.Background(), 100*time.Millisecond)
+		}).Should(HaveField("MessageType()", dhcpv4.MessageTypeOffer))
 	})
 })
 
