@@ -74,6 +74,7 @@ func OnHost(commands string, says ...string) Drift { return Drift{Host: commands
 // Behaves registers the specs of the life of an attachment, which each main plugin passes: DEL in all its
 // forms, ADD failing in all its ways, CHECK, GC, STATUS, and what the reference plugins made.
 func Behaves(f Fixture) bool {
+	Describe("ADD", func() { f.life().dns() })
 	Describe("DEL", func() {
 		l := f.life()
 		l.delForms()
@@ -172,6 +173,19 @@ func (l *life) pairIt(text string, body func()) {
 	if !l.f.Child {
 		It(text, body)
 	}
+}
+
+func (l *life) dns() {
+	It("passes dns on: IPAM's, or the configuration's instead", func() {
+		l.Lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],
+			"dns":{"nameservers":["192.0.2.1"],"domain":"ipam"}}`)
+		dns := func(id string, of any) Object { return l.Attach(id, l.conf(Object{"dns": of})).Result.DNS }
+		for id, of := range map[string]any{"one": nil, "two": Object{}} {
+			Expect(dns(id, of)).To(Equal(Object{"nameservers": []any{"192.0.2.1"}, "domain": "ipam"}))
+		}
+		Expect(dns("three", Object{"search": []string{"x"}})).To(Equal(Object{"search": []any{"x"}}))
+		Expect(dns("four", Object{"search": []string{}})).To(BeNil())
+	})
 }
 
 func (l *life) works(a Attached) {

@@ -295,18 +295,6 @@ var _ = Describe("ADD", func() {
 		Expect(mac).To(MatchRegexp("^.[26ae]:"))
 	})
 
-	It("passes dns on: IPAM's, or the configuration's instead", func() {
-		w.Lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24"}],"dns":{"nameservers":["192.0.2.1"],
-			"domain":"ipam"}}`)
-		for id, keys := range map[string]Object{"one": nil, "four": {"dns": Object{}}} {
-			Expect(w.Attach(id, l3(keys)).Result.DNS).To(
-				Equal(Object{"nameservers": []any{"192.0.2.1"}, "domain": "ipam"}))
-		}
-		Expect(w.Attach("two",
-			l3(Object{"dns": Object{"search": []string{"x"}}})).Result.DNS).To(Equal(Object{"search": []any{"x"}}))
-		Expect(w.Attach("three", l3(Object{"dns": Object{"search": []string{}}})).Result.DNS).To(BeNil())
-	})
-
 	It("waits for duplicate address detection where asked to, and refuses a duplicate", Label("events"), func() {
 		c := l3(Object{"enabledad": true})
 		a := w.Attach("one", c, "2001:db8:1::2/64")
