@@ -1,6 +1,10 @@
 package cni_test
 
 import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
 	"net/netip"
 	"strings"
 
@@ -134,3 +138,294 @@ func asFar(r *cni.Result, version string) *cni.Result {
 	}
 	return out
 }
+
+// The specification's own examples, and what the reference plugins print.
+const (
+	specIPAM = `{"ips": [{"address": "10.1.0.5/16", "gateway": "10.1.0.1"}],
+		"routes": [{"dst": "0.0.0.0/0"}], "dns": {"nameservers": ["10.1.0.1"]}}`
+	specBridge = `{"ips": [{"address": "10.1.0.5/16", "gateway": "10.1.0.1", "interface": 2}],
+		"routes": [{"dst": "0.0.0.0/0"}],
+		"interfaces": [{"name": "cni0", "mac": "00:11:22:33:44:55"}, {"name": "veth3243", "mac": "55:44:33:22:11:11"},
+			{"name": "eth0", "mac": "99:88:77:66:55:44", "sandbox": "/var/run/netns/blue"}],
+		"dns": {"nameservers": ["10.1.0.1"]}}`
+	schemaExample = `{"cniVersion": "1.0.0", 
+		"interfaces": [{"name": "cni0", "mac": "0a:58:0a:f4:00:01", "sandbox": ""}],
+		"ips": [{"address": "10.244.0.5/24", "gateway": "10.244.0.1", "interface": 0}],
+		"routes": [{"dst": "0.0.0.0/0", "gw": "10.244.0.1"}], "dns": {"options": ["ndots:5"]}}`
+	reference03 = `{"cniVersion": "0.3.1",
+		"interfaces": [{"name": "eth0", "mac": "0a:58:0a:f4:00:03", "sandbox": "/x"}],
+		"ips": [{"version": "4", "interface": 0, "address": "10.1.2.3/24", "gateway": "10.1.2.1"},
+			{"version": "6", "address": "fd00::3/64"}],
+		"routes": [{"dst": "0.0.0.0/0", "mtu": 1400, "table": 0, "scope": 253}], "dns": {}}`
+	reference02 = `{"cniVersion": "0.2.0",
+		"ip4": {"ip": "10.1.2.3/24", "gateway": "10.1.2.1", "routes": [{"dst": "0.0.0.0/0"}]},
+		"ip6": {"ip": "fd00::3/64", "routes": [{"dst": "::/0", "gw": "fd00::1"}]}, "dns": {"domain": "x.org"}}`
+)
+
+var _ = Describe("DecodeResult", func() {
+	DescribeTable("reads other people's results", func(doc, version string, want *cni.Result) {
+		got := nstest.Must(cni.DecodeResult([]byte(doc), version))
+		Expect(got).To(Equal(want))
+	},
+		Entry("the specification's IPAM answer", specIPAM, "1.0.0", &cni.Result{
+			IPs:    []cni.IP{{Address: prefix("10.1.0.5/16"), Gateway: addr("10.1.0.1")}},
+			Routes: []cni.Route{{Dst: prefix("0.0.0.0/0")}}, DNS: cni.DNS{Nameservers: []string{"10.1.0.1"}}}),
+		Entry("the specification's bridge answer", specBridge, "1.0.0", &cni.Result{
+			Interfaces: []cni.Interface{{Name: "cni0", MAC: "00:11:22:33:44:55"},
+				{Name: "veth3243", MAC: "55:44:33:22:11:11"},
+				{Name: "eth0", MAC: "99:88:77:66:55:44", Sandbox: "/var/run/netns/blue"}},
+			IPs:    []cni.IP{{Address: prefix("10.1.0.5/16"), Gateway: addr("10.1.0.1"), Interface: ptr(2)}},
+			Routes: []cni.Route{{Dst: prefix("0.0.0.0/0")}}, DNS: cni.DNS{Nameservers: []string{"10.1.0.1"}}}),
+		Entry("the schema's example", schemaExample, "0.1.0", &cni.Result{
+			Interfaces: []cni.Interface{{Name: "cni0", MAC: "0a:58:0a:f4:00:01"}},
+			IPs:        []cni.IP{{Address: prefix("10.244.0.5/24"), Gateway: addr("10.244.0.1"), Interface: ptr(0)}},
+			Routes: []cni.Route{{Dst: prefix("0.0.0.0/0"),
+				GW: addr("10.244.0.1")}}, DNS: cni.DNS{Options: []string{"ndots:5"}}}),
+		Entry("a reference plugin at 0.3.1", reference03, "1.1.0", &cni.Result{
+			Interfaces: []cni.Interface{{Name: "eth0", MAC: "0a:58:0a:f4:00:03", Sandbox: "/x"}},
+			IPs: []cni.IP{{Address: prefix("10.1.2.3/24"), Gateway: addr("10.1.2.1"), Interface: ptr(0)},
+				{Address: prefix("fd00::3/64")}},
+			Routes: []cni.Route{{Dst: prefix("0.0.0.0/0"), MTU: 1400, Table: ptr[uint32](0), Scope: ptr(253)}}}),
+		Entry("a reference plugin at 0.2.0", reference02, "1.1.0", &cni.Result{
+			IPs: []cni.IP{{Address: prefix("10.1.2.3/24"), Gateway: addr("10.1.2.1")},
+				{Address: prefix("fd00::3/64")}},
+			Routes: []cni.Route{{Dst: prefix("0.0.0.0/0")}, {Dst: prefix("::/0"), GW: addr("fd00::1")}},
+			DNS:    cni.DNS{Domain: "x.org"}}),
+		Entry("the shape of the given version when it names none",
+			`{"ip4": {"ip": "10.1.2.3/24"}}`, "0.2.0", &cni.Result{IPs: []cni.IP{{Address: prefix("10.1.2.3/24")}}}),
+		Entry("the oldest version when there is none at all",
+			`{"ip4": {"ip": "10.1.2.3/24"}}`, "", &cni.Result{IPs: []cni.IP{{Address: prefix("10.1.2.3/24")}}}),
+		Entry("numbers of 32 bits",
+			`{"routes": [{"dst": "10.0.0.0/8", "priority": 4294967295, "table": 4294967295}]}`, "1.0.0",
+			&cni.Result{Routes: []cni.Route{{Dst: prefix("10.0.0.0/8"), Priority: 4294967295,
+				Table: ptr[uint32](4294967295)}}}),
+		Entry("keys in any case",
+			`{"CNIVERSION": "1.0.0", "IPs": [{"Address": "10.1.2.3/24", "GateWay": "10.1.2.1"}]}`, "0.1.0",
+			&cni.Result{IPs: []cni.IP{{Address: prefix("10.1.2.3/24"), Gateway: addr("10.1.2.1")}}}),
+		Entry("null", `null`, "1.0.0", &cni.Result{}),
+		Entry("an empty object", `{}`, "1.0.0", &cni.Result{}),
+		Entry("nulls and empty texts",
+			`{"ips": [{"address": "10.1.2.3/24", "gateway": "", "interface": null}],
+				"routes": null, "dns": null}`, "1.0.0",
+			&cni.Result{IPs: []cni.IP{{Address: prefix("10.1.2.3/24")}}}),
+		Entry("an index of -1, which is none", `{"ips": [{"address": "10.1.2.3/24", "interface": -1}]}`, "1.0.0",
+			&cni.Result{IPs: []cni.IP{{Address: prefix("10.1.2.3/24")}}}),
+		Entry("IPv4 in IPv6 as the IPv4 it is",
+			`{"ips": [{"address": "::ffff:10.1.2.3/120", "gateway": "::ffff:10.1.2.1"}]}`, "1.0.0",
+			&cni.Result{IPs: []cni.IP{{Address: prefix("10.1.2.3/24"), Gateway: addr("10.1.2.1")}}}),
+		Entry("unknown keys are nothing",
+			`{"cniVersion": "1.1.0", "x": [1], "ips": [{"address": "10.1.2.3/24", "y": {}}]}`, "1.0.0",
+			&cni.Result{IPs: []cni.IP{{Address: prefix("10.1.2.3/24")}}}),
+	)
+
+	DescribeTable("names the key and the value that it cannot read",
+		func(doc, version string, code uint, message string) {
+			_, err := cni.DecodeResult([]byte(doc), version)
+			Expect(err).To(MatchError(message))
+			Expect(cni.AsError(err).Code).To(Equal(code))
+		},
+		Entry("nothing", ``, "1.0.0", cni.CodeDecode, "result: no valid JSON at byte 0: unexpected end of JSON input"),
+		Entry("text", `hello`, "1.0.0", cni.CodeDecode,
+			"result: no valid JSON at byte 1: invalid character 'h' looking for beginning of value"),
+		Entry("two documents", `{}{}`, "1.0.0", cni.CodeDecode,
+			"result: no valid JSON at byte 3: invalid character '{' after top-level value"),
+		Entry("a list", `[]`, "1.0.0", cni.CodeDecode, "result: is a JSON array, want an object"),
+		Entry("ips of another type", `{"ips": 5}`, "1.0.0", cni.CodeDecode,
+			"result: ips: is a JSON number, want an array"),
+		Entry("a version of another type", `{"cniVersion": 1.0}`, "1.0.0", cni.CodeDecode,
+			"result: cniVersion: is a JSON number, want a string"),
+		Entry("an unknown version", `{"cniVersion": "2.0.0"}`, "1.0.0", cni.CodeIncompatibleVersion,
+			`result: cniVersion: "2.0.0" is none of 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0`),
+		Entry("an unknown version asked for", `{}`, "1.0", cni.CodeIncompatibleVersion,
+			`result: cniVersion: "1.0" is none of 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0`),
+		Entry("no address", `{"ips": [{"address": "10.0.0.1/8"}, {}]}`, "0.4.0", cni.CodeDecode,
+			`result: ips[1].address: "" is no address in CIDR notation`),
+		Entry("an address without length", `{"ips": [{"address": "10.0.0.1"}]}`, "1.0.0", cni.CodeDecode,
+			`result: ips[0].address: "10.0.0.1" is no address in CIDR notation`),
+		Entry("a length too long", `{"ips": [{"address": "10.0.0.1/33"}]}`, "1.0.0", cni.CodeDecode,
+			`result: ips[0].address: "10.0.0.1/33" is no address in CIDR notation`),
+		Entry("an address with a zone", `{"ips": [{"address": "fe80::1%eth0/64"}]}`, "1.0.0", cni.CodeDecode,
+			`result: ips[0].address: "fe80::1%eth0/64" is no address in CIDR notation`),
+		Entry("two families in one", `{"ips": [{"address": "::ffff:10.0.0.1/64"}]}`, "1.0.0", cni.CodeDecode,
+			`result: ips[0].address: "::ffff:10.0.0.1/64" is no address in CIDR notation`),
+		Entry("a bad gateway", `{"ips": [{"address": "10.0.0.1/8", "gateway": "10.0.0.1/8"}]}`, "1.0.0",
+			cni.CodeDecode, `result: ips[0].gateway: "10.0.0.1/8" is no IP address`),
+		Entry("a gateway with a zone", `{"ips": [{"address": "fd00::1/8", "gateway": "fe80::1%e"}]}`, "1.0.0",
+			cni.CodeDecode, `result: ips[0].gateway: "fe80::1%e" is no IP address`),
+		Entry("a negative index", `{"ips": [{"address": "10.0.0.1/8", "interface": -2}]}`, "1.0.0", cni.CodeDecode,
+			`result: ips[0].interface: -2 is no index`),
+		Entry("a bad ip4", `{"ip4": {"ip": "x"}}`, "0.1.0", cni.CodeDecode,
+			`result: ip4.ip: "x" is no address in CIDR notation`),
+		Entry("a bad ip6 gateway", `{"ip6": {"ip": "fd00::1/64", "gateway": "x"}}`, "0.1.0", cni.CodeDecode,
+			`result: ip6.gateway: "x" is no IP address`),
+		Entry("a bad ip6 route", `{"ip6": {"ip": "fd00::1/64", "routes": [{"dst": "x"}]}}`, "0.1.0", cni.CodeDecode,
+			`result: ip6.routes[0].dst: "x" is no address in CIDR notation`),
+		Entry("a route without destination", `{"routes": [{"gw": "10.0.0.1"}]}`, "1.0.0", cni.CodeDecode,
+			`result: routes[0].dst: missing`),
+		Entry("a bad gw", `{"routes": [{"dst": "10.0.0.0/8", "gw": "me"}]}`, "1.0.0", cni.CodeDecode,
+			`result: routes[0].gw: "me" is no IP address`),
+		Entry("a negative mtu", `{"routes": [{"dst": "10.0.0.0/8", "mtu": -1}]}`, "1.0.0", cni.CodeDecode,
+			`result: routes[0].mtu: -1 is not between 0 and 2147483647`),
+		Entry("a negative advmss", `{"routes": [{"dst": "10.0.0.0/8", "advmss": -1}]}`, "1.0.0", cni.CodeDecode,
+			`result: routes[0].advmss: -1 is not between 0 and 2147483647`),
+		Entry("a priority of 33 bits", `{"routes": [{"dst": "10.0.0.0/8", "priority": 4294967296}]}`, "1.0.0",
+			cni.CodeDecode, `result: routes[0].priority: 4294967296 is no whole number between 0 and 4294967295`),
+		Entry("a negative table", `{"routes": [{"dst": "10.0.0.0/8", "table": -1}]}`, "1.0.0", cni.CodeDecode,
+			`result: routes[0].table: -1 is no whole number between 0 and 4294967295`),
+		Entry("a scope of 9 bits", `{"routes": [{"dst": "10.0.0.0/8", "scope": 256}]}`, "1.0.0", cni.CodeDecode,
+			`result: routes[0].scope: 256 is not between 0 and 255`),
+	)
+})
+
+var _ = Describe("Error", func() {
+	DescribeTable("is written in every version", each(func(version string) {
+		e := cni.Errorf(cni.CodeConfig, "mtu: %d <too> small & odd", 5)
+		e.Details = "more\nto say"
+		Expect(string(e.Encode(version))).To(Equal(`{
+    "cniVersion": "` + version + `",
+    "code": 7,
+    "msg": "mtu: 5 <too> small & odd",
+    "details": "more\nto say"
+}`))
+		back, ok := cni.DecodeError(e.Encode(version))
+		Expect(ok).To(BeTrue())
+		Expect(back).To(Equal(&cni.Error{Code: 7, Msg: e.Msg, Details: e.Details}))
+	})...)
+
+	It("has no details when there is nothing more to say", func() {
+		Expect(string(cni.Errorf(11, "x").Encode("1.0.0"))).NotTo(ContainSubstring("details"))
+	})
+
+	It("wraps its causes", func() {
+		e := cni.Errorf(cni.CodeIO, "file %q: %w", "f", fs.ErrExist)
+		Expect(errors.Is(e, fs.ErrExist)).To(BeTrue())
+		Expect(e.Error()).To(Equal(`file "f": file already exists`))
+		e = cni.Errorf(cni.CodeIO, "%w, %w", fs.ErrClosed, fs.ErrInvalid)
+		Expect(errors.Is(e, fs.ErrClosed)).To(BeTrue())
+		Expect(errors.Is(e, fs.ErrInvalid)).To(BeTrue())
+	})
+
+	inner := &cni.Error{Code: 11, Msg: "busy", Details: "by 17"}
+	DescribeTable("is made of any error", func(err error, want cni.Error) {
+		got := cni.AsError(err)
+		Expect(cni.Error{Code: got.Code, Msg: got.Msg, Details: got.Details}).To(Equal(want))
+		Expect(errors.Is(got, err)).To(BeTrue())
+	},
+		Entry("itself", inner, *inner),
+		Entry("wrapped: its code and details, the outer message", fmt.Errorf("lease: %w", inner),
+			cni.Error{Code: 11, Msg: "lease: busy", Details: "by 17"}),
+		Entry("joined", errors.Join(errors.New("other"), inner),
+			cni.Error{Code: 11, Msg: "other\nbusy", Details: "by 17"}),
+		Entry("wrapped in one with another code", cni.Errorf(102, "answer: %w", inner),
+			cni.Error{Code: 102, Msg: "answer: busy: by 17"}),
+		Entry("wrapped, without details", fmt.Errorf("lease: %w", &cni.Error{Code: 11, Msg: "busy: "}),
+			cni.Error{Code: 11, Msg: "lease: busy: "}),
+		Entry("a file's", &fs.PathError{Op: "open", Path: "/x", Err: fs.ErrNotExist},
+			cni.Error{Code: 5, Msg: "open /x: file does not exist"}),
+		Entry("any other", errors.New("oops"), cni.Error{Code: 999, Msg: "oops"}),
+	)
+
+	It("is made of no error", func() { Expect(cni.AsError(nil)).To(BeNil()) })
+
+	It("is never code 0, which would mean that nothing went wrong", func() {
+		Expect(cni.AsError(&cni.Error{Msg: "x"}).Code).To(Equal(cni.CodeInternal))
+		e, ok := cni.DecodeError([]byte(`{"code": 0, "msg": "x"}`))
+		Expect(ok).To(BeTrue())
+		Expect(e.Code).To(Equal(cni.CodeInternal))
+	})
+
+	DescribeTable("is not read from anything else", func(doc string) {
+		_, ok := cni.DecodeError([]byte(doc))
+		Expect(ok).To(BeFalse())
+	},
+		Entry("nothing", ""), Entry("text", "panic: x"), Entry("null", "null"), Entry("a list", "[]"),
+		Entry("a result", `{"cniVersion": "1.0.0", "ips": []}`), Entry("a code that is text",
+			`{"code": "7", "msg": "x"}`),
+		Entry("a negative code", `{"code": -1, "msg": "x"}`), Entry("two documents", `{"code": 7}{"code": 7}`),
+	)
+})
+
+// keyed is a configuration with a value of each kind.
+type keyed struct {
+	Name  string   `json:"name"`
+	MTU   int      `json:"mtu"`
+	Up    bool     `json:"up"`
+	Names []string `json:"names"`
+	Trunk []struct {
+		ID *int `json:"id"`
+	} `json:"trunk"`
+	IPAM struct {
+		Ranges [][]struct {
+			Subnet string `json:"subnet"`
+		} `json:"ranges"`
+	} `json:"ipam"`
+}
+
+func lines(err error) []string {
+	var out []string
+	for _, p := range cni.ProblemsOf(err) {
+		line := p.String()
+		if p.Suggestion != "" {
+			line += " -> " + p.Suggestion
+		}
+		out = append(out, line)
+	}
+	return out
+}
+
+var _ = Describe("Problems", func() {
+	It("are the first value of the wrong type, with its way, and the rest is read", func() {
+		wire := keyed{Name: "default"}
+		err := cni.Unmarshal([]byte(`{"names": ["a", "b"], "trunk": [{"id": 1}, {"id": "2"}, {"id": 3}],
+			"MTU": "1400"}`), &wire)
+		Expect(lines(err)).To(HaveExactElements(`trunk[1].id: is a JSON string, want a whole number`))
+		Expect(wire.Name).To(Equal("default"))
+		Expect(wire.Names).To(Equal([]string{"a", "b"}))
+		Expect(*wire.Trunk[2].ID).To(Equal(3))
+	})
+
+	It("make one error: the first one's code and message, the others in its details", func() {
+		var all cni.Problems
+		Expect(all.Err()).To(Succeed())
+		all.Add(nil)
+		Expect(all.Err()).To(Succeed())
+		all.Add(cni.Refuse("mtu", 5, "is too small").Suggest("use %d", 68))
+		all.Add(fmt.Errorf("vlan: %w", errors.New("boom")))
+		all.Add(cni.Errorf(cni.CodeEnvironment, "CNI_ARGS: unknown keys A"))
+		all.Add(cni.Refuse("ipam.type", nil, "missing"))
+		all.Add(cni.Refuse("bridge", "a b", "is no name"))
+		all.Add(cni.Refuse("port", json.RawMessage("[1]"), "is no number"))
+		e := cni.AsError(all.Err())
+		Expect([]any{e.Code, e.Msg}).To(HaveExactElements(cni.CodeConfig, "mtu: 5 is too small"))
+		Expect(e.Details).To(Equal(`vlan: boom; CNI_ARGS: unknown keys A; ipam.type: missing; ` +
+			`bridge: "a b" is no name; port: [1] is no number`))
+		Expect(lines(e)[0]).To(Equal("mtu: 5 is too small -> use 68"))
+		codes := []uint{}
+		for _, p := range cni.ProblemsOf(e) {
+			codes = append(codes, p.Code)
+		}
+		Expect(codes).To(HaveExactElements(cni.CodeConfig, cni.CodeInternal, cni.CodeEnvironment, cni.CodeConfig,
+			cni.CodeConfig, cni.CodeConfig))
+	})
+
+	DescribeTable("of a value count once", func(first, second string, both bool) {
+		var all cni.Problems
+		all.Add(cni.Refuse(first, 1, "is bad"))
+		all.Add(cni.Refuse(second, 2, "is bad too"))
+		Expect(cni.ProblemsOf(all.Err())).To(HaveLen(map[bool]int{true: 2, false: 1}[both]))
+	},
+		Entry("the same", "ipam.type", "ipam.type", false),
+		Entry("the same in another case", "IPAM.type", "ipam.Type", false),
+		Entry("what is in it", "ipam", "ipam.type", false),
+		Entry("an element of it", "trunk", "trunk[1].id", false),
+		Entry("what it is in", "trunk[1].id", "trunk[1]", true),
+		Entry("a longer name", "mtu", "mtus", true),
+		Entry("another one", "ipam.a", "ipam.b", true),
+		Entry("no key", "", "", true),
+	)
+
+	It("of any other error are that error", func() {
+		Expect(cni.ProblemsOf(nil)).To(BeEmpty())
+		Expect(cni.ProblemsOf(errors.New("x"))).To(Equal([]cni.Problem{{Code: cni.CodeInternal, Reason: "x"}}))
+	})
+})

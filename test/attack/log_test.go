@@ -1,9 +1,12 @@
+// The specs of this directory do to the plugins, as programs on a host, what
+// attackers have done to plugins like them. docs/reliability.md lists them.
 package attack_test
 
 import (
 	"os"
 	"path/filepath"
 	"strings"
+	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -11,6 +14,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestAttack(t *testing.T) { nstest.RunSpecs(t, "attacks on the plugins") }
 
 // preload is a line that the dynamic linker would read as libraries for every program.
 const preload = " /tmp/evil.so \n/tmp/evil.so\n"

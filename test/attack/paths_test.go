@@ -1,6 +1,7 @@
 package attack_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
@@ -117,4 +119,193 @@ var _ = Describe("an ipam.type that is a path (CVE-2021-20206)", Label("ipam-pat
 		run("bridge", "ADD", "evil")
 		Expect(mark).To(BeAnExistingFile(), "or the spec shows nothing")
 	})
+})
+
+// The directories of the plugins' state are below one that anybody may write to.
+const shared = "/run/shared"
+
+func sharedList() List {
+	ipam := Merge(HostLocal("10.88.0.0/24", "fd00:88::/64"), Object{"dataDir": shared + "/ipam"})
+	return append(Usual("").With("bridge", Object{"ipam": ipam}).With("tuning", Object{"dataDir": shared + "/tuning"}),
+		Step{Plugin: "sbr"}, Step{Plugin: "bandwidth", Keys: Object{"egressRate": 8000000, "egressBurst": 800000}})
+}
+
+// victims are files and a directory of others, with what they hold.
+const victims = `umask 022; mkdir -p /run/others /run/shared; chmod 1777 /run/shared; cd /run/others
+printf 'one\r\neth0' >lease; printf 'one\r\neth0' >10.88.0.2
+echo '{"mtu":1400,"sysctl":{"net.ipv4.conf.eth0.arp_filter":"1"}}' >backup
+printf 10.88.0.19 >last; head -c 20000 /dev/zero >zeros; touch lock; `
+
+// refused is what ADD's error says; where it is empty nothing fails.
+var _ = DescribeTable("a link that somebody planted where state is kept", Label("kernel", "planted-link"), func(
+	plant, refused string,
+) {
+	n, p := NewNode(), NewPod("one")
+	n.Spoiled = refused != ""
+	hash := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}.Hash()
+	n.Cmd("bash", "-ec", victims+"mkdir -p /run/shared/ipam/{.hawser,net} /run/shared/tuning/.hawser "+
+		"/run/hawser/{portmap,masq,sbr}; "+strings.ReplaceAll(plant, "HASH", hash))
+	before := n.Files("/run/others", "/etc/passwd")
+	entries := sharedList().Valid()
+	for i, command := range []string{"ADD", "CHECK", "STATUS", "DEL", "ADD", "GC"} {
+		a := n.Chain(command, p, entries)
+		Expect(n.Files("/run/others", "/etc/passwd")).To(Equal(before), command)
+		switch {
+		case refused == "":
+			Expect(a.Code).To(BeZero(), "%s: %s", command, a.Stdout)
+		case i == 0:
+			Expect(a.Code).NotTo(BeZero(), command)
+			Expect(a.Stdout).To(ContainSubstring(refused))
+		case a.Code != 0 && (command == "DEL" || command == "GC"): // CHECK has its own reasons, now
+			Expect(a.Stdout).To(ContainSubstring(refused), command)
+		}
+	}
+},
+	Entry("of a lease, symbolic", "ln -s ../../../others/lease /run/shared/ipam/net/10.88.0.2", ""),
+	Entry("of a lease, hard", "ln lease /run/shared/ipam/net/10.88.0.2", ""),
+	Entry("of all leases, symbolic",
+		"for i in {2..254}; do ln -s /run/others/lease /run/shared/ipam/net/10.88.0.$i; done",
+		"10.88.0.254: files 253"),
+	Entry("of the last address, symbolic", "ln -s /run/others/last /run/shared/ipam/net/last_reserved_ip.0", ""),
+	Entry("of the last address, hard", "ln last /run/shared/ipam/net/last_reserved_ip.0", ""),
+	Entry("of the lock of the leases, symbolic, dangling", "ln -s /run/others/new /run/shared/ipam/net/lock",
+		"lock /run/shared/ipam/net/lock: too many levels"),
+	Entry("of the lock of the leases, hard", "ln lock /run/shared/ipam/net/lock", ""),
+	Entry("of the network's directory", "rmdir /run/shared/ipam/net; ln -s /run/others /run/shared/ipam/net",
+		"open /run/shared/ipam/net: not a directory"),
+	Entry("of the directory of the indexes",
+		"rmdir /run/shared/ipam/.hawser; ln -s /run/others /run/shared/ipam/.hawser", ""),
+	Entry("of the index, symbolic", "ln -s /run/others/zeros /run/shared/ipam/.hawser/net", ""),
+	Entry("of the index, hard", "ln zeros /run/shared/ipam/.hawser/net", ""),
+	Entry("of the backup file, symbolic", "ln -s /run/others/backup /run/shared/tuning/one_eth0.json", ""),
+	Entry("of the backup file, symbolic, dangling", "ln -s /run/others/new /run/shared/tuning/one_eth0.json", ""),
+	Entry("of the backup file, hard", "ln backup /run/shared/tuning/one_eth0.json", ""),
+	Entry("of the directory of the originals",
+		"rmdir /run/shared/tuning/.hawser; ln -s /run/others /run/shared/tuning/.hawser",
+		"open /run/shared/tuning/.hawser: not a directory"),
+	Entry("of the lock of the originals", "ln -s /run/others/new /run/shared/tuning/.hawser/lock",
+		"lock /run/shared/tuning/.hawser/lock: too many levels"),
+	Entry("of the record of host ports, symbolic", "ln -s /run/others/backup /run/hawser/portmap/HASH.json", ""),
+	Entry("of the record of host ports, hard", "ln backup /run/hawser/portmap/HASH.json", ""),
+	Entry("of the lock of host ports", "ln -s /run/others/new /run/hawser/portmap/lock",
+		"lock /run/hawser/portmap/lock: too many levels"),
+	Entry("of the record of routes, symbolic", "ln -s /run/others/backup /run/hawser/sbr/HASH.json", ""),
+	Entry("of the record of routes, hard", "ln backup /run/hawser/sbr/HASH.json", ""),
+	Entry("of the lock of routes", "ln -s /run/others/new /run/hawser/sbr/lock",
+		"lock /run/hawser/sbr/lock: too many levels"),
+	Entry("of the lock of the rules", "ln -s /run/others/new /run/hawser/nft.lock",
+		"lock /run/hawser/nft.lock: too many levels"),
+)
+
+var _ = Describe("a file that somebody planted where state is kept", Label("kernel", "planted-file"), func() {
+	It("keeps nobody from an address, and blocks no DEL, when it is no file at all", func() {
+		for _, kind := range []string{"mkdir", "mkfifo", "ln -s /nowhere"} {
+			n, p := NewNode(), NewPod("one")
+			n.Cmd("bash", "-ec", "mkdir -p "+shared+"/ipam/net; cd "+shared+"/ipam/net; "+
+				kind+" 10.88.0.2; "+kind+" last_reserved_ip.1 || true")
+			a := n.Chain("ADD", p, sharedList())
+			if kind != "mkdir" { // no file can take the place of a directory
+				Expect(a.Code).To(BeZero(), a.Stdout)
+				Expect(p.Addr()).To(Equal("10.88.0.3"))
+			}
+			n.Must("DEL", p, sharedList())
+			Expect(n.Files(shared+"/ipam/net")).NotTo(ContainSubstring("10.88.0.3 "), "a lease")
+		}
+	})
+})
+
+// Names that would mean something to a file system, a shell, iptables-restore,
+// nft or sysctl. The kernel takes the second list for interfaces.
+var (
+	hostile = []string{"../x", "..", ".", "/x", "a/b", "a/../../x", " ", "a b", "a\nb", "a\r\n-F", "a\tb", "%d",
+		"a:b", "a\xffb", strings.Repeat("x/", 200)}
+	strangest = []string{"-x", "--help", "$(id)", "`id`", "a;b", "a|b", "a&b", `a"b`, `a'b`, `a\b`, "a#b", "a*b", "ä",
+		"a\x7fb", "\x1b[0m"}
+)
+
+func refused(n *World, plugin string, c Call, network, name string) {
+	GinkgoHelper()
+	c.Conf = Object{"cniVersion": "1.1.0", "name": network, "type": plugin, "prevResult": Object{"cniVersion": "1.1.0"},
+		"ipam": Object{"type": "host-local", "subnet": "10.88.0.0/24"}}
+	a := n.Invoke(plugin, c)
+	Expect(a.Code).To(Equal(1), "%s %s %q", plugin, c.Command, name)
+	Expect(a.Stdout).To(MatchRegexp(`"code": [47],`), "%s %s %q", plugin, c.Command, name)
+}
+
+var _ = Describe("names as long as they may be", Label("kernel", "long-names"), func() {
+	DescribeTable("are served, or refused with nothing left behind", func(backend string, length int, served bool) {
+		nstest.NeedBackend(backend)
+		n, p := NewNode(), NewPod(strings.Repeat("c", length))
+		p.Network = strings.Repeat("n", length)
+		n.Must("DEL", n.Up(NewPod("first"), Usual(backend)), Usual(backend))
+		before := n.Snapshot("links", "nftables", "iptables-legacy")
+		a := n.Chain("ADD", p, Usual(backend))
+		Expect(a.Code == 0).To(Equal(served), a.Stdout)
+		if served {
+			n.Must("CHECK", p, Usual(backend))
+		}
+		n.Must("DEL", p, Usual(backend))
+		Expect(n.Snapshot("links", "nftables", "iptables-legacy")).To(Equal(before))
+		Expect(n.Own()).NotTo(Or(ContainSubstring("ccc"), MatchRegexp(`nnn/[0-9]`)))
+	},
+		Entry("on nftables", "nftables", 240, true), Entry("on iptables", "iptables", 240, true),
+		Entry("on nftables, too long for a file", "nftables", 260, false),
+		Entry("on iptables, too long for a file", "iptables", 260, false),
+	)
+})
+
+// interfaces counts those that are not lo. The JSON of ip(8) is none when a name is strange.
+func interfaces(p *Pod) int {
+	GinkgoHelper()
+	return strings.Count(p.Cmd("ip", "-o", "link"), "\n") - 1
+}
+
+var _ = Describe("a name that leads elsewhere", Label("kernel", "hostile-names"), func() {
+	It("is refused by every plugin and command, for a network, container or interface, and nothing is done", func() {
+		n, p := NewNode(), NewPod("one")
+		before, inside := n.State(), p.Snapshot()
+		for i, plugin := range nstest.Plugins() {
+			networks := append(hostile, strangest...)
+			if i > 0 { // which read names by the same code
+				networks = networks[:2]
+			}
+			for _, command := range []string{"ADD", "CHECK", "DEL"} {
+				for j, name := range networks {
+					refused(n, plugin, Call{Command: command, Netns: p.Netns}, name, name)
+					refused(n, plugin, Call{Command: command, Netns: p.Netns, ID: name}, "net", name)
+					if j < len(hostile) {
+						refused(n, plugin, Call{Command: command, Netns: p.Netns, IfName: name}, "net", name)
+					}
+				}
+			}
+		}
+		Expect(n.State()).To(Equal(before))
+		Expect(p.Snapshot()).To(Equal(inside))
+	})
+
+	for _, backend := range []string{"nftables", "iptables"} {
+		It("is an interface like any other where the kernel takes it, on "+backend, func() {
+			nstest.NeedBackend(backend)
+			n := NewNode()
+			first := n.Up(NewPod("first"), Usual(backend))
+			n.Must("DEL", first, Usual(backend))
+			before := n.Snapshot("nftables", "iptables-legacy")
+			var pods []*Pod
+			for i, name := range strangest {
+				p := NewPod(fmt.Sprintf("c%d", i))
+				p.IfName = name
+				entries := Usual(backend).Port(8000 + i)
+				pods = append(pods, n.Up(p, entries))
+				n.Must("CHECK", p, entries)
+				Expect(interfaces(p)).To(Equal(1))
+			}
+			n.Cmd("sh", "-c", "nft list ruleset >/run/saved && nft -c -f /run/saved")
+			for _, p := range pods {
+				n.Must("DEL", p, Usual(backend))
+				Expect(interfaces(p)).To(BeZero())
+			}
+			Expect(n.Snapshot("nftables", "iptables-legacy")).To(Equal(before))
+			Expect(n.Own()).NotTo(MatchRegexp(`"c[0-9]`))
+		})
+	}
 })

@@ -1,20 +1,38 @@
+// Package clients_test drives the plugins through libcni, which is below all runtimes, go-cni, which is what
+// containerd and nerdctl call, and ocicni, which is what CRI-O calls.
 package clients_test
 
 import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 
+	"github.com/Masterminds/semver/v3"
+	"github.com/hashicorp/go-version"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/test/pods"
 )
+
+func TestMain(m *testing.M) {
+	if standIn() {
+		return
+	}
+	if library := os.Getenv(libraryEnv); library != "" {
+		os.Exit(client(library))
+	}
+	nstest.Main(m)
+}
+
+func TestClients(t *testing.T) { nstest.RunSpecs(t, "clients: libcni, go-cni and ocicni") }
 
 var _ = Describe("libcni", func() {
 	underLibrary("libcni")
@@ -247,3 +265,50 @@ func takeovers(library string) []TableEntry {
 	}
 	return list
 }
+
+// about is what a program of the plugin directory says when it is run without arguments.
+func about(name string) (stdout, stderr string) {
+	GinkgoHelper()
+	var out, errs strings.Builder
+	cmd := exec.Command(nstest.Build(name))
+	cmd.Env, cmd.Stdout, cmd.Stderr = []string{}, &out, &errs
+	Expect(cmd.Run()).To(Succeed(), "%s: %s", name, &errs)
+	return out.String(), errs.String()
+}
+
+var _ = Describe("what clients read of a program that is run without arguments:", func() {
+	It("Nomad, the first word that is a version; it wants 0.4.0 of five plugins", Label("version-line"), func() {
+		versions := map[string]string{} // Nomad's attributes plugins.cni.version.NAME
+		for _, name := range nstest.Plugins() {
+			stdout, stderr := about(name)
+			for _, word := range strings.Fields(stdout + stderr) {
+				if _, err := version.NewSemver(word); err == nil {
+					versions[name] = word
+					break
+				}
+			}
+			Expect(versions[name]).To(HavePrefix("v1.9.1+hawser."), "%s: the reference's, then ours", name)
+		}
+		wanted := nstest.Must(version.NewConstraint(">= 0.4.0"))
+		for _, name := range []string{"bridge", "firewall", "host-local", "loopback", "portmap"} {
+			v := nstest.Must(version.NewSemver(versions[name]))
+			Expect(wanted.Check(v)).To(BeTrue(), "%s %s", name, v)
+		}
+	})
+
+	It("nerdctl, firewall's line on standard error; it wants 1.7.1 for policies", Label("version-line"), func() {
+		const prefix = "CNI firewall plugin "
+		_, stderr := about("firewall")
+		for line := range strings.Lines(stderr) {
+			rest, found := strings.CutPrefix(strings.TrimSuffix(line, "\n"), prefix)
+			if !found {
+				continue
+			}
+			v, err := semver.NewVersion(rest)
+			Expect(err).NotTo(HaveOccurred(), rest)
+			Expect(v.Compare(semver.MustParse("1.7.1"))).To(BeNumerically(">=", 0), rest)
+			return
+		}
+		Fail("no line begins with " + prefix)
+	})
+})

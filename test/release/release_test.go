@@ -1,3 +1,5 @@
+// Package release_test installs and releases the plugins from copies of this tree. Scripts/test-release.sh
+// installs what it needs; the packaging tool comes from the Go module proxy.
 package release_test
 
 import (
@@ -9,19 +11,100 @@ import (
 	"debug/elf"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"io"
 	"io/fs"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 )
+
+func TestRelease(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "release: what users install")
+}
+
+// plugins are the names of all that have a main.go two directories below plugins/, in their order.
+func plugins() []string {
+	GinkgoHelper()
+	mains, err := filepath.Glob("../../plugins/*/*/main.go")
+	Expect(err).NotTo(HaveOccurred())
+	var out []string
+	for _, main := range mains {
+		out = append(out, filepath.Base(filepath.Dir(main)))
+	}
+	slices.Sort(out)
+	Expect(len(out)).To(BeNumerically(">=", 6))
+	return out
+}
+
+func run(dir string, env []string, name string, args ...string) string {
+	GinkgoHelper()
+	out, err := try(dir, env, name, args...)
+	Expect(err).NotTo(HaveOccurred(), "%s %s\n%s", name, strings.Join(args, " "), out)
+	return out
+}
+
+func try(dir string, env []string, name string, args ...string) (string, error) {
+	cmd := exec.Command(name, args...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// copyTree makes a clone of a tree, as it is now, in a directory: the commit has
+// the same name wherever and whenever it is made.
+func copyTree(from, dir string) {
+	GinkgoHelper()
+	Expect(os.MkdirAll(dir, 0o755)).To(Succeed())
+	// Without those that are deleted and not yet committed.
+	files := "git ls-files -co --exclude-standard -z | xargs -0 ls -d 2>/dev/null"
+	run(from, nil, "bash", "-c", files+` | tar -cf - -T - | tar -xf - -C "$1"`, "copy", dir)
+	date := "2026-01-02T03:04:05Z"
+	as := []string{"GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null"}
+	for _, who := range []string{"AUTHOR", "COMMITTER"} {
+		as = append(as, fmt.Sprintf("GIT_%s_NAME=a", who), fmt.Sprintf("GIT_%s_EMAIL=a@example.org", who),
+			fmt.Sprintf("GIT_%s_DATE=%s", who, date))
+	}
+	for _, args := range [][]string{{"init", "-q"}, {"add", "-A"}, {"commit", "-qm", "release"}, {"tag", "v9.8.7"}} {
+		run(dir, as, "git", args...)
+	}
+}
+
+func contents(path string) string {
+	GinkgoHelper()
+	data, err := os.ReadFile(path)
+	Expect(err).NotTo(HaveOccurred())
+	return string(data)
+}
+
+func names(dir string) []string {
+	GinkgoHelper()
+	entries, err := os.ReadDir(dir)
+	Expect(err).NotTo(HaveOccurred())
+	var out []string
+	for _, e := range entries {
+		out = append(out, e.Name())
+	}
+	return out
+}
+
+func one(pattern ...string) string {
+	GinkgoHelper()
+	found, err := filepath.Glob(filepath.Join(pattern...))
+	Expect(err).NotTo(HaveOccurred())
+	Expect(found).To(HaveLen(1))
+	return found[0]
+}
 
 // unpack returns the tarball's members in their order, and their contents.
 func unpack(path string) ([]tar.Header, map[string][]byte) {
@@ -278,3 +361,98 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 		Expect(d.plugin("bridge")).To(Equal("from a tarball"))
 	})
 })
+
+var _ = Describe("make install", func() {
+	var dest string
+	var env []string
+	BeforeEach(func() {
+		root := GinkgoT().TempDir()
+		dest = root + "/usr/libexec/cni"
+		env = []string{"DESTDIR=" + root, "PREFIX=/usr/libexec/cni"}
+	})
+	install := func() { GinkgoHelper(); run("../..", env, "make", "install") }
+
+	It("puts every plugin under DESTDIR and PREFIX, for everybody to run", func() {
+		install()
+		Expect(names(dest)).To(Equal(plugins()))
+		for _, plugin := range plugins() {
+			info, err := os.Stat(filepath.Join(dest, plugin))
+			Expect(err).NotTo(HaveOccurred())
+			Expect(info.Mode()).To(Equal(os.FileMode(0o755)))
+			out := run(dest, []string{"CNI_COMMAND=VERSION"}, "./"+plugin)
+			Expect(out).To(ContainSubstring(`"supportedVersions"`))
+		}
+	})
+
+	It("replaces plugins by whole files: who has opened the old one still reads that", func() {
+		Expect(os.MkdirAll(dest, 0o755)).To(Succeed())
+		Expect(os.WriteFile(dest+"/bridge", []byte("the old one"), 0o755)).To(Succeed())
+		old, err := os.Open(dest + "/bridge")
+		Expect(err).NotTo(HaveOccurred())
+		defer old.Close()
+		install()
+		Expect(io.ReadAll(old)).To(BeEquivalentTo("the old one"))
+		Expect(names(dest)).To(Equal(plugins()))
+		Expect(contents(dest + "/bridge")).To(Equal(contents("../../bin/bridge")))
+	})
+
+	It("leaves nothing half-written when it cannot go on", func() {
+		Expect(os.MkdirAll(dest+"/loopback/of-somebody", 0o755)).To(Succeed())
+		out, err := try("../..", env, "make", "install")
+		Expect(err).To(HaveOccurred())
+		Expect(out).To(ContainSubstring("loopback"))
+		all := plugins()
+		Expect(names(dest)).To(Equal(all[:slices.Index(all, "loopback")+1]))
+	})
+})
+
+// debian is the root directory of a machine whose packages dpkg keeps.
+type debian struct{ root, work string }
+
+func newDebian() debian {
+	GinkgoHelper()
+	d := debian{root: GinkgoT().TempDir(), work: GinkgoT().TempDir()}
+	Expect(os.MkdirAll(d.root+"/var/lib/dpkg", 0o755)).To(Succeed())
+	Expect(os.WriteFile(d.root+"/var/lib/dpkg/status", nil, 0o644)).To(Succeed())
+	return d
+}
+
+// dpkg runs the packages' scripts outside of the root, and tells them of it.
+func (d debian) dpkg(args ...string) {
+	GinkgoHelper()
+	run(d.work, nil, "dpkg", append([]string{"--root=" + d.root, "--force-script-chrootless", "--force-not-root",
+		"--log=/dev/null"}, args...)...)
+}
+
+func (d debian) install(deb string) { GinkgoHelper(); d.dpkg("--install", deb) }
+
+func (d debian) bin() string { return d.root + "/opt/cni/bin" }
+
+func (d debian) plugin(name string) string {
+	GinkgoHelper()
+	return contents(filepath.Join(d.bin(), name))
+}
+
+func (d debian) diversions() string {
+	GinkgoHelper()
+	return run(d.work, nil, "dpkg-divert", "--root="+d.root, "--list")
+}
+
+// kubernetesCNI makes a package like that of Kubernetes: with two of our names,
+// and a plugin that we do not have.
+func (d debian) kubernetesCNI(version string) string {
+	GinkgoHelper()
+	tree := filepath.Join(d.work, version)
+	for _, plugin := range []string{"bridge", "portmap", "flannel"} {
+		file := filepath.Join(tree, "opt/cni/bin", plugin)
+		Expect(os.MkdirAll(filepath.Dir(file), 0o755)).To(Succeed())
+		Expect(os.WriteFile(file, []byte(plugin+" of "+version), 0o755)).To(Succeed())
+	}
+	Expect(os.MkdirAll(tree+"/DEBIAN", 0o755)).To(Succeed())
+	control := fmt.Sprintf("Package: kubernetes-cni\nVersion: %s\nArchitecture: amd64\n"+
+		"Maintainer: a <a@example.org>\nDescription: a\n",
+		version)
+	Expect(os.WriteFile(tree+"/DEBIAN/control", []byte(control), 0o644)).To(Succeed())
+	run(d.work, nil, "dpkg-deb", "--build", "--root-owner-group", tree, tree+".deb")
+	return tree + ".deb"
+}

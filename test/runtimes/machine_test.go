@@ -1,3 +1,5 @@
+// Package runtimes_test runs container runtimes on throw-away hosts, with our plugins as the only ones.
+// Scripts/test-runtimes.sh installs the runtimes. Each spec needs real root, and cgroups that it can write.
 package runtimes_test
 
 import (
@@ -11,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"testing"
 
 	"github.com/containernetworking/cni/libcni"
 	. "github.com/onsi/ginkgo/v2"
@@ -208,4 +211,185 @@ func (m *machine) state() string {
 	files := m.Run(nstest.Program{Path: "find", Args: []string{
 		"/var/lib/cni", "/run/hawser", "/run/cni", "/run/netns", "-type", "f"}}).Stdout
 	return m.Snapshot() + strings.Join(slices.Sorted(strings.Lines(files)), "")
+}
+
+// story is what one client is asked for, step by step. Ours must do each step; what
+// the newest reference does of it is written down.
+type story struct {
+	client string
+	theirs bool
+}
+
+// outcomes are those of each step of each client, in the order of their first run.
+var outcomes []*outcome
+
+type outcome struct{ client, step, ours, theirs string }
+
+// told tells a story twice: with ours, and, under ALL=1, with the newest reference.
+func told(client string, tell func(s story, plugins string)) {
+	It("with our plugins", func() { tell(story{client, false}, "") })
+	It("with the newest reference, to compare", Label("all"), func() {
+		tell(story{client, true}, nstest.Newest().Dir())
+	})
+}
+
+func (s story) step(what string, do func()) {
+	GinkgoHelper()
+	By(what)
+	result := "yes"
+	if !s.theirs {
+		do()
+	} else if err := InterceptGomegaFailure(do); err != nil {
+		result = fmt.Sprintf("no: %.200s", strings.Join(strings.Fields(err.Error()), " "))
+	}
+	for _, o := range outcomes {
+		if o.client == s.client && o.step == what {
+			o.note(s, result)
+			return
+		}
+	}
+	o := &outcome{client: s.client, step: what}
+	o.note(s, result)
+	outcomes = append(outcomes, o)
+}
+
+func (o *outcome) note(s story, result string) {
+	if s.theirs {
+		o.theirs = result
+	} else {
+		o.ours = result
+	}
+}
+
+// backAndForth has ours take over what lives with the newest reference, which has it back, and ours again.
+// A life changes the plugins in its middle, and ends.
+func (m *machine) backAndForth(client, ours string, life func(change func())) {
+	GinkgoHelper()
+	s, reference := story{client: client}, nstest.Newest().Dir()
+	for _, plugins := range []string{"", reference, ""} {
+		step := "ours take over live pods of the newest reference: " + ours
+		if plugins != "" {
+			step = "the newest reference takes over live pods of ours (backend iptables)"
+		}
+		s.step(step, func() {
+			life(func() { m.install(plugins) })
+			pods.ExpectGone(m.Host)
+		})
+	}
+	m.collect() // records of what the reference has deleted
+	pods.ExpectNothingLeft(m.Host)
+}
+
+// docs/runtimes.md has this table.
+var _ = AfterSuite(func() {
+	path := os.Getenv("HAWSER_TABLE")
+	if path == "" {
+		return
+	}
+	var b strings.Builder
+	for _, o := range outcomes {
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", o.client, o.step, o.ours, o.theirs)
+	}
+	Expect(os.WriteFile(path, []byte(b.String()), 0o644)).To(Succeed())
+})
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestRuntimes(t *testing.T) { nstest.RunSpecs(t, "runtimes: real runtimes with our plugins") }
+
+// debian is the network as the reference plugins have it: three addresses, so that
+// new pods have to get those of old ones.
+var debian = pods.Network{Last: "10.88.0.4"}
+
+var _ = Describe("a node under running pods", func() {
+	DescribeTable("goes from the reference plugins to ours and back", Label("upgrade"), func(
+		ref nstest.Reference, dir func() string, backend string, back, v6 bool,
+	) {
+		reference := ref.Dir()
+		nstest.Need("iptables")
+		theirs := debian
+		theirs.IPv6 = v6
+		ours := theirs
+		ours.Backend = backend
+		c := newContainerd(newMachine(reference), dir(), theirs.Conflist())
+		client, server := c.upgradedTwo()
+
+		c.install("")
+		c.reconfigure(ours.Conflist())
+		c.ready()
+		c.expectMinded(ours.Conflist(), client, server)
+		c.traffic("8080", "").Expect(client.Pod, server.Pod)
+		_, err := c.run("greedy", tcp(8080, 80))
+		Expect(err).To(MatchError(ContainSubstring("8080")), "the reference's rules hold the port")
+		c.end(c.all()...)
+		pods.ExpectNothingLeft(c.Host)
+
+		client, server = c.upgradedTwo()
+		c.expectMinded(ours.Conflist(), client, server)
+		if !back {
+			c.end(c.all()...)
+			pods.ExpectNothingLeft(c.Host)
+			return
+		}
+		c.install(reference)
+		c.reconfigure(theirs.Conflist())
+		c.ready()
+		// Not the server: Debian's portmap fails in CHECK of its own host ports too.
+		Expect(c.check(theirs.Conflist(), client.id, client.Pod)).To(Succeed())
+		c.traffic("8080", "").Expect(client.Pod, server.Pod)
+		c.end(c.all()...)
+		pods.ExpectGone(c.Host)
+		c.upgradedTwo()
+		c.end(c.all()...)
+		pods.ExpectGone(c.Host)
+
+		c.install("") // the records of pods that the reference has deleted are in nobody's way
+		c.reconfigure(ours.Conflist())
+		c.ready()
+		c.upgradedTwo()
+		c.end(c.all()...)
+		c.collect()
+		pods.ExpectNothingLeft(c.Host)
+	},
+		Entry("containerd 1.6, our backend nftables, to ours only", nstest.Debian(), func() string { return "" }, "",
+			false, false),
+		Entry("containerd 1.6, our backend iptables, and back", nstest.Newest(), func() string { return "" },
+			"iptables", true, false),
+		Entry("containerd 2, our backend nftables, to ours only, IPv4 and IPv6", nstest.Newest(), built, "", false,
+			true),
+		Entry("containerd 2, our backend iptables, and back, IPv4 and IPv6", nstest.Debian(), built, "iptables", true,
+			true),
+	)
+
+	It("that goes back with pods of the nftables backend stops them at the second try, and leaves elements", func() {
+		reference := nstest.Debian().Dir()
+		nstest.Need("iptables")
+		c := newContainerd(newMachine(""), "", debian.Conflist())
+		id, pod := c.start("pod", tcp(8080, 80))
+		c.install(reference)
+		Expect(c.stop(id)).To(MatchError(ContainSubstring("does not exist")))
+		c.end(id)
+		Expect(c.Cmd("nft", "list", "table", "inet", "hawser")).To(ContainSubstring(pod.Addr))
+		c.install("")
+		c.collect()
+		pods.ExpectNothingLeft(c.Host)
+	})
+})
+
+// upgradedTwo starts two pods and looks at their traffic.
+func (d *daemon) upgradedTwo() (client, server sandboxed) {
+	GinkgoHelper()
+	client.id, client.Pod = d.start("client")
+	server.id, server.Pod = d.start("server", tcp(8080, 80), udp(8080, 80))
+	d.traffic("8080", "").Expect(client.Pod, server.Pod)
+	return client, server
+}
+
+// expectMinded runs CHECK of both, and again when something is missing.
+func (d *daemon) expectMinded(conflist string, client, server sandboxed) {
+	GinkgoHelper()
+	d.expectChecked(conflist, client, server)
+	server.Cmd("ip", "route", "del", "default")
+	Expect(d.check(conflist, server.id, server.Pod)).To(MatchError(ContainSubstring("0.0.0.0/0")))
+	server.Cmd("ip", "route", "add", "default", "via", "10.88.0.1", "dev", "eth0")
 }

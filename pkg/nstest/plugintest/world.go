@@ -5,13 +5,17 @@ package plugintest
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 
 	"github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/ginkgo/v2"
 	"github.com/onsi/gomega"
+	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
@@ -172,4 +176,202 @@ func Text(v any) string {
 	ginkgo.GinkgoHelper()
 	out := nstest.Must(json.Marshal(v))
 	return string(out)
+}
+
+// IP runs ip(8) with words separated by blanks.
+func IP(h *nstest.Host, format string, args ...any) string {
+	ginkgo.GinkgoHelper()
+	return h.Cmd("ip", strings.Fields(fmt.Sprintf(format, args...))...)
+}
+
+// Link is ip(8)'s view of a link.
+type Link struct {
+	Ifname, Operstate, Address, Ifalias, Master string
+	Index                                       int `json:"ifindex"`
+	Peer                                        int `json:"link_index"`
+	MTU, Promiscuity                            int
+	Flags                                       []string
+	Linkinfo                                    struct {
+		Kind string                           `json:"info_kind"`
+		Port struct{ Hairpin, Isolated bool } `json:"info_slave_data"`
+		Data struct {
+			Filtering int `json:"vlan_filtering"`
+		} `json:"info_data"`
+	}
+	AddrInfo []struct {
+		Local     string
+		Prefixlen int
+		Tentative bool
+		Scope     string
+	} `json:"addr_info"`
+}
+
+// Show looks at one link.
+func Show(h *nstest.Host, name string) Link {
+	ginkgo.GinkgoHelper()
+	var links []Link
+	h.JSON(&links, "ip", "-j", "-d", "addr", "show", "dev", name)
+	gomega.Expect(links).To(gomega.HaveLen(1))
+	return links[0]
+}
+
+// Addrs are a link's addresses but those that the kernel gave it.
+func (l Link) Addrs() []string {
+	out := []string{}
+	for _, a := range l.AddrInfo {
+		if a.Scope == "global" || a.Prefixlen == 128 {
+			out = append(out, fmt.Sprintf("%s/%d", a.Local, a.Prefixlen))
+		}
+	}
+	return out
+}
+
+// Names lists the links of a kind, or all but lo.
+func Names(h *nstest.Host, kind string) []string {
+	ginkgo.GinkgoHelper()
+	args := []string{"-j", "link"}
+	if kind != "" {
+		args = append(args, "show", "type", kind)
+	}
+	var links []Link
+	h.JSON(&links, "ip", args...)
+	out := []string{}
+	for _, l := range links {
+		if l.Ifname != "lo" {
+			out = append(out, l.Ifname)
+		}
+	}
+	return out
+}
+
+// Ping tells whether an address answers, which is asked once a second.
+func Ping(h *nstest.Host, address string) bool {
+	ginkgo.GinkgoHelper()
+	seconds := fmt.Sprint(int(nstest.Patience(nstest.Hang).Seconds()))
+	return h.Run(nstest.Program{Path: "ping", Args: []string{"-c1", "-w" + seconds, "-n", address}}).Exit == 0
+}
+
+// Uplink gives a host an interface, "up0", that others can be on, and returns a neighbour on its
+// network, who has the gateways' addresses of [Addrs].
+func Uplink(h *nstest.Host) (far *nstest.Host) {
+	ginkgo.GinkgoHelper()
+	far = nstest.NewNetns()
+	for _, side := range []*nstest.Host{h, far} {
+		side.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
+	}
+	h.IP("link add up0 type veth peer name far0 netns "+far.Name, "link set up0 up")
+	far.IP("link set far0 up", "addr add 10.1.0.1/24 dev far0", "addr add 2001:db8:1::1/64 dev far0 nodad")
+	return far
+}
+
+// LinkLocal is the link-local address of a link, once it may be used.
+func LinkLocal(h *nstest.Host, name string) (address string) {
+	ginkgo.GinkgoHelper()
+	gomega.Eventually(func() string {
+		for _, a := range Show(h, name).AddrInfo {
+			if strings.HasPrefix(a.Local, "fe80:") && a.Prefixlen == 64 && !a.Tentative {
+				address = a.Local
+			}
+		}
+		return address
+	}).ShouldNot(gomega.BeEmpty())
+	return address
+}
+
+// Router makes the world's host forward, and returns a machine one hop away that sends everything to it. The machine
+// has 192.0.2.2 and 2001:db8::2, the host has .1 and ::1 there.
+func (w *World) Router() (outside *nstest.Host) {
+	GinkgoHelper()
+	w.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
+	outside = nstest.NewOutside(w.Host)
+	outside.IP("route add default via 192.0.2.1", "route add default via 2001:db8::1")
+	w.SetSysctl("net/ipv4/ip_forward", "1")
+	w.SetSysctl("net/ipv6/conf/all/forwarding", "1")
+	return outside
+}
+
+// Bridge makes network number n: br<n> with 10.<n>.0.1/24 and fd00:<n>::1/64.
+func (w *World) Bridge(n int) {
+	GinkgoHelper()
+	br := fmt.Sprintf("br%d", n)
+	w.IP("link add "+br+" type bridge", fmt.Sprintf("addr add 10.%d.0.1/24 dev %s", n, br),
+		fmt.Sprintf("addr add fd00:%d::1/64 dev %s nodad", n, br), "link set "+br+" up")
+}
+
+// Join gives a container an interface on network n, by its bridge where there is one, with address number i of either
+// family. With eth0 it gets default routes.
+func (w *World) Join(c *nstest.Host, ifName string, n, i int) (hostEnd string, ips []string) {
+	GinkgoHelper()
+	hostEnd = fmt.Sprintf("v%d-%d", n, i)
+	ips = []string{fmt.Sprintf("10.%d.0.%d/24", n, i), fmt.Sprintf("fd00:%d::%x/64", n, i)}
+	c.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
+	lines := []string{fmt.Sprintf("link add %s type veth peer name %s netns %s", hostEnd, ifName, c.Name)}
+	if br := fmt.Sprintf("br%d", n); w.Run(nstest.Program{Path: "ip", Args: []string{"link", "show", br}}).Exit == 0 {
+		lines = append(lines, "link set "+hostEnd+" master "+br)
+	}
+	w.IP(append(lines, "link set "+hostEnd+" up")...)
+	lines = []string{"link set lo up", "link set " + ifName + " up", "addr add " + ips[0] + " dev " + ifName,
+		"addr add " + ips[1] + " dev " + ifName + " nodad"}
+	if ifName == "eth0" {
+		lines = append(lines, fmt.Sprintf("route add default via 10.%d.0.1", n),
+			fmt.Sprintf("route add default via fd00:%d::1", n))
+	}
+	c.IP(lines...)
+	return hostEnd, ips
+}
+
+// Cable gives a container an interface whose other end is "port" of a router. Both are up, and neither has a
+// link-local address.
+func Cable(c *nstest.Host, name string) (router *nstest.Host) {
+	GinkgoHelper()
+	router = nstest.NewNetns()
+	IP(c, "link add %s type veth peer name port netns %s", name, router.Name)
+	for host, link := range map[*nstest.Host]string{c: name, router: "port"} {
+		host.SetSysctl("net/ipv6/conf/"+link+"/accept_dad", "0")
+		host.SetSysctl("net/ipv6/conf/"+link+"/addr_gen_mode", "1")
+		IP(host, "link set %s up", link)
+	}
+	return router
+}
+
+// Addr is the address of a prefix.
+func Addr(prefix string) string {
+	addr, _, _ := strings.Cut(prefix, "/")
+	return addr
+}
+
+// ServeDHCP starts a DHCP server, dnsmasq, on a device of the host. It lends the
+// addresses of a range: "10.9.0.50,10.9.0.60". more are arguments of it.
+func ServeDHCP(h *nstest.Host, device, lends string, more ...string) *exec.Cmd {
+	GinkgoHelper()
+	nstest.NeedProgram("dnsmasq")
+	args := append([]string{"--no-daemon", "--conf-file=/dev/null", "--port=0", "--interface=" + device,
+		"--bind-interfaces", "--user=root", "--group=root", "--pid-file=", "--dhcp-leasefile=/run/dnsmasq.leases",
+		"--no-ping", "--dhcp-authoritative", "--dhcp-range=" + lends + ",1h"}, more...)
+	server := h.Start(nstest.Program{Path: "dnsmasq", Args: args})
+	Eventually(func() string { return h.Cmd("ss", "-Huln", "sport = :67") }).ShouldNot(BeEmpty())
+	return server
+}
+
+// DHCPDaemon starts the daemon of a directory's dhcp, on the usual socket, and returns when it serves.
+func DHCPDaemon(h *nstest.Host, dir string, args ...string) *exec.Cmd {
+	GinkgoHelper()
+	d := h.Start(nstest.Program{Path: filepath.Join(dir, "dhcp"), Args: append([]string{"daemon"}, args...)})
+	Eventually(func() string { return h.Cmd("ss", "-Hxl") }).
+		Should(ContainSubstring("/run/cni/dhcp.sock"))
+	return d
+}
+
+// OpenFiles counts the descriptors of a process whose targets begin with kind: "socket:", or ""
+// for all. Descriptors may be closed meanwhile.
+func OpenFiles(pid int, kind string) (n int) {
+	GinkgoHelper()
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	list := nstest.Must(os.ReadDir(dir))
+	for _, f := range list {
+		if to, err := os.Readlink(filepath.Join(dir, f.Name())); err == nil && strings.HasPrefix(to, kind) {
+			n++
+		}
+	}
+	return n
 }
