@@ -41,6 +41,10 @@ type Fuzz struct {
 const (
 	// FuzzNetns is CNI_NETNS of the calls.
 	FuzzNetns = "/run/netns/fuzz"
+	// FuzzPrev is the result of a plugin before.
+	FuzzPrev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"peer0"},{"name":"eth0",` +
+		`"mac":"02:00:00:00:00:01","sandbox":"` + FuzzNetns + `"}],"ips":[{"address":"10.1.0.2/24",` +
+		`"gateway":"10.1.0.1","interface":1},{"address":"fd00:1::2/64","interface":1}],"dns":{}}`
 
 	fuzzSecret  = "s3cr3t-of-a-key-that-nobody-knows"
 	fuzzHang    = time.Minute

@@ -29,16 +29,15 @@ var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin()
 
 // FuzzCall makes up whole calls.
 func FuzzCall(f *testing.F) {
-	const prev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"peer0"},{"name":"eth0","mac":` +
-		`"02:00:00:00:00:01","sandbox":"` + FuzzNetns + `"}],"ips":[{"address":"10.1.0.2/24","interface":1}],"dns":{}}`
 	Fuzz{
 		Plugin: Any(plugin()), Chained: true,
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","ingressRate":8000000,"ingressBurst":800000,"egressRate":16000000,` +
-				`"egressBurst":1600000,"cni.dev/valid-attachments":[],` + prev + `}`,
+				`"egressBurst":1600000,"cni.dev/valid-attachments":[],` + FuzzPrev + `}`,
 			`{"cniVersion":"1.0.0","name":"net","burst":"literal","runtimeConfig":{"bandwidth":{"ingressRate":8,` +
-				`"ingressBurst":34359738359,"egressRate":9000000000000000000,"egressBurst":4294967295}},` + prev + `}`,
-			`{"cniVersion":"0.4.0","name":"net","egressRate":1000000,"egressBurst":2147483647,` + prev + `}`,
+				`"ingressBurst":34359738359,"egressRate":9000000000000000000,"egressBurst":4294967295}},` +
+				FuzzPrev + `}`,
+			`{"cniVersion":"0.4.0","name":"net","egressRate":1000000,"egressBurst":2147483647,` + FuzzPrev + `}`,
 			`{"name":"net","ingressRate":0,"prevResult":{"ip4":{"ip":"10.1.0.2/24"}}}`,
 		},
 	}.Run(f)

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"strings"
 
@@ -12,7 +10,6 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
-	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 var _ = Describe("CHECK", Label("kernel"), func() {
@@ -22,9 +19,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 		var w *world
 		var c *container
 		BeforeAll(func() {
-			w = newWorld(1)
-			w.forward("DROP")
-			c = w.container(1, 2)
+			w, c = dropping()
 		})
 		// What one change leaves the next ADD repairs.
 		DescribeTable("finds", func(change, want string) {
@@ -154,9 +149,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 			Expect(flag(a)).To(ContainSubstring("isolated on"))
 			Expect(reaches(a.Host, "10.1.0.3:80", false)).To(BeFalse())
 		})
-	})
 
-	eachKind(func(k kind) {
 		It("changes for the containers that run where another network gave the bridge that policy before", func() {
 			w := newWorld(1)
 			other, a, b := w.container(1, 2), w.container(1, 3), w.container(1, 4)
@@ -236,9 +229,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 			b.check(same)
 			c.check(same)
 		})
-	}
 
-	for _, variant := range []string{"nft", "legacy"} {
 		It("changes with a container of IPv4 alone for both families, on iptables-"+variant, func() {
 			nstest.UseVariant(variant)
 			w := newWorld(1)
@@ -404,12 +395,9 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 	It("is code 50 where ADD would fail", func() {
 		w := newWorld()
 		nstest.WithoutPrograms(func() { w.Fails(status(w, Object{"backend": "iptables"}), 50) })
-		w.Do(func() {
-			nstest.RefuseNetfilterSockets()
-			asked := w.onThread(status(w, Object{"backend": "nftables"}))
-			Expect(asked.Failed(50)).To(ContainSubstring("not supported"))
-			Expect(w.onThread(status(w)).Code).To(BeZero())
-		})
+		asked := refused(status(w, Object{"backend": "nftables"}))
+		Expect(w.Fails(asked, 50)).To(ContainSubstring("not supported"))
+		Expect(w.Call(refused(status(w))).Code).To(BeZero())
 		w.Cmd("sh", "-c", "rm -rf /run/hawser; touch /run/hawser")
 		w.Fails(status(w), 50)
 	})
@@ -417,34 +405,25 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 	It("names a fault of the directory and one of the kernel together", func() {
 		w := newWorld()
 		w.Cmd("sh", "-c", "mkdir -p /run/hawser; touch "+recordDir)
-		w.Do(func() {
-			nstest.RefuseNetfilterSockets()
-			Expect(w.onThread(status(w, Object{"backend": "nftables"})).Failed(50)).
-				To(And(ContainSubstring("not supported"), ContainSubstring(recordDir)))
-		})
+		Expect(w.Fails(refused(status(w, Object{"backend": "nftables"})), 50)).
+			To(And(ContainSubstring("not supported"), ContainSubstring(recordDir)))
 	})
 })
 
-// onThread serves a call on the calling thread, with what was forbidden to it.
-func (w *world) onThread(c Call) Answer {
-	GinkgoHelper()
-	var out, errs bytes.Buffer
-	code := skel.Run(context.Background(), plugin(), skel.Env{Vars: c.Vars(w.World),
-		Stdin: strings.NewReader(c.Stdin()), Stdout: &out, Stderr: &errs})
-	return Answer{Code: code, Stdout: out.String(), Stderr: errs.String()}
+// refused is a call on a kernel without nfnetlink.
+func refused(c Call) Call {
+	c.Before = nstest.RefuseNetfilterSockets
+	return c
 }
 
 var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 	It("has the rules in iptables, unless nftables were asked for", func() {
 		nstest.UseVariant("legacy")
 		w, c := newContainer()
-		w.Do(func() {
-			nstest.RefuseNetfilterSockets()
-			w.onThread(c.as("ADD", Object{"backend": "nftables"})).Failed(999)
-			for _, command := range []string{"ADD", "CHECK", "DEL"} {
-				Expect(w.onThread(c.as(command)).Code).To(BeZero())
-			}
-		})
+		w.Fails(refused(c.as("ADD", Object{"backend": "nftables"})), 999)
+		for _, command := range []string{"ADD", "CHECK", "DEL"} {
+			Expect(w.Call(refused(c.as(command))).Code).To(BeZero())
+		}
 		Expect(w.filter()).NotTo(ContainSubstring("10.1.0.2"))
 	})
 })

@@ -14,9 +14,7 @@ var _ = Describe("the configuration", Ordered, func() {
 	var w *world
 	var c *container
 	BeforeAll(func() {
-		w = newWorld(1)
-		w.forward("DROP")
-		c = w.container(1, 2)
+		w, c = dropping()
 	})
 
 	DescribeTable("is refused with key and value before anything is done", func(keys Object, want ...string) {
@@ -72,19 +70,14 @@ var _ = Describe("the configuration", Ordered, func() {
 
 var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin()) })
 
-// fuzzPrev is the result of the plugin before.
-const fuzzPrev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"peer0"},{"name":"eth0",` +
-	`"mac":"02:00:00:00:00:01","sandbox":"` + FuzzNetns + `"}],"ips":[{"address":"10.1.0.2/24","interface":1},` +
-	`{"address":"fd00:1::2/64","interface":1}]}`
-
 // FuzzCall makes up whole calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{Plugin: Any(plugin()), Chained: true, Confs: []string{
 		`{"cniVersion":"1.1.0","name":"net","type":"firewall","backend":"nftables","cni.dev/valid-attachments":[],` +
-			fuzzPrev + `}`,
-		`{"cniVersion":"1.0.0","name":"net","ingressPolicy":"isolated","acceptPublished":false,` + fuzzPrev + `}`,
+			FuzzPrev + `}`,
+		`{"cniVersion":"1.0.0","name":"net","ingressPolicy":"isolated","acceptPublished":false,` + FuzzPrev + `}`,
 		`{"cniVersion":"0.4.0","name":"net","backend":"","iptablesAdminChainName":"MINE","markAcceptBit":5,` +
-			fuzzPrev + `}`,
+			FuzzPrev + `}`,
 		`{"name":"net","prevResult":{"ip4":{"ip":"10.1.0.2/24"}},"ingressPolicy":"same-bridge"}`,
 		`{"cniVersion":"1.1.0","name":"net","cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}]}`,
 	}}.Run(f)
@@ -93,7 +86,7 @@ func FuzzCall(f *testing.F) {
 // FuzzFiles damages the records.
 func FuzzFiles(f *testing.F) {
 	conf := `{"cniVersion":"1.1.0","name":"net","cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}],` +
-		fuzzPrev + `}`
+		FuzzPrev + `}`
 	Fuzz{Plugin: Any(plugin()), Chained: true, Confs: []string{conf}}.RunFiles(f, recordDir, ``, `{}`, `null`,
 		`{"network":"net","containerID":"one","ifname":"eth0","backend":"nftables","addrs":["10.1.0.2"],`+
 			`"adminChain":"CNI-ADMIN","policy":"isolated","bridge":"peer0","port":2,"setFlag":true}`,

@@ -181,9 +181,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 
 		It("removes what the reference made, and CHECK knows it", Label("firewall-reference"), func() {
 			keys := Object{"cniVersion": "1.0.0", "ingressPolicy": "same-bridge"}
-			w := newWorld(1)
-			w.forward("DROP")
-			c := w.container(1, 2)
+			w, c := dropping()
 			w.Reference(nstest.Newest(), c.as("ADD", keys)).Added()
 			c.check(k.config, keys)
 			w.Cmd("iptables", "-D", "CNI-FORWARD", "-s", c.addrs[0], "-j", "ACCEPT")
@@ -198,12 +196,10 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		w, c := newContainer()
 		keys := Object{"backend": "iptables"}
 		c.add(keys)
-		w.Do(func() {
-			nstest.FailNetfilterSockets(unix.EMFILE)
-			nstest.WithoutPrograms(func() {
-				Expect(w.onThread(c.as("DEL", keys)).Failed(5)).To(And(ContainSubstring("too many open files"),
-					ContainSubstring("not found")))
-			})
+		call := c.as("DEL", keys)
+		call.Before = func() { nstest.FailNetfilterSockets(unix.EMFILE) }
+		nstest.WithoutPrograms(func() {
+			Expect(w.Fails(call, 5)).To(And(ContainSubstring("too many open files"), ContainSubstring("not found")))
 		})
 		Expect(w.Files(recordDir)).To(ContainSubstring(hashOf(c)))
 		c.del(keys)
@@ -233,9 +229,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 
 	It("by the reference, and its ADD with another address, are no hindrance to our CHECK, DEL and ADD", func() {
 		keys := Object{"cniVersion": "1.0.0", "backend": "iptables"}
-		w := newWorld(1)
-		w.forward("DROP")
-		c := w.container(1, 2)
+		w, c := dropping()
 		c.add(keys)
 		before := w.filter()
 		Expect(w.Reference(nstest.Newest(), c.as("DEL", keys)).Code).To(BeZero())
@@ -253,9 +247,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 	eachKind(func(k kind) {
 		It("removes the reference's rules of the same address, made after ours", Label("firewall-reference"), func() {
 			keys := Object{"cniVersion": "1.0.0", "ingressPolicy": "isolated"}
-			w := newWorld(1)
-			w.forward("DROP")
-			c := w.container(1, 2)
+			w, c := dropping()
 			c.add(k.config, keys)
 			w.Reference(nstest.Newest(), c.as("DEL", keys))
 			w.Reference(nstest.Newest(), c.as("ADD", keys)).Added()

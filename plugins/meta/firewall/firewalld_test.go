@@ -118,9 +118,7 @@ var _ = Describe("firewalld", func() {
 	BeforeEach(func() {
 		f = &fakeFirewalld{}
 		GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", f.runs())
-		w = newWorld(1)
-		w.forward("DROP")
-		c = w.container(1, 2)
+		w, c = dropping()
 	})
 
 	for _, backend := range []Object{asked, {}, {"backend": ""}} {
@@ -253,10 +251,7 @@ var _ = Describe("firewalld", func() {
 		status := Call{Command: "STATUS", Conf: Object{"cniVersion": "1.1.0", "name": "net1", "type": "firewall",
 			"backend": "firewalld", "ingressPolicy": "isolated"}}
 		w.Succeeds(status)
-		w.Do(func() {
-			nstest.RefuseNetfilterSockets()
-			Expect(w.onThread(status).Failed(50)).To(ContainSubstring("not supported"))
-		})
+		Expect(w.Fails(refused(status), 50)).To(ContainSubstring("not supported"))
 	})
 })
 

@@ -68,6 +68,14 @@ func newContainer() (*world, *container) {
 	return w, w.container(1, 2)
 }
 
+// dropping is newContainer where FORWARD drops.
+func dropping() (*world, *container) {
+	GinkgoHelper()
+	w := newWorld(1)
+	w.forward("DROP")
+	return w, w.container(1, 2)
+}
+
 // newContainers makes a world with two containers of bridge 1.
 func newContainers() (w *world, a, b *container) {
 	GinkgoHelper()

@@ -80,9 +80,7 @@ var _ = Describe("nftables", Label("kernel"), func() {
 	})
 
 	It("lets the administrator's chain decide first", Label("admin-chain"), func() {
-		w := newWorld(1)
-		w.forward("DROP")
-		c := w.container(1, 2)
+		w, c := dropping()
 		c.add()
 		w.out.Serve("tcp", "192.0.2.2:80")
 		Expect(reaches(c.Host, "192.0.2.2:80", true)).To(BeTrue())
@@ -91,9 +89,7 @@ var _ = Describe("nftables", Label("kernel"), func() {
 	})
 
 	It("accepts no host ports with acceptPublished false", func() {
-		w := newWorld(1)
-		w.forward("DROP")
-		c := w.container(1, 2)
+		w, c := dropping()
 		c.add(Object{"acceptPublished": false})
 		c.check(Object{"acceptPublished": false})
 		c.Serve("tcp", "[::]:"+servedPort)

@@ -227,12 +227,6 @@ var _ = It("has its schema in docs/schema", func() {
 			HasKey("externalSetMarkChain", Object{"type": "string"})))
 })
 
-// fuzzPrev is the result of the plugin before.
-const fuzzPrev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"peer0"},{"name":"eth0",` +
-	`"mac":"02:00:00:00:00:01","sandbox":"` + FuzzNetns +
-	`"}],"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1","interface":1},{"address":"fd00:1::2/64",` +
-	`"interface":1}]}`
-
 // FuzzCall makes up whole calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
@@ -242,12 +236,12 @@ func FuzzCall(f *testing.F) {
 				`"markMasqBit":5,"cni.dev/valid-attachments":[],` +
 				`"runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"},` +
 				`{"hostPort":53,"containerPort":53,"protocol":"udp","hostIP":"127.0.0.1"},` +
-				`{"hostPort":9,"containerPort":9,"protocol":"sctp","hostIP":"::"}]},` + fuzzPrev + `}`,
+				`{"hostPort":9,"containerPort":9,"protocol":"sctp","hostIP":"::"}]},` + FuzzPrev + `}`,
 			`{"cniVersion":"1.0.0","name":"net","backend":"nftables","snat":false,"masqAll":true,` +
 				`"runtimeConfig":{"portMappings":[{"hostPort":1,"containerPort":65535,"protocol":"TCP",` +
-				`"hostIP":"0.0.0.0"}]},` + fuzzPrev + `}`,
+				`"hostIP":"0.0.0.0"}]},` + FuzzPrev + `}`,
 			`{"cniVersion":"0.4.0","name":"net","externalSetMarkChain":"KUBE-MARK-MASQ",` +
-				`"conditionsV4":["!","-s","10.0.0.0/8"],"runtimeConfig":{"portMappings":[]},` + fuzzPrev + `}`,
+				`"conditionsV4":["!","-s","10.0.0.0/8"],"runtimeConfig":{"portMappings":[]},` + FuzzPrev + `}`,
 			`{"name":"net","prevResult":{"ip4":{"ip":"10.1.0.2/24"}},` +
 				`"runtimeConfig":{"portMappings":[{"hostPort":"x"}]}}`,
 			`{"cniVersion":"1.1.0","name":"net","cni.dev/valid-attachments":[{"containerID":"one",` +
@@ -261,7 +255,7 @@ func FuzzFiles(f *testing.F) {
 	conf := `{"cniVersion":"1.1.0","name":"net","cni.dev/valid-attachments":[{"containerID":"one",` +
 		`"ifname":"eth0"}],` +
 		`"runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]},` +
-		`` + fuzzPrev + `}`
+		FuzzPrev + `}`
 	Fuzz{Plugin: Any(plugin()), Chained: true, Confs: []string{conf}}.RunFiles(f, "/run/hawser/portmap", ``, `{}`,
 		`null`,
 		`{"network":"net","containerID":"one","ifname":"eth0","owner":{"netns":"/nowhere"},`+
