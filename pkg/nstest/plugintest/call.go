@@ -237,6 +237,14 @@ func (a Attached) As(command string) Call {
 	return c
 }
 
+// Ends checks that an attachment passes CHECK, and that its DEL leaves these links in the container.
+func (w *World) Ends(a Attached, links ...string) {
+	ginkgo.GinkgoHelper()
+	w.Succeeds(a.As("CHECK"))
+	w.Succeeds(a.As("DEL"))
+	gomega.Expect(Names(a.Host, "")).To(gomega.ConsistOf(links))
+}
+
 // Verdict is what must be true of every answer, whatever the call was: exit status 0 with a result (ADD,
 // VERSION) or with nothing, or 1 with an error object; one JSON document; no panic.
 func (a Answer) Verdict(command string) error {

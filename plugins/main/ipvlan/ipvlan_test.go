@@ -73,9 +73,7 @@ var _ = Describe("an ipvlan", Label("kernel"), func() {
 		Expect(b.Result.Interfaces[0].MTU).To(Equal(1400))
 		Expect(b.Result.Interfaces[0].MAC).To(Equal(Show(w.Host, "up0").Address))
 		for _, c := range []Attached{a, b} {
-			w.Succeeds(c.As("CHECK"))
-			w.Succeeds(c.As("DEL"))
-			Expect(Names(c.Host, "")).To(BeEmpty())
+			w.Ends(c)
 		}
 	})
 
@@ -102,9 +100,7 @@ var _ = Describe("an ipvlan", Label("kernel"), func() {
 		IP(cont, "link del mv0")
 		a.Result = w.Add(a.Call)
 		Expect(IP(cont, "-o link show eth0")).To(ContainSubstring("eth0@in0:"))
-		w.Succeeds(a.As("CHECK"))
-		w.Succeeds(a.As("DEL"))
-		Expect(Names(cont, "")).To(ConsistOf("in0", "in1"))
+		w.Ends(a, "in0", "in1")
 	})
 
 	It("has the mode of all on the master: another one is refused, and changes nobody's", Label("ipvlan-mode"), func() {
@@ -137,9 +133,7 @@ var _ = Describe("an ipvlan", Label("kernel"), func() {
 			Expect(Show(a.Host, "eth0").Addrs()).To(Equal([]string{"10.1.0.7/24"}))
 			Expect(IP(a.Host, "route show 10.9.0.0/16")).To(ContainSubstring("via 10.1.0.1"))
 			Expect(a.Result.Interfaces).To(HaveLen(1))
-			w.Succeeds(a.As("CHECK"))
-			w.Succeeds(a.As("DEL"))
-			Expect(Names(a.Host, "")).To(BeEmpty())
+			w.Ends(a)
 		}
 	})
 
@@ -166,9 +160,7 @@ var _ = Describe("an ipvlan", Label("kernel"), func() {
 		c := conf(Object{"master": nil})
 		a := w.Attach("one", c, Addrs(2)...)
 		IP(w.Host, "route del default")
-		w.Succeeds(a.As("CHECK"))
-		w.Succeeds(a.As("DEL"))
-		Expect(Names(a.Host, "")).To(BeEmpty())
+		w.Ends(a)
 	})
 
 	It("drifts where it is on another master, has another mode or another MTU", func() {
@@ -194,9 +186,7 @@ var _ = Describe("an ipvlan", Label("kernel"), func() {
 			a := w.AttachIn(nstest.NewNetns(), Call{IfName: "up0", Conf: conf(Object{"mode": mode})})
 			Expect(Names(a.Host, "")).To(Equal([]string{"up0"}))
 			Expect(IP(a.Host, "-d link show up0")).To(MatchRegexp(fmt.Sprintf(`mode %s\b`, mode)))
-			w.Succeeds(a.As("CHECK"))
-			w.Succeeds(a.As("DEL"))
-			Expect(Names(a.Host, "")).To(BeEmpty())
+			w.Ends(a)
 		})
 	}
 })

@@ -125,9 +125,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 			a := w.AttachIn(nstest.NewNetns(), Call{IfName: name, Conf: conf()})
 			Expect(Show(a.Host, name).Ifalias).To(HaveSuffix(name))
 			Expect(Names(a.Host, "")).To(Equal([]string{name}))
-			w.Succeeds(a.As("CHECK"))
-			w.Succeeds(a.As("DEL"))
-			Expect(Names(a.Host, "")).To(BeEmpty())
+			w.Ends(a)
 			Expect(Show(w.Host, name).Linkinfo.Kind).To(Equal("veth"))
 		}
 	})
@@ -216,20 +214,15 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		IP(w.Host, "link add link up0 name up0.5 up type vlan id 5")
 		w.LendAddrs("one", "10.1.0.2/24")
 		a := w.AttachIn(nstest.NewNetns(), Call{IfName: "up0.5", Conf: conf(Object{"master": "up0.5"})})
-		w.Succeeds(a.As("CHECK"))
-		w.Succeeds(a.As("DEL"))
-		Expect(Names(a.Host, "")).To(BeEmpty())
+		w.Ends(a)
 	})
 
-	It("gives the container the gateway's routes with all that they say, and IPAM's dns", func() {
+	It("gives the container the gateway's routes with all that they say", func() {
 		w.Lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],
-			"routes":[{"dst":"0.0.0.0/0","mtu":1300,"advmss":1200,"priority":7}],"dns":{"nameservers":["192.0.2.1"]}}`)
+			"routes":[{"dst":"0.0.0.0/0","mtu":1300,"advmss":1200,"priority":7}]}`)
 		a := w.Attach("one", conf())
 		Expect(IP(a.Host, "route show default")).To(And(ContainSubstring("mtu 1300"), ContainSubstring("advmss 1200"),
 			ContainSubstring("metric 7")))
-		Expect(a.Result.DNS).To(HaveKeyWithValue("nameservers", ConsistOf("192.0.2.1")))
-		b := w.Attach("two", conf(Object{"mac": "02:00:00:00:00:09", "dns": Object{"domain": "d"}}))
-		Expect(b.Result.DNS).To(Equal(Object{"domain": "d"}))
 	})
 
 	It("shows IPAM the interface, up", func() {
@@ -304,9 +297,7 @@ var _ = Describe("the master that no key names", Label("kernel"), func() {
 		Expect(parent(a)).To(Equal("up0"))
 		w.Succeeds(a.As("CHECK"))
 		w.Cmd("ip", "route", "flush", "root", "0/0")
-		w.Succeeds(a.As("CHECK"))
-		w.Succeeds(a.As("DEL"))
-		Expect(Names(a.Host, "")).To(BeEmpty())
+		w.Ends(a)
 	},
 		Entry("of IPv4", "route add default via 10.1.0.1"),
 		Entry("of IPv6, without one of IPv4", "-6 route add default via 2001:db8:1::1"),
@@ -319,9 +310,8 @@ var _ = Describe("the master that no key names", Label("kernel"), func() {
 	)
 
 	It("is refused where there is none, but no error to STATUS", func() {
-		cont := nstest.NewNetns()
-		says := w.Fails(Call{Command: "ADD", Netns: cont.Path, Conf: unnamed()}, cni.CodeConfig)
-		Expect(says).To(HavePrefix("master: missing"))
+		add := Call{Command: "ADD", Netns: nstest.NewNetns().Path, Conf: unnamed()}
+		Expect(w.Fails(add, cni.CodeConfig)).To(HavePrefix("master: missing"))
 		w.Succeeds(Call{Command: "STATUS", Conf: unnamed()})
 	})
 
@@ -382,9 +372,7 @@ var _ = Describe("the master that no key names", Label("kernel"), func() {
 		cont.IP("link set other1 up", "addr add 10.3.0.1/24 dev other1", "route add default via 10.3.0.200")
 		a := w.AttachIn(cont, call)
 		Expect(IP(cont, "-o link show eth0")).To(ContainSubstring("eth0@other1:"))
-		w.Succeeds(a.As("CHECK"))
-		w.Succeeds(a.As("DEL"))
-		Expect(Names(cont, "")).To(Equal([]string{"other1"}))
+		w.Ends(a, "other1")
 		call.Conf = Merge(unnamed(), Object{"linkInContainer": true, "master": "nope"})
 		Expect(w.Fails(call, cni.CodeConfig)).To(HavePrefix(`master: "nope": no such interface`))
 	})

@@ -72,9 +72,7 @@ var _ = Describe("a VLAN", Label("kernel"), func() {
 		Expect(a.Result.Interfaces).To(HaveLen(1))
 		Expect(a.Result.Interfaces[0].MTU).To(Equal(1400))
 		Expect(a.Result.DNS).To(Equal(Object{"domain": "d"}))
-		w.Succeeds(a.As("CHECK"))
-		w.Succeeds(a.As("DEL"))
-		Expect(Names(a.Host, "")).To(BeEmpty())
+		w.Ends(a)
 	})
 
 	It("is one container's: a second is told who has it, and gets it after DEL or GC", Label("vlan-owner"), func() {
@@ -124,9 +122,7 @@ var _ = Describe("a VLAN", Label("kernel"), func() {
 		w.LendAddrs("one", addrs...)
 		a := w.AttachIn(cont, Call{Conf: conf(Object{"master": "in0", "linkInContainer": true})})
 		Expect(IP(cont, "-o link show eth0")).To(ContainSubstring("eth0@in0:"))
-		w.Succeeds(a.As("CHECK"))
-		w.Succeeds(a.As("DEL"))
-		Expect(Names(cont, "")).To(ConsistOf("in0", "in1"))
+		w.Ends(a, "in0", "in1")
 	})
 
 	It("goes with DEL and GC, whatever is known and left", func() {
