@@ -21,9 +21,14 @@ type budget struct {
 	state int64
 	// grows is what costs more the more others are there, by verb.
 	grows map[string]growth
-	// costs are those of each verb but VERSION, which asks nothing.
-	costs map[string]cost
+	// delegate is what each verb runs, and programs what some run beside it.
+	delegate string
+	programs map[string]string
+	costs    costs
 }
+
+// costs are those of ADD, CHECK, STATUS, GC and DEL. VERSION asks nothing.
+type costs [5]count
 
 // growth is what may grow with the number of others: the system calls, what is
 // received from netlink, what is read of files.
@@ -48,211 +53,76 @@ var (
 )
 
 const (
+	hostLocal        = "host-local"
 	restores         = "ip6tables-restore iptables-restore"
 	looks            = "ip6tables ip6tables iptables iptables"
 	looksAndRestores = "ip6tables ip6tables ip6tables-restore iptables iptables iptables-restore"
 )
 
 var budgets = []budget{
-	{name: "loopback", plugin: "loopback", conf: same(nil), grows: gc, costs: map[string]cost{
-		"ADD":    {sends: 3, messages: 3, dumps: 1, calls: 72},
-		"CHECK":  {sends: 2, messages: 2, dumps: 1, calls: 68},
-		"STATUS": {calls: 29},
-		"GC":     {calls: 29},
-		"DEL":    {sends: 2, messages: 2, calls: 66},
-	}},
-	{name: "host-local, two families", plugin: "host-local", conf: same(ipam(dual)),
-		state: 48, grows: gc, costs: map[string]cost{
-			"ADD":    {calls: 85},
-			"CHECK":  {calls: 58},
-			"STATUS": {calls: 44},
-			"GC":     {calls: 83},
-			"DEL":    {calls: 66},
-		}},
-	{name: "static, two families", plugin: "static", conf: same(fixed("10.88.0.5/16", "fd00:88::5/64")),
-		grows: gc, costs: map[string]cost{
-			"ADD":    {calls: 29},
-			"CHECK":  {calls: 29},
-			"STATUS": {calls: 29},
-			"GC":     {calls: 29},
-			"DEL":    {calls: 29},
-		}},
+	{name: "loopback", plugin: "loopback", conf: same(nil), grows: gc,
+		costs: costs{{72, 3, 3, 1}, {68, 2, 2, 1}, {29, 0, 0, 0}, {29, 0, 0, 0}, {66, 2, 2, 0}}},
+	{name: "host-local, two families", plugin: "host-local", conf: same(ipam(dual)), state: 48, grows: gc,
+		costs: costs{{85, 0, 0, 0}, {58, 0, 0, 0}, {44, 0, 0, 0}, {83, 0, 0, 0}, {66, 0, 0, 0}}},
+	{name: "static, two families", plugin: "static", conf: same(fixed("10.88.0.5/16", "fd00:88::5/64")), grows: gc,
+		costs: costs{{29, 0, 0, 0}, {29, 0, 0, 0}, {29, 0, 0, 0}, {29, 0, 0, 0}, {29, 0, 0, 0}}},
 	{name: "dhcp, beside its daemon", plugin: "dhcp", conf: same(Object{"ipam": Object{"type": "dhcp"}}),
-		chained: true, grows: gc, costs: map[string]cost{
-			"ADD":    {calls: 40},
-			"CHECK":  {calls: 38},
-			"STATUS": {calls: 38},
-			"GC":     {calls: 38},
-			"DEL":    {calls: 38},
-		}},
-	{name: "bandwidth, both directions", plugin: "bandwidth", conf: same(limited),
-		chained: true, grows: gc, costs: map[string]cost{
-			"ADD":    {sends: 12, messages: 12, calls: 117},
-			"CHECK":  {sends: 6, messages: 6, dumps: 1, calls: 97},
-			"STATUS": {sends: 1, messages: 1, calls: 48},
-			"GC":     {sends: 1, messages: 1, dumps: 1, calls: 51},
-			"DEL":    {sends: 9, messages: 9, dumps: 1, calls: 86},
-		}},
-	{name: "bandwidth, no limits", plugin: "bandwidth", conf: same(nil),
-		chained: true, grows: gc, costs: map[string]cost{
-			"ADD":    {calls: 41},
-			"CHECK":  {calls: 40},
-			"STATUS": {sends: 1, messages: 1, calls: 48},
-			"GC":     {sends: 1, messages: 1, dumps: 1, calls: 50},
-			"DEL":    {sends: 5, messages: 5, calls: 71},
-		}},
-	{name: "tuning, a sysctl and the MAC", plugin: "tuning", conf: tuning,
-		chained: true, state: 200, grows: gc, costs: map[string]cost{
-			"ADD":    {sends: 3, messages: 3, calls: 115},
-			"CHECK":  {sends: 1, messages: 1, calls: 68},
-			"STATUS": {calls: 34},
-			"GC":     {calls: 64},
-			"DEL":    {sends: 2, messages: 2, calls: 99},
-		}},
-	{name: "sbr, two families", plugin: "sbr", conf: same(nil),
-		chained: true, grows: listsRules, costs: map[string]cost{
-			"ADD":    {sends: 16, messages: 16, dumps: 3, calls: 152},
-			"CHECK":  {sends: 4, messages: 4, dumps: 3, calls: 100},
-			"STATUS": {sends: 1, messages: 1, dumps: 1, calls: 54},
-			"GC":     {calls: 57},
-			"DEL":    {sends: 16, messages: 16, dumps: 3, calls: 151},
-		}},
-	{name: "portmap", plugin: "portmap", conf: one, chained: true, state: 128, grows: gc, costs: map[string]cost{
-		"ADD":    {sends: 26, messages: 34, dumps: 14, calls: 240},
-		"CHECK":  {sends: 28, messages: 31, dumps: 11, calls: 168},
-		"STATUS": {sends: 10, messages: 10, dumps: 8, calls: 97},
-		"GC":     {sends: 14, messages: 14, dumps: 13, calls: 158},
-		"DEL":    {sends: 13, messages: 24, dumps: 4, calls: 188},
-	}},
-	{name: "portmap, ten ports", plugin: "portmap", conf: tenPorts,
-		chained: true, state: 128, grows: gc, costs: map[string]cost{
-			"ADD":    {sends: 28, messages: 72, dumps: 16, calls: 300},
-			"CHECK":  {sends: 28, messages: 67, dumps: 11, calls: 205},
-			"STATUS": {sends: 10, messages: 10, dumps: 8, calls: 98},
-			"GC":     {sends: 14, messages: 14, dumps: 13, calls: 158},
-			"DEL":    {sends: 15, messages: 134, dumps: 6, calls: 279},
-		}},
-	{name: "portmap, iptables", plugin: "portmap", conf: oneByIPTables,
-		chained: true, state: 128, grows: readsAll, costs: map[string]cost{
-			"ADD":    {programs: restores, sends: 17, messages: 18, dumps: 7, calls: 435},
-			"CHECK":  {programs: looks, sends: 9, messages: 9, dumps: 1, calls: 315},
-			"STATUS": {calls: 95},
-			"GC":     {programs: looks, sends: 12, messages: 12, dumps: 11, calls: 332},
-			"DEL":    {sends: 13, messages: 20, dumps: 4, calls: 208},
-		}},
-	{name: "firewall", plugin: "firewall", conf: same(nil),
-		chained: true, state: 128, grows: ofChains, costs: map[string]cost{
-			"ADD":    {sends: 13, messages: 21, dumps: 11, calls: 178},
-			"CHECK":  {sends: 17, messages: 20, dumps: 11, calls: 169},
-			"STATUS": {sends: 5, messages: 5, dumps: 5, calls: 73},
-			"GC":     {sends: 7, messages: 7, dumps: 7, calls: 138},
-			"DEL":    {sends: 9, messages: 16, dumps: 2, calls: 133},
-		}},
+		chained: true, grows: gc,
+		costs: costs{{40, 0, 0, 0}, {38, 0, 0, 0}, {38, 0, 0, 0}, {38, 0, 0, 0}, {38, 0, 0, 0}}},
+	{name: "bandwidth, both directions", plugin: "bandwidth", conf: same(limited), chained: true, grows: gc,
+		costs: costs{{117, 12, 12, 0}, {97, 6, 6, 1}, {48, 1, 1, 0}, {51, 1, 1, 1}, {86, 9, 9, 1}}},
+	{name: "bandwidth, no limits", plugin: "bandwidth", conf: same(nil), chained: true, grows: gc,
+		costs: costs{{41, 0, 0, 0}, {40, 0, 0, 0}, {48, 1, 1, 0}, {50, 1, 1, 1}, {71, 5, 5, 0}}},
+	{name: "tuning, a sysctl and the MAC", plugin: "tuning", conf: tuning, chained: true, state: 200, grows: gc,
+		costs: costs{{115, 3, 3, 0}, {68, 1, 1, 0}, {34, 0, 0, 0}, {64, 0, 0, 0}, {99, 2, 2, 0}}},
+	{name: "sbr, two families", plugin: "sbr", conf: same(nil), chained: true, grows: listsRules,
+		costs: costs{{152, 16, 16, 3}, {100, 4, 4, 3}, {54, 1, 1, 1}, {57, 0, 0, 0}, {151, 16, 16, 3}}},
+	{name: "portmap", plugin: "portmap", conf: one, chained: true, state: 128, grows: gc,
+		costs: costs{{240, 26, 34, 14}, {168, 28, 31, 11}, {97, 10, 10, 8}, {158, 14, 14, 13}, {188, 13, 24, 4}}},
+	{name: "portmap, ten ports", plugin: "portmap", conf: tenPorts, chained: true, state: 128, grows: gc,
+		costs: costs{{300, 28, 72, 16}, {205, 28, 67, 11}, {98, 10, 10, 8}, {158, 14, 14, 13}, {279, 15, 134, 6}}},
+	{name: "portmap, iptables", plugin: "portmap", conf: oneByIPTables, chained: true, state: 128, grows: readsAll,
+		programs: map[string]string{"ADD": restores, "CHECK": looks, "GC": looks},
+		costs:    costs{{435, 17, 18, 7}, {315, 9, 9, 1}, {95, 0, 0, 0}, {332, 12, 12, 11}, {208, 13, 20, 4}}},
+	{name: "firewall", plugin: "firewall", conf: same(nil), chained: true, state: 128, grows: ofChains,
+		costs: costs{{178, 13, 21, 11}, {169, 17, 20, 11}, {73, 5, 5, 5}, {138, 7, 7, 7}, {133, 9, 16, 2}}},
 	{name: "firewall, isolated", plugin: "firewall", conf: same(Object{"ingressPolicy": "isolated"}),
-		chained: true, state: 128, grows: ofChains, costs: map[string]cost{
-			"ADD":    {sends: 27, messages: 35, dumps: 11, calls: 254},
-			"CHECK":  {sends: 27, messages: 30, dumps: 11, calls: 227},
-			"STATUS": {sends: 5, messages: 5, dumps: 5, calls: 73},
-			"GC":     {sends: 9, messages: 9, dumps: 8, calls: 147},
-			"DEL":    {sends: 11, messages: 18, dumps: 2, calls: 152},
-		}},
+		chained: true, state: 128, grows: ofChains,
+		costs: costs{{254, 27, 35, 11}, {227, 27, 30, 11}, {73, 5, 5, 5}, {147, 9, 9, 8}, {152, 11, 18, 2}}},
 	{name: "firewall, iptables", plugin: "firewall", conf: same(Object{"backend": "iptables"}),
-		chained: true, state: 128, grows: readsAll, costs: map[string]cost{
-			"ADD":    {programs: looksAndRestores, sends: 9, messages: 9, dumps: 1, calls: 540},
-			"CHECK":  {programs: looks, sends: 10, messages: 10, dumps: 1, calls: 336},
-			"STATUS": {calls: 95},
-			"GC":     {sends: 8, messages: 8, dumps: 8, calls: 142},
-			"DEL":    {programs: restores, calls: 200},
-		}},
-	{name: "bridge", plugin: "bridge", conf: same(bridge(single)), grows: gcAndDel, costs: map[string]cost{
-		"ADD":    {programs: "host-local", sends: 15, messages: 15, dumps: 1, calls: 234},
-		"CHECK":  {programs: "host-local", sends: 9, messages: 9, dumps: 3, calls: 162},
-		"STATUS": {programs: "host-local", sends: 1, messages: 1, calls: 92},
-		"GC":     {programs: "host-local", sends: 8, messages: 8, dumps: 6, calls: 151},
-		"DEL":    {programs: "host-local", sends: 11, messages: 11, dumps: 3, calls: 166},
-	}},
-	{name: "bridge, masquerade", plugin: "bridge", conf: same(bridge(single, masquerade)),
-		grows: gc, costs: map[string]cost{
-			"ADD":    {programs: "host-local", sends: 19, messages: 21, dumps: 3, calls: 260},
-			"CHECK":  {programs: "host-local", sends: 14, messages: 14, dumps: 5, calls: 184},
-			"STATUS": {programs: "host-local", sends: 2, messages: 2, dumps: 1, calls: 107},
-			"GC":     {programs: "host-local", sends: 8, messages: 8, dumps: 6, calls: 151},
-			"DEL":    {programs: "host-local", sends: 13, messages: 15, dumps: 2, calls: 174},
-		}},
-	{name: "bridge, masquerade, two families", plugin: "bridge", conf: same(bridge(dual, masquerade)),
-		grows: gc, costs: map[string]cost{
-			"ADD":    {programs: "host-local", sends: 24, messages: 28, dumps: 4, calls: 312},
-			"CHECK":  {programs: "host-local", sends: 17, messages: 18, dumps: 7, calls: 198},
-			"STATUS": {programs: "host-local", sends: 2, messages: 2, dumps: 1, calls: 107},
-			"GC":     {programs: "host-local", sends: 8, messages: 8, dumps: 6, calls: 151},
-			"DEL":    {programs: "host-local", sends: 15, messages: 20, dumps: 3, calls: 182},
-		}},
-	{name: "bridge, masquerade by iptables, two families", plugin: "bridge", conf: bridgeByIPTables,
-		grows: gcAndDel, costs: map[string]cost{
-			"ADD":    {programs: "host-local " + restores, sends: 21, messages: 21, dumps: 1, calls: 521},
-			"CHECK":  {programs: "host-local " + looks, sends: 12, messages: 12, dumps: 4, calls: 393},
-			"STATUS": {programs: "host-local", sends: 1, messages: 1, calls: 133},
-			"GC":     {programs: "host-local " + looks, sends: 8, messages: 8, dumps: 6, calls: 345},
-			"DEL":    {programs: "host-local", sends: 19, messages: 26, dumps: 7, calls: 215},
-		}},
-	{name: "macvlan", plugin: "macvlan", conf: same(onUplink(single)), grows: gc, costs: map[string]cost{
-		"ADD":    {programs: "host-local", sends: 8, messages: 8, calls: 225},
-		"CHECK":  {programs: "host-local", sends: 4, messages: 4, dumps: 1, calls: 147},
-		"STATUS": {programs: "host-local", sends: 2, messages: 2, calls: 98},
-		"GC":     {programs: "host-local", calls: 97},
-		"DEL":    {programs: "host-local", sends: 2, messages: 2, calls: 121},
-	}},
-	{name: "macvlan, two families", plugin: "macvlan", conf: same(onUplink(dual)), grows: gc, costs: map[string]cost{
-		"ADD":    {programs: "host-local", sends: 9, messages: 9, calls: 236},
-		"CHECK":  {programs: "host-local", sends: 4, messages: 4, dumps: 1, calls: 147},
-		"STATUS": {programs: "host-local", sends: 2, messages: 2, calls: 98},
-		"GC":     {programs: "host-local", calls: 97},
-		"DEL":    {programs: "host-local", sends: 2, messages: 2, calls: 121},
-	}},
-	{name: "tap, two families", plugin: "tap", conf: same(ipam(dual)), grows: gc, costs: map[string]cost{
-		"ADD":    {programs: "host-local", sends: 7, messages: 7, calls: 241},
-		"CHECK":  {programs: "host-local", sends: 3, messages: 3, dumps: 1, calls: 144},
-		"STATUS": {programs: "host-local", calls: 81},
-		"GC":     {programs: "host-local", calls: 97},
-		"DEL":    {programs: "host-local", sends: 2, messages: 2, calls: 121},
-	}},
-	{name: "host-device", plugin: "host-device", conf: hostDevice, grows: ofDevice, costs: map[string]cost{
-		"ADD":    {programs: "host-local", sends: 11, messages: 11, dumps: 2, calls: 256},
-		"CHECK":  {programs: "host-local", sends: 3, messages: 3, dumps: 1, calls: 142},
-		"STATUS": {programs: "host-local", sends: 1, messages: 1, calls: 111},
-		"GC":     {programs: "host-local", calls: 112},
-		"DEL":    {programs: "host-local", sends: 7, messages: 7, calls: 168},
-	}},
-	{name: "ptp", plugin: "ptp", conf: same(ptp(single)), grows: gcAndDel, costs: map[string]cost{
-		"ADD":    {programs: "host-local", sends: 14, messages: 14, calls: 214},
-		"CHECK":  {programs: "host-local", sends: 8, messages: 8, dumps: 5, calls: 159},
-		"STATUS": {programs: "host-local", calls: 74},
-		"GC":     {programs: "host-local", sends: 6, messages: 6, dumps: 6, calls: 164},
-		"DEL":    {programs: "host-local", sends: 8, messages: 8, dumps: 3, calls: 160},
-	}},
-	{name: "ptp, masquerade", plugin: "ptp", conf: same(ptp(single, masquerade)), grows: gc, costs: map[string]cost{
-		"ADD":    {programs: "host-local", sends: 18, messages: 20, dumps: 2, calls: 240},
-		"CHECK":  {programs: "host-local", sends: 13, messages: 13, dumps: 7, calls: 181},
-		"STATUS": {programs: "host-local", sends: 1, messages: 1, dumps: 1, calls: 89},
-		"GC":     {programs: "host-local", sends: 6, messages: 6, dumps: 6, calls: 164},
-		"DEL":    {programs: "host-local", sends: 10, messages: 12, dumps: 2, calls: 168},
-	}},
-	{name: "ptp, masquerade, two families", plugin: "ptp", conf: same(ptp(dual, masquerade)),
-		grows: gc, costs: map[string]cost{
-			"ADD":    {programs: "host-local", sends: 28, messages: 32, dumps: 3, calls: 337},
-			"CHECK":  {programs: "host-local", sends: 16, messages: 17, dumps: 9, calls: 195},
-			"STATUS": {programs: "host-local", sends: 1, messages: 1, dumps: 1, calls: 89},
-			"GC":     {programs: "host-local", sends: 6, messages: 6, dumps: 6, calls: 164},
-			"DEL":    {programs: "host-local", sends: 12, messages: 17, dumps: 3, calls: 176},
-		}},
+		chained: true, state: 128, grows: readsAll,
+		programs: map[string]string{"ADD": looksAndRestores, "CHECK": looks, "DEL": restores},
+		costs:    costs{{540, 9, 9, 1}, {336, 10, 10, 1}, {95, 0, 0, 0}, {142, 8, 8, 8}, {200, 0, 0, 0}}},
+	{name: "bridge", plugin: "bridge", conf: same(bridge(single)), grows: gcAndDel, delegate: hostLocal,
+		costs: costs{{234, 15, 15, 1}, {162, 9, 9, 3}, {92, 1, 1, 0}, {151, 8, 8, 6}, {166, 11, 11, 3}}},
+	{name: "bridge, masquerade", plugin: "bridge", conf: same(bridge(single, masquerade)), grows: gc,
+		delegate: hostLocal,
+		costs:    costs{{260, 19, 21, 3}, {184, 14, 14, 5}, {107, 2, 2, 1}, {151, 8, 8, 6}, {174, 13, 15, 2}}},
+	{name: "bridge, masquerade, two families", plugin: "bridge", conf: same(bridge(dual, masquerade)), grows: gc,
+		delegate: hostLocal,
+		costs:    costs{{312, 24, 28, 4}, {198, 17, 18, 7}, {107, 2, 2, 1}, {151, 8, 8, 6}, {182, 15, 20, 3}}},
+	{name: "bridge, masquerade by iptables, two families", plugin: "bridge", conf: bridgeByIPTables, grows: gcAndDel,
+		delegate: hostLocal, programs: map[string]string{"ADD": restores, "CHECK": looks, "GC": looks},
+		costs: costs{{521, 21, 21, 1}, {393, 12, 12, 4}, {133, 1, 1, 0}, {345, 8, 8, 6}, {215, 19, 26, 7}}},
+	{name: "macvlan", plugin: "macvlan", conf: same(onUplink(single)), grows: gc, delegate: hostLocal,
+		costs: costs{{225, 8, 8, 0}, {147, 4, 4, 1}, {98, 2, 2, 0}, {97, 0, 0, 0}, {121, 2, 2, 0}}},
+	{name: "macvlan, two families", plugin: "macvlan", conf: same(onUplink(dual)), grows: gc, delegate: hostLocal,
+		costs: costs{{236, 9, 9, 0}, {147, 4, 4, 1}, {98, 2, 2, 0}, {97, 0, 0, 0}, {121, 2, 2, 0}}},
+	{name: "tap, two families", plugin: "tap", conf: same(ipam(dual)), grows: gc, delegate: hostLocal,
+		costs: costs{{241, 7, 7, 0}, {144, 3, 3, 1}, {81, 0, 0, 0}, {97, 0, 0, 0}, {121, 2, 2, 0}}},
+	{name: "host-device", plugin: "host-device", conf: hostDevice, grows: ofDevice, delegate: hostLocal,
+		costs: costs{{256, 11, 11, 2}, {142, 3, 3, 1}, {111, 1, 1, 0}, {112, 0, 0, 0}, {168, 7, 7, 0}}},
+	{name: "ptp", plugin: "ptp", conf: same(ptp(single)), grows: gcAndDel, delegate: hostLocal,
+		costs: costs{{214, 14, 14, 0}, {159, 8, 8, 5}, {74, 0, 0, 0}, {164, 6, 6, 6}, {160, 8, 8, 3}}},
+	{name: "ptp, masquerade", plugin: "ptp", conf: same(ptp(single, masquerade)), grows: gc, delegate: hostLocal,
+		costs: costs{{240, 18, 20, 2}, {181, 13, 13, 7}, {89, 1, 1, 1}, {164, 6, 6, 6}, {168, 10, 12, 2}}},
+	{name: "ptp, masquerade, two families", plugin: "ptp", conf: same(ptp(dual, masquerade)), grows: gc,
+		delegate: hostLocal,
+		costs:    costs{{337, 28, 32, 3}, {195, 16, 17, 9}, {89, 1, 1, 1}, {164, 6, 6, 6}, {176, 12, 17, 3}}},
 	{name: "ptp, masquerade by iptables, two families", plugin: "ptp", conf: same(ptp(dual, iptables)),
-		grows: gcAndDel, costs: map[string]cost{
-			"ADD":    {programs: "host-local " + restores, sends: 23, messages: 23, calls: 521},
-			"CHECK":  {programs: "host-local " + looks, sends: 11, messages: 11, dumps: 6, calls: 390},
-			"STATUS": {programs: "host-local", calls: 115},
-			"GC":     {programs: "host-local " + looks, sends: 6, messages: 6, dumps: 6, calls: 341},
-			"DEL":    {programs: "host-local", sends: 16, messages: 23, dumps: 7, calls: 209},
-		}},
+		grows:    gcAndDel,
+		delegate: hostLocal, programs: map[string]string{"ADD": restores, "CHECK": looks, "GC": looks},
+		costs: costs{{521, 23, 23, 0}, {390, 11, 11, 6}, {115, 0, 0, 0}, {341, 6, 6, 6}, {209, 16, 23, 7}}},
 }
 
 var bridgeByIPTables = same(bridge(dual, iptables))
@@ -276,36 +146,16 @@ func same(conf Object) func(int) Object {
 // kernelBudgets are those of plugins for which some kernels lack a feature, by the feature.
 var kernelBudgets = map[string]budget{
 	"vrf": {name: "vrf, two families", plugin: "vrf", conf: same(Object{"vrfname": "red"}),
-		chained: true, grows: listsRules, costs: map[string]cost{
-			// Who waits for the kernel's worker, which routes IPv6 addresses, looks again at each event: 16 and 10
-			// messages, 141 and 124 calls without.
-			"ADD":    {sends: 22, messages: 22, dumps: 8, calls: 190},
-			"CHECK":  {sends: 3, messages: 3, dumps: 3, calls: 84},
-			"STATUS": {sends: 1, messages: 1, calls: 52},
-			"GC":     {calls: 55},
-			"DEL":    {sends: 16, messages: 16, dumps: 6, calls: 170},
-		}},
-	"ipvlan": {name: "ipvlan, two families", plugin: "ipvlan", conf: same(onUplink(dual)), costs: map[string]cost{
-		"ADD":    {programs: "host-local", sends: 9, messages: 9, calls: 251},
-		"CHECK":  {programs: "host-local", sends: 4, messages: 4, dumps: 1, calls: 147},
-		"STATUS": {programs: "host-local", sends: 2, messages: 2, calls: 99},
-		"GC":     {programs: "host-local", calls: 98},
-		"DEL":    {programs: "host-local", sends: 2, messages: 2, calls: 122},
-	}},
-	"8021q": {name: "vlan, two families", plugin: "vlan", conf: ownVLAN, costs: map[string]cost{
-		"ADD":    {programs: "host-local", sends: 9, messages: 9, calls: 237},
-		"CHECK":  {programs: "host-local", sends: 4, messages: 4, dumps: 1, calls: 147},
-		"STATUS": {programs: "host-local", sends: 2, messages: 2, calls: 99},
-		"GC":     {programs: "host-local", calls: 98},
-		"DEL":    {programs: "host-local", sends: 2, messages: 2, calls: 122},
-	}},
-	"dummy": {name: "dummy, two families", plugin: "dummy", conf: same(ipam(dual)), costs: map[string]cost{
-		"ADD":    {programs: "host-local", sends: 7, messages: 7, calls: 231},
-		"CHECK":  {programs: "host-local", sends: 3, messages: 3, dumps: 1, calls: 144},
-		"STATUS": {programs: "host-local", sends: 1, messages: 1, calls: 96},
-		"GC":     {programs: "host-local", calls: 98},
-		"DEL":    {programs: "host-local", sends: 2, messages: 2, calls: 122},
-	}},
+		chained: true, grows: listsRules,
+		// Who waits for the kernel's worker, which routes IPv6 addresses, looks again at each event: 16 and 10
+		// messages, 141 and 124 calls without.
+		costs: costs{{190, 22, 22, 8}, {84, 3, 3, 3}, {52, 1, 1, 0}, {55, 0, 0, 0}, {170, 16, 16, 6}}},
+	"ipvlan": {name: "ipvlan, two families", plugin: "ipvlan", conf: same(onUplink(dual)), delegate: hostLocal,
+		costs: costs{{251, 9, 9, 0}, {147, 4, 4, 1}, {99, 2, 2, 0}, {98, 0, 0, 0}, {122, 2, 2, 0}}},
+	"8021q": {name: "vlan, two families", plugin: "vlan", conf: ownVLAN, delegate: hostLocal,
+		costs: costs{{237, 9, 9, 0}, {147, 4, 4, 1}, {99, 2, 2, 0}, {98, 0, 0, 0}, {122, 2, 2, 0}}},
+	"dummy": {name: "dummy, two families", plugin: "dummy", conf: same(ipam(dual)), delegate: hostLocal,
+		costs: costs{{231, 7, 7, 0}, {144, 3, 3, 1}, {96, 1, 1, 0}, {98, 0, 0, 0}, {122, 2, 2, 0}}},
 }
 
 func ownVLAN(port int) Object { return Merge(onUplink(dual), Object{"vlanId": port - 8000}) }
