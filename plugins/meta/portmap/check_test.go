@@ -77,9 +77,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 				To(ContainSubstring(`8080/tcp: ruleset differs: the element belongs to "mine"`))
 			c.del()
 			before := w.rules()
-			o := c.call("ADD", mapped)
-			Expect(o.Code).To(Equal(cni.CodePortTaken))
-			Expect(o.Msg).To(ContainSubstring(`held by "mine"`))
+			Expect(c.fails("ADD", cni.CodePortTaken, mapped)).To(ContainSubstring(`held by "mine"`))
 			Expect(w.rules()).To(Equal(before))
 			Expect(before).To(ContainSubstring("mine"))
 		})
@@ -148,9 +146,8 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 				c := w.container(1, 2)
 				c.add(k.config, mapped)
 				nstest.WithoutPrograms(func() {
-					o := c.call("CHECK", k.config, mapped)
-					Expect(o.Code).To(Equal(cni.CodeIO), o.text())
-					Expect(o.Msg).To(ContainSubstring(`program "iptables-` + k.variant))
+					Expect(c.fails("CHECK", cni.CodeIO, k.config, mapped)).
+						To(ContainSubstring(`program "iptables-` + k.variant))
 				})
 			}
 		})

@@ -26,6 +26,15 @@ func onlyIPv4(variant string, fn func()) {
 	nstest.WithPrograms([]string{"iptables", "iptables-restore", name, name + "-restore"}, fn)
 }
 
+// settled is a world with what is shared and stays, a container without host ports, and the rules.
+func settled(k kind) (w *world, c *container, before string) {
+	GinkgoHelper()
+	w = newWorld()
+	w.settle(k)
+	c = w.container(1, 2)
+	return w, c, w.rules()
+}
+
 var _ = Describe("an ADD that fails", Label("kernel"), func() {
 	eachBackend(func(k kind) {
 		// fails expects everything to be as it was.
@@ -56,10 +65,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 		It("at the sysctl takes back the rules", func() { fails(readOnlyProc, "read-only file system") })
 
 		It("at the result takes back everything", func() {
-			w := newWorld()
-			w.settle(k)
-			c := w.container(1, 2)
-			before := w.rules()
+			w, c, before := settled(k)
 			call := c.as("ADD", k.config, ports(all...))
 			call.Stdout = BrokenPipe{}
 			Expect(w.Call(call).Code).To(Equal(1))
@@ -82,21 +88,15 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 	})
 
 	It("at a foreign element under our key takes back the rest", func() {
-		w := newWorld()
-		w.settle(kinds[0])
-		c := w.container(1, 2)
+		w, c, _ := settled(kinds[0])
 		w.Cmd("nft", "add", "element", "inet", "hawser", "portmap6_via_v1", "{ udp . 53 : goto portmap6_dnat_v1 }")
 		before := w.rules()
-		o := c.call("ADD", ports(all...))
-		Expect(o.Code).To(Equal(cni.CodePortTaken), o.text())
+		c.fails("ADD", cni.CodePortTaken, ports(all...))
 		Expect(w.rules()).To(Equal(before))
 	})
 
 	It("at conditions that nft does not understand takes back the rest", func() {
-		w := newWorld()
-		w.settle(kinds[0])
-		c := w.container(1, 2)
-		before := w.rules()
+		w, c, before := settled(kinds[0])
 		o := c.call("ADD", Object{"conditionsV4": []string{"ip saddr 10.0.0.0/8"},
 			"conditionsV6": []string{"nonsense"}}, ports(all...))
 		Expect(o.Msg).To(And(HavePrefix(`conditionsV6: ["nonsense"]: refused by nft`), ContainSubstring("unexpected")))
@@ -105,10 +105,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 	})
 
 	It("for want of the nft program says so, and so does STATUS", func() {
-		w := newWorld()
-		w.settle(kinds[0])
-		c := w.container(1, 2)
-		before := w.rules()
+		w, c, before := settled(kinds[0])
 		cond := Object{"conditionsV4": []string{"ip saddr 10.0.0.0/8"}}
 		var o, st outcome
 		nstest.WithoutPrograms(func() { o, st = c.call("ADD", cond, ports(all...)), w.status(cond) })
@@ -120,10 +117,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 	for _, k := range kinds[1:] {
 		It("for want of ip6tables on "+k.name+" takes back what iptables did, and STATUS warns of it", func() {
 			nstest.UseVariant(k.variant)
-			w := newWorld()
-			w.settle(k)
-			c := w.container(1, 2)
-			before := w.rules()
+			w, c, before := settled(k)
 			var o, st outcome
 			onlyIPv4(k.variant, func() { o, st = c.call("ADD", k.config, ports(all...)), w.status(k.config) })
 			Expect(o.Msg).To(ContainSubstring(`": executable file not found`))
@@ -146,10 +140,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 
 		It("at a condition that "+k.name+" does not understand takes back the rest", func() {
 			nstest.UseVariant(k.variant)
-			w := newWorld()
-			w.settle(k)
-			c := w.container(1, 2)
-			before := w.rules()
+			w, c, before := settled(k)
 			o := c.call("ADD", Object{"conditionsV6": []string{"-m", "nonsense"}}, ports(all...))
 			Expect(o.Msg).To(ContainSubstring("nonsense"))
 			Expect(w.rules()).To(Equal(before))

@@ -62,10 +62,9 @@ var _ = Describe("a host port", Label("kernel"), func() {
 			a.add(k.config, ports("8080:80"))
 			before := w.rules()
 			files := w.Files("/run/hawser")
-			o := b.call("ADD", k.config, ports("9000:80", "8080:80"))
-			Expect(o.Code).To(Equal(cni.CodePortTaken))
-			Expect(o.Msg).To(Equal(`host port 0.0.0.0:8080/tcp: held on 0.0.0.0 by ` +
-				`network "net1", container "c1-2", interface "eth0"`))
+			Expect(b.fails("ADD", cni.CodePortTaken, k.config, ports("9000:80", "8080:80"))).
+				To(Equal(`host port 0.0.0.0:8080/tcp: held on 0.0.0.0 by ` +
+					`network "net1", container "c1-2", interface "eth0"`))
 			Expect(w.rules()).To(Equal(before))
 			Expect(w.Files("/run/hawser")).To(Equal(files))
 			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
@@ -245,20 +244,17 @@ var _ = Describe("a container's ports on its other networks", Label("kernel"), f
 			second := first.second("eth1", 2, 2)
 			first.serve(80)
 			second.serve(80)
-			localnet := func() string {
-				return w.Sysctl("net/ipv4/conf/br1/route_localnet") + w.Sysctl("net/ipv4/conf/br2/route_localnet")
-			}
 			first.add(k.config, ports("8080:80"))
 			second.add(k.config, ports("8080:80"))
-			Expect(localnet()).To(Equal("10"))
+			Expect(w.localnet()).To(Equal("10"))
 			second.check(k.config, ports("8080:80"))
 			Expect(ask(w.Host, "tcp", "127.0.0.1:8080", patience())).To(Equal("10.1.0.1"))
 			first.del()
-			Expect(localnet()).To(Equal("00"))
+			Expect(w.localnet()).To(Equal("00"))
 			second.check(k.config, ports("8080:80"))
 			second.del()
 			second.add(k.config, ports("[2001:db8::1]:8080:80"))
-			Expect(localnet()).To(Equal("00"))
+			Expect(w.localnet()).To(Equal("00"))
 			second.check(k.config, ports("[2001:db8::1]:8080:80"))
 			second.del()
 			Expect(w.rules()).To(Equal(before))

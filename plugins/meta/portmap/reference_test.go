@@ -188,9 +188,8 @@ func besideReference(ref nstest.Reference, k kind) {
 		for _, config := range []Object{{}, k.config} {
 			c.check(config, mapped)
 		}
-		o := c.call("CHECK", mapped, Object{"markMasqBit": 7})
-		Expect(o.Code).To(Equal(cni.CodeDrift), o.text())
-		Expect(o.Msg).To(And(ContainSubstring("is missing"), Not(ContainSubstring("record"))))
+		Expect(c.fails("CHECK", cni.CodeDrift, mapped, Object{"markMasqBit": 7})).
+			To(And(ContainSubstring("is missing"), Not(ContainSubstring("record"))))
 		w.Cmd("sh", "-ec", "echo 0 >/proc/sys/net/ipv4/conf/br1/route_localnet")
 		Expect(c.call("CHECK", mapped).Msg).To(ContainSubstring("route_localnet is 0"))
 		c.del()
@@ -204,9 +203,8 @@ func besideReference(ref nstest.Reference, k kind) {
 		Expect(w.reach(8080)).To(Equal("192.0.2.2"))
 		before := w.rules()
 		for _, config := range []Object{{}, k.config} {
-			o := c.call("ADD", config, ports("192.0.2.1:8080:80"))
-			Expect(o.Code).To(Equal(cni.CodePortTaken), o.text())
-			Expect(o.Msg).To(ContainSubstring(`host port 192.0.2.1:8080/tcp: held by network "net1", container "c1-3"`))
+			Expect(c.fails("ADD", cni.CodePortTaken, config, ports("192.0.2.1:8080:80"))).
+				To(ContainSubstring(`host port 192.0.2.1:8080/tcp: held by network "net1", container "c1-3"`))
 			Expect(w.rules()).To(Equal(before))
 		}
 		var o outcome
@@ -324,9 +322,7 @@ var _ = Describe("host ports that the newest reference made in nftables", Label(
 		c.reference(nstest.Newest(), "ADD", nft, mapped)
 		c.check(mapped)
 		w.Cmd("bash", "-ec", command)
-		o := c.call("CHECK", mapped)
-		Expect(o.Code).To(Equal(cni.CodeDrift), o.text())
-		Expect(o.Msg).To(ContainSubstring(want))
+		Expect(c.fails("CHECK", cni.CodeDrift, mapped)).To(ContainSubstring(want))
 	},
 		Entry("a rule",
 			`nft delete rule ip cni_hostport hostports handle $(

@@ -164,32 +164,26 @@ var _ = Describe("DEL", Label("kernel"), func() {
 	It("lets a bridge's route_localnet go with the last who needs it, unless it was on before", func() {
 		w := newWorld()
 		w.SetSysctl("net/ipv4/conf/br2/route_localnet", "1")
-		localnet := func() string {
-			return w.Sysctl("net/ipv4/conf/br1/route_localnet") + w.Sysctl("net/ipv4/conf/br2/route_localnet")
-		}
 		a, b, c := w.container(1, 2), w.container(1, 3), w.container(2, 2)
 		for i, x := range []*container{a, b, c} {
 			x.add(ports(string(rune('1'+i)) + "000:80"))
 		}
-		Expect(localnet()).To(Equal("11"))
+		Expect(w.localnet()).To(Equal("11"))
 		Expect(parts(w.Cmd("nft", "list", "ruleset"))).
 			To(ContainSubstring(`@portmap_localnet_v1
 elements = { "br1" comment "route_localnet was 0",
 "br2" comment "route_localnet was 1" }`))
 		a.del()
-		Expect(localnet()).To(Equal("11"))
+		Expect(w.localnet()).To(Equal("11"))
 		b.del()
 		c.del()
-		Expect(localnet()).To(Equal("01"))
+		Expect(w.localnet()).To(Equal("01"))
 		Expect(parts(w.Cmd("nft", "list", "ruleset"))).To(Equal("\n"))
 	})
 
 	It("takes route_localnet back also when somebody flushed all rules", Label("loopback-guard"), func() {
 		w := newWorld()
 		w.SetSysctl("net/ipv4/conf/br2/route_localnet", "1")
-		localnet := func() string {
-			return w.Sysctl("net/ipv4/conf/br1/route_localnet") + w.Sysctl("net/ipv4/conf/br2/route_localnet")
-		}
 		a, c := w.container(1, 2), w.container(2, 2)
 		a.add(ports("1000:80"))
 		c.add(ports("2000:80"))
@@ -198,10 +192,10 @@ elements = { "br1" comment "route_localnet was 0",
 		b.add(ports("3000:80"))
 		w.Cmd("nft", "flush", "ruleset")
 		a.del()
-		Expect(localnet()).To(Equal("11"))
+		Expect(w.localnet()).To(Equal("11"))
 		b.del()
 		c.del()
-		Expect(localnet()).To(Equal("01"))
+		Expect(w.localnet()).To(Equal("01"))
 	})
 })
 

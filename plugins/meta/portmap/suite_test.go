@@ -168,6 +168,14 @@ func (c *container) succeeds(command string, more ...Object) {
 	Expect(c.call(command, more...).text()).To(Equal("exit 0  "))
 }
 
+// fails is what a call says that must fail with a code.
+func (c *container) fails(command string, code uint, more ...Object) string {
+	GinkgoHelper()
+	o := c.call(command, more...)
+	Expect(o.Code).To(Equal(code), o.text())
+	return o.Msg
+}
+
 func (c *container) add(more ...Object) {
 	GinkgoHelper()
 	o := c.call("ADD", more...)
@@ -220,6 +228,12 @@ func (w *world) rules() string {
 	lines := strings.Split(w.ruleset(), "\n")
 	slices.Sort(lines)
 	return strings.Join(lines, "\n") + w.Cmd("sh", "-c", "grep . /proc/sys/net/ipv4/conf/br*/route_localnet || true")
+}
+
+// localnet is route_localnet of bridges 1 and 2.
+func (w *world) localnet() string {
+	GinkgoHelper()
+	return w.Sysctl("net/ipv4/conf/br1/route_localnet") + w.Sysctl("net/ipv4/conf/br2/route_localnet")
 }
 
 // natRules are both families' nat table as iptables says it.
