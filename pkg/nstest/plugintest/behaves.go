@@ -271,9 +271,19 @@ type BrokenPipe struct{}
 
 func (BrokenPipe) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
 
-// ExpectLackOfKind expects that a kernel without links of a kind is told of before IPAM is asked,
-// and that DEL and GC of the plugin that makes them do without.
-func (w *World) ExpectLackOfKind(kind string, conf Object) {
+// LackOfKind registers the spec that a kernel without links of a kind, which a feature makes, is told of before IPAM
+// is asked, and that DEL and GC of the plugin that makes them do without.
+func LackOfKind(p skel.Plugin[any], kind, feature string, conf Object) bool {
+	return It("needs a kernel with the kind "+kind+": else ADD is code 2, before IPAM is asked, and STATUS code 50",
+		Label("no-kind"), func() {
+			nstest.NeedLack(feature)
+			w := NewWorld(p)
+			Uplink(w.Host)
+			w.lacks(kind, conf)
+		})
+}
+
+func (w *World) lacks(kind string, conf Object) {
 	GinkgoHelper()
 	c := Call{Command: "ADD", Netns: nstest.NewNetns().Path, Conf: conf}
 	Expect(w.Fails(c, cni.CodeUnsupportedField)).To(HavePrefix(kind + ": not supported by this kernel"))

@@ -48,14 +48,7 @@ var _ = Describe("configuration", func() {
 	})
 })
 
-var _ = Describe("a kernel without ipvlan", func() {
-	It("is code 2 in ADD, before IPAM is asked, and code 50 in STATUS; DEL and GC succeed", func() {
-		nstest.NeedLack("ipvlan")
-		w := NewWorld(plugin())
-		Uplink(w.Host)
-		w.ExpectLackOfKind("ipvlan", conf())
-	})
-})
+var _ = LackOfKind(Any(plugin()), "ipvlan", "ipvlan", conf())
 
 var _ = Describe("an ipvlan", Label("kernel"), func() {
 	var w *World
