@@ -161,6 +161,13 @@ func (w *World) Records(dir string) (names []string) {
 	return names
 }
 
+// IsAsBefore checks that a container looks as it did, and that a directory has no record.
+func (w *World) IsAsBefore(cont *nstest.Host, before, dir string) {
+	ginkgo.GinkgoHelper()
+	gomega.Expect(cont.Snapshot()).To(gomega.Equal(before))
+	gomega.Expect(w.Records(dir)).To(gomega.BeEmpty())
+}
+
 // Merge is an object with the keys of all; nil takes one away.
 func Merge(all ...Object) Object {
 	c := Object{}

@@ -465,8 +465,7 @@ var _ = Describe("ADD", func() {
 		w := newWorld("10.2.0.2/24")
 		before := w.cont.Snapshot()
 		Expect(w.Fails(w.call("ADD", keys, v4), uint(code))).To(ContainSubstring(message))
-		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.Records(recordDir)).To(BeEmpty())
+		w.IsAsBefore(w.cont, before, recordDir)
 	},
 		Entry("two gateways of a family", Object{"gateways": []string{"10.2.0.1", "fd02::1", "10.2.0.3"}}, 7,
 			`gateways[2]: "10.2.0.3" is the second gateway of its family, after 10.2.0.1`),
@@ -488,8 +487,7 @@ var _ = Describe("ADD", func() {
 		before := w.cont.Snapshot()
 		Expect(w.Fails(w.call("ADD", nil, v4), cni.CodeEnvironment)).To(HavePrefix(`CNI_IFNAME "eth1": ` +
 			`the interface is down, and so has no routes: table 100: route 0.0.0.0/0 via 10.2.0.1: `))
-		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.Records(recordDir)).To(BeEmpty())
+		w.IsAsBefore(w.cont, before, recordDir)
 	})
 
 	It("that fails restores everything", Label("sbr-add-fails"), func() {
@@ -499,13 +497,11 @@ var _ = Describe("ADD", func() {
 		// No route can have an address as its source that the interface does not have.
 		Expect(w.Fails(w.call("ADD", Object{"addSourceHints": true}, "10.2.0.9/24"), cni.CodeInternal)).
 			To(ContainSubstring("table 254: route 10.2.0.0/24: invalid argument"))
-		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.Records(recordDir)).To(BeEmpty())
+		w.IsAsBefore(w.cont, before, recordDir)
 		c := w.call("ADD", nil, v4)
 		c.Stdout = BrokenPipe{}
 		Expect(w.Call(c).Code).NotTo(BeZero())
-		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.Records(recordDir)).To(BeEmpty())
+		w.IsAsBefore(w.cont, before, recordDir)
 	})
 
 	It("waits for the lock that the reference takes", Label("sbr-parallel"), func() {
@@ -535,8 +531,7 @@ var _ = Describe("DEL", func() {
 		w.add(keys, v4, v6)
 		Expect(w.cont.Snapshot()).NotTo(Equal(before))
 		w.del(nil)
-		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.Records(recordDir)).To(BeEmpty())
+		w.IsAsBefore(w.cont, before, recordDir)
 		w.del(nil)
 	},
 		Entry("without keys", nil),

@@ -206,8 +206,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		failing := w.call("ADD", nil)
 		failing.Stdout = BrokenPipe{}
 		Expect(w.Call(failing).Code).NotTo(BeZero())
-		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.Records(recordDir)).To(BeEmpty())
+		w.IsAsBefore(w.cont, before, recordDir)
 
 		w.add(nil)
 		Expect(w.routes("1", "net1")).To(ConsistOf(append(want,
@@ -292,8 +291,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 			}
 			before := w.cont.Snapshot()
 			Expect(w.Fails(w.call("ADD", held.keys), cni.CodeConflict)).To(ContainSubstring(held.message))
-			Expect(w.cont.Snapshot()).To(Equal(before))
-			Expect(w.Records(recordDir)).To(BeEmpty())
+			w.IsAsBefore(w.cont, before, recordDir)
 			IP(w.cont, "link del %s", strings.Fields(held.by[0])[2])
 		}
 	})
@@ -343,8 +341,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			w.Succeeds(w.of("DEL", first, "red", nil))
 			w.Succeeds(w.of("DEL", second, "red", nil))
 			Expect(w.vrfs()).To(BeEmpty())
-			Expect(w.cont.Snapshot()).To(Equal(before))
-			Expect(w.Records(recordDir)).To(BeEmpty())
+			w.IsAsBefore(w.cont, before, recordDir)
 		}
 	})
 
@@ -448,8 +445,7 @@ var _ = Describe("GC", Label("kernel"), func() {
 		gc("other", []Object{})
 		Expect(w.vrfs()).To(Equal([]string{"red 1 net1"}))
 		gc("net", []Object{})
-		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.Records(recordDir)).To(BeEmpty())
+		w.IsAsBefore(w.cont, before, recordDir)
 	})
 
 	It("keeps the record of a namespace that cannot be opened", Label("vrf-gc"), func() {
@@ -468,8 +464,7 @@ var _ = Describe("GC", Label("kernel"), func() {
 		Expect(w.Records(recordDir)).To(HaveLen(1))
 		w.Cmd("ln", "-sfn", w.cont.Path, path)
 		w.Succeeds(gc)
-		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.Records(recordDir)).To(BeEmpty())
+		w.IsAsBefore(w.cont, before, recordDir)
 	})
 })
 
@@ -542,8 +537,7 @@ var _ = Describe("a call", func() {
 		w := newWorld()
 		before := w.cont.Snapshot()
 		Expect(w.Fails(w.call("ADD", keys), uint(code))).To(ContainSubstring(message))
-		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.Records(recordDir)).To(BeEmpty())
+		w.IsAsBefore(w.cont, before, recordDir)
 	},
 		Entry("with the interface's own name", Object{"vrfname": "net1"}, 7,
 			`vrfname: "net1" is the container's interface itself`),
@@ -566,8 +560,7 @@ var _ = Describe("a call", func() {
 		before := w.cont.Snapshot()
 		Expect(w.Fails(w.call("ADD", nil), cni.CodeUnsupportedField)).To(
 			HavePrefix(`vrfname: "red": links of kind vrf are not supported by this kernel`))
-		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.Records(recordDir)).To(BeEmpty())
+		w.IsAsBefore(w.cont, before, recordDir)
 		Expect(w.Fails(w.call("STATUS", nil), cni.CodeUnavailable)).To(ContainSubstring("kind vrf: "))
 	})
 
@@ -578,8 +571,7 @@ var _ = Describe("a call", func() {
 		before := w.cont.Snapshot()
 		answer := w.Call(c)
 		Expect(answer.Code).To(BeZero(), answer.Stdout)
-		Expect(w.cont.Snapshot()).To(Equal(before))
-		Expect(w.Records(recordDir)).To(BeEmpty())
+		w.IsAsBefore(w.cont, before, recordDir)
 	},
 		Entry("before ADD", func(*world, *Call) {}),
 		Entry("with CNI_NETNS empty", func(_ *world, c *Call) { c.Netns = "" }),
