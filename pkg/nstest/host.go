@@ -2,10 +2,17 @@ package nstest
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -254,4 +261,248 @@ func DeadlineWhen(done func() bool) context.Context {
 		}
 	}()
 	return d
+}
+
+// End is one end of a cable: an interface of a Host and its addresses with prefix lengths.
+type End struct {
+	Host  *Host
+	Name  string
+	Addrs []string
+}
+
+// Wire connects two Hosts by a veth pair, with both ends up and their addresses usable at once.
+func Wire(a, b End) {
+	ginkgo.GinkgoHelper()
+	a.Host.Cmd("ip", "link", "add", a.Name, "type", "veth", "peer", "name", b.Name, "netns", b.Host.Name)
+	for _, e := range []End{a, b} {
+		// Duplicate address detection would end in the middle of a spec.
+		e.Host.SetSysctl("net/ipv6/conf/"+e.Name+"/accept_dad", "0")
+		var lines []string
+		for _, addr := range e.Addrs {
+			line := "addr add " + addr + " dev " + e.Name
+			if strings.Contains(addr, ":") { // else it is tentative for a moment all the same
+				line += " nodad"
+			}
+			lines = append(lines, line)
+		}
+		e.Host.IP(append(lines, "link set "+e.Name+" up")...)
+	}
+	for _, e := range []End{a, b} {
+		e.settle()
+	}
+}
+
+// settle returns when the link has its carrier, and the address and routes that
+// the kernel gives it for that, a little after the other end is up.
+func (e End) settle() {
+	ginkgo.GinkgoHelper()
+	local := regexp.MustCompile(`(?m)^local fe80:`)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(Patience(Hang)); ; <-tick.C {
+		routes := e.Host.Cmd("ip", "-6", "route", "show", "table", "local", "dev", e.Name)
+		if local.MatchString(routes) {
+			return
+		}
+		if time.Now().After(end) {
+			ginkgo.Fail(fmt.Sprintf("%s: no link-local address on %s:\n%s", e.Host.Name, e.Name, routes))
+		}
+	}
+}
+
+// NewOutside makes a machine one hop away from h: "ext" of h has 192.0.2.1/24 and 2001:db8::1/64, "eth0" of the
+// machine 192.0.2.2 and 2001:db8::2. The machine knows no way back to anything else behind h.
+func NewOutside(h *Host) *Host {
+	ginkgo.GinkgoHelper()
+	out := NewHost()
+	Wire(End{h, "ext", []string{"192.0.2.1/24", "2001:db8::1/64"}},
+		End{out, "eth0", []string{"192.0.2.2/24", "2001:db8::2/64"}})
+	return out
+}
+
+// Serve answers on a TCP or UDP address of the namespace until the end of the spec. The answer is the client's
+// address and port as the server sees them. It returns the address served, with the port chosen where it was 0.
+func (h *Host) Serve(network, address string) string {
+	ginkgo.GinkgoHelper()
+	if strings.HasPrefix(network, "udp") {
+		return h.serveUDP(network, address)
+	}
+	var l net.Listener
+	h.Do(func() { l = Must(net.Listen(network, address)) })
+	ginkgo.DeferCleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(conn, conn.RemoteAddr().String())
+			_ = conn.Close()
+		}
+	}()
+	return l.Addr().String()
+}
+
+func (h *Host) serveUDP(network, address string) string {
+	ginkgo.GinkgoHelper()
+	var conn net.PacketConn
+	h.Do(func() { conn = Must(net.ListenPacket(network, address)) })
+	ginkgo.DeferCleanup(func() { _ = conn.Close() })
+	go func() {
+		buf := make([]byte, 64)
+		for {
+			_, from, err := conn.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			_, _ = conn.WriteTo([]byte(from.String()), from)
+		}
+	}()
+	return conn.LocalAddr().String()
+}
+
+// Ask connects to a server made by [Host.Serve] and returns its answer: our
+// address and port as it sees them. An error is returned and fails nothing,
+// since that is what many specs expect. What nobody answers is asked again until [Hang].
+func (h *Host) Ask(network, address string) (string, error) {
+	ginkgo.GinkgoHelper()
+	return h.AskWithin(Patience(Hang), network, address)
+}
+
+// AskWithin is Ask for who need not wait long, since nobody is to answer.
+func (h *Host) AskWithin(limit time.Duration, network, address string) (string, error) {
+	ginkgo.GinkgoHelper()
+	var answer []byte
+	var err error
+	h.Do(func() { answer, err = ask(network, address, time.Now().Add(limit)) })
+	return string(answer), err
+}
+
+// attempt is how long one connection may take: it may have gone another way than the next.
+const attempt = 3 * time.Second
+
+func ask(network, address string, end time.Time) (answer []byte, err error) {
+	for {
+		limit := time.Now().Add(attempt)
+		if limit.After(end) {
+			limit = end
+		}
+		answer, err = askOnce(network, address, limit)
+		if timeout := (net.Error)(nil); !errors.As(err, &timeout) || !timeout.Timeout() || !time.Now().Before(end) {
+			return answer, err
+		}
+	}
+}
+
+func askOnce(network, address string, end time.Time) ([]byte, error) {
+	conn, err := (&net.Dialer{Deadline: end}).Dial(network, address)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = conn.Close() }()
+	if err := conn.SetDeadline(end); err != nil {
+		return nil, err
+	}
+	if _, ok := conn.(*net.UDPConn); !ok {
+		return io.ReadAll(conn)
+	}
+	if _, err := conn.Write([]byte("?")); err != nil {
+		return nil, err
+	}
+	buf := make([]byte, 128)
+	n, err := conn.Read(buf)
+	return buf[:n], err
+}
+
+// etherType is the type for experiments (IEEE 802).
+const etherType = 0x88b5
+
+// Broadcast is every station's address.
+var Broadcast = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+
+// Wiretap sends and receives frames on an interface. Those that it receives have the type for experiments.
+type Wiretap struct {
+	MAC net.HardwareAddr // of the interface
+
+	fd    int
+	index int
+}
+
+// Wiretap opens an interface until the end of the spec.
+func (h *Host) Wiretap(name string) Wiretap {
+	ginkgo.GinkgoHelper()
+	var t Wiretap
+	h.Do(func() {
+		dev := Must(net.InterfaceByName(name))
+		t.index, t.MAC = dev.Index, dev.HardwareAddr
+		t.fd = Must(unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(bigEndian(etherType))))
+		at := unix.SockaddrLinklayer{Protocol: bigEndian(etherType), Ifindex: t.index}
+		gomega.Expect(unix.Bind(t.fd, &at)).To(gomega.Succeed())
+	})
+	ginkgo.DeferCleanup(func() { _ = unix.Close(t.fd) })
+	return t
+}
+
+func bigEndian(v uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
+}
+
+// Send sends a frame with a text from any address to any.
+func (t Wiretap) Send(src, dst net.HardwareAddr, text string) {
+	ginkgo.GinkgoHelper()
+	frame := append(append([]byte{}, dst...), src...)
+	frame = binary.BigEndian.AppendUint16(frame, etherType)
+	t.SendFrame(append(frame, text...))
+}
+
+// SendFrame sends a frame as it is, with its header.
+func (t Wiretap) SendFrame(frame []byte) {
+	ginkgo.GinkgoHelper()
+	gomega.Expect(unix.Sendto(t.fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: t.index})).To(gomega.Succeed())
+}
+
+// Next returns the text of the next frame that comes in.
+func (t Wiretap) Next() string {
+	ginkgo.GinkgoHelper()
+	return t.within(Hang)
+}
+
+// Nothing checks that no frame comes in for a while.
+func (t Wiretap) Nothing() {
+	ginkgo.GinkgoHelper()
+	gomega.Expect(t.within(300 * time.Millisecond)).To(gomega.BeEmpty())
+}
+
+// within is the text of the next frame that comes in, "" when none comes.
+func (t Wiretap) within(limit time.Duration) string {
+	ginkgo.GinkgoHelper()
+	for buf := make([]byte, 2048); ; {
+		wait := unix.NsecToTimeval(Patience(limit).Nanoseconds())
+		gomega.Expect(unix.SetsockoptTimeval(t.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)).To(gomega.Succeed())
+		n, from, err := unix.Recvfrom(t.fd, buf, 0)
+		if err == unix.EAGAIN {
+			return ""
+		}
+		gomega.Expect(err).NotTo(gomega.HaveOccurred())
+		if from.(*unix.SockaddrLinklayer).Pkttype != unix.PACKET_OUTGOING && n > 14 {
+			return string(buf[14:n])
+		}
+	}
+}
+
+// AdvertiseRouter sends a router advertisement (RFC 4861, section 4.2) with a
+// prefix from an interface to all nodes.
+func (h *Host) AdvertiseRouter(ifName, prefix string) {
+	ginkgo.GinkgoHelper()
+	ra := []byte{134, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, // a router for 1800 s
+		3, 4, 64, 0xc0, 0, 0, 0xff, 0xff, 0, 0, 0xff, 0xff, 0, 0, 0, 0} // on link, autonomous
+	ra = append(ra, netip.MustParseAddr(prefix).AsSlice()...)
+	h.Do(func() {
+		all := unix.SockaddrInet6{ZoneId: uint32(Must(net.InterfaceByName(ifName)).Index),
+			Addr: netip.MustParseAddr("ff02::1").As16()}
+		fd := Must(unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6))
+		defer unix.Close(fd)
+		gomega.Expect(unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, 255)).To(gomega.Succeed())
+		gomega.Expect(unix.Sendto(fd, ra, 0, &all)).To(gomega.Succeed())
+	})
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -267,5 +268,309 @@ func (l *life) delIPAM() {
 		l.On("DEL", Refusal)
 		Expect(l.Fails(a.As("DEL"), 11)).To(Equal("later\npool"))
 		l.isClean()
+	})
+}
+
+// Answers makes IPAM answer the failing ADD with a result.
+func Answers(result string) func(*World, *nstest.Host) {
+	return func(w *World, _ *nstest.Host) { w.Lend(result, "two") }
+}
+
+// Lends makes IPAM lend the failing ADD addresses, as Lease has them.
+func Lends(addrs ...string) func(*World, *nstest.Host) {
+	return func(w *World, _ *nstest.Host) { w.LendAddrs("two", addrs...) }
+}
+
+func does(body string) func(*World, *nstest.Host) {
+	return func(w *World, _ *nstest.Host) { w.On("ADD", body, "two") }
+}
+
+func early() map[string]Failure {
+	return map[string]Failure{
+		"the namespace is not there": {
+			Change: at("/run/netns/none"), Code: cni.CodeUnknownContainer, Says: "CNI_NETNS"},
+		"CNI_NETNS is no namespace": {Change: at("/proc/version"), Code: cni.CodeEnvironment, Says: "CNI_NETNS"},
+		"CNI_NETNS is the host's": {Change: at("/proc/thread-self/ns/net"), Code: cni.CodeEnvironment,
+			Says: "CNI_NETNS"},
+		"the configuration is bad": {Change: Saying(Object{"mtu": 5}), Code: cni.CodeConfig, Says: "mtu: 5"},
+		"IPAM's name is a path": {Change: Saying(Object{"ipam": Object{"type": "../fake"}}), Code: cni.CodeConfig,
+			Says: `"../fake"`},
+		"the IPAM plugin is not there": {Change: Saying(Object{"ipam": Object{"type": "nowhere"}, "bridge": "unmade"}),
+			Code: cni.CodeEnvironment, Says: `no plugin "nowhere"`},
+		"the interface is there": {
+			Prepare: func(_ *World, cont *nstest.Host) { IP(cont, "link add eth0 type veth peer name x") },
+			Code:    cni.CodeExists, Says: `"eth0"`},
+		"other links have the host end's names": {Prepare: func(w *World, _ *nstest.Host) {
+			for _, name := range iface.HostNames(cni.Attachment{Network: "net", ContainerID: "two", IfName: "eth0"}) {
+				IP(w.Host, "link add %s type veth peer name %s", name, strings.Replace(name, "veth", "peer", 1))
+			}
+		}, Code: cni.CodeConflict, Says: "veth", Pair: true},
+	}
+}
+
+func late() map[string]Failure {
+	answer := func(result, says string) Failure {
+		return Failure{Prepare: Answers(result), Code: cni.CodeIPAM, Says: says, Asked: true}
+	}
+	lease := func(code uint, says string, addrs ...string) Failure {
+		return Failure{Prepare: Lends(addrs...), Code: code, Says: says, Asked: true}
+	}
+	end := func(body string, code uint, says string) Failure {
+		return Failure{Prepare: does(body), Code: code, Says: says, Asked: true}
+	}
+	const routed = `{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.3/24","gateway":"10.1.0.1"}],` +
+		`"routes":[{"dst":"10.9.0.0/16",`
+	return map[string]Failure{
+		"IPAM gives no addresses": answer(`{"cniVersion":"1.1.0","ips":[]}`, `"fake"`),
+		"IPAM prints nothing":     end("exit 0", cni.CodeIPAM, "fake"),
+		"IPAM prints garbage":     answer(`{"ips":[{"addr`, "fake"),
+		"IPAM prints a list":      answer(`[]`, "fake"),
+		"IPAM speaks an unknown version": answer(`{"cniVersion":"9.9.9","ips":[{"address":"10.1.0.3/24"}]}`,
+			"9.9.9"),
+		"a route of IPAM makes no sense":      answer(routed+`"scope":256}]}`, "routes[0].scope: 256"),
+		"IPAM prints an address that is none": lease(cni.CodeIPAM, `"10.1.0.3"`, "10.1.0.3 10.1.0.1"),
+		"IPAM prints a gateway that is none":  lease(cni.CodeIPAM, `"gw"`, "10.1.0.3/24 gw"),
+		"IPAM prints a gateway with a zone":   lease(cni.CodeIPAM, "fe80::1%eth0", "2001:db8:1::3/64 fe80::1%eth0"),
+		"IPAM gives an address twice":         lease(cni.CodeIPAM, "10.1.0.3 twice", Addrs(3)[0], Addrs(3)[0]),
+		"IPAM's gateway is of another family": lease(cni.CodeIPAM, "10.1.0.3/24", "10.1.0.3/24 2001:db8:1::1"),
+		"the kernel refuses an address": lease(cni.CodeInternal, "ff05::3/64", Addrs(3)[0],
+			"ff05::3/64 2001:db8:1::1"),
+		"the kernel refuses a route of IPAM": {Prepare: Answers(routed + `"gw":"10.77.0.1"}]}`), Code: cni.CodeInternal,
+			Says: "10.9.0.0/16", Asked: true},
+		"IPAM is killed":              end("echo dying >&2; kill -9 $$", cni.CodeInternal, "dying"),
+		"IPAM fails without a word":   end("exit 3", cni.CodeInternal, "fake"),
+		"IPAM refuses, with its code": end(Refusal, 11, "later\npool"),
+		"the masquerade's table is another's": {Prepare: func(w *World, _ *nstest.Host) {
+			w.Cmd("nft", "delete", "table", "inet", "hawser")
+			w.Owned("inet hawser")
+		}, Code: cni.CodeInternal, Says: "not permitted", Asked: true, Pair: true},
+		"IPAM hangs until the call's deadline": hanging(),
+		"IPAM refuses, and its DEL too": {Prepare: func(w *World, _ *nstest.Host) {
+			w.On("ADD", Refusal, "two")
+			w.On("DEL", "echo broken >&2; exit 1", "two")
+		}, Code: 11, Says: "release the addresses", Asked: true},
+	}
+}
+
+// hanging is IPAM that does not answer. The deadline is over when it has been asked.
+func hanging() Failure {
+	asked := ""
+	return Failure{Prepare: func(w *World, _ *nstest.Host) {
+		asked = w.Dir + "/asked"
+		w.On("ADD", "touch $d/asked; exec sleep 1000", "two")
+	}, Change: func(c *Call) { c.Ctx = nstest.DeadlineWhen(func() bool { return exists(asked) }) },
+		Code: cni.CodeTryAgain, Says: "fake", Asked: true}
+}
+
+// untouched is a snapshot of a container without a value that an ADD may set for
+// good, since others of the container share it.
+func untouched(h *nstest.Host) string {
+	GinkgoHelper()
+	lines := slices.Collect(strings.Lines(h.Snapshot()))
+	shared := func(line string) bool { return strings.Contains(line, "/conf/lo/disable_ipv6") }
+	return strings.Join(slices.DeleteFunc(lines, shared), "")
+}
+
+func (l *life) failures() {
+	l.alive()
+	all := early()
+	maps.Copy(all, late())
+	maps.Copy(all, l.f.Failures)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		f := all[name]
+		if f.Pair && l.f.Child {
+			continue
+		}
+		It("when "+name, func() {
+			cont := nstest.NewNetns()
+			l.LendAddrs("two", Addrs(3)...)
+			c := Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: l.conf()}
+			if f.Prepare != nil {
+				f.Prepare(l.World, cont)
+			}
+			if f.Change != nil {
+				f.Change(&c)
+			}
+			before, inside := l.Snapshot(), untouched(cont)
+			says := l.Fails(c, f.Code)
+			Expect(says).To(ContainSubstring(f.Says))
+			Expect(strings.Contains(says, "roll-back")).To(Equal(strings.Contains(f.Says, "release")), says)
+			l.wasAsked(f.Asked)
+			Eventually(func() string { return l.Snapshot() }).Should(Equal(before))
+			Eventually(untouched).WithArguments(cont).Should(Equal(inside))
+			l.works(l.live)
+		})
+	}
+}
+
+// wasAsked checks that IPAM, if it was asked for the addresses of "two", was told to release them.
+func (l *life) wasAsked(asked bool) {
+	GinkgoHelper()
+	calls := l.Calls()
+	if !asked {
+		Expect(calls).To(BeEmpty())
+		return
+	}
+	// A plugin that is ended early may not have written down its ADD.
+	Expect(slices.DeleteFunc(calls,
+		func(c string) bool { return c == "ADD two eth0" })).To(Equal([]string{"DEL two eth0"}))
+}
+
+func (l *life) stopped() {
+	It("when nobody takes the result", func() {
+		cont := nstest.NewNetns()
+		l.LendAddrs("two", Addrs(3)...)
+		c := Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: l.conf(), Stdout: BrokenPipe{}}
+		a := l.Call(c)
+		Expect(a.Code).To(Equal(1))
+		Expect(a.Stderr).To(ContainSubstring("broken pipe"))
+		l.wasAsked(true)
+		l.isClean()
+		Expect(Names(cont, "")).To(BeEmpty())
+		l.Run(c.Program(l.World, "sh", "-c", "exec "+nstest.Build(l.Plugin.Name)+" >/dev/full"))
+		l.wasAsked(true)
+		l.isClean()
+		Expect(Names(cont, "")).To(BeEmpty())
+	})
+
+	It("when it is told to stop while IPAM works", func() {
+		l.On("ADD", "touch $d/started; exec sleep 1000", "two")
+		cont := nstest.NewNetns()
+		c := Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: l.conf()}
+		cmd := l.Start(c.Program(l.World, nstest.Build(l.Plugin.Name)))
+		Eventually(l.Dir + "/started").Should(BeAnExistingFile())
+		Expect(cmd.Process.Signal(os.Interrupt)).To(Succeed())
+		Expect(cmd.Wait()).To(HaveOccurred())
+		l.wasAsked(true)
+		l.isClean()
+		Expect(Names(cont, "")).To(BeEmpty())
+	})
+}
+
+func (l *life) second() {
+	It("when it is the second of a live attachment", Label("add-twice"), func() {
+		inside, other := l.live.Snapshot(), nstest.NewNetns()
+		again := func(path string, c Object) {
+			GinkgoHelper()
+			l.Fails(Call{Command: "ADD", ID: "live", Netns: path, Conf: c}, cni.CodeExists)
+			Expect(l.Calls()).To(BeEmpty())
+		}
+		again(l.live.Path, l.conf())
+		again(l.live.Path, l.conf(Object{"ipMasqBackend": "iptables", "mtu": nil}))
+		again(other.Path, l.conf())
+		Expect(Names(other, "")).To(BeEmpty())
+		l.isClean()
+		Expect(l.live.Snapshot()).To(Equal(inside))
+		l.live.IP("link set eth0 down", "link set eth0 name moved")
+		again(l.live.Path, l.conf())
+		Expect(Names(l.live.Host, "")).To(Equal([]string{"moved"}))
+	})
+
+	DescribeTable("when it is the second of a live attachment whose record is", Label("add-twice"), func(spoil string) {
+		inside := l.live.Snapshot()
+		l.Cmd("sh", "-c", spoil)
+		l.Fails(Call{Command: "ADD", ID: "live", Netns: l.live.Path, Conf: l.conf()}, cni.CodeExists)
+		Expect(l.Calls()).To(BeEmpty())
+		Expect(l.live.Snapshot()).To(Equal(inside))
+	},
+		Entry("lost", "rm -f /run/hawser/links/*.json"),
+		Entry("damaged", "for f in /run/hawser/links/*.json; do [ ! -e $f ] || echo { >$f; done"),
+	)
+
+	It("but not when the namespace has just ended: the container starts again without DEL", func() {
+		old := l.attach("one", 3)
+		for range 8 { // the kernel ends namespaces one after the other
+			other := nstest.NewNetns()
+			IP(other, "link add name a type veth peer name b")
+			other.Unpin()
+		}
+		old.Unpin()
+		cont := nstest.NewNetns()
+		again := Call{Command: "ADD", ID: "one", Netns: cont.Path, Conf: l.conf()}
+		l.startsAgain(cont, again, l.Call(again))
+	})
+
+	l.pairIt("nor when the kernel still keeps the namespace, for a socket that its last process closed", func() {
+		old := l.attach("one", 3)
+		kept := nstest.Must(os.Open(old.Path))
+		defer kept.Close()
+		old.Unpin()
+		cont := nstest.NewNetns()
+		again := Call{Command: "ADD", ID: "one", Netns: cont.Path, Conf: l.conf()}
+		answer := l.start(again)
+		waits := func() string { return l.Cmd("cat", "/proc/thread-self/net/netlink") }
+		Eventually(waits).Should(MatchRegexp(`(?m)^\S+ 0 +\d+ +00000001 `))
+		Expect(kept.Close()).To(Succeed())
+		l.startsAgain(cont, again, <-answer)
+	})
+}
+
+// startsAgain checks that an ADD went well, and CHECK and DEL. One to which the kernel was too
+// slow, since it has the namespaces of others to end, is made again, as runtimes do.
+func (l *life) startsAgain(cont *nstest.Host, again Call, answer Answer) {
+	GinkgoHelper()
+	Eventually(func() Answer {
+		if answer.Code != 0 {
+			answer.Failed(cni.CodeExists)
+			answer = l.Call(again)
+		}
+		return answer
+	}).Should(HaveField("Code", 0))
+	again.Conf = With(l.conf(), answer.Added())
+	l.works(Attached{Host: cont})
+	for _, again.Command = range []string{"CHECK", "DEL"} {
+		l.Succeeds(again)
+	}
+	l.isClean()
+}
+
+// start is Exec that goes on; the answer comes when it ends.
+func (l *life) start(c Call) <-chan Answer {
+	answer := make(chan Answer, 1)
+	go func() {
+		defer GinkgoRecover()
+		answer <- l.Exec(c)
+	}()
+	return answer
+}
+
+func (l *life) together() {
+	It("when another ADD of the attachment waits for IPAM, which is not asked", func() {
+		l.On("ADD", "cat >/dev/null; read go <\"$d/go\"; cat <<'E'\n"+Lease(Addrs(3)...)+"\nE", "two")
+		l.Cmd("mkfifo", l.Dir+"/go")
+		cont := nstest.NewNetns()
+		c := Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: l.conf()}
+		first := l.start(c)
+		calls := func() string { calls, _ := os.ReadFile(l.Dir + "/calls"); return string(calls) }
+		Eventually(calls).Should(Equal("ADD two eth0\n"))
+		l.Fails(c, cni.CodeExists)
+		c.Netns = nstest.NewNetns().Path
+		l.Fails(c, cni.CodeExists)
+		Expect(os.WriteFile(l.Dir+"/go", []byte("go\n"), 0o600)).To(Succeed())
+		result := (<-first).Added()
+		Expect(l.Calls()).To(Equal([]string{"ADD two eth0"}))
+		c.Command, c.Netns, c.Conf = "DEL", cont.Path, With(l.conf(), result)
+		l.Succeeds(c)
+		l.isClean()
+	})
+
+	It("but one: of several ADDs of one attachment one succeeds", func() {
+		cont := nstest.NewNetns()
+		l.LendAddrs("two", Addrs(3)...)
+		c := Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: l.conf()}
+		var got [4]Answer
+		nstest.AtOnce(len(got), func(i int) { got[i] = l.Call(c) })
+		var won []Answer
+		for _, a := range got {
+			if a.Code == 0 {
+				won = append(won, a)
+			} else {
+				a.Failed(cni.CodeExists)
+			}
+		}
+		Expect(won).To(HaveLen(1))
+		Expect(l.Calls()).To(Equal([]string{"ADD two eth0"}))
+		c.Command, c.Conf = "CHECK", With(l.conf(), won[0].Added())
+		l.Succeeds(c)
 	})
 }
