@@ -1,9 +1,16 @@
 package runtimes_test
 
 import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
 
@@ -208,3 +215,204 @@ var _ = Describe("the node of containerd 2", func() {
 		pods.ExpectNothingLeft(c.Host)
 	})
 })
+
+// runtimeUnderTest is a runtime that crictl and critest can talk to.
+type runtimeUnderTest struct {
+	*machine
+	socket string
+	load   func(archive string) // an image into its storage
+}
+
+// claimCgroups removes at the end of the spec, after the machine has ended, the cgroup of
+// containerd: critest knows no other parent.
+func claimCgroups() {
+	const parent = "/k8s.io"
+	there := nstest.Must(filepath.Glob(cgroups + "/*" + parent))
+	if len(there) == 0 {
+		DeferCleanup(removeCgroups, parent)
+	}
+}
+
+// loadBusybox makes the images that critest runs, of a static busybox, under the names
+// of those that it would pull.
+func (r runtimeUnderTest) loadBusybox() {
+	path := nstest.Must(exec.LookPath("busybox"))
+	busybox := nstest.Must(os.ReadFile(path))
+	files := []any{&tar.Header{Name: "bin/busybox", Mode: 0o755}, busybox,
+		&tar.Header{Name: "index.html", Mode: 0o644}, []byte("hello\n")}
+	for _, applet := range []string{"cat", "hostname", "sh", "sleep", "top"} {
+		files = append(files, &tar.Header{Name: "bin/" + applet, Typeflag: tar.TypeSymlink, Linkname: "busybox",
+			Mode: 0o777}, nil)
+	}
+	// The usual image for pods would answer on the web server's port.
+	pause := []byte("#!/bin/sh\ntrap exit TERM\nwhile :; do sleep 1000 & wait; done\n")
+	r.load(pack(r.dir, image, []string{"/bin/sh", "/bin/payload"}, append(slices.Clone(files),
+		&tar.Header{Name: "bin/payload", Mode: 0o755}, pause)...))
+	r.expectImage(image)
+	web := func(port string) []string { return []string{"/bin/sh", "-c", "exec busybox httpd -f -h / -p " + port} }
+	for name, entrypoint := range map[string][]string{
+		"registry.k8s.io/e2e-test-images/busybox:1.29-2":                           {"/bin/sh"},
+		"registry.k8s.io/e2e-test-images/nginx:1.14-2":                             web("80"),
+		"gcr.io/k8s-staging-cri-tools/hostnet-nginx-" + runtime.GOARCH + ":latest": web("12003"),
+	} {
+		r.load(pack(r.dir, name, entrypoint, files...))
+		r.expectImage(name)
+	}
+}
+
+func (r runtimeUnderTest) expectImage(name string) {
+	GinkgoHelper()
+	Eventually(func() (string, error) { return r.crictl("inspecti", name) }).Should(ContainSubstring(`"/bin/sh"`))
+}
+
+func (r runtimeUnderTest) crictl(args ...string) (string, error) {
+	GinkgoHelper()
+	config := filepath.Join(r.dir, "crictl.yaml")
+	Expect(os.WriteFile(config, fmt.Appendf(nil, "runtime-endpoint: unix://%s\n", r.socket), 0o644)).To(Succeed())
+	out := r.Run(nstest.Program{Path: "crictl", Args: append([]string{"--config", config}, args...)})
+	if out.Exit != 0 {
+		return "", fmt.Errorf("crictl %v: %s", args, out.Stderr)
+	}
+	return out.Stdout, nil
+}
+
+func (r runtimeUnderTest) validate() {
+	out := r.Run(nstest.Program{Path: "critest", Args: []string{"--runtime-endpoint", "unix://" + r.socket,
+		"--ginkgo.focus", "Networking|PodSandbox|portforward", "--ginkgo.no-color"}})
+	GinkgoWriter.Print(out.Stdout, out.Stderr)
+	Expect(out.Exit).To(BeZero(), out.Stdout)
+	Expect(out.Stdout).To(MatchRegexp(`SUCCESS! -- 1[0-9] Passed \| 0 Failed`))
+}
+
+var _ = Describe("critest and crictl", Label("all"), func() {
+	Describe("against containerd 2", func() {
+		validated("containerd 2.4.2", func(plugins string) runtimeUnderTest {
+			c := newContainerd(newMachine(plugins), built(), network.Conflist())
+			return runtimeUnderTest{c.machine, c.socket, func(archive string) { c.importImage(built(), archive) }}
+		})
+	})
+	Describe("against CRI-O", func() {
+		validated(crioName, func(plugins string) runtimeUnderTest {
+			p := newPodman(newMachine(plugins), network.Conflist())
+			c := newCrioOf(p)
+			return runtimeUnderTest{p.machine, c.socket, func(archive string) { p.must("load", "-q", "-i", archive) }}
+		})
+	})
+})
+
+// validated tells the story of critest and crictl with one runtime.
+func validated(name string, start func(plugins string) runtimeUnderTest) {
+	told("critest, crictl 1.36.0, "+name, func(s story, plugins string) {
+		nstest.NeedProgram("crictl", "critest", "busybox")
+		claimCgroups()
+		r := start(plugins)
+		r.loadBusybox()
+		if name != crioName { // there pods of critest's need CAP_SYS_RESOURCE of the machine
+			s.step("critest: Networking, PodSandbox, portforward", r.validate)
+		}
+		s.step("crictl: a pod with a host port is run, stopped twice and removed", func() {
+			pod := filepath.Join(r.dir, "pod.json")
+			Expect(os.WriteFile(pod, encode(object{
+				"metadata": object{"name": "web", "namespace": "default", "uid": "1"},
+				"linux": object{"cgroup_parent": r.cgroup,
+					"security_context": object{"namespace_options": object{"pid": 1}}},
+				"port_mappings": []object{{"container_port": 80, "host_port": 8080}}}), 0o644)).To(Succeed())
+			id := nstest.Must(r.crictl("runp", pod))
+			id = strings.TrimSpace(id)
+			Expect(r.crictl("inspectp", id)).To(ContainSubstring(`"ip": "10.88.0.`))
+			for _, verb := range []string{"stopp", "stopp", "rmp"} {
+				Expect(r.crictl(verb, id)).Error().NotTo(HaveOccurred())
+			}
+		})
+		s.step("nothing is left", func() { pods.ExpectNothingLeft(r.Host) })
+	})
+}
+
+// image is the name of the one image that every container is of.
+const image = "localhost/payload:1"
+
+type object = map[string]any
+
+// compiled is the payload, once in a run.
+var compiled = sync.OnceValues(func() ([]byte, error) {
+	dir, err := os.MkdirTemp("", "payload-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", dir+"/payload",
+		"./payload")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOPROXY=off")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("%w\n%s", err, out)
+	}
+	return os.ReadFile(dir + "/payload")
+})
+
+func writeImage(dir string) string {
+	GinkgoHelper()
+	payload := nstest.Must(compiled())
+	return pack(dir, image, []string{"/bin/payload"}, &tar.Header{Name: "bin/payload", Mode: 0o755}, payload)
+}
+
+// pack writes an image, an OCI layout that is a docker archive too, as an archive into
+// dir, and returns its path. Its files are pairs of a header and a content.
+func pack(dir, name string, entrypoint []string, files ...any) string {
+	GinkgoHelper()
+	layer := archive(append([]any{
+		&tar.Header{Name: "bin/", Typeflag: tar.TypeDir, Mode: 0o755}, nil,
+		&tar.Header{Name: "etc/", Typeflag: tar.TypeDir, Mode: 0o755}, nil,
+		&tar.Header{Name: "etc/passwd", Mode: 0o644}, []byte("root:x:0:0:root:/:/bin/sh\n"),
+		&tar.Header{Name: "proc/", Typeflag: tar.TypeDir, Mode: 0o755}, nil,
+		&tar.Header{Name: "sys/", Typeflag: tar.TypeDir, Mode: 0o755}, nil,
+		&tar.Header{Name: "dev/", Typeflag: tar.TypeDir, Mode: 0o755}, nil,
+	}, files...)...)
+	var parts []any
+	blob := func(mediaType string, content []byte) object {
+		sum := fmt.Sprintf("%x", sha256.Sum256(content))
+		parts = append(parts, &tar.Header{Name: "blobs/sha256/" + sum, Mode: 0o644}, content)
+		return object{"mediaType": mediaType, "digest": "sha256:" + sum, "size": len(content)}
+	}
+	path := func(blob object) string { return "blobs/sha256/" + blob["digest"].(string)[len("sha256:"):] }
+	l := blob("application/vnd.oci.image.layer.v1.tar", layer)
+	c := blob("application/vnd.oci.image.config.v1+json", encode(object{
+		"architecture": runtime.GOARCH, "os": "linux",
+		"config": object{"Entrypoint": entrypoint, "WorkingDir": "/", "Env": []string{"PATH=/bin"}},
+		"rootfs": object{"type": "layers", "diff_ids": []any{l["digest"]}},
+	}))
+	m := blob("application/vnd.oci.image.manifest.v1+json", encode(object{
+		"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": c, "layers": []any{l},
+	}))
+	m["platform"] = object{"architecture": runtime.GOARCH, "os": "linux"}
+	m["annotations"] = object{"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name}
+	parts = append(parts,
+		&tar.Header{Name: "index.json", Mode: 0o644}, encode(object{"schemaVersion": 2, "manifests": []any{m}}),
+		&tar.Header{Name: "oci-layout", Mode: 0o644}, encode(object{"imageLayoutVersion": "1.0.0"}),
+		&tar.Header{Name: "manifest.json", Mode: 0o644}, encode([]any{object{
+			"Config": path(c), "RepoTags": []string{name}, "Layers": []string{path(l)}}}),
+	)
+	out := filepath.Join(dir, fmt.Sprintf("image-%x.tar", sha256.Sum256([]byte(name))))
+	Expect(os.WriteFile(out, archive(parts...), 0o644)).To(Succeed())
+	return out
+}
+
+func archive(files ...any) []byte {
+	GinkgoHelper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for i := 0; i < len(files); i += 2 {
+		h := files[i].(*tar.Header)
+		content, _ := files[i+1].([]byte)
+		h.Size = int64(len(content))
+		Expect(w.WriteHeader(h)).To(Succeed())
+		nstest.Must(w.Write(content))
+	}
+	Expect(w.Close()).To(Succeed())
+	return b.Bytes()
+}
+
+func encode(v any) []byte {
+	GinkgoHelper()
+	data := nstest.Must(json.Marshal(v))
+	return data
+}
