@@ -169,6 +169,14 @@ func (a Answer) Error() (code uint, says string) {
 	return e.Code, e.Msg + "\n" + e.Details
 }
 
+// Problems are what is wrong with a configuration, each with its code.
+func Problems(err error) (list []string) {
+	for _, p := range cni.ProblemsOf(err) {
+		list = append(list, fmt.Sprintf("%d %s", p.Code, p))
+	}
+	return list
+}
+
 // Result is what ADD printed, in the newest shape.
 type Result struct {
 	CNIVersion string

@@ -119,11 +119,7 @@ var _ = It("refuses everything that is wrong at once, in the order of the source
 		`"runtimeConfig":{"ipRanges":[[{}]],"ips":["10.1.2.3","z"]}`, `"args":{"cni":{"ips":["w"]}}`)
 	req.Args = "IP=v"
 	_, err := plugin().Parse(req)
-	var got []string
-	for _, p := range cni.ProblemsOf(err) {
-		got = append(got, fmt.Sprintf("%d %s", p.Code, p))
-	}
-	Expect(got).To(HaveExactElements(
+	Expect(Problems(err)).To(HaveExactElements(
 		`7 ipam.statusOnExhaustion: "no" is neither "warn" nor "fail"`,
 		`7 runtimeConfig.ipRanges[0][0].subnet: is missing`,
 		`7 ipam.ranges[0][0].subnet: 10.1.2.1/24 has host bits set, the network is 10.1.2.0/24`,

@@ -33,11 +33,7 @@ var _ = Describe("configuration", func() {
 			"disableContainerInterface":true,"ipam":{"type":"../x"},
 			"vlanTrunk":[{"id":1},{"id":5000,"minID":3},{"minID":9,"maxID":5000},{
 				"minID":7,"maxID":6}],"ipMasqBackend":"nft","args":{"cni":{"mac":"no"}}`, "IP=10.0.0.1")
-		var got []string
-		for _, p := range cni.ProblemsOf(err) {
-			got = append(got, fmt.Sprintf("%d %s", p.Code, p))
-		}
-		Expect(got).To(HaveExactElements(
+		Expect(Problems(err)).To(HaveExactElements(
 			HavePrefix(`7 bridge: "a/b" is no interface name`),
 			HavePrefix(`7 promiscMode: cannot set hairpin mode and promiscuous mode at the same time`),
 			HavePrefix(`7 ipam.type: "../x" is no plugin name`),

@@ -305,11 +305,7 @@ var _ = DescribeTable("is refused:", func(conf, args string, code uint, msg stri
 var _ = It("is refused for everything that is wrong with it at once", func() {
 	_, err := parseText(`"mac":"x","mtu":-1,"promisc":true,"sysctl":{"net.a":1,"net.b":"1","net.b":"2","kernel.x":`+
 		`"3","net/a":{}},"args":{"cni":{"txQLen":-1,"sysctl":[]}}`, "IP=1")
-	var got []string
-	for _, p := range cni.ProblemsOf(err) {
-		got = append(got, fmt.Sprintf("%d %s", p.Code, p))
-	}
-	Expect(got).To(ConsistOf(
+	Expect(Problems(err)).To(ConsistOf(
 		`7 mtu: -1 is not between 0 and 2147483647`,
 		`7 args.cni.txQLen: -1 is not between 0 and 2147483647`,
 		HavePrefix(`4 CNI_ARGS: unknown keys IP`),
