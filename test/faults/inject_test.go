@@ -1,13 +1,24 @@
 package faults_test
 
 import (
+	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"runtime"
+	"slices"
 	"strings"
+	"syscall"
+	"time"
+	"unsafe"
 
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/nstest/trace"
 )
 
@@ -269,4 +280,362 @@ func (m *monitor) answer(n notification, c call) (response, bool) {
 		return response{errno: -int32(unix.EFAULT)}, true
 	}
 	return response{value: int64(len(data))}, true
+}
+
+// fault is what happens at the N-th watched call.
+type fault struct {
+	At int // 0: nothing happens; an error happens at the first call from there on that can fail
+
+	// Changes counts only calls that change something outside of the process: a
+	// kill between two of them is like one before the second.
+	Changes bool
+
+	Kill  bool // all are killed, and the call is not made
+	Alone bool // the plugin alone is killed, and its children may go on
+
+	Fail bool // the call is not made, and returns an error instead
+	Pick int  // which one of those that it can give
+}
+
+// outcome is what came of a call of a plugin.
+type outcome struct {
+	Stdout, Stderr string
+	Exit           int // 128 and more: the signal that ended it
+	Calls          []call
+	Hit            *call // the call at which the fault happened; nil: it did not
+	Injected       failure
+}
+
+// notification and response are the kernel's struct seccomp_notif and its answer.
+type notification struct {
+	id         uint64
+	tid, flags uint32
+	nr         int32
+	arch       uint32
+	ip         uint64
+	args       [6]uint64
+}
+
+type response struct {
+	id    uint64
+	value int64
+	errno int32
+	flags uint32
+}
+
+// monitor answers the reports of one call of a plugin.
+type monitor struct {
+	fault
+	listener int
+	plugin   int // its process, and the group of all
+	began    bool
+	pids     map[int]int     // of threads
+	last     map[uint32]made // by thread
+	refusals map[answerTo][]byte
+	out      *outcome
+}
+
+// made is a call as the kernel sees it, and the file that it writes.
+type made struct {
+	nr   int32
+	args [6]uint64
+	file string
+}
+
+// limit is how long a call may take. Nothing in the specs has a reason to wait.
+const limit = 20 * time.Second
+
+// run runs a program on the host and lets the fault happen. It returns when the
+// program and all its children have ended.
+func run(h *nstest.Host, p nstest.Program, f fault) (outcome, error) {
+	ours, theirs, err := socketPair()
+	if err != nil {
+		return outcome{}, err
+	}
+	defer unix.Close(ours)
+	cmd := exec.Command("/proc/self/exe", p.Args...)
+	cmd.Env = append(append(os.Environ(), p.Env...), launchEnv+"="+p.Path)
+	if f.Changes {
+		cmd.Env = append(cmd.Env, changesEnv+"=1")
+	}
+	cmd.Stdin = strings.NewReader(p.Stdin)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.ExtraFiles = []*os.File{theirs}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	h.Do(func() { err = cmd.Start() })
+	_ = theirs.Close()
+	if err != nil {
+		return outcome{}, err
+	}
+	// Before Linux 6.11 a program's filter is there until somebody has waited for it.
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait()
+		close(ended)
+	}()
+	var out outcome
+	m := &monitor{fault: f, plugin: cmd.Process.Pid, pids: map[int]int{}, last: map[uint32]made{},
+		refusals: map[answerTo][]byte{}, out: &out}
+	if m.listener, err = receiveListener(ours); err == nil {
+		err = m.serve()
+		_ = unix.Close(m.listener)
+	}
+	if err != nil {
+		_ = unix.Kill(-m.plugin, unix.SIGKILL)
+	}
+	<-ended
+	ws := cmd.ProcessState.Sys().(syscall.WaitStatus)
+	out.Exit = ws.ExitStatus()
+	if ws.Signaled() {
+		out.Exit = 128 + int(ws.Signal())
+	}
+	out.Stdout, out.Stderr = stdout.String(), stderr.String()
+	return out, err
+}
+
+func socketPair() (ours int, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, nil, err
+	}
+	return fds[0], os.NewFile(uintptr(fds[1]), "launcher"), nil
+}
+
+func receiveListener(socket int) (int, error) {
+	timeout := unix.Timeval{Sec: int64(nstest.Patience(limit).Seconds())}
+	if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
+		return -1, err
+	}
+	oob := make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := unix.Recvmsg(socket, make([]byte, 1), oob, unix.MSG_CMSG_CLOEXEC)
+	for errors.Is(err, unix.EINTR) {
+		_, n, _, _, err = unix.Recvmsg(socket, make([]byte, 1), oob, unix.MSG_CMSG_CLOEXEC)
+	}
+	if err != nil {
+		return -1, fmt.Errorf("no listener from the launcher: %w", err)
+	}
+	msgs, err := unix.ParseSocketControlMessage(oob[:n])
+	if err != nil || len(msgs) != 1 {
+		return -1, fmt.Errorf("no listener from the launcher (%d messages): %w", len(msgs), err)
+	}
+	fds, err := unix.ParseUnixRights(&msgs[0])
+	if err != nil {
+		return -1, err
+	}
+	return fds[0], nil
+}
+
+// serve answers reports until nobody is left who could make one.
+func (m *monitor) serve() error {
+	_ = unix.IoctlSetInt(m.listener, setFlags, unix.SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP)
+	deadline := time.Now().Add(nstest.Patience(limit))
+	for {
+		fds := []unix.PollFd{{Fd: int32(m.listener), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, int(time.Until(deadline).Milliseconds()))
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return err
+		case n == 0 || time.Now().After(deadline):
+			return m.hung()
+		case fds[0].Revents&unix.POLLIN != 0:
+			if err := m.next(); err != nil {
+				return err
+			}
+		default:
+			return nil // everybody has ended
+		}
+	}
+}
+
+func (m *monitor) hung() error {
+	var last []string
+	for _, c := range m.out.Calls[max(0, len(m.out.Calls)-8):] {
+		last = append(last, c.String())
+	}
+	return fmt.Errorf("not over after %s; the last calls: %s", limit, strings.Join(last, "; "))
+}
+
+const setFlags = 0x40082104 // SECCOMP_IOCTL_NOTIF_SET_FLAGS
+
+func (m *monitor) next() error {
+	var n notification
+	if errno := m.ioctl(unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&n)); errno != 0 {
+		if errno == unix.ENOENT || errno == unix.EINTR { // killed before we looked
+			return nil
+		}
+		return fmt.Errorf("receive a report: %w", errno)
+	}
+	r, answer := m.decide(n)
+	if !answer {
+		return nil
+	}
+	r.id = n.id
+	if errno := m.ioctl(unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r)); errno != 0 && errno != unix.ENOENT {
+		return fmt.Errorf("answer a report: %w", errno)
+	}
+	return nil
+}
+
+func (m *monitor) ioctl(request uintptr, arg unsafe.Pointer) unix.Errno {
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(m.listener), request, uintptr(arg))
+	return errno
+}
+
+// decide is the answer to a report: go on, an error, or none, since the caller has been killed.
+func (m *monitor) decide(n notification) (response, bool) {
+	proceed := response{flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
+	name := callName(uint64(n.nr))
+	if !m.began { // what the launcher does is none of the plugin's calls
+		m.began = name == "execve"
+		return proceed, true
+	}
+	if m.restarted(n, name) {
+		return proceed, true
+	}
+	c := call{N: len(m.out.Calls) + 1, Name: name, Pid: m.pid(int(n.tid)), Args: n.args}
+	if m.Changes && !c.changes(int(n.tid)) {
+		return proceed, true
+	}
+	c.Main = c.Pid == m.plugin
+	// What threads do differs from call to call: the one that can fail may come later.
+	due := m.At > 0 && c.N >= m.At && m.out.Hit == nil
+	if m.At == 0 || due {
+		c.describe(int(n.tid))
+		c.Failures = len(c.failures(int(n.tid)))
+	}
+	m.out.Calls = append(m.out.Calls, c)
+	if r, ok := m.answer(n, c); ok {
+		return r, true
+	}
+	if !due {
+		return proceed, true
+	}
+	switch {
+	case m.Kill:
+		m.out.Hit = &c
+		_ = unix.Kill(-m.plugin, unix.SIGKILL)
+		return response{}, false
+	case m.Alone:
+		m.out.Hit = &c
+		_ = unix.Kill(m.plugin, unix.SIGKILL)
+	case m.Fail:
+		return m.inject(n, c)
+	}
+	return proceed, true
+}
+
+// restarted tells whether the kernel has the thread make its last call again, as it does where a sysctl is
+// written while somebody changes links. A busy machine sees thousands of that.
+func (m *monitor) restarted(n notification, name string) bool {
+	was, is := m.last[n.tid], made{nr: n.nr, args: n.args}
+	if name == "write" {
+		is.file = descriptor(int(n.tid), n.args[0])
+	}
+	m.last[n.tid] = is
+	return is == was && strings.HasPrefix(is.file, "/proc/sys/")
+}
+
+func (m *monitor) pid(tid int) int {
+	if _, known := m.pids[tid]; !known {
+		m.pids[tid] = int(trace.Status(tid, "Tgid"))
+	}
+	return m.pids[tid]
+}
+
+var _ = It("a write of a sysctl that the kernel has made again counts once", func() {
+	m := &monitor{began: true, pids: map[int]int{}, last: map[uint32]made{}, out: &outcome{}}
+	write := func(file string, times int) {
+		f := nstest.Must(os.Open(file))
+		DeferCleanup(f.Close)
+		n := notification{tid: uint32(os.Getpid()), nr: unix.SYS_WRITE, args: [6]uint64{uint64(f.Fd()), 1, 2}}
+		for range times {
+			_, answered := m.decide(n)
+			Expect(answered).To(BeTrue())
+		}
+	}
+	write("/proc/sys/net/ipv4/ip_forward", 3)
+	Expect(m.out.Calls).To(HaveLen(1))
+	write("/proc/sys/net/ipv4/conf/all/forwarding", 2)
+	Expect(m.out.Calls).To(HaveLen(2))
+	write("/dev/null", 2)
+	Expect(m.out.Calls).To(HaveLen(4))
+})
+
+const (
+	// launchEnv makes this test binary run a program under a filter that reports
+	// each watched call, of all its threads and children, and waits for our word.
+	launchEnv = "FAULTS_LAUNCH"
+	// changesEnv, when it is not empty, leaves out calls that change nothing.
+	changesEnv = "FAULTS_CHANGES"
+
+	// handOver is the launcher's end of a socket over which it hands us the
+	// listener. The filter knows this number: nobody listens yet when it is used.
+	handOver = 250
+)
+
+// launch becomes the program, under the filter. It returns only an error.
+func launch(program string) error {
+	runtime.LockOSThread() // the filter is the thread's, and exec hands it on
+	if err := unix.Dup3(3, handOver, unix.O_CLOEXEC); err != nil {
+		return err
+	}
+	if err := unix.Close(3); err != nil {
+		return err
+	}
+	env := slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "FAULTS_") })
+	listener, err := listen(filter(os.Getenv(changesEnv) != ""))
+	if err != nil {
+		return err
+	}
+	if err := unix.Sendmsg(handOver, []byte{0}, unix.UnixRights(listener), nil, 0); err != nil {
+		return err
+	}
+	return unix.Exec(program, append([]string{program}, os.Args[1:]...), env)
+}
+
+// listen puts the filter on this thread and returns the descriptor that its reports come from.
+func listen(program []unix.SockFilter) (int, error) {
+	fprog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+	// Who waits for our word is not disturbed by signals, but those that kill.
+	const flags = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
+	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&fprog)))
+	if errno != 0 {
+		return -1, os.NewSyscallError("seccomp", errno)
+	}
+	return int(fd), nil
+}
+
+// filter reports the watched calls, but clone where it makes a thread, or only those that may change something.
+func filter(changes bool) []unix.SockFilter {
+	const callNumber, firstArg, thirdArg = 0, 16, 32 // offsets in struct seccomp_data, of a little-endian machine
+	load := func(at uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
+	}
+	unless := func(value uint32, skip uint8) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: skip, K: value}
+	}
+	hasNot := func(bits uint32, skip uint8) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, Jf: skip, K: bits}
+	}
+	ret := func(value uint32) unix.SockFilter { return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: value} }
+	allow, report := ret(unix.SECCOMP_RET_ALLOW), ret(unix.SECCOMP_RET_USER_NOTIF)
+	program := []unix.SockFilter{
+		load(callNumber),
+		unless(unix.SYS_CLONE, 4), load(firstArg), hasNot(unix.CLONE_THREAD, 1), allow, report,
+		unless(unix.SYS_SENDMSG, 4), load(firstArg), unless(handOver, 1), allow, report,
+	}
+	if changes {
+		program = append(program, unless(unix.SYS_OPENAT, 4), load(thirdArg), hasNot(unix.O_CREAT|unix.O_TRUNC, 1),
+			report, allow)
+	}
+	for _, calls := range []map[uint64]string{watched, older} {
+		for nr, name := range calls {
+			if nr != unix.SYS_CLONE && nr != unix.SYS_SENDMSG && (!changes || slices.Contains(changing, name)) {
+				program = append(program, unless(uint32(nr), 1), report)
+			}
+		}
+	}
+	return append(program, allow)
 }
