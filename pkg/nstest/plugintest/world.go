@@ -12,9 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/ginkgo/v2"
-	"github.com/onsi/gomega"
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -53,12 +51,12 @@ const Refusal = `cat >/dev/null; echo '{"cniVersion":"1.1.0","code":11,"msg":"la
 // NewWorld makes a host, and "fake", an IPAM plugin that writes down each call and answers as On and Lend tell
 // it to. As "whereabouts" it is a plugin that is known to need no interface.
 func NewWorld[C any](p skel.Plugin[C]) *World {
-	ginkgo.GinkgoHelper()
-	w := &World{Host: nstest.NewHost(), Dir: ginkgo.GinkgoT().TempDir(), Plugin: Any(p)}
+	GinkgoHelper()
+	w := &World{Host: nstest.NewHost(), Dir: GinkgoT().TempDir(), Plugin: Any(p)}
 	w.Script("fake", `d=${0%/*}; echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME" >>"$d/calls"
 for f in "$d/on.$CNI_COMMAND.$CNI_CONTAINERID" "$d/on.$CNI_COMMAND"; do [ ! -e "$f" ] || { . "$f"; exit; }; done
 cat >/dev/null`)
-	gomega.Expect(os.Symlink("fake", filepath.Join(w.Dir, "whereabouts"))).To(gomega.Succeed())
+	Expect(os.Symlink("fake", filepath.Join(w.Dir, "whereabouts"))).To(Succeed())
 	return w
 }
 
@@ -91,33 +89,33 @@ func Any[C any](p skel.Plugin[C]) skel.Plugin[any] {
 
 // Script makes a plugin of shell commands.
 func (w *World) Script(name, body string) {
-	ginkgo.GinkgoHelper()
-	gomega.Expect(os.WriteFile(filepath.Join(w.Dir, name), []byte("#!/bin/sh\n"+body+"\n"), 0o755)).To(gomega.Succeed())
+	GinkgoHelper()
+	Expect(os.WriteFile(filepath.Join(w.Dir, name), []byte("#!/bin/sh\n"+body+"\n"), 0o755)).To(Succeed())
 }
 
 // On says what fake does on a command: a piece of shell, in which $d is Dir.
 // With a container ID it is for that container alone.
 func (w *World) On(command, body string, id ...string) {
-	ginkgo.GinkgoHelper()
+	GinkgoHelper()
 	name := strings.Join(append([]string{"on", command}, id...), ".")
-	gomega.Expect(os.WriteFile(filepath.Join(w.Dir, name), []byte(body+"\n"), 0o644)).To(gomega.Succeed())
+	Expect(os.WriteFile(filepath.Join(w.Dir, name), []byte(body+"\n"), 0o644)).To(Succeed())
 }
 
 // Lend makes fake answer an ADD with a result.
 func (w *World) Lend(result string, id ...string) {
-	ginkgo.GinkgoHelper()
+	GinkgoHelper()
 	w.On("ADD", "cat >/dev/null; cat <<'E'\n"+result+"\nE", id...)
 }
 
 // LendAddrs makes fake lend addresses to a container, as Lease has them.
 func (w *World) LendAddrs(id string, addrs ...string) {
-	ginkgo.GinkgoHelper()
+	GinkgoHelper()
 	w.Lend(Lease(addrs...), id)
 }
 
 // Lease is the result of an IPAM plugin, "10.1.0.2/24 10.1.0.1" being an address with its gateway.
 func Lease(addrs ...string) string {
-	ginkgo.GinkgoHelper()
+	GinkgoHelper()
 	var ips []Object
 	for _, a := range addrs {
 		address, gateway, _ := strings.Cut(a, " ")
@@ -132,25 +130,25 @@ func Lease(addrs ...string) string {
 
 // Calls lists the calls of fake since the last time: "ADD one eth0".
 func (w *World) Calls() []string {
-	ginkgo.GinkgoHelper()
+	GinkgoHelper()
 	file := filepath.Join(w.Dir, "calls")
 	data, err := os.ReadFile(file)
 	if err == nil {
 		err = os.Remove(file)
 	}
 	if !os.IsNotExist(err) {
-		gomega.Expect(err).NotTo(gomega.HaveOccurred())
+		Expect(err).NotTo(HaveOccurred())
 	}
 	return strings.FieldsFunc(string(data), func(r rune) bool { return r == '\n' })
 }
 
 // Records lists the files of the records in a directory of the host.
 func (w *World) Records(dir string) (names []string) {
-	ginkgo.GinkgoHelper()
+	GinkgoHelper()
 	w.Do(func() {
 		entries, err := os.ReadDir(dir)
 		if !os.IsNotExist(err) {
-			gomega.Expect(err).NotTo(gomega.HaveOccurred())
+			Expect(err).NotTo(HaveOccurred())
 		}
 		for _, e := range entries {
 			if e.Name() != "lock" {
@@ -163,9 +161,9 @@ func (w *World) Records(dir string) (names []string) {
 
 // IsAsBefore checks that a container looks as it did, and that a directory has no record.
 func (w *World) IsAsBefore(cont *nstest.Host, before, dir string) {
-	ginkgo.GinkgoHelper()
-	gomega.Expect(cont.Snapshot()).To(gomega.Equal(before))
-	gomega.Expect(w.Records(dir)).To(gomega.BeEmpty())
+	GinkgoHelper()
+	Expect(cont.Snapshot()).To(Equal(before))
+	Expect(w.Records(dir)).To(BeEmpty())
 }
 
 // Merge is an object with the keys of all; nil takes one away.
@@ -180,14 +178,14 @@ func Merge(all ...Object) Object {
 
 // Text is v as JSON.
 func Text(v any) string {
-	ginkgo.GinkgoHelper()
+	GinkgoHelper()
 	out := nstest.Must(json.Marshal(v))
 	return string(out)
 }
 
 // IP runs ip(8) with words separated by blanks.
 func IP(h *nstest.Host, format string, args ...any) string {
-	ginkgo.GinkgoHelper()
+	GinkgoHelper()
 	return h.Cmd("ip", strings.Fields(fmt.Sprintf(format, args...))...)
 }
 
@@ -215,10 +213,10 @@ type Link struct {
 
 // Show looks at one link.
 func Show(h *nstest.Host, name string) Link {
-	ginkgo.GinkgoHelper()
+	GinkgoHelper()
 	var links []Link
 	h.JSON(&links, "ip", "-j", "-d", "addr", "show", "dev", name)
-	gomega.Expect(links).To(gomega.HaveLen(1))
+	Expect(links).To(HaveLen(1))
 	return links[0]
 }
 
@@ -235,7 +233,7 @@ func (l Link) Addrs() []string {
 
 // Names lists the links of a kind, or all but lo.
 func Names(h *nstest.Host, kind string) []string {
-	ginkgo.GinkgoHelper()
+	GinkgoHelper()
 	args := []string{"-j", "link"}
 	if kind != "" {
 		args = append(args, "show", "type", kind)
@@ -253,7 +251,7 @@ func Names(h *nstest.Host, kind string) []string {
 
 // Ping tells whether an address answers, which is asked once a second.
 func Ping(h *nstest.Host, address string) bool {
-	ginkgo.GinkgoHelper()
+	GinkgoHelper()
 	seconds := fmt.Sprint(int(nstest.Patience(nstest.Hang).Seconds()))
 	return h.Run(nstest.Program{Path: "ping", Args: []string{"-c1", "-w" + seconds, "-n", address}}).Exit == 0
 }
@@ -261,7 +259,7 @@ func Ping(h *nstest.Host, address string) bool {
 // Uplink gives a host an interface, "up0", that others can be on, and returns a neighbour on its
 // network, who has the gateways' addresses of [Addrs].
 func Uplink(h *nstest.Host) (far *nstest.Host) {
-	ginkgo.GinkgoHelper()
+	GinkgoHelper()
 	far = nstest.NewNetns()
 	for _, side := range []*nstest.Host{h, far} {
 		side.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
@@ -273,15 +271,15 @@ func Uplink(h *nstest.Host) (far *nstest.Host) {
 
 // LinkLocal is the link-local address of a link, once it may be used.
 func LinkLocal(h *nstest.Host, name string) (address string) {
-	ginkgo.GinkgoHelper()
-	gomega.Eventually(func() string {
+	GinkgoHelper()
+	Eventually(func() string {
 		for _, a := range Show(h, name).AddrInfo {
 			if strings.HasPrefix(a.Local, "fe80:") && a.Prefixlen == 64 && !a.Tentative {
 				address = a.Local
 			}
 		}
 		return address
-	}).ShouldNot(gomega.BeEmpty())
+	}).ShouldNot(BeEmpty())
 	return address
 }
 
