@@ -23,7 +23,7 @@ var floors = map[string]int{
 	"pkg/cni": 0, "pkg/ns": 0, "pkg/sysctl": 0, "pkg/statefile": 0, "pkg/process": 0,
 	"pkg/rtnl": 1, "pkg/nft": 1,
 	"pkg/iface": 2, "pkg/ipt": 2, "pkg/masq": 3,
-	"pkg/skel": 3, "pkg/ipam": 4, "pkg/frame": 4, "pkg/attach": 5,
+	"pkg/skel": 3, "pkg/skel/oneprocessor": 0, "pkg/ipam": 4, "pkg/frame": 4, "pkg/attach": 5,
 }
 
 const (
@@ -39,12 +39,12 @@ var homes = map[string][]string{
 	"github.com/vishvananda/netlink":    {"pkg/rtnl"},
 	"github.com/vishvananda/netlink/nl": {"pkg/rtnl", "pkg/nft"},
 	"github.com/vishvananda/netns":      {"pkg/ns"},
-	"github.com/godbus/dbus":            {"plugins/meta/firewall"},
-	"github.com/insomniacslk/dhcp":      {"plugins/ipam/dhcp"},
-	"log/slog":                          {"plugins/ipam/dhcp"},
+	"github.com/godbus/dbus":            {"plugins/meta/firewall/firewall"},
+	"github.com/insomniacslk/dhcp":      {"plugins/ipam/dhcp/dhcp"},
+	"log/slog":                          {"plugins/ipam/dhcp/dhcp"},
 	"github.com/google/nftables":        {},
 	"github.com/mdlayher":               {},
-	"github.com/mdlayher/packet":        {"plugins/ipam/dhcp"},
+	"github.com/mdlayher/packet":        {"plugins/ipam/dhcp/dhcp"},
 	"github.com/coreos/go-iptables":     {"pkg/ipt"},
 	"github.com/containernetworking":    {},
 	"github.com/onsi":                   {harness, harness + "/plugintest"},
@@ -136,9 +136,11 @@ func TestSource(t *testing.T) {
 func checkFloors(s source) (faults []string) {
 	own, known := floors[s.dir]
 	isPlugin := within(s.dir, "plugins")
-	if isPlugin {
+	if isPlugin || within(s.dir, "cmd") {
 		own, known = pluginFloor, true
 	}
+	// A program is its plugin's package, and the list of plugins all of them.
+	program := path.Base(s.path) == "main.go" && isPlugin || s.dir == "plugins"
 	if within(s.dir, "pkg") && !known && !within(s.dir, harness) {
 		faults = append(faults, s.path+": package "+s.dir+" has no floor")
 	}
@@ -150,6 +152,7 @@ func checkFloors(s source) (faults []string) {
 		floor, isPkg := floors[imported]
 		switch {
 		case (s.isTest() || s.dir == harness+"/plugintest") && (imported == s.dir || !within(imported, "plugins")):
+		case imported == "plugins" && within(s.dir, "cmd"), program && within(imported, s.dir):
 		case within(imported, "plugins"):
 			faults = append(faults, s.at(i)+"nothing imports a plugin")
 		case within(imported, harness):
@@ -207,7 +210,7 @@ func checkState(s source) (faults []string) {
 	for _, decl := range s.file.Decls {
 		switch d := decl.(type) {
 		case *ast.FuncDecl:
-			if d.Recv == nil && d.Name.Name == "init" {
+			if d.Recv == nil && d.Name.Name == "init" && s.dir != "pkg/skel/oneprocessor" {
 				faults = append(faults, s.at(d)+"no init functions")
 			}
 		case *ast.GenDecl:
@@ -319,15 +322,20 @@ func TestRules(t *testing.T) {
 		{"floors", "pkg/ns/x.go", `import _ "` + module + `/pkg/nstest"`, 1},
 		{"floors", "pkg/ns/x_test.go", `import _ "` + module + `/pkg/nstest"`, 0},
 		{"floors", "pkg/nstest/x.go", `import _ "` + module + `/pkg/ns"`, 1},
-		{"floors", "plugins/main/a/x.go", `import _ "` + module + `/pkg/skel"`, 0},
-		{"floors", "plugins/main/a/x.go", `import _ "` + module + `/plugins/main/b"`, 1},
+		{"floors", "plugins/main/a/a/x.go", `import _ "` + module + `/pkg/skel"`, 0},
+		{"floors", "plugins/main/a/a/x.go", `import _ "` + module + `/plugins/main/b/b"`, 1},
+		{"floors", "plugins/main/a/main.go", `import _ "` + module + `/plugins/main/a/a"`, 0},
+		{"floors", "plugins/main/a/main.go", `import _ "` + module + `/plugins/main/b/b"`, 1},
+		{"floors", "plugins/plugins.go", `import _ "` + module + `/plugins/main/b/b"`, 0},
+		{"floors", "cmd/x/main.go", `import _ "` + module + `/plugins"`, 0},
+		{"floors", "cmd/x/main.go", `import _ "` + module + `/plugins/main/b/b"`, 1},
 		{"homes", "pkg/masq/x.go", `import _ "github.com/vishvananda/netlink/nl"`, 1},
 		{"homes", "pkg/nft/x.go", `import _ "github.com/vishvananda/netlink/nl"`, 0},
 		{"homes", "pkg/nft/x.go", `import _ "github.com/vishvananda/netlink"`, 1},
 		{"homes", "pkg/iface/x_test.go", `import _ "github.com/onsi/gomega"`, 0},
-		{"homes", "plugins/main/a/x.go", `import _ "os/exec"`, 1},
+		{"homes", "plugins/main/a/a/x.go", `import _ "os/exec"`, 1},
 		{"homes", "pkg/nstest/x.go", `import _ "os/exec"`, 0},
-		{"homes", "plugins/main/a/x.go", `import _ "log"`, 1},
+		{"homes", "plugins/main/a/a/x.go", `import _ "log"`, 1},
 		{"one printer", "pkg/ns/x.go", `import "os"; func f() { os.Exit(1) }`, 1},
 		{"one printer", "pkg/ns/x.go", `import o "os"; func f() string { return o.Getenv("A") }`, 1},
 		{"one printer", "pkg/ns/x.go", `import "fmt"; func f() { fmt.Println(); println() }`, 2},

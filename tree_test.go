@@ -49,13 +49,14 @@ func TestPluginShape(t *testing.T) {
 		if !within(dir, "plugins") || path.Base(main) != "main.go" {
 			continue
 		}
-		code := strings.ReplaceAll(path.Base(dir), "-", "") + ".go"
-		for _, want := range []string{code, "README.md"} {
+		name := strings.ReplaceAll(path.Base(dir), "-", "")
+		code := name + "/" + name + ".go"
+		for _, want := range []string{code, name + "/plugin.go", "README.md"} {
 			if !slices.Contains(files, dir+"/"+want) {
 				t.Errorf("%s has no %s", dir, want)
 			}
 		}
-		keys := "config.go"
+		keys := name + "/config.go"
 		if !slices.Contains(files, dir+"/"+keys) {
 			keys = code // of a plugin of a hundred lines
 		}
@@ -92,14 +93,14 @@ func TestSkipsAreSeen(t *testing.T) {
 }
 
 func TestPluginDependencies(t *testing.T) {
-	out, err := exec.Command("go", "list", "-deps", "./plugins/...").Output()
+	out, err := exec.Command("go", "list", "-deps", "./plugins/...", "./cmd/...").Output()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
 		t.Fatalf("go list: %s", exit.Stderr)
 	}
 	for _, dep := range strings.Fields(string(out)) {
-		for _, unwanted := range []string{"net/http", "crypto/tls", "github.com/onsi",
-			"github.com/containernetworking", module + "/" + harness} {
+		for _, unwanted := range []string{"net/http", "net/rpc", "encoding/gob", "crypto/tls",
+			"github.com/onsi", "github.com/containernetworking", module + "/" + harness} {
 			if within(dep, unwanted) {
 				t.Errorf("the plugins depend on %s", dep)
 			}

@@ -41,8 +41,8 @@ export -f package
 echo "== go test"
 # shellcheck disable=SC2016 # expanded by the inner bash
 {
-	printf "$PWD/%s\n" plugins/meta/{portmap,firewall} test/{faults,clients,load,lifecycle,chains} \
-		plugins/main/{bridge,macvlan,ptp} test/{attack,docs,hostile,cost} plugins/ipam/dhcp
+	printf "$PWD/%s\n" plugins/meta/{portmap/portmap,firewall/firewall} test/{faults,clients,load,lifecycle,chains} \
+		plugins/main/{bridge/bridge,macvlan/macvlan,ptp/ptp} test/{attack,docs,hostile,cost} plugins/ipam/dhcp/dhcp
 	printf '%s\n' "${packages[@]}"
 } | awk '!seen[$0]++' | xargs -d '\n' -n 1 -P $(($(nproc) + 1)) bash -c 'package "$1"' test || failed=1
 

@@ -29,7 +29,8 @@ const (
 // Client speaks to the IPAM plugin that the configuration of a call names.
 type Client struct {
 	*skel.Request
-	file string // the plugin's, once it was found
+	file   string                              // the plugin's, once it was found
+	inside func(context.Context, skel.Env) int // serves a call in place of the file; nil = it is executed
 }
 
 // CheckType refuses, with code 7, an ipam.type that can be no plugin's name.
@@ -57,6 +58,9 @@ func (c *Client) Find() error {
 		switch {
 		case dir == "": // is not the working directory
 		case err == nil && info.Mode().IsRegular():
+			if p, ok := c.InProcess(info); ok {
+				c.inside = p.Run
+			}
 			c.file = file
 			return nil
 		case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR):
@@ -85,9 +89,17 @@ func (c *Client) Start(ctx context.Context, command string) (*Delegate, error) {
 		return nil, d.failure(ctx, context.Cause(ctx))
 	}
 	env := slices.DeleteFunc(slices.Clone(c.Env), func(kv string) bool { return strings.HasPrefix(kv, "CNI_COMMAND=") })
+	env = append(env, "CNI_COMMAND="+command)
+	if c.inside != nil {
+		d.inside = func(ctx context.Context) int {
+			return c.inside(ctx, skel.Env{Vars: env,
+				Stdin: bytes.NewReader(c.Conf), Stdout: &d.stdout, Stderr: &d.stderr})
+		}
+		return d, nil
+	}
 	var err error
 	d.process, err = process.Command{
-		Path: c.file, Env: append(env, "CNI_COMMAND="+command), Stdin: c.Conf, Stdout: &d.stdout, Stderr: &d.stderr,
+		Path: c.file, Env: env, Stdin: c.Conf, Stdout: &d.stdout, Stderr: &d.stderr,
 	}.Start()
 	if err != nil {
 		return nil, d.failure(ctx, err)
@@ -182,6 +194,7 @@ func (c *Client) String() string { return fmt.Sprintf("IPAM plugin %q", c.IPAM) 
 type Delegate struct {
 	name    string
 	began   time.Time
+	inside  func(context.Context) int // in this process, when it is waited for; nil = process
 	process *process.Process
 	stdout  limited
 	stderr  lastBytes
@@ -189,10 +202,23 @@ type Delegate struct {
 
 // Wait returns the plugin's standard output. The plugin is killed when ctx ends.
 func (d *Delegate) Wait(ctx context.Context) ([]byte, error) {
-	if err := d.process.Wait(ctx); err != nil {
+	if err := d.end(ctx); err != nil {
 		return nil, d.failure(ctx, err)
 	}
 	return d.stdout.buf, nil
+}
+
+func (d *Delegate) end(ctx context.Context) error {
+	if d.inside == nil {
+		return d.process.Wait(ctx)
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if status := d.inside(ctx); status != 0 {
+		return fmt.Errorf("exit status %d", status)
+	}
+	return nil
 }
 
 func (d *Delegate) failure(ctx context.Context, err error) error {
@@ -208,7 +234,7 @@ func (d *Delegate) failure(ctx context.Context, err error) error {
 		return d.error(cni.CodeTryAgain, fmt.Sprintf("stopped: %v", context.Cause(ctx)), details)
 	case errors.Is(err, syscall.ETXTBSY):
 		return cni.Errorf(cni.CodeTryAgain, "plugin %q: its file is being written: %w", d.name, err)
-	case !errors.As(err, new(*process.ExitError)):
+	case d.inside == nil && !errors.As(err, new(*process.ExitError)):
 		return cni.Errorf(cni.CodeIO, "plugin %q: %w", d.name, err)
 	}
 	if details == "" {

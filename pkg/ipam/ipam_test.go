@@ -30,7 +30,14 @@ import (
 // parentEnv makes the test binary a plugin that runs the delegate in this directory.
 const parentEnv = "IPAM_TEST_PARENT"
 
+// executedEnv makes it an IPAM plugin that says that it was executed.
+const executedEnv = "IPAM_TEST_EXECUTED"
+
 func TestMain(m *testing.M) {
+	if os.Getenv(executedEnv) != "" {
+		fmt.Println(`{"code":11,"msg":"executed"}`)
+		os.Exit(1)
+	}
 	if dir := os.Getenv(parentEnv); dir != "" {
 		_, err := run(context.Background(), &ipam.Client{
 			Request: &skel.Request{IPAM: "ipam", Path: dir, Env: os.Environ(), Stderr: os.Stderr}})

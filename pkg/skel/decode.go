@@ -126,6 +126,7 @@ func (c *call[C]) request(data []byte, conf *cni.Config, command string) (*Reque
 		Env:        c.env.Vars,
 		Stderr:     c.env.Stderr,
 		plugin:     c.plugin.Name,
+		programs:   c.env.Programs,
 	}
 	var problems cni.Problems
 	refuse := func(err error) {

@@ -40,9 +40,10 @@ type Request struct {
 	Env    []string
 	Stderr io.Writer
 
-	plugin string
-	undos  []undo
-	done   []func()
+	plugin   string
+	programs []Program // of the running program
+	undos    []undo
+	done     []func()
 }
 
 type undo struct {

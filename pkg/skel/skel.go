@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -33,6 +32,9 @@ type Plugin[C any] struct {
 
 	// IPAM plugins are given CNI_NETNS but never look at it.
 	IPAM bool
+	// InProcess is set for an IPAM plugin that needs no process of its own: the plugin that delegates to it may run it
+	// itself, when both are the running program.
+	InProcess bool
 
 	// Chained plugins need the result of a plugin before them in ADD and CHECK.
 	Chained bool
@@ -74,27 +76,13 @@ type Env struct {
 
 	// Limit is how long the call may take; 0 = callTime.
 	Limit time.Duration
+	// Programs are all plugins of the running program.
+	Programs []Program
 }
 
 // callTime is how long a call may take. A roll-back may take 20 seconds more (two ninths): together less than the two
 // minutes after which a kubelet gives up on us.
 const callTime = 90 * time.Second
-
-// Main runs p in this process and exits: with status 0 on success, 1 after an
-// error. A handler runs on one processor: on several each answer of the kernel or of a
-// program wakes threads in vain (docs/design.md, "The start of a program"). IPAM plugins
-// wait for too little to win back what the setting takes.
-func Main[C any](p Plugin[C]) {
-	handled := map[string]bool{"ADD": true, "DEL": true, "CHECK": true, "GC": p.GC != nil, "STATUS": p.Status != nil}
-	if !p.IPAM && handled[os.Getenv("CNI_COMMAND")] {
-		runtime.GOMAXPROCS(1)
-	}
-	os.Exit(Run(context.Background(), p, Env{
-		Args: os.Args[1:], Vars: os.Environ(),
-		Stdin: os.Stdin, Stdout: withoutSIGPIPE(os.Stdout), Stderr: withoutSIGPIPE(os.Stderr),
-		Notify: notify,
-	}))
-}
 
 // withoutSIGPIPE returns a stream under another number. Go ends a process that writes to 1 or 2 when nobody reads them;
 // for any other number the write returns an error, and ADD is rolled back.

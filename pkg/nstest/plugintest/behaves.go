@@ -22,6 +22,9 @@ type Fixture struct {
 	Conf Object
 	// Reference is a configuration for the reference plugin, of version 1.0.0.
 	Reference Object
+	// BothForms runs all specs with IPAM in process, too.
+	BothForms bool
+	inProcess bool
 	// HostEnd is where the host end stands in the result's interfaces.
 	HostEnd int
 	// Child says that the interface has no host end, and no masquerade.
@@ -75,6 +78,15 @@ func OnHost(commands string, says ...string) Drift { return Drift{Host: commands
 // Behaves registers the specs of the life of an attachment, which each main plugin passes: DEL in all its
 // forms, ADD failing in all its ways, CHECK, GC, STATUS, and what the reference plugins made.
 func Behaves(f Fixture) bool {
+	f.behaves()
+	if f.BothForms {
+		f.inProcess = true
+		Describe("with IPAM in process:", f.behaves)
+	}
+	return true
+}
+
+func (f Fixture) behaves() {
 	Describe("ADD", func() { f.life().dns() })
 	Describe("DEL", func() {
 		l := f.life()
@@ -108,7 +120,6 @@ func Behaves(f Fixture) bool {
 		}
 		Describe("what "+ref.Name+" made", func() { f.life().reference(ref) })
 	}
-	return true
 }
 
 // life is a spec's world: a host with a live attachment, and how it looked then.
@@ -123,6 +134,9 @@ func (f Fixture) life() *life {
 	l := &life{f: f}
 	BeforeEach(func() {
 		l.World = NewWorld(f.Plugin)
+		if f.inProcess {
+			l.InProcess()
+		}
 		if f.Prepare != nil {
 			f.Prepare(l.World)
 		}

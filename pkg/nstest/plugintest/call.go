@@ -71,7 +71,11 @@ func Ran(out nstest.Output) Answer { return Answer{out.Exit, out.Stdout, out.Std
 func (w *World) Call(c Call) Answer {
 	ginkgo.GinkgoHelper()
 	var out, errs bytes.Buffer
-	env := skel.Env{Vars: c.Vars(w), Stdin: strings.NewReader(c.Stdin()), Stdout: &out, Stderr: &errs}
+	if w.inside != nil && c.Path == "" {
+		c.Path = w.insideDir()
+	}
+	env := skel.Env{Vars: c.Vars(w), Stdin: strings.NewReader(c.Stdin()), Stdout: &out, Stderr: &errs,
+		Programs: w.inside}
 	if c.Stdout != nil {
 		env.Stdout = c.Stdout
 	}

@@ -42,6 +42,7 @@ type World struct {
 	Spoiled bool
 
 	programs string // directory of the plugins; ours when empty
+	inside   []skel.Program
 	attached *attached
 }
 
@@ -59,6 +60,26 @@ cat >/dev/null`)
 	Expect(os.Symlink("fake", filepath.Join(w.Dir, "whereabouts"))).To(Succeed())
 	return w
 }
+
+// InProcess has Call find, in a directory of its own, IPAM plugins that are the running program: they are served in
+// this process, by the scripts.
+func (w *World) InProcess() {
+	GinkgoHelper()
+	Expect(os.Mkdir(w.insideDir(), 0o755)).To(Succeed())
+	self := nstest.Must(os.Executable())
+	for _, name := range []string{"fake", "whereabouts"} {
+		Expect(os.Symlink(self, filepath.Join(w.insideDir(), name))).To(Succeed())
+		w.inside = append(w.inside, skel.Program{Name: name, InProcess: true,
+			Run: func(ctx context.Context, env skel.Env) int {
+				cmd := exec.CommandContext(ctx, filepath.Join(w.Dir, name))
+				cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env.Vars, env.Stdin, env.Stdout, env.Stderr
+				_ = cmd.Run()
+				return cmd.ProcessState.ExitCode()
+			}})
+	}
+}
+
+func (w *World) insideDir() string { return filepath.Join(w.Dir, "inside") }
 
 // Any returns p as a plugin like any other, whatever its configuration's type.
 func Any[C any](p skel.Plugin[C]) skel.Plugin[any] {

@@ -1,25 +1,9 @@
-// Bridge attaches containers to a Linux bridge on the host.
-//
-// ADD makes the bridge when it is not there, and a veth pair with one end in the
-// container and the other a port of the bridge. An IPAM plugin gives the addresses;
-// without one the network is layer 2 only. The bridge can be the gateway, masquerade,
-// and keep ports apart. DEL leaves the bridge, its addresses and the VLAN gateways, which
-// others share. README.md is the manual.
+// Command bridge is the plugin of package bridge as a program of its own. README.md is the manual.
 package main
 
-import "github.com/hawser-cni/plugins/pkg/skel"
+import (
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/plugins/main/bridge/bridge"
+)
 
-func main() { skel.Main(plugin()) }
-
-func plugin() skel.Plugin[config] {
-	return skel.Plugin[config]{
-		Name:   "bridge",
-		About:  "attaches containers to a Linux bridge on the host",
-		Config: skel.ConfigOf(wireConfig{Bridge: defaultBridge}, parseConfig),
-		Add:    add,
-		Del:    del,
-		Check:  check,
-		GC:     gc,
-		Status: status,
-	}
-}
+func main() { skel.Main(bridge.Plugin()) }

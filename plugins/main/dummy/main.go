@@ -1,20 +1,9 @@
-// Dummy gives containers an interface that leads nowhere, with addresses.
-//
-// ADD makes a dummy interface in the container, with the addresses and routes of an
-// IPAM plugin: programs of the container reach each other at them. README.md is the manual.
+// Command dummy is the plugin of package dummy as a program of its own. README.md is the manual.
 package main
 
 import (
-	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/plugins/main/dummy/dummy"
 )
 
-func main() { skel.Main(plugin()) }
-
-func plugin() skel.Plugin[attach.ChildConfig] {
-	return attach.ChildPlugin(skel.Plugin[attach.ChildConfig]{
-		Name:   "dummy",
-		About:  "gives containers an interface that leads nowhere, with addresses",
-		Config: skel.ConfigOf(wireConfig{}, parseConfig),
-	}, kind)
-}
+func main() { skel.Main(dummy.Plugin()) }

@@ -1,25 +1,9 @@
-// Host-device moves an interface of the host into the container.
-//
-// ADD finds the interface by its name, MAC address, place in /sys, PCI address or auxiliary device, moves it into the
-// container under the name in CNI_IFNAME, and gives it the addresses and routes of an IPAM plugin, if there is one. DEL
-// brings it home: under its name, with the settings that it had.
-//
-// README.md lists every key of the configuration.
+// Command host-device is the plugin of package hostdevice as a program of its own. README.md is the manual.
 package main
 
-import "github.com/hawser-cni/plugins/pkg/skel"
+import (
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/plugins/main/host-device/hostdevice"
+)
 
-func main() { skel.Main(plugin()) }
-
-func plugin() skel.Plugin[config] {
-	return skel.Plugin[config]{
-		Name:   "host-device",
-		About:  "moves an interface of the host into the container",
-		Config: skel.ConfigOf(wireConfig{EnableDAD: true}, parseConfig),
-		Add:    add,
-		Del:    del,
-		Check:  check,
-		GC:     gc,
-		Status: status,
-	}
-}
+func main() { skel.Main(hostdevice.Plugin()) }

@@ -1,20 +1,9 @@
-// Macvlan attaches containers to the network of a host interface, the master.
-//
-// ADD makes a macvlan, an interface with a MAC address of its own, in the container,
-// with the addresses and routes of an IPAM plugin. README.md is the manual.
+// Command macvlan is the plugin of package macvlan as a program of its own. README.md is the manual.
 package main
 
 import (
-	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/plugins/main/macvlan/macvlan"
 )
 
-func main() { skel.Main(plugin()) }
-
-func plugin() skel.Plugin[attach.ChildConfig] {
-	return attach.ChildPlugin(skel.Plugin[attach.ChildConfig]{
-		Name:   "macvlan",
-		About:  "attaches containers to the network of a host interface, each with a MAC address of its own",
-		Config: skel.ConfigOf(wireConfig{EnableDAD: true}, parseConfig),
-	}, kind)
-}
+func main() { skel.Main(macvlan.Plugin()) }

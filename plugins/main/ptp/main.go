@@ -1,23 +1,9 @@
-// Ptp attaches containers to the host by a point to point link.
-//
-// ADD makes a pair of links (veth, or netkit). The container sends everything to the
-// gateway address, which the host end has, and the host gets a route to each address:
-// containers reach each other through the host. README.md is the manual.
+// Command ptp is the plugin of package ptp as a program of its own. README.md is the manual.
 package main
 
-import "github.com/hawser-cni/plugins/pkg/skel"
+import (
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/plugins/main/ptp/ptp"
+)
 
-func main() { skel.Main(plugin()) }
-
-func plugin() skel.Plugin[config] {
-	return skel.Plugin[config]{
-		Name:   "ptp",
-		About:  "attaches containers to the host by a point to point link",
-		Config: skel.ConfigOf(wireConfig{DeviceType: "veth"}, parseConfig),
-		Add:    add,
-		Del:    del,
-		Check:  check,
-		GC:     gc,
-		Status: status,
-	}
-}
+func main() { skel.Main(ptp.Plugin()) }

@@ -1,22 +1,9 @@
-// Tap gives a container a tap device, for a program in it that sends and receives
-// Ethernet frames: a virtual machine, passt, DPDK's virtio-user.
-//
-// ADD makes the device, persistent, lets a user or a group open it, and gives it the
-// addresses and routes of an IPAM plugin. README.md is the manual.
+// Command tap is the plugin of package tap as a program of its own. README.md is the manual.
 package main
 
 import (
-	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/plugins/main/tap/tap"
 )
 
-func main() { skel.Main(plugin()) }
-
-func plugin() skel.Plugin[attach.ChildConfig] {
-	return attach.ChildPlugin(skel.Plugin[attach.ChildConfig]{
-		Name:     "tap",
-		About:    "gives containers a tap device, through which a program sends and receives frames",
-		Config:   skel.ConfigOf(wireConfig{}, parseConfig),
-		Commands: map[string]func(skel.Env) int{createCommand: createHere},
-	}, kind)
-}
+func main() { skel.Main(tap.Plugin()) }

@@ -1,20 +1,9 @@
-// Vlan attaches containers to a VLAN of a host interface's network.
-//
-// ADD makes a VLAN interface on the master in the container, with the addresses and
-// routes of an IPAM plugin. README.md is the manual.
+// Command vlan is the plugin of package vlan as a program of its own. README.md is the manual.
 package main
 
 import (
-	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/plugins/main/vlan/vlan"
 )
 
-func main() { skel.Main(plugin()) }
-
-func plugin() skel.Plugin[attach.ChildConfig] {
-	return attach.ChildPlugin(skel.Plugin[attach.ChildConfig]{
-		Name:   "vlan",
-		About:  "attaches containers to a VLAN of a host interface's network",
-		Config: skel.ConfigOf(wireConfig{EnableDAD: true}, parseConfig),
-	}, kind)
-}
+func main() { skel.Main(vlan.Plugin()) }

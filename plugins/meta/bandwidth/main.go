@@ -1,26 +1,9 @@
-// Bandwidth limits how fast a container may send and receive.
-//
-// It is a chained plugin: it works on the host end of the pair that bridge or ptp made. What the container receives
-// (ingress) passes a token bucket filter there. What it sends (egress) is redirected to an interface of its own, an
-// IFB, and passes one there. Rates are in bits a second, bursts in bits.
-//
-// README.md lists every key of the configuration.
+// Command bandwidth is the plugin of package bandwidth as a program of its own. README.md is the manual.
 package main
 
-import "github.com/hawser-cni/plugins/pkg/skel"
+import (
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/plugins/meta/bandwidth/bandwidth"
+)
 
-func main() { skel.Main(plugin()) }
-
-func plugin() skel.Plugin[config] {
-	return skel.Plugin[config]{
-		Name:    "bandwidth",
-		About:   "limits how fast a container may send and receive",
-		Config:  skel.ConfigOf(wireConfig{}, parseConfig),
-		Chained: true,
-		Add:     add,
-		Del:     del,
-		Check:   check,
-		GC:      gc,
-		Status:  status,
-	}
-}
+func main() { skel.Main(bandwidth.Plugin()) }

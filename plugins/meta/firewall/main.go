@@ -1,30 +1,9 @@
-// Firewall lets a container's packets pass the host's forward chain, and keeps
-// networks apart.
-//
-// It runs behind the plugin that made the container's interface. ADD has the
-// host forward what comes from the container's addresses, what answers that,
-// and what comes to its published ports, also where a firewall drops all other
-// packets. With an ingress policy it also keeps away what comes from other
-// bridges that have a policy, or from other containers of the same bridge. DEL
-// removes what belongs to the attachment, whatever backend made it.
-//
-// README.md lists every key of the configuration.
+// Command firewall is the plugin of package firewall as a program of its own. README.md is the manual.
 package main
 
-import "github.com/hawser-cni/plugins/pkg/skel"
+import (
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/plugins/meta/firewall/firewall"
+)
 
-func main() { skel.Main(plugin()) }
-
-func plugin() skel.Plugin[config] {
-	return skel.Plugin[config]{
-		Name:    "firewall",
-		About:   "lets a container's packets through the host's firewall and keeps networks apart",
-		Config:  skel.ConfigOf(wireConfig{}, parseConfig),
-		Chained: true,
-		Add:     add,
-		Del:     del,
-		Check:   check,
-		GC:      gc,
-		Status:  status,
-	}
-}
+func main() { skel.Main(firewall.Plugin()) }

@@ -1,30 +1,9 @@
-// Portmap forwards ports of the host to a container.
-//
-// It runs behind the plugin that made the container's interface. ADD takes the
-// port mappings that the runtime sends and makes rules that translate what
-// arrives at a host port, from outside, from the host itself and from
-// containers, to the container's address and port. A host port belongs to one
-// attachment: another one that wants it fails and is told who has it. DEL
-// removes what belongs to the attachment, whoever made it and with whatever
-// backend.
-//
-// README.md lists every key of the configuration.
+// Command portmap is the plugin of package portmap as a program of its own. README.md is the manual.
 package main
 
-import "github.com/hawser-cni/plugins/pkg/skel"
+import (
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/plugins/meta/portmap/portmap"
+)
 
-func main() { skel.Main(plugin()) }
-
-func plugin() skel.Plugin[config] {
-	return skel.Plugin[config]{
-		Name:    "portmap",
-		About:   "forwards ports of the host to a container",
-		Config:  skel.ConfigOf(wireConfig{}, parseConfig),
-		Chained: true,
-		Add:     add,
-		Del:     del,
-		Check:   check,
-		GC:      gc,
-		Status:  status,
-	}
-}
+func main() { skel.Main(portmap.Plugin()) }

@@ -1,26 +1,9 @@
-// Sbr gives the addresses of one interface a routing table each, so that what a container sends from one of its
-// interfaces leaves through that interface (source based routing).
-//
-// ADD makes a table for each address, and a rule that leads the packets of the address there; then it takes the
-// interface's routes out of the main table. DEL, and an ADD that fails, undo what a record below /run/hawser/sbr says.
-//
-// README.md lists every key of the configuration.
+// Command sbr is the plugin of package sbr as a program of its own. README.md is the manual.
 package main
 
-import "github.com/hawser-cni/plugins/pkg/skel"
+import (
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/plugins/meta/sbr/sbr"
+)
 
-func main() { skel.Main(plugin()) }
-
-func plugin() skel.Plugin[config] {
-	return skel.Plugin[config]{
-		Name:    "sbr",
-		About:   "gives each address of the container's interface a routing table of its own",
-		Config:  skel.ConfigOf(wireConfig{}, parseConfig),
-		Chained: true,
-		Add:     add,
-		Del:     del,
-		Check:   check,
-		GC:      gc,
-		Status:  status,
-	}
-}
+func main() { skel.Main(sbr.Plugin()) }

@@ -1,0 +1,147 @@
+package ipam_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipam"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// mainPlugin is a plugin of the test binary that has the addresses of its IPAM plugin.
+func mainPlugin(limit time.Duration) skel.Plugin[struct{}] {
+	return skel.Plugin[struct{}]{Name: "main", Config: skel.Config[struct{}]{Keys: struct{}{}},
+		Add: func(ctx context.Context, req *skel.Request, _ struct{}) (*cni.Result, error) {
+			ctx, cancel := context.WithTimeout(ctx, limit)
+			defer cancel()
+			c := &ipam.Client{Request: req}
+			adding, err := c.Start(ctx, "ADD")
+			if err != nil {
+				return nil, err
+			}
+			req.OnFail("release", func(ctx context.Context) error { return c.Release(ctx, adding) })
+			return c.Result(ctx, adding)
+		}}
+}
+
+var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process"), func() {
+	const conf = `{"cniVersion":"1.0.0", "name":"net", "type":"main", "ipam":{"type":"ipam", "x": 1e3}}`
+	var (
+		dir   string
+		calls []string
+		add   func(context.Context, *skel.Request) (*cni.Result, error)
+	)
+	BeforeEach(func() {
+		dir, calls = GinkgoT().TempDir(), nil
+		add = func(context.Context, *skel.Request) (*cni.Result, error) {
+			return &cni.Result{IPs: []cni.IP{{Address: netip.MustParsePrefix("10.1.0.2/24")}}}, nil
+		}
+	})
+	inside := func() skel.Program {
+		return skel.Plugin[struct{}]{Name: "ipam", IPAM: true, InProcess: true,
+			Config: skel.Config[struct{}]{Keys: struct{}{}},
+			Add: func(ctx context.Context, req *skel.Request, _ struct{}) (*cni.Result, error) {
+				calls = append(calls, "ADD "+string(req.Conf)+" "+req.Args)
+				fmt.Fprint(req.Stderr, "progress\n")
+				return add(ctx, req)
+			},
+			Del: func(_ context.Context, req *skel.Request) error {
+				calls = append(calls, "DEL "+req.ContainerID)
+				return nil
+			}}.Program()
+	}
+	run := func(limit time.Duration, programs ...skel.Program) (code int, out, stderr string) {
+		var stdout, errs bytes.Buffer
+		code = skel.Run(context.Background(), mainPlugin(limit), skel.Env{
+			Vars: []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=one", "CNI_IFNAME=eth0", "CNI_ARGS=A=b",
+				"CNI_NETNS=" + nstest.NewNetns().Path, "CNI_PATH=" + dir, executedEnv + "=1"},
+			Stdin: strings.NewReader(conf), Stdout: &stdout, Stderr: &errs, Programs: programs})
+		return code, stdout.String(), errs.String()
+	}
+	link := func(how func(old, name string) error) {
+		GinkgoHelper()
+		Expect(how(nstest.Must(os.Executable()), filepath.Join(dir, "ipam"))).To(Succeed())
+	}
+
+	It("is served in this process, with the bytes of the configuration and the environment", func() {
+		link(os.Symlink)
+		code, out, stderr := run(time.Minute, inside())
+		Expect(code).To(BeZero(), out)
+		Expect(out).To(ContainSubstring("10.1.0.2/24"))
+		Expect(stderr).To(Equal("progress\n"))
+		Expect(calls).To(Equal([]string{"ADD " + conf + " A=b"}))
+	})
+
+	DescribeTable("has its failures passed on, and is told DEL", func(
+		fail func(context.Context, *skel.Request) (*cni.Result, error), says ...string,
+	) {
+		link(os.Symlink)
+		add = fail
+		code, out, _ := run(time.Second, inside())
+		Expect(code).To(Equal(1))
+		for _, s := range says {
+			Expect(out).To(ContainSubstring(s))
+		}
+		Expect(calls).To(HaveLen(2))
+		Expect(calls[1]).To(Equal("DEL one"))
+	},
+		Entry("an error with a code", func(context.Context, *skel.Request) (*cni.Result, error) {
+			return nil, &cni.Error{Code: cni.CodeTryAgain, Msg: "later", Details: "pool"}
+		}, `"code": 11`, `"msg": "later"`, `"details": "pool"`),
+		Entry("a panic", func(context.Context, *skel.Request) (*cni.Result, error) { panic("boom") },
+			`"code": 999`, "boom"),
+		Entry("no time left", func(ctx context.Context, _ *skel.Request) (*cni.Result, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}, `"code": 11`, "no time left"),
+		Entry("a result without addresses", func(context.Context, *skel.Request) (*cni.Result, error) {
+			return &cni.Result{}, nil
+		}, `"code": 102`, "has no addresses"),
+		Entry("an answer of more than 16 MiB", func(context.Context, *skel.Request) (*cni.Result, error) {
+			return nil, &cni.Error{Code: cni.CodeTryAgain, Msg: strings.Repeat("x", 17<<20)}
+		}, "exit status 1"),
+	)
+
+	copied := func(old, name string) error {
+		from := nstest.Must(os.Open(old))
+		defer from.Close()
+		to := nstest.Must(os.OpenFile(name, os.O_CREATE|os.O_WRONLY, 0o755))
+		_, err := io.Copy(to, from)
+		return errors.Join(err, to.Close())
+	}
+	other := func(change func(*skel.Program)) func() skel.Program {
+		return func() skel.Program {
+			p := inside()
+			change(&p)
+			return p
+		}
+	}
+	DescribeTable("is executed when", func(how func(old, name string) error, program func() skel.Program) {
+		link(how)
+		_, out, _ := run(time.Minute, program())
+		Expect(calls).To(BeEmpty())
+		Expect(out).To(ContainSubstring("executed"))
+	},
+		Entry("the file is a copy of the program", copied, inside),
+		Entry("the file is another program", func(_, name string) error {
+			install(dir, "ipam", `echo '{"code":11,"msg":"executed"}'; exit 1`)
+			return nil
+		}, inside),
+		Entry("the plugin needs a process of its own", os.Symlink,
+			other(func(p *skel.Program) { p.InProcess = false })),
+		Entry("the program is no such plugin", os.Symlink, other(func(p *skel.Program) { p.Name = "another" })),
+	)
+})

@@ -1,0 +1,62 @@
+package skel
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	_ "github.com/hawser-cni/plugins/pkg/skel/oneprocessor" // calls wait for others more than they compute
+)
+
+// Program is a Plugin of any configuration.
+type Program struct {
+	Name string
+	// Run serves one call and returns the exit status.
+	Run func(context.Context, Env) int
+	// InProcess is that of an IPAM plugin.
+	InProcess bool
+}
+
+// Program returns the plugin for a program that is several plugins.
+func (p Plugin[C]) Program() Program {
+	run := func(ctx context.Context, env Env) int { return Run(ctx, p, env) }
+	return Program{Name: p.Name, Run: run, InProcess: p.IPAM && p.InProcess}
+}
+
+// Main runs p in this process, which is no other plugin, and exits: with status 0 on success, 1 after an error.
+func Main[C any](p Plugin[C]) { serve(p.Program(), nil) }
+
+// MainOf is Main of a program that is all these plugins, for the one that the base name of argv[0] names. It returns
+// when none has that name.
+func MainOf(all []Program) {
+	if p, ok := find(all, filepath.Base(os.Args[0])); ok {
+		serve(p, all)
+	}
+}
+
+func serve(p Program, all []Program) {
+	os.Exit(p.Run(context.Background(), Env{
+		Args: os.Args[1:], Vars: os.Environ(),
+		Stdin: os.Stdin, Stdout: withoutSIGPIPE(os.Stdout), Stderr: withoutSIGPIPE(os.Stderr),
+		Notify: notify, Programs: all,
+	}))
+}
+
+func find(all []Program, name string) (p Program, ok bool) {
+	if i := slices.IndexFunc(all, func(p Program) bool { return p.Name == name }); i >= 0 {
+		return all[i], true
+	}
+	return p, false
+}
+
+// InProcess returns the IPAM plugin r.IPAM of this process, when file, which is what CNI_PATH has for it, is the
+// running program (by device and inode). Without ok the file is to be executed.
+func (r *Request) InProcess(file fs.FileInfo) (p Program, ok bool) {
+	if p, ok = find(r.programs, r.IPAM); !ok || !p.InProcess {
+		return p, false
+	}
+	own, err := os.Stat("/proc/self/exe")
+	return p, err == nil && os.SameFile(own, file)
+}

@@ -1,0 +1,159 @@
+package dhcp
+
+import (
+	"cmp"
+	"flag"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+const defaultSocket = "/run/cni/dhcp.sock"
+
+// wireConfig is the part of a network configuration that dhcp reads.
+type wireConfig struct {
+	skel.LogKey
+
+	IPAM *wireIPAM `json:"ipam" schema:"required"`
+}
+
+type wireIPAM struct {
+	Type     string        `json:"type" help:"dhcp"`
+	Socket   string        `json:"daemonSocketPath" help:"socket of the daemon" default:"/run/cni/dhcp.sock" schema:"format=path empty"`
+	Provide  []wireProvide `json:"provide" help:"options that the server is told"`
+	Request  []wireRequest `json:"request" help:"options that the server is asked for, beside the usual ones"`
+	Priority uint32        `json:"priority" help:"metric of the routes"`
+	DNS      *bool         `json:"dns" help:"ask for resolver settings, and return them" default:"true"`
+}
+
+type wireProvide struct {
+	Option  string `json:"option" help:"name or number of the option" schema:"required format=dhcpoption"`
+	Value   string `json:"value" help:"its value, as text of at most 255 bytes"`
+	FromArg string `json:"fromArg" help:"key of CNI_ARGS that has the value, if it is there"`
+}
+
+type wireRequest struct {
+	Option      string `json:"option" help:"name or number of the option, where one is asked for" schema:"format=dhcpoption empty"`
+	SkipDefault bool   `json:"skipDefault" help:"do not ask for subnet-mask and routers, unless they are listed" default:"false"`
+}
+
+// config is what a configuration says.
+type config struct {
+	socket string
+	options
+}
+
+// options say what the server is told and asked for, and what of its answer the result has. A lease's record has them.
+type options struct {
+	Request  []byte           `json:"request"`
+	Provide  map[uint8][]byte `json:"provide,omitempty"`
+	Priority uint32           `json:"priority,omitempty"`
+	DNS      bool             `json:"dns,omitempty"`
+}
+
+// optionNames are those that the reference knows.
+var optionNames = map[string]byte{
+	"dhcp-client-identifier": 61, "subnet-mask": 1, "routers": 3, "host-name": 12, "user-class": 77,
+	"vendor-class-identifier": 60,
+}
+
+// parseConfig reads a configuration, in the plugin and, since the protocol carries it
+// as it is, in the daemon.
+func parseConfig(conf []byte, args string) (*config, error) {
+	var wire wireConfig
+	if err := cni.Unmarshal(conf, &wire); err != nil {
+		return nil, err
+	}
+	if wire.IPAM == nil {
+		return nil, cni.Refuse("ipam", nil, "is missing")
+	}
+	var problems cni.Problems
+	cfg := &config{socket: cmp.Or(wire.IPAM.Socket, defaultSocket), options: options{
+		Priority: wire.IPAM.Priority, Provide: map[uint8][]byte{}, DNS: wire.IPAM.DNS == nil || *wire.IPAM.DNS}}
+	if !filepath.IsAbs(cfg.socket) {
+		problems.Add(cni.Refuse("ipam.daemonSocketPath", cfg.socket, "is no absolute path"))
+	}
+	defaults := []byte{1, 3} // subnet mask and routers
+	for i, r := range wire.IPAM.Request {
+		if r.SkipDefault {
+			defaults = nil
+		}
+		if r.Option == "" {
+			continue
+		}
+		code, err := parseOption(fmt.Sprintf("ipam.request[%d].option", i), r.Option)
+		problems.Add(err)
+		cfg.Request = append(cfg.Request, code)
+	}
+	cfg.Request = append(defaults, cfg.Request...)
+	if cfg.DNS {
+		cfg.Request = append(cfg.Request, 6, 15, 119) // name servers, domain, search list
+	}
+	slices.Sort(cfg.Request) // 121 before 3 would be RFC 3442's order, which servers do not mind
+	cfg.Request = slices.Compact(cfg.Request)
+	for i, p := range wire.IPAM.Provide {
+		key := fmt.Sprintf("ipam.provide[%d].", i)
+		code, err := parseOption(key+"option", p.Option)
+		problems.Add(err)
+		given, _ := cni.ParseArgs(cni.PairsOf(args, p.FromArg), p.FromArg) // what else is in them is for others
+		value := cmp.Or(given[p.FromArg], p.Value)
+		if len(value) > 255 {
+			problems.Add(cni.Refuse(key+"value", nil, fmt.Sprintf("value too long for option %q: %q", p.Option, value)))
+		}
+		if value != "" {
+			cfg.Provide[code] = []byte(value)
+		}
+	}
+	return cfg, problems.Err()
+}
+
+func parseOption(key, name string) (byte, error) {
+	if code, known := optionNames[name]; known {
+		return code, nil
+	}
+	// 53 is the kind of a message; 0 and 255 are no options but filling and end.
+	code, err := strconv.ParseUint(name, 10, 8)
+	if err != nil || code == 0 || code == 53 || code == 255 {
+		return 0, cni.Refuse(key, name, "is neither the name nor the number of an option").
+			Suggest("write its number in RFC 2132, 12 for example")
+	}
+	return byte(code), nil
+}
+
+// socketOf reads the one key that DEL and GC need. ADD may refuse the rest of the configuration.
+func socketOf(req *skel.Request) (string, error) {
+	var wire struct {
+		IPAM struct {
+			Socket string `json:"daemonSocketPath"`
+		} `json:"ipam"`
+	}
+	err := req.Decode(&wire)
+	return cmp.Or(wire.IPAM.Socket, defaultSocket), err
+}
+
+// flags are those of "dhcp daemon".
+type flags struct {
+	socket, hostPrefix, pidFile string
+	broadcast                   bool
+	timeout, pauseMax, total    time.Duration
+}
+
+func parseFlags(env skel.Env) (f flags, err error) {
+	set := flag.NewFlagSet("dhcp daemon", flag.ContinueOnError)
+	set.SetOutput(env.Stderr)
+	set.StringVar(&f.socket, "socketpath", defaultSocket, "socket on which plugins are served")
+	set.StringVar(&f.hostPrefix, "hostprefix", "", "put before the paths of socket, leases and namespaces")
+	set.StringVar(&f.pidFile, "pidfile", "", "absolute path of a file that gets the process ID")
+	set.BoolVar(&f.broadcast, "broadcast", false, "ask servers to answer by broadcast (for ipvlan they always are)")
+	set.DurationVar(&f.timeout, "timeout", 4*time.Second, "longest pause between two packets of an ADD")
+	set.DurationVar(&f.pauseMax, "resendmax", 62*time.Second, "longest pause when no ADD waits")
+	set.DurationVar(&f.total, "resendtimeout", time.Minute, "how long an ADD may wait for a server")
+	err = set.Parse(env.Args[1:])
+	f.socket = cmp.Or(f.socket, defaultSocket)
+	return f, err
+}

@@ -1,0 +1,668 @@
+package dhcp
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestDHCP(t *testing.T) { nstest.RunSpecs(t, "plugins/ipam/dhcp/dhcp") }
+
+var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(Plugin()) })
+
+// lan is a host whose containers are on a network of their own, with a DHCP server.
+type lan struct {
+	*World
+	server *nstest.Host // its br0 has 10.9.0.1/24, and a port for each container
+	socket string
+	keys   string     // more keys of ipam, as JSON
+	passed []*os.File // to the daemon
+	ports  int
+}
+
+func newLAN() *lan {
+	GinkgoHelper()
+	l := &lan{World: NewWorld(Plugin()), server: nstest.NewHost()}
+	l.socket = filepath.Join(GinkgoT().TempDir(), "dhcp.sock")
+	l.server.IP("link add br0 type bridge", "addr add 10.9.0.1/24 dev br0", "link set br0 up")
+	return l
+}
+
+// container makes one with eth0 on the network.
+func (l *lan) container() *nstest.Host {
+	GinkgoHelper()
+	c := nstest.NewNetns()
+	l.plug(c, "eth0")
+	return c
+}
+
+// plug gives a container an interface, which is down.
+func (l *lan) plug(c *nstest.Host, name string) {
+	GinkgoHelper()
+	l.ports++
+	l.server.IP(fmt.Sprintf("link add port%d type veth peer name %s netns %s", l.ports, name, c.Name),
+		fmt.Sprintf("link set port%d up master br0", l.ports))
+}
+
+// call is a call for a container's eth0.
+func (l *lan) call(command string, c *nstest.Host) Call {
+	keys := l.keys
+	if keys != "" {
+		keys = ", " + keys
+	}
+	return Call{Command: command, Netns: c.Path, ID: c.Name, Conf: fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "net",
+		"type": "bridge", "ipam": {"type": "dhcp", "daemonSocketPath": %q%s}}`, l.socket, keys)}
+}
+
+// at is a call that has a container's namespace at another path.
+func (l *lan) at(netns, command string, c *nstest.Host) Call {
+	call := l.call(command, c)
+	call.Netns = netns
+	return call
+}
+
+// with is a call with one more key of the network.
+func (l *lan) with(command string, c *nstest.Host, key, value string) Call {
+	call := l.call(command, c)
+	call.Conf = fmt.Sprintf("%s, %q: %s}", strings.TrimSuffix(call.Conf.(string), "}"), key, value)
+	return call
+}
+
+// after is a call with a result as prevResult.
+func (l *lan) after(command string, c *nstest.Host, r Result) Call {
+	return l.with(command, c, "prevResult", r.Text)
+}
+
+// gc is a GC with a list of valid attachments, as JSON.
+func (l *lan) gc(valid string) Call {
+	return l.with("GC", l.Host, "cni.dev/valid-attachments", valid)
+}
+
+// daemonRun is a running "dhcp daemon".
+type daemonRun struct {
+	*exec.Cmd
+	log   *gbytes.Buffer
+	ended chan struct{}
+}
+
+// launch starts the daemon by bash, after words of it.
+func (l *lan) launch(before string, args ...string) *daemonRun {
+	GinkgoHelper()
+	args = append([]string{"-c", before + ` exec "$0" "$@"`, nstest.Build("dhcp"), "daemon"}, args...)
+	d := &daemonRun{exec.Command("bash", args...), gbytes.NewBuffer(), make(chan struct{})}
+	d.Stderr, d.ExtraFiles = io.MultiWriter(d.log, GinkgoWriter), l.passed
+	l.Do(func() { Expect(d.Start()).To(Succeed()) })
+	go func() {
+		defer close(d.ended)
+		_ = d.Wait()
+	}()
+	DeferCleanup(d.end, syscall.SIGKILL)
+	return d
+}
+
+// start starts the daemon on the network's socket, and waits until it serves.
+func (l *lan) start(args ...string) *daemonRun {
+	GinkgoHelper()
+	d := l.launch("", append([]string{"-socketpath", l.socket}, args...)...)
+	Eventually(d.log).Should(gbytes.Say("serving"))
+	return d
+}
+
+// begin starts a server and the daemon.
+func (l *lan) begin(more ...dhcpv4.Modifier) (*server, *daemonRun) {
+	GinkgoHelper()
+	return l.serve(more...), l.start()
+}
+
+// fails waits for the end of a daemon that does not begin to serve.
+func (d *daemonRun) fails(status int, says string) {
+	GinkgoHelper()
+	Eventually(d.ended).Should(BeClosed())
+	Expect(d.ProcessState.ExitCode()).To(Equal(status))
+	Expect(d.log).To(gbytes.Say(says))
+}
+
+// end sends a signal, waits for the end, and returns the exit status.
+func (d *daemonRun) end(signal syscall.Signal) int {
+	GinkgoHelper()
+	_ = d.Process.Signal(signal)
+	Eventually(d.ended).Should(BeClosed())
+	return d.ProcessState.ExitCode()
+}
+
+// exec starts the plugin as a program.
+func (l *lan) exec(c Call) *exec.Cmd {
+	GinkgoHelper()
+	cmd := exec.Command(nstest.Build("dhcp"))
+	cmd.Env, cmd.Stdin = c.Vars(l.World), strings.NewReader(c.Stdin())
+	background(l.Host, cmd)
+	return cmd
+}
+
+// background starts a program, which is killed at the end of the spec.
+func background(on *nstest.Host, cmd *exec.Cmd) {
+	GinkgoHelper()
+	on.Do(func() { Expect(cmd.Start()).To(Succeed()) })
+	DeferCleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+}
+
+// records are the files of leases.
+func (l *lan) records() []string {
+	GinkgoHelper()
+	var names []string
+	l.Do(func() {
+		names = nstest.Must(filepath.Glob("/run/hawser/dhcp/*/*.json"))
+	})
+	return names
+}
+
+// program starts a server that is a program.
+func program(on *nstest.Host, name string, args ...string) (log *gbytes.Buffer) {
+	GinkgoHelper()
+	cmd := exec.Command(name, args...)
+	log = gbytes.NewBuffer()
+	cmd.Stdout = io.MultiWriter(log, GinkgoWriter)
+	cmd.Stderr = cmd.Stdout
+	background(on, cmd)
+	return log
+}
+
+// server is a DHCP server that does as the spec says.
+type server struct {
+	conn  net.PacketConn
+	mu    sync.Mutex
+	seen  []seen
+	given map[string]netip.Addr // by client ID
+	// The rest is set by set.
+	more   []dhcpv4.Modifier // of each answer
+	first  netip.Addr        // that is lent
+	script func(s *server, req, answer *dhcpv4.DHCPv4) []*dhcpv4.DHCPv4
+}
+
+// seen is a message of a client.
+type seen struct {
+	*dhcpv4.DHCPv4
+	src netip.Addr
+}
+
+func (l *lan) serve(more ...dhcpv4.Modifier) *server {
+	GinkgoHelper()
+	s := &server{given: map[string]netip.Addr{}, first: netip.MustParseAddr("10.9.0.50"),
+		more: append([]dhcpv4.Modifier{dhcpv4.WithLeaseTime(3600)}, more...)}
+	l.server.Do(func() { s.conn = nstest.Must(net.ListenPacket("udp4", "0.0.0.0:67")) })
+	DeferCleanup(s.conn.Close)
+	go s.run()
+	return s
+}
+
+func (s *server) run() {
+	buf := make([]byte, 1<<16)
+	for {
+		n, from, err := s.conn.ReadFrom(buf)
+		if err != nil {
+			return
+		}
+		req, err := dhcpv4.FromBytes(buf[:n])
+		if err != nil {
+			continue
+		}
+		for _, answer := range s.answers(req, from.(*net.UDPAddr).AddrPort().Addr().Unmap()) {
+			_, _ = s.conn.WriteTo(answer.ToBytes(), &net.UDPAddr{IP: net.IPv4(10, 9, 0, 255), Port: 68})
+		}
+	}
+}
+
+func (s *server) answers(req *dhcpv4.DHCPv4, src netip.Addr) []*dhcpv4.DHCPv4 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seen = append(s.seen, seen{req, src})
+	kind := map[dhcpv4.MessageType]dhcpv4.MessageType{dhcpv4.MessageTypeDiscover: dhcpv4.MessageTypeOffer,
+		dhcpv4.MessageTypeRequest: dhcpv4.MessageTypeAck}[req.MessageType()]
+	if kind == 0 {
+		return nil
+	}
+	id := string(req.Options[61])
+	if _, ok := s.given[id]; !ok {
+		s.given[id] = s.first
+		s.first = s.first.Next()
+	}
+	answer, err := dhcpv4.NewReplyFromRequest(req, append([]dhcpv4.Modifier{dhcpv4.WithMessageType(kind),
+		dhcpv4.WithYourIP(s.given[id].AsSlice()), dhcpv4.WithNetmask(net.CIDRMask(24, 32)),
+		dhcpv4.WithRouter(net.IPv4(10, 9, 0, 1)),
+		dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(10, 9, 0, 1)))}, s.more...)...)
+	if err != nil {
+		return nil
+	}
+	if s.script != nil {
+		return s.script(s, req, answer)
+	}
+	return []*dhcpv4.DHCPv4{answer}
+}
+
+// set changes what the server does.
+func (s *server) set(change func(*server)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change(s)
+}
+
+// messages are those of one kind. What is sent again, since no answer came in time, is one.
+func (s *server) messages(kind dhcpv4.MessageType) (list []seen) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known := map[dhcpv4.TransactionID]bool{}
+	for _, m := range s.seen {
+		if m.MessageType() == kind && (kind == release || !known[m.TransactionID]) {
+			known[m.TransactionID] = true
+			list = append(list, m)
+		}
+	}
+	return list
+}
+
+// shortLease are options that make a client renew after a second, and ask all servers long
+// after that: what a late answer is for must not have ended.
+func shortLease(lease uint32) []dhcpv4.Modifier {
+	return []dhcpv4.Modifier{dhcpv4.WithLeaseTime(lease),
+		dhcpv4.WithOption(dhcpv4.OptRenewTimeValue(time.Second)),
+		dhcpv4.WithOption(dhcpv4.OptRebindingTimeValue(time.Duration(min(lease, 30)) * time.Second))}
+}
+
+// configure gives the container what ADD returns, as a main plugin does.
+func (l *lan) configure(c *nstest.Host) Result {
+	GinkgoHelper()
+	r := l.Add(l.call("ADD", c))
+	c.Cmd("ip", "link", "set", "eth0", "up")
+	c.Cmd("ip", "addr", "add", r.IPs[0].Address, "dev", "eth0")
+	for _, route := range r.Routes {
+		c.Cmd("ip", "route", "add", route["dst"].(string), "via", route["gw"].(string), "dev", "eth0")
+	}
+	return r
+}
+
+// plugged lists the server's links, with a port for each container that is there.
+func (l *lan) plugged() string {
+	GinkgoHelper()
+	return l.server.Cmd("ip", "-o", "link")
+}
+
+// waits polls for whether a call writes a record, or waits for the lock.
+func waits(d *daemon) func() bool {
+	return func() bool {
+		isFree := d.writing.TryLock()
+		if isFree {
+			d.writing.Unlock()
+		}
+		return !isFree
+	}
+}
+
+// lockedOut is a daemon that waits for the lock of its records, which is the spec's.
+func lockedOut(ctx context.Context) (*daemon, *statefile.Store[record]) {
+	GinkgoHelper()
+	d := newDaemon(ctx, flags{hostPrefix: GinkgoT().TempDir()}, slog.New(slog.DiscardHandler))
+	d.records.Wait = time.Hour
+	other := nstest.Must(d.records.Open(ctx))
+	DeferCleanup(other.Close)
+	return d, other
+}
+
+var _ = Describe("the daemon", func() {
+	var l *lan
+	var c *nstest.Host
+	BeforeEach(func() {
+		l = newLAN()
+		c = l.container()
+	})
+
+	DescribeTable("leaves the leases to the next one, which renews and releases them", Label("daemon-upgrade"), func(
+		signal syscall.Signal,
+	) {
+		s, d := l.begin(shortLease(600)...)
+		r := l.configure(c)
+		d.end(signal)
+		before := count(s, request)()
+		l.start()
+		l.Succeeds(l.after("CHECK", c, r))
+		Eventually(count(s, request)).Should(BeNumerically(">", before))
+		Expect(addrs(c)()).To(Equal([]string{"10.9.0.50/24"}))
+		l.Succeeds(l.after("DEL", c, r))
+		Eventually(count(s, release)).Should(Equal(1))
+		Expect(count(s, discover)()).To(Equal(1))
+	},
+		Entry("at SIGTERM", syscall.SIGTERM),
+		Entry("at SIGKILL, with its socket", syscall.SIGKILL),
+	)
+
+	It("asks for a lease anew, by INIT-REBOOT, when it comes back after the time of its renewal", func() {
+		s, d := l.begin(shortLease(600)...)
+		l.configure(c)
+		d.end(syscall.SIGKILL)
+		since := sinceBoot()
+		Eventually(sinceBoot).Should(BeNumerically(">", since+time.Second))
+		before := count(s, request)()
+		l.start()
+		Eventually(count(s, request)).Should(BeNumerically(">", before))
+		again := s.messages(request)[before]
+		Expect(again.RequestedIPAddress().String()).To(Equal("10.9.0.50"))
+		Expect(again.Options).NotTo(HaveKey(uint8(54)))
+		Expect(again.src.String()).To(Equal("0.0.0.0"))
+	})
+
+	It("forgets, when it comes back, the leases of containers that are gone", func() {
+		_, d := l.begin()
+		l.Add(l.call("ADD", c))
+		d.end(syscall.SIGKILL)
+		c.Unpin()
+		l.start()
+		Eventually(l.records).Should(BeEmpty())
+	})
+
+	It("has the socket for itself, and for root", func() {
+		l.start("-pidfile", filepath.Join(filepath.Dir(l.socket), "pid"))
+		Expect(nstest.Must(os.Stat(l.socket)).Mode()).To(Equal(os.ModeSocket | 0o600))
+		l.launch("", "-socketpath", l.socket).fails(1, "a daemon serves "+l.socket+" already")
+		l.Succeeds(l.call("STATUS", c))
+	})
+
+	DescribeTable("takes nothing for its socket that is none", func(put func(path string) error) {
+		Expect(put(l.socket)).To(Succeed())
+		before := nstest.Must(os.Lstat(l.socket))
+		l.launch("", "-socketpath", l.socket).fails(1, "address already in use")
+		Expect(os.SameFile(nstest.Must(os.Lstat(l.socket)), before)).To(BeTrue())
+	},
+		Entry("a file", func(path string) error { return os.WriteFile(path, []byte("precious"), 0o600) }),
+		Entry("a directory", func(path string) error { return os.Mkdir(path, 0o700) }),
+		Entry("a symbolic link", func(path string) error { return os.Symlink("/proc/version", path) }),
+	)
+
+	It("lives on when there are more connections than it may have descriptors", func() {
+		d := l.launch("ulimit -n 20;", "-socketpath", l.socket)
+		Eventually(d.log).Should(gbytes.Say("serving"))
+		var all []net.Conn
+		for range 40 {
+			all = append(all, nstest.Must(net.Dial("unix", l.socket)))
+		}
+		Eventually(d.log).Should(gbytes.Say("too many open files"))
+		for _, conn := range all {
+			Expect(conn.Close()).To(Succeed())
+		}
+		Eventually(func() int { return l.Call(l.call("STATUS", c)).Code }).Should(BeZero())
+	})
+
+	It("does not wait, when it ends, for a client that says nothing", func() {
+		Eventually(func() time.Duration { // a daemon that waits takes callTime each time, a busy machine not
+			d, since := l.start(), sinceBoot()
+			conn := nstest.Must(net.Dial("unix", l.socket))
+			defer conn.Close()
+			l.Succeeds(l.call("STATUS", c)) // which is taken after the other one
+			Expect(d.end(syscall.SIGTERM)).To(BeZero())
+			return sinceBoot() - since
+		}).Should(BeNumerically("<", callTime))
+	})
+
+	It("refuses users other than root, whatever the socket's mode is", func() {
+		nstest.Need("realroot")
+		d := l.start()
+		Expect(os.Chmod(l.socket, 0o666)).To(Succeed())
+		for dir := filepath.Dir(l.socket); dir != "/tmp" && dir != "/"; dir = filepath.Dir(dir) {
+			Expect(os.Chmod(dir, 0o755)).To(Succeed())
+		}
+		client := exec.Command("socat", "-", "UNIX-CONNECT:"+l.socket)
+		client.Stdin = strings.NewReader(connect)
+		client.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		out, _ := client.CombinedOutput()
+		Expect(string(out)).NotTo(ContainSubstring(connected))
+		Eventually(d.log).Should(gbytes.Say("user 65534's, and only root may ask"))
+	})
+
+	It("puts the prefix of the host before its paths", func() {
+		s, prefix := l.serve(), GinkgoT().TempDir()
+		d := l.launch("", "-hostprefix", prefix, "-socketpath", "/run/d.sock", "-pidfile", prefix+"/pid")
+		Eventually(d.log).Should(gbytes.Say("serving"))
+		Expect(os.ReadFile(prefix + "/pid")).To(BeEquivalentTo(fmt.Sprint(d.Process.Pid)))
+		path := filepath.Join(prefix, "ns")
+		Expect(os.Symlink(c.Path, path)).To(Succeed())
+		l.socket = prefix + "/run/d.sock"
+		l.Add(l.at("/ns", "ADD", c))
+		Expect(filepath.Glob(prefix + "/run/hawser/dhcp/*/*.json")).To(HaveLen(1))
+		Expect(count(s, request)()).To(Equal(1))
+		d.end(syscall.SIGTERM)
+		Expect(prefix + "/pid").NotTo(BeAnExistingFile())
+	})
+
+	DescribeTable("refuses", func(status int, says string, args ...string) {
+		l.launch("", append([]string{"-socketpath", l.socket}, args...)...).fails(status, says)
+	},
+		Entry("an unknown flag", 2, "flag provided but not defined: -nope", "-nope"),
+		Entry("a relative path of the process ID", 1, `pidfile .*rel.pid.*: path not absolute`, "-pidfile", "rel.pid"),
+	)
+
+	DescribeTable("is started by systemd", func(sockets int, want string) {
+		listener := nstest.Must(net.ListenUnix("unix", &net.UnixAddr{Name: l.socket, Net: "unix"}))
+		file := nstest.Must(listener.File())
+		l.passed = []*os.File{file, file}[:sockets]
+		d := l.launch("LISTEN_PID=$$ LISTEN_FDS="+fmt.Sprint(sockets), "-socketpath", "/unused")
+		Eventually(d.log).Should(gbytes.Say(want))
+		if sockets == 1 {
+			l.Succeeds(l.call("STATUS", c))
+			d.end(syscall.SIGTERM)
+			Expect(l.socket).To(BeAnExistingFile(), "it is systemd's")
+		}
+	},
+		Entry("with its socket", 1, "serving"),
+		Entry("with too many", 2, `too many \(2\) FDs passed through socket activation`),
+	)
+
+	It("reaches interfaces while another process has the lock of the records", func(ctx SpecContext) {
+		d, other := lockedOut(ctx)
+		dropped := make(chan error, 1+threadsMost)
+		for i := range 1 + threadsMost {
+			a := cni.Attachment{Network: "net", ContainerID: fmt.Sprint(i), IfName: "lo"}
+			Expect(other.Put(record{Attachment: a})).To(Succeed())
+			go func() { dropped <- d.drop(a) }()
+		}
+		Eventually(waits(d)).Should(BeTrue())
+		opened := make(chan error, 1)
+		go func() {
+			d.hostPrefix = ""
+			l, err := d.newClient(record{Attachment: cni.Attachment{IfName: "lo"}, Netns: c.Path}).open(true)
+			if err == nil {
+				l.close()
+			}
+			opened <- err
+		}()
+		Eventually(opened).Should(Receive(BeNil()))
+		Expect(other.Close()).To(Succeed())
+		for range 1 + threadsMost {
+			Eventually(dropped).Should(Receive(BeNil()))
+		}
+	})
+
+	It("answers for other leases while one waits for the lock of the records", func(ctx SpecContext) {
+		d, other := lockedOut(ctx)
+		a := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}
+		Expect(other.Put(record{Attachment: a})).To(Succeed())
+		c := d.newClient(record{Attachment: a, Netns: "/absent"}) // which ends at once
+		d.mu.Lock()
+		c.start()
+		d.mu.Unlock()
+		Eventually(waits(d)).Should(BeTrue())
+		found := make(chan *client)
+		go func() { found <- d.find(cni.Attachment{Network: "net", ContainerID: "two", IfName: "eth0"}) }()
+		Eventually(found).Should(Receive(BeNil()))
+		Expect(other.Close()).To(Succeed())
+		Eventually(c.done).Should(BeClosed())
+	})
+
+	It("holds a hundred leases with a descriptor for each, and no thread for each", Label("namespace-let-go"), func() {
+		l.serve()
+		// The Go runtime makes a thread for each processor, and one more for each that the kernel makes wait.
+		d := l.launch("GOMAXPROCS=2", "-socketpath", l.socket)
+		Eventually(d.log).Should(gbytes.Say("serving"))
+		var commands []string
+		for i := range 100 {
+			add := fmt.Sprintf("link add many%d type veth peer name eth%d netns %s", i, i+1, c.Name)
+			commands = append(commands, add, fmt.Sprintf("link set many%d up master br0", i))
+		}
+		l.server.IP(commands...)
+		conf := []byte(l.call("ADD", c).Conf.(string))
+		nstest.AtOnce(100, func(i int) {
+			// As a runtime does where the machine is so busy that a call's time is over.
+			Eventually(func() error {
+				_, err := ask(GinkgoT().Context(), l.socket, methodAllocate, rpcCall{ContainerID: "one",
+					Netns: c.Path, IfName: fmt.Sprintf("eth%d", i+1), StdinData: conf})
+				return err
+			}).WithTimeout(5 * time.Minute).Should(Succeed())
+		})
+		Expect(l.records()).To(HaveLen(100))
+		Eventually(func() int { return OpenFiles(d.Process.Pid, "socket:") }).Should(Equal(1))
+		Eventually(func() int { return OpenFiles(d.Process.Pid, "") }).Should(BeNumerically("<", 100+14))
+		Expect(OpenFiles(d.Process.Pid, c.Path)).To(Equal(100))
+		threads := nstest.Must(os.ReadDir(fmt.Sprintf("/proc/%d/task", d.Process.Pid)))
+		GinkgoWriter.Println(len(threads), "threads")
+		Expect(len(threads)).To(BeNumerically("<", 50))
+		home := nstest.Must(os.Readlink(fmt.Sprintf("/proc/%d/ns/net", d.Process.Pid)))
+		for _, t := range threads {
+			Expect(os.Readlink(fmt.Sprintf("/proc/%d/task/%s/ns/net", d.Process.Pid, t.Name()))).To(Equal(home))
+		}
+	})
+})
+
+var _ = Describe("beside the reference", func() {
+	var l *lan
+	var c *nstest.Host
+	BeforeEach(func() {
+		l = newLAN()
+		c = l.container()
+	})
+
+	It("its plugin is served", Label("dhcp-reference"), func() {
+		s, _ := l.begin()
+		old := func(call Call) Answer { return l.Reference(nstest.Newest(), call) }
+		conf := func(call Call) Call {
+			call.Conf = strings.ReplaceAll(call.Conf.(string), "1.1.0", "1.0.0")
+			return call
+		}
+		r := old(conf(l.call("ADD", c))).Added()
+		Expect(r.Text).To(MatchJSON(`{"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.50/24",
+			"gateway": "10.9.0.1"}], "routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.1"}]}`))
+		Expect(old(conf(l.after("CHECK", c, r))).Code).To(BeZero())
+		Expect(count(s, discover)()).To(Equal(1))
+		Expect(old(conf(l.after("DEL", c, r))).Code).To(BeZero())
+		Eventually(count(s, release)).Should(Equal(1))
+	})
+
+	It("its daemon serves ADD and DEL; CHECK and GC say that it cannot do more", Label("dhcp-reference"), func() {
+		l.serve()
+		l.Do(func() { Expect(os.MkdirAll("/run/cni", 0o700)).To(Succeed()) })
+		log := program(l.Host, nstest.Newest().Program("dhcp"), "daemon", "-socketpath", l.socket,
+			"-timeout", "1s")
+		Eventually(func() int { return l.Call(l.call("STATUS", c)).Code }).Should(BeZero())
+		c.Cmd("ip", "link", "set", "eth0", "up") // else its first DISCOVER is lost
+		r := l.Add(l.call("ADD", c))
+		Expect(r.IPs[0].Address).To(Equal("10.9.0.50/24"))
+		Expect(r.IPs[0].Gateway).To(Equal("10.9.0.1"))
+		a := l.Call(l.after("CHECK", c, r))
+		Expect(a.Code).To(BeZero())
+		Expect(a.Stderr).To(ContainSubstring("nothing is checked"))
+		a = l.Call(l.gc("[]"))
+		Expect(a.Code).To(BeZero())
+		Expect(a.Stderr).To(ContainSubstring("nothing is collected"))
+		l.Succeeds(l.after("DEL", c, r))
+		Expect(log).To(gbytes.Say("releasing lease")) // from 0.0.0.0, which no server hears
+	})
+})
+
+var _ = Describe("under bridge", func() {
+	It("a lease is there at once, and is released while the interface is still there", Label("lease-released"), func() {
+		l := newLAN()
+		s, c := l.serve(), nstest.NewNetns()
+		l.IP("link add cni0 type bridge", "link add uplink type veth peer name port0 netns "+l.server.Name,
+			"link set uplink up master cni0")
+		l.server.IP("link set port0 up master br0")
+		l.start()
+		program := nstest.Build("bridge")
+		bridge := func(command string, r *Result) Answer {
+			call := l.call(command, c)
+			if r != nil {
+				call = l.after(command, c, *r)
+			}
+			call.Path = filepath.Dir(program)
+			return Ran(l.Run(call.Program(l.World, program)))
+		}
+		began := sinceBoot()
+		r := bridge("ADD", nil).Added()
+		GinkgoWriter.Println("ADD took", sinceBoot()-began, "and", count(s, discover)(), "DISCOVER")
+		Expect(addrs(c)()).To(Equal([]string{"10.9.0.50/24"}))
+		Expect(bridge("CHECK", &r).Code).To(BeZero())
+		Expect(bridge("DEL", &r).Code).To(BeZero())
+		Eventually(count(s, release)).Should(Equal(1))
+		Expect(s.messages(release)[0].src.String()).To(Equal("10.9.0.50"))
+		Expect(bridge("DEL", &r).Code).To(BeZero())
+	})
+})
+
+var _ = Describe("with real servers", func() {
+	life := func(l *lan, renewals int) {
+		GinkgoHelper()
+		c := l.container()
+		d := l.start()
+		r := l.configure(c)
+		Expect(r.IPs[0].Address).To(MatchRegexp(`^10\.9\.0\.(5\d|60)/24$`))
+		for range 1 + renewals {
+			Eventually(d.log).Should(gbytes.Say("msg=leased"))
+		}
+		l.Succeeds(l.after("CHECK", c, r))
+		l.Succeeds(l.after("DEL", c, r))
+	}
+
+	It("dnsmasq lends, and takes back", func() {
+		nstest.NeedProgram("dnsmasq")
+		l := newLAN()
+		dir := GinkgoT().TempDir()
+		log := program(l.server, "dnsmasq", "--no-daemon", "--conf-file=/dev/null",
+			"--port=0", "--interface=br0", "--bind-interfaces", "--user=root", "--group=root", "--pid-file=",
+			"--log-dhcp", "--no-ping", "--dhcp-leasefile="+dir+"/leases",
+			"--dhcp-range=10.9.0.50,10.9.0.60,2m", "--dhcp-authoritative")
+		life(l, 0)
+		Eventually(log).Should(gbytes.Say(`DHCPRELEASE.* 10\.9\.0\.(5\d|60) `))
+	})
+
+	It("udhcpd lends for twelve seconds, renews, and takes back", Label("lease-renewed"), func() {
+		nstest.NeedProgram("busybox")
+		l := newLAN()
+		conf := filepath.Join(GinkgoT().TempDir(), "conf")
+		Expect(os.WriteFile(conf, []byte("start 10.9.0.50\nend 10.9.0.60\ninterface br0\n"+
+			"lease_file "+conf+".leases\npidfile "+conf+".pid\n"+
+			"opt subnet 255.255.255.0\nopt router 10.9.0.1\nopt lease 12\nopt 0x3a 00000002\n"), 0o600)).To(Succeed())
+		program(l.server, "busybox", "udhcpd", "-f", conf)
+		life(l, 2)
+	})
+})

@@ -1,0 +1,651 @@
+package dhcp
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/insomniacslk/dhcp/dhcpv4/nclient4"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// count polls for the number of a server's messages of a kind.
+func count(s *server, kind dhcpv4.MessageType) func() int {
+	return func() int { return len(s.messages(kind)) }
+}
+
+const (
+	discover = dhcpv4.MessageTypeDiscover
+	request  = dhcpv4.MessageTypeRequest
+	release  = dhcpv4.MessageTypeRelease
+)
+
+// silent is a server that has no answer.
+func silent(*server, *dhcpv4.DHCPv4, *dhcpv4.DHCPv4) []*dhcpv4.DHCPv4 { return nil }
+
+// addrs are the IPv4 addresses of a container's eth0.
+func addrs(c *nstest.Host) func() []string {
+	return func() []string {
+		var v4 []string
+		for _, a := range Show(c, "eth0").Addrs() {
+			if !strings.Contains(a, ":") {
+				v4 = append(v4, a)
+			}
+		}
+		return v4
+	}
+}
+
+// linkOf opens a container's eth0, as the daemon does.
+func linkOf(c *nstest.Host) *link {
+	GinkgoHelper()
+	n := nstest.Must(ns.Open(c.Path))
+	DeferCleanup(n.Close)
+	link := nstest.Must(openLink(n, &record{Attachment: cni.Attachment{IfName: "eth0"}}))
+	DeferCleanup(link.close)
+	return link
+}
+
+var _ = Describe("a lease", func() {
+	var l *lan
+	var c *nstest.Host
+	BeforeEach(func() {
+		l = newLAN()
+		c = l.container()
+	})
+
+	It("is acquired, checked and released, each once", Label("lease"), func() {
+		s, d := l.begin()
+		r := l.Add(l.call("ADD", c))
+		Expect(r.Text).To(MatchJSON(`{"cniVersion": "1.1.0", "ips": [{"address": "10.9.0.50/24",
+			"gateway": "10.9.0.1"}], "routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.1"}]}`))
+		Expect(s.messages(discover)[0].Options).To(HaveKeyWithValue(uint8(61), []byte("\x00"+c.Name+"/net/eth0")))
+		Expect(l.records()).To(HaveLen(1))
+		l.Succeeds(l.after("CHECK", c, r))
+		By("a second ADD is refused")
+		Expect(l.Fails(l.call("ADD", c), cni.CodeExists)).To(ContainSubstring("has a lease already"))
+		Expect(s.messages(request)).To(HaveLen(1))
+		l.Succeeds(l.after("DEL", c, r))
+		Eventually(count(s, release)).Should(Equal(1))
+		Expect(s.messages(release)[0].src.String()).To(Equal("10.9.0.50"))
+		Expect(l.records()).To(BeEmpty())
+		l.Succeeds(l.after("DEL", c, r))
+		Expect(d.end(syscall.SIGTERM)).To(BeZero())
+		Expect(l.socket).NotTo(BeAnExistingFile())
+		Expect(s.messages(release)).To(HaveLen(1))
+		Expect(string(d.log.Contents())).To(And(ContainSubstring("msg=released"), Not(ContainSubstring("error="))))
+	})
+
+	It("is asked for with the options of the configuration", func() {
+		s, _ := l.begin(dhcpv4.WithDNS(net.IPv4(10, 9, 0, 3)))
+		l.keys = `"provide": [{"option": "host-name", "fromArg": "K8S_POD_NAME", "value": "fallback"},
+			{"option": "60", "value": "vendor"}, {"option": "user-class", "fromArg": "NONE"}],
+			"request": [{"option": "121"}, {"option": "dhcp-client-identifier"}], "priority": 9`
+		call := l.call("ADD", c)
+		call.Args = "IgnoreUnknown=1;odd;K8S_POD_NAME=pod=1"
+		r := l.Add(call)
+		Expect(r.Routes[0]).To(HaveKeyWithValue("priority", BeEquivalentTo(9)))
+		Expect(r.DNS).To(HaveKeyWithValue("nameservers", ConsistOf("10.9.0.3")))
+		for _, m := range append(s.messages(discover), s.messages(request)...) {
+			Expect(m.Options).To(HaveKeyWithValue(uint8(12), []byte("pod=1")))
+			Expect(m.Options).To(HaveKeyWithValue(uint8(60), []byte("vendor")))
+			Expect(m.Options).NotTo(HaveKey(uint8(77)))
+			Expect(m.Options).To(HaveKeyWithValue(uint8(55), []byte{1, 3, 6, 15, 61, 119, 121}))
+			Expect(m.IsBroadcast()).To(BeFalse())
+		}
+	})
+
+	It("fails in time where nobody answers, and leaves nothing", Label("lease-add-fails"), func() {
+		d := l.start("-resendtimeout", "1s")
+		Expect(l.Fails(l.call("ADD", c), cni.CodeTryAgain)).To(Equal("error calling DHCP.Allocate: no more tries\n" +
+			`interface "eth0": no DHCP server answered within 1s`))
+		Expect(l.records()).To(BeEmpty())
+		Eventually(func() int { return OpenFiles(d.Process.Pid, "socket:") }).Should(Equal(1), "of the daemon's own")
+		l.Fails(l.call("CHECK", c), cni.CodeDrift)
+	})
+
+	DescribeTable("is waited for in vain, which the error explains", func(port, want string) {
+		l.serve(dhcpv4.WithoutOption(dhcpv4.OptionSubnetMask))
+		l.start("-resendtimeout", "1s")
+		l.server.Cmd("ip", "link", "set", "port1", port)
+		Eventually(func() string { return l.Fails(l.call("ADD", c), cni.CodeTryAgain) }).Should(MatchRegexp(want))
+	},
+		Entry("by what is wrong with the answers", "up", "Subnet Mask not found in DHCPACK"),
+		Entry("by an interface that does not come up", "down",
+			`no more tries\ninterface "eth0" does not come up, it is (lowerlayer)?down`),
+	)
+
+	DescribeTable("is not acquired", func(ifName, netns, want string) {
+		l.begin()
+		call := l.at(cmp.Or(netns, c.Path), "ADD", c)
+		call.IfName = ifName
+		Expect(l.Fails(call, cni.CodeTryAgain)).To(ContainSubstring(want))
+		Expect(l.records()).To(BeEmpty())
+	},
+		Entry("for no interface", "eth7", "", "Link not found"),
+		Entry("in no namespace", "eth0", "/run/netns/absent", "no such network namespace"),
+		Entry("in something else", "eth0", "/proc/version", "not a network namespace"),
+	)
+
+	It("has no owner when the plugin does not wait for it", Label("lease-add-fails"), func() {
+		s := l.serve()
+		s.set(func(s *server) { s.script = silent })
+		l.start()
+		plugin := l.exec(l.call("ADD", c))
+		Eventually(count(s, discover)).Should(BeNumerically(">", 0))
+		Expect(plugin.Process.Kill()).To(Succeed())
+		By("nobody asks any more")
+		Eventually(func() string { return l.Fails(l.call("CHECK", c), cni.CodeDrift) }).
+			Should(ContainSubstring("has no lease"))
+		s.set(func(s *server) { s.script = nil })
+		By("a new ADD can begin at once")
+		Eventually(func() int { return l.Call(l.call("ADD", c)).Code }).Should(BeZero())
+		l.Succeeds(l.call("DEL", c))
+	})
+
+	It("is released once by the roll-back of an ADD", Label("lease-add-fails"), func(ctx SpecContext) {
+		s, d := l.begin()
+		call := rpcCall{ContainerID: c.Name, Netns: c.Path, IfName: "eth0", Exclusive: true,
+			StdinData: []byte(l.call("ADD", c).Conf.(string))}
+		for _, method := range []string{methodAllocate, methodRelease} {
+			nstest.Must(ask(ctx, l.socket, method, call))
+		}
+		Eventually(count(s, release)).Should(Equal(1))
+		Expect(d.end(syscall.SIGTERM)).To(BeZero())
+		Expect(string(d.log.Contents())).NotTo(ContainSubstring("nobody takes the answer"))
+		Expect(l.records()).To(BeEmpty())
+	})
+
+	It("is called off by DEL", func() {
+		s := l.serve()
+		s.set(func(s *server) { s.script = silent })
+		l.start()
+		added := make(chan Answer, 1)
+		go func() {
+			defer GinkgoRecover()
+			added <- l.Call(l.call("ADD", c))
+		}()
+		Eventually(count(s, discover)).Should(BeNumerically(">", 0))
+		l.Fails(l.call("ADD", c), cni.CodeTryAgain)
+		l.Succeeds(l.call("DEL", c))
+		var a Answer
+		Eventually(added).Should(Receive(&a))
+		a.Failed(cni.CodeTryAgain)
+	})
+
+	It("is renewed by unicast, and its changes are applied to the interface", Label("lease-changes"), func() {
+		s, _ := l.begin(shortLease(60)...)
+		r := l.configure(c)
+		s.set(func(s *server) {
+			s.more = append(s.more, dhcpv4.WithRouter(net.IPv4(10, 9, 0, 9)), dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 60)))
+		})
+		Eventually(addrs(c)).Should(Equal([]string{"10.9.0.60/24"}))
+		Eventually(func() string { return c.Cmd("ip", "route") }).
+			Should(And(ContainSubstring("default via 10.9.0.9 "), Not(ContainSubstring("via 10.9.0.1 "))))
+		Expect(s.messages(request)[1].src.String()).To(Equal("10.9.0.50"))
+		Expect(l.Fails(l.after("CHECK", c, r), cni.CodeDrift)).To(ContainSubstring("10.9.0.60/24"))
+		Expect(count(s, discover)()).To(Equal(1))
+	})
+
+	It("is renewed and released at the MAC address that the server has by then", func() {
+		s, d := l.begin(shortLease(60)...)
+		r := l.configure(c)
+		l.server.Cmd("ip", "link", "set", "br0", "address", "02:00:00:00:00:09")
+		before := count(s, request)()
+		Eventually(count(s, request)).Should(BeNumerically(">", before+1))
+		Expect(s.messages(discover)).To(HaveLen(1))
+		l.server.Cmd("ip", "link", "set", "br0", "address", "02:00:00:00:00:08")
+		By("also when the main plugin has taken the address off")
+		c.Cmd("ip", "addr", "flush", "dev", "eth0")
+		l.Succeeds(l.after("DEL", c, r))
+		Eventually(count(s, release)).Should(Equal(1))
+		Eventually(d.log).Should(gbytes.Say("released.*at=02:00:00:00:00:08"))
+	})
+
+	It("is not said to be released where nobody answers for the server, which may hear it all the same", func() {
+		s, d := l.begin()
+		l.Add(l.call("ADD", c))
+		l.server.Cmd("ip", "link", "set", "br0", "arp", "off")
+		l.Succeeds(l.call("DEL", c))
+		Eventually(d.log).Should(gbytes.Say("may not know of a release.*nobody answers for 10.9.0.1"))
+		Expect(string(d.log.Contents())).NotTo(ContainSubstring("msg=released"))
+		Eventually(count(s, release)).Should(Equal(1))
+	})
+
+	It("ends at its time: the address goes, the link stays, and the next one is taken", Label("lease-changes"), func() {
+		s, _ := l.begin(shortLease(3600)...)
+		r := l.configure(c)
+		By("the next renewal is for two seconds, and the last one")
+		s.set(func(s *server) {
+			s.more = shortLease(2)
+			s.script = func(s *server, req, answer *dhcpv4.DHCPv4) []*dhcpv4.DHCPv4 {
+				if !req.ClientIPAddr.IsUnspecified() { // no repetition of what ADD asked
+					s.script = silent
+				}
+				return []*dhcpv4.DHCPv4{answer}
+			}
+		})
+		Eventually(addrs(c)).Should(BeEmpty())
+		Expect(Show(c, "eth0").Flags).To(ContainElement("UP"))
+		Expect(l.Fails(l.after("CHECK", c, r), cni.CodeDrift)).To(ContainSubstring("expired"))
+		s.set(func(s *server) { s.script, s.more = nil, []dhcpv4.Modifier{dhcpv4.WithLeaseTime(3600)} })
+		Eventually(addrs(c)).Should(Equal([]string{"10.9.0.50/24"}))
+		Eventually(func() string { return c.Cmd("ip", "route") }).
+			Should(ContainSubstring("default via 10.9.0.1 "))
+		l.Succeeds(l.after("CHECK", c, r))
+	})
+
+	// refuse has the server refuse the next renewal, and lend another address after that.
+	refuse := func(s *server) {
+		s.set(func(s *server) {
+			s.given = map[string]netip.Addr{}
+			s.script = func(s *server, req, answer *dhcpv4.DHCPv4) []*dhcpv4.DHCPv4 {
+				if req.MessageType() == request && req.ServerIdentifier() == nil {
+					s.script = nil
+					answer.UpdateOption(dhcpv4.OptMessageType(dhcpv4.MessageTypeNak))
+				}
+				return []*dhcpv4.DHCPv4{answer}
+			}
+		})
+	}
+	routes := func(table string) func() []string {
+		return func() []string {
+			GinkgoHelper()
+			show := []string{"-4", "route", "show", "table", table, "dev", "eth0"}
+			out := c.Run(nstest.Program{Path: "ip", Args: show}).Stdout
+			return strings.FieldsFunc(strings.ReplaceAll(out, " \n", "\n"), func(r rune) bool { return r == '\n' })
+		}
+	}
+
+	DescribeTable("that is lost and regained has its routes where they were", Label("lease-routes"), func(
+		move func(r Result),
+	) {
+		s, _ := l.begin(shortLease(600)...)
+		r := l.configure(c)
+		move(r)
+		Expect(routes("main")()).To(BeEmpty())
+		before := routes("100")()
+		Expect(before).To(HaveLen(2))
+		refuse(s)
+		Eventually(addrs(c)).Should(Equal([]string{"10.9.0.51/24"}))
+		for i := range before {
+			before[i] = strings.Replace(before[i], "src 10.9.0.50", "src 10.9.0.51", 1)
+		}
+		Eventually(routes("100")).Should(Equal(before))
+		Eventually(routes("main")).Should(BeEmpty())
+	},
+		Entry("in the table of sbr", func(r Result) {
+			call := l.call("ADD", c)
+			call.Conf = fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "net", "type": "sbr", "prevResult": {
+				"cniVersion": "1.1.0", "interfaces": [{"name": "eth0", "sandbox": %q}],
+				"ips": [{"address": %q, "gateway": "10.9.0.1", "interface": 0}],
+				"routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.1"}]}}`, c.Path, r.IPs[0].Address)
+			Expect(Ran(l.Run(call.Program(l.World, nstest.Build("sbr")))).Code).To(BeZero())
+		}),
+		Entry("in another table, as that of a VRF", func(Result) {
+			c.IP("route add 10.9.0.0/24 dev eth0 proto kernel scope link src 10.9.0.50 table 100",
+				"route add default via 10.9.0.1 dev eth0 table 100",
+				"route del default dev eth0", "route del 10.9.0.0/24 dev eth0")
+		}),
+	)
+
+	It("that is lost and regained has no route that somebody has removed, also by the next daemon", func() {
+		s, d := l.begin(shortLease(600)...)
+		l.configure(c)
+		c.IP("route add default via 10.9.0.1 dev eth0 table 7", "route del default dev eth0 table main")
+		refuse(s)
+		s.set(func(s *server) {
+			nak := s.script
+			s.script = func(s *server, req, answer *dhcpv4.DHCPv4) []*dhcpv4.DHCPv4 {
+				answers := nak(s, req, answer)
+				s.script = silent
+				return answers
+			}
+		})
+		Eventually(addrs(c)).Should(BeEmpty())
+		Eventually(d.log).Should(gbytes.Say("msg=lost"))
+		d.end(syscall.SIGKILL)
+		s.set(func(s *server) { s.script = nil })
+		l.start()
+		Eventually(routes("7")).Should(Equal([]string{"default via 10.9.0.1"}))
+		Expect(routes("main")()).To(ConsistOf(HavePrefix("10.9.0.0/24 ")))
+	})
+
+	It("has its routes changed where they are, the old ones after the new ones, until that succeeds", func() {
+		s, d := l.begin(shortLease(600)...)
+		l.configure(c)
+		c.IP("route add default via 10.9.0.1 dev eth0 table 100", "route del default dev eth0 table main")
+		s.set(func(s *server) { s.more = append(s.more, dhcpv4.WithRouter(net.IPv4(10, 9, 1, 9))) })
+		Eventually(d.log).Should(gbytes.Say("msg=failed.*route 0.0.0.0/0 via 10.9.1.9.*unreachable"))
+		Expect(routes("100")()).To(Equal([]string{"default via 10.9.0.1"}))
+		By("the new router can be reached by now")
+		c.IP("route add 10.9.1.9 dev eth0")
+		Eventually(routes("100")).Should(Equal([]string{"default via 10.9.1.9"}))
+		Expect(routes("main")()).NotTo(ContainElement(ContainSubstring("default")))
+	})
+
+	It("ends with a NAK, and a new one is taken", func() {
+		s, _ := l.begin(shortLease(60)...)
+		l.configure(c)
+		By("which is asked for under the MAC address that the interface has by then")
+		c.Cmd("ip", "link", "set", "eth0", "address", "02:00:00:00:00:09")
+		refuse(s)
+		Eventually(addrs(c)).Should(Equal([]string{"10.9.0.51/24"}))
+		asked := s.messages(discover)
+		Expect(asked[len(asked)-1].ClientHWAddr.String()).To(Equal("02:00:00:00:00:09"))
+	})
+
+	It("is dropped when the namespace goes, and nothing of the daemon keeps that", Label("namespace-let-go"), func() {
+		s, d := l.begin() // for an hour: no renewal is needed to see it
+		l.Add(l.call("ADD", c))
+		c.Unpin()
+		By("the kernel takes the pair away")
+		Eventually(l.plugged).ShouldNot(ContainSubstring("port1"))
+		Eventually(d.log).Should(gbytes.Say("dropped"))
+		Eventually(l.records).Should(BeEmpty())
+		Expect(count(s, release)()).To(Equal(1))
+		l.Succeeds(l.call("DEL", c))
+		By("a new container of the same name has a lease of its own")
+		l.Add(l.at(l.container().Path, "ADD", c))
+		Expect(count(s, discover)()).To(Equal(2))
+	})
+
+	It("stays in its namespace when the path leads to another one", func() {
+		s, d := l.begin(shortLease(60)...)
+		call := l.at(filepath.Join(GinkgoT().TempDir(), "ns"), "ADD", c)
+		Expect(os.Symlink(c.Path, call.Netns)).To(Succeed())
+		l.Add(call)
+		other := l.container()
+		Expect(os.Remove(call.Netns)).To(Succeed())
+		Expect(os.Symlink(other.Path, call.Netns)).To(Succeed())
+		Eventually(d.log).Should(gbytes.Say("no longer at its path"))
+		before := count(s, request)()
+		Eventually(count(s, request)).Should(BeNumerically(">", before))
+		Expect(l.records()).To(HaveLen(1))
+		call.Command = "CHECK"
+		Expect(l.Fails(call, cni.CodeDrift)).To(ContainSubstring("in another namespace than"))
+	})
+
+	DescribeTable("is kept while a process has the namespace, which has lost its path, and given back then",
+		Label("lease-namespace"), func(again bool) {
+			s, d := l.begin(shortLease(600)...)
+			l.configure(c)
+			inside := c.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}})
+			descriptor := nstest.Must(os.Open(c.Path))
+			DeferCleanup(func() { _ = descriptor.Close() })
+			if again {
+				d.end(syscall.SIGKILL)
+			}
+			c.Unpin()
+			if again {
+				l.start()
+			}
+			before := count(s, request)()
+			Eventually(count(s, request)).Should(BeNumerically(">", before+1))
+			Expect(l.records()).To(HaveLen(1))
+			Expect(count(s, release)()).To(BeZero())
+			By("it has the address no more when the server may lend it again")
+			Expect(inside.Process.Kill()).To(Succeed())
+			Eventually(count(s, release)).Should(Equal(1))
+			Eventually(l.records).Should(BeEmpty())
+			fd := fmt.Sprintf("--net=/proc/%d/fd/%d", os.Getpid(), descriptor.Fd())
+			Expect(l.Cmd("nsenter", fd, "ip", "-4", "-o", "addr", "show", "eth0")).To(BeEmpty())
+			By("and nothing of the daemon keeps the namespace")
+			Expect(descriptor.Close()).To(Succeed())
+			Eventually(l.plugged).ShouldNot(ContainSubstring("port1"))
+		},
+		Entry("by one daemon", false),
+		Entry("by the next daemon, which finds it again", true),
+	)
+
+	It("is given back when the only process in the namespace ends, whose path CNI_NETNS is", func() {
+		s, _ := l.begin() // for an hour: no renewal is needed to see it
+		inside := c.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}})
+		c.Unpin()
+		l.Add(l.at(fmt.Sprintf("/proc/%d/ns/net", inside.Process.Pid), "ADD", c))
+		killed := sinceBoot()
+		Expect(inside.Process.Kill()).To(Succeed())
+		Eventually(count(s, release)).Should(Equal(1))
+		Eventually(l.plugged).ShouldNot(ContainSubstring("port1"))
+		Expect(sinceBoot() - killed).To(BeNumerically("<", useInterval/2))
+	})
+
+	It("is released by DEL when the path is gone", func() {
+		s, _ := l.begin()
+		r := l.Add(l.call("ADD", c))
+		c.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}})
+		c.Unpin()
+		l.Succeeds(l.after("DEL", c, r))
+		Eventually(count(s, release)).Should(Equal(1))
+	})
+
+	It("is another one in another namespace", func() {
+		s, _ := l.begin()
+		l.Add(l.call("ADD", c))
+		l.Add(l.at(l.container().Path, "ADD", c))
+		Expect(count(s, discover)()).To(Equal(2))
+		Expect(l.records()).To(HaveLen(1))
+	})
+
+	It("is one for each interface and network", func() {
+		l.begin()
+		l.plug(c, "eth1")
+		one, two := l.Add(l.call("ADD", c)), l.call("ADD", c)
+		two.IfName = "eth1"
+		Expect(l.Add(two).IPs[0].Address).NotTo(Equal(one.IPs[0].Address))
+		two.Command = "DEL"
+		l.Succeeds(two)
+		l.Succeeds(l.after("CHECK", c, one))
+	})
+
+	It("is collected where its attachment is not valid", func() {
+		s, _ := l.begin()
+		l.Add(l.call("ADD", c))
+		other := l.container()
+		r := l.Add(l.call("ADD", other))
+		l.Succeeds(l.gc(fmt.Sprintf(`[{"containerID": %q, "ifname": "eth0"}]`, other.Name)))
+		Eventually(count(s, release)).Should(Equal(1))
+		l.Fails(l.call("CHECK", c), cni.CodeDrift)
+		l.Succeeds(l.after("CHECK", other, r))
+	})
+})
+
+var _ = Describe("a packet", func() {
+	It("without room for a UDP header, by the length in its IP header, is none", Label("hostile-server"), func() {
+		l := newLAN()
+		c := l.container()
+		link := linkOf(c)
+		Expect(link.bringUp(context.Background())).To(Succeed())
+		offer := nstest.Must(dhcpv4.New(dhcpv4.WithMessageType(dhcpv4.MessageTypeOffer))).ToBytes()
+		port := l.server.Wiretap("port1")
+		frame := func(length int) []byte {
+			b := slices.Concat(nclient4.BroadcastMac, port.MAC, []byte{8, 0, 0x45, 0}) // Ethernet, then IPv4
+			b = binary.BigEndian.AppendUint16(b, uint16(length))
+			b = append(b, 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0, 10, 9, 0, 1, 255, 255, 255, 255)
+			b = append(b, 0, serverPort, 0, clientPort)
+			b = binary.BigEndian.AppendUint16(b, uint16(8+len(offer)))
+			return slices.Concat(b, []byte{0, 0}, offer)
+		}
+		Eventually(func() (*dhcpv4.DHCPv4, error) {
+			port.SendFrame(frame(20))
+			port.SendFrame(frame(20 + 8 + len(offer)))
+			return link.receive(context.Background(), 100*time.Millisecond)
+		}).Should(HaveField("MessageType()", dhcpv4.MessageTypeOffer))
+	})
+})
+
+var _ = Describe("a change", func() {
+	It("touches nothing that was so before", func() {
+		c := nstest.NewNetns()
+		c.IP("link add eth0 type veth peer name other", "link set other up", "addr add 10.9.0.50/24 dev eth0",
+			"link set eth0 up", "route add 192.0.2.0/24 via 10.9.0.1", "route add 198.51.100.0/24 via 10.9.0.1",
+			"route add 203.0.113.0/24 via 10.9.0.1")
+		with := func(nets ...string) *lease {
+			var routes dhcpv4.Routes
+			for _, dst := range nets {
+				_, to, err := net.ParseCIDR(dst)
+				Expect(err).NotTo(HaveOccurred())
+				routes = append(routes, &dhcpv4.Route{Dest: to, Router: net.IPv4(10, 9, 0, 1)})
+			}
+			return boundLife(dhcpv4.WithOption(dhcpv4.OptClasslessStaticRoute(routes...))).lease
+		}
+		link := linkOf(c)
+		c.Cmd("ip", "route", "del", "192.0.2.0/24") // an administrator's wish
+		was, is := with("192.0.2.0/24", "198.51.100.0/24"), with("192.0.2.0/24", "100.64.0.0/10")
+		Expect(link.apply(nstest.Must(link.find(was, options{})), was, is, options{})).To(Succeed())
+		var routes []struct{ Dst string }
+		c.JSON(&routes, "ip", "-j", "route")
+		Expect(routes).To(ConsistOf(HaveField("Dst", "10.9.0.0/24"), HaveField("Dst", "100.64.0.0/10"),
+			HaveField("Dst", "203.0.113.0/24")))
+		Expect(addrs(c)()).To(Equal([]string{"10.9.0.50/24"}))
+	})
+})
+
+var _ = Describe("without a daemon", func() {
+	var l *lan
+	var c *nstest.Host
+	BeforeEach(func() {
+		l = newLAN()
+		c = l.container()
+	})
+
+	It("ADD, CHECK, STATUS say so; DEL and GC succeed, and no later daemon has the leases", Label("no-daemon"), func() {
+		s, other := l.serve(), l.container()
+		absent := "error dialing DHCP daemon: dial unix " + l.socket + ": connect: "
+		Expect(l.Fails(l.call("ADD", c), cni.CodeTryAgain)).To(HavePrefix(absent +
+			"no such file or directory\nthe daemon is started by"))
+		Expect(l.Fails(l.call("STATUS", c), cni.CodeUnavailable)).To(ContainSubstring(absent))
+		d := l.start()
+		l.Succeeds(l.call("STATUS", c))
+		r := l.Add(l.call("ADD", c))
+		l.Add(l.call("ADD", other))
+		d.end(syscall.SIGKILL)
+		Expect(l.Fails(l.after("CHECK", c, r), cni.CodeTryAgain)).To(ContainSubstring(absent + "connection refused"))
+		a := l.Call(l.after("DEL", c, r))
+		Expect(a.Code).To(BeZero())
+		Expect(a.Stderr).To(ContainSubstring("no server is told"))
+		Expect(l.records()).To(HaveLen(1))
+		l.Succeeds(l.gc("[]"))
+		Expect(l.records()).To(BeEmpty())
+		l.start()
+		l.Fails(l.after("CHECK", c, r), cni.CodeDrift)
+		Expect(count(s, release)()).To(BeZero())
+	})
+
+	It("DEL takes a record that nobody can read, with a daemon and without", Label("lease-record"), func() {
+		_, d := l.begin()
+		damage := func() {
+			l.Add(l.call("ADD", c))
+			d.end(syscall.SIGKILL)
+			l.Do(func() { Expect(os.WriteFile(l.records()[0], []byte("{"), 0o600)).To(Succeed()) })
+		}
+		damage()
+		l.Succeeds(l.call("DEL", c))
+		Expect(l.records()).To(BeEmpty())
+		d = l.start()
+		damage()
+		l.start()
+		l.Succeeds(l.call("DEL", c))
+		Expect(l.records()).To(BeEmpty())
+	})
+
+	It("DEL of what has no lease needs no lock", func() {
+		l.start()
+		l.Do(func() {
+			s := nstest.Must(recordsOf("", l.socket).Open(context.Background()))
+			DeferCleanup(s.Close)
+		})
+		l.Succeeds(l.call("DEL", c))
+	})
+
+	It("no call waits for one that hangs", func() {
+		d := l.start()
+		Expect(d.Process.Signal(syscall.SIGSTOP)).To(Succeed())
+		Eventually(func() (string, error) {
+			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Process.Pid))
+			return string(status), err
+		}).Should(ContainSubstring("(stopped)"))
+		for command, code := range map[string]uint{"STATUS": cni.CodeUnavailable, "CHECK": cni.CodeTryAgain} {
+			call := l.call(command, c)
+			var cancel context.CancelFunc
+			call.Ctx, cancel = context.WithTimeout(context.Background(), 100*time.Millisecond) // instead of seconds
+			l.Fails(call, code)
+			cancel()
+		}
+		Expect(l.Fails(l.call("ADD", c), cni.CodeTryAgain)).To(ContainSubstring("i/o timeout"))
+	})
+})
+
+var _ = Describe("a configuration", func() {
+	parse := func(ipam string) (*config, error) {
+		return parseConfig([]byte(`{"ipam": {"type": "dhcp", `+ipam+`}}`), "A=b=c;;D;E=f")
+	}
+
+	It("asks for subnet mask, routers and resolver settings", func() {
+		cfg := nstest.Must(parse(`"dns": null`))
+		Expect(cfg.Request).To(Equal([]byte{1, 3, 6, 15, 119}))
+		Expect(cfg.socket).To(Equal("/run/cni/dhcp.sock"))
+	})
+
+	It("may ask for less", func() {
+		cfg := nstest.Must(parse(`"dns": false,
+			"request": [{"option": "12", "skipDefault": true}, {"option": "routers"}]`))
+		Expect(cfg.Request).To(Equal([]byte{3, 12}))
+	})
+
+	DescribeTable("passes over an entry without an option, but for skipDefault", func(request string, want ...byte) {
+		Expect(nstest.Must(parse(`"dns": false, "request": [` + request + `]`)).Request).To(Equal(want))
+	},
+		Entry("that asks for less", `{"skipDefault": true}, {"option": "12"}`, byte(12)),
+		Entry("that does not, as in the reference's manual", `{"skipDefault": false}`, byte(1), byte(3)),
+		Entry("that is empty", `{"option": ""}, {"option": null}`, byte(1), byte(3)),
+	)
+
+	It("provides values of its own and of CNI_ARGS", func() {
+		cfg := nstest.Must(parse(`"provide": [{"option": "12", "value": "x", "fromArg": "A"},
+			{"option": "13", "value": "y", "fromArg": "D"}, {"option": "14", "fromArg": "G"},
+			{"option": "dhcp-client-identifier", "value": "z"}]`))
+		Expect(cfg.Provide).To(Equal(map[uint8][]byte{12: []byte("b=c"), 13: []byte("y"), 61: []byte("z")}))
+	})
+
+	It("is refused", func() {
+		_, err := parse(`"provide": [{"option": "12", "value": "` + strings.Repeat("x", 256) + `"}]`)
+		Expect(err).To(MatchError(HavePrefix(`ipam.provide[0].value: value too long for option "12": "xxx`)))
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
+		_, err = parseConfig([]byte("{}"), "")
+		Expect(err).To(MatchError("ipam: is missing"))
+	})
+
+	DescribeTable("of the daemon has the usual socket", func(args ...string) {
+		f := nstest.Must(parseFlags(skel.Env{Args: append([]string{"daemon"}, args...), Stderr: GinkgoWriter}))
+		Expect(f.socket).To(Equal(defaultSocket))
+	},
+		Entry("without a flag"),
+		Entry("where the flag is empty", "-socketpath", ""),
+	)
+
+	It("has a client ID that no server chokes on", func() {
+		id := clientID(cni.Attachment{Network: "dn", ContainerID: "c1", IfName: "eth0"})
+		Expect(fmt.Sprintf("%q", id)).To(Equal(`"\x00c1/dn/eth0"`))
+		Expect(clientID(cni.Attachment{ContainerID: strings.Repeat("x", 300)})).To(HaveLen(255))
+	})
+})

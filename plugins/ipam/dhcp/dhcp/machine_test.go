@@ -1,0 +1,496 @@
+package dhcp
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+var (
+	ownMAC    = net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	serverMAC = net.HardwareAddr{2, 0, 0, 0, 0, 2}
+	serverIP  = net.IPv4(10, 9, 0, 1)
+)
+
+// life is a machine with a clock that the spec moves.
+type life struct {
+	machine
+	now time.Duration
+}
+
+func newLife() *life {
+	who := identity{MAC: ownMAC, ID: []byte("id"), options: options{Request: []byte{1, 3}}}
+	return &life{machine: machine{identity: who,
+		pauses: flags{timeout: 4 * time.Second, pauseMax: 62 * time.Second}}}
+}
+
+// answer makes a message of the server to the last one of the machine: of an hour's
+// lease of 10.9.0.50, unless more says otherwise.
+func (l *life) answer(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) *dhcpv4.DHCPv4 {
+	GinkgoHelper()
+	p := nstest.Must(dhcpv4.New(append([]dhcpv4.Modifier{dhcpv4.WithTransactionID(l.xid), dhcpv4.WithHwAddr(ownMAC),
+		dhcpv4.WithMessageType(kind), dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 50)), dhcpv4.WithLeaseTime(3600),
+		dhcpv4.WithNetmask(net.CIDRMask(24, 32)),
+		dhcpv4.WithOption(dhcpv4.OptServerIdentifier(serverIP))}, more...)...))
+	p.OpCode = dhcpv4.OpcodeBootReply
+	return p
+}
+
+func (l *life) hear(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) {
+	GinkgoHelper()
+	l.receive(l.now, l.answer(kind, more...))
+}
+
+// next moves the clock to when the machine wants something, and returns what it sends.
+func (l *life) next() *packet {
+	GinkgoHelper()
+	l.now = max(l.now, l.wake)
+	return l.tick(l.now)
+}
+
+// bind goes through an exchange.
+func (l *life) bind(more ...dhcpv4.Modifier) {
+	GinkgoHelper()
+	Expect(l.next().message.MessageType()).To(Equal(dhcpv4.MessageTypeDiscover))
+	l.hear(dhcpv4.MessageTypeOffer, more...)
+	Expect(l.state).To(Equal(requesting))
+	Expect(l.next().message.MessageType()).To(Equal(dhcpv4.MessageTypeRequest))
+	l.hear(dhcpv4.MessageTypeAck, more...)
+	Expect(l.state).To(Equal(bound))
+}
+
+// boundLife is a life with a lease.
+func boundLife(more ...dhcpv4.Modifier) *life {
+	GinkgoHelper()
+	l := newLife()
+	l.bind(more...)
+	return l
+}
+
+// way is where a packet comes from, goes to and passes, a MAC address of which it is sent to.
+func way(p *packet) string { return fmt.Sprint(p.src, " to ", p.dst, " by ", p.hop) }
+
+var (
+	fromNobody = "0.0.0.0 to 255.255.255.255 by invalid IP"
+	toServer   = "10.9.0.50 to 10.9.0.1 by 10.9.0.1"
+	another    = dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(10, 9, 0, 2)))
+)
+
+var _ = Describe("the machine", func() {
+	It("repeats a DISCOVER after a quarter of a second, then after longer and longer", func() {
+		l := newLife()
+		var pauses []time.Duration
+		for range 22 {
+			Expect(l.next().message.MessageType()).To(Equal(dhcpv4.MessageTypeDiscover))
+			pauses = append(pauses, l.wake-l.now)
+		}
+		for i, want := range []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second,
+			2 * time.Second, 4 * time.Second, 4 * time.Second} {
+			Expect(pauses[i]).To(BeNumerically("~", want, want/10+1))
+		}
+		Expect(pauses[21]).To(BeNumerically("~", 62*time.Second, 6200*time.Millisecond+1))
+	})
+
+	It("takes an offer, and asks the server that made it", func() {
+		l := newLife()
+		discover := l.next()
+		Expect(way(discover)).To(Equal(fromNobody))
+		Expect(discover.message.Options).To(HaveKeyWithValue(uint8(61), []byte("id")))
+		Expect(discover.message.Options).To(HaveKeyWithValue(uint8(55), []byte{1, 3}))
+		l.hear(dhcpv4.MessageTypeOffer)
+		request := l.next().message
+		Expect(request.RequestedIPAddress().String()).To(Equal("10.9.0.50"))
+		Expect(request.ServerIdentifier().String()).To(Equal("10.9.0.1"))
+		Expect(request.TransactionID).To(Equal(discover.message.TransactionID))
+		l.hear(dhcpv4.MessageTypeAck)
+		Expect(l.lease.prefix().String()).To(Equal("10.9.0.50/24"))
+		Expect(l.tick(l.now)).To(BeNil())
+		Expect(l.wake - l.now).To(Equal(30 * time.Minute))
+	})
+
+	It("begins anew when the server that made an offer is silent", func() {
+		l := newLife()
+		l.next()
+		l.hear(dhcpv4.MessageTypeOffer)
+		for range lastTry {
+			Expect(l.next().message.MessageType()).To(Equal(dhcpv4.MessageTypeRequest))
+		}
+		Expect(l.next().message.MessageType()).To(Equal(dhcpv4.MessageTypeDiscover))
+	})
+
+	It("renews by unicast at T1, at shrinking intervals, and rebinds by broadcast at T2", Label("lease-times"), func() {
+		l := boundLife()
+		began := l.now
+		renew := l.next()
+		Expect(l.now - began).To(Equal(30 * time.Minute))
+		Expect(l.state).To(Equal(renewing))
+		Expect(way(renew)).To(Equal(toServer))
+		Expect(renew.message.ClientIPAddr.String()).To(Equal("10.9.0.50"))
+		Expect(renew.message.Options).NotTo(HaveKey(uint8(50)))
+		Expect(renew.message.Options).NotTo(HaveKey(uint8(54)))
+		count := 0
+		for ; l.state == renewing; l.next() {
+			count++
+		}
+		Expect(count).To(BeNumerically("<", 15))
+		Expect(l.state).To(Equal(rebinding))
+		Expect(l.now - began).To(Equal(3150 * time.Second))
+		Expect(way(l.packet())).To(Equal("10.9.0.50 to 255.255.255.255 by invalid IP"))
+		Expect(l.packet().message.ClientIPAddr.String()).To(Equal("10.9.0.50"))
+		By("any server may answer")
+		l.hear(dhcpv4.MessageTypeAck, another)
+		Expect(l.state).To(Equal(bound))
+		Expect(l.lease.expiry).To(Equal(l.now + time.Hour))
+	})
+
+	It("counts the seconds since it began to ask", func() {
+		l := newLife()
+		Expect(l.next().message.NumSeconds).To(BeZero())
+		for l.now < 10*time.Second {
+			began := l.now
+			Expect(l.next().message.NumSeconds).To(BeEquivalentTo(l.now/time.Second), began.String())
+		}
+		By("a REQUEST has those of the DISCOVER that is answered")
+		discover := l.next().message
+		l.now += 3 * time.Second
+		l.hear(dhcpv4.MessageTypeOffer)
+		Expect(l.next().message.NumSeconds).To(Equal(discover.NumSeconds))
+		By("a server that says no more begins no other count")
+		for l.state == requesting {
+			l.next()
+		}
+		Expect(l.next().message.NumSeconds).To(BeNumerically(">", discover.NumSeconds))
+		l.hear(dhcpv4.MessageTypeOffer)
+		l.next()
+		l.hear(dhcpv4.MessageTypeAck)
+		By("a renewal begins at none, and goes on as it asks all servers")
+		Expect(l.next().message.NumSeconds).To(BeZero())
+		for l.state == renewing {
+			l.next()
+		}
+		Expect(l.packet().message.NumSeconds).To(BeEquivalentTo(1350))
+		Expect(l.releasePacket().message.NumSeconds).To(BeZero())
+	})
+
+	It("has the MAC address of the lease while it lasts, and then that of the interface", func() {
+		l := boundLife()
+		other := net.HardwareAddr{2, 0, 0, 0, 0, 9}
+		l.MAC = other
+		Expect(l.next().message.ClientHWAddr).To(Equal(ownMAC))
+		Expect(l.releasePacket().message.ClientHWAddr).To(Equal(ownMAC))
+		By("a server that sends to that one is asked not to")
+		Expect(l.packet().message.IsBroadcast()).To(BeTrue())
+		l.hear(dhcpv4.MessageTypeNak)
+		Expect(l.lease).To(BeNil())
+		Expect(l.next().message.ClientHWAddr).To(Equal(other))
+		Expect(l.packet().message.IsBroadcast()).To(BeFalse())
+		l.receive(l.now, l.answer(dhcpv4.MessageTypeOffer, dhcpv4.WithHwAddr(other)))
+		Expect(l.state).To(Equal(requesting))
+	})
+
+	It("loses the lease at its end, not later, and goes on asking", Label("lease-times"), func() {
+		l := boundLife()
+		end := l.lease.expiry
+		for l.lease != nil {
+			l.next()
+		}
+		Expect(l.now).To(Equal(end))
+		Expect(l.state).To(Equal(selecting))
+		l.bind()
+	})
+
+	It("takes the times of the server, if they make sense", func() {
+		seconds := func(s int) time.Duration { return time.Duration(s) * time.Second }
+		times := func(whole uint32, t1, t2 int) []time.Duration {
+			l := boundLife(dhcpv4.WithLeaseTime(whole), dhcpv4.WithOption(dhcpv4.OptRenewTimeValue(seconds(t1))),
+				dhcpv4.WithOption(dhcpv4.OptRebindingTimeValue(seconds(t2))))
+			return []time.Duration{l.lease.renew - l.now, l.lease.rebind - l.now, l.lease.expiry - l.now}
+		}
+		Expect(times(12, 3, 9)).To(Equal([]time.Duration{seconds(3), seconds(9), seconds(12)}))
+		Expect(times(80, 90, 100)).To(Equal([]time.Duration{seconds(40), seconds(70), seconds(80)}))
+		Expect(times(80, 0, 20)).To(Equal([]time.Duration{seconds(20), seconds(20), seconds(80)}))
+		By("for ever is 136 years")
+		Expect(times(1<<32-1, 0, 0)[2]).To(Equal(seconds(1<<32 - 1)))
+	})
+
+	It("asks after a restart for what it had, and keeps it while nobody objects", func() {
+		l := boundLife()
+		l.now = l.lease.renew + time.Second
+		l.enter(rebooting, l.now)
+		for range lastTry {
+			p := l.next()
+			Expect(way(p)).To(Equal(fromNobody))
+			Expect(p.message.RequestedIPAddress().String()).To(Equal("10.9.0.50"))
+			Expect(p.message.Options).NotTo(HaveKey(uint8(54)))
+			Expect(p.message.ClientIPAddr.IsUnspecified()).To(BeTrue())
+		}
+		l.next()
+		Expect(l.state).To(Equal(renewing))
+		Expect(l.lease).NotTo(BeNil())
+	})
+
+	It("gives up the lease on a NAK", func() {
+		for _, s := range []state{renewing, rebinding, rebooting} {
+			l := boundLife()
+			l.now = l.lease.renew
+			l.enter(s, l.now)
+			l.next()
+			l.hear(dhcpv4.MessageTypeNak)
+			Expect(l.lease).To(BeNil(), string(s))
+			l.bind()
+		}
+	})
+
+	It("does not answer a storm of NAKs with one of its own", Label("hostile-server"), func() {
+		l := newLife()
+		sent := 0
+		for l.now < time.Hour && sent < 1000 {
+			l.next()
+			l.hear(dhcpv4.MessageTypeOffer)
+			l.next()
+			for range 100 {
+				l.hear(dhcpv4.MessageTypeNak)
+			}
+			sent += 2
+		}
+		Expect(sent).To(BeNumerically("<", 150))
+	})
+
+	DescribeTable("takes no notice of", Label("hostile-server"), func(spoil func(*dhcpv4.DHCPv4)) {
+		l := newLife()
+		l.next()
+		p := l.answer(dhcpv4.MessageTypeOffer)
+		spoil(p)
+		l.receive(l.now, p)
+		Expect(l.state).To(Equal(selecting))
+		Expect(l.lease).To(BeNil())
+		By("and takes the true one then")
+		l.hear(dhcpv4.MessageTypeOffer)
+		Expect(l.state).To(Equal(requesting))
+	},
+		Entry("another transaction's", func(p *dhcpv4.DHCPv4) { p.TransactionID[0]++ }),
+		Entry("another client's", func(p *dhcpv4.DHCPv4) { p.ClientHWAddr = serverMAC }),
+		Entry("a client's", func(p *dhcpv4.DHCPv4) { p.OpCode = dhcpv4.OpcodeBootRequest }),
+		Entry("an ACK that nobody asked for", func(p *dhcpv4.DHCPv4) { p.Options[53] = []byte{5} }),
+		Entry("a NAK that nobody asked for", func(p *dhcpv4.DHCPv4) { p.Options[53] = []byte{6} }),
+		Entry("one without kind", func(p *dhcpv4.DHCPv4) { delete(p.Options, 53) }),
+		Entry("no server", func(p *dhcpv4.DHCPv4) { delete(p.Options, 54) }),
+		Entry("a server of three bytes", func(p *dhcpv4.DHCPv4) { p.Options[54] = []byte{10, 9, 0} }),
+		Entry("no address", func(p *dhcpv4.DHCPv4) { p.YourIPAddr = net.IPv4zero }),
+		Entry("a multicast address", func(p *dhcpv4.DHCPv4) { p.YourIPAddr = net.IPv4(224, 0, 0, 1) }),
+		Entry("no mask", func(p *dhcpv4.DHCPv4) { delete(p.Options, 1) }),
+		Entry("a mask with a hole", func(p *dhcpv4.DHCPv4) { p.Options[1] = []byte{255, 0, 255, 0} }),
+		Entry("a mask of everything", func(p *dhcpv4.DHCPv4) { p.Options[1] = []byte{0, 0, 0, 0} }),
+		Entry("a lease without time", func(p *dhcpv4.DHCPv4) { p.Options[51] = []byte{0, 0, 0, 0} }),
+	)
+
+	It("takes an answer only of the server that was asked, and only to the question", func() {
+		l := newLife()
+		l.next()
+		l.hear(dhcpv4.MessageTypeOffer)
+		l.next()
+		l.hear(dhcpv4.MessageTypeAck, another)
+		l.hear(dhcpv4.MessageTypeNak, another)
+		l.hear(dhcpv4.MessageTypeAck, dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 66)))
+		Expect(l.state).To(Equal(requesting))
+		l.hear(dhcpv4.MessageTypeAck)
+		Expect(l.state).To(Equal(bound))
+		l.now = l.lease.renew
+		l.next()
+		l.hear(dhcpv4.MessageTypeNak, another)
+		Expect(l.state).To(Equal(renewing))
+	})
+
+	DescribeTable("sends what is for the server to", func(want string, more ...dhcpv4.Modifier) {
+		l := boundLife(append(more, dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(192, 0, 2, 9))))...)
+		Expect(way(l.releasePacket())).To(Equal("10.9.0.50 to 192.0.2.9 by " + want))
+	},
+		Entry("the router, where it is on another link", "10.9.0.8", dhcpv4.WithRouter(net.IPv4(10, 9, 0, 8))),
+		Entry("the gateway of the nearest route", "10.9.0.7", dhcpv4.WithRouter(net.IPv4(10, 9, 0, 8)),
+			dhcpv4.WithGeneric(dhcpv4.OptionStaticRoutingTable, []byte{192, 0, 2, 0, 10, 9, 0, 7})),
+		Entry("itself, where a route says that it is on the link", "192.0.2.9",
+			dhcpv4.WithGeneric(dhcpv4.OptionClasslessStaticRoute, []byte{24, 192, 0, 2, 0, 0, 0, 0})),
+		Entry("all, where no way is known", "invalid IP"),
+	)
+
+	It("releases from the leased address", func() {
+		l := boundLife()
+		p := l.releasePacket()
+		Expect(p.message.MessageType()).To(Equal(dhcpv4.MessageTypeRelease))
+		Expect(way(p)).To(Equal(toServer))
+		Expect(p.message.ClientIPAddr.String()).To(Equal("10.9.0.50"))
+		Expect(p.message.Options).To(HaveKeyWithValue(uint8(61), []byte("id")))
+		By("the record of an older daemon has the ID that the configuration provides in another place")
+		l.Provide = map[uint8][]byte{61: []byte("own")}
+		Expect(l.releasePacket().message.Options).To(HaveKeyWithValue(uint8(61), []byte("own")))
+	})
+})
+
+var _ = Describe("the result", func() {
+	result := func(o options, more ...dhcpv4.Modifier) string {
+		l := boundLife(more...)
+		return string(nstest.Must(l.lease.result(o).decode().Encode("1.0.0")))
+	}
+	generic := func(code uint8, value ...byte) dhcpv4.Modifier {
+		return dhcpv4.WithGeneric(dhcpv4.GenericOptionCode(code), value)
+	}
+	router := dhcpv4.WithRouter(net.IPv4(10, 9, 0, 9), net.IPv4(10, 9, 0, 8))
+
+	DescribeTable("has", func(want string, o options, more ...dhcpv4.Modifier) {
+		Expect(result(o, more...)).To(MatchJSON(
+			`{"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.50/24"` + want + `}`))
+	},
+		Entry("no gateway without routers", `}]`, options{}),
+		Entry("no gateway of three bytes", `}]`, options{}, generic(3, 10, 9, 0)),
+		Entry("the first router that is one", `, "gateway": "10.9.0.9"}],
+			"routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.9", "priority": 7}]`, options{Priority: 7},
+			dhcpv4.WithRouter(net.IPv4zero, net.IPv4(10, 9, 0, 9))),
+		Entry("the routes of option 33, but no default route of it", `, "gateway": "10.9.0.9"}],
+			"routes": [{"dst": "192.0.2.0/24", "gw": "10.9.0.7"}, {"dst": "0.0.0.0/0", "gw": "10.9.0.9"}]`,
+			options{}, router,
+			generic(33, 192, 0, 2, 0, 10, 9, 0, 7, 0, 0, 0, 0, 10, 9, 0, 7, 1)),
+		Entry("those of option 121 alone", `, "gateway": "10.9.0.9"}], "routes": [{"dst": "192.0.2.0/25",
+			"gw": "10.9.0.7", "priority": 3}, {"dst": "10.8.0.0/16", "scope": 253, "priority": 3}]`,
+			options{Priority: 3}, router,
+			generic(33, 192, 0, 2, 0, 10, 9, 0, 7), generic(121, 25, 192, 0, 2, 0, 10, 9, 0, 7, 16, 10, 8, 0, 0, 0, 0)),
+		Entry("none of an option 121 that is cut short", `}]`, options{}, generic(121, 25, 192, 0, 2, 0, 10, 9)),
+		Entry("the resolver settings that can be some", `}],
+			"dns": {"nameservers": ["10.9.0.3"], "domain": "a.example", "search": ["b.example"]}`, options{DNS: true},
+			dhcpv4.WithDNS(net.IPv4(10, 9, 0, 3)), generic(15, []byte("a.example\x00")...),
+			dhcpv4.WithDomainSearchList("b.example", "c d.example")),
+		Entry("no domain that is none", `}]`, options{DNS: true}, generic(15, []byte("a\nnameserver 192.0.2.9")...)),
+		Entry("no resolver settings that nobody wants", `}]`, options{}, dhcpv4.WithDNS(net.IPv4(10, 9, 0, 3))),
+	)
+})
+
+// FuzzAnswer has a server answer to every message with one that the fuzzer makes up, with the true
+// transaction ID and MAC address. What comes of it is a lease that an interface can have, or none.
+func FuzzAnswer(f *testing.F) {
+	for _, options := range []string{"", "\x35\x01\x02\xff", "\x35\x01\x05\x36\x04\x0a\x09\x00\x01\x01\x04\xff" +
+		"\xff\xff\x00" +
+		"\x79\x05\x18\x0a\x08\x00\x0a\x21\x08\xc0\x00\x02\x00\x0a\x09\x00\x07\x77\x04\x01a\x00\xc0\x0f\x02a\n\xff"} {
+		l := newLife()
+		offer := l.message(dhcpv4.MessageTypeOffer, dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 50)))
+		message := offer.ToBytes()
+		f.Add(append(message[:240:240], options...), uint8(2))
+	}
+	f.Fuzz(func(t *testing.T, message []byte, rounds uint8) {
+		l := newLife()
+		for range rounds % 16 {
+			l.now = max(l.now, l.wake)
+			if l.tick(l.now) == nil {
+				t.Fatal("nothing is sent when it is time")
+			}
+			p, err := dhcpv4.FromBytes(message)
+			if err != nil {
+				return
+			}
+			p.OpCode, p.TransactionID, p.ClientHWAddr = dhcpv4.OpcodeBootReply, l.xid, ownMAC
+			l.receive(l.now, p)
+			if l.wake < l.now {
+				t.Fatal("the machine wants to go back in time")
+			}
+			checkLease(t, l.lease)
+		}
+	})
+}
+
+func checkLease(t *testing.T, l *lease) {
+	if l == nil {
+		return
+	}
+	if l.renew > l.rebind || l.rebind >= l.expiry {
+		t.Fatal("times out of order", l.renew, l.rebind, l.expiry)
+	}
+	res := l.result(options{DNS: true}).decode()
+	for _, version := range cni.Versions() {
+		out, err := res.Encode(version)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := cni.DecodeResult(out, version); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	r := record{}
+	r.setLease(l)
+	if again := leaseOf(r.ACK, r.Since); again == nil || again.prefix() != l.prefix() {
+		t.Fatal("the record has another lease")
+	}
+}
+
+// FuzzRecord reads anything as a record, and lives on with its lease as a daemon does that starts.
+func FuzzRecord(f *testing.F) {
+	l := newLife()
+	ack := l.message(dhcpv4.MessageTypeAck, dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 50)), dhcpv4.WithLeaseTime(3600),
+		dhcpv4.WithNetmask(net.CIDRMask(24, 32)), dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(10, 9, 0, 1))))
+	r := record{Attachment: cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}, Netns: "/x", Index: 2,
+		Client: l.identity}
+	for _, lease := range []*lease{nil, {ack: ack, since: time.Hour}, {ack: ack, since: 1<<63 - 1}} {
+		r.setLease(lease)
+		data, err := json.Marshal(r)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var r record
+		if json.Unmarshal(data, &r) != nil || !r.Plausible() {
+			return
+		}
+		now := time.Hour
+		m := machine{identity: r.Client, lease: leaseOf(r.ACK, r.Since), pauses: newLife().pauses}
+		if m.lease != nil {
+			m.lease.result(options{DNS: true})
+			m.releasePacket().message.ToBytes()
+			m.enter(rebooting, now)
+		}
+		for range 16 {
+			now = max(now, m.wake)
+			if p := m.tick(now); p != nil {
+				p.message.ToBytes()
+			}
+		}
+	})
+}
+
+// FuzzCall has the daemon read what the fuzzer sends to its socket.
+func FuzzCall(f *testing.F) {
+	var whole bytes.Buffer
+	whole.WriteString(connect)
+	if err := writeGob(&whole, rpcHead{ServiceMethod: methodAllocate}, rpcCall{ContainerID: "c"}); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(whole.Bytes())
+	f.Add([]byte("CONNECT /_goRPC_ HTTP/1.0\r\nHost: x\r\n\r\n"))
+	f.Add([]byte("GET / HTTP/1.0\n\n"))
+	f.Fuzz(func(t *testing.T, call []byte) {
+		began := time.Now()
+		conn := &duplex{in: bytes.NewReader(call)}
+		head, c, err := readCall(conn)
+		if err == nil && head.ServiceMethod == methodAllocate {
+			_, _ = parseConfig(c.StdinData, c.Args)
+		}
+		if time.Since(began) > time.Minute {
+			t.Fatal("it takes too long")
+		}
+	})
+}
+
+type duplex struct {
+	in *bytes.Reader
+	bytes.Buffer
+}
+
+func (d *duplex) Read(p []byte) (int, error) { return d.in.Read(p) }

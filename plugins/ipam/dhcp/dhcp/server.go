@@ -1,0 +1,409 @@
+package dhcp
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+// daemon serves the plugins on this host, and has a client for each lease.
+type daemon struct {
+	flags
+	log     *slog.Logger
+	records statefile.Records[record]
+	ctx     context.Context
+	threads chan struct{} // has an element for each thread that limited occupies
+	writing sync.Mutex    // of records: one thread waits for their lock, not one for each client
+	running sync.WaitGroup
+	freed   chan struct{} // gets an element when descriptors are closed
+
+	mu      sync.Mutex
+	clients map[string]*client // by the attachment's hash
+}
+
+const (
+	callTime    = 10 * time.Second // for a plugin to make its call, or the daemon to write the answer
+	threadsMost = 4
+)
+
+// runDaemon is "dhcp daemon". It ends at a signal, and leaves the leases to the next one.
+func runDaemon(env skel.Env) int {
+	f, err := parseFlags(env)
+	if err != nil {
+		return 2
+	}
+	log := slog.New(slog.NewTextHandler(env.Stderr, nil))
+	if err := newDaemon(env.Notify(context.Background()), f, log).run(env); err != nil {
+		log.Error(err.Error())
+		return 1
+	}
+	return 0
+}
+
+func newDaemon(ctx context.Context, f flags, log *slog.Logger) *daemon {
+	return &daemon{flags: f, log: log, records: recordsOf(f.hostPrefix, f.socket), ctx: ctx,
+		threads: make(chan struct{}, threadsMost), freed: make(chan struct{}, 1), clients: map[string]*client{}}
+}
+
+func (d *daemon) run(env skel.Env) error {
+	l, err := d.listener(env)
+	if err != nil {
+		return fmt.Errorf("error getting listener: %w", err)
+	}
+	defer l.Close()
+	if d.pidFile != "" {
+		if !filepath.IsAbs(d.pidFile) {
+			return fmt.Errorf("error writing pidfile %q: path not absolute", d.pidFile)
+		}
+		if err := os.WriteFile(d.pidFile, []byte(strconv.Itoa(os.Getpid())), 0o644); err != nil {
+			return fmt.Errorf("error writing pidfile %q: %w", d.pidFile, err)
+		}
+		defer os.Remove(d.pidFile)
+	}
+	if err := d.restore(); err != nil {
+		return err
+	}
+	d.running.Go(func() {
+		if err := d.watchMounts(); d.ctx.Err() == nil {
+			d.log.Warn("the mount table is not watched", "error", err)
+		}
+	})
+	d.log.Info("serving", "socket", l.Addr().String())
+	stop := context.AfterFunc(d.ctx, func() { _ = l.Close() })
+	defer stop()
+	for {
+		conn, err := l.AcceptUnix()
+		if d.ctx.Err() != nil {
+			d.running.Wait()
+			return nil
+		}
+		if errors.Is(err, unix.EMFILE) { // ENFILE is no error of root's processes
+			d.log.Warn("no call until a descriptor is closed", "error", err)
+			select {
+			case <-d.ctx.Done():
+			case <-d.freed:
+			}
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		d.running.Go(func() { d.answer(conn) })
+	}
+}
+
+// listener takes the socket that systemd passes, or makes one. It replaces one that nobody serves.
+func (d *daemon) listener(env skel.Env) (*net.UnixListener, error) {
+	switch n := passed(env); n {
+	default:
+		return nil, fmt.Errorf("too many (%s) FDs passed through socket activation", n)
+	case "", "0":
+	case "1":
+		const first = 3
+		l, err := net.FileListener(os.NewFile(first, "systemd"))
+		if unixListener, ok := l.(*net.UnixListener); ok {
+			return unixListener, nil
+		}
+		return nil, errors.Join(errors.New("systemd passed no UNIX socket"), err)
+	}
+	addr := &net.UnixAddr{Name: d.hostPrefix + d.socket, Net: "unix"}
+	if err := os.MkdirAll(filepath.Dir(addr.Name), 0o700); err != nil {
+		return nil, err
+	}
+	alone, err := d.records.Open(d.ctx) // one daemon at a time
+	if err != nil {
+		return nil, err
+	}
+	defer alone.Close()
+	conn, err := net.DialUnix("unix", nil, addr)
+	if err == nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("a daemon serves %s already", addr.Name)
+	}
+	// A file that is no socket refuses, too, and is not ours to remove.
+	if info, _ := os.Lstat(addr.Name); errors.Is(err, unix.ECONNREFUSED) && info.Mode().Type() == os.ModeSocket {
+		if err := os.Remove(addr.Name); err != nil {
+			return nil, err
+		}
+	}
+	mask := unix.Umask(0o177)
+	defer unix.Umask(mask)
+	return net.ListenUnix("unix", addr)
+}
+
+// passed is the number of sockets from systemd; empty: it passes none to this process.
+func passed(env skel.Env) string {
+	for _, kv := range env.Vars {
+		n, ok := strings.CutPrefix(kv, "LISTEN_FDS=")
+		if ok && slices.Contains(env.Vars, "LISTEN_PID="+strconv.Itoa(os.Getpid())) {
+			return n
+		}
+	}
+	return ""
+}
+
+// restore takes over the leases of a former daemon. Those whose renewal is due are asked
+// for again (INIT-REBOOT); those whose container is gone end at once.
+func (d *daemon) restore() error {
+	all, err := d.records.All(context.Background())
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, r := range all {
+		c := d.newClient(*r)
+		c.lease = leaseOf(c.ACK, c.Since)
+		c.current.Store(c.lease)
+		if c.FormerRoutes != nil { // the former daemon may not have come to change the interface
+			c.current.Store(leaseOf(c.FormerACK, c.Since))
+		}
+		close(c.ready)
+		switch now := sinceBoot(); {
+		case c.lease == nil:
+		case now >= c.lease.renew:
+			c.enter(rebooting, now)
+		default:
+			c.enterBound()
+		}
+		c.start()
+	}
+	return err
+}
+
+// limited calls do, which occupies a thread in the kernel, for a few clients at a time. Others wait without a thread.
+func (d *daemon) limited(do func()) {
+	d.threads <- struct{}{}
+	defer func() {
+		<-d.threads
+		notify(d.freed)
+	}()
+	do()
+}
+
+// notify puts an element into a channel that has room for one, unless it is there.
+func notify(events chan<- struct{}) {
+	select {
+	case events <- struct{}{}:
+	default:
+	}
+}
+
+func (d *daemon) drop(a cni.Attachment) error {
+	d.writing.Lock()
+	defer d.writing.Unlock()
+	return d.records.Drop(context.Background(), a.Hash())
+}
+
+// answer serves one call.
+func (d *daemon) answer(conn *net.UnixConn) {
+	defer notify(d.freed)
+	defer conn.Close()
+	if err := refuseOthers(conn); err != nil {
+		d.log.Warn("refused", "error", err)
+		return
+	}
+	_ = conn.SetDeadline(time.Now().Add(callTime)) // the errors are those of what follows
+	// A client that sends nothing must not delay the daemon's end.
+	inTime := context.AfterFunc(d.ctx, func() { _ = conn.SetDeadline(time.Now()) })
+	head, c, err := readCall(conn)
+	if !inTime() || err != nil {
+		d.log.Warn("no call", "error", err)
+		return
+	}
+	ctx, cancel := context.WithCancel(d.ctx)
+	defer cancel()
+	_ = conn.SetDeadline(time.Time{})
+	received := make(chan error, 1)
+	go func() {
+		_, err := conn.Read(make([]byte, len(receipt))) // until the plugin confirms the answer, or ends
+		received <- err
+		cancel()
+	}()
+	res, err := d.serve(ctx, head.ServiceMethod, c)
+	_ = conn.SetWriteDeadline(time.Now().Add(callTime))
+	var answer any = struct{}{}
+	if res != nil {
+		answer = res
+	}
+	if err != nil {
+		e := cni.AsError(err)
+		head.Error, head.Details, head.Code = e.Msg, e.Details, e.Code
+	}
+	failed := writeGob(conn, head, answer)
+	isNew := c.Exclusive && err == nil // else it may have been there before
+	if isNew && failed == nil {
+		// A plugin that was stopped may go on at any time: only the daemon's end limits the wait.
+		limit := context.AfterFunc(d.ctx, func() { _ = conn.SetReadDeadline(time.Now().Add(callTime)) })
+		failed = <-received
+		limit()
+	}
+	if failed == nil {
+		return
+	}
+	d.log.Warn("nobody takes the answer", "method", head.ServiceMethod, "error", failed)
+	if isNew {
+		_, _ = d.serve(ctx, methodRelease, c) // which logs what fails
+	}
+}
+
+// refuseOthers lets only root's processes ask: the socket may have come with other rights.
+func refuseOthers(conn *net.UnixConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var peer *unix.Ucred
+	closed := raw.Control(func(fd uintptr) {
+		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err = errors.Join(closed, err); err == nil && peer.Uid != 0 {
+		err = fmt.Errorf("process %d is user %d's, and only root may ask", peer.Pid, peer.Uid)
+	}
+	return err
+}
+
+func (d *daemon) serve(ctx context.Context, method string, c rpcCall) (*rpcResult, error) {
+	conf, err := cni.DecodeConfig(c.StdinData)
+	if err != nil && method != methodStatus { // STATUS sends none
+		return nil, err
+	}
+	a := cni.Attachment{Network: conf.Name, ContainerID: c.ContainerID, IfName: c.IfName}
+	switch method {
+	case methodStatus:
+		return nil, nil
+	case methodAllocate:
+		return d.allocate(ctx, a, c)
+	case methodRelease:
+		return nil, d.release(a)
+	case methodCheck:
+		return d.check(a, c.Netns)
+	case methodCollect:
+		return nil, d.collect(conf)
+	}
+	return nil, errors.New(noMethod + method)
+}
+
+// release ends the lease of an attachment. Without a client there may be a record that could not be read.
+func (d *daemon) release(a cni.Attachment) error {
+	if c := d.find(a); c != nil {
+		return c.end()
+	}
+	return d.drop(a)
+}
+
+func (d *daemon) find(a cni.Attachment) *client {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.clients[a.Hash()]
+}
+
+// allocate acquires a lease, or finds it: the reference's plugin asks in CHECK, too.
+func (d *daemon) allocate(ctx context.Context, a cni.Attachment, c rpcCall) (*rpcResult, error) {
+	cfg, err := parseConfig(c.StdinData, c.Args)
+	if err != nil {
+		return nil, err
+	}
+	client, err := d.findOrStart(a, c, cfg.options)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, d.total,
+		fmt.Errorf("interface %q: no DHCP server answered within %s", a.IfName, d.total))
+	defer cancel()
+	select {
+	case <-client.ready:
+		return client.current.Load().result(client.options), nil
+	case <-client.done:
+		return nil, cni.Errorf(cni.CodeTryAgain, "%w", client.err)
+	case <-ctx.Done():
+	}
+	err = client.end()
+	err = errors.Join(cmp.Or(client.fault, context.Cause(ctx)), err)
+	return nil, &cni.Error{Code: cni.CodeTryAgain, Msg: "no more tries", Details: err.Error()}
+}
+
+// findOrStart returns the attachment's client, which it starts where there is none.
+func (d *daemon) findOrStart(a cni.Attachment, call rpcCall, o options) (*client, error) {
+	who := identity{ID: clientID(a), options: o}
+	if own, ok := o.Provide[dhcpv4.OptionClientIdentifier.Code()]; ok {
+		who.ID = own
+	}
+	for {
+		d.mu.Lock()
+		c := d.clients[a.Hash()]
+		if c == nil {
+			c = d.newClient(record{Attachment: a, Netns: call.Netns, Client: who})
+			c.start()
+			d.mu.Unlock()
+			return c, nil
+		}
+		d.mu.Unlock()
+		switch {
+		case !c.isReady():
+			return nil, cni.Errorf(cni.CodeTryAgain, "%s: another ADD waits for a server", a)
+		case !leads(c.hostPrefix+call.Netns, c.NS):
+			if err := c.end(); err != nil {
+				return nil, err
+			}
+		case call.Exclusive:
+			return nil, cni.Errorf(cni.CodeExists, "%s has a lease already", a)
+		case c.current.Load() == nil:
+			return nil, cni.Errorf(cni.CodeTryAgain, "%s has lost its lease", a)
+		default:
+			return c, nil
+		}
+	}
+}
+
+// check verifies that there is a lease, and returns it.
+func (d *daemon) check(a cni.Attachment, netns string) (*rpcResult, error) {
+	c := d.find(a)
+	if c == nil || !c.isReady() {
+		return nil, cni.Errorf(cni.CodeDrift, "%s has no lease", a)
+	}
+	l := c.current.Load()
+	if l == nil || sinceBoot() >= l.expiry {
+		return nil, cni.Errorf(cni.CodeDrift, "the lease of %s has expired, or the server refused it", a)
+	}
+	if !leads(c.hostPrefix+netns, c.NS) {
+		return nil, cni.Errorf(cni.CodeDrift, "%s has its lease in another namespace than %q", a, netns)
+	}
+	return l.result(c.options), nil
+}
+
+// collect ends the leases of a network's attachments that are not valid.
+func (d *daemon) collect(conf *cni.Config) error {
+	refs, listed, err := conf.ValidAttachments()
+	if err != nil || !listed {
+		return err
+	}
+	valid := cni.NewSet(conf.Name, refs)
+	d.mu.Lock()
+	var stale []*client
+	for _, c := range d.clients {
+		if valid.Excludes(c.Attachment) && c.isReady() {
+			stale = append(stale, c)
+		}
+	}
+	d.mu.Unlock()
+	var errs []error
+	for _, c := range stale {
+		errs = append(errs, c.end())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,326 @@
+package hostlocal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+// add takes an address from each set.
+func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, error) {
+	if len(cfg.sets) == 0 {
+		return nil, cni.Errorf(cni.CodeConfig, "runtimeConfig.ipRanges: no ranges to give addresses from")
+	}
+	dns, err := readDNS(cfg.resolvConf)
+	if err != nil {
+		return nil, err
+	}
+	s, err := openLeaseDir(ctx, cfg.dataDir, req.Network, dirMode)
+	if err != nil {
+		return nil, err
+	}
+	ips, err := allocate(s, req, cfg)
+	if err = errors.Join(err, s.close()); err != nil {
+		return nil, err
+	}
+	return &cni.Result{IPs: ips, Routes: cfg.routes, DNS: dns}, nil
+}
+
+// del releases whatever the interface holds, whatever the ranges are now.
+func del(ctx context.Context, req *skel.Request) error {
+	dataDir, err := parseDataDir(req)
+	if err != nil {
+		return err
+	}
+	return releaseAll(ctx, dataDir, req.Network, ownerText(req.ContainerID, req.IfName), req.ContainerID)
+}
+
+// check verifies that the interface has addresses, and those of its result that are of our ranges.
+func check(ctx context.Context, req *skel.Request, cfg *config) error {
+	s, err := openLeaseDir(ctx, cfg.dataDir, req.Network, 0)
+	if err != nil {
+		return err
+	}
+	var held []netip.Addr
+	if s != nil {
+		held, err = s.heldBy(ownerText(req.ContainerID, req.IfName), req.ContainerID)
+		if err = errors.Join(err, s.close()); err != nil {
+			return err
+		}
+	}
+	if len(held) == 0 {
+		return cni.Errorf(cni.CodeDrift, "no address is reserved for %s", req.Attachment)
+	}
+	if req.PrevResult == nil {
+		return nil
+	}
+	var lost []netip.Addr
+	for _, ip := range req.PrevResult.IPs {
+		addr := ip.Address.Addr().Unmap()
+		isOurs := slices.ContainsFunc(cfg.sets, func(s rangeSet) bool { _, ok := s.find(addr); return ok })
+		if isOurs && !slices.Contains(held, addr) {
+			lost = append(lost, addr)
+		}
+	}
+	if lost != nil {
+		return cni.Errorf(cni.CodeDrift, "prevResult: %s is not reserved for the attachment, which holds %s",
+			join(lost, ", "), join(held, ", "))
+	}
+	return nil
+}
+
+// gc releases the addresses of attachments that are not valid, and of nobody. What is not exactly
+// as ADD writes it stays: a container ID alone cannot be told from an administrator's word.
+func gc(ctx context.Context, req *skel.Request) error {
+	dataDir, err := parseDataDir(req)
+	if err != nil {
+		return err
+	}
+	s, err := openLeaseDir(ctx, dataDir, req.Network, 0)
+	if s == nil || err != nil {
+		return err
+	}
+	err = s.walk(func(owner string) bool {
+		id, ifName, ok := parseOwner(owner)
+		if !ok || !cni.ValidName(id) || !cni.ValidIfName(ifName) {
+			return owner == ""
+		}
+		return !req.Valid.Has(cni.Attachment{Network: req.Network, ContainerID: id, IfName: ifName})
+	})
+	return errors.Join(err, s.close())
+}
+
+// status says whether ADD could take addresses, without a lock. A full set is a warning unless the configuration asks
+// for more: an error makes the whole node not ready, also for the containers that have their addresses.
+func status(_ context.Context, req *skel.Request, cfg *config) error {
+	if err := statefile.Writable(filepath.Join(cfg.dataDir, req.Network)); err != nil {
+		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: no lease can be written: %w", err)
+	}
+	if _, err := readDNS(cfg.resolvConf); err != nil {
+		return cni.Errorf(cni.CodeUnavailable, "%w", err)
+	}
+	unreadable := func(err error) error {
+		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: the leases cannot be read: %w", err)
+	}
+	s, err := openUnlocked(cfg.dataDir, req.Network, 0)
+	if err != nil {
+		return unreadable(err)
+	}
+	if s == nil {
+		return nil
+	}
+	defer s.close()
+	for i, set := range cfg.sets {
+		_, err := s.first(set.after(s.last(i)), s.verifyFree)
+		if err == nil {
+			continue
+		}
+		if !errors.Is(err, errNoneLeft) {
+			return unreadable(err)
+		}
+		err = cni.Errorf(cni.CodeUnavailable, "range set %d (%s): no address is left", i, set)
+		if cfg.failWhenFull {
+			return err
+		}
+		req.Warn("%v", err)
+	}
+	return nil
+}
+
+// allocate takes an address from each set, or none at all.
+func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
+	owner := ownerText(req.ContainerID, req.IfName)
+	held, err := s.heldBy(owner, req.ContainerID)
+	if err != nil {
+		return nil, err
+	}
+	if len(held) > 0 {
+		return nil, cni.Errorf(cni.CodeExists,
+			"%s has been allocated to %s, duplicate allocation is not allowed; DEL gives it back",
+			join(held, ", "), req.Attachment)
+	}
+	req.OnFail("give the addresses back", func(ctx context.Context) error {
+		return releaseAll(ctx, cfg.dataDir, req.Network, owner)
+	})
+	ips := make([]cni.IP, len(cfg.sets))
+	for i, set := range cfg.sets {
+		addr, err := s.take(i, set, cfg.asked[i], owner)
+		if err != nil {
+			return nil, err
+		}
+		r, _ := set.find(addr)
+		ips[i] = cni.IP{Address: netip.PrefixFrom(addr, r.subnet.Bits()), Gateway: r.gateway}
+	}
+	for i, ip := range ips {
+		if err := s.setLast(i, ip.Address.Addr()); err != nil {
+			return nil, err
+		}
+	}
+	return ips, nil
+}
+
+// take reserves the address that was asked for or else the first that nobody has after the one given away last.
+func (s *leaseDir) take(n int, set rangeSet, asked askedAddr, owner string) (netip.Addr, error) {
+	if addr := asked.addr; addr.IsValid() {
+		err := s.reserve(addr, owner)
+		if errors.Is(err, errTaken) {
+			err = cni.Errorf(cni.CodeConflict, "%s: requested IP address %s is not available in range set %s: "+
+				"%w for %s", asked.key, addr, set, err, s.ownerInWords(addr))
+		}
+		return addr, err
+	}
+	order := set.after(s.last(n))
+	reserve := func(addr netip.Addr) error { return s.reserve(addr, owner) }
+	addr, err := s.first(order, reserve)
+	if errors.Is(err, errNoneLeft) && !s.walked() {
+		// The index may have addresses whose files lost their text.
+		if err = s.walk(nil); err == nil {
+			addr, err = s.first(order, reserve)
+		}
+	}
+	if errors.Is(err, errNoneLeft) {
+		files, owners := s.index.usage(set)
+		err = cni.Errorf(cni.CodeTryAgain, "failed to allocate for range %d: %w: %s: files %d, owners %d, in %s",
+			n, err, set, files, owners, s.dir.Path())
+	}
+	return addr, err
+}
+
+var errNoneLeft = errors.New("no IP addresses available in range set")
+
+// manyMisses is how many taken addresses are tried before the index is asked for the others.
+const manyMisses = 16
+
+// first returns the first address that nobody has: try says errTaken of the others.
+func (s *leaseDir) first(order iter.Seq[netip.Addr], try func(netip.Addr) error) (netip.Addr, error) {
+	var taken map[netip.Addr]bool
+	misses := 0
+	for addr := range order {
+		if taken[addr] {
+			continue
+		}
+		err := try(addr)
+		if !errors.Is(err, errTaken) {
+			return addr, err
+		}
+		if misses++; misses == manyMisses && s.loadIndex() == nil {
+			if taken, err = s.index.taken(); err != nil {
+				return addr, err
+			}
+		}
+	}
+	return netip.Addr{}, errNoneLeft
+}
+
+// ownerInWords is who owns an address, for messages.
+func (s *leaseDir) ownerInWords(addr netip.Addr) string {
+	owner, _ := s.owner(addr) // reserve has read it
+	if id, ifName, ok := parseOwner(owner); ok {
+		return fmt.Sprintf("container %q, interface %q", id, ifName)
+	}
+	return fmt.Sprintf("%.64q", owner)
+}
+
+// releaseAll releases the addresses of the first owner that has any.
+func releaseAll(ctx context.Context, dataDir, network string, owners ...string) error {
+	s, err := openLeaseDir(ctx, dataDir, network, 0)
+	if s == nil || err != nil {
+		return err
+	}
+	held, err := s.heldBy(owners...)
+	errs := []error{err}
+	for _, addr := range held {
+		errs = append(errs, s.release(addr))
+	}
+	return errors.Join(append(errs, s.close())...)
+}
+
+func join[T fmt.Stringer](list []T, between string) string {
+	words := make([]string, len(list))
+	for i, v := range list {
+		words[i] = v.String()
+	}
+	return strings.Join(words, between)
+}
+
+// ipRange is a run of addresses of one subnet, both ends included. All but gateways may be given away.
+type ipRange struct {
+	subnet     netip.Prefix // masked
+	start, end netip.Addr
+	gateway    netip.Addr // may lie outside the range, and outside the subnet
+	key        string     // where the configuration has it
+}
+
+// newRange is the default range of a subnet: all but the network's own address and, in IPv4, the broadcast address.
+func newRange(key string, subnet netip.Prefix) ipRange {
+	b := subnet.Addr().AsSlice()
+	for bit := subnet.Bits(); bit < len(b)*8; bit++ {
+		b[bit/8] |= 0x80 >> (bit % 8)
+	}
+	first := subnet.Addr().Next()
+	last, _ := netip.AddrFromSlice(b)
+	if last.Is4() {
+		last = last.Prev()
+	}
+	return ipRange{subnet, first, last, first, key}
+}
+
+func (r ipRange) String() string { return r.start.String() + "-" + r.end.String() }
+
+func (r ipRange) contains(addr netip.Addr) bool {
+	return r.start.BitLen() == addr.BitLen() && !addr.Less(r.start) && !r.end.Less(addr)
+}
+
+func (r ipRange) overlaps(o ipRange) bool {
+	return r.contains(o.start) || o.contains(r.start)
+}
+
+// rangeSet is a list of ranges of one family. An attachment gets one address
+// of each set.
+type rangeSet []ipRange
+
+func (s rangeSet) String() string { return join(s, ",") }
+
+// find returns the range that contains an address.
+func (s rangeSet) find(addr netip.Addr) (ipRange, bool) {
+	i := slices.IndexFunc(s, func(r ipRange) bool { return r.contains(addr) })
+	if i < 0 {
+		return ipRange{}, false
+	}
+	return s[i], true
+}
+
+// isGateway reports whether an address is the gateway of any range of the set.
+func (s rangeSet) isGateway(addr netip.Addr) bool {
+	return slices.ContainsFunc(s, func(r ipRange) bool { return r.gateway == addr })
+}
+
+// after yields the addresses of the set, without gateways, in the order in which they are tried: from the one after
+// last to the end of its range, through the other ranges, and round to last itself, or from the first range where none
+// has last.
+func (s rangeSet) after(last netip.Addr) iter.Seq[netip.Addr] {
+	runs := s
+	if at := slices.IndexFunc(s, func(r ipRange) bool { return r.contains(last) }); at >= 0 {
+		runs = slices.Concat(s[at:], s[:at+1])
+		runs[0].start, runs[len(s)].end = last.Next(), last
+	}
+	return func(yield func(netip.Addr) bool) {
+		for _, r := range runs {
+			// After the highest address of all Next is invalid.
+			for addr := r.start; addr.IsValid() && !r.end.Less(addr); addr = addr.Next() {
+				if !s.isGateway(addr) && !yield(addr) {
+					return
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,369 @@
+package hostlocal
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// within opens the store of a network for one call.
+func (n network) within(do func(s *leaseDir)) {
+	GinkgoHelper()
+	s := nstest.Must(openLeaseDir(context.Background(), n.dataDir, "net", dirMode))
+	do(s)
+	Expect(s.close()).To(Succeed())
+}
+
+// lookup asks what an owner holds, and tells whether the directory was read.
+func (n network) lookup(owner string) (held []netip.Addr, walked bool) {
+	GinkgoHelper()
+	n.within(func(s *leaseDir) {
+		held, walked = nstest.Must(s.heldBy(owner)), s.walked()
+	})
+	return held, walked
+}
+
+// reserve takes an address for an owner that has none, as ADD does.
+func (n network) reserve(addr, owner string) {
+	GinkgoHelper()
+	n.within(func(s *leaseDir) {
+		Expect(s.heldBy(owner)).To(BeEmpty())
+		Expect(s.reserve(netip.MustParseAddr(addr), owner)).To(Succeed())
+	})
+}
+
+// knows asks what an owner holds, which the index must know.
+func (n network) knows(owner string, want ...string) { n.finds(false, owner, want) }
+
+// mustWalk asks twice: first the directory must be read, then the index must do.
+func (n network) mustWalk(owner string, want ...string) {
+	n.finds(true, owner, want)
+	n.finds(false, owner, want)
+}
+
+func (n network) finds(walks bool, owner string, want []string) {
+	GinkgoHelper()
+	held, walked := n.lookup(owner)
+	Expect(walked).To(Equal(walks), "whether the directory is read")
+	Expect(held).To(ConsistOf(addrs(want...)))
+}
+
+var _ = Describe("the index", func() {
+	var n network
+	BeforeEach(func() {
+		n = network{dataDir: GinkgoT().TempDir()}
+		n.reserve("10.1.2.2", "c1\r\neth0")
+		n.within(func(s *leaseDir) {
+			Expect(s.heldBy("nobody")).To(BeEmpty())
+			Expect(s.reserve(netip.MustParseAddr("2001:db8::2"), "c1\r\neth0")).To(Succeed())
+		})
+	})
+
+	It("answers without reading the directory while nobody changed it", func() {
+		n.knows("c1\r\neth0", "10.1.2.2", "2001:db8::2")
+		n.reserve("10.1.2.3", "c2\r\neth0")
+		n.within(func(s *leaseDir) {
+			Expect(s.heldBy("c2\r\neth0")).To(HaveLen(1))
+			Expect(s.heldBy("c1\r\neth0")).To(HaveLen(2))
+			Expect(s.release(netip.MustParseAddr("10.1.2.2"))).To(Succeed())
+			Expect(s.walked()).To(BeFalse())
+		})
+		n.knows("c1\r\neth0", "2001:db8::2")
+		n.knows("c2\r\neth0", "10.1.2.3")
+	})
+
+	It("agrees with the directory through hundreds of changes, without reading it", func() {
+		random, seed := dice()
+		owners := map[netip.Addr]string{}
+		for step := range 400 {
+			addr := netip.AddrFrom4([4]byte{10, 2, 0, byte(random.IntN(40))})
+			owner := fmt.Sprint("owner", random.IntN(9))
+			n.within(func(s *leaseDir) {
+				want := maps.Clone(owners)
+				maps.DeleteFunc(want, func(_ netip.Addr, o string) bool { return o != owner })
+				at := fmt.Sprintf("seed %d, step %d", seed, step)
+				Expect(s.heldBy(owner)).To(ConsistOf(slices.Collect(maps.Keys(want))), at)
+				Expect(s.walked()).To(BeFalse(), at)
+				if owners[addr] == "" {
+					Expect(s.reserve(addr, owner)).To(Succeed())
+					owners[addr] = owner
+				} else {
+					Expect(s.heldBy(owners[addr])).To(ContainElement(addr), at)
+					Expect(s.release(addr)).To(Succeed())
+					delete(owners, addr)
+				}
+				Expect(s.index.taken()).To(HaveLen(len(owners)+2), at)
+			})
+		}
+	})
+
+	DescribeTable("sees what others did", func(do func(), owner string, want ...string) {
+		do()
+		n.mustWalk(owner, want...)
+	},
+		Entry("a new file", func() { n.write("10.1.2.9", "word") }, "word", "10.1.2.9"),
+		Entry("a removed file", func() { Expect(os.Remove(n.path("10.1.2.2"))).To(Succeed()) },
+			"c1\r\neth0", "2001:db8::2"),
+		Entry("a renamed file", func() { Expect(os.Rename(n.path("10.1.2.2"), n.path("10.1.2.7"))).To(Succeed()) },
+			"c1\r\neth0", "10.1.2.7", "2001:db8::2"),
+		Entry("a file replaced by another owner's", func() {
+			n.write("tmp", "c9\r\neth0")
+			Expect(os.Rename(n.path("tmp"), n.path("10.1.2.2"))).To(Succeed())
+		}, "c9\r\neth0", "10.1.2.2"),
+		Entry("a file rewritten in place, when it was ours", func() { n.write("10.1.2.2", "c9\r\neth0") },
+			"c1\r\neth0", "2001:db8::2"),
+		Entry("the whole directory replaced", func() {
+			Expect(os.Rename(n.dir(), n.dir()+".old")).To(Succeed())
+			n.write("10.1.2.4", "c4")
+			Expect(os.Chtimes(n.dir(), time.Time{}, modTime(n.dir()+".old"))).To(Succeed())
+		}, "c4", "10.1.2.4"))
+
+	DescribeTable("is not believed", func(spoil func(path string)) {
+		spoil(filepath.Join(n.dataDir, ".hawser", "net"))
+		n.mustWalk("c1\r\neth0", "10.1.2.2", "2001:db8::2")
+	},
+		Entry("when it is gone", func(p string) { Expect(os.Remove(p)).To(Succeed()) }),
+		Entry("when it is empty", func(p string) { Expect(os.Truncate(p, 0)).To(Succeed()) }),
+		Entry("when its records are cut", cut(1)),
+		Entry("when its header is cut", cut(2*entrySize+1)),
+		Entry("when it is a link", func(p string) {
+			Expect(os.Rename(p, p+"x")).To(Succeed())
+			Expect(os.Symlink("netx", p)).To(Succeed())
+		}),
+		Entry("when it has a second name", func(p string) { Expect(os.Link(p, p+"x")).To(Succeed()) }),
+		Entry("of another version", damage(0)),
+		Entry("of another boot", func(p string) {
+			boot := nstest.Must(os.ReadFile("/proc/sys/kernel/random/boot_id"))
+			Expect(bytes.Index(nstest.Must(os.ReadFile(p)), boot)).To(Equal(len(indexMagic)))
+			damage(len(indexMagic))(p)
+		}),
+		Entry("of another device", damage(len(indexMagic)+37)),
+		Entry("of another directory", damage(len(indexMagic)+37+32)),
+		Entry("with another stamp", damage(len(indexMagic)+37+34)))
+
+	It("misses none of several changes within one tick of the kernel's clock", Label("kernel"), func() {
+		random, seed := dice()
+		for i := range 300 {
+			// Ours, then at once another's and another's.
+			ours, theirs := fmt.Sprintf("10.1.3.%d", i%200), fmt.Sprintf("10.1.4.%d", i%200)
+			n.reserve(ours, "mine")
+			before, after := random.IntN(2) == 0, random.IntN(2) == 0
+			if before {
+				n.write(theirs, "theirs")
+			}
+			Expect(os.Remove(n.path(ours))).To(Succeed())
+			if after {
+				n.write(theirs, "theirs")
+			}
+			_ = os.Remove(n.path(theirs))
+			held, _ := n.lookup("mine")
+			Expect(held).To(BeEmpty(), "seed %d, step %d", seed, i)
+		}
+	})
+
+	It("is made anew after a kill between the change and the stamp", func() {
+		s := nstest.Must(openLeaseDir(context.Background(), n.dataDir, "net", dirMode))
+		Expect(s.heldBy("nobody")).To(BeEmpty())
+		Expect(s.reserve(netip.MustParseAddr("10.1.2.5"), "c5")).To(Succeed())
+		Expect(s.lock.Unlock()).To(Succeed()) // as the kernel does for the dead
+		n.mustWalk("c5", "10.1.2.5")
+	})
+
+	DescribeTable("is done without", func(instead func(path string)) {
+		dir := filepath.Join(n.dataDir, ".hawser")
+		Expect(os.RemoveAll(dir)).To(Succeed())
+		instead(dir)
+		n.reserve("10.1.2.6", "c6")
+		n.finds(true, "c6", []string{"10.1.2.6"})
+	},
+		Entry("where it cannot be written", func(dir string) { Expect(os.WriteFile(dir, nil, 0o600)).To(Succeed()) }),
+		Entry("where a link is in its place", func(dir string) {
+			outside := GinkgoT().TempDir()
+			DeferCleanup(func() { Expect(os.ReadDir(outside)).To(BeEmpty()) })
+			Expect(os.Symlink(outside, dir)).To(Succeed())
+		}))
+
+	It("does not say alone that nothing is left", func() {
+		all := set("10.1.2.0/24 10.1.2.100-10.1.2.140 gw 10.1.2.1")
+		for addr := range all.after(netip.Addr{}) {
+			n.reserve(addr.String(), addr.String())
+		}
+		Expect(os.Truncate(n.path("10.1.2.140"), 0)).To(Succeed()) // not seen in the directory's time
+		n.within(func(s *leaseDir) {
+			Expect(s.heldBy("c4")).To(BeEmpty())
+			Expect(s.take(0, all, askedAddr{}, "c4")).To(Equal(netip.MustParseAddr("10.1.2.140")))
+			_, err := s.take(0, all, askedAddr{}, "c5")
+			Expect(err).To(MatchError(errNoneLeft))
+		})
+	})
+})
+
+// cut takes bytes off the end of a file.
+func cut(bytes int64) func(path string) {
+	return func(path string) {
+		GinkgoHelper()
+		Expect(os.Truncate(path, nstest.Must(os.Stat(path)).Size()-bytes)).To(Succeed())
+	}
+}
+
+// damage changes one byte of a file.
+func damage(at int) func(path string) {
+	return func(path string) {
+		GinkgoHelper()
+		data := nstest.Must(os.ReadFile(path))
+		data[at] ^= 1
+		Expect(os.WriteFile(path, data, 0o600)).To(Succeed())
+	}
+}
+
+var _ = Describe("the lease directory", func() {
+	var n network
+	BeforeEach(func() { n = network{dataDir: GinkgoT().TempDir()} })
+
+	DescribeTable("gives a file of nobody away", Label("empty-lease"), func(content string) {
+		n.write("10.1.2.50", content)
+		n.reserve("10.1.2.50", "c50")
+		Expect(n.leases()).To(HaveKeyWithValue("10.1.2.50", "c50"))
+	},
+		Entry("empty", ""), Entry("NULs", "\x00\x00"), Entry("blanks", " \r\n\t"))
+
+	It("keeps what has an owner, and follows no link", func() {
+		outside := filepath.Join(GinkgoT().TempDir(), "outside")
+		Expect(os.WriteFile(outside, nil, 0o600)).To(Succeed())
+		n.write("10.1.2.50", "reserved for the printer")
+		Expect(os.Symlink(outside, n.path("10.1.2.51"))).To(Succeed())
+		Expect(os.Symlink("nowhere", n.path("10.1.2.52"))).To(Succeed())
+		Expect(os.Mkdir(n.path("10.1.2.53"), 0o700)).To(Succeed())
+		Expect(unix.Mkfifo(n.path("10.1.2.54"), 0o600)).To(Succeed())
+		n.within(func(s *leaseDir) {
+			for i := 50; i < 55; i++ {
+				Expect(s.reserve(netip.AddrFrom4([4]byte{10, 1, 2, byte(i)}), "c")).To(MatchError(errTaken))
+			}
+			some := set("10.1.2.0/24 10.1.2.50-10.1.2.60")
+			Expect(s.take(0, some, askedAddr{}, "c")).To(Equal(netip.MustParseAddr("10.1.2.55")))
+		})
+		Expect(os.ReadFile(outside)).To(BeEmpty())
+	})
+
+	It("says nothing of who holds what while a lease cannot be read", func() {
+		n.write("10.1.2.7", "c7\r\neth0")
+		Expect(os.Chmod(n.path("10.1.2.7"), 0)).To(Succeed())
+		nstest.WithoutDAC(func() {
+			for range 2 { // nor was anything kept of the first look
+				n.within(func(s *leaseDir) {
+					_, err := s.heldBy("c7\r\neth0")
+					Expect(err).To(MatchError(unix.EACCES))
+					Expect(s.reserve(netip.MustParseAddr("10.1.2.7"), "c8")).To(MatchError(unix.EACCES))
+					Expect(s.reserve(netip.MustParseAddr("10.1.2.8"), "c8")).To(Succeed())
+					Expect(s.release(netip.MustParseAddr("10.1.2.8"))).To(Succeed())
+				})
+			}
+		})
+		n.mustWalk("c7\r\neth0", "10.1.2.7")
+	})
+
+	It("ignores names that are not an address as we spell it", func() {
+		for _, name := range []string{"010.1.2.9", "2001:DB8::9", "::ffff:10.1.2.9", "fe80::1%eth0", "10.1.2.9.tmp",
+			"README", "last_reserved_ip.9"} {
+			n.write(name, "c9")
+		}
+		Expect(os.MkdirAll(n.path("sub"), 0o755)).To(Succeed())
+		held, _ := n.lookup("c9")
+		Expect(held).To(BeEmpty())
+	})
+
+	It("remembers the last address as the reference does", func() {
+		n.within(func(s *leaseDir) {
+			for _, a := range []string{"10.1.2.9", "10.1.2.10", "10.1.2.11", "10.1.2.9"} {
+				Expect(s.setLast(3, netip.MustParseAddr(a))).To(Succeed())
+				Expect(os.ReadFile(n.path("last_reserved_ip.3"))).To(BeEquivalentTo(a))
+			}
+			Expect(s.last(3)).To(Equal(netip.MustParseAddr("10.1.2.9")))
+			Expect(s.last(4)).To(Equal(netip.Addr{}))
+			n.write("last_reserved_ip.5", "10.1.2.9\n")
+			Expect(s.last(5)).To(Equal(netip.Addr{}))
+		})
+	})
+
+	It("leaves the victim of a planted link alone when it remembers", func() {
+		outside := filepath.Join(GinkgoT().TempDir(), "outside")
+		Expect(os.WriteFile(outside, []byte("10.1.2.9"), 0o600)).To(Succeed())
+		n.write("lock", "")
+		Expect(os.Symlink(outside, n.path("last_reserved_ip.0"))).To(Succeed())
+		Expect(os.Link(outside, n.path("last_reserved_ip.1"))).To(Succeed())
+		n.within(func(s *leaseDir) {
+			for i := range 2 {
+				Expect(s.setLast(i, netip.MustParseAddr("10.1.2.8"))).To(Succeed())
+			}
+		})
+		Expect(os.ReadFile(outside)).To(BeEquivalentTo("10.1.2.9"))
+	})
+
+	It("can be looked at where nothing can be written", func() {
+		n.dataDir = tmpfs(0, "")
+		n.reserve("10.1.2.2", "c1")
+		n.write("10.1.2.9", "c9")
+		Expect(unix.Mount("none", n.dataDir, "", unix.MS_REMOUNT|unix.MS_RDONLY, "")).To(Succeed())
+		s := nstest.Must(openLeaseDir(context.Background(), n.dataDir, "net", 0))
+		Expect(s.heldBy("c9")).To(ConsistOf(addrs("10.1.2.9")))
+		Expect(s.release(netip.MustParseAddr("10.1.2.9"))).To(MatchError(unix.EROFS))
+		Expect(s.close()).To(Succeed())
+		Expect(n.leases()).To(beLeases("10.1.2.2", "10.1.2.9"))
+	})
+
+	It("has a full disk: an error, and nothing that is half there", func() {
+		n.dataDir = tmpfs(0, "size=256k")
+		var full error
+		for i := 0; i < 250 && full == nil; i++ {
+			n.within(func(s *leaseDir) {
+				owner := fmt.Sprint("c", i, "\r\neth0")
+				Expect(s.heldBy(owner)).To(BeEmpty())
+				full = s.reserve(netip.AddrFrom4([4]byte{10, 1, 2, byte(i)}), owner)
+			})
+		}
+		Expect(full).To(MatchError(unix.ENOSPC))
+		for name, content := range n.leases() {
+			Expect(bytes.TrimSpace([]byte(content))).NotTo(BeEmpty(), name)
+		}
+		held, _ := n.lookup("c3\r\neth0")
+		Expect(held).To(HaveLen(1))
+		n.within(func(s *leaseDir) { Expect(s.release(held[0])).To(Succeed()) })
+		held, _ = n.lookup("c3\r\neth0")
+		Expect(held).To(BeEmpty())
+	})
+})
+
+var _ = It("finds no store, or one, while another call makes the first one", func() {
+	dir := GinkgoT().TempDir()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 3000 {
+			_ = os.Mkdir(filepath.Join(dir, "net"), dirMode)
+			_ = os.Remove(filepath.Join(dir, "net"))
+		}
+	}()
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+		default:
+		}
+		s := nstest.Must(openUnlocked(dir, "net", 0))
+		if s != nil {
+			Expect(s.close()).To(Succeed())
+		}
+	}
+})

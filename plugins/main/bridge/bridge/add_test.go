@@ -1,0 +1,545 @@
+package bridge
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestBridge(t *testing.T) { nstest.RunSpecs(t, "plugins/main/bridge/bridge") }
+
+// world is a host with containers and a directory of IPAM plugins.
+type world struct{ *World }
+
+func newWorld() *world {
+	GinkgoHelper()
+	w := &world{NewWorld(Plugin())}
+	w.SetSysctl("net/ipv6/conf/default/accept_dad", "0") // no wait for link-local addresses
+	return w
+}
+
+// conf is a configuration of network "net" with bridge "br": keys are added, or taken away by nil.
+func conf(more ...Object) Object {
+	return Merge(append([]Object{{"cniVersion": "1.1.0", "name": "net", "type": "bridge", "bridge": "br"}}, more...)...)
+}
+
+// l3 is conf with addresses from fake.
+func l3(more ...Object) Object {
+	return conf(append([]Object{{"ipam": Object{"type": "fake"}}}, more...)...)
+}
+
+// hostEnd is the name of the result's port.
+func hostEnd(r Result) string { return r.Interfaces[1].Name }
+
+// routes lists a family's routes as "dst via gateway metric".
+func routes(h *nstest.Host, family string) []string {
+	GinkgoHelper()
+	var list []struct {
+		Dst, Gateway string
+		Metric       int
+	}
+	h.JSON(&list, "ip", "-j", family, "route")
+	out := []string{}
+	for _, r := range list {
+		if r.Gateway != "" {
+			out = append(out, strings.TrimSuffix(fmt.Sprintf("%s via %s %d", r.Dst, r.Gateway, r.Metric), " 0"))
+		}
+	}
+	return out
+}
+
+var _ = Describe("ADD", func() {
+	var w *world
+	BeforeEach(func() { w = newWorld() })
+
+	It("joins containers on layer 2, with nothing but links", func() {
+		a, b := w.Attach("one", conf()), w.Attach("two", conf())
+		port := Show(w.Host, hostEnd(a.Result))
+		Expect(port.Master).To(Equal("br"))
+		Expect(port.Ifalias).To(HaveSuffix(" net one eth0"))
+		Expect(Show(w.Host, "br").Flags).To(ContainElement("UP"))
+		Expect(Show(a.Host, "eth0").Flags).To(ContainElement("UP"))
+		from, to := a.Host.Wiretap("eth0"), b.Host.Wiretap("eth0")
+		from.Send(from.MAC, to.MAC, "hello")
+		Expect(to.Next()).To(Equal("hello"))
+		Expect(a.Result.Text).NotTo(ContainSubstring("ips"))
+		Expect(w.Calls()).To(BeEmpty())
+		Expect(w.Sysctl("net/ipv4/ip_forward")).To(Equal("0"))
+	})
+
+	It("reports the links as the kernel has them", func() {
+		a := w.Attach("one", conf(Object{"mtu": 1400}))
+		Expect(a.Result.Interfaces).To(HaveLen(3))
+		for i, l := range []Link{Show(w.Host, "br"), Show(w.Host, hostEnd(a.Result)), Show(a.Host, "eth0")} {
+			r := a.Result.Interfaces[i]
+			Expect([]any{r.Name, r.MAC, r.MTU}).To(Equal([]any{l.Ifname, l.Address, 1400}))
+			Expect(l.MTU).To(Equal(1400))
+		}
+		Expect(a.Result.Interfaces[2].Sandbox).To(Equal(a.Path))
+		Expect(a.Result.Interfaces[0].Sandbox + a.Result.Interfaces[1].Sandbox).To(BeEmpty())
+	})
+
+	It("answers in each version, on layer 2 and 3", Label("versions"), func() {
+		for i, v := range cni.Versions() {
+			res := w.Attach("l2-"+v, conf(Object{"cniVersion": v})).Result
+			Expect(res.CNIVersion).To(Equal(v))
+			res = w.Attach("l3-"+v, l3(Object{"cniVersion": v, "bridge": "br3", "isGateway": true}),
+				fmt.Sprintf("10.1.0.%d/24", i+2)).Result
+			Expect(res.CNIVersion).To(Equal(v))
+			Expect(res.Text).To(ContainSubstring("10.1.0.%d/24", i+2))
+		}
+	})
+
+	DescribeTable("makes the bridge a gateway, which answers at once", func(addrs, gateways, others []string) {
+		cont := nstest.NewNetns()
+		for _, h := range []*nstest.Host{w.Host, cont} {
+			h.SetSysctl("net/ipv6/conf/default/accept_dad", "1")
+			h.SetSysctl("net/ipv6/conf/default/dad_transmits", "60") // one a second
+		}
+		c := l3(Object{"isDefaultGateway": true})
+		w.LendAddrs("one", addrs...)
+		began := time.Now()
+		w.Add(Call{ID: "one", Netns: cont.Path, Conf: c})
+		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
+		for _, gw := range gateways {
+			Expect(Ping(cont, Addr(gw))).To(BeTrue(), gw)
+		}
+		br := Show(w.Host, "br")
+		Expect(br.Addrs()).To(ConsistOf(gateways))
+		for _, have := range br.AddrInfo {
+			Expect(have.Scope == "global" && have.Tentative).To(BeFalse(), have.Local)
+		}
+		b := w.Attach("two", c, others...)
+		for _, addr := range addrs {
+			Expect(Ping(b.Host, Addr(addr)) && Ping(w.Host, Addr(addr))).To(BeTrue())
+		}
+	},
+		Entry("IPv4", []string{"10.1.0.2/24 10.1.0.1"}, []string{"10.1.0.1/24"}, []string{"10.1.0.3/24 10.1.0.1"}),
+		Entry("IPv6", []string{"2001:db8:1::2/64"}, []string{"2001:db8:1::1/64"}, []string{"2001:db8:1::3/64"}),
+		Entry("dual stack", []string{"10.1.0.2/24", "2001:db8:1::2/64"}, []string{"10.1.0.1/24", "2001:db8:1::1/64"},
+			[]string{"10.1.0.3/24", "2001:db8:1::3/64"}),
+		Entry("several addresses", []string{"10.1.0.2/24", "10.2.0.2/24", "2001:db8:1::2/64", "2001:db8:2::2/64"},
+			[]string{"10.1.0.1/24", "10.2.0.1/24", "2001:db8:1::1/64", "2001:db8:2::1/64"},
+			[]string{"10.1.0.3/24", "10.2.0.3/24", "2001:db8:1::3/64", "2001:db8:2::3/64"}),
+	)
+
+	It("lets the host forward, for the families that it is the gateway of", func() {
+		w.Attach("one", l3(), "10.1.0.2/24 10.1.0.1", "2001:db8:1::2/64")
+		Expect(w.Sysctl("net/ipv4/ip_forward") + w.Sysctl("net/ipv6/conf/all/forwarding")).To(Equal("00"))
+		Expect(Show(w.Host, "br").Addrs()).To(BeEmpty())
+		w.Attach("two", l3(Object{"isGateway": true}), "10.1.0.3/24")
+		Expect(w.Sysctl("net/ipv4/ip_forward") + w.Sysctl("net/ipv6/conf/all/forwarding")).To(Equal("10"))
+		w.Attach("six", l3(Object{"isGateway": true}), "2001:db8:1::3/64")
+		Expect(w.Sysctl("net/ipv6/conf/all/forwarding")).To(Equal("1"))
+	})
+
+	It("routes by default where asked, through IPAM's gateway or the computed one", func() {
+		a := w.Attach("one", l3(Object{"isGateway": true}), "10.1.0.2/24")
+		Expect(routes(a.Host, "-4")).To(BeEmpty())
+		b := w.Attach("two", l3(Object{"isDefaultGateway": true}), "10.1.0.3/24", "2001:db8:1::3/64 2001:db8:1::1")
+		Expect(routes(b.Host, "-4")).To(Equal([]string{"default via 10.1.0.1"}))
+		Expect(routes(b.Host, "-6")).To(Equal([]string{"default via 2001:db8:1::1 1024"}))
+		Expect(b.Result.Routes).To(HaveLen(2))
+	})
+
+	It("takes a default route of IPAM that names no gateway", func() {
+		w.Lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24"}],"routes":[{"dst":"0.0.0.0/0"},
+			{"dst":"10.9.0.0/16","priority":7}]}`)
+		a := w.Attach("one", l3(Object{"isDefaultGateway": true}))
+		Expect(routes(a.Host, "-4")).To(ConsistOf("default via 10.1.0.1", "10.9.0.0/16 via 10.1.0.1 7"))
+	})
+
+	It("takes a link-local gateway beside the bridge's own link-local address", func() {
+		a := w.Attach("one", l3(Object{"isDefaultGateway": true}), "2001:db8:1::2/64 fe80::1")
+		b := w.Attach("two", l3(Object{"isDefaultGateway": true}), "2001:db8:1::3/64 fe80::1")
+		Expect(Ping(b.Host, "fe80::1%eth0")).To(BeTrue())
+		Expect(routes(a.Host, "-6")).To(Equal([]string{"default via fe80::1 1024"}))
+	})
+
+	It("sets hairpin: a container hears its own broadcast", func() {
+		a, b := w.Attach("one", conf(Object{"hairpinMode": true})), w.Attach("two", conf())
+		Expect(Show(w.Host, hostEnd(a.Result)).Linkinfo.Port.Hairpin).To(BeTrue())
+		Expect(Show(w.Host, hostEnd(b.Result)).Linkinfo.Port.Hairpin).To(BeFalse())
+		t, u := a.Host.Wiretap("eth0"), b.Host.Wiretap("eth0")
+		t.Send(t.MAC, nstest.Broadcast, "echo")
+		Expect(t.Next()).To(Equal("echo"))
+		Expect(u.Next()).To(Equal("echo"))
+		u.Send(u.MAC, nstest.Broadcast, "none")
+		u.Nothing()
+	})
+
+	It("sets the bridge promiscuous", func() {
+		w.Attach("one", conf())
+		Expect(Show(w.Host, "br").Flags).NotTo(ContainElement("PROMISC"))
+		w.Attach("two", conf(Object{"promiscMode": true}))
+		Expect(Show(w.Host, "br").Flags).To(ContainElement("PROMISC"))
+	})
+
+	It("isolates ports from each other, not from the others", func() {
+		c := l3(Object{"portIsolation": true, "isGateway": true})
+		a, b := w.Attach("one", c, "10.1.0.2/24"), w.Attach("two", c, "10.1.0.3/24")
+		open := w.Attach("open", l3(Object{"isGateway": true}), "10.1.0.4/24")
+		Expect(Show(w.Host, hostEnd(a.Result)).Linkinfo.Port.Isolated).To(BeTrue())
+		Expect(Show(w.Host, hostEnd(open.Result)).Linkinfo.Port.Isolated).To(BeFalse())
+		t, u := a.Host.Wiretap("eth0"), b.Host.Wiretap("eth0")
+		t.Send(t.MAC, u.MAC, "hello")
+		u.Nothing()
+		Expect(Ping(a.Host, "10.1.0.1")).To(BeTrue())
+		Expect(Ping(open.Host, "10.1.0.2")).To(BeTrue())
+	})
+
+	It("drops frames with another MAC address where asked to", func() {
+		a := w.Attach("one", conf(Object{"macspoofchk": true}))
+		b := w.Attach("two", conf())
+		t, u := a.Host.Wiretap("eth0"), b.Host.Wiretap("eth0")
+		t.Send(t.MAC, u.MAC, "honest")
+		Expect(u.Next()).To(Equal("honest"))
+		t.Send(net.HardwareAddr{2, 0, 0, 0, 0, 9}, u.MAC, "spoofed")
+		u.Nothing()
+		u.Send(net.HardwareAddr{2, 0, 0, 0, 0, 9}, t.MAC, "unchecked")
+		Expect(t.Next()).To(Equal("unchecked"))
+	})
+
+	It("gives the container the MAC address that was asked for", func() {
+		c := Call{ID: "one", Conf: conf(Object{"runtimeConfig": Object{"mac": "02:00:00:00:00:05"}}),
+			Args: "MAC=02:00:00:00:00:01"}
+		cont := nstest.NewNetns()
+		c.Netns = cont.Path
+		Expect(w.Add(c).Interfaces[2].MAC).To(Equal("02:00:00:00:00:05"))
+		Expect(Show(cont, "eth0").Address).To(Equal("02:00:00:00:00:05"))
+	})
+
+	It("leaves the container's end down where asked to", func() {
+		a := w.Attach("one", conf(Object{"disableContainerInterface": true}))
+		Expect(Show(a.Host, "eth0").Flags).NotTo(ContainElement("UP"))
+		Expect(Show(w.Host, hostEnd(a.Result)).Flags).To(ContainElement("UP"))
+		w.Succeeds(a.As("CHECK"))
+	})
+
+	It("refuses to be the gateway with another address, unless it may replace it", func() {
+		c := l3(Object{"isGateway": true})
+		w.Attach("one", c, "10.1.0.2/24", "2001:db8:1::2/64")
+		before := w.Snapshot()
+		cont := nstest.NewNetns()
+		w.LendAddrs("two", "10.2.0.2/24")
+		Expect(w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: c},
+			cni.CodeConflict)).To(ContainSubstring("10.1.0.1/24"))
+		w.LendAddrs("two", "2001:db8:1::3/60 2001:db8:1:2::1")
+		Expect(w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: c},
+			cni.CodeConflict)).To(ContainSubstring("2001:db8:1::1/64"))
+		Expect(w.Snapshot()).To(Equal(before))
+
+		w.Attach("three", c, "2001:db8:2::3/64")
+		Expect(Show(w.Host, "br").Addrs()).To(ConsistOf("10.1.0.1/24", "2001:db8:1::1/64", "2001:db8:2::1/64"))
+		w.Attach("four", l3(Object{"isGateway": true, "forceAddress": true}), "10.2.0.2/24")
+		Expect(Show(w.Host, "br").Addrs()).To(ConsistOf("10.2.0.1/24", "2001:db8:1::1/64", "2001:db8:2::1/64"))
+	})
+
+	It("adds the gateways that are missing beside those that are there", func() {
+		c := l3(Object{"isGateway": true})
+		w.Attach("one", c, "10.1.0.2/24")
+		b := w.Attach("two", c, "10.1.0.3/24", "10.2.0.3/24")
+		Expect(Show(w.Host, "br").Addrs()).To(ConsistOf("10.1.0.1/24", "10.2.0.1/24"))
+		Expect(Ping(b.Host, "10.2.0.1")).To(BeTrue())
+	})
+
+	It("uses an existing bridge as it is, and says what contradicts", func() {
+		IP(w.Host, "link add name br address 02:00:00:00:00:09 mtu 1400 type bridge forward_delay 0 ageing_time 1234")
+		before := Show(w.Host, "br")
+		cont := nstest.NewNetns()
+		a := w.Call(Call{Command: "ADD", Netns: cont.Path, Conf: conf(Object{"mtu": 1300})})
+		a.Added()
+		Expect(a.Stderr).To(And(ContainSubstring("1400"), ContainSubstring("1300")))
+		after := Show(w.Host, "br")
+		Expect(after.Address).To(Equal(before.Address))
+		Expect(after.Flags).To(ContainElement("UP"))
+		Expect(Show(cont, "eth0").MTU).To(Equal(1300))
+		Expect(w.Snapshot("links")).To(ContainSubstring("ageing_time=1234"))
+	})
+
+	It("refuses a name that something else has, and touches nothing", func() {
+		IP(w.Host, "link add name br type veth peer name other")
+		before := w.Snapshot()
+		cont := nstest.NewNetns()
+		Expect(w.Fails(Call{Command: "ADD", Netns: cont.Path, Conf: l3()},
+			cni.CodeConflict)).To(ContainSubstring(`"br"`))
+		Expect(w.Snapshot()).To(Equal(before))
+		Expect(Names(cont, "")).To(BeEmpty())
+		Expect(w.Calls()).To(BeEmpty())
+	})
+
+	It("keeps the bridge's MAC address, whoever comes and goes", func() {
+		c := conf()
+		first := w.Attach("first", c)
+		mac := Show(w.Host, "br").Address
+		for i := range 10 {
+			a := w.Attach(fmt.Sprint("c", i), c)
+			Expect(Show(w.Host, "br").Address).To(Equal(mac))
+			if i%2 == 0 {
+				w.Succeeds(a.As("DEL"))
+			}
+		}
+		w.Succeeds(first.As("DEL"))
+		Expect(Show(w.Host, "br").Address).To(Equal(mac))
+		Expect(mac).To(MatchRegexp("^.[26ae]:"))
+	})
+
+	It("waits for duplicate address detection where asked to, and refuses a duplicate", Label("events"), func() {
+		c := l3(Object{"enabledad": true})
+		a := w.Attach("one", c, "2001:db8:1::2/64")
+		for _, addr := range Show(a.Host, "eth0").AddrInfo {
+			Expect(addr.Tentative).To(BeFalse(), addr.Local)
+		}
+		Expect(a.Sysctl("net/ipv6/conf/eth0/accept_dad")).To(Equal("1"))
+		before := w.Snapshot()
+		w.LendAddrs("two", "2001:db8:1::2/64")
+		cont := nstest.NewNetns()
+		cont.SetSysctl("net/ipv6/conf/default/dad_transmits", "5") // the first may be lost
+		cl := Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: c}
+		Expect(w.Fails(cl, cni.CodeInternal)).To(ContainSubstring("2001:db8:1::2"))
+		Expect(w.Snapshot()).To(Equal(before))
+		Expect(w.Calls()).To(Equal([]string{"ADD one eth0", "ADD two eth0", "DEL two eth0"}))
+	})
+})
+
+var _ = Describe("a gateway that another machine behind the uplink has", func() {
+	const gateway = "2001:db8:1::1/64"
+
+	It("is refused by the next ADD, and works once that machine is gone", func() {
+		nstest.Need("tap")
+		w := newWorld()
+		w.Host.IP("link add name br up type bridge", "tuntap add uplink mode tap",
+			"link set uplink up master br")
+		other := nstest.NewNetns()
+		nstest.Wire(nstest.End{Host: w.Host, Name: "wire"}, nstest.End{Host: other, Name: "eth0"})
+		IP(w.Host, "link set wire master br")
+		IP(other, "addr add %s dev eth0 nodad", gateway)
+		LinkLocal(other, "eth0")
+		w.SetSysctl("net/ipv6/conf/br/accept_dad", "1")
+		w.SetSysctl("net/ipv6/conf/br/dad_transmits", "5") // the first may be lost
+
+		routed := l3(Object{"isGateway": true})
+		w.Attach("one", routed, "2001:db8:1::2/64")
+		Eventually(func() string { return IP(w.Host, "addr show dev br") }).Should(ContainSubstring("dadfailed"))
+
+		cont := nstest.NewNetns()
+		w.LendAddrs("two", "2001:db8:1::3/64")
+		two := Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: routed}
+		Expect(w.Fails(two, cni.CodeConflict)).To(And(ContainSubstring(gateway), ContainSubstring("duplicate")))
+		Expect(Names(cont, "")).To(BeEmpty())
+
+		IP(other, "link set eth0 down")
+		r := w.Add(two)
+		Expect(strings.Fields(IP(w.Host, "addr show dev br"))).To(And(ContainElement(gateway),
+			Not(ContainElement("dadfailed"))))
+		w.Succeeds(Call{Command: "CHECK", ID: "two", Netns: cont.Path, Conf: With(routed, r)})
+		Expect(Ping(cont, "2001:db8:1::1")).To(BeTrue())
+	})
+})
+
+var _ = Describe("traffic", func() {
+	var w *world
+	BeforeEach(func() {
+		w = newWorld()
+	})
+
+	// heeded tells whether the host took the advertisement of a container.
+	heeded := func(a Attached) bool {
+		GinkgoHelper()
+		router, host := LinkLocal(a.Host, "eth0"), LinkLocal(w.Host, "br")
+		a.AdvertiseRouter("eth0", "2001:db8:bad::")
+		// Answered after the advertisement was received.
+		Expect(Ping(a.Host, host+"%eth0")).To(BeTrue(), router)
+		return strings.Contains(IP(w.Host, "-6 route"), "default via") || strings.Contains(IP(w.Host, "-6 addr"),
+			"2001:db8:bad:")
+	}
+
+	It("finds the next container that has an address at once", func() {
+		c := l3(Object{"isGateway": true})
+		addrs := []string{"10.1.0.2/24 10.1.0.1", "2001:db8:1::2/64 2001:db8:1::1"}
+		neighbour := w.Attach("neighbour", c, "10.1.0.9/24 10.1.0.1", "2001:db8:1::9/64 2001:db8:1::1")
+		first := w.Attach("first", c, addrs...)
+		both := func() bool { return Ping(neighbour.Host, "10.1.0.2") && Ping(neighbour.Host, "2001:db8:1::2") }
+		Expect(both()).To(BeTrue())
+		w.Succeeds(first.As("DEL"))
+		Expect(IP(neighbour.Host, "neigh")).To(ContainSubstring("10.1.0.2 "),
+			"the neighbour remembers the old MAC address")
+		next := Show(w.Attach("next", c, addrs...).Host, "eth0").Address
+		// Without a packet of the neighbour's own: it is told.
+		Eventually(func() string { return IP(neighbour.Host, "neigh") }).Should(And(
+			ContainSubstring("10.1.0.2 dev eth0 lladdr "+next),
+			ContainSubstring("2001:db8:1::2 dev eth0 lladdr "+next)))
+		Expect(both()).To(BeTrue())
+	})
+
+	// Each end of the pair of the lowest MAC address may give a bridge its own.
+	lowest := func(all []Attached) int {
+		low := 0
+		for i, a := range all {
+			if Show(w.Host, hostEnd(a.Result)).Address < Show(w.Host, hostEnd(all[low].Result)).Address {
+				low = i
+			}
+		}
+		return low
+	}
+	DescribeTable("reaches the gateway, whichever container goes, on a bridge that was made", func(reference bool) {
+		c := l3(Object{"isGateway": true, "cniVersion": "1.0.0"})
+		if !reference {
+			w.Host.IP("link add name br type bridge", "link set dev br up")
+		} else {
+			layer2 := Call{Command: "ADD", ID: "layer2", Netns: nstest.NewNetns().Path,
+				Conf: conf(Object{"cniVersion": "1.0.0"})}
+			w.Reference(nstest.Newest(), layer2).Added()
+		}
+		before := Show(w.Host, "br").Address
+		var all []Attached
+		for i := range 4 {
+			id, cont := fmt.Sprint("c", i), nstest.NewNetns()
+			w.LendAddrs(id, fmt.Sprintf("10.1.0.%d/24 10.1.0.1", i+2))
+			cl := Call{Command: "ADD", ID: id, Netns: cont.Path, Conf: c}
+			all = append(all, Attached{Host: cont, Call: cl, Result: w.Add(cl)})
+		}
+		goes := lowest(all)
+		other := all[(goes+1)%len(all)]
+		Expect(Ping(other.Host, "10.1.0.1")).To(BeTrue())
+		mac := Show(w.Host, "br").Address
+		Expect(mac).To(Equal(before))
+		w.Succeeds(all[goes].As("DEL"))
+		Expect(Show(w.Host, "br").Address).To(Equal(mac))
+		Expect(IP(other.Host, "neigh")).To(ContainSubstring("10.1.0.1 dev eth0 lladdr " + mac))
+		Expect(other.Cmd("ping", "-n", "-c20", "-i0.02", "-W20", "10.1.0.1")).To(ContainSubstring("20 received"))
+	},
+		Entry("by an administrator", false),
+		Entry("by the reference for a layer 2 network", true),
+	)
+
+	It("keeps the MAC address that a bridge takes from its first container, since its other ports are gone", func() {
+		w.Host.IP("link add name br type bridge", "link add gone master br type veth peer name other",
+			"link del gone")
+		Expect(Show(w.Host, "br").Address).To(Equal("00:00:00:00:00:00"))
+		one := w.Attach("one", l3(Object{"isGateway": true}), "10.1.0.2/24 10.1.0.1")
+		mac := Show(w.Host, "br").Address
+		w.Attach("two", l3(Object{"isGateway": true}), "10.1.0.3/24 10.1.0.1")
+		w.Succeeds(one.As("DEL"))
+		Expect(Show(w.Host, "br").Address).To(Equal(mac))
+		Expect(w.Cmd("cat", "/sys/class/net/br/addr_assign_type")).To(HavePrefix("3"))
+	})
+
+	It("keeps the MAC address of a bridge that a failed ADD made the gateway, since IPv6 is off there", func() {
+		w.Host.IP("link add name br type bridge", "link set dev br up")
+		w.SetSysctl("net/ipv6/conf/br/disable_ipv6", "1")
+		w.LendAddrs("one", "10.1.0.2/24 10.1.0.1", "2001:db8:1::2/64 2001:db8:1::1")
+		cl := Call{Command: "ADD", Netns: nstest.NewNetns().Path, Conf: l3(Object{"isGateway": true})}
+		Expect(w.Fails(cl, cni.CodeConflict)).To(HavePrefix(`bridge "br": gateway 2001:db8:1::1/64: IPv6 is off`))
+		Expect(IP(w.Host, "addr show dev br")).To(ContainSubstring("10.1.0.1/24"))
+		Expect(w.Cmd("cat", "/sys/class/net/br/addr_assign_type")).To(HavePrefix("3"))
+	})
+
+	It("is forwarded to the first container of a new bridge at once: the host can ask for its neighbours", func() {
+		w.SetSysctl("net/ipv6/conf/default/accept_dad", "1")
+		w.Attach("one", l3(Object{"isGateway": true}), "2001:db8:1::2/64")
+		Expect(w.Sysctl("net/ipv6/conf/br/accept_dad")).To(Equal("0"))
+	})
+
+	It("works where /proc/sys is read-only, with a word on what could not be set", func() {
+		w.SetSysctl("net/ipv4/ip_forward", "1")
+		w.SetSysctl("net/ipv6/conf/default/accept_ra", "1")
+		w.Cmd("mount", "--bind", "/proc/sys", "/proc/sys")
+		w.Cmd("mount", "-o", "remount,bind,ro", "/proc/sys")
+		a := w.Attach("one", l3(Object{"isGateway": true}), "10.1.0.2/24")
+		Expect(Ping(a.Host, "10.1.0.1")).To(BeTrue())
+		got := w.Call(Call{Command: "ADD", ID: "two", Netns: nstest.NewNetns().Path,
+			Conf: l3(Object{"isGateway": true})})
+		Expect(got.Stderr).To(ContainSubstring(
+			`sysctl net.ipv6.conf.br.accept_ra: write "0": read-only file system`))
+	})
+
+	It("does not either through a bridge that others made and that leads nowhere", func() {
+		IP(w.Host, "link add name br up type bridge")
+		w.SetSysctl("net/ipv6/conf/br/accept_ra", "1")
+		Expect(heeded(w.Attach("one", l3(), "10.1.0.2/24"))).To(BeFalse())
+	})
+
+	It("of containers does not give the host routes either when it stops to forward, or forwards and heeds them "+
+		"all the same", func() {
+		w.SetSysctl("net/ipv6/conf/all/forwarding", "1")
+		w.Attach("one", l3(), "10.1.0.2/24")
+		Expect(w.Sysctl("net/ipv6/conf/br/accept_ra")).To(Equal("0"))
+		w.SetSysctl("net/ipv6/conf/br/accept_ra", "2")
+		Expect(heeded(w.Attach("two", l3(), "10.1.0.3/24"))).To(BeFalse())
+	})
+
+	It("may, through a bridge of the administrator's with an uplink, which is used as found", func() {
+		nstest.Need("tap")
+		w.Host.IP("link add name br up type bridge", "tuntap add uplink mode tap", "link set uplink master br")
+		w.SetSysctl("net/ipv6/conf/br/accept_ra", "1")
+		w.SetSysctl("net/ipv6/conf/br/accept_dad", "0")
+		a := w.Attach("one", l3(), "10.1.0.2/24")
+		Expect(w.Sysctl("net/ipv6/conf/br/accept_ra")).To(Equal("1"))
+		Eventually(heeded).WithArguments(a).Should(BeTrue(), "or the specs above show nothing")
+	})
+
+	It("of containers does not give other containers routes where the bridge is their gateway (CVE-2020-10749)",
+		Label("router-advertisements"), func() {
+			c := l3(Object{"isGateway": true})
+			rogue := w.Attach("rogue", c, "10.1.0.9/24", "2001:db8:1::9/64")
+			for id, addrs := range map[string][]string{"single": {"10.1.0.2/24"}, "dual": {"10.1.0.3/24",
+				"2001:db8:1::3/64"}} {
+				victim := w.Attach(id, c, addrs...)
+				LinkLocal(rogue.Host, "eth0") // from which it is sent
+				rogue.AdvertiseRouter("eth0", "2001:db8:bad::")
+				// Answered after the advertisement was received.
+				Expect(Ping(rogue.Host, LinkLocal(victim.Host, "eth0")+"%eth0")).To(BeTrue())
+				Expect(IP(victim.Host, "-6 route")).NotTo(ContainSubstring("default"))
+				Expect(IP(victim.Host, "-6 addr")).NotTo(ContainSubstring("2001:db8:bad:"))
+			}
+		})
+
+	DescribeTable("to the outside has the host's address with ipMasq", func(backend any, nf bool) {
+		if nf {
+			w.SetBridgeNF(true)
+		}
+		if backend == "iptables" {
+			nstest.Need("iptables")
+		}
+		out := nstest.NewOutside(w.Host)
+		out.Serve("tcp", "192.0.2.2:80")
+		out.Serve("tcp", "[2001:db8::2]:80")
+		c := l3(Object{"isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": backend})
+		a := w.Attach("one", c, "10.1.0.2/24", "fd00:1::2/64")
+		b := w.Attach("two", c, "10.1.0.3/24", "fd00:1::3/64")
+		Expect(a.Ask("tcp", "192.0.2.2:80")).To(HavePrefix("192.0.2.1:"))
+		Expect(a.Ask("tcp", "[2001:db8::2]:80")).To(HavePrefix("[2001:db8::1]:"))
+		b.Serve("tcp", "10.1.0.3:80")
+		b.Serve("tcp", "[fd00:1::3]:80")
+		Expect(a.Ask("tcp", "10.1.0.3:80")).To(HavePrefix("10.1.0.2:"))
+		Expect(a.Ask("tcp", "[fd00:1::3]:80")).To(HavePrefix("[fd00:1::2]:"))
+		w.Succeeds(a.As("CHECK"))
+		w.Succeeds(a.As("DEL"))
+		Expect(b.Ask("tcp", "192.0.2.2:80")).To(HavePrefix("192.0.2.1:"))
+		w.Succeeds(b.As("DEL"))
+	},
+		Entry("by default", nil, false),
+		Entry("on nftables, where bridged frames pass the IP rules", "nftables", true),
+		Entry("on iptables", "iptables", false),
+	)
+
+	It("to the outside has the container's address without ipMasq", func() {
+		out := nstest.NewOutside(w.Host)
+		out.Serve("tcp", "192.0.2.2:80")
+		IP(out, "route add 10.1.0.0/24 via 192.0.2.1")
+		a := w.Attach("one", l3(Object{"isDefaultGateway": true}), "10.1.0.2/24")
+		Expect(a.Ask("tcp", "192.0.2.2:80")).To(HavePrefix("10.1.0.2:"))
+	})
+})

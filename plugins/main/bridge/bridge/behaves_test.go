@@ -1,0 +1,375 @@
+package bridge
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// everything is a configuration that uses all that can be used together here.
+func everything(more ...Object) Object {
+	return l3(append([]Object{{"isDefaultGateway": true, "ipMasq": true, "macspoofchk": true, "hairpinMode": true,
+		"portIsolation": true, "mtu": 1400}}, more...)...)
+}
+
+func prepare(w *World) { w.SetSysctl("net/ipv6/conf/default/accept_dad", "0") } // no wait for link-local addresses
+
+var _ = Behaves(Fixture{
+	Plugin:    Any(Plugin()),
+	Conf:      everything(),
+	Reference: l3(Object{"cniVersion": "1.0.0", "isGateway": true, "ipMasq": true, "macspoofchk": true}),
+	HostEnd:   1,
+	Links:     []string{"br"},
+	Prepare:   prepare,
+	Senseless: Object{"mtu": "x", "vlan": 9999, "vlanTrunk": 5, "ipMasqBackend": "x", "dns": 5},
+	Otherwise: Object{"ipMasq": false, "macspoofchk": false, "isDefaultGateway": false},
+	Forms: map[string]Form{
+		"when the port was taken out of the bridge": {Before: func(w *World, a Attached) {
+			IP(w.Host, "link set %s nomaster", hostEnd(a.Result))
+		}},
+		"with another bridge's name":        {Call: func(c *Call) { c.Conf.(Object)["bridge"] = "other" }},
+		"with a bridge's name that is none": {Call: func(c *Call) { c.Conf.(Object)["bridge"] = Object{} }},
+	},
+	Failures: map[string]Failure{
+		"the bridge has another address": {Prepare: Lends("10.2.0.3/24"), Code: cni.CodeConflict, Says: "10.1.0.1/24",
+			Asked: true},
+		"there is no room for a gateway": {Prepare: Lends("10.1.0.3/32"), Code: cni.CodeIPAM, Says: "10.1.0.3/32",
+			Asked: true},
+		"macspoofchk's table is another's": {Prepare: func(w *World, _ *nstest.Host) {
+			w.Cmd("nft", "delete", "table", "bridge", "hawser")
+			w.Owned("bridge hawser")
+		}, Code: cni.CodeInternal, Says: "not permitted", Asked: true},
+	},
+	Drifts: map[string]Drift{
+		"the host end out of the bridge": OnHost("ip link set END nomaster", "END", "no port"),
+		"the host end in another bridge": OnHost("ip link add name other type bridge;ip link set END master other",
+			"END", "no port"),
+		"hairpin off": OnHost("ip link set END type bridge_slave hairpin off", "END",
+			"hairpin"),
+		"isolation off": OnHost("ip link set END type bridge_slave isolated off", "END",
+			"isolated"),
+		"the bridge down":            OnHost("ip link set dev br down", `"br"`, "is down"),
+		"the gateway's address gone": OnHost("ip addr del 10.1.0.1/24 dev br", `"br"`, "10.1.0.1/24"),
+		"the gateway's IPv6 address gone": OnHost("ip addr del 2001:db8:1::1/64 dev br", `"br"`,
+			"2001:db8:1::1/64"),
+		"the check of MAC addresses gone":    OnHost("nft delete table bridge hawser", "macspoof"),
+		"the check of MAC addresses flushed": OnHost("nft flush table bridge hawser", "macspoof"),
+	},
+})
+
+var _ = Describe("a failing ADD", func() {
+	It("leaves the bridge, which is shared", func() {
+		w := newWorld()
+		w.On("ADD", Refusal)
+		w.Fails(Call{Command: "ADD", Netns: nstest.NewNetns().Path, Conf: everything()}, 11)
+		Expect(Names(w.Host, "")).To(Equal([]string{"br"}))
+		Expect(w.Snapshot("nftables")).NotTo(ContainSubstring("elements"))
+	})
+})
+
+var _ = Describe("DEL", func() {
+	It("works where the programs of legacy iptables are gone, and says what stays until they are back", func() {
+		nstest.UseVariant("legacy")
+		w := newWorld()
+		a := w.Attach("one", everything(Object{"ipMasqBackend": "iptables"}), "10.1.0.3/24")
+		c := a.As("DEL")
+		w.Calls()
+		var out Answer
+		nstest.WithPrograms([]string{"dirname", "cat"}, func() { out = w.Call(c) }) // what fake needs
+		Expect(out.Code).To(BeZero(), out.Stdout)
+		Expect(out.Stderr).To(MatchRegexp(`^bridge: masquerade of .*one.*iptables-legacy-`))
+		Expect(w.Calls()).To(Equal([]string{"DEL one eth0"}))
+		Expect(w.Cmd("iptables-legacy", "-t", "nat", "-S")).To(ContainSubstring("10.1.0.3"))
+		w.Succeeds(c)
+		Expect(w.Cmd("iptables-legacy", "-t", "nat", "-S")).NotTo(ContainSubstring("10.1.0.3"))
+	})
+
+	It("does not touch another port that has the host end's name by now", func() {
+		w := newWorld()
+		a := w.Attach("one", everything(), "10.1.0.3/24")
+		IP(a.Host, "link del eth0")
+		IP(w.Host, "link add %s type veth peer name other", hostEnd(a.Result))
+		IP(w.Host, "link set %s master br", hostEnd(a.Result))
+		for _, path := range []string{"", a.Path} {
+			c := a.As("DEL")
+			c.Netns = path
+			w.Succeeds(c)
+		}
+		Expect(Names(w.Host, "")).To(ContainElements(hostEnd(a.Result), "other"))
+	})
+})
+
+var _ = Describe("CHECK", func() {
+	var w *world
+	BeforeEach(func() { w = newWorld() })
+
+	It("passes right after ADD, for each configuration", func() {
+		for i, c := range []Object{
+			conf(), conf(Object{"disableContainerInterface": true}), conf(Object{"macspoofchk": true,
+				"hairpinMode": true}),
+			conf(Object{"promiscMode": true, "bridge": "promisc"}), l3(), l3(Object{"isGateway": true}),
+			l3(Object{"mtu": 1400}),
+		} {
+			a := w.Attach(fmt.Sprint("c", i), c, fmt.Sprintf("10.1.0.%d/24", 10+i), fmt.Sprintf("2001:db8:1::%d/64",
+				10+i))
+			w.Succeeds(a.As("CHECK"))
+			w.Succeeds(a.As("DEL"))
+		}
+	})
+
+	DescribeTable("finds one missing element of", func(family, in, which string) {
+		a := w.Attach("one", everything(), "10.1.0.2/24", "2001:db8:1::2/64")
+		w.Attach("two", everything(), "10.1.0.3/24", "2001:db8:1::3/64")
+		n := 0
+		for _, set := range w.sets(family) {
+			for _, element := range set.elements {
+				if !strings.Contains(set.name, in) || !strings.Contains(element, strings.ReplaceAll(which, "PORT",
+					hostEnd(a.Result))) {
+					continue
+				}
+				n++
+				w.Cmd("nft", "delete", "element", family, "hawser", set.name, "{ "+element+" }")
+				w.Fails(a.As("CHECK"), cni.CodeDrift)
+				break
+			}
+		}
+		Expect(n).To(Equal(1))
+	},
+		Entry("the masquerade", "inet", "", "10.1.0.2"),
+		Entry("the IPv6 masquerade", "inet", "", "2001:db8:1::2"),
+		Entry("macspoofchk, its port", "bridge", "ports", "PORT"),
+		Entry("macspoofchk, its pair of port and address", "bridge", "pairs", "PORT"),
+	)
+
+	It("finds a bridge that is not promiscuous any more", func() {
+		a := w.Attach("one", conf(Object{"promiscMode": true}))
+		IP(w.Host, "link set dev br promisc off")
+		Expect(w.Fails(a.As("CHECK"), cni.CodeDrift)).To(ContainSubstring("promiscuous"))
+	})
+
+	It("finds the MAC address of an interface that is kept down", func() {
+		a := w.Attach("one", conf(Object{"disableContainerInterface": true}))
+		IP(a.Host, "link set eth0 address 02:00:00:00:00:77")
+		Expect(w.Fails(a.As("CHECK"), cni.CodeDrift)).To(ContainSubstring("02:00:00:00:00:77"))
+	})
+
+	It("does not mind what others do to the bridge", func() {
+		a := w.Attach("one", everything(), "10.1.0.2/24", "2001:db8:1::2/64")
+		for _, words := range []string{"link set dev br promisc on", "link set dev br address 02:00:00:00:00:99",
+			"addr add 192.0.2.9/24 dev br", "link set dev br mtu 1300", "link add name br2 type bridge"} {
+			IP(w.Host, "%s", words)
+			w.Succeeds(a.As("CHECK"))
+		}
+		w.Cmd("nft", "add", "table", "inet", "others")
+		w.Attach("two", everything(), "10.1.0.3/24") // the gateway is there, so that other address is no conflict
+		w.Succeeds(a.As("CHECK"))
+	})
+
+	It("does not mind that another plugin isolated the port", func() {
+		a := w.Attach("one", conf())
+		IP(w.Host, "link set %s type bridge_slave isolated on", hostEnd(a.Result))
+		w.Succeeds(a.As("CHECK"))
+	})
+
+	It("does not mind a packet sniffer", func() {
+		nstest.NeedProgram("tcpdump")
+		a := w.Attach("one", everything(), "10.1.0.2/24")
+		w.Start(nstest.Program{Path: "tcpdump", Args: []string{"-Z", "root", "-i", "br", "-w", "/dev/null"}})
+		Eventually(func() int { return Show(w.Host, "br").Promiscuity }).Should(BeNumerically(">", 0))
+		w.Succeeds(a.As("CHECK"))
+	})
+})
+
+var _ = Describe("GC", func() {
+	It("on layer 2 asks no IPAM", func() {
+		w := newWorld()
+		w.Attach("one", conf())
+		w.Succeeds(Call{Command: "GC", Conf: conf(Object{"cni.dev/valid-attachments": []Object{}})})
+		Expect(Names(w.Host, "")).To(Equal([]string{"br"}))
+		Expect(w.Calls()).To(BeEmpty())
+	})
+})
+
+var _ = Describe("STATUS", func() {
+	var w *world
+	BeforeEach(func() { w = newWorld() })
+	status := func(c Object) Call { return Call{Command: "STATUS", Conf: c} }
+
+	It("is fine in a layer 2 network", func() {
+		w.Succeeds(status(conf()))
+		Expect(w.Calls()).To(BeEmpty())
+	})
+
+	It("is code 50 where something else has the bridge's name", Label("status"), func() {
+		IP(w.Host, "link add name br type veth peer name x")
+		Expect(w.Fails(status(conf()), cni.CodeUnavailable)).To(ContainSubstring(`"br"`))
+	})
+
+	It("is code 50 where macspoofchk cannot be made", func() {
+		w.Owned("bridge hawser")
+		Expect(w.Fails(status(conf(Object{"macspoofchk": true})),
+			cni.CodeUnavailable)).To(ContainSubstring("macspoofchk"))
+		w.Cmd("mount", "-o", "remount,bind,ro", "/run")
+		Expect(w.Fails(status(conf(Object{"macspoofchk": true})),
+			cni.CodeUnavailable)).To(ContainSubstring("read-only file system"))
+	})
+})
+
+var _ = Describe("at the same time", func() {
+	It("20 first ADDs make one bridge, and 20 DELs leave it alone", Label("parallel"), func() {
+		w := newWorld()
+		const n = 20
+		var conts [n]*nstest.Host
+		var got [n]Answer
+		program := nstest.Build("bridge")
+		for i := range n {
+			conts[i] = nstest.NewNetns()
+			w.LendAddrs(fmt.Sprint("c", i), fmt.Sprintf("10.1.0.%d/24", i+2), fmt.Sprintf("2001:db8:1::%x/64", i+2))
+		}
+		each := func(make func(i int) Call) {
+			GinkgoHelper()
+			nstest.AtOnce(n, func(i int) {
+				c := make(i)
+				out := w.Run(nstest.Program{Path: program, Env: c.Vars(w.World), Stdin: c.Stdin()})
+				got[i] = Ran(out)
+			})
+			for i := range n {
+				Expect(got[i].Code).To(BeZero(), got[i].Stdout)
+			}
+		}
+		each(func(i int) Call {
+			return Call{Command: "ADD", ID: fmt.Sprint("c", i), Netns: conts[i].Path, Conf: everything()}
+		})
+		Expect(Names(w.Host, "bridge")).To(Equal([]string{"br"}))
+		Expect(Show(w.Host, "br").Addrs()).To(ConsistOf("10.1.0.1/24", "2001:db8:1::1/64"))
+		Expect(Names(w.Host, "veth")).To(HaveLen(n))
+		Expect(strings.Count(w.Snapshot("nftables"), "masquerade")).To(BeNumerically("<", 20))
+		for i := range n {
+			Expect(Ping(conts[i], "10.1.0.1")).To(BeTrue())
+			w.Succeeds(Call{Command: "CHECK", ID: fmt.Sprint("c", i), Netns: conts[i].Path, Conf: With(everything(),
+				got[i].Added())})
+		}
+		each(func(i int) Call {
+			return Call{Command: "DEL", ID: fmt.Sprint("c", i), Netns: conts[i].Path, Conf: everything()}
+		})
+		Expect(Names(w.Host, "")).To(Equal([]string{"br"}))
+		Expect(w.Snapshot("nftables")).NotTo(ContainSubstring("elements"))
+	})
+})
+
+// nftSet is a set or map of our table and its keys as nft(8) takes them.
+type nftSet struct {
+	name     string
+	elements []string
+}
+
+// sets lists the sets and maps of the table hawser of a family.
+func (w *world) sets(family string) []nftSet {
+	GinkgoHelper()
+	var ruleset struct {
+		Nftables []map[string]struct {
+			Name string
+			Elem []any
+		}
+	}
+	w.JSON(&ruleset, "nft", "-j", "list", "table", family, "hawser")
+	var out []nftSet
+	for _, o := range ruleset.Nftables {
+		for _, kind := range []string{"set", "map"} {
+			if s, ok := o[kind]; ok {
+				set := nftSet{name: s.Name}
+				for _, e := range s.Elem {
+					if pair, ok := e.([]any); ok { // of a map: key and value
+						e = pair[0]
+					}
+					set.elements = append(set.elements, key(e))
+				}
+				out = append(out, set)
+			}
+		}
+	}
+	return out
+}
+
+// key renders an element's key: bare, with attributes, or concatenated.
+func key(e any) string {
+	o, ok := e.(Object)
+	if !ok {
+		return fmt.Sprint(e)
+	}
+	if elem, ok := o["elem"].(Object); ok {
+		return key(elem["val"])
+	}
+	var parts []string
+	for _, p := range o["concat"].([]any) {
+		parts = append(parts, key(p))
+	}
+	return strings.Join(parts, " . ")
+}
+
+var _ = Describe("the lock of legacy iptables, held by a program that hangs,", Label("kernel"), func() {
+	var w *world
+	var holder string
+
+	// hold takes the lock until the spec ends, or release is called.
+	hold := func() (release func()) {
+		GinkgoHelper()
+		holding := w.HoldLock("/run/xtables.lock")
+		holder = fmt.Sprintf("held by process %d (flock)", holding.Pid)
+		return func() { Expect(holding.Kill()).To(Succeed()) }
+	}
+	waitedFor := func() bool { return strings.Contains(w.Cmd("cat", "/proc/locks"), "-> FLOCK") }
+	both := l3(Object{"isGateway": true, "ipMasq": true, "ipMasqBackend": "iptables"})
+
+	BeforeEach(func() {
+		nstest.UseVariant("legacy")
+		w = newWorld()
+	})
+
+	It("ends ADD at the deadline of the call, and what it made goes", Label("lock-deadline"), func() {
+		w.Attach("live", both, Addrs(2)...)
+		w.Calls()
+		before := w.Snapshot()
+		release := hold()
+		cont := nstest.NewNetns()
+		w.LendAddrs("two", Addrs(3)...)
+		began := time.Now()
+		says := w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: both,
+			Ctx: nstest.DeadlineWhen(waitedFor)}, cni.CodeTryAgain)
+		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
+		Expect(says).To(And(ContainSubstring(holder), Not(ContainSubstring("roll-back"))))
+		Expect(w.Calls()).To(Equal([]string{"ADD two eth0", "DEL two eth0"}))
+		release()
+		Expect(w.Snapshot()).To(Equal(before))
+		Expect(Names(cont, "")).To(BeEmpty())
+	})
+
+	It("leaves DEL the time for the interface and the addresses, and the rest to the next", Label("lock-del"), func() {
+		before := w.Snapshot("iptables-legacy")
+		began := time.Now()
+		a := w.Attach("one", both, Addrs(2)...)
+		// Two thirds are for the lock, and the rest for more than all of an ADD.
+		given := nstest.Patience(max(2*time.Second, 30*time.Since(began)))
+		w.Calls()
+		release := hold()
+		del := a.As("DEL")
+		ctx, cancel := context.WithTimeout(context.Background(), given)
+		defer cancel()
+		del.Ctx = ctx
+		says := w.Fails(del, cni.CodeTryAgain)
+		Expect(says).To(ContainSubstring(holder))
+		Expect(Names(a.Host, "")).To(BeEmpty())
+		Expect(w.Calls()).To(Equal([]string{"DEL one eth0"}))
+		release()
+		w.Succeeds(a.As("DEL"))
+		Expect(w.Snapshot("iptables-legacy")).To(Equal(before))
+	})
+})

@@ -1,0 +1,214 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// call is an ADD or CHECK under way.
+type call struct {
+	*attach.Session
+	cfg    config
+	bridge rtnl.Link
+}
+
+func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
+	s, err := attach.Open(req)
+	if err != nil {
+		return nil, err
+	}
+	c := &call{Session: s, cfg: cfg}
+	if err := c.prepareBridge(); err != nil {
+		return nil, err
+	}
+	if err := c.CreatePair(ctx, cfg.Link); err != nil {
+		return nil, err
+	}
+	if err := c.StartIPAM(ctx); err != nil {
+		return nil, err
+	}
+	if err := c.setUpPort(ctx); err != nil {
+		return nil, err
+	}
+	if err := c.raise(); err != nil {
+		return nil, err
+	}
+	answer, err := c.IPAMResult(ctx)
+	if err != nil {
+		return nil, err
+	}
+	res, gateways, err := makePlan(cfg, answer)
+	if err != nil {
+		return nil, err
+	}
+	res.Interfaces = c.links(c.bridge) // Configure finds the addresses by them; the final ones are below
+	gateway, err := c.prepareGateway(ctx, gateways)
+	if err != nil {
+		return nil, err
+	}
+	if err := iface.Configure(ctx, c.container(), res); err != nil {
+		return nil, err
+	}
+	if err := c.Masquerade(ctx, cfg.Masq, res); err != nil {
+		return nil, err
+	}
+	if err := c.announce(ctx, res, gateway); err != nil {
+		return nil, err
+	}
+	if c.bridge, err = c.Host.LinkByIndex(c.bridge.Index); err != nil { // it may have other values by now
+		return nil, err
+	}
+	res.Interfaces = c.links(gateway.Link)
+	return res, nil
+}
+
+func del(ctx context.Context, req *skel.Request) error {
+	w := wireConfig{Bridge: defaultBridge}
+	if err := req.Decode(&w); err != nil { // a key that cannot be read does not stand in the way of others
+		req.Warn("%v", err)
+	}
+	return attach.Del(ctx, req, w.Bridge, func(ctx context.Context, nf *nft.Conn) error {
+		return deleteSpoofCheck(ctx, nf, req.Attachment)
+	})
+}
+
+func check(ctx context.Context, req *skel.Request, cfg config) error {
+	return attach.Check(ctx, req, func(s *attach.Session) []error {
+		return (&call{Session: s, cfg: cfg}).verify(ctx)
+	})
+}
+
+func gc(ctx context.Context, req *skel.Request) error {
+	return attach.GC(ctx, req, func(ctx context.Context, nf *nft.Conn) error {
+		return collectSpoofChecks(ctx, nf, req.Valid)
+	})
+}
+
+// status looks for what would make ADD fail: a bridge name that something else
+// has, a missing backend, IPAM's answer.
+func status(ctx context.Context, req *skel.Request, cfg config) error {
+	return attach.Status(ctx, req, cfg.Masq, func(host *rtnl.Conn) error {
+		if _, err := findBridge(host, cfg.Bridge); err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+			return err
+		}
+		if !cfg.MacSpoofChk {
+			return nil
+		}
+		nf := nft.New()
+		defer nf.Close()
+		if err := nf.Probe(spoofElements().Layout); err != nil {
+			return fmt.Errorf("macspoofchk: %w", err)
+		}
+		return nil
+	})
+}
+
+// raise brings the container's interface up. In a layer 2 network its settings stay the kernel's.
+func (c *call) raise() error {
+	switch {
+	case c.cfg.DisableContainerInterface:
+		return nil
+	case c.IPAM != "":
+		return iface.Raise(c.container())
+	}
+	return c.Cont.SetLink(c.ContEnd.Index, rtnl.LinkChange{Up: new(true)})
+}
+
+// container is the container's interface, for pkg/iface.
+func (c *call) container() iface.Target {
+	t := c.Target()
+	t.EnableDAD, t.NoRouterAdverts = c.cfg.EnableDAD, c.cfg.Gateway
+	return t
+}
+
+// announce waits until the port forwards and IPv6 addresses can be used, and has the kernel announce the addresses.
+func (c *call) announce(ctx context.Context, res *cni.Result, gw attach.Gateway) error {
+	if c.cfg.DisableContainerInterface {
+		return nil
+	}
+	if err := c.WaitUp(ctx, res, gw); err != nil || c.IPAM == "" {
+		return err
+	}
+	return iface.Announce(c.Cont, c.ContEnd)
+}
+
+// links lists the links as results do: bridge, host end, container's interface, and the VLAN's gateway if there is one.
+func (c *call) links(gateway rtnl.Link) []cni.Interface {
+	links := append([]cni.Interface{iface.Describe(c.bridge)}, c.Interfaces()...)
+	if gateway.Index != c.bridge.Index {
+		links = append(links, iface.Describe(gateway))
+	}
+	return links
+}
+
+// setUpPort makes the host end a port of the bridge. It comes up last, when every restriction is in place.
+func (c *call) setUpPort(ctx context.Context) error {
+	if err := c.MarkHostEnd(c.bridge.Index); err != nil {
+		return err
+	}
+	flags := rtnl.Port{Hairpin: c.cfg.HairpinMode, Isolated: c.cfg.PortIsolation}
+	if flags.Hairpin || flags.Isolated { // a new port is neither
+		if err := c.Host.SetPort(c.HostEnd.Index, flags); err != nil {
+			return err
+		}
+	}
+	vlans := portVLANs(c.cfg.VLAN, c.cfg.Trunk)
+	if err := c.setVLANs(c.HostEnd, vlans, c.cfg.PreserveDefaultVLAN); err != nil {
+		return c.cfg.unsupportedVLANs(err)
+	}
+	if c.cfg.MacSpoofChk {
+		c.OnFail("remove the MAC spoof check", func(ctx context.Context) error {
+			return deleteSpoofCheck(ctx, c.NF, c.Attachment)
+		})
+		if err := c.spoofCheck().add(ctx, c.NF); err != nil {
+			return err
+		}
+	}
+	return c.Host.SetLink(c.HostEnd.Index, rtnl.LinkChange{Up: new(true)})
+}
+
+func (c *call) spoofCheck() spoofCheck {
+	return spoofCheck{Attachment: c.Attachment, Port: c.HostEnd.Name, MAC: c.ContEnd.MAC}
+}
+
+// setVLANs gives a new port its VLANs, and takes the kernel's default one from it. A port without VLANs keeps that one:
+// it would carry nothing.
+func (c *call) setVLANs(end rtnl.Link, vlans []rtnl.VLAN, keepDefault bool) error {
+	if len(vlans) == 0 {
+		return nil
+	}
+	byDefault := c.bridge.DefaultPVID
+	wanted := keepDefault || slices.ContainsFunc(vlans, func(v rtnl.VLAN) bool { return v.ID == byDefault })
+	if byDefault != 0 && !wanted {
+		if err := c.Host.DelVLAN(end.Index, byDefault); err != nil {
+			return err
+		}
+	}
+	return c.Host.AddVLANs(end.Index, vlans)
+}
+
+// portVLANs lists what a port carries. A trunk without a VLAN of its own has VLAN 1 untagged.
+func portVLANs(vlan int, trunk []uint16) (out []rtnl.VLAN) {
+	native := uint16(vlan)
+	if native == 0 && len(trunk) > 0 {
+		native = 1
+	}
+	if native != 0 {
+		out = append(out, rtnl.VLAN{ID: native, PVID: true, Untagged: true})
+	}
+	for _, id := range trunk {
+		if id != native {
+			out = append(out, rtnl.VLAN{ID: id})
+		}
+	}
+	return out
+}

@@ -1,0 +1,285 @@
+package bridge
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// findBridge looks the bridge up. A link of that name that is no bridge is code 103.
+func findBridge(host *rtnl.Conn, name string) (rtnl.Link, error) {
+	l, err := host.Link(name)
+	if err == nil && l.Kind != "bridge" {
+		err = cni.Errorf(cni.CodeConflict, "bridge %q: the name is taken by an interface of kind %q: "+
+			"%[1]q already exists but is not a bridge", name, l.Kind)
+	}
+	return l, err
+}
+
+// prepareBridge finds the bridge or makes it, and brings it up. It is shared and stays when ADD fails. Of a bridge that
+// is up only promiscuous mode and accept_ra change; what contradicts the configuration is a warning.
+func (c *call) prepareBridge() error {
+	cfg := c.cfg
+	br, err := findBridge(c.Host, cfg.Bridge)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		br, err = c.makeBridge()
+	}
+	if err != nil {
+		return err
+	}
+	if cfg.Link.MTU != 0 && br.MTU != cfg.Link.MTU {
+		c.Warn("bridge %q: has mtu %d, the configuration says %d; an existing bridge is not changed",
+			cfg.Bridge, br.MTU, cfg.Link.MTU)
+	}
+	if cfg.filtersVLANs() && !br.VLANFiltering {
+		c.Warn("bridge %q: does not filter VLANs, so vlan and vlanTrunk have no effect "+
+			"(ip link set %s type bridge vlan_filtering 1)", cfg.Bridge, cfg.Bridge)
+	}
+	if cfg.PromiscMode && !br.Promisc {
+		if err := c.Host.SetLink(br.Index, rtnl.LinkChange{Promisc: new(true)}); err != nil {
+			return err
+		}
+	}
+	c.bridge = br
+	if err := c.Tolerate(c.ignoreRouterAdverts()); err != nil {
+		return err
+	}
+	if br.Up {
+		return nil
+	}
+	// It comes up last: one that is down is new or incomplete. Without an uplink nobody else can have its MAC address:
+	// there is no duplicate to detect, and the host can ask for neighbours at once.
+	uplink, err := c.hasUplink()
+	if err != nil {
+		return err
+	}
+	if !uplink {
+		if err := c.Tolerate(iface.SkipDAD(br.Name)); err != nil {
+			return err
+		}
+	}
+	return c.Host.SetLink(br.Index, rtnl.LinkChange{Up: new(true)})
+}
+
+// ignoreRouterAdverts keeps containers from giving the host routes. A bridge that is up and has an uplink keeps its
+// setting: the host's router may be there.
+func (c *call) ignoreRouterAdverts() error {
+	if c.bridge.Up {
+		accepts, err := iface.AcceptsRouterAdverts(c.bridge.Name)
+		if err != nil || !accepts {
+			return err
+		}
+		uplink, err := c.hasUplink()
+		if err != nil || uplink {
+			return err
+		}
+	}
+	return iface.IgnoreRouterAdverts(c.bridge.Name)
+}
+
+// hasUplink tells whether the bridge may lead out of the host: whether one of its ports is no veth.
+func (c *call) hasUplink() (bool, error) {
+	ports, err := c.Host.Ports(c.bridge.Index)
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(ports, func(l rtnl.Link) bool { return l.Kind != "veth" }), nil
+}
+
+// makeBridge makes the bridge, or finds the one that another ADD has made meanwhile.
+func (c *call) makeBridge() (rtnl.Link, error) {
+	err := c.Host.AddLink(rtnl.NewLink{
+		Kind: "bridge", Name: c.cfg.Bridge, MTU: c.cfg.Link.MTU, VLANFiltering: c.cfg.filtersVLANs(),
+		MAC: randomMAC(), // without one it would take that of a port, see keepMAC
+	})
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return rtnl.Link{}, c.cfg.unsupportedVLANs(err)
+	}
+	return findBridge(c.Host, c.cfg.Bridge)
+}
+
+// unsupportedVLANs gives the answer of a kernel without VLAN filtering code 2.
+func (c config) unsupportedVLANs(err error) error {
+	if !c.filtersVLANs() || !errors.Is(err, unix.EOPNOTSUPP) {
+		return err
+	}
+	if c.VLAN != 0 {
+		return cni.Errorf(cni.CodeUnsupportedField, "vlan: %d: not supported by this kernel: %w", c.VLAN, err)
+	}
+	return cni.Errorf(cni.CodeUnsupportedField, "vlanTrunk: %v: not supported by this kernel: %w", c.Trunk, err)
+}
+
+// randomMAC returns a locally administered unicast address.
+func randomMAC() net.HardwareAddr {
+	mac := make(net.HardwareAddr, 6)
+	_, _ = unix.Getrandom(mac, 0) // never fails for so few bytes
+	mac[0] = mac[0]&^1 | 2
+	return mac
+}
+
+// gatewayTimeout is for the detection of duplicates of gateway addresses, and for the port of a VLAN's gateway.
+const gatewayTimeout = 5 * time.Second
+
+// prepareGateway gives the bridge, or the VLAN's gateway, the addresses, and lets the host forward. All of it stays.
+func (c *call) prepareGateway(ctx context.Context, want []netip.Prefix) (gw attach.Gateway, err error) {
+	gw.Link = c.bridge
+	if len(want) == 0 {
+		return gw, nil
+	}
+	if c.cfg.VLAN != 0 {
+		if gw.Link, err = c.ensureVLANGateway(ctx); err != nil {
+			return gw, err
+		}
+	}
+	have, err := c.Host.Addrs(gw.Link.Index)
+	if err != nil {
+		return gw, err
+	}
+	plan, err := planGateways(c.cfg, gw.Link.Name, have, want)
+	if err != nil {
+		return gw, err
+	}
+	gw.Addrs = plan.Usable
+	if gw.Link.Index == c.bridge.Index && len(plan.Add) > 0 {
+		// First: an ADD that fails or is killed leaves the addresses.
+		if err := c.keepMAC(); err != nil {
+			return gw, err
+		}
+	}
+	for _, a := range plan.Remove {
+		if err := c.Host.DelAddr(gw.Link.Index, a); err != nil {
+			return gw, err
+		}
+	}
+	for _, a := range plan.Add {
+		usable, err := c.addGateway(gw.Link, a)
+		if err != nil {
+			return gw, err
+		}
+		if usable {
+			gw.Addrs = append(gw.Addrs, a)
+		}
+	}
+	if plan.Again {
+		if err := c.detectDuplicate(ctx, gw.Link); err != nil {
+			return gw, err
+		}
+	}
+	for _, a := range want {
+		if err := iface.EnableForwarding(a.Addr().Is4()); err != nil {
+			return gw, err
+		}
+	}
+	return gw, nil
+}
+
+// keepMAC sets the MAC address of a bridge that becomes a gateway: to its former one, if the port of this ADD has
+// changed it, else to its present one. A bridge whose address was never set takes that of one of its
+// ports, and another when that port goes: containers would not find their gateway.
+func (c *call) keepMAC() error {
+	br, err := c.Host.LinkByIndex(c.bridge.Index)
+	if err != nil {
+		return err
+	}
+	if len(c.bridge.MAC) > 0 && bytes.Equal(br.MAC, c.HostEnd.MAC) { // a bridge that had ports may have none
+		br.MAC = c.bridge.MAC
+	}
+	return c.Host.SetLink(br.Index, rtnl.LinkChange{MAC: br.MAC})
+}
+
+// detectDuplicate waits for the duplicate address detection of gateway addresses that failed it before.
+func (c *call) detectDuplicate(ctx context.Context, link rtnl.Link) error {
+	ctx, cancel := context.WithTimeout(ctx, gatewayTimeout)
+	defer cancel()
+	if err := c.Host.WaitDAD(ctx, link.Index); errors.Is(err, rtnl.ErrDuplicate) {
+		return cni.Errorf(cni.CodeConflict, "bridge %q: gateway: %w", link.Name, err)
+	}
+	return nil // a detection that takes longer goes on without us
+}
+
+// addGateway adds a gateway address. usable is true for an IPv6 one that needs no duplicate address detection: only
+// containers with exclusive leases could have it, unless the bridge has an uplink.
+func (c *call) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, err error) {
+	if gw.Addr().Is6() {
+		uplink, err := c.hasUplink()
+		if err != nil {
+			return false, err
+		}
+		usable = !uplink
+	}
+	err = c.Host.AddAddr(link.Index, rtnl.Addr{Prefix: gw, NoDAD: usable})
+	switch {
+	case errors.Is(err, unix.EEXIST): // another ADD was quicker
+		err = nil
+	case errors.Is(err, unix.EACCES):
+		err = cni.Errorf(cni.CodeConflict, "bridge %q: gateway %s: IPv6 is off on the interface "+
+			"(sysctl -w net/ipv6/conf/%s/disable_ipv6=0 turns it on): %w", link.Name, gw, link.Name, err)
+	}
+	return usable, err
+}
+
+// ensureVLANGateway finds or makes the gateway of the VLAN: a veth pair called <bridge>.<vlan> whose other end is a
+// port of the bridge. Both ends come up last, so one that is down is finished. A link of that name that is no pair of
+// this host is the administrator's and used as found.
+func (c *call) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
+	name := c.cfg.gatewayName()
+	gw, err := c.Host.Link(name)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		// The other end's name says what it belongs to.
+		portName := iface.HostNames(cni.Attachment{Network: c.cfg.Bridge, IfName: name})[0]
+		err = c.Host.AddLink(rtnl.NewLink{Kind: "veth", Name: name, MTU: c.cfg.Link.MTU,
+			Peer: rtnl.Peer{Name: portName}})
+		if err == nil || errors.Is(err, unix.EEXIST) { // another ADD was quicker
+			gw, err = c.Host.Link(name)
+		}
+	}
+	if err != nil || gw.Up {
+		return gw, err
+	}
+	end, err := c.Host.OtherEnd(gw)
+	switch {
+	case errors.Is(err, rtnl.ErrNoLink):
+		err = c.Host.SetLink(gw.Index, rtnl.LinkChange{Up: new(true)})
+	case err == nil:
+		err = c.finishVLANGateway(ctx, gw, end)
+	}
+	if err != nil {
+		return gw, fmt.Errorf("gateway of vlan %d: %w", c.cfg.VLAN, err)
+	}
+	return gw, nil
+}
+
+// finishVLANGateway makes the other end a port of the bridge in the VLAN, and brings both ends up.
+func (c *call) finishVLANGateway(ctx context.Context, gw, end rtnl.Link) error {
+	err := c.Tolerate(errors.Join(iface.IgnoreRouterAdverts(gw.Name), iface.IgnoreRouterAdverts(end.Name)))
+	if err != nil {
+		return err
+	}
+	if err := c.Host.SetLink(end.Index, rtnl.LinkChange{Master: &c.bridge.Index}); err != nil {
+		return err
+	}
+	if err := c.setVLANs(end, portVLANs(c.cfg.VLAN, nil), false); err != nil {
+		return err
+	}
+	for _, index := range []int{end.Index, gw.Index} {
+		if err := c.Host.SetLink(index, rtnl.LinkChange{Up: new(true)}); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, gatewayTimeout)
+	defer cancel()
+	_, err = c.Host.WaitUp(ctx, end.Index)
+	return err
+}

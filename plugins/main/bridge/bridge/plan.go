@@ -1,0 +1,125 @@
+package bridge
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// containerIndex is where the container's interface stands in the result,
+// after the bridge and the host end.
+const containerIndex = 2
+
+// makePlan decides which addresses, gateways and routes an attachment gets. The result has no interfaces yet;
+// gateways are the addresses that the bridge must have.
+func makePlan(cfg config, answer *cni.Result) (res *cni.Result, gateways []netip.Prefix, err error) {
+	if res, err = cfg.Link.Result(answer, containerIndex); err != nil || !cfg.Gateway {
+		return res, nil, err
+	}
+	for i := range res.IPs {
+		ip := &res.IPs[i]
+		if err := fillGateway(ip); err != nil {
+			return nil, nil, err
+		}
+		gw := netip.PrefixFrom(ip.Gateway, ip.Address.Bits())
+		if !slices.Contains(gateways, gw) {
+			gateways = append(gateways, gw)
+		}
+	}
+	if cfg.IsDefaultGateway {
+		addDefaultRoute(res, true)
+		addDefaultRoute(res, false)
+	}
+	return res, gateways, nil
+}
+
+// fillGateway gives an address the gateway that IPAM left out: the first address of its subnet.
+func fillGateway(ip *cni.IP) error {
+	gw := ip.Gateway
+	if !gw.IsValid() {
+		gw = ip.Address.Masked().Addr().Next()
+		if !gw.IsValid() || !ip.Address.Contains(gw) || gw == ip.Address.Addr() {
+			return cni.Errorf(cni.CodeIPAM,
+				"IPAM gave address %s without a gateway, and the first address of the subnet is not free for one",
+				ip.Address)
+		}
+		ip.Gateway = gw
+	}
+	switch {
+	case gw.Is4() != ip.Address.Addr().Is4():
+		return cni.Errorf(cni.CodeIPAM, "IPAM gave address %s and gateway %s of the other family", ip.Address, gw)
+	case gw == ip.Address.Addr():
+		return cni.Errorf(cni.CodeIPAM, "IPAM gave address %s to the container and as its gateway", ip.Address)
+	}
+	return nil
+}
+
+// addDefaultRoute adds a family's default route, or gives that of IPAM the gateway that it lacks.
+func addDefaultRoute(res *cni.Result, v4 bool) {
+	gw := res.Gateway(v4)
+	if !gw.IsValid() {
+		return
+	}
+	found := false
+	for i := range res.Routes {
+		r := &res.Routes[i]
+		if r.Dst.Bits() != 0 || r.Dst.Addr().Is4() != v4 || !r.InMain() {
+			continue
+		}
+		found = true
+		if !r.GW.IsValid() {
+			r.GW = gw
+		}
+	}
+	if !found {
+		res.Routes = append(res.Routes, cni.Route{Dst: netip.PrefixFrom(gw, 0).Masked(), GW: gw})
+	}
+}
+
+// gatewayPlan makes a link the gateway. A duplicate is removed and added again: the host that had it may be gone.
+type gatewayPlan struct {
+	Remove []netip.Prefix // its addresses that conflict with a gateway address, or are duplicates
+	Add    []netip.Prefix // gateway addresses that it lacks, or that are duplicates
+	Usable []netip.Prefix // IPv6 gateway addresses that it has and that are not tentative
+	Again  bool           // some of Add are duplicates
+}
+
+// planGateways compares the addresses of a link with the gateway addresses that it is to have.
+func planGateways(cfg config, link string, have []rtnl.Addr, want []netip.Prefix) (p gatewayPlan, err error) {
+	var missing []netip.Prefix
+	for _, gw := range want {
+		i := slices.IndexFunc(have, func(h rtnl.Addr) bool { return h.Prefix == gw })
+		switch {
+		case i < 0:
+			p.Add, missing = append(p.Add, gw), append(missing, gw)
+		case have[i].DADFailed:
+			p.Remove, p.Add, p.Again = append(p.Remove, gw), append(p.Add, gw), true
+		case gw.Addr().Is6() && !have[i].Tentative:
+			p.Usable = append(p.Usable, gw)
+		}
+	}
+	for _, h := range have {
+		i := slices.IndexFunc(missing, func(gw netip.Prefix) bool { return conflicts(h.Prefix, gw) })
+		if i < 0 || slices.Contains(want, h.Prefix) {
+			continue
+		}
+		if !cfg.ForceAddress {
+			return p, cni.Errorf(cni.CodeConflict,
+				"bridge %q: gateway %s: the interface has address %s (forceAddress replaces it): "+
+					"%[1]q already has an IP address different from %[2]s", link, missing[i], h.Prefix)
+		}
+		p.Remove = append(p.Remove, h.Prefix)
+	}
+	return p, nil
+}
+
+// conflicts tells what cannot stand beside a new gateway address: any other IPv4 address, and an IPv6 address whose
+// subnet overlaps, except the link-local ones that every interface has.
+func conflicts(have, gw netip.Prefix) bool {
+	if have.Addr().Is4() || gw.Addr().Is4() {
+		return have.Addr().Is4() && gw.Addr().Is4()
+	}
+	return !have.Addr().IsLinkLocalUnicast() && have.Overlaps(gw)
+}

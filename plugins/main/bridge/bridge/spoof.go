@@ -1,0 +1,125 @@
+package bridge
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/nft"
+)
+
+// spoofCheck drops the frames of a port that do not have the container's MAC address as source. All
+// ports share one rule and two sets: which ports are checked, and which address each may use.
+type spoofCheck struct {
+	Attachment cni.Attachment
+	Port       string // the host end's name
+	MAC        net.HardwareAddr
+}
+
+var spoofTable = nft.Table{Family: nft.Bridge, Name: nft.TableName}
+
+const (
+	spoofChain = "macspoof_v1"
+	spoofPorts = "macspoof_ports_v1"
+	spoofPairs = "macspoof_pairs_v1"
+)
+
+// spoofElements are the elements of all attachments. The layout filters before anything else of the bridge.
+func spoofElements() nft.Owned {
+	return nft.Owned{Sets: []string{spoofPorts, spoofPairs}, Layout: nft.Layout{
+		Table: spoofTable,
+		Sets: []nft.Set{
+			{Name: spoofPorts, Key: []nft.Type{nft.IfName}, Comment: "ports whose frames are checked"},
+			{Name: spoofPairs, Key: []nft.Type{nft.IfName, nft.EtherAddr},
+				Comment: "port . MAC address of its container"},
+		},
+		Chains: []nft.Chain{{
+			Name:    spoofChain,
+			Comment: "macspoofchk of containers",
+			Hook:    &nft.Hook{Type: "filter", Point: nft.Prerouting, Priority: -300},
+			Rules: []nft.Rule{{
+				nft.InSet(spoofPorts, nft.IIFName),
+				nft.NotInSet(spoofPairs, nft.IIFName, nft.EtherSaddr),
+				nft.Drop(),
+			}},
+		}},
+	}}
+}
+
+func (s spoofCheck) items() []nft.Item {
+	port, mark := nft.IfNameKey(s.Port), s.Attachment.Mark()
+	return []nft.Item{
+		{Set: spoofPorts, Name: fmt.Sprintf("port %q", s.Port), Element: nft.Element{Key: port, Comment: mark}},
+		{Set: spoofPairs, Name: fmt.Sprintf("port %q with address %s", s.Port, s.MAC),
+			Element: nft.Element{Key: nft.Key(port, s.MAC), Comment: mark}},
+	}
+}
+
+// add makes the check. Elements that already name the port are left from a former host end of that name, or from an ADD
+// of this attachment that was killed.
+func (s spoofCheck) add(ctx context.Context, nf *nft.Conn) error {
+	everyMark := func(string) bool { return true }
+	err := spoofElements().Update(ctx, nf, func(tx *nft.Tx) error {
+		old, err := spoofElements().Live(nf, s.items()[:1], everyMark)
+		if err == nil && len(old) > 0 {
+			old, err = spoofElements().All(nf, everyMark)
+		}
+		if err != nil {
+			return err
+		}
+		otherPort := func(it nft.Item) bool { return !bytes.HasPrefix(it.Key, nft.IfNameKey(s.Port)) }
+		return errors.Join(tx.Remove(slices.DeleteFunc(old, otherPort), everyMark), tx.Put(s.items(), nil))
+	})
+	if errors.Is(err, nft.ErrUnsupported) {
+		return cni.Errorf(cni.CodeUnsupportedField, "macspoofchk: true: %w", err)
+	}
+	return spoofError(err)
+}
+
+// verify compares the port's elements and the shared rule with the kernel's. A check that the
+// reference made is as good: the node may have been upgraded under the container.
+func (s spoofCheck) verify(nf *nft.Conn) error {
+	err := spoofElements().Verify(nf, s.items())
+	if err != nil && isReferenceWhole(nf, s.Attachment) {
+		return nil
+	}
+	return spoofError(err)
+}
+
+// deleteSpoofCheck removes the attachment's check, ours or the reference's. It looks at the names that the host end may
+// have first: most containers have no check, and the elements of all others are not read for them.
+func deleteSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
+	var ports []nft.Item
+	for _, name := range iface.HostNames(a) {
+		ports = append(ports, nft.Item{Set: spoofPorts, Element: nft.Element{Key: nft.IfNameKey(name)}})
+	}
+	chain, err := nf.Chain(spoofTable, spoofChain)
+	if chain != nil {
+		var own []nft.Item
+		if own, err = spoofElements().Live(nf, ports, a.Owns); len(own) > 0 {
+			err = spoofElements().Sweep(ctx, nf, a.Owns)
+		}
+	}
+	return spoofError(errors.Join(nft.IfSupported(err), removeReferenceSpoofCheck(ctx, nf, a)))
+}
+
+// collectSpoofChecks removes the checks of attachments that are not valid. The reference's stay: they name no network.
+func collectSpoofChecks(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
+	chain, err := nf.Chain(spoofTable, spoofChain)
+	if chain != nil {
+		err = spoofElements().Sweep(ctx, nf, valid.Garbage)
+	}
+	return spoofError(nft.IfSupported(err))
+}
+
+func spoofError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("MAC spoof check: %w", err)
+}

@@ -1,0 +1,26 @@
+package dummy
+
+import (
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+const kind = "dummy"
+
+// wireConfig is the configuration as written.
+type wireConfig struct {
+	skel.LogKey
+	MTU  int                 `json:"mtu" help:"bytes (the kernel's, 1500)" schema:"min=68 max=65535 zero"`
+	MAC  string              `json:"mac" help:"MAC address; the other three sources win over it" schema:"format=mac empty"`
+	IPAM attach.RequiredIPAM `json:"ipam" help:"the IPAM plugin's part; required" schema:"required"`
+	attach.LinkKeys
+}
+
+// parseConfig says how the dummy is to be made. What it refuses is code 7, or code 4 for CNI_ARGS.
+func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
+	problems.Add(w.IPAM.Check("dummy interface requires an IPAM configuration", "static"))
+	return attach.ChildConfig{New: rtnl.NewLink{Kind: kind}, Make: attach.MakeLink,
+		Link: w.LinkKeys.Parse(problems, cni.PairsOf(req.Args, "MAC"), w.MTU, w.MAC)}
+}

@@ -1,0 +1,110 @@
+package hostdevice
+
+import (
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// wireConfig is the configuration as written.
+type wireConfig struct {
+	skel.LogKey
+	Device     string `json:"device" help:"name of the interface, or an alternative name of it"`
+	HWAddr     string `json:"hwaddr" help:"its MAC address" schema:"format=hwaddr empty"`
+	KernelPath string `json:"kernelpath" help:"directory of its device below /sys/devices" schema:"format=sysdevice empty"`
+	PCIBusID   string `json:"pciBusID" help:"PCI address of its device" schema:"format=pci empty"`
+	EnableDAD  bool   `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (true)"`
+	attach.IPAMKeys
+	DNS          cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
+	Capabilities struct {
+		DeviceID bool `json:"deviceID" help:"the runtime will name the device: a configuration without a key is no error" default:"false"`
+	} `json:"capabilities"`
+	RuntimeConfig struct {
+		DeviceID string `json:"deviceID" help:"PCI address or auxiliary device (capability deviceID); wins over pciBusID" schema:"format=device empty"`
+	} `json:"runtimeConfig"`
+}
+
+// config is the configuration with every value checked.
+type config struct {
+	Device selector
+	Link   attach.LinkConfig
+	DAD    bool
+}
+
+// selector is the key that says which device is meant, and its value; empty in STATUS where the runtime names the
+// device.
+type selector struct {
+	Key   string `json:"key"`
+	Value string `json:"value"`
+}
+
+const (
+	byName, byMAC, byPath, byPCI = "device", "hwaddr", "kernelpath", "pciBusID"
+	byID                         = "runtimeConfig.deviceID"
+
+	devicesDir = "/sys/devices/"
+)
+
+// pciAddress is id if that is a PCI address as the kernel writes it: the domain has 32 bits, in four digits at least.
+func pciAddress(id string) string {
+	return regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`).FindString(id)
+}
+
+func isAuxiliary(id string) bool { return regexp.MustCompile(`^\w[\w.-]*$`).MatchString(id) }
+
+// parseConfig refuses bad values with code 7.
+func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
+	device, err := w.device()
+	problems.Add(err)
+	problems.Add(w.IPAM.Check())
+	return config{Device: device, Link: attach.LinkConfig{DNS: w.DNS}, DAD: w.EnableDAD}
+}
+
+// device returns the one key that is written. The runtime's wins over pciBusID.
+func (w wireConfig) device() (d selector, err error) {
+	var problems cni.Problems
+	for _, key := range []selector{{byName, w.Device}, {byMAC, w.HWAddr}, {byPath, w.KernelPath}, {byPCI, w.PCIBusID}} {
+		if key.Value == "" {
+			continue
+		}
+		problems.Add(key.check())
+		if d.Key == "" {
+			d = key
+			continue
+		}
+		problems.Add(cni.Refuse(key.Key, key.Value, "stands beside "+d.Key+", and there is one device"))
+	}
+	if id := (selector{byID, w.RuntimeConfig.DeviceID}); id.Value != "" {
+		problems.Add(id.check())
+		if d.Key == "" || d.Key == byPCI {
+			d = id
+		}
+	}
+	if d.Key == "" && !w.Capabilities.DeviceID {
+		problems.Add(missing())
+	}
+	return d, problems.Err()
+}
+
+func missing() error {
+	return cni.Refuse(byName, nil, `missing; specify either "device", "hwaddr", "kernelpath" or "pciBusID"`)
+}
+
+func (d selector) check() error {
+	switch {
+	case d.Key == byMAC:
+		_, err := cni.ParseMAC(cni.CodeConfig, d.Key, d.Value)
+		return err
+	case d.Key == byPath && !strings.HasPrefix(filepath.Clean(d.Value), devicesDir):
+		return cni.Refuse(d.Key, d.Value, "is not below "+devicesDir)
+	case d.Key == byPCI && pciAddress(d.Value) == "":
+		return cni.Refuse(d.Key, d.Value, "is no PCI address").Suggest("write it like 0000:03:00.1")
+	case d.Key == byID && pciAddress(d.Value) == "" && !isAuxiliary(d.Value):
+		return cni.Refuse(d.Key, d.Value, "is neither a PCI address nor an auxiliary device")
+	}
+	return nil
+}

@@ -1,0 +1,113 @@
+package hostdevice
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// find finds the device in the host's namespace, and refuses lo. The link is zero where a userspace driver has the
+// device. The error matches rtnl.ErrNoLink where its interface is in another namespace, or where nothing can be found.
+func (d selector) find(host *rtnl.Conn) (l rtnl.Link, err error) {
+	switch {
+	case d.Key == byName:
+		l, err = host.LinkByAnyName(d.Value)
+	case d.Key == byMAC:
+		l, err = d.findMAC(host)
+	case d.Key == byPath:
+		l, err = d.findPath(host)
+	case pciAddress(d.Value) != "":
+		l, err = d.findPCI(host)
+	default:
+		l, err = d.interfaceOf(host, filepath.Join("/sys/bus/auxiliary/devices", d.Value))
+	}
+	if err == nil && l.Index == 1 { // each namespace has its own
+		err = cni.Refuse(d.Key, d.Value, "is the loopback interface, which cannot move")
+	}
+	return l, err
+}
+
+// absent is the error of a device that is not where the host's are.
+func (d selector) absent(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		err = rtnl.ErrNoLink
+	}
+	return fmt.Errorf("%s: %q: %w", d.Key, d.Value, err)
+}
+
+// findMAC finds the one link with a MAC address.
+func (d selector) findMAC(host *rtnl.Conn) (found rtnl.Link, err error) {
+	links, err := host.Links()
+	if err != nil {
+		return found, err
+	}
+	mac, _ := net.ParseMAC(d.Value) // as parseConfig saw
+	var names []string
+	for _, l := range links {
+		if slices.Equal(l.MAC, mac) {
+			found, names = l, append(names, l.Name)
+		}
+	}
+	switch len(names) {
+	case 0:
+		return found, d.absent(rtnl.ErrNoLink)
+	case 1:
+		return found, nil
+	}
+	return found, cni.Refuse(d.Key, d.Value, "is the MAC address of "+strings.Join(names, ", ")).
+		Suggest("name one of them by device")
+}
+
+// findPath finds the interface of a device by its directory.
+func (d selector) findPath(host *rtnl.Conn) (l rtnl.Link, err error) {
+	path, err := filepath.EvalSymlinks(d.Value)
+	if err != nil {
+		return l, d.absent(err)
+	}
+	if !strings.HasPrefix(path, devicesDir) {
+		return l, cni.Refuse(d.Key, d.Value, "leads to "+path+", which is not below "+devicesDir)
+	}
+	return d.interfaceOf(host, path)
+}
+
+// userspace are drivers whose devices have no interface: a program of the container drives the device itself (DPDK).
+var userspace = []string{"vfio-pci", "uio_pci_generic", "igb_uio"}
+
+// findPCI finds the interface of a PCI device, or of its virtio device.
+func (d selector) findPCI(host *rtnl.Conn) (rtnl.Link, error) {
+	path := filepath.Join("/sys/bus/pci/devices", d.Value)
+	if _, err := os.Lstat(path); err != nil {
+		return rtnl.Link{}, d.absent(err)
+	}
+	driver, err := os.Readlink(filepath.Join(path, "driver"))
+	if err != nil {
+		return rtnl.Link{}, cni.Refuse(d.Key, d.Value, "this device has no driver")
+	}
+	if slices.Contains(userspace, filepath.Base(driver)) {
+		return rtnl.Link{}, nil
+	}
+	virtio, _ := filepath.Glob(path + "/virtio*") // a good pattern
+	return d.interfaceOf(host, append([]string{path}, virtio...)...)
+}
+
+// interfaceOf finds the first interface that is in one of the device's directories in /sys.
+func (d selector) interfaceOf(host *rtnl.Conn, dirs ...string) (rtnl.Link, error) {
+	for _, dir := range dirs {
+		list, err := os.ReadDir(filepath.Join(dir, "net"))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return rtnl.Link{}, d.absent(err)
+		}
+		if len(list) > 0 {
+			return host.Link(list[0].Name())
+		}
+	}
+	return rtnl.Link{}, d.absent(rtnl.ErrNoLink)
+}

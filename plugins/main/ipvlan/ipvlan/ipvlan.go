@@ -1,0 +1,59 @@
+package ipvlan
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+const (
+	kind   = "ipvlan"
+	layer2 = "l2"
+)
+
+// wireConfig is the configuration as written.
+type wireConfig struct {
+	skel.LogKey
+	attach.MasterKeys
+	Mode      string      `json:"mode" help:"of all on the master: l2, l3 or l3s" default:"l2" schema:"enum=l2|l3|l3s empty"`
+	MTU       int         `json:"mtu" help:"bytes (the master's)" schema:"min=68 max=65535 zero"`
+	EnableDAD bool        `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses in mode l2, and wait for it (true)"`
+	DNS       cni.DNS     `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
+	IPAM      attach.IPAM `json:"ipam" help:"the IPAM plugin's part (none: the addresses of the result before)"`
+}
+
+// parseConfig says how the ipvlan is to be made. What it refuses is code 7.
+func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
+	mode := cmp.Or(w.Mode, layer2)
+	if !slices.Contains([]string{layer2, "l3", "l3s"}, mode) {
+		problems.Add(cni.Refuse("mode", mode, `is none of "l2", "l3" and "l3s"`))
+	}
+	problems.Add(w.IPAM.Check())
+	return attach.ChildConfig{
+		New:     rtnl.NewLink{Kind: kind, Mode: mode},
+		OneMode: true, // the kernel would give the mode to all on the master
+		Master:  &w.MasterKeys,
+		Link:    attach.LinkKeys{DNS: w.DNS}.Parse(problems, "", w.MTU, ""),
+		DAD:     w.EnableDAD && mode == layer2, // in the others there is no neighbour
+		Make:    attach.MakeLink,
+	}
+}
+
+func add(ctx context.Context, req *skel.Request, c attach.ChildConfig) (*cni.Result, error) {
+	if prev := req.PrevResult; prev != nil && len(prev.IPs) > 0 {
+		c.Link.Given = &cni.Result{IPs: prev.IPs, Routes: prev.Routes}
+	}
+	switch {
+	case req.IPAM == "" && c.Link.Given == nil:
+		return nil, cni.Refuse("ipam.type", nil, "missing, and no result before has addresses")
+	case req.IPAM == "dhcp":
+		req.Warn("ipam.type: %q: all on master have one MAC address, so the server must tell them apart by client ID",
+			req.IPAM)
+	}
+	return attach.AddChild(ctx, req, c)
+}

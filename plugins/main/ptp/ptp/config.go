@@ -1,0 +1,35 @@
+package ptp
+
+import (
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// wireConfig is the configuration as written.
+type wireConfig struct {
+	skel.LogKey
+	attach.MasqKeys
+	DeviceType string              `json:"deviceType" help:"kind of the pair: veth or netkit" default:"veth" schema:"enum=veth|netkit"`
+	MTU        int                 `json:"mtu" help:"bytes, of both ends of the pair (the kernel's)" schema:"min=68 max=65535 zero"`
+	IPAM       attach.RequiredIPAM `json:"ipam" help:"the IPAM plugin's part; required" schema:"required"`
+	attach.LinkKeys
+}
+
+// config is the configuration with every value checked.
+type config struct {
+	Link attach.LinkConfig
+	Masq attach.Masq
+}
+
+// parseConfig checks the configuration. What it refuses is code 7, or code 4 for CNI_ARGS.
+func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
+	problems.Add(w.IPAM.Check("ptp needs an IPAM plugin", "host-local"))
+	c := config{Masq: w.MasqKeys.Parse(problems),
+		Link: w.LinkKeys.Parse(problems, cni.PairsOf(req.Args, "MAC"), w.MTU, "")}
+	c.Link.Netkit = w.DeviceType == "netkit"
+	if !c.Link.Netkit && w.DeviceType != "veth" {
+		problems.Add(cni.Refuse("deviceType", w.DeviceType, `is neither "veth" nor "netkit"`))
+	}
+	return c
+}

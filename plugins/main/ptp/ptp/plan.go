@@ -1,0 +1,67 @@
+package ptp
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// containerIndex is where the container's interface stands in the result, after the host end.
+const containerIndex = 1
+
+// plan is what ADD makes of IPAM's answer.
+type plan struct {
+	Result     *cni.Result    // addresses, routes and dns; no interfaces yet
+	ContRoutes []rtnl.Route   // of the container, before the result's
+	Gateways   []netip.Prefix // addresses of the host end, each on its own
+	HostRoutes []rtnl.Route   // of the host
+}
+
+// makePlan decides what an attachment gets, and refuses what no point to point link can have.
+func makePlan(cfg config, answer *cni.Result) (p plan, err error) {
+	if p.Result, err = cfg.Link.Result(answer, containerIndex); err != nil {
+		return p, err
+	}
+	known := map[netip.Prefix]bool{}
+	for _, ip := range p.Result.IPs {
+		if err := checkGateway(ip, answer.IPs); err != nil {
+			return p, fmt.Errorf("address %s: %w", ip.Address, err)
+		}
+		gw, addr, subnet := single(ip.Gateway), single(ip.Address.Addr()), ip.Address.Masked()
+		if !known[gw] {
+			p.Gateways = append(p.Gateways, gw)
+			p.ContRoutes = append(p.ContRoutes, rtnl.Route{Dst: gw, Src: ip.Address.Addr(), Scope: unix.RT_SCOPE_LINK})
+		}
+		if !subnet.IsSingleIP() && !known[subnet] {
+			p.ContRoutes = append(p.ContRoutes, rtnl.Route{Dst: subnet, GW: ip.Gateway, Src: ip.Address.Addr()})
+		}
+		if !known[addr] { // it may come twice, with two lengths
+			p.HostRoutes = append(p.HostRoutes, rtnl.Route{Dst: addr, Scope: unix.RT_SCOPE_HOST})
+		}
+		known[gw], known[subnet], known[addr] = true, true, true
+	}
+	return p, nil
+}
+
+func checkGateway(ip cni.IP, all []cni.IP) error {
+	switch gw := ip.Gateway; {
+	case !gw.IsValid():
+		return fmt.Errorf("has no gateway, and ptp routes everything through it")
+	case gw.Is4() != ip.Address.Addr().Is4():
+		return fmt.Errorf("its gateway %s is of the other family", gw)
+	case gw.IsUnspecified() || gw.IsMulticast() || gw.IsLoopback():
+		return fmt.Errorf("its gateway %s is no address that the host's interface can have", gw)
+	case gw == ip.Address.Addr():
+		return fmt.Errorf("is its own gateway")
+	case slices.ContainsFunc(all, func(other cni.IP) bool { return other.Address.Addr() == gw }):
+		return fmt.Errorf("its gateway %s is another address of the container", gw)
+	}
+	return nil
+}
+
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

@@ -1,0 +1,220 @@
+package tap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/process"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+const (
+	kind    = "tun" // as the kernel calls taps, too
+	control = "/dev/net/tun"
+)
+
+// ready is why this host can make no tap, or none with the label.
+func (w wireConfig) ready() error {
+	f, err := os.OpenFile(control, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Close(), w.checkLabel())
+}
+
+// make makes the tap. Until it is persistent it goes with our descriptor, so that nothing
+// is left of one whose ADD was killed.
+func (w wireConfig) make(ctx context.Context, s *attach.Session, name string) error {
+	bridge, err := w.findBridge(s)
+	if err != nil {
+		return err
+	}
+	if err := w.checkLabel(); err != nil {
+		return err
+	}
+	f, err := openIn(s.NS)
+	if err != nil {
+		return cni.Errorf(cni.CodeUnsupportedField, "tap: this host has none: %w", err)
+	}
+	defer f.Close()
+	if err := w.create(ctx, f, name); err != nil {
+		return err
+	}
+	fd := int(f.Fd())
+	if err := w.allow(fd); err != nil {
+		return err
+	}
+	l, err := s.Cont.Link(name)
+	if err != nil {
+		return err
+	}
+	change := rtnl.LinkChange{MAC: s.Child.Link.MAC, MTU: s.Child.Link.MTU, Master: bridge,
+		Group: new(cni.NetworkHash(s.Network))}
+	if err := s.Cont.SetLink(l.Index, change); err != nil {
+		return err
+	}
+	return os.NewSyscallError("TUNSETPERSIST", unix.IoctlSetInt(fd, unix.TUNSETPERSIST, 1))
+}
+
+// findBridge returns the index of the bridge that the tap is to be a port of; nil = none.
+func (w wireConfig) findBridge(s *attach.Session) (*int, error) {
+	if w.Bridge == "" {
+		return nil, nil
+	}
+	l, err := s.Cont.Link(w.Bridge)
+	switch {
+	case errors.Is(err, rtnl.ErrNoLink):
+		return nil, cni.Refuse("bridge", w.Bridge,
+			fmt.Sprintf("no such interface in the container: %v", rtnl.ErrNoLink))
+	case err == nil && l.Kind != "bridge":
+		return nil, cni.Refuse("bridge", w.Bridge, "is no bridge")
+	}
+	return &l.Index, err
+}
+
+// openIn opens the control device in the namespace: what is made through it is there. It is not os.OpenFile, which
+// would poll the device before it has an interface and remember the error.
+func openIn(n *ns.NS) (f *os.File, err error) {
+	err = n.Do(func() error {
+		fd, err := unix.Open(control, unix.O_RDWR|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return &os.PathError{Op: "open", Path: control, Err: err}
+		}
+		f = os.NewFile(uintptr(fd), control)
+		return nil
+	})
+	return f, err
+}
+
+// create makes the tap of the control device. The error matches EEXIST when the name is taken.
+func (w wireConfig) create(ctx context.Context, f *os.File, name string) error {
+	flags := uint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_TUN_EXCL)
+	if w.MultiQueue {
+		flags |= unix.IFF_MULTI_QUEUE
+	}
+	var err error
+	if w.SELinux == "" {
+		err = createTap(f, name, flags)
+	} else {
+		err = w.createLabelled(ctx, f, name, flags)
+	}
+	if errors.Is(err, unix.EBUSY) {
+		err = unix.EEXIST
+	}
+	return os.NewSyscallError("TUNSETIFF", err)
+}
+
+func createTap(f *os.File, name string, flags uint16) error {
+	req, err := unix.NewIfreq(name)
+	if err != nil {
+		return err
+	}
+	req.SetUint16(flags)
+	return unix.IoctlIfreq(int(f.Fd()), unix.TUNSETIFF, req)
+}
+
+// allow lets the owner and the group open the tap.
+func (w wireConfig) allow(fd int) error {
+	if w.Owner != nil {
+		if err := unix.IoctlSetInt(fd, unix.TUNSETOWNER, int(*w.Owner)); err != nil {
+			return cni.Refuse("owner", *w.Owner, err.Error())
+		}
+	}
+	if w.Group != nil {
+		if err := unix.IoctlSetInt(fd, unix.TUNSETGROUP, int(*w.Group)); err != nil {
+			return cni.Refuse("group", *w.Group, err.Error())
+		}
+	}
+	return nil
+}
+
+// verify says what differs of the tap itself.
+func (w wireConfig) verify(s *attach.Session, l rtnl.Link) (differences []string) {
+	compare := func(what string, is, want any) {
+		if is != want {
+			differences = append(differences, fmt.Sprintf("%s is %v instead of %v", what, is, want))
+		}
+	}
+	var owner, group uint32 // 0 where nobody was named
+	if w.Owner != nil {
+		owner = *w.Owner
+	}
+	if w.Group != nil {
+		group = *w.Group
+	}
+	compare("multiQueue", l.MultiQueue, w.MultiQueue)
+	compare("owner", l.UID, owner)
+	compare("group", l.GID, group)
+	bridge, err := w.findBridge(s)
+	if err != nil {
+		return append(differences, err.Error())
+	}
+	if bridge != nil {
+		compare("the index of its bridge", l.Master, *bridge)
+	}
+	return differences
+}
+
+// A tap has the SELinux label of the process that makes it, and a process gets another
+// label only by running a program. So for a labelled tap the plugin runs itself, with the
+// control device as descriptor 3, and this command.
+const createCommand = "create-tap"
+
+// checkLabel refuses a label on a host without SELinux.
+func (w wireConfig) checkLabel() error {
+	var fs unix.Statfs_t
+	if w.SELinux == "" {
+		return nil
+	}
+	if unix.Statfs("/sys/fs/selinux", &fs) == nil && uint32(fs.Type) == unix.SELINUX_MAGIC {
+		return nil
+	}
+	return cni.Refuse("selinuxContext", w.SELinux, "this host has no SELinux").WithCode(cni.CodeUnsupportedField)
+}
+
+func (w wireConfig) createLabelled(ctx context.Context, f *os.File, name string, flags uint16) error {
+	runtime.LockOSThread() // the label is the thread's
+	defer runtime.UnlockOSThread()
+	const label = "/proc/thread-self/attr/exec"
+	if err := os.WriteFile(label, []byte(w.SELinux), 0); err != nil {
+		return cni.Refuse("selinuxContext", w.SELinux, err.Error())
+	}
+	defer func() { _ = os.WriteFile(label, nil, 0) }()
+	return createElsewhere(ctx, process.Command{Path: "/proc/self/exe", Files: []*os.File{f}}, name, flags)
+}
+
+// createElsewhere does what createTap does in a process of its own, which ends with the errno.
+func createElsewhere(ctx context.Context, own process.Command, name string, flags uint16) error {
+	own.Args = []string{createCommand, name, strconv.Itoa(int(flags))}
+	err := own.Run(ctx)
+	var ended *process.ExitError
+	if errors.As(err, &ended) && ended.ExitCode() > 0 {
+		return unix.Errno(ended.ExitCode())
+	}
+	return err
+}
+
+// createHere is that process.
+func createHere(env skel.Env) int {
+	if len(env.Args) != 3 {
+		fmt.Fprintf(env.Stderr, "tap: %s is for the plugin itself\n", createCommand)
+		return int(unix.EINVAL)
+	}
+	flags, _ := strconv.ParseUint(env.Args[2], 10, 16)
+	err := createTap(os.NewFile(3, control), env.Args[1], uint16(flags))
+	var errno unix.Errno
+	if err != nil && !errors.As(err, &errno) {
+		errno = unix.EINVAL
+	}
+	return int(errno)
+}

@@ -1,0 +1,48 @@
+package vlan
+
+import (
+	"fmt"
+
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+const (
+	kind    = "vlan"
+	vlanMax = 4094
+)
+
+// wireConfig is the configuration as written.
+type wireConfig struct {
+	skel.LogKey
+	Master          string  `json:"master" help:"interface that the VLAN is on; required" schema:"required"`
+	LinkInContainer bool    `json:"linkInContainer" help:"the master is an interface of the container" default:"false"`
+	VLANID          *int    `json:"vlanId" help:"the VLAN, 1 to 4094 (0: frames with a priority alone)" schema:"min=0 max=4094"`
+	MTU             int     `json:"mtu" help:"bytes (the master's)" schema:"min=68 max=65535 zero"`
+	EnableDAD       bool    `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (true)"`
+	DNS             cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
+	attach.IPAMKeys
+}
+
+// parseConfig says how the VLAN interface is to be made. What it refuses is code 7.
+func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
+	if w.Master == "" {
+		problems.Add(cni.Refuse("master", nil, "missing; a VLAN is on an interface").
+			Suggest(`write "master": "eth0"`))
+	}
+	link := rtnl.NewLink{Kind: kind}
+	switch {
+	case w.VLANID == nil:
+		req.Warn("vlanId: missing, taken as 0 (frames with a priority alone)")
+	case *w.VLANID < 0 || *w.VLANID > vlanMax:
+		problems.Add(cni.Refuse("vlanId", *w.VLANID, fmt.Sprintf("is not between 0 and %d", vlanMax)))
+	default:
+		link.VLAN = *w.VLANID
+	}
+	problems.Add(w.IPAM.Check())
+	return attach.ChildConfig{New: link, Link: attach.LinkKeys{DNS: w.DNS}.Parse(problems, "", w.MTU, ""),
+		Master: &attach.MasterKeys{Master: w.Master, LinkInContainer: w.LinkInContainer}, DAD: w.EnableDAD,
+		Make: attach.MakeLink}
+}

@@ -1,0 +1,672 @@
+package bandwidth
+
+import (
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestBandwidth(t *testing.T) { nstest.RunSpecs(t, "plugins/meta/bandwidth/bandwidth") }
+
+var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(Plugin()) })
+
+// FuzzCall makes up whole calls.
+func FuzzCall(f *testing.F) {
+	Fuzz{
+		Plugin: Any(Plugin()), Chained: true,
+		Confs: []string{
+			`{"cniVersion":"1.1.0","name":"net","ingressRate":8000000,"ingressBurst":800000,"egressRate":16000000,` +
+				`"egressBurst":1600000,"cni.dev/valid-attachments":[],` + FuzzPrev + `}`,
+			`{"cniVersion":"1.0.0","name":"net","burst":"literal","runtimeConfig":{"bandwidth":{"ingressRate":8,` +
+				`"ingressBurst":34359738359,"egressRate":9000000000000000000,"egressBurst":4294967295}},` +
+				FuzzPrev + `}`,
+			`{"cniVersion":"0.4.0","name":"net","egressRate":1000000,"egressBurst":2147483647,` + FuzzPrev + `}`,
+			`{"name":"net","ingressRate":0,"prevResult":{"ip4":{"ip":"10.1.0.2/24"}}}`,
+		},
+	}.Run(f)
+}
+
+// world is a host with a container, which has eth0.
+type world struct {
+	*World
+	cont *nstest.Host
+}
+
+func newWorld() *world {
+	GinkgoHelper()
+	nstest.Need("tbf", "ifb")
+	nstest.NeedProgram("tc")
+	w := &world{World: NewWorld(Plugin()), cont: nstest.NewNetns()}
+	w.wire("eth0", 1)
+	return w
+}
+
+// wire gives the container an interface: the host end has 10.N.0.1 and fd00:N::1, the
+// container 10.N.0.2 and fd00:N::2.
+func (w *world) wire(ifName string, n int) {
+	GinkgoHelper()
+	addrs := func(i int) []string {
+		return []string{fmt.Sprintf("10.%d.0.%d/24", n, i), fmt.Sprintf("fd00:%d::%d/64", n, i)}
+	}
+	nstest.Wire(nstest.End{Host: w.Host, Name: "host-" + ifName, Addrs: addrs(1)},
+		nstest.End{Host: w.cont, Name: ifName, Addrs: addrs(2)})
+}
+
+const (
+	in      = `"ingressRate": 8000000, "ingressBurst": 800000`
+	out     = `"egressRate": 16000000, "egressBurst": 1600000`
+	both    = in + ", " + out
+	refName = "bwp623e1c388032" // the reference's for network "net" and container "c1"
+)
+
+// call is a call for eth0 of container c1 with these keys.
+func (w *world) call(command string, keys ...string) Call {
+	GinkgoHelper()
+	return w.callFor("eth0", command, keys...)
+}
+
+func (w *world) callFor(ifName, command string, keys ...string) Call {
+	GinkgoHelper()
+	return Call{Command: command, ID: "c1", IfName: ifName, Netns: w.cont.Path, Conf: conf("1.1.0", append(keys,
+		fmt.Sprintf(`"prevResult": {"cniVersion": "1.1.0", "interfaces": [{"name": "host-%s", "mac": %q}, {"name": %q,
+			"sandbox": %q}]}`, ifName, Show(w.Host, "host-"+ifName).Address, ifName, w.cont.Path))...)}
+}
+
+func conf(version string, keys ...string) string {
+	keys = slices.DeleteFunc(append([]string{fmt.Sprintf(`"cniVersion": %q, "name": "net", "type": "bandwidth"`,
+		version)}, keys...), func(s string) bool { return s == "" })
+	return "{" + strings.Join(keys, ", ") + "}"
+}
+
+// state is all that limits something on the host, without what differs from time to time.
+func (w *world) state() string {
+	GinkgoHelper()
+	return w.tc("host-eth0") + w.Cmd("ip", "-br", "link", "show", "type", "ifb") + w.Snapshot("links", "sysctls")
+}
+
+// queues are as many as the machine has processors.
+var queues = regexp.MustCompile(` refcnt \d+`)
+
+// tc is what tc(8) says of a link, and of the IFBs.
+func (w *world) tc(name string) string {
+	GinkgoHelper()
+	lines := strings.Split(w.Cmd("tc", "qdisc", "show", "dev", name), "\n")
+	lines = append(lines, strings.Split(w.Cmd("tc", "filter", "show", "dev", name, "parent", "ffff:"), "\n")...)
+	for _, ifb := range Names(w.Host, "ifb") {
+		lines = append(lines, ifb+": "+w.Cmd("tc", "qdisc", "show", "dev", ifb))
+	}
+	var all strings.Builder
+	for _, l := range lines {
+		if words := strings.Fields(l); len(words) > 0 && words[0] != "index" { // of actions
+			all.WriteString(queues.ReplaceAllString(strings.Join(words, " "), "") + "\n")
+		}
+	}
+	return all.String()
+}
+
+// talks tells whether container and host reach each other. What either remembers of a time
+// when they did not is forgotten.
+func (w *world) talks() bool {
+	GinkgoHelper()
+	IP(w.Host, "neigh flush all")
+	IP(w.cont, "neigh flush all")
+	return Ping(w.cont, "10.1.0.1")
+}
+
+// isCutOff tells whether the host answers nothing within a second.
+func (w *world) isCutOff() bool {
+	GinkgoHelper()
+	return w.cont.Run(nstest.Program{Path: "ping", Args: []string{"-c1", "-w1", "-n", "10.1.0.1"}}).Exit != 0
+}
+
+// alias is that of a link.
+func (w *world) alias(name string) string {
+	GinkgoHelper()
+	return Show(w.Host, name).Ifalias
+}
+
+// object is JSON text as an object.
+func object(text string) (o Object) {
+	GinkgoHelper()
+	Expect(json.Unmarshal([]byte(text), &o)).To(Succeed())
+	return o
+}
+
+const (
+	ingressTC = `qdisc tbf 1: root rate 8Mbit burst 100000b lat 25ms
+`
+	ingressQdisc = "qdisc ingress ffff: parent ffff:fff1 ----------------\n"
+	redirectTC   = ingressQdisc + `filter protocol all pref 1 u32 chain 0
+filter protocol all pref 1 u32 chain 0 fh 800: ht divisor 1
+filter protocol all pref 1 u32 chain 0 fh 800::800 order 2048 key ht 800 bkt 0 *flowid 1:1 not_in_hw
+match 00000000/00000000 at 0
+action order 1: mirred (Egress Redirect to device IFB) stolen
+`
+	ifbTC = `IFB: qdisc tbf 1: root rate 16Mbit burst 200000b lat 25ms
+`
+	noTC = "qdisc noqueue 0: root\n"
+)
+
+var _ = Describe("ADD", Label("kernel"), func() {
+	var w *world
+	BeforeEach(func() { w = newWorld() })
+
+	DescribeTable("limits what is asked for", Label("bandwidth-numbers"), func(keys, want string) {
+		r := w.Add(w.call("ADD", keys))
+		Expect(w.tc("host-eth0")).To(Equal(strings.ReplaceAll(want, "IFB", refName)))
+		Expect(Ping(w.Host, "10.1.0.2")).To(BeTrue())
+		if !strings.Contains(want, "IFB") {
+			Expect(r.Interfaces).To(HaveLen(2))
+			Expect(Names(w.Host, "ifb")).To(BeEmpty())
+			return
+		}
+		ifb := Show(w.Host, refName)
+		Expect(r.Interfaces).To(HaveLen(3))
+		Expect(r.Interfaces[2].Name + r.Interfaces[2].MAC + r.Interfaces[2].Sandbox).To(Equal(refName + ifb.Address))
+		Expect(ifb.MTU).To(Equal(Show(w.Host, "host-eth0").MTU))
+		Expect(ifb.Flags).To(ContainElements("UP", "NOARP"))
+		Expect(ifb.Ifalias).To(Equal(cni.Attachment{Network: "net", ContainerID: "c1", IfName: "eth0"}.Mark()))
+	},
+		Entry("what comes in", in, ingressTC),
+		Entry("what goes out", out, "qdisc noqueue 0: root\n"+redirectTC+ifbTC),
+		Entry("both", both, ingressTC+redirectTC+ifbTC),
+		Entry("what the runtime asks for", `"runtimeConfig": {"bandwidth": {`+both+`}}`, ingressTC+redirectTC+ifbTC),
+		Entry("nothing", ``, noTC), Entry("nothing, by 0",
+			`"ingressRate": 0, "runtimeConfig": {"bandwidth": {`+both+`}}`, noTC),
+		Entry("so little that nothing of use passes, as the reference does",
+			`"ingressRate": 50000000, "ingressBurst": 500000`,
+			"qdisc tbf 1: root rate 50Mbit burst 62500b lat 25ms\n"),
+	)
+
+	It("has the reference's numbers where they can be of no use, and says so", func() {
+		a := w.Call(w.call("ADD", `"ingressRate": 8, "ingressBurst": 8, "egressRate": 16, "egressBurst": 8`))
+		a.Added()
+		Expect(a.Stderr).To(And(ContainSubstring("ingressBurst: 8 is less than"),
+			ContainSubstring("egressBurst: 8 is less than")))
+		Expect(w.tc("host-eth0")).To(And(HavePrefix("qdisc tbf 1: root rate 8bit burst 1b lat 0us\n"),
+			HaveSuffix("rate 16bit burst 1b lat 0us\n")))
+		w.Succeeds(w.call("CHECK", `"ingressRate": 8, "ingressBurst": 8, "egressRate": 16, "egressBurst": 8`))
+	})
+
+	DescribeTable("returns prevResult with the IFB, in the asked version", func(version string) {
+		c := w.call("ADD", out)
+		c.Conf = strings.ReplaceAll(c.Conf.(string), "1.1.0", version)
+		result := object(w.Add(c).Text)
+		ifb := result["interfaces"].([]any)[2].(Object)
+		Expect(ifb["name"]).To(Equal(refName))
+		Expect(result["cniVersion"]).To(Equal(version))
+		prev := object(c.Conf.(string))["prevResult"].(Object)
+		result["interfaces"] = result["interfaces"].([]any)[:2]
+		delete(result, "dns")
+		Expect(result).To(Equal(prev))
+	},
+		Entry("0.3.0", "0.3.0"), Entry("0.3.1", "0.3.1"), Entry("0.4.0", "0.4.0"), Entry("1.0.0", "1.0.0"),
+		Entry("1.1.0", "1.1.0"))
+
+	It("works again, with other limits, and after a DEL that left the pair", Label("bandwidth-del"), func() {
+		w.Add(w.call("ADD", both))
+		w.Add(w.call("ADD", `"ingressRate": 16000000, "ingressBurst": 800000`))
+		Expect(w.tc("host-eth0")).To(Equal("qdisc tbf 1: root rate 16Mbit burst 100000b lat 25ms\n"))
+		w.Add(w.call("ADD", out))
+		Expect(w.tc("host-eth0")).To(Equal(noTC + strings.ReplaceAll(redirectTC+ifbTC, "IFB", refName)))
+		w.Add(w.call("ADD", in))
+		Expect(w.tc("host-eth0")).To(Equal(ingressTC))
+		w.Add(w.call("ADD", both))
+		Expect(w.tc("host-eth0")).To(Equal(strings.ReplaceAll(ingressTC+redirectTC+ifbTC, "IFB", refName)))
+		w.Succeeds(w.call("DEL", both))
+		Expect(w.tc("host-eth0")).To(Equal(noTC))
+		w.Add(w.call("ADD", both))
+		Expect(Ping(w.Host, "10.1.0.2")).To(BeTrue())
+	})
+
+	DescribeTable("fails, and leaves everything as it was", func(prepare, keys string, code uint, want string) {
+		if prepare != "" {
+			w.Cmd("sh", "-ec", prepare)
+		}
+		before := w.state()
+		Expect(w.Fails(w.call("ADD", keys), code)).To(HavePrefix(want))
+		Expect(w.state()).To(Equal(before))
+	},
+		Entry("where something else queues", "tc qdisc add dev host-eth0 root handle 1: pfifo", both, cni.CodeConflict,
+			`link "host-eth0": add tbf: file exists: `),
+		Entry("where a TBF of somebody queues",
+			"tc qdisc add dev host-eth0 root handle 5: tbf rate 1mbit burst 9kb latency 1s",
+			in, cni.CodeConflict, `link "host-eth0": add tbf: file exists: `),
+		Entry("where something else looks at what comes in", "tc qdisc add dev host-eth0 clsact", both,
+			cni.CodeConflict, `link "host-eth0": add ingress qdisc: `),
+		Entry("where somebody's filter is",
+			"tc qdisc add dev host-eth0 ingress; tc filter add dev host-eth0 ingress protocol ip "+
+				"u32 match u32 0 0 flowid 1:5", out, cni.CodeConflict, `link "host-eth0": add ingress qdisc: `),
+		Entry("where somebody's ingress qdisc is, without a filter yet", "tc qdisc add dev host-eth0 ingress", both,
+			cni.CodeConflict, `link "host-eth0": add ingress qdisc: `),
+		Entry("where others have the names",
+			"ip link add "+refName+" type ifb; ip link set "+refName+" alias x; ip link add bwp"+
+				hash("eth0")+" type bridge", out, cni.CodeConflict, `ifb "bwp`+hash("eth0")+`": create: file exists: `),
+		Entry("with a burst that no packet passes", "", `"ingressRate": 8000000, "ingressBurst": 80, `+out,
+			cni.CodeConfig, "ingressBurst: 80 is less than a packet of 1514 bytes"),
+		Entry("with one that its rounding makes too small", "", `"egressRate": 100000000, "egressBurst": 12192`,
+			cni.CodeConfig, "egressBurst: 12192 is less than a packet of 1514 bytes"),
+		Entry("with a bad limit", "", `"ingressRate": 5`, cni.CodeConfig, "ingressRate: 5 is neither"),
+	)
+
+	It("has no need of an ingress qdisc, and leaves somebody's, where only what comes in is limited", func() {
+		w.Cmd("tc", "qdisc", "add", "dev", "host-eth0", "ingress")
+		w.Add(w.call("ADD", in))
+		Expect(w.tc("host-eth0")).To(Equal(ingressTC + ingressQdisc))
+		w.Succeeds(w.call("DEL", in))
+		Expect(w.tc("host-eth0")).To(Equal(noTC + ingressQdisc))
+		w.Succeeds(w.call("DEL", in))
+		Expect(w.tc("host-eth0")).To(Equal(noTC + ingressQdisc))
+	})
+
+	DescribeTable("that fails leaves a live attachment its limits", Label("bandwidth-add-fails"), func(
+		live, again, meanwhile string,
+	) {
+		w.Add(w.call("ADD", live))
+		c := w.call("ADD", again)
+		c.Stdout = BrokenPipe{}
+		if meanwhile != "" {
+			w.Cmd("sh", "-ec", meanwhile)
+			c.Stdout = nil
+		}
+		before := w.state()
+		a := w.Call(c)
+		Expect(a.Code).To(Equal(1), a.Stderr)
+		Expect(a.Stderr).NotTo(ContainSubstring("roll-back"))
+		Expect(w.state()).To(Equal(before))
+		Expect(w.talks()).To(BeTrue())
+		w.Succeeds(w.call("DEL"))
+		Expect(Names(w.Host, "ifb")).To(BeEmpty())
+	},
+		Entry("the same again", both, both, ""),
+		Entry("with other limits", both, `"ingressRate": 16000000, "ingressBurst": 800000`, ""),
+		Entry("with the other direction", in, out, ""),
+		Entry("with one direction more", out, both, ""),
+		Entry("with one direction more, where somebody queues", out, both, "tc qdisc add dev host-eth0 root pfifo"),
+		Entry("with one direction more, where somebody's filter is", in, both,
+			"tc qdisc add dev host-eth0 ingress; tc filter add dev host-eth0 ingress protocol ip "+
+				"u32 match u32 0 0 flowid 1:5"),
+	)
+
+	It("leaves nothing when nobody takes the result", func() {
+		before := w.state()
+		c := w.call("ADD", both)
+		c.Stdout = BrokenPipe{}
+		a := w.Call(c)
+		Expect(a.Code).To(Equal(1))
+		Expect(a.Stderr).NotTo(ContainSubstring("roll-back"))
+		Expect(w.state()).To(Equal(before))
+	})
+
+	DescribeTable("refuses a chain that it cannot serve", func(prepare, ifName, prev string, code uint, want string) {
+		if prepare != "" {
+			w.cont.Cmd("sh", "-ec", prepare)
+		}
+		if prev != "" {
+			prev = `"prevResult": ` + prev
+		}
+		c := Call{Command: "ADD", ID: "c1", IfName: ifName, Netns: w.cont.Path, Conf: conf("1.1.0", both, prev)}
+		Expect(w.Fails(c, code)).To(HavePrefix(want))
+		Expect(w.tc("host-eth0")).To(Equal(noTC))
+	},
+		Entry("without prevResult", "", "eth0", "", cni.CodeConfig, "prevResult: missing"),
+		Entry("without the interface", "", "eth7", prevOf("host-eth0"), cni.CodeEnvironment,
+			`CNI_IFNAME "eth7": no such`),
+		Entry("without host interfaces", "", "eth0", `{"cniVersion": "1.1.0"}`, cni.CodeConfig,
+			`prevResult.interfaces: has no interface of the host that is the other end of "eth0"`),
+		Entry("with another's", "", "eth0", prevOf("host-eth1"), cni.CodeConfig, "prevResult.interfaces: has no"),
+		Entry("with both ends in the container", "ip link add a0 type veth peer b0", "a0", prevOf("host-eth0"),
+			cni.CodeConfig, "prevResult.interfaces: has no"),
+		Entry("with an interface of another kind", "ip link add br0 type bridge", "br0", prevOf("host-eth0"),
+			cni.CodeUnsupportedField, `CNI_IFNAME "br0": is of kind "bridge"`),
+	)
+
+	It("serves many containers at once", func() {
+		var wg sync.WaitGroup
+		worlds := []*world{w}
+		for i := range 12 {
+			other := &world{World: w.World, cont: nstest.NewNetns()}
+			other.wire(fmt.Sprintf("e%d", i), i+2)
+			worlds = append(worlds, other)
+		}
+		for _, command := range []string{"ADD", "CHECK", "DEL"} {
+			for i, o := range worlds[1:] {
+				c := o.callFor(fmt.Sprintf("e%d", i), command, both)
+				c.ID = fmt.Sprintf("c%d", i)
+				wg.Go(func() {
+					defer GinkgoRecover()
+					Expect(w.Call(c).Code).To(BeZero())
+				})
+			}
+			wg.Wait()
+		}
+		Expect(Names(w.Host, "ifb")).To(BeEmpty())
+	})
+})
+
+func prevOf(host string) string {
+	return `{"cniVersion": "1.1.0", "interfaces": [{"name": "` + host + `"}]}`
+}
+
+// hash is what the second name of an IFB has.
+func hash(ifName string) string {
+	return cni.Attachment{Network: "net", ContainerID: "c1", IfName: ifName}.Hash()[:12]
+}
+
+var _ = Describe("two interfaces of one container on one network", Label("kernel"), func() {
+	It("have each its own limits", Label("bandwidth-two"), func() {
+		w := newWorld()
+		w.wire("eth1", 2)
+		before := w.tc("host-eth1")
+		w.Add(w.callFor("eth0", "ADD", both))
+		w.Add(w.callFor("eth1", "ADD", both))
+		Expect(Names(w.Host, "ifb")).To(ConsistOf(refName, "bwp"+hash("eth1")))
+		w.Succeeds(w.callFor("eth0", "CHECK", both))
+		w.Succeeds(w.callFor("eth1", "CHECK", both))
+		w.Succeeds(w.callFor("eth0", "DEL"))
+		Expect(Names(w.Host, "ifb")).To(ConsistOf("bwp" + hash("eth1")))
+		w.Succeeds(w.callFor("eth1", "CHECK", both))
+		Expect(Ping(w.Host, "10.2.0.2") && Ping(w.Host, "10.1.0.2")).To(BeTrue())
+		w.Succeeds(w.callFor("eth1", "DEL"))
+		Expect(w.tc("host-eth1")).To(Equal(before))
+	})
+})
+
+var _ = Describe("DEL", Label("kernel"), func() {
+	var w *world
+	var before string
+	BeforeEach(func() {
+		w = newWorld()
+		before = w.state()
+		w.Add(w.call("ADD", both))
+	})
+
+	DescribeTable("leaves nothing, and a pair that works", Label("bandwidth-del"), func(change func(c *Call)) {
+		c := w.call("DEL", both)
+		change(&c)
+		w.Succeeds(c)
+		Expect(w.state()).To(Equal(before))
+		Expect(w.talks()).To(BeTrue())
+		w.Succeeds(c)
+	},
+		Entry("with everything", func(*Call) {}),
+		Entry("without limits", func(c *Call) { c.Conf = w.call("DEL").Conf }),
+		Entry("with bad limits", func(c *Call) { c.Conf = w.call("DEL", `"ingressRate": -1, "burst": 5`).Conf }),
+		Entry("without the namespace", func(c *Call) { c.Netns = "" }),
+		Entry("with a namespace that is gone", func(c *Call) { c.Netns = "/run/netns/gone" }),
+	)
+
+	It("finds the host end by what leads to the IFB, without prevResult and namespace", func() {
+		w.Succeeds(Call{Command: "DEL", ID: "c1", Conf: conf("1.1.0")})
+		Expect(w.state()).To(Equal(before))
+	})
+
+	It("finds the host end by our mark, where it has no IFB", func() {
+		w.Succeeds(w.call("DEL"))
+		w.Add(w.call("ADD", in))
+		a := cni.Attachment{Network: "net", ContainerID: "c1", IfName: "eth0"}
+		IP(w.Host, "link set host-eth0 down")
+		IP(w.Host, "link set host-eth0 name veth%s", a.Hash()[:8])
+		w.Cmd("ip", "link", "set", "veth"+a.Hash()[:8], "alias", a.Mark(), "up")
+		w.Succeeds(Call{Command: "DEL", ID: "c1", Conf: conf("1.1.0")})
+		Expect(w.Cmd("tc", "qdisc", "show", "dev", "veth"+a.Hash()[:8])).To(HavePrefix("qdisc noqueue"))
+	})
+
+	It("removes the IFB of a pair that is gone", func() {
+		IP(w.Host, "link del host-eth0")
+		w.Succeeds(Call{Command: "DEL", ID: "c1", Netns: w.cont.Path, // which knows only names
+			Conf: conf("1.1.0", `"prevResult": `+prevOf("host-eth0"))})
+		Expect(Names(w.Host, "ifb")).To(BeEmpty())
+	})
+
+	It("removes what is left when the IFB is gone, so that the container can send", func() {
+		IP(w.Host, "link del "+refName)
+		Expect(w.isCutOff()).To(BeTrue())
+		w.Succeeds(w.call("DEL"))
+		Expect(w.state()).To(Equal(before))
+		Expect(w.talks()).To(BeTrue())
+	})
+
+	It("leaves what others have there", func() {
+		w.Cmd("sh", "-ec", "tc qdisc del dev host-eth0 root; tc qdisc add dev host-eth0 root handle 1: pfifo; "+
+			"tc filter add dev host-eth0 ingress protocol ip pref 9 u32 match u32 0 0 "+
+			"action mirred egress mirror dev lo")
+		w.Succeeds(w.call("DEL"))
+		Expect(w.tc("host-eth0")).To(And(ContainSubstring("pfifo 1:"), ContainSubstring("pref 9"),
+			Not(ContainSubstring("pref 1 "))))
+		Expect(w.talks()).To(BeTrue())
+	})
+
+	It("takes nobody else's IFB", func() {
+		for _, id := range []string{"c2", "c", "c11"} {
+			w.Succeeds(Call{Command: "DEL", ID: id, Conf: conf("1.1.0")})
+		}
+		w.Succeeds(Call{Command: "DEL", ID: "1", Conf: strings.ReplaceAll(conf("1.1.0"), `"net"`, `"netc"`)})
+		Expect(Names(w.Host, "ifb")).To(ConsistOf(refName))
+		w.Succeeds(w.call("CHECK", both))
+	})
+})
+
+var _ = Describe("an IFB without mark", Label("kernel"), func() {
+	var w *world
+	BeforeEach(func() { w = newWorld() })
+
+	It("of the reference is taken over by ADD, passes CHECK and goes with DEL", func() {
+		before := w.state()
+		w.Reference(nstest.Newest(), w.call("ADD", both)).Added()
+		w.Succeeds(w.call("CHECK", both))
+		w.Add(w.call("ADD", both))
+		Expect(w.alias(refName)).NotTo(BeEmpty())
+		w.Succeeds(w.call("DEL"))
+		w.Reference(nstest.Newest(), w.call("ADD", both)).Added()
+		w.Succeeds(w.call("DEL"))
+		Expect(w.state()).To(Equal(before))
+	})
+
+	It("is not there any more where the reference's DEL left the rest, and ADD works", func() {
+		w.Reference(nstest.Newest(), w.call("ADD", both)).Added()
+		Expect(w.Reference(nstest.Newest(), w.call("DEL", both)).Code).To(BeZero())
+		Expect(w.isCutOff()).To(BeTrue(), "by the reference")
+		w.Add(w.call("ADD", both))
+		Expect(w.talks()).To(BeTrue())
+	})
+
+	DescribeTable("of the reference goes with the first DEL of an old list, which has no prevResult",
+		func(change func(c *Call)) {
+			before := w.state()
+			w.Reference(nstest.Newest(), w.call("ADD", both)).Added()
+			c := Call{Command: "DEL", ID: "c1", IfName: "eth0", Netns: w.cont.Path, Conf: conf("0.3.1", both)}
+			change(&c)
+			w.Succeeds(c)
+			Expect(w.state()).To(Equal(before))
+			Expect(w.talks()).To(BeTrue())
+		},
+		Entry("with the namespace", func(*Call) {}),
+		Entry("without the namespace", func(c *Call) { c.Netns = "" }),
+		Entry("with a namespace that is gone", func(c *Call) { c.Netns = "/run/netns/gone" }),
+	)
+
+	It("of another interface stays with the DEL of an old list", func() {
+		w.wire("eth1", 2)
+		w.Reference(nstest.Newest(), w.callFor("eth1", "ADD", both)).Added()
+		for _, ifName := range []string{"eth0", "eth7"} { // eth7 is gone
+			w.Succeeds(Call{Command: "DEL", ID: "c1", IfName: ifName, Netns: w.cont.Path, Conf: conf("0.3.1", both)})
+			Expect(Names(w.Host, "ifb")).To(ConsistOf(refName))
+			w.Succeeds(w.callFor("eth1", "CHECK", both))
+		}
+	})
+
+	It("of another interface stays", func() {
+		w.wire("eth1", 2)
+		w.Reference(nstest.Newest(), w.callFor("eth1", "ADD", both)).Added()
+		w.Add(w.call("ADD", both))
+		Expect(Names(w.Host, "ifb")).To(ConsistOf(refName, "bwp"+hash("eth0")))
+		w.Succeeds(w.call("DEL"))
+		Expect(Names(w.Host, "ifb")).To(ConsistOf(refName))
+		Expect(Ping(w.cont, "10.2.0.1")).To(BeTrue())
+	})
+
+	It("that a killed ADD left goes with DEL, and with GC", func() {
+		group := fmt.Sprint(cni.NetworkHash("net"))
+		IP(w.Host, "link add %s group %s type ifb", refName, group)
+		w.Succeeds(w.call("DEL"))
+		IP(w.Host, "link add %s group %s type ifb", refName, group)
+		IP(w.Host, "link add bwp%s group %s type ifb", hash("eth0"), group)
+		w.gc("net", "c1")
+		Expect(Names(w.Host, "ifb")).To(ConsistOf(refName, "bwp"+hash("eth0")), "an ADD may be about to mark them")
+		w.gc("net")
+		Expect(Names(w.Host, "ifb")).To(BeEmpty())
+	})
+
+	DescribeTable("that an ADD left, killed where the container's other interface has the name", func(clean func()) {
+		a := cni.Attachment{Network: "net", ContainerID: "c1", IfName: "eth0"}
+		IP(w.Host, "link add %s type ifb", refName)
+		w.Cmd("ip", "link", "set", refName, "alias", a.Mark()) // so that markIFB ends with its first message
+		w.Host.Do(func() {
+			c := call{&frame.Call{Request: &skel.Request{Attachment: a}, Host: nstest.Must(rtnl.Dial(nil))}}
+			defer c.Host.Close()
+			ifb := nstest.Must(c.addIFB(1500, nil))
+			_, err := c.markIFB(ifb)
+			Expect(err).To(MatchError(unix.EEXIST))
+		})
+		IP(w.Host, "link del "+refName)
+		Expect(Names(w.Host, "ifb")).To(ConsistOf("bwp" + hash("eth0")))
+		clean()
+		Expect(Names(w.Host, "ifb")).To(BeEmpty())
+	},
+		Entry("goes with DEL", func() { w.Succeeds(w.call("DEL")) }),
+		Entry("goes with DEL without prevResult and namespace", func() {
+			w.Succeeds(Call{Command: "DEL", ID: "c1", Conf: conf("1.1.0")})
+		}),
+		Entry("goes with GC", func() { w.gc("net", "c2") }),
+	)
+
+	It("that a killed ADD left goes with GC, with the host end's qdisc that has no redirection yet", func() {
+		a := cni.Attachment{Network: "net", ContainerID: "c1", IfName: "eth0"}
+		w.Cmd("ip", "link", "set", "host-eth0", "alias", a.Mark())
+		before := w.state()
+		w.Add(w.call("ADD", out))
+		w.Cmd("tc", "filter", "del", "dev", "host-eth0", "ingress")
+		w.gc("net")
+		Expect(w.state()).To(Equal(before))
+	})
+})
+
+// gc is a GC with these containers' eth0 valid.
+func (w *world) gc(network string, ids ...string) {
+	GinkgoHelper()
+	valid := []Object{}
+	for _, id := range ids {
+		valid = append(valid, Object{"containerID": id, "ifname": "eth0"})
+	}
+	w.Succeeds(Call{Command: "GC", Conf: Object{"cniVersion": "1.1.0", "name": network, "type": "bandwidth",
+		"cni.dev/valid-attachments": valid}})
+}
+
+var _ = Describe("GC and STATUS", Label("kernel"), func() {
+	It("removes what is not valid, of this network alone, and leaves a pair that works", func() {
+		w := newWorld()
+		before := w.state()
+		w.Add(w.call("ADD", both))
+		limited := w.state()
+		w.gc("net", "c1")
+		w.gc("other")
+		Expect(w.state()).To(Equal(limited))
+		w.gc("net", "c2")
+		Expect(w.state()).To(Equal(before))
+		Expect(w.talks()).To(BeTrue())
+	})
+
+	It("asks the kernel, and changes nothing, also where something queues at lo", func() {
+		w := newWorld()
+		w.Cmd("tc", "qdisc", "add", "dev", "lo", "root", "handle", "1:", "pfifo")
+		before := w.state() + w.Cmd("tc", "qdisc")
+		w.Succeeds(Call{Command: "STATUS", Conf: conf("1.1.0", both)})
+		Expect(w.Fails(Call{Command: "STATUS", Conf: conf("1.1.0", `"ingressRate": 5`)},
+			cni.CodeConfig)).NotTo(BeEmpty())
+		Expect(w.state() + w.Cmd("tc", "qdisc")).To(Equal(before))
+	})
+})
+
+var _ = Describe("CHECK", Label("kernel"), func() {
+	var w *world
+	BeforeEach(func() { w = newWorld() })
+
+	DescribeTable("finds what is not as ADD left it", Label("bandwidth-check"), func(commands, want string) {
+		w.Add(w.call("ADD", both))
+		w.Succeeds(w.call("CHECK", both))
+		c := w.call("CHECK", both)
+		w.Cmd("sh", "-ec", strings.ReplaceAll(commands, "IFB", refName))
+		Expect(w.Fails(c, cni.CodeDrift)).To(MatchRegexp(want))
+	},
+		Entry("the filter is gone", "tc qdisc del dev host-eth0 root",
+			`^ingress limit: interface "host-eth0": has no filter\n`),
+		Entry("another rate", "tc qdisc change dev host-eth0 root handle 1: tbf rate 9mbit burst 100000 limit 125000",
+			`^ingress limit: interface "host-eth0": the filter is `),
+		Entry("another burst", "tc qdisc change dev host-eth0 root handle 1: tbf rate 8mbit burst 100008 limit 125000",
+			`^ingress limit: interface "host-eth0": the filter is `),
+		Entry("a rate for bursts, too", "tc qdisc change dev host-eth0 root handle 1: tbf rate 8mbit burst 100000 "+
+			"limit 125000 peakrate 9mbit mtu 1540", `^ingress limit: interface "host-eth0": the filter is `),
+		Entry("another limit", "tc qdisc change dev host-eth0 root handle 1: tbf rate 8mbit burst 100000 limit 125001",
+			`^ingress limit: interface "host-eth0": the filter is `),
+		Entry("something else in its place",
+			"tc qdisc del dev host-eth0 root; tc qdisc add dev host-eth0 root handle 1: pfifo",
+			`^ingress limit: interface "host-eth0": has the qdisc "pfifo" `),
+		Entry("the redirection is gone", "tc filter del dev host-eth0 ingress",
+			`^egress limit: .* redirects nothing\n`),
+		Entry("its qdisc is gone", "tc qdisc del dev host-eth0 ingress", `^egress limit: .* redirects nothing\n`),
+		Entry("another filter comes first", "tc filter del dev host-eth0 ingress; tc filter add dev host-eth0 ingress "+
+			"protocol all pref 1 u32 match u32 0 0 flowid 1:5", `^egress limit: .* redirects to no interface`),
+		Entry("it leads elsewhere",
+			"ip link add x type ifb; tc filter del dev host-eth0 ingress; tc filter add dev host-eth0 "+
+				"ingress protocol all pref 1 u32 match u32 0 0 action mirred egress redirect dev x",
+			`^egress limit: .* redirects to x, which is not this attachment's`),
+		Entry("it takes only some packets", "tc filter del dev host-eth0 ingress; tc filter add dev host-eth0 "+
+			"ingress protocol all pref 1 u32 match ip dst 10.9.0.0/16 action mirred egress redirect dev IFB",
+			`^egress limit: .* redirects only some packets`),
+		Entry("it takes only IPv4", "tc filter del dev host-eth0 ingress; tc filter add dev host-eth0 "+
+			"ingress protocol ip pref 1 u32 match u32 0 0 action mirred egress redirect dev IFB",
+			`^egress limit: .* redirects only some packets`),
+		Entry("the IFB is gone", "ip link del IFB", `^egress limit: .* redirects to no interface`),
+		Entry("the IFB is down", "ip link set IFB down", `^egress limit: .* redirects to bwp.*, which is down`),
+		Entry("the IFB's filter is gone", "tc qdisc del dev IFB root", `^egress limit: interface "bwp.*": has `),
+		Entry("the IFB's filter is another",
+			"tc qdisc change dev IFB root handle 1: tbf rate 17mbit burst 200000 limit 250000",
+			`^egress limit: interface "bwp.*": the filter is `),
+		Entry("all at once", "tc qdisc del dev host-eth0 root; ip link del IFB",
+			`^ingress limit: .*has no filter\n(.|\n)*egress limit: .* redirects to no`),
+		Entry("the pair is another", "ip link set host-eth0 down; ip link set host-eth0 name other",
+			`^prevResult.interfaces: has no interface`),
+	)
+
+	It("is content without limits", func() { w.Succeeds(w.call("CHECK")) })
+
+	It("takes a burst that nobody chose as the reference made it, too", func() {
+		const sentinel = `"ingressRate": 20000000, "ingressBurst": 4294967295, ` +
+			`"egressRate": 20000000, "egressBurst": 2147483647`
+		w.Reference(nstest.Newest(), w.call("ADD", sentinel)).Added()
+		w.Succeeds(w.call("CHECK", sentinel))
+		w.Add(w.call("ADD", sentinel))
+		Expect(w.tc("host-eth0")).To(ContainSubstring("rate 20Mbit burst 125000b lat 25ms"))
+		w.Succeeds(w.call("CHECK", sentinel))
+		w.Add(w.call("ADD", sentinel, `"burst": "literal"`))
+		Expect(w.tc("host-eth0")).To(ContainSubstring("rate 20Mbit burst 512Mb lat 25ms"))
+	})
+})

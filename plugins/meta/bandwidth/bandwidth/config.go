@@ -1,0 +1,81 @@
+package bandwidth
+
+import (
+	"cmp"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// wireConfig is the configuration as written.
+type wireConfig struct {
+	skel.LogKey
+	wireLimits
+
+	Burst         string `json:"burst" default:"sane" schema:"enum=sane|literal empty" help:"how to take what nobody chose"`
+	RuntimeConfig struct {
+		Bandwidth wireLimits `json:"bandwidth" help:"the limits, from the runtime"`
+	} `json:"runtimeConfig"`
+}
+
+type wireLimits struct {
+	IngressRate  *int64 `json:"ingressRate" schema:"min=8 zero" help:"limit of what the container receives, bits a second"`
+	IngressBurst *int64 `json:"ingressBurst" schema:"min=0 max=34359738359" help:"what may exceed it at once, bits"`
+	EgressRate   *int64 `json:"egressRate" schema:"min=8 zero" help:"limit of what the container sends, bits a second"`
+	EgressBurst  *int64 `json:"egressBurst" schema:"min=0 max=34359738359" help:"what may exceed it at once, bits"`
+}
+
+// config is what ADD and CHECK act on.
+type config struct {
+	ingress, egress limit
+	literal         bool // bursts that nobody chose are taken as they are
+}
+
+func (c config) isEmpty() bool { return c.ingress.rate == 0 && c.egress.rate == 0 }
+
+// limit is one of a direction. Without a rate there is none.
+type limit struct {
+	rate, burst uint64 // bits/s, bits
+	key         string // of the burst
+}
+
+// burstMax is the largest burst that the kernel can count in bytes.
+const burstMax = 8*(1<<32-1) - 1
+
+func parseConfig(_ *skel.Request, wire wireConfig, problems *cni.Problems) config {
+	cfg := config{literal: wire.Burst == "literal"}
+	if b := wire.Burst; b != "" && b != "sane" && b != "literal" {
+		problems.Add(cni.Refuse("burst", b, `is neither "sane" nor "literal"`))
+	}
+	own, w, prefix := wire.wireLimits, wire.RuntimeConfig.Bandwidth, "runtimeConfig.bandwidth."
+	if own != (wireLimits{}) { // also where it says 0: this entry has no limits then
+		w, prefix = own, ""
+	}
+	var err error
+	cfg.ingress, err = parseLimit(prefix+"ingress", w.IngressRate, w.IngressBurst)
+	problems.Add(err)
+	cfg.egress, err = parseLimit(prefix+"egress", w.EgressRate, w.EgressBurst)
+	problems.Add(err)
+	return cfg
+}
+
+const goodBurst = "a tenth of the rate is a good burst"
+
+// parseLimit reads the limit whose two keys begin with prefix.
+func parseLimit(prefix string, rate, burst *int64) (limit, error) {
+	r, b := *cmp.Or(rate, new(int64)), *cmp.Or(burst, new(int64))
+	l := limit{rate: uint64(r), burst: uint64(b), key: prefix + "Burst"}
+	switch rateKey := prefix + "Rate"; {
+	case r < 0, r > 0 && r < 8:
+		return l, cni.Refuse(rateKey, r, "is neither 0, which is no limit, nor at least 8 bits a second")
+	case b < 0:
+		return l, cni.Refuse(l.key, b, "is negative")
+	case b > burstMax:
+		return l, cni.Refuse(l.key, b, "cannot be more than 4GB").Suggest("it is in bits; %s", goodBurst)
+	case r > 0 && b == 0:
+		return l, cni.Refuse(l.key, nil, "if rate is set, burst must also be set").Suggest(goodBurst)
+	case r == 0 && b > 0:
+		return l, cni.Refuse(rateKey, nil, "if burst is set, rate must also be set").Suggest("%s is %d", l.key, b)
+	}
+	return l, nil
+}

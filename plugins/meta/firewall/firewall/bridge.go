@@ -1,0 +1,217 @@
+package firewall
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// findBridge finds the bridge of the attachment's host end, and notes the interface that packets of the bridge come
+// from and go to: the bridge, or "BRIDGE.VLAN" for a container in a VLAN with a gateway. With the policy isolated it
+// notes whether ADD has to set the port's isolated flag.
+func (c call) findBridge(r *record, hostEnd rtnl.Link) error {
+	if hostEnd.Master == 0 {
+		return nil
+	}
+	bridge, err := c.Host.LinkByIndex(hostEnd.Master)
+	if err != nil || bridge.Kind != "bridge" {
+		return err
+	}
+	r.Bridge, r.Port = bridge.Name, hostEnd.Index
+	for _, a := range r.Addrs {
+		if index, err := c.Host.RouteTo(a); err == nil {
+			link, err := c.Host.LinkByIndex(index)
+			if err == nil && strings.HasPrefix(link.Name, bridge.Name+".") {
+				r.Bridge = link.Name
+			}
+		}
+	}
+	if r.Policy == policyIsolated {
+		port, err := c.Host.Port(r.Port)
+		if err != nil {
+			return err
+		}
+		r.SetFlag = !port.Isolated
+	}
+	return nil
+}
+
+// sweepPolicies removes the policies of bridges that are gone or have no port. The reference never removes its own.
+func (c call) sweepPolicies(ctx context.Context) error {
+	live, err := c.NF.Elements(table, policedSet)
+	errs := []error{nft.IfSupported(err)}
+	for _, e := range live {
+		end := func(bridge string) error { return c.enforce(ctx, bridge, policyOpen) }
+		errs = append(errs, c.ifUnused(string(e.Key), end))
+	}
+	for _, f := range nft.Families() {
+		names, err := c.namesInRules(ctx, f, stage2)
+		for key := range names {
+			err = errors.Join(err, c.ifUnused(key, func(bridge string) error {
+				return c.editFilter(ctx, &record{}, f, func(e *ipt.Edit) { ensurePolicy(e, bridge, policyOpen) })
+			}))
+		}
+		errs = append(errs, ipt.WarnIfMissing(c.Warn, othersRules, err))
+	}
+	return errors.Join(errs...)
+}
+
+// ifUnused calls end for the name in a key of nf_tables, if no interface, or a bridge without ports, has the name.
+func (c call) ifUnused(key string, end func(bridge string) error) error {
+	name := strings.TrimRight(key, "\x00")
+	link, err := c.Host.Link(name)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return end(name)
+	}
+	if err != nil || link.Kind != "bridge" {
+		return err
+	}
+	ports, err := c.Host.Ports(link.Index)
+	if err != nil || len(ports) > 0 {
+		return err
+	}
+	return end(name)
+}
+
+// settlePolicy returns the policy that the bridge of an added attachment is to have. The network's other attachments
+// get the policy of this one; an ADD that fails gives theirs back.
+func (c call) settlePolicy(s *store, r *record) (policy, error) {
+	if r.Bridge == "" {
+		return policyOpen, nil
+	}
+	before, err := r.networkPolicy(s)
+	if err != nil {
+		return policyOpen, err
+	}
+	if before == r.Policy && r.Backend != iptables { // where the kernel has it, not all records have to be read
+		if live, err := c.policyOf(r.Bridge); err != nil || live == r.Policy {
+			return live, err
+		}
+	}
+	if before != r.Policy {
+		c.OnFail("give the network its policy back", func(ctx context.Context) error {
+			return c.restorePolicy(ctx, *r, before)
+		})
+		if err := c.setNetworkPolicy(s, r); err != nil {
+			return policyOpen, err
+		}
+	}
+	return r.bridgePolicy(s)
+}
+
+// restorePolicy gives the network of an added attachment its former policy, and the bridge the one that follows.
+func (c call) restorePolicy(ctx context.Context, r record, before policy) error {
+	r.Policy = before
+	return records().Locked(ctx, func(s *store) error {
+		if err := c.setNetworkPolicy(s, &r); err != nil {
+			return err
+		}
+		want, err := r.bridgePolicy(s)
+		if err != nil {
+			return err
+		}
+		if r.Backend != iptables {
+			return c.enforce(ctx, r.Bridge, want)
+		}
+		tools, err := r.findTools(ctx, s)
+		if err != nil {
+			return err
+		}
+		return editFilters(ctx, tools, func(e *ipt.Edit, _ nft.Family) { ensurePolicy(e, r.Bridge, want) })
+	})
+}
+
+// setNetworkPolicy gives the network's other attachments on the bridge the policy of the record: their records, and
+// the flags of their ports. It changes the first record last, which networkPolicy reads.
+func (c call) setNetworkPolicy(s *store, r *record) error {
+	all, err := s.All()
+	for _, o := range slices.Backward(all) {
+		if err != nil { // of All, or of the record before
+			return err
+		}
+		if o.Network != r.Network || o.Policy == r.Policy || o.Hash() == r.Hash() {
+			continue
+		}
+		if o.Bridge == "" {
+			err = c.findBridgeLater(o)
+		}
+		if err == nil && o.Bridge == r.Bridge {
+			o.Policy = r.Policy
+			if err = c.setFlag(o, o.Policy == policyIsolated); err == nil || isGone(err) { // the container may be gone
+				err = s.Put(*o)
+			}
+		}
+	}
+	return err
+}
+
+// enforce gives a bridge the policy, in nftables.
+func (c call) enforce(ctx context.Context, bridge string, want policy) error {
+	return elements().Update(ctx, c.NF, func(tx *nft.Tx) error { return stagePolicy(tx, bridge, want) })
+}
+
+// findBridgeLater finds the bridge of a container for which ADD did not look for it. It finds none if the container is
+// gone. Of errors it returns only those that may pass, and warns of others.
+func (c call) findBridgeLater(r *record) error {
+	cont, err := frame.Enter(r.Path, r.Netns)
+	defer func() { _ = cont.Close() }()
+	var link rtnl.Link
+	if err == nil {
+		link, err = cont.Link(r.IfName)
+	}
+	if err == nil {
+		link, err = c.Host.OtherEnd(link)
+	}
+	if err == nil {
+		err = c.findBridge(r, link)
+	}
+	if cni.Transient(err) {
+		return err
+	}
+	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+		c.Warn("ingressPolicy: %s keeps the policy that it has: %v", r.Attachment, err)
+	}
+	return nil
+}
+
+// setFlag sets or clears the isolated flag of the attachment's port, which keeps ports apart also without br_netfilter.
+// It clears no flag that the bridge plugin set.
+func (c call) setFlag(r *record, on bool) error {
+	if !on && !r.SetFlag {
+		return nil
+	}
+	port, err := c.Host.Port(r.Port)
+	if err != nil {
+		return err
+	}
+	if on && port.Isolated {
+		return nil
+	}
+	r.SetFlag, port.Isolated = on, on
+	return c.Host.SetPort(r.Port, port)
+}
+
+// isGone says whether the error means that the link is gone, or is no port any more.
+func isGone(err error) bool { return errors.Is(err, rtnl.ErrNoLink) || errors.Is(err, rtnl.ErrNotPort) }
+
+// verifyFlag looks whether the port of an isolated container is isolated.
+func (c call) verifyFlag(r *record) error {
+	if r.Policy != policyIsolated {
+		return nil
+	}
+	port, err := c.Host.Port(r.Port)
+	if err != nil && !isGone(err) {
+		return err
+	}
+	if err != nil || !port.Isolated {
+		return cni.Drift("host interface with index %d: is no isolated port of bridge %q", r.Port, r.Bridge)
+	}
+	return nil
+}

@@ -1,0 +1,86 @@
+package firewall
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// wireConfig is the configuration as written.
+type wireConfig struct {
+	skel.LogKey
+
+	Backend         string `json:"backend" help:"nftables, iptables or firewalld (firewalld where it runs, else nftables where the kernel permits)" schema:"enum=nftables|iptables|firewalld empty"`
+	IngressPolicy   string `json:"ingressPolicy" help:"open, same-bridge or isolated: from where containers of this bridge may be reached" default:"open" schema:"enum=open|same-bridge|isolated empty"`
+	AdminChain      string `json:"iptablesAdminChainName" help:"iptables chain of the administrator that packets pass first" default:"CNI-ADMIN" schema:"format=chain empty"`
+	Zone            string `json:"firewalldZone" help:"zone of the container's addresses; firewalld only" default:"trusted"`
+	MarkAcceptBit   *int   `json:"markAcceptBit" help:"bit of the fwmark that FORWARD of iptables accepts, 0 to 31; one for all networks of a host, and of no other software; nftables only" default:"12" schema:"min=0 max=31"`
+	AcceptPublished *bool  `json:"acceptPublished" help:"accept new connections whose destination was translated to the container: host ports; nftables only" default:"true"`
+}
+
+// backend is where the rules are.
+type backend = ipt.Backend
+
+const (
+	auto              = ipt.Auto
+	nftables          = ipt.NFTables
+	iptables          = ipt.IPTables
+	firewalld backend = "firewalld"
+)
+
+// policy says from where the containers of a bridge may be reached.
+type policy string
+
+const (
+	policyOpen       policy = "open"
+	policySameBridge policy = "same-bridge" // not from the other bridges that have a policy
+	policyIsolated   policy = "isolated"    // nor from the same bridge
+)
+
+// policies are all, the strictest one last.
+func policies() []policy { return []policy{policyOpen, policySameBridge, policyIsolated} }
+
+// stricter returns the stricter of two policies.
+func stricter(a, b policy) policy {
+	return policies()[max(slices.Index(policies(), a), slices.Index(policies(), b))]
+}
+
+// config is the configuration with every value checked.
+type config struct {
+	backend    backend
+	policy     policy
+	adminChain string
+	zone       string
+	published  bool
+	bit        int // of the fwmark, for what is accepted
+}
+
+// parseConfig checks the configuration. What it refuses is code 7.
+func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
+	c := config{backend: backend(w.Backend), policy: policy(cmp.Or(w.IngressPolicy, string(policyOpen))),
+		adminChain: cmp.Or(w.AdminChain, defaultAdminChain), zone: cmp.Or(w.Zone, defaultZone),
+		published: w.AcceptPublished == nil || *w.AcceptPublished, bit: defaultBit}
+	problems.Add(cni.InRange("markAcceptBit", w.MarkAcceptBit, 0, 31))
+	if w.MarkAcceptBit != nil {
+		c.bit = *w.MarkAcceptBit
+	}
+	if c.bit >= 13 && c.bit <= 15 {
+		problems.Add(cni.Refuse("markAcceptBit", c.bit, "is portmap's (13) or kube-proxy's (14, 15)"))
+	}
+	if !slices.Contains([]backend{auto, nftables, iptables, firewalld}, c.backend) {
+		problems.Add(cni.Refuse("backend", w.Backend, `is none of "nftables", "iptables" and "firewalld"`).
+			Suggest("leave it out for the one that fits the host"))
+	}
+	if !slices.Contains(policies(), c.policy) {
+		problems.Add(cni.Refuse("ingressPolicy", w.IngressPolicy, `is none of "open", "same-bridge" and "isolated"`))
+	}
+	takenChains := []string{"INPUT", forwardHook, "OUTPUT", cniForward, acceptedChain, stage1, stage2}
+	if !ipt.IsChainName(c.adminChain) || slices.Contains(takenChains, c.adminChain) {
+		problems.Add(cni.Refuse("iptablesAdminChainName", c.adminChain,
+			"is no name of a chain of your own (1 to 28 bytes, no blank, not beginning with - or !)"))
+	}
+	return c
+}

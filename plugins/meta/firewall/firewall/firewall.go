@@ -1,0 +1,312 @@
+package firewall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+// call is one call under way.
+type call struct{ *frame.Call }
+
+func open(req *skel.Request) call { return call{frame.OpenHost(req)} }
+
+func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err error) {
+	c := open(req)
+	r, err := c.newRecord(cfg)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case r.Policy != policyOpen && r.Bridge == "":
+		return nil, cni.Refuse("ingressPolicy", string(r.Policy),
+			fmt.Sprintf("needs a bridge, and interface %q is connected to none", c.IfName))
+	case r.Policy == policyOpen && len(r.Addrs) == 0:
+		return req.PrevResult, nil
+	}
+	s, err := records().Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	if err := c.replace(ctx, s, r); err != nil {
+		return nil, err
+	}
+	c.OnFail("remove the firewall rules", func(ctx context.Context) error { return c.remove(ctx, false) })
+	r.Backend = c.choose(ctx, cfg)
+	if r.Backend != iptables {
+		if r.Bit, err = bitOfAll(s.Any, cfg.bit); err != nil {
+			return nil, err
+		}
+	}
+	if r.Bit != cfg.bit && r.Backend == nftables {
+		c.Warn("markAcceptBit: %d is not used while containers live that have %d", cfg.bit, r.Bit)
+	}
+	err = c.apply(ctx, s, r)
+	if cfg.backend == auto && errors.Is(err, nft.ErrUnsupported) {
+		r.Backend = iptables
+		err = c.apply(ctx, s, r)
+	}
+	return req.PrevResult, err
+}
+
+func del(ctx context.Context, req *skel.Request) error {
+	return open(req).remove(ctx, true)
+}
+
+func check(ctx context.Context, req *skel.Request, cfg config) error {
+	c := open(req)
+	want, err := c.newRecord(cfg)
+	if err != nil || len(want.Addrs) == 0 && want.Policy == policyOpen {
+		return err
+	}
+	return c.verify(ctx, want)
+}
+
+// gc removes what attachments of the network left that are not valid, and the policies of bridges without containers.
+// Other rules of the reference have no owner and stay.
+func gc(ctx context.Context, req *skel.Request) error {
+	c := open(req)
+	return records().Locked(ctx, func(s *store) error {
+		all, err := s.All()
+		errs := []error{err}
+		for _, r := range all {
+			if c.Valid.Excludes(r.Attachment) {
+				errs = append(errs, c.removeRecorded(ctx, s, r))
+			}
+		}
+		return errors.Join(append(errs, nft.IfSupported(elements().Sweep(ctx, c.NF, c.Valid.Garbage)),
+			c.sweepPolicies(ctx), c.retire(ctx, s))...)
+	})
+}
+
+// status looks for what would make ADD fail.
+func status(ctx context.Context, req *skel.Request, cfg config) error {
+	c := call{&frame.Call{Request: req, NF: nft.New()}} // it asks nothing of rtnetlink
+	defer c.NF.Close()
+	return frame.Unavailable("firewall rules: ", statefile.Writable(recordDir), c.probe(ctx, cfg))
+}
+
+// probe says why the backend cannot be used.
+func (c call) probe(ctx context.Context, cfg config) error {
+	switch {
+	case cfg.backend == firewalld && cfg.policy == policyOpen:
+		return firewalldRuns(ctx)
+	case cfg.backend == firewalld: // the policy is in nftables
+		return errors.Join(firewalldRuns(ctx), c.NF.Probe(layout(cfg.bit)))
+	case cfg.backend != iptables:
+		err := c.NF.Probe(layout(cfg.bit))
+		if err == nil {
+			return c.warnOfDrops(cfg.bit)
+		}
+		if cfg.backend == nftables || !errors.Is(err, nft.ErrUnsupported) {
+			return err
+		}
+	}
+	if missing := ipt.CheckInstalled(nft.IPv6); missing != nil {
+		c.Warn("backend iptables: nothing for containers with an IPv6 address: %v", missing)
+	}
+	return ipt.CheckInstalled(nft.IPv4)
+}
+
+// newRecord makes the attachment's record, with the backend as configured. It looks for the bridge if the container
+// has a policy, or if the bridge may have one, which this ADD may weaken. policedSet lacks the policies in iptables.
+func (c call) newRecord(cfg config) (*record, error) {
+	r := &record{Attachment: c.Attachment, Path: c.Netns, Backend: cfg.backend,
+		Addrs: addressesOf(c.PrevResult, c.IfName), AdminChain: cfg.adminChain, Zone: cfg.zone,
+		Published: cfg.published, Bit: cfg.bit, Policy: cfg.policy}
+	policed, err := c.NF.Elements(table, policedSet)
+	if err := nft.IfSupported(err); err != nil {
+		return nil, err
+	}
+	needsBridge := r.Policy != policyOpen || len(policed) > 0 || cfg.backend == iptables
+	if !needsBridge {
+		r.Netns, err = c.NS.Identity()
+		if err != nil || r.Netns.Cookie != 0 {
+			return r, err
+		}
+		err = c.FindInterface() // without cookies its MAC address tells namespaces apart
+	} else {
+		err = c.FindHostEnd()
+	}
+	if r.Netns = c.NetnsID; errors.Is(err, rtnl.ErrNoLink) {
+		return r, nil
+	}
+	if err == nil && needsBridge {
+		err = c.findBridge(r, c.HostEnd)
+	}
+	return r, err
+}
+
+// replace is code 100 for a live attachment: its record has this namespace, and its rules are there. Any other record
+// is stale: the namespace was another one, or the reference's DEL removed the rules alone. What it names is removed.
+func (c call) replace(ctx context.Context, s *store, r *record) error {
+	old, ok, err := s.Get(r.Hash())
+	if err != nil || !ok {
+		return err
+	}
+	if old.Netns.Is(r.Netns) && (old.Backend != iptables || c.verifyIPTables(ctx, &old) == nil) {
+		return cni.Errorf(cni.CodeExists, "firewall: this attachment has its rules already (%s); DEL removes them",
+			r.Attachment)
+	}
+	return c.removeRecorded(ctx, s, &old)
+}
+
+// choose decides on the backend.
+func (c call) choose(ctx context.Context, cfg config) backend {
+	if cfg.backend != auto {
+		return cfg.backend
+	}
+	err := firewalldRuns(ctx)
+	if err == nil {
+		return firewalld
+	}
+	if !errors.Is(err, errNoFirewalld) {
+		c.Warn("backend nftables, since nobody can tell whether firewalld runs: %v", err)
+	}
+	return nftables
+}
+
+// bitOfAll is the bit of the fwmark that the host's containers have, or else the wanted one: chains for a second bit
+// would clear the first one on every packet of live containers. A policy beside firewalld is in the same chains.
+func bitOfAll(find func(func(record) bool) (bool, error), wanted int) (bit int, err error) {
+	bit = wanted
+	_, err = find(func(o record) bool {
+		if o.Backend == nftables {
+			bit = o.Bit
+		}
+		return o.Backend == nftables
+	})
+	return bit, err
+}
+
+// apply writes the record, by which DEL finds all that is made after it, and makes the rules in the record's backend.
+func (c call) apply(ctx context.Context, s *store, r *record) error {
+	var tools []ipt.Tool
+	if r.Backend == iptables { // before the record is written: DEL keeps it where a program is missing
+		var err error
+		if tools, err = r.findTools(ctx, s); err != nil {
+			return err
+		}
+	}
+	if err := s.Put(*r); err != nil {
+		return err
+	}
+	p, err := c.settlePolicy(s, r)
+	if err == nil && r.SetFlag {
+		err = c.setFlag(r, true)
+	}
+	if err != nil {
+		return err
+	}
+	if r.Backend == iptables {
+		return editFilters(ctx, tools, func(e *ipt.Edit, f nft.Family) { ensureAll(e, r, f, p) })
+	}
+	if r.Backend == nftables || r.Bridge != "" { // beside firewalld the policy is in nftables, too
+		err = c.addNFTables(ctx, r, p)
+	}
+	if err == nil && r.Backend == firewalld {
+		err = addFirewalld(ctx, r)
+	}
+	return err
+}
+
+// remove removes whatever the attachment has in any backend, and withReference also what the reference made for it.
+func (c call) remove(ctx context.Context, withReference bool) error {
+	return records().Locked(ctx, func(s *store) error {
+		r, ok, err := s.Get(c.Hash())
+		switch {
+		case err != nil:
+			return err
+		case ok:
+			err = c.removeRecorded(ctx, s, &r)
+		default: // a killed ADD may have left elements, or the record is lost
+			err = errors.Join(nft.IfSupported(elements().Sweep(ctx, c.NF, c.Owns)), s.Drop(c.Hash()))
+		}
+		if withReference {
+			err = errors.Join(err, c.delReference(ctx, s, &r))
+		}
+		if r.Backend != iptables {
+			err = errors.Join(err, c.retire(ctx, s))
+		}
+		return err
+	})
+}
+
+// removeRecorded removes an attachment's rules, leaves its bridge the policy that others want, and drops the record.
+// The record stays for a later DEL or GC when a program is missing, or firewalld gives no answer.
+func (c call) removeRecorded(ctx context.Context, s *store, r *record) error {
+	remaining, err := r.othersPolicy(s, r.Policy)
+	if err != nil {
+		return err
+	}
+	if err = c.setFlag(r, false); isGone(err) {
+		err = nil
+	}
+	if r.Backend == iptables {
+		err = errors.Join(err, c.delIPTables(ctx, s, r, remaining))
+	} else {
+		err = errors.Join(err, nft.IfSupported(c.delNFTables(ctx, r, remaining)))
+	}
+	var firewalldErr error
+	if r.Backend == firewalld {
+		firewalldErr = delFirewalld(ctx, s, r)
+	}
+	switch {
+	case ipt.NotInstalled(err), err == nil && firewalldErr != nil: // a later DEL may succeed
+		c.Warn("firewall rules of %s: %v", r.Attachment, errors.Join(err, firewalldErr))
+		return nil
+	case err != nil:
+		return fmt.Errorf("firewall rules of %s: %w", r.Attachment, err)
+	}
+	return s.Drop(r.Hash())
+}
+
+// verify compares the record with what is wanted, and the rules with the record. Rules of the reference have no record,
+// or a stale one of ours, which its DEL does not remove: without a record of these addresses verify looks for them.
+func (c call) verify(ctx context.Context, want *record) error {
+	r, ok, err := records().Get(want.Hash())
+	if err != nil {
+		return err
+	}
+	if !ok || !slices.Equal(r.Addrs, want.Addrs) {
+		if err := c.verifyReference(ctx, want); err == nil || !ok {
+			return err // without any record the reference's rules have to be there
+		}
+	}
+	var errs []error
+	same := func(key string, had, wants any) {
+		if !reflect.DeepEqual(had, wants) {
+			errs = append(errs, cni.Drift("%s: changed since ADD from %v to %v", key, had, wants))
+		}
+	}
+	same("ingressPolicy", r.Policy, want.Policy)
+	same("iptablesAdminChainName", r.AdminChain, want.AdminChain)
+	same("acceptPublished", r.Published, want.Published)
+	same("prevResult: the container's addresses", r.Addrs, want.Addrs)
+	if r.Policy != policyOpen {
+		same("the container's bridge", r.Bridge, want.Bridge)
+		errs = append(errs, c.verifyFlag(&r))
+	}
+	if r.Backend == firewalld {
+		same("firewalldZone", r.Zone, want.Zone)
+		errs = append(errs, verifyFirewalld(ctx, &r))
+	}
+	switch {
+	case r.Backend == iptables:
+		errs = append(errs, c.verifyIPTables(ctx, &r))
+	case r.Backend == nftables, r.Policy != policyOpen:
+		errs = append(errs, c.verifyNFTables(ctx, &r))
+	}
+	return errors.Join(errs...)
+}

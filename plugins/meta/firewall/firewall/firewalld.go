@@ -1,0 +1,123 @@
+package firewall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+)
+
+const (
+	firewalldName  = "org.fedoraproject.FirewallD1"
+	firewalldPath  = "/org/fedoraproject/FirewallD1"
+	firewalldZones = firewalldName + ".zone"
+
+	defaultZone = "trusted"
+
+	// busWait is how long firewalld may take for all that a call asks of it.
+	busWait = 5 * time.Second
+)
+
+// errNoFirewalld says that firewalld does not run. What it had at runtime is gone with it.
+var errNoFirewalld = errors.New("firewalld does not run: nobody has the name " + firewalldName + " on the system bus")
+
+// askFirewalld calls a method about each of the addresses in the record's zone, and has heed decide about the answer.
+// The error matches errNoFirewalld where firewalld does not run.
+func askFirewalld(
+	ctx context.Context, r *record, method string, heed func(netip.Addr, *dbus.Call) error,
+) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, busWait,
+		cni.Errorf(cni.CodeTryAgain, "firewalld: no answer on the system bus within %s", busWait))
+	defer cancel()
+	there := false
+	conn, err := dbus.ConnectSystemBus(dbus.WithContext(ctx))
+	if err != nil { // there is no bus, or it does not let us in
+		err = fmt.Errorf("%w: %w", errNoFirewalld, err)
+	} else {
+		defer conn.Close()
+		err = conn.BusObject().CallWithContext(ctx, "org.freedesktop.DBus.NameHasOwner", 0, firewalldName).Store(&there)
+	}
+	if err == nil && !there {
+		err = errNoFirewalld
+	}
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("system bus: %w", err)
+	}
+	object := conn.Object(firewalldName, firewalldPath)
+	var errs []error
+	for _, a := range r.Addrs {
+		source := netip.PrefixFrom(a, a.BitLen()).String()
+		answer := object.CallWithContext(ctx, firewalldZones+"."+method, 0, r.Zone, source)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := heed(a, answer); err != nil {
+			errs = append(errs, fmt.Errorf("firewalld: %s %s, zone %q: %w", method, source, r.Zone, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// firewalldRuns is nil where firewalld is on the bus: of a record without an address nothing else is asked.
+func firewalldRuns(ctx context.Context) error { return askFirewalld(ctx, &record{}, "", nil) }
+
+// unless returns the answer's error, or nil where firewalld refused with one of these codes.
+func unless(codes ...string) func(netip.Addr, *dbus.Call) error {
+	return func(_ netip.Addr, answer *dbus.Call) error {
+		refused := dbus.Error{}
+		hasCode := func(code string) bool { return strings.HasPrefix(refused.Error(), code) }
+		if errors.As(answer.Err, &refused) && slices.ContainsFunc(codes, hasCode) {
+			return nil
+		}
+		return answer.Err
+	}
+}
+
+// addFirewalld makes the attachment's addresses sources of the zone, as the reference does: until firewalld reloads.
+func addFirewalld(ctx context.Context, r *record) error {
+	return askFirewalld(ctx, r, "addSource", unless("ZONE_ALREADY_SET"))
+}
+
+// delFirewalld takes those addresses out of the zone that no other attachment has by now. It is no error if firewalld
+// does not run, does not have the address or the zone, or has the address in another zone.
+func delFirewalld(ctx context.Context, s *store, r *record) error {
+	own, err := r.ownAddrs(s)
+	if err != nil || len(own) == 0 {
+		return err
+	}
+	allowed := unless("UNKNOWN_SOURCE", "INVALID_ZONE", "ZONE_CONFLICT")
+	err = askFirewalld(ctx, &record{Zone: r.Zone, Addrs: own}, "removeSource", allowed)
+	if errors.Is(err, errNoFirewalld) {
+		return nil
+	}
+	return err
+}
+
+// verifyFirewalld looks whether the addresses are in the zone.
+func verifyFirewalld(ctx context.Context, r *record) error {
+	var diffs []error
+	err := askFirewalld(ctx, r, "querySource", func(a netip.Addr, answer *dbus.Call) error {
+		in := false
+		if err := answer.Store(&in); err != nil {
+			return err
+		}
+		if !in {
+			diffs = append(diffs, cni.Drift("firewalld: %s is no source of zone %q", a, r.Zone))
+		}
+		return nil
+	})
+	if errors.Is(err, errNoFirewalld) {
+		return cni.Drift("%w", err)
+	}
+	return errors.Join(append(diffs, err)...)
+}

@@ -1,0 +1,306 @@
+package firewall
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/godbus/dbus/v5"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// fakeFirewalld answers on a bus of its own as firewalld does.
+type fakeFirewalld struct {
+	mu      sync.Mutex
+	sources []string // "ZONE ADDRESS"
+	conn    *dbus.Conn
+}
+
+func (f *fakeFirewalld) refuse(format string, args ...any) *dbus.Error {
+	return dbus.MakeFailedError(fmt.Errorf(format, args...))
+}
+
+// AddSource is firewalld's addSource.
+func (f *fakeFirewalld) AddSource(zone, source string) (string, *dbus.Error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, s := range f.sources {
+		switch have, _, _ := strings.Cut(s, " "); {
+		case s == zone+" "+source:
+			return "", f.refuse("ZONE_ALREADY_SET: '%s' already bound to '%s'", source, zone)
+		case strings.HasSuffix(s, " "+source):
+			return "", f.refuse("ZONE_CONFLICT: '%s' already bound to '%s'", source, have)
+		}
+	}
+	if zone != "trusted" && zone != "work" {
+		return "", f.refuse("INVALID_ZONE: %s", zone)
+	}
+	f.sources = append(f.sources, zone+" "+source)
+	return zone, nil
+}
+
+// RemoveSource is firewalld's removeSource.
+func (f *fakeFirewalld) RemoveSource(zone, source string) (string, *dbus.Error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	i := slices.IndexFunc(f.sources, func(s string) bool { return strings.HasSuffix(s, " "+source) })
+	switch {
+	case i < 0:
+		return "", f.refuse("UNKNOWN_SOURCE: '%s' is not in any zone", source)
+	case zone != "trusted" && zone != "work":
+		return "", f.refuse("INVALID_ZONE: %s", zone)
+	case f.sources[i] != zone+" "+source:
+		return "", f.refuse("ZONE_CONFLICT: remove_source(%s, %s)", zone, source)
+	}
+	f.sources = slices.Delete(f.sources, i, i+1)
+	return zone, nil
+}
+
+// QuerySource is firewalld's querySource.
+func (f *fakeFirewalld) QuerySource(zone, source string) (bool, *dbus.Error) {
+	return slices.Contains(f.have(), zone+" "+source), nil
+}
+
+func (f *fakeFirewalld) have() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.sources)
+}
+
+// runs starts a bus and firewalld on it, and returns the bus's address.
+func (f *fakeFirewalld) runs() string {
+	GinkgoHelper()
+	nstest.NeedProgram("dbus-daemon")
+	daemon := exec.Command("dbus-daemon", "--session", "--print-address", "--nofork", "--nopidfile")
+	out := nstest.Must(daemon.StdoutPipe())
+	Expect(daemon.Start()).To(Succeed())
+	DeferCleanup(func() { _ = daemon.Process.Kill(); _ = daemon.Wait() })
+	address := nstest.Must(bufio.NewReader(out).ReadString('\n'))
+	address = strings.TrimSpace(address)
+	f.conn = nstest.Must(dbus.Connect(address))
+	DeferCleanup(func() { _ = f.conn.Close() })
+	names := map[string]string{"AddSource": "addSource", "RemoveSource": "removeSource", "QuerySource": "querySource"}
+	Expect(f.conn.ExportWithMap(f, names, firewalldPath, firewalldZones)).To(Succeed())
+	f.starts()
+	return address
+}
+
+func (f *fakeFirewalld) starts() {
+	GinkgoHelper()
+	reply := nstest.Must(f.conn.RequestName(firewalldName, 0))
+	Expect(reply).To(Equal(dbus.RequestNameReplyPrimaryOwner))
+}
+
+func (f *fakeFirewalld) stops() {
+	GinkgoHelper()
+	_, err := f.conn.ReleaseName(firewalldName)
+	Expect(err).NotTo(HaveOccurred())
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sources = nil
+}
+
+var _ = Describe("firewalld", func() {
+	var w *world
+	var c *container
+	var f *fakeFirewalld
+	asked := Object{"backend": "firewalld"}
+
+	BeforeEach(func() {
+		f = &fakeFirewalld{}
+		GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", f.runs())
+		w, c = dropping()
+	})
+
+	for _, backend := range []Object{asked, {}, {"backend": ""}} {
+		It("has the addresses in its zone, asked for or found", Label("firewalld"), func() {
+			before := w.Snapshot("nftables")
+			c.add(backend)
+			Expect(f.have()).To(Equal([]string{"trusted 10.1.0.2/32", "trusted fd00:1::2/128"}))
+			c.check(backend)
+			Expect(w.Snapshot("nftables")).To(Equal(before))
+			c.del()
+			Expect(f.have()).To(BeEmpty())
+			Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
+		})
+	}
+
+	It("takes the zone of ADD in DEL, GC and CHECK", func() {
+		c.add(Object{"firewalldZone": "work"})
+		c.check(Object{"firewalldZone": "work"})
+		Expect(c.drifts()).To(ContainSubstring("firewalldZone"))
+		c.del(Object{"firewalldZone": "other"})
+		Expect(f.have()).To(BeEmpty())
+		c.add(Object{"firewalldZone": "work"})
+		w.gc(1)
+		Expect(f.have()).To(BeEmpty())
+	})
+
+	It("tells CHECK that a source is missing", func() {
+		c.add()
+		_, refused := f.RemoveSource("trusted", "10.1.0.2/32")
+		Expect(refused).To(BeNil())
+		Expect(c.drifts()).To(ContainSubstring("10.1.0.2 is no source of zone"))
+		f.stops()
+		Expect(c.drifts()).To(ContainSubstring("does not run"))
+	})
+
+	It("keeps an address that the next container has", func() {
+		c.add()
+		next := w.container(1, 3)
+		next.prev["ips"] = c.prev["ips"]
+		next.add()
+		c.del()
+		next.check()
+	})
+
+	It("refuses a zone that it does not know, or an address of another one, and nothing is left", func() {
+		Expect(w.Fails(c.as("ADD", Object{"firewalldZone": "none"}), 999)).To(ContainSubstring("INVALID_ZONE"))
+		Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
+		_, refused := f.AddSource("work", "fd00:1::2/128")
+		Expect(refused).To(BeNil())
+		Expect(w.Fails(c.as("ADD"), 999)).To(ContainSubstring("ZONE_CONFLICT"))
+		Expect(w.Fails(c.as("ADD", Object{"firewalldZone": "none"}), 999)).To(ContainSubstring("INVALID_ZONE"))
+		Expect(f.have()).To(Equal([]string{"work fd00:1::2/128"}))
+		Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
+	})
+
+	It("has what the reference made, as CHECK and DEL know", Label("firewalld"), func() {
+		keys := Object{"cniVersion": "1.0.0", "firewalldZone": "work"}
+		w.Reference(nstest.Newest(), c.as("ADD", keys)).Added()
+		c.check(keys)
+		Expect(c.drifts(Object{"cniVersion": "1.0.0"})).To(ContainSubstring("10.1.0.2 is no source of zone"))
+		Expect(c.drifts(keys, Object{"backend": "iptables"})).To(ContainSubstring("CNI-FORWARD"))
+		_, refused := f.RemoveSource("work", "fd00:1::2/128")
+		Expect(refused).To(BeNil())
+		Expect(c.drifts(keys)).To(ContainSubstring("fd00:1::2 is no source of zone"))
+		c.del(keys)
+		Expect(f.have()).To(BeEmpty())
+		c.del(keys, Object{"firewalldZone": 7})
+
+		By("also where its DEL, which leaves our record, and its ADD with another address followed ours")
+		c.add(keys)
+		Expect(w.Reference(nstest.Newest(), c.as("DEL", keys)).Code).To(BeZero())
+		next := Object{"prevResult": Merge(c.prev, Object{"cniVersion": "1.0.0",
+			"ips": []Object{{"address": "10.1.0.9/24", "interface": 2}}})}
+		w.Reference(nstest.Newest(), c.as("ADD", keys, next)).Added()
+		c.check(keys, next)
+		c.del(keys, next)
+		Expect(f.have()).To(BeEmpty())
+
+		By("but not an address that a container of ours has by now")
+		other := w.container(1, 3)
+		other.prev["ips"] = c.prev["ips"]
+		other.add(keys)
+		c.del(keys)
+		other.check(keys)
+	})
+
+	It("may stop and start between ADD and DEL", func() {
+		c.add()
+		f.stops()
+		c.del()
+		c.add()
+		f.starts()
+		c.check()
+		c.del()
+		Expect(w.set("firewall4_v1")).NotTo(ContainSubstring("10.1.0.2"))
+		Expect(f.have()).To(BeEmpty())
+	})
+
+	It("keeps the policy of the bridge in nftables", func() {
+		policy := Object{"ingressPolicy": "isolated"}
+		c.add(policy)
+		c.check(policy)
+		Expect(w.set("firewall_policed_v1")).To(ContainSubstring("br1"))
+		w.Cmd("nft", "flush", "set", "inet", "hawser", "firewall_policed_v1")
+		Expect(c.drifts(policy)).To(ContainSubstring("isolated"))
+		c.del()
+		Expect(w.set("firewall_policed_v1")).NotTo(ContainSubstring("br1"))
+	})
+
+	It("keeps the chains of the bit that containers on nftables have, and says nothing of it", func() {
+		first, bit := w.container(1, 3), Object{"backend": "nftables", "markAcceptBit": 31}
+		first.add(bit)
+		c.call.Conf = Merge(c.call.Conf.(Object), Object{"name": "other"})
+		Expect(w.Warns(c.as("ADD", Object{"ingressPolicy": "isolated"}))).To(BeEmpty())
+		first.check(bit)
+		c.check(Object{"ingressPolicy": "isolated"})
+	})
+
+	It("is missed by STATUS and ADD when it was asked for", func() {
+		status := Call{Command: "STATUS", Conf: Object{"cniVersion": "1.1.0", "name": "net1", "type": "firewall",
+			"backend": "firewalld"}}
+		w.Succeeds(status)
+		f.stops()
+		Expect(w.Fails(status, 50)).To(ContainSubstring("does not run"))
+		w.Fails(c.as("ADD", asked), 999)
+		Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
+	})
+
+	It("does not do for STATUS where a policy needs nftables, too", func() {
+		status := Call{Command: "STATUS", Conf: Object{"cniVersion": "1.1.0", "name": "net1", "type": "firewall",
+			"backend": "firewalld", "ingressPolicy": "isolated"}}
+		w.Succeeds(status)
+		Expect(w.Fails(refused(status), 50)).To(ContainSubstring("not supported"))
+	})
+})
+
+var _ = Describe("a bus that does not answer", func() {
+	It("is given up after seconds: ADD fails with code 11, DEL warns and keeps the record", Label("firewalld"), func() {
+		path := filepath.Join(GinkgoT().TempDir(), "bus")
+		silent := nstest.Must(net.Listen("unix", path))
+		DeferCleanup(func() { _ = silent.Close() })
+		f := &fakeFirewalld{}
+		address := f.runs()
+		GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", address)
+		w := newWorld()
+		c, d := w.container(1, 2), w.container(1, 3)
+		c.add()
+		GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", "unix:path="+path)
+		Expect(w.Fails(d.as("ADD", Object{"backend": "firewalld"}), 11)).To(ContainSubstring("no answer"))
+		Expect(w.Warns(c.as("DEL"))).To(ContainSubstring("no answer"))
+		GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", address)
+		c.del()
+		Expect(f.have()).To(BeEmpty())
+	})
+})
+
+var _ = Describe("the firewalld of the distribution", Label("kernel"), func() {
+	It("has the addresses in its zone from ADD to DEL, and CHECK asks it", Label("firewalld"), func() {
+		nstest.NeedProgram("firewalld", "firewall-cmd")
+		f := &fakeFirewalld{}
+		GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", f.runs())
+		f.stops() // its name is for the other
+		w := newWorld()
+		c := w.container(1, 2)
+		w.Start(nstest.Program{Path: "firewalld", Args: []string{"--nofork", "--nopid", "--log-target", "console",
+			"--system-config", GinkgoT().TempDir()}})
+		Eventually(func() int {
+			return w.Run(nstest.Program{Path: "firewall-cmd", Args: []string{"--state"}}).Exit
+		}).Should(BeZero())
+		sources := func() []string {
+			return strings.Fields(w.Cmd("firewall-cmd", "--zone=trusted", "--list-sources"))
+		}
+		c.add()
+		Expect(sources()).To(ConsistOf("10.1.0.2/32", "fd00:1::2/128"))
+		c.check()
+		w.Cmd("firewall-cmd", "--zone=trusted", "--remove-source=10.1.0.2/32")
+		Expect(c.drifts()).To(ContainSubstring("10.1.0.2 is no source of zone"))
+		c.del()
+		Expect(sources()).To(BeEmpty())
+		w.Cmd("firewall-cmd", "--zone=work", "--add-source=10.1.0.2/32")
+		Expect(w.Fails(c.as("ADD", Object{"firewalldZone": "none"}), 999)).To(ContainSubstring("INVALID_ZONE"))
+		Expect(w.Fails(c.as("ADD"), 999)).To(ContainSubstring("ZONE_CONFLICT"))
+		Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
+	})
+})

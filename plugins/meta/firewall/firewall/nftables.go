@@ -1,0 +1,242 @@
+package firewall
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nft"
+)
+
+// table is shared with other plugins. Names in it carry the version of the layout.
+var table = nft.Table{Family: nft.INet, Name: nft.TableName}
+
+const (
+	chainPrefix = "firewall_" // of all our chains
+	policyChain = chainPrefix + "policy_v1"
+	policedSet  = "firewall_policed_v1"
+	sameSet     = "firewall_same_v1"
+
+	// defaultBit of the fwmark tells the rule in filter FORWARD what is accepted. portmap has 13, kube-proxy 14 and
+	// 15, and other networks use those from 16.
+	defaultBit = 12
+
+	forwardPriority = -1  // before FORWARD of iptables, which has 0
+	clearPriority   = 300 // behind all filters; postrouting, where fwmarks are saved in connmarks, comes later
+)
+
+func fwmarkOf(bit int) uint32 { return 1 << bit }
+
+// bitChain is the name of a chain that sets or clears this bit of the fwmark: "forward", "accept" or "clear".
+func bitChain(does string, bit int) string { return fmt.Sprintf("%s%s%d_v1", chainPrefix, does, bit) }
+
+// addrSet has the addresses of containers, publishedSet those that may be reached by host ports.
+func addrSet(f nft.Family) string      { return "firewall" + f.Digit() + "_v1" }
+func publishedSet(f nft.Family) string { return "firewall" + f.Digit() + "_published_v1" }
+
+// layout is what all attachments share. An accept here ends no other table's chain, so an accepted packet gets the
+// fwmark bit. The first chain in forward takes the bit from all other packets: in FORWARD of iptables, at priority 0,
+// only ours have it. The second chain clears it.
+func layout(bit int) nft.Layout {
+	name, fwmark, accept := []nft.Type{nft.IfName}, fwmarkOf(bit), bitChain("accept", bit)
+	l := nft.Layout{Table: table, Sets: []nft.Set{
+		{Name: policedSet, Key: name, Comment: "bridges that are kept apart"},
+		{Name: sameSet, Key: append(name, nft.IfName), Comment: "bridges whose own containers reach each other"},
+	}}
+	policed := nft.Rule{nft.InSet(policedSet, nft.IIFName), nft.InSet(policedSet, nft.OIFName), nft.Jump(policyChain)}
+	withoutBit := nft.Rule{nft.FwmarkHas(fwmark), nft.FwmarkWithout(fwmark)}
+	forward := []nft.Rule{withoutBit, policed}
+	for _, f := range nft.Families() {
+		l.Sets = append(l.Sets,
+			nft.Set{Name: addrSet(f), Key: []nft.Type{f.Addr()}, Comment: "containers"},
+			nft.Set{Name: publishedSet(f), Key: []nft.Type{f.Addr()}, Comment: "containers, for host ports"})
+		forward = append(forward,
+			nft.Rule{nft.InSet(addrSet(f), f.Saddr()), nft.Goto(accept)},
+			nft.Rule{nft.InSet(addrSet(f), f.Daddr()), nft.CtEstablished(), nft.Goto(accept)},
+			nft.Rule{nft.InSet(publishedSet(f), f.Daddr()), nft.CtTranslated(), nft.Goto(accept)})
+	}
+	l.Chains = []nft.Chain{
+		{Name: policyChain, Comment: "between bridges with an ingress policy", Rules: []nft.Rule{
+			{nft.InSet(sameSet, nft.IIFName, nft.OIFName), nft.Return()}, {nft.Drop()}}},
+		{Name: accept, Rules: []nft.Rule{{nft.FwmarkWith(fwmark)}}},
+		{Name: bitChain("forward", bit), Comment: "what containers send, its answers, and their host ports",
+			Hook: &nft.Hook{Type: "filter", Point: nft.Forward, Priority: forwardPriority}, Rules: forward},
+		{Name: bitChain("clear", bit), Comment: "the fwmark bit leaves nobody",
+			Hook:  &nft.Hook{Type: "filter", Point: nft.Forward, Priority: clearPriority},
+			Rules: []nft.Rule{withoutBit}},
+	}
+	return l
+}
+
+func isOurs(chain string) bool { return strings.HasPrefix(chain, chainPrefix) }
+
+// owned is the layout for a bit with the elements of all attachments.
+func owned(bit int) nft.Owned {
+	o := elements()
+	o.Layout = layout(bit)
+	return o
+}
+
+// elements are those of all attachments, for changes that need no chain.
+func elements() nft.Owned {
+	o := nft.Owned{Layout: nft.Layout{Table: table}}
+	for _, f := range nft.Families() {
+		o.Sets = append(o.Sets, addrSet(f), publishedSet(f))
+	}
+	return o
+}
+
+// items are the elements of the attachment.
+func (r *record) items() []nft.Item {
+	var out []nft.Item
+	if r.Backend == firewalld {
+		return nil
+	}
+	for _, a := range r.Addrs {
+		it := nft.Item{Set: addrSet(nft.FamilyOf(a)), Name: "address " + a.String(),
+			Element: nft.Element{Key: nft.AddrKey(a), Comment: r.Mark()}}
+		out = append(out, it)
+		if r.Published {
+			it.Set = publishedSet(nft.FamilyOf(a))
+			out = append(out, it)
+		}
+	}
+	return out
+}
+
+// addNFTables makes the attachment's elements, those of its bridge and the paths through FORWARD, in one batch. It
+// replaces elements of other owners: IPAM lends an address once, so they are leftovers. If it has to make the layout,
+// it deletes the chains that were made for another bit.
+func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
+	var paths []*forwardPath
+	own := owned(r.Bit)
+	isStale := func(name string) bool {
+		return isOurs(name) && !slices.ContainsFunc(own.Layout.Chains, func(c nft.Chain) bool { return c.Name == name })
+	}
+	update := func(withForward bool) error {
+		return own.Update(ctx, c.NF, func(tx *nft.Tx) (err error) {
+			err = tx.Put(r.items(), nil)
+			if err == nil && tx.Lacked {
+				err = tx.DeleteChains(table, isStale)
+			}
+			if err == nil {
+				paths, err = c.forwardPaths(ctx, r, tx.Lacked)
+			}
+			for _, path := range paths {
+				if err == nil && withForward {
+					err = path.stage(tx)
+				}
+			}
+			if err != nil {
+				return err
+			}
+			return stagePolicy(tx, r.Bridge, p)
+		})
+	}
+	err := update(true)
+	if len(paths) > 0 && errors.Is(err, nft.ErrUnsupported) { // the kernel may lack what iptables-nft needs
+		without := err
+		if err = update(false); err == nil {
+			c.Warn("what FORWARD of iptables-nft drops stays dropped: %v", without)
+		}
+	}
+	for _, path := range paths {
+		if err == nil {
+			err = path.ensureLegacy(ctx)
+		}
+	}
+	return err
+}
+
+// delNFTables removes the attachment's elements, and gives its bridge the remaining policy.
+func (c call) delNFTables(ctx context.Context, r *record, remaining policy) error {
+	found, err := elements().Live(c.NF, r.items(), r.Owns)
+	if err != nil || len(found) == 0 && remaining == r.Policy {
+		return err
+	}
+	return elements().Update(ctx, c.NF, func(tx *nft.Tx) error {
+		if err := tx.Remove(found, r.Owns); err != nil || remaining == r.Policy {
+			return err
+		}
+		return stagePolicy(tx, r.Bridge, remaining)
+	})
+}
+
+// warnOfDrops warns of chains in which nothing accepts what has the fwmark bit, and whose policy drops it. FORWARD of
+// iptables is no such chain: ADD gives it the rule.
+func (c call) warnOfDrops(bit int) error {
+	chains, err := c.NF.Chains(nft.Table{})
+	if err != nil {
+		return err
+	}
+	for _, chain := range chains {
+		routed := slices.Contains([]nft.Family{nft.INet, nft.IPv4, nft.IPv6}, chain.Table.Family)
+		isIPTables := chain.Table.Family != nft.INet && chain.Table.Name == filterTable && chain.Name == forwardHook
+		if !chain.Drops || chain.Hook.Point != nft.Forward || !routed || isIPTables {
+			continue
+		}
+		rules, err := c.NF.Rules(chain.Table, chain.Name)
+		if err == nil {
+			bit, err = bitOfAll(records().Any, bit)
+		}
+		if err != nil {
+			return err
+		}
+		fwmark := fwmarkOf(bit)
+		fwmarkBytes := binary.NativeEndian.AppendUint32(nil, fwmark)
+		if !slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Mentions(fwmarkBytes) }) {
+			c.Warn("table %s: chain %q drops what it does not accept itself; for what this plugin accepts: "+
+				"nft insert rule %[1]s %[2]s meta mark and %#[3]x == %#[3]x accept", chain.Table, chain.Name, fwmark)
+		}
+	}
+	return nil
+}
+
+// stagePolicy stages what gives the bridge a policy: elements that belong to all attachments on it.
+func stagePolicy(tx *nft.Tx, bridge string, p policy) error {
+	if bridge == "" {
+		return nil
+	}
+	name := nft.IfNameKey(bridge)
+	items := []nft.Item{{Set: policedSet, Element: nft.Element{Key: name}},
+		{Set: sameSet, Element: nft.Element{Key: nft.Key(name, name)}}}
+	wanted := map[policy]int{policyIsolated: 1, policySameBridge: 2}[p]
+	ofAnybody := func(string) bool { return true }
+	return errors.Join(tx.Put(items[:wanted], nil), tx.Remove(items[wanted:], ofAnybody))
+}
+
+// policyOf is the policy that the bridge has in nftables.
+func (c call) policyOf(bridge string) (policy, error) {
+	name := nft.IfNameKey(bridge)
+	policed, err := c.NF.Get(table, policedSet, name)
+	if err != nil || policed[0] == nil {
+		return policyOpen, nft.IfSupported(err)
+	}
+	same, err := c.NF.Get(table, sameSet, nft.Key(name, name))
+	if err == nil && same[0] != nil {
+		return policySameBridge, nil
+	}
+	return policyIsolated, err
+}
+
+// verifyNFTables compares the attachment's elements, the policy and what it shares with others with the kernel's.
+func (c call) verifyNFTables(ctx context.Context, r *record) error {
+	diffs := []error{owned(r.Bit).Verify(c.NF, r.items())}
+	p, err := c.policyOf(r.Bridge)
+	if err != nil {
+		return err
+	}
+	if r.Policy != policyOpen && stricter(p, r.Policy) != p {
+		diffs = append(diffs, cni.Drift("bridge %q: ingress policy is %s, not %s", r.Bridge, p, r.Policy))
+	}
+	paths, err := c.forwardPaths(ctx, r, false)
+	diffs = append(diffs, err)
+	for _, path := range paths {
+		diffs = append(diffs, path.verify(ctx))
+	}
+	return errors.Join(diffs...)
+}

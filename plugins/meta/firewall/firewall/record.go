@@ -1,0 +1,164 @@
+package firewall
+
+import (
+	"encoding/json"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+const recordDir = "/run/hawser/firewall"
+
+// record says what an attachment was given. DEL and CHECK make the rules from it again.
+type record struct {
+	cni.Attachment
+
+	Path       string       `json:"path"`  // CNI_NETNS
+	Netns      ns.Identity  `json:"netns"` // of the container
+	Backend    backend      `json:"backend"`
+	Variant    ipt.Variant  `json:"variant,omitempty"` // of iptables
+	Addrs      []netip.Addr `json:"addrs"`
+	AdminChain string       `json:"adminChain"`
+	Zone       string       `json:"zone"`
+	Published  bool         `json:"published"`
+	Bit        int          `json:"markAcceptBit"` // of the fwmark
+
+	Policy policy `json:"policy"`
+	Bridge string `json:"bridge,omitempty"` // interface of the policy; empty: no bridge, or not looked for
+	Port   int    `json:"port,omitempty"`   // index of the host end, a port of the bridge
+	// SetFlag says that the port is isolated because of the policy, and not by the bridge plugin.
+	SetFlag bool `json:"setFlag,omitempty"`
+}
+
+// UnmarshalJSON knows records without the bit, which earlier versions wrote.
+func (r *record) UnmarshalJSON(data []byte) error {
+	type plain record
+	r.Bit = defaultBit
+	return json.Unmarshal(data, (*plain)(r))
+}
+
+type store = statefile.Store[record]
+
+// records are locked for a whole call. One that runs iptables waits for the xtables lock itself.
+func records() statefile.Records[record] {
+	return statefile.Records[record]{Path: recordDir, Wait: time.Minute}
+}
+
+// Plausible says whether an ADD can have written the record. Rules are made from it, and its file may be damaged.
+func (r record) Plausible() bool {
+	if r.Policy != policyOpen && r.Bridge == "" {
+		return false
+	}
+	if r.Bridge != "" && !cni.ValidIfName(r.Bridge) {
+		return false
+	}
+	bad := func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" || a.Is4In6() }
+	return cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) &&
+		slices.Contains([]backend{nftables, iptables, firewalld}, r.Backend) && !slices.ContainsFunc(r.Addrs, bad) &&
+		r.Bit >= 0 && r.Bit < 32 && ipt.IsChainName(r.AdminChain) && slices.Contains(policies(), r.Policy)
+}
+
+// ownAddrs are the addresses that no other attachment on the same backend has.
+func (r *record) ownAddrs(s *store) ([]netip.Addr, error) {
+	own := slices.Clone(r.Addrs)
+	_, err := s.Any(func(o record) bool {
+		if o.Hash() != r.Hash() && o.Backend == r.Backend {
+			own = slices.DeleteFunc(own, func(a netip.Addr) bool { return slices.Contains(o.Addrs, a) })
+		}
+		return len(own) == 0
+	})
+	return own, err
+}
+
+// ofFamily selects the addresses of a family.
+func ofFamily(f nft.Family, addrs []netip.Addr) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return nft.FamilyOf(a) != f })
+}
+
+// families are those of the addresses.
+func (r *record) families() []nft.Family {
+	return slices.DeleteFunc(nft.Families(), func(f nft.Family) bool { return len(ofFamily(f, r.Addrs)) == 0 })
+}
+
+// networkPolicy is the policy of the network's other attachments on the bridge, and of those for which ADD did not look
+// for the bridge; the record's own where there are none. setNetworkPolicy changes the first record last: until then,
+// and after a kill, that one has the old policy.
+func (r *record) networkPolicy(s *store) (policy, error) {
+	p := r.Policy
+	_, err := s.Any(func(o record) bool {
+		mayBeOn := o.Bridge == r.Bridge || o.Bridge == ""
+		if o.Network != r.Network || !mayBeOn || o.Hash() == r.Hash() {
+			return false
+		}
+		p = o.Policy
+		return true
+	})
+	return p, err
+}
+
+// isBeside says whether another record is about the same bridge, in the same tables.
+func (r *record) isBeside(o record) bool {
+	sameTables := (o.Backend == iptables) == (r.Backend == iptables)
+	return o.Hash() != r.Hash() && r.Bridge != "" && o.Bridge == r.Bridge && sameTables
+}
+
+// bridgePolicy is the policy of the record's bridge: the strictest that a record wants.
+func (r *record) bridgePolicy(s *store) (policy, error) {
+	others, err := r.othersPolicy(s, policyIsolated)
+	return stricter(r.Policy, others), err
+}
+
+// othersPolicy is the strictest policy that other records want of the bridge, at most limit. It stops reading at a
+// record that wants limit or a stricter one.
+func (r *record) othersPolicy(s *store, limit policy) (policy, error) {
+	p := policyOpen
+	if limit == policyOpen {
+		return policyOpen, nil
+	}
+	reached, err := s.Any(func(o record) bool {
+		if r.isBeside(o) {
+			p = stricter(p, o.Policy)
+		}
+		return p == stricter(p, limit) // p is at least as strict
+	})
+	if reached {
+		p = limit
+	}
+	return p, err
+}
+
+// policyFamilies are the families in whose iptables the attachment has rules, or its bridge a policy.
+func (r *record) policyFamilies(s *store) ([]nft.Family, error) {
+	if r.Bridge == "" {
+		return r.families(), nil
+	}
+	all := record{Addrs: slices.Clone(r.Addrs)}
+	_, err := s.Any(func(o record) bool {
+		if r.isBeside(o) && stricter(r.Policy, o.Policy) != policyOpen {
+			all.Addrs = append(all.Addrs, o.Addrs...)
+		}
+		return len(all.families()) == len(nft.Families())
+	})
+	return all.families(), err
+}
+
+// addressesOf are the addresses of the interface in a result, or all where the result gives it none.
+func addressesOf(prev *cni.Result, ifName string) []netip.Addr {
+	ips := prev.ContainerIPs(ifName)
+	if len(ips) == 0 && prev != nil {
+		ips = prev.IPs
+	}
+	var out []netip.Addr
+	for _, ip := range ips {
+		if a := ip.Address.Addr(); !slices.Contains(out, a) {
+			out = append(out, a)
+		}
+	}
+	return out
+}

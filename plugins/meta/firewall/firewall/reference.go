@@ -1,0 +1,128 @@
+package firewall
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// delReference removes what the reference made for the addresses in prevResult, except rules of our own attachments.
+// Where it made anything, the first interface is its bridge, whose policy ends with the last container.
+func (c call) delReference(ctx context.Context, s *store, had *record) error {
+	r := &record{Attachment: c.Attachment, Policy: policyOpen, Backend: iptables}
+	r.Addrs = slices.DeleteFunc(addressesOf(c.PrevResult, c.IfName), func(a netip.Addr) bool {
+		return had.Backend == iptables && slices.Contains(had.Addrs, a)
+	})
+	made := false
+	var errs []error
+	for _, f := range r.families() {
+		have, err := c.namesInRules(ctx, f, cniForward)
+		errs = append(errs, err)
+		made = made || slices.ContainsFunc(r.Addrs, func(a netip.Addr) bool { return have[string(nft.AddrKey(a))] })
+	}
+	if made {
+		if all := c.PrevResult.Interfaces; len(all) > 0 && cni.ValidIfName(all[0].Name) {
+			r.Bridge, r.Policy = all[0].Name, policyIsolated
+		}
+		remaining, err := r.othersPolicy(s, r.Policy)
+		if err == nil {
+			err = c.delIPTables(ctx, s, r, remaining)
+		}
+		errs = append(errs, err)
+	}
+	c.delReferenceSources(ctx, s, had)
+	return ipt.WarnIfMissing(c.Warn, othersRules, errors.Join(errs...))
+}
+
+// othersRules is what the warning about a missing program names.
+const othersRules = "rules of other plugins"
+
+// delReferenceSources takes the addresses in prevResult of which we have no record out of the configured zone.
+func (c call) delReferenceSources(ctx context.Context, s *store, had *record) {
+	var w wireConfig
+	_ = c.Decode(&w) // a configuration that cannot be read names no zone
+	r := &record{Attachment: c.Attachment, Backend: firewalld, Zone: cmp.Or(w.Zone, defaultZone)}
+	r.Addrs = slices.DeleteFunc(addressesOf(c.PrevResult, c.IfName), func(a netip.Addr) bool {
+		return slices.Contains(had.Addrs, a)
+	})
+	if len(r.Addrs) == 0 {
+		return
+	}
+	if err := delFirewalld(ctx, s, r); err != nil {
+		c.Warn("sources of other plugins: %v", err)
+	}
+}
+
+// namesInRules are the addresses and interfaces that rules of a chain name, in either variant, as keys of nf_tables.
+func (c call) namesInRules(ctx context.Context, f nft.Family, chain string) (map[string]bool, error) {
+	live, err := c.NF.Rules(filter(f), chain)
+	if err := nft.IfSupported(err); err != nil {
+		return nil, err
+	}
+	out := map[string]bool{}
+	for _, r := range live {
+		for _, value := range r.Compared(0) {
+			out[string(value)] = true
+		}
+	}
+	legacy, err := iptLegacy(f).Look(ctx, filterTable)
+	if err != nil {
+		return out, err
+	}
+	for _, r := range legacy.Rules {
+		if r.Chain != chain {
+			continue
+		}
+		if bridge := r.Option("-o"); bridge != "" {
+			out[bridge+"\x00"] = true
+		}
+		if host, err := netip.ParsePrefix(r.Option("-s")); err == nil {
+			out[string(nft.AddrKey(host.Addr()))] = true
+		}
+	}
+	return out, nil
+}
+
+// hasReference returns a function that says whether a table has rules of a container of the reference on the record's
+// bridge: such a rule is for an address that has no record and that the host routes over the bridge.
+func (c call) hasReference(s *store, r *record) (func(*ipt.Edit) bool, error) {
+	bridge, err := c.Host.Link(r.Bridge)
+	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+		return nil, err
+	}
+	ours := slices.Clone(r.Addrs)
+	all, err := s.All()
+	for _, o := range all {
+		if o.Backend == iptables {
+			ours = append(ours, o.Addrs...)
+		}
+	}
+	isReference := func(rule ipt.Rule) bool {
+		host, err := netip.ParsePrefix(rule.Option("-s"))
+		if err != nil || rule.Chain != cniForward || slices.Contains(ours, host.Addr()) {
+			return false
+		}
+		index, err := c.Host.RouteTo(host.Addr())
+		return err == nil && index == bridge.Index
+	}
+	return func(e *ipt.Edit) bool { return slices.ContainsFunc(e.Rules, isReference) }, err
+}
+
+// verifyReference looks for the reference's rules of iptables or, unless that is the backend, for sources of the zone.
+func (c call) verifyReference(ctx context.Context, want *record) error {
+	err := c.verifyIPTables(ctx, want)
+	if err == nil || want.Backend == iptables {
+		return err
+	}
+	if firewalldErr := verifyFirewalld(ctx, want); !errors.Is(firewalldErr, errNoFirewalld) {
+		return firewalldErr
+	}
+	return err
+}

@@ -1,0 +1,574 @@
+package portmap
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+var _ = Describe("CHECK", Label("kernel"), func() {
+	mapped := ports("8080:80", "192.0.2.1:8081:81", "53:53/udp")
+
+	// changed expects CHECK to fail and to say this.
+	changed := func(k kind, command string, want ...string) {
+		GinkgoHelper()
+		w, c := newContainer()
+		c.add(k.config, mapped)
+		c.check(k.config, mapped)
+		command = strings.NewReplacer("@CHAIN", c.chain(), "HASH", ownerHash(c)).Replace(command)
+		w.Cmd("sh", "-ec", command)
+		o := c.call("CHECK", k.config, mapped)
+		Expect(o.Code).To(Equal(cni.CodeDrift), o.text())
+		for _, text := range want {
+			Expect(o.stdout).To(ContainSubstring(text))
+		}
+		c.del()
+		c.add(k.config, mapped)
+		c.check(k.config, mapped)
+	}
+
+	Context("on nftables", func() {
+		k := kinds[0]
+		DescribeTable("notices", func(command string, want ...string) {
+			nstest.UseVariant("nft")
+			changed(k, command, want...)
+		},
+			Entry("a port that is gone", `nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }'`,
+				`set \"portmap4_v1\", 0.0.0.0:8080/tcp: ruleset differs: no element`),
+			Entry("several, in one answer",
+				`nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }';
+						nft delete element inet hawser portmap6_v1 '{ udp . 53 }'`, `8080/tcp`, `53/udp`),
+			Entry("a port that leads elsewhere",
+				`nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }';
+						nft add element inet hawser portmap4_v1 \
+							'{ tcp . 8080 comment "HASH net1 c1-2 eth0" : 10.1.0.9 . 80 }'`,
+				`leads to another address or port`),
+			Entry("a port of one address", `nft delete element inet hawser portmap4_at_v1 '{ tcp . 192.0.2.1 . 8081 }'`,
+				`portmap4_at_v1\", 192.0.2.1:8081/tcp: ruleset differs: no element`),
+			Entry("no masquerade", `nft delete element inet hawser portmap4_via_v1 '{ tcp . 8080 }'`,
+				`portmap4_via_v1\", 0.0.0.0:8080/tcp: ruleset differs: no element`),
+			Entry("flushed rules", `nft flush table inet hawser`, `portmap_prerouting_v1`, `portmap_output_v1`,
+				`portmap_snat13_v1`, `portmap_guard_v1`, `portmap4_masq_v1_13_10.1.0.0/24`),
+			Entry("a rule that is gone", `nft flush chain inet hawser portmap_output_v1`,
+				`rule \"ip6 daddr ::1 return\" is missing`),
+			Entry("route_localnet off", `echo 0 >/proc/sys/net/ipv4/conf/br1/route_localnet`,
+				`route_localnet is 0, so 127.0.0.1 leads to no container`),
+			Entry("route_localnet without its guard", `nft delete element inet hawser portmap_localnet_v1 '{ "br1" }'`,
+				`nothing keeps containers from the host's loopback`),
+			Entry("no record", `rm /run/hawser/portmap/HASH.json`, `there is no record`),
+		)
+
+		It("notices a port that somebody else has, and ADD leaves it to them", func() {
+			w, c := newContainer()
+			c.add(mapped)
+			w.Cmd("sh", "-ec",
+				`nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }';
+						nft add element inet hawser portmap4_v1 '{ tcp . 8080 comment "mine" : 10.1.0.9 . 80 }'`)
+			Expect(c.call("CHECK", mapped).Msg).
+				To(ContainSubstring(`8080/tcp: ruleset differs: the element belongs to "mine"`))
+			c.del()
+			before := w.rules()
+			Expect(c.fails("ADD", cni.CodePortTaken, mapped)).To(ContainSubstring(`held by "mine"`))
+			Expect(w.rules()).To(Equal(before))
+			Expect(before).To(ContainSubstring("mine"))
+		})
+
+		It("notices other conditions", func() {
+			w, c := newContainer()
+			cond := Object{"conditionsV4": []string{"ip", "saddr", "192.0.2.0/24", "counter"}}
+			c.add(cond, mapped)
+			c.serve(80)
+			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+			c.check(cond, mapped)
+			w.Cmd("sh", "-ec",
+				strings.ReplaceAll(`nft flush chain inet hawser portmap4_conditions_v1_HASH;
+						nft add rule inet hawser portmap4_conditions_v1_HASH ip saddr 10.0.0.0/8 goto portmap4_dnat_v1`,
+					"HASH", ownerHash(c)))
+			o := c.call("CHECK", cond, mapped)
+			Expect(o.Msg).To(ContainSubstring("does not have the rule of conditionsV4"))
+			Expect(c.call("CHECK", mapped).Msg).To(ContainSubstring("the configuration changed since ADD"))
+		})
+	})
+
+	Context("on iptables", func() {
+		It("wants the rules that the version before made, of ports that are left to another network, too", func() {
+			nstest.UseVariant("nft")
+			w := newWorld()
+			k := kinds[1]
+			c := w.container(1, 2)
+			c.add(k.config, ports("0.0.0.0:8080:80"))
+			d := c.second("eth1", 2, 2)
+			both := ports("8080:80", "9090:90")
+			d.add(k.config, both)
+			entry := `-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "dnat name: \"net2\" id: \"c1-2\"" ` +
+				"-m multiport --dports "
+			Expect(w.Cmd("iptables", "-t", "nat", "-S")).To(And(ContainSubstring(entry+"9090 -j "+d.chain()),
+				Not(ContainSubstring("10.2.0.2:80"))))
+			Expect(w.Cmd("ip6tables", "-t", "nat", "-S")).To(And(ContainSubstring(entry+"8080,9090 -j "+d.chain()),
+				ContainSubstring("--dport 8080 -j DNAT --to-destination [fd00:2::2]:80")))
+			d.check(k.config, both)
+			By("and none of a family that has all left to it")
+			e := c.second("eth2", 2, 3)
+			four := Object{"name": "net3"}
+			e.network = "net3"
+			e.add(k.config, four, ports("0.0.0.0:8080:80"))
+			Expect(w.natRules()).NotTo(ContainSubstring(e.chain()))
+			e.check(k.config, four, ports("0.0.0.0:8080:80"))
+		})
+
+		It("wants the rules that the version before made, of a family with conditions and without ports, too", func() {
+			nstest.UseVariant("nft")
+			w := newWorld()
+			k := kinds[1]
+			c := w.container(1, 2)
+			four := []Object{k.config, {"conditionsV6": []string{"-s", "fd99::/16"}}, ports("192.0.2.1:8080:80")}
+			c.add(four...)
+			Expect(w.Cmd("ip6tables", "-t", "nat", "-S", "CNI-HOSTPORT-DNAT")).To(And(ContainSubstring("-s fd99::/16"),
+				ContainSubstring("--dports 8080 -j "+c.chain())))
+			c.check(four...)
+			w.Cmd("ip6tables", "-t", "nat", "-F", "CNI-HOSTPORT-DNAT")
+			Expect(c.call("CHECK", four...).Msg).To(ContainSubstring("ip6 table nat: rule"))
+		})
+
+		It("names a program that is missing", func() {
+			for _, k := range kinds[1:] {
+				nstest.UseVariant(k.variant)
+				w := newWorld()
+				c := w.container(1, 2)
+				c.add(k.config, mapped)
+				nstest.WithoutPrograms(func() {
+					Expect(c.fails("CHECK", cni.CodeIO, k.config, mapped)).
+						To(ContainSubstring(`program "iptables-` + k.variant))
+				})
+			}
+		})
+
+		DescribeTable("notices", func(command string, want ...string) {
+			nstest.UseVariant("nft")
+			changed(kinds[1], command, want...)
+		},
+			Entry("a chain that is gone",
+				`iptables -t nat -F CNI-HOSTPORT-DNAT; iptables -t nat -F @CHAIN;
+						iptables -t nat -X @CHAIN`, `chain \"CNI-DN-`),
+			Entry("an entry that is gone", `ip6tables -t nat -F CNI-HOSTPORT-DNAT`, `ip6 table nat: rule`,
+				`--dports 8080,8081`, `--dports 53`),
+			Entry("a translation that is gone",
+				`iptables -t nat -D @CHAIN -p tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80`,
+				`-j DNAT --to-destination 10.1.0.2:80`),
+			Entry("a translation that leads elsewhere",
+				`iptables -t nat -D @CHAIN -p tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80;
+						iptables -t nat -A @CHAIN -p tcp --dport 8080 -j DNAT --to-destination 10.1.0.9:80`,
+				`10.1.0.2:80`),
+			Entry("a mark behind its translation",
+				`iptables -t nat -D @CHAIN -s 10.1.0.0/24 -p tcp --dport 8080 -j CNI-HOSTPORT-SETMARK;
+						iptables -t nat -A @CHAIN -s 10.1.0.0/24 -p tcp --dport 8080 -j CNI-HOSTPORT-SETMARK`,
+				`is missing`),
+			Entry("marks that changed places",
+				`iptables -t nat -R @CHAIN 1 -s 10.1.0.0/24 -d 192.0.2.1 -p tcp --dport 8081 -j CNI-HOSTPORT-SETMARK;
+						iptables -t nat -R @CHAIN 4 -s 10.1.0.0/24 -p tcp --dport 8080 -j CNI-HOSTPORT-SETMARK`,
+				`is missing`),
+			Entry("no way in", `iptables -t nat -F OUTPUT`,
+				`-A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT`),
+			Entry("no masquerade", `ip6tables -t nat -F CNI-HOSTPORT-MASQ`, `-A CNI-HOSTPORT-MASQ`),
+			Entry("route_localnet without its guard",
+				`nft delete element inet hawser portmap_localnet_v1 '{ "br1" }'`,
+				`nothing keeps containers from the host's loopback`),
+		)
+	})
+
+	It("asks for a prevResult, and compares what it says", func() {
+		_, c := newContainer()
+		Expect(c.call("CHECK", Object{"prevResult": nil}).Code).To(Equal(cni.CodeConfig))
+		c.check()
+		c.add(mapped)
+		Expect(c.call("CHECK", ports("8080:80")).Msg).To(ContainSubstring("portMappings changed since ADD"))
+		c.ips = []string{"10.1.0.77/24"}
+		Expect(c.call("CHECK", mapped).Msg).
+			To(ContainSubstring("the container's addresses in prevResult changed since ADD"))
+	})
+
+	It("knows the backend of the ADD, whatever it would be now", func() {
+		nstest.UseVariant("nft")
+		_, c := newContainer()
+		c.add(Object{"backend": "iptables"}, mapped)
+		c.check(mapped)
+	})
+})
+
+// generation is the number of the kernel's nftables ruleset: each batch that is committed adds one.
+func generation(h *nstest.Host) uint32 {
+	GinkgoHelper()
+	var id uint32
+	h.Do(func() {
+		fd := nstest.Must(unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER))
+		defer unix.Close(fd)
+		// struct nlmsghdr and struct nfgenmsg
+		ask := binary.NativeEndian.AppendUint32(nil, 20)
+		ask = binary.NativeEndian.AppendUint16(ask, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN)
+		ask = append(binary.NativeEndian.AppendUint16(ask, unix.NLM_F_REQUEST), make([]byte, 12)...)
+		Expect(unix.Sendto(fd, ask, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})).To(Succeed())
+		answer := make([]byte, 4096)
+		n, _, err := unix.Recvfrom(fd, answer, 0)
+		Expect(err).NotTo(HaveOccurred())
+		for rest := answer[20:n]; len(rest) >= 8; rest = rest[(binary.NativeEndian.Uint16(rest)+3)&^3:] {
+			if binary.NativeEndian.Uint16(rest[2:]) == unix.NFTA_GEN_ID {
+				id = binary.BigEndian.Uint32(rest[4:])
+			}
+		}
+	})
+	Expect(id).NotTo(BeZero())
+	return id
+}
+
+// many are n mappings from the port on.
+func many(first, n int, proto string) Object {
+	var list []string
+	for i := range n {
+		list = append(list, fmt.Sprintf("%d:%d/%s", first+i, first+i, proto))
+	}
+	return ports(list...)
+}
+
+var _ = Describe("many mappings", Label("kernel"), func() {
+	It("go in one batch, and cost others nothing", Label("one-batch"), func() {
+		w := newWorld()
+		w.settle(kinds[0])
+		a, b, c := w.container(1, 2), w.container(1, 3), w.container(1, 4)
+		before := generation(w.Host)
+		began := time.Now()
+		a.add(many(1000, 1000, "tcp"))
+		AddReportEntry("1,000 mappings of two families", time.Since(began))
+		Expect(generation(w.Host)).To(Equal(before + 1))
+		a.check(many(1000, 1000, "tcp"))
+		b.ips, c.ips = b.ips[:1], c.ips[:1]
+		b.add(many(10000, 10000, "tcp"))
+		c.serve(80)
+		before = generation(w.Host)
+		began = time.Now()
+		c.add(ports("8080:80"))
+		AddReportEntry("1 mapping with 11,000 present", time.Since(began))
+		Expect(generation(w.Host)).To(Equal(before + 1))
+		Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+		c.check(ports("8080:80"))
+		Expect(c.call("ADD", ports("8080:80", "15000:80")).exit).To(Equal(1))
+		before = generation(w.Host)
+		began = time.Now()
+		c.del()
+		AddReportEntry("DEL of 1 mapping with 11,000 present", time.Since(began))
+		Expect(generation(w.Host)).To(Equal(before + 1))
+		before = generation(w.Host)
+		b.del()
+		Expect(generation(w.Host)).To(Equal(before + 1))
+		a.del()
+		Expect(parts(w.Cmd("nft", "list", "ruleset"))).To(Equal("\n"))
+	})
+
+	It("go in one batch when they are the first, and when they replace a former owner's", func() {
+		w, a, b := newContainers()
+		before := generation(w.Host)
+		a.add(many(1000, 300, "udp"))
+		Expect(generation(w.Host)).To(Equal(before + 1))
+		a.vanish()
+		before = generation(w.Host)
+		b.add(many(1000, 300, "udp"))
+		Expect(generation(w.Host)).To(Equal(before + 1))
+		b.check(many(1000, 300, "udp"))
+	})
+
+	It("of other containers on the bridge cost an ADD no look at their records", func() {
+		w := newWorld()
+		for i := range 8 {
+			w.container(1, 2+i).add(ports(fmt.Sprintf("%d:80", 8080+i)))
+		}
+		w.Cmd("sh", "-ec", "touch -a -d '2 days ago' /run/hawser/portmap/*.json")
+		w.container(1, 20).add(ports("9000:80"))
+		read := w.Cmd("sh", "-ec", "find /run/hawser/portmap -name '*.json' -amin -60")
+		Expect(strings.Fields(read)).To(HaveLen(1), "its own, which is new: %s", read)
+	})
+
+	It("need no netfilter socket when there are none", Label("one-batch"), func() {
+		w, c := newContainer()
+		o := c.call("ADD")
+		Expect(o.exit).To(BeZero(), o.text())
+		Expect(o.stdout).To(ContainSubstring(`"10.1.0.2/24"`))
+		Expect(w.Files("/run/hawser")).To(BeEmpty())
+		Expect(w.Cmd("nft", "list", "ruleset")).To(BeEmpty())
+		Expect(c.call("ADD", Object{"prevResult": nil}).Msg).To(ContainSubstring("prevResult: missing"))
+	})
+})
+
+// parts returns the lines of a ruleset that belong to attachments: elements, and chains that are not shared.
+func parts(ruleset string) string {
+	var out []string
+	keep, elements := false, false
+	for line := range strings.Lines(ruleset) {
+		if line = strings.TrimRight(line, "\n"); line == "}" {
+			keep = false
+		}
+		name, _, _ := strings.Cut(strings.TrimSpace(line), " {")
+		_, name, _ = strings.Cut(name, " ")
+		switch {
+		case strings.HasPrefix(line, "\tchain "):
+			keep = strings.Contains(name, "_masq_") || strings.Contains(name, "_conditions_")
+		case strings.HasPrefix(line, "\tmap "), strings.HasPrefix(line, "\tset "):
+			keep = false
+			out = append(out, "@"+name)
+		}
+		elements = elements || strings.HasPrefix(line, "\t\telements")
+		if keep && line != "" || elements {
+			out = append(out, strings.TrimSpace(line))
+		}
+		elements = elements && !strings.HasSuffix(line, "}")
+	}
+	var filled []string
+	for i, line := range out {
+		if strings.HasPrefix(line, "@") && (i+1 == len(out) || strings.HasPrefix(out[i+1], "@") ||
+			strings.HasPrefix(out[i+1], "chain")) {
+			continue
+		}
+		filled = append(filled, line)
+	}
+	return strings.Join(filled, "\n") + "\n"
+}
+
+var _ = Describe("the layout in nftables", Label("kernel"), func() {
+	It("is in the kernel as an administrator would write it, and outlives a reload", func() {
+		nstest.NeedProgram("nft")
+		w, c := newContainer()
+		c.add(ports("8080:80", "192.0.2.1:8081:81", "[::]:53:5353/udp", "0.0.0.0:54:53/udp", "9:9/sctp"))
+		list := func() string { return w.Cmd("nft", "list", "ruleset") }
+		text := list()
+		golden := nstest.Must(os.ReadFile("testdata/ruleset.nft"))
+		if os.Getenv("UPDATE") != "" {
+			Expect(os.WriteFile("testdata/ruleset.nft", []byte(text), 0o644)).To(Succeed())
+		}
+		Eventually(list).Should(Equal(string(golden))) // elements stand there twice while a map grows
+		text = list()
+		saved := GinkgoT().TempDir() + "/saved"
+		Expect(os.WriteFile(saved, []byte(text), 0o600)).To(Succeed())
+		w.Cmd("nft", "flush", "ruleset")
+		w.Cmd("nft", "-f", saved)
+		c.check(ports("8080:80", "192.0.2.1:8081:81", "[::]:53:5353/udp", "0.0.0.0:54:53/udp", "9:9/sctp"))
+	})
+
+	DescribeTable("follows the options", func(config Object, want string) {
+		w, c := newContainer()
+		c.ips = c.ips[:1]
+		all := []Object{config, ports("8080:80", "127.0.0.1:81:81")}
+		c.add(all...)
+		mark := cni.Attachment{Network: c.network, ContainerID: c.id, IfName: c.ifName}
+		got := parts(w.Cmd("nft", "list", "ruleset"))
+		Expect(strings.NewReplacer(mark.Mark(), "OWNER", mark.Hash(), "HASH").Replace(got)).To(Equal(want))
+		c.check(all...)
+		c.del(all...)
+		Expect(parts(w.Cmd("nft", "list", "ruleset"))).To(Equal("\n"))
+	},
+		Entry("snat off", Object{"snat": false}, `@portmap4_v1
+elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
+@portmap4_at_v1
+elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }
+`),
+		Entry("masqAll", Object{"masqAll": true}, `@portmap4_v1
+elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
+@portmap4_at_v1
+elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }
+@portmap4_via_v1
+elements = { tcp . 8080 comment "OWNER" : goto portmap4_masq_v1_13_all }
+@portmap4_at_via_v1
+elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : goto portmap4_masq_v1_13_all }
+@portmap_localnet_v1
+elements = { "br1" comment "route_localnet was 0" }
+chain portmap4_masq_v1_13_all {
+meta mark set meta mark | 0x00002000
+goto portmap4_dnat_v1
+}
+`),
+		Entry("another bit", Object{"markMasqBit": 31}, `@portmap4_v1
+elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
+@portmap4_at_v1
+elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }
+@portmap4_via_v1
+elements = { tcp . 8080 comment "OWNER" : goto portmap4_masq_v1_31_10.1.0.0/24 }
+@portmap4_at_via_v1
+elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : goto portmap4_masq_v1_31_10.1.0.0/24 }
+@portmap_localnet_v1
+elements = { "br1" comment "route_localnet was 0" }
+chain portmap4_masq_v1_31_10.1.0.0/24 {
+ip saddr 10.1.0.0/24 meta mark set meta mark | 0x80000000
+ip saddr 127.0.0.0/8 meta mark set meta mark | 0x80000000
+goto portmap4_dnat_v1
+}
+`),
+		Entry("conditions", Object{"conditionsV4": []string{"ip", "saddr", "!=", "203.0.113.0/24"}}, `@portmap4_v1
+elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
+@portmap4_at_v1
+elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }
+@portmap4_via_v1
+elements = { tcp . 8080 comment "OWNER" : goto portmap4_conditions_v1_HASH }
+@portmap4_at_via_v1
+elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : goto portmap4_conditions_v1_HASH }
+@portmap_localnet_v1
+elements = { "br1" comment "route_localnet was 0" }
+chain portmap4_masq_v1_13_10.1.0.0/24 {
+ip saddr 10.1.0.0/24 meta mark set meta mark | 0x00002000
+ip saddr 127.0.0.0/8 meta mark set meta mark | 0x00002000
+goto portmap4_dnat_v1
+}
+chain portmap4_conditions_v1_HASH {
+ip saddr != 203.0.113.0/24 goto portmap4_masq_v1_13_10.1.0.0/24
+}
+`),
+	)
+})
+
+var _ = Describe("the elements of a host port", func() {
+	It("are keyed as the maps are, and lead through a chain named after what it masquerades", func() {
+		var got []string
+		for _, it := range sample(nil).items() {
+			got = append(got, fmt.Sprintf("%s %x %x %s", it.Set, it.Key, it.Data, it.Goto))
+			Expect(elementPort(it).String()).To(Equal(it.Name))
+		}
+		Expect(got).To(ContainElements(
+			"portmap4_v1 060000001f900000 0a01000200500000 ",
+			"portmap4_at_v1 06000000c00002011f910000 0a01000200510000 ",
+			"portmap6_v1 1100000000350000 fd00000100000000000000000000000214e90000 ",
+			"portmap6_via_v1 1100000000350000  portmap6_masq_v1_13_fd00-1--/64"))
+	})
+})
+
+var _ = Describe("the name of a chain that masquerades", func() {
+	DescribeTable("says all of the chain", func(name string, want ...string) {
+		chain, ok := chainNamed(name)
+		Expect(ok).To(BeTrue())
+		var rules []string
+		for _, r := range chain.Rules {
+			rules = append(rules, r.String())
+		}
+		Expect(rules).To(Equal(want))
+	},
+		Entry("IPv4", "portmap4_masq_v1_13_10.1.0.0/24", "ip saddr 10.1.0.0/24 meta mark set meta mark | 0x00002000",
+			"ip saddr 127.0.0.0/8 meta mark set meta mark | 0x00002000", "goto portmap4_dnat_v1"),
+		Entry("IPv6", "portmap6_masq_v1_0_fd00-1--/64", "ip6 saddr fd00:1::/64 meta mark set meta mark | 0x00000001",
+			"goto portmap6_dnat_v1"),
+		Entry("everything", "portmap6_masq_v1_5_all", "meta mark set meta mark | 0x00000020", "goto portmap6_dnat_v1"),
+	)
+
+	DescribeTable("is no other", func(name string) {
+		_, ok := chainNamed(name)
+		Expect(ok).To(BeFalse())
+	},
+		Entry("a shared chain", "portmap4_dnat_v1"),
+		Entry("a bit too great", "portmap4_masq_v1_32_all"),
+		Entry("no prefix", "portmap4_masq_v1_13_10.1.0.0"),
+		Entry("none", ""),
+	)
+})
+
+const (
+	chainC1   = "CNI-DN-45f36743c0e772d73e562"
+	commentC1 = `-m comment --comment "dnat name: \"pnet\" id: \"c1\""`
+)
+
+// script is what iptables-restore is given.
+func script(lines []string) string { return strings.Join(lines, "\n") + "\n" }
+
+var _ = Describe("the rules of iptables", func() {
+	v4, v6 := sample(nil).Addrs[0], sample(nil).Addrs[1]
+
+	DescribeTable("are in chains named as the reference does", func(network, id, name string) {
+		r := &record{Attachment: cni.Attachment{Network: network, ContainerID: id}}
+		Expect(r.chain()).To(Equal(name))
+		Expect(referenceSNATChain(nft.IPv4, r).Name).To(Equal(strings.Replace(name, "DN", "SN", 1)))
+		Expect(len(name)).To(Equal(28))
+	},
+		Entry("c1", "pnet", "c1", "CNI-DN-45f36743c0e772d73e562"),
+		Entry("c2", "pnet", "c2", "CNI-DN-398934acb76b8c85ef9cb"),
+	)
+
+	It("make one restore where all that is shared is there", func() {
+		Expect(script(sample(nil).usualLines(v4))).To(Equal(
+			`-C PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-C OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-C POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ
+-C CNI-HOSTPORT-SETMARK -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark 0x2000/0x2000
+-C CNI-HOSTPORT-MASQ -m mark --mark 0x2000/0x2000 -j MASQUERADE
+:` + chainC1 + ` - [0:0]
+-A ` + chainC1 + ` -s 10.1.0.0/24 -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK
+-A ` + chainC1 + ` -s 127.0.0.1/32 -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK
+-A ` + chainC1 + ` -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80
+-A ` + chainC1 + ` -s 10.1.0.0/24 -d 192.0.2.1/32 -p tcp -m tcp --dport 8081 -j CNI-HOSTPORT-SETMARK
+-A ` + chainC1 + ` -s 127.0.0.1/32 -d 192.0.2.1/32 -p tcp -m tcp --dport 8081 -j CNI-HOSTPORT-SETMARK
+-A ` + chainC1 + ` -d 192.0.2.1/32 -p tcp -m tcp --dport 8081 -j DNAT --to-destination 10.1.0.2:81
+-A ` + chainC1 + ` -s 10.1.0.0/24 -p udp -m udp --dport 54 -j CNI-HOSTPORT-SETMARK
+-A ` + chainC1 + ` -s 127.0.0.1/32 -p udp -m udp --dport 54 -j CNI-HOSTPORT-SETMARK
+-A ` + chainC1 + ` -p udp -m udp --dport 54 -j DNAT --to-destination 10.1.0.2:53
+-A CNI-HOSTPORT-DNAT -p tcp ` + commentC1 + ` -m multiport --dports 8080,8081 -j ` + chainC1 + `
+-A CNI-HOSTPORT-DNAT -p udp ` + commentC1 + ` -m multiport --dports 53,54 -j ` + chainC1 + `
+`))
+	})
+
+	It("make what is missing of the shared ones, the masquerade first", func() {
+		st := sample(func(s *record) { s.Options.MarkBit = 5 })
+		live := &ipt.Edit{Chains: []string{hostportDNAT, chainC1}, Rules: []ipt.Rule{
+			ipt.NewRule("PREROUTING", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "CNI-HOSTPORT-DNAT")}}
+		st.edit(live, v6)
+		Expect(script(live.Lines)).To(Equal(`-N CNI-HOSTPORT-SETMARK
+-N CNI-HOSTPORT-MASQ
+-A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-I POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ
+-A CNI-HOSTPORT-SETMARK -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark 0x20/0x20
+-A CNI-HOSTPORT-MASQ -m mark --mark 0x20/0x20 -j MASQUERADE
+-A ` + chainC1 + ` -s fd00:1::/64 -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK
+-A ` + chainC1 + ` -p tcp -m tcp --dport 8080 -j DNAT --to-destination [fd00:1::2]:80
+-A ` + chainC1 + ` -s fd00:1::/64 -p udp -m udp --dport 53 -j CNI-HOSTPORT-SETMARK
+-A ` + chainC1 + ` -p udp -m udp --dport 53 -j DNAT --to-destination [fd00:1::2]:5353
+-A CNI-HOSTPORT-DNAT -p tcp ` + commentC1 + ` -m multiport --dports 8080,8081 -j ` + chainC1 + `
+-A CNI-HOSTPORT-DNAT -p udp ` + commentC1 + ` -m multiport --dports 53,54 -j ` + chainC1 + `
+`))
+	})
+
+	It("name fifteen ports in a rule, and protocols in order", func() {
+		st := sample(func(s *record) {
+			s.Mappings = nil
+			for i := range 31 {
+				s.Mappings = append(s.Mappings, mapping{17, netip.Addr{}, uint16(100 + i), 1})
+			}
+			s.Mappings = append(s.Mappings, mapping{6, netip.Addr{}, 99, 1}, mapping{132, netip.Addr{}, 98, 1})
+		})
+		var got []string
+		for _, r := range st.entryRules(nft.IPv4) {
+			got = append(got, fmt.Sprintf("%s %d %s", r.Option("-p"), strings.Count(r.Option("--dports"), ",")+1,
+				strings.Split(r.Option("--dports"), ",")[0]))
+		}
+		Expect(got).To(Equal([]string{"sctp 1 98", "tcp 1 99", "udp 15 100", "udp 15 115", "udp 1 130"}))
+	})
+
+	DescribeTable("that others made are read for what they hold", func(rule string, want string) {
+		f, ok := hostPortOf(ipt.NewRule(chainC1, strings.Fields(rule)...))
+		Expect(ok).To(Equal(want != ""))
+		if ok {
+			Expect(fmt.Sprintf("%s to %s", f, f.To)).To(Equal(want))
+		}
+	},
+		Entry("all addresses", "-p tcp -m tcp --dport 80 -j DNAT --to-destination 10.1.0.2:8080",
+			"0.0.0.0:80/tcp to 10.1.0.2:8080"),
+		Entry("one address", "-d 192.0.2.1/32 -p udp -m udp --dport 53 -j DNAT --to-destination 10.1.0.2:53",
+			"192.0.2.1:53/udp to 10.1.0.2:53"),
+		Entry("IPv6", "-p tcp -m tcp --dport 80 -j DNAT --to-destination [fd00::2]:80", "[::]:80/tcp to [fd00::2]:80"),
+		Entry("a mark", "-p tcp -m tcp --dport 80 -j CNI-HOSTPORT-SETMARK", ""),
+		Entry("a port that is none", "-p tcp --dport 80:90 -j DNAT --to-destination 10.1.0.2:80", ""),
+	)
+})

@@ -1,0 +1,269 @@
+package portmap
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"unicode"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// wireConfig is the configuration as written.
+type wireConfig struct {
+	skel.LogKey
+
+	Backend              *string  `json:"backend" help:"nftables or iptables (nftables, where the kernel and the other keys permit)" schema:"enum=nftables|iptables"`
+	SNAT                 *bool    `json:"snat" help:"masquerade what comes from the host's loopback and from the container's own subnet" default:"true"`
+	MasqAll              bool     `json:"masqAll" help:"masquerade everything that is forwarded; needs snat" default:"false"`
+	MarkMasqBit          *int     `json:"markMasqBit" help:"bit of the fwmark that asks for masquerading, 0 to 31" default:"13" schema:"min=0 max=31"`
+	ExternalSetMarkChain *string  `json:"externalSetMarkChain" help:"chain of other software that marks what is to be masqueraded; iptables only, not with markMasqBit" schema:"format=chain"`
+	ConditionsV4         []string `json:"conditionsV4" help:"matches that IPv4 packets must meet, in the backend's syntax" each:"format=token"`
+	ConditionsV6         []string `json:"conditionsV6" help:"matches that IPv6 packets must meet, in the backend's syntax" each:"format=token"`
+	RuntimeConfig        struct {
+		PortMappings []wireMapping `json:"portMappings" help:"the ports (capability portMappings); none: nothing is done"`
+	} `json:"runtimeConfig"`
+}
+
+type wireMapping struct {
+	HostPort      *int64 `json:"hostPort" help:"port of the host, 1 to 65535" schema:"required min=1 max=65535"`
+	ContainerPort *int64 `json:"containerPort" help:"port of the container, 1 to 65535" schema:"required min=1 max=65535"`
+	Protocol      string `json:"protocol" help:"tcp, udp or sctp" schema:"required fold=tcp|udp|sctp"`
+	HostIP        string `json:"hostIP" help:"address of the host (all; 0.0.0.0 and :: are all of a family)" schema:"format=address empty"`
+}
+
+const (
+	auto     = ipt.Auto
+	nftables = ipt.NFTables
+	iptables = ipt.IPTables
+)
+
+// config is the configuration with every value checked.
+type config struct {
+	backend  ipt.Backend // asked for, or the one in which other keys exist
+	options  options
+	mappings []mapping
+}
+
+// options are the keys on which an attachment's rules depend, besides its ports.
+type options struct {
+	SNAT         bool     `json:"snat"`
+	MasqAll      bool     `json:"masqAll,omitempty"`
+	MarkBit      int      `json:"markBit"`
+	MarkChain    string   `json:"markChain,omitempty"`
+	ConditionsV4 []string `json:"conditionsV4,omitempty"`
+	ConditionsV6 []string `json:"conditionsV6,omitempty"`
+}
+
+// conditions are those of a family, and the key that has them.
+func (o options) conditions(f nft.Family) (tokens []string, key string) {
+	if f == nft.IPv4 {
+		return o.ConditionsV4, "conditionsV4"
+	}
+	return o.ConditionsV6, "conditionsV6"
+}
+
+// check refuses values that would spoil a rule.
+func (o options) check() error {
+	var problems cni.Problems
+	problems.Add(cni.InRange("markMasqBit", &o.MarkBit, 0, 31))
+	if o.MarkChain != "" && !ipt.IsChainName(o.MarkChain) {
+		problems.Add(cni.Refuse("externalSetMarkChain", o.MarkChain, noChain))
+	}
+	for _, f := range nft.Families() {
+		tokens, key := o.conditions(f)
+		problems.Add(checkTokens(key, tokens))
+	}
+	return problems.Err()
+}
+
+const noChain = "is no name of a chain (1 to 28 bytes, no blank, not beginning with - or !)"
+
+// mapping is one entry of portMappings: a port of the host and one of the container.
+type mapping struct {
+	Proto         proto      `json:"proto"`
+	HostIP        netip.Addr `json:"hostIP"` // zero: all addresses of both families
+	HostPort      uint16     `json:"hostPort"`
+	ContainerPort uint16     `json:"port"`
+}
+
+// proto is a transport protocol by its number.
+type proto uint8
+
+// protocols are those that have ports and that both backends know.
+var protocols = map[string]proto{"sctp": unix.IPPROTO_SCTP, "tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}
+
+func (p proto) String() string {
+	for name, number := range protocols {
+		if p == number {
+			return name
+		}
+	}
+	return ""
+}
+
+const defaultMarkBit = 13
+
+// parseConfig checks the configuration. What it refuses is code 7.
+func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
+	c := config{options: options{SNAT: w.SNAT == nil || *w.SNAT, MasqAll: w.MasqAll, MarkBit: defaultMarkBit,
+		ConditionsV4: slices.Concat(w.ConditionsV4), ConditionsV6: slices.Concat(w.ConditionsV6)}} // nil for []
+	var err error
+	c.backend, err = ipt.ParseBackend("backend", w.Backend)
+	problems.Add(err)
+	if w.MarkMasqBit != nil {
+		c.options.MarkBit = *w.MarkMasqBit
+	}
+	if chain := w.ExternalSetMarkChain; chain != nil {
+		c.options.MarkChain = *chain
+		if *chain == "" {
+			problems.Add(cni.Refuse("externalSetMarkChain", "", noChain))
+		}
+		if w.MarkMasqBit != nil {
+			problems.Add(cni.Refuse("markMasqBit", *w.MarkMasqBit,
+				"cannot be set together with externalSetMarkChain, which decides the mark").
+				Suggest("leave out one of them"))
+		}
+	}
+	problems.Add(c.options.check())
+	problems.Add(c.parseSyntax())
+	c.mappings, err = parseMappings(w.RuntimeConfig.PortMappings)
+	problems.Add(err)
+	return c
+}
+
+// parseSyntax decides which backend the other keys ask for, and refuses contradictions.
+func (c *config) parseSyntax() error {
+	keys := map[ipt.Backend][]string{}
+	if c.options.MarkChain != "" {
+		keys[iptables] = append(keys[iptables], "externalSetMarkChain")
+	}
+	for _, f := range nft.Families() {
+		if tokens, key := c.options.conditions(f); len(tokens) > 0 {
+			keys[syntaxOf(tokens)] = append(keys[syntaxOf(tokens)], key)
+		}
+	}
+	if len(keys[nftables]) > 0 && len(keys[iptables]) > 0 {
+		return cni.Refuse(keys[nftables][0], nil,
+			fmt.Sprintf("in the syntax of nftables, but %s is for iptables", keys[iptables][0]))
+	}
+	for needed, list := range keys {
+		if c.backend != auto && c.backend != needed {
+			return cni.Refuse("backend", nil, fmt.Sprintf(
+				"%s backend was requested but configuration contains %s-specific options %v", c.backend, needed, list)).
+				Suggest("leave backend out: it follows the other keys")
+		}
+		c.backend = needed
+	}
+	return nil
+}
+
+// syntaxOf is the backend in whose syntax a condition is.
+func syntaxOf(tokens []string) ipt.Backend {
+	if first := tokens[0]; strings.HasPrefix(first, "-") || strings.HasPrefix(first, "!") {
+		return iptables
+	}
+	return nftables
+}
+
+// namesModprobe finds iptables' option -M, --modprobe and its abbreviations, but not --mode and --monthdays of
+// matches.
+func namesModprobe(token string) bool {
+	short, isOption := strings.CutPrefix(token, "-")
+	long, _, _ := strings.Cut(token, "=")
+	return isOption && strings.HasPrefix(strings.TrimLeft(short, "fbvnx46"), "M") ||
+		long == "--mo" || long == "--mod" || strings.HasPrefix(token, "--modp")
+}
+
+// checkTokens refuses tokens that would end the condition or have iptables run a program: tenants may write them.
+func checkTokens(key string, tokens []string) error {
+	var problems cni.Problems
+	for i, t := range tokens {
+		where := fmt.Sprintf("%s[%d]", key, i)
+		switch {
+		case t == "":
+			problems.Add(cni.Refuse(where, t, "is empty"))
+		case strings.ContainsFunc(t, unicode.IsControl):
+			problems.Add(cni.Refuse(where, t, "has a control character"))
+		case syntaxOf(tokens) == nftables && strings.ContainsAny(t, ";#"):
+			problems.Add(cni.Refuse(where, t, "would end the condition"))
+		case syntaxOf(tokens) == iptables && namesModprobe(t):
+			problems.Add(cni.Refuse(where, t, "is no match: it names a program that iptables runs"))
+		}
+	}
+	return problems.Err()
+}
+
+// hostAddrs are the addresses of the host that the mapping is for, of one family or of both.
+func (m mapping) hostAddrs() []netip.Addr {
+	if m.HostIP.IsValid() {
+		return []netip.Addr{m.HostIP}
+	}
+	return []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
+}
+
+// parseMappings checks every entry. An entry that repeats another one is left out.
+func parseMappings(wire []wireMapping) (out []mapping, err error) {
+	targets := map[hostPort]uint16{} // container ports
+	var problems cni.Problems
+	for i, w := range wire {
+		entry := fmt.Sprintf("runtimeConfig.portMappings[%d]", i)
+		m, err := w.parse(entry)
+		if err != nil {
+			problems.Add(err)
+			continue
+		}
+		isNew := false
+		for _, addr := range m.hostAddrs() {
+			at := hostPort{Proto: m.Proto, Addr: addr, Port: m.HostPort}
+			port, known := targets[at]
+			if known && port != m.ContainerPort {
+				problems.Add(cni.Refuse(entry, nil,
+					fmt.Sprintf("host port %s leads to container port %d already, not to %d", at, port,
+						m.ContainerPort)))
+			}
+			if !known {
+				targets[at], isNew = m.ContainerPort, true
+			}
+		}
+		if isNew {
+			out = append(out, m)
+		}
+	}
+	return out, problems.Err()
+}
+
+func (w wireMapping) parse(entry string) (m mapping, err error) {
+	var problems cni.Problems
+	port := func(key string, number *int64) uint16 {
+		if number == nil {
+			problems.Add(cni.Refuse(entry+key, nil, "missing"))
+			return 0
+		}
+		problems.Add(cni.InRange(entry+key, number, 1, 65535))
+		return uint16(*number)
+	}
+	m.HostPort, m.ContainerPort = port(".hostPort", w.HostPort), port(".containerPort", w.ContainerPort)
+	m.Proto = protocols[strings.ToLower(w.Protocol)]
+	switch {
+	case w.Protocol == "":
+		problems.Add(cni.Refuse(entry+".protocol", nil, "missing").
+			Suggest(`write "protocol": "tcp", "udp" or "sctp"`))
+	case m.Proto == 0:
+		problems.Add(cni.Refuse(entry+".protocol", w.Protocol, "is none of tcp, udp and sctp"))
+	}
+	if w.HostIP != "" {
+		m.HostIP, err = cni.ParseAddr(entry+".hostIP", w.HostIP)
+		problems.Add(err)
+	}
+	if m.HostIP.IsMulticast() || m.HostIP == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
+		problems.Add(cni.Refuse(entry+".hostIP", w.HostIP, "is no address that a host can have"))
+	}
+	return m, problems.Err()
+}

@@ -1,0 +1,277 @@
+package portmap
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+// The chains of the reference, in table nat of both families.
+const (
+	natTable    = "nat"
+	postrouting = "POSTROUTING"
+
+	hostportDNAT    = "CNI-HOSTPORT-DNAT"
+	hostportSetMark = "CNI-HOSTPORT-SETMARK"
+	hostportMasq    = "CNI-HOSTPORT-MASQ"
+
+	dnPrefix = "CNI-DN-"
+
+	multiportMax = 15 // ports that the match multiport takes
+)
+
+// entryPrefix begins the comments of the rules that lead to containers' chains.
+const entryPrefix = "dnat "
+
+// natChain names a chain of table nat: one to which CNI-HOSTPORT-DNAT leads, or that one itself.
+func natChain(f nft.Family, name string) ipt.Chain {
+	return ipt.Chain{Family: f, Table: natTable, Name: name, From: hostportDNAT}
+}
+
+// chain is the chain of the record's container.
+func (r *record) chain() string { return ipt.ContainerChain(dnPrefix, r.Network, r.ContainerID) }
+
+// chainAddrs are the addresses with a chain: as with the reference all, unless ports are skipped.
+func (r *record) chainAddrs() []address {
+	if r.Skipped == nil {
+		return r.Addrs
+	}
+	return r.publishedAddrs()
+}
+
+// variants are those that have the chain. Where the program is missing that could show it, legacy has none.
+func (c call) variants(ctx context.Context, chain ipt.Chain) ([]ipt.Variant, error) {
+	where, err := chain.Variants(ctx, c.NF)
+	if ipt.NotInstalled(err) {
+		err = nil
+	}
+	return where, err
+}
+
+// othersOfChain are the records on iptables of the container's other attachments to the network: they share its chain.
+func othersOfChain(s *store, r *record) ([]*record, error) {
+	all, err := s.All()
+	return slices.DeleteFunc(all, func(o *record) bool {
+		return o.Backend != iptables || o.Network != r.Network || o.ContainerID != r.ContainerID ||
+			o.IfName == r.IfName
+	}), err
+}
+
+// addChain makes the rules of the reference for an address, by one restore.
+func (c call) addChain(ctx context.Context, s *store, r *record, a address) error {
+	tool, err := ipt.Find(ctx, a.family())
+	if err != nil {
+		return err
+	}
+	own, err := c.variants(ctx, natChain(a.family(), r.chain()))
+	if err != nil {
+		return err
+	}
+	if len(own) > 0 {
+		others, err := othersOfChain(s, r)
+		if err == nil && len(others) == 0 { // an ADD without DEL, or the reference, left it
+			err, own = c.delChains(ctx, s, r, a.family()), nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if len(own) == 0 {
+		err := tool.Restore(ctx, natTable, r.usualLines(a))
+		if err == nil || ctx.Err() != nil || errors.Is(err, statefile.ErrBusy) {
+			return err
+		}
+	}
+	return tool.Edit(ctx, natTable, func(e *ipt.Edit) { r.edit(e, a) })
+}
+
+// usualLines make the chain without a look at the table, and fail unless all that is shared is there, as it mostly is.
+func (r *record) usualLines(a address) (lines []string) {
+	e := &ipt.Edit{}
+	e.Chains, e.Rules = r.shared()
+	for _, rule := range e.Rules {
+		lines = append(lines, "-C "+rule.String())
+	}
+	r.edit(e, a)
+	return append(lines, e.Lines...)
+}
+
+// edit makes the container's chain for an address, and what all share. The masquerade stands first in its chain.
+func (r *record) edit(e *ipt.Edit, a address) {
+	chains, rules := r.shared()
+	e.Make(chains...)
+	for _, rule := range rules {
+		if rule.Chain == postrouting {
+			e.First(rule)
+		} else {
+			e.Last(rule)
+		}
+	}
+	if e.HasChain(r.chain()) {
+		e.Last(r.chainRules(a)...)
+	} else {
+		e.Fill(r.chain(), r.chainRules(a))
+	}
+	e.Last(r.entryRules(a.family())...)
+}
+
+// delChains removes the container's chains from either variant, the reference's too. Rules of others in them stay.
+func (c call) delChains(ctx context.Context, s *store, r *record, families ...nft.Family) error {
+	others := sync.OnceValues(func() ([]*record, error) { return othersOfChain(s, r) })
+	var errs []error
+	for _, f := range families {
+		for _, chain := range []ipt.Chain{natChain(f, r.chain()), referenceSNATChain(f, r)} {
+			where, err := chain.Variants(ctx, c.NF)
+			errs = append(errs, err)
+			for _, v := range where {
+				shared, err := others()
+				if err == nil {
+					err = c.delChain(ctx, chain, v, shared)
+				}
+				if err != nil {
+					err = fmt.Errorf("chain %q of table nat (%s, iptables-%s): %w", chain.Name, f, v, err)
+				}
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (c call) delChain(ctx context.Context, chain ipt.Chain, v ipt.Variant, others []*record) error {
+	var rules, entries []ipt.Rule
+	for _, r := range others {
+		for _, a := range r.chainAddrs() {
+			if a.family() == chain.Family && r.chain() == chain.Name {
+				rules = append(rules, r.chainRules(a)...)
+				entries = append(entries, r.entryRules(a.family())...)
+			}
+		}
+	}
+	if len(entries) == 0 {
+		return chain.Remove(ctx, c.NF, v, nil)
+	}
+	return ipt.Tool{Family: chain.Family, Variant: v}.Edit(ctx, natTable, func(e *ipt.Edit) {
+		e.Delete(func(r ipt.Rule) bool { return chain.IsJump(r) && !slices.ContainsFunc(entries, r.Equal) })
+		e.Fill(chain.Name, rules)
+		e.Last(entries...)
+	})
+}
+
+// verifyIPTables compares the attachment's rules and those that all share with what iptables has.
+func (c call) verifyIPTables(ctx context.Context, r *record) error {
+	var diffs []error
+	for _, a := range r.chainAddrs() {
+		compare := func(e *ipt.Edit) (diffs []error) {
+			for _, rule := range r.missing(a, e.Rules) {
+				diffs = append(diffs, cni.Drift("%s table nat: rule %q is missing", a.family(), rule.Append()))
+			}
+			return diffs
+		}
+		diffs = append(diffs, natChain(a.family(), r.chain()).Verify(ctx, c.NF, compare))
+	}
+	return errors.Join(diffs...)
+}
+
+// missing are the attachment's rules, and the shared ones that it needs, that are not among the live ones.
+func (r *record) missing(a address, live []ipt.Rule) []ipt.Rule {
+	// In the chain the order counts: a rule that sets the fwmark stands before the one that translates.
+	_, shared := r.shared()
+	out := append(ipt.Without(shared, live), ipt.MissingInOrder(live, r.chainRules(a))...)
+	for _, want := range r.entryRules(a.family()) {
+		if !slices.ContainsFunc(live, func(rule ipt.Rule) bool { return isEntry(want, rule) }) {
+			out = append(out, want)
+		}
+	}
+	return out
+}
+
+// isEntry compares entry rules without their conditions, which iptables lists in words of its own.
+func isEntry(want, live ipt.Rule) bool {
+	same := func(option string) bool { return want.Option(option) == live.Option(option) }
+	return want.Chain == live.Chain && same("--comment") && same("-p") && same("--dports") && same("-j")
+}
+
+// shared are the chains and rules that all containers use, in words as iptables lists them.
+func (r *record) shared() (chains []string, rules []ipt.Rule) {
+	local := []string{"-m", "addrtype", "--dst-type", "LOCAL", "-j", hostportDNAT}
+	chains = []string{hostportDNAT}
+	rules = []ipt.Rule{ipt.NewRule("PREROUTING", local...), ipt.NewRule("OUTPUT", local...)}
+	if !r.Options.SNAT || r.Options.MarkChain != "" {
+		return chains, rules
+	}
+	fwmark := fmt.Sprintf("%#x/%#x", 1<<r.Options.MarkBit, 1<<r.Options.MarkBit)
+	return append(chains, hostportSetMark, hostportMasq), append(rules,
+		ipt.NewRule(postrouting, "-m", "comment", "--comment", "CNI portfwd requiring masquerade", "-j", hostportMasq),
+		ipt.NewRule(hostportSetMark, "-m", "comment", "--comment", "CNI portfwd masquerade mark", "-j", "MARK",
+			"--set-xmark", fwmark),
+		ipt.NewRule(hostportMasq, "-m", "mark", "--mark", fwmark, "-j", "MASQUERADE"))
+}
+
+// entryRules lead the container's ports to its chain: one rule for each protocol and fifteen ports. Ports of
+// the other family are among them, as with the reference, but none that is skipped in this one.
+func (r *record) entryRules(f nft.Family) (out []ipt.Rule) {
+	ports := map[string][]string{}
+	for _, m := range r.Mappings {
+		isSkipped := func(p hostPort) bool {
+			return p.Proto == m.Proto && p.Port == m.HostPort && nft.FamilyOf(p.Addr) == f &&
+				slices.Contains(m.hostAddrs(), p.Addr)
+		}
+		if name := m.Proto.String(); !slices.ContainsFunc(r.Skipped, isSkipped) {
+			ports[name] = append(ports[name], strconv.Itoa(int(m.HostPort)))
+		}
+	}
+	conditions, _ := r.Options.conditions(f)
+	for _, proto := range slices.Sorted(maps.Keys(ports)) {
+		for list := range slices.Chunk(ports[proto], multiportMax) {
+			args := []string{"-p", proto, "-m", "comment", "--comment",
+				ipt.OwnerComment(entryPrefix, r.Network, r.ContainerID),
+				"-m", "multiport", "--dports", strings.Join(list, ",")}
+			args = append(args, conditions...)
+			out = append(out, ipt.NewRule(hostportDNAT, append(args, "-j", r.chain())...))
+		}
+	}
+	return out
+}
+
+// chainRules are the rules in the container's chain: for each port those that set the fwmark, then one that translates.
+func (r *record) chainRules(a address) (out []ipt.Rule) {
+	mark := cmp.Or(r.Options.MarkChain, hostportSetMark)
+	for _, p := range r.portsTo(a) {
+		var match []string
+		if !p.Addr.IsUnspecified() {
+			match = append(match, "-d", netip.PrefixFrom(p.Addr, p.Addr.BitLen()).String())
+		}
+		match = append(match, "-p", p.Proto.String(), "-m", p.Proto.String(), "--dport", strconv.Itoa(int(p.Port)))
+		for _, from := range r.masqueraded(a) {
+			out = append(out, ipt.NewRule(r.chain(), append(slices.Concat(from, match), "-j", mark)...))
+		}
+		out = append(out, ipt.NewRule(r.chain(), append(match, "-j", "DNAT", "--to-destination", p.To.String())...))
+	}
+	return out
+}
+
+// masqueraded are the matches that select the packets to be masqueraded, by their source.
+func (r *record) masqueraded(a address) [][]string {
+	switch {
+	case !r.Options.SNAT:
+		return nil
+	case r.Options.MasqAll:
+		return [][]string{nil}
+	case a.family() == nft.IPv4:
+		return [][]string{{"-s", a.Addr.Masked().String()}, {"-s", "127.0.0.1/32"}}
+	}
+	return [][]string{{"-s", a.Addr.Masked().String()}}
+}

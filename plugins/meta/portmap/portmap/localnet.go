@@ -1,0 +1,118 @@
+package portmap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
+)
+
+// guardComment begins a link's comment in the guard. Its route_localnet before the first user follows.
+const guardComment = "route_localnet was "
+
+func localnet(link string) sysctl.Key { return sysctl.Net("ipv4", "conf", link, "route_localnet") }
+
+// writeLocalnet sets whether packets between 127.0.0.0/8 and the link are routed. A link that is gone
+// needs no reset.
+func writeLocalnet(link, value string) error {
+	err := localnet(link).Write(value)
+	if value == "0" && errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// stageGuard stages the link's entry in the guard. The record gets the value of route_localnet before the link's first
+// user: the guard says it, and another record where the guard was flushed.
+func stageGuard(tx *nft.Tx, s *store, r *record) error {
+	if r.Localnet == "" {
+		return nil
+	}
+	key := nft.IfNameKey(r.Localnet)
+	live, err := tx.Get(table, localnetSet, key)
+	if err != nil {
+		return err
+	}
+	if live[0] != nil {
+		r.LocalnetWas = strings.TrimPrefix(live[0].Comment, guardComment)
+		return nil
+	}
+	if r.LocalnetWas, err = localnet(r.Localnet).Read(); err != nil {
+		return err
+	}
+	if r.LocalnetWas != "0" {
+		_, err = s.Any(func(o record) bool {
+			if o.Localnet == r.Localnet {
+				r.LocalnetWas = o.LocalnetWas
+			}
+			return o.Localnet == r.Localnet
+		})
+	}
+	tx.Add(table, localnetSet, nft.Element{Key: key, Comment: guardComment + r.LocalnetWas})
+	return err
+}
+
+// releaseLocalnet resets route_localnet of the record's link, if it was 0, and stages the deletion of the link's entry
+// in the guard. In the other order containers could reach the host's loopback in between.
+func releaseLocalnet(tx *nft.Tx, r *record) error {
+	live, err := tx.Get(table, localnetSet, nft.IfNameKey(r.Localnet))
+	if err != nil {
+		return err
+	}
+	was := r.LocalnetWas
+	if live[0] != nil {
+		was = strings.TrimPrefix(live[0].Comment, guardComment)
+		tx.Delete(table, localnetSet, *live[0])
+	}
+	if was != "0" {
+		return nil
+	}
+	return writeLocalnet(r.Localnet, "0")
+}
+
+// sweepGuard releases those of the named interfaces of the guard that do not exist any more, or whose alias says that
+// the attachment owns them: nobody else can need such an entry.
+func (c call) sweepGuard(ctx context.Context, isNamed func(string) bool) error {
+	live, err := c.NF.Elements(table, localnetSet)
+	for _, e := range live {
+		name := strings.TrimRight(string(e.Key), "\x00")
+		if !isNamed(name) {
+			continue
+		}
+		link, linkErr := c.Host.Link(name)
+		if errors.Is(linkErr, rtnl.ErrNoLink) || c.Owns(link.Alias) {
+			linkErr = c.NF.Update(ctx, func(tx *nft.Tx) error { return releaseLocalnet(tx, &record{Localnet: name}) })
+		}
+		err = errors.Join(err, linkErr)
+	}
+	return err
+}
+
+// verifyLocalnet looks whether 127.0.0.1 leads to the container, and for the guard, which the reference does not have.
+func (c call) verifyLocalnet(link string, hasGuard bool) error {
+	if link == "" {
+		return nil
+	}
+	value, err := localnet(link).Read()
+	if err == nil && value != "1" {
+		err = fmt.Errorf("route_localnet is %s, so 127.0.0.1 leads to no container", value)
+	}
+	if err != nil {
+		err = cni.Drift("interface %q: %w", link, err)
+	}
+	if !hasGuard {
+		return err
+	}
+	live, getErr := c.NF.Get(table, localnetSet, nft.IfNameKey(link))
+	if getErr == nil && live[0] == nil {
+		getErr = cni.Drift("interface %q: route_localnet is 1 and nothing keeps containers from the host's loopback",
+			link)
+	}
+	return errors.Join(err, c.NF.Verify(guardLayout()), getErr)
+}

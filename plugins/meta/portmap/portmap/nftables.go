@@ -1,0 +1,337 @@
+package portmap
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/process"
+)
+
+// nftProgram is needed for text that an administrator wrote in its language, and for nothing else.
+const nftProgram = "nft"
+
+// compileConditions has nft(8) make the chains with the attachment's conditions. Nothing leads to them yet.
+func (r *record) compileConditions(ctx context.Context) error {
+	for _, a := range r.publishedAddrs() {
+		if r.conditionChain(a.family()) == "" {
+			continue
+		}
+		conditions, key := r.Options.conditions(a.family())
+		path, err := process.LookPath(nftProgram)
+		var said strings.Builder
+		if err == nil {
+			script := []byte(r.conditionScript(a))
+			err = process.Command{Path: path, Args: []string{"-f", "-"}, Stdin: script, Stderr: &said}.Run(ctx)
+		}
+		text := strings.Join(strings.Fields(said.String()), " ")
+		if errors.As(err, new(*process.ExitError)) {
+			return cni.Errorf(cni.CodeConfig, "%s: %q: refused by nft: %s", key, conditions, text)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: the nft program has to compile them: %w %s", key, err, text)
+		}
+	}
+	return nil
+}
+
+// delNFTables removes the attachment's elements, and its link from the guard when it was the last one there.
+func (c call) delNFTables(ctx context.Context, s *store, r *record) error {
+	o := owned(r.Options.MarkBit)
+	found, err := o.Live(c.NF, r.items(), r.Owns)
+	if err != nil {
+		return err
+	}
+	isLast := r.Localnet != ""
+	if isLast {
+		used, err := s.Any(func(o record) bool { return o.Localnet == r.Localnet && o.Hash() != r.Hash() })
+		if err != nil {
+			return err
+		}
+		isLast = !used
+	}
+	chains := r.ownChains()
+	if len(found) == 0 && len(chains) == 0 && !isLast {
+		return nil
+	}
+	return o.Update(ctx, c.NF, func(tx *nft.Tx) error {
+		tx.Drop(chains...)
+		if err := tx.Remove(found, r.Owns); err != nil || !isLast {
+			return err
+		}
+		return releaseLocalnet(tx, r)
+	})
+}
+
+// verifyNFTables compares the attachment's elements and what it shares with others with the kernel's.
+func (c call) verifyNFTables(r *record) error {
+	diffs := []error{owned(r.Options.MarkBit).Verify(c.NF, r.items())}
+	for _, a := range r.publishedAddrs() {
+		chain := r.conditionChain(a.family())
+		if chain == "" {
+			continue
+		}
+		rules, err := c.NF.Rules(table, chain)
+		if err != nil {
+			return err
+		}
+		if len(rules) != 1 || rules[0].Target != r.afterConditions(a) {
+			_, key := r.Options.conditions(a.family())
+			diffs = append(diffs, cni.Drift("nftables chain %q: does not have the rule of %s", chain, key))
+		}
+		if masq, ok := chainNamed(r.masqChain(a)); ok {
+			diffs = append(diffs, c.NF.Verify(nft.Layout{Table: table, Chains: []nft.Chain{masq}}))
+		}
+	}
+	return errors.Join(diffs...)
+}
+
+// table is shared with other plugins.
+var table = nft.Table{Family: nft.INet, Name: nft.TableName}
+
+const (
+	preroutingChain = "portmap_prerouting_v1"
+	outputChain     = "portmap_output_v1"
+	guardChain      = "portmap_guard_v1"
+	localnetSet     = "portmap_localnet_v1"
+
+	// dnatPriority is behind those who translate at -100: the services of kube-proxy win, whoever came first.
+	dnatPriority = -99
+	snatPriority = 100
+	rawPriority  = -300
+)
+
+// The maps and chains of a family; named has their names.
+const (
+	anyMap = ""    // host ports of all addresses : container
+	atMap  = "_at" // host ports of one address : container
+	// Host ports : the chain through which their packets pass before those maps translate them. It sets the fwmark
+	// of packets to be masqueraded, or has conditions.
+	anyVia = "_via"
+	atVia  = "_at_via"
+
+	localChain = "_local"
+	dnatChain  = "_dnat"
+	// The rest of these names is the bit of the fwmark and the sources, so that the name says all of the chain, and
+	// the owner's hash.
+	masqChains      = "_masq"
+	conditionChains = "_conditions"
+)
+
+func named(f nft.Family, kind string) string { return "portmap" + f.Digit() + kind + "_v1" }
+
+// loopback4 are the sources of a host that speaks to itself.
+var loopback4 = netip.MustParsePrefix("127.0.0.0/8")
+
+// sharedLayout is the layout of all attachments that masquerade by this bit of the fwmark.
+func sharedLayout(bit int) nft.Layout {
+	l := nft.Layout{Table: table}
+	var local []nft.Rule
+	for _, f := range nft.Families() {
+		l.Sets = append(l.Sets, mapsOf(f)...)
+		l.Chains = append(l.Chains, chainsOf(f)...)
+		local = append(local, nft.Rule{nft.IsFamily(f), nft.DaddrIsLocal(), nft.Jump(named(f, localChain))})
+	}
+	guard := guardLayout()
+	l.Sets = append(l.Sets, guard.Sets...)
+	l.Chains = append(l.Chains, guard.Chains...)
+	// No packet to a container can come from ::1, so it is left alone: it is refused at once, or served by the host.
+	loopback6 := nft.Rule{nft.InPrefix(nft.IP6Daddr, netip.PrefixFrom(netip.IPv6Loopback(), 128)), nft.Return()}
+	l.Chains = append(l.Chains,
+		nft.Chain{Name: preroutingChain, Comment: "host ports of what arrives",
+			Hook: &nft.Hook{Type: "nat", Point: nft.Prerouting, Priority: dnatPriority}, Rules: local},
+		nft.Chain{Name: outputChain, Comment: "host ports of what the host sends to itself",
+			Hook:  &nft.Hook{Type: "nat", Point: nft.Output, Priority: dnatPriority},
+			Rules: append([]nft.Rule{loopback6}, local...)},
+		nft.Chain{Name: fmt.Sprintf("portmap_snat%d_v1", bit),
+			Comment: "masquerade of what was marked on its way to a host port",
+			Hook:    &nft.Hook{Type: "nat", Point: nft.Postrouting, Priority: snatPriority},
+			Rules:   []nft.Rule{{nft.CtTranslated(), nft.FwmarkHas(1 << bit), nft.Masquerade()}}},
+	)
+	return l
+}
+
+func mapsOf(f nft.Family) []nft.Set {
+	service := []nft.Type{nft.InetProto, nft.InetService}
+	at := []nft.Type{nft.InetProto, f.Addr(), nft.InetService}
+	to := []nft.Type{f.Addr(), nft.InetService}
+	verdict := []nft.Type{nft.Verdict}
+	return []nft.Set{
+		{Name: named(f, anyMap), Key: service, Data: to, Comment: "host port : container"},
+		{Name: named(f, atMap), Key: at, Data: to, Comment: "host address and port : container"},
+		{Name: named(f, anyVia), Key: service, Data: verdict, Comment: "host port : chain on its way"},
+		{Name: named(f, atVia), Key: at, Data: verdict, Comment: "host address and port : chain on its way"},
+	}
+}
+
+func chainsOf(f nft.Family) []nft.Chain {
+	service := []nft.Field{nft.L4Proto, nft.THDport}
+	at := []nft.Field{nft.L4Proto, f.Daddr(), nft.THDport}
+	return []nft.Chain{
+		{Name: named(f, dnatChain), Rules: []nft.Rule{
+			{nft.DNATMap(f, named(f, atMap), at...)},
+			{nft.DNATMap(f, named(f, anyMap), service...)},
+		}},
+		{Name: named(f, localChain), Rules: []nft.Rule{
+			{nft.VerdictMap(named(f, atVia), at...)},
+			{nft.VerdictMap(named(f, anyVia), service...)},
+			{nft.Goto(named(f, dnatChain))},
+		}},
+	}
+}
+
+// guardLayout keeps containers from what the host serves on its loopback only: route_localnet, without
+// which 127.0.0.1 leads to no container, would let them reach it.
+func guardLayout() nft.Layout {
+	in := nft.InSet(localnetSet, nft.IIFName)
+	return nft.Layout{
+		Table: table,
+		Sets:  []nft.Set{{Name: localnetSet, Key: []nft.Type{nft.IfName}, Comment: "interfaces with route_localnet"}},
+		Chains: []nft.Chain{{Name: guardChain, Comment: "nothing from or to 127.0.0.0/8 comes from containers",
+			Hook: &nft.Hook{Type: "filter", Point: nft.Prerouting, Priority: rawPriority},
+			Rules: []nft.Rule{
+				{in, nft.InPrefix(nft.IPDaddr, loopback4), nft.Drop()},
+				{in, nft.InPrefix(nft.IPSaddr, loopback4), nft.Drop()},
+			}}},
+	}
+}
+
+// owned is the layout for this bit of the fwmark, with the elements of all attachments.
+func owned(bit int) nft.Owned {
+	o := nft.Owned{Layout: sharedLayout(bit), Chain: chainNamed}
+	for _, f := range nft.Families() {
+		for _, m := range mapsOf(f) {
+			o.Sets = append(o.Sets, m.Name)
+		}
+	}
+	return o
+}
+
+// chainNamed makes a chain to which elements lead from its name alone. The rules of one with conditions are nft(8)'s.
+func chainNamed(name string) (nft.Chain, bool) {
+	for _, f := range nft.Families() {
+		if strings.HasPrefix(name, named(f, conditionChains)+"_") {
+			return nft.Chain{Name: name}, true
+		}
+		rest, isMasq := strings.CutPrefix(name, named(f, masqChains)+"_")
+		number, from, _ := strings.Cut(rest, "_")
+		bit, err := strconv.Atoi(number)
+		if !isMasq || err != nil || bit < 0 || bit > 31 {
+			continue
+		}
+		fwmark, after := nft.FwmarkWith(1<<bit), nft.Rule{nft.Goto(named(f, dnatChain))}
+		if from == "all" {
+			return nft.Chain{Name: name, Rules: []nft.Rule{{fwmark}, after}}, true
+		}
+		prefix, err := netip.ParsePrefix(strings.ReplaceAll(from, "-", ":")) // nft takes no colons in a name
+		if err != nil {
+			continue
+		}
+		rules := []nft.Rule{{nft.InPrefix(f.Saddr(), prefix), fwmark}}
+		if f == nft.IPv4 {
+			rules = append(rules, nft.Rule{nft.InPrefix(f.Saddr(), loopback4), fwmark})
+		}
+		return nft.Chain{Name: name, Rules: append(rules, after)}, true
+	}
+	return nft.Chain{}, false
+}
+
+// masqChain is the chain that masquerades for the address; empty where nothing is masqueraded.
+func (r *record) masqChain(a address) string {
+	if !r.Options.SNAT {
+		return ""
+	}
+	from := "all"
+	if !r.Options.MasqAll {
+		from = strings.ReplaceAll(a.MasqueradeFrom.String(), ":", "-")
+	}
+	return fmt.Sprintf("%s_%d_%s", named(a.family(), masqChains), r.Options.MarkBit, from)
+}
+
+// conditionChain is the attachment's own chain with its conditions; empty when it has none.
+func (r *record) conditionChain(f nft.Family) string {
+	if conditions, _ := r.Options.conditions(f); len(conditions) == 0 {
+		return ""
+	}
+	return named(f, conditionChains) + "_" + r.Hash()
+}
+
+// ownChains are the chains with conditions and where they lead. An ADD that ended early leaves them without an element.
+func (r *record) ownChains() (chains []string) {
+	for _, a := range r.Addrs {
+		if chain := r.conditionChain(a.family()); chain != "" {
+			chains = append(chains, r.masqChain(a), chain)
+		}
+	}
+	return chains
+}
+
+// afterConditions is the chain to which packets go that meet the conditions.
+func (r *record) afterConditions(a address) string {
+	return cmp.Or(r.masqChain(a), named(a.family(), dnatChain))
+}
+
+// conditionScript is the script by which nft(8) makes the chain with the conditions of a family.
+func (r *record) conditionScript(a address) string {
+	conditions, _ := r.Options.conditions(a.family())
+	chain := fmt.Sprintf("%s %s", table, r.conditionChain(a.family()))
+	return fmt.Sprintf("add chain %s\nflush chain %s\nadd rule %s %s goto %s\n",
+		chain, chain, chain, strings.Join(conditions, " "), r.afterConditions(a))
+}
+
+// items are the elements of the attachment. On iptables it has none; then they tell who else has its ports.
+func (r *record) items() (out []nft.Item) {
+	for _, a := range r.Addrs {
+		via := cmp.Or(r.conditionChain(a.family()), r.masqChain(a)) // the chain through which packets pass first
+		for _, p := range r.portsTo(a) {
+			to := nft.Key(nft.AddrKey(p.To.Addr()), binary.BigEndian.AppendUint16(nil, p.To.Port()))
+			out = append(out, p.item(anyMap, nft.Element{Data: to, Comment: r.Mark()}))
+			if via != "" && r.Backend != iptables {
+				out = append(out, p.item(anyVia, nft.Element{Goto: via, Comment: r.Mark()}))
+			}
+		}
+	}
+	return out
+}
+
+// itemsBeside name the elements of all addresses that conflict with host ports of one address.
+func (r *record) itemsBeside() (out []nft.Item) {
+	for _, p := range r.hostPorts() {
+		if !p.Addr.IsUnspecified() {
+			p.Addr = allOf(nft.FamilyOf(p.Addr))
+			out = append(out, p.item(anyMap, nft.Element{Comment: r.Mark()}))
+		}
+	}
+	return out
+}
+
+// item puts a host port's element into a map, anyMap or anyVia, or that for one address beside it.
+func (p hostPort) item(kind string, e nft.Element) nft.Item {
+	proto, port := []byte{byte(p.Proto)}, binary.BigEndian.AppendUint16(nil, p.Port)
+	e.Key = nft.Key(proto, port)
+	if !p.Addr.IsUnspecified() {
+		e.Key = nft.Key(proto, nft.AddrKey(p.Addr), port)
+		kind = atMap + kind
+	}
+	return nft.Item{Set: named(nft.FamilyOf(p.Addr), kind), Element: e, Name: p.String()}
+}
+
+// elementPort is the host port of an element. Each field of its key is padded to four bytes.
+func elementPort(it nft.Item) hostPort {
+	p := hostPort{Proto: proto(it.Key[0]), Addr: netip.IPv6Unspecified(),
+		Port: binary.BigEndian.Uint16(it.Key[len(it.Key)-4:])}
+	if strings.HasPrefix(it.Set, "portmap4") {
+		p.Addr = netip.IPv4Unspecified()
+	}
+	if len(it.Key) > 8 {
+		p.Addr, _ = netip.AddrFromSlice(it.Key[4 : len(it.Key)-4])
+	}
+	return p
+}

@@ -1,0 +1,262 @@
+package portmap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/process"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+// call is one call under way.
+type call struct{ *frame.Call }
+
+func open(req *skel.Request) call { return call{frame.OpenHost(req)} }
+
+func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
+	if len(cfg.mappings) == 0 {
+		return req.PrevResult, nil
+	}
+	c := open(req)
+	r, err := c.newRecord(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.locate(r); err != nil {
+		return nil, err
+	}
+	c.warn(r)
+	if err := c.publish(ctx, cfg, r); err != nil {
+		return nil, err
+	}
+	return req.PrevResult, c.flushAdded(r)
+}
+
+func del(ctx context.Context, req *skel.Request) error {
+	return open(req).remove(ctx)
+}
+
+func check(ctx context.Context, req *skel.Request, cfg config) error {
+	if len(cfg.mappings) == 0 {
+		return nil
+	}
+	c := open(req)
+	want, err := c.newRecord(cfg)
+	if err != nil {
+		return err
+	}
+	return c.verify(ctx, want)
+}
+
+// gc removes what attachments of the network left that are not valid.
+func gc(ctx context.Context, req *skel.Request) error {
+	c := open(req)
+	return records().Locked(ctx, func(s *store) error {
+		all, err := s.All()
+		errs := []error{err}
+		for _, r := range all {
+			if c.Valid.Excludes(r.Attachment) {
+				errs = append(errs, c.removeRecord(ctx, s, r))
+			}
+		}
+		return errors.Join(append(errs, nft.IfSupported(owned(defaultMarkBit).Sweep(ctx, c.NF, c.Valid.Garbage)),
+			c.collectReference(ctx, s), nft.IfSupported(c.sweepGuard(ctx, func(string) bool { return true })))...)
+	})
+}
+
+// status looks for what would make ADD fail.
+func status(_ context.Context, req *skel.Request, cfg config) error {
+	return frame.Unavailable("host ports: ", errors.Join(statefile.Writable(recordDir), open(req).probe(cfg)))
+}
+
+// probe says why the backend cannot be used.
+func (c call) probe(cfg config) error {
+	b, err := c.choose(cfg)
+	if err != nil {
+		return err
+	}
+	if b == nftables {
+		err := c.NF.Probe(sharedLayout(cfg.options.MarkBit))
+		if err == nil && len(cfg.options.ConditionsV4)+len(cfg.options.ConditionsV6) > 0 {
+			if _, err := process.LookPath(nftProgram); err != nil {
+				return fmt.Errorf("conditionsV4, conditionsV6: the nft program has to compile them: %w", err)
+			}
+		}
+		if cfg.backend != auto || !errors.Is(err, nft.ErrUnsupported) {
+			return err
+		}
+	}
+	if err := ipt.CheckInstalled(nft.IPv6); err != nil {
+		c.Warn("backend iptables: no host ports of containers with an IPv6 address: %v", err)
+	}
+	return ipt.CheckInstalled(nft.IPv4)
+}
+
+// verify compares the record with what is wanted, and the rules with the record.
+func (c call) verify(ctx context.Context, want *record) error {
+	r, ok, err := records().Get(want.Hash())
+	if err != nil {
+		return err
+	}
+	// The reference's DEL leaves our record, so its next ADD of the attachment, with another address, stands beside it.
+	if !ok || !reflect.DeepEqual(r.Addrs, want.Addrs) {
+		if err := c.verifyReference(ctx, want); !ok || err == nil {
+			return err
+		}
+	}
+	var errs []error
+	same := func(key string, a, b any) {
+		if !reflect.DeepEqual(a, b) {
+			errs = append(errs, cni.Drift("host ports: %s changed since ADD", key))
+		}
+	}
+	same("portMappings", r.Mappings, want.Mappings)
+	same("the configuration", r.Options, want.Options)
+	same("the container's addresses in prevResult", r.Addrs, want.Addrs)
+	errs = append(errs, c.verifyLocalnet(r.Localnet, true))
+	if r.Backend == iptables {
+		return errors.Join(append(errs, c.verifyIPTables(ctx, &r))...)
+	}
+	return errors.Join(append(errs, c.verifyNFTables(&r))...)
+}
+
+// ipvsLink has the addresses of all services in kube-proxy's mode ipvs: local ones that iptables alone protects.
+const ipvsLink = "kube-ipvs0"
+
+// choose decides on the backend. nftables may still give way to iptables on a kernel without it, unless it was asked
+// for. nftables beside ipvs is a warning: ADD works, and an error of STATUS would make the node not ready for good.
+func (c call) choose(cfg config) (ipt.Backend, error) {
+	if cfg.backend == iptables {
+		return iptables, nil
+	}
+	_, err := c.Host.Link(ipvsLink)
+	switch {
+	case errors.Is(err, rtnl.ErrNoLink):
+		return nftables, nil
+	case cfg.backend == auto:
+		return iptables, err
+	case err != nil:
+		return nftables, err
+	default:
+		c.Warn("backend nftables beside kube-proxy in its mode ipvs (link %q): "+
+			"host ports win over services of the same port", ipvsLink)
+	}
+	return nftables, nil
+}
+
+// newRecord makes the attachment's record, all but location and backend. The link by which the host reaches an address
+// says whom to masquerade, and needs route_localnet.
+func (c call) newRecord(cfg config) (*record, error) {
+	r := &record{Attachment: c.Attachment,
+		Options: cfg.options, Mappings: cfg.mappings, Addrs: addressesOf(c.PrevResult.ContainerIPs(c.IfName))}
+	if len(r.Addrs) == 0 {
+		return nil, cni.Errorf(cni.CodeConfig, "prevResult: has no address of interface %q to forward ports to",
+			c.IfName)
+	}
+	for i := range r.Addrs {
+		a := &r.Addrs[i]
+		index, err := c.Host.RouteTo(a.Addr.Addr())
+		if isUnreachable(err) || index == loopbackIndex {
+			continue
+		}
+		var link rtnl.Link
+		if err == nil {
+			link, err = c.Host.LinkByIndex(index)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if link.IsPairEnd() && link.PeerNS != -1 { // nobody else is on a point to point link
+			a.MasqueradeFrom = netip.PrefixFrom(a.Addr.Addr(), a.Addr.Addr().BitLen())
+		}
+		if a.family() == nft.IPv4 && r.Options.SNAT {
+			r.Localnet = link.Name
+		}
+	}
+	r.trimLocalnet()
+	return r, nil
+}
+
+// isUnreachable reports whether the answer to a question for a route was that there is none, or one of the
+// types unreachable, prohibit and blackhole, or that the kernel lacks the family.
+func isUnreachable(err error) bool {
+	return slices.ContainsFunc([]error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.EACCES, unix.EINVAL,
+		unix.EAFNOSUPPORT, unix.EOPNOTSUPP}, func(errno error) bool { return errors.Is(err, errno) })
+}
+
+// locate notes where the attachment is. Its interface need not be the end of a pair.
+func (c call) locate(r *record) error {
+	err := c.FindHostEnd()
+	r.Location = location{c.NS.Path(), c.NetnsID, c.HostEnd.Index, c.HostEnd.MAC.String()}
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return nil
+	}
+	return err
+}
+
+// warn says which mappings lead nowhere. That runtimes send both 0.0.0.0 and :: is no reason to complain.
+func (c call) warn(r *record) {
+	for _, m := range r.Mappings {
+		at := hostPort{Proto: m.Proto, Addr: m.HostIP, Port: m.HostPort}
+		isReached := func(a address) bool { return a.family() == nft.FamilyOf(m.HostIP) }
+		if m.HostIP.IsValid() && !m.HostIP.IsUnspecified() && !slices.ContainsFunc(r.Addrs, isReached) {
+			c.Warn("host port %s: the container has no address of that family, so it leads nowhere", at)
+		}
+		if m.HostIP == netip.IPv6Loopback() {
+			c.Warn("host port %s: IPv6 cannot forward from the loopback address, so it leads nowhere", at)
+		}
+	}
+	if r.Options.MasqAll && !r.Options.SNAT {
+		c.Warn("masqAll: does nothing without snat")
+	}
+}
+
+// remove removes whatever the attachment has, in any backend, made by anybody.
+func (c call) remove(ctx context.Context) error {
+	return records().Locked(ctx, func(s *store) error {
+		r, ok, err := s.Get(c.Hash())
+		if !ok && err == nil { // its elements can only be found by their marks
+			// The reference's rules name no network.
+			r = record{Attachment: c.Attachment, Addrs: addressesOf(c.PrevResult.ContainerIPs(c.IfName))}
+			isHostEnd := func(name string) bool { return slices.Contains(iface.HostNames(r.Attachment), name) }
+			err = errors.Join(nft.IfSupported(owned(defaultMarkBit).Sweep(ctx, c.NF, r.Owns)),
+				nft.IfSupported(c.sweepGuard(ctx, isHostEnd)))
+		}
+		if err != nil {
+			return err
+		}
+		return c.removeRecord(ctx, s, &r)
+	})
+}
+
+// removeRecord removes an attachment's rules, then the UDP flows that they led to the container, then the record. That
+// stays for a later DEL or GC when a program is missing, or when the flows may be deletable a moment later.
+func (c call) removeRecord(ctx context.Context, s *store, r *record) error {
+	err := errors.Join(c.delChains(ctx, s, r, nft.Families()...), nft.IfSupported(c.delNFTables(ctx, s, r)),
+		c.delReference(ctx, r))
+	flows := c.flushRemoved(r)
+	isKept := cni.Transient(flows)
+	if ipt.NotInstalled(err) {
+		c.Warn("host ports of %s: %v", r.Attachment, err)
+		isKept = isKept || r.Backend == iptables
+	} else if err != nil {
+		return fmt.Errorf("host ports of %s: %w", r.Attachment, errors.Join(err, flows))
+	}
+	if isKept {
+		return flows
+	}
+	return errors.Join(flows, s.Drop(r.Hash()))
+}

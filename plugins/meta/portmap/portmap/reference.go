@@ -1,0 +1,240 @@
+package portmap
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
+)
+
+// referenceTable has the reference's host ports in nftables: rules whose comment is the container ID, without network.
+func referenceTable(f nft.Family) nft.Table { return nft.Table{Family: f, Name: "cni_hostport"} }
+
+// isReference says whether the reference makes such rules for containers.
+func isReference(rule nft.LiveRule) bool {
+	return slices.Contains([]string{"hostports", "hostip_hostports", "masquerading"}, rule.Chain)
+}
+
+// referenceSNATChain is the chain in which an older version of the reference had the masquerade of a container.
+func referenceSNATChain(f nft.Family, r *record) ipt.Chain {
+	return ipt.Chain{Family: f, Table: natTable, From: "CNI-HOSTPORT-SNAT",
+		Name: ipt.ContainerChain("CNI-SN-", r.Network, r.ContainerID)}
+}
+
+// hostPortOf reads the host port of an iptables rule that translates one.
+func hostPortOf(r ipt.Rule) (p hostPort, ok bool) {
+	to, err := netip.ParseAddrPort(r.Option("--to-destination"))
+	port, portErr := strconv.ParseUint(r.Option("--dport"), 10, 16)
+	p = hostPort{Proto: protocols[r.Option("-p")], Port: uint16(port), To: to}
+	if err != nil || portErr != nil || p.Proto == 0 || r.Option("-j") != "DNAT" {
+		return p, false
+	}
+	p.Addr = allOf(nft.FamilyOf(to.Addr()))
+	if d, err := netip.ParsePrefix(r.Option("-d")); err == nil {
+		p.Addr = d.Addr()
+	}
+	return p, true
+}
+
+// isIn says whether a rule of the reference's translates the host port.
+func (p hostPort) isIn(rule nft.LiveRule) bool {
+	compares := func(value []byte) bool {
+		return slices.ContainsFunc(rule.Compared(len(value)), func(v []byte) bool { return bytes.Equal(v, value) })
+	}
+	if !compares(portBytes(p.Port)) || !compares([]byte{byte(p.Proto)}) {
+		return false
+	}
+	addr := nft.AddrKey(p.Addr)
+	return p.Addr.IsUnspecified() || compares(addr) || len(rule.Compared(len(addr))) == 0
+}
+
+func portBytes(port uint16) []byte { return binary.BigEndian.AppendUint16(nil, port) }
+
+// isMentioned says whether the rule is about an address of the record.
+func (r *record) isMentioned(rule nft.LiveRule) bool {
+	return slices.ContainsFunc(r.Addrs, func(a address) bool { return rule.Mentions(nft.AddrKey(a.Addr.Addr())) })
+}
+
+// resolveReferenceChains decides about the reference's containers in iptables, by chains other than the known ones.
+func (p *publication) resolveReferenceChains(ctx context.Context, known map[string]bool) error {
+	var rules []ipt.Rule
+	for _, a := range p.r.Addrs {
+		found, err := natChain(a.family(), "").Rules(ctx, p.NF, func(chain string) bool {
+			return strings.HasPrefix(chain, dnPrefix) && !known[chain]
+		})
+		if err := ipt.WarnIfMissing(p.Warn, mayHaveOthers, err); err != nil {
+			return err
+		}
+		rules = append(rules, found...)
+	}
+	inChain := map[string][]hostPort{}
+	for _, rule := range rules {
+		if port, ok := hostPortOf(rule); ok {
+			inChain[rule.Chain] = append(inChain[rule.Chain], port)
+		}
+	}
+	for _, entry := range rules {
+		ports := inChain[entry.Option("-j")]
+		delete(inChain, entry.Option("-j")) // other entries lead there, too
+		wanted, _ := conflicts(p.r.hostPorts(), ports)
+		if len(wanted) == 0 {
+			continue
+		}
+		network, id, _ := ipt.ParseOwner(entry.Option("--comment"))
+		// IPAM gives an address once: the container that had it is gone.
+		leadsToUs := func(port hostPort) bool {
+			return slices.ContainsFunc(p.r.Addrs, func(a address) bool { return port.To.Addr() == a.Addr.Addr() })
+		}
+		if !slices.ContainsFunc(ports, leadsToUs) {
+			return portTaken(wanted[0], fmt.Sprintf("by network %q, container %q, through the iptables rules of other"+
+				" plugins (DEL or GC of that network removes them)", network, id))
+		}
+		p.replaced = append(p.replaced, &record{Addrs: p.r.Addrs,
+			Attachment: cni.Attachment{Network: network, ContainerID: id}})
+	}
+	return nil
+}
+
+// resolveReferenceTables decides about the reference's containers in nftables.
+func (p *publication) resolveReferenceTables(ctx context.Context) error {
+	for _, a := range p.r.Addrs {
+		rules, err := p.NF.Rules(referenceTable(a.family()), "")
+		if err != nil {
+			return err
+		}
+		ports := p.r.portsTo(a)
+		for _, rule := range rules {
+			i := slices.IndexFunc(ports, func(port hostPort) bool { return port.isIn(rule) })
+			if i < 0 || rule.Chain == "masquerading" || !isReference(rule) {
+				continue
+			}
+			if !p.r.isMentioned(rule) {
+				return portTaken(ports[i], fmt.Sprintf("by container %q, through the nftables rules of other"+
+					" plugins (its DEL removes them)", rule.Comment))
+			}
+			p.replaced = append(p.replaced, &record{Addrs: p.r.Addrs,
+				Attachment: cni.Attachment{ContainerID: rule.Comment}})
+		}
+	}
+	return nil
+}
+
+// chainRemoved says whether the container's chain is missing while the chain that leads to it is there. Where
+// both are missing somebody flushed everything, and the host ports are still the attachment's.
+func (c call) chainRemoved(ctx context.Context, r *record) (bool, error) {
+	for _, a := range r.chainAddrs() {
+		own, err := c.variants(ctx, natChain(a.family(), r.chain()))
+		if err != nil || len(own) > 0 {
+			return false, err
+		}
+		shared, err := c.variants(ctx, natChain(a.family(), hostportDNAT))
+		if err != nil || len(shared) == 0 {
+			return false, err
+		}
+	}
+	return len(r.chainAddrs()) > 0, nil
+}
+
+// verifyReference looks for what the reference makes: rules in either backend and route_localnet, but no guard.
+func (c call) verifyReference(ctx context.Context, want *record) error {
+	found, err := c.verifyReferenceTables(want)
+	for _, a := range want.Addrs {
+		where, lost := c.variants(ctx, natChain(a.family(), want.chain()))
+		if lost != nil {
+			return lost
+		}
+		if len(where) > 0 {
+			found, err = true, c.verifyIPTables(ctx, want)
+			break
+		}
+	}
+	if !found && (err == nil || cni.AsError(err).Code == cni.CodeDrift) {
+		return cni.Drift("host ports: there is no record of this attachment (%s)", want.Attachment)
+	}
+	return errors.Join(err, c.verifyLocalnet(want.Localnet, false))
+}
+
+// verifyReferenceTables compares the container's nftables rules of the reference, if any, with what they should be.
+func (c call) verifyReferenceTables(r *record) (found bool, err error) {
+	var diffs []error
+	for _, a := range r.publishedAddrs() {
+		t := referenceTable(a.family())
+		differs := func(format string, args ...any) {
+			diffs = append(diffs, cni.Drift("nftables table %q: %s", t, fmt.Sprintf(format, args...)))
+		}
+		all, err := c.NF.Rules(t, "")
+		if err != nil {
+			return false, nft.IfSupported(err)
+		}
+		own := slices.DeleteFunc(slices.Clone(all), func(rule nft.LiveRule) bool {
+			return rule.Comment != r.ContainerID || !isReference(rule)
+		})
+		found = found || len(own) > 0
+		for _, p := range r.portsTo(a) {
+			if !slices.ContainsFunc(own, p.isTranslatedBy) {
+				differs("no rule of host port %s", p)
+			}
+		}
+		for _, way := range [][2]string{{"prerouting", "hostports_all"}, {"output", "hostports_all"},
+			{"hostports_all", "hostports"}} {
+			leads := func(rule nft.LiveRule) bool { return rule.Chain == way[0] && rule.Target == way[1] }
+			if !slices.ContainsFunc(all, leads) {
+				differs("no rule leads from chain %q to chain %q", way[0], way[1])
+			}
+		}
+		masqueraded := slices.DeleteFunc(own, func(rule nft.LiveRule) bool {
+			return rule.Chain != "masquerading" || !rule.Mentions(nft.AddrKey(a.Addr.Addr()))
+		})
+		if len(masqueraded) < len(r.masqueraded(a)) {
+			differs("%d rules masquerade what comes to %s", len(masqueraded), a.Addr.Addr())
+		}
+	}
+	return found, errors.Join(diffs...)
+}
+
+// isTranslatedBy says whether a rule of the reference's leads this host port, and no other one, to the container.
+func (p hostPort) isTranslatedBy(rule nft.LiveRule) bool {
+	if p.Addr.IsUnspecified() != (len(rule.Compared(len(nft.AddrKey(p.Addr)))) == 0) {
+		return false
+	}
+	return p.isIn(rule) && rule.Mentions(nft.AddrKey(p.To.Addr())) && rule.Mentions(portBytes(p.To.Port()))
+}
+
+// delReference removes the rules that the reference made in nftables for the record's container. Without addresses in
+// the record those are all of the container ID.
+func (c call) delReference(ctx context.Context, r *record) error {
+	isOurs := func(rule nft.LiveRule) bool {
+		return isReference(rule) && rule.Comment == r.ContainerID && (len(r.Addrs) == 0 || r.isMentioned(rule))
+	}
+	for _, f := range nft.Families() {
+		if err := (nft.Removal{Table: referenceTable(f), Rule: isOurs}).Remove(ctx, c.NF); err != nil {
+			return nft.IfSupported(err)
+		}
+	}
+	return nil
+}
+
+// collectReference removes the chains of containers without a valid attachment: their rules tell no interface apart.
+func (c call) collectReference(ctx context.Context, s *store) error {
+	var errs []error
+	for _, f := range nft.Families() {
+		ids, err := natChain(f, "").Containers(ctx, c.NF, dnPrefix, c.Network)
+		errs = append(errs, err)
+		for _, id := range ids {
+			if !c.Valid.HasContainer(id) {
+				left := &record{Attachment: cni.Attachment{Network: c.Network, ContainerID: id}}
+				errs = append(errs, c.delChains(ctx, s, left, f))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,560 @@
+package portmap
+
+import (
+	"context"
+	"encoding/json"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// settle makes what is shared and stays, so that it does not count as a
+// difference: the first ADD of a host leaves empty tables and chains.
+func (w *world) settle(k kind) {
+	GinkgoHelper()
+	c := w.container(1, 200)
+	c.add(k.config, ports("60000:80"))
+	c.del()
+}
+
+var all = []string{"8080:80", "192.0.2.1:8081:81", "53:53/udp", "127.0.0.1:9:9/sctp"}
+
+var _ = Describe("DEL", Label("kernel"), func() {
+	eachKind(func(k kind) {
+		var w *world
+		var a, b *container
+		var empty, before string
+
+		BeforeEach(func() {
+			w = newWorld()
+			w.settle(k)
+			a, b = w.container(1, 2), w.container(1, 3)
+			empty = w.rules()
+			b.add(k.config, ports("7000:70"))
+			before = w.rules()
+			a.add(k.config, ports(all...))
+			Expect(w.rules()).NotTo(Equal(before))
+		})
+
+		AfterEach(func() {
+			a.Path = ""
+			Expect(w.rules()).To(Equal(before))
+			b.check(k.config, ports("7000:70"))
+			a.del(k.config, ports(all...)) // again
+			Expect(w.rules()).To(Equal(before))
+			b.del()
+			Expect(w.rules()).To(Equal(empty))
+			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
+		})
+
+		// after is a DEL after an ADD that leaves the host as it was, whatever the runtime sends.
+		after := func(del func()) {
+			GinkgoHelper()
+			del()
+			Expect(w.rules()).To(Equal(before))
+			a.add(k.config, ports(all...))
+		}
+
+		It("leaves nothing behind, whatever the runtime sends", Label("portmap-del"), func() {
+			By("with all that it may send")
+			after(func() { a.del(k.config, ports(all...)) })
+			By("needs no runtimeConfig")
+			after(func() { a.del(k.config) })
+			By("needs no prevResult")
+			after(func() { a.del(k.config, ports(all...), Object{"prevResult": nil}) })
+			By("needs neither, nor the backend")
+			after(func() { a.del(Object{"prevResult": nil}) })
+			By("does not mind another backend in the configuration")
+			after(func() { a.del(Object{"backend": "iptables", "conditionsV4": []string{"-s", "10.0.0.0/8"}}) })
+			By("does not mind a configuration that ADD would refuse")
+			after(func() { a.del(Object{"backend": "none", "markMasqBit": 99}, ports("99999:0/icmp")) })
+			By("does not mind a prevResult that cannot be read")
+			o := a.call("DEL", Object{"prevResult": Object{"cniVersion": "9.9.9"}})
+			Expect(o.exit).To(BeZero(), o.text())
+		})
+
+		It("needs no namespace", func() {
+			path := a.Path
+			for _, other := range []string{"", b.Path, "/etc/passwd", "/run/netns/none"} {
+				By("at " + other)
+				after(func() {
+					a.Path = other
+					o := a.call("DEL", ports(all...))
+					Expect(o.exit).To(BeZero(), o.text())
+					Expect(o.stdout).To(BeEmpty())
+					a.Path = path
+				})
+			}
+			By("gone with the interface")
+			a.vanish()
+			a.del(ports(all...))
+		})
+
+		It("needs no record", func() {
+			if k.name != "nftables" {
+				// Which container it was is in iptables' chains, on which network too.
+				w.Cmd("sh", "-c", "rm /run/hawser/portmap/*.json")
+				a.del()
+				b.del()
+				b.add(k.config, ports("7000:70"))
+				return
+			}
+			w.Cmd("rm", "-rf", "/run/hawser/portmap")
+			other := w.container(1, 9)
+			other.add(ports("7500:75"))
+			a.del()
+			other.check(ports("7500:75"))
+			other.del()
+			b.del()
+			b.add(k.config, ports("7000:70"))
+		})
+
+		It("needs no record when only part of them was lost", func() {
+			w.Cmd("sh", "-c", "rm /run/hawser/portmap/"+ownerHash(a)+".json")
+			a.del(ports(all...))
+		})
+
+		It("needs no programs, where the kernel has the rules in nf_tables", Label("portmap-del"), func() {
+			if k.variant != "legacy" {
+				nstest.WithoutPrograms(func() { a.del() })
+				return
+			}
+			nstest.WithoutPrograms(func() {
+				Expect(a.w.Warns(a.as("DEL"))).To(ContainSubstring("executable file not found"))
+			})
+			a.del()
+		})
+
+		It("comes back after others changed the rules", func() {
+			if k.name == "nftables" {
+				w.Cmd("nft", "delete", "element", "inet", "hawser", "portmap4_v1", "{ tcp . 8080 }")
+				w.Cmd("nft", "delete", "element", "inet", "hawser", "portmap6_via_v1", "{ udp . 53 }")
+			} else {
+				chain := a.chain()
+				w.Cmd("iptables", "-t", "nat", "-F", chain)
+				w.Cmd("ip6tables", "-t", "nat", "-F", "CNI-HOSTPORT-DNAT")
+				before = w.rules()
+				a.del()
+				b.del()
+				b.add(k.config, ports("7000:70"))
+				before = w.rules()
+				return
+			}
+			a.del()
+		})
+	})
+
+	It("succeeds before any ADD, and makes nothing", func() {
+		w, c := newContainer()
+		before := w.rules()
+		c.del(ports("8080:80"))
+		c.del()
+		w.gc("net1")
+		Expect(w.rules()).To(Equal(before))
+		Expect(w.Files("/run/hawser")).To(BeEmpty())
+	})
+
+	It("lets a bridge's route_localnet go with the last who needs it, unless it was on before", func() {
+		w := newWorld()
+		w.SetSysctl("net/ipv4/conf/br2/route_localnet", "1")
+		a, b, c := w.container(1, 2), w.container(1, 3), w.container(2, 2)
+		for i, x := range []*container{a, b, c} {
+			x.add(ports(string(rune('1'+i)) + "000:80"))
+		}
+		Expect(w.localnet()).To(Equal("11"))
+		Expect(parts(w.Cmd("nft", "list", "ruleset"))).
+			To(ContainSubstring(`@portmap_localnet_v1
+elements = { "br1" comment "route_localnet was 0",
+"br2" comment "route_localnet was 1" }`))
+		a.del()
+		Expect(w.localnet()).To(Equal("11"))
+		b.del()
+		c.del()
+		Expect(w.localnet()).To(Equal("01"))
+		Expect(parts(w.Cmd("nft", "list", "ruleset"))).To(Equal("\n"))
+	})
+
+	It("takes route_localnet back also when somebody flushed all rules", Label("loopback-guard"), func() {
+		w := newWorld()
+		w.SetSysctl("net/ipv4/conf/br2/route_localnet", "1")
+		a, c := w.container(1, 2), w.container(2, 2)
+		a.add(ports("1000:80"))
+		c.add(ports("2000:80"))
+		w.Cmd("nft", "flush", "ruleset")
+		b := w.container(1, 3)
+		b.add(ports("3000:80"))
+		w.Cmd("nft", "flush", "ruleset")
+		a.del()
+		Expect(w.localnet()).To(Equal("11"))
+		b.del()
+		c.del()
+		Expect(w.localnet()).To(Equal("01"))
+	})
+})
+
+var _ = Describe("route_localnet of an owner that died", Label("kernel"), func() {
+	eachBackend(func(k kind) {
+		It("is taken back on the link that it had", func() {
+			w := newWorld()
+			w.settle(k)
+			for i, id := range []string{"c1-2", "c2-2"} { // the same attachment, another one
+				old := w.container(1, 2)
+				old.add(k.config, ports("8080:80"))
+				old.vanish()
+				c := w.container(2, 3+i)
+				c.network, c.id = "net1", id
+				c.add(k.config, ports("8080:80"))
+				Expect(w.Sysctl("net/ipv4/conf/br1/route_localnet")).To(Equal("0"), id)
+				Expect(w.ruleset()).NotTo(ContainSubstring("br1"), id)
+				c.check(k.config, ports("8080:80"))
+				c.del()
+			}
+		})
+	})
+})
+
+// chain is the container's in iptables.
+func (c *container) chain() string { return ipt.ContainerChain(dnPrefix, c.network, c.id) }
+
+func ownerHash(c *container) string {
+	return cni.Attachment{Network: c.network, ContainerID: c.id, IfName: c.ifName}.Hash()
+}
+
+var _ = Describe("GC", Label("kernel"), func() {
+	eachKind(func(k kind) {
+		It("removes nothing without a list, and of another network, and with one what is not valid", func() {
+			w := newWorld()
+			w.settle(k)
+			a, b, other := w.container(1, 2), w.container(1, 3), w.container(2, 2)
+			other.add(k.config, ports("8003:80"))
+			b.add(k.config, ports("8002:80"))
+			before := w.rules()
+			a.add(k.config, ports("8001:80"))
+			Expect(w.run(Call{Command: "GC", Conf: conf()}).Code).To(BeZero())
+			a.check(k.config, ports("8001:80"))
+			a.vanish()
+			w.gc("net1", "c1-3/eth0")
+			Expect(w.rules()).To(Equal(before))
+			other.check(k.config, ports("8003:80"))
+		})
+
+		It("finds what has no record", func() {
+			w := newWorld()
+			w.settle(k)
+			before := w.ruleset()
+			a := w.container(1, 2)
+			a.add(k.config, ports("8001:80"))
+			w.Cmd("rm", "-rf", "/run/hawser/portmap")
+			w.gc("net2")
+			Expect(w.ruleset()).NotTo(Equal(before))
+			w.Cmd("ip", "link", "del", "br1")
+			w.gc("net1")
+			Expect(w.ruleset()).To(Equal(before))
+		})
+	})
+})
+
+// delOn is a DEL of the container, after prepare has changed its thread.
+func (c *container) delOn(prepare func(*nft.Conn)) error {
+	GinkgoHelper()
+	var err error
+	c.w.Do(func() {
+		under := open(&skel.Request{Attachment: cni.Attachment{Network: c.network, ContainerID: c.id,
+			IfName: c.ifName}})
+		defer under.NF.Close()
+		defer under.Host.Close()
+		prepare(under.NF)
+		err = under.remove(context.Background())
+	})
+	return err
+}
+
+var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
+	eachBackend(func(k kind) {
+		It("ends the flows that the first one could not end", func() {
+			nstest.Need("conntrack")
+			w, c := newContainer()
+			c.add(k.config, ports("53:53/udp"))
+			w.Cmd("conntrack", "-I", "-p", "udp", "-t", "300", "-s", "192.0.2.2", "--sport", "1000", "-d", "192.0.2.1",
+				"--dport", "53",
+				"-r", "10.1.0.2", "--reply-port-src", "53", "-q", "192.0.2.2", "--reply-port-dst", "1000")
+			Expect(c.delOn(func(nf *nft.Conn) {
+				_, err := nf.Chain(table, outputChain) // it has its socket; that of conntrack is another
+				Expect(err).NotTo(HaveOccurred())
+				nstest.FailNetfilterSockets(unix.EMFILE)
+			})).To(MatchError(ContainSubstring("conntrack")))
+			Expect(w.Cmd("conntrack", "-L", "-p", "udp")).To(ContainSubstring("10.1.0.2"))
+			c.del()
+			Expect(w.Cmd("conntrack", "-L", "-p", "udp")).NotTo(ContainSubstring("10.1.0.2"))
+			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
+		})
+	})
+
+	It("is not needed where iptables is missing and never had the host ports", func() {
+		nstest.UseVariant("nft")
+		w := newWorld()
+		w.Cmd("iptables-legacy-save", "-t", "nat") // makes the table
+		c := w.container(1, 2)
+		c.add(ports("8080:80"))
+		var o outcome
+		nstest.WithoutPrograms(func() { o = c.call("DEL") })
+		Expect(o.exit).To(BeZero(), o.text())
+		Expect(o.stderr).To(ContainSubstring(`"iptables-legacy-save": executable file not found`))
+		Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
+	})
+
+	It("is needed when iptables is missing and something else failed too", func() {
+		nstest.UseVariant("legacy")
+		w, c := newContainer()
+		c.add(kinds[2].config, ports("8080:80"))
+		w.Cmd("sh", "-ec", "rm "+nft.LockPath+"; mkdir "+nft.LockPath)
+		nstest.WithoutPrograms(func() {
+			Expect(c.call("DEL").Msg).To(And(ContainSubstring(nft.LockPath+": is a directory"),
+				ContainSubstring("executable file not found")))
+		})
+	})
+})
+
+var _ = Describe("a former owner's rules", Label("kernel"), func() {
+	It("go once, also when the plan has to be made again", func() {
+		w := newWorld()
+		for _, id := range []string{"c1-2", "c1-3"} { // the same attachment, another one
+			old := w.container(1, 2)
+			old.add(ports("8080:80"))
+			old.vanish()
+			c := w.container(1, 3)
+			c.id = id
+			// What a kill left of an ADD before the records were lost.
+			mark := cni.Attachment{Network: c.network, ContainerID: c.id, IfName: c.ifName}.Mark()
+			w.Cmd("nft", "add", "element", "inet", "hawser", "portmap4_v1",
+				`{ tcp . 9000 comment "`+mark+`" : 10.1.0.9 . 80 }`)
+			c.add(ports("8080:80", "9000:80"))
+			c.check(ports("8080:80", "9000:80"))
+			c.del()
+			c.vanish()
+		}
+	})
+})
+
+// readOnlyProc makes the sysctls of the host unwritable.
+func readOnlyProc(w *world) {
+	GinkgoHelper()
+	w.Cmd("mount", "--bind", "/proc/sys", "/proc/sys")
+	w.Cmd("mount", "-o", "remount,ro,bind", "/proc/sys")
+}
+
+// onlyIPv4 runs fn with no programs but iptables.
+func onlyIPv4(variant string, fn func()) {
+	GinkgoHelper()
+	name := "iptables-" + variant
+	nstest.WithPrograms([]string{"iptables", "iptables-restore", name, name + "-restore"}, fn)
+}
+
+// settled is a world with what is shared and stays, a container without host ports, and the rules.
+func settled(k kind) (w *world, c *container, before string) {
+	GinkgoHelper()
+	w = newWorld()
+	w.settle(k)
+	c = w.container(1, 2)
+	return w, c, w.rules()
+}
+
+var _ = Describe("an ADD that fails", Label("kernel"), func() {
+	eachBackend(func(k kind) {
+		// fails expects everything to be as it was.
+		fails := func(prepare func(*world), want string, more ...Object) {
+			GinkgoHelper()
+			w := newWorld()
+			w.settle(k)
+			b, c := w.container(1, 3), w.container(1, 2)
+			b.add(k.config, ports("7000:70"))
+			w.SetSysctl("net/ipv4/conf/br1/route_localnet", "0")
+			if prepare != nil {
+				prepare(w)
+			}
+			before, files := w.rules(), w.Files("/run/hawser")
+			o := c.call("ADD", append([]Object{k.config, ports(all...)}, more...)...)
+			Expect(o.exit).To(Equal(1), o.text())
+			Expect(o.stdout).To(ContainSubstring(want))
+			var one any
+			Expect(json.Unmarshal([]byte(o.stdout), &one)).To(Succeed(), "one document")
+			Expect(w.rules()).To(Equal(before))
+			Expect(w.Files("/run/hawser")).To(Equal(files))
+		}
+
+		It("at the configuration touches nothing", func() { fails(nil, "portMappings[0].hostPort", ports("0:80")) })
+		It("for want of an address touches nothing", func() {
+			fails(nil, "has no address of interface", Object{"prevResult": Object{"cniVersion": "1.1.0"}})
+		})
+		It("at the sysctl takes back the rules", func() { fails(readOnlyProc, "read-only file system") })
+
+		It("at the result takes back everything", func() {
+			w, c, before := settled(k)
+			call := c.as("ADD", k.config, ports(all...))
+			call.Stdout = BrokenPipe{}
+			Expect(w.Call(call).Code).To(Equal(1))
+			Expect(w.rules()).To(Equal(before))
+			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
+		})
+
+		It("at its record touches nothing", func() {
+			w := newWorld()
+			w.Cmd("sh", "-ec", "mkdir /run/hawser; echo >/run/hawser/portmap")
+			c := w.container(1, 2)
+			before := w.rules()
+			o := c.call("ADD", k.config, ports(all...))
+			Expect(o.exit).To(Equal(1))
+			Expect(o.Msg).To(ContainSubstring("/run/hawser/portmap"))
+			Expect(w.rules()).To(Equal(before))
+			o = w.status(k.config)
+			Expect(o.Code).To(Equal(cni.CodeUnavailable), o.text())
+		})
+	})
+
+	It("at a foreign element under our key takes back the rest", func() {
+		w, c, _ := settled(kinds[0])
+		w.Cmd("nft", "add", "element", "inet", "hawser", "portmap6_via_v1", "{ udp . 53 : goto portmap6_dnat_v1 }")
+		before := w.rules()
+		c.fails("ADD", cni.CodePortTaken, ports(all...))
+		Expect(w.rules()).To(Equal(before))
+	})
+
+	It("at conditions that nft does not understand takes back the rest", func() {
+		w, c, before := settled(kinds[0])
+		o := c.call("ADD", Object{"conditionsV4": []string{"ip saddr 10.0.0.0/8"},
+			"conditionsV6": []string{"nonsense"}}, ports(all...))
+		Expect(o.Msg).To(And(HavePrefix(`conditionsV6: ["nonsense"]: refused by nft`), ContainSubstring("unexpected")))
+		Expect(o.Code).To(Equal(cni.CodeConfig))
+		Expect(w.rules()).To(Equal(before))
+	})
+
+	It("for want of the nft program says so, and so does STATUS", func() {
+		w, c, before := settled(kinds[0])
+		cond := Object{"conditionsV4": []string{"ip saddr 10.0.0.0/8"}}
+		var o, st outcome
+		nstest.WithoutPrograms(func() { o, st = c.call("ADD", cond, ports(all...)), w.status(cond) })
+		Expect(o.Msg).To(And(ContainSubstring("conditionsV4"), ContainSubstring(`"nft": executable file not found`)))
+		Expect(st.Code).To(Equal(cni.CodeUnavailable))
+		Expect(w.rules()).To(Equal(before))
+	})
+
+	for _, k := range kinds[1:] {
+		It("for want of ip6tables on "+k.name+" takes back what iptables did, and STATUS warns of it", func() {
+			nstest.UseVariant(k.variant)
+			w, c, before := settled(k)
+			var o, st outcome
+			onlyIPv4(k.variant, func() { o, st = c.call("ADD", k.config, ports(all...)), w.status(k.config) })
+			Expect(o.Msg).To(ContainSubstring(`": executable file not found`))
+			Expect(st.exit).To(BeZero(), "containers may have IPv4 alone")
+			Expect(st.stderr).To(And(ContainSubstring("no host ports of containers with an IPv6 address"),
+				ContainSubstring("not found")))
+			Expect(w.rules()).To(Equal(before))
+			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
+		})
+
+		It("for want of a writable /run on "+k.name+" says so, and so does STATUS", func() {
+			nstest.UseVariant(k.variant)
+			w, c := newContainer()
+			Expect(w.status(k.config).text()).To(Equal("exit 0  "))
+			w.Cmd("mount", "-o", "remount,ro", "/run")
+			for _, o := range []outcome{c.call("ADD", k.config, ports("8080:80")), w.status(k.config)} {
+				Expect(o.Msg).To(ContainSubstring("read-only file system"))
+			}
+		})
+
+		It("at a condition that "+k.name+" does not understand takes back the rest", func() {
+			nstest.UseVariant(k.variant)
+			w, c, before := settled(k)
+			o := c.call("ADD", Object{"conditionsV6": []string{"-m", "nonsense"}}, ports(all...))
+			Expect(o.Msg).To(ContainSubstring("nonsense"))
+			Expect(w.rules()).To(Equal(before))
+		})
+	}
+})
+
+var _ = Describe("STATUS", Label("kernel"), func() {
+	It("is content without programs on a kernel with nftables", func() {
+		w := newWorld()
+		nstest.WithoutPrograms(func() { Expect(w.status().text()).To(Equal("exit 0  ")) })
+		Expect(w.Cmd("nft", "list", "ruleset")).To(BeEmpty())
+		Expect(w.status(Object{"backend": "iptables"}).text()).To(Equal("exit 0  "))
+		Expect(w.status(Object{"backend": "none"}).Code).To(Equal(cni.CodeConfig))
+	})
+
+	It("names a fault of the directory and one of the kernel together", func() {
+		w := newWorld()
+		w.Cmd("sh", "-ec", "mkdir -p /run/hawser; echo >/run/hawser/portmap")
+		o := w.run(Call{Command: "STATUS", Conf: conf(Object{"backend": "nftables"}),
+			Before: nstest.RefuseNetfilterSockets})
+		Expect(o.Code).To(Equal(cni.CodeUnavailable), o.text())
+		Expect(o.Msg).To(And(ContainSubstring("/run/hawser/portmap"), ContainSubstring("not supported")))
+	})
+
+	It("fails where the kernel does not say whether kube-proxy is in its mode ipvs", func() {
+		const question = 48 // bytes of the request for the link "kube-ipvs0"
+		says := newWorld().Fails(Call{Command: "STATUS", Conf: conf(Object{"backend": "nftables"}), Before: func() {
+			nstest.FailCall(unix.SYS_SENDTO, unix.EPERM, nstest.Arg{Number: 2, Value: question})
+		}}, cni.CodeUnavailable)
+		Expect(says).To(ContainSubstring(`link "kube-ipvs0": operation not permitted`))
+	})
+})
+
+var _ = Describe("ADD again, of a container that is gone", Label("kernel"), func() {
+	It("fails where the program is missing that removes the rules it had, and keeps their record", func() {
+		nstest.UseVariant("legacy")
+		w, c := newContainer()
+		c.add(Object{"backend": "iptables"}, ports("8080:80"))
+		c.vanish()
+		next := w.container(1, 2)
+		before := w.Files("/run/hawser/portmap")
+		nstest.WithoutPrograms(func() {
+			o := next.call("ADD", Object{"backend": "nftables"}, ports("8081:80"))
+			Expect(o.Code).To(Equal(cni.CodeIO), o.text())
+			Expect(o.stderr).To(ContainSubstring("iptables-legacy"))
+		})
+		Expect(w.Files("/run/hawser/portmap")).To(Equal(before))
+		next.add(Object{"backend": "nftables"}, ports("8081:80"))
+		Expect(w.Cmd("iptables-legacy", "-t", "nat", "-S")).NotTo(ContainSubstring("CNI-DN"))
+	})
+})
+
+var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
+	It("gets iptables, and no host ports of 127.0.0.1, since nothing would guard the host's loopback", func() {
+		nstest.UseVariant("legacy")
+		w := newWorld()
+		a := w.container(1, 2)
+		a.serve(80)
+		run := func(command string, more ...Object) outcome {
+			GinkgoHelper()
+			call := a.as(command, more...)
+			call.Before = nstest.RefuseNetfilterSockets
+			return w.run(call)
+		}
+		w.Cmd("iptables-legacy-save", "-t", "nat") // makes the table
+		nstest.WithoutPrograms(func() {
+			Expect(run("ADD", ports("8080:80")).Msg).To(ContainSubstring(`program "iptables-restore"`))
+		})
+		Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
+		o := run("ADD", ports("8080:80"))
+		Expect(o.exit).To(BeZero(), o.text())
+		Expect(o.stderr).To(ContainSubstring("host ports of 127.0.0.1 lead nowhere: the kernel has no nf_tables"))
+		Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+		Expect(w.Sysctl("net/ipv4/conf/br1/route_localnet")).To(Equal("0"))
+		o = run("CHECK", ports("8080:80"))
+		Expect(o.text()).To(Equal("exit 0  "))
+		o = run("DEL")
+		Expect(o.text()).To(Equal("exit 0  "))
+		Expect(w.Cmd("iptables-legacy", "-t", "nat", "-S")).NotTo(ContainSubstring("CNI-DN"))
+		Expect(run("ADD", Object{"backend": "nftables"}, ports("8080:80")).Msg).
+			To(ContainSubstring("not supported by this kernel"))
+		Expect(w.Cmd("nft", "list", "ruleset")).To(BeEmpty())
+	})
+})

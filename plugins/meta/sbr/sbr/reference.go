@@ -1,0 +1,73 @@
+package sbr
+
+import (
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// planOfReference returns what the reference made for the interface's addresses: rules to the configured table or,
+// without one, rules to tables whose routes are all of this interface. Those routes go back to the main table, without
+// default routes, which the reference adds. What a record has is not the reference's.
+func planOfReference(c *frame.Call) (p plan, err error) {
+	isItsLink := func(r record) bool { return r.Netns.Is(c.NetnsID) && r.Link == c.ContEnd.Index }
+	if taken, err := records().Any(isItsLink); err != nil || taken {
+		return p, err
+	}
+	here, err := readRouting(c)
+	if err != nil {
+		return p, err
+	}
+	addrs, err := c.Cont.Addrs(here.Link)
+	if err != nil {
+		return p, err
+	}
+	table := tableOf(c.Request)
+	for _, r := range here.Rules {
+		isOfAddr := slices.ContainsFunc(addrs, func(a rtnl.Addr) bool {
+			return r.Src == address{Prefix: a.Prefix}.host()
+		})
+		switch routes, own := here.inTable(r.Table); {
+		case !isOfAddr:
+		case table != 0 && r.Table == table:
+			p.Rules = append(p.Rules, r)
+		case table == 0 && own && r.Table >= firstTable && !rtnl.IsKernelTable(r.Table):
+			p.Rules, p.Copies = append(p.Rules, r), append(p.Copies, routes...)
+		}
+	}
+	for _, route := range p.Copies {
+		route = route.InTable(unix.RT_TABLE_MAIN)
+		if route.Header.Dst_len > 0 && !slices.ContainsFunc(p.Moved, route.Equal) {
+			p.Moved = append(p.Moved, route)
+		}
+	}
+	return p, nil
+}
+
+// tableOf reads what DEL needs of the configuration, whatever else is wrong there; 0 = none.
+func tableOf(req *skel.Request) uint32 {
+	var w struct {
+		Table *int64 `json:"table"`
+	}
+	if req.Decode(&w) != nil {
+		return 0
+	}
+	return cni.ParseTable(&cni.Problems{}, "table", w.Table)
+}
+
+// inTable are the routes of a table; own says that they are all of the interface.
+func (f routing) inTable(table uint32) (routes []rtnl.RouteCopy, own bool) {
+	own = true
+	for _, r := range f.Routes {
+		if r.Table() == table {
+			_, other := r.OtherHops(f.Link)
+			routes, own = append(routes, r), own && !other
+		}
+	}
+	return routes, own && routes != nil
+}

@@ -1,0 +1,303 @@
+package sbr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
+	addrs, err := addressesOf(cfg, req)
+	if err != nil {
+		return nil, err
+	}
+	c, err := frame.OpenLocked(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.FindInterface(); err != nil {
+		return nil, err
+	}
+	here, err := readRouting(c)
+	if err != nil {
+		return nil, err
+	}
+	r, err := newRecord(c)
+	if err != nil {
+		return nil, err
+	}
+	r.Plan = makePlan(cfg, addrs, here)
+	req.OnFail("restore the routes", func(ctx context.Context) error {
+		if err := restore(c.Cont, r.Plan); err != nil {
+			return err // DEL finds the record
+		}
+		return records().Drop(ctx, req.Hash())
+	})
+	if err := records().Put(ctx, r); err != nil {
+		return nil, err
+	}
+	awaitSources(ctx, c.Cont, r.Plan)
+	err = apply(c.Cont, r.Plan)
+	if errors.Is(err, unix.ENETDOWN) {
+		err = cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: the interface is down, and so has no routes: %w",
+			req.IfName, err)
+	}
+	return cfg.withGateways(req.PrevResult), err
+}
+
+// del restores by the record or, where there is none, what the reference changed, in a namespace that is still there.
+func del(ctx context.Context, req *skel.Request) error {
+	if req.NS != nil {
+		if err := restoreIn(ctx, req); err != nil {
+			return err
+		}
+	}
+	return records().Drop(ctx, req.Hash())
+}
+
+// check looks for a rule of each address, for all that the record says and, where the reference made the tables, for
+// their default routes.
+func check(ctx context.Context, req *skel.Request, cfg config) error {
+	addrs, err := addressesOf(cfg, req)
+	if err != nil {
+		return err
+	}
+	r, ok, err := records().Get(req.Hash())
+	if err != nil {
+		return err
+	}
+	c, err := frame.OpenContainer(req)
+	if err != nil {
+		return err
+	}
+	if err := c.VerifyInterface(); err != nil {
+		return err
+	}
+	here, err := readRouting(c)
+	if err != nil {
+		return err
+	}
+	if !ok || !r.Netns.Is(c.NetnsID) {
+		r.Plan = plan{}
+	}
+	var errs []error
+	for _, a := range addrs {
+		errs = append(errs, here.checkRule(a, cfg, r.Plan))
+	}
+	for _, want := range slices.Concat(r.Plan.Defaults, r.Plan.Hints) {
+		if !here.has(want) {
+			errs = append(errs, cni.Drift("table %d: route %s: missing", want.Table, want))
+		}
+	}
+	for _, want := range r.Plan.Copies {
+		if !slices.ContainsFunc(here.Routes, want.Equal) {
+			errs = append(errs, cni.Drift("table %d: route %s: missing", want.Table(), want))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// gc removes the records of attachments that are not valid, whose namespaces are gone, or somebody else's business.
+func gc(ctx context.Context, req *skel.Request) error {
+	stale := func(r record) bool { return req.Valid.Excludes(r.Attachment) }
+	return records().Collect(ctx, stale, func(record) error { return nil })
+}
+
+// status says whether the kernel has routing policy, and whether records can be written.
+func status(context.Context, *skel.Request, config) error {
+	return frame.Status(recordDir, func(host *rtnl.Conn) error {
+		_, err := host.Rules()
+		return err
+	})
+}
+
+const recordDir = "/run/hawser/sbr"
+
+func records() statefile.Records[record] { return statefile.Records[record]{Path: recordDir} }
+
+// record says what an ADD does, and where. It is written before the first effect; DEL undoes it, and CHECK compares it.
+type record struct {
+	cni.Attachment
+	Netns ns.Identity `json:"netns"`
+	Link  int         `json:"link"` // index of the interface
+	Plan  plan        `json:"plan"`
+}
+
+// Plausible says whether an ADD can have written the record: DEL deletes what it names.
+func (r record) Plausible() bool {
+	tables := map[uint32]bool{}
+	for _, rule := range r.Plan.Rules {
+		if !rule.Src.IsSingleIP() || rtnl.IsKernelTable(rule.Table) {
+			return false
+		}
+		tables[rule.Table] = true
+	}
+	strange := func(c rtnl.RouteCopy) bool { return !tables[c.Table()] }
+	own := func(route rtnl.Route) bool { return route.Dst.IsValid() && route.OutIndex == r.Link }
+	outside := func(c rtnl.RouteCopy) bool { return c.Table() != unix.RT_TABLE_MAIN }
+	return !slices.ContainsFunc(r.Plan.Copies, strange) &&
+		!slices.ContainsFunc(r.Plan.Moved, outside) &&
+		!slices.ContainsFunc(r.Plan.Defaults, func(d rtnl.Route) bool { return !own(d) || !tables[d.Table] }) &&
+		!slices.ContainsFunc(r.Plan.Hints, func(h rtnl.Route) bool { return !own(h) || h.Table != unix.RT_TABLE_MAIN })
+}
+
+// readRouting reads the rules and routes of the namespace.
+func readRouting(c *frame.Call) (here routing, err error) {
+	here.Link = c.ContEnd.Index
+	if here.Rules, err = c.Cont.Rules(); err == nil {
+		here.Routes, err = c.Cont.RouteCopies()
+	}
+	return here, err
+}
+
+// newRecord begins the attachment's record. Of an old one for an interface that is gone it removes the rules.
+func newRecord(c *frame.Call) (record, error) {
+	r := record{Attachment: c.Attachment, Netns: c.NetnsID, Link: c.ContEnd.Index}
+	old, ok, err := records().Get(c.Hash())
+	if err != nil || !ok || !old.Netns.Is(r.Netns) {
+		return r, err
+	}
+	if old.Link == r.Link {
+		return r, cni.Errorf(cni.CodeExists,
+			"the addresses of %q have their tables already, from an earlier ADD; DEL takes them away", c.IfName)
+	}
+	return r, restore(c.Cont, plan{Rules: old.Plan.Rules})
+}
+
+// sourceWait is longer than duplicate address detection takes.
+const sourceWait = 5 * time.Second
+
+// awaitSources waits for the sources of hints: the kernel refuses tentative ones.
+func awaitSources(ctx context.Context, conn *rtnl.Conn, p plan) {
+	ctx, cancel := context.WithTimeout(ctx, sourceWait)
+	defer cancel()
+	for _, h := range p.Hints {
+		if h.Src.Is6() {
+			_ = conn.WaitDAD(ctx, h.OutIndex)
+		}
+	}
+}
+
+// apply makes a table before the rule that leads there, and empties the main table last: each address always has a
+// route.
+func apply(conn *rtnl.Conn, p plan) error {
+	addRoute := func(r rtnl.Route) error { return tableError(r.Table, conn.AddRoute(r)) }
+	err := forEach(p.Copies, func(c rtnl.RouteCopy) error { return tableError(c.Table(), conn.AddCopy(c)) })
+	if err == nil {
+		err = forEach(p.Defaults, addRoute)
+	}
+	if err == nil {
+		err = forEach(p.Rules, conn.AddRule)
+	}
+	if err == nil {
+		err = forEach(p.Moved, conn.DelCopy)
+	}
+	if err == nil {
+		err = forEach(p.Hints, addRoute)
+	}
+	return err
+}
+
+// forEach calls do with each of a list, up to the first error. What is there already is none.
+func forEach[T any](list []T, do func(T) error) error {
+	for _, one := range list {
+		if err := do(one); err != nil && !errors.Is(err, unix.EEXIST) {
+			return err
+		}
+	}
+	return nil
+}
+
+func tableError(table uint32, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("table %d: %w", table, err)
+}
+
+// restoreIn takes back in the namespace what ADD did there.
+func restoreIn(ctx context.Context, req *skel.Request) error {
+	c, err := frame.OpenLocked(ctx, req)
+	if err != nil {
+		return err
+	}
+	r, ok, err := records().Get(req.Hash())
+	if err != nil {
+		return err
+	}
+	err = c.FindInterface()
+	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+		return err
+	}
+	switch {
+	case !ok && err != nil:
+		return nil
+	case !ok:
+		r.Plan, err = planOfReference(c)
+		if err != nil {
+			return err
+		}
+	case !r.Netns.Is(c.NetnsID): // CNI_NETNS leads to another container by now
+		return nil
+	case c.ContEnd.Index != r.Link:
+		r.Plan = plan{Rules: r.Plan.Rules} // the routes went with the interface
+	}
+	return restore(c.Cont, r.Plan)
+}
+
+// restore takes back all or a part of what apply did, and goes on after an error.
+func restore(conn *rtnl.Conn, p plan) error {
+	return errors.Join(tryEach(p.Hints, conn.DelRoute), tryEach(p.Moved, conn.RestoreCopy),
+		tryEach(p.Rules, conn.DelRule), tryEach(p.Defaults, conn.DelRoute), tryEach(p.Copies, conn.DelCopy))
+}
+
+// tryEach calls do with each of a list, and goes on after an error, or where there is no such link.
+func tryEach[T any](list []T, do func(T) error) error {
+	var errs []error
+	for _, one := range list {
+		if err := do(one); !errors.Is(err, rtnl.ErrNoLink) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkRule looks for the rule of one address. Without a plan it may lead to any table that has the default route.
+func (f routing) checkRule(a address, cfg config, p plan) error {
+	inPlan := func(r rtnl.Rule) bool { return len(p.Rules) == 0 || slices.Contains(p.Rules, r) }
+	i := slices.IndexFunc(f.Rules, func(r rtnl.Rule) bool {
+		return r.Src == a.host() && inPlan(r) && (cfg.Table == 0 || r.Table == cfg.Table)
+	})
+	if i < 0 {
+		return cni.Drift("rule from %s: missing", a.host())
+	}
+	if cfg.Table != 0 || len(p.Rules) > 0 || !a.Gateway.IsValid() {
+		return nil
+	}
+	a.Default = cni.Route{} // whose metrics the reference loses
+	want := defaultRoute(a, f.Link, f.Rules[i].Table)
+	if !f.has(want) {
+		return cni.Drift("table %d: route %s: missing", want.Table, want)
+	}
+	return nil
+}
+
+// has looks for a route that leads packets as this one does. IPv6 has no scope.
+func (f routing) has(want rtnl.Route) bool {
+	return slices.ContainsFunc(f.Routes, func(c rtnl.RouteCopy) bool {
+		have := c.Route()
+		return want.Dst == have.Dst && want.GW == have.GW && want.Src == have.Src && want.OutIndex == have.OutIndex &&
+			want.Priority == have.Priority && want.Table == have.Table
+	})
+}

@@ -1,0 +1,184 @@
+package tuning
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+// record is what the attachments of one container changed, in the order of their first ADD.
+type record struct {
+	Changes []change `json:"changes"`
+}
+
+// change is what one attachment changed. Where several changed the same, each has the value from before all of them;
+// DEL of the last one puts it back.
+type change struct {
+	cni.Attachment
+	Netns  ns.Identity `json:"netns"` // with the MAC address that ADD left to the interface
+	Values []value     `json:"values"`
+}
+
+// Hash is the name of the record's file: its container's.
+func (r record) Hash() string {
+	if len(r.Changes) == 0 {
+		return ""
+	}
+	return recordName(r.Changes[0].Attachment)
+}
+
+// Plausible says whether an ADD can have written the record: DEL looks at each value by itself.
+func (r record) Plausible() bool { return true }
+
+func recordName(a cni.Attachment) string { return cni.Attachment{ContainerID: a.ContainerID}.Hash() }
+
+// UnmarshalJSON also reads the layout of earlier releases: one list of values, each with the attachments that changed
+// it.
+func (r *record) UnmarshalJSON(data []byte) error {
+	var file struct {
+		Changes []change          `json:"changes"`
+		Netns   ns.Identity       `json:"netns"`
+		MACs    map[string]string `json:"macs"`
+		Values  []struct {
+			value
+			For []cni.Attachment `json:"for"`
+		} `json:"values"`
+	}
+	if err := json.Unmarshal(data, &file); err != nil {
+		return err
+	}
+	r.Changes = file.Changes
+	for _, v := range file.Values {
+		for _, a := range v.For {
+			netns := file.Netns
+			netns.MAC = file.MACs[a.IfName]
+			one := r.change(a)
+			*one = change{a, netns, append(one.Values, v.value)}
+		}
+	}
+	return nil
+}
+
+// change is the change of an attachment; one without values is added where there is none.
+func (r *record) change(a cni.Attachment) *change {
+	i := slices.IndexFunc(r.Changes, func(c change) bool { return c.Attachment == a })
+	if i < 0 {
+		i, r.Changes = len(r.Changes), append(r.Changes, change{Attachment: a})
+	}
+	return &r.Changes[i]
+}
+
+// values are those of all attachments.
+func (r record) values() (all []value) {
+	for _, c := range r.Changes {
+		all = append(all, c.Values...)
+	}
+	return all
+}
+
+// attributes are the attributes that an interface had before; index 0 = whichever has the name.
+func (r record) attributes(ifName string, index int) (before []value) {
+	for _, c := range r.Changes {
+		for _, v := range c.Values {
+			if c.IfName == ifName && v.isAttribute() && (index == 0 || index == v.Link) {
+				before = append(before, v)
+			}
+		}
+	}
+	return before
+}
+
+// without takes out the change of an attachment. What other attachments have changed, too, stays with them: own has
+// the other values alone.
+func (r record) without(a cni.Attachment) (own change, rest record) {
+	for _, c := range r.Changes {
+		if c.Attachment == a {
+			own = c
+		} else {
+			rest.Changes = append(rest.Changes, c)
+		}
+	}
+	shared := rest.values()
+	own.Values = slices.DeleteFunc(slices.Clone(own.Values), func(v value) bool { return find(shared, v) >= 0 })
+	return own, rest
+}
+
+// owner is the attachment whose change DEL takes out: the call's or, where the network was renamed since ADD, the only
+// one that the interface has.
+func (r record) owner(a cni.Attachment) cni.Attachment {
+	all := slices.DeleteFunc(slices.Clone(r.Changes), func(c change) bool { return c.IfName != a.IfName })
+	if len(all) == 1 {
+		return all[0].Attachment
+	}
+	return a
+}
+
+// find returns the index of the attribute or sysctl that v is of, or -1.
+func find(values []value, v value) int {
+	return slices.IndexFunc(values, func(o value) bool { return o.Key == v.Key && o.Link == v.Link })
+}
+
+// store is dataDir, locked until the call is over: a record for each container, and beside them the backup files that
+// the reference knows, made from the records.
+type store struct {
+	*skel.Request
+	records *statefile.Store[record]
+	backups *statefile.Dir
+}
+
+// openStore opens and locks dataDir. ADD makes it; for other calls the error says where there is none.
+func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD bool) (*store, error) {
+	records := statefile.Records[record]{Path: filepath.Join(dataDir, ".hawser")}
+	perm, open := fs.FileMode(0), records.OpenExisting
+	if isADD {
+		perm, open = 0o700, records.Open
+	}
+	s := &store{Request: req}
+	var err error
+	if s.backups, err = statefile.Open(dataDir, perm); err == nil {
+		req.OnDone(func() { _ = s.backups.Close() })
+		s.records, err = open(ctx)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("dataDir: %w", err)
+	}
+	req.OnDone(func() { _ = s.records.Close() })
+	return s, nil
+}
+
+// openExisting opens the store for DEL and GC; nil, where there is none. It reads dataDir alone, so that no other key,
+// however broken, stands in their way.
+func openExisting(ctx context.Context, req *skel.Request) (*store, error) {
+	var w struct {
+		DataDir string `json:"dataDir"`
+	}
+	if err := req.Decode(&w); err != nil {
+		return nil, err
+	}
+	s, err := openStore(ctx, req, cmp.Or(w.DataDir, defaultDataDir), false)
+	if statefile.IsAbsent(err) {
+		return nil, nil
+	}
+	return s, err
+}
+
+// put writes the record of an attachment's container, and the backup file of its interface; without changes they go.
+// The file goes first: a record alone is found again.
+func (s *store) put(a cni.Attachment, r record) error {
+	if err := s.putBackup(a, r); err != nil {
+		return err
+	}
+	if len(r.Changes) == 0 {
+		return s.records.Drop(recordName(a))
+	}
+	return s.records.Put(r)
+}

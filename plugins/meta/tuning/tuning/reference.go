@@ -1,0 +1,102 @@
+package tuning
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+// nameMax is the longest name of a file, in bytes.
+const nameMax = 255
+
+// backupName is the reference's name for the backup file of an interface.
+func backupName(a cni.Attachment) string { return a.ContainerID + "_" + a.IfName + ".json" }
+
+// putBackup writes the backup file of an interface, from the record: the reference's DEL restores what the record has.
+func (s *store) putBackup(a cni.Attachment, r record) error {
+	before := r.attributes(a.IfName, 0)
+	if len(before) == 0 {
+		return s.backups.Discard(backupName(a))
+	}
+	return s.backups.Replace(backupName(a), encodeBackup(before), 0o600)
+}
+
+// backup reads the call's backup file. It has no values when there is none, or none that can be read.
+func (s *store) backup() (text []byte, before []value, err error) {
+	name := backupName(s.Attachment)
+	text, err = s.backups.Read(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil, nil
+	case err != nil && !errors.Is(err, statefile.ErrIrregular):
+		return nil, nil, err
+	case err == nil:
+		before, err = decodeBackup(text)
+	}
+	if err != nil {
+		s.Warn("backup %s/%s: %v", s.backups.Path(), name, err)
+	}
+	return text, before, nil
+}
+
+// encodeBackup writes a backup file, byte for byte as the reference does. Of an interface that was made anew the last
+// value counts.
+func encodeBackup(before []value) []byte {
+	texts := map[string]string{}
+	for _, v := range before {
+		texts[v.Key] = v.Value
+		if v.Key == "mac" {
+			texts[v.Key] = strconv.Quote(v.Value)
+		}
+	}
+	var lines []string
+	for _, name := range attributes {
+		if text, ok := texts[name]; ok {
+			lines = append(lines, fmt.Sprintf(" %q: %s", name, text))
+		}
+	}
+	return []byte("{\n" + strings.Join(lines, ",\n") + "\n}")
+}
+
+func decodeBackup(data []byte) (before []value, err error) {
+	var file map[string]json.RawMessage
+	if err := json.Unmarshal(data, &file); err != nil {
+		return nil, fmt.Errorf("no backup: %w", err)
+	}
+	for _, name := range attributes {
+		if raw, ok := file[name]; ok {
+			v := value{Key: name, Value: strings.Trim(string(raw), `"`)}
+			if _, err := v.change(); err != nil {
+				return nil, fmt.Errorf("no backup: %s: %w", name, err)
+			}
+			before = append(before, v)
+		}
+	}
+	return before, nil
+}
+
+// isReferences decides whether DEL restores a backup file that no record speaks of: the interface has the MAC address
+// of prevResult or, where prevResult says none, the configuration has made every value of the file what it is now.
+func (c container) isReferences(backup []value) bool {
+	if c.ContEnd.Index == 0 {
+		return false
+	}
+	if i, _ := c.PrevResult.ContainerInterface(c.IfName); i.MAC != "" {
+		return strings.EqualFold(i.MAC, c.ContEnd.MAC.String())
+	}
+	cfg, err := skel.ConfigOf(wireConfig{}, parseConfig).Parse(c.Request)
+	if err != nil {
+		return false
+	}
+	unlike := func(want value) bool { return !want.isOf(c.ContEnd) }
+	unnamed := func(v value) bool { return find(cfg.Attributes, v) < 0 }
+	return !slices.ContainsFunc(cfg.Attributes, unlike) && !slices.ContainsFunc(backup, unnamed)
+}

@@ -1,0 +1,328 @@
+package tuning
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
+)
+
+// container is where a call works, on a thread in its namespace: sysctls are that thread's.
+type container struct {
+	*frame.Call
+	cfg config
+}
+
+func (allowed allowList) add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
+	if err := allowed.check(cfg.Sysctls); err != nil {
+		return nil, err
+	}
+	if cfg.empty() {
+		return req.PrevResult, nil
+	}
+	return result(req, cfg), frame.InContainer(req, func(c *frame.Call) error { return container{c, cfg}.change(ctx) })
+}
+
+// del restores what can be restored and forgets it. It fails only where a repetition may have more success.
+func del(ctx context.Context, req *skel.Request) error {
+	s, err := openExisting(ctx, req)
+	if s == nil || err != nil || len(backupName(req.Attachment)) > nameMax { // ADD refuses such a name
+		return err
+	}
+	r, _, err := s.records.Get(recordName(req.Attachment))
+	if err != nil {
+		return err
+	}
+	own, rest := r.without(r.owner(req.Attachment))
+	_, backup, err := s.backup()
+	if err == nil && req.NS != nil && len(own.Values)+len(backup) > 0 {
+		err = frame.InContainer(req, func(c *frame.Call) error { return container{Call: c}.restoreIn(own, r, backup) })
+	}
+	if cni.Transient(err) {
+		return err // the repetition needs the record
+	}
+	if err != nil {
+		req.Warn("not all is restored: %v", err)
+	}
+	return s.put(req.Attachment, rest)
+}
+
+func check(_ context.Context, req *skel.Request, cfg config) error {
+	if cfg.empty() {
+		return nil
+	}
+	return frame.InContainer(req, func(c *frame.Call) error { return container{c, cfg}.verify() })
+}
+
+// gc forgets the values of attachments that are not valid. It restores nothing: their namespaces are gone, or somebody
+// else's business.
+func gc(ctx context.Context, req *skel.Request) error {
+	s, err := openExisting(ctx, req)
+	if s == nil || err != nil {
+		return err
+	}
+	all, err := s.records.All()
+	errs := []error{err, s.backups.Sweep()}
+	for _, r := range all {
+		for _, one := range r.Changes {
+			if req.Valid.Excludes(one.Attachment) {
+				_, *r = r.without(one.Attachment)
+				errs = append(errs, s.put(one.Attachment, *r))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// status looks for an allow-list that is broken or forbids what is configured, and whether dataDir can be written.
+func (allowed allowList) status(_ context.Context, _ *skel.Request, cfg config) error {
+	err := cmp.Or(allowed.verify(), allowed.check(cfg.Sysctls))
+	if !cfg.empty() {
+		if unwritable := statefile.Writable(cfg.DataDir); unwritable != nil {
+			err = errors.Join(err, cni.Errorf(cni.CodeIO, "dataDir: %w", unwritable))
+		}
+	}
+	if err != nil {
+		return cni.Errorf(cni.CodeUnavailable, "%w", err)
+	}
+	return nil
+}
+
+// result is the chain's result with the new MAC address and MTU of the container's interface.
+func result(req *skel.Request, cfg config) *cni.Result {
+	res := req.PrevResult.Clone()
+	i := slices.IndexFunc(res.Interfaces, func(i cni.Interface) bool { return i.Name == req.IfName && i.Sandbox != "" })
+	for _, v := range cfg.Attributes {
+		switch {
+		case i < 0:
+		case v.Key == "mac":
+			res.Interfaces[i].MAC = v.Value
+		case v.Key == "mtu":
+			res.Interfaces[i].MTU, _ = strconv.Atoi(v.Value) // parseConfig made the text
+		}
+	}
+	return res
+}
+
+// change does the work of ADD.
+func (c container) change(ctx context.Context) error {
+	before, err := c.readValues() // what is wrong is refused here, before anything is written anywhere
+	if err != nil {
+		return err
+	}
+	if len(before) > 0 {
+		s, err := openStore(ctx, c.Request, c.cfg.DataDir, true)
+		if err != nil {
+			return err
+		}
+		if before, err = c.readValues(); err != nil { // again, now that no other call changes them
+			return err
+		}
+		if err := c.record(s, before); err != nil {
+			return err
+		}
+	}
+	c.OnFail("restore the values", func(context.Context) error {
+		err := c.FindInterface() // as it is by now
+		return errors.Join(frame.IgnoreNoLink(err), c.NS.Do(func() error { return c.restore(before) }))
+	})
+	for _, s := range c.cfg.Sysctls {
+		if err := s.Key.Write(s.Value); err != nil {
+			return s.failure(err)
+		}
+	}
+	// Each attribute is set by itself, so that an error says which one the kernel refused.
+	for _, want := range c.cfg.Attributes {
+		if err := c.set(want); err != nil {
+			return cni.Errorf(codeOf(err, cni.CodeInternal), "%w", err)
+		}
+	}
+	return nil
+}
+
+// readValues reads the values that the configuration is going to change, and refuses what is not there. A sysctl that
+// can only be written has none.
+func (c container) readValues() (before []value, err error) {
+	err = c.FindInterface()
+	if len(c.cfg.Attributes) == 0 {
+		err = frame.IgnoreNoLink(err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if name := backupName(c.Attachment); len(name) > nameMax {
+		return nil, cni.Errorf(cni.CodeEnvironment, "CNI_CONTAINERID %q: too long for the file name %q", c.ContainerID,
+			name)
+	}
+	for _, s := range c.cfg.Sysctls {
+		text, err := s.Key.Read()
+		switch {
+		case err == nil:
+			v := value{Key: s.Key.String(), Value: text}
+			if s.Key.Has(c.IfName) {
+				v.Link = c.ContEnd.Index
+			}
+			before = append(before, v)
+		case errors.Is(err, fs.ErrNotExist):
+			return nil, bad(s.name(), s.Value, "no such sysctl in the container's network namespace")
+		case errors.Is(err, unix.EISDIR):
+			return nil, bad(s.name(), s.Value, "is a directory of sysctls")
+		case cni.Transient(err):
+			return nil, s.failure(err)
+		}
+	}
+	for _, want := range c.cfg.Attributes {
+		have := attributeOf(c.ContEnd, want.Key)
+		if want.Key == "mac" && len(have) != len(want.Value) {
+			reason := fmt.Sprintf("an address of %q has %d bytes", c.IfName, len(c.ContEnd.MAC))
+			return nil, bad("mac", want.Value, reason)
+		}
+		before = append(before, value{want.Key, have, c.ContEnd.Index})
+	}
+	return before, nil
+}
+
+// record writes the values from before down, so that DEL finds them whenever this call is killed. Where a value is
+// recorded already, that one counts: only it was there before any ADD.
+func (c container) record(s *store, before []value) error {
+	old, _, err := s.records.Get(recordName(c.Attachment))
+	if err != nil {
+		return err
+	}
+	text, backup, err := s.backup()
+	if err != nil {
+		return err
+	}
+	if len(old.attributes(c.IfName, 0)) > 0 {
+		backup = nil // made from the record; any other is the reference's, whose ADD counts as the first
+	}
+	here := c.NetnsID
+	here.MAC = ""                                                    // other interfaces have others
+	isFormer := func(one change) bool { return !one.Netns.Is(here) } // of a former life of the container
+	r := record{slices.DeleteFunc(slices.Clone(old.Changes), isFormer)}
+	known, own := r.values(), r.change(c.Attachment)
+	for _, v := range slices.Concat(backup, before) {
+		if v.isAttribute() {
+			v.Link = c.ContEnd.Index
+		}
+		if i := find(known, v); i >= 0 {
+			v = known[i]
+		}
+		if find(own.Values, v) < 0 {
+			own.Values = append(own.Values, v)
+		}
+	}
+	own.Netns = c.NetnsID
+	if i := find(c.cfg.Attributes, value{Key: "mac"}); i >= 0 {
+		own.Netns.MAC = c.cfg.Attributes[i].Value
+	}
+	c.OnFail("restore the backup file", func(context.Context) error {
+		err := s.put(c.Attachment, old)
+		if text != nil {
+			err = errors.Join(err, s.backups.Replace(backupName(c.Attachment), text, 0o600))
+		}
+		return err
+	})
+	// The record goes first: a backup file alone would be taken for the reference's.
+	return errors.Join(s.records.Put(r), s.putBackup(c.Attachment, r))
+}
+
+// set gives a sysctl or an attribute a value, unless it has that.
+func (c container) set(v value) error {
+	if !v.isAttribute() {
+		key, err := sysctl.Parse(v.Key)
+		if err != nil {
+			return err
+		}
+		return key.Write(v.Value)
+	}
+	if v.isOf(c.ContEnd) {
+		return nil
+	}
+	change, err := v.change()
+	if err == nil {
+		err = c.Cont.SetLink(c.ContEnd.Index, change)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %s: %w", v.Key, v.Value, err)
+	}
+	return nil
+}
+
+// codeOf is the code for a value that the kernel did not take.
+func codeOf(err error, other uint) uint {
+	switch {
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ERANGE), errors.Is(err, unix.EADDRNOTAVAIL),
+		errors.Is(err, fs.ErrNotExist):
+		return cni.CodeConfig
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return cni.CodeUnsupportedField
+	}
+	return other
+}
+
+// restoreIn restores the values that the attachment alone has changed, or those of the reference's backup file, where
+// the path leads to the namespace in which they were changed.
+func (c container) restoreIn(own change, r record, backup []value) error {
+	if err := frame.IgnoreNoLink(c.FindInterface()); err != nil {
+		return err
+	}
+	if len(r.attributes(c.IfName, c.ContEnd.Index)) > 0 || !c.isReferences(backup) {
+		backup = nil
+	}
+	known := c.NetnsID.Cookie != 0 || c.NetnsID.MAC != "" // the inode alone can be a later namespace's
+	if known && own.Netns.Is(c.NetnsID) {
+		backup = append(backup, own.Values...)
+	}
+	return c.restore(backup)
+}
+
+// restore puts values back, the last that was changed first, and goes on after an error. Those of an interface that is
+// gone went with it.
+func (c container) restore(before []value) error {
+	var errs []error
+	for _, v := range slices.Backward(before) {
+		if v.Link != 0 && v.Link != c.ContEnd.Index {
+			continue
+		}
+		if err := frame.IgnoreNoLink(c.set(v)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("restore %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// verify returns each difference from the configuration. What that does not name is anybody's.
+func (c container) verify() error {
+	var errs []error
+	for _, s := range c.cfg.Sysctls {
+		text, err := s.Key.Read()
+		switch {
+		case errors.Is(err, fs.ErrPermission): // it can only be written
+		case err != nil:
+			errs = append(errs, cni.Drift("%s: %w, want %q", s.name(), err, s.Value))
+		case !sysctl.Equal(text, s.Value):
+			errs = append(errs, cni.Drift("%s: is %q, want %q", s.name(), text, s.Value))
+		}
+	}
+	if len(c.cfg.Attributes) > 0 {
+		errs = append(errs, c.VerifyInterface())
+	}
+	for _, want := range c.cfg.Attributes {
+		if c.ContEnd.Index != 0 && !want.isOf(c.ContEnd) {
+			errs = append(errs, cni.Drift("interface %q: %s is not %s", c.IfName, want.Key, want.Value))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,149 @@
+package tuning
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
+)
+
+// placeholder in a sysctl's key stands for the name of the interface.
+const placeholder = "IFNAME"
+
+// setting is a sysctl that is to have a value.
+type setting struct {
+	Source string // "sysctl" or "args.cni.sysctl"
+	Raw    string // the key as written, which the allow-list is about
+	Key    sysctl.Key
+	Value  string
+}
+
+// name is how messages call the sysctl.
+func (s setting) name() string { return fmt.Sprintf("%s[%q]", s.Source, s.Raw) }
+
+func (s setting) failure(err error) error {
+	return cni.Errorf(codeOf(err, cni.CodeIO), "%s: %w", s.name(), err)
+}
+
+// parseSysctls reads both lists of sysctls, in the order in which they are
+// written. A key of args.cni.sysctl replaces the value of the same key in
+// sysctl.
+func parseSysctls(w wireConfig, ifName string, problems *cni.Problems) []setting {
+	settings := parseSettings("sysctl", w.Sysctl, ifName, problems)
+	for _, s := range parseSettings("args.cni.sysctl", w.Args.CNI.Sysctl, ifName, problems) {
+		if i := indexOf(settings, s.Key); i >= 0 {
+			settings[i] = s
+		} else {
+			settings = append(settings, s)
+		}
+	}
+	return settings
+}
+
+// parseSettings reads a JSON object, whose order counts.
+func parseSettings(source string, raw json.RawMessage, ifName string, problems *cni.Problems) (settings []setting) {
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	start, _ := dec.Token()
+	switch start {
+	case nil: // no key, or null
+		return nil
+	case json.Delim('{'):
+	default:
+		problems.Add(cni.Refuse(source, nil, "is no object of strings"))
+		return nil
+	}
+	for dec.More() {
+		var text json.RawMessage
+		name, _ := dec.Token() // raw was read before: it is JSON
+		_ = dec.Decode(&text)
+		s := setting{Source: source, Raw: name.(string)}
+		if text[0] != '"' || json.Unmarshal(text, &s.Value) != nil {
+			problems.Add(refuseType(s, text))
+			continue
+		}
+		var err error
+		s.Key, err = sysctl.Parse(s.Raw)
+		if err == nil && ifName != "" {
+			s.Key, err = s.Key.Replace(placeholder, ifName)
+		}
+		if err != nil {
+			problems.Add(cni.Refuse(s.name(), s.Value, "cannot be set: "+err.Error()))
+			continue
+		}
+		if i := indexOf(settings, s.Key); i >= 0 {
+			problems.Add(cni.Refuse(s.name(), s.Value, fmt.Sprintf("is duplicated, by %q", settings[i].Raw)))
+		}
+		settings = append(settings, s)
+	}
+	return settings
+}
+
+func refuseType(s setting, value json.RawMessage) error {
+	refused := cni.Refuse(s.name(), value, "is no string")
+	if strings.ContainsRune("-0123456789", rune(value[0])) {
+		refused.Suggest("write %q", value)
+	}
+	return refused
+}
+
+// indexOf returns the index of the setting of key, however it is spelt, or -1.
+func indexOf(settings []setting, key sysctl.Key) int {
+	return slices.IndexFunc(settings, func(s setting) bool { return s.Key.Path() == key.Path() })
+}
+
+// attributes of an interface are in the order in which the reference changes them and writes its backup file.
+var attributes = []string{"mac", "promisc", "mtu", "allmulti", "txQLen"}
+
+// value is what an attribute or a sysctl has, as text.
+type value struct {
+	Key   string `json:"key"`
+	Value string `json:"value"`
+	Link  int    `json:"link,omitempty"` // index of the interface that it belongs to; 0 = the namespace, or not said
+}
+
+func (v value) isAttribute() bool { return slices.Contains(attributes, v.Key) }
+
+// attributeOf reads an attribute of a link.
+func attributeOf(l rtnl.Link, name string) string {
+	switch name {
+	case "mac":
+		return l.MAC.String()
+	case "promisc":
+		return strconv.FormatBool(l.Promisc)
+	case "mtu":
+		return strconv.Itoa(l.MTU)
+	case "allmulti":
+		return strconv.FormatBool(l.AllMulti)
+	}
+	return strconv.Itoa(l.TxQLen)
+}
+
+// isOf says whether a link has the value.
+func (v value) isOf(l rtnl.Link) bool { return strings.EqualFold(attributeOf(l, v.Key), v.Value) }
+
+// change is the change of a link that gives an attribute this value.
+func (v value) change() (ch rtnl.LinkChange, err error) {
+	on, notBool := strconv.ParseBool(v.Value)
+	n, notNumber := strconv.ParseUint(v.Value, 10, 31)
+	number := int(n)
+	switch v.Key {
+	case "mac":
+		ch.MAC, err = net.ParseMAC(v.Value)
+	case "promisc":
+		ch.Promisc, err = &on, notBool
+	case "mtu":
+		ch.MTU, err = number, notNumber
+	case "allmulti":
+		ch.AllMulti, err = &on, notBool
+	default:
+		ch.TxQLen, err = &number, notNumber
+	}
+	return ch, err
+}

@@ -1,0 +1,145 @@
+package vrf
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+const (
+	recordDir = "/run/hawser/vrf"
+	// vrfAlias is the alias of a VRF that ADD made.
+	vrfAlias = "hawser vrf"
+)
+
+func records() statefile.Records[record] { return statefile.Records[record]{Path: recordDir} }
+
+// record says what an attachment's interface had before ADD, and where. It is written before the first effect.
+type record struct {
+	cni.Attachment
+	Path   string           `json:"path"` // CNI_NETNS
+	Netns  ns.Identity      `json:"netns"`
+	VRF    string           `json:"vrf"`
+	Made   bool             `json:"made"`   // by this ADD, which may have died before it gave the alias
+	Link   int              `json:"link"`   // index of the interface
+	Routes []rtnl.RouteCopy `json:"routes"` // in the order in which they can be made
+}
+
+// Plausible says whether an ADD can have written the record: DEL makes routes of it.
+func (r record) Plausible() bool {
+	for _, route := range r.Routes {
+		_, isOurs := route.HopsOf(r.Link)
+		isIP := route.Header.Family == unix.AF_INET || route.Header.Family == unix.AF_INET6
+		if !isOurs || !isIP || route.Table() == unix.RT_TABLE_LOCAL {
+			return false
+		}
+	}
+	return r.VRF != ""
+}
+
+// restoreIn takes back what ADD did in the namespace of a record, where the path still leads there.
+func restoreIn(ctx context.Context, n *ns.NS, r record) error {
+	held, err := frame.LockNetns(ctx, n)
+	if err != nil {
+		return err
+	}
+	defer held.Unlock()
+	id, err := n.Identity()
+	if err != nil || !id.Is(r.Netns) { // the path leads to another container by now
+		return err
+	}
+	conn, err := rtnl.Dial(n)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return restore(ctx, conn, r)
+}
+
+// restore takes the interface of a record out of the VRF, and deletes the VRF when nothing is left in it and an ADD
+// made it. A later DEL that finds no VRF does nothing.
+func restore(ctx context.Context, conn *rtnl.Conn, r record) error {
+	vrf, err := conn.Link(r.VRF)
+	if frame.IgnoreNoLink(err) != nil {
+		return err
+	}
+	if vrf.Kind != "vrf" {
+		return nil
+	}
+	if err := leave(ctx, conn, r, vrf); err != nil {
+		return err
+	}
+	isUnmarked := vrf.Alias == "" && r.Made // its ADD died before it gave the alias
+	if vrf.Alias != vrfAlias && !isUnmarked {
+		return nil
+	}
+	members, err := conn.Ports(vrf.Index)
+	if err != nil || len(members) > 0 {
+		return err
+	}
+	return conn.DelLink(vrf.Index)
+}
+
+// leave takes back all or a part of what join did, and goes on after an error.
+func leave(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error {
+	link, err := conn.LinkByIndex(r.Link)
+	switch {
+	case errors.Is(err, rtnl.ErrNoLink):
+		return nil
+	case err != nil:
+		return err
+	case link.Master == vrf.Index:
+		if err := setMaster(ctx, conn, r.Link, 0); err != nil {
+			return err
+		}
+	case link.Master != 0: // somebody else's by now
+		return nil
+	}
+	var errs []error
+	for _, route := range r.Routes {
+		whole, err := r.rejoin(conn, route)
+		if err == nil {
+			err = conn.RestoreCopy(whole)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// rejoin returns the route that leave has to restore. Where the next hops of other interfaces stand alone, it deletes
+// that route, and returns the whole one. Where they are gone, with another VRF perhaps, it returns our next hops.
+func (r record) rejoin(conn *rtnl.Conn, route rtnl.RouteCopy) (rtnl.RouteCopy, error) {
+	others, shared := route.OtherHops(r.Link)
+	if !shared {
+		return route, nil
+	}
+	routes, err := conn.RouteCopies()
+	switch {
+	case err != nil || slices.ContainsFunc(routes, route.Equal):
+		return route, err
+	case slices.ContainsFunc(routes, others.Equal):
+		return route, conn.DelCopy(others)
+	}
+	own, _ := route.HopsOf(r.Link)
+	return own, nil
+}
+
+func collect(ctx context.Context, r record) error {
+	n, err := ns.Open(r.Path)
+	if errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns) {
+		return nil // gone, as far as anybody can tell
+	}
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	return restoreIn(ctx, n, r)
+}

@@ -1,0 +1,232 @@
+package vrf
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
+	c, err := frame.OpenLocked(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	here, err := readLinks(c.Cont)
+	if err != nil {
+		return nil, err
+	}
+	link := here.named(req.IfName)
+	if link.Index == 0 {
+		return nil, req.NoInterface(rtnl.ErrNoLink)
+	}
+	if here.Rules, err = c.Cont.Rules(); err == nil {
+		here.Routes, err = c.Cont.RouteCopies()
+	}
+	if err != nil {
+		return nil, err
+	}
+	vrf, err := here.choose(cfg, link)
+	if err != nil {
+		return nil, err
+	}
+	r := record{
+		Attachment: req.Attachment, Path: req.Netns, Netns: c.NetnsID, VRF: vrf.Name, Made: vrf.Index == 0,
+		Link: link.Index, Routes: here.routesToMove(link.Index),
+	}
+	req.OnFail("take the interface out of the VRF", func(ctx context.Context) error {
+		if err := restore(ctx, c.Cont, r); err != nil {
+			return err // DEL finds the record
+		}
+		return records().Drop(ctx, req.Hash())
+	})
+	if err := records().Put(ctx, r); err != nil {
+		return nil, err
+	}
+	if vrf.Index == 0 {
+		if vrf, err = create(c.Cont, vrf); err != nil {
+			r.Made = !errors.Is(err, unix.EEXIST) // somebody else made it meanwhile: the undo, which reads r, leaves it
+			return nil, err
+		}
+	}
+	return req.PrevResult, join(ctx, c.Cont, r, vrf)
+}
+
+// del restores by the record or, where there is none, what the reference changed, in a namespace that is still there.
+func del(ctx context.Context, req *skel.Request) error {
+	r, ok, err := records().Get(req.Hash())
+	switch {
+	case err != nil || req.NS == nil:
+	case ok:
+		err = restoreIn(ctx, req.NS, r)
+	default:
+		err = restoreReference(ctx, req)
+	}
+	if err != nil {
+		return err
+	}
+	return records().Drop(ctx, req.Hash())
+}
+
+// check compares the VRF, and the interface's part in it, with what ADD made.
+func check(_ context.Context, req *skel.Request, cfg config) error {
+	c, err := frame.OpenContainer(req)
+	if err != nil {
+		return err
+	}
+	here, err := readLinks(c.Cont)
+	if err != nil {
+		return err
+	}
+	link, vrf := here.named(req.IfName), here.named(cfg.VRF)
+	switch {
+	case link.Index == 0:
+		return cni.Drift("interface %q: is gone", req.IfName)
+	case vrf.Kind != "vrf":
+		return cni.Drift("vrf %q: is gone", cfg.VRF)
+	}
+	var errs []error
+	if cfg.Table != 0 && vrf.Table != cfg.Table {
+		errs = append(errs, cni.Drift("vrf %q: its table is %d instead of %d", cfg.VRF, vrf.Table, cfg.Table))
+	}
+	if !vrf.Up {
+		errs = append(errs, cni.Drift("vrf %q: is down", cfg.VRF))
+	}
+	if link.Master != vrf.Index {
+		return errors.Join(append(errs, cni.Drift("interface %q: is no member of vrf %q", req.IfName, cfg.VRF))...)
+	}
+	routes, err := c.Cont.Routes(link.Index, unix.AF_UNSPEC)
+	if err != nil {
+		return err
+	}
+	for _, want := range req.PrevResult.Routes {
+		table := vrf.Table
+		if !want.InMain() {
+			table = *want.Table
+		}
+		isThere := func(have rtnl.Route) bool {
+			return have.Table == table && have.Dst == want.Dst.Masked() && (!want.GW.IsValid() || have.GW == want.GW)
+		}
+		if !slices.ContainsFunc(routes, isThere) {
+			errs = append(errs, cni.Drift("table %d: route %s: missing", table, want.Dst))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// gc takes back what attachments did that are not valid, where the namespace lives, and removes their records.
+func gc(ctx context.Context, req *skel.Request) error {
+	stale := func(r record) bool { return req.Valid.Excludes(r.Attachment) }
+	return records().Collect(ctx, stale, func(r record) error { return collect(ctx, r) })
+}
+
+// status says whether the kernel has VRFs, and whether records can be written.
+func status(context.Context, *skel.Request, config) error {
+	return frame.Status(recordDir, func(host *rtnl.Conn) error { return host.ProbeKind("vrf") })
+}
+
+// create makes the VRF that choose decided on.
+func create(conn *rtnl.Conn, want rtnl.Link) (rtnl.Link, error) {
+	err := conn.AddLink(rtnl.NewLink{Name: want.Name, Kind: "vrf", Table: want.Table})
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return want, cni.Errorf(cni.CodeUnsupportedField,
+			"vrfname: %q: links of kind vrf are not supported by this kernel", want.Name)
+	}
+	if err != nil {
+		return want, err
+	}
+	vrf, err := conn.Link(want.Name)
+	if err != nil {
+		return vrf, err
+	}
+	return vrf, conn.SetLink(vrf.Index, rtnl.LinkChange{Alias: new(vrfAlias)}) // a new link cannot be given one
+}
+
+// join takes the interface and its routes into the VRF. Routes shared with other interfaces keep the others' next hops;
+// the interface becomes a member, and loses its routes; then its routes are made again.
+func join(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error {
+	for _, route := range r.Routes {
+		others, shared := route.OtherHops(r.Link)
+		if !shared || route.Table() != unix.RT_TABLE_MAIN {
+			continue
+		}
+		if err := conn.DelCopy(route); err != nil {
+			return err
+		}
+		if err := conn.AddCopy(others); err != nil {
+			return err
+		}
+	}
+	if err := setMaster(ctx, conn, r.Link, vrf.Index); err != nil {
+		return err
+	}
+	for _, route := range r.Routes {
+		if route.Table() == unix.RT_TABLE_MAIN {
+			route, _ = route.InTable(vrf.Table).HopsOf(r.Link)
+		}
+		err := conn.AddCopy(route)
+		if errors.Is(err, unix.EINVAL) && route.Table() != vrf.Table {
+			// There the kernel does not find the IPv4 source of a member.
+			err = conn.AddCopy(route.WithSource(netip.Addr{}))
+		}
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			return cni.Errorf(cni.CodeInternal, "table %d: %w", route.Table(), err)
+		}
+	}
+	return nil
+}
+
+// addressWait is how long the kernel may take with the IPv6 addresses; it needs milliseconds.
+const addressWait = 5 * time.Second
+
+// setMaster makes the interface a member of a VRF or, with 0, of none. The kernel sets it down and up again: only its
+// own routes stay, and IPv6 addresses go or are probed for duplicates again. setMaster restores those that were usable.
+func setMaster(ctx context.Context, conn *rtnl.Conn, link, master int) error {
+	before, err := conn.Addrs(link)
+	if err != nil {
+		return err
+	}
+	if err := conn.SetLink(link, rtnl.LinkChange{Master: &master}); err != nil {
+		return err
+	}
+	after, err := conn.Addrs(link)
+	if err != nil {
+		return err
+	}
+	var global []netip.Addr
+	for _, a := range before {
+		if a.Prefix.Addr().Is4() || !a.Permanent || a.Tentative || a.DADFailed {
+			continue
+		}
+		if !a.Prefix.Addr().IsLinkLocalUnicast() {
+			global = append(global, a.Prefix.Addr())
+		}
+		if slices.ContainsFunc(after, func(b rtnl.Addr) bool { return b.Prefix == a.Prefix && !b.Tentative }) {
+			continue
+		}
+		if err := conn.DelAddr(link, a.Prefix); err != nil {
+			return err
+		}
+		a.NoDAD = true
+		if err := conn.AddAddr(link, a); err != nil && !errors.Is(err, unix.EEXIST) {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, addressWait)
+	defer cancel()
+	_ = conn.WaitLocal(ctx, link, global...) // the kernel refuses a route that needs one which is missing
+	return nil
+}
+
+func readLinks(conn *rtnl.Conn) (here snapshot, err error) {
+	here.Links, err = conn.Links()
+	return here, err
+}
