@@ -1,9 +1,10 @@
 .DEFAULT_GOAL := build
-.PHONY: build demo test test-vm test-runtimes test-release reliability lint fuzz bench schema install release clean help
+.PHONY: build demo test test-one test-vm test-runtimes test-release reliability lint fuzz bench schema install release clean help
 
 build:   ; @scripts/build.sh    #: compile every plugin into bin/
 demo:    ; @scripts/demo.sh     #: three containers on a throw-away host, proved by traffic (root)
 test:    ; @scripts/test.sh     #: everything that this machine can run; says what it skipped
+test-one: ; @scripts/test-one.sh  #: the specs of whole lists, with all plugins as one program
 test-vm: ; @scripts/test-vm.sh  #: the specs labelled "kernel", on Debian's kernel in QEMU
 test-runtimes: ; @scripts/test-runtimes.sh  #: the plugins under real runtimes (root; installs them); ALL=1 for all
 test-release: ; @scripts/test-release.sh  #: install and release, from copies of this tree

@@ -1,5 +1,6 @@
 #!/bin/bash
-# test.sh: everything that this machine can run. At the end: what was skipped, why, and what failed.
+# test.sh [DIR...]: everything that this machine can run, or the packages in these directories. At the end: what was
+# skipped, why, and what failed. HAWSER_BIN is a directory with the plugins (bin/, where they are built).
 # NSTEST_REQUIRE=1 lets only specs labelled "kernel" skip; TESTFLAGS go to go test;
 # NSTEST_SKIPLOG is a file for what was skipped, which test-vm.sh reads.
 set -euo pipefail
@@ -8,7 +9,7 @@ cd "$(dirname "$0")/.."
 scripts/deps.sh
 scripts/reference.sh >/dev/null
 scripts/build.sh
-export HAWSER_BIN=$PWD/bin
+export HAWSER_BIN=${HAWSER_BIN:-$PWD/bin}
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 export NSTEST_SKIPLOG=${NSTEST_SKIPLOG:-$tmp/skipped} failures=$tmp/failures
@@ -17,8 +18,8 @@ touch "$NSTEST_SKIPLOG"
 # ginkgo does not look whether it writes to a terminal.
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE
 failed=0
-packages=()
-for module in . test; do
+packages=("${@/#/$PWD/}")
+[ $# = 0 ] && for module in . test; do
 	echo "== go vet in $module"
 	(cd "$module" && go vet ./...) || failed=1
 	mapfile -t -O ${#packages[@]} packages < <(cd "$module" &&
@@ -41,7 +42,7 @@ export -f package
 echo "== go test"
 # shellcheck disable=SC2016 # expanded by the inner bash
 {
-	printf "$PWD/%s\n" plugins/meta/{portmap/portmap,firewall/firewall} test/{faults,clients,load,lifecycle,chains} \
+	[ $# != 0 ] || printf "$PWD/%s\n" plugins/meta/{portmap/portmap,firewall/firewall} test/{faults,clients,load,lifecycle,chains} \
 		plugins/main/{bridge/bridge,macvlan/macvlan,ptp/ptp} test/{attack,docs,hostile,cost} plugins/ipam/dhcp/dhcp
 	printf '%s\n' "${packages[@]}"
 } | awk '!seen[$0]++' | xargs -d '\n' -n 1 -P $(($(nproc) + 1)) bash -c 'package "$1"' test || failed=1
