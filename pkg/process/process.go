@@ -2,6 +2,7 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ const outputWait = time.Second
 // Command is a program that is to be run.
 type Command struct {
 	Path  string   // of the file, which is not looked up
+	Name  string   // argv[0]; empty = Path
 	Args  []string // without the program's name
 	Env   []string // KEY=value; nil = that of this process
 	Stdin []byte
@@ -63,7 +65,7 @@ func (c Command) Start() (*Process, error) {
 	}
 	defer in.Close()
 	p := &Process{cmd: &exec.Cmd{
-		Path: c.Path, Args: append([]string{c.Path}, c.Args...), Env: c.Env,
+		Path: c.Path, Args: append([]string{cmp.Or(c.Name, c.Path)}, c.Args...), Env: c.Env,
 		Stdin: in, Stdout: c.Stdout, Stderr: c.Stderr, WaitDelay: outputWait, ExtraFiles: c.Files,
 		SysProcAttr: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
 	}}

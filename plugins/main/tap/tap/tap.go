@@ -195,6 +195,7 @@ func (w wireConfig) createLabelled(ctx context.Context, f *os.File, name string,
 
 // createElsewhere does what createTap does in a process of its own, which ends with the errno.
 func createElsewhere(ctx context.Context, own process.Command, name string, flags uint16) error {
+	own.Name = "tap" // the program may be all plugins
 	own.Args = []string{createCommand, name, strconv.Itoa(int(flags))}
 	err := own.Run(ctx)
 	var ended *process.ExitError

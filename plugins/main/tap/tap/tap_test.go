@@ -250,7 +250,7 @@ var _ = Describe("ADD", func() {
 		f := nstest.Must(openIn(n))
 		defer f.Close()
 		create := func() error {
-			own := process.Command{Path: nstest.Build("tap"), Files: []*os.File{f}}
+			own := process.Command{Path: nstest.Build("hawser"), Files: []*os.File{f}}
 			return createElsewhere(context.Background(), own, "eth0", unix.IFF_TAP|unix.IFF_NO_PI|unix.IFF_TUN_EXCL)
 		}
 		Expect(create()).To(Succeed())
