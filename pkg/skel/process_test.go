@@ -210,7 +210,8 @@ const (
 )
 
 // processPlugin is what the test binary is when it runs as a plugin: "add" succeeds, "wait" fails when it is
-// told to end, "deaf" succeeds then, and so does "glance", which waits without the context's channel.
+// told to end, "deaf" succeeds then, and so does "glance", which waits without the context's channel; "bare" has
+// nothing to undo.
 func processPlugin(mode string) skel.Plugin[any] {
 	ended := func(ctx context.Context, r *skel.Request) error {
 		if mode == "add" {
@@ -231,9 +232,11 @@ func processPlugin(mode string) skel.Plugin[any] {
 	return skel.Plugin[any]{
 		Name: "probe", About: "does nothing", IPAM: mode == "lend",
 		Add: func(ctx context.Context, r *skel.Request, _ any) (*cni.Result, error) {
-			r.OnFail("remove it", func(context.Context) error {
-				return os.WriteFile(os.Getenv(logEnv), []byte("undone"), 0o600)
-			})
+			if mode != "bare" {
+				r.OnFail("remove it", func(context.Context) error {
+					return os.WriteFile(os.Getenv(logEnv), []byte("undone"), 0o600)
+				})
+			}
 			res := oneAddress()
 			if mode == "big" { // more than a pipe holds
 				for range 20000 {
@@ -389,13 +392,18 @@ var _ = Describe("a plugin process", func() {
 			HavePrefix("stopped: terminated signal"))
 	})
 
-	It("that lends addresses just ends: whoever called it gives them back", func() {
-		p := newProcess("lend", "ADD")
+	DescribeTable("just ends by a signal, without an answer,", func(mode, command string) {
+		p := newProcess(mode, command)
 		p.startReady()
 		Expect(p.Process.Signal(unix.SIGTERM)).To(Succeed())
 		Expect(p.Wait()).To(MatchError("signal: terminated"))
+		Expect(p.stdout.String()).To(BeEmpty())
 		Expect(p.log).NotTo(BeAnExistingFile())
-	})
+	},
+		Entry("during ADD of one that lends addresses: whoever called it gives them back", "lend", "ADD"),
+		Entry("during ADD while there is nothing to undo", "bare", "ADD"),
+		Entry("during DEL", "wait", "DEL"),
+	)
 })
 
 var _ = Describe("the undos of ADD", func() {

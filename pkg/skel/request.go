@@ -44,6 +44,8 @@ type Request struct {
 	programs []Program // of the running program
 	undos    []undo
 	done     []func()
+
+	onFirstUndo func() // nil = nothing
 }
 
 type undo struct {
@@ -77,6 +79,9 @@ func ConfigOf[W, C any](defaults W, parse func(*Request, W, *cni.Problems) C) Co
 // OnFail registers the undo of an effect that ADD is about to have: a failed one may
 // be there. When ADD fails, the last undo runs first, each in limited time of its own.
 func (r *Request) OnFail(what string, do func(context.Context) error) {
+	if len(r.undos) == 0 && r.onFirstUndo != nil {
+		r.onFirstUndo()
+	}
 	r.undos = append(r.undos, undo{what: what, do: do})
 }
 

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/signal"
@@ -70,9 +71,9 @@ type Env struct {
 	Stdout io.Writer
 	Stderr io.Writer
 
-	// Notify returns a context that ends with a signal. It is called before the
-	// handler of ADD: where nothing is undone, a signal just ends the process.
-	Notify func(context.Context) context.Context
+	// Notify has stop called when the process is told to end, which does not end it any more. It is called at the
+	// first undo of an ADD: while there is nothing to undo, a signal just ends the process.
+	Notify func(stop func(cause error))
 
 	// Limit is how long the call may take; 0 = callTime.
 	Limit time.Duration
@@ -186,9 +187,11 @@ func (c *call[C]) add(ctx context.Context) error {
 			c.req.Warn("key %q is unknown and ignored: did you mean %q?", u.key, u.meant)
 		}
 	}
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	// The plugin that called an IPAM plugin gives its leases back.
 	if c.env.Notify != nil && !c.plugin.IPAM {
-		ctx = c.env.Notify(ctx)
+		c.req.onFirstUndo = func() { c.env.Notify(stop) }
 	}
 	limit := cmp.Or(c.env.Limit, callTime)
 	timed, cancel := context.WithTimeout(ctx, limit)
@@ -243,10 +246,14 @@ func WithTwoThirds(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, time.Until(at)*2/3)
 }
 
-// notify returns a context that ends when the process is told to end, which does not
-// end the process any more. Signals that our caller (nohup, say) ignores stay ignored.
-func notify(ctx context.Context) context.Context {
-	signals := []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
-	ctx, _ = signal.NotifyContext(ctx, slices.DeleteFunc(signals, signal.Ignored)...)
-	return ctx
+// notify has stop called when the process is told to end, which does not end the process any more. Signals that our
+// caller (nohup, say) ignores stay ignored.
+func notify(stop func(cause error)) {
+	told := make(chan os.Signal, 1)
+	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
+		if !signal.Ignored(sig) {
+			signal.Notify(told, sig)
+		}
+	}
+	go func() { stop(fmt.Errorf("%s signal received", <-told)) }()
 }

@@ -50,7 +50,9 @@ func runDaemon(env skel.Env) int {
 		return 2
 	}
 	log := slog.New(slog.NewTextHandler(env.Stderr, nil))
-	if err := newDaemon(env.Notify(context.Background()), f, log).run(env); err != nil {
+	ctx, stop := context.WithCancelCause(context.Background())
+	env.Notify(stop)
+	if err := newDaemon(ctx, f, log).run(env); err != nil {
 		log.Error(err.Error())
 		return 1
 	}
