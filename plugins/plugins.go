@@ -1,7 +1,7 @@
 // Package plugins is the list of all plugins, for programs that are several of them. A distributor
 // leaves some out or adds one in a main of his own:
 //
-//	func main() { skel.MainOf(append(plugins.All(), flannel.Plugin().Program())) }
+//	func main() { skel.MainOf(append(plugins.All(), skel.ProgramOf("flannel", flannel.Plugin))) }
 package plugins
 
 import (
@@ -29,23 +29,23 @@ import (
 // All returns the plugins, each by the name of its program.
 func All() []skel.Program {
 	return []skel.Program{
-		dhcp.Plugin().Program(),
-		hostlocal.Plugin().Program(),
-		static.Plugin().Program(),
-		bridge.Plugin().Program(),
-		dummy.Plugin().Program(),
-		hostdevice.Plugin().Program(),
-		ipvlan.Plugin().Program(),
-		loopback.Plugin().Program(),
-		macvlan.Plugin().Program(),
-		ptp.Plugin().Program(),
-		tap.Plugin().Program(),
-		vlan.Plugin().Program(),
-		bandwidth.Plugin().Program(),
-		firewall.Plugin().Program(),
-		portmap.Plugin().Program(),
-		sbr.Plugin().Program(),
-		tuning.Plugin().Program(),
-		vrf.Plugin().Program(),
+		skel.ProgramOf("dhcp", dhcp.Plugin),
+		skel.ProgramOf("host-local", hostlocal.Plugin),
+		skel.ProgramOf("static", static.Plugin),
+		skel.ProgramOf("bridge", bridge.Plugin),
+		skel.ProgramOf("dummy", dummy.Plugin),
+		skel.ProgramOf("host-device", hostdevice.Plugin),
+		skel.ProgramOf("ipvlan", ipvlan.Plugin),
+		skel.ProgramOf("loopback", loopback.Plugin),
+		skel.ProgramOf("macvlan", macvlan.Plugin),
+		skel.ProgramOf("ptp", ptp.Plugin),
+		skel.ProgramOf("tap", tap.Plugin),
+		skel.ProgramOf("vlan", vlan.Plugin),
+		skel.ProgramOf("bandwidth", bandwidth.Plugin),
+		skel.ProgramOf("firewall", firewall.Plugin),
+		skel.ProgramOf("portmap", portmap.Plugin),
+		skel.ProgramOf("sbr", sbr.Plugin),
+		skel.ProgramOf("tuning", tuning.Plugin),
+		skel.ProgramOf("vrf", vrf.Plugin),
 	}
 }

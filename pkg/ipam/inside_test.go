@@ -51,7 +51,7 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 		}
 	})
 	inside := func() skel.Program {
-		return skel.Plugin[struct{}]{Name: "ipam", IPAM: true, InProcess: true,
+		p := skel.Plugin[struct{}]{Name: "ipam", IPAM: true, InProcess: true,
 			Config: skel.Config[struct{}]{Keys: struct{}{}},
 			Add: func(ctx context.Context, req *skel.Request, _ struct{}) (*cni.Result, error) {
 				calls = append(calls, "ADD "+string(req.Conf)+" "+req.Args)
@@ -61,7 +61,8 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 			Del: func(_ context.Context, req *skel.Request) error {
 				calls = append(calls, "DEL "+req.ContainerID)
 				return nil
-			}}.Program()
+			}}
+		return skel.ProgramOf(p.Name, func() skel.Plugin[struct{}] { return p })
 	}
 	run := func(limit time.Duration, programs ...skel.Program) (code int, out, stderr string) {
 		var stdout, errs bytes.Buffer
@@ -141,7 +142,7 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 			return nil
 		}, inside),
 		Entry("the plugin needs a process of its own", os.Symlink,
-			other(func(p *skel.Program) { p.InProcess = false })),
+			other(func(p *skel.Program) { p.InProcess = func() bool { return false } })),
 		Entry("the program is no such plugin", os.Symlink, other(func(p *skel.Program) { p.Name = "another" })),
 	)
 })

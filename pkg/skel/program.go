@@ -16,28 +16,32 @@ type Program struct {
 	// Run serves one call and returns the exit status.
 	Run func(context.Context, Env) int
 	// InProcess is that of an IPAM plugin.
-	InProcess bool
+	InProcess func() bool
 }
 
-// Program returns the plugin for a program that is several plugins.
-func (p Plugin[C]) Program() Program {
-	run := func(ctx context.Context, env Env) int { return Run(ctx, p, env) }
-	return Program{Name: p.Name, Run: run, InProcess: p.IPAM && p.InProcess}
+// ProgramOf returns a plugin for a program that is several plugins. It is made when it is called: what the others are
+// made of is not even read from the file.
+func ProgramOf[C any](name string, plugin func() Plugin[C]) Program {
+	run := func(ctx context.Context, env Env) int { return Run(ctx, plugin(), env) }
+	inProcess := func() bool { p := plugin(); return p.IPAM && p.InProcess }
+	return Program{Name: name, Run: run, InProcess: inProcess}
 }
 
 // Main runs p in this process, which is no other plugin, and exits: with status 0 on success, 1 after an error.
-func Main[C any](p Plugin[C]) { serve(p.Program(), nil) }
+func Main[C any](p Plugin[C]) {
+	serve(func(ctx context.Context, env Env) int { return Run(ctx, p, env) }, nil)
+}
 
 // MainOf is Main of a program that is all these plugins, for the one that the base name of argv[0] names. It returns
 // when none has that name.
 func MainOf(all []Program) {
 	if p, ok := find(all, filepath.Base(os.Args[0])); ok {
-		serve(p, all)
+		serve(p.Run, all)
 	}
 }
 
-func serve(p Program, all []Program) {
-	os.Exit(p.Run(context.Background(), Env{
+func serve(run func(context.Context, Env) int, all []Program) {
+	os.Exit(run(context.Background(), Env{
 		Args: os.Args[1:], Vars: os.Environ(),
 		Stdin: os.Stdin, Stdout: withoutSIGPIPE(os.Stdout), Stderr: withoutSIGPIPE(os.Stderr),
 		Notify: notify, Programs: all,
@@ -54,7 +58,7 @@ func find(all []Program, name string) (p Program, ok bool) {
 // InProcess returns the IPAM plugin r.IPAM of this process, when file, which is what CNI_PATH has for it, is the
 // running program (by device and inode). Without ok the file is to be executed.
 func (r *Request) InProcess(file fs.FileInfo) (p Program, ok bool) {
-	if p, ok = find(r.programs, r.IPAM); !ok || !p.InProcess {
+	if p, ok = find(r.programs, r.IPAM); !ok || !p.InProcess() {
 		return p, false
 	}
 	own, err := os.Stat("/proc/self/exe")

@@ -69,7 +69,7 @@ func (w *World) InProcess() {
 	self := nstest.Must(os.Executable())
 	for _, name := range []string{"fake", "whereabouts"} {
 		Expect(os.Symlink(self, filepath.Join(w.insideDir(), name))).To(Succeed())
-		w.inside = append(w.inside, skel.Program{Name: name, InProcess: true,
+		w.inside = append(w.inside, skel.Program{Name: name, InProcess: func() bool { return true },
 			Run: func(ctx context.Context, env skel.Env) int {
 				cmd := exec.CommandContext(ctx, filepath.Join(w.Dir, name))
 				cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env.Vars, env.Stdin, env.Stdout, env.Stderr
