@@ -56,12 +56,6 @@ type options struct {
 	DNS      bool             `json:"dns,omitempty"`
 }
 
-// optionNames are those that the reference knows.
-var optionNames = map[string]byte{
-	"dhcp-client-identifier": 61, "subnet-mask": 1, "routers": 3, "host-name": 12, "user-class": 77,
-	"vendor-class-identifier": 60,
-}
-
 // parseConfig reads a configuration, in the plugin and, since the protocol carries it
 // as it is, in the daemon.
 func parseConfig(conf []byte, args string) (*config, error) {
@@ -113,7 +107,11 @@ func parseConfig(conf []byte, args string) (*config, error) {
 }
 
 func parseOption(key, name string) (byte, error) {
-	if code, known := optionNames[name]; known {
+	names := map[string]byte{ // those that the reference knows
+		"dhcp-client-identifier": 61, "subnet-mask": 1, "routers": 3, "host-name": 12, "user-class": 77,
+		"vendor-class-identifier": 60,
+	}
+	if code, known := names[name]; known {
 		return code, nil
 	}
 	// 53 is the kind of a message; 0 and 255 are no options but filling and end.

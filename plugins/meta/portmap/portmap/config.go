@@ -96,14 +96,24 @@ type mapping struct {
 // proto is a transport protocol by its number.
 type proto uint8
 
-// protocols are those that have ports and that both backends know.
-var protocols = map[string]proto{"sctp": unix.IPPROTO_SCTP, "tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}
+// protocol is the number of one that has ports and that both backends know; 0 = of none.
+func protocol(name string) proto {
+	for _, p := range []proto{unix.IPPROTO_SCTP, unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+		if p.String() == name {
+			return p
+		}
+	}
+	return 0
+}
 
 func (p proto) String() string {
-	for name, number := range protocols {
-		if p == number {
-			return name
-		}
+	switch p {
+	case unix.IPPROTO_SCTP:
+		return "sctp"
+	case unix.IPPROTO_TCP:
+		return "tcp"
+	case unix.IPPROTO_UDP:
+		return "udp"
 	}
 	return ""
 }
@@ -250,7 +260,7 @@ func (w wireMapping) parse(entry string) (m mapping, err error) {
 		return uint16(*number)
 	}
 	m.HostPort, m.ContainerPort = port(".hostPort", w.HostPort), port(".containerPort", w.ContainerPort)
-	m.Proto = protocols[strings.ToLower(w.Protocol)]
+	m.Proto = protocol(strings.ToLower(w.Protocol))
 	switch {
 	case w.Protocol == "":
 		problems.Add(cni.Refuse(entry+".protocol", nil, "missing").

@@ -128,7 +128,7 @@ const (
 func named(f nft.Family, kind string) string { return "portmap" + f.Digit() + kind + "_v1" }
 
 // loopback4 are the sources of a host that speaks to itself.
-var loopback4 = netip.MustParsePrefix("127.0.0.0/8")
+func loopback4() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8) }
 
 // sharedLayout is the layout of all attachments that masquerade by this bit of the fwmark.
 func sharedLayout(bit int) nft.Layout {
@@ -197,8 +197,8 @@ func guardLayout() nft.Layout {
 		Chains: []nft.Chain{{Name: guardChain, Comment: "nothing from or to 127.0.0.0/8 comes from containers",
 			Hook: &nft.Hook{Type: "filter", Point: nft.Prerouting, Priority: rawPriority},
 			Rules: []nft.Rule{
-				{in, nft.InPrefix(nft.IPDaddr, loopback4), nft.Drop()},
-				{in, nft.InPrefix(nft.IPSaddr, loopback4), nft.Drop()},
+				{in, nft.InPrefix(nft.IPDaddr, loopback4()), nft.Drop()},
+				{in, nft.InPrefix(nft.IPSaddr, loopback4()), nft.Drop()},
 			}}},
 	}
 }
@@ -236,7 +236,7 @@ func chainNamed(name string) (nft.Chain, bool) {
 		}
 		rules := []nft.Rule{{nft.InPrefix(f.Saddr(), prefix), fwmark}}
 		if f == nft.IPv4 {
-			rules = append(rules, nft.Rule{nft.InPrefix(f.Saddr(), loopback4), fwmark})
+			rules = append(rules, nft.Rule{nft.InPrefix(f.Saddr(), loopback4()), fwmark})
 		}
 		return nft.Chain{Name: name, Rules: append(rules, after)}, true
 	}

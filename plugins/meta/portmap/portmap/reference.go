@@ -34,7 +34,7 @@ func referenceSNATChain(f nft.Family, r *record) ipt.Chain {
 func hostPortOf(r ipt.Rule) (p hostPort, ok bool) {
 	to, err := netip.ParseAddrPort(r.Option("--to-destination"))
 	port, portErr := strconv.ParseUint(r.Option("--dport"), 10, 16)
-	p = hostPort{Proto: protocols[r.Option("-p")], Port: uint16(port), To: to}
+	p = hostPort{Proto: protocol(r.Option("-p")), Port: uint16(port), To: to}
 	if err != nil || portErr != nil || p.Proto == 0 || r.Option("-j") != "DNAT" {
 		return p, false
 	}
