@@ -12,7 +12,7 @@ for main in plugins/*/*/main.go cmd/hawser/main.go; do
 	[ -e "$main" ] || { echo "build: no $main" >&2; exit 1; }
 	program=${main%/main.go}
 	go build -trimpath -buildvcs=false -o "$dir/${program##*/}" \
-		-ldflags "-s -w -X github.com/hawser-cni/plugins/pkg/skel.version=${version#v}" "./$program"
+		-ldflags "-s -w -X 'github.com/hawser-cni/plugins/pkg/skel.stamp=hawser-cni version ${version#v};'" "./$program"
 done
 for main in plugins/*/*/main.go; do
 	plugin=${main%/main.go}

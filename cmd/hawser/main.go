@@ -1,11 +1,65 @@
-// Command hawser is all plugins in one file: under the name of a plugin it is that plugin.
+// Command hawser is all plugins in one file: under the name of a plugin it is that plugin, under any other name the
+// tool that puts the file onto a node.
 package main
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/plugins"
 )
 
 func main() {
-	skel.MainOf(plugins.All())
+	all := plugins.All()
+	skel.MainOf(all)
+	var names []string
+	for _, p := range all {
+		names = append(names, p.Name)
+	}
+	slices.Sort(names)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	root := tool(names, os.LookupEnv)
+	root.SetArgs(os.Args[1:])
+	root.SetIn(os.Stdin)
+	root.SetOut(os.Stdout)
+	root.SetErr(os.Stderr)
+	err := root.ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "hawser: "+strings.ReplaceAll(err.Error(), "\n", "\nhawser: "))
+		os.Exit(1)
+	}
+}
+
+// tool is the command line. An option that is not given is taken from the environment: --to from HAWSER_TO.
+func tool(names []string, env func(string) (string, bool)) *cobra.Command {
+	root := &cobra.Command{
+		Use: "hawser", Short: "CNI plugins in one file, and the tool that puts them onto a node",
+		Version: skel.Version(), Args: cobra.NoArgs, SilenceErrors: true, SilenceUsage: true,
+	}
+	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error { return fromEnvironment(c.Flags(), env) }
+	root.AddCommand(installCommand(names, env), uninstallCommand())
+	return root
+}
+
+func fromEnvironment(flags *pflag.FlagSet, env func(string) (string, bool)) (err error) {
+	flags.VisitAll(func(f *pflag.Flag) {
+		name := "HAWSER_" + strings.ToUpper(f.Name)
+		if value, ok := env(name); ok && value != "" && !f.Changed {
+			if bad := flags.Set(f.Name, value); bad != nil {
+				err = errors.Join(err, fmt.Errorf("%s: %w", name, bad))
+			}
+		}
+	})
+	return err
 }

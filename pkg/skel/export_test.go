@@ -2,7 +2,7 @@ package skel
 
 // SetVersion makes this the version of the suite until the function that it returns is called.
 func SetVersion(v string) (restore func()) {
-	old := version
-	version = v
-	return func() { version = old }
+	old := stamp
+	stamp = Stamp + v + ";"
+	return func() { stamp = old }
 }

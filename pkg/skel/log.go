@@ -138,7 +138,7 @@ func onlyWeWrite(st unix.Stat_t) bool {
 func (c *call[C]) line(err error) line {
 	l := line{
 		Time: c.began.UTC().Format("2006-01-02T15:04:05.000Z07:00"), PID: os.Getpid(),
-		Plugin: c.plugin.Name, Version: version, Verb: c.vars["CNI_COMMAND"], CNIVersion: c.version,
+		Plugin: c.plugin.Name, Version: Version(), Verb: c.vars["CNI_COMMAND"], CNIVersion: c.version,
 		ContainerID: c.vars["CNI_CONTAINERID"], IfName: c.vars["CNI_IFNAME"],
 		MS: float64(time.Since(c.began).Microseconds()) / 1000,
 	}

@@ -26,7 +26,7 @@ func forPeople[C any](p Plugin[C], env Env, vars map[string]string) (done bool, 
 			printHelp(env.Stdout, p)
 			return true, 0
 		case "--version", "-version", "-V", "version":
-			fmt.Fprintf(env.Stdout, "%s %s (CNI %s)\n", p.Name, version, strings.Join(cni.Versions(), ", "))
+			fmt.Fprintf(env.Stdout, "%s %s (CNI %s)\n", p.Name, Version(), strings.Join(cni.Versions(), ", "))
 			return true, 0
 		}
 	}
@@ -42,13 +42,13 @@ func forPeople[C any](p Plugin[C], env Env, vars map[string]string) (done bool, 
 	}
 	// The version is that of the reference plugins that we replace, with our own in its build metadata. nerdctl asks
 	// so whether firewall can isolate networks, and Nomad whether a node's plugins are of this decade.
-	fmt.Fprintf(env.Stderr, "CNI %s plugin v1.9.1+hawser.%s\n", p.Name, strings.ReplaceAll(version, "+", "."))
+	fmt.Fprintf(env.Stderr, "CNI %s plugin %s+hawser.%s\n", p.Name, Reference, strings.ReplaceAll(Version(), "+", "."))
 	printHelp(env.Stderr, p)
 	return true, 0
 }
 
 func printHelp[C any](w io.Writer, p Plugin[C]) {
-	fmt.Fprintf(w, "%s %s: %s\n", p.Name, version, p.About)
+	fmt.Fprintf(w, "%s %s: %s\n", p.Name, Version(), p.About)
 	fmt.Fprintf(w, "CNI protocol versions supported: %s\n\n", strings.Join(cni.Versions(), ", "))
 	fmt.Fprint(w, `A CNI plugin: a container runtime runs it with CNI_COMMAND, CNI_CONTAINERID,
 CNI_NETNS, CNI_IFNAME, CNI_ARGS and CNI_PATH in its environment and the network

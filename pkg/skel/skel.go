@@ -21,8 +21,18 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// version is set when a release is linked.
-var version = "unknown"
+// Stamp stands before the version in the file of a program, by which an installer knows both without running it; a
+// semicolon ends it. Reference is the release of the reference plugins whose behaviour is ours.
+const (
+	Stamp     = "hawser-cni version "
+	Reference = "v1.9.1"
+)
+
+// stamp is set when a release is linked.
+var stamp = Stamp + "unknown;"
+
+// Version is the version of the running program.
+func Version() string { return strings.TrimSuffix(strings.TrimPrefix(stamp, Stamp), ";") }
 
 // Plugin is a plugin's name, configuration and handlers. C is the type into which
 // Parse turns the configuration. A handler that is nil succeeds; none of them prints.

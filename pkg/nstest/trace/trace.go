@@ -28,6 +28,8 @@ type Command struct {
 	Args  []string // without the program itself
 	Env   []string // all of it
 	Stdin string
+	// Kill, if it is there, is asked before each system call whether all are to be killed instead.
+	Kill func(number int) bool
 }
 
 // Record is what a command, and all that it started, did.
@@ -101,6 +103,7 @@ func Run(c Command) (*Record, error) {
 	}
 	defer time.AfterFunc(limit, func() { _ = unix.Kill(-pid, unix.SIGKILL) }).Stop()
 	t := newTracer(pid, c.Path)
+	t.kill = c.Kill
 	err = t.follow()
 	r := &Record{Programs: t.programs, Stdout: <-outputs[0], Stderr: <-outputs[1], Exit: t.exit}
 	return r, err
@@ -191,6 +194,7 @@ type tracer struct {
 	root, exit int
 	programs   []*Program
 	tasks      map[int]*task
+	kill       func(number int) bool // of the command
 }
 
 // task is one thread.
@@ -293,6 +297,9 @@ func (t *tracer) syscall(task *task) error {
 	}
 	switch i.op {
 	case atEntry:
+		if t.kill != nil && t.kill(int(i.number)) {
+			return unix.Kill(-t.root, unix.SIGKILL)
+		}
 		task.entered = &call{task: task, number: int(i.number), args: i.args}
 		task.entered.enter()
 	case atExit:

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"io/fs"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"golang.org/x/mod/semver"
+
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// kind says whose a file is.
+type kind int
+
+const (
+	absent kind = iota
+	ours
+	reference
+	foreign
+	unfit // no file
+)
+
+// file is what has a plugin's name.
+type file struct {
+	name    string
+	kind    kind
+	version string // of ours and the reference's, where it says so
+	mode    fs.FileMode
+	info    fs.FileInfo
+	target  string // of a symbolic link
+	data    []byte
+}
+
+func (f file) String() string {
+	version := cmp.Or(f.version, "of unknown version")
+	switch f.kind {
+	case ours:
+		return "our plugin, " + version
+	case reference:
+		return "the reference plugin, " + version
+	}
+	return "another's file"
+}
+
+// inspect looks whose a file is by what it contains: no file of others is executed, it may be of another architecture
+// or not be ours to trust. A link is what it leads to.
+func inspect(path, name string) (f file, err error) {
+	f.name = name
+	f.info, err = os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return f, nil
+	}
+	if err != nil {
+		return f, err
+	}
+	f.mode, f.kind = f.info.Mode(), foreign
+	if f.mode&fs.ModeSymlink != 0 {
+		if f.target, err = os.Readlink(path); err != nil {
+			return f, err
+		}
+		if f.target == own {
+			f.kind = ours
+		}
+	}
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // the link leads nowhere
+		return f, nil
+	case err != nil:
+		return f, err
+	case !info.Mode().IsRegular():
+		f.kind = unfit
+		return f, nil
+	}
+	if f.data, err = os.ReadFile(path); err != nil {
+		return f, err
+	}
+	if kind, version := whose(f.data); kind != foreign {
+		f.kind, f.version = kind, version
+	}
+	return f, nil
+}
+
+// whose finds our stamp, or what Go's linker writes into a program about its package.
+func whose(program []byte) (k kind, version string) {
+	for rest := program; ; {
+		_, after, ok := bytes.Cut(rest, []byte(skel.Stamp))
+		if !ok {
+			break
+		}
+		v, _, ok := bytes.Cut(after[:min(len(after), 100)], []byte(";"))
+		switch text := string(v); {
+		case ok && semver.IsValid("v"+text):
+			return ours, text
+		case ok && text == "unknown": // also in a program to which the linker gave a version
+			k = ours
+		}
+		rest = after
+	}
+	if k == ours {
+		return ours, ""
+	}
+	const module = "github.com/containernetworking/plugins"
+	_, about, ok := bytes.Cut(program, []byte("path\t"+module+"/plugins/"))
+	if !ok {
+		return foreign, ""
+	}
+	about = about[:min(len(about), 16<<10)]
+	said := regexp.MustCompile(`buildversion\.BuildVersion=(v[-+.\w]+)|\nmod\t` + module + `\t(v[-+.\w]+)`)
+	if found := said.FindSubmatch(about); found != nil {
+		version = string(append(found[1], found[2]...))
+	}
+	return reference, version
+}
+
+// newer says that version a is newer than b. X.Y.Z+goN is X.Y.Z, built once more.
+func newer(a, b string) bool {
+	a, b = "v"+strings.TrimPrefix(a, "v"), "v"+strings.TrimPrefix(b, "v")
+	if !semver.IsValid(a) || !semver.IsValid(b) {
+		return false
+	}
+	return cmp.Or(semver.Compare(a, b), cmp.Compare(rebuild(a), rebuild(b))) > 0
+}
+
+func rebuild(version string) int {
+	n, _ := strconv.Atoi(strings.TrimPrefix(semver.Build(version), "+go"))
+	return n
+}

@@ -1,0 +1,229 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// own is the name of the file itself in the plugins' directory.
+const own = "hawser"
+
+// The ways in which the file has the name of a plugin.
+const (
+	hard     = "hard"
+	symbolic = "symbolic"
+	byCopy   = "copy"
+)
+
+type options struct {
+	to, links         string
+	only, skip        []string
+	keep, force, loop bool
+}
+
+func installCommand(names []string, env func(string) (string, bool)) *cobra.Command {
+	var o options
+	c := &cobra.Command{
+		Use: "install --to DIR", Short: "Put this file into DIR, and a link to it for each plugin", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			chosen, err := o.choose(names, env)
+			if err != nil {
+				return err
+			}
+			return o.run(c.Context(), chosen, c.OutOrStdout())
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.to, "to", "", "the `directory` that runtimes look for plugins in, as /opt/cni/bin")
+	f.StringSliceVar(&o.only, "only", nil, "these `plugins` alone, separated by commas")
+	f.StringSliceVar(&o.skip, "skip", nil, "all but these `plugins`")
+	f.StringVar(&o.links, "links", hard, "how the file has a plugin's name: hard, symbolic or copy")
+	f.BoolVar(&o.keep, "keep", false, "leave each name that is there")
+	f.BoolVar(&o.force, "force", false,
+		"replace newer versions, a newer reference's plugins and files of others too")
+	f.BoolVar(&o.loop, "loop", false, "stay, and install again when something in DIR changes")
+	return c
+}
+
+// choose checks the options and returns the plugins that they name. The two variables are those of Rancher's image.
+func (o *options) choose(names []string, env func(string) (string, bool)) ([]string, error) {
+	if o.to == "" {
+		return nil, errors.New("--to is missing: the directory that the runtime looks for plugins in, as /opt/cni/bin")
+	}
+	if !slices.Contains([]string{hard, symbolic, byCopy}, o.links) {
+		return nil, fmt.Errorf("--links: %q is none of hard, symbolic and copy", o.links)
+	}
+	for option, list := range map[string][]string{"only": o.only, "skip": o.skip} {
+		for _, name := range list {
+			if !slices.Contains(names, name) {
+				return nil, fmt.Errorf("--%s: %q is no plugin; there are %s", option, name, strings.Join(names, ", "))
+			}
+		}
+	}
+	// Its list may have plugins that are not ours.
+	others, _ := env("SKIP_CNI_BINARIES")
+	skip := append(strings.Split(others, ","), o.skip...)
+	if value, ok := env("UPDATE_CNI_BINARIES"); ok && value != "" {
+		update, err := strconv.ParseBool(value)
+		if err != nil {
+			return nil, fmt.Errorf("UPDATE_CNI_BINARIES: %q is neither true nor false", value)
+		}
+		o.keep = o.keep || !update
+	}
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+		return len(o.only) > 0 && !slices.Contains(o.only, name) || slices.Contains(skip, name)
+	}), nil
+}
+
+func (o *options) run(ctx context.Context, names []string, say io.Writer) error {
+	self, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	once := func() error {
+		if err := os.MkdirAll(o.to, 0o755); err != nil {
+			return err
+		}
+		p, err := open(o.to)
+		if err != nil {
+			return err
+		}
+		defer p.close()
+		i := install{options: *o, place: p, self: self, say: say}
+		return i.all(names)
+	}
+	if o.loop {
+		return again(ctx, o.to, once, say)
+	}
+	return once()
+}
+
+// install is one installation.
+type install struct {
+	options
+	*place
+	self []byte
+	say  io.Writer
+}
+
+// all decides about each name before it changes the first one.
+func (i *install) all(names []string) error {
+	var take []file
+	var errs []error
+	said := map[string]string{}
+	for _, name := range append([]string{own}, names...) {
+		f, err := i.look(name)
+		why := ""
+		if err == nil {
+			why, err = i.judge(f)
+		}
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case why != "":
+			said[name] = why
+		default:
+			take = append(take, f)
+		}
+	}
+	if len(errs) > 0 {
+		return fmt.Errorf("nothing was installed:\n%w", errors.Join(errs...))
+	}
+	if err := i.note(take); err != nil {
+		return err
+	}
+	var failed error
+	for _, f := range take {
+		done, err := i.put(f)
+		if err != nil {
+			failed = fmt.Errorf("%s: %w", i.path(f.name), err)
+			break
+		}
+		said[f.name] = done
+	}
+	for _, name := range append([]string{own}, names...) {
+		if what, ok := said[name]; ok {
+			fmt.Fprintf(i.say, "%s: %s\n", i.path(name), what)
+		}
+	}
+	return errors.Join(failed, i.sync())
+}
+
+// judge says why a name is left as it is; an error refuses the whole installation.
+func (i *install) judge(f file) (why string, err error) {
+	switch {
+	case f.kind == unfit:
+		return "", fmt.Errorf("%s: %s; move it away", i.path(f.name), f.mode)
+	case f.name == own && f.kind > ours && (i.keep || !i.force):
+		return "", fmt.Errorf("%s: is not ours, but its place is this file's; --force replaces it", i.path(own))
+	case f.kind != absent && i.keep:
+		return "left, as all that is there", nil
+	case i.force || f.kind == absent:
+		return "", nil
+	case f.kind == ours && newer(f.version, skel.Version()):
+		return "", fmt.Errorf("%s: is the newer version %s (this is %s); --force replaces it",
+			i.path(f.name), f.version, skel.Version())
+	case f.kind == reference && newer(f.version, skel.Reference):
+		return fmt.Sprintf("left: the reference plugin %s, newer than %s; --force replaces it", f.version,
+			skel.Reference), nil
+	case f.kind == foreign:
+		return "left: neither ours nor the reference's; --force replaces it", nil
+	}
+	return "", nil
+}
+
+// put gives the file a name, and says what it did. What was there stays whole until the new file takes its place.
+func (i *install) put(f file) (string, error) {
+	if i.isThere(f) {
+		return "is there", nil
+	}
+	if f.name == own {
+		return done(f), i.write(i.path(own), i.self, 0o755)
+	}
+	switch i.links {
+	case symbolic:
+		return done(f), i.swap(i.path(f.name), func(temporary string) error { return os.Symlink(own, temporary) })
+	case hard:
+		err := i.swap(i.path(f.name), func(temporary string) error { return os.Link(i.path(own), temporary) })
+		if !cannotLink(err) {
+			return done(f), err
+		}
+		fmt.Fprintf(i.say, "%s: no hard links here (%v): copies instead\n", i.to, err)
+		i.links = byCopy
+		return i.put(f)
+	}
+	return done(f), i.write(i.path(f.name), i.self, 0o755)
+}
+
+func done(f file) string {
+	if f.kind == absent {
+		return "installed"
+	}
+	return "installed, in the place of " + f.String()
+}
+
+// isThere says that a name is as put would make it.
+func (i *install) isThere(f file) bool {
+	target, _ := os.Stat(i.path(own))
+	regular := f.kind == ours && f.mode.IsRegular()
+	switch {
+	case f.name == own:
+		return regular && f.mode.Perm() == 0o755 && bytes.Equal(f.data, i.self)
+	case i.links == symbolic:
+		return f.target == own
+	case i.links == hard:
+		return regular && os.SameFile(f.info, target)
+	}
+	return regular && f.mode.Perm() == 0o755 && !os.SameFile(f.info, target) && bytes.Equal(f.data, i.self)
+}

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// store is the directory, in that of the plugins, for what was there before and the record. No runtime finds a
+	// plugin in it: the type of a configuration has no slash.
+	store = ".hawser"
+	// fresh is a file that has no name yet. Whoever has the lock may take it away.
+	fresh      = ".hawser.new"
+	recordName = "installed.json"
+)
+
+// place is a directory of plugins, locked. What is done to it is done in an order in which the next call, whatever
+// came between, knows what was there: first the former file has a second name in the store, then the record has
+// the name, then the new file takes its place.
+type place struct {
+	dir    string
+	lock   *os.File
+	record map[string]origin
+}
+
+// origin is what a name was before we took it.
+type origin struct {
+	Kept bool `json:"kept"` // in the store; else there was nothing
+}
+
+func open(dir string) (*place, error) {
+	lock, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	p := &place{dir: dir, lock: lock, record: map[string]origin{}}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		p.close()
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	data, err := os.ReadFile(p.kept(recordName))
+	if err == nil {
+		err = json.Unmarshal(data, &p.record)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		p.close()
+		return nil, fmt.Errorf("%s: %w", p.kept(recordName), err)
+	}
+	return p, nil
+}
+
+func (p *place) close() { _ = p.lock.Close() }
+
+func (p *place) path(name string) string { return filepath.Join(p.dir, name) }
+
+func (p *place) kept(name string) string { return filepath.Join(p.dir, store, name) }
+
+func (p *place) look(name string) (file, error) { return inspect(p.path(name), name) }
+
+// note keeps what has the names that are taken now, and writes down that they are.
+func (p *place) note(take []file) error {
+	changed := false
+	for _, f := range take {
+		was, known := p.record[f.name]
+		if was.Kept && !exists(p.kept(f.name)) { // an uninstallation that was not finished has brought it back
+			known = false
+		}
+		if known && (f.kind == ours || f.kind == absent) {
+			continue
+		}
+		if err := os.Mkdir(p.path(store), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		if err := p.setAside(f); err != nil {
+			return fmt.Errorf("keep %s: %w", p.path(f.name), err)
+		}
+		p.record[f.name], changed = origin{Kept: f.kind != absent}, true
+	}
+	if !changed {
+		return nil
+	}
+	data, err := json.MarshalIndent(p.record, "", "  ")
+	if err != nil {
+		return err
+	}
+	return errors.Join(p.write(p.kept(recordName), append(data, '\n'), 0o600), syncDir(p.path(store)), p.sync())
+}
+
+// setAside gives a file a second name in the store; where there are no hard links, a copy.
+func (p *place) setAside(f file) error {
+	if f.kind == absent {
+		return ignoreAbsent(os.Remove(p.kept(f.name))) // of an installation that was killed
+	}
+	err := p.swap(p.kept(f.name), func(temporary string) error { return os.Link(p.path(f.name), temporary) })
+	switch {
+	case !cannotLink(err):
+		return err
+	case f.target != "":
+		return p.swap(p.kept(f.name), func(temporary string) error { return os.Symlink(f.target, temporary) })
+	}
+	return p.write(p.kept(f.name), f.data, f.mode.Perm())
+}
+
+// write makes a file whole and safe on the disk before it has its name.
+func (p *place) write(path string, data []byte, mode fs.FileMode) error {
+	return p.swap(path, func(temporary string) error {
+		f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+		if err != nil {
+			return err
+		}
+		_, err = f.Write(data)
+		return errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
+	})
+}
+
+// swap makes a file under the temporary name and gives it its own, in the place of what has that.
+func (p *place) swap(path string, create func(string) error) error {
+	temporary := p.path(fresh)
+	err := ignoreAbsent(os.Remove(temporary))
+	if err == nil {
+		err = create(temporary)
+	}
+	if err == nil {
+		err = os.Rename(temporary, path)
+	}
+	// Rename leaves both names of one file as they are.
+	return errors.Join(err, ignoreAbsent(os.Remove(temporary)))
+}
+
+func (p *place) sync() error { return p.lock.Sync() }
+
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+func ignoreAbsent(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// cannotLink says that a file system has no hard links, or not for this file.
+func cannotLink(err error) bool {
+	for _, errno := range []error{unix.EPERM, unix.EOPNOTSUPP, unix.ENOSYS, unix.EMLINK, unix.EXDEV} {
+		if link := new(os.LinkError); errors.As(err, &link) && link.Op == "link" && errors.Is(link.Err, errno) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/spf13/cobra"
+)
+
+func uninstallCommand() *cobra.Command {
+	var dir string
+	c := &cobra.Command{
+		Use: "uninstall --to DIR", Short: "Bring back what was in DIR before", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if dir == "" {
+				return errors.New("--to is missing: the directory of the installation")
+			}
+			return uninstall(dir, c.OutOrStdout())
+		},
+	}
+	c.Flags().StringVar(&dir, "to", "", "the `directory` of the installation")
+	return c
+}
+
+func uninstall(dir string, say io.Writer) error {
+	p, err := open(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		fmt.Fprintf(say, "%s: nothing is installed\n", dir)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	if !exists(p.path(store)) && !exists(p.path(fresh)) {
+		fmt.Fprintf(say, "%s: nothing is installed\n", dir)
+		return nil
+	}
+	// Links lead to the file itself: it goes last.
+	names := slices.Sorted(maps.Keys(p.record))
+	names = append(slices.DeleteFunc(names, func(name string) bool { return name == own }), own)
+	for _, name := range names {
+		was, taken := p.record[name]
+		if !taken {
+			continue
+		}
+		done, err := p.giveBack(name, was)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		fmt.Fprintf(say, "%s: %s\n", p.path(name), done)
+	}
+	if err := p.sync(); err != nil {
+		return err
+	}
+	return errors.Join(ignoreAbsent(os.Remove(p.path(fresh))), os.RemoveAll(p.path(store)), p.sync())
+}
+
+// giveBack brings back what had the name before, in one step.
+func (p *place) giveBack(name string, was origin) (string, error) {
+	f, err := p.look(name)
+	switch {
+	case err != nil:
+		return "", err
+	case f.kind > ours:
+		return "left: it is not ours", nil
+	case was.Kept && exists(p.kept(name)):
+		return "as it was before", os.Rename(p.kept(name), p.path(name))
+	case was.Kept:
+		return "as it was before", nil // by an uninstallation that was not finished
+	}
+	return "removed", ignoreAbsent(os.Remove(p.path(name)))
+}

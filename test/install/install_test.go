@@ -1,0 +1,428 @@
+// The specs of this directory install the one file with its tool into directories of all kinds, and uninstall it.
+package install_test
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestInstall(t *testing.T) { nstest.RunSpecs(t, "hawser install") }
+
+// tool is the one file: of HAWSER_BIN, or compiled once.
+var tool = sync.OnceValue(func() string {
+	if dir := os.Getenv("HAWSER_BIN"); dir != "" {
+		return filepath.Join(dir, "hawser")
+	}
+	out := filepath.Join(nstest.Must(os.MkdirTemp("", "install-")), "hawser")
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", out, "-ldflags",
+		"-s -w -X 'github.com/hawser-cni/plugins/pkg/skel.stamp=hawser-cni version 0.2.0;'", "./cmd/hawser")
+	build.Dir, build.Env = nstest.Root(), append(os.Environ(), "CGO_ENABLED=0", "GOPROXY=off")
+	text, err := build.CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), string(text))
+	return out
+})
+
+// What stands in for a file of somebody: whose it is shows in it, and running it fails.
+const (
+	referencePath = "path\tgithub.com/containernetworking/plugins/plugins/main/bridge\nbuild\t-ldflags=\"" +
+		"-X github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion="
+	oldReference = referencePath + "v1.4.0\"\n"
+	newReference = referencePath + "v1.9.2-rc1\"\n"
+	wrapper      = "#!/bin/sh\nexec /usr/bin/false\n"
+	newOurs      = "hawser-cni version 99.0.0;"
+	oldOurs      = "hawser-cni version 0.0.1;"
+)
+
+// dir is a directory of plugins on a host.
+type dir struct {
+	*nstest.Host
+	path string
+}
+
+// newDir makes one with these files, on the host's own tmpfs.
+func newDir(files map[string]string) dir {
+	GinkgoHelper()
+	d := dir{nstest.NewHost(), "/run/cni/bin"}
+	d.fill(files)
+	return d
+}
+
+func (d dir) fill(files map[string]string) {
+	GinkgoHelper()
+	d.Do(func() {
+		Expect(os.MkdirAll(d.path, 0o755)).To(Succeed())
+		for name, text := range files {
+			Expect(os.WriteFile(d.path+"/"+name, []byte(text), 0o755)).To(Succeed())
+		}
+	})
+}
+
+// try runs the tool and returns what it said.
+func (d dir) try(env []string, command string, args ...string) nstest.Output {
+	GinkgoHelper()
+	return d.Run(nstest.Program{Path: tool(), Args: append([]string{command, "--to", d.path}, args...), Env: env})
+}
+
+func (d dir) install(args ...string) string {
+	GinkgoHelper()
+	out := d.try(nil, "install", args...)
+	Expect(out.Exit).To(BeZero(), out.Stderr)
+	return out.Stdout
+}
+
+// refuses is an installation that fails and changes nothing.
+func (d dir) refuses(args ...string) string {
+	GinkgoHelper()
+	before := d.state()
+	out := d.try(nil, "install", args...)
+	Expect(out.Exit).To(Equal(1))
+	Expect(d.state()).To(Equal(before))
+	return out.Stderr
+}
+
+// uninstall brings back what was there, and does nothing when it is done again.
+func (d dir) uninstall(before map[string]string) {
+	GinkgoHelper()
+	for range 2 {
+		out := d.try(nil, "uninstall")
+		Expect(out.Exit).To(BeZero(), out.Stderr)
+		Expect(d.state()).To(Equal(before))
+	}
+}
+
+// state is each file below the directory: its mode, what it is and what it contains, a long text by its length. Of the
+// one file and its links it says that alone.
+func (d dir) state() map[string]string {
+	GinkgoHelper()
+	all := map[string]string{}
+	d.Do(func() {
+		self := nstest.Must(os.ReadFile(tool()))
+		var known fs.FileInfo // a file that is the tool
+		err := filepath.WalkDir(d.path, func(path string, e fs.DirEntry, err error) error {
+			if err != nil || e.IsDir() {
+				return err
+			}
+			info := nstest.Must(os.Lstat(path))
+			text := info.Mode().String() + " "
+			if info.Mode().Type() == fs.ModeSymlink {
+				text += nstest.Must(os.Readlink(path))
+			} else if known != nil && os.SameFile(known, info) {
+				text += "ours"
+			} else if data := nstest.Must(os.ReadFile(path)); bytes.Equal(data, self) {
+				text, known = text+"ours", info
+			} else {
+				text += string(data[:min(len(data), 200)])
+			}
+			all[strings.TrimPrefix(path, d.path+"/")] = text
+			return nil
+		})
+		Expect(err).NotTo(HaveOccurred())
+	})
+	return all
+}
+
+// inode is that of a name, not of what a link leads to.
+func (d dir) inode(name string) (ino uint64) {
+	GinkgoHelper()
+	d.Do(func() {
+		var st unix.Stat_t
+		Expect(unix.Lstat(d.path+"/"+name, &st)).To(Succeed())
+		ino = st.Ino
+	})
+	return ino
+}
+
+func (d dir) names() []string {
+	var names []string
+	for name := range d.state() {
+		if !strings.HasPrefix(name, ".hawser") {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// answers says that a name in the directory is a plugin that works.
+func (d dir) answers(name string) {
+	GinkgoHelper()
+	out := d.Run(nstest.Program{Path: d.path + "/" + name, Env: []string{"CNI_COMMAND=VERSION"}})
+	Expect(out.Stdout).To(ContainSubstring("supportedVersions"), name+": "+out.Stderr)
+}
+
+func all() []string { return append(nstest.Plugins(), "hawser") }
+
+var _ = Describe("install", Label("install"), func() {
+	DescribeTable("gives the file the name of each plugin", func(links string) {
+		d := newDir(nil)
+		said := d.install("--links", links)
+		Expect(d.names()).To(ConsistOf(all()))
+		for _, name := range nstest.Plugins() {
+			d.answers(name)
+			Expect(said).To(ContainSubstring(d.path + "/" + name + ": installed\n"))
+			Expect(d.inode(name) == d.inode("hawser")).To(Equal(links == "hard"), name)
+			want := "-rwxr-xr-x ours"
+			if links == "symbolic" {
+				want = "Lrwxrwxrwx hawser"
+			}
+			Expect(d.state()[name]).To(Equal(want))
+		}
+		before := d.state()
+		Expect(strings.Count(d.install("--links", links), ": is there\n")).To(Equal(len(all())))
+		Expect(d.state()).To(Equal(before))
+		d.uninstall(map[string]string{})
+	}, Entry("as a hard link", "hard"), Entry("as a symbolic link", "symbolic"), Entry("as a copy", "copy"))
+
+	It("changes one way of links to another", func() {
+		d := newDir(nil)
+		for _, links := range []string{"hard", "copy", "symbolic", "hard", "symbolic", "copy", "hard"} {
+			d.install("--links", links)
+			Expect(d.inode("bridge") == d.inode("hawser")).To(Equal(links == "hard"), links)
+			d.answers("bridge")
+		}
+		d.uninstall(map[string]string{})
+	})
+
+	It("makes copies where there are no hard links, keeps what was there, and says so", func() {
+		d := newDir(map[string]string{"bridge": oldReference})
+		before := d.state()
+		refused := func(command string) (out nstest.Output) {
+			d.Do(func() {
+				nstest.FailCall(unix.SYS_LINKAT, unix.EPERM)
+				out = nstest.Must(runHere(tool(), command, "--to", d.path))
+			})
+			return out
+		}
+		out := refused("install")
+		Expect(out.Exit).To(BeZero(), out.Stderr)
+		Expect(out.Stdout).To(ContainSubstring("no hard links here"))
+		Expect(d.names()).To(ConsistOf(all()))
+		Expect(d.inode("bridge")).NotTo(Equal(d.inode("hawser")))
+		d.answers("bridge")
+		Expect(strings.Count(refused("install").Stdout, ": is there\n")).To(Equal(len(all())))
+		d.uninstall(before)
+	})
+
+	DescribeTable("takes the plugins that it is told", func(env []string, args ...string) {
+		d := newDir(nil)
+		out := d.try(env, "install", args...)
+		Expect(out.Exit).To(BeZero(), out.Stderr)
+		Expect(d.names()).To(ConsistOf("hawser", "bridge", "tap"))
+		d.uninstall(map[string]string{})
+	},
+		Entry("only", nil, "--only", "bridge,tap"),
+		Entry("only, but", nil, "--only", "bridge,tap,vrf", "--skip", "vrf"),
+		Entry("from the environment", []string{"HAWSER_ONLY=bridge,tap"}),
+		Entry("the command line wins", []string{"HAWSER_ONLY=vrf"}, "--only", "tap,bridge"),
+		Entry("Rancher's variable, which may name others", []string{"SKIP_CNI_BINARIES=vrf,flannel"}, "--only",
+			"bridge,tap,vrf"))
+
+	It("takes the directory from the environment", func() {
+		d := newDir(nil)
+		env := []string{"HAWSER_TO=" + d.path, "HAWSER_LINKS=symbolic"}
+		Expect(d.Run(nstest.Program{Path: tool(), Args: []string{"install"}, Env: env}).Exit).To(BeZero())
+		Expect(d.state()["vrf"]).To(Equal("Lrwxrwxrwx hawser"))
+		env = env[:1]
+		Expect(d.Run(nstest.Program{Path: tool(), Args: []string{"uninstall"}, Env: env}).Exit).To(BeZero())
+		Expect(d.state()).To(BeEmpty())
+	})
+
+	DescribeTable("leaves what is there, when it is told", func(env []string, args ...string) {
+		d := newDir(map[string]string{"bridge": oldReference, "tap": oldOurs, "vrf": wrapper})
+		before := d.state()
+		out := d.try(env, "install", args...)
+		Expect(out.Exit).To(BeZero(), out.Stderr)
+		for name := range before {
+			Expect(d.state()[name]).To(Equal(before[name]))
+			Expect(out.Stdout).To(ContainSubstring(d.path + "/" + name + ": left, as all that is there\n"))
+		}
+		Expect(d.names()).To(ConsistOf(all()))
+		d.uninstall(before)
+	},
+		Entry("by an option", nil, "--keep"), Entry("by the environment", []string{"HAWSER_KEEP=true"}),
+		Entry("by Rancher's variable", []string{"UPDATE_CNI_BINARIES=false"}))
+
+	DescribeTable("refuses", func(says string, args ...string) {
+		Expect(newDir(nil).refuses(args...)).To(ContainSubstring(says))
+	},
+		Entry("unknown plugins", `--only: "brigde" is no plugin; there are bandwidth, bridge,`, "--only", "brigde"),
+		Entry("unknown plugins to skip", `--skip: "x" is no plugin`, "--skip", "x"),
+		Entry("unknown links", `--links: "soft" is none of hard, symbolic and copy`, "--links", "soft"),
+		Entry("no directory", `--to is missing`, "--to", ""),
+		Entry("arguments", `unknown command "bridge"`, "bridge"))
+
+	It("refuses values of the environment by their names", func() {
+		d := newDir(nil)
+		out := d.try([]string{"HAWSER_LOOP=sometimes"}, "install")
+		Expect(out.Stderr).To(ContainSubstring("HAWSER_LOOP"))
+		out = d.try([]string{"UPDATE_CNI_BINARIES=perhaps"}, "install")
+		Expect(out.Stderr).To(ContainSubstring(`UPDATE_CNI_BINARIES: "perhaps" is neither true nor false`))
+		Expect(d.state()).To(BeEmpty())
+	})
+
+	It("replaces older versions and the reference's, and brings them back", func() {
+		d := newDir(map[string]string{"bridge": oldReference, "tap": oldOurs, "hawser": oldOurs})
+		before := d.state()
+		said := d.install()
+		Expect(said).To(And(ContainSubstring("/bridge: installed, in the place of the reference plugin, v1.4.0\n"),
+			ContainSubstring("/tap: installed, in the place of our plugin, 0.0.1\n")))
+		for _, name := range all() {
+			Expect(d.state()[name]).To(Equal("-rwxr-xr-x ours"), name)
+		}
+		d.uninstall(before)
+	})
+
+	DescribeTable("refuses to replace, unless it is told,", func(name, text, says string) {
+		d := newDir(map[string]string{name: text, "tap": oldReference})
+		before := d.state()
+		Expect(d.refuses()).To(And(ContainSubstring(d.path+"/"+name+": is "+says),
+			ContainSubstring("; --force replaces it")))
+		d.install("--force")
+		Expect(d.state()[name]).To(Equal("-rwxr-xr-x ours"))
+		d.uninstall(before)
+	},
+		Entry("a plugin of a newer version", "bridge", newOurs, "the newer version 99.0.0 (this is "),
+		Entry("a newer file", "hawser", newOurs, "the newer version 99.0.0 (this is "),
+		Entry("another's program of the file's name", "hawser", wrapper, "not ours"),
+		Entry("a build with a newer Go", "bridge", "hawser-cni version 99.0.0+go2;", "the newer version 99.0.0+go2"))
+
+	DescribeTable("leaves, unless it is told,", func(text, says string) {
+		d := newDir(map[string]string{"bridge": text})
+		before := d.state()
+		Expect(d.install()).To(ContainSubstring(d.path + "/bridge: left: " + says))
+		Expect(d.state()["bridge"]).To(Equal(before["bridge"]))
+		d.uninstall(before)
+		d.install("--force")
+		Expect(d.state()["bridge"]).To(Equal("-rwxr-xr-x ours"))
+		d.uninstall(before)
+	},
+		Entry("a newer reference's plugin", newReference, "the reference plugin v1.9.2-rc1, newer than v1.9.1"),
+		Entry("another's program", wrapper, "neither ours nor the reference's"),
+		Entry("a program that speaks of us", wrapper+"# hawser-cni version unknow", "neither ours nor the reference's"))
+
+	It("knows the releases of the reference", func() {
+		for _, ref := range nstest.References() {
+			d := newDir(map[string]string{"bridge": string(nstest.Must(os.ReadFile(ref.Program("bridge"))))})
+			before := d.inode("bridge")
+			version := "v1.9.1"
+			if ref.Name == nstest.Debian().Name {
+				version = "of unknown version"
+			}
+			Expect(d.install("--only", "bridge")).To(ContainSubstring("the reference plugin, " + version + "\n"))
+			Expect(d.inode("bridge")).NotTo(Equal(before))
+			Expect(d.try(nil, "uninstall").Exit).To(BeZero())
+			Expect(d.inode("bridge")).To(Equal(before), "the same file")
+		}
+	})
+
+	It("takes a symbolic link for what it leads to, and brings the link back", func() {
+		d := newDir(map[string]string{"cni": oldReference})
+		d.Do(func() {
+			Expect(os.Symlink("cni", d.path+"/bridge")).To(Succeed())
+			Expect(os.Symlink("gone", d.path+"/tap")).To(Succeed())
+		})
+		before := d.state()
+		Expect(d.install()).To(ContainSubstring("/tap: left: neither ours"))
+		Expect(d.state()).To(And(HaveKeyWithValue("bridge", "-rwxr-xr-x ours"), HaveKeyWithValue("cni", before["cni"])))
+		d.uninstall(before)
+	})
+
+	It("keeps what others put there meanwhile, and does not take it away", func() {
+		d := newDir(map[string]string{"bridge": oldReference})
+		d.install()
+		again := strings.Replace(oldReference, "v1.4.0", "v1.9.0", 1)
+		d.Do(func() { Expect(os.Remove(d.path + "/bridge")).To(Succeed()) })
+		d.fill(map[string]string{"bridge": again})
+		d.install()
+		d.uninstall(map[string]string{"bridge": "-rwxr-xr-x " + again})
+		d.install()
+		d.Do(func() { Expect(os.Remove(d.path + "/tap")).To(Succeed()) })
+		d.fill(map[string]string{"tap": wrapper})
+		Expect(d.try(nil, "uninstall").Stdout).To(ContainSubstring("/tap: left: it is not ours"))
+		Expect(d.state()).To(HaveKeyWithValue("tap", "-rwxr-xr-x "+wrapper))
+	})
+
+	It("fails without a trace where it cannot write, and succeeds there when nothing is to be done", func() {
+		d := newDir(map[string]string{"bridge": oldReference})
+		d.Cmd("mount", "--bind", d.path, d.path)
+		d.Cmd("mount", "-o", "remount,ro,bind", d.path)
+		Expect(d.refuses()).To(ContainSubstring("read-only file system"))
+		d.Cmd("mount", "-o", "remount,rw,bind", d.path)
+		d.install()
+		d.Cmd("mount", "-o", "remount,ro,bind", d.path)
+		d.install()
+		Expect(d.try(nil, "uninstall")).To(And(HaveField("Exit", 1), HaveField("Stderr",
+			ContainSubstring("read-only file system"))))
+		d.answers("bridge")
+	})
+
+	It("leaves whole files where the disk is full, and goes on when it is not", func() {
+		d := newDir(nil)
+		d.Cmd("mount", "-t", "tmpfs", "-o", "size=24m", "none", d.path)
+		d.fill(map[string]string{"bridge": oldReference, "vrf": oldReference})
+		before := d.state()
+		out := d.try(nil, "install", "--links", "copy")
+		Expect(out).To(And(HaveField("Exit", 1), HaveField("Stderr", ContainSubstring("no space left on device")),
+			HaveField("Stdout", ContainSubstring("/bandwidth: installed\n"))))
+		Expect(d.state()).To(And(HaveKeyWithValue("vrf", before["vrf"]), Not(HaveKey(".hawser.new"))))
+		d.install("--links", "hard")
+		d.answers("vrf")
+		d.uninstall(before)
+	})
+
+	It("refuses a directory that has a plugin's name", func() {
+		d := newDir(map[string]string{"tap": oldReference})
+		d.Do(func() { Expect(os.MkdirAll(d.path+"/loopback/of-somebody", 0o755)).To(Succeed()) })
+		Expect(d.refuses("--force")).To(ContainSubstring("loopback"))
+	})
+
+	It("is done by the installed file itself", func() {
+		d := newDir(nil)
+		d.install()
+		out := d.Run(nstest.Program{Path: d.path + "/hawser", Args: []string{"install", "--to", d.path}})
+		Expect(out.Exit).To(BeZero(), out.Stderr)
+		Expect(strings.Count(out.Stdout, ": is there\n")).To(Equal(len(all())))
+		out = d.Run(nstest.Program{Path: d.path + "/hawser", Args: []string{"uninstall", "--to", d.path}})
+		Expect(out.Exit).To(BeZero(), out.Stderr)
+		Expect(d.state()).To(BeEmpty())
+	})
+
+	It("replaces a plugin that runs, whole: who has opened the old one still reads that", func() {
+		d := newDir(nil)
+		d.fill(map[string]string{"loopback": string(nstest.Must(os.ReadFile(tool()))) + "\n"})
+		cmd := exec.Command(d.path + "/loopback")
+		cmd.Env = []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=a", "CNI_NETNS=/proc/self/ns/net", "CNI_IFNAME=lo"}
+		stdin := nstest.Must(cmd.StdinPipe())
+		d.Do(func() { Expect(cmd.Start()).To(Succeed()) })
+		d.install("--only", "loopback")
+		Expect(d.state()["loopback"]).To(Equal("-rwxr-xr-x ours"))
+		Expect(stdin.Close()).To(Succeed())
+		Expect(cmd.Wait()).NotTo(Succeed(), "it has no configuration")
+		Expect(cmd.ProcessState.ExitCode()).To(Equal(1))
+	})
+})
+
+// runHere runs a program with the thread's own filters.
+func runHere(path string, args ...string) (nstest.Output, error) {
+	var stdout, stderr bytes.Buffer
+	cmd := exec.Command(path, args...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if cmd.ProcessState == nil {
+		return nstest.Output{}, err
+	}
+	return nstest.Output{Stdout: stdout.String(), Stderr: stderr.String(), Exit: cmd.ProcessState.ExitCode()}, nil
+}

@@ -1,0 +1,224 @@
+package install_test
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/nstest/trace"
+)
+
+// changing are the system calls that change a directory or a file.
+var changing = []int{unix.SYS_OPENAT, unix.SYS_WRITE, unix.SYS_FCHMOD, unix.SYS_FSYNC, unix.SYS_LINKAT,
+	unix.SYS_SYMLINKAT, unix.SYS_RENAMEAT, unix.SYS_UNLINKAT, unix.SYS_MKDIRAT}
+
+// killed runs the tool, and kills it before its nth call that may change something; false: it has fewer.
+func (d dir) killed(nth int, command string, args ...string) bool {
+	GinkgoHelper()
+	calls := 0
+	kill := func(number int) bool {
+		if slices.Contains(changing, number) {
+			calls++
+		}
+		return calls == nth
+	}
+	args = append([]string{command, "--to", d.path}, args...)
+	var r *trace.Record
+	d.Do(func() {
+		r = nstest.Must(trace.Run(trace.Command{Path: tool(), Args: args, Env: os.Environ(), Kill: kill}))
+	})
+	if calls < nth {
+		Expect(r.Exit).To(BeZero(), r.Stderr)
+		return false
+	}
+	Expect(r.Exit).To(Equal(128 + int(unix.SIGKILL)))
+	return true
+}
+
+// step is 1 in a run that is asked to last: else a sample of the calls.
+func step() int {
+	if os.Getenv("HAWSER_LOAD") != "" {
+		return 1
+	}
+	return 5
+}
+
+var _ = DescribeTable("a kill before any call", Label("install-killed"), func(command, links string) {
+	before := map[string]string{"bridge": oldReference, "tap": oldOurs, "vrf": wrapper}
+	host := newDir(nil)
+	args := []string{"--only", "bridge,tap,vrf,loopback", "--links", links}
+	kill := args
+	if command == "uninstall" {
+		kill = nil
+	}
+	killed := 0
+	for n := 1; ; n += step() {
+		d := dir{host.Host, fmt.Sprintf("/run/%d", n)}
+		d.fill(before)
+		was := d.state()
+		if command == "uninstall" {
+			d.install(args...)
+		}
+		after := d.killed(n, command, kill...)
+		now := d.state()
+		for name := range before {
+			Expect(now[name]).To(BeElementOf(was[name], "-rwxr-xr-x ours", "Lrwxrwxrwx hawser"), "%s: %d", name, n)
+		}
+		if n%2 == 1 { // the next installation completes it
+			d.install(args...)
+			d.answers("bridge")
+			d.answers("tap")
+			d.answers("loopback")
+		}
+		d.uninstall(was)
+		d.Do(func() { Expect(os.RemoveAll(d.path)).To(Succeed()) })
+		if !after {
+			break
+		}
+		killed++
+	}
+	Expect(killed).To(BeNumerically(">=", 30/step()), "or the spec shows nothing")
+},
+	Entry("of an installation is completed by the next, and undone", "install", "hard"),
+	Entry("of one with symbolic links", "install", "symbolic"), Entry("of one with copies", "install", "copy"),
+	Entry("of an uninstallation is completed by the next, and undone", "uninstall", "hard"),
+	Entry("of one of symbolic links", "uninstall", "symbolic"))
+
+// loop starts the tool with --loop, and returns what ends it.
+func (d dir) loop(args ...string) (stop func()) {
+	GinkgoHelper()
+	cmd := exec.Command(tool(), append([]string{"install", "--loop", "--to", d.path}, args...)...)
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	d.Do(func() { Expect(cmd.Start()).To(Succeed()) })
+	return func() {
+		GinkgoHelper()
+		Expect(cmd.Process.Signal(syscall.SIGTERM)).To(Succeed())
+		Expect(cmd.Wait()).To(Succeed(), out.String())
+	}
+}
+
+// becomes waits until a name is the one file.
+func (d dir) becomes(names ...string) {
+	GinkgoHelper()
+	Eventually(d.state).Should(And(HaveEach(Not(BeEmpty())), WithTransform(func(s map[string]string) (all []string) {
+		for _, name := range names {
+			all = append(all, s[name])
+		}
+		return all
+	}, HaveEach("-rwxr-xr-x ours"))))
+}
+
+var _ = Describe("install --loop", Label("install-loop"), func() {
+	It("installs again what changes or vanishes, and ends when it is told to", func() {
+		d := newDir(map[string]string{"bridge": oldReference})
+		before := d.state()
+		stop := d.loop()
+		d.becomes(all()...)
+		d.Do(func() { Expect(os.Remove(d.path + "/tap")).To(Succeed()) })
+		d.becomes(all()...)
+		d.fill(map[string]string{"new": oldReference})
+		d.Do(func() { Expect(os.Rename(d.path+"/new", d.path+"/bridge")).To(Succeed()) })
+		d.becomes(all()...)
+		d.Do(func() { Expect(os.RemoveAll(d.path)).To(Succeed()) })
+		Eventually(func() (err error) {
+			d.Do(func() { _, err = os.Stat(d.path + "/vrf") })
+			return err
+		}).Should(Succeed())
+		d.becomes(all()...)
+		stop()
+		d.uninstall(map[string]string{})
+		d.fill(map[string]string{"bridge": oldReference})
+		Expect(d.state()).To(Equal(before))
+	})
+
+	It("goes on after a refusal", func() {
+		d := newDir(nil)
+		stop := d.loop("--only", "bridge,tap")
+		d.becomes("hawser", "bridge", "tap")
+		d.fill(map[string]string{"new": newOurs})
+		d.Do(func() { Expect(os.Rename(d.path+"/new", d.path+"/bridge")).To(Succeed()) })
+		d.Do(func() { Expect(os.Rename(d.path+"/bridge", d.path+"/away")).To(Succeed()) })
+		d.becomes("hawser", "bridge", "tap")
+		stop()
+	})
+})
+
+// pace is how long the calls beside installations go on.
+func pace() time.Duration {
+	return nstest.Must(time.ParseDuration(cmp.Or(os.Getenv("HAWSER_LOAD"), "5s"))) / 2
+}
+
+var _ = DescribeTable("no call fails beside installations", Label("install-load"), func(looping bool) {
+	d := newDir(nil)
+	// Another build of the same version: each installation replaces all files.
+	other := d.path + "-other"
+	d.Do(func() {
+		Expect(os.WriteFile(other, append(nstest.Must(os.ReadFile(tool())), '\n'), 0o755)).To(Succeed())
+	})
+	d.install()
+	if looping {
+		defer d.loop()()
+	}
+	var calls, installs atomic.Int64
+	over := time.Now().Add(pace())
+	began := time.Now()
+	nstest.AtOnce(3, func(worker int) {
+		for i := 0; time.Now().Before(over) || installs.Load() < 3; i++ {
+			switch {
+			case worker == 2 && looping: // what the loop has to mend
+				d.Do(func() { Expect(os.WriteFile(d.path+"/.other", []byte(oldReference), 0o755)).To(Succeed()) })
+				d.Do(func() { Expect(os.Rename(d.path+"/.other", d.path+"/tap")).To(Succeed()) })
+				d.becomes("tap")
+				installs.Add(1)
+			case worker == 2:
+				path := []string{other, tool()}[i%2]
+				links := []string{"hard", "copy", "symbolic"}[i/2%3]
+				out := d.Run(nstest.Program{Path: path, Args: []string{"install", "--to", d.path, "--links", links}})
+				Expect(out.Exit).To(BeZero(), out.Stderr)
+				installs.Add(1)
+			default:
+				d.lend(fmt.Sprintf("c%d-%d", worker, i))
+				calls.Add(2)
+			}
+		}
+	})
+	took := time.Since(began).Seconds()
+	AddReportEntry("pace", fmt.Sprintf("%.0f calls a second, %.0f installations a second", float64(calls.Load())/took,
+		float64(installs.Load())/took))
+	Expect(calls.Load()).To(BeNumerically(">", 20), "or the spec shows nothing")
+}, Entry("in a loop", false), Entry("of --loop", true))
+
+// lend is an ADD and a DEL of host-local.
+func (d dir) lend(id string) {
+	GinkgoHelper()
+	for _, command := range []string{"ADD", "DEL"} {
+		out := d.Run(nstest.Program{Path: d.path + "/host-local",
+			Env: []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + id, "CNI_NETNS=/run/netns/none",
+				"CNI_IFNAME=eth0", "CNI_PATH=" + d.path},
+			Stdin: `{"cniVersion": "1.0.0", "name": "n", "type": "bridge",
+				"ipam": {"type": "host-local", "subnet": "10.1.0.0/16"}}`})
+		Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
+	}
+}
+
+var _ = It("keeps its own files apart from plugins", Label("install"), func() {
+	d := newDir(map[string]string{"bridge": oldReference})
+	d.install()
+	names := slices.Sorted(maps.Keys(d.state()))
+	kept := slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, ".") })
+	Expect(kept).To(Equal([]string{".hawser/bridge", ".hawser/installed.json"}))
+	Expect(d.Cmd("stat", "-c", "%a", d.path+"/.hawser")).To(Equal("700\n"))
+})
