@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+	"unsafe"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -154,6 +155,47 @@ var _ = Describe("install --loop", Label("install-loop"), func() {
 		d.becomes("hawser", "bridge", "tap")
 		stop()
 	})
+})
+
+// events runs fn and returns what happened to the entries of the directory meanwhile, but to those of the tool itself.
+func (d dir) events(fn func()) (all []string) {
+	GinkgoHelper()
+	fd := nstest.Must(unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK))
+	defer unix.Close(fd)
+	d.Do(func() { nstest.Must(unix.InotifyAddWatch(fd, d.path, unix.IN_ALL_EVENTS&^unix.IN_ATTRIB)) })
+	fn()
+	buffer := make([]byte, 4<<20)
+	buffer = buffer[:nstest.Must(unix.Read(fd, buffer))]
+	for len(buffer) > 0 {
+		event := (*unix.InotifyEvent)(unsafe.Pointer(&buffer[0]))
+		end := unix.SizeofInotifyEvent + int(event.Len)
+		name := strings.TrimRight(string(buffer[unix.SizeofInotifyEvent:end]), "\x00")
+		what := map[uint32]string{unix.IN_MOVED_TO: "is replaced", unix.IN_OPEN: "", unix.IN_ACCESS: "",
+			unix.IN_CLOSE_NOWRITE: ""}
+		said, known := what[event.Mask&^unix.IN_ISDIR]
+		if !known {
+			said = fmt.Sprintf("event %x", event.Mask)
+		}
+		if said != "" && name != "" && !strings.HasPrefix(name, ".hawser") {
+			all = append(all, name+" "+said)
+		}
+		buffer = buffer[end:]
+	}
+	return all
+}
+
+var _ = It("replaces a plugin in one step: it is there at each moment, and whole", Label("install"), func() {
+	d := newDir(map[string]string{"bridge": oldReference})
+	var want []string
+	for _, name := range all() {
+		want = append(want, name+" is replaced")
+	}
+	Expect(d.events(func() { d.install() })).To(ConsistOf(want))
+	for _, links := range []string{"copy", "symbolic"} {
+		rest := slices.DeleteFunc(slices.Clone(want), func(s string) bool { return s == "hawser is replaced" })
+		Expect(d.events(func() { d.install("--links", links) })).To(ConsistOf(rest), links)
+	}
+	Expect(d.events(func() { d.try(nil, "uninstall") })).To(ContainElement("bridge is replaced"))
 })
 
 // pace is how long the calls beside installations go on.
