@@ -13,7 +13,7 @@ lint:    ; @scripts/lint.sh     #: gofmt, vet, staticcheck, shellcheck, licences
 fuzz:    ; @scripts/fuzz.sh     #: each fuzz target for FUZZTIME (30s), some at a time
 bench:   ; @scripts/bench.sh    #: against the reference, newest and Debian's, call by call (root); QUICK=1, BENCH=regexp, BEFORE=DIR
 schema:  ; @scripts/schema.sh   #: write docs/schema from the types that the plugins decode into
-install: ; @scripts/install.sh  #: bin/ into $(DESTDIR)$(PREFIX) (/opt/cni/bin)
+install: ; @scripts/install.sh  #: into $(DESTDIR)$(PREFIX) (/opt/cni/bin); SEPARATE=1: a file for each plugin
 release: ; @scripts/release.sh  #: tarballs, packages, SBOMs and sums, for ARCHS, into dist/
 clean:   ; @rm -rf bin dist     #: remove bin/ and dist/
 help:    ; @scripts/help.sh     #: this list

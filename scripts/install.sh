@@ -1,6 +1,6 @@
 #!/bin/bash
-# install.sh: bin/ into $DESTDIR$PREFIX (default /opt/cni/bin). A plugin that runs
-# at this moment is not truncated: each file is complete before it takes its name.
+# install.sh: bin/hawser and its links into $DESTDIR$PREFIX (default /opt/cni/bin), as "hawser install" does it; options
+# may be in the environment, as HAWSER_LINKS. SEPARATE=1 installs a file for each plugin instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,16 +13,23 @@ else
 	exit 1
 fi
 dest=${DESTDIR:-}${PREFIX:-/opt/cni/bin}
+if [ "${SEPARATE:-}" != 1 ]; then
+	rc=0
+	bin/hawser install --to "$dest" || rc=$?
+	[ $rc != 126 ] || echo "install: bin/hawser is of another architecture than this machine: SEPARATE=1 does not run it" >&2
+	exit $rc
+fi
 mkdir -p "$dest"
 tmp=
 trap 'rm -f ${tmp:+"$tmp"}' EXIT
-for plugin in bin/*; do
+for link in bin/one/*; do # one for each plugin
+	plugin=${link##*/}
 	tmp=$(mktemp "$dest/.hawser.XXXXXX")
-	cp "$plugin" "$tmp"
+	cp "bin/$plugin" "$tmp"
 	chmod 0755 "$tmp"
 	sync "$tmp"
-	mv -fT "$tmp" "$dest/${plugin##*/}"
+	mv -fT "$tmp" "$dest/$plugin"
+	echo "$dest/$plugin"
 done
 tmp=
 sync "$dest"
-echo "installed in $dest:" bin/*

@@ -32,6 +32,7 @@ else
 fi
 
 scripts/build.sh "$work/plugins"
+rm -r "$work/plugins/one" # the same once more
 echo "lint: licences of what is linked"
 if (cd scripts/bom && go build -o "$work/bom" .) 2>"$work/log"; then
 	"$work/bom" "$work"/plugins/*
@@ -41,7 +42,7 @@ else
 fi
 GOBIN=$work scripts/retry.sh go install "$govulncheck" 2>"$work/log" || { without "$govulncheck" "no vulnerability was looked up"; exit 0; }
 rc=0
-CGO_ENABLED=0 "$work/govulncheck" ${GOVULNDB:+-db="$GOVULNDB"} ./plugins/... >"$work/report" 2>&1 || rc=$?
+CGO_ENABLED=0 "$work/govulncheck" ${GOVULNDB:+-db="$GOVULNDB"} ./plugins/... ./cmd/... >"$work/report" 2>&1 || rc=$?
 cat "$work/report"
 if grep -q '^govulncheck: fetching vulnerabilities' "$work/report"; then
 	echo "lint: the database of vulnerabilities cannot be reached: none were looked up" >&2

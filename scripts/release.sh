@@ -1,6 +1,6 @@
 #!/bin/bash
-# release.sh: what users download, into dist/: a tarball with its SBOM, a Debian and
-# an RPM package for each architecture, and their sums. The same commit and the same
+# release.sh: what users download, into dist/: for each architecture the one file, packages
+# of it for Debian and RPM, a tarball with a file for each plugin, the SBOM, and the sums of all. The same commit and the same
 # Go give the same bytes. ARCHS, VERSION and SOURCE_DATE_EPOCH may be in the environment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,15 +19,22 @@ mkdir "$work/tools" "$work/dist"
 
 docs=$work/docs
 mkdir "$docs"
-cp -r --parents ./*.md LICENSE docs plugins/*/*/README.md "$docs"
+cp -r --parents ./*.md LICENSE docs cmd/hawser/README.md plugins/*/*/README.md "$docs"
 chmod -R u=rwX,go=rX "$docs"
 
 for arch in ${ARCHS:-amd64 arm64 arm ppc64le s390x riscv64 mips64le}; do
 	name=hawser-cni-linux-$arch-v$VERSION
 	stage=$work/$arch
+	one=$work/$arch.one
 	GOARCH=$arch scripts/build.sh "$stage"
+	mv "$stage/one" "$one"
 	"$work/tools/bom" -version "$VERSION" -notices "$stage/THIRD_PARTY.md" -sbom "$work/dist/$name.cdx.json" "$stage"/*
-	scripts/release/packages.sh "$arch" "$stage" "$docs" "$work/dist"
+	for plugin in "$one"/*; do
+		ln -sf hawser "$plugin"
+	done
+	mv "$stage/hawser" "$one/hawser"
+	cp "$one/hawser" "$work/dist/hawser-linux-$arch-v$VERSION"
+	scripts/release/packages.sh "$arch" "$one" "$stage/THIRD_PARTY.md" "$docs" "$work/dist"
 	cp LICENSE "$stage/"
 	cp -r "$docs" "$stage/hawser-cni"
 	# Not the directory itself: it would change the mode and the owner of /opt/cni/bin.

@@ -61,6 +61,13 @@ func try(dir string, env []string, name string, args ...string) (string, error) 
 	return string(out), err
 }
 
+// withTool are the names in a directory where the one file is.
+func withTool() []string {
+	all := append(plugins(), "hawser")
+	slices.Sort(all)
+	return all
+}
+
 // copyTree makes a clone of a tree, as it is now, in a directory: the commit has
 // the same name wherever and whenever it is made.
 func copyTree(from, dir string) {
@@ -177,14 +184,32 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 
 	It("names the files as the tag, and sums them all", func() {
 		files := []string{"SHA256SUMS", "SHA512SUMS", "hawser-cni-9.8.7-1.x86_64.rpm",
-			"hawser-cni-linux-amd64-v9.8.7.cdx.json",
-			"hawser-cni-linux-amd64-v9.8.7.tgz", "hawser-cni_9.8.7-1_amd64.deb"}
+			"hawser-cni-linux-amd64-v9.8.7.cdx.json", "hawser-cni-linux-amd64-v9.8.7.tgz",
+			"hawser-cni_9.8.7-1_amd64.deb", "hawser-linux-amd64-v9.8.7"}
 		Expect(names(dist)).To(Equal(files))
 		for _, sum := range []string{"256", "512"} {
 			Expect(strings.Fields(contents(dist + "/SHA" + sum + "SUMS"))).To(ContainElements(files[2:]))
 			run(dist, nil, "sha"+sum+"sum", "-c", "SHA"+sum+"SUMS")
 		}
 	})
+
+	It("has the one file, which installs itself", func() {
+		dir := GinkgoT().TempDir()
+		run(dist, nil, "./hawser-linux-amd64-v9.8.7", "install", "--to", dir)
+		Expect(names(dir)).To(Equal(append([]string{".hawser"}, withTool()...)))
+		Expect(run(dir, nil, "./bridge", "--version")).To(HavePrefix("bridge 9.8.7 "))
+		Expect(run(dir, nil, "./hawser", "--version")).To(Equal("hawser version 9.8.7\n"))
+		run(dir, nil, "./hawser", "uninstall", "--to", dir)
+		Expect(names(dir)).To(BeEmpty())
+	})
+
+	DescribeTable("keeps all plugins in one file small on", func(arch string) {
+		file := filepath.Join(GinkgoT().TempDir(), "hawser")
+		run("../..", []string{"GOOS=linux", "CGO_ENABLED=0", "GOARCH=" + arch}, "go", "build", "-trimpath",
+			"-buildvcs=false", "-ldflags=-s -w", "-o", file, "./cmd/hawser")
+		Expect(len(contents(file))).To(BeNumerically("<=", 9<<20))
+		Expect(len(run(".", nil, "xz", "-9", "-c", file))).To(BeNumerically("<=", 3_200_000))
+	}, Entry("amd64", "amd64"), Entry("arm64", "arm64"))
 
 	It("makes a tarball that can be unpacked in the plugins' directory", func() {
 		headers, files := unpack(one(dist, "*.tgz"))
@@ -238,6 +263,9 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 		for _, c := range sbom.Components {
 			got[c.Name] = c.Version
 			if c.PURL == "" {
+				if c.Name == "hawser" {
+					files[c.Name] = []byte(contents(dist + "/hawser-linux-amd64-v9.8.7"))
+				}
 				sum := sha256.Sum256(files[c.Name])
 				Expect(c.Hashes[0].Content).To(Equal(hex.EncodeToString(sum[:])), c.Name)
 			} else {
@@ -246,7 +274,7 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 		}
 		want := map[string]string{}
 		notices := string(files["THIRD_PARTY.md"])
-		for _, plugin := range plugins() {
+		for _, plugin := range withTool() {
 			info, err := buildinfo.Read(bytes.NewReader(files[plugin]))
 			Expect(err).NotTo(HaveOccurred())
 			want[plugin], want["std"] = "9.8.7", strings.TrimPrefix(info.GoVersion, "go")
@@ -262,8 +290,9 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 	DescribeTable("builds static programs for", func(arch string, machine elf.Machine, class elf.Class, data elf.Data) {
 		dir := GinkgoT().TempDir()
 		run("../..", []string{"GOARCH=" + arch}, "scripts/build.sh", dir)
-		Expect(names(dir)).To(Equal(plugins()))
-		for _, plugin := range plugins() {
+		Expect(names(dir)).To(ConsistOf(append(withTool(), "one")))
+		Expect(names(dir + "/one")).To(Equal(plugins()))
+		for _, plugin := range withTool() {
 			f, err := elf.Open(filepath.Join(dir, plugin))
 			Expect(err).NotTo(HaveOccurred())
 			defer f.Close()
@@ -285,9 +314,11 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 
 	It("makes an RPM that installs the plugins and refuses to be beside kubernetes-cni", func() {
 		rpm := one(dist, "*.rpm")
+		listed := run(dist, nil, "rpm", "-qplv", rpm)
 		for _, plugin := range plugins() {
-			Expect(run(dist, nil, "rpm", "-qpl", rpm)).To(ContainSubstring("/opt/cni/bin/" + plugin + "\n"))
+			Expect(listed).To(MatchRegexp("(?m)^l.* /opt/cni/bin/" + plugin + " -> hawser$"))
 		}
+		Expect(listed).To(MatchRegexp("(?m)^-rwxr-xr-x .* /opt/cni/bin/hawser$"))
 		for _, unit := range []string{"cni-dhcp.service", "cni-dhcp.socket"} {
 			Expect(run(dist, nil, "rpm", "-qpl", rpm)).To(ContainSubstring("/usr/lib/systemd/system/" + unit + "\n"))
 		}
@@ -297,12 +328,12 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 	})
 
 	DescribeTable("names a package's architecture as Debian and Fedora do:", func(arch, deb, rpm string) {
-		stage, docs, out := GinkgoT().TempDir(), GinkgoT().TempDir(), GinkgoT().TempDir()
-		for _, file := range []string{stage + "/bridge", stage + "/THIRD_PARTY.md", docs + "/README.md"} {
+		all, docs, out := GinkgoT().TempDir(), GinkgoT().TempDir(), GinkgoT().TempDir()
+		for _, file := range []string{all + "/hawser", docs + "/README.md"} {
 			Expect(os.WriteFile(file, nil, 0o644)).To(Succeed())
 		}
-		run(first, []string{"VERSION=9.8.7", "SOURCE_DATE_EPOCH=1"}, "scripts/release/packages.sh", arch, stage, docs,
-			out)
+		run(first, []string{"VERSION=9.8.7", "SOURCE_DATE_EPOCH=1"}, "scripts/release/packages.sh", arch, all,
+			docs+"/README.md", docs, out)
 		Expect(run(out, nil, "dpkg-deb", "-f", one(out, "*.deb"), "Architecture")).To(Equal(deb + "\n"))
 		Expect(run(out, nil, "rpm", "-qp", "--qf", "%{ARCH}", one(out, "*.rpm"))).To(Equal(rpm))
 	},
@@ -339,11 +370,11 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 	It("makes a Debian package that may be there first, and leaves nothing behind", func() {
 		d := newDebian()
 		d.install(one(dist, "*.deb"))
-		Expect(names(d.bin())).To(Equal(plugins()))
+		Expect(names(d.bin())).To(Equal(withTool()))
 		d.install(d.kubernetesCNI("1.2.0"))
 		Expect(d.plugin("portmap")).To(ContainSubstring("9.8.7"))
 		d.dpkg("--purge", "kubernetes-cni")
-		Expect(names(d.bin())).To(Equal(plugins()))
+		Expect(names(d.bin())).To(Equal(withTool()))
 		d.dpkg("--purge", "hawser-cni")
 		Expect(d.bin()).NotTo(BeADirectory())
 		Expect(d.diversions()).To(BeEmpty())
@@ -372,16 +403,28 @@ var _ = Describe("make install", func() {
 	})
 	install := func() { GinkgoHelper(); run("../..", env, "make", "install") }
 
-	It("puts every plugin under DESTDIR and PREFIX, for everybody to run", func() {
+	DescribeTable("puts every plugin under DESTDIR and PREFIX, for everybody to run", func(separate bool) {
+		want := append([]string{".hawser"}, withTool()...)
+		if separate {
+			want, env = plugins(), append(env, "SEPARATE=1")
+		}
 		install()
-		Expect(names(dest)).To(Equal(plugins()))
+		Expect(names(dest)).To(Equal(want))
 		for _, plugin := range plugins() {
 			info, err := os.Stat(filepath.Join(dest, plugin))
 			Expect(err).NotTo(HaveOccurred())
 			Expect(info.Mode()).To(Equal(os.FileMode(0o755)))
 			out := run(dest, []string{"CNI_COMMAND=VERSION"}, "./"+plugin)
 			Expect(out).To(ContainSubstring(`"supportedVersions"`))
+			Expect(contents(dest+"/"+plugin) == contents("../../bin/hawser")).To(Equal(!separate), plugin)
 		}
+	}, Entry("as one file", false), Entry("as separate files", true))
+
+	It("takes the tool's options from the environment", func() {
+		env = append(env, "HAWSER_ONLY=bridge", "HAWSER_LINKS=symbolic")
+		install()
+		Expect(names(dest)).To(Equal([]string{".hawser", "bridge", "hawser"}))
+		Expect(os.Readlink(dest + "/bridge")).To(Equal("hawser"))
 	})
 
 	It("replaces plugins by whole files: who has opened the old one still reads that", func() {
@@ -390,6 +433,7 @@ var _ = Describe("make install", func() {
 		old, err := os.Open(dest + "/bridge")
 		Expect(err).NotTo(HaveOccurred())
 		defer old.Close()
+		env = append(env, "SEPARATE=1")
 		install()
 		Expect(io.ReadAll(old)).To(BeEquivalentTo("the old one"))
 		Expect(names(dest)).To(Equal(plugins()))
@@ -399,6 +443,10 @@ var _ = Describe("make install", func() {
 	It("leaves nothing half-written when it cannot go on", func() {
 		Expect(os.MkdirAll(dest+"/loopback/of-somebody", 0o755)).To(Succeed())
 		out, err := try("../..", env, "make", "install")
+		Expect(err).To(HaveOccurred())
+		Expect(out).To(ContainSubstring("loopback"))
+		Expect(names(dest)).To(Equal([]string{"loopback"}))
+		out, err = try("../..", append(env, "SEPARATE=1"), "make", "install")
 		Expect(err).To(HaveOccurred())
 		Expect(out).To(ContainSubstring("loopback"))
 		all := plugins()
