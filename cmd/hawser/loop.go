@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,6 +22,8 @@ func again(ctx context.Context, dir string, once func() error, say io.Writer) er
 	if err != nil {
 		return fmt.Errorf("inotify: %w", err)
 	}
+	ctx, done := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
+	defer done()
 	events := os.NewFile(uintptr(fd), "inotify")
 	stop := context.AfterFunc(ctx, func() { _ = events.Close() })
 	defer stop()

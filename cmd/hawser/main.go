@@ -7,14 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/plugins"
 )
@@ -27,15 +27,18 @@ func main() {
 		names = append(names, p.Name)
 	}
 	slices.Sort(names)
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	if os.Getenv("CNI_COMMAND") != "" && len(os.Args) == 1 { // a runtime takes the answer for a plugin's
+		err := cni.Errorf(cni.CodeConfig, "type: %q is no plugin of this file; there are %s", filepath.Base(os.Args[0]),
+			strings.Join(names, ", "))
+		fmt.Println(string(err.Encode(cni.Newest)))
+		os.Exit(1)
+	}
 	root := tool(names, os.LookupEnv)
 	root.SetArgs(os.Args[1:])
 	root.SetIn(os.Stdin)
 	root.SetOut(os.Stdout)
 	root.SetErr(os.Stderr)
-	err := root.ExecuteContext(ctx)
-	stop()
-	if err != nil {
+	if err := root.ExecuteContext(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "hawser: "+strings.ReplaceAll(err.Error(), "\n", "\nhawser: "))
 		os.Exit(1)
 	}

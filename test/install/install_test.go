@@ -400,6 +400,16 @@ var _ = Describe("install", Label("install"), func() {
 		Expect(d.state()).To(BeEmpty())
 	})
 
+	It("answers a runtime that takes it for a plugin with an error", func() {
+		d := newDir(nil)
+		d.install("--only", "bridge")
+		d.Do(func() { Expect(os.Symlink("hawser", d.path+"/brigde")).To(Succeed()) })
+		out := d.Run(nstest.Program{Path: d.path + "/brigde", Env: []string{"CNI_COMMAND=ADD"}, Stdin: "{}"})
+		Expect(out.Exit).To(Equal(1))
+		Expect(out.Stdout).To(And(MatchJSON(out.Stdout), ContainSubstring(`"code": 7`),
+			ContainSubstring(`\"brigde\" is no plugin of this file; there are bandwidth, bridge,`)))
+	})
+
 	It("replaces a plugin that runs, whole: who has opened the old one still reads that", func() {
 		d := newDir(nil)
 		d.fill(map[string]string{"loopback": string(nstest.Must(os.ReadFile(tool()))) + "\n"})

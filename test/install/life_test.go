@@ -90,7 +90,8 @@ var _ = DescribeTable("a kill before any call", Label("install-killed"), func(co
 		}
 		killed++
 	}
-	Expect(killed).To(BeNumerically(">=", 30/step()), "or the spec shows nothing")
+	AddReportEntry("killed", killed)
+	Expect(killed).To(BeNumerically(">=", 25/step()), "or the spec shows nothing") // an uninstallation has 29 calls
 },
 	Entry("of an installation is completed by the next, and undone", "install", "hard"),
 	Entry("of one with symbolic links", "install", "symbolic"), Entry("of one with copies", "install", "copy"),
