@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := build
-.PHONY: build demo test test-one test-vm test-runtimes test-release reliability lint fuzz bench schema install release clean help
+.PHONY: build demo test test-one test-vm test-runtimes test-release reliability lint fuzz bench schema install image release clean help
 
 build:   ; @scripts/build.sh    #: compile every plugin into bin/
 demo:    ; @scripts/demo.sh     #: three containers on a throw-away host, proved by traffic (root)
@@ -7,13 +7,14 @@ test:    ; @scripts/test.sh     #: everything that this machine can run; says wh
 test-one: ; @scripts/test-one.sh  #: the specs of whole lists, with all plugins as one program
 test-vm: ; @scripts/test-vm.sh  #: the specs labelled "kernel", on Debian's kernel in QEMU
 test-runtimes: ; @scripts/test-runtimes.sh  #: the plugins under real runtimes (root; installs them); ALL=1 for all
-test-release: ; @scripts/test-release.sh  #: install and release, from copies of this tree
+test-release: ; @scripts/test-release.sh  #: install, release and image, from copies of this tree
 reliability: ; @scripts/reliability.sh  #: every kill and error, a minute of load, 300 chains, with figures (root; an hour and more)
 lint:    ; @scripts/lint.sh     #: gofmt, vet, staticcheck, shellcheck, licences, vulnerabilities
 fuzz:    ; @scripts/fuzz.sh     #: each fuzz target for FUZZTIME (30s), some at a time
 bench:   ; @scripts/bench.sh    #: against the reference, newest and Debian's, call by call (root); QUICK=1, BENCH=regexp, BEFORE=DIR
 schema:  ; @scripts/schema.sh   #: write docs/schema from the types that the plugins decode into
 install: ; @scripts/install.sh  #: into $(DESTDIR)$(PREFIX) (/opt/cni/bin); SEPARATE=1: a file for each plugin
-release: ; @scripts/release.sh  #: tarballs, packages, SBOMs and sums, for ARCHS, into dist/
+image:   ; @scripts/image.sh    #: an OCI image that installs the plugins, for ARCHS, into dist/
+release: ; @scripts/release.sh  #: tarballs, packages, the image, SBOMs and sums, for ARCHS, into dist/
 clean:   ; @rm -rf bin dist     #: remove bin/ and dist/
 help:    ; @scripts/help.sh     #: this list

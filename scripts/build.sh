@@ -1,19 +1,23 @@
 #!/bin/bash
-# build.sh [DIR]: into DIR (bin/) every plugin below plugins/ as a program of its own, all of them as one, hawser, and
-# in DIR/one that one under the name of each; static and stripped. GOARCH and VERSION are taken from the environment.
+# build.sh [DIR [PROGRAM...]]: into DIR (bin/) every plugin below plugins/ as a program of its own, all of them as one,
+# hawser, and in DIR/one that one under the name of each; or these programs alone. They are static and stripped.
+# GOARCH and VERSION are taken from the environment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 version=${VERSION:-$(scripts/version.sh)}
 dir=${1:-bin}
 export CGO_ENABLED=0 GOOS=linux
-mkdir -p "$dir/one"
-for main in plugins/*/*/main.go cmd/hawser/main.go; do
-	[ -e "$main" ] || { echo "build: no $main" >&2; exit 1; }
+mains=("${@:2}")
+[ $# -gt 1 ] || mains=(plugins/*/*/main.go cmd/hawser/main.go)
+for main in "${mains[@]}"; do
 	program=${main%/main.go}
+	[ -e "$program/main.go" ] || { echo "build: no $program/main.go" >&2; exit 1; }
 	go build -trimpath -buildvcs=false -o "$dir/${program##*/}" \
 		-ldflags "-s -w -X 'github.com/hawser-cni/plugins/pkg/skel.stamp=hawser-cni version ${version#v};'" "./$program"
 done
+[ $# -le 1 ] || exit 0
+mkdir -p "$dir/one"
 for main in plugins/*/*/main.go; do
 	plugin=${main%/main.go}
 	ln -f "$dir/hawser" "$dir/one/${plugin##*/}"

@@ -1,17 +1,13 @@
 #!/bin/bash
-# release.sh: what users download, into dist/: for each architecture the one file, packages
-# of it for Debian and RPM, a tarball with a file for each plugin, the SBOM, and the sums of all. The same commit and the same
-# Go give the same bytes. ARCHS, VERSION and SOURCE_DATE_EPOCH may be in the environment.
+# release.sh: what users download, into dist/: for each architecture the one file, packages of it for Debian
+# and RPM, a tarball with a file for each plugin, and the SBOM; an OCI image for all of them, and the sums of
+# all. The same commit and the same Go give the same bytes. scripts/release/environment.sh says which
+# variables it takes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-VERSION=${VERSION:-$(scripts/version.sh)}
-VERSION=${VERSION#v}
-SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat -c %Y VERSION)}
-export VERSION SOURCE_DATE_EPOCH LC_ALL=C TZ=UTC
-# What else the toolchain would take from its surroundings.
-export GOFLAGS='' GOEXPERIMENT='' GOWORK=off GOAMD64=v1 GOARM=7 GOARM64=v8.0 GOMIPS64=hardfloat GOPPC64=power8 GORISCV64=rva20u64
-umask 022
+# shellcheck source=/dev/null
+. scripts/release/environment.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/tools" "$work/dist"
@@ -22,7 +18,7 @@ mkdir "$docs"
 cp -r --parents ./*.md LICENSE docs cmd/hawser/README.md plugins/*/*/README.md "$docs"
 chmod -R u=rwX,go=rX "$docs"
 
-for arch in ${ARCHS:-amd64 arm64 arm ppc64le s390x riscv64 mips64le}; do
+for arch in $ARCHS; do
 	name=hawser-cni-linux-$arch-v$VERSION
 	stage=$work/$arch
 	one=$work/$arch.one
@@ -34,6 +30,7 @@ for arch in ${ARCHS:-amd64 arm64 arm ppc64le s390x riscv64 mips64le}; do
 	done
 	mv "$stage/hawser" "$one/hawser"
 	cp "$one/hawser" "$work/dist/hawser-linux-$arch-v$VERSION"
+	install -D "$one/hawser" "$work/image/$arch/hawser"
 	scripts/release/packages.sh "$arch" "$one" "$stage/THIRD_PARTY.md" "$docs" "$work/dist"
 	cp LICENSE "$stage/"
 	cp -r "$docs" "$stage/hawser-cni"
@@ -41,6 +38,7 @@ for arch in ${ARCHS:-amd64 arm64 arm ppc64le s390x riscv64 mips64le}; do
 	(cd "$stage" && tar -cf - --format=ustar --sort=name --owner=0 --group=0 --numeric-owner --mode=u+rw,go=u-w \
 		--mtime="@$SOURCE_DATE_EPOCH" -- *) | gzip -9n >"$work/dist/$name.tgz"
 done
+scripts/image.sh "$work/dist" "$work/image"
 (cd "$work/dist" && sha256sum -- * >"$work/SHA256SUMS" && sha512sum -- * >"$work/SHA512SUMS")
 mv "$work"/SHA*SUMS "$work/dist/"
 rm -rf dist

@@ -183,7 +183,8 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 	})
 
 	It("names the files as the tag, and sums them all", func() {
-		files := []string{"SHA256SUMS", "SHA512SUMS", "hawser-cni-9.8.7-1.x86_64.rpm",
+		files := []string{"SHA256SUMS", "SHA512SUMS", "hawser-9.8.7-oci.tar",
+			"hawser-cni-9.8.7-1.x86_64.rpm",
 			"hawser-cni-linux-amd64-v9.8.7.cdx.json", "hawser-cni-linux-amd64-v9.8.7.tgz",
 			"hawser-cni_9.8.7-1_amd64.deb", "hawser-linux-amd64-v9.8.7"}
 		Expect(names(dist)).To(Equal(files))

@@ -1,0 +1,23 @@
+#!/bin/bash
+# image.sh [DIST [STAGE]]: into DIST (dist) hawser-VERSION-oci.tar, the OCI image for all architectures, made
+# without a container engine. STAGE has the programs as ARCH/hawser; without it they are built. The same
+# commit and the same Go give the same bytes. ARCHS, VERSION and SOURCE_DATE_EPOCH may be in the environment.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=/dev/null
+. scripts/release/environment.sh
+
+dist=${1:-dist}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+stage=${2:-$work}
+if [ $# -lt 2 ]; then
+	for arch in $ARCHS; do
+		GOARCH=$arch scripts/build.sh "$stage/$arch" cmd/hawser
+	done
+fi
+revision=$(git rev-parse HEAD 2>/dev/null || true)
+mkdir -p "$dist"
+(cd scripts/image && CGO_ENABLED=0 go build -o "$work/image" .)
+"$work/image" -version "$VERSION" -revision "$revision" -created "$SOURCE_DATE_EPOCH" \
+	-out "$dist/hawser-$VERSION-oci.tar" "$stage"
