@@ -15,7 +15,7 @@ mkdir "$work/tools" "$work/dist"
 
 docs=$work/docs
 mkdir "$docs"
-cp -r --parents ./*.md LICENSE docs cmd/hawser/README.md plugins/*/*/README.md "$docs"
+cp -r --parents ./*.md LICENSE deploy docs cmd/hawser/README.md plugins/*/*/README.md "$docs"
 chmod -R u=rwX,go=rX "$docs"
 
 for arch in $ARCHS; do

@@ -13,6 +13,10 @@ scripts/deps.sh buildah busybox-static containerd containernetworking-plugins ip
 scripts/reference.sh >/dev/null
 scripts/build.sh
 export HAWSER_BIN=$PWD/bin
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+ARCHS=$(go env GOARCH) VERSION=9.8.7 scripts/image.sh "$work"
+export HAWSER_IMAGE=$work/hawser-9.8.7-oci.tar
 if [ -z "${HAWSER_CONTAINERD:-}" ]; then
 	HAWSER_CONTAINERD=${XDG_CACHE_HOME:-$HOME/.cache}/hawser/containerd-$version
 	for program in containerd containerd-shim-runc-v2 ctr; do
@@ -28,9 +32,7 @@ if [ -n "${ALL:-}" ]; then
 	filter=''
 	scripts/deps.sh conmon gcc libc6-dev
 	clients+=(cri-tools crio)
-	HAWSER_TABLE=$(mktemp)
-	export HAWSER_TABLE
-	trap 'rm -f "$HAWSER_TABLE"' EXIT
+	export HAWSER_TABLE=$work/table
 fi
 built=$(scripts/clients.sh "${clients[@]}")
 export PATH=$PATH:$built

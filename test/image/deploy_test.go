@@ -1,0 +1,181 @@
+package image_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+
+	butane "github.com/coreos/butane/config"
+	"github.com/coreos/butane/config/common"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// strict reads a manifest into the type that Kubernetes' API server has for it; a key that the type does not
+// have, or that is there twice, is an error.
+func strict[T any](data []byte) (out T) {
+	GinkgoHelper()
+	Expect(yaml.UnmarshalStrict(data, &out)).To(Succeed())
+	return out
+}
+
+func daemonSet() apps.DaemonSet {
+	GinkgoHelper()
+	return strict[apps.DaemonSet](contents("../../deploy/daemonset.yaml"))
+}
+
+// rendered is what helm makes of the chart.
+func rendered(values string) apps.DaemonSet {
+	GinkgoHelper()
+	chart, err := loader.Load("../../deploy/chart")
+	Expect(err).NotTo(HaveOccurred())
+	Expect(chart.Validate()).To(Succeed())
+	all, err := chartutil.ToRenderValues(chart, strict[map[string]any]([]byte(values)),
+		chartutil.ReleaseOptions{Name: "any", Namespace: "kube-system"}, nil)
+	Expect(err).NotTo(HaveOccurred())
+	out, err := engine.Engine{Strict: true}.Render(chart, all)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(out).To(HaveLen(1))
+	return strict[apps.DaemonSet]([]byte(out["hawser/templates/daemonset.yaml"]))
+}
+
+// talosPod is the static pod of the patch.
+func talosPod() core.Pod {
+	GinkgoHelper()
+	patch := strict[struct {
+		Machine struct {
+			Pods []core.Pod `json:"pods"`
+		} `json:"machine"`
+	}](contents("../../deploy/talos.yaml"))
+	Expect(patch.Machine.Pods).To(HaveLen(1))
+	return patch.Machine.Pods[0]
+}
+
+var _ = Describe("the manifests", func() {
+	It("have a DaemonSet that selects its own pods, on every node, as a file of the image's", func() {
+		d := daemonSet()
+		Expect(d.TypeMeta.APIVersion + " " + d.TypeMeta.Kind).To(Equal("apps/v1 DaemonSet"))
+		Expect(d.Spec.Selector.MatchLabels).To(Equal(d.Spec.Template.Labels))
+		pod := d.Spec.Template.Spec
+		Expect(pod.Tolerations).To(HaveExactElements(core.Toleration{Operator: core.TolerationOpExists}))
+		Expect(pod.InitContainers).To(HaveExactElements(HaveField("Args", []string{"install", "--to",
+			"/host/opt/cni/bin"})))
+		Expect(pod.Containers).To(HaveExactElements(HaveField("Args", []string{"install", "--to",
+			"/host/opt/cni/bin", "--loop"})))
+	})
+
+	DescribeTable("may write the plugins' directory and nothing else:", func(of func() core.PodSpec) {
+		pod := of()
+		Expect(pod.Volumes).To(HaveExactElements(HaveField("HostPath.Path", "/opt/cni/bin")))
+		Expect(pod.HostPID || pod.HostIPC).To(BeFalse())
+		Expect(pod.HostNetwork).To(BeTrue(), "the first pod of a node has no plugin")
+		Expect(*pod.AutomountServiceAccountToken).To(BeFalse())
+		Expect(*pod.SecurityContext.RunAsUser).To(BeZero())
+		Expect(pod.SecurityContext.SeccompProfile.Type).To(Equal(core.SeccompProfileTypeRuntimeDefault))
+		for _, c := range append(pod.InitContainers, pod.Containers...) {
+			Expect(c.Command).To(BeEmpty(), "the image has the entrypoint")
+			Expect(c.SecurityContext.Privileged).To(BeNil())
+			Expect(*c.SecurityContext.AllowPrivilegeEscalation).To(BeFalse())
+			Expect(*c.SecurityContext.ReadOnlyRootFilesystem).To(BeTrue())
+			Expect(*c.SecurityContext.Capabilities).To(Equal(core.Capabilities{Drop: []core.Capability{"ALL"}}))
+			Expect(c.VolumeMounts).To(HaveExactElements(And(HaveField("Name", pod.Volumes[0].Name),
+				HaveField("MountPath", "/host/opt/cni/bin"))))
+			Expect(c.Resources.Requests).To(And(HaveKey(core.ResourceCPU), HaveKey(core.ResourceMemory)))
+			Expect(c.Resources.Limits).To(HaveKey(core.ResourceMemory))
+		}
+	},
+		Entry("the DaemonSet", func() core.PodSpec { return daemonSet().Spec.Template.Spec }),
+		Entry("the static pod of Talos", func() core.PodSpec { return talosPod().Spec }),
+	)
+
+	It("have a static pod for Talos that is the DaemonSet's, without what only a scheduler reads", func() {
+		pod, want := talosPod(), daemonSet().Spec.Template.Spec
+		Expect(pod.APIVersion + " " + pod.Kind).To(Equal("v1 Pod"))
+		want.InitContainers, want.Tolerations, want.NodeSelector = nil, nil, nil
+		Expect(pod.Spec).To(Equal(want))
+	})
+
+	It("have a chart that is the DaemonSet, for its default values", func() {
+		Expect(rendered("{}")).To(Equal(daemonSet()))
+	})
+
+	It("have a chart with values for all that differs between clusters", func() {
+		want := daemonSet()
+		spec := &want.Spec.Template.Spec
+		spec.ImagePullSecrets = []core.LocalObjectReference{{Name: "secret"}}
+		spec.Volumes[0].HostPath.Path = "/var/lib/rancher/k3s/data/cni"
+		mount := "/host/var/lib/rancher/k3s/data/cni"
+		resources := core.ResourceRequirements{}
+		for _, c := range []*core.Container{&spec.InitContainers[0], &spec.Containers[0]} {
+			c.Image, c.Resources, c.VolumeMounts[0].MountPath = "images.example.org/hawser:1.2.3", resources, mount
+			c.Args = []string{"install", "--to", mount, "--only=macvlan,vlan", "--skip=vlan"}
+		}
+		spec.Containers[0].Args = append(spec.Containers[0].Args, "--loop")
+		Expect(rendered(`
+image: images.example.org/hawser:1.2.3
+imagePullSecrets: [{name: secret}]
+directory: /var/lib/rancher/k3s/data/cni
+only: [macvlan, vlan]
+skip: [vlan]
+resources: {requests: null, limits: null}
+`)).To(Equal(want))
+	})
+
+	It("have a Butane file that Butane takes, and that fetches the extension", func() {
+		ignition, report, err := butane.TranslateBytes(contents("../../deploy/flatcar.bu"),
+			common.TranslateBytesOptions{})
+		Expect(err).NotTo(HaveOccurred(), report.String())
+		Expect(report.Entries).To(BeEmpty())
+		Expect(string(ignition)).To(ContainSubstring(`"path":"/etc/extensions/hawser.raw"`))
+	})
+
+	It("are for Fedora CoreOS too, with the two lines that the Butane file names", func() {
+		file := string(contents("../../deploy/flatcar.bu"))
+		file = strings.Replace(file, "variant: flatcar\nversion: 1.1.0\n", "variant: fcos\nversion: 1.5.0\n", 1)
+		_, report, err := butane.TranslateBytes([]byte(file), common.TranslateBytesOptions{})
+		Expect(err).NotTo(HaveOccurred(), report.String())
+		Expect(report.Entries).To(BeEmpty())
+	})
+})
+
+var _ = Describe("sysext.sh", func() {
+	build := func(dir string) string {
+		GinkgoHelper()
+		Expect(os.MkdirAll(dir, 0o755)).To(Succeed())
+		Expect(os.WriteFile(dir+"/program", []byte("#!/bin/sh\n"), 0o700)).To(Succeed())
+		script, err := filepath.Abs("../../deploy/sysext.sh")
+		Expect(err).NotTo(HaveOccurred())
+		run(dir, []string{"SOURCE_DATE_EPOCH=1767323045"}, script, "program", "x86-64", "out.raw")
+		return dir + "/out.raw"
+	}
+
+	It("makes an extension that adds the program and its service to /usr, and is named as systemd wants", func() {
+		tree := GinkgoT().TempDir() + "/tree"
+		raw := build(GinkgoT().TempDir())
+		run(".", nil, "unsquashfs", "-quiet", "-no-progress", "-dest", tree, raw)
+		Expect(strings.Fields(run(tree, nil, "find", ".", "-type", "f", "-printf", "%P=%m\n"))).To(ConsistOf(
+			"usr/bin/hawser=755",
+			"usr/lib/extension-release.d/extension-release.out=644",
+			"usr/lib/systemd/system/hawser-install.service=644",
+			"usr/lib/systemd/system/multi-user.target.d/10-hawser-install.conf=644"))
+		Expect(contents(tree + "/usr/lib/extension-release.d/extension-release.out")).To(
+			BeEquivalentTo("ID=_any\nARCHITECTURE=x86-64\n"))
+		Expect(contents(tree + "/usr/bin/hawser")).To(BeEquivalentTo("#!/bin/sh\n"))
+		for line := range strings.Lines(run(".", nil, "unsquashfs", "-lln", raw)) {
+			if fields := strings.Fields(line); strings.HasPrefix(fields[len(fields)-1], "squashfs-root") {
+				Expect(fields[1]).To(Equal("0/0"), line)
+			}
+		}
+	})
+
+	It("gives the same bytes elsewhere", func() {
+		first := build(GinkgoT().TempDir() + "/a")
+		Expect(contents(build(GinkgoT().TempDir() + "/b/c"))).To(Equal(contents(first)))
+	})
+})
