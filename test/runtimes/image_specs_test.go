@@ -29,7 +29,7 @@ func installerArchive() string {
 func (m *machine) bare() {
 	GinkgoHelper()
 	for _, name := range nstest.Must(filepath.Glob(m.plugins + "/*")) {
-		Expect(os.Remove(name)).To(Succeed())
+		Expect(os.RemoveAll(name)).To(Succeed())
 	}
 }
 
