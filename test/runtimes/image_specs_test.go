@@ -79,7 +79,10 @@ var _ = Describe("the image", Label("image"), func() {
 			again, _ := c.daemonSet("hawser-2")
 			Expect(c.exited(again)).To(BeZero(), "over a node with pods")
 			pod.ExpectUp()
-			Expect(c.status(keep).State).To(Equal(cri.ContainerState_CONTAINER_RUNNING))
+			Expect(os.Remove(c.plugins + "/bridge")).To(Succeed())
+			Eventually(c.plugins+"/bridge").Should(BeARegularFile(), "the other container keeps the plugins there")
+			nstest.Must(ask(c.StopContainer, &cri.StopContainerRequest{ContainerId: keep, Timeout: 60}))
+			Expect(c.exited(keep)).To(BeZero())
 			c.end(c.all()...)
 		},
 		Entry("containerd 1.6", func() string { return "" }),
