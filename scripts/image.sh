@@ -1,7 +1,7 @@
 #!/bin/bash
 # image.sh [DIST [STAGE]]: into DIST (dist) hawser-VERSION-oci.tar, the OCI image for all architectures, made
 # without a container engine. STAGE has the programs as ARCH/hawser; without it they are built. The same
-# commit and the same Go give the same bytes. ARCHS, VERSION and SOURCE_DATE_EPOCH may be in the environment.
+# commit and the same Go give the same bytes. scripts/release/environment.sh says which variables it takes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=/dev/null
@@ -16,8 +16,7 @@ if [ $# -lt 2 ]; then
 		GOARCH=$arch scripts/build.sh "$stage/$arch" cmd/hawser
 	done
 fi
-revision=$(git rev-parse HEAD 2>/dev/null || true)
 mkdir -p "$dist"
 (cd scripts/image && CGO_ENABLED=0 go build -o "$work/image" .)
-"$work/image" -version "$VERSION" -revision "$revision" -created "$SOURCE_DATE_EPOCH" \
+"$work/image" -version "$VERSION" -revision "$REVISION" -created "$SOURCE_DATE_EPOCH" \
 	-out "$dist/hawser-$VERSION-oci.tar" "$stage"
