@@ -211,7 +211,7 @@ const (
 
 // processPlugin is what the test binary is when it runs as a plugin: "add" succeeds, "wait" fails when it is
 // told to end, "deaf" succeeds then, and so does "glance", which waits without the context's channel; "bare" has
-// nothing to undo.
+// nothing to undo, "late" registers its undo when it was told to end.
 func processPlugin(mode string) skel.Plugin[any] {
 	ended := func(ctx context.Context, r *skel.Request) error {
 		if mode == "add" {
@@ -232,6 +232,10 @@ func processPlugin(mode string) skel.Plugin[any] {
 	return skel.Plugin[any]{
 		Name: "probe", About: "does nothing", IPAM: mode == "lend",
 		Add: func(ctx context.Context, r *skel.Request, _ any) (*cni.Result, error) {
+			if mode == "late" {
+				r.HoldSignals()
+				_ = ended(ctx, r)
+			}
 			if mode != "bare" {
 				r.OnFail("remove it", func(context.Context) error {
 					return os.WriteFile(os.Getenv(logEnv), []byte("undone"), 0o600)
@@ -376,6 +380,7 @@ var _ = Describe("a plugin process", func() {
 			unix.SIGHUP),
 		Entry("a handler that does not notice", "deaf", unix.SIGTERM), Entry("a handler that only looks now and then",
 			"glance", unix.SIGTERM),
+		Entry("a handler that has its effect before the undo", "late", unix.SIGTERM),
 	)
 
 	It("goes on ignoring what it was started to ignore", func() {

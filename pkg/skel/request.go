@@ -45,7 +45,7 @@ type Request struct {
 	undos    []undo
 	done     []func()
 
-	onFirstUndo func() // nil = nothing
+	notify func() // asks for signals; nil = that is done, or not wanted
 }
 
 type undo struct {
@@ -79,10 +79,17 @@ func ConfigOf[W, C any](defaults W, parse func(*Request, W, *cni.Problems) C) Co
 // OnFail registers the undo of an effect that ADD is about to have: a failed one may
 // be there. When ADD fails, the last undo runs first, each in limited time of its own.
 func (r *Request) OnFail(what string, do func(context.Context) error) {
-	if len(r.undos) == 0 && r.onFirstUndo != nil {
-		r.onFirstUndo()
-	}
+	r.HoldSignals()
 	r.undos = append(r.undos, undo{what: what, do: do})
+}
+
+// HoldSignals is for an ADD that registers the undo of its first effect behind that: from now on a signal ends the
+// context, and no longer the process. OnFail does it, too.
+func (r *Request) HoldSignals() {
+	if r.notify != nil {
+		r.notify()
+		r.notify = nil
+	}
 }
 
 // OnDone registers a function for the end of the call, when the answer is printed and

@@ -201,7 +201,7 @@ func (c *call[C]) add(ctx context.Context) error {
 	defer stop(nil)
 	// The plugin that called an IPAM plugin gives its leases back.
 	if c.env.Notify != nil && !c.plugin.IPAM {
-		c.req.onFirstUndo = func() { c.env.Notify(stop) }
+		c.req.notify = func() { c.env.Notify(stop) }
 	}
 	limit := cmp.Or(c.env.Limit, callTime)
 	timed, cancel := context.WithTimeout(ctx, limit)

@@ -559,7 +559,7 @@ var _ = Describe("the pages", func() {
 
 var _ = Describe("the schema of results", func() {
 	It("takes every result that the specs of the plugins have on record", func() {
-		files := append(glob("pkg/cni/testdata/*.json"), glob("plugins/*/*/testdata/*.json")...)
+		files := append(glob("pkg/cni/testdata/*.json"), glob("plugins/*/*/*/testdata/*.json")...)
 		Expect(len(files)).To(BeNumerically(">=", 25))
 		for _, file := range files {
 			Expect(validate(schema("result"), parsed(read(file)))).To(Succeed(), file)
