@@ -44,6 +44,7 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 		calls []string
 		add   func(context.Context, *skel.Request) (*cni.Result, error)
 	)
+	hang := make(chan struct{})
 	BeforeEach(func() {
 		dir, calls = GinkgoT().TempDir(), nil
 		add = func(context.Context, *skel.Request) (*cni.Result, error) {
@@ -107,7 +108,11 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 		Entry("no time left", func(ctx context.Context, _ *skel.Request) (*cni.Result, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()
-		}, `"code": 11`, "no time left"),
+		}, `"code": 11`, "no answer within"),
+		Entry("a system call that does not end", func(context.Context, *skel.Request) (*cni.Result, error) {
+			<-hang
+			return nil, nil
+		}, `"code": 11`, "no answer within"),
 		Entry("a result without addresses", func(context.Context, *skel.Request) (*cni.Result, error) {
 			return &cni.Result{}, nil
 		}, `"code": 102`, "has no addresses"),

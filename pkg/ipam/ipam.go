@@ -84,16 +84,16 @@ func (c *Client) Start(ctx context.Context, command string) (*Delegate, error) {
 	if err := c.Find(); err != nil {
 		return nil, err
 	}
-	d := &Delegate{name: c.IPAM, began: time.Now(), stderr: lastBytes{copy: c.Stderr}}
+	d := &Delegate{name: c.IPAM, began: time.Now(), output: &output{stderr: lastBytes{copy: c.Stderr}}}
 	if ctx.Err() != nil {
 		return nil, d.failure(ctx, context.Cause(ctx))
 	}
 	env := slices.DeleteFunc(slices.Clone(c.Env), func(kv string) bool { return strings.HasPrefix(kv, "CNI_COMMAND=") })
 	env = append(env, "CNI_COMMAND="+command)
 	if c.inside != nil {
-		d.inside = func(ctx context.Context) int {
+		d.inside = func(ctx context.Context, out *output) int {
 			return c.inside(ctx, skel.Env{Vars: env,
-				Stdin: bytes.NewReader(c.Conf), Stdout: &d.stdout, Stderr: &d.stderr})
+				Stdin: bytes.NewReader(c.Conf), Stdout: &out.stdout, Stderr: &out.stderr})
 		}
 		return d, nil
 	}
@@ -194,10 +194,14 @@ func (c *Client) String() string { return fmt.Sprintf("IPAM plugin %q", c.IPAM) 
 type Delegate struct {
 	name    string
 	began   time.Time
-	inside  func(context.Context) int // in this process, when it is waited for; nil = process
+	inside  func(context.Context, *output) int // in this process, when it is waited for; nil = process
 	process *process.Process
-	stdout  limited
-	stderr  lastBytes
+	*output
+}
+
+type output struct {
+	stdout limited
+	stderr lastBytes
 }
 
 // Wait returns the plugin's standard output. The plugin is killed when ctx ends.
@@ -215,10 +219,20 @@ func (d *Delegate) end(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if status := d.inside(ctx); status != 0 {
-		return fmt.Errorf("exit status %d", status)
+	ended, out := make(chan int, 1), d.output
+	go func() { ended <- d.inside(ctx, out) }()
+	select {
+	case status := <-ended:
+		if status == 0 {
+			return nil
+		}
+		if ctx.Err() == nil {
+			return fmt.Errorf("exit status %d", status)
+		}
+	case <-ctx.Done(): // what hangs in a system call is left there: this process ends soon
 	}
-	return nil
+	d.output = &output{} // as of a process that was killed
+	return context.Cause(ctx)
 }
 
 func (d *Delegate) failure(ctx context.Context, err error) error {
@@ -247,11 +261,15 @@ func (d *Delegate) error(code uint, msg, details string) error {
 	return &cni.Error{Code: code, Msg: fmt.Sprintf("plugin %q: %s", d.name, msg), Details: details}
 }
 
-// limited keeps outputMax bytes, and fails at more.
-type limited struct{ buf []byte }
+// limited keeps outputMax bytes, and fails at more, and from then on.
+type limited struct {
+	buf    []byte
+	isFull bool
+}
 
 func (l *limited) Write(p []byte) (int, error) {
-	if len(l.buf)+len(p) > outputMax {
+	l.isFull = l.isFull || len(l.buf)+len(p) > outputMax
+	if l.isFull {
 		return 0, fmt.Errorf("more than %d bytes of output", outputMax)
 	}
 	l.buf = append(l.buf, p...)

@@ -57,7 +57,7 @@ const noMain = "this package's TestMain does not call nstest.Main"
 // kernel refuses that, the tests run in place and every spec that asks for a namespace is skipped with the
 // kernel's error. The workers of a fuzz target can not even write files.
 func Main(m *testing.M) {
-	runtime.SetDefaultGOMAXPROCS() // package skel leaves one
+	runtime.SetDefaultGOMAXPROCS() // package skel, if it is tested, leaves one
 	switch os.Getenv(stageEnv) {
 	case stageInit:
 		os.Exit(initMain())

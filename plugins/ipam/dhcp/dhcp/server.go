@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/skel/oneprocessor"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -45,6 +47,7 @@ const (
 
 // runDaemon is "dhcp daemon". It ends at a signal, and leaves the leases to the next one.
 func runDaemon(env skel.Env) int {
+	runtime.GOMAXPROCS(oneprocessor.Before)
 	f, err := parseFlags(env)
 	if err != nil {
 		return 2
