@@ -81,11 +81,10 @@ func LockFD(ctx context.Context, fd int, path string) (*Lock, error) {
 // lock locks the open file fd, or closes it. It waits in a goroutine, which owns fd once ctx
 // has ended: a blocked flock cannot be called off.
 func lock(ctx context.Context, fd int, path string, wait time.Duration) (*Lock, error) {
-	if ctx.Err() != nil {
-		unix.Close(fd)
-		return nil, &fs.PathError{Op: "lock", Path: path, Err: ctx.Err()}
-	}
 	err := flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil { // whoever is late has been given up
+		err = ctx.Err()
+	}
 	if err == unix.EWOULDBLOCK {
 		ctx, cancel := context.WithTimeout(ctx, wait)
 		defer cancel()

@@ -447,7 +447,7 @@ net='{"cniVersion":"1.0.0","name":"net","type":"portmap",
 "runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]},
 "prevResult":{"interfaces":[{"name":"eth0","sandbox":"/run/netns/pod"}],
 "ips":[{"address":"10.1.0.2/24","interface":0}]}}'
-each() { for verb in ADD CHECK DEL; do CNI_COMMAND=$verb /proc/self/fd/3 <<<"$net"; done; }
+each() { for verb in ADD CHECK DEL; do (CNI_COMMAND=$verb exec -a portmap /proc/self/fd/3 <<<"$net"); done; }
 each
 # A kernel without x_tables, or one that does not give them to this namespace.
 for program in iptables-legacy-save ip6tables-legacy-save; do
