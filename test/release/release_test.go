@@ -219,7 +219,8 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 			root, _, nested := strings.Cut(h.Name, "/")
 			top[root] = true
 			mode := int64(0o644)
-			if h.Typeflag == tar.TypeDir || !nested && h.Name == strings.ToLower(h.Name) {
+			isProgram := !nested && h.Name == strings.ToLower(h.Name) || strings.HasSuffix(h.Name, ".sh")
+			if h.Typeflag == tar.TypeDir || isProgram {
 				mode = 0o755
 			}
 			Expect(h).To(And(HaveField("Typeflag", BeElementOf(byte(tar.TypeReg), byte(tar.TypeDir))),
