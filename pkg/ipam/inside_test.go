@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -135,6 +136,24 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 			return p
 		}
 	}
+	It("may panic where skel does not answer: it failed as a program that dies, and is told DEL", func() {
+		link(os.Symlink)
+		code, out, stderr := run(time.Minute, other(func(p *skel.Program) {
+			whole := p.Run
+			p.Run = func(ctx context.Context, env skel.Env) int {
+				if slices.Contains(env.Vars, "CNI_COMMAND=ADD") {
+					panic("boom")
+				}
+				return whole(ctx, env)
+			}
+		})())
+		Expect(code).To(Equal(1))
+		Expect(out).To(And(ContainSubstring(`"code": 999`), ContainSubstring("panic: boom"),
+			ContainSubstring(`plugin \"ipam\": failed without an error object: exit status 2`)))
+		Expect(stderr).To(ContainSubstring("panic: boom"))
+		Expect(calls).To(Equal([]string{"DEL one"}))
+	})
+
 	DescribeTable("is executed when", func(how func(old, name string) error, program func() skel.Program) {
 		link(how)
 		_, out, _ := run(time.Minute, program())

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
@@ -220,7 +221,16 @@ func (d *Delegate) end(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	ended, out := make(chan int, 1), d.output
-	go func() { ended <- d.inside(ctx, out) }()
+	go func() {
+		status := 2 // of a program that panics; most panics skel answers
+		defer func() {
+			if v := recover(); v != nil {
+				fmt.Fprintf(&out.stderr, "panic: %v\n\n%s", v, debug.Stack())
+			}
+			ended <- status
+		}()
+		status = d.inside(ctx, out)
+	}()
 	select {
 	case status := <-ended:
 		if status == 0 {
