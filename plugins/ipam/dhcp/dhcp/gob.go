@@ -37,6 +37,9 @@ const (
 	gobOwn   = 16   // the first ID of gobType and its parts
 	gobFree  = 64   // the first ID of types that messages describe
 	gobDepth = 1000 // of values in values, at most
+	// At most so many values are kept of a stream: an empty one is a byte, and a hundred in memory. The answer of a DHCP
+	// server is less than 64 KiB, of which a route is five bytes, and seven values here.
+	gobValues = 1 << 18
 )
 
 // gobType describes a type: one field is set. The order of the fields is that of the format.
@@ -194,11 +197,12 @@ func readUint(in io.ByteReader) (n uint64, err error) {
 
 // gobReader reads a stream. After an error it reads zeros.
 type gobReader struct {
-	in    *bufio.Reader
-	rest  *bytes.Buffer // of the message
-	types gobTypes
-	depth int
-	err   error
+	in     *bufio.Reader
+	rest   *bytes.Buffer // of the message
+	types  gobTypes
+	depth  int
+	values int // that are kept
+	err    error
 }
 
 func newGobReader(r io.Reader) *gobReader {
@@ -279,6 +283,9 @@ func (r *gobReader) bytes() []byte {
 func (r *gobReader) value(id int, v reflect.Value) {
 	r.depth++
 	defer func() { r.depth-- }()
+	if v.IsValid() {
+		r.values++
+	}
 	if v.IsValid() && v.Kind() == reflect.Pointer {
 		v.Set(reflect.New(v.Type().Elem()))
 		v = v.Elem()
@@ -287,6 +294,8 @@ func (r *gobReader) value(id int, v reflect.Value) {
 	case r.err != nil:
 	case r.depth > gobDepth:
 		r.fail(fmt.Errorf("more than %d values are in each other", gobDepth))
+	case r.values > gobValues:
+		r.fail(fmt.Errorf("there are more than %d values", gobValues))
 	case v.IsValid() && !t.fits(id, v):
 		r.fail(fmt.Errorf("a value of type %d is no %s", id, v.Type()))
 	case t.Array != nil:

@@ -7,9 +7,11 @@ import (
 	"math/big"
 	"net"
 	"reflect"
+	"slices"
 	"testing"
 	"testing/iotest"
 	"time"
+	"unsafe"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -225,6 +227,23 @@ var _ = It("makes no room for elements that do not come", func() {
 	r := newGobReader(bytes.NewReader(append(stream.Bytes()[:i:i], longer...)))
 	Expect(r.read(&res)).To(MatchError(io.EOF))
 	Expect(cap(res.IPs)).To(BeNumerically("<", 200))
+})
+
+var _ = It("reads as many routes as a server can send", func() {
+	dst := net.IPNet{IP: net.IP{0, 0, 0, 0}, Mask: net.CIDRMask(0, 32)}
+	route := rpcRoute{Dst: dst, GW: net.IP{10, 9, 0, 1}, Priority: 1, Scope: new(1)}
+	whole := rpcResult{IPs: wholeResult.IPs, Routes: slices.Repeat([]rpcRoute{route}, 64<<10/5)}
+	var res rpcResult
+	Expect(newGobReader(bytes.NewReader(gobOf(whole))).read(&res)).To(Succeed())
+	Expect(res).To(Equal(whole))
+})
+
+var _ = It("refuses what would take much memory", func() {
+	var stream bytes.Buffer
+	Expect(writeGob(&stream, rpcResult{IPs: make([]rpcIP, 1<<20)})).To(Succeed())
+	var res rpcResult
+	Expect(newGobReader(&stream).read(&res)).To(MatchError("there are more than 262144 values"))
+	Expect(cap(res.IPs) * int(unsafe.Sizeof(rpcIP{}))).To(BeNumerically("<", 32<<20))
 })
 
 // FuzzGob has our reader and encoding/gob's read the same stream. Where both succeed, they read the same.
