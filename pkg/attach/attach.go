@@ -67,7 +67,7 @@ func (s *Session) CreatePair(ctx context.Context, link LinkConfig) (err error) {
 		pair.Kind = "netkit"
 	}
 	names := iface.HostNames(s.Attachment)
-	s.HoldSignals()
+	s.SignalsEndContext()
 	for _, name := range names {
 		pair.Name = name
 		if err = s.Host.AddLink(pair); err == nil {

@@ -117,7 +117,7 @@ func (s *Session) createChild(ctx context.Context) (err error) {
 	if err := s.refuseRecorded(records, r); err != nil {
 		return err
 	}
-	s.HoldSignals()
+	s.SignalsEndContext()
 	if err := records.Put(r); err != nil {
 		return err
 	}

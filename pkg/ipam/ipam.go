@@ -76,7 +76,8 @@ func (c *Client) Find() error {
 }
 
 // Start starts the plugin for command, with the configuration on its standard input, for a caller who does
-// something else meanwhile. Wait, Result or Release must follow, in the same goroutine.
+// something else meanwhile. Wait, Result or Release must follow, in the same goroutine. A plugin that this process
+// serves runs in Wait.
 //
 // The errors, also of Wait: the plugin's own error object with its code; code 999 with its standard error in
 // the details for a failure without one; code 11 when the time is up or its file is being written; code 5 when
@@ -191,11 +192,11 @@ func (c *Client) Status(ctx context.Context) error {
 // String names the plugin for messages.
 func (c *Client) String() string { return fmt.Sprintf("IPAM plugin %q", c.IPAM) }
 
-// Delegate is a plugin that was started.
+// Delegate is a call of a plugin: a process that was started, or a function that Wait runs.
 type Delegate struct {
 	name    string
 	began   time.Time
-	inside  func(context.Context, *output) int // in this process, when it is waited for; nil = process
+	inside  func(context.Context, *output) int // nil = process
 	process *process.Process
 	*output
 }
@@ -205,7 +206,8 @@ type output struct {
 	stderr lastBytes
 }
 
-// Wait returns the plugin's standard output. The plugin is killed when ctx ends.
+// Wait returns the plugin's standard output. When ctx ends, the process is killed; the function is left behind, and what
+// it prints is not used.
 func (d *Delegate) Wait(ctx context.Context) ([]byte, error) {
 	if err := d.end(ctx); err != nil {
 		return nil, d.failure(ctx, err)
@@ -221,7 +223,7 @@ func (d *Delegate) end(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	ended, out := make(chan int, 1), d.output
-	go func() {
+	go func() { // so that it can be given up, and never runs on a thread that entered another namespace
 		status := 2 // of a program that panics; most panics skel answers
 		defer func() {
 			if v := recover(); v != nil {
@@ -239,7 +241,8 @@ func (d *Delegate) end(ctx context.Context) error {
 		if ctx.Err() == nil {
 			return fmt.Errorf("exit status %d", status)
 		}
-	case <-ctx.Done(): // what hangs in a system call is left there: this process ends soon
+	case <-ctx.Done():
+		// It may hang in a system call: it is left there. It gets no lock any more, so that a DEL that follows wins.
 	}
 	d.output = &output{} // as of a process that was killed
 	return context.Cause(ctx)

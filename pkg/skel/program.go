@@ -19,8 +19,8 @@ type Program struct {
 	InProcess func() bool
 }
 
-// ProgramOf returns a plugin for a program that is several plugins. It is made when it is called: what the others are
-// made of is not even read from the file.
+// ProgramOf lists a plugin. The function plugin is called when the plugin is: the literals of the others are not built,
+// and their pages of the executable are not touched. So the list has the name, too.
 func ProgramOf[C any](name string, plugin func() Plugin[C]) Program {
 	run := func(ctx context.Context, env Env) int { return Run(ctx, plugin(), env) }
 	inProcess := func() bool { p := plugin(); return p.IPAM && p.InProcess }

@@ -79,13 +79,13 @@ func ConfigOf[W, C any](defaults W, parse func(*Request, W, *cni.Problems) C) Co
 // OnFail registers the undo of an effect that ADD is about to have: a failed one may
 // be there. When ADD fails, the last undo runs first, each in limited time of its own.
 func (r *Request) OnFail(what string, do func(context.Context) error) {
-	r.HoldSignals()
+	r.SignalsEndContext()
 	r.undos = append(r.undos, undo{what: what, do: do})
 }
 
-// HoldSignals is for an ADD that registers the undo of its first effect behind that: from now on a signal ends the
-// context, and no longer the process. OnFail does it, too.
-func (r *Request) HoldSignals() {
+// SignalsEndContext has a signal end the context from now on, and no longer the process. OnFail calls it; an ADD whose
+// undo stands behind its first effect (a pair, a record) calls it before that effect.
+func (r *Request) SignalsEndContext() {
 	if r.notify != nil {
 		r.notify()
 		r.notify = nil

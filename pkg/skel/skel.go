@@ -1,5 +1,5 @@
 // Package skel is the shell of every plugin. It alone touches the process's
-// environment, standard streams and exit status. It decodes a call, runs the plugin's
+// environment, standard streams and exit status (but for the tool's). It decodes a call, runs the plugin's
 // handler, rolls a failed ADD back and prints one answer (specification, sections 2, 5).
 package skel
 
@@ -28,7 +28,8 @@ const (
 	Reference = "v1.9.1"
 )
 
-// stamp is set when a release is linked.
+// stamp is Stamp, the version and a semicolon. Who builds a release sets all of it, as scripts/build.sh does:
+// -ldflags "-X 'github.com/hawser-cni/plugins/pkg/skel.stamp=hawser-cni version 1.2.3;'".
 var stamp = Stamp + "unknown;"
 
 // Version is the version of the running program.
@@ -81,8 +82,8 @@ type Env struct {
 	Stdout io.Writer
 	Stderr io.Writer
 
-	// Notify has stop called when the process is told to end, which does not end it any more. It is called at the
-	// first undo of an ADD: while there is nothing to undo, a signal just ends the process.
+	// Notify asks for the signals that tell a process to end: from then on they call stop, and no longer end it.
+	// Request.SignalsEndContext calls it: while there is nothing to undo, a signal just ends the process.
 	Notify func(stop func(cause error))
 
 	// Limit is how long the call may take; 0 = callTime.
@@ -256,8 +257,7 @@ func WithTwoThirds(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, time.Until(at)*2/3)
 }
 
-// notify has stop called when the process is told to end, which does not end the process any more. Signals that our
-// caller (nohup, say) ignores stay ignored.
+// notify is Env.Notify of a real process. What our caller (nohup, say) ignores stays ignored.
 func notify(stop func(cause error)) {
 	told := make(chan os.Signal, 1)
 	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {

@@ -82,7 +82,7 @@ func LockFD(ctx context.Context, fd int, path string) (*Lock, error) {
 // has ended: a blocked flock cannot be called off.
 func lock(ctx context.Context, fd int, path string, wait time.Duration) (*Lock, error) {
 	err := flock(fd, unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil { // whoever is late has been given up
+	if err == nil { // its time is over: the caller may have gone on without it, as that of an IPAM plugin in process
 		err = ctx.Err()
 	}
 	if err == unix.EWOULDBLOCK {

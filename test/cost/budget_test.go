@@ -126,8 +126,8 @@ var budgets = []budget{
 		costs: costs{{521, 23, 23, 0}, {390, 11, 11, 6}, {115, 0, 0, 0}, {341, 6, 6, 6}, {209, 16, 23, 7}}},
 }
 
-// inProcess is how many system calls more a verb asks for which serves host-local itself: what that asks for, less what
-// its start did.
+// inProcess is added to the budget of system calls where host-local runs in the same process: its own calls, less those
+// of a process start.
 var inProcess = map[string]int{"ADD": 8, "CHECK": -13, "STATUS": -31, "GC": 17, "DEL": -9}
 
 var bridgeByIPTables = same(bridge(dual, iptables))

@@ -111,7 +111,7 @@ func (b budget) most(verb string) cost {
 	return c
 }
 
-// perOther is state, with that of the IPAM plugin which the call is itself.
+// perOther is how many bytes one more container may add to what a call reads: in the one program also host-local's.
 func (b budget) perOther() int64 {
 	GinkgoHelper()
 	if b.delegate != "" && oneProgram() {

@@ -13,9 +13,9 @@ import (
 	"slices"
 )
 
-// Messages of net/rpc are in the format gob. This is as much of it as the structs of rpc.go need, without the
-// initialization of encoding/gob, for which each plugin would wait. The documentation of that package, "Encoding
-// Details", has the rest.
+// writeGob writes, and gobReader.read reads, a message of net/rpc: a struct of rpc.go in the format of encoding/gob.
+// That package is not imported, since its initialization would take 0.25 ms of each start of each plugin in the one
+// program. Its documentation, "Encoding Details", has the rest of the format.
 //   - An unsigned integer below 128 is one byte; from there on, the number of its bytes, negated, and these. A signed
 //     one is shifted by a bit that says whether the others are inverted.
 //   - A string is its length and its bytes; so is a []byte, or what a type's own method encodes.
@@ -34,11 +34,14 @@ const (
 	gobComplex
 	gobInterface
 
-	gobOwn   = 16   // the first ID of gobType and its parts
-	gobFree  = 64   // the first ID of types that messages describe
+	gobOwn  = 16 // the first ID of gobType and its parts
+	gobFree = 64 // the first ID of types that messages describe
+)
+
+const (
 	gobDepth = 1000 // of values in values, at most
-	// At most so many values are kept of a stream: an empty one is a byte, and a hundred in memory. The answer of a DHCP
-	// server is less than 64 KiB, of which a route is five bytes, and seven values here.
+	// At most so many values are kept of a stream: an empty one is a byte, and a hundred in memory. The answer of a
+	// DHCP server is less than 64 KiB, of which a route is five bytes, and seven values here.
 	gobValues = 1 << 18
 )
 
@@ -73,7 +76,7 @@ type gobStruct struct {
 // gobTypes are descriptions by their IDs.
 type gobTypes map[int]gobType
 
-// add describes a Go type and those that it consists of, and returns its ID. New ones begin with first.
+// add describes a Go type and those that it consists of, and returns its ID. IDs are counted from first.
 func (types gobTypes) add(t reflect.Type, first int) int {
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -82,7 +85,7 @@ func (types gobTypes) add(t reflect.Type, first int) int {
 		return id
 	}
 	name, d := gobName{t.Name(), first + len(types)}, gobType{}
-	types[name.ID] = d // so that no part gets the ID
+	types[name.ID] = d // reserves the ID before the parts take theirs
 	if t.Kind() == reflect.Slice {
 		d.Slice = &gobList{Type: name, Elem: types.add(t.Elem(), first)}
 	} else {
@@ -139,7 +142,7 @@ func appendValue(b []byte, v reflect.Value) []byte {
 	v = reflect.Indirect(v)
 	switch gobBasic(v.Type()) {
 	case gobBool:
-		return append(b, 1) // no field is false
+		return append(b, 1) // false is zero, and zero fields are not written
 	case gobInt:
 		return appendInt(b, v.Int())
 	case gobUint:
@@ -242,7 +245,7 @@ func (r *gobReader) typeID() int {
 			r.fail(fmt.Errorf("type %d is described again or in part", -id))
 		}
 		r.types[-id] = t
-		if r.rest.Len() > 0 { // in an interface are messages in the message
+		if r.rest.Len() > 0 { // an interface's descriptions are inside the message, with lengths
 			r.uint()
 		}
 	}
@@ -252,7 +255,7 @@ func (r *gobReader) typeID() int {
 func (r *gobReader) message() {
 	n, err := readUint(r.in)
 	r.fail(err)
-	r.rest = &bytes.Buffer{} // the former one may be in values
+	r.rest = &bytes.Buffer{} // []byte values are parts of the former one
 	if _, err := io.CopyN(r.rest, r.in, int64(min(n, callMax))); err != nil {
 		r.fail(io.ErrUnexpectedEOF)
 	}

@@ -128,6 +128,8 @@ func readCall(conn io.ReadWriter) (head rpcHead, c rpcCall, err error) {
 		return head, c, err
 	}
 	call := newGobReader(conn)
-	err = cmp.Or(call.read(&head), call.read(&c)) // which repeats an error of the head
+	if err = call.read(&head); err == nil {
+		err = call.read(&c)
+	}
 	return head, c, err
 }
