@@ -15,6 +15,6 @@ bench:   ; @scripts/bench.sh    #: against the reference, newest and Debian's, c
 schema:  ; @scripts/schema.sh   #: write docs/schema from the types that the plugins decode into
 install: ; @scripts/install.sh  #: into $(DESTDIR)$(PREFIX) (/opt/cni/bin); SEPARATE=1: a file for each plugin
 image:   ; @scripts/image.sh    #: an OCI image that installs the plugins, for ARCHS, into dist/
-release: ; @scripts/release.sh  #: tarballs, packages, the image, SBOMs and sums, for ARCHS, into dist/
+release: ; @scripts/release.sh  #: source, tarballs, packages, the image, SBOMs, provenance and sums, for ARCHS, into dist/
 clean:   ; @rm -rf bin dist     #: remove bin/ and dist/
 help:    ; @scripts/help.sh     #: this list

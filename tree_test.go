@@ -31,7 +31,7 @@ func tracked(t *testing.T) []string {
 	var files []string
 	err = fs.WalkDir(os.DirFS("."), ".", func(name string, d fs.DirEntry, err error) error {
 		top, _, _ := strings.Cut(name, "/")
-		if err == nil && d.Type().IsRegular() && !slices.Contains([]string{".git", "bin", "dist"}, top) {
+		if err == nil && d.Type().IsRegular() && !slices.Contains([]string{".git", "bin", "dist", "vendor"}, top) {
 			files = append(files, name)
 		}
 		return err
@@ -139,7 +139,7 @@ var foreign = regexp.MustCompile(`(?:^|[^\w.-])/(?:work|root|home/\w+|tmp/plan)/
 // hosts that the tree may name in an address.
 var hosts = []string{"github.com", "www.cni.dev", "keepachangelog.com", "semver.org", "www.apache.org",
 	"man7.org", "wiki.nftables.org", "docs.kernel.org", "json-schema.org", "git.kernel.org", "datatracker.ietf.org",
-	"pkg.go.dev", "go.dev", "www.w3.org"} // the names of what is in an SVG
+	"pkg.go.dev", "go.dev", "www.w3.org", "slsa.dev"} // the names of what is in an SVG and in provenance
 
 var address = regexp.MustCompile(`https?://([\w.-]+)`)
 

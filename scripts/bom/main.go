@@ -1,15 +1,16 @@
 // Bom says what is in the plugins' binaries: each Go module that was linked,
 // with its licence, as a table, as the notices that those licences want to see
-// shipped, and as a CycloneDX bill of materials. What may not be shipped is an
+// shipped, and as a bill of materials, CycloneDX or SPDX. What may not be shipped is an
 // error.
 //
-//	bom [-version V -notices FILE -sbom FILE] BINARY...
+//	bom [-version V -notices FILE -cyclonedx FILE -spdx FILE] BINARY...
 //
 // It runs in the directory of the plugins' module, by whose go.sum the sources of
 // the others are checked.
 package main
 
 import (
+	"bytes"
 	"flag"
 	"fmt"
 	"io"
@@ -27,9 +28,10 @@ func main() {
 
 func run(args []string, stdout io.Writer) error {
 	flags := flag.NewFlagSet("bom", flag.ContinueOnError)
-	version := flags.String("version", "", "of the plugins, for the SBOM")
+	version := flags.String("version", "", "of the plugins, for the bills of materials")
 	notices := flags.String("notices", "", "`file` for the licences' texts")
-	sbom := flags.String("sbom", "", "`file` for the CycloneDX bill of materials")
+	cyclonedx := flags.String("cyclonedx", "", "`file` for the bill of materials as CycloneDX")
+	spdx := flags.String("spdx", "", "`file` for the bill of materials as SPDX")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -41,7 +43,7 @@ func run(args []string, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if *notices == "" && *sbom == "" {
+	if *notices == "" && *cyclonedx == "" && *spdx == "" {
 		return list(stdout, modules)
 	}
 	if *notices != "" {
@@ -49,14 +51,23 @@ func run(args []string, stdout io.Writer) error {
 			return err
 		}
 	}
-	if *sbom == "" {
-		return nil
+	for file, write := range map[string]func(bill, io.Writer) error{*cyclonedx: bill.cycloneDX, *spdx: bill.spdx} {
+		if file == "" {
+			continue
+		}
+		b, err := newBill(*version, binaries, modules)
+		if err != nil {
+			return err
+		}
+		var out bytes.Buffer
+		if err := write(b, &out); err != nil {
+			return err
+		}
+		if err := os.WriteFile(file, out.Bytes(), 0o644); err != nil {
+			return err
+		}
 	}
-	data, err := sbomOf(*version, binaries, modules)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(*sbom, data, 0o644)
+	return nil
 }
 
 func list(out io.Writer, modules []module) error {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/sha1"
 	"crypto/sha256"
 	"debug/buildinfo"
 	"encoding/json"
@@ -19,6 +20,7 @@ import (
 // binary is one plugin.
 type binary struct {
 	name    string
+	sha1    [20]byte // which SPDX wants of a file
 	sha256  [32]byte
 	arch    string
 	main    string   // the plugins' own module
@@ -51,8 +53,8 @@ func readBinaries(paths []string) ([]binary, error) {
 		if err != nil {
 			return nil, err
 		}
-		b := binary{name: filepath.Base(path), sha256: sha256.Sum256(data), main: info.Main.Path, info: info,
-			modules: []string{stdlib}}
+		b := binary{name: filepath.Base(path), sha1: sha1.Sum(data), sha256: sha256.Sum256(data),
+			main: info.Main.Path, info: info, modules: []string{stdlib}}
 		for _, s := range info.Settings {
 			if s.Key == "GOARCH" {
 				b.arch = s.Value
@@ -131,10 +133,10 @@ func locate(modules map[string]module) error {
 			return err
 		}
 		m := modules[found.Path]
-		if m.sum != found.Sum {
+		if m.sum != "" && m.sum != found.Sum { // it is empty where vendor/ was built from
 			return fmt.Errorf("%s %s: built from %s, found %s", m.path, m.version, m.sum, found.Sum)
 		}
-		m.dir = found.Dir
+		m.sum, m.dir = found.Sum, found.Dir
 		modules[found.Path] = m
 	}
 }

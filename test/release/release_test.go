@@ -76,6 +76,12 @@ func copyTree(from, dir string) {
 	// Without those that are deleted and not yet committed.
 	files := "git ls-files -co --exclude-standard -z | xargs -0 ls -d 2>/dev/null"
 	run(from, nil, "bash", "-c", files+` | tar -cf - -T - | tar -xf - -C "$1"`, "copy", dir)
+	commit(dir)
+}
+
+// commit makes a directory a repository with one commit and a tag.
+func commit(dir string) {
+	GinkgoHelper()
 	date := "2026-01-02T03:04:05Z"
 	as := []string{"GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null"}
 	for _, who := range []string{"AUTHOR", "COMMITTER"} {
@@ -160,12 +166,14 @@ func deadLinks(dir string) []string {
 }
 
 var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
-	var first, dist string
+	var first, dist, key string
+	statements(func() string { return dist }, func() string { return key })
 	BeforeAll(func() {
-		first = filepath.Join(GinkgoT().TempDir(), "tree")
+		first, key = filepath.Join(GinkgoT().TempDir(), "tree"), newKey()
 		dist = first + "/dist"
 		copyTree("../..", first)
-		run(first, []string{"ARCHS=amd64"}, "make", "release")
+		run(first, []string{"ARCHS=amd64", "SIGNING_KEY=" + key, "VEX=1", "GOVULNDB=" + vulnerabilities()},
+			"make", "release")
 	})
 
 	It("gives the same bytes to somebody else, elsewhere", func() {
@@ -173,21 +181,24 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 		copyTree(first, tree)
 		run(tree, nil, "chmod", "-R", "go-rwx", ".")
 		run(tree, nil, "find", ".", "-exec", "touch", "-d", "2001-01-01", "{}", "+")
-		run(tree, []string{"ARCHS=amd64", "GOFLAGS=-tags=other", "GOAMD64=v3", "GOEXPERIMENT=nodwarf5", "TZ=Asia/Tokyo",
-			"LC_ALL=C.UTF-8"},
+		out := run(tree, []string{"ARCHS=amd64", "GOFLAGS=-tags=other", "GOAMD64=v3", "GOEXPERIMENT=nodwarf5",
+			"GOFIPS140=latest", "TZ=Asia/Tokyo", "LC_ALL=C.UTF-8", "SIGNING_KEY=", noDatabase},
 			"bash", "-c", "umask 077; make release")
-		Expect(names(tree + "/dist")).To(Equal(names(dist)))
-		for _, name := range names(dist) {
+		Expect(out).To(ContainSubstring("no OpenVEX document"))
+		Expect(names(tree + "/dist")).To(Equal(reproducible(dist)))
+		for _, name := range names(tree + "/dist") {
 			Expect(contents(tree+"/dist/"+name) == contents(dist+"/"+name)).To(BeTrue(), name)
 		}
 	})
 
 	It("names the files as the tag, and sums them all", func() {
-		files := []string{"SHA256SUMS", "SHA512SUMS", "hawser-9.8.7-oci.tar",
-			"hawser-cni-9.8.7-1.x86_64.rpm",
-			"hawser-cni-linux-amd64-v9.8.7.cdx.json", "hawser-cni-linux-amd64-v9.8.7.tgz",
-			"hawser-cni_9.8.7-1_amd64.deb", "hawser-linux-amd64-v9.8.7"}
-		Expect(names(dist)).To(Equal(files))
+		files := []string{"SHA256SUMS", "SHA512SUMS", "hawser-9.8.7-oci.tar", "hawser-9.8.7.provenance.json",
+			"hawser-cni-9.8.7-1.x86_64.rpm", "hawser-cni-9.8.7-source.tgz",
+			"hawser-cni-linux-amd64-v9.8.7.cdx.json", "hawser-cni-linux-amd64-v9.8.7.spdx.json",
+			"hawser-cni-linux-amd64-v9.8.7.tgz", "hawser-cni_9.8.7-1_amd64.deb", "hawser-linux-amd64-v9.8.7"}
+		Expect(reproducible(dist)).To(Equal(files))
+		Expect(names(dist)).To(ConsistOf(append(files, "SHA256SUMS.sig", "hawser-9.8.7.openvex.json",
+			"hawser-9.8.7.openvex.json.sig", "hawser-9.8.7.provenance.json.sig")))
 		for _, sum := range []string{"256", "512"} {
 			Expect(strings.Fields(contents(dist + "/SHA" + sum + "SUMS"))).To(ContainElements(files[2:]))
 			run(dist, nil, "sha"+sum+"sum", "-c", "SHA"+sum+"SUMS")
@@ -205,15 +216,23 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 	})
 
 	DescribeTable("keeps all plugins in one file small on", func(arch string) {
-		file := filepath.Join(GinkgoT().TempDir(), "hawser")
+		dir, docs, out := GinkgoT().TempDir(), GinkgoT().TempDir(), GinkgoT().TempDir()
+		file := dir + "/hawser"
 		run("../..", []string{"GOOS=linux", "CGO_ENABLED=0", "GOARCH=" + arch}, "go", "build", "-trimpath",
 			"-buildvcs=false", "-ldflags=-s -w", "-o", file, "./cmd/hawser")
 		Expect(len(contents(file))).To(BeNumerically("<=", 9<<20))
 		Expect(len(run(".", nil, "xz", "-9", "-c", file))).To(BeNumerically("<=", 3_200_000))
+		Expect(os.WriteFile(docs+"/README.md", nil, 0o644)).To(Succeed())
+		run(first, []string{"VERSION=9.8.7", "SOURCE_DATE_EPOCH=1"}, "scripts/release/packages.sh", arch, dir,
+			docs+"/README.md", docs, out)
+		Expect(names(out)).To(HaveLen(2))
+		for _, name := range names(out) {
+			Expect(len(contents(out+"/"+name))).To(BeNumerically("<=", 3_200_000), name)
+		}
 	}, Entry("amd64", "amd64"), Entry("arm64", "arm64"))
 
 	It("makes a tarball that can be unpacked in the plugins' directory", func() {
-		headers, files := unpack(one(dist, "*.tgz"))
+		headers, files := unpack(one(dist, "hawser-cni-linux-*.tgz"))
 		top := map[string]bool{}
 		for _, h := range headers {
 			root, _, nested := strings.Cut(h.Name, "/")
@@ -235,7 +254,7 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 
 	It("ships the documentation whole, in the tarball and in the packages: no link leads nowhere", func() {
 		tarball, deb := GinkgoT().TempDir(), GinkgoT().TempDir()
-		run(tarball, nil, "tar", "-xzf", one(dist, "*.tgz"))
+		run(tarball, nil, "tar", "-xzf", one(dist, "hawser-cni-linux-*.tgz"))
 		run(deb, nil, "dpkg-deb", "-x", one(dist, "*.deb"), deb)
 		for _, docs := range []string{tarball + "/hawser-cni", deb + "/usr/share/doc/hawser-cni"} {
 			Expect(deadLinks(docs)).To(BeEmpty(), docs)
@@ -248,7 +267,7 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 	})
 
 	It("lists everything that is linked, in the SBOM and with its licence in the notices", func() {
-		_, files := unpack(one(dist, "*.tgz"))
+		_, files := unpack(one(dist, "hawser-cni-linux-*.tgz"))
 		var sbom struct {
 			BOMFormat, SpecVersion string
 			Metadata               struct{ Timestamp string }
