@@ -47,8 +47,8 @@ var homes = map[string][]string{
 	"github.com/mdlayher/packet":        {"plugins/ipam/dhcp/dhcp"},
 	"github.com/coreos/go-iptables":     {"pkg/ipt"},
 	"github.com/containernetworking":    {},
-	"github.com/spf13":                  {"cmd/hawser"},
-	"golang.org/x/mod":                  {"cmd/hawser"},
+	"github.com/spf13":                  {"cmd/hawser/tool"},
+	"golang.org/x/mod":                  {"cmd/hawser/tool"},
 	"github.com/onsi":                   {harness, harness + "/plugintest"},
 	"os/exec":                           {"pkg/process", harness, harness + "/plugintest"},
 	"log":                               {},
@@ -142,7 +142,7 @@ func checkFloors(s source) (faults []string) {
 		own, known = pluginFloor, true
 	}
 	// A program is its plugin's package, and the list of plugins all of them.
-	program := path.Base(s.path) == "main.go" && isPlugin || s.dir == "plugins"
+	program := path.Base(s.path) == "main.go" && (isPlugin || within(s.dir, "cmd")) || s.dir == "plugins"
 	if within(s.dir, "pkg") && !known && !within(s.dir, harness) {
 		faults = append(faults, s.path+": package "+s.dir+" has no floor")
 	}
@@ -333,6 +333,8 @@ func TestRules(t *testing.T) {
 		{"floors", "plugins/plugins.go", `import _ "` + module + `/plugins/main/b/b"`, 0},
 		{"floors", "cmd/x/main.go", `import _ "` + module + `/plugins"`, 0},
 		{"floors", "cmd/x/main.go", `import _ "` + module + `/plugins/main/b/b"`, 1},
+		{"floors", "cmd/x/main.go", `import _ "` + module + `/cmd/x/tool"`, 0},
+		{"floors", "cmd/x/main.go", `import _ "` + module + `/cmd/y/tool"`, 1},
 		{"homes", "pkg/masq/x.go", `import _ "github.com/vishvananda/netlink/nl"`, 1},
 		{"homes", "pkg/nft/x.go", `import _ "github.com/vishvananda/netlink/nl"`, 0},
 		{"homes", "pkg/nft/x.go", `import _ "github.com/vishvananda/netlink"`, 1},

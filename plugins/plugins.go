@@ -1,7 +1,5 @@
 // Package plugins is the list of all plugins, for programs that are several of them. A distributor
-// leaves some out or adds one in a main of his own:
-//
-//	func main() { skel.MainOf(append(plugins.All(), skel.ProgramOf("flannel", flannel.Plugin))) }
+// leaves some out or adds one in a main of his own, as docs/install.md shows.
 package plugins
 
 import (

@@ -1,6 +1,7 @@
-package main
+package tool
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -20,15 +21,15 @@ func uninstallCommand() *cobra.Command {
 			if dir == "" {
 				return errors.New("--to is missing: the directory of the installation")
 			}
-			return uninstall(dir, c.OutOrStdout())
+			return uninstall(c.Context(), dir, c.OutOrStdout())
 		},
 	}
 	c.Flags().StringVar(&dir, "to", "", "the `directory` of the installation")
 	return c
 }
 
-func uninstall(dir string, say io.Writer) error {
-	p, err := open(dir)
+func uninstall(ctx context.Context, dir string, say io.Writer) error {
+	p, err := open(ctx, dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		fmt.Fprintf(say, "%s: nothing is installed\n", dir)
 		return nil

@@ -1,4 +1,4 @@
-package main
+package tool
 
 import (
 	"context"
@@ -17,7 +17,7 @@ const watched = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN
 
 // again installs, and once more after each change in the directory, until the process is told to end. Our own changes
 // are seen too: the installation after them finds all in place and changes nothing.
-func again(ctx context.Context, dir string, once func() error, say io.Writer) error {
+func again(ctx context.Context, dir string, once func(context.Context) error, say io.Writer) error {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		return fmt.Errorf("inotify: %w", err)
@@ -34,7 +34,7 @@ func again(ctx context.Context, dir string, once func() error, say io.Writer) er
 			_, err = unix.InotifyAddWatch(fd, dir, watched|unix.IN_ONLYDIR)
 		}
 		if err == nil {
-			err = once()
+			err = once(ctx)
 		}
 		switch {
 		case ctx.Err() != nil:

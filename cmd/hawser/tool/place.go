@@ -1,6 +1,7 @@
-package main
+package tool
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 const (
@@ -25,7 +28,8 @@ const (
 // the name, then the new file takes its place.
 type place struct {
 	dir    string
-	lock   *os.File
+	file   *os.File
+	lock   *statefile.Lock
 	record map[string]origin
 }
 
@@ -34,16 +38,21 @@ type origin struct {
 	Kept bool `json:"kept"` // in the store; else there was nothing
 }
 
-func open(dir string) (*place, error) {
-	lock, err := os.Open(dir)
+// open waits for at most 30 seconds while another installation has the directory.
+func open(ctx context.Context, dir string) (*place, error) {
+	file, err := os.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	p := &place{dir: dir, lock: lock, record: map[string]origin{}}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		p.close()
-		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	lock, err := statefile.LockFD(ctx, int(file.Fd()), dir)
+	if err != nil {
+		_ = file.Close()
+		if errors.Is(err, statefile.ErrBusy) {
+			err = fmt.Errorf("nothing was changed: %w, which works on this directory: let it end, and try again", err)
+		}
+		return nil, err
 	}
+	p := &place{dir: dir, file: file, lock: lock, record: map[string]origin{}}
 	data, err := os.ReadFile(p.kept(recordName))
 	if err == nil {
 		err = json.Unmarshal(data, &p.record)
@@ -55,7 +64,7 @@ func open(dir string) (*place, error) {
 	return p, nil
 }
 
-func (p *place) close() { _ = p.lock.Close() }
+func (p *place) close() { _ = errors.Join(p.lock.Unlock(), p.file.Close()) }
 
 func (p *place) path(name string) string { return filepath.Join(p.dir, name) }
 
@@ -133,7 +142,7 @@ func (p *place) swap(path string, create func(string) error) error {
 	return errors.Join(err, ignoreAbsent(os.Remove(temporary)))
 }
 
-func (p *place) sync() error { return p.lock.Sync() }
+func (p *place) sync() error { return p.file.Sync() }
 
 func syncDir(dir string) error {
 	f, err := os.Open(dir)

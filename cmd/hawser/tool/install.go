@@ -1,4 +1,4 @@
-package main
+package tool
 
 import (
 	"bytes"
@@ -91,11 +91,11 @@ func (o *options) run(ctx context.Context, names []string, say io.Writer) error 
 	if err != nil {
 		return err
 	}
-	once := func() error {
+	once := func(ctx context.Context) error {
 		if err := os.MkdirAll(o.to, 0o755); err != nil {
 			return err
 		}
-		p, err := open(o.to)
+		p, err := open(ctx, o.to)
 		if err != nil {
 			return err
 		}
@@ -106,7 +106,7 @@ func (o *options) run(ctx context.Context, names []string, say io.Writer) error 
 	if o.loop {
 		return again(ctx, o.to, once, say)
 	}
-	return once()
+	return once(ctx)
 }
 
 // install is one installation.

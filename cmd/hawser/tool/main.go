@@ -1,0 +1,67 @@
+// Package tool is what the one file is under a name that is no plugin's: a command line that puts it onto a node.
+package tool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// Main runs a program that is all these plugins and the tool, and exits.
+func Main(all []skel.Program) {
+	skel.MainOf(all)
+	var names []string
+	for _, p := range all {
+		names = append(names, p.Name)
+	}
+	slices.Sort(names)
+	if os.Getenv("CNI_COMMAND") != "" && len(os.Args) == 1 { // a runtime takes the answer for a plugin's
+		err := cni.Errorf(cni.CodeConfig, "type: %q is no plugin of this file; there are %s", filepath.Base(os.Args[0]),
+			strings.Join(names, ", "))
+		fmt.Println(string(err.Encode(cni.Newest)))
+		os.Exit(1)
+	}
+	root := command(names, os.LookupEnv)
+	root.SetArgs(os.Args[1:])
+	root.SetIn(os.Stdin)
+	root.SetOut(os.Stdout)
+	root.SetErr(os.Stderr)
+	if err := root.ExecuteContext(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, "hawser: "+strings.ReplaceAll(err.Error(), "\n", "\nhawser: "))
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// command is the command line. An option that is not given is taken from the environment: --to from HAWSER_TO.
+func command(names []string, env func(string) (string, bool)) *cobra.Command {
+	root := &cobra.Command{
+		Use: "hawser", Short: "CNI plugins in one file, and the tool that puts them onto a node",
+		Version: skel.Version(), Args: cobra.NoArgs, SilenceErrors: true, SilenceUsage: true,
+	}
+	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error { return fromEnvironment(c.Flags(), env) }
+	root.AddCommand(installCommand(names, env), uninstallCommand())
+	return root
+}
+
+func fromEnvironment(flags *pflag.FlagSet, env func(string) (string, bool)) (err error) {
+	flags.VisitAll(func(f *pflag.Flag) {
+		name := "HAWSER_" + strings.ToUpper(f.Name)
+		if value, ok := env(name); ok && value != "" && !f.Changed {
+			if bad := flags.Set(f.Name, value); bad != nil {
+				err = errors.Join(err, fmt.Errorf("%s: %w", name, bad))
+			}
+		}
+	})
+	return err
+}

@@ -1,0 +1,100 @@
+package install_test
+
+import (
+	"debug/buildinfo"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// build compiles a program of the tree to a file called hawser.
+func build(env []string, args ...string) string {
+	GinkgoHelper()
+	out := filepath.Join(GinkgoT().TempDir(), "hawser")
+	c := exec.Command("go", append([]string{"build", "-trimpath", "-buildvcs=false", "-o", out}, args...)...)
+	c.Dir, c.Env = nstest.Root(), append(os.Environ(), append(env, "CGO_ENABLED=0", "GOPROXY=off")...)
+	text, err := c.CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), string(text))
+	return out
+}
+
+// installed are the plugins of a program, installed by it.
+func installed(program string) dir {
+	GinkgoHelper()
+	d := newDir(nil)
+	out := d.Run(nstest.Program{Path: program, Args: []string{"install", "--to", d.path}})
+	Expect(out.Exit).To(BeZero(), out.Stderr)
+	return d
+}
+
+// flannel is a plugin that a distributor has beside ours.
+const flannel = `package flannel
+
+import "github.com/hawser-cni/plugins/pkg/skel"
+
+func Plugin() skel.Plugin[struct{}] {
+	parse := func(*skel.Request) (struct{}, error) { return struct{}{}, nil }
+	return skel.Plugin[struct{}]{Name: "flannel", Config: skel.Config[struct{}]{Keys: struct{}{}, Parse: parse}}
+}
+`
+
+var _ = It("a distributor's main, as docs/install.md has it, is all plugins, his own and the tool", Label("own-main"),
+	func() {
+		page := string(nstest.Must(os.ReadFile(filepath.Join(nstest.Root(), "docs", "install.md"))))
+		main := regexp.MustCompile("(?s)```go\n(.*?)```").FindStringSubmatch(page)
+		Expect(main).NotTo(BeEmpty())
+		// The folders are not there: the compiler is told that they are.
+		tree, work := nstest.Root()+"/cmd/", GinkgoT().TempDir()
+		overlay := map[string]string{}
+		for name, text := range map[string]string{"flannel/flannel.go": flannel,
+			"own/main.go": strings.Replace(main[1], "example.org/", "github.com/hawser-cni/plugins/cmd/", 1)} {
+			overlay[tree+name] = filepath.Join(work, filepath.Base(name))
+			Expect(os.WriteFile(overlay[tree+name], []byte(text), 0o644)).To(Succeed())
+		}
+		file := filepath.Join(work, "overlay.json")
+		data := nstest.Must(json.Marshal(map[string]any{"Replace": overlay}))
+		Expect(os.WriteFile(file, data, 0o644)).To(Succeed())
+		d := installed(build(nil, "-overlay", file, "./cmd/own"))
+		for _, name := range append(nstest.Plugins(), "flannel") {
+			d.answers(name)
+		}
+		Expect(d.names()).To(ConsistOf(append(all(), "flannel")))
+		out := d.Run(nstest.Program{Path: d.path + "/hawser", Args: []string{"uninstall", "--to", d.path}})
+		Expect(out.Exit).To(BeZero(), out.Stderr)
+		Expect(d.names()).To(BeEmpty())
+	})
+
+var _ = It("serves with Go's FIPS 140-3 module where any other algorithm ends the program", Label("fips"), func() {
+	program := build([]string{"GOFIPS140=v1.0.0"}, "./cmd/hawser")
+	var said []string
+	for _, s := range nstest.Must(buildinfo.ReadFile(program)).Settings {
+		said = append(said, s.Key+"="+s.Value)
+	}
+	Expect(said).To(ContainElements(HavePrefix("GOFIPS140=v1.0.0"), HavePrefix("DefaultGODEBUG=fips140=on")))
+	dir := GinkgoT().TempDir()
+	out := nstest.Must(runHere(program, "install", "--to", dir))
+	Expect(out.Exit).To(BeZero(), out.Stderr)
+
+	w, pod := plugintest.NewNode(), plugintest.NewPod("c1")
+	calls := 0
+	w.Dir, w.Other = dir, func(plugin string, c plugintest.Call) plugintest.Answer {
+		p := c.Program(w, filepath.Join(dir, plugin))
+		p.Env = append(p.Env, "GODEBUG=fips140=only")
+		calls++
+		return plugintest.Ran(w.Run(p))
+	}
+	list := plugintest.Usual("").Only("bridge", "portmap")
+	for _, command := range []string{"ADD", "CHECK", "DEL"} {
+		w.Must(command, pod, list)
+	}
+	Expect(calls).To(Equal(6))
+})
