@@ -7,6 +7,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -40,11 +42,12 @@ var tool = sync.OnceValue(func() string {
 const (
 	referencePath = "path\tgithub.com/containernetworking/plugins/plugins/main/bridge\nbuild\t-ldflags=\"" +
 		"-X github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion="
-	oldReference = referencePath + "v1.4.0\"\n"
-	newReference = referencePath + "v1.9.2-rc1\"\n"
-	wrapper      = "#!/bin/sh\nexec /usr/bin/false\n"
-	newOurs      = "hawser-cni version 99.0.0;"
-	oldOurs      = "hawser-cni version 0.0.1;"
+	oldReference    = referencePath + "v1.4.0\"\n"
+	newestReference = referencePath + "v1.9.1\"\n"
+	newReference    = referencePath + "v1.9.2-rc1\"\n"
+	wrapper         = "#!/bin/sh\nexec /usr/bin/false\n"
+	newOurs         = "hawser-cni version 99.0.0;"
+	oldOurs         = "hawser-cni version 0.0.1;"
 )
 
 // dir is a directory of plugins on a host.
@@ -326,6 +329,48 @@ var _ = Describe("install", Label("install"), func() {
 			Expect(d.try(nil, "uninstall").Exit).To(BeZero())
 			Expect(d.inode("bridge")).To(Equal(before), "the same file")
 		}
+	})
+
+	DescribeTable("goes over the reference's plugins as they lie there, and brings them back:", func(path string) {
+		Expect(nstest.Must(os.ReadFile(filepath.Join(nstest.Root(), "docs", "install.md")))).To(
+			ContainSubstring("`" + path + "`"))
+		d := dir{nstest.NewHost(), "/run/root" + path}
+		files := map[string]string{"LICENSE": "its license", "README.md": "its page", "calico": wrapper}
+		for _, name := range nstest.Plugins() {
+			files[name] = newestReference
+		}
+		d.fill(files)
+		beside := dir{d.Host, "/run/root/opt/cni/config"}
+		beside.fill(map[string]string{"net.conflist": "{}"})
+		before, others := d.state(), beside.state()
+		d.install()
+		for name, was := range before {
+			if slices.Contains(nstest.Plugins(), name) {
+				was = "-rwxr-xr-x ours"
+				d.answers(name)
+			}
+			Expect(d.state()[name]).To(Equal(was), name)
+		}
+		d.uninstall(before)
+		Expect(beside.state()).To(Equal(others))
+	},
+		Entry("the reference's tarball, Nomad, kubeadm", "/opt/cni/bin"),
+		Entry("nerdctl's full archive", "/usr/local/libexec/cni"), Entry("Debian's package", "/usr/lib/cni"),
+		Entry("Fedora's package", "/usr/libexec/cni"), Entry("k3s", "/var/lib/rancher/k3s/data/cni"),
+		Entry("nerdctl without root", "~/.local/libexec/cni"))
+
+	It("is done by the command of README.md", func() {
+		page := string(nstest.Must(os.ReadFile(filepath.Join(nstest.Root(), "README.md"))))
+		command := regexp.MustCompile(`(?m)^ +(\./hawser install .*)$`).FindStringSubmatch(page)
+		Expect(command).NotTo(BeEmpty())
+		d := dir{nstest.NewHost(), "/opt/cni/bin"}
+		d.Cmd("mount", "-t", "tmpfs", "none", "/opt") // the machine's is not the spec's to write to
+		d.fill(map[string]string{"bridge": oldReference})
+		before := d.state()
+		d.Cmd("bash", "-ec", "cd "+filepath.Dir(tool())+"; "+command[1])
+		Expect(d.names()).To(ConsistOf(all()))
+		d.answers("bridge")
+		d.uninstall(before)
 	})
 
 	It("takes a symbolic link for what it leads to, and brings the link back", func() {
