@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"regexp"
-	"strconv"
 	"strings"
 
 	"golang.org/x/mod/semver"
@@ -119,16 +118,17 @@ func whose(program []byte) (k kind, version string) {
 	return reference, version
 }
 
-// newer says that version a is newer than b. X.Y.Z+goN is X.Y.Z, built once more.
+// newer says that version a is newer than b. X.Y.Z+go1.26.9 is X.Y.Z, built once more with that Go.
 func newer(a, b string) bool {
 	a, b = "v"+strings.TrimPrefix(a, "v"), "v"+strings.TrimPrefix(b, "v")
 	if !semver.IsValid(a) || !semver.IsValid(b) {
 		return false
 	}
-	return cmp.Or(semver.Compare(a, b), cmp.Compare(rebuild(a), rebuild(b))) > 0
+	return cmp.Or(semver.Compare(a, b), semver.Compare(rebuild(a), rebuild(b))) > 0
 }
 
-func rebuild(version string) int {
-	n, _ := strconv.Atoi(strings.TrimPrefix(semver.Build(version), "+go"))
-	return n
+// rebuild is the version of Go in that of a build; without one it is none, and older than any.
+func rebuild(version string) string {
+	n, _ := strings.CutPrefix(semver.Build(version), "+go")
+	return "v" + n
 }
