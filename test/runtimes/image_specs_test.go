@@ -3,6 +3,7 @@ package runtimes_test
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -55,6 +56,22 @@ var _ = Describe("the image", Label("image"), func() {
 		}
 		p.container("pod", "--network", "pods").ExpectUp()
 		p.must("rm", "-f", "-t", "0", "pod")
+	})
+
+	It("installs the plugins by the commands of README.md", func() {
+		archive := installerArchive()
+		page := string(nstest.Must(os.ReadFile(filepath.Join(nstest.Root(), "README.md"))))
+		load := regexp.MustCompile(`(?m)^ +podman (load -i) hawser-[\d.]+-oci\.tar$`).FindStringSubmatch(page)
+		run := regexp.MustCompile(`(?m)^ +podman run (.*):/host(.*:)[\d.]+$`).FindStringSubmatch(page)
+		Expect(append(load, run...)).To(HaveLen(5))
+		p := newPodman(newMachine(""), network.Conflist())
+		p.bare()
+		p.must(append(strings.Fields(load[1]), archive)...)
+		options := strings.Replace(run[1], "/opt/cni/bin", p.plugins, 1)
+		Expect(options).To(ContainSubstring(p.plugins))
+		p.must(append([]string{"run", "--cgroup-parent", p.cgroup},
+			strings.Fields(options+":/host"+run[2]+"9.8.7")...)...)
+		p.expectInstalled()
 	})
 
 	DescribeTable("installs the plugins by ctr and as the DaemonSet's pod, and pods come up with them, under",
