@@ -190,7 +190,8 @@ var _ = Describe("frozen is what other versions read, as", Label("frozen"), func
 	}
 	for _, name := range slices.Sorted(maps.Keys(lists)) {
 		It(name+" leaves it", Label("kernel"), func() {
-			needs := map[string][]string{"usual": {"nft-bridge"}, "iptables": {"iptables"}}
+			needs := map[string][]string{"usual": {"nft-inet-nat", "nft-bridge", "iptables", "ifb", "tbf"},
+				"iptables": {"iptables"}, "child": {"macvlan"}}
 			nstest.Need(needs[name]...)
 			w := plugintest.NewNode()
 			plugintest.Uplink(w.Host)
