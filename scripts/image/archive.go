@@ -3,20 +3,22 @@ package main
 import (
 	"archive/tar"
 	"bytes"
-	"compress/gzip"
 	"errors"
 	"io"
 	"io/fs"
 	"os"
 
+	"github.com/google/go-containerregistry/pkg/compression"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// layer has the program alone, as a file of root that everybody may run.
+// layer has the program alone, as a file of root that everybody may run. It is compressed by zstd, which is a tenth
+// smaller than gzip. Containerd reads that since 1.5, podman since 1.6.2, CRI-O since 1.17, Docker since 23.
 func (m maker) layer(program string) (v1.Layer, error) {
 	content, err := os.ReadFile(program)
 	if err != nil {
@@ -31,7 +33,9 @@ func (m maker) layer(program string) (v1.Layer, error) {
 		return nil, err
 	}
 	opener := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil }
-	return tarball.LayerFromOpener(opener, tarball.WithCompressionLevel(gzip.BestCompression))
+	const best = 19 // as zstd -19
+	return tarball.LayerFromOpener(opener, tarball.WithCompression(compression.ZStd),
+		tarball.WithCompressionLevel(best), tarball.WithMediaType(types.OCILayerZStd))
 }
 
 func (m maker) add(w *tar.Writer, h *tar.Header, content []byte) error {

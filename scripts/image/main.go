@@ -111,7 +111,7 @@ func (m maker) image(program string, platform v1.Platform) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	image, err = mutate.Append(image, mutate.Addendum{Layer: layer, MediaType: types.OCILayer,
+	image, err = mutate.Append(image, mutate.Addendum{Layer: layer,
 		History: v1.History{Created: v1.Time{Time: m.created}, CreatedBy: "scripts/image"}})
 	if err != nil {
 		return nil, err
