@@ -14,6 +14,7 @@ import (
 	"helm.sh/helm/v3/pkg/engine"
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
+	"k8s.io/kubernetes/pkg/apis/scheduling"
 	"sigs.k8s.io/yaml"
 )
 
@@ -30,19 +31,34 @@ func daemonSet() apps.DaemonSet {
 	return strict[apps.DaemonSet](contents("../../deploy/daemonset.yaml"))
 }
 
-// rendered is what helm makes of the chart.
-func rendered(values string) apps.DaemonSet {
+// everyValue sets each value of the chart to another one than its default.
+const everyValue = `
+image: images.example.org/hawser:1.2.3
+imagePullSecrets: [{name: secret}]
+directory: /var/lib/rancher/k3s/data/cni
+only: [macvlan, vlan]
+skip: [vlan]
+resources: {requests: null, limits: null}
+`
+
+// chart is what helm makes of the chart.
+func chart(values string) []byte {
 	GinkgoHelper()
-	chart, err := loader.Load("../../deploy/chart")
+	loaded, err := loader.Load("../../deploy/chart")
 	Expect(err).NotTo(HaveOccurred())
-	Expect(chart.Validate()).To(Succeed())
-	all, err := chartutil.ToRenderValues(chart, strict[map[string]any]([]byte(values)),
+	Expect(loaded.Validate()).To(Succeed())
+	all, err := chartutil.ToRenderValues(loaded, strict[map[string]any]([]byte(values)),
 		chartutil.ReleaseOptions{Name: "any", Namespace: "kube-system"}, nil)
 	Expect(err).NotTo(HaveOccurred())
-	out, err := engine.Engine{Strict: true}.Render(chart, all)
+	out, err := engine.Engine{Strict: true}.Render(loaded, all)
 	Expect(err).NotTo(HaveOccurred())
 	Expect(out).To(HaveLen(1))
-	return strict[apps.DaemonSet]([]byte(out["hawser/templates/daemonset.yaml"]))
+	return []byte(out["hawser/templates/daemonset.yaml"])
+}
+
+func rendered(values string) apps.DaemonSet {
+	GinkgoHelper()
+	return strict[apps.DaemonSet](chart(values))
 }
 
 // talosPod is the static pod of the patch.
@@ -97,6 +113,9 @@ var _ = Describe("the manifests", func() {
 	It("have a static pod for Talos that is the DaemonSet's, without what only a scheduler reads", func() {
 		pod, want := talosPod(), daemonSet().Spec.Template.Spec
 		Expect(pod.APIVersion + " " + pod.Kind).To(Equal("v1 Pod"))
+		Expect(pod.Spec.Priority).To(HaveValue(Equal(scheduling.SystemCriticalPriority+1000)),
+			"a kubelet does not read the class")
+		pod.Spec.Priority = nil // an API server computes it
 		want.InitContainers, want.Tolerations, want.NodeSelector = nil, nil, nil
 		Expect(pod.Spec).To(Equal(want))
 	})
@@ -122,14 +141,7 @@ var _ = Describe("the manifests", func() {
 			c.Args = []string{"install", "--to", mount, "--only=macvlan,vlan", "--skip=vlan"}
 		}
 		spec.Containers[0].Args = append(spec.Containers[0].Args, "--loop")
-		Expect(rendered(`
-image: images.example.org/hawser:1.2.3
-imagePullSecrets: [{name: secret}]
-directory: /var/lib/rancher/k3s/data/cni
-only: [macvlan, vlan]
-skip: [vlan]
-resources: {requests: null, limits: null}
-`)).To(Equal(want))
+		Expect(rendered(everyValue)).To(Equal(want))
 	})
 
 	It("have a Butane file that Butane takes, and that fetches the extension", func() {
