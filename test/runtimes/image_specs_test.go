@@ -149,13 +149,17 @@ func (d *daemon) confined(name string, args []string) *cri.ContainerConfig {
 		Args:     args,
 		LogPath:  name + ".log",
 		Mounts:   []*cri.Mount{{ContainerPath: mounted, HostPath: d.plugins}},
-		Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
-			RunAsUser:        &cri.Int64Value{Value: 0},
-			NoNewPrivs:       true,
-			ReadonlyRootfs:   true,
-			Capabilities:     &cri.Capability{DropCapabilities: []string{"ALL"}},
-			NamespaceOptions: &cri.NamespaceOption{Network: cri.NamespaceMode_NODE, Pid: cri.NamespaceMode_CONTAINER},
-		}},
+		Linux: &cri.LinuxContainerConfig{
+			Resources: &cri.LinuxContainerResources{MemoryLimitInBytes: 64 << 20},
+			SecurityContext: &cri.LinuxContainerSecurityContext{
+				RunAsUser:      &cri.Int64Value{Value: 0},
+				NoNewPrivs:     true,
+				ReadonlyRootfs: true,
+				Capabilities:   &cri.Capability{DropCapabilities: []string{"ALL"}},
+				NamespaceOptions: &cri.NamespaceOption{Network: cri.NamespaceMode_NODE,
+					Pid: cri.NamespaceMode_CONTAINER},
+			},
+		},
 	}
 }
 

@@ -33,7 +33,6 @@ type file struct {
 	mode    fs.FileMode
 	info    fs.FileInfo
 	target  string // of a symbolic link
-	data    []byte
 }
 
 func (f file) String() string {
@@ -77,10 +76,11 @@ func inspect(path, name string) (f file, err error) {
 		f.kind = unfit
 		return f, nil
 	}
-	if f.data, err = os.ReadFile(path); err != nil {
+	data, err := os.ReadFile(path) // not kept: a pod that installs has little memory
+	if err != nil {
 		return f, err
 	}
-	if kind, version := whose(f.data); kind != foreign {
+	if kind, version := whose(data); kind != foreign {
 		f.kind, f.version = kind, version
 	}
 	return f, nil

@@ -219,11 +219,16 @@ func (i *install) isThere(f file) bool {
 	regular := f.kind == ours && f.mode.IsRegular()
 	switch {
 	case f.name == own:
-		return regular && f.mode.Perm() == 0o755 && bytes.Equal(f.data, i.self)
+		return regular && i.isSelf(f)
 	case i.links == symbolic:
 		return f.target == own
 	case i.links == hard:
 		return regular && os.SameFile(f.info, target)
 	}
-	return regular && f.mode.Perm() == 0o755 && !os.SameFile(f.info, target) && bytes.Equal(f.data, i.self)
+	return regular && !os.SameFile(f.info, target) && i.isSelf(f)
+}
+
+func (i *install) isSelf(f file) bool {
+	data, err := os.ReadFile(i.path(f.name))
+	return err == nil && f.mode.Perm() == 0o755 && bytes.Equal(data, i.self)
 }

@@ -113,7 +113,11 @@ func (p *place) setAside(f file) error {
 	case f.target != "":
 		return p.swap(p.kept(f.name), func(temporary string) error { return os.Symlink(f.target, temporary) })
 	}
-	return p.write(p.kept(f.name), f.data, f.mode.Perm())
+	data, err := os.ReadFile(p.path(f.name))
+	if err != nil {
+		return err
+	}
+	return p.write(p.kept(f.name), data, f.mode.Perm())
 }
 
 // write makes a file whole and safe on the disk before it has its name.
