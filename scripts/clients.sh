@@ -1,6 +1,6 @@
 #!/bin/bash
 # clients.sh PROGRAM...: clients of the plugins that Debian does not have (cnitool, crio,
-# cri-tools), built into the user's cache unless they are there. Prints their directories, separated by colons.
+# cri-tools, kubelet), built into the user's cache unless they are there. Prints their directories, separated by colons.
 set -euo pipefail
 scripts=$(cd "$(dirname "$0")" && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/hawser
@@ -42,12 +42,20 @@ build_cri-tools() {
 	"$scripts/retry.sh" go test -C "$1" -c -trimpath -o "$2/critest" ./cmd/critest
 }
 
+# Its go.mod wants the modules of its own tree in directories that are not in the module.
+build_kubelet() {
+	cp -r --no-preserve=mode "$1" "$work/kubernetes"
+	sed -i "s,=> ./staging/src/\(.*\),=> \1 v0.${1##*@v1.}," "$work/kubernetes/go.mod"
+	"$scripts/retry.sh" go build -C "$work/kubernetes" -mod=mod -trimpath -ldflags '-s -w' -o "$2/kubelet" ./cmd/kubelet
+}
+
 found=()
 for program; do
 	case $program in
 	cnitool) client cnitool github.com/containernetworking/cni v1.3.0 ;;
 	crio) client crio github.com/cri-o/cri-o v1.34.0 ;;
 	cri-tools) client cri-tools sigs.k8s.io/cri-tools v1.36.0 ;;
+	kubelet) client kubelet k8s.io/kubernetes v1.37.2 ;;
 	*)
 		echo "clients: no $program" >&2
 		exit 2

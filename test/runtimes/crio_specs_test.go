@@ -166,6 +166,7 @@ func newCrioOf(p *podman) *daemon {
 		"--config-dir", "", "--log-level", "warn"}, Env: []string{"HAWSER_LOG=" + c.callLog()}}
 	AddReportEntry("version", c.Cmd("crio", "--version"))
 	c.serve()
+	c.ready()
 	return c
 }
 

@@ -30,12 +30,12 @@ type daemon struct {
 	process *exec.Cmd
 }
 
-// serve starts the daemon, and returns when pods can be started.
+// serve starts the daemon, and returns when it answers.
 func (d *daemon) serve() {
 	GinkgoHelper()
 	d.launch()
 	d.kubelet = newKubelet(d.socket, d.machine)
-	d.ready()
+	Eventually(func() error { _, _, err := d.condition("NetworkReady"); return err }).Should(Succeed())
 }
 
 // launch starts the daemon, for the first time or again.
@@ -93,9 +93,17 @@ func (d *daemon) expectChecked(conflist string, client, server sandboxed) {
 	Expect(d.check(conflist, server.id, server.Pod)).To(Succeed())
 }
 
-// newContainerd starts containerd with a network; its programs are those in dir, or
-// in PATH where that is empty.
+// newContainerd starts containerd with a network, and returns when pods can be started.
 func newContainerd(m *machine, dir, conflist string) *daemon {
+	GinkgoHelper()
+	c := launchContainerd(m, dir, conflist)
+	c.ready()
+	return c
+}
+
+// launchContainerd starts containerd, where there may be no plugin yet; its programs are those in dir, or in PATH
+// where that is empty.
+func launchContainerd(m *machine, dir, conflist string) *daemon {
 	GinkgoHelper()
 	c := &daemon{machine: m, socket: filepath.Join(m.dir, "c.sock"), netconf: filepath.Join(m.dir, "net.d")}
 	path, config := os.Getenv("PATH"), filepath.Join(m.dir, "config.toml")
