@@ -1,21 +1,21 @@
 #!/bin/bash
-# bench.sh: our plugins against the newest reference, Debian's and, with BEFORE=DIR, an older
-# build of ours, call by call in turns, on throw-away hosts (root). PEER=DIR takes the place of
-# the reference's two; BENCH is a regexp of the rows; BENCH_TIME the time for each scenario (2s),
-# N the most rounds of each; QUICK=1 takes two minutes. The whole table goes into
-# dist/performance.txt, too. A run of everything, of 12 minutes, also writes the aims and some
-# rows into docs/performance.md. HAWSER_BIN is a directory with our plugins.
+# bench.sh: our plugins, as programs of their own and as one, against the newest reference, Debian's and, with
+# BEFORE=DIR, an older build of ours, call by call in turns, on throw-away hosts (root). PEER=DIR takes the place of
+# the reference's two; BENCH is a regexp of the rows; BENCH_TIME the time for each scenario (2s), N the most rounds of
+# each; QUICK=1 takes two minutes. The whole table goes into dist/performance.txt, too. A run of everything, of a
+# quarter of an hour, also writes the aims, some rows, starts and sizes into docs/performance.md. HAWSER_BIN is a
+# directory with our plugins, and one/ in it one with them as one program.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 [ "$(id -u)" = 0 ] || { echo "bench: needs root" >&2; exit 1; }
 unset GOMAXPROCS
-scripts/deps.sh iproute2 iptables nftables procps
+scripts/deps.sh binutils iproute2 iptables nftables procps xz-utils zstd
 plugins=${HAWSER_BIN:-}
 [ -n "$plugins" ] || { scripts/build.sh; plugins=$PWD/bin; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir "$work/empty" "$work/disk"
+mkdir "$work/empty" "$work/disk" "$work/stripped"
 args=()
 peer() { # peer NAME DIR
 	[ -x "$2/bridge" ] || { echo "bench: no plugins in $2" >&2; return; }
@@ -34,7 +34,13 @@ fi
 (cd test && export CGO_ENABLED=0 && go test -c -o "$work/bench" ./bench &&
 	go build -trimpath -ldflags '-s -w' -o "$work/empty/bridge" ./bench/empty)
 
-args+=(-ours "$plugins" -empty "$work/empty" -work "$work/disk" -time "${BENCH_TIME:-2s}"
+first=${args[1]#*=}
+for program in "$plugins"/*; do # those that both have
+	name=${program##*/}
+	[ ! -f "$program" ] || [ ! -f "$first/$name" ] || strip -o "$work/stripped/$name" "$first/$name"
+done
+[ ! -d "$plugins/one" ] || args+=(-one "$plugins/one")
+args+=(-ours "$plugins" -stripped "$work/stripped" -empty "$work/empty" -work "$work/disk" -time "${BENCH_TIME:-2s}"
 	-fact "$(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1), $(nproc) processors, $(awk '/^MemTotal/ { printf "%d", $2 / 1048576 }' /proc/meminfo) GiB of memory"
 	-fact "Linux $(uname -r); leases on $(stat -fc %T "$work/disk"); compiled by $(go env GOVERSION); $(iptables --version)"
 	-fact "hawser $(scripts/version.sh)")
@@ -42,7 +48,7 @@ args+=(-ours "$plugins" -empty "$work/empty" -work "$work/disk" -time "${BENCH_T
 if [ -n "${QUICK:-}" ]; then
 	args+=(-quick -time "${BENCH_TIME:-5s}" -n "${N:-30}")
 elif [ -z "${BENCH:-}" ]; then
-	args+=(-page docs/performance.md)
+	args+=(-page docs/performance.md -compress "xz -9" -compress "zstd -19" -compress "gzip -9")
 fi
 mkdir -p dist
 "$work/bench" -ginkgo.label-filter=rows -ginkgo.succinct -ginkgo.no-color -ginkgo.timeout=4h \

@@ -38,7 +38,8 @@ func TestBench(t *testing.T) { nstest.RunSpecs(t, "test/bench") }
 
 // options are what the command line says.
 type options struct {
-	ours   string      // directory of our plugins
+	ours   string      // directory of our plugins, each a program
+	one    string      // directory of our plugins as one program; empty: they are not measured
 	peers  [][2]string // names and directories of the others
 	empty  string      // a directory with an empty program, as "bridge"
 	facts  []string    // about the run
@@ -50,6 +51,9 @@ type options struct {
 	copies int           // of each program
 	page   string        // the file to write
 	table  string        // the file for the whole table
+	packs  []string      // command lines of programs that compress
+	// stripped is a directory of the first peer's programs without symbols, for the sizes.
+	stripped string
 }
 
 var given = options{rows: regexp.MustCompile("")}
@@ -57,7 +61,8 @@ var given = options{rows: regexp.MustCompile("")}
 func init() {
 	// The first thread of a process never ends, so no host may get it: its namespaces would stay.
 	runtime.LockOSThread()
-	flag.StringVar(&given.ours, "ours", "", "`directory` of our plugins")
+	flag.StringVar(&given.ours, "ours", "", "`directory` of our plugins, each a program")
+	flag.StringVar(&given.one, "one", "", "`directory` of our plugins as one program")
 	flag.Func("peer", "`name=directory` of plugins to compare with, in the order of the tables", given.addPeer)
 	flag.StringVar(&given.empty, "empty", "", "`directory` with an empty Go program named bridge")
 	flag.Func("fact", "a `line` about the run", func(text string) error {
@@ -75,6 +80,11 @@ func init() {
 	flag.IntVar(&given.copies, "copies", 8, "of each program, for the rounds in turn")
 	flag.StringVar(&given.page, "page", "", "`file` in which the generated part is replaced")
 	flag.StringVar(&given.table, "table", os.DevNull, "`file` for what is printed")
+	flag.StringVar(&given.stripped, "stripped", "", "`directory` of the first peer's programs, stripped, for the sizes")
+	flag.Func("compress", "`command line` of a program that compresses, for the sizes", func(text string) error {
+		given.packs = append(given.packs, text)
+		return nil
+	})
 }
 
 func (o *options) addPeer(text string) error {
@@ -94,6 +104,7 @@ var _ = It("measures the rows", Label("rows"), func() {
 	DeferCleanup(os.RemoveAll, programs)
 	b, began := newBench(&given, programs), time.Now()
 	b.measureAll()
+	b.measureSizes()
 	r := report{bench: b, took: time.Since(began)}
 	table := nstest.Must(os.Create(given.table))
 	r.print(io.MultiWriter(os.Stdout, table))
@@ -115,14 +126,19 @@ var _ = It("each plugin has rows", func() {
 		}
 	}
 	Expect(have).To(ContainElements(nstest.Plugins()))
+	Expect(pluginNames()).To(Equal(nstest.Plugins()))
 })
 
 var _ = Describe("a run", func() {
 	It("prints each row, fills the page, and leaves the host alone", func() {
 		dir, h := GinkgoT().TempDir(), nstest.NewHost()
-		h.Cmd("sh", "-c", "mkdir "+dir+"/ours "+dir+"/peer "+dir+"/empty "+dir+"/disk")
+		h.Cmd("sh", "-c", "mkdir "+dir+"/ours "+dir+"/one "+dir+"/peer "+dir+"/empty "+dir+"/disk")
+		build := exec.Command("go", "build", "-o", dir+"/hawser", "./cmd/hawser")
+		build.Dir = nstest.Root()
+		Expect(build.Run()).To(Succeed())
 		for _, name := range nstest.Plugins() {
 			h.Cmd("cp", nstest.Build(name), dir+"/ours")
+			h.Cmd("ln", dir+"/hawser", dir+"/one/"+name)
 			if name != "loopback" { // the other plugins have none
 				h.Cmd("cp", nstest.Build(name), dir+"/peer")
 			}
@@ -133,10 +149,11 @@ var _ = Describe("a run", func() {
 
 		out := h.Run(nstest.Program{Path: "/proc/self/exe", Env: []string{"NSTEST_STAGE="}, Args: []string{
 			"-ginkgo.label-filter", "rows", "-fact", "of this run", "-ours", dir + "/ours",
+			"-one", dir + "/one", "-compress", "wc -c", "-compress", "cksum",
 			"-peer", "hawser before=" + dir + "/peer", "-peer", "other=" + dir + "/peer", "-empty", dir + "/empty",
 			"-copies", "2", "-work", dir + "/disk", "-n", "2", "-page", dir + "/page.md", "-table", dir + "/table",
-			"-rows", `^(bridge.* against .*|dummy|loopback|portmap, 1 published|host-local, 1000 reserved|sbr.*): ` +
-				`|^chain.* 8 at a time`}})
+			"-rows", `^(bridge.* against .*|dummy|ptp|loopback|portmap, 1 published|host-local, 1000 reserved|sbr.*` +
+				`|start of (bridge|dummy)): |^chain.* 8 at a time`}})
 		Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
 
 		Expect(h.Snapshot()).To(Equal(before))
@@ -146,26 +163,34 @@ var _ = Describe("a run", func() {
 		written := nstest.Must(os.ReadFile(dir + "/page.md"))
 		Expect(string(written)).To(And(HavePrefix("# Before\n"), HaveSuffix("## After\n"),
 			Not(ContainSubstring("old"))))
-		const ratio = `[0-9.]+ \([0-9.]+ to [0-9.]+\)`
+		const ratio, ratios = `[0-9.]+ \([0-9.]+ to [0-9.]+\)`, `([0-9.]+ \([0-9.]+ to [0-9.]+\) +){5}`
 		for _, line := range []string{`of this run`,
-			`bridge against an empty Go program: VERSION +` + ratio + ` +- +2 `,
+			`bridge against an empty Go program: VERSION +` + ratio + ` +- +` + ratio + ` +` + ratio + ` +- +2 `,
 			`bridge, masquerade, against itself: ADD +` + ratio +
 				` .* 2 / 2 +[0-9]+ / [0-9]+ +[1-9][0-9]* / [1-9][0-9]* +0 / 0$`,
-			`loopback: ADD +n/a: no loopback +n/a: no loopback +2 +[0-9.]+ / - / - .* 1 / - `,
-			`sbr, dual stack: ADD +` + ratio + ` .* 0 / 0 / 0$`,
-			`dummy: VERSION +` + ratio,
-			`dummy: ADD +(` + ratio + ` .*|n/a: no dummy in this kernel +n/a: .* 0) .* 0 / 0 / 0$`,
-			`portmap, 1 published: GC +` + ratio + ` +` + ratio + ` +2 `,
-			`host-local, 1000 reserved: ADD +` + ratio + ` .* 0 / 0 +0 / 0 / 0$`,
-			`chain of bridge, tuning, portmap, 8 at a time: ADD +` + ratio + ` .* 0 / 0 / 0$`,
-			`our failures, all rows +at most 0 +0.00 +yes`,
+			`loopback: ADD +n/a: no loopback +n/a: no loopback +` + ratio +
+				` +n/a: no loopback +n/a: no loopback +2 +[0-9.]+ / [0-9.]+ / - / - .* 1 / 1 / - `,
+			`sbr, dual stack: ADD +` + ratios + `.* 0 / 0 / 0 / 0$`,
+			`start of dummy: VERSION +` + ratios,
+			`ptp: STATUS +` + ratios + `.* 2 / 1 / 2 +[0-9]+ / [0-9]+ / [0-9]+ `, // programs: IPAM is in the one
+			`dummy: ADD +(` + ratio + ` .*|n/a: no dummy in this kernel +n/a: .* 0) .* 0 / 0 / 0 / 0$`,
+			`portmap, 1 published: GC +` + ratios + `2 `,
+			`host-local, 1000 reserved: ADD +` + ratios + `.* 0 / 0 / 0 +0 / 0 / 0 / 0$`,
+			`chain of bridge, portmap, firewall, tuning, 8 at a time: ADD +` + ratios + `.* 0 / 0 / 0 / 0$`,
+			`bridge +[0-9.]+ / [0-9.]+ / [0-9.]+ +[0-9.]+ / [0-9.]+ / [0-9.]+$`,
+			`hawser +18 +[0-9]+ +[0-9]+ +[0-9]+$`,
+			`hawser, one program +1 +[0-9]+ +[0-9]+ +[0-9]+$`,
+			`hawser before +17 +[0-9]+ +[0-9]+ +[0-9]+$`,
+			`our failures, all rows +at most 0 +0.00, yes +at most 0 +0.00, yes`,
 		} {
 			Expect(string(table)).To(MatchRegexp(`(?m)^` + line))
 		}
 		for _, line := range []string{`- of this run`,
-			`\| loopback: ADD \| n/a: no loopback \| n/a: no loopback \| [0-9.]+ / - / - \|`,
-			`\| portmap, 1 published: ADD \| ` + ratio + ` \| ` + ratio + ` \| [0-9. /]+ \|`,
-			`\| our failures, all rows \| at most 0 \| 0.00 \| yes`,
+			`\| loopback: ADD \| n/a: no loopback \| n/a: no loopback \| [0-9.]+ / [0-9.]+ / - \|`,
+			`\| portmap, 1 published: ADD \| ` + ratio + ` \| ` + ratio + ` \| [0-9.]+ / [0-9.]+ / [0-9.]+ \|`,
+			`\| dummy \| [0-9.]+ / [0-9.]+ / [0-9.]+ \| [0-9.]+ / [0-9.]+ / [0-9.]+ \|`,
+			`\| hawser, one program \| 1 \| [0-9]+ \| [0-9]+ \| [0-9]+ \|`,
+			`\| our failures, all rows \| at most 0 \| 0.00, yes \| at most 0 \| 0.00, yes \|`,
 		} {
 			Expect(string(written)).To(MatchRegexp(`(?m)^` + line))
 		}
@@ -208,36 +233,6 @@ var _ = It("the rows of the page are there", func() {
 	}
 	Expect(asked()).To(HaveLen(20))
 	Expect(have).To(ContainElements(asked()))
-})
-
-var _ = Describe("the aims", func() {
-	It("are of rows that there are, and a missed one says so", func() {
-		b := &bench{options: &options{}, own: &plugins{dir: "/dev/fd"}, others: []*plugins{{name: beforeName}}}
-		for _, sc := range scenarios() {
-			for _, verb := range sc.verbs {
-				r := &row{scenario: sc.name, verb: verb, peers: []sample{{ratios: []float64{1.05, 1.2, 1.08}}}}
-				r.own.wall, r.own.perSecond = []float64{5}, []float64{50}
-				b.rows = append(b.rows, r)
-			}
-		}
-		b.row("bridge", "ADD").peers[0] = sample{failures: 3} // cannot be compared
-		b.row(portsName(10), "ADD").peers[0].ratios = nil
-		for _, cells := range (&report{bench: b}).aimTable().rows {
-			switch cells[0] {
-			case "size of our programs / of the others'", portsName(10) + ": ADD":
-				Expect(cells[3]).To(Equal("not measured"))
-			case "our failures, all rows", "host-local: time with 60000 reserved / with 1",
-				"portmap: time with 1000 others / with none",
-				"bridge: time of CHECK with 1000 ports / with one",
-				"start: time of bridge VERSION / an empty Go program's",
-				"our pods a second at 64 / at 8 at a time", "bridge ADD: time / before",
-				"bridge CHECK with 1000 ports: time / before", "VERSION: time / before":
-				Expect(cells[3]).To(Equal("yes"), cells[0])
-			default:
-				Expect(cells[2:]).To(Equal([]string{"1.08", "**no**"}), cells[0])
-			}
-		}
-	})
 })
 
 type object = plugintest.Object

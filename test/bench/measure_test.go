@@ -2,7 +2,6 @@ package bench
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -24,44 +23,52 @@ import (
 
 const (
 	oursName   = "hawser"
+	oneName    = "hawser, one program"
 	beforeName = "hawser before" // an older build of ours, if it is a peer
 )
 
 // bench is a whole run.
 type bench struct {
 	*options
-	own        *plugins
+	forms      []*plugins // ours: a program each and, if they are measured, as one
 	others     []*plugins // the peers, in the order of the tables
 	rows       []*row
+	sizes      []size
 	emptyStart *plugins
 }
 
 // row is one verb of a scenario.
 type row struct {
 	scenario, verb string
-	own            sample
-	peers          []sample // of the bench's others; one where the scenario says with what
+	forms          int      // of ours
+	sides          []sample // ours, and of the bench's others; one where the scenario says with what
 	inParallel     bool
 }
 
+func (r *row) peers() []sample { return r.sides[r.forms:] }
+
 // sample is what one side took: milliseconds for each call, pods a second for each batch of pods in parallel.
 type sample struct {
+	name                 string // of the side
 	na                   string // why it cannot be measured
 	wall, cpu, perSecond []float64
-	ratios               []float64 // its time / ours, or our pods a second / its, by round
+	ratios               [2][]float64 // its time / that of a form of ours, or that form's pods a second / its, by round
 	failures             int
 	failure              string // the first one
 	counts               counts
 }
 
 func newBench(o *options, dir string) *bench {
-	b := &bench{options: o, own: open(oursName, o.ours, filepath.Join(dir, "ours"), o.copies)}
+	b := &bench{options: o, forms: []*plugins{open(oursName, o.ours, filepath.Join(dir, "ours"), o.copies)}}
+	if o.one != "" {
+		b.forms = append(b.forms, open(oneName, o.one, filepath.Join(dir, "one"), o.copies))
+	}
 	for i, p := range o.peers {
 		b.others = append(b.others, open(p[0], p[1], filepath.Join(dir, fmt.Sprint("peer", i)), o.copies))
 	}
 	if o.empty != "" {
 		b.emptyStart = copied("an empty program", o.empty, filepath.Join(dir, "empty"), o.copies)
-		b.emptyStart.versions = b.own.versions
+		b.emptyStart.versions = b.forms[0].versions
 	}
 	return b
 }
@@ -82,17 +89,17 @@ func (b *bench) wanted(sc *scenario) bool {
 		func(verb string) bool { return b.options.rows.MatchString(sc.name + ": " + verb) })
 }
 
-// peersOf are what a scenario compares ours with.
-func (b *bench) peersOf(sc *scenario) []*plugins {
+// sidesOf are the forms of ours that a scenario measures, and what it compares them with.
+func (b *bench) sidesOf(sc *scenario) (forms, peers []*plugins) {
 	switch {
 	case sc.against == againstOurs:
-		return []*plugins{b.own}
+		return b.forms[:1], b.forms[:1]
 	case sc.against == againstEmpty && b.emptyStart != nil:
-		return []*plugins{b.emptyStart}
+		return b.forms, []*plugins{b.emptyStart}
 	case sc.against == againstEmpty:
-		return nil
+		return nil, nil
 	}
-	return b.others
+	return b.forms, b.others
 }
 
 // lacks says why a peer is not measured; "" when it is. The aims are about the first peer.
@@ -115,20 +122,21 @@ func lacks(p *plugins, first bool, sc *scenario, verb string) string {
 	return ""
 }
 
-// measure measures one scenario on new hosts. The first side is ours.
+// measure measures one scenario on new hosts. The first sides are ours.
 func (b *bench) measure(sc *scenario, number int) {
 	GinkgoHelper()
+	forms, peers := b.sidesOf(sc)
+	if len(peers) == 0 {
+		return
+	}
 	var sides []*side
-	for _, p := range append([]*plugins{b.own}, b.peersOf(sc)...) {
+	for _, p := range slices.Concat(forms, peers) {
 		own := *p
 		sides = append(sides, &side{plugins: &own})
 	}
-	if len(sides) == 1 {
-		return
-	}
-	rows := b.rowsOf(sc, sides)
+	rows := b.rowsOf(sc, sides, len(forms))
 	for i, s := range sides {
-		if sc.parallel == 0 && !slices.ContainsFunc(rows, func(r *row) bool { return r.of(i).na == "" }) {
+		if sc.parallel == 0 && !slices.ContainsFunc(rows, func(r *row) bool { return r.sides[i].na == "" }) {
 			continue // it needs no host
 		}
 		s.open(b.work, fmt.Sprintf("canary%d-%d", number, i))
@@ -155,15 +163,16 @@ func kernelLacks(kind string) string {
 	return "no " + name + " in this kernel"
 }
 
-func (b *bench) rowsOf(sc *scenario, sides []*side) (rows []*row) {
+func (b *bench) rowsOf(sc *scenario, sides []*side, forms int) (rows []*row) {
 	kernel := kernelLacks(sc.kind)
 	for _, verb := range sc.verbs {
-		r := &row{scenario: sc.name, verb: verb, peers: make([]sample, len(sides)-1), inParallel: sc.parallel > 0}
-		if verb != "VERSION" {
-			r.own.na = kernel
-		}
-		for i, s := range sides[1:] {
-			r.peers[i].na = cmp.Or(lacks(s.plugins, i == 0, sc, verb), r.own.na)
+		r := &row{scenario: sc.name, verb: verb, forms: forms, sides: make([]sample, len(sides)),
+			inParallel: sc.parallel > 0}
+		for i, s := range sides {
+			r.sides[i].name, r.sides[i].na = s.name, kernel
+			if kernel == "" && i >= forms {
+				r.sides[i].na = lacks(s.plugins, i == forms, sc, verb)
+			}
 		}
 		rows = append(rows, r)
 		if b.options.rows.MatchString(sc.name + ": " + verb) {
@@ -179,14 +188,6 @@ func (b *bench) enough(rounds int, began time.Time) bool {
 	return rounds >= b.rounds || rounds >= least && time.Since(began) > b.limit
 }
 
-// of is a side's sample: 0 is ours.
-func (r *row) of(side int) *sample {
-	if side == 0 {
-		return &r.own
-	}
-	return &r.peers[side-1]
-}
-
 // inTurns serves every verb on each host, again and again, another one first each time.
 // The first round is not kept.
 func (b *bench) inTurns(sc *scenario, sides []*side, rows []*row) {
@@ -200,7 +201,7 @@ func (b *bench) inTurns(sc *scenario, sides []*side, rows []*row) {
 			for turn := range sides {
 				i := (turn + round + 1) % len(sides)
 				s := sides[i]
-				if r.of(i).na != "" {
+				if r.sides[i].na != "" {
 					continue
 				}
 				err := s.renew(sc, r.verb)
@@ -208,7 +209,7 @@ func (b *bench) inTurns(sc *scenario, sides []*side, rows []*row) {
 					s.Do(func() { took[i], err = s.timed(sc.steps, r.verb, s.pod) })
 				}
 				if err != nil {
-					r.of(i).failed(err)
+					r.sides[i].failed(err)
 					took[i] = spent{}
 				}
 			}
@@ -222,13 +223,15 @@ func (b *bench) inTurns(sc *scenario, sides []*side, rows []*row) {
 // keep keeps what went well in a round.
 func (r *row) keep(took []spent) {
 	for i, t := range took {
-		s := r.of(i)
+		s := &r.sides[i]
 		if t.wall == 0 {
 			continue
 		}
 		s.wall, s.cpu = append(s.wall, t.wall), append(s.cpu, t.cpu)
-		if took[0].wall > 0 {
-			s.ratios = append(s.ratios, t.wall/took[0].wall)
+		for form := range r.forms {
+			if took[form].wall > 0 {
+				s.ratios[form] = append(s.ratios[form], t.wall/took[form].wall)
+			}
 		}
 	}
 }
@@ -239,16 +242,17 @@ func (s *sample) failed(err error) {
 	}
 }
 
-// count serves every verb once more, traced: on our side, and on the first of the others.
+// count serves every verb once more, traced: on our sides, and on the first of the others.
 func count(sc *scenario, sides []*side, rows []*row) {
-	for i, s := range sides[:2] {
+	forms := rows[0].forms
+	for i, s := range sides[:forms+1] {
 		for _, r := range rows {
-			if r.of(i).na != "" || i > 0 && sc.uncounted {
+			if r.sides[i].na != "" || i == forms && sc.uncounted {
 				continue
 			}
 			one := func(c call) (json.RawMessage, error) {
 				n, result, err := c.counted(s.plugins)
-				r.of(i).counts.add(n)
+				r.sides[i].counts.add(n)
 				return result, err
 			}
 			err := s.renew(sc, r.verb)
@@ -256,7 +260,7 @@ func count(sc *scenario, sides []*side, rows []*row) {
 				s.Do(func() { err = s.serve(sc.steps, r.verb, s.pod, one) })
 			}
 			if err != nil {
-				r.of(i).failed(err)
+				r.sides[i].failed(err)
 			}
 		}
 	}
@@ -279,13 +283,15 @@ func (b *bench) batches(sc *scenario, sides []*side, rows []*row) {
 			i := (turn + round) % len(sides)
 			sides[i].turn(round + i)
 			for _, r := range rows {
-				sides[i].batch(sc, r.verb, r.of(i), pods[i])
+				sides[i].batch(sc, r.verb, &r.sides[i], pods[i])
 			}
 		}
 		for _, r := range rows {
-			for i := range r.peers {
-				s := &r.peers[i]
-				s.ratios = append(s.ratios, r.own.perSecond[round]/s.perSecond[round])
+			for i := range r.sides {
+				for form, s := range r.sides[:r.forms] {
+					ratios := &r.sides[i].ratios[form]
+					*ratios = append(*ratios, s.perSecond[round]/r.sides[i].perSecond[round])
+				}
 			}
 		}
 	}
@@ -493,7 +499,7 @@ func (s *side) reserve(n int) {
 	Expect(os.MkdirAll(dir, 0o755)).To(Succeed())
 	last := ""
 	for i := range n {
-		last = fmt.Sprintf("10.22.%d.%d", (i+2)>>8, (i+2)&255)
+		last = otherAddress(i)
 		owner := fmt.Sprintf("%064x\r\neth0", 1<<20+i)
 		s.crowd = append(s.crowd, object{"containerID": owner[:64], "ifname": "eth0"})
 		if err := os.WriteFile(filepath.Join(dir, last), []byte(owner), 0o600); err != nil {
@@ -503,14 +509,17 @@ func (s *side) reserve(n int) {
 	Expect(os.WriteFile(filepath.Join(dir, "last_reserved_ip.0"), []byte(last), 0o600)).To(Succeed())
 }
 
-// copied is a directory of programs, copied several times into a new one. The first start of a file that was
-// just written takes several times as long as those that follow, so each is started once.
+// copied is a directory of programs, copied several times into a new one: names of one file stay that. The first
+// start of a file that was just written takes several times as long as those that follow, so each is started once.
 func copied(name, from, work string, copies int) *plugins {
 	GinkgoHelper()
 	p := &plugins{name: name}
 	for i := range copies {
 		p.copies = append(p.copies, filepath.Join(work, strconv.Itoa(i)))
-		Expect(os.CopyFS(p.copies[i], os.DirFS(from))).To(Succeed(), name)
+		Expect(os.MkdirAll(p.copies[i], 0o755)).To(Succeed())
+		args := append((&plugins{dir: from}).files(), p.copies[i])
+		out, err := exec.Command("cp", append([]string{"-L", "--preserve=mode,links"}, args...)...).CombinedOutput()
+		Expect(err).NotTo(HaveOccurred(), "%s: %s", name, out)
 		p.turn(i)
 		programs, err := os.ReadDir(p.dir)
 		Expect(err).NotTo(HaveOccurred(), name)
@@ -547,7 +556,7 @@ func (s *side) populate(sc *scenario) {
 	// A thousand interfaces in one namespace would all answer to IPv6's multicasts.
 	crowd.SetSysctl("net/ipv6/conf/default/disable_ipv6", "1")
 	steps, loaded := append(sc.before[:len(sc.before):len(sc.before)], sc.steps...), false
-	if s.name != oursName && s.name != beforeName {
+	if !slices.Contains([]string{oursName, oneName, beforeName}, s.name) {
 		steps, loaded = []step{bridge(plain)}, true
 	}
 	const workers = 4
@@ -571,10 +580,28 @@ func other(i int, ns *nstest.Host) *pod {
 	return &pod{id: fmt.Sprintf("%064x", 1<<16+i), ifName: fmt.Sprintf("eth%d", i), ns: ns, port: 20000 + i}
 }
 
+// filterRules are what the reference's firewall leaves in iptables for the others.
+func filterRules(others int) string {
+	var rules strings.Builder
+	for i := range others {
+		fmt.Fprintf(&rules, "-A CNI-FORWARD -d %[1]s/32 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n"+
+			"-A CNI-FORWARD -s %[1]s/32 -j ACCEPT\n", otherAddress(i))
+	}
+	return "*filter\n:CNI-ADMIN - [0:0]\n:CNI-FORWARD - [0:0]\n" +
+		"-A FORWARD -m comment --comment \"CNI firewall plugin rules\" -j CNI-FORWARD\n" +
+		"-A CNI-FORWARD -m comment --comment \"CNI firewall plugin admin overrides\" -j CNI-ADMIN\n" +
+		rules.String() + "COMMIT\n"
+}
+
+func otherAddress(i int) string { return fmt.Sprintf("10.22.%d.%d", (i+2)>>8, (i+2)&255) }
+
 // referenceRules are what the reference plugins leave in iptables for the others.
 func referenceRules(sc *scenario) string {
 	var chains, rules strings.Builder
 	last := sc.steps[len(sc.steps)-1]
+	if last.plugin == "firewall" {
+		return filterRules(sc.others)
+	}
 	if last.plugin == "portmap" {
 		chains.WriteString(":CNI-HOSTPORT-DNAT - [0:0]\n:CNI-HOSTPORT-SETMARK - [0:0]\n:CNI-HOSTPORT-MASQ - [0:0]\n")
 		rules.WriteString("-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT\n" +
@@ -585,7 +612,7 @@ func referenceRules(sc *scenario) string {
 			"-A CNI-HOSTPORT-MASQ -m mark --mark 0x2000/0x2000 -j MASQUERADE\n")
 	}
 	for i := range sc.others {
-		p, addr := other(i, nil), fmt.Sprintf("10.22.%d.%d", (i+2)>>8, (i+2)&255)
+		p, addr := other(i, nil), otherAddress(i)
 		if last.plugin == "portmap" {
 			chain := fmt.Sprintf("CNI-DN-%021x", i)
 			fmt.Fprintf(&chains, ":%s - [0:0]\n", chain)

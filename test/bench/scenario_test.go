@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
@@ -42,8 +43,9 @@ const (
 )
 
 var (
-	all  = []string{"VERSION", "ADD", "CHECK", "STATUS", "GC", "DEL"}
-	most = []string{"ADD", "CHECK", "DEL"}
+	version = []string{"VERSION"}
+	all     = []string{"ADD", "CHECK", "STATUS", "GC", "DEL"}
+	most    = []string{"ADD", "CHECK", "DEL"}
 
 	masquerade  = object{"ipMasq": true}
 	byIPTables  = object{"ipMasq": true, "ipMasqBackend": "iptables"}
@@ -63,9 +65,10 @@ const (
 	manyOthers = 1000
 	startName  = "bridge against an empty Go program"
 	sameName   = "bridge, masquerade, against itself"
-	chainName  = "chain of bridge, tuning, portmap"
+	chainName  = "chain of bridge, portmap, firewall, tuning"
 )
 
+func versionName(plugin string) string   { return "start of " + plugin }
 func parallelName(n int) string          { return fmt.Sprintf("%s, %d at a time", chainName, n) }
 func reservedName(n int) string          { return fmt.Sprintf("host-local, %d reserved", n) }
 func portsName(n int) string             { return fmt.Sprintf("portmap, %d published", n) }
@@ -73,7 +76,7 @@ func othersName(of string, n int) string { return fmt.Sprintf("%s, %d others", o
 
 func scenarios() []scenario {
 	return slices.Concat([]scenario{
-		{name: startName, verbs: all[:1], steps: []step{bridge()}, against: againstEmpty, quick: true},
+		{name: startName, verbs: version, steps: []step{bridge()}, against: againstEmpty, quick: true},
 		{name: sameName, verbs: most, steps: []step{bridge(plain, masquerade)}, against: againstOurs, quick: true},
 		{name: "loopback", verbs: all, steps: []step{{"loopback", same(nil)}}, quick: true},
 		{name: "tap", verbs: all, steps: []step{{"tap", same(plain)}}, quick: true},
@@ -98,7 +101,22 @@ func scenarios() []scenario {
 		{name: "vlan", verbs: all, steps: []step{{"vlan", same(Merge(plain, onUplink, object{"vlanId": 5}))}},
 			kind: "vlan id 5", quick: true},
 		{name: "dummy", verbs: all, steps: []step{{"dummy", same(plain)}}, kind: "dummy", quick: true},
-	}, lending(), linking("ptp", ptp), linking("bridge", bridge), publishing(), filtering(), crowds(), chains())
+	}, starts(), lending(), linking("ptp", ptp), linking("bridge", bridge), publishing(), filtering(), crowds(),
+		chains())
+}
+
+// pluginNames are ours.
+func pluginNames() []string {
+	return strings.Fields("bandwidth bridge dhcp dummy firewall host-device host-local ipvlan loopback macvlan " +
+		"portmap ptp sbr static tap tuning vlan vrf")
+}
+
+func starts() (list []scenario) {
+	for _, name := range pluginNames() {
+		list = append(list, scenario{name: versionName(name), verbs: version, steps: []step{{name, same(nil)}},
+			quick: name == "bridge" || name == "loopback"})
+	}
+	return list
 }
 
 func lending() (list []scenario) {
@@ -117,7 +135,7 @@ func lending() (list []scenario) {
 func linking(name string, plugin func(...object) step) []scenario {
 	return []scenario{
 		{name: name, verbs: all, steps: []step{plugin(plain)}, quick: true},
-		{name: name + ", masquerade", verbs: all[1:], steps: []step{plugin(plain, masquerade)}, quick: true},
+		{name: name + ", masquerade", verbs: all, steps: []step{plugin(plain, masquerade)}, quick: true},
 		{name: name + ", masquerade by iptables", verbs: most, steps: []step{plugin(plain, byIPTables)}},
 		{name: name + ", masquerade by nftables", verbs: most, steps: []step{plugin(plain, byNFTables)}, nft: true},
 		{name: name + ", masquerade, dual stack", verbs: most, steps: []step{plugin(dual, masquerade)}},
@@ -131,6 +149,7 @@ func crowds() (list []scenario) {
 		{name: "bridge, masquerade by iptables", steps: []step{bridge(plain, byIPTables)}},
 		{name: portsName(1), before: []step{bridge(plain)}, steps: []step{portmap(1)}},
 		{name: portsName(1) + " by iptables", before: []step{bridge(plain)}, steps: []step{portmap(1, onIPTables)}},
+		{name: "firewall", before: []step{bridge(plain)}, steps: []step{firewall()}},
 	} {
 		of.name, of.verbs, of.others, of.long = othersName(of.name, manyOthers), most, manyOthers, true
 		list = append(list, of)
@@ -158,10 +177,10 @@ func publishing() (list []scenario) {
 func filtering() (list []scenario) {
 	before := []step{bridge(plain)}
 	for _, s := range []scenario{
-		{name: "firewall", verbs: all, steps: []step{{"firewall", same(nil)}}, quick: true},
+		{name: "firewall", verbs: all, steps: []step{firewall()}, quick: true},
 		{name: "firewall, isolated", verbs: most,
-			steps: []step{{"firewall", same(object{"ingressPolicy": "isolated"})}}},
-		{name: "firewall by iptables", verbs: most, steps: []step{{"firewall", same(onIPTables)}}},
+			steps: []step{firewall(object{"ingressPolicy": "isolated"})}},
+		{name: "firewall by iptables", verbs: most, steps: []step{firewall(onIPTables)}},
 		{name: "bandwidth", verbs: all, steps: []step{{"bandwidth", same(Merge(ingress, egress))}}, quick: true,
 			fresh: true},
 		{name: "bandwidth, ingress", verbs: most, steps: []step{{"bandwidth", same(ingress)}}, fresh: true},
@@ -174,14 +193,14 @@ func filtering() (list []scenario) {
 }
 
 func chains() []scenario {
-	chain := []step{bridge(plain, masquerade), tuning(), portmap(1)}
+	chain := []step{bridge(plain, masquerade), portmap(1), firewall(), tuning()}
 	list := []scenario{
 		{name: chainName, verbs: most, steps: chain, quick: true},
-		{name: chainName + " by iptables", verbs: most, steps: []step{bridge(plain, byIPTables), tuning(),
-			portmap(1, onIPTables)}},
-		{name: chainName + " by nftables", verbs: most, steps: []step{bridge(plain, byNFTables), tuning(),
-			portmap(1, onNFTables)}, nft: true},
-		{name: chainName + ", dual stack", verbs: most, steps: []step{bridge(dual, masquerade), tuning(), portmap(1)}},
+		{name: chainName + " by iptables", verbs: most, steps: []step{bridge(plain, byIPTables),
+			portmap(1, onIPTables), firewall(onIPTables), tuning()}},
+		{name: chainName + " by nftables", verbs: most, steps: []step{bridge(plain, byNFTables),
+			portmap(1, onNFTables), firewall(), tuning()}, nft: true},
+		{name: chainName + ", dual stack", verbs: most, steps: append([]step{bridge(dual, masquerade)}, chain[1:]...)},
 	}
 	for _, n := range []int{1, 8, 64} {
 		list = append(list, scenario{name: parallelName(n), verbs: []string{"ADD", "DEL"}, steps: chain, parallel: n})
@@ -203,6 +222,8 @@ func hostDevice(conf object) step {
 }
 
 func deviceName(port int) string { return fmt.Sprintf("dev%d", port) }
+
+func firewall(more ...object) step { return step{"firewall", same(Merge(more...))} }
 
 func tuning() step {
 	return step{"tuning", same(object{"sysctl": object{"net.core.somaxconn": "777"}})}
