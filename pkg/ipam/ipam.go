@@ -206,8 +206,8 @@ type output struct {
 	stderr lastBytes
 }
 
-// Wait returns the plugin's standard output. When ctx ends, the process is killed; the function is left behind, and what
-// it prints is not used.
+// Wait returns the plugin's standard output. When ctx ends, the process is killed; the function is left behind, and
+// what it prints is not used.
 func (d *Delegate) Wait(ctx context.Context) ([]byte, error) {
 	if err := d.end(ctx); err != nil {
 		return nil, d.failure(ctx, err)
@@ -223,7 +223,7 @@ func (d *Delegate) end(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	ended, out := make(chan int, 1), d.output
-	go func() { // so that it can be given up, and never runs on a thread that entered another namespace
+	go func() { // it can be given up, and never runs on a thread that entered another namespace
 		status := 2 // of a program that panics; most panics skel answers
 		defer func() {
 			if v := recover(); v != nil {
