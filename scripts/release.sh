@@ -47,8 +47,9 @@ for arch in $ARCHS; do
 	scripts/release/packages.sh "$arch" "$one" "$stage/THIRD_PARTY.md" "$docs" "$dist"
 	cp LICENSE "$stage/"
 	cp -r "$docs" "$stage/hawser-cni"
-	# Not the directory itself: it would change the mode and the owner of /opt/cni/bin.
-	(cd "$stage" && "$work/$source/scripts/release/archive.sh" -- *) >"$dist/$name.tgz"
+	# With the names of the reference's tarball (./bridge), of which build scripts take some. Not the directory
+	# itself: it would change the mode and the owner of /opt/cni/bin.
+	(cd "$stage" && "$work/$source/scripts/release/archive.sh" -- ./*) >"$dist/$name.tgz"
 done
 scripts/image.sh "$dist" "$work/image"
 "$work/tools/provenance" -version "$VERSION" -revision "$REVISION" -archs "$ARCHS" -go "$(go env GOVERSION)" \

@@ -9,7 +9,7 @@ version=$(<VERSION)
 # of a commit's name is fixed, because git's own choice depends on the clone.
 if [ "$(git rev-parse --show-toplevel 2>/dev/null)" = "$PWD" ]; then
 	if tag=$(git describe --tags --match 'v*' --long --abbrev=12 --dirty=.dirty 2>/dev/null); then
-		version=$(sed -E 's/-0-g[0-9a-f]+$//; s/-([0-9]+)-g([0-9a-f]+(\.dirty)?)$/+\1.g\2/' <<<"$tag")
+		version=$(sed -E 's/-0-g[0-9a-f]+$//; s/-([0-9]+)-g([0-9a-f]+(\.dirty)?)$/+\1.g\2/; s/(\+.*)\+/\1./' <<<"$tag")
 	else
 		version+=+g$(git describe --always --exclude '*' --abbrev=12 --dirty=.dirty)
 	fi
