@@ -312,3 +312,15 @@ var _ = Describe("a release that is built again with a newer Go", func() {
 		}
 	})
 })
+
+var _ = DescribeTable("the version of a commit after a tag is a semantic one", func(tag, version string) {
+	dir := GinkgoT().TempDir()
+	run(dir, nil, "mkdir", "scripts")
+	run("../..", nil, "cp", "scripts/version.sh", dir+"/scripts/")
+	run("../..", nil, "cp", "VERSION", dir)
+	run(dir, nil, "sh", "-ec", `git init -q; git config user.name a; git config user.email a@example.org; git add -A
+		git commit -qm one; git tag "$1"; git commit -qm two --allow-empty`, "history", tag)
+	Expect(run(dir, nil, "scripts/version.sh")).To(MatchRegexp(version))
+},
+	Entry("of a release", "v1.2.3", `^1\.2\.3\+1\.g[0-9a-f]{12}\n$`),
+	Entry("of a rebuild", "v1.2.3+go1.26.9", `^1\.2\.3\+go1\.26\.9\.1\.g[0-9a-f]{12}\n$`))
