@@ -127,6 +127,7 @@ func (c *call[C]) request(data []byte, conf *cni.Config, command string) (*Reque
 		Stderr:     c.env.Stderr,
 		plugin:     c.plugin.Name,
 		programs:   c.env.Programs,
+		failures:   c.env.Failures,
 	}
 	var problems cni.Problems
 	refuse := func(err error) {

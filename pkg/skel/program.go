@@ -2,11 +2,13 @@ package skel
 
 import (
 	"context"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	_ "github.com/hawser-cni/plugins/pkg/skel/oneprocessor" // calls wait for others more than they compute
 )
 
@@ -17,6 +19,9 @@ type Program struct {
 	Run func(context.Context, Env) int
 	// InProcess is that of an IPAM plugin.
 	InProcess func() bool
+	// List returns what the plugin keeps for attachments of the network of this configuration; without one what it
+	// keeps at the places that no configuration chooses. What it could read comes beside an error.
+	List func(ctx context.Context, conf []byte) ([]cni.Holding, error)
 }
 
 // ProgramOf lists a plugin. The function plugin is called when the plugin is: the literals of the others are not built,
@@ -24,7 +29,32 @@ type Program struct {
 func ProgramOf[C any](name string, plugin func() Plugin[C]) Program {
 	run := func(ctx context.Context, env Env) int { return Run(ctx, plugin(), env) }
 	inProcess := func() bool { p := plugin(); return p.IPAM && p.InProcess }
-	return Program{Name: name, Run: run, InProcess: inProcess}
+	look := func(ctx context.Context, conf []byte) ([]cni.Holding, error) { return list(ctx, plugin(), conf) }
+	return Program{Name: name, Run: run, InProcess: inProcess, List: look}
+}
+
+// list serves a List outside of a call.
+func list[C any](ctx context.Context, p Plugin[C], conf []byte) (all []cni.Holding, err error) {
+	if p.List == nil {
+		return nil, nil
+	}
+	req := &Request{Conf: conf, Stderr: io.Discard, plugin: p.Name}
+	if conf != nil {
+		var c cni.Config
+		if err := req.Decode(&c); err != nil {
+			return nil, err
+		}
+		req.Network, req.Version, req.IPAM = c.Name, c.CNIVersion, c.IPAM.Type
+	}
+	defer req.close()
+	err = catch(func() error {
+		all, err = p.List(ctx, req)
+		return err
+	})
+	for i := range all {
+		all[i].Plugin = p.Name
+	}
+	return all, err
 }
 
 // Main runs p in this process, which is no other plugin, and exits: with status 0 on success, 1 after an error.
@@ -44,7 +74,7 @@ func serve(run func(context.Context, Env) int, all []Program) {
 	os.Exit(run(context.Background(), Env{
 		Args: os.Args[1:], Vars: os.Environ(),
 		Stdin: os.Stdin, Stdout: withoutSIGPIPE(os.Stdout), Stderr: withoutSIGPIPE(os.Stderr),
-		Notify: notify, Programs: all,
+		Notify: notify, Programs: all, Failures: FailureDir,
 	}))
 }
 
@@ -60,6 +90,11 @@ func find(all []Program, name string) (p Program, ok bool) {
 func (r *Request) InProcess(file fs.FileInfo) (p Program, ok bool) {
 	if p, ok = find(r.programs, r.IPAM); !ok || !p.InProcess() {
 		return p, false
+	}
+	run := p.Run
+	p.Run = func(ctx context.Context, env Env) int {
+		env.Failures = r.failures
+		return run(ctx, env)
 	}
 	own, err := os.Stat("/proc/self/exe")
 	return p, err == nil && os.SameFile(own, file)

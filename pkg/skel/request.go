@@ -42,6 +42,7 @@ type Request struct {
 
 	plugin   string
 	programs []Program // of the running program
+	failures string    // Env's
 	undos    []undo
 	done     []func()
 

@@ -60,6 +60,11 @@ type Plugin[C any] struct {
 	Check  func(context.Context, *Request, C) error
 	GC     func(context.Context, *Request) error
 	Status func(context.Context, *Request, C) error
+
+	// List returns what the plugin keeps for attachments, on the host and in namespaces whose paths it knows. It is
+	// told a network and its configuration, or neither: then it looks at the places that no configuration chooses. It
+	// takes no lock and changes nothing. What it could read comes beside an error.
+	List func(context.Context, *Request) ([]cni.Holding, error)
 }
 
 // Config is a plugin's configuration.
@@ -86,6 +91,8 @@ type Env struct {
 	// Request.SignalsEndContext calls it: while there is nothing to undo, a signal just ends the process.
 	Notify func(stop func(cause error))
 
+	// Failures is the directory of the records of calls that failed; empty = none.
+	Failures string
 	// Limit is how long the call may take; 0 = callTime.
 	Limit time.Duration
 	// Programs are all plugins of the running program.
@@ -122,6 +129,7 @@ func Run[C any](ctx context.Context, p Plugin[C], env Env) int {
 	code := 0
 	if err != nil {
 		code = c.fail(err)
+		c.remember(err)
 	}
 	c.log(err)
 	return code

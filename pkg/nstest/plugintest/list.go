@@ -308,8 +308,9 @@ var (
 	// ofOne are links, rules and chains of one attachment, and what has addresses of Usual's networks.
 	ofOne = regexp.MustCompile(`ifname=veth|[0-9a-f]{16} \S+ \S+ \S|\bCNI-([0-9a-f]{24}|(DN|SN)-[0-9a-f]{21})` +
 		`|\b10\.88\.0\.\d|\bfd00:88::`)
-	// ofAll are the files of all: locks, the index of leases, the address that host-local gave last.
-	ofAll = regexp.MustCompile(`/(nft\.|networks/[^/]+/)?lock$|/networks/\.hawser/[^/]+$|/last_reserved_ip\.`)
+	// ofAll are the files of all: locks, the index of leases, the address that host-local gave last, what failed.
+	ofAll = regexp.MustCompile(`/run/hawser/failures/|/(nft\.|networks/[^/]+/)?lock$` +
+		`|/networks/\.hawser/[^/]+$|/last_reserved_ip\.`)
 )
 
 // Left is what is left of attachments on a host: links, rules, leases, records.

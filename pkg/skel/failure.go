@@ -1,0 +1,106 @@
+package skel
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+// FailureDir has a record of what failed of late: the runtime deletes the sandbox, and with it all that one could look
+// at.
+const FailureDir = "/run/hawser/failures"
+
+const (
+	// failuresKept is how many records stay, the newest.
+	failuresKept = 64
+	// failureText is how much of a message, and of its details, is kept, in bytes.
+	failureText = 4096
+)
+
+// Failure is an ADD, DEL or CHECK that failed. Network and IfName are empty where they could not be read.
+type Failure struct {
+	cni.Attachment
+	Plugin  string    `json:"plugin"`
+	Command string    `json:"command"`
+	Pod     string    `json:"pod,omitempty"` // namespace/name, where CNI_ARGS has them
+	Netns   string    `json:"netns,omitempty"`
+	Time    time.Time `json:"time"`  // of the last one
+	First   time.Time `json:"first"` // of the first one
+	Count   int       `json:"count"` // how often the call failed
+	Code    uint      `json:"code"`
+	Msg     string    `json:"msg"`
+	Details string    `json:"details,omitempty"`
+}
+
+// Hash names the file: calls of one plugin with one command for one attachment have one record.
+func (f Failure) Hash() string {
+	return cni.Digest(strings.Join([]string{f.Attachment.Hash(), f.Plugin, f.Command}, " "), 16)
+}
+
+// Plausible says whether a call of ours can have written the record.
+func (f Failure) Plausible() bool { return f.Plugin != "" && f.Command != "" && f.Count > 0 }
+
+// Failures are the records in dir, which is FailureDir.
+func Failures(dir string) statefile.Records[Failure] {
+	return statefile.Records[Failure]{Path: dir, Wait: time.Second}
+}
+
+// remember adds a call that failed to the records. It changes nothing about the call when that fails.
+func (c *call[C]) remember(failed error) {
+	command, id := c.vars["CNI_COMMAND"], c.vars["CNI_CONTAINERID"]
+	if c.env.Failures == "" || !slices.Contains([]string{"ADD", "DEL", "CHECK"}, command) || !cni.ValidName(id) {
+		return
+	}
+	e := describe(failed)
+	f := Failure{
+		Attachment: cni.Attachment{ContainerID: id, IfName: c.vars["CNI_IFNAME"]},
+		Plugin:     c.plugin.Name, Command: command, Pod: podOf(c.vars["CNI_ARGS"]), Netns: c.vars["CNI_NETNS"],
+		Time: c.began, First: c.began, Count: 1,
+		Code: e.Code, Msg: cut(e.Msg), Details: cut(e.Details),
+	}
+	if c.req != nil {
+		f.Network = c.req.Network
+	}
+	_ = catch(func() error { return keep(Failures(c.env.Failures), f) })
+}
+
+// keep puts a record in place of the one of the same calls, and drops the oldest.
+func keep(records statefile.Records[Failure], f Failure) error {
+	s, err := records.Open(context.Background())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = s.Close() }()
+	if before, ok, _ := s.Get(f.Hash()); ok {
+		f.First, f.Count = before.First, before.Count+1
+	}
+	if err := s.Put(f); err != nil {
+		return err
+	}
+	all, err := s.All()
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(all, func(a, b *Failure) int { return b.Time.Compare(a.Time) }) // the newest first
+	var old []string
+	for _, f := range all[min(len(all), failuresKept):] {
+		old = append(old, f.Hash())
+	}
+	return s.Drop(old...)
+}
+
+// podOf is the pod that a kubelet's runtime names in CNI_ARGS.
+func podOf(args string) string {
+	const namespace, name = "K8S_POD_NAMESPACE", "K8S_POD_NAME"
+	pod, err := cni.ParseArgs(args+";IgnoreUnknown=1", namespace, name)
+	if err != nil || pod[namespace] == "" || pod[name] == "" {
+		return ""
+	}
+	return pod[namespace] + "/" + pod[name]
+}
+
+func cut(text string) string { return strings.ToValidUTF8(text[:min(len(text), failureText)], "") }
