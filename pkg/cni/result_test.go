@@ -505,6 +505,12 @@ func FuzzMark(f *testing.F) {
 		if len(mark) > 128 || !a.Owns(mark) || strings.ContainsAny(mark, "\"\n\\") {
 			t.Fatalf("%q", mark)
 		}
+		read, ok := cni.ParseMark(mark)
+		whole := len(mark) < 128 && len(network) <= 64 && !strings.Contains(mark, "?")
+		if !ok || whole && read != a || !(cni.Holding{Attachment: read}).IsOf(network) ||
+			(cni.Holding{Attachment: read}).IsOf(other) != (other == network) {
+			t.Fatalf("%q: read as %+v, %v", mark, read, ok)
+		}
 		if networkOwns(other, mark) != (other == network) {
 			t.Fatalf("%q: owner %q or %q", mark, network, other)
 		}

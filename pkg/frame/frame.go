@@ -212,3 +212,15 @@ func Unavailable(prefix string, faults ...error) error {
 	}
 	return nil
 }
+
+// Held lists what records say that attachments have: of returns what one says, and Held adds where that is kept.
+func Held[T statefile.Record](records statefile.Records[T], of func(T) []cni.Holding) (all []cni.Holding, err error) {
+	kept, err := records.List()
+	for _, k := range kept {
+		for _, h := range of(k.Record) {
+			h.Kept, h.Since = k.Path, k.Written
+			all = append(all, h)
+		}
+	}
+	return all, err
+}

@@ -2,6 +2,8 @@ package masq
 
 import (
 	"context"
+	"net"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -55,4 +57,22 @@ func gcReference(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
 func removeReference(ctx context.Context, nf *nft.Conn, matches func(comment string) bool) error {
 	return nft.Removal{Table: referenceTable, Chain: referenceChain,
 		Rule: func(r nft.LiveRule) bool { return matches(r.Comment) }}.Remove(ctx, nf)
+}
+
+// listReference returns the addresses that the reference masquerades in nftables, by the comments of its rules.
+func listReference(nf *nft.Conn) (all []cni.Holding, err error) {
+	rules, err := nf.Rules(referenceTable, referenceChain)
+	for _, r := range rules {
+		_, owner, _ := strings.Cut(r.Comment, ", net: ")
+		network, rest, _ := strings.Cut(owner, ", if: ")
+		ifName, id, whole := strings.Cut(rest, ", id: ")
+		from := append(r.Compared(net.IPv4len), r.Compared(net.IPv6len)...)
+		if whole && len(from) > 0 { // the source comes first
+			addr, _ := netip.AddrFromSlice(from[0])
+			all = append(all, cni.Holding{Kind: cni.HeldMasquerade, Value: addr.String(), Reference: true,
+				Kept:       "nft chain " + referenceTable.String() + " " + referenceChain,
+				Attachment: cni.Attachment{Network: network, ContainerID: id, IfName: ifName}})
+		}
+	}
+	return all, err
 }

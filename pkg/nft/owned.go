@@ -8,6 +8,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
 // Item is an element, and the set or map that it is in.
@@ -53,6 +55,22 @@ func (o Owned) All(c *Conn, matches func(mark string) bool) ([]Item, error) {
 		}
 	}
 	return out, nil
+}
+
+// Held lists the elements of all attachments; value writes one as nft(8) does. Its cost grows with the elements.
+func (o Owned) Held(c *Conn, kind cni.HoldingKind, value func(Item) string) (all []cni.Holding, err error) {
+	items, err := o.All(c, func(string) bool { return true })
+	for _, it := range items {
+		what := "set"
+		if it.Goto != "" || it.Data != nil {
+			what = "map"
+		}
+		if owner, ok := cni.ParseMark(it.Comment); ok {
+			all = append(all, cni.Holding{Attachment: owner, Kind: kind, Value: value(it),
+				Kept: fmt.Sprintf("nft %s %s %s", what, o.Layout.Table, it.Set)})
+		}
+	}
+	return all, IfSupported(err)
 }
 
 // Remove takes the host's lock and deletes the found items whose marks still match. It does nothing for none.

@@ -192,14 +192,21 @@ func (r LiveRule) runs(want [][]byte) bool {
 // Mentions reports whether the rule compares with this value, an address or a port, or translates to it.
 func (r LiveRule) Mentions(value []byte) bool {
 	has := func(v []byte) bool { return bytes.Equal(v, value) }
-	return slices.ContainsFunc(r.Compared(len(value)), has) ||
-		slices.ContainsFunc(r.operands("immediate", unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VALUE), has)
+	return slices.ContainsFunc(r.Compared(len(value)), has) || slices.ContainsFunc(r.Loaded(len(value)), has)
 }
 
 // Compared returns the values of this size, in bytes, with which the rule compares; 0 = any size.
 func (r LiveRule) Compared(size int) [][]byte {
-	return slices.DeleteFunc(r.operands("cmp", unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE),
-		func(v []byte) bool { return size > 0 && len(v) != size })
+	return ofSize(size, r.operands("cmp", unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE))
+}
+
+// Loaded returns the values of this size, in bytes, that the rule translates to.
+func (r LiveRule) Loaded(size int) [][]byte {
+	return ofSize(size, r.operands("immediate", unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VALUE))
+}
+
+func ofSize(size int, values [][]byte) [][]byte {
+	return slices.DeleteFunc(values, func(v []byte) bool { return size > 0 && len(v) != size })
 }
 
 // IsOneOf reports whether the rule, in a table of the family, does exactly what one of these does.

@@ -69,6 +69,19 @@ func (c *Conn) Qdisc(index int, place uint32) (q Qdisc, err error) {
 	return q, c.linkError(index, "qdisc", unless(err, unix.ENOENT))
 }
 
+// TBFs are the filters at the root of all links, by the links' indexes.
+func (c *Conn) TBFs() (map[int]TBF, error) {
+	answers, err := c.send(unix.RTM_GETQDISC, unix.NLM_F_DUMP, &nl.TcMsg{})
+	all := map[int]TBF{}
+	for _, answer := range answers {
+		msg := nl.DeserializeTcMsg(answer)
+		if q := readQdisc(answer); q.IsTBF() && msg.Parent == Root {
+			all[int(msg.Ifindex)] = q.TBF
+		}
+	}
+	return all, wrap("qdiscs", err)
+}
+
 func readQdisc(answer []byte) (q Qdisc) {
 	msg := nl.DeserializeTcMsg(answer)
 	if msg.Handle == 0 { // the kernel's own

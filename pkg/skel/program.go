@@ -39,13 +39,14 @@ func list[C any](ctx context.Context, p Plugin[C], conf []byte) (all []cni.Holdi
 		return nil, nil
 	}
 	req := &Request{Conf: conf, Stderr: io.Discard, plugin: p.Name}
-	if conf != nil {
-		var c cni.Config
-		if err := req.Decode(&c); err != nil {
-			return nil, err
-		}
-		req.Network, req.Version, req.IPAM = c.Name, c.CNIVersion, c.IPAM.Type
+	if conf == nil {
+		req.Conf = []byte("{}")
 	}
+	var c cni.Config
+	if err := req.Decode(&c); err != nil {
+		return nil, err
+	}
+	req.Network, req.Version, req.IPAM = c.Name, c.CNIVersion, c.IPAM.Type
 	defer req.close()
 	err = catch(func() error {
 		all, err = p.List(ctx, req)
@@ -53,6 +54,9 @@ func list[C any](ctx context.Context, p Plugin[C], conf []byte) (all []cni.Holdi
 	})
 	for i := range all {
 		all[i].Plugin = p.Name
+	}
+	if req.Network != "" {
+		all = slices.DeleteFunc(all, func(h cni.Holding) bool { return !h.IsOf(req.Network) })
 	}
 	return all, err
 }

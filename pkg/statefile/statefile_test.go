@@ -606,6 +606,25 @@ var _ = Describe("records", func() {
 		Expect(records.HasFile("a1")).To(BeTrue())
 	})
 
+	It("are listed with their files, without the lock and without a change", func(ctx SpecContext) {
+		Expect(records.List()).To(BeEmpty())
+		Expect(records.Path).NotTo(BeADirectory())
+		Expect(records.Put(ctx, lease{"b2", "192.0.2.2"})).To(Succeed())
+		Expect(records.Put(ctx, lease{"a1", "192.0.2.1"})).To(Succeed())
+		s := nstest.Must(records.Open(ctx))
+		DeferCleanup(s.Close)
+		Expect(os.WriteFile(records.Path+"/torn.json", []byte(`{"name`), 0o600)).To(Succeed())
+		temporary := records.Path + "/" + statefile.Temporary("a1.json")
+		Expect(os.WriteFile(temporary, []byte("half"), 0o600)).To(Succeed())
+		Expect(os.Chtimes(records.Path+"/a1.json", time.Time{}, time.Unix(77, 0))).To(Succeed())
+		all := nstest.Must(records.List())
+		Expect(all).To(HaveLen(2))
+		Expect(all[0]).To(Equal(statefile.Kept[lease]{Record: lease{"a1", "192.0.2.1"},
+			Path: records.Path + "/a1.json", Written: time.Unix(77, 0)}))
+		Expect(all[1].Record.Name).To(Equal("b2"))
+		Expect(temporary).To(BeAnExistingFile())
+	})
+
 	It("are written by one at a time, who waits as long as Wait says", func(ctx SpecContext) {
 		Expect(records.Put(ctx, lease{Name: "a1"})).To(Succeed())
 		s := nstest.Must(records.Open(ctx))

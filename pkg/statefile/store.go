@@ -97,6 +97,38 @@ func (r Records[T]) Any(matches func(record T) bool) (bool, error) {
 	return s.Any(matches)
 }
 
+// Kept is a record, with its file.
+type Kept[T Record] struct {
+	Record  T
+	Path    string
+	Written time.Time
+}
+
+// List reads all records, in the order of their names. It takes no lock and removes nothing. What it could read comes
+// beside an error.
+func (r Records[T]) List() (all []Kept[T], err error) {
+	s := r.reader()
+	defer s.Close()
+	if s.dir == nil {
+		return nil, s.err
+	}
+	files, err := s.dir.Names()
+	errs := []error{err}
+	for _, file := range slices.Sorted(slices.Values(files)) {
+		name, isRecord := strings.CutSuffix(file, recordSuffix)
+		if !isRecord {
+			continue
+		}
+		record, ok, err := s.Get(name)
+		errs = append(errs, err)
+		path := filepath.Join(r.Path, file)
+		if info, err := os.Lstat(path); ok && err == nil {
+			all = append(all, Kept[T]{record, path, info.ModTime()})
+		}
+	}
+	return all, errors.Join(errs...)
+}
+
 // HasFile says whether there is a file of the record, damaged or half written ones too:
 // whether Drop has anything to do. It takes no lock.
 func (r Records[T]) HasFile(name string) bool {

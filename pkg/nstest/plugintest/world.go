@@ -104,7 +104,7 @@ func Any[C any](p skel.Plugin[C]) skel.Plugin[any] {
 			cfg, _ := c.(C)
 			return p.Add(ctx, r, cfg)
 		},
-		Del: p.Del, Check: untyped(p.Check), GC: p.GC, Status: untyped(p.Status),
+		Del: p.Del, Check: untyped(p.Check), GC: p.GC, Status: untyped(p.Status), List: p.List,
 	}
 }
 

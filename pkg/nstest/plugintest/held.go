@@ -1,0 +1,105 @@
+package plugintest
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// Holdings are what the plugin's List says of a configuration or, for "", without one. List must change nothing, make
+// no file, and say where each is kept.
+func (w *World) Holdings(conf string) (all []cni.Holding) {
+	GinkgoHelper()
+	var text []byte
+	if conf != "" {
+		text = []byte(conf)
+	}
+	state := func() string { return w.Snapshot() + w.Files("/run", "/var/lib") }
+	before := state()
+	p := skel.ProgramOf(w.Plugin.Name, func() skel.Plugin[any] { return w.Plugin })
+	w.Do(func() { all = nstest.Must(p.List(context.Background(), text)) })
+	Expect(state()).To(Equal(before))
+	for _, h := range all {
+		Expect(h.Plugin).To(Equal(w.Plugin.Name))
+		Expect(h.Kept).NotTo(BeEmpty())
+		isFile, found := filepath.IsAbs(h.Kept), false
+		w.Do(func() { found = exists(h.Kept) })
+		Expect(found).To(Equal(isFile), h.Kept)
+		Expect(h.Since.IsZero()).NotTo(Equal(isFile), h.Kept)
+	}
+	return all
+}
+
+// clock is a time in a value: only that it is one is compared.
+var clock = regexp.MustCompile(`\b20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ`)
+
+// Held writes holdings as lines: network, container, interface, kind and value.
+func Held(all []cni.Holding) []string {
+	lines := []string{}
+	for _, h := range all {
+		value := clock.ReplaceAllString(h.Value, "TIME")
+		if h.Reference {
+			value += " (reference)"
+		}
+		lines = append(lines, fmt.Sprintf("%s %s %s %s: %s", h.Network, h.ContainerID, h.IfName, h.Kind, value))
+	}
+	return lines
+}
+
+// ExpectHeld expects that List names what attachments have, two of two networks: kinds and values that add returns
+// ("address: 10.1.0.2"), with the call of their DEL. Nothing is there before ADD or after DEL.
+func (w *World) ExpectHeld(add func(id, network string) (del Call, held []string)) {
+	GinkgoHelper()
+	Expect(w.Holdings("")).To(BeEmpty())
+	networks := []string{"net", "other"}
+	var dels []Call
+	var held [][]string
+	for i, network := range networks {
+		id := []string{"one", "two"}[i]
+		c, values := add(id, network)
+		c.Command = "DEL"
+		for n, value := range values {
+			values[n] = fmt.Sprintf("%s %s %s %s", network, id, cmp.Or(c.IfName, "eth0"), value)
+		}
+		Expect(values).NotTo(BeEmpty())
+		dels, held = append(dels, c), append(held, values)
+	}
+	all := w.Holdings("")
+	Expect(Held(all)).To(ConsistOf(slices.Concat(held...)))
+	for _, h := range all {
+		Expect(h.Netns).To(BeElementOf("", dels[0].Netns, dels[1].Netns))
+		Expect(h.Since).To(BeTemporally("<", time.Now().Add(time.Minute)))
+	}
+	for i, c := range dels {
+		Expect(Held(w.Holdings(c.Stdin()))).To(ConsistOf(held[i]))
+	}
+	for i, c := range dels {
+		w.Succeeds(c)
+		Expect(Held(w.Holdings(""))).To(ConsistOf(slices.Concat(held[i+1:]...)))
+	}
+}
+
+// AttachBehind attaches a container by bridge, then by the world's plugin, which is a chained one, both as programs.
+func (w *World) AttachBehind(id, network string, keys Object, addrs ...string) Attached {
+	GinkgoHelper()
+	cont := nstest.NewNetns()
+	cont.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
+	w.LendAddrs(id, addrs...)
+	conf := func(plugin string) Object { return Object{"cniVersion": "1.1.0", "name": network, "type": plugin} }
+	made := Call{Command: "ADD", ID: id, Netns: cont.Path, Conf: Merge(conf("bridge"),
+		Object{"bridge": "br-" + network, "ipam": Object{"type": "fake"}})}
+	result := Ran(w.Run(made.Program(w, nstest.Build("bridge")))).Added()
+	c := Call{Command: "ADD", ID: id, Netns: cont.Path, Conf: With(Merge(conf(w.Plugin.Name), keys), result)}
+	return Attached{cont, c, w.Exec(c).Added()}
+}
