@@ -1,6 +1,6 @@
 // Package attach is the life of a main plugin, which makes a container's
 // interface. ADD opens a Session and takes its steps in a straight line;
-// each step that makes something registers its undo. DEL, CHECK, GC and STATUS
+// each step that makes something registers its undo. DEL, CHECK, GC, STATUS and List
 // are functions here, to which a plugin adds what is its own.
 package attach
 

@@ -51,6 +51,7 @@ func ChildPlugin(p skel.Plugin[ChildConfig], kind string) skel.Plugin[ChildConfi
 		})
 	}
 	p.GC = gcChildren
+	p.List = func(context.Context, *skel.Request) ([]cni.Holding, error) { return listChildren(kind) }
 	p.Status = func(ctx context.Context, req *skel.Request, c ChildConfig) error {
 		if c.Ready == nil {
 			return Status(ctx, req, Masq{}, c.ready)

@@ -35,6 +35,8 @@ type Fixture struct {
 	Links []string
 	// Prepare sets up the host of a spec; nil: nothing.
 	Prepare func(*World)
+	// Held is what List says of an attachment, but its masquerade: kinds and values.
+	Held func(a Attached) []string
 	// Senseless are values that DEL and GC must not mind.
 	Senseless Object
 	// Otherwise are values that contradict Conf, which DEL must not mind either.
@@ -114,6 +116,7 @@ func (f Fixture) behaves() {
 		l.gcMore()
 	})
 	Describe("STATUS", func() { f.life().status() })
+	Describe("List", func() { f.life().list() })
 	for _, ref := range nstest.References() {
 		if !ref.Has(f.Plugin.Name) {
 			continue
@@ -200,6 +203,23 @@ func (l *life) dns() {
 		}
 		Expect(dns("three", Object{"search": []string{"x"}})).To(Equal(Object{"search": []any{"x"}}))
 		Expect(dns("four", Object{"search": []string{}})).To(BeNil())
+	})
+}
+
+func (l *life) list() {
+	It("names what DEL takes away, of all networks or of one, and changes nothing", func() {
+		n := 2
+		l.ExpectHeld(func(id, network string) (Call, []string) {
+			n++
+			a := l.attach(id, n, Object{"name": network})
+			held := l.f.Held(a)
+			for _, ip := range a.Result.IPs {
+				if !l.f.Child {
+					held = append(held, "masquerade: "+Addr(ip.Address))
+				}
+			}
+			return a.As("DEL"), held
+		})
 	})
 }
 

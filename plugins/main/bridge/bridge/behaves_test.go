@@ -29,6 +29,11 @@ var _ = Behaves(Fixture{
 	HostEnd:   1,
 	Links:     []string{"br"},
 	Prepare:   prepare,
+	Held: func(a Attached) []string {
+		end := hostEnd(a.Result)
+		return []string{"host end: " + end + " master br",
+			fmt.Sprintf("MAC check: %q . %s", end, a.Result.Interfaces[2].MAC)}
+	},
 	Senseless: Object{"mtu": "x", "vlan": 9999, "vlanTrunk": 5, "ipMasqBackend": "x", "dns": 5},
 	Otherwise: Object{"ipMasq": false, "macspoofchk": false, "isDefaultGateway": false},
 	Forms: map[string]Form{

@@ -93,6 +93,15 @@ func gc(ctx context.Context, req *skel.Request) error {
 	})
 }
 
+// list lists the ports, their masquerades and their MAC checks.
+func list(ctx context.Context, req *skel.Request) ([]cni.Holding, error) {
+	all, err := attach.ListPorts(ctx, req)
+	nf := nft.New()
+	defer nf.Close()
+	checks, checkErr := listSpoofChecks(nf)
+	return append(all, checks...), errors.Join(err, checkErr)
+}
+
 // status looks for what would make ADD fail: a bridge name that something else
 // has, a missing backend, IPAM's answer.
 func status(ctx context.Context, req *skel.Request, cfg config) error {

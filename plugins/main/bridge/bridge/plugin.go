@@ -20,5 +20,6 @@ func Plugin() skel.Plugin[config] {
 		Check:  check,
 		GC:     gc,
 		Status: status,
+		List:   list,
 	}
 }

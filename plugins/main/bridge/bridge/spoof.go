@@ -117,6 +117,18 @@ func collectSpoofChecks(ctx context.Context, nf *nft.Conn, valid cni.Set) error 
 	return spoofError(nft.IfSupported(err))
 }
 
+// listSpoofChecks lists the port and the MAC address of each check.
+func listSpoofChecks(nf *nft.Conn) ([]cni.Holding, error) {
+	pairs := spoofElements()
+	pairs.Sets = []string{spoofPairs}
+	all, err := pairs.Held(nf, cni.HeldMAC, func(it nft.Item) string {
+		size := len(nft.IfNameKey(""))
+		port, _, _ := bytes.Cut(it.Key[:size], []byte{0})
+		return fmt.Sprintf("%q . %s", port, net.HardwareAddr(it.Key[size:size+6]))
+	})
+	return all, spoofError(err)
+}
+
 func spoofError(err error) error {
 	if err == nil {
 		return nil

@@ -63,6 +63,15 @@ var _ = Describe("a dummy", Label("kernel"), func() {
 		Expect(w.Fails(a.As("CHECK"), cni.CodeDrift)).To(ContainSubstring("is down"))
 	})
 
+	It("is listed until DEL, and the list changes nothing", func() {
+		n := 2
+		w.ExpectHeld(func(id, network string) (Call, []string) {
+			n++
+			a := w.Attach(id, conf(Object{"name": network}), Addrs(n)...)
+			return a.As("DEL"), []string{"interface: eth0 type dummy"}
+		})
+	})
+
 	It("is beside another in one container, has a name of the host, and a second ADD harms nothing", func() {
 		IP(w.Host, "link add eth0 type dummy")
 		a := w.Attach("one", conf(), Addrs(2)...)

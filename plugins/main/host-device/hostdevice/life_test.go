@@ -773,3 +773,13 @@ func FuzzRecord(f *testing.F) {
 		record+`"device":{"key":"pciBusID","value":"0000:00:01.0"},"pci":"0000:00:01.0","failed":true,`+
 			`"link":{"Index":LINK,"Name":"lo","PermMAC":"AgAAAAAB","Parent":"../x","MTU":-1}}`)
 }
+
+var _ = It("is listed until DEL, and the list changes nothing", func() {
+	w := newWorld()
+	addDevice(w, "d1", "02:00:00:00:00:d1")
+	devices := map[string]string{"net": "d0", "other": "d1"}
+	w.ExpectHeld(func(id, network string) (Call, []string) {
+		a := w.Attach(id, conf(Object{"name": network, "device": devices[network]}), Addrs(2)...)
+		return a.As("DEL"), []string{"device: " + devices[network]}
+	})
+})

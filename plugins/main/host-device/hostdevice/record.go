@@ -2,6 +2,7 @@ package hostdevice
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,8 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -40,6 +43,14 @@ func records() statefile.Records[record] { return statefile.Records[record]{Path
 func (r record) Plausible() bool { return r.Link.Index == 0 || cni.ValidIfName(r.Link.Name) }
 
 func (r record) String() string { return fmt.Sprintf("device %q", cmp.Or(r.Link.Name, r.PCI)) }
+
+// list lists the devices, by their names or PCI addresses on the host.
+func list(context.Context, *skel.Request) ([]cni.Holding, error) {
+	return frame.Held(records(), func(r record) []cni.Holding {
+		return []cni.Holding{{Attachment: r.Attachment, Kind: cni.HeldDevice, Value: cmp.Or(r.Link.Name, r.PCI),
+			Netns: r.Netns}}
+	})
+}
 
 // isMeant tells whether the device is the one that a configuration selects.
 func (r record) isMeant(d selector) bool {

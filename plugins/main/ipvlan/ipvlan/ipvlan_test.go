@@ -70,6 +70,15 @@ var _ = Describe("an ipvlan", Label("kernel"), func() {
 		}
 	})
 
+	It("is listed until DEL, and the list changes nothing", func() {
+		n := 2
+		w.ExpectHeld(func(id, network string) (Call, []string) {
+			n++
+			a := w.Attach(id, conf(Object{"name": network}), Addrs(n)...)
+			return a.As("DEL"), []string{"interface: eth0@up0 type ipvlan"}
+		})
+	})
+
 	It("stays when a second ADD is refused, before IPAM is asked", func() {
 		a := w.Attach("one", conf(), Addrs(2)...)
 		w.Calls()

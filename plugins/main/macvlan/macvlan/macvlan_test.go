@@ -50,6 +50,7 @@ var _ = Behaves(Fixture{
 	Child:     true,
 	Links:     []string{"up0"},
 	Prepare:   func(w *World) { lan(w) },
+	Held:      func(Attached) []string { return []string{"interface: eth0@up0 type macvlan"} },
 	Senseless: Object{"mtu": "x", "mode": 9, "master": 5, "dns": 5, "bcqueuelen": -1, "linkInContainer": "no"},
 	Otherwise: Object{"mode": "private", "mtu": 9000, "master": "nowhere"},
 	Drifts: map[string]Drift{

@@ -5,7 +5,10 @@
 // containers reach each other through the host. README.md is the manual.
 package ptp
 
-import "github.com/hawser-cni/plugins/pkg/skel"
+import (
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
 
 // Plugin returns the plugin: its name, configuration and handlers.
 func Plugin() skel.Plugin[config] {
@@ -18,5 +21,6 @@ func Plugin() skel.Plugin[config] {
 		Check:  check,
 		GC:     gc,
 		Status: status,
+		List:   attach.ListPairs,
 	}
 }

@@ -82,6 +82,7 @@ var _ = Behaves(Fixture{
 	Conf:      everything(),
 	Reference: conf(Object{"cniVersion": "1.0.0", "ipMasq": true}),
 	HostEnd:   0,
+	Held:      func(a Attached) []string { return []string{"host end: " + a.Result.Interfaces[0].Name} },
 	Senseless: Object{"mtu": "x", "ipMasq": 9, "ipMasqBackend": "x", "dns": 5},
 	Otherwise: Object{"ipMasq": false, "ipMasqBackend": "iptables", "mtu": 1300},
 	Failures: map[string]Failure{

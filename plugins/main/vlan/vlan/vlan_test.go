@@ -1,6 +1,7 @@
 package vlan
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -66,6 +67,15 @@ var _ = Describe("a VLAN", Label("kernel"), func() {
 		Expect(a.Result.Interfaces[0].MTU).To(Equal(1400))
 		Expect(a.Result.DNS).To(Equal(Object{"domain": "d"}))
 		w.Ends(a)
+	})
+
+	It("is listed until DEL, and the list changes nothing", func() {
+		n := 2
+		w.ExpectHeld(func(id, network string) (Call, []string) {
+			n++
+			a := w.Attach(id, conf(Object{"name": network, "vlanId": n}), Addrs(n)...)
+			return a.As("DEL"), []string{fmt.Sprintf("interface: eth0@up0 type vlan id %d", n)}
+		})
 	})
 
 	It("is one container's: a second is told who has it, and gets it after DEL or GC", Label("vlan-owner"), func() {

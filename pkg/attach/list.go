@@ -1,0 +1,94 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/masq"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// ListPorts is the List of a plugin whose host ends are ports of a bridge. It also has the masquerades whose host end
+// is gone, and the reference's, which do not say which plugin made them.
+func ListPorts(ctx context.Context, _ *skel.Request) ([]cni.Holding, error) {
+	return listPairs(ctx, true)
+}
+
+// ListPairs is the List of a plugin whose host ends are ports of no bridge.
+func ListPairs(ctx context.Context, _ *skel.Request) ([]cni.Holding, error) {
+	return listPairs(ctx, false)
+}
+
+// listPairs lists the host ends, and the masquerades of their attachments.
+func listPairs(ctx context.Context, onBridge bool) ([]cni.Holding, error) {
+	host, nf := rtnl.Host(), nft.New()
+	defer func() { _ = errors.Join(host.Close(), nf.Close()) }()
+	links, err := host.Links()
+	bridges := map[int]string{}
+	for _, l := range links {
+		if l.Kind == "bridge" {
+			bridges[l.Index] = l.Name
+		}
+	}
+	var all []cni.Holding
+	mine := map[cni.Attachment]bool{} // not, for those of the other plugin
+	for _, l := range links {
+		a, ok := cni.ParseMark(l.Alias)
+		if !ok || !l.IsPairEnd() {
+			continue
+		}
+		bridge, isPort := bridges[l.Master]
+		if mine[a] = isPort == onBridge; !mine[a] {
+			continue
+		}
+		h := cni.Holding{Attachment: a, Kind: cni.HeldHostEnd, Value: l.Name, Kept: "alias of " + l.Name}
+		if isPort {
+			h.Value += " master " + bridge
+		}
+		all = append(all, h)
+	}
+	masquerades, masqErr := masq.List(ctx, nf)
+	for _, h := range masquerades {
+		if is, hasEnd := mine[h.Attachment]; is || !hasEnd && onBridge {
+			all = append(all, h)
+		}
+	}
+	return all, errors.Join(err, masqErr)
+}
+
+// listChildren lists the children of a kind by their records.
+func listChildren(kind string) ([]cni.Holding, error) {
+	host := rtnl.Host()
+	defer host.Close()
+	var masters map[int]string // read when the first child has one on the host
+	var linkErr error
+	all, err := frame.Held(childRecords(), func(r childRecord) []cni.Holding {
+		if r.Kind != kind {
+			return nil
+		}
+		isOnHost := r.Master != 0 && !r.InContainer
+		if isOnHost && masters == nil {
+			masters = map[int]string{}
+			links, err := host.Links()
+			for _, l := range links {
+				masters[l.Index] = l.Name
+			}
+			linkErr = err
+		}
+		h := cni.Holding{Attachment: r.Attachment, Kind: cni.HeldLink, Value: r.IfName, Netns: r.Netns}
+		if master := masters[r.Master]; isOnHost && master != "" {
+			h.Value += "@" + master
+		}
+		h.Value += " type " + kind
+		if r.VLAN != 0 {
+			h.Value += fmt.Sprintf(" id %d", r.VLAN)
+		}
+		return []cni.Holding{h}
+	})
+	return all, errors.Join(err, linkErr)
+}
