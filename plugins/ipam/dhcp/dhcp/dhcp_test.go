@@ -649,3 +649,19 @@ var _ = Describe("a configuration", func() {
 		Expect(clientID(cni.Attachment{ContainerID: strings.Repeat("x", 300)})).To(HaveLen(255))
 	})
 })
+
+var _ = It("is listed until DEL, without the daemon too, and the list changes nothing", func() {
+	l := newLAN()
+	_, d := l.begin()
+	i := -1
+	l.ExpectHeld(func(id, network string) (Call, []string) {
+		i++
+		c := l.call("ADD", l.container())
+		c.ID, c.Conf = id, strings.Replace(c.Conf.(string), `"net"`, `"`+network+`"`, 1)
+		l.Add(c)
+		if i == 1 {
+			Expect(d.end(syscall.SIGTERM)).To(BeZero())
+		}
+		return c, []string{fmt.Sprintf("address: 10.9.0.%d/24 server 10.9.0.1 expires TIME", 50+i)}
+	})
+})

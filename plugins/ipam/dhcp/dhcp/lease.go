@@ -2,10 +2,12 @@ package dhcp
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -13,7 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -179,9 +183,30 @@ type record struct {
 // Plausible leaves out what no daemon has written.
 func (r record) Plausible() bool { return r.Index > 0 && r.Netns != "" }
 
+const leaseRoot = "/run/hawser/dhcp/"
+
+// list lists the leases of all sockets' daemons.
+func list(context.Context, *skel.Request) (all []cni.Holding, err error) {
+	dirs, _ := filepath.Glob(leaseRoot + "*") // a good pattern
+	boot := time.Now().Add(-sinceBoot())
+	var errs []error
+	for _, dir := range dirs {
+		held, err := frame.Held(statefile.Records[record]{Path: dir}, func(r record) []cni.Holding {
+			value := "lost"
+			if l := leaseOf(r.ACK, r.Since); l != nil {
+				value = fmt.Sprintf("%s server %s expires %s", l.prefix(), net.IP(l.ack.ServerIdentifier()),
+					boot.Add(l.expiry).UTC().Format(time.RFC3339))
+			}
+			return []cni.Holding{{Attachment: r.Attachment, Kind: cni.HeldAddress, Value: value, Netns: r.Netns}}
+		})
+		all, errs = append(all, held...), append(errs, err)
+	}
+	return all, errors.Join(errs...)
+}
+
 // recordsOf are the leases that a socket's daemon holds.
 func recordsOf(hostPrefix, socket string) statefile.Records[record] {
-	path := hostPrefix + "/run/hawser/dhcp/" + cni.Digest(socket, 16)
+	path := hostPrefix + leaseRoot + cni.Digest(socket, 16)
 	return statefile.Records[record]{Path: path, Wait: 10 * time.Second}
 }
 

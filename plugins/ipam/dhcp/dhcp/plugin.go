@@ -32,5 +32,6 @@ func Plugin() skel.Plugin[*config] {
 		Check:    check,
 		GC:       gc,
 		Status:   status,
+		List:     list,
 	}
 }

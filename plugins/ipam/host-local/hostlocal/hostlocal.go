@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"iter"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -101,6 +103,35 @@ func gc(ctx context.Context, req *skel.Request) error {
 
 // status says whether ADD could take addresses, without a lock. A full set is a warning unless the configuration asks
 // for more: an error makes the whole node not ready, also for the containers that have their addresses.
+// list lists the leases of the network or, without one, of all networks in the directory. The reference's files are
+// like ours.
+func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
+	dataDir, err := parseDataDir(req)
+	networks := []string{req.Network}
+	if req.Network == "" && err == nil {
+		var entries []fs.DirEntry
+		if entries, err = os.ReadDir(dataDir); errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+		networks = nil
+		for _, e := range entries {
+			if e.IsDir() {
+				networks = append(networks, e.Name())
+			}
+		}
+	}
+	errs := []error{err}
+	for _, network := range networks {
+		s, err := openUnlocked(dataDir, network, 0)
+		if errs = append(errs, err); s == nil {
+			continue
+		}
+		leases, err := s.list()
+		all, errs = append(all, leases...), append(errs, err, s.close())
+	}
+	return all, errors.Join(errs...)
+}
+
 func status(_ context.Context, req *skel.Request, cfg *config) error {
 	if err := statefile.Writable(filepath.Join(cfg.dataDir, req.Network)); err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: no lease can be written: %w", err)

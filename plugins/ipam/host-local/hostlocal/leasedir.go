@@ -9,11 +9,13 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -221,9 +223,9 @@ func (s *leaseDir) walk(isStale func(owner string) bool) error {
 	x := &index{memory: make([]byte, 0, len(names)*entrySize), at: map[netip.Addr]int{}}
 	var errs []error
 	for _, name := range names {
-		addr, err := netip.ParseAddr(name)
-		if err != nil || addr.Zone() != "" || addr.Is4In6() || addr.String() != name {
-			continue // only the spelling that plugins write counts
+		addr, ok := leased(name)
+		if !ok {
+			continue
 		}
 		owner, err := s.owner(addr)
 		if err != nil {
@@ -244,6 +246,39 @@ func (s *leaseDir) walk(isStale func(owner string) bool) error {
 	s.dropIndex()
 	s.index = x
 	return errors.Join(errs...)
+}
+
+// leased is the address of a lease file. Only the spelling that plugins write counts.
+func leased(name string) (addr netip.Addr, ok bool) {
+	addr, err := netip.ParseAddr(name)
+	return addr, err == nil && addr.Zone() == "" && !addr.Is4In6() && addr.String() == name
+}
+
+// list lists the leases of containers, without the lock. What an administrator wrote is none of them.
+func (s *leaseDir) list() (all []cni.Holding, err error) {
+	names, err := s.dir.Names()
+	errs := []error{err}
+	for _, name := range slices.Sorted(slices.Values(names)) {
+		addr, ok := leased(name)
+		if !ok {
+			continue
+		}
+		text, err := s.owner(addr)
+		id, ifName, ok := parseOwner(text)
+		if !ok {
+			id = text
+		}
+		if errs = append(errs, err); !cni.ValidName(id) {
+			continue
+		}
+		h := cni.Holding{Attachment: cni.Attachment{Network: s.network, ContainerID: id, IfName: ifName},
+			Kind: cni.HeldAddress, Value: name, Kept: filepath.Join(s.dir.Path(), name)}
+		if info, err := os.Lstat(h.Kept); err == nil {
+			h.Since = info.ModTime()
+		}
+		all = append(all, h)
+	}
+	return all, errors.Join(errs...)
 }
 
 // last is the address that the set gave away last; none where it cannot be read: where to begin is no reason to fail.
