@@ -77,6 +77,24 @@ func gc(ctx context.Context, req *skel.Request) error {
 	})
 }
 
+// list lists the host ports of the records, and those of the reference's containers.
+func list(ctx context.Context, _ *skel.Request) ([]cni.Holding, error) {
+	ours := map[string]bool{} // chains of iptables
+	all, err := frame.Held(records(), func(r record) (held []cni.Holding) {
+		ours[r.chain()] = true
+		for _, p := range r.hostPorts() {
+			h := p.holding(r.Attachment)
+			h.Netns = r.Location.Netns
+			held = append(held, h)
+		}
+		return held
+	})
+	nf := nft.New()
+	defer nf.Close()
+	others, otherErr := listReference(ctx, nf, ours)
+	return append(all, others...), errors.Join(err, otherErr)
+}
+
 // status looks for what would make ADD fail.
 func status(_ context.Context, req *skel.Request, cfg config) error {
 	return frame.Unavailable("host ports: ", errors.Join(statefile.Writable(recordDir), open(req).probe(cfg)))

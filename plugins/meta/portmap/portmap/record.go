@@ -94,6 +94,10 @@ func (p hostPort) String() string {
 	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(p.Addr, p.Port), p.Proto)
 }
 
+func (p hostPort) holding(a cni.Attachment) cni.Holding {
+	return cni.Holding{Attachment: a, Kind: cni.HeldPort, Value: fmt.Sprintf("%s to %s", p, p.To)}
+}
+
 // allOf stands for all addresses of a family.
 func allOf(f nft.Family) netip.Addr {
 	if f == nft.IPv4 {

@@ -238,3 +238,56 @@ func (c call) collectReference(ctx context.Context, s *store) error {
 	}
 	return errors.Join(errs...)
 }
+
+// listReference lists the host ports in chains of iptables other than ours, and in the reference's tables of nftables,
+// whose rules name no network.
+func listReference(ctx context.Context, nf *nft.Conn, ours map[string]bool) (all []cni.Holding, err error) {
+	add := func(p hostPort, a cni.Attachment, kept string) {
+		h := p.holding(a)
+		h.Kept, h.Reference = kept, true
+		all = append(all, h)
+	}
+	var errs []error
+	for _, f := range nft.Families() {
+		rules, err := natChain(f, hostportDNAT).Rules(ctx, nf, func(chain string) bool {
+			return ipt.IsContainerChain(dnPrefix, chain) && !ours[chain]
+		})
+		owners := map[string]cni.Attachment{}
+		for _, r := range rules {
+			if network, id, ok := ipt.ParseOwner(r.Option("--comment")); ok {
+				owners[r.Option("-j")] = cni.Attachment{Network: network, ContainerID: id}
+			}
+		}
+		for _, r := range rules {
+			owner, known := owners[r.Chain]
+			if p, ok := hostPortOf(r); ok && known {
+				add(p, owner, "iptables chain "+natTable+" "+r.Chain)
+			}
+		}
+		live, liveErr := nf.Rules(referenceTable(f), "")
+		for _, r := range live {
+			if p, ok := translatedBy(f, r); ok && r.Chain != "masquerading" && isReference(r) {
+				add(p, cni.Attachment{ContainerID: r.Comment}, "nft chain "+referenceTable(f).String()+" "+r.Chain)
+			}
+		}
+		errs = append(errs, err, nft.IfSupported(liveErr))
+	}
+	return all, errors.Join(errs...)
+}
+
+// translatedBy reads the host port of a rule of the reference's in nftables.
+func translatedBy(f nft.Family, rule nft.LiveRule) (p hostPort, ok bool) {
+	size := len(nft.AddrKey(allOf(f)))
+	protos, ports, addrs := rule.Compared(1), rule.Compared(2), rule.Compared(size)
+	to, toPorts := rule.Loaded(size), rule.Loaded(2)
+	if len(protos) == 0 || len(ports) == 0 || len(to) == 0 || len(toPorts) == 0 {
+		return p, false
+	}
+	addr, _ := netip.AddrFromSlice(to[0])
+	p = hostPort{Proto: proto(protos[len(protos)-1][0]), Addr: allOf(f), Port: binary.BigEndian.Uint16(ports[0]),
+		To: netip.AddrPortFrom(addr, binary.BigEndian.Uint16(toPorts[0]))}
+	if len(addrs) > 0 {
+		p.Addr, _ = netip.AddrFromSlice(addrs[0])
+	}
+	return p, true
+}
