@@ -178,6 +178,35 @@ func (c call) verifyEgress(end rtnl.Link, want *filter) error {
 	return c.verify("egress", ifb, want)
 }
 
+// list lists the limits of marked host ends, and the IFBs. A host end without a mark does not say whose it is.
+func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
+	c := open(req)
+	links, err := c.Host.Links()
+	filters, filterErr := c.Host.TBFs()
+	for _, l := range links {
+		a, ok := cni.ParseMark(l.Alias)
+		t, limited := filters[l.Index]
+		direction := "ingress"
+		if l.Kind == "ifb" {
+			direction = "egress"
+		}
+		if ok && (l.Kind == "ifb" || l.IsPairEnd() && limited) {
+			all = append(all, cni.Holding{Attachment: a, Kind: cni.HeldLimit, Kept: "alias of " + l.Name,
+				Value: fmt.Sprintf("%s rate %s dev %s", direction, rateText(t.Rate), l.Name)})
+		}
+	}
+	return all, errors.Join(err, filterErr)
+}
+
+// rateText writes bytes a second as tc(8) does.
+func rateText(rate uint64) string {
+	units := []string{"", "K", "M", "G", "T"}
+	for rate *= 8; len(units) > 1 && rate >= 1000 && (rate%1000 == 0 || rate >= 1000*1000); units = units[1:] {
+		rate /= 1000
+	}
+	return fmt.Sprintf("%d%sbit", rate, units[0])
+}
+
 // status says whether the kernel can limit anything.
 func status(context.Context, *skel.Request, config) error {
 	return frame.Status("", func(host *rtnl.Conn) error {

@@ -21,5 +21,6 @@ func Plugin() skel.Plugin[config] {
 		Check:   check,
 		GC:      gc,
 		Status:  status,
+		List:    list,
 	}
 }

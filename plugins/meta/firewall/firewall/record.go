@@ -1,15 +1,19 @@
 package firewall
 
 import (
+	"context"
 	"encoding/json"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -62,6 +66,22 @@ func (r record) Plausible() bool {
 	return cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) &&
 		slices.Contains([]backend{nftables, iptables, firewalld}, r.Backend) && !slices.ContainsFunc(r.Addrs, bad) &&
 		r.Bit >= 0 && r.Bit < 32 && ipt.IsChainName(r.AdminChain) && slices.Contains(policies(), r.Policy)
+}
+
+// list lists the addresses of each record, with the backend and the policy.
+func list(context.Context, *skel.Request) ([]cni.Holding, error) {
+	return frame.Held(records(), func(r record) []cni.Holding {
+		var words []string
+		for _, a := range r.Addrs {
+			words = append(words, a.String())
+		}
+		words = append(words, string(r.Backend), "policy", string(r.Policy))
+		if r.Bridge != "" {
+			words = append(words, "dev", r.Bridge)
+		}
+		return []cni.Holding{{Attachment: r.Attachment, Kind: cni.HeldAccept, Value: strings.Join(words, " "),
+			Netns: r.Path}}
+	})
 }
 
 // ownAddrs are the addresses that no other attachment on the same backend has.

@@ -134,6 +134,16 @@ type record struct {
 	Plan  plan        `json:"plan"`
 }
 
+// list lists the rules of each record, which lead to its tables.
+func list(context.Context, *skel.Request) ([]cni.Holding, error) {
+	return frame.Held(records(), func(r record) (held []cni.Holding) {
+		for _, rule := range r.Plan.Rules {
+			held = append(held, cni.Holding{Attachment: r.Attachment, Kind: cni.HeldRouting, Value: rule.String()})
+		}
+		return held
+	})
+}
+
 // Plausible says whether an ADD can have written the record: DEL deletes what it names.
 func (r record) Plausible() bool {
 	tables := map[uint32]bool{}

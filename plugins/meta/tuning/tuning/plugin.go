@@ -24,5 +24,6 @@ func plugin(allowed allowList) skel.Plugin[config] {
 		Check:   check,
 		GC:      gc,
 		Status:  allowed.status,
+		List:    list,
 	}
 }

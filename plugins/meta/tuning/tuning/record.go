@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
@@ -135,9 +136,13 @@ type store struct {
 	backups *statefile.Dir
 }
 
+func recordsIn(dataDir string) statefile.Records[record] {
+	return statefile.Records[record]{Path: filepath.Join(dataDir, ".hawser")}
+}
+
 // openStore opens and locks dataDir. ADD makes it; for other calls the error says where there is none.
 func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD bool) (*store, error) {
-	records := statefile.Records[record]{Path: filepath.Join(dataDir, ".hawser")}
+	records := recordsIn(dataDir)
 	perm, open := fs.FileMode(0), records.OpenExisting
 	if isADD {
 		perm, open = 0o700, records.Open
@@ -155,20 +160,42 @@ func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD boo
 	return s, nil
 }
 
-// openExisting opens the store for DEL and GC; nil, where there is none. It reads dataDir alone, so that no other key,
-// however broken, stands in their way.
-func openExisting(ctx context.Context, req *skel.Request) (*store, error) {
+// dataDirOf reads dataDir alone, so that no other key, however broken, stands in the way of DEL, GC and List.
+func dataDirOf(req *skel.Request) (string, error) {
 	var w struct {
 		DataDir string `json:"dataDir"`
 	}
-	if err := req.Decode(&w); err != nil {
+	err := req.Decode(&w)
+	return cmp.Or(w.DataDir, defaultDataDir), err
+}
+
+// openExisting opens the store for DEL and GC; nil, where there is none.
+func openExisting(ctx context.Context, req *skel.Request) (*store, error) {
+	dir, err := dataDirOf(req)
+	if err != nil {
 		return nil, err
 	}
-	s, err := openStore(ctx, req, cmp.Or(w.DataDir, defaultDataDir), false)
+	s, err := openStore(ctx, req, dir, false)
 	if statefile.IsAbsent(err) {
 		return nil, nil
 	}
 	return s, err
+}
+
+// list lists what was changed, and what was there before. It looks into the configured dataDir or the usual one.
+func list(_ context.Context, req *skel.Request) ([]cni.Holding, error) {
+	dir, err := dataDirOf(req)
+	if err != nil {
+		return nil, err
+	}
+	return frame.Held(recordsIn(dir), func(r record) (held []cni.Holding) {
+		for _, c := range r.Changes {
+			for _, v := range c.Values {
+				held = append(held, cni.Holding{Attachment: c.Attachment, Kind: cni.HeldSetting, Value: v.String()})
+			}
+		}
+		return held
+	})
 }
 
 // put writes the record of an attachment's container, and the backup file of its interface; without changes they go.

@@ -169,7 +169,7 @@ func (c container) readValues() (before []value, err error) {
 		text, err := s.Key.Read()
 		switch {
 		case err == nil:
-			v := value{Key: s.Key.String(), Value: text}
+			v := value{Key: s.Key.String(), Value: text, Set: s.Value}
 			if s.Key.Has(c.IfName) {
 				v.Link = c.ContEnd.Index
 			}
@@ -188,7 +188,7 @@ func (c container) readValues() (before []value, err error) {
 			reason := fmt.Sprintf("an address of %q has %d bytes", c.IfName, len(c.ContEnd.MAC))
 			return nil, bad("mac", want.Value, reason)
 		}
-		before = append(before, value{want.Key, have, c.ContEnd.Index})
+		before = append(before, value{want.Key, have, c.ContEnd.Index, want.Value})
 	}
 	return before, nil
 }
@@ -217,10 +217,12 @@ func (c container) record(s *store, before []value) error {
 			v.Link = c.ContEnd.Index
 		}
 		if i := find(known, v); i >= 0 {
-			v = known[i]
+			v.Value = known[i].Value
 		}
-		if find(own.Values, v) < 0 {
+		if i := find(own.Values, v); i < 0 {
 			own.Values = append(own.Values, v)
+		} else {
+			own.Values[i].Set = v.Set
 		}
 	}
 	own.Netns = c.NetnsID

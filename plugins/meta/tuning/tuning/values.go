@@ -2,6 +2,7 @@ package tuning
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -106,6 +107,16 @@ type value struct {
 	Key   string `json:"key"`
 	Value string `json:"value"`
 	Link  int    `json:"link,omitempty"` // index of the interface that it belongs to; 0 = the namespace, or not said
+	Set   string `json:"set,omitempty"`  // what an ADD made of it; empty = an earlier release did, or the reference
+}
+
+// String is the value as sysctl(8) or ip(8) writes it, with that from before.
+func (v value) String() string {
+	between := " = "
+	if v.isAttribute() {
+		between = " "
+	}
+	return v.Key + between + cmp.Or(v.Set, "?") + " (was " + v.Value + ")"
 }
 
 func (v value) isAttribute() bool { return slices.Contains(attributes, v.Key) }

@@ -3,6 +3,7 @@ package vrf
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -11,6 +12,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -31,6 +33,20 @@ type record struct {
 	Made   bool             `json:"made"`   // by this ADD, which may have died before it gave the alias
 	Link   int              `json:"link"`   // index of the interface
 	Routes []rtnl.RouteCopy `json:"routes"` // in the order in which they can be made
+}
+
+// list lists the VRF of each record, with its table where that can be seen.
+func list(context.Context, *skel.Request) ([]cni.Holding, error) {
+	return frame.Held(records(), func(r record) []cni.Holding {
+		h := cni.Holding{Attachment: r.Attachment, Kind: cni.HeldRouting, Value: "vrf " + r.VRF, Netns: r.Path}
+		if conn, err := frame.Enter(r.Path, r.Netns); err == nil {
+			if vrf, err := conn.Link(r.VRF); err == nil {
+				h.Value += fmt.Sprintf(" table %d", vrf.Table)
+			}
+			_ = conn.Close()
+		}
+		return []cni.Holding{h}
+	})
 }
 
 // Plausible says whether an ADD can have written the record: DEL makes routes of it.

@@ -1,0 +1,21 @@
+package vrf
+
+import (
+	"fmt"
+
+	. "github.com/onsi/ginkgo/v2"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+var _ = It("is listed until DEL, and the list changes nothing", Label("kernel"), func() {
+	nstest.Need("vrf")
+	w := NewWorld(Plugin())
+	n := 1
+	w.ExpectHeld(func(id, network string) (Call, []string) {
+		n++
+		a := w.AttachBehind(id, network, Object{"vrfname": "red", "table": 10 + n}, Addrs(n)...)
+		return a.As("DEL"), []string{fmt.Sprintf("routing: vrf red table %d", 10+n)}
+	})
+})
