@@ -28,7 +28,7 @@ func ListPairs(ctx context.Context, _ *skel.Request) ([]cni.Holding, error) {
 func listPairs(ctx context.Context, onBridge bool) ([]cni.Holding, error) {
 	host, nf := rtnl.Host(), nft.New()
 	defer func() { _ = errors.Join(host.Close(), nf.Close()) }()
-	links, err := host.Links()
+	links, err := host.Briefly()
 	bridges := map[int]string{}
 	for _, l := range links {
 		if l.Kind == "bridge" {
@@ -52,6 +52,9 @@ func listPairs(ctx context.Context, onBridge bool) ([]cni.Holding, error) {
 		}
 		all = append(all, h)
 	}
+	if !onBridge && len(all) == 0 {
+		return nil, err
+	}
 	masquerades, masqErr := masq.List(ctx, nf)
 	for _, h := range masquerades {
 		if is, hasEnd := mine[h.Attachment]; is || !hasEnd && onBridge {
@@ -74,7 +77,7 @@ func listChildren(kind string) ([]cni.Holding, error) {
 		isOnHost := r.Master != 0 && !r.InContainer
 		if isOnHost && masters == nil {
 			masters = map[int]string{}
-			links, err := host.Links()
+			links, err := host.Briefly()
 			for _, l := range links {
 				masters[l.Index] = l.Name
 			}

@@ -160,6 +160,30 @@ func (c *Conn) links(what string, filter ...*nl.RtAttr) ([]Link, error) {
 	return links, nil
 }
 
+// Briefly lists all links, with Index, Name, Kind, Master and Alias alone: of many links the rest costs more.
+func (c *Conn) Briefly() ([]Link, error) {
+	answers, err := c.send(unix.RTM_GETLINK, unix.NLM_F_DUMP, header(unix.AF_UNSPEC, 0), noStatistics())
+	links := make([]Link, len(answers))
+	for i, answer := range answers {
+		msg := nl.DeserializeIfInfomsg(answer)
+		attrs, _ := nl.ParseRouteAttr(answer[msg.Len():]) // the kernel's are whole
+		links[i].Index = int(msg.Index)
+		for _, a := range attrs {
+			switch a.Attr.Type {
+			case unix.IFLA_IFNAME:
+				links[i].Name = nl.BytesToString(a.Value)
+			case unix.IFLA_IFALIAS:
+				links[i].Alias = nl.BytesToString(a.Value)
+			case unix.IFLA_MASTER:
+				links[i].Master = int(number(a.Value))
+			case unix.IFLA_LINKINFO:
+				links[i].Kind = nl.BytesToString(attributes(a.Value)[unix.IFLA_INFO_KIND])
+			}
+		}
+	}
+	return complete(links, wrap("list of links", err))
+}
+
 func noStatistics() *nl.RtAttr {
 	const skipStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS
 	return nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(skipStats))

@@ -181,7 +181,7 @@ func (c call) verifyEgress(end rtnl.Link, want *filter) error {
 // list lists the limits of marked host ends, and the IFBs. A host end without a mark does not say whose it is.
 func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	c := open(req)
-	links, err := c.Host.Links()
+	links, err := c.Host.Briefly()
 	filters, filterErr := c.Host.TBFs()
 	for _, l := range links {
 		a, ok := cni.ParseMark(l.Alias)
