@@ -17,7 +17,7 @@ const confMax = 64 << 20 // bytes of a configuration
 
 // checkEnvironment names every variable that command needs and that is missing or
 // invalid (code 4).
-func (c *call[C]) checkEnvironment(command string) error {
+func (c *call) checkEnvironment(command string) error {
 	var missing, wrong []string
 	need := func(name string, valid func(string) bool) {
 		if v := c.vars[name]; v == "" {
@@ -52,7 +52,7 @@ func (c *call[C]) checkEnvironment(command string) error {
 	return cni.Errorf(cni.CodeEnvironment, "environment variables %s", strings.Join(parts, "; "))
 }
 
-func (c *call[C]) decode(command string) (*Request, error) {
+func (c *call) decode(command string) (*Request, error) {
 	data, err := c.readConf()
 	if err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func (c *call[C]) decode(command string) (*Request, error) {
 // lenient reports whether a command works with a configuration that ADD refuses.
 func lenient(command string) bool { return command == "DEL" || command == "GC" }
 
-func (c *call[C]) readConf() ([]byte, error) {
+func (c *call) readConf() ([]byte, error) {
 	var buf bytes.Buffer
 	buf.Grow(8 << 10) // most are shorter, and read at once
 	_, err := buf.ReadFrom(io.LimitReader(c.env.Stdin, confMax+1))
@@ -95,7 +95,7 @@ func (c *call[C]) readConf() ([]byte, error) {
 }
 
 // checkVersion refuses a version that we do not speak, or that lacks the command (code 1).
-func (c *call[C]) checkVersion(version, command string) error {
+func (c *call) checkVersion(version, command string) error {
 	if !cni.Supports(version) {
 		supported := "supported: " + strings.Join(cni.Versions(), ", ")
 		err := cni.Refuse("cniVersion", version, "is not supported: incompatible CNI versions").
@@ -115,7 +115,7 @@ func (c *call[C]) checkVersion(version, command string) error {
 }
 
 // request makes a request, and returns all that is wrong with the configuration. DEL and GC do without bad values.
-func (c *call[C]) request(data []byte, conf *cni.Config, command string) (*Request, error) {
+func (c *call) request(data []byte, conf *cni.Config, command string) (*Request, error) {
 	req := &Request{
 		Attachment: cni.Attachment{Network: conf.Name},
 		Args:       c.vars["CNI_ARGS"],
@@ -170,7 +170,7 @@ func (c *call[C]) request(data []byte, conf *cni.Config, command string) (*Reque
 }
 
 // openNetns opens the container's namespace and refuses our own.
-func (c *call[C]) openNetns(command string) error {
+func (c *call) openNetns(command string) error {
 	path := c.req.Netns
 	if c.plugin.IPAM || path == "" { // GC and STATUS have none, DEL may lack it
 		return nil
@@ -198,7 +198,7 @@ func (c *call[C]) openNetns(command string) error {
 	return cni.Errorf(cni.CodeEnvironment, "CNI_NETNS: %w", err)
 }
 
-func (c *call[C]) refuseOwn(n *ns.NS) error {
+func (c *call) refuseOwn(n *ns.NS) error {
 	if v := c.vars["CNI_NETNS_OVERRIDE"]; v == "1" || strings.EqualFold(v, "true") {
 		return nil
 	}

@@ -50,7 +50,7 @@ func Failures(dir string) statefile.Records[Failure] {
 }
 
 // remember adds a call that failed to the records. It changes nothing about the call when that fails.
-func (c *call[C]) remember(failed error) {
+func (c *call) remember(failed error) {
 	command, id := c.vars["CNI_COMMAND"], c.vars["CNI_CONTAINERID"]
 	if c.env.Failures == "" || !slices.Contains([]string{"ADD", "DEL", "CHECK"}, command) || !cni.ValidName(id) {
 		return

@@ -61,7 +61,7 @@ type unknownKey struct {
 
 // unknownKeys returns the keys of the configuration at path that the plugin does not
 // know. Of an IPAM plugin only those inside ipam count: the others are the main plugin's.
-func unknownKeys[C any](p Plugin[C], conf []byte, path string) []unknownKey {
+func unknownKeys(p Plugin[any], conf []byte, path string) []unknownKey {
 	var object map[string]any
 	if p.Keys == nil || json.Unmarshal(conf, &object) != nil {
 		return nil

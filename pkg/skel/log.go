@@ -43,7 +43,7 @@ type line struct {
 }
 
 // readLogKey reads the key log. A bad one is an error even where the variable wins.
-func (c *call[C]) readLogKey(raw json.RawMessage) error {
+func (c *call) readLogKey(raw json.RawMessage) error {
 	var name string
 	if len(raw) > 0 && json.Unmarshal(raw, &name) != nil {
 		return cni.Refuse("log", nil, "is no JSON string")
@@ -58,7 +58,7 @@ func (c *call[C]) readLogKey(raw json.RawMessage) error {
 }
 
 // log adds the call to the log, if there is one. A call does not fail when that fails.
-func (c *call[C]) log(err error) {
+func (c *call) log(err error) {
 	path, open := c.vars[logVar], openLogOfVariable
 	if path == "" && c.logName != "" {
 		path, open = filepath.Join(logDir, c.logName), openLogOfKey
@@ -135,7 +135,7 @@ func onlyWeWrite(st unix.Stat_t) bool {
 	return st.Uid == uint32(os.Geteuid()) && st.Mode&0o022 == 0
 }
 
-func (c *call[C]) line(err error) line {
+func (c *call) line(err error) line {
 	l := line{
 		Time: c.began.UTC().Format("2006-01-02T15:04:05.000Z07:00"), PID: os.Getpid(),
 		Plugin: c.plugin.Name, Version: Version(), Verb: c.vars["CNI_COMMAND"], CNIVersion: c.version,

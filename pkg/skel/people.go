@@ -14,7 +14,7 @@ import (
 
 // forPeople serves a person who runs the program by hand: with a known argument, or
 // without any of the protocol's variables. With those set, unknown arguments are ignored.
-func forPeople[C any](p Plugin[C], env Env, vars map[string]string) (done bool, code int) {
+func forPeople(p Plugin[any], env Env, vars map[string]string) (done bool, code int) {
 	if len(env.Args) > 0 {
 		if command := p.Commands[env.Args[0]]; command != nil {
 			return true, command(env)
@@ -47,7 +47,7 @@ func forPeople[C any](p Plugin[C], env Env, vars map[string]string) (done bool, 
 	return true, 0
 }
 
-func printHelp[C any](w io.Writer, p Plugin[C]) {
+func printHelp(w io.Writer, p Plugin[any]) {
 	fmt.Fprintf(w, "%s %s: %s\n", p.Name, Version(), p.About)
 	fmt.Fprintf(w, "CNI protocol versions supported: %s\n\n", strings.Join(cni.Versions(), ", "))
 	fmt.Fprint(w, `A CNI plugin: a container runtime runs it with CNI_COMMAND, CNI_CONTAINERID,
@@ -82,15 +82,15 @@ const (
 	confOther      = 3 // nothing in it is this plugin's
 )
 
-type checker[C any] struct {
-	call[C]
+type checker struct {
+	call
 	status int
 }
 
 // checkConfig serves --check-config: of a configuration, or a list of them, on standard input it prints what ADD would
 // refuse in the entries that are this plugin's, and which of their keys it does not know.
-func checkConfig[C any](p Plugin[C], env Env) int {
-	c := &checker[C]{call: call[C]{plugin: p, env: env}, status: confOther}
+func checkConfig(p Plugin[any], env Env) int {
+	c := &checker{call: call{plugin: p, env: env}, status: confOther}
 	data, err := c.readConf()
 	if err == nil {
 		err = c.file(data)
@@ -105,7 +105,7 @@ func checkConfig[C any](p Plugin[C], env Env) int {
 	return c.status
 }
 
-func (c *checker[C]) file(data []byte) error {
+func (c *checker) file(data []byte) error {
 	var file map[string]json.RawMessage
 	if err := cni.Unmarshal(data, &file); err != nil {
 		return err
@@ -136,7 +136,7 @@ func (c *checker[C]) file(data []byte) error {
 
 // entry checks the configuration at path of the file, if it is this plugin's or its type cannot be read. first says
 // that it is the first of a list.
-func (c *checker[C]) entry(path string, data []byte, first bool) {
+func (c *checker) entry(path string, data []byte, first bool) {
 	conf, err := cni.DecodeConfig(data)
 	if err == nil && conf.Type != c.plugin.Name && !(c.plugin.IPAM && conf.IPAM.Type == c.plugin.Name) {
 		return

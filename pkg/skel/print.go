@@ -18,7 +18,7 @@ import (
 const versionTimeout = 2 * time.Second
 
 // answerVersion answers VERSION, in the version of the input (specification, section 5).
-func (c *call[C]) answerVersion() error {
+func (c *call) answerVersion() error {
 	out, _ := json.Marshal(struct { // texts cannot fail to encode
 		CNIVersion        string   `json:"cniVersion"`
 		SupportedVersions []string `json:"supportedVersions"`
@@ -27,7 +27,7 @@ func (c *call[C]) answerVersion() error {
 }
 
 // askedVersion reads the cniVersion from standard input; the newest when there is none.
-func (c *call[C]) askedVersion() string {
+func (c *call) askedVersion() string {
 	var in struct {
 		CNIVersion string `json:"cniVersion"`
 	}
@@ -55,7 +55,7 @@ func (b timedFile) Read(p []byte) (int, error) {
 	}
 }
 
-func (c *call[C]) printResult(res *cni.Result) error {
+func (c *call) printResult(res *cni.Result) error {
 	if res == nil {
 		return errors.New("the plugin returned no result")
 	}
@@ -68,7 +68,7 @@ func (c *call[C]) printResult(res *cni.Result) error {
 }
 
 // print writes a document to standard output, in one write.
-func (c *call[C]) print(doc []byte) error {
+func (c *call) print(doc []byte) error {
 	if c.isCut {
 		return errors.New("standard output cannot be written")
 	}
@@ -81,7 +81,7 @@ func (c *call[C]) print(doc []byte) error {
 }
 
 // fail prints the error object, if need be on standard error, and returns the exit status.
-func (c *call[C]) fail(err error) int {
+func (c *call) fail(err error) int {
 	out := describe(err).Encode(cmp.Or(c.version, cni.Newest))
 	if c.print(out) != nil {
 		fmt.Fprintf(c.env.Stderr, "%s: %s\n", c.plugin.Name, out)

@@ -29,12 +29,14 @@ type Program struct {
 func ProgramOf[C any](name string, plugin func() Plugin[C]) Program {
 	run := func(ctx context.Context, env Env) int { return Run(ctx, plugin(), env) }
 	inProcess := func() bool { p := plugin(); return p.IPAM && p.InProcess }
-	look := func(ctx context.Context, conf []byte) ([]cni.Holding, error) { return list(ctx, plugin(), conf) }
+	look := func(ctx context.Context, conf []byte) ([]cni.Holding, error) {
+		return list(ctx, plugin().untyped(), conf)
+	}
 	return Program{Name: name, Run: run, InProcess: inProcess, List: look}
 }
 
 // list serves a List outside of a call.
-func list[C any](ctx context.Context, p Plugin[C], conf []byte) (all []cni.Holding, err error) {
+func list(ctx context.Context, p Plugin[any], conf []byte) (all []cni.Holding, err error) {
 	if p.List == nil {
 		return nil, nil
 	}

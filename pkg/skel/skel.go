@@ -113,13 +113,41 @@ func withoutSIGPIPE(f *os.File) *os.File {
 	return os.NewFile(uintptr(fd), f.Name())
 }
 
+// untyped returns the plugin with a configuration of any type: all plugins of a program share the code below.
+func (p Plugin[C]) untyped() Plugin[any] {
+	u := Plugin[any]{
+		Name: p.Name, About: p.About, IPAM: p.IPAM, InProcess: p.InProcess, Chained: p.Chained, Commands: p.Commands,
+		Config: Config[any]{Keys: p.Keys}, Del: p.Del, GC: p.GC, List: p.List,
+	}
+	if p.Parse != nil {
+		u.Parse = func(r *Request) (any, error) { return p.Parse(r) }
+	}
+	if p.Add != nil {
+		u.Add = func(ctx context.Context, r *Request, c any) (*cni.Result, error) { return p.Add(ctx, r, typed[C](c)) }
+	}
+	if p.Check != nil {
+		u.Check = func(ctx context.Context, r *Request, c any) error { return p.Check(ctx, r, typed[C](c)) }
+	}
+	if p.Status != nil {
+		u.Status = func(ctx context.Context, r *Request, c any) error { return p.Status(ctx, r, typed[C](c)) }
+	}
+	return u
+}
+
+func typed[C any](c any) (cfg C) {
+	cfg, _ = c.(C) // nil, where there is no Parse, is the zero value
+	return cfg
+}
+
 // Run serves one call in env and returns the exit status.
-func Run[C any](ctx context.Context, p Plugin[C], env Env) int {
+func Run[C any](ctx context.Context, p Plugin[C], env Env) int { return run(ctx, p.untyped(), env) }
+
+func run(ctx context.Context, p Plugin[any], env Env) int {
 	vars := environ(env.Vars)
 	if done, code := forPeople(p, env, vars); done {
 		return code
 	}
-	c := &call[C]{plugin: p, env: env, vars: vars, began: time.Now()}
+	c := &call{plugin: p, env: env, vars: vars, began: time.Now()}
 	err := catch(func() error {
 		if vars["CNI_COMMAND"] == "VERSION" {
 			return c.answerVersion()
@@ -135,13 +163,13 @@ func Run[C any](ctx context.Context, p Plugin[C], env Env) int {
 	return code
 }
 
-type call[C any] struct {
-	plugin  Plugin[C]
+type call struct {
+	plugin  Plugin[any]
 	env     Env
 	vars    map[string]string
 	version string // of the configuration; empty until it is known to be one
 	req     *Request
-	cfg     C // what the plugin made of its configuration
+	cfg     any // what the plugin made of its configuration
 
 	noValid bool        // GC was not told which attachments are valid
 	result  *cni.Result // that was printed
@@ -150,7 +178,7 @@ type call[C any] struct {
 	logName string // the key log
 }
 
-func (c *call[C]) serve(ctx context.Context) error {
+func (c *call) serve(ctx context.Context) error {
 	command := c.vars["CNI_COMMAND"]
 	if err := c.checkEnvironment(command); err != nil {
 		if asked := c.askedVersion(); cni.Supports(asked) {
@@ -189,7 +217,7 @@ func (c *call[C]) serve(ctx context.Context) error {
 	return nil
 }
 
-func (c *call[C]) handle(ctx context.Context, handler func(context.Context) error) error {
+func (c *call) handle(ctx context.Context, handler func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(c.env.Limit, callTime))
 	defer cancel()
 	return stopped(ctx, catch(func() error { return handler(ctx) }))
@@ -197,7 +225,7 @@ func (c *call[C]) handle(ctx context.Context, handler func(context.Context) erro
 
 // add runs the ADD handler and prints its result. After any failure, also a panic or
 // a result that cannot be written, it undoes what the handler did.
-func (c *call[C]) add(ctx context.Context) error {
+func (c *call) add(ctx context.Context) error {
 	for _, u := range unknownKeys(c.plugin, c.req.Conf, "") {
 		switch {
 		case u.read:
