@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -31,7 +32,7 @@ func Main(all []skel.Program) {
 		fmt.Println(string(err.Encode(cni.Newest)))
 		os.Exit(1)
 	}
-	root := command(names, os.LookupEnv)
+	root := command(all, os.LookupEnv, os.Environ())
 	root.SetArgs(os.Args[1:])
 	root.SetIn(os.Stdin)
 	root.SetOut(os.Stdout)
@@ -44,12 +45,26 @@ func Main(all []skel.Program) {
 }
 
 // command is the command line. An option that is not given is taken from the environment: --to from HAWSER_TO.
-func command(names []string, env func(string) (string, bool)) *cobra.Command {
+func command(all []skel.Program, env func(string) (string, bool), vars []string) *cobra.Command {
+	var names []string
+	for _, p := range all {
+		names = append(names, p.Name)
+	}
+	slices.Sort(names)
 	root := &cobra.Command{
 		Use: "hawser", Short: "CNI plugins in one file, and the tool that puts them onto a node",
 		Version: skel.Version(), Args: cobra.NoArgs, SilenceErrors: true, SilenceUsage: true,
 	}
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error { return fromEnvironment(c.Flags(), env) }
+	n, asJSON := node.Default(all, vars), false
+	for _, c := range []*cobra.Command{whyCommand(&n, &asJSON), lsCommand(&n, &asJSON)} {
+		f := c.Flags()
+		f.StringVar(&n.ConfDir, "conf", n.ConfDir, "the `directory` of the network lists")
+		f.StringVar(&n.Path, "path", n.Path, "the `directories` of the plugins, separated by colons")
+		f.StringVar(&n.CacheDir, "cache", n.CacheDir, "libcni's `directory`, in which runtimes remember attachments")
+		f.BoolVar(&asJSON, "json", false, "write JSON")
+		root.AddCommand(c)
+	}
 	root.AddCommand(installCommand(names, env), uninstallCommand())
 	return root
 }

@@ -1,0 +1,210 @@
+// Package node is what the tool knows of a node: the network lists, the plugins, what runtimes remember of their
+// attachments, and what plugins keep for them.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// Node is where the tool looks.
+type Node struct {
+	ConfDir  string   // the directory of the network lists
+	Path     string   // the directories of the plugins, as in CNI_PATH
+	CacheDir string   // libcni's: its folder "results" has a file for each attachment
+	Failures string   // the directory of the calls that failed
+	Env      []string // KEY=value, of the programs that the tool runs
+	Programs []skel.Program
+}
+
+// Default is the node as runtimes find it where nobody configured them otherwise.
+func Default(programs []skel.Program, env []string) Node {
+	return Node{
+		ConfDir: "/etc/cni/net.d", Path: "/opt/cni/bin:/usr/lib/cni:/usr/libexec/cni",
+		CacheDir: "/var/lib/cni", Failures: skel.FailureDir, Env: env, Programs: programs,
+	}
+}
+
+// Find returns the file of a plugin: the first one in Path, as runtimes look for it.
+func (n Node) Find(plugin string) (string, error) {
+	if !cni.ValidType(plugin) {
+		return "", fmt.Errorf("type %q is no plugin's name", plugin)
+	}
+	for _, dir := range filepath.SplitList(n.Path) {
+		file := filepath.Join(dir, plugin)
+		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() {
+			return file, nil
+		}
+	}
+	return "", fmt.Errorf("plugin %q is in none of %s", plugin, n.Path)
+}
+
+// Attachment is what is known of an attachment.
+type Attachment struct {
+	cni.Attachment
+	Pod   string `json:"pod,omitempty"` // namespace/name
+	Netns string `json:"netns,omitempty"`
+	// Cached is what the runtime remembers; nil where it does not know the attachment.
+	Cached   *Cached       `json:"-"`
+	Holdings []cni.Holding `json:"holdings"`
+	// Reference says that its interface is not one that our plugins made.
+	Reference bool      `json:"reference,omitempty"`
+	Since     time.Time `json:"since,omitzero"`
+	// Orphan says why nobody needs what is held; empty where somebody may.
+	Orphan string `json:"orphan,omitempty"`
+}
+
+// Attachments are those that a runtime remembers or a plugin keeps anything for, in the order of network, container and
+// interface. What could be read comes beside an error.
+func (n Node) Attachments(ctx context.Context) ([]*Attachment, error) {
+	cached, err := n.Cached()
+	errs := []error{err}
+	held, err := n.Holdings(ctx, cached)
+	errs = append(errs, err)
+	all := map[cni.Attachment]*Attachment{}
+	of := func(key cni.Attachment) *Attachment {
+		if all[key] == nil {
+			all[key] = &Attachment{Attachment: key, Reference: true}
+		}
+		return all[key]
+	}
+	for i, c := range cached {
+		a := of(c.Attachment)
+		a.Cached, a.Pod, a.Netns, a.Since = &cached[i], c.Pod(), c.Netns, c.Since
+	}
+	for _, h := range held {
+		of(h.Attachment).add(h)
+	}
+	var out []*Attachment
+	for _, a := range all {
+		a.judge()
+		out = append(out, a)
+	}
+	slices.SortFunc(out, func(a, b *Attachment) int {
+		return strings.Compare(a.Network+" "+a.ContainerID+" "+a.IfName, b.Network+" "+b.ContainerID+" "+b.IfName)
+	})
+	return out, errors.Join(errs...)
+}
+
+func (a *Attachment) add(h cni.Holding) {
+	a.Holdings = append(a.Holdings, h)
+	if a.Netns == "" {
+		a.Netns = h.Netns
+	}
+	if !h.Since.IsZero() && (a.Since.IsZero() || h.Since.Before(a.Since)) {
+		a.Since = h.Since
+	}
+	if h.Kind != cni.HeldAddress && !h.Reference { // leases are the same files with both
+		a.Reference = false
+	}
+}
+
+// judge says whether the attachment is one of a container that is gone.
+func (a *Attachment) judge() {
+	switch {
+	case a.Netns != "":
+		netns, err := ns.Open(a.Netns)
+		if err == nil {
+			_ = netns.Close()
+		} else if errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns) {
+			a.Orphan = fmt.Sprintf("its namespace %s is gone", a.Netns)
+		}
+	case a.Cached == nil:
+		a.Orphan = "no runtime remembers it"
+	}
+}
+
+// Holdings are what the plugins keep: at their usual places, and where the lists of the node, and those by which
+// attachments were made, say.
+func (n Node) Holdings(ctx context.Context, cached []Cached) ([]cni.Holding, error) {
+	lists, err := n.Lists()
+	errs := []error{err}
+	for _, c := range cached {
+		if list, err := ParseList(c.Config); err == nil {
+			lists = append(lists, list)
+		}
+	}
+	seen := map[string]bool{}
+	var all []cni.Holding
+	ask := func(p skel.Program, conf []byte) {
+		held, err := p.List(ctx, conf)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", p.Name, err))
+		}
+		for _, h := range held {
+			if key := fmt.Sprint(h.Attachment, h.Plugin, h.Kind, h.Value, h.Kept); !seen[key] {
+				seen[key] = true
+				all = append(all, h)
+			}
+		}
+	}
+	for _, p := range n.Programs {
+		ask(p, nil)
+		asked := map[string]bool{}
+		for _, list := range lists {
+			for i, e := range list.Plugins {
+				conf := list.Conf(i, nil)
+				if (e.Type == p.Name || e.IPAM.Type == p.Name) && !asked[string(conf)] {
+					asked[string(conf)] = true
+					ask(p, conf)
+				}
+			}
+		}
+	}
+	return all, errors.Join(errs...)
+}
+
+// Held are the values of the holdings of a kind.
+func (a *Attachment) Held(kind cni.HoldingKind) (values []string) {
+	for _, h := range a.Holdings {
+		if h.Kind == kind {
+			values = append(values, h.Value)
+		}
+	}
+	return values
+}
+
+// Addresses are those that IPAM lent, or else those of the result that the runtime remembers.
+func (a *Attachment) Addresses() (addrs []string) {
+	for _, value := range a.Held(cni.HeldAddress) {
+		addr, _, _ := strings.Cut(value, " ")
+		addrs = append(addrs, addr)
+	}
+	if len(addrs) > 0 || a.Cached == nil {
+		return addrs
+	}
+	if result := a.Cached.Result(); result != nil {
+		for _, ip := range result.IPs {
+			addrs = append(addrs, ip.Address.Addr().String())
+		}
+	}
+	return addrs
+}
+
+// HostEnd is the other end of the container's interface; empty where there is none, or where it is not known.
+func (a *Attachment) HostEnd() string {
+	if ends := a.Held(cni.HeldHostEnd); len(ends) > 0 {
+		return ends[0]
+	}
+	if a.Cached == nil {
+		return ""
+	}
+	if result := a.Cached.Result(); result != nil {
+		for _, i := range result.Interfaces { // the reference's names
+			if i.Sandbox == "" && strings.HasPrefix(i.Name, "veth") {
+				return i.Name
+			}
+		}
+	}
+	return ""
+}

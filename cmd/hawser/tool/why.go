@@ -1,0 +1,180 @@
+package tool
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hawser-cni/plugins/cmd/hawser/node"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// failure is a record of calls that failed, with what the node says about it today.
+type failure struct {
+	skel.Failure
+	Step   string `json:"step,omitempty"` // the plugin's place in its list
+	Now    string `json:"now"`            // whether the attachment is there
+	Advice string `json:"advice"`
+}
+
+func whyCommand(n *node.Node, asJSON *bool) *cobra.Command {
+	return &cobra.Command{
+		Use: "why POD|ID|last", Short: "Say why a pod or a container has no network, also when it is gone",
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			found, err := why(c.Context(), *n, args[0])
+			if err != nil {
+				return err
+			}
+			if *asJSON {
+				return writeJSON(c.OutOrStdout(), found)
+			}
+			for i, f := range found {
+				if i > 0 {
+					fmt.Fprintln(c.OutOrStdout())
+				}
+				f.print(c.OutOrStdout())
+			}
+			return nil
+		},
+	}
+}
+
+// why returns the failures of a pod (namespace/name or name) or container (its ID or the beginning of one), the newest
+// first; for "last" the newest of all.
+func why(ctx context.Context, n node.Node, of string) (found []failure, err error) {
+	var all []skel.Failure
+	kept, err := skel.Failures(n.Failures).List()
+	if err != nil {
+		return nil, err
+	}
+	for _, k := range kept {
+		all = append(all, k.Record)
+	}
+	slices.SortFunc(all, func(a, b skel.Failure) int { return b.Time.Compare(a.Time) })
+	matches := func(f skel.Failure) bool {
+		_, name, _ := strings.Cut(f.Pod, "/")
+		return of == "last" || of == f.Pod || of == name || len(of) >= 4 && strings.HasPrefix(f.ContainerID, of)
+	}
+	all = slices.DeleteFunc(all, func(f skel.Failure) bool { return !matches(f) })
+	if len(all) == 0 {
+		const text = "no call of ours that failed for %q is on record in %s. Plugins of others leave no records"
+		return nil, fmt.Errorf(text, of, n.Failures)
+	}
+	attached, err := n.Attachments(ctx)
+	for _, f := range all {
+		if of == "last" && len(found) > 0 && f.ContainerID != found[0].ContainerID {
+			break
+		}
+		found = append(found, failure{Failure: f, Step: step(n, f), Now: now(f, attached, err), Advice: advice(f)})
+	}
+	return found, nil
+}
+
+// step is the place of the plugin in the list of the network.
+func step(n node.Node, f skel.Failure) string {
+	lists, _ := n.Lists()
+	i := slices.IndexFunc(lists, func(l node.List) bool { return l.Name == f.Network })
+	if i < 0 {
+		return ""
+	}
+	for k, e := range lists[i].Plugins {
+		at := fmt.Sprintf("plugin %d of %d in %s", k+1, len(lists[i].Plugins), lists[i].File)
+		if e.Type == f.Plugin {
+			return at
+		}
+		if e.IPAM.Type == f.Plugin {
+			return "IPAM of " + at
+		}
+	}
+	return ""
+}
+
+func now(f skel.Failure, attached []*node.Attachment, err error) string {
+	i := slices.IndexFunc(attached, func(a *node.Attachment) bool { return a.Attachment == f.Attachment })
+	switch {
+	case i >= 0 && attached[i].Orphan != "":
+		return "something of it is left: " + attached[i].Orphan
+	case i >= 0:
+		return "it is attached: a later call succeeded"
+	case err != nil:
+		return fmt.Sprintf("not known: %v", err)
+	}
+	return "nothing of it is left"
+}
+
+// advice is what to do about a failure whose message does not say it.
+func advice(f skel.Failure) string {
+	return map[uint]string{
+		cni.CodeIncompatibleVersion: "write a cniVersion into the network list that every plugin of it knows",
+		cni.CodeUnsupportedField:    "the kernel or the interface cannot do it: leave the key out, or load the module",
+		cni.CodeUnknownContainer:    "the container was gone already; the runtime tries again with a new one",
+		cni.CodeEnvironment:         "the runtime's call is wrong, or a plugin is missing: hawser check",
+		cni.CodeIO:                  "look at that file system (full, read-only), or install the program",
+		cni.CodeDecode:              "the network list is no valid JSON: hawser check",
+		cni.CodeConfig:              "change the named key of the network list: hawser check",
+		cni.CodeTryAgain:            "the runtime tries again; enlarge a range that is full, end who holds the lock",
+		cni.CodeUnavailable:         "what the plugin needs of the node is missing: hawser doctor",
+		cni.CodeExists:              "a container of this ID is attached already; the runtime has to delete it first",
+		cni.CodeDrift:               "somebody changed what ADD had made: hawser reapply",
+		cni.CodeIPAM:                "look at the IPAM plugin's configuration and version",
+		cni.CodeConflict:            "something else has the name or the address: hawser explain",
+		cni.CodePortTaken:           "another container has the host port: hawser explain PORT",
+	}[f.Code]
+}
+
+func (f failure) print(out io.Writer) {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	defer w.Flush()
+	line := func(name, value string) {
+		if value != "" {
+			fmt.Fprintf(w, "%s:\t%s\n", name, plain(value))
+		}
+	}
+	line("pod", f.Pod)
+	line("container", fmt.Sprintf("%s, interface %s", f.ContainerID, cmp.Or(f.IfName, "?")))
+	line("network", f.Network)
+	times := ""
+	if f.Count > 1 {
+		times = fmt.Sprintf(", %d times since %s", f.Count, f.First.Local().Format(time.DateTime))
+	}
+	line("failed", fmt.Sprintf("%s at %s%s", f.Command, f.Time.Local().Format(time.DateTime), times))
+	line("in", strings.TrimSuffix(f.Plugin+", "+f.Step, ", "))
+	line(fmt.Sprintf("code %d", f.Code), f.Msg)
+	line("details", f.Details)
+	line("now", f.Now)
+	line("what to do", f.Advice)
+}
+
+// plain escapes the control characters of a text that others wrote; its lines stay lines, indented.
+func plain(text string) string {
+	var b strings.Builder
+	for _, r := range strings.TrimSpace(text) {
+		switch {
+		case r == '\n':
+			b.WriteString("\n\t")
+		case r == '\t':
+			b.WriteByte(' ')
+		case r < ' ' || r >= 0x7f && r < 0xa0:
+			fmt.Fprintf(&b, `\x%02x`, r)
+		default:
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
+func writeJSON(out io.Writer, v any) error {
+	e := json.NewEncoder(out)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}

@@ -1,0 +1,161 @@
+package tool_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+type attachment struct {
+	Network, ContainerID, IfName, Pod, Netns, Orphan string
+	Reference                                        bool
+	Since                                            time.Time
+	Holdings                                         []struct{ Plugin, Kind, Value, Kept string }
+}
+
+func (a attachment) held(kind string) (values []string) {
+	for _, h := range a.Holdings {
+		if h.Kind == kind {
+			values = append(values, h.Value)
+		}
+	}
+	return values
+}
+
+var _ = Describe("hawser ls", Label("tool-ls"), func() {
+	It("lists attachments, with their addresses, host ends and host ports", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("0123456789abcdef", "web-0", hostPort(8080, 80)))
+		m.up(newPod("fedcba9876543210", "web-1"))
+		all := asks[[]attachment](m, "ls")
+		Expect(all).To(HaveLen(2))
+		web := all[0]
+		Expect([]string{web.Network, web.ContainerID, web.IfName, web.Pod, web.Orphan}).To(
+			Equal([]string{"pods", "0123456789abcdef", "eth0", "shop/web-0", ""}))
+		Expect(web.Reference).To(BeFalse())
+		Expect(web.Since).To(BeTemporally("~", time.Now(), time.Hour))
+		Expect(web.held("address")).To(Equal([]string{"10.88.0.2"}))
+		Expect(web.held("host port")).To(ContainElement("0.0.0.0:8080/tcp to 10.88.0.2:80"))
+		lines := strings.Split(strings.TrimSpace(m.says("ls")), "\n")
+		Expect(lines).To(HaveLen(3))
+		Expect(lines[1]).To(MatchRegexp(
+			`^pods +shop/web-0 +eth0 +10\.88\.0\.2 +veth[0-9a-f]{8} +0\.0\.0\.0:8080/tcp to`))
+		Expect(m.says("ls", "other")).To(HavePrefix("NETWORK "))
+		Expect(asks[[]attachment](m, "ls", "other")).To(BeEmpty())
+	})
+
+	It("marks those of the reference's plugins", func() {
+		m := newMachine(nstest.Newest().Dir(), usual)
+		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		all := asks[[]attachment](m, "ls")
+		Expect(all).To(HaveEach(HaveField("Reference", true)))
+		Expect(m.says("ls")).To(MatchRegexp(
+			`pods +shop/web-0 +eth0 +10\.88\.0\.2 +veth\w+ .*by the reference's plugins`))
+	})
+
+	It("finds what nobody needs any more, and says why", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0"))
+		gone := m.up(newPod("c2", "web-1"))
+		gone.Unpin()
+		Eventually(func() []attachment { return asks[[]attachment](m, "ls", "--orphans") }).Should(
+			ConsistOf(And(HaveField("ContainerID", "c2"), HaveField("Orphan", ContainSubstring("is gone")))))
+		m.Cmd("sh", "-c", "rm /var/lib/cni/results/*c1*; rm -r /run/hawser/firewall; nft flush ruleset")
+		Expect(m.says("ls", "--orphans")).To(ContainSubstring("c1"))
+	})
+
+	It("changes nothing, and makes nothing on a node without containers", func() {
+		m := newMachine(ours(), usual)
+		bare := m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")
+		Expect(asks[[]attachment](m, "ls")).To(BeEmpty())
+		Expect(m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")).To(Equal(bare))
+		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		attached := m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")
+		m.says("ls")
+		Expect(m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")).To(Equal(attached))
+	})
+
+	It("lists what it can read, and fails, where a file is damaged", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0"))
+		m.write("/etc/cni/net.d/20-x.conflist", "{")
+		m.Cmd("sh", "-c", "echo '{' >/var/lib/cni/results/x")
+		out := m.hawser("ls")
+		Expect(out.Exit).To(Equal(1))
+		Expect(out.Stdout).To(ContainSubstring("shop/web-0"))
+		Expect(out.Stderr).To(And(ContainSubstring("20-x.conflist"), ContainSubstring("results/x")))
+	})
+})
+
+type failure struct {
+	Pod, ContainerID, Plugin, Command, Msg, Step, Now, Advice string
+	Count                                                     int
+}
+
+var _ = Describe("hawser why", Label("tool-why"), func() {
+	It("says why a pod that is gone had no network", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		bad := newPod("0badbadbad", "web-1", hostPort(8080, 80))
+		for range 2 {
+			Expect(m.add(bad)).NotTo(Succeed())
+			Expect(m.del(bad)).To(Succeed())
+		}
+		bad.Unpin()
+		for _, of := range []string{"last", "shop/web-1", "web-1", "0badb"} {
+			found := asks[[]failure](m, "why", of)
+			Expect(found).To(HaveLen(1), of)
+			Expect(found[0]).To(And(HaveField("Plugin", "portmap"), HaveField("Count", 2),
+				HaveField("Pod", "shop/web-1"),
+				HaveField("Msg", ContainSubstring(`held on 0.0.0.0 by network "pods", container "c1"`)),
+				HaveField("Step", "plugin 2 of 3 in /etc/cni/net.d/10-pods.conflist"),
+				HaveField("Now", "nothing of it is left")))
+		}
+		Expect(m.says("why", "web-1")).To(MatchRegexp(
+			`(?s)^pod: +shop/web-1\n.*failed: +ADD at .*, 2 times since .*code 104: .*what to do: `))
+	})
+
+	It("says whether it is attached by now", func() {
+		m := newMachine(ours(), usual)
+		one := m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		two := newPod("c2c2", "web-1", hostPort(8080, 80))
+		Expect(m.add(two)).NotTo(Succeed())
+		Expect(m.del(two)).To(Succeed())
+		Expect(m.del(one)).To(Succeed())
+		m.up(two)
+		Expect(asks[[]failure](m, "why", "c2c2")).To(HaveEach(
+			HaveField("Now", "it is attached: a later call succeeded")))
+	})
+
+	It("names the IPAM plugin and what it said", func() {
+		m := newMachine(ours(), strings.ReplaceAll(usual, "10.88.0.0/24", "10.88.0.0/30"))
+		m.up(newPod("c1", "web-0"))
+		Expect(m.add(newPod("c2c2", "web-1"))).NotTo(Succeed())
+		found := asks[[]failure](m, "why", "web-1")
+		plugins := []string{}
+		for _, f := range found {
+			plugins = append(plugins, f.Plugin)
+			Expect(f.Msg).To(ContainSubstring("no IP addresses available"), fmt.Sprint(f))
+		}
+		slices.Sort(plugins)
+		Expect(plugins).To(Equal([]string{"bridge", "host-local"}))
+	})
+
+	It("fails where it knows nothing, and escapes what others wrote", func() {
+		m := newMachine(ours(), usual)
+		out := m.hawser("why", "last")
+		Expect([]any{out.Exit, out.Stdout}).To(Equal([]any{1, ""}))
+		Expect(out.Stderr).To(ContainSubstring("no call of ours that failed"))
+		bad := newPod("c1c1", "a\x1b[31mb", hostPort(8080, 80))
+		port := map[string]any{"hostPort": 1, "containerPort": 0, "protocol": "\x1b]0;x"}
+		bad.rt.CapabilityArgs["portMappings"] = []map[string]any{port}
+		Expect(m.add(bad)).NotTo(Succeed())
+		Expect(m.says("why", "last")).NotTo(ContainSubstring("\x1b"))
+	})
+})

@@ -1,0 +1,117 @@
+// Package tool_test runs hawser, the node's tool, on throw-away nodes on which libcni, which is below all runtimes,
+// attaches containers.
+package tool_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestTool(t *testing.T) { nstest.RunSpecs(t, "hawser, the node's tool") }
+
+// machine is a node: a host with plugins in /opt/cni/bin and a network list.
+type machine struct {
+	*nstest.Host
+	cni  *libcni.CNIConfig
+	list *libcni.NetworkConfigList
+}
+
+// usual is a network of bridge, portmap and firewall. The reference takes it too.
+const usual = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+  {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true,
+   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+  {"type": "portmap", "capabilities": {"portMappings": true}},
+  {"type": "firewall"}]}`
+
+// newMachine makes a node with the plugins of a directory, and a list.
+func newMachine(plugins, list string) *machine {
+	GinkgoHelper()
+	m := &machine{Host: nstest.NewHost()}
+	m.Cmd("sh", "-ec", `mkdir -p /etc/cni/net.d /opt/cni/bin; mount -t tmpfs none /etc/cni/net.d
+		mount --bind "$1" /opt/cni/bin`, "node", plugins)
+	m.write("/etc/cni/net.d/10-pods.conflist", list)
+	m.cni = libcni.NewCNIConfigWithCacheDir([]string{"/opt/cni/bin"}, "/var/lib/cni", nil)
+	m.list = nstest.Must(libcni.NetworkConfFromBytes([]byte(list)))
+	return m
+}
+
+// ours is a directory with the plugins of the list.
+func ours() string {
+	GinkgoHelper()
+	for _, plugin := range []string{"bridge", "portmap", "firewall"} {
+		nstest.Build(plugin)
+	}
+	return filepath.Dir(nstest.Build("host-local"))
+}
+
+func (m *machine) write(file, content string) {
+	GinkgoHelper()
+	m.Do(func() { Expect(os.WriteFile(file, []byte(content), 0o644)).To(Succeed()) })
+}
+
+// pod is a container that libcni attaches.
+type pod struct {
+	*nstest.Host
+	rt *libcni.RuntimeConf
+}
+
+func newPod(id, name string, ports ...map[string]any) *pod {
+	GinkgoHelper()
+	netns := nstest.NewNetns()
+	return &pod{netns, &libcni.RuntimeConf{ContainerID: id, NetNS: netns.Path, IfName: "eth0",
+		Args:           [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", name}},
+		CapabilityArgs: map[string]any{"portMappings": ports}}}
+}
+
+func hostPort(host, container int) map[string]any {
+	return map[string]any{"hostPort": host, "containerPort": container, "protocol": "tcp"}
+}
+
+func (m *machine) add(p *pod) (err error) {
+	m.Do(func() { _, err = m.cni.AddNetworkList(context.Background(), m.list, p.rt) })
+	return err
+}
+
+func (m *machine) del(p *pod) (err error) {
+	m.Do(func() { err = m.cni.DelNetworkList(context.Background(), m.list, p.rt) })
+	return err
+}
+
+func (m *machine) up(p *pod) *pod {
+	GinkgoHelper()
+	Expect(m.add(p)).To(Succeed())
+	return p
+}
+
+// hawser runs the tool on the node.
+func (m *machine) hawser(args ...string) nstest.Output {
+	GinkgoHelper()
+	return m.Run(nstest.Program{Path: nstest.Build("hawser"), Args: args})
+}
+
+// says is what the tool prints when it succeeds.
+func (m *machine) says(args ...string) string {
+	GinkgoHelper()
+	out := m.hawser(args...)
+	Expect(out.Exit).To(BeZero(), "%s%s", out.Stdout, out.Stderr)
+	Expect(out.Stderr).To(BeEmpty())
+	return out.Stdout
+}
+
+// asks decodes what the tool prints with --json.
+func asks[T any](m *machine, args ...string) (v T) {
+	GinkgoHelper()
+	Expect(json.Unmarshal([]byte(m.says(append(args, "--json")...)), &v)).To(Succeed())
+	return v
+}
