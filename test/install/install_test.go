@@ -45,9 +45,12 @@ const (
 	oldReference    = referencePath + "v1.4.0\"\n"
 	newestReference = referencePath + "v1.9.1\"\n"
 	newReference    = referencePath + "v1.9.2-rc1\"\n"
-	wrapper         = "#!/bin/sh\nexec /usr/bin/false\n"
-	newOurs         = "hawser-cni version 99.0.0;"
-	oldOurs         = "hawser-cni version 0.0.1;"
+	// A plugin of Hawser 0.1.0, whose files do not say a version.
+	unstamped = "path\tgithub.com/hawser-cni/plugins/plugins/main/tuning\nmod\tgithub.com/hawser-cni/plugins\t(devel)\n"
+
+	wrapper = "#!/bin/sh\nexec /usr/bin/false\n"
+	newOurs = "hawser-cni version 99.0.0;"
+	oldOurs = "hawser-cni version 0.0.1;"
 )
 
 // dir is a directory of plugins on a host.
@@ -258,6 +261,25 @@ var _ = Describe("install", Label("install"), func() {
 		Entry("by an option", nil, "--keep"), Entry("by the environment", []string{"HAWSER_KEEP=true"}),
 		Entry("by Rancher's variable", []string{"UPDATE_CNI_BINARIES=false"}))
 
+	It("replaces its own file all the same, so that no new name leads to an older one", func() {
+		d := newDir(map[string]string{"hawser": oldOurs, "bridge": oldReference})
+		before := d.state()
+		d.install("--keep")
+		Expect(d.state()).To(And(HaveKeyWithValue("hawser", "-rwxr-xr-x ours"), HaveKeyWithValue("bridge",
+			before["bridge"])))
+		d.answers("tap")
+		d.uninstall(before)
+		for _, text := range []string{newOurs, wrapper} {
+			d.fill(map[string]string{"hawser": text})
+			before = d.state()
+			Expect(d.refuses("--keep")).To(ContainSubstring("/hawser: is "))
+			d.install("--keep", "--force")
+			Expect(d.state()).To(And(HaveKeyWithValue("hawser", "-rwxr-xr-x ours"), HaveKeyWithValue("bridge",
+				before["bridge"])))
+			d.uninstall(before)
+		}
+	})
+
 	DescribeTable("refuses", func(says string, args ...string) {
 		Expect(newDir(nil).refuses(args...)).To(ContainSubstring(says))
 	},
@@ -277,10 +299,12 @@ var _ = Describe("install", Label("install"), func() {
 	})
 
 	It("replaces older versions and the reference's, and brings them back", func() {
-		d := newDir(map[string]string{"bridge": oldReference, "tap": oldOurs, "hawser": oldOurs})
+		d := newDir(map[string]string{"bridge": oldReference, "tap": oldOurs, "hawser": oldOurs,
+			"tuning": unstamped})
 		before := d.state()
 		said := d.install()
-		Expect(said).To(And(ContainSubstring("/bridge: installed, in the place of the reference plugin, v1.4.0\n"),
+		Expect(said).To(And(ContainSubstring("/tuning: installed, in the place of our plugin, of unknown version\n"),
+			ContainSubstring("/bridge: installed, in the place of the reference plugin, v1.4.0\n"),
 			ContainSubstring("/tap: installed, in the place of our plugin, 0.0.1\n")))
 		for _, name := range all() {
 			Expect(d.state()[name]).To(Equal("-rwxr-xr-x ours"), name)
@@ -431,7 +455,8 @@ var _ = Describe("install", Label("install"), func() {
 	It("refuses a directory that has a plugin's name", func() {
 		d := newDir(map[string]string{"tap": oldReference})
 		d.Do(func() { Expect(os.MkdirAll(d.path+"/loopback/of-somebody", 0o755)).To(Succeed()) })
-		Expect(d.refuses("--force")).To(ContainSubstring("loopback"))
+		Expect(d.refuses("--force")).To(ContainSubstring("/loopback: is no regular file (drwxr-xr-x); move it away"))
+		Expect(d.refuses("--keep")).To(ContainSubstring("/loopback: is no regular file"))
 	})
 
 	It("is done by the installed file itself", func() {

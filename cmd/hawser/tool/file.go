@@ -22,7 +22,7 @@ const (
 	ours
 	reference
 	foreign
-	unfit // no file
+	unfit // no regular file
 )
 
 // file is what has a plugin's name.
@@ -102,7 +102,7 @@ func whose(program []byte) (k kind, version string) {
 		}
 		rest = after
 	}
-	if k == ours {
+	if k == ours || bytes.Contains(program, []byte("path\tgithub.com/hawser-cni/plugins/")) { // 0.1.0 had no stamp
 		return ours, ""
 	}
 	const module = "github.com/containernetworking/plugins"

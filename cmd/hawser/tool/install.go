@@ -49,7 +49,7 @@ func installCommand(names []string, env func(string) (string, bool)) *cobra.Comm
 	f.StringSliceVar(&o.only, "only", nil, "these `plugins` alone, separated by commas")
 	f.StringSliceVar(&o.skip, "skip", nil, "all but these `plugins`")
 	f.StringVar(&o.links, "links", hard, "how the file has a plugin's name: hard, symbolic or copy")
-	f.BoolVar(&o.keep, "keep", false, "leave each name that is there")
+	f.BoolVar(&o.keep, "keep", false, "leave every plugin's name that is there")
 	f.BoolVar(&o.force, "force", false,
 		"replace newer versions, a newer reference's plugins and files of others too")
 	f.BoolVar(&o.loop, "loop", false, "stay, and install again when something in DIR changes")
@@ -164,10 +164,10 @@ func (i *install) all(names []string) error {
 func (i *install) judge(f file) (why string, err error) {
 	switch {
 	case f.kind == unfit:
-		return "", fmt.Errorf("%s: %s; move it away", i.path(f.name), f.mode)
-	case f.name == own && f.kind > ours && (i.keep || !i.force):
+		return "", fmt.Errorf("%s: is no regular file (%s); move it away", i.path(f.name), f.mode)
+	case f.name == own && f.kind > ours && !i.force:
 		return "", fmt.Errorf("%s: is not ours, but its place is this file's; --force replaces it", i.path(own))
-	case f.kind != absent && i.keep:
+	case f.name != own && f.kind != absent && i.keep: // new names lead to our own file: that is never an older one
 		return "left, as all that is there", nil
 	case i.force || f.kind == absent:
 		return "", nil
