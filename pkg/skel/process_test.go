@@ -31,6 +31,11 @@ import (
 
 func TestMain(m *testing.M) {
 	if mode := os.Getenv(modeEnv); mode != "" {
+		if mode == "no plugin" {
+			another := func() skel.Plugin[any] { return processPlugin("add") }
+			skel.MainOf([]skel.Program{skel.ProgramOf("vrf", another), skel.ProgramOf("tap", another)})
+			os.Exit(0)
+		}
 		skel.Main(processPlugin(mode))
 	}
 	for _, arg := range os.Args[1:] {
@@ -590,4 +595,16 @@ var _ = It("Most gives two thirds of the time that there is to what may wait", f
 	defer cancel()
 	_, ok := most.Deadline()
 	Expect(ok).To(BeFalse())
+})
+
+var _ = It("answers a call of a plugin that the program does not have", func() {
+	p := newProcess("no plugin", "ADD")
+	Expect(p.Run()).NotTo(Succeed())
+	Expect(p.ProcessState.ExitCode()).To(Equal(1))
+	Expect(p.stdout.String()).To(And(MatchJSON(p.stdout.String()), ContainSubstring(`"code": 7`),
+		ContainSubstring(`type: \"`+filepath.Base(p.Path)+`\" is no plugin of this file; there are tap, vrf`)))
+	p = newProcess("no plugin", "ADD")
+	p.Args = append(p.Args, "install")
+	Expect(p.Run()).To(Succeed(), "it goes on with what a program's own main does")
+	Expect(p.stdout.String()).To(BeEmpty())
 })

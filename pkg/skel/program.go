@@ -2,11 +2,13 @@ package skel
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	_ "github.com/hawser-cni/plugins/pkg/skel/oneprocessor" // calls wait for others more than they compute
@@ -68,12 +70,25 @@ func Main[C any](p Plugin[C]) {
 	serve(func(ctx context.Context, env Env) int { return Run(ctx, p, env) }, nil)
 }
 
-// MainOf is Main of a program that is all these plugins, for the one that the base name of argv[0] names. It returns
-// when none has that name.
+// MainOf is Main of a program that is all these plugins, for the one that the base name of argv[0] names. When none has
+// that name it answers a runtime with an error, and returns to anybody else.
 func MainOf(all []Program) {
-	if p, ok := find(all, filepath.Base(os.Args[0])); ok {
+	name := filepath.Base(os.Args[0])
+	if p, ok := find(all, name); ok {
 		serve(p.Run, all)
 	}
+	if os.Getenv("CNI_COMMAND") == "" || len(os.Args) > 1 {
+		return
+	}
+	var names []string
+	for _, p := range all {
+		names = append(names, p.Name)
+	}
+	slices.Sort(names)
+	err := cni.Errorf(cni.CodeConfig, "type: %q is no plugin of this file; there are %s", name,
+		strings.Join(names, ", "))
+	fmt.Println(string(err.Encode(cni.Newest)))
+	os.Exit(1)
 }
 
 func serve(run func(context.Context, Env) int, all []Program) {

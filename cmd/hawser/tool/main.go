@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -14,24 +13,12 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
-	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 // Main runs a program that is all these plugins and the tool, and exits.
 func Main(all []skel.Program) {
 	skel.MainOf(all)
-	var names []string
-	for _, p := range all {
-		names = append(names, p.Name)
-	}
-	slices.Sort(names)
-	if os.Getenv("CNI_COMMAND") != "" && len(os.Args) == 1 { // a runtime takes the answer for a plugin's
-		err := cni.Errorf(cni.CodeConfig, "type: %q is no plugin of this file; there are %s", filepath.Base(os.Args[0]),
-			strings.Join(names, ", "))
-		fmt.Println(string(err.Encode(cni.Newest)))
-		os.Exit(1)
-	}
 	root := command(all, os.LookupEnv, os.Environ())
 	root.SetArgs(os.Args[1:])
 	root.SetIn(os.Stdin)

@@ -120,7 +120,8 @@ func (p *place) setAside(f file) error {
 	return p.write(p.kept(f.name), data, f.mode.Perm())
 }
 
-// write makes a file whole and safe on the disk before it has its name.
+// write makes a file whole and safe on the disk before it has its name. pkg/statefile does not sync, as its files need
+// not survive a power cut; a plugin must.
 func (p *place) write(path string, data []byte, mode fs.FileMode) error {
 	return p.swap(path, func(temporary string) error {
 		f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
