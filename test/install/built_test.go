@@ -36,6 +36,22 @@ func installed(program string) dir {
 	return d
 }
 
+var _ = It("replaces a build with an older Go, and refuses one with a newer Go", Label("install"), func() {
+	stamp := func(patch string) string { return "hawser-cni version 1.2.3+go1.26." + patch + ";" }
+	const variable = "github.com/hawser-cni/plugins/pkg/skel.stamp"
+	program := build(nil, "-ldflags", "-X '"+variable+"="+stamp("10")+"'", "./cmd/hawser")
+	d := newDir(map[string]string{"bridge": stamp("9"), "tap": "hawser-cni version 1.2.3;"})
+	install := nstest.Program{Path: program, Args: []string{"install", "--to", d.path}}
+	out := d.Run(install)
+	Expect(out.Exit).To(BeZero(), out.Stderr)
+	Expect(out.Stdout).To(And(ContainSubstring("/bridge: installed, in the place of our plugin, 1.2.3+go1.26.9\n"),
+		ContainSubstring("/tap: installed, in the place of our plugin, 1.2.3\n")))
+	d.Do(func() { Expect(os.Remove(d.path + "/bridge")).To(Succeed()) }) // else it writes to all names
+	d.fill(map[string]string{"bridge": stamp("11")})
+	Expect(d.Run(install)).To(And(HaveField("Exit", 1), HaveField("Stderr", ContainSubstring(
+		"/bridge: is the newer version 1.2.3+go1.26.11 (this is 1.2.3+go1.26.10); --force replaces it"))))
+})
+
 // flannel is a plugin that a distributor has beside ours.
 const flannel = `package flannel
 

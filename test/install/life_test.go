@@ -1,11 +1,9 @@
 package install_test
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -18,6 +16,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
@@ -101,25 +100,18 @@ var _ = DescribeTable("a kill before any call", Label("install-killed"), func(co
 	Entry("of an uninstallation is completed by the next, and undone", "uninstall", "hard"),
 	Entry("of one of symbolic links", "uninstall", "symbolic"))
 
-// loop starts the tool with --loop, waits until it has installed once, and returns what ends it.
-func (d dir) loop(args ...string) (stop func()) {
+// loop starts the tool with --loop, waits until it has installed once, and returns its output and what ends it.
+func (d dir) loop(args ...string) (said *gbytes.Buffer, stop func()) {
 	GinkgoHelper()
 	cmd := exec.Command(tool(), append([]string{"install", "--loop", "--to", d.path}, args...)...)
-	out := nstest.Must(cmd.StdoutPipe())
+	said = gbytes.NewBuffer()
 	var stderr strings.Builder
-	cmd.Stderr = &stderr
+	cmd.Stdout, cmd.Stderr = said, &stderr
 	d.Do(func() { Expect(cmd.Start()).To(Succeed()) })
-	said := bufio.NewReader(out)
-	Expect(said.ReadString('\n')).To(Or(HaveSuffix("installed\n"), HaveSuffix("is there\n")), "it says so at the end")
-	drained := make(chan struct{})
-	go func() {
-		_, _ = io.Copy(io.Discard, said)
-		close(drained)
-	}()
-	return func() {
+	Eventually(said).Should(gbytes.Say(`^.*/hawser: (installed|is there)\n`), "it says so at the end")
+	return said, func() {
 		GinkgoHelper()
 		Expect(cmd.Process.Signal(syscall.SIGTERM)).To(Succeed())
-		<-drained
 		Expect(cmd.Wait()).To(Succeed(), stderr.String())
 	}
 }
@@ -142,7 +134,7 @@ var _ = Describe("install --loop", Label("install-loop"), func() {
 	It("installs again what changes or vanishes, and ends when it is told to", func() {
 		d := newDir(map[string]string{"bridge": oldReference})
 		before := d.state()
-		stop := d.loop()
+		_, stop := d.loop()
 		d.becomes(all()...)
 		d.Do(func() { Expect(os.Remove(d.path + "/tap")).To(Succeed()) })
 		d.becomes(all()...)
@@ -163,10 +155,11 @@ var _ = Describe("install --loop", Label("install-loop"), func() {
 
 	It("goes on after a refusal", func() {
 		d := newDir(nil)
-		stop := d.loop("--only", "bridge,tap")
+		said, stop := d.loop("--only", "bridge,tap")
 		d.becomes("hawser", "bridge", "tap")
 		d.fill(map[string]string{"new": newOurs})
 		d.Do(func() { Expect(os.Rename(d.path+"/new", d.path+"/bridge")).To(Succeed()) })
+		Eventually(said).Should(gbytes.Say(`/bridge: is the newer version .*; tried again after the next change\n`))
 		d.Do(func() { Expect(os.Rename(d.path+"/bridge", d.path+"/away")).To(Succeed()) })
 		d.becomes("hawser", "bridge", "tap")
 		stop()
@@ -228,7 +221,8 @@ var _ = DescribeTable("no call fails beside installations", Label("install-load"
 	})
 	d.install()
 	if looping {
-		defer d.loop()()
+		_, stop := d.loop()
+		defer stop()
 	}
 	var calls, installs atomic.Int64
 	over := time.Now().Add(pace())
@@ -253,10 +247,14 @@ var _ = DescribeTable("no call fails beside installations", Label("install-load"
 			}
 		}
 	})
-	took := time.Since(began).Seconds()
-	AddReportEntry("pace", fmt.Sprintf("%.0f calls a second, %.0f installations a second", float64(calls.Load())/took,
+	took, least := time.Since(began).Seconds(), 20.0
+	rate := float64(calls.Load()) / took
+	AddReportEntry("pace", fmt.Sprintf("%.0f calls a second, %.0f installations a second", rate,
 		float64(installs.Load())/took))
-	Expect(calls.Load()).To(BeNumerically(">", 20), "or the spec shows nothing")
+	if os.Getenv("HAWSER_LOAD") != "" {
+		least = 100
+	}
+	Expect(rate).To(BeNumerically(">=", least), "calls a second, or the spec shows nothing")
 }, Entry("in a loop", false), Entry("of --loop", true))
 
 // lend is an ADD and a DEL of host-local.
