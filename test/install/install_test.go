@@ -289,6 +289,13 @@ var _ = Describe("install", Label("install"), func() {
 		Entry("no directory", `--to is missing`, "--to", ""),
 		Entry("arguments", `unknown command "bridge"`, "bridge"))
 
+	It("takes only its own options from the environment", func() {
+		d := newDir(nil)
+		out := d.try([]string{"HAWSER_HELP=x", "HAWSER_VERSION=1.2.3"}, "install", "--only", "tap")
+		Expect(out.Exit).To(BeZero(), out.Stderr)
+		Expect(d.names()).To(ConsistOf("hawser", "tap"))
+	})
+
 	It("refuses values of the environment by their names", func() {
 		d := newDir(nil)
 		out := d.try([]string{"HAWSER_LOOP=sometimes"}, "install")
@@ -432,8 +439,9 @@ var _ = Describe("install", Label("install"), func() {
 		d.install()
 		d.Cmd("mount", "-o", "remount,ro,bind", d.path)
 		d.install()
-		Expect(d.try(nil, "uninstall")).To(And(HaveField("Exit", 1), HaveField("Stderr",
-			ContainSubstring("read-only file system"))))
+		out := d.try(nil, "uninstall")
+		Expect(out.Exit).To(Equal(1))
+		Expect(out.Stderr).To(MatchRegexp(`^hawser: \w+ ` + d.path + `/bandwidth: read-only file system\n$`))
 		d.answers("bridge")
 	})
 

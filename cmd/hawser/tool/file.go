@@ -97,7 +97,8 @@ func whose(program []byte) (k kind, version string) {
 		switch text := string(v); {
 		case ok && semver.IsValid("v"+text):
 			return ours, text
-		case ok && text == "unknown": // also in a program to which the linker gave a version
+		case ok && text == "unknown":
+			// the initial value of skel.stamp, which stays in the file beside the version that the linker set: look on
 			k = ours
 		}
 		rest = after

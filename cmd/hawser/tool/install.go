@@ -117,44 +117,46 @@ type install struct {
 	say  io.Writer
 }
 
+// step is what becomes of one name.
+type step struct {
+	file
+	said string // what was done, or why the name is left; empty before it is taken
+}
+
 // all decides about each name before it changes the first one.
 func (i *install) all(names []string) error {
-	var take []file
+	var steps []step
 	var errs []error
-	said := map[string]string{}
 	for _, name := range append([]string{own}, names...) {
 		f, err := i.look(name)
 		why := ""
 		if err == nil {
 			why, err = i.judge(f)
 		}
-		switch {
-		case err != nil:
-			errs = append(errs, err)
-		case why != "":
-			said[name] = why
-		default:
-			take = append(take, f)
-		}
+		errs = append(errs, err)
+		steps = append(steps, step{f, why})
 	}
-	if len(errs) > 0 {
-		return fmt.Errorf("nothing was installed:\n%w", errors.Join(errs...))
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("nothing was installed:\n%w", err)
 	}
-	if err := i.note(take); err != nil {
+	if err := i.note(steps); err != nil {
 		return err
 	}
 	var failed error
-	for _, f := range take {
-		done, err := i.put(f)
+	for n, s := range steps {
+		if s.said != "" {
+			continue
+		}
+		done, err := i.put(s.file)
 		if err != nil {
-			failed = fmt.Errorf("%s: %w", i.path(f.name), err)
+			failed = fmt.Errorf("%s: %w", i.path(s.name), err)
 			break
 		}
-		said[f.name] = done
+		steps[n].said = done
 	}
-	for _, name := range append([]string{own}, names...) {
-		if what, ok := said[name]; ok {
-			fmt.Fprintf(i.say, "%s: %s\n", i.path(name), what)
+	for _, s := range steps {
+		if s.said != "" {
+			fmt.Fprintf(i.say, "%s: %s\n", i.path(s.name), s.said)
 		}
 	}
 	return errors.Join(failed, i.sync())

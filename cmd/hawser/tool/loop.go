@@ -30,7 +30,7 @@ func again(ctx context.Context, dir string, once func(context.Context) error, sa
 	buffer := make([]byte, 64<<10)
 	for first := true; ; first = false {
 		err := os.MkdirAll(dir, 0o755)
-		if err == nil {
+		if err == nil { // each time: the directory may be another one by now
 			_, err = unix.InotifyAddWatch(fd, dir, watched|unix.IN_ONLYDIR)
 		}
 		if err == nil {

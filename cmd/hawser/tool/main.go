@@ -59,6 +59,9 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 func fromEnvironment(flags *pflag.FlagSet, env func(string) (string, bool)) (err error) {
 	flags.VisitAll(func(f *pflag.Flag) {
 		name := "HAWSER_" + strings.ToUpper(f.Name)
+		if f.Name == "help" || f.Name == "version" {
+			return
+		}
 		if value, ok := env(name); ok && value != "" && !f.Changed {
 			if bad := flags.Set(f.Name, value); bad != nil {
 				err = errors.Join(err, fmt.Errorf("%s: %w", name, bad))

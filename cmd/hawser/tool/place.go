@@ -72,10 +72,14 @@ func (p *place) kept(name string) string { return filepath.Join(p.dir, store, na
 
 func (p *place) look(name string) (file, error) { return inspect(p.path(name), name) }
 
-// note keeps what has the names that are taken now, and writes down that they are.
-func (p *place) note(take []file) error {
+// note saves the files that are about to be replaced, and records which names we take.
+func (p *place) note(steps []step) error {
 	changed := false
-	for _, f := range take {
+	for _, s := range steps {
+		if s.said != "" {
+			continue
+		}
+		f := s.file
 		was, known := p.record[f.name]
 		if was.Kept && !exists(p.kept(f.name)) { // an uninstallation that was not finished has brought it back
 			known = false

@@ -52,7 +52,7 @@ func uninstall(ctx context.Context, dir string, say io.Writer) error {
 		}
 		done, err := p.giveBack(name, was)
 		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+			return err // it names the path
 		}
 		fmt.Fprintf(say, "%s: %s\n", p.path(name), done)
 	}
