@@ -96,18 +96,28 @@ var _ = Describe("frozen", Label("frozen"), func() {
 	})
 
 	It("are the options of the tool, each with its variable", func() {
-		var have, want []string
-		help := string(nstest.Must(exec.Command(nstest.Build("hawser"), "install", "--help").Output()))
-		for _, m := range regexp.MustCompile(`(?m)^ +(?:-\w, )?(--\w+)`).FindAllStringSubmatch(help, -1) {
-			have = append(have, m[1])
+		help := func(args ...string) string {
+			return string(nstest.Must(exec.Command(nstest.Build("hawser"), append(args, "--help")...).Output()))
+		}
+		var want []string
+		have := map[string]bool{}
+		for _, command := range regexp.MustCompile(`(?m)^  (\w+) +[A-Z]`).FindAllStringSubmatch(help(), -1) {
+			if command[1] == "completion" || command[1] == "help" {
+				continue
+			}
+			options := regexp.MustCompile(`(?m)^ +(?:-\w, )?(--\w+)`).FindAllStringSubmatch(help(command[1]), -1)
+			for _, m := range options {
+				have[m[1]] = true
+			}
 		}
 		page := read(root("cmd", "hawser", "README.md"))
 		for _, m := range regexp.MustCompile("(?m)^\\| `(--(\\w+))` \\| `(\\w+)` ").FindAllStringSubmatch(page, -1) {
 			Expect(m[3]).To(Equal("HAWSER_" + strings.ToUpper(m[2])))
 			want = append(want, m[1])
 		}
-		Expect(have).To(ConsistOf(append(want, "--help")))
-		Expect(want).To(ConsistOf("--to", "--only", "--skip", "--links", "--keep", "--force", "--loop"))
+		Expect(slices.Collect(maps.Keys(have))).To(ConsistOf(append(want, "--help")))
+		Expect(want).To(ContainElements("--to", "--only", "--skip", "--links", "--keep", "--force", "--loop",
+			"--conf", "--path", "--cache", "--json", "--orphans"))
 	})
 })
 

@@ -75,13 +75,13 @@ func why(ctx context.Context, n node.Node, of string) (found []failure, err erro
 		if of == "last" && len(found) > 0 && f.ContainerID != found[0].ContainerID {
 			break
 		}
-		found = append(found, failure{Failure: f, Step: step(n, f), Now: now(f, attached, err), Advice: advice(f)})
+		found = append(found, failure{Failure: f, Step: placeIn(n, f), Now: now(f, attached, err), Advice: advice(f)})
 	}
 	return found, nil
 }
 
-// step is the place of the plugin in the list of the network.
-func step(n node.Node, f skel.Failure) string {
+// placeIn is the place of the plugin in the list of the network.
+func placeIn(n node.Node, f skel.Failure) string {
 	lists, _ := n.Lists()
 	i := slices.IndexFunc(lists, func(l node.List) bool { return l.Name == f.Network })
 	if i < 0 {
