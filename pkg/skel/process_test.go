@@ -597,7 +597,7 @@ var _ = It("Most gives two thirds of the time that there is to what may wait", f
 	Expect(ok).To(BeFalse())
 })
 
-var _ = It("answers a call of a plugin that the program does not have", func() {
+var _ = It("answers a call of a plugin that the program does not have", Label("no-plugin"), func() {
 	p := newProcess("no plugin", "ADD")
 	Expect(p.Run()).NotTo(Succeed())
 	Expect(p.ProcessState.ExitCode()).To(Equal(1))

@@ -73,7 +73,7 @@ func talosPod() core.Pod {
 	return patch.Machine.Pods[0]
 }
 
-var _ = Describe("the manifests", func() {
+var _ = Describe("the manifests", Label("manifests"), func() {
 	It("have a DaemonSet that selects its own pods, on every node, as a file of the image's", func() {
 		d := daemonSet()
 		Expect(d.TypeMeta.APIVersion + " " + d.TypeMeta.Kind).To(Equal("apps/v1 DaemonSet"))

@@ -129,7 +129,7 @@ var machines = map[platform]elf.Machine{
 	{"linux", "mips64le", ""}: elf.EM_MIPS,
 }
 
-var _ = Describe("make image", Ordered, ContinueOnFailure, func() {
+var _ = Describe("make image", Label("image"), Ordered, ContinueOnFailure, func() {
 	const version, file = "9.8.7+3.gabc", "/dist/hawser-9.8.7+3.gabc-oci.tar"
 	env := []string{"VERSION=" + version, "SOURCE_DATE_EPOCH=1767323045"}
 	created := time.Unix(1767323045, 0).UTC()

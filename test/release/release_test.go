@@ -216,7 +216,7 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 		Expect(names(dir)).To(BeEmpty())
 	})
 
-	DescribeTable("keeps all plugins in one file small on", func(arch string) {
+	DescribeTable("keeps all plugins in one file small on", Label("size"), func(arch string) {
 		dir, docs, out := GinkgoT().TempDir(), GinkgoT().TempDir(), GinkgoT().TempDir()
 		file := dir + "/hawser"
 		run("../..", []string{"GOOS=linux", "CGO_ENABLED=0", "GOARCH=" + arch}, "go", "build", "-trimpath",
