@@ -25,6 +25,9 @@ const (
 	unfit // no regular file
 )
 
+// isOthers is also true of what is no regular file.
+func (k kind) isOthers() bool { return k > ours }
+
 // file is what has a plugin's name.
 type file struct {
 	name    string
@@ -62,7 +65,7 @@ func inspect(path, name string) (f file, err error) {
 		if f.target, err = os.Readlink(path); err != nil {
 			return f, err
 		}
-		if f.target == own {
+		if f.target == toolName {
 			f.kind = ours
 		}
 	}

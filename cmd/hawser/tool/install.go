@@ -16,8 +16,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// own is the name of the file itself in the plugins' directory.
-const own = "hawser"
+// toolName is the name of the file itself in the plugins' directory.
+const toolName = "hawser"
 
 // The ways in which the file has the name of a plugin.
 const (
@@ -87,7 +87,7 @@ func (o *options) choose(names []string, env func(string) (string, bool)) ([]str
 }
 
 func (o *options) run(ctx context.Context, names []string, say io.Writer) error {
-	self, err := os.ReadFile("/proc/self/exe")
+	program, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
 		return err
 	}
@@ -100,11 +100,11 @@ func (o *options) run(ctx context.Context, names []string, say io.Writer) error 
 			return err
 		}
 		defer p.close()
-		i := install{options: *o, place: p, self: self, say: say}
+		i := install{options: *o, place: p, program: program, say: say}
 		return i.all(names)
 	}
 	if o.loop {
-		return again(ctx, o.to, once, say)
+		return loop(ctx, o.to, once, say)
 	}
 	return once(ctx)
 }
@@ -113,8 +113,8 @@ func (o *options) run(ctx context.Context, names []string, say io.Writer) error 
 type install struct {
 	options
 	*place
-	self []byte
-	say  io.Writer
+	program []byte
+	say     io.Writer
 }
 
 // step is what becomes of one name.
@@ -127,7 +127,7 @@ type step struct {
 func (i *install) all(names []string) error {
 	var steps []step
 	var errs []error
-	for _, name := range append([]string{own}, names...) {
+	for _, name := range append([]string{toolName}, names...) {
 		f, err := i.look(name)
 		why := ""
 		if err == nil {
@@ -167,9 +167,9 @@ func (i *install) judge(f file) (why string, err error) {
 	switch {
 	case f.kind == unfit:
 		return "", fmt.Errorf("%s: is no regular file (%s); move it away", i.path(f.name), f.mode)
-	case f.name == own && f.kind > ours && !i.force:
-		return "", fmt.Errorf("%s: is not ours, but its place is this file's; --force replaces it", i.path(own))
-	case f.name != own && f.kind != absent && i.keep: // new names lead to our own file: that is never an older one
+	case f.name == toolName && f.kind.isOthers() && !i.force:
+		return "", fmt.Errorf("%s: is not ours, but its place is this file's; --force replaces it", i.path(toolName))
+	case f.name != toolName && f.kind != absent && i.keep: // new names lead to our file: no older one
 		return "left, as all that is there", nil
 	case i.force || f.kind == absent:
 		return "", nil
@@ -190,14 +190,14 @@ func (i *install) put(f file) (string, error) {
 	if i.isThere(f) {
 		return "is there", nil
 	}
-	if f.name == own {
-		return done(f), i.write(i.path(own), i.self, 0o755)
+	if f.name == toolName {
+		return done(f), i.write(i.path(toolName), i.program, 0o755)
 	}
 	switch i.links {
 	case symbolic:
-		return done(f), i.swap(i.path(f.name), func(temporary string) error { return os.Symlink(own, temporary) })
+		return done(f), i.swap(i.path(f.name), func(temporary string) error { return os.Symlink(toolName, temporary) })
 	case hard:
-		err := i.swap(i.path(f.name), func(temporary string) error { return os.Link(i.path(own), temporary) })
+		err := i.swap(i.path(f.name), func(temporary string) error { return os.Link(i.path(toolName), temporary) })
 		if !cannotLink(err) {
 			return done(f), err
 		}
@@ -205,7 +205,7 @@ func (i *install) put(f file) (string, error) {
 		i.links = byCopy
 		return i.put(f)
 	}
-	return done(f), i.write(i.path(f.name), i.self, 0o755)
+	return done(f), i.write(i.path(f.name), i.program, 0o755)
 }
 
 func done(f file) string {
@@ -217,13 +217,13 @@ func done(f file) string {
 
 // isThere says that a name is as put would make it.
 func (i *install) isThere(f file) bool {
-	target, _ := os.Stat(i.path(own))
+	target, _ := os.Stat(i.path(toolName))
 	regular := f.kind == ours && f.mode.IsRegular()
 	switch {
-	case f.name == own:
+	case f.name == toolName:
 		return regular && i.isSelf(f)
 	case i.links == symbolic:
-		return f.target == own
+		return f.target == toolName
 	case i.links == hard:
 		return regular && os.SameFile(f.info, target)
 	}
@@ -232,5 +232,5 @@ func (i *install) isThere(f file) bool {
 
 func (i *install) isSelf(f file) bool {
 	data, err := os.ReadFile(i.path(f.name))
-	return err == nil && f.mode.Perm() == 0o755 && bytes.Equal(data, i.self)
+	return err == nil && f.mode.Perm() == 0o755 && bytes.Equal(data, i.program)
 }

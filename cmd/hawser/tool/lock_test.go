@@ -21,7 +21,7 @@ func TestTool(t *testing.T) { nstest.RunSpecs(t, "the tool") }
 
 var _ = DescribeTable("a directory that another installation has", Label("locks"), func(verb string) {
 	dir := GinkgoT().TempDir()
-	Expect(os.Mkdir(filepath.Join(dir, store), 0o700)).To(Succeed())
+	Expect(os.Mkdir(filepath.Join(dir, formerDir), 0o700)).To(Succeed())
 	nstest.NewHost().HoldLock(dir)
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
@@ -36,5 +36,5 @@ var _ = DescribeTable("a directory that another installation has", Label("locks"
 	Expect(err).To(MatchError(MatchRegexp(`^nothing was changed: lock ` + dir +
 		`: held by process [1-9]\d* \(\w+\), which works on this directory: let it end, and try again$`)))
 	Expect(said.String()).To(BeEmpty())
-	Expect(filepath.Glob(filepath.Join(dir, "*"))).To(ConsistOf(filepath.Join(dir, store)))
+	Expect(filepath.Glob(filepath.Join(dir, "*"))).To(ConsistOf(filepath.Join(dir, formerDir)))
 }, Entry("is given up by an installation", "install"), Entry("is given up by an uninstallation", "uninstall"))

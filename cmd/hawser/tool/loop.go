@@ -15,9 +15,9 @@ import (
 const watched = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_CLOSE_WRITE |
 	unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF
 
-// again installs, and once more after each change in the directory, until the process is told to end. Our own changes
+// loop installs, and once more after each change in the directory, until the process is told to end. Our own changes
 // are seen too: the installation after them finds all in place and changes nothing.
-func again(ctx context.Context, dir string, once func(context.Context) error, say io.Writer) error {
+func loop(ctx context.Context, dir string, once func(context.Context) error, say io.Writer) error {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		return fmt.Errorf("inotify: %w", err)

@@ -15,11 +15,11 @@ import (
 )
 
 const (
-	// store is the directory, in that of the plugins, for what was there before and the record. No runtime finds a
+	// formerDir is the directory, in that of the plugins, for what was there before and the record. No runtime finds a
 	// plugin in it: the type of a configuration has no slash.
-	store = ".hawser"
-	// fresh is a file that has no name yet. Whoever has the lock may take it away.
-	fresh      = ".hawser.new"
+	formerDir = ".hawser"
+	// partName is a file that has no name yet. Whoever has the lock may take it away.
+	partName   = ".hawser.new"
 	recordName = "installed.json"
 )
 
@@ -68,7 +68,7 @@ func (p *place) close() { _ = errors.Join(p.lock.Unlock(), p.file.Close()) }
 
 func (p *place) path(name string) string { return filepath.Join(p.dir, name) }
 
-func (p *place) kept(name string) string { return filepath.Join(p.dir, store, name) }
+func (p *place) kept(name string) string { return filepath.Join(p.dir, formerDir, name) }
 
 func (p *place) look(name string) (file, error) { return inspect(p.path(name), name) }
 
@@ -87,7 +87,7 @@ func (p *place) note(steps []step) error {
 		if known && (f.kind == ours || f.kind == absent) {
 			continue
 		}
-		if err := os.Mkdir(p.path(store), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		if err := os.Mkdir(p.path(formerDir), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
 		if err := p.setAside(f); err != nil {
@@ -102,7 +102,7 @@ func (p *place) note(steps []step) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(p.write(p.kept(recordName), append(data, '\n'), 0o600), syncDir(p.path(store)), p.sync())
+	return errors.Join(p.write(p.kept(recordName), append(data, '\n'), 0o600), syncDir(p.path(formerDir)), p.sync())
 }
 
 // setAside gives a file a second name in the store; where there are no hard links, a copy.
@@ -139,7 +139,7 @@ func (p *place) write(path string, data []byte, mode fs.FileMode) error {
 
 // swap makes a file under the temporary name and gives it its own, in the place of what has that.
 func (p *place) swap(path string, create func(string) error) error {
-	temporary := p.path(fresh)
+	temporary := p.path(partName)
 	err := ignoreAbsent(os.Remove(temporary))
 	if err == nil {
 		err = create(temporary)

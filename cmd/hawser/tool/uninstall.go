@@ -38,13 +38,13 @@ func uninstall(ctx context.Context, dir string, say io.Writer) error {
 		return err
 	}
 	defer p.close()
-	if !exists(p.path(store)) && !exists(p.path(fresh)) {
+	if !exists(p.path(formerDir)) && !exists(p.path(partName)) {
 		fmt.Fprintf(say, "%s: nothing is installed\n", dir)
 		return nil
 	}
 	// Links lead to the file itself: it goes last.
 	names := slices.Sorted(maps.Keys(p.record))
-	names = append(slices.DeleteFunc(names, func(name string) bool { return name == own }), own)
+	names = append(slices.DeleteFunc(names, func(name string) bool { return name == toolName }), toolName)
 	for _, name := range names {
 		was, taken := p.record[name]
 		if !taken {
@@ -59,7 +59,7 @@ func uninstall(ctx context.Context, dir string, say io.Writer) error {
 	if err := p.sync(); err != nil {
 		return err
 	}
-	return errors.Join(ignoreAbsent(os.Remove(p.path(fresh))), os.RemoveAll(p.path(store)), p.sync())
+	return errors.Join(ignoreAbsent(os.Remove(p.path(partName))), os.RemoveAll(p.path(formerDir)), p.sync())
 }
 
 // giveBack brings back what had the name before, in one step.
@@ -68,7 +68,7 @@ func (p *place) giveBack(name string, was origin) (string, error) {
 	switch {
 	case err != nil:
 		return "", err
-	case f.kind > ours:
+	case f.kind.isOthers():
 		return "left: it is not ours", nil
 	case was.Kept && exists(p.kept(name)):
 		return "as it was before", os.Rename(p.kept(name), p.path(name))
