@@ -254,7 +254,8 @@ func statements(dist, key func() string) {
 		Entry("no ssh-keygen", "there is no ssh-keygen", func() []string {
 			dir := GinkgoT().TempDir()
 			run(dir, nil, "bash", "-c", "ln -s /usr/bin/* . && rm ssh-keygen")
-			return []string{noDatabase, "SIGNING_KEY=" + key(), "PATH=" + dir + ":" + strings.TrimSpace(run(dir, nil, "go", "env", "GOROOT")) + "/bin"}
+			goroot := strings.TrimSpace(run(dir, nil, "go", "env", "GOROOT"))
+			return []string{noDatabase, "SIGNING_KEY=" + key(), "PATH=" + dir + ":" + goroot + "/bin"}
 		}),
 		Entry("no database when the OpenVEX document is asked for", "the database of vulnerabilities cannot be reached",
 			func() []string { return []string{noDatabase, "VEX=1"} }),
