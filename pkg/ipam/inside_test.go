@@ -66,13 +66,16 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 			}}
 		return skel.ProgramOf(p.Name, func() skel.Plugin[struct{}] { return p })
 	}
-	run := func(limit time.Duration, programs ...skel.Program) (code int, out, stderr string) {
+	runOf := func(p skel.Plugin[struct{}], programs ...skel.Program) (code int, out, stderr string) {
 		var stdout, errs bytes.Buffer
-		code = skel.Run(context.Background(), mainPlugin(limit), skel.Env{
+		code = skel.Run(context.Background(), p, skel.Env{
 			Vars: []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=one", "CNI_IFNAME=eth0", "CNI_ARGS=A=b",
 				"CNI_NETNS=" + nstest.NewNetns().Path, "CNI_PATH=" + dir, executedEnv + "=1"},
 			Stdin: strings.NewReader(conf), Stdout: &stdout, Stderr: &errs, Programs: programs})
 		return code, stdout.String(), errs.String()
+	}
+	run := func(limit time.Duration, programs ...skel.Program) (code int, out, stderr string) {
+		return runOf(mainPlugin(limit), programs...)
 	}
 	link := func(how func(old, name string) error) {
 		GinkgoHelper()
@@ -86,6 +89,35 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 		Expect(out).To(ContainSubstring("10.1.0.2/24"))
 		Expect(stderr).To(Equal("progress\n"))
 		Expect(calls).To(Equal([]string{"ADD " + conf + " A=b"}))
+	})
+
+	It("is served in the host's namespace, whatever another goroutine does in the container's", func() {
+		link(os.Symlink)
+		inContainer, served, left := make(chan string), make(chan string, 1), make(chan struct{})
+		add = func(context.Context, *skel.Request) (*cni.Result, error) {
+			served <- nstest.Must(os.Readlink("/proc/thread-self/ns/net"))
+			close(left)
+			return nil, errors.New("enough")
+		}
+		p := mainPlugin(time.Minute)
+		delegate := p.Add
+		p.Add = func(ctx context.Context, req *skel.Request, c struct{}) (*cni.Result, error) {
+			go func() {
+				_ = req.NS.Do(func() error {
+					inContainer <- nstest.Must(os.Readlink("/proc/thread-self/ns/net"))
+					<-left
+					return nil
+				})
+			}()
+			host := nstest.Must(os.Readlink("/proc/thread-self/ns/net"))
+			Expect(<-inContainer).NotTo(Equal(host))
+			res, err := delegate(ctx, req, c)
+			Expect(<-served).To(Equal(host))
+			return res, err
+		}
+		code, out, _ := runOf(p, inside())
+		Expect(code).To(Equal(1))
+		Expect(out).To(ContainSubstring("enough"))
 	})
 
 	DescribeTable("has its failures passed on, and is told DEL", func(
