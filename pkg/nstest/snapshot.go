@@ -252,7 +252,7 @@ func (h *Host) Files(dirs ...string) string {
 	h.Do(func() {
 		for _, dir := range dirs {
 			_ = filepath.Walk(dir, func(path string, info os.FileInfo, err error) error {
-				if err != nil || isEvidence(path) && dir != evidence {
+				if err != nil || IsEvidence(path) && dir != evidence {
 					return nil
 				}
 				content := ""
@@ -268,10 +268,14 @@ func (h *Host) Files(dirs ...string) string {
 	return b.String()
 }
 
-// evidence has the records of calls that failed, which say nothing about what is there.
+// evidence has the records of calls that failed.
 const evidence = "/run/hawser/failures"
 
-func isEvidence(path string) bool { return path == evidence || strings.HasPrefix(path, evidence+"/") }
+// IsEvidence says whether a file or directory may be there because of calls that failed alone, and so says nothing
+// about what is attached.
+func IsEvidence(path string) bool {
+	return path == "/run/hawser" || path == evidence || strings.HasPrefix(path, evidence+"/")
+}
 
 func lines(s string) []string {
 	s = strings.TrimRight(s, "\n")
