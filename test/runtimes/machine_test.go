@@ -209,7 +209,7 @@ func (m *machine) check(conflist, id string, pod pods.Pod) (err error) {
 func (m *machine) state() string {
 	GinkgoHelper()
 	files := m.Run(nstest.Program{Path: "find", Args: []string{
-		"/var/lib/cni", "/run/hawser", "/run/cni", "/run/netns", "-type", "f"}}).Stdout
+		"/var/lib/cni", "/run/hawser", "/run/cni", "/run/netns", "-type", "f", "!", "-path", "*/failures/*"}}).Stdout
 	return m.Snapshot() + strings.Join(slices.Sorted(strings.Lines(files)), "")
 }
 
