@@ -1,0 +1,186 @@
+package nft
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Step is what a rule, or the end of a base chain, does with a packet that is traced.
+type Step struct {
+	Packet  uint32 // a number that the kernel gives each packet
+	Table   Table
+	Chain   string
+	Handle  uint64 // of the rule; 0 = the chain's end
+	Verdict string // as nft writes it: "accept", "drop", "jump x"
+	IIF     int    // index of the interface by which it came; 0 = it is the host's own
+	OIF     int    // index of the interface by which it leaves; 0 = not decided yet
+
+	// As the packet is at this point; the zero values where the kernel has told them before.
+	Proto               byte
+	Source, Destination netip.AddrPort
+}
+
+// Own says whether the rule is that of the trace itself.
+func (s Step) Own() bool { return s.Table == Table{INet, traceTable} }
+
+const (
+	traceTable    = "hawser_trace"
+	tracePriority = -450 // before all others: raw is -300
+	traceRate     = 20   // packets a second
+	tableOwner    = 2    // NFT_TABLE_F_OWNER, Linux 5.12: the table ends with the socket, however the process ends
+)
+
+// Trace marks packets that match one of the rules, at the beginning of prerouting and output, and calls each for what
+// all rules of this network namespace do with them. It ends with the context, or when each returns false. The kernel
+// takes the rules away when the socket is closed, also by a kill; one that cannot (before Linux 5.12) is
+// ErrUnsupported.
+func Trace(ctx context.Context, rules []Rule, each func(Step) bool) error {
+	events, err := nl.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTRACE)
+	if err != nil {
+		return unsupported(fmt.Errorf("netfilter socket: %w", err), err)
+	}
+	defer events.Close()
+	const look = 100 * time.Millisecond // for the end of the context
+	tick := unix.NsecToTimeval(look.Nanoseconds())
+	if err := events.SetReceiveTimeout(&tick); err != nil {
+		return err
+	}
+	marks := New()
+	defer marks.Close()
+	if err := marks.batch(traceMessages(rules), true); errors.Is(err, unix.EINVAL) {
+		return unsupported(err, unix.EOPNOTSUPP)
+	} else if err != nil {
+		return err
+	}
+	buf := make([]byte, 64<<10)
+	for ctx.Err() == nil {
+		n, _, err := unix.Recvfrom(events.GetFd(), buf, 0)
+		if isOneOf(err, unix.EAGAIN, unix.EINTR, unix.ENOBUFS) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		messages, err := syscall.ParseNetlinkMessage(buf[:n])
+		if err != nil {
+			return err
+		}
+		for _, m := range messages {
+			isTrace := m.Header.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE && len(m.Data) >= nfgenmsgSize
+			if isTrace && !each(decodeStep(Family(m.Data[0]), m.Data[nfgenmsgSize:])) {
+				return nil
+			}
+		}
+	}
+	return nil
+}
+
+func traceMessages(rules []Rule) []message {
+	t := Table{INet, traceTable}
+	table := newTable(t)
+	table.body = append(table.body, attrNet32(unix.NFTA_TABLE_FLAGS, tableOwner)...)
+	msgs := []message{table}
+	for _, hook := range []Hook{{"filter", Prerouting, tracePriority}, {"filter", Output, tracePriority}} {
+		chain := Chain{Name: map[uint32]string{Prerouting: "prerouting", Output: "output"}[hook.Point], Hook: &hook}
+		msgs = append(msgs, newChain(t, chain))
+		for _, r := range rules {
+			msgs = append(msgs, newRule(t, chain.Name, append(r[:len(r):len(r)], limitRate(traceRate), traced())))
+		}
+	}
+	return msgs
+}
+
+// traced marks the packet for tracing.
+func traced() Stmt {
+	return Stmt{text: "meta nftrace set 1", exprs: [][]byte{
+		expression("immediate", attrNet32(unix.NFTA_IMMEDIATE_DREG, reg1),
+			operand(unix.NFTA_IMMEDIATE_DATA, []byte{1})),
+		expression("meta", attrNet32(unix.NFTA_META_KEY, unix.NFT_META_NFTRACE), attrNet32(unix.NFTA_META_SREG, reg1)),
+	}}
+}
+
+// limitRate matches so many packets a second.
+func limitRate(rate uint64) Stmt {
+	net64 := func(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
+	return Stmt{text: fmt.Sprintf("limit rate %d/second", rate), exprs: [][]byte{expression("limit",
+		attrBytes(unix.NFTA_LIMIT_RATE, net64(rate)), attrBytes(unix.NFTA_LIMIT_UNIT, net64(1)))}}
+}
+
+// Is matches packets whose field has this value.
+func Is(f Field, value []byte) Stmt {
+	text := fmt.Sprintf("%s %#x", f.text, value)
+	return Stmt{text: text, proto: f.proto, exprs: [][]byte{f.load(reg1), isEqual(value)}}
+}
+
+func decodeStep(f Family, b []byte) Step {
+	number := func(kind uint16) uint32 {
+		if v := attribute(b, kind); len(v) == 4 {
+			return binary.BigEndian.Uint32(v)
+		}
+		return 0
+	}
+	s := Step{
+		Packet: number(unix.NFTA_TRACE_ID), Table: Table{f, textAt(b, unix.NFTA_TRACE_TABLE)},
+		Chain: textAt(b, unix.NFTA_TRACE_CHAIN),
+		IIF:   int(number(unix.NFTA_TRACE_IIF)), OIF: int(number(unix.NFTA_TRACE_OIF)),
+	}
+	if v := attribute(b, unix.NFTA_TRACE_RULE_HANDLE); len(v) == 8 {
+		s.Handle = binary.BigEndian.Uint64(v)
+	}
+	verdict := attribute(b, unix.NFTA_TRACE_VERDICT)
+	code := attribute(verdict, unix.NFTA_VERDICT_CODE)
+	if len(code) == 4 {
+		s.Verdict = verdictText(int32(binary.BigEndian.Uint32(code)), textAt(verdict, unix.NFTA_VERDICT_CHAIN))
+	} else if number(unix.NFTA_TRACE_POLICY) == dropPacket && attribute(b, unix.NFTA_TRACE_POLICY) != nil {
+		s.Verdict = "drop"
+	} else if attribute(b, unix.NFTA_TRACE_POLICY) != nil {
+		s.Verdict = "accept"
+	}
+	s.decodeHeaders(attribute(b, unix.NFTA_TRACE_NETWORK_HEADER), attribute(b, unix.NFTA_TRACE_TRANSPORT_HEADER))
+	return s
+}
+
+func (s *Step) decodeHeaders(network, transport []byte) {
+	var from, to netip.Addr
+	switch {
+	case len(network) >= 20 && network[0]>>4 == 4:
+		s.Proto = network[9]
+		from, to = netip.AddrFrom4([4]byte(network[12:])), netip.AddrFrom4([4]byte(network[16:]))
+	case len(network) >= 40 && network[0]>>4 == 6:
+		s.Proto = network[6]
+		from, to = netip.AddrFrom16([16]byte(network[8:])), netip.AddrFrom16([16]byte(network[24:]))
+	default:
+		return
+	}
+	var ports [2]uint16
+	if len(transport) >= 4 && (s.Proto == unix.IPPROTO_TCP || s.Proto == unix.IPPROTO_UDP) {
+		ports = [2]uint16{binary.BigEndian.Uint16(transport), binary.BigEndian.Uint16(transport[2:])}
+	}
+	s.Source, s.Destination = netip.AddrPortFrom(from, ports[0]), netip.AddrPortFrom(to, ports[1])
+}
+
+func verdictText(code int32, chain string) string {
+	switch code {
+	case dropPacket:
+		return "drop"
+	case acceptPacket:
+		return "accept"
+	case unix.NFT_CONTINUE:
+		return "continue"
+	case unix.NFT_RETURN:
+		return "return"
+	case unix.NFT_JUMP:
+		return "jump " + chain
+	case unix.NFT_GOTO:
+		return "goto " + chain
+	}
+	return fmt.Sprintf("verdict %d", code)
+}

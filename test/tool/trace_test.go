@@ -1,0 +1,91 @@
+package tool_test
+
+import (
+	"encoding/json"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+type traced struct {
+	Packet                            int
+	Source, Destination, Table, Chain string
+	Rule                              uint64
+	Verdict, In, Out                  string
+}
+
+// trace runs the tool, with traffic to a host port while it looks.
+func (m *machine) trace(traffic func(), args ...string) nstest.Output {
+	GinkgoHelper()
+	done := make(chan nstest.Output, 1)
+	go func() {
+		defer GinkgoRecover()
+		done <- m.hawser(append([]string{"trace"}, args...)...)
+	}()
+	Eventually(func() string { return m.Cmd("nft", "list", "tables") }).Should(ContainSubstring("inet hawser_trace"))
+	traffic()
+	var out nstest.Output
+	Eventually(done).Should(Receive(&out))
+	Expect(m.Cmd("nft", "list", "tables")).NotTo(ContainSubstring("hawser_trace"))
+	return out
+}
+
+var _ = Describe("hawser trace", Label("tool-trace"), func() {
+	var (
+		m       *machine
+		outside *nstest.Host
+	)
+	BeforeEach(func() {
+		m = newMachine(ours(), usual)
+		outside = nstest.NewOutside(m.Host)
+		m.up(newPod("c1", "web-0", hostPort(8080, 80))).Serve("tcp4", ":80")
+	})
+	const drops = "add table inet admin; add chain inet admin no { type filter hook forward priority 5; policy drop; }"
+	knock := func() { _, _ = outside.AskWithin(nstest.Patience(200e6), "tcp4", "192.0.2.1:8080") }
+
+	It("shows which rules of anybody a packet meets, and what they do with it", func() {
+		m.Cmd("nft", drops)
+		var steps []traced
+		out := m.trace(knock, "8080", "--for", "2s", "--json")
+		Expect(out.Exit).To(BeZero(), out.Stderr)
+		Expect(json.Unmarshal([]byte(out.Stdout), &steps)).To(Succeed())
+		Expect(steps).To(ContainElements(
+			And(HaveField("Table", "inet hawser"), HaveField("Destination", "192.0.2.1:8080")),
+			And(HaveField("Destination", "10.88.0.2:80"), HaveField("Out", "cni0")),
+			And(HaveField("Table", "inet admin"), HaveField("Chain", "no"), HaveField("Verdict", "drop"))))
+	})
+
+	It("says where a packet was dropped, and when none was", func() {
+		Expect(m.trace(knock, "192.0.2.1:8080", "--for", "2s").Stdout).To(HaveSuffix("no rule dropped a packet\n"))
+		m.Cmd("nft", drops)
+		Expect(m.trace(knock, "8080", "--for", "2s").Stdout).To(ContainSubstring(
+			"was dropped by inet admin, chain no (nft -a list chain inet admin no)"))
+	})
+
+	It("ends after so many packets, and fails when there are none", func() {
+		out := m.trace(func() { knock(); knock() }, "8080", "--for", "1m", "--packets", "1")
+		Expect(out.Exit).To(BeZero())
+		out = m.trace(func() {}, "8081", "--for", "300ms")
+		Expect(out.Exit).To(Equal(1))
+		Expect(out.Stderr).To(ContainSubstring("no packet to 8081 met a rule within 300ms"))
+	})
+
+	It("leaves nothing when it is killed", func() {
+		tracing := m.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"trace", "8080", "--for", "1m"}})
+		tables := func() string { return m.Cmd("nft", "list", "tables") }
+		Eventually(tables).Should(ContainSubstring("inet hawser_trace"))
+		Expect(tracing.Process.Kill()).To(Succeed())
+		_ = tracing.Wait()
+		Eventually(tables).ShouldNot(ContainSubstring("hawser_trace"))
+	})
+
+	DescribeTable("refuses", func(of, says string) {
+		out := m.hawser("trace", of)
+		Expect(out.Exit).To(Equal(1))
+		Expect(out.Stderr).To(ContainSubstring(says))
+	},
+		Entry("what is no port", "http", `"http" is no port between 1 and 65535, no address and no ADDRESS:PORT`),
+		Entry("port 0", "0", "is no port"), Entry("a name", "host:80", `"host" is no address`))
+})
