@@ -36,7 +36,7 @@ func traceCommand(_ *node.Node, asJSON *bool) *cobra.Command {
 	var limit time.Duration
 	var most int
 	c := &cobra.Command{
-		Use: "trace PORT|ADDRESS[:PORT]", Short: "Show what each nftables rule does with packets to a port or an address",
+		Use: "trace PORT|ADDRESS[:PORT]", Short: "Show what nftables rules do with packets to a port or an address",
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			rules, err := traceRules(args[0])
