@@ -23,6 +23,7 @@ type Edit struct {
 	Chains []string
 	Rules  []Rule   // of all chains, those of one chain in their order
 	Lines  []string // of the restore; none if the table has all of that already
+	Drops  []string // those of the chains whose policy is to drop
 }
 
 // Has says whether the table has the rule.
@@ -186,6 +187,9 @@ func parseTable(lines []string) *Edit {
 			e.Chains = append(e.Chains, words[1])
 		case len(words) > 1 && words[0] == "-A":
 			e.Rules = append(e.Rules, Rule{Chain: words[1], Args: words[2:]})
+		}
+		if len(words) > 1 && words[0] != "-A" && slices.Contains(words[1:], "DROP") { // :FORWARD DROP, -P FORWARD DROP
+			e.Drops = append(e.Drops, e.Chains[len(e.Chains)-1])
 		}
 	}
 	return e

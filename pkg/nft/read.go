@@ -24,7 +24,9 @@ type LiveChain struct {
 	Hook  *Hook // nil for a chain that only jumps lead to
 	Drops bool  // the hook's policy is to drop
 	Table Table
-	use   uint32 // how many rules it has, plus how many rules and elements lead to it
+	// Comment is what whoever made it wrote about it.
+	Comment string
+	use     uint32 // how many rules it has, plus how many rules and elements lead to it
 }
 
 // Chain returns the chain, nil when there is none.
@@ -126,6 +128,8 @@ func decodeChain(f Family, data []byte) LiveChain {
 		Name:  textAt(data, unix.NFTA_CHAIN_NAME),
 		Table: Table{f, textAt(data, unix.NFTA_CHAIN_TABLE)},
 		use:   number(data, unix.NFTA_CHAIN_USE),
+
+		Comment: udata(attribute(data, attrChainUserdata), udataComment),
 	}
 	if attribute(data, unix.NFTA_CHAIN_HOOK) != nil {
 		c.Hook = &Hook{
@@ -187,6 +191,24 @@ func (r LiveRule) runs(want [][]byte) bool {
 		i++
 	}
 	return i == len(want)
+}
+
+// EndsAll reports whether the rule drops or rejects each packet that gets to it: it has no condition.
+func (r LiveRule) EndsAll() bool {
+	ends := false
+	for _, x := range attributes(r.exprs) {
+		switch data := attribute(x, unix.NFTA_EXPR_DATA); textAt(x, unix.NFTA_EXPR_NAME) {
+		case "counter", "log":
+		case "reject":
+			ends = true
+		case "immediate":
+			code := attribute(data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CODE)
+			ends = ends || len(code) == 4 && int32(binary.BigEndian.Uint32(code)) == dropPacket
+		default:
+			return false
+		}
+	}
+	return ends
 }
 
 // Mentions reports whether the rule compares with this value, an address or a port, or translates to it.

@@ -82,8 +82,16 @@ func (n Node) Attachments(ctx context.Context) ([]*Attachment, error) {
 		a := of(c.Attachment)
 		a.Cached, a.Pod, a.Netns, a.Since = &cached[i], c.Pod(), c.Netns, c.Since
 	}
+	var partly []cni.Holding
 	for _, h := range held {
+		if h.IfName == "" || h.Network == "" {
+			partly = append(partly, h)
+			continue
+		}
 		of(h.Attachment).add(h)
+	}
+	for _, h := range partly {
+		of(whole(h, all)).add(h)
 	}
 	var out []*Attachment
 	for _, a := range all {
@@ -94,6 +102,19 @@ func (n Node) Attachments(ctx context.Context) ([]*Attachment, error) {
 		return strings.Compare(a.Network+" "+a.ContainerID+" "+a.IfName, b.Network+" "+b.ContainerID+" "+b.IfName)
 	})
 	return out, errors.Join(errs...)
+}
+
+// whole is the attachment whose a holding is that does not say all of it: the reference writes no interface down, and
+// all of a container on that network share the thing.
+func whole(h cni.Holding, all map[cni.Attachment]*Attachment) cni.Attachment {
+	found := h.Attachment
+	for key := range all {
+		isOf := key.ContainerID == h.ContainerID && h.IsOf(key.Network) && (h.IfName == "" || h.IfName == key.IfName)
+		if isOf && (found == h.Attachment || key.Network+key.IfName < found.Network+found.IfName) {
+			found = key
+		}
+	}
+	return found
 }
 
 func (a *Attachment) add(h cni.Holding) {

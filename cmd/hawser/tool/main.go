@@ -44,7 +44,10 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 	}
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error { return fromEnvironment(c.Flags(), env) }
 	n, asJSON := node.Default(all, vars), false
-	for _, c := range []*cobra.Command{whyCommand(&n, &asJSON), lsCommand(&n, &asJSON), traceCommand(&n, &asJSON)} {
+	for _, command := range []func(*node.Node, *bool) *cobra.Command{
+		lsCommand, whyCommand, explainCommand, traceCommand,
+	} {
+		c := command(&n, &asJSON)
 		f := c.Flags()
 		f.StringVar(&n.ConfDir, "conf", n.ConfDir, "the `directory` of the network lists")
 		f.StringVar(&n.Path, "path", n.Path, "the `directories` of the plugins, separated by colons")

@@ -1,0 +1,378 @@
+package tool
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hawser-cni/plugins/cmd/hawser/node"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
+)
+
+// explanation is all that is known of something.
+type explanation struct {
+	What        string             `json:"what"`
+	Attachments []*node.Attachment `json:"attachments"`
+	Links       []hostLink         `json:"links,omitempty"` // that they need
+	Way         []node.BaseChain   `json:"way,omitempty"`   // of a packet
+	Stops       []stop             `json:"stops,omitempty"`
+}
+
+// stop is something that keeps a packet from its way.
+type stop struct {
+	Verdict string `json:"verdict"` // node.StopsIt or node.MayStopIt
+	Why     string `json:"why"`
+}
+
+// hostLink is an interface of the host.
+type hostLink struct {
+	Name   string   `json:"name"`
+	Kind   string   `json:"kind,omitempty"`
+	Master string   `json:"master,omitempty"`
+	State  string   `json:"state"` // "up", "down", or "missing"
+	Addrs  []string `json:"addresses,omitempty"`
+}
+
+func (l hostLink) String() string {
+	return words(l.Name, l.Kind, l.State, strings.Join(l.Addrs, " "))
+}
+
+func explainCommand(n *node.Node, asJSON *bool) *cobra.Command {
+	return &cobra.Command{
+		Use:   "explain [ID|ADDRESS|PORT|INTERFACE]",
+		Short: "Show all that belongs to something, and what may stop its packets",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			links, err := hostLinks()
+			all, listErr := n.Attachments(c.Context())
+			err = errors.Join(err, listErr)
+			out := c.OutOrStdout()
+			if len(args) == 0 {
+				lists, listErr := n.Lists()
+				networks := tree(lists, all, links)
+				if *asJSON {
+					return errors.Join(writeJSON(out, networks), err, listErr)
+				}
+				printTree(out, networks)
+				return errors.Join(err, listErr)
+			}
+			e, wayErr := explain(c.Context(), args[0], all, links)
+			if e == nil {
+				return errors.Join(wayErr, err)
+			}
+			if *asJSON {
+				return errors.Join(writeJSON(out, e), wayErr, err)
+			}
+			e.print(out)
+			return errors.Join(wayErr, err)
+		},
+	}
+}
+
+// hostLinks are the interfaces of the host by their names; of bridges and of masters with their addresses.
+func hostLinks() (map[string]hostLink, error) {
+	host := rtnl.Host()
+	defer host.Close()
+	links, err := host.Links()
+	names, masters := map[int]string{}, map[int]bool{}
+	for _, l := range links {
+		names[l.Index] = l.Name
+		masters[l.Master] = true
+	}
+	all, errs := map[string]hostLink{}, []error{err}
+	for _, l := range links {
+		h := hostLink{Name: l.Name, Kind: l.Kind, Master: names[l.Master], State: "down"}
+		if l.Up {
+			h.State = "up"
+		}
+		if l.Kind == "bridge" || masters[l.Index] || !l.IsPairEnd() {
+			addrs, err := host.Addrs(l.Index)
+			errs = append(errs, err)
+			for _, a := range addrs {
+				if !a.Prefix.Addr().IsLinkLocalUnicast() {
+					h.Addrs = append(h.Addrs, a.Prefix.String())
+				}
+			}
+		}
+		all[l.Name] = h
+	}
+	return all, errors.Join(errs...)
+}
+
+// parent is the interface of the host that the attachment hangs on: its bridge, its master, its device.
+func parent(a *node.Attachment, links map[string]hostLink) string {
+	words := strings.Fields(a.HostEnd())
+	if len(words) > 0 {
+		if master := links[words[0]].Master; master != "" || len(words) < 3 {
+			return master
+		}
+		return words[2] // as it was: veth0 master cni0
+	}
+	for _, value := range a.Held(cni.HeldLink) {
+		if _, master, ok := strings.Cut(firstWord(value), "@"); ok {
+			return master
+		}
+	}
+	return firstWord(strings.Join(a.Held(cni.HeldDevice), " "))
+}
+
+// explain finds what is called so.
+func explain(ctx context.Context, what string, all []*node.Attachment, links map[string]hostLink) (e *explanation,
+	err error) {
+	e = &explanation{What: what}
+	addr, notAddr := netip.ParseAddr(what)
+	readings := []func(a *node.Attachment) bool{
+		func(a *node.Attachment) bool { return notAddr == nil && slices.Contains(a.Addresses(), addr.String()) },
+		func(a *node.Attachment) bool {
+			return slices.ContainsFunc(a.Held(cni.HeldPort), func(value string) bool { return isPort(value, what) })
+		},
+		func(a *node.Attachment) bool { return firstWord(a.HostEnd()) == what || parent(a, links) == what },
+		func(a *node.Attachment) bool {
+			_, name, _ := strings.Cut(a.Pod, "/")
+			return what == a.Pod || what == name || a.ContainerID == what ||
+				len(what) >= 4 && strings.HasPrefix(a.ContainerID, what)
+		},
+	}
+	for i, matches := range readings {
+		for _, a := range all {
+			if matches(a) {
+				e.Attachments = append(e.Attachments, a)
+			}
+		}
+		if len(e.Attachments) == 0 {
+			continue
+		}
+		e.findLinks(links)
+		if i < 2 {
+			return e, e.findWay(ctx)
+		}
+		return e, nil
+	}
+	if l, ok := links[what]; ok {
+		e.Links = []hostLink{l}
+		return e, nil
+	}
+	return nil, fmt.Errorf("nothing that a plugin or a runtime knows is called %q: give a container's ID, a pod, "+
+		"an address of one, a host port (8080, 8080/udp, 10.0.0.1:8080) or an interface of the host", what)
+}
+
+// isPort says whether a host port ("0.0.0.0:8080/tcp to ...") is the one of that name.
+func isPort(value, what string) bool {
+	at, proto, _ := strings.Cut(firstWord(value), "/")
+	have, err := netip.ParseAddrPort(at)
+	wanted, wantedProto, hasProto := strings.Cut(what, "/")
+	if err != nil || hasProto && wantedProto != proto {
+		return false
+	}
+	if port, err := strconv.ParseUint(wanted, 10, 16); err == nil {
+		return uint16(port) == have.Port()
+	}
+	want, err := netip.ParseAddrPort(wanted)
+	return err == nil && want.Port() == have.Port() &&
+		(have.Addr() == want.Addr() || have.Addr().IsUnspecified() && have.Addr().Is4() == want.Addr().Is4())
+}
+
+// findLinks adds the interfaces of the host that the attachments need.
+func (e *explanation) findLinks(links map[string]hostLink) {
+	for _, a := range e.Attachments {
+		for _, name := range []string{firstWord(a.HostEnd()), parent(a, links)} {
+			has := func(l hostLink) bool { return l.Name == name }
+			if name == "" || slices.ContainsFunc(e.Links, has) {
+				continue
+			}
+			l, ok := links[name]
+			if !ok {
+				l = hostLink{Name: name, State: "missing"}
+			}
+			e.Links = append(e.Links, l)
+		}
+	}
+}
+
+// findWay adds the way of a packet and what stops it.
+func (e *explanation) findWay(ctx context.Context) error {
+	families := map[bool]bool{} // whether it is IPv4
+	for _, a := range e.Attachments {
+		if a.Orphan != "" {
+			e.Stops = append(e.Stops, stop{node.StopsIt, "container " + shortID(a.ContainerID) + ": " + a.Orphan})
+		}
+		for _, text := range a.Addresses() {
+			if addr, err := netip.ParseAddr(text); err == nil {
+				families[addr.Is4()] = true
+			}
+		}
+	}
+	for _, l := range e.Links {
+		if l.State != "up" && l.Kind != "" || l.State == "missing" {
+			e.Stops = append(e.Stops, stop{node.StopsIt, fmt.Sprintf("interface %s is %s", l.Name, l.State)})
+		}
+	}
+	forwarding := map[bool]sysctl.Key{true: sysctl.Net("ipv4", "ip_forward"),
+		false: sysctl.Net("ipv6", "conf", "all", "forwarding")}
+	for isIPv4, key := range forwarding {
+		if value, err := key.Read(); families[isIPv4] && err == nil && value == "0" {
+			e.Stops = append(e.Stops, stop{node.StopsIt, fmt.Sprintf("%s is 0: the host forwards nothing", key)})
+		}
+	}
+	chains, err := node.BaseChains(ctx)
+	for _, b := range chains {
+		if b.Family == nft.IPv4 && !families[true] || b.Family == nft.IPv6 && !families[false] {
+			continue
+		}
+		e.Way = append(e.Way, b)
+		if verdict, why := b.Stops(); verdict != "" {
+			text := fmt.Sprintf("table %s, chain %s at %s: %s", b.Table, b.Name, b.Hook, why)
+			e.Stops = append(e.Stops, stop{verdict, text})
+		}
+	}
+	byVerdict := func(a, b stop) int { return strings.Compare(b.Verdict, a.Verdict) }
+	slices.SortStableFunc(e.Stops, byVerdict)
+	return err
+}
+
+func (e *explanation) print(out io.Writer) {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	defer w.Flush()
+	for _, a := range e.Attachments {
+		fmt.Fprintf(w, "%s\n", plain(cmp.Or(a.Pod, a.ContainerID)))
+		line := func(what, value, kept string) {
+			if value != "" {
+				fmt.Fprintf(w, "  %s\t%s\t%s\n", plain(what), plain(value), plain(kept))
+			}
+		}
+		line("container", a.ContainerID, "")
+		line("network", a.Network, "")
+		line("interface", a.IfName, a.Netns)
+		if !a.Since.IsZero() {
+			line("since", a.Since.Local().Format(time.DateTime), "")
+		}
+		line("left over", a.Orphan, "")
+		if a.Cached != nil {
+			line("result", strings.Join(a.Addresses(), " "), a.Cached.File)
+		}
+		for _, h := range a.Holdings {
+			line(string(h.Kind), h.Value, h.Plugin+": "+h.Kept)
+		}
+	}
+	for _, l := range e.Links {
+		fmt.Fprintln(w, plain(l.String()))
+	}
+	if e.Way == nil && e.Stops == nil {
+		return
+	}
+	fmt.Fprintln(w, "the way of a packet")
+	for _, b := range e.Way {
+		where := plain(fmt.Sprintf("table %s, chain %s", b.Table, b.Name))
+		fmt.Fprintf(w, "  %s %d\t%s\t%s\n", b.Hook, b.Priority, where, e.says(b))
+	}
+	fmt.Fprintln(w, "what stops it")
+	for _, s := range e.Stops {
+		fmt.Fprintf(w, "  %s: %s\n", s.Verdict, plain(s.Why))
+	}
+	if len(e.Stops) == 0 {
+		fmt.Fprintln(w, "  nothing that is visible here; whether anything listens in the container was not looked at")
+	}
+}
+
+// says is what a chain does to the packet, in words.
+func (e *explanation) says(b node.BaseChain) string {
+	words := []string{fmt.Sprintf("%s, %d rules", b.Type, b.Rules), b.Comment}
+	ours := map[string]cni.HoldingKind{"portmap_prerouting": cni.HeldPort, "masq": cni.HeldMasquerade,
+		"firewall_forward": cni.HeldAccept}
+	for name, kind := range ours {
+		for _, a := range e.Attachments {
+			if b.IsOurs() && strings.HasPrefix(b.Name, name) {
+				words = append(words, a.Held(kind)...)
+			}
+		}
+	}
+	return plain(strings.Join(slices.DeleteFunc(words, func(w string) bool { return w == "" }), "; "))
+}
+
+// network is a network of the node, with what hangs on it.
+type network struct {
+	Name    string   `json:"network"`
+	File    string   `json:"file,omitempty"`
+	Plugins []string `json:"plugins,omitempty"`
+	Links   []branch `json:"links"`
+}
+
+// branch is an interface of the host with attachments, or those that hang on none.
+type branch struct {
+	hostLink
+	Attachments []*node.Attachment `json:"attachments"`
+}
+
+func tree(lists []node.List, all []*node.Attachment, links map[string]hostLink) []*network {
+	networks := []*network{} // [] for machines
+	find := func(name string) *network {
+		i := slices.IndexFunc(networks, func(n *network) bool { return n.Name == name })
+		if i < 0 {
+			i, networks = len(networks), append(networks, &network{Name: name, Links: []branch{}})
+		}
+		return networks[i]
+	}
+	for _, l := range lists {
+		n := find(l.Name)
+		n.File = cmp.Or(n.File, l.File)
+		for _, e := range l.Plugins {
+			n.Plugins = append(n.Plugins, e.Type)
+		}
+	}
+	for _, a := range all {
+		n, name := find(a.Network), parent(a, links)
+		i := slices.IndexFunc(n.Links, func(b branch) bool { return b.Name == name })
+		if i < 0 {
+			l, ok := links[name]
+			if !ok {
+				l = hostLink{Name: name, State: "missing"}
+			}
+			i, n.Links = len(n.Links), append(n.Links, branch{hostLink: l})
+		}
+		n.Links[i].Attachments = append(n.Links[i].Attachments, a)
+	}
+	return networks
+}
+
+func printTree(out io.Writer, networks []*network) {
+	for _, n := range networks {
+		fmt.Fprintln(out, words(cmp.Or(n.Name, "?"), strings.Join(n.Plugins, ", "), n.File))
+		for i, b := range n.Links {
+			indent := ""
+			if b.Name != "" {
+				fmt.Fprintln(out, twig(i, len(n.Links))+words(b.String()))
+				indent = map[bool]string{true: "   ", false: "│  "}[i == len(n.Links)-1]
+			}
+			for k, a := range b.Attachments {
+				fmt.Fprintln(out, indent+twig(k, len(b.Attachments))+words(cmp.Or(a.Pod, shortID(a.ContainerID)),
+					cmp.Or(a.IfName, "?"), strings.Join(a.Addresses(), " "), firstWord(a.HostEnd()),
+					strings.Join(a.Held(cni.HeldPort), ", "), a.Orphan))
+			}
+		}
+	}
+}
+
+// words are those of a line that say something.
+func words(all ...string) string {
+	return plain(strings.Join(slices.DeleteFunc(all, func(w string) bool { return w == "" }), "  "))
+}
+
+func twig(i, n int) string {
+	if i == n-1 {
+		return "└─ "
+	}
+	return "├─ "
+}

@@ -1,0 +1,141 @@
+package tool_test
+
+import (
+	"fmt"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+type explanation struct {
+	Attachments []attachment
+	Links       []struct{ Name, Kind, Master, State string }
+	Way         []struct{ Table, Chain, Hook string }
+	Stops       []struct{ Verdict, Why string }
+}
+
+func stops(e explanation, verdict string) (why []string) {
+	for _, s := range e.Stops {
+		if s.Verdict == verdict {
+			why = append(why, s.Why)
+		}
+	}
+	return why
+}
+
+var _ = Describe("hawser explain", Label("tool-explain"), func() {
+	explains := func(m *machine, what string) explanation {
+		GinkgoHelper()
+		return asks[explanation](m, "explain", what)
+	}
+
+	for name, plugins := range map[string]func() string{
+		"ours": ours, "the reference's": func() string { return nstest.Newest().Dir() },
+	} {
+		It("finds a container by all that it has, with plugins of "+name, func() {
+			m := newMachine(plugins(), usual)
+			m.up(newPod("0123456789abcdef", "web-0", hostPort(8080, 80)))
+			m.up(newPod("fedcba9876543210", "web-1"))
+			var ends []struct{ IfName string }
+			m.JSON(&ends, "ip", "-j", "link", "show", "type", "veth")
+			for _, what := range []string{"0123456", "web-0", "shop/web-0", "10.88.0.2", "8080", "8080/tcp",
+				"192.0.2.1:8080"} {
+				e := explains(m, what)
+				Expect(e.Attachments).To(HaveLen(1), what)
+				Expect(e.Attachments[0].ContainerID).To(Equal("0123456789abcdef"))
+				Expect(e.Links).To(ConsistOf(HaveField("Kind", "veth"), HaveField("Name", "cni0")))
+			}
+			Expect(explains(m, "cni0").Attachments).To(HaveLen(2))
+			Expect(explains(m, ends[0].IfName).Attachments).To(HaveLen(1))
+			for _, what := range []string{"8081", "8080/udp", "10.88.0.99", "nobody", "eth7"} {
+				out := m.hawser("explain", what)
+				Expect([]any{out.Exit, out.Stdout}).To(Equal([]any{1, ""}))
+				Expect(out.Stderr).To(ContainSubstring(`is called "` + what + `"`))
+			}
+		})
+
+		It("prints the networks as a tree, with plugins of "+name, func() {
+			m := newMachine(plugins(), usual)
+			m.up(newPod("0123456789abcdef", "web-0", hostPort(8080, 80)))
+			m.up(newPod("fedcba9876543210", "web-1"))
+			lines := strings.Split(strings.TrimSpace(m.says("explain")), "\n")
+			Expect(lines).To(HaveExactElements(
+				Equal("pods  bridge, portmap, firewall  /etc/cni/net.d/10-pods.conflist"),
+				MatchRegexp(`^└─ cni0  bridge  up  10\.88\.0\.1/24`),
+				MatchRegexp(`^   ├─ shop/web-0  eth0  10\.88\.0\.2  veth\w+  .*8080`),
+				MatchRegexp(`^   └─ shop/web-1  eth0  10\.88\.0\.3  veth\w+`)))
+		})
+	}
+
+	It("shows the way of a packet, and where ours act on it", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		Expect(m.says("explain", "8080")).To(MatchRegexp(
+			`(?s)ing -99 +table inet hawser, chain portmap_prerouting_v1 .*host ports of what arrives.*` +
+				`8080/tcp to 10\.88\.0\.2:80.*forward .*chain firewall_forward\w*.*10\.88\.0\.2 nftables policy open.*` +
+				`postrouting 100 .*masq_v1.*source NAT of containers; 10\.88\.0\.2`))
+	})
+
+	It("says what stops a packet, and what may", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		m.Cmd("sysctl", "-qw", "net.ipv4.ip_forward=1")
+		m.Cmd("nft", "flush", "chain", "ip", "filter", "FORWARD")
+		Expect(stops(explains(m, "8080"), "stops it")).To(BeEmpty())
+		const base = "add chain inet x %s { type filter hook %s priority %d; policy %s; }\n"
+		m.write("/etc/cni/net.d/x.nft", "add table inet x\nadd table ip6 y\n"+
+			fmt.Sprintf(base, "closed", "forward", 5, "drop")+
+			fmt.Sprintf(base, "half", "forward", 6, "drop")+"add rule inet x half iifname lo accept\n"+
+			fmt.Sprintf(base, "wall", "prerouting", 7, "accept")+"add rule inet x wall counter drop\n"+
+			fmt.Sprintf(base, "late", "postrouting", 8, "accept")+
+			"add rule inet x late iifname lo accept\nadd rule inet x late counter drop\n"+
+			fmt.Sprintf(base, "some", "forward", 9, "accept")+"add rule inet x some ip daddr 192.0.2.1 drop\n"+
+			fmt.Sprintf(base, "own", "input", 9, "drop")+
+			strings.ReplaceAll(fmt.Sprintf(base, "six", "forward", 5, "drop"), "inet x", "ip6 y"))
+		m.Cmd("nft", "-f", "/etc/cni/net.d/x.nft")
+		m.Cmd("sysctl", "-qw", "net.ipv4.ip_forward=0")
+		for _, what := range []string{"8080", "10.88.0.2"} {
+			e := explains(m, what)
+			Expect(stops(e, "stops it")).To(ConsistOf(HavePrefix("net.ipv4.ip_forward is 0"),
+				ContainSubstring("chain closed"), ContainSubstring("chain wall")))
+			Expect(stops(e, "may stop it")).To(ConsistOf(ContainSubstring("chain half"),
+				ContainSubstring("chain late")))
+		}
+	})
+
+	It("says that the owner of a port, or its host end, is gone", func() {
+		m := newMachine(ours(), usual)
+		p := m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		m.Cmd("ip", "link", "set", "cni0", "down")
+		Expect(stops(explains(m, "8080"), "stops it")).To(ContainElement("interface cni0 is down"))
+		p.Unpin()
+		Eventually(func() []string { return stops(explains(m, "8080"), "stops it") }).Should(
+			ContainElement(ContainSubstring("is gone")))
+	})
+
+	It("reads iptables-legacy where the node has a table of it", Label("kernel"), func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		legacy := nstest.Program{Path: "/usr/sbin/iptables-legacy", Args: []string{"-P", "FORWARD", "DROP"}}
+		if m.Run(legacy).Exit != 0 {
+			Skip("this kernel has no ip_tables")
+		}
+		Expect(stops(explains(m, "8080"), "stops it")).To(ContainElement(
+			ContainSubstring("table legacy ip filter, chain FORWARD")))
+		m.Cmd("iptables-legacy", "-A", "FORWARD", "-i", "lo", "-j", "ACCEPT")
+		Expect(stops(explains(m, "8080"), "may stop it")).To(ContainElement(
+			ContainSubstring("table legacy ip filter, chain FORWARD")))
+	})
+
+	It("changes nothing", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		before := m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")
+		m.says("explain")
+		m.says("explain", "8080")
+		Expect(m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")).To(Equal(before))
+	})
+})
