@@ -18,8 +18,8 @@ import (
 const (
 	// logVar is the variable in which the administrator names the log. It wins over the key.
 	logVar = "HAWSER_LOG"
-	// logDir has the logs that configurations name: a tenant must not choose any other file to which root writes.
-	logDir = "/var/log/hawser"
+	// LogDir has the logs that configurations name: a tenant must not choose any other file to which root writes.
+	LogDir = "/var/log/hawser"
 )
 
 // LogKey is the key of the log. Every plugin embeds it in the struct of its configuration.
@@ -50,7 +50,7 @@ func (c *call) readLogKey(raw json.RawMessage) error {
 	}
 	if name != "" && !cni.ValidName(name) {
 		return cni.Refuse("log", name, "is no plain file name").
-			Suggest("write \"hawser.log\" for " + logDir + "/hawser.log, or set " + logVar +
+			Suggest("write \"hawser.log\" for " + LogDir + "/hawser.log, or set " + logVar +
 				" in the runtime's environment for a file elsewhere")
 	}
 	c.logName = name
@@ -61,7 +61,7 @@ func (c *call) readLogKey(raw json.RawMessage) error {
 func (c *call) log(err error) {
 	path, open := c.vars[logVar], openLogOfVariable
 	if path == "" && c.logName != "" {
-		path, open = filepath.Join(logDir, c.logName), openLogOfKey
+		path, open = filepath.Join(LogDir, c.logName), openLogOfKey
 	}
 	if path == "" {
 		return
@@ -97,19 +97,19 @@ func openLogOfVariable(path string) (*os.File, error) {
 // lineStart is how the first line of a log begins.
 const lineStart = `{"time":"`
 
-// openLogOfKey opens a log in logDir, and makes both where they are missing. A file that is no log of ours stays.
+// openLogOfKey opens a log in LogDir, and makes both where they are missing. A file that is no log of ours stays.
 func openLogOfKey(path string) (*os.File, error) {
-	if err := os.Mkdir(logDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Mkdir(LogDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
-	dir, err := os.OpenFile(logDir, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	dir, err := os.OpenFile(LogDir, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer dir.Close()
 	var st unix.Stat_t
 	if unix.Fstat(int(dir.Fd()), &st) != nil || !onlyWeWrite(st) {
-		return nil, fmt.Errorf("%s is not ours alone; chown it to root and chmod it to 0700", logDir)
+		return nil, fmt.Errorf("%s is not ours alone; chown it to root and chmod it to 0700", LogDir)
 	}
 	fd, err := unix.Openat(int(dir.Fd()), filepath.Base(path), os.O_RDWR|logFlags, 0o600)
 	if err != nil {

@@ -1,0 +1,238 @@
+package tool
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/cmd/hawser/node"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+func metricsCommand(n *node.Node, asJSON *bool) *cobra.Command {
+	var file, log string
+	var check bool
+	c := &cobra.Command{
+		Use: "metrics", Short: "Write addresses, host ports, failures and durations for Prometheus",
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if file != "" && (!filepath.IsAbs(file) || filepath.Ext(file) != ".prom") {
+				return fmt.Errorf("--file %q: is no absolute path that ends in .prom, as node_exporter needs", file)
+			}
+			m, err := measure(c.Context(), *n, check, log)
+			if *asJSON {
+				return errors.Join(writeJSON(c.OutOrStdout(), m), err)
+			}
+			if file == "" {
+				_, bad := c.OutOrStdout().Write(m.text())
+				return errors.Join(err, bad)
+			}
+			dir, bad := statefile.Open(filepath.Dir(file), 0)
+			if bad == nil {
+				bad = errors.Join(dir.Replace(filepath.Base(file), m.text(), 0o644), dir.Close())
+			}
+			return errors.Join(err, bad)
+		},
+	}
+	c.Flags().StringVar(&file, "file", "", "a `path` in node_exporter's textfile directory (standard output)")
+	c.Flags().StringVar(&log, "log", "", "the log that HAWSER_LOG names in the runtime's environment, a `path`")
+	c.Flags().BoolVar(&check, "check", false, "call CHECK for each attachment: hawser_check_drift")
+	return c
+}
+
+// metrics are samples by the metric's name and the labels.
+type metrics map[string]map[string]float64
+
+// metric is what there is to measure.
+type metric struct{ name, kind, help string }
+
+func allMetrics() []metric {
+	return []metric{
+		{"hawser_addresses_used", "gauge", "Addresses that host-local lent from a range set."},
+		{"hawser_addresses_free", "gauge", "Addresses that are left in a range set."},
+		{"hawser_leases_without_container", "gauge", "Addresses that are lent to a container that is gone."},
+		{"hawser_attachments", "gauge", "Attachments of containers to a network."},
+		{"hawser_host_ports", "gauge", "Host ports that lead to containers."},
+		{"hawser_failures_total", "counter", "Calls that failed, as far as they are on record."},
+		{"hawser_failure_last_timestamp_seconds", "gauge", "When such a call failed last."},
+		{"hawser_check_drift", "gauge", "Attachments of which CHECK finds something missing or changed."},
+		{"hawser_call_duration_seconds", "histogram", "Time of the calls in the logs."},
+	}
+}
+
+// add adds to a sample. Labels are names and values in turn; a sample without a value to add is there, and 0.
+func (m metrics) add(name string, value float64, labels ...string) {
+	var words []string
+	for i := 0; i < len(labels); i += 2 {
+		quoted := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(strings.ToValidUTF8(labels[i+1], "?"))
+		words = append(words, labels[i]+`="`+quoted+`"`)
+	}
+	key := ""
+	if len(words) > 0 {
+		key = "{" + strings.Join(words, ",") + "}"
+	}
+	if m[name] == nil {
+		m[name] = map[string]float64{}
+	}
+	m[name][key] += value
+}
+
+// text is the exposition format, version 0.0.4.
+func (m metrics) text() []byte {
+	var b bytes.Buffer
+	for _, what := range allMetrics() {
+		begun := false
+		for _, suffix := range []string{"", "_bucket", "_sum", "_count"} {
+			var lines []string
+			for labels, value := range m[what.name+suffix] {
+				lines = append(lines, what.name+suffix+labels+" "+strconv.FormatFloat(value, 'g', -1, 64)+"\n")
+			}
+			slices.Sort(lines)
+			if len(lines) > 0 && !begun {
+				begun = true
+				fmt.Fprintf(&b, "# HELP %s %s\n# TYPE %[1]s %[3]s\n", what.name, what.help, what.kind)
+			}
+			b.WriteString(strings.Join(lines, ""))
+		}
+	}
+	return b.Bytes()
+}
+
+func measure(ctx context.Context, n node.Node, check bool, log string) (metrics, error) {
+	m := metrics{}
+	all, err := n.Attachments(ctx)
+	errs := []error{err}
+	m.add("hawser_leases_without_container", 0)
+	m.add("hawser_host_ports", 0)
+	lent := map[string][]netip.Addr{}
+	for _, a := range all {
+		m.add("hawser_attachments", 1, "network", a.Network)
+		m.add("hawser_host_ports", float64(len(a.Held(cni.HeldPort))))
+		for _, text := range a.Held(cni.HeldAddress) {
+			addr, _ := netip.ParseAddr(firstWord(text))
+			lent[a.Network] = append(lent[a.Network], addr)
+			if a.Orphan != "" {
+				m.add("hawser_leases_without_container", 1)
+			}
+		}
+		if check && a.Orphan == "" && a.Cached != nil {
+			errs = append(errs, m.drift(ctx, n, a))
+		}
+	}
+	lists, err := n.Lists()
+	errs = append(errs, err)
+	for _, l := range lists {
+		for i, set := range l.RangeSets() {
+			m.addresses(l.Name, strconv.Itoa(i), set, lent[l.Name])
+		}
+	}
+	kept, err := skel.Failures(n.Failures).List()
+	errs = append(errs, err)
+	for _, k := range kept {
+		f := k.Record
+		labels := []string{"plugin", f.Plugin, "command", f.Command, "code", fmt.Sprint(f.Code)}
+		m.add("hawser_failures_total", float64(f.Count), labels...)
+		m.latest("hawser_failure_last_timestamp_seconds", float64(f.Time.Unix()), labels)
+	}
+	return m, errors.Join(append(errs, m.durations(log))...)
+}
+
+// latest keeps the greater value.
+func (m metrics) latest(name string, value float64, labels []string) {
+	was := metrics{}
+	was.add(name, 0, labels...)
+	for key := range was[name] {
+		m.add(name, max(0, value-m[name][key]), labels...)
+	}
+}
+
+func (m metrics) addresses(network, set string, ranges []node.Range, lent []netip.Addr) {
+	size, used := 0.0, 0.0
+	for _, r := range ranges {
+		size += r.Size()
+		for _, a := range lent {
+			if r.Contains(a) {
+				used++
+			}
+		}
+	}
+	m.add("hawser_addresses_used", used, "network", network, "set", set)
+	m.add("hawser_addresses_free", size-used, "network", network, "set", set)
+}
+
+// drift calls CHECK by what the runtime remembers.
+func (m metrics) drift(ctx context.Context, n node.Node, a *node.Attachment) error {
+	list, err := node.ParseList(a.Cached.Config)
+	before := []string{"", "0.1.0", "0.2.0", "0.3.0", "0.3.1"} // which have no CHECK
+	if err != nil || list.NoCheck || slices.Contains(before, list.CNIVersion) {
+		return err
+	}
+	failed := 0.0
+	if n.Check(ctx, list, a.Cached.Container(), a.Cached.RawResult) != nil {
+		failed = 1
+	}
+	m.add("hawser_check_drift", failed, "network", a.Network)
+	return nil
+}
+
+// durations reads the logs. A line that is none of ours does not count.
+func (m metrics) durations(log string) error {
+	files, _ := filepath.Glob(filepath.Join(skel.LogDir, "*")) // its only error is about the pattern
+	if log != "" && !slices.Contains(files, log) {
+		files = append(files, log)
+	}
+	var errs []error
+	for _, file := range files {
+		f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		lines := bufio.NewScanner(f)
+		lines.Buffer(nil, 1<<20)
+		for lines.Scan() {
+			m.duration(lines.Bytes())
+		}
+		errs = append(errs, lines.Err(), f.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (m metrics) duration(line []byte) {
+	var call struct {
+		Plugin, Verb string
+		MS           *float64
+	}
+	if json.Unmarshal(line, &call) != nil || call.Plugin == "" || call.Verb == "" || call.MS == nil {
+		return
+	}
+	const name = "hawser_call_duration_seconds"
+	seconds, labels := *call.MS/1000, []string{"plugin", call.Plugin, "verb", call.Verb}
+	m.add(name+"_sum", seconds, labels...)
+	m.add(name+"_count", 1, labels...)
+	for _, limit := range strings.Fields("0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 +Inf") {
+		below := 0.0
+		if bound, _ := strconv.ParseFloat(limit, 64); seconds <= bound {
+			below = 1
+		}
+		m.add(name+"_bucket", below, append(labels, "le", limit)...)
+	}
+}

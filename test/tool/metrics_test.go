@@ -1,0 +1,112 @@
+package tool_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+var _ = Describe("hawser metrics", Label("tool-metrics"), func() {
+	It("counts addresses, attachments, host ports and failures", func() {
+		m := newMachine(ours(), strings.ReplaceAll(usual, "10.88.0.0/24", "10.88.0.0/29"))
+		m.up(newPod("c1", "web-0", hostPort(8080, 80), hostPort(8081, 81)))
+		bad := newPod("c2", "web-1", hostPort(8080, 80))
+		Expect(m.add(bad)).NotTo(Succeed())
+		Expect(m.del(bad)).To(Succeed())
+		ports := len(asks[[]attachment](m, "ls", "pods")[0].held("host port"))
+		text := m.says("metrics")
+		for _, line := range []string{
+			`hawser_addresses_used{network="pods",set="0"} 1`,
+			`hawser_addresses_free{network="pods",set="0"} 4`,
+			`hawser_leases_without_container 0`, `hawser_attachments{network="pods"} 1`,
+			`hawser_failures_total{plugin="portmap",command="ADD",code="104"} 1`,
+		} {
+			Expect(text).To(ContainSubstring(line + "\n"))
+		}
+		Expect(ports).To(BeNumerically(">=", 2))
+		Expect(text).To(MatchRegexp(`hawser_failure_last_timestamp_seconds\{.*"104"\} 1\.\d+e\+09`))
+		Expect(text).NotTo(ContainSubstring("drift"))
+	})
+
+	It("counts leases of containers that are gone, also of the reference", func() {
+		m := newMachine(nstest.Newest().Dir(), usual)
+		m.up(newPod("c1", "web-0")).Unpin()
+		Eventually(func() string { return m.says("metrics") }).Should(
+			ContainSubstring("hawser_leases_without_container 1\n"))
+	})
+
+	It("counts range sets of both families", func() {
+		sets := `[[{"subnet": "10.88.0.0/24", "rangeStart": "10.88.0.10", "rangeEnd": "10.88.0.19"},
+			{"subnet": "10.89.0.0/24", "gateway": "10.89.0.77"}], [{"subnet": "fd00::/64"}]]`
+		m := newMachine(ours(), strings.ReplaceAll(usual, `[[{"subnet": "10.88.0.0/24"}]]`, sets))
+		text := m.says("metrics")
+		Expect(text).To(ContainSubstring(`hawser_addresses_free{network="pods",set="0"} 263` + "\n")) // 10 + 254 - 1
+		Expect(text).To(MatchRegexp(`hawser_addresses_free\{network="pods",set="1"\} 1\.8446744073709552e\+19\n`))
+	})
+
+	It("calls CHECK when it is asked to", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		Expect(m.says("metrics", "--check")).To(ContainSubstring(`hawser_check_drift{network="pods"} 0` + "\n"))
+		m.Cmd("nft", "flush", "ruleset")
+		Expect(m.says("metrics", "--check")).To(ContainSubstring(`hawser_check_drift{network="pods"} 1` + "\n"))
+	})
+
+	It("makes a histogram of the log, and writes a file that promtool takes", func() {
+		m := newMachine(ours(), usual)
+		m.write("/etc/cni/net.d/log", `{"time":"x","plugin":"bridge","verb":"ADD","ms":7.5}
+{"time":"x","plugin":"bridge","verb":"ADD","ms":1200,"error":{"code":11}}
+nonsense
+{"time":"x","plugin":"a\"b\n","verb":"DEL","ms":1}
+`)
+		file := filepath.Join("/etc/cni/net.d", "hawser.prom")
+		Expect(m.says("metrics", "--file", file, "--log", "/etc/cni/net.d/log")).To(BeEmpty())
+		text := m.Cmd("cat", file)
+		for _, line := range []string{
+			`hawser_call_duration_seconds_bucket{plugin="bridge",verb="ADD",le="0.005"} 0`,
+			`hawser_call_duration_seconds_bucket{plugin="bridge",verb="ADD",le="0.01"} 1`,
+			`hawser_call_duration_seconds_bucket{plugin="bridge",verb="ADD",le="2.5"} 2`,
+			`hawser_call_duration_seconds_bucket{plugin="bridge",verb="ADD",le="+Inf"} 2`,
+			`hawser_call_duration_seconds_sum{plugin="bridge",verb="ADD"} 1.2075`,
+			`hawser_call_duration_seconds_count{plugin="bridge",verb="ADD"} 2`,
+			`hawser_call_duration_seconds_count{plugin="a\"b\n",verb="DEL"} 1`,
+		} {
+			Expect(text).To(ContainSubstring(line + "\n"))
+		}
+		Expect(strings.Fields(m.Cmd("ls", "/etc/cni/net.d"))).To(ConsistOf("10-pods.conflist", "log", "hawser.prom"))
+		promtool(strings.NewReader(text), "check", "metrics")
+		for _, bad := range []string{"hawser.prom", "/etc/cni/net.d/hawser.txt", "/nowhere/hawser.prom"} {
+			Expect(m.hawser("metrics", "--file", bad).Exit).To(Equal(1))
+		}
+	})
+
+	It("has alert rules that fire, and that do not", func() {
+		dir := GinkgoT().TempDir()
+		for from, name := range map[string]string{"../../docs/alerts.yaml": "alerts.yaml",
+			"testdata/alerts_test.yaml": "alerts_test.yaml"} {
+			Expect(os.WriteFile(filepath.Join(dir, name), nstest.Must(os.ReadFile(from)), 0o644)).To(Succeed())
+		}
+		promtool(nil, "check", "rules", filepath.Join(dir, "alerts.yaml"))
+		promtool(nil, "test", "rules", filepath.Join(dir, "alerts_test.yaml"))
+	})
+})
+
+// promtool runs that program, which is in Debian's package prometheus.
+func promtool(stdin *strings.Reader, args ...string) {
+	GinkgoHelper()
+	if _, err := exec.LookPath("promtool"); err != nil {
+		Skip("promtool is not installed: apt-get install prometheus")
+	}
+	cmd := exec.Command("promtool", args...)
+	if stdin != nil {
+		cmd.Stdin = stdin
+	}
+	out, err := cmd.CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), string(out))
+}
